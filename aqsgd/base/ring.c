@@ -1,0 +1,121 @@
+/*
+ * ring.c -- the single-producer single-consumer ring and the bell.
+ *
+ * head is written by the consumer alone, tail by the producer alone; each lies on a cache line of its own. A bell is a
+ * 32-bit count that sleepers wait on by futex: ringing adds one and wakes; waiting re-checks the count in the kernel,
+ * so a ring between "look" and "sleep" is never lost.
+ */
+#include "aqsgd/base/ring.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdatomic.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "aqsgd/base/clock.h"
+#include "aqsgd/base/memory.h"
+
+struct aq_ring {
+    uint32_t mask;
+    uint8_t pad0[60];
+    atomic_uint head; /* next to pop: release in pop, acquire in push   */
+    uint8_t pad1[60];
+    atomic_uint tail; /* next to push: release in push, acquire in pop  */
+    uint8_t pad2[60];
+    uint64_t tokens[];
+};
+
+enum aq_status aq_ring_open(uint32_t slots, struct aq_ring **out)
+{
+    if (slots == 0 || slots > 65536 || (slots & (slots - 1)) != 0)
+        return aq_fail(AQ_INVAL, "ring", "%u slots: must be a power of two up to 65536", slots);
+    void *memory;
+    AQ_TRY(aq_alloc(sizeof(struct aq_ring) + slots * sizeof(uint64_t), &memory));
+    struct aq_ring *ring = memory;
+    ring->mask = slots - 1;
+    *out = ring;
+    return AQ_OK;
+}
+
+void aq_ring_close(struct aq_ring *ring)
+{
+    aq_free(ring);
+}
+
+bool aq_ring_push(struct aq_ring *ring, uint64_t token)
+{
+    const unsigned tail = atomic_load_explicit(&ring->tail, memory_order_relaxed);
+    const unsigned head = atomic_load_explicit(&ring->head, memory_order_acquire); /* pairs with pop's release */
+    if (tail - head > ring->mask) return false;
+    ring->tokens[tail & ring->mask] = token;
+    atomic_store_explicit(&ring->tail, tail + 1, memory_order_release); /* pairs with pop's acquire */
+    return true;
+}
+
+bool aq_ring_pop(struct aq_ring *ring, uint64_t *token)
+{
+    const unsigned head = atomic_load_explicit(&ring->head, memory_order_relaxed);
+    const unsigned tail = atomic_load_explicit(&ring->tail, memory_order_acquire); /* pairs with push's release */
+    if (head == tail) return false;
+    *token = ring->tokens[head & ring->mask];
+    atomic_store_explicit(&ring->head, head + 1, memory_order_release); /* pairs with push's acquire */
+    return true;
+}
+
+uint32_t aq_ring_count(const struct aq_ring *ring)
+{
+    const unsigned tail = atomic_load_explicit(&ring->tail, memory_order_acquire);
+    return tail - atomic_load_explicit(&ring->head, memory_order_acquire);
+}
+
+struct aq_bell {
+    atomic_uint count;    /* release in ring, acquire in count                           */
+    atomic_uint sleepers; /* seq_cst with count: a ringer that sees 0 has been seen by the sleeper's re-check */
+};
+
+enum aq_status aq_bell_open(struct aq_bell **out)
+{
+    void *memory;
+    AQ_TRY(aq_alloc(sizeof(struct aq_bell), &memory));
+    *out = memory;
+    return AQ_OK;
+}
+
+void aq_bell_close(struct aq_bell *bell)
+{
+    aq_free(bell);
+}
+
+void aq_bell_ring(struct aq_bell *bell)
+{
+    if (!bell) return;
+    atomic_fetch_add_explicit(&bell->count, 1, memory_order_seq_cst);
+    if (atomic_load_explicit(&bell->sleepers, memory_order_seq_cst) == 0) return;
+    syscall(SYS_futex, &bell->count, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+uint32_t aq_bell_count(const struct aq_bell *bell)
+{
+    return atomic_load_explicit(&bell->count, memory_order_acquire);
+}
+
+enum aq_status aq_bell_wait(struct aq_bell *bell, uint32_t seen, uint64_t deadline_ns)
+{
+    while (atomic_load_explicit(&bell->count, memory_order_acquire) == seen) {
+        struct timespec left, *timeout = NULL;
+        if (deadline_ns != AQ_NEVER) {
+            const uint64_t now = aq_clock_ns();
+            if (now >= deadline_ns) return AQ_TIMEOUT;
+            left.tv_sec = (time_t)((deadline_ns - now) / 1000000000u);
+            left.tv_nsec = (long)((deadline_ns - now) % 1000000000u);
+            timeout = &left;
+        }
+        atomic_fetch_add_explicit(&bell->sleepers, 1, memory_order_seq_cst);
+        syscall(SYS_futex, &bell->count, FUTEX_WAIT_PRIVATE, seen, timeout, NULL, 0);
+        atomic_fetch_sub_explicit(&bell->sleepers, 1, memory_order_seq_cst);
+    }
+    return AQ_OK;
+}

@@ -1,0 +1,87 @@
+/*
+ * cpu_device.h -- what the files of the CPU backend share: the device, its pool, its scratch, its matrix products.
+ */
+#ifndef AQ_CPU_DEVICE_H
+#define AQ_CPU_DEVICE_H
+
+#include "cpu_gemm.h"
+#include "cpu_pool.h"
+#include "cpu_rows.h"
+#include "device_ops.h"
+
+enum {
+    CPU_WORKER_BYTES = 4 << 20,       /* of each thread: packed panels, sums, rows of attention; see CPU_*_FLOATS   */
+    CPU_SHARED_BYTES = 16 << 20,      /* of all: the operand of a product that every piece reads, packed           */
+    CPU_GEMM_FLOATS = 512 << 10,      /* 2 MiB of a worker's: packed panels and sums of a matrix product           */
+    CPU_ATTENTION_FLOATS = 128 << 10, /* 512 KiB: a block of score rows; twice in backward                         */
+};
+
+struct cpu_device {
+    struct aq_device base;
+    struct cpu_pool *pool;
+    const struct cpu_rows *rows;
+    const struct cpu_gemm *gemm;
+    uint32_t threads;
+    bool bf16; /* products of bf16 are faster than of fp32 */
+    uint8_t *scratch; /* CPU_SHARED_BYTES, then CPU_WORKER_BYTES for each thread */
+    size_t scratch_bytes;
+    char name[128];
+};
+
+static inline struct cpu_device *cpu_device_of(struct aq_device *device)
+{
+    return (struct cpu_device *)device;
+}
+
+static inline float *cpu_shared(struct cpu_device *cpu)
+{
+    return (float *)(void *)cpu->scratch;
+}
+
+/* The first CPU_GEMM_FLOATS are for cpu_gemm, the rest for whoever calls it. */
+static inline float *cpu_scratch(struct cpu_device *cpu, uint32_t worker)
+{
+    return (float *)(void *)(cpu->scratch + CPU_SHARED_BYTES + (size_t)worker * CPU_WORKER_BYTES);
+}
+
+static inline struct cpu_mask cpu_mask_of(const struct aq_dropout *dropout, uint64_t sample, uint64_t offset)
+{
+    if (dropout->probability <= 0.0f) return (struct cpu_mask){0};
+    return (struct cpu_mask){.key = dropout->keys + sample,
+                             .offset = offset,
+                             .threshold = (uint32_t)(dropout->probability * 0x1p24f),
+                             .factor = 1.0f / (1.0f - dropout->probability)};
+}
+
+/* cpu_matmul.c */
+enum aq_status cpu_matmul(struct aq_device *device, const struct aq_matmul *args, struct aq_stream *stream);
+
+/* cpu_attention.c */
+enum aq_status cpu_attention(struct aq_device *device, const struct aq_attention *args, struct aq_stream *stream);
+enum aq_status cpu_attention_backward(struct aq_device *device, const struct aq_attention *args,
+                                      struct aq_stream *stream);
+
+/* cpu_pieces.c */
+enum aq_status cpu_layernorm(struct aq_device *device, const struct aq_layernorm *args, struct aq_stream *stream);
+enum aq_status cpu_layernorm_backward(struct aq_device *device, const struct aq_layernorm_backward *args,
+                                      struct aq_stream *stream);
+enum aq_status cpu_embedding(struct aq_device *device, const struct aq_embedding *args, struct aq_stream *stream);
+enum aq_status cpu_embedding_backward(struct aq_device *device, const struct aq_embedding_backward *args,
+                                      struct aq_stream *stream);
+enum aq_status cpu_cross_entropy(struct aq_device *device, const struct aq_cross_entropy *args,
+                                 struct aq_stream *stream);
+enum aq_status cpu_column_sum(struct aq_device *device, const void *x, enum aq_element type, uint64_t rows, uint64_t C,
+                              uint64_t stride, float *sums, struct aq_stream *stream);
+enum aq_status cpu_dropout(struct aq_device *device, const struct aq_dropout_apply *args, struct aq_stream *stream);
+enum aq_status cpu_fill_normal(struct aq_device *device, float *x, uint64_t count, struct aq_rng_key key, float std,
+                               float value, struct aq_stream *stream);
+
+/* cpu_flat.c */
+enum aq_status cpu_copy(struct aq_device *device, void *to, const void *from, size_t bytes, struct aq_stream *stream);
+enum aq_status cpu_zero(struct aq_device *device, void *to, size_t bytes, struct aq_stream *stream);
+enum aq_status cpu_adamw(struct aq_device *device, const struct aq_adamw *args, struct aq_stream *stream);
+enum aq_status cpu_sgd(struct aq_device *device, const struct aq_sgd *args, struct aq_stream *stream);
+enum aq_status cpu_sum2(struct aq_device *device, const float *x, uint64_t count, double *sum,
+                        struct aq_stream *stream);
+
+#endif

@@ -1,0 +1,132 @@
+/*
+ * cpu_flat.c -- work on flat ranges: copies, zeroes, sums of squares, optimizers. Bound by memory, cut into even
+ * pieces.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "cpu_device.h"
+
+enum { FLAT_BYTES = 1 << 20, FLAT_FLOATS = 64 << 10 };
+
+static uint64_t pieces_of(uint64_t count, uint64_t piece)
+{
+    return (count + piece - 1) / piece;
+}
+
+static uint64_t count_of(uint64_t index, uint64_t count, uint64_t piece)
+{
+    const uint64_t left = count - index * piece;
+    return left < piece ? left : piece;
+}
+
+struct flat_copy {
+    uint8_t *to;
+    const uint8_t *from; /* NULL: zeroes */
+    uint64_t bytes;
+};
+
+static void copy_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct flat_copy *copy = context;
+    const uint64_t at = piece * FLAT_BYTES, n = count_of(piece, copy->bytes, FLAT_BYTES);
+    if (copy->from)
+        memcpy(copy->to + at, copy->from + at, n);
+    else
+        memset(copy->to + at, 0, n);
+}
+
+enum aq_status cpu_copy(struct aq_device *device, void *to, const void *from, size_t bytes, struct aq_stream *stream)
+{
+    (void)stream;
+    struct flat_copy copy = {.to = to, .from = from, .bytes = bytes};
+    cpu_pool_run(cpu_device_of(device)->pool, pieces_of(bytes, FLAT_BYTES), copy_piece, &copy);
+    return AQ_OK;
+}
+
+enum aq_status cpu_zero(struct aq_device *device, void *to, size_t bytes, struct aq_stream *stream)
+{
+    (void)stream;
+    struct flat_copy copy = {.to = to, .bytes = bytes};
+    cpu_pool_run(cpu_device_of(device)->pool, pieces_of(bytes, FLAT_BYTES), copy_piece, &copy);
+    return AQ_OK;
+}
+
+struct flat_adamw {
+    const struct cpu_rows *rows;
+    const struct aq_adamw *args;
+    float correction1, correction2;
+};
+
+static void adamw_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct flat_adamw *flat = context;
+    flat->rows->adamw(flat->args, piece * FLAT_FLOATS, count_of(piece, flat->args->count, FLAT_FLOATS),
+                      flat->correction1, flat->correction2);
+}
+
+enum aq_status cpu_adamw(struct aq_device *device, const struct aq_adamw *args, struct aq_stream *stream)
+{
+    (void)stream;
+    struct cpu_device *cpu = cpu_device_of(device);
+    struct flat_adamw flat = {.rows = cpu->rows,
+                              .args = args,
+                              .correction1 = (float)(1.0 / (1.0 - pow(args->beta1, (double)args->step))),
+                              .correction2 = (float)(1.0 / (1.0 - pow(args->beta2, (double)args->step)))};
+    cpu_pool_run(cpu->pool, pieces_of(args->count, FLAT_FLOATS), adamw_piece, &flat);
+    return AQ_OK;
+}
+
+struct flat_sgd {
+    const struct cpu_rows *rows;
+    const struct aq_sgd *args;
+};
+
+static void sgd_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct flat_sgd *flat = context;
+    flat->rows->sgd(flat->args, piece * FLAT_FLOATS, count_of(piece, flat->args->count, FLAT_FLOATS));
+}
+
+enum aq_status cpu_sgd(struct aq_device *device, const struct aq_sgd *args, struct aq_stream *stream)
+{
+    (void)stream;
+    struct cpu_device *cpu = cpu_device_of(device);
+    struct flat_sgd flat = {.rows = cpu->rows, .args = args};
+    cpu_pool_run(cpu->pool, pieces_of(args->count, FLAT_FLOATS), sgd_piece, &flat);
+    return AQ_OK;
+}
+
+struct flat_sum2 {
+    const struct cpu_rows *rows;
+    const float *x;
+    uint64_t count;
+    double *partial;
+};
+
+static void sum2_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct flat_sum2 *flat = context;
+    flat->partial[piece] = flat->rows->sum2(flat->x + piece * FLAT_FLOATS, count_of(piece, flat->count, FLAT_FLOATS));
+}
+
+/* The sums of the pieces are added in order of the pieces; rounds of as many as fit the shared scratch. */
+enum aq_status cpu_sum2(struct aq_device *device, const float *x, uint64_t count, double *sum, struct aq_stream *stream)
+{
+    (void)stream;
+    struct cpu_device *cpu = cpu_device_of(device);
+    double *partial = (double *)(void *)cpu_shared(cpu), total = 0.0;
+    const uint64_t round = CPU_SHARED_BYTES / sizeof *partial * FLAT_FLOATS;
+    for (uint64_t first = 0; first < count; first += round) {
+        const uint64_t n = count - first < round ? count - first : round;
+        struct flat_sum2 flat = {.rows = cpu->rows, .x = x + first, .count = n, .partial = partial};
+        cpu_pool_run(cpu->pool, pieces_of(n, FLAT_FLOATS), sum2_piece, &flat);
+        for (uint64_t i = 0; i < pieces_of(n, FLAT_FLOATS); i++) total += partial[i];
+    }
+    *sum = total;
+    return AQ_OK;
+}

@@ -1,0 +1,216 @@
+/*
+ * cpu_gemm_pack.inc.h -- packing into panels with AVX-512; included by the files of the panel kernels.
+ *
+ * Sixteen lanes at a time. Where lanes lie side by side in memory, a unit of 16 lanes is one or two loads; where k
+ * does, 16 units of 16 lanes are loaded and transposed. The includer defines PACK_MODE.
+ */
+#include "cpu_gemm_panels.h"
+#include "cpu_vector.h"
+
+enum pack_mode {
+    PACK_FLOATS = 0,  /* fp32                               */
+    PACK_ROUNDED = 1, /* rounded to bf16, kept as fp32      */
+    PACK_PAIRS = 2    /* two bf16 values in a unit          */
+};
+
+struct pack_source {
+    const void *data; /* of lane 0, k 0 */
+    enum aq_element type;
+    uint64_t step; /* elements between lanes where k lies side by side, else between values of k */
+    uint64_t lanes, depth;
+};
+
+static inline __m512i rounded(vf x)
+{
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    return _mm512_and_si512(_mm512_mask_or_epi32(sum, nan, bits, _mm512_set1_epi32(0x400000)),
+                            _mm512_set1_epi32((int)0xffff0000));
+}
+
+#if defined(__AVX512BF16__)
+/* 16 or 32 values rounded to bf16 by the instruction for it. */
+static inline __m256i half_of(__m512i x)
+{
+    return (__m256i)_mm512_cvtneps_pbh(_mm512_castsi512_ps(x));
+}
+static inline __m512i halves_of(__m512i low, __m512i high)
+{
+    return (__m512i)_mm512_cvtne2ps_pbh(_mm512_castsi512_ps(high), _mm512_castsi512_ps(low));
+}
+#else
+static inline __m256i half_of(__m512i x)
+{
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded(_mm512_castsi512_ps(x)), 16));
+}
+static inline __m512i halves_of(__m512i low, __m512i high)
+{
+    return _mm512_inserti64x4(_mm512_castsi256_si512(half_of(low)), half_of(high), 1);
+}
+#endif
+
+/* 16 values from element i as fp32, rounded where the mode is so; zero from `left` on. */
+static inline __attribute__((always_inline)) __m512i load16(const void *x, enum aq_element type, uint64_t i,
+                                                            uint64_t left, enum pack_mode mode)
+{
+    if (left == 0) return _mm512_setzero_si512();
+    const vf value = v_load_as(x, type, i, left);
+    return mode == PACK_ROUNDED && type != AQ_BF16 ? rounded(value) : _mm512_castps_si512(value);
+}
+
+/* 16 lanes of one unit, lanes side by side. */
+static inline __attribute__((always_inline)) __m512i unit_of_lanes(const struct pack_source *s, enum aq_element type,
+                                                                   uint64_t lane, uint64_t unit, enum pack_mode mode)
+{
+    const uint64_t left = s->lanes - lane;
+    if (mode != PACK_PAIRS) return load16(s->data, type, unit * s->step + lane, left, mode);
+    const bool one = 2 * unit + 1 >= s->depth;
+    const __m512i low = load16(s->data, type, 2 * unit * s->step + lane, left, mode);
+    const __m512i high = load16(s->data, type, (2 * unit + 1) * s->step + lane, one ? 0 : left, mode);
+    if (type == AQ_BF16) return _mm512_or_si512(_mm512_srli_epi32(low, 16), high);
+    const __m512i wide = _mm512_cvtepu16_epi32(half_of(low));
+    return _mm512_or_si512(wide, _mm512_slli_epi32(_mm512_cvtepu16_epi32(half_of(high)), 16));
+}
+
+/* 16 units of one lane, k side by side; zero beyond depth. */
+static inline __attribute__((always_inline)) __m512i units_of_lane(const struct pack_source *s, enum aq_element type,
+                                                                   uint64_t lane, uint64_t unit, enum pack_mode mode)
+{
+    if (lane >= s->lanes) return _mm512_setzero_si512();
+    if (mode != PACK_PAIRS) return load16(s->data, type, lane * s->step + unit, s->depth - unit, mode);
+    const uint64_t at = lane * s->step + 2 * unit, left = s->depth - 2 * unit;
+    if (type == AQ_BF16) {
+        const uint16_t *x = (const uint16_t *)s->data + at;
+        if (left >= 32) return _mm512_loadu_si512(x);
+        return _mm512_maskz_loadu_epi16((__mmask32)((1u << left) - 1), x);
+    }
+    const __m512i low = load16(s->data, type, at, left, mode);
+    const __m512i high = load16(s->data, type, at + 16, left > 16 ? left - 16 : 0, mode);
+    return halves_of(low, high);
+}
+
+static inline __attribute__((always_inline)) void transpose16(__m512i r[16])
+{
+    __m512i t[16];
+    _Pragma("GCC unroll 8") for (int i = 0; i < 16; i += 2)
+    {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    _Pragma("GCC unroll 4") for (int i = 0; i < 16; i += 4)
+    {
+        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++)
+    {
+        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+    _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++)
+    {
+        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+        r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+        r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+    }
+}
+
+/* Where 16 lanes from `lane` of a unit go: one place in a column panel, or the rows of two row panels. */
+struct pack_place {
+    uint32_t *first, *second; /* second: row panels only, NULL where there is none */
+    uint64_t step;            /* from unit to unit */
+};
+
+static inline struct pack_place place_of(uint32_t *out, uint64_t units, uint64_t lane, uint64_t lanes, bool rows)
+{
+    if (!rows)
+        return (struct pack_place){.first = out + lane / PANEL_COLUMNS * PANEL_COLUMNS * units + lane % PANEL_COLUMNS,
+                                   .step = PANEL_COLUMNS};
+    uint32_t *first = out + lane * units;
+    return (struct pack_place){
+        .first = first, .second = lane + PANEL_ROWS < lanes ? first + PANEL_ROWS * units : NULL, .step = PANEL_ROWS};
+}
+
+static inline __attribute__((always_inline)) void put(const struct pack_place *place, uint64_t unit, __m512i value,
+                                                      bool rows)
+{
+    if (!rows) {
+        _mm512_storeu_si512(place->first + unit * PANEL_COLUMNS, value);
+        return;
+    }
+    _mm256_storeu_si256((void *)(place->first + unit * PANEL_ROWS), _mm512_castsi512_si256(value));
+    if (place->second)
+        _mm256_storeu_si256((void *)(place->second + unit * PANEL_ROWS), _mm512_extracti64x4_epi64(value, 1));
+}
+
+static inline __attribute__((always_inline)) void pack_as(const struct pack_source *s, enum aq_element type, bool rows,
+                                                          bool lanes_together, enum pack_mode mode, uint32_t *out)
+{
+    const uint64_t units = mode == PACK_PAIRS ? (s->depth + 1) / 2 : s->depth;
+    const uint64_t padded = rows ? s->lanes : panel_up(s->lanes, PANEL_COLUMNS);
+    for (uint64_t lane = 0; lane < padded; lane += 16) {
+        const struct pack_place place = place_of(out, units, lane, s->lanes, rows);
+        if (lane >= s->lanes) {
+            for (uint64_t unit = 0; unit < units; unit++) put(&place, unit, _mm512_setzero_si512(), rows);
+        } else if (lanes_together) {
+            for (uint64_t unit = 0; unit < units; unit++)
+                put(&place, unit, unit_of_lanes(s, type, lane, unit, mode), rows);
+        } else {
+            for (uint64_t unit = 0; unit < units; unit += 16) {
+                __m512i r[16];
+                _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) r[i] =
+                    units_of_lane(s, type, lane + (uint64_t)i, unit, mode);
+                transpose16(r);
+                const uint64_t count = panel_least(units - unit, 16);
+                if (count == 16)
+                    _Pragma("GCC unroll 16") for (uint64_t i = 0; i < 16; i++) put(&place, unit + i, r[i], rows);
+                else
+                    for (uint64_t i = 0; i < count; i++) put(&place, unit + i, r[i], rows);
+            }
+        }
+    }
+}
+
+static void pack(const struct pack_source *s, bool rows, bool lanes_together, uint32_t *out)
+{
+    if (s->type == AQ_BF16) {
+        if (rows && lanes_together) pack_as(s, AQ_BF16, true, true, PACK_MODE, out);
+        if (rows && !lanes_together) pack_as(s, AQ_BF16, true, false, PACK_MODE, out);
+        if (!rows && lanes_together) pack_as(s, AQ_BF16, false, true, PACK_MODE, out);
+        if (!rows && !lanes_together) pack_as(s, AQ_BF16, false, false, PACK_MODE, out);
+    } else {
+        if (rows && lanes_together) pack_as(s, AQ_F32, true, true, PACK_MODE, out);
+        if (rows && !lanes_together) pack_as(s, AQ_F32, true, false, PACK_MODE, out);
+        if (!rows && lanes_together) pack_as(s, AQ_F32, false, true, PACK_MODE, out);
+        if (!rows && !lanes_together) pack_as(s, AQ_F32, false, false, PACK_MODE, out);
+    }
+}
+
+static void pack_rows(const struct cpu_operand *x, uint64_t first, uint64_t lanes, uint64_t k, uint64_t depth,
+                      uint32_t *out)
+{
+    const struct pack_source source = {.data = cpu_operand_at(x, first, k),
+                                       .type = x->type,
+                                       .step = x->stride,
+                                       .lanes = lanes,
+                                       .depth = depth};
+    pack(&source, true, x->transposed, out);
+}
+
+static void pack_columns(const struct cpu_operand *x, uint64_t first, uint64_t lanes, uint64_t k, uint64_t depth,
+                         uint32_t *out)
+{
+    const struct pack_source source = {.data = cpu_operand_at(x, k, first),
+                                       .type = x->type,
+                                       .step = x->stride,
+                                       .lanes = lanes,
+                                       .depth = depth};
+    pack(&source, false, !x->transposed, out);
+}

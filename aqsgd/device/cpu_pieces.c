@@ -1,0 +1,314 @@
+/*
+ * cpu_pieces.c -- row-wise mathematics as pieces for the pool: layer norm, embedding, cross-entropy, column sums,
+ * dropout.
+ *
+ * Sums over rows (gradients of biases and of layer norm) go in two phases: each piece sums its own rows into a partial
+ * row in the shared scratch, then pieces of columns add the partial rows in order. How rows are grouped depends on the
+ * shape alone.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "cpu_device.h"
+
+enum { ROWS = 16, COLUMNS = 64 };
+
+static uint64_t pieces_of(uint64_t count, uint64_t piece)
+{
+    return (count + piece - 1) / piece;
+}
+
+static uint64_t end_of(uint64_t index, uint64_t count, uint64_t piece)
+{
+    return (index + 1) * piece < count ? (index + 1) * piece : count;
+}
+
+/* Rows of a group, so that a partial row of `width` floats for each group fits the shared scratch. */
+static uint64_t group_rows(uint64_t rows, uint64_t width)
+{
+    uint64_t group = ROWS;
+    while (pieces_of(rows, group) * width * sizeof(float) > CPU_SHARED_BYTES) group *= 2;
+    return group;
+}
+
+struct reduce {
+    const float *partial; /* groups rows of `width` floats */
+    uint64_t groups, width, offset, columns;
+    float *sums;
+};
+
+static void reduce_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct reduce *reduce = context;
+    const uint64_t first = piece * COLUMNS, end = end_of(piece, reduce->columns, COLUMNS);
+    for (uint64_t group = 0; group < reduce->groups; group++) {
+        const float *row = reduce->partial + group * reduce->width + reduce->offset;
+        for (uint64_t c = first; c < end; c++) reduce->sums[c] += row[c];
+    }
+}
+
+static void reduce_run(struct cpu_device *cpu, uint64_t groups, uint64_t width, uint64_t offset, uint64_t columns,
+                       float *sums)
+{
+    struct reduce reduce = {.partial = cpu_shared(cpu),
+                            .groups = groups,
+                            .width = width,
+                            .offset = offset,
+                            .columns = columns,
+                            .sums = sums};
+    cpu_pool_run(cpu->pool, pieces_of(columns, COLUMNS), reduce_piece, &reduce);
+}
+
+struct layernorm {
+    struct cpu_device *cpu;
+    const struct aq_layernorm *args;
+};
+
+static void layernorm_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct layernorm *self = context;
+    const struct aq_layernorm *args = self->args;
+    for (uint64_t r = piece * ROWS; r < end_of(piece, args->rows, ROWS); r++)
+        self->cpu->rows->layernorm(args->x + r * args->C, args->gamma, args->beta, args->C, args->epsilon,
+                                   cpu_at_w(args->y, args->y_type, r * args->C), args->y_type, args->mean + r,
+                                   args->rstd + r);
+}
+
+enum aq_status cpu_layernorm(struct aq_device *device, const struct aq_layernorm *args, struct aq_stream *stream)
+{
+    (void)stream;
+    struct layernorm self = {.cpu = cpu_device_of(device), .args = args};
+    cpu_pool_run(self.cpu->pool, pieces_of(args->rows, ROWS), layernorm_piece, &self);
+    return AQ_OK;
+}
+
+struct layernorm_backward {
+    struct cpu_device *cpu;
+    const struct aq_layernorm_backward *args;
+    uint64_t group;
+};
+
+static void layernorm_backward_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct layernorm_backward *self = context;
+    const struct aq_layernorm_backward *args = self->args;
+    float *dgamma = cpu_shared(self->cpu) + piece * 2 * args->C, *dbeta = dgamma + args->C;
+    memset(dgamma, 0, 2 * args->C * sizeof *dgamma);
+    for (uint64_t r = piece * self->group; r < end_of(piece, args->rows, self->group); r++)
+        self->cpu->rows->layernorm_backward(args->dy + r * args->C, args->x + r * args->C, args->gamma, args->mean[r],
+                                            args->rstd[r], args->C, args->dx + r * args->C, dgamma, dbeta);
+}
+
+enum aq_status cpu_layernorm_backward(struct aq_device *device, const struct aq_layernorm_backward *args,
+                                      struct aq_stream *stream)
+{
+    (void)stream;
+    struct cpu_device *cpu = cpu_device_of(device);
+    struct layernorm_backward self = {.cpu = cpu, .args = args, .group = group_rows(args->rows, 2 * args->C)};
+    const uint64_t groups = pieces_of(args->rows, self.group);
+    cpu_pool_run(cpu->pool, groups, layernorm_backward_piece, &self);
+    reduce_run(cpu, groups, 2 * args->C, 0, args->C, args->dgamma);
+    reduce_run(cpu, groups, 2 * args->C, args->C, args->C, args->dbeta);
+    return AQ_OK;
+}
+
+struct column_sum {
+    struct cpu_device *cpu;
+    const void *x;
+    enum aq_element type;
+    uint64_t rows, C, stride, group;
+};
+
+static void column_sum_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct column_sum *self = context;
+    float *sums = cpu_shared(self->cpu) + piece * self->C;
+    memset(sums, 0, self->C * sizeof *sums);
+    for (uint64_t r = piece * self->group; r < end_of(piece, self->rows, self->group); r++)
+        self->cpu->rows->add(sums, cpu_at(self->x, self->type, r * self->stride), self->type, self->C);
+}
+
+enum aq_status cpu_column_sum(struct aq_device *device, const void *x, enum aq_element type, uint64_t rows, uint64_t C,
+                              uint64_t stride, float *sums, struct aq_stream *stream)
+{
+    (void)stream;
+    struct column_sum self = {.cpu = cpu_device_of(device),
+                              .x = x,
+                              .type = type,
+                              .rows = rows,
+                              .C = C,
+                              .stride = stride,
+                              .group = group_rows(rows, C)};
+    const uint64_t groups = pieces_of(rows, self.group);
+    cpu_pool_run(self.cpu->pool, groups, column_sum_piece, &self);
+    reduce_run(self.cpu, groups, C, 0, C, sums);
+    return AQ_OK;
+}
+
+struct embedding {
+    struct cpu_device *cpu;
+    const struct aq_embedding *args;
+};
+
+static void embedding_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct embedding *self = context;
+    const struct aq_embedding *args = self->args;
+    const uint64_t C = args->C;
+    for (uint64_t r = piece * ROWS; r < end_of(piece, args->samples * args->T, ROWS); r++) {
+        float *x = args->x + r * C;
+        memcpy(x, args->token_table + (uint64_t)args->tokens[r] * C, C * sizeof *x);
+        self->cpu->rows->add(x, args->position_table + r % args->T * C, AQ_F32, C);
+        const struct cpu_mask mask = cpu_mask_of(&args->dropout, r / args->T, r % args->T * C);
+        if (mask.key) self->cpu->rows->mask(x, C, &mask, x, AQ_F32);
+    }
+}
+
+enum aq_status cpu_embedding(struct aq_device *device, const struct aq_embedding *args, struct aq_stream *stream)
+{
+    (void)stream;
+    struct embedding self = {.cpu = cpu_device_of(device), .args = args};
+    cpu_pool_run(self.cpu->pool, pieces_of(args->samples * args->T, ROWS), embedding_piece, &self);
+    return AQ_OK;
+}
+
+struct embedding_backward {
+    struct cpu_device *cpu;
+    const struct aq_embedding_backward *args;
+};
+
+/* A piece is a few columns of every row: no two pieces add to the same place, and rows come in order. */
+static void embedding_backward_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct embedding_backward *self = context;
+    const struct aq_embedding_backward *args = self->args;
+    const uint64_t C = args->C, first = piece * COLUMNS, n = end_of(piece, C, COLUMNS) - first;
+    for (uint64_t r = 0; r < args->samples * args->T; r++) {
+        const float *dx = args->dx + r * C + first;
+        float masked[COLUMNS];
+        const struct cpu_mask mask = cpu_mask_of(&args->dropout, r / args->T, r % args->T * C + first);
+        if (mask.key) {
+            self->cpu->rows->mask(dx, n, &mask, masked, AQ_F32);
+            dx = masked;
+        }
+        self->cpu->rows->add(args->token_gradient + (uint64_t)args->tokens[r] * C + first, dx, AQ_F32, n);
+        self->cpu->rows->add(args->position_gradient + r % args->T * C + first, dx, AQ_F32, n);
+    }
+}
+
+enum aq_status cpu_embedding_backward(struct aq_device *device, const struct aq_embedding_backward *args,
+                                      struct aq_stream *stream)
+{
+    (void)stream;
+    struct embedding_backward self = {.cpu = cpu_device_of(device), .args = args};
+    cpu_pool_run(self.cpu->pool, pieces_of(args->C, COLUMNS), embedding_backward_piece, &self);
+    return AQ_OK;
+}
+
+struct cross_entropy {
+    struct cpu_device *cpu;
+    const struct aq_cross_entropy *args;
+    uint64_t group;
+};
+
+static void cross_entropy_row(const struct cross_entropy *self, uint64_t r)
+{
+    const struct aq_cross_entropy *args = self->args;
+    const struct cpu_rows *rows = self->cpu->rows;
+    float *logits = args->logits + r * args->logits_stride;
+    const int32_t target = args->targets[r];
+    void *gradient = args->gradient ? cpu_at_w(args->gradient, args->gradient_type, r * args->gradient_stride) : NULL;
+    if (target < 0) {
+        args->losses[r] = 0.0f;
+        if (gradient) memset(gradient, 0, args->gradient_stride * cpu_element_bytes(args->gradient_type));
+        return;
+    }
+    const float top = rows->max(logits, args->V), at_target = logits[target] - top;
+    const float sum = rows->exp_sum(logits, args->V, 1.0f, top);
+    args->losses[r] = logf(sum) - at_target;
+    if (!gradient) return;
+    const float weight = logits[target] / sum;
+    rows->scale(logits, args->V, args->scale / sum, gradient, args->gradient_type);
+    cpu_store(gradient, args->gradient_type, (uint64_t)target, (weight - 1.0f) * args->scale);
+    memset(cpu_at_w(gradient, args->gradient_type, args->V), 0,
+           (args->gradient_stride - args->V) * cpu_element_bytes(args->gradient_type));
+}
+
+static void cross_entropy_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct cross_entropy *self = context;
+    for (uint64_t r = piece * self->group; r < end_of(piece, self->args->rows, self->group); r++)
+        cross_entropy_row(self, r);
+}
+
+enum aq_status cpu_cross_entropy(struct aq_device *device, const struct aq_cross_entropy *args,
+                                 struct aq_stream *stream)
+{
+    (void)stream;
+    struct cross_entropy self = {.cpu = cpu_device_of(device), .args = args, .group = 1 + 8192 / args->V};
+    cpu_pool_run(self.cpu->pool, pieces_of(args->rows, self.group), cross_entropy_piece, &self);
+    return AQ_OK;
+}
+
+enum { FLAT = 16 << 10 };
+
+struct dropout {
+    struct cpu_device *cpu;
+    const struct aq_dropout_apply *args;
+    uint64_t pieces; /* of a sample */
+};
+
+static void dropout_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct dropout *self = context;
+    const struct aq_dropout_apply *args = self->args;
+    const uint64_t sample = piece / self->pieces, first = piece % self->pieces * FLAT;
+    const uint64_t n = end_of(piece % self->pieces, args->sample_elements, FLAT) - first;
+    const uint64_t at = sample * args->sample_elements + first;
+    const struct cpu_mask mask = cpu_mask_of(&args->dropout, sample, first);
+    if (mask.key)
+        self->cpu->rows->mask(args->x + at, n, &mask, cpu_at_w(args->y, args->y_type, at), args->y_type);
+    else
+        self->cpu->rows->scale(args->x + at, n, 1.0f, cpu_at_w(args->y, args->y_type, at), args->y_type);
+}
+
+enum aq_status cpu_dropout(struct aq_device *device, const struct aq_dropout_apply *args, struct aq_stream *stream)
+{
+    (void)stream;
+    struct dropout self = {
+        .cpu = cpu_device_of(device), .args = args, .pieces = pieces_of(args->sample_elements, FLAT)};
+    cpu_pool_run(self.cpu->pool, self.pieces * args->samples, dropout_piece, &self);
+    return AQ_OK;
+}
+
+struct fill {
+    float *x;
+    uint64_t count;
+    struct aq_rng_key key;
+    float std, value;
+};
+
+static void fill_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct fill *fill = context;
+    for (uint64_t i = piece * FLAT; i < end_of(piece, fill->count, FLAT); i++)
+        fill->x[i] = fill->std == 0.0f ? fill->value : fill->std * aq_rng_normal(&fill->key, i);
+}
+
+enum aq_status cpu_fill_normal(struct aq_device *device, float *x, uint64_t count, struct aq_rng_key key, float std,
+                               float value, struct aq_stream *stream)
+{
+    (void)stream;
+    struct fill fill = {.x = x, .count = count, .key = key, .std = std, .value = value};
+    cpu_pool_run(cpu_device_of(device)->pool, pieces_of(count, FLAT), fill_piece, &fill);
+    return AQ_OK;
+}

@@ -1,0 +1,109 @@
+/*
+ * cpu_rows.h -- what the CPU does to one row or one flat range, as a table with a variant for each instruction set.
+ *
+ * cpu_rows_plain.c is the readable truth; cpu_rows_vector.inc.h is the same in vectors, compiled for AVX2 and for
+ * AVX-512. Variants agree within a few units in the last place of each operation's largest operand
+ * (tests/conform_device.c says how many), not bit for bit; on one machine one variant runs, so results are the same
+ * bits every time.
+ *
+ * n counts elements; memory needs no alignment. `type` says whether a void pointer is float or bf16.
+ */
+#ifndef AQ_CPU_ROWS_H
+#define AQ_CPU_ROWS_H
+
+#include "aqsgd/device_math.h"
+
+/* The dropout mask of a row: elements offset, offset+1 ... of key's stream; factor = 1/(1-p) where kept, else 0. */
+struct cpu_mask {
+    const struct aq_rng_key *key; /* NULL: nothing is dropped */
+    uint64_t offset;
+    uint32_t threshold; /* kept where word >> 8 is at least this: p * 2^24 */
+    float factor;
+};
+
+struct cpu_rows {
+    const char *name;
+    void (*layernorm)(const float *x, const float *gamma, const float *beta, uint64_t n, float epsilon, void *y,
+                      enum aq_element type, float *mean, float *rstd);
+    void (*layernorm_backward)(const float *dy, const float *x, const float *gamma, float mean, float rstd, uint64_t n,
+                               float *dx, float *dgamma, float *dbeta);
+    /* The end of a matrix product, on one row of sums; see enum aq_matmul_after. bias may be NULL; c may be sums. */
+    void (*finish)(enum aq_matmul_after after, uint64_t n, const float *sums, const float *bias, void *c,
+                   enum aq_element type, void *other, const struct cpu_mask *mask);
+    float (*max)(const float *x, uint64_t n);
+    /* x = exp(x * scale - shift); returns the sum. */
+    float (*exp_sum)(float *x, uint64_t n, float scale, float shift);
+    /* y = x * factor */
+    void (*scale)(const float *x, uint64_t n, float factor, void *y, enum aq_element type);
+    /*
+     * p: scores in, weights exp(p * scale - lse) times mask out; dp: gradient of the masked weights in, of the scores
+     * out.
+     */
+    void (*softmax_backward)(float *p, float *dp, uint64_t n, float scale, float lse, float delta,
+                             const struct cpu_mask *mask);
+    float (*dot)(const void *x, const void *y, enum aq_element type, uint64_t n);
+    void (*add)(float *y, const void *x, enum aq_element type, uint64_t n); /* y += x */
+    /* y = x times mask */
+    void (*mask)(const float *x, uint64_t n, const struct cpu_mask *mask, void *y, enum aq_element type);
+    double (*sum2)(const float *x, uint64_t n);
+    /* correction1 = 1 / (1 - beta1^step), correction2 = 1 / (1 - beta2^step); first..first+n of the arrays */
+    void (*adamw)(const struct aq_adamw *args, uint64_t first, uint64_t n, float correction1, float correction2);
+    void (*sgd)(const struct aq_sgd *args, uint64_t first, uint64_t n);
+    /* y (float) = x (bf16), for the products of machines without bf16 */
+    void (*widen)(const uint16_t *x, float *y, uint64_t n);
+};
+
+extern const struct cpu_rows cpu_rows_plain;
+extern const struct cpu_rows cpu_rows_avx2;
+extern const struct cpu_rows cpu_rows_avx512;
+extern const struct cpu_rows cpu_rows_avx512bf16;
+
+static inline float cpu_from_bf16(uint16_t x)
+{
+    union {
+        uint32_t bits;
+        float value;
+    } u = {.bits = (uint32_t)x << 16};
+    return u.value;
+}
+
+/* Nearest, ties to even; a NaN stays a (quiet) NaN. */
+static inline uint16_t cpu_to_bf16(float x)
+{
+    union {
+        float value;
+        uint32_t bits;
+    } u = {.value = x};
+    if (x != x) return (uint16_t)(u.bits >> 16 | 0x40);
+    return (uint16_t)((u.bits + 0x7fff + (u.bits >> 16 & 1)) >> 16);
+}
+
+static inline float cpu_load(const void *x, enum aq_element type, uint64_t i)
+{
+    return type == AQ_BF16 ? cpu_from_bf16(((const uint16_t *)x)[i]) : ((const float *)x)[i];
+}
+
+static inline void cpu_store(void *x, enum aq_element type, uint64_t i, float value)
+{
+    if (type == AQ_BF16)
+        ((uint16_t *)x)[i] = cpu_to_bf16(value);
+    else
+        ((float *)x)[i] = value;
+}
+
+static inline uint64_t cpu_element_bytes(enum aq_element type)
+{
+    return type == AQ_BF16 ? 2 : 4;
+}
+
+static inline const void *cpu_at(const void *x, enum aq_element type, uint64_t i)
+{
+    return (const uint8_t *)x + i * cpu_element_bytes(type);
+}
+
+static inline void *cpu_at_w(void *x, enum aq_element type, uint64_t i)
+{
+    return (uint8_t *)x + i * cpu_element_bytes(type);
+}
+
+#endif

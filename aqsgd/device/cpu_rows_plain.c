@@ -1,0 +1,185 @@
+/*
+ * cpu_rows_plain.c -- the readable truth of every row kernel; the vector variants are tested against it.
+ */
+#include "cpu_rows.h"
+
+#include <math.h>
+
+static float mask_factor(const struct cpu_mask *mask, uint64_t i)
+{
+    if (!mask || !mask->key) return 1.0f;
+    return aq_rng_u32(mask->key, mask->offset + i) >> 8 >= mask->threshold ? mask->factor : 0.0f;
+}
+
+static void layernorm(const float *x, const float *gamma, const float *beta, uint64_t n, float epsilon, void *y,
+                      enum aq_element type, float *mean_out, float *rstd_out)
+{
+    double sum = 0.0, sum2 = 0.0;
+    for (uint64_t i = 0; i < n; i++) sum += x[i];
+    const float mean = (float)(sum / (double)n);
+    for (uint64_t i = 0; i < n; i++) sum2 += (double)(x[i] - mean) * (x[i] - mean);
+    const float rstd = (float)(1.0 / sqrt(sum2 / (double)n + epsilon));
+    for (uint64_t i = 0; i < n; i++) cpu_store(y, type, i, (x[i] - mean) * rstd * gamma[i] + beta[i]);
+    *mean_out = mean;
+    *rstd_out = rstd;
+}
+
+/*
+ * With h = (x - mean) rstd and g = dy gamma:  dx = rstd (g - mean(g) - h mean(g h)).
+ */
+static void layernorm_backward(const float *dy, const float *x, const float *gamma, float mean, float rstd, uint64_t n,
+                               float *dx, float *dgamma, float *dbeta)
+{
+    double sum_g = 0.0, sum_gh = 0.0;
+    for (uint64_t i = 0; i < n; i++) {
+        const float g = dy[i] * gamma[i];
+        sum_g += g;
+        sum_gh += (double)g * ((x[i] - mean) * rstd);
+    }
+    const float mean_g = (float)(sum_g / (double)n), mean_gh = (float)(sum_gh / (double)n);
+    for (uint64_t i = 0; i < n; i++) {
+        const float h = (x[i] - mean) * rstd;
+        dgamma[i] += dy[i] * h;
+        dbeta[i] += dy[i];
+        dx[i] += rstd * (dy[i] * gamma[i] - mean_g - h * mean_gh);
+    }
+}
+
+/* The published model's GELU: x/2 (1 + tanh(z)), z = sqrt(2/pi) (x + 0.044715 x^3). Hendrycks and Gimpel 2016. */
+static const float GELU_A = 0.7978845608028654f, GELU_B = 0.044715f;
+
+static float gelu(float x)
+{
+    return 0.5f * x * (1.0f + tanhf(GELU_A * (x + GELU_B * x * x * x)));
+}
+
+static float gelu_slope(float x)
+{
+    const float t = tanhf(GELU_A * (x + GELU_B * x * x * x));
+    return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * GELU_A * (1.0f + 3.0f * GELU_B * x * x);
+}
+
+static void finish(enum aq_matmul_after after, uint64_t n, const float *sums, const float *bias, void *c,
+                   enum aq_element type, void *other, const struct cpu_mask *mask)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        const float sum = sums[i] + (bias ? bias[i] : 0.0f);
+        switch (after) {
+        case AQ_AFTER_NONE:
+            cpu_store(c, type, i, sum);
+            break;
+        case AQ_AFTER_GELU:
+            cpu_store(other, type, i, sum);
+            cpu_store(c, type, i, gelu(sum));
+            break;
+        case AQ_AFTER_GELU_BACKWARD:
+            cpu_store(c, type, i, sum * gelu_slope(cpu_load(other, type, i)));
+            break;
+        case AQ_AFTER_RESIDUAL:
+            ((float *)c)[i] = ((const float *)other)[i] + sum * mask_factor(mask, i);
+            break;
+        }
+    }
+}
+
+static float max(const float *x, uint64_t n)
+{
+    float top = -INFINITY;
+    for (uint64_t i = 0; i < n; i++) top = x[i] > top ? x[i] : top;
+    return top;
+}
+
+static float exp_sum(float *x, uint64_t n, float scale, float shift)
+{
+    double sum = 0.0;
+    for (uint64_t i = 0; i < n; i++) {
+        x[i] = expf(x[i] * scale - shift);
+        sum += x[i];
+    }
+    return (float)sum;
+}
+
+static void scale(const float *x, uint64_t n, float factor, void *y, enum aq_element type)
+{
+    for (uint64_t i = 0; i < n; i++) cpu_store(y, type, i, x[i] * factor);
+}
+
+static void softmax_backward(float *p, float *dp, uint64_t n, float factor, float lse, float delta,
+                             const struct cpu_mask *mask)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        const float weight = expf(p[i] * factor - lse), kept = mask_factor(mask, i);
+        p[i] = weight * kept;
+        dp[i] = weight * (dp[i] * kept - delta) * factor;
+    }
+}
+
+static float dot(const void *x, const void *y, enum aq_element type, uint64_t n)
+{
+    double sum = 0.0;
+    for (uint64_t i = 0; i < n; i++) sum += (double)cpu_load(x, type, i) * cpu_load(y, type, i);
+    return (float)sum;
+}
+
+static void add(float *y, const void *x, enum aq_element type, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++) y[i] += cpu_load(x, type, i);
+}
+
+static void mask_apply(const float *x, uint64_t n, const struct cpu_mask *mask, void *y, enum aq_element type)
+{
+    for (uint64_t i = 0; i < n; i++) cpu_store(y, type, i, x[i] * mask_factor(mask, i));
+}
+
+static double sum2(const float *x, uint64_t n)
+{
+    double sum = 0.0;
+    for (uint64_t i = 0; i < n; i++) sum += (double)x[i] * x[i];
+    return sum;
+}
+
+static void adamw(const struct aq_adamw *args, uint64_t first, uint64_t n, float correction1, float correction2)
+{
+    const float b1 = args->beta1, b2 = args->beta2;
+    for (uint64_t i = first; i < first + n; i++) {
+        const float g = args->gradients[i] * args->grad_scale;
+        const float m = b1 * args->m[i] + (1.0f - b1) * g;
+        const float v = b2 * args->v[i] + (1.0f - b2) * g * g;
+        const float p = args->parameters[i];
+        args->m[i] = m;
+        args->v[i] = v;
+        args->parameters[i] = p - args->lr * args->weight_decay * p -
+                              args->lr * (m * correction1) / (sqrtf(v * correction2) + args->epsilon);
+    }
+}
+
+static void sgd(const struct aq_sgd *args, uint64_t first, uint64_t n)
+{
+    for (uint64_t i = first; i < first + n; i++) {
+        float u = args->gradients[i] * args->grad_scale;
+        if (args->velocity) args->velocity[i] = u = args->momentum * args->velocity[i] + u;
+        const float p = args->parameters[i];
+        args->parameters[i] = p - args->lr * args->weight_decay * p - args->lr * u;
+    }
+}
+
+static void widen(const uint16_t *x, float *y, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++) y[i] = cpu_from_bf16(x[i]);
+}
+
+const struct cpu_rows cpu_rows_plain = {.name = "plain",
+                                        .layernorm = layernorm,
+                                        .layernorm_backward = layernorm_backward,
+                                        .finish = finish,
+                                        .max = max,
+                                        .exp_sum = exp_sum,
+                                        .scale = scale,
+                                        .softmax_backward = softmax_backward,
+                                        .dot = dot,
+                                        .add = add,
+                                        .mask = mask_apply,
+                                        .sum2 = sum2,
+                                        .adamw = adamw,
+                                        .sgd = sgd,
+                                        .widen = widen};

@@ -1,0 +1,334 @@
+/*
+ * cpu_rows_vector.inc.h -- the row kernels in vectors; included by cpu_rows_avx2.c, cpu_rows_avx512.c and
+ * cpu_rows_avx512bf16.c, each of which is compiled for its instruction set and names the table. The readable truth is
+ * cpu_rows_plain.c.
+ */
+#include <math.h>
+
+#include "cpu_vector.h"
+
+#define EACH(i, n) for (uint64_t i = 0; i < (n); i += LANES)
+
+/*
+ * Mask factors of LANES*4 elements from a multiple of 4: lane l makes Philox block first/4 + l, whose four words belong
+ * to elements 4l .. 4l+3. As aq_rng_block, with the rounds in vectors.
+ */
+static void mask_block(const struct cpu_mask *mask, uint64_t first, float factors[4 * LANES])
+{
+    const uint64_t block = first / 4;
+    vi c0 = vi_add(vi_set((uint32_t)block), vi_lanes()), c1 = vi_set((uint32_t)(block >> 32));
+    vi c2 = vi_set(mask->key->counter[0]), c3 = vi_set(mask->key->counter[1]);
+    uint32_t k0 = mask->key->key[0], k1 = mask->key->key[1];
+    for (int round = 0; round < 10; round++) {
+        vi low0, high0, low1, high1;
+        vi_mul(c0, vi_set(0xD2511F53u), &low0, &high0);
+        vi_mul(c2, vi_set(0xCD9E8D57u), &low1, &high1);
+        c0 = vi_xor(vi_xor(high1, c1), vi_set(k0));
+        c2 = vi_xor(vi_xor(high0, c3), vi_set(k1));
+        c1 = low1;
+        c3 = low0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    uint32_t words[4][LANES];
+    vi_store(words[0], c0);
+    vi_store(words[1], c1);
+    vi_store(words[2], c2);
+    vi_store(words[3], c3);
+    for (int lane = 0; lane < LANES; lane++)
+        for (int word = 0; word < 4; word++)
+            factors[4 * lane + word] = words[word][lane] >> 8 >= mask->threshold ? mask->factor : 0.0f;
+}
+
+/*
+ * Factors of elements [offset, offset + n), n at most MASK_CHUNK. The low word of a block number may wrap inside a
+ * chunk.
+ */
+enum { MASK_CHUNK = 256 };
+static void mask_factors(const struct cpu_mask *mask, uint64_t offset, uint64_t n, float *factors)
+{
+    float part[4 * LANES];
+    for (uint64_t at = offset; at < offset + n;) {
+        const uint64_t start = at / 4 * 4, end = start + 4 * LANES < offset + n ? start + 4 * LANES : offset + n;
+        if ((uint32_t)(start / 4) > UINT32_MAX - LANES) {
+            for (uint64_t i = at; i < end; i++)
+                factors[i - offset] = aq_rng_u32(mask->key, i) >> 8 >= mask->threshold ? mask->factor : 0.0f;
+        } else {
+            mask_block(mask, start, part);
+            memcpy(factors + (at - offset), part + (at - start), (end - at) * sizeof *factors);
+        }
+        at = end;
+    }
+}
+
+static void layernorm(const float *x, const float *gamma, const float *beta, uint64_t n, float epsilon, void *y,
+                      enum aq_element type, float *mean_out, float *rstd_out)
+{
+    vf sum = v_set(0.0f), sum2 = v_set(0.0f);
+    EACH(i, n) sum = v_add(sum, v_load(x + i, n - i));
+    const float mean = (float)(v_sum_double(sum) / (double)n);
+    const vf middle = v_set(mean);
+    const uint64_t whole = n / LANES * LANES;
+    EACH(i, whole)
+    {
+        const vf d = v_sub(v_load(x + i, LANES), middle);
+        sum2 = v_fma(d, d, sum2);
+    }
+    double spread = v_sum_double(sum2);
+    for (uint64_t i = whole; i < n; i++) spread += (double)(x[i] - mean) * (x[i] - mean);
+    const float rstd = (float)(1.0 / sqrt(spread / (double)n + epsilon));
+    const vf factor = v_set(rstd);
+    EACH(i, n)
+    {
+        const vf h = v_mul(v_sub(v_load(x + i, n - i), middle), factor);
+        v_store_as(y, type, i, v_fma(h, v_load(gamma + i, n - i), v_load(beta + i, n - i)), n - i);
+    }
+    *mean_out = mean;
+    *rstd_out = rstd;
+}
+
+static void layernorm_backward(const float *dy, const float *x, const float *gamma, float mean, float rstd, uint64_t n,
+                               float *dx, float *dgamma, float *dbeta)
+{
+    vf sum_g = v_set(0.0f), sum_gh = v_set(0.0f);
+    const vf middle = v_set(mean), factor = v_set(rstd);
+    EACH(i, n)
+    {
+        /* beyond n, g is 0 and adds nothing */
+        const vf g = v_mul(v_load(dy + i, n - i), v_load(gamma + i, n - i));
+        const vf h = v_mul(v_sub(v_load(x + i, n - i), middle), factor);
+        sum_g = v_add(sum_g, g);
+        sum_gh = v_fma(g, h, sum_gh);
+    }
+    const vf mean_g = v_set((float)(v_sum_double(sum_g) / (double)n));
+    const vf mean_gh = v_set((float)(v_sum_double(sum_gh) / (double)n));
+    EACH(i, n)
+    {
+        const uint64_t left = n - i;
+        const vf d = v_load(dy + i, left), h = v_mul(v_sub(v_load(x + i, left), middle), factor);
+        v_store(dgamma + i, v_fma(d, h, v_load(dgamma + i, left)), left);
+        v_store(dbeta + i, v_add(d, v_load(dbeta + i, left)), left);
+        const vf g = v_sub(v_fma(d, v_load(gamma + i, left), v_sub(v_set(0.0f), mean_g)), v_mul(h, mean_gh));
+        v_store(dx + i, v_fma(factor, g, v_load(dx + i, left)), left);
+    }
+}
+
+/* x/2 (1 + tanh(z)) = x s with s = 1 / (1 + e^(-2z)), z = sqrt(2/pi) (x + 0.044715 x^3) */
+static inline vf gelu_gate(vf x, vf x2)
+{
+    const vf z2 = v_mul(x, v_fma(v_mul(x2, v_set(0.044715f)), v_set(1.5957691216057308f), v_set(1.5957691216057308f)));
+    return v_inverse(v_add(v_set(1.0f), v_exp(v_sub(v_set(0.0f), z2))));
+}
+
+static inline vf gelu(vf x)
+{
+    return v_mul(x, gelu_gate(x, v_mul(x, x)));
+}
+
+/* s + x s (1 - s) 2 z', 2 z' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2) */
+static inline vf gelu_slope(vf x)
+{
+    const vf x2 = v_mul(x, x), s = gelu_gate(x, x2);
+    const vf slope = v_fma(v_mul(x2, v_set(0.134145f)), v_set(1.5957691216057308f), v_set(1.5957691216057308f));
+    return v_fma(v_mul(v_mul(x, s), v_sub(v_set(1.0f), s)), slope, s);
+}
+
+static void finish_residual(uint64_t n, const float *sums, const float *bias, float *c, const float *other,
+                            const struct cpu_mask *mask)
+{
+    float factors[MASK_CHUNK];
+    for (uint64_t first = 0; first < n; first += MASK_CHUNK) {
+        const uint64_t count = n - first < MASK_CHUNK ? n - first : MASK_CHUNK;
+        if (mask->key) mask_factors(mask, mask->offset + first, count, factors);
+        EACH(k, count)
+        {
+            const uint64_t i = first + k, left = count - k;
+            vf sum = v_load(sums + i, left);
+            if (bias) sum = v_add(sum, v_load(bias + i, left));
+            if (mask->key) sum = v_mul(sum, v_load(factors + k, left));
+            v_store(c + i, v_add(v_load(other + i, left), sum), left);
+        }
+    }
+}
+
+static void finish(enum aq_matmul_after after, uint64_t n, const float *sums, const float *bias, void *c,
+                   enum aq_element type, void *other, const struct cpu_mask *mask)
+{
+    if (after == AQ_AFTER_RESIDUAL) {
+        finish_residual(n, sums, bias, c, other, mask);
+        return;
+    }
+    EACH(i, n)
+    {
+        const uint64_t left = n - i;
+        vf sum = v_load(sums + i, left);
+        if (bias) sum = v_add(sum, v_load(bias + i, left));
+        if (after == AQ_AFTER_GELU) {
+            v_store_as(other, type, i, sum, left);
+            sum = gelu(sum);
+        } else if (after == AQ_AFTER_GELU_BACKWARD) {
+            sum = v_mul(sum, gelu_slope(v_load_as(other, type, i, left)));
+        }
+        v_store_as(c, type, i, sum, left);
+    }
+}
+
+static float max(const float *x, uint64_t n)
+{
+    const uint64_t whole = n / LANES * LANES;
+    vf top = v_set(-INFINITY);
+    EACH(i, whole) top = v_max(v_load(x + i, LANES), top);
+    float result = v_top(top);
+    for (uint64_t i = whole; i < n; i++) result = x[i] > result ? x[i] : result;
+    return result;
+}
+
+static float exp_sum(float *x, uint64_t n, float factor, float shift)
+{
+    const uint64_t whole = n / LANES * LANES, left = n - whole;
+    const vf f = v_set(factor), s = v_set(-shift);
+    vf sum = v_set(0.0f);
+    EACH(i, whole)
+    {
+        const vf e = v_exp(v_fma(v_load(x + i, LANES), f, s));
+        v_store(x + i, e, LANES);
+        sum = v_add(sum, e);
+    }
+    double total = v_sum_double(sum);
+    if (left) {
+        float part[LANES];
+        v_store(part, v_exp(v_fma(v_load(x + whole, left), f, s)), LANES);
+        for (uint64_t i = 0; i < left; i++) total += part[i];
+        memcpy(x + whole, part, left * sizeof *x);
+    }
+    return (float)total;
+}
+
+static void scale(const float *x, uint64_t n, float factor, void *y, enum aq_element type)
+{
+    const vf f = v_set(factor);
+    EACH(i, n) v_store_as(y, type, i, v_mul(v_load(x + i, n - i), f), n - i);
+}
+
+static void softmax_backward(float *p, float *dp, uint64_t n, float factor, float lse, float delta,
+                             const struct cpu_mask *mask)
+{
+    float factors[MASK_CHUNK];
+    const bool masked = mask && mask->key;
+    for (uint64_t first = 0; first < n; first += MASK_CHUNK) {
+        const uint64_t count = n - first < MASK_CHUNK ? n - first : MASK_CHUNK;
+        if (masked) mask_factors(mask, mask->offset + first, count, factors);
+        EACH(k, count)
+        {
+            const uint64_t i = first + k, left = count - k;
+            const vf weight = v_exp(v_fma(v_load(p + i, left), v_set(factor), v_set(-lse)));
+            const vf kept = masked ? v_load(factors + k, left) : v_set(1.0f);
+            const vf d = v_sub(v_mul(v_load(dp + i, left), kept), v_set(delta));
+            v_store(p + i, v_mul(weight, kept), left);
+            v_store(dp + i, v_mul(v_mul(weight, d), v_set(factor)), left);
+        }
+    }
+}
+
+static float dot(const void *x, const void *y, enum aq_element type, uint64_t n)
+{
+    vf sum = v_set(0.0f);
+    EACH(i, n) sum = v_fma(v_load_as(x, type, i, n - i), v_load_as(y, type, i, n - i), sum);
+    return (float)v_sum_double(sum);
+}
+
+static void add(float *y, const void *x, enum aq_element type, uint64_t n)
+{
+    EACH(i, n) v_store(y + i, v_add(v_load(y + i, n - i), v_load_as(x, type, i, n - i)), n - i);
+}
+
+static void mask_apply(const float *x, uint64_t n, const struct cpu_mask *mask, void *y, enum aq_element type)
+{
+    float factors[MASK_CHUNK];
+    for (uint64_t first = 0; first < n; first += MASK_CHUNK) {
+        const uint64_t count = n - first < MASK_CHUNK ? n - first : MASK_CHUNK;
+        mask_factors(mask, mask->offset + first, count, factors);
+        EACH(k, count)
+        {
+            const vf value = v_mul(v_load(x + first + k, count - k), v_load(factors + k, count - k));
+            v_store_as(y, type, first + k, value, count - k);
+        }
+    }
+}
+
+/* Squares in float, sums of up to 64 squares a lane in float, then in double. */
+static double sum2(const float *x, uint64_t n)
+{
+    double total = 0.0;
+    for (uint64_t first = 0; first < n; first += 64 * LANES) {
+        const uint64_t count = n - first < 64 * LANES ? n - first : 64 * LANES;
+        vf sum = v_set(0.0f);
+        EACH(i, count)
+        {
+            const vf value = v_load(x + first + i, count - i);
+            sum = v_fma(value, value, sum);
+        }
+        total += v_sum_double(sum);
+    }
+    return total;
+}
+
+static void adamw(const struct aq_adamw *args, uint64_t first, uint64_t n, float correction1, float correction2)
+{
+    const vf b1 = v_set(args->beta1), c1 = v_set(1.0f - args->beta1), b2 = v_set(args->beta2);
+    const vf c2 = v_set(1.0f - args->beta2), k1 = v_set(correction1), k2 = v_set(correction2);
+    const vf lr = v_set(args->lr), decay = v_set(args->lr * args->weight_decay), epsilon = v_set(args->epsilon);
+    const vf factor = v_set(args->grad_scale);
+    float *p = args->parameters + first, *m = args->m + first, *v = args->v + first;
+    const float *g = args->gradients + first;
+    EACH(i, n)
+    {
+        const uint64_t left = n - i;
+        const vf gi = v_mul(v_load(g + i, left), factor), pi = v_load(p + i, left);
+        const vf mi = v_fma(b1, v_load(m + i, left), v_mul(c1, gi));
+        const vf vi2 = v_fma(b2, v_load(v + i, left), v_mul(v_mul(c2, gi), gi));
+        v_store(m + i, mi, left);
+        v_store(v + i, vi2, left);
+        const vf step = v_div(v_mul(mi, k1), v_add(v_sqrt(v_mul(vi2, k2)), epsilon));
+        v_store(p + i, v_fnma(lr, step, v_fnma(decay, pi, pi)), left);
+    }
+}
+
+static void sgd(const struct aq_sgd *args, uint64_t first, uint64_t n)
+{
+    const vf lr = v_set(args->lr), decay = v_set(args->lr * args->weight_decay), momentum = v_set(args->momentum);
+    float *p = args->parameters + first;
+    EACH(i, n)
+    {
+        const uint64_t left = n - i;
+        vf u = v_mul(v_load(args->gradients + first + i, left), v_set(args->grad_scale));
+        if (args->velocity) {
+            u = v_fma(momentum, v_load(args->velocity + first + i, left), u);
+            v_store(args->velocity + first + i, u, left);
+        }
+        const vf pi = v_load(p + i, left);
+        v_store(p + i, v_fnma(lr, u, v_fnma(decay, pi, pi)), left);
+    }
+}
+
+static void widen(const uint16_t *x, float *y, uint64_t n)
+{
+    EACH(i, n) v_store(y + i, v_load_bf16(x + i, n - i), n - i);
+}
+
+#define CPU_ROWS_TABLE(variable, text)                                                                                 \
+    const struct cpu_rows variable = {.name = text,                                                                    \
+                                      .layernorm = layernorm,                                                          \
+                                      .layernorm_backward = layernorm_backward,                                        \
+                                      .finish = finish,                                                                \
+                                      .max = max,                                                                      \
+                                      .exp_sum = exp_sum,                                                              \
+                                      .scale = scale,                                                                  \
+                                      .softmax_backward = softmax_backward,                                            \
+                                      .dot = dot,                                                                      \
+                                      .add = add,                                                                      \
+                                      .mask = mask_apply,                                                              \
+                                      .sum2 = sum2,                                                                    \
+                                      .adamw = adamw,                                                                  \
+                                      .sgd = sgd,                                                                      \
+                                      .widen = widen}

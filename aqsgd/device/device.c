@@ -1,0 +1,214 @@
+/*
+ * device.c -- the device seam's public functions: find the backend, check what callers must get right, pass on.
+ */
+#include "device_ops.h"
+
+#include <string.h>
+
+#define AQ_DEVICE(name) extern const struct aq_device_ops aq_device_##name;
+#include "devices.def"
+#undef AQ_DEVICE
+
+#define AQ_DEVICE(name) &aq_device_##name,
+static const struct aq_device_ops *const backends[] = {
+#include "devices.def"
+};
+#undef AQ_DEVICE
+
+enum { BACKEND_COUNT = sizeof backends / sizeof backends[0] };
+
+static const struct aq_device_ops *backend_find(const char *kind)
+{
+    for (int i = 0; i < BACKEND_COUNT; i++)
+        if (strcmp(backends[i]->kind, kind) == 0) return backends[i];
+    return NULL;
+}
+
+enum aq_status aq_device_open(const struct aq_device_config *config, struct aq_device **out)
+{
+    AQ_ASSERT(config && out);
+    const char *kind = config->kind ? config->kind : "auto";
+    if (strcmp(kind, "auto") == 0) {
+        /*
+         * The last row that opens: rows are in order of wish. A backend that finds no device answers AQ_NODEV unlogged.
+         */
+        for (int i = BACKEND_COUNT - 1; i > 0; i--)
+            if (backends[i]->open(config, out) == AQ_OK) return AQ_OK;
+        return backends[0]->open(config, out);
+    }
+    const struct aq_device_ops *ops = backend_find(kind);
+    if (ops) return ops->open(config, out);
+    if (strcmp(kind, "cuda") == 0)
+        return aq_fail(AQ_NODEV, "device", "device.kind: cuda was not built in; use cpu, or build where CUDA is");
+    return aq_fail(AQ_INVAL, "device", "device.kind: %s is unknown; say cpu, cuda or auto", kind);
+}
+
+void aq_device_close(struct aq_device *device)
+{
+    if (device) device->ops->close(device);
+}
+
+void aq_device_info(const struct aq_device *device, struct aq_device_info *out)
+{
+    device->ops->info(device, out);
+}
+
+enum aq_status aq_device_alloc(struct aq_device *device, enum aq_memory_kind kind, size_t bytes, void **out)
+{
+    return device->ops->alloc(device, kind, bytes, out);
+}
+
+void aq_device_free(struct aq_device *device, enum aq_memory_kind kind, void *memory, size_t bytes)
+{
+    if (memory) device->ops->free(device, kind, memory, bytes);
+}
+
+enum aq_status aq_device_stream_open(struct aq_device *device, struct aq_stream **out)
+{
+    return device->ops->stream_open(device, out);
+}
+
+void aq_device_stream_close(struct aq_device *device, struct aq_stream *stream)
+{
+    if (stream) device->ops->stream_close(device, stream);
+}
+
+enum aq_status aq_device_stream_sync(struct aq_device *device, struct aq_stream *stream)
+{
+    return device->ops->stream_sync(device, stream);
+}
+
+enum aq_status aq_device_event_open(struct aq_device *device, struct aq_event **out)
+{
+    return device->ops->event_open(device, out);
+}
+
+void aq_device_event_close(struct aq_device *device, struct aq_event *event)
+{
+    if (event) device->ops->event_close(device, event);
+}
+
+enum aq_status aq_device_event_record(struct aq_device *device, struct aq_event *event, struct aq_stream *stream)
+{
+    return device->ops->event_record(device, event, stream);
+}
+
+enum aq_status aq_device_event_wait(struct aq_device *device, struct aq_event *event, struct aq_stream *stream)
+{
+    return device->ops->event_wait(device, event, stream);
+}
+
+enum aq_status aq_device_event_query(struct aq_device *device, struct aq_event *event)
+{
+    return device->ops->event_query(device, event);
+}
+
+enum aq_status aq_device_copy(struct aq_device *device, void *to, const void *from, size_t bytes,
+                              struct aq_stream *stream)
+{
+    return bytes == 0 || to == from ? AQ_OK : device->ops->copy(device, to, from, bytes, stream);
+}
+
+enum aq_status aq_device_zero(struct aq_device *device, void *to, size_t bytes, struct aq_stream *stream)
+{
+    return bytes == 0 ? AQ_OK : device->ops->zero(device, to, bytes, stream);
+}
+
+void aq_device_parallel(struct aq_device *device, uint32_t pieces, void (*run)(uint32_t piece, void *context),
+                        void *context)
+{
+    if (pieces) device->ops->parallel(device, pieces, run, context);
+}
+
+uint64_t aq_device_scratch_bytes(const struct aq_device *device)
+{
+    return device->ops->scratch_bytes(device);
+}
+
+enum aq_status aq_device_matmul(struct aq_device *device, const struct aq_matmul *args, struct aq_stream *stream)
+{
+    AQ_ASSERT(!args->accumulate || (args->c_type == AQ_F32 && !args->bias && args->after == AQ_AFTER_NONE));
+    AQ_ASSERT(args->after == AQ_AFTER_NONE || (args->other && args->other != args->c));
+    AQ_ASSERT(args->after != AQ_AFTER_RESIDUAL || args->c_type == AQ_F32);
+    AQ_ASSERT(args->c_stride >= args->N && args->a_stride >= (args->a_transposed ? args->M : args->K));
+    AQ_ASSERT(args->b_stride >= (args->b_transposed ? args->K : args->N));
+    return args->M && args->N ? device->ops->matmul(device, args, stream) : AQ_OK;
+}
+
+enum aq_status aq_device_layernorm(struct aq_device *device, const struct aq_layernorm *args, struct aq_stream *stream)
+{
+    return device->ops->layernorm(device, args, stream);
+}
+
+enum aq_status aq_device_layernorm_backward(struct aq_device *device, const struct aq_layernorm_backward *args,
+                                            struct aq_stream *stream)
+{
+    return device->ops->layernorm_backward(device, args, stream);
+}
+
+enum aq_status aq_device_attention(struct aq_device *device, const struct aq_attention *args, struct aq_stream *stream)
+{
+    AQ_ASSERT(args->T <= args->T_mask && args->H > 0 && args->D > 0);
+    return device->ops->attention(device, args, stream);
+}
+
+enum aq_status aq_device_attention_backward(struct aq_device *device, const struct aq_attention *args,
+                                            struct aq_stream *stream)
+{
+    AQ_ASSERT(args->T <= args->T_mask && args->H > 0 && args->D > 0 && args->dout && args->dqkv);
+    return device->ops->attention_backward(device, args, stream);
+}
+
+enum aq_status aq_device_embedding(struct aq_device *device, const struct aq_embedding *args, struct aq_stream *stream)
+{
+    return device->ops->embedding(device, args, stream);
+}
+
+enum aq_status aq_device_embedding_backward(struct aq_device *device, const struct aq_embedding_backward *args,
+                                            struct aq_stream *stream)
+{
+    return device->ops->embedding_backward(device, args, stream);
+}
+
+enum aq_status aq_device_cross_entropy(struct aq_device *device, const struct aq_cross_entropy *args,
+                                       struct aq_stream *stream)
+{
+    AQ_ASSERT(args->logits_stride >= args->V && (!args->gradient || args->gradient_stride >= args->V));
+    return device->ops->cross_entropy(device, args, stream);
+}
+
+enum aq_status aq_device_column_sum(struct aq_device *device, const void *x, enum aq_element type, uint64_t rows,
+                                    uint64_t C, uint64_t stride, float *sums, struct aq_stream *stream)
+{
+    return device->ops->column_sum(device, x, type, rows, C, stride, sums, stream);
+}
+
+enum aq_status aq_device_dropout(struct aq_device *device, const struct aq_dropout_apply *args,
+                                 struct aq_stream *stream)
+{
+    return device->ops->dropout(device, args, stream);
+}
+
+enum aq_status aq_device_fill_normal(struct aq_device *device, float *x, uint64_t count, struct aq_rng_key key,
+                                     float std, float value, struct aq_stream *stream)
+{
+    return device->ops->fill_normal(device, x, count, key, std, value, stream);
+}
+
+enum aq_status aq_device_adamw(struct aq_device *device, const struct aq_adamw *args, struct aq_stream *stream)
+{
+    if (args->step == 0) return aq_fail(AQ_INVAL, "device", "adamw: step counts from 1");
+    return args->count ? device->ops->adamw(device, args, stream) : AQ_OK;
+}
+
+enum aq_status aq_device_sgd(struct aq_device *device, const struct aq_sgd *args, struct aq_stream *stream)
+{
+    AQ_ASSERT(args->velocity || args->momentum == 0.0f);
+    return args->count ? device->ops->sgd(device, args, stream) : AQ_OK;
+}
+
+enum aq_status aq_device_sum2(struct aq_device *device, const float *x, uint64_t count, double *sum,
+                              struct aq_stream *stream)
+{
+    return device->ops->sum2(device, x, count, sum, stream);
+}

@@ -1,0 +1,267 @@
+/*
+ * device_cpu.c -- the CPU backend: plain memory, streams that are always drained, one pool of threads.
+ *
+ * Everything is done when the call returns, so a stream is a name and an event is passed as soon as it is recorded. The
+ * instruction set is chosen once, when the device is opened: the best of the processor, or what AQ_CPU asks for.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cpu_device.h"
+
+struct aq_stream {
+    struct cpu_device *device;
+};
+
+struct aq_event {
+    struct cpu_device *device;
+};
+
+enum level {
+    LEVEL_PLAIN = 0,  /* AQ_CPU=plain: the truth, for tests          */
+    LEVEL_BASE = 1,   /* any x86-64-v2: plain rows, oneDNN's product */
+    LEVEL_AVX2 = 2,
+    LEVEL_AVX512 = 3,
+    LEVEL_AVX512_BF16 = 4
+};
+
+static enum level level_best(void)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (avx512 && avx2) return __builtin_cpu_supports("avx512bf16") ? LEVEL_AVX512_BF16 : LEVEL_AVX512;
+    if (avx2) return LEVEL_AVX2;
+#endif
+    return LEVEL_BASE;
+}
+
+static enum aq_status level_choose(enum level *out)
+{
+    static const struct {
+        const char *name;
+        enum level level;
+    } names[] = {{"plain", LEVEL_PLAIN},
+                 {"base", LEVEL_BASE},
+                 {"avx2", LEVEL_AVX2},
+                 {"avx512", LEVEL_AVX512},
+                 {"avx512bf16", LEVEL_AVX512_BF16}};
+    const enum level best = level_best();
+    const char *wish = getenv("AQ_CPU");
+    *out = best;
+    if (!wish || !*wish) return AQ_OK;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strcmp(names[i].name, wish) != 0) continue;
+        if (names[i].level > best)
+            return aq_fail(AQ_NODEV, "device", "AQ_CPU=%s: this processor does not have it; unset AQ_CPU", wish);
+        *out = names[i].level;
+        return AQ_OK;
+    }
+    return aq_fail(AQ_INVAL, "device", "AQ_CPU=%s is unknown; say plain, base, avx2, avx512 or avx512bf16", wish);
+}
+
+static void variants_choose(struct cpu_device *cpu, enum level level)
+{
+    cpu->rows = &cpu_rows_plain;
+    cpu->gemm = level == LEVEL_PLAIN ? &cpu_gemm_plain : &cpu_gemm_dnnl;
+#if defined(__x86_64__)
+    if (level >= LEVEL_AVX2) cpu->rows = &cpu_rows_avx2;
+    if (level >= LEVEL_AVX512) cpu->rows = &cpu_rows_avx512;
+    if (level >= LEVEL_AVX512) cpu->gemm = &cpu_gemm_avx512;
+    if (level >= LEVEL_AVX512_BF16) cpu->rows = &cpu_rows_avx512bf16;
+    if (level >= LEVEL_AVX512_BF16) cpu->gemm = &cpu_gemm_avx512bf16;
+#endif
+}
+
+/* "AMD EPYC", from the processor's own words. */
+static void processor_name(char text[64])
+{
+    snprintf(text, 64, "processor");
+#if defined(__x86_64__)
+    FILE *file = fopen("/proc/cpuinfo", "r");
+    if (!file) return;
+    char line[256];
+    while (fgets(line, sizeof line, file)) {
+        if (strncmp(line, "model name", 10) != 0) continue;
+        const char *at = strchr(line, ':');
+        if (at) snprintf(text, 64, "%.*s", (int)strcspn(at + 2, "\n"), at + 2);
+        break;
+    }
+    fclose(file);
+#endif
+}
+
+static void cpu_close(struct aq_device *device)
+{
+    struct cpu_device *cpu = cpu_device_of(device);
+    cpu_pool_close(cpu->pool);
+    aq_unmap(cpu->scratch, cpu->scratch_bytes);
+    aq_free(cpu);
+}
+
+extern const struct aq_device_ops aq_device_cpu;
+
+static enum aq_status cpu_open(const struct aq_device_config *config, struct aq_device **out)
+{
+    enum level level;
+    AQ_TRY(level_choose(&level));
+    void *memory = NULL;
+    AQ_TRY(aq_alloc(sizeof(struct cpu_device), &memory));
+    struct cpu_device *cpu = memory;
+    cpu->base.ops = &aq_device_cpu;
+    variants_choose(cpu, level);
+    cpu->bf16 = level >= LEVEL_AVX512_BF16;
+    enum aq_status status;
+    AQ_TRY_GOTO(cpu_pool_open(config->threads, &cpu->pool), out);
+    cpu->threads = cpu_pool_threads(cpu->pool);
+    const size_t bytes = CPU_SHARED_BYTES + (size_t)cpu->threads * CPU_WORKER_BYTES;
+    AQ_TRY_GOTO(aq_map(bytes, &memory), out);
+    cpu->scratch = memory;
+    cpu->scratch_bytes = bytes;
+    char processor[64];
+    processor_name(processor);
+    snprintf(cpu->name, sizeof cpu->name, "cpu: %.48s, %u threads, rows %s, products %s", processor, cpu->threads,
+             cpu->rows->name, cpu->gemm->name);
+    aq_log("device", 2, "%s", cpu->name);
+    *out = &cpu->base;
+    return AQ_OK;
+out:
+    cpu_close(&cpu->base);
+    return status;
+}
+
+static void cpu_info(const struct aq_device *device, struct aq_device_info *out)
+{
+    const struct cpu_device *cpu = (const struct cpu_device *)device;
+    *out = (struct aq_device_info){.threads = cpu->threads, .host_memory = true, .bf16 = cpu->bf16};
+    snprintf(out->name, sizeof out->name, "%s", cpu->name);
+    const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    if (pages > 0 && page > 0) out->memory_bytes = (uint64_t)pages * (uint64_t)page;
+}
+
+static enum aq_status cpu_alloc(struct aq_device *device, enum aq_memory_kind kind, size_t bytes, void **out)
+{
+    (void)device;
+    (void)kind;
+    return aq_map(bytes, out);
+}
+
+static void cpu_free(struct aq_device *device, enum aq_memory_kind kind, void *memory, size_t bytes)
+{
+    (void)device;
+    (void)kind;
+    aq_unmap(memory, bytes);
+}
+
+static enum aq_status cpu_stream_open(struct aq_device *device, struct aq_stream **out)
+{
+    void *memory = NULL;
+    AQ_TRY(aq_alloc(sizeof(struct aq_stream), &memory));
+    *out = memory;
+    (*out)->device = cpu_device_of(device);
+    return AQ_OK;
+}
+
+static void cpu_stream_close(struct aq_device *device, struct aq_stream *stream)
+{
+    AQ_ASSERT(stream->device == cpu_device_of(device));
+    aq_free(stream);
+}
+
+static enum aq_status cpu_stream_sync(struct aq_device *device, struct aq_stream *stream)
+{
+    AQ_ASSERT(!stream || stream->device == cpu_device_of(device));
+    return AQ_OK;
+}
+
+static enum aq_status cpu_event_open(struct aq_device *device, struct aq_event **out)
+{
+    void *memory = NULL;
+    AQ_TRY(aq_alloc(sizeof(struct aq_event), &memory));
+    *out = memory;
+    (*out)->device = cpu_device_of(device);
+    return AQ_OK;
+}
+
+static void cpu_event_close(struct aq_device *device, struct aq_event *event)
+{
+    AQ_ASSERT(event->device == cpu_device_of(device));
+    aq_free(event);
+}
+
+static enum aq_status cpu_event_record(struct aq_device *device, struct aq_event *event, struct aq_stream *stream)
+{
+    AQ_ASSERT(event->device == cpu_device_of(device) && (!stream || stream->device == event->device));
+    return AQ_OK;
+}
+
+static enum aq_status cpu_event_wait(struct aq_device *device, struct aq_event *event, struct aq_stream *stream)
+{
+    return cpu_event_record(device, event, stream);
+}
+
+static enum aq_status cpu_event_query(struct aq_device *device, struct aq_event *event)
+{
+    return cpu_event_record(device, event, NULL);
+}
+
+struct parallel {
+    void (*run)(uint32_t piece, void *context);
+    void *context;
+};
+
+static void parallel_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct parallel *parallel = context;
+    parallel->run((uint32_t)piece, parallel->context);
+}
+
+static void cpu_parallel(struct aq_device *device, uint32_t pieces, void (*run)(uint32_t piece, void *context),
+                         void *context)
+{
+    struct parallel parallel = {.run = run, .context = context};
+    cpu_pool_run(cpu_device_of(device)->pool, pieces, parallel_piece, &parallel);
+}
+
+static uint64_t cpu_scratch_bytes(const struct aq_device *device)
+{
+    return ((const struct cpu_device *)device)->scratch_bytes;
+}
+
+const struct aq_device_ops aq_device_cpu = {.kind = "cpu",
+                                            .open = cpu_open,
+                                            .close = cpu_close,
+                                            .info = cpu_info,
+                                            .alloc = cpu_alloc,
+                                            .free = cpu_free,
+                                            .stream_open = cpu_stream_open,
+                                            .stream_close = cpu_stream_close,
+                                            .stream_sync = cpu_stream_sync,
+                                            .event_open = cpu_event_open,
+                                            .event_close = cpu_event_close,
+                                            .event_record = cpu_event_record,
+                                            .event_wait = cpu_event_wait,
+                                            .event_query = cpu_event_query,
+                                            .copy = cpu_copy,
+                                            .zero = cpu_zero,
+                                            .parallel = cpu_parallel,
+                                            .scratch_bytes = cpu_scratch_bytes,
+                                            .matmul = cpu_matmul,
+                                            .layernorm = cpu_layernorm,
+                                            .layernorm_backward = cpu_layernorm_backward,
+                                            .attention = cpu_attention,
+                                            .attention_backward = cpu_attention_backward,
+                                            .embedding = cpu_embedding,
+                                            .embedding_backward = cpu_embedding_backward,
+                                            .cross_entropy = cpu_cross_entropy,
+                                            .column_sum = cpu_column_sum,
+                                            .dropout = cpu_dropout,
+                                            .fill_normal = cpu_fill_normal,
+                                            .adamw = cpu_adamw,
+                                            .sgd = cpu_sgd,
+                                            .sum2 = cpu_sum2};

@@ -1,0 +1,65 @@
+/*
+ * device_ops.h -- the table of functions that a backend fills; private to this room.
+ *
+ * A new backend is one file that defines `const struct aq_device_ops aq_device_NAME` and one line in devices.def. Every
+ * slot is mandatory (aq_device_open asserts it). A backend's device starts with struct aq_device. Slots mean what the
+ * functions of the same name in device.h and device_math.h say; what they check, device.c has checked already.
+ */
+#ifndef AQ_DEVICE_OPS_H
+#define AQ_DEVICE_OPS_H
+
+#include "aqsgd/device.h"
+#include "aqsgd/device_math.h"
+
+struct aq_device_ops {
+    const char *kind;
+    enum aq_status (*open)(const struct aq_device_config *config, struct aq_device **out);
+    void (*close)(struct aq_device *device);
+    void (*info)(const struct aq_device *device, struct aq_device_info *out);
+
+    enum aq_status (*alloc)(struct aq_device *device, enum aq_memory_kind kind, size_t bytes, void **out);
+    void (*free)(struct aq_device *device, enum aq_memory_kind kind, void *memory, size_t bytes);
+    enum aq_status (*stream_open)(struct aq_device *device, struct aq_stream **out);
+    void (*stream_close)(struct aq_device *device, struct aq_stream *stream);
+    enum aq_status (*stream_sync)(struct aq_device *device, struct aq_stream *stream);
+    enum aq_status (*event_open)(struct aq_device *device, struct aq_event **out);
+    void (*event_close)(struct aq_device *device, struct aq_event *event);
+    enum aq_status (*event_record)(struct aq_device *device, struct aq_event *event, struct aq_stream *stream);
+    enum aq_status (*event_wait)(struct aq_device *device, struct aq_event *event, struct aq_stream *stream);
+    enum aq_status (*event_query)(struct aq_device *device, struct aq_event *event);
+    enum aq_status (*copy)(struct aq_device *device, void *to, const void *from, size_t bytes,
+                           struct aq_stream *stream);
+    enum aq_status (*zero)(struct aq_device *device, void *to, size_t bytes, struct aq_stream *stream);
+    void (*parallel)(struct aq_device *device, uint32_t pieces, void (*run)(uint32_t piece, void *context),
+                     void *context);
+
+    uint64_t (*scratch_bytes)(const struct aq_device *device);
+    enum aq_status (*matmul)(struct aq_device *device, const struct aq_matmul *args, struct aq_stream *stream);
+    enum aq_status (*layernorm)(struct aq_device *device, const struct aq_layernorm *args, struct aq_stream *stream);
+    enum aq_status (*layernorm_backward)(struct aq_device *device, const struct aq_layernorm_backward *args,
+                                         struct aq_stream *stream);
+    enum aq_status (*attention)(struct aq_device *device, const struct aq_attention *args, struct aq_stream *stream);
+    enum aq_status (*attention_backward)(struct aq_device *device, const struct aq_attention *args,
+                                         struct aq_stream *stream);
+    enum aq_status (*embedding)(struct aq_device *device, const struct aq_embedding *args, struct aq_stream *stream);
+    enum aq_status (*embedding_backward)(struct aq_device *device, const struct aq_embedding_backward *args,
+                                         struct aq_stream *stream);
+    enum aq_status (*cross_entropy)(struct aq_device *device, const struct aq_cross_entropy *args,
+                                    struct aq_stream *stream);
+    enum aq_status (*column_sum)(struct aq_device *device, const void *x, enum aq_element type, uint64_t rows,
+                                 uint64_t C, uint64_t stride, float *sums, struct aq_stream *stream);
+    enum aq_status (*dropout)(struct aq_device *device, const struct aq_dropout_apply *args,
+                              struct aq_stream *stream);
+    enum aq_status (*fill_normal)(struct aq_device *device, float *x, uint64_t count, struct aq_rng_key key, float std,
+                                  float value, struct aq_stream *stream);
+    enum aq_status (*adamw)(struct aq_device *device, const struct aq_adamw *args, struct aq_stream *stream);
+    enum aq_status (*sgd)(struct aq_device *device, const struct aq_sgd *args, struct aq_stream *stream);
+    enum aq_status (*sum2)(struct aq_device *device, const float *x, uint64_t count, double *sum,
+                           struct aq_stream *stream);
+};
+
+struct aq_device {
+    const struct aq_device_ops *ops;
+};
+
+#endif

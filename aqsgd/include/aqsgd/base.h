@@ -1,0 +1,20 @@
+/*
+ * base.h -- the vocabulary of the house: status, log, memory, rings, random numbers, time, digests, threads, traces.
+ *
+ * Every other room may use it; it uses nothing but the C library and xxHash. Each part has its own header with its
+ * manual.
+ */
+#ifndef AQSGD_BASE_H
+#define AQSGD_BASE_H
+
+#include "aqsgd/base/clock.h"
+#include "aqsgd/base/digest.h"
+#include "aqsgd/base/log.h"
+#include "aqsgd/base/memory.h"
+#include "aqsgd/base/ring.h"
+#include "aqsgd/base/rng.h"
+#include "aqsgd/base/status.h"
+#include "aqsgd/base/thread.h"
+#include "aqsgd/base/trace.h"
+
+#endif

@@ -1,0 +1,63 @@
+/*
+ * memory.h -- memory is measured from the plan and taken once.
+ *
+ * Caveats first. aq_alloc is for the time before RUNNING and for short-lived control work: after aq_memory_freeze(true)
+ * a debug build aborts where the freezing thread calls it. Everything large comes from aq_map (huge pages, touched, so
+ * that the first step does not pay for page faults at seconds per GiB) and is cut by an arena.
+ *
+ * An arena is used twice with the same code: once with base NULL, which only adds up, once with the memory:
+ *
+ *     struct aq_arena a = {0};           place(&a, &thing);      // measuring: every pointer is NULL
+ *     aq_map(a.used, &memory);
+ *     a = (struct aq_arena){.base = memory, .bytes = a.used};    place(&a, &thing);
+ *
+ * Locking: aq_alloc, aq_free, aq_map, aq_unmap from any thread; an arena belongs to one thread.
+ */
+#ifndef AQSGD_BASE_MEMORY_H
+#define AQSGD_BASE_MEMORY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "aqsgd/base/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { AQ_ALIGN = 64 }; /* a cache line; every arena piece and aq_alloc starts on one */
+
+/* Zeroed memory, aligned to AQ_ALIGN. AQ_NOMEM (logged). bytes 0 gives one byte. Free with aq_free. */
+enum aq_status aq_alloc(size_t bytes, void **out);
+void aq_free(void *memory); /* NULL is fine */
+
+/* A copy of text, of memory from aq_alloc. */
+enum aq_status aq_alloc_text(const char *text, char **out);
+
+/* Zeroed pages, huge where the kernel gives them, touched already. AQ_NOMEM (logged, with the bytes). */
+enum aq_status aq_map(size_t bytes, void **out);
+void aq_unmap(void *memory, size_t bytes); /* NULL is fine */
+
+/* From now on (true) aq_alloc on this thread is a bug; debug builds abort at it. */
+void aq_memory_freeze(bool frozen);
+
+/* The n-th aq_alloc or aq_map from now fails with AQ_NOMEM (n = 1 is the next); 0 switches it off. For tests. */
+void aq_memory_fail_at(uint64_t n);
+
+/* Bytes that aq_alloc and aq_map have out at this moment. */
+uint64_t aq_memory_used(void);
+
+struct aq_arena {
+    uint8_t *base; /* NULL while measuring */
+    size_t used;
+    size_t bytes;
+};
+
+/* The next `bytes` of the arena at a multiple of AQ_ALIGN; NULL while measuring. Running over is our bug: asserts. */
+void *aq_arena_take(struct aq_arena *arena, size_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,192 @@
+/*
+ * codec.h -- activation codecs: how the (T, C) matrix of one sample becomes bytes on the wire, and again a matrix.
+ *
+ * Caveats first.
+ * - Decode is exact arithmetic (DESIGN: no fused multiply-add, no fast-math): the same body and the same reference give
+ *   the same bits on every device, compiler and optimization level. Encode may be as fast as it likes: it *defines* the
+ *   codes, and then computes m' by the very arithmetic of decode.
+ * - The sender must use `hat` and `m_out` that encode wrote, never its own activation, wherever both ends must agree.
+ * - A codec is a pure function of (activation, reference message, random key). It knows no cache and no link.
+ * - Samples are coded one by one: the code of one never depends on its neighbours in the micro-batch.
+ *
+ * Kinds:
+ *   raw      fp32, fp16 or bf16 as they are; stateless.
+ *   directq  Q(x): quantizes the values themselves; stateless. Optional top-k first (papers/004 H.6, "bw8[0.2]").
+ *   aqsgd    Q(a - m): quantizes the change since this sample's previous message m (papers/004 Algorithm 1, line 7);
+ *            without a reference (a cold sample) a *keyframe* is coded instead.
+ *
+ * A message m is stored in the precision of config.store, aq_codec_message_bytes() long, in host or device memory, and
+ * is opaque to everybody else: a cache keeps the bytes, a digest covers the bytes. x^ ("hat") is the fp32 matrix that
+ * the receiver computes with: m + deq(q), not rounded to the stored precision; both ends store the same rounding of it.
+ *
+ * Non-finite values in the activation, or a value that the store cannot hold (beyond 65504 with fp16): the sample is
+ * sent raw fp32, result.flags says AQ_CODED_RAW, and no m' is made: the sample becomes cold on both ends.
+ *
+ * The byte layout is docs/FORMAT.md.
+ *
+ *     struct aq_codec_config config;
+ *     aq_codec_config_default(&config, AQ_CODEC_AQSGD, 4);
+ *     AQ_TRY(aq_codec_open(device, &config, T, C, &codec));
+ *     AQ_TRY(aq_codec_encode(codec, a, m, &key, body, bound, hat, m, &result, stream));
+ *     ... other end ...
+ *     AQ_TRY(aq_codec_decode(codec, body, result.body_bytes, result.flags, m, hat, m, stream));
+ *
+ * Locking: a codec object is used from one thread at a time; different objects are independent.
+ */
+#ifndef AQSGD_CODEC_H
+#define AQSGD_CODEC_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "aqsgd/base.h"
+#include "aqsgd/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Wire ids, for ever. */
+enum aq_codec_kind { AQ_CODEC_RAW = 1, AQ_CODEC_DIRECTQ = 2, AQ_CODEC_AQSGD = 3 };
+
+/* How a value is kept: raw bodies, keyframes, stored messages. Q8, Q4, Q2: symmetric codes with one scale a row. */
+enum aq_codec_precision {
+    AQ_PRECISION_FP32 = 1,
+    AQ_PRECISION_FP16 = 2,
+    AQ_PRECISION_BF16 = 3,
+    AQ_PRECISION_Q8 = 4,
+    AQ_PRECISION_Q4 = 5,
+    AQ_PRECISION_Q2 = 6
+};
+
+/* Which values share one scale. Rows are tokens (T of them), channels are columns (C of them). */
+enum aq_codec_group { AQ_GROUP_TENSOR = 1, AQ_GROUP_ROW = 2, AQ_GROUP_CHANNEL = 3, AQ_GROUP_TILE = 4 };
+
+/*
+ * The grid of b bits over [-s, s]. L = 2^b.
+ *   mid-rise   levels (2k + 1 - L)/L * s, k = 0..L-1: symmetric, no zero; unbiased on symmetric data
+ *   mid-tread  levels k/(L/2 - 1) * s, k = -(L/2-1)..L/2-1: symmetric, with zero, one code unused (b >= 2)
+ *   signed     levels k/(L/2) * s, k = -L/2..L/2-1: as published (AC-SGD); biased. For comparison; refused as a default
+ */
+enum aq_codec_grid { AQ_GRID_MIDRISE = 1, AQ_GRID_MIDTREAD = 2, AQ_GRID_SIGNED = 3 };
+
+/* How the sender chooses s. The decoder does not know and need not. */
+enum aq_codec_scale {
+    AQ_SCALE_ABSMAX = 1, /* the largest magnitude                                              */
+    AQ_SCALE_RMS = 2,    /* k(b) * rms, k optimal for a Gaussian                               */
+    AQ_SCALE_SEARCH = 3, /* the best of 8 shrink factors of absmax by squared error            */
+    AQ_SCALE_AUTO = 4    /* k(b, tail) * rms up to 4 bits, absmax from 6: near SEARCH, at its own cost of one pass */
+};
+
+/* How s is written. POW2: one byte, an exponent. */
+enum aq_codec_scale_format { AQ_SCALE_FP16 = 1, AQ_SCALE_BF16 = 2, AQ_SCALE_FP32 = 3, AQ_SCALE_POW2 = 4 };
+
+enum aq_codec_rounding { AQ_ROUND_NEAREST = 1, AQ_ROUND_STOCHASTIC = 2 };
+
+struct aq_codec_config {
+    enum aq_codec_kind kind;
+    enum aq_codec_precision raw; /* kind RAW: FP32, FP16 or BF16                                                     */
+    uint32_t bits;               /* 1..8, DIRECTQ and AQSGD                                                          */
+    enum aq_codec_grid grid;
+    enum aq_codec_group group;
+    uint32_t
+        tile; /* 32, 64 or 128 contiguous channels: group TILE and Hadamard; the last tile of a row may be shorter */
+    enum aq_codec_scale scale;
+    enum aq_codec_scale_format scale_format;
+    enum aq_codec_rounding rounding;
+    bool hadamard;                 /* rotate each tile by the orthonormal Sylvester-Hadamard matrix before quantizing */
+    float top_k;                   /* DIRECTQ: keep this fraction of the values (largest magnitude); 0 or 1: all      */
+    int32_t prescale_log2;         /* values are multiplied by 2^this before scale and grid, divided after decode     */
+    enum aq_codec_precision store; /* AQSGD: how m is kept                                                            */
+    enum aq_codec_precision keyframe; /* AQSGD: how a cold sample is sent: FP32, FP16, BF16 or Q8 */
+};
+
+/* The recommended settings for a kind and bits: mid-rise, one fp16 scale a row (absmax, at 1 bit auto), nearest, store
+ * and keyframe fp16; directq, which gradients go through, with a prescale of 2^16. */
+void aq_codec_config_default(struct aq_codec_config *out, enum aq_codec_kind kind, uint32_t bits);
+
+/* Can this be built for (T, C)? AQ_INVAL, with a text that names the field and what it may be. */
+enum aq_status aq_codec_config_check(const struct aq_codec_config *config, uint32_t rows, uint32_t columns);
+
+/* A 64-bit digest of everything in config that decode depends on: both ends of an edge must agree on it. */
+uint64_t aq_codec_config_digest(const struct aq_codec_config *config);
+
+/* "aqsgd 4 bits mid-rise row fp16 auto nearest store fp16", for people. Writes at most `bytes`, always terminated. */
+void aq_codec_config_text(const struct aq_codec_config *config, char *text, size_t bytes);
+
+enum aq_coded_flag {
+    AQ_CODED_KEYFRAME = 1, /* coded without a reference, in config.keyframe                                */
+    AQ_CODED_RAW = 2       /* raw fp32 because the values demanded it; nothing may be stored for the sample */
+};
+
+/* What encode tells beside the body. Valid when the stream has passed the call. */
+struct aq_codec_result {
+    uint32_t body_bytes; /* <= aq_codec_bound()                                                            */
+    uint32_t flags;      /* enum aq_coded_flag                                                             */
+    /*
+     * Live measures of the sample: sums over its T*C values, in double. For a delta with one scale a row, not searched,
+     * not rotated, rounded to nearest (the default), in samples of 64 rows or more, they are estimated from the first
+     * eight rows and every eighth row after them, which then stands for eight; the sums
+     * may then be some per cent off.
+     */
+    double sum_a2;     /* |a|^2                                                                            */
+    double sum_delta2; /* |a - m|^2; equals sum_a2 where there was no reference                            */
+    double sum_error2; /* |a - hat|^2, which is |d - Q(d)|^2                                               */
+    double sum_a;      /* of a: the common mode is |mean(a)| / rms(a)                                      */
+};
+
+struct aq_codec; /* opaque: config, shape, scratch memory */
+
+/* rows T, columns C of one sample. Takes its scratch memory once. AQ_INVAL as aq_codec_config_check, AQ_NOMEM. */
+enum aq_status aq_codec_open(struct aq_device *device, const struct aq_codec_config *config, uint32_t rows,
+                             uint32_t columns, struct aq_codec **out);
+void aq_codec_close(struct aq_codec *codec); /* NULL is fine */
+
+const struct aq_codec_config *aq_codec_config_of(const struct aq_codec *codec); /* borrowed */
+
+/* Bytes that any body of this codec fits into (the raw fallback included). */
+size_t aq_codec_bound(const struct aq_codec *codec);
+
+/* Bytes of a body in the ordinary case: keyframe or not. Exact; what `aqpipe plan` prints. */
+size_t aq_codec_body_bytes(const struct aq_codec *codec, bool keyframe);
+
+/* Bytes of a stored message; 0 for stateless kinds. */
+size_t aq_codec_message_bytes(const struct aq_codec *codec);
+
+/*
+ * aq_codec_encode -- code one sample.
+ *
+ *     d = a - m,   w = Q_b(d),   x^ = m + deq_b(w),   m' = store(x^)       [papers/004, Algorithm 1, lines 4-7]
+ *
+ * a       (T, C) fp32 device, borrowed until the stream gets here.
+ * m       the reference, aq_codec_message_bytes long, or NULL: a keyframe. Ignored by stateless kinds.
+ * key     for stochastic rounding; may be NULL where rounding is nearest.
+ * body    out, `capacity` >= aq_codec_bound(codec), else AQ_NOSPC.
+ * hat     out, (T, C) fp32, what the receiver will compute with; NULL: not wanted. May alias a.
+ *         With store fp32 x^ is m', and hat may be m_out: it is written once.
+ * m_out   out, m'; may be m, but not overlap it otherwise; NULL: not wanted, or a stateless kind. When result.flags has
+ *         AQ_CODED_RAW it holds rubbish, also where it is m: such a sample is cold on both ends, and who wants to keep
+ *         the old m gives another place.
+ * result  out.
+ */
+enum aq_status aq_codec_encode(struct aq_codec *codec, const float *a, const void *m, const struct aq_rng_key *key,
+                               void *body, size_t capacity, float *hat, void *m_out, struct aq_codec_result *result,
+                               struct aq_stream *stream);
+
+/*
+ * aq_codec_decode -- the other end. body comes from outside: any bytes give AQ_OK or AQ_CORRUPT, never more.
+ *
+ * flags   of the frame (enum aq_coded_flag); m as in encode: AQ_INVAL if a delta comes without a reference.
+ * hat     out, (T, C) fp32; NULL: not wanted. With store fp32 x^ is m', and hat may be m_out (and both may be m, as
+ *         papers/004 keeps it): it is written once.
+ * m_out   as in encode; not written for AQ_CODED_RAW, unless it is hat. On AQ_CORRUPT hat and m_out may hold rubbish:
+ *         the sample is to be fetched again, or is cold.
+ */
+enum aq_status aq_codec_decode(struct aq_codec *codec, const void *body, size_t body_bytes, uint32_t flags,
+                               const void *m, float *hat, void *m_out, struct aq_stream *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,94 @@
+/*
+ * device.h -- the device seam: memory, streams, events and the mathematics that stages are made of.
+ *
+ * Caveats first. Whatever takes a stream may only *enqueue*: its operands must stay until the stream gets there, and
+ * its results are there only after an event or aq_device_stream_sync. The CPU backend runs everything at once on the
+ * calling thread and its pool, so its streams are always drained; code that relies on that breaks on a GPU.
+ *
+ * A device is a const table of functions (struct aq_device_ops), one file per backend: device_cpu.c today. The
+ * mathematics (matrix products, layer norm, attention ...) is in device_math.h, a part of the same table.
+ *
+ * The CPU backend owns one thread pool, sized by the manifest. Work is cut into pieces whose size does not depend on
+ * the number of threads and handed out dynamically, so that a descheduled thread holds nobody up; every output element
+ * is computed by one piece in a fixed order, so that results do not depend on the number of threads.
+ *
+ * Locking: a device may be used from one thread at a time for mathematics; aq_device_alloc/free from any thread.
+ */
+#ifndef AQSGD_DEVICE_H
+#define AQSGD_DEVICE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "aqsgd/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct aq_device; /* opaque */
+struct aq_stream; /* opaque: work in order */
+struct aq_event;  /* opaque: a point in a stream */
+
+struct aq_device_config {
+    const char *kind; /* "cpu"; "cuda" where it was built in; "auto": cuda where there is a GPU, else cpu */
+    uint32_t index;   /* which GPU; 0 on the CPU */
+    uint32_t threads; /* CPU pool, the calling thread included; 0: every core this process may use */
+};
+
+enum aq_memory_kind {
+    AQ_MEMORY_DEVICE = 0, /* where the mathematics happens */
+    AQ_MEMORY_PINNED = 1  /* host memory that the device copies from and to asynchronously */
+};
+
+struct aq_device_info {
+    char name[128];        /* "cpu: AMD EPYC, 2 threads, AVX-512 BF16"             */
+    uint64_t memory_bytes; /* in all                                              */
+    uint32_t threads;      /* of the pool (1 on a GPU)                            */
+    bool host_memory;      /* device pointers may be dereferenced by the host     */
+    bool bf16;             /* has a bf16 matrix product faster than fp32          */
+};
+
+/* AQ_INVAL: unknown kind. AQ_NODEV: built without it, or no such device here; the line says which and what to do. */
+enum aq_status aq_device_open(const struct aq_device_config *config, struct aq_device **out);
+void aq_device_close(struct aq_device *device); /* NULL is fine */
+void aq_device_info(const struct aq_device *device, struct aq_device_info *out);
+
+/* Zeroed; AQ_NOMEM says needed and free. */
+enum aq_status aq_device_alloc(struct aq_device *device, enum aq_memory_kind kind, size_t bytes, void **out);
+void aq_device_free(struct aq_device *device, enum aq_memory_kind kind, void *memory, size_t bytes);
+
+/* A stream runs what is enqueued on it in order; sync waits for all of it. Closing a stream waits too. AQ_NOMEM. */
+enum aq_status aq_device_stream_open(struct aq_device *device, struct aq_stream **out);
+void aq_device_stream_close(struct aq_device *device, struct aq_stream *stream);
+enum aq_status aq_device_stream_sync(struct aq_device *device, struct aq_stream *stream);
+
+/*
+ * An event is a point in a stream: record puts it behind what the stream has so far, wait holds another stream back
+ * until it is passed. An event never recorded is passed.
+ */
+enum aq_status aq_device_event_open(struct aq_device *device, struct aq_event **out);
+void aq_device_event_close(struct aq_device *device, struct aq_event *event);
+enum aq_status aq_device_event_record(struct aq_device *device, struct aq_event *event, struct aq_stream *stream);
+enum aq_status aq_device_event_wait(struct aq_device *device, struct aq_event *event, struct aq_stream *stream);
+/* AQ_OK: the stream has passed it. AQ_AGAIN: not yet. */
+enum aq_status aq_device_event_query(struct aq_device *device, struct aq_event *event);
+
+/* Between any two of device, pinned and plain host memory. */
+enum aq_status aq_device_copy(struct aq_device *device, void *to, const void *from, size_t bytes,
+                              struct aq_stream *stream);
+enum aq_status aq_device_zero(struct aq_device *device, void *to, size_t bytes, struct aq_stream *stream);
+
+/*
+ * The CPU pool, for whoever works on host memory (codecs). run(piece, context) is called once for each piece of
+ * 0..pieces-1, on any of the pool's threads, the caller's among them; returns when all are done. Must not be nested.
+ * On a device without host memory the pieces run on the calling thread.
+ */
+void aq_device_parallel(struct aq_device *device, uint32_t pieces, void (*run)(uint32_t piece, void *context),
+                        void *context);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

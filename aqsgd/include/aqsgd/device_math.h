@@ -1,0 +1,227 @@
+/*
+ * device_math.h -- the mathematics that stages and optimizers are made of: a part of the device's table (device.h).
+ *
+ * Caveats first. Every function only enqueues on its stream (NULL: the device's own); operands are borrowed until the
+ * stream has passed. Pointers are device memory unless a comment says host. Nothing here allocates: scratch memory of
+ * fixed size is taken when the device is opened (aq_device_scratch_bytes).
+ *
+ * Results do not depend on the number of threads: an element is computed by one piece of work, in one order, and the
+ * pieces are cut by the operands' extents alone. On one machine a result is therefore the same bits every time.
+ *
+ * Every kernel has a plain C truth (device/cpu_rows_plain.c, cpu_gemm_plain.c). The best variant of the processor is
+ * taken, or what the environment says: AQ_CPU=plain, base, avx2, avx512 or avx512bf16.
+ *
+ * Letters: rows = samples * T; C channels; H heads; D = C / H; V vocabulary.
+ * bf16 values are uint16_t, the upper half of a float, rounded to nearest even.
+ *
+ * Locking: as device.h says, one thread at a time.
+ */
+#ifndef AQSGD_DEVICE_MATH_H
+#define AQSGD_DEVICE_MATH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "aqsgd/base.h"
+#include "aqsgd/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum aq_element {
+    AQ_F32 = 0,
+    AQ_BF16 = 1
+};
+
+/*
+ * Dropout: an element is kept with probability 1 - p and divided by that. Word `offset + element` of the stream of the
+ * sample's key decides, so that a mask depends on the sample alone, not on the micro-batch or cut it came in.
+ */
+struct aq_dropout {
+    float probability;             /* 0: none; below 1                                                */
+    const struct aq_rng_key *keys; /* one for each sample, device memory; NULL where probability is 0 */
+};
+
+/* What a matrix product does with its sums before they leave the registers' neighbourhood. */
+enum aq_matmul_after {
+    AQ_AFTER_NONE = 0,
+    AQ_AFTER_GELU = 1,          /* other = sum + bias (kept for backward), c = gelu(other)             */
+    AQ_AFTER_GELU_BACKWARD = 2, /* c = sum * gelu'(other)                                              */
+    AQ_AFTER_RESIDUAL = 3       /* c = other + dropout(sum + bias)                                     */
+};
+
+/*
+ * c = after(op(a) op(b) + bias), or c += op(a) op(b). Row-major; strides in elements. op(a) is M x K: stored so, or as
+ * K x M where a_transposed; op(b) is K x N likewise. compute AQ_BF16 rounds both operands to bf16 and sums products in
+ * fp32. `other` has c's shape and stride, and c's type (fp32 for AFTER_RESIDUAL). accumulate wants c in fp32, no bias
+ * and AQ_AFTER_NONE. c overlaps nothing but, element for element, `other`.
+ */
+struct aq_matmul {
+    uint64_t M, N, K;
+    const void *a, *b;
+    uint64_t a_stride, b_stride, c_stride;
+    enum aq_element a_type, b_type, c_type;
+    enum aq_element compute;
+    bool a_transposed, b_transposed;
+    bool accumulate;
+    enum aq_matmul_after after;
+    void *c;
+    const float *bias; /* N, or NULL */
+    void *other;
+    struct aq_dropout dropout;    /* AFTER_RESIDUAL                                                     */
+    uint64_t dropout_sample_rows; /* rows of c that belong to one sample                                */
+};
+enum aq_status aq_device_matmul(struct aq_device *device, const struct aq_matmul *args, struct aq_stream *stream);
+
+/* y = (x - mean) rstd gamma + beta, row by row; variance of the population, epsilon added before the root. */
+struct aq_layernorm {
+    uint64_t rows, C;
+    float epsilon;
+    const float *x, *gamma, *beta;
+    void *y;
+    enum aq_element y_type;
+    float *mean, *rstd; /* rows; out in forward, in in backward */
+};
+enum aq_status aq_device_layernorm(struct aq_device *device, const struct aq_layernorm *args, struct aq_stream *stream);
+
+/* dx += gradient (dx holds the residual's), dgamma += , dbeta += . */
+struct aq_layernorm_backward {
+    uint64_t rows, C;
+    const float *dy, *x, *gamma, *mean, *rstd;
+    float *dx, *dgamma, *dbeta;
+};
+enum aq_status aq_device_layernorm_backward(struct aq_device *device, const struct aq_layernorm_backward *args,
+                                            struct aq_stream *stream);
+
+/*
+ * Causal attention of `samples` sequences of T tokens. A row of qkv is q, k and v of all heads, H*D each; out has H*D.
+ * lse is the log of the sum of exponentials of (sample, head, token), kept for backward; no T x T matrix outlives a
+ * block of rows. Dropout on the weights: element (h * T_mask + query) * T_mask + key. T_mask >= T keeps a mask when T
+ * is cut short.
+ */
+struct aq_attention {
+    uint64_t samples, T, H, D, T_mask;
+    enum aq_element type; /* of qkv, out and dout, and of the products; dqkv is fp32 always */
+    const void *qkv;
+    void *out;
+    float *lse;
+    struct aq_dropout dropout;
+    const void *dout; /* backward only, as dqkv */
+    float *dqkv;
+};
+enum aq_status aq_device_attention(struct aq_device *device, const struct aq_attention *args, struct aq_stream *stream);
+/* dqkv is written, not added to. Reads qkv, out, lse, dout. AQ_INVAL: T above 131072 (a row must fit the scratch). */
+enum aq_status aq_device_attention_backward(struct aq_device *device, const struct aq_attention *args,
+                                            struct aq_stream *stream);
+
+/*
+ * x[row] = token_table[tokens[row]] + position_table[row % T], then dropout. tokens are in range (checked by the
+ * caller).
+ */
+struct aq_embedding {
+    uint64_t samples, T, C;
+    uint64_t V;
+    const int32_t *tokens; /* device */
+    const float *token_table, *position_table;
+    float *x;
+    struct aq_dropout dropout;
+};
+enum aq_status aq_device_embedding(struct aq_device *device, const struct aq_embedding *args, struct aq_stream *stream);
+
+/* token_gradient[tokens[row]] += dropout'(dx[row]), position_gradient[row % T] += the same, rows in ascending order. */
+struct aq_embedding_backward {
+    uint64_t samples, T, C;
+    uint64_t V;
+    const int32_t *tokens;
+    const float *dx;
+    float *token_gradient, *position_gradient;
+    struct aq_dropout dropout;
+};
+enum aq_status aq_device_embedding_backward(struct aq_device *device, const struct aq_embedding_backward *args,
+                                            struct aq_stream *stream);
+
+/*
+ * Softmax and cross-entropy of rows of V logits, which are used up. losses[row] = log(sum exp) - logit[target] in nats,
+ * 0 where the target is -1. With gradient != NULL also gradient[row][v] = scale * (softmax - one at the target), 0
+ * where the target is -1; it may be logits itself, or a bf16 array that starts at the same byte with twice the stride;
+ * columns V..stride-1 become 0.
+ */
+struct aq_cross_entropy {
+    uint64_t rows, V;
+    float *logits;
+    uint64_t logits_stride;
+    const int32_t *targets; /* device */
+    float *losses;
+    void *gradient;
+    uint64_t gradient_stride;
+    enum aq_element gradient_type;
+    float scale;
+};
+enum aq_status aq_device_cross_entropy(struct aq_device *device, const struct aq_cross_entropy *args,
+                                       struct aq_stream *stream);
+
+/* sums[c] += sum over rows of x[row][c], rows in ascending order. */
+enum aq_status aq_device_column_sum(struct aq_device *device, const void *x, enum aq_element type, uint64_t rows,
+                                    uint64_t C, uint64_t stride, float *sums, struct aq_stream *stream);
+
+/* y = dropout(x) of (samples, sample_elements), as type; with probability 0 a copy or conversion. */
+struct aq_dropout_apply {
+    uint64_t samples, sample_elements;
+    const float *x;
+    void *y;
+    enum aq_element y_type;
+    struct aq_dropout dropout;
+};
+enum aq_status aq_device_dropout(struct aq_device *device, const struct aq_dropout_apply *args,
+                                 struct aq_stream *stream);
+
+/* Bytes of scratch that a device of so many threads takes when it is opened. */
+uint64_t aq_device_scratch_bytes(const struct aq_device *device);
+
+/* x = std * normal(key, element) for `count` elements; std 0 with a value: x = value. */
+enum aq_status aq_device_fill_normal(struct aq_device *device, float *x, uint64_t count, struct aq_rng_key key,
+                                     float std, float value, struct aq_stream *stream);
+
+/*
+ * One AdamW update of `count` floats (Loshchilov and Hutter 2019, Algorithm 2, with decoupled decay):
+ *
+ *     g = gradients * grad_scale
+ *     m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g g
+ *     p = p - lr weight_decay p - lr (m / (1 - beta1^step)) / (sqrt(v / (1 - beta2^step)) + epsilon)
+ *
+ * weight_decay: 0 where the tensor does not decay. step counts from 1. Gradients are not changed. The four arrays do
+ * not overlap. AQ_INVAL: step 0.
+ */
+struct aq_adamw {
+    float *parameters;
+    const float *gradients;
+    float *m, *v;
+    uint64_t count;
+    float lr, beta1, beta2, epsilon, weight_decay, grad_scale;
+    uint64_t step;
+};
+enum aq_status aq_device_adamw(struct aq_device *device, const struct aq_adamw *args, struct aq_stream *stream);
+
+/*
+ * p -= lr weight_decay p + lr u with u = velocity = momentum velocity + grad_scale gradients. velocity may be NULL
+ * where momentum is 0.
+ */
+struct aq_sgd {
+    float *parameters;
+    const float *gradients;
+    float *velocity;
+    uint64_t count;
+    float lr, momentum, weight_decay, grad_scale;
+};
+enum aq_status aq_device_sgd(struct aq_device *device, const struct aq_sgd *args, struct aq_stream *stream);
+
+/* *sum (host, valid at return: waits for the stream) = sum of x[i]^2 in double, in a fixed order. */
+enum aq_status aq_device_sum2(struct aq_device *device, const float *x, uint64_t count, double *sum,
+                              struct aq_stream *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,81 @@
+/*
+ * frame.h -- the frame header and the handshake's body as bytes: docs/FRAME.md in C.
+ *
+ * Encoding and decoding are explicit, byte by byte, so that the wire is little-endian on every machine. Decoding checks
+ * what can be checked without knowing the link: magic, version, digest, reserved bytes, kind. reader.c checks the rest.
+ * Locking: pure functions.
+ */
+#ifndef NET_FRAME_H
+#define NET_FRAME_H
+
+#include <stdint.h>
+
+#include "aqsgd/base.h"
+
+enum {
+    AQ_FRAME_VERSION = 1,
+    AQ_FRAME_HEADER_BYTES = 128,
+    AQ_FRAME_DIGEST_OFFSET = 120, /* the header digest covers all before it                     */
+    AQ_FRAME_HELLO_BYTES = 96,
+    AQ_FRAME_CONTROL_BYTES_MAX = 1024, /* body of a kind 1..15: one line of text and a little      */
+    AQ_FRAME_KIND_RUNTIME = 16,        /* first and last kind that belong to the runtime             */
+    AQ_FRAME_KIND_LAST = 31,
+    AQ_FRAME_ABORT_TEXT_MAX = 500, /* bytes of text in an ABORT that we send                    */
+    AQ_FEATURE_HEAL = 1            /* the bits of features in a HELLO                            */
+};
+
+struct aq_header {
+    uint16_t version; /* filled by decode; encode writes ours */
+    uint16_t kind;
+    uint16_t flags;
+    uint32_t body_bytes;
+    uint32_t from;
+    uint32_t edge;
+    uint64_t plan_hash;
+    uint64_t sequence;
+    uint64_t acknowledge;
+    uint32_t credit;
+    uint32_t micro_batch;
+    uint64_t step;
+    uint64_t argument;
+    uint64_t body_digest;
+};
+
+struct aq_hello {
+    uint64_t job_digest;
+    uint64_t plan_hash;
+    uint32_t rank;
+    uint32_t peer_rank;
+    uint32_t edge;
+    uint32_t body_bytes_max;
+    uint32_t receive_slots;
+    uint32_t features;
+    uint64_t session;         /* 0: new, or does not heal           */
+    uint64_t resume_sequence; /* 0: new; else the link goes on here */
+};
+
+enum { AQ_TEXT_BYTES = 512 }; /* one line that says why a link ended */
+
+void aq_header_encode(const struct aq_header *header, uint8_t out[AQ_FRAME_HEADER_BYTES]);
+
+/* Bytes that cannot be the beginning of a header of ours: looks at the first four at most. text says what came
+ * instead. */
+enum aq_status aq_header_sniff(const uint8_t *bytes, size_t count, char text[AQ_TEXT_BYTES]);
+
+/* AQ_PROTO, AQ_MISMATCH, AQ_CORRUPT as FRAME.md says, with the reason in text. Never logs. */
+enum aq_status aq_header_decode(const uint8_t bytes[AQ_FRAME_HEADER_BYTES], struct aq_header *out,
+                                char text[AQ_TEXT_BYTES]);
+
+void aq_hello_encode(const struct aq_hello *hello, uint8_t out[AQ_FRAME_HELLO_BYTES]);
+enum aq_status aq_hello_decode(const uint8_t bytes[AQ_FRAME_HELLO_BYTES], struct aq_hello *out,
+                               char text[AQ_TEXT_BYTES]);
+
+/* The body of an ABORT; returns its bytes. */
+uint32_t aq_abort_encode(enum aq_status cause, const char *text, uint8_t out[AQ_FRAME_CONTROL_BYTES_MAX]);
+/* Any bytes give a status and a printable line. */
+enum aq_status aq_abort_decode(const uint8_t *body, uint32_t body_bytes, char text[AQ_TEXT_BYTES]);
+
+/* "FORWARD", "BYE", ...: for logs and traces; a string literal. */
+const char *aq_frame_kind_text(uint16_t kind);
+
+#endif

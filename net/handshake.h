@@ -1,0 +1,85 @@
+/*
+ * handshake.h -- one peer between its connection and its link, and the listener that has several of them in hand.
+ *
+ * handshake.c drives them in the caller's thread (accept, connect); healer.c drives the same machine in the healer's.
+ * Locking: a listener and its hands are the caller's until aq_listener_close, then the porter's; the counts and the
+ * life of the memory stay the caller's.
+ */
+#ifndef NET_HANDSHAKE_H
+#define NET_HANDSHAKE_H
+
+#include <stdatomic.h>
+
+#include "frame.h"
+#include "net/link.h"
+#include "net_limits.h"
+#include "transport.h"
+
+enum {
+    AQ_HELLO_FRAME_BYTES = AQ_FRAME_HEADER_BYTES + AQ_FRAME_HELLO_BYTES,
+    AQ_HANDSHAKE_IN_BYTES = AQ_FRAME_HEADER_BYTES + AQ_FRAME_CONTROL_BYTES_MAX
+};
+
+enum aq_stage_of_hand { STAGE_NONE, STAGE_CONNECTING, STAGE_WRITING, STAGE_READING, STAGE_CONFIRMING, STAGE_DONE };
+
+struct aq_handshake {
+    enum aq_stage_of_hand stage;
+    struct aq_stream *stream;
+    uint64_t deadline_ns;
+    bool writing_now; /* which direction to wait for                      */
+    uint8_t out[AQ_HELLO_FRAME_BYTES];
+    uint32_t out_bytes, out_sent;
+    uint8_t in[AQ_HANDSHAKE_IN_BYTES]; /* HELLO, or ABORT with its text                    */
+    uint32_t in_have;
+    bool hello_read; /* header and hello below are filled                */
+    struct aq_header header;
+    struct aq_hello hello;
+    char text[AQ_TEXT_BYTES]; /* why it failed, or why it is kept for another accept */
+};
+
+struct aq_listener {
+    struct aq_net *net;
+    struct aq_listener *next;
+    struct aq_door door;
+    struct aq_handshake hands[AQ_HANDSHAKES];
+    uint64_t secret[2];    /* session numbers are made of it                      */
+    struct aq_heal *heals; /* of the links that were made here and heal           */
+    uint32_t living;       /* links of those that are not yet closed              */
+    int wake_fd;           /* wakes the porter                                    */
+    atomic_bool stop;      /* release in the caller, acquire in the porter        */
+    struct aq_thread *thread;
+    bool given_up; /* by the caller: closed when the last of its links is */
+};
+
+/* The HELLO of a link of this config that begins; the caller fills in what resumes. */
+struct aq_hello aq_hello_of(const struct aq_link_config *config);
+void aq_handshake_drop(struct aq_handshake *h);
+/* Write config's HELLO next: with body, or the third message without. */
+void aq_handshake_say(struct aq_handshake *h, const struct aq_link_config *config, const struct aq_hello *hello);
+enum aq_status aq_handshake_write(struct aq_handshake *h);
+/* One HELLO or ABORT, whole and checked. AQ_AGAIN; AQ_CLOSED and AQ_IO as the stream says; else the reason is in
+ * text. */
+enum aq_status aq_handshake_read(struct aq_handshake *h, bool with_body);
+/* Is this the peer that config waits for? AQ_MISMATCH: of another job or plan, or for another rank than this. AQ_AGAIN:
+ * of this job and for this rank, but another rank or edge than this accept is for. The text names both sides' values.
+ */
+enum aq_status aq_handshake_match(struct aq_handshake *h, const struct aq_link_config *config);
+/* Tell the peer why, as far as that goes without waiting, and let it go. */
+void aq_handshake_refuse(struct aq_handshake *h, const struct aq_link_config *config, enum aq_status status);
+void aq_handshake_log(const struct aq_handshake *h);
+
+/* Everybody who is at the door comes into a hand. */
+enum aq_status aq_listener_let_in(struct aq_listener *listener);
+/* Sleep until somebody is at the door, somebody in hand can go on, wake_fd rings, or a deadline. */
+void aq_listener_sleep(struct aq_listener *listener, uint64_t deadline_ns);
+
+/* One try to connect. AQ_REFUSED, AQ_CLOSED, AQ_IO, AQ_TIMEOUT: another may do better. With hello->session the HELLO
+ * resumes. wake_fd: gives up with AQ_CLOSED when it rings (it stays rung); -1: none. */
+enum aq_status aq_handshake_try(struct aq_net *net, struct aq_handshake *h, const char *address, uint32_t attempt,
+                                const struct aq_link_config *config, const struct aq_hello *hello, int wake_fd,
+                                uint64_t deadline_ns);
+const char *aq_handshake_try_text(const struct aq_handshake *h, enum aq_status status);
+/* Sleep until the time, or until wake_fd (-1: none) rings. */
+void aq_handshake_sleep(int wake_fd, uint64_t when_ns);
+
+#endif

@@ -1,0 +1,246 @@
+/*
+ * healer.c -- the threads that make lost connections again: dialler and porter (heal.h).
+ *
+ * They sleep in poll() on an eventfd that the loop and the caller ring, and on what a handshake waits for; they touch
+ * mailboxes and streams of their own, never a link.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "handshake.h"
+#include "heal.h"
+#include "link_state.h"
+
+static const char *const AREA = "net";
+
+void aq_heal_wake(int wake_fd)
+{
+    const uint64_t one = 1;
+    if (write(wake_fd, &one, sizeof one) == -1) aq_log(AREA, 0, "a healer cannot be woken: %s", strerror(errno));
+}
+
+/* Before the phases are looked at, so that no ring is missed. */
+static void hear(int wake_fd)
+{
+    uint64_t rung;
+    if (read(wake_fd, &rung, sizeof rung) == -1 && errno != EAGAIN)
+        aq_log(AREA, 0, "the wake-up of a healer cannot be read: %s", strerror(errno));
+}
+
+/* To the loop: a stream (taken, also where the link has ended meanwhile), or why there will be none. */
+static void give(struct aq_heal *heal, struct aq_stream *stream, const struct aq_hello *peer, enum aq_status status,
+                 const char *text)
+{
+    if (stream && heal->config.rate_mbps > 0 && stream->ops->pace(stream, heal->config.rate_mbps) != AQ_OK)
+        aq_log(AREA, 1, "the new connection to rank %u is not paced", heal->config.peer_rank);
+    heal->stream = stream;
+    heal->peer_position = peer->resume_sequence;
+    heal->peer_slots = peer->receive_slots;
+    heal->status = status;
+    snprintf(heal->text, sizeof heal->text, "%s", text);
+    /* Pairs with the loop's look in aq_link_heal_work, or with its exchange in aq_link_heal_over. */
+    if (aq_heal_turn(heal, HEAL_PARKED, HEAL_GIVEN))
+        aq_net_wake(heal->net);
+    else
+        aq_stream_close(stream);
+}
+
+static struct aq_hello hello_that_resumes(const struct aq_heal *heal)
+{
+    struct aq_hello hello = aq_hello_of(&heal->config);
+    hello.session = heal->session;
+    hello.resume_sequence = heal->position;
+    hello.receive_slots = heal->slots;
+    return hello;
+}
+
+/* ---- the dialler ---- */
+
+/* Until a stream is given, the peer refuses for good, or the link has ended. */
+static void dial_again(struct aq_heal *heal)
+{
+    struct aq_handshake h;
+    const struct aq_hello hello = hello_that_resumes(heal);
+    uint64_t back_off_ns = AQ_BACK_OFF_NS_MIN;
+    for (uint32_t attempt = 0;; attempt++) {
+        hear(heal->wake_fd);
+        if (aq_heal_phase(heal) != HEAL_PARKED) return;
+        const enum aq_status status = aq_handshake_try(heal->net, &h, heal->address, attempt, &heal->config, &hello,
+                                                       heal->wake_fd, heal->deadline_ns);
+        if (status == AQ_OK) {
+            give(heal, h.stream, &h.hello, AQ_OK, "");
+            return;
+        }
+        const char *text = aq_handshake_try_text(&h, status);
+        aq_log(AREA, 2, "dial %s attempt=%u: the peer %s", heal->address, attempt + 1, text);
+        aq_handshake_drop(&h);
+        if (status == AQ_MISMATCH) {
+            give(heal, NULL, &hello, status, text);
+            return;
+        }
+        aq_handshake_sleep(heal->wake_fd, aq_clock_after(back_off_ns));
+        back_off_ns = back_off_ns * 2 < AQ_BACK_OFF_NS_MAX ? back_off_ns * 2 : AQ_BACK_OFF_NS_MAX;
+    }
+}
+
+static void dialler_run(void *context)
+{
+    struct aq_heal *heal = context;
+    for (;;) {
+        hear(heal->wake_fd);
+        const int phase = aq_heal_phase(heal);
+        if (phase == HEAL_OVER) return;
+        if (phase == HEAL_PARKED)
+            dial_again(heal);
+        else
+            aq_handshake_sleep(heal->wake_fd, AQ_NEVER);
+    }
+}
+
+enum aq_status aq_dialler_open(struct aq_net *net, const struct aq_link_config *config, const char *address,
+                               uint64_t session, struct aq_heal **out)
+{
+    void *memory;
+    AQ_TRY(aq_alloc(sizeof(struct aq_heal), &memory));
+    struct aq_heal *heal = memory;
+    heal->net = net;
+    heal->config = *config;
+    heal->session = session;
+    snprintf(heal->address, sizeof heal->address, "%s", address);
+    atomic_init(&heal->phase, HEAL_STANDING);
+    heal->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (heal->wake_fd == -1) {
+        aq_free(memory);
+        return aq_fail_errno(AREA, "eventfd for the dialler of a link");
+    }
+    *out = heal;
+    return AQ_OK;
+}
+
+enum aq_status aq_dialler_start(struct aq_heal *heal)
+{
+    return aq_thread_open("aq-dial", dialler_run, heal, &heal->thread);
+}
+
+void aq_dialler_close(struct aq_heal *heal)
+{
+    if (!heal) return;
+    aq_thread_close(heal->thread); /* it ends by itself: the phase is OVER */
+    close(heal->wake_fd);
+    aq_free(heal);
+}
+
+/* ---- the porter ---- */
+
+/* The mailbox that this HELLO is for. AQ_MISMATCH: there is none; text says why, by name. */
+static enum aq_status find(struct aq_listener *listener, struct aq_handshake *h, struct aq_heal **out)
+{
+    for (struct aq_heal *heal = listener->heals; heal; heal = heal->next) {
+        if (h->hello.session != heal->session) continue;
+        const enum aq_status status = aq_handshake_match(h, &heal->config);
+        if (status == AQ_OK && h->hello.resume_sequence == 0) {
+            snprintf(h->text, sizeof h->text, "(rank %u) names a session, but no frame to go on with", h->hello.rank);
+            return AQ_PROTO;
+        }
+        *out = heal;
+        return status == AQ_OK ? AQ_OK : AQ_MISMATCH;
+    }
+    if (h->hello.session == 0)
+        snprintf(h->text, sizeof h->text,
+                 "(rank %u, edge %d) asks for a new link; all links of this end have been made", h->hello.rank,
+                 (int)h->hello.edge);
+    else
+        snprintf(h->text, sizeof h->text,
+                 "(rank %u, edge %d) resumes session %016llx, which is not one of this end: was it started anew?",
+                 h->hello.rank, (int)h->hello.edge, (unsigned long long)h->hello.session);
+    return AQ_MISMATCH;
+}
+
+/* The peer has come again: what it tried before is dead. */
+static void drop_earlier(struct aq_listener *listener, const struct aq_handshake *latest)
+{
+    for (uint32_t i = 0; i < AQ_HANDSHAKES; i++) {
+        struct aq_handshake *h = &listener->hands[i];
+        if (h != latest && h->stage != STAGE_NONE && h->hello_read && h->hello.session == latest->hello.session)
+            aq_handshake_drop(h);
+    }
+}
+
+/* As far as it goes now. AQ_OK: STAGE_DONE; AQ_AGAIN; else it is to be refused. */
+static enum aq_status advance(struct aq_listener *listener, struct aq_handshake *h, struct aq_heal **out)
+{
+    if (h->stage == STAGE_READING && !h->hello_read) {
+        AQ_TRY(aq_handshake_read(h, true));
+        h->hello_read = true;
+        AQ_TRY(find(listener, h, out));
+        drop_earlier(listener, h);
+    }
+    AQ_TRY(find(listener, h, out));
+    struct aq_heal *heal = *out;
+    if (h->stage == STAGE_READING) {
+        if (aq_heal_turn(heal, HEAL_STANDING, HEAL_ASKED)) aq_net_wake(heal->net);
+        const int phase = aq_heal_phase(heal);
+        if (phase == HEAL_OVER) {
+            snprintf(h->text, sizeof h->text, "(rank %u) resumes a link that has ended here", h->hello.rank);
+            return AQ_MISMATCH;
+        }
+        if (phase != HEAL_PARKED) return AQ_AGAIN; /* the loop rings when it is */
+        const struct aq_hello hello = hello_that_resumes(heal);
+        aq_handshake_say(h, &heal->config, &hello);
+        h->stage = STAGE_WRITING;
+    }
+    if (h->stage == STAGE_WRITING) {
+        AQ_TRY(aq_handshake_write(h));
+        h->stage = STAGE_CONFIRMING;
+    }
+    AQ_TRY(aq_handshake_read(h, false));
+    h->stage = STAGE_DONE;
+    return AQ_OK;
+}
+
+static void one_hand(struct aq_listener *listener, struct aq_handshake *h, uint64_t now)
+{
+    struct aq_heal *heal = listener->heals;
+    enum aq_status status = advance(listener, h, &heal);
+    if (status == AQ_OK) {
+        give(heal, h->stream, &h->hello, AQ_OK, "");
+        *h = (struct aq_handshake){0};
+        return;
+    }
+    if (status == AQ_AGAIN && now < h->deadline_ns) return;
+    if (status == AQ_AGAIN) {
+        if (h->text[0] == '\0') snprintf(h->text, sizeof h->text, "did not finish its handshake in 10 s");
+        status = AQ_TIMEOUT;
+    } else if (status == AQ_TLSERR)
+        snprintf(h->text, sizeof h->text, "%s", aq_stream_refusal(h->stream));
+    else if (status == AQ_CLOSED || status == AQ_IO)
+        snprintf(h->text, sizeof h->text, "hung up during the handshake");
+    aq_handshake_log(h);
+    aq_handshake_refuse(h, &heal->config, status);
+}
+
+static void porter_run(void *context)
+{
+    struct aq_listener *listener = context;
+    while (!atomic_load_explicit(&listener->stop, memory_order_acquire)) { /* pairs with listener_end */
+        hear(listener->wake_fd);
+        uint64_t until_ns = AQ_NEVER;
+        /* Where the door itself fails (no descriptors left, said already), it is tried again, but not at once. */
+        if (aq_listener_let_in(listener) != AQ_OK) until_ns = aq_clock_after(AQ_BACK_OFF_NS_MAX);
+        for (uint32_t i = 0; i < AQ_HANDSHAKES; i++)
+            if (listener->hands[i].stage != STAGE_NONE) one_hand(listener, &listener->hands[i], aq_clock_ns());
+        if (until_ns != AQ_NEVER)
+            aq_handshake_sleep(listener->wake_fd, until_ns);
+        else
+            aq_listener_sleep(listener, until_ns);
+    }
+}
+
+enum aq_status aq_porter_start(struct aq_listener *listener)
+{
+    return aq_thread_open("aq-porter", porter_run, listener, &listener->thread);
+}

@@ -1,0 +1,188 @@
+/*
+ * link.h -- a link: one framed, ordered, checked, flow-controlled connection between two ranks.
+ *
+ * Caveats first.
+ * - A net object owns one thread (the net loop: fds, io_uring) that does all input and output. Nothing here calls back:
+ *   the caller polls at its own pace and sleeps on the bell it gave.
+ * - aq_link_send *lends* the body until the AQ_LINK_SENT event with its token comes: when the system has taken it, or,
+ *   for a link that heals, when the peer has acknowledged it.
+ * - A received body is memory of the link's receive pool: give it back (aq_link_release), or the peer runs out of
+ *   credits. One credit is one frame with a body; the peer may send as many as there are free receive slots. Frames
+ *   without a body need no credit.
+ * - Bytes from the peer never reach an assertion: anything wrong closes the link with AQ_PROTO or AQ_CORRUPT and a
+ *   text.
+ *
+ * With outage_ns_max a lost connection is made again by the side that connected, and what the peer had not received is
+ * sent again, in order, once: the caller sees nothing but time. The link ends with AQ_TIMEOUT when an outage is longer.
+ *
+ * The handshake (HELLO both ways) carries protocol version, job digest, plan hash, rank and edge; a peer that differs
+ * is refused with a text that names both sides' values (AQ_MISMATCH). Every frame has a header with its own checksum, a
+ * sequence number, and a checksum of the body; the layout is docs/FRAME.md.
+ *
+ * Addresses: "tcp://host:port", "sim://name?rate_mbps=100&latency_ms=5" (in this process; both optional), each also as
+ * "fault+tcp://host:port?seed=1&split=7" (tests; net/transport_fault.c lists what can go wrong). "tls+tcp://host:port
+ * ?peer=2" is under mutual TLS 1.3: the other end must hold the certificate of stage 2 of this job (without peer: of
+ * the rank that it says it is). A peer that does not is refused with AQ_TLSERR.
+ *
+ * Environment: AQ_NET_ENGINE=uring or poll forces how the loop waits; without it io_uring is taken where it is
+ * permitted, and poll() where it is not (said in the log).
+ *
+ *     aq_net_open(&net_config, &net);
+ *     aq_link_connect(net, "tcp://127.0.0.1:7001", &config, deadline, &link);
+ *     aq_link_send(link, &frame, token);
+ *     while (aq_link_poll(link, &event) == AQ_OK) ...
+ *
+ * Locking: all calls of one net object and its links from one thread.
+ */
+#ifndef NET_LINK_H
+#define NET_LINK_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "aqsgd/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct aq_net;      /* opaque: the loop                  */
+struct aq_link;     /* opaque                            */
+struct aq_listener; /* opaque                            */
+
+struct aq_net_config {
+    struct aq_bell *bell;   /* rung at every event; may be NULL */
+    struct aq_trace *trace; /* lanes "send" and "recv"; may be NULL */
+    uint32_t links_max;     /* links and listeners together     */
+    struct aq_tls *tls;     /* who we are in "tls+" addresses (net/tls.h); the caller's. NULL: there are none */
+};
+enum aq_status aq_net_open(const struct aq_net_config *config, struct aq_net **out);
+void aq_net_close(struct aq_net *net); /* closes what is left, hard. NULL is fine */
+
+struct aq_link_config {
+    uint64_t job_digest; /* identity of the job; both ends must agree */
+    uint64_t plan_hash;
+    uint32_t rank;      /* mine                                                              */
+    uint32_t peer_rank; /* whom I expect; UINT32_MAX: anybody of the job                     */
+    uint32_t edge;      /* number of the edge; UINT32_MAX: none                              */
+    uint32_t body_bytes_max;
+    uint32_t send_frames;    /* frames that may be queued by the caller at once           */
+    uint32_t receive_slots;  /* buffers of body_bytes_max: the peer's credits             */
+    double rate_mbps;        /* pace my sending to this many 10^6 bit/s of headers and bodies; 0: do not */
+    uint64_t heartbeat_ns;   /* silent for so long: send a PING; 0: none                  */
+    uint64_t silence_ns_max; /* nothing received for so long: the link is dead; 0: never  */
+    uint64_t outage_ns_max;  /* a lost connection is made again within this; 0: it ends the link. Both ends must heal */
+};
+void aq_link_config_default(struct aq_link_config *out);
+
+/* Frame kinds of the data plane; numbers are for ever (docs/FRAME.md). The link itself uses 1..15. */
+enum aq_frame_kind {
+    AQ_FRAME_HELLO = 1,
+    AQ_FRAME_CREDIT = 2,
+    AQ_FRAME_PING = 3,
+    AQ_FRAME_BYE = 4,   /* in good order: no frame of the runtime comes after it              */
+    AQ_FRAME_ABORT = 5, /* body: status and text of the first cause (aq_link_abort)          */
+    AQ_FRAME_PONG = 6,
+    AQ_FRAME_FORWARD = 16,  /* activations of one micro-batch                                */
+    AQ_FRAME_BACKWARD = 17, /* gradients of one micro-batch                                  */
+    AQ_FRAME_NORM = 18,     /* partial sums of the gradient norm, or the total               */
+    AQ_FRAME_EVAL = 19,     /* activations of held-out samples                               */
+    AQ_FRAME_FETCH = 20,    /* asks the other side for one message m                         */
+    AQ_FRAME_MESSAGE = 21,  /* answers it                                                    */
+    AQ_FRAME_CONTROL = 22,  /* runtime's own: results of a step, stop, mark                  */
+    AQ_FRAME_CHUNK = 23     /* collectives                                                   */
+};
+
+struct aq_frame {
+    uint16_t kind;
+    uint16_t flags; /* the runtime's own                                               */
+    uint32_t micro_batch;
+    uint64_t step;
+    uint64_t argument;   /* the runtime's own                                               */
+    uint32_t body_bytes; /* 0: none                                                         */
+    const void *body;
+};
+
+/* Port 0 lets the system choose; *port gets the real one. AQ_REFUSED: in use (says by which address), AQ_INVAL:
+ * address. */
+enum aq_status aq_link_listen(struct aq_net *net, const char *address, struct aq_listener **out, uint16_t *port);
+
+/*
+ * NULL is fine. Links that heal keep the listener's address open until the last of them is closed, for their own peers
+ * alone; while the caller has the listener they cannot heal, so close it as soon as all links have been accepted.
+ */
+void aq_listener_close(struct aq_listener *listener);
+
+/*
+ * One link from the next peer that passes the handshake; peers that do not are refused one by one and logged, and the
+ * wait goes on. Blocks until the deadline: AQ_TIMEOUT. Slow-loris peers are bounded: a handshake has 10 s.
+ */
+enum aq_status aq_link_accept(struct aq_listener *listener, const struct aq_link_config *config, uint64_t deadline_ns,
+                              struct aq_link **out);
+
+/* Tries again with back-off while nobody listens, until the deadline. AQ_TIMEOUT, AQ_MISMATCH, AQ_PROTO, AQ_TLSERR,
+ * AQ_INVAL. */
+enum aq_status aq_link_connect(struct aq_net *net, const char *address, const struct aq_link_config *config,
+                               uint64_t deadline_ns, struct aq_link **out);
+
+/* Hard: whatever is queued is dropped. NULL is fine. */
+void aq_link_close(struct aq_link *link);
+
+/* In good order: everything queued is sent, then BYE; wait for the peer's BYE or the deadline. Frames received
+ * meanwhile are dropped, SENT events too: every lent body is back when this returns AQ_OK. AQ_TIMEOUT, or why the link
+ * ended. The link must still be closed. A peer whose BYE came first gets ours by itself, when what was queued has
+ * gone out. */
+enum aq_status aq_link_finish(struct aq_link *link, uint64_t deadline_ns);
+
+/* Tell the peer why this rank gives up: what is being sent is finished, what is queued is dropped, ABORT(status, text)
+ * goes out; returns when the peer has hung up or at the deadline (AQ_TIMEOUT). The link must still be closed. */
+enum aq_status aq_link_abort(struct aq_link *link, enum aq_status cause, const char *text, uint64_t deadline_ns);
+
+/* Rank of the peer (from its HELLO), and its address for people's eyes (borrowed until aq_link_close). */
+uint32_t aq_link_peer_rank(const struct aq_link *link);
+const char *aq_link_peer_name(const struct aq_link *link);
+
+/*
+ * Queue a frame of kind 16..31; body lent until AQ_LINK_SENT with this token, or until AQ_LINK_CLOSED, which gives back
+ * whatever had not been sent. AQ_AGAIN: send_frames are queued already (SENT events not yet polled count).
+ * AQ_INVAL: body_bytes > body_bytes_max of either end, or a kind of the link's own. After the link has ended: its
+ * status.
+ */
+enum aq_status aq_link_send(struct aq_link *link, const struct aq_frame *frame, uint64_t token);
+
+enum aq_link_event_kind { AQ_LINK_RECEIVED = 1, AQ_LINK_SENT = 2, AQ_LINK_CLOSED = 3 };
+
+struct aq_link_event {
+    enum aq_link_event_kind kind;
+    struct aq_frame frame; /* RECEIVED; a body is borrowed until aq_link_release                            */
+    uint64_t token;        /* SENT                                                                         */
+    enum aq_status status; /* CLOSED: AQ_CLOSED after the peer's BYE, AQ_ABORTED after its ABORT, else why   */
+    const char *text;      /* CLOSED: one line; borrowed until aq_link_close                                */
+};
+
+/* The next event, or AQ_AGAIN. CLOSED comes once, last, after everything received before it. */
+enum aq_status aq_link_poll(struct aq_link *link, struct aq_link_event *out);
+
+/* Give a received body back: its slot becomes a credit of the peer. Another body asserts. */
+void aq_link_release(struct aq_link *link, const void *body);
+
+struct aq_link_stats {
+    uint64_t sent_frames, sent_body_bytes, sent_wire_bytes;
+    uint64_t received_frames, received_body_bytes, received_wire_bytes;
+    uint64_t busy_ns;        /* time with bytes queued or on their way out                      */
+    uint64_t credit_wait_ns; /* time with a frame at the head of the queue and no credit        */
+    uint64_t round_trip_ns;  /* of the last PING                                                */
+    uint64_t heals;          /* how often the connection was made again                         */
+    uint64_t outage_ns;      /* time without a connection, of outages that were healed          */
+};
+/* A snapshot; the loop goes on counting. Also good after the link has ended. */
+void aq_link_stats(const struct aq_link *link, struct aq_link_stats *out);
+
+/* Bytes of RAM that a link of this config will take; what `aqpipe plan` prints. */
+uint64_t aq_link_measure(const struct aq_link_config *config);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,119 @@
+/*
+ * tls.h -- who is who: a job's authority, its certificates, and mutual TLS 1.3 sessions between their holders.
+ *
+ * A job has one authority. It signs one certificate a stage, one for launchers and one for daemons; what a certificate
+ * is for stands in its only subject alternative name, a URI: aqpipe://JOB/stage/3, aqpipe://JOB/launcher,
+ * aqpipe://JOB/daemon. Names of hosts mean nothing. A session stands when both ends have shown a certificate of the
+ * same authority and job, with the role (and stage) that the other end expects; until then neither takes a byte of the
+ * other's.
+ *
+ * A folder of keys (`aqpipe keys init` makes it):
+ *     authority.pem       the authority's certificate: public, and all that a host needs of it
+ *     authority-key.pem   its private key, mode 600: stays where certificates are made
+ *     stage-3.pem, launcher.pem, daemon.pem     a certificate and its private key, mode 600
+ *
+ * Caveats first.
+ * - A file with a private key that anybody but its owner may read, that belongs to somebody else (but root) or that is
+ *   no regular file is refused; so are authority.pem and the folder where others may write them.
+ * - aq_tls_open makes the process ignore SIGPIPE where it is not handled: OpenSSL writes to sockets with write().
+ * - Texts about a peer hold printable characters only, whatever its certificate says; nothing logs a key.
+ *
+ * Locking: an aq_tls is read-only after open, any thread; a session is used by one thread at a time.
+ */
+#ifndef NET_TLS_H
+#define NET_TLS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#include "aqsgd/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    AQ_TLS_JOB_BYTES = 65, /* a job's name in certificates: 1 to 64 of A-Z a-z 0-9 . _ -, and the zero */
+    AQ_TLS_URI_BYTES = 96,
+    AQ_TLS_PRINT_BYTES = 65, /* SHA-256 in hexadecimal digits, and the zero */
+    AQ_TLS_TEXT_BYTES = 512,
+    AQ_TLS_PATH_BYTES = 4096
+};
+
+enum aq_tls_role { AQ_TLS_AUTHORITY = 0, AQ_TLS_STAGE = 1, AQ_TLS_LAUNCHER = 2, AQ_TLS_DAEMON = 3 };
+#define AQ_TLS_ANY_STAGE UINT32_MAX
+
+struct aq_tls_name {
+    char job[AQ_TLS_JOB_BYTES];
+    enum aq_tls_role role;
+    uint32_t stage; /* of AQ_TLS_STAGE; as an expectation also AQ_TLS_ANY_STAGE */
+};
+
+/* The URI of a name; an authority's is "aqpipe://JOB". */
+const char *aq_tls_uri(const struct aq_tls_name *name, char out[AQ_TLS_URI_BYTES]);
+/* And back, of `bytes` bytes. False: not of this form, to the letter. */
+bool aq_tls_uri_read(const char *text, size_t bytes, struct aq_tls_name *out);
+/* May a job be called so in certificates? */
+bool aq_tls_job_good(const char *job);
+/* The file of a name in a folder: "stage-3.pem". */
+const char *aq_tls_file(enum aq_tls_role role, uint32_t stage, char out[32]);
+
+/* ---- identities ---- */
+
+struct aq_tls; /* opaque: one identity, and the authority that it trusts */
+
+/* AQ_NOTFOUND, AQ_REFUSED (loose permissions), AQ_CORRUPT (no PEM), AQ_TLSERR (expired, of another authority, of
+ * another role or stage, the key is not the certificate's). Each is logged with its remedy. */
+enum aq_status aq_tls_open(const char *folder, enum aq_tls_role role, uint32_t stage, struct aq_tls **out);
+void aq_tls_close(struct aq_tls *tls); /* after its sessions. NULL is fine */
+const struct aq_tls_name *aq_tls_name(const struct aq_tls *tls);
+
+/* What a file of a folder of keys says of itself. */
+struct aq_tls_facts {
+    struct aq_tls_name name;
+    char print[AQ_TLS_PRINT_BYTES]; /* SHA-256 of the certificate */
+    int64_t from, until;            /* seconds since 1970         */
+    bool key;                       /* its private key is with it */
+};
+/* path: a certificate, alone or with its key. As aq_tls_open, but does not ask who signed it nor whether it is over. */
+enum aq_status aq_tls_describe(const char *path, struct aq_tls_facts *out);
+
+/* May this file of a private key alone (authority-key.pem) be used? As aq_tls_open says. */
+enum aq_status aq_tls_check_key(const char *path);
+
+/* ---- sessions ---- */
+
+struct aq_tls_session; /* opaque */
+
+/* On a connected socket that stays the caller's and becomes non-blocking. expect: role and stage of the other end (its
+ * job is ours); peer: what to call it in the log. */
+enum aq_status aq_tls_session_open(struct aq_tls *tls, int fd, bool server, const struct aq_tls_name *expect,
+                                   const char *peer, struct aq_tls_session **out);
+void aq_tls_session_close(struct aq_tls_session *session); /* NULL is fine */
+
+/*
+ * As a stream: what can be done at once. The first calls shake hands. AQ_OK: *done > 0. AQ_AGAIN: wait for
+ * aq_tls_session_events of the socket. AQ_CLOSED, AQ_IO. AQ_TLSERR: it is not whom we expect, or no TLS 1.3 of ours;
+ * aq_tls_session_text says it as the end of "the peer ...". Failures are for ever, and not logged.
+ */
+enum aq_status aq_tls_session_read(struct aq_tls_session *session, const struct iovec *iov, int count, size_t *done);
+enum aq_status aq_tls_session_write(struct aq_tls_session *session, const struct iovec *iov, int count, size_t *done);
+short aq_tls_session_events(const struct aq_tls_session *session);
+const char *aq_tls_session_text(const struct aq_tls_session *session);               /* "" where nothing is wrong */
+const char *aq_tls_session_with(const struct aq_tls_session *session);               /* `peer` of open */
+const struct aq_tls_name *aq_tls_session_peer(const struct aq_tls_session *session); /* NULL: not proved yet */
+void aq_tls_session_shut(struct aq_tls_session *session); /* say that nothing more comes, as far as that goes */
+
+/* ---- making them ---- */
+
+/* A new authority in a folder that has none (made where absent, mode 700). AQ_REFUSED: there is one already. */
+enum aq_status aq_tls_make_authority(const char *folder, const char *job, int64_t from, int64_t until);
+/* One certificate with its key, signed by the folder's authority; an old one of this name is replaced. */
+enum aq_status aq_tls_make(const char *folder, enum aq_tls_role role, uint32_t stage, int64_t from, int64_t until);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

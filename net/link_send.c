@@ -1,0 +1,244 @@
+/*
+ * link_send.c -- a link in the loop: queued frames out, with the link's own frames in between.
+ *
+ * Up to AQ_LINK_BATCH frames are encoded ahead and leave gathered, headers and bodies, in one call of at most
+ * AQ_LINK_CHUNK_BYTES (1 ms of a paced link). What is encoded keeps its order; the link's own frames (PONG, PING,
+ * CREDIT) go before queued ones. A frame with a body and no credit holds the queue: order is part of the contract.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "link_state.h"
+
+static void encode(struct aq_link *link, struct aq_header *h, const void *body, uint32_t entry)
+{
+    AQ_ASSERT(link->out_count < AQ_LINK_BATCH);
+    struct aq_link_out *out = &link->out[(link->out_head + link->out_count++) % AQ_LINK_BATCH];
+    h->from = link->config.rank;
+    h->edge = link->config.edge;
+    h->plan_hash = link->config.plan_hash;
+    h->sequence = ++link->sequence;
+    h->acknowledge = link->reader.sequence;
+    h->credit = link->credit_back;
+    h->body_digest = h->body_bytes > 0 ? aq_digest(body, h->body_bytes) : 0;
+    link->credit_granted += link->credit_back;
+    link->credit_back = 0;
+    link->want_ack = false;
+    aq_header_encode(h, out->header);
+    out->kind = h->kind;
+    out->micro_batch = h->micro_batch;
+    out->step = h->step;
+    out->sequence = h->sequence;
+    out->body = body;
+    out->body_bytes = h->body_bytes;
+    out->entry = entry;
+    out->begun_ns = aq_clock_ns();
+    link->out_bytes += AQ_FRAME_HEADER_BYTES + (uint64_t)h->body_bytes;
+}
+
+static void encode_own(struct aq_link *link, uint16_t kind, uint64_t argument)
+{
+    struct aq_header h = {.kind = kind, .argument = argument};
+    encode(link, &h, NULL, UINT32_MAX);
+}
+
+static bool encode_queued(struct aq_link *link, uint64_t now_ns)
+{
+    if (link->queue_head == link->queue_tail) return false;
+    const uint32_t index = link->queue[link->queue_head & link->queue_mask];
+    const struct aq_frame *frame = &link->entries[index].frame;
+    if (frame->body_bytes > 0 && link->credits == 0) {
+        if (link->credit_mark_ns == 0) link->credit_mark_ns = now_ns;
+        return false;
+    }
+    aq_link_count_time(link, now_ns);
+    link->credit_mark_ns = 0;
+    link->queue_head++;
+    if (frame->body_bytes > 0) link->credits--;
+    struct aq_header h = {.kind = frame->kind,
+                          .flags = frame->flags,
+                          .body_bytes = frame->body_bytes,
+                          .micro_batch = frame->micro_batch,
+                          .step = frame->step,
+                          .argument = frame->argument};
+    encode(link, &h, frame->body, index);
+    link->entries[index].sequence = link->sequence;
+    return true;
+}
+
+/* The next frame that may go, if any. */
+static bool encode_next(struct aq_link *link, uint64_t now_ns)
+{
+    if (link->state == LINK_LINGER) {
+        if (!link->want_abort) return false;
+        struct aq_header h = {.kind = AQ_FRAME_ABORT, .body_bytes = link->abort_bytes, .argument = link->config.rank};
+        encode(link, &h, link->abort_body, UINT32_MAX);
+        link->want_abort = false;
+        return true;
+    }
+    if (link->want_pong) {
+        link->want_pong = false;
+        encode_own(link, AQ_FRAME_PONG, link->pong_argument);
+        return true;
+    }
+    if (link->want_ping) {
+        link->want_ping = false;
+        encode_own(link, AQ_FRAME_PING, now_ns);
+        return true;
+    }
+    if (!link->bye_sent && encode_queued(link, now_ns)) return true;
+    if (link->want_bye && !link->bye_sent && link->queue_head == link->queue_tail) {
+        link->bye_sent = true;
+        encode_own(link, AQ_FRAME_BYE, 0);
+        link->bye_sequence = link->sequence;
+        return true;
+    }
+    if (link->heal && link->want_ack) {
+        encode_own(link, AQ_FRAME_CREDIT, 0);
+        return true;
+    }
+    /* Half of the slots may wait to ride on a frame of ours; then they get one of their own. */
+    if (link->credit_back > 0 && link->credit_granted <= link->config.receive_slots / 2) {
+        encode_own(link, AQ_FRAME_CREDIT, 0);
+        return true;
+    }
+    return false;
+}
+
+void aq_link_count_time(struct aq_link *link, uint64_t now_ns)
+{
+    const bool busy = link->out_count > 0 || link->queue_head != link->queue_tail;
+    if (link->busy_mark_ns > 0 && now_ns > link->busy_mark_ns) AQ_COUNT(link, busy_ns, now_ns - link->busy_mark_ns);
+    link->busy_mark_ns = busy ? now_ns : 0;
+    if (link->credit_mark_ns > 0 && now_ns > link->credit_mark_ns) {
+        AQ_COUNT(link, credit_wait_ns, now_ns - link->credit_mark_ns);
+        link->credit_mark_ns = now_ns;
+    }
+}
+
+/* Headers and bodies of what is encoded, from the first byte not yet sent. Returns the pieces. */
+static int gather(struct aq_link *link)
+{
+    size_t left = link->chunk_bytes;
+    uint32_t skip = link->out_sent;
+    int count = 0;
+    for (uint32_t i = 0; i < link->out_count && left > 0; i++, skip = 0) {
+        struct aq_link_out *out = &link->out[(link->out_head + i) % AQ_LINK_BATCH];
+        if (skip < AQ_FRAME_HEADER_BYTES) {
+            link->send_iov[count].iov_base = out->header + skip;
+            link->send_iov[count].iov_len = AQ_FRAME_HEADER_BYTES - skip;
+            left -= link->send_iov[count].iov_len < left ? link->send_iov[count].iov_len : left;
+            count++;
+            skip = AQ_FRAME_HEADER_BYTES;
+        }
+        const uint32_t rest = out->body_bytes - (skip - AQ_FRAME_HEADER_BYTES);
+        if (rest == 0 || left == 0) continue;
+        const size_t part = rest < left ? rest : left;
+        link->send_iov[count].iov_base = (void *)(uintptr_t)(out->body + (skip - AQ_FRAME_HEADER_BYTES));
+        link->send_iov[count++].iov_len = part;
+        left -= part;
+    }
+    return count;
+}
+
+/* Once a frame, however often it is sent. */
+void aq_link_count_sent(struct aq_link *link, uint32_t entry)
+{
+    if (link->entries[entry].counted) return;
+    link->entries[entry].counted = true;
+    AQ_COUNT(link, sent_frames, 1);
+    AQ_COUNT(link, sent_body_bytes, link->entries[entry].frame.body_bytes);
+}
+
+static void frame_sent(struct aq_link *link, const struct aq_link_out *out, uint64_t now_ns)
+{
+    link->written_sequence = out->sequence;
+    if (out->entry == UINT32_MAX) return;
+    aq_link_count_sent(link, out->entry);
+    aq_trace_add(link->net->config.trace, "send", aq_frame_kind_text(out->kind), out->begun_ns, now_ns,
+                 (uint32_t)out->step, out->micro_batch);
+    if (!link->heal) aq_link_tell(link, token_of(TOKEN_SENT, out->entry));
+}
+
+static void advance(struct aq_link *link, size_t bytes, uint64_t now_ns)
+{
+    AQ_COUNT(link, sent_wire_bytes, bytes);
+    link->sent_ns = now_ns;
+    AQ_ASSERT(bytes <= link->out_bytes);
+    link->out_bytes -= bytes;
+    while (bytes > 0) {
+        const struct aq_link_out *out = &link->out[link->out_head];
+        const size_t left = AQ_FRAME_HEADER_BYTES + (size_t)out->body_bytes - link->out_sent;
+        if (bytes < left) {
+            link->out_sent += (uint32_t)bytes;
+            break;
+        }
+        bytes -= left;
+        link->out_sent = 0;
+        link->out_head = (link->out_head + 1) % AQ_LINK_BATCH;
+        link->out_count--;
+        frame_sent(link, out, now_ns);
+    }
+    if (link->heal) aq_link_acknowledged(link, 0);
+    aq_link_count_time(link, now_ns);
+}
+
+void aq_link_send_done(struct aq_link *link, int result)
+{
+    if (result > 0)
+        advance(link, (size_t)result, aq_clock_ns());
+    else if (result != 0 && result != -EAGAIN && result != -EINTR)
+        aq_link_lost(link, aq_stream_errno(-result));
+}
+
+static void fill(struct aq_link *link, uint64_t now_ns)
+{
+    while (link->out_count < AQ_LINK_BATCH && link->out_bytes < link->chunk_bytes)
+        if (!encode_next(link, now_ns)) break;
+    if (link->busy_mark_ns == 0) aq_link_count_time(link, now_ns);
+}
+
+static void send_through(struct aq_link *link, uint64_t now_ns)
+{
+    struct aq_stream_wait wait;
+    for (int i = 0; i < AQ_LINK_TURNS; i++) {
+        size_t put;
+        fill(link, now_ns);
+        if (link->out_count == 0) return;
+        const int count = gather(link);
+        const enum aq_status status = link->stream->ops->write(link->stream, link->send_iov, count, &put);
+        if (status == AQ_OK) {
+            advance(link, put, now_ns);
+            continue;
+        }
+        if (status != AQ_AGAIN) {
+            aq_link_lost(link, status);
+            return;
+        }
+        link->stream->ops->wait(link->stream, true, &wait);
+        link->send_wake_ns = wait.wake_ns;
+        if (wait.fd == -1 || link->send_op.busy) return;
+        link->send_op.kind = AQ_OP_POLL;
+        link->send_op.fd = wait.fd;
+        link->send_op.events = wait.events;
+        link->net->engine_ops->submit(link->net->engine, &link->send_op);
+        return;
+    }
+    link->more = true;
+}
+
+void aq_link_send_work(struct aq_link *link, uint64_t now_ns)
+{
+    link->send_wake_ns = AQ_NEVER;
+    if (link->direct == -1) {
+        send_through(link, now_ns);
+        return;
+    }
+    if (link->send_op.busy) return;
+    fill(link, now_ns);
+    if (link->out_count == 0) return;
+    link->send_op.kind = AQ_OP_SEND;
+    link->send_op.fd = link->direct;
+    link->send_op.message = (struct msghdr){.msg_iov = link->send_iov, .msg_iovlen = (size_t)gather(link)};
+    link->net->engine_ops->submit(link->net->engine, &link->send_op);
+}

@@ -1,0 +1,38 @@
+/*
+ * net_limits.h -- the bounds of this room, each with the reason for its size. (A plain limits.h would hide the
+ * system's.)
+ */
+#ifndef NET_NET_LIMITS_H
+#define NET_NET_LIMITS_H
+
+#include <stdint.h>
+
+enum {
+    AQ_LINK_SEND_FRAMES_MAX = 4096, /* a ring has 65536 places; 4096 frames, slots and records each leave room   */
+    AQ_LINK_RECEIVE_SLOTS_MAX = 4096,
+    AQ_LINK_EMPTY_FRAMES = 64,        /* frames without a body that may wait for the caller; then TCP pushes back  */
+    AQ_LINK_BATCH = 8,                /* frames that are encoded ahead of the socket: small ones leave in one call */
+    AQ_LINK_CHUNK_BYTES = 256 << 10,  /* bytes of one send: 0.1 ms of one core, then the next link has its turn    */
+    AQ_LINK_CHUNK_BYTES_MIN = 2896,   /* of a slow paced link: two segments, so that its first ten leave no burst  */
+    AQ_LINK_TURNS = 8,                /* reads or writes of a stream without a socket of its own, then the next    */
+    AQ_LINK_BODY_BYTES_MAX = 1 << 30, /* header and body still count in 32 bits                                   */
+    AQ_NET_LINKS_MAX = 1024,
+    AQ_NET_REAP = 64,    /* completions looked at between two sleeps                                  */
+    AQ_HANDSHAKES = 16,  /* peers of a listener between accept and their HELLO; then the oldest goes  */
+    AQ_SIM_CHUNKS = 4096 /* writes under way in one direction of a sim stream                         */
+};
+
+/* A peer has 10 s for its HELLO; 1 s less where it is kept for another accept: so it still hears the reason. */
+#define AQ_HANDSHAKE_NS UINT64_C(10000000000)
+#define AQ_HANDSHAKE_SOONER_NS UINT64_C(1000000000)
+/* An ended link waits 1 s for the peer to hang up, so that the last frame is not lost to a reset. */
+#define AQ_LINGER_NS UINT64_C(1000000000)
+/* Between two tries to connect: 10 ms, doubling to 0.5 s. */
+#define AQ_BACK_OFF_NS_MIN UINT64_C(10000000)
+#define AQ_BACK_OFF_NS_MAX UINT64_C(500000000)
+/* A peer that has said BYE but not yet acknowledged ours may come back for so long; then it had nothing more to say. */
+#define AQ_FAREWELL_NS UINT64_C(5000000000)
+/* The loop gives a link back at once; not in 60 s is our bug. */
+#define AQ_DETACH_NS UINT64_C(60000000000)
+
+#endif

@@ -1,0 +1,187 @@
+/*
+ * reader.c -- see reader.h. The order of the checks is that of docs/FRAME.md, "Reading a header".
+ */
+#include "reader.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "net/link.h"
+
+void aq_reader_place(struct aq_reader *reader, struct aq_arena *arena, uint32_t body_bytes_max, uint32_t slots)
+{
+    reader->slot_bytes = (body_bytes_max + AQ_ALIGN - 1) / AQ_ALIGN * AQ_ALIGN;
+    reader->slot_count = slots;
+    reader->slots = aq_arena_take(arena, (size_t)reader->slot_bytes * slots);
+    reader->slot_free = aq_arena_take(arena, sizeof *reader->slot_free * slots);
+    reader->stage = aq_arena_take(arena, AQ_READER_STAGE_BYTES);
+    reader->control = aq_arena_take(arena, AQ_FRAME_CONTROL_BYTES_MAX);
+}
+
+void aq_reader_start(struct aq_reader *reader)
+{
+    reader->begin = reader->end = 0;
+    reader->in_body = false;
+    reader->sequence = 0;
+    reader->slot_free_count = reader->slot_count;
+    for (uint32_t i = 0; i < reader->slot_count; i++)
+        reader->slot_free[i] = reader->slot_count - 1 - i;
+}
+
+void aq_reader_cut(struct aq_reader *reader)
+{
+    if (reader->in_body && reader->slot != UINT32_MAX) aq_reader_release(reader, reader->slot);
+    reader->begin = reader->end = 0;
+    reader->in_body = false;
+}
+
+int aq_reader_room(struct aq_reader *reader, struct iovec iov[2])
+{
+    int count = 0;
+    if (reader->in_body && reader->body_got < reader->header.body_bytes) {
+        AQ_ASSERT(reader->begin == reader->end);
+        reader->begin = reader->end = 0;
+        const uint32_t left = reader->header.body_bytes - reader->body_got;
+        const bool whole = left <= AQ_READER_CHUNK_MAX;
+        iov[count].iov_base = reader->body + reader->body_got;
+        iov[count++].iov_len = whole ? left : AQ_READER_CHUNK_MAX;
+        if (!whole) return count;
+    }
+    if (reader->begin > 0) {
+        memmove(reader->stage, reader->stage + reader->begin, reader->end - reader->begin);
+        reader->end -= reader->begin;
+        reader->begin = 0;
+    }
+    AQ_ASSERT(reader->end < AQ_READER_STAGE_BYTES);
+    iov[count].iov_base = reader->stage + reader->end;
+    iov[count++].iov_len = AQ_READER_STAGE_BYTES - reader->end;
+    return count;
+}
+
+void aq_reader_filled(struct aq_reader *reader, size_t got)
+{
+    if (reader->in_body) {
+        const uint32_t left = reader->header.body_bytes - reader->body_got;
+        const uint32_t part = got < left ? (uint32_t)got : left;
+        reader->body_got += part;
+        got -= part;
+    }
+    AQ_ASSERT(got <= AQ_READER_STAGE_BYTES - reader->end);
+    reader->end += (uint32_t)got;
+}
+
+static enum aq_status check_identity(struct aq_reader *reader, const struct aq_header *h)
+{
+    const char *what = h->from != reader->from ? "rank" : h->edge != reader->edge ? "edge" : "plan hash";
+    if (h->from == reader->from && h->edge == reader->edge && h->plan_hash == reader->plan_hash) return AQ_OK;
+    snprintf(reader->text, sizeof reader->text,
+             "sent a %s with another %s than in the handshake: rank %u edge %u plan %016llx, was rank %u edge %u plan "
+             "%016llx",
+             aq_frame_kind_text(h->kind), what, h->from, h->edge, (unsigned long long)h->plan_hash, reader->from,
+             reader->edge, (unsigned long long)reader->plan_hash);
+    return AQ_MISMATCH;
+}
+
+static enum aq_status check_order(struct aq_reader *reader, const struct aq_header *h)
+{
+    if (h->sequence != reader->sequence + 1) {
+        snprintf(reader->text, sizeof reader->text, "sent frame %llu where %llu was due",
+                 (unsigned long long)h->sequence, (unsigned long long)reader->sequence + 1);
+        return AQ_PROTO;
+    }
+    if (h->acknowledge > reader->sent_sequence) {
+        snprintf(reader->text, sizeof reader->text, "acknowledges frame %llu, but only %llu were sent",
+                 (unsigned long long)h->acknowledge, (unsigned long long)reader->sent_sequence);
+        return AQ_PROTO;
+    }
+    if (h->credit > reader->credit_max) {
+        snprintf(reader->text, sizeof reader->text, "gives back %u credits, but holds only %u", h->credit,
+                 reader->credit_max);
+        return AQ_PROTO;
+    }
+    if (h->kind == AQ_FRAME_HELLO) {
+        snprintf(reader->text, sizeof reader->text, "sent a HELLO after the handshake");
+        return AQ_PROTO;
+    }
+    return AQ_OK;
+}
+
+static enum aq_status check_body(struct aq_reader *reader, const struct aq_header *h)
+{
+    const bool own = h->kind < AQ_FRAME_KIND_RUNTIME;
+    const uint32_t limit = own ? (h->kind == AQ_FRAME_ABORT ? AQ_FRAME_CONTROL_BYTES_MAX : 0) : reader->body_bytes_max;
+    if (h->body_bytes > limit) {
+        snprintf(reader->text, sizeof reader->text, "sent a %s with a body of %u bytes; the limit is %u",
+                 aq_frame_kind_text(h->kind), h->body_bytes, limit);
+        return AQ_PROTO;
+    }
+    if (h->body_bytes > 0 && !own && reader->slot_free_count == 0) {
+        snprintf(reader->text, sizeof reader->text, "sent a %s without a credit: all %u receive slots are taken",
+                 aq_frame_kind_text(h->kind), reader->slot_count);
+        return AQ_PROTO;
+    }
+    return AQ_OK;
+}
+
+/* The header is whole: check it, find a place for its body, and move there what of the body has been read already. */
+static enum aq_status take_header(struct aq_reader *reader)
+{
+    struct aq_header h;
+    AQ_TRY(aq_header_decode(reader->stage + reader->begin, &h, reader->text));
+    AQ_TRY(check_identity(reader, &h));
+    AQ_TRY(check_order(reader, &h));
+    AQ_TRY(check_body(reader, &h));
+    reader->header = h;
+    reader->begin += AQ_FRAME_HEADER_BYTES;
+    reader->in_body = true;
+    reader->body_got = 0;
+    reader->begun_ns = aq_clock_ns();
+    reader->slot = UINT32_MAX;
+    reader->body = reader->control;
+    if (h.body_bytes > 0 && h.kind >= AQ_FRAME_KIND_RUNTIME) {
+        reader->slot = reader->slot_free[--reader->slot_free_count];
+        reader->body = reader->slots + (size_t)reader->slot * reader->slot_bytes;
+    }
+    const uint32_t staged = reader->end - reader->begin;
+    reader->body_got = staged < h.body_bytes ? staged : h.body_bytes;
+    if (reader->body_got > 0) memcpy(reader->body, reader->stage + reader->begin, reader->body_got);
+    reader->begin += reader->body_got;
+    return AQ_OK;
+}
+
+enum aq_status aq_reader_next(struct aq_reader *reader, struct aq_reader_frame *out)
+{
+    if (!reader->in_body) {
+        const uint32_t staged = reader->end - reader->begin;
+        if (staged < AQ_FRAME_HEADER_BYTES)
+            return staged > 0 && aq_header_sniff(reader->stage + reader->begin, staged, reader->text) != AQ_OK
+                       ? AQ_PROTO
+                       : AQ_AGAIN;
+        AQ_TRY(take_header(reader));
+    }
+    const struct aq_header *h = &reader->header;
+    if (reader->body_got < h->body_bytes) return AQ_AGAIN;
+    if (h->body_bytes > 0) {
+        const uint64_t digest = aq_digest(reader->body, h->body_bytes);
+        if (digest != h->body_digest) {
+            snprintf(reader->text, sizeof reader->text,
+                     "a %s of %u bytes arrived broken: digest %016llx, computed %016llx", aq_frame_kind_text(h->kind),
+                     h->body_bytes, (unsigned long long)h->body_digest, (unsigned long long)digest);
+            return AQ_CORRUPT;
+        }
+    }
+    reader->in_body = false;
+    reader->sequence = h->sequence;
+    *out = (struct aq_reader_frame){.header = *h,
+                                    .body = h->body_bytes > 0 ? reader->body : NULL,
+                                    .slot = reader->slot,
+                                    .begun_ns = reader->begun_ns};
+    return AQ_OK;
+}
+
+void aq_reader_release(struct aq_reader *reader, uint32_t slot)
+{
+    AQ_ASSERT(slot < reader->slot_count);
+    AQ_ASSERT(reader->slot_free_count < reader->slot_count);
+    reader->slot_free[reader->slot_free_count++] = slot;
+}

@@ -1,0 +1,33 @@
+/* tls_private.h -- what the files of TLS share: identities, names in certificates, files, and sessions over streams. */
+#ifndef NET_TLS_PRIVATE_H
+#define NET_TLS_PRIVATE_H
+
+#include <openssl/ssl.h>
+
+#include "net/tls.h"
+#include "transport.h"
+
+struct aq_tls {
+    SSL_CTX *context;
+    struct aq_tls_name name;
+    char authority[17]; /* the first half of a half of its fingerprint, for people */
+};
+
+/* The only aqpipe:// name of a certificate. False: it has none, or two, or one that is no name. */
+bool aq_tls_name_of(X509 *certificate, struct aq_tls_name *out);
+void aq_tls_print(X509 *certificate, char out[AQ_TLS_PRINT_BYTES]);
+/* Why OpenSSL failed last, and forget it. Valid until the next call on this thread. */
+const char *aq_tls_reason(void);
+
+/* The certificate and, where `key` is not NULL, the private key of a file, after its permissions were looked at. */
+enum aq_status aq_tls_load(const char *path, X509 **certificate, EVP_PKEY **key);
+/* folder/name; AQ_INVAL: too long. */
+enum aq_status aq_tls_path(const char *folder, const char *name, char out[AQ_TLS_PATH_BYTES]);
+/* A folder that others may write is refused. */
+enum aq_status aq_tls_folder_check(const char *folder);
+
+/* A session on a stream below, which stays the caller's. */
+enum aq_status aq_tls_session_over(struct aq_tls *tls, struct aq_stream *below, bool server,
+                                   const struct aq_tls_name *expect, struct aq_tls_session **out);
+
+#endif

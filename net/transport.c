@@ -1,0 +1,197 @@
+/*
+ * transport.c -- addresses, the table of transports, and the filters on top of them.
+ */
+#include "transport.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct aq_transport *const TRANSPORTS[] = {
+#define AQ_TRANSPORT(scheme) &aq_transport_##scheme,
+#include "transports.def"
+#undef AQ_TRANSPORT
+};
+
+static enum aq_status malformed(const char *text, const char *why)
+{
+    return aq_fail(AQ_INVAL, "net", "address '%s': %s; wanted [tls+]tcp://host:port or sim://name", text, why);
+}
+
+/* Copy [from, to) into a field; false where it does not fit. */
+static bool copy_part(char *field, size_t bytes, const char *from, const char *to)
+{
+    const size_t length = (size_t)(to - from);
+    if (length >= bytes) return false;
+    memcpy(field, from, length);
+    field[length] = '\0';
+    return true;
+}
+
+static bool filters_known(const char *filters)
+{
+    static const char *const known[] = {"fault", "tls", "tls+fault", "fault+tls"};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (strcmp(filters, known[i]) == 0) return true;
+    return false;
+}
+
+static enum aq_status parse_host(const char *text, const char *host, const char *end, struct aq_address *a)
+{
+    const char *colon = NULL;
+    const bool bracket = host < end && *host == '[';
+    const char *close = bracket ? memchr(host, ']', (size_t)(end - host)) : NULL;
+    if (bracket && !close) return malformed(text, "'[' without ']'");
+    for (const char *at = bracket ? close : host; at < end; at++)
+        if (*at == ':') colon = at;
+    if (strcmp(a->scheme, "tcp") == 0) {
+        if (!colon) return malformed(text, "no port");
+        char *stop;
+        errno = 0;
+        const unsigned long port = strtoul(colon + 1, &stop, 10);
+        if (colon[1] < '0' || colon[1] > '9' || stop != end || errno != 0 || port > 65535)
+            return malformed(text, "the port is not a number from 0 to 65535");
+        if (!copy_part(a->port, sizeof a->port, colon + 1, end)) return malformed(text, "the port is too long");
+        end = colon;
+    }
+    if (bracket) {
+        if (close + 1 != end) return malformed(text, "something between ']' and the port");
+        host++;
+        end = close;
+    }
+    if (host == end) return malformed(text, "no host or name");
+    if (!copy_part(a->host, sizeof a->host, host, end)) return malformed(text, "the host or name is too long");
+    return AQ_OK;
+}
+
+enum aq_status aq_address_parse(const char *text, struct aq_address *out)
+{
+    struct aq_address a = {0};
+    const size_t length = strlen(text);
+    if (!copy_part(a.whole, sizeof a.whole, text, text + length)) return malformed(text, "too long");
+    const char *const colon = strstr(text, "://");
+    if (!colon) return malformed(text, "no '://'");
+    const char *const plus = memrchr(text, '+', (size_t)(colon - text));
+    if (plus && !copy_part(a.filter, sizeof a.filter, text, plus)) return malformed(text, "unknown filter");
+    if (!copy_part(a.scheme, sizeof a.scheme, plus ? plus + 1 : text, colon))
+        return malformed(text, "unknown transport");
+    if (plus && !filters_known(a.filter)) return malformed(text, "unknown filter before '+'");
+    const char *const question = strchr(colon, '?');
+    if (question) copy_part(a.query, sizeof a.query, question + 1, text + length);
+    AQ_TRY(parse_host(text, colon + 3, question ? question : text + length, &a));
+    *out = a;
+    return AQ_OK;
+}
+
+enum aq_status aq_address_number(const struct aq_address *address, const char *key, double otherwise, double *out)
+{
+    const size_t length = strlen(key);
+    for (const char *at = address->query; at && *at; at = strchr(at, '&') ? strchr(at, '&') + 1 : NULL) {
+        if (strncmp(at, key, length) != 0 || at[length] != '=') continue;
+        char *stop;
+        errno = 0;
+        const double value = strtod(at + length + 1, &stop);
+        if (stop == at + length + 1 || (*stop && *stop != '&') || errno != 0 || !isfinite(value) || value < 0)
+            return aq_fail(AQ_INVAL, "net", "address '%s': '%s' wants a number of at least 0", address->whole, key);
+        *out = value;
+        return AQ_OK;
+    }
+    *out = otherwise;
+    return AQ_OK;
+}
+
+static enum aq_status find_transport(const struct aq_address *address, const struct aq_transport **out)
+{
+    for (size_t i = 0; i < sizeof TRANSPORTS / sizeof *TRANSPORTS; i++)
+        if (strcmp(TRANSPORTS[i]->scheme, address->scheme) == 0) {
+            *out = TRANSPORTS[i];
+            return AQ_OK;
+        }
+    return malformed(address->whole, "unknown transport");
+}
+
+/* Put the address's filters on top of a stream, the last one first; it is closed where that fails. */
+static enum aq_status wrap(const struct aq_address *address, struct aq_tls *tls, bool server, struct aq_stream *below,
+                           struct aq_stream **out)
+{
+    char filters[sizeof address->filter];
+    memcpy(filters, address->filter, sizeof filters);
+    while (filters[0] != '\0') {
+        char *const plus = strrchr(filters, '+');
+        const char *const last = plus ? plus + 1 : filters;
+        struct aq_stream *above = NULL;
+        const enum aq_status status = strcmp(last, "tls") == 0 ? aq_tls_wrap(address, tls, server, below, &above)
+                                                               : aq_fault_wrap(address, below, &above);
+        if (status != AQ_OK) {
+            aq_stream_close(below);
+            return status;
+        }
+        below = above;
+        *(plus ? plus : filters) = '\0';
+    }
+    *out = below;
+    return AQ_OK;
+}
+
+enum aq_status aq_door_open(const char *address, struct aq_tls *tls, struct aq_door *out)
+{
+    struct aq_door door = {.fd = -1, .tls = tls};
+    AQ_TRY(aq_address_parse(address, &door.address));
+    AQ_TRY(find_transport(&door.address, &door.transport));
+    if (strstr(door.address.filter, "tls") && !tls)
+        return aq_fail(AQ_INVAL, "net", "address '%s': tls+ wants keys (security.keys; aqpipe keys init makes them)",
+                       address);
+    AQ_TRY(door.transport->listen(&door));
+    *out = door;
+    return AQ_OK;
+}
+
+enum aq_status aq_door_accept(struct aq_door *door, struct aq_stream **out)
+{
+    struct aq_stream *stream;
+    AQ_TRY(door->transport->accept(door, &stream));
+    return wrap(&door->address, door->tls, true, stream, out);
+}
+
+void aq_door_close(struct aq_door *door)
+{
+    door->transport->shut(door);
+}
+
+enum aq_status aq_stream_connect(const char *address, struct aq_tls *tls, uint32_t attempt, bool paced,
+                                 struct aq_stream **out)
+{
+    struct aq_address parsed;
+    const struct aq_transport *transport = NULL;
+    struct aq_stream *stream;
+    AQ_TRY(aq_address_parse(address, &parsed));
+    AQ_TRY(find_transport(&parsed, &transport));
+    AQ_TRY(transport->connect(&parsed, attempt, paced, &stream));
+    return wrap(&parsed, tls, false, stream, out);
+}
+
+void aq_stream_close(struct aq_stream *stream)
+{
+    if (stream) stream->ops->close(stream);
+}
+
+enum aq_status aq_stream_errno(int error)
+{
+    switch (error) {
+    case EAGAIN:
+    case EINTR:
+        return AQ_AGAIN;
+    case EPIPE:
+    case ECONNRESET:
+        return AQ_CLOSED;
+    case ECONNREFUSED:
+    case EHOSTUNREACH:
+    case ENETUNREACH:
+        return AQ_REFUSED;
+    case ETIMEDOUT:
+        return AQ_TIMEOUT;
+    default:
+        return AQ_IO;
+    }
+}

@@ -1,0 +1,123 @@
+/*
+ * transport.h -- the seam below the link: streams of bytes, made by listening or connecting, stackable.
+ *
+ * A transport is a const table. A stream is non-blocking: read and write do what can be done at once and answer
+ * AQ_AGAIN, and `wait` says what to sleep on before trying again. A filter (fault, tls) is a stream that owns the
+ * stream below it (`next`) and may pass every call through. A stream that is nothing but a socket says so (`direct`),
+ * and the loop then hands reads and writes to io_uring itself.
+ *
+ * A transport never calls upward, takes no lock that is held while waiting, and logs nothing that it returns as a text.
+ * Ownership: whoever opens closes; a filter closes its `next`. On failure nothing was made.
+ * Locking: one stream is used by one thread at a time: first by the caller's (handshake), then by the net loop.
+ */
+#ifndef NET_TRANSPORT_H
+#define NET_TRANSPORT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#include "aqsgd/base.h"
+
+struct aq_tls; /* net/tls.h */
+
+enum { AQ_ADDRESS_BYTES = 256, AQ_NAME_BYTES = 96 };
+
+/* An address, cut into its parts; what is not there is "". "fault+sim://name?rate_mbps=10&seed=1". */
+struct aq_address {
+    char whole[AQ_ADDRESS_BYTES];
+    char filter[16]; /* "tls", "fault", or two: "tls+fault", the first on top */
+    char scheme[16];
+    char host[128]; /* sim: the name */
+    char port[8];
+    char query[AQ_ADDRESS_BYTES];
+};
+
+enum aq_status aq_address_parse(const char *text,
+                                struct aq_address *out); /* AQ_INVAL, logged, says what an address is */
+/* The number after "key=" in the query, or otherwise. AQ_INVAL: not a number >= 0. */
+enum aq_status aq_address_number(const struct aq_address *address, const char *key, double otherwise, double *out);
+
+/* What to sleep on: events (POLLIN, POLLOUT) of fd, or the time, whichever is first. fd -1: only the time. */
+struct aq_stream_wait {
+    int fd;
+    short events;
+    uint64_t wake_ns;
+};
+
+struct aq_stream {
+    const struct aq_stream_ops *ops;
+    struct aq_stream *next;   /* of a filter: the stream below, owned                  */
+    char name[AQ_NAME_BYTES]; /* the peer, for people                                  */
+};
+
+struct aq_stream_ops {
+    /* Of a connecting stream: AQ_OK it stands, AQ_AGAIN (wait for write), AQ_REFUSED nobody listens, AQ_TIMEOUT,
+     * AQ_IO. */
+    enum aq_status (*connected)(struct aq_stream *stream);
+    /* *got > 0 on AQ_OK. AQ_AGAIN; AQ_CLOSED: the peer ended its direction; AQ_IO: broken;
+     * AQ_TLSERR: aq_stream_refusal says why. Never logs. */
+    enum aq_status (*read)(struct aq_stream *stream, const struct iovec *iov, int count, size_t *got);
+    /* *put > 0 on AQ_OK. AQ_AGAIN; AQ_CLOSED: the peer is gone; AQ_IO. Never logs. */
+    enum aq_status (*write)(struct aq_stream *stream, const struct iovec *iov, int count, size_t *put);
+    /* After AQ_AGAIN of read (or write): until when to sleep. */
+    void (*wait)(struct aq_stream *stream, bool write, struct aq_stream_wait *out);
+    /* The socket that the loop may read and write without asking the stream; -1: none. */
+    int (*direct)(struct aq_stream *stream);
+    /* Pace what is written to rate_mbps 10^6 bit/s, and keep what is queued below to some milliseconds of it. */
+    enum aq_status (*pace)(struct aq_stream *stream, double rate_mbps);
+    void (*shut)(struct aq_stream *stream); /* no more writes: the peer reads an end */
+    void (*close)(struct aq_stream *stream);
+};
+
+/* A door: where streams come in. */
+struct aq_door {
+    const struct aq_transport *transport;
+    struct aq_address address;
+    struct aq_tls *tls; /* of tls+: who we are; the caller's. NULL: nobody */
+    uint16_t port;
+    int fd;      /* readable when somebody is at the door */
+    void *state; /* the transport's */
+};
+
+struct aq_transport {
+    const char *scheme;
+    /* Fills door (transport and address are set). AQ_REFUSED: in use; AQ_INVAL. Logged. */
+    enum aq_status (*listen)(struct aq_door *door);
+    enum aq_status (*accept)(struct aq_door *door, struct aq_stream **out); /* AQ_AGAIN; else logged */
+    void (*shut)(struct aq_door *door);
+    /* Begin; ops->connected says when it stands. attempt numbers the tries (a name may have several addresses); paced:
+     * ops->pace will be called, so that what must be set before the connection stands is.
+     * AQ_REFUSED: nobody listens. AQ_INVAL, AQ_NOTFOUND (no such name): logged. */
+    enum aq_status (*connect)(const struct aq_address *address, uint32_t attempt, bool paced, struct aq_stream **out);
+};
+
+/* Through the table transports.def, with the filter that the address asks for on top. */
+enum aq_status aq_door_open(const char *address, struct aq_tls *tls, struct aq_door *out);
+enum aq_status aq_door_accept(struct aq_door *door, struct aq_stream **out);
+void aq_door_close(struct aq_door *door);
+enum aq_status aq_stream_connect(const char *address, struct aq_tls *tls, uint32_t attempt, bool paced,
+                                 struct aq_stream **out);
+void aq_stream_close(struct aq_stream *stream); /* NULL is fine */
+
+/* For streams that are sockets: the status of a failed read or write. EPIPE, ECONNRESET: AQ_CLOSED. */
+enum aq_status aq_stream_errno(int error);
+
+/* transport_fault.c: put the filter on top; takes `below` on success. */
+enum aq_status aq_fault_wrap(const struct aq_address *address, struct aq_stream *below, struct aq_stream **out);
+/* The same with what AQ_NET_CUT asks for; without it nothing happens. */
+enum aq_status aq_fault_environment(struct aq_stream **stream);
+
+/* transport_tls.c: the same, with an identity (NULL: AQ_INVAL, logged). */
+enum aq_status aq_tls_wrap(const struct aq_address *address, struct aq_tls *tls, bool server, struct aq_stream *below,
+                           struct aq_stream **out);
+/* After AQ_TLSERR of a stream: why, as the end of "the peer ...". "": nothing is wrong, or no TLS is there. */
+const char *aq_stream_refusal(const struct aq_stream *stream);
+/* Is the peer's certificate that of this rank? Also where there is no TLS. */
+bool aq_stream_proves(const struct aq_stream *stream, uint32_t rank);
+
+#define AQ_TRANSPORT(scheme) extern const struct aq_transport aq_transport_##scheme;
+#include "transports.def"
+#undef AQ_TRANSPORT
+
+#endif

@@ -1,0 +1,258 @@
+/*
+ * transport_tcp.c -- streams over TCP: sockets that the loop may drive directly.
+ *
+ * Sockets are left blocking and every call here says MSG_DONTWAIT: io_uring arms its own poll on a blocking socket, but
+ * gives up with EAGAIN on one with O_NONBLOCK. Pacing is the kernel's (SO_MAX_PACING_RATE; docs/DECISIONS.md "Pacing by
+ * the kernel"):
+ * - TCP_MAXSEG 1448 before the connection stands, because the kernel lets the first ten segments go unpaced, and
+ *   loopback's are of 64 KB; where only the listener paces, the link's small writes (link_send.c) keep those ten small;
+ * - TCP_NOTSENT_LOWAT of 2 ms, so that what waits in the kernel is bounded and back-pressure reaches the link.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "transport.h"
+
+enum {
+    BACKLOG = 64,               /* connections that the kernel holds until the next accept                       */
+    PACED_SEGMENT_BYTES = 1448, /* of an Ethernet path: 1500 less IP, TCP and time stamps                        */
+    PACED_QUEUE_NS = 2000000,   /* bytes not yet sent that the kernel takes, as time at the rate                 */
+    PACED_QUEUE_BYTES_MIN = 4096,
+    QUEUE_BYTES = 256 << 10 /* the same without pacing                                                       */
+};
+
+struct tcp_stream {
+    struct aq_stream stream;
+    int fd;
+    bool connecting;
+};
+
+static const struct aq_stream_ops TCP_OPS;
+
+static void name_of(const struct sockaddr *address, socklen_t bytes, char *out)
+{
+    char host[64], port[8];
+    if (getnameinfo(address, bytes, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+        snprintf(out, AQ_NAME_BYTES, "(unknown)");
+    else
+        snprintf(out, AQ_NAME_BYTES, address->sa_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host, port);
+}
+
+static enum aq_status wrap_socket(int fd, const struct sockaddr *peer, socklen_t bytes, struct aq_stream **out)
+{
+    void *memory;
+    const int on = 1, queue = QUEUE_BYTES;
+    AQ_TRY(aq_alloc(sizeof(struct tcp_stream), &memory));
+    struct tcp_stream *tcp = memory;
+    tcp->stream.ops = &TCP_OPS;
+    tcp->fd = fd;
+    name_of(peer, bytes, tcp->stream.name);
+    if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) == -1 ||
+        setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &queue, sizeof queue) == -1)
+        aq_log("net", 1, "peer=%s TCP_NODELAY or TCP_NOTSENT_LOWAT refused: %s", tcp->stream.name, strerror(errno));
+    *out = &tcp->stream;
+    return AQ_OK;
+}
+
+static enum aq_status resolve(const struct aq_address *address, bool passive, struct addrinfo **out)
+{
+    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV | (passive ? AI_PASSIVE : 0)};
+    const char *host = strcmp(address->host, "*") == 0 ? NULL : address->host;
+    const int error = getaddrinfo(host, address->port, &hints, out);
+    if (error != 0)
+        return aq_fail(AQ_NOTFOUND, "net", "address '%s': cannot resolve '%s': %s", address->whole, address->host,
+                       gai_strerror(error));
+    return AQ_OK;
+}
+
+static enum aq_status tcp_listen(struct aq_door *door)
+{
+    struct addrinfo *info = NULL;
+    struct sockaddr_storage bound;
+    socklen_t bytes = sizeof bound;
+    const int on = 1;
+    enum aq_status status = AQ_OK;
+    AQ_TRY(resolve(&door->address, true, &info));
+    const int fd = socket(info->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd == -1) {
+        status = aq_fail_errno("net", "listen at '%s': socket", door->address.whole);
+        goto out;
+    }
+    /* Lets a restarted worker have its port back at once; two listeners at one port are still refused. */
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (bind(fd, info->ai_addr, info->ai_addrlen) == -1 || listen(fd, BACKLOG) == -1 ||
+        getsockname(fd, (struct sockaddr *)&bound, &bytes) == -1) {
+        const bool busy = errno == EADDRINUSE;
+        status = aq_fail_errno("net", "cannot listen at '%s'%s", door->address.whole,
+                               busy ? " (another process has this port; choose another, or port 0)" : "");
+        close(fd);
+        goto out;
+    }
+    door->fd = fd;
+    door->port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
+                                                   : ((struct sockaddr_in *)&bound)->sin_port);
+out:
+    freeaddrinfo(info);
+    return status;
+}
+
+static enum aq_status tcp_accept(struct aq_door *door, struct aq_stream **out)
+{
+    struct sockaddr_storage peer;
+    socklen_t bytes = sizeof peer;
+    const int fd = accept4(door->fd, (struct sockaddr *)&peer, &bytes, SOCK_CLOEXEC);
+    if (fd == -1) {
+        /* A connection that was reset before we took it is not our trouble. */
+        if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return AQ_AGAIN;
+        return aq_fail_errno("net", "accept at '%s'", door->address.whole);
+    }
+    const enum aq_status status = wrap_socket(fd, (struct sockaddr *)&peer, bytes, out);
+    if (status != AQ_OK) close(fd);
+    return status;
+}
+
+static void tcp_door_shut(struct aq_door *door)
+{
+    close(door->fd);
+    door->fd = -1;
+}
+
+static enum aq_status tcp_connect(const struct aq_address *address, uint32_t attempt, bool paced,
+                                  struct aq_stream **out)
+{
+    struct addrinfo *list = NULL;
+    uint32_t count = 0;
+    AQ_TRY(resolve(address, false, &list));
+    for (const struct addrinfo *at = list; at; at = at->ai_next)
+        count++;
+    const struct addrinfo *info = list;
+    for (uint32_t i = attempt % count; i > 0; i--)
+        info = info->ai_next;
+
+    enum aq_status status = AQ_OK;
+    struct aq_stream *stream = NULL;
+    const int fd = socket(info->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd == -1) {
+        status = aq_fail_errno("net", "connect to '%s': socket", address->whole);
+        goto out;
+    }
+    AQ_TRY_GOTO(wrap_socket(fd, info->ai_addr, info->ai_addrlen, &stream), out);
+    ((struct tcp_stream *)stream)->connecting = true;
+    const int segment = PACED_SEGMENT_BYTES;
+    if (paced && setsockopt(fd, IPPROTO_TCP, TCP_MAXSEG, &segment, sizeof segment) == -1)
+        aq_log("net", 1, "peer=%s TCP_MAXSEG refused: %s", stream->name, strerror(errno));
+    if (connect(fd, info->ai_addr, info->ai_addrlen) == -1 && errno != EINPROGRESS) {
+        aq_log("net", 2, "connect to %s: %s", stream->name, strerror(errno));
+        status = AQ_REFUSED;
+        goto out;
+    }
+    *out = stream;
+out:
+    if (status != AQ_OK && stream)
+        aq_stream_close(stream);
+    else if (status != AQ_OK && fd != -1)
+        close(fd);
+    freeaddrinfo(list);
+    return status;
+}
+
+static enum aq_status tcp_connected(struct aq_stream *stream)
+{
+    struct tcp_stream *tcp = (struct tcp_stream *)stream;
+    int error = 0;
+    socklen_t bytes = sizeof error;
+    if (!tcp->connecting) return AQ_OK;
+    struct pollfd ready = {.fd = tcp->fd, .events = POLLOUT};
+    if (poll(&ready, 1, 0) == 0) return AQ_AGAIN;
+    if (getsockopt(tcp->fd, SOL_SOCKET, SO_ERROR, &error, &bytes) == -1) error = errno;
+    if (error != 0) return aq_stream_errno(error);
+    /* A port of one's own machine can connect to itself when nobody listens there; that is nobody. */
+    struct sockaddr_storage here = {0}, there = {0};
+    socklen_t here_bytes = sizeof here, there_bytes = sizeof there;
+    if (getsockname(tcp->fd, (struct sockaddr *)&here, &here_bytes) == 0 &&
+        getpeername(tcp->fd, (struct sockaddr *)&there, &there_bytes) == 0 && here_bytes == there_bytes &&
+        memcmp(&here, &there, here_bytes) == 0)
+        return AQ_REFUSED;
+    const int flags = fcntl(tcp->fd, F_GETFL);
+    if (flags == -1 || fcntl(tcp->fd, F_SETFL, flags & ~O_NONBLOCK) == -1) return AQ_IO;
+    tcp->connecting = false;
+    return AQ_OK;
+}
+
+static enum aq_status tcp_read(struct aq_stream *stream, const struct iovec *iov, int count, size_t *got)
+{
+    struct msghdr message = {.msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)count};
+    const ssize_t n = recvmsg(((struct tcp_stream *)stream)->fd, &message, MSG_DONTWAIT);
+    if (n == -1) return aq_stream_errno(errno);
+    if (n == 0) return AQ_CLOSED;
+    *got = (size_t)n;
+    return AQ_OK;
+}
+
+static enum aq_status tcp_write(struct aq_stream *stream, const struct iovec *iov, int count, size_t *put)
+{
+    struct msghdr message = {.msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)count};
+    const ssize_t n = sendmsg(((struct tcp_stream *)stream)->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (n == -1) return aq_stream_errno(errno);
+    *put = (size_t)n;
+    return AQ_OK;
+}
+
+static void tcp_wait(struct aq_stream *stream, bool write, struct aq_stream_wait *out)
+{
+    *out = (struct aq_stream_wait){
+        .fd = ((struct tcp_stream *)stream)->fd, .events = write ? POLLOUT : POLLIN, .wake_ns = AQ_NEVER};
+}
+
+static int tcp_direct(struct aq_stream *stream)
+{
+    return ((struct tcp_stream *)stream)->fd;
+}
+
+static enum aq_status tcp_pace(struct aq_stream *stream, double rate_mbps)
+{
+    const int fd = ((struct tcp_stream *)stream)->fd;
+    const double bytes_per_s = rate_mbps * 1e6 / 8;
+    const uint64_t rate = (uint64_t)bytes_per_s;
+    const double ahead = bytes_per_s * PACED_QUEUE_NS * 1e-9;
+    const int queue = ahead < PACED_QUEUE_BYTES_MIN ? PACED_QUEUE_BYTES_MIN
+                      : ahead > QUEUE_BYTES         ? QUEUE_BYTES
+                                                    : (int)ahead;
+    if (setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &rate, sizeof rate) == -1 ||
+        setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &queue, sizeof queue) == -1)
+        return aq_fail_errno("net", "%s: the kernel does not pace to %g Mbit/s", stream->name, rate_mbps);
+    return AQ_OK;
+}
+
+static void tcp_shut(struct aq_stream *stream)
+{
+    shutdown(((struct tcp_stream *)stream)->fd, SHUT_WR); /* fails only where the peer is gone already */
+}
+
+static void tcp_close(struct aq_stream *stream)
+{
+    close(((struct tcp_stream *)stream)->fd);
+    aq_free(stream);
+}
+
+static const struct aq_stream_ops TCP_OPS = {
+    .connected = tcp_connected,
+    .read = tcp_read,
+    .write = tcp_write,
+    .wait = tcp_wait,
+    .direct = tcp_direct,
+    .pace = tcp_pace,
+    .shut = tcp_shut,
+    .close = tcp_close,
+};
+
+const struct aq_transport aq_transport_tcp = {
+    .scheme = "tcp", .listen = tcp_listen, .accept = tcp_accept, .shut = tcp_door_shut, .connect = tcp_connect};

@@ -1,0 +1,141 @@
+/*
+ * transport_tls.c -- a filter that puts a stream under mutual TLS 1.3 (tls.h says who may talk to whom).
+ *
+ *     tls+tcp://host:port?peer=2         the other end must be stage 2 of this job; without peer: any stage of it
+ *
+ * A socket below goes to OpenSSL itself, so that the kernel may do the sealing; anything else is read and written
+ * through its own calls. The certificates shake hands in the first reads and writes. Pacing is the stream's below.
+ * Locking: as any stream.
+ */
+#include <math.h>
+#include <poll.h>
+#include <string.h>
+
+#include "tls_private.h"
+
+struct tls_stream {
+    struct aq_stream stream;
+    struct aq_tls *tls;
+    struct aq_tls_name expect;
+    bool server;
+    struct aq_tls_session *session; /* NULL: the stream below does not stand yet */
+};
+
+static const struct aq_stream_ops TLS_OPS;
+
+static enum aq_status begin(struct tls_stream *tls)
+{
+    struct aq_stream *below = tls->stream.next;
+    const int fd = below->ops->direct(below);
+    if (tls->session) return AQ_OK;
+    if (fd == -1) return aq_tls_session_over(tls->tls, below, tls->server, &tls->expect, &tls->session);
+    return aq_tls_session_open(tls->tls, fd, tls->server, &tls->expect, below->name, &tls->session);
+}
+
+enum aq_status aq_tls_wrap(const struct aq_address *address, struct aq_tls *tls, bool server, struct aq_stream *below,
+                           struct aq_stream **out)
+{
+    double peer;
+    void *memory;
+    if (!tls)
+        return aq_fail(AQ_INVAL, "net", "address '%s': tls+ wants keys (security.keys; aqpipe keys init makes them)",
+                       address->whole);
+    AQ_TRY(aq_address_number(address, "peer", -1, &peer));
+    if (peer != floor(peer) || peer >= AQ_TLS_ANY_STAGE)
+        return aq_fail(AQ_INVAL, "net", "address '%s': 'peer' wants the number of a stage", address->whole);
+    AQ_TRY(aq_alloc(sizeof(struct tls_stream), &memory));
+    struct tls_stream *made = memory;
+    made->stream.ops = &TLS_OPS;
+    made->stream.next = below;
+    memcpy(made->stream.name, below->name, sizeof made->stream.name);
+    made->tls = tls;
+    made->server = server;
+    made->expect.role = AQ_TLS_STAGE;
+    made->expect.stage = peer < 0 ? AQ_TLS_ANY_STAGE : (uint32_t)peer;
+    const enum aq_status status = server ? begin(made) : AQ_OK;
+    if (status != AQ_OK)
+        aq_free(made);
+    else
+        *out = &made->stream;
+    return status;
+}
+
+static enum aq_status tls_connected(struct aq_stream *stream)
+{
+    AQ_TRY(stream->next->ops->connected(stream->next));
+    return begin((struct tls_stream *)stream);
+}
+
+static enum aq_status tls_read(struct aq_stream *stream, const struct iovec *iov, int count, size_t *got)
+{
+    return aq_tls_session_read(((struct tls_stream *)stream)->session, iov, count, got);
+}
+
+static enum aq_status tls_write(struct aq_stream *stream, const struct iovec *iov, int count, size_t *put)
+{
+    return aq_tls_session_write(((struct tls_stream *)stream)->session, iov, count, put);
+}
+
+static void tls_wait(struct aq_stream *stream, bool write, struct aq_stream_wait *out)
+{
+    const struct tls_stream *tls = (const struct tls_stream *)stream;
+    if (tls->session) write = aq_tls_session_events(tls->session) == POLLOUT;
+    stream->next->ops->wait(stream->next, write, out);
+}
+
+static int tls_direct(struct aq_stream *stream)
+{
+    (void)stream;
+    return -1;
+}
+
+static enum aq_status tls_pace(struct aq_stream *stream, double rate_mbps)
+{
+    return stream->next->ops->pace(stream->next, rate_mbps);
+}
+
+static void tls_shut(struct aq_stream *stream)
+{
+    struct tls_stream *tls = (struct tls_stream *)stream;
+    if (tls->session) aq_tls_session_shut(tls->session);
+    stream->next->ops->shut(stream->next);
+}
+
+static void tls_close(struct aq_stream *stream)
+{
+    aq_tls_session_close(((struct tls_stream *)stream)->session);
+    aq_stream_close(stream->next);
+    aq_free(stream);
+}
+
+static const struct aq_stream_ops TLS_OPS = {
+    .connected = tls_connected,
+    .read = tls_read,
+    .write = tls_write,
+    .wait = tls_wait,
+    .direct = tls_direct,
+    .pace = tls_pace,
+    .shut = tls_shut,
+    .close = tls_close,
+};
+
+static const struct tls_stream *find(const struct aq_stream *stream)
+{
+    while (stream && stream->ops != &TLS_OPS)
+        stream = stream->next;
+    return (const struct tls_stream *)stream;
+}
+
+const char *aq_stream_refusal(const struct aq_stream *stream)
+{
+    const struct tls_stream *tls = find(stream);
+    return tls && tls->session ? aq_tls_session_text(tls->session) : "";
+}
+
+bool aq_stream_proves(const struct aq_stream *stream, uint32_t rank)
+{
+    const struct tls_stream *tls = find(stream);
+    if (!tls) return true;
+    const struct aq_tls_name *peer = tls->session ? aq_tls_session_peer(tls->session) : NULL;
+    return peer && peer->role == AQ_TLS_STAGE && peer->stage == rank;
+}

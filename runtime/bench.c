@@ -1,0 +1,90 @@
+/* bench.c -- `aqpipe bench`: the dispatch, and the one way a figure is printed. */
+#include "bench.h"
+
+#include <getopt.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "commands.h"
+
+static const struct {
+    const char *name, *help;
+    enum aq_status (*run)(const struct aq_bench_options *options);
+} benches[] = {
+#define AQ_BENCH(name, help) {#name, help, aq_bench_##name},
+#include "benches.def"
+};
+enum { BENCHES = sizeof benches / sizeof *benches };
+
+void aq_bench_emit(const struct aq_bench_options *options, const char *name, double value, const char *unit)
+{
+    if (!options->json)
+        printf("%-44s %12.6g %s\n", name, value, unit);
+    else if (isfinite(value))
+        printf("{\"case\": \"%s\", \"value\": %.9g, \"unit\": \"%s\"}\n", name, value, unit);
+    else
+        printf("{\"case\": \"%s\", \"value\": null, \"unit\": \"%s\"}\n", name, unit);
+    fflush(stdout);
+}
+
+static void usage(void)
+{
+    puts("usage: aqpipe bench NAME... [--json] [--quick] [--threads N]\n\n"
+         "Measures this machine. A bench prints figures and judges nothing. `all` runs every one.\n");
+    for (int i = 0; i < BENCHES; i++)
+        printf("  %-8s %s\n", benches[i].name, benches[i].help);
+    puts("\n  --json       one object a line: {\"case\": \"...\", \"value\": ..., \"unit\": \"...\"}\n"
+         "  --quick      smaller, fewer repeats: for a look\n"
+         "  --threads N  of the CPU pool; every core otherwise");
+}
+
+static int run_one(const struct aq_bench_options *options, const char *name)
+{
+    bool found = false;
+    for (int i = 0; i < BENCHES; i++) {
+        if (strcmp(name, "all") != 0 && strcmp(name, benches[i].name) != 0) continue;
+        found = true;
+        if (benches[i].run(options) != AQ_OK) return AQ_EXIT_FAILED;
+    }
+    return found ? AQ_EXIT_DONE : aq_usage("bench", "there is no bench '%s'", name);
+}
+
+int aq_command_bench(int argc, char **argv)
+{
+    static const struct option options[] = {{"json", no_argument, NULL, 'j'},
+                                            {"quick", no_argument, NULL, 'q'},
+                                            {"threads", required_argument, NULL, 't'},
+                                            {"help", no_argument, NULL, 'h'},
+                                            {NULL, 0, NULL, 0}};
+    struct aq_bench_options bench = {0};
+    for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        char *end;
+        unsigned long threads;
+        switch (option) {
+        case 'j':
+            bench.json = true;
+            break;
+        case 'q':
+            bench.quick = true;
+            break;
+        case 't':
+            threads = strtoul(optarg, &end, 10);
+            if (*end || threads < 1 || threads > 1024) return aq_usage("bench", "--threads wants 1 to 1024");
+            bench.threads = (uint32_t)threads;
+            break;
+        case 'h':
+            usage();
+            return AQ_EXIT_DONE;
+        default:
+            return aq_usage("bench", "the options are wrong");
+        }
+    }
+    if (optind == argc) return aq_usage("bench", "which one?");
+    for (int i = optind; i < argc; i++) {
+        const int code = run_one(&bench, argv[i]);
+        if (code != AQ_EXIT_DONE) return code;
+    }
+    return AQ_EXIT_DONE;
+}

@@ -1,0 +1,30 @@
+/*
+ * bench.h -- what every `aqpipe bench` has in common. Each bench lives in bench_<room>.c.
+ *
+ * A bench prints figures and judges nothing. With --json every case is one line: {"case": "...", "value": ..., "unit":
+ * "..."}.
+ */
+#ifndef RUNTIME_BENCH_H
+#define RUNTIME_BENCH_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "aqsgd/base.h"
+
+struct aq_bench_options {
+    bool json;        /* one JSON object a line instead of a table                */
+    bool quick;       /* smaller and fewer repeats, for a look                    */
+    uint32_t threads; /* of the CPU pool; 0: every core this process may use      */
+};
+
+/* Print one figure. name is the case's, for ever: scripts look for it. */
+void aq_bench_emit(const struct aq_bench_options *options, const char *name, double value, const char *unit);
+
+enum aq_status aq_bench_stage(const struct aq_bench_options *options);
+enum aq_status aq_bench_codec(const struct aq_bench_options *options);
+enum aq_status aq_bench_cache(const struct aq_bench_options *options);
+enum aq_status aq_bench_link(const struct aq_bench_options *options);
+enum aq_status aq_bench_job(const struct aq_bench_options *options);
+
+#endif

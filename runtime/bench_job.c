@@ -1,0 +1,197 @@
+/*
+ * bench_job.c -- whole jobs: the throughput of a pipeline against the bound of its plan, and what a cache on SSD costs.
+ *
+ * Jobs are run as a user runs them, by `aqpipe launch` as a child process, in a folder below the current one (a disk,
+ * not a memory file system), which is removed afterwards. Figures are read from their metrics.jsonl. Only whole epochs
+ * after the first count: the first sends keyframes.
+ *
+ * `job measured/bound` is the bound's step time over the measured one: 1 would be a pipeline whose busiest resource
+ * never idles. The bound is plan.h's, from costs measured in the same run on the same machine.
+ */
+#include <fcntl.h>
+#include <jansson.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "bench.h"
+#include "plan.h"
+#include "run_folder.h"
+
+extern char **environ;
+
+enum { PATH_BYTES = 4096, TEXT_WORDS = 60000 };
+
+static const char manifest_text[] = "job: {name: bench}\n"
+                                    "model: {blocks: 4, heads: 4, channels: 256, context: 128, tied: false}\n"
+                                    "data: {train: text.txt, train_samples_max: 512}\n"
+                                    "train: {T: 128, batch: 128, micro_batch: 4, epochs: 4, lr: 1e-4, clip: 1.0}\n"
+                                    "pipeline: {stages: 4, threads: 1}\n"
+                                    "edges:\n"
+                                    "  forward: {codec: aqsgd, bits: 4}\n"
+                                    "  backward: {codec: directq, bits: 8}\n"
+                                    "link: {rate_mbps: 100}\n"
+                                    "checkpoint: {every: 0}\n";
+
+static enum aq_status write_inputs(const char *folder)
+{
+    char path[PATH_BYTES];
+    struct aq_text text = {0};
+    const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_TEST, 0, 0);
+    for (uint64_t i = 0; i < TEXT_WORDS; i++)
+        aq_text_add(&text, "%llu ", (unsigned long long)aq_rng_below(&key, i, 5000));
+    enum aq_status status = aq_run_path(folder, "text.txt", path);
+    if (status == AQ_OK) status = aq_run_write(path, aq_text_of(&text), text.used);
+    aq_text_deinit(&text);
+    AQ_TRY(status);
+    AQ_TRY(aq_run_path(folder, "job.yaml", path));
+    return aq_run_write(path, manifest_text, sizeof manifest_text - 1);
+}
+
+/* Run this very program with these arguments, quietly; AQ_ABORTED names the log where it failed. */
+static enum aq_status run_self(const char *folder, char *const *arguments)
+{
+    char self[PATH_BYTES], log[PATH_BYTES];
+    const ssize_t bytes = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (bytes < 0) return aq_fail_errno("bench", "cannot find this program");
+    self[bytes] = 0;
+    AQ_TRY(aq_run_path(folder, "launch.log", log));
+    posix_spawn_file_actions_t files;
+    posix_spawn_file_actions_init(&files);
+    posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_addopen(&files, 1, log, O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    posix_spawn_file_actions_adddup2(&files, 1, 2);
+    pid_t child;
+    const int error = posix_spawn(&child, self, &files, NULL, arguments, environ);
+    posix_spawn_file_actions_destroy(&files);
+    if (error) return aq_fail(AQ_IO, "bench", "cannot start %s: %s", self, strerror(error));
+    int code;
+    if (waitpid(child, &code, 0) < 0) return aq_fail_errno("bench", "cannot wait for aqpipe launch");
+    if (WIFEXITED(code) && WEXITSTATUS(code) == 0) return AQ_OK;
+    char *text;
+    size_t count;
+    if (aq_run_read(log, 1 << 20, &text, &count) == AQ_OK) {
+        aq_fail(AQ_ABORTED, "bench", "aqpipe launch failed: %.*s", (int)(count > 600 ? 600 : count), text);
+        aq_free(text);
+    }
+    return AQ_ABORTED;
+}
+
+/* Seconds of one step over the whole epochs after the first, from the end of epoch 1 to the end of the run. */
+static enum aq_status warm_step_seconds(const char *run, double *out)
+{
+    char path[PATH_BYTES], line[1 << 16];
+    AQ_TRY(aq_run_path(run, "metrics.jsonl", path));
+    FILE *file = fopen(path, "r");
+    if (!file) return aq_fail_errno("bench", "cannot read %s", path);
+    double first = -1, last = -1;
+    long steps = 0;
+    while (fgets(line, sizeof line, file)) {
+        json_t *object = json_loads(line, 0, NULL);
+        const char *event = json_string_value(json_object_get(object, "event"));
+        if (event && strcmp(event, "step") == 0) {
+            const double time = json_number_value(json_object_get(object, "time"));
+            if (json_integer_value(json_object_get(object, "epoch")) == 0) {
+                first = time;
+            } else {
+                last = time;
+                steps++;
+            }
+        }
+        json_decref(object);
+    }
+    fclose(file);
+    if (steps == 0 || first < 0) return aq_fail(AQ_CORRUPT, "bench", "%s has no steps after the first epoch", path);
+    *out = (last - first) / (double)steps;
+    return AQ_OK;
+}
+
+static enum aq_status run_job(const char *folder, const char *name, const char *set, double *step_seconds)
+{
+    char manifest[PATH_BYTES], run[PATH_BYTES], output[PATH_BYTES + 16];
+    AQ_TRY(aq_run_path(folder, "job.yaml", manifest));
+    AQ_TRY(aq_run_path(folder, name, run));
+    AQ_TRY(aq_run_remove(run));
+    snprintf(output, sizeof output, "output.path=%s", run);
+    char *const arguments[] = {
+        "aqpipe", "launch", manifest, "--no-progress", "--set", output, "--set", (char *)(uintptr_t)set, NULL};
+    AQ_TRY(run_self(folder, arguments));
+    AQ_TRY(warm_step_seconds(run, step_seconds));
+    return aq_run_remove(run);
+}
+
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static enum aq_status bench_ssd(const struct aq_bench_options *options, const char *folder)
+{
+    enum { ROUNDS = 3 };
+    double ssd[ROUNDS], memory[ROUNDS];
+    const int rounds = options->quick ? 1 : ROUNDS;
+    for (int i = 0; i < rounds; i++) { /* interleaved: a noisy neighbour meets both */
+        AQ_TRY(run_job(folder, "memory", "cache.kind=memory", &memory[i]));
+        AQ_TRY(run_job(folder, "ssd", "cache.kind=lmdb", &ssd[i]));
+    }
+    qsort(ssd, (size_t)rounds, sizeof ssd[0], by_value);
+    qsort(memory, (size_t)rounds, sizeof memory[0], by_value);
+    aq_bench_emit(options, "job step ssd", ssd[rounds / 2] * 1e3, "ms");
+    aq_bench_emit(options, "job step memory", memory[rounds / 2] * 1e3, "ms");
+    aq_bench_emit(options, "job ssd/memory", ssd[rounds / 2] / memory[rounds / 2], "ratio");
+    return AQ_OK;
+}
+
+/* The plan's bound with costs measured now; the cheaper of two measurements, since noise only adds. */
+static enum aq_status plan_bound(const char *folder, struct aq_plan_prediction *out)
+{
+    char manifest[PATH_BYTES];
+    struct aq_job *job = NULL;
+    struct aq_plan *plan = NULL;
+    enum aq_status status;
+    AQ_TRY_GOTO(aq_run_path(folder, "job.yaml", manifest), out);
+    AQ_TRY_GOTO(aq_job_load(manifest, NULL, 0, &job), out);
+    AQ_TRY_GOTO(aq_plan_open(job, &plan), out);
+    for (int i = 0; i < 2; i++) {
+        struct aq_plan_costs costs;
+        struct aq_plan_prediction prediction;
+        AQ_TRY_GOTO(aq_plan_costs_measured(plan, aq_thread_cores(), &costs), out);
+        AQ_TRY_GOTO(aq_plan_predict(plan, &costs, &prediction), out);
+        if (i == 0 || prediction.bound_s < out->bound_s) *out = prediction;
+    }
+out:
+    aq_plan_close(plan);
+    aq_job_close(job);
+    return status;
+}
+
+static enum aq_status bench_bound(const struct aq_bench_options *options, const char *folder)
+{
+    struct aq_plan_prediction prediction = {0};
+    double step;
+    AQ_TRY(plan_bound(folder, &prediction));
+    AQ_TRY(run_job(folder, "bound", "cache.kind=lmdb", &step));
+    aq_bench_emit(options, "job step measured", step * 1e3, "ms");
+    aq_bench_emit(options, "job step predicted", prediction.step_s * 1e3, "ms");
+    aq_bench_emit(options, "job step bound", prediction.bound_s * 1e3, "ms");
+    aq_bench_emit(options, "job measured/bound", prediction.bound_s / step, "ratio");
+    return AQ_OK;
+}
+
+enum aq_status aq_bench_job(const struct aq_bench_options *options)
+{
+    char folder[PATH_BYTES];
+    if (!getcwd(folder, sizeof folder - 64)) return aq_fail_errno("bench", "cannot tell the current folder");
+    snprintf(folder + strlen(folder), 64, "/aqpipe-bench-job-%ld.tmp", (long)getpid());
+    AQ_TRY(aq_run_make_folder(folder));
+    enum aq_status status = write_inputs(folder);
+    if (status == AQ_OK) status = bench_bound(options, folder);
+    if (status == AQ_OK) status = bench_ssd(options, folder);
+    const enum aq_status removed = aq_run_remove(folder);
+    return status != AQ_OK ? status : removed;
+}

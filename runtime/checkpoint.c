@@ -1,0 +1,288 @@
+/* checkpoint.c -- a stage's weights and optimizer state to a safetensors file and back. */
+#include "checkpoint.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "run_folder.h"
+#include "stages/weights.h"
+
+enum { PATH_BYTES = 4096, NAME_BYTES = 32, STATES_MAX = 8 };
+
+static enum aq_status file_path(const char *folder, uint64_t step, uint32_t rank, char *path)
+{
+    const int bytes = snprintf(path, PATH_BYTES, "%s/%" PRIu64 "/stage-%u.safetensors", folder, step, rank);
+    if (bytes >= PATH_BYTES) return aq_fail(AQ_INVAL, "checkpoint", "the path %s/... is too long", folder);
+    return AQ_OK;
+}
+
+/* A view of device memory for the host: itself, or a copy that the caller unmaps. */
+static enum aq_status host_view(struct aq_device *device, const float *values, uint64_t count, const float **view,
+                                void **copy)
+{
+    struct aq_device_info info;
+    aq_device_info(device, &info);
+    *copy = NULL;
+    *view = values;
+    if (info.host_memory) return AQ_OK;
+    AQ_TRY(aq_map(count * sizeof(float), copy));
+    const enum aq_status status = aq_device_copy(device, *copy, values, count * sizeof(float), NULL);
+    *view = *copy;
+    return status == AQ_OK ? aq_device_stream_sync(device, NULL) : status;
+}
+
+struct table {
+    struct aq_weights_tensor *tensors;
+    struct aq_tensor_info *infos;
+    uint32_t count, states;
+    char state_names[STATES_MAX][NAME_BYTES];
+    void *copies[STATES_MAX + 1];
+    uint64_t copy_bytes;
+    void *memory;
+};
+
+static void table_close(struct table *table)
+{
+    for (int i = 0; i <= STATES_MAX; i++)
+        aq_unmap(table->copies[i], table->copy_bytes);
+    aq_free(table->memory);
+}
+
+/* Every tensor of the file, with its values. */
+static enum aq_status table_open(const struct aq_checkpoint *c, struct table *table)
+{
+    *table = (struct table){.count = aq_stage_tensor_count(c->stage)};
+    table->states = c->optimizer ? aq_optimizer_state_count(c->optimizer) : 0;
+    AQ_ASSERT(table->states <= STATES_MAX);
+    const uint32_t all = table->count + table->states;
+    AQ_TRY(aq_alloc(all * (sizeof *table->tensors + sizeof *table->infos), &table->memory));
+    table->tensors = table->memory;
+    table->infos = (struct aq_tensor_info *)(table->tensors + all);
+    const uint64_t parameters = aq_stage_parameter_count(c->stage);
+    table->copy_bytes = parameters * sizeof(float);
+    const float *values;
+    AQ_TRY(host_view(c->device, aq_stage_parameters(c->stage), parameters, &values, &table->copies[STATES_MAX]));
+    for (uint32_t i = 0; i < table->count; i++) {
+        struct aq_tensor_info *info = &table->infos[i];
+        aq_stage_tensor(c->stage, i, info);
+        struct aq_weights_tensor *t = &table->tensors[i];
+        *t = (struct aq_weights_tensor){
+            .name = info->name, .dimensions = info->dimensions, .values = values + info->offset};
+        memcpy(t->shape, info->shape, info->dimensions * sizeof info->shape[0]);
+    }
+    for (uint32_t i = 0; i < table->states; i++) {
+        AQ_TRY(host_view(c->device, aq_optimizer_state(c->optimizer, i), parameters, &values, &table->copies[i]));
+        snprintf(table->state_names[i], NAME_BYTES, "optimizer.%s", aq_optimizer_state_name(c->optimizer, i));
+        table->tensors[table->count + i] = (struct aq_weights_tensor){
+            .name = table->state_names[i], .dimensions = 1, .shape = {parameters}, .values = values};
+    }
+    return AQ_OK;
+}
+
+static uint64_t tensor_floats(const struct aq_weights_tensor *tensor)
+{
+    uint64_t count = 1;
+    for (uint32_t i = 0; i < tensor->dimensions; i++)
+        count *= tensor->shape[i];
+    return count;
+}
+
+enum aq_status aq_checkpoint_write(const struct aq_checkpoint *c, uint64_t step)
+{
+    char path[PATH_BYTES], hash[20], job[20], digest[20], number[24], rank[16];
+    AQ_TRY(file_path(c->folder, step, c->rank, path));
+    *strrchr(path, '/') = 0;
+    AQ_TRY(aq_run_make_folder(path));
+    AQ_TRY(file_path(c->folder, step, c->rank, path));
+    struct table table;
+    enum aq_status status = table_open(c, &table);
+    if (status == AQ_OK) {
+        uint64_t all = 0;
+        for (uint32_t i = 0; i < table.count + table.states; i++)
+            all = aq_digest_seeded(table.tensors[i].values, tensor_floats(&table.tensors[i]) * sizeof(float), all);
+        snprintf(hash, sizeof hash, "%016" PRIx64, aq_plan_hash(c->plan));
+        snprintf(job, sizeof job, "%016" PRIx64, c->plan->job_digest);
+        snprintf(digest, sizeof digest, "%016" PRIx64, all);
+        snprintf(number, sizeof number, "%" PRIu64, step);
+        snprintf(rank, sizeof rank, "%u", c->rank);
+        const char *const metadata[] = {"format",     "aqpipe checkpoint 1",
+                                        "plan_hash",  hash,
+                                        "job_digest", job,
+                                        "step",       number,
+                                        "stage",      rank,
+                                        "digest",     digest,
+                                        NULL};
+        status = aq_weights_write(path, table.tensors, table.count + table.states, metadata);
+    }
+    table_close(&table);
+    return status;
+}
+
+static enum aq_status metadata_check(const struct aq_weights *weights, const char *path, const char *key,
+                                     const char *want)
+{
+    const char *have = aq_weights_metadata(weights, key);
+    if (!have)
+        return aq_fail(AQ_CORRUPT, "checkpoint", "%s: no %s in its metadata: not a checkpoint of aqpipe", path, key);
+    if (strcmp(have, want) == 0) return AQ_OK;
+    return aq_fail(AQ_MISMATCH, "checkpoint", "%s: %s is %s, this run has %s", path, key, have, want);
+}
+
+static enum aq_status headers_check(const struct aq_checkpoint *c, const struct aq_weights *weights, const char *path,
+                                    uint64_t step)
+{
+    char text[24];
+    AQ_TRY(metadata_check(weights, path, "format", "aqpipe checkpoint 1"));
+    snprintf(text, sizeof text, "%016" PRIx64, aq_plan_hash(c->plan));
+    AQ_TRY(metadata_check(weights, path, "plan_hash", text));
+    snprintf(text, sizeof text, "%" PRIu64, step);
+    AQ_TRY(metadata_check(weights, path, "step", text));
+    snprintf(text, sizeof text, "%u", c->rank);
+    return metadata_check(weights, path, "stage", text);
+}
+
+/* One tensor of the file into device memory, chained into *digest. */
+static enum aq_status tensor_load(const struct aq_checkpoint *c, const struct aq_weights *weights, const char *path,
+                                  const char *name, float *to, uint64_t count, float *staging, uint64_t *digest)
+{
+    uint32_t index;
+    struct aq_weights_info info;
+    if (aq_weights_find(weights, name, &index) != AQ_OK)
+        return aq_fail(AQ_NOTFOUND, "checkpoint", "%s: no tensor %s", path, name);
+    aq_weights_info(weights, index, &info);
+    if (info.count != count)
+        return aq_fail(AQ_MISMATCH, "checkpoint", "%s: %s has %" PRIu64 " values, this stage needs %" PRIu64, path,
+                       name, info.count, count);
+    AQ_TRY(aq_weights_read(weights, index, false, staging, count));
+    if (digest) *digest = aq_digest_seeded(staging, count * sizeof(float), *digest);
+    AQ_TRY(aq_device_copy(c->device, to, staging, count * sizeof(float), NULL));
+    return aq_device_stream_sync(c->device, NULL);
+}
+
+static enum aq_status load_all(const struct aq_checkpoint *c, const struct aq_weights *weights, const char *path,
+                               float *staging)
+{
+    uint64_t digest = 0;
+    char text[NAME_BYTES];
+    for (uint32_t i = 0; i < aq_stage_tensor_count(c->stage); i++) {
+        struct aq_tensor_info info;
+        aq_stage_tensor(c->stage, i, &info);
+        AQ_TRY(tensor_load(c, weights, path, info.name, aq_stage_parameters(c->stage) + info.offset, info.count,
+                           staging, &digest));
+    }
+    const uint64_t parameters = aq_stage_parameter_count(c->stage);
+    for (uint32_t i = 0; c->optimizer && i < aq_optimizer_state_count(c->optimizer); i++) {
+        snprintf(text, sizeof text, "optimizer.%s", aq_optimizer_state_name(c->optimizer, i));
+        AQ_TRY(tensor_load(c, weights, path, text, aq_optimizer_state(c->optimizer, i), parameters, staging, &digest));
+    }
+    snprintf(text, sizeof text, "%016" PRIx64, digest);
+    const char *have = aq_weights_metadata(weights, "digest");
+    if (have && strcmp(have, text) == 0) return AQ_OK;
+    return aq_fail(AQ_CORRUPT, "checkpoint",
+                   "%s: its bytes have digest %s, it was written with %s: the file is damaged", path, text,
+                   have ? have : "none");
+}
+
+enum aq_status aq_checkpoint_read(const struct aq_checkpoint *c, uint64_t step)
+{
+    char path[PATH_BYTES];
+    struct aq_weights *weights = NULL;
+    void *staging = NULL;
+    const uint64_t bytes = aq_stage_parameter_count(c->stage) * sizeof(float);
+    enum aq_status status;
+    AQ_TRY(file_path(c->folder, step, c->rank, path));
+    AQ_TRY_GOTO(aq_weights_open(path, &weights), out);
+    AQ_TRY_GOTO(headers_check(c, weights, path, step), out);
+    AQ_TRY_GOTO(aq_map(bytes, &staging), out);
+    AQ_TRY_GOTO(load_all(c, weights, path, staging), out);
+    status = aq_stage_parameters_changed(c->stage, NULL);
+out:
+    aq_unmap(staging, bytes);
+    aq_weights_close(weights);
+    return status;
+}
+
+enum aq_status aq_checkpoint_import(const struct aq_checkpoint *c, const char *path)
+{
+    struct aq_weights *weights = NULL;
+    void *staging = NULL;
+    const uint64_t bytes = aq_stage_parameter_count(c->stage) * sizeof(float);
+    enum aq_status status;
+    AQ_TRY_GOTO(aq_weights_open(path, &weights), out);
+    AQ_TRY_GOTO(aq_map(bytes, &staging), out);
+    for (uint32_t i = 0; i < aq_stage_tensor_count(c->stage); i++) {
+        struct aq_tensor_info info;
+        uint32_t index;
+        aq_stage_tensor(c->stage, i, &info);
+        const char *name = info.name;
+        if (strcmp(name, "lm_head.weight") == 0 && aq_weights_find(weights, name, &index) != AQ_OK) name = "wte.weight";
+        AQ_TRY_GOTO(
+            tensor_load(c, weights, path, name, aq_stage_parameters(c->stage) + info.offset, info.count, staging, NULL),
+            out);
+    }
+    status = aq_stage_parameters_changed(c->stage, NULL);
+out:
+    aq_unmap(staging, bytes);
+    aq_weights_close(weights);
+    return status;
+}
+
+struct join {
+    struct aq_weights *files[AQ_JOB_STAGES_MAX];
+    struct aq_weights_tensor *tensors;
+    void *values;
+    uint64_t floats;
+    uint32_t count;
+};
+
+/* Append the model's tensors of one file; pass 0 counts floats, pass 1 reads them. */
+static enum aq_status join_file(struct join *join, const struct aq_weights *file, bool read, uint64_t *at)
+{
+    for (uint32_t i = 0; i < aq_weights_count(file); i++) {
+        struct aq_weights_info info;
+        aq_weights_info(file, i, &info);
+        if (strncmp(info.name, "optimizer.", 10) == 0) continue;
+        if (!read) {
+            *at += info.count;
+            join->count++;
+            continue;
+        }
+        float *values = (float *)join->values + *at;
+        struct aq_weights_tensor *t = &join->tensors[join->count++];
+        *t = (struct aq_weights_tensor){.name = info.name, .dimensions = info.dimensions, .values = values};
+        memcpy(t->shape, info.shape, sizeof t->shape);
+        AQ_TRY(aq_weights_read(file, i, false, values, info.count));
+        *at += info.count;
+    }
+    return AQ_OK;
+}
+
+enum aq_status aq_checkpoint_join(const char *folder, uint64_t step, uint32_t stages, const char *const *metadata,
+                                  const char *path)
+{
+    struct join join = {0};
+    void *tensors = NULL;
+    uint64_t at = 0;
+    enum aq_status status = AQ_OK;
+    AQ_ASSERT(stages <= AQ_JOB_STAGES_MAX);
+    for (uint32_t s = 0; s < stages; s++) {
+        char from[PATH_BYTES];
+        AQ_TRY_GOTO(file_path(folder, step, s, from), out);
+        AQ_TRY_GOTO(aq_weights_open(from, &join.files[s]), out);
+        AQ_TRY_GOTO(join_file(&join, join.files[s], false, &join.floats), out);
+    }
+    AQ_TRY_GOTO(aq_alloc(join.count * sizeof *join.tensors, &tensors), out);
+    AQ_TRY_GOTO(aq_map(join.floats * sizeof(float), &join.values), out);
+    join.tensors = tensors;
+    join.count = 0;
+    for (uint32_t s = 0; s < stages; s++)
+        AQ_TRY_GOTO(join_file(&join, join.files[s], true, &at), out);
+    status = aq_weights_write(path, join.tensors, join.count, metadata);
+out:
+    for (uint32_t s = 0; s < stages; s++)
+        aq_weights_close(join.files[s]);
+    aq_unmap(join.values, join.floats * sizeof(float));
+    aq_free(tensors);
+    return status;
+}

@@ -1,0 +1,52 @@
+/*
+ * checkpoint.h -- one stage's part of a checkpoint: weights and optimizer state after a step, in one safetensors file.
+ *
+ * <checkpoint folder>/<step>/stage-<rank>.safetensors holds the stage's tensors under their names and
+ * "optimizer.<name>", the flat state arrays. Its metadata names format, plan hash, job digest, step, stage and the
+ * digest of every tensor byte. The file is written aside, synced and renamed: it is whole or absent. The caches' part
+ * is a mark of the same number (storage/cache.h); everything else that a run consists of (order, random keys, learning
+ * rate) follows from step and seed.
+ *
+ * A checkpoint is complete when the launcher has noted it (docs/CONTROL.md section 7).
+ *
+ * Locking: the exec thread.
+ */
+#ifndef RUNTIME_CHECKPOINT_H
+#define RUNTIME_CHECKPOINT_H
+
+#include <stdint.h>
+
+#include "aqsgd/base.h"
+#include "aqsgd/device.h"
+#include "aqsgd/grad.h"
+#include "plan.h"
+#include "stages/stage.h"
+
+struct aq_checkpoint {
+    const char *folder; /* of all checkpoints */
+    const struct aq_plan *plan;
+    uint32_t rank;
+    struct aq_device *device;
+    struct aq_stage *stage;
+    struct aq_optimizer *optimizer; /* NULL: weights only */
+};
+
+/* Write the state after `step` steps. AQ_NOSPC, AQ_IO, AQ_REFUSED: names the file; what was there before still is. */
+enum aq_status aq_checkpoint_write(const struct aq_checkpoint *checkpoint, uint64_t step);
+
+/*
+ * Read it back. AQ_NOTFOUND; AQ_CORRUPT: structure or digest; AQ_MISMATCH: of another plan, stage or step (names both).
+ */
+enum aq_status aq_checkpoint_read(const struct aq_checkpoint *checkpoint, uint64_t step);
+
+/*
+ * Load weights by name from a file that somebody made (a model to start from). A head that is not in the file is the
+ * embedding (tied). AQ_NOTFOUND names the missing tensor, AQ_MISMATCH its shape.
+ */
+enum aq_status aq_checkpoint_import(const struct aq_checkpoint *checkpoint, const char *path);
+
+/* Join the weights of all stages' files of one step into one safetensors file; `metadata` as aq_weights_write. */
+enum aq_status aq_checkpoint_join(const char *folder, uint64_t step, uint32_t stages, const char *const *metadata,
+                                  const char *path);
+
+#endif

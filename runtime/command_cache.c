@@ -1,0 +1,296 @@
+/*
+ * command_cache.c -- `aqpipe cache stat|verify|compact`: message caches that no run has open.
+ *
+ * A path names a cache, a folder of caches, or a run folder, whose caches lie in cache/. stat and verify write nothing.
+ */
+#include <dirent.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "commands.h"
+#include "run_folder.h"
+#include "runtime_text.h"
+#include "storage/cache.h"
+
+enum { BAD_SHOWN = 1000 };
+
+static const char usage[] =
+    "usage: aqpipe cache stat    [--json] [--mark N] PATH...\n"
+    "       aqpipe cache verify  [--json] [--mark N] PATH...\n"
+    "       aqpipe cache compact PATH...\n"
+    "\n"
+    "A stage keeps, for every training sample, the message that its neighbour holds too: what the next change is "
+    "coded\n"
+    "against. These commands look at the files of such caches while no run has them open. PATH is one cache\n"
+    "(out/cache/stage-0), a folder of caches, or a run folder.\n"
+    "\n"
+    "  stat     whose it is, its marks (a mark goes with the checkpoint of the same step), messages and bytes of "
+    "every\n"
+    "           edge (sent, received), and what the files take. Reads the index alone.\n"
+    "  verify   reads every message and compares it with its digest; names each that is broken. A broken message "
+    "costs\n"
+    "           a run some bytes (it is fetched from the neighbour, or sent whole), never a wrong number.\n"
+    "  compact  moves the messages of the two newest marks to the head of the slab and cuts off the rest. Both are "
+    "kept:\n"
+    "           a run whose stages were killed between two checkpoints goes back to the older one.\n"
+    "\n"
+    "  --mark N  the cache as it was at this mark (one of the two); the newest otherwise\n"
+    "  --json    one JSON object a cache, one a line\n"
+    "\n"
+    "Exit status: 0 all is well; 1 broken messages, or a cache that cannot be read or is in use; 2 usage.\n";
+
+struct asked {
+    const char *verb;
+    bool verify, json;
+    uint64_t mark;
+    uint32_t caches; /* found so far */
+    bool failed;
+};
+
+/* What one edge's one side holds; the walk comes edge by edge, side by side. */
+struct group {
+    uint32_t edge;
+    uint16_t side;
+    uint64_t messages, bytes;
+};
+
+static const char *side_name(uint16_t side)
+{
+    return side == 0 ? "sent" : side == 1 ? "received" : "unknown side";
+}
+
+static void group_end(const struct asked *asked, const struct group *group, bool first, struct aq_text *text)
+{
+    char size[AQ_TEXT_NUMBER];
+    if (group->messages == 0) return;
+    if (asked->json)
+        aq_text_add(text, "%s{\"edge\":%" PRIu32 ",\"side\":\"%s\",\"messages\":%" PRIu64 ",\"bytes\":%" PRIu64 "}",
+                    first ? "" : ",", group->edge, side_name(group->side), group->messages, group->bytes);
+    else
+        aq_text_add(text, "  edge %-5" PRIu32 " %-9s %" PRIu64 " messages, %s\n", group->edge, side_name(group->side),
+                    group->messages, aq_text_size(group->bytes, size));
+}
+
+static void bad_add(const struct asked *asked, const char *path, const struct aq_cache_visit *visit, uint64_t number,
+                    struct aq_text *bad)
+{
+    const struct aq_cache_key *key = &visit->key;
+    if (number >= BAD_SHOWN) return;
+    if (asked->json)
+        aq_text_add(bad,
+                    "%s{\"edge\":%" PRIu32 ",\"side\":\"%s\",\"sample\":%" PRIu64 ",\"variant\":%u,\"version\":%" PRIu64
+                    "}",
+                    number ? "," : "", key->edge, side_name(key->side), key->sample, key->variant, visit->version);
+    else
+        aq_text_add(bad, "%s: edge %" PRIu32 " %s, sample %" PRIu64 ", variant %u, version %" PRIu64 ": %s\n", path,
+                    key->edge, side_name(key->side), key->sample, key->variant, visit->version,
+                    visit->byte_count ? "its bytes are not those that were put" : "its index entry is broken");
+}
+
+struct sums {
+    uint64_t messages, bytes, bad;
+    struct aq_text groups, broken;
+};
+
+static enum aq_status walk_all(const struct asked *asked, const char *path, struct aq_cache_walk *walk,
+                               struct sums *sums)
+{
+    struct group group = {0};
+    struct aq_cache_visit visit;
+    enum aq_status status;
+    bool first = true;
+    while ((status = aq_cache_walk_next(walk, &visit)) == AQ_OK) {
+        if (visit.status != AQ_OK) bad_add(asked, path, &visit, sums->bad++, &sums->broken);
+        if (visit.key.edge != group.edge || visit.key.side != group.side) {
+            group_end(asked, &group, first, &sums->groups);
+            first = first && group.messages == 0;
+            group = (struct group){.edge = visit.key.edge, .side = visit.key.side};
+        }
+        group.messages++;
+        group.bytes += visit.byte_count;
+        sums->messages++;
+        sums->bytes += visit.byte_count;
+    }
+    group_end(asked, &group, first, &sums->groups);
+    return status == AQ_NOTFOUND ? AQ_OK : status;
+}
+
+static uint64_t file_bytes(const char *folder, const char *name)
+{
+    char path[AQ_RUN_PATH_BYTES];
+    struct stat about;
+    if (aq_run_path(folder, name, path) != AQ_OK || stat(path, &about) != 0) return 0;
+    return (uint64_t)about.st_size;
+}
+
+/* The job's name is of a file: what is no printable character is not printed, what JSON marks with is not let through.
+ */
+static const char *name_clean(const struct aq_cache_info *info, char out[sizeof info->job_name])
+{
+    size_t i = 0;
+    for (; info->job_name[i] && i + 1 < sizeof info->job_name; i++) {
+        const unsigned char c = (unsigned char)info->job_name[i];
+        out[i] = c < ' ' || c > '~' || c == '"' || c == '\\' ? '?' : (char)c;
+    }
+    out[i] = 0;
+    return out;
+}
+
+static void show_json(const struct asked *asked, const char *path, const struct aq_cache_info *info, struct sums *sums)
+{
+    char name[sizeof info->job_name];
+    printf("{\"path\":\"");
+    for (const char *c = path; *c; c++)
+        if ((unsigned char)*c < ' ')
+            printf("\\u%04x", (unsigned char)*c);
+        else
+            printf(*c == '"' || *c == '\\' ? "\\%c" : "%c", *c);
+    printf("\",\"job\":\"%s\",\"job_digest\":\"%016" PRIx64 "\",\"format\":%" PRIu32 ",\"mark_last\":%" PRIu64
+           ",\"mark_previous\":%" PRIu64 ",\"mark\":%" PRIu64 ",\"messages\":%" PRIu64 ",\"bytes\":%" PRIu64
+           ",\"message_bytes_max\":%" PRIu64 ",\"slab_bytes\":%" PRIu64 ",\"index_bytes\":%" PRIu64
+           ",\"cells\":%" PRIu64 ",\"cell_bytes\":%" PRIu64 ",\"edges\":[%s]",
+           name_clean(info, name), info->job_digest, info->format, info->mark_last, info->mark_previous, info->mark,
+           sums->messages, sums->bytes, info->value_bytes_max, file_bytes(path, "slab"), file_bytes(path, "index.mdb"),
+           info->cells, info->cell_bytes, aq_text_of(&sums->groups));
+    printf(",\"%s\":%" PRIu64 ",\"bad_messages\":[%s]}\n", asked->verify ? "bad" : "bad_entries", sums->bad,
+           aq_text_of(&sums->broken));
+}
+
+static void show_text(const struct asked *asked, const char *path, const struct aq_cache_info *info, struct sums *sums)
+{
+    char size[AQ_TEXT_NUMBER], slab[AQ_TEXT_NUMBER], index[AQ_TEXT_NUMBER], most[AQ_TEXT_NUMBER];
+    char name[sizeof info->job_name];
+    if (asked->verify) {
+        printf("%s: mark %" PRIu64 ", %" PRIu64 " messages, %s read, %" PRIu64 " broken\n", path, info->mark,
+               sums->messages, aq_text_size(sums->bytes, size), sums->bad);
+    } else {
+        printf("%s\n  job        \"%s\", digest %016" PRIx64 ", format %" PRIu32 "\n", path, name_clean(info, name),
+               info->job_digest, info->format);
+        if (info->mark_previous)
+            printf("  marks      %" PRIu64 " (newest), %" PRIu64 "\n", info->mark_last, info->mark_previous);
+        else
+            printf("  marks      %s%" PRIu64 "\n", info->mark_last ? "" : "none: ", info->mark_last);
+        printf("  at %-7" PRIu64 " %" PRIu64 " messages, %s\n%s", info->mark, sums->messages,
+               aq_text_size(sums->bytes, size), aq_text_of(&sums->groups));
+        printf("  files      slab %s (%" PRIu64 " cells of %s), index %s\n",
+               aq_text_size(file_bytes(path, "slab"), slab), info->cells, aq_text_size(info->cell_bytes, most),
+               aq_text_size(file_bytes(path, "index.mdb"), index));
+        if (sums->bad) printf("  broken     %" PRIu64 " entries of the index\n", sums->bad);
+    }
+    fputs(aq_text_of(&sums->broken), stdout);
+    if (sums->bad > BAD_SHOWN) printf("%s: and %" PRIu64 " more\n", path, sums->bad - BAD_SHOWN);
+}
+
+static enum aq_status look(struct asked *asked, const char *path)
+{
+    struct aq_cache_walk *walk;
+    struct aq_cache_info info;
+    struct sums sums = {0};
+    AQ_TRY(aq_cache_walk_open(path, asked->mark, asked->verify, &walk));
+    aq_cache_walk_info(walk, &info);
+    enum aq_status status = walk_all(asked, path, walk, &sums);
+    aq_cache_walk_close(walk);
+    if (status == AQ_OK) status = sums.groups.status != AQ_OK ? sums.groups.status : sums.broken.status;
+    if (status == AQ_OK) (asked->json ? show_json : show_text)(asked, path, &info, &sums);
+    if (sums.bad) asked->failed = true;
+    aq_text_deinit(&sums.groups);
+    aq_text_deinit(&sums.broken);
+    return status;
+}
+
+static enum aq_status compact(const char *path)
+{
+    uint64_t freed;
+    char size[AQ_TEXT_NUMBER], left[AQ_TEXT_NUMBER];
+    AQ_TRY(aq_cache_compact(path, &freed));
+    printf("%s: %s freed, %s left\n", path, aq_text_size(freed, size), aq_text_size(file_bytes(path, "slab"), left));
+    return AQ_OK;
+}
+
+static void one(struct asked *asked, const char *path)
+{
+    asked->caches++;
+    if ((strcmp(asked->verb, "compact") == 0 ? compact(path) : look(asked, path)) != AQ_OK) asked->failed = true;
+}
+
+static bool is_cache(const char *path)
+{
+    return file_bytes(path, "index.mdb") > 0 || file_bytes(path, "slab") > 0;
+}
+
+static int by_name(const struct dirent **left, const struct dirent **right)
+{
+    return strverscmp((*left)->d_name, (*right)->d_name);
+}
+
+/* The caches of a folder of caches. */
+static uint32_t every(struct asked *asked, const char *folder)
+{
+    struct dirent **names;
+    const uint32_t before = asked->caches;
+    const int count = scandir(folder, &names, NULL, by_name);
+    for (int i = 0; i < count; i++) {
+        char path[AQ_RUN_PATH_BYTES];
+        if (names[i]->d_name[0] != '.' && aq_run_path(folder, names[i]->d_name, path) == AQ_OK && is_cache(path))
+            one(asked, path);
+        (free)(names[i]); /* scandir's own memory */
+    }
+    if (count >= 0) (free)(names);
+    return asked->caches - before;
+}
+
+static void path_do(struct asked *asked, const char *path)
+{
+    char inner[AQ_RUN_PATH_BYTES];
+    if (is_cache(path)) {
+        one(asked, path);
+        return;
+    }
+    if (every(asked, path) > 0) return;
+    if (aq_run_path(path, "cache", inner) == AQ_OK && every(asked, inner) > 0) return;
+    (void)aq_fail(AQ_NOTFOUND, "cache", "%s: there is no cache, nor in cache/ below it", path);
+    asked->failed = true;
+}
+
+static bool mark_read(const char *text, uint64_t *out)
+{
+    char *end;
+    if (text[0] < '0' || text[0] > '9') return false;
+    *out = strtoull(text, &end, 10);
+    return *end == 0 && *out > 0;
+}
+
+int aq_command_cache(int argc, char **argv)
+{
+    static const struct option options[] = {{"json", no_argument, NULL, 'j'},
+                                            {"mark", required_argument, NULL, 'm'},
+                                            {"help", no_argument, NULL, 'h'},
+                                            {NULL, 0, NULL, 0}};
+    struct asked asked = {0};
+    for (int option; (option = getopt_long(argc, argv, "h", options, NULL)) != -1;) {
+        if (option == 'h') {
+            fputs(usage, stdout);
+            return AQ_EXIT_DONE;
+        }
+        if (option == 'j')
+            asked.json = true;
+        else if (option != 'm' || !mark_read(optarg, &asked.mark))
+            return aq_usage("cache", option == 'm' ? "--mark: '%s' is no mark" : "the options are wrong", optarg);
+    }
+    if (optind == argc) return aq_usage("cache", "stat, verify or compact?");
+    asked.verb = argv[optind];
+    asked.verify = strcmp(asked.verb, "verify") == 0;
+    if (!asked.verify && strcmp(asked.verb, "stat") != 0 && strcmp(asked.verb, "compact") != 0)
+        return aq_usage("cache", "'%s' is not one of stat, verify and compact", asked.verb);
+    if (strcmp(asked.verb, "compact") == 0 && (asked.json || asked.mark))
+        return aq_usage("cache", "compact takes no options");
+    if (optind + 1 == argc) return aq_usage("cache", "no path: a cache, or a run folder");
+    for (int i = optind + 1; i < argc; i++)
+        path_do(&asked, argv[i]);
+    if (fflush(stdout) != 0) return AQ_EXIT_FAILED;
+    return asked.failed ? AQ_EXIT_FAILED : AQ_EXIT_DONE;
+}

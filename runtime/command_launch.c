@@ -1,0 +1,636 @@
+/*
+ * command_launch.c -- `aqpipe launch`: from a manifest to a trained model and a report.
+ *
+ * The order: plan (a bad manifest ends here, with 2), the run folder (its lock, what may be in it), the run
+ * (launcher.h), and what it leaves: metrics, report, model, trace.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "checkpoint.h"
+#include "commands.h"
+#include "control.h"
+#include "launcher.h"
+#include "net/tls.h"
+#include "plan.h"
+#include "report.h"
+#include "restart.h"
+#include "run_folder.h"
+#include "security.h"
+
+static const char usage[] =
+    "usage: aqpipe launch job.yaml [options]\n"
+    "\n"
+    "Trains the job: starts one worker a stage (here, or through the aqpiped that a stage's `host` names), shows "
+    "progress, and\n"
+    "leaves in the run folder: model.safetensors, report.json, metrics.jsonl, checkpoints, logs. Ctrl-C stops after "
+    "the current\n"
+    "step with a checkpoint; twice stops at once.\n"
+    "\n"
+    "  --set KEY=VALUE     override a key of the manifest; they are listed below\n"
+    "  --run DIR           the run folder (the same as --set output.path=DIR)\n"
+    "  --resume            go on from the newest complete checkpoint of the run folder\n"
+    "  --fresh             throw away what the run folder holds of this same job, and begin anew\n"
+    "  --restarts N        begin again from the last checkpoint when a process, a link or a machine fails: at most N "
+    "times in a row\n"
+    "                      without a new checkpoint (3); 0: end with the cause\n"
+    "  --json              metrics on standard output, one JSON object a line\n"
+    "  --no-progress       say nothing while all is well\n"
+    "  --token-file FILE   the secret shared with the daemons of other machines (also AQPIPE_TOKEN_FILE)\n"
+    "  --help\n"
+    "\n"
+    "Exit status: 0 done; 1 failed; 2 usage or manifest; 3 stopped by the user, with a checkpoint.\n"
+    "AQPIPE_DAEMON names another program than the aqpiped beside this one.\n";
+
+enum {
+    SETS_MAX = 256,
+    ERRORS_KEPT = 8,
+    ERROR_BYTES = 1100,
+    READY_S = 900,
+    RUN_SET_BYTES = AQ_RUN_PATH_BYTES + 64,
+    HELPED = -1
+};
+
+struct errors { /* error lines while the progress line is live; they come out at the end */
+    int count;
+    char lines[ERRORS_KEPT][ERROR_BYTES];
+};
+
+struct command {
+    const char *manifest_path, *token_file;
+    const char *sets[SETS_MAX];
+    uint32_t set_count;
+    char run_set[RUN_SET_BYTES];
+    bool resume, fresh;
+    struct aq_progress progress;
+    struct aq_job *job;
+    struct aq_plan *plan;
+    char *manifest;
+    char daemon[AQ_RUN_PATH_BYTES];
+    char checkpoint[AQ_RUN_PATH_BYTES];
+    struct aq_token token;
+    struct aq_tls *tls;
+    int lock, signals;
+    uint64_t resume_step;
+    double seconds; /* of the run before this start */
+    bool finished;  /* the run in the folder has come to its end */
+    struct aq_restart restart;
+    struct aq_metrics *metrics;
+    struct errors errors;
+};
+
+static void keep_error(int level, const char *line, void *context)
+{
+    struct errors *errors = context;
+    if (level > 0)
+        fprintf(stderr, "%s\n", line);
+    else if (errors->count < ERRORS_KEPT)
+        snprintf(errors->lines[errors->count++], ERROR_BYTES, "%s", line);
+}
+
+/* Error lines that the cause does not repeat: they may explain it. */
+static void show_errors(struct command *command, const char *cause)
+{
+    aq_log_sink(NULL, NULL);
+    for (int i = 0; i < command->errors.count; i++) {
+        const char *line = command->errors.lines[i], *text = strstr(line, ": ");
+        text = text ? strstr(text + 2, ": ") : NULL; /* "aqpipe: error: area: text" */
+        text = text ? strstr(text + 2, ": ") : NULL;
+        if (!text || !strstr(cause, text + 2)) fprintf(stderr, "%s\n", line);
+    }
+    command->errors.count = 0;
+}
+
+/* ---- the command line ---- */
+
+static int add_set(struct command *command, const char *set)
+{
+    if (command->set_count == SETS_MAX) return aq_usage("launch", "more than %d --set", SETS_MAX);
+    command->sets[command->set_count++] = set;
+    return AQ_EXIT_DONE;
+}
+
+/* key + 'value', a YAML text in single quotes, into out (RUN_SET_BYTES). */
+static bool quote_set(const char *key, const char *value, char *out)
+{
+    size_t at = (size_t)snprintf(out, RUN_SET_BYTES, "%s'", key);
+    for (; *value && at + 3 < RUN_SET_BYTES; value++) {
+        if (*value == '\'') out[at++] = '\'';
+        out[at++] = *value;
+    }
+    out[at++] = '\'';
+    out[at] = 0;
+    return *value == 0;
+}
+
+/* With every key that --set takes. */
+static int help(void)
+{
+    char *keys;
+    fputs(usage, stdout);
+    if (aq_keys_help(&keys) != AQ_OK) return AQ_EXIT_FAILED;
+    printf("\n%s", keys);
+    aq_free(keys);
+    return HELPED;
+}
+
+static int take_restarts(struct command *command, const char *text)
+{
+    char *end;
+    errno = 0;
+    const unsigned long long count = strtoull(text, &end, 10);
+    if (*text < '0' || *text > '9' || *end || errno || count > AQ_RESTARTS_MAX)
+        return aq_usage("launch", "--restarts: a count from 0 to %d", AQ_RESTARTS_MAX);
+    command->restart.max = (uint32_t)count;
+    return AQ_EXIT_DONE;
+}
+
+static int parse(struct command *command, int argc, char **argv)
+{
+    static const struct option options[] = {{"set", required_argument, NULL, 's'},
+                                            {"run", required_argument, NULL, 'r'},
+                                            {"resume", no_argument, NULL, 'R'},
+                                            {"fresh", no_argument, NULL, 'F'},
+                                            {"restarts", required_argument, NULL, 'N'},
+                                            {"json", no_argument, NULL, 'j'},
+                                            {"no-progress", no_argument, NULL, 'n'},
+                                            {"token-file", required_argument, NULL, 't'},
+                                            {"help", no_argument, NULL, 'h'},
+                                            {NULL, 0, NULL, 0}};
+    char path[AQ_RUN_PATH_BYTES];
+    command->token_file = getenv("AQPIPE_TOKEN_FILE");
+    for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        int wrong = AQ_EXIT_DONE;
+        switch (option) {
+        case 's':
+            wrong = add_set(command, optarg);
+            break;
+        case 'r':
+            if (!aq_absolute(optarg, path) || !quote_set("output.path=", path, command->run_set))
+                return aq_usage("launch", "--run: the path is too long");
+            wrong = add_set(command, command->run_set);
+            break;
+        case 'R':
+            command->resume = true;
+            break;
+        case 'F':
+            command->fresh = true;
+            break;
+        case 'N':
+            wrong = take_restarts(command, optarg);
+            break;
+        case 'j':
+            command->progress.json = true;
+            break;
+        case 'n':
+            command->progress.off = true;
+            break;
+        case 't':
+            command->token_file = optarg;
+            break;
+        case 'h':
+            return help();
+        default:
+            return aq_usage("launch", "the options are wrong");
+        }
+        if (wrong) return wrong;
+    }
+    if (optind + 1 != argc) return aq_usage("launch", optind == argc ? "no manifest" : "one manifest, please");
+    if (command->resume && command->fresh) return aq_usage("launch", "--resume or --fresh, not both");
+    command->manifest_path = argv[optind];
+    return AQ_EXIT_DONE;
+}
+
+static enum aq_status find_daemon(struct command *command)
+{
+    const char *named = getenv("AQPIPE_DAEMON");
+    if (named && aq_absolute(named, command->daemon) && access(command->daemon, X_OK) == 0) return AQ_OK;
+    if (!named && aq_program_beside("aqpiped", command->daemon)) return AQ_OK;
+    return aq_fail(AQ_NOTFOUND, "launch", "there is no program %s", named ? named : "aqpiped beside aqpipe");
+}
+
+/* Only daemons that listen want to know who launches. */
+static enum aq_status open_keys(struct command *command)
+{
+    const struct aq_job *job = command->job;
+    bool listening = false;
+    for (uint32_t s = 0; s < command->plan->stage_count; s++)
+        listening |= job->pipeline.stages[s].host != NULL;
+    if (!listening || !aq_security_on(job)) return AQ_OK;
+    return aq_tls_open(job->security.keys, AQ_TLS_LAUNCHER, 0, &command->tls);
+}
+
+static enum aq_status prepare(struct command *command)
+{
+    AQ_TRY(aq_job_load(command->manifest_path, command->sets, command->set_count, &command->job));
+    AQ_TRY(aq_plan_open(command->job, &command->plan));
+    AQ_TRY(aq_plan_manifest(command->plan, &command->manifest));
+    if (command->token_file) AQ_TRY(aq_token_load(command->token_file, &command->token));
+    AQ_TRY(open_keys(command));
+    AQ_TRY(find_daemon(command));
+    if (command->job->checkpoint.path)
+        snprintf(command->checkpoint, sizeof command->checkpoint, "%s", command->job->checkpoint.path);
+    else
+        AQ_TRY(aq_run_path(command->job->output.path, "checkpoint", command->checkpoint));
+    return AQ_OK;
+}
+
+/* Before anything is started or written: what this machine has no memory or disk for ends here. */
+static enum aq_status fits(const struct command *command)
+{
+    char caches[AQ_RUN_PATH_BYTES];
+    AQ_TRY(aq_plan_fits(command->plan, aq_plan_memory_here()));
+    if (command->job->cache.path) return aq_plan_disk_fits(command->plan, command->job->cache.path);
+    AQ_TRY(aq_run_path(command->job->output.path, "cache", caches));
+    return aq_plan_disk_fits(command->plan, caches);
+}
+
+/* ---- the run folder ---- */
+
+/* What run.json says; zero hash: there is none. */
+static enum aq_status read_identity(const char *run, uint64_t *hash, char *name, size_t bytes)
+{
+    char path[AQ_RUN_PATH_BYTES], *text;
+    size_t count;
+    *hash = 0;
+    AQ_TRY(aq_run_path(run, "run.json", path));
+    const enum aq_status status = aq_run_read(path, 1 << 20, &text, &count);
+    if (status == AQ_NOTFOUND) return AQ_OK;
+    AQ_TRY(status);
+    json_t *identity = json_loadb(text, count, 0, NULL);
+    aq_free(text);
+    enum aq_status got = AQ_OK;
+    if (!json_is_object(identity) || aq_control_get_hex(identity, "plan_hash", hash) != AQ_OK)
+        got = aq_fail(AQ_CORRUPT, "launch", "%s is damaged: choose another folder with --run", path);
+    snprintf(name, bytes, "%.60s", aq_control_text_or(identity, "name", "?"));
+    json_decref(identity);
+    return got;
+}
+
+static enum aq_status write_identity(const struct command *command)
+{
+    const struct aq_plan *plan = command->plan;
+    char path[AQ_RUN_PATH_BYTES];
+    struct aq_text text = {0};
+    json_t *name = json_string(command->job->name);
+    char *quoted = name ? json_dumps(name, JSON_ENCODE_ANY | JSON_ENSURE_ASCII) : NULL;
+    aq_text_add(&text,
+                "{\"name\":%s,\"plan_hash\":\"%016llx\",\"stages\":%u,\"steps\":%llu,\"steps_per_epoch\":%llu,"
+                "\"parameters\":%llu,\"version\":\"%s\"}\n",
+                quoted ? quoted : "\"?\"", (unsigned long long)aq_plan_hash(plan), plan->stage_count,
+                (unsigned long long)plan->steps, (unsigned long long)plan->steps_per_epoch,
+                (unsigned long long)plan->parameters, AQ_VERSION);
+    (free)(quoted); /* jansson's own memory */
+    json_decref(name);
+    enum aq_status status = aq_run_path(command->job->output.path, "run.json", path);
+    if (status == AQ_OK) status = text.status;
+    if (status == AQ_OK) status = aq_run_write(path, aq_text_of(&text), text.used);
+    aq_text_deinit(&text);
+    if (status == AQ_OK) status = aq_run_path(command->job->output.path, "manifest.yaml", path);
+    if (status == AQ_OK) status = aq_run_write(path, command->manifest, strlen(command->manifest));
+    return status;
+}
+
+struct found {
+    bool step, done; /* a step was trained; the run came to its end */
+};
+
+static enum aq_status find_lines(const json_t *line, void *context)
+{
+    struct found *found = context;
+    if (aq_control_is(line, "event", "step")) found->step = true;
+    if (aq_control_is(line, "event", "end")) found->done = aq_control_is(line, "state", "done");
+    return AQ_OK;
+}
+
+static enum aq_status throw_away(const struct command *command)
+{
+    static const char *const files[] = {"metrics.jsonl", "report.json", "trace.json", "model.safetensors", "logs"};
+    char path[AQ_RUN_PATH_BYTES];
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        AQ_TRY(aq_run_path(command->job->output.path, files[i], path));
+        AQ_TRY(aq_run_remove(path));
+    }
+    return aq_run_remove(command->checkpoint);
+}
+
+/* A folder that holds something: may we, and where do we go on? */
+static enum aq_status enter_used(struct command *command, uint64_t hash, const char *name)
+{
+    const char *run = command->job->output.path;
+    char metrics[AQ_RUN_PATH_BYTES];
+    struct aq_run_mark mark;
+    struct found found = {0};
+    if (hash != aq_plan_hash(command->plan))
+        return aq_fail(
+            AQ_MISMATCH, "launch",
+            "%s holds the run '%s' of another plan (%016llx, this job has %016llx): choose another folder with --run, "
+            "or remove it",
+            run, name, (unsigned long long)hash, (unsigned long long)aq_plan_hash(command->plan));
+    if (command->fresh) return throw_away(command);
+    AQ_TRY(aq_run_path(run, "metrics.jsonl", metrics));
+    enum aq_status status = aq_run_lines(metrics, find_lines, &found);
+    if (status != AQ_NOTFOUND) AQ_TRY(status);
+    status = aq_run_mark_read(command->checkpoint, &mark);
+    const bool marked = status == AQ_OK;
+    if (status != AQ_NOTFOUND) AQ_TRY(status);
+    if (!marked && !found.step) return throw_away(command); /* it never began: nothing is lost */
+    if (!command->resume)
+        return aq_fail(AQ_REFUSED, "launch",
+                       "%s holds this very job already (%s): --resume goes on with it, --fresh throws it away", run,
+                       marked ? "with a checkpoint" : "without a checkpoint");
+    if (marked && mark.plan_hash != hash)
+        return aq_fail(AQ_MISMATCH, "launch", "the checkpoint of %s is of plan %016llx, the run of %016llx", run,
+                       (unsigned long long)mark.plan_hash, (unsigned long long)hash);
+    command->resume_step = marked ? mark.step : 0;
+    /* Killed after its last checkpoint, a run still has to leave its model; one without metrics cannot tell. */
+    command->finished =
+        command->resume_step >= command->plan->steps && (found.done || !command->job->output.metrics);
+    if (command->finished) return AQ_OK; /* its report stays as it is */
+    return aq_run_rewind(metrics, command->resume_step, &command->seconds);
+}
+
+static enum aq_status enter_folder(struct command *command)
+{
+    const char *run = command->job->output.path;
+    uint64_t hash;
+    char name[64] = "?";
+    if (command->resume && access(run, F_OK) != 0)
+        return aq_fail(AQ_NOTFOUND, "launch", "--resume: there is no run folder %s", run);
+    AQ_TRY(aq_run_make_folder(run));
+    AQ_TRY(aq_run_lock(run, &command->lock));
+    AQ_TRY(read_identity(run, &hash, name, sizeof name));
+    if (hash) AQ_TRY(enter_used(command, hash, name));
+    return write_identity(command);
+}
+
+/* ---- the run ---- */
+
+/* "AQ-SGD fw4 bw8", "DirectQ fw4 bw8", "fp32": what people compare. */
+static void codec_name(const struct aq_plan *plan, char *out, size_t bytes)
+{
+    static const char *const raw[] = {"?", "fp32", "fp16", "bf16"};
+    if (plan->stage_count < 2) {
+        snprintf(out, bytes, "none");
+        return;
+    }
+    const struct aq_codec_config *forward = &plan->edges[0].forward, *backward = &plan->edges[0].backward;
+    char back[24];
+    if (backward->kind == AQ_CODEC_RAW)
+        snprintf(back, sizeof back, "bw %s", raw[backward->raw < 4 ? backward->raw : 0]);
+    else
+        snprintf(back, sizeof back, "bw%u", backward->bits);
+    if (forward->kind == AQ_CODEC_RAW && backward->kind == AQ_CODEC_RAW && forward->raw == backward->raw)
+        snprintf(out, bytes, "%s", raw[forward->raw < 4 ? forward->raw : 0]);
+    else if (forward->kind == AQ_CODEC_RAW)
+        snprintf(out, bytes, "fw %s %s", raw[forward->raw < 4 ? forward->raw : 0], back);
+    else
+        snprintf(out, bytes, "%s fw%u %s", forward->kind == AQ_CODEC_AQSGD ? "AQ-SGD" : "DirectQ", forward->bits, back);
+}
+
+static json_t *start_line(const struct command *command)
+{
+    const struct aq_plan *plan = command->plan;
+    char text[200], name[48];
+    json_t *edges = json_array(), *memory = json_array();
+    for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
+        aq_codec_config_text(&plan->edges[e].forward, text, sizeof text);
+        json_t *edge = json_pack("{s:I, s:s}", "edge", (json_int_t)e, "forward", text);
+        aq_codec_config_text(&plan->edges[e].backward, text, sizeof text);
+        json_object_set_new(edge, "backward", json_string(text));
+        json_array_append_new(edges, edge);
+    }
+    for (uint32_t s = 0; s < plan->stage_count; s++)
+        json_array_append_new(memory, json_integer((json_int_t)plan->stages[s].memory_bytes));
+    codec_name(plan, name, sizeof name);
+    return json_pack("{s:s, s:s, s:s, s:o, s:s, s:I, s:I, s:I, s:I, s:I, s:f, s:I, s:o, s:o}", "event", "start", "name",
+                     command->job->name, "codec", name, "plan_hash", aq_control_hex(aq_plan_hash(plan)), "version",
+                     AQ_VERSION, "stages", (json_int_t)plan->stage_count, "steps_planned", (json_int_t)plan->steps,
+                     "steps_per_epoch", (json_int_t)plan->steps_per_epoch, "parameters", (json_int_t)plan->parameters,
+                     "resumed", (json_int_t)command->resume_step, "rate_mbps", command->job->link.rate_mbps, "batch",
+                     (json_int_t)command->job->train.batch, "edges", edges, "memory_planned", memory);
+}
+
+/* Into metrics.jsonl, and to standard output with --json. Takes the reference. */
+static enum aq_status write_line(struct command *command, json_t *line)
+{
+    const enum aq_status status = aq_metrics_line(command->metrics, json_incref(line));
+    if (status == AQ_OK) aq_progress_json(&command->progress, line);
+    json_decref(line);
+    return status;
+}
+
+static enum aq_status open_metrics(struct command *command)
+{
+    char path[AQ_RUN_PATH_BYTES];
+    AQ_TRY(aq_run_path(command->job->output.path, "metrics.jsonl", path));
+    const struct aq_metrics_config config = {
+        .path = path, .stages = command->plan->stage_count, .step = command->resume_step, .seconds = command->seconds};
+    AQ_TRY(aq_metrics_open(&config, &command->metrics));
+    return write_line(command, start_line(command));
+}
+
+static void run_once(struct command *command, struct aq_launch_result *result)
+{
+    const struct aq_job *job = command->job;
+    const char *hosts[AQ_JOB_STAGES_MAX];
+    char trace[AQ_RUN_PATH_BYTES];
+    for (uint32_t s = 0; s < command->plan->stage_count; s++)
+        hosts[s] = job->pipeline.stages[s].host;
+    const bool traced = job->output.trace && aq_run_path(job->output.path, "trace.json", trace) == AQ_OK;
+    const struct aq_launch launch = {.name = job->name,
+                                     .stages = command->plan->stage_count,
+                                     .hosts = hosts,
+                                     .manifest = command->manifest,
+                                     .plan_hash = aq_plan_hash(command->plan),
+                                     .resume = command->resume_step,
+                                     .run = job->output.path,
+                                     .checkpoint = command->checkpoint,
+                                     .trace = traced ? trace : NULL,
+                                     .daemon = command->daemon,
+                                     .keep = job->checkpoint.keep,
+                                     .ready_ns_max = (uint64_t)READY_S * 1000000000,
+                                     .again = command->restart.total > 0,
+                                     .token = &command->token,
+                                     .tls = command->tls,
+                                     .metrics = command->metrics,
+                                     .progress = &command->progress,
+                                     .signals = command->signals};
+    command->restart.begin_ns = aq_clock_ns();
+    aq_launch_run(&launch, result);
+    aq_progress_end(&command->progress);
+}
+
+/* Back to the checkpoint of `step`: the metrics as they were after it, and one line that says so. */
+static enum aq_status roll_back(struct command *command, const struct aq_launch_result *result, uint64_t step)
+{
+    char path[AQ_RUN_PATH_BYTES];
+    struct aq_metrics *before = command->metrics;
+    AQ_TRY(aq_run_path(command->job->output.path, "metrics.jsonl", path));
+    AQ_TRY(aq_run_rewind(path, step, &command->seconds));
+    command->resume_step = step;
+    AQ_TRY(open_metrics(command)); /* on failure the old ones stay: there must be some to end with */
+    aq_metrics_close(before);
+    return write_line(command, json_pack("{s:s, s:I, s:I, s:s}", "event", "restart", "step", (json_int_t)step,
+                                         "restarts", (json_int_t)command->restart.total, "cause", result->cause));
+}
+
+/* The run, begun again from the last checkpoint as often as that may help. */
+static void run(struct command *command, struct aq_launch_result *result)
+{
+    uint64_t step;
+    for (;;) {
+        run_once(command, result);
+        if (!aq_restart_due(&command->restart, result, command->checkpoint, &step)) return;
+        if (roll_back(command, result, step) != AQ_OK) return;
+        aq_progress_say(&command->progress, "%s: begins again from %s step %llu (restart %u)", result->cause,
+                        result->unreadable ? "the older checkpoint of" : "the checkpoint of", (unsigned long long)step,
+                        command->restart.total);
+        aq_restart_pause(&command->restart, command->signals);
+        json_decref(result->stages);
+        command->errors.count = 0;
+        aq_error_clear();
+    }
+}
+
+/* ---- what it leaves ---- */
+
+static enum aq_status leave_report(struct command *command)
+{
+    char path[AQ_RUN_PATH_BYTES];
+    json_t *report;
+    if (!command->job->output.report) return AQ_OK;
+    AQ_TRY(aq_report_run(command->job->output.path, &report));
+    AQ_TRY(aq_run_path(command->job->output.path, "report.json", path));
+    return aq_report_write(json_pack("[o]", report), path);
+}
+
+/* The stages' weights in one file, where all of their files are on this machine. */
+static enum aq_status leave_model(struct command *command, uint64_t mark)
+{
+    char path[AQ_RUN_PATH_BYTES], name[64];
+    const struct aq_plan *plan = command->plan;
+    for (uint32_t s = 0; s < plan->stage_count; s++) {
+        snprintf(name, sizeof name, "%llu/stage-%u.safetensors", (unsigned long long)mark, s);
+        AQ_TRY(aq_run_path(command->checkpoint, name, path));
+        if (access(path, R_OK) == 0) continue;
+        aq_progress_say(&command->progress, "stage %u's weights are at %s: no model.safetensors here", s,
+                        command->job->pipeline.stages[s].host ? command->job->pipeline.stages[s].host : path);
+        return AQ_OK;
+    }
+    const char *const metadata[] = {"format", "pt", "producer", "aqpipe " AQ_VERSION, NULL};
+    AQ_TRY(aq_run_path(command->job->output.path, "model.safetensors", path));
+    return aq_checkpoint_join(command->checkpoint, mark, plan->stage_count, metadata, path);
+}
+
+static void say_end(struct command *command, const struct aq_launch_result *result)
+{
+    json_t *report = NULL;
+    struct aq_text table = {0};
+    if (command->progress.off || command->progress.json) return;
+    if (aq_report_run(command->job->output.path, &report) == AQ_OK) {
+        json_t *runs = json_pack("[O]", report);
+        aq_report_table(runs, &table);
+        fputs(aq_text_of(&table), stderr);
+        json_decref(runs);
+    }
+    aq_text_deinit(&table);
+    json_decref(report);
+    if (result->outcome == AQ_LAUNCH_STOPPED)
+        aq_progress_say(&command->progress, "stopped after step %llu; go on with: aqpipe launch %s --resume",
+                        (unsigned long long)result->mark, command->manifest_path);
+    else
+        aq_progress_say(&command->progress, "done: %s", command->job->output.path);
+}
+
+static int conclude(struct command *command, struct aq_launch_result *result)
+{
+    static const char *const states[] = {
+        [AQ_LAUNCH_DONE] = "done", [AQ_LAUNCH_FAILED] = "failed", [AQ_LAUNCH_STOPPED] = "stopped"};
+    /* The model comes first: a run that says it is done has one, whenever this process is killed. */
+    if (result->outcome == AQ_LAUNCH_DONE && result->mark > 0 && leave_model(command, result->mark) != AQ_OK) {
+        result->outcome = AQ_LAUNCH_FAILED;
+        snprintf(result->cause, sizeof result->cause, "%s", aq_error_text());
+    }
+    json_t *end = json_pack("{s:s, s:s, s:O, s:I}", "event", "end", "state", states[result->outcome], "stages",
+                            result->stages ? result->stages : json_null(), "mark", (json_int_t)result->mark);
+    const bool failed = result->outcome == AQ_LAUNCH_FAILED;
+    if (failed) json_object_set_new(end, "cause", json_string(result->cause));
+    enum aq_status status = write_line(command, end);
+    if (status == AQ_OK) status = aq_metrics_sync(command->metrics);
+    if (status == AQ_OK) status = leave_report(command);
+    show_errors(command, failed ? result->cause : "");
+    if (failed) {
+        aq_progress_say(&command->progress, "%s", result->cause);
+        if (result->mark > 0)
+            aq_progress_say(&command->progress,
+                            "the checkpoint of step %llu stands; go on with: aqpipe launch %s --resume",
+                            (unsigned long long)result->mark, command->manifest_path);
+        return AQ_EXIT_FAILED;
+    }
+    if (status != AQ_OK) return AQ_EXIT_FAILED;
+    say_end(command, result);
+    if (!command->job->output.metrics && result->outcome == AQ_LAUNCH_DONE) {
+        char path[AQ_RUN_PATH_BYTES];
+        if (aq_run_path(command->job->output.path, "metrics.jsonl", path) == AQ_OK) (void)unlink(path);
+    }
+    return result->outcome == AQ_LAUNCH_STOPPED ? AQ_EXIT_STOPPED : AQ_EXIT_DONE;
+}
+
+static int launch(struct command *command)
+{
+    struct aq_launch_result result = {0};
+    if (prepare(command) != AQ_OK) return AQ_EXIT_USAGE;
+    if (fits(command) != AQ_OK) return AQ_EXIT_FAILED;
+    const enum aq_status status = enter_folder(command);
+    if (status != AQ_OK) return status == AQ_MISMATCH || status == AQ_REFUSED ? AQ_EXIT_USAGE : AQ_EXIT_FAILED;
+    if (command->finished) {
+        if (command->job->output.metrics && leave_report(command) != AQ_OK) return AQ_EXIT_FAILED;
+        aq_progress_say(&command->progress, "%s is finished: step %llu of %llu", command->job->output.path,
+                        (unsigned long long)command->resume_step, (unsigned long long)command->plan->steps);
+        return AQ_EXIT_DONE;
+    }
+    command->progress.steps = command->plan->steps;
+    command->progress.stages = command->plan->stage_count;
+    if (open_metrics(command) != AQ_OK || aq_launch_signals(&command->signals) != AQ_OK) return AQ_EXIT_FAILED;
+    aq_progress_begin(&command->progress);
+    if (command->resume)
+        aq_progress_say(&command->progress,
+                        command->resume_step ? "goes on after step %llu"
+                                             : "there is no checkpoint yet: begins anew (step %llu)",
+                        (unsigned long long)command->resume_step);
+    aq_log_sink(keep_error, &command->errors);
+    run(command, &result);
+    const int code = conclude(command, &result);
+    json_decref(result.stages);
+    return code;
+}
+
+int aq_command_launch(int argc, char **argv)
+{
+    void *memory;
+    if (aq_alloc(sizeof(struct command), &memory) != AQ_OK) return AQ_EXIT_FAILED;
+    struct command *command = memory;
+    command->lock = command->signals = -1;
+    command->restart.max = AQ_RESTARTS_DEFAULT;
+    int code = parse(command, argc, argv);
+    if (code == AQ_EXIT_DONE)
+        code = launch(command);
+    else if (code == HELPED)
+        code = AQ_EXIT_DONE;
+    aq_metrics_close(command->metrics);
+    aq_tls_close(command->tls);
+    aq_free(command->manifest);
+    aq_plan_close(command->plan);
+    aq_job_close(command->job);
+    if (command->signals != -1) close(command->signals);
+    if (command->lock != -1) close(command->lock);
+    aq_free(command);
+    return code;
+}

@@ -1,0 +1,44 @@
+/*
+ * commands.h -- the commands of `aqpipe`: each gets argv with its own name first and returns the exit status of the
+ * process.
+ *
+ * 0 done; 1 failed; 2 usage or manifest; 3 stopped by the user, with a checkpoint.
+ */
+#ifndef RUNTIME_COMMANDS_H
+#define RUNTIME_COMMANDS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+enum { AQ_EXIT_DONE = 0, AQ_EXIT_FAILED = 1, AQ_EXIT_USAGE = 2, AQ_EXIT_STOPPED = 3 };
+
+int aq_command_launch(int argc, char **argv);
+int aq_command_report(int argc, char **argv);
+int aq_command_status(int argc, char **argv);
+int aq_command_top(int argc, char **argv);
+int aq_command_stop(int argc, char **argv);
+int aq_command_logs(int argc, char **argv);
+int aq_command_keys(int argc, char **argv);
+int aq_command_bench(int argc, char **argv);
+int aq_command_cache(int argc, char **argv);
+
+/* One row of the table of commands. */
+struct aq_command {
+    const char *name;
+    const char *help; /* one line; NULL: not for people */
+    int (*run)(int argc, char **argv);
+};
+
+/* The name in the table that is nearest to a mistyped one (edit distance at most 2), or NULL. */
+const char *aq_command_nearest(const struct aq_command *commands, size_t count, const char *name);
+
+/* Say on standard error what is wrong with the command line; returns AQ_EXIT_USAGE. */
+int aq_usage(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* The program `name` in the folder of this one, into path (4096 bytes); NULL-safe answer false: there is none. */
+bool aq_program_beside(const char *name, char *path);
+
+/* path as an absolute one, into out (4096 bytes); it need not exist. False: too long. */
+bool aq_absolute(const char *path, char *out);
+
+#endif

@@ -1,0 +1,110 @@
+/*
+ * control.h -- the control channel: JSON objects, one a line, over a stream socket (docs/CONTROL.md lists the
+ * messages).
+ *
+ * Caveats first.
+ * - Bytes from the peer never reach an assertion: a line that is no JSON object, that is longer than the limit, or that
+ * ends in the middle closes the channel with AQ_PROTO and one line in the log.
+ * - aq_control_send takes the reference of the message whatever it answers. It copies the line into a buffer of fixed
+ * size and gives the socket what it takes; only when the buffer is full does it block, at most for the channel's
+ * patience.
+ * - Sending takes no aq_alloc, and receiving none for lines up to 64 KiB: both are allowed while RUNNING (memory.h).
+ * jansson takes its own memory.
+ * - JSON has no NaN and no infinity: aq_control_number makes null of them, and aq_control_get_number reads null as NaN.
+ *
+ *     aq_control_open(3, &control);
+ *     aq_control_send(control, json_pack("{s:s, s:s}", "event", "listening", "address", address));
+ *     json_t *message;
+ *     if (aq_control_receive(control, deadline_ns, &message) == AQ_OK) { ...; json_decref(message); }
+ *
+ * A sleeper that has other things to wait for polls aq_control_fd for POLLIN (and for POLLOUT while
+ * aq_control_pending), and then calls aq_control_receive with deadline 0 until AQ_AGAIN: lines that lie in the buffer
+ * ring no poll.
+ *
+ * Locking: one thread per channel.
+ */
+#ifndef RUNTIME_CONTROL_H
+#define RUNTIME_CONTROL_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "aqsgd/base.h"
+
+enum {
+    AQ_CONTROL_FD = 3,                    /* where a worker finds its channel                                    */
+    AQ_CONTROL_LINE_BYTES_MAX = 16 << 20, /* a manifest or a chunk of a trace, with room                         */
+    AQ_CONTROL_BUFFER_BYTES = 256 << 10   /* out: some hundred step lines, so that a busy peer delays nobody     */
+};
+
+struct aq_control;     /* opaque */
+struct aq_tls_session; /* net/tls.h */
+
+/* Takes the fd (a connected stream socket), makes it non-blocking and close-on-exec. On failure the fd stays the
+ * caller's: AQ_NOMEM, AQ_INVAL (no socket there). */
+enum aq_status aq_control_open(int fd, struct aq_control **out);
+
+/* Sends nothing more; what is still in the buffer is dropped (aq_control_flush first). NULL is fine. */
+void aq_control_close(struct aq_control *control);
+
+/* From now on (nothing has been sent or received) the channel is under TLS; takes the session, which is on its fd. A
+ * peer that is not the one expected ends the channel with AQ_TLSERR, logged. */
+void aq_control_secure(struct aq_control *control, struct aq_tls_session *session);
+
+int aq_control_fd(const struct aq_control *control);
+
+/* For peers that nobody knows yet: lines of at most `bytes` are taken from now on (up to AQ_CONTROL_LINE_BYTES_MAX). */
+void aq_control_limit(struct aq_control *control, size_t bytes);
+
+/* How long a send may block when the buffer is full. The default is 60 s. */
+void aq_control_patience(struct aq_control *control, uint64_t ns);
+
+/* Takes the reference, also on failure; NULL (a json_pack that failed) is AQ_NOMEM. AQ_CLOSED: the peer is gone (not
+ * logged). AQ_TIMEOUT: it takes nothing. After a failure the channel takes no more. */
+enum aq_status aq_control_send(struct aq_control *control, json_t *message);
+
+/* Give the socket what it takes now. AQ_OK: the buffer is empty; AQ_AGAIN: it is not; AQ_CLOSED. */
+enum aq_status aq_control_push(struct aq_control *control);
+
+/* Wait until all is sent. AQ_TIMEOUT (logged), AQ_CLOSED. */
+enum aq_status aq_control_flush(struct aq_control *control, uint64_t deadline_ns);
+
+/* Is there something in the buffer that waits for POLLOUT? */
+bool aq_control_pending(const struct aq_control *control);
+size_t aq_control_room(const struct aq_control *control); /* bytes that fit without blocking */
+
+/*
+ * The next object; its reference is the caller's. Pushes the out buffer while it waits.
+ * deadline 0: do not wait (AQ_AGAIN when there is no whole line). AQ_TIMEOUT: none came in time (not logged).
+ * AQ_CLOSED: the peer closed between two lines (not logged). AQ_PROTO: see the caveats. AQ_NOMEM. All but AQ_AGAIN and
+ * AQ_TIMEOUT are for ever.
+ */
+enum aq_status aq_control_receive(struct aq_control *control, uint64_t deadline_ns, json_t **out);
+
+/*
+ * Typed fields of an object. A missing field, or one of another type or range, is AQ_PROTO and one log line that names
+ * the field. Texts are borrowed from the message. The *_or twins answer `otherwise` where the field is missing, null or
+ * of another type, and never fail.
+ */
+enum aq_status aq_control_get_text(const json_t *message, const char *key, const char **out);
+enum aq_status aq_control_get_u64(const json_t *message, const char *key, uint64_t *out);
+enum aq_status aq_control_get_u32(const json_t *message, const char *key, uint32_t *out);
+enum aq_status aq_control_get_number(const json_t *message, const char *key, double *out); /* null: NaN */
+const char *aq_control_text_or(const json_t *message, const char *key, const char *otherwise);
+uint64_t aq_control_u64_or(const json_t *message, const char *key, uint64_t otherwise);
+double aq_control_number_or(const json_t *message, const char *key, double otherwise);
+bool aq_control_bool_or(const json_t *message, const char *key, bool otherwise);
+
+/* Is message[key] this very text? For dispatch on "op" and "event". */
+bool aq_control_is(const json_t *message, const char *key, const char *text);
+
+/* A number, or null where it is not finite. A fresh reference. */
+json_t *aq_control_number(double value);
+
+/* A 64-bit word as 16 hexadecimal digits and back (JSON numbers are signed): AQ_PROTO names the key. */
+json_t *aq_control_hex(uint64_t value);
+enum aq_status aq_control_get_hex(const json_t *message, const char *key, uint64_t *out);
+
+#endif

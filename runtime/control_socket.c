@@ -1,0 +1,251 @@
+/* control_socket.c -- see the header. getaddrinfo may ask a name server: only the launcher and the tools use names. */
+#include "control_socket.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "net/tls.h"
+
+struct place {
+    char host[256];
+    char port[8];
+};
+
+static enum aq_status split(const char *address, struct place *out)
+{
+    const char *text = strncmp(address, "tcp://", 6) == 0 ? address + 6 : address;
+    const char *colon = strrchr(text, ':');
+    size_t begin = 0, end = colon ? (size_t)(colon - text) : 0;
+    if (end >= 2 && text[0] == '[' && text[end - 1] == ']') {
+        begin = 1;
+        end--;
+    } else if (end > 0 && memchr(text, ':', end)) {
+        colon = NULL; /* a bare IPv6 address: which colon would be the port's? */
+    }
+    const size_t digits = colon ? strspn(colon + 1, "0123456789") : 0;
+    if (!colon || digits == 0 || digits > 5 || colon[1 + digits] || end - begin >= sizeof out->host || end <= begin)
+        return aq_fail(AQ_INVAL, "control", "'%.80s' is no address: write host:port or [v6]:port", address);
+    memcpy(out->host, text + begin, end - begin);
+    out->host[end - begin] = 0;
+    memcpy(out->port, colon + 1, digits + 1);
+    return AQ_OK;
+}
+
+static enum aq_status resolve(const char *address, bool passive, struct addrinfo **out)
+{
+    struct place place;
+    AQ_TRY(split(address, &place));
+    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = passive ? AI_PASSIVE : 0};
+    const int error = getaddrinfo(place.host, place.port, &hints, out);
+    if (error != 0)
+        return aq_fail(AQ_INVAL, "control", "the address %s is not known: %s", address, gai_strerror(error));
+    return AQ_OK;
+}
+
+static bool is_loopback(const struct sockaddr *address)
+{
+    if (address->sa_family == AF_INET)
+        return ntohl(((const struct sockaddr_in *)(const void *)address)->sin_addr.s_addr) >> 24 == 127;
+    if (address->sa_family == AF_INET6)
+        return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)(const void *)address)->sin6_addr);
+    return false;
+}
+
+static uint16_t port_of(int fd)
+{
+    struct sockaddr_storage bound = {0};
+    socklen_t bytes = sizeof bound;
+    if (getsockname(fd, (struct sockaddr *)&bound, &bytes) != 0) return 0;
+    if (bound.ss_family == AF_INET6) return ntohs(((struct sockaddr_in6 *)(void *)&bound)->sin6_port);
+    return ntohs(((struct sockaddr_in *)(void *)&bound)->sin_port);
+}
+
+enum aq_status aq_control_listen(const char *address, bool proof, int *fd, uint16_t *port)
+{
+    struct addrinfo *list;
+    AQ_TRY(resolve(address, true, &list));
+    enum aq_status status = AQ_OK;
+    int made = -1;
+    if (!proof && !is_loopback(list->ai_addr)) {
+        status = aq_fail(AQ_REFUSED, "control",
+                         "will not listen on %s without keys or a token: only loopback may be open to all (--keys DIR)",
+                         address);
+        goto out;
+    }
+    made = socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    const int one = 1;
+    if (made == -1 || setsockopt(made, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) != 0 ||
+        bind(made, list->ai_addr, list->ai_addrlen) != 0 || listen(made, 16) != 0) {
+        status = aq_fail_errno("control", "cannot listen on %s", address);
+        if (made != -1) close(made);
+        goto out;
+    }
+    *port = port_of(made);
+    *fd = made;
+out:
+    freeaddrinfo(list);
+    return status;
+}
+
+enum aq_status aq_control_keep_alive(int fd)
+{
+    const int one = 1, idle = 15, interval = 5, count = 3;
+    const unsigned int unanswered_ms = 30000;
+    if (setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one) != 0 ||
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle) != 0 ||
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval) != 0 ||
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count) != 0 ||
+        setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered_ms, sizeof unanswered_ms) != 0 ||
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one) != 0)
+        return aq_fail_errno("control", "cannot set keep-alive on a connection");
+    return AQ_OK;
+}
+
+/* Connect fd until the deadline; errno tells on failure. */
+static bool connect_one(int fd, const struct addrinfo *to, uint64_t deadline_ns)
+{
+    if (connect(fd, to->ai_addr, to->ai_addrlen) == 0) return true;
+    if (errno != EINPROGRESS) return false;
+    for (;;) {
+        const uint64_t now = aq_clock_ns();
+        if (now >= deadline_ns) {
+            errno = ETIMEDOUT;
+            return false;
+        }
+        struct pollfd poller = {.fd = fd, .events = POLLOUT};
+        const uint64_t left_ms = (deadline_ns - now) / 1000000 + 1;
+        if (poll(&poller, 1, left_ms > 1000 ? 1000 : (int)left_ms) <= 0) continue;
+        int error = 0;
+        socklen_t bytes = sizeof error;
+        if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &bytes) != 0) return false;
+        errno = error;
+        return error == 0;
+    }
+}
+
+enum aq_status aq_control_connect(const char *address, uint64_t deadline_ns, int *fd)
+{
+    struct addrinfo *list;
+    AQ_TRY(resolve(address, false, &list));
+    int made = -1;
+    errno = EADDRNOTAVAIL;
+    for (const struct addrinfo *to = list; to; to = to->ai_next) {
+        made = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if (made == -1) continue;
+        if (connect_one(made, to, deadline_ns)) break;
+        const int error = errno;
+        close(made);
+        made = -1;
+        errno = error;
+    }
+    enum aq_status status = AQ_OK;
+    if (made == -1) status = aq_fail_errno("control", "cannot reach the daemon at %s", address);
+    freeaddrinfo(list);
+    AQ_TRY(status);
+    status = aq_control_keep_alive(made);
+    if (status != AQ_OK) {
+        close(made);
+        return status;
+    }
+    *fd = made;
+    return AQ_OK;
+}
+
+/* One line of the greeting; whatever is not `event` is a refusal with the daemon's own text. */
+static enum aq_status expect(struct aq_control *control, const char *address, const char *event, uint64_t deadline_ns,
+                             json_t **out)
+{
+    json_t *message;
+    const enum aq_status status = aq_control_receive(control, deadline_ns, &message);
+    if (status == AQ_TIMEOUT) return aq_fail(status, "control", "%s answers nothing: is an aqpiped there?", address);
+    if (status == AQ_CLOSED)
+        return aq_fail(status, "control",
+                       "%s closed the connection in the greeting (with aqpiped --keys, the job needs security.keys)",
+                       address);
+    AQ_TRY(status);
+    if (aq_control_is(message, "event", event)) {
+        *out = message;
+        return AQ_OK;
+    }
+    const enum aq_status refused = aq_fail(AQ_REFUSED, "control", "the daemon at %s refuses: %.200s", address,
+                                           aq_control_text_or(message, "text", "it is no aqpiped"));
+    json_decref(message);
+    return refused;
+}
+
+static enum aq_status greet(struct aq_control *control, const char *address, const struct aq_token *token,
+                            uint64_t deadline_ns)
+{
+    json_t *message;
+    char nonce[AQ_NONCE_CHARS + 1], proof[AQ_PROOF_CHARS + 1], wanted[AQ_PROOF_CHARS + 1];
+    const char *theirs, *got;
+    AQ_TRY(aq_token_nonce(nonce));
+    AQ_TRY(expect(control, address, "hello", deadline_ns, &message));
+    enum aq_status status = AQ_OK;
+    const uint64_t protocol = aq_control_u64_or(message, "protocol", 0);
+    if (protocol != AQ_CONTROL_PROTOCOL)
+        status = aq_fail(
+            AQ_MISMATCH, "control", "the daemon at %s (version %.20s) speaks protocol %llu, this aqpipe %d", address,
+            aq_control_text_or(message, "version", "?"), (unsigned long long)protocol, AQ_CONTROL_PROTOCOL);
+    if (status == AQ_OK) status = aq_control_get_text(message, "nonce", &theirs);
+    if (status == AQ_OK) status = aq_token_proof(token, "client", theirs, nonce, proof);
+    if (status == AQ_OK) status = aq_token_proof(token, "daemon", theirs, nonce, wanted);
+    json_decref(message);
+    AQ_TRY(status);
+    AQ_TRY(
+        aq_control_send(control, json_pack("{s:s, s:i, s:s, s:s, s:s}", "op", "hello", "protocol", AQ_CONTROL_PROTOCOL,
+                                           "version", AQ_VERSION, "nonce", nonce, "proof", proof)));
+    AQ_TRY(expect(control, address, "welcome", deadline_ns, &message));
+    status = aq_control_get_text(message, "proof", &got);
+    if (status == AQ_OK && !aq_token_proves(wanted, got))
+        status = aq_fail(AQ_REFUSED, "control", "the daemon at %s does not hold our token", address);
+    json_decref(message);
+    return status;
+}
+
+/* The first thing on the socket, before the greeting. */
+static enum aq_status secure(struct aq_control *control, struct aq_tls *tls, const char *address)
+{
+    const struct aq_tls_name daemon = {.role = AQ_TLS_DAEMON};
+    struct aq_tls_session *session;
+    if (!tls) return AQ_OK;
+    AQ_TRY(aq_tls_session_open(tls, aq_control_fd(control), false, &daemon, address, &session));
+    aq_control_secure(control, session);
+    return AQ_OK;
+}
+
+enum aq_status aq_control_greet(const char *address, const struct aq_token *token, uint64_t deadline_ns,
+                                struct aq_control **out)
+{
+    return aq_control_meet(address, token, NULL, deadline_ns, out);
+}
+
+enum aq_status aq_control_meet(const char *address, const struct aq_token *token, struct aq_tls *tls,
+                               uint64_t deadline_ns, struct aq_control **out)
+{
+    int fd;
+    AQ_TRY(aq_control_connect(address, deadline_ns, &fd));
+    struct aq_control *control;
+    enum aq_status status = aq_control_open(fd, &control);
+    if (status != AQ_OK) {
+        close(fd);
+        return status;
+    }
+    status = secure(control, tls, address);
+    if (status == AQ_OK) status = greet(control, address, token, deadline_ns);
+    if (status != AQ_OK) {
+        aq_control_close(control);
+        return status;
+    }
+    *out = control;
+    return AQ_OK;
+}

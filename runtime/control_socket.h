@@ -1,0 +1,36 @@
+/*
+ * control_socket.h -- TCP under the control channel: addresses, listening, connecting, and the greeting of a client.
+ *
+ * Addresses are "host:port", "[v6]:port", or either behind "tcp://".
+ *
+ * Locking: pure functions; connecting blocks until its deadline.
+ */
+#ifndef RUNTIME_CONTROL_SOCKET_H
+#define RUNTIME_CONTROL_SOCKET_H
+
+#include "control.h"
+#include "control_token.h"
+
+enum { AQ_CONTROL_PROTOCOL = 1, AQ_ADDRESS_BYTES = 300 };
+
+/* A listening socket. `proof` false (neither a token nor keys): only a loopback address will do (AQ_REFUSED says why).
+ * *port gets the real one. AQ_INVAL: no address. AQ_REFUSED: in use, or no permission. */
+enum aq_status aq_control_listen(const char *address, bool proof, int *fd, uint16_t *port);
+
+/* A connected socket with keep-alive: a peer that vanished is noticed within about 30 s. AQ_TIMEOUT, AQ_REFUSED,
+ * AQ_INVAL. */
+enum aq_status aq_control_connect(const char *address, uint64_t deadline_ns, int *fd);
+enum aq_status aq_control_keep_alive(int fd);
+
+/* As aq_control_greet, first under TLS where `tls` is not NULL: the other end must hold a daemon's certificate of our
+ * authority. AQ_TLSERR: it does not. */
+struct aq_tls;
+enum aq_status aq_control_meet(const char *address, const struct aq_token *token, struct aq_tls *tls,
+                               uint64_t deadline_ns, struct aq_control **out);
+
+/* Connect to a daemon and greet it. AQ_REFUSED: it, or we, do not take the other's proof. AQ_MISMATCH: another
+ * protocol. */
+enum aq_status aq_control_greet(const char *address, const struct aq_token *token, uint64_t deadline_ns,
+                                struct aq_control **out);
+
+#endif

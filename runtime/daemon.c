@@ -1,0 +1,205 @@
+/*
+ * daemon.c -- the loop of aqpiped: one poll over signals, listener, connections and workers. See daemon.h.
+ *
+ * The loop ends when it was told to and no worker is left; until then it goes on reaping.
+ */
+#include "daemon.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "daemon_private.h"
+
+enum { POLL_MAX = 2 + DAEMON_CONNECTIONS_MAX + 2 * DAEMON_WORKERS_MAX, TICK_MS = 500 };
+
+/* What a slot of the poll set is. */
+struct watch {
+    enum { WATCH_SIGNAL, WATCH_LISTENER, WATCH_CONNECTION, WATCH_CHANNEL, WATCH_OUTPUT } kind;
+    int index;
+};
+
+struct poll_set {
+    struct pollfd fds[POLL_MAX];
+    struct watch watches[POLL_MAX];
+    int count;
+};
+
+static void add(struct poll_set *set, int fd, short events, int kind, int index)
+{
+    AQ_ASSERT(set->count < POLL_MAX);
+    set->fds[set->count] = (struct pollfd){.fd = fd, .events = events};
+    set->watches[set->count].kind = (unsigned)kind;
+    set->watches[set->count].index = index;
+    set->count++;
+}
+
+static void gather(struct daemon *daemon, struct poll_set *set)
+{
+    set->count = 0;
+    add(set, daemon->signals, POLLIN, WATCH_SIGNAL, 0);
+    if (daemon->listener != -1) add(set, daemon->listener, POLLIN, WATCH_LISTENER, 0);
+    for (int i = 0; i < DAEMON_CONNECTIONS_MAX; i++) {
+        const struct connection *connection = &daemon->connections[i];
+        if (connection->state == CONNECTION_FREE) continue;
+        const short events = aq_control_pending(connection->control) ? POLLIN | POLLOUT : POLLIN;
+        add(set, aq_control_fd(connection->control), events, WATCH_CONNECTION, i);
+    }
+    const bool room = !daemon->owner || aq_control_room(daemon->owner->control) >= DAEMON_ROOM;
+    for (int i = 0; i < DAEMON_WORKERS_MAX; i++) {
+        const struct worker *worker = &daemon->workers[i];
+        if (!worker->used) continue;
+        if (worker->control) {
+            const short events = (short)((room ? POLLIN : 0) | (aq_control_pending(worker->control) ? POLLOUT : 0));
+            /* A fd with no events still reports a hang-up at once: leave it out while there is no room. */
+            if (events) add(set, aq_control_fd(worker->control), events, WATCH_CHANNEL, i);
+        }
+        if (worker->output != -1) add(set, worker->output, POLLIN, WATCH_OUTPUT, i);
+    }
+}
+
+/* SIGTERM and SIGINT: the first asks the job to stop in good order, the second (or one without a job) ends everything.
+ */
+static void on_term(struct daemon *daemon)
+{
+    if (daemon->owner && !daemon->term_seen && daemon->listener != -1) {
+        aq_log("daemon", 1, "asked to end: the job '%s' is asked to stop first", daemon->job);
+        owner_send(daemon, json_pack("{s:s, s:s}", "event", "stop-asked", "by", "the daemon, which was told to end"));
+    } else {
+        daemon->ending = true;
+    }
+    daemon->term_seen = true;
+}
+
+static void on_signal(struct daemon *daemon)
+{
+    struct signalfd_siginfo info;
+    while (read(daemon->signals, &info, sizeof info) == (ssize_t)sizeof info)
+        if (info.ssi_signo != SIGCHLD) on_term(daemon);
+    worker_reap(daemon);
+}
+
+static void dispatch(struct daemon *daemon, const struct poll_set *set)
+{
+    for (int i = 0; i < set->count; i++) {
+        if (set->fds[i].revents == 0) continue;
+        const int index = set->watches[i].index;
+        struct connection *connection = &daemon->connections[index];
+        struct worker *worker = &daemon->workers[index];
+        switch (set->watches[i].kind) {
+        case WATCH_SIGNAL:
+            on_signal(daemon);
+            break;
+        case WATCH_LISTENER:
+            connection_accept(daemon);
+            break;
+        case WATCH_CONNECTION:
+            if (connection->state == CONNECTION_FREE || aq_control_fd(connection->control) != set->fds[i].fd) break;
+            (void)aq_control_push(connection->control);
+            connection_serve(daemon, connection);
+            break;
+        case WATCH_CHANNEL:
+            if (!worker->used || !worker->control || aq_control_fd(worker->control) != set->fds[i].fd) break;
+            (void)aq_control_push(worker->control);
+            worker_serve(daemon, worker);
+            break;
+        case WATCH_OUTPUT:
+            if (worker->used && worker->output == set->fds[i].fd) worker_listen(daemon, worker);
+            break;
+        }
+    }
+}
+
+/* Lines that lie in a buffer ring no poll: look once more at channels that back-pressure had stopped. */
+static void resume(struct daemon *daemon)
+{
+    for (int i = 0; i < DAEMON_WORKERS_MAX; i++)
+        if (daemon->workers[i].used && daemon->workers[i].control) worker_serve(daemon, &daemon->workers[i]);
+}
+
+static bool finished(struct daemon *daemon)
+{
+    if (daemon->listener == -1 && daemon->connections[0].state == CONNECTION_FREE) daemon->ending = true;
+    if (daemon->term_seen && !daemon->owner) daemon->ending = true;
+    if (!daemon->ending) return false;
+    worker_kill_all(daemon);
+    return !worker_any(daemon);
+}
+
+static enum aq_status loop(struct daemon *daemon)
+{
+    struct poll_set set;
+    while (!finished(daemon)) {
+        gather(daemon, &set);
+        const int ready = poll(set.fds, (nfds_t)set.count, TICK_MS);
+        if (ready < 0 && errno != EINTR) return aq_fail_errno("daemon", "poll");
+        if (ready > 0) dispatch(daemon, &set);
+        resume(daemon);
+        worker_reap(daemon);
+        connection_expire(daemon, aq_clock_ns());
+    }
+    return AQ_OK;
+}
+
+static enum aq_status take_signals(int *fd)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGCHLD);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGHUP);
+    if (sigprocmask(SIG_BLOCK, &set, NULL) != 0) return aq_fail_errno("daemon", "sigprocmask");
+    if (signal(SIGPIPE, SIG_IGN) == SIG_ERR) return aq_fail_errno("daemon", "signal");
+    const int made = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (made == -1) return aq_fail_errno("daemon", "signalfd");
+    *fd = made;
+    return AQ_OK;
+}
+
+static enum aq_status open_listener(struct daemon *daemon)
+{
+    const struct aq_daemon_config *config = daemon->config;
+    uint16_t port;
+    AQ_TRY(aq_control_listen(config->listen, config->token.bytes > 0 || config->tls, &daemon->listener, &port));
+    if (config->token.bytes == 0 && !config->tls)
+        aq_log("daemon", 1, "no token: every user of this machine can run jobs here as this user");
+    aq_log("daemon", 1, "listening at %s, port %u", config->listen, port);
+    if (!config->port_file) return AQ_OK;
+    char text[16];
+    const int count = snprintf(text, sizeof text, "%u\n", port);
+    return aq_run_write(config->port_file, text, (size_t)count);
+}
+
+enum aq_status aq_daemon_run(const struct aq_daemon_config *config)
+{
+    void *memory;
+    AQ_TRY(aq_alloc(sizeof(struct daemon), &memory));
+    struct daemon *daemon = memory;
+    daemon->config = config;
+    daemon->signals = daemon->listener = -1;
+    for (int i = 0; i < DAEMON_WORKERS_MAX; i++)
+        daemon->workers[i].output = daemon->workers[i].log = -1;
+    enum aq_status status;
+    AQ_TRY_GOTO(take_signals(&daemon->signals), out);
+    if (config->fd >= 0) {
+        struct aq_control *control;
+        AQ_TRY_GOTO(aq_control_open(config->fd, &control), out);
+        connection_open_private(daemon, control);
+    } else {
+        AQ_TRY_GOTO(open_listener(daemon), out);
+    }
+    status = loop(daemon);
+out:
+    for (int i = 0; i < DAEMON_CONNECTIONS_MAX; i++)
+        connection_close(daemon, &daemon->connections[i]);
+    if (daemon->listener != -1) close(daemon->listener);
+    if (daemon->signals != -1) close(daemon->signals);
+    aq_free(daemon);
+    return status;
+}

@@ -1,0 +1,322 @@
+/*
+ * daemon_connection.c -- who may say what to a daemon: the greeting, the job's owner, and those who look from outside.
+ *
+ * A connection proves itself once; then it may look (status, logs, stop) or open a job and own it. The owner's end is
+ * the job's end: its workers are killed.
+ */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "daemon_private.h"
+#include "net/tls.h"
+
+static const uint64_t second_ns = 1000ULL * 1000 * 1000;
+enum { GREETING_S = 5, IDLE_S = 120, PATIENCE_S = 30, LOG_BYTES_ASKED_MAX = 1 << 20 };
+
+void connection_close(struct daemon *daemon, struct connection *connection)
+{
+    if (connection->state == CONNECTION_FREE) return;
+    aq_control_close(connection->control);
+    connection->control = NULL;
+    connection->state = CONNECTION_FREE;
+    if (daemon->owner != connection) return;
+    daemon->owner = NULL;
+    aq_log("daemon", 2, "job=%s ends", daemon->job);
+    worker_kill_all(daemon); /* the loop reaps them */
+}
+
+/* Send and see to it that a connection that takes nothing ends. Takes the reference. */
+static enum aq_status reply(struct daemon *daemon, struct connection *connection, json_t *message)
+{
+    const enum aq_status status = aq_control_send(connection->control, message);
+    if (status != AQ_OK) connection_close(daemon, connection);
+    return status;
+}
+
+static enum aq_status refuse(struct daemon *daemon, struct connection *connection, const char *text)
+{
+    return reply(daemon, connection, json_pack("{s:s, s:s}", "event", "refused", "text", text));
+}
+
+void owner_send(struct daemon *daemon, json_t *message)
+{
+    if (daemon->owner)
+        (void)reply(daemon, daemon->owner, message);
+    else
+        json_decref(message);
+}
+
+/* ---- coming in ---- */
+
+static void peer_text(const struct sockaddr_storage *address, char *out, size_t bytes)
+{
+    char host[INET6_ADDRSTRLEN] = "?";
+    unsigned port = 0;
+    if (address->ss_family == AF_INET) {
+        const struct sockaddr_in *in = (const void *)address;
+        inet_ntop(AF_INET, &in->sin_addr, host, sizeof host);
+        port = ntohs(in->sin_port);
+    } else if (address->ss_family == AF_INET6) {
+        const struct sockaddr_in6 *in = (const void *)address;
+        inet_ntop(AF_INET6, &in->sin6_addr, host, sizeof host);
+        port = ntohs(in->sin6_port);
+    }
+    snprintf(out, bytes, "%s:%u", host, port);
+}
+
+/* A free place; the oldest that has not proved itself gives way. NULL: all are in good use. */
+static struct connection *place(struct daemon *daemon)
+{
+    struct connection *oldest = NULL;
+    for (int i = 0; i < DAEMON_CONNECTIONS_MAX; i++) {
+        struct connection *connection = &daemon->connections[i];
+        if (connection->state == CONNECTION_FREE) return connection;
+        if (connection->state == CONNECTION_GREETING && (!oldest || connection->since_ns < oldest->since_ns))
+            oldest = connection;
+    }
+    if (oldest) connection_close(daemon, oldest);
+    return oldest;
+}
+
+static enum aq_status greet(struct connection *connection)
+{
+    AQ_TRY(aq_control_keep_alive(aq_control_fd(connection->control)));
+    AQ_TRY(aq_token_nonce(connection->nonce));
+    aq_control_limit(connection->control, DAEMON_GREETING_BYTES_MAX);
+    return aq_control_send(connection->control,
+                           json_pack("{s:s, s:i, s:s, s:s}", "event", "hello", "protocol", AQ_CONTROL_PROTOCOL,
+                                     "version", AQ_VERSION, "nonce", connection->nonce));
+}
+
+/* The greeting's 5 s are for the certificates, too. */
+static enum aq_status secure(struct daemon *daemon, struct connection *connection)
+{
+    const struct aq_tls_name launcher = {.role = AQ_TLS_LAUNCHER};
+    struct aq_tls_session *session;
+    if (!daemon->config->tls) return AQ_OK;
+    AQ_TRY(aq_tls_session_open(daemon->config->tls, aq_control_fd(connection->control), true, &launcher,
+                               connection->peer, &session));
+    aq_control_secure(connection->control, session);
+    return AQ_OK;
+}
+
+void connection_accept(struct daemon *daemon)
+{
+    struct sockaddr_storage address = {0};
+    socklen_t bytes = sizeof address;
+    const int fd = accept4(daemon->listener, (struct sockaddr *)&address, &bytes, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd == -1) return; /* it went away again, or descriptors are out: the next poll tells */
+    struct connection *connection = place(daemon);
+    struct aq_control *control;
+    if (!connection || aq_control_open(fd, &control) != AQ_OK) {
+        close(fd);
+        return;
+    }
+    *connection = (struct connection){.state = CONNECTION_GREETING,
+                                      .control = control,
+                                      .since_ns = aq_clock_ns(),
+                                      .deadline_ns = aq_clock_after(GREETING_S * second_ns)};
+    peer_text(&address, connection->peer, sizeof connection->peer);
+    aq_control_patience(control, second_ns);
+    if (secure(daemon, connection) != AQ_OK || greet(connection) != AQ_OK) connection_close(daemon, connection);
+}
+
+void connection_open_private(struct daemon *daemon, struct aq_control *control)
+{
+    struct connection *connection = &daemon->connections[0];
+    *connection = (struct connection){
+        .state = CONNECTION_PROVED, .control = control, .since_ns = aq_clock_ns(), .deadline_ns = AQ_NEVER};
+    aq_control_patience(control, PATIENCE_S * second_ns);
+    snprintf(connection->peer, sizeof connection->peer, "its launcher");
+}
+
+void connection_expire(struct daemon *daemon, uint64_t now_ns)
+{
+    for (int i = 0; i < DAEMON_CONNECTIONS_MAX; i++) {
+        struct connection *connection = &daemon->connections[i];
+        if (connection->state == CONNECTION_FREE || connection == daemon->owner || now_ns < connection->deadline_ns)
+            continue;
+        aq_log("daemon", 2, "peer=%s silent, closed", connection->peer);
+        connection_close(daemon, connection);
+    }
+}
+
+static enum aq_status prove(struct daemon *daemon, struct connection *connection, const json_t *message)
+{
+    char proof[AQ_PROOF_CHARS + 1];
+    const struct aq_token *token = &daemon->config->token;
+    const char *nonce = aq_control_text_or(message, "nonce", "");
+    if (aq_control_u64_or(message, "protocol", 0) != AQ_CONTROL_PROTOCOL) {
+        (void)refuse(daemon, connection, "another protocol: this is aqpiped " AQ_VERSION " with protocol 1");
+        return AQ_MISMATCH;
+    }
+    if (!aq_control_is(message, "op", "hello") || strlen(nonce) != AQ_NONCE_CHARS ||
+        aq_token_proof(token, "client", connection->nonce, nonce, proof) != AQ_OK ||
+        !aq_token_proves(proof, aq_control_text_or(message, "proof", ""))) {
+        aq_log("daemon", 1, "peer=%s refused: it does not hold the token", connection->peer);
+        (void)refuse(daemon, connection, "the token is not this daemon's (--token-file)");
+        return AQ_REFUSED;
+    }
+    AQ_TRY(aq_token_proof(token, "daemon", connection->nonce, nonce, proof));
+    AQ_TRY(reply(daemon, connection, json_pack("{s:s, s:s}", "event", "welcome", "proof", proof)));
+    connection->state = CONNECTION_PROVED;
+    connection->deadline_ns = aq_clock_after(IDLE_S * second_ns);
+    aq_control_limit(connection->control, AQ_CONTROL_LINE_BYTES_MAX);
+    aq_control_patience(connection->control, PATIENCE_S * second_ns);
+    return AQ_OK;
+}
+
+/* ---- the job ---- */
+
+static enum aq_status copy_text(const json_t *message, const char *key, char *out, size_t bytes)
+{
+    const char *text;
+    AQ_TRY(aq_control_get_text(message, key, &text));
+    if (strlen(text) >= bytes)
+        return aq_fail(AQ_PROTO, "daemon", "the field '%s' is longer than %zu bytes", key, bytes - 1);
+    memcpy(out, text, strlen(text) + 1);
+    return AQ_OK;
+}
+
+static enum aq_status open_job(struct daemon *daemon, struct connection *connection, const json_t *message)
+{
+    char text[2 * DAEMON_TEXT_BYTES];
+    if (aq_control_u64_or(message, "protocol", 0) != AQ_CONTROL_PROTOCOL)
+        return refuse(daemon, connection, "another protocol: this is aqpiped " AQ_VERSION " with protocol 1");
+    if (daemon->owner || worker_any(daemon)) {
+        snprintf(text, sizeof text, "it runs the job '%s' of %s", daemon->job,
+                 daemon->owner ? daemon->owner->peer : "a launcher that is gone");
+        return refuse(daemon, connection, text);
+    }
+    if (daemon->term_seen) return refuse(daemon, connection, "it is about to end");
+    AQ_TRY(copy_text(message, "job", daemon->job, sizeof daemon->job));
+    AQ_TRY(copy_text(message, "run", daemon->run, sizeof daemon->run));
+    AQ_TRY(copy_text(message, "checkpoint", daemon->checkpoint, sizeof daemon->checkpoint));
+    if (daemon->run[0] != '/' || daemon->checkpoint[0] != '/')
+        return refuse(daemon, connection, "run and checkpoint must be absolute paths");
+    daemon->owner = connection;
+    daemon->job_since_ns = aq_clock_ns();
+    aq_log("daemon", 2, "job=%s peer=%s", daemon->job, connection->peer);
+    return reply(daemon, connection, json_pack("{s:s, s:i}", "event", "opened", "pid", (int)getpid()));
+}
+
+static enum aq_status forget(struct daemon *daemon, const json_t *message)
+{
+    uint64_t step;
+    char name[32], path[AQ_RUN_PATH_BYTES];
+    AQ_TRY(aq_control_get_u64(message, "step", &step));
+    snprintf(name, sizeof name, "%llu", (unsigned long long)step);
+    AQ_TRY(aq_run_path(daemon->checkpoint, name, path));
+    (void)aq_run_remove(path); /* said in the log; an old checkpoint that stays harms nobody */
+    return AQ_OK;
+}
+
+static enum aq_status start(struct daemon *daemon, json_t *message, uint32_t rank)
+{
+    const enum aq_status status = worker_start(daemon, rank, message);
+    if (status == AQ_OK || worker_find(daemon, rank)) return AQ_OK;
+    owner_send(daemon,
+               json_pack("{s:s, s:I, s:s, s:s}", "event", "failed", "rank", (json_int_t)rank, "status",
+                         aq_status_text(status), "text", "the daemon cannot start its worker; its log says why"));
+    owner_send(daemon,
+               json_pack("{s:s, s:I, s:i, s:i}", "event", "exited", "rank", (json_int_t)rank, "pid", 0, "code", 1));
+    return AQ_OK;
+}
+
+static enum aq_status from_owner(struct daemon *daemon, json_t *message)
+{
+    uint32_t rank;
+    if (aq_control_is(message, "op", "abort")) {
+        worker_kill_all(daemon);
+        return AQ_OK;
+    }
+    if (aq_control_is(message, "op", "forget")) return forget(daemon, message);
+    AQ_TRY(aq_control_get_u32(message, "rank", &rank));
+    if (rank >= DAEMON_WORKERS_MAX) return aq_fail(AQ_PROTO, "daemon", "there is no stage %u", rank);
+    if (aq_control_is(message, "op", "start")) return start(daemon, message, rank);
+    struct worker *worker = worker_find(daemon, rank);
+    if (!worker || !worker->control) return AQ_OK; /* it has ended; `exited` is on its way */
+    if (aq_control_send(worker->control, json_incref(message)) != AQ_OK && worker->pid > 0) {
+        aq_log("daemon", 1, "stage %u takes no message: killed", rank);
+        kill(worker->pid, SIGKILL);
+    }
+    return AQ_OK;
+}
+
+/* ---- from outside ---- */
+
+static enum aq_status tell_status(struct daemon *daemon, struct connection *connection)
+{
+    const bool busy = daemon->owner != NULL;
+    return reply(daemon, connection,
+                 json_pack("{s:s, s:s, s:o, s:s, s:f, s:o}", "event", "status", "version", AQ_VERSION, "job",
+                           busy ? json_string(daemon->job) : json_null(), "run", busy ? daemon->run : "", "seconds",
+                           busy ? (double)(aq_clock_ns() - daemon->job_since_ns) * 1e-9 : 0.0, "workers",
+                           worker_status(daemon)));
+}
+
+static enum aq_status tell_log(struct daemon *daemon, struct connection *connection, const json_t *message)
+{
+    uint32_t rank;
+    char name[48], path[AQ_RUN_PATH_BYTES];
+    uint64_t bytes = aq_control_u64_or(message, "bytes", 16384);
+    AQ_TRY(aq_control_get_u32(message, "rank", &rank));
+    if (bytes > LOG_BYTES_ASKED_MAX) bytes = LOG_BYTES_ASKED_MAX;
+    if (daemon->run[0] == 0) return refuse(daemon, connection, "it has had no job yet");
+    snprintf(name, sizeof name, "logs/stage-%u.log", rank);
+    AQ_TRY(aq_run_path(daemon->run, name, path));
+    char *text;
+    size_t count;
+    if (aq_run_read(path, 2 * DAEMON_LOG_BYTES_MAX, &text, &count) != AQ_OK)
+        return refuse(daemon, connection, "there is no log of this stage");
+    const size_t skip = count > bytes ? count - (size_t)bytes : 0;
+    for (size_t i = 0; i < count; i++) /* a log may hold any byte, JSON only text */
+        if (((unsigned char)text[i] < 32 && text[i] != '\n') || (unsigned char)text[i] > 126) text[i] = '?';
+    json_t *answer = json_pack("{s:s, s:I, s:s}", "event", "logs", "rank", (json_int_t)rank, "text", text + skip);
+    aq_free(text);
+    return reply(daemon, connection, answer);
+}
+
+static enum aq_status from_proved(struct daemon *daemon, struct connection *connection, json_t *message)
+{
+    if (aq_control_is(message, "op", "status")) return tell_status(daemon, connection);
+    if (aq_control_is(message, "op", "logs")) return tell_log(daemon, connection, message);
+    if (connection == daemon->owner) return from_owner(daemon, message);
+    if (aq_control_is(message, "op", "open")) return open_job(daemon, connection, message);
+    if (aq_control_is(message, "op", "stop")) {
+        if (!daemon->owner) return refuse(daemon, connection, "it runs no job");
+        owner_send(daemon, json_pack("{s:s, s:s}", "event", "stop-asked", "by", connection->peer));
+        return reply(daemon, connection, json_pack("{s:s}", "event", "stopping"));
+    }
+    return aq_fail(AQ_PROTO, "daemon", "%s asks for '%.40s', which is not known or needs a job", connection->peer,
+                   aq_control_text_or(message, "op", ""));
+}
+
+void connection_serve(struct daemon *daemon, struct connection *connection)
+{
+    while (connection->state != CONNECTION_FREE) {
+        json_t *message;
+        enum aq_status status = aq_control_receive(connection->control, 0, &message);
+        if (status == AQ_AGAIN) return;
+        if (status == AQ_OK) {
+            if (connection->state == CONNECTION_GREETING) {
+                status = prove(daemon, connection, message);
+            } else {
+                if (connection->deadline_ns != AQ_NEVER) connection->deadline_ns = aq_clock_after(IDLE_S * second_ns);
+                status = from_proved(daemon, connection, message);
+            }
+            json_decref(message);
+        }
+        if (status != AQ_OK) {
+            connection_close(daemon, connection);
+            return;
+        }
+    }
+}

@@ -1,0 +1,90 @@
+/* daemon_private.h -- what daemon.c (the loop), daemon_connection.c (who may say what) and daemon_worker.c (processes)
+ * share. */
+#ifndef RUNTIME_DAEMON_PRIVATE_H
+#define RUNTIME_DAEMON_PRIVATE_H
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+#include "control.h"
+#include "control_socket.h"
+#include "daemon.h"
+#include "job.h"
+#include "run_folder.h"
+
+enum {
+    DAEMON_CONNECTIONS_MAX = 16,
+    DAEMON_WORKERS_MAX = AQ_JOB_STAGES_MAX,
+    DAEMON_TEXT_BYTES = 512,
+    DAEMON_LOG_BYTES_MAX = 4 << 20, /* of one of a worker's two log files                                   */
+    DAEMON_ROOM = 64 << 10,         /* a worker is read only while the owner's buffer takes this much more  */
+    DAEMON_GREETING_BYTES_MAX = 4096
+};
+
+enum connection_state {
+    CONNECTION_FREE = 0,
+    CONNECTION_GREETING, /* hello sent, proof awaited */
+    CONNECTION_PROVED
+};
+
+struct connection {
+    enum connection_state state;
+    struct aq_control *control;
+    uint64_t deadline_ns; /* of the greeting, and of silence of one that has no job */
+    uint64_t since_ns;
+    char nonce[AQ_NONCE_CHARS + 1];
+    char peer[64];
+};
+
+struct worker {
+    bool used;
+    uint32_t rank;
+    pid_t pid; /* 0: reaped, or never started */
+    bool reaped;
+    int wait_status;
+    struct aq_control *control; /* NULL: closed                  */
+    int output;                 /* its stdout and stderr; -1: closed */
+    int log;                    /* -1: cannot be written             */
+    uint64_t log_bytes;
+    uint64_t since_ns;
+    uint64_t kill_ns;             /* without a channel, it may live until then */
+    char line[DAEMON_TEXT_BYTES]; /* the line that is coming in      */
+    size_t line_bytes;
+    char last[DAEMON_TEXT_BYTES]; /* the last whole line that said something */
+};
+
+struct daemon {
+    const struct aq_daemon_config *config;
+    int signals;
+    int listener; /* -1: private */
+    bool ending;  /* SIGTERM without a job, or a second one */
+    bool term_seen;
+    struct connection connections[DAEMON_CONNECTIONS_MAX];
+    struct connection *owner; /* whose job runs; NULL: none    */
+    char job[DAEMON_TEXT_BYTES];
+    char run[AQ_RUN_PATH_BYTES];
+    char checkpoint[AQ_RUN_PATH_BYTES];
+    uint64_t job_since_ns;
+    struct worker workers[DAEMON_WORKERS_MAX];
+};
+
+/* daemon_connection.c */
+void connection_accept(struct daemon *daemon);
+void connection_open_private(struct daemon *daemon, struct aq_control *control);
+void connection_serve(struct daemon *daemon, struct connection *connection);
+void connection_close(struct daemon *daemon, struct connection *connection);
+void connection_expire(struct daemon *daemon, uint64_t now_ns);
+/* To the owner, if there is one; takes the reference. A failure ends the connection. */
+void owner_send(struct daemon *daemon, json_t *message);
+
+/* daemon_worker.c */
+enum aq_status worker_start(struct daemon *daemon, uint32_t rank, json_t *message);
+struct worker *worker_find(struct daemon *daemon, uint32_t rank);
+void worker_serve(struct daemon *daemon, struct worker *worker);  /* lines of its channel  */
+void worker_listen(struct daemon *daemon, struct worker *worker); /* its standard error    */
+void worker_reap(struct daemon *daemon);                          /* after SIGCHLD         */
+void worker_kill_all(struct daemon *daemon);
+bool worker_any(const struct daemon *daemon);
+json_t *worker_status(const struct daemon *daemon);
+
+#endif

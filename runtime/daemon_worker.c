@@ -1,0 +1,306 @@
+/*
+ * daemon_worker.c -- a worker's life: started with its channel at fd 3, its output kept in a bounded log, reaped for
+ * certain.
+ *
+ * The end of a worker has three signs that come in any order: its channel closes, its output closes, waitpid has it.
+ * `exited` is told after waitpid and after everything readable was read, so that it is the last the launcher hears of
+ * the rank.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "daemon_private.h"
+
+#define LINGER_NS (5ULL * 1000 * 1000 * 1000) /* of a worker that has closed its channel: to write what it must */
+
+struct worker *worker_find(struct daemon *daemon, uint32_t rank)
+{
+    for (int i = 0; i < DAEMON_WORKERS_MAX; i++)
+        if (daemon->workers[i].used && daemon->workers[i].rank == rank) return &daemon->workers[i];
+    return NULL;
+}
+
+bool worker_any(const struct daemon *daemon)
+{
+    for (int i = 0; i < DAEMON_WORKERS_MAX; i++)
+        if (daemon->workers[i].used) return true;
+    return false;
+}
+
+/* ---- the log ---- */
+
+static void log_open(struct daemon *daemon, struct worker *worker, bool rename_first)
+{
+    char folder[AQ_RUN_PATH_BYTES], path[AQ_RUN_PATH_BYTES], aside[AQ_RUN_PATH_BYTES], name[40];
+    worker->log = -1;
+    snprintf(name, sizeof name, "stage-%u.log", worker->rank);
+    if (aq_run_path(daemon->run, "logs", folder) != AQ_OK || aq_run_make_folder(folder) != AQ_OK ||
+        aq_run_path(folder, name, path) != AQ_OK)
+        return;
+    snprintf(name, sizeof name, "stage-%u.log.1", worker->rank);
+    if (rename_first && aq_run_path(folder, name, aside) == AQ_OK) (void)rename(path, aside);
+    worker->log = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (worker->log == -1) {
+        (void)aq_fail_errno("daemon", "cannot write %s; the output of stage %u is lost", path, worker->rank);
+        return;
+    }
+    struct stat info;
+    worker->log_bytes = fstat(worker->log, &info) == 0 ? (uint64_t)info.st_size : 0;
+}
+
+static void log_write(struct daemon *daemon, struct worker *worker, const char *bytes, size_t count)
+{
+    if (worker->log == -1) return;
+    if (worker->log_bytes + count > DAEMON_LOG_BYTES_MAX) {
+        close(worker->log);
+        log_open(daemon, worker, true);
+        if (worker->log == -1) return;
+    }
+    const ssize_t written = write(worker->log, bytes, count);
+    if (written == (ssize_t)count) {
+        worker->log_bytes += count;
+        return;
+    }
+    (void)aq_fail_errno("daemon", "cannot write the log of stage %u; the rest of its output is lost", worker->rank);
+    close(worker->log);
+    worker->log = -1;
+}
+
+/* Remember the last line that says something: it explains a crash better than its signal does. */
+static void log_scan(struct worker *worker, const char *bytes, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        const char c = bytes[i];
+        if (c != '\n') {
+            if (worker->line_bytes < sizeof worker->line - 1)
+                worker->line[worker->line_bytes++] = (unsigned char)c < 32 || (unsigned char)c > 126 ? ' ' : c;
+            continue;
+        }
+        worker->line[worker->line_bytes] = 0;
+        if (strspn(worker->line, " ") < worker->line_bytes) memcpy(worker->last, worker->line, worker->line_bytes + 1);
+        worker->line_bytes = 0;
+    }
+}
+
+void worker_listen(struct daemon *daemon, struct worker *worker)
+{
+    char bytes[16384];
+    for (int round = 0; round < 16; round++) { /* a chatty worker must not starve the others */
+        const ssize_t count = read(worker->output, bytes, sizeof bytes);
+        if (count < 0 && errno == EINTR) continue;
+        if (count < 0 && errno == EAGAIN) return;
+        if (count <= 0) {
+            close(worker->output);
+            worker->output = -1;
+            return;
+        }
+        log_write(daemon, worker, bytes, (size_t)count);
+        log_scan(worker, bytes, (size_t)count);
+    }
+}
+
+/* ---- starting ---- */
+
+/* In the child: only what is safe between fork and exec. Never returns. */
+static void become_worker(const char *program, int channel, int output, pid_t daemon_pid)
+{
+    sigset_t none;
+    sigemptyset(&none);
+    const int null = open("/dev/null", O_RDONLY);
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != daemon_pid) _exit(125);
+    signal(SIGPIPE, SIG_DFL);
+    /* The channel may be any number: move it out of the way of 0..3 first. */
+    const int high = fcntl(channel, F_DUPFD_CLOEXEC, 10);
+    const int out = fcntl(output, F_DUPFD_CLOEXEC, 10);
+    if (null == -1 || high == -1 || out == -1 || dup2(null, 0) == -1 || dup2(out, 1) == -1 || dup2(out, 2) == -1 ||
+        dup2(high, AQ_CONTROL_FD) == -1)
+        _exit(125);
+    (void)close_range(AQ_CONTROL_FD + 1, ~0U, 0);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    char *const arguments[] = {(char *)(uintptr_t)program, (char *)(uintptr_t) "worker", NULL};
+    execv(program, arguments);
+    static const char text[] = "aqpiped: cannot run the worker program\n";
+    ssize_t written = write(2, text, sizeof text - 1);
+    (void)written;
+    _exit(126);
+}
+
+static enum aq_status spawn(struct daemon *daemon, struct worker *worker)
+{
+    int channel[2], output[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, channel) != 0)
+        return aq_fail_errno("daemon", "no channel for stage %u", worker->rank);
+    if (pipe2(output, O_CLOEXEC) != 0) {
+        const enum aq_status failed = aq_fail_errno("daemon", "no pipe for stage %u", worker->rank);
+        close(channel[0]);
+        close(channel[1]);
+        return failed;
+    }
+    enum aq_status status = aq_control_open(channel[0], &worker->control);
+    if (status == AQ_OK) {
+        const pid_t self = getpid(), pid = fork();
+        if (pid == 0) become_worker(daemon->config->worker, channel[1], output[1], self);
+        if (pid == -1)
+            status = aq_fail_errno("daemon", "cannot start a process for stage %u", worker->rank);
+        else
+            worker->pid = pid;
+    } else {
+        close(channel[0]);
+    }
+    close(channel[1]);
+    close(output[1]);
+    if (status == AQ_OK && fcntl(output[0], F_SETFL, O_NONBLOCK) != 0)
+        status = aq_fail_errno("daemon", "no output of stage %u", worker->rank);
+    worker->output = output[0];
+    return status;
+}
+
+static void worker_free(struct worker *worker)
+{
+    aq_control_close(worker->control);
+    if (worker->output != -1) close(worker->output);
+    if (worker->log != -1) close(worker->log);
+    *worker = (struct worker){.output = -1, .log = -1};
+}
+
+enum aq_status worker_start(struct daemon *daemon, uint32_t rank, json_t *message)
+{
+    if (worker_find(daemon, rank)) return aq_fail(AQ_INVAL, "daemon", "stage %u is started already", rank);
+    struct worker *worker = NULL;
+    for (int i = 0; i < DAEMON_WORKERS_MAX && !worker; i++)
+        if (!daemon->workers[i].used) worker = &daemon->workers[i];
+    if (!worker) return aq_fail(AQ_NOSPC, "daemon", "at most %d stages run on one machine", DAEMON_WORKERS_MAX);
+    *worker = (struct worker){.used = true, .rank = rank, .output = -1, .log = -1, .since_ns = aq_clock_ns()};
+    log_open(daemon, worker, false);
+    enum aq_status status = spawn(daemon, worker);
+    if (status == AQ_OK) {
+        aq_control_patience(worker->control, 10ULL * 1000 * 1000 * 1000);
+        status = aq_control_send(worker->control, json_incref(message));
+    }
+    if (status == AQ_OK) {
+        aq_log("daemon", 2, "stage=%u pid=%d started", rank, (int)worker->pid);
+        return AQ_OK;
+    }
+    if (worker->pid > 0)
+        kill(worker->pid, SIGKILL); /* reaped in the loop, which tells `exited` */
+    else
+        worker_free(worker);
+    return status;
+}
+
+/* ---- running and ending ---- */
+
+void worker_serve(struct daemon *daemon, struct worker *worker)
+{
+    while (worker->control) {
+        json_t *message;
+        if (daemon->owner && aq_control_room(daemon->owner->control) < DAEMON_ROOM) return; /* back-pressure */
+        const enum aq_status status = aq_control_receive(worker->control, 0, &message);
+        if (status == AQ_AGAIN) return;
+        if (status != AQ_OK) {
+            if (status != AQ_CLOSED && worker->pid > 0) {
+                snprintf(worker->last, sizeof worker->last, "its control channel broke: %s", aq_status_text(status));
+                kill(worker->pid, SIGKILL);
+            }
+            aq_control_close(worker->control);
+            worker->control = NULL;
+            worker->kill_ns = aq_clock_after(LINGER_NS); /* without a channel it is of no use to anybody */
+            return;
+        }
+        if (json_object_set_new(message, "rank", json_integer(worker->rank)) != 0) {
+            json_decref(message);
+            message = NULL; /* owner_send says that memory is out */
+        }
+        owner_send(daemon, message);
+    }
+}
+
+/* Everything that can still be read has been: tell the end and forget the worker. */
+static void worker_finish(struct daemon *daemon, struct worker *worker)
+{
+    for (;;) {
+        worker_serve(daemon, worker);
+        struct aq_control *owner = daemon->owner ? daemon->owner->control : NULL;
+        /* Left open without back-pressure: a descendant of the worker holds the other end, and nothing more will come.
+         */
+        if (!worker->control || !owner || aq_control_room(owner) >= DAEMON_ROOM) break;
+        if (aq_control_flush(owner, aq_clock_after(30ULL * 1000 * 1000 * 1000)) != AQ_OK) break;
+    }
+    if (worker->output != -1) worker_listen(daemon, worker);
+    if (worker->line_bytes > 0) log_scan(worker, "\n", 1);
+    const bool signalled = WIFSIGNALED(worker->wait_status);
+    const int number = signalled ? WTERMSIG(worker->wait_status) : WEXITSTATUS(worker->wait_status);
+    aq_log("daemon", 2, "stage=%u pid=%d %s=%d", worker->rank, (int)worker->pid, signalled ? "signal" : "code", number);
+    owner_send(daemon,
+               json_pack("{s:s, s:I, s:I, s:i, s:s}", "event", "exited", "rank", (json_int_t)worker->rank, "pid",
+                         (json_int_t)worker->pid, signalled ? "signal" : "code", number, "last", worker->last));
+    worker_free(worker);
+}
+
+void worker_reap(struct daemon *daemon)
+{
+    for (int i = 0; i < DAEMON_WORKERS_MAX; i++) {
+        struct worker *worker = &daemon->workers[i];
+        if (!worker->used || worker->pid <= 0) continue;
+        const pid_t got = waitpid(worker->pid, &worker->wait_status, WNOHANG);
+        if (got == worker->pid)
+            worker_finish(daemon, worker);
+        else if (!worker->control && aq_clock_ns() > worker->kill_ns)
+            kill(worker->pid, SIGKILL);
+    }
+}
+
+void worker_kill_all(struct daemon *daemon)
+{
+    for (int i = 0; i < DAEMON_WORKERS_MAX; i++)
+        if (daemon->workers[i].used && daemon->workers[i].pid > 0) kill(daemon->workers[i].pid, SIGKILL);
+}
+
+/* ---- status ---- */
+
+/* Resident bytes and CPU time of a process, as /proc tells. */
+static void measure(pid_t pid, uint64_t *rss_bytes, uint64_t *cpu_ns)
+{
+    char path[64], text[1024];
+    *rss_bytes = *cpu_ns = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd == -1) return;
+    const ssize_t count = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (count <= 0) return;
+    text[count] = 0;
+    const char *fields = strrchr(text, ')'); /* the name may contain anything */
+    unsigned long user, system;
+    long rss;
+    if (!fields ||
+        sscanf(fields + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu %*d %*d %*d %*d %*d %*d %*u %*u %ld",
+               &user, &system, &rss) != 3)
+        return;
+    *cpu_ns = (uint64_t)(user + system) * (1000000000ULL / (uint64_t)sysconf(_SC_CLK_TCK));
+    *rss_bytes = (uint64_t)rss * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+json_t *worker_status(const struct daemon *daemon)
+{
+    json_t *list = json_array();
+    for (int i = 0; i < DAEMON_WORKERS_MAX; i++) {
+        const struct worker *worker = &daemon->workers[i];
+        if (!worker->used) continue;
+        uint64_t rss, cpu;
+        measure(worker->pid, &rss, &cpu);
+        json_array_append_new(list, json_pack("{s:I, s:I, s:f, s:I, s:I}", "rank", (json_int_t)worker->rank, "pid",
+                                              (json_int_t)worker->pid, "seconds",
+                                              (double)(aq_clock_ns() - worker->since_ns) * 1e-9, "rss_bytes",
+                                              (json_int_t)rss, "cpu_ns", (json_int_t)cpu));
+    }
+    return list;
+}

@@ -1,0 +1,389 @@
+/*
+ * edge.c -- frames in and out of an edge. Samples are coded in edge_code.c, lost messages fetched in edge_heal.c.
+ *
+ * Send buffers are lent to the link and come back as AQ_LINK_SENT events; received bodies stay in the link's slots
+ * until they are decoded, so that a stage that falls behind holds its neighbour back by credits, not by memory.
+ */
+#include "edge.h"
+
+#include <string.h>
+
+#include "edge_private.h"
+
+static const struct aq_link_config *link_config(const struct aq_plan *plan, uint32_t edge, bool sender)
+{
+    return sender ? &plan->stages[edge].link_out : &plan->stages[edge + 1].link_in;
+}
+
+uint64_t aq_edge_measure(const struct aq_plan *plan, uint32_t edge, bool sender)
+{
+    const struct aq_link_config *link = link_config(plan, edge, sender);
+    return (uint64_t)link->send_frames * plan->edges[edge].body_bytes_max;
+}
+
+static enum aq_status open_codecs(struct aq_edge *edge)
+{
+    struct aq_codec_config raw;
+    aq_codec_config_default(&raw, AQ_CODEC_RAW, 0);
+    raw.raw = AQ_PRECISION_FP32;
+    AQ_TRY(aq_codec_open(edge->config.device, &edge->plan->forward, edge->T, edge->C, &edge->forward));
+    AQ_TRY(aq_codec_open(edge->config.device, &edge->plan->backward, edge->T, edge->C, &edge->backward));
+    return aq_codec_open(edge->config.device, &raw, edge->T, edge->C, &edge->raw);
+}
+
+static enum aq_status open_held(struct aq_edge *edge)
+{
+    const uint32_t slots = edge->config.slots, B = edge->B;
+    if (!edge->config.sender || !edge->config.cache || slots == 0) return AQ_OK;
+    struct aq_arena arena = {0};
+    for (int pass = 0; pass < 2; pass++) {
+        struct aq_edge_held *held = aq_arena_take(&arena, slots * sizeof *held);
+        struct aq_cache_entry *entries = aq_arena_take(&arena, (size_t)slots * B * sizeof *entries);
+        uint64_t *samples = aq_arena_take(&arena, (size_t)slots * B * sizeof *samples);
+        if (pass == 0) {
+            AQ_TRY(aq_alloc(arena.used, &edge->held_memory));
+            arena = (struct aq_arena){.base = edge->held_memory, .bytes = arena.used};
+            continue;
+        }
+        for (uint32_t i = 0; i < slots; i++) {
+            held[i].entries = entries + (size_t)i * B;
+            held[i].samples = samples + (size_t)i * B;
+        }
+        edge->held = held;
+    }
+    return AQ_OK;
+}
+
+enum aq_status aq_edge_open(const struct aq_edge_config *config, struct aq_edge **out)
+{
+    const struct aq_plan *plan = config->plan;
+    const struct aq_link_config *link = link_config(plan, config->edge, config->sender);
+    if (link->send_frames == 0 || link->send_frames > AQ_EDGE_BODIES_MAX)
+        return aq_fail(AQ_INVAL, "edge", "link.send_frames is %u: from 1 to %d", link->send_frames, AQ_EDGE_BODIES_MAX);
+    if (link->receive_slots > AQ_EDGE_QUEUE_MAX)
+        return aq_fail(AQ_INVAL, "edge", "link.receive_slots is %u: at most %d", link->receive_slots,
+                       AQ_EDGE_QUEUE_MAX);
+    void *memory;
+    AQ_TRY(aq_alloc(sizeof(struct aq_edge), &memory));
+    struct aq_edge *edge = memory;
+    edge->config = *config;
+    edge->plan = &plan->edges[config->edge];
+    edge->B = plan->stages[config->edge].config.B;
+    edge->T = plan->stages[config->edge].config.T;
+    edge->C = plan->model.channels;
+    edge->seed = plan->job->train.seed;
+    edge->body_bytes = edge->plan->body_bytes_max;
+    edge->body_count = link->send_frames;
+    enum aq_status status;
+    AQ_TRY_GOTO(open_codecs(edge), out);
+    AQ_TRY_GOTO(open_held(edge), out);
+    AQ_TRY_GOTO(aq_map(edge->body_bytes * edge->body_count, (void **)&edge->bodies), out);
+    for (uint32_t i = 0; i < edge->body_count; i++)
+        edge->free_bodies[i] = i;
+    edge->free_count = edge->body_count;
+    *out = edge;
+    return AQ_OK;
+out:
+    aq_edge_close(edge);
+    return status;
+}
+
+void aq_edge_close(struct aq_edge *edge)
+{
+    if (!edge) return;
+    if (edge->held)
+        for (uint32_t i = 0; i < edge->config.slots; i++)
+            aq_edge_unhold(edge, i);
+    aq_edge_queue_release(edge, &edge->forwards);
+    aq_edge_queue_release(edge, &edge->backwards);
+    aq_edge_queue_release(edge, &edge->evals);
+    aq_codec_close(edge->forward);
+    aq_codec_close(edge->backward);
+    aq_codec_close(edge->raw);
+    aq_unmap(edge->bodies, edge->body_bytes * edge->body_count);
+    aq_free(edge->held_memory);
+    aq_free(edge);
+}
+
+enum aq_status aq_edge_body_take(struct aq_edge *edge, uint32_t *index)
+{
+    if (edge->free_count == 0) return AQ_AGAIN;
+    *index = edge->free_bodies[--edge->free_count];
+    return AQ_OK;
+}
+
+void aq_edge_body_return(struct aq_edge *edge, uint32_t index)
+{
+    AQ_ASSERT(index < edge->body_count && edge->free_count < edge->body_count);
+    edge->free_bodies[edge->free_count++] = index;
+}
+
+enum aq_status aq_edge_post(struct aq_edge *edge, const struct aq_frame *frame, uint64_t body_index)
+{
+    const enum aq_status status = aq_link_send(edge->config.link, frame, body_index);
+    if (status != AQ_OK) {
+        if (body_index != AQ_EDGE_NO_BODY) aq_edge_body_return(edge, (uint32_t)body_index);
+        return status;
+    }
+    edge->sends_out++;
+    return AQ_OK;
+}
+
+static enum aq_status queue_add(struct aq_edge *edge, struct aq_edge_queue *queue, const struct aq_frame *frame)
+{
+    if (queue->count == AQ_EDGE_QUEUE_MAX)
+        return aq_fail(AQ_PROTO, "edge", "edge %u: more than %d frames of kind %u wait", edge->config.edge,
+                       AQ_EDGE_QUEUE_MAX, frame->kind);
+    const uint32_t at = (queue->first + queue->count++) % AQ_EDGE_QUEUE_MAX;
+    queue->frames[at] = *frame;
+    queue->spilled[at] = false;
+    return AQ_OK;
+}
+
+static void body_done(struct aq_edge *edge, struct aq_edge_queue *queue)
+{
+    const uint32_t at = queue->first;
+    if (queue->spilled[at])
+        aq_unmap((void *)(uintptr_t)queue->frames[at].body, queue->frames[at].body_bytes);
+    else if (queue->frames[at].body)
+        aq_link_release(edge->config.link, queue->frames[at].body);
+    queue->first = (at + 1) % AQ_EDGE_QUEUE_MAX;
+    queue->count--;
+}
+
+void aq_edge_queue_release(struct aq_edge *edge, struct aq_edge_queue *queue)
+{
+    while (queue->count > 0)
+        body_done(edge, queue);
+}
+
+/* One frame from the other side. What this side does not expect is the peer's fault. */
+static enum aq_status frame_in(struct aq_edge *edge, const struct aq_frame *frame)
+{
+    const bool sender = edge->config.sender;
+    switch (frame->kind) {
+    case AQ_FRAME_FORWARD:
+        if (!sender) return queue_add(edge, &edge->forwards, frame);
+        break;
+    case AQ_FRAME_EVAL:
+        if (!sender) return queue_add(edge, &edge->evals, frame);
+        break;
+    case AQ_FRAME_BACKWARD:
+        if (sender) return queue_add(edge, &edge->backwards, frame);
+        break;
+    case AQ_FRAME_NORM:
+        if (frame->body_bytes != 0 || edge->norm_count == AQ_EDGE_NORMS_MAX) break;
+        memcpy(&edge->norms[edge->norm_count], &frame->argument, sizeof(double));
+        edge->norm_steps[edge->norm_count++] = frame->step;
+        return AQ_OK;
+    case AQ_FRAME_FETCH:
+        if (frame->body_bytes == 0) return aq_edge_fetch_asked(edge, frame);
+        break;
+    case AQ_FRAME_MESSAGE:
+        if (!edge->awaiting || edge->arrived) break;
+        edge->arrived = true;
+        edge->message = *frame;
+        return AQ_OK;
+    default:
+        break;
+    }
+    if (frame->body) aq_link_release(edge->config.link, frame->body);
+    return aq_fail(AQ_PROTO, "edge", "edge %u: unexpected frame of kind %u (step %llu, micro-batch %u, %u bytes)",
+                   edge->config.edge, frame->kind, (unsigned long long)frame->step, frame->micro_batch,
+                   frame->body_bytes);
+}
+
+static enum aq_status link_ended(struct aq_edge *edge, const struct aq_link_event *event)
+{
+    const uint32_t peer = edge->config.sender ? edge->config.edge + 1 : edge->config.edge;
+    edge->ended = event->status == AQ_OK ? AQ_CLOSED : event->status;
+    if (edge->ended == AQ_CLOSED) return AQ_OK; /* in good order: told when nothing is left to hand out */
+    return aq_fail(edge->ended, "edge", "the link to stage %u ended: %s", peer, event->text ? event->text : "");
+}
+
+enum aq_status aq_edge_pump(struct aq_edge *edge)
+{
+    struct aq_link_event event;
+    for (;;) {
+        const enum aq_status status = aq_link_poll(edge->config.link, &event);
+        if (status == AQ_AGAIN) break;
+        AQ_TRY(status);
+        if (event.kind == AQ_LINK_RECEIVED) {
+            AQ_TRY(frame_in(edge, &event.frame));
+        } else if (event.kind == AQ_LINK_SENT) {
+            AQ_ASSERT(edge->sends_out > 0);
+            edge->sends_out--;
+            if (event.token != AQ_EDGE_NO_BODY) aq_edge_body_return(edge, (uint32_t)event.token);
+        } else {
+            AQ_TRY(link_ended(edge, &event));
+        }
+    }
+    AQ_TRY(aq_edge_fetches_serve(edge));
+    /* What came before the goodbye is still to be had: the end counts when nothing is left. */
+    const bool left = edge->forwards.count || edge->backwards.count || edge->evals.count || edge->norm_count;
+    return edge->ended == AQ_CLOSED && left ? AQ_OK : edge->ended;
+}
+
+static enum aq_status send_batch(struct aq_edge *edge, enum aq_frame_kind kind, struct aq_codec *codec,
+                                 const struct aq_edge_batch *batch, const float *values, struct aq_stream *stream)
+{
+    uint32_t index, bytes = 0;
+    AQ_ASSERT(batch->samples >= 1 && batch->samples <= edge->B);
+    AQ_TRY(aq_edge_body_take(edge, &index));
+    const uint64_t begin = aq_clock_ns();
+    uint8_t *body = aq_edge_body(edge, index);
+    const enum aq_status status =
+        aq_edge_encode(edge, codec, kind == AQ_FRAME_FORWARD, batch, values, body, &bytes, stream);
+    const uint64_t end = aq_clock_ns();
+    if (status != AQ_OK) {
+        aq_edge_body_return(edge, index);
+        return status;
+    }
+    const struct aq_frame frame = {.kind = (uint16_t)kind,
+                                   .flags = batch->flags,
+                                   .step = batch->step,
+                                   .micro_batch = batch->micro_batch,
+                                   .argument = batch->samples,
+                                   .body_bytes = bytes,
+                                   .body = body};
+    AQ_TRY(aq_edge_post(edge, &frame, index));
+    aq_trace_add(edge->config.trace, "codec", "encode", begin, end, (uint32_t)batch->step, batch->micro_batch);
+    edge->measures.codec_ns += end - begin;
+    if (kind != AQ_FRAME_EVAL) edge->measures.sent_bytes += bytes;
+    return AQ_OK;
+}
+
+static enum aq_status receive_batch(struct aq_edge *edge, struct aq_edge_queue *queue, struct aq_codec *codec,
+                                    const struct aq_edge_batch *batch, float *values, struct aq_stream *stream)
+{
+    AQ_ASSERT(queue->count > 0);
+    /* The queue's head must not move while a lost message is fetched: arriving frames are added behind it. */
+    const struct aq_frame frame = queue->frames[queue->first];
+    if (frame.step != batch->step || frame.micro_batch != batch->micro_batch || frame.argument != batch->samples)
+        return aq_fail(AQ_PROTO, "edge",
+                       "edge %u: got step %llu micro-batch %u of %llu samples, expected step %llu micro-batch %u of %u",
+                       edge->config.edge, (unsigned long long)frame.step, frame.micro_batch,
+                       (unsigned long long)frame.argument, (unsigned long long)batch->step, batch->micro_batch,
+                       batch->samples);
+    const uint64_t begin = aq_clock_ns();
+    AQ_TRY(aq_edge_decode(edge, codec, frame.kind == AQ_FRAME_FORWARD, batch, &frame, values, stream));
+    const uint64_t end = aq_clock_ns();
+    aq_trace_add(edge->config.trace, "codec", "decode", begin, end, (uint32_t)batch->step, batch->micro_batch);
+    edge->measures.codec_ns += end - begin;
+    body_done(edge, queue);
+    return AQ_OK;
+}
+
+enum aq_status aq_edge_prefetch(struct aq_edge *edge, const struct aq_edge_batch *batch)
+{
+    if (!edge->config.cache) return AQ_OK;
+    for (uint32_t i = 0; i < batch->samples; i++) {
+        const struct aq_cache_key key = aq_edge_key(edge, batch->sample_ids[i]);
+        const enum aq_status status = aq_cache_prefetch(edge->config.cache, &key);
+        if (status == AQ_AGAIN) return AQ_OK; /* no slot now: get will read it itself */
+        AQ_TRY(status);
+    }
+    return AQ_OK;
+}
+
+enum aq_status aq_edge_send_forward(struct aq_edge *edge, const struct aq_edge_batch *batch, const float *a,
+                                    struct aq_stream *stream)
+{
+    AQ_ASSERT(edge->config.sender);
+    return send_batch(edge, AQ_FRAME_FORWARD, edge->forward, batch, a, stream);
+}
+
+bool aq_edge_forward_here(const struct aq_edge *edge, uint16_t *flags)
+{
+    if (edge->forwards.count == 0) return false;
+    if (flags) *flags = edge->forwards.frames[edge->forwards.first].flags;
+    return true;
+}
+
+enum aq_status aq_edge_receive_forward(struct aq_edge *edge, const struct aq_edge_batch *batch, float *x,
+                                       struct aq_stream *stream)
+{
+    return receive_batch(edge, &edge->forwards, edge->forward, batch, x, stream);
+}
+
+enum aq_status aq_edge_send_backward(struct aq_edge *edge, const struct aq_edge_batch *batch, const float *g,
+                                     struct aq_stream *stream)
+{
+    AQ_ASSERT(!edge->config.sender);
+    return send_batch(edge, AQ_FRAME_BACKWARD, edge->backward, batch, g, stream);
+}
+
+bool aq_edge_backward_here(const struct aq_edge *edge)
+{
+    return edge->backwards.count > 0;
+}
+
+enum aq_status aq_edge_receive_backward(struct aq_edge *edge, const struct aq_edge_batch *batch, float *g,
+                                        struct aq_stream *stream)
+{
+    AQ_TRY(receive_batch(edge, &edge->backwards, edge->backward, batch, g, stream));
+    aq_edge_unhold(edge, batch->micro_batch); /* its gradient proves that the receiver has decoded it */
+    return AQ_OK;
+}
+
+enum aq_status aq_edge_send_eval(struct aq_edge *edge, const struct aq_edge_batch *batch, const float *a,
+                                 struct aq_stream *stream)
+{
+    return send_batch(edge, AQ_FRAME_EVAL, edge->raw, batch, a, stream);
+}
+
+bool aq_edge_eval_here(const struct aq_edge *edge)
+{
+    return edge->evals.count > 0;
+}
+
+enum aq_status aq_edge_receive_eval(struct aq_edge *edge, const struct aq_edge_batch *batch, float *x,
+                                    struct aq_stream *stream)
+{
+    return receive_batch(edge, &edge->evals, edge->raw, batch, x, stream);
+}
+
+enum aq_status aq_edge_send_norm(struct aq_edge *edge, uint64_t step, double value)
+{
+    struct aq_frame frame = {.kind = AQ_FRAME_NORM, .step = step};
+    memcpy(&frame.argument, &value, sizeof value);
+    return aq_edge_post(edge, &frame, AQ_EDGE_NO_BODY);
+}
+
+enum aq_status aq_edge_receive_norm(struct aq_edge *edge, uint64_t step, double *value)
+{
+    if (edge->norm_count == 0) return AQ_AGAIN;
+    if (edge->norm_steps[0] != step)
+        return aq_fail(AQ_PROTO, "edge", "edge %u: a norm of step %llu came in step %llu", edge->config.edge,
+                       (unsigned long long)edge->norm_steps[0], (unsigned long long)step);
+    *value = edge->norms[0];
+    edge->norm_count--;
+    memmove(edge->norms, edge->norms + 1, edge->norm_count * sizeof edge->norms[0]);
+    memmove(edge->norm_steps, edge->norm_steps + 1, edge->norm_count * sizeof edge->norm_steps[0]);
+    return AQ_OK;
+}
+
+enum aq_status aq_edge_wait(struct aq_edge *edge, uint32_t seen, uint64_t deadline_ns)
+{
+    const enum aq_status waited = aq_bell_wait(edge->config.bell, seen, deadline_ns);
+    AQ_TRY(aq_edge_pump(edge));
+    return waited;
+}
+
+enum aq_status aq_edge_drain(struct aq_edge *edge, uint64_t deadline_ns)
+{
+    for (;;) {
+        const uint32_t seen = aq_bell_count(edge->config.bell);
+        const enum aq_status status = aq_edge_pump(edge);
+        if (status == AQ_CLOSED) return AQ_OK; /* the other side has everything and has said goodbye */
+        AQ_TRY(status);
+        if (edge->sends_out == 0) return AQ_OK;
+        AQ_TRY(aq_bell_wait(edge->config.bell, seen, deadline_ns));
+    }
+}
+
+void aq_edge_measures(struct aq_edge *edge, struct aq_edge_measures *out)
+{
+    *out = edge->measures;
+    memset(&edge->measures, 0, sizeof edge->measures);
+}

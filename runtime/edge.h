@@ -1,0 +1,127 @@
+/*
+ * edge.h -- one edge of the pipeline as one of its two stages sees it: the only room where codec, cache and link meet.
+ *
+ * Edge e joins stage e (the *sender* of activations) and stage e+1 (their *receiver*). Activations of a micro-batch
+ * travel forward through the forward codec against the message cache; gradients travel back through the stateless
+ * backward codec.
+ *
+ * The invariant (DESIGN 3): for every sample the reference m on both ends is bit-identical. Each row of a FORWARD frame
+ * names version and digest of the m it was coded against and of the m after. The receiver compares before it decodes
+ * and after; an m that it does not hold (lost, stale, corrupted) it fetches from the sender, which keeps the m of every
+ * micro-batch until its gradient has come back; a sender that lost its m asks the receiver. Only where both have lost
+ * it is the sample coded afresh (a keyframe). A bad cache costs bytes, never a wrong activation.
+ *
+ * Caveats first.
+ * - aq_edge_send_* answer AQ_AGAIN while all send buffers are on their way: pump and try again. Nothing has happened
+ * then.
+ * - Frames are handed out in the order of the program: a frame of another step or micro-batch than asked for is
+ * AQ_PROTO.
+ *
+ * The layout of a body is docs/FORMAT.md, "Body of a micro-batch".
+ *
+ * Locking: the exec thread of the worker.
+ */
+#ifndef RUNTIME_EDGE_H
+#define RUNTIME_EDGE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "aqsgd/base.h"
+#include "aqsgd/codec.h"
+#include "aqsgd/device.h"
+#include "net/link.h"
+#include "plan.h"
+#include "storage/cache.h"
+
+struct aq_edge; /* opaque */
+
+struct aq_edge_config {
+    struct aq_device *device;
+    const struct aq_plan *plan; /* borrowed */
+    uint32_t edge;
+    bool sender;            /* this is stage `edge`; false: stage edge + 1      */
+    struct aq_link *link;   /* borrowed; closed by whoever opened it            */
+    struct aq_cache *cache; /* borrowed; NULL: the forward codec is stateless   */
+    struct aq_bell *bell;   /* rung by link and cache                           */
+    struct aq_trace *trace; /* may be NULL                                      */
+    uint32_t slots;         /* micro-batches in flight of this stage: whose m the sender keeps */
+    uint64_t silence_ns;    /* longest wait for the other side                  */
+};
+
+enum aq_status aq_edge_open(const struct aq_edge_config *config, struct aq_edge **out);
+void aq_edge_close(struct aq_edge *edge); /* NULL is fine */
+
+/* Bytes of RAM that an edge takes beside link and cache; what `aqpipe plan` prints. */
+uint64_t aq_edge_measure(const struct aq_plan *plan, uint32_t edge, bool sender);
+
+/* Which samples a frame is about. */
+struct aq_edge_batch {
+    uint64_t step;
+    uint32_t micro_batch;
+    uint32_t samples;           /* 1..B                                   */
+    const uint64_t *sample_ids; /* samples of them                        */
+    uint16_t flags;             /* of the frame: enum aq_edge_flag        */
+};
+enum aq_edge_flag {
+    AQ_EDGE_LAST_STEP = 1 /* stop after this step: travels with every FORWARD frame of the step */
+};
+
+/* Take in everything the link has; serve what the other side asks for. AQ_OK, or why the link ended. */
+enum aq_status aq_edge_pump(struct aq_edge *edge);
+
+/* Read ahead the messages of these samples. Best effort: a full cache is no error. */
+enum aq_status aq_edge_prefetch(struct aq_edge *edge, const struct aq_edge_batch *batch);
+
+/* a (samples, T, C). The sender's. AQ_AGAIN: no send buffer. */
+enum aq_status aq_edge_send_forward(struct aq_edge *edge, const struct aq_edge_batch *batch, const float *a,
+                                    struct aq_stream *stream);
+
+/* The receiver's: is the next FORWARD frame here? flags (may be NULL) gets those of the frame. */
+bool aq_edge_forward_here(const struct aq_edge *edge, uint16_t *flags);
+
+/* Decode the next FORWARD frame, which must be that of the batch, into x (samples, T, C). */
+enum aq_status aq_edge_receive_forward(struct aq_edge *edge, const struct aq_edge_batch *batch, float *x,
+                                       struct aq_stream *stream);
+
+/* Gradients: the receiver sends, the sender receives. */
+enum aq_status aq_edge_send_backward(struct aq_edge *edge, const struct aq_edge_batch *batch, const float *g,
+                                     struct aq_stream *stream);
+bool aq_edge_backward_here(const struct aq_edge *edge);
+enum aq_status aq_edge_receive_backward(struct aq_edge *edge, const struct aq_edge_batch *batch, float *g,
+                                        struct aq_stream *stream);
+
+/* Held-out samples: raw fp32, no cache, sender to receiver. */
+enum aq_status aq_edge_send_eval(struct aq_edge *edge, const struct aq_edge_batch *batch, const float *a,
+                                 struct aq_stream *stream);
+bool aq_edge_eval_here(const struct aq_edge *edge);
+enum aq_status aq_edge_receive_eval(struct aq_edge *edge, const struct aq_edge_batch *batch, float *x,
+                                    struct aq_stream *stream);
+
+/* One double to the other side (partial sums and the total of the gradient norm), and the next one that came. */
+enum aq_status aq_edge_send_norm(struct aq_edge *edge, uint64_t step, double value);
+/* AQ_AGAIN: none is here. */
+enum aq_status aq_edge_receive_norm(struct aq_edge *edge, uint64_t step, double *value);
+
+/* Wait until something happens, at most until the deadline; then pump. AQ_TIMEOUT is no error of the edge. */
+enum aq_status aq_edge_wait(struct aq_edge *edge, uint32_t seen, uint64_t deadline_ns);
+
+/* Everything handed over has left; nothing the other side sent is unread. For the end of a run. */
+enum aq_status aq_edge_drain(struct aq_edge *edge, uint64_t deadline_ns);
+
+/* Sums since the last call of aq_edge_measures, which zeroes them. */
+struct aq_edge_measures {
+    uint64_t samples;    /* coded or decoded forward                                         */
+    uint64_t keyframes;  /* of them without a reference                                      */
+    uint64_t raws;       /* of them raw because of their values                              */
+    uint64_t fetched;    /* messages this side had to fetch from the other                   */
+    uint64_t served;     /* messages this side gave                                          */
+    uint64_t sent_bytes; /* bodies of training frames sent: forward (sender), backward (receiver) */
+    uint64_t codec_ns;   /* encode and decode                                                */
+    uint64_t cache_ns;   /* waited for the cache                                             */
+    /* The sender's, over its samples (codec.h, struct aq_codec_result): */
+    double sum_a2, sum_delta2, sum_error2, sum_a, values;
+};
+void aq_edge_measures(struct aq_edge *edge, struct aq_edge_measures *out);
+
+#endif

@@ -1,0 +1,103 @@
+/*
+ * edge_private.h -- the inside of an edge, shared by edge.c (frames), edge_code.c (samples) and edge_heal.c (lost
+ * messages).
+ */
+#ifndef RUNTIME_EDGE_PRIVATE_H
+#define RUNTIME_EDGE_PRIVATE_H
+
+#include "edge.h"
+#include "edge_row.h"
+
+enum {
+    AQ_EDGE_BODIES_MAX = 64, /* send buffers: link.send_frames has the same bound                          */
+    AQ_EDGE_QUEUE_MAX = 256, /* frames received and not yet asked for: bounded by the link's receive slots  */
+    AQ_EDGE_NORMS_MAX = 4,   /* a step has at most two                                                      */
+    AQ_EDGE_FETCHES_MAX = 64 /* requests of the other side that wait for a send buffer                      */
+};
+
+/* Frames received and not yet decoded, in order. A spilled body lies in our memory, not in the link's (edge_heal.c). */
+struct aq_edge_queue {
+    struct aq_frame frames[AQ_EDGE_QUEUE_MAX];
+    bool spilled[AQ_EDGE_QUEUE_MAX];
+    uint32_t first, count;
+};
+
+/* The references that the sender keeps for one micro-batch in flight. */
+struct aq_edge_held {
+    uint32_t count;
+    struct aq_cache_entry *entries; /* B of them */
+    uint64_t *samples;
+};
+
+struct aq_edge_fetch {
+    uint64_t sample, version;
+};
+
+struct aq_edge {
+    struct aq_edge_config config;
+    const struct aq_plan_edge *plan;
+    uint32_t B, T, C;
+    uint64_t seed;
+    uint64_t start_step; /* of this process: a memory cache is cold before                  */
+    bool started;
+    struct aq_codec *forward, *backward, *raw;
+    /* Send buffers. */
+    uint8_t *bodies;
+    uint64_t body_bytes;
+    uint32_t body_count, free_count;
+    uint32_t free_bodies[AQ_EDGE_BODIES_MAX];
+    uint32_t sends_out; /* frames lent to the link */
+    /* Received. */
+    struct aq_edge_queue forwards, backwards, evals;
+    double norms[AQ_EDGE_NORMS_MAX];
+    uint64_t norm_steps[AQ_EDGE_NORMS_MAX];
+    uint32_t norm_count;
+    enum aq_status ended; /* the link's end, AQ_OK while it lives */
+    /* Healing. */
+    struct aq_edge_held *held; /* config.slots of them */
+    void *held_memory;
+    struct aq_edge_fetch fetches[AQ_EDGE_FETCHES_MAX];
+    uint32_t fetch_count;
+    bool awaiting, arrived;
+    struct aq_frame message;
+    struct aq_edge_measures measures;
+};
+
+#define AQ_EDGE_NO_BODY UINT64_MAX /* the token of a frame without a body */
+
+/* A free send buffer's index, or AQ_AGAIN. */
+enum aq_status aq_edge_body_take(struct aq_edge *edge, uint32_t *index);
+void aq_edge_body_return(struct aq_edge *edge, uint32_t index);
+static inline uint8_t *aq_edge_body(struct aq_edge *edge, uint32_t index)
+{
+    return edge->bodies + (uint64_t)index * edge->body_bytes;
+}
+
+/* Hand a frame to the link; takes the body's index (or AQ_EDGE_NO_BODY). On failure the body is free again. */
+enum aq_status aq_edge_post(struct aq_edge *edge, const struct aq_frame *frame, uint64_t body_index);
+
+/* edge_code.c: the samples of a micro-batch to a body and back. */
+enum aq_status aq_edge_encode(struct aq_edge *edge, struct aq_codec *codec, bool forward,
+                              const struct aq_edge_batch *batch, const float *a, uint8_t *body, uint32_t *bytes,
+                              struct aq_stream *stream);
+enum aq_status aq_edge_decode(struct aq_edge *edge, struct aq_codec *codec, bool forward,
+                              const struct aq_edge_batch *batch, const struct aq_frame *frame, float *x,
+                              struct aq_stream *stream);
+struct aq_cache_key aq_edge_key(const struct aq_edge *edge, uint64_t sample);
+
+/* edge_heal.c */
+/* Keep the references of a micro-batch until its gradient is back; takes them. */
+void aq_edge_hold(struct aq_edge *edge, uint32_t micro_batch, uint64_t sample, const struct aq_cache_entry *entry);
+void aq_edge_unhold(struct aq_edge *edge, uint32_t micro_batch);
+/* The other side asked for a message: now, or when a send buffer is free. */
+enum aq_status aq_edge_fetch_asked(struct aq_edge *edge, const struct aq_frame *frame);
+enum aq_status aq_edge_fetches_serve(struct aq_edge *edge);
+/*
+ * Ask the other side for a message and wait. AQ_OK: *message has it (release with aq_edge_message_release);
+ * AQ_NOTFOUND: it has none. version 0: any.
+ */
+enum aq_status aq_edge_fetch(struct aq_edge *edge, uint64_t sample, uint64_t version, struct aq_frame *message);
+void aq_edge_message_release(struct aq_edge *edge, const struct aq_frame *message);
+void aq_edge_queue_release(struct aq_edge *edge, struct aq_edge_queue *queue);
+
+#endif

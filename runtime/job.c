@@ -1,0 +1,136 @@
+/*
+ * job.c -- what follows from a job's values, and the canonical manifest that says them all. See job.h.
+ */
+#include "job.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "keys.h"
+
+uint32_t aq_job_threads(const struct aq_job *job, uint32_t stage, uint32_t cores)
+{
+    AQ_ASSERT(stage < job->pipeline.stage_count);
+    const struct aq_job_stage *mine = &job->pipeline.stages[stage];
+    if (mine->threads) return mine->threads;
+    if (job->pipeline.threads) return job->pipeline.threads;
+    uint32_t sharing = 0; /* stages of the same host */
+    for (uint32_t s = 0; s < job->pipeline.stage_count; s++) {
+        const char *host = job->pipeline.stages[s].host;
+        sharing += host == mine->host || (host && mine->host && strcmp(host, mine->host) == 0);
+    }
+    return cores > sharing ? cores / sharing : 1;
+}
+
+uint32_t aq_job_micro_batches(const struct aq_job *job, uint32_t samples)
+{
+    return (samples + job->train.micro_batch - 1) / job->train.micro_batch;
+}
+
+static void write_paths(const char *const *paths, uint32_t count, struct aq_text *text)
+{
+    aq_text_add(text, "[");
+    for (uint32_t i = 0; i < count; i++) {
+        if (i) aq_text_add(text, ", ");
+        aq_key_quote(paths[i], text);
+    }
+    aq_text_add(text, "]");
+}
+
+/* "{codec: aqsgd, bits: 4, ...}" */
+static void write_codec(const struct aq_codec_config *config, struct aq_text *text)
+{
+    const struct aq_key_table keys = aq_keys_codec();
+    bool first = true;
+    aq_text_add(text, "{");
+    for (uint32_t i = 0; i < keys.count; i++) {
+        struct aq_text value = {0};
+        if (aq_key_write(&keys.keys[i], config, &value)) {
+            aq_text_add(text, "%s%s: %s", first ? "" : ", ", keys.keys[i].name, aq_text_of(&value));
+            first = false;
+        }
+        if (text->status == AQ_OK) text->status = value.status;
+        aq_text_deinit(&value);
+    }
+    aq_text_add(text, "}");
+}
+
+static void write_stages(const struct aq_job *job, struct aq_text *text)
+{
+    const struct aq_key_table keys = aq_keys_stage();
+    if (job->pipeline.automatic) {
+        aq_text_add(text, "  stages: %u\n", job->pipeline.stage_count);
+        return;
+    }
+    aq_text_add(text, "  stages:\n");
+    for (uint32_t s = 0; s < job->pipeline.stage_count; s++) {
+        const struct aq_job_stage *stage = &job->pipeline.stages[s];
+        aq_text_add(text, "    - layers: %u-%u\n", stage->layer_first, stage->layer_end - 1);
+        for (uint32_t i = 0; i < keys.count; i++) {
+            struct aq_text value = {0};
+            if (aq_key_is_scalar(&keys.keys[i]) && aq_key_write(&keys.keys[i], stage, &value))
+                aq_text_add(text, "      %s: %s\n", keys.keys[i].name, aq_text_of(&value));
+            if (text->status == AQ_OK) text->status = value.status;
+            aq_text_deinit(&value);
+        }
+    }
+}
+
+static void write_edges(const struct aq_job *job, struct aq_text *text)
+{
+    const uint32_t edges = job->pipeline.stage_count - 1;
+    if (edges == 0) {
+        aq_text_add(text, "  list: []\n");
+        return;
+    }
+    aq_text_add(text, "  list:\n");
+    for (uint32_t e = 0; e < edges; e++) {
+        aq_text_add(text, "    - edge: %u\n      forward: ", e);
+        write_codec(&job->edges[e].forward, text);
+        aq_text_add(text, "\n      backward: ");
+        write_codec(&job->edges[e].backward, text);
+        aq_text_add(text, "\n");
+    }
+}
+
+static void write_key(const struct aq_job *job, const struct aq_key *key, struct aq_text *text)
+{
+    const char *name = strchr(key->name, '.') + 1;
+    struct aq_text value = {0};
+    switch (key->kind) {
+    case AQ_KEY_PATHS: {
+        const char *base = (const char *)job + key->offset;
+        aq_text_add(text, "  %s: ", name);
+        write_paths(*(const char *const *const *)base, *(const uint32_t *)(base + sizeof(char *)), text);
+        aq_text_add(text, "\n");
+        break;
+    }
+    case AQ_KEY_STAGES:
+        write_stages(job, text);
+        break;
+    case AQ_KEY_EDGES:
+        write_edges(job, text);
+        break;
+    default:
+        if (aq_key_is_scalar(key) && aq_key_write(key, job, &value))
+            aq_text_add(text, "  %s: %s\n", name, aq_text_of(&value));
+        if (text->status == AQ_OK) text->status = value.status;
+        aq_text_deinit(&value);
+    }
+}
+
+enum aq_status aq_job_canonical(const struct aq_job *job, char **out)
+{
+    struct aq_text text = {0};
+    const struct aq_key_table keys = aq_keys_job();
+    size_t section = 0; /* bytes of the current section's name */
+    for (uint32_t i = 0; i < keys.count; i++) {
+        const struct aq_key *key = &keys.keys[i];
+        const size_t bytes = (size_t)(strchr(key->name, '.') - key->name);
+        if (i == 0 || bytes != section || strncmp(key->name, keys.keys[i - 1].name, bytes + 1) != 0)
+            aq_text_add(&text, "%.*s:\n", (int)bytes, key->name);
+        section = bytes;
+        write_key(job, key, &text);
+    }
+    return aq_text_take(&text, out);
+}

@@ -1,0 +1,216 @@
+/*
+ * job.h -- the typed job: what a manifest says, every value checked, every default filled in.
+ *
+ * A manifest is YAML text. Its keys stand in one table, keys.def: name, type, unit, range, default and help; the
+ * reader, the checks, --help and docs/MANIFEST.md all come from it. Reading it opens no other file: counts of samples,
+ * the vocabulary of a tokenizer and the automatic cut belong to the plan (plan.h).
+ *
+ *     struct aq_job *job;
+ *     AQ_TRY(aq_job_load("job.yaml", sets, set_count, &job));     // sets: "train.batch=16", ...
+ *     ... job->train.batch ...
+ *     aq_job_close(job);
+ *
+ * Caveats first.
+ * - Errors name the place, "job.yaml:12:7: train.batch: 33 is not a multiple of train.micro_batch (4); ...", and up to
+ * ten are reported in one go; the first is aq_error_text().
+ * - A job is immutable once it is open; all its texts and arrays live until aq_job_close.
+ * - Paths are made absolute: relative to the folder of the manifest (for --set: to the folder of the manifest, too).
+ * - model.config.kind points into the job: a copy of the struct does not outlive it.
+ *
+ * Locking: a job is read-only after open; any thread.
+ */
+#ifndef RUNTIME_JOB_H
+#define RUNTIME_JOB_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "aqsgd/base.h"
+#include "aqsgd/codec.h"
+#include "aqsgd/grad.h"
+#include "stages/stage.h"
+
+enum {
+    AQ_JOB_STAGES_MAX = 64,          /* stages of a pipeline: every loop over ranks is bounded by it            */
+    AQ_JOB_MICRO_BATCHES_MAX = 4096, /* micro-batches of a step: programs are arrays                        */
+    AQ_JOB_PATHS_MAX = 256,          /* files of a data set                                                    */
+    AQ_JOB_ERRORS_MAX = 10           /* errors reported of one manifest                                        */
+};
+
+/* Ids are written into no file; the order is that of schedules.def. */
+enum aq_schedule_kind { AQ_SCHEDULE_GPIPE = 1, AQ_SCHEDULE_1F1B = 2 };
+
+/* pipeline.in_flight: a count of micro-batches, or one of these. */
+#define AQ_IN_FLIGHT_DEFAULT 0u         /* the schedule's own: gpipe M; 1f1b min(M, 2(P-1-s)+1), links hidden */
+#define AQ_IN_FLIGHT_CLASSIC UINT32_MAX /* 1f1b as published: min(M, P-s)                                    */
+
+/* "2 epochs", "100 steps", or 0: never (only at the end). */
+struct aq_job_every {
+    uint64_t count;
+    bool epochs; /* count is of epochs, else of steps */
+};
+
+struct aq_job_model {
+    struct aq_model_config config; /* vocabulary 0: the tokenizer's; the resolved one is in the plan      */
+    enum aq_stage_precision precision;
+    bool recompute;
+    const char *weights; /* safetensors file to start from, NULL: initial weights from train.seed          */
+};
+
+struct aq_job_data {
+    const char *tokenizer;      /* "bytes" or "gpt2"                                                       */
+    const char *tokenizer_path; /* folder, or NULL                                                         */
+    const char *const *train;   /* text files in order                                                     */
+    uint32_t train_count;
+    const char *const *heldout; /* may be none                                                             */
+    uint32_t heldout_count;
+    uint64_t train_samples_max;   /* 0: all                                                                */
+    uint64_t heldout_samples_max; /* 0: all                                                                */
+    uint64_t skip;                /* leave out the first so many blocks of train                           */
+};
+
+struct aq_job_train {
+    uint32_t T;           /* tokens of a sample                                                            */
+    uint32_t batch;       /* samples of a step, a multiple of micro_batch                                  */
+    uint32_t micro_batch; /* B                                                                             */
+    uint32_t epochs;
+    uint64_t steps_max; /* stop after so many steps; 0: epochs decide                                      */
+    struct aq_optimizer_config optimizer;
+    float lr;
+    uint64_t warmup_steps;
+    enum aq_lr_decay decay;
+    float clip; /* global norm; 0: none                                                                    */
+    uint64_t seed;
+    bool shuffle;
+    struct aq_job_every evaluate_every;
+};
+
+struct aq_job_stage {
+    uint32_t layer_first, layer_end; /* [first, end); both 0 with an automatic cut                         */
+    const char *host;                /* name or control address of its daemon; NULL: this machine          */
+    const char *device;              /* "cpu", "cuda", "auto"                                              */
+    uint32_t device_index;
+    uint32_t threads;    /* of its worker, at least 1; 0: see pipeline.threads                             */
+    const char *address; /* host:port its worker listens on for the stage before it; NULL: link.host and port_first */
+};
+
+struct aq_job_pipeline {
+    enum aq_schedule_kind schedule;
+    bool automatic;       /* the cut is the plan's (balanced by flops)                                     */
+    uint32_t stage_count; /* P                                                                             */
+    const struct aq_job_stage *stages;
+    uint32_t in_flight; /* count, AQ_IN_FLIGHT_DEFAULT or AQ_IN_FLIGHT_CLASSIC                           */
+    uint32_t threads;   /* of a stage's worker where the stage does not say; 0: the cores shared evenly  */
+};
+
+/* Edge e joins stage e and e+1. Both ends agree, checked. */
+struct aq_job_edge {
+    struct aq_codec_config forward;
+    struct aq_codec_config backward;
+};
+
+struct aq_job_link {
+    double rate_mbps;     /* 10^6 bit/s each way; 0: as fast as it goes                                    */
+    const char *host;     /* where workers listen that have no address of their own                        */
+    uint32_t port_first;  /* stage s listens on port_first + s; 0: the system chooses                      */
+    uint32_t send_frames; /* frames that may be queued at once                                             */
+    uint32_t receive_slots;
+    uint64_t silence_ns_max;
+    uint64_t outage_ns_max; /* a lost connection is made again within this; 0: it ends the link            */
+    uint64_t connect_ns_max;
+};
+
+struct aq_job_security {
+    const char *tls;  /* "auto", "on", "off": see security.h                                               */
+    const char *keys; /* folder that aqpipe keys init made; NULL: none                                     */
+};
+
+struct aq_job_cache {
+    const char *kind; /* "lmdb" or "memory"                                                                */
+    const char *path; /* folder; each stage takes a folder below it. NULL: "cache" in output.path          */
+    uint32_t slots;   /* 0: what the window needs                                                          */
+    uint32_t depth;
+    uint64_t bytes_max; /* of one stage; 0: no limit                                                       */
+    bool direct;
+    uint32_t window; /* micro-batches read ahead                                                           */
+};
+
+struct aq_job_checkpoint {
+    struct aq_job_every every; /* count 0: only at a stop and at the end                                   */
+    uint32_t keep;
+    const char *path; /* NULL: "checkpoint" in output.path                                                */
+};
+
+struct aq_job_output {
+    const char *path; /* folder of the run, made if absent                                                 */
+    bool metrics;     /* metrics.jsonl: one line a step                                                    */
+    bool trace;       /* trace.json                                                                        */
+    bool report;      /* report.json                                                                       */
+};
+
+/*
+ * What a launcher already knows of the job's files, so that a worker need not read them again: part of the manifest
+ * that aq_plan_manifest writes. samples 0: unknown; the plan opens the files itself. A worker that reads the data
+ * (first and last stage) compares aq_dataset_digest with these.
+ */
+struct aq_job_facts {
+    uint32_t vocabulary;
+    uint64_t train_samples, train_digest;
+    uint64_t heldout_samples, heldout_digest;
+    uint64_t weights_digest; /* 0: no weights file */
+};
+
+struct aq_job {
+    const char *name;
+    const char *source; /* file of the manifest as it was named, for messages                              */
+    const char *folder; /* absolute: paths are relative to it                                              */
+    struct aq_job_model model;
+    struct aq_job_data data;
+    struct aq_job_train train;
+    struct aq_job_pipeline pipeline;
+    const struct aq_job_edge *edges; /* stage_count - 1 of them                                            */
+    struct aq_job_link link;
+    struct aq_job_security security;
+    struct aq_job_cache cache;
+    struct aq_job_checkpoint checkpoint;
+    struct aq_job_output output;
+    struct aq_job_facts facts;
+};
+
+/*
+ * Read the manifest at path, override it with sets ("key=value", dotted keys, the value is YAML: "data.train=[a, b]",
+ * "pipeline.stages.1.threads=2"), check it. AQ_NOTFOUND, AQ_IO: the file. AQ_INVAL: up to AQ_JOB_ERRORS_MAX lines, each
+ * with its place and remedy. AQ_NOMEM.
+ */
+enum aq_status aq_job_load(const char *path, const char *const *sets, uint32_t set_count, struct aq_job **out);
+
+/* The same from text; `source` names it in messages, paths are relative to `folder` (absolute). Any bytes are safe. */
+enum aq_status aq_job_parse(const char *text, size_t bytes, const char *source, const char *folder,
+                            const char *const *sets, uint32_t set_count, struct aq_job **out);
+
+void aq_job_close(struct aq_job *job); /* NULL is fine */
+
+/*
+ * YAML that parses to the same job, every value written out, paths absolute; no comments. Memory of aq_alloc: the
+ * caller frees *text with aq_free. For workers, use aq_plan_manifest (it adds the facts). AQ_NOMEM.
+ */
+enum aq_status aq_job_canonical(const struct aq_job *job, char **text);
+
+/*
+ * Where a key was set: "job.yaml:12:7", "--set train.batch", or "default" ("the default of train.batch" reads well in a
+ * sentence). For errors that are found later than the parse: aq_fail(status, "manifest", "%s: data.train: ...", place).
+ */
+void aq_job_place(const struct aq_job *job, const char *key, char *text, size_t bytes);
+
+/* Threads of stage s's worker: its own, else pipeline.threads, else `cores` shared evenly by the stages of its host. */
+uint32_t aq_job_threads(const struct aq_job *job, uint32_t stage, uint32_t cores);
+
+/* Micro-batches of a step with `samples` samples. */
+uint32_t aq_job_micro_batches(const struct aq_job *job, uint32_t samples);
+
+/* The table of keys for people: --help's text, or the page docs/MANIFEST.md. Memory of aq_alloc. */
+enum aq_status aq_keys_help(char **text);
+enum aq_status aq_keys_markdown(char **text);
+
+#endif

@@ -1,0 +1,459 @@
+/*
+ * keys.c -- the table made from keys.def, and one value at a time: text to value and back. See keys.h.
+ */
+#include "keys.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { NUMBER_BYTES = 48 };
+
+static const struct aq_key_name precision_names[] = {{"fp32", AQ_STAGE_FP32}, {"bf16", AQ_STAGE_BF16}, {NULL, 0}};
+static const struct aq_key_name tokenizer_names[] = {{"bytes", 0}, {"gpt2", 1}, {NULL, 0}};
+static const struct aq_key_name optimizer_names[] = {{"adamw", 0}, {"sgd", 1}, {NULL, 0}};
+static const struct aq_key_name decay_names[] = {
+    {"constant", AQ_DECAY_CONSTANT}, {"linear", AQ_DECAY_LINEAR}, {"cosine", AQ_DECAY_COSINE}, {NULL, 0}};
+static const struct aq_key_name schedule_names[] = {
+#define AQ_SCHEDULE(name, id, text) {text, id},
+#include "schedules.def"
+    {NULL, 0}};
+static const struct aq_key_name device_names[] = {{"cpu", 0}, {"cuda", 1}, {"auto", 2}, {NULL, 0}};
+static const struct aq_key_name codec_names[] = {
+    {"raw", AQ_CODEC_RAW}, {"directq", AQ_CODEC_DIRECTQ}, {"aqsgd", AQ_CODEC_AQSGD}, {NULL, 0}};
+static const struct aq_key_name raw_names[] = {
+    {"fp32", AQ_PRECISION_FP32}, {"fp16", AQ_PRECISION_FP16}, {"bf16", AQ_PRECISION_BF16}, {NULL, 0}};
+static const struct aq_key_name grid_names[] = {
+    {"midrise", AQ_GRID_MIDRISE}, {"midtread", AQ_GRID_MIDTREAD}, {"signed", AQ_GRID_SIGNED}, {NULL, 0}};
+static const struct aq_key_name group_names[] = {{"tensor", AQ_GROUP_TENSOR},
+                                                 {"row", AQ_GROUP_ROW},
+                                                 {"channel", AQ_GROUP_CHANNEL},
+                                                 {"tile", AQ_GROUP_TILE},
+                                                 {NULL, 0}};
+static const struct aq_key_name scale_names[] = {{"absmax", AQ_SCALE_ABSMAX},
+                                                 {"rms", AQ_SCALE_RMS},
+                                                 {"search", AQ_SCALE_SEARCH},
+                                                 {"auto", AQ_SCALE_AUTO},
+                                                 {NULL, 0}};
+static const struct aq_key_name scale_format_names[] = {
+    {"fp16", AQ_SCALE_FP16}, {"bf16", AQ_SCALE_BF16}, {"fp32", AQ_SCALE_FP32}, {"pow2", AQ_SCALE_POW2}, {NULL, 0}};
+static const struct aq_key_name rounding_names[] = {
+    {"nearest", AQ_ROUND_NEAREST}, {"stochastic", AQ_ROUND_STOCHASTIC}, {NULL, 0}};
+static const struct aq_key_name store_names[] = {{"fp32", AQ_PRECISION_FP32},
+                                                 {"fp16", AQ_PRECISION_FP16},
+                                                 {"bf16", AQ_PRECISION_BF16},
+                                                 {"q8", AQ_PRECISION_Q8},
+                                                 {"q4", AQ_PRECISION_Q4},
+                                                 {"q2", AQ_PRECISION_Q2},
+                                                 {NULL, 0}};
+static const struct aq_key_name keyframe_names[] = {{"fp32", AQ_PRECISION_FP32},
+                                                    {"fp16", AQ_PRECISION_FP16},
+                                                    {"bf16", AQ_PRECISION_BF16},
+                                                    {"q8", AQ_PRECISION_Q8},
+                                                    {NULL, 0}};
+static const struct aq_key_name tls_names[] = {{"auto", 0}, {"on", 1}, {"off", 2}, {NULL, 0}};
+static const struct aq_key_name cache_names[] = {{"lmdb", 0}, {"memory", 1}, {NULL, 0}};
+
+static const struct aq_key job_keys[] = {
+#define AQ_KEY(name, kind, member, names, unit, min, max, fallback, help)                                              \
+    {name, AQ_KEY_##kind, offsetof(struct aq_job, member), names, unit, min, max, fallback, help},
+#include "keys.def"
+};
+static const struct aq_key stage_keys[] = {
+#define AQ_STAGE_KEY(name, kind, member, names, unit, min, max, fallback, help)                                        \
+    {name, AQ_KEY_##kind, offsetof(struct aq_job_stage, member), names, unit, min, max, fallback, help},
+#include "keys.def"
+};
+static const struct aq_key codec_keys[] = {
+#define AQ_CODEC_KEY(name, kind, member, names, unit, min, max, fallback, help)                                        \
+    {name, AQ_KEY_##kind, offsetof(struct aq_codec_config, member), names, unit, min, max, fallback, help},
+#include "keys.def"
+};
+static const struct aq_key_section sections[] = {
+#define AQ_SECTION(name, help) {name, help},
+#include "keys.def"
+};
+
+#define TABLE(array)                                                                                                   \
+    (struct aq_key_table)                                                                                              \
+    {                                                                                                                  \
+        array, (uint32_t)(sizeof array / sizeof *array)                                                                \
+    }
+
+struct aq_key_table aq_keys_job(void)
+{
+    return TABLE(job_keys);
+}
+
+struct aq_key_table aq_keys_stage(void)
+{
+    return TABLE(stage_keys);
+}
+
+struct aq_key_table aq_keys_codec(void)
+{
+    return TABLE(codec_keys);
+}
+
+const struct aq_key_section *aq_keys_sections(uint32_t *count)
+{
+    *count = (uint32_t)(sizeof sections / sizeof *sections);
+    return sections;
+}
+
+const struct aq_key *aq_key_find(struct aq_key_table table, const char *name)
+{
+    for (uint32_t i = 0; i < table.count; i++)
+        if (strcmp(table.keys[i].name, name) == 0) return &table.keys[i];
+    return NULL;
+}
+
+bool aq_key_is_scalar(const struct aq_key *key)
+{
+    return key->kind < AQ_KEY_LAYERS && key->kind != AQ_KEY_PATHS;
+}
+
+/* --- one value from text ---------------------------------------------------------------------------------------- */
+
+static enum aq_status whole(const char *text, uint64_t *out)
+{
+    if (*text < '0' || *text > '9') return AQ_INVAL;
+    char *end;
+    errno = 0;
+    const unsigned long long value = strtoull(text, &end, 10);
+    if (errno || *end) return AQ_INVAL;
+    *out = value;
+    return AQ_OK;
+}
+
+/* A finite decimal number at the beginning of text; *rest: what follows it, blanks skipped. */
+static enum aq_status decimal(const char *text, double *out, const char **rest)
+{
+    const char *digits = text + (*text == '-' || *text == '+');
+    if ((*digits < '0' || *digits > '9') && *digits != '.') return AQ_INVAL; /* no "inf", "nan" */
+    if (digits[0] == '0' && (digits[1] == 'x' || digits[1] == 'X')) return AQ_INVAL;
+    char *end;
+    const double value = strtod(text, &end);
+    if (end == text || !isfinite(value)) return AQ_INVAL;
+    while (*end == ' ')
+        end++;
+    *out = value;
+    *rest = end;
+    return AQ_OK;
+}
+
+struct unit {
+    const char *name;
+    double factor;
+};
+
+static const struct unit byte_units[] = {{"", 1},
+                                         {"B", 1},
+                                         {"kB", 1e3},
+                                         {"KB", 1e3},
+                                         {"MB", 1e6},
+                                         {"GB", 1e9},
+                                         {"TB", 1e12},
+                                         {"KiB", 1024},
+                                         {"MiB", 1 << 20},
+                                         {"GiB", 1 << 30},
+                                         {"TiB", 1099511627776.0},
+                                         {NULL, 0}};
+static const struct unit rate_units[] = {{"", 1},          {"kbit", 1e-3}, {"mbit", 1},     {"gbit", 1e3},
+                                         {"kbit/s", 1e-3}, {"mbit/s", 1},  {"gbit/s", 1e3}, {"Mbit/s", 1},
+                                         {"Gbit/s", 1e3},  {"mbps", 1},    {"gbps", 1e3},   {"Mbps", 1},
+                                         {"Gbps", 1e3},    {"Mbit", 1},    {"Gbit", 1e3},   {NULL, 0}};
+static const struct unit time_units[] = {{"", 1e9},    {"ns", 1},     {"us", 1e3}, {"ms", 1e6},   {"s", 1e9},
+                                         {"sec", 1e9}, {"min", 60e9}, {"m", 60e9}, {"h", 3600e9}, {NULL, 0}};
+
+static enum aq_status with_unit(const char *text, const struct unit *units, double *out)
+{
+    const char *rest;
+    double value;
+    AQ_TRY(decimal(text, &value, &rest));
+    if (value < 0) return AQ_INVAL;
+    for (; units->name; units++)
+        if (strcmp(rest, units->name) == 0) {
+            *out = value * units->factor;
+            return isfinite(*out) ? AQ_OK : AQ_INVAL;
+        }
+    return AQ_INVAL;
+}
+
+/* A size or a duration: exact where the text is a plain count of the base unit. */
+static enum aq_status count_with_unit(const char *text, const struct unit *units, const char *base, uint64_t *out)
+{
+    char digits[NUMBER_BYTES];
+    const size_t bytes = strspn(text, "0123456789");
+    const char *unit = text + bytes + strspn(text + bytes, " ");
+    if (bytes > 0 && bytes < sizeof digits && strcmp(unit, base) == 0) {
+        memcpy(digits, text, bytes);
+        digits[bytes] = 0;
+        return whole(digits, out);
+    }
+    double value;
+    AQ_TRY(with_unit(text, units, &value));
+    if (value >= 9e18) return AQ_INVAL;
+    *out = (uint64_t)(value + 0.5);
+    return AQ_OK;
+}
+
+static enum aq_status read_every(const char *text, struct aq_job_every *out)
+{
+    char digits[NUMBER_BYTES];
+    const size_t bytes = strspn(text, "0123456789");
+    if (strcmp(text, "never") == 0) {
+        *out = (struct aq_job_every){0};
+        return AQ_OK;
+    }
+    if (bytes == 0 || bytes >= sizeof digits) return AQ_INVAL;
+    memcpy(digits, text, bytes);
+    digits[bytes] = 0;
+    struct aq_job_every every = {0};
+    AQ_TRY(whole(digits, &every.count));
+    const char *unit = text + bytes + strspn(text + bytes, " ");
+    every.epochs = strcmp(unit, "epoch") == 0 || strcmp(unit, "epochs") == 0;
+    if (!every.epochs && *unit && strcmp(unit, "step") != 0 && strcmp(unit, "steps") != 0) return AQ_INVAL;
+    if (every.count == 0) every.epochs = false;
+    *out = every;
+    return AQ_OK;
+}
+
+static enum aq_status read_bool(const char *text, bool *out)
+{
+    static const char *const words[] = {"false", "true", "no", "yes", "off", "on"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (strcmp(text, words[i]) == 0) {
+            *out = i % 2 == 1;
+            return AQ_OK;
+        }
+    return AQ_INVAL;
+}
+
+static enum aq_status read_name(const struct aq_key *key, const char *text, void *to)
+{
+    for (const struct aq_key_name *name = key->names; name->name; name++) {
+        if (strcmp(text, name->name) != 0) continue;
+        if (key->kind == AQ_KEY_CHOICE)
+            *(const char **)to = name->name;
+        else
+            *(int *)to = name->value; /* every enum of the job is an int here, see the static assert below */
+        return AQ_OK;
+    }
+    return AQ_INVAL;
+}
+_Static_assert(sizeof(enum aq_codec_kind) == sizeof(int), "enums are written as ints");
+_Static_assert(sizeof(enum aq_lr_decay) == sizeof(int), "enums are written as ints");
+
+static bool within(const struct aq_key *key, double value)
+{
+    return value >= key->min && (key->max <= 0 ? key->min >= 0 || value <= key->max : value <= key->max);
+}
+
+static enum aq_status read_number(const struct aq_key *key, const char *text, void *to)
+{
+    uint64_t count = 0;
+    double value = 0;
+    const char *rest = "";
+    switch (key->kind) {
+    case AQ_KEY_IN_FLIGHT:
+        if (strcmp(text, "default") == 0 || strcmp(text, "classic") == 0) {
+            *(uint32_t *)to = *text == 'd' ? AQ_IN_FLIGHT_DEFAULT : AQ_IN_FLIGHT_CLASSIC;
+            return AQ_OK;
+        }
+        /* fall through */
+    case AQ_KEY_U32:
+        if (whole(text, &count) != AQ_OK || count > UINT32_MAX || !within(key, (double)count)) return AQ_INVAL;
+        *(uint32_t *)to = (uint32_t)count;
+        return AQ_OK;
+    case AQ_KEY_U64:
+        if (whole(text, &count) != AQ_OK || !within(key, (double)count)) return AQ_INVAL;
+        *(uint64_t *)to = count;
+        return AQ_OK;
+    case AQ_KEY_I32:
+        if (decimal(text, &value, &rest) != AQ_OK || *rest || value != floor(value) || !within(key, value))
+            return AQ_INVAL;
+        *(int32_t *)to = (int32_t)value;
+        return AQ_OK;
+    case AQ_KEY_F32:
+        if (decimal(text, &value, &rest) != AQ_OK || *rest || !within(key, value)) return AQ_INVAL;
+        *(float *)to = (float)value;
+        return AQ_OK;
+    case AQ_KEY_RATE:
+        if (with_unit(text, rate_units, &value) != AQ_OK || !within(key, value)) return AQ_INVAL;
+        *(double *)to = value;
+        return AQ_OK;
+    case AQ_KEY_BYTES:
+        if (count_with_unit(text, byte_units, "", &count) != AQ_OK || !within(key, (double)count)) return AQ_INVAL;
+        *(uint64_t *)to = count;
+        return AQ_OK;
+    case AQ_KEY_DURATION:
+        if (count_with_unit(text, time_units, "ns", &count) != AQ_OK || !within(key, (double)count)) return AQ_INVAL;
+        *(uint64_t *)to = count;
+        return AQ_OK;
+    default:
+        return AQ_INVAL;
+    }
+}
+
+enum aq_status aq_key_read(const struct aq_key *key, const char *text, bool quoted, void *base)
+{
+    void *to = (char *)base + key->offset;
+    switch (key->kind) {
+    case AQ_KEY_TEXT:
+    case AQ_KEY_PATH:
+        *(const char **)to = *text ? text : NULL;
+        return AQ_OK;
+    case AQ_KEY_ENUM:
+    case AQ_KEY_CHOICE:
+        return read_name(key, text, to);
+    case AQ_KEY_EVERY: {
+        struct aq_job_every every;
+        if (read_every(text, &every) != AQ_OK || !within(key, (double)every.count)) return AQ_INVAL;
+        memcpy(to, &every, sizeof every);
+        return AQ_OK;
+    }
+    case AQ_KEY_BOOL:
+        return quoted ? AQ_INVAL : read_bool(text, to);
+    case AQ_KEY_BYTES:
+    case AQ_KEY_RATE:
+    case AQ_KEY_DURATION:
+    case AQ_KEY_IN_FLIGHT:
+        return read_number(key, text, to);
+    default:
+        return quoted ? AQ_INVAL : read_number(key, text, to);
+    }
+}
+
+/* --- one value to text ------------------------------------------------------------------------------------------ */
+
+void aq_key_quote(const char *text, struct aq_text *out)
+{
+    aq_text_bytes(out, "\"", 1);
+    for (const unsigned char *at = (const unsigned char *)text; *at; at++) {
+        if (*at == '"' || *at == '\\')
+            aq_text_add(out, "\\%c", *at);
+        else if (*at < 0x20 || *at == 0x7f)
+            aq_text_add(out, "\\x%02x", *at);
+        else
+            aq_text_bytes(out, (const char *)at, 1);
+    }
+    aq_text_bytes(out, "\"", 1);
+}
+
+static bool write_name(const struct aq_key *key, int value, struct aq_text *out)
+{
+    for (const struct aq_key_name *name = key->names; name->name; name++)
+        if (name->value == value) {
+            aq_text_add(out, "%s", name->name);
+            return true;
+        }
+    return false;
+}
+
+static bool write_every(const struct aq_job_every *every, struct aq_text *out)
+{
+    if (every->count == 0)
+        aq_text_add(out, "0");
+    else
+        aq_text_add(out, "%llu %s%s", (unsigned long long)every->count, every->epochs ? "epoch" : "step",
+                    every->count == 1 ? "" : "s");
+    return true;
+}
+
+bool aq_key_write(const struct aq_key *key, const void *base, struct aq_text *out)
+{
+    const void *from = (const char *)base + key->offset;
+    uint32_t count;
+    switch (key->kind) {
+    case AQ_KEY_TEXT:
+    case AQ_KEY_PATH:
+    case AQ_KEY_CHOICE:
+        if (!*(const char *const *)from) return false;
+        aq_key_quote(*(const char *const *)from, out);
+        return true;
+    case AQ_KEY_ENUM:
+        return write_name(key, *(const int *)from, out);
+    case AQ_KEY_BOOL:
+        aq_text_add(out, *(const bool *)from ? "true" : "false");
+        return true;
+    case AQ_KEY_U32:
+        count = *(const uint32_t *)from;
+        if (!within(key, (double)count)) return false;
+        aq_text_add(out, "%u", count);
+        return true;
+    case AQ_KEY_IN_FLIGHT:
+        count = *(const uint32_t *)from;
+        if (count == AQ_IN_FLIGHT_DEFAULT || count == AQ_IN_FLIGHT_CLASSIC)
+            aq_text_add(out, count == AQ_IN_FLIGHT_DEFAULT ? "default" : "classic");
+        else
+            aq_text_add(out, "%u", count);
+        return true;
+    case AQ_KEY_I32:
+        aq_text_add(out, "%d", *(const int32_t *)from);
+        return true;
+    case AQ_KEY_F32:
+        aq_text_add(out, "%.9g", (double)*(const float *)from);
+        return true;
+    case AQ_KEY_RATE:
+        aq_text_add(out, "%.17g", *(const double *)from);
+        return true;
+    case AQ_KEY_U64:
+    case AQ_KEY_BYTES:
+        aq_text_add(out, "%llu", (unsigned long long)*(const uint64_t *)from);
+        return true;
+    case AQ_KEY_DURATION:
+        aq_text_add(out, "%lluns", (unsigned long long)*(const uint64_t *)from);
+        return true;
+    case AQ_KEY_EVERY:
+        return write_every(from, out);
+    default:
+        return false;
+    }
+}
+
+/* --- names near each other -------------------------------------------------------------------------------------- */
+
+uint32_t aq_key_distance(const char *a, const char *b)
+{
+    enum { WORD_MAX = 63 };
+    size_t rows = strlen(a), columns = strlen(b);
+    if (rows > WORD_MAX) rows = WORD_MAX;
+    if (columns > WORD_MAX) columns = WORD_MAX;
+    uint32_t line[WORD_MAX + 1];
+    for (size_t j = 0; j <= columns; j++)
+        line[j] = (uint32_t)j;
+    for (size_t i = 1; i <= rows; i++) {
+        uint32_t diagonal = line[0];
+        line[0] = (uint32_t)i;
+        for (size_t j = 1; j <= columns; j++) {
+            const uint32_t above = line[j];
+            uint32_t best = diagonal + (a[i - 1] != b[j - 1]);
+            if (above + 1 < best) best = above + 1;
+            if (line[j - 1] + 1 < best) best = line[j - 1] + 1;
+            line[j] = best;
+            diagonal = above;
+        }
+    }
+    return line[columns];
+}
+
+const char *aq_key_nearest(struct aq_key_table table, const char *name)
+{
+    const char *last = strrchr(name, '.'), *nearest = NULL;
+    uint32_t best = UINT32_MAX;
+    for (uint32_t i = 0; i < table.count; i++) {
+        const char *key = table.keys[i].name, *key_last = strrchr(key, '.');
+        uint32_t distance = 2 * aq_key_distance(name, key);
+        /* The right word in the wrong section is nearer than a wrong word. */
+        if (last && key_last && strcmp(last, key_last) == 0 && distance > 1) distance = 1;
+        if (distance < best) {
+            best = distance;
+            nearest = key;
+        }
+    }
+    const size_t bytes = strlen(last ? last + 1 : name);
+    return best <= 2 * (bytes / 3 + 1) ? nearest : NULL;
+}

@@ -1,0 +1,99 @@
+/*
+ * keys.h -- the table of manifest keys as data, and how one value is read from text and written back.
+ *
+ * Locking: pure functions over constant tables.
+ */
+#ifndef RUNTIME_KEYS_H
+#define RUNTIME_KEYS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "aqsgd/base.h"
+#include "job.h"
+#include "runtime_text.h"
+
+enum aq_key_kind {
+    AQ_KEY_U32,       /* uint32_t                                                                 */
+    AQ_KEY_U64,       /* uint64_t                                                                 */
+    AQ_KEY_I32,       /* int32_t                                                                  */
+    AQ_KEY_F32,       /* float                                                                    */
+    AQ_KEY_BOOL,      /* bool: true, false, yes, no, on, off                                      */
+    AQ_KEY_TEXT,      /* const char *, "" is NULL                                                 */
+    AQ_KEY_PATH,      /* const char *, made absolute; "" is NULL                                  */
+    AQ_KEY_PATHS,     /* const char *const * and, next to it, uint32_t                            */
+    AQ_KEY_ENUM,      /* an enum, by names                                                        */
+    AQ_KEY_CHOICE,    /* const char *, one of names                                               */
+    AQ_KEY_BYTES,     /* uint64_t, "64MiB", "1GB"                                                 */
+    AQ_KEY_RATE,      /* double of Mbit/s, "100mbit", "1gbit"                                     */
+    AQ_KEY_DURATION,  /* uint64_t of nanoseconds, "30s", "500ms"; plain: seconds                  */
+    AQ_KEY_EVERY,     /* struct aq_job_every                                                      */
+    AQ_KEY_IN_FLIGHT, /* uint32_t, "default", "classic"                                           */
+    /* Read by manifest.c itself: */
+    AQ_KEY_LAYERS,
+    AQ_KEY_STAGES,
+    AQ_KEY_CODEC,
+    AQ_KEY_CODEC_FORWARD,
+    AQ_KEY_CODEC_BACKWARD,
+    AQ_KEY_EDGES
+};
+
+struct aq_key_name {
+    const char *name; /* NULL: end of the list */
+    int value;
+};
+
+struct aq_key {
+    const char *name; /* "train.batch"; of stage and codec keys the last word alone */
+    enum aq_key_kind kind;
+    size_t offset; /* in struct aq_job, aq_job_stage or aq_codec_config */
+    const struct aq_key_name *names;
+    const char *unit;
+    double min, max; /* base unit; max 0: no limit */
+    const char *fallback;
+    const char *help;
+};
+
+struct aq_key_section {
+    const char *name, *help;
+};
+
+struct aq_key_table {
+    const struct aq_key *keys;
+    uint32_t count;
+};
+
+struct aq_key_table aq_keys_job(void);
+struct aq_key_table aq_keys_stage(void);
+struct aq_key_table aq_keys_codec(void);
+const struct aq_key_section *aq_keys_sections(uint32_t *count);
+
+const struct aq_key *aq_key_find(struct aq_key_table table, const char *name); /* NULL */
+
+/* Is it read and written by aq_key_read and aq_key_write (one scalar)? PATHS and what manifest.c reads are not. */
+bool aq_key_is_scalar(const struct aq_key *key);
+
+/* What a scalar can be, for messages: "a whole number, 1 to 8 (bits)". */
+void aq_key_wants(const struct aq_key *key, char *text, size_t bytes);
+
+/*
+ * Read a scalar into the struct at `base`. Texts are borrowed: they must outlive the job; PATH is left as it is
+ * written. AQ_INVAL (not logged): ill-typed or out of range; aq_key_wants says what it should be.
+ */
+enum aq_status aq_key_read(const struct aq_key *key, const char *text, bool quoted, void *base);
+
+/* Write the value at `base` as a text that aq_key_read reads to the same bits; false: it has none (NULL, no such name).
+ */
+bool aq_key_write(const struct aq_key *key, const void *base, struct aq_text *out);
+
+/* A YAML scalar in double quotes, with escapes where needed. */
+void aq_key_quote(const char *text, struct aq_text *out);
+
+/* Fewest edits (insert, delete, change) between two short words, at most 63 characters looked at. */
+uint32_t aq_key_distance(const char *a, const char *b);
+
+/* The key whose name is nearest to `name` and near enough to be meant, or NULL. */
+const char *aq_key_nearest(struct aq_key_table table, const char *name);
+
+#endif

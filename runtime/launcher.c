@@ -1,0 +1,190 @@
+/*
+ * launcher.c -- the loop of a launch: poll signals and daemons until every stage has ended, for better or worse.
+ *
+ * States: starting (until every stage is ready), running, and then the end: all exited. A cause of failure turns it to
+ * aborting; an echo (closed, aborted, timed out) first waits ECHO_S for a better one.
+ */
+#include "launcher.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "launcher_private.h"
+
+static const uint64_t second_ns = 1000ULL * 1000 * 1000;
+enum { ECHO_S = 2, ABORT_S = 10, TICK_MS = 200 };
+
+enum aq_status aq_launch_signals(int *fd)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGHUP);
+    if (sigprocmask(SIG_BLOCK, &set, NULL) != 0 || signal(SIGPIPE, SIG_IGN) == SIG_ERR ||
+        signal(SIGTSTP, SIG_IGN) == SIG_ERR) /* a suspended launcher would stall every stage */
+        return aq_fail_errno("launch", "cannot set up signals");
+    const int made = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (made == -1) return aq_fail_errno("launch", "signalfd");
+    *fd = made;
+    return AQ_OK;
+}
+
+bool launcher_fail(struct launcher *launcher, enum cause_class cause, enum aq_status status, const char *format, ...)
+{
+    if (launcher->aborting || cause <= launcher->cause) return false;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(launcher->result->cause, sizeof launcher->result->cause, format, arguments);
+    va_end(arguments);
+    launcher->result->status = status;
+    launcher->result->transient = false; /* the caller knows better */
+    launcher->cause_deadline_ns = cause == CAUSE_OWN ? 0 : aq_clock_after(ECHO_S * second_ns);
+    launcher->cause = cause;
+    return true;
+}
+
+static void abort_all(struct launcher *launcher)
+{
+    launcher->aborting = true;
+    launcher->end_deadline_ns = aq_clock_after(ABORT_S * second_ns);
+    hosts_send(launcher, json_pack("{s:s}", "op", "abort"));
+}
+
+void launcher_stop(struct launcher *launcher, const char *who)
+{
+    if (launcher->aborting) return;
+    if (launcher->stopping || !launcher->gone) {
+        launcher_fail(launcher, CAUSE_OWN, AQ_ABORTED,
+                      launcher->gone ? "stopped at once by %s: the last checkpoint stands"
+                                     : "stopped by %s before the first step",
+                      who);
+        return;
+    }
+    launcher->stopping = true;
+    aq_progress_say(launcher->launch->progress, "%s: stopping after this step, with a checkpoint (once more: at once)",
+                    who);
+    stage_send(launcher, 0, json_pack("{s:s, s:i}", "op", "stop", "rank", 0));
+}
+
+static void on_signals(struct launcher *launcher)
+{
+    struct signalfd_siginfo info;
+    while (read(launcher->launch->signals, &info, sizeof info) == (ssize_t)sizeof info) {
+        const char *name = sigabbrev_np((int)info.ssi_signo);
+        char text[32];
+        snprintf(text, sizeof text, "SIG%s", name ? name : "?");
+        launcher_stop(launcher, text);
+    }
+}
+
+static void read_host(struct launcher *launcher, struct host *host)
+{
+    while (host->control) {
+        json_t *message;
+        const enum aq_status status = aq_control_receive(host->control, 0, &message);
+        if (status == AQ_AGAIN) return;
+        if (status != AQ_OK) {
+            host_lost(launcher, host, status);
+            return;
+        }
+        launcher_event(launcher, host, message);
+        json_decref(message);
+    }
+}
+
+/* Deadlines: of becoming ready, of an echo, of an abort. False: it is over. */
+static bool go_on(struct launcher *launcher)
+{
+    const uint64_t now = aq_clock_ns(), stages = launcher->launch->stages;
+    if (launcher->ended == stages) return false;
+    if (launcher->aborting) return now < launcher->end_deadline_ns;
+    if (!launcher->gone && launcher->cause == CAUSE_NONE && now > launcher->ready_deadline_ns) {
+        uint32_t rank = 0;
+        while (rank + 1 < stages && launcher->stages[rank].state != STAGE_STARTED)
+            rank++;
+        launcher_fail(launcher, CAUSE_OWN, AQ_TIMEOUT, "stage %u has not become ready in time", rank);
+    }
+    if (launcher->cause != CAUSE_NONE && now >= launcher->cause_deadline_ns) abort_all(launcher);
+    return true;
+}
+
+static void loop(struct launcher *launcher)
+{
+    struct pollfd fds[AQ_JOB_STAGES_MAX + 1];
+    while (go_on(launcher)) {
+        nfds_t count = 0;
+        if (launcher->launch->signals >= 0)
+            fds[count++] = (struct pollfd){.fd = launcher->launch->signals, .events = POLLIN};
+        for (uint32_t i = 0; i < launcher->host_count; i++) {
+            struct aq_control *control = launcher->hosts[i].control;
+            if (control)
+                fds[count++] = (struct pollfd){.fd = aq_control_fd(control),
+                                               .events = aq_control_pending(control) ? POLLIN | POLLOUT : POLLIN};
+        }
+        if (poll(fds, count, TICK_MS) < 0 && errno != EINTR) {
+            launcher_fail(launcher, CAUSE_OWN, AQ_IO, "poll: errno %d", errno);
+            continue;
+        }
+        if (launcher->launch->signals >= 0) on_signals(launcher);
+        for (uint32_t i = 0; i < launcher->host_count; i++)
+            read_host(launcher, &launcher->hosts[i]);
+    }
+}
+
+static void close_trace(struct launcher *launcher)
+{
+    if (!launcher->trace) return;
+    const bool written = fputs("{}]\n", launcher->trace) != EOF;
+    if ((fclose(launcher->trace) != 0 || !written) && !launcher->trace_failed)
+        (void)aq_fail_errno("launch", "cannot write %s", launcher->launch->trace);
+}
+
+static void conclude(struct launcher *launcher)
+{
+    struct aq_launch_result *result = launcher->result;
+    result->stages = json_array();
+    for (uint32_t r = 0; r < launcher->launch->stages; r++) {
+        json_t *report = launcher->stages[r].report;
+        if (report) json_object_del(report, "event");
+        json_array_append_new(result->stages, report ? report : json_null());
+    }
+    if (launcher->stopping) result->transient = false; /* who asked for the end gets it */
+    if (launcher->cause != CAUSE_NONE)
+        result->outcome = AQ_LAUNCH_FAILED;
+    else
+        result->outcome = launcher->stopped ? AQ_LAUNCH_STOPPED : AQ_LAUNCH_DONE;
+}
+
+void aq_launch_run(const struct aq_launch *launch, struct aq_launch_result *result)
+{
+    AQ_ASSERT(launch->stages >= 1 && launch->stages <= AQ_JOB_STAGES_MAX);
+    *result = (struct aq_launch_result){.mark = launch->resume};
+    void *memory;
+    if (aq_alloc(sizeof(struct launcher), &memory) != AQ_OK) {
+        result->outcome = AQ_LAUNCH_FAILED;
+        result->status = AQ_NOMEM;
+        snprintf(result->cause, sizeof result->cause, "no memory");
+        return;
+    }
+    struct launcher *launcher = memory;
+    launcher->launch = launch;
+    launcher->result = result;
+    launcher->ready_deadline_ns = aq_clock_after(launch->ready_ns_max);
+    const enum aq_status status = hosts_open(launcher);
+    if (status != AQ_OK) {
+        if (launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text())) result->transient = launch->again;
+    } else if (hosts_start(launcher) == AQ_OK) {
+        loop(launcher);
+    }
+    hosts_close(launcher);
+    close_trace(launcher);
+    conclude(launcher);
+    aq_free(launcher);
+}

@@ -1,0 +1,60 @@
+/*
+ * launcher.h -- one job from start to end: daemons, workers, the join of their reports, and for certain no worker left.
+ *
+ * The caller has made the plan and holds the run folder; the launcher knows neither manifest nor plan, only what it
+ * sends. It finds the first cause of a failure (docs/CONTROL.md section 6).
+ *
+ * Locking: one thread, which blocks SIGINT, SIGTERM and SIGHUP (aq_launch_signals) before it calls.
+ */
+#ifndef RUNTIME_LAUNCHER_H
+#define RUNTIME_LAUNCHER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "control_token.h"
+#include "metrics.h"
+#include "progress.h"
+
+struct aq_tls; /* net/tls.h */
+
+struct aq_launch {
+    const char *name;
+    uint32_t stages;          /* P                                                                        */
+    const char *const *hosts; /* of each stage: the address of its daemon, or NULL: this machine          */
+    const char *manifest;
+    uint64_t plan_hash;
+    uint64_t resume;        /* the mark to go on from; 0: from the beginning                            */
+    const char *run;        /* absolute                                                                 */
+    const char *checkpoint; /* absolute                                                                 */
+    const char *trace;      /* join the ranks' traces into this file; NULL: they send none              */
+    const char *daemon;     /* program of the private daemon                                            */
+    uint32_t keep;          /* complete checkpoints                                                     */
+    uint64_t ready_ns_max;  /* from the start to the last `ready`                                       */
+    bool again;             /* a restart: a daemon that is not back yet is worth another one            */
+    const struct aq_token *token;
+    struct aq_tls *tls; /* to daemons that listen; NULL: in the clear */
+    struct aq_metrics *metrics;
+    struct aq_progress *progress;
+    int signals; /* signalfd; -1: none */
+};
+
+enum aq_launch_outcome { AQ_LAUNCH_DONE = 0, AQ_LAUNCH_FAILED = 1, AQ_LAUNCH_STOPPED = 3 };
+
+struct aq_launch_result {
+    enum aq_launch_outcome outcome;
+    enum aq_status status; /* of a failure */
+    char cause[1024];      /* of a failure: one line, without "aqpipe: " */
+    uint64_t mark;         /* the newest complete checkpoint; 0: none    */
+    bool transient;        /* of a failure: it lies with a process, a link or a machine: a restart may help */
+    bool unreadable;       /* of a failure: a stage cannot read the checkpoint that it was to go on from    */
+    json_t *stages;        /* array of the `done` lines (null where none came); the caller's reference */
+};
+
+/* Block the signals that stop a job; they come by *fd from now on. */
+enum aq_status aq_launch_signals(int *fd);
+
+/* Always fills *result; when it returns no worker of the job runs any more, as far as daemons can be reached. */
+void aq_launch_run(const struct aq_launch *launch, struct aq_launch_result *result);
+
+#endif

@@ -1,0 +1,207 @@
+/* launcher_events.c -- what daemons and workers report, and what follows from it. */
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+
+#include "launcher_private.h"
+
+static void on_listening(struct launcher *launcher, uint32_t rank, const json_t *message)
+{
+    const uint64_t peer = aq_control_u64_or(message, "peer", rank + 1);
+    const char *address;
+    if (peer >= launcher->launch->stages) {
+        launcher_fail(launcher, CAUSE_OWN, AQ_PROTO, "stage %u listens for stage %llu, which there is not", rank,
+                      (unsigned long long)peer);
+        return;
+    }
+    if (aq_control_get_text(message, "address", &address) != AQ_OK) {
+        launcher_fail(launcher, CAUSE_OWN, AQ_PROTO, "stage %u listens without an address", rank);
+        return;
+    }
+    stage_send(launcher, (uint32_t)peer,
+               json_pack("{s:s, s:I, s:s, s:I}", "op", "connect", "rank", (json_int_t)peer, "address", address, "from",
+                         (json_int_t)rank));
+}
+
+static void to_all(struct launcher *launcher, const char *op, uint64_t step)
+{
+    for (uint32_t r = 0; r < launcher->launch->stages; r++) {
+        json_t *message = json_pack("{s:s, s:I}", "op", op, "rank", (json_int_t)r);
+        if (step) json_object_set_new(message, "step", json_integer((json_int_t)step));
+        stage_send(launcher, r, message);
+    }
+}
+
+static void on_ready(struct launcher *launcher, uint32_t rank)
+{
+    struct stage *stage = &launcher->stages[rank];
+    if (stage->state != STAGE_STARTED) return;
+    stage->state = STAGE_READY;
+    if (++launcher->ready < launcher->launch->stages || launcher->aborting) return;
+    launcher->gone = true;
+    aq_metrics_go(launcher->launch->metrics);
+    to_all(launcher, "go", 0);
+}
+
+static void on_step(struct launcher *launcher, uint32_t rank, json_t *message)
+{
+    const json_t *joined;
+    enum aq_status status = aq_metrics_step(launcher->launch->metrics, rank, json_incref(message), &joined);
+    while (status == AQ_OK && joined) {
+        aq_progress_step(launcher->launch->progress, joined);
+        status = aq_metrics_step(launcher->launch->metrics, 0, NULL, &joined);
+    }
+    if (status != AQ_OK) launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text());
+}
+
+static void on_eval(struct launcher *launcher, json_t *message)
+{
+    const enum aq_status status = aq_metrics_line(launcher->launch->metrics, json_incref(message));
+    aq_progress_eval(launcher->launch->progress, message);
+    if (status != AQ_OK) launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text());
+}
+
+/* Every rank has the checkpoint of this step: note it, tell them, and let go of the oldest. */
+static enum aq_status complete(struct launcher *launcher, uint64_t step)
+{
+    const struct aq_launch *launch = launcher->launch;
+    const uint64_t before = launcher->result->mark;
+    const struct aq_run_mark mark = {
+        .step = step, .older = launch->keep > 1 && before < step ? before : 0, .plan_hash = launch->plan_hash};
+    AQ_TRY(aq_metrics_sync(launch->metrics));
+    AQ_TRY(aq_run_make_folder(launch->checkpoint));
+    AQ_TRY(aq_run_mark_write(launch->checkpoint, &mark));
+    launcher->result->mark = step;
+    to_all(launcher, "marked", step);
+    uint64_t steps[256];
+    uint32_t count;
+    AQ_TRY(aq_run_marks(launch->checkpoint, steps, 256, &count));
+    /* Of all folders here the newest `keep` that are not newer than this mark stay. */
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t newer = 0;
+        for (uint32_t j = 0; j < count; j++)
+            newer += steps[j] > steps[i] && steps[j] <= step;
+        if (steps[i] < step && newer >= launch->keep)
+            hosts_send(launcher, json_pack("{s:s, s:I}", "op", "forget", "step", (json_int_t)steps[i]));
+    }
+    return AQ_OK;
+}
+
+static void on_mark(struct launcher *launcher, uint32_t rank, const json_t *message)
+{
+    uint64_t step;
+    if (aq_control_get_u64(message, "step", &step) != AQ_OK) {
+        launcher_fail(launcher, CAUSE_OWN, AQ_PROTO, "stage %u marks no step", rank);
+        return;
+    }
+    launcher->stages[rank].mark = step;
+    for (uint32_t r = 0; r < launcher->launch->stages; r++)
+        if (launcher->stages[r].mark != step) return;
+    const enum aq_status status = complete(launcher, step);
+    if (status != AQ_OK) launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text());
+}
+
+static void on_trace(struct launcher *launcher, const json_t *message)
+{
+    const char *text = aq_control_text_or(message, "text", "");
+    if (!launcher->launch->trace || launcher->trace_failed) return;
+    if (!launcher->trace) {
+        launcher->trace = fopen(launcher->launch->trace, "we");
+        if (!launcher->trace || fputs("[\n", launcher->trace) == EOF) launcher->trace_failed = true;
+    }
+    if (!launcher->trace_failed && fputs(text, launcher->trace) == EOF) launcher->trace_failed = true;
+    /* A trace is for looking at: that it cannot be written ends no run. */
+    if (launcher->trace_failed) (void)aq_fail_errno("launch", "cannot write %s", launcher->launch->trace);
+}
+
+static void on_done(struct launcher *launcher, uint32_t rank, json_t *message)
+{
+    struct stage *stage = &launcher->stages[rank];
+    if (stage->done) return;
+    stage->done = true;
+    stage->state = STAGE_DONE;
+    stage->report = json_incref(message);
+    if (aq_control_bool_or(message, "stopped", false)) launcher->stopped = true;
+}
+
+/* What a restart may mend, once the job has shown that it can run: a link's, neighbour's or disk's bad moment. */
+static bool is_transient(const struct launcher *launcher, enum aq_status status)
+{
+    const bool passing = status == AQ_CLOSED || status == AQ_ABORTED || status == AQ_TIMEOUT || status == AQ_IO ||
+                         status == AQ_CORRUPT;
+    return passing && (launcher->gone || launcher->launch->again);
+}
+
+static void on_failed(struct launcher *launcher, uint32_t rank, const json_t *message)
+{
+    static const enum aq_status echoes[] = {AQ_CLOSED, AQ_ABORTED, AQ_TIMEOUT};
+    const char *name = aq_control_text_or(message, "status", "");
+    const char *text = aq_control_text_or(message, "text", "it gives no reason");
+    enum cause_class cause = CAUSE_OWN;
+    enum aq_status status = AQ_IO;
+    for (size_t i = 0; i < sizeof echoes / sizeof *echoes; i++)
+        if (strcmp(name, aq_status_text(echoes[i])) == 0) cause = CAUSE_ECHO;
+    for (int s = 1; s < AQ_STATUS_COUNT; s++)
+        if (strcmp(name, aq_status_text((enum aq_status)s)) == 0) status = (enum aq_status)s;
+    launcher->stages[rank].failed = true;
+    if (!launcher_fail(launcher, cause, status, "stage %u failed: %.800s", rank, text)) return;
+    launcher->result->unreadable = aq_control_u64_or(message, "checkpoint", 0) > 0;
+    launcher->result->transient = launcher->result->unreadable || is_transient(launcher, status);
+}
+
+static void on_exited(struct launcher *launcher, uint32_t rank, const json_t *message)
+{
+    struct stage *stage = &launcher->stages[rank];
+    if (stage->state == STAGE_EXITED || stage->state == STAGE_NONE) return;
+    stage->state = STAGE_EXITED;
+    launcher->ended++;
+    const uint64_t sig = aq_control_u64_or(message, "signal", 0), code = aq_control_u64_or(message, "code", 0);
+    const int pid = (int)aq_control_u64_or(message, "pid", 0);
+    const char *last = aq_control_text_or(message, "last", "");
+    if (stage->failed || (stage->done && sig == 0 && code == 0)) return;
+    const char *gap = *last ? "; its last line: " : "";
+    bool noted;
+    if (sig > 0)
+        noted = launcher_fail(launcher, CAUSE_OWN, AQ_ABORTED,
+                              "stage %u (pid %d) was killed by signal %llu (%s)%s%.400s", rank, pid,
+                              (unsigned long long)sig, sigabbrev_np((int)sig) ? sigabbrev_np((int)sig) : "?", gap,
+                              last);
+    else
+        noted = launcher_fail(launcher, CAUSE_OWN, AQ_ABORTED,
+                              "stage %u (pid %d) ended with code %llu before it was done%s%.400s", rank, pid,
+                              (unsigned long long)code, gap, last);
+    if (noted) launcher->result->transient = sig > 0 || launcher->gone || launcher->launch->again;
+}
+
+void launcher_event(struct launcher *launcher, struct host *host, json_t *message)
+{
+    const char *event = aq_control_text_or(message, "event", "");
+    uint32_t rank;
+    if (strcmp(event, "stop-asked") == 0) {
+        launcher_stop(launcher, aq_control_text_or(message, "by", "a daemon"));
+        return;
+    }
+    if (aq_control_get_u32(message, "rank", &rank) != AQ_OK || rank >= launcher->launch->stages ||
+        &launcher->hosts[launcher->stages[rank].host] != host) {
+        host_lost(launcher, host, AQ_PROTO);
+        return;
+    }
+    if (strcmp(event, "listening") == 0)
+        on_listening(launcher, rank, message);
+    else if (strcmp(event, "ready") == 0)
+        on_ready(launcher, rank);
+    else if (strcmp(event, "step") == 0)
+        on_step(launcher, rank, message);
+    else if (strcmp(event, "eval") == 0)
+        on_eval(launcher, message);
+    else if (strcmp(event, "mark") == 0)
+        on_mark(launcher, rank, message);
+    else if (strcmp(event, "trace") == 0)
+        on_trace(launcher, message);
+    else if (strcmp(event, "done") == 0)
+        on_done(launcher, rank, message);
+    else if (strcmp(event, "failed") == 0)
+        on_failed(launcher, rank, message);
+    else if (strcmp(event, "exited") == 0)
+        on_exited(launcher, rank, message);
+}

@@ -1,0 +1,233 @@
+/* launcher_hosts.c -- the daemons of a job: the private one that is started here, and those that listen elsewhere. */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "launcher_private.h"
+
+static const uint64_t second_ns = 1000ULL * 1000 * 1000;
+enum { CONNECT_S = 15, OPEN_S = 15, DAEMON_END_S = 5, RETURN_S = 600 };
+
+/* In the child: only what is safe between fork and exec. */
+static void become_daemon(const char *program, int channel)
+{
+    sigset_t none;
+    sigemptyset(&none);
+    const int high = fcntl(channel, F_DUPFD_CLOEXEC, 10), null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (high == -1 || null == -1 || dup2(high, AQ_CONTROL_FD) == -1 || dup2(null, 0) == -1) _exit(125);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    signal(SIGPIPE, SIG_DFL);
+    signal(SIGTSTP, SIG_DFL);
+    char *const arguments[] = {(char *)(uintptr_t)program, (char *)(uintptr_t) "--fd", (char *)(uintptr_t) "3", NULL};
+    execv(program, arguments);
+    _exit(126);
+}
+
+static enum aq_status start_private(struct launcher *launcher, struct host *host)
+{
+    int channel[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, channel) != 0)
+        return aq_fail_errno("launch", "no channel for the daemon");
+    enum aq_status status = aq_control_open(channel[0], &host->control);
+    if (status != AQ_OK) {
+        close(channel[0]);
+    } else {
+        const pid_t pid = fork();
+        if (pid == 0) become_daemon(launcher->launch->daemon, channel[1]);
+        if (pid == -1)
+            status = aq_fail_errno("launch", "cannot start %s", launcher->launch->daemon);
+        else
+            host->pid = pid;
+    }
+    close(channel[1]);
+    return status;
+}
+
+/* Which of the hosts so far is this stage's? A new one is added. */
+static uint32_t host_of(struct launcher *launcher, const char *address)
+{
+    for (uint32_t i = 0; i < launcher->host_count; i++) {
+        const char *have = launcher->hosts[i].address;
+        if (have == address || (have && address && strcmp(have, address) == 0)) return i;
+    }
+    launcher->hosts[launcher->host_count].address = address;
+    return launcher->host_count++;
+}
+
+static enum aq_status take(struct launcher *launcher, struct host *host)
+{
+    const struct aq_launch *launch = launcher->launch;
+    const char *name = host->address ? host->address : "this machine";
+    json_t *message;
+    enum aq_status status =
+        aq_control_send(host->control, json_pack("{s:s, s:s, s:i, s:s, s:o, s:s, s:s}", "op", "open", "job",
+                                                 launch->name, "protocol", AQ_CONTROL_PROTOCOL, "version", AQ_VERSION,
+                                                 "plan_hash", aq_control_hex(launch->plan_hash), "run", launch->run,
+                                                 "checkpoint", launch->checkpoint));
+    /* A daemon that is gone already may have said why; one that could never begin has not. */
+    if (status == AQ_OK || status == AQ_CLOSED)
+        status = aq_control_receive(host->control, aq_clock_after(OPEN_S * second_ns), &message);
+    if (status == AQ_TIMEOUT || status == AQ_CLOSED)
+        return aq_fail(status, "launch", "the daemon of %s does not take the job (%s)", name,
+                       host->address ? aq_status_text(status) : launch->daemon);
+    AQ_TRY(status);
+    const bool opened = aq_control_is(message, "event", "opened");
+    if (!opened)
+        (void)aq_fail(AQ_REFUSED, "launch", "the daemon of %s does not take the job: %.300s", name,
+                      aq_control_text_or(message, "text", "it gives no reason"));
+    json_decref(message);
+    return opened ? AQ_OK : AQ_REFUSED;
+}
+
+/* At a restart a machine may be booting, or its daemon still be reaping what it ran: it is waited for. */
+static enum aq_status meet(struct launcher *launcher, struct host *host)
+{
+    const struct aq_launch *launch = launcher->launch;
+    const uint64_t patience = aq_clock_after(RETURN_S * second_ns);
+    for (;;) {
+        enum aq_status status = aq_control_meet(host->address, launch->token, launch->tls,
+                                                aq_clock_after(CONNECT_S * second_ns), &host->control);
+        if (status == AQ_OK) status = take(launcher, host);
+        const bool back = status == AQ_REFUSED || status == AQ_TIMEOUT || status == AQ_CLOSED || status == AQ_IO;
+        if (!launch->again || !back || aq_clock_ns() > patience) return status;
+        aq_control_close(host->control);
+        host->control = NULL;
+        struct pollfd fd = {.fd = launch->signals, .events = POLLIN}; /* -1 is ignored */
+        if (poll(&fd, 1, 1000) > 0) {
+            launcher->stopping = true; /* who asked for the end need not wait for a machine */
+            return status;
+        }
+        aq_error_clear();
+    }
+}
+
+enum aq_status hosts_open(struct launcher *launcher)
+{
+    const struct aq_launch *launch = launcher->launch;
+    for (uint32_t r = 0; r < launch->stages; r++)
+        launcher->stages[r].host = host_of(launcher, launch->hosts[r]);
+    for (uint32_t i = 0; i < launcher->host_count; i++) {
+        struct host *host = &launcher->hosts[i];
+        if (host->address) {
+            AQ_TRY(meet(launcher, host));
+            continue;
+        }
+        AQ_TRY(start_private(launcher, host));
+        AQ_TRY(take(launcher, host));
+    }
+    return AQ_OK;
+}
+
+enum aq_status hosts_start(struct launcher *launcher)
+{
+    const struct aq_launch *launch = launcher->launch;
+    for (uint32_t r = 0; r < launch->stages; r++) {
+        stage_send(launcher, r,
+                   json_pack("{s:s, s:I, s:I, s:s, s:o, s:I, s:s, s:s}", "op", "start", "rank", (json_int_t)r, "stages",
+                             (json_int_t)launch->stages, "manifest", launch->manifest, "plan_hash",
+                             aq_control_hex(launch->plan_hash), "resume", (json_int_t)launch->resume, "run",
+                             launch->run, "checkpoint", launch->checkpoint));
+        if (launcher->cause != CAUSE_NONE) return AQ_CLOSED;
+        launcher->stages[r].state = STAGE_STARTED;
+    }
+    return AQ_OK;
+}
+
+/* How the private daemon ended, in words. Waits a moment for its end. */
+static void death_of(struct host *host, char *text, size_t bytes)
+{
+    int how = 0;
+    snprintf(text, bytes, "closed its connection");
+    for (int i = 0; i < 100 && host->pid > 0; i++) {
+        const pid_t got = waitpid(host->pid, &how, WNOHANG);
+        if (got == 0) {
+            const struct timespec moment = {.tv_nsec = 10 * 1000 * 1000};
+            nanosleep(&moment, NULL);
+            continue;
+        }
+        if (got == host->pid && WIFSIGNALED(how))
+            snprintf(text, bytes, "(pid %d) was killed by signal %d", (int)host->pid, WTERMSIG(how));
+        else if (got == host->pid)
+            snprintf(text, bytes, "(pid %d) ended with code %d", (int)host->pid, WEXITSTATUS(how));
+        host->pid = 0;
+    }
+}
+
+void host_lost(struct launcher *launcher, struct host *host, enum aq_status status)
+{
+    char how[96] = "";
+    if (!host->control) return;
+    aq_control_close(host->control);
+    host->control = NULL;
+    if (host->pid > 0)
+        death_of(host, how, sizeof how);
+    else
+        snprintf(how, sizeof how, "is out of reach (%s)", aq_status_text(status));
+    if (launcher_fail(launcher, CAUSE_OWN, status, "the daemon of %s %s",
+                      host->address ? host->address : "this machine", how))
+        launcher->result->transient = status != AQ_PROTO;
+    /* Its workers die with it; nobody will tell their end. */
+    for (uint32_t r = 0; r < launcher->launch->stages; r++) {
+        struct stage *stage = &launcher->stages[r];
+        if (&launcher->hosts[stage->host] != host || stage->state == STAGE_EXITED || stage->state == STAGE_NONE)
+            continue;
+        stage->state = STAGE_EXITED;
+        launcher->ended++;
+    }
+}
+
+static void host_send(struct launcher *launcher, struct host *host, json_t *message)
+{
+    if (!host->control) {
+        json_decref(message);
+        return;
+    }
+    const enum aq_status status = aq_control_send(host->control, message);
+    /* A daemon that is gone may have said why: what it sent is still read by the loop, which then finds it lost. */
+    if (status != AQ_OK && status != AQ_CLOSED) host_lost(launcher, host, status);
+}
+
+void stage_send(struct launcher *launcher, uint32_t rank, json_t *message)
+{
+    host_send(launcher, &launcher->hosts[launcher->stages[rank].host], message);
+}
+
+void hosts_send(struct launcher *launcher, json_t *message)
+{
+    for (uint32_t i = 0; i < launcher->host_count; i++)
+        host_send(launcher, &launcher->hosts[i], json_incref(message));
+    json_decref(message);
+}
+
+void hosts_close(struct launcher *launcher)
+{
+    for (uint32_t i = 0; i < launcher->host_count; i++) {
+        struct host *host = &launcher->hosts[i];
+        if (host->control) (void)aq_control_flush(host->control, aq_clock_after(second_ns));
+        aq_control_close(host->control);
+        host->control = NULL;
+        /* A private daemon ends when its connection does, after it has reaped its workers. */
+        const uint64_t deadline = aq_clock_after(DAEMON_END_S * second_ns);
+        while (host->pid > 0) {
+            const pid_t got = waitpid(host->pid, NULL, WNOHANG);
+            if (got != 0) break;
+            if (aq_clock_ns() > deadline) {
+                kill(host->pid, SIGKILL); /* its workers die with it */
+                while (waitpid(host->pid, NULL, 0) == -1 && errno == EINTR)
+                    continue;
+                break;
+            }
+            const struct timespec moment = {.tv_nsec = 2 * 1000 * 1000};
+            nanosleep(&moment, NULL);
+        }
+        host->pid = 0;
+    }
+}

@@ -1,0 +1,71 @@
+/* launcher_private.h -- what launcher.c (the loop), launcher_hosts.c (daemons) and launcher_events.c (reports) share.
+ */
+#ifndef RUNTIME_LAUNCHER_PRIVATE_H
+#define RUNTIME_LAUNCHER_PRIVATE_H
+
+#include <stdio.h>
+#include <sys/types.h>
+
+#include "control.h"
+#include "control_socket.h"
+#include "launcher.h"
+#include "run_folder.h"
+
+/* Failures that are a neighbour's word for another's end are worse causes than failures of one's own. */
+enum cause_class { CAUSE_NONE = 0, CAUSE_ECHO = 1, CAUSE_OWN = 2 };
+
+struct host {
+    const char *address;        /* NULL: the private daemon */
+    struct aq_control *control; /* NULL: gone */
+    pid_t pid;                  /* of a private daemon; 0: none, or reaped */
+};
+
+enum stage_state { STAGE_NONE = 0, STAGE_STARTED, STAGE_READY, STAGE_DONE, STAGE_EXITED };
+
+struct stage {
+    uint32_t host;
+    enum stage_state state;
+    uint64_t mark;  /* newest step that this rank has a checkpoint of */
+    bool done;      /* said `done`                                    */
+    bool failed;    /* said `failed`: its exit is no cause of its own */
+    json_t *report; /* its done line                                  */
+};
+
+struct launcher {
+    const struct aq_launch *launch;
+    struct aq_launch_result *result;
+    struct host hosts[AQ_JOB_STAGES_MAX];
+    uint32_t host_count;
+    struct stage stages[AQ_JOB_STAGES_MAX];
+    uint32_t ready, ended; /* stages */
+    bool gone;             /* `go` was said                    */
+    bool stopping;         /* a stop was asked for             */
+    bool stopped;          /* the ranks say that they stopped  */
+    bool aborting;
+    enum cause_class cause;
+    uint64_t cause_deadline_ns; /* an echo waits so long for a better cause  */
+    uint64_t end_deadline_ns;   /* of an abort                               */
+    uint64_t ready_deadline_ns;
+    uint64_t marks[8]; /* complete ones of this run, newest first, as many as are kept at most */
+    FILE *trace;
+    bool trace_failed;
+};
+
+/* launcher_hosts.c */
+enum aq_status hosts_open(struct launcher *launcher);
+enum aq_status hosts_start(struct launcher *launcher);
+void host_lost(struct launcher *launcher, struct host *host, enum aq_status status);
+void hosts_close(struct launcher *launcher);
+/* To the daemon that has the stage; takes the reference. A daemon that cannot be reached is a cause. */
+void stage_send(struct launcher *launcher, uint32_t rank, json_t *message);
+void hosts_send(struct launcher *launcher, json_t *message); /* to every daemon; takes the reference */
+
+/* launcher_events.c */
+void launcher_event(struct launcher *launcher, struct host *host, json_t *message);
+
+/* launcher.c: note a cause; the better one is kept, the first of its class. True: this one was. */
+bool launcher_fail(struct launcher *launcher, enum cause_class cause, enum aq_status status, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+void launcher_stop(struct launcher *launcher, const char *who);
+
+#endif

@@ -1,0 +1,93 @@
+/* main_aqpipe.c -- the command `aqpipe`: a table of commands, and help that teaches. */
+#include <stdio.h>
+#include <string.h>
+
+#include "aqsgd/base.h"
+#include "commands.h"
+#include "plan.h"
+#include "worker.h"
+
+static const struct aq_command commands[] = {
+    {"plan", "check a manifest; print its stages, memory, bytes, schedule and predicted step time", aq_command_plan},
+    {"launch", "run a job: from a manifest to a trained model and a report", aq_command_launch},
+    {"status", "what a run, or a daemon, is doing", aq_command_status},
+    {"top", "watch a run: where each stage's time goes", aq_command_top},
+    {"stop", "stop a run after its current step, with a checkpoint", aq_command_stop},
+    {"logs", "what a stage's worker has written", aq_command_logs},
+    {"report", "compare runs: one table, report.json, curves for plotting", aq_command_report},
+    {"keys", "make and show the certificates of a job, for mutual TLS", aq_command_keys},
+    {"cache", "look at the message caches of a run: stat, verify, compact", aq_command_cache},
+    {"bench", "measure this machine: stages, codecs, cache, links, whole jobs", aq_command_bench},
+    {"worker", NULL, aq_command_worker},
+};
+enum { COMMANDS = sizeof commands / sizeof *commands };
+
+static const char about[] =
+    "aqpipe fine-tunes neural networks that are cut into pipeline stages over slow links (10 to 400 Mbit/s): it sends, "
+    "for\n"
+    "every training sample, not the activation but its quantized change since the sample was last seen (AQ-SGD).\n";
+
+static const char examples[] =
+    "A job is one manifest (YAML). Begin with the plan, then launch:\n"
+    "  aqpipe plan job.yaml                          what would run, and how fast\n"
+    "  aqpipe launch job.yaml                        run it; Ctrl-C stops with a checkpoint\n"
+    "  aqpipe launch job.yaml --resume               go on\n"
+    "  aqpipe launch job.yaml --run out --set train.lr=1e-4 --set link.rate_mbps=100\n"
+    "  aqpipe report run-a run-b                     compare\n"
+    "  aqpipe cache verify out                       are its message caches whole?\n"
+    "\n"
+    "`aqpipe COMMAND --help` tells more of each. AQ_LOG=2, or AQ_LOG=net:4,edge:3, makes rooms talk.\n"
+    "Exit status: 0 done; 1 failed; 2 usage or manifest; 3 stopped by the user, with a checkpoint.\n";
+
+static void help(FILE *to)
+{
+    fprintf(to, "usage: aqpipe COMMAND [options]\n\n%s\n", about);
+    for (int i = 0; i < COMMANDS; i++)
+        if (commands[i].help) fprintf(to, "  %-8s %s\n", commands[i].name, commands[i].help);
+    fprintf(to, "  %-8s %s\n", "help",
+            "this page; `help COMMAND`; `help keys`: every key of a manifest, its type and default");
+    fprintf(to, "\n%s", examples);
+}
+
+static const struct aq_command *find(const char *name)
+{
+    for (int i = 0; i < COMMANDS; i++)
+        if (strcmp(name, commands[i].name) == 0) return &commands[i];
+    return NULL;
+}
+
+/* `aqpipe help COMMAND` is `aqpipe COMMAND --help`; `aqpipe help keys` is about manifests. topic: what follows help. */
+static int help_about(char *program, int topics, char **topic)
+{
+    char *name = topics > 0 ? topic[0] : NULL;
+    if (name && strcmp(name, "keys") == 0) return aq_command_help_keys(topics, topic);
+    static char option[] = "--help";
+    char *arguments[] = {name ? name : program, option, NULL};
+    const struct aq_command *command = name ? find(name) : NULL;
+    if (command && command->help) return command->run(2, arguments);
+    help(stdout);
+    return AQ_EXIT_DONE;
+}
+
+int main(int argc, char **argv)
+{
+    aq_log_init(-1);
+    if (argc < 2) {
+        help(stderr);
+        return AQ_EXIT_USAGE;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0)
+        return help_about(argv[0], argc - 2, argv + 2);
+    if (strcmp(argv[1], "--version") == 0) {
+        puts("aqpipe " AQ_VERSION);
+        return AQ_EXIT_DONE;
+    }
+    const struct aq_command *command = find(argv[1]);
+    if (command) return command->run(argc - 1, argv + 1);
+    const char *nearest = aq_command_nearest(commands, COMMANDS, argv[1]);
+    if (nearest)
+        fprintf(stderr, "aqpipe: there is no command '%s'; did you mean '%s'?\n", argv[1], nearest);
+    else
+        fprintf(stderr, "aqpipe: there is no command '%s'; aqpipe --help lists them\n", argv[1]);
+    return AQ_EXIT_USAGE;
+}

@@ -1,0 +1,124 @@
+/* main_aqpiped.c -- the stage-scheduler daemon's command line. */
+#include <errno.h>
+#include <getopt.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include "daemon.h"
+#include "net/tls.h"
+#include "security.h"
+
+static const char usage[] =
+    "usage: aqpiped --listen HOST:PORT [--keys DIR] [--token-file FILE] [--port-file FILE]\n"
+    "\n"
+    "Starts and supervises the stage workers of one job at a time on this machine, for `aqpipe launch` elsewhere. A "
+    "job on\n"
+    "this machine alone needs no daemon: `aqpipe launch` starts a private one.\n"
+    "\n"
+    "  --listen HOST:PORT   where launchers connect; port 0 lets the system choose. Loopback only, unless there are "
+    "keys\n"
+    "                       or a token\n"
+    "  --keys DIR           authority.pem, daemon.pem and the stage-N.pem of the stages that run here (aqpipe keys "
+    "init):\n"
+    "                       mutual TLS 1.3 with launchers and between stages\n"
+    "  --token-file FILE    first line: a secret of at least 16 bytes that launchers must hold, too; mode 600\n"
+    "  --port-file FILE     write the port there once listening\n"
+    "  --fd N               serve the connected socket N and end with it (what `aqpipe launch` does)\n"
+    "  --help, --version\n"
+    "\n"
+    "AQPIPE_WORKER names another program to run as `worker` (the default is the aqpipe beside this program).\n"
+    "Whoever holds the token runs jobs as the user of this daemon. Make one with:\n"
+    "  (umask 077; head -c 32 /dev/urandom | base64 > token)\n";
+
+/* The program `name` beside this one. */
+static int beside(const char *name, char *path, size_t bytes)
+{
+    const ssize_t count = readlink("/proc/self/exe", path, bytes - 1);
+    if (count <= 0) return -1;
+    path[count] = 0;
+    char *slash = strrchr(path, '/');
+    if (!slash || (size_t)(slash + 1 - path) + strlen(name) >= bytes) return -1;
+    memcpy(slash + 1, name, strlen(name) + 1);
+    return 0;
+}
+
+static int wrong(const char *text)
+{
+    fprintf(stderr, "aqpiped: %s\n", text);
+    return 2;
+}
+
+/* The workers find the folder in their environment; a private daemon's use that of the manifest. */
+static int share_keys(const char *keys)
+{
+    static char path[AQ_TLS_PATH_BYTES];
+    if (!keys) return unsetenv(AQ_SECURITY_WORKER_KEYS);
+    if (!realpath(keys, path)) return -1;
+    return setenv(AQ_SECURITY_WORKER_KEYS, path, 1);
+}
+
+static int serve(struct aq_daemon_config *config, const char *token_file, const char *keys)
+{
+    static char program[4096];
+    config->worker = getenv("AQPIPE_WORKER");
+    if (!config->worker && beside("aqpipe", program, sizeof program) == 0) config->worker = program;
+    if (!config->worker || access(config->worker, X_OK) != 0) return wrong("there is no aqpipe beside this program");
+    if (token_file && aq_token_load(token_file, &config->token) != AQ_OK) return 2;
+    if (keys && aq_tls_open(keys, AQ_TLS_DAEMON, 0, &config->tls) != AQ_OK) return 2;
+    if (share_keys(keys) != 0) return wrong("the environment cannot be changed");
+    if (config->fd >= 0) {
+        /* A private daemon must not outlive its launcher nor get the terminal's Ctrl-C. */
+        if (prctl(PR_SET_PDEATHSIG, SIGTERM) != 0) return wrong("prctl failed");
+        (void)setsid();
+    }
+    return aq_daemon_run(config) == AQ_OK ? 0 : 1;
+}
+
+int main(int argc, char **argv)
+{
+    static const struct option options[] = {
+        {"listen", required_argument, NULL, 'l'},     {"keys", required_argument, NULL, 'k'},
+        {"token-file", required_argument, NULL, 't'}, {"port-file", required_argument, NULL, 'p'},
+        {"fd", required_argument, NULL, 'f'},         {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'v'},          {NULL, 0, NULL, 0}};
+    static struct aq_daemon_config config = {.fd = -1};
+    const char *token_file = NULL, *keys = NULL;
+    for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        char *end = NULL;
+        switch (option) {
+        case 'l':
+            config.listen = optarg;
+            break;
+        case 'k':
+            keys = optarg;
+            break;
+        case 't':
+            token_file = optarg;
+            break;
+        case 'p':
+            config.port_file = optarg;
+            break;
+        case 'f':
+            config.fd = (int)strtol(optarg, &end, 10);
+            if (*end || config.fd < 3) return wrong("--fd wants the number of a descriptor, at least 3");
+            break;
+        case 'h':
+            fputs(usage, stdout);
+            return 0;
+        case 'v':
+            puts("aqpiped " AQ_VERSION);
+            return 0;
+        default:
+            return wrong("--help tells the options");
+        }
+    }
+    if (optind < argc) return wrong("takes options only; --help tells them");
+    if ((config.fd >= 0) == (config.listen != NULL))
+        return wrong("either --listen HOST:PORT or --fd N; --help tells more");
+    aq_log_init(-1);
+    return serve(&config, token_file, keys);
+}

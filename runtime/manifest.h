@@ -1,0 +1,48 @@
+/*
+ * manifest.h -- a job with what it was made from: the tree (for places) and the pool (for memory). For manifest_*.c
+ * only.
+ */
+#ifndef RUNTIME_MANIFEST_H
+#define RUNTIME_MANIFEST_H
+
+#include "job.h"
+#include "keys.h"
+#include "pool.h"
+#include "yaml_tree.h"
+
+struct aq_manifest {
+    struct aq_job job; /* first: aq_job_close and aq_job_place get from the one to the other */
+    struct aq_pool pool;
+    struct aq_yaml_node *root;
+    struct aq_yaml_errors errors;
+    uint32_t unknown; /* errors that are keys nobody knows: they leave no value wrong, checks may follow */
+    /* While reading: the job's arrays before they become const. */
+    struct aq_job_stage *stages;
+    struct aq_yaml_node **stage_nodes; /* of a list, NULL where the cut is automatic */
+    struct aq_job_edge *edges;
+};
+
+/* An error at the node of a dotted key; where it was not given, at the manifest, and the text says it is the default.
+ */
+void aq_manifest_error(struct aq_manifest *manifest, const char *key, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* manifest_edges.c: fill manifest->edges from edges.* and the stages' views; unknown and ill-typed keys are told.
+ * AQ_NOMEM. */
+enum aq_status aq_manifest_edges(struct aq_manifest *manifest);
+
+/* manifest_stages.c: fill manifest->stages from pipeline.stages. AQ_NOMEM. */
+enum aq_status aq_manifest_stages(struct aq_manifest *manifest);
+
+/* manifest_check.c: what concerns more than one key. */
+void aq_manifest_check(struct aq_manifest *manifest);
+
+/* Read the scalar of node as key into base; ill-typed: told with the name `path`. PATH is made absolute. AQ_NOMEM. */
+enum aq_status aq_manifest_scalar(struct aq_manifest *manifest, const struct aq_key *key,
+                                  const struct aq_yaml_node *node, const char *path, void *base);
+
+/* Nobody knows this key of the table: told by its full path, with the nearest that somebody knows. */
+void aq_manifest_unknown(struct aq_manifest *manifest, const struct aq_yaml_node *node, const char *path,
+                         const char *name, struct aq_key_table table);
+
+#endif

@@ -1,0 +1,192 @@
+/*
+ * manifest_check.c -- what concerns more than one key: divisibility, the partition of the layers, codecs, addresses.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "manifest.h"
+#include "security.h"
+
+enum { KEY_BYTES = 96, LAYERS_BYTES = 48, VOCABULARY_BYTES = 256 };
+
+static void check_model(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    const struct aq_model_config *model = &job->model.config;
+    if (model->channels % model->heads)
+        aq_manifest_error(manifest, "model.heads", "%u heads do not divide %u channels (model.channels)", model->heads,
+                          model->channels);
+    if (job->train.T > model->context)
+        aq_manifest_error(manifest, "train.T", "%u tokens, but the position table has %u rows; raise model.context",
+                          job->train.T, model->context);
+    if (strcmp(job->data.tokenizer, "bytes") == 0 && model->vocabulary && model->vocabulary < VOCABULARY_BYTES)
+        aq_manifest_error(manifest, "model.vocabulary", "%u is less than the 256 tokens of the tokenizer bytes",
+                          model->vocabulary);
+}
+
+/* What the model itself refuses; the vocabulary may not be known yet. False: its layers cannot be counted. */
+static bool check_kind(struct aq_manifest *manifest)
+{
+    struct aq_model_config model = manifest->job.model.config;
+    if (!model.kind) {
+        aq_manifest_error(manifest, "model.kind", "is empty");
+        return false;
+    }
+    if (model.vocabulary == 0) model.vocabulary = VOCABULARY_BYTES;
+    if (aq_model_config_check(&model) == AQ_OK) return true;
+    aq_manifest_error(manifest, "model.kind", "there can be no such model (the line before says why)");
+    return false;
+}
+
+static void check_data(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    const struct aq_yaml_node file = {.source = job->source};
+    if (job->data.train_count == 0)
+        aq_yaml_error(&manifest->errors, &file, "data.train: is missing; name a text file to train on");
+    if (strcmp(job->data.tokenizer, "gpt2") == 0 && !job->data.tokenizer_path)
+        aq_manifest_error(manifest, "data.tokenizer",
+                          "gpt2 needs data.tokenizer_path: a folder with vocab.json and merges.txt");
+}
+
+static void check_train(struct aq_manifest *manifest)
+{
+    const struct aq_job_train *train = &manifest->job.train;
+    if (train->batch % train->micro_batch)
+        aq_manifest_error(manifest, "train.batch", "%u is not a multiple of train.micro_batch (%u); %u would be",
+                          train->batch, train->micro_batch,
+                          (train->batch / train->micro_batch + 1) * train->micro_batch);
+    else if (train->batch / train->micro_batch > AQ_JOB_MICRO_BATCHES_MAX)
+        aq_manifest_error(manifest, "train.micro_batch", "makes %u micro-batches of a batch; at most %u can be",
+                          train->batch / train->micro_batch, AQ_JOB_MICRO_BATCHES_MAX);
+}
+
+/* "layer 3" or "layers 3-5". */
+static const char *layers_text(uint32_t first, uint32_t end, char text[LAYERS_BYTES])
+{
+    if (end - first == 1)
+        snprintf(text, LAYERS_BYTES, "layer %u", first);
+    else
+        snprintf(text, LAYERS_BYTES, "layers %u-%u", first, end - 1);
+    return text;
+}
+
+/* The ranges must begin at 0, follow each other, and end with the last layer. */
+static void check_ranges(struct aq_manifest *manifest, uint32_t layers)
+{
+    const struct aq_job *job = &manifest->job;
+    uint32_t end = 0;
+    for (uint32_t s = 0; s < job->pipeline.stage_count; s++) {
+        const struct aq_job_stage *stage = &job->pipeline.stages[s];
+        char key[KEY_BYTES], range[LAYERS_BYTES];
+        snprintf(key, sizeof key, "pipeline.stages.%u.layers", s);
+        if (stage->layer_first > end)
+            aq_manifest_error(manifest, key, "a gap: begins at layer %u, but no stage has %s", stage->layer_first,
+                              layers_text(end, stage->layer_first, range));
+        else if (stage->layer_first < end)
+            aq_manifest_error(manifest, key, "an overlap: %s belong%s to an earlier stage; begin at layer %u",
+                              layers_text(stage->layer_first, stage->layer_end < end ? stage->layer_end : end, range),
+                              end - stage->layer_first == 1 ? "s" : "", end);
+        if (stage->layer_end > layers)
+            aq_manifest_error(manifest, key, "ends at layer %u, but %u is the model's last (model.blocks %u)",
+                              stage->layer_end - 1, layers - 1, job->model.config.blocks);
+        if (stage->layer_end > end) end = stage->layer_end;
+        if (s + 1 == job->pipeline.stage_count && end < layers)
+            aq_manifest_error(manifest, key, "a gap: the last stage ends at layer %u, but no stage has %s", end - 1,
+                              layers_text(end, layers, range));
+    }
+}
+
+static void check_cut(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    const uint32_t layers = aq_model_layers(&job->model.config), stages = job->pipeline.stage_count;
+    if (stages > layers)
+        aq_manifest_error(manifest, "pipeline.stages", "%u stages, but %s with %u blocks has only %u layers", stages,
+                          job->model.config.kind, job->model.config.blocks, layers);
+    else if (!job->pipeline.automatic)
+        check_ranges(manifest, layers);
+}
+
+static void codec_error(struct aq_manifest *manifest, uint32_t edge, bool backward, const char *key, const char *why)
+{
+    char path[KEY_BYTES];
+    snprintf(path, sizeof path, "edges.%s.%s", backward ? "backward" : "forward", key);
+    const char *side = backward ? "backward" : "forward";
+    if (aq_yaml_find(manifest->root, path))
+        aq_manifest_error(manifest, path, "edge %u: %s", edge, why);
+    else
+        aq_manifest_error(manifest, "edges", "edge %u %s %s: %s", edge, side, key, why);
+}
+
+/* The fields of a codec against each other; aq_codec_config_check has the last word when the codec is opened. */
+static void check_codec(struct aq_manifest *manifest, uint32_t edge, bool backward,
+                        const struct aq_codec_config *config)
+{
+    if (config->kind == AQ_CODEC_RAW) return;
+    if (config->grid == AQ_GRID_MIDTREAD && config->bits < 2)
+        codec_error(manifest, edge, backward, "grid", "midtread needs at least 2 bits");
+    if (config->tile != 32 && config->tile != 64 && config->tile != 128 &&
+        (config->hadamard || config->group == AQ_GROUP_TILE))
+        codec_error(manifest, edge, backward, "tile", "must be 32, 64 or 128");
+    if (config->kind != AQ_CODEC_DIRECTQ && config->top_k > 0 && config->top_k < 1)
+        codec_error(manifest, edge, backward, "top_k", "is for directq only");
+}
+
+static void check_edges(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    for (uint32_t e = 0; e + 1 < job->pipeline.stage_count; e++) {
+        const uint32_t before = manifest->errors.count;
+        check_codec(manifest, e, false, &job->edges[e].forward);
+        check_codec(manifest, e, true, &job->edges[e].backward);
+        if (manifest->errors.count != before) return; /* the other edges mostly say the same */
+    }
+}
+
+static void check_addresses(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    const uint32_t stages = job->pipeline.stage_count;
+    if (job->link.port_first && job->link.port_first + stages - 1 > 65535)
+        aq_manifest_error(manifest, "link.port_first", "%u stages need ports up to %u; 65535 is the last", stages,
+                          job->link.port_first + stages - 1);
+    for (uint32_t s = 0; s < stages; s++)
+        for (uint32_t other = 0; other < s; other++) {
+            const char *a = job->pipeline.stages[s].address, *b = job->pipeline.stages[other].address;
+            char key[KEY_BYTES];
+            if (!a || !b || strcmp(a, b) != 0) continue;
+            snprintf(key, sizeof key, "pipeline.stages.%u.address", s);
+            aq_manifest_error(manifest, key, "%s is the address of stage %u already", a, other);
+        }
+}
+
+/* What would leave this machine in the clear must be said to be wanted so. */
+static void check_security(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    const char *outside = aq_security_outside(job);
+    if (!aq_security_on(job) || job->security.keys) return;
+    if (outside)
+        aq_manifest_error(manifest, "security.keys",
+                          "is missing, and %s is not on this machine: make a folder of keys (aqpipe keys init DIR "
+                          "--job NAME --stages %u) and name it here, or say security.tls: off",
+                          outside, job->pipeline.stage_count);
+    else
+        aq_manifest_error(manifest, "security.keys",
+                          "is missing, and security.tls is on: make a folder of keys (aqpipe keys init DIR --job NAME "
+                          "--stages %u) and name it here",
+                          job->pipeline.stage_count);
+}
+
+void aq_manifest_check(struct aq_manifest *manifest)
+{
+    check_model(manifest);
+    const bool model = manifest->errors.count > 0 || check_kind(manifest);
+    check_data(manifest);
+    check_train(manifest);
+    if (model) check_cut(manifest);
+    check_edges(manifest);
+    check_addresses(manifest);
+    check_security(manifest);
+}

@@ -1,0 +1,205 @@
+/*
+ * manifest_edges.c -- the codecs of every edge, from edges.forward and .backward, edges.list, and what a stage says
+ * itself.
+ *
+ * A codec is made from layers of keys, the later wins: what all edges say, then this edge's entry, then an end's own
+ * view. Kind and bits are looked up first, for the defaults depend on them. Both ends are made apart and compared.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "manifest.h"
+
+enum { PATH_BYTES = 128, LAYERS_MAX = 3, TEXT_BYTES = 160, GRADIENT_PRESCALE_LOG2 = 16 };
+
+struct layers {
+    struct aq_yaml_node *nodes[LAYERS_MAX]; /* NULL: says nothing */
+    bool backward;
+};
+
+/* Tell what is wrong in one section of codec keys, once. */
+static enum aq_status codec_validate(struct aq_manifest *manifest, const struct aq_yaml_node *section, const char *path,
+                                     bool backward)
+{
+    if (!section) return AQ_OK;
+    if (section->kind != AQ_YAML_MAP) {
+        aq_yaml_error(&manifest->errors, section, "%s: must be keys of a codec, as in {codec: directq, bits: 8}", path);
+        return AQ_OK;
+    }
+    for (const struct aq_yaml_node *node = section->first; node; node = node->next) {
+        struct aq_codec_config scratch = {0};
+        char full[PATH_BYTES];
+        snprintf(full, sizeof full, "%s.%s", path, node->key);
+        const struct aq_key *key = aq_key_find(aq_keys_codec(), node->key);
+        if (!key)
+            aq_manifest_unknown(manifest, node, full, node->key, aq_keys_codec());
+        else
+            AQ_TRY(aq_manifest_scalar(manifest, key, node, full, &scratch));
+        if (key && backward && scratch.kind == AQ_CODEC_AQSGD)
+            aq_yaml_error(&manifest->errors, node,
+                          "%s: aqsgd is for activations; gradients are coded by directq or sent raw", full);
+    }
+    return AQ_OK;
+}
+
+static void codec_apply(const struct layers *layers, const char *only, struct aq_codec_config *config)
+{
+    for (uint32_t i = 0; i < LAYERS_MAX; i++) {
+        const struct aq_yaml_node *section = layers->nodes[i];
+        if (!section || section->kind != AQ_YAML_MAP) continue;
+        for (const struct aq_yaml_node *node = section->first; node; node = node->next) {
+            const struct aq_key *key = aq_key_find(aq_keys_codec(), node->key);
+            if (!key || node->kind != AQ_YAML_SCALAR || (only && strcmp(only, node->key) != 0)) continue;
+            (void)aq_key_read(key, node->text, node->quoted, config); /* what fails here was told by codec_validate */
+        }
+    }
+}
+
+static void codec_make(const struct layers *layers, struct aq_codec_config *out)
+{
+    struct aq_codec_config first = {.kind = layers->backward ? AQ_CODEC_DIRECTQ : AQ_CODEC_AQSGD,
+                                    .bits = layers->backward ? 8 : 4};
+    codec_apply(layers, "codec", &first);
+    codec_apply(layers, "bits", &first);
+    aq_codec_config_default(out, first.kind, first.bits);
+    out->bits = first.bits;
+    out->prescale_log2 = layers->backward ? GRADIENT_PRESCALE_LOG2 : 0;
+    codec_apply(layers, NULL, out);
+}
+
+static struct aq_yaml_node *child(struct aq_yaml_node *node, const char *key)
+{
+    return node && node->kind == AQ_YAML_MAP ? aq_yaml_child(node, key, strlen(key)) : NULL;
+}
+
+/* The entry of edges.list for this edge, checked that there is one at most. */
+static struct aq_yaml_node *entry_of(struct aq_manifest *manifest, uint32_t edge)
+{
+    struct aq_yaml_node *list = aq_yaml_find(manifest->root, "edges.list"), *found = NULL;
+    char number[16];
+    snprintf(number, sizeof number, "%u", edge);
+    if (!list || list->kind != AQ_YAML_LIST) return NULL;
+    for (struct aq_yaml_node *entry = list->first; entry; entry = entry->next) {
+        const struct aq_yaml_node *node = child(entry, "edge");
+        if (!node || node->kind != AQ_YAML_SCALAR || strcmp(node->text, number) != 0) continue;
+        if (found) aq_yaml_error(&manifest->errors, node, "edges.list: edge %u has an entry already", edge);
+        found = entry;
+    }
+    return found;
+}
+
+static void entry_number(struct aq_manifest *manifest, const struct aq_yaml_node *entry)
+{
+    const uint32_t edges = manifest->job.pipeline.stage_count - 1;
+    const struct aq_yaml_node *node = aq_yaml_child(entry, "edge", 4);
+    if (!node) {
+        aq_yaml_error(&manifest->errors, entry, "edges.list: an entry without 'edge: NUMBER'");
+        return;
+    }
+    const size_t bytes = node->kind == AQ_YAML_SCALAR ? strlen(node->text) : 0;
+    uint32_t edge = 0;
+    for (size_t i = 0; i < bytes && i < 6; i++)
+        edge = edge * 10 + (uint32_t)(node->text[i] - '0');
+    const bool number =
+        bytes > 0 && bytes < 6 && strspn(node->text, "0123456789") == bytes && (node->text[0] != '0' || bytes == 1);
+    if (number && edge < edges) return;
+    if (edges == 0)
+        aq_yaml_error(&manifest->errors, node, "edges.list: one stage has no edges");
+    else
+        aq_yaml_error(&manifest->errors, node, "edges.list: edge '%.16s' is not one of the edges 0 to %u",
+                      bytes ? node->text : "", edges - 1);
+}
+
+static enum aq_status validate_list(struct aq_manifest *manifest)
+{
+    const struct aq_yaml_node *list = aq_yaml_find(manifest->root, "edges.list");
+    uint32_t index = 0;
+    if (!list) return AQ_OK;
+    if (list->kind != AQ_YAML_LIST) {
+        aq_yaml_error(&manifest->errors, list, "edges.list: must be a list, as in [{edge: 0, forward: {bits: 2}}]");
+        return AQ_OK;
+    }
+    for (const struct aq_yaml_node *entry = list->first; entry; entry = entry->next, index++) {
+        char path[PATH_BYTES];
+        if (entry->kind != AQ_YAML_MAP) {
+            aq_yaml_error(&manifest->errors, entry, "edges.list: an entry must be keys: edge, forward, backward");
+            continue;
+        }
+        entry_number(manifest, entry);
+        for (const struct aq_yaml_node *node = entry->first; node; node = node->next) {
+            const bool backward = strcmp(node->key, "backward") == 0;
+            snprintf(path, sizeof path, "edges.list.%u.%s", index, node->key);
+            if (backward || strcmp(node->key, "forward") == 0)
+                AQ_TRY(codec_validate(manifest, node, path, backward));
+            else if (strcmp(node->key, "edge") != 0)
+                aq_yaml_error(&manifest->errors, node, "%s: there is no such key; an entry has edge, forward, backward",
+                              path);
+        }
+    }
+    return AQ_OK;
+}
+
+static struct aq_yaml_node *view_of(const struct aq_manifest *manifest, uint32_t stage, const char *side)
+{
+    return child(manifest->stage_nodes[stage], side);
+}
+
+static enum aq_status validate_views(struct aq_manifest *manifest)
+{
+    const uint32_t stages = manifest->job.pipeline.stage_count;
+    for (uint32_t s = 0; s < stages; s++) {
+        char path[PATH_BYTES];
+        struct aq_yaml_node *receive = view_of(manifest, s, "receive"), *send = view_of(manifest, s, "send");
+        if (receive && s == 0)
+            aq_yaml_error(&manifest->errors, receive, "pipeline.stages.0.receive: the first stage receives nothing");
+        if (send && s + 1 == stages)
+            aq_yaml_error(&manifest->errors, send, "pipeline.stages.%u.send: the last stage sends nothing", s);
+        snprintf(path, sizeof path, "pipeline.stages.%u.receive", s);
+        AQ_TRY(codec_validate(manifest, receive, path, false));
+        snprintf(path, sizeof path, "pipeline.stages.%u.send", s);
+        AQ_TRY(codec_validate(manifest, send, path, false));
+    }
+    return AQ_OK;
+}
+
+/* Sender and receiver are made apart from what each of them says; everything that stands on the wire must be the same.
+ */
+static void edge_make(struct aq_manifest *manifest, uint32_t e)
+{
+    struct aq_yaml_node *entry = entry_of(manifest, e);
+    struct aq_yaml_node *send = view_of(manifest, e, "send"), *receive = view_of(manifest, e + 1, "receive");
+    struct aq_codec_config receiver;
+    const struct layers backward = {{aq_yaml_find(manifest->root, "edges.backward"), child(entry, "backward"), NULL},
+                                    true};
+    struct layers forward = {{aq_yaml_find(manifest->root, "edges.forward"), child(entry, "forward"), send}, false};
+    codec_make(&backward, &manifest->edges[e].backward);
+    codec_make(&forward, &manifest->edges[e].forward);
+    if (!send && !receive) return;
+    forward.nodes[2] = receive;
+    codec_make(&forward, &receiver);
+    const struct aq_codec_config *sender = &manifest->edges[e].forward;
+    if (sender->kind == receiver.kind && aq_codec_config_digest(sender) == aq_codec_config_digest(&receiver)) return;
+    char says[TEXT_BYTES], expects[TEXT_BYTES], place[TEXT_BYTES];
+    aq_codec_config_text(sender, says, sizeof says);
+    aq_codec_config_text(&receiver, expects, sizeof expects);
+    aq_yaml_place(send ? send : manifest->stage_nodes[e], place, sizeof place);
+    aq_yaml_error(&manifest->errors, receive ? receive : send,
+                  "edge %u: its ends are at odds: stage %u sends '%s' (%s), stage %u expects '%s'; make both the same",
+                  e, e, says, place, e + 1, expects);
+}
+
+enum aq_status aq_manifest_edges(struct aq_manifest *manifest)
+{
+    AQ_TRY(codec_validate(manifest, aq_yaml_find(manifest->root, "edges.forward"), "edges.forward", false));
+    AQ_TRY(codec_validate(manifest, aq_yaml_find(manifest->root, "edges.backward"), "edges.backward", true));
+    AQ_TRY(validate_list(manifest));
+    AQ_TRY(validate_views(manifest));
+    const uint32_t edges = manifest->job.pipeline.stage_count - 1;
+    void *memory = NULL;
+    AQ_TRY(aq_pool_take(&manifest->pool, (edges + 1) * sizeof *manifest->edges, &memory));
+    manifest->edges = memory;
+    if (manifest->errors.count != manifest->unknown) return AQ_OK; /* half a codec would only make more errors of one */
+    for (uint32_t e = 0; e < edges; e++)
+        edge_make(manifest, e);
+    return AQ_OK;
+}

@@ -1,0 +1,113 @@
+/*
+ * manifest_stages.c -- pipeline.stages: a count, or a list of entries that must partition the layers. See manifest.h.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "manifest.h"
+
+enum { PATH_BYTES = 128 };
+
+static enum aq_status stages_take(struct aq_manifest *manifest, uint32_t count)
+{
+    void *memory = NULL;
+    AQ_TRY(aq_pool_take(&manifest->pool, count * sizeof *manifest->stages, &memory));
+    manifest->stages = memory;
+    AQ_TRY(aq_pool_take(&manifest->pool, count * sizeof *manifest->stage_nodes, &memory));
+    manifest->stage_nodes = memory;
+    for (uint32_t s = 0; s < count; s++)
+        manifest->stages[s].device = "cpu";
+    manifest->job.pipeline.stage_count = count;
+    return AQ_OK;
+}
+
+static bool digits(const char **at, uint32_t *out)
+{
+    const size_t bytes = strspn(*at, "0123456789");
+    uint32_t value = 0;
+    if (bytes == 0 || bytes > 6) return false;
+    for (size_t i = 0; i < bytes; i++)
+        value = value * 10 + (uint32_t)((*at)[i] - '0');
+    *at += bytes;
+    *out = value;
+    return true;
+}
+
+/* "0-2" or "3"; both ends belong to it. */
+static bool read_layers(const char *text, struct aq_job_stage *stage)
+{
+    uint32_t first, last;
+    if (!digits(&text, &first)) return false;
+    last = first;
+    text += strspn(text, " ");
+    if (*text == '-') {
+        text += 1 + strspn(text + 1, " ");
+        if (!digits(&text, &last)) return false;
+    }
+    if (*text || last < first) return false;
+    stage->layer_first = first;
+    stage->layer_end = last + 1;
+    return true;
+}
+
+static enum aq_status read_entry(struct aq_manifest *manifest, uint32_t s, struct aq_yaml_node *entry)
+{
+    struct aq_job_stage *stage = &manifest->stages[s];
+    manifest->stage_nodes[s] = entry;
+    if (entry->kind != AQ_YAML_MAP) {
+        aq_yaml_error(&manifest->errors, entry, "pipeline.stages.%u: must be keys, as in {layers: \"0-2\"}", s);
+        return AQ_OK;
+    }
+    for (const struct aq_yaml_node *node = entry->first; node; node = node->next) {
+        char path[PATH_BYTES];
+        snprintf(path, sizeof path, "pipeline.stages.%u.%s", s, node->key);
+        const struct aq_key *key = aq_key_find(aq_keys_stage(), node->key);
+        if (!key) {
+            aq_manifest_unknown(manifest, node, path, node->key, aq_keys_stage());
+        } else if (key->kind == AQ_KEY_LAYERS) {
+            if (node->kind != AQ_YAML_SCALAR || !read_layers(node->text, stage))
+                aq_yaml_error(&manifest->errors, node, "%s: must be a range of layers, first to last, as in \"0-2\"",
+                              path);
+        } else if (aq_key_is_scalar(key)) {
+            AQ_TRY(aq_manifest_scalar(manifest, key, node, path, stage));
+        }
+    }
+    if (!aq_yaml_child(entry, "layers", 6))
+        aq_yaml_error(&manifest->errors, entry, "pipeline.stages.%u: layers is missing, as in layers: \"0-2\"", s);
+    return AQ_OK;
+}
+
+static enum aq_status read_list(struct aq_manifest *manifest, struct aq_yaml_node *list)
+{
+    uint32_t count = 0;
+    for (const struct aq_yaml_node *entry = list->first; entry; entry = entry->next)
+        count++;
+    if (count == 0 || count > AQ_JOB_STAGES_MAX) {
+        aq_yaml_error(&manifest->errors, list, "pipeline.stages: %u entries; 1 to %u can be", count, AQ_JOB_STAGES_MAX);
+        count = 1;
+    }
+    AQ_TRY(stages_take(manifest, count));
+    struct aq_yaml_node *entry = list->first;
+    for (uint32_t s = 0; s < count && entry; s++, entry = entry->next)
+        AQ_TRY(read_entry(manifest, s, entry));
+    return AQ_OK;
+}
+
+enum aq_status aq_manifest_stages(struct aq_manifest *manifest)
+{
+    struct aq_yaml_node *node = aq_yaml_find(manifest->root, "pipeline.stages");
+    if (node && node->kind == AQ_YAML_LIST) return read_list(manifest, node);
+    uint32_t count = 1;
+    if (node) {
+        const char *at = node->kind == AQ_YAML_SCALAR && !node->quoted ? node->text : "";
+        if (!digits(&at, &count) || *at || count < 1 || count > AQ_JOB_STAGES_MAX) {
+            aq_yaml_error(&manifest->errors, node,
+                          "pipeline.stages: must be a count of stages, 1 to %u, or a list of entries with layers",
+                          AQ_JOB_STAGES_MAX);
+            count = 1;
+        }
+    }
+    AQ_TRY(stages_take(manifest, count));
+    manifest->job.pipeline.automatic = true;
+    return AQ_OK;
+}

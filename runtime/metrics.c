@@ -1,0 +1,213 @@
+/*
+ * metrics.c -- joining the step lines of P ranks.
+ *
+ * A ring of AQ_METRICS_AHEAD steps, step n in place n modulo that; `next` is the step that is written next. What every
+ * rank has in common (loss of the last rank, learning rate, ...) becomes one value, everything else an array by stage.
+ */
+#include "metrics.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "control.h"
+#include "runtime_text.h"
+
+struct place {
+    uint32_t count;
+    json_t *lines[AQ_JOB_STAGES_MAX];
+};
+
+struct aq_metrics {
+    int fd;              /* -1: written nowhere                         */
+    uint64_t bytes;      /* of whole lines in the file                  */
+    struct aq_text text; /* the line that is written                    */
+    uint32_t stages;
+    uint64_t next;
+    double seconds_before;
+    uint64_t go_ns; /* 0: not yet */
+    json_t *joined;
+    struct place places[AQ_METRICS_AHEAD];
+};
+
+enum aq_status aq_metrics_open(const struct aq_metrics_config *config, struct aq_metrics **out)
+{
+    void *memory;
+    AQ_ASSERT(config->stages >= 1 && config->stages <= AQ_JOB_STAGES_MAX);
+    AQ_TRY(aq_alloc(sizeof(struct aq_metrics), &memory));
+    struct aq_metrics *metrics = memory;
+    metrics->stages = config->stages;
+    metrics->next = config->step + 1;
+    metrics->seconds_before = config->seconds;
+    metrics->fd = -1;
+    if (config->path) {
+        metrics->fd = open(config->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+        struct stat info;
+        if (metrics->fd == -1 || fstat(metrics->fd, &info) != 0) {
+            const enum aq_status status = aq_fail_errno("metrics", "cannot write %s", config->path);
+            aq_metrics_close(metrics);
+            return status;
+        }
+        metrics->bytes = (uint64_t)info.st_size;
+    }
+    *out = metrics;
+    return AQ_OK;
+}
+
+void aq_metrics_close(struct aq_metrics *metrics)
+{
+    if (!metrics) return;
+    for (int i = 0; i < AQ_METRICS_AHEAD; i++)
+        for (uint32_t r = 0; r < metrics->stages; r++)
+            json_decref(metrics->places[i].lines[r]);
+    json_decref(metrics->joined);
+    aq_text_deinit(&metrics->text);
+    if (metrics->fd != -1) close(metrics->fd);
+    aq_free(metrics);
+}
+
+void aq_metrics_go(struct aq_metrics *metrics)
+{
+    metrics->go_ns = aq_clock_ns();
+}
+
+double aq_metrics_seconds(const struct aq_metrics *metrics)
+{
+    return metrics->seconds_before + (metrics->go_ns ? (double)(aq_clock_ns() - metrics->go_ns) * 1e-9 : 0);
+}
+
+static int add_piece(const char *bytes, size_t count, void *text)
+{
+    aq_text_bytes(text, bytes, count);
+    return ((struct aq_text *)text)->status == AQ_OK ? 0 : -1;
+}
+
+/* A line is in the file whole or not at all: what a full disk took of it is cut off again. */
+static enum aq_status write_line(struct aq_metrics *metrics, const json_t *line)
+{
+    if (metrics->fd == -1) return AQ_OK;
+    metrics->text.used = 0;
+    if (json_dump_callback(line, add_piece, &metrics->text, JSON_COMPACT | JSON_ENSURE_ASCII) != 0)
+        return aq_fail(AQ_NOMEM, "metrics", "no memory for a line");
+    aq_text_bytes(&metrics->text, "\n", 1);
+    AQ_TRY(metrics->text.status);
+    const char *bytes = metrics->text.bytes;
+    for (size_t left = metrics->text.used; left > 0;) {
+        const ssize_t written = write(metrics->fd, bytes, left);
+        if (written < 0 && errno == EINTR) continue;
+        if (written < 0) {
+            const enum aq_status status = aq_fail_errno("metrics", "cannot write metrics.jsonl");
+            if (ftruncate(metrics->fd, (off_t)metrics->bytes) != 0)
+                metrics->fd = -1; /* nothing may follow half a line */
+            return status;
+        }
+        bytes += written;
+        left -= (size_t)written;
+    }
+    metrics->bytes += metrics->text.used;
+    return AQ_OK;
+}
+
+enum aq_status aq_metrics_line(struct aq_metrics *metrics, json_t *line)
+{
+    if (!line) return aq_fail(AQ_NOMEM, "metrics", "no memory for a line");
+    json_object_del(line, "rank");
+    enum aq_status status = AQ_OK;
+    if (json_object_set_new(line, "time", json_real(aq_metrics_seconds(metrics))) != 0)
+        status = aq_fail(AQ_NOMEM, "metrics", "no memory for a line");
+    if (status == AQ_OK) status = write_line(metrics, line);
+    json_decref(line);
+    return status;
+}
+
+enum aq_status aq_metrics_sync(struct aq_metrics *metrics)
+{
+    if (metrics->fd != -1 && fsync(metrics->fd) != 0) return aq_fail_errno("metrics", "cannot write metrics.jsonl");
+    return AQ_OK;
+}
+
+/* Values that belong to the step and not to a stage: the first stage that has one says it. */
+static bool is_common(const char *key)
+{
+    static const char *const common[] = {"event", "step",      "epoch",   "seconds", "loss",
+                                         "lr",    "grad_norm", "samples", "skipped"};
+    for (size_t i = 0; i < sizeof common / sizeof *common; i++)
+        if (strcmp(key, common[i]) == 0) return true;
+    return false;
+}
+
+/* The array of `key` over all stages, null where a stage has none. */
+static json_t *gather(const struct place *place, uint32_t stages, const char *key)
+{
+    json_t *array = json_array();
+    for (uint32_t r = 0; array && r < stages; r++) {
+        json_t *value = json_object_get(place->lines[r], key);
+        json_array_append_new(array, value ? json_incref(value) : json_null());
+    }
+    return array;
+}
+
+static json_t *join(const struct aq_metrics *metrics, const struct place *place, uint64_t step)
+{
+    json_t *joined = json_pack("{s:s, s:I, s:n, s:f}", "event", "step", "step", (json_int_t)step, "epoch", "time",
+                               aq_metrics_seconds(metrics));
+    if (!joined) return NULL;
+    for (uint32_t r = 0; r < metrics->stages; r++) {
+        const char *key;
+        json_t *value;
+        json_object_foreach(place->lines[r], key, value)
+        {
+            const json_t *have = json_object_get(joined, key);
+            if (strcmp(key, "rank") == 0 || (have && !json_is_null(have))) continue;
+            json_object_set_new(joined, key, is_common(key) ? json_incref(value) : gather(place, metrics->stages, key));
+        }
+    }
+    json_object_set_new(joined, "stage_seconds", gather(place, metrics->stages, "seconds"));
+    const double seconds = aq_control_number_or(joined, "seconds", 0),
+                 samples = aq_control_number_or(joined, "samples", 0);
+    json_object_set_new(joined, "sequences_per_second", aq_control_number(seconds > 0 ? samples / seconds : 0));
+    return joined;
+}
+
+static enum aq_status keep(struct aq_metrics *metrics, uint32_t rank, json_t *line)
+{
+    uint64_t step;
+    enum aq_status status = aq_control_get_u64(line, "step", &step);
+    struct place *place = NULL;
+    if (status == AQ_OK) {
+        place = &metrics->places[step % AQ_METRICS_AHEAD];
+        if (rank >= metrics->stages || step < metrics->next || step >= metrics->next + AQ_METRICS_AHEAD ||
+            place->lines[rank])
+            status = aq_fail(AQ_PROTO, "metrics", "stage %u reports step %llu while step %llu is due", rank,
+                             (unsigned long long)step, (unsigned long long)metrics->next);
+    }
+    if (status != AQ_OK) {
+        json_decref(line);
+        return status;
+    }
+    place->lines[rank] = line;
+    place->count++;
+    return AQ_OK;
+}
+
+enum aq_status aq_metrics_step(struct aq_metrics *metrics, uint32_t rank, json_t *line, const json_t **joined)
+{
+    *joined = NULL;
+    if (line) AQ_TRY(keep(metrics, rank, line));
+    struct place *place = &metrics->places[metrics->next % AQ_METRICS_AHEAD];
+    if (place->count < metrics->stages) return AQ_OK;
+    json_decref(metrics->joined);
+    metrics->joined = join(metrics, place, metrics->next);
+    for (uint32_t r = 0; r < metrics->stages; r++) {
+        json_decref(place->lines[r]);
+        place->lines[r] = NULL;
+    }
+    place->count = 0;
+    metrics->next++;
+    if (!metrics->joined) return aq_fail(AQ_NOMEM, "metrics", "no memory for the line of a step");
+    AQ_TRY(write_line(metrics, metrics->joined));
+    *joined = metrics->joined;
+    return AQ_OK;
+}

@@ -1,0 +1,54 @@
+/*
+ * metrics.h -- RUN/metrics.jsonl: the ranks' step lines joined into one line a step, in order, with what a run is
+ * beside them.
+ *
+ * The lines of P ranks come in any order; a step is written when all P have it. The file is the only source of the
+ * report.
+ *
+ * Locking: one thread.
+ */
+#ifndef RUNTIME_METRICS_H
+#define RUNTIME_METRICS_H
+
+#include <jansson.h>
+#include <stdint.h>
+
+#include "aqsgd/base.h"
+#include "job.h"
+
+enum {
+    AQ_METRICS_AHEAD = 64
+}; /* a rank may be so many steps ahead of the slowest: pipelines are at most P steps deep */
+
+struct aq_metrics; /* opaque */
+
+struct aq_metrics_config {
+    const char *path; /* appended to; NULL: written nowhere                          */
+    uint32_t stages;
+    uint64_t step;  /* the last one done before: lines begin with step + 1          */
+    double seconds; /* of the run before this start ("time" goes on from here)     */
+};
+
+enum aq_status aq_metrics_open(const struct aq_metrics_config *config, struct aq_metrics **out);
+void aq_metrics_close(struct aq_metrics *metrics); /* NULL is fine */
+
+/* Training begins now: "time" counts from here. */
+void aq_metrics_go(struct aq_metrics *metrics);
+
+/* Seconds of training so far, over all starts. */
+double aq_metrics_seconds(const struct aq_metrics *metrics);
+
+/*
+ * Take one rank's step line (its reference is taken). When a step is whole, *joined gets a borrowed line, valid until
+ * the next call, else NULL. Call again with line NULL for further whole steps until *joined is NULL. AQ_PROTO: no step,
+ * a rank that reports a step twice or is too far ahead. AQ_NOSPC, AQ_IO: the file.
+ */
+enum aq_status aq_metrics_step(struct aq_metrics *metrics, uint32_t rank, json_t *line, const json_t **joined);
+
+/* Write any other line ("start", "eval", "end"); "time" is added. Takes the reference. */
+enum aq_status aq_metrics_line(struct aq_metrics *metrics, json_t *line);
+
+/* Everything written so far is on disk. */
+enum aq_status aq_metrics_sync(struct aq_metrics *metrics);
+
+#endif

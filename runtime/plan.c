@@ -1,0 +1,420 @@
+/*
+ * plan.c -- from a job and the facts of its files to the immutable plan. See plan.h.
+ */
+#include "plan.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "aqsgd/grad.h"
+#include "edge.h"
+#include "edge_row.h"
+#include "plan_private.h"
+
+enum { PLACE_BYTES = 512, TOKEN_BYTES = sizeof(int32_t) };
+
+struct plan_open {
+    struct aq_plan plan; /* first: aq_plan_close gets from the one to the other */
+    struct aq_plan_stage *stages;
+    struct aq_plan_edge *edges;
+    struct aq_instruction *code;
+};
+
+/* --- bytes ------------------------------------------------------------------------------------------------------ */
+
+uint64_t aq_wire_bytes(uint64_t body_bytes, bool loopback)
+{
+    const uint64_t bytes = AQ_WIRE_HEADER_BYTES + body_bytes;
+    const uint64_t segment = loopback ? AQ_WIRE_LOOPBACK_BYTES : AQ_WIRE_SEGMENT_BYTES;
+    return bytes + (bytes + segment - 1) / segment * AQ_WIRE_PACKET_BYTES;
+}
+
+uint64_t aq_plan_body_bytes(uint32_t samples, uint64_t coded)
+{
+    const uint64_t align = AQ_EDGE_BODY_ALIGN;
+    const uint64_t table = ((uint64_t)samples * AQ_EDGE_ROW_BYTES + align - 1) / align * align;
+    return samples == 0 ? 0 : table + (samples - 1) * ((coded + align - 1) / align * align) + coded;
+}
+
+bool aq_plan_same_host(const struct aq_job *job, uint32_t a, uint32_t b)
+{
+    const char *left = job->pipeline.stages[a].host, *right = job->pipeline.stages[b].host;
+    return left == right || (left && right && strcmp(left, right) == 0);
+}
+
+static bool local_address(const char *address)
+{
+    return strncmp(address, "127.", 4) == 0 || strncmp(address, "localhost", 9) == 0;
+}
+
+bool aq_plan_edge_loopback(const struct aq_job *job, uint32_t edge)
+{
+    const char *address = job->pipeline.stages[edge + 1].address;
+    return aq_plan_same_host(job, edge, edge + 1) && local_address(address ? address : job->link.host);
+}
+
+/* --- edges ------------------------------------------------------------------------------------------------------ */
+
+static enum aq_status codec_sizes(struct aq_device *device, const struct aq_codec_config *config, uint32_t T,
+                                  uint32_t C, uint64_t *warm, uint64_t *cold, uint64_t *bound, uint64_t *message)
+{
+    struct aq_codec *codec;
+    AQ_TRY(aq_codec_open(device, config, T, C, &codec));
+    *warm = aq_codec_body_bytes(codec, false);
+    *cold = config->kind == AQ_CODEC_AQSGD ? aq_codec_body_bytes(codec, true) : *warm;
+    *bound = aq_codec_bound(codec);
+    *message = aq_codec_message_bytes(codec);
+    aq_codec_close(codec);
+    return AQ_OK;
+}
+
+/* The wire bytes of a step: whole micro-batches of B, the frames of one direction of one edge. */
+static uint64_t step_bytes(const struct aq_plan *plan, uint64_t coded, bool loopback)
+{
+    return plan->micro_batches * aq_wire_bytes(aq_plan_body_bytes(plan->job->train.micro_batch, coded), loopback);
+}
+
+static enum aq_status edge_fill(struct aq_device *device, const struct aq_plan *plan, uint32_t e,
+                                struct aq_plan_edge *edge)
+{
+    const struct aq_job *job = plan->job;
+    const uint32_t T = job->train.T, C = plan->model.channels;
+    const uint64_t raw = (uint64_t)T * C * sizeof(float); /* evaluation and the raw fallback */
+    uint64_t unused, largest;
+    edge->forward = job->edges[e].forward;
+    edge->backward = job->edges[e].backward;
+    AQ_TRY(codec_sizes(device, &edge->forward, T, C, &edge->forward_warm_bytes, &edge->forward_cold_bytes,
+                       &edge->forward_bound, &edge->message_bytes));
+    AQ_TRY(codec_sizes(device, &edge->backward, T, C, &edge->backward_bytes, &unused, &edge->backward_bound, &unused));
+    largest = raw;
+    if (edge->forward_bound > largest) largest = edge->forward_bound;
+    if (edge->backward_bound > largest) largest = edge->backward_bound;
+    if (edge->message_bytes > largest) largest = edge->message_bytes;
+    edge->body_bytes_max = job->train.micro_batch * (AQ_PLAN_SAMPLE_BYTES + largest);
+    if (edge->body_bytes_max > UINT32_MAX / 2)
+        return aq_fail(AQ_INVAL, "plan",
+                       "edge %u: a micro-batch of %u samples takes %llu bytes in a frame, 2 GiB is the "
+                       "most; lower train.micro_batch or train.T",
+                       e, job->train.micro_batch, (unsigned long long)edge->body_bytes_max);
+    const bool loopback = aq_plan_edge_loopback(job, e);
+    edge->step_forward_warm = step_bytes(plan, edge->forward_warm_bytes, loopback);
+    edge->step_forward_cold = step_bytes(plan, edge->forward_cold_bytes, loopback);
+    edge->step_backward = step_bytes(plan, edge->backward_bytes, loopback);
+    return AQ_OK;
+}
+
+/* A codec tells its sizes when it is open, and wants a device for its scratch memory: the CPU, one thread. */
+static enum aq_status edges_fill(struct plan_open *open)
+{
+    const uint32_t edges = open->plan.stage_count - 1;
+    const struct aq_device_config config = {.kind = "cpu", .threads = 1};
+    struct aq_device *device;
+    if (edges == 0) return AQ_OK;
+    AQ_TRY(aq_device_open(&config, &device));
+    enum aq_status status = AQ_OK;
+    for (uint32_t e = 0; e < edges && status == AQ_OK; e++) {
+        const struct aq_job_edge *now = &open->plan.job->edges[e], *before = e ? now - 1 : NULL;
+        const bool same = before && memcmp(before, now, sizeof *now) == 0 &&
+                          aq_plan_edge_loopback(open->plan.job, e) == aq_plan_edge_loopback(open->plan.job, e - 1);
+        if (same)
+            open->edges[e] = open->edges[e - 1];
+        else
+            status = edge_fill(device, &open->plan, e, &open->edges[e]);
+    }
+    aq_device_close(device);
+    return status;
+}
+
+/* --- stages ----------------------------------------------------------------------------------------------------- */
+
+static bool edge_stores(const struct plan_open *open, uint32_t e)
+{
+    return open->edges[e].message_bytes > 0;
+}
+
+/* Does any edge keep messages? Then all programs prefetch; a stage whose edges do not has nothing to do for it. */
+static uint32_t window_of(const struct plan_open *open)
+{
+    for (uint32_t e = 0; e + 1 < open->plan.stage_count; e++)
+        if (edge_stores(open, e)) return open->plan.job->cache.window;
+    return 0;
+}
+
+static enum aq_status programs_fill(struct plan_open *open, uint32_t s, struct aq_instruction **code)
+{
+    const struct aq_job *job = open->plan.job;
+    struct aq_plan_stage *stage = &open->stages[s];
+    struct aq_schedule_request request = {.kind = job->pipeline.schedule,
+                                          .stages = open->plan.stage_count,
+                                          .micro_batches = open->plan.micro_batches,
+                                          .in_flight = job->pipeline.in_flight,
+                                          .window = window_of(open),
+                                          .norm = job->train.clip > 0};
+    uint32_t bound = aq_schedule_bound(request.micro_batches);
+    AQ_TRY(aq_schedule_emit(&request, s, *code, bound, &stage->program));
+    *code += bound;
+    request.micro_batches = open->plan.micro_batches_last;
+    bound = aq_schedule_bound(request.micro_batches);
+    AQ_TRY(aq_schedule_emit(&request, s, *code, bound, &stage->program_last));
+    *code += bound;
+    return AQ_OK;
+}
+
+static enum aq_status stage_fill(struct plan_open *open, uint32_t s)
+{
+    const struct aq_job *job = open->plan.job;
+    struct aq_plan_stage *stage = &open->stages[s];
+    stage->config = (struct aq_stage_config){.model = open->plan.model,
+                                             .layer_first = stage->layer_first,
+                                             .layer_end = stage->layer_end,
+                                             .B = job->train.micro_batch,
+                                             .T = job->train.T,
+                                             .slots = stage->program.slots,
+                                             .precision = job->model.precision,
+                                             .recompute = job->model.recompute};
+    aq_model_layer_name(&open->plan.model, stage->layer_first, stage->name_first, sizeof stage->name_first);
+    aq_model_layer_name(&open->plan.model, stage->layer_end - 1, stage->name_last, sizeof stage->name_last);
+    AQ_TRY(aq_stage_measure(&stage->config, &stage->size));
+    open->plan.parameters += stage->size.parameters;
+    return AQ_OK;
+}
+
+/*
+ * Slots of a stage's cache, one commented line per consumer. The sender keeps the references of every micro-batch in
+ * flight (it may have to give them to the receiver again); the receiver is done with one when it has decoded.
+ */
+static uint32_t cache_slots(const struct plan_open *open, uint32_t s, bool window)
+{
+    const struct aq_job *job = open->plan.job;
+    const uint32_t B = job->train.micro_batch, ahead = window ? job->cache.window : 0;
+    uint32_t slots = 0;
+    if (s > 0 && edge_stores(open, s - 1)) slots += B * ahead + 2 * B; /* read ahead; m and m' of one micro-batch   */
+    if (s + 1 < open->plan.stage_count && edge_stores(open, s))
+        slots += B * ahead + 2 * B + B * open->stages[s].program.slots; /* the same; m of every one in flight      */
+    return slots ? slots + (window ? job->cache.depth : 1) : 0;         /* being written                           */
+}
+
+static enum aq_status cache_fill(struct plan_open *open, uint32_t s)
+{
+    const struct aq_job *job = open->plan.job;
+    struct aq_plan_stage *stage = &open->stages[s];
+    const uint32_t wanted = cache_slots(open, s, true), needed = cache_slots(open, s, false);
+    if (needed == 0) return AQ_OK;
+    if (job->cache.slots && job->cache.slots < needed) {
+        char place[PLACE_BYTES];
+        aq_job_place(job, "cache.slots", place, sizeof place);
+        return aq_fail(AQ_INVAL, "manifest",
+                       "%s: cache.slots: %u, but stage %u holds up to %u messages at once; write %u, "
+                       "or 0 for what the window needs too (%u)",
+                       place, job->cache.slots, s, needed, needed, wanted);
+    }
+    struct aq_cache_config *cache = &stage->cache;
+    aq_cache_config_default(cache);
+    cache->kind = job->cache.kind;
+    cache->job_name = job->name;
+    cache->slots = job->cache.slots ? job->cache.slots : wanted;
+    cache->depth = job->cache.depth < cache->slots ? job->cache.depth : cache->slots;
+    cache->bytes_max = job->cache.bytes_max;
+    cache->direct = job->cache.direct;
+    cache->samples_max = 0;
+    cache->value_bytes_max = 0;
+    const uint32_t sides[2] = {s > 0 ? s - 1 : UINT32_MAX, s + 1 < open->plan.stage_count ? s : UINT32_MAX};
+    for (int k = 0; k < 2; k++) {
+        if (sides[k] == UINT32_MAX || !edge_stores(open, sides[k])) continue;
+        const uint64_t bytes = open->edges[sides[k]].message_bytes;
+        const uint32_t versions = strcmp(cache->kind, "memory") == 0 ? 1 : 2; /* on disk the last mark's stay, too */
+        cache->samples_max += open->plan.facts.train_samples;
+        if (bytes > cache->value_bytes_max) cache->value_bytes_max = bytes;
+        stage->cache_bytes += versions * open->plan.facts.train_samples * bytes;
+    }
+    if (cache->bytes_max && stage->cache_bytes > cache->bytes_max) {
+        char place[PLACE_BYTES], has[AQ_TEXT_NUMBER], needs[AQ_TEXT_NUMBER];
+        aq_job_place(job, "cache.bytes_max", place, sizeof place);
+        return aq_fail(AQ_INVAL, "manifest",
+                       "%s: cache.bytes_max: %s, but the messages of stage %u can take %s; raise it, "
+                       "store them in fewer bits (edges.forward.store), or train on fewer samples",
+                       place, aq_text_size(cache->bytes_max, has), s, aq_text_size(stage->cache_bytes, needs));
+    }
+    return AQ_OK;
+}
+
+static void link_fill(const struct plan_open *open, uint32_t s, uint32_t peer, uint32_t edge,
+                      struct aq_link_config *out)
+{
+    const struct aq_job *job = open->plan.job;
+    aq_link_config_default(out);
+    out->rank = s;
+    out->peer_rank = peer;
+    out->edge = edge;
+    out->body_bytes_max = (uint32_t)open->edges[edge].body_bytes_max;
+    out->send_frames = job->link.send_frames;
+    out->receive_slots = job->link.receive_slots;
+    out->rate_mbps = job->link.rate_mbps;
+    out->silence_ns_max = job->link.silence_ns_max;
+    out->outage_ns_max = job->link.outage_ns_max;
+    out->heartbeat_ns = job->link.silence_ns_max / 4; /* three may be lost */
+}
+
+static void line(struct aq_plan_stage *stage, const char *name, uint64_t bytes)
+{
+    if (bytes == 0) return;
+    AQ_ASSERT(stage->line_count < AQ_PLAN_LINES_MAX);
+    stage->lines[stage->line_count++] = (struct aq_plan_line){name, bytes};
+    stage->memory_bytes += bytes;
+}
+
+/* The sum, one line per consumer; what each takes is its own room's measure. */
+static void memory_fill(struct plan_open *open, uint32_t s)
+{
+    const struct aq_plan *plan = &open->plan;
+    const struct aq_job *job = plan->job;
+    struct aq_plan_stage *stage = &open->stages[s];
+    const struct aq_stage_size *size = &stage->size;
+    const bool first = s == 0, last = s + 1 == plan->stage_count;
+    const uint64_t samples = plan->facts.train_samples + plan->facts.heldout_samples;
+    line(stage, "parameters", size->parameter_bytes);
+    line(stage, "gradients", size->gradient_bytes);
+    line(stage, "optimizer", aq_optimizer_state_floats(&job->train.optimizer) * size->parameters * sizeof(float));
+    line(stage, "slots", size->slot_bytes * stage->config.slots);
+    line(stage, "workspace", size->workspace_bytes);
+    line(stage, "boundary", size->boundary_bytes * ((first ? 0 : 2) + (last ? 0 : 2)));
+    line(stage, "edge buffers",
+         (first ? 0 : aq_edge_measure(plan, s - 1, false)) + (last ? 0 : aq_edge_measure(plan, s, true)));
+    line(stage, "link buffers",
+         (first ? 0 : aq_link_measure(&stage->link_in)) + (last ? 0 : aq_link_measure(&stage->link_out)));
+    if (stage->cache.slots) line(stage, "cache", aq_cache_measure(&stage->cache));
+    /* The first stage reads tokens, the last targets; samples overlap by one token. */
+    if (first || last) line(stage, "tokens", (samples * job->train.T + 2) * TOKEN_BYTES);
+    line(stage, "order of samples", 2 * plan->facts.train_samples * sizeof(uint32_t));
+    line(stage, "program", AQ_PLAN_PROCESS_BYTES);
+    if (job->output.trace) line(stage, "trace", (uint64_t)AQ_PLAN_TRACE_RECORDS * AQ_PLAN_TRACE_BYTES);
+}
+
+static enum aq_status stages_fill(struct plan_open *open)
+{
+    uint32_t first[AQ_JOB_STAGES_MAX], end[AQ_JOB_STAGES_MAX];
+    struct aq_instruction *code = open->code;
+    AQ_TRY(aq_plan_cut(open->plan.job, &open->plan.model, first, end));
+    for (uint32_t s = 0; s < open->plan.stage_count; s++) {
+        open->stages[s].layer_first = first[s];
+        open->stages[s].layer_end = end[s];
+        AQ_TRY(programs_fill(open, s, &code));
+        AQ_TRY(stage_fill(open, s));
+        AQ_TRY(cache_fill(open, s));
+        if (s > 0) link_fill(open, s, s - 1, s - 1, &open->stages[s].link_in);
+        if (s + 1 < open->plan.stage_count) link_fill(open, s, s + 1, s, &open->stages[s].link_out);
+    }
+    for (uint32_t s = 0; s < open->plan.stage_count; s++)
+        memory_fill(open, s);
+    return AQ_OK;
+}
+
+/* Every rank's program against all others: the whole step, and the last of an epoch. */
+static enum aq_status dry_run(const struct plan_open *open)
+{
+    const struct aq_job *job = open->plan.job;
+    const struct aq_program_limits limits = {
+        .credits = job->link.receive_slots, .send_frames = job->link.send_frames, .norm = job->train.clip > 0};
+    for (int last = 0; last < 2; last++) {
+        struct aq_program programs[AQ_JOB_STAGES_MAX];
+        struct aq_text why = {0};
+        for (uint32_t s = 0; s < open->plan.stage_count; s++)
+            programs[s] = last ? open->stages[s].program_last : open->stages[s].program;
+        const enum aq_status status = aq_program_check(programs, open->plan.stage_count, &limits, &why);
+        if (status != AQ_OK)
+            aq_log("plan", 0, "link.receive_slots %u and link.send_frames %u may be too few: %s", limits.credits,
+                   limits.send_frames, aq_text_of(&why));
+        aq_text_deinit(&why);
+        AQ_TRY(status);
+    }
+    return AQ_OK;
+}
+
+static enum aq_status counts_fill(struct aq_plan *plan)
+{
+    const struct aq_job *job = plan->job;
+    const uint64_t samples = plan->facts.train_samples, batch = job->train.batch;
+    plan->model = job->model.config;
+    if (plan->model.vocabulary == 0) plan->model.vocabulary = plan->facts.vocabulary;
+    if (plan->model.vocabulary < plan->facts.vocabulary) {
+        char place[PLACE_BYTES];
+        aq_job_place(job, "model.vocabulary", place, sizeof place);
+        return aq_fail(AQ_INVAL, "manifest",
+                       "%s: model.vocabulary: %u, but the tokenizer has %u tokens; write 0 or more", place,
+                       plan->model.vocabulary, plan->facts.vocabulary);
+    }
+    plan->layers = aq_model_layers(&plan->model);
+    plan->stage_count = job->pipeline.stage_count;
+    plan->steps_per_epoch = (samples + batch - 1) / batch;
+    plan->samples_last = (uint32_t)(samples % batch ? samples % batch : batch);
+    plan->micro_batches = aq_job_micro_batches(job, job->train.batch);
+    plan->micro_batches_last = aq_job_micro_batches(job, plan->samples_last);
+    if (plan->steps_per_epoch > UINT64_MAX / job->train.epochs)
+        return aq_fail(AQ_INVAL, "plan", "%u epochs are more steps than can be counted", job->train.epochs);
+    plan->steps = plan->steps_per_epoch * job->train.epochs;
+    if (job->train.steps_max && job->train.steps_max < plan->steps) plan->steps = job->train.steps_max;
+    return AQ_OK;
+}
+
+static enum aq_status arrays_take(struct plan_open *open)
+{
+    const struct aq_plan *plan = &open->plan;
+    const size_t code = (size_t)plan->stage_count *
+                        (aq_schedule_bound(plan->micro_batches) + aq_schedule_bound(plan->micro_batches_last));
+    AQ_TRY(aq_alloc(plan->stage_count * sizeof *open->stages, (void **)&open->stages));
+    AQ_TRY(aq_alloc(plan->stage_count * sizeof *open->edges, (void **)&open->edges));
+    AQ_TRY(aq_alloc(code * sizeof *open->code, (void **)&open->code));
+    open->plan.stages = open->stages;
+    open->plan.edges = open->edges;
+    return AQ_OK;
+}
+
+enum aq_status aq_plan_open(const struct aq_job *job, struct aq_plan **out)
+{
+    void *memory = NULL;
+    AQ_TRY(aq_alloc(sizeof(struct plan_open), &memory));
+    struct plan_open *open = memory;
+    enum aq_status status;
+    open->plan.job = job;
+    open->plan.facts = job->facts;
+    if (job->facts.train_samples == 0) AQ_TRY_GOTO(aq_plan_facts(job, &open->plan.facts), out);
+    AQ_TRY_GOTO(counts_fill(&open->plan), out);
+    AQ_TRY_GOTO(arrays_take(open), out);
+    AQ_TRY_GOTO(edges_fill(open), out);
+    AQ_TRY_GOTO(stages_fill(open), out);
+    AQ_TRY_GOTO(dry_run(open), out);
+    AQ_TRY_GOTO(aq_plan_digests(&open->plan), out);
+    for (uint32_t s = 0; s < open->plan.stage_count; s++) {
+        struct aq_plan_stage *stage = &open->stages[s];
+        stage->link_in.job_digest = stage->link_out.job_digest = open->plan.job_digest;
+        stage->link_in.plan_hash = stage->link_out.plan_hash = open->plan.hash;
+        stage->cache.job_digest = open->plan.job_digest;
+    }
+    *out = &open->plan;
+    return AQ_OK;
+out:
+    aq_plan_close(&open->plan);
+    return status;
+}
+
+void aq_plan_close(struct aq_plan *plan)
+{
+    if (!plan) return;
+    struct plan_open *open = (struct plan_open *)plan; /* the plan is the first member */
+    aq_free(open->code);
+    aq_free(open->edges);
+    aq_free(open->stages);
+    aq_free(open);
+}
+
+uint64_t aq_plan_hash(const struct aq_plan *plan)
+{
+    return plan->hash;
+}
+
+enum aq_status aq_plan_manifest(const struct aq_plan *plan, char **text)
+{
+    struct aq_job with_facts = *plan->job; /* canonical reads the values alone */
+    with_facts.facts = plan->facts;
+    return aq_job_canonical(&with_facts, text);
+}

@@ -1,0 +1,179 @@
+/*
+ * plan.h -- the immutable plan of a job: the cut, every rank's program, memory, bytes, predicted time, and its hash.
+ *
+ * A plan is a pure function of the manifest and of the facts of its files (counts and digests of samples, vocabulary).
+ * The launcher makes it, sends aq_plan_manifest's text to every worker, and each worker makes it again and refuses on
+ * another hash (the handshake of a link does, too).
+ *
+ *     AQ_TRY(aq_job_load(path, sets, n, &job));
+ *     AQ_TRY(aq_plan_open(job, &plan));            // reads tokenizer and texts where job->facts does not tell
+ *     const struct aq_plan_stage *me = &plan->stages[s];
+ *     ... me->config for aq_stage_open, me->program to run, plan->edges[s] for the codecs, me->cache for aq_cache_open
+ *     aq_plan_close(plan); aq_job_close(job);
+ *
+ * The plan borrows the job, which must outlive it.
+ * Locking: read-only after open; any thread.
+ */
+#ifndef RUNTIME_PLAN_H
+#define RUNTIME_PLAN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "aqsgd/base.h"
+#include "job.h"
+#include "net/link.h"
+#include "program.h"
+#include "runtime_text.h"
+#include "stages/stage.h"
+#include "storage/cache.h"
+
+enum {
+    AQ_PLAN_LINES_MAX = 16,
+    AQ_PLAN_NAME_MAX = 32,
+    AQ_PLAN_TRACE_RECORDS = 1 << 17, /* of output.trace, on every stage                        */
+    AQ_PLAN_TRACE_BYTES = 40,        /* of a record: two names, two times, step, micro-batch   */
+    /*
+     * Code of the program and its libraries, stacks, and oneDNN's compiled kernels: what a worker's resident memory was
+     * seen to have beside its sum, alike on stages of 45 and of 98 MB (docs/DECISIONS.md).
+     */
+    AQ_PLAN_PROCESS_BYTES = 32 << 20,
+    /*
+     * Room in the body of a frame for one sample's row (id, versions, digests, flags, length); the edge, which defines
+     * the row, asserts statically that it is no longer. Bodies of samples follow the table.
+     */
+    AQ_PLAN_SAMPLE_BYTES = 64
+};
+
+/* One consumer of memory. */
+struct aq_plan_line {
+    const char *name; /* a literal: "parameters", "gradients", "optimizer", ... */
+    uint64_t bytes;
+};
+
+struct aq_plan_stage {
+    uint32_t layer_first, layer_end;
+    char name_first[AQ_PLAN_NAME_MAX], name_last[AQ_PLAN_NAME_MAX]; /* "embedding", "block 2"                    */
+    struct aq_stage_config config; /* ready for aq_stage_open: slots, B, T, precision, recompute               */
+    struct aq_stage_size size;
+    struct aq_program program;      /* of a whole step: plan->micro_batches                                     */
+    struct aq_program program_last; /* of the last, partial step of an epoch: plan->micro_batches_last          */
+    struct aq_cache_config cache;   /* ready but for path, mark, bell, trace, fresh; slots 0: no cache           */
+    struct aq_link_config link_in; /* from stage s-1: this stage listens. Rank, peers, edge, sizes, rate, hash filled */
+    struct aq_link_config link_out; /* to stage s+1: this stage connects                                        */
+    struct aq_plan_line lines[AQ_PLAN_LINES_MAX];
+    uint32_t line_count;
+    uint64_t memory_bytes; /* the sum of the lines                                                              */
+    uint64_t cache_bytes;  /* on disk ("memory": in RAM): samples x messages x sides, two versions between marks */
+};
+
+/* Edge e joins stage e and e+1. Bytes of one sample's body unless said otherwise. */
+struct aq_plan_edge {
+    struct aq_codec_config forward, backward;
+    uint64_t forward_warm_bytes, forward_cold_bytes, backward_bytes;
+    uint64_t forward_bound, backward_bound; /* what any body fits into                                          */
+    uint64_t message_bytes;                 /* of a stored m; 0: stateless                                      */
+    uint64_t body_bytes_max;                /* of a frame of one micro-batch, room for its sample table included */
+    /* A whole step on the wire: bodies, sample tables, frame headers, TCP/IP and Ethernet headers.             */
+    uint64_t step_forward_warm, step_forward_cold, step_backward;
+};
+
+struct aq_plan {
+    const struct aq_job *job;     /* borrowed                                                                   */
+    struct aq_model_config model; /* vocabulary resolved                                                        */
+    struct aq_job_facts facts;    /* all known                                                                  */
+    uint32_t stage_count;         /* P                                                                          */
+    uint32_t layers;              /* L of the model, embedding and head among them                              */
+    const struct aq_plan_stage *stages;
+    const struct aq_plan_edge *edges; /* P - 1                                                                  */
+    uint32_t micro_batches;           /* M of a whole step                                                          */
+    uint32_t micro_batches_last;      /* of the last step of an epoch; == micro_batches where batch divides         */
+    uint32_t samples_last;            /* samples of the last step of an epoch                                       */
+    uint64_t steps_per_epoch;
+    uint64_t steps; /* of the whole run: epochs and steps_max                                                   */
+    uint64_t parameters;
+    uint64_t hash;       /* of everything that the ranks must agree on                                          */
+    uint64_t job_digest; /* identity of model, data, cut and codecs' stores: what a cache belongs to            */
+};
+
+/*
+ * Read the facts of the job's files (vocabulary, counts and digests): what aq_plan_open does where job->facts has none.
+ * AQ_NOTFOUND, AQ_IO, AQ_CORRUPT, AQ_INVAL: the manifest's place and the file.
+ */
+enum aq_status aq_plan_facts(const struct aq_job *job, struct aq_job_facts *out);
+
+/* AQ_INVAL: the job cannot be (names place, cause, remedy). As aq_plan_facts where it reads files. AQ_NOMEM. */
+enum aq_status aq_plan_open(const struct aq_job *job, struct aq_plan **out);
+void aq_plan_close(struct aq_plan *plan); /* NULL is fine */
+
+uint64_t aq_plan_hash(const struct aq_plan *plan);
+
+/*
+ * Do the stages without a host (those of this machine) fit together into so much memory? AQ_NOMEM: says the sum, the
+ * largest part and the remedy. For the launcher and `aqpipe plan`, before anything is started.
+ */
+enum aq_status aq_plan_fits(const struct aq_plan *plan, uint64_t memory_bytes);
+
+/*
+ * Do the caches of this machine's stages fit onto the disk of `folder` (which need not exist yet), counting what they
+ * hold there already? AQ_NOSPC: not even one copy of each message does; says needed and free bytes. A second copy is
+ * needed between two checkpoints: where only that does not fit, a line warns.
+ */
+enum aq_status aq_plan_disk_fits(const struct aq_plan *plan, const char *folder);
+
+/* Bytes of RAM that this process may have: the machine's, or its control group's limit. */
+uint64_t aq_plan_memory_here(void);
+
+/* The canonical manifest with the facts in it: what a worker gets. It plans to the same hash and reads no data. */
+enum aq_status aq_plan_manifest(const struct aq_plan *plan, char **text);
+
+/* Seconds of one thing on this job's machines: measured, or assumed. Arrays have stage_count entries. */
+struct aq_plan_costs {
+    const char *origin; /* "measured", "given", "assumed 100 GFLOP/s a core": printed                           */
+    double forward_s[AQ_JOB_STAGES_MAX]; /* of one micro-batch, at the stage's threads, alone on its cores     */
+    double backward_s[AQ_JOB_STAGES_MAX];
+    double send_s[AQ_JOB_STAGES_MAX];         /* edge e: encode forward of one micro-batch, at stage e              */
+    double receive_s[AQ_JOB_STAGES_MAX];      /* edge e: decode forward, at stage e+1                               */
+    double send_back_s[AQ_JOB_STAGES_MAX];    /* edge e: encode backward, at stage e+1                          */
+    double receive_back_s[AQ_JOB_STAGES_MAX]; /* edge e: decode backward, at stage e                            */
+    double step_s[AQ_JOB_STAGES_MAX];         /* the optimizer                                                      */
+    double latency_s;                         /* of a link, one way                                                 */
+    double rate_mbps;                         /* 0: links take no time                                              */
+    double cache_mbps;                        /* 10^6 byte/s of the store, read and write together; 0: no limit     */
+    uint32_t threads[AQ_JOB_STAGES_MAX];      /* that each worker runs with                                         */
+    uint32_t cores;                           /* of each host                                                       */
+    bool cold;                                /* first epoch: keyframes                                             */
+};
+
+/* Fill costs by arithmetic: flops over `gflops` per core, codec bytes over 4 GB/s a core; says "assumed". */
+void aq_plan_costs_assumed(const struct aq_plan *plan, double gflops, uint32_t cores, struct aq_plan_costs *out);
+
+/* Fill costs by opening each stage on this machine, one after another, and timing a few calls. Seconds to minutes. */
+enum aq_status aq_plan_costs_measured(const struct aq_plan *plan, uint32_t cores, struct aq_plan_costs *out);
+
+struct aq_plan_prediction {
+    double step_s;  /* by event simulation of the programs                                                     */
+    double bound_s; /* the busiest resource: no schedule can be faster                                         */
+    char binds[64]; /* which: "link 0-1 forward", "stage 2 compute", "cores of host-a"                         */
+    double compute_s[AQ_JOB_STAGES_MAX]; /* busy time of each stage in a step                                 */
+    double forward_s[AQ_JOB_STAGES_MAX]; /* busy time of link e forward                                       */
+    double backward_s[AQ_JOB_STAGES_MAX];
+    double cores_s; /* the busiest host: its stages' core seconds over its cores                                */
+};
+
+/* Event simulation of one step after another (the second is taken: pipelines overlap at their ends). AQ_NOMEM. */
+enum aq_status aq_plan_predict(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                               struct aq_plan_prediction *out);
+
+/* For people, and for programs (one JSON object). costs and prediction may be NULL: then nothing is said about time. */
+enum aq_status aq_plan_print(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                             const struct aq_plan_prediction *prediction, struct aq_text *text);
+enum aq_status aq_plan_print_json(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                                  const struct aq_plan_prediction *prediction, struct aq_text *text);
+
+/* `aqpipe plan` and `aqpipe help keys`; argv[0] is the command's name ("plan"). Return the process's exit status. */
+int aq_command_plan(int argc, char **argv);
+int aq_command_help_keys(int argc, char **argv);
+
+#endif

@@ -1,0 +1,92 @@
+/*
+ * plan_cut.c -- which layers a stage has: as the manifest says, or cut so that the dearest stage is as cheap as can be.
+ *
+ * The automatic cut minimizes the largest sum of flops (forward and backward) of one stage over all cuts into P parts,
+ * by dynamic programming; of equal cuts the one that ends its stages first wins, so that every rank finds the same.
+ */
+#include <float.h>
+
+#include "plan_private.h"
+
+static enum aq_status layer_flops(const struct aq_job *job, const struct aq_model_config *model, uint32_t layers,
+                                  double *sums)
+{
+    sums[0] = 0;
+    for (uint32_t l = 0; l < layers; l++) {
+        const struct aq_stage_config config = {.model = *model,
+                                               .layer_first = l,
+                                               .layer_end = l + 1,
+                                               .B = job->train.micro_batch,
+                                               .T = job->train.T,
+                                               .slots = 1,
+                                               .precision = job->model.precision,
+                                               .recompute = job->model.recompute};
+        struct aq_stage_size size;
+        AQ_TRY(aq_stage_measure(&config, &size));
+        sums[l + 1] = sums[l] + size.flops_forward + size.flops_backward;
+    }
+    return AQ_OK;
+}
+
+/*
+ * best[p][l]: the largest stage when the first l layers are cut into p parts; from[p][l]: where the last part begins.
+ * Row by row, P rows of layers + 1 entries.
+ */
+static void balance(const double *sums, uint32_t layers, uint32_t P, double *best, uint32_t *from)
+{
+    const uint32_t width = layers + 1;
+    for (uint32_t l = 0; l <= layers; l++)
+        best[width + l] = l ? sums[l] : DBL_MAX;
+    for (uint32_t p = 2; p <= P; p++)
+        for (uint32_t l = 0; l <= layers; l++) {
+            double least = DBL_MAX;
+            uint32_t where = 0;
+            for (uint32_t k = p - 1; k < l; k++) {
+                const double before = best[(p - 1) * width + k], last = sums[l] - sums[k];
+                const double worst = before > last ? before : last;
+                if (worst < least) {
+                    least = worst;
+                    where = k;
+                }
+            }
+            best[p * width + l] = least;
+            from[p * width + l] = where;
+        }
+}
+
+static enum aq_status cut_automatic(const struct aq_job *job, const struct aq_model_config *model, uint32_t *first,
+                                    uint32_t *end)
+{
+    const uint32_t layers = aq_model_layers(model), P = job->pipeline.stage_count;
+    const size_t cells = (size_t)(P + 1) * (layers + 1);
+    double *sums = NULL, *best = NULL;
+    uint32_t *from = NULL;
+    enum aq_status status;
+    AQ_TRY_GOTO(aq_alloc((layers + 1) * sizeof *sums, (void **)&sums), out);
+    AQ_TRY_GOTO(aq_alloc(cells * sizeof *best, (void **)&best), out);
+    AQ_TRY_GOTO(aq_alloc(cells * sizeof *from, (void **)&from), out);
+    AQ_TRY_GOTO(layer_flops(job, model, layers, sums), out);
+    balance(sums, layers, P, best, from);
+    uint32_t at = layers;
+    for (uint32_t p = P; p >= 1; p--) {
+        end[p - 1] = at;
+        at = p > 1 ? from[(size_t)p * (layers + 1) + at] : 0;
+        first[p - 1] = at;
+    }
+out:
+    aq_free(from);
+    aq_free(best);
+    aq_free(sums);
+    return status;
+}
+
+enum aq_status aq_plan_cut(const struct aq_job *job, const struct aq_model_config *model, uint32_t *first,
+                           uint32_t *end)
+{
+    if (job->pipeline.automatic) return cut_automatic(job, model, first, end);
+    for (uint32_t s = 0; s < job->pipeline.stage_count; s++) {
+        first[s] = job->pipeline.stages[s].layer_first;
+        end[s] = job->pipeline.stages[s].layer_end;
+    }
+    return AQ_OK;
+}

@@ -1,0 +1,92 @@
+/*
+ * plan_facts.c -- what a plan must know of the job's files: vocabulary, counts and digests. See plan.h.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "plan.h"
+#include "stages/dataset.h"
+#include "stages/weights.h"
+
+enum { PLACE_BYTES = 512, WEIGHTS_HEAD_BYTES = 64 * 1024 };
+
+/* A file that is not there is told with the line of the manifest that names it. */
+static enum aq_status readable(const struct aq_job *job, const char *key, const char *path)
+{
+    if (access(path, R_OK) == 0) return AQ_OK;
+    const int error = errno;
+    char place[PLACE_BYTES];
+    aq_job_place(job, key, place, sizeof place);
+    errno = error;
+    const enum aq_status status = aq_fail_errno("manifest", "%s: %s: cannot read %s", place, key, path);
+    return error == ENOENT ? AQ_NOTFOUND : status;
+}
+
+static enum aq_status dataset_facts(const struct aq_job *job, const struct aq_tokenizer *tokenizer, bool heldout,
+                                    uint64_t *samples, uint64_t *digest)
+{
+    const struct aq_job_data *data = &job->data;
+    const struct aq_dataset_config config = {.paths = heldout ? data->heldout : data->train,
+                                             .path_count = heldout ? data->heldout_count : data->train_count,
+                                             .tokenizer = tokenizer,
+                                             .T = job->train.T,
+                                             .samples_max =
+                                                 heldout ? data->heldout_samples_max : data->train_samples_max,
+                                             .skip = heldout ? 0 : data->skip};
+    for (uint32_t i = 0; i < config.path_count; i++)
+        AQ_TRY(readable(job, heldout ? "data.heldout" : "data.train", config.paths[i]));
+    struct aq_dataset *dataset;
+    AQ_TRY(aq_dataset_open(&config, &dataset));
+    *samples = aq_dataset_count(dataset);
+    *digest = aq_dataset_digest(dataset);
+    aq_dataset_close(dataset);
+    return AQ_OK;
+}
+
+/* The head of a safetensors file names and places every tensor; with the length it tells one file from another. */
+static enum aq_status weights_facts(const struct aq_job *job, uint64_t *digest)
+{
+    const char *path = job->model.weights;
+    AQ_TRY(readable(job, "model.weights", path));
+    struct aq_weights *weights;
+    AQ_TRY(aq_weights_open(path, &weights)); /* whole and well-formed? */
+    aq_weights_close(weights);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return aq_fail_errno("plan", "cannot open %s", path);
+    void *head = NULL;
+    struct stat about;
+    enum aq_status status;
+    AQ_TRY_GOTO(aq_alloc(WEIGHTS_HEAD_BYTES, &head), out);
+    const ssize_t bytes = pread(fd, head, WEIGHTS_HEAD_BYTES, 0);
+    if (bytes < 0 || fstat(fd, &about) < 0)
+        status = aq_fail_errno("plan", "cannot read %s", path);
+    else
+        *digest = aq_digest_seeded(head, (size_t)bytes, (uint64_t)about.st_size);
+out:
+    aq_free(head);
+    close(fd);
+    return status;
+}
+
+enum aq_status aq_plan_facts(const struct aq_job *job, struct aq_job_facts *out)
+{
+    struct aq_job_facts facts = {0};
+    struct aq_tokenizer *tokenizer;
+    if (job->data.tokenizer_path && strcmp(job->data.tokenizer, "bytes") != 0)
+        AQ_TRY(readable(job, "data.tokenizer_path", job->data.tokenizer_path));
+    AQ_TRY(aq_tokenizer_open(job->data.tokenizer, job->data.tokenizer_path, &tokenizer));
+    enum aq_status status;
+    facts.vocabulary = aq_tokenizer_vocabulary(tokenizer);
+    AQ_TRY_GOTO(dataset_facts(job, tokenizer, false, &facts.train_samples, &facts.train_digest), out);
+    if (job->data.heldout_count)
+        AQ_TRY_GOTO(dataset_facts(job, tokenizer, true, &facts.heldout_samples, &facts.heldout_digest), out);
+    if (job->model.weights) AQ_TRY_GOTO(weights_facts(job, &facts.weights_digest), out);
+    *out = facts;
+out:
+    aq_tokenizer_close(tokenizer);
+    return status;
+}

@@ -1,0 +1,116 @@
+/*
+ * plan_fits.c -- do the stages of this machine fit into its memory, and their caches onto its disk? What a plan cannot
+ * know of itself.
+ */
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "plan.h"
+
+enum { PLACE_BYTES = 512, PATH_BYTES = 4096, BLOCK_BYTES = 4096 };
+
+/* A control group's limit, a decimal number or "max"; UINT64_MAX: none. Both layouts of the file system are looked at.
+ */
+static uint64_t group_limit(void)
+{
+    static const char *const paths[] = {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
+    uint64_t least = UINT64_MAX;
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
+        FILE *file = fopen(paths[i], "re");
+        unsigned long long limit;
+        if (!file) continue;
+        if (fscanf(file, "%llu", &limit) == 1 && limit < least) least = limit;
+        fclose(file);
+    }
+    return least;
+}
+
+uint64_t aq_plan_memory_here(void)
+{
+    const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    const uint64_t machine = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : UINT64_MAX;
+    const uint64_t group = group_limit();
+    return group < machine ? group : machine;
+}
+
+enum aq_status aq_plan_fits(const struct aq_plan *plan, uint64_t memory_bytes)
+{
+    uint64_t sum = 0, largest = 0;
+    uint32_t worst = 0;
+    for (uint32_t s = 0; s < plan->stage_count; s++) {
+        const struct aq_plan_stage *stage = &plan->stages[s];
+        const struct aq_job_stage *place = &plan->job->pipeline.stages[s];
+        if (place->host || strcmp(place->device, "cuda") == 0) continue;
+        sum += stage->memory_bytes;
+        for (uint32_t i = 0; i < stage->line_count; i++)
+            if (stage->lines[i].bytes > largest) {
+                largest = stage->lines[i].bytes;
+                worst = s;
+            }
+    }
+    if (sum <= memory_bytes) return AQ_OK;
+    char place[PLACE_BYTES], needs[AQ_TEXT_NUMBER], has[AQ_TEXT_NUMBER], most[AQ_TEXT_NUMBER];
+    aq_job_place(plan->job, "pipeline.stages", place, sizeof place);
+    return aq_fail(
+        AQ_NOMEM, "plan",
+        "%s: pipeline.stages: the stages of this machine need %s, it has %s; the largest part is %s on stage "
+        "%u: lower pipeline.in_flight or train.micro_batch, set model.recompute, or move stages to another host",
+        place, aq_text_size(sum, needs), aq_text_size(memory_bytes, has), aq_text_size(largest, most), worst);
+}
+
+/* What the slab of a stage's cache takes on disk already: a run that goes on needs no second copy of it. */
+static uint64_t slab_held(const char *folder, uint32_t stage)
+{
+    char path[PATH_BYTES];
+    struct stat about;
+    if (snprintf(path, sizeof path, "%s/stage-%u/slab", folder, stage) >= (int)sizeof path) return 0;
+    return stat(path, &about) == 0 ? (uint64_t)about.st_blocks * 512 : 0;
+}
+
+/* Free bytes of the file system that the folder is, or will be, on: of the nearest part of its path that is there. */
+static bool disk_free(const char *folder, uint64_t *bytes)
+{
+    char path[PATH_BYTES];
+    struct statvfs system_of;
+    if (snprintf(path, sizeof path, "%s", folder) >= (int)sizeof path) return false;
+    while (statvfs(path, &system_of) != 0) {
+        char *slash = strrchr(path, '/');
+        if (!slash || path[1] == 0) return false;
+        slash[slash == path ? 1 : 0] = 0;
+    }
+    *bytes = (uint64_t)system_of.f_bavail * system_of.f_frsize;
+    return true;
+}
+
+enum aq_status aq_plan_disk_fits(const struct aq_plan *plan, const char *folder)
+{
+    uint64_t least = 0, held = 0, free_bytes;
+    for (uint32_t s = 0; s < plan->stage_count; s++) {
+        const struct aq_cache_config *cache = &plan->stages[s].cache;
+        if (cache->slots == 0 || plan->job->pipeline.stages[s].host || strcmp(cache->kind, "memory") == 0) continue;
+        const uint64_t cell = (cache->value_bytes_max + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES;
+        least += cache->samples_max * cell;
+        held += slab_held(folder, s);
+    }
+    if (least == 0 || !disk_free(folder, &free_bytes)) return AQ_OK;
+    char place[PLACE_BYTES], needs[AQ_TEXT_NUMBER], more[AQ_TEXT_NUMBER], has[AQ_TEXT_NUMBER];
+    aq_job_place(plan->job, "cache.path", place, sizeof place);
+    aq_text_size(least, needs);
+    aq_text_size(2 * least, more);
+    aq_text_size(free_bytes + held, has);
+    if (least > free_bytes + held)
+        return aq_fail(AQ_NOSPC, "plan",
+                       "%s: cache.path: the messages of this machine's stages need %s in %s (%s between two "
+                       "checkpoints), %s is free there: name another disk, store them in fewer bits "
+                       "(edges.forward.store), or train on fewer samples",
+                       place, needs, folder, more, has);
+    if (2 * least > free_bytes + held)
+        aq_log("plan", 1,
+               "%s: the messages need %s, and up to %s while a checkpoint is kept; %s is free: the run may stop on a "
+               "full disk",
+               folder, needs, more, has);
+    return AQ_OK;
+}

@@ -1,0 +1,101 @@
+/*
+ * plan_json.c -- a plan as one JSON object: `aqpipe plan --json`. Numbers are in bytes and seconds.
+ */
+#include <stdio.h>
+
+#include "keys.h"
+#include "plan_private.h"
+
+static void json_text(const char *text, struct aq_text *out)
+{
+    aq_text_bytes(out, "\"", 1);
+    for (const unsigned char *at = (const unsigned char *)text; *at; at++) {
+        if (*at == '"' || *at == '\\')
+            aq_text_add(out, "\\%c", *at);
+        else if (*at < 0x20 || *at == 0x7f)
+            aq_text_add(out, "\\u%04x", *at);
+        else
+            aq_text_bytes(out, (const char *)at, 1);
+    }
+    aq_text_bytes(out, "\"", 1);
+}
+
+static void json_stage(const struct aq_plan *plan, uint32_t s, struct aq_text *text)
+{
+    const struct aq_plan_stage *stage = &plan->stages[s];
+    aq_text_add(text,
+                "%s{\"stage\": %u, \"layer_first\": %u, \"layer_last\": %u, \"parameters\": %llu, \"slots\": %u, ",
+                s ? ", " : "", s, stage->layer_first, stage->layer_end - 1, (unsigned long long)stage->size.parameters,
+                stage->config.slots);
+    aq_text_add(text, "\"memory\": {");
+    for (uint32_t i = 0; i < stage->line_count; i++) {
+        aq_text_add(text, "%s", i ? ", " : "");
+        json_text(stage->lines[i].name, text);
+        aq_text_add(text, ": %llu", (unsigned long long)stage->lines[i].bytes);
+    }
+    aq_text_add(text,
+                "}, \"memory_bytes\": %llu, \"cache_bytes\": %llu, \"flops_forward\": %.17g, "
+                "\"flops_backward\": %.17g}",
+                (unsigned long long)stage->memory_bytes, (unsigned long long)stage->cache_bytes,
+                stage->size.flops_forward, stage->size.flops_backward);
+}
+
+static void json_edge(const struct aq_plan *plan, uint32_t e, struct aq_text *text)
+{
+    const struct aq_plan_edge *edge = &plan->edges[e];
+    aq_text_add(text,
+                "%s{\"edge\": %u, \"step_bytes_forward_first\": %llu, \"step_bytes_forward\": %llu, "
+                "\"step_bytes_backward\": %llu, \"message_bytes\": %llu}",
+                e ? ", " : "", e, (unsigned long long)edge->step_forward_cold,
+                (unsigned long long)edge->step_forward_warm, (unsigned long long)edge->step_backward,
+                (unsigned long long)edge->message_bytes);
+}
+
+static void json_numbers(const char *name, const double *values, uint32_t count, struct aq_text *text)
+{
+    aq_text_add(text, ", \"%s\": [", name);
+    for (uint32_t i = 0; i < count; i++)
+        aq_text_add(text, "%s%.9g", i ? ", " : "", values[i]);
+    aq_text_add(text, "]");
+}
+
+static void json_time(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                      const struct aq_plan_prediction *prediction, struct aq_text *text)
+{
+    aq_text_add(text, ", \"time\": {\"origin\": ");
+    json_text(costs->origin, text);
+    aq_text_add(text,
+                ", \"cores\": %u, \"rate_mbps\": %.9g, \"step_s\": %.9g, \"bound_s\": %.9g, \"binds\": ", costs->cores,
+                costs->rate_mbps, prediction->step_s, prediction->bound_s);
+    json_text(prediction->binds, text);
+    json_numbers("forward_s", costs->forward_s, plan->stage_count, text);
+    json_numbers("backward_s", costs->backward_s, plan->stage_count, text);
+    json_numbers("stage_s", prediction->compute_s, plan->stage_count, text);
+    json_numbers("link_forward_s", prediction->forward_s, plan->stage_count - 1, text);
+    json_numbers("link_backward_s", prediction->backward_s, plan->stage_count - 1, text);
+    aq_text_add(text, "}");
+}
+
+enum aq_status aq_plan_print_json(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                                  const struct aq_plan_prediction *prediction, struct aq_text *text)
+{
+    aq_text_add(text, "{\"job\": ");
+    json_text(plan->job->name, text);
+    aq_text_add(text,
+                ", \"plan_hash\": \"%016llx\", \"job_digest\": \"%016llx\", \"parameters\": %llu, "
+                "\"train_samples\": %llu, \"heldout_samples\": %llu, \"steps_per_epoch\": %llu, \"steps\": %llu, "
+                "\"micro_batches\": %u, \"stages\": [",
+                (unsigned long long)plan->hash, (unsigned long long)plan->job_digest,
+                (unsigned long long)plan->parameters, (unsigned long long)plan->facts.train_samples,
+                (unsigned long long)plan->facts.heldout_samples, (unsigned long long)plan->steps_per_epoch,
+                (unsigned long long)plan->steps, plan->micro_batches);
+    for (uint32_t s = 0; s < plan->stage_count; s++)
+        json_stage(plan, s, text);
+    aq_text_add(text, "], \"edges\": [");
+    for (uint32_t e = 0; e + 1 < plan->stage_count; e++)
+        json_edge(plan, e, text);
+    aq_text_add(text, "]");
+    if (costs && prediction) json_time(plan, costs, prediction, text);
+    aq_text_add(text, "}\n");
+    return text->status;
+}

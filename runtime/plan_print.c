@@ -1,0 +1,158 @@
+/*
+ * plan_print.c -- a plan for people: the tables of `aqpipe plan`. The same for programs is plan_json.c.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "plan_private.h"
+
+enum { GRID_COLUMNS = 108, CODEC_BYTES = 120 };
+
+static void print_head(const struct aq_plan *plan, struct aq_text *text)
+{
+    const struct aq_job *job = plan->job;
+    const struct aq_model_config *model = &plan->model;
+    aq_text_add(text, "job %s: %s, %u blocks, %u heads, %u channels, vocabulary %u, %s; %llu parameters\n", job->name,
+                model->kind, model->blocks, model->heads, model->channels, model->vocabulary,
+                job->model.precision == AQ_STAGE_BF16 ? "bf16 products" : "fp32", (unsigned long long)plan->parameters);
+    aq_text_add(text, "data %llu samples of %u tokens, %llu held out; batch %u = %u micro-batches of %u\n",
+                (unsigned long long)plan->facts.train_samples, job->train.T,
+                (unsigned long long)plan->facts.heldout_samples, job->train.batch, plan->micro_batches,
+                job->train.micro_batch);
+    aq_text_add(text, "run  %llu steps: %llu an epoch (the last with %u samples), %u epochs\n",
+                (unsigned long long)plan->steps, (unsigned long long)plan->steps_per_epoch, plan->samples_last,
+                job->train.epochs);
+    aq_text_add(text, "plan %016llx  job digest %016llx\n\n", (unsigned long long)plan->hash,
+                (unsigned long long)plan->job_digest);
+}
+
+static void print_stages(const struct aq_plan *plan, struct aq_text *text)
+{
+    aq_text_add(text, "%-5s  %-8s  %-22s  %12s  %5s  %10s  %10s  %s\n", "stage", "layers", "", "parameters", "slots",
+                "memory", "cache", "where");
+    for (uint32_t s = 0; s < plan->stage_count; s++) {
+        const struct aq_plan_stage *stage = &plan->stages[s];
+        const struct aq_job_stage *place = &plan->job->pipeline.stages[s];
+        char memory[AQ_TEXT_NUMBER], cache[AQ_TEXT_NUMBER], range[24], names[2 * AQ_PLAN_NAME_MAX + 8];
+        snprintf(range, sizeof range, "%u-%u", stage->layer_first, stage->layer_end - 1);
+        if (stage->layer_end - stage->layer_first == 1)
+            snprintf(names, sizeof names, "%s", stage->name_first);
+        else
+            snprintf(names, sizeof names, "%s .. %s", stage->name_first, stage->name_last);
+        aq_text_add(text, "%-5u  %-8s  %-22s  %12llu  %5u  %10s  %10s  %s %s\n", s, range, names,
+                    (unsigned long long)stage->size.parameters, stage->config.slots,
+                    aq_text_size(stage->memory_bytes, memory), aq_text_size(stage->cache_bytes, cache),
+                    place->host ? place->host : "this machine", place->device);
+    }
+    aq_text_add(text, "\n");
+}
+
+/* One line per consumer, a column per stage. Stages list the same consumers, some of them not all: by name. */
+static void print_memory(const struct aq_plan *plan, struct aq_text *text)
+{
+    const char *names[AQ_PLAN_LINES_MAX];
+    uint32_t count = 0;
+    char number[AQ_TEXT_NUMBER];
+    for (uint32_t s = 0; s < plan->stage_count; s++)
+        for (uint32_t i = 0; i < plan->stages[s].line_count; i++) {
+            uint32_t k = 0;
+            while (k < count && strcmp(names[k], plan->stages[s].lines[i].name) != 0)
+                k++;
+            if (k == count && count < AQ_PLAN_LINES_MAX) names[count++] = plan->stages[s].lines[i].name;
+        }
+    aq_text_add(text, "memory            ");
+    for (uint32_t s = 0; s < plan->stage_count; s++)
+        aq_text_add(text, "  %5s%4u", "stage", s);
+    for (uint32_t k = 0; k < count; k++) {
+        aq_text_add(text, "\n  %-16s", names[k]);
+        for (uint32_t s = 0; s < plan->stage_count; s++) {
+            const struct aq_plan_stage *stage = &plan->stages[s];
+            uint64_t bytes = 0;
+            for (uint32_t i = 0; i < stage->line_count; i++)
+                if (strcmp(stage->lines[i].name, names[k]) == 0) bytes = stage->lines[i].bytes;
+            aq_text_add(text, "  %9s", bytes ? aq_text_size(bytes, number) : "-");
+        }
+    }
+    aq_text_add(text, "\n  %-16s", "sum");
+    for (uint32_t s = 0; s < plan->stage_count; s++)
+        aq_text_add(text, "  %9s", aq_text_size(plan->stages[s].memory_bytes, number));
+    aq_text_add(text, "\n\n");
+}
+
+static bool same_codec(const struct aq_codec_config *a, const struct aq_codec_config *b)
+{
+    return a->kind == b->kind && a->scale == b->scale && a->rounding == b->rounding &&
+           aq_codec_config_digest(a) == aq_codec_config_digest(b);
+}
+
+static void print_edges(const struct aq_plan *plan, struct aq_text *text)
+{
+    if (plan->stage_count == 1) return;
+    aq_text_add(text, "%-5s  %12s  %12s  %12s  %12s  %s\n", "link", "fwd first", "fwd", "bwd", "uncompressed",
+                "bytes on the wire per step");
+    const uint64_t raw = (uint64_t)plan->job->train.batch * plan->job->train.T * plan->model.channels * sizeof(float);
+    for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
+        const struct aq_plan_edge *edge = &plan->edges[e];
+        char name[24], codec[CODEC_BYTES], back[CODEC_BYTES];
+        snprintf(name, sizeof name, "%u-%u", e, e + 1);
+        aq_codec_config_text(&edge->forward, codec, sizeof codec);
+        aq_codec_config_text(&edge->backward, back, sizeof back);
+        const struct aq_job_edge *mine = &plan->job->edges[e], *before = e ? mine - 1 : NULL;
+        const bool same =
+            before && same_codec(&before->forward, &mine->forward) && same_codec(&before->backward, &mine->backward);
+        aq_text_add(text, "%-5s  %12llu  %12llu  %12llu  %12llu%s", name, (unsigned long long)edge->step_forward_cold,
+                    (unsigned long long)edge->step_forward_warm, (unsigned long long)edge->step_backward,
+                    (unsigned long long)raw, same ? "  as above\n" : "\n");
+        if (!same) aq_text_add(text, "       forward  %s\n       backward %s\n", codec, back);
+    }
+    aq_text_add(text, "\n");
+}
+
+static enum aq_status print_grid(const struct aq_plan *plan, struct aq_text *text)
+{
+    struct aq_program programs[AQ_JOB_STAGES_MAX];
+    for (uint32_t s = 0; s < plan->stage_count; s++)
+        programs[s] = plan->stages[s].program;
+    aq_text_add(text, "schedule %s, a column is the time of one forward or backward:\n",
+                aq_schedule_name(plan->job->pipeline.schedule));
+    AQ_TRY(aq_program_grid(programs, plan->stage_count, GRID_COLUMNS, text));
+    aq_text_add(text, "\n");
+    return AQ_OK;
+}
+
+static void print_time(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                       const struct aq_plan_prediction *prediction, struct aq_text *text)
+{
+    char a[AQ_TEXT_NUMBER], b[AQ_TEXT_NUMBER], c[AQ_TEXT_NUMBER], d[AQ_TEXT_NUMBER];
+    aq_text_add(text, "time, %s; %u cores a host", costs->origin, costs->cores);
+    if (costs->rate_mbps > 0)
+        aq_text_add(text, ", links %g Mbit/s each way\n", costs->rate_mbps);
+    else
+        aq_text_add(text, ", links as fast as they go (taken as 0 s)\n");
+    aq_text_add(text, "%-5s  %7s  %10s  %10s  %10s  %12s  %12s\n", "stage", "threads", "forward", "backward", "a step",
+                "link fwd", "link bwd");
+    for (uint32_t s = 0; s < plan->stage_count; s++) {
+        const bool last = s + 1 == plan->stage_count;
+        aq_text_add(text, "%-5u  %7u  %10s  %10s  %10s", s, costs->threads[s], aq_text_seconds(costs->forward_s[s], a),
+                    aq_text_seconds(costs->backward_s[s], b), aq_text_seconds(prediction->compute_s[s], c));
+        aq_text_add(text, "  %12s  %12s\n", last ? "-" : aq_text_seconds(prediction->forward_s[s], c),
+                    last ? "-" : aq_text_seconds(prediction->backward_s[s], d));
+    }
+    aq_text_add(text, "predicted step %s = %.3g sequences/s; bound %s by %s (%.0f %%); %s an epoch\n",
+                aq_text_seconds(prediction->step_s, a), plan->job->train.batch / prediction->step_s,
+                aq_text_seconds(prediction->bound_s, b), prediction->binds,
+                100 * prediction->bound_s / prediction->step_s,
+                aq_text_seconds(prediction->step_s * (double)plan->steps_per_epoch, c));
+}
+
+enum aq_status aq_plan_print(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                             const struct aq_plan_prediction *prediction, struct aq_text *text)
+{
+    print_head(plan, text);
+    print_stages(plan, text);
+    print_memory(plan, text);
+    print_edges(plan, text);
+    AQ_TRY(print_grid(plan, text));
+    if (costs && prediction) print_time(plan, costs, prediction, text);
+    return text->status;
+}

@@ -1,0 +1,36 @@
+/*
+ * plan_private.h -- what the files plan_*.c share.
+ */
+#ifndef RUNTIME_PLAN_PRIVATE_H
+#define RUNTIME_PLAN_PRIVATE_H
+
+#include "plan.h"
+
+/* How bytes become bytes on the wire. */
+enum {
+    AQ_WIRE_HEADER_BYTES = 128,    /* of a frame: docs/FRAME.md                                              */
+    AQ_WIRE_PACKET_BYTES = 66,     /* Ethernet 14, IP 20, TCP with time stamps 32                             */
+    AQ_WIRE_SEGMENT_BYTES = 1448,  /* of payload in an Ethernet packet of 1500                                */
+    AQ_WIRE_LOOPBACK_BYTES = 65483 /* the same on the loopback device                                         */
+};
+
+/* Bytes on the wire of a frame with a body of so many bytes. loopback: both ends are on this machine. */
+uint64_t aq_wire_bytes(uint64_t body_bytes, bool loopback);
+
+/* Bytes of the body of a micro-batch of `samples` samples that are coded in `coded` bytes each (docs/FORMAT.md). */
+uint64_t aq_plan_body_bytes(uint32_t samples, uint64_t coded);
+
+/* Do the ends of edge e share a machine's loopback device, as far as the manifest tells? */
+bool aq_plan_edge_loopback(const struct aq_job *job, uint32_t edge);
+
+/* Are stage a and b on the same host? */
+bool aq_plan_same_host(const struct aq_job *job, uint32_t a, uint32_t b);
+
+/* plan_hash.c: fills hash and job_digest. AQ_NOMEM. */
+enum aq_status aq_plan_digests(struct aq_plan *plan);
+
+/* plan_cut.c: layer ranges of every stage, as the manifest says or balanced by flops, into first and end. */
+enum aq_status aq_plan_cut(const struct aq_job *job, const struct aq_model_config *model, uint32_t *first,
+                           uint32_t *end);
+
+#endif

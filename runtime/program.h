@@ -1,0 +1,138 @@
+/*
+ * program.h -- what a stage does in one step: a flat array of instructions, emitted by a pure function, proved by a
+ * dry run.
+ *
+ * A schedule (a row of schedules.def, one file schedule_*.c) is a pure function of (P stages, M micro-batches, stage,
+ * micro-batches in flight). aq_program_check runs the programs of all stages against each other, symbolically, with
+ * bounded link credits, and refuses a set that would deadlock, send what nobody expects, use a slot twice, or miss a
+ * micro-batch.
+ *
+ * How to run a program. Instructions belong to two chains:
+ *
+ *     forward chain   RECV_FWD  FORWARD   SEND_FWD
+ *     backward chain  RECV_BWD  BACKWARD  SEND_BWD
+ *
+ * Each chain is run strictly in order. Between the chains only the slots bind: the first instruction that uses a slot
+ * for micro-batch i (RECV_FWD, on stage 0 FORWARD) needs the slot's earlier micro-batch to have finished its last
+ * (SEND_BWD; on stage 0 BACKWARD), and BACKWARD i comes after FORWARD i. So an executor takes the first instruction in
+ * program order whose chain has reached it and whose operands are there: it never blocks on one chain while the other
+ * is ready. Such a system is a marked graph: no choice takes away what another needs. So where one order completes
+ * (that is what the dry run proves), every order that timing may bring does, and with the same bits, because forwards
+ * and backwards each run in order of micro-batches. NORM, REDUCE, STEP and MARK come after everything before them
+ * (barriers); PREFETCH waits for nothing.
+ *
+ * What each instruction means for stage s of P, micro-batch i (0-based in the step), slot k:
+ *   PREFETCH i   ask the caches for the messages of the samples of micro-batch i. i >= M: micro-batch i - M of the
+ *                *next* step (skip it where there is none). The first step of a run has no predecessor: before it, the
+ *                executor prefetches 0 .. window-1 itself (aq_program.window).
+ *   RECV_FWD i   the frame FORWARD of micro-batch i from stage s-1, decoded into the input buffer of slot k; s > 0.
+ *   FORWARD i    aq_stage_forward(slot k).
+ *   SEND_FWD i   encode the output, send it to s+1; s < P-1.
+ *   RECV_BWD i   the frame BACKWARD of micro-batch i from stage s+1; s < P-1.
+ *   BACKWARD i   aq_stage_backward(slot k): gradients are added up in order of i.
+ *   SEND_BWD i   encode the gradient of the input, send it to s-1; s > 0. The slot is free after it.
+ *   NORM         (clip > 0) wait for the partial sum of squares from s+1, add one's own (aq_stage_gradient_sum2), pass
+ *                it to s-1; stage 0 has the total, which goes back s -> s+1. Frames without a body: no credits.
+ *   REDUCE       average over replicas (none today: not emitted).
+ *   STEP         the optimizer.
+ *   MARK         the end of the step; where a checkpoint or evaluation is due after this step, this is the place.
+ *
+ * Locking: pure functions.
+ */
+#ifndef RUNTIME_PROGRAM_H
+#define RUNTIME_PROGRAM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "aqsgd/base.h"
+#include "job.h"
+#include "runtime_text.h"
+
+enum aq_op {
+    AQ_OP_RECV_FWD = 1,
+    AQ_OP_FORWARD = 2,
+    AQ_OP_SEND_FWD = 3,
+    AQ_OP_RECV_BWD = 4,
+    AQ_OP_BACKWARD = 5,
+    AQ_OP_SEND_BWD = 6,
+    AQ_OP_PREFETCH = 7,
+    AQ_OP_NORM = 8,
+    AQ_OP_REDUCE = 9,
+    AQ_OP_STEP = 10,
+    AQ_OP_MARK = 11,
+    AQ_OP_COUNT = 12
+};
+
+/* "RECV_FWD"; never NULL. */
+const char *aq_op_name(enum aq_op op);
+
+struct aq_instruction {
+    uint8_t op; /* enum aq_op                                                        */
+    uint8_t reserved;
+    uint16_t slot;        /* of the stage; 0 where the instruction has none                    */
+    uint32_t micro_batch; /* in the step; 0 where the instruction has none                     */
+};
+
+struct aq_program {
+    const struct aq_instruction *code;
+    uint32_t count;
+    uint32_t stage, stages; /* s, P                                                            */
+    uint32_t micro_batches; /* M                                                               */
+    uint32_t slots;         /* micro-batches in flight: slots 0 .. slots-1 are used            */
+    uint32_t window;        /* PREFETCH runs so many micro-batches ahead; 0: none emitted      */
+};
+
+struct aq_schedule_request {
+    enum aq_schedule_kind kind;
+    uint32_t stages;        /* P, 1 .. AQ_JOB_STAGES_MAX                                       */
+    uint32_t micro_batches; /* M, 1 .. AQ_JOB_MICRO_BATCHES_MAX                                */
+    uint32_t in_flight;     /* a count, AQ_IN_FLIGHT_DEFAULT, AQ_IN_FLIGHT_CLASSIC (job.h)     */
+    uint32_t window;        /* PREFETCH so many micro-batches ahead; 0: none                   */
+    bool norm;              /* emit NORM (clip > 0)                                            */
+};
+
+/* "gpipe" -> its kind; AQ_NOTFOUND (not logged). And back; never NULL. */
+enum aq_status aq_schedule_find(const char *name, enum aq_schedule_kind *out);
+const char *aq_schedule_name(enum aq_schedule_kind kind);
+
+/* Micro-batches in flight (slots) of stage s under this request. */
+uint32_t aq_schedule_slots(const struct aq_schedule_request *request, uint32_t stage);
+
+/* Most instructions that a program of M micro-batches can have. */
+uint32_t aq_schedule_bound(uint32_t micro_batches);
+
+/*
+ * Emit the program of one stage into code (room for `capacity` instructions, at least aq_schedule_bound(M)). out->code
+ * points at code. AQ_INVAL: a number out of range (logged). AQ_NOSPC: capacity (our caller's bug, but an answer).
+ */
+enum aq_status aq_schedule_emit(const struct aq_schedule_request *request, uint32_t stage, struct aq_instruction *code,
+                                uint32_t capacity, struct aq_program *out);
+
+struct aq_program_limits {
+    uint32_t credits;     /* frames with a body that may be on one link in one direction: link.receive_slots */
+    uint32_t send_frames; /* frames that a sender may queue                                                  */
+    bool norm;            /* every program must have NORM before STEP; false: none may                       */
+};
+
+/*
+ * The dry run. programs: one per stage, in order. AQ_INVAL: refused; `why` (may be NULL) gets the reason and the
+ * step-by-rank grid with the bad step marked; the first line of it is also logged. AQ_NOMEM.
+ *
+ * Proved when AQ_OK: no deadlock in any order that the rule above allows; every send is received as the
+ * same micro-batch in the same order; no slot is used before it is free, none >= slots; every micro-batch has exactly
+ * one forward and one backward on each stage, backwards in order; nothing is left on a link at the end; NORM, STEP,
+ * MARK come once.
+ */
+enum aq_status aq_program_check(const struct aq_program *programs, uint32_t stages,
+                                const struct aq_program_limits *limits, struct aq_text *why);
+
+/*
+ * The step-by-rank grid of a set of programs, a forward and a backward one column each, as when all take the same time
+ * and links none: "F0 F1 F2 .. B0". columns_max: longer ones are abridged in the middle ("..."); 0: never.
+ */
+enum aq_status aq_program_grid(const struct aq_program *programs, uint32_t stages, uint32_t columns_max,
+                               struct aq_text *text);
+
+#endif

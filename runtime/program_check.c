@@ -1,0 +1,470 @@
+/*
+ * program_check.c -- the dry run: the programs of all stages, each by itself in program order, then all against each
+ * other by the executor's rule, tick by tick, with bounded links.
+ *
+ * The first pass proves each program sound: micro-batches go through their states in order, slots are free before they
+ * are used, backwards come in order, the end of the step is whole. The second runs the two chains of each stage as
+ * program.h says. A forward or backward takes a tick, everything else none; a frame can be received one tick after it
+ * was sent. Where no stage moves in a whole tick, none ever will: a deadlock. The same run draws the grid: at which
+ * tick each forward and backward was.
+ */
+#include "program.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { WHY_BYTES = 256, GRID_COLUMNS_MAX = 160 };
+
+/* What a micro-batch has been through on one stage. */
+enum passed { NOTHING, RECEIVED, FORWARDED, SENT, GRADIENT, BACKWARDED, DONE };
+
+/* One direction of one edge: a queue of micro-batches with the tick each was sent. */
+struct lane {
+    uint32_t *micro_batch, *tick; /* of micro_batches + 1 entries */
+    uint32_t head, tail;
+};
+
+struct rank {
+    const struct aq_program *program;
+    uint32_t at;                            /* next instruction; of the tail, or the bad one */
+    uint32_t chain[2];                      /* next instruction of the forward and backward chain */
+    uint32_t tail;                          /* where NORM, STEP and MARK begin        */
+    uint32_t *holder;                       /* of each slot: micro-batch + 1, 0: free */
+    uint8_t *passed;                        /* of each micro-batch: enum passed       */
+    uint32_t *forward_tick, *backward_tick; /* of each micro-batch, + 1; 0: not yet */
+    uint32_t backwards;                     /* done: the next must have this number   */
+    uint32_t busy_tick;                     /* tick + 1 of its last compute           */
+    bool partial, total, norm_sent;         /* NORM: has arrived, has arrived, own partial sum passed on */
+    uint32_t norms, steps, marks;
+};
+
+struct run {
+    struct rank *ranks;
+    struct lane *forward, *backward; /* of edge e */
+    const struct aq_program_limits *limits;
+    uint32_t stages, micro_batches, tick;
+    char why[WHY_BYTES]; /* not empty: refused */
+    uint32_t bad_stage;  /* then: whose instruction rank.at is wrong */
+};
+
+__attribute__((format(printf, 3, 4))) static void refuse(struct run *run, uint32_t stage, const char *format, ...)
+{
+    if (run->why[0]) return;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(run->why, sizeof run->why, format, arguments);
+    va_end(arguments);
+    run->bad_stage = stage;
+}
+
+/* --- memory: one block, cut by an arena ------------------------------------------------------------------------- */
+
+static void place(struct aq_arena *arena, struct run *run, const struct aq_program *programs)
+{
+    const uint32_t P = run->stages, M = run->micro_batches;
+    struct rank *ranks = aq_arena_take(arena, P * sizeof *ranks);
+    struct lane *forward = aq_arena_take(arena, P * sizeof *forward);
+    struct lane *backward = aq_arena_take(arena, P * sizeof *backward);
+    for (uint32_t s = 0; s < P; s++) {
+        struct rank rank = {.program = &programs[s]};
+        rank.holder = aq_arena_take(arena, (size_t)programs[s].slots * sizeof(uint32_t));
+        rank.passed = aq_arena_take(arena, M);
+        rank.forward_tick = aq_arena_take(arena, M * sizeof(uint32_t));
+        rank.backward_tick = aq_arena_take(arena, M * sizeof(uint32_t));
+        struct lane lanes[2] = {{0}};
+        for (int k = 0; k < 2; k++) {
+            lanes[k].micro_batch = aq_arena_take(arena, ((size_t)M + 1) * sizeof(uint32_t));
+            lanes[k].tick = aq_arena_take(arena, ((size_t)M + 1) * sizeof(uint32_t));
+        }
+        if (!arena->base) continue;
+        ranks[s] = rank;
+        forward[s] = lanes[0];
+        backward[s] = lanes[1];
+    }
+    run->ranks = ranks;
+    run->forward = forward;
+    run->backward = backward;
+}
+
+static enum aq_status run_open(struct run *run, const struct aq_program *programs, void **memory)
+{
+    struct aq_arena arena = {0};
+    place(&arena, run, programs);
+    AQ_TRY(aq_alloc(arena.used, memory));
+    arena = (struct aq_arena){.base = *memory, .bytes = arena.used};
+    place(&arena, run, programs);
+    return AQ_OK;
+}
+
+/* --- one instruction -------------------------------------------------------------------------------------------- */
+
+static bool lane_send(struct run *run, struct lane *lane, uint32_t micro_batch)
+{
+    if (lane->tail - lane->head >= run->limits->credits + run->limits->send_frames) return false;
+    if (lane->tail > run->micro_batches) return false; /* more sends than micro-batches: told by the state before */
+    lane->micro_batch[lane->tail] = micro_batch;
+    lane->tick[lane->tail++] = run->tick;
+    return true;
+}
+
+static bool lane_receive(struct run *run, uint32_t s, struct lane *lane, uint32_t micro_batch)
+{
+    if (lane->head == lane->tail || lane->tick[lane->head] >= run->tick) return false;
+    if (lane->micro_batch[lane->head] != micro_batch) {
+        run->ranks[s].at = run->ranks[s].chain[lane == &run->backward[s]]; /* the receive that is wrong */
+        refuse(run, s, "expects micro-batch %u, but %u comes first on the link", micro_batch,
+               lane->micro_batch[lane->head]);
+        return false;
+    }
+    lane->head++;
+    return true;
+}
+
+/* Which state an instruction needs, and leaves, on this stage; the ends of the pipeline have shorter chains. */
+static void states_of(const struct run *run, uint32_t s, enum aq_op op, enum passed *before, enum passed *after)
+{
+    const bool first = s == 0, last = s + 1 == run->stages;
+    switch (op) {
+    case AQ_OP_RECV_FWD:
+        *before = NOTHING, *after = RECEIVED;
+        break;
+    case AQ_OP_FORWARD:
+        *before = first ? NOTHING : RECEIVED, *after = FORWARDED;
+        break;
+    case AQ_OP_SEND_FWD:
+        *before = FORWARDED, *after = SENT;
+        break;
+    case AQ_OP_RECV_BWD:
+        *before = SENT, *after = GRADIENT;
+        break;
+    case AQ_OP_BACKWARD:
+        *before = last ? FORWARDED : GRADIENT, *after = first ? DONE : BACKWARDED;
+        break;
+    default: /* SEND_BWD */
+        *before = BACKWARDED, *after = DONE;
+        break;
+    }
+}
+
+/* Is the instruction allowed where its stage stands? Says why not. */
+static bool allowed(struct run *run, uint32_t s, const struct aq_instruction *in)
+{
+    struct rank *rank = &run->ranks[s];
+    const bool first = s == 0, last = s + 1 == run->stages;
+    enum passed before, after;
+    states_of(run, s, in->op, &before, &after);
+    if (in->micro_batch >= run->micro_batches)
+        refuse(run, s, "there is no micro-batch %u", in->micro_batch);
+    else if (in->slot >= rank->program->slots)
+        refuse(run, s, "slot %u, but the stage has %u", in->slot, rank->program->slots);
+    else if (first && (in->op == AQ_OP_RECV_FWD || in->op == AQ_OP_SEND_BWD))
+        refuse(run, s, "the first stage has nobody before it");
+    else if (last && (in->op == AQ_OP_SEND_FWD || in->op == AQ_OP_RECV_BWD))
+        refuse(run, s, "the last stage has nobody after it");
+    else if ((enum passed)rank->passed[in->micro_batch] != before)
+        refuse(run, s, "comes out of turn, or twice, for this micro-batch");
+    else if (before == NOTHING && rank->holder[in->slot])
+        refuse(run, s, "slot %u still holds micro-batch %u", in->slot, rank->holder[in->slot] - 1);
+    else if (before != NOTHING && rank->holder[in->slot] != in->micro_batch + 1)
+        refuse(run, s, "slot %u does not hold this micro-batch", in->slot);
+    else if (in->op == AQ_OP_BACKWARD && in->micro_batch != rank->backwards)
+        refuse(run, s, "backwards must come in order, micro-batch %u is next", rank->backwards);
+    return !run->why[0];
+}
+
+/* Take a micro-batch one state on; slots are held from the first instruction to the last. */
+static void pass_on(struct run *run, uint32_t s, const struct aq_instruction *in)
+{
+    struct rank *rank = &run->ranks[s];
+    enum passed before, after;
+    states_of(run, s, in->op, &before, &after);
+    rank->holder[in->slot] = after == DONE ? 0 : in->micro_batch + 1;
+    rank->passed[in->micro_batch] = (uint8_t)after;
+    rank->backwards += in->op == AQ_OP_BACKWARD;
+}
+
+/* --- first pass: each program by itself ------------------------------------------------------------------------- */
+
+static void check_tail(struct run *run, uint32_t s, const struct aq_instruction *in)
+{
+    struct rank *rank = &run->ranks[s];
+    if (in->op < AQ_OP_NORM || in->op > AQ_OP_MARK)
+        refuse(run, s, "there is no such instruction (%u)", in->op);
+    else if (rank->backwards != run->micro_batches)
+        refuse(run, s, "comes before all backwards are done");
+    else if (in->op == AQ_OP_STEP && run->limits->norm != (rank->norms == 1))
+        refuse(run, s,
+               run->limits->norm ? "comes without NORM, but gradients are to be clipped"
+                                 : "comes after NORM, but nothing is to be clipped");
+    else if (in->op == AQ_OP_MARK && rank->steps != 1)
+        refuse(run, s, "comes before STEP");
+    rank->norms += in->op == AQ_OP_NORM;
+    rank->steps += in->op == AQ_OP_STEP;
+    rank->marks += in->op == AQ_OP_MARK;
+}
+
+static void check_program(struct run *run, uint32_t s)
+{
+    struct rank *rank = &run->ranks[s];
+    rank->tail = UINT32_MAX;
+    for (rank->at = 0; rank->at < rank->program->count; rank->at++) {
+        const struct aq_instruction *in = &rank->program->code[rank->at];
+        if (in->op == AQ_OP_PREFETCH) {
+            if (in->micro_batch >= 2 * run->micro_batches) refuse(run, s, "looks beyond the next step");
+        } else if (in->op >= AQ_OP_RECV_FWD && in->op <= AQ_OP_SEND_BWD) {
+            if (allowed(run, s, in)) pass_on(run, s, in);
+        } else {
+            if (rank->tail == UINT32_MAX) rank->tail = rank->at;
+            check_tail(run, s, in);
+        }
+        if (run->why[0]) return;
+    }
+    for (uint32_t i = 0; i < run->micro_batches; i++)
+        if (rank->passed[i] != DONE) refuse(run, s, "ends, but micro-batch %u is not finished", i);
+    if (rank->steps != 1 || rank->marks != 1) refuse(run, s, "ends with %u STEP and %u MARK", rank->steps, rank->marks);
+}
+
+/* As before the step, for the second pass. */
+static void rank_rewind(struct run *run, uint32_t s)
+{
+    struct rank *rank = &run->ranks[s];
+    rank->at = rank->tail;
+    rank->backwards = 0;
+    memset(rank->passed, NOTHING, run->micro_batches);
+}
+
+/* --- second pass: all against each other ------------------------------------------------------------------------ */
+
+/* The next instruction of a chain (0 forward, 1 backward), or the tail. Prefetches wait for nothing: passed by. */
+static uint32_t chain_next(const struct rank *rank, int chain, uint32_t at)
+{
+    for (; at < rank->tail; at++) {
+        const uint8_t op = rank->program->code[at].op;
+        if (op != AQ_OP_PREFETCH && (op >= AQ_OP_RECV_BWD) == chain) break;
+    }
+    return at;
+}
+
+static bool forwarded(const struct rank *rank, uint32_t micro_batch)
+{
+    return rank->forward_tick[micro_batch] != 0;
+}
+
+static bool move_chain(struct run *run, uint32_t s, const struct aq_instruction *in)
+{
+    struct rank *rank = &run->ranks[s];
+    const uint32_t i = in->micro_batch;
+    const bool compute = in->op == AQ_OP_FORWARD || in->op == AQ_OP_BACKWARD;
+    const bool opens = in->op == AQ_OP_RECV_FWD || (in->op == AQ_OP_FORWARD && s == 0);
+    const bool closes = in->op == AQ_OP_SEND_BWD || (in->op == AQ_OP_BACKWARD && s == 0);
+    if (compute && rank->busy_tick == run->tick + 1) return false; /* one compute a tick */
+    if (opens && rank->holder[in->slot]) return false;
+    if (in->op == AQ_OP_BACKWARD && !forwarded(rank, i)) return false;
+    if (in->op == AQ_OP_RECV_FWD && !lane_receive(run, s, &run->forward[s - 1], i)) return false;
+    if (in->op == AQ_OP_RECV_BWD && !lane_receive(run, s, &run->backward[s], i)) return false;
+    if (in->op == AQ_OP_SEND_FWD && !lane_send(run, &run->forward[s], i)) return false;
+    if (in->op == AQ_OP_SEND_BWD && !lane_send(run, &run->backward[s - 1], i)) return false;
+    if (compute) rank->busy_tick = run->tick + 1;
+    if (in->op == AQ_OP_FORWARD) rank->forward_tick[i] = run->tick + 1;
+    if (in->op == AQ_OP_BACKWARD) rank->backward_tick[i] = run->tick + 1;
+    if (opens) rank->holder[in->slot] = i + 1;
+    if (closes) rank->holder[in->slot] = 0;
+    return true;
+}
+
+/* Partial sums go from the last stage to the first, the total comes back. */
+static bool move_norm(struct run *run, uint32_t s)
+{
+    struct rank *rank = &run->ranks[s];
+    const bool last = s + 1 == run->stages;
+    if (!rank->norm_sent) {
+        if (!last && !rank->partial) return false;
+        rank->norm_sent = true;
+        if (s > 0) run->ranks[s - 1].partial = true;
+    }
+    if (s > 0 && !rank->total) return false;
+    if (!last) run->ranks[s + 1].total = true;
+    return true;
+}
+
+/* One instruction: of the chains the earlier in the program first, then of the tail. */
+static bool move(struct run *run, uint32_t s)
+{
+    struct rank *rank = &run->ranks[s];
+    const struct aq_instruction *code = rank->program->code;
+    const int first = rank->chain[0] < rank->chain[1] ? 0 : 1;
+    for (int k = 0; k < 2; k++) {
+        const int chain = k == 0 ? first : !first;
+        const uint32_t at = rank->chain[chain];
+        if (at == rank->tail || !move_chain(run, s, &code[at])) continue;
+        rank->chain[chain] = chain_next(rank, chain, at + 1);
+        return true;
+    }
+    if (rank->chain[0] < rank->tail || rank->chain[1] < rank->tail || rank->at == rank->program->count) return false;
+    if (code[rank->at].op == AQ_OP_NORM && !move_norm(run, s)) return false;
+    rank->at++;
+    return true;
+}
+
+static bool rank_ended(const struct rank *rank)
+{
+    return rank->chain[0] == rank->tail && rank->chain[1] == rank->tail && rank->at == rank->program->count;
+}
+
+/* Nobody moves: mark the first stage that has not ended, at what it waits for. */
+static void run_deadlock(struct run *run)
+{
+    for (uint32_t s = 0; s < run->stages; s++) {
+        struct rank *rank = &run->ranks[s];
+        if (rank_ended(rank)) continue;
+        const uint32_t waits = rank->chain[0] < rank->chain[1] ? rank->chain[0] : rank->chain[1];
+        if (waits < rank->tail) rank->at = waits;
+        refuse(run, s, "waits for ever: a deadlock, no stage can go on");
+        return;
+    }
+}
+
+/* Until all have ended, or one may not go on. Ends: every tick moves an instruction, or is the last. */
+static void run_all(struct run *run)
+{
+    for (uint32_t s = 0; s < run->stages && !run->why[0]; s++)
+        check_program(run, s);
+    if (run->why[0]) return;
+    for (uint32_t s = 0; s < run->stages; s++) {
+        rank_rewind(run, s);
+        for (int chain = 0; chain < 2; chain++)
+            run->ranks[s].chain[chain] = chain_next(&run->ranks[s], chain, 0);
+    }
+    for (run->tick = 0; !run->why[0]; run->tick++) {
+        bool moved = false, ended = true;
+        for (uint32_t s = 0; s < run->stages && !run->why[0]; s++) {
+            while (!run->why[0] && move(run, s))
+                moved = true;
+            ended = ended && rank_ended(&run->ranks[s]);
+        }
+        if (run->why[0]) return;
+        if (ended) return; /* each chain sent and received every micro-batch once: nothing is left on a link */
+        if (!moved) run_deadlock(run);
+    }
+}
+
+/* --- the grid --------------------------------------------------------------------------------------------------- */
+
+static int cell_width(uint32_t micro_batches)
+{
+    int width = 2;
+    for (uint32_t m = micro_batches - 1; m >= 10; m /= 10)
+        width++;
+    return width;
+}
+
+/* Column by column of one stage; columns from skip_from to skip_to are left out. cells: one row of `columns` entries.
+ */
+static void grid_row(const struct run *run, uint32_t s, uint32_t columns, uint32_t skip_from, uint32_t skip_to,
+                     int32_t *cells, struct aq_text *text)
+{
+    const struct rank *rank = &run->ranks[s];
+    const int width = cell_width(run->micro_batches);
+    memset(cells, 0, columns * sizeof *cells);
+    for (uint32_t i = 0; i < run->micro_batches; i++) {
+        if (rank->forward_tick[i]) cells[rank->forward_tick[i] - 1] = (int32_t)i + 1;
+        if (rank->backward_tick[i]) cells[rank->backward_tick[i] - 1] = -((int32_t)i + 1);
+    }
+    aq_text_add(text, "stage %-2u |", s);
+    for (uint32_t t = 0; t < columns; t++) {
+        if (t == skip_from) aq_text_add(text, " ...");
+        if (t >= skip_from && t < skip_to) continue;
+        char cell[16];
+        if (cells[t])
+            snprintf(cell, sizeof cell, "%c%d", cells[t] > 0 ? 'F' : 'B', cells[t] > 0 ? cells[t] - 1 : -cells[t] - 1);
+        else
+            snprintf(cell, sizeof cell, ".");
+        aq_text_add(text, " %-*s", width, cell);
+    }
+    while (text->used && text->bytes[text->used - 1] == ' ')
+        text->bytes[--text->used] = 0;
+    if (run->why[0] && s == run->bad_stage) {
+        const uint32_t at = rank->at < rank->program->count ? rank->at : rank->program->count - 1;
+        const struct aq_instruction *in = &rank->program->code[at];
+        aq_text_add(text, " >%s %u<", aq_op_name(in->op), in->micro_batch);
+    }
+    aq_text_add(text, "\n");
+}
+
+static enum aq_status grid(const struct run *run, uint32_t columns_max, struct aq_text *text)
+{
+    uint32_t columns = 0;
+    for (uint32_t s = 0; s < run->stages; s++)
+        if (run->ranks[s].busy_tick > columns) columns = run->ranks[s].busy_tick;
+    uint32_t skip_from = UINT32_MAX, skip_to = UINT32_MAX;
+    const uint32_t cells_max = columns_max / (uint32_t)(cell_width(run->micro_batches) + 1);
+    if (columns_max && columns > cells_max) {
+        skip_from = (cells_max + 1) / 2;
+        skip_to = columns - cells_max / 2;
+    }
+    void *cells = NULL;
+    AQ_TRY(aq_alloc((columns + 1) * sizeof(int32_t), &cells));
+    for (uint32_t s = 0; s < run->stages; s++)
+        grid_row(run, s, columns, skip_from, skip_to, cells, text);
+    aq_free(cells);
+    return text->status;
+}
+
+static bool shapes_agree(const struct aq_program *programs, uint32_t stages)
+{
+    if (stages < 1 || stages > AQ_JOB_STAGES_MAX) return false;
+    for (uint32_t s = 0; s < stages; s++) {
+        const struct aq_program *program = &programs[s];
+        if (program->stage != s || program->stages != stages) return false;
+        if (program->micro_batches != programs[0].micro_batches) return false;
+        if (program->micro_batches < 1 || program->micro_batches > AQ_JOB_MICRO_BATCHES_MAX) return false;
+        if (program->slots < 1 || program->slots > program->micro_batches) return false;
+    }
+    return true;
+}
+
+enum aq_status aq_program_check(const struct aq_program *programs, uint32_t stages,
+                                const struct aq_program_limits *limits, struct aq_text *why)
+{
+    if (!shapes_agree(programs, stages))
+        return aq_fail(AQ_INVAL, "program", "the programs of %u stages do not belong together", stages);
+    struct run run = {.limits = limits, .stages = stages, .micro_batches = programs[0].micro_batches};
+    void *memory = NULL;
+    AQ_TRY(run_open(&run, programs, &memory));
+    run_all(&run);
+    enum aq_status status = AQ_OK;
+    if (run.why[0]) {
+        const struct rank *rank = &run.ranks[run.bad_stage];
+        const bool inside = rank->at < rank->program->count;
+        const struct aq_instruction *in = inside ? &rank->program->code[rank->at] : NULL;
+        char line[2 * WHY_BYTES];
+        snprintf(line, sizeof line, "stage %u, instruction %u%s%s%s, micro-batch %u: %s", run.bad_stage, rank->at,
+                 in ? " (" : "", in ? aq_op_name(in->op) : "", in ? ")" : "", in ? in->micro_batch : 0, run.why);
+        status = aq_fail(AQ_INVAL, "program", "%s", line);
+        if (why) {
+            aq_text_add(why, "%s\n", line);
+            (void)grid(&run, GRID_COLUMNS_MAX, why);
+        }
+    }
+    aq_free(memory);
+    return status;
+}
+
+enum aq_status aq_program_grid(const struct aq_program *programs, uint32_t stages, uint32_t columns_max,
+                               struct aq_text *text)
+{
+    if (!shapes_agree(programs, stages))
+        return aq_fail(AQ_INVAL, "program", "the programs of %u stages do not belong together", stages);
+    bool norm = false;
+    for (uint32_t k = 0; k < programs[0].count; k++)
+        norm = norm || programs[0].code[k].op == AQ_OP_NORM;
+    const struct aq_program_limits limits = {.credits = programs[0].micro_batches, .send_frames = 1, .norm = norm};
+    struct run run = {.limits = &limits, .stages = stages, .micro_batches = programs[0].micro_batches};
+    void *memory = NULL;
+    AQ_TRY(run_open(&run, programs, &memory));
+    run_all(&run);
+    const enum aq_status status = grid(&run, columns_max, text);
+    aq_free(memory);
+    return status;
+}

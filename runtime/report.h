@@ -1,0 +1,30 @@
+/*
+ * report.h -- a run's figures, computed from its metrics.jsonl alone, and the table that compares several.
+ *
+ * Means over the whole run are over its training steps: samples over the sum of the steps' seconds, without evaluation
+ * and checkpoints. "Warm" is after the first epoch, when every sample has been seen; a run of one epoch has none.
+ *
+ * Locking: one thread.
+ */
+#ifndef RUNTIME_REPORT_H
+#define RUNTIME_REPORT_H
+
+#include <jansson.h>
+
+#include "aqsgd/base.h"
+#include "runtime_text.h"
+
+/* The report of one run folder, an object as it stands in report.json's "runs". AQ_NOTFOUND (logged): no metrics there.
+ * AQ_CORRUPT: not ours. */
+enum aq_status aq_report_run(const char *folder, json_t **out);
+
+/* {"runs":[...]} written whole to path. Takes the reference of runs. */
+enum aq_status aq_report_write(json_t *runs, const char *path);
+
+/* One aligned table of the runs. */
+void aq_report_table(const json_t *runs, struct aq_text *text);
+
+/* The run's curve for plotting: a head line and one line a step, tab-separated, "nan" where there is nothing. */
+enum aq_status aq_report_tsv(const char *folder, struct aq_text *text);
+
+#endif

@@ -1,0 +1,99 @@
+/* report_table.c -- several runs as one aligned table. A cell is text; the widths follow from what is in them. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "control.h"
+#include "report.h"
+
+enum { COLUMNS = 13, CELL_BYTES = 40, ROWS_MAX = 256 };
+
+static const char *const heads[2][COLUMNS] = {
+    {"run", "codec", "seq/s", "warm", "sent fwd", "sent bwd", "waits for", "loss", "loss", "held-out", "perplex-",
+     "cache", "links"},
+    {"", "", "", "seq/s", "link, step", "link, step", "links", "first", "last", "loss", "ity", "", "healed"},
+};
+
+static double at(const json_t *run, const char *outer, const char *inner)
+{
+    return aq_control_number_or(inner ? json_object_get(run, outer) : run, inner ? inner : outer, (double)NAN);
+}
+
+static void number(char *cell, double value, int decimals, const char *unit)
+{
+    if (isfinite(value))
+        snprintf(cell, CELL_BYTES, "%.*f%s", decimals, value, unit);
+    else
+        snprintf(cell, CELL_BYTES, "-");
+}
+
+static void size(char *cell, double bytes)
+{
+    char text[AQ_TEXT_NUMBER];
+    if (!isfinite(bytes))
+        snprintf(cell, CELL_BYTES, "-");
+    else
+        snprintf(cell, CELL_BYTES, "%s", aq_text_size((uint64_t)(bytes + 0.5), text));
+}
+
+static void fill(const json_t *run, char cells[COLUMNS][CELL_BYTES])
+{
+    snprintf(cells[0], CELL_BYTES, "%.30s", aq_control_text_or(run, "name", "?"));
+    snprintf(cells[1], CELL_BYTES, "%.30s", aq_control_text_or(run, "codec", "?"));
+    number(cells[2], at(run, "sequences_per_second", NULL), 2, "");
+    number(cells[3], at(run, "sequences_per_second_warm", NULL), 2, "");
+    size(cells[4], at(run, "bytes_per_step", "forward"));
+    size(cells[5], at(run, "bytes_per_step", "backward"));
+    number(cells[6], at(run, "link_wait_share", NULL) * 100, 0, " %");
+    number(cells[7], at(run, "train_loss", "first"), 4, "");
+    number(cells[8], at(run, "train_loss", "last"), 4, "");
+    number(cells[9], at(run, "heldout", "loss"), 4, "");
+    number(cells[10], at(run, "heldout", "perplexity"), 3, "");
+    size(cells[11], at(run, "cache_bytes", NULL));
+    number(cells[12], at(run, "heals", NULL), 0, "");
+    if (!aq_control_is(run, "state", "done"))
+        snprintf(cells[0], CELL_BYTES, "%.20s (%.12s)", aq_control_text_or(run, "name", "?"),
+                 aq_control_text_or(run, "state", "?"));
+}
+
+static void put_row(struct aq_text *text, const size_t *widths, const char *const *cells)
+{
+    for (int c = 0; c < COLUMNS; c++) /* words to the left, numbers to the right */
+        aq_text_add(text, c < 2 ? "%s%-*s" : "%s%*s", c ? "  " : "", (int)widths[c], cells[c]);
+    aq_text_add(text, "\n");
+}
+
+/* What a run went through, where it went through something. */
+static void add_mishaps(struct aq_text *text, const json_t *run)
+{
+    const uint64_t restarts = aq_control_u64_or(run, "restarts", 0);
+    const double fetched = at(run, "fetched", NULL);
+    if (restarts == 0 && !(fetched > 0)) return;
+    aq_text_add(text, "%.30s: begun again %llu times by itself, %.0f lost messages fetched from the other side\n",
+                aq_control_text_or(run, "name", "?"), (unsigned long long)restarts, isfinite(fetched) ? fetched : 0);
+}
+
+void aq_report_table(const json_t *runs, struct aq_text *text)
+{
+    size_t widths[COLUMNS], rows = json_array_size(runs);
+    char cells[COLUMNS][CELL_BYTES];
+    const char *row[COLUMNS];
+    if (rows > ROWS_MAX) rows = ROWS_MAX;
+    for (int c = 0; c < COLUMNS; c++) {
+        row[c] = cells[c];
+        widths[c] = strlen(heads[0][c]) > strlen(heads[1][c]) ? strlen(heads[0][c]) : strlen(heads[1][c]);
+    }
+    for (size_t r = 0; r < rows; r++) {
+        fill(json_array_get(runs, r), cells);
+        for (int c = 0; c < COLUMNS; c++)
+            if (strlen(cells[c]) > widths[c]) widths[c] = strlen(cells[c]);
+    }
+    put_row(text, widths, heads[0]);
+    put_row(text, widths, heads[1]);
+    for (size_t r = 0; r < rows; r++) {
+        fill(json_array_get(runs, r), cells);
+        put_row(text, widths, row);
+    }
+    for (size_t r = 0; r < rows; r++)
+        add_mishaps(text, json_array_get(runs, r));
+}

@@ -1,0 +1,44 @@
+/*
+ * restart.h -- when a launch that failed begins again by itself, and from which checkpoint.
+ *
+ * A cause that lies with a process, a link or a machine (struct aq_launch_result, `transient`) is worth another try; so
+ * is a checkpoint that a stage cannot read where the one before it is kept. Failures of the job itself are not: they
+ * would come again. Restarts are bounded in a row, that is, without a new checkpoint or AQ_RESTART_CALM_S of running
+ * between them.
+ *
+ * Locking: one thread.
+ */
+#ifndef RUNTIME_RESTART_H
+#define RUNTIME_RESTART_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "launcher.h"
+
+enum {
+    AQ_RESTARTS_DEFAULT = 3,
+    AQ_RESTARTS_MAX = 1000000,
+    AQ_RESTART_CALM_S = 600,      /* who has run so long does not fail at the same place again and again */
+    AQ_RESTART_PAUSE_S_MAX = 30   /* the first restart in a row comes at once, later ones after 1, 2, 4, ... s */
+};
+
+struct aq_restart {
+    uint32_t max;    /* in a row; 0: never                    */
+    uint32_t in_row; /* so far                                */
+    uint32_t total;
+    uint64_t mark;     /* the newest checkpoint at the last one */
+    uint64_t begin_ns; /* of the run that has just ended        */
+};
+
+/*
+ * Is this failure worth a restart? Counts it. *step gets where to begin: the newest complete checkpoint or, where that
+ * one cannot be read, the one before it, which is then noted in the folder `checkpoint` as the newest complete one.
+ */
+bool aq_restart_due(struct aq_restart *restart, const struct aq_launch_result *result, const char *checkpoint,
+                    uint64_t *step);
+
+/* Wait as long as befits the restarts in a row; a signal that can be read from `signals` (or -1) ends it. */
+void aq_restart_pause(const struct aq_restart *restart, int signals);
+
+#endif

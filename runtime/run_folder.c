@@ -1,0 +1,311 @@
+/* run_folder.c -- see the header. Paths are built in fixed buffers; a path that does not fit is refused, never cut. */
+#include "run_folder.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "control.h"
+
+enum { METRICS_BYTES_MAX = 1 << 30, DEPTH_MAX = 8 };
+
+enum aq_status aq_run_path(const char *folder, const char *name, char *path)
+{
+    const int bytes = snprintf(path, AQ_RUN_PATH_BYTES, "%s/%s", folder, name);
+    if (bytes < 0 || bytes >= AQ_RUN_PATH_BYTES)
+        return aq_fail(AQ_INVAL, "run", "the path %.80s.../%s is too long", folder, name);
+    return AQ_OK;
+}
+
+enum aq_status aq_run_make_folder(const char *path)
+{
+    char part[AQ_RUN_PATH_BYTES];
+    const size_t length = strlen(path);
+    if (length == 0 || length >= sizeof part) return aq_fail(AQ_INVAL, "run", "'%.80s' is no folder's path", path);
+    for (size_t i = 1; i <= length; i++) {
+        if (path[i] != '/' && path[i] != 0) continue;
+        memcpy(part, path, i);
+        part[i] = 0;
+        if (mkdir(part, 0777) == 0 || errno == EEXIST) continue;
+        return aq_fail_errno("run", "cannot make the folder %s", part);
+    }
+    struct stat info;
+    if (stat(path, &info) != 0) return aq_fail_errno("run", "%s", path);
+    if (!S_ISDIR(info.st_mode)) return aq_fail(AQ_INVAL, "run", "%s is no folder", path);
+    return AQ_OK;
+}
+
+/* A rename is on disk when its folder is. */
+static enum aq_status sync_folder_of(const char *path)
+{
+    char folder[AQ_RUN_PATH_BYTES];
+    const char *slash = strrchr(path, '/');
+    const size_t bytes = slash ? (size_t)(slash - path) : 0;
+    if (bytes >= sizeof folder) return aq_fail(AQ_INVAL, "run", "the path %.80s... is too long", path);
+    memcpy(folder, path, bytes);
+    folder[bytes] = 0;
+    const char *name = !slash ? "." : bytes == 0 ? "/" : folder;
+    const int fd = open(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd == -1) return aq_fail_errno("run", "cannot open the folder %s", name);
+    const int synced = fsync(fd);
+    const enum aq_status status = synced == 0 ? AQ_OK : aq_fail_errno("run", "cannot sync the folder %s", name);
+    close(fd);
+    return status;
+}
+
+static enum aq_status write_all(int fd, const char *path, const char *bytes, size_t count)
+{
+    while (count > 0) {
+        const ssize_t written = write(fd, bytes, count);
+        if (written < 0 && errno == EINTR) continue;
+        if (written < 0) return aq_fail_errno("run", "cannot write %s", path);
+        bytes += written;
+        count -= (size_t)written;
+    }
+    return AQ_OK;
+}
+
+enum aq_status aq_run_write(const char *path, const char *bytes, size_t count)
+{
+    char aside[AQ_RUN_PATH_BYTES];
+    const int length = snprintf(aside, sizeof aside, "%s.new", path);
+    if (length < 0 || (size_t)length >= sizeof aside)
+        return aq_fail(AQ_INVAL, "run", "the path %.80s... is too long", path);
+    const int fd = open(aside, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd == -1) return aq_fail_errno("run", "cannot write %s", aside);
+    enum aq_status status = write_all(fd, aside, bytes, count);
+    if (status == AQ_OK && fsync(fd) != 0) status = aq_fail_errno("run", "cannot sync %s", aside);
+    if (close(fd) != 0 && status == AQ_OK) status = aq_fail_errno("run", "cannot close %s", aside);
+    if (status == AQ_OK && rename(aside, path) != 0) status = aq_fail_errno("run", "cannot rename %s", aside);
+    if (status != AQ_OK) {
+        unlink(aside);
+        return status;
+    }
+    return sync_folder_of(path);
+}
+
+static enum aq_status read_all(int fd, const char *path, char *bytes, size_t *count)
+{
+    size_t have = 0;
+    while (have < *count) {
+        const ssize_t got = read(fd, bytes + have, *count - have);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return aq_fail_errno("run", "cannot read %s", path);
+        if (got == 0) break;
+        have += (size_t)got;
+    }
+    bytes[have] = 0;
+    *count = have;
+    return AQ_OK;
+}
+
+enum aq_status aq_run_read(const char *path, size_t bytes_max, char **text, size_t *count)
+{
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd == -1) {
+        if (errno == ENOENT || errno == ENOTDIR) return AQ_NOTFOUND;
+        return aq_fail_errno("run", "cannot open %s", path);
+    }
+    struct stat info;
+    void *memory = NULL;
+    enum aq_status status = AQ_OK;
+    if (fstat(fd, &info) != 0)
+        status = aq_fail_errno("run", "%s", path);
+    else if (!S_ISREG(info.st_mode))
+        status = aq_fail(AQ_INVAL, "run", "%s is no regular file", path);
+    else if (info.st_size < 0 || (uint64_t)info.st_size > bytes_max)
+        status = aq_fail(AQ_NOSPC, "run", "%s has %lld bytes, more than %zu", path, (long long)info.st_size, bytes_max);
+    if (status != AQ_OK) goto out;
+    size_t have = (size_t)info.st_size;
+    AQ_TRY_GOTO(aq_alloc(have + 1, &memory), out);
+    AQ_TRY_GOTO(read_all(fd, path, memory, &have), out);
+    *text = memory;
+    memory = NULL;
+    if (count) *count = have;
+out:
+    aq_free(memory);
+    close(fd);
+    return status;
+}
+
+static enum aq_status remove_below(int parent, const char *name, const char *path, int depth)
+{
+    if (unlinkat(parent, name, 0) == 0 || errno == ENOENT) return AQ_OK;
+    if (errno != EISDIR && errno != EPERM) return aq_fail_errno("run", "cannot remove %s (in %s)", name, path);
+    if (depth == DEPTH_MAX) return aq_fail(AQ_INVAL, "run", "cannot remove %s: folders nest too deep", path);
+    const int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd == -1) return aq_fail_errno("run", "cannot remove %s (in %s)", name, path);
+    DIR *folder = fdopendir(fd);
+    if (!folder) {
+        close(fd);
+        return aq_fail_errno("run", "cannot read %s (in %s)", name, path);
+    }
+    enum aq_status status = AQ_OK;
+    const struct dirent *entry;
+    while (status == AQ_OK && (entry = readdir(folder)))
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
+            status = remove_below(fd, entry->d_name, path, depth + 1);
+    closedir(folder);
+    AQ_TRY(status);
+    if (unlinkat(parent, name, AT_REMOVEDIR) != 0 && errno != ENOENT)
+        return aq_fail_errno("run", "cannot remove %s (in %s)", name, path);
+    return AQ_OK;
+}
+
+enum aq_status aq_run_remove(const char *path)
+{
+    return remove_below(AT_FDCWD, path, path, 0);
+}
+
+enum aq_status aq_run_lock(const char *folder, int *fd)
+{
+    char path[AQ_RUN_PATH_BYTES];
+    AQ_TRY(aq_run_path(folder, "lock", path));
+    const int lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (lock == -1) return aq_fail_errno("run", "cannot open %s", path);
+    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    if (fcntl(lock, F_SETLK, &whole) == 0) {
+        *fd = lock;
+        return AQ_OK;
+    }
+    const int error = errno;
+    close(lock);
+    errno = error;
+    if (error != EACCES && error != EAGAIN) return aq_fail_errno("run", "cannot lock %s", path);
+    return aq_fail(AQ_REFUSED, "run", "the run folder %s is in use by process %d; `aqpipe stop %s` stops it", folder,
+                   (int)aq_run_holder(folder), folder);
+}
+
+pid_t aq_run_holder(const char *folder)
+{
+    char path[AQ_RUN_PATH_BYTES];
+    if (aq_run_path(folder, "lock", path) != AQ_OK) return 0;
+    const int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd == -1) return 0;
+    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    const int asked = fcntl(fd, F_GETLK, &whole);
+    close(fd);
+    return asked == 0 && whole.l_type != F_UNLCK ? whole.l_pid : 0;
+}
+
+enum aq_status aq_run_mark_read(const char *checkpoint, struct aq_run_mark *out)
+{
+    char path[AQ_RUN_PATH_BYTES];
+    char *text;
+    size_t count;
+    AQ_TRY(aq_run_path(checkpoint, "complete", path));
+    AQ_TRY(aq_run_read(path, 4096, &text, &count));
+    json_t *mark = json_loadb(text, count, JSON_REJECT_DUPLICATES, NULL);
+    aq_free(text);
+    struct aq_run_mark got;
+    enum aq_status status = AQ_OK;
+    if (!json_is_object(mark) || aq_control_get_u64(mark, "step", &got.step) != AQ_OK ||
+        aq_control_get_hex(mark, "plan_hash", &got.plan_hash) != AQ_OK)
+        status =
+            aq_fail(AQ_CORRUPT, "run", "%s does not name a checkpoint; name one of the folders beside it there", path);
+    got.older = aq_control_u64_or(mark, "older", 0);
+    if (status == AQ_OK) *out = got;
+    json_decref(mark);
+    return status;
+}
+
+enum aq_status aq_run_mark_write(const char *checkpoint, const struct aq_run_mark *mark)
+{
+    char path[AQ_RUN_PATH_BYTES], text[128];
+    AQ_TRY(aq_run_path(checkpoint, "complete", path));
+    const int count = snprintf(text, sizeof text, "{\"step\":%llu,\"older\":%llu,\"plan_hash\":\"%016llx\"}\n",
+                               (unsigned long long)mark->step, (unsigned long long)mark->older,
+                               (unsigned long long)mark->plan_hash);
+    return aq_run_write(path, text, (size_t)count);
+}
+
+/* A folder's name as a step: digits only. */
+static bool name_step(const char *name, uint64_t *step)
+{
+    const size_t length = strlen(name);
+    if (length == 0 || length > 18 || strspn(name, "0123456789") != length) return false;
+    *step = strtoull(name, NULL, 10);
+    return true;
+}
+
+enum aq_status aq_run_marks(const char *checkpoint, uint64_t *steps, uint32_t room, uint32_t *count)
+{
+    *count = 0;
+    DIR *folder = opendir(checkpoint);
+    if (!folder) return errno == ENOENT ? AQ_OK : aq_fail_errno("run", "cannot read %s", checkpoint);
+    const struct dirent *entry;
+    uint64_t step;
+    while (*count < room && (entry = readdir(folder)))
+        if (name_step(entry->d_name, &step)) steps[(*count)++] = step;
+    closedir(folder);
+    return AQ_OK;
+}
+
+enum aq_status aq_run_lines(const char *path, enum aq_status (*visit)(const json_t *line, void *context), void *context)
+{
+    char *text;
+    size_t count;
+    AQ_TRY(aq_run_read(path, METRICS_BYTES_MAX, &text, &count));
+    enum aq_status status = AQ_OK;
+    uint64_t number = 0;
+    for (size_t at = 0; at < count && status == AQ_OK;) {
+        const char *newline = memchr(text + at, '\n', count - at);
+        if (!newline) break; /* torn by a crash, or still being written */
+        const size_t length = (size_t)(newline - text) - at;
+        json_t *line = json_loadb(text + at, length, 0, NULL);
+        number++;
+        at += length + 1;
+        if (json_is_object(line))
+            status = visit(line, context);
+        else if (at < count)
+            status = aq_fail(AQ_CORRUPT, "run", "%s:%llu is no JSON object", path, (unsigned long long)number);
+        json_decref(line);
+    }
+    aq_free(text);
+    return status;
+}
+
+struct rewind {
+    FILE *file;
+    uint64_t step;
+    double seconds;
+};
+
+static enum aq_status rewind_line(const json_t *line, void *context)
+{
+    struct rewind *rewind = context;
+    const bool restart = aq_control_is(line, "event", "restart");
+    if (!restart && aq_control_u64_or(line, "step", 0) > rewind->step) return AQ_OK;
+    if (aq_control_is(line, "event", "end")) return AQ_OK;
+    if (!restart) rewind->seconds = aq_control_number_or(line, "time", rewind->seconds);
+    if (json_dumpf(line, rewind->file, JSON_COMPACT | JSON_ENSURE_ASCII) != 0 || fputc('\n', rewind->file) == EOF)
+        return aq_fail_errno("run", "cannot rewrite the metrics");
+    return AQ_OK;
+}
+
+enum aq_status aq_run_rewind(const char *path, uint64_t step, double *seconds)
+{
+    char aside[AQ_RUN_PATH_BYTES];
+    const int length = snprintf(aside, sizeof aside, "%s.new", path);
+    if (length < 0 || (size_t)length >= sizeof aside)
+        return aq_fail(AQ_INVAL, "run", "the path %.80s... is too long", path);
+    struct rewind rewind = {.file = fopen(aside, "we"), .step = step};
+    if (!rewind.file) return aq_fail_errno("run", "cannot write %s", aside);
+    enum aq_status status = aq_run_lines(path, rewind_line, &rewind);
+    if (status == AQ_NOTFOUND) status = AQ_OK;
+    if (status == AQ_OK && (fflush(rewind.file) != 0 || fsync(fileno(rewind.file)) != 0))
+        status = aq_fail_errno("run", "cannot write %s", aside);
+    fclose(rewind.file);
+    if (status == AQ_OK && rename(aside, path) != 0) status = aq_fail_errno("run", "cannot rename %s", aside);
+    if (status != AQ_OK) {
+        unlink(aside);
+        return status;
+    }
+    *seconds = rewind.seconds;
+    return sync_folder_of(path);
+}

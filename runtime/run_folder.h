@@ -1,0 +1,71 @@
+/*
+ * run_folder.h -- the folder of a run: its lock, its files, and which checkpoint is whole (docs/CONTROL.md section 7).
+ *
+ * Only the launcher writes here what this room knows of, and only while it holds the lock; `status`, `top`, `stop`,
+ * `logs` and `report` read. A file that must be whole or not there is written aside, synced and renamed.
+ *
+ * Locking: one thread; between processes the fcntl lock on RUN/lock.
+ */
+#ifndef RUNTIME_RUN_FOLDER_H
+#define RUNTIME_RUN_FOLDER_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "aqsgd/base.h"
+
+enum { AQ_RUN_PATH_BYTES = 4096 };
+
+/* folder/name into path (AQ_RUN_PATH_BYTES). AQ_INVAL: longer than any path. */
+enum aq_status aq_run_path(const char *folder, const char *name, char *path);
+
+/* mkdir -p. AQ_REFUSED, AQ_NOSPC, AQ_IO, AQ_INVAL (something else stands there). */
+enum aq_status aq_run_make_folder(const char *path);
+
+/* Write the whole file aside, sync it, rename it, sync its folder: after a crash there is the old one or this one. */
+enum aq_status aq_run_write(const char *path, const char *bytes, size_t count);
+
+/* The whole file as text (memory of aq_alloc, a zero behind it). AQ_NOTFOUND is not logged; AQ_NOSPC: over bytes_max.
+ */
+enum aq_status aq_run_read(const char *path, size_t bytes_max, char **text, size_t *count);
+
+/* rm -r, following no links. Missing is fine. */
+enum aq_status aq_run_remove(const char *path);
+
+/* Take the lock of the folder. AQ_REFUSED names the process that has it. The fd keeps it; close it to give it back. */
+enum aq_status aq_run_lock(const char *folder, int *fd);
+
+/* Who holds the lock? 0: nobody. */
+pid_t aq_run_holder(const char *folder);
+
+struct aq_run_mark {
+    uint64_t step;  /* of the newest checkpoint that every rank has        */
+    uint64_t older; /* of the complete one before it, if kept; 0: none     */
+    uint64_t plan_hash;
+};
+
+/* checkpoint/complete. Reading: AQ_NOTFOUND (not logged): there is none; AQ_CORRUPT. */
+enum aq_status aq_run_mark_read(const char *checkpoint, struct aq_run_mark *out);
+enum aq_status aq_run_mark_write(const char *checkpoint, const struct aq_run_mark *mark);
+
+/* Steps of the folders in `checkpoint`, in no order, at most `room`; *count gets how many there are. Missing folder: 0.
+ */
+enum aq_status aq_run_marks(const char *checkpoint, uint64_t *steps, uint32_t room, uint32_t *count);
+
+/*
+ * Drop from metrics.jsonl what comes after `step` (and a torn last line): step, eval and end lines; restarts stay, for
+ * they happened. *seconds gets the "time" of the last line kept. A missing file is an empty one.
+ */
+enum aq_status aq_run_rewind(const char *path, uint64_t step, double *seconds);
+
+/*
+ * Walk over the lines of a JSON-lines file: each object is lent to `visit`, which may answer a status to stop (passed
+ * up). A torn or unreadable line is skipped when it is the last one, else AQ_CORRUPT with its number. AQ_NOTFOUND is
+ * not logged.
+ */
+enum aq_status aq_run_lines(const char *path, enum aq_status (*visit)(const json_t *line, void *context),
+                            void *context);
+
+#endif

@@ -1,0 +1,103 @@
+/*
+ * runtime_text.c -- a text that grows by doubling. See runtime_text.h.
+ */
+#include "runtime_text.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { TEXT_FIRST = 4096 };
+static const size_t text_bytes_max = (size_t)64 << 20; /* a text of this house is a page, not a data set */
+
+static bool text_reserve(struct aq_text *text, size_t more)
+{
+    if (text->status != AQ_OK) return false;
+    if (text->used + more + 1 <= text->room) return true;
+    size_t room = text->room ? text->room : TEXT_FIRST;
+    while (room < text->used + more + 1)
+        room *= 2;
+    void *memory = NULL;
+    text->status = room > text_bytes_max ? aq_fail(AQ_NOMEM, "text", "a text grows beyond %zu bytes", text_bytes_max)
+                                         : aq_alloc(room, &memory);
+    if (text->status != AQ_OK) return false;
+    if (text->used) memcpy(memory, text->bytes, text->used);
+    aq_free(text->bytes);
+    text->bytes = memory;
+    text->room = room;
+    text->bytes[text->used] = 0;
+    return true;
+}
+
+void aq_text_bytes(struct aq_text *text, const char *bytes, size_t count)
+{
+    if (!text_reserve(text, count)) return;
+    memcpy(text->bytes + text->used, bytes, count);
+    text->used += count;
+    text->bytes[text->used] = 0;
+}
+
+void aq_text_add(struct aq_text *text, const char *format, ...)
+{
+    va_list arguments, again;
+    va_start(arguments, format);
+    va_copy(again, arguments);
+    const int count = vsnprintf(NULL, 0, format, arguments);
+    va_end(arguments);
+    if (count >= 0 && text_reserve(text, (size_t)count)) {
+        vsnprintf(text->bytes + text->used, (size_t)count + 1, format, again);
+        text->used += (size_t)count;
+    }
+    va_end(again);
+}
+
+const char *aq_text_of(const struct aq_text *text)
+{
+    return text->bytes ? text->bytes : "";
+}
+
+enum aq_status aq_text_take(struct aq_text *text, char **out)
+{
+    if (text->status == AQ_OK && !text->bytes) text_reserve(text, 0);
+    const enum aq_status status = text->status;
+    if (status == AQ_OK)
+        *out = text->bytes;
+    else
+        aq_free(text->bytes);
+    *text = (struct aq_text){0};
+    return status;
+}
+
+void aq_text_deinit(struct aq_text *text)
+{
+    aq_free(text->bytes);
+    *text = (struct aq_text){0};
+}
+
+const char *aq_text_size(uint64_t bytes, char out[AQ_TEXT_NUMBER])
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    double value = (double)bytes;
+    size_t unit = 0;
+    while (value >= 1024 && unit + 1 < sizeof units / sizeof *units) {
+        value /= 1024;
+        unit++;
+    }
+    snprintf(out, AQ_TEXT_NUMBER,
+             unit == 0 || value >= 100 ? "%.0f %s"
+             : value >= 10             ? "%.1f %s"
+                                       : "%.2f %s",
+             value, units[unit]);
+    return out;
+}
+
+const char *aq_text_seconds(double seconds, char out[AQ_TEXT_NUMBER])
+{
+    if (seconds < 1e-3)
+        snprintf(out, AQ_TEXT_NUMBER, "%.1f us", seconds * 1e6);
+    else if (seconds < 1)
+        snprintf(out, AQ_TEXT_NUMBER, "%.1f ms", seconds * 1e3);
+    else
+        snprintf(out, AQ_TEXT_NUMBER, "%.2f s", seconds);
+    return out;
+}

@@ -1,0 +1,43 @@
+/*
+ * runtime_text.h -- a text that grows: how the runtime writes tables, grids, YAML and JSON.
+ *
+ * A failed growth is remembered and told once, by aq_text_take: callers add without checking each call.
+ *
+ *     struct aq_text text = {0};
+ *     aq_text_add(&text, "%s: %u\n", name, count);
+ *     AQ_TRY(aq_text_take(&text, &out));      // or aq_text_deinit(&text)
+ *
+ * Locking: one thread a text.
+ */
+#ifndef RUNTIME_TEXT_H
+#define RUNTIME_TEXT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "aqsgd/base.h"
+
+struct aq_text {
+    char *bytes; /* terminated; NULL while empty */
+    size_t used; /* without the terminator       */
+    size_t room;
+    enum aq_status status; /* the first failure */
+};
+
+void aq_text_add(struct aq_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void aq_text_bytes(struct aq_text *text, const char *bytes, size_t count);
+
+/* What stands in it, "" where nothing does. Borrowed until the next call. */
+const char *aq_text_of(const struct aq_text *text);
+
+/* Gives the text (memory of aq_alloc, free with aq_free), or says AQ_NOMEM; text is empty again either way. */
+enum aq_status aq_text_take(struct aq_text *text, char **out);
+void aq_text_deinit(struct aq_text *text);
+
+/* For people: "1.50 GiB", "36.9 kB" style numbers into a small buffer, which is returned. */
+enum { AQ_TEXT_NUMBER = 24 };
+const char *aq_text_size(uint64_t bytes, char out[AQ_TEXT_NUMBER]);
+const char *aq_text_seconds(double seconds, char out[AQ_TEXT_NUMBER]);
+
+#endif

@@ -1,0 +1,35 @@
+/*
+ * schedule.h -- the schedule seam: a row says in which order a stage runs its forwards and backwards, and how many at
+ * once.
+ *
+ * A new schedule is one file schedule_<name>.c with the const struct schedule_<name>, and one line in schedules.def;
+ * schedule.c adds receives, sends, prefetches and the end of the step, so that all schedules agree on those.
+ *
+ * Rules, checked for all P <= 8, M <= 16: backwards come in order of micro-batches; micro-batch i has slot i mod slots;
+ * slots never grow from one stage to the next (more than the stage before has would never be filled).
+ *
+ * Locking: pure functions.
+ */
+#ifndef RUNTIME_SCHEDULE_H
+#define RUNTIME_SCHEDULE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "program.h"
+
+struct aq_schedule_order {
+    uint32_t micro_batch;
+    bool backward;
+};
+
+struct aq_schedule_ops {
+    const char *name;
+    /* Micro-batches between forward and backward at once on stage s, 1 .. M. The request is in range. */
+    uint32_t (*slots)(const struct aq_schedule_request *request, uint32_t stage);
+    /* Write 2M entries: every micro-batch's forward and, later, its backward. */
+    void (*order)(const struct aq_schedule_request *request, uint32_t stage, uint32_t slots,
+                  struct aq_schedule_order *out);
+};
+
+#endif

@@ -1,0 +1,22 @@
+/*
+ * security.h -- is a job under TLS, and where does a worker find its keys?
+ *
+ * Locking: pure functions; aq_security_folder reads the environment.
+ */
+#ifndef RUNTIME_SECURITY_H
+#define RUNTIME_SECURITY_H
+
+#include "job.h"
+
+/* The first address of the job, of a link or a daemon, that is not this machine's own (127.*, ::1, localhost); NULL:
+ * there is none. */
+const char *aq_security_outside(const struct aq_job *job);
+
+/* Are the job's links and daemons under mutual TLS? security.tls: on, off, or auto: where an address is outside. */
+bool aq_security_on(const struct aq_job *job);
+
+/* The folder of a worker's own keys: that of the daemon that started it (aqpiped --keys), else security.keys. */
+#define AQ_SECURITY_WORKER_KEYS "AQPIPE_WORKER_KEYS"
+const char *aq_security_folder(const struct aq_job *job);
+
+#endif

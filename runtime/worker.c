@@ -1,0 +1,496 @@
+/*
+ * worker.c -- the life of a stage worker: start, open, join, train, close. One step is worker_step.c.
+ */
+#include "worker.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "checkpoint.h"
+#include "net/tls.h"
+#include "run_folder.h"
+#include "security.h"
+
+enum {
+    CONTROL_FRAMES = 8,   /* frames without a body beside the send buffers: norms, requests, answers */
+    START_SECONDS = 600,  /* from start to go: other stages may be loading                            */
+    MARKED_SECONDS = 600, /* for the slowest stage's checkpoint                                       */
+    PATH_BYTES = 4096
+};
+
+static uint64_t seconds_ns(uint64_t seconds)
+{
+    return seconds * 1000000000u;
+}
+
+/* --- Opening
+ * ---------------------------------------------------------------------------------------------------------- */
+
+static enum aq_status open_plan(struct aq_worker *w, const json_t *start)
+{
+    const char *manifest, *run;
+    uint64_t hash, rank;
+    AQ_TRY(aq_control_get_text(start, "manifest", &manifest));
+    AQ_TRY(aq_control_get_text(start, "run", &run));
+    AQ_TRY(aq_control_get_hex(start, "plan_hash", &hash));
+    AQ_TRY(aq_control_get_u64(start, "rank", &rank));
+    AQ_TRY(aq_alloc_text(run, &w->run_folder));
+    AQ_TRY(aq_job_parse(manifest, strlen(manifest), "manifest", run, NULL, 0, &w->job));
+    AQ_TRY(aq_plan_open(w->job, &w->plan));
+    if (aq_plan_hash(w->plan) != hash)
+        return aq_fail(AQ_MISMATCH, "worker",
+                       "this machine plans %016" PRIx64 ", the launcher %016" PRIx64
+                       ": another version of aqpipe here?",
+                       aq_plan_hash(w->plan), hash);
+    if (rank >= w->plan->stage_count)
+        return aq_fail(AQ_PROTO, "worker", "told to be stage %" PRIu64 " of %u", rank, w->plan->stage_count);
+    w->rank = (uint32_t)rank;
+    w->P = w->plan->stage_count;
+    w->me = &w->plan->stages[w->rank];
+    const struct aq_job_link *link = &w->job->link;
+    /* What a neighbour waits for may itself wait for an outage of any other link. */
+    w->outages_ns = (w->P - 1) * (link->outage_ns_max + (link->outage_ns_max ? link->silence_ns_max : 0));
+    w->silence_ns = link->silence_ns_max ? link->silence_ns_max + w->outages_ns : UINT64_MAX;
+    return AQ_OK;
+}
+
+static enum aq_status open_stage(struct aq_worker *w)
+{
+    const struct aq_job_stage *place = &w->job->pipeline.stages[w->rank];
+    const struct aq_device_config device = {.kind = place->device,
+                                            .index = place->device_index,
+                                            .threads = aq_job_threads(w->job, w->rank, aq_thread_cores())};
+    struct aq_device_info info;
+    AQ_TRY(aq_device_open(&device, &w->device));
+    aq_device_info(w->device, &info);
+    aq_log("worker", 2, "stage %u on %s", w->rank, info.name);
+    AQ_TRY(aq_device_stream_open(w->device, &w->stream));
+    AQ_TRY(aq_stage_open(w->device, &w->me->config, &w->stage));
+    w->boundary_bytes = (uint64_t)w->me->config.B * w->me->config.T * w->plan->model.channels * sizeof(float);
+    float **const inner[] = {&w->x, &w->dx, &w->y, &w->dy};
+    for (int i = 0; i < 4; i++) {
+        const bool needed = i < 2 ? w->rank > 0 : w->rank + 1 < w->P;
+        if (needed) AQ_TRY(aq_device_alloc(w->device, AQ_MEMORY_DEVICE, w->boundary_bytes, (void **)inner[i]));
+    }
+    return AQ_OK;
+}
+
+static enum aq_status open_optimizer(struct aq_worker *w)
+{
+    const uint32_t count = aq_stage_tensor_count(w->stage);
+    void *memory;
+    AQ_TRY(aq_alloc(count * sizeof(struct aq_optimizer_tensor), &memory));
+    struct aq_optimizer_tensor *tensors = memory;
+    for (uint32_t i = 0; i < count; i++) {
+        struct aq_tensor_info info;
+        aq_stage_tensor(w->stage, i, &info);
+        tensors[i] = (struct aq_optimizer_tensor){.offset = info.offset, .count = info.count, .decay = info.decay};
+    }
+    const enum aq_status status = aq_optimizer_open(w->device, &w->job->train.optimizer, tensors, count,
+                                                    aq_stage_parameter_count(w->stage), &w->optimizer);
+    aq_free(memory);
+    return status;
+}
+
+static enum aq_status open_dataset(const struct aq_worker *w, bool heldout, struct aq_dataset **out)
+{
+    const struct aq_job_data *data = &w->job->data;
+    struct aq_tokenizer *tokenizer;
+    AQ_TRY(aq_tokenizer_open(data->tokenizer, data->tokenizer_path, &tokenizer));
+    const struct aq_dataset_config config = {.paths = heldout ? data->heldout : data->train,
+                                             .path_count = heldout ? data->heldout_count : data->train_count,
+                                             .tokenizer = tokenizer,
+                                             .T = w->job->train.T,
+                                             .samples_max =
+                                                 heldout ? data->heldout_samples_max : data->train_samples_max,
+                                             .skip = heldout ? 0 : data->skip};
+    enum aq_status status = aq_dataset_open(&config, out);
+    aq_tokenizer_close(tokenizer);
+    AQ_TRY(status);
+    const uint64_t want = heldout ? w->plan->facts.heldout_digest : w->plan->facts.train_digest;
+    if (aq_dataset_digest(*out) == want) return AQ_OK;
+    return aq_fail(AQ_MISMATCH, "worker",
+                   "%s is not the text that the job was planned with (tokens %016" PRIx64 ", planned %016" PRIx64 ")",
+                   config.paths[0], aq_dataset_digest(*out), want);
+}
+
+static enum aq_status open_data(struct aq_worker *w)
+{
+    const bool reads = w->rank == 0 || w->rank + 1 == w->P;
+    const uint32_t B = w->me->config.B, T = w->me->config.T;
+    AQ_TRY(aq_sampler_open(w->plan->facts.train_samples, w->job->train.batch, w->job->train.seed, w->job->train.shuffle,
+                           &w->sampler));
+    struct aq_arena arena = {0};
+    for (int pass = 0; pass < 2; pass++) {
+        w->sample_ids = aq_arena_take(&arena, B * sizeof *w->sample_ids);
+        w->tokens = aq_arena_take(&arena, (size_t)B * T * sizeof *w->tokens);
+        w->targets = aq_arena_take(&arena, (size_t)B * T * sizeof *w->targets);
+        if (pass > 0) break;
+        AQ_TRY(aq_alloc(arena.used, &w->host_memory));
+        arena = (struct aq_arena){.base = w->host_memory, .bytes = arena.used};
+    }
+    if (!reads) return AQ_OK;
+    AQ_TRY(open_dataset(w, false, &w->train));
+    return w->plan->facts.heldout_samples ? open_dataset(w, true, &w->heldout) : AQ_OK;
+}
+
+static struct aq_checkpoint checkpoint_of(const struct aq_worker *w, const char *folder)
+{
+    return (struct aq_checkpoint){.folder = folder,
+                                  .plan = w->plan,
+                                  .rank = w->rank,
+                                  .device = w->device,
+                                  .stage = w->stage,
+                                  .optimizer = w->optimizer};
+}
+
+static enum aq_status load_weights(struct aq_worker *w, uint64_t resume)
+{
+    const struct aq_checkpoint checkpoint = checkpoint_of(w, w->checkpoint_folder);
+    w->step = w->resumed_at = resume;
+    if (resume) {
+        const enum aq_status status = aq_checkpoint_read(&checkpoint, resume);
+        if (status != AQ_OK && status != AQ_NOMEM) w->unreadable = resume; /* an older one may be whole */
+        return status;
+    }
+    if (w->job->model.weights) return aq_checkpoint_import(&checkpoint, w->job->model.weights);
+    return aq_stage_init(w->stage, w->job->train.seed);
+}
+
+/*
+ * The cache as it was at the mark, else an empty one: the messages that it lacks come from the neighbours as they are
+ * needed, bit for bit (edge_heal.c). A cache of another job is refused and left alone.
+ */
+static enum aq_status open_or_rebuild(struct aq_worker *w, struct aq_cache_config *config)
+{
+    const enum aq_status status = aq_cache_open(config, &w->cache);
+    const bool lost = status == AQ_NOTFOUND || status == AQ_CORRUPT || status == AQ_IO;
+    if (!lost || config->mark == 0) return status;
+    aq_log("worker", 0,
+           "stage %u has lost its cache of step %" PRIu64 " (%s): it begins empty, messages come from the neighbours",
+           w->rank, w->step, aq_status_text(status));
+    AQ_TRY(aq_run_remove(config->path));
+    aq_error_clear(); /* dealt with: a later failure is not this one */
+    config->mark = 0;
+    return aq_cache_open(config, &w->cache);
+}
+
+static enum aq_status open_cache(struct aq_worker *w)
+{
+    struct aq_cache_config config = w->me->cache;
+    if (config.slots == 0) return AQ_OK;
+    char path[PATH_BYTES], parent[PATH_BYTES];
+    if (w->job->cache.path)
+        snprintf(parent, sizeof parent, "%s", w->job->cache.path);
+    else
+        snprintf(parent, sizeof parent, "%s/cache", w->run_folder);
+    const int bytes = snprintf(path, sizeof path, "%s/stage-%u", parent, w->rank);
+    if (bytes >= (int)sizeof path) return aq_fail(AQ_INVAL, "worker", "cache.path is too long");
+    if (strcmp(config.kind, "memory") != 0) AQ_TRY(aq_run_make_folder(parent));
+    config.path = path;
+    config.bell = w->bell;
+    config.trace = w->trace;
+    config.job_digest = w->plan->job_digest;
+    config.job_name = w->job->name;
+    config.mark = strcmp(config.kind, "memory") == 0 ? 0 : w->step;
+    config.fresh = w->step == 0;
+    if (w->step > 0 && config.mark == 0)
+        aq_log("worker", 1, "a cache in memory begins cold: the first epoch from here sends keyframes");
+    return open_or_rebuild(w, &config);
+}
+
+/* --- Joining the neighbours
+ * ------------------------------------------------------------------------------------------- */
+
+/* The next message with this op; a stop before go is kept, anything else is ignored. */
+static enum aq_status await_op(struct aq_worker *w, const char *op, uint64_t deadline, json_t **out)
+{
+    for (;;) {
+        const enum aq_status status = aq_control_receive(w->control, deadline, out);
+        if (status == AQ_TIMEOUT) return aq_fail(AQ_TIMEOUT, "worker", "the launcher did not say '%s' in time", op);
+        if (status == AQ_CLOSED) return aq_fail(AQ_CLOSED, "worker", "the launcher is gone");
+        AQ_TRY(status);
+        if (aq_control_is(*out, "op", op)) return AQ_OK;
+        if (aq_control_is(*out, "op", "stop")) w->last_step = true;
+        json_decref(*out);
+    }
+}
+
+static enum aq_status listen_in(struct aq_worker *w, struct aq_listener **listener)
+{
+    const struct aq_job_stage *place = &w->job->pipeline.stages[w->rank];
+    const struct aq_job_link *link = &w->job->link;
+    struct aq_text address = {0}, reached = {0};
+    const char *const scheme = w->tls ? "tls+tcp://" : "tcp://";
+    if (place->address)
+        aq_text_add(&address, "%s%s", scheme, place->address);
+    else
+        aq_text_add(&address, "%s%s:%u", scheme, link->host, link->port_first ? link->port_first + w->rank : 0);
+    if (w->tls) aq_text_add(&address, "?peer=%u", w->rank - 1);
+    uint16_t port;
+    enum aq_status status = aq_link_listen(w->net, aq_text_of(&address), listener, &port);
+    if (status == AQ_OK) {
+        const char *host = aq_text_of(&address) + strlen(scheme), *colon = strrchr(host, ':');
+        aq_text_add(&reached, "%.*s:%u", (int)(colon ? colon - host : (ptrdiff_t)strlen(host)), host, port);
+        status = aq_control_send(w->control, json_pack("{s:s, s:s, s:i}", "event", "listening", "address",
+                                                       aq_text_of(&reached), "peer", (int)w->rank - 1));
+    }
+    aq_text_deinit(&address);
+    aq_text_deinit(&reached);
+    return status;
+}
+
+static enum aq_status connect_out(struct aq_worker *w, uint64_t deadline)
+{
+    json_t *message;
+    const char *to;
+    struct aq_text address = {0};
+    AQ_TRY(await_op(w, "connect", deadline, &message));
+    enum aq_status status = aq_control_get_text(message, "address", &to);
+    if (status == AQ_OK) {
+        if (w->tls)
+            aq_text_add(&address, "tls+tcp://%s?peer=%u", to, w->rank + 1);
+        else
+            aq_text_add(&address, "tcp://%s", to);
+        struct aq_link_config config = w->me->link_out;
+        config.send_frames += CONTROL_FRAMES;
+        status = aq_link_connect(w->net, aq_text_of(&address), &config, aq_clock_after(w->job->link.connect_ns_max),
+                                 &w->link_out);
+    }
+    aq_text_deinit(&address);
+    json_decref(message);
+    return status;
+}
+
+static enum aq_status open_links(struct aq_worker *w)
+{
+    const uint64_t deadline = aq_clock_after(seconds_ns(START_SECONDS));
+    if (aq_security_on(w->job) && w->P > 1)
+        AQ_TRY(aq_tls_open(aq_security_folder(w->job), AQ_TLS_STAGE, w->rank, &w->tls));
+    const struct aq_net_config net = {.bell = w->bell, .trace = w->trace, .links_max = 4, .tls = w->tls};
+    AQ_TRY(aq_net_open(&net, &w->net));
+    struct aq_listener *listener = NULL;
+    enum aq_status status = AQ_OK;
+    if (w->rank > 0) AQ_TRY_GOTO(listen_in(w, &listener), out);
+    /* The one before us may still be waiting for the one before it: connecting first cannot block anybody, accepting
+     * can. */
+    if (w->rank + 1 < w->P) AQ_TRY_GOTO(connect_out(w, deadline), out);
+    if (w->rank > 0) {
+        struct aq_link_config config = w->me->link_in;
+        config.send_frames += CONTROL_FRAMES;
+        AQ_TRY_GOTO(aq_link_accept(listener, &config, deadline, &w->link_in), out);
+    }
+out:
+    aq_listener_close(listener);
+    return status;
+}
+
+static enum aq_status open_edges(struct aq_worker *w)
+{
+    struct aq_edge_config config = {.device = w->device,
+                                    .plan = w->plan,
+                                    .bell = w->bell,
+                                    .trace = w->trace,
+                                    .slots = w->me->program.slots,
+                                    .silence_ns = w->silence_ns};
+    if (w->rank > 0) {
+        config.edge = w->rank - 1;
+        config.sender = false;
+        config.link = w->link_in;
+        config.cache = w->plan->edges[config.edge].message_bytes ? w->cache : NULL;
+        AQ_TRY(aq_edge_open(&config, &w->in));
+    }
+    if (w->rank + 1 < w->P) {
+        config.edge = w->rank;
+        config.sender = true;
+        config.link = w->link_out;
+        config.cache = w->plan->edges[config.edge].message_bytes ? w->cache : NULL;
+        AQ_TRY(aq_edge_open(&config, &w->out));
+    }
+    return AQ_OK;
+}
+
+static enum aq_status open_all(struct aq_worker *w, const json_t *start)
+{
+    const char *folder;
+    AQ_TRY(open_plan(w, start));
+    aq_log_init((int)w->rank);
+    AQ_TRY(aq_control_get_text(start, "checkpoint", &folder));
+    AQ_TRY(aq_alloc_text(folder, &w->checkpoint_folder));
+    if (w->job->output.trace) AQ_TRY(aq_trace_open(AQ_PLAN_TRACE_RECORDS, &w->trace));
+    AQ_TRY(aq_bell_open(&w->bell));
+    AQ_TRY(open_stage(w));
+    AQ_TRY(open_optimizer(w));
+    AQ_TRY(open_data(w));
+    AQ_TRY(load_weights(w, aq_control_u64_or(start, "resume", 0)));
+    AQ_TRY(open_cache(w));
+    AQ_TRY(open_links(w));
+    return open_edges(w);
+}
+
+/* --- Running
+ * ---------------------------------------------------------------------------------------------------------- */
+
+/* Whatever the launcher has said meanwhile; rank 0 takes its stop and tells the others in band. */
+static enum aq_status control_poll(struct aq_worker *w)
+{
+    json_t *message;
+    for (;;) {
+        const enum aq_status status = aq_control_receive(w->control, 0, &message);
+        if (status == AQ_AGAIN) return AQ_OK;
+        if (status == AQ_CLOSED) return aq_fail(AQ_CLOSED, "worker", "the launcher is gone");
+        AQ_TRY(status);
+        if (aq_control_is(message, "op", "stop") && w->rank == 0) w->last_step = true;
+        json_decref(message);
+    }
+}
+
+static enum aq_status mark_wait(struct aq_worker *w)
+{
+    for (;;) {
+        const uint32_t seen = aq_bell_count(w->bell);
+        const enum aq_status status = aq_cache_mark_done(w->cache);
+        if (status != AQ_AGAIN) return status;
+        if (aq_bell_wait(w->bell, seen, aq_clock_after(seconds_ns(MARKED_SECONDS))) == AQ_TIMEOUT)
+            return aq_fail(AQ_TIMEOUT, "worker", "the cache's mark of step %" PRIu64 " does not end", w->step);
+    }
+}
+
+/* A checkpoint of the state after worker->step steps: caches and weights side by side, then the launcher's word. */
+static enum aq_status mark(struct aq_worker *w)
+{
+    const uint64_t begin = aq_clock_ns();
+    const struct aq_checkpoint checkpoint = checkpoint_of(w, w->checkpoint_folder);
+    if (w->cache) AQ_TRY(aq_cache_mark_begin(w->cache, w->step));
+    AQ_TRY(aq_checkpoint_write(&checkpoint, w->step));
+    if (w->cache) AQ_TRY(mark_wait(w));
+    AQ_TRY(aq_control_send(w->control, json_pack("{s:s, s:I}", "event", "mark", "step", (json_int_t)w->step)));
+    AQ_TRY(aq_control_flush(w->control, aq_clock_after(seconds_ns(60))));
+    json_t *message;
+    do {
+        AQ_TRY(await_op(w, "marked", aq_clock_after(seconds_ns(MARKED_SECONDS)), &message));
+        const uint64_t marked = aq_control_u64_or(message, "step", 0);
+        json_decref(message);
+        if (marked == w->step) break;
+    } while (true);
+    aq_trace_add(w->trace, "compute", "checkpoint", begin, aq_clock_ns(), (uint32_t)w->step, 0);
+    return AQ_OK;
+}
+
+static bool due(const struct aq_job_every *every, uint64_t step, uint64_t steps_per_epoch)
+{
+    if (every->count == 0) return false;
+    return step % (every->epochs ? every->count * steps_per_epoch : every->count) == 0;
+}
+
+static enum aq_status train(struct aq_worker *w)
+{
+    const struct aq_plan *plan = w->plan;
+    AQ_TRY(aq_worker_prefetch_first(w));
+    while (w->step < plan->steps) {
+        AQ_TRY(control_poll(w));
+        AQ_TRY(aq_worker_step(w));
+        AQ_TRY(aq_worker_report_step(w));
+        w->step++;
+        const bool end = w->step == plan->steps;
+        w->stopped = w->last_step && !end;
+        const bool last = end || w->last_step;
+        if (due(&w->job->train.evaluate_every, w->step, plan->steps_per_epoch) || end) AQ_TRY(aq_worker_evaluate(w));
+        if (last || due(&w->job->checkpoint.every, w->step, plan->steps_per_epoch)) AQ_TRY(mark(w));
+        if (last) break;
+    }
+    return AQ_OK;
+}
+
+static enum aq_status finish(struct aq_worker *w)
+{
+    const uint64_t deadline = aq_clock_after(seconds_ns(60) + w->outages_ns);
+    if (w->out) AQ_TRY(aq_edge_drain(w->out, deadline));
+    if (w->in) AQ_TRY(aq_edge_drain(w->in, deadline));
+    AQ_TRY(aq_worker_report_done(w));
+    struct aq_link *const links[] = {w->link_out, w->link_in};
+    for (int i = 0; i < 2; i++) {
+        const enum aq_status status = links[i] ? aq_link_finish(links[i], deadline) : AQ_OK;
+        if (status != AQ_CLOSED) AQ_TRY(status); /* closed: the neighbour was first to say goodbye */
+    }
+    return aq_control_flush(w->control, deadline);
+}
+
+static void close_all(struct aq_worker *w, enum aq_status status)
+{
+    if (status != AQ_OK) {
+        const uint64_t deadline = aq_clock_after(seconds_ns(2));
+        if (w->link_out) (void)aq_link_abort(w->link_out, status, aq_error_text(), deadline);
+        if (w->link_in) (void)aq_link_abort(w->link_in, status, aq_error_text(), deadline);
+    }
+    aq_edge_close(w->out);
+    aq_edge_close(w->in);
+    aq_link_close(w->link_out);
+    aq_link_close(w->link_in);
+    aq_net_close(w->net);
+    aq_tls_close(w->tls);
+    aq_cache_close(w->cache);
+    aq_sampler_close(w->sampler);
+    aq_dataset_close(w->train);
+    aq_dataset_close(w->heldout);
+    aq_optimizer_close(w->optimizer);
+    aq_stage_close(w->stage);
+    float *const inner[] = {w->x, w->dx, w->y, w->dy};
+    for (int i = 0; i < 4; i++)
+        if (inner[i]) aq_device_free(w->device, AQ_MEMORY_DEVICE, inner[i], w->boundary_bytes);
+    if (w->stream) aq_device_stream_close(w->device, w->stream);
+    aq_device_close(w->device);
+    aq_trace_close(w->trace);
+    aq_bell_close(w->bell);
+    aq_free(w->host_memory);
+    aq_free(w->run_folder);
+    aq_free(w->checkpoint_folder);
+    aq_plan_close(w->plan);
+    aq_job_close(w->job);
+}
+
+enum aq_status aq_worker_run(struct aq_control *control)
+{
+    struct aq_worker w = {.control = control};
+    json_t *message = NULL;
+    enum aq_status status;
+    AQ_TRY_GOTO(await_op(&w, "start", aq_clock_after(seconds_ns(START_SECONDS)), &message), out);
+    status = open_all(&w, message);
+    json_decref(message);
+    if (status != AQ_OK) goto out;
+    AQ_TRY_GOTO(aq_control_send(control, json_pack("{s:s}", "event", "ready")), out);
+    AQ_TRY_GOTO(await_op(&w, "go", aq_clock_after(seconds_ns(START_SECONDS)), &message), out);
+    json_decref(message);
+    w.go_ns = aq_clock_ns();
+    AQ_TRY_GOTO(train(&w), out);
+    status = finish(&w);
+out:
+    if (status != AQ_OK) aq_worker_report_failed(&w, status);
+    close_all(&w, status);
+    return status;
+}
+
+int aq_command_worker(int argc, char **argv)
+{
+    if (argc != 1) {
+        aq_log("worker", 0, "%s takes no arguments: it is started by aqpiped", argv[0]);
+        return 2;
+    }
+    aq_log_init(-1);
+    /* Ctrl-C reaches the whole foreground group: stopping is the launcher's to say. */
+    signal(SIGINT, SIG_IGN);
+    signal(SIGHUP, SIG_IGN);
+    signal(SIGPIPE, SIG_IGN);
+    struct aq_control *control;
+    enum aq_status status = aq_control_open(AQ_CONTROL_FD, &control);
+    if (status != AQ_OK) {
+        aq_log("worker", 0, "no control channel at fd %d: this command is for aqpiped", AQ_CONTROL_FD);
+        return 2;
+    }
+    status = aq_worker_run(control);
+    aq_control_close(control);
+    return status == AQ_OK ? 0 : 1;
+}

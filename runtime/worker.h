@@ -1,0 +1,114 @@
+/*
+ * worker.h -- a stage worker: one process that owns one stage and runs its program, step after step.
+ *
+ * Started by the daemon with the control channel at fd 3 (docs/CONTROL.md). It makes the plan again from the manifest
+ * that the launcher sent, refuses where its hash differs, opens everything that the plan names, joins its neighbours,
+ * and trains until the last step, a stop, or a failure. Whatever ends it, it says so in one line over the control
+ * channel.
+ *
+ * Three threads: this one (exec: stage, codecs, program), the net loop, the storage thread. The CPU pool belongs to
+ * exec.
+ *
+ * Locking: everything here belongs to the exec thread.
+ */
+#ifndef RUNTIME_WORKER_H
+#define RUNTIME_WORKER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "aqsgd/base.h"
+#include "aqsgd/device.h"
+#include "aqsgd/grad.h"
+#include "control.h"
+#include "edge.h"
+#include "net/link.h"
+#include "plan.h"
+#include "stages/dataset.h"
+#include "stages/stage.h"
+#include "storage/cache.h"
+
+/* What one step costs this stage, in nanoseconds. */
+struct aq_worker_times {
+    uint64_t begin_ns;
+    uint64_t compute_ns;   /* forward and backward                  */
+    uint64_t optimizer_ns; /* norm of one's own gradients, update   */
+    uint64_t link_wait_ns; /* nothing could run but for a link      */
+    uint64_t mark_ns;      /* checkpoint                            */
+    uint64_t loss_targets;
+    double loss_sum;
+    double gradient_norm;
+    bool skipped; /* the gradient was not finite           */
+};
+
+struct aq_worker {
+    struct aq_control *control; /* borrowed */
+    struct aq_job *job;
+    struct aq_plan *plan;
+    const struct aq_plan_stage *me;
+    uint32_t rank, P;
+    char *run_folder, *checkpoint_folder;
+    /* The stage. */
+    struct aq_device *device;
+    struct aq_stream *stream;
+    struct aq_stage *stage;
+    struct aq_optimizer *optimizer;
+    float *x, *y, *dx, *dy; /* (B, T, C): at the cuts */
+    uint64_t boundary_bytes;
+    /* Data. */
+    struct aq_dataset *train, *heldout; /* first and last stage only */
+    struct aq_sampler *sampler;
+    int32_t *tokens, *targets; /* (B, T) */
+    uint64_t *sample_ids;      /* B */
+    void *host_memory;
+    /* Neighbours. */
+    struct aq_bell *bell;
+    struct aq_trace *trace;
+    struct aq_tls *tls; /* NULL: links are not under TLS */
+    struct aq_net *net;
+    struct aq_link *link_in, *link_out;
+    struct aq_edge *in, *out;
+    struct aq_cache *cache;
+    /* The run. */
+    uint64_t step; /* steps done */
+    uint64_t resumed_at;
+    uint64_t unreadable; /* the step of a checkpoint that could not be read; 0: none */
+    uint64_t go_ns;
+    uint64_t silence_ns; /* longest wait for a neighbour */
+    uint64_t outages_ns; /* all links, one after the other: how long outages may last */
+    bool last_step; /* somebody asked for a stop: this step is the last */
+    bool stopped;
+    uint32_t skipped_in_row;
+    struct aq_worker_times times;
+};
+
+/*
+ * Everything from the start message to the end of the run; says "done" or "failed" over the control channel. The status
+ * is that of the run; the text of a failure is aq_error_text().
+ */
+enum aq_status aq_worker_run(struct aq_control *control);
+
+/* worker_step.c: the samples of a micro-batch of a step; *samples is 1..B. Fills worker->sample_ids. */
+void aq_worker_batch(struct aq_worker *worker, uint64_t step, uint32_t micro_batch, struct aq_edge_batch *batch);
+
+/* worker_step.c: run one whole step (worker->step is its number) up to and with the optimizer. */
+enum aq_status aq_worker_step(struct aq_worker *worker);
+
+/* worker_step.c: ask the caches for the first micro-batches, before the first step. */
+enum aq_status aq_worker_prefetch_first(struct aq_worker *worker);
+
+/* worker_eval.c: the held-out samples through the whole pipeline, uncompressed; the last stage reports the loss. */
+enum aq_status aq_worker_evaluate(struct aq_worker *worker);
+
+/* Pump both edges. */
+enum aq_status aq_worker_pump(struct aq_worker *worker);
+
+/* worker_report.c: lines over the control channel. */
+enum aq_status aq_worker_report_step(struct aq_worker *worker);
+enum aq_status aq_worker_report_done(struct aq_worker *worker);
+void aq_worker_report_failed(const struct aq_worker *worker, enum aq_status status);
+
+/* `aqpipe worker`: for the daemon, not for people. */
+int aq_command_worker(int argc, char **argv);
+
+#endif

@@ -1,0 +1,90 @@
+/*
+ * worker_eval.c -- the held-out loss: forward only, through all stages, edges raw fp32, dropout off.
+ *
+ * The figure is that of the model as trained, not of the compression: what `aqpipe eval` on the exported weights would
+ * give.
+ */
+#include <math.h>
+
+#include "worker.h"
+
+static enum aq_status wait_for(struct aq_worker *worker, uint32_t seen)
+{
+    const enum aq_status status = aq_bell_wait(worker->bell, seen, aq_clock_after(worker->silence_ns));
+    if (status == AQ_TIMEOUT) return aq_fail(AQ_TIMEOUT, "worker", "evaluation: nothing came from the neighbours");
+    return status;
+}
+
+static enum aq_status receive(struct aq_worker *worker, const struct aq_edge_batch *batch)
+{
+    for (;;) {
+        const uint32_t seen = aq_bell_count(worker->bell);
+        AQ_TRY(aq_worker_pump(worker));
+        if (aq_edge_eval_here(worker->in)) return aq_edge_receive_eval(worker->in, batch, worker->x, worker->stream);
+        AQ_TRY(wait_for(worker, seen));
+    }
+}
+
+static enum aq_status send(struct aq_worker *worker, const struct aq_edge_batch *batch)
+{
+    for (;;) {
+        const uint32_t seen = aq_bell_count(worker->bell);
+        AQ_TRY(aq_worker_pump(worker));
+        const enum aq_status status = aq_edge_send_eval(worker->out, batch, worker->y, worker->stream);
+        if (status != AQ_AGAIN) return status;
+        AQ_TRY(wait_for(worker, seen));
+    }
+}
+
+static enum aq_status evaluate_batch(struct aq_worker *worker, uint32_t micro_batch, uint64_t first, uint32_t samples,
+                                     struct aq_stage_loss *total)
+{
+    const uint32_t T = worker->me->config.T;
+    const bool is_first = worker->rank == 0, is_last = worker->rank + 1 == worker->P;
+    for (uint32_t i = 0; i < samples; i++)
+        worker->sample_ids[i] = first + i;
+    const struct aq_edge_batch batch = {
+        .step = worker->step, .micro_batch = micro_batch, .samples = samples, .sample_ids = worker->sample_ids};
+    for (uint32_t i = 0; worker->heldout && i < samples; i++)
+        AQ_TRY(aq_dataset_get(worker->heldout, first + i, worker->tokens + (size_t)i * T,
+                              worker->targets + (size_t)i * T));
+    if (!is_first) AQ_TRY(receive(worker, &batch));
+    const struct aq_stage_input input = {.x = is_first ? NULL : worker->x,
+                                         .tokens = is_first ? worker->tokens : NULL,
+                                         .targets = is_last ? worker->targets : NULL,
+                                         .sample_ids = worker->sample_ids,
+                                         .samples = samples,
+                                         .seed = worker->job->train.seed,
+                                         .step = worker->step,
+                                         .evaluate = true,
+                                         .loss_scale = 1};
+    struct aq_stage_loss loss = {0};
+    AQ_TRY(
+        aq_stage_forward(worker->stage, 0, &input, is_last ? NULL : worker->y, is_last ? &loss : NULL, worker->stream));
+    AQ_TRY(aq_device_stream_sync(worker->device, worker->stream));
+    total->sum += loss.sum;
+    total->targets += loss.targets;
+    return is_last ? AQ_OK : send(worker, &batch);
+}
+
+enum aq_status aq_worker_evaluate(struct aq_worker *worker)
+{
+    const uint64_t count = worker->plan->facts.heldout_samples;
+    const uint32_t B = worker->me->config.B;
+    if (count == 0) return AQ_OK;
+    struct aq_stage_loss total = {0};
+    const uint64_t begin = aq_clock_ns();
+    uint32_t micro_batch = 0;
+    for (uint64_t first = 0; first < count; first += B, micro_batch++) {
+        const uint32_t samples = count - first < B ? (uint32_t)(count - first) : B;
+        AQ_TRY(evaluate_batch(worker, micro_batch, first, samples, &total));
+    }
+    aq_trace_add(worker->trace, "compute", "evaluate", begin, aq_clock_ns(), (uint32_t)worker->step, 0);
+    if (worker->rank + 1 != worker->P) return AQ_OK;
+    const double loss = total.targets ? total.sum / (double)total.targets : NAN;
+    return aq_control_send(worker->control,
+                           json_pack("{s:s, s:I, s:o, s:o, s:I, s:o}", "event", "eval", "step",
+                                     (json_int_t)worker->step, "loss", aq_control_number(loss), "perplexity",
+                                     aq_control_number(exp(loss)), "targets", (json_int_t)total.targets, "seconds",
+                                     aq_control_number((double)(aq_clock_ns() - worker->go_ns) * 1e-9)));
+}

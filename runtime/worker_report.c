@@ -1,0 +1,129 @@
+/* worker_report.c -- what a worker tells over the control channel: each step, its trace, and how it ended. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "worker.h"
+
+static double ratio(double part, double whole)
+{
+    return whole > 0 ? sqrt(part / whole) : 0;
+}
+
+/* The live measures of the edge that this stage sends activations over. */
+static void add_measures(json_t *line, const struct aq_edge_measures *m)
+{
+    if (m->values <= 0) return;
+    const double mean = m->sum_a / m->values, rms = sqrt(m->sum_a2 / m->values);
+    json_object_set_new(line, "delta_ratio", aq_control_number(ratio(m->sum_delta2, m->sum_a2)));
+    json_object_set_new(line, "error_ratio", aq_control_number(ratio(m->sum_error2, m->sum_delta2)));
+    json_object_set_new(line, "common_mode", aq_control_number(rms > 0 ? fabs(mean) / rms : 0));
+}
+
+/* Of the link to the next stage, since the start: how often it was made again, and for how long it was down. */
+static void add_outages(const struct aq_worker *worker, json_t *line)
+{
+    struct aq_link_stats out = {0};
+    if (worker->link_out) aq_link_stats(worker->link_out, &out);
+    json_object_set_new(line, "heals", json_integer((json_int_t)out.heals));
+    json_object_set_new(line, "outage_ns", json_integer((json_int_t)out.outage_ns));
+}
+
+enum aq_status aq_worker_report_step(struct aq_worker *worker)
+{
+    const struct aq_worker_times *t = &worker->times;
+    const struct aq_job_train *train = &worker->job->train;
+    struct aq_edge_measures in = {0}, out = {0};
+    if (worker->in) aq_edge_measures(worker->in, &in);
+    if (worker->out) aq_edge_measures(worker->out, &out);
+    const uint64_t now = aq_clock_ns(), done = worker->step + 1;
+    const double lr = (double)aq_learning_rate(train->lr, done, train->warmup_steps, worker->plan->steps, train->decay);
+    json_t *line = json_pack(
+        "{s:s, s:I, s:I, s:f, s:f, s:o, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b}", "event", "step",
+        "step", (json_int_t)done, "epoch", (json_int_t)(worker->step / worker->plan->steps_per_epoch), "seconds",
+        (double)(now - t->begin_ns) * 1e-9, "lr", lr, "grad_norm", aq_control_number(t->gradient_norm), "samples",
+        (int)aq_sampler_size(worker->sampler, worker->step), "compute_ns", (json_int_t)t->compute_ns, "codec_ns",
+        (json_int_t)(in.codec_ns + out.codec_ns - in.cache_ns - out.cache_ns), "link_wait_ns",
+        (json_int_t)t->link_wait_ns, "cache_wait_ns", (json_int_t)(in.cache_ns + out.cache_ns), "optimizer_ns",
+        (json_int_t)t->optimizer_ns, "forward_bytes", (json_int_t)out.sent_bytes, "backward_bytes",
+        (json_int_t)in.sent_bytes, "keyframes", (json_int_t)out.keyframes, "raws", (json_int_t)out.raws, "fetched",
+        (json_int_t)(in.fetched + out.fetched), "skipped", t->skipped);
+    if (!line) return aq_fail(AQ_NOMEM, "worker", "no memory for the line of a step");
+    add_outages(worker, line);
+    if (worker->rank + 1 == worker->P && t->loss_targets > 0)
+        json_object_set_new(line, "loss", aq_control_number(t->loss_sum / (double)t->loss_targets));
+    add_measures(line, &out);
+    return aq_control_send(worker->control, line);
+}
+
+/* The largest resident set of this process, from /proc/self/status; 0 where there is none. */
+static uint64_t peak_memory(void)
+{
+    FILE *file = fopen("/proc/self/status", "r");
+    if (!file) return 0;
+    char line[256];
+    unsigned long long kib = 0;
+    while (fgets(line, sizeof line, file))
+        if (strncmp(line, "VmHWM:", 6) == 0) kib = strtoull(line + 6, NULL, 10);
+    fclose(file);
+    return kib * 1024;
+}
+
+enum { CHUNK_BYTES = 256 << 10 };
+
+static enum aq_status report_trace(struct aq_worker *worker)
+{
+    if (!worker->trace) return AQ_OK;
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *memory = open_memstream(&text, &bytes);
+    if (!memory) return aq_fail_errno("worker", "cannot keep the trace in memory");
+    enum aq_status status = aq_trace_write(worker->trace, (int)worker->rank, worker->go_ns, memory);
+    if (fclose(memory) != 0 && status == AQ_OK) status = aq_fail_errno("worker", "cannot keep the trace in memory");
+    size_t at = 0;
+    while (status == AQ_OK && at < bytes) {
+        size_t end = at + CHUNK_BYTES < bytes ? at + CHUNK_BYTES : bytes;
+        while (end < bytes && text[end - 1] != '\n')
+            end++; /* whole lines: chunks of ranks may be interleaved */
+        status =
+            aq_control_send(worker->control, json_pack("{s:s, s:s%}", "event", "trace", "text", text + at, end - at));
+        at = end;
+    }
+    (free)(text); /* open_memstream's own memory */
+    return status;
+}
+
+enum aq_status aq_worker_report_done(struct aq_worker *worker)
+{
+    AQ_TRY(report_trace(worker));
+    struct aq_cache_stats cache = {0};
+    if (worker->cache) aq_cache_stats(worker->cache, &cache);
+    struct aq_link_stats in = {0}, out = {0};
+    if (worker->link_in) aq_link_stats(worker->link_in, &in);
+    if (worker->link_out) aq_link_stats(worker->link_out, &out);
+    json_t *line =
+        json_pack("{s:s, s:I, s:f, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "event", "done",
+                  "step", (json_int_t)worker->step, "seconds", (double)(aq_clock_ns() - worker->go_ns) * 1e-9,
+                  "stopped", worker->stopped, "cache_bytes", (json_int_t)cache.entry_bytes, "cache_file_bytes",
+                  (json_int_t)cache.file_bytes, "cache_entries", (json_int_t)cache.entries, "cache_hits",
+                  (json_int_t)cache.hits, "cache_colds", (json_int_t)cache.colds, "cache_corrupt",
+                  (json_int_t)cache.corrupt, "memory_bytes", (json_int_t)peak_memory(), "memory_planned",
+                  (json_int_t)worker->me->memory_bytes, "sent_wire_bytes",
+                  (json_int_t)(in.sent_wire_bytes + out.sent_wire_bytes), "cpu_ns", (json_int_t)aq_clock_cpu_ns(),
+                  "trace_dropped", (json_int_t)(worker->trace ? aq_trace_dropped(worker->trace) : 0));
+    if (!line) return aq_fail(AQ_NOMEM, "worker", "no memory for the line of the end");
+    add_outages(worker, line);
+    return aq_control_send(worker->control, line);
+}
+
+void aq_worker_report_failed(const struct aq_worker *worker, enum aq_status status)
+{
+    const char *text = aq_error_text();
+    json_t *line = json_pack("{s:s, s:s, s:s+}", "event", "failed", "status", aq_status_text(status), "text",
+                             *text ? text : aq_status_text(status), "");
+    if (worker->unreadable) json_object_set_new(line, "checkpoint", json_integer((json_int_t)worker->unreadable));
+    /* If the channel is gone too there is nobody left to tell; the exit status remains. */
+    if (aq_control_send(worker->control, line) == AQ_OK)
+        (void)aq_control_flush(worker->control, aq_clock_after(2000000000u));
+}

@@ -1,0 +1,330 @@
+/*
+ * worker_step.c -- one step: the program's two chains, the gradient norm, the optimizer.
+ *
+ * The program (program.h) is a flat array. Its forward chain and its backward chain are each run in order; between them
+ * the first in program order that can run is run, so that a late frame of one direction never holds up the other.
+ * Backwards stay in order of micro-batches whatever happens, and with them every bit of the sums.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "worker.h"
+
+enum { SKIPS_MAX = 10 }; /* steps in a row without a finite gradient: then the run is lost, and says so */
+
+static bool is_forward(uint8_t op)
+{
+    return op == AQ_OP_RECV_FWD || op == AQ_OP_FORWARD || op == AQ_OP_SEND_FWD || op == AQ_OP_PREFETCH;
+}
+
+static bool is_backward(uint8_t op)
+{
+    return op == AQ_OP_RECV_BWD || op == AQ_OP_BACKWARD || op == AQ_OP_SEND_BWD;
+}
+
+struct run {
+    const struct aq_program *program;
+    uint32_t forward, backward; /* next instruction of each chain; the barrier's index when there is none left */
+    uint32_t barrier;           /* first instruction that comes after everything before it                    */
+    uint32_t forwards_done;
+    bool busy[AQ_JOB_MICRO_BATCHES_MAX]; /* by slot */
+};
+
+static uint32_t chain_next(const struct run *run, uint32_t at, bool forward)
+{
+    while (at < run->barrier) {
+        const uint8_t op = run->program->code[at].op;
+        if (forward ? is_forward(op) : is_backward(op)) return at;
+        at++;
+    }
+    return run->barrier;
+}
+
+void aq_worker_batch(struct aq_worker *worker, uint64_t step, uint32_t micro_batch, struct aq_edge_batch *batch)
+{
+    const uint32_t B = worker->me->config.B, size = aq_sampler_size(worker->sampler, step);
+    const uint32_t first = micro_batch * B, samples = size - first < B ? size - first : B;
+    AQ_ASSERT(first < size);
+    for (uint32_t i = 0; i < samples; i++)
+        worker->sample_ids[i] = worker->job->data.skip + aq_sampler_at(worker->sampler, step, first + i);
+    *batch = (struct aq_edge_batch){.step = step,
+                                    .micro_batch = micro_batch,
+                                    .samples = samples,
+                                    .sample_ids = worker->sample_ids,
+                                    .flags = worker->last_step ? AQ_EDGE_LAST_STEP : 0};
+}
+
+static enum aq_status prefetch(struct aq_worker *worker, uint64_t step, uint32_t micro_batch)
+{
+    uint32_t count = aq_job_micro_batches(worker->job, aq_sampler_size(worker->sampler, step));
+    if (micro_batch >= count) {
+        micro_batch -= count;
+        if (++step >= worker->plan->steps) return AQ_OK;
+        count = aq_job_micro_batches(worker->job, aq_sampler_size(worker->sampler, step));
+        if (micro_batch >= count) return AQ_OK;
+    }
+    struct aq_edge_batch batch;
+    aq_worker_batch(worker, step, micro_batch, &batch);
+    if (worker->in) AQ_TRY(aq_edge_prefetch(worker->in, &batch));
+    if (worker->out) AQ_TRY(aq_edge_prefetch(worker->out, &batch));
+    return AQ_OK;
+}
+
+enum aq_status aq_worker_prefetch_first(struct aq_worker *worker)
+{
+    if (worker->step >= worker->plan->steps) return AQ_OK;
+    for (uint32_t i = 0; i < worker->me->program.window; i++)
+        AQ_TRY(prefetch(worker, worker->step, i));
+    return AQ_OK;
+}
+
+static enum aq_status forward(struct aq_worker *worker, const struct aq_instruction *instruction)
+{
+    struct aq_edge_batch batch;
+    aq_worker_batch(worker, worker->step, instruction->micro_batch, &batch);
+    const uint32_t T = worker->me->config.T;
+    const bool first = worker->rank == 0, last = worker->rank + 1 == worker->P;
+    for (uint32_t i = 0; worker->train && i < batch.samples; i++)
+        AQ_TRY(aq_dataset_get(worker->train, batch.sample_ids[i] - worker->job->data.skip,
+                              worker->tokens + (size_t)i * T, worker->targets + (size_t)i * T));
+    /* Every sample has T targets: the mean over the step's targets does not depend on how the batch is cut. */
+    const double targets = (double)aq_sampler_size(worker->sampler, worker->step) * T;
+    const struct aq_stage_input input = {.x = first ? NULL : worker->x,
+                                         .tokens = first ? worker->tokens : NULL,
+                                         .targets = last ? worker->targets : NULL,
+                                         .sample_ids = batch.sample_ids,
+                                         .samples = batch.samples,
+                                         .seed = worker->job->train.seed,
+                                         .step = worker->step,
+                                         .loss_scale = (float)(1.0 / targets)};
+    struct aq_stage_loss loss = {0};
+    const uint64_t begin = aq_clock_ns();
+    AQ_TRY(aq_stage_forward(worker->stage, instruction->slot, &input, last ? NULL : worker->y, last ? &loss : NULL,
+                            worker->stream));
+    AQ_TRY(aq_device_stream_sync(worker->device, worker->stream));
+    const uint64_t end = aq_clock_ns();
+    worker->times.compute_ns += end - begin;
+    worker->times.loss_sum += loss.sum;
+    worker->times.loss_targets += loss.targets;
+    aq_trace_add(worker->trace, "compute", "forward", begin, end, (uint32_t)worker->step, instruction->micro_batch);
+    return AQ_OK;
+}
+
+static enum aq_status backward(struct aq_worker *worker, const struct aq_instruction *instruction)
+{
+    const bool first = worker->rank == 0, last = worker->rank + 1 == worker->P;
+    const uint64_t begin = aq_clock_ns();
+    AQ_TRY(aq_stage_backward(worker->stage, instruction->slot, last ? NULL : worker->dy, first ? NULL : worker->dx,
+                             worker->stream));
+    AQ_TRY(aq_device_stream_sync(worker->device, worker->stream));
+    const uint64_t end = aq_clock_ns();
+    worker->times.compute_ns += end - begin;
+    aq_trace_add(worker->trace, "compute", "backward", begin, end, (uint32_t)worker->step, instruction->micro_batch);
+    return AQ_OK;
+}
+
+/* Can it run at all now, as far as can be known without trying? */
+static bool ready(const struct aq_worker *worker, const struct run *run, const struct aq_instruction *instruction)
+{
+    const bool free_slot = !run->busy[instruction->slot];
+    switch (instruction->op) {
+    case AQ_OP_RECV_FWD:
+        return free_slot && aq_edge_forward_here(worker->in, NULL);
+    case AQ_OP_FORWARD:
+        return worker->rank > 0 || free_slot;
+    case AQ_OP_RECV_BWD:
+        return aq_edge_backward_here(worker->out);
+    case AQ_OP_BACKWARD:
+        return run->forwards_done > instruction->micro_batch;
+    default:
+        return true;
+    }
+}
+
+/* Run one instruction of a chain; AQ_AGAIN: it has to wait (a send buffer), nothing has happened. */
+static enum aq_status execute(struct aq_worker *worker, struct run *run, const struct aq_instruction *instruction)
+{
+    struct aq_edge_batch batch;
+    if (instruction->op == AQ_OP_PREFETCH) return prefetch(worker, worker->step, instruction->micro_batch);
+    aq_worker_batch(worker, worker->step, instruction->micro_batch, &batch);
+    uint16_t flags = 0;
+    switch (instruction->op) {
+    case AQ_OP_RECV_FWD:
+        run->busy[instruction->slot] = true;
+        if (aq_edge_forward_here(worker->in, &flags) && (flags & AQ_EDGE_LAST_STEP)) worker->last_step = true;
+        return aq_edge_receive_forward(worker->in, &batch, worker->x, worker->stream);
+    case AQ_OP_FORWARD:
+        run->busy[instruction->slot] = true;
+        AQ_TRY(forward(worker, instruction));
+        run->forwards_done++;
+        return AQ_OK;
+    case AQ_OP_SEND_FWD:
+        return aq_edge_send_forward(worker->out, &batch, worker->y, worker->stream);
+    case AQ_OP_RECV_BWD:
+        return aq_edge_receive_backward(worker->out, &batch, worker->dy, worker->stream);
+    case AQ_OP_BACKWARD:
+        AQ_TRY(backward(worker, instruction));
+        if (worker->rank == 0) run->busy[instruction->slot] = false;
+        return AQ_OK;
+    case AQ_OP_SEND_BWD:
+        AQ_TRY(aq_edge_send_backward(worker->in, &batch, worker->dx, worker->stream));
+        run->busy[instruction->slot] = false;
+        return AQ_OK;
+    default:
+        AQ_ASSERT(!"an instruction of no chain");
+        return AQ_INVAL;
+    }
+}
+
+/* One instruction of either chain, the earlier in the program first. AQ_AGAIN: neither can run now. */
+static enum aq_status chains_advance(struct aq_worker *worker, struct run *run)
+{
+    const bool forward_first = run->forward < run->backward;
+    for (int i = 0; i < 2; i++) {
+        const bool forward_now = (i == 0) == forward_first;
+        uint32_t *at = forward_now ? &run->forward : &run->backward;
+        if (*at == run->barrier) continue;
+        const struct aq_instruction *instruction = &run->program->code[*at];
+        if (!ready(worker, run, instruction)) continue;
+        const enum aq_status status = execute(worker, run, instruction);
+        if (status == AQ_AGAIN) continue;
+        AQ_TRY(status);
+        *at = chain_next(run, *at + 1, forward_now);
+        return AQ_OK;
+    }
+    return AQ_AGAIN;
+}
+
+enum aq_status aq_worker_pump(struct aq_worker *worker)
+{
+    struct aq_edge *const edges[] = {worker->in, worker->out};
+    for (uint32_t i = 0; i < 2; i++) {
+        const enum aq_status status = edges[i] ? aq_edge_pump(edges[i]) : AQ_OK;
+        if (status == AQ_CLOSED)
+            return aq_fail(AQ_CLOSED, "worker", "stage %u left in good order before the run was done",
+                           worker->rank + (i ? 1 : -1u));
+        AQ_TRY(status);
+    }
+    return AQ_OK;
+}
+
+static enum aq_status wait(struct aq_worker *worker, uint32_t seen, const char *what)
+{
+    const uint64_t begin = aq_clock_ns();
+    const enum aq_status status = aq_bell_wait(worker->bell, seen, aq_clock_after(worker->silence_ns));
+    worker->times.link_wait_ns += aq_clock_ns() - begin;
+    if (status == AQ_TIMEOUT)
+        return aq_fail(AQ_TIMEOUT, "worker", "step %llu: nothing came for %.0f s while waiting for %s",
+                       (unsigned long long)worker->step, (double)worker->silence_ns * 1e-9, what);
+    return status;
+}
+
+static enum aq_status run_chains(struct aq_worker *worker, struct run *run)
+{
+    while (run->forward < run->barrier || run->backward < run->barrier) {
+        const uint32_t seen = aq_bell_count(worker->bell);
+        AQ_TRY(aq_worker_pump(worker));
+        const enum aq_status status = chains_advance(worker, run);
+        if (status == AQ_AGAIN)
+            AQ_TRY(wait(worker, seen, "activations or gradients"));
+        else
+            AQ_TRY(status);
+    }
+    return AQ_OK;
+}
+
+static enum aq_status norm_receive(struct aq_worker *worker, struct aq_edge *edge, double *value)
+{
+    for (;;) {
+        const uint32_t seen = aq_bell_count(worker->bell);
+        AQ_TRY(aq_worker_pump(worker));
+        const enum aq_status status = aq_edge_receive_norm(edge, worker->step, value);
+        if (status != AQ_AGAIN) return status;
+        AQ_TRY(wait(worker, seen, "the gradient norm"));
+    }
+}
+
+/*
+ * The global norm: partial sums of squares go from the last stage to the first, each adding its own tensors from last
+ * to first, so that the sum has the bits of a single stage's; the total comes back.
+ */
+static enum aq_status norm(struct aq_worker *worker)
+{
+    double sum = 0;
+    if (worker->out) AQ_TRY(norm_receive(worker, worker->out, &sum));
+    const uint64_t begin = aq_clock_ns();
+    AQ_TRY(aq_stage_gradient_sum2(worker->stage, &sum, worker->stream));
+    worker->times.optimizer_ns += aq_clock_ns() - begin;
+    if (worker->in) {
+        AQ_TRY(aq_edge_send_norm(worker->in, worker->step, sum));
+        AQ_TRY(norm_receive(worker, worker->in, &sum));
+    }
+    if (worker->out) AQ_TRY(aq_edge_send_norm(worker->out, worker->step, sum));
+    worker->times.gradient_norm = sqrt(sum);
+    return AQ_OK;
+}
+
+/* The optimizer; a step whose norm is not finite is skipped, on every rank alike because all have the same total. */
+static enum aq_status optimize(struct aq_worker *worker)
+{
+    const struct aq_job_train *train = &worker->job->train;
+    const double gradient_norm = worker->times.gradient_norm;
+    const uint64_t begin = aq_clock_ns();
+    if (!isfinite(gradient_norm)) {
+        worker->times.skipped = true;
+        aq_log("worker", 1, "step %llu: the gradient is not finite, the step is skipped",
+               (unsigned long long)worker->step);
+        if (++worker->skipped_in_row >= SKIPS_MAX)
+            return aq_fail(AQ_INVAL, "worker", "%d steps in a row without a finite gradient: lower train.lr (%g)",
+                           SKIPS_MAX, (double)train->lr);
+    } else {
+        float scale = 1;
+        if (train->clip > 0 && gradient_norm > (double)train->clip)
+            scale = (float)((double)train->clip / gradient_norm);
+        const float lr =
+            aq_learning_rate(train->lr, worker->step + 1, train->warmup_steps, worker->plan->steps, train->decay);
+        AQ_TRY(aq_optimizer_step(worker->optimizer, aq_stage_parameters(worker->stage),
+                                 aq_stage_gradients(worker->stage), lr, scale, worker->step + 1, worker->stream));
+        AQ_TRY(aq_stage_parameters_changed(worker->stage, worker->stream));
+        worker->skipped_in_row = 0;
+    }
+    AQ_TRY(aq_stage_zero_grads(worker->stage, worker->stream));
+    AQ_TRY(aq_device_stream_sync(worker->device, worker->stream));
+    const uint64_t end = aq_clock_ns();
+    worker->times.optimizer_ns += end - begin;
+    aq_trace_add(worker->trace, "compute", "optimizer", begin, end, (uint32_t)worker->step, 0);
+    return AQ_OK;
+}
+
+enum aq_status aq_worker_step(struct aq_worker *worker)
+{
+    const uint32_t size = aq_sampler_size(worker->sampler, worker->step);
+    const uint32_t M = aq_job_micro_batches(worker->job, size);
+    static struct run run; /* a few KiB, one worker a process */
+    memset(&run, 0, sizeof run);
+    run.program = M == worker->plan->micro_batches ? &worker->me->program : &worker->me->program_last;
+    AQ_ASSERT(run.program->micro_batches == M);
+    while (run.barrier < run.program->count &&
+           (is_forward(run.program->code[run.barrier].op) || is_backward(run.program->code[run.barrier].op)))
+        run.barrier++;
+    run.forward = chain_next(&run, 0, true);
+    run.backward = chain_next(&run, 0, false);
+    worker->times = (struct aq_worker_times){.begin_ns = aq_clock_ns()};
+    AQ_TRY(run_chains(worker, &run));
+    for (uint32_t i = run.barrier; i < run.program->count; i++) {
+        switch (run.program->code[i].op) {
+        case AQ_OP_NORM:
+            AQ_TRY(norm(worker));
+            break;
+        case AQ_OP_STEP:
+            AQ_TRY(optimize(worker));
+            break;
+        case AQ_OP_MARK:
+        case AQ_OP_PREFETCH:
+            break; /* marks are due at steps, not in every program: worker.c */
+        default:
+            return aq_fail(AQ_INVAL, "worker", "instruction %s after the chains", aq_op_name(run.program->code[i].op));
+        }
+    }
+    return AQ_OK;
+}

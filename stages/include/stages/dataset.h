@@ -1,0 +1,96 @@
+/*
+ * dataset.h -- texts, tokenizers, samples with stable ids, and the order in which training meets them.
+ *
+ * A text data set is one or more UTF-8 files, tokenized and joined, cut into blocks of T+1 tokens that overlap by
+ * one: block i has tokens [i*T, i*T+T) and targets one further. Sample id = block number; the last part that does not
+ * fill a block is dropped, and the count of dropped tokens is told. The ids do not depend on seed, batch or number of
+ * stages.
+ *
+ * The sampler's order is a pure function of (seed, epoch): every rank knows all of it ahead, after a restart too.
+ *
+ * Locking: read-only after open; any thread.
+ */
+#ifndef STAGES_DATASET_H
+#define STAGES_DATASET_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "aqsgd/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct aq_tokenizer; /* opaque */
+
+/*
+ * kind "bytes": 256 tokens, a byte each. kind "gpt2": byte-level BPE; path is the folder with vocab.json (or
+ * encoder.json) and merges.txt (or vocab.bpe). AQ_INVAL: kind. AQ_NOTFOUND, AQ_CORRUPT: file and line.
+ */
+enum aq_status aq_tokenizer_open(const char *kind, const char *path, struct aq_tokenizer **out);
+void aq_tokenizer_close(struct aq_tokenizer *tokenizer); /* NULL is fine */
+uint32_t aq_tokenizer_vocabulary(const struct aq_tokenizer *tokenizer);
+
+/* The token that stands between texts ("<|endoftext|>" of gpt2), or -1 where the vocabulary has none. */
+int32_t aq_tokenizer_end_of_text(const struct aq_tokenizer *tokenizer);
+
+/*
+ * Tokens of `bytes` of text, into memory of aq_alloc (caller frees with aq_free). Any bytes are accepted, and
+ * decoding gives them back: where text is no UTF-8, gpt2 takes each run of invalid bytes as a word of its own.
+ * "<|endoftext|>" in a text is plain text. A word beyond 1 MiB is merged in pieces of that length.
+ */
+enum aq_status aq_tokenizer_encode(const struct aq_tokenizer *tokenizer, const char *text, size_t bytes,
+                                   int32_t **tokens, size_t *count);
+/* The bytes of tokens, terminated, into memory of aq_alloc. AQ_INVAL: a token out of range. */
+enum aq_status aq_tokenizer_decode(const struct aq_tokenizer *tokenizer, const int32_t *tokens, size_t count,
+                                   char **text, size_t *bytes);
+
+struct aq_dataset; /* opaque */
+
+struct aq_dataset_config {
+    const char *const *paths; /* text files, in order                                                   */
+    uint32_t path_count;
+    const struct aq_tokenizer *tokenizer; /* borrowed while open only                                   */
+    uint32_t T;
+    uint64_t samples_max; /* take only the first so many blocks; 0: all                                 */
+    uint64_t skip;        /* leave out the first so many blocks (their ids are not reused)              */
+    bool end_of_text;     /* put the tokenizer's end-of-text token behind every file                    */
+};
+
+/* AQ_NOTFOUND, AQ_IO: names the file. AQ_INVAL: no whole block (says how many tokens there are). */
+enum aq_status aq_dataset_open(const struct aq_dataset_config *config, struct aq_dataset **out);
+void aq_dataset_close(struct aq_dataset *dataset); /* NULL is fine */
+uint64_t aq_dataset_count(const struct aq_dataset *dataset);
+uint32_t aq_dataset_tokens(const struct aq_dataset *dataset);   /* T */
+uint64_t aq_dataset_dropped(const struct aq_dataset *dataset);  /* tokens at the end that fill no block */
+uint64_t aq_dataset_digest(const struct aq_dataset *dataset);   /* of all tokens: part of the job's identity */
+
+/* The stable id of sample `index` (0..count-1). */
+uint64_t aq_dataset_id(const struct aq_dataset *dataset, uint64_t index);
+
+/* tokens, targets: T each, written. index < count, else AQ_INVAL. */
+enum aq_status aq_dataset_get(const struct aq_dataset *dataset, uint64_t index, int32_t *tokens, int32_t *targets);
+
+/* The order of the samples. */
+struct aq_sampler; /* opaque */
+
+/*
+ * count samples, in batches of `batch`; the last batch of an epoch is partial where batch does not divide count.
+ * AQ_INVAL: either is 0, or count is beyond 2^32 - 1.
+ */
+enum aq_status aq_sampler_open(uint64_t count, uint32_t batch, uint64_t seed, bool shuffle, struct aq_sampler **out);
+void aq_sampler_close(struct aq_sampler *sampler); /* NULL is fine */
+uint64_t aq_sampler_steps_per_epoch(const struct aq_sampler *sampler);
+
+/* How many samples step `step` (0-based over all epochs) has: batch, or fewer in an epoch's last. */
+uint32_t aq_sampler_size(const struct aq_sampler *sampler, uint64_t step);
+
+/* Index of sample `position` (0..size-1) of that step. Keeps the orders of the epoch of `step` and of a neighbour. */
+uint64_t aq_sampler_at(struct aq_sampler *sampler, uint64_t step, uint32_t position);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,163 @@
+/*
+ * stage.h -- a stage: a range of a model's layers with its parameters, forward and backward, on one device.
+ *
+ * Caveats first.
+ * - Backward of a slot needs what forward of that slot kept: a slot is busy from its forward to its backward.
+ * - Gradients are *added* to the gradient buffer, in the order of the calls; aq_stage_zero_grads clears it. The sums
+ * over
+ *   micro-batches are therefore the same bits in every schedule that runs the backwards in order of micro-batches.
+ * - A model cut anywhere gives the same bits as uncut: every tensor's initial values depend on (seed, its name) alone,
+ * every
+ *   kernel's result on its operands alone (not on the number of threads). The one exception is a head tied to the
+ *   embedding: it is tied only where both live on the same stage; to compare, set tied to false.
+ *
+ * Dropout, where a model has it, lies inside the layers: what crosses a cut is the residual stream, and nothing is
+ * dropped there. (The embedding's own dropout is part of layer 0.) It is off by default, and off in every evaluation:
+ * with it on, a sample's activation changes from visit to visit by the masks too, which AQ-SGD's deltas then have to
+ * carry.
+ *
+ * A model is a list of layers numbered 0 .. aq_model_layers()-1. For gpt2 with L blocks: layer 0 is the embedding, 1..L
+ * are the blocks, L+1 is final norm, head and loss. The first layer takes tokens, the last needs targets.
+ *
+ * All parameters of a stage lie in one flat fp32 buffer (and gradients in another of the same layout), tensor after
+ * tensor in order of layers, so that optimizers and compressors see one array.
+ *
+ * Locking: a stage is used from one thread.
+ */
+#ifndef STAGES_STAGE_H
+#define STAGES_STAGE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "aqsgd/base.h"
+#include "aqsgd/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum aq_stage_precision { AQ_STAGE_FP32 = 1, AQ_STAGE_BF16 = 2 /* bf16 matrix products, fp32 master weights */ };
+
+struct aq_model_config {
+    const char *kind;   /* a row of models.def: "gpt2"                                        */
+    uint32_t blocks;    /* L                                                                  */
+    uint32_t heads;     /* H, divides C                                                       */
+    uint32_t channels;  /* C                                                                  */
+    uint32_t vocabulary;/* V                                                                  */
+    uint32_t context;   /* most tokens of a sequence: rows of the position table              */
+    float dropout;      /* probability, on embedding, attention and residuals; 0: none        */
+    bool tied;          /* head = embedding, where both live on one stage                     */
+    float init_std;     /* of the normal initial weights; residual projections / sqrt(2L)     */
+};
+
+/* GPT-2 124M for "gpt2": 12 blocks of 768 channels, no dropout, tied. An unknown kind gives zeroes. */
+void aq_model_config_default(struct aq_model_config *out, const char *kind);
+
+/* AQ_INVAL with a text that names the field. */
+enum aq_status aq_model_config_check(const struct aq_model_config *model);
+
+/* How many layers: blocks + 2 for gpt2; 0 for an unknown kind. */
+uint32_t aq_model_layers(const struct aq_model_config *model);
+
+/* "embedding", "block 3", "head": for plan and errors. */
+void aq_model_layer_name(const struct aq_model_config *model, uint32_t layer, char *text, size_t bytes);
+
+struct aq_stage_config {
+    struct aq_model_config model;
+    uint32_t layer_first, layer_end; /* [first, end)                                                    */
+    uint32_t B;                      /* most samples of a micro-batch                                   */
+    uint32_t T;                      /* tokens of a sample                                              */
+    uint32_t slots;                  /* micro-batches in flight                                         */
+    enum aq_stage_precision precision;
+    bool recompute;                  /* keep only each block's input, run its forward again in backward */
+    bool inference;                  /* no gradients: no gradient buffer, backward is refused           */
+};
+
+struct aq_stage_size {
+    uint64_t parameters;        /* count of floats                                                     */
+    uint64_t parameter_bytes;   /* flat fp32 buffer, plus low-precision copies                         */
+    uint64_t gradient_bytes;
+    uint64_t slot_bytes;        /* what one slot keeps between forward and backward                    */
+    uint64_t workspace_bytes;   /* shared by all                                                       */
+    uint64_t boundary_bytes;    /* one micro-batch of fp32 activations at an inner cut: B*T*C*4        */
+    double flops_forward;       /* of one micro-batch: 2 a multiply-add                                */
+    double flops_backward;
+};
+
+/* The sum that aq_stage_open will take, without taking it. AQ_INVAL. */
+enum aq_status aq_stage_measure(const struct aq_stage_config *config, struct aq_stage_size *out);
+
+struct aq_stage; /* opaque */
+enum aq_status aq_stage_open(struct aq_device *device, const struct aq_stage_config *config, struct aq_stage **out);
+void aq_stage_close(struct aq_stage *stage); /* NULL is fine */
+
+enum { AQ_TENSOR_DIMENSIONS_MAX = 4, AQ_TENSOR_NAME_MAX = 96 };
+struct aq_tensor_info {
+    char name[AQ_TENSOR_NAME_MAX]; /* as Hugging Face names GPT-2's: "h.3.attn.c_attn.weight"          */
+    uint32_t layer;
+    uint32_t dimensions;
+    uint64_t shape[AQ_TENSOR_DIMENSIONS_MAX];
+    uint64_t offset; /* in the flat buffers, in floats                                                 */
+    uint64_t count;
+    bool decay;      /* weight decay applies (not to bias and LayerNorm)                               */
+};
+uint32_t aq_stage_tensor_count(const struct aq_stage *stage);
+void aq_stage_tensor(const struct aq_stage *stage, uint32_t index, struct aq_tensor_info *out);
+uint64_t aq_stage_parameter_count(const struct aq_stage *stage);
+float *aq_stage_parameters(struct aq_stage *stage); /* device memory, borrowed */
+float *aq_stage_gradients(struct aq_stage *stage);  /* device memory, borrowed */
+
+/* Initial weights from (seed, tensor name, element): the same however the model is cut. */
+enum aq_status aq_stage_init(struct aq_stage *stage, uint64_t seed);
+
+/* After the parameters were changed from outside (optimizer, load): refreshes low-precision and packed copies. */
+enum aq_status aq_stage_parameters_changed(struct aq_stage *stage, struct aq_stream *stream);
+
+struct aq_stage_input {
+    const float *x;          /* (samples, T, C) device fp32 from the stage before; NULL on the first stage         */
+    const int32_t *tokens;   /* (samples, T) host; first stage                                                     */
+    const int32_t *targets;  /* (samples, T) host, -1: not counted; last stage; NULL: no loss (generation)         */
+    const uint64_t *sample_ids; /* samples of them, host: keys of the dropout masks                                */
+    uint32_t samples;        /* 1..B: a last partial micro-batch has fewer                                         */
+    uint32_t tokens_used;    /* 0: all T. Generation: only the first so many positions are real                    */
+    uint64_t seed, step;     /* keys of the dropout masks                                                          */
+    bool evaluate;           /* no dropout; backward will not follow                                               */
+    float loss_scale;        /* the gradient of a token's loss: 1 / (targets of the whole batch)                   */
+};
+
+struct aq_stage_loss {
+    double sum;       /* of the cross-entropies of all counted targets, in nats, not scaled */
+    uint64_t targets; /* how many were counted                                              */
+};
+
+/*
+ * y     out, (samples, T, C) device fp32 to the stage after; NULL on the last stage.
+ * loss  out, host, valid when the stream has passed; last stage, else NULL.
+ * AQ_INVAL: slot, samples or a token out of range (says which).
+ */
+enum aq_status aq_stage_forward(struct aq_stage *stage, uint32_t slot, const struct aq_stage_input *input, float *y,
+                                struct aq_stage_loss *loss, struct aq_stream *stream);
+
+/* dy (samples, T, C) from the stage after, NULL on the last; dx out, to the stage before, NULL on the first. */
+enum aq_status aq_stage_backward(struct aq_stage *stage, uint32_t slot, const float *dy, float *dx,
+                                 struct aq_stream *stream);
+
+/* Gradients = 0. AQ_INVAL: a stage for inference has none. */
+enum aq_status aq_stage_zero_grads(struct aq_stage *stage, struct aq_stream *stream);
+
+/*
+ * *sum += |g|^2, tensor by tensor from the last to the first, each tensor's own sum in double in a fixed order: passing
+ * *sum from the last stage to the first gives the same bits as one stage. Host result, waits for the stream.
+ */
+enum aq_status aq_stage_gradient_sum2(struct aq_stage *stage, double *sum, struct aq_stream *stream);
+
+/* Last stage: the logits (V floats, host) of position `position` of sample 0 of the last forward with tokens_used. */
+enum aq_status aq_stage_logits(struct aq_stage *stage, uint32_t slot, uint32_t position, float *logits,
+                               struct aq_stream *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,43 @@
+/*
+ * tokenizer.h -- the seam behind aq_tokenizer_*: a kind of tokenizer is a row of tokenizers.def and one file.
+ *
+ * Locking: a tokenizer does not change after open; whatever a call needs to write on is taken by that call.
+ */
+#ifndef STAGES_TOKENIZER_PRIVATE_H
+#define STAGES_TOKENIZER_PRIVATE_H
+
+#include "stages/dataset.h"
+
+/* Tokens that grow at the end. Capacity is reserved before tokens are written, so that a run needs one check. */
+struct aq_token_list {
+    int32_t *at;
+    size_t count, capacity;
+};
+
+/* Room for `more` tokens behind those there are. at may move. AQ_NOMEM; the list stays as it was. */
+enum aq_status aq_token_list_reserve(struct aq_token_list *list, size_t more);
+
+struct aq_tokenizer_kind {
+    const char *name;
+    /* Fills vocabulary, end_of_text and state. On failure nothing is held. */
+    enum aq_status (*open)(struct aq_tokenizer *tokenizer, const char *path);
+    void (*close)(struct aq_tokenizer *tokenizer);
+    /* Appends the tokens of text to the list. */
+    enum aq_status (*encode)(const struct aq_tokenizer *tokenizer, const uint8_t *text, size_t bytes,
+                             struct aq_token_list *list);
+    /* The bytes of one token in range: *bytes and their count. */
+    const uint8_t *(*token)(const struct aq_tokenizer *tokenizer, uint32_t token, uint32_t *bytes);
+};
+
+struct aq_tokenizer {
+    const struct aq_tokenizer_kind *kind;
+    uint32_t vocabulary;
+    int32_t end_of_text; /* -1: there is none */
+    void *state;         /* the kind's own */
+};
+
+#define AQ_TOKENIZER(name) extern const struct aq_tokenizer_kind aq_tokenizer_##name;
+#include "tokenizers.def"
+#undef AQ_TOKENIZER
+
+#endif

@@ -1,0 +1,116 @@
+/*
+ * weights_values.c -- the types that safetensors knows, and the values of a tensor as fp32.
+ */
+#include <string.h>
+
+#include "weights_file.h"
+
+static void float_from_f32(const uint8_t *values, uint64_t count, float *out)
+{
+    memcpy(out, values, count * sizeof(float));
+}
+
+static void float_from_f64(const uint8_t *values, uint64_t count, float *out)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        double value;
+        memcpy(&value, values + i * sizeof value, sizeof value);
+        out[i] = (float)value;
+    }
+}
+
+static void float_from_f16(const uint8_t *values, uint64_t count, float *out)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        uint16_t value;
+        memcpy(&value, values + i * sizeof value, sizeof value);
+        out[i] = aq_half_to_float(value);
+    }
+}
+
+static void float_from_bf16(const uint8_t *values, uint64_t count, float *out)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        uint16_t value;
+        memcpy(&value, values + i * sizeof value, sizeof value);
+        out[i] = aq_bfloat_to_float(value);
+    }
+}
+
+/* The integers and 8-bit floats are known so that a file that has some can be opened for its other tensors. */
+static const struct aq_weights_type types[] = {
+    {"F32", 4, float_from_f32},
+    {"F16", 2, float_from_f16},
+    {"BF16", 2, float_from_bf16},
+    {"F64", 8, float_from_f64},
+    {"BOOL", 1, NULL},
+    {"U8", 1, NULL},
+    {"I8", 1, NULL},
+    {"F8_E5M2", 1, NULL},
+    {"F8_E4M3", 1, NULL},
+    {"F8_E8M0", 1, NULL},
+    {"I16", 2, NULL},
+    {"U16", 2, NULL},
+    {"I32", 4, NULL},
+    {"U32", 4, NULL},
+    {"I64", 8, NULL},
+    {"U64", 8, NULL},
+    {"C64", 8, NULL},
+};
+
+const struct aq_weights_type *aq_weights_type_find(const char *name)
+{
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
+        if (strcmp(types[i].name, name) == 0) return &types[i];
+    }
+    return NULL;
+}
+
+enum { STRIP_ROWS = 16, STRIP_COLUMNS = 256 };
+
+/* out (columns, rows) = the transpose of values (rows, columns), in strips that stay in the first-level cache. */
+static void transpose(const struct aq_weights_type *type, const uint8_t *values, uint64_t rows, uint64_t columns,
+                      float *out)
+{
+    float strip[STRIP_ROWS][STRIP_COLUMNS];
+    for (uint64_t row = 0; row < rows; row += STRIP_ROWS) {
+        uint64_t height = rows - row < STRIP_ROWS ? rows - row : STRIP_ROWS;
+        for (uint64_t column = 0; column < columns; column += STRIP_COLUMNS) {
+            uint64_t width = columns - column < STRIP_COLUMNS ? columns - column : STRIP_COLUMNS;
+            for (uint64_t i = 0; i < height; i++)
+                type->to_float(values + ((row + i) * columns + column) * type->bytes, width, strip[i]);
+            for (uint64_t j = 0; j < width; j++) {
+                for (uint64_t i = 0; i < height; i++) out[(column + j) * rows + row + i] = strip[i][j];
+            }
+        }
+    }
+}
+
+enum aq_status aq_weights_read(const struct aq_weights *weights, uint32_t index, bool transposed, float *out,
+                               uint64_t count)
+{
+    if (index >= weights->count)
+        return aq_fail(AQ_INVAL, "weights", "%s: tensor %u of %u", weights->path, (unsigned)index,
+                       (unsigned)weights->count);
+    const struct aq_weights_entry *entry = &weights->entries[index];
+    if (!entry->type->to_float)
+        return aq_fail(AQ_MISMATCH, "weights", "%s: tensor \"%.128s\" is %s; F32, F16, BF16 and F64 can be read",
+                       weights->path, entry->name, entry->type->name);
+    if (count != entry->count)
+        return aq_fail(AQ_MISMATCH, "weights", "%s: tensor \"%.128s\" has %llu values, the model wants %llu",
+                       weights->path, entry->name, (unsigned long long)entry->count, (unsigned long long)count);
+    const uint8_t *values = weights->data + entry->begin;
+    if (count == 0) return AQ_OK;
+    if (!transposed) {
+        entry->type->to_float(values, count, out);
+        return AQ_OK;
+    }
+    if (entry->dimensions < 2)
+        return aq_fail(AQ_MISMATCH, "weights", "%s: tensor \"%.128s\" has %u dimensions and cannot be transposed",
+                       weights->path, entry->name, (unsigned)entry->dimensions);
+    uint64_t rows = entry->shape[entry->dimensions - 2], columns = entry->shape[entry->dimensions - 1];
+    uint64_t matrix = rows * columns; /* count is not 0, so that neither is this */
+    for (uint64_t at = 0; at < count; at += matrix)
+        transpose(entry->type, values + at * entry->type->bytes, rows, columns, out + at);
+    return AQ_OK;
+}

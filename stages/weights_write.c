@@ -1,0 +1,145 @@
+/*
+ * weights_write.c -- writes a safetensors file so that at any moment there is the old one or the new one, whole.
+ *
+ * The bytes go to PATH.partial, which takes PATH's name when the disk has them; then the folder is synced, so that
+ * the name survives a power cut too. A failure leaves PATH as it was and removes the neighbour. One writer a path.
+ */
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "weights_file.h"
+
+#define AREA "weights"
+
+enum { PATH_BYTES_MAX = 4096 };
+
+static enum aq_status describe(const char *path, const struct aq_weights_tensor *tensor, json_t *header,
+                               uint64_t *offset)
+{
+    uint64_t count = 1, bytes = 0, end = 0;
+    bool fits = tensor->dimensions <= AQ_WEIGHTS_DIMENSIONS_MAX;
+    for (uint32_t i = 0; i < tensor->dimensions && fits; i++)
+        fits = tensor->shape[i] <= INT64_MAX && !__builtin_mul_overflow(count, tensor->shape[i], &count);
+    fits = fits && !__builtin_mul_overflow(count, sizeof(float), &bytes);
+    if (!fits || __builtin_add_overflow(*offset, bytes, &end) || end > INT64_MAX)
+        return aq_fail(AQ_INVAL, AREA, "%s: tensor \"%.128s\": %u dimensions or their product are too many", path,
+                       tensor->name, (unsigned)tensor->dimensions);
+    if (strcmp(tensor->name, "__metadata__") == 0 || json_object_get(header, tensor->name))
+        return aq_fail(AQ_INVAL, AREA, "%s: tensor \"%.128s\": the name is taken", path, tensor->name);
+    json_t *shape = json_array();
+    for (uint32_t i = 0; i < tensor->dimensions; i++)
+        json_array_append_new(shape, json_integer((json_int_t)tensor->shape[i]));
+    json_t *entry = json_pack("{s:s, s:o, s:[I, I]}", "dtype", "F32", "shape", shape, "data_offsets",
+                              (json_int_t)*offset, (json_int_t)end);
+    if (!entry || json_object_set_new(header, tensor->name, entry) != 0)
+        return aq_fail(AQ_INVAL, AREA, "%s: tensor \"%.128s\": the name is no UTF-8, or memory is out", path,
+                       tensor->name);
+    *offset = end;
+    return AQ_OK;
+}
+
+/* The whole header: length, JSON, spaces up to a multiple of 8, so that the tensors' bytes are aligned in the file. */
+static enum aq_status make_header(const char *path, const struct aq_weights_tensor *tensors, uint32_t count,
+                                  const char *const *metadata, uint8_t **out, size_t *bytes)
+{
+    json_t *header = json_object(), *pairs = NULL;
+    enum aq_status status = AQ_OK;
+    uint64_t offset = 0, length;
+    if (metadata && metadata[0]) {
+        pairs = json_object();
+        for (; metadata[0]; metadata += 2) {
+            if (json_object_set_new(pairs, metadata[0], json_string(metadata[1])) != 0)
+                status = aq_fail(AQ_INVAL, AREA, "%s: metadata \"%.128s\" is no UTF-8", path, metadata[0]);
+        }
+        json_object_set_new(header, "__metadata__", pairs);
+    }
+    for (uint32_t i = 0; i < count && status == AQ_OK; i++) status = describe(path, &tensors[i], header, &offset);
+    if (status != AQ_OK) goto out;
+    length = json_dumpb(header, NULL, 0, JSON_COMPACT);
+    void *memory;
+    uint64_t padded = (length + 7) / 8 * 8;
+    if (length == 0 || padded > AQ_WEIGHTS_HEADER_BYTES_MAX) {
+        status = aq_fail(AQ_INVAL, AREA, "%s: a header of %llu bytes cannot be written", path,
+                         (unsigned long long)length);
+        goto out;
+    }
+    AQ_TRY_GOTO(aq_alloc(sizeof padded + (size_t)padded, &memory), out);
+    uint8_t *text = memory;
+    memcpy(text, &padded, sizeof padded);
+    memset(text + sizeof padded, ' ', (size_t)padded);
+    json_dumpb(header, (char *)text + sizeof padded, (size_t)length, JSON_COMPACT);
+    *out = text;
+    *bytes = sizeof padded + (size_t)padded;
+out:
+    json_decref(header);
+    return status;
+}
+
+static enum aq_status write_all(const char *path, int file, const void *bytes, size_t count)
+{
+    for (size_t done = 0; done < count;) {
+        ssize_t part = write(file, (const uint8_t *)bytes + done, count - done);
+        if (part < 0 && errno == EINTR) continue;
+        if (part < 0) return aq_fail_errno(AREA, "%s: cannot be written", path);
+        if (part == 0) return aq_fail(AQ_IO, AREA, "%s: takes no more bytes after %zu", path, done);
+        done += (size_t)part;
+    }
+    return AQ_OK;
+}
+
+/* Everything, on the disk when it returns. */
+static enum aq_status write_file(const char *path, const uint8_t *header, size_t header_bytes,
+                                 const struct aq_weights_tensor *tensors, uint32_t count)
+{
+    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (file < 0) return aq_fail_errno(AREA, "%s: cannot be made", path);
+    enum aq_status status;
+    AQ_TRY_GOTO(write_all(path, file, header, header_bytes), out);
+    for (uint32_t i = 0; i < count; i++) {
+        size_t bytes = sizeof(float);
+        for (uint32_t d = 0; d < tensors[i].dimensions; d++) bytes *= tensors[i].shape[d];
+        AQ_TRY_GOTO(write_all(path, file, tensors[i].values, bytes), out);
+    }
+    if (fsync(file) != 0) status = aq_fail_errno(AREA, "%s: cannot be synced", path);
+out:
+    if (close(file) != 0 && status == AQ_OK) status = aq_fail_errno(AREA, "%s: cannot be closed", path);
+    return status;
+}
+
+static enum aq_status sync_folder_of(const char *path)
+{
+    char folder[PATH_BYTES_MAX];
+    const char *slash = strrchr(path, '/');
+    size_t length = slash ? (size_t)(slash - path) + 1 : 0;
+    AQ_ASSERT(length < sizeof folder);
+    memcpy(folder, path, length);
+    folder[length] = 0;
+    const char *name = length ? folder : ".";
+    int file = open(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (file < 0) return aq_fail_errno(AREA, "%s: cannot be opened", name);
+    enum aq_status status = AQ_OK;
+    if (fsync(file) != 0) status = aq_fail_errno(AREA, "%s: cannot be synced", name);
+    close(file);
+    return status;
+}
+
+enum aq_status aq_weights_write(const char *path, const struct aq_weights_tensor *tensors, uint32_t count,
+                                const char *const *metadata)
+{
+    char partial[PATH_BYTES_MAX];
+    int length = snprintf(partial, sizeof partial, "%s.partial", path);
+    if (length < 0 || (size_t)length >= sizeof partial)
+        return aq_fail(AQ_INVAL, AREA, "%.64s...: the file's name is too long", path);
+    uint8_t *header = NULL;
+    size_t header_bytes = 0;
+    AQ_TRY(make_header(path, tensors, count, metadata, &header, &header_bytes));
+    enum aq_status status = write_file(partial, header, header_bytes, tensors, count);
+    if (status == AQ_OK && rename(partial, path) != 0) status = aq_fail_errno(AREA, "%s: cannot be renamed", partial);
+    if (status == AQ_OK)
+        status = sync_folder_of(path);
+    else
+        unlink(partial);
+    aq_free(header);
+    return status;
+}

@@ -1,0 +1,237 @@
+/*
+ * folder.c -- the files of a cache. Nothing here is overwritten before its head has been read and found to be ours.
+ */
+#include "folder.h"
+
+#include <assert.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <linux/magic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+static enum aq_status text_join(const char *folder, const char *name, char **out)
+{
+    char text[PATH_MAX];
+    const int length = snprintf(text, sizeof(text), "%s%s%s", folder, name[0] != 0 ? "/" : "", name);
+    if (length < 0 || (size_t)length >= sizeof(text) - 8) {
+        return aq_fail(AQ_INVAL, "cache", "the path of the cache is too long (%d bytes)", length);
+    }
+    return aq_alloc_text(text, out);
+}
+
+/* Which process holds the lock of this file, as /proc/locks tells; 0: it does not. */
+static long lock_holder(int fd)
+{
+    struct stat file;
+    char line[256];
+    long holder = 0;
+    FILE *locks = fopen("/proc/locks", "re");
+    if (locks == NULL) return 0;
+    while (fstat(fd, &file) == 0 && holder == 0 && fgets(line, sizeof(line), locks) != NULL) {
+        /* "1: FLOCK  ADVISORY  WRITE 4711 fe:01:131075 0 EOF" */
+        long process;
+        unsigned device_major, device_minor;
+        uint64_t inode;
+        if (sscanf(line, "%*d: FLOCK %*s %*s %ld %x:%x:%" SCNu64, &process, &device_major, &device_minor, &inode) ==
+                4 &&
+            inode == file.st_ino && device_major == major(file.st_dev) && device_minor == minor(file.st_dev)) {
+            holder = process;
+        }
+    }
+    fclose(locks);
+    return holder;
+}
+
+static enum aq_status lock_refused(const struct aq_folder *folder)
+{
+    char path[64], name[64] = "";
+    const long holder = lock_holder(folder->lock_fd);
+    if (holder <= 0) return aq_fail(AQ_REFUSED, "cache", "%s is in use by another process: end it first", folder->path);
+    snprintf(path, sizeof(path), "/proc/%ld/comm", holder);
+    FILE *comm = fopen(path, "re");
+    if (comm != NULL && fgets(name, sizeof(name), comm) != NULL) name[strcspn(name, "\n")] = 0;
+    if (comm != NULL) fclose(comm);
+    return aq_fail(AQ_REFUSED, "cache", "%s is in use by another process (%s, pid %ld): end it first", folder->path,
+                   name[0] != 0 ? name : "unknown", holder);
+}
+
+static enum aq_status lock_take(struct aq_folder *folder, bool make)
+{
+    char *lock_path = NULL;
+    AQ_TRY(text_join(folder->path, "lock", &lock_path));
+    enum aq_status status = AQ_OK;
+    folder->lock_fd = open(lock_path, O_RDWR | (make ? O_CREAT : 0) | O_CLOEXEC, 0600);
+    /* A reader may have no right to write; flock asks for none. */
+    if (folder->lock_fd == -1 && !make && (errno == EACCES || errno == EROFS)) {
+        folder->lock_fd = open(lock_path, O_RDONLY | O_CLOEXEC);
+    }
+    if (folder->lock_fd == -1 && !make && errno == ENOENT) {
+        status = AQ_OK; /* a copy, or no cache at all: nobody has it open */
+    } else if (folder->lock_fd == -1) {
+        status = aq_fail_errno("cache", "open %s", lock_path);
+    } else if (flock(folder->lock_fd, LOCK_EX | LOCK_NB) == -1) {
+        status = errno == EWOULDBLOCK ? lock_refused(folder) : aq_fail_errno("cache", "lock %s", lock_path);
+    }
+    aq_free(lock_path);
+    return status;
+}
+
+enum aq_status aq_folder_open(const char *path, bool make, struct aq_folder *out)
+{
+    enum aq_status status = AQ_OK;
+    struct aq_folder folder = {.lock_fd = -1, .slab_fd = -1};
+    AQ_TRY_GOTO(text_join(path, "", &folder.path), out);
+    AQ_TRY_GOTO(text_join(path, "index.mdb", &folder.index_path), out);
+    AQ_TRY_GOTO(text_join(path, "slab", &folder.slab_path), out);
+    if (make && mkdir(path, 0700) == -1 && errno != EEXIST) {
+        status = aq_fail_errno("cache", "make the folder %s", path);
+        goto out;
+    }
+    struct stat stat_of;
+    if (stat(path, &stat_of) == -1) {
+        status = aq_fail_errno("cache", "the folder %s", path);
+        goto out;
+    }
+    if (!S_ISDIR(stat_of.st_mode)) {
+        status = aq_fail(AQ_INVAL, "cache", "%s is no folder", path);
+        goto out;
+    }
+    AQ_TRY_GOTO(lock_take(&folder, make), out);
+    *out = folder;
+    return AQ_OK;
+out:
+    aq_folder_close(&folder);
+    return status;
+}
+
+void aq_folder_close(struct aq_folder *folder)
+{
+    if (folder->slab_fd != -1) close(folder->slab_fd);
+    if (folder->lock_fd != -1) close(folder->lock_fd);
+    aq_free(folder->path);
+    aq_free(folder->index_path);
+    aq_free(folder->slab_path);
+    *folder = (struct aq_folder){.lock_fd = -1, .slab_fd = -1};
+}
+
+/* A block of memory that O_DIRECT takes, inside a buffer of twice its size. */
+struct block {
+    uint8_t bytes[2 * AQ_STORE_BLOCK];
+};
+
+static uint8_t *block_of(struct block *block)
+{
+    return block->bytes + (AQ_STORE_BLOCK - (uintptr_t)block->bytes % AQ_STORE_BLOCK) % AQ_STORE_BLOCK;
+}
+
+/* tmpfs takes O_DIRECT since Linux 6.6 and then copies through memory all the same: it counts as not taking it. */
+static bool file_in_memory(int fd)
+{
+    struct statfs system_of;
+    return fstatfs(fd, &system_of) == 0 && (system_of.f_type == TMPFS_MAGIC || system_of.f_type == RAMFS_MAGIC);
+}
+
+static enum aq_status slab_fd_open(struct aq_folder *folder, bool direct, int flags)
+{
+    struct block block;
+    if (folder->slab_fd != -1) close(folder->slab_fd);
+    folder->direct = false;
+    folder->slab_fd = open(folder->slab_path, flags | (direct ? O_DIRECT : 0) | O_CLOEXEC, 0600);
+    if (folder->slab_fd == -1 && direct && errno == EINVAL) return slab_fd_open(folder, false, flags);
+    if (folder->slab_fd == -1) {
+        if (errno == ENOENT) return AQ_NOTFOUND;
+        return aq_fail_errno("cache", "open %s", folder->slab_path);
+    }
+    if (!direct) return AQ_OK;
+    /* A file system may take the flag and refuse the read, or need more than our alignment. */
+    if (!file_in_memory(folder->slab_fd) && pread(folder->slab_fd, block_of(&block), AQ_STORE_BLOCK, 0) >= 0) {
+        folder->direct = true;
+        return AQ_OK;
+    }
+    return slab_fd_open(folder, false, flags);
+}
+
+static void direct_say(const struct aq_folder *folder, bool direct)
+{
+    if (direct && !folder->direct) {
+        aq_log("cache", 1, "the file system of %s does not take O_DIRECT: messages go through the page cache",
+               folder->slab_path);
+    }
+}
+
+enum aq_status aq_folder_slab_open(struct aq_folder *folder, bool direct, bool write, struct aq_record_head *out)
+{
+    struct block block;
+    uint8_t *bytes = block_of(&block);
+    struct aq_record_head head;
+    static const uint8_t zero[sizeof(head)];
+    AQ_TRY(slab_fd_open(folder, direct, write ? O_RDWR : O_RDONLY));
+    const ssize_t got = pread(folder->slab_fd, bytes, AQ_STORE_BLOCK, 0);
+    if (got == -1) return aq_fail_errno("cache", "read %s", folder->slab_path);
+    if (got == 0) return AQ_NOTFOUND;
+    if (got < AQ_FOLDER_HEAD_BYTES) return aq_fail(AQ_CORRUPT, "cache", "%s ends in its head", folder->slab_path);
+    memcpy(&head, bytes, sizeof(head));
+    if (memcmp(&head, zero, sizeof(head)) == 0) return AQ_NOTFOUND; /* room was made, the head not yet written */
+    AQ_TRY(aq_record_head_check(&head, AQ_RECORD_SLAB, folder->slab_path));
+    folder->cell_bytes = head.cell_bytes;
+    direct_say(folder, direct);
+    *out = head;
+    return AQ_OK;
+}
+
+enum aq_status aq_folder_slab_make(struct aq_folder *folder, bool direct, const struct aq_record_head *head)
+{
+    struct block block;
+    uint8_t *bytes = block_of(&block);
+    memset(bytes, 0, AQ_STORE_BLOCK);
+    memcpy(bytes, head, sizeof(*head));
+    AQ_TRY(slab_fd_open(folder, direct, O_RDWR | O_CREAT));
+    if (ftruncate(folder->slab_fd, 0) == -1) return aq_fail_errno("cache", "empty %s", folder->slab_path);
+    const ssize_t put = pwrite(folder->slab_fd, bytes, AQ_STORE_BLOCK, 0);
+    if (put == -1) return aq_fail_errno("cache", "write %s", folder->slab_path);
+    if (put < AQ_STORE_BLOCK) return aq_fail(AQ_NOSPC, "cache", "%s: the disk is full", folder->slab_path);
+    if (fdatasync(folder->slab_fd) == -1) return aq_fail_errno("cache", "sync %s", folder->slab_path);
+    folder->cell_bytes = head->cell_bytes;
+    direct_say(folder, direct);
+    return AQ_OK;
+}
+
+enum aq_status aq_folder_sync(const struct aq_folder *folder)
+{
+    const int fd = open(folder->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd == -1) return aq_fail_errno("cache", "open %s", folder->path);
+    const int result = fsync(fd);
+    const int error = errno;
+    close(fd);
+    errno = error;
+    return result == -1 && error != EINVAL ? aq_fail_errno("cache", "sync %s", folder->path) : AQ_OK;
+}
+
+enum aq_status aq_folder_cells(const struct aq_folder *folder, uint64_t *out)
+{
+    struct stat stat_of;
+    if (fstat(folder->slab_fd, &stat_of) == -1) return aq_fail_errno("cache", "stat %s", folder->slab_path);
+    const uint64_t bytes = (uint64_t)stat_of.st_size;
+    *out = bytes < AQ_FOLDER_HEAD_BYTES ? 0 : (bytes - AQ_FOLDER_HEAD_BYTES) / folder->cell_bytes;
+    return AQ_OK;
+}
+
+enum aq_status aq_folder_cells_grow(const struct aq_folder *folder, uint64_t cells)
+{
+    const off_t bytes = (off_t)(AQ_FOLDER_HEAD_BYTES + cells * folder->cell_bytes);
+    if (fallocate(folder->slab_fd, 0, 0, bytes) == 0) return AQ_OK;
+    if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) return AQ_NOSPC;
+    if (errno != EOPNOTSUPP && errno != ENOSYS) {
+        return aq_fail_errno("cache", "%s: room for %" PRIu64 " messages", folder->slab_path, cells);
+    }
+    /* This file system cannot promise room: a full disk then shows at the write. */
+    if (ftruncate(folder->slab_fd, bytes) == 0) return AQ_OK;
+    return errno == ENOSPC || errno == EFBIG ? AQ_NOSPC : aq_fail_errno("cache", "grow %s", folder->slab_path);
+}

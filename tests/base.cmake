@@ -1,0 +1,1 @@
+aq_test(test_base LIBS aqsgd LABELS quick)

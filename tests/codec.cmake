@@ -1,0 +1,14 @@
+# The codecs. They see the room's internal header, to run one table of kernels against another.
+foreach(codec_test test_codec test_codec_quality test_codec_rows conform_codec)
+  aq_test(${codec_test} SOURCES ${codec_test}.c codec_common.c LIBS aqsgd LABELS quick conform)
+  target_include_directories(${codec_test} PRIVATE ${PROJECT_SOURCE_DIR}/aqsgd)
+endforeach()
+aq_test(test_codec_golden SOURCES test_codec_golden.c codec_common.c LIBS aqsgd LABELS quick
+  ARGS ${CMAKE_CURRENT_SOURCE_DIR}/golden)
+target_include_directories(test_codec_golden PRIVATE ${PROJECT_SOURCE_DIR}/aqsgd)
+# The page docs/FORMAT.md, in another language, against the same golden bodies.
+find_program(AQ_NUMPY_PYTHON python3 PATHS /usr/bin NO_DEFAULT_PATH)
+if(AQ_NUMPY_PYTHON)
+  add_test(NAME codec_format_page COMMAND ${AQ_NUMPY_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/golden/codec_check.py)
+  set_tests_properties(codec_format_page PROPERTIES SKIP_RETURN_CODE 77 LABELS quick TIMEOUT 60)
+endif()

@@ -1,0 +1,667 @@
+/*
+ * conform_device.c -- every backend of devices.def, in every variant that this machine can run, against the plain
+ * truth.
+ *
+ * The truth is the CPU backend with AQ_CPU=plain. Distances are Euclidean, relative to the truth: 3e-6 for results in
+ * fp32 (a few units of 2^-24, sums in another order), 6e-3 for results rounded to bf16 (one unit of 2^-8). A new
+ * backend needs one line in devices.def; its results are copied to the host with aq_device_copy, so it need not share
+ * memory.
+ */
+#include "stage_help.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define AQ_DEVICE(name) #name,
+static const char *const kinds[] = {
+#include "devices.def"
+};
+#undef AQ_DEVICE
+
+static const char *const variants[] = {"base", "avx2", "avx512", "avx512bf16"};
+
+static struct aq_device *truth, *device; /* device: the one under test */
+static const double NEAR = 3e-6, NEAR_BF16 = 6e-3;
+
+static void *on(struct aq_device *where, const void *host, size_t bytes)
+{
+    void *memory = NULL;
+    assert_int_equal(aq_device_alloc(where, AQ_MEMORY_DEVICE, bytes, &memory), AQ_OK);
+    if (host) assert_int_equal(aq_device_copy(where, memory, host, bytes, NULL), AQ_OK);
+    return memory;
+}
+
+static void off(struct aq_device *where, void *memory, void *host, size_t bytes)
+{
+    if (host) assert_int_equal(aq_device_copy(where, host, memory, bytes, NULL), AQ_OK);
+    assert_int_equal(aq_device_stream_sync(where, NULL), AQ_OK);
+    aq_device_free(where, AQ_MEMORY_DEVICE, memory, bytes);
+}
+
+static size_t bytes_of(enum aq_element type, uint64_t count)
+{
+    return count * (type == AQ_BF16 ? 2 : 4);
+}
+
+/* Random values of a type in host memory; a large array repeats its first ones, normal numbers are dear. */
+static void *random_of(enum aq_element type, uint64_t count, uint64_t stream, float std)
+{
+    enum { OWN = 100003 };
+    float *values = help_alloc(count * sizeof *values + 4);
+    help_normal(values, count < OWN ? count : OWN, stream, std);
+    for (uint64_t i = OWN; i < count; i++) values[i] = values[i - OWN];
+    if (type == AQ_F32) return values;
+    uint16_t *halves = help_alloc(count * sizeof *halves + 4);
+    for (uint64_t i = 0; i < count; i++) halves[i] = aq_bfloat_from_float(values[i]);
+    aq_free(values);
+    return halves;
+}
+
+static void near(const char *what, const void *mine, const void *reference, enum aq_element type, uint64_t count)
+{
+    float *x = help_alloc(count * sizeof *x + 4), *y = help_alloc(count * sizeof *y + 4);
+    for (uint64_t i = 0; i < count; i++) {
+        x[i] = type == AQ_BF16 ? aq_bfloat_to_float(((const uint16_t *)mine)[i]) : ((const float *)mine)[i];
+        y[i] = type == AQ_BF16 ? aq_bfloat_to_float(((const uint16_t *)reference)[i]) : ((const float *)reference)[i];
+    }
+    const double distance = help_distance(x, y, count), limit = type == AQ_BF16 ? NEAR_BF16 : NEAR;
+    if (!(distance <= limit)) fail_msg("%s: differs by %g, more than %g", what, distance, limit);
+    aq_free(x);
+    aq_free(y);
+}
+
+struct array {
+    enum aq_element type;
+    uint64_t count;
+    void *host; /* before; NULL: zeroes */
+    bool out;
+    void *at, *results[2];
+};
+
+/* Runs `call` on the truth and on the device under test with the same arrays, and compares those that are `out`. */
+static void both(const char *what, struct array *arrays, uint32_t count,
+                 enum aq_status (*call)(struct aq_device *where, struct array *arrays, const void *context),
+                 const void *context)
+{
+    for (int round = 0; round < 2; round++) {
+        struct aq_device *where = round ? device : truth;
+        for (uint32_t i = 0; i < count; i++)
+            arrays[i].at = on(where, arrays[i].host, bytes_of(arrays[i].type, arrays[i].count));
+        assert_int_equal(call(where, arrays, context), AQ_OK);
+        for (uint32_t i = 0; i < count; i++) {
+            const size_t bytes = bytes_of(arrays[i].type, arrays[i].count);
+            arrays[i].results[round] = help_alloc(bytes + 4);
+            off(where, arrays[i].at, arrays[i].results[round], bytes);
+        }
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        char text[160];
+        snprintf(text, sizeof text, "%s, array %u", what, i);
+        if (arrays[i].out)
+            near(text, arrays[i].results[1], arrays[i].results[0], arrays[i].type, arrays[i].count);
+        aq_free(arrays[i].results[0]);
+        aq_free(arrays[i].results[1]);
+        aq_free(arrays[i].host);
+    }
+}
+
+static void test_memory_is_zeroed_and_copied(void **state)
+{
+    (void)state;
+    enum { BYTES = 3 * 1000 * 1000 + 7 };
+    uint8_t *host = help_alloc(BYTES), *back = help_alloc(BYTES);
+    for (int kind = AQ_MEMORY_DEVICE; kind <= AQ_MEMORY_PINNED; kind++) {
+        void *memory = NULL;
+        assert_int_equal(aq_device_alloc(device, (enum aq_memory_kind)kind, BYTES, &memory), AQ_OK);
+        assert_int_equal((uintptr_t)memory % AQ_ALIGN, 0);
+        memset(host, 0, BYTES);
+        memset(back, 1, BYTES);
+        assert_int_equal(aq_device_copy(device, back, memory, BYTES, NULL), AQ_OK);
+        assert_int_equal(aq_device_stream_sync(device, NULL), AQ_OK);
+        assert_memory_equal(host, back, BYTES);
+        for (int i = 0; i < BYTES; i++) host[i] = (uint8_t)(i * 7);
+        assert_int_equal(aq_device_copy(device, memory, host, BYTES, NULL), AQ_OK);
+        assert_int_equal(aq_device_zero(device, (uint8_t *)memory + 1000, 1200000, NULL), AQ_OK);
+        assert_int_equal(aq_device_copy(device, back, memory, BYTES, NULL), AQ_OK);
+        assert_int_equal(aq_device_stream_sync(device, NULL), AQ_OK);
+        memset(host + 1000, 0, 1200000);
+        assert_memory_equal(host, back, BYTES);
+        aq_device_free(device, (enum aq_memory_kind)kind, memory, BYTES);
+    }
+    aq_free(host);
+    aq_free(back);
+}
+
+static void test_events_pass_in_order_of_streams(void **state)
+{
+    (void)state;
+    struct aq_stream *first = NULL, *second = NULL;
+    struct aq_event *event = NULL;
+    assert_int_equal(aq_device_stream_open(device, &first), AQ_OK);
+    assert_int_equal(aq_device_stream_open(device, &second), AQ_OK);
+    assert_int_equal(aq_device_event_open(device, &event), AQ_OK);
+    assert_int_equal(aq_device_event_query(device, event), AQ_OK); /* never recorded: nothing to wait for */
+    float host[256], back[256];
+    help_normal(host, 256, 1, 1.0f);
+    float *a = on(device, NULL, sizeof host), *b = on(device, NULL, sizeof host);
+    assert_int_equal(aq_device_copy(device, a, host, sizeof host, first), AQ_OK);
+    assert_int_equal(aq_device_event_record(device, event, first), AQ_OK);
+    assert_int_equal(aq_device_event_wait(device, event, second), AQ_OK);
+    assert_int_equal(aq_device_copy(device, b, a, sizeof host, second), AQ_OK);
+    assert_int_equal(aq_device_copy(device, back, b, sizeof host, second), AQ_OK);
+    assert_int_equal(aq_device_stream_sync(device, second), AQ_OK);
+    assert_int_equal(aq_device_event_query(device, event), AQ_OK);
+    assert_memory_equal(host, back, sizeof host);
+    off(device, a, NULL, sizeof host);
+    off(device, b, NULL, sizeof host);
+    aq_device_event_close(device, event);
+    aq_device_stream_close(device, first);
+    aq_device_stream_close(device, second);
+}
+
+static void count_piece(uint32_t piece, void *context)
+{
+    atomic_uint *counts = context;
+    atomic_fetch_add_explicit(&counts[piece], 1, memory_order_relaxed); /* read after aq_device_parallel returned */
+}
+
+static void test_parallel_runs_every_piece_once(void **state)
+{
+    (void)state;
+    enum { PIECES = 5000 };
+    atomic_uint *counts = help_alloc(PIECES * sizeof *counts);
+    for (int round = 0; round < 200; round++) aq_device_parallel(device, round % 7 + 1, count_piece, counts);
+    aq_device_parallel(device, PIECES, count_piece, counts);
+    unsigned expected[7] = {0};
+    for (int round = 0; round < 200; round++)
+        for (int i = 0; i < round % 7 + 1; i++) expected[i]++;
+    for (int i = 0; i < PIECES; i++) assert_int_equal(atomic_load(&counts[i]), 1 + (i < 7 ? expected[i] : 0));
+    aq_free(counts);
+}
+
+struct matmul_case {
+    uint64_t M, N, K, pad;
+    enum aq_element a, b, c, compute;
+    bool at, bt, accumulate, bias;
+    enum aq_matmul_after after;
+    float dropout;
+};
+
+static enum aq_status matmul_call(struct aq_device *where, struct array *arrays, const void *context)
+{
+    const struct matmul_case *x = context;
+    const struct aq_matmul args = {.M = x->M,
+                                   .N = x->N,
+                                   .K = x->K,
+                                   .a = arrays[0].at,
+                                   .a_stride = (x->at ? x->M : x->K) + x->pad,
+                                   .a_type = x->a,
+                                   .a_transposed = x->at,
+                                   .b = arrays[1].at,
+                                   .b_stride = (x->bt ? x->K : x->N) + x->pad,
+                                   .b_type = x->b,
+                                   .b_transposed = x->bt,
+                                   .compute = x->compute,
+                                   .c = arrays[2].at,
+                                   .c_stride = x->N + x->pad,
+                                   .c_type = x->c,
+                                   .accumulate = x->accumulate,
+                                   .after = x->after,
+                                   .bias = x->bias ? arrays[3].at : NULL,
+                                   .other = x->after ? arrays[4].at : NULL,
+                                   .dropout = {.probability = x->dropout, .keys = arrays[5].at},
+                                   .dropout_sample_rows = 5};
+    return aq_device_matmul(where, &args, NULL);
+}
+
+static void matmul_run(const struct matmul_case *x)
+{
+    const uint64_t a = (x->at ? x->K : x->M) * ((x->at ? x->M : x->K) + x->pad);
+    const uint64_t b = (x->bt ? x->N : x->K) * ((x->bt ? x->K : x->N) + x->pad), c = x->M * (x->N + x->pad);
+    const uint64_t keys = (x->M / 5 + 1) * sizeof(struct aq_rng_key) / 4;
+    struct array arrays[6] = {{x->a, a, random_of(x->a, a, 1, 1.0f), false, NULL, {0}},
+                              {x->b, b, random_of(x->b, b, 2, 0.3f), false, NULL, {0}},
+                              {x->c, c, random_of(x->c, c, 3, 1.0f), true, NULL, {0}},
+                              {AQ_F32, x->N, random_of(AQ_F32, x->N, 4, 1.0f), false, NULL, {0}},
+                              {x->c, c, random_of(x->c, c, 5, 1.0f), x->after == AQ_AFTER_GELU, NULL, {0}},
+                              {AQ_F32, keys, help_alloc(keys * 4), false, NULL, {0}}};
+    for (uint64_t i = 0; i < x->M / 5 + 1; i++)
+        ((struct aq_rng_key *)arrays[5].host)[i] = aq_rng_key(7, AQ_RNG_DROPOUT, 3, i);
+    char text[128];
+    snprintf(text, sizeof text, "matmul %llu x %llu x %llu, types %d%d%d%d, transposed %d%d, add %d, after %d",
+             (unsigned long long)x->M, (unsigned long long)x->N, (unsigned long long)x->K, x->a, x->b, x->c, x->compute,
+             x->at, x->bt, x->accumulate, x->after);
+    both(text, arrays, 6, matmul_call, x);
+}
+
+/*
+ * Sizes around the panels (8, 48), the packing groups (16, 96) and the chunks of k (512, 1024), and one of each big
+ * kind.
+ */
+static void test_matmul_matches_truth(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[][3] = {{1, 1, 1},    {8, 48, 16},  {7, 47, 3},    {9, 49, 17},   {16, 96, 64},
+                                        {100, 33, 5}, {33, 100, 40}, {11, 50, 513}, {52, 9, 1030}, {97, 145, 33}};
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        for (unsigned bits = 0; bits < 64; bits++) {
+            const struct matmul_case x = {.M = sizes[s][0],
+                                          .N = sizes[s][1],
+                                          .K = sizes[s][2],
+                                          .pad = bits % 3,
+                                          .a = bits & 1 ? AQ_BF16 : AQ_F32,
+                                          .b = bits & 2 ? AQ_BF16 : AQ_F32,
+                                          .c = bits & 32 ? AQ_BF16 : AQ_F32,
+                                          .compute = bits & 16 ? AQ_BF16 : AQ_F32,
+                                          .at = bits & 4,
+                                          .bt = bits & 8};
+            matmul_run(&x);
+        }
+    }
+}
+
+static void test_matmul_ends_match_truth(void **state)
+{
+    (void)state;
+    for (unsigned bits = 0; bits < 16; bits++) {
+        struct matmul_case x = {.M = bits & 8 ? 230 : 37, .N = 101, .K = 70, .bias = bits & 1};
+        x.compute = x.a = x.c = bits & 2 ? AQ_BF16 : AQ_F32;
+        x.bt = bits & 4;
+        x.after = AQ_AFTER_NONE;
+        matmul_run(&x);
+        x.after = AQ_AFTER_GELU;
+        matmul_run(&x);
+        x.after = AQ_AFTER_GELU_BACKWARD;
+        matmul_run(&x);
+        x.after = AQ_AFTER_RESIDUAL;
+        x.c = AQ_F32;
+        matmul_run(&x);
+        x.dropout = 0.25f;
+        matmul_run(&x);
+        x.dropout = 0.0f;
+        x.after = AQ_AFTER_NONE;
+        x.bias = false;
+        x.accumulate = true;
+        matmul_run(&x);
+    }
+}
+
+/* Long and wide enough for several spans of k and several rounds of common lanes. */
+static void test_large_matmul_matches_truth(void **state)
+{
+    (void)state;
+    const struct matmul_case cases[] = {{.M = 4100, .N = 4090, .K = 1},
+                                        {.M = 8, .N = 10, .K = 530000, .bias = true},
+                                        {.M = 20, .N = 60, .K = 9000, .c = AQ_BF16, .compute = AQ_BF16},
+                                        {.M = 4100, .N = 4200, .K = 2, .c = AQ_BF16, .bias = true}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) matmul_run(&cases[i]);
+}
+
+struct rows_case {
+    uint64_t samples, T, H, D;
+    enum aq_element type;
+    float dropout;
+};
+
+static enum aq_status layernorm_call(struct aq_device *where, struct array *arrays, const void *context)
+{
+    const struct rows_case *x = context;
+    const struct aq_layernorm args = {.rows = x->T,
+                                      .C = x->D,
+                                      .epsilon = 1e-5f,
+                                      .x = arrays[0].at,
+                                      .gamma = arrays[1].at,
+                                      .beta = arrays[2].at,
+                                      .y = arrays[3].at,
+                                      .y_type = x->type,
+                                      .mean = arrays[4].at,
+                                      .rstd = arrays[5].at};
+    const enum aq_status status = aq_device_layernorm(where, &args, NULL);
+    if (status != AQ_OK) return status;
+    const struct aq_layernorm_backward back = {.rows = x->T,
+                                               .C = x->D,
+                                               .dy = arrays[6].at,
+                                               .x = arrays[0].at,
+                                               .gamma = arrays[1].at,
+                                               .mean = arrays[4].at,
+                                               .rstd = arrays[5].at,
+                                               .dx = arrays[7].at,
+                                               .dgamma = arrays[8].at,
+                                               .dbeta = arrays[9].at};
+    return aq_device_layernorm_backward(where, &back, NULL);
+}
+
+static void test_layernorm_matches_truth(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[][2] = {{1, 1}, {3, 16}, {50, 33}, {130, 100}, {7, 768}};
+    for (size_t s = 0; s < 10; s++) {
+        const struct rows_case x = {.T = sizes[s / 2][0], .D = sizes[s / 2][1], .type = s % 2 ? AQ_BF16 : AQ_F32};
+        const uint64_t N = x.T * x.D;
+        struct array arrays[10] = {{AQ_F32, N, random_of(AQ_F32, N, 1, 2.0f), false, NULL, {0}},
+                                   {AQ_F32, x.D, random_of(AQ_F32, x.D, 2, 1.0f), false, NULL, {0}},
+                                   {AQ_F32, x.D, random_of(AQ_F32, x.D, 3, 1.0f), false, NULL, {0}},
+                                   {x.type, N, NULL, true, NULL, {0}},
+                                   {AQ_F32, x.T, NULL, true, NULL, {0}},
+                                   {AQ_F32, x.T, NULL, true, NULL, {0}},
+                                   {AQ_F32, N, random_of(AQ_F32, N, 4, 1.0f), false, NULL, {0}},
+                                   {AQ_F32, N, random_of(AQ_F32, N, 5, 1.0f), true, NULL, {0}},
+                                   {AQ_F32, x.D, random_of(AQ_F32, x.D, 6, 1.0f), true, NULL, {0}},
+                                   {AQ_F32, x.D, random_of(AQ_F32, x.D, 7, 1.0f), true, NULL, {0}}};
+        both("layernorm", arrays, 10, layernorm_call, &x);
+    }
+}
+
+static enum aq_status attention_call(struct aq_device *where, struct array *arrays, const void *context)
+{
+    const struct rows_case *x = context;
+    const struct aq_attention args = {.samples = x->samples,
+                                      .T = x->T,
+                                      .H = x->H,
+                                      .D = x->D,
+                                      .T_mask = x->T + 3,
+                                      .type = x->type,
+                                      .qkv = arrays[0].at,
+                                      .out = arrays[1].at,
+                                      .lse = arrays[2].at,
+                                      .dropout = {.probability = x->dropout, .keys = arrays[5].at},
+                                      .dout = arrays[3].at,
+                                      .dqkv = arrays[4].at};
+    const enum aq_status status = aq_device_attention(where, &args, NULL);
+    return status == AQ_OK ? aq_device_attention_backward(where, &args, NULL) : status;
+}
+
+/*
+ * In bf16 the weights are rounded before they meet v: a unit of difference before rounding may become one of 2^-8
+ * after.
+ */
+static void test_attention_matches_truth(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[][4] = {{1, 1, 1, 1}, {2, 17, 3, 8}, {1, 64, 2, 16}, {2, 150, 2, 20}, {1, 300, 1, 64}};
+    for (size_t s = 0; s < 20; s++) {
+        const uint64_t *size = sizes[s / 4];
+        const struct rows_case x = {.samples = size[0],
+                                    .T = size[1],
+                                    .H = size[2],
+                                    .D = size[3],
+                                    .type = s % 2 ? AQ_BF16 : AQ_F32,
+                                    .dropout = s & 2 ? 0.3f : 0.0f};
+        const uint64_t N = x.samples * x.T * x.H * x.D, keys = x.samples * sizeof(struct aq_rng_key) / 4;
+        struct array arrays[6] = {{x.type, 3 * N, random_of(x.type, 3 * N, 1, 1.0f), false, NULL, {0}},
+                                  {x.type, N, NULL, true, NULL, {0}},
+                                  {AQ_F32, x.samples * x.H * x.T, NULL, x.type == AQ_F32, NULL, {0}},
+                                  {x.type, N, random_of(x.type, N, 2, 1.0f), false, NULL, {0}},
+                                  {AQ_F32, 3 * N, NULL, x.type == AQ_F32, NULL, {0}},
+                                  {AQ_F32, keys, help_alloc(keys * 4), false, NULL, {0}}};
+        for (uint64_t i = 0; i < x.samples; i++)
+            ((struct aq_rng_key *)arrays[5].host)[i] = aq_rng_key(7, AQ_RNG_DROPOUT, 4, i);
+        both("attention", arrays, 6, attention_call, &x);
+    }
+}
+
+static enum aq_status embedding_call(struct aq_device *where, struct array *arrays, const void *context)
+{
+    const struct rows_case *x = context;
+    const struct aq_dropout dropout = {.probability = x->dropout, .keys = arrays[7].at};
+    const struct aq_embedding args = {.samples = x->samples,
+                                      .T = x->T,
+                                      .C = x->D,
+                                      .V = 11,
+                                      .tokens = arrays[0].at,
+                                      .token_table = arrays[1].at,
+                                      .position_table = arrays[2].at,
+                                      .x = arrays[3].at,
+                                      .dropout = dropout};
+    const enum aq_status status = aq_device_embedding(where, &args, NULL);
+    if (status != AQ_OK) return status;
+    const struct aq_embedding_backward back = {.samples = x->samples,
+                                               .T = x->T,
+                                               .C = x->D,
+                                               .V = 11,
+                                               .tokens = arrays[0].at,
+                                               .dx = arrays[4].at,
+                                               .token_gradient = arrays[5].at,
+                                               .position_gradient = arrays[6].at,
+                                               .dropout = dropout};
+    return aq_device_embedding_backward(where, &back, NULL);
+}
+
+static void test_embedding_matches_truth(void **state)
+{
+    (void)state;
+    for (int s = 0; s < 4; s++) {
+        const struct rows_case x = {
+            .samples = 3, .T = 21, .D = s & 1 ? 70 : 300, .dropout = s & 2 ? 0.5f : 0.0f};
+        const uint64_t rows = x.samples * x.T, keys = x.samples * sizeof(struct aq_rng_key) / 4;
+        struct array arrays[8] = {{AQ_F32, rows, help_alloc(rows * 4), false, NULL, {0}},
+                                  {AQ_F32, 11 * x.D, random_of(AQ_F32, 11 * x.D, 1, 1.0f), false, NULL, {0}},
+                                  {AQ_F32, x.T * x.D, random_of(AQ_F32, x.T * x.D, 2, 1.0f), false, NULL, {0}},
+                                  {AQ_F32, rows * x.D, NULL, true, NULL, {0}},
+                                  {AQ_F32, rows * x.D, random_of(AQ_F32, rows * x.D, 3, 1.0f), false, NULL, {0}},
+                                  {AQ_F32, 11 * x.D, random_of(AQ_F32, 11 * x.D, 4, 1.0f), true, NULL, {0}},
+                                  {AQ_F32, x.T * x.D, random_of(AQ_F32, x.T * x.D, 5, 1.0f), true, NULL, {0}},
+                                  {AQ_F32, keys, help_alloc(keys * 4), false, NULL, {0}}};
+        help_tokens(arrays[0].host, rows, 6, 11);
+        for (uint64_t i = 0; i < x.samples; i++)
+            ((struct aq_rng_key *)arrays[7].host)[i] = aq_rng_key(7, AQ_RNG_DROPOUT, 5, i);
+        both("embedding", arrays, 8, embedding_call, &x);
+    }
+}
+
+static enum aq_status cross_entropy_call(struct aq_device *where, struct array *arrays, const void *context)
+{
+    const struct rows_case *x = context;
+    const uint64_t stride = x->D + 5;
+    const struct aq_cross_entropy args = {.rows = x->T,
+                                          .V = x->D,
+                                          .logits = arrays[0].at,
+                                          .logits_stride = stride,
+                                          .targets = arrays[1].at,
+                                          .losses = arrays[2].at,
+                                          .gradient = x->type == AQ_BF16 ? arrays[3].at : arrays[0].at,
+                                          .gradient_stride = stride,
+                                          .gradient_type = x->type,
+                                          .scale = 0.25f};
+    return aq_device_cross_entropy(where, &args, NULL);
+}
+
+static void test_cross_entropy_matches_truth(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[][2] = {{1, 1}, {20, 2}, {40, 50}, {9, 1001}};
+    for (size_t s = 0; s < 8; s++) {
+        const struct rows_case x = {.T = sizes[s / 2][0], .D = sizes[s / 2][1], .type = s % 2 ? AQ_BF16 : AQ_F32};
+        const uint64_t N = x.T * (x.D + 5);
+        struct array arrays[4] = {{AQ_F32, N, random_of(AQ_F32, N, 1, 4.0f), x.type == AQ_F32, NULL, {0}},
+                                  {AQ_F32, x.T, help_alloc(x.T * 4), false, NULL, {0}},
+                                  {AQ_F32, x.T, NULL, true, NULL, {0}},
+                                  {AQ_BF16, N, NULL, x.type == AQ_BF16, NULL, {0}}};
+        help_tokens(arrays[1].host, x.T, 2, (uint32_t)x.D);
+        ((int32_t *)arrays[1].host)[x.T / 2] = x.T > 1 ? -1 : 0;
+        both("cross entropy", arrays, 4, cross_entropy_call, &x);
+    }
+}
+
+static enum aq_status flat_call(struct aq_device *where, struct array *arrays, const void *context)
+{
+    const struct rows_case *x = context;
+    const struct aq_adamw adamw = {.parameters = arrays[0].at,
+                                   .gradients = arrays[1].at,
+                                   .m = arrays[2].at,
+                                   .v = arrays[3].at,
+                                   .count = x->T,
+                                   .lr = 0.01f,
+                                   .beta1 = 0.9f,
+                                   .beta2 = 0.99f,
+                                   .epsilon = 1e-8f,
+                                   .weight_decay = 0.1f,
+                                   .grad_scale = 0.5f,
+                                   .step = 3};
+    enum aq_status status = aq_device_adamw(where, &adamw, NULL);
+    if (status != AQ_OK) return status;
+    const struct aq_sgd sgd = {.parameters = arrays[4].at,
+                               .gradients = arrays[1].at,
+                               .velocity = x->H ? arrays[5].at : NULL,
+                               .count = x->T,
+                               .lr = 0.1f,
+                               .momentum = x->H ? 0.9f : 0.0f,
+                               .weight_decay = 0.01f,
+                               .grad_scale = 2.0f};
+    status = aq_device_sgd(where, &sgd, NULL);
+    if (status != AQ_OK) return status;
+    double sum = 0.0;
+    status = aq_device_sum2(where, arrays[1].at, x->T, &sum, NULL);
+    if (status != AQ_OK) return status;
+    const float rounded = (float)sum;
+    status = aq_device_copy(where, arrays[6].at, &rounded, sizeof rounded, NULL);
+    if (status != AQ_OK) return status;
+    const struct aq_dropout_apply dropout = {.samples = 1,
+                                             .sample_elements = x->T,
+                                             .x = arrays[1].at,
+                                             .y = arrays[7].at,
+                                             .y_type = x->type,
+                                             .dropout = {.probability = x->dropout, .keys = arrays[8].at}};
+    status = aq_device_dropout(where, &dropout, NULL);
+    if (status != AQ_OK) return status;
+    return aq_device_column_sum(where, arrays[7].at, x->type, x->T, 1, 1, arrays[9].at, NULL);
+}
+
+static void test_flat_ranges_match_truth(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[] = {1, 15, 16, 1000, 70001};
+    for (size_t s = 0; s < 20; s++) {
+        const struct rows_case x = {.T = sizes[s / 4],
+                                    .H = s & 1,
+                                    .type = s & 1 ? AQ_BF16 : AQ_F32,
+                                    .dropout = s & 2 ? 0.1f : 0.0f};
+        struct array arrays[10];
+        for (int i = 0; i < 6; i++)
+            arrays[i] = (struct array){
+                AQ_F32, x.T, random_of(AQ_F32, x.T, 1 + (uint64_t)i, 1.0f), i != 1, NULL, {0}};
+        for (uint64_t i = 0; i < x.T; i++) ((float *)arrays[3].host)[i] = fabsf(((float *)arrays[3].host)[i]);
+        arrays[6] = (struct array){AQ_F32, 1, NULL, true, NULL, {0}};
+        arrays[7] = (struct array){x.type, x.T, NULL, true, NULL, {0}};
+        arrays[8] = (struct array){AQ_F32, sizeof(struct aq_rng_key) / 4, help_alloc(16), false, NULL, {0}};
+        arrays[9] = (struct array){AQ_F32, 1, NULL, x.T <= 16, NULL, {0}}; /* a long sum of signs cancels */
+        *(struct aq_rng_key *)arrays[8].host = aq_rng_key(9, AQ_RNG_DROPOUT, 1, 2);
+        both("flat", arrays, 10, flat_call, &x);
+    }
+}
+
+static enum aq_status column_sum_call(struct aq_device *where, struct array *arrays, const void *context)
+{
+    const struct rows_case *x = context;
+    return aq_device_column_sum(where, arrays[0].at, x->type, x->T, x->D, x->D + 2, arrays[1].at, NULL);
+}
+
+static void test_column_sums_match_truth(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[][2] = {{1, 1}, {17, 64}, {100, 65}, {333, 200}};
+    for (size_t s = 0; s < 8; s++) {
+        const struct rows_case x = {.T = sizes[s / 2][0], .D = sizes[s / 2][1], .type = s % 2 ? AQ_BF16 : AQ_F32};
+        const uint64_t N = x.T * (x.D + 2);
+        struct array arrays[2] = {{x.type, N, random_of(x.type, N, 1, 1.0f), false, NULL, {0}},
+                                  {AQ_F32, x.D, random_of(AQ_F32, x.D, 2, 1.0f), true, NULL, {0}}};
+        both("column sum", arrays, 2, column_sum_call, &x);
+    }
+}
+
+static void test_initial_values_are_the_same_bits(void **state)
+{
+    (void)state;
+    enum { N = 40000 };
+    float *mine = help_alloc(N * sizeof(float));
+    const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_INIT, 2, 3);
+    float *x = on(device, NULL, N * sizeof(float));
+    assert_int_equal(aq_device_fill_normal(device, x, N, key, 0.5f, 0.0f, NULL), AQ_OK);
+    off(device, x, mine, N * sizeof(float));
+    for (int i = 0; i < N; i++) assert_true(mine[i] == 0.5f * aq_rng_normal(&key, (uint64_t)i));
+    x = on(device, NULL, N * sizeof(float));
+    assert_int_equal(aq_device_fill_normal(device, x, N, key, 0.0f, 3.0f, NULL), AQ_OK);
+    off(device, x, mine, N * sizeof(float));
+    for (int i = 0; i < N; i++) assert_true(mine[i] == 3.0f);
+    aq_free(mine);
+}
+
+/* Dropout keeps the mean and drops as many as asked: 5 standard deviations of 70001 draws at p = 0.1. */
+static void test_dropout_drops_its_share(void **state)
+{
+    (void)state;
+    enum { N = 70001 };
+    float *host = help_alloc(N * sizeof(float));
+    for (int i = 0; i < N; i++) host[i] = 1.0f;
+    struct aq_rng_key key = aq_rng_key(1, AQ_RNG_DROPOUT, 5, 6);
+    float *x = on(device, host, N * sizeof(float));
+    struct aq_rng_key *keys = on(device, &key, sizeof key);
+    const struct aq_dropout_apply args = {.samples = 1,
+                                          .sample_elements = N,
+                                          .x = x,
+                                          .y = x,
+                                          .y_type = AQ_F32,
+                                          .dropout = {.probability = 0.1f, .keys = keys}};
+    assert_int_equal(aq_device_dropout(device, &args, NULL), AQ_OK);
+    off(device, x, host, N * sizeof(float));
+    off(device, keys, NULL, sizeof key);
+    int dropped = 0;
+    for (int i = 0; i < N; i++) {
+        assert_true(host[i] == 0.0f || host[i] == 1.0f / (1.0f - 0.1f));
+        dropped += host[i] == 0.0f;
+    }
+    assert_true(fabs(dropped - 0.1 * N) < 5.0 * sqrt(N * 0.09));
+    aq_free(host);
+}
+
+static int open_variant(const char *kind, const char *variant)
+{
+    if (strcmp(kind, "cpu") == 0) setenv("AQ_CPU", variant, 1);
+    const struct aq_device_config config = {.kind = kind, .threads = 3};
+    const enum aq_status status = aq_device_open(&config, &device);
+    unsetenv("AQ_CPU");
+    if (status == AQ_NODEV) {
+        print_message("skip: %s %s is not on this machine\n", kind, variant);
+        return 77;
+    }
+    if (status != AQ_OK) return 1;
+    struct aq_device_info info;
+    aq_device_info(device, &info);
+    print_message("%s %s: %s\n", kind, variant, info.name);
+    return info.threads >= 1 ? 0 : 1;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_memory_is_zeroed_and_copied),
+        cmocka_unit_test(test_events_pass_in_order_of_streams),
+        cmocka_unit_test(test_parallel_runs_every_piece_once),
+        cmocka_unit_test(test_matmul_matches_truth),
+        cmocka_unit_test(test_matmul_ends_match_truth),
+        cmocka_unit_test(test_large_matmul_matches_truth),
+        cmocka_unit_test(test_layernorm_matches_truth),
+        cmocka_unit_test(test_attention_matches_truth),
+        cmocka_unit_test(test_embedding_matches_truth),
+        cmocka_unit_test(test_cross_entropy_matches_truth),
+        cmocka_unit_test(test_flat_ranges_match_truth),
+        cmocka_unit_test(test_column_sums_match_truth),
+        cmocka_unit_test(test_initial_values_are_the_same_bits),
+        cmocka_unit_test(test_dropout_drops_its_share),
+    };
+    if (open_variant("cpu", "plain") != 0) return 1;
+    truth = device;
+    int failed = 0;
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+        const size_t count = strcmp(kinds[k], "cpu") == 0 ? sizeof variants / sizeof variants[0] : 1;
+        for (size_t v = 0; v < count; v++) {
+            const int opened = open_variant(kinds[k], variants[v]);
+            if (opened == 77) continue;
+            failed += opened != 0 ? 1 : cmocka_run_group_tests(tests, NULL, NULL);
+            aq_device_close(device);
+        }
+    }
+    aq_device_close(truth);
+    return failed ? 1 : 0;
+}

@@ -1,0 +1,125 @@
+/*
+ * conform_schedule.c -- every row of schedules.def: programs of all P <= 8 and M <= 16 pass the dry run, within their
+ * slots, with few credits and with many, clipped or not; and what the dry run is to refuse is refused.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "program.h"
+
+enum { P_MAX = 8, M_MAX = 16, CODE_MAX = 7 * M_MAX + 4 };
+
+static const enum aq_schedule_kind kinds[] = {
+#define AQ_SCHEDULE(name, id, text) id,
+#include "schedules.def"
+};
+enum { KINDS = sizeof kinds / sizeof *kinds };
+
+static struct aq_instruction code[P_MAX][CODE_MAX];
+static struct aq_program programs[P_MAX];
+
+static void emit_all(const struct aq_schedule_request *request)
+{
+    assert_true(aq_schedule_bound(request->micro_batches) <= CODE_MAX);
+    for (uint32_t s = 0; s < request->stages; s++)
+        assert_int_equal(aq_schedule_emit(request, s, code[s], CODE_MAX, &programs[s]), AQ_OK);
+}
+
+static void check_one(const struct aq_schedule_request *request, uint32_t credits, uint32_t send_frames)
+{
+    const struct aq_program_limits limits = {.credits = credits, .send_frames = send_frames, .norm = request->norm};
+    struct aq_text why = {0};
+    emit_all(request);
+    const enum aq_status status = aq_program_check(programs, request->stages, &limits, &why);
+    if (status != AQ_OK)
+        print_error("%s P=%u M=%u in flight %u, credits %u:\n%s\n", aq_schedule_name(request->kind), request->stages,
+                    request->micro_batches, request->in_flight, credits, aq_text_of(&why));
+    aq_text_deinit(&why);
+    assert_int_equal(status, AQ_OK);
+}
+
+static void test_schedule_every_size_runs_dry(void **state)
+{
+    (void)state;
+    uint32_t checked = 0;
+    for (int k = 0; k < KINDS; k++)
+        for (uint32_t P = 1; P <= P_MAX; P++)
+            for (uint32_t M = 1; M <= M_MAX; M++) {
+                const uint32_t flights[] = {
+                    AQ_IN_FLIGHT_DEFAULT, AQ_IN_FLIGHT_CLASSIC, 1, 2, 3, P, 2 * P, 3 * P, M, 99};
+                for (size_t f = 0; f < sizeof flights / sizeof *flights; f++) {
+                    const struct aq_schedule_request request = {.kind = kinds[k],
+                                                                .stages = P,
+                                                                .micro_batches = M,
+                                                                .in_flight = flights[f],
+                                                                .window = f % 3 * 2,
+                                                                .norm = f % 2 == 0};
+                    check_one(&request, 4, 8);
+                    check_one(&request, 1, 1);
+                    checked++;
+                }
+            }
+    assert_int_equal(checked, KINDS * P_MAX * M_MAX * 10);
+}
+
+static void test_schedule_slots_never_grow_and_bound_the_program(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++)
+        for (uint32_t P = 1; P <= P_MAX; P++)
+            for (uint32_t M = 1; M <= M_MAX; M++) {
+                const struct aq_schedule_request request = {
+                    .kind = kinds[k], .stages = P, .micro_batches = M, .in_flight = M % 4 ? AQ_IN_FLIGHT_DEFAULT : M};
+                uint32_t before = UINT32_MAX;
+                emit_all(&request);
+                for (uint32_t s = 0; s < P; s++) {
+                    assert_int_equal(programs[s].slots, aq_schedule_slots(&request, s));
+                    assert_true(programs[s].slots <= before && programs[s].slots <= M);
+                    before = programs[s].slots;
+                    for (uint32_t i = 0; i < programs[s].count; i++)
+                        assert_true(programs[s].code[i].slot < programs[s].slots);
+                }
+            }
+}
+
+static void test_schedule_names_are_found(void **state)
+{
+    (void)state;
+    enum aq_schedule_kind kind;
+    for (int k = 0; k < KINDS; k++) {
+        assert_int_equal(aq_schedule_find(aq_schedule_name(kinds[k]), &kind), AQ_OK);
+        assert_int_equal(kind, kinds[k]);
+    }
+    assert_int_equal(aq_schedule_find("interleaved", &kind), AQ_NOTFOUND);
+}
+
+/* The very same request gives the very same bytes: the emitter is pure. */
+static void test_schedule_emit_twice_equal(void **state)
+{
+    (void)state;
+    static struct aq_instruction again[CODE_MAX];
+    for (int k = 0; k < KINDS; k++) {
+        const struct aq_schedule_request request = {
+            .kind = kinds[k], .stages = 5, .micro_batches = 11, .window = 3, .norm = true};
+        struct aq_program program;
+        emit_all(&request);
+        assert_int_equal(aq_schedule_emit(&request, 2, again, CODE_MAX, &program), AQ_OK);
+        assert_int_equal(program.count, programs[2].count);
+        assert_memory_equal(again, code[2], program.count * sizeof *again);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_schedule_every_size_runs_dry),
+        cmocka_unit_test(test_schedule_slots_never_grow_and_bound_the_program),
+        cmocka_unit_test(test_schedule_names_are_found),
+        cmocka_unit_test(test_schedule_emit_twice_equal),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

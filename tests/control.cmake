@@ -1,0 +1,18 @@
+# The control room: channel, daemon, launcher, report.
+aq_test(test_control LIBS aq_runtime aq_dep::jansson LABELS quick)
+target_include_directories(test_control PRIVATE ${CMAKE_SOURCE_DIR}/runtime)
+
+# Processes: the real daemon and launcher, with a worker that trains nothing and misbehaves on demand.
+add_executable(puppet_worker puppet_worker.c)
+target_include_directories(puppet_worker PRIVATE ${CMAKE_SOURCE_DIR}/runtime)
+target_link_libraries(puppet_worker PRIVATE aq_runtime aq_dep::jansson aq_flags)
+aq_test(test_supervision LIBS aq_runtime aq_dep::jansson LABELS fault
+        ARGS $<TARGET_FILE:aqpiped> $<TARGET_FILE:puppet_worker> TIMEOUT 180)
+target_include_directories(test_supervision PRIVATE ${CMAKE_SOURCE_DIR}/runtime)
+add_dependencies(test_supervision aqpiped puppet_worker)
+
+aq_test(test_run_folder LIBS aq_runtime aq_dep::jansson LABELS quick)
+target_include_directories(test_run_folder PRIVATE ${CMAKE_SOURCE_DIR}/runtime)
+
+aq_test(test_restart LIBS aq_runtime aq_dep::jansson LABELS quick)
+target_include_directories(test_restart PRIVATE ${CMAKE_SOURCE_DIR}/runtime)

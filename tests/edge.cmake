@@ -1,0 +1,2 @@
+aq_test(test_edge LIBS aq_runtime aq_stages aq_net aq_storage aqsgd LABELS quick)
+target_include_directories(test_edge PRIVATE ${CMAKE_SOURCE_DIR}/runtime)

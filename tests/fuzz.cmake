@@ -1,0 +1,46 @@
+# Readers of bytes from outside. Each has one file fuzz_<reader>.c with LLVMFuzzerTestOneInput and a kept corpus in
+# corpus/<reader>/. Here it is a short replay (fuzz_driver.c): the corpus, and a fixed number of damaged copies of it. With
+# the preset fuzz it is libFuzzer's; tools/fuzz builds and runs that.
+#
+# aq_fuzz(READER RUNS n [LIBS ...] [INCLUDES ...] [LINK options ...] [CORPUS more files, below tests/ ...])
+function(aq_fuzz reader)
+  cmake_parse_arguments(ARG "" "RUNS" "LIBS;INCLUDES;LINK;CORPUS" ${ARGN})
+  set(sources fuzz_${reader}.c fuzz_common.c)
+  if(NOT AQ_FUZZ)
+    list(APPEND sources fuzz_driver.c)
+  endif()
+  add_executable(fuzz_${reader} ${sources})
+  target_include_directories(fuzz_${reader} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${ARG_INCLUDES})
+  target_link_libraries(fuzz_${reader} PRIVATE ${ARG_LIBS} aqsgd aq_flags m)
+  target_link_options(fuzz_${reader} PRIVATE ${ARG_LINK})
+  if(AQ_FUZZ)
+    target_link_options(fuzz_${reader} PRIVATE -fsanitize=fuzzer)
+    return()
+  endif()
+  set(corpus corpus/${reader})
+  if(NOT EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/corpus/${reader})
+    set(corpus)
+  endif()
+  add_test(NAME fuzz_${reader} COMMAND fuzz_${reader} --runs ${ARG_RUNS} ${corpus} ${ARG_CORPUS}
+    WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
+  set_tests_properties(fuzz_${reader} PROPERTIES LABELS "fuzz;quick" TIMEOUT 120)
+endfunction()
+
+if(AQ_FUZZ) # as in data.cmake
+  add_library(data_files STATIC data_files.c)
+  target_link_libraries(data_files PUBLIC aqsgd PRIVATE aq_flags)
+  target_compile_definitions(data_files PRIVATE AQ_SOURCE_FOLDER="${CMAKE_SOURCE_DIR}")
+endif()
+aq_fuzz(manifest RUNS 20000 LIBS aq_runtime INCLUDES ${CMAKE_SOURCE_DIR}/runtime)
+aq_fuzz(frame RUNS 100000 LIBS aq_net INCLUDES ${CMAKE_SOURCE_DIR}/net)
+aq_fuzz(codec RUNS 20000)
+aq_fuzz(control RUNS 8000 LIBS aq_runtime aq_dep::jansson INCLUDES ${CMAKE_SOURCE_DIR}/runtime)
+aq_fuzz(run RUNS 3000 LIBS aq_runtime aq_dep::jansson INCLUDES ${CMAKE_SOURCE_DIR}/runtime)
+aq_fuzz(edge RUNS 3000 LIBS aq_runtime aq_net aq_storage INCLUDES ${CMAKE_SOURCE_DIR}/runtime
+  LINK -Wl,--wrap=aq_link_poll,--wrap=aq_link_send,--wrap=aq_link_release)
+aq_fuzz(cache RUNS 300 LIBS aq_storage CORPUS golden/cache-1/index.mdb)
+aq_fuzz(weights RUNS 10000 LIBS aq_stages
+  CORPUS golden/weights_types.safetensors golden/weights_written.safetensors)
+aq_fuzz(checkpoint RUNS 3000 LIBS aq_runtime aq_stages INCLUDES ${CMAKE_SOURCE_DIR}/runtime)
+aq_fuzz(tokenizer RUNS 1500 LIBS aq_stages data_files)
+aq_fuzz(dataset RUNS 10000 LIBS aq_stages data_files)

@@ -1,0 +1,87 @@
+/*
+ * fuzz_dataset.c -- any bytes as text data: cut into words and tokens and back, and into samples.
+ *
+ * Byte 0: T; byte 1: blocks left out; byte 2: the most blocks taken; byte 3: end-of-text tokens; then the texts, with
+ * ff between them (which is no UTF-8 and stands for nothing in a text).
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "data_files.h"
+#include "fuzz.h"
+#include "stages/dataset.h"
+
+enum { FILES_MAX = 3, TOKENS_MAX = 256, BYTES_MAX = 1 << 16 };
+
+static struct aq_tokenizer *bytes_kind, *gpt2_kind;
+
+static void start(void)
+{
+    static const char *const merges[] = {"h e", "l l", "he ll", "hell o", "\xC4\xA0 w", "o r", "a a", "aa a"};
+    if (bytes_kind) return;
+    fuzz_quiet();
+    fuzz_make_folder("gpt2");
+    data_write_vocabulary(fuzz_path("gpt2"), merges, sizeof merges / sizeof *merges);
+    AQ_ASSERT(aq_tokenizer_open("bytes", NULL, &bytes_kind) == AQ_OK);
+    AQ_ASSERT(aq_tokenizer_open("gpt2", fuzz_path("gpt2"), &gpt2_kind) == AQ_OK);
+}
+
+/* Whatever the bytes are, decoding gives them back. */
+static void round_trip(const struct aq_tokenizer *tokenizer, struct fuzz_piece text)
+{
+    int32_t *tokens;
+    size_t count, bytes;
+    char *back;
+    AQ_ASSERT(aq_tokenizer_encode(tokenizer, (const char *)text.bytes, text.count, &tokens, &count) == AQ_OK);
+    AQ_ASSERT(count <= text.count);
+    AQ_ASSERT(aq_tokenizer_decode(tokenizer, tokens, count, &back, &bytes) == AQ_OK);
+    AQ_ASSERT(bytes == text.count && (bytes == 0 || memcmp(back, text.bytes, bytes) == 0));
+    aq_free(tokens);
+    aq_free(back);
+}
+
+static void samples_of(const struct aq_dataset_config *config)
+{
+    struct aq_dataset *dataset;
+    int32_t tokens[TOKENS_MAX], targets[TOKENS_MAX];
+    const enum aq_status status = aq_dataset_open(config, &dataset);
+    fuzz_told(status == AQ_OK);
+    if (status != AQ_OK) {
+        AQ_ASSERT(status == AQ_INVAL);
+        return;
+    }
+    const uint64_t count = aq_dataset_count(dataset);
+    for (uint64_t i = 0; i < count; i++) {
+        AQ_ASSERT(aq_dataset_get(dataset, i, tokens, targets) == AQ_OK);
+        AQ_ASSERT(memcmp(tokens + 1, targets, (config->T - 1) * sizeof *tokens) == 0);
+        AQ_ASSERT(aq_dataset_id(dataset, i) == config->skip + i);
+    }
+    AQ_ASSERT(aq_dataset_get(dataset, count, tokens, targets) == AQ_INVAL);
+    aq_dataset_close(dataset);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static const char *const names[FILES_MAX] = {"0.txt", "1.txt", "2.txt"};
+    const char *paths[FILES_MAX];
+    struct fuzz_piece rest = {data, size};
+    start();
+    if (size > BYTES_MAX) return 0;
+    struct aq_dataset_config config = {.paths = paths};
+    config.T = fuzz_byte(&rest) % TOKENS_MAX;
+    config.skip = fuzz_byte(&rest);
+    config.samples_max = fuzz_byte(&rest);
+    config.end_of_text = fuzz_byte(&rest) % 2 == 1;
+    round_trip(gpt2_kind, rest);
+    while (config.path_count < FILES_MAX && (rest.count > 0 || config.path_count == 0)) {
+        const struct fuzz_piece text = fuzz_cut(&rest, 0xff);
+        fuzz_write(names[config.path_count], text.bytes, text.count);
+        paths[config.path_count] = fuzz_path(names[config.path_count]);
+        config.path_count++;
+    }
+    config.tokenizer = gpt2_kind;
+    samples_of(&config);
+    config.tokenizer = bytes_kind;
+    samples_of(&config);
+    return 0;
+}

@@ -1,0 +1,51 @@
+/*
+ * fuzz_run.c -- any bytes as the files of a run folder: metrics.jsonl, run.json and checkpoint/complete, as resume and
+ * report read them. What rewind leaves behind must be read without a complaint.
+ *
+ * Three pieces with ff between them (which is no UTF-8): metrics, mark, run.json.
+ */
+#include <string.h>
+
+#include "fuzz.h"
+#include "report.h"
+#include "run_folder.h"
+
+enum { BYTES_MAX = 1 << 16, STEP = 2 };
+
+static void start(void)
+{
+    static bool started;
+    if (started) return;
+    started = true;
+    fuzz_quiet();
+    fuzz_make_folder("checkpoint");
+}
+
+static enum aq_status count_line(const json_t *line, void *context)
+{
+    AQ_ASSERT(json_is_object(line));
+    ++*(uint64_t *)context;
+    return AQ_OK;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct fuzz_piece rest = {data, size};
+    struct aq_run_mark mark;
+    json_t *report = NULL;
+    uint64_t lines = 0;
+    double seconds = 0;
+    start();
+    if (size > BYTES_MAX) return 0;
+    const struct fuzz_piece metrics = fuzz_cut(&rest, 0xff), complete = fuzz_cut(&rest, 0xff);
+    fuzz_write("metrics.jsonl", metrics.bytes, metrics.count);
+    fuzz_write("checkpoint/complete", complete.bytes, complete.count);
+    fuzz_write("run.json", rest.bytes, rest.count);
+    (void)aq_run_mark_read(fuzz_path("checkpoint"), &mark);
+    const enum aq_status status = aq_report_run(fuzz_folder(), &report);
+    fuzz_told(status == AQ_OK);
+    if (status == AQ_OK) json_decref(report);
+    if (aq_run_rewind(fuzz_path("metrics.jsonl"), STEP, &seconds) == AQ_OK)
+        AQ_ASSERT(aq_run_lines(fuzz_path("metrics.jsonl"), count_line, &lines) == AQ_OK);
+    return 0;
+}

@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""Decode golden/codec.txt by docs/FORMAT.md alone: a second implementation, to keep the first one and the page honest.
+
+Needs numpy. Prints one line and exits non-zero at the first bit that differs.
+"""
+import math
+import os
+import struct
+import sys
+
+try:
+    import numpy as np
+except ImportError:
+    print("skipped: no numpy for this python")
+    sys.exit(77)
+
+F = np.float32
+BITS = {1: 32, 2: 16, 3: 16, 4: 8, 5: 4, 6: 2}
+
+
+def codes(data, count, bits):
+    stream = int.from_bytes(data[: (count * bits + 7) // 8], "little")
+    return [(stream >> (i * bits)) & ((1 << bits) - 1) for i in range(count)]
+
+
+def plain(data, kind):
+    if kind == 1:
+        return np.frombuffer(data, "<f4").astype(F)
+    if kind == 2:
+        return np.frombuffer(data, "<f2").astype(F)
+    return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(F)
+
+
+def power(e):
+    return F(math.ldexp(1.0, e))
+
+
+def rise(code, bits, unit):
+    return F(2 * (code - (1 << (bits - 1))) + 1) * unit
+
+
+def message_read(data, kind, rows, cols):
+    if kind <= 3:
+        return plain(data, kind).reshape(rows, cols)
+    bits = BITS[kind]
+    scales = np.frombuffer(data[: 4 * rows], "<f4")
+    c = codes(data[4 * rows :], rows * cols, bits)
+    return np.array([rise(c[i], bits, scales[i // cols] * power(-bits)) for i in range(rows * cols)], F).reshape(rows, cols)
+
+
+def pack(values, bits):
+    stream = sum(v << (i * bits) for i, v in enumerate(values))
+    return stream.to_bytes((len(values) * bits + 7) // 8, "little")
+
+
+def bfloat(x):
+    b = x.astype("<f4").view(np.uint32).astype(np.uint64)
+    return ((b + 0x7FFF + ((b >> 16) & 1)) >> 16).astype("<u2")
+
+
+def message_write(x, kind):
+    rows, cols = x.shape
+    if kind == 1:
+        return x.astype("<f4").tobytes()
+    if kind == 2:
+        return x.astype("<f2").tobytes()
+    if kind == 3:
+        return bfloat(x).tobytes()
+    bits, scales, out = BITS[kind], b"", []
+    half = 1 << (bits - 1)
+    for row in x:
+        a = np.max(np.abs(row))
+        s = a
+        if bits < 8:
+            p = [F(0)] * 32
+            for c, v in enumerate(row):
+                p[c % 32] = p[c % 32] + v * v
+            for width in (16, 8, 4, 2, 1):
+                for j in range(width):
+                    p[j] = p[j] + p[j + width]
+            if F(1e-30) <= p[0] and np.isfinite(p[0]):
+                s = min(a, (F(2.681) if bits == 4 else F(1.992)) * np.sqrt(p[0] / F(cols)))
+        unit = s * power(-bits)
+        inverse = F(1) / (F(2) * unit)
+        if not np.isfinite(inverse):
+            s = inverse = F(0)
+        scales += struct.pack("<f", s)
+        out += [int(min(max(np.floor(v * inverse), -half), half - 1)) + half for v in row]
+    return scales + pack(out, bits)
+
+
+def scale_read(data, fmt):
+    if fmt == 1:
+        return np.frombuffer(data, "<f2").astype(F)
+    if fmt == 2:
+        return plain(data, 3)
+    if fmt == 3:
+        return np.frombuffer(data, "<f4").astype(F)
+    return np.array([0 if e == 0 else math.ldexp(1.0, e - 127) for e in data], F)
+
+
+def unrotate(row, tile):
+    at = 0
+    while at < len(row):
+        n = tile
+        while n > len(row) - at:
+            n //= 2
+        v = [row[at + i] for i in range(n)]
+        h = 1
+        while h < n:
+            for i in range(n):
+                if not i & h:
+                    v[i], v[i + h] = v[i] + v[i + h], v[i] - v[i + h]
+            h *= 2
+        scale = F(1.0 / math.sqrt(n))
+        row[at : at + n] = [x * scale for x in v]
+        at += n
+
+
+def positions(data, n, k):
+    low = (n // k).bit_length() - 1
+    low_bytes = (k * low + 7) // 8
+    fano = low_bytes + (k + (n >> low) + 1 + 7) // 8
+    bitmap = (n + 7) // 8
+    if bitmap <= fano:
+        flags = codes(data, n, 1)
+        return [e for e in range(n) if flags[e]], bitmap
+    stream = int.from_bytes(data[:low_bytes], "little")
+    high = codes(data[low_bytes:], k + (n >> low) + 1, 1)
+    ones = [i for i, bit in enumerate(high) if bit]
+    return [((ones[j] - j) << low) | ((stream >> (j * low)) & ((1 << low) - 1)) for j in range(k)], fano
+
+
+def decode(f, flags, m, body):
+    kind, raw, bits, grid, group, tile, fmt, hadamard, topk, prescale, store, keyframe, rows, cols = f
+    n = rows * cols
+    if flags & 2:
+        return message_read(body, 1, rows, cols), m
+    if kind == 1:
+        return message_read(body, raw, rows, cols), b""
+    if flags & 1:
+        x = message_read(body, keyframe, rows, cols)
+        return x, message_write(x, store)
+    tiles = (cols + tile - 1) // tile
+    groups = {1: 1, 2: rows, 3: cols, 4: rows * tiles}[group]
+    size = {1: 2, 2: 2, 3: 4, 4: 1}[fmt]
+    scales = scale_read(body[: groups * size], fmt)
+    at, kept = groups * size, list(range(n))
+    fraction = struct.unpack("<f", struct.pack("<I", topk & 0xFFFFFFFF))[0]
+    if kind == 2 and 0 < fraction < 1:
+        k = max(1, math.ceil(fraction * n))
+        kept, used = positions(body[at:], n, k)
+        at += used
+    c = codes(body[at:], len(kept), bits)
+    level, half = np.zeros(n, F), 1 << (bits - 1)
+    for code, e in zip(c, kept):
+        t, col = divmod(e, cols)
+        s = scales[{1: 0, 2: t, 3: col, 4: t * tiles + col // tile}[group]]
+        if grid == 1:
+            level[e] = F(2 * (code - half) + 1) * (s * power(-bits - prescale))
+        elif grid == 2:
+            level[e] = F(code - half) * (s / F(half - 1) * power(-prescale))
+        else:
+            level[e] = F(code - half) * (s * power(1 - bits - prescale))
+    level = level.reshape(rows, cols)
+    if hadamard:
+        for row in level:
+            unrotate(row, tile)
+    if kind == 2:
+        return level, b""
+    x = message_read(m, store, rows, cols) + level
+    return x, message_write(x, store)
+
+
+def main():
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "codec.txt")
+    count = 0
+    np.seterr(all="ignore")
+    for line in open(path, encoding="ascii"):
+        words = line.split()
+        fields, flags = [int(w) for w in words[1:15]], int(words[15])
+        m, body, hat, after = [b"" if w == "-" else bytes.fromhex(w) for w in words[16:20]]
+        x, stored = decode(fields, flags, m, body)
+        if x.astype("<f4").tobytes() != hat or stored != after:
+            sys.exit(f"{words[0]} decodes to other bits by docs/FORMAT.md")
+        count += 1
+    print(f"{count} bodies decode to the bits they name")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Small whole jobs for tests: manifests, launches, what they leave, and the processes below them. See e2e and chaos."""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+BIN = pathlib.Path("build/release/bin")
+ROOT = pathlib.Path("/nonexistent")
+AGAIN = ""
+
+
+def begin(folder, tag, again):
+    """Programs of `folder`, a new folder for everything that is written; `again` is how to run the test again."""
+    global BIN, ROOT, AGAIN
+    BIN, AGAIN = pathlib.Path(folder).resolve(), again
+    ROOT = pathlib.Path(tempfile.mkdtemp(prefix=f"aqpipe-{tag}-"))
+    ROOT.joinpath("train.txt").write_text(text(1, 400))
+    ROOT.joinpath("heldout.txt").write_text(text(2, 100))
+    return ROOT
+
+
+WORDS = ("the pipeline sends what changed and keeps what it has seen a link is slow and a disk is near so every sample "
+         "meets its own message again the sum stays the same on both ends of the edge").split()
+
+
+def text(seed, count):
+    """Words in an order that depends on the one before: something a small model can learn."""
+    state, out = seed, []
+    for i in range(count):
+        state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+        out.append(WORDS[(state >> 33) % 7 + (i % 5) * 5 if (state >> 60) < 9 else (state >> 40) % len(WORDS)])
+    return " ".join(out) + ".\n"
+
+
+def manifest(name, **changes):
+    keys = {
+        "job.name": name, "model.blocks": 4, "model.heads": 2, "model.channels": 32, "model.context": 32,
+        "model.tied": "false", "data.train": str(ROOT / "train.txt"), "data.heldout": str(ROOT / "heldout.txt"),
+        "data.train_samples_max": 22, "data.heldout_samples_max": 5,
+        "train.T": 32, "train.batch": 8, "train.micro_batch": 2, "train.epochs": 4, "train.lr": "2e-3",
+        "train.warmup_steps": 2, "train.clip": 1.0, "train.seed": 7, "pipeline.stages": 4, "pipeline.threads": 1,
+        "checkpoint.every": 0, "cache.kind": "lmdb", "output.path": str(ROOT / name),
+    }
+    keys.update({k.replace("__", "."): v for k, v in changes.items()})
+    path = ROOT / (name + ".yaml")
+    tree = {}
+    for key, value in keys.items():
+        node = tree
+        *parents, leaf = key.split(".")
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = value
+    lines = []
+
+    def write(node, depth):
+        for key, value in node.items():
+            if isinstance(value, dict):
+                lines.append("  " * depth + f"{key}:")
+                write(value, depth + 1)
+            else:
+                lines.append("  " * depth + f"{key}: {value}")
+    write(tree, 0)
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def raw(direction="forward"):
+    return {f"edges.{direction}.codec": "raw", f"edges.{direction}.precision": "fp32"}
+
+
+def aqpipe(*arguments, **options):
+    return subprocess.run([str(BIN / "aqpipe"), *map(str, arguments)], capture_output=True, text=True,
+                          timeout=options.get("timeout", 120), stdin=subprocess.DEVNULL)
+
+
+def launch(path, *arguments, want=0):
+    done = aqpipe("launch", path, "--no-progress", *arguments)
+    if done.returncode != want:
+        sys.exit(f"launch {path} ended with {done.returncode}, wanted {want}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    return done
+
+
+def metrics(name, event="step"):
+    lines = [json.loads(line) for line in (ROOT / name / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line.get("event") == event]
+
+
+def losses(name):
+    return [line["loss"] for line in metrics(name)]
+
+
+def check(condition, what):
+    if not condition:
+        sys.exit(f"{what}\nrun it again: {AGAIN}")
+
+
+def no_workers(tag):
+    """No process whose command line or environment names our folder is left."""
+    deadline = time.time() + 5
+    while True:
+        left = []
+        for entry in pathlib.Path("/proc").iterdir():
+            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                continue
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                folder = os.readlink(entry / "cwd")
+            except OSError:
+                continue
+            if "aqpipe" in command.split(" ")[0] and str(BIN) in command and (str(ROOT) in command or str(ROOT) in folder
+                                                                              or "worker" in command):
+                parent = (entry / "stat").read_text().split()[3] if (entry / "stat").exists() else "?"
+                left.append((entry.name, command, parent))
+        if not left or time.time() > deadline:
+            break
+        time.sleep(0.1)
+    check(not left, f"{tag}: processes are left: {left}")
+
+
+def weights(name):
+    return (ROOT / name / "model.safetensors").read_bytes()
+
+
+def descendants(pid, word):
+    """Processes below pid whose program or first argument ends in the word, the eldest first."""
+    parents, commands = {}, {}
+    for entry in pathlib.Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                commands[int(entry.name)] = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            except (OSError, IndexError):
+                pass
+    found = []
+    for child in sorted(commands):
+        at, below = child, False
+        while at in parents and at > 1:
+            at = parents[at]
+            below = below or at == pid
+        if below and any(part.endswith(word) for part in commands[child][:2]):
+            found.append(child)
+    return found
+
+
+def descendant(pid, word, number=0):
+    """The number-th of them, waited for."""
+    deadline = time.time() + 5
+    while time.time() < deadline:
+        found = descendants(pid, word)
+        if number < len(found):
+            return found[number]
+        time.sleep(0.05)
+    sys.exit(f"no process '{word}' below {pid}")

@@ -1,0 +1,18 @@
+# Stages: models against PyTorch, cuts against uncut, measured against used.
+find_program(AQ_TORCH_PYTHON python3 PATHS /usr/bin NO_DEFAULT_PATH)
+if(NOT AQ_TORCH_PYTHON)
+  find_program(AQ_TORCH_PYTHON python3)
+endif()
+if(AQ_TORCH_PYTHON)
+  aq_test(test_stage_torch LIBS aq_stages LABELS stage
+    ARGS ${AQ_TORCH_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/torch_gpt2.py)
+else()
+  aq_test(test_stage_torch LIBS aq_stages LABELS stage)
+endif()
+aq_test(test_stage LIBS aq_stages LABELS stage quick)
+# The same promises in the other variants of the CPU's kernels; the line above runs the best one.
+foreach(variant plain base avx2 avx512)
+  add_test(NAME test_stage_${variant} COMMAND test_stage)
+  set_tests_properties(test_stage_${variant} PROPERTIES ENVIRONMENT AQ_CPU=${variant} SKIP_RETURN_CODE 77
+    LABELS "stage;quick" TIMEOUT 120)
+endforeach()

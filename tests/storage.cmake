@@ -1,0 +1,11 @@
+# storage/: the message cache.
+aq_test(conform_store LIBS aq_storage SOURCES conform_store.c cache_kit.c LABELS quick conform)
+aq_test(test_cache LIBS aq_storage SOURCES test_cache.c cache_kit.c LABELS quick)
+aq_test(test_cache_marks LIBS aq_storage SOURCES test_cache_marks.c cache_kit.c LABELS quick)
+aq_test(test_cache_kill LIBS aq_storage SOURCES test_cache_kill.c cache_kit.c LABELS quick fault ARGS 12)
+aq_test(test_cache_disk LIBS aq_storage SOURCES test_cache_disk.c cache_kit.c LABELS quick fault)
+aq_test(test_cache_bytes LIBS aq_storage SOURCES test_cache_bytes.c cache_kit.c LABELS quick fuzz ARGS 100)
+target_compile_definitions(test_cache PRIVATE TESTS_FOLDER="${CMAKE_CURRENT_SOURCE_DIR}")
+aq_test(test_command_cache LIBS aq_storage aq_dep::jansson SOURCES test_command_cache.c cache_kit.c LABELS quick
+  ARGS $<TARGET_FILE:aqpipe>)
+add_dependencies(test_command_cache aqpipe)

@@ -1,0 +1,232 @@
+/*
+ * test_base.c -- the vocabulary: statuses, memory, rings and bells, Philox, digests, 16-bit floats, traces.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "aqsgd/base.h"
+
+static void quiet(int level, const char *line, void *context)
+{
+    (void)level;
+    snprintf(context, 256, "%s", line);
+}
+
+static void test_status_first_error_is_kept(void **state)
+{
+    (void)state;
+    char line[256] = "";
+    aq_log_sink(quiet, line);
+    aq_error_clear();
+    assert_int_equal(aq_fail(AQ_AGAIN, "test", "never shown"), AQ_AGAIN);
+    assert_string_equal(aq_error_text(), "");
+    assert_int_equal(aq_fail(AQ_CORRUPT, "test", "slab %d\nis broken", 7), AQ_CORRUPT);
+    assert_int_equal(aq_fail(AQ_IO, "test", "later"), AQ_IO);
+    assert_string_equal(aq_error_text(), "slab 7\nis broken");
+    assert_null(strchr(line, '\n'));
+    aq_error_clear();
+    aq_log_sink(NULL, NULL);
+    for (int s = 0; s < AQ_STATUS_COUNT; s++) assert_true(strlen(aq_status_text((enum aq_status)s)) > 1);
+    assert_string_equal(aq_status_text((enum aq_status)1234), "unknown status");
+}
+
+static void test_memory_counts_and_fails_on_demand(void **state)
+{
+    (void)state;
+    char line[256];
+    aq_log_sink(quiet, line);
+    const uint64_t before = aq_memory_used();
+    void *a, *b;
+    assert_int_equal(aq_alloc(100, &a), AQ_OK);
+    assert_int_equal((uintptr_t)a % AQ_ALIGN, 0);
+    assert_int_equal(aq_map(5 << 20, &b), AQ_OK);
+    assert_true(aq_memory_used() >= before + 100 + (5 << 20));
+    for (size_t i = 0; i < 100; i++) assert_int_equal(((uint8_t *)a)[i], 0);
+    aq_free(a);
+    aq_unmap(b, 5 << 20);
+    assert_int_equal(aq_memory_used(), before);
+    aq_memory_fail_at(2);
+    assert_int_equal(aq_alloc(1, &a), AQ_OK);
+    assert_int_equal(aq_alloc(1, &b), AQ_NOMEM);
+    assert_int_equal(aq_alloc(1, &b), AQ_OK);
+    aq_free(a);
+    aq_free(b);
+    assert_int_equal(aq_alloc(SIZE_MAX, &b), AQ_NOMEM);
+    aq_log_sink(NULL, NULL);
+    aq_error_clear();
+}
+
+static void test_arena_measures_what_it_places(void **state)
+{
+    (void)state;
+    struct aq_arena measure = {0};
+    assert_null(aq_arena_take(&measure, 10));
+    assert_null(aq_arena_take(&measure, 100));
+    void *memory;
+    assert_int_equal(aq_map(measure.used, &memory), AQ_OK);
+    struct aq_arena place = {.base = memory, .bytes = measure.used};
+    assert_ptr_equal(aq_arena_take(&place, 10), memory);
+    assert_ptr_equal(aq_arena_take(&place, 100), (uint8_t *)memory + 64);
+    aq_unmap(memory, measure.used);
+}
+
+enum { TOKENS = 200000 };
+struct passing {
+    struct aq_ring *ring;
+    struct aq_bell *filled, *emptied;
+};
+
+static void producer(void *context)
+{
+    struct passing *p = context;
+    for (uint64_t i = 0; i < TOKENS; i++) {
+        for (;;) {
+            const uint32_t seen = aq_bell_count(p->emptied);
+            if (aq_ring_push(p->ring, i)) break;
+            aq_bell_wait(p->emptied, seen, AQ_NEVER);
+        }
+        aq_bell_ring(p->filled);
+    }
+}
+
+static void test_ring_passes_every_token_in_order(void **state)
+{
+    (void)state;
+    struct passing p;
+    struct aq_thread *thread;
+    assert_int_equal(aq_ring_open(8, &p.ring), AQ_OK);
+    assert_int_equal(aq_bell_open(&p.filled), AQ_OK);
+    assert_int_equal(aq_bell_open(&p.emptied), AQ_OK);
+    assert_int_equal(aq_thread_open("producer", producer, &p, &thread), AQ_OK);
+    for (uint64_t i = 0; i < TOKENS; i++) {
+        uint64_t token;
+        for (;;) {
+            const uint32_t seen = aq_bell_count(p.filled);
+            if (aq_ring_pop(p.ring, &token)) break;
+            assert_int_equal(aq_bell_wait(p.filled, seen, aq_clock_after(10000000000u)), AQ_OK);
+        }
+        aq_bell_ring(p.emptied);
+        assert_int_equal(token, i);
+    }
+    aq_thread_close(thread);
+    assert_int_equal(aq_ring_count(p.ring), 0);
+    const uint64_t soon = aq_clock_after(2000000);
+    assert_int_equal(aq_bell_wait(p.filled, aq_bell_count(p.filled), soon), AQ_TIMEOUT);
+    assert_true(aq_clock_ns() >= soon);
+    aq_ring_close(p.ring);
+    aq_bell_close(p.filled);
+    aq_bell_close(p.emptied);
+}
+
+/* Known answers of Philox4x32-10: Random123's kat_vectors. */
+static void test_philox_known_answers(void **state)
+{
+    (void)state;
+    uint32_t out[4];
+    struct aq_rng_key zero = {{0, 0}, {0, 0}};
+    aq_rng_block(&zero, 0, out);
+    const uint32_t want0[4] = {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8};
+    assert_memory_equal(out, want0, sizeof out);
+    struct aq_rng_key ones = {{UINT32_MAX, UINT32_MAX}, {UINT32_MAX, UINT32_MAX}};
+    aq_rng_block(&ones, UINT64_MAX, out);
+    const uint32_t want1[4] = {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd};
+    assert_memory_equal(out, want1, sizeof out);
+    struct aq_rng_key pi = {{0xa4093822, 0x299f31d0}, {0x13198a2e, 0x03707344}};
+    aq_rng_block(&pi, 0x85a308d3243f6a88u, out);
+    const uint32_t want2[4] = {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1};
+    assert_memory_equal(out, want2, sizeof out);
+}
+
+static void test_rng_is_uniform_and_normal(void **state)
+{
+    (void)state;
+    const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_TEST, 2, 3);
+    double sum = 0, square = 0, normal = 0, normal2 = 0;
+    enum { N = 100000 };
+    for (uint64_t i = 0; i < N; i++) {
+        const double u = (double)aq_rng_uniform(&key, i), z = (double)aq_rng_normal(&key, i);
+        assert_true(u >= 0 && u < 1);
+        sum += u;
+        square += u * u;
+        normal += z;
+        normal2 += z * z;
+        assert_true(aq_rng_below(&key, i, 7) < 7);
+    }
+    assert_true(fabs(sum / N - 0.5) < 5 * 0.2887 / sqrt(N));
+    assert_true(fabs(square / N - 1.0 / 3) < 5 * 0.2981 / sqrt(N));
+    assert_true(fabs(normal / N) < 5 / sqrt(N));
+    assert_true(fabs(normal2 / N - 1) < 5 * 1.4142 / sqrt(N));
+    const struct aq_rng_key other = aq_rng_key(1, AQ_RNG_TEST, 3, 2);
+    assert_true(memcmp(&key, &other, sizeof key) != 0);
+}
+
+static void test_half_round_trips_and_rounds_to_even(void **state)
+{
+    (void)state;
+    for (uint32_t h = 0; h < 65536; h++) {
+        const float f = aq_half_to_float((uint16_t)h);
+        if (isnan(f)) {
+            assert_true(isnan(aq_half_to_float(aq_half_from_float(f))));
+            continue;
+        }
+        assert_int_equal(aq_half_from_float(f), h);
+        const float b = aq_bfloat_to_float((uint16_t)h);
+        if (!isnan(b)) assert_int_equal(aq_bfloat_from_float(b), h);
+    }
+    assert_int_equal(aq_half_from_float(65519.996f), 0x7bff);
+    assert_int_equal(aq_half_from_float(65520.0f), 0x7c00);
+    assert_int_equal(aq_half_from_float(1.0f + 0x1p-11f), 0x3c00);
+    assert_int_equal(aq_half_from_float(1.0f + 3 * 0x1p-11f), 0x3c02);
+    assert_int_equal(aq_half_from_float(0x1p-25f), 0);
+    assert_int_equal(aq_half_from_float(1.5f * 0x1p-24f), 2);
+    assert_int_equal(aq_bfloat_from_float(1.0f + 0x1p-8f), 0x3f80);
+    assert_int_equal(aq_bfloat_from_float(1.0f + 3 * 0x1p-8f), 0x3f82);
+}
+
+static void test_digest_known_answer(void **state)
+{
+    (void)state;
+    assert_int_equal(aq_digest("", 0), 0x2d06800538d394c2u); /* XXH3_64bits of nothing, as published */
+    assert_int_not_equal(aq_digest("a", 1), aq_digest_seeded("a", 1, 1));
+}
+
+static void test_trace_writes_json_and_counts_drops(void **state)
+{
+    (void)state;
+    struct aq_trace *trace;
+    assert_int_equal(aq_trace_open(2, &trace), AQ_OK);
+    for (uint32_t i = 0; i < 3; i++) aq_trace_add(trace, "compute", "forward", 1000 + i, 3000 + i, 1, i);
+    assert_int_equal(aq_trace_dropped(trace), 1);
+    FILE *file = tmpfile();
+    assert_int_equal(aq_trace_write(trace, 3, 1000, file), AQ_OK);
+    rewind(file);
+    char line[512];
+    int lines = 0;
+    while (fgets(line, sizeof line, file)) lines++;
+    assert_int_equal(lines, 3);
+    assert_non_null(strstr(line, "\"dur\":2.000"));
+    fclose(file);
+    aq_trace_close(trace);
+    aq_trace_add(NULL, "compute", "forward", 0, 1, 0, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_status_first_error_is_kept),
+        cmocka_unit_test(test_memory_counts_and_fails_on_demand),
+        cmocka_unit_test(test_arena_measures_what_it_places),
+        cmocka_unit_test(test_ring_passes_every_token_in_order),
+        cmocka_unit_test(test_philox_known_answers),
+        cmocka_unit_test(test_rng_is_uniform_and_normal),
+        cmocka_unit_test(test_half_round_trips_and_rounds_to_even),
+        cmocka_unit_test(test_digest_known_answer),
+        cmocka_unit_test(test_trace_writes_json_and_counts_drops),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

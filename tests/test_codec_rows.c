@@ -1,0 +1,146 @@
+/*
+ * test_codec_rows.c -- the way of most samples, row by row: m' in m's place or another, x^ in m's place, and measures
+ * of a part of the rows.
+ */
+#include "codec_common.h"
+
+enum { ROWS = 150, COLUMNS = 200 };
+
+static struct aq_codec_config config_of(uint32_t bits, enum aq_codec_precision store)
+{
+    struct aq_codec_config config;
+    aq_codec_config_default(&config, AQ_CODEC_AQSGD, bits);
+    config.store = store;
+    config.keyframe = AQ_PRECISION_FP32;
+    return config;
+}
+
+static struct aq_codec_result encode(struct end *end, const void *m, float *hat, void *m_out)
+{
+    struct aq_codec_result result;
+    assert_int_equal(aq_codec_encode(end->codec, end->a, m, NULL, end->body, aq_codec_bound(end->codec), hat, m_out,
+                                     &result, NULL),
+                     AQ_OK);
+    end_check(end);
+    return result;
+}
+
+/* m and m' of the two ends, in place with x^ in them, against m' and x^ each in a place of its own. */
+static void one_place(uint32_t bits, uint32_t rows, uint32_t columns)
+{
+    const struct aq_codec_config config = config_of(bits, AQ_PRECISION_FP32);
+    const struct aq_codec_kernels *all[4];
+    const size_t count = tables(all);
+    for (size_t t = 0; t < count; t++) {
+        struct end one, apart;
+        void *memory = NULL;
+        end_open(&one, &config, rows, columns);
+        end_open(&apart, &config, rows, columns);
+        one.codec->kernels = apart.codec->kernels = all[t];
+        const size_t message = aq_codec_message_bytes(one.codec);
+        assert_int_equal(aq_alloc(2 * message, &memory), AQ_OK);
+        uint8_t *other = memory, *receiver = other + message;
+        for (int visit = 0; visit < 3; visit++) {
+            const void *old = visit == 0 ? NULL : visit == 1 ? apart.m : (void *)other;
+            void *next = visit == 1 ? other : apart.m;
+            fill(one.a, one.values, SHAPE_LAPLACE, 1.0f, 40 + (uint64_t)visit);
+            memcpy(apart.a, one.a, message);
+            const struct aq_codec_result a =
+                encode(&one, visit == 0 ? NULL : one.m, visit == 2 ? (float *)(void *)one.m : NULL, one.m);
+            const struct aq_codec_result b = encode(&apart, old, apart.hat, next);
+            assert_int_equal(a.body_bytes, b.body_bytes);
+            assert_int_equal(a.flags, b.flags);
+            assert_memory_equal(one.body, apart.body, a.body_bytes);
+            assert_memory_equal(one.m, next, message);
+            assert_memory_equal(one.m, apart.hat, message);
+            assert_int_equal(aq_codec_decode(one.codec, one.body, a.body_bytes, a.flags, visit == 0 ? NULL : receiver,
+                                             (float *)(void *)receiver, receiver, NULL),
+                             AQ_OK);
+            assert_memory_equal(one.m, receiver, message);
+        }
+        one.a[one.values / 2] = INFINITY;
+        const struct aq_codec_result raw = encode(&one, one.m, (float *)(void *)one.m, one.m);
+        assert_int_equal(raw.flags, AQ_CODED_RAW);
+        assert_memory_equal(one.m, one.a, message); /* x^ of a raw sample */
+        assert_int_equal(aq_codec_decode(one.codec, one.body, raw.body_bytes, raw.flags, NULL,
+                                         (float *)(void *)receiver, receiver, NULL),
+                         AQ_OK);
+        assert_memory_equal(receiver, one.a, message);
+        aq_free(memory);
+        end_close(&one);
+        end_close(&apart);
+    }
+}
+
+static void test_fp32_store_may_hold_x_as_well(void **state)
+{
+    (void)state;
+    for (uint32_t bits = 1; bits <= 8; bits++) {
+        one_place(bits, ROWS, COLUMNS);
+        one_place(bits, 5, 67);
+        one_place(bits, 70, 64);
+    }
+}
+
+static void near_to(double x, double truth, double tolerance)
+{
+    if (!(fabs(x - truth) <= tolerance * truth)) fail_msg("%g is not within %g of %g", x, tolerance, truth);
+}
+
+/* The first row is a hundred times as large as the others, as a first token's may be. */
+static void measures(uint32_t rows, double tolerance)
+{
+    const struct aq_codec_config config = config_of(4, AQ_PRECISION_FP16);
+    double a2 = 0, sum = 0, delta2 = 0, error2 = 0;
+    struct end end;
+    float *old = NULL;
+    void *memory = NULL;
+    end_open(&end, &config, rows, COLUMNS);
+    assert_int_equal(aq_alloc(end.values * sizeof *old, &memory), AQ_OK);
+    old = memory;
+    for (int visit = 0; visit < 2; visit++) {
+        fill(end.a, end.values, SHAPE_GAUSS, 1.0f, 50 + (uint64_t)visit);
+        for (size_t e = 0; e < end.values; e++) {
+            end.a[e] = visit == 0 ? end.a[e] + 3.0f : old[e] + 0.1f * end.a[e];
+            if (e < COLUMNS && visit == 0) end.a[e] *= 100.0f;
+        }
+        if (visit == 1) break;
+        (void)encode(&end, NULL, old, end.m);
+        for (size_t e = 0; e < end.values; e++)
+            old[e] = aq_half_to_float(((const uint16_t *)(const void *)end.m)[e]);
+    }
+    const struct aq_codec_result result = encode(&end, end.m, end.hat, end.m);
+    for (size_t e = 0; e < end.values; e++) {
+        const double a = (double)end.a[e], d = a - (double)old[e], x = a - (double)end.hat[e];
+        a2 += a * a;
+        sum += a;
+        delta2 += d * d;
+        error2 += x * x;
+    }
+    near_to(result.sum_a2, a2, tolerance);
+    near_to(result.sum_a, sum, tolerance);
+    near_to(result.sum_delta2, delta2, tolerance);
+    near_to(result.sum_error2, error2, tolerance);
+    aq_free(memory);
+    end_close(&end);
+}
+
+static void test_measures_are_near_the_truth(void **state)
+{
+    (void)state;
+    measures(1, 1e-3);
+    measures(63, 1e-3);
+    measures(64, 0.2);
+    measures(77, 0.2);
+    measures(ROWS, 0.15);
+    measures(1024, 0.05);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_fp32_store_may_hold_x_as_well),
+        cmocka_unit_test(test_measures_are_near_the_truth),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,311 @@
+/*
+ * test_dataset.c -- blocks of text and the order in which they are met.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include <cmocka.h>
+
+#include "data_files.h"
+#include "stages/dataset.h"
+
+static char folder[DATA_PATH_BYTES], first[DATA_PATH_BYTES], second[DATA_PATH_BYTES];
+static struct aq_tokenizer *bytes_tokenizer;
+
+static struct aq_dataset *open_dataset(uint32_t path_count, uint32_t T, uint64_t skip, uint64_t samples_max)
+{
+    const char *paths[] = {first, second};
+    struct aq_dataset_config config = {.paths = paths,
+                                       .path_count = path_count,
+                                       .tokenizer = bytes_tokenizer,
+                                       .T = T,
+                                       .samples_max = samples_max,
+                                       .skip = skip};
+    struct aq_dataset *dataset = NULL;
+    assert_int_equal(aq_dataset_open(&config, &dataset), AQ_OK);
+    return dataset;
+}
+
+static void expect_sample(const struct aq_dataset *dataset, uint64_t index, const char *text)
+{
+    int32_t tokens[16], targets[16];
+    uint32_t T = aq_dataset_tokens(dataset);
+    assert_int_equal(strlen(text), T + 1);
+    assert_int_equal(aq_dataset_get(dataset, index, tokens, targets), AQ_OK);
+    for (uint32_t i = 0; i < T; i++) {
+        assert_int_equal(tokens[i], text[i]);
+        assert_int_equal(targets[i], text[i + 1]);
+    }
+}
+
+static void test_blocks_overlap_by_one_target(void **state)
+{
+    (void)state;
+    data_write_text(folder, "first", "abcdefghijkl");
+    struct aq_dataset *d = open_dataset(1, 4, 0, 0); /* 12 tokens: (12 - 1) / 4 = 2 blocks, j k l are left */
+    assert_int_equal(aq_dataset_count(d), 2);
+    assert_int_equal(aq_dataset_tokens(d), 4);
+    assert_int_equal(aq_dataset_dropped(d), 3);
+    expect_sample(d, 0, "abcde");
+    expect_sample(d, 1, "efghi");
+    assert_int_equal(aq_dataset_id(d, 1), 1);
+    int32_t tokens[4], targets[4];
+    assert_int_equal(aq_dataset_get(d, 2, tokens, targets), AQ_INVAL);
+    aq_dataset_close(d);
+    data_write_text(folder, "first", "abcdefghi"); /* exactly two blocks */
+    d = open_dataset(1, 4, 0, 0);
+    assert_int_equal(aq_dataset_count(d), 2);
+    assert_int_equal(aq_dataset_dropped(d), 0);
+    aq_dataset_close(d);
+}
+
+static void test_skip_and_samples_max_keep_ids(void **state)
+{
+    (void)state;
+    data_write_text(folder, "first", "abcdefghijklmnopq");
+    struct aq_dataset *all = open_dataset(1, 4, 0, 0), *part = open_dataset(1, 4, 1, 2);
+    assert_int_equal(aq_dataset_count(all), 4);
+    assert_int_equal(aq_dataset_count(part), 2);
+    assert_int_equal(aq_dataset_id(part, 0), 1);
+    assert_int_equal(aq_dataset_id(part, 1), 2);
+    expect_sample(part, 0, "efghi");
+    expect_sample(part, 1, "ijklm");
+    assert_true(aq_dataset_digest(all) == aq_dataset_digest(part));
+    aq_dataset_close(all);
+    aq_dataset_close(part);
+}
+
+static void test_files_are_joined_in_order(void **state)
+{
+    (void)state;
+    data_write_text(folder, "first", "abc");
+    data_write_text(folder, "second", "defg");
+    struct aq_dataset *d = open_dataset(2, 3, 0, 0);
+    assert_int_equal(aq_dataset_count(d), 2);
+    expect_sample(d, 0, "abcd");
+    expect_sample(d, 1, "defg");
+    uint64_t digest = aq_dataset_digest(d);
+    aq_dataset_close(d);
+    data_write_text(folder, "second", "defG");
+    d = open_dataset(2, 3, 0, 0);
+    assert_true(digest != aq_dataset_digest(d));
+    aq_dataset_close(d);
+}
+
+static void test_end_of_text_stands_behind_every_file(void **state)
+{
+    (void)state;
+    static const char *const merges[] = {"a b"};
+    const char *paths[] = {first, second};
+    struct aq_tokenizer *t;
+    struct aq_dataset *d;
+    struct aq_dataset_config config = {.paths = paths, .path_count = 2, .T = 3, .end_of_text = true};
+    int32_t tokens[3], targets[3];
+    data_write_text(folder, "first", "ab");
+    data_write_text(folder, "second", "ba");
+    data_write_vocabulary(folder, merges, 1);
+    assert_int_equal(aq_tokenizer_open("gpt2", folder, &t), AQ_OK);
+    config.tokenizer = t;
+    assert_int_equal(aq_dataset_open(&config, &d), AQ_OK); /* ab <end> b a <end> */
+    assert_int_equal(aq_dataset_get(d, 0, tokens, targets), AQ_OK);
+    const int32_t b = data_byte_token('b'), a = data_byte_token('a'), end = aq_tokenizer_end_of_text(t);
+    assert_memory_equal(tokens, ((const int32_t[]){256, end, b}), sizeof tokens);
+    assert_memory_equal(targets, ((const int32_t[]){end, b, a}), sizeof targets);
+    assert_int_equal(aq_dataset_dropped(d), 1);
+    aq_dataset_close(d);
+    aq_tokenizer_close(t);
+    config.tokenizer = bytes_tokenizer;
+    assert_int_equal(aq_dataset_open(&config, &d), AQ_INVAL);
+}
+
+static void expect_fails(const struct aq_dataset_config *config, enum aq_status wanted, const char *part)
+{
+    struct aq_dataset *d = NULL;
+    uint64_t used = aq_memory_used();
+    aq_error_clear();
+    assert_int_equal(aq_dataset_open(config, &d), wanted);
+    if (!strstr(aq_error_text(), part)) fail_msg("\"%s\" does not say \"%s\"", aq_error_text(), part);
+    assert_null(d);
+    assert_int_equal(aq_memory_used(), used);
+}
+
+static void test_bad_input_names_the_file(void **state)
+{
+    (void)state;
+    const char *paths[] = {first, second};
+    char missing[DATA_PATH_BYTES];
+    struct aq_dataset_config config = {.paths = paths, .path_count = 1, .tokenizer = bytes_tokenizer, .T = 4};
+    data_write_text(folder, "first", "abcd");
+    data_write_text(folder, "second", "efgh");
+    expect_fails(&config, AQ_INVAL, "4 tokens make 0 blocks");
+    data_write_text(folder, "first", "");
+    expect_fails(&config, AQ_INVAL, "0 tokens make 0 blocks");
+    data_write_text(folder, "first", "abcde");
+    config.skip = 1;
+    expect_fails(&config, AQ_INVAL, first);
+    config.skip = UINT64_MAX;
+    expect_fails(&config, AQ_INVAL, first);
+    config.skip = 0;
+    config.T = 0;
+    expect_fails(&config, AQ_INVAL, "T is 0");
+    config.T = UINT32_MAX;
+    expect_fails(&config, AQ_INVAL, "make 0 blocks");
+    config.T = 4;
+    config.path_count = 0;
+    expect_fails(&config, AQ_INVAL, "no text file");
+    config.path_count = 2;
+    paths[1] = data_path(folder, "missing", missing);
+    expect_fails(&config, AQ_NOTFOUND, missing);
+    paths[1] = folder;
+    expect_fails(&config, AQ_IO, folder);
+    for (uint64_t n = 1; n <= 5; n++) {
+        paths[1] = second;
+        aq_memory_fail_at(n);
+        expect_fails(&config, AQ_NOMEM, "");
+        aq_memory_fail_at(0);
+    }
+}
+
+static void test_sampler_order_is_a_permutation_of_each_epoch(void **state)
+{
+    (void)state;
+    static const uint64_t counts[] = {1, 2, 7, 64, 1000};
+    for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
+        for (uint32_t batch = 1; batch <= 9; batch += 4) {
+            struct aq_sampler *s;
+            assert_int_equal(aq_sampler_open(counts[c], batch, 5, true, &s), AQ_OK);
+            uint64_t steps = aq_sampler_steps_per_epoch(s);
+            assert_int_equal(steps, (counts[c] + batch - 1) / batch);
+            for (uint64_t epoch = 0; epoch < 3; epoch++) {
+                bool seen[1000] = {false};
+                uint64_t met = 0;
+                for (uint64_t step = epoch * steps; step < (epoch + 1) * steps; step++) {
+                    for (uint32_t i = 0; i < aq_sampler_size(s, step); i++, met++) {
+                        uint64_t index = aq_sampler_at(s, step, i);
+                        assert_true(index < counts[c] && !seen[index]);
+                        seen[index] = true;
+                    }
+                }
+                assert_int_equal(met, counts[c]);
+            }
+            aq_sampler_close(s);
+        }
+    }
+}
+
+/* For ever: a job that is resumed by a later version meets its samples in the same order. */
+static void test_sampler_order_is_the_golden_one(void **state)
+{
+    (void)state;
+    static const uint8_t golden[2][10] = {{1, 5, 2, 9, 0, 4, 7, 3, 8, 6}, {9, 7, 0, 8, 1, 2, 3, 4, 6, 5}};
+    struct aq_sampler *s;
+    assert_int_equal(aq_sampler_open(10, 10, 1234, true, &s), AQ_OK);
+    for (uint64_t epoch = 0; epoch < 2; epoch++) {
+        for (uint32_t i = 0; i < 10; i++) assert_int_equal(aq_sampler_at(s, epoch, i), golden[epoch][i]);
+    }
+    aq_sampler_close(s);
+}
+
+static void test_sampler_order_does_not_depend_on_when_it_is_asked(void **state)
+{
+    (void)state;
+    struct aq_sampler *forward, *other;
+    struct aq_rng_key key = aq_rng_key(31, AQ_RNG_TEST, 0, 0);
+    assert_int_equal(aq_sampler_open(100, 8, 9, true, &forward), AQ_OK);
+    assert_int_equal(aq_sampler_open(100, 8, 9, true, &other), AQ_OK);
+    uint64_t steps = aq_sampler_steps_per_epoch(forward);
+    for (uint64_t step = 0; step < 4 * steps; step++) {
+        /* The other is asked for something else in between: a later epoch, an earlier one. */
+        (void)aq_sampler_at(other, aq_rng_below(&key, step, 10 * steps), 0);
+        for (uint32_t i = 0; i < aq_sampler_size(forward, step); i++)
+            assert_int_equal(aq_sampler_at(forward, step, i), aq_sampler_at(other, step, i));
+    }
+    aq_sampler_close(forward);
+    aq_sampler_close(other);
+}
+
+static void test_sampler_epochs_and_seeds_differ(void **state)
+{
+    (void)state;
+    struct aq_sampler *one, *two;
+    assert_int_equal(aq_sampler_open(1000, 1000, 1, true, &one), AQ_OK);
+    assert_int_equal(aq_sampler_open(1000, 1000, 2, true, &two), AQ_OK);
+    int same_epoch = 0, same_seed = 0;
+    for (uint32_t i = 0; i < 1000; i++) {
+        same_epoch += aq_sampler_at(one, 0, i) == aq_sampler_at(one, 1, i);
+        same_seed += aq_sampler_at(one, 0, i) == aq_sampler_at(two, 0, i);
+    }
+    assert_true(same_epoch < 10 && same_seed < 10); /* one is expected by chance */
+    aq_sampler_close(one);
+    aq_sampler_close(two);
+}
+
+static void test_sampler_partial_last_batch_and_plain_order(void **state)
+{
+    (void)state;
+    struct aq_sampler *s;
+    assert_int_equal(aq_sampler_open(10, 4, 1, false, &s), AQ_OK);
+    assert_int_equal(aq_sampler_steps_per_epoch(s), 3);
+    assert_int_equal(aq_sampler_size(s, 1), 4);
+    assert_int_equal(aq_sampler_size(s, 2), 2);
+    assert_int_equal(aq_sampler_size(s, 3), 4);
+    assert_int_equal(aq_sampler_size(s, 5), 2);
+    assert_int_equal(aq_sampler_at(s, 5, 1), 9);
+    assert_int_equal(aq_sampler_at(s, 3, 0), 0);
+    aq_sampler_close(s);
+    assert_int_equal(aq_sampler_open(3, 8, 1, true, &s), AQ_OK);
+    assert_int_equal(aq_sampler_steps_per_epoch(s), 1);
+    assert_int_equal(aq_sampler_size(s, 7), 3);
+    aq_sampler_close(s);
+    assert_int_equal(aq_sampler_open(0, 8, 1, true, &s), AQ_INVAL);
+    assert_int_equal(aq_sampler_open(8, 0, 1, true, &s), AQ_INVAL);
+    assert_int_equal(aq_sampler_open(UINT64_C(1) << 32, 1, 1, true, &s), AQ_INVAL);
+    aq_sampler_close(NULL);
+    uint64_t used = aq_memory_used();
+    for (uint64_t n = 1; n <= 3; n++) {
+        aq_memory_fail_at(n);
+        assert_int_equal(aq_sampler_open(8, 8, 1, true, &s), AQ_NOMEM);
+        aq_memory_fail_at(0);
+        assert_int_equal(aq_memory_used(), used);
+    }
+}
+
+static int open_folder(void **state)
+{
+    (void)state;
+    data_be_quiet();
+    data_folder_open(folder);
+    data_path(folder, "first", first);
+    data_path(folder, "second", second);
+    return aq_tokenizer_open("bytes", NULL, &bytes_tokenizer) != AQ_OK;
+}
+
+static int close_folder(void **state)
+{
+    (void)state;
+    aq_tokenizer_close(bytes_tokenizer);
+    data_folder_close(folder);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_blocks_overlap_by_one_target),
+        cmocka_unit_test(test_skip_and_samples_max_keep_ids),
+        cmocka_unit_test(test_files_are_joined_in_order),
+        cmocka_unit_test(test_end_of_text_stands_behind_every_file),
+        cmocka_unit_test(test_bad_input_names_the_file),
+        cmocka_unit_test(test_sampler_order_is_a_permutation_of_each_epoch),
+        cmocka_unit_test(test_sampler_order_is_the_golden_one),
+        cmocka_unit_test(test_sampler_order_does_not_depend_on_when_it_is_asked),
+        cmocka_unit_test(test_sampler_epochs_and_seeds_differ),
+        cmocka_unit_test(test_sampler_partial_last_batch_and_plain_order),
+    };
+    return cmocka_run_group_tests(tests, open_folder, close_folder);
+}

@@ -1,0 +1,281 @@
+/*
+ * test_edge.c -- the invariant: over any codec, both ends hold bit-identical messages, whatever is lost on the way.
+ *
+ * Two edges in one process, joined by a sim link, each with a memory cache and a thread of its own: the sender codes
+ * drifting activations of a few samples for some epochs, the receiver decodes and answers with gradients. A run records
+ * the digest of every activation that was decoded; a run in which messages were lost must record the same digests.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "edge.h"
+#include "job.h"
+#include "plan.h"
+
+enum { SAMPLES = 6, B = 3, T = 8, C = 20, EPOCHS = 5, N = T * C, MICRO = SAMPLES / B, VISITS = EPOCHS * SAMPLES };
+
+static const char manifest[] = "model: {blocks: 2, heads: 2, channels: 20, context: 8, vocabulary: 256, tied: false}\n"
+                               "data: {train: nowhere.txt}\n"
+                               "train: {T: 8, batch: 6, micro_batch: 3, epochs: 5}\n"
+                               "pipeline: {stages: 2}\n"
+                               "edges: {forward: {%s}, backward: {codec: directq, bits: 8}}\n"
+                               "link: {send_frames: 4, receive_slots: 2}\n"
+                               "cache: {kind: memory, slots: 32}\n"
+                               "facts: {vocabulary: 256, train_samples: 6, train_digest: 1, heldout_samples: 0}\n";
+
+enum loss { NOTHING = 0, RECEIVER = 1, SENDER = 2, BOTH = 3 };
+
+struct side {
+    const struct aq_plan *plan;
+    bool sender;
+    enum loss lose; /* of sample 4, before the third epoch */
+    struct aq_device *device;
+    struct aq_bell *bell;
+    struct aq_net *net;
+    struct aq_link *link;
+    struct aq_cache *cache;
+    struct aq_edge *edge;
+    char address[64];
+    enum aq_status status;
+    uint64_t decoded[VISITS];   /* digests of what the receiver computed with                */
+    uint64_t gradients[VISITS]; /* of what the sender got back                              */
+    uint64_t messages[SAMPLES]; /* digests of the messages at the end                       */
+    uint64_t versions[SAMPLES];
+    struct aq_edge_measures measures;
+};
+
+static enum aq_status side_open(struct side *s)
+{
+    const uint64_t deadline = aq_clock_after(10000000000u);
+    const struct aq_plan_stage *stage = &s->plan->stages[s->sender ? 0 : 1];
+    AQ_TRY(aq_bell_open(&s->bell));
+    const struct aq_net_config net = {.bell = s->bell, .links_max = 2};
+    AQ_TRY(aq_net_open(&net, &s->net));
+    struct aq_link_config link = s->sender ? stage->link_out : stage->link_in;
+    link.send_frames += 8;
+    if (s->sender) {
+        AQ_TRY(aq_link_connect(s->net, s->address, &link, deadline, &s->link));
+    } else {
+        struct aq_listener *listener;
+        uint16_t port;
+        AQ_TRY(aq_link_listen(s->net, s->address, &listener, &port));
+        const enum aq_status status = aq_link_accept(listener, &link, deadline, &s->link);
+        aq_listener_close(listener);
+        AQ_TRY(status);
+    }
+    if (stage->cache.slots) {
+        struct aq_cache_config cache = stage->cache;
+        cache.bell = s->bell;
+        cache.job_digest = s->plan->job_digest;
+        cache.job_name = "test";
+        AQ_TRY(aq_cache_open(&cache, &s->cache));
+    }
+    const struct aq_device_config device = {.kind = "cpu", .threads = 1};
+    AQ_TRY(aq_device_open(&device, &s->device));
+    const struct aq_edge_config edge = {.device = s->device,
+                                        .plan = s->plan,
+                                        .edge = 0,
+                                        .sender = s->sender,
+                                        .link = s->link,
+                                        .cache = s->plan->edges[0].message_bytes ? s->cache : NULL,
+                                        .bell = s->bell,
+                                        .slots = stage->program.slots,
+                                        .silence_ns = 10000000000u};
+    return aq_edge_open(&edge, &s->edge);
+}
+
+static void activation(uint64_t sample, uint32_t epoch, float *a)
+{
+    const struct aq_rng_key base = aq_rng_key(1, AQ_RNG_TEST, sample, 0);
+    const struct aq_rng_key drift = aq_rng_key(1, AQ_RNG_TEST, sample, 1 + epoch);
+    for (uint64_t i = 0; i < N; i++)
+        a[i] = aq_rng_normal(&base, i) + 0.05f * aq_rng_normal(&drift, i);
+}
+
+static struct aq_cache_key message_key(const struct side *s, uint64_t sample)
+{
+    return (struct aq_cache_key){.sample = sample, .edge = 0, .side = s->sender ? 0 : 1};
+}
+
+static enum aq_status lose_message(struct side *s, uint32_t epoch)
+{
+    const bool mine = s->sender ? s->lose & SENDER : s->lose & RECEIVER;
+    if (!mine || epoch != 2 || !s->cache) return AQ_OK;
+    const struct aq_cache_key key = message_key(s, 4);
+    return aq_cache_drop(s->cache, &key);
+}
+
+static enum aq_status wait_for(struct side *s, bool (*here)(const struct aq_edge *edge))
+{
+    for (;;) {
+        const uint32_t seen = aq_bell_count(s->bell);
+        AQ_TRY(aq_edge_pump(s->edge));
+        if (here(s->edge)) return AQ_OK;
+        AQ_TRY(aq_bell_wait(s->bell, seen, aq_clock_after(10000000000u)));
+    }
+}
+
+static bool forward_here(const struct aq_edge *edge)
+{
+    return aq_edge_forward_here(edge, NULL);
+}
+
+static enum aq_status exchange(struct side *s, uint32_t epoch, uint32_t micro_batch)
+{
+    float values[B * N], back[B * N];
+    const uint64_t ids[B] = {micro_batch * B, micro_batch * B + 1, micro_batch * B + 2};
+    const struct aq_edge_batch batch = {.step = epoch, .micro_batch = micro_batch, .samples = B, .sample_ids = ids};
+    const uint32_t visit = epoch * SAMPLES + micro_batch * B;
+    if (s->sender) {
+        for (int i = 0; i < B; i++)
+            activation(ids[i], epoch, values + i * N);
+        AQ_TRY(aq_edge_send_forward(s->edge, &batch, values, NULL));
+        AQ_TRY(wait_for(s, aq_edge_backward_here));
+        AQ_TRY(aq_edge_receive_backward(s->edge, &batch, back, NULL));
+        for (uint32_t i = 0; i < B; i++)
+            s->gradients[visit + i] = aq_digest(back + i * N, N * sizeof(float));
+        return AQ_OK;
+    }
+    AQ_TRY(wait_for(s, forward_here));
+    AQ_TRY(aq_edge_receive_forward(s->edge, &batch, values, NULL));
+    for (uint32_t i = 0; i < B; i++)
+        s->decoded[visit + i] = aq_digest(values + i * N, N * sizeof(float));
+    for (int i = 0; i < B * N; i++)
+        back[i] = values[i] * 1e-5f;
+    return aq_edge_send_backward(s->edge, &batch, back, NULL);
+}
+
+static enum aq_status side_work(struct side *s)
+{
+    AQ_TRY(side_open(s));
+    for (uint32_t epoch = 0; epoch < EPOCHS; epoch++) {
+        AQ_TRY(lose_message(s, epoch));
+        for (uint32_t m = 0; m < MICRO; m++)
+            AQ_TRY(exchange(s, epoch, m));
+    }
+    AQ_TRY(aq_edge_drain(s->edge, aq_clock_after(10000000000u)));
+    for (uint64_t i = 0; s->cache && i < SAMPLES; i++) {
+        const struct aq_cache_key key = message_key(s, i);
+        struct aq_cache_entry entry;
+        if (aq_cache_peek(s->cache, &key, &entry) != AQ_OK) continue;
+        s->messages[i] = entry.digest;
+        s->versions[i] = entry.version;
+    }
+    aq_edge_measures(s->edge, &s->measures);
+    const enum aq_status status = aq_link_finish(s->link, aq_clock_after(10000000000u));
+    return status == AQ_CLOSED ? AQ_OK : status; /* closed: the other side was first to say goodbye */
+}
+
+static void side_run(void *context)
+{
+    struct side *s = context;
+    s->status = side_work(s);
+    aq_edge_close(s->edge);
+    aq_link_close(s->link);
+    aq_net_close(s->net);
+    aq_cache_close(s->cache);
+    aq_device_close(s->device);
+    aq_bell_close(s->bell);
+}
+
+struct result {
+    struct side sender, receiver;
+};
+
+static void run(const char *codec, enum loss lose, struct result *result)
+{
+    static unsigned count;
+    char text[1024];
+    struct aq_job *job;
+    struct aq_plan *plan;
+    const int bytes = snprintf(text, sizeof text, manifest, codec);
+    assert_int_equal(aq_job_parse(text, (size_t)bytes, "test.yaml", "/", NULL, 0, &job), AQ_OK);
+    assert_int_equal(aq_plan_open(job, &plan), AQ_OK);
+    *result = (struct result){.sender = {.plan = plan, .sender = true, .lose = lose},
+                              .receiver = {.plan = plan, .sender = false, .lose = lose}};
+    snprintf(result->sender.address, sizeof result->sender.address, "sim://edge-%u", count);
+    snprintf(result->receiver.address, sizeof result->receiver.address, "sim://edge-%u", count++);
+    struct aq_thread *sender, *receiver;
+    assert_int_equal(aq_thread_open("receiver", side_run, &result->receiver, &receiver), AQ_OK);
+    assert_int_equal(aq_thread_open("sender", side_run, &result->sender, &sender), AQ_OK);
+    aq_thread_close(sender);
+    aq_thread_close(receiver);
+    aq_plan_close(plan);
+    aq_job_close(job);
+    assert_int_equal(result->sender.status, AQ_OK);
+    assert_int_equal(result->receiver.status, AQ_OK);
+    assert_memory_equal(result->sender.messages, result->receiver.messages, sizeof result->sender.messages);
+    assert_memory_equal(result->sender.versions, result->receiver.versions, sizeof result->sender.versions);
+}
+
+static const char *const codecs[] = {
+    "codec: aqsgd, bits: 1",
+    "codec: aqsgd, bits: 2, scale: search",
+    "codec: aqsgd, bits: 3, group: tile, tile: 32, hadamard: true",
+    "codec: aqsgd, bits: 4",
+    "codec: aqsgd, bits: 4, store: fp32, keyframe: fp32",
+    "codec: aqsgd, bits: 4, store: bf16, keyframe: bf16",
+    "codec: aqsgd, bits: 4, store: q8, keyframe: q8",
+    "codec: aqsgd, bits: 5, store: q4, group: channel",
+    "codec: aqsgd, bits: 6, store: q2, group: tensor, grid: midtread",
+    "codec: aqsgd, bits: 7, rounding: stochastic, scale_format: pow2",
+    "codec: aqsgd, bits: 8, scale_format: fp32",
+    "codec: directq, bits: 3",
+    "codec: raw, precision: fp32",
+    "codec: raw, precision: bf16",
+};
+
+static void test_edge_holds_the_invariant_over_every_codec(void **state)
+{
+    (void)state;
+    static struct result result;
+    for (size_t i = 0; i < sizeof codecs / sizeof codecs[0]; i++) {
+        run(codecs[i], NOTHING, &result);
+        const bool remembers = strstr(codecs[i], "aqsgd") != NULL;
+        assert_int_equal(result.sender.measures.fetched + result.receiver.measures.fetched, 0);
+        assert_int_equal(result.sender.measures.keyframes, remembers ? SAMPLES : 0);
+        assert_int_equal(result.receiver.measures.keyframes, remembers ? SAMPLES : 0);
+        for (int s = 0; s < SAMPLES; s++)
+            assert_int_equal(result.sender.versions[s], remembers ? EPOCHS : 0);
+        assert_int_equal(result.sender.measures.raws, 0);
+    }
+}
+
+static void test_edge_heals_a_lost_message_bit_for_bit(void **state)
+{
+    (void)state;
+    static struct result whole, lost;
+    run("codec: aqsgd, bits: 3", NOTHING, &whole);
+    for (enum loss lose = RECEIVER; lose <= SENDER; lose++) {
+        run("codec: aqsgd, bits: 3", lose, &lost);
+        assert_memory_equal(lost.receiver.decoded, whole.receiver.decoded, sizeof whole.receiver.decoded);
+        assert_memory_equal(lost.sender.gradients, whole.sender.gradients, sizeof whole.sender.gradients);
+        assert_memory_equal(lost.sender.messages, whole.sender.messages, sizeof whole.sender.messages);
+        assert_int_equal(lost.receiver.measures.fetched, lose == RECEIVER ? 1 : 0);
+        assert_int_equal(lost.sender.measures.fetched, lose == SENDER ? 1 : 0);
+        assert_int_equal(lost.sender.measures.keyframes, SAMPLES);
+    }
+}
+
+static void test_edge_sends_a_keyframe_where_both_have_lost_it(void **state)
+{
+    (void)state;
+    static struct result lost;
+    run("codec: aqsgd, bits: 3", BOTH, &lost);
+    assert_int_equal(lost.sender.measures.keyframes, SAMPLES + 1);
+    assert_int_equal(lost.sender.measures.fetched, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_edge_holds_the_invariant_over_every_codec),
+        cmocka_unit_test(test_edge_heals_a_lost_message_bit_for_bit),
+        cmocka_unit_test(test_edge_sends_a_keyframe_where_both_have_lost_it),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

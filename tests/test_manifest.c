@@ -1,0 +1,500 @@
+/*
+ * test_manifest.c -- from YAML to a typed job: values, units, overrides, every refusal with its place, the way back.
+ *
+ * docs/MANIFEST.md is made anew by this test where AQ_GOLDEN is set.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "job.h"
+#include "keys.h"
+#include "log_capture.h"
+#include "security.h"
+#include "yaml_tree.h"
+
+static const char good[] = "job:\n"                               /*  1 */
+                           "  name: demo\n"                       /*  2 */
+                           "model:\n"                             /*  3 */
+                           "  blocks: 6\n"                        /*  4 */
+                           "  channels: 128\n"                    /*  5 */
+                           "  heads: 4\n"                         /*  6 */
+                           "  context: 64\n"                      /*  7 */
+                           "data:\n"                              /*  8 */
+                           "  train: [a.txt, /b/c.txt]\n"         /*  9 */
+                           "train:\n"                             /* 10 */
+                           "  T: 64\n"                            /* 11 */
+                           "  batch: 16\n"                        /* 12 */
+                           "  micro_batch: 4\n"                   /* 13 */
+                           "pipeline:\n"                          /* 14 */
+                           "  stages:\n"                          /* 15 */
+                           "    - {layers: 0-2, threads: 2}\n"    /* 16 */
+                           "    - layers: 3-5\n"                  /* 17 */
+                           "    - layers: 6-7\n"                  /* 18 */
+                           "edges:\n"                             /* 19 */
+                           "  forward: {codec: aqsgd, bits: 3}\n" /* 20 */
+                           "  list:\n"                            /* 21 */
+                           "    - edge: 1\n"                      /* 22 */
+                           "      forward: {bits: 2}\n"           /* 23 */
+                           "link:\n"                              /* 24 */
+                           "  rate_mbps: 100mbit\n"               /* 25 */
+                           "cache:\n"                             /* 26 */
+                           "  bytes_max: 64MiB\n";                /* 27 */
+
+static enum aq_status parse(const char *text, const char *const *sets, uint32_t count, struct aq_job **out)
+{
+    return aq_job_parse(text, strlen(text), "job.yaml", "/folder", sets, count, out);
+}
+
+static struct aq_job *parse_good(const char *const *sets, uint32_t count)
+{
+    struct aq_job *job = NULL;
+    assert_int_equal(parse(good, sets, count, &job), AQ_OK);
+    return job;
+}
+
+static void test_manifest_good_gives_its_values(void **state)
+{
+    (void)state;
+    struct aq_job *job = parse_good(NULL, 0);
+    assert_string_equal(job->name, "demo");
+    assert_int_equal(job->model.config.blocks, 6);
+    assert_string_equal(job->model.config.kind, "gpt2");
+    assert_int_equal(job->data.train_count, 2);
+    assert_string_equal(job->data.train[0], "/folder/a.txt");
+    assert_string_equal(job->data.train[1], "/b/c.txt");
+    assert_int_equal(job->data.heldout_count, 0);
+    assert_int_equal(job->train.batch, 16);
+    assert_int_equal(job->pipeline.stage_count, 3);
+    assert_false(job->pipeline.automatic);
+    assert_int_equal(job->pipeline.stages[1].layer_first, 3);
+    assert_int_equal(job->pipeline.stages[1].layer_end, 6);
+    assert_int_equal(job->pipeline.stages[0].threads, 2);
+    assert_string_equal(job->pipeline.stages[2].device, "cpu");
+    assert_int_equal(job->edges[0].forward.kind, AQ_CODEC_AQSGD);
+    assert_int_equal(job->edges[0].forward.bits, 3);
+    assert_int_equal(job->edges[1].forward.bits, 2);
+    assert_int_equal(job->edges[0].backward.kind, AQ_CODEC_DIRECTQ);
+    assert_int_equal(job->edges[0].backward.bits, 8);
+    assert_int_equal(job->edges[0].backward.prescale_log2, 16);
+    assert_true(job->link.rate_mbps == 100);
+    assert_int_equal(job->cache.bytes_max, 64 << 20);
+    assert_true(job->train.evaluate_every.epochs);
+    assert_int_equal(job->train.evaluate_every.count, 1);
+    assert_string_equal(job->output.path, "/folder/run");
+    assert_null(job->model.weights);
+    assert_int_equal(aq_job_threads(job, 0, 8), 2);
+    assert_int_equal(aq_job_threads(job, 1, 8), 2); /* 8 cores by 3 stages */
+    assert_int_equal(aq_job_threads(job, 1, 1), 1);
+    assert_int_equal(aq_job_micro_batches(job, 9), 3);
+    aq_job_close(job);
+}
+
+static void test_manifest_sets_win(void **state)
+{
+    (void)state;
+    static const char *const sets[] = {"train.batch=32",
+                                       "data.train=[x.txt]",
+                                       "pipeline.stages.1.threads=7",
+                                       "edges.forward.codec=raw",
+                                       "edges.list=[]",
+                                       "link.rate_mbps=0.5gbit",
+                                       "train.lr=3e-4",
+                                       "cache.kind=memory",
+                                       "checkpoint.every=250 steps",
+                                       "link.silence_max=1500ms",
+                                       "pipeline.in_flight=classic"};
+    struct aq_job *job = parse_good(sets, sizeof sets / sizeof *sets);
+    assert_int_equal(job->train.batch, 32);
+    assert_int_equal(job->data.train_count, 1);
+    assert_string_equal(job->data.train[0], "/folder/x.txt");
+    assert_int_equal(job->pipeline.stages[1].threads, 7);
+    assert_int_equal(job->edges[0].forward.kind, AQ_CODEC_RAW);
+    assert_true(job->link.rate_mbps == 500);
+    assert_true(job->train.lr == 3e-4f);
+    assert_string_equal(job->cache.kind, "memory");
+    assert_int_equal(job->checkpoint.every.count, 250);
+    assert_false(job->checkpoint.every.epochs);
+    assert_int_equal(job->link.silence_ns_max, 1500000000);
+    assert_int_equal(job->pipeline.in_flight, AQ_IN_FLIGHT_CLASSIC);
+    char place[64];
+    aq_job_place(job, "train.batch", place, sizeof place);
+    assert_string_equal(place, "--set train.batch");
+    aq_job_place(job, "train.T", place, sizeof place);
+    assert_string_equal(place, "job.yaml:11:3");
+    aq_job_close(job);
+}
+
+static void test_manifest_stage_count_is_an_automatic_cut(void **state)
+{
+    (void)state;
+    static const char *const sets[] = {"pipeline.stages=4", "edges.list=[]"};
+    struct aq_job *job = parse_good(sets, 2);
+    assert_true(job->pipeline.automatic);
+    assert_int_equal(job->pipeline.stage_count, 4);
+    assert_int_equal(job->edges[2].forward.bits, 3);
+    aq_job_close(job);
+}
+
+/* One manifest (or one override of the good one) and what must stand in some error line. */
+struct bad {
+    const char *text; /* NULL: the good one            */
+    const char *sets[3];
+    const char *words;
+};
+
+static const struct bad bads[] = {
+    {NULL,
+     {"train.batch=33"},
+     "--set train.batch: train.batch: 33 is not a multiple of train.micro_batch (4); 36 would be"},
+    {NULL, {"train.batsh=3"}, "train.batsh: there is no such key; did you mean train.batch?"},
+    {NULL, {"model.batch=3"}, "did you mean train.batch?"},
+    {NULL, {"modle.blocks=3"}, "modle: there is no such section; did you mean model?"},
+    {NULL, {"qqqqqqq.blocks=3"}, "aqpipe help keys"},
+    {NULL, {"train.batch=eight"}, "'eight' is not a whole number, 1 to 1048576 samples"},
+    {NULL, {"train.batch=0"}, "'0' is not a whole number"},
+    {NULL, {"train.batch=-4"}, "'-4' is not"},
+    {NULL, {"train.batch=4294967297"}, "is not a whole number"},
+    {NULL, {"train.seed=18446744073709551616"}, "is not a whole number"},
+    {NULL, {"train.batch=1e1"}, "is not a whole number"},
+    {NULL, {"train.batch=0x10"}, "is not a whole number"},
+    {NULL, {"train.lr=nan"}, "is not a number"},
+    {NULL, {"train.lr=inf"}, "is not a number"},
+    {NULL, {"train.lr=1e999"}, "is not a number"},
+    {NULL, {"train.batch='8'"}, "in quotes is not"},
+    {NULL, {"train.batch="}, "has no value"},
+    {NULL, {"train.batch=[1, 2]"}, "is a list, but must be"},
+    {NULL, {"train.batch"}, "is not key=value"},
+    {NULL, {"train=5"}, "train: must be a section of keys"},
+    {NULL, {"train.shuffle=maybe"}, "'maybe' is not true or false"},
+    {NULL, {"pipeline.schedule=interleaved"}, "is not one of gpipe, 1f1b"},
+    {NULL, {"link.rate_mbps=fast"}, "is not a rate"},
+    {NULL, {"link.rate_mbps=10 parsec"}, "is not a rate"},
+    {NULL, {"link.silence_max=30 fortnights"}, "is not a duration"},
+    {NULL, {"cache.bytes_max=64XB"}, "is not a size"},
+    {NULL, {"train.evaluate_every=1 moon"}, "is not an interval"},
+    {NULL, {"model.heads=3"}, "3 heads do not divide 128 channels"},
+    {NULL, {"train.T=65"}, "65 tokens, but the position table has 64 rows"},
+    {NULL, {"data.tokenizer=gpt2"}, "gpt2 needs data.tokenizer_path"},
+    {NULL, {"model.vocabulary=100"}, "less than the 256 tokens"},
+    {NULL, {"model.kind=gpt7"}, "model.kind"},
+    {NULL, {"pipeline.stages=9", "edges.list=[]"}, "9 stages, but gpt2 with 6 blocks has only 8 layers"},
+    {NULL, {"pipeline.stages=0"}, "must be a count of stages, 1 to 64"},
+    {NULL, {"pipeline.stages=[]"}, "0 entries"},
+    {NULL, {"pipeline.stages.1.layers=4-5"}, "a gap: begins at layer 4, but no stage has layer 3"},
+    {NULL, {"pipeline.stages.1.layers=2-5"}, "an overlap: layer 2 belongs to an earlier stage; begin at layer 3"},
+    {NULL, {"pipeline.stages.1.layers=0-5"}, "an overlap: layers 0-2 belong to an earlier stage"},
+    {NULL, {"pipeline.stages.2.layers=6-6"}, "a gap: the last stage ends at layer 6, but no stage has layer 7"},
+    {NULL, {"pipeline.stages.2.layers=6-8"}, "ends at layer 8, but 7 is the model's last"},
+    {NULL, {"pipeline.stages.0.layers=1-2"}, "a gap: begins at layer 1, but no stage has layer 0"},
+    {NULL, {"pipeline.stages.0.layers=2-1"}, "must be a range of layers"},
+    {NULL, {"pipeline.stages.0.layers=x"}, "must be a range of layers"},
+    {NULL, {"pipeline.stages.0.thread=1"}, "did you mean threads?"},
+    {NULL, {"pipeline.stages.7.threads=1"}, "the list has no entry 7"},
+    {NULL, {"pipeline.stages=[{host: x}]", "edges.list=[]"}, "layers is missing"},
+    {NULL, {"edges.forward.bits=9"}, "edges.forward.bits: '9' is not a whole number, 1 to 8 bits"},
+    {NULL, {"edges.forward.bit=2"}, "edges.forward.bit: there is no such key; did you mean bits?"},
+    {NULL, {"edges.backward.codec=aqsgd"}, "aqsgd is for activations"},
+    {NULL, {"edges.list.0.edge=2"}, "edge '2' is not one of the edges 0 to 1"},
+    {NULL, {"edges.list=[{edge: 0}, {edge: 0}]"}, "edge 0 has an entry already"},
+    {NULL, {"edges.list=[{forward: {bits: 2}}]"}, "an entry without 'edge: NUMBER'"},
+    {NULL, {"edges.list=[{edge: 0, sideways: {}}]"}, "there is no such key; an entry has edge, forward, backward"},
+    {NULL, {"pipeline.stages.0.send={bits: 5}"}, "edge 0: its ends are at odds: stage 0 sends"},
+    {NULL, {"pipeline.stages.2.receive={codec: raw}"}, "edge 1: its ends are at odds"},
+    {NULL, {"pipeline.stages.0.receive={codec: raw}"}, "the first stage receives nothing"},
+    {NULL, {"pipeline.stages.2.send={codec: raw}"}, "the last stage sends nothing"},
+    {NULL, {"edges.forward={group: tile, tile: 48}", "edges.list=[]"}, "must be 32, 64 or 128"},
+    {NULL, {"edges.forward.top_k=0.5"}, "is for directq only"},
+    {NULL, {"link.port_first=65535"}, "3 stages need ports up to 65537"},
+    {NULL, {"pipeline.stages.0.address=h:1", "pipeline.stages.2.address=h:1"}, "h:1 is the address of stage 0 already"},
+    {NULL, {"a.b.c.d.e.f.g.h.i.j.k.l.m.n.o.p.q.r=1"}, "too many dots"},
+    {"train: {batch: 8}\n", {0}, "job.yaml: data.train: is missing"},
+    {"", {0}, "data.train: is missing"},
+    {"- a\n- b\n", {0}, "job.yaml:1:1: a manifest is sections of keys"},
+    {"just a text", {0}, "a manifest is sections of keys"},
+    {"train:\n  batch: 8\n  batch: 9\n", {0}, "job.yaml:3:3: batch: given twice (first at line 2)"},
+    {"train:\n  batch: [8\n", {0}, "not YAML"},
+    {"train:\n\tbatch: 8\n", {0}, "job.yaml:2:1: not YAML"},
+    {"a: &x 1\nb: *x\n", {0}, "anchors"},
+    {"b: *x\n", {0}, "aliases"},
+    {"a: !!int 1\n", {0}, "tags"},
+    {"a: &x {b: 1}\n", {0}, "anchors"},
+    {"? {a: b}\n: c\n", {0}, "a key must be a plain text"},
+    {"a: 1\n---\nb: 2\n", {0}, "a second document"},
+    {"a: \"x\\0y\"\n", {0}, "zero byte"},
+    {"a: [[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]\n", {0}, "nested too deep"},
+    {"a: \xff\xfe\n", {0}, "not YAML"},
+};
+
+static void test_manifest_bad_is_refused_with_its_place(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof bads / sizeof *bads; i++) {
+        struct aq_job *job = NULL;
+        uint32_t count = 0;
+        while (count < 3 && bads[i].sets[count])
+            count++;
+        capture_begin();
+        const enum aq_status status = parse(bads[i].text ? bads[i].text : good, bads[i].sets, count, &job);
+        capture_end();
+        if (status != AQ_INVAL || !captured_has(bads[i].words)) {
+            print_error("case %zu (%s): wanted '%s', got status %d and:\n", i, count ? bads[i].sets[0] : bads[i].text,
+                        bads[i].words, (int)status);
+            for (uint32_t k = 0; k < captured.count; k++)
+                print_error("  %s\n", captured.lines[k]);
+        }
+        assert_int_equal(status, AQ_INVAL);
+        assert_true(captured_has(bads[i].words));
+        assert_null(job);
+    }
+}
+
+static void test_manifest_several_errors_are_told_at_once(void **state)
+{
+    (void)state;
+    struct aq_job *job = NULL;
+    capture_begin();
+    assert_int_equal(parse("train: {batch: x, T: y, lr: z}\nmodel: {block: 3}\n", NULL, 0, &job), AQ_INVAL);
+    capture_end();
+    assert_int_equal(captured.count, 4);
+    assert_true(captured_has("job.yaml:1:9: train.batch"));
+    assert_true(captured_has("job.yaml:1:19: train.T"));
+    assert_true(captured_has("job.yaml:2:9: model.block"));
+    capture_begin();
+    assert_int_equal(parse("data: {train: x}\ntrain: {a1: 1, a2: 1, a3: 1, a4: 1, a5: 1, a6: 1, a7: 1, a8: 1, a9: 1, "
+                           "b1: 1, b2: 1, b3: 1}",
+                           NULL, 0, &job),
+                     AQ_INVAL);
+    capture_end();
+    assert_int_equal(captured.count, AQ_JOB_ERRORS_MAX + 1);
+    assert_true(captured_has("2 more errors are not shown"));
+    static const char *const sets[] = {"train.batsh=3", "train.batch=33", "pipeline.stages.1.layers=4-5"};
+    capture_begin();
+    assert_int_equal(parse(good, sets, 3, &job), AQ_INVAL);
+    capture_end();
+    assert_int_equal(captured.count, 3); /* a key that nobody knows hides no other error */
+}
+
+static void test_manifest_views_that_agree_make_the_edge(void **state)
+{
+    (void)state;
+    static const char *const sets[] = {"pipeline.stages.0.send={bits: 5}", "pipeline.stages.1.receive={bits: 5}"};
+    struct aq_job *job = parse_good(sets, 2);
+    assert_int_equal(job->edges[0].forward.bits, 5);
+    assert_int_equal(job->edges[1].forward.bits, 2);
+    aq_job_close(job);
+}
+
+static void test_canonical_parses_to_the_same_job(void **state)
+{
+    (void)state;
+    static const char *const sets[][4] = {
+        {"job.name='q\"uo\\te: {x} #'", "train.lr=0.1", "model.weights=w.safetensors", NULL},
+        {"pipeline.stages=3", "edges.forward={codec: raw, precision: bf16}", "train.evaluate_every=0", NULL},
+        {"pipeline.stages=1", "edges.list=[]", "pipeline.in_flight=5", NULL},
+        {"edges.backward={codec: directq, bits: 4, top_k: 0.2, rounding: stochastic, prescale_log2: -3}",
+         "edges.forward={codec: aqsgd, bits: 2, hadamard: true, group: tile, tile: 64, store: q8, keyframe: q8, "
+         "scale_format: "
+         "pow2, grid: midtread, scale: search}",
+         "pipeline.stages.1.host=tcp://[::1]:7000", "train.seed=18446744073709551615"}};
+    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
+        uint32_t count = 0;
+        while (count < 4 && sets[i][count])
+            count++;
+        struct aq_job *job = parse_good(sets[i], count), *again = NULL;
+        char *text, *second;
+        assert_int_equal(aq_job_canonical(job, &text), AQ_OK);
+        assert_int_equal(aq_job_parse(text, strlen(text), "manifest", "/elsewhere", NULL, 0, &again), AQ_OK);
+        assert_int_equal(aq_job_canonical(again, &second), AQ_OK);
+        assert_string_equal(text, second);
+        assert_string_equal(job->name, again->name);
+        assert_memory_equal(&job->train.lr, &again->train.lr, sizeof job->train.lr);
+        assert_int_equal(job->train.seed, again->train.seed);
+        for (uint32_t e = 0; e + 1 < job->pipeline.stage_count; e++)
+            assert_true(aq_codec_config_digest(&job->edges[e].forward) ==
+                        aq_codec_config_digest(&again->edges[e].forward));
+        aq_free(text);
+        aq_free(second);
+        aq_job_close(job);
+        aq_job_close(again);
+    }
+}
+
+static void check_fallbacks(struct aq_key_table table, void *base)
+{
+    for (uint32_t i = 0; i < table.count; i++) {
+        const struct aq_key *key = &table.keys[i];
+        assert_true(strlen(key->help) > 0);
+        if (!aq_key_is_scalar(key) || !*key->fallback) continue;
+        if (aq_key_read(key, key->fallback, false, base) != AQ_OK)
+            fail_msg("the default of %s cannot be read", key->name);
+    }
+}
+
+static void test_keys_table_is_sound(void **state)
+{
+    (void)state;
+    static struct aq_job job;
+    static struct aq_job_stage stage;
+    static struct aq_codec_config codec;
+    check_fallbacks(aq_keys_job(), &job);
+    check_fallbacks(aq_keys_stage(), &stage);
+    check_fallbacks(aq_keys_codec(), &codec);
+    const struct aq_key_table keys = aq_keys_job();
+    for (uint32_t i = 0; i < keys.count; i++)
+        for (uint32_t k = 0; k < i; k++)
+            assert_string_not_equal(keys.keys[i].name, keys.keys[k].name);
+}
+
+/* What the table says of a codec's defaults is what the codec's own room does. */
+static void test_keys_codec_defaults_are_the_codecs(void **state)
+{
+    (void)state;
+    struct aq_codec_config config;
+    const struct aq_key_table keys = aq_keys_codec();
+    aq_codec_config_default(&config, AQ_CODEC_AQSGD, 4);
+    for (uint32_t i = 0; i < keys.count; i++) {
+        struct aq_text text = {0};
+        if (strcmp(keys.keys[i].name, "precision") == 0) continue; /* of raw */
+        if (!aq_key_write(&keys.keys[i], &config, &text)) fail_msg("%s has no value", keys.keys[i].name);
+        if (strcmp(aq_text_of(&text), keys.keys[i].fallback) != 0)
+            fail_msg("keys.def says %s of %s, the codec has %s", keys.keys[i].fallback, keys.keys[i].name,
+                     aq_text_of(&text));
+        aq_text_deinit(&text);
+    }
+}
+
+static void test_docs_manifest_is_up_to_date(void **state)
+{
+    (void)state;
+    enum { PAGE_BYTES = 65536 };
+    static char page[PAGE_BYTES];
+    char *want;
+    assert_int_equal(aq_keys_markdown(&want), AQ_OK);
+    FILE *file = fopen(AQ_SOURCE_DIR "/docs/MANIFEST.md", getenv("AQ_GOLDEN") ? "w+" : "r");
+    if (file && getenv("AQ_GOLDEN")) {
+        fputs(want, file);
+        rewind(file);
+    }
+    if (!file) fail_msg("docs/MANIFEST.md is not there: aqpipe help keys --markdown > docs/MANIFEST.md");
+    page[fread(page, 1, PAGE_BYTES - 1, file)] = 0;
+    fclose(file);
+    if (strcmp(page, want) != 0) fail_msg("docs/MANIFEST.md is old: aqpipe help keys --markdown > docs/MANIFEST.md");
+    aq_free(want);
+}
+
+static void test_help_names_every_key_with_range_and_default(void **state)
+{
+    (void)state;
+    char *help;
+    assert_int_equal(aq_keys_help(&help), AQ_OK);
+    const struct aq_key_table keys = aq_keys_job();
+    for (uint32_t i = 0; i < keys.count; i++)
+        assert_non_null(strstr(help, keys.keys[i].name));
+    assert_non_null(strstr(help, "a whole number, 1 to 1048576 samples; default 8"));
+    aq_free(help);
+}
+
+static void test_load_names_the_file_that_is_not_there(void **state)
+{
+    (void)state;
+    struct aq_job *job;
+    capture_begin();
+    assert_int_equal(aq_job_load("/nowhere/job.yaml", NULL, 0, &job), AQ_NOTFOUND);
+    capture_end();
+    assert_true(captured_has("/nowhere/job.yaml"));
+}
+
+/* Every allocation fails once: a status, no leak (the sanitizer looks), no crash. */
+static void test_parse_survives_failing_allocations(void **state)
+{
+    (void)state;
+    bool done = false;
+    capture_begin();
+    for (uint64_t n = 1; !done && n < 200; n++) {
+        struct aq_job *job = NULL;
+        aq_memory_fail_at(n);
+        const enum aq_status status = parse(good, NULL, 0, &job);
+        aq_memory_fail_at(0);
+        assert_true(status == AQ_OK || status == AQ_NOMEM);
+        done = status == AQ_OK;
+        if (done) aq_job_close(job);
+    }
+    capture_end();
+    assert_true(done);
+}
+
+/* What leaves the machine must be under TLS, or be said to go in the clear. */
+static void test_manifest_outside_without_keys_is_refused(void **state)
+{
+    (void)state;
+    static const char *const outside[] = {
+        "link.host=10.0.0.9", "link.host='::'", "pipeline.stages=[{layers: 0-1}, {layers: 2-5, address: 'far:1'}]",
+        "pipeline.stages=[{layers: 0-5, host: 'tcp://10.1.2.3:7'}]", "security.tls=on"};
+    static const char *const inside[] = {"link.host=127.3.2.1", "link.host=localhost",
+                                         "pipeline.stages=[{layers: 0-1}, {layers: 2-5, address: '[::1]:1'}]",
+                                         "pipeline.stages=[{layers: 0-5, host: 'tcp://127.0.0.1:7'}]",
+                                         "security.tls=off"};
+    static const char text[] = "model: {blocks: 4}\npipeline: {stages: 2}\ndata: {train: a}\n";
+    struct aq_job *job;
+    for (size_t i = 0; i < sizeof outside / sizeof *outside; i++) {
+        const char *const sets[] = {outside[i], "security.keys=k"}, *const off[] = {outside[i], "security.tls=off"};
+        aq_error_clear();
+        assert_int_equal(aq_job_parse(text, sizeof text - 1, "job.yaml", "/x", sets, 1, &job), AQ_INVAL);
+        assert_non_null(strstr(aq_error_text(), "aqpipe keys init DIR"));
+        assert_int_equal(aq_job_parse(text, sizeof text - 1, "job.yaml", "/x", sets, 2, &job), AQ_OK);
+        assert_true(aq_security_on(job));
+        assert_string_equal(job->security.keys, "/x/k");
+        aq_job_close(job);
+        assert_int_equal(aq_job_parse(text, sizeof text - 1, "job.yaml", "/", off, 2, &job), AQ_OK);
+        assert_false(aq_security_on(job));
+        aq_job_close(job);
+    }
+    for (size_t i = 0; i < sizeof inside / sizeof *inside; i++) {
+        assert_int_equal(aq_job_parse(text, sizeof text - 1, "job.yaml", "/", &inside[i], 1, &job), AQ_OK);
+        assert_false(aq_security_on(job));
+        aq_job_close(job);
+    }
+}
+
+static void test_examples_parse(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"bytes-4-stages.yaml", "gpt2-wikitext2.yaml", "eight-stages.yaml",
+                                        "two-hosts.yaml"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char path[512];
+        struct aq_job *job = NULL;
+        snprintf(path, sizeof path, "%s/examples/%s", AQ_SOURCE_DIR, names[i]);
+        assert_int_equal(aq_job_load(path, NULL, 0, &job), AQ_OK);
+        aq_job_close(job);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_manifest_good_gives_its_values),
+        cmocka_unit_test(test_manifest_sets_win),
+        cmocka_unit_test(test_manifest_stage_count_is_an_automatic_cut),
+        cmocka_unit_test(test_manifest_bad_is_refused_with_its_place),
+        cmocka_unit_test(test_manifest_several_errors_are_told_at_once),
+        cmocka_unit_test(test_manifest_views_that_agree_make_the_edge),
+        cmocka_unit_test(test_canonical_parses_to_the_same_job),
+        cmocka_unit_test(test_keys_table_is_sound),
+        cmocka_unit_test(test_keys_codec_defaults_are_the_codecs),
+        cmocka_unit_test(test_docs_manifest_is_up_to_date),
+        cmocka_unit_test(test_help_names_every_key_with_range_and_default),
+        cmocka_unit_test(test_load_names_the_file_that_is_not_there),
+        cmocka_unit_test(test_parse_survives_failing_allocations),
+        cmocka_unit_test(test_manifest_outside_without_keys_is_refused),
+        cmocka_unit_test(test_examples_parse),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,539 @@
+/*
+ * test_plan.c -- the plan: an even cut, sums that add up, bytes by hand, a hash that sees what matters and nothing
+ * else, and a prediction that is exact where it can be worked out.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "log_capture.h"
+#include "plan.h"
+
+enum { TEXT_BYTES = 5000, SETS_MAX = 8 };
+
+static char folder[] = "/tmp/aq-test-plan-XXXXXX";
+
+static const char manifest[] = "model: {blocks: 6, channels: 64, heads: 4, context: 32}\n"
+                               "data: {train: text.txt, heldout: text.txt, heldout_samples_max: 10}\n"
+                               "train: {T: 32, batch: 8, micro_batch: 2, clip: 1, epochs: 3}\n"
+                               "pipeline: {stages: 4}\n"
+                               "edges: {forward: {codec: aqsgd, bits: 4}, backward: {codec: directq, bits: 8}}\n"
+                               "link: {rate_mbps: 100}\n";
+
+static int setup(void **state)
+{
+    (void)state;
+    char path[128];
+    if (!mkdtemp(folder)) return -1;
+    snprintf(path, sizeof path, "%s/text.txt", folder);
+    FILE *file = fopen(path, "w");
+    if (!file) return -1;
+    for (int i = 0; i < TEXT_BYTES; i++)
+        fputc("the quick brown fox\n"[i % 20], file);
+    return fclose(file);
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    char path[128];
+    snprintf(path, sizeof path, "%s/text.txt", folder);
+    unlink(path);
+    return rmdir(folder);
+}
+
+static struct aq_job *job_of(const char *const *sets)
+{
+    struct aq_job *job = NULL;
+    uint32_t count = 0;
+    while (sets && sets[count])
+        count++;
+    assert_int_equal(aq_job_parse(manifest, sizeof manifest - 1, "job.yaml", folder, sets, count, &job), AQ_OK);
+    return job;
+}
+
+/* With the sets given up to NULL. */
+static struct aq_plan *plan_of(const char *const *sets, struct aq_job **job)
+{
+    struct aq_plan *plan = NULL;
+    *job = job_of(sets);
+    assert_int_equal(aq_plan_open(*job, &plan), AQ_OK);
+    return plan;
+}
+
+static void done(struct aq_plan *plan, struct aq_job *job)
+{
+    aq_plan_close(plan);
+    aq_job_close(job);
+}
+
+static void test_plan_counts_samples_steps_and_micro_batches(void **state)
+{
+    (void)state;
+    struct aq_job *job;
+    struct aq_plan *plan = plan_of(NULL, &job);
+    /* 5000 tokens in blocks of 33 that overlap by one: (5000 - 1) / 32 = 156. */
+    assert_int_equal(plan->facts.train_samples, 156);
+    assert_int_equal(plan->facts.heldout_samples, 10);
+    assert_int_equal(plan->facts.vocabulary, 256);
+    assert_int_equal(plan->model.vocabulary, 256);
+    assert_int_equal(plan->steps_per_epoch, 20);
+    assert_int_equal(plan->steps, 60);
+    assert_int_equal(plan->samples_last, 4);
+    assert_int_equal(plan->micro_batches, 4);
+    assert_int_equal(plan->micro_batches_last, 2);
+    assert_int_equal(plan->stages[0].program.micro_batches, 4);
+    assert_int_equal(plan->stages[0].program_last.micro_batches, 2);
+    done(plan, job);
+    static const char *const sets[] = {"train.steps_max=7", NULL};
+    plan = plan_of(sets, &job);
+    assert_int_equal(plan->steps, 7);
+    done(plan, job);
+}
+
+static double stage_flops(const struct aq_plan *plan, uint32_t first, uint32_t end)
+{
+    struct aq_stage_config config = plan->stages[0].config;
+    struct aq_stage_size size;
+    config.layer_first = first;
+    config.layer_end = end;
+    config.slots = 1;
+    assert_int_equal(aq_stage_measure(&config, &size), AQ_OK);
+    return size.flops_forward + size.flops_backward;
+}
+
+/* All cuts of 8 layers into 4 are few: none has a cheaper dearest stage. */
+static void test_plan_automatic_cut_is_the_evenest(void **state)
+{
+    (void)state;
+    struct aq_job *job;
+    struct aq_plan *plan = plan_of(NULL, &job);
+    double worst = 0;
+    assert_int_equal(plan->stages[0].layer_first, 0);
+    assert_int_equal(plan->stages[3].layer_end, plan->layers);
+    for (uint32_t s = 0; s < 4; s++) {
+        const double flops = stage_flops(plan, plan->stages[s].layer_first, plan->stages[s].layer_end);
+        if (s > 0) assert_int_equal(plan->stages[s].layer_first, plan->stages[s - 1].layer_end);
+        if (flops > worst) worst = flops;
+    }
+    for (uint32_t a = 1; a < 6; a++)
+        for (uint32_t b = a + 1; b < 7; b++)
+            for (uint32_t c = b + 1; c < 8; c++) {
+                const uint32_t cuts[5] = {0, a, b, c, 8};
+                double other = 0;
+                for (int s = 0; s < 4; s++) {
+                    const double flops = stage_flops(plan, cuts[s], cuts[s + 1]);
+                    if (flops > other) other = flops;
+                }
+                assert_true(other >= worst * (1 - 1e-12));
+            }
+    done(plan, job);
+}
+
+static void test_plan_memory_is_the_sum_of_its_lines(void **state)
+{
+    (void)state;
+    struct aq_job *job;
+    struct aq_plan *plan = plan_of(NULL, &job);
+    uint64_t parameters = 0;
+    for (uint32_t s = 0; s < plan->stage_count; s++) {
+        const struct aq_plan_stage *stage = &plan->stages[s];
+        uint64_t sum = 0;
+        for (uint32_t i = 0; i < stage->line_count; i++) {
+            assert_true(stage->lines[i].bytes > 0);
+            sum += stage->lines[i].bytes;
+        }
+        assert_int_equal(sum, stage->memory_bytes);
+        assert_true(sum >= stage->size.parameters * 16); /* weights, gradients, two of AdamW */
+        assert_int_equal(stage->config.slots, stage->program.slots);
+        parameters += stage->size.parameters;
+        const uint64_t sides = s == 0 || s == 3 ? 1 : 2, message = plan->edges[0].message_bytes;
+        assert_int_equal(stage->cache_bytes, 2 * sides * 156 * message); /* two versions between marks */
+        assert_int_equal(stage->cache.samples_max, sides * 156);
+        assert_int_equal(stage->cache.value_bytes_max, message);
+        assert_true(stage->cache.depth <= stage->cache.slots);
+    }
+    assert_int_equal(parameters, plan->parameters);
+    done(plan, job);
+}
+
+static void test_plan_bytes_of_raw_edges_by_hand(void **state)
+{
+    (void)state;
+    static const char *const sets[] = {"edges.forward={codec: raw}", "edges.backward={codec: raw, precision: bf16}",
+                                       NULL};
+    struct aq_job *job;
+    struct aq_plan *plan = plan_of(sets, &job);
+    const struct aq_plan_edge *edge = &plan->edges[1];
+    assert_int_equal(edge->forward_warm_bytes, 32 * 64 * 4);
+    assert_int_equal(edge->forward_cold_bytes, 32 * 64 * 4);
+    assert_int_equal(edge->backward_bytes, 32 * 64 * 2);
+    assert_int_equal(edge->message_bytes, 0);
+    /* 4 frames of 128 + 2 rows of 48 + 2 bodies; on the loopback device one packet of 66 carries it. */
+    assert_int_equal(edge->step_forward_warm, 4 * (128 + 96 + 2 * 8192 + 66));
+    assert_int_equal(edge->step_backward, 4 * (128 + 96 + 2 * 4096 + 66));
+    assert_true(edge->body_bytes_max >= 96 + 2 * 8192);
+    assert_int_equal(plan->stages[1].cache.slots, 0);
+    assert_int_equal(plan->stages[1].program.window, 0);
+    assert_int_equal(plan->stages[1].link_in.rank, 1);
+    assert_int_equal(plan->stages[1].link_in.peer_rank, 0);
+    assert_int_equal(plan->stages[1].link_in.edge, 0);
+    assert_int_equal(plan->stages[1].link_out.edge, 1);
+    assert_int_equal(plan->stages[1].link_out.plan_hash, plan->hash);
+    done(plan, job);
+    static const char *const far[] = {"edges.forward={codec: raw}", "link.host=10.0.0.1", "security.tls=off", NULL};
+    plan = plan_of(far, &job); /* 16608 bytes are 12 packets of 1448 */
+    assert_int_equal(plan->edges[1].step_forward_warm, 4 * (16608 + 12 * 66));
+    done(plan, job);
+}
+
+static uint64_t hash_of(const char *set, uint64_t *digest)
+{
+    const char *const sets[] = {set, NULL};
+    struct aq_job *job;
+    struct aq_plan *plan = plan_of(sets, &job);
+    const uint64_t hash = aq_plan_hash(plan);
+    *digest = plan->job_digest;
+    done(plan, job);
+    return hash;
+}
+
+static void test_plan_hash_sees_what_matters_and_nothing_else(void **state)
+{
+    (void)state;
+    static const char *const same[] = {"pipeline.threads=3",  "output.path=/elsewhere", "link.rate_mbps=5",
+                                       "cache.kind=memory",   "job.name=other",         "checkpoint.keep=9",
+                                       "link.host=127.0.0.9", "security.tls=off"};
+    static const char *const other[] = {"train.lr=2e-4",
+                                        "train.seed=7",
+                                        "edges.forward.bits=3",
+                                        "edges.backward.bits=6",
+                                        "train.batch=16",
+                                        "train.micro_batch=1",
+                                        "train.clip=0",
+                                        "train.epochs=4",
+                                        "pipeline.stages=3",
+                                        "pipeline.schedule=gpipe",
+                                        "train.shuffle=false",
+                                        "data.skip=3",
+                                        "edges.forward.scale=search",
+                                        "model.precision=bf16",
+                                        "pipeline.in_flight=classic"};
+    uint64_t digest, digest_same;
+    const uint64_t hash = hash_of("job.name=job", &digest);
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
+        assert_true(hash_of(same[i], &digest_same) == hash);
+        assert_true(digest_same == digest);
+    }
+    for (size_t i = 0; i < sizeof other / sizeof *other; i++)
+        if (hash_of(other[i], &digest_same) == hash) fail_msg("the hash does not see %s", other[i]);
+    /* A cache goes on through another learning rate, not through another cut or another store. */
+    (void)hash_of("train.lr=2e-4", &digest_same);
+    assert_true(digest_same == digest);
+    (void)hash_of("pipeline.stages=3", &digest_same);
+    assert_true(digest_same != digest);
+    (void)hash_of("edges.forward.store=q8", &digest_same);
+    assert_true(digest_same != digest);
+}
+
+/* What the launcher sends: the same plan, without the data at hand. */
+static void test_plan_manifest_gives_the_same_hash_without_the_data(void **state)
+{
+    (void)state;
+    static const char *const sets[] = {"data.train=gone.txt", NULL};
+    struct aq_job *job, *again = NULL, *gone;
+    struct aq_plan *plan = plan_of(NULL, &job), *second = NULL;
+    char *text, from[128], to[128];
+    assert_int_equal(aq_plan_manifest(plan, &text), AQ_OK);
+    snprintf(from, sizeof from, "%s/text.txt", folder);
+    snprintf(to, sizeof to, "%s/moved.txt", folder);
+    assert_int_equal(rename(from, to), 0);
+    assert_int_equal(aq_job_parse(text, strlen(text), "manifest", "/", NULL, 0, &again), AQ_OK);
+    const enum aq_status status = aq_plan_open(again, &second);
+    assert_int_equal(rename(to, from), 0);
+    assert_int_equal(status, AQ_OK);
+    assert_true(aq_plan_hash(second) == aq_plan_hash(plan));
+    assert_true(second->job_digest == plan->job_digest);
+    aq_free(text);
+    done(second, again);
+    done(plan, job);
+    gone = job_of(sets);
+    capture_begin();
+    assert_int_equal(aq_plan_open(gone, &second), AQ_NOTFOUND);
+    capture_end();
+    assert_true(captured_has("--set data.train: data.train: cannot read"));
+    assert_true(captured_has("gone.txt"));
+    aq_job_close(gone);
+}
+
+static void test_plan_refuses_what_cannot_be(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *set, *words;
+    } cases[] = {{"cache.slots=3", "--set cache.slots: cache.slots: 3, but stage"},
+                 {"cache.bytes_max=1MB", "--set cache.bytes_max: cache.bytes_max:"},
+                 {"data.train=missing.txt", "cannot read"},
+                 {"model.weights=missing.safetensors", "model.weights: cannot read"},
+                 {"train.T=5000", "train.T"},
+                 {"data.skip=100000", ""}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *const sets[] = {cases[i].set, NULL};
+        struct aq_job *job = NULL;
+        struct aq_plan *plan = NULL;
+        capture_begin();
+        enum aq_status status = aq_job_parse(manifest, sizeof manifest - 1, "job.yaml", folder, sets, 1, &job);
+        if (status == AQ_OK) status = aq_plan_open(job, &plan);
+        capture_end();
+        assert_int_not_equal(status, AQ_OK);
+        assert_null(plan);
+        assert_true(captured_has(cases[i].words));
+        aq_job_close(job);
+    }
+}
+
+/* --- prediction: cases that can be worked out by hand ----------------------------------------------------------- */
+
+static struct aq_plan_costs unit_costs(const struct aq_plan *plan, uint32_t cores)
+{
+    struct aq_plan_costs costs = {.origin = "test", .cores = cores};
+    for (uint32_t s = 0; s < plan->stage_count; s++) {
+        costs.forward_s[s] = costs.backward_s[s] = 1;
+        costs.threads[s] = 1;
+    }
+    return costs;
+}
+
+static struct aq_plan_prediction predict(const struct aq_plan *plan, const struct aq_plan_costs *costs)
+{
+    struct aq_plan_prediction prediction;
+    assert_int_equal(aq_plan_predict(plan, costs, &prediction), AQ_OK);
+    assert_true(prediction.step_s >= prediction.bound_s * (1 - 1e-9));
+    return prediction;
+}
+
+static bool near(double a, double b)
+{
+    return a > b * (1 - 1e-9) && a < b * (1 + 1e-9);
+}
+
+static void test_predict_flushed_pipeline_is_exact(void **state)
+{
+    (void)state;
+    static const char *const gpipe[] = {"pipeline.schedule=gpipe", NULL}, *const classic[] = {
+                                                                              "pipeline.in_flight=classic", NULL};
+    struct aq_job *job;
+    struct aq_plan *plan = plan_of(gpipe, &job);
+    struct aq_plan_costs costs = unit_costs(plan, 16);
+    /* Clipping flushes: M + P - 1 forwards and as many backwards, 2 (4 + 4 - 1). */
+    struct aq_plan_prediction prediction = predict(plan, &costs);
+    assert_true(near(prediction.step_s, 14));
+    assert_true(near(prediction.bound_s, 8));
+    assert_non_null(strstr(prediction.binds, "compute"));
+    costs.step_s[2] = 3; /* an update on one stage that all wait for through the next step's flush */
+    assert_true(near(predict(plan, &costs).compute_s[2], 11));
+    done(plan, job);
+    plan = plan_of(classic, &job);
+    costs = unit_costs(plan, 16);
+    assert_true(near(predict(plan, &costs).step_s, 14));
+    done(plan, job);
+}
+
+static void test_predict_shared_core_does_all_the_work(void **state)
+{
+    (void)state;
+    struct aq_job *job;
+    struct aq_plan *plan = plan_of(NULL, &job);
+    struct aq_plan_costs costs = unit_costs(plan, 1);
+    const struct aq_plan_prediction prediction = predict(plan, &costs);
+    assert_true(near(prediction.step_s, 32)); /* 4 stages x 4 micro-batches x 2 s on one core that never idles */
+    assert_true(near(prediction.bound_s, 32));
+    assert_non_null(strstr(prediction.binds, "cores of this machine"));
+    done(plan, job);
+}
+
+static void test_predict_slow_link_binds(void **state)
+{
+    (void)state;
+    static const char *const sets[] = {"edges.forward={codec: raw}", "train.batch=64", NULL};
+    struct aq_job *job;
+    struct aq_plan *plan = plan_of(sets, &job);
+    struct aq_plan_costs costs = unit_costs(plan, 16);
+    for (uint32_t s = 0; s < 4; s++)
+        costs.forward_s[s] = costs.backward_s[s] = 1e-6;
+    costs.rate_mbps = (double)plan->edges[0].step_forward_warm / plan->micro_batches * 8e-6; /* a frame a second */
+    const struct aq_plan_prediction prediction = predict(plan, &costs);
+    assert_true(near(prediction.bound_s, 32));
+    assert_string_equal(prediction.binds, "link 0-1 forward");
+    assert_true(near(prediction.forward_s[2], 32));
+    /* The first frame crosses three links, 32 go over each, and the gradient of the last comes back over three. */
+    const double back = (double)plan->edges[0].step_backward / plan->micro_batches * 8 / (costs.rate_mbps * 1e6);
+    assert_true(prediction.step_s > 34 && prediction.step_s < 34 + 3 * back + 0.01);
+    done(plan, job);
+}
+
+static void test_predict_one_stage_is_its_compute(void **state)
+{
+    (void)state;
+    static const char *const sets[] = {"pipeline.stages=1", NULL};
+    struct aq_job *job;
+    struct aq_plan *plan = plan_of(sets, &job);
+    struct aq_plan_costs costs = unit_costs(plan, 2);
+    costs.step_s[0] = 0.5;
+    const struct aq_plan_prediction prediction = predict(plan, &costs);
+    assert_true(near(prediction.step_s, 8.5));
+    assert_true(near(prediction.bound_s, 8.5));
+    done(plan, job);
+}
+
+static void test_predict_assumed_costs_follow_the_flops(void **state)
+{
+    (void)state;
+    struct aq_job *job;
+    struct aq_plan *plan = plan_of(NULL, &job);
+    struct aq_plan_costs costs;
+    aq_plan_costs_assumed(plan, 50, 4, &costs);
+    assert_true(near(costs.forward_s[1], plan->stages[1].size.flops_forward / 50e9));
+    assert_int_equal(costs.threads[1], 1);
+    assert_true(costs.rate_mbps == 100);
+    (void)predict(plan, &costs);
+    done(plan, job);
+}
+
+static void test_measured_costs_are_positive(void **state)
+{
+    (void)state;
+    struct aq_job *job;
+    struct aq_plan *plan = plan_of(NULL, &job);
+    struct aq_plan_costs costs;
+    assert_int_equal(aq_plan_costs_measured(plan, 2, &costs), AQ_OK);
+    for (uint32_t s = 0; s < plan->stage_count; s++) {
+        assert_true(costs.forward_s[s] > 0 && costs.backward_s[s] > 0 && costs.step_s[s] > 0);
+        if (s + 1 < plan->stage_count) assert_true(costs.send_s[s] > 0 && costs.receive_back_s[s] > 0);
+    }
+    (void)predict(plan, &costs);
+    done(plan, job);
+}
+
+static void test_print_names_what_it_must(void **state)
+{
+    (void)state;
+    static const char *const words[] = {"156 samples", "4 micro-batches of 2", "stage 3  |", "optimizer",
+                                        "bound",       "predicted step",       "cache",      "as above"};
+    struct aq_job *job;
+    struct aq_plan *plan = plan_of(NULL, &job);
+    struct aq_plan_costs costs = unit_costs(plan, 2);
+    const struct aq_plan_prediction prediction = predict(plan, &costs);
+    struct aq_text text = {0}, json = {0};
+    assert_int_equal(aq_plan_print(plan, &costs, &prediction, &text), AQ_OK);
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (!strstr(aq_text_of(&text), words[i])) fail_msg("'%s' is not in:\n%s", words[i], aq_text_of(&text));
+    assert_int_equal(aq_plan_print_json(plan, &costs, &prediction, &json), AQ_OK);
+    char hash[64];
+    snprintf(hash, sizeof hash, "\"plan_hash\": \"%016llx\"", (unsigned long long)plan->hash);
+    assert_non_null(strstr(aq_text_of(&json), hash));
+    aq_text_deinit(&text);
+    aq_text_deinit(&json);
+    done(plan, job);
+}
+
+static void test_fits_adds_the_stages_of_this_machine(void **state)
+{
+    (void)state;
+    static const char *const sets[] = {"pipeline.stages=[{layers: 0-3}, {layers: 4-7, host: 'tcp://far:1'}]",
+                                       "security.tls=off", NULL};
+    struct aq_job *job;
+    struct aq_plan *plan = plan_of(NULL, &job);
+    uint64_t sum = 0;
+    for (uint32_t s = 0; s < plan->stage_count; s++)
+        sum += plan->stages[s].memory_bytes;
+    assert_int_equal(aq_plan_fits(plan, sum), AQ_OK);
+    capture_begin();
+    assert_int_equal(aq_plan_fits(plan, sum - 1), AQ_NOMEM);
+    capture_end();
+    assert_true(captured_has("job.yaml:4:12: pipeline.stages: the stages of this machine need"));
+    done(plan, job);
+    plan = plan_of(sets, &job);
+    assert_int_equal(aq_plan_fits(plan, plan->stages[0].memory_bytes), AQ_OK);
+    assert_true(aq_plan_memory_here() > 0);
+    done(plan, job);
+}
+
+static void test_disk_fits_counts_caches_of_this_machine(void **state)
+{
+    (void)state;
+    /* More messages than any disk has room for: facts that are given are not looked up in files. */
+    static const char *const vast[] = {"facts={vocabulary: 256, train_samples: 4000000000, train_digest: 1}",
+                                       "train.epochs=1",
+                                       "model={blocks: 6, channels: 8192, heads: 4, context: 1024}",
+                                       "train.T=1024",
+                                       "cache.path=/aq-test-none/caches",
+                                       NULL};
+    static const char *const in_memory[] = {"cache.kind=memory", NULL};
+    struct aq_job *job;
+    struct aq_plan *plan = plan_of(NULL, &job);
+    assert_int_equal(aq_plan_disk_fits(plan, folder), AQ_OK);
+    assert_int_equal(aq_plan_disk_fits(plan, "/aq-test-none/is/made/later"), AQ_OK);
+    done(plan, job);
+    plan = plan_of(vast, &job);
+    capture_begin();
+    assert_int_equal(aq_plan_disk_fits(plan, job->cache.path), AQ_NOSPC);
+    capture_end();
+    assert_true(captured_has("cache.path: the messages of this machine's stages need "));
+    assert_true(captured_has(" in /aq-test-none/caches ("));
+    done(plan, job);
+    plan = plan_of(in_memory, &job);
+    assert_int_equal(aq_plan_disk_fits(plan, "/proc/none"), AQ_OK);
+    done(plan, job);
+}
+
+static void test_open_survives_failing_allocations(void **state)
+{
+    (void)state;
+    struct aq_job *job = job_of(NULL);
+    bool opened = false;
+    capture_begin();
+    for (uint64_t n = 1; !opened && n < 500; n++) {
+        struct aq_plan *plan = NULL;
+        aq_memory_fail_at(n);
+        const enum aq_status status = aq_plan_open(job, &plan);
+        aq_memory_fail_at(0);
+        assert_true(status == AQ_OK || status == AQ_NOMEM);
+        opened = status == AQ_OK;
+        aq_plan_close(plan);
+    }
+    capture_end();
+    assert_true(opened);
+    aq_job_close(job);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_plan_counts_samples_steps_and_micro_batches),
+        cmocka_unit_test(test_plan_automatic_cut_is_the_evenest),
+        cmocka_unit_test(test_plan_memory_is_the_sum_of_its_lines),
+        cmocka_unit_test(test_plan_bytes_of_raw_edges_by_hand),
+        cmocka_unit_test(test_plan_hash_sees_what_matters_and_nothing_else),
+        cmocka_unit_test(test_plan_manifest_gives_the_same_hash_without_the_data),
+        cmocka_unit_test(test_plan_refuses_what_cannot_be),
+        cmocka_unit_test(test_predict_flushed_pipeline_is_exact),
+        cmocka_unit_test(test_predict_shared_core_does_all_the_work),
+        cmocka_unit_test(test_predict_slow_link_binds),
+        cmocka_unit_test(test_predict_one_stage_is_its_compute),
+        cmocka_unit_test(test_predict_assumed_costs_follow_the_flops),
+        cmocka_unit_test(test_measured_costs_are_positive),
+        cmocka_unit_test(test_print_names_what_it_must),
+        cmocka_unit_test(test_fits_adds_the_stages_of_this_machine),
+        cmocka_unit_test(test_disk_fits_counts_caches_of_this_machine),
+        cmocka_unit_test(test_open_survives_failing_allocations),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

@@ -1,0 +1,93 @@
+/* test_restart.c -- which failures begin again, how often, and from which checkpoint. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "restart.h"
+#include "run_folder.h"
+
+static char folder[64];
+
+static int each_setup(void **state)
+{
+    (void)state;
+    snprintf(folder, sizeof folder, "/tmp/aq-restart-XXXXXX");
+    return mkdtemp(folder) ? 0 : -1;
+}
+
+static int each_teardown(void **state)
+{
+    (void)state;
+    return aq_run_remove(folder) == AQ_OK ? 0 : -1;
+}
+
+static const struct aq_launch_result killed = {.outcome = AQ_LAUNCH_FAILED, .transient = true, .mark = 6};
+
+static void test_failure_of_the_job_ends_it(void **state)
+{
+    (void)state;
+    struct aq_restart restart = {.max = 3};
+    uint64_t step = 99;
+    const struct aq_launch_result full = {.outcome = AQ_LAUNCH_FAILED, .status = AQ_NOSPC, .mark = 6};
+    const struct aq_launch_result stopped = {.outcome = AQ_LAUNCH_STOPPED, .transient = true, .mark = 6};
+    assert_false(aq_restart_due(&restart, &full, folder, &step));
+    assert_false(aq_restart_due(&restart, &stopped, folder, &step));
+    struct aq_restart never = {.max = 0};
+    assert_false(aq_restart_due(&never, &killed, folder, &step));
+    assert_int_equal(step, 99);
+    assert_int_equal(restart.total, 0);
+}
+
+static void test_restarts_without_a_new_checkpoint_are_bounded(void **state)
+{
+    (void)state;
+    struct aq_restart restart = {.max = 3, .begin_ns = aq_clock_ns()};
+    uint64_t step;
+    for (int i = 0; i < 3; i++) {
+        assert_true(aq_restart_due(&restart, &killed, folder, &step));
+        assert_int_equal(step, 6);
+    }
+    assert_false(aq_restart_due(&restart, &killed, folder, &step));
+    struct aq_launch_result further = killed;
+    further.mark = 9;
+    assert_true(aq_restart_due(&restart, &further, folder, &step));
+    assert_int_equal(step, 9);
+    assert_int_equal(restart.in_row, 1);
+    assert_int_equal(restart.total, 4);
+}
+
+static void test_unreadable_checkpoint_gives_way_to_the_older_once(void **state)
+{
+    (void)state;
+    struct aq_restart restart = {.max = 3};
+    struct aq_run_mark mark = {.step = 6, .older = 3, .plan_hash = 0x55}, got;
+    struct aq_launch_result result = killed;
+    uint64_t step;
+    result.unreadable = true;
+    assert_false(aq_restart_due(&restart, &result, folder, &step)); /* no checkpoint is noted at all */
+    assert_int_equal(aq_run_mark_write(folder, &mark), AQ_OK);
+    assert_true(aq_restart_due(&restart, &result, folder, &step));
+    assert_int_equal(step, 3);
+    assert_int_equal(aq_run_mark_read(folder, &got), AQ_OK);
+    assert_int_equal(got.step, 3);
+    assert_int_equal(got.older, 0);
+    assert_int_equal(got.plan_hash, 0x55);
+    result.mark = 3;
+    assert_false(aq_restart_due(&restart, &result, folder, &step)); /* and there is none before that one */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_failure_of_the_job_ends_it, each_setup, each_teardown),
+        cmocka_unit_test_setup_teardown(test_restarts_without_a_new_checkpoint_are_bounded, each_setup, each_teardown),
+        cmocka_unit_test_setup_teardown(test_unreadable_checkpoint_gives_way_to_the_older_once, each_setup,
+                                        each_teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

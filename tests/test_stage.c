@@ -1,0 +1,428 @@
+/*
+ * test_stage.c -- what a stage promises: the same bits however a model is cut, however many threads work and whether or
+ * not activations are made again; gradients that finite differences confirm; memory as measured; errors as statuses.
+ */
+#include "stage_help.h"
+
+enum { BLOCKS = 3, HEADS = 2, C = 32, V = 61, B = 3, T = 20, LAYERS = BLOCKS + 2, MICRO = 3 };
+
+struct run {
+    uint32_t threads, cut; /* cut: layers before it are one stage, the rest another; 0: uncut */
+    bool recompute, forwards_first;
+    float dropout;
+    enum aq_stage_precision precision;
+};
+
+struct result {
+    double loss[MICRO];
+    double sum2;
+    float *gradients;
+    uint64_t count;
+};
+
+static struct aq_stage_config config_of(const struct run *run, uint32_t first, uint32_t end)
+{
+    struct aq_stage_config config = help_config(BLOCKS, HEADS, C, V, B, T);
+    config.model.tied = false;
+    config.model.dropout = run->dropout;
+    config.layer_first = first;
+    config.layer_end = end;
+    config.slots = MICRO;
+    config.recompute = run->recompute;
+    config.precision = run->precision;
+    return config;
+}
+
+struct pipeline {
+    struct aq_stage *stages[2];
+    uint32_t count;
+    int32_t *tokens, *targets;
+    float *activation, *gradient;
+};
+
+static void forward(struct pipeline *p, uint32_t micro, double *loss_out)
+{
+    static const uint64_t ids[B * MICRO] = {4, 9, 1, 0, 7, 3, 12, 5, 8};
+    struct aq_stage_input input = {.tokens = p->tokens + micro * B * T,
+                                   .targets = p->targets + micro * B * T,
+                                   .sample_ids = ids + (size_t)micro * B,
+                                   .samples = micro == 1 ? B - 1 : B, /* a partial one among them */
+                                   .seed = 3,
+                                   .step = 11,
+                                   .loss_scale = 0.01f};
+    struct aq_stage_loss loss = {0};
+    if (p->count == 2) {
+        assert_int_equal(aq_stage_forward(p->stages[0], micro, &input, p->activation, NULL, NULL), AQ_OK);
+        input.x = p->activation;
+        input.tokens = NULL;
+    }
+    assert_int_equal(aq_stage_forward(p->stages[p->count - 1], micro, &input, NULL, &loss, NULL), AQ_OK);
+    assert_int_equal(loss.targets, (uint64_t)input.samples * T - 1);
+    *loss_out = loss.sum;
+}
+
+static void backward(struct pipeline *p, uint32_t micro)
+{
+    float *between = p->count == 2 ? p->gradient : NULL;
+    assert_int_equal(aq_stage_backward(p->stages[p->count - 1], micro, NULL, between, NULL), AQ_OK);
+    if (p->count == 2) assert_int_equal(aq_stage_backward(p->stages[0], micro, between, NULL, NULL), AQ_OK);
+}
+
+static struct result run_once(const struct run *run)
+{
+    struct aq_device *device = help_device(run->threads);
+    struct pipeline p = {.count = run->cut ? 2 : 1};
+    const uint32_t bounds[3] = {0, run->cut ? run->cut : LAYERS, LAYERS};
+    struct result result = {0};
+    for (uint32_t i = 0; i < p.count; i++) {
+        const struct aq_stage_config config = config_of(run, bounds[i], bounds[i + 1]);
+        assert_int_equal(aq_stage_open(device, &config, &p.stages[i]), AQ_OK);
+        assert_int_equal(aq_stage_init(p.stages[i], 17), AQ_OK);
+        assert_int_equal(aq_stage_zero_grads(p.stages[i], NULL), AQ_OK);
+        result.count += aq_stage_parameter_count(p.stages[i]);
+    }
+    p.tokens = help_alloc(sizeof(int32_t) * MICRO * B * T);
+    p.targets = help_alloc(sizeof(int32_t) * MICRO * B * T);
+    p.activation = help_alloc(sizeof(float) * B * T * C);
+    p.gradient = help_alloc(sizeof(float) * B * T * C);
+    help_tokens(p.tokens, MICRO * B * T, 21, V);
+    help_tokens(p.targets, MICRO * B * T, 22, V);
+    for (int m = 0; m < MICRO; m++) p.targets[m * B * T + 5] = -1;
+
+    for (uint32_t m = 0; m < MICRO; m++) {
+        forward(&p, m, &result.loss[m]);
+        if (!run->forwards_first) backward(&p, m);
+    }
+    for (uint32_t m = 0; run->forwards_first && m < MICRO; m++) backward(&p, m);
+
+    result.gradients = help_alloc(result.count * sizeof(float));
+    float *to = result.gradients;
+    for (uint32_t i = 0; i < p.count; i++) {
+        const uint64_t count = aq_stage_parameter_count(p.stages[i]);
+        memcpy(to, aq_stage_gradients(p.stages[i]), count * sizeof(float));
+        to += count;
+    }
+    for (uint32_t i = p.count; i-- > 0;)
+        assert_int_equal(aq_stage_gradient_sum2(p.stages[i], &result.sum2, NULL), AQ_OK);
+    for (uint32_t i = 0; i < p.count; i++) aq_stage_close(p.stages[i]);
+    aq_free(p.tokens);
+    aq_free(p.targets);
+    aq_free(p.activation);
+    aq_free(p.gradient);
+    aq_device_close(device);
+    return result;
+}
+
+static void same_bits(const struct run *a, const struct run *b)
+{
+    const struct result x = run_once(a), y = run_once(b);
+    assert_int_equal(x.count, y.count);
+    assert_memory_equal(x.loss, y.loss, sizeof x.loss);
+    assert_memory_equal(x.gradients, y.gradients, x.count * sizeof(float));
+    assert_memory_equal(&x.sum2, &y.sum2, sizeof x.sum2);
+    assert_true(x.sum2 > 0.0);
+    aq_free(x.gradients);
+    aq_free(y.gradients);
+}
+
+static const enum aq_stage_precision precisions[] = {AQ_STAGE_FP32, AQ_STAGE_BF16};
+
+static void test_cut_anywhere_equals_uncut(void **state)
+{
+    (void)state;
+    for (int p = 0; p < 2; p++) {
+        for (uint32_t cut = 1; cut < LAYERS; cut++) {
+            const struct run uncut = {.threads = 2, .precision = precisions[p], .dropout = 0.1f};
+            struct run other = uncut;
+            other.cut = cut;
+            same_bits(&uncut, &other);
+        }
+    }
+}
+
+static void test_any_number_of_threads_gives_the_same_bits(void **state)
+{
+    (void)state;
+    for (int p = 0; p < 2; p++) {
+        for (uint32_t threads = 2; threads < 5; threads++) {
+            const struct run one = {.threads = 1, .precision = precisions[p], .dropout = 0.1f};
+            struct run other = one;
+            other.threads = threads;
+            same_bits(&one, &other);
+        }
+    }
+}
+
+static void test_recomputation_gives_the_same_bits(void **state)
+{
+    (void)state;
+    for (int p = 0; p < 2; p++) {
+        const struct run kept = {.threads = 2, .precision = precisions[p], .dropout = 0.25f, .forwards_first = true};
+        struct run again = kept;
+        again.recompute = true;
+        same_bits(&kept, &again);
+    }
+}
+
+/* All forwards first makes the head compute its logits twice. */
+static void test_order_of_forwards_gives_the_same_bits(void **state)
+{
+    (void)state;
+    const struct run in_turn = {.threads = 2, .precision = AQ_STAGE_FP32};
+    struct run first = in_turn;
+    first.forwards_first = true;
+    same_bits(&in_turn, &first);
+    first.cut = 2;
+    same_bits(&in_turn, &first);
+}
+
+/* The loss of a sample under dropout does not depend on the micro-batch it comes in. */
+static void test_masks_follow_the_sample(void **state)
+{
+    (void)state;
+    struct aq_device *device = help_device(2);
+    const struct run run = {.dropout = 0.5f, .precision = AQ_STAGE_FP32};
+    const struct aq_stage_config config = config_of(&run, 0, LAYERS);
+    struct aq_stage *stage = NULL;
+    assert_int_equal(aq_stage_open(device, &config, &stage), AQ_OK);
+    assert_int_equal(aq_stage_init(stage, 1), AQ_OK);
+    int32_t tokens[2 * T], targets[2 * T];
+    help_tokens(tokens, 2 * T, 31, V);
+    help_tokens(targets, 2 * T, 32, V);
+    const uint64_t ids[2] = {40, 41};
+    struct aq_stage_input input = {
+        .tokens = tokens, .targets = targets, .sample_ids = ids, .samples = 2, .seed = 1, .step = 1};
+    struct aq_stage_loss both, first, second, later;
+    assert_int_equal(aq_stage_forward(stage, 0, &input, NULL, &both, NULL), AQ_OK);
+    input.samples = 1;
+    assert_int_equal(aq_stage_forward(stage, 0, &input, NULL, &first, NULL), AQ_OK);
+    input.tokens += T;
+    input.targets += T;
+    input.sample_ids += 1;
+    assert_int_equal(aq_stage_forward(stage, 0, &input, NULL, &second, NULL), AQ_OK);
+    assert_float_equal(both.sum, first.sum + second.sum, 1e-5 * both.sum);
+    input.step = 2;
+    assert_int_equal(aq_stage_forward(stage, 0, &input, NULL, &later, NULL), AQ_OK);
+    assert_true(fabs(later.sum - second.sum) > 1e-4 * second.sum);
+    aq_stage_close(stage);
+    aq_device_close(device);
+}
+
+/*
+ * Directional derivatives: loss(p + h d) - loss(p - h d) over 2 h against gradient * d, for a random direction in each
+ * tensor. In fp32 the quotient is good to about 1e-3; the bound is 1e-2 of |gradient| |d|'s expected size.
+ */
+static void test_gradient_matches_finite_differences(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 2; round++) {
+        struct aq_device *device = help_device(2);
+        const struct run run = {.dropout = round ? 0.3f : 0.0f, .precision = AQ_STAGE_FP32};
+        struct aq_stage_config config = config_of(&run, 0, LAYERS);
+        config.model.tied = round == 0;
+        struct aq_stage *stage = NULL;
+        assert_int_equal(aq_stage_open(device, &config, &stage), AQ_OK);
+        help_init(stage, 6);
+        int32_t tokens[B * T], targets[B * T];
+        help_tokens(tokens, B * T, 41, V);
+        help_tokens(targets, B * T, 42, V);
+        const uint64_t ids[B] = {0, 1, 2};
+        const struct aq_stage_input input = {.tokens = tokens,
+                                             .targets = targets,
+                                             .sample_ids = ids,
+                                             .samples = B,
+                                             .seed = 1,
+                                             .step = 1,
+                                             .loss_scale = 1.0f};
+        struct aq_stage_loss loss, up, down;
+        assert_int_equal(aq_stage_forward(stage, 0, &input, NULL, &loss, NULL), AQ_OK);
+        assert_int_equal(aq_stage_backward(stage, 0, NULL, NULL, NULL), AQ_OK);
+        for (uint32_t i = 0; i < aq_stage_tensor_count(stage); i++) {
+            struct aq_tensor_info info;
+            aq_stage_tensor(stage, i, &info);
+            float *p = aq_stage_parameters(stage) + info.offset, *g = aq_stage_gradients(stage) + info.offset;
+            float *before = help_alloc(info.count * sizeof(float)), *d = help_alloc(info.count * sizeof(float));
+            memcpy(before, p, info.count * sizeof(float));
+            help_normal(d, info.count, 50 + i, 1.0f);
+            double slope = 0.0, size = 0.0;
+            for (uint64_t k = 0; k < info.count; k++) {
+                slope += (double)g[k] * d[k];
+                size += (double)g[k] * g[k];
+            }
+            const float h = (float)(0.02 / sqrt(size)); /* the loss moves by some hundredths: above its rounding */
+            for (uint64_t k = 0; k < info.count; k++) p[k] = before[k] + h * d[k];
+            assert_int_equal(aq_stage_forward(stage, 0, &input, NULL, &up, NULL), AQ_OK);
+            for (uint64_t k = 0; k < info.count; k++) p[k] = before[k] - h * d[k];
+            assert_int_equal(aq_stage_forward(stage, 0, &input, NULL, &down, NULL), AQ_OK);
+            memcpy(p, before, info.count * sizeof(float));
+            const double quotient = (up.sum - down.sum) / (2.0 * h);
+            if (fabs(quotient - slope) > 1e-2 * sqrt(size))
+                fail_msg("%s: slope %g, finite difference %g, |gradient| %g", info.name, slope, quotient, sqrt(size));
+            aq_free(before);
+            aq_free(d);
+        }
+        aq_stage_close(stage);
+        aq_device_close(device);
+    }
+}
+
+static void test_measure_equals_use(void **state)
+{
+    (void)state;
+    struct aq_device *device = help_device(1);
+    for (int round = 0; round < 6; round++) {
+        struct aq_stage_config config = help_config(4, 4, 128, 500, 2, 64);
+        config.slots = 1 + (uint32_t)round % 3;
+        config.recompute = round == 3;
+        config.inference = round == 4;
+        config.layer_first = round == 5 ? 2 : 0;
+        config.precision = round == 2 ? AQ_STAGE_BF16 : AQ_STAGE_FP32;
+        struct aq_stage_size size;
+        assert_int_equal(aq_stage_measure(&config, &size), AQ_OK);
+        const uint64_t before = aq_memory_used();
+        struct aq_stage *stage = NULL;
+        assert_int_equal(aq_stage_open(device, &config, &stage), AQ_OK);
+        const double used = (double)(aq_memory_used() - before);
+        const double sum = (double)(size.parameter_bytes + size.gradient_bytes + size.slot_bytes * config.slots +
+                                    size.workspace_bytes);
+        assert_true(used >= sum && used <= 1.02 * sum);
+        assert_int_equal(size.parameters, aq_stage_parameter_count(stage));
+        aq_stage_close(stage);
+        assert_int_equal(aq_memory_used(), before);
+    }
+    aq_device_close(device);
+}
+
+static void test_gpt2_124m_has_its_published_size(void **state)
+{
+    (void)state;
+    struct aq_stage_config config = {.B = 4, .T = 256, .slots = 1, .precision = AQ_STAGE_FP32, .layer_end = 14};
+    aq_model_config_default(&config.model, "gpt2");
+    struct aq_stage_size size;
+    assert_int_equal(aq_stage_measure(&config, &size), AQ_OK);
+    assert_int_equal(size.parameters, 124439808);
+    assert_int_equal(aq_model_layers(&config.model), 14);
+    char name[32];
+    aq_model_layer_name(&config.model, 4, name, sizeof name);
+    assert_string_equal(name, "block 3");
+}
+
+static void test_generation_sees_the_prefix_alone(void **state)
+{
+    (void)state;
+    struct aq_device *device = help_device(2);
+    struct aq_stage_config config = help_config(2, 2, 32, V, 2, T);
+    config.inference = true;
+    struct aq_stage *stage = NULL;
+    assert_int_equal(aq_stage_open(device, &config, &stage), AQ_OK);
+    help_init(stage, 2);
+    int32_t tokens[2 * T];
+    float cut[V], whole[V];
+    help_tokens(tokens, 2 * T, 61, V);
+    struct aq_stage_input input = {.tokens = tokens, .samples = 1, .evaluate = true};
+    assert_int_equal(aq_stage_forward(stage, 0, &input, NULL, NULL, NULL), AQ_OK);
+    assert_int_equal(aq_stage_logits(stage, 0, 6, whole, NULL), AQ_OK);
+    for (uint32_t samples = 1; samples <= 2; samples++) {
+        input.samples = samples;
+        input.tokens_used = 7;
+        for (int i = 7; i < T; i++) tokens[i] = -5; /* not real: must not be looked at */
+        help_tokens(tokens + T, T, 62, V);
+        assert_int_equal(aq_stage_forward(stage, 0, &input, NULL, NULL, NULL), AQ_OK);
+        assert_int_equal(aq_stage_logits(stage, 0, 6, cut, NULL), AQ_OK);
+        assert_true(help_distance(cut, whole, V) < 1e-5);
+    }
+    aq_stage_close(stage);
+    aq_device_close(device);
+}
+
+static void test_bad_input_gives_a_status(void **state)
+{
+    (void)state;
+    struct aq_device *device = help_device(1);
+    struct aq_stage_config config = help_config(2, 2, 32, V, 2, T), bad = config;
+    struct aq_stage *stage = NULL;
+    bad.layer_end = 5;
+    assert_int_equal(aq_stage_open(device, &bad, &stage), AQ_INVAL);
+    bad = config;
+    bad.model.heads = 3;
+    assert_int_equal(aq_stage_open(device, &bad, &stage), AQ_INVAL);
+    bad = config;
+    bad.T = T + 1;
+    assert_int_equal(aq_stage_open(device, &bad, &stage), AQ_INVAL);
+    bad = config;
+    bad.model.kind = "rnn";
+    assert_int_equal(aq_stage_open(device, &bad, &stage), AQ_INVAL);
+
+    assert_int_equal(aq_stage_open(device, &config, &stage), AQ_OK);
+    int32_t tokens[2 * T] = {0}, targets[2 * T] = {0};
+    struct aq_stage_input input = {.tokens = tokens, .targets = targets, .samples = 2, .loss_scale = 1.0f};
+    assert_int_equal(aq_stage_backward(stage, 0, NULL, NULL, NULL), AQ_INVAL); /* no forward went before */
+    assert_int_equal(aq_stage_forward(stage, 1, &input, NULL, NULL, NULL), AQ_INVAL);
+    input.samples = 3;
+    assert_int_equal(aq_stage_forward(stage, 0, &input, NULL, NULL, NULL), AQ_INVAL);
+    input.samples = 2;
+    tokens[2 * T - 1] = V;
+    assert_int_equal(aq_stage_forward(stage, 0, &input, NULL, NULL, NULL), AQ_INVAL);
+    tokens[2 * T - 1] = 0;
+    targets[3] = V;
+    assert_int_equal(aq_stage_forward(stage, 0, &input, NULL, NULL, NULL), AQ_INVAL);
+    targets[3] = 0;
+    assert_int_equal(aq_stage_forward(stage, 0, &input, NULL, NULL, NULL), AQ_OK);
+    assert_int_equal(aq_stage_backward(stage, 0, NULL, NULL, NULL), AQ_OK);
+    assert_int_equal(aq_stage_backward(stage, 0, NULL, NULL, NULL), AQ_INVAL); /* once */
+    aq_stage_close(stage);
+    aq_device_close(device);
+}
+
+/* The n-th allocation fails, n = 1, 2, ...: a status, nothing lost. */
+static void test_open_without_memory_gives_a_status(void **state)
+{
+    (void)state;
+    struct aq_device *device = help_device(1);
+    const struct aq_stage_config config = help_config(2, 2, 32, V, 2, T);
+    const uint64_t before = aq_memory_used();
+    for (uint64_t n = 1;; n++) {
+        struct aq_stage *stage = NULL;
+        aq_memory_fail_at(n);
+        const enum aq_status status = aq_stage_open(device, &config, &stage);
+        aq_memory_fail_at(0);
+        aq_stage_close(stage);
+        assert_int_equal(aq_memory_used(), before);
+        if (status == AQ_OK) break;
+        assert_int_equal(status, AQ_NOMEM);
+        assert_true(n < 100);
+    }
+    aq_device_close(device);
+}
+
+/* A variant that AQ_CPU asks for may not be on this machine. */
+static bool device_is_here(void)
+{
+    const struct aq_device_config config = {.kind = "cpu", .threads = 1};
+    struct aq_device *device = NULL;
+    const enum aq_status status = aq_device_open(&config, &device);
+    if (status == AQ_OK) aq_device_close(device);
+    return status != AQ_NODEV;
+}
+
+int main(void)
+{
+    if (!device_is_here()) {
+        print_message("skip: this processor does not have what AQ_CPU asks for\n");
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_cut_anywhere_equals_uncut),
+        cmocka_unit_test(test_any_number_of_threads_gives_the_same_bits),
+        cmocka_unit_test(test_recomputation_gives_the_same_bits),
+        cmocka_unit_test(test_order_of_forwards_gives_the_same_bits),
+        cmocka_unit_test(test_masks_follow_the_sample),
+        cmocka_unit_test(test_gradient_matches_finite_differences),
+        cmocka_unit_test(test_measure_equals_use),
+        cmocka_unit_test(test_gpt2_124m_has_its_published_size),
+        cmocka_unit_test(test_generation_sees_the_prefix_alone),
+        cmocka_unit_test(test_bad_input_gives_a_status),
+        cmocka_unit_test(test_open_without_memory_gives_a_status),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,428 @@
+/*
+ * test_tls.c -- who gets in under TLS and who does not, each refused with its line; and files that are refused.
+ *
+ * The listener is stage 2, which waits for stage 1. Strangers are raw OpenSSL clients, or raw bytes, on a socket of
+ * their own; after each of them the real stage 1 still gets its link.
+ */
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include "link_pair.h"
+#include "log_capture.h"
+#include "tls_keys.h"
+
+static char ours[KEYS_PATH_BYTES], theirs[KEYS_PATH_BYTES];
+
+static const char *file_in(const char *folder, const char *name)
+{
+    static char path[KEYS_PATH_BYTES + 32];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return path;
+}
+
+static int make_folders(void **state)
+{
+    (void)state;
+    keys_make(ours, "demo");
+    keys_make(theirs, "demo");
+    return 0;
+}
+
+static int remove_folders(void **state)
+{
+    (void)state;
+    keys_remove(ours);
+    keys_remove(theirs);
+    return 0;
+}
+
+/* ---- all lines of the log, whatever their level ---- */
+
+static char all_lines[1 << 16];
+
+static void keep(int level, const char *line, void *context)
+{
+    (void)level;
+    (void)context;
+    const size_t have = strlen(all_lines);
+    snprintf(all_lines + have, sizeof all_lines - have, "%s\n", line);
+}
+
+static void lines_begin(void)
+{
+    all_lines[0] = 0;
+    setenv("AQ_LOG", "net:1", 1);
+    aq_log_init(-1);
+    aq_log_sink(keep, NULL);
+}
+
+static void assert_line(const char *words)
+{
+    if (!strstr(all_lines, words)) fail_msg("no line says \"%s\" in:\n%s", words, all_lines);
+}
+
+/* ---- strangers ---- */
+
+struct stranger {
+    const char *folder, *certificate; /* NULL: shows none */
+    int version;                      /* 0: sends `bytes` */
+    const char *bytes;
+    uint16_t port;
+    bool got_in; /* it has read a byte of the other end's HELLO */
+};
+
+static int dial(uint16_t port)
+{
+    const struct sockaddr_in to = {
+        .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    const struct timeval patience = {.tv_sec = 8};
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_not_equal(fd, -1);
+    assert_int_equal(connect(fd, (const struct sockaddr *)&to, sizeof to), 0);
+    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience), 0);
+    return fd;
+}
+
+static void knock(void *context)
+{
+    struct stranger *s = context;
+    char byte[64];
+    const int fd = dial(s->port);
+    if (s->version == 0) {
+        (void)send(fd, s->bytes, strlen(s->bytes), MSG_NOSIGNAL);
+        ssize_t got;
+        while ((got = recv(fd, byte, sizeof byte, 0)) > 0)
+            s->got_in |= memcmp(byte, "AQPF", 4) == 0;
+        close(fd);
+        return;
+    }
+    SSL_CTX *ctx = SSL_CTX_new(TLS_client_method());
+    SSL_CTX_set_min_proto_version(ctx, TLS1_2_VERSION);
+    SSL_CTX_set_max_proto_version(ctx, s->version);
+    if (s->certificate) {
+        const char *path = file_in(s->folder, s->certificate);
+        assert_int_equal(SSL_CTX_use_certificate_file(ctx, path, SSL_FILETYPE_PEM), 1);
+        assert_int_equal(SSL_CTX_use_PrivateKey_file(ctx, path, SSL_FILETYPE_PEM), 1);
+    }
+    SSL *ssl = SSL_new(ctx);
+    SSL_set_fd(ssl, fd);
+    if (SSL_connect(ssl) == 1) {
+        (void)SSL_write(ssl, "AQPF", 4);
+        s->got_in = SSL_read(ssl, byte, 1) == 1;
+    }
+    SSL_free(ssl);
+    SSL_CTX_free(ctx);
+    ERR_clear_error();
+    close(fd);
+}
+
+/* Stage 2 listens; the stranger knocks; nothing is handed out, the log has these words, and stage 1 still gets in. */
+static void refuse(struct stranger *stranger, const char *words)
+{
+    struct link_pair pair = {0};
+    struct aq_thread *thread;
+    pair_config(&pair);
+    pair.config[0].rank = 2;
+    pair.config[0].peer_rank = 1;
+    pair.config[1].rank = 1;
+    pair.config[1].peer_rank = 2;
+    assert_int_equal(aq_tls_open(ours, AQ_TLS_STAGE, 2, &pair.tls[0]), AQ_OK);
+    assert_int_equal(aq_tls_open(ours, AQ_TLS_STAGE, 1, &pair.tls[1]), AQ_OK);
+    pair_nets(&pair);
+    assert_int_equal(aq_link_listen(pair.net[0], "tls+tcp://127.0.0.1:0?peer=1", &pair.listener, &stranger->port),
+                     AQ_OK);
+    lines_begin();
+    assert_int_equal(aq_thread_open("stranger", knock, stranger, &thread), AQ_OK);
+    struct aq_link *none;
+    assert_int_equal(aq_link_accept(pair.listener, &pair.config[0], PAIR_SECONDS(0.5), &none), AQ_TIMEOUT);
+    aq_thread_close(thread);
+    assert_false(stranger->got_in);
+    assert_line("refused peer=127.0.0.1:");
+    assert_line(words);
+    snprintf(pair.address, sizeof pair.address, "tls+tcp://127.0.0.1:%u?peer=2", stranger->port);
+    pair_meet(&pair, 10);
+    assert_int_equal(pair.accepted, AQ_OK);
+    assert_int_equal(pair.connected, AQ_OK);
+    capture_end();
+    pair_close(&pair);
+    aq_tls_close(pair.tls[0]);
+    aq_tls_close(pair.tls[1]);
+}
+
+static void test_accept_certificate_of_another_authority_is_refused(void **state)
+{
+    (void)state;
+    struct stranger s = {.folder = theirs, .certificate = "stage-1.pem", .version = TLS1_3_VERSION};
+    refuse(&s, "presents aqpipe://demo/stage/1, which is no good (");
+    assert_line("; expected aqpipe://demo/stage/1 of the authority ");
+}
+
+static void test_accept_certificate_of_another_stage_is_refused(void **state)
+{
+    (void)state;
+    struct stranger s = {.folder = ours, .certificate = "stage-3.pem", .version = TLS1_3_VERSION};
+    refuse(&s, "presents aqpipe://demo/stage/3, expected aqpipe://demo/stage/1 of the authority ");
+    struct stranger launcher = {.folder = ours, .certificate = "launcher.pem", .version = TLS1_3_VERSION};
+    refuse(&launcher, "presents aqpipe://demo/launcher, expected aqpipe://demo/stage/1 of the authority ");
+}
+
+static void test_accept_expired_certificate_is_refused(void **state)
+{
+    (void)state;
+    const int64_t now = (int64_t)time(NULL);
+    assert_int_equal(aq_tls_make(ours, AQ_TLS_STAGE, 1, now - 7200, now - 3600), AQ_OK);
+    struct aq_tls *tls;
+    capture_begin();
+    assert_int_equal(aq_tls_open(ours, AQ_TLS_STAGE, 1, &tls), AQ_TLSERR);
+    assert_true(captured_has("certificate has expired"));
+    capture_end();
+    char old[KEYS_PATH_BYTES + 32];
+    snprintf(old, sizeof old, "%s/stage-0.pem", ours); /* of use to nobody else in these tests */
+    assert_int_equal(rename(file_in(ours, "stage-1.pem"), old), 0);
+    assert_int_equal(aq_tls_make(ours, AQ_TLS_STAGE, 1, now - 3600, now + 86400), AQ_OK);
+    struct stranger s = {.folder = ours, .certificate = "stage-0.pem", .version = TLS1_3_VERSION};
+    refuse(&s, "presents aqpipe://demo/stage/1, which expired on ");
+}
+
+static void test_accept_no_certificate_is_refused(void **state)
+{
+    (void)state;
+    struct stranger s = {.version = TLS1_3_VERSION};
+    refuse(&s, "presents no certificate, expected aqpipe://demo/stage/1 of the authority ");
+}
+
+static void test_accept_tls_1_2_is_refused(void **state)
+{
+    (void)state;
+    struct stranger s = {.folder = ours, .certificate = "stage-1.pem", .version = TLS1_2_VERSION};
+    refuse(&s, "does not speak TLS 1.3, expected aqpipe://demo/stage/1");
+}
+
+static void test_accept_plain_bytes_are_refused(void **state)
+{
+    (void)state;
+    struct stranger plain = {.bytes =
+                                 "AQPF\1\0 and what a peer without TLS would send, a hundred bytes and more of it"};
+    refuse(&plain, "does not speak TLS, expected aqpipe://demo/stage/1");
+    struct stranger browser = {.bytes = "GET / HTTP/1.1\r\nHost: here\r\n\r\n"};
+    refuse(&browser, "does not speak TLS, expected aqpipe://demo/stage/1");
+}
+
+/* ---- what the connector sees ---- */
+
+struct meeting {
+    const char *listener_folder, *connector_folder, *address_query;
+    uint32_t listener_stage, connector_stage;
+};
+
+static void meet(const struct meeting *meeting, enum aq_status status, const char *words)
+{
+    struct link_pair pair = {0};
+    uint16_t port;
+    pair_config(&pair);
+    pair.config[0].rank = 2;
+    pair.config[0].peer_rank = 1;
+    pair.config[1].rank = 1;
+    pair.config[1].peer_rank = 2;
+    assert_int_equal(aq_tls_open(meeting->listener_folder, AQ_TLS_STAGE, meeting->listener_stage, &pair.tls[0]), AQ_OK);
+    assert_int_equal(aq_tls_open(meeting->connector_folder, AQ_TLS_STAGE, meeting->connector_stage, &pair.tls[1]),
+                     AQ_OK);
+    pair_nets(&pair);
+    assert_int_equal(aq_link_listen(pair.net[0], "tls+tcp://127.0.0.1:0", &pair.listener, &port), AQ_OK);
+    snprintf(pair.address, sizeof pair.address, "tls+tcp://127.0.0.1:%u%s", port, meeting->address_query);
+    lines_begin();
+    pair.connect_seconds = 5;
+    pair_meet(&pair, 1);
+    assert_int_equal(pair.connected, status);
+    assert_line(words);
+    capture_end();
+    pair_close(&pair);
+    aq_tls_close(pair.tls[0]);
+    aq_tls_close(pair.tls[1]);
+}
+
+static void test_connect_wrong_listener_is_refused(void **state)
+{
+    (void)state;
+    const struct meeting another_stage = {ours, ours, "?peer=2", 3, 1};
+    meet(&another_stage, AQ_TLSERR, "presents aqpipe://demo/stage/3, expected aqpipe://demo/stage/2 of the authority ");
+    const struct meeting another_authority = {theirs, ours, "?peer=2", 2, 1};
+    meet(&another_authority, AQ_TLSERR, "presents aqpipe://demo/stage/2, which is no good (");
+}
+
+/* Without a stage in the address the certificate must be that of the rank in the HELLO. */
+static void test_hello_of_another_rank_than_the_certificate_is_refused(void **state)
+{
+    (void)state;
+    const struct meeting liar = {ours, ours, "?peer=2", 2, 3};
+    meet(&liar, AQ_MISMATCH, "says it is rank 1, but its certificate is another stage's");
+}
+
+static void test_connect_without_keys_is_refused(void **state)
+{
+    (void)state;
+    struct link_pair pair = {0};
+    pair_config(&pair);
+    pair_nets(&pair);
+    capture_begin();
+    assert_int_equal(
+        aq_link_connect(pair.net[1], "tls+tcp://127.0.0.1:1", &pair.config[1], PAIR_SECONDS(1), &pair.link[1]),
+        AQ_INVAL);
+    assert_int_equal(aq_link_listen(pair.net[1], "tls+tcp://127.0.0.1:0", &pair.listener, NULL), AQ_INVAL);
+    assert_true(captured_has("aqpipe keys init"));
+    capture_end();
+    pair_close(&pair);
+}
+
+/* ---- files ---- */
+
+static void open_fails(enum aq_status status, const char *words)
+{
+    struct aq_tls *tls = NULL;
+    capture_begin();
+    assert_int_equal(aq_tls_open(ours, AQ_TLS_STAGE, 2, &tls), status);
+    if (!captured_has(words)) fail_msg("not said: %s", words);
+    capture_end();
+    assert_null(tls);
+}
+
+static void test_open_loose_permissions_are_refused(void **state)
+{
+    (void)state;
+    const char *path = file_in(ours, "stage-2.pem");
+    struct aq_tls_facts facts;
+    static const mode_t loose[] = {0640, 0604, 0660, 0610, 0777};
+    for (size_t i = 0; i < sizeof loose / sizeof *loose; i++) {
+        assert_int_equal(chmod(path, loose[i]), 0);
+        open_fails(AQ_REFUSED, "chmod 6");
+        capture_begin();
+        assert_int_equal(aq_tls_describe(path, &facts), AQ_REFUSED);
+        capture_end();
+    }
+    assert_int_equal(chmod(path, 0600), 0);
+    assert_int_equal(chmod(file_in(ours, "authority.pem"), 0666), 0);
+    open_fails(AQ_REFUSED, "chmod 644");
+    assert_int_equal(chmod(file_in(ours, "authority.pem"), 0644), 0);
+    assert_int_equal(chmod(ours, 0777), 0);
+    open_fails(AQ_REFUSED, "chmod 700");
+    assert_int_equal(chmod(ours, 0700), 0);
+    struct aq_tls *tls;
+    assert_int_equal(aq_tls_open(ours, AQ_TLS_STAGE, 2, &tls), AQ_OK);
+    aq_tls_close(tls);
+}
+
+static void test_open_file_of_another_stage_is_refused(void **state)
+{
+    (void)state;
+    char kept[KEYS_PATH_BYTES + 32];
+    snprintf(kept, sizeof kept, "%s/kept", ours);
+    assert_int_equal(rename(file_in(ours, "stage-2.pem"), kept), 0);
+    open_fails(AQ_NOTFOUND, "aqpipe keys init");
+    char from[KEYS_PATH_BYTES + 32];
+    snprintf(from, sizeof from, "%s/stage-3.pem", ours);
+    assert_int_equal(link(from, file_in(ours, "stage-2.pem")), 0);
+    open_fails(AQ_TLSERR, "is the certificate of aqpipe://demo/stage/3, not of aqpipe://demo/stage/2");
+    assert_int_equal(rename(kept, file_in(ours, "stage-2.pem")), 0);
+}
+
+static size_t slurp(const char *path, char *out, size_t bytes)
+{
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    const size_t count = fread(out, 1, bytes, file);
+    fclose(file);
+    return count;
+}
+
+static void spill(const char *path, const char *bytes, size_t count)
+{
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(bytes, 1, count, file), count);
+    assert_int_equal(fclose(file), 0);
+}
+
+/* Cut at every 7th byte, and one bit of every 5th byte flipped: a status each time, never a crash, never a wrong key.
+ */
+static void test_open_damaged_pem_is_refused(void **state)
+{
+    (void)state;
+    char whole[4096], broken[4096];
+    char path[KEYS_PATH_BYTES + 32];
+    uint32_t refused = 0, tried = 0;
+    snprintf(path, sizeof path, "%s/stage-2.pem", ours);
+    const size_t count = slurp(path, whole, sizeof whole);
+    capture_begin();
+    for (size_t i = 0; i + 2 < count; i++) {
+        struct aq_tls *tls = NULL;
+        if (i % 5 != 0 && i % 7 != 0) continue;
+        memcpy(broken, whole, count);
+        broken[i] ^= (char)(1 << (i % 7));
+        spill(path, broken, i % 7 == 0 ? i : count);
+        captured.count = 0;
+        const enum aq_status status = aq_tls_open(ours, AQ_TLS_STAGE, 2, &tls);
+        tried++;
+        refused += status != AQ_OK;
+        assert_int_equal(captured.count, status == AQ_OK ? 0 : 1);
+        aq_tls_close(tls);
+    }
+    capture_end();
+    assert_true(refused * 100 >= tried * 95); /* a flip in white space or in text between the blocks changes nothing */
+    spill(path, "\0\0\0", 3);
+    open_fails(AQ_CORRUPT, "copy it again");
+    spill(path, whole, count);
+}
+
+static void test_uri_only_its_one_form_is_read(void **state)
+{
+    (void)state;
+    struct aq_tls_name name;
+    char uri[AQ_TLS_URI_BYTES];
+    static const char *const good[] = {"aqpipe://j", "aqpipe://a.b-c_9/stage/0", "aqpipe://j/stage/63",
+                                       "aqpipe://j/launcher", "aqpipe://j/daemon"};
+    static const char *const bad[] = {"",
+                                      "aqpipe://",
+                                      "aqpipe:///stage/1",
+                                      "aqpipe://j/",
+                                      "aqpipe://j/stage/",
+                                      "aqpipe://j/stage/01",
+                                      "aqpipe://j/stage/-1",
+                                      "aqpipe://j/stage/1/",
+                                      "aqpipe://j/stage/4294967296",
+                                      "aqpipe://j/Launcher",
+                                      "AQPIPE://j/daemon",
+                                      "aqpipe://j k/daemon",
+                                      "aqpipe://j/daemon ",
+                                      "https://j/daemon"};
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        assert_true(aq_tls_uri_read(good[i], strlen(good[i]), &name));
+        assert_string_equal(aq_tls_uri(&name, uri), good[i]);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_false(aq_tls_uri_read(bad[i], strlen(bad[i]), &name));
+    assert_false(aq_tls_uri_read("aqpipe://j/daemon\0x", 19, &name));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_accept_certificate_of_another_authority_is_refused),
+        cmocka_unit_test(test_accept_certificate_of_another_stage_is_refused),
+        cmocka_unit_test(test_accept_expired_certificate_is_refused),
+        cmocka_unit_test(test_accept_no_certificate_is_refused),
+        cmocka_unit_test(test_accept_tls_1_2_is_refused),
+        cmocka_unit_test(test_accept_plain_bytes_are_refused),
+        cmocka_unit_test(test_connect_wrong_listener_is_refused),
+        cmocka_unit_test(test_hello_of_another_rank_than_the_certificate_is_refused),
+        cmocka_unit_test(test_connect_without_keys_is_refused),
+        cmocka_unit_test(test_open_loose_permissions_are_refused),
+        cmocka_unit_test(test_open_file_of_another_stage_is_refused),
+        cmocka_unit_test(test_open_damaged_pem_is_refused),
+        cmocka_unit_test(test_uri_only_its_one_form_is_read),
+    };
+    return cmocka_run_group_tests(tests, make_folders, remove_folders);
+}

@@ -1,0 +1,12 @@
+# TLS: who gets in, and which files are refused. (What a link does under tls+ is in conform_transport.)
+aq_net_test(test_tls LABELS quick)
+target_link_libraries(test_tls PRIVATE aq_dep::ssl aq_dep::crypto)
+
+# Jobs under TLS, from `aqpipe keys` to their losses.
+if(TARGET aqpipe)
+  foreach(scenario tls tls_daemon)
+    add_test(NAME e2e_${scenario}
+      COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e $<TARGET_FILE_DIR:aqpipe> ${scenario})
+    set_tests_properties(e2e_${scenario} PROPERTIES LABELS "e2e;fault" TIMEOUT 300 PROCESSORS 2)
+  endforeach()
+endif()
