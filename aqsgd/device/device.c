@@ -5,6 +5,10 @@
 
 #include <string.h>
 
+#if AQ_WITH_CUDA
+#include "cuda_device.h"
+#endif
+
 #define AQ_DEVICE(name) extern const struct aq_device_ops aq_device_##name;
 #include "devices.def"
 #undef AQ_DEVICE
@@ -38,6 +42,15 @@ enum aq_status aq_device_open(const struct aq_device_config *config, struct aq_d
     }
     const struct aq_device_ops *ops = backend_find(kind);
     if (ops) return ops->open(config, out);
+#if AQ_WITH_CUDA
+    if (strcmp(kind, "cuda") == 0) {
+        struct cuda_probe probe;
+        char why[CUDA_TEXT_BYTES];
+        if (cuda_probe(config->index, &probe, why) != AQ_OK) return aq_fail(AQ_NODEV, "device", "%s", why);
+        return aq_fail(AQ_NODEV, "device", "device.kind: cuda: GPU %u (%s) is here, this build has no kernels for it",
+                       config->index, probe.name);
+    }
+#endif
     if (strcmp(kind, "cuda") == 0)
         return aq_fail(AQ_NODEV, "device", "device.kind: cuda was not built in; use cpu, or build where CUDA is");
     return aq_fail(AQ_INVAL, "device", "device.kind: %s is unknown; say cpu, cuda or auto", kind);

@@ -1,0 +1,73 @@
+# CUDA, where it is asked for (AQ_CUDA, preset cuda). Nothing here looks for a GPU: a build machine needs none, and the
+# program that comes out runs without one too.
+#
+# Files of CUDA are known by name: cuda_*.c, *_cuda.c and every .cu; without AQ_CUDA they are in no target. C sees the build
+# by AQ_WITH_CUDA and AQ_WITH_NCCL (0 or 1).
+set(AQ_CUDA_FILES "/(cuda_[^/]*|[^/]*_cuda(_[^/]*)?)\\.(c|cu)$|/[^/]*\\.cu$")
+
+# Targets see these two whatever the options say.
+target_compile_definitions(aq_flags INTERFACE
+  AQ_WITH_CUDA=$<BOOL:${AQ_CUDA}> AQ_WITH_NCCL=$<AND:$<BOOL:${AQ_CUDA}>,$<BOOL:${AQ_NCCL}>>)
+
+# aq_cuda_sources(LIST): take CUDA's files out of a list of sources where CUDA is off.
+function(aq_cuda_sources list)
+  if(NOT AQ_CUDA)
+    list(FILTER ${list} EXCLUDE REGEX "${AQ_CUDA_FILES}")
+    set(${list} ${${list}} PARENT_SCOPE)
+  endif()
+endfunction()
+
+if(NOT AQ_CUDA)
+  return()
+endif()
+
+# nvcc where the toolkit puts it, when neither PATH nor CUDACXX names one.
+if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+  find_program(AQ_NVCC nvcc HINTS /usr/local/cuda/bin)
+  if(NOT AQ_NVCC)
+    message(FATAL_ERROR "AQ_CUDA is on and there is no nvcc: install the CUDA Toolkit 13, or name it with CUDACXX=.../bin/nvcc")
+  endif()
+  set(CMAKE_CUDA_COMPILER ${AQ_NVCC})
+endif()
+
+# Ampere, Hopper and Blackwell as machine code, and the last as PTX for what comes after.
+if(NOT CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100 CACHE STRING "GPU architectures, as CMake's CUDA_ARCHITECTURES" FORCE)
+endif()
+set(CMAKE_CUDA_STANDARD 17)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+set(CMAKE_CUDA_EXTENSIONS OFF)
+enable_language(CUDA)
+find_package(CUDAToolkit 12.0 REQUIRED)
+if(CMAKE_BUILD_TYPE STREQUAL "Release")
+  set(CMAKE_CUDA_FLAGS_RELEASE "-O3 -lineinfo -DNDEBUG")
+endif()
+
+# "80, 90, 100": what the program says where a GPU is none of them.
+string(REGEX REPLACE "-(real|virtual)" "" AQ_CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}")
+list(JOIN AQ_CUDA_ARCHITECTURES ", " AQ_CUDA_ARCHITECTURES)
+
+# Kernels: the house's warnings, and contraction off everywhere, as for C: decode must give the CPU's bits, and a kernel that
+# wants a fused multiply-add says so (fmaf).
+target_compile_options(aq_flags INTERFACE
+  "$<$<COMPILE_LANGUAGE:CUDA>:--fmad=false;-Xcudafe=--display_error_number;-Xcompiler=-Wall,-Wextra,-fvisibility=hidden,-fno-math-errno>")
+if(AQ_WERROR)
+  target_compile_options(aq_flags INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>")
+endif()
+
+add_library(aq_dep::cuda INTERFACE IMPORTED)
+target_include_directories(aq_dep::cuda SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
+target_link_libraries(aq_dep::cuda INTERFACE CUDA::cudart_static CUDA::cublasLt)
+target_compile_definitions(aq_dep::cuda INTERFACE AQ_CUDA_ARCHITECTURES="${AQ_CUDA_ARCHITECTURES}")
+
+if(AQ_NCCL)
+  find_path(AQ_nccl_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+  find_library(AQ_nccl_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR})
+  mark_as_advanced(AQ_nccl_INCLUDE AQ_nccl_LIBRARY)
+  if(NOT AQ_nccl_INCLUDE OR NOT AQ_nccl_LIBRARY)
+    message(FATAL_ERROR "nccl is not here (header nccl.h): apt-get install libnccl-dev, or build with -DAQ_NCCL=OFF")
+  endif()
+  add_library(aq_dep::nccl INTERFACE IMPORTED)
+  target_include_directories(aq_dep::nccl SYSTEM INTERFACE ${AQ_nccl_INCLUDE} ${CUDAToolkit_INCLUDE_DIRS})
+  target_link_libraries(aq_dep::nccl INTERFACE ${AQ_nccl_LIBRARY} CUDA::cudart_static)
+endif()
