@@ -1,8 +1,9 @@
 /*
  * metrics.c -- joining the step lines of P ranks.
  *
- * A ring of AQ_METRICS_AHEAD steps, step n in place n modulo that; `next` is the step that is written next. What every
- * rank has in common (loss of the last rank, learning rate, ...) becomes one value, everything else an array by stage.
+ * A ring of `room` steps (a power of two, which grows up to AQ_METRICS_AHEAD), step n in place n modulo that; `next` is
+ * the step that is written next. What every rank has in common (loss of the last rank, learning rate, ...) becomes one
+ * value, everything else an array by stage.
  */
 #include "metrics.h"
 
@@ -15,10 +16,7 @@
 #include "control.h"
 #include "runtime_text.h"
 
-struct place {
-    uint32_t count;
-    json_t *lines[AQ_JOB_STAGES_MAX];
-};
+enum { ROOM_FIRST = 64 };
 
 struct aq_metrics {
     int fd;              /* -1: written nowhere                         */
@@ -29,8 +27,34 @@ struct aq_metrics {
     double seconds_before;
     uint64_t go_ns; /* 0: not yet */
     json_t *joined;
-    struct place places[AQ_METRICS_AHEAD];
+    uint64_t room;
+    json_t **lines; /* [room][stages]; NULL: not come yet */
 };
+
+/* The lines of one step, by rank. */
+static json_t **place_of(const struct aq_metrics *metrics, uint64_t step)
+{
+    return metrics->lines + (step & (metrics->room - 1)) * metrics->stages;
+}
+
+/* Make room for `ahead` steps, the next one to be written included. */
+static enum aq_status make_room(struct aq_metrics *metrics, uint64_t ahead)
+{
+    struct aq_metrics grown = *metrics;
+    void *memory;
+    if (ahead <= metrics->room) return AQ_OK;
+    if (grown.room == 0) grown.room = ROOM_FIRST;
+    while (grown.room < ahead)
+        grown.room *= 2;
+    AQ_TRY(aq_alloc(grown.room * grown.stages * sizeof *grown.lines, &memory));
+    grown.lines = memory;
+    for (uint64_t n = 0; n < metrics->room; n++)
+        memcpy(place_of(&grown, metrics->next + n), place_of(metrics, metrics->next + n),
+               grown.stages * sizeof *grown.lines);
+    aq_free(metrics->lines);
+    *metrics = grown;
+    return AQ_OK;
+}
 
 enum aq_status aq_metrics_open(const struct aq_metrics_config *config, struct aq_metrics **out)
 {
@@ -42,6 +66,11 @@ enum aq_status aq_metrics_open(const struct aq_metrics_config *config, struct aq
     metrics->next = config->step + 1;
     metrics->seconds_before = config->seconds;
     metrics->fd = -1;
+    const enum aq_status roomy = make_room(metrics, ROOM_FIRST);
+    if (roomy != AQ_OK) {
+        aq_metrics_close(metrics);
+        return roomy;
+    }
     if (config->path) {
         metrics->fd = open(config->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
         struct stat info;
@@ -59,9 +88,9 @@ enum aq_status aq_metrics_open(const struct aq_metrics_config *config, struct aq
 void aq_metrics_close(struct aq_metrics *metrics)
 {
     if (!metrics) return;
-    for (int i = 0; i < AQ_METRICS_AHEAD; i++)
-        for (uint32_t r = 0; r < metrics->stages; r++)
-            json_decref(metrics->places[i].lines[r]);
+    for (uint64_t i = 0; i < metrics->room * metrics->stages; i++)
+        json_decref(metrics->lines[i]);
+    aq_free(metrics->lines);
     json_decref(metrics->joined);
     aq_text_deinit(&metrics->text);
     if (metrics->fd != -1) close(metrics->fd);
@@ -139,17 +168,17 @@ static bool is_common(const char *key)
 }
 
 /* The array of `key` over all stages, null where a stage has none. */
-static json_t *gather(const struct place *place, uint32_t stages, const char *key)
+static json_t *gather(json_t *const *lines, uint32_t stages, const char *key)
 {
     json_t *array = json_array();
     for (uint32_t r = 0; array && r < stages; r++) {
-        json_t *value = json_object_get(place->lines[r], key);
+        json_t *value = json_object_get(lines[r], key);
         json_array_append_new(array, value ? json_incref(value) : json_null());
     }
     return array;
 }
 
-static json_t *join(const struct aq_metrics *metrics, const struct place *place, uint64_t step)
+static json_t *join(const struct aq_metrics *metrics, json_t *const *lines, uint64_t step)
 {
     json_t *joined = json_pack("{s:s, s:I, s:n, s:f}", "event", "step", "step", (json_int_t)step, "epoch", "time",
                                aq_metrics_seconds(metrics));
@@ -157,14 +186,14 @@ static json_t *join(const struct aq_metrics *metrics, const struct place *place,
     for (uint32_t r = 0; r < metrics->stages; r++) {
         const char *key;
         json_t *value;
-        json_object_foreach(place->lines[r], key, value)
+        json_object_foreach(lines[r], key, value)
         {
             const json_t *have = json_object_get(joined, key);
             if (strcmp(key, "rank") == 0 || (have && !json_is_null(have))) continue;
-            json_object_set_new(joined, key, is_common(key) ? json_incref(value) : gather(place, metrics->stages, key));
+            json_object_set_new(joined, key, is_common(key) ? json_incref(value) : gather(lines, metrics->stages, key));
         }
     }
-    json_object_set_new(joined, "stage_seconds", gather(place, metrics->stages, "seconds"));
+    json_object_set_new(joined, "stage_seconds", gather(lines, metrics->stages, "seconds"));
     const double seconds = aq_control_number_or(joined, "seconds", 0),
                  samples = aq_control_number_or(joined, "samples", 0);
     json_object_set_new(joined, "sequences_per_second", aq_control_number(seconds > 0 ? samples / seconds : 0));
@@ -175,20 +204,17 @@ static enum aq_status keep(struct aq_metrics *metrics, uint32_t rank, json_t *li
 {
     uint64_t step;
     enum aq_status status = aq_control_get_u64(line, "step", &step);
-    struct place *place = NULL;
-    if (status == AQ_OK) {
-        place = &metrics->places[step % AQ_METRICS_AHEAD];
-        if (rank >= metrics->stages || step < metrics->next || step >= metrics->next + AQ_METRICS_AHEAD ||
-            place->lines[rank])
-            status = aq_fail(AQ_PROTO, "metrics", "stage %u reports step %llu while step %llu is due", rank,
-                             (unsigned long long)step, (unsigned long long)metrics->next);
-    }
+    if (status == AQ_OK &&
+        (rank >= metrics->stages || step < metrics->next || step - metrics->next >= AQ_METRICS_AHEAD ||
+         (step - metrics->next < metrics->room && place_of(metrics, step)[rank])))
+        status = aq_fail(AQ_PROTO, "metrics", "stage %u reports step %llu while step %llu is due", rank,
+                         (unsigned long long)step, (unsigned long long)metrics->next);
+    if (status == AQ_OK) status = make_room(metrics, step - metrics->next + 1);
     if (status != AQ_OK) {
         json_decref(line);
         return status;
     }
-    place->lines[rank] = line;
-    place->count++;
+    place_of(metrics, step)[rank] = line;
     return AQ_OK;
 }
 
@@ -196,15 +222,15 @@ enum aq_status aq_metrics_step(struct aq_metrics *metrics, uint32_t rank, json_t
 {
     *joined = NULL;
     if (line) AQ_TRY(keep(metrics, rank, line));
-    struct place *place = &metrics->places[metrics->next % AQ_METRICS_AHEAD];
-    if (place->count < metrics->stages) return AQ_OK;
+    json_t **lines = place_of(metrics, metrics->next);
+    for (uint32_t r = 0; r < metrics->stages; r++)
+        if (!lines[r]) return AQ_OK;
     json_decref(metrics->joined);
-    metrics->joined = join(metrics, place, metrics->next);
+    metrics->joined = join(metrics, lines, metrics->next);
     for (uint32_t r = 0; r < metrics->stages; r++) {
-        json_decref(place->lines[r]);
-        place->lines[r] = NULL;
+        json_decref(lines[r]);
+        lines[r] = NULL;
     }
-    place->count = 0;
     metrics->next++;
     if (!metrics->joined) return aq_fail(AQ_NOMEM, "metrics", "no memory for the line of a step");
     AQ_TRY(write_line(metrics, metrics->joined));

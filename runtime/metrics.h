@@ -16,9 +16,12 @@
 #include "aqsgd/base.h"
 #include "job.h"
 
-enum {
-    AQ_METRICS_AHEAD = 64
-}; /* a rank may be so many steps ahead of the slowest: pipelines are at most P steps deep */
+/*
+ * How many steps one rank's lines may be ahead of another's. Ranks train in step, but their lines come by different
+ * channels: while one is slow (a daemon out of reach for up to 30 s, a worker that the machine lets wait), the others'
+ * go on coming. 30 s of steps of half a millisecond are 60,000.
+ */
+enum { AQ_METRICS_AHEAD = 1 << 16 };
 
 struct aq_metrics; /* opaque */
 

@@ -2,11 +2,22 @@
  * puppet_worker.c -- a worker that trains nothing: it speaks docs/CONTROL.md section 4 and misbehaves when told to.
  *
  * Its manifest is lines of `steps N`, `mark N` (a checkpoint every N steps), `ms N` (of a step), and `ACTION RANK
- * STEP`: exit    end with code 7                     abort   die by SIGABRT after a last line fail    say `failed`
- * (corrupt), end with 1  echo    say `failed` (closed), end with 1 hang    stop reading and reporting          garble
- * write bytes that are no JSON mute    never become ready                  chatter write 9 MiB to standard error twice
- * report a step twice                 quit    end with 0 without `done` drop    close the channel and live on Ranks
- * keep together through a page that they share in the run folder: rank 0 leads, and a stop travels there.
+ * STEP`:
+ *
+ *     exit    end with code 7
+ *     quit    end with 0 without `done`
+ *     abort   die by SIGABRT after a last line
+ *     fail    say `failed` (corrupt), end with 1
+ *     echo    say `failed` (closed), end with 1
+ *     hang    stop reading and reporting
+ *     behind  begin this step only when rank 0 has begun its last one
+ *     garble  write bytes that are no JSON
+ *     mute    never become ready (step 0)
+ *     chatter write 9 MiB to standard error
+ *     twice   report a step twice
+ *     drop    close the channel and live on
+ *
+ * Ranks keep together through a page that they share in the run folder: rank 0 leads, and a stop travels there.
  */
 #include <fcntl.h>
 #include <signal.h>
@@ -136,7 +147,8 @@ static void checkpoint(const char *folder, uint64_t step)
 static void keep_together(uint64_t step)
 {
     if (rank > 0) {
-        while (atomic_load_explicit(&page->led, memory_order_acquire) < step)
+        const uint64_t awaited = told("behind", step) ? number("steps ", 5) : step;
+        while (atomic_load_explicit(&page->led, memory_order_acquire) < awaited)
             wait_ms(1);
         return;
     }

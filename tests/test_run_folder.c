@@ -221,6 +221,29 @@ static void test_metrics_join_ranks_in_order(void **state)
     aq_metrics_close(metrics);
 }
 
+/* One rank's lines come late, as far as a run may let them: nothing is lost, and the order is kept. */
+static void test_metrics_wait_for_a_rank_that_is_far_behind(void **state)
+{
+    (void)state;
+    enum { AHEAD = 5000 };
+    struct aq_metrics *metrics;
+    const json_t *joined;
+    const struct aq_metrics_config config = {.stages = 2, .step = 3};
+    assert_int_equal(aq_metrics_open(&config, &metrics), AQ_OK);
+    for (uint64_t step = 4; step < 4 + AHEAD; step++) {
+        assert_int_equal(aq_metrics_step(metrics, 0, step_line(step, 1), &joined), AQ_OK);
+        assert_null(joined);
+    }
+    for (uint64_t step = 4; step < 4 + AHEAD; step++) {
+        assert_int_equal(aq_metrics_step(metrics, 1, step_line(step, 1), &joined), AQ_OK);
+        assert_non_null(joined);
+        assert_int_equal(json_integer_value(json_object_get(joined, "step")), step);
+    }
+    assert_int_equal(aq_metrics_step(metrics, 0, step_line(4 + AHEAD - 1 + AQ_METRICS_AHEAD, 1), &joined), AQ_OK);
+    assert_null(joined);
+    aq_metrics_close(metrics);
+}
+
 static void test_report_takes_any_json(void **state)
 {
     (void)state;
@@ -271,6 +294,7 @@ int main(void)
         TEST(test_rewind_drops_what_comes_after_and_a_torn_line),
         TEST(test_metrics_of_a_full_disk_end_with_a_whole_line),
         TEST(test_metrics_join_ranks_in_order),
+        TEST(test_metrics_wait_for_a_rank_that_is_far_behind),
         TEST(test_report_takes_any_json),
         TEST(test_mistyped_command_finds_the_nearest),
     };
