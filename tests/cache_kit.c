@@ -73,7 +73,7 @@ void kit_fill(uint64_t sample, uint64_t version, void *out, uint64_t bytes)
 
 uint64_t kit_deadline(void)
 {
-    return aq_clock_after(UINT64_C(20000000000));
+    return aq_clock_after(UINT64_C(120000000000));
 }
 
 enum aq_status kit_put(struct aq_cache *cache, uint64_t sample, uint64_t version, uint64_t bytes_max)

@@ -2,5 +2,5 @@
 if(TARGET aqpipe)
   add_test(NAME chaos
     COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/chaos --faults 20 --seed 1 --bin $<TARGET_FILE_DIR:aqpipe>)
-  set_tests_properties(chaos PROPERTIES LABELS fault TIMEOUT 600 PROCESSORS 2)
+  set_tests_properties(chaos PROPERTIES LABELS fault TIMEOUT 1800 PROCESSORS 2)
 endif()

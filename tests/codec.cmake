@@ -10,5 +10,5 @@ target_include_directories(test_codec_golden PRIVATE ${PROJECT_SOURCE_DIR}/aqsgd
 find_program(AQ_NUMPY_PYTHON python3 PATHS /usr/bin NO_DEFAULT_PATH)
 if(AQ_NUMPY_PYTHON)
   add_test(NAME codec_format_page COMMAND ${AQ_NUMPY_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/golden/codec_check.py)
-  set_tests_properties(codec_format_page PROPERTIES SKIP_RETURN_CODE 77 LABELS quick TIMEOUT 60)
+  set_tests_properties(codec_format_page PROPERTIES SKIP_RETURN_CODE 77 LABELS quick TIMEOUT 300)
 endif()

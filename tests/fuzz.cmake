@@ -23,7 +23,7 @@ function(aq_fuzz reader)
   endif()
   add_test(NAME fuzz_${reader} COMMAND fuzz_${reader} --runs ${ARG_RUNS} ${corpus} ${ARG_CORPUS}
     WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
-  set_tests_properties(fuzz_${reader} PROPERTIES LABELS "fuzz;quick" TIMEOUT 120)
+  set_tests_properties(fuzz_${reader} PROPERTIES LABELS "fuzz;quick" TIMEOUT 600)
 endfunction()
 
 if(AQ_FUZZ) # as in data.cmake

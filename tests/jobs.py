@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 
+PATIENCE = 300  # seconds: what is awaited comes soon or never, but the machine may be busy
 BIN = pathlib.Path("build/release/bin")
 ROOT = pathlib.Path("/nonexistent")
 AGAIN = ""
@@ -73,7 +74,7 @@ def raw(direction="forward"):
 
 def aqpipe(*arguments, **options):
     return subprocess.run([str(BIN / "aqpipe"), *map(str, arguments)], capture_output=True, text=True,
-                          timeout=options.get("timeout", 120), stdin=subprocess.DEVNULL)
+                          timeout=options.get("timeout", 2 * PATIENCE), stdin=subprocess.DEVNULL)
 
 
 def launch(path, *arguments, want=0):
@@ -99,7 +100,7 @@ def check(condition, what):
 
 def no_workers(tag):
     """No process whose command line or environment names our folder is left."""
-    deadline = time.time() + 5
+    deadline = time.time() + PATIENCE
     while True:
         left = []
         for entry in pathlib.Path("/proc").iterdir():
@@ -124,6 +125,13 @@ def weights(name):
     return (ROOT / name / "model.safetensors").read_bytes()
 
 
+def await_file(path):
+    deadline = time.time() + PATIENCE
+    while not path.exists():
+        check(time.time() < deadline, f"{path} does not come")
+        time.sleep(0.02)
+
+
 def descendants(pid, word):
     """Processes below pid whose program or first argument ends in the word, the eldest first."""
     parents, commands = {}, {}
@@ -145,12 +153,21 @@ def descendants(pid, word):
     return found
 
 
+def lives(pid):
+    """Does this process run (a zombie does not)?"""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 def descendant(pid, word, number=0):
-    """The number-th of them, waited for."""
-    deadline = time.time() + 5
-    while time.time() < deadline:
+    """The number-th of them, waited for. None: the process has ended meanwhile."""
+    deadline = time.time() + PATIENCE
+    while time.time() < deadline and lives(pid):
         found = descendants(pid, word)
         if number < len(found):
             return found[number]
         time.sleep(0.05)
-    sys.exit(f"no process '{word}' below {pid}")
+    check(not lives(pid), f"no process '{word}' below {pid}")
+    return None

@@ -3,12 +3,15 @@
  *
  * The connector runs on a thread of its own until it has its link, because accept and connect both block. After that
  * one thread drives both ends: two net objects, each with its own loop.
+ *
+ * What is awaited comes soon or never: deadlines are PAIR_PATIENCE, so that a busy machine fails no test.
  */
 #ifndef TESTS_LINK_PAIR_H
 #define TESTS_LINK_PAIR_H
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -16,7 +19,7 @@
 
 #include "net/link.h"
 
-enum { PAIR_ADDRESS_BYTES = 256 };
+enum { PAIR_ADDRESS_BYTES = 256, PAIR_PATIENCE = 120 };
 #define PAIR_SECONDS(s) aq_clock_after((uint64_t)((s)*1e9))
 
 struct link_pair {
@@ -27,8 +30,9 @@ struct link_pair {
     struct aq_listener *listener;
     char address[PAIR_ADDRESS_BYTES]; /* for the connector */
     struct aq_tls *tls[2];            /* of schemes with tls */
-    double connect_seconds;           /* of the connector; 0: 20 */
+    double connect_seconds;           /* of the connector; 0: PAIR_PATIENCE */
     enum aq_status connected, accepted;
+    atomic_bool connect_over; /* `connected` says how. Release by the connector, acquire in pair_meet_refused */
 };
 
 static inline void pair_config(struct link_pair *pair)
@@ -76,8 +80,9 @@ static inline void pair_listen(struct link_pair *pair, const char *scheme, const
 static inline void pair_connect_run(void *context)
 {
     struct link_pair *pair = context;
-    const uint64_t deadline_ns = PAIR_SECONDS(pair->connect_seconds > 0 ? pair->connect_seconds : 20);
+    const uint64_t deadline_ns = PAIR_SECONDS(pair->connect_seconds > 0 ? pair->connect_seconds : PAIR_PATIENCE);
     pair->connected = aq_link_connect(pair->net[1], pair->address, &pair->config[1], deadline_ns, &pair->link[1]);
+    atomic_store_explicit(&pair->connect_over, true, memory_order_release);
 }
 
 /* Both at once; the statuses are left in the pair. */
@@ -89,11 +94,22 @@ static inline void pair_meet(struct link_pair *pair, double accept_seconds)
     aq_thread_close(thread);
 }
 
+/* The same where neither gets a link: the listener goes on listening until the connector has its answer. */
+static inline void pair_meet_refused(struct link_pair *pair)
+{
+    struct aq_thread *thread;
+    assert_int_equal(aq_thread_open("connector", pair_connect_run, pair, &thread), AQ_OK);
+    do
+        pair->accepted = aq_link_accept(pair->listener, &pair->config[0], PAIR_SECONDS(0.1), &pair->link[0]);
+    while (pair->accepted == AQ_TIMEOUT && !atomic_load_explicit(&pair->connect_over, memory_order_acquire));
+    aq_thread_close(thread);
+}
+
 static inline void pair_open(struct link_pair *pair, const char *scheme, const char *query)
 {
     pair_nets(pair);
     pair_listen(pair, scheme, query);
-    pair_meet(pair, 20);
+    pair_meet(pair, PAIR_PATIENCE);
     assert_int_equal(pair->accepted, AQ_OK);
     assert_int_equal(pair->connected, AQ_OK);
 }

@@ -14,5 +14,5 @@ aq_test(test_stage LIBS aq_stages LABELS stage quick)
 foreach(variant plain base avx2 avx512)
   add_test(NAME test_stage_${variant} COMMAND test_stage)
   set_tests_properties(test_stage_${variant} PROPERTIES ENVIRONMENT AQ_CPU=${variant} SKIP_RETURN_CODE 77
-    LABELS "stage;quick" TIMEOUT 120)
+    LABELS "stage;quick" TIMEOUT 600)
 endforeach()

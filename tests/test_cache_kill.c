@@ -119,6 +119,9 @@ int main(int argc, char **argv)
         const pid_t child = fork();
         if (child == -1) return 1;
         if (child == 0) child_run(mark, told);
+        while (kill_index == 0 && atomic_load_explicit(&told->mark, memory_order_acquire) == 0 &&
+               atomic_load_explicit(&told->failed, memory_order_acquire) == 0)
+            usleep(1000); /* a first mark in any case: without one nothing would be tested */
         usleep((useconds_t)(2000 + aq_rng_below(&rng, kill_index, 400000)));
         kill(child, SIGKILL);
         int ended;

@@ -63,7 +63,7 @@ static void test_lines_arrive_whole_and_in_order(void **state)
     json_t *message;
     assert_int_equal(aq_control_receive(pair->a, 0, &message), AQ_AGAIN);
     put(pair->fd, "{\"op\":\"go\"}\n{\"op\":");
-    assert_int_equal(aq_control_receive(pair->a, aq_clock_after(SECOND), &message), AQ_OK);
+    assert_int_equal(aq_control_receive(pair->a, aq_clock_after(120ULL * SECOND), &message), AQ_OK);
     assert_true(aq_control_is(message, "op", "go"));
     assert_false(aq_control_is(message, "event", "go"));
     json_decref(message);
@@ -95,7 +95,7 @@ static void test_bytes_that_are_no_message_close_it(void **state)
         assert_int_equal(aq_control_open(fds[0], &control), AQ_OK);
         put(fds[1], bad[i]);
         last_line[0] = 0;
-        assert_int_equal(aq_control_receive(control, aq_clock_after(SECOND), &message), AQ_PROTO);
+        assert_int_equal(aq_control_receive(control, aq_clock_after(120ULL * SECOND), &message), AQ_PROTO);
         assert_non_null(strstr(last_line, "control"));
         put(fds[1], "{}\n");
         assert_int_equal(aq_control_receive(control, 0, &message), AQ_PROTO);
@@ -120,7 +120,7 @@ static void test_limit_of_a_line_holds(void **state)
     json_t *message;
     aq_control_limit(pair->a, 64);
     put(pair->fd, "{\"op\":\"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\"");
-    assert_int_equal(aq_control_receive(pair->a, aq_clock_after(SECOND), &message), AQ_PROTO);
+    assert_int_equal(aq_control_receive(pair->a, aq_clock_after(120ULL * SECOND), &message), AQ_PROTO);
     assert_non_null(strstr(last_line, "longer than 64 bytes"));
 }
 
@@ -158,7 +158,7 @@ static void test_messages_larger_than_the_buffer_get_through(void **state)
         assert_int_equal(aq_control_send(pair->a, json_pack("{s:s}", "text", (const char *)text)), AQ_OK);
     for (int i = 0; i < 1000; i++)
         assert_int_equal(aq_control_send(pair->a, json_pack("{s:i}", "i", i)), AQ_OK);
-    assert_int_equal(aq_control_flush(pair->a, aq_clock_after(10ULL * SECOND)), AQ_OK);
+    assert_int_equal(aq_control_flush(pair->a, aq_clock_after(120ULL * SECOND)), AQ_OK);
     shutdown(aq_control_fd(pair->a), SHUT_WR);
     aq_thread_close(thread);
     aq_free(text);

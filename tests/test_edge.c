@@ -50,7 +50,7 @@ struct side {
 
 static enum aq_status side_open(struct side *s)
 {
-    const uint64_t deadline = aq_clock_after(10000000000u);
+    const uint64_t deadline = aq_clock_after(120000000000u);
     const struct aq_plan_stage *stage = &s->plan->stages[s->sender ? 0 : 1];
     AQ_TRY(aq_bell_open(&s->bell));
     const struct aq_net_config net = {.bell = s->bell, .links_max = 2};
@@ -84,7 +84,7 @@ static enum aq_status side_open(struct side *s)
                                         .cache = s->plan->edges[0].message_bytes ? s->cache : NULL,
                                         .bell = s->bell,
                                         .slots = stage->program.slots,
-                                        .silence_ns = 10000000000u};
+                                        .silence_ns = 120000000000u};
     return aq_edge_open(&edge, &s->edge);
 }
 
@@ -115,7 +115,7 @@ static enum aq_status wait_for(struct side *s, bool (*here)(const struct aq_edge
         const uint32_t seen = aq_bell_count(s->bell);
         AQ_TRY(aq_edge_pump(s->edge));
         if (here(s->edge)) return AQ_OK;
-        AQ_TRY(aq_bell_wait(s->bell, seen, aq_clock_after(10000000000u)));
+        AQ_TRY(aq_bell_wait(s->bell, seen, aq_clock_after(120000000000u)));
     }
 }
 
@@ -157,7 +157,7 @@ static enum aq_status side_work(struct side *s)
         for (uint32_t m = 0; m < MICRO; m++)
             AQ_TRY(exchange(s, epoch, m));
     }
-    AQ_TRY(aq_edge_drain(s->edge, aq_clock_after(10000000000u)));
+    AQ_TRY(aq_edge_drain(s->edge, aq_clock_after(120000000000u)));
     for (uint64_t i = 0; s->cache && i < SAMPLES; i++) {
         const struct aq_cache_key key = message_key(s, i);
         struct aq_cache_entry entry;
@@ -166,7 +166,7 @@ static enum aq_status side_work(struct side *s)
         s->versions[i] = entry.version;
     }
     aq_edge_measures(s->edge, &s->measures);
-    const enum aq_status status = aq_link_finish(s->link, aq_clock_after(10000000000u));
+    const enum aq_status status = aq_link_finish(s->link, aq_clock_after(120000000000u));
     return status == AQ_CLOSED ? AQ_OK : status; /* closed: the other side was first to say goodbye */
 }
 

@@ -196,7 +196,7 @@ static void pass_time(const struct link_pair *pair, double seconds)
 static void swallow(const struct link_pair *pair, struct proxy *proxy)
 {
     const unsigned before = atomic_load_explicit(&proxy->holes, memory_order_relaxed);
-    const uint64_t deadline_ns = PAIR_SECONDS(20);
+    const uint64_t deadline_ns = PAIR_SECONDS(PAIR_PATIENCE);
     order(proxy, PROXY_HOLE);
     while (atomic_load_explicit(&proxy->holes, memory_order_relaxed) == before) {
         pass_time(pair, 0.002);
@@ -210,14 +210,21 @@ static void healing_config(struct link_pair *pair, double outage_seconds)
     for (int i = 0; i < 2; i++) {
         pair->config[i].outage_ns_max = (uint64_t)(outage_seconds * 1e9);
         pair->config[i].heartbeat_ns = 50000000;
-        pair->config[i].silence_ns_max = 400000000;
+        pair->config[i].silence_ns_max = 0;
     }
+}
+
+/* For tests of holes: nothing heard for so long is a lost connection. Elsewhere a busy machine would seem to be one. */
+static void listen_closely(struct link_pair *pair)
+{
+    for (int i = 0; i < 2; i++)
+        pair->config[i].silence_ns_max = 400000000;
 }
 
 /* Meet, and close the listener: from there on its porter has the door. */
 static void meet(struct link_pair *pair)
 {
-    pair_meet(pair, 20);
+    pair_meet(pair, PAIR_PATIENCE);
     assert_int_equal(pair->accepted, AQ_OK);
     assert_int_equal(pair->connected, AQ_OK);
     aq_listener_close(pair->listener);
@@ -242,7 +249,7 @@ static uint64_t heals(const struct link_pair *pair, int side)
 static void finish_run(void *context)
 {
     struct link_pair *pair = context;
-    pair->connected = aq_link_finish(pair->link[1], PAIR_SECONDS(30));
+    pair->connected = aq_link_finish(pair->link[1], PAIR_SECONDS(PAIR_PATIENCE));
 }
 
 /* Both ends say goodbye in good order. */
@@ -250,7 +257,7 @@ static void finish(struct link_pair *pair)
 {
     struct aq_thread *thread;
     assert_int_equal(aq_thread_open("finish", finish_run, pair, &thread), AQ_OK);
-    assert_int_equal(aq_link_finish(pair->link[0], PAIR_SECONDS(30)), AQ_OK);
+    assert_int_equal(aq_link_finish(pair->link[0], PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
     aq_thread_close(thread);
     assert_int_equal(pair->connected, AQ_OK);
 }
@@ -278,9 +285,9 @@ static void both_engines(void (*test)(void))
 static void cut_often(void)
 {
     struct link_pair pair = {0};
-    healing_config(&pair, 20);
+    healing_config(&pair, PAIR_PATIENCE);
     struct proxy *proxy = through_proxy(&pair, 150000);
-    pair_exchange(&pair, 500, 100);
+    pair_exchange(&pair, 500, PAIR_PATIENCE);
     const unsigned cuts = atomic_load_explicit(&proxy->cuts, memory_order_relaxed);
     print_message("  %u cuts, %u connections, %llu heals\n", cuts,
                   atomic_load_explicit(&proxy->streams, memory_order_relaxed), (unsigned long long)heals(&pair, 1));
@@ -315,11 +322,11 @@ static void test_fault_cuts_at_seeded_places_all_arrives_once(void **state)
             struct link_pair pair = {0};
             char query[64];
             snprintf(query, sizeof query, "seed=%u&cut_every=120000&split=9000", seed);
-            healing_config(&pair, 20);
+            healing_config(&pair, PAIR_PATIENCE);
             pair_nets(&pair);
             pair_listen(&pair, SCHEMES[i], query);
             meet(&pair);
-            pair_exchange(&pair, 100, 60);
+            pair_exchange(&pair, 100, PAIR_PATIENCE);
             assert_true(heals(&pair, 0) >= 10);
             pair_close(&pair);
         }
@@ -333,13 +340,13 @@ static void test_cuts_in_handshakes_all_arrives_once(void **state)
         struct link_pair pair = {0};
         char query[64];
         snprintf(query, sizeof query, "seed=%u&cut_every=900&split=300", seed);
-        healing_config(&pair, 20);
+        healing_config(&pair, PAIR_PATIENCE);
         for (int i = 0; i < 2; i++)
             pair.config[i].body_bytes_max = 40;
         pair_nets(&pair);
         pair_listen(&pair, "fault+sim", query);
         meet(&pair);
-        pair_exchange(&pair, 60, 60);
+        pair_exchange(&pair, 60, PAIR_PATIENCE);
         assert_true(heals(&pair, 1) >= 10);
         pair_close(&pair);
     }
@@ -358,7 +365,8 @@ static void test_black_hole_is_found_by_silence_and_healed(void **state)
 {
     struct link_pair pair = {0};
     (void)state;
-    healing_config(&pair, 20);
+    healing_config(&pair, PAIR_PATIENCE);
+    listen_closely(&pair);
     struct proxy *proxy = through_proxy(&pair, 0);
     for (uint64_t n = 0; n < 5; n++) {
         swallow(&pair, proxy);
@@ -366,7 +374,7 @@ static void test_black_hole_is_found_by_silence_and_healed(void **state)
         for (int i = 0; i < 2; i++)
             send_one(&pair, i, n);
         for (int i = 0; i < 2; i++)
-            assert_int_equal(pair_event_of(&pair, i, AQ_LINK_RECEIVED, 20).frame.step, n);
+            assert_int_equal(pair_event_of(&pair, i, AQ_LINK_RECEIVED, PAIR_PATIENCE).frame.step, n);
         assert_true(heals(&pair, 1) >= n + 1);
     }
     finish(&pair);
@@ -380,15 +388,16 @@ static void test_sent_means_acknowledged(void **state)
     struct link_pair pair = {0};
     struct aq_link_event event;
     (void)state;
-    healing_config(&pair, 20);
+    healing_config(&pair, PAIR_PATIENCE);
+    listen_closely(&pair);
     struct proxy *proxy = through_proxy(&pair, 0);
     swallow(&pair, proxy);
     send_one(&pair, 1, 7);
     pass_time(&pair, 0.1);
     assert_int_equal(aq_link_poll(pair.link[1], &event), AQ_AGAIN); /* written long ago, but nobody has it */
     order(proxy, PROXY_PASS);
-    assert_int_equal(pair_event(&pair, 0, 20).frame.step, 7);
-    event = pair_event(&pair, 1, 20);
+    assert_int_equal(pair_event(&pair, 0, PAIR_PATIENCE).frame.step, 7);
+    event = pair_event(&pair, 1, PAIR_PATIENCE);
     assert_int_equal(event.kind, AQ_LINK_SENT);
     assert_int_equal(event.token, 7);
     assert_int_equal(aq_link_poll(pair.link[0], &event), AQ_AGAIN); /* once */
@@ -404,7 +413,7 @@ static void test_outage_longer_than_permitted_is_timeout(void **state)
     struct proxy *proxy = through_proxy(&pair, 0);
     order(proxy, PROXY_CLOSED);
     for (int i = 0; i < 2; i++) {
-        const struct aq_link_event event = pair_event_of(&pair, i, AQ_LINK_CLOSED, 20);
+        const struct aq_link_event event = pair_event_of(&pair, i, AQ_LINK_CLOSED, PAIR_PATIENCE);
         assert_int_equal(event.status, AQ_TIMEOUT);
         assert_non_null(strstr(event.text, "longer than the 0.5 s of outage_max"));
     }
@@ -425,7 +434,7 @@ static void test_connections_without_progress_do_not_heal_for_ever(void **state)
     meet(&pair);
     const struct aq_frame frame = {.kind = AQ_FRAME_FORWARD, .body_bytes = sizeof body, .body = body};
     assert_int_equal(aq_link_send(pair.link[1], &frame, 0), AQ_OK);
-    end = (uint32_t)pair_event_of(&pair, 1, AQ_LINK_CLOSED, 30).status;
+    end = (uint32_t)pair_event_of(&pair, 1, AQ_LINK_CLOSED, PAIR_PATIENCE).status;
     assert_int_equal(end, AQ_TIMEOUT);
     pair_close(&pair);
 }
@@ -434,15 +443,15 @@ static void test_end_while_parked_is_at_once(void **state)
 {
     struct link_pair pair = {0};
     (void)state;
-    healing_config(&pair, 20);
+    healing_config(&pair, PAIR_PATIENCE);
     struct proxy *proxy = through_proxy(&pair, 0);
     order(proxy, PROXY_CLOSED);
     pass_time(&pair, 0.1);
     const uint64_t begin = aq_clock_ns();
-    assert_int_equal(aq_link_abort(pair.link[1], AQ_NOSPC, "the disk is full", PAIR_SECONDS(10)), AQ_OK);
+    assert_int_equal(aq_link_abort(pair.link[1], AQ_NOSPC, "the disk is full", PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
     aq_link_close(pair.link[1]);
     aq_link_close(pair.link[0]);
-    assert_true(aq_clock_ns() - begin < 5000000000u);
+    assert_true(aq_clock_ns() - begin < PAIR_PATIENCE / 2 * UINT64_C(1000000000)); /* no deadline of anything */
     proxy_close(proxy);
     pair_close(&pair);
 }
@@ -454,7 +463,7 @@ static void test_goodbye_under_cuts_is_good_at_both_ends(void **state)
         struct link_pair pair = {0};
         char query[64];
         snprintf(query, sizeof query, "seed=%u&cut_every=1000", seed);
-        healing_config(&pair, 20);
+        healing_config(&pair, PAIR_PATIENCE);
         pair_nets(&pair);
         pair_listen(&pair, "fault+tcp", query);
         meet(&pair);
@@ -505,7 +514,7 @@ static void test_strangers_at_a_living_link_are_refused_by_name(void **state)
     struct link_pair pair = {0};
     char text[AQ_TEXT_BYTES];
     (void)state;
-    healing_config(&pair, 20);
+    healing_config(&pair, PAIR_PATIENCE);
     pair_nets(&pair);
     pair_listen(&pair, "tcp", "");
     meet(&pair);
@@ -524,7 +533,7 @@ static void test_strangers_at_a_living_link_are_refused_by_name(void **state)
     hello.resume_sequence = 1;
     assert_int_equal(refused(port, &hello, text), AQ_MISMATCH);
     assert_non_null(strstr(text, "00000000feedface"));
-    pair_exchange(&pair, 10, 20); /* and the link has not noticed */
+    pair_exchange(&pair, 10, PAIR_PATIENCE); /* and the link has not noticed */
     assert_int_equal(heals(&pair, 0), 0);
     pair_close(&pair);
 }
@@ -535,12 +544,12 @@ static void test_one_end_does_not_heal_neither_does(void **state)
     (void)state;
     for (int end = 0; end < 2; end++) {
         struct link_pair pair = {0};
-        healing_config(&pair, 20);
+        healing_config(&pair, PAIR_PATIENCE);
         pair.config[end].outage_ns_max = 0;
         struct proxy *proxy = through_proxy(&pair, 0);
         order(proxy, PROXY_CLOSED);
         for (int i = 0; i < 2; i++)
-            assert_int_equal(pair_event_of(&pair, i, AQ_LINK_CLOSED, 20).status, AQ_IO);
+            assert_int_equal(pair_event_of(&pair, i, AQ_LINK_CLOSED, PAIR_PATIENCE).status, AQ_IO);
         proxy_close(proxy);
         pair_close(&pair);
     }
@@ -552,7 +561,7 @@ static void test_close_with_links_parked_leaves_no_memory(void **state)
     const uint64_t used = aq_memory_used();
     for (int i = 0; i < 5; i++) {
         struct link_pair pair = {0};
-        healing_config(&pair, 20);
+        healing_config(&pair, PAIR_PATIENCE);
         struct proxy *proxy = through_proxy(&pair, 3000);
         send_one(&pair, 1, 1);
         if (i % 2) order(proxy, PROXY_CLOSED);
