@@ -203,8 +203,25 @@ static enum aq_status slots_place(struct gpt2 *gpt2, const struct gpt2_shape *sh
                                   .bytes = stage->size.slot_bytes};
         gpt2_place_slot(shape, &arena, slot, &shared);
     }
-    AQ_TRY(aq_alloc(shape->rows * sizeof *gpt2->row, &memory));
-    gpt2->row = memory;
+    return AQ_OK;
+}
+
+/* What the host writes for the device, and reads from it: pinned, so that copies need not wait for each other. */
+static enum aq_status host_place(struct gpt2 *gpt2, const struct gpt2_shape *shape)
+{
+    const struct aq_stage *stage = gpt2->stage;
+    struct aq_arena arena = {0};
+    for (int pass = 0; pass < 2; pass++) {
+        gpt2->row = aq_arena_take(&arena, shape->rows * sizeof *gpt2->row);
+        for (uint32_t i = 0; i < stage->config.slots; i++)
+            gpt2_place_host(shape, &arena, pass ? &gpt2->slots[i] : NULL);
+        if (pass > 0) break;
+        AQ_TRY(aq_device_alloc(gpt2->device, AQ_MEMORY_PINNED, arena.used, &gpt2->host));
+        gpt2->host_bytes = arena.used;
+        arena = (struct aq_arena){.base = gpt2->host, .bytes = arena.used};
+    }
+    for (uint32_t i = 0; i < stage->config.slots; i++)
+        AQ_TRY(aq_device_event_open(gpt2->device, &gpt2->slots[i].copied));
     return AQ_OK;
 }
 
@@ -227,7 +244,8 @@ enum aq_status gpt2_open(struct aq_stage *stage, void **state)
                           .logits_slot = UINT32_MAX};
     AQ_TRY(tensors_place(gpt2, stage->parameters, &gpt2->weights));
     AQ_TRY(tensors_place(gpt2, stage->gradients, &gpt2->gradients));
-    return slots_place(gpt2, &shape);
+    AQ_TRY(slots_place(gpt2, &shape));
+    return host_place(gpt2, &shape);
 }
 
 void gpt2_close(void *state)
@@ -236,9 +254,10 @@ void gpt2_close(void *state)
     for (uint32_t i = 0; gpt2->slots && i < gpt2->stage->config.slots; i++) {
         aq_free(gpt2->slots[i].x);
         aq_free(gpt2->slots[i].kept);
+        aq_device_event_close(gpt2->device, gpt2->slots[i].copied);
     }
+    aq_device_free(gpt2->device, AQ_MEMORY_PINNED, gpt2->host, gpt2->host_bytes);
     aq_free(gpt2->slots);
-    aq_free(gpt2->row);
     aq_free(gpt2->weights.blocks);
     aq_free(gpt2->gradients.blocks);
     aq_free(gpt2);

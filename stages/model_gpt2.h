@@ -42,23 +42,28 @@ struct gpt2_kept {
 };
 
 struct gpt2_slot {
-    float **x;               /* input of each block, then the input of what follows the last      */
-    struct gpt2_kept *kept;  /* of each block; all the same where it is made again in backward    */
-    void *norm;              /* final norm, type */
+    float **x;              /* input of each block, then the input of what follows the last      */
+    struct gpt2_kept *kept; /* of each block; all the same where it is made again in backward    */
+    void *norm;             /* final norm, type */
     float *mean, *rstd, *losses;
     int32_t *tokens, *targets; /* device */
     struct aq_rng_key *keys;   /* (layer of the stage, site, sample): dropout, device */
-    uint32_t samples, T;       /* T: tokens of a sample in this forward */
+    /* The same three in pinned memory: written here, copied by the stream, and not written again before it has passed.
+     */
+    int32_t *host_tokens, *host_targets;
+    struct aq_rng_key *host_keys;
+    struct aq_event *copied;
+    uint32_t samples, T; /* T: tokens of a sample in this forward */
     float loss_scale;
     bool dropped; /* dropout was on */
 };
 
 struct gpt2_work {
-    float *dx;       /* gradient of the residual stream, where the caller gives no room */
-    float *dnorm;    /* gradient of a layer norm's output                               */
-    void *dout;      /* gradient of what a residual adds, type                          */
+    float *dx;        /* gradient of the residual stream, where the caller gives no room */
+    float *dnorm;     /* gradient of a layer norm's output                               */
+    void *dout;       /* gradient of what a residual adds, type                          */
     void *dattention; /* gradient of attention's output, type                           */
-    void *du;        /* gradient before GELU, type                                      */
+    void *du;         /* gradient before GELU, type                                      */
     float *dqkv;
     float *logits; /* a chunk of rows; in backward their gradient */
 };
@@ -74,7 +79,9 @@ struct gpt2 {
     struct gpt2_work work;
     uint64_t head_rows, head_stride; /* rows of a chunk of logits; floats of a row */
     uint32_t logits_slot;            /* whose gradient of logits lies in the workspace, or UINT32_MAX */
-    float *row;                      /* host: losses of a micro-batch */
+    float *row;                      /* pinned: losses of a micro-batch */
+    void *host;                      /* pinned: all of the slots' host_*, and row */
+    size_t host_bytes;
 };
 
 struct gpt2_shape {
@@ -92,6 +99,8 @@ void gpt2_place_slot(const struct gpt2_shape *shape, struct aq_arena *arena, str
                      const struct gpt2_kept *shared);
 void gpt2_place_work(const struct gpt2_shape *shape, struct aq_arena *arena, struct gpt2_work *work,
                      struct gpt2_kept *shared);
+/* Places a slot's pinned memory (slot NULL: only measures). */
+void gpt2_place_host(const struct gpt2_shape *shape, struct aq_arena *arena, struct gpt2_slot *slot);
 void gpt2_measure(const struct aq_stage_config *config, struct stage_memory *out);
 enum aq_status gpt2_open(struct aq_stage *stage, void **state);
 void gpt2_close(void *state);

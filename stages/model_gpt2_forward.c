@@ -20,7 +20,8 @@ struct aq_dropout gpt2_dropout(const struct gpt2 *gpt2, const struct gpt2_slot *
  * The keys of all masks of this micro-batch. They hold seed, step, the model's layer (not the stage's), site and
  * sample, so that a mask is the same wherever the model is cut and in whatever micro-batch the sample comes.
  */
-static void keys_make(const struct gpt2 *gpt2, struct gpt2_slot *slot, const struct aq_stage_input *input)
+static enum aq_status keys_make(const struct gpt2 *gpt2, struct gpt2_slot *slot, const struct aq_stage_input *input,
+                                struct aq_stream *stream)
 {
     const uint32_t B = gpt2->stage->config.B;
     for (uint32_t layer = 0; layer <= gpt2->blocks; layer++) {
@@ -28,9 +29,11 @@ static void keys_make(const struct gpt2 *gpt2, struct gpt2_slot *slot, const str
         const uint64_t number = layer == 0 ? 0 : gpt2->first_block + layer;
         for (uint32_t site = 0; site < GPT2_SITES; site++)
             for (uint32_t sample = 0; sample < input->samples; sample++)
-                slot->keys[((uint64_t)layer * GPT2_SITES + site) * B + sample] = aq_rng_key(
+                slot->host_keys[((uint64_t)layer * GPT2_SITES + site) * B + sample] = aq_rng_key(
                     input->seed, AQ_RNG_DROPOUT, input->step << 20 | number << 4 | site, input->sample_ids[sample]);
     }
+    const size_t bytes = (size_t)(gpt2->blocks + 1) * GPT2_SITES * B * sizeof *slot->keys;
+    return aq_device_copy(gpt2->device, slot->keys, slot->host_keys, bytes, stream);
 }
 
 static struct aq_matmul product(uint64_t M, uint64_t N, uint64_t K, const void *a, enum aq_element type, const float *b,
@@ -113,20 +116,40 @@ enum aq_status gpt2_block_forward(const struct gpt2 *gpt2, const struct gpt2_slo
 }
 
 /* tokens (samples, T of the stage) to the slot's (samples, T of this forward); those beyond `used` become 0. */
-static void tokens_take(const struct gpt2 *gpt2, struct gpt2_slot *slot, const struct aq_stage_input *input)
+static enum aq_status tokens_take(const struct gpt2 *gpt2, struct gpt2_slot *slot, const struct aq_stage_input *input,
+                                  struct aq_stream *stream)
 {
     const uint32_t T = gpt2->stage->config.T, used = input->tokens_used ? input->tokens_used : T;
     for (uint32_t sample = 0; sample < slot->samples; sample++)
         for (uint32_t t = 0; t < slot->T; t++)
-            slot->tokens[(uint64_t)sample * slot->T + t] = t < used ? input->tokens[(uint64_t)sample * T + t] : 0;
+            slot->host_tokens[(uint64_t)sample * slot->T + t] = t < used ? input->tokens[(uint64_t)sample * T + t] : 0;
+    const size_t bytes = (size_t)slot->samples * slot->T * sizeof *slot->tokens;
+    return aq_device_copy(gpt2->device, slot->tokens, slot->host_tokens, bytes, stream);
 }
 
-static void targets_take(const struct gpt2 *gpt2, struct gpt2_slot *slot, const struct aq_stage_input *input)
+static enum aq_status targets_take(const struct gpt2 *gpt2, struct gpt2_slot *slot, const struct aq_stage_input *input,
+                                   struct aq_stream *stream)
 {
     const uint32_t T = gpt2->stage->config.T, used = input->tokens_used ? input->tokens_used : T;
     for (uint32_t sample = 0; sample < slot->samples; sample++)
         for (uint32_t t = 0; t < slot->T; t++)
-            slot->targets[(uint64_t)sample * slot->T + t] = t < used ? input->targets[(uint64_t)sample * T + t] : -1;
+            slot->host_targets[(uint64_t)sample * slot->T + t] =
+                t < used ? input->targets[(uint64_t)sample * T + t] : -1;
+    const size_t bytes = (size_t)slot->samples * slot->T * sizeof *slot->targets;
+    return aq_device_copy(gpt2->device, slot->targets, slot->host_targets, bytes, stream);
+}
+
+/* What the host knows of this micro-batch, to the device. The slot's last copies must have been made by then. */
+static enum aq_status input_take(const struct gpt2 *gpt2, struct gpt2_slot *slot, const struct aq_stage_input *input,
+                                 struct aq_stream *stream)
+{
+    enum aq_status status = aq_device_event_query(gpt2->device, slot->copied);
+    if (status == AQ_AGAIN) status = aq_device_stream_sync(gpt2->device, stream);
+    AQ_TRY(status);
+    if (slot->dropped) AQ_TRY(keys_make(gpt2, slot, input, stream));
+    if (gpt2->first) AQ_TRY(tokens_take(gpt2, slot, input, stream));
+    if (gpt2->last && input->targets) AQ_TRY(targets_take(gpt2, slot, input, stream));
+    return aq_device_event_record(gpt2->device, slot->copied, stream);
 }
 
 static enum aq_status embed(const struct gpt2 *gpt2, const struct gpt2_slot *slot, float *x, struct aq_stream *stream)
@@ -179,7 +202,7 @@ static enum aq_status loss_sum(const struct gpt2 *gpt2, const struct gpt2_slot *
     *loss = (struct aq_stage_loss){0};
     for (uint64_t i = 0; i < rows; i++) {
         loss->sum += gpt2->row[i];
-        loss->targets += slot->targets[i] >= 0;
+        loss->targets += slot->host_targets[i] >= 0;
     }
     return AQ_OK;
 }
@@ -192,7 +215,6 @@ static enum aq_status head(struct gpt2 *gpt2, uint32_t index, const struct aq_st
     AQ_TRY(layernorm(gpt2, rows, x, gpt2->weights.norm_weight, gpt2->weights.norm_bias, slot->norm, slot->mean,
                      slot->rstd, stream));
     if (!input->targets) return AQ_OK;
-    targets_take(gpt2, slot, input);
     const bool train = !input->evaluate && !gpt2->stage->config.inference, whole = rows <= gpt2->head_rows;
     for (uint64_t first = 0; first < rows; first += gpt2->head_rows) {
         const uint64_t count = rows - first < gpt2->head_rows ? rows - first : gpt2->head_rows;
@@ -213,11 +235,10 @@ enum aq_status gpt2_forward(void *state, uint32_t index, const struct aq_stage_i
     slot->T = input->samples == 1 && input->tokens_used ? input->tokens_used : config->T;
     slot->loss_scale = input->loss_scale;
     slot->dropped = config->model.dropout > 0.0f && !input->evaluate && !config->inference;
-    if (slot->dropped) keys_make(gpt2, slot, input);
+    AQ_TRY(input_take(gpt2, slot, input, stream));
 
     const size_t bytes = (size_t)slot->samples * slot->T * config->model.channels * sizeof(float);
     if (gpt2->first) {
-        tokens_take(gpt2, slot, input);
         AQ_TRY(embed(gpt2, slot, slot->x[0], stream));
     } else {
         AQ_TRY(aq_device_copy(gpt2->device, slot->x[0], input->x, bytes, stream));

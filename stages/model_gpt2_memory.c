@@ -90,6 +90,16 @@ void gpt2_place_slot(const struct gpt2_shape *shape, struct aq_arena *arena, str
     }
 }
 
+void gpt2_place_host(const struct gpt2_shape *shape, struct aq_arena *arena, struct gpt2_slot *slot)
+{
+    struct gpt2_slot nowhere = {0};
+    struct gpt2_slot *to = slot ? slot : &nowhere;
+    const uint64_t sites = (uint64_t)(shape->blocks + 1) * GPT2_SITES;
+    to->host_keys = aq_arena_take(arena, sites * shape->B * sizeof *to->host_keys);
+    if (shape->first) to->host_tokens = aq_arena_take(arena, shape->rows * sizeof *to->host_tokens);
+    if (shape->last) to->host_targets = aq_arena_take(arena, shape->rows * sizeof *to->host_targets);
+}
+
 void gpt2_place_work(const struct gpt2_shape *shape, struct aq_arena *arena, struct gpt2_work *work,
                      struct gpt2_kept *shared)
 {

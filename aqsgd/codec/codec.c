@@ -230,6 +230,11 @@ static void place(struct aq_codec *codec, struct aq_arena *arena)
     codec->old = aq_arena_take(arena, (size_t)codec->layout.message_bytes);
 }
 
+static size_t staging_bytes(const struct aq_codec *codec)
+{
+    return (size_t)codec->layout.values * sizeof(float);
+}
+
 enum aq_status aq_codec_open(struct aq_device *device, const struct aq_codec_config *config, uint32_t rows,
                              uint32_t columns, struct aq_codec **out)
 {
@@ -255,6 +260,12 @@ enum aq_status aq_codec_open(struct aq_device *device, const struct aq_codec_con
     AQ_TRY_GOTO(aq_map(arena.used, &codec->memory), out);
     arena = (struct aq_arena){.base = codec->memory, .bytes = arena.used};
     place(codec, &arena);
+    struct aq_device_info info = {.host_memory = true};
+    if (device) aq_device_info(device, &info);
+    if (!info.host_memory) {
+        AQ_TRY_GOTO(aq_device_alloc(device, AQ_MEMORY_PINNED, staging_bytes(codec), &memory), out);
+        codec->staging = memory;
+    }
     *out = codec;
     return AQ_OK;
 out:
@@ -265,6 +276,7 @@ out:
 void aq_codec_close(struct aq_codec *codec)
 {
     if (codec == NULL) return;
+    if (codec->staging) aq_device_free(codec->device, AQ_MEMORY_PINNED, codec->staging, staging_bytes(codec));
     aq_unmap(codec->memory, codec->memory_bytes);
     aq_free(codec);
 }

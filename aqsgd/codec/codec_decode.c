@@ -245,7 +245,13 @@ static enum aq_status run_pieces(struct decoder *job, void (*run)(uint32_t piece
 enum aq_status aq_codec_decode(struct aq_codec *codec, const void *body, size_t body_bytes, uint32_t flags,
                                const void *m, float *hat, void *m_out, struct aq_stream *stream)
 {
-    (void)stream; /* the CPU does it now */
+    if (codec->staging) return aq_codec_decode_staged(codec, body, body_bytes, flags, m, hat, m_out, stream);
+    return aq_codec_decode_here(codec, body, body_bytes, flags, m, hat, m_out);
+}
+
+enum aq_status aq_codec_decode_here(struct aq_codec *codec, const void *body, size_t body_bytes, uint32_t flags,
+                                    const void *m, float *hat, void *m_out)
+{
     const struct aq_codec_layout *layout = &codec->layout;
     const bool aqsgd = codec->config.kind == AQ_CODEC_AQSGD;
     struct decoder job = {.codec = codec, .body = body, .m = m, .hat = hat, .m_out = aqsgd ? m_out : NULL};

@@ -739,7 +739,15 @@ enum aq_status aq_codec_encode(struct aq_codec *codec, const float *a, const voi
                                void *body, size_t capacity, float *hat, void *m_out, struct aq_codec_result *result,
                                struct aq_stream *stream)
 {
-    (void)stream; /* the CPU does it now */
+    if (codec->staging)
+        return aq_codec_encode_staged(codec, a, m, key, body, capacity, hat, m_out, result, stream);
+    return aq_codec_encode_here(codec, a, m, key, body, capacity, hat, m_out, result);
+}
+
+enum aq_status aq_codec_encode_here(struct aq_codec *codec, const float *a, const void *m,
+                                    const struct aq_rng_key *key, void *body, size_t capacity, float *hat, void *m_out,
+                                    struct aq_codec_result *result)
+{
     const bool warm = codec->config.kind == AQ_CODEC_AQSGD;
     const bool plain = codec->config.kind == AQ_CODEC_RAW || (warm && m == NULL);
     const bool one = hat != NULL && hat == m_out && warm && codec->config.store == AQ_PRECISION_FP32;
@@ -773,5 +781,5 @@ enum aq_status aq_codec_encode(struct aq_codec *codec, const float *a, const voi
     };
     if (!last) return AQ_OK;
     const void *old = m != NULL && m == m_out ? codec->old : m;
-    return aq_codec_decode(codec, body, result->body_bytes, result->flags, old, hat, NULL, stream);
+    return aq_codec_decode_here(codec, body, result->body_bytes, result->flags, old, hat, NULL);
 }

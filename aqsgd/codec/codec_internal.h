@@ -197,7 +197,22 @@ struct aq_codec {
     struct aq_quant *quants; /* likewise */
     void *memory;
     size_t memory_bytes;
+    float *staging; /* pinned, T*C: where a and x^ pass on a device whose memory the host cannot reach; else NULL */
 };
+
+/* codec_staged.c: the two calls of codec.h where codec->staging is there. */
+enum aq_status aq_codec_encode_staged(struct aq_codec *codec, const float *a, const void *m,
+                                      const struct aq_rng_key *key, void *body, size_t capacity, float *hat,
+                                      void *m_out, struct aq_codec_result *result, struct aq_stream *stream);
+enum aq_status aq_codec_decode_staged(struct aq_codec *codec, const void *body, size_t body_bytes, uint32_t flags,
+                                      const void *m, float *hat, void *m_out, struct aq_stream *stream);
+
+/* The CPU's coder, all operands in host memory. */
+enum aq_status aq_codec_encode_here(struct aq_codec *codec, const float *a, const void *m,
+                                    const struct aq_rng_key *key, void *body, size_t capacity, float *hat, void *m_out,
+                                    struct aq_codec_result *result);
+enum aq_status aq_codec_decode_here(struct aq_codec *codec, const void *body, size_t body_bytes, uint32_t flags,
+                                    const void *m, float *hat, void *m_out);
 
 uint32_t aq_precision_bits(enum aq_codec_precision precision);        /* of one value; 0 for no precision */
 enum aq_row_kind aq_precision_row(enum aq_codec_precision precision); /* AQ_ROW_NONE for Q */

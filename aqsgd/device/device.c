@@ -3,6 +3,7 @@
  */
 #include "device_ops.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #if AQ_WITH_CUDA
@@ -28,18 +29,18 @@ static const struct aq_device_ops *backend_find(const char *kind)
     return NULL;
 }
 
+/* AQ_CPU_APART=1: what asks for the CPU gets it behind a wall (device_apart.c). For tests of whole jobs. */
+static const char *kind_of(const struct aq_device_config *config)
+{
+    const char *kind = config->kind ? config->kind : "auto", *apart = getenv("AQ_CPU_APART");
+    if (strcmp(kind, "auto") == 0) kind = "cpu";
+    return strcmp(kind, "cpu") == 0 && apart && strcmp(apart, "1") == 0 ? "apart" : kind;
+}
+
 enum aq_status aq_device_open(const struct aq_device_config *config, struct aq_device **out)
 {
     AQ_ASSERT(config && out);
-    const char *kind = config->kind ? config->kind : "auto";
-    if (strcmp(kind, "auto") == 0) {
-        /*
-         * The last row that opens: rows are in order of wish. A backend that finds no device answers AQ_NODEV unlogged.
-         */
-        for (int i = BACKEND_COUNT - 1; i > 0; i--)
-            if (backends[i]->open(config, out) == AQ_OK) return AQ_OK;
-        return backends[0]->open(config, out);
-    }
+    const char *kind = kind_of(config);
     const struct aq_device_ops *ops = backend_find(kind);
     if (ops) return ops->open(config, out);
 #if AQ_WITH_CUDA

@@ -15,6 +15,9 @@
  *   aqsgd    Q(a - m): quantizes the change since this sample's previous message m (papers/004 Algorithm 1, line 7);
  *            without a reference (a cold sample) a *keyframe* is coded instead.
  *
+ * On a device whose memory the host cannot reach (aq_device_info: host_memory), a and hat are device memory; bodies,
+ * messages and results are the host's, pinned where copies are to be asynchronous.
+ *
  * A message m is stored in the precision of config.store, aq_codec_message_bytes() long, in host or device memory, and
  * is opaque to everybody else: a cache keeps the bytes, a digest covers the bytes. x^ ("hat") is the fp32 matrix that
  * the receiver computes with: m + deq(q), not rounded to the stored precision; both ends store the same rounding of it.
