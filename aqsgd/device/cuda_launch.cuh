@@ -1,0 +1,112 @@
+/*
+ * cuda_launch.cuh -- how this house writes and launches kernels: one source for nvcc and for the launch emulation.
+ *
+ * Caveats first. A kernel file (.cu) includes this header and no header of CUDA; whatever kernels may use is listed in
+ * tests/cuda_host/cuda_host.h, which takes CUDA's place where AQ_CUDA_HOST is defined (tests without a GPU). Rules that
+ * keep one source true on both sides:
+ *
+ *   shared memory   only by AQ_SHARED and AQ_SHARED_DYNAMIC, at the top of a kernel;
+ *   launches        only by AQ_LAUNCH, in a launcher that is extern "C" and takes raw pointers, extents and, last, the
+ *                   stream;
+ *   blocks          are independent: none waits for another; results must not depend on their order, on how many run
+ *                   at once or on the number of processors. No float atomics;
+ *   barriers        every thread of the block comes to each __syncthreads, and every lane of the mask to each warp
+ *                   function: return early only where all of them do;
+ *   block sizes     multiples of 32, where warp functions are used.
+ *
+ *     __global__ void scale(float *x, uint64_t count, float factor)
+ *     {
+ *         AQ_SHARED(float, tile, [256]);
+ *         const uint64_t i = aq_thread_index();
+ *         ...
+ *     }
+ *     extern "C" enum aq_status aq_cuda_scale(float *x, uint64_t count, float factor, struct CUstream_st *stream)
+ *     {
+ *         return AQ_LAUNCH(scale, aq_blocks(count, 256), 256, 0, stream, x, count, factor);
+ *     }
+ *
+ * A kernel that is a template is named in parentheses: AQ_LAUNCH((scale<float, true>), ...).
+ *
+ * Locking: none; a launch only enqueues on its stream.
+ */
+#ifndef AQ_CUDA_LAUNCH_CUH
+#define AQ_CUDA_LAUNCH_CUH
+
+#include "aqsgd/base/status.h"
+
+#ifdef AQ_CUDA_HOST
+#include "cuda_host.h"
+#else
+#include <cstdint>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#endif
+
+/* Shared memory of fixed size: AQ_SHARED(float, tile, [32][33]). Unwritten at the start of a block. */
+#ifdef AQ_CUDA_HOST
+#define AQ_SHARED(type, name, extents)                                                                                 \
+    static type name extents;                                                                                          \
+    cuda_host::shared_static(&name, sizeof name)
+#else
+#define AQ_SHARED(type, name, extents) __shared__ type name extents
+#endif
+
+/* The launch's `shared` bytes, as type *name, aligned to 16 bytes; once a kernel, cut by hand. */
+#ifdef AQ_CUDA_HOST
+#define AQ_SHARED_DYNAMIC(type, name) type *const name = static_cast<type *>(cuda_host::shared_dynamic(16))
+#else
+#define AQ_SHARED_DYNAMIC(type, name)                                                                                  \
+    extern __shared__ __align__(16) unsigned char aq_shared_dynamic_[];                                                \
+    type *const name = reinterpret_cast<type *>(aq_shared_dynamic_)
+#endif
+
+/*
+ * What a launch came to: AQ_OK, or AQ_CUDAERR, logged with the kernel's name, its grid and CUDA's text. With AQ_SYNC=1
+ * in the environment the stream is waited for after each launch, so that the line names the guilty kernel.
+ */
+enum aq_status aq_cuda_launched(const char *kernel, dim3 grid, dim3 block, size_t shared, cudaError_t error,
+                                cudaStream_t stream);
+
+/* AQ_LAUNCH's function. */
+template <class... P, class... A>
+inline enum aq_status aq_cuda_launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
+                                     cudaStream_t stream, A... args)
+{
+#ifdef AQ_CUDA_HOST
+    const cudaError_t error = cuda_host::launch(name, kernel, grid, block, shared, static_cast<P>(args)...);
+#else
+    cudaError_t error = cudaSuccess;
+    if (shared > 48u << 10)
+        error = cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel),
+                                     cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+    if (error == cudaSuccess) {
+        cudaLaunchConfig_t config = {};
+        config.gridDim = grid;
+        config.blockDim = block;
+        config.dynamicSmemBytes = shared;
+        config.stream = stream;
+        error = cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
+    }
+#endif
+    return aq_cuda_launched(name, grid, block, shared, error, stream);
+}
+
+/* Enqueues `kernel` on `stream`, `shared` bytes of dynamic shared memory a block; an enum aq_status. */
+#define AQ_LAUNCH(kernel, grid, block, shared, stream, ...)                                                            \
+    aq_cuda_launch(#kernel, kernel, grid, block, shared, stream, __VA_ARGS__)
+
+/* A grid of one dimension for `count` elements, `block` an element each. */
+static inline dim3 aq_blocks(uint64_t count, uint64_t block)
+{
+    const uint64_t blocks = (count + block - 1) / block;
+    return dim3(static_cast<unsigned>(blocks));
+}
+
+/* The thread's index in a grid of one dimension. */
+static __forceinline__ __device__ uint64_t aq_thread_index()
+{
+    return static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+
+#endif

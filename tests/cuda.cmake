@@ -1,0 +1,66 @@
+# Kernels without a GPU: every .cu of the house as C++ under the launch emulation (cuda_host/cuda_host.h), against the CPU.
+#
+# aq_cuda_host is the emulation and all kernels; a test that links it calls the launchers on plain memory. It needs a C++
+# compiler and nothing of CUDA. AddressSanitizer knows of its stacks; ThreadSanitizer does not, and there is one thread.
+option(AQ_CUDA_HOST "Test the CUDA kernels on the CPU, where there is a C++ compiler" ON)
+include(CheckLanguage)
+check_language(CXX)
+if(NOT AQ_CUDA_HOST OR NOT CMAKE_CXX_COMPILER)
+  message(STATUS "CUDA kernels are not tested on the CPU: no C++ compiler, or AQ_CUDA_HOST is off")
+  return()
+endif()
+if(AQ_SANITIZE MATCHES "thread")
+  message(STATUS "CUDA kernels are not tested on the CPU: ThreadSanitizer does not know the emulation's stacks")
+  return()
+endif()
+
+if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_C_COMPILER_LAUNCHER})
+endif()
+enable_language(CXX)
+set(CMAKE_CXX_STANDARD 17)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+string(TOUPPER ${CMAKE_BUILD_TYPE} build_type)
+set(CMAKE_CXX_FLAGS_${build_type} ${CMAKE_C_FLAGS_${build_type}})
+
+# aq_flags without what only C has.
+add_library(aq_flags_cuda_host INTERFACE)
+get_target_property(flags aq_flags INTERFACE_COMPILE_OPTIONS)
+list(REMOVE_ITEM flags -Wstrict-prototypes -Wmissing-prototypes)
+target_compile_options(aq_flags_cuda_host INTERFACE ${flags})
+get_target_property(flags aq_flags INTERFACE_LINK_OPTIONS)
+if(flags)
+  target_link_options(aq_flags_cuda_host INTERFACE ${flags})
+endif()
+
+# As aq_instruction_sets does for variants: what is said here holds in this folder alone, a CUDA build has its own rules.
+function(aq_cuda_host_sources)
+  set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-x;c++" COMPILE_DEFINITIONS AQ_CUDA_HOST)
+endfunction()
+
+file(GLOB CUDA_KERNELS CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/aqsgd/device/cuda_*.cu ${PROJECT_SOURCE_DIR}/aqsgd/codec/cuda_*.cu)
+aq_cuda_host_sources(${CUDA_KERNELS})
+add_library(aq_cuda_host STATIC cuda_host/cuda_host.cpp cuda_host/cuda_host_switch.cpp ${CUDA_KERNELS})
+target_include_directories(aq_cuda_host PUBLIC ${CMAKE_CURRENT_SOURCE_DIR}/cuda_host ${PROJECT_SOURCE_DIR}/aqsgd/device
+  PRIVATE ${PROJECT_SOURCE_DIR}/aqsgd)
+target_link_libraries(aq_cuda_host PUBLIC aqsgd PRIVATE aq_flags_cuda_host)
+
+# aq_cuda_test(NAME [SOURCES ...] ...): aq_test with the emulation; kernels of its own may stand among its sources.
+function(aq_cuda_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;KERNELS;LABELS" ${ARGN})
+  if(NOT ARG_SOURCES)
+    set(ARG_SOURCES ${name}.c)
+  endif()
+  aq_test(${name} SOURCES ${ARG_SOURCES} LIBS aq_cuda_host aqsgd LABELS ${ARG_LABELS} TIMEOUT ${ARG_TIMEOUT})
+  if(ARG_KERNELS)
+    aq_cuda_host_sources(${ARG_KERNELS})
+    add_library(${name}_kernels OBJECT ${ARG_KERNELS})
+    target_link_libraries(${name}_kernels PRIVATE aq_cuda_host aq_flags_cuda_host)
+    target_sources(${name} PRIVATE $<TARGET_OBJECTS:${name}_kernels>)
+  endif()
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/aqsgd)
+  set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX)
+endfunction()
+
+aq_cuda_test(test_cuda_host KERNELS test_cuda_host.cu LABELS quick)
