@@ -1,0 +1,136 @@
+/*
+ * group.h -- the seam below the collectives: messages in order between each pair of ranks, by links or by MPI.
+ *
+ * A member is a const table over a struct that begins with struct aq_group. Both ends of a pair run the same program of
+ * posts and takes, so that the next message of a rank is always the one that is expected; struct aq_chunk travels with
+ * it only to be compared. Members neither check nor count: collective.c does.
+ *
+ * How much may be under way. Programs lag: a message is taken AQ_GROUP_LAG steps after it could first have come (twice
+ * as many for results). A rank may therefore be at most LAG + 1 steps ahead of another, with 2 LAG + 2 messages of each
+ * of the two phases not yet taken: AQ_GROUP_FRAMES in all. A link has as many receive slots, so that a post never has
+ * to wait for a peer that is itself in a post.
+ */
+#ifndef NET_GROUP_H
+#define NET_GROUP_H
+
+#include "net/collective.h"
+
+enum {
+    AQ_GROUP_LAG =
+        3, /* messages of each chunk that are on their way while one is summed: 3 pieces, 0.75 MB as a rule */
+    AQ_GROUP_FRAMES = 4 * (AQ_GROUP_LAG + 1),
+    AQ_GROUP_SLOTS = AQ_GROUP_LAG + 1,     /* packed messages to one rank that are not yet out of our hands */
+    AQ_GROUP_CUT = 512,                    /* values: chunks and messages begin at a multiple, a codec's bucket */
+    AQ_GROUP_MESSAGES_MIN = 32,            /* of a chunk: the first and the last one overlap with nothing */
+    AQ_GROUP_MESSAGE_BYTES_MIN = 16 << 10, /* but not for the price of too many headers and wake-ups: 128 in 16384 */
+    AQ_GROUP_TASK_VALUES = 16 << 10        /* one piece of work of the pool: 64 KiB, some 10 us */
+};
+
+/* What a collective is; numbers are for ever (docs/FRAME.md). */
+enum aq_collective {
+    AQ_COLLECTIVE_ALLREDUCE = 1,
+    AQ_COLLECTIVE_REDUCE_SCATTER = 2,
+    AQ_COLLECTIVE_ALL_GATHER = 3,
+    AQ_COLLECTIVE_ALL_TO_ALL = 4,
+    AQ_COLLECTIVE_BROADCAST = 5,
+    AQ_COLLECTIVE_LANES = 6,
+    AQ_COLLECTIVE_COMPRESSED = 7,
+    AQ_COLLECTIVE_AGREE = 8
+};
+
+struct aq_chunk {      /* names one message */
+    uint64_t number;   /* of the collective in its group, from 1                                     */
+    uint64_t argument; /* count, and above its 48 bits the root (broadcast) or the lane's bits        */
+    uint32_t piece;    /* which message of its phase                                                  */
+    uint32_t bytes;    /* of its body, never 0                                                        */
+    uint8_t collective;
+    uint8_t phase; /* 0: parts to their owner; 1: results                                             */
+};
+
+struct aq_group_ops {
+    const char *name;
+    /* Lend body until settled. Waits where too many are under way. */
+    enum aq_status (*post)(struct aq_group *group, uint32_t to, const struct aq_chunk *chunk, const void *body);
+    /* Until the first `count` messages ever posted to that rank are out of our hands. */
+    enum aq_status (*settle)(struct aq_group *group, uint32_t to, uint64_t count);
+    /* The next message from that rank; its body is borrowed until given back. */
+    enum aq_status (*take)(struct aq_group *group, uint32_t from, struct aq_chunk *chunk, const void **body);
+    void (*give)(struct aq_group *group, uint32_t from, const void *body);
+    void (*close)(struct aq_group *group);
+};
+
+struct aq_group {
+    const struct aq_group_ops *ops;
+    uint32_t rank, size;
+    struct aq_device *device;
+    uint64_t silence_ns;
+    uint32_t piece_bytes;
+    enum aq_status broken;
+    uint64_t number;                    /* of collectives begun */
+    uint64_t posted[AQ_GROUP_SIZE_MAX]; /* messages, for settle  */
+    struct aq_group_stats stats;
+    uint8_t *slots; /* packed messages: aq_group_slot */
+    size_t slots_bytes;
+};
+
+/* What every member's open begins with; AQ_INVAL as aq_group_open_links says. aq_group_deinit frees what it took. */
+enum aq_status aq_group_init(struct aq_group *group, const struct aq_group_ops *ops,
+                             const struct aq_group_config *config);
+void aq_group_deinit(struct aq_group *group);
+
+/* Memory for packed message m: those to rank `to`, or (to = size) those of results. */
+void *aq_group_slot(const struct aq_group *group, uint32_t to, uint64_t m);
+
+/* A collective's begin and end. `detail` is what stands above the count. A broken group answers why. */
+enum aq_status aq_group_begin(struct aq_group *group, enum aq_collective collective, uint64_t detail, uint64_t count,
+                              struct aq_chunk *out);
+/* Waits until nothing is lent any more, where status is AQ_OK; else breaks the group. */
+enum aq_status aq_group_end(struct aq_group *group, enum aq_status status);
+
+/* The table's calls, counted and checked: take answers AQ_MISMATCH where another message than `expected` comes. */
+enum aq_status aq_group_post(struct aq_group *group, uint32_t to, const struct aq_chunk *chunk, const void *body);
+enum aq_status aq_group_take(struct aq_group *group, uint32_t from, const struct aq_chunk *expected, const void **body);
+void aq_group_give(struct aq_group *group, uint32_t from, const void *body);
+
+/* How long the member slept. */
+void aq_group_count_wait(struct aq_group *group, uint64_t begin_ns);
+/* AQ_TIMEOUT, with the line that says for whom we waited and where. */
+enum aq_status aq_group_silent(const struct aq_group *group, uint32_t peer);
+
+/*
+ * exchange -- the program of everything that reduces: parts of each chunk to its owner, who reduces them, and the
+ * result to all, message by message (collective_reduce.c).
+ */
+struct aq_exchange {
+    struct aq_group *group;
+    struct aq_chunk head;
+    uint64_t count, chunk, unit; /* values: in all, of a chunk, of a message */
+    bool gather;                 /* the result goes to all, not only to its owner */
+    const struct aq_exchange_ops *ops;
+    void *context;
+    const void *wires[AQ_GROUP_SIZE_MAX]; /* of the step at hand, by rank: what pack made, or what has come */
+    const void *result;                   /* made by reduce */
+};
+
+struct aq_exchange_ops {
+    /* Bytes on the wire of these values: as a part (phase 0) or as a result (phase 1). */
+    uint32_t (*bytes)(const struct aq_exchange *exchange, int phase, uint64_t first, uint64_t count);
+    /* Message m of every chunk: sets wires. Slots for it are free. */
+    void (*pack)(struct aq_exchange *exchange, uint64_t m);
+    /* All parts of message m of the own chunk are in wires, but wires[own], which is NULL: makes result. */
+    enum aq_status (*reduce)(struct aq_exchange *exchange, uint64_t m, uint64_t first, uint64_t count);
+    /* The results of message m of all other chunks are in wires; NULL where a chunk has no such message. */
+    enum aq_status (*unpack)(struct aq_exchange *exchange, uint64_t m);
+};
+
+/* The values of message m of that rank's chunk; false: there are none. */
+bool aq_exchange_span(const struct aq_exchange *exchange, uint32_t owner, uint64_t m, uint64_t *first, uint64_t *count);
+
+/* Runs it from begin to end, given group, count, unit, gather, ops and context. */
+enum aq_status aq_exchange_run(struct aq_exchange *exchange, enum aq_collective collective, uint64_t detail);
+
+/* run(piece) on the group's pool, or here. */
+void aq_group_parallel(const struct aq_group *group, uint32_t pieces, void (*run)(uint32_t piece, void *context),
+                       void *context);
+
+#endif

@@ -1,0 +1,133 @@
+/*
+ * collective.h -- a group: W ranks that reduce together, and the collectives that they call in the same order.
+ *
+ * Caveats first.
+ * - Every rank of the group calls the same collectives in the same order with the same counts. What differs is found
+ *   out by the first frame that comes (each names its collective, kind, count and piece) and ends the call with
+ *   AQ_MISMATCH and one line that says what each side was doing.
+ * - After an error the group is broken: every later call answers the same status, and what was passed to the failed
+ *   call stays lent to the links until they are aborted or closed. The other ranks learn of it when the links of this
+ *   one end: call aq_link_abort on each with the first cause. All links of a group are polled while any is waited for,
+ *   so that a rank that dies ends the call on every other at once.
+ * - The group polls its links: nobody else may, and nothing but its own frames may come over them.
+ * - Results do not depend on what arrives first: a sum is made in the order of ranks, ((x0 + x1) + x2) + ..., by the
+ * one rank that owns the element, and its bits are copied to all. They do not depend either on how a buffer is cut into
+ *   calls, and a NaN of one rank is the same NaN on all. (Codecs with a scale a piece do depend on the cut.)
+ *
+ * How. The buffer is cut into W chunks, rank w owns the w-th (aq_group_chunk). Each rank sends every other its part of
+ * the other's chunk, the owner sums what came, and sends the result to all: 2 (W - 1) / W of the buffer leave each rank
+ * and as much comes, which is the least there is (Thakur, Rabenseifner and Gropp 2005). Chunks go in messages of at
+ * most piece_bytes; packing the next, the wire, summing and unpacking overlap, so that the time is that of the slowest
+ * of them, not their sum. docs/FRAME.md, "Chunks", has the order of messages.
+ *
+ * W = 1: every call answers at once and changes nothing.
+ *
+ *     aq_group_link_config(piece_bytes, &link_config);          and connect one link to each other rank
+ *     aq_group_open_links(&config, &group);
+ *     aq_allreduce(group, gradients, count);                    on every rank
+ *     aq_group_close(group);
+ *
+ * Locking: one thread, the one that polls the links.
+ */
+#ifndef NET_COLLECTIVE_H
+#define NET_COLLECTIVE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "aqsgd/base.h"
+#include "aqsgd/device.h"
+#include "net/link.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct aq_group; /* opaque */
+
+enum { AQ_GROUP_SIZE_MAX = 64 }; /* one link to each other rank: beyond that a mesh is not the way */
+
+struct aq_group_config {
+    uint32_t rank, size;
+    struct aq_link *const
+        *links;               /* [size] by rank, own NULL; the pointers are copied, the links borrowed until close */
+    struct aq_bell *bell;     /* the one that the links' net rings */
+    struct aq_device *device; /* whose pool packs and sums; host memory. NULL: the calling thread alone */
+    uint64_t silence_ns;      /* a rank that is waited for and sends nothing for so long: AQ_TIMEOUT */
+    uint32_t piece_bytes;     /* of a message at most; the same on all ranks */
+};
+
+/* Sets what the links of a group need: body_bytes_max, send_frames and receive_slots. The rest of config is kept. */
+void aq_group_link_config(uint32_t piece_bytes, struct aq_link_config *config);
+
+/* AQ_INVAL: size, rank, a link that is missing or leads to another rank, or is smaller than aq_group_link_config asks
+ * (at either end). AQ_NOMEM. */
+enum aq_status aq_group_open_links(const struct aq_group_config *config, struct aq_group **out);
+
+/* The links stay open, and so does what an unfinished call lent to them. NULL is fine. */
+void aq_group_close(struct aq_group *group);
+
+/* Which rank this one is, and of how many. */
+uint32_t aq_group_rank(const struct aq_group *group);
+uint32_t aq_group_size(const struct aq_group *group);
+
+/* Bytes of RAM that a group of this config takes beside its links; what `aqpipe plan` prints. */
+uint64_t aq_group_measure(const struct aq_group_config *config);
+
+/* The part [*first, *first + *mine) of a buffer of count values that this rank of a group of that size owns. Chunks
+ * begin at multiples of 512 values, are equally long but for the last ones, and may be empty. */
+void aq_group_chunk(uint64_t count, uint32_t size, uint32_t rank, uint64_t *first, uint64_t *mine);
+
+/*
+ * What all collectives below answer: AQ_OK; AQ_MISMATCH, a rank is in another collective; AQ_PROTO, a frame that no
+ * group sends; AQ_TIMEOUT, nothing came for silence_ns; AQ_CLOSED, a rank left; AQ_ABORTED, AQ_IO, ...: why a link
+ * ended. Give up then. Buffers belong to the caller and are lent until the call returns AQ_OK. Nothing is allocated.
+ */
+
+/* x[i] = sum over ranks of x[i], in the order of ranks; the same bits on every rank. */
+enum aq_status aq_allreduce(struct aq_group *group, float *x, uint64_t count);
+
+/* The same for the own chunk alone: x[*first .. *first + *mine) is the sum; the rest of x is as it was. first and mine
+ * may be NULL. */
+enum aq_status aq_reduce_scatter(struct aq_group *group, float *x, uint64_t count, uint64_t *first, uint64_t *mine);
+
+/* all[w * bytes ..] = what rank w has in mine. mine may lie in its own place of all. A ring: each rank hands on to the
+ * next what came from the one before it; blocks of one message go to everybody directly. */
+enum aq_status aq_all_gather(struct aq_group *group, const void *mine, size_t bytes, void *all);
+
+/* received[w * block_bytes ..] = block number `rank` of what rank w has in send. Pairwise. The two may not overlap. */
+enum aq_status aq_all_to_all(struct aq_group *group, const void *send, void *received, size_t block_bytes);
+
+/* bytes[0 .. count) of root, everywhere. A chain from root on, message by message. AQ_INVAL: no such root. */
+enum aq_status aq_broadcast(struct aq_group *group, uint32_t root, void *bytes, size_t count);
+
+/*
+ * Sums unsigned integers that are packed into 64-bit words, as the p-bit allreduce of Lion Cub does (section 3.1 and
+ * appendix D): lane i lies in word i / n at bit (i % n) * lane_bits, where n = 64 / lane_bits, so that no lane crosses
+ * a word and words can simply be added. lane_bits: 1 to 8, or 16. Unused bits are zero.
+ * AQ_INVAL: lane_bits; or a lane ran over (seen by the rank that owns it): W * (levels - 1) must be below 2^lane_bits.
+ */
+enum aq_status aq_allreduce_lanes(struct aq_group *group, uint64_t *lanes, uint64_t count, uint32_t lane_bits);
+
+/* Words that count lanes take. */
+uint64_t aq_lane_words(uint64_t count, uint32_t lane_bits);
+
+/* Do all ranks have the same digest? what: of what, for the line. AQ_MISMATCH on every rank, which names the ranks that
+ * differ from rank 0. */
+enum aq_status aq_group_agree(struct aq_group *group, uint64_t digest, const char *what);
+
+struct aq_group_stats {
+    uint64_t collectives;
+    uint64_t sent_bytes,
+        received_bytes; /* bodies: what the formula says; frame headers are the link's (128 bytes each) */
+    uint64_t wait_ns;   /* asleep, waiting for another rank or for the own links               */
+    uint64_t pack_ns, sum_ns, unpack_ns; /* of the exec thread, between the waits                               */
+};
+/* A snapshot of the sums since the group was opened. */
+void aq_group_stats(const struct aq_group *group, struct aq_group_stats *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
