@@ -22,9 +22,11 @@ bool aq_tls_job_good(const char *job)
 const char *aq_tls_uri(const struct aq_tls_name *name, char out[AQ_TLS_URI_BYTES])
 {
     static const char *const roles[] = {"", "/stage/", "/launcher", "/daemon"};
-    char stage[16] = "";
+    char stage[40] = "";
     if (name->role == AQ_TLS_STAGE && name->stage == AQ_TLS_ANY_STAGE)
         snprintf(stage, sizeof stage, "(any)");
+    else if (name->role == AQ_TLS_STAGE && name->either)
+        snprintf(stage, sizeof stage, "%u or stage %u", name->stage, name->or_stage);
     else if (name->role == AQ_TLS_STAGE)
         snprintf(stage, sizeof stage, "%u", name->stage);
     snprintf(out, AQ_TLS_URI_BYTES, "%s%s%s%s", SCHEME, name->job, roles[name->role], stage);

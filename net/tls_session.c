@@ -60,7 +60,8 @@ static void expected(const struct aq_tls_session *s, char out[AQ_TLS_URI_BYTES +
 static bool is_expected(const struct aq_tls_session *s, const struct aq_tls_name *name)
 {
     if (strcmp(name->job, s->expect.job) != 0 || name->role != s->expect.role) return false;
-    return name->role != AQ_TLS_STAGE || s->expect.stage == AQ_TLS_ANY_STAGE || name->stage == s->expect.stage;
+    return name->role != AQ_TLS_STAGE || s->expect.stage == AQ_TLS_ANY_STAGE || name->stage == s->expect.stage ||
+           (s->expect.either && name->stage == s->expect.or_stage);
 }
 
 /* OpenSSL asks for every certificate of the chain: good is its own opinion; ours is added for the peer's own. */

@@ -2,6 +2,7 @@
  * transport_tls.c -- a filter that puts a stream under mutual TLS 1.3 (tls.h says who may talk to whom).
  *
  *     tls+tcp://host:port?peer=2         the other end must be stage 2 of this job; without peer: any stage of it
+ *     tls+tcp://host:port?peer=1&or=3    stage 1 or stage 3
  *
  * A socket below goes to OpenSSL itself, so that the kernel may do the sealing; anything else is read and written
  * through its own calls. The certificates shake hands in the first reads and writes. Pacing is the stream's below.
@@ -35,14 +36,16 @@ static enum aq_status begin(struct tls_stream *tls)
 enum aq_status aq_tls_wrap(const struct aq_address *address, struct aq_tls *tls, bool server, struct aq_stream *below,
                            struct aq_stream **out)
 {
-    double peer;
+    double peer, other;
     void *memory;
     if (!tls)
         return aq_fail(AQ_INVAL, "net", "address '%s': tls+ wants keys (security.keys; aqpipe keys init makes them)",
                        address->whole);
     AQ_TRY(aq_address_number(address, "peer", -1, &peer));
-    if (peer != floor(peer) || peer >= AQ_TLS_ANY_STAGE)
-        return aq_fail(AQ_INVAL, "net", "address '%s': 'peer' wants the number of a stage", address->whole);
+    AQ_TRY(aq_address_number(address, "or", peer, &other));
+    if (peer != floor(peer) || peer >= AQ_TLS_ANY_STAGE || other != floor(other) || other >= AQ_TLS_ANY_STAGE ||
+        (peer < 0 && other >= 0))
+        return aq_fail(AQ_INVAL, "net", "address '%s': 'peer' and 'or' want numbers of stages", address->whole);
     AQ_TRY(aq_alloc(sizeof(struct tls_stream), &memory));
     struct tls_stream *made = memory;
     made->stream.ops = &TLS_OPS;
@@ -52,6 +55,8 @@ enum aq_status aq_tls_wrap(const struct aq_address *address, struct aq_tls *tls,
     made->server = server;
     made->expect.role = AQ_TLS_STAGE;
     made->expect.stage = peer < 0 ? AQ_TLS_ANY_STAGE : (uint32_t)peer;
+    made->expect.or_stage = peer < 0 ? 0 : (uint32_t)other;
+    made->expect.either = peer >= 0 && other != peer;
     const enum aq_status status = server ? begin(made) : AQ_OK;
     if (status != AQ_OK)
         aq_free(made);

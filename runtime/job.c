@@ -22,6 +22,18 @@ uint32_t aq_job_threads(const struct aq_job *job, uint32_t stage, uint32_t cores
     return cores > sharing ? cores / sharing : 1;
 }
 
+uint32_t aq_job_listener(const struct aq_job *job, uint32_t edge)
+{
+    const struct aq_job_stage *stages = job->pipeline.stages;
+    return stages && stages[edge + 1].dials ? edge : edge + 1;
+}
+
+bool aq_job_listens(const struct aq_job *job, uint32_t stage)
+{
+    return (stage > 0 && aq_job_listener(job, stage - 1) == stage) ||
+           (stage + 1 < job->pipeline.stage_count && aq_job_listener(job, stage) == stage);
+}
+
 uint32_t aq_job_micro_batches(const struct aq_job *job, uint32_t samples)
 {
     return (samples + job->train.micro_batch - 1) / job->train.micro_batch;

@@ -92,7 +92,8 @@ struct aq_job_stage {
     const char *device;              /* "cpu", "cuda", "auto"                                              */
     uint32_t device_index;
     uint32_t threads;    /* of its worker, at least 1; 0: see pipeline.threads                             */
-    const char *address; /* host:port its worker listens on for the stage before it; NULL: link.host and port_first */
+    const char *address; /* host:port its worker listens on; NULL: link.host and port_first                */
+    bool dials;          /* its worker listens for nobody and connects to both neighbours                  */
 };
 
 struct aq_job_pipeline {
@@ -205,6 +206,12 @@ void aq_job_place(const struct aq_job *job, const char *key, char *text, size_t 
 
 /* Threads of stage s's worker: its own, else pipeline.threads, else `cores` shared evenly by the stages of its host. */
 uint32_t aq_job_threads(const struct aq_job *job, uint32_t stage, uint32_t cores);
+
+/* The stage that listens on edge e: e+1 for e, or e where e+1 dials. The other one connects, also to heal. */
+uint32_t aq_job_listener(const struct aq_job *job, uint32_t edge);
+
+/* Does this stage listen for a neighbour? */
+bool aq_job_listens(const struct aq_job *job, uint32_t stage);
 
 /* Micro-batches of a step with `samples` samples. */
 uint32_t aq_job_micro_batches(const struct aq_job *job, uint32_t samples);

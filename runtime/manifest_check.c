@@ -161,6 +161,24 @@ static void check_addresses(struct aq_manifest *manifest)
         }
 }
 
+/* On every edge one of the two must listen. */
+static void check_dials(struct aq_manifest *manifest)
+{
+    const struct aq_job_pipeline *pipeline = &manifest->job.pipeline;
+    for (uint32_t s = 0; s < pipeline->stage_count; s++) {
+        char key[KEY_BYTES];
+        snprintf(key, sizeof key, "pipeline.stages.%u.dials", s);
+        if (s > 0 && pipeline->stages[s].dials && pipeline->stages[s - 1].dials)
+            aq_manifest_error(manifest, key,
+                              "stage %u dials too, and of two neighbours one must listen: put a stage that can be "
+                              "reached between them",
+                              s - 1);
+        if (!pipeline->stages[s].dials || !pipeline->stages[s].address) continue;
+        snprintf(key, sizeof key, "pipeline.stages.%u.address", s);
+        aq_manifest_error(manifest, key, "stage %u dials: it listens nowhere", s);
+    }
+}
+
 /* What would leave this machine in the clear must be said to be wanted so. */
 static void check_security(struct aq_manifest *manifest)
 {
@@ -188,5 +206,6 @@ void aq_manifest_check(struct aq_manifest *manifest)
     if (model) check_cut(manifest);
     check_edges(manifest);
     check_addresses(manifest);
+    check_dials(manifest);
     check_security(manifest);
 }

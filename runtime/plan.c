@@ -49,7 +49,7 @@ static bool local_address(const char *address)
 
 bool aq_plan_edge_loopback(const struct aq_job *job, uint32_t edge)
 {
-    const char *address = job->pipeline.stages[edge + 1].address;
+    const char *address = job->pipeline.stages[aq_job_listener(job, edge)].address;
     return aq_plan_same_host(job, edge, edge + 1) && local_address(address ? address : job->link.host);
 }
 

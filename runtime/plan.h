@@ -60,8 +60,8 @@ struct aq_plan_stage {
     struct aq_program program;      /* of a whole step: plan->micro_batches                                     */
     struct aq_program program_last; /* of the last, partial step of an epoch: plan->micro_batches_last          */
     struct aq_cache_config cache;   /* ready but for path, mark, bell, trace, fresh; slots 0: no cache           */
-    struct aq_link_config link_in; /* from stage s-1: this stage listens. Rank, peers, edge, sizes, rate, hash filled */
-    struct aq_link_config link_out; /* to stage s+1: this stage connects                                        */
+    struct aq_link_config link_in;  /* from stage s-1. Rank, peers, edge, sizes, rate, hash filled               */
+    struct aq_link_config link_out; /* to stage s+1 (who of the two listens: aq_job_listener)                    */
     struct aq_plan_line lines[AQ_PLAN_LINES_MAX];
     uint32_t line_count;
     uint64_t memory_bytes; /* the sum of the lines                                                              */

@@ -19,7 +19,7 @@ const char *aq_security_outside(const struct aq_job *job)
     for (uint32_t s = 0; s < job->pipeline.stage_count; s++) {
         const struct aq_job_stage *stage = job->pipeline.stages ? &job->pipeline.stages[s] : NULL;
         if (stage && stage->host && !inside(stage->host)) return stage->host;
-        if (s == 0) continue; /* nobody connects to the first stage */
+        if (!aq_job_listens(job, s)) continue;
         if (stage && stage->address && !inside(stage->address)) return stage->address;
         shared_host |= !stage || !stage->address;
     }

@@ -219,7 +219,14 @@ static enum aq_status await_op(struct aq_worker *w, const char *op, uint64_t dea
     }
 }
 
-static enum aq_status listen_in(struct aq_worker *w, struct aq_listener **listener)
+/* Of the two neighbours: who connects to this stage? */
+static bool listens_for(const struct aq_worker *w, uint32_t peer)
+{
+    return peer < w->P && aq_job_listener(w->job, peer < w->rank ? peer : w->rank) == w->rank;
+}
+
+/* One port for both neighbours, where both connect; each is told of it. */
+static enum aq_status listen_here(struct aq_worker *w, struct aq_listener **listener)
 {
     const struct aq_job_stage *place = &w->job->pipeline.stages[w->rank];
     const struct aq_job_link *link = &w->job->link;
@@ -229,36 +236,49 @@ static enum aq_status listen_in(struct aq_worker *w, struct aq_listener **listen
         aq_text_add(&address, "%s%s", scheme, place->address);
     else
         aq_text_add(&address, "%s%s:%u", scheme, link->host, link->port_first ? link->port_first + w->rank : 0);
-    if (w->tls) aq_text_add(&address, "?peer=%u", w->rank - 1);
+    const bool before = w->rank > 0 && listens_for(w, w->rank - 1), after = listens_for(w, w->rank + 1);
+    if (w->tls) aq_text_add(&address, "?peer=%u", before ? w->rank - 1 : w->rank + 1);
+    if (w->tls && before && after) aq_text_add(&address, "&or=%u", w->rank + 1);
     uint16_t port;
     enum aq_status status = aq_link_listen(w->net, aq_text_of(&address), listener, &port);
     if (status == AQ_OK) {
         const char *host = aq_text_of(&address) + strlen(scheme), *colon = strrchr(host, ':');
         aq_text_add(&reached, "%.*s:%u", (int)(colon ? colon - host : (ptrdiff_t)strlen(host)), host, port);
-        status = aq_control_send(w->control, json_pack("{s:s, s:s, s:i}", "event", "listening", "address",
-                                                       aq_text_of(&reached), "peer", (int)w->rank - 1));
+        for (uint32_t side = 0; side < 2 && status == AQ_OK; side++)
+            if (side ? after : before)
+                status = aq_control_send(w->control, json_pack("{s:s, s:s, s:I}", "event", "listening", "address",
+                                                               aq_text_of(&reached), "peer",
+                                                               (json_int_t)(side ? w->rank + 1 : w->rank - 1)));
     }
     aq_text_deinit(&address);
     aq_text_deinit(&reached);
     return status;
 }
 
-static enum aq_status connect_out(struct aq_worker *w, uint64_t deadline)
+/* Connect to the neighbour that the launcher names next: one that this stage does not listen for. */
+static enum aq_status connect_one(struct aq_worker *w, uint64_t deadline)
 {
     json_t *message;
     const char *to;
+    uint32_t from = 0;
     struct aq_text address = {0};
     AQ_TRY(await_op(w, "connect", deadline, &message));
     enum aq_status status = aq_control_get_text(message, "address", &to);
+    if (status == AQ_OK) status = aq_control_get_u32(message, "from", &from);
+    const bool after = from == w->rank + 1;
+    struct aq_link **link = after ? &w->link_out : &w->link_in;
+    if (status == AQ_OK && (from >= w->P || (!after && from + 1 != w->rank) || *link || listens_for(w, from)))
+        status =
+            aq_fail(AQ_PROTO, "worker", "stage %u is told to connect to stage %u, which it does not", w->rank, from);
     if (status == AQ_OK) {
         if (w->tls)
-            aq_text_add(&address, "tls+tcp://%s?peer=%u", to, w->rank + 1);
+            aq_text_add(&address, "tls+tcp://%s?peer=%u", to, from);
         else
             aq_text_add(&address, "tcp://%s", to);
-        struct aq_link_config config = w->me->link_out;
+        struct aq_link_config config = after ? w->me->link_out : w->me->link_in;
         config.send_frames += CONTROL_FRAMES;
-        status = aq_link_connect(w->net, aq_text_of(&address), &config, aq_clock_after(w->job->link.connect_ns_max),
-                                 &w->link_out);
+        status =
+            aq_link_connect(w->net, aq_text_of(&address), &config, aq_clock_after(w->job->link.connect_ns_max), link);
     }
     aq_text_deinit(&address);
     json_decref(message);
@@ -274,14 +294,17 @@ static enum aq_status open_links(struct aq_worker *w)
     AQ_TRY(aq_net_open(&net, &w->net));
     struct aq_listener *listener = NULL;
     enum aq_status status = AQ_OK;
-    if (w->rank > 0) AQ_TRY_GOTO(listen_in(w, &listener), out);
-    /* The one before us may still be waiting for the one before it: connecting first cannot block anybody, accepting
-     * can. */
-    if (w->rank + 1 < w->P) AQ_TRY_GOTO(connect_out(w, deadline), out);
-    if (w->rank > 0) {
-        struct aq_link_config config = w->me->link_in;
+    const bool has[] = {w->rank > 0, w->rank + 1 < w->P};
+    struct aq_link **const links[] = {&w->link_in, &w->link_out};
+    if (aq_job_listens(w->job, w->rank)) AQ_TRY_GOTO(listen_here(w, &listener), out);
+    /* Connecting first cannot block anybody for ever, accepting could: along a chain somebody always only listens. */
+    for (uint32_t side = 0; side < 2; side++)
+        if (has[side] && !listens_for(w, side ? w->rank + 1 : w->rank - 1)) AQ_TRY_GOTO(connect_one(w, deadline), out);
+    for (uint32_t side = 0; side < 2; side++) {
+        if (!has[side] || *links[side]) continue;
+        struct aq_link_config config = side ? w->me->link_out : w->me->link_in;
         config.send_frames += CONTROL_FRAMES;
-        AQ_TRY_GOTO(aq_link_accept(listener, &config, deadline, &w->link_in), out);
+        AQ_TRY_GOTO(aq_link_accept(listener, &config, deadline, links[side]), out);
     }
 out:
     aq_listener_close(listener);

@@ -71,6 +71,7 @@ struct stranger {
     const char *folder, *certificate; /* NULL: shows none */
     int version;                      /* 0: sends `bytes` */
     const char *bytes;
+    const char *peers; /* whom the listener expects; NULL: "peer=1" */
     uint16_t port;
     bool got_in;      /* it has read a byte of the other end's HELLO      */
     atomic_bool over; /* release by the stranger, acquire by who listens  */
@@ -140,8 +141,9 @@ static void refuse(struct stranger *stranger, const char *words)
     assert_int_equal(aq_tls_open(ours, AQ_TLS_STAGE, 2, &pair.tls[0]), AQ_OK);
     assert_int_equal(aq_tls_open(ours, AQ_TLS_STAGE, 1, &pair.tls[1]), AQ_OK);
     pair_nets(&pair);
-    assert_int_equal(aq_link_listen(pair.net[0], "tls+tcp://127.0.0.1:0?peer=1", &pair.listener, &stranger->port),
-                     AQ_OK);
+    snprintf(pair.address, sizeof pair.address, "tls+tcp://127.0.0.1:0?%s",
+             stranger->peers ? stranger->peers : "peer=1");
+    assert_int_equal(aq_link_listen(pair.net[0], pair.address, &pair.listener, &stranger->port), AQ_OK);
     lines_begin();
     assert_int_equal(aq_thread_open("stranger", knock, stranger, &thread), AQ_OK);
     struct aq_link *none;
@@ -177,6 +179,15 @@ static void test_accept_certificate_of_another_stage_is_refused(void **state)
     refuse(&s, "presents aqpipe://demo/stage/3, expected aqpipe://demo/stage/1 of the authority ");
     struct stranger launcher = {.folder = ours, .certificate = "launcher.pem", .version = TLS1_3_VERSION};
     refuse(&launcher, "presents aqpipe://demo/launcher, expected aqpipe://demo/stage/1 of the authority ");
+}
+
+/* A stage between two that dial listens for both, and for nobody else. */
+static void test_accept_one_of_two_refuses_a_third(void **state)
+{
+    (void)state;
+    struct stranger s = {
+        .folder = ours, .certificate = "stage-3.pem", .version = TLS1_3_VERSION, .peers = "peer=0&or=1"};
+    refuse(&s, "presents aqpipe://demo/stage/3, expected aqpipe://demo/stage/0 or stage 1 of the authority ");
 }
 
 static void test_accept_expired_certificate_is_refused(void **state)
@@ -420,6 +431,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_accept_certificate_of_another_authority_is_refused),
         cmocka_unit_test(test_accept_certificate_of_another_stage_is_refused),
+        cmocka_unit_test(test_accept_one_of_two_refuses_a_third),
         cmocka_unit_test(test_accept_expired_certificate_is_refused),
         cmocka_unit_test(test_accept_no_certificate_is_refused),
         cmocka_unit_test(test_accept_tls_1_2_is_refused),

@@ -36,7 +36,7 @@ extern "C" {
 
 enum {
     AQ_TLS_JOB_BYTES = 65, /* a job's name in certificates: 1 to 64 of A-Z a-z 0-9 . _ -, and the zero */
-    AQ_TLS_URI_BYTES = 96,
+    AQ_TLS_URI_BYTES = 128,
     AQ_TLS_PRINT_BYTES = 65, /* SHA-256 in hexadecimal digits, and the zero */
     AQ_TLS_TEXT_BYTES = 512,
     AQ_TLS_PATH_BYTES = 4096
@@ -49,6 +49,8 @@ struct aq_tls_name {
     char job[AQ_TLS_JOB_BYTES];
     enum aq_tls_role role;
     uint32_t stage; /* of AQ_TLS_STAGE; as an expectation also AQ_TLS_ANY_STAGE */
+    bool either;    /* as an expectation of AQ_TLS_STAGE: or_stage will do, too */
+    uint32_t or_stage;
 };
 
 /* The URI of a name; an authority's is "aqpipe://JOB". */
