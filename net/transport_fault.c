@@ -14,7 +14,8 @@
  *     delay_ms=t     one write in eight is put off by t milliseconds
  *
  * Each decision is a function of the seed and the place in the stream, not of time or of how the bytes were cut.
- * Environment, for tests: AQ_NET_CUT=seed:n puts cut_every=n under every connection that this process makes.
+ * Environment, for tests: AQ_NET_CUT=seed:n puts cut_every=n under every connection that this process makes;
+ * AQ_NET_DOWN=path: while there is such a file, every connection that this process makes is cut.
  * Locking: as any stream.
  */
 #include <poll.h>
@@ -22,6 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "transport.h"
 
@@ -34,6 +36,7 @@ struct fault_stream {
     uint64_t written, got, reads, writes;
     uint64_t cut_at;  /* bytes in both directions; 0: never */
     uint64_t hold_ns; /* no write before */
+    const char *down; /* cut while there is such a file; NULL: never */
     bool write_held;
     uint8_t bounce[BOUNCE_BYTES];
 };
@@ -81,12 +84,15 @@ enum aq_status aq_fault_wrap(const struct aq_address *address, struct aq_stream 
 enum aq_status aq_fault_environment(struct aq_stream **stream)
 {
     struct aq_address address = {.whole = "AQ_NET_CUT"};
-    const char *asked = getenv("AQ_NET_CUT");
-    if (!asked) return AQ_OK;
-    const char *colon = strchr(asked, ':');
-    if (!colon) return aq_fail(AQ_INVAL, "net", "AQ_NET_CUT=%s: wanted seed:bytes", asked);
-    snprintf(address.query, sizeof address.query, "seed=%.*s&cut_every=%s", (int)(colon - asked), asked, colon + 1);
-    return aq_fault_wrap(&address, *stream, stream);
+    const char *asked = getenv("AQ_NET_CUT"), *down = getenv("AQ_NET_DOWN");
+    if (!asked && !down) return AQ_OK;
+    const char *colon = asked ? strchr(asked, ':') : NULL;
+    if (asked && !colon) return aq_fail(AQ_INVAL, "net", "AQ_NET_CUT=%s: wanted seed:bytes", asked);
+    if (asked)
+        snprintf(address.query, sizeof address.query, "seed=%.*s&cut_every=%s", (int)(colon - asked), asked, colon + 1);
+    AQ_TRY(aq_fault_wrap(&address, *stream, stream));
+    ((struct fault_stream *)*stream)->down = down;
+    return AQ_OK;
 }
 
 static bool stalled(const struct fault_stream *fault)
@@ -96,6 +102,7 @@ static bool stalled(const struct fault_stream *fault)
 
 static bool cut(const struct fault_stream *fault)
 {
+    if (fault->down && access(fault->down, F_OK) == 0) return true;
     if (fault->cut_at > 0 && fault->written + fault->got >= fault->cut_at) return true;
     return fault->cut_after >= 0 && (double)fault->written >= fault->cut_after;
 }
