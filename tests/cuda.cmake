@@ -64,3 +64,5 @@ function(aq_cuda_test name)
 endfunction()
 
 aq_cuda_test(test_cuda_host KERNELS test_cuda_host.cu LABELS quick)
+aq_cuda_test(test_cuda_math LABELS quick)
+target_link_libraries(test_cuda_math PRIVATE aq_stages)

@@ -1,0 +1,201 @@
+/*
+ * cuda_common.cuh -- what the kernels of the mathematics share: element types, sums of a warp and of a block, Philox
+ * and the dropout mask.
+ *
+ * Everything adds in a fixed order: a warp's sum is a butterfly (every lane gets the same bits), a block's is the
+ * warps' sums in their order.
+ */
+#ifndef AQ_CUDA_COMMON_CUH
+#define AQ_CUDA_COMMON_CUH
+
+#include "cuda_kernels.h"
+#include "cuda_launch.cuh"
+
+constexpr unsigned AQ_ALL_LANES = 0xffffffffu;
+
+/* bf16 is uint16_t, as in device_math.h; nearest, ties to even. */
+static __forceinline__ __device__ float aq_load(const float *x)
+{
+    return *x;
+}
+
+static __forceinline__ __device__ float aq_load(const uint16_t *x)
+{
+    return __uint_as_float(static_cast<unsigned>(*x) << 16);
+}
+
+static __forceinline__ __device__ void aq_store(float *x, float value)
+{
+    *x = value;
+}
+
+static __forceinline__ __device__ void aq_store(uint16_t *x, float value)
+{
+    *x = __bfloat16_as_ushort(__float2bfloat16_rn(value));
+}
+
+/* Two bf16 values in a word, the first in the lower half. */
+static __forceinline__ __device__ unsigned aq_pack_bf16(float low, float high)
+{
+    return static_cast<unsigned>(__bfloat16_as_ushort(__float2bfloat16_rn(high))) << 16 |
+           __bfloat16_as_ushort(__float2bfloat16_rn(low));
+}
+
+/* Four at once, for pointers that are aligned to four elements. */
+static __forceinline__ __device__ float4 aq_load4(const float *x)
+{
+    return *reinterpret_cast<const float4 *>(x);
+}
+
+static __forceinline__ __device__ float4 aq_load4(const uint16_t *x)
+{
+    const uint2 words = *reinterpret_cast<const uint2 *>(x);
+    return make_float4(__uint_as_float(words.x << 16), __uint_as_float(words.x & 0xffff0000u),
+                       __uint_as_float(words.y << 16), __uint_as_float(words.y & 0xffff0000u));
+}
+
+static __forceinline__ __device__ void aq_store4(float *x, float4 value)
+{
+    *reinterpret_cast<float4 *>(x) = value;
+}
+
+static __forceinline__ __device__ void aq_store4(uint16_t *x, float4 value)
+{
+    *reinterpret_cast<uint2 *>(x) = make_uint2(aq_pack_bf16(value.x, value.y), aq_pack_bf16(value.z, value.w));
+}
+
+/* W elements, 1 or 4, as floats. */
+template <int W, typename T> static __forceinline__ __device__ void aq_load_wide(const T *x, float (&values)[W])
+{
+    if constexpr (W == 4) {
+        const float4 four = aq_load4(x);
+        values[0] = four.x;
+        values[1] = four.y;
+        values[2] = four.z;
+        values[3] = four.w;
+    } else {
+        values[0] = aq_load(x);
+    }
+}
+
+template <int W, typename T> static __forceinline__ __device__ void aq_store_wide(T *x, const float (&values)[W])
+{
+    if constexpr (W == 4)
+        aq_store4(x, make_float4(values[0], values[1], values[2], values[3]));
+    else
+        aq_store(x, values[0]);
+}
+
+static __forceinline__ __device__ float aq_warp_sum(float value)
+{
+    for (int lanes = 16; lanes > 0; lanes /= 2)
+        value += __shfl_xor_sync(AQ_ALL_LANES, value, lanes);
+    return value;
+}
+
+static __forceinline__ __device__ float aq_warp_max(float value)
+{
+    for (int lanes = 16; lanes > 0; lanes /= 2)
+        value = fmaxf(value, __shfl_xor_sync(AQ_ALL_LANES, value, lanes));
+    return value;
+}
+
+/* ---- Philox4x32-10 (aqsgd/base/rng.c has the source and the same bits). */
+
+static __forceinline__ __device__ uint4 aq_philox(const struct aq_rng_key &key, uint64_t index)
+{
+    uint32_t c0 = static_cast<uint32_t>(index), c1 = static_cast<uint32_t>(index >> 32);
+    uint32_t c2 = key.counter[0], c3 = key.counter[1], k0 = key.key[0], k1 = key.key[1];
+#pragma GCC unroll 10
+    for (int round = 0; round < 10; round++) {
+        const uint32_t high0 = __umulhi(0xD2511F53u, c0), low0 = 0xD2511F53u * c0;
+        const uint32_t high1 = __umulhi(0xCD9E8D57u, c2), low1 = 0xCD9E8D57u * c2;
+        c0 = high1 ^ c1 ^ k0;
+        c2 = high0 ^ c3 ^ k1;
+        c1 = low1;
+        c3 = low0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return make_uint4(c0, c1, c2, c3);
+}
+
+static __forceinline__ __device__ uint32_t aq_philox_word(const struct aq_rng_key &key, uint64_t element)
+{
+    const uint4 block = aq_philox(key, element / 4);
+    const unsigned word = static_cast<unsigned>(element % 4);
+    return word < 2 ? (word == 0 ? block.x : block.y) : (word == 2 ? block.z : block.w);
+}
+
+/* A dropout as kernels take it. keys NULL: nothing is dropped. */
+struct aq_cuda_mask {
+    const struct aq_rng_key *keys;
+    uint32_t threshold; /* kept where word >> 8 is at least this: p * 2^24 */
+    float factor;       /* of what is kept */
+};
+
+static inline struct aq_cuda_mask aq_cuda_mask_of(const struct aq_dropout *dropout)
+{
+    struct aq_cuda_mask mask = {nullptr, 0, 1.0f};
+    if (dropout->probability <= 0.0f) return mask;
+    mask.keys = dropout->keys;
+    mask.threshold = static_cast<uint32_t>(dropout->probability * 16777216.0f);
+    mask.factor = 1.0f / (1.0f - dropout->probability);
+    return mask;
+}
+
+/* The factor of one element of a sample's stream: 0 where it is dropped. */
+static __forceinline__ __device__ float aq_mask_factor(const struct aq_cuda_mask &mask, uint64_t sample,
+                                                       uint64_t element)
+{
+    if (!mask.keys) return 1.0f;
+    return aq_philox_word(mask.keys[sample], element) >> 8 >= mask.threshold ? mask.factor : 0.0f;
+}
+
+static __forceinline__ __device__ float aq_mask_word(const struct aq_cuda_mask &mask, uint32_t word)
+{
+    return word >> 8 >= mask.threshold ? mask.factor : 0.0f;
+}
+
+/* The factors of W elements from `element` on, which is a multiple of W. */
+template <int W>
+static __forceinline__ __device__ void aq_mask_wide(const struct aq_cuda_mask &mask, uint64_t sample, uint64_t element,
+                                                    float (&factors)[W])
+{
+    if constexpr (W == 4) {
+        const uint4 words = mask.keys ? aq_philox(mask.keys[sample], element / 4) : make_uint4(0, 0, 0, 0);
+        factors[0] = mask.keys ? aq_mask_word(mask, words.x) : 1.0f;
+        factors[1] = mask.keys ? aq_mask_word(mask, words.y) : 1.0f;
+        factors[2] = mask.keys ? aq_mask_word(mask, words.z) : 1.0f;
+        factors[3] = mask.keys ? aq_mask_word(mask, words.w) : 1.0f;
+    } else {
+        factors[0] = aq_mask_factor(mask, sample, element);
+    }
+}
+
+/* ---- Launchers' arithmetic. */
+
+/* May `pointer` be read four elements of `type` at a time? */
+static inline bool aq_fours(const void *pointer, enum aq_element type)
+{
+    return reinterpret_cast<uintptr_t>(pointer) % (type == AQ_BF16 ? 8 : 16) == 0;
+}
+
+/* A grid of a row each in x and pieces of its columns in y, `wide` columns a thread; the kernel strides over y. */
+struct aq_row_grid {
+    dim3 grid;
+    unsigned threads;
+};
+
+static inline struct aq_row_grid aq_row_grid_of(uint64_t rows, uint64_t columns, unsigned wide)
+{
+    const uint64_t needed = (columns + wide - 1) / wide;
+    const unsigned threads = needed >= 256 ? 256 : static_cast<unsigned>((needed + 31) / 32 * 32);
+    const uint64_t pieces = (needed + threads - 1) / threads;
+    struct aq_row_grid grid;
+    grid.grid = dim3(static_cast<unsigned>(rows), static_cast<unsigned>(pieces < 65535 ? pieces : 65535));
+    grid.threads = threads;
+    return grid;
+}
+
+#endif

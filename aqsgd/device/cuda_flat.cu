@@ -1,0 +1,328 @@
+/*
+ * cuda_flat.cu -- mathematics of one element at a time: what follows a matrix product, dropout, conversions, initial
+ * values, optimizers, and the sum of squares. Bound by memory: four elements a thread where alignment lets it.
+ *
+ * The optimizers and dropout give the CPU's bits (cpu_rows_plain.c): the same operations in the same order, none
+ * contracted.
+ */
+#include <math.h>
+
+#include "cuda_common.cuh"
+
+constexpr unsigned FLAT_THREADS = 256;
+
+/* ---- What follows a matrix product. */
+
+static __forceinline__ __device__ float gelu_tanh(float x)
+{
+    return tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x));
+}
+
+/* x/2 (1 + tanh(z)), z = sqrt(2/pi) (x + 0.044715 x^3). Hendrycks and Gimpel 2016. */
+static __forceinline__ __device__ float gelu(float x)
+{
+    return 0.5f * x * (1.0f + gelu_tanh(x));
+}
+
+static __forceinline__ __device__ float gelu_slope(float x)
+{
+    const float t = gelu_tanh(x);
+    return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.7978845608028654f * (1.0f + 3.0f * 0.044715f * x * x);
+}
+
+struct finish {
+    const void *sums;
+    uint64_t sums_stride, N, stride;
+    void *c, *other;
+    const float *bias;
+    struct aq_cuda_mask mask;
+    uint64_t sample_rows;
+    enum aq_matmul_after after;
+};
+
+template <typename S, typename T, int W>
+static __global__ void __launch_bounds__(FLAT_THREADS) matmul_finish(struct finish args)
+{
+    const uint64_t row = blockIdx.x, step = static_cast<uint64_t>(gridDim.y) * blockDim.x * W;
+    const S *sums = static_cast<const S *>(args.sums) + row * args.sums_stride;
+    T *c = static_cast<T *>(args.c) + row * args.stride;
+    T *other = args.other ? static_cast<T *>(args.other) + row * args.stride : nullptr;
+    for (uint64_t n = (static_cast<uint64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * W; n < args.N; n += step) {
+        float x[W], y[W];
+        aq_load_wide(sums + n, x);
+        if (args.bias) {
+            aq_load_wide(args.bias + n, y);
+            for (int i = 0; i < W; i++)
+                x[i] += y[i];
+        }
+        if (args.after == AQ_AFTER_GELU) {
+            aq_store_wide(other + n, x);
+            for (int i = 0; i < W; i++)
+                x[i] = gelu(x[i]);
+        } else if (args.after == AQ_AFTER_GELU_BACKWARD) {
+            aq_load_wide(other + n, y);
+            for (int i = 0; i < W; i++)
+                x[i] *= gelu_slope(y[i]);
+        } else if (args.after == AQ_AFTER_RESIDUAL) {
+            const uint64_t sample = args.mask.keys ? row / args.sample_rows : 0;
+            const uint64_t element = args.mask.keys ? row % args.sample_rows * args.N + n : 0;
+            aq_mask_wide(args.mask, sample, element, y);
+            for (int i = 0; i < W; i++)
+                x[i] *= y[i];
+            aq_load_wide(other + n, y);
+            for (int i = 0; i < W; i++)
+                x[i] += y[i];
+        }
+        aq_store_wide(c + n, x);
+    }
+}
+
+template <typename S, typename T>
+static enum aq_status finish_typed(const struct finish *args, uint64_t M, bool fours, cudaStream_t stream)
+{
+    const struct aq_row_grid grid = aq_row_grid_of(M, args->N, fours ? 4 : 1);
+    if (fours) return AQ_LAUNCH((matmul_finish<S, T, 4>), grid.grid, grid.threads, 0, stream, *args);
+    return AQ_LAUNCH((matmul_finish<S, T, 1>), grid.grid, grid.threads, 0, stream, *args);
+}
+
+enum aq_status aq_cuda_matmul_finish(const struct aq_matmul *args, const void *sums, enum aq_element sums_type,
+                                     uint64_t sums_stride, struct CUstream_st *stream)
+{
+    if (args->M == 0 || args->N == 0) return AQ_OK;
+    struct finish finish = {};
+    finish.sums = sums;
+    finish.sums_stride = sums_stride;
+    finish.N = args->N;
+    finish.stride = args->c_stride;
+    finish.c = args->c;
+    finish.other = args->after == AQ_AFTER_NONE ? nullptr : args->other;
+    finish.bias = args->bias;
+    if (args->after == AQ_AFTER_RESIDUAL) finish.mask = aq_cuda_mask_of(&args->dropout);
+    finish.sample_rows = args->dropout_sample_rows;
+    finish.after = args->after;
+    const bool fours = args->N % 4 == 0 && sums_stride % 4 == 0 && args->c_stride % 4 == 0 &&
+                       aq_fours(sums, sums_type) && aq_fours(args->c, args->c_type) && aq_fours(args->bias, AQ_F32) &&
+                       aq_fours(finish.other, args->c_type);
+    const bool from_bf16 = sums_type == AQ_BF16, to_bf16 = args->c_type == AQ_BF16;
+    if (from_bf16 && to_bf16) return finish_typed<uint16_t, uint16_t>(&finish, args->M, fours, stream);
+    if (from_bf16) return finish_typed<uint16_t, float>(&finish, args->M, fours, stream);
+    if (to_bf16) return finish_typed<float, uint16_t>(&finish, args->M, fours, stream);
+    return finish_typed<float, float>(&finish, args->M, fours, stream);
+}
+
+/* ---- Dropout and conversions. */
+
+template <typename Y, int W>
+static __global__ void __launch_bounds__(FLAT_THREADS)
+    dropout(const float *x, Y *y, uint64_t elements, struct aq_cuda_mask mask)
+{
+    const uint64_t sample = blockIdx.x, step = static_cast<uint64_t>(gridDim.y) * blockDim.x * W;
+    x += sample * elements;
+    y += sample * elements;
+    for (uint64_t i = (static_cast<uint64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * W; i < elements; i += step) {
+        float values[W], factors[W];
+        aq_load_wide(x + i, values);
+        aq_mask_wide(mask, sample, i, factors);
+        for (int k = 0; k < W; k++)
+            values[k] *= factors[k];
+        aq_store_wide(y + i, values);
+    }
+}
+
+template <typename Y> static enum aq_status dropout_typed(const struct aq_dropout_apply *args, cudaStream_t stream)
+{
+    const bool fours = args->sample_elements % 4 == 0 && aq_fours(args->x, AQ_F32) && aq_fours(args->y, args->y_type);
+    const struct aq_row_grid grid = aq_row_grid_of(args->samples, args->sample_elements, fours ? 4 : 1);
+    const struct aq_cuda_mask mask = aq_cuda_mask_of(&args->dropout);
+    Y *y = static_cast<Y *>(args->y);
+    if (fours)
+        return AQ_LAUNCH((dropout<Y, 4>), grid.grid, grid.threads, 0, stream, args->x, y, args->sample_elements, mask);
+    return AQ_LAUNCH((dropout<Y, 1>), grid.grid, grid.threads, 0, stream, args->x, y, args->sample_elements, mask);
+}
+
+enum aq_status aq_cuda_dropout(const struct aq_dropout_apply *args, struct CUstream_st *stream)
+{
+    if (args->samples == 0 || args->sample_elements == 0) return AQ_OK;
+    return args->y_type == AQ_BF16 ? dropout_typed<uint16_t>(args, stream) : dropout_typed<float>(args, stream);
+}
+
+template <typename X, typename Y, int W>
+static __global__ void __launch_bounds__(FLAT_THREADS)
+    convert(const X *x, uint64_t x_stride, Y *y, uint64_t y_stride, uint64_t columns)
+{
+    const uint64_t row = blockIdx.x, step = static_cast<uint64_t>(gridDim.y) * blockDim.x * W;
+    x += row * x_stride;
+    y += row * y_stride;
+    for (uint64_t i = (static_cast<uint64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * W; i < columns; i += step) {
+        float values[W];
+        aq_load_wide(x + i, values);
+        aq_store_wide(y + i, values);
+    }
+}
+
+template <typename X, typename Y>
+static enum aq_status convert_typed(const void *x, uint64_t x_stride, void *y, uint64_t y_stride, uint64_t rows,
+                                    uint64_t columns, bool fours, cudaStream_t stream)
+{
+    const struct aq_row_grid grid = aq_row_grid_of(rows, columns, fours ? 4 : 1);
+    const X *from = static_cast<const X *>(x);
+    Y *to = static_cast<Y *>(y);
+    if (fours)
+        return AQ_LAUNCH((convert<X, Y, 4>), grid.grid, grid.threads, 0, stream, from, x_stride, to, y_stride, columns);
+    return AQ_LAUNCH((convert<X, Y, 1>), grid.grid, grid.threads, 0, stream, from, x_stride, to, y_stride, columns);
+}
+
+enum aq_status aq_cuda_convert(const void *x, enum aq_element x_type, uint64_t x_stride, void *y,
+                               enum aq_element y_type, uint64_t y_stride, uint64_t rows, uint64_t columns,
+                               struct CUstream_st *stream)
+{
+    if (rows == 0 || columns == 0) return AQ_OK;
+    const bool fours =
+        columns % 4 == 0 && x_stride % 4 == 0 && y_stride % 4 == 0 && aq_fours(x, x_type) && aq_fours(y, y_type);
+    const bool from_bf16 = x_type == AQ_BF16, to_bf16 = y_type == AQ_BF16;
+    if (from_bf16 && to_bf16)
+        return convert_typed<uint16_t, uint16_t>(x, x_stride, y, y_stride, rows, columns, fours, stream);
+    if (from_bf16) return convert_typed<uint16_t, float>(x, x_stride, y, y_stride, rows, columns, fours, stream);
+    if (to_bf16) return convert_typed<float, uint16_t>(x, x_stride, y, y_stride, rows, columns, fours, stream);
+    return convert_typed<float, float>(x, x_stride, y, y_stride, rows, columns, fours, stream);
+}
+
+/* ---- Initial values. */
+
+/* Box-Muller in double, as aq_rng_normal (aqsgd/base/rng.c). */
+static __global__ void __launch_bounds__(FLAT_THREADS)
+    fill_normal(float *x, uint64_t count, struct aq_rng_key key, float std, float value)
+{
+    const uint64_t i = aq_thread_index();
+    if (i >= count) return;
+    if (std == 0.0f) {
+        x[i] = value;
+        return;
+    }
+    const uint4 block = aq_philox(key, i / 2);
+    const uint32_t first = i % 2 ? block.z : block.x, second = i % 2 ? block.w : block.y;
+    const double radius = sqrt(-2.0 * log((static_cast<double>(first) + 0.5) * (1.0 / 4294967296.0)));
+    const double angle = 6.283185307179586476925 * static_cast<double>(second) * (1.0 / 4294967296.0);
+    x[i] = std * static_cast<float>(radius * cos(angle));
+}
+
+enum aq_status aq_cuda_fill_normal(float *x, uint64_t count, struct aq_rng_key key, float std, float value,
+                                   struct CUstream_st *stream)
+{
+    if (count == 0) return AQ_OK;
+    return AQ_LAUNCH(fill_normal, aq_blocks(count, FLAT_THREADS), FLAT_THREADS, 0, stream, x, count, key, std, value);
+}
+
+/* ---- Optimizers. */
+
+template <int W>
+static __global__ void __launch_bounds__(FLAT_THREADS) adamw(struct aq_adamw args, float correction1, float correction2)
+{
+    const uint64_t at = aq_thread_index() * W;
+    if (at >= args.count) return;
+    const float b1 = args.beta1, b2 = args.beta2;
+    float p[W], g[W], m[W], v[W];
+    aq_load_wide(args.parameters + at, p);
+    aq_load_wide(args.gradients + at, g);
+    aq_load_wide(args.m + at, m);
+    aq_load_wide(args.v + at, v);
+    for (int i = 0; i < W; i++) {
+        const float gradient = g[i] * args.grad_scale;
+        m[i] = b1 * m[i] + (1.0f - b1) * gradient;
+        v[i] = b2 * v[i] + (1.0f - b2) * gradient * gradient;
+        p[i] = p[i] - args.lr * args.weight_decay * p[i] -
+               args.lr * (m[i] * correction1) / (sqrtf(v[i] * correction2) + args.epsilon);
+    }
+    aq_store_wide(args.m + at, m);
+    aq_store_wide(args.v + at, v);
+    aq_store_wide(args.parameters + at, p);
+}
+
+enum aq_status aq_cuda_adamw(const struct aq_adamw *args, struct CUstream_st *stream)
+{
+    if (args->count == 0) return AQ_OK;
+    const float correction1 = static_cast<float>(1.0 / (1.0 - pow(args->beta1, static_cast<double>(args->step))));
+    const float correction2 = static_cast<float>(1.0 / (1.0 - pow(args->beta2, static_cast<double>(args->step))));
+    const bool fours = args->count % 4 == 0 && aq_fours(args->parameters, AQ_F32) &&
+                       aq_fours(args->gradients, AQ_F32) && aq_fours(args->m, AQ_F32) && aq_fours(args->v, AQ_F32);
+    const dim3 grid = aq_blocks(args->count, FLAT_THREADS * (fours ? 4 : 1));
+    if (fours) return AQ_LAUNCH(adamw<4>, grid, FLAT_THREADS, 0, stream, *args, correction1, correction2);
+    return AQ_LAUNCH(adamw<1>, grid, FLAT_THREADS, 0, stream, *args, correction1, correction2);
+}
+
+template <int W> static __global__ void __launch_bounds__(FLAT_THREADS) sgd(struct aq_sgd args)
+{
+    const uint64_t at = aq_thread_index() * W;
+    if (at >= args.count) return;
+    float p[W], u[W], velocity[W];
+    aq_load_wide(args.parameters + at, p);
+    aq_load_wide(args.gradients + at, u);
+    for (int i = 0; i < W; i++)
+        u[i] *= args.grad_scale;
+    if (args.velocity) {
+        aq_load_wide(args.velocity + at, velocity);
+        for (int i = 0; i < W; i++)
+            u[i] = args.momentum * velocity[i] + u[i];
+        aq_store_wide(args.velocity + at, u);
+    }
+    for (int i = 0; i < W; i++)
+        p[i] = p[i] - args.lr * args.weight_decay * p[i] - args.lr * u[i];
+    aq_store_wide(args.parameters + at, p);
+}
+
+enum aq_status aq_cuda_sgd(const struct aq_sgd *args, struct CUstream_st *stream)
+{
+    if (args->count == 0) return AQ_OK;
+    const bool fours = args->count % 4 == 0 && aq_fours(args->parameters, AQ_F32) &&
+                       aq_fours(args->gradients, AQ_F32) && aq_fours(args->velocity, AQ_F32);
+    const dim3 grid = aq_blocks(args->count, FLAT_THREADS * (fours ? 4 : 1));
+    if (fours) return AQ_LAUNCH(sgd<4>, grid, FLAT_THREADS, 0, stream, *args);
+    return AQ_LAUNCH(sgd<1>, grid, FLAT_THREADS, 0, stream, *args);
+}
+
+/* ---- The sum of squares. */
+
+/* The block's sum in the order of its threads' tree; valid in thread 0. */
+static __forceinline__ __device__ double block_sum(double value)
+{
+    AQ_SHARED(double, sums, [FLAT_THREADS]);
+    sums[threadIdx.x] = value;
+    __syncthreads();
+    for (unsigned width = FLAT_THREADS / 2; width > 0; width /= 2) {
+        if (threadIdx.x < width) sums[threadIdx.x] += sums[threadIdx.x + width];
+        __syncthreads();
+    }
+    return sums[0];
+}
+
+static __global__ void __launch_bounds__(FLAT_THREADS)
+    sum2_piece(const float *x, uint64_t count, uint64_t piece, double *partial)
+{
+    const uint64_t first = blockIdx.x * piece, end = first + piece < count ? first + piece : count;
+    double sum = 0.0;
+    for (uint64_t i = first + threadIdx.x; i < end; i += FLAT_THREADS)
+        sum += static_cast<double>(x[i]) * x[i];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+static __global__ void __launch_bounds__(FLAT_THREADS) sum2_total(const double *partial, uint64_t count, double *total)
+{
+    double sum = 0.0;
+    for (uint64_t i = threadIdx.x; i < count; i += FLAT_THREADS)
+        sum += partial[i];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) *total = sum;
+}
+
+enum aq_status aq_cuda_sum2(const float *x, uint64_t count, double *sum, void *scratch, struct CUstream_st *stream)
+{
+    double *partial = static_cast<double *>(scratch);
+    uint64_t piece = 64 * FLAT_THREADS;
+    while ((count + piece - 1) / piece > AQ_CUDA_SCRATCH_BYTES / sizeof(double))
+        piece *= 2;
+    const uint64_t pieces = (count + piece - 1) / piece;
+    if (pieces)
+        AQ_TRY(AQ_LAUNCH(sum2_piece, aq_blocks(count, piece), FLAT_THREADS, 0, stream, x, count, piece, partial));
+    return AQ_LAUNCH(sum2_total, 1, FLAT_THREADS, 0, stream, partial, pieces, sum);
+}

@@ -1,0 +1,85 @@
+/*
+ * cuda_kernels.h -- the launchers of the mathematics' kernels: what device_cuda.c calls. Plain C.
+ *
+ * Caveats first. Everything only enqueues on its stream. Every pointer is device memory; the structs of arguments are
+ * read before the launcher returns. Nothing here allocates: where a `scratch` is asked for it is device memory of
+ * AQ_CUDA_SCRATCH_BYTES, aligned to 256 bytes, which belongs to the stream until it has passed; two streams need two.
+ *
+ * Results do not depend on the GPU, on how many blocks run at once or on their order: every sum is added in an order
+ * that the extents give, and no kernel adds floats atomically. They agree with the plain CPU kernels
+ * (cpu_rows_plain.c) within the limits that tests/test_cuda_math.c states; dropout masks, initial values, optimizer
+ * updates and the embedding's gradients are the CPU's bits.
+ *
+ * Errors, of all: AQ_CUDAERR where CUDA refused the launch (logged with its text). Others are named below. Extents of
+ * 0 launch nothing.
+ *
+ * Locking: none; launches of one stream come from one thread at a time.
+ */
+#ifndef AQ_CUDA_KERNELS_H
+#define AQ_CUDA_KERNELS_H
+
+#include "aqsgd/device_math.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct CUstream_st; /* cudaStream_t is a pointer to it */
+
+enum { AQ_CUDA_SCRATCH_BYTES = 32 << 20 };
+
+/* As aq_device_layernorm and aq_device_layernorm_backward (device_math.h). */
+enum aq_status aq_cuda_layernorm(const struct aq_layernorm *args, struct CUstream_st *stream);
+enum aq_status aq_cuda_layernorm_backward(const struct aq_layernorm_backward *args, void *scratch,
+                                          struct CUstream_st *stream);
+
+/*
+ * What follows a matrix product, where the product itself could not do it: c = after(sums + bias), with args' c,
+ * c_stride, c_type, other, bias, dropout and `after` (also AQ_AFTER_NONE: bias and conversion). sums is M x N of
+ * `sums_type`; it may be c, element for element.
+ */
+enum aq_status aq_cuda_matmul_finish(const struct aq_matmul *args, const void *sums, enum aq_element sums_type,
+                                     uint64_t sums_stride, struct CUstream_st *stream);
+
+/*
+ * As aq_device_attention and aq_device_attention_backward. bf16 with D of 64 or 128 goes through the tensor cores,
+ * everything else through fp32 multiply-adds. AQ_INVAL: D above 512, or (backward) H * T above 8388608.
+ */
+enum aq_status aq_cuda_attention(const struct aq_attention *args, struct CUstream_st *stream);
+enum aq_status aq_cuda_attention_backward(const struct aq_attention *args, void *scratch, struct CUstream_st *stream);
+
+/* As aq_device_embedding and aq_device_embedding_backward. AQ_INVAL (backward): samples * T above 2^31 - 1. */
+enum aq_status aq_cuda_embedding(const struct aq_embedding *args, struct CUstream_st *stream);
+enum aq_status aq_cuda_embedding_backward(const struct aq_embedding_backward *args, struct CUstream_st *stream);
+
+/* As aq_device_cross_entropy: reads each row of logits twice, keeps no second copy. */
+enum aq_status aq_cuda_cross_entropy(const struct aq_cross_entropy *args, struct CUstream_st *stream);
+
+/* As aq_device_column_sum. */
+enum aq_status aq_cuda_column_sum(const void *x, enum aq_element type, uint64_t rows, uint64_t C, uint64_t stride,
+                                  float *sums, void *scratch, struct CUstream_st *stream);
+
+/* As aq_device_dropout. */
+enum aq_status aq_cuda_dropout(const struct aq_dropout_apply *args, struct CUstream_st *stream);
+
+/* As aq_device_fill_normal. */
+enum aq_status aq_cuda_fill_normal(float *x, uint64_t count, struct aq_rng_key key, float std, float value,
+                                   struct CUstream_st *stream);
+
+/* As aq_device_adamw and aq_device_sgd. */
+enum aq_status aq_cuda_adamw(const struct aq_adamw *args, struct CUstream_st *stream);
+enum aq_status aq_cuda_sgd(const struct aq_sgd *args, struct CUstream_st *stream);
+
+/* *sum (device) = sum of x[i]^2 in double. */
+enum aq_status aq_cuda_sum2(const float *x, uint64_t count, double *sum, void *scratch, struct CUstream_st *stream);
+
+/* y = x, rows x columns, from one element type to another; strides in elements. y may be x where types and strides
+ * are equal. */
+enum aq_status aq_cuda_convert(const void *x, enum aq_element x_type, uint64_t x_stride, void *y,
+                               enum aq_element y_type, uint64_t y_stride, uint64_t rows, uint64_t columns,
+                               struct CUstream_st *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

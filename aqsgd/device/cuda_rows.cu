@@ -1,0 +1,322 @@
+/*
+ * cuda_rows.cu -- mathematics of rows: layer norm, softmax with cross-entropy, sums of columns.
+ *
+ * A warp or a block takes a row. Sums over rows (gradients of biases and of layer norm) go in two stages: groups of
+ * rows add up into partial rows in the scratch, then the partial rows are added in the order of the groups. How rows
+ * are grouped depends on the extents alone. Truth: cpu_rows_plain.c and cpu_pieces.c.
+ */
+#include <math.h>
+
+#include "cuda_common.cuh"
+
+constexpr unsigned ROW_WARPS = 8, ROW_THREADS = 32 * ROW_WARPS;
+
+/* ---- Layer norm: a warp a row. */
+
+struct layernorm_out {
+    float *mean, *rstd;
+};
+
+template <typename Y, int W>
+static __global__ void __launch_bounds__(ROW_THREADS)
+    layernorm(const float *x, const float *gamma, const float *beta, uint64_t rows, uint64_t C, float epsilon, Y *y,
+              struct layernorm_out out)
+{
+    const uint64_t row = static_cast<uint64_t>(blockIdx.x) * ROW_WARPS + threadIdx.x / 32;
+    const unsigned lane = threadIdx.x % 32;
+    if (row >= rows) return;
+    x += row * C;
+    float values[W], g[W], b[W], sum = 0.0f, sum2 = 0.0f;
+    for (uint64_t c = lane * W; c < C; c += 32 * W) {
+        aq_load_wide(x + c, values);
+        for (int i = 0; i < W; i++)
+            sum += values[i];
+    }
+    const float mean = aq_warp_sum(sum) / static_cast<float>(C);
+    for (uint64_t c = lane * W; c < C; c += 32 * W) {
+        aq_load_wide(x + c, values);
+        for (int i = 0; i < W; i++)
+            sum2 = fmaf(values[i] - mean, values[i] - mean, sum2);
+    }
+    const float rstd = 1.0f / sqrtf(aq_warp_sum(sum2) / static_cast<float>(C) + epsilon);
+    for (uint64_t c = lane * W; c < C; c += 32 * W) {
+        aq_load_wide(x + c, values);
+        aq_load_wide(gamma + c, g);
+        aq_load_wide(beta + c, b);
+        for (int i = 0; i < W; i++)
+            values[i] = fmaf((values[i] - mean) * rstd, g[i], b[i]);
+        aq_store_wide(y + row * C + c, values);
+    }
+    if (lane == 0) {
+        out.mean[row] = mean;
+        out.rstd[row] = rstd;
+    }
+}
+
+template <typename Y> static enum aq_status layernorm_typed(const struct aq_layernorm *args, cudaStream_t stream)
+{
+    const dim3 grid = aq_blocks(args->rows, ROW_WARPS);
+    Y *y = static_cast<Y *>(args->y);
+    const struct layernorm_out out = {args->mean, args->rstd};
+    const bool fours = args->C % 4 == 0 && aq_fours(args->x, AQ_F32) && aq_fours(args->gamma, AQ_F32) &&
+                       aq_fours(args->beta, AQ_F32) && aq_fours(y, args->y_type);
+    if (fours)
+        return AQ_LAUNCH((layernorm<Y, 4>), grid, ROW_THREADS, 0, stream, args->x, args->gamma, args->beta, args->rows,
+                         args->C, args->epsilon, y, out);
+    return AQ_LAUNCH((layernorm<Y, 1>), grid, ROW_THREADS, 0, stream, args->x, args->gamma, args->beta, args->rows,
+                     args->C, args->epsilon, y, out);
+}
+
+enum aq_status aq_cuda_layernorm(const struct aq_layernorm *args, struct CUstream_st *stream)
+{
+    if (args->rows == 0 || args->C == 0) return AQ_OK;
+    return args->y_type == AQ_BF16 ? layernorm_typed<uint16_t>(args, stream) : layernorm_typed<float>(args, stream);
+}
+
+/* With h = (x - mean) rstd and g = dy gamma:  dx += rstd (g - mean(g) - h mean(g h)). */
+template <int W> static __global__ void __launch_bounds__(ROW_THREADS) layernorm_dx(struct aq_layernorm_backward args)
+{
+    const uint64_t row = static_cast<uint64_t>(blockIdx.x) * ROW_WARPS + threadIdx.x / 32, C = args.C;
+    const unsigned lane = threadIdx.x % 32;
+    if (row >= args.rows) return;
+    const float *x = args.x + row * C, *dy = args.dy + row * C;
+    float *dx = args.dx + row * C;
+    const float mean = args.mean[row], rstd = args.rstd[row];
+    float xs[W], dys[W], gammas[W], dxs[W], sum_g = 0.0f, sum_gh = 0.0f;
+    for (uint64_t c = lane * W; c < C; c += 32 * W) {
+        aq_load_wide(x + c, xs);
+        aq_load_wide(dy + c, dys);
+        aq_load_wide(args.gamma + c, gammas);
+        for (int i = 0; i < W; i++) {
+            const float g = dys[i] * gammas[i];
+            sum_g += g;
+            sum_gh = fmaf(g, (xs[i] - mean) * rstd, sum_gh);
+        }
+    }
+    const float mean_g = aq_warp_sum(sum_g) / static_cast<float>(C);
+    const float mean_gh = aq_warp_sum(sum_gh) / static_cast<float>(C);
+    for (uint64_t c = lane * W; c < C; c += 32 * W) {
+        aq_load_wide(x + c, xs);
+        aq_load_wide(dy + c, dys);
+        aq_load_wide(args.gamma + c, gammas);
+        aq_load_wide(dx + c, dxs);
+        for (int i = 0; i < W; i++) {
+            const float h = (xs[i] - mean) * rstd;
+            dxs[i] = fmaf(rstd, fmaf(dys[i], gammas[i], -mean_g) - h * mean_gh, dxs[i]);
+        }
+        aq_store_wide(dx + c, dxs);
+    }
+}
+
+/* ---- Sums over rows. */
+
+constexpr unsigned COLUMN_THREADS = 128, REDUCE_COLUMNS = 32, REDUCE_SLICES = 8;
+
+/* Rows of a group, so that a partial row of `width` floats for each group fits the scratch. */
+static uint64_t group_rows(uint64_t rows, uint64_t width)
+{
+    uint64_t group = 64;
+    while ((rows + group - 1) / group * width * sizeof(float) > AQ_CUDA_SCRATCH_BYTES)
+        group *= 2;
+    return group;
+}
+
+/* partial[group][0..C-1] = sum of dy h, partial[group][C..2C-1] = sum of dy. */
+template <int W>
+static __global__ void __launch_bounds__(COLUMN_THREADS)
+    layernorm_partial(struct aq_layernorm_backward args, uint64_t group, float *partial)
+{
+    const uint64_t c = (static_cast<uint64_t>(blockIdx.y) * COLUMN_THREADS + threadIdx.x) * W, C = args.C;
+    if (c >= C) return;
+    const uint64_t first = blockIdx.x * group, end = first + group < args.rows ? first + group : args.rows;
+    float dgamma[W] = {}, dbeta[W] = {}, xs[W], dys[W];
+    for (uint64_t row = first; row < end; row++) {
+        const float mean = args.mean[row], rstd = args.rstd[row];
+        aq_load_wide(args.x + row * C + c, xs);
+        aq_load_wide(args.dy + row * C + c, dys);
+        for (int i = 0; i < W; i++) {
+            dgamma[i] = fmaf(dys[i], (xs[i] - mean) * rstd, dgamma[i]);
+            dbeta[i] += dys[i];
+        }
+    }
+    partial += blockIdx.x * 2 * C + c;
+    for (int i = 0; i < W; i++) {
+        partial[i] = dgamma[i];
+        partial[C + i] = dbeta[i];
+    }
+}
+
+template <typename T, int W>
+static __global__ void __launch_bounds__(COLUMN_THREADS)
+    column_partial(const T *x, uint64_t rows, uint64_t C, uint64_t stride, uint64_t group, float *partial)
+{
+    const uint64_t c = (static_cast<uint64_t>(blockIdx.y) * COLUMN_THREADS + threadIdx.x) * W;
+    if (c >= C) return;
+    const uint64_t first = blockIdx.x * group, end = first + group < rows ? first + group : rows;
+    float sums[W] = {}, values[W];
+    for (uint64_t row = first; row < end; row++) {
+        aq_load_wide(x + row * stride + c, values);
+        for (int i = 0; i < W; i++)
+            sums[i] += values[i];
+    }
+    for (int i = 0; i < W; i++)
+        partial[blockIdx.x * C + c + i] = sums[i];
+}
+
+/* sums[c] += the groups' partial sums: slices of every eighth group, then the slices in order. */
+static __global__ void __launch_bounds__(REDUCE_COLUMNS *REDUCE_SLICES)
+    reduce_partial(const float *partial, uint64_t groups, uint64_t width, uint64_t columns, float *sums)
+{
+    AQ_SHARED(float, slices, [REDUCE_SLICES][REDUCE_COLUMNS]);
+    const unsigned slice = threadIdx.x / REDUCE_COLUMNS, column = threadIdx.x % REDUCE_COLUMNS;
+    const uint64_t c = static_cast<uint64_t>(blockIdx.x) * REDUCE_COLUMNS + column;
+    float sum = 0.0f;
+    if (c < columns)
+        for (uint64_t group = slice; group < groups; group += REDUCE_SLICES)
+            sum += partial[group * width + c];
+    slices[slice][column] = sum;
+    __syncthreads();
+    if (slice > 0 || c >= columns) return;
+    for (unsigned i = 1; i < REDUCE_SLICES; i++)
+        sum += slices[i][column];
+    sums[c] += sum;
+}
+
+static enum aq_status reduce_run(const float *partial, uint64_t groups, uint64_t width, uint64_t columns, float *sums,
+                                 cudaStream_t stream)
+{
+    return AQ_LAUNCH(reduce_partial, aq_blocks(columns, REDUCE_COLUMNS), REDUCE_COLUMNS * REDUCE_SLICES, 0, stream,
+                     partial, groups, width, columns, sums);
+}
+
+enum aq_status aq_cuda_layernorm_backward(const struct aq_layernorm_backward *args, void *scratch,
+                                          struct CUstream_st *stream)
+{
+    if (args->rows == 0 || args->C == 0) return AQ_OK;
+    const dim3 grid = aq_blocks(args->rows, ROW_WARPS);
+    const bool fours = args->C % 4 == 0 && aq_fours(args->x, AQ_F32) && aq_fours(args->dy, AQ_F32) &&
+                       aq_fours(args->gamma, AQ_F32) && aq_fours(args->dx, AQ_F32);
+    const uint64_t C = args->C, group = group_rows(args->rows, 2 * C), groups = (args->rows + group - 1) / group;
+    const uint64_t wide = COLUMN_THREADS * (fours ? 4 : 1);
+    const dim3 columns(static_cast<unsigned>(groups), static_cast<unsigned>((C + wide - 1) / wide));
+    float *partial = static_cast<float *>(scratch);
+    if (fours) {
+        AQ_TRY(AQ_LAUNCH(layernorm_dx<4>, grid, ROW_THREADS, 0, stream, *args));
+        AQ_TRY(AQ_LAUNCH(layernorm_partial<4>, columns, COLUMN_THREADS, 0, stream, *args, group, partial));
+    } else {
+        AQ_TRY(AQ_LAUNCH(layernorm_dx<1>, grid, ROW_THREADS, 0, stream, *args));
+        AQ_TRY(AQ_LAUNCH(layernorm_partial<1>, columns, COLUMN_THREADS, 0, stream, *args, group, partial));
+    }
+    AQ_TRY(reduce_run(partial, groups, 2 * C, C, args->dgamma, stream));
+    return reduce_run(partial + C, groups, 2 * C, C, args->dbeta, stream);
+}
+
+template <typename T>
+static enum aq_status column_sum_typed(const T *x, enum aq_element type, uint64_t rows, uint64_t C, uint64_t stride,
+                                       float *sums, float *partial, cudaStream_t stream)
+{
+    const bool fours = C % 4 == 0 && stride % 4 == 0 && aq_fours(x, type);
+    const uint64_t group = group_rows(rows, C), groups = (rows + group - 1) / group;
+    const uint64_t wide = COLUMN_THREADS * (fours ? 4 : 1);
+    const dim3 grid(static_cast<unsigned>(groups), static_cast<unsigned>((C + wide - 1) / wide));
+    if (fours)
+        AQ_TRY(AQ_LAUNCH((column_partial<T, 4>), grid, COLUMN_THREADS, 0, stream, x, rows, C, stride, group, partial));
+    else
+        AQ_TRY(AQ_LAUNCH((column_partial<T, 1>), grid, COLUMN_THREADS, 0, stream, x, rows, C, stride, group, partial));
+    return reduce_run(partial, groups, C, C, sums, stream);
+}
+
+enum aq_status aq_cuda_column_sum(const void *x, enum aq_element type, uint64_t rows, uint64_t C, uint64_t stride,
+                                  float *sums, void *scratch, struct CUstream_st *stream)
+{
+    if (rows == 0 || C == 0) return AQ_OK;
+    float *partial = static_cast<float *>(scratch);
+    if (type == AQ_BF16)
+        return column_sum_typed(static_cast<const uint16_t *>(x), type, rows, C, stride, sums, partial, stream);
+    return column_sum_typed(static_cast<const float *>(x), type, rows, C, stride, sums, partial, stream);
+}
+
+/* ---- Softmax and cross-entropy: a block a row. */
+
+constexpr unsigned LOSS_THREADS = 512, LOSS_WARPS = LOSS_THREADS / 32, LOSS_AT_ONCE = 4;
+
+/* The block's largest value and its sum of exponentials below it, the same bits in every thread. */
+static __forceinline__ __device__ void block_softmax(float *top, float *sum)
+{
+    AQ_SHARED(float, tops, [LOSS_WARPS]);
+    AQ_SHARED(float, sums, [LOSS_WARPS]);
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const float warp_top = aq_warp_max(*top);
+    if (lane == 0) tops[warp] = warp_top;
+    __syncthreads();
+    float block_top = tops[0];
+    for (unsigned i = 1; i < LOSS_WARPS; i++)
+        block_top = fmaxf(block_top, tops[i]);
+    const float warp_sum = aq_warp_sum(*sum > 0.0f ? *sum * expf(*top - block_top) : 0.0f);
+    if (lane == 0) sums[warp] = warp_sum;
+    __syncthreads();
+    float block_sum = 0.0f;
+    for (unsigned i = 0; i < LOSS_WARPS; i++)
+        block_sum += sums[i];
+    *top = block_top;
+    *sum = block_sum;
+}
+
+/*
+ * The gradient may lie on the logits, as bf16 in the first half of the row's bytes: a piece of the row is read by all
+ * threads before any of its gradient, which lies at the same elements or before them, is written.
+ */
+template <typename G> static __global__ void __launch_bounds__(LOSS_THREADS) cross_entropy(struct aq_cross_entropy args)
+{
+    const uint64_t row = blockIdx.x, V = args.V;
+    const float *logits = args.logits + row * args.logits_stride;
+    const int32_t target = args.targets[row];
+    G *gradient = args.gradient ? static_cast<G *>(args.gradient) + row * args.gradient_stride : nullptr;
+    if (target < 0) {
+        if (threadIdx.x == 0) args.losses[row] = 0.0f;
+        if (gradient)
+            for (uint64_t v = threadIdx.x; v < args.gradient_stride; v += LOSS_THREADS)
+                aq_store(gradient + v, 0.0f);
+        return;
+    }
+    float top = -INFINITY, sum = 0.0f;
+    for (uint64_t v = threadIdx.x; v < V; v += LOSS_THREADS) {
+        const float x = logits[v];
+        if (x > top) {
+            sum = fmaf(sum, expf(top - x), 1.0f);
+            top = x;
+        } else if (x > -INFINITY) {
+            sum += expf(x - top);
+        }
+    }
+    const float at_target = logits[target];
+    block_softmax(&top, &sum);
+    if (threadIdx.x == 0) args.losses[row] = logf(sum) - (at_target - top);
+    if (!gradient) return;
+    const float factor = args.scale / sum;
+    for (uint64_t first = 0; first < V; first += LOSS_THREADS * LOSS_AT_ONCE) {
+        float values[LOSS_AT_ONCE];
+        for (unsigned i = 0; i < LOSS_AT_ONCE; i++) {
+            const uint64_t v = first + i * LOSS_THREADS + threadIdx.x;
+            values[i] = v < V ? expf(logits[v] - top) : 0.0f;
+        }
+        __syncthreads();
+        for (unsigned i = 0; i < LOSS_AT_ONCE; i++) {
+            const uint64_t v = first + i * LOSS_THREADS + threadIdx.x;
+            if (v == static_cast<uint64_t>(target))
+                aq_store(gradient + v, (values[i] / sum - 1.0f) * args.scale);
+            else if (v < V)
+                aq_store(gradient + v, values[i] * factor);
+        }
+    }
+    for (uint64_t v = V + threadIdx.x; v < args.gradient_stride; v += LOSS_THREADS)
+        aq_store(gradient + v, 0.0f);
+}
+
+enum aq_status aq_cuda_cross_entropy(const struct aq_cross_entropy *args, struct CUstream_st *stream)
+{
+    if (args->rows == 0 || args->V == 0) return AQ_OK;
+    const dim3 grid = aq_blocks(args->rows, 1);
+    if (args->gradient_type == AQ_BF16) return AQ_LAUNCH(cross_entropy<uint16_t>, grid, LOSS_THREADS, 0, stream, *args);
+    return AQ_LAUNCH(cross_entropy<float>, grid, LOSS_THREADS, 0, stream, *args);
+}
