@@ -149,7 +149,10 @@ struct aq_plan_costs {
 /* Fill costs by arithmetic: flops over `gflops` per core, codec bytes over 4 GB/s a core; says "assumed". */
 void aq_plan_costs_assumed(const struct aq_plan *plan, double gflops, uint32_t cores, struct aq_plan_costs *out);
 
-/* Fill costs by opening each stage on this machine, one after another, and timing a few calls. Seconds to minutes. */
+/*
+ * Fill costs by timing a few calls of each stage on this machine, all stages of a host open at once and in turns, as
+ * they will run (plan_measure.c). Seconds to a minute; takes the memory that the run will take.
+ */
 enum aq_status aq_plan_costs_measured(const struct aq_plan *plan, uint32_t cores, struct aq_plan_costs *out);
 
 struct aq_plan_prediction {

@@ -33,4 +33,7 @@ enum aq_status aq_plan_digests(struct aq_plan *plan);
 enum aq_status aq_plan_cut(const struct aq_job *job, const struct aq_model_config *model, uint32_t *first,
                            uint32_t *end);
 
+/* plan_cost.c: costs of a job on so many cores a host, all times zero. */
+void aq_plan_costs_common(const struct aq_plan *plan, uint32_t cores, struct aq_plan_costs *out);
+
 #endif

@@ -1,0 +1,259 @@
+/*
+ * plan_measure.c -- seconds of one forward, backward, encode, decode and update, measured on this machine.
+ *
+ * A stage is measured as it will run, not as fast as it can: every stage of a host is open at once, they take turns,
+ * and each goes round all its slots as its program does (a backward meets activations that were written several
+ * micro-batches ago). A stage alone, over and over on the same memory, finds its weights and activations in the
+ * processor's caches and looks a fifth faster than it ever is beside the others. What counts is the median: one turn in
+ * which something else ran does not move it.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "aqsgd/codec.h"
+#include "aqsgd/device.h"
+#include "aqsgd/grad.h"
+#include "plan_private.h"
+
+enum { REPEATS = 3, ROUNDS_LEAST = 3, ROUNDS_MAX = 31, MEASURE_SECONDS = 3, MEASURE_SECONDS_MAX = 20 };
+
+/* One stage of the host that is being measured. */
+struct bench {
+    const struct aq_plan *plan;
+    uint32_t rank, slots;
+    struct aq_stage *stage;
+    double forward_s[ROUNDS_MAX], backward_s[ROUNDS_MAX];
+    struct aq_device *device;
+    struct aq_stream *stream;
+    float *x, *y; /* (B, T, C) */
+    uint64_t boundary_bytes;
+    int32_t *tokens;
+    uint64_t *ids;
+};
+
+static void bench_close(struct bench *bench)
+{
+    if (!bench->device) return;
+    aq_stage_close(bench->stage);
+    if (bench->x) aq_device_free(bench->device, AQ_MEMORY_DEVICE, bench->x, bench->boundary_bytes);
+    if (bench->y) aq_device_free(bench->device, AQ_MEMORY_DEVICE, bench->y, bench->boundary_bytes);
+    aq_free(bench->tokens);
+    aq_free(bench->ids);
+    if (bench->stream) aq_device_stream_close(bench->device, bench->stream);
+    aq_device_close(bench->device);
+    *bench = (struct bench){0};
+}
+
+static enum aq_status bench_open(struct bench *bench, const struct aq_plan *plan, uint32_t s, uint32_t threads)
+{
+    const struct aq_job_stage *place = &plan->job->pipeline.stages[s];
+    const struct aq_device_config config = {.kind = place->device, .index = place->device_index, .threads = threads};
+    const struct aq_stage_config *stage = &plan->stages[s].config;
+    const uint64_t tokens = (uint64_t)stage->B * stage->T;
+    *bench = (struct bench){.plan = plan,
+                            .rank = s,
+                            .slots = stage->slots,
+                            .boundary_bytes = plan->stages[s].size.boundary_bytes};
+    AQ_TRY(aq_device_open(&config, &bench->device));
+    AQ_TRY(aq_device_stream_open(bench->device, &bench->stream));
+    AQ_TRY(aq_stage_open(bench->device, stage, &bench->stage));
+    AQ_TRY(aq_device_alloc(bench->device, AQ_MEMORY_DEVICE, bench->boundary_bytes, (void **)&bench->x));
+    AQ_TRY(aq_device_alloc(bench->device, AQ_MEMORY_DEVICE, bench->boundary_bytes, (void **)&bench->y));
+    AQ_TRY(aq_alloc(tokens * sizeof *bench->tokens, (void **)&bench->tokens));
+    AQ_TRY(aq_alloc(stage->B * sizeof *bench->ids, (void **)&bench->ids));
+    void *host = NULL;
+    AQ_TRY(aq_alloc(bench->boundary_bytes, &host));
+    float *values = host;
+    const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_TEST, s, 0);
+    for (uint64_t i = 0; i < bench->boundary_bytes / sizeof *values; i++)
+        values[i] = aq_rng_uniform(&key, i) - 0.5f;
+    for (uint64_t i = 0; i < tokens; i++)
+        bench->tokens[i] = (int32_t)aq_rng_below(&key, i + bench->boundary_bytes, plan->facts.vocabulary);
+    enum aq_status status = aq_device_copy(bench->device, bench->x, values, bench->boundary_bytes, bench->stream);
+    if (status == AQ_OK) status = aq_device_copy(bench->device, bench->y, values, bench->boundary_bytes, bench->stream);
+    if (status == AQ_OK) status = aq_device_stream_sync(bench->device, bench->stream);
+    aq_free(host);
+    return status;
+}
+
+static double seconds_since(uint64_t begin)
+{
+    return (double)(aq_clock_ns() - begin) * 1e-9;
+}
+
+static void keep_least(double seconds, int repeat, double *best)
+{
+    if (repeat == 0 || seconds < *best) *best = seconds;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *values, uint32_t count)
+{
+    qsort(values, count, sizeof *values, by_value);
+    return values[count / 2];
+}
+
+static struct aq_stage_input input_of(const struct bench *bench)
+{
+    const bool first = bench->rank == 0, last = bench->rank + 1 == bench->plan->stage_count;
+    return (struct aq_stage_input){.x = first ? NULL : bench->x,
+                                   .tokens = first ? bench->tokens : NULL,
+                                   .targets = last ? bench->tokens : NULL,
+                                   .sample_ids = bench->ids,
+                                   .samples = bench->plan->job->train.micro_batch,
+                                   .seed = bench->plan->job->train.seed,
+                                   .loss_scale = 1};
+}
+
+static enum aq_status forward(struct bench *bench, uint32_t slot)
+{
+    const struct aq_stage_input input = input_of(bench);
+    struct aq_stage_loss loss;
+    AQ_TRY(aq_stage_forward(bench->stage, slot, &input, input.targets ? NULL : bench->y, input.targets ? &loss : NULL,
+                            bench->stream));
+    return aq_device_stream_sync(bench->device, bench->stream);
+}
+
+static enum aq_status backward(struct bench *bench, uint32_t slot)
+{
+    const bool first = bench->rank == 0, last = bench->rank + 1 == bench->plan->stage_count;
+    AQ_TRY(aq_stage_backward(bench->stage, slot, last ? NULL : bench->y, first ? NULL : bench->x, bench->stream));
+    return aq_device_stream_sync(bench->device, bench->stream);
+}
+
+/* Every slot holds a micro-batch; then a round is, on each stage in turn, its oldest backward and a forward. */
+static enum aq_status time_rounds(struct bench *benches, uint32_t count, uint32_t *rounds)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        AQ_TRY(aq_stage_init(benches[i].stage, benches[i].plan->job->train.seed));
+        AQ_TRY(aq_stage_parameters_changed(benches[i].stage, benches[i].stream));
+        for (uint32_t slot = 0; slot < benches[i].slots; slot++) AQ_TRY(forward(&benches[i], slot));
+    }
+    const uint64_t begin = aq_clock_ns();
+    for (*rounds = 0; *rounds < ROUNDS_MAX; (*rounds)++) {
+        const double spent = seconds_since(begin);
+        if (spent > MEASURE_SECONDS_MAX || (spent > MEASURE_SECONDS && *rounds >= ROUNDS_LEAST)) break;
+        for (uint32_t i = 0; i < count; i++) {
+            struct bench *bench = &benches[i];
+            uint64_t start = aq_clock_ns();
+            AQ_TRY(backward(bench, *rounds % bench->slots));
+            bench->backward_s[*rounds] = seconds_since(start);
+            start = aq_clock_ns();
+            AQ_TRY(forward(bench, *rounds % bench->slots));
+            bench->forward_s[*rounds] = seconds_since(start);
+        }
+    }
+    return AQ_OK;
+}
+
+static enum aq_status time_update(struct bench *bench, uint32_t s, struct aq_stage *stage, struct aq_plan_costs *out)
+{
+    const struct aq_plan *plan = bench->plan;
+    const struct aq_optimizer_tensor whole = {.count = aq_stage_parameter_count(stage), .decay = true};
+    struct aq_optimizer *optimizer;
+    AQ_TRY(aq_optimizer_open(bench->device, &plan->job->train.optimizer, &whole, 1, whole.count, &optimizer));
+    enum aq_status status = AQ_OK;
+    for (int repeat = 0; repeat < REPEATS && status == AQ_OK; repeat++) {
+        const uint64_t start = aq_clock_ns();
+        double sum = 0;
+        if (plan->job->train.clip > 0) status = aq_stage_gradient_sum2(stage, &sum, bench->stream);
+        if (status == AQ_OK)
+            status = aq_optimizer_step(optimizer, aq_stage_parameters(stage), aq_stage_gradients(stage), 0, 1,
+                                       (uint64_t)repeat + 1, bench->stream);
+        if (status == AQ_OK) status = aq_stage_zero_grads(stage, bench->stream);
+        if (status == AQ_OK) status = aq_stage_parameters_changed(stage, bench->stream);
+        if (status == AQ_OK) status = aq_device_stream_sync(bench->device, bench->stream);
+        keep_least(seconds_since(start), repeat, &out->step_s[s]);
+    }
+    aq_optimizer_close(optimizer);
+    return status;
+}
+
+/* Encode and decode of one micro-batch, warm; a buffer of messages and one of bodies for one sample. */
+static enum aq_status time_codec(struct bench *bench, const struct aq_codec_config *config, double *encode_s,
+                                 double *decode_s)
+{
+    const struct aq_plan *plan = bench->plan;
+    const uint32_t T = plan->job->train.T, C = plan->model.channels, B = plan->job->train.micro_batch;
+    struct aq_codec *codec = NULL;
+    void *body = NULL, *message = NULL;
+    size_t bound = 0, message_bytes = 0;
+    enum aq_status status;
+    AQ_TRY_GOTO(aq_codec_open(bench->device, config, T, C, &codec), out);
+    bound = aq_codec_bound(codec);
+    message_bytes = aq_codec_message_bytes(codec);
+    AQ_TRY_GOTO(aq_device_alloc(bench->device, AQ_MEMORY_PINNED, bound, &body), out);
+    AQ_TRY_GOTO(aq_device_alloc(bench->device, AQ_MEMORY_PINNED, message_bytes + 1, &message), out);
+    const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_TEST, 0, 0);
+    for (int repeat = 0; repeat <= REPEATS; repeat++) {
+        struct aq_codec_result result = {0};
+        void *m = message_bytes ? message : NULL, *reference = repeat ? m : NULL; /* the first is a keyframe */
+        uint64_t start = aq_clock_ns();
+        for (uint32_t b = 0; b < B; b++)
+            AQ_TRY_GOTO(aq_codec_encode(codec, bench->x + (size_t)b * T * C, reference, &key, body, bound, NULL, m,
+                                        &result, bench->stream),
+                        out);
+        AQ_TRY_GOTO(aq_device_stream_sync(bench->device, bench->stream), out);
+        keep_least(seconds_since(start), repeat > 1, encode_s);
+        start = aq_clock_ns();
+        for (uint32_t b = 0; b < B; b++)
+            AQ_TRY_GOTO(aq_codec_decode(codec, body, result.body_bytes, result.flags, m, bench->y + (size_t)b * T * C,
+                                        m, bench->stream),
+                        out);
+        AQ_TRY_GOTO(aq_device_stream_sync(bench->device, bench->stream), out);
+        keep_least(seconds_since(start), repeat > 1, decode_s);
+    }
+out:
+    aq_device_free(bench->device, AQ_MEMORY_PINNED, message, message_bytes + 1);
+    aq_device_free(bench->device, AQ_MEMORY_PINNED, body, bound);
+    aq_codec_close(codec);
+    return status;
+}
+
+static enum aq_status time_rest(struct bench *bench, struct aq_plan_costs *out)
+{
+    const struct aq_plan *plan = bench->plan;
+    const uint32_t s = bench->rank;
+    AQ_TRY(time_update(bench, s, bench->stage, out));
+    if (s + 1 == plan->stage_count) return AQ_OK;
+    AQ_TRY(time_codec(bench, &plan->edges[s].forward, &out->send_s[s], &out->receive_s[s]));
+    return time_codec(bench, &plan->edges[s].backward, &out->send_back_s[s], &out->receive_back_s[s]);
+}
+
+/* The stages that share a host with stage `first`, which is the first of them. */
+static enum aq_status measure_host(const struct aq_plan *plan, uint32_t first, struct aq_plan_costs *out)
+{
+    struct bench *benches;
+    uint32_t count = 0, rounds = 0;
+    enum aq_status status = AQ_OK;
+    AQ_TRY(aq_alloc(plan->stage_count * sizeof *benches, (void **)&benches));
+    for (uint32_t s = first; s < plan->stage_count && status == AQ_OK; s++)
+        if (aq_plan_same_host(plan->job, first, s)) status = bench_open(&benches[count++], plan, s, out->threads[s]);
+    if (status == AQ_OK) status = time_rounds(benches, count, &rounds);
+    for (uint32_t i = 0; i < count && status == AQ_OK; i++) {
+        out->forward_s[benches[i].rank] = median(benches[i].forward_s, rounds);
+        out->backward_s[benches[i].rank] = median(benches[i].backward_s, rounds);
+        status = time_rest(&benches[i], out);
+    }
+    for (uint32_t i = 0; i < count; i++) bench_close(&benches[i]);
+    aq_free(benches);
+    return status;
+}
+
+enum aq_status aq_plan_costs_measured(const struct aq_plan *plan, uint32_t cores, struct aq_plan_costs *out)
+{
+    aq_plan_costs_common(plan, cores, out);
+    out->origin = "measured here";
+    for (uint32_t s = 0; s < plan->stage_count; s++) {
+        bool known = false;
+        for (uint32_t earlier = 0; earlier < s && !known; earlier++)
+            known = aq_plan_same_host(plan->job, earlier, s);
+        if (!known) AQ_TRY(measure_host(plan, s, out));
+    }
+    return AQ_OK;
+}
