@@ -1,8 +1,8 @@
 /*
- * optimizer.c -- what all optimizers have in common: the table of kinds, the state, the walk over the flat buffer.
+ * optimizer.c -- what all optimizers have in common: the table of kinds, memory, checks, and the sequence of rounds.
  *
- * Tensors that touch and decay alike become one stretch, so that a model's hundred tensors cost a handful of calls.
- * What lies between tensors (padding) is never touched.
+ * Tensors that touch and decay alike become one stretch, so that a model's hundred tensors cost the device's kernels a
+ * handful of calls. What lies between tensors (padding) is never touched by an update.
  */
 #include "optimizer.h"
 
@@ -19,16 +19,7 @@ static const struct aq_optimizer_kind *const kinds[] = {
 
 enum { KIND_COUNT = sizeof kinds / sizeof kinds[0] };
 
-struct aq_optimizer {
-    struct aq_device *device; /* borrowed */
-    const struct aq_optimizer_kind *kind;
-    struct aq_optimizer_config config;
-    uint64_t parameters;
-    struct aq_optimizer_tensor *stretches; /* merged */
-    uint32_t stretch_count;
-    float *state[AQ_OPTIMIZER_STATES_MAX];
-    uint32_t state_count;
-};
+static const struct aq_optimizer_group alone = {.rank = 0, .size = 1};
 
 static const struct aq_optimizer_kind *find_kind(const char *name)
 {
@@ -38,6 +29,11 @@ static const struct aq_optimizer_kind *find_kind(const char *name)
     return NULL;
 }
 
+const char *aq_optimizer_kind_name(uint32_t index)
+{
+    return index < KIND_COUNT ? kinds[index]->name : NULL;
+}
+
 enum aq_status aq_optimizer_check_range(const char *field, float value, float least, float below)
 {
     if (value >= least && value < below) return AQ_OK; /* false for NaN too */
@@ -45,43 +41,80 @@ enum aq_status aq_optimizer_check_range(const char *field, float value, float le
                    (double)below);
 }
 
+enum aq_status aq_optimizer_check_adam(const struct aq_optimizer_config *config)
+{
+    AQ_TRY(aq_optimizer_check_range("beta1", config->beta1, 0.0f, 1.0f));
+    AQ_TRY(aq_optimizer_check_range("beta2", config->beta2, 0.0f, 1.0f));
+    /* Zero would divide zero by zero where a parameter never had a gradient. */
+    return aq_optimizer_check_range("epsilon", config->epsilon, 1e-30f, INFINITY);
+}
+
 void aq_optimizer_config_default(struct aq_optimizer_config *out, const char *kind)
 {
     const struct aq_optimizer_kind *found = find_kind(kind);
-    *out = (struct aq_optimizer_config){.kind = found ? found->name : kind};
+    *out = (struct aq_optimizer_config){.kind = found ? found->name : kind, .error_feedback = true};
+    aq_grad_codec_config_default(&out->reduce, "fp32");
     if (found) found->config_default(out);
+}
+
+/* A config that names no codec means fp32. */
+static struct aq_grad_codec_config reduce_of(const struct aq_optimizer_config *config)
+{
+    struct aq_grad_codec_config reduce = config->reduce;
+    if (!reduce.kind) aq_grad_codec_config_default(&reduce, "fp32");
+    return reduce;
 }
 
 enum aq_status aq_optimizer_config_check(const struct aq_optimizer_config *config)
 {
     const struct aq_optimizer_kind *kind = find_kind(config->kind);
-    if (!kind)
-        return aq_fail(AQ_INVAL, AREA, "kind: there is no optimizer \"%s\"; known are adamw and sgd",
-                       config->kind ? config->kind : "(none)");
+    if (!kind) {
+        char known[256] = "";
+        for (size_t i = 0; i < KIND_COUNT; i++) {
+            strncat(known, i == 0 ? "" : i + 1 < KIND_COUNT ? ", " : " and ", sizeof known - strlen(known) - 1);
+            strncat(known, kinds[i]->name, sizeof known - strlen(known) - 1);
+        }
+        return aq_fail(AQ_INVAL, AREA, "kind: there is no optimizer \"%s\"; known are %s",
+                       config->kind ? config->kind : "(none)", known);
+    }
     AQ_TRY(aq_optimizer_check_range("weight_decay", config->weight_decay, 0.0f, INFINITY));
+    const struct aq_grad_codec_config reduce = reduce_of(config);
+    AQ_TRY(aq_grad_codec_config_check(&reduce));
+    if (config->low_rank > 0 && !kind->averages_gradients)
+        return aq_fail(AQ_INVAL, AREA, "low_rank: %s sends no gradients that could be of low rank", kind->name);
+    if (config->low_rank > 0 && strcmp(reduce.kind, "fp32") != 0)
+        return aq_fail(AQ_INVAL, AREA, "low_rank goes with reduce fp32, not with %s", reduce.kind);
+    if (kind->averages_gradients && strcmp(reduce.kind, "vote") == 0)
+        return aq_fail(AQ_INVAL, AREA, "reduce: %s needs gradients with a size; vote has signs alone", kind->name);
     return kind->config_check(config);
 }
 
-uint32_t aq_optimizer_state_floats(const struct aq_optimizer_config *config)
-{
-    const struct aq_optimizer_kind *kind = find_kind(config->kind);
-    return kind ? kind->state_floats(config) : 0;
-}
-
-/* Checks that tensors are in order, within the buffer and apart, and writes the merged stretches. */
-static enum aq_status merge_tensors(const struct aq_optimizer_tensor *tensors, uint32_t tensor_count,
-                                    uint64_t parameters, struct aq_optimizer *optimizer)
+/* Checks that tensors are in order, within the buffer and apart; copies those that are not empty, and merges. */
+static enum aq_status copy_tensors(const struct aq_optimizer_tensor *tensors, uint32_t tensor_count,
+                                   struct aq_optimizer *optimizer)
 {
     uint64_t end = 0;
     for (uint32_t i = 0; i < tensor_count; i++) {
         const struct aq_optimizer_tensor *tensor = &tensors[i];
-        if (tensor->offset < end || tensor->offset > parameters || tensor->count > parameters - tensor->offset)
+        if (tensor->offset < end || tensor->offset > optimizer->parameters ||
+            tensor->count > optimizer->parameters - tensor->offset)
             return aq_fail(AQ_INVAL, AREA, "tensor %u has floats %llu + %llu; free are %llu to %llu", (unsigned)i,
                            (unsigned long long)tensor->offset, (unsigned long long)tensor->count,
-                           (unsigned long long)end, (unsigned long long)parameters);
+                           (unsigned long long)end, (unsigned long long)optimizer->parameters);
+        if (tensor->rows > 1 && tensor->count % tensor->rows != 0)
+            return aq_fail(AQ_INVAL, AREA, "tensor %u has %llu floats, which are not %llu rows", (unsigned)i,
+                           (unsigned long long)tensor->count, (unsigned long long)tensor->rows);
+        if (tensor->count == 0) continue;
+        struct aq_optimizer_tensor *copy = &optimizer->tensors[optimizer->tensor_count++];
+        *copy = *tensor;
+        copy->name = NULL;
+        if (tensor->name) {
+            char *text;
+            AQ_TRY(aq_alloc_text(tensor->name, &text));
+            copy->name = text;
+        }
         struct aq_optimizer_tensor *last =
             optimizer->stretch_count ? &optimizer->stretches[optimizer->stretch_count - 1] : NULL;
-        if (tensor->count == 0) continue;
         if (last && last->decay == tensor->decay && tensor->offset == end)
             last->count += tensor->count;
         else
@@ -91,32 +124,112 @@ static enum aq_status merge_tensors(const struct aq_optimizer_tensor *tensors, u
     return AQ_OK;
 }
 
-enum aq_status aq_optimizer_open(struct aq_device *device, const struct aq_optimizer_config *config,
-                                 const struct aq_optimizer_tensor *tensors, uint32_t tensor_count, uint64_t parameters,
-                                 struct aq_optimizer **out)
+enum aq_status aq_optimizer_take(struct aq_optimizer *optimizer, const char *name, uint64_t count,
+                                 enum aq_state_class belongs, float **out)
+{
+    void *memory = NULL;
+    AQ_ASSERT(optimizer->state_count < AQ_OPTIMIZER_STATES_MAX);
+    optimizer->measured += count * sizeof(float);
+    if (!optimizer->measuring)
+        AQ_TRY(aq_device_alloc(optimizer->device, AQ_MEMORY_DEVICE, (size_t)count * sizeof(float), &memory));
+    optimizer->states[optimizer->state_count++] = (struct aq_optimizer_array){
+        .info = {.name = name, .count = count, .of = count, .belongs = belongs}, .values = memory};
+    *out = memory;
+    return AQ_OK;
+}
+
+enum aq_status aq_optimizer_take_server(struct aq_optimizer *optimizer, const char *name, uint64_t count, float **out)
+{
+    uint64_t first, chunk;
+    aq_grad_chunk(count, optimizer->group.size, optimizer->group.rank, &first, &chunk);
+    AQ_TRY(aq_optimizer_take(optimizer, name, chunk, AQ_STATE_SERVER_ERROR, out));
+    optimizer->states[optimizer->state_count - 1].info.of = count;
+    return AQ_OK;
+}
+
+enum aq_status aq_optimizer_scratch(struct aq_optimizer *optimizer, size_t bytes, void **out)
+{
+    void *memory = NULL;
+    AQ_ASSERT(optimizer->scratch_count < AQ_OPTIMIZER_SCRATCH_MAX);
+    optimizer->measured += bytes;
+    if (!optimizer->measuring) AQ_TRY(aq_map(bytes, &memory));
+    optimizer->scratch[optimizer->scratch_count].memory = memory;
+    optimizer->scratch[optimizer->scratch_count++].bytes = bytes;
+    *out = memory;
+    return AQ_OK;
+}
+
+enum aq_status aq_optimizer_take_errors(struct aq_optimizer *optimizer)
+{
+    const struct aq_optimizer_config *config = &optimizer->config;
+    if (optimizer->group.size == 1 || !config->error_feedback || !aq_grad_codec_config_lossy(&config->reduce))
+        return AQ_OK;
+    AQ_TRY(aq_optimizer_take(optimizer, "worker_error", optimizer->parameters, AQ_STATE_WORKER_ERROR,
+                             &optimizer->worker_error));
+    return aq_optimizer_take_server(optimizer, "server_error", optimizer->parameters, &optimizer->server_error);
+}
+
+/* Everything that open takes for the kind. */
+static enum aq_status place(struct aq_optimizer *optimizer)
+{
+    if (optimizer->kind->host || optimizer->config.low_rank > 0) AQ_TRY(aq_optimizer_cut(optimizer));
+    AQ_TRY(optimizer->kind->place(optimizer));
+    return aq_optimizer_average_place(optimizer);
+}
+
+static enum aq_status open_codec(struct aq_optimizer *optimizer, const struct aq_optimizer_tensor *tensors,
+                                 uint32_t tensor_count)
+{
+    const bool plain = strcmp(optimizer->config.reduce.kind, "fp32") == 0;
+    if (optimizer->group.size == 1 || plain || optimizer->measuring) return AQ_OK;
+    return aq_grad_codec_open(&optimizer->config.reduce, tensors, tensor_count, optimizer->parameters,
+                              &optimizer->codec);
+}
+
+/* The texts of a config that an optimizer keeps: those of tables, or a copy. */
+static enum aq_status keep_texts(struct aq_optimizer *optimizer)
+{
+    struct aq_optimizer_config *config = &optimizer->config;
+    char *form = NULL, *names = NULL;
+    const char *wanted_form = config->form, *wanted_names = config->momentum_names;
+    config->kind = optimizer->kind->name;
+    config->form = config->momentum_names = NULL;
+    if (wanted_form) AQ_TRY(aq_alloc_text(wanted_form, &form));
+    config->form = form;
+    if (wanted_names) AQ_TRY(aq_alloc_text(wanted_names, &names));
+    config->momentum_names = names;
+    return AQ_OK;
+}
+
+static enum aq_status optimizer_make(struct aq_device *device, const struct aq_optimizer_config *config,
+                                     const struct aq_optimizer_tensor *tensors, uint32_t tensor_count,
+                                     uint64_t parameters, const struct aq_optimizer_group *group, bool measuring,
+                                     struct aq_optimizer **out)
 {
     AQ_TRY(aq_optimizer_config_check(config));
-    if (parameters > SIZE_MAX / sizeof(float))
+    if (parameters > SIZE_MAX / 8)
         return aq_fail(AQ_INVAL, AREA, "%llu parameters do not fit memory", (unsigned long long)parameters);
+    if (group->size == 0 || group->rank >= group->size)
+        return aq_fail(AQ_INVAL, AREA, "rank %u of %u replicas", (unsigned)group->rank, (unsigned)group->size);
     void *memory;
     AQ_TRY(aq_alloc(sizeof(struct aq_optimizer), &memory));
     struct aq_optimizer *optimizer = memory;
     *optimizer = (struct aq_optimizer){.device = device,
                                        .kind = find_kind(config->kind),
                                        .config = *config,
-                                       .parameters = parameters};
-    optimizer->config.kind = optimizer->kind->name; /* the caller's text need not live on */
+                                       .group = *group,
+                                       .parameters = parameters,
+                                       .measuring = measuring};
+    optimizer->config.reduce = reduce_of(config);
     enum aq_status status;
+    AQ_TRY_GOTO(keep_texts(optimizer), out);
+    AQ_TRY_GOTO(aq_alloc((size_t)tensor_count * sizeof(struct aq_optimizer_tensor), &memory), out);
+    optimizer->tensors = memory;
     AQ_TRY_GOTO(aq_alloc((size_t)tensor_count * sizeof(struct aq_optimizer_tensor), &memory), out);
     optimizer->stretches = memory;
-    AQ_TRY_GOTO(merge_tensors(tensors, tensor_count, parameters, optimizer), out);
-    uint32_t states = optimizer->kind->state_floats(config);
-    AQ_ASSERT(states <= AQ_OPTIMIZER_STATES_MAX);
-    for (uint32_t i = 0; i < states; i++) {
-        AQ_TRY_GOTO(aq_device_alloc(device, AQ_MEMORY_DEVICE, (size_t)parameters * sizeof(float), &memory), out);
-        optimizer->state[i] = memory;
-        optimizer->state_count++;
-    }
+    AQ_TRY_GOTO(copy_tensors(tensors, tensor_count, optimizer), out);
+    AQ_TRY_GOTO(open_codec(optimizer, tensors, tensor_count), out);
+    AQ_TRY_GOTO(place(optimizer), out);
 out:
     if (status != AQ_OK)
         aq_optimizer_close(optimizer);
@@ -125,13 +238,69 @@ out:
     return status;
 }
 
+enum aq_status aq_optimizer_open_group(struct aq_device *device, const struct aq_optimizer_config *config,
+                                       const struct aq_optimizer_tensor *tensors, uint32_t tensor_count,
+                                       uint64_t parameters, const struct aq_optimizer_group *group,
+                                       struct aq_optimizer **out)
+{
+    struct aq_device_info info;
+    const struct aq_optimizer_kind *kind = find_kind(config->kind);
+    aq_device_info(device, &info);
+    if (kind && !info.host_memory && (kind->host || config->low_rank > 0))
+        return aq_fail(AQ_NODEV, AREA, "%s%s works on the CPU's memory; this device has its own", kind->name,
+                       config->low_rank > 0 ? " with low_rank" : "");
+    return optimizer_make(device, config, tensors, tensor_count, parameters, group ? group : &alone, false, out);
+}
+
+enum aq_status aq_optimizer_open(struct aq_device *device, const struct aq_optimizer_config *config,
+                                 const struct aq_optimizer_tensor *tensors, uint32_t tensor_count, uint64_t parameters,
+                                 struct aq_optimizer **out)
+{
+    return aq_optimizer_open_group(device, config, tensors, tensor_count, parameters, NULL, out);
+}
+
+uint64_t aq_optimizer_measure(const struct aq_optimizer_config *config, const struct aq_optimizer_tensor *tensors,
+                              uint32_t tensor_count, uint64_t parameters, const struct aq_optimizer_group *group)
+{
+    struct aq_optimizer *optimizer = NULL;
+    if (optimizer_make(NULL, config, tensors, tensor_count, parameters, group ? group : &alone, true, &optimizer) !=
+        AQ_OK)
+        return 0;
+    const uint64_t bytes = optimizer->measured;
+    aq_optimizer_close(optimizer);
+    return bytes;
+}
+
+uint32_t aq_optimizer_state_floats(const struct aq_optimizer_config *config)
+{
+    /* A large round number of parameters, so that what does not grow with them does not count. */
+    enum { PARAMETERS = 1 << 24 };
+    const struct aq_optimizer_tensor whole = {.count = PARAMETERS, .decay = true};
+    struct aq_optimizer *optimizer = NULL;
+    uint64_t floats = 0;
+    if (!find_kind(config->kind)) return 0;
+    if (optimizer_make(NULL, config, &whole, 1, PARAMETERS, &alone, true, &optimizer) != AQ_OK) return 0;
+    for (uint32_t i = 0; i < optimizer->state_count; i++)
+        floats += optimizer->states[i].info.count / PARAMETERS;
+    aq_optimizer_close(optimizer);
+    return (uint32_t)floats;
+}
+
 void aq_optimizer_close(struct aq_optimizer *optimizer)
 {
     if (!optimizer) return;
-    for (uint32_t i = 0; i < optimizer->state_count; i++)
-        aq_device_free(optimizer->device, AQ_MEMORY_DEVICE, optimizer->state[i],
-                       (size_t)optimizer->parameters * sizeof(float));
+    for (uint32_t i = 0; i < optimizer->state_count && !optimizer->measuring; i++)
+        aq_device_free(optimizer->device, AQ_MEMORY_DEVICE, optimizer->states[i].values,
+                       (size_t)optimizer->states[i].info.count * sizeof(float));
+    for (uint32_t i = 0; i < optimizer->scratch_count; i++)
+        aq_unmap(optimizer->scratch[i].memory, optimizer->scratch[i].bytes);
+    aq_grad_codec_close(optimizer->codec);
+    for (uint32_t t = 0; optimizer->tensors && t < optimizer->tensor_count; t++)
+        aq_free((void *)(uintptr_t)optimizer->tensors[t].name);
+    aq_free(optimizer->tensors);
     aq_free(optimizer->stretches);
+    aq_free((void *)(uintptr_t)optimizer->config.form);
+    aq_free((void *)(uintptr_t)optimizer->config.momentum_names);
     aq_free(optimizer);
 }
 
@@ -143,33 +312,77 @@ uint32_t aq_optimizer_state_count(const struct aq_optimizer *optimizer)
 float *aq_optimizer_state(struct aq_optimizer *optimizer, uint32_t index)
 {
     AQ_ASSERT(index < optimizer->state_count);
-    return optimizer->state[index];
+    return optimizer->states[index].values;
 }
 
 const char *aq_optimizer_state_name(const struct aq_optimizer *optimizer, uint32_t index)
 {
     AQ_ASSERT(index < optimizer->state_count);
-    return optimizer->kind->state_names[index];
+    return optimizer->states[index].info.name;
 }
 
-enum aq_status aq_optimizer_step(struct aq_optimizer *optimizer, float *parameters, const float *gradients, float lr,
-                                 float grad_scale, uint64_t step, struct aq_stream *stream)
+void aq_optimizer_state_info(const struct aq_optimizer *optimizer, uint32_t index, struct aq_optimizer_state_info *out)
+{
+    AQ_ASSERT(index < optimizer->state_count);
+    *out = optimizer->states[index].info;
+}
+
+/* ---- rounds ---- */
+
+bool aq_optimizer_averages(const struct aq_optimizer *optimizer, uint64_t step)
+{
+    if (optimizer->group.size == 1) return false;
+    return optimizer->kind->averages ? optimizer->kind->averages(optimizer, step) : optimizer->kind->averages_gradients;
+}
+
+enum aq_status aq_optimizer_average(struct aq_optimizer *optimizer, float *gradients, uint64_t step,
+                                    struct aq_stream *stream)
+{
+    if (step == 0) return aq_fail(AQ_INVAL, AREA, "steps count from 1");
+    optimizer->call =
+        (struct aq_optimizer_call){.averaging = true, .gradients = gradients, .step = step, .stream = stream};
+    return AQ_OK;
+}
+
+enum aq_status aq_optimizer_begin(struct aq_optimizer *optimizer, float *parameters, const float *gradients, float lr,
+                                  float grad_scale, uint64_t step, struct aq_stream *stream)
 {
     if (step == 0) return aq_fail(AQ_INVAL, AREA, "steps count from 1");
     if (!isfinite(lr) || !isfinite(grad_scale))
         return aq_fail(AQ_INVAL, AREA, "step %llu: the learning rate is %g, the gradients' scale %g",
                        (unsigned long long)step, (double)lr, (double)grad_scale);
-    for (uint32_t i = 0; i < optimizer->stretch_count; i++) {
-        const struct aq_optimizer_tensor *stretch = &optimizer->stretches[i];
-        struct aq_optimizer_update update = {.parameters = parameters + stretch->offset,
-                                             .gradients = gradients + stretch->offset,
-                                             .count = stretch->count,
-                                             .lr = lr,
-                                             .weight_decay = stretch->decay ? optimizer->config.weight_decay : 0.0f,
-                                             .grad_scale = grad_scale,
-                                             .step = step};
-        for (uint32_t s = 0; s < optimizer->state_count; s++) update.state[s] = optimizer->state[s] + stretch->offset;
-        AQ_TRY(optimizer->kind->update(optimizer->device, &optimizer->config, &update, stream));
-    }
+    optimizer->call = (struct aq_optimizer_call){.updating = true,
+                                                 .parameters = parameters,
+                                                 .update_gradients = gradients,
+                                                 .lr = lr,
+                                                 .grad_scale = grad_scale,
+                                                 .step = step,
+                                                 .stream = stream};
+    return AQ_OK;
+}
+
+enum aq_status aq_optimizer_round(struct aq_optimizer *optimizer, struct aq_reduce *out)
+{
+    struct aq_optimizer_call *call = &optimizer->call;
+    *out = (struct aq_reduce){.kind = AQ_REDUCE_NONE};
+    const uint32_t round = call->round++;
+    if (call->averaging)
+        AQ_TRY(aq_optimizer_average_round(optimizer, round, out));
+    else if (call->updating)
+        AQ_TRY(optimizer->kind->update(optimizer, round, out));
+    if (out->kind == AQ_REDUCE_NONE) *call = (struct aq_optimizer_call){0};
+    return AQ_OK;
+}
+
+enum aq_status aq_optimizer_step(struct aq_optimizer *optimizer, float *parameters, const float *gradients, float lr,
+                                 float grad_scale, uint64_t step, struct aq_stream *stream)
+{
+    struct aq_reduce reduce;
+    if (optimizer->group.size > 1)
+        return aq_fail(AQ_INVAL, AREA, "rank %u of %u cannot step alone", (unsigned)optimizer->group.rank,
+                       (unsigned)optimizer->group.size);
+    AQ_TRY(aq_optimizer_begin(optimizer, parameters, gradients, lr, grad_scale, step, stream));
+    AQ_TRY(aq_optimizer_round(optimizer, &reduce));
+    AQ_ASSERT(reduce.kind == AQ_REDUCE_NONE);
     return AQ_OK;
 }

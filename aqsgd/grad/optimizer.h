@@ -1,6 +1,14 @@
 /*
  * optimizer.h -- the seam behind aq_optimizer_*: a kind of optimizer is a row of optimizers.def and one file.
  *
+ * A kind says what memory it wants (place), whether it wants the mean of the gradients first (averages), and does one
+ * update in rounds (update): round 0 begins, and each later one follows on what the round before has asked for. What is
+ * common lies in optimizer.c (the table, memory, checks), optimizer_average.c (the mean of gradients, through codecs)
+ * and optimizer_flat.c (walks over the flat buffer on the CPU pool, in pieces that belong to one tensor each).
+ *
+ * Determinism: what has to be equal on all ranks is computed elementwise, in plain C without contraction, or summed in
+ * a fixed order, from values that are equal on all ranks.
+ *
  * Locking: as grad.h.
  */
 #ifndef AQSGD_GRAD_OPTIMIZER_H
@@ -9,31 +17,119 @@
 #include "aqsgd/device_math.h"
 #include "aqsgd/grad.h"
 
-enum { AQ_OPTIMIZER_STATES_MAX = 2 };
+enum {
+    AQ_OPTIMIZER_STATES_MAX = 12,
+    AQ_OPTIMIZER_SCRATCH_MAX = 12,
+    AQ_FLAT_PIECE = 16384 /* floats of one piece of work: 64 KiB of each array */
+};
 
-/* One update of a stretch of the flat buffer that decays as a whole. state: the stretch of each state array. */
-struct aq_optimizer_update {
-    float *parameters;
-    const float *gradients;
-    float *state[AQ_OPTIMIZER_STATES_MAX];
-    uint64_t count;
-    float lr, weight_decay, grad_scale;
+/* A part of one tensor. */
+struct aq_flat_piece {
+    uint64_t first;
+    uint32_t count;
+    uint32_t tensor;
+};
+
+struct aq_optimizer_array {
+    struct aq_optimizer_state_info info;
+    float *values;
+};
+
+/* The call under way. */
+struct aq_optimizer_call {
+    bool averaging, updating;
+    uint32_t round; /* that comes next */
+    float *parameters, *gradients;
+    const float *update_gradients;
+    float lr, grad_scale;
     uint64_t step;
+    struct aq_stream *stream;
+};
+
+struct aq_low_rank; /* optimizer_low_rank.c */
+
+struct aq_optimizer {
+    struct aq_device *device; /* borrowed; NULL while measuring */
+    const struct aq_optimizer_kind *kind;
+    struct aq_optimizer_config config;
+    struct aq_optimizer_group group;
+    uint64_t parameters;
+    struct aq_optimizer_tensor *tensors; /* those that are not empty; names are copies */
+    uint32_t tensor_count;
+    struct aq_optimizer_tensor *stretches; /* merged where they touch and decay alike */
+    uint32_t stretch_count;
+    struct aq_flat_piece *pieces; /* of kinds that want host memory */
+    uint32_t piece_count;
+    double *piece_sums; /* one a piece */
+    struct aq_optimizer_array states[AQ_OPTIMIZER_STATES_MAX];
+    uint32_t state_count;
+    struct {
+        void *memory;
+        size_t bytes;
+    } scratch[AQ_OPTIMIZER_SCRATCH_MAX];
+    uint32_t scratch_count;
+    bool measuring;
+    uint64_t measured;
+    struct aq_grad_codec *codec;        /* of config.reduce, with W > 1 */
+    float *worker_error, *server_error; /* of config.reduce, where they are kept */
+    struct aq_low_rank *low_rank;       /* PowerSGD, with W > 1 */
+    void *own;                          /* the kind's, from scratch memory */
+    struct aq_optimizer_call call;
 };
 
 struct aq_optimizer_kind {
     const char *name;
+    bool host; /* works on host memory, by pieces */
+    /* config.reduce is for the mean of the gradients (optimizer_average.c); else the kind's own affair. */
+    bool averages_gradients;
     void (*config_default)(struct aq_optimizer_config *out); /* out is zero but for its kind */
     enum aq_status (*config_check)(const struct aq_optimizer_config *config);
-    /* How many state arrays; at most AQ_OPTIMIZER_STATES_MAX. */
-    uint32_t (*state_floats)(const struct aq_optimizer_config *config);
-    const char *state_names[AQ_OPTIMIZER_STATES_MAX];
-    enum aq_status (*update)(struct aq_device *device, const struct aq_optimizer_config *config,
-                             const struct aq_optimizer_update *update, struct aq_stream *stream);
+    /* Takes arrays and scratch. Called twice, first to measure: every pointer is NULL then. */
+    enum aq_status (*place)(struct aq_optimizer *optimizer);
+    /* Kinds that do not always average: does this step? NULL: as averages_gradients. In fp32 where it is theirs. */
+    bool (*averages)(const struct aq_optimizer *optimizer, uint64_t step);
+    /* out is zero (AQ_REDUCE_NONE) at entry. */
+    enum aq_status (*update)(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out);
 };
 
 /* AQ_INVAL, naming the field, unless least <= value < below. */
 enum aq_status aq_optimizer_check_range(const char *field, float value, float least, float below);
+/* beta1, beta2, epsilon of Adam's family. */
+enum aq_status aq_optimizer_check_adam(const struct aq_optimizer_config *config);
+
+/* ---- for place: NULL in *out while measuring ---- */
+
+/* The next state array, zero. count 0 takes nothing but a row. */
+enum aq_status aq_optimizer_take(struct aq_optimizer *optimizer, const char *name, uint64_t count,
+                                 enum aq_state_class belongs, float **out);
+/* The server error of this rank: its chunk of `count` floats. */
+enum aq_status aq_optimizer_take_server(struct aq_optimizer *optimizer, const char *name, uint64_t count, float **out);
+/* Memory that no checkpoint sees, zero. */
+enum aq_status aq_optimizer_scratch(struct aq_optimizer *optimizer, size_t bytes, void **out);
+/* The two errors of config.reduce, where it is lossy, they are wanted and W > 1. */
+enum aq_status aq_optimizer_take_errors(struct aq_optimizer *optimizer);
+
+/* Asks for the mean of x, the whole buffer, through config.reduce. */
+void aq_optimizer_ask(struct aq_optimizer *optimizer, float *x, struct aq_reduce *out);
+
+/* ---- optimizer_average.c ---- */
+enum aq_status aq_optimizer_average_place(struct aq_optimizer *optimizer);
+enum aq_status aq_optimizer_average_round(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out);
+
+/* ---- optimizer_flat.c ---- */
+enum aq_status aq_optimizer_cut(struct aq_optimizer *optimizer); /* makes the pieces */
+/* run(optimizer, piece, index) for every piece, on the pool. */
+void aq_optimizer_each(struct aq_optimizer *optimizer,
+                       void (*run)(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index));
+/* sums[t] = the sum of piece_sums over tensor t, in order. */
+void aq_optimizer_fold(const struct aq_optimizer *optimizer, double *sums);
+/* 1 - beta^step, in double and rounded once. */
+float aq_optimizer_correction(float beta, uint64_t step);
+/* The decay of a piece's tensor. */
+static inline float aq_optimizer_decay(const struct aq_optimizer *optimizer, const struct aq_flat_piece *piece)
+{
+    return optimizer->tensors[piece->tensor].decay ? optimizer->config.weight_decay : 0.0f;
+}
 
 #define AQ_OPTIMIZER(name) extern const struct aq_optimizer_kind aq_optimizer_##name;
 #include "optimizers.def"

@@ -3,8 +3,6 @@
  *
  * The kernel is the device's (device_math.h); here are its settings. Defaults are PyTorch's.
  */
-#include <math.h>
-
 #include "optimizer.h"
 
 static void adamw_config_default(struct aq_optimizer_config *out)
@@ -15,43 +13,43 @@ static void adamw_config_default(struct aq_optimizer_config *out)
     out->weight_decay = 0.01f;
 }
 
-static enum aq_status adamw_config_check(const struct aq_optimizer_config *config)
+static enum aq_status adamw_place(struct aq_optimizer *optimizer)
 {
-    AQ_TRY(aq_optimizer_check_range("beta1", config->beta1, 0.0f, 1.0f));
-    AQ_TRY(aq_optimizer_check_range("beta2", config->beta2, 0.0f, 1.0f));
-    /* Zero would divide zero by zero where a parameter never had a gradient. */
-    return aq_optimizer_check_range("epsilon", config->epsilon, 1e-30f, INFINITY);
+    float *m, *v;
+    AQ_TRY(aq_optimizer_take(optimizer, "m", optimizer->parameters, AQ_STATE_REPLICATED, &m));
+    return aq_optimizer_take(optimizer, "v", optimizer->parameters, AQ_STATE_REPLICATED, &v);
 }
 
-static uint32_t adamw_state_floats(const struct aq_optimizer_config *config)
+static enum aq_status adamw_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
 {
-    (void)config;
-    return 2;
-}
-
-static enum aq_status adamw_update(struct aq_device *device, const struct aq_optimizer_config *config,
-                                   const struct aq_optimizer_update *update, struct aq_stream *stream)
-{
-    const struct aq_adamw args = {.parameters = update->parameters,
-                                  .gradients = update->gradients,
-                                  .m = update->state[0],
-                                  .v = update->state[1],
-                                  .count = update->count,
-                                  .lr = update->lr,
-                                  .beta1 = config->beta1,
-                                  .beta2 = config->beta2,
-                                  .epsilon = config->epsilon,
-                                  .weight_decay = update->weight_decay,
-                                  .grad_scale = update->grad_scale,
-                                  .step = update->step};
-    return aq_device_adamw(device, &args, stream);
+    const struct aq_optimizer_config *config = &optimizer->config;
+    const struct aq_optimizer_call *call = &optimizer->call;
+    (void)round;
+    (void)out;
+    for (uint32_t i = 0; i < optimizer->stretch_count; i++) {
+        const struct aq_optimizer_tensor *stretch = &optimizer->stretches[i];
+        const struct aq_adamw args = {.parameters = call->parameters + stretch->offset,
+                                      .gradients = call->update_gradients + stretch->offset,
+                                      .m = optimizer->states[0].values + stretch->offset,
+                                      .v = optimizer->states[1].values + stretch->offset,
+                                      .count = stretch->count,
+                                      .lr = call->lr,
+                                      .beta1 = config->beta1,
+                                      .beta2 = config->beta2,
+                                      .epsilon = config->epsilon,
+                                      .weight_decay = stretch->decay ? config->weight_decay : 0.0f,
+                                      .grad_scale = call->grad_scale,
+                                      .step = call->step};
+        AQ_TRY(aq_device_adamw(optimizer->device, &args, call->stream));
+    }
+    return AQ_OK;
 }
 
 const struct aq_optimizer_kind aq_optimizer_adamw = {
     .name = "adamw",
+    .averages_gradients = true,
     .config_default = adamw_config_default,
-    .config_check = adamw_config_check,
-    .state_floats = adamw_state_floats,
-    .state_names = {"m", "v"},
+    .config_check = aq_optimizer_check_adam,
+    .place = adamw_place,
     .update = adamw_update,
 };

@@ -16,30 +16,39 @@ static enum aq_status sgd_config_check(const struct aq_optimizer_config *config)
     return aq_optimizer_check_range("momentum", config->momentum, 0.0f, 1.0f);
 }
 
-static uint32_t sgd_state_floats(const struct aq_optimizer_config *config)
+static enum aq_status sgd_place(struct aq_optimizer *optimizer)
 {
-    return config->momentum > 0.0f ? 1 : 0;
+    float *velocity;
+    if (optimizer->config.momentum == 0.0f) return AQ_OK;
+    return aq_optimizer_take(optimizer, "velocity", optimizer->parameters, AQ_STATE_REPLICATED, &velocity);
 }
 
-static enum aq_status sgd_update(struct aq_device *device, const struct aq_optimizer_config *config,
-                                 const struct aq_optimizer_update *update, struct aq_stream *stream)
+static enum aq_status sgd_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
 {
-    const struct aq_sgd args = {.parameters = update->parameters,
-                                .gradients = update->gradients,
-                                .velocity = update->state[0],
-                                .count = update->count,
-                                .lr = update->lr,
-                                .momentum = config->momentum,
-                                .weight_decay = update->weight_decay,
-                                .grad_scale = update->grad_scale};
-    return aq_device_sgd(device, &args, stream);
+    const struct aq_optimizer_call *call = &optimizer->call;
+    float *velocity = optimizer->config.momentum > 0.0f ? optimizer->states[0].values : NULL;
+    (void)round;
+    (void)out;
+    for (uint32_t i = 0; i < optimizer->stretch_count; i++) {
+        const struct aq_optimizer_tensor *stretch = &optimizer->stretches[i];
+        const struct aq_sgd args = {.parameters = call->parameters + stretch->offset,
+                                    .gradients = call->update_gradients + stretch->offset,
+                                    .velocity = velocity ? velocity + stretch->offset : NULL,
+                                    .count = stretch->count,
+                                    .lr = call->lr,
+                                    .momentum = optimizer->config.momentum,
+                                    .weight_decay = stretch->decay ? optimizer->config.weight_decay : 0.0f,
+                                    .grad_scale = call->grad_scale};
+        AQ_TRY(aq_device_sgd(optimizer->device, &args, call->stream));
+    }
+    return AQ_OK;
 }
 
 const struct aq_optimizer_kind aq_optimizer_sgd = {
     .name = "sgd",
+    .averages_gradients = true,
     .config_default = sgd_config_default,
     .config_check = sgd_config_check,
-    .state_floats = sgd_state_floats,
-    .state_names = {"velocity"},
+    .place = sgd_place,
     .update = sgd_update,
 };

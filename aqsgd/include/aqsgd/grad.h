@@ -1,9 +1,29 @@
 /*
- * grad.h -- optimizers over one flat buffer, and (with data parallelism) the compressors of what is averaged.
+ * grad.h -- optimizers over one flat buffer, alone or with W replicas that reduce together.
  *
- * An optimizer is a row of optimizers.def: how many floats of state it needs a parameter, and one step. State is
- * plain memory that a checkpoint saves as it is. Every step is a pure function of (parameters, gradients, state, step
- * number).
+ * An optimizer is a row of optimizers.def and one file. It opens no socket and calls nobody back: where it needs the
+ * other replicas it asks for a reduction, and whoever drives it performs it (net/collective.h) and comes back:
+ *
+ *     aq_optimizer_average(opt, gradients, step, stream);                // kinds that average gradients; else no round
+ *     while (aq_optimizer_round(opt, &reduce), reduce.kind != AQ_REDUCE_NONE) perform(&reduce);
+ *     ... the norm of `gradients`, clipping ...
+ *     aq_optimizer_begin(opt, parameters, gradients, lr, grad_scale, step, stream);
+ *     while (aq_optimizer_round(opt, &reduce), reduce.kind != AQ_REDUCE_NONE) perform(&reduce);
+ *
+ * Caveats first.
+ * - average and begin only note their arguments: nothing is changed before the next round. A step may be dropped by
+ *   calling neither. A gradient that is not finite must not be begun with (all replicas skip the step alike).
+ * - With W = 1 no round asks for anything and nothing is quantized; aq_optimizer_step does it all.
+ * - average leaves in `gradients` what all replicas agree on, bit for bit. Kinds that send momenta instead (qadam,
+ *   onebit_adam,
+ *   onebit_lamb after their warm-up, lioncub, slamb) leave `gradients` to each replica, and a norm taken of
+ *   them differs among replicas: see aq_optimizer_averages.
+ * - After begin's last round all replicas hold the same parameters bit for bit, if they did so before and their
+ *   processors run the same variant of the device's kernels; slamb only after steps that are multiples of sync_every.
+ * - Every rank calls the same sequence with the same lr and step. grad_scale may differ where gradients do.
+ *
+ * State is named arrays of floats that a checkpoint saves as they are, each with a class that says how it belongs to
+ * ranks; aq_grad_reshard makes the arrays of W' ranks from those of W. Nothing else needs saving.
  *
  * Locking: one thread.
  */
@@ -16,46 +36,139 @@
 
 #include "aqsgd/base.h"
 #include "aqsgd/device.h"
+#include "aqsgd/grad_codec.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
+/* Rank `rank` of `size` replicas that reduce together. */
+struct aq_optimizer_group {
+    uint32_t rank, size;
+};
+
 struct aq_optimizer_config {
-    const char *kind; /* "adamw", "sgd"                                                        */
+    const char *kind; /* a row of optimizers.def                                                               */
     float beta1, beta2, epsilon;
-    float weight_decay; /* decoupled: p -= lr * weight_decay * p, where the tensor decays       */
-    float momentum;     /* sgd                                                                  */
+    float weight_decay; /* decoupled: p -= lr * weight_decay * p, where the tensor decays                       */
+    float momentum;     /* sgd                                                                                  */
+    /*
+     * How what is reduced travels: the gradients' mean (adamw, sgd, lamb, lion) or the momentum (qadam, onebit_adam,
+     * onebit_lamb; lioncub: "vote" or "lp" in lanes). fp32 asks for AQ_REDUCE_MEAN;
+     * kind NULL means it.
+     */
+    struct aq_grad_codec_config reduce;
+    bool error_feedback; /* with a lossy codec: keep what was lost and add it next time                          */
+    uint32_t low_rank;   /* PowerSGD for the gradients' mean, with `reduce` fp32; 0: none                        */
+    uint64_t low_rank_start; /* steps before it, in fp32                                                         */
+    uint64_t seed;       /* masks (slamb), the first factors (PowerSGD): equal on all ranks                      */
+
+    /* qadam, onebit_adam, onebit_lamb */
+    uint64_t warmup_steps; /* uncompressed steps at the beginning, after which v is frozen; the least number if  */
+    float freeze_ratio;    /* onebit_*: > 0: v is frozen only once its norm's ratio over 1 / (1 - beta2) steps is */
+                           /* at least this (1-bit Adam: 0.96); 0: at warmup_steps                               */
+    bool bias_correction;  /* onebit_adam                                                                        */
+
+    /* lamb, onebit_lamb, slamb */
+    float beta3;                            /* mean of the coefficients; slamb: staleness                        */
+    float coefficient_min, coefficient_max; /* clips ||x|| / ||u||                                               */
+    float ratio_min, ratio_max, ratio_threshold; /* onebit_lamb: clips r                                         */
+    const char *form; /* onebit_lamb: "paper", "sqrt"; slamb: "appendix", "algorithm", "code"                    */
+
+    /* slamb */
+    float density;         /* k: the share of a momentum that is sent                                            */
+    uint32_t sync_every;   /* H: steps between two averages of the parameters                                    */
+    uint64_t total_steps;  /* the last step averages too; 0: unknown                                             */
+    uint64_t dense_below;  /* tensors of fewer floats are sent whole (published code: 9000; paper: 0)            */
+    bool sync_gradient;    /* Algorithm 1, line 9                                                                */
+
+    /* lioncub */
+    uint32_t lane_bits;         /* 0: votes of 1 bit (reduce is "vote"); 2, 4, 8, 16: sums in lanes              */
+    uint32_t momentum_every;    /* steps between two averages of the momentum of `momentum_names`; 0: never      */
+    const char *momentum_names; /* tensors whose name has one of these, separated by commas; "*": all            */
 };
 void aq_optimizer_config_default(struct aq_optimizer_config *out, const char *kind);
 enum aq_status aq_optimizer_config_check(const struct aq_optimizer_config *config); /* AQ_INVAL names the field */
-
-/* One tensor of the flat buffer; tensors lie in order and without overlap. */
-struct aq_optimizer_tensor {
-    uint64_t offset, count;
-    bool decay;
-};
+/* The kinds, in the order of the table; NULL behind the last. */
+const char *aq_optimizer_kind_name(uint32_t index);
 
 struct aq_optimizer; /* opaque: config, tensors, state */
 
-/* parameters: floats of the flat buffer. The state is zero. */
+/* parameters: floats of the flat buffer. The state is zero. group NULL: alone. AQ_NODEV: the kind wants host memory. */
 enum aq_status aq_optimizer_open(struct aq_device *device, const struct aq_optimizer_config *config,
                                  const struct aq_optimizer_tensor *tensors, uint32_t tensor_count, uint64_t parameters,
                                  struct aq_optimizer **out);
+enum aq_status aq_optimizer_open_group(struct aq_device *device, const struct aq_optimizer_config *config,
+                                       const struct aq_optimizer_tensor *tensors, uint32_t tensor_count,
+                                       uint64_t parameters, const struct aq_optimizer_group *group,
+                                       struct aq_optimizer **out);
 void aq_optimizer_close(struct aq_optimizer *optimizer); /* NULL is fine */
 
-/* Floats of state a parameter (2 for adamw); what plan prints. */
+/* Floats of state a parameter with W = 1 (2 for adamw). */
 uint32_t aq_optimizer_state_floats(const struct aq_optimizer_config *config);
+/* Bytes that open_group takes in all: state, errors, scratch; what plan prints. 0 for a config that check refuses. */
+uint64_t aq_optimizer_measure(const struct aq_optimizer_config *config, const struct aq_optimizer_tensor *tensors,
+                              uint32_t tensor_count, uint64_t parameters, const struct aq_optimizer_group *group);
 
-/* The state, for checkpoints: `count` arrays of `parameters` floats, device memory, borrowed. */
+/* How an array of state belongs to the ranks of a group. */
+enum aq_state_class {
+    AQ_STATE_REPLICATED = 0,   /* the same on every rank, bit for bit: save one                                   */
+    AQ_STATE_LOCAL = 1,        /* each rank's own; another W starts from the mean                                  */
+    AQ_STATE_WORKER_ERROR = 2, /* each rank's own; another W keeps the mean                                        */
+    AQ_STATE_SERVER_ERROR = 3  /* of the rank's chunk (aq_grad_chunk): together one buffer, cut anew for another W */
+};
+
+/* The state, for checkpoints: arrays of floats, device memory, borrowed. */
+struct aq_optimizer_state_info {
+    const char *name;  /* "m", "v", "worker_error" ...                                                            */
+    uint64_t count;    /* floats; `parameters` for many, not for all                                              */
+    uint64_t of;       /* floats of the whole over all ranks: `parameters` for a server error, else count         */
+    enum aq_state_class belongs;
+};
 uint32_t aq_optimizer_state_count(const struct aq_optimizer *optimizer);
 float *aq_optimizer_state(struct aq_optimizer *optimizer, uint32_t index);
-const char *aq_optimizer_state_name(const struct aq_optimizer *optimizer, uint32_t index); /* "m", "v" */
+const char *aq_optimizer_state_name(const struct aq_optimizer *optimizer, uint32_t index);
+void aq_optimizer_state_info(const struct aq_optimizer *optimizer, uint32_t index,
+                             struct aq_optimizer_state_info *out);
 
+/* ---- rounds ---- */
+
+enum aq_reduce_kind {
+    AQ_REDUCE_NONE = 0,       /* nothing more: the call that began this is done                                   */
+    AQ_REDUCE_MEAN = 1,       /* x[0..count) = mean over the ranks, fp32: the sum in some fixed order times 1 / W */
+    AQ_REDUCE_COMPRESSED = 2, /* the same through codecs and errors (net/collective.h, aq_compressed_allreduce)   */
+    AQ_REDUCE_LANES = 3       /* lanes = their sum over the ranks (aq_grad_codec.h)                                */
+};
+
+/* What is asked for. Everything is borrowed until the next call of round. x: host memory where the device has it. */
+struct aq_reduce {
+    enum aq_reduce_kind kind;
+    float *x;
+    uint64_t count;
+    const struct aq_grad_codec *worker, *server; /* COMPRESSED: both for the buffer of `count` floats             */
+    float *worker_error; /* count floats, or NULL                                                                 */
+    float *server_error; /* of this rank's chunk, or NULL                                                         */
+    uint64_t step;       /* for aq_grad_encode                                                                    */
+    void *lanes;         /* LANES: aq_lanes_bytes(count, lane_bits) bytes                                         */
+    uint32_t lane_bits;
+};
+
+/* Does average ask for anything at this step, so that gradients are the same on all ranks afterwards? */
+bool aq_optimizer_averages(const struct aq_optimizer *optimizer, uint64_t step);
+
+/* Begins the averaging of `gradients` (in place) over the group. step counts from 1. AQ_INVAL: step 0. */
+enum aq_status aq_optimizer_average(struct aq_optimizer *optimizer, float *gradients, uint64_t step,
+                                    struct aq_stream *stream);
 /*
- * One update. step counts from 1 (bias correction). Gradients are multiplied by grad_scale first (clipping); they are
- * not cleared. lr: this step's.
+ * Begins one update. step counts from 1 (bias correction). Gradients are multiplied by grad_scale first (clipping);
+ * they are not cleared. lr: this step's. AQ_INVAL: step 0, numbers that are not finite.
  */
+enum aq_status aq_optimizer_begin(struct aq_optimizer *optimizer, float *parameters, const float *gradients, float lr,
+                                  float grad_scale, uint64_t step, struct aq_stream *stream);
+/* Goes on after what was asked for has been done; *out is the next. AQ_REDUCE_NONE where nothing was begun. */
+enum aq_status aq_optimizer_round(struct aq_optimizer *optimizer, struct aq_reduce *out);
+
+/* begin and its rounds, where no rank is needed: AQ_INVAL with W > 1 where a round asks for something. */
 enum aq_status aq_optimizer_step(struct aq_optimizer *optimizer, float *parameters, const float *gradients, float lr,
                                  float grad_scale, uint64_t step, struct aq_stream *stream);
 

@@ -1,0 +1,73 @@
+/*
+ * optimizer_flat.c -- walks over the flat buffer on the CPU pool. A piece belongs to one tensor and its cut depends on
+ * the tensors alone, so that sums by piece, folded in order, do not depend on the number of threads.
+ */
+#include <math.h>
+
+#include "optimizer.h"
+
+static uint64_t pieces_of(const struct aq_optimizer *optimizer)
+{
+    uint64_t pieces = 0;
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++)
+        pieces += (optimizer->tensors[t].count + AQ_FLAT_PIECE - 1) / AQ_FLAT_PIECE;
+    return pieces;
+}
+
+enum aq_status aq_optimizer_cut(struct aq_optimizer *optimizer)
+{
+    const uint64_t pieces = pieces_of(optimizer);
+    void *memory, *sums;
+    if (pieces > UINT32_MAX)
+        return aq_fail(AQ_INVAL, "optimizer", "%llu pieces of %d parameters are too many", (unsigned long long)pieces,
+                       AQ_FLAT_PIECE);
+    AQ_TRY(aq_optimizer_scratch(optimizer, (size_t)pieces * sizeof(struct aq_flat_piece), &memory));
+    AQ_TRY(aq_optimizer_scratch(optimizer, (size_t)pieces * sizeof(double), &sums));
+    optimizer->pieces = memory;
+    optimizer->piece_sums = sums;
+    optimizer->piece_count = (uint32_t)pieces;
+    if (optimizer->measuring) return AQ_OK;
+    struct aq_flat_piece *piece = optimizer->pieces;
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++) {
+        const struct aq_optimizer_tensor *tensor = &optimizer->tensors[t];
+        for (uint64_t at = 0; at < tensor->count; at += AQ_FLAT_PIECE) {
+            const uint64_t left = tensor->count - at;
+            *piece++ = (struct aq_flat_piece){.first = tensor->offset + at,
+                                              .count = left < AQ_FLAT_PIECE ? (uint32_t)left : AQ_FLAT_PIECE,
+                                              .tensor = t};
+        }
+    }
+    return AQ_OK;
+}
+
+struct each {
+    struct aq_optimizer *optimizer;
+    void (*run)(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index);
+};
+
+static void run_piece(uint32_t piece, void *context)
+{
+    const struct each *each = context;
+    each->run(each->optimizer, &each->optimizer->pieces[piece], piece);
+}
+
+void aq_optimizer_each(struct aq_optimizer *optimizer,
+                       void (*run)(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index))
+{
+    struct each each = {.optimizer = optimizer, .run = run};
+    if (optimizer->piece_count == 0) return;
+    aq_device_parallel(optimizer->device, optimizer->piece_count, run_piece, &each);
+}
+
+void aq_optimizer_fold(const struct aq_optimizer *optimizer, double *sums)
+{
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++)
+        sums[t] = 0.0;
+    for (uint32_t i = 0; i < optimizer->piece_count; i++)
+        sums[optimizer->pieces[i].tensor] += optimizer->piece_sums[i];
+}
+
+float aq_optimizer_correction(float beta, uint64_t step)
+{
+    return (float)(1.0 - pow((double)beta, (double)step));
+}

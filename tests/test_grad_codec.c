@@ -1,0 +1,518 @@
+/*
+ * test_grad_codec.c -- the gradient codecs against their published formulas in double, their lengths, their bias, what
+ * error feedback keeps, and one table of kernels against another.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "grad/grad_internal.h"
+
+/* Tensors that begin and end anywhere, a gap between two of them and one behind the last. */
+enum { FLOATS = 9000, GAP = 1003, GAP_END = 1017, END = 8990 };
+static const struct aq_optimizer_tensor tensors[] = {
+    {.offset = 0, .count = 1000},
+    {.offset = 1000, .count = 3},
+    {.offset = GAP_END, .count = 4109},
+    {.offset = GAP_END + 4109, .count = 0},
+    {.offset = GAP_END + 4109, .count = END - GAP_END - 4109},
+};
+enum { TENSORS = sizeof tensors / sizeof tensors[0] };
+
+static float x[FLOATS], decoded[FLOATS], error[FLOATS];
+static uint8_t wire[8 * FLOATS];
+
+static struct aq_grad_codec *open_codec(const struct aq_grad_codec_config *config)
+{
+    struct aq_grad_codec *codec = NULL;
+    assert_int_equal(aq_grad_codec_open(config, tensors, TENSORS, FLOATS, &codec), AQ_OK);
+    return codec;
+}
+
+static struct aq_grad_codec_config config_of(const char *kind, uint32_t bits, const char *grid)
+{
+    struct aq_grad_codec_config config;
+    aq_grad_codec_config_default(&config, kind);
+    if (bits) config.bits = bits;
+    if (grid) config.grid = grid;
+    return config;
+}
+
+static void fill(uint64_t seed)
+{
+    const struct aq_rng_key key = aq_rng_key(seed, AQ_RNG_TEST, 0, 0);
+    for (uint64_t i = 0; i < FLOATS; i++)
+        x[i] = ldexpf(aq_rng_normal(&key, i), -(int)(i / 1000));
+    for (uint64_t i = 0; i < FLOATS; i += 101)
+        x[i] = 0.0f;
+}
+
+static bool in_gap(uint64_t i)
+{
+    return (i >= GAP && i < GAP_END) || i >= END;
+}
+
+static const char *const kinds[] = {"fp32", "fp16", "bf16", "sign", "uniform", "lp", "vote"};
+
+static void test_the_table_has_these_kinds(void **state)
+{
+    (void)state;
+    uint32_t i = 0;
+    for (; i < 7; i++)
+        assert_string_equal(aq_grad_codec_kind(i), kinds[i]);
+    assert_null(aq_grad_codec_kind(i));
+}
+
+static void test_bytes_are_scales_and_codes(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *kind;
+        uint32_t bits;
+        size_t bytes; /* of the whole buffer: four tensors' parts of 1000, 3, 4109 and 3864 floats */
+    } rows[] = {{"fp32", 0, 4 * FLOATS},
+                {"fp16", 0, 2 * FLOATS},
+                {"bf16", 0, 2 * FLOATS},
+                {"vote", 0, FLOATS / 8},
+                {"sign", 0, 4 * 4 + FLOATS / 8},
+                {"uniform", 4, 4 * (2 + 1 + 9 + 8) + FLOATS / 2},
+                {"uniform", 3, 4 * (2 + 1 + 9 + 8) + FLOATS * 3 / 8},
+                {"lp", 5, 4 * 4 + FLOATS * 5 / 8}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const struct aq_grad_codec_config config = config_of(rows[i].kind, rows[i].bits, NULL);
+        struct aq_grad_codec *codec = open_codec(&config);
+        assert_int_equal(aq_grad_codec_bytes(codec, 0, FLOATS), rows[i].bytes);
+        assert_int_equal(aq_grad_codec_bytes_pieces(codec, 0, FLOATS), rows[i].bytes);
+        assert_int_equal(aq_grad_codec_bytes(codec, FLOATS, 0), 0);
+        aq_grad_codec_close(codec);
+    }
+}
+
+/* One range through the codec: exactly so many bytes are written, and the error is what decode says is missing. */
+static void check_range(const struct aq_grad_codec *codec, uint64_t first, uint64_t count, bool with_error)
+{
+    const size_t bytes = aq_grad_codec_bytes(codec, first, count);
+    static float before[FLOATS];
+    memset(wire, 0xA5, sizeof wire);
+    for (uint64_t i = 0; i < count; i++)
+        before[i] = error[i] = 0.25f * x[(first + 7 * i) % FLOATS];
+    assert_int_equal(aq_grad_encode(codec, first, count, x + first, with_error ? error : NULL, 3, wire), AQ_OK);
+    for (size_t i = bytes; i < bytes + 64; i++)
+        assert_int_equal(wire[i], 0xA5);
+    assert_int_equal(aq_grad_decode(codec, first, count, wire, bytes, 1.0f, false, decoded), AQ_OK);
+    for (uint64_t i = 0; i < count; i++) {
+        if (in_gap(first + i) && aq_grad_codec_config_lossy(aq_grad_codec_config_of(codec))) {
+            assert_true(decoded[i] == 0.0f && error[i] == before[i]);
+            continue;
+        }
+        if (!with_error) continue;
+        const float y = x[first + i] + before[i];
+        assert_true(error[i] == y - decoded[i]);
+    }
+    /* Adding with a weight: one rounding for the product, one for the sum. */
+    static float sum[FLOATS];
+    for (uint64_t i = 0; i < count; i++)
+        sum[i] = x[first + i];
+    assert_int_equal(aq_grad_decode(codec, first, count, wire, bytes, 0.3f, true, sum), AQ_OK);
+    for (uint64_t i = 0; i < count; i++) {
+        const volatile float product = 0.3f * decoded[i];
+        assert_true(sum[i] == x[first + i] + product);
+    }
+    if (count == 0) return;
+    assert_int_equal(aq_grad_decode(codec, first, count, wire, bytes - 1, 1.0f, false, decoded), AQ_CORRUPT);
+    assert_int_equal(aq_grad_decode(codec, first, count, wire, bytes + 1, 1.0f, false, decoded), AQ_CORRUPT);
+}
+
+static const uint64_t ranges[][2] = {{0, FLOATS}, {0, 1},       {5, 700},     {999, 5},   {1003, 14}, {1001, 4200},
+                                     {8900, 100}, {1015, 1025}, {4000, 4999}, {64, 0},    {1, 7},     {3000, 64},
+                                     {129, 127},  {8995, 5},    {1016, 5},    {517, 8000}};
+enum { RANGES = sizeof ranges / sizeof ranges[0] };
+
+static void test_every_kind_any_range_comes_back_with_its_error(void **state)
+{
+    (void)state;
+    fill(1);
+    for (size_t k = 0; k < 7; k++) {
+        for (uint32_t bits = 2; bits <= 8; bits++) {
+            static const char *const grids[] = {NULL, "tread", "rise", "signed"};
+            for (int g = 0; g < (strcmp(kinds[k], "uniform") == 0 ? 4 : 1); g++) {
+                struct aq_grad_codec_config config = config_of(kinds[k], bits, grids[g]);
+                struct aq_grad_codec *codec = open_codec(&config);
+                for (int r = 0; r < RANGES; r++) {
+                    check_range(codec, ranges[r][0], ranges[r][1], true);
+                    check_range(codec, ranges[r][0], ranges[r][1], false);
+                }
+                aq_grad_codec_close(codec);
+            }
+            if (strcmp(kinds[k], "uniform") != 0 && strcmp(kinds[k], "lp") != 0) break;
+        }
+    }
+}
+
+/* Every table of kernels writes the same bytes and errors, and reads the same floats. */
+static void test_every_kind_the_same_bits_in_every_table(void **state)
+{
+    (void)state;
+    static const char *const tables[] = {"plain", "avx2", "avx512"};
+    static float first_error[FLOATS], first_decoded[FLOATS];
+    static uint8_t first_wire[8 * FLOATS];
+    fill(2);
+    for (size_t k = 0; k < 7; k++) {
+        for (int form = 0; form < 4; form++) {
+            struct aq_grad_codec_config config = config_of(kinds[k], form == 3 ? 5 : 0, NULL);
+            if (form == 1 && strcmp(kinds[k], "sign") == 0) config.scale = "l2";
+            if (form == 2 && aq_grad_codec_config_lossy(&config)) config.bucket = 192;
+            struct aq_grad_codec *codec = open_codec(&config);
+            for (int r = 0; r < RANGES; r++) {
+                const uint64_t first = ranges[r][0], count = ranges[r][1];
+                const size_t bytes = aq_grad_codec_bytes(codec, first, count);
+                for (int t = 0; t < 3; t++) {
+                    if (!aq_grad_kernels_named(tables[t])) continue;
+                    codec->kernels = aq_grad_kernels_named(tables[t]);
+                    codec->rows = aq_codec_kernels_named(tables[t]);
+                    for (uint64_t i = 0; i < count; i++) {
+                        error[i] = x[i] * 0.5f;
+                        decoded[i] = x[i];
+                    }
+                    assert_int_equal(aq_grad_encode(codec, first, count, x + first, error, 2, wire), AQ_OK);
+                    assert_int_equal(aq_grad_decode(codec, first, count, wire, bytes, 0.7f, true, decoded), AQ_OK);
+                    if (t == 0) {
+                        memcpy(first_wire, wire, bytes);
+                        memcpy(first_error, error, sizeof error);
+                        memcpy(first_decoded, decoded, sizeof decoded);
+                    }
+                    assert_memory_equal(first_wire, wire, bytes);
+                    assert_memory_equal(first_error, error, count * sizeof error[0]);
+                    assert_memory_equal(first_decoded, decoded, count * sizeof decoded[0]);
+                }
+            }
+            aq_grad_codec_close(codec);
+        }
+    }
+}
+
+/* The published formulas, in double, for the tensor at GAP_END. */
+static void expect_formula(const struct aq_grad_codec_config *config,
+                           double (*formula)(const float *y, uint64_t n, uint64_t i))
+{
+    const uint64_t first = GAP_END, n = tensors[2].count;
+    struct aq_grad_codec *codec = open_codec(config);
+    assert_int_equal(aq_grad_encode(codec, first, n, x + first, NULL, 1, wire), AQ_OK);
+    assert_int_equal(aq_grad_decode(codec, first, n, wire, aq_grad_codec_bytes(codec, first, n), 1.0f, false, decoded),
+                     AQ_OK);
+    uint64_t off = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        const double expected = formula(x + first, n, i);
+        if (fabs((double)decoded[i] - expected) > 1e-5 * fabs(expected)) off++;
+    }
+    /* A value half way between two levels may go either way: fp32 and double round the product differently. */
+    assert_true(off <= n / 1000);
+    aq_grad_codec_close(codec);
+}
+
+static double mean_power(const float *y, uint64_t n, double p)
+{
+    double sum = 0;
+    for (uint64_t i = 0; i < n; i++)
+        sum += pow(fabs((double)y[i]), p);
+    return pow(sum / (double)n, 1 / p);
+}
+
+static double sign_l1(const float *y, uint64_t n, uint64_t i)
+{
+    return (y[i] >= 0 ? 1 : -1) * mean_power(y, n, 1);
+}
+
+static double sign_l2(const float *y, uint64_t n, uint64_t i)
+{
+    return (y[i] >= 0 ? 1 : -1) * mean_power(y, n, 2);
+}
+
+static double lion_cub(const float *y, uint64_t n, uint64_t i, double p)
+{
+    const double M = mean_power(y, n, p), K = 15; /* 5 bits */
+    const double code = rint(K / (2 * M) * (double)y[i]);
+    return (code > K ? K : code < -K ? -K : code) * 2 * M / K;
+}
+
+static double lion_cub_1(const float *y, uint64_t n, uint64_t i)
+{
+    return lion_cub(y, n, i, 1);
+}
+
+static double lion_cub_half(const float *y, uint64_t n, uint64_t i)
+{
+    return lion_cub(y, n, i, 0.5);
+}
+
+static double absmax_of(const float *y, uint64_t n, uint64_t i)
+{
+    double peak = 0;
+    for (uint64_t j = i / 512 * 512; j < n && j < i / 512 * 512 + 512; j++)
+        if (fabs((double)y[j]) > peak) peak = fabs((double)y[j]);
+    return peak;
+}
+
+/* AC-SGD's: codes -8..7 times absmax / 8. */
+static double quantized_adam(const float *y, uint64_t n, uint64_t i)
+{
+    const double s = absmax_of(y, n, i) / 8, code = rint((double)y[i] / s);
+    return (code > 7 ? 7 : code) * s;
+}
+
+static double tread(const float *y, uint64_t n, uint64_t i)
+{
+    const double s = absmax_of(y, n, i) / 7;
+    return rint((double)y[i] / s) * s;
+}
+
+static double rise(const float *y, uint64_t n, uint64_t i)
+{
+    const double s = absmax_of(y, n, i) / 16, code = floor((double)y[i] / (2 * s));
+    return (2 * (code > 7 ? 7 : code) + 1) * s;
+}
+
+static void test_quantizers_as_published(void **state)
+{
+    (void)state;
+    fill(3);
+    struct aq_grad_codec_config config = config_of("sign", 0, NULL);
+    expect_formula(&config, sign_l1);
+    config.scale = "l2";
+    expect_formula(&config, sign_l2);
+    config = config_of("lp", 5, NULL);
+    expect_formula(&config, lion_cub_1);
+    config.norm = 0.5f;
+    expect_formula(&config, lion_cub_half);
+    config = config_of("uniform", 4, "signed");
+    expect_formula(&config, quantized_adam);
+    config.grid = "tread";
+    expect_formula(&config, tread);
+    config.grid = "rise";
+    expect_formula(&config, rise);
+}
+
+/*
+ * Symmetric data, many of them: the mean error is zero within five of its own standard errors. The signed grid is the
+ * counter-example that proves the test: at 2 bits its error has a mean.
+ */
+static double bias_in_errors(const struct aq_grad_codec_config *config)
+{
+    double sum = 0, square = 0, count = 0;
+    struct aq_grad_codec *codec = open_codec(config);
+    for (uint64_t round = 0; round < 40; round++) {
+        const struct aq_rng_key key = aq_rng_key(77, AQ_RNG_TEST, round, 0);
+        for (uint64_t i = 0; i < FLOATS; i++)
+            x[i] = aq_rng_normal(&key, i);
+        memset(error, 0, sizeof error);
+        assert_int_equal(aq_grad_encode(codec, 0, FLOATS, x, error, round, wire), AQ_OK);
+        for (uint64_t i = 0; i < FLOATS; i++) {
+            if (in_gap(i)) continue;
+            sum += (double)error[i];
+            square += (double)error[i] * (double)error[i];
+            count++;
+        }
+    }
+    aq_grad_codec_close(codec);
+    return fabs(sum) / sqrt(square);
+}
+
+static void test_no_quantizer_has_a_bias_on_symmetric_data(void **state)
+{
+    (void)state;
+    struct aq_grad_codec_config config = config_of("sign", 0, NULL);
+    assert_true(bias_in_errors(&config) < 5);
+    config.scale = "l2";
+    assert_true(bias_in_errors(&config) < 5);
+    config = config_of("vote", 0, NULL);
+    assert_true(bias_in_errors(&config) < 5);
+    config = config_of("fp16", 0, NULL);
+    assert_true(bias_in_errors(&config) < 5);
+    for (uint32_t bits = 2; bits <= 8; bits++) {
+        config = config_of("uniform", bits, NULL);
+        assert_true(bias_in_errors(&config) < 5);
+        config = config_of("uniform", bits, "tread");
+        assert_true(bias_in_errors(&config) < 5);
+        config = config_of("uniform", bits, "rise");
+        assert_true(bias_in_errors(&config) < 5);
+        config = config_of("lp", bits, NULL);
+        assert_true(bias_in_errors(&config) < 5);
+    }
+    config = config_of("uniform", 2, "signed");
+    assert_true(bias_in_errors(&config) > 8);
+}
+
+/* Over many steps, what was decoded and what is left is what went in, and what is left does not grow. */
+static void test_error_feedback_telescopes(void **state)
+{
+    (void)state;
+    static double in[FLOATS], out[FLOATS];
+    for (size_t k = 0; k < 7; k++) {
+        const struct aq_grad_codec_config config = config_of(kinds[k], 0, NULL);
+        if (!aq_grad_codec_config_lossy(&config)) continue;
+        struct aq_grad_codec *codec = open_codec(&config);
+        memset(in, 0, sizeof in);
+        memset(out, 0, sizeof out);
+        memset(error, 0, sizeof error);
+        double early = 0, late = 0;
+        for (uint64_t step = 1; step <= 200; step++) {
+            const struct aq_rng_key key = aq_rng_key(78, AQ_RNG_TEST, step, 0);
+            for (uint64_t i = 0; i < FLOATS; i++)
+                x[i] = in_gap(i) ? 0.0f : aq_rng_normal(&key, i) + 0.5f;
+            assert_int_equal(aq_grad_encode(codec, 0, FLOATS, x, error, step, wire), AQ_OK);
+            assert_int_equal(
+                aq_grad_decode(codec, 0, FLOATS, wire, aq_grad_codec_bytes(codec, 0, FLOATS), 1.0f, false, decoded),
+                AQ_OK);
+            for (uint64_t i = 0; i < FLOATS; i++) {
+                in[i] += (double)x[i];
+                out[i] += (double)decoded[i];
+                const double square = (double)error[i] * (double)error[i];
+                *(step <= 100 ? &early : &late) += step % 100 >= 50 ? square : 0.0;
+            }
+        }
+        for (uint64_t i = 0; i < FLOATS; i++)
+            assert_true(fabs(in[i] - out[i] - (double)error[i]) < 2e-4);
+        assert_true(late < 2 * early + 1e-6);
+        aq_grad_codec_close(codec);
+    }
+}
+
+static void test_votes_of_nothing_alternate(void **state)
+{
+    (void)state;
+    const struct aq_grad_codec_config config = config_of("vote", 0, NULL);
+    struct aq_grad_codec *codec = open_codec(&config);
+    memset(x, 0, sizeof x);
+    x[17] = -1e-30f;
+    x[18] = 1e-30f;
+    for (uint64_t step = 1; step <= 4; step++) {
+        assert_int_equal(aq_grad_encode(codec, 0, 200, x, NULL, step, wire), AQ_OK);
+        assert_int_equal(aq_grad_decode(codec, 0, 200, wire, 25, 1.0f, false, decoded), AQ_OK);
+        for (int i = 0; i < 200; i++) {
+            const float expected = i == 17 ? -1.0f : i == 18 || step % 2 == 1 ? 1.0f : -1.0f;
+            assert_true(decoded[i] == expected);
+        }
+    }
+    aq_grad_codec_close(codec);
+}
+
+static void test_scales_no_encoder_writes_are_corrupt(void **state)
+{
+    (void)state;
+    static const float bad[] = {-1.0f, INFINITY, NAN, -0.0f, -INFINITY};
+    static const char *const scaled[] = {"sign", "uniform", "lp"};
+    for (int k = 0; k < 3; k++) {
+        const struct aq_grad_codec_config config = config_of(scaled[k], 0, NULL);
+        struct aq_grad_codec *codec = open_codec(&config);
+        const size_t bytes = aq_grad_codec_bytes(codec, 0, FLOATS);
+        fill(4);
+        for (int b = 0; b < 5; b++) {
+            assert_int_equal(aq_grad_encode(codec, 0, FLOATS, x, NULL, 1, wire), AQ_OK);
+            memcpy(wire + 4, &bad[b], 4);
+            assert_int_equal(aq_grad_decode(codec, 0, FLOATS, wire, bytes, 1.0f, true, decoded), AQ_CORRUPT);
+        }
+        x[700] = INFINITY; /* and what no sender may send is refused where it arrives */
+        assert_int_equal(aq_grad_encode(codec, 0, FLOATS, x, NULL, 1, wire), AQ_OK);
+        assert_int_equal(aq_grad_decode(codec, 0, FLOATS, wire, bytes, 1.0f, true, decoded), AQ_CORRUPT);
+        aq_grad_codec_close(codec);
+    }
+}
+
+static void expect_inval(struct aq_grad_codec_config config, const char *field)
+{
+    aq_error_clear();
+    assert_int_equal(aq_grad_codec_config_check(&config), AQ_INVAL);
+    assert_non_null(strstr(aq_error_text(), field));
+}
+
+static void test_config_bad_value_names_the_field(void **state)
+{
+    (void)state;
+    struct aq_grad_codec_config config = config_of("uniform", 9, NULL);
+    expect_inval(config, "bits");
+    expect_inval(config_of("lp", 1, NULL), "bits");
+    expect_inval(config_of("uniform", 4, "round"), "grid");
+    expect_inval(config_of("topk", 0, NULL), "kind");
+    config = config_of("sign", 0, NULL);
+    config.scale = "linf";
+    expect_inval(config, "scale");
+    config.scale = NULL;
+    expect_inval(config, "scale");
+    config = config_of("uniform", 4, NULL);
+    config.bucket = 100;
+    expect_inval(config, "bucket");
+    config = config_of("lp", 4, NULL);
+    config.norm = NAN;
+    expect_inval(config, "norm");
+    struct aq_grad_codec *codec;
+    static const struct aq_optimizer_tensor over[] = {{.offset = 10, .count = 91}};
+    config = config_of("sign", 0, NULL);
+    assert_int_equal(aq_grad_codec_open(&config, over, 1, 100, &codec), AQ_INVAL);
+    codec = open_codec(&config);
+    assert_int_equal(aq_grad_encode(codec, FLOATS - 1, 2, x, NULL, 1, wire), AQ_INVAL);
+    aq_grad_codec_close(codec);
+    aq_grad_codec_close(NULL);
+}
+
+static void test_chunks_cover_the_buffer_once(void **state)
+{
+    (void)state;
+    static const uint64_t counts[] = {0, 1, 63, 64, 65, 1000, 124439808, 7};
+    for (int c = 0; c < 8; c++) {
+        for (uint32_t W = 1; W <= 9; W++) {
+            uint64_t end = 0;
+            for (uint32_t w = 0; w < W; w++) {
+                uint64_t first, chunk;
+                aq_grad_chunk(counts[c], W, w, &first, &chunk);
+                assert_true(first == end && (first % 64 == 0 || chunk == 0));
+                end = first + chunk;
+            }
+            assert_true(end == counts[c]);
+        }
+    }
+}
+
+static void test_lanes_add_each_for_itself(void **state)
+{
+    (void)state;
+    for (uint32_t bits = 2; bits <= 16; bits *= 2) {
+        uint8_t a[48] = {0}, b[48] = {0};
+        enum { LANES = 19 };
+        const size_t bytes = aq_lanes_bytes(LANES, bits);
+        assert_true(bytes % 8 == 0 && bytes >= (LANES * bits + 7) / 8 && bytes <= sizeof a);
+        for (uint32_t i = 0; i < LANES; i++) {
+            const uint32_t most = (1u << bits) - 1, at = i * bits;
+            const uint32_t left = i * 7919 % (most + 1), right = most - left;
+            a[at / 8] = (uint8_t)(a[at / 8] | left << at % 8);
+            b[at / 8] = (uint8_t)(b[at / 8] | right << at % 8);
+            if (bits == 16) a[at / 8 + 1] = (uint8_t)(left >> 8), b[at / 8 + 1] = (uint8_t)(right >> 8);
+        }
+        aq_lanes_add(a, b, bytes);
+        for (uint32_t i = 0; i < LANES * bits; i++)
+            assert_int_equal(a[i / 8] >> i % 8 & 1, 1);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_the_table_has_these_kinds),
+        cmocka_unit_test(test_bytes_are_scales_and_codes),
+        cmocka_unit_test(test_every_kind_any_range_comes_back_with_its_error),
+        cmocka_unit_test(test_every_kind_the_same_bits_in_every_table),
+        cmocka_unit_test(test_quantizers_as_published),
+        cmocka_unit_test(test_no_quantizer_has_a_bias_on_symmetric_data),
+        cmocka_unit_test(test_error_feedback_telescopes),
+        cmocka_unit_test(test_votes_of_nothing_alternate),
+        cmocka_unit_test(test_scales_no_encoder_writes_are_corrupt),
+        cmocka_unit_test(test_config_bad_value_names_the_field),
+        cmocka_unit_test(test_chunks_cover_the_buffer_once),
+        cmocka_unit_test(test_lanes_add_each_for_itself),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
