@@ -1,5 +1,6 @@
 /*
- * bench_job.c -- whole jobs: the throughput of a pipeline against the bound of its plan, and what a cache on SSD costs.
+ * bench_job.c -- whole jobs: the throughput of a pipeline against the bound of its plan, and what a cache on SSD and a
+ * checkpoint every 50 steps cost.
  *
  * Jobs are run as a user runs them, by `aqpipe launch` as a child process, in a folder below the current one (a disk,
  * not a memory file system), which is removed afterwards. Figures are read from their metrics.jsonl. Only whole epochs
@@ -24,7 +25,7 @@
 
 extern char **environ;
 
-enum { PATH_BYTES = 4096, TEXT_WORDS = 60000 };
+enum { PATH_BYTES = 4096, TEXT_WORDS = 60000, ROUNDS = 3, SETS_MAX = 8 };
 
 static const char manifest_text[] = "job: {name: bench}\n"
                                     "model: {blocks: 4, heads: 4, channels: 256, context: 128, tied: false}\n"
@@ -110,15 +111,20 @@ static enum aq_status warm_step_seconds(const char *run, double *out)
     return AQ_OK;
 }
 
-static enum aq_status run_job(const char *folder, const char *name, const char *set, double *step_seconds)
+/* The job with these changes of its keys (NULL at the end). */
+static enum aq_status run_job(const char *folder, const char *name, const char *const *sets, double *step_seconds)
 {
     char manifest[PATH_BYTES], run[PATH_BYTES], output[PATH_BYTES + 16];
     AQ_TRY(aq_run_path(folder, "job.yaml", manifest));
     AQ_TRY(aq_run_path(folder, name, run));
     AQ_TRY(aq_run_remove(run));
     snprintf(output, sizeof output, "output.path=%s", run);
-    char *const arguments[] = {
-        "aqpipe", "launch", manifest, "--no-progress", "--set", output, "--set", (char *)(uintptr_t)set, NULL};
+    char *arguments[6 + 2 * SETS_MAX + 1] = {"aqpipe", "launch", manifest, "--no-progress", "--set", output};
+    for (int i = 0, at = 6; sets[i]; i++) {
+        AQ_ASSERT(i < SETS_MAX);
+        arguments[at++] = (char *)(uintptr_t) "--set";
+        arguments[at++] = (char *)(uintptr_t)sets[i];
+    }
     AQ_TRY(run_self(folder, arguments));
     AQ_TRY(warm_step_seconds(run, step_seconds));
     return aq_run_remove(run);
@@ -130,20 +136,46 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* Median step seconds of two ways to run the job, by turns: a noisy neighbour meets both. */
+static enum aq_status run_pair(const struct aq_bench_options *options, const char *folder, const char *const *one,
+                               const char *const *other, double *one_s, double *other_s)
+{
+    double ones[ROUNDS], others[ROUNDS];
+    const int rounds = options->quick ? 1 : ROUNDS;
+    for (int i = 0; i < rounds; i++) {
+        AQ_TRY(run_job(folder, "one", one, &ones[i]));
+        AQ_TRY(run_job(folder, "other", other, &others[i]));
+    }
+    qsort(ones, (size_t)rounds, sizeof ones[0], by_value);
+    qsort(others, (size_t)rounds, sizeof others[0], by_value);
+    *one_s = ones[rounds / 2];
+    *other_s = others[rounds / 2];
+    return AQ_OK;
+}
+
 static enum aq_status bench_ssd(const struct aq_bench_options *options, const char *folder)
 {
-    enum { ROUNDS = 3 };
-    double ssd[ROUNDS], memory[ROUNDS];
-    const int rounds = options->quick ? 1 : ROUNDS;
-    for (int i = 0; i < rounds; i++) { /* interleaved: a noisy neighbour meets both */
-        AQ_TRY(run_job(folder, "memory", "cache.kind=memory", &memory[i]));
-        AQ_TRY(run_job(folder, "ssd", "cache.kind=lmdb", &ssd[i]));
-    }
-    qsort(ssd, (size_t)rounds, sizeof ssd[0], by_value);
-    qsort(memory, (size_t)rounds, sizeof memory[0], by_value);
-    aq_bench_emit(options, "job step ssd", ssd[rounds / 2] * 1e3, "ms");
-    aq_bench_emit(options, "job step memory", memory[rounds / 2] * 1e3, "ms");
-    aq_bench_emit(options, "job ssd/memory", ssd[rounds / 2] / memory[rounds / 2], "ratio");
+    static const char *const in_memory[] = {"cache.kind=memory", NULL}, *const on_ssd[] = {"cache.kind=lmdb", NULL};
+    double ssd, memory;
+    AQ_TRY(run_pair(options, folder, in_memory, on_ssd, &memory, &ssd));
+    aq_bench_emit(options, "job step ssd", ssd * 1e3, "ms");
+    aq_bench_emit(options, "job step memory", memory * 1e3, "ms");
+    aq_bench_emit(options, "job ssd/memory", ssd / memory, "ratio");
+    return AQ_OK;
+}
+
+/* 160 short steps; those that count are 8 to 160, with the checkpoints of steps 50, 100 and 150 among them. */
+static enum aq_status bench_checkpoint(const struct aq_bench_options *options, const char *folder)
+{
+#define SHORT_STEPS "train.batch=16", "data.train_samples_max=128", "train.epochs=20"
+    static const char *const none[] = {SHORT_STEPS, NULL}, *const each_50[] = {SHORT_STEPS, "checkpoint.every=50 steps",
+                                                                               NULL};
+#undef SHORT_STEPS
+    double without, with;
+    AQ_TRY(run_pair(options, folder, none, each_50, &without, &with));
+    aq_bench_emit(options, "job step checkpoint50", with * 1e3, "ms");
+    aq_bench_emit(options, "job step no checkpoint", without * 1e3, "ms");
+    aq_bench_emit(options, "job checkpoint50/none", with / without, "ratio");
     return AQ_OK;
 }
 
@@ -169,10 +201,11 @@ out:
 /* Costs are measured before and after the run, and the lower bound counts: noise only adds. */
 static enum aq_status bench_bound(const struct aq_bench_options *options, const char *folder)
 {
+    static const char *const as_is[] = {NULL};
     struct aq_plan_prediction before = {0}, after = {0};
     double step;
     AQ_TRY(plan_bound(folder, &before));
-    AQ_TRY(run_job(folder, "bound", "cache.kind=lmdb", &step));
+    AQ_TRY(run_job(folder, "bound", as_is, &step));
     AQ_TRY(plan_bound(folder, &after));
     const struct aq_plan_prediction *least = before.bound_s < after.bound_s ? &before : &after;
     aq_bench_emit(options, "job step measured", step * 1e3, "ms");
@@ -191,6 +224,7 @@ enum aq_status aq_bench_job(const struct aq_bench_options *options)
     enum aq_status status = write_inputs(folder);
     if (status == AQ_OK) status = bench_bound(options, folder);
     if (status == AQ_OK) status = bench_ssd(options, folder);
+    if (status == AQ_OK) status = bench_checkpoint(options, folder);
     const enum aq_status removed = aq_run_remove(folder);
     return status != AQ_OK ? status : removed;
 }

@@ -32,6 +32,7 @@ static enum aq_status host_view(struct aq_device *device, const float *values, u
     return status == AQ_OK ? aq_device_stream_sync(device, NULL) : status;
 }
 
+/* What a file says: its tensors, and their values: of a snapshot, of the stage, or copied from a device. */
 struct table {
     struct aq_weights_tensor *tensors;
     struct aq_tensor_info *infos;
@@ -49,8 +50,8 @@ static void table_close(struct table *table)
     aq_free(table->memory);
 }
 
-/* Every tensor of the file, with its values. */
-static enum aq_status table_open(const struct aq_checkpoint *c, struct table *table)
+/* Every tensor of the file, with its values: those of the snapshot, or (NULL) the stage's own. */
+static enum aq_status table_open(const struct aq_checkpoint *c, const float *snapshot, struct table *table)
 {
     *table = (struct table){.count = aq_stage_tensor_count(c->stage)};
     table->states = c->optimizer ? aq_optimizer_state_count(c->optimizer) : 0;
@@ -61,8 +62,9 @@ static enum aq_status table_open(const struct aq_checkpoint *c, struct table *ta
     table->infos = (struct aq_tensor_info *)(table->tensors + all);
     const uint64_t parameters = aq_stage_parameter_count(c->stage);
     table->copy_bytes = parameters * sizeof(float);
-    const float *values;
-    AQ_TRY(host_view(c->device, aq_stage_parameters(c->stage), parameters, &values, &table->copies[STATES_MAX]));
+    const float *values = snapshot;
+    if (!snapshot)
+        AQ_TRY(host_view(c->device, aq_stage_parameters(c->stage), parameters, &values, &table->copies[STATES_MAX]));
     for (uint32_t i = 0; i < table->count; i++) {
         struct aq_tensor_info *info = &table->infos[i];
         aq_stage_tensor(c->stage, i, info);
@@ -72,7 +74,9 @@ static enum aq_status table_open(const struct aq_checkpoint *c, struct table *ta
         memcpy(t->shape, info->shape, info->dimensions * sizeof info->shape[0]);
     }
     for (uint32_t i = 0; i < table->states; i++) {
-        AQ_TRY(host_view(c->device, aq_optimizer_state(c->optimizer, i), parameters, &values, &table->copies[i]));
+        values = snapshot + (i + 1) * parameters;
+        if (!snapshot)
+            AQ_TRY(host_view(c->device, aq_optimizer_state(c->optimizer, i), parameters, &values, &table->copies[i]));
         snprintf(table->state_names[i], NAME_BYTES, "optimizer.%s", aq_optimizer_state_name(c->optimizer, i));
         table->tensors[table->count + i] = (struct aq_weights_tensor){
             .name = table->state_names[i], .dimensions = 1, .shape = {parameters}, .values = values};
@@ -88,35 +92,99 @@ static uint64_t tensor_floats(const struct aq_weights_tensor *tensor)
     return count;
 }
 
+struct aq_checkpoint_file {
+    struct aq_checkpoint checkpoint;
+    uint64_t step;
+    char path[PATH_BYTES];
+    struct table table;
+    struct aq_weights_writer *writer; /* NULL: not begun */
+};
+
+/* The first piece: the folder, the digest of everything, and the file beside its name. */
+static enum aq_status file_begin(struct aq_checkpoint_file *file)
+{
+    const struct aq_checkpoint *c = &file->checkpoint;
+    const struct table *table = &file->table;
+    char folder[PATH_BYTES], hash[20], job[20], digest[20], number[24], rank[16];
+    snprintf(folder, sizeof folder, "%.*s", (int)(strrchr(file->path, '/') - file->path), file->path);
+    AQ_TRY(aq_run_make_folder(folder));
+    uint64_t all = 0;
+    for (uint32_t i = 0; i < table->count + table->states; i++)
+        all = aq_digest_seeded(table->tensors[i].values, tensor_floats(&table->tensors[i]) * sizeof(float), all);
+    snprintf(hash, sizeof hash, "%016" PRIx64, aq_plan_hash(c->plan));
+    snprintf(job, sizeof job, "%016" PRIx64, c->plan->job_digest);
+    snprintf(digest, sizeof digest, "%016" PRIx64, all);
+    snprintf(number, sizeof number, "%" PRIu64, file->step);
+    snprintf(rank, sizeof rank, "%u", c->rank);
+    const char *const metadata[] = {"format",     "aqpipe checkpoint 1",
+                                    "plan_hash",  hash,
+                                    "job_digest", job,
+                                    "step",       number,
+                                    "stage",      rank,
+                                    "digest",     digest,
+                                    NULL};
+    return aq_weights_writer_open(file->path, table->tensors, table->count + table->states, metadata, &file->writer);
+}
+
+enum aq_status aq_checkpoint_file_open(const struct aq_checkpoint *c, uint64_t step, const float *snapshot,
+                                       struct aq_checkpoint_file **out)
+{
+    void *memory = NULL;
+    AQ_TRY(aq_alloc(sizeof(struct aq_checkpoint_file), &memory));
+    struct aq_checkpoint_file *file = memory;
+    file->checkpoint = *c;
+    file->step = step;
+    enum aq_status status = file_path(c->folder, step, c->rank, file->path);
+    if (status == AQ_OK) status = table_open(c, snapshot, &file->table);
+    if (status == AQ_OK)
+        *out = file;
+    else
+        aq_checkpoint_file_close(file);
+    return status;
+}
+
+enum aq_status aq_checkpoint_file_piece(struct aq_checkpoint_file *file)
+{
+    if (file->writer) return aq_weights_writer_piece(file->writer);
+    AQ_TRY(file_begin(file));
+    return AQ_AGAIN;
+}
+
+void aq_checkpoint_file_close(struct aq_checkpoint_file *file)
+{
+    if (!file) return;
+    aq_weights_writer_close(file->writer);
+    table_close(&file->table);
+    aq_free(file);
+}
+
 enum aq_status aq_checkpoint_write(const struct aq_checkpoint *c, uint64_t step)
 {
-    char path[PATH_BYTES], hash[20], job[20], digest[20], number[24], rank[16];
-    AQ_TRY(file_path(c->folder, step, c->rank, path));
-    *strrchr(path, '/') = 0;
-    AQ_TRY(aq_run_make_folder(path));
-    AQ_TRY(file_path(c->folder, step, c->rank, path));
-    struct table table;
-    enum aq_status status = table_open(c, &table);
-    if (status == AQ_OK) {
-        uint64_t all = 0;
-        for (uint32_t i = 0; i < table.count + table.states; i++)
-            all = aq_digest_seeded(table.tensors[i].values, tensor_floats(&table.tensors[i]) * sizeof(float), all);
-        snprintf(hash, sizeof hash, "%016" PRIx64, aq_plan_hash(c->plan));
-        snprintf(job, sizeof job, "%016" PRIx64, c->plan->job_digest);
-        snprintf(digest, sizeof digest, "%016" PRIx64, all);
-        snprintf(number, sizeof number, "%" PRIu64, step);
-        snprintf(rank, sizeof rank, "%u", c->rank);
-        const char *const metadata[] = {"format",     "aqpipe checkpoint 1",
-                                        "plan_hash",  hash,
-                                        "job_digest", job,
-                                        "step",       number,
-                                        "stage",      rank,
-                                        "digest",     digest,
-                                        NULL};
-        status = aq_weights_write(path, table.tensors, table.count + table.states, metadata);
-    }
-    table_close(&table);
+    struct aq_checkpoint_file *file;
+    AQ_TRY(aq_checkpoint_file_open(c, step, NULL, &file));
+    enum aq_status status;
+    do {
+        status = aq_checkpoint_file_piece(file);
+    } while (status == AQ_AGAIN);
+    aq_checkpoint_file_close(file);
     return status;
+}
+
+uint64_t aq_checkpoint_floats(const struct aq_checkpoint *c)
+{
+    const uint32_t states = c->optimizer ? aq_optimizer_state_count(c->optimizer) : 0;
+    return (1 + states) * aq_stage_parameter_count(c->stage);
+}
+
+enum aq_status aq_checkpoint_snapshot(const struct aq_checkpoint *c, float *snapshot)
+{
+    const uint64_t parameters = aq_stage_parameter_count(c->stage), bytes = parameters * sizeof(float);
+    const uint32_t states = c->optimizer ? aq_optimizer_state_count(c->optimizer) : 0;
+    AQ_TRY(aq_device_copy(c->device, snapshot, aq_stage_parameters(c->stage), bytes, NULL));
+    for (uint32_t i = 0; i < states; i++)
+        AQ_TRY(aq_device_copy(c->device, snapshot + (i + 1) * parameters, aq_optimizer_state(c->optimizer, i), bytes,
+                              NULL));
+    return aq_device_stream_sync(c->device, NULL);
 }
 
 static enum aq_status metadata_check(const struct aq_weights *weights, const char *path, const char *key,

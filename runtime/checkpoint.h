@@ -9,7 +9,10 @@
  *
  * A checkpoint is complete when the launcher has noted it (docs/CONTROL.md section 7).
  *
- * Locking: the exec thread.
+ * Training need not wait for the disk: a snapshot is taken between two steps, and the file is written from it piece by
+ * piece on another thread (checkpoint_writer.h).
+ *
+ * Locking: the exec thread, but for aq_checkpoint_file_piece and _close: one thread at a time.
  */
 #ifndef RUNTIME_CHECKPOINT_H
 #define RUNTIME_CHECKPOINT_H
@@ -33,6 +36,22 @@ struct aq_checkpoint {
 
 /* Write the state after `step` steps. AQ_NOSPC, AQ_IO, AQ_REFUSED: names the file; what was there before still is. */
 enum aq_status aq_checkpoint_write(const struct aq_checkpoint *checkpoint, uint64_t step);
+
+/* Copy the weights and the optimizer's state, as they are now, into aq_checkpoint_floats() floats of host memory. */
+uint64_t aq_checkpoint_floats(const struct aq_checkpoint *checkpoint);
+enum aq_status aq_checkpoint_snapshot(const struct aq_checkpoint *checkpoint, float *snapshot);
+
+/*
+ * The file of step `step`, piece by piece. The values are those of the snapshot, or the stage's own (NULL): either must
+ * not change before close, and stage and optimizer stay open until then. open touches no disk. piece: AQ_AGAIN while
+ * there is more; AQ_OK: the file is on the disk under its name; others as aq_checkpoint_write. close before that gives
+ * up, and what was there before still is.
+ */
+struct aq_checkpoint_file; /* opaque */
+enum aq_status aq_checkpoint_file_open(const struct aq_checkpoint *checkpoint, uint64_t step, const float *snapshot,
+                                       struct aq_checkpoint_file **out);
+enum aq_status aq_checkpoint_file_piece(struct aq_checkpoint_file *file);
+void aq_checkpoint_file_close(struct aq_checkpoint_file *file); /* NULL is fine */
 
 /*
  * Read it back. AQ_NOTFOUND; AQ_CORRUPT: structure or digest; AQ_MISMATCH: of another plan, stage or step (names both).

@@ -78,7 +78,8 @@ struct command {
     struct aq_tls *tls;
     int lock, signals;
     uint64_t resume_step;
-    double seconds; /* of the run before this start */
+    double seconds;    /* of the run before this start    */
+    uint64_t begin_ns; /* when this command began         */
     bool finished;  /* the run in the folder has come to its end */
     struct aq_restart restart;
     struct aq_metrics *metrics;
@@ -456,6 +457,7 @@ static void run_once(struct command *command, struct aq_launch_result *result)
                                      .daemon = command->daemon,
                                      .keep = job->checkpoint.keep,
                                      .ready_ns_max = (uint64_t)READY_S * 1000000000,
+                                     .begin_ns = command->restart.total > 0 ? aq_clock_ns() : command->begin_ns,
                                      .again = command->restart.total > 0,
                                      .token = &command->token,
                                      .tls = command->tls,
@@ -618,6 +620,7 @@ int aq_command_launch(int argc, char **argv)
     if (aq_alloc(sizeof(struct command), &memory) != AQ_OK) return AQ_EXIT_FAILED;
     struct command *command = memory;
     command->lock = command->signals = -1;
+    command->begin_ns = aq_clock_ns();
     command->restart.max = AQ_RESTARTS_DEFAULT;
     int code = parse(command, argc, argv);
     if (code == AQ_EXIT_DONE)

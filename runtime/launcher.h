@@ -31,6 +31,7 @@ struct aq_launch {
     const char *daemon;     /* program of the private daemon                                            */
     uint32_t keep;          /* complete checkpoints                                                     */
     uint64_t ready_ns_max;  /* from the start to the last `ready`                                       */
+    uint64_t begin_ns;      /* when whoever wants this run began: what the time until it trains is counted from */
     bool again;             /* a restart: a daemon that is not back yet is worth another one            */
     const struct aq_token *token;
     struct aq_tls *tls; /* to daemons that listen; NULL: in the clear */

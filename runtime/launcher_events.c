@@ -32,15 +32,32 @@ static void to_all(struct launcher *launcher, const char *op, uint64_t step)
     }
 }
 
-static void on_ready(struct launcher *launcher, uint32_t rank)
+/* The first step begins: how long did that take? */
+static void say_go(struct launcher *launcher)
+{
+    const struct aq_launch *launch = launcher->launch;
+    const double seconds = (double)(aq_clock_ns() - launch->begin_ns) * 1e-9;
+    const enum aq_status status = aq_metrics_line(
+        launch->metrics, json_pack("{s:s, s:I, s:f, s:f}", "event", "go", "step", (json_int_t)launch->resume,
+                                   "start_seconds", seconds, "checkpoint_seconds", launcher->read_seconds));
+    if (status != AQ_OK) launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text());
+    if (launch->resume > 0)
+        aq_progress_say(launch->progress, "trains again after %.2f s, %.2f s of them for reading the checkpoint",
+                        seconds, launcher->read_seconds);
+}
+
+static void on_ready(struct launcher *launcher, uint32_t rank, const json_t *message)
 {
     struct stage *stage = &launcher->stages[rank];
     if (stage->state != STAGE_STARTED) return;
     stage->state = STAGE_READY;
+    const double seconds = aq_control_number_or(message, "checkpoint_seconds", 0);
+    if (seconds > launcher->read_seconds) launcher->read_seconds = seconds;
     if (++launcher->ready < launcher->launch->stages || launcher->aborting) return;
     launcher->gone = true;
     aq_metrics_go(launcher->launch->metrics);
     to_all(launcher, "go", 0);
+    say_go(launcher);
 }
 
 static void on_step(struct launcher *launcher, uint32_t rank, json_t *message)
@@ -76,12 +93,13 @@ static enum aq_status complete(struct launcher *launcher, uint64_t step)
     uint64_t steps[256];
     uint32_t count;
     AQ_TRY(aq_run_marks(launch->checkpoint, steps, 256, &count));
-    /* Of all folders here the newest `keep` that are not newer than this mark stay. */
+    /* Of all folders here the newest `keep` that are not newer than this mark stay, and the one that `older` names: a
+     * folder between them may be of a checkpoint that never became complete. */
     for (uint32_t i = 0; i < count; i++) {
         uint32_t newer = 0;
         for (uint32_t j = 0; j < count; j++)
             newer += steps[j] > steps[i] && steps[j] <= step;
-        if (steps[i] < step && newer >= launch->keep)
+        if (steps[i] < step && steps[i] != mark.older && newer >= launch->keep)
             hosts_send(launcher, json_pack("{s:s, s:I}", "op", "forget", "step", (json_int_t)steps[i]));
     }
     return AQ_OK;
@@ -127,8 +145,8 @@ static void on_done(struct launcher *launcher, uint32_t rank, json_t *message)
 /* What a restart may mend, once the job has shown that it can run: a link's, neighbour's or disk's bad moment. */
 static bool is_transient(const struct launcher *launcher, enum aq_status status)
 {
-    const bool passing = status == AQ_CLOSED || status == AQ_ABORTED || status == AQ_TIMEOUT || status == AQ_IO ||
-                         status == AQ_CORRUPT;
+    const bool passing =
+        status == AQ_CLOSED || status == AQ_ABORTED || status == AQ_TIMEOUT || status == AQ_IO || status == AQ_CORRUPT;
     return passing && (launcher->gone || launcher->launch->again);
 }
 
@@ -162,10 +180,9 @@ static void on_exited(struct launcher *launcher, uint32_t rank, const json_t *me
     const char *gap = *last ? "; its last line: " : "";
     bool noted;
     if (sig > 0)
-        noted = launcher_fail(launcher, CAUSE_OWN, AQ_ABORTED,
-                              "stage %u (pid %d) was killed by signal %llu (%s)%s%.400s", rank, pid,
-                              (unsigned long long)sig, sigabbrev_np((int)sig) ? sigabbrev_np((int)sig) : "?", gap,
-                              last);
+        noted = launcher_fail(
+            launcher, CAUSE_OWN, AQ_ABORTED, "stage %u (pid %d) was killed by signal %llu (%s)%s%.400s", rank, pid,
+            (unsigned long long)sig, sigabbrev_np((int)sig) ? sigabbrev_np((int)sig) : "?", gap, last);
     else
         noted = launcher_fail(launcher, CAUSE_OWN, AQ_ABORTED,
                               "stage %u (pid %d) ended with code %llu before it was done%s%.400s", rank, pid,
@@ -189,7 +206,7 @@ void launcher_event(struct launcher *launcher, struct host *host, json_t *messag
     if (strcmp(event, "listening") == 0)
         on_listening(launcher, rank, message);
     else if (strcmp(event, "ready") == 0)
-        on_ready(launcher, rank);
+        on_ready(launcher, rank, message);
     else if (strcmp(event, "step") == 0)
         on_step(launcher, rank, message);
     else if (strcmp(event, "eval") == 0)

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "aqsgd/grad.h"
+#include "checkpoint_writer.h"
 #include "edge.h"
 #include "edge_row.h"
 #include "plan_private.h"
@@ -287,6 +288,9 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     if (first || last) line(stage, "tokens", (samples * job->train.T + 2) * TOKEN_BYTES);
     line(stage, "order of samples", 2 * plan->facts.train_samples * sizeof(uint32_t));
     line(stage, "program", AQ_PLAN_PROCESS_BYTES);
+    /* A checkpoint is written from a copy while training goes on; one at the end alone needs none. */
+    if (job->checkpoint.every.count)
+        line(stage, "snapshot", aq_checkpoint_writer_measure(&job->train.optimizer, size->parameters));
     if (job->output.trace) line(stage, "trace", (uint64_t)AQ_PLAN_TRACE_RECORDS * AQ_PLAN_TRACE_BYTES);
 }
 

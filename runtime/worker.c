@@ -17,7 +17,6 @@
 enum {
     CONTROL_FRAMES = 8,   /* frames without a body beside the send buffers: norms, requests, answers */
     START_SECONDS = 600,  /* from start to go: other stages may be loading                            */
-    MARKED_SECONDS = 600, /* for the slowest stage's checkpoint                                       */
     PATH_BYTES = 4096
 };
 
@@ -137,22 +136,14 @@ static enum aq_status open_data(struct aq_worker *w)
     return w->plan->facts.heldout_samples ? open_dataset(w, true, &w->heldout) : AQ_OK;
 }
 
-static struct aq_checkpoint checkpoint_of(const struct aq_worker *w, const char *folder)
-{
-    return (struct aq_checkpoint){.folder = folder,
-                                  .plan = w->plan,
-                                  .rank = w->rank,
-                                  .device = w->device,
-                                  .stage = w->stage,
-                                  .optimizer = w->optimizer};
-}
-
 static enum aq_status load_weights(struct aq_worker *w, uint64_t resume)
 {
-    const struct aq_checkpoint checkpoint = checkpoint_of(w, w->checkpoint_folder);
+    const struct aq_checkpoint checkpoint = aq_worker_checkpoint(w);
     w->step = w->resumed_at = resume;
     if (resume) {
+        const uint64_t begin = aq_clock_ns();
         const enum aq_status status = aq_checkpoint_read(&checkpoint, resume);
+        w->read_ns = aq_clock_ns() - begin;
         if (status != AQ_OK && status != AQ_NOMEM) w->unreadable = resume; /* an older one may be whole */
         return status;
     }
@@ -349,6 +340,7 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(open_optimizer(w));
     AQ_TRY(open_data(w));
     AQ_TRY(load_weights(w, aq_control_u64_or(start, "resume", 0)));
+    AQ_TRY(aq_worker_mark_open(w));
     AQ_TRY(open_cache(w));
     AQ_TRY(open_links(w));
     return open_edges(w);
@@ -356,52 +348,6 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
 
 /* --- Running
  * ---------------------------------------------------------------------------------------------------------- */
-
-/* Whatever the launcher has said meanwhile; rank 0 takes its stop and tells the others in band. */
-static enum aq_status control_poll(struct aq_worker *w)
-{
-    json_t *message;
-    for (;;) {
-        const enum aq_status status = aq_control_receive(w->control, 0, &message);
-        if (status == AQ_AGAIN) return AQ_OK;
-        if (status == AQ_CLOSED) return aq_fail(AQ_CLOSED, "worker", "the launcher is gone");
-        AQ_TRY(status);
-        if (aq_control_is(message, "op", "stop") && w->rank == 0) w->last_step = true;
-        json_decref(message);
-    }
-}
-
-static enum aq_status mark_wait(struct aq_worker *w)
-{
-    for (;;) {
-        const uint32_t seen = aq_bell_count(w->bell);
-        const enum aq_status status = aq_cache_mark_done(w->cache);
-        if (status != AQ_AGAIN) return status;
-        if (aq_bell_wait(w->bell, seen, aq_clock_after(seconds_ns(MARKED_SECONDS))) == AQ_TIMEOUT)
-            return aq_fail(AQ_TIMEOUT, "worker", "the cache's mark of step %" PRIu64 " does not end", w->step);
-    }
-}
-
-/* A checkpoint of the state after worker->step steps: caches and weights side by side, then the launcher's word. */
-static enum aq_status mark(struct aq_worker *w)
-{
-    const uint64_t begin = aq_clock_ns();
-    const struct aq_checkpoint checkpoint = checkpoint_of(w, w->checkpoint_folder);
-    if (w->cache) AQ_TRY(aq_cache_mark_begin(w->cache, w->step));
-    AQ_TRY(aq_checkpoint_write(&checkpoint, w->step));
-    if (w->cache) AQ_TRY(mark_wait(w));
-    AQ_TRY(aq_control_send(w->control, json_pack("{s:s, s:I}", "event", "mark", "step", (json_int_t)w->step)));
-    AQ_TRY(aq_control_flush(w->control, aq_clock_after(seconds_ns(60))));
-    json_t *message;
-    do {
-        AQ_TRY(await_op(w, "marked", aq_clock_after(seconds_ns(MARKED_SECONDS)), &message));
-        const uint64_t marked = aq_control_u64_or(message, "step", 0);
-        json_decref(message);
-        if (marked == w->step) break;
-    } while (true);
-    aq_trace_add(w->trace, "compute", "checkpoint", begin, aq_clock_ns(), (uint32_t)w->step, 0);
-    return AQ_OK;
-}
 
 static bool due(const struct aq_job_every *every, uint64_t step, uint64_t steps_per_epoch)
 {
@@ -414,7 +360,7 @@ static enum aq_status train(struct aq_worker *w)
     const struct aq_plan *plan = w->plan;
     AQ_TRY(aq_worker_prefetch_first(w));
     while (w->step < plan->steps) {
-        AQ_TRY(control_poll(w));
+        AQ_TRY(aq_worker_control_poll(w));
         AQ_TRY(aq_worker_step(w));
         AQ_TRY(aq_worker_report_step(w));
         w->step++;
@@ -422,10 +368,10 @@ static enum aq_status train(struct aq_worker *w)
         w->stopped = w->last_step && !end;
         const bool last = end || w->last_step;
         if (due(&w->job->train.evaluate_every, w->step, plan->steps_per_epoch) || end) AQ_TRY(aq_worker_evaluate(w));
-        if (last || due(&w->job->checkpoint.every, w->step, plan->steps_per_epoch)) AQ_TRY(mark(w));
+        if (last || due(&w->job->checkpoint.every, w->step, plan->steps_per_epoch)) AQ_TRY(aq_worker_mark_begin(w));
         if (last) break;
     }
-    return AQ_OK;
+    return aq_worker_mark_wait(w);
 }
 
 static enum aq_status finish(struct aq_worker *w)
@@ -455,6 +401,7 @@ static void close_all(struct aq_worker *w, enum aq_status status)
     aq_link_close(w->link_in);
     aq_net_close(w->net);
     aq_tls_close(w->tls);
+    aq_checkpoint_writer_close(w->writer); /* before the stage, whose values it may be writing */
     aq_cache_close(w->cache);
     aq_sampler_close(w->sampler);
     aq_dataset_close(w->train);
@@ -484,7 +431,8 @@ enum aq_status aq_worker_run(struct aq_control *control)
     status = open_all(&w, message);
     json_decref(message);
     if (status != AQ_OK) goto out;
-    AQ_TRY_GOTO(aq_control_send(control, json_pack("{s:s}", "event", "ready")), out);
+    AQ_TRY_GOTO(aq_control_send(control, json_pack("{s:s, s:f}", "event", "ready", "checkpoint_seconds",
+                                                    (double)w.read_ns * 1e-9)), out);
     AQ_TRY_GOTO(await_op(&w, "go", aq_clock_after(seconds_ns(START_SECONDS)), &message), out);
     json_decref(message);
     w.go_ns = aq_clock_ns();

@@ -6,8 +6,8 @@
  * and trains until the last step, a stop, or a failure. Whatever ends it, it says so in one line over the control
  * channel.
  *
- * Three threads: this one (exec: stage, codecs, program), the net loop, the storage thread. The CPU pool belongs to
- * exec.
+ * Four threads: this one (exec: stage, codecs, program), the net loop, the storage thread, and the one that writes
+ * checkpoints. The CPU pool belongs to exec.
  *
  * Locking: everything here belongs to the exec thread.
  */
@@ -20,6 +20,7 @@
 #include "aqsgd/base.h"
 #include "aqsgd/device.h"
 #include "aqsgd/grad.h"
+#include "checkpoint_writer.h"
 #include "control.h"
 #include "edge.h"
 #include "net/link.h"
@@ -34,11 +35,17 @@ struct aq_worker_times {
     uint64_t compute_ns;   /* forward and backward                  */
     uint64_t optimizer_ns; /* norm of one's own gradients, update   */
     uint64_t link_wait_ns; /* nothing could run but for a link      */
-    uint64_t mark_ns;      /* checkpoint                            */
     uint64_t loss_targets;
     double loss_sum;
     double gradient_norm;
     bool skipped; /* the gradient was not finite           */
+};
+
+/* How far a checkpoint is. */
+enum aq_worker_mark {
+    AQ_MARK_NONE = 0, /* none under way: the launcher has noted the last one as complete      */
+    AQ_MARK_WRITING,  /* weights and cache are on their way to the disk                       */
+    AQ_MARK_SAID      /* this stage's part is durable, and the launcher knows: others may not be */
 };
 
 struct aq_worker {
@@ -76,9 +83,16 @@ struct aq_worker {
     uint64_t go_ns;
     uint64_t silence_ns; /* longest wait for a neighbour */
     uint64_t outages_ns; /* all links, one after the other: how long outages may last */
-    bool last_step; /* somebody asked for a stop: this step is the last */
+    bool last_step;      /* somebody asked for a stop: this step is the last */
     bool stopped;
     uint32_t skipped_in_row;
+    /* Checkpoints (worker_mark.c). */
+    struct aq_checkpoint_writer *writer;
+    enum aq_worker_mark marking;
+    uint64_t mark_step;    /* of the checkpoint that is under way                                    */
+    uint64_t mark_ns;      /* in which checkpoints kept this stage from training, since the last report */
+    uint64_t mark_wait_ns; /* of it, for the checkpoint before                                       */
+    uint64_t read_ns;      /* that reading the checkpoint took at the start                          */
     struct aq_worker_times times;
 };
 
@@ -99,6 +113,27 @@ enum aq_status aq_worker_prefetch_first(struct aq_worker *worker);
 
 /* worker_eval.c: the held-out samples through the whole pipeline, uncompressed; the last stage reports the loss. */
 enum aq_status aq_worker_evaluate(struct aq_worker *worker);
+
+/* worker_mark.c: this stage's checkpoints. Borrows from the worker. */
+struct aq_checkpoint aq_worker_checkpoint(const struct aq_worker *worker);
+
+/* worker_mark.c: open the writer; the stage's weights are there already. */
+enum aq_status aq_worker_mark_open(struct aq_worker *worker);
+
+/*
+ * worker_mark.c: begin a checkpoint of the state after worker->step steps: one point in time for weights, optimizer
+ * and cache. Training goes on while it is written; one that is still under way is waited for first.
+ */
+enum aq_status aq_worker_mark_begin(struct aq_worker *worker);
+
+/* worker_mark.c: what the disk has done meanwhile; why a checkpoint failed. Called with every pump. */
+enum aq_status aq_worker_mark_advance(struct aq_worker *worker);
+
+/* worker_mark.c: wait until no checkpoint is under way. */
+enum aq_status aq_worker_mark_wait(struct aq_worker *worker);
+
+/* worker_mark.c: what the launcher has said meanwhile: a stop (rank 0 tells the others in band), a complete mark. */
+enum aq_status aq_worker_control_poll(struct aq_worker *worker);
 
 /* Pump both edges. */
 enum aq_status aq_worker_pump(struct aq_worker *worker);

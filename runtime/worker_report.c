@@ -30,6 +30,14 @@ static void add_outages(const struct aq_worker *worker, json_t *line)
     json_object_set_new(line, "outage_ns", json_integer((json_int_t)out.outage_ns));
 }
 
+/* What checkpoints have cost since the last line: the copy, and the wait for one that was still being written. */
+static void add_marks(struct aq_worker *worker, json_t *line)
+{
+    json_object_set_new(line, "mark_ns", json_integer((json_int_t)worker->mark_ns));
+    json_object_set_new(line, "mark_wait_ns", json_integer((json_int_t)worker->mark_wait_ns));
+    worker->mark_ns = worker->mark_wait_ns = 0;
+}
+
 enum aq_status aq_worker_report_step(struct aq_worker *worker)
 {
     const struct aq_worker_times *t = &worker->times;
@@ -51,6 +59,7 @@ enum aq_status aq_worker_report_step(struct aq_worker *worker)
         (json_int_t)(in.fetched + out.fetched), "skipped", t->skipped);
     if (!line) return aq_fail(AQ_NOMEM, "worker", "no memory for the line of a step");
     add_outages(worker, line);
+    add_marks(worker, line);
     if (worker->rank + 1 == worker->P && t->loss_targets > 0)
         json_object_set_new(line, "loss", aq_control_number(t->loss_sum / (double)t->loss_targets));
     add_measures(line, &out);

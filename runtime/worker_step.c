@@ -205,7 +205,7 @@ enum aq_status aq_worker_pump(struct aq_worker *worker)
                            worker->rank + (i ? 1 : -1u));
         AQ_TRY(status);
     }
-    return AQ_OK;
+    return aq_worker_mark_advance(worker);
 }
 
 static enum aq_status wait(struct aq_worker *worker, uint32_t seen, const char *what)

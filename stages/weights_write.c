@@ -3,6 +3,9 @@
  *
  * The bytes go to PATH.partial, which takes PATH's name when the disk has them; then the folder is synced, so that
  * the name survives a power cut too. A failure leaves PATH as it was and removes the neighbour. One writer a path.
+ *
+ * The writer goes piece by piece, at the pace of whoever calls it: a thread beside the training can be told to give up
+ * between two of them.
  */
 #include <fcntl.h>
 #include <string.h>
@@ -88,25 +91,6 @@ static enum aq_status write_all(const char *path, int file, const void *bytes, s
     return AQ_OK;
 }
 
-/* Everything, on the disk when it returns. */
-static enum aq_status write_file(const char *path, const uint8_t *header, size_t header_bytes,
-                                 const struct aq_weights_tensor *tensors, uint32_t count)
-{
-    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (file < 0) return aq_fail_errno(AREA, "%s: cannot be made", path);
-    enum aq_status status;
-    AQ_TRY_GOTO(write_all(path, file, header, header_bytes), out);
-    for (uint32_t i = 0; i < count; i++) {
-        size_t bytes = sizeof(float);
-        for (uint32_t d = 0; d < tensors[i].dimensions; d++) bytes *= tensors[i].shape[d];
-        AQ_TRY_GOTO(write_all(path, file, tensors[i].values, bytes), out);
-    }
-    if (fsync(file) != 0) status = aq_fail_errno(AREA, "%s: cannot be synced", path);
-out:
-    if (close(file) != 0 && status == AQ_OK) status = aq_fail_errno(AREA, "%s: cannot be closed", path);
-    return status;
-}
-
 static enum aq_status sync_folder_of(const char *path)
 {
     char folder[PATH_BYTES_MAX];
@@ -124,22 +108,99 @@ static enum aq_status sync_folder_of(const char *path)
     return status;
 }
 
+struct aq_weights_writer {
+    char path[PATH_BYTES_MAX], partial[PATH_BYTES_MAX];
+    const struct aq_weights_tensor *tensors; /* borrowed */
+    uint32_t count, next;                    /* tensors; the one that is being written */
+    size_t done;                             /* bytes of it                            */
+    uint8_t *header;                         /* NULL: written                          */
+    size_t header_bytes;
+    int file;     /* -1: closed                                     */
+    bool partial_there; /* to be removed, unless it takes its name */
+};
+
+enum aq_status aq_weights_writer_open(const char *path, const struct aq_weights_tensor *tensors, uint32_t count,
+                                      const char *const *metadata, struct aq_weights_writer **out)
+{
+    void *memory = NULL;
+    AQ_TRY(aq_alloc(sizeof(struct aq_weights_writer), &memory));
+    struct aq_weights_writer *writer = memory;
+    writer->tensors = tensors;
+    writer->count = count;
+    writer->file = -1;
+    const int length = snprintf(writer->path, sizeof writer->path, "%s", path);
+    const int longer = snprintf(writer->partial, sizeof writer->partial, "%s.partial", path);
+    enum aq_status status = AQ_OK;
+    if (length < 0 || longer < 0 || (size_t)longer >= sizeof writer->partial)
+        status = aq_fail(AQ_INVAL, AREA, "%.64s...: the file's name is too long", path);
+    if (status == AQ_OK)
+        status = make_header(path, tensors, count, metadata, &writer->header, &writer->header_bytes);
+    if (status == AQ_OK) {
+        writer->file = open(writer->partial, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+        if (writer->file < 0) status = aq_fail_errno(AREA, "%s: cannot be made", writer->partial);
+    }
+    if (status != AQ_OK) {
+        aq_weights_writer_close(writer);
+        return status;
+    }
+    writer->partial_there = true;
+    *out = writer;
+    return AQ_OK;
+}
+
+/* Everything is written: on the disk, and under its name. */
+static enum aq_status writer_finish(struct aq_weights_writer *writer)
+{
+    if (fsync(writer->file) != 0) return aq_fail_errno(AREA, "%s: cannot be synced", writer->partial);
+    const int closed = close(writer->file);
+    writer->file = -1;
+    if (closed != 0) return aq_fail_errno(AREA, "%s: cannot be closed", writer->partial);
+    if (rename(writer->partial, writer->path) != 0)
+        return aq_fail_errno(AREA, "%s: cannot be renamed", writer->partial);
+    writer->partial_there = false;
+    return sync_folder_of(writer->path);
+}
+
+enum aq_status aq_weights_writer_piece(struct aq_weights_writer *writer)
+{
+    if (writer->header) {
+        AQ_TRY(write_all(writer->partial, writer->file, writer->header, writer->header_bytes));
+        aq_free(writer->header);
+        writer->header = NULL;
+        return AQ_AGAIN;
+    }
+    if (writer->next == writer->count) return writer_finish(writer);
+    const struct aq_weights_tensor *tensor = &writer->tensors[writer->next];
+    size_t bytes = sizeof(float);
+    for (uint32_t d = 0; d < tensor->dimensions; d++) bytes *= tensor->shape[d];
+    const size_t left = bytes - writer->done, piece = left < AQ_WEIGHTS_PIECE_BYTES ? left : AQ_WEIGHTS_PIECE_BYTES;
+    AQ_TRY(write_all(writer->partial, writer->file, (const uint8_t *)tensor->values + writer->done, piece));
+    writer->done += piece;
+    if (writer->done == bytes) {
+        writer->next++;
+        writer->done = 0;
+    }
+    return AQ_AGAIN;
+}
+
+void aq_weights_writer_close(struct aq_weights_writer *writer)
+{
+    if (!writer) return;
+    if (writer->file >= 0) close(writer->file);
+    if (writer->partial_there) unlink(writer->partial);
+    aq_free(writer->header);
+    aq_free(writer);
+}
+
 enum aq_status aq_weights_write(const char *path, const struct aq_weights_tensor *tensors, uint32_t count,
                                 const char *const *metadata)
 {
-    char partial[PATH_BYTES_MAX];
-    int length = snprintf(partial, sizeof partial, "%s.partial", path);
-    if (length < 0 || (size_t)length >= sizeof partial)
-        return aq_fail(AQ_INVAL, AREA, "%.64s...: the file's name is too long", path);
-    uint8_t *header = NULL;
-    size_t header_bytes = 0;
-    AQ_TRY(make_header(path, tensors, count, metadata, &header, &header_bytes));
-    enum aq_status status = write_file(partial, header, header_bytes, tensors, count);
-    if (status == AQ_OK && rename(partial, path) != 0) status = aq_fail_errno(AREA, "%s: cannot be renamed", partial);
-    if (status == AQ_OK)
-        status = sync_folder_of(path);
-    else
-        unlink(partial);
-    aq_free(header);
+    struct aq_weights_writer *writer;
+    AQ_TRY(aq_weights_writer_open(path, tensors, count, metadata, &writer));
+    enum aq_status status;
+    do {
+        status = aq_weights_writer_piece(writer);
+    } while (status == AQ_AGAIN);
+    aq_weights_writer_close(writer);
     return status;
 }

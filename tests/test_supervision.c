@@ -96,6 +96,7 @@ static void launch(const struct trial *trial, int signals, struct aq_launch_resu
                                      .trace = trial->trace ? trace : NULL,
                                      .daemon = daemon_program,
                                      .keep = 2,
+                                     .begin_ns = aq_clock_ns(),
                                      .ready_ns_max = (trial->ready_s ? trial->ready_s : PATIENCE_S) * second_ns,
                                      .token = trial->token ? trial->token : &none,
                                      .metrics = metrics,
@@ -434,8 +435,8 @@ static void test_stop_checkpoints_and_resume_goes_on(void **state)
     unlink(path);
     struct aq_launch_result result;
     char manifest[64];
-    snprintf(manifest, sizeof manifest, "steps %llu\nms 0\n", (unsigned long long)mark.step + 400);
-    trial.manifest = manifest;
+    snprintf(manifest, sizeof manifest, "steps %llu\nms 5\n", (unsigned long long)mark.step + 400);
+    trial.manifest = manifest; /* puppets do not wait for each other: 0 ms lets one run 64 steps ahead */
     trial.resume = mark.step - 1;
     launch(&trial, -1, &result);
     assert_string_equal(result.cause, "");

@@ -1,0 +1,147 @@
+/*
+ * checkpoint_writer.c -- see the header. A request is a token in one ring and comes back in another; the file and its
+ * status belong to whoever had the token last.
+ */
+#include "checkpoint_writer.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+enum { RING_SLOTS = 2, SLOW_MS_MAX = 60000 };
+
+struct aq_checkpoint_writer {
+    struct aq_checkpoint checkpoint;
+    float *snapshot; /* NULL: the stage's own values are written */
+    uint64_t snapshot_bytes, slow_ns;
+    struct aq_bell *caller; /* rung when a file is done */
+    struct aq_bell *bell;   /* the thread sleeps on it  */
+    struct aq_ring *asked, *told;
+    struct aq_thread *thread;
+    atomic_bool stop; /* release in close, acquire in the thread */
+    bool busy;        /* exec's: a token is out                  */
+    struct aq_checkpoint_file *file;
+    enum aq_status status;
+};
+
+static bool stopped(const struct aq_checkpoint_writer *writer)
+{
+    return atomic_load_explicit(&writer->stop, memory_order_acquire);
+}
+
+/* Until so much time has passed, or the writer is to stop. */
+static void pause_for(struct aq_checkpoint_writer *writer, uint64_t ns)
+{
+    const uint64_t end = aq_clock_after(ns);
+    for (;;) {
+        const uint32_t seen = aq_bell_count(writer->bell);
+        if (stopped(writer) || aq_bell_wait(writer->bell, seen, end) == AQ_TIMEOUT) return;
+    }
+}
+
+static enum aq_status write_file(struct aq_checkpoint_writer *writer)
+{
+    enum aq_status status = AQ_AGAIN;
+    while (status == AQ_AGAIN) {
+        if (writer->slow_ns) pause_for(writer, writer->slow_ns);
+        if (stopped(writer)) return AQ_ABORTED;
+        status = aq_checkpoint_file_piece(writer->file);
+    }
+    return status;
+}
+
+static void run(void *context)
+{
+    struct aq_checkpoint_writer *writer = context;
+    for (;;) {
+        const uint32_t seen = aq_bell_count(writer->bell);
+        uint64_t token;
+        if (stopped(writer)) return;
+        if (!aq_ring_pop(writer->asked, &token)) {
+            (void)aq_bell_wait(writer->bell, seen, AQ_NEVER);
+            continue;
+        }
+        writer->status = write_file(writer);
+        aq_checkpoint_file_close(writer->file);
+        writer->file = NULL;
+        AQ_ASSERT(aq_ring_push(writer->told, token)); /* one token is out at most */
+        aq_bell_ring(writer->caller);
+    }
+}
+
+static enum aq_status slowness(uint64_t *ns)
+{
+    const char *asked = getenv("AQ_CHECKPOINT_SLOW");
+    char *end;
+    *ns = 0;
+    if (!asked) return AQ_OK;
+    const unsigned long ms = strtoul(asked, &end, 10);
+    if (*asked < '0' || *asked > '9' || *end || ms > SLOW_MS_MAX)
+        return aq_fail(AQ_INVAL, "checkpoint", "AQ_CHECKPOINT_SLOW=%s: wanted 0 to %d ms", asked, SLOW_MS_MAX);
+    *ns = ms * 1000000u;
+    return AQ_OK;
+}
+
+enum aq_status aq_checkpoint_writer_open(const struct aq_checkpoint *checkpoint, bool snapshot, struct aq_bell *bell,
+                                         struct aq_checkpoint_writer **out)
+{
+    void *memory = NULL;
+    AQ_TRY(aq_alloc(sizeof(struct aq_checkpoint_writer), &memory));
+    struct aq_checkpoint_writer *writer = memory;
+    writer->checkpoint = *checkpoint;
+    writer->caller = bell;
+    enum aq_status status;
+    AQ_TRY_GOTO(slowness(&writer->slow_ns), out);
+    if (snapshot) {
+        writer->snapshot_bytes = aq_checkpoint_floats(checkpoint) * sizeof(float);
+        AQ_TRY_GOTO(aq_map(writer->snapshot_bytes, &memory), out);
+        writer->snapshot = memory;
+    }
+    AQ_TRY_GOTO(aq_bell_open(&writer->bell), out);
+    AQ_TRY_GOTO(aq_ring_open(RING_SLOTS, &writer->asked), out);
+    AQ_TRY_GOTO(aq_ring_open(RING_SLOTS, &writer->told), out);
+    AQ_TRY_GOTO(aq_thread_open("aq-checkpoint", run, writer, &writer->thread), out);
+    *out = writer;
+    return AQ_OK;
+out:
+    aq_checkpoint_writer_close(writer);
+    return status;
+}
+
+void aq_checkpoint_writer_close(struct aq_checkpoint_writer *writer)
+{
+    if (!writer) return;
+    atomic_store_explicit(&writer->stop, true, memory_order_release);
+    aq_bell_ring(writer->bell);
+    aq_thread_close(writer->thread);
+    aq_checkpoint_file_close(writer->file); /* asked for, and not taken up */
+    aq_ring_close(writer->asked);
+    aq_ring_close(writer->told);
+    aq_bell_close(writer->bell);
+    aq_unmap(writer->snapshot, writer->snapshot_bytes);
+    aq_free(writer);
+}
+
+enum aq_status aq_checkpoint_writer_begin(struct aq_checkpoint_writer *writer, uint64_t step)
+{
+    AQ_ASSERT(!writer->busy);
+    if (writer->snapshot) AQ_TRY(aq_checkpoint_snapshot(&writer->checkpoint, writer->snapshot));
+    AQ_TRY(aq_checkpoint_file_open(&writer->checkpoint, step, writer->snapshot, &writer->file));
+    writer->busy = true;
+    AQ_ASSERT(aq_ring_push(writer->asked, step)); /* one token is out at most */
+    aq_bell_ring(writer->bell);
+    return AQ_OK;
+}
+
+enum aq_status aq_checkpoint_writer_done(struct aq_checkpoint_writer *writer)
+{
+    uint64_t token;
+    if (!writer->busy) return AQ_OK;
+    if (!aq_ring_pop(writer->told, &token)) return AQ_AGAIN;
+    writer->busy = false;
+    return writer->status;
+}
+
+uint64_t aq_checkpoint_writer_measure(const struct aq_optimizer_config *optimizer, uint64_t parameters)
+{
+    return (1 + (uint64_t)aq_optimizer_state_floats(optimizer)) * parameters * sizeof(float);
+}

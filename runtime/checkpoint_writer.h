@@ -1,0 +1,45 @@
+/*
+ * checkpoint_writer.h -- the thread that brings a stage's checkpoint to the disk while the stage goes on training.
+ *
+ * aq_checkpoint_writer_begin copies the state (one pass over memory: the only time that training stands still) and
+ * wakes the thread, which makes the digest, writes, syncs and renames the file. One file at a time. A writer without a
+ * snapshot (a job that keeps checkpoints only at its end) writes the stage's own values: whoever begins then waits.
+ *
+ *     AQ_TRY(aq_checkpoint_writer_begin(writer, step));
+ *     ... train on; the bell rings ...
+ *     status = aq_checkpoint_writer_done(writer);      // AQ_AGAIN: not yet
+ *
+ * Environment, for tests: AQ_CHECKPOINT_SLOW=ms makes the thread wait so long before each piece of a file (a tensor, or
+ * 4 MiB of one), so that a test can meet a checkpoint that is half written.
+ *
+ * Locking: all calls from one thread (exec).
+ */
+#ifndef RUNTIME_CHECKPOINT_WRITER_H
+#define RUNTIME_CHECKPOINT_WRITER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "aqsgd/base.h"
+#include "checkpoint.h"
+
+struct aq_checkpoint_writer; /* opaque */
+
+/* snapshot: take the memory for one. The bell is rung when a file is done. AQ_NOMEM; AQ_INVAL: AQ_CHECKPOINT_SLOW. */
+enum aq_status aq_checkpoint_writer_open(const struct aq_checkpoint *checkpoint, bool snapshot, struct aq_bell *bell,
+                                         struct aq_checkpoint_writer **out);
+
+/* Gives up what is being written: the file is whole or absent. NULL is fine. */
+void aq_checkpoint_writer_close(struct aq_checkpoint_writer *writer);
+
+/* Write the state as it is now, as that after `step` steps. None may be under way. AQ_NOMEM; a device's trouble. */
+enum aq_status aq_checkpoint_writer_begin(struct aq_checkpoint_writer *writer, uint64_t step);
+
+/* AQ_AGAIN: it is being written. AQ_OK: it is on the disk, or none was begun. Else as aq_checkpoint_write, told once.
+ */
+enum aq_status aq_checkpoint_writer_done(struct aq_checkpoint_writer *writer);
+
+/* Bytes of RAM of a snapshot of so many parameters; what `aqpipe plan` prints. */
+uint64_t aq_checkpoint_writer_measure(const struct aq_optimizer_config *optimizer, uint64_t parameters);
+
+#endif
