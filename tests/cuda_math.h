@@ -19,7 +19,7 @@
 /* fp32 results: a few units of 2^-24, sums in another order. bf16 results: one unit of 2^-8. */
 static const double NEAR = 3e-6, NEAR_BF16 = 6e-3;
 
-enum compare { NOT_COMPARED = 0, COMPARED = 1, EXACT = 2 };
+enum compare { NOT_COMPARED = 0, COMPARED = 1, EXACT = 2, COMPARED_AS_BF16 = 3 };
 
 struct array {
     enum aq_element type;
@@ -85,7 +85,8 @@ static inline void math_compare(const char *what, const struct array *array)
         x[i] = math_value(array->results[1], array->type, i);
         y[i] = math_value(array->results[0], array->type, i);
     }
-    const double distance = help_distance(x, y, array->count), limit = array->type == AQ_BF16 ? NEAR_BF16 : NEAR;
+    const bool halves = array->type == AQ_BF16 || array->compare == COMPARED_AS_BF16;
+    const double distance = help_distance(x, y, array->count), limit = halves ? NEAR_BF16 : NEAR;
     if (!(distance <= limit)) fail_msg("%s: differs by %g, more than %g", what, distance, limit);
     aq_free(x);
     aq_free(y);

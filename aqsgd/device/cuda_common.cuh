@@ -106,7 +106,6 @@ static __forceinline__ __device__ uint4 aq_philox(const struct aq_rng_key &key, 
 {
     uint32_t c0 = static_cast<uint32_t>(index), c1 = static_cast<uint32_t>(index >> 32);
     uint32_t c2 = key.counter[0], c3 = key.counter[1], k0 = key.key[0], k1 = key.key[1];
-#pragma GCC unroll 10
     for (int round = 0; round < 10; round++) {
         const uint32_t high0 = __umulhi(0xD2511F53u, c0), low0 = 0xD2511F53u * c0;
         const uint32_t high1 = __umulhi(0xCD9E8D57u, c2), low1 = 0xCD9E8D57u * c2;

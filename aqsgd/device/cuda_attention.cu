@@ -1,0 +1,451 @@
+/*
+ * cuda_attention.cu -- causal attention in tiles, by fp32 multiply-adds: any type, any D up to 512; and the launchers.
+ *
+ * Forward is Dao et al. 2022 ("FlashAttention"), Algorithm 1, with the loops exchanged as in Dao 2023: a block owns a
+ * tile of queries and goes over the tiles of keys, keeping for each query the largest score so far, the sum of
+ * exponentials below it and the weighted sum of values. Backward makes the weights again from lse. It is two kernels,
+ * one that owns keys (dk, dv) and one that owns queries (dq), so that nothing is added by two blocks and results do not
+ * depend on their order; what that costs is that the scores are made twice.
+ *
+ * With S = scale q k^T, P = softmax(S), M the dropout mask with its factor, O = (P M) v and delta = rowsum(O dO):
+ *     dv = (P M)^T dO,   dP = (dO v^T) M,   dS = P (dP - delta) scale,   dq = dS k,   dk = dS^T q.
+ *
+ * A tile is 16 R rows of D values in shared memory, 256 threads are a square of 16 x 16, and each has R x R scores:
+ * those of rows y + 16 i and keys x + 16 j. Rows of a tile are one word longer than D, so that 16 rows lie in 16 banks.
+ */
+#include "cuda_attention.cuh"
+
+#include <math.h>
+
+constexpr unsigned SIDE = 16, THREADS = SIDE * SIDE;
+constexpr unsigned D_MAX = 512;
+
+/* A tile of rows of D floats in shared memory. */
+struct tile {
+    float *at;
+    unsigned stride;
+};
+
+template <int R> static __forceinline__ __device__ struct tile tile_cut(float **memory, unsigned columns)
+{
+    struct tile tile = {*memory, columns + 1};
+    *memory += R * SIDE * tile.stride;
+    return tile;
+}
+
+/* Fills a tile with `rows` rows, `stride` elements apart; what lies past them is 0. */
+template <int R, typename T>
+static __forceinline__ __device__ void tile_load(struct tile tile, const T *from, uint64_t stride, uint64_t rows,
+                                                 unsigned D)
+{
+    for (unsigned i = threadIdx.x; i < R * SIDE * D; i += THREADS) {
+        const unsigned row = i / D, d = i % D;
+        tile.at[row * tile.stride + d] = row < rows ? aq_load(from + row * stride + d) : 0.0f;
+    }
+}
+
+template <int R> static __forceinline__ __device__ void tile_zero(struct tile tile, unsigned columns)
+{
+    for (unsigned i = threadIdx.x; i < R * SIDE * columns; i += THREADS)
+        tile.at[i / columns * tile.stride + i % columns] = 0.0f;
+}
+
+/* products[i][j] = row (y + 16 i) of a times row (x + 16 j) of b. */
+template <int R>
+static __forceinline__ __device__ void tile_dots(struct tile a, struct tile b, unsigned D, float (&products)[R][R])
+{
+    const unsigned y = threadIdx.x / SIDE, x = threadIdx.x % SIDE;
+    for (int i = 0; i < R; i++)
+        for (int j = 0; j < R; j++)
+            products[i][j] = 0.0f;
+    for (unsigned d = 0; d < D; d++) {
+        float left[R], right[R];
+        for (int i = 0; i < R; i++)
+            left[i] = a.at[(y + SIDE * i) * a.stride + d];
+        for (int j = 0; j < R; j++)
+            right[j] = b.at[(x + SIDE * j) * b.stride + d];
+        for (int i = 0; i < R; i++)
+            for (int j = 0; j < R; j++)
+                products[i][j] = fmaf(left[i], right[j], products[i][j]);
+    }
+}
+
+/* sums[row] = sums[row] factor[row] + weights[row] times b, the rows y + 16 i; a thread has the columns x + 16 j. */
+template <int R>
+static __forceinline__ __device__ void tile_add(struct tile sums, const float (&factor)[R], struct tile weights,
+                                                struct tile b, unsigned D)
+{
+    const unsigned y = threadIdx.x / SIDE, x = threadIdx.x % SIDE;
+    for (unsigned d = x; d < D; d += SIDE) {
+        float row[R];
+        for (int i = 0; i < R; i++)
+            row[i] = sums.at[(y + SIDE * i) * sums.stride + d] * factor[i];
+        for (unsigned k = 0; k < R * SIDE; k++) {
+            const float value = b.at[k * b.stride + d];
+            for (int i = 0; i < R; i++)
+                row[i] = fmaf(weights.at[(y + SIDE * i) * weights.stride + k], value, row[i]);
+        }
+        for (int i = 0; i < R; i++)
+            sums.at[(y + SIDE * i) * sums.stride + d] = row[i];
+    }
+}
+
+/* As tile_add, with the weights transposed: sums[row] += sum over k of weights[k][row] b[k]. */
+template <int R>
+static __forceinline__ __device__ void tile_add_transposed(struct tile sums, struct tile weights, struct tile b,
+                                                           unsigned D)
+{
+    const unsigned y = threadIdx.x / SIDE, x = threadIdx.x % SIDE;
+    for (unsigned d = x; d < D; d += SIDE) {
+        float row[R];
+        for (int i = 0; i < R; i++)
+            row[i] = sums.at[(y + SIDE * i) * sums.stride + d];
+        for (unsigned k = 0; k < R * SIDE; k++) {
+            const float value = b.at[k * b.stride + d];
+            for (int i = 0; i < R; i++)
+                row[i] = fmaf(weights.at[k * weights.stride + y + SIDE * i], value, row[i]);
+        }
+        for (int i = 0; i < R; i++)
+            sums.at[(y + SIDE * i) * sums.stride + d] = row[i];
+    }
+}
+
+template <int R, typename T>
+static __forceinline__ __device__ void tile_store(struct tile tile, T *to, uint64_t stride, uint64_t rows, unsigned D)
+{
+    for (unsigned i = threadIdx.x; i < R * SIDE * D; i += THREADS) {
+        const unsigned row = i / D, d = i % D;
+        if (row < rows) aq_store(to + row * stride + d, tile.at[row * tile.stride + d]);
+    }
+}
+
+/* Over the 16 threads of a row. */
+static __forceinline__ __device__ float side_max(float value)
+{
+    for (int lanes = SIDE / 2; lanes > 0; lanes /= 2)
+        value = fmaxf(value, __shfl_xor_sync(AQ_ALL_LANES, value, lanes));
+    return value;
+}
+
+static __forceinline__ __device__ float side_sum(float value)
+{
+    for (int lanes = SIDE / 2; lanes > 0; lanes /= 2)
+        value += __shfl_xor_sync(AQ_ALL_LANES, value, lanes);
+    return value;
+}
+
+static __forceinline__ __device__ uint64_t rows_left(uint64_t T, uint64_t first)
+{
+    return T > first ? T - first : 0;
+}
+
+/*
+ * One row's scores of a tile of keys, added to what the row has seen: `top` and `sum` of all keys so far. Leaves the
+ * masked weights below the top in the tile of weights; the factor is what older sums are worth now.
+ */
+template <int R>
+static __forceinline__ __device__ float row_softmax(const struct aq_cuda_attention &args, uint64_t query,
+                                                    uint64_t first_key, float (&scores)[R], float *weights, float *top,
+                                                    float *sum)
+{
+    const unsigned x = threadIdx.x % SIDE;
+    float tile_top = -INFINITY;
+    for (int j = 0; j < R; j++) {
+        const uint64_t key = first_key + x + SIDE * j;
+        scores[j] = key <= query ? scores[j] * args.scale : -INFINITY;
+        tile_top = fmaxf(tile_top, scores[j]);
+    }
+    tile_top = fmaxf(side_max(tile_top), *top);
+    const float factor = expf(*top - tile_top);
+    float tile_sum = 0.0f;
+    for (int j = 0; j < R; j++) {
+        const uint64_t key = first_key + x + SIDE * j;
+        const float weight = expf(scores[j] - tile_top);
+        tile_sum += weight;
+        const float kept =
+            args.mask.keys && key <= query && query < args.T
+                ? aq_mask_factor(args.mask, args.first_sample + blockIdx.z, aq_weight_at(args, blockIdx.y, query, key))
+                : 1.0f;
+        weights[x + SIDE * j] = weight * kept;
+    }
+    *sum = fmaf(*sum, factor, side_sum(tile_sum));
+    *top = tile_top;
+    return factor;
+}
+
+/* The grid is (tiles of queries, heads, samples); the longest tiles come first. */
+template <typename T, int R>
+static __global__ void __launch_bounds__(THREADS) attention_forward(struct aq_cuda_attention args)
+{
+    constexpr unsigned ROWS = R * SIDE;
+    AQ_SHARED_DYNAMIC(float, shared);
+    float *memory = shared;
+    const struct tile q = tile_cut<R>(&memory, args.D), k = tile_cut<R>(&memory, args.D);
+    const struct tile v = tile_cut<R>(&memory, args.D), sums = tile_cut<R>(&memory, args.D);
+    const struct tile weights = tile_cut<R>(&memory, ROWS);
+    const unsigned y = threadIdx.x / SIDE, x = threadIdx.x % SIDE, head = blockIdx.y;
+    const uint64_t sample = args.first_sample + blockIdx.z, stride = static_cast<uint64_t>(3) * args.H * args.D;
+    const uint64_t first = static_cast<uint64_t>(gridDim.x - 1 - blockIdx.x) * ROWS;
+    const T *qkv = static_cast<const T *>(args.qkv);
+    float top[R], sum[R], factor[R], scores[R][R];
+    for (int i = 0; i < R; i++) {
+        top[i] = -INFINITY;
+        sum[i] = 0.0f;
+    }
+    tile_load<R>(q, qkv + aq_qkv_at(args, sample, head, 0, first), stride, rows_left(args.T, first), args.D);
+    tile_zero<R>(sums, args.D);
+    for (uint64_t key = 0; key <= first; key += ROWS) {
+        const uint64_t keys = rows_left(args.T, key);
+        __syncthreads();
+        tile_load<R>(k, qkv + aq_qkv_at(args, sample, head, 1, key), stride, keys, args.D);
+        tile_load<R>(v, qkv + aq_qkv_at(args, sample, head, 2, key), stride, keys, args.D);
+        __syncthreads();
+        tile_dots<R>(q, k, args.D, scores);
+        for (int i = 0; i < R; i++)
+            factor[i] = row_softmax<R>(args, first + y + SIDE * i, key, scores[i],
+                                       weights.at + (y + SIDE * i) * weights.stride, &top[i], &sum[i]);
+        __syncthreads();
+        tile_add<R>(sums, factor, weights, v, args.D);
+    }
+    for (int i = 0; i < R; i++) {
+        const uint64_t query = first + y + SIDE * i;
+        for (unsigned d = x; d < args.D; d += SIDE)
+            sums.at[(y + SIDE * i) * sums.stride + d] *= 1.0f / sum[i];
+        if (x == 0 && query < args.T) args.lse[(sample * args.H + head) * args.T + query] = top[i] + logf(sum[i]);
+    }
+    __syncthreads();
+    tile_store<R>(sums, static_cast<T *>(args.out) + aq_out_at(args, sample, head, first),
+                  static_cast<uint64_t>(args.H) * args.D, rows_left(args.T, first), args.D);
+}
+
+/* delta = rowsum(out dout): a warp a row of (sample, head, token). */
+template <typename T>
+static __global__ void __launch_bounds__(THREADS)
+    attention_delta(struct aq_cuda_attention args, uint64_t rows, float *delta)
+{
+    const uint64_t row = static_cast<uint64_t>(blockIdx.x) * (THREADS / 32) + threadIdx.x / 32;
+    const unsigned lane = threadIdx.x % 32;
+    if (row >= rows) return;
+    const uint64_t token = row % args.T, head = row / args.T % args.H, sample = row / args.T / args.H;
+    const uint64_t at = aq_out_at(args, args.first_sample + sample, head, token);
+    const T *out = static_cast<const T *>(args.out) + at, *dout = static_cast<const T *>(args.dout) + at;
+    float sum = 0.0f;
+    for (unsigned d = lane; d < args.D; d += 32)
+        sum = fmaf(aq_load(out + d), aq_load(dout + d), sum);
+    sum = aq_warp_sum(sum);
+    if (lane == 0) delta[row] = sum;
+}
+
+/*
+ * Scores and products of dout with the values become masked weights (left in `weights`, where one is given) and the
+ * gradient of the scores (in `slopes`), for the queries from `first` and the keys from `key` on.
+ */
+template <int R>
+static __forceinline__ __device__ void tile_slopes(const struct aq_cuda_attention &args, uint64_t first, uint64_t key,
+                                                   const float (&scores)[R][R], const float (&products)[R][R],
+                                                   float *weights, struct tile slopes)
+{
+    const unsigned y = threadIdx.x / SIDE, x = threadIdx.x % SIDE, head = blockIdx.y;
+    const uint64_t sample = args.first_sample + blockIdx.z;
+    for (int i = 0; i < R; i++) {
+        const uint64_t query = first + y + SIDE * i;
+        const bool there = query < args.T;
+        const float lse = there ? args.lse[(sample * args.H + head) * args.T + query] : 0.0f;
+        const float delta = there ? args.delta[(blockIdx.z * args.H + head) * args.T + query] : 0.0f;
+        for (int j = 0; j < R; j++) {
+            const uint64_t column = key + x + SIDE * j;
+            const unsigned at = (y + SIDE * i) * slopes.stride + x + SIDE * j;
+            float weight = 0.0f, kept = 1.0f;
+            if (there && column <= query) {
+                weight = expf(fmaf(scores[i][j], args.scale, -lse));
+                if (args.mask.keys) kept = aq_mask_factor(args.mask, sample, aq_weight_at(args, head, query, column));
+            }
+            if (weights) weights[at] = weight * kept;
+            slopes.at[at] = weight * fmaf(products[i][j], kept, -delta) * args.scale;
+        }
+    }
+}
+
+/* dk and dv of a tile of keys, over the tiles of queries that see it. */
+template <typename T, int R>
+static __global__ void __launch_bounds__(THREADS) attention_backward_keys(struct aq_cuda_attention args)
+{
+    constexpr unsigned ROWS = R * SIDE;
+    AQ_SHARED_DYNAMIC(float, shared);
+    float *memory = shared;
+    const struct tile k = tile_cut<R>(&memory, args.D), v = tile_cut<R>(&memory, args.D);
+    const struct tile q = tile_cut<R>(&memory, args.D), dout = tile_cut<R>(&memory, args.D);
+    const struct tile dk = tile_cut<R>(&memory, args.D), dv = tile_cut<R>(&memory, args.D);
+    const struct tile weights = tile_cut<R>(&memory, ROWS), slopes = tile_cut<R>(&memory, ROWS);
+    const unsigned head = blockIdx.y;
+    const uint64_t sample = args.first_sample + blockIdx.z, first = static_cast<uint64_t>(blockIdx.x) * ROWS;
+    const uint64_t C = static_cast<uint64_t>(args.H) * args.D, keys = rows_left(args.T, first);
+    const T *qkv = static_cast<const T *>(args.qkv), *douts = static_cast<const T *>(args.dout);
+    float scores[R][R], products[R][R];
+    tile_load<R>(k, qkv + aq_qkv_at(args, sample, head, 1, first), 3 * C, keys, args.D);
+    tile_load<R>(v, qkv + aq_qkv_at(args, sample, head, 2, first), 3 * C, keys, args.D);
+    tile_zero<R>(dk, args.D);
+    tile_zero<R>(dv, args.D);
+    for (uint64_t query = first; query < args.T; query += ROWS) {
+        const uint64_t rows = rows_left(args.T, query);
+        __syncthreads();
+        tile_load<R>(q, qkv + aq_qkv_at(args, sample, head, 0, query), 3 * C, rows, args.D);
+        tile_load<R>(dout, douts + aq_out_at(args, sample, head, query), C, rows, args.D);
+        __syncthreads();
+        tile_dots<R>(q, k, args.D, scores);
+        tile_dots<R>(dout, v, args.D, products);
+        tile_slopes<R>(args, query, first, scores, products, weights.at, slopes);
+        __syncthreads();
+        tile_add_transposed<R>(dv, weights, dout, args.D);
+        tile_add_transposed<R>(dk, slopes, q, args.D);
+    }
+    __syncthreads();
+    tile_store<R>(dk, args.dqkv + aq_qkv_at(args, sample, head, 1, first), 3 * C, keys, args.D);
+    tile_store<R>(dv, args.dqkv + aq_qkv_at(args, sample, head, 2, first), 3 * C, keys, args.D);
+}
+
+/* dq of a tile of queries, over the tiles of keys that it sees. */
+template <typename T, int R>
+static __global__ void __launch_bounds__(THREADS) attention_backward_queries(struct aq_cuda_attention args)
+{
+    constexpr unsigned ROWS = R * SIDE;
+    AQ_SHARED_DYNAMIC(float, shared);
+    float *memory = shared;
+    const struct tile q = tile_cut<R>(&memory, args.D), dout = tile_cut<R>(&memory, args.D);
+    const struct tile k = tile_cut<R>(&memory, args.D), v = tile_cut<R>(&memory, args.D);
+    const struct tile dq = tile_cut<R>(&memory, args.D), slopes = tile_cut<R>(&memory, ROWS);
+    const unsigned head = blockIdx.y;
+    const uint64_t sample = args.first_sample + blockIdx.z;
+    const uint64_t first = static_cast<uint64_t>(gridDim.x - 1 - blockIdx.x) * ROWS;
+    const uint64_t C = static_cast<uint64_t>(args.H) * args.D, rows = rows_left(args.T, first);
+    const T *qkv = static_cast<const T *>(args.qkv), *douts = static_cast<const T *>(args.dout);
+    float scores[R][R], products[R][R], factor[R];
+    for (int i = 0; i < R; i++)
+        factor[i] = 1.0f;
+    tile_load<R>(q, qkv + aq_qkv_at(args, sample, head, 0, first), 3 * C, rows, args.D);
+    tile_load<R>(dout, douts + aq_out_at(args, sample, head, first), C, rows, args.D);
+    tile_zero<R>(dq, args.D);
+    for (uint64_t key = 0; key <= first; key += ROWS) {
+        const uint64_t keys = rows_left(args.T, key);
+        __syncthreads();
+        tile_load<R>(k, qkv + aq_qkv_at(args, sample, head, 1, key), 3 * C, keys, args.D);
+        tile_load<R>(v, qkv + aq_qkv_at(args, sample, head, 2, key), 3 * C, keys, args.D);
+        __syncthreads();
+        tile_dots<R>(q, k, args.D, scores);
+        tile_dots<R>(dout, v, args.D, products);
+        tile_slopes<R>(args, first, key, scores, products, nullptr, slopes);
+        __syncthreads();
+        tile_add<R>(dq, factor, slopes, k, args.D);
+    }
+    __syncthreads();
+    tile_store<R>(dq, args.dqkv + aq_qkv_at(args, sample, head, 0, first), 3 * C, rows, args.D);
+}
+
+/* ---- Launchers. */
+
+/* Bytes of `tiles` tiles of D columns and `squares` of scores. */
+template <int R> static size_t shared_bytes(unsigned D, unsigned tiles, unsigned squares)
+{
+    return sizeof(float) * R * SIDE * (tiles * (D + 1) + squares * (R * SIDE + 1));
+}
+
+template <int R> static dim3 grid_of(const struct aq_cuda_attention *args, uint64_t samples)
+{
+    const uint64_t tiles = (args->T + R * SIDE - 1) / (R * SIDE);
+    return dim3(static_cast<unsigned>(tiles), args->H, static_cast<unsigned>(samples));
+}
+
+template <typename T, int R>
+static enum aq_status forward_run(const struct aq_cuda_attention *args, uint64_t samples, cudaStream_t stream)
+{
+    return AQ_LAUNCH((attention_forward<T, R>), grid_of<R>(args, samples), THREADS, shared_bytes<R>(args->D, 4, 1),
+                     stream, *args);
+}
+
+template <typename T, int R>
+static enum aq_status backward_run(const struct aq_cuda_attention *args, uint64_t samples, cudaStream_t stream)
+{
+    const dim3 grid = grid_of<R>(args, samples);
+    AQ_TRY(AQ_LAUNCH((attention_backward_keys<T, R>), grid, THREADS, shared_bytes<R>(args->D, 6, 2), stream, *args));
+    return AQ_LAUNCH((attention_backward_queries<T, R>), grid, THREADS, shared_bytes<R>(args->D, 5, 1), stream, *args);
+}
+
+/* Tiles as large as 227 KiB of shared memory let them be. */
+template <typename T>
+static enum aq_status forward_typed(const struct aq_cuda_attention *args, uint64_t samples, cudaStream_t stream)
+{
+    if (args->D <= 160) return forward_run<T, 4>(args, samples, stream);
+    if (args->D <= 384) return forward_run<T, 2>(args, samples, stream);
+    return forward_run<T, 1>(args, samples, stream);
+}
+
+template <typename T>
+static enum aq_status backward_typed(const struct aq_cuda_attention *args, uint64_t samples, cudaStream_t stream)
+{
+    if (args->D <= 96) return backward_run<T, 4>(args, samples, stream);
+    if (args->D <= 256) return backward_run<T, 2>(args, samples, stream);
+    return backward_run<T, 1>(args, samples, stream);
+}
+
+static enum aq_status attention_check(const struct aq_attention *args)
+{
+    if (args->D > D_MAX)
+        return aq_fail(AQ_INVAL, "device", "attention with %llu channels a head: at most %u on a GPU",
+                       static_cast<unsigned long long>(args->D), D_MAX);
+    if (args->H > 65535 || args->H * args->T > AQ_CUDA_SCRATCH_BYTES / sizeof(float))
+        return aq_fail(AQ_INVAL, "device", "attention of %llu heads over %llu tokens: at most %zu in all on a GPU",
+                       static_cast<unsigned long long>(args->H), static_cast<unsigned long long>(args->T),
+                       AQ_CUDA_SCRATCH_BYTES / sizeof(float));
+    return AQ_OK;
+}
+
+static uint64_t least(uint64_t x, uint64_t y)
+{
+    return x < y ? x : y;
+}
+
+enum aq_status aq_cuda_attention(const struct aq_attention *args, struct CUstream_st *stream)
+{
+    AQ_TRY(attention_check(args));
+    if (args->T == 0) return AQ_OK;
+    struct aq_cuda_attention kernel = aq_cuda_attention_of(args);
+    const uint64_t at_once = aq_attention_samples(args, sizeof(float));
+    for (uint64_t first = 0; first < args->samples; first += at_once) {
+        const uint64_t samples = least(args->samples - first, at_once);
+        kernel.first_sample = first;
+        if (args->type == AQ_BF16)
+            AQ_TRY(forward_typed<uint16_t>(&kernel, samples, stream));
+        else
+            AQ_TRY(forward_typed<float>(&kernel, samples, stream));
+    }
+    return AQ_OK;
+}
+
+static enum aq_status delta_run(const struct aq_cuda_attention *args, enum aq_element type, uint64_t samples,
+                                float *delta, cudaStream_t stream)
+{
+    const uint64_t rows = samples * args->H * args->T;
+    const dim3 grid = aq_blocks(rows, THREADS / 32);
+    if (type == AQ_BF16) return AQ_LAUNCH(attention_delta<uint16_t>, grid, THREADS, 0, stream, *args, rows, delta);
+    return AQ_LAUNCH(attention_delta<float>, grid, THREADS, 0, stream, *args, rows, delta);
+}
+
+enum aq_status aq_cuda_attention_backward(const struct aq_attention *args, void *scratch, struct CUstream_st *stream)
+{
+    AQ_TRY(attention_check(args));
+    if (args->T == 0) return AQ_OK;
+    struct aq_cuda_attention kernel = aq_cuda_attention_of(args);
+    float *delta = static_cast<float *>(scratch);
+    kernel.delta = delta;
+    const uint64_t at_once = aq_attention_samples(args, sizeof(float));
+    for (uint64_t first = 0; first < args->samples; first += at_once) {
+        const uint64_t samples = least(args->samples - first, at_once);
+        kernel.first_sample = first;
+        AQ_TRY(delta_run(&kernel, args->type, samples, delta, stream));
+        if (args->type == AQ_BF16)
+            AQ_TRY(backward_typed<uint16_t>(&kernel, samples, stream));
+        else
+            AQ_TRY(backward_typed<float>(&kernel, samples, stream));
+    }
+    return AQ_OK;
+}

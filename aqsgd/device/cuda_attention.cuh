@@ -1,0 +1,67 @@
+/*
+ * cuda_attention.cuh -- what the files of attention share: where a head's rows lie, and the mask of its weights.
+ */
+#ifndef AQ_CUDA_ATTENTION_CUH
+#define AQ_CUDA_ATTENTION_CUH
+
+#include "cuda_common.cuh"
+
+/* The arguments of aq_attention as kernels take them. */
+struct aq_cuda_attention {
+    uint64_t T, T_mask;
+    unsigned H, D;
+    const void *qkv, *dout;
+    void *out;
+    float *lse, *dqkv;
+    const float *delta; /* backward: rowsum(out dout), of this launch's samples */
+    float scale;
+    struct aq_cuda_mask mask;
+    uint64_t first_sample; /* of this launch */
+};
+
+/* The row of q (part 0), k (1) or v (2) of one head and token, in qkv or dqkv. */
+static __forceinline__ __device__ uint64_t aq_qkv_at(const struct aq_cuda_attention &args, uint64_t sample,
+                                                     uint64_t head, uint64_t part, uint64_t token)
+{
+    return ((sample * args.T + token) * 3 + part) * args.H * args.D + head * args.D;
+}
+
+/* The row of out or dout of one head and token. */
+static __forceinline__ __device__ uint64_t aq_out_at(const struct aq_cuda_attention &args, uint64_t sample,
+                                                     uint64_t head, uint64_t token)
+{
+    return ((sample * args.T + token) * args.H + head) * args.D;
+}
+
+/* The element of the sample's mask that belongs to a weight. */
+static __forceinline__ __device__ uint64_t aq_weight_at(const struct aq_cuda_attention &args, uint64_t head,
+                                                        uint64_t query, uint64_t key)
+{
+    return (head * args.T_mask + query) * args.T_mask + key;
+}
+
+/* Samples of one launch of backward, so that their delta fits the scratch; heads and samples are a grid's y and z. */
+static inline uint64_t aq_attention_samples(const struct aq_attention *args, uint64_t bytes_of_token)
+{
+    const uint64_t samples = AQ_CUDA_SCRATCH_BYTES / (args->H * args->T * bytes_of_token);
+    return samples < 65535 ? samples : 65535;
+}
+
+static inline struct aq_cuda_attention aq_cuda_attention_of(const struct aq_attention *args)
+{
+    struct aq_cuda_attention kernel = {};
+    kernel.T = args->T;
+    kernel.T_mask = args->T_mask;
+    kernel.H = static_cast<unsigned>(args->H);
+    kernel.D = static_cast<unsigned>(args->D);
+    kernel.qkv = args->qkv;
+    kernel.dout = args->dout;
+    kernel.out = args->out;
+    kernel.lse = args->lse;
+    kernel.dqkv = args->dqkv;
+    kernel.scale = 1.0f / sqrtf(static_cast<float>(args->D));
+    kernel.mask = aq_cuda_mask_of(&args->dropout);
+    return kernel;
+}
+
+#endif
