@@ -21,6 +21,7 @@
 #include "plan.h"
 #include "report.h"
 #include "restart.h"
+#include "resume_check.h"
 #include "run_folder.h"
 #include "security.h"
 
@@ -354,6 +355,7 @@ static enum aq_status enter_used(struct command *command, uint64_t hash, const c
     command->finished =
         command->resume_step >= command->plan->steps && (found.done || !command->job->output.metrics);
     if (command->finished) return AQ_OK; /* its report stays as it is */
+    if (marked) AQ_TRY(aq_resume_check(command->plan, run, command->resume_step));
     return aq_run_rewind(metrics, command->resume_step, &command->seconds);
 }
 

@@ -144,7 +144,8 @@ static enum aq_status load_weights(struct aq_worker *w, uint64_t resume)
         const uint64_t begin = aq_clock_ns();
         const enum aq_status status = aq_checkpoint_read(&checkpoint, resume);
         w->read_ns = aq_clock_ns() - begin;
-        if (status != AQ_OK && status != AQ_NOMEM) w->unreadable = resume; /* an older one may be whole */
+        /* An older one may be whole. But a file of another run or step was put there by somebody: it is left alone. */
+        if (status != AQ_OK && status != AQ_NOMEM && status != AQ_MISMATCH) w->unreadable = resume;
         return status;
     }
     if (w->job->model.weights) return aq_checkpoint_import(&checkpoint, w->job->model.weights);
