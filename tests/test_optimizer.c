@@ -271,7 +271,7 @@ static void test_config_bad_value_names_the_field(void **state)
     expect_config_fails("adamw", offsetof(struct aq_optimizer_config, weight_decay), -1.0f, "weight_decay");
     expect_config_fails("sgd", offsetof(struct aq_optimizer_config, weight_decay), INFINITY, "weight_decay");
     expect_config_fails("sgd", offsetof(struct aq_optimizer_config, momentum), 1.0f, "momentum");
-    aq_optimizer_config_default(&config, "lion");
+    aq_optimizer_config_default(&config, "lions");
     assert_int_equal(aq_optimizer_config_check(&config), AQ_INVAL);
     assert_int_equal(aq_optimizer_state_floats(&config), 0);
     aq_optimizer_config_default(&config, NULL);

@@ -20,7 +20,8 @@
 enum {
     AQ_OPTIMIZER_STATES_MAX = 12,
     AQ_OPTIMIZER_SCRATCH_MAX = 12,
-    AQ_FLAT_PIECE = 16384 /* floats of one piece of work: 64 KiB of each array */
+    AQ_FLAT_PIECE = 16384, /* floats of one piece of work: 64 KiB of each array */
+    AQ_FLAT_SUMS = 4       /* sums that a piece can leave behind */
 };
 
 /* A part of one tensor. */
@@ -44,6 +45,7 @@ struct aq_optimizer_call {
     float lr, grad_scale;
     uint64_t step;
     struct aq_stream *stream;
+    const void *aim; /* what a walk over the pieces is about, while it lasts */
 };
 
 struct aq_low_rank; /* optimizer_low_rank.c */
@@ -60,7 +62,7 @@ struct aq_optimizer {
     uint32_t stretch_count;
     struct aq_flat_piece *pieces; /* of kinds that want host memory */
     uint32_t piece_count;
-    double *piece_sums; /* one a piece */
+    double *piece_sums; /* AQ_FLAT_SUMS a piece */
     struct aq_optimizer_array states[AQ_OPTIMIZER_STATES_MAX];
     uint32_t state_count;
     struct {
@@ -121,15 +123,33 @@ enum aq_status aq_optimizer_cut(struct aq_optimizer *optimizer); /* makes the pi
 /* run(optimizer, piece, index) for every piece, on the pool. */
 void aq_optimizer_each(struct aq_optimizer *optimizer,
                        void (*run)(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index));
-/* sums[t] = the sum of piece_sums over tensor t, in order. */
-void aq_optimizer_fold(const struct aq_optimizer *optimizer, double *sums);
-/* 1 - beta^step, in double and rounded once. */
-float aq_optimizer_correction(float beta, uint64_t step);
+/* sums[t] = sum `which` of tensor t's pieces, added up in order; the largest of them. */
+void aq_optimizer_fold(const struct aq_optimizer *optimizer, uint32_t which, double *sums);
+void aq_optimizer_fold_max(const struct aq_optimizer *optimizer, uint32_t which, double *sums);
+static inline double *aq_optimizer_sums(struct aq_optimizer *optimizer, uint32_t index)
+{
+    return optimizer->piece_sums + (size_t)AQ_FLAT_SUMS * index;
+}
+/* 1 / (1 - beta^step), in double and rounded once; 1 where config.bias_correction is off. */
+float aq_optimizer_correct(const struct aq_optimizer *optimizer, float beta, uint64_t step);
 /* The decay of a piece's tensor. */
 static inline float aq_optimizer_decay(const struct aq_optimizer *optimizer, const struct aq_flat_piece *piece)
 {
     return optimizer->tensors[piece->tensor].decay ? optimizer->config.weight_decay : 0.0f;
 }
+
+/*
+ * ---- optimizer_momentum.c: what qadam, onebit_adam and onebit_lamb share ----
+ * A step number kept as two floats of state, each exact: 0 until v is frozen. m = beta1 m + (1 - beta1) g on this rank.
+ * And the mask: a parameter whose v is exactly zero never had a gradient; what compression leaves in its momentum and
+ * errors is noise, which eps would blow up. It is wiped off.
+ */
+uint64_t aq_optimizer_frozen_at(const float frozen[2]);
+void aq_optimizer_freeze(float frozen[2], uint64_t step);
+void aq_optimizer_momentum(struct aq_optimizer *optimizer, float *m);
+void aq_optimizer_mask(struct aq_optimizer *optimizer, float *m, const float *v);
+/* ||v||_1, the same on every rank. */
+double aq_optimizer_norm1(struct aq_optimizer *optimizer, const float *v);
 
 #define AQ_OPTIMIZER(name) extern const struct aq_optimizer_kind aq_optimizer_##name;
 #include "optimizers.def"

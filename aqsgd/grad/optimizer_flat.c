@@ -22,7 +22,7 @@ enum aq_status aq_optimizer_cut(struct aq_optimizer *optimizer)
         return aq_fail(AQ_INVAL, "optimizer", "%llu pieces of %d parameters are too many", (unsigned long long)pieces,
                        AQ_FLAT_PIECE);
     AQ_TRY(aq_optimizer_scratch(optimizer, (size_t)pieces * sizeof(struct aq_flat_piece), &memory));
-    AQ_TRY(aq_optimizer_scratch(optimizer, (size_t)pieces * sizeof(double), &sums));
+    AQ_TRY(aq_optimizer_scratch(optimizer, (size_t)pieces * AQ_FLAT_SUMS * sizeof(double), &sums));
     optimizer->pieces = memory;
     optimizer->piece_sums = sums;
     optimizer->piece_count = (uint32_t)pieces;
@@ -59,15 +59,27 @@ void aq_optimizer_each(struct aq_optimizer *optimizer,
     aq_device_parallel(optimizer->device, optimizer->piece_count, run_piece, &each);
 }
 
-void aq_optimizer_fold(const struct aq_optimizer *optimizer, double *sums)
+void aq_optimizer_fold(const struct aq_optimizer *optimizer, uint32_t which, double *sums)
 {
     for (uint32_t t = 0; t < optimizer->tensor_count; t++)
         sums[t] = 0.0;
     for (uint32_t i = 0; i < optimizer->piece_count; i++)
-        sums[optimizer->pieces[i].tensor] += optimizer->piece_sums[i];
+        sums[optimizer->pieces[i].tensor] += optimizer->piece_sums[(size_t)AQ_FLAT_SUMS * i + which];
 }
 
-float aq_optimizer_correction(float beta, uint64_t step)
+void aq_optimizer_fold_max(const struct aq_optimizer *optimizer, uint32_t which, double *sums)
 {
-    return (float)(1.0 - pow((double)beta, (double)step));
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++)
+        sums[t] = 0.0;
+    for (uint32_t i = 0; i < optimizer->piece_count; i++) {
+        const double value = optimizer->piece_sums[(size_t)AQ_FLAT_SUMS * i + which];
+        double *most = &sums[optimizer->pieces[i].tensor];
+        if (value > *most) *most = value;
+    }
+}
+
+float aq_optimizer_correct(const struct aq_optimizer *optimizer, float beta, uint64_t step)
+{
+    if (!optimizer->config.bias_correction) return 1.0f;
+    return (float)(1.0 / (1.0 - pow((double)beta, (double)step)));
 }

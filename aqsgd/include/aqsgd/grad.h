@@ -67,7 +67,7 @@ struct aq_optimizer_config {
     uint64_t warmup_steps; /* uncompressed steps at the beginning, after which v is frozen; the least number if  */
     float freeze_ratio;    /* onebit_*: > 0: v is frozen only once its norm's ratio over 1 / (1 - beta2) steps is */
                            /* at least this (1-bit Adam: 0.96); 0: at warmup_steps                               */
-    bool bias_correction;  /* onebit_adam                                                                        */
+    bool bias_correction;  /* onebit_adam, lamb, slamb; qadam always does, onebit_lamb never                     */
 
     /* lamb, onebit_lamb, slamb */
     float beta3;                            /* mean of the coefficients; slamb: staleness                        */

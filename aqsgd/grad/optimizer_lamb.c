@@ -1,0 +1,140 @@
+/*
+ * optimizer_lamb.c -- LAMB: You et al., "Large batch optimization for deep learning", ICLR 2020, Algorithm 2, with the
+ * whole ratio clipped as 1-bit LAMB's equation 1 has it (Li et al. 2022, footnote 3).
+ *
+ *     m = b1 m + (1 - b1) g,   v = b2 v + (1 - b2) g g
+ *     u = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps) + weight_decay x
+ *     x -= lr c u,   c = clip(||x|| / ||u||, coefficient_min, coefficient_max), by tensor; 1 where a norm is 0
+ *
+ * bias_correction false leaves the corrections out, as equation 1 does. Norms are of one tensor, padding apart.
+ */
+#include "optimizer_lamb.h"
+
+#include <math.h>
+
+enum { M, V };
+
+void aq_lamb_config_default(struct aq_optimizer_config *out)
+{
+    out->beta1 = 0.9f;
+    out->beta2 = 0.999f;
+    out->epsilon = 1e-6f;
+    out->weight_decay = 0.01f;
+}
+
+enum aq_status aq_lamb_config_check(const struct aq_optimizer_config *config)
+{
+    AQ_TRY(aq_optimizer_check_range("coefficient_max", config->coefficient_max, 1e-30f, INFINITY));
+    if (!(config->coefficient_min >= 0.0f && config->coefficient_min <= config->coefficient_max))
+        return aq_fail(AQ_INVAL, "optimizer", "coefficient_min is %g, must be 0 to coefficient_max, %g",
+                       (double)config->coefficient_min, (double)config->coefficient_max);
+    return aq_optimizer_check_adam(config);
+}
+
+static void lamb_config_default(struct aq_optimizer_config *out)
+{
+    aq_lamb_config_default(out);
+    out->coefficient_min = 0.01f;
+    out->coefficient_max = 10.0f;
+    out->bias_correction = true;
+}
+
+/* Moments, and the squares of x and u. */
+static void moment_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
+{
+    const struct aq_lamb *lamb = optimizer->call.aim;
+    const float b1 = optimizer->config.beta1, c1 = 1.0f - b1, b2 = optimizer->config.beta2, c2 = 1.0f - b2;
+    const float scale = optimizer->call.grad_scale, decay = aq_optimizer_decay(optimizer, piece);
+    const float *gradients = optimizer->call.update_gradients + piece->first;
+    const float *p = optimizer->call.parameters + piece->first;
+    float *m = lamb->m + piece->first, *v = lamb->v + piece->first;
+    double x2 = 0.0, u2 = 0.0;
+    for (uint32_t i = 0; i < piece->count; i++) {
+        const float g = gradients[i] * scale;
+        m[i] = b1 * m[i] + c1 * g;
+        v[i] = b2 * v[i] + c2 * g * g;
+    }
+    for (uint32_t i = 0; i < piece->count; i++) {
+        const float u = aq_lamb_direction(lamb, m[i], v[i], p[i], decay);
+        x2 += (double)p[i] * (double)p[i];
+        u2 += (double)u * (double)u;
+    }
+    aq_optimizer_sums(optimizer, index)[0] = x2;
+    aq_optimizer_sums(optimizer, index)[1] = u2;
+}
+
+static void step_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
+{
+    const struct aq_lamb *lamb = optimizer->call.aim;
+    const float decay = aq_optimizer_decay(optimizer, piece);
+    const float size = optimizer->call.lr * lamb->coefficient[piece->tensor];
+    const float *m = lamb->m + piece->first, *v = lamb->v + piece->first;
+    float *p = optimizer->call.parameters + piece->first;
+    (void)index;
+    for (uint32_t i = 0; i < piece->count; i++)
+        p[i] -= size * aq_lamb_direction(lamb, m[i], v[i], p[i], decay);
+}
+
+float aq_lamb_clip(double x2, double u2, float least, float most)
+{
+    if (!(x2 > 0.0 && u2 > 0.0)) return 1.0f;
+    const float ratio = (float)(sqrt(x2) / sqrt(u2));
+    return ratio < least ? least : ratio > most ? most : ratio;
+}
+
+void aq_lamb_step(struct aq_optimizer *optimizer, struct aq_lamb *lamb)
+{
+    const uint64_t step = optimizer->call.step;
+    lamb->k1 = aq_optimizer_correct(optimizer, optimizer->config.beta1, step);
+    lamb->k2 = aq_optimizer_correct(optimizer, optimizer->config.beta2, step);
+    lamb->epsilon = optimizer->config.epsilon;
+    optimizer->call.aim = lamb;
+    aq_optimizer_each(optimizer, moment_piece);
+    aq_optimizer_fold(optimizer, 0, lamb->x2);
+    aq_optimizer_fold(optimizer, 1, lamb->u2);
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++)
+        lamb->coefficient[t] = aq_lamb_clip(lamb->x2[t], lamb->u2[t], optimizer->config.coefficient_min,
+                                            optimizer->config.coefficient_max);
+    aq_optimizer_each(optimizer, step_piece);
+}
+
+enum aq_status aq_lamb_place(struct aq_optimizer *optimizer, struct aq_lamb *lamb)
+{
+    void *memory;
+    const size_t tensors = optimizer->tensor_count;
+    AQ_TRY(aq_optimizer_take(optimizer, "m", optimizer->parameters, AQ_STATE_REPLICATED, &lamb->m));
+    AQ_TRY(aq_optimizer_take(optimizer, "v", optimizer->parameters, AQ_STATE_REPLICATED, &lamb->v));
+    AQ_TRY(aq_optimizer_scratch(optimizer, tensors * (2 * sizeof(double) + sizeof(float)), &memory));
+    if (!memory) return AQ_OK;
+    lamb->x2 = memory;
+    lamb->u2 = lamb->x2 + tensors;
+    lamb->coefficient = (float *)(lamb->u2 + tensors);
+    return AQ_OK;
+}
+
+static enum aq_status lamb_place(struct aq_optimizer *optimizer)
+{
+    void *memory;
+    struct aq_lamb unplaced;
+    AQ_TRY(aq_optimizer_scratch(optimizer, sizeof(struct aq_lamb), &memory));
+    optimizer->own = memory;
+    return aq_lamb_place(optimizer, memory ? memory : &unplaced);
+}
+
+static enum aq_status lamb_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
+{
+    (void)round;
+    (void)out;
+    aq_lamb_step(optimizer, optimizer->own);
+    return AQ_OK;
+}
+
+const struct aq_optimizer_kind aq_optimizer_lamb = {
+    .name = "lamb",
+    .host = true,
+    .averages_gradients = true,
+    .config_default = lamb_config_default,
+    .config_check = aq_lamb_config_check,
+    .place = lamb_place,
+    .update = lamb_update,
+};

@@ -1,0 +1,157 @@
+/*
+ * optimizer_onebit_adam.c -- 1-bit Adam: Tang et al., "1-bit Adam", ICML 2021, Algorithm 1.
+ *
+ *     line 2      Adam on the mean gradient until v is frozen, at step Tw
+ *     line 6      m = b1 m + (1 - b1) own g
+ *     lines 7-13  m = C[mean of C[m + worker error] + server error], errors kept  (the compressed allreduce)
+ *     line 13     x -= lr m / sqrt(v_Tw)
+ *
+ * Tw: warmup_steps; or, with freeze_ratio > 0, the first step from there on where ||v(t - D)||_1 / ||v(t)||_1 >=
+ * freeze_ratio, D = 1 / (1 - b2) (section 7's rule, 0.96; the smaller over the larger here, so that a norm that falls
+ * counts as moving too). The norms of the last D steps are state.
+ *
+ * Differs from the paper and DeepSpeed: bias corrections as in Adam (bias_correction false leaves them out as DeepSpeed
+ * does); after Tw that of v stays as it was at Tw, so that the step does not jump. eps stands beside the root as in
+ * Adam. Decoupled weight decay. Parameters whose v is exactly zero are found and left alone (DeepSpeed: a mask made by
+ * the user). The first gradient counts.
+ */
+#include <math.h>
+
+#include "optimizer.h"
+
+enum { M, V };
+
+struct onebit_adam {
+    float *frozen;  /* 2 */
+    float *history; /* ||v||_1 of step t at t % D, with freeze_ratio > 0 */
+    uint64_t interval;
+};
+
+static uint64_t interval_of(const struct aq_optimizer_config *config)
+{
+    const double steps = 1.0 / (1.0 - (double)config->beta2);
+    return steps < 1.5 ? 1 : (uint64_t)(steps + 0.5);
+}
+
+static void onebit_adam_config_default(struct aq_optimizer_config *out)
+{
+    out->beta1 = 0.9f;
+    out->beta2 = 0.999f;
+    out->epsilon = 1e-8f;
+    out->freeze_ratio = 0.96f;
+    out->bias_correction = true;
+    aq_grad_codec_config_default(&out->reduce, "sign");
+    out->reduce.scale = "l2";
+}
+
+static enum aq_status onebit_adam_config_check(const struct aq_optimizer_config *config)
+{
+    if (config->warmup_steps == 0 && config->freeze_ratio == 0.0f)
+        return aq_fail(AQ_INVAL, "optimizer",
+                       "warmup_steps is 0 and freeze_ratio too: say when the variance is frozen");
+    AQ_TRY(aq_optimizer_check_range("freeze_ratio", config->freeze_ratio, 0.0f, 1.0f));
+    AQ_TRY(aq_optimizer_check_adam(config));
+    if (config->freeze_ratio > 0.0f && interval_of(config) > 1 << 20)
+        return aq_fail(AQ_INVAL, "optimizer", "beta2 is %.9g: the variance moves over more than %d steps",
+                       (double)config->beta2, 1 << 20);
+    return AQ_OK;
+}
+
+static enum aq_status onebit_adam_place(struct aq_optimizer *optimizer)
+{
+    float *m, *v, *frozen, *history = NULL;
+    void *memory;
+    const uint64_t interval = optimizer->config.freeze_ratio > 0.0f ? interval_of(&optimizer->config) : 0;
+    AQ_TRY(aq_optimizer_take(optimizer, "m", optimizer->parameters, AQ_STATE_REPLICATED, &m));
+    AQ_TRY(aq_optimizer_take(optimizer, "v", optimizer->parameters, AQ_STATE_REPLICATED, &v));
+    AQ_TRY(aq_optimizer_take(optimizer, "frozen_at", 2, AQ_STATE_REPLICATED, &frozen));
+    if (interval) AQ_TRY(aq_optimizer_take(optimizer, "norms", interval, AQ_STATE_REPLICATED, &history));
+    AQ_TRY(aq_optimizer_scratch(optimizer, sizeof(struct onebit_adam), &memory));
+    optimizer->own = memory;
+    if (memory)
+        *(struct onebit_adam *)memory =
+            (struct onebit_adam){.frozen = frozen, .history = history, .interval = interval};
+    return aq_optimizer_take_errors(optimizer);
+}
+
+static bool onebit_adam_averages(const struct aq_optimizer *optimizer, uint64_t step)
+{
+    const struct onebit_adam *own = optimizer->own;
+    (void)step;
+    return aq_optimizer_frozen_at(own->frozen) == 0;
+}
+
+static void warm_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
+{
+    const float b2 = optimizer->config.beta2, c2 = 1.0f - b2, scale = optimizer->call.grad_scale;
+    const float *gradients = optimizer->call.update_gradients + piece->first;
+    float *v = optimizer->states[V].values + piece->first;
+    (void)index;
+    for (uint32_t i = 0; i < piece->count; i++) {
+        const float g = gradients[i] * scale;
+        v[i] = b2 * v[i] + c2 * g * g;
+    }
+}
+
+static void step_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
+{
+    const struct onebit_adam *own = optimizer->own;
+    const struct aq_optimizer_call *call = &optimizer->call;
+    const uint64_t frozen_at = aq_optimizer_frozen_at(own->frozen), v_step = frozen_at ? frozen_at : call->step;
+    const float k1 = aq_optimizer_correct(optimizer, optimizer->config.beta1, call->step);
+    const float k2 = aq_optimizer_correct(optimizer, optimizer->config.beta2, v_step);
+    const float lr = call->lr, decay = call->lr * aq_optimizer_decay(optimizer, piece);
+    const float eps = optimizer->config.epsilon;
+    const float *m = optimizer->states[M].values + piece->first, *v = optimizer->states[V].values + piece->first;
+    float *p = call->parameters + piece->first;
+    (void)index;
+    for (uint32_t i = 0; i < piece->count; i++)
+        p[i] = p[i] - decay * p[i] - lr * (m[i] * k1) / (sqrtf(v[i] * k2) + eps);
+}
+
+/* At the end of a step of the warm-up: was it the last? */
+static void consider_freezing(struct aq_optimizer *optimizer)
+{
+    const struct onebit_adam *own = optimizer->own;
+    const uint64_t step = optimizer->call.step;
+    bool freeze = step >= optimizer->config.warmup_steps;
+    if (own->history) {
+        float *slot = &own->history[step % own->interval];
+        const double before = (double)*slot, now = aq_optimizer_norm1(optimizer, optimizer->states[V].values);
+        const double ratio = before < now ? before / now : now / before;
+        *slot = (float)now;
+        freeze = freeze && step > own->interval && ratio >= (double)optimizer->config.freeze_ratio;
+    }
+    if (!freeze) return;
+    aq_optimizer_freeze(own->frozen, step);
+    aq_log("optimizer", 2, "1-bit Adam: the variance is frozen after step %llu", (unsigned long long)step);
+}
+
+static enum aq_status onebit_adam_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
+{
+    const struct onebit_adam *own = optimizer->own;
+    const bool frozen = aq_optimizer_frozen_at(own->frozen) != 0;
+    float *m = optimizer->states[M].values;
+    if (round == 0) {
+        aq_optimizer_momentum(optimizer, m);
+        if (!frozen) aq_optimizer_each(optimizer, warm_piece);
+        if (frozen && optimizer->group.size > 1) {
+            aq_optimizer_ask(optimizer, m, out);
+            return AQ_OK;
+        }
+    }
+    if (frozen) aq_optimizer_mask(optimizer, m, optimizer->states[V].values);
+    aq_optimizer_each(optimizer, step_piece);
+    if (!frozen) consider_freezing(optimizer);
+    return AQ_OK;
+}
+
+const struct aq_optimizer_kind aq_optimizer_onebit_adam = {
+    .name = "onebit_adam",
+    .host = true,
+    .config_default = onebit_adam_config_default,
+    .config_check = onebit_adam_config_check,
+    .place = onebit_adam_place,
+    .averages = onebit_adam_averages,
+    .update = onebit_adam_update,
+};

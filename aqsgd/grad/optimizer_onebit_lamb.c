@@ -1,0 +1,248 @@
+/*
+ * optimizer_onebit_lamb.c -- 1-bit LAMB: Li et al., "1-bit LAMB", HiPC 2022, Algorithm 1, A.5.1 and A.5.2.
+ *
+ *     line 2       LAMB for warmup_steps, by tensor c_avg = b3 c_avg + (1 - b3) c
+ *     line 3       v_Tw = v; c_avg stops
+ *     A.5.2        by tensor a fixed scale: mean of all tensors' rms of m over its own, so that the fused momentum
+ *                  (A.5.1: it is one flat buffer here anyway) has one size everywhere
+ *     line 6-13    m = reduced(scale (b1 m + (1 - b1) own g)) / scale, in 1 bit, errors kept on both sides
+ *     line 15, 16  g = (m - b1 m_last) / (1 - b1);  v = b2 v + (1 - b2) g g
+ *     line 17      r = max(v_Tw / v)
+ *     line 18, 19  r clipped to (1 +- ratio_threshold) r_last, then to [ratio_min, ratio_max]
+ *     line 20, 21  x -= lr r c_avg (m / (sqrt(v_Tw) + eps) + weight_decay x)
+ *
+ * Differs from the paper: eps beside the root, and the decay, which the algorithm does not have. form "sqrt" is
+ * DeepSpeed's: r = max((sqrt(v_Tw) + eps) / (sqrt(v) + eps)), blended with 1 by ||u|| / ||u + decay||, clipped to
+ * [ratio_min, ratio_max] first and to the threshold then. No bias corrections, as equation 1. Parameters whose v is
+ * exactly zero are left alone. Defaults: the paper's for BERT (c in [0.01, 0.3], r in [0.5, 4], threshold 0.1, b3 0.9).
+ */
+#include <math.h>
+#include <string.h>
+
+#include "optimizer_lamb.h"
+
+struct onebit_lamb {
+    struct aq_lamb lamb;
+    float *frozen_v, *frozen;         /* v_Tw; its step */
+    float *average, *ratio, *scale;   /* by tensor: c_avg, r, momentum scale */
+    float *last;                      /* m of the step before */
+    double *most, *plain2, *decayed2; /* by tensor */
+    bool root;
+};
+
+static void onebit_lamb_config_default(struct aq_optimizer_config *out)
+{
+    aq_lamb_config_default(out);
+    out->beta3 = 0.9f;
+    out->coefficient_min = 0.01f;
+    out->coefficient_max = 0.3f;
+    out->ratio_min = 0.5f;
+    out->ratio_max = 4.0f;
+    out->ratio_threshold = 0.1f;
+    out->warmup_steps = 1000;
+    out->form = "paper";
+    aq_grad_codec_config_default(&out->reduce, "sign");
+    out->reduce.scale = "l2";
+}
+
+static enum aq_status onebit_lamb_config_check(const struct aq_optimizer_config *config)
+{
+    AQ_TRY(aq_lamb_config_check(config));
+    AQ_TRY(aq_optimizer_check_range("beta3", config->beta3, 0.0f, 1.0f));
+    AQ_TRY(aq_optimizer_check_range("ratio_min", config->ratio_min, 1e-30f, 1.0000001f));
+    AQ_TRY(aq_optimizer_check_range("ratio_max", config->ratio_max, 1.0f, INFINITY));
+    AQ_TRY(aq_optimizer_check_range("ratio_threshold", config->ratio_threshold, 0.0f, 1.0f));
+    if (config->warmup_steps == 0)
+        return aq_fail(AQ_INVAL, "optimizer", "warmup_steps is 0: onebit_lamb needs steps that make a variance");
+    if (config->freeze_ratio != 0.0f || config->bias_correction)
+        return aq_fail(AQ_INVAL, "optimizer", "onebit_lamb knows neither freeze_ratio nor bias_correction");
+    if (config->form && (strcmp(config->form, "paper") == 0 || strcmp(config->form, "sqrt") == 0)) return AQ_OK;
+    return aq_fail(AQ_INVAL, "optimizer", "form is \"%s\", must be paper or sqrt",
+                   config->form ? config->form : "(none)");
+}
+
+static enum aq_status onebit_lamb_place(struct aq_optimizer *optimizer)
+{
+    struct onebit_lamb unplaced = {.frozen = NULL}, *own;
+    const uint64_t n = optimizer->parameters;
+    const size_t tensors = optimizer->tensor_count;
+    void *memory;
+    AQ_TRY(aq_optimizer_scratch(optimizer, sizeof *own, &memory));
+    optimizer->own = memory;
+    own = memory ? memory : &unplaced;
+    AQ_TRY(aq_lamb_place(optimizer, &own->lamb));
+    AQ_TRY(aq_optimizer_take(optimizer, "v_frozen", n, AQ_STATE_REPLICATED, &own->frozen_v));
+    AQ_TRY(aq_optimizer_take(optimizer, "frozen_at", 2, AQ_STATE_REPLICATED, &own->frozen));
+    AQ_TRY(aq_optimizer_take(optimizer, "coefficient", tensors, AQ_STATE_REPLICATED, &own->average));
+    AQ_TRY(aq_optimizer_take(optimizer, "ratio", tensors, AQ_STATE_REPLICATED, &own->ratio));
+    AQ_TRY(aq_optimizer_take(optimizer, "momentum_scale", tensors, AQ_STATE_REPLICATED, &own->scale));
+    AQ_TRY(aq_optimizer_scratch(optimizer, (size_t)n * sizeof(float), &memory));
+    own->last = memory;
+    AQ_TRY(aq_optimizer_scratch(optimizer, 3 * tensors * sizeof(double), &memory));
+    if (memory) {
+        own->most = memory;
+        own->plain2 = own->most + tensors;
+        own->decayed2 = own->plain2 + tensors;
+        own->root = strcmp(optimizer->config.form, "sqrt") == 0;
+        for (size_t t = 0; t < tensors; t++)
+            own->ratio[t] = 1.0f;
+    }
+    return aq_optimizer_take_errors(optimizer);
+}
+
+static bool onebit_lamb_averages(const struct aq_optimizer *optimizer, uint64_t step)
+{
+    const struct onebit_lamb *own = optimizer->own;
+    (void)step;
+    return aq_optimizer_frozen_at(own->frozen) == 0;
+}
+
+static void square_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
+{
+    const struct onebit_lamb *own = optimizer->own;
+    const float *m = own->lamb.m + piece->first;
+    double sum = 0.0;
+    for (uint32_t i = 0; i < piece->count; i++)
+        sum += (double)m[i] * (double)m[i];
+    aq_optimizer_sums(optimizer, index)[0] = sum;
+}
+
+/* Line 3 and A.5.2, at the end of the last step of the warm-up. */
+static void freeze(struct aq_optimizer *optimizer)
+{
+    struct onebit_lamb *own = optimizer->own;
+    double mean = 0.0;
+    memcpy(own->frozen_v, own->lamb.v, (size_t)optimizer->parameters * sizeof(float));
+    aq_optimizer_each(optimizer, square_piece);
+    aq_optimizer_fold(optimizer, 0, own->most);
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++) {
+        own->most[t] = sqrt(own->most[t] / (double)optimizer->tensors[t].count);
+        mean += own->most[t] / (double)optimizer->tensor_count;
+    }
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++)
+        own->scale[t] = own->most[t] > 0.0 ? (float)(mean / own->most[t]) : 1.0f;
+    aq_optimizer_freeze(own->frozen, optimizer->call.step);
+    aq_log("optimizer", 2, "1-bit LAMB: the variance is frozen after step %llu",
+           (unsigned long long)optimizer->call.step);
+}
+
+static void warm_up(struct aq_optimizer *optimizer)
+{
+    struct onebit_lamb *own = optimizer->own;
+    const float b3 = optimizer->config.beta3;
+    aq_lamb_step(optimizer, &own->lamb);
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++)
+        own->average[t] = b3 * own->average[t] + (1.0f - b3) * own->lamb.coefficient[t];
+    if (optimizer->call.step >= optimizer->config.warmup_steps) freeze(optimizer);
+}
+
+static void scale_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
+{
+    const struct onebit_lamb *own = optimizer->own;
+    const float b1 = optimizer->config.beta1, c1 = 1.0f - b1, scale = optimizer->call.grad_scale;
+    const float momentum_scale = optimizer->group.size > 1 ? own->scale[piece->tensor] : 1.0f;
+    const float *g = optimizer->call.update_gradients + piece->first;
+    float *m = own->lamb.m + piece->first, *last = own->last + piece->first;
+    (void)index;
+    for (uint32_t i = 0; i < piece->count; i++) {
+        last[i] = m[i];
+        m[i] = (b1 * m[i] + c1 * (g[i] * scale)) * momentum_scale;
+    }
+}
+
+/* Lines 15 to 17, and for the other form the norms with and without decay. */
+static void rebuild_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
+{
+    const struct onebit_lamb *own = optimizer->own;
+    const struct aq_optimizer_config *config = &optimizer->config;
+    const float b1 = config->beta1, over = 1.0f / (1.0f - b1), b2 = config->beta2, c2 = 1.0f - b2;
+    const float unscale = optimizer->group.size > 1 ? 1.0f / own->scale[piece->tensor] : 1.0f;
+    const float eps = config->epsilon, decay = aq_optimizer_decay(optimizer, piece);
+    double most = 0.0, plain = 0.0, decayed = 0.0;
+    for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
+        const float frozen = own->frozen_v[i], m = own->lamb.m[i] * unscale, g = (m - b1 * own->last[i]) * over;
+        const float v = b2 * own->lamb.v[i] + c2 * g * g;
+        if (frozen == 0.0f) continue; /* masked: m is 0, v stays 0 */
+        own->lamb.m[i] = m;
+        own->lamb.v[i] = v;
+        const float r = own->root ? (sqrtf(frozen) + eps) / (sqrtf(v) + eps) : frozen / v;
+        if ((double)r > most) most = (double)r;
+        if (!own->root) continue;
+        const float u = m / (sqrtf(frozen) + eps), with = u + decay * optimizer->call.parameters[i];
+        plain += (double)u * (double)u;
+        decayed += (double)with * (double)with;
+    }
+    aq_optimizer_sums(optimizer, index)[0] = most;
+    aq_optimizer_sums(optimizer, index)[1] = plain;
+    aq_optimizer_sums(optimizer, index)[2] = decayed;
+}
+
+static float clip(float value, float least, float most)
+{
+    return value < least ? least : value > most ? most : value;
+}
+
+/* Lines 18 and 19, or DeepSpeed's order. */
+static float next_ratio(const struct aq_optimizer *optimizer, uint32_t t)
+{
+    const struct onebit_lamb *own = optimizer->own;
+    const struct aq_optimizer_config *config = &optimizer->config;
+    const float last = own->ratio[t];
+    const float low = (1.0f - config->ratio_threshold) * last, high = (1.0f + config->ratio_threshold) * last;
+    if (own->most[t] == 0.0) return last; /* nothing in it is alive */
+    float r = own->most[t] < 1e30 ? (float)own->most[t] : 1e30f;
+    if (!own->root) return clip(clip(r, low, high), config->ratio_min, config->ratio_max);
+    const bool decays = optimizer->tensors[t].decay && config->weight_decay > 0.0f && own->decayed2[t] > 0.0;
+    if (decays) {
+        const float share = (float)fmin(1.0, sqrt(own->plain2[t]) / sqrt(own->decayed2[t]));
+        r = r * share + (1.0f - share);
+    }
+    return clip(clip(r, config->ratio_min, config->ratio_max), low, high);
+}
+
+static void step_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
+{
+    const struct onebit_lamb *own = optimizer->own;
+    const float size = optimizer->call.lr * (own->ratio[piece->tensor] * own->average[piece->tensor]);
+    const float eps = optimizer->config.epsilon, decay = aq_optimizer_decay(optimizer, piece);
+    const float *m = own->lamb.m + piece->first, *v = own->frozen_v + piece->first;
+    float *p = optimizer->call.parameters + piece->first;
+    (void)index;
+    for (uint32_t i = 0; i < piece->count; i++)
+        p[i] -= size * (m[i] / (sqrtf(v[i]) + eps) + decay * p[i]);
+}
+
+static enum aq_status onebit_lamb_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
+{
+    struct onebit_lamb *own = optimizer->own;
+    if (round == 0 && aq_optimizer_frozen_at(own->frozen) == 0) {
+        warm_up(optimizer);
+        return AQ_OK;
+    }
+    if (round == 0) {
+        aq_optimizer_each(optimizer, scale_piece);
+        if (optimizer->group.size > 1) {
+            aq_optimizer_ask(optimizer, own->lamb.m, out);
+            return AQ_OK;
+        }
+    }
+    aq_optimizer_mask(optimizer, own->lamb.m, own->frozen_v);
+    aq_optimizer_each(optimizer, rebuild_piece);
+    aq_optimizer_fold_max(optimizer, 0, own->most);
+    aq_optimizer_fold(optimizer, 1, own->plain2);
+    aq_optimizer_fold(optimizer, 2, own->decayed2);
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++)
+        own->ratio[t] = next_ratio(optimizer, t);
+    aq_optimizer_each(optimizer, step_piece);
+    return AQ_OK;
+}
+
+const struct aq_optimizer_kind aq_optimizer_onebit_lamb = {
+    .name = "onebit_lamb",
+    .host = true,
+    .config_default = onebit_lamb_config_default,
+    .config_check = onebit_lamb_config_check,
+    .place = onebit_lamb_place,
+    .averages = onebit_lamb_averages,
+    .update = onebit_lamb_update,
+};

@@ -1,0 +1,182 @@
+/*
+ * optimizer_ranks.c -- see optimizer_ranks.h.
+ */
+#include "optimizer_ranks.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* Matrices, vectors, a gap, a tail that no vector register fills, and one tensor that never has a gradient. */
+const struct aq_optimizer_tensor rank_tensors[RANK_TENSORS] = {
+    {.offset = 0, .count = 1200, .decay = true, .rows = 40, .name = "wte.weight"},
+    {.offset = 1200, .count = 7, .decay = false, .name = "ln.bias"},
+    {.offset = 1216, .count = 900, .decay = true, .rows = 30, .name = "h.0.weight"},
+    {.offset = 2116, .count = 0, .decay = true, .name = "none"},
+    {.offset = 2116, .count = 70, .decay = false, .name = "h.0.dead"},
+    {.offset = 2186, .count = 799, .decay = true, .name = "head.weight"},
+};
+enum { DEAD = 4 };
+
+bool ranks_is_in(uint64_t i)
+{
+    for (int t = 0; t < RANK_TENSORS; t++) {
+        if (i >= rank_tensors[t].offset && i - rank_tensors[t].offset < rank_tensors[t].count) return true;
+    }
+    return false;
+}
+
+void ranks_open(struct ranks *ranks, const struct aq_optimizer_config *config, uint32_t W)
+{
+    const struct aq_device_config cpu = {.kind = "cpu", .threads = 2};
+    const struct aq_rng_key key = aq_rng_key(61, AQ_RNG_TEST, 0, 0);
+    *ranks = (struct ranks){.W = W};
+    assert_int_equal(aq_device_open(&cpu, &ranks->device), AQ_OK);
+    assert_int_equal(aq_alloc(2 * (size_t)W * RANK_FLOATS * sizeof(float), &ranks->memory), AQ_OK);
+    for (uint32_t w = 0; w < W; w++) {
+        const struct aq_optimizer_group group = {.rank = w, .size = W};
+        ranks->parameters[w] = (float *)ranks->memory + (size_t)w * RANK_FLOATS;
+        ranks->gradients[w] = (float *)ranks->memory + (size_t)(W + w) * RANK_FLOATS;
+        for (uint64_t i = 0; i < RANK_FLOATS; i++)
+            ranks->parameters[w][i] = aq_rng_normal(&key, i);
+        assert_int_equal(aq_optimizer_open_group(ranks->device, config, rank_tensors, RANK_TENSORS, RANK_FLOATS, &group,
+                                                 &ranks->optimizers[w]),
+                         AQ_OK);
+    }
+}
+
+void ranks_close(struct ranks *ranks)
+{
+    for (uint32_t w = 0; w < ranks->W; w++)
+        aq_optimizer_close(ranks->optimizers[w]);
+    aq_free(ranks->memory);
+    aq_device_close(ranks->device);
+}
+
+void ranks_gradients(struct ranks *ranks, uint64_t seed, uint64_t step)
+{
+    const struct aq_rng_key common = aq_rng_key(seed, AQ_RNG_TEST, step, 0);
+    for (uint32_t w = 0; w < ranks->W; w++) {
+        const struct aq_rng_key own = aq_rng_key(seed, AQ_RNG_TEST, step, 1 + w);
+        memset(ranks->gradients[w], 0, RANK_FLOATS * sizeof(float));
+        for (int t = 0; t < RANK_TENSORS; t++) {
+            const struct aq_optimizer_tensor *tensor = &rank_tensors[t];
+            for (uint64_t i = tensor->offset; i < tensor->offset + tensor->count && t != DEAD; i++)
+                ranks->gradients[w][i] = ldexpf(aq_rng_normal(&common, i) + aq_rng_normal(&own, i) + 0.3f, -2 * t);
+        }
+    }
+}
+
+static void reduce_mean(uint32_t W, const struct aq_reduce *reduce)
+{
+    for (uint64_t i = 0; i < reduce[0].count; i++) {
+        float sum = reduce[0].x[i];
+        for (uint32_t w = 1; w < W; w++)
+            sum += reduce[w].x[i];
+        for (uint32_t w = 0; w < W; w++)
+            reduce[w].x[i] = sum * (1.0f / (float)W);
+    }
+}
+
+/* The compressed allreduce as net/collective.h has it; here a chunk is never longer than a piece. */
+static void reduce_compressed(uint32_t W, const struct aq_reduce *reduce)
+{
+    static uint8_t wire[RANKS_MAX][8 * RANK_FLOATS];
+    static float sum[RANK_FLOATS], result[RANK_FLOATS];
+    for (uint32_t owner = 0; owner < W; owner++) {
+        uint64_t first, n;
+        aq_grad_chunk(reduce[0].count, W, owner, &first, &n);
+        assert_true(n <= AQ_GRAD_PIECE);
+        const size_t bytes = aq_grad_codec_bytes(reduce[0].worker, first, n);
+        for (uint32_t w = 0; w < W; w++) {
+            float *error = reduce[w].worker_error ? reduce[w].worker_error + first : NULL;
+            assert_int_equal(
+                aq_grad_encode(reduce[w].worker, first, n, reduce[w].x + first, error, reduce[w].step, wire[w]), AQ_OK);
+            assert_int_equal(
+                aq_grad_decode(reduce[owner].worker, first, n, wire[w], bytes, 1.0f / (float)W, w > 0, sum), AQ_OK);
+        }
+        const size_t back = aq_grad_codec_bytes(reduce[owner].server, first, n);
+        assert_int_equal(aq_grad_encode(reduce[owner].server, first, n, sum, reduce[owner].server_error,
+                                        reduce[owner].step, wire[0]),
+                         AQ_OK);
+        assert_int_equal(aq_grad_decode(reduce[0].server, first, n, wire[0], back, 1.0f, false, result + first), AQ_OK);
+    }
+    for (uint32_t w = 0; w < W; w++)
+        memcpy(reduce[w].x, result, reduce[w].count * sizeof(float));
+}
+
+static void reduce_lanes(uint32_t W, const struct aq_reduce *reduce)
+{
+    const size_t bytes = aq_lanes_bytes(reduce[0].count, reduce[0].lane_bits);
+    for (uint32_t w = 1; w < W; w++)
+        aq_lanes_add(reduce[0].lanes, reduce[w].lanes, bytes);
+    for (uint32_t w = 1; w < W; w++)
+        memcpy(reduce[w].lanes, reduce[0].lanes, bytes);
+}
+
+/* All rounds of what was begun on every rank. */
+static void run_rounds(struct ranks *ranks)
+{
+    for (;;) {
+        struct aq_reduce reduce[RANKS_MAX];
+        for (uint32_t w = 0; w < ranks->W; w++) {
+            assert_int_equal(aq_optimizer_round(ranks->optimizers[w], &reduce[w]), AQ_OK);
+            assert_true(reduce[w].kind == reduce[0].kind && reduce[w].count == reduce[0].count);
+        }
+        if (reduce[0].kind == AQ_REDUCE_NONE) return;
+        assert_true(ranks->W > 1);
+        ranks->asked++;
+        if (reduce[0].kind == AQ_REDUCE_MEAN) {
+            ranks->sent += reduce[0].count * sizeof(float);
+            reduce_mean(ranks->W, reduce);
+        } else if (reduce[0].kind == AQ_REDUCE_COMPRESSED) {
+            ranks->sent += aq_grad_codec_bytes(reduce[0].worker, 0, reduce[0].count);
+            reduce_compressed(ranks->W, reduce);
+        } else {
+            ranks->sent += aq_lanes_bytes(reduce[0].count, reduce[0].lane_bits);
+            reduce_lanes(ranks->W, reduce);
+        }
+    }
+}
+
+void ranks_step(struct ranks *ranks, float lr, float grad_scale, uint64_t step)
+{
+    ranks->sent = ranks->asked = 0;
+    for (uint32_t w = 0; w < ranks->W; w++)
+        assert_int_equal(aq_optimizer_average(ranks->optimizers[w], ranks->gradients[w], step, NULL), AQ_OK);
+    run_rounds(ranks);
+    if (ranks->W > 1) assert_true((ranks->asked > 0) == aq_optimizer_averages(ranks->optimizers[0], step));
+    for (uint32_t w = 0; w < ranks->W; w++)
+        assert_int_equal(aq_optimizer_begin(ranks->optimizers[w], ranks->parameters[w], ranks->gradients[w], lr,
+                                            grad_scale, step, NULL),
+                         AQ_OK);
+    run_rounds(ranks);
+}
+
+bool ranks_has_state(const struct ranks *ranks, const char *name)
+{
+    for (uint32_t i = 0; i < aq_optimizer_state_count(ranks->optimizers[0]); i++) {
+        if (strcmp(aq_optimizer_state_name(ranks->optimizers[0], i), name) == 0) return true;
+    }
+    return false;
+}
+
+uint32_t ranks_state(const struct ranks *ranks, const char *name)
+{
+    for (uint32_t i = 0; i < aq_optimizer_state_count(ranks->optimizers[0]); i++) {
+        if (strcmp(aq_optimizer_state_name(ranks->optimizers[0], i), name) == 0) return i;
+    }
+    fail_msg("there is no state \"%s\"", name);
+    return 0;
+}
+
+void ranks_expect_equal_parameters(const struct ranks *ranks)
+{
+    for (uint32_t w = 1; w < ranks->W; w++)
+        assert_memory_equal(ranks->parameters[0], ranks->parameters[w], RANK_FLOATS * sizeof(float));
+}

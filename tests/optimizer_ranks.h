@@ -1,0 +1,40 @@
+/*
+ * optimizer_ranks.h -- W replicas in one process: their optimizers, their gradients, and the reductions they ask for,
+ * made here in plain C in the order of the ranks.
+ *
+ * Locking: one thread.
+ */
+#ifndef TESTS_OPTIMIZER_RANKS_H
+#define TESTS_OPTIMIZER_RANKS_H
+
+#include "aqsgd/grad.h"
+
+enum { RANKS_MAX = 8, RANK_FLOATS = 3000, RANK_TENSORS = 6 };
+
+extern const struct aq_optimizer_tensor rank_tensors[RANK_TENSORS];
+
+struct ranks {
+    uint32_t W;
+    struct aq_optimizer *optimizers[RANKS_MAX];
+    float *parameters[RANKS_MAX], *gradients[RANKS_MAX]; /* RANK_FLOATS each */
+    uint64_t sent; /* bytes that one rank's x takes on the wire, one way, since the last ranks_step */
+    uint32_t asked;
+    struct aq_device *device;
+    void *memory;
+};
+
+/* Parameters are the same on all ranks. Fails the test where open does. */
+void ranks_open(struct ranks *ranks, const struct aq_optimizer_config *config, uint32_t W);
+void ranks_close(struct ranks *ranks);
+/* Gradients of a step: a part that all ranks share, and noise of their own; tensors differ in size; padding is 0. */
+void ranks_gradients(struct ranks *ranks, uint64_t seed, uint64_t step);
+/* average and begin with all their rounds. */
+void ranks_step(struct ranks *ranks, float lr, float grad_scale, uint64_t step);
+/* Is this float of a tensor? */
+bool ranks_is_in(uint64_t i);
+/* Index of the state array of that name. Fails the test where there is none. */
+uint32_t ranks_state(const struct ranks *ranks, const char *name);
+bool ranks_has_state(const struct ranks *ranks, const char *name);
+void ranks_expect_equal_parameters(const struct ranks *ranks);
+
+#endif
