@@ -316,5 +316,8 @@ void aq_link_stats(const struct aq_link *link, struct aq_link_stats *out)
     COPY(round_trip_ns);
     COPY(heals);
     COPY(outage_ns);
+    COPY(receive_ns);
 #undef COPY
+    const uint64_t begun = atomic_load_explicit(&c->receive_begun_ns, memory_order_relaxed);
+    if (begun > 0) out->receive_ns += aq_clock_ns() - begun;
 }

@@ -28,6 +28,7 @@ static void deliver(struct aq_link *link, const struct aq_reader_frame *in)
     }
     AQ_COUNT(link, received_frames, 1);
     AQ_COUNT(link, received_body_bytes, h->body_bytes);
+    if (h->body_bytes > 0) AQ_COUNT(link, receive_ns, aq_clock_ns() - in->begun_ns);
     aq_trace_add(link->net->config.trace, "recv", aq_frame_kind_text(h->kind), in->begun_ns, aq_clock_ns(),
                  (uint32_t)h->step, h->micro_batch);
     aq_link_tell(link, token_of(TOKEN_RECEIVED, index));
@@ -92,6 +93,13 @@ static void frames(struct aq_link *link, uint64_t now_ns)
     }
 }
 
+/* For aq_link_stats: since when a frame has been coming in. */
+static void publish(struct aq_link *link)
+{
+    const uint64_t begun = link->reader.in_body ? link->reader.begun_ns : 0;
+    atomic_store_explicit(&link->counters.receive_begun_ns, begun, memory_order_relaxed);
+}
+
 static int room(struct aq_link *link)
 {
     if (link->state == LINK_OPEN) return aq_reader_room(&link->reader, link->receive_iov);
@@ -106,6 +114,7 @@ static void took(struct aq_link *link, size_t bytes, uint64_t now_ns)
     AQ_COUNT(link, received_wire_bytes, bytes);
     aq_reader_filled(&link->reader, bytes);
     frames(link, now_ns);
+    publish(link);
 }
 
 void aq_link_receive_done(struct aq_link *link, int result)

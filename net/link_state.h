@@ -64,6 +64,7 @@ struct aq_link_counters { /* written by the loop, read by anybody: relaxed, they
     atomic_uint_fast64_t sent_frames, sent_body_bytes, sent_wire_bytes;
     atomic_uint_fast64_t received_frames, received_body_bytes, received_wire_bytes;
     atomic_uint_fast64_t busy_ns, credit_wait_ns, round_trip_ns, heals, outage_ns;
+    atomic_uint_fast64_t receive_ns, receive_begun_ns; /* of whole frames; of the one that is coming in, else 0 */
 };
 
 enum aq_link_state { LINK_OPEN, LINK_PARKING, LINK_PARKED, LINK_LINGER, LINK_ENDING, LINK_ENDED };

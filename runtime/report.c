@@ -27,7 +27,7 @@ struct gather {
     double fetched;
     int64_t epoch_first, epoch_last; /* -1: none yet */
     struct sums cold, warm;
-    double link_wait_ns, stage_seconds;
+    double link_wait_ns, wait_ns, stage_seconds;
     double time, loss_first, loss_last;
     struct curve first_epoch, last_epoch;
 };
@@ -71,6 +71,7 @@ static void add_step(struct gather *g, const json_t *line)
         sums->keyframes += item(line, "keyframes", r);
         g->fetched += item(line, "fetched", r);
         g->link_wait_ns += item(line, "link_wait_ns", r);
+        g->wait_ns += item(line, "wait_ns", r);
         g->stage_seconds += item(line, "stage_seconds", r);
     }
     g->step = aq_control_u64_or(line, "step", g->step);
@@ -192,6 +193,7 @@ static json_t *make(const struct gather *g)
     json_object_set_new(report, "fetched", aq_control_number(g->fetched));
     json_object_set_new(report, "restarts", json_integer((json_int_t)g->restarts));
     json_object_set_new(report, "link_wait_share", mean(g->link_wait_ns * 1e-9, g->stage_seconds));
+    json_object_set_new(report, "wait_share", mean(g->wait_ns * 1e-9, g->stage_seconds));
     json_object_set_new(report, "train_loss",
                         json_pack("{s:o, s:o, s:o, s:o}", "first",
                                   mean(g->loss_first, (double)g->first_epoch.count > 0), "last",

@@ -34,7 +34,8 @@ struct aq_worker_times {
     uint64_t begin_ns;
     uint64_t compute_ns;   /* forward and backward                  */
     uint64_t optimizer_ns; /* norm of one's own gradients, update   */
-    uint64_t link_wait_ns; /* nothing could run but for a link      */
+    uint64_t wait_ns;      /* nothing could run                     */
+    uint64_t link_wait_ns; /* of it, while a link was carrying what this stage waits for; else a neighbour works */
     uint64_t loss_targets;
     double loss_sum;
     double gradient_norm;

@@ -58,6 +58,7 @@ enum aq_status aq_worker_report_step(struct aq_worker *worker)
         (json_int_t)in.sent_bytes, "keyframes", (json_int_t)out.keyframes, "raws", (json_int_t)out.raws, "fetched",
         (json_int_t)(in.fetched + out.fetched), "skipped", t->skipped);
     if (!line) return aq_fail(AQ_NOMEM, "worker", "no memory for the line of a step");
+    json_object_set_new(line, "wait_ns", json_integer((json_int_t)t->wait_ns));
     add_outages(worker, line);
     add_marks(worker, line);
     if (worker->rank + 1 == worker->P && t->loss_targets > 0)

@@ -27,6 +27,7 @@ struct run {
     uint32_t forward, backward; /* next instruction of each chain; the barrier's index when there is none left */
     uint32_t barrier;           /* first instruction that comes after everything before it                    */
     uint32_t forwards_done;
+    bool sending; /* a send had no buffer */
     bool busy[AQ_JOB_MICRO_BATCHES_MAX]; /* by slot */
 };
 
@@ -180,6 +181,7 @@ static enum aq_status execute(struct aq_worker *worker, struct run *run, const s
 static enum aq_status chains_advance(struct aq_worker *worker, struct run *run)
 {
     const bool forward_first = run->forward < run->backward;
+    run->sending = false;
     for (int i = 0; i < 2; i++) {
         const bool forward_now = (i == 0) == forward_first;
         uint32_t *at = forward_now ? &run->forward : &run->backward;
@@ -187,7 +189,10 @@ static enum aq_status chains_advance(struct aq_worker *worker, struct run *run)
         const struct aq_instruction *instruction = &run->program->code[*at];
         if (!ready(worker, run, instruction)) continue;
         const enum aq_status status = execute(worker, run, instruction);
-        if (status == AQ_AGAIN) continue;
+        if (status == AQ_AGAIN) {
+            run->sending = true;
+            continue;
+        }
         AQ_TRY(status);
         *at = chain_next(run, *at + 1, forward_now);
         return AQ_OK;
@@ -208,11 +213,34 @@ enum aq_status aq_worker_pump(struct aq_worker *worker)
     return aq_worker_mark_advance(worker);
 }
 
-static enum aq_status wait(struct aq_worker *worker, uint32_t seen, const char *what)
+/* Time that the busier of the two links has carried what comes here, or what keeps this stage's send buffers. */
+static uint64_t carried_ns(const struct aq_worker *worker, const struct aq_link_stats before[2], bool sending)
 {
+    struct aq_link *const links[] = {worker->link_in, worker->link_out};
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < 2; i++) {
+        struct aq_link_stats now;
+        if (!links[i]) continue;
+        aq_link_stats(links[i], &now);
+        const uint64_t received = now.receive_ns > before[i].receive_ns ? now.receive_ns - before[i].receive_ns : 0;
+        const uint64_t sent = sending ? now.busy_ns - before[i].busy_ns : 0;
+        if (received > most) most = received;
+        if (sent > most) most = sent;
+    }
+    return most;
+}
+
+/* sending: what could run next waits for a send buffer. */
+static enum aq_status wait(struct aq_worker *worker, uint32_t seen, bool sending, const char *what)
+{
+    struct aq_link_stats before[2] = {{0}, {0}};
     const uint64_t begin = aq_clock_ns();
+    if (worker->link_in) aq_link_stats(worker->link_in, &before[0]);
+    if (worker->link_out) aq_link_stats(worker->link_out, &before[1]);
     const enum aq_status status = aq_bell_wait(worker->bell, seen, aq_clock_after(worker->silence_ns));
-    worker->times.link_wait_ns += aq_clock_ns() - begin;
+    const uint64_t waited = aq_clock_ns() - begin, carried = carried_ns(worker, before, sending);
+    worker->times.wait_ns += waited;
+    worker->times.link_wait_ns += carried < waited ? carried : waited;
     if (status == AQ_TIMEOUT)
         return aq_fail(AQ_TIMEOUT, "worker", "step %llu: nothing came for %.0f s while waiting for %s",
                        (unsigned long long)worker->step, (double)worker->silence_ns * 1e-9, what);
@@ -226,7 +254,7 @@ static enum aq_status run_chains(struct aq_worker *worker, struct run *run)
         AQ_TRY(aq_worker_pump(worker));
         const enum aq_status status = chains_advance(worker, run);
         if (status == AQ_AGAIN)
-            AQ_TRY(wait(worker, seen, "activations or gradients"));
+            AQ_TRY(wait(worker, seen, run->sending, "activations or gradients"));
         else
             AQ_TRY(status);
     }
@@ -240,7 +268,7 @@ static enum aq_status norm_receive(struct aq_worker *worker, struct aq_edge *edg
         AQ_TRY(aq_worker_pump(worker));
         const enum aq_status status = aq_edge_receive_norm(edge, worker->step, value);
         if (status != AQ_AGAIN) return status;
-        AQ_TRY(wait(worker, seen, "the gradient norm"));
+        AQ_TRY(wait(worker, seen, false, "the gradient norm"));
     }
 }
 

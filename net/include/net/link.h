@@ -172,6 +172,7 @@ struct aq_link_stats {
     uint64_t received_frames, received_body_bytes, received_wire_bytes;
     uint64_t busy_ns;        /* time with bytes queued or on their way out                      */
     uint64_t credit_wait_ns; /* time with a frame at the head of the queue and no credit        */
+    uint64_t receive_ns;     /* time in the midst of a frame with a body that is coming in      */
     uint64_t round_trip_ns;  /* of the last PING                                                */
     uint64_t heals;          /* how often the connection was made again                         */
     uint64_t outage_ns;      /* time without a connection, of outages that were healed          */
