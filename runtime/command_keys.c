@@ -69,8 +69,8 @@ static int parse(struct asked *asked, int argc, char **argv)
             asked->job = optarg;
             break;
         case 's':
-            if (!number(optarg, AQ_JOB_STAGES_MAX, &asked->stages))
-                return aq_usage("keys", "--stages wants 1 to %d", AQ_JOB_STAGES_MAX);
+            if (!number(optarg, AQ_JOB_RANKS_MAX, &asked->stages))
+                return aq_usage("keys", "--stages wants 1 to %d", AQ_JOB_RANKS_MAX);
             break;
         case 'd':
             if (!number(optarg, AUTHORITY_DAYS, &asked->days))
@@ -138,7 +138,7 @@ static int show(const char *folder)
 {
     char file[32];
     int shown = 0, wrong = 0;
-    for (uint32_t i = 0; i < 3 + AQ_JOB_STAGES_MAX; i++) {
+    for (uint32_t i = 0; i < 3 + AQ_JOB_RANKS_MAX; i++) {
         static const enum aq_tls_role firsts[] = {AQ_TLS_AUTHORITY, AQ_TLS_LAUNCHER, AQ_TLS_DAEMON};
         const enum aq_status status =
             show_file(folder, i < 3 ? aq_tls_file(firsts[i], 0, file) : aq_tls_file(AQ_TLS_STAGE, i - 3, file));

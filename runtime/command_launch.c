@@ -155,16 +155,12 @@ static int take_restarts(struct command *command, const char *text)
 
 static int parse(struct command *command, int argc, char **argv)
 {
-    static const struct option options[] = {{"set", required_argument, NULL, 's'},
-                                            {"run", required_argument, NULL, 'r'},
-                                            {"resume", no_argument, NULL, 'R'},
-                                            {"fresh", no_argument, NULL, 'F'},
-                                            {"restarts", required_argument, NULL, 'N'},
-                                            {"json", no_argument, NULL, 'j'},
-                                            {"no-progress", no_argument, NULL, 'n'},
-                                            {"token-file", required_argument, NULL, 't'},
-                                            {"help", no_argument, NULL, 'h'},
-                                            {NULL, 0, NULL, 0}};
+    static const struct option options[] = {
+        {"set", required_argument, NULL, 's'},      {"run", required_argument, NULL, 'r'},
+        {"resume", no_argument, NULL, 'R'},         {"fresh", no_argument, NULL, 'F'},
+        {"restarts", required_argument, NULL, 'N'}, {"json", no_argument, NULL, 'j'},
+        {"no-progress", no_argument, NULL, 'n'},    {"token-file", required_argument, NULL, 't'},
+        {"help", no_argument, NULL, 'h'},           {NULL, 0, NULL, 0}};
     char path[AQ_RUN_PATH_BYTES];
     command->token_file = getenv("AQPIPE_TOKEN_FILE");
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
@@ -222,8 +218,8 @@ static enum aq_status open_keys(struct command *command)
 {
     const struct aq_job *job = command->job;
     bool listening = false;
-    for (uint32_t s = 0; s < command->plan->stage_count; s++)
-        listening |= job->pipeline.stages[s].host != NULL;
+    for (uint32_t r = 0; r < command->plan->ranks; r++)
+        listening |= job->pipeline.stages[r].host != NULL;
     if (!listening || !aq_security_on(job)) return AQ_OK;
     return aq_tls_open(job->security.keys, AQ_TLS_LAUNCHER, 0, &command->tls);
 }
@@ -352,8 +348,7 @@ static enum aq_status enter_used(struct command *command, uint64_t hash, const c
                        (unsigned long long)mark.plan_hash, (unsigned long long)hash);
     command->resume_step = marked ? mark.step : 0;
     /* Killed after its last checkpoint, a run still has to leave its model; one without metrics cannot tell. */
-    command->finished =
-        command->resume_step >= command->plan->steps && (found.done || !command->job->output.metrics);
+    command->finished = command->resume_step >= command->plan->steps && (found.done || !command->job->output.metrics);
     if (command->finished) return AQ_OK; /* its report stays as it is */
     if (marked) AQ_TRY(aq_resume_check(command->plan, run, command->resume_step));
     return aq_run_rewind(metrics, command->resume_step, &command->seconds);
@@ -409,14 +404,15 @@ static json_t *start_line(const struct command *command)
         json_object_set_new(edge, "backward", json_string(text));
         json_array_append_new(edges, edge);
     }
-    for (uint32_t s = 0; s < plan->stage_count; s++)
-        json_array_append_new(memory, json_integer((json_int_t)plan->stages[s].memory_bytes));
+    for (uint32_t r = 0; r < plan->ranks; r++)
+        json_array_append_new(memory, json_integer((json_int_t)plan->stages[r % plan->stage_count].memory_bytes));
     codec_name(plan, name, sizeof name);
-    return json_pack("{s:s, s:s, s:s, s:o, s:s, s:I, s:I, s:I, s:I, s:I, s:f, s:I, s:o, s:o}", "event", "start", "name",
-                     command->job->name, "codec", name, "plan_hash", aq_control_hex(aq_plan_hash(plan)), "version",
-                     AQ_VERSION, "stages", (json_int_t)plan->stage_count, "steps_planned", (json_int_t)plan->steps,
-                     "steps_per_epoch", (json_int_t)plan->steps_per_epoch, "parameters", (json_int_t)plan->parameters,
-                     "resumed", (json_int_t)command->resume_step, "rate_mbps", command->job->link.rate_mbps, "batch",
+    return json_pack("{s:s, s:s, s:s, s:o, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:I, s:o, s:o}", "event", "start",
+                     "name", command->job->name, "codec", name, "plan_hash", aq_control_hex(aq_plan_hash(plan)),
+                     "version", AQ_VERSION, "stages", (json_int_t)plan->stage_count, "replicas",
+                     (json_int_t)plan->replicas, "steps_planned", (json_int_t)plan->steps, "steps_per_epoch",
+                     (json_int_t)plan->steps_per_epoch, "parameters", (json_int_t)plan->parameters, "resumed",
+                     (json_int_t)command->resume_step, "rate_mbps", command->job->link.rate_mbps, "batch",
                      (json_int_t)command->job->train.batch, "edges", edges, "memory_planned", memory);
 }
 
@@ -434,7 +430,7 @@ static enum aq_status open_metrics(struct command *command)
     char path[AQ_RUN_PATH_BYTES];
     AQ_TRY(aq_run_path(command->job->output.path, "metrics.jsonl", path));
     const struct aq_metrics_config config = {
-        .path = path, .stages = command->plan->stage_count, .step = command->resume_step, .seconds = command->seconds};
+        .path = path, .stages = command->plan->ranks, .step = command->resume_step, .seconds = command->seconds};
     AQ_TRY(aq_metrics_open(&config, &command->metrics));
     return write_line(command, start_line(command));
 }
@@ -442,13 +438,14 @@ static enum aq_status open_metrics(struct command *command)
 static void run_once(struct command *command, struct aq_launch_result *result)
 {
     const struct aq_job *job = command->job;
-    const char *hosts[AQ_JOB_STAGES_MAX];
+    const char *hosts[AQ_JOB_RANKS_MAX];
     char trace[AQ_RUN_PATH_BYTES];
-    for (uint32_t s = 0; s < command->plan->stage_count; s++)
-        hosts[s] = job->pipeline.stages[s].host;
+    for (uint32_t r = 0; r < command->plan->ranks; r++)
+        hosts[r] = job->pipeline.stages[r].host;
     const bool traced = job->output.trace && aq_run_path(job->output.path, "trace.json", trace) == AQ_OK;
     const struct aq_launch launch = {.name = job->name,
                                      .stages = command->plan->stage_count,
+                                     .replicas = command->plan->replicas,
                                      .hosts = hosts,
                                      .manifest = command->manifest,
                                      .plan_hash = aq_plan_hash(command->plan),

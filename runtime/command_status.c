@@ -290,16 +290,24 @@ static void show_top(const struct latest *latest, const char *state)
            (unsigned long long)aq_control_u64_or(latest->start, "steps_planned", 0),
            aq_control_number_or(line, "loss", (double)NAN), aq_control_number_or(line, "sequences_per_second", 0),
            aq_control_number_or(line, "seconds", 0));
-    puts("stage  compute   codec  optim.    idle   links   cache  sent fwd  sent bwd  |a-m|/|a|  |d-Q|/|d|  mean/rms");
-    const size_t stages = json_array_size(json_object_get(line, "compute_ns"));
-    for (size_t r = 0; r < stages; r++) {
-        char forward[AQ_TEXT_NUMBER], backward[AQ_TEXT_NUMBER];
+    puts("stage  compute   codec  optim.  reduce    idle   links   cache  sent fwd  sent bwd  gradients  |a-m|/|a|  "
+         "|d-Q|/|d|  "
+         "mean/rms");
+    const size_t ranks = json_array_size(json_object_get(line, "compute_ns"));
+    const uint64_t P = aq_control_u64_or(latest->start, "stages", 0);
+    for (size_t r = 0; r < ranks; r++) {
+        if (P > 0 && ranks > P && r % P == 0) printf("replica %llu\n", (unsigned long long)(r / P));
+        char forward[AQ_TEXT_NUMBER], backward[AQ_TEXT_NUMBER], gradient[AQ_TEXT_NUMBER];
         const double sent = plain(line, "forward_bytes", r), back = plain(line, "backward_bytes", r);
-        printf("%5zu  %5.0f %%  %4.0f %%  %4.0f %%  %4.0f %%  %4.0f %%  %4.0f %%  %8s  %8s  %9.4f  %9.4f  %8.4f\n", r,
-               share(line, "compute_ns", r), share(line, "codec_ns", r), share(line, "optimizer_ns", r),
-               share(line, "wait_ns", r), share(line, "link_wait_ns", r), share(line, "cache_wait_ns", r),
+        const double reduced = plain(line, "gradient_bytes", r);
+        printf("%5zu  %5.0f %%  %4.0f %%  %4.0f %%  %4.0f %%  %4.0f %%  %4.0f %%  %4.0f %%  %8s  %8s  %9s  %9.4f  "
+               "%9.4f  %8.4f\n",
+               P > 0 ? r % P : r, share(line, "compute_ns", r), share(line, "codec_ns", r),
+               share(line, "optimizer_ns", r), share(line, "reduce_ns", r), share(line, "wait_ns", r),
+               share(line, "link_wait_ns", r), share(line, "cache_wait_ns", r),
                aq_text_size(isfinite(sent) ? (uint64_t)sent : 0, forward),
-               aq_text_size(isfinite(back) ? (uint64_t)back : 0, backward), plain(line, "delta_ratio", r),
+               aq_text_size(isfinite(back) ? (uint64_t)back : 0, backward),
+               aq_text_size(isfinite(reduced) ? (uint64_t)reduced : 0, gradient), plain(line, "delta_ratio", r),
                plain(line, "error_ratio", r), plain(line, "common_mode", r));
     }
 }
@@ -406,7 +414,7 @@ int aq_command_logs(int argc, char **argv)
     if (code >= 0) return code;
     if (asked.daemon) return daemon_logs(&asked);
     bool any = false;
-    for (uint32_t rank = asked.rank; asked.has_rank ? rank == asked.rank : rank < AQ_JOB_STAGES_MAX; rank++)
+    for (uint32_t rank = asked.rank; asked.has_rank ? rank == asked.rank : rank < AQ_JOB_RANKS_MAX; rank++)
         any |= folder_log(asked.folder, rank, !asked.has_rank);
     if (any) return AQ_EXIT_DONE;
     fprintf(stderr, "aqpipe: there is no log in %s/logs\n", asked.folder);

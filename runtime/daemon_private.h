@@ -14,7 +14,7 @@
 
 enum {
     DAEMON_CONNECTIONS_MAX = 16,
-    DAEMON_WORKERS_MAX = AQ_JOB_STAGES_MAX,
+    DAEMON_WORKERS_MAX = AQ_JOB_RANKS_MAX,
     DAEMON_TEXT_BYTES = 512,
     DAEMON_LOG_BYTES_MAX = 4 << 20, /* of one of a worker's two log files                                   */
     DAEMON_ROOM = 64 << 10,         /* a worker is read only while the owner's buffer takes this much more  */

@@ -8,30 +8,44 @@
 
 #include "keys.h"
 
-uint32_t aq_job_threads(const struct aq_job *job, uint32_t stage, uint32_t cores)
+uint32_t aq_job_ranks(const struct aq_job *job)
 {
-    AQ_ASSERT(stage < job->pipeline.stage_count);
-    const struct aq_job_stage *mine = &job->pipeline.stages[stage];
+    return job->pipeline.stage_count * job->pipeline.replicas;
+}
+
+uint32_t aq_job_threads(const struct aq_job *job, uint32_t rank, uint32_t cores)
+{
+    AQ_ASSERT(rank < aq_job_ranks(job));
+    const struct aq_job_stage *mine = &job->pipeline.stages[rank];
     if (mine->threads) return mine->threads;
     if (job->pipeline.threads) return job->pipeline.threads;
-    uint32_t sharing = 0; /* stages of the same host */
-    for (uint32_t s = 0; s < job->pipeline.stage_count; s++) {
-        const char *host = job->pipeline.stages[s].host;
+    uint32_t sharing = 0; /* workers of the same host */
+    for (uint32_t r = 0; r < aq_job_ranks(job); r++) {
+        const char *host = job->pipeline.stages[r].host;
         sharing += host == mine->host || (host && mine->host && strcmp(host, mine->host) == 0);
     }
     return cores > sharing ? cores / sharing : 1;
 }
 
-uint32_t aq_job_listener(const struct aq_job *job, uint32_t edge)
+bool aq_job_linked(const struct aq_job *job, uint32_t a, uint32_t b)
 {
-    const struct aq_job_stage *stages = job->pipeline.stages;
-    return stages && stages[edge + 1].dials ? edge : edge + 1;
+    const uint32_t P = job->pipeline.stage_count;
+    if (a / P == b / P) return a + 1 == b || b + 1 == a;
+    return a % P == b % P;
 }
 
-bool aq_job_listens(const struct aq_job *job, uint32_t stage)
+uint32_t aq_job_listener(const struct aq_job *job, uint32_t a, uint32_t b)
 {
-    return (stage > 0 && aq_job_listener(job, stage - 1) == stage) ||
-           (stage + 1 < job->pipeline.stage_count && aq_job_listener(job, stage) == stage);
+    const struct aq_job_stage *stages = job->pipeline.stages;
+    const uint32_t lower = a < b ? a : b, higher = a < b ? b : a;
+    return stages && stages[higher].dials ? lower : higher;
+}
+
+bool aq_job_listens(const struct aq_job *job, uint32_t rank)
+{
+    for (uint32_t other = 0; other < aq_job_ranks(job); other++)
+        if (aq_job_linked(job, rank, other) && aq_job_listener(job, rank, other) == rank) return true;
+    return false;
 }
 
 uint32_t aq_job_micro_batches(const struct aq_job *job, uint32_t samples)
@@ -67,6 +81,30 @@ static void write_codec(const struct aq_codec_config *config, struct aq_text *te
     aq_text_add(text, "}");
 }
 
+/* A key of a stage's entry: one value where all replicas have the same, else a list of one each. */
+static void write_stage_key(const struct aq_job *job, uint32_t s, const struct aq_key *key, struct aq_text *text)
+{
+    const uint32_t P = job->pipeline.stage_count, W = job->pipeline.replicas;
+    struct aq_text list = {0}, first = {0};
+    bool same = true, any = false;
+    for (uint32_t w = 0; w < W; w++) {
+        struct aq_text value = {0};
+        const bool has = aq_key_write(key, &job->pipeline.stages[w * P + s], &value);
+        const char *one = has ? aq_text_of(&value) : "\"\""; /* no text: an empty one is read as none */
+        any = any || has;
+        same = same && (w == 0 || strcmp(one, aq_text_of(&first)) == 0);
+        if (w == 0) aq_text_add(&first, "%s", one);
+        aq_text_add(&list, "%s%s", w ? ", " : "", one);
+        if (text->status == AQ_OK) text->status = value.status;
+        aq_text_deinit(&value);
+    }
+    if (any && same) aq_text_add(text, "      %s: %s\n", key->name, aq_text_of(&first));
+    if (any && !same) aq_text_add(text, "      %s: [%s]\n", key->name, aq_text_of(&list));
+    if (text->status == AQ_OK) text->status = list.status != AQ_OK ? list.status : first.status;
+    aq_text_deinit(&list);
+    aq_text_deinit(&first);
+}
+
 static void write_stages(const struct aq_job *job, struct aq_text *text)
 {
     const struct aq_key_table keys = aq_keys_stage();
@@ -78,13 +116,8 @@ static void write_stages(const struct aq_job *job, struct aq_text *text)
     for (uint32_t s = 0; s < job->pipeline.stage_count; s++) {
         const struct aq_job_stage *stage = &job->pipeline.stages[s];
         aq_text_add(text, "    - layers: %u-%u\n", stage->layer_first, stage->layer_end - 1);
-        for (uint32_t i = 0; i < keys.count; i++) {
-            struct aq_text value = {0};
-            if (aq_key_is_scalar(&keys.keys[i]) && aq_key_write(&keys.keys[i], stage, &value))
-                aq_text_add(text, "      %s: %s\n", keys.keys[i].name, aq_text_of(&value));
-            if (text->status == AQ_OK) text->status = value.status;
-            aq_text_deinit(&value);
-        }
+        for (uint32_t i = 0; i < keys.count; i++)
+            if (aq_key_is_scalar(&keys.keys[i])) write_stage_key(job, s, &keys.keys[i], text);
     }
 }
 

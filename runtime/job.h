@@ -32,7 +32,8 @@
 #include "stages/stage.h"
 
 enum {
-    AQ_JOB_STAGES_MAX = 64,          /* stages of a pipeline: every loop over ranks is bounded by it            */
+    AQ_JOB_STAGES_MAX = 64,          /* stages of a pipeline: every loop over stages is bounded by it           */
+    AQ_JOB_RANKS_MAX = 256,          /* stages x replicas: every loop over workers                              */
     AQ_JOB_MICRO_BATCHES_MAX = 4096, /* micro-batches of a step: programs are arrays                        */
     AQ_JOB_PATHS_MAX = 256,          /* files of a data set                                                    */
     AQ_JOB_ERRORS_MAX = 10           /* errors reported of one manifest                                        */
@@ -72,7 +73,7 @@ struct aq_job_data {
 
 struct aq_job_train {
     uint32_t T;           /* tokens of a sample                                                            */
-    uint32_t batch;       /* samples of a step, a multiple of micro_batch                                  */
+    uint32_t batch;       /* samples of a step, of all replicas: a multiple of micro_batch x replicas      */
     uint32_t micro_batch; /* B                                                                             */
     uint32_t epochs;
     uint64_t steps_max; /* stop after so many steps; 0: epochs decide                                      */
@@ -86,6 +87,7 @@ struct aq_job_train {
     struct aq_job_every evaluate_every;
 };
 
+/* One worker: a stage of one replica. The replicas of a stage differ in where and how they run alone. */
 struct aq_job_stage {
     uint32_t layer_first, layer_end; /* [first, end); both 0 with an automatic cut                         */
     const char *host;                /* name or control address of its daemon; NULL: this machine          */
@@ -100,7 +102,8 @@ struct aq_job_pipeline {
     enum aq_schedule_kind schedule;
     bool automatic;       /* the cut is the plan's (balanced by flops)                                     */
     uint32_t stage_count; /* P                                                                             */
-    const struct aq_job_stage *stages;
+    uint32_t replicas;    /* W: copies of the pipeline that average their gradients                        */
+    const struct aq_job_stage *stages; /* P x W, by rank: rank = replica x P + stage                       */
     uint32_t in_flight; /* count, AQ_IN_FLIGHT_DEFAULT or AQ_IN_FLIGHT_CLASSIC                           */
     uint32_t threads;   /* of a stage's worker where the stage does not say; 0: the cores shared evenly  */
 };
@@ -204,16 +207,23 @@ enum aq_status aq_job_canonical(const struct aq_job *job, char **text);
  */
 void aq_job_place(const struct aq_job *job, const char *key, char *text, size_t bytes);
 
-/* Threads of stage s's worker: its own, else pipeline.threads, else `cores` shared evenly by the stages of its host. */
-uint32_t aq_job_threads(const struct aq_job *job, uint32_t stage, uint32_t cores);
+/* Workers of the job: P x W. Rank r is stage r % P of replica r / P. */
+uint32_t aq_job_ranks(const struct aq_job *job);
 
-/* The stage that listens on edge e: e+1 for e, or e where e+1 dials. The other one connects, also to heal. */
-uint32_t aq_job_listener(const struct aq_job *job, uint32_t edge);
+/* Threads of a rank's worker: its own, else pipeline.threads, else `cores` shared evenly by the workers of its host. */
+uint32_t aq_job_threads(const struct aq_job *job, uint32_t rank, uint32_t cores);
 
-/* Does this stage listen for a neighbour? */
-bool aq_job_listens(const struct aq_job *job, uint32_t stage);
+/* Have two workers a link? Stages of a replica that follow each other have, and the replicas of a stage. */
+bool aq_job_linked(const struct aq_job *job, uint32_t a, uint32_t b);
 
-/* Micro-batches of a step with `samples` samples. */
+/* Which of two ranks with a link listens: the higher one, or the lower where that one dials. The other connects, also
+ * to heal. */
+uint32_t aq_job_listener(const struct aq_job *job, uint32_t a, uint32_t b);
+
+/* Does this rank listen for anybody? */
+bool aq_job_listens(const struct aq_job *job, uint32_t rank);
+
+/* Micro-batches of a step with `samples` samples on one replica. */
 uint32_t aq_job_micro_batches(const struct aq_job *job, uint32_t samples);
 
 /* The table of keys for people: --help's text, or the page docs/MANIFEST.md. Memory of aq_alloc. */

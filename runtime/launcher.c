@@ -50,6 +50,16 @@ bool launcher_fail(struct launcher *launcher, enum cause_class cause, enum aq_st
     return true;
 }
 
+const char *rank_name(const struct launcher *launcher, uint32_t rank, char text[RANK_NAME_BYTES])
+{
+    const uint32_t P = launcher->launch->stages;
+    if (launcher->launch->replicas > 1)
+        snprintf(text, RANK_NAME_BYTES, "replica %u stage %u", rank / P, rank % P);
+    else
+        snprintf(text, RANK_NAME_BYTES, "stage %u", rank);
+    return text;
+}
+
 static void abort_all(struct launcher *launcher)
 {
     launcher->aborting = true;
@@ -102,14 +112,16 @@ static void read_host(struct launcher *launcher, struct host *host)
 /* Deadlines: of becoming ready, of an echo, of an abort. False: it is over. */
 static bool go_on(struct launcher *launcher)
 {
-    const uint64_t now = aq_clock_ns(), stages = launcher->launch->stages;
-    if (launcher->ended == stages) return false;
+    const uint64_t now = aq_clock_ns(), ranks = launcher->ranks;
+    if (launcher->ended == ranks) return false;
     if (launcher->aborting) return now < launcher->end_deadline_ns;
     if (!launcher->gone && launcher->cause == CAUSE_NONE && now > launcher->ready_deadline_ns) {
         uint32_t rank = 0;
-        while (rank + 1 < stages && launcher->stages[rank].state != STAGE_STARTED)
+        while (rank + 1 < ranks && launcher->stages[rank].state != STAGE_STARTED)
             rank++;
-        launcher_fail(launcher, CAUSE_OWN, AQ_TIMEOUT, "stage %u has not become ready in time", rank);
+        char name[RANK_NAME_BYTES];
+        launcher_fail(launcher, CAUSE_OWN, AQ_TIMEOUT, "%s has not become ready in time",
+                      rank_name(launcher, rank, name));
     }
     if (launcher->cause != CAUSE_NONE && now >= launcher->cause_deadline_ns) abort_all(launcher);
     return true;
@@ -117,7 +129,7 @@ static bool go_on(struct launcher *launcher)
 
 static void loop(struct launcher *launcher)
 {
-    struct pollfd fds[AQ_JOB_STAGES_MAX + 1];
+    struct pollfd fds[AQ_JOB_RANKS_MAX + 1];
     while (go_on(launcher)) {
         nfds_t count = 0;
         if (launcher->launch->signals >= 0)
@@ -150,7 +162,7 @@ static void conclude(struct launcher *launcher)
 {
     struct aq_launch_result *result = launcher->result;
     result->stages = json_array();
-    for (uint32_t r = 0; r < launcher->launch->stages; r++) {
+    for (uint32_t r = 0; r < launcher->ranks; r++) {
         json_t *report = launcher->stages[r].report;
         if (report) json_object_del(report, "event");
         json_array_append_new(result->stages, report ? report : json_null());
@@ -164,7 +176,8 @@ static void conclude(struct launcher *launcher)
 
 void aq_launch_run(const struct aq_launch *launch, struct aq_launch_result *result)
 {
-    AQ_ASSERT(launch->stages >= 1 && launch->stages <= AQ_JOB_STAGES_MAX);
+    const uint32_t ranks = launch->stages * launch->replicas;
+    AQ_ASSERT(ranks >= 1 && ranks <= AQ_JOB_RANKS_MAX);
     *result = (struct aq_launch_result){.mark = launch->resume};
     void *memory;
     if (aq_alloc(sizeof(struct launcher), &memory) != AQ_OK) {
@@ -175,6 +188,7 @@ void aq_launch_run(const struct aq_launch *launch, struct aq_launch_result *resu
     }
     struct launcher *launcher = memory;
     launcher->launch = launch;
+    launcher->ranks = ranks;
     launcher->result = result;
     launcher->ready_deadline_ns = aq_clock_after(launch->ready_ns_max);
     const enum aq_status status = hosts_open(launcher);

@@ -21,7 +21,8 @@ struct aq_tls; /* net/tls.h */
 struct aq_launch {
     const char *name;
     uint32_t stages;          /* P                                                                        */
-    const char *const *hosts; /* of each stage: the address of its daemon, or NULL: this machine          */
+    uint32_t replicas;        /* W; rank = replica x P + stage                                            */
+    const char *const *hosts; /* of each rank: the address of its daemon, or NULL: this machine           */
     const char *manifest;
     uint64_t plan_hash;
     uint64_t resume;        /* the mark to go on from; 0: from the beginning                            */

@@ -1,5 +1,6 @@
 /* launcher_events.c -- what daemons and workers report, and what follows from it. */
 #include <errno.h>
+#include <math.h>
 #include <signal.h>
 #include <string.h>
 
@@ -9,13 +10,13 @@ static void on_listening(struct launcher *launcher, uint32_t rank, const json_t 
 {
     const uint64_t peer = aq_control_u64_or(message, "peer", rank + 1);
     const char *address;
-    if (peer >= launcher->launch->stages) {
-        launcher_fail(launcher, CAUSE_OWN, AQ_PROTO, "stage %u listens for stage %llu, which there is not", rank,
+    if (peer >= launcher->ranks) {
+        launcher_fail(launcher, CAUSE_OWN, AQ_PROTO, "rank %u listens for rank %llu, which there is not", rank,
                       (unsigned long long)peer);
         return;
     }
     if (aq_control_get_text(message, "address", &address) != AQ_OK) {
-        launcher_fail(launcher, CAUSE_OWN, AQ_PROTO, "stage %u listens without an address", rank);
+        launcher_fail(launcher, CAUSE_OWN, AQ_PROTO, "rank %u listens without an address", rank);
         return;
     }
     stage_send(launcher, (uint32_t)peer,
@@ -25,7 +26,7 @@ static void on_listening(struct launcher *launcher, uint32_t rank, const json_t 
 
 static void to_all(struct launcher *launcher, const char *op, uint64_t step)
 {
-    for (uint32_t r = 0; r < launcher->launch->stages; r++) {
+    for (uint32_t r = 0; r < launcher->ranks; r++) {
         json_t *message = json_pack("{s:s, s:I}", "op", op, "rank", (json_int_t)r);
         if (step) json_object_set_new(message, "step", json_integer((json_int_t)step));
         stage_send(launcher, r, message);
@@ -53,7 +54,7 @@ static void on_ready(struct launcher *launcher, uint32_t rank, const json_t *mes
     stage->state = STAGE_READY;
     const double seconds = aq_control_number_or(message, "checkpoint_seconds", 0);
     if (seconds > launcher->read_seconds) launcher->read_seconds = seconds;
-    if (++launcher->ready < launcher->launch->stages || launcher->aborting) return;
+    if (++launcher->ready < launcher->ranks || launcher->aborting) return;
     launcher->gone = true;
     aq_metrics_go(launcher->launch->metrics);
     to_all(launcher, "go", 0);
@@ -71,8 +72,27 @@ static void on_step(struct launcher *launcher, uint32_t rank, json_t *message)
     if (status != AQ_OK) launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text());
 }
 
+/* Replicas have a part of the held-out samples each: one line when the last has told its part. False: not yet. */
+static bool join_eval(struct launcher *launcher, json_t *message)
+{
+    struct evaluation *joined = &launcher->evaluation;
+    const uint64_t step = aq_control_u64_or(message, "step", 0);
+    const double targets = aq_control_number_or(message, "targets", 0);
+    if (launcher->launch->replicas == 1) return true;
+    if (joined->step != step) *joined = (struct evaluation){.step = step};
+    joined->targets += targets;
+    if (targets > 0) joined->sum += targets * aq_control_number_or(message, "loss", (double)NAN);
+    if (++joined->count < launcher->launch->replicas) return false;
+    const double loss = joined->targets > 0 ? joined->sum / joined->targets : (double)NAN;
+    json_object_set_new(message, "loss", aq_control_number(loss));
+    json_object_set_new(message, "perplexity", aq_control_number(exp(loss)));
+    json_object_set_new(message, "targets", json_integer((json_int_t)joined->targets));
+    return true;
+}
+
 static void on_eval(struct launcher *launcher, json_t *message)
 {
+    if (!join_eval(launcher, message)) return;
     const enum aq_status status = aq_metrics_line(launcher->launch->metrics, json_incref(message));
     aq_progress_eval(launcher->launch->progress, message);
     if (status != AQ_OK) launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text());
@@ -109,11 +129,11 @@ static void on_mark(struct launcher *launcher, uint32_t rank, const json_t *mess
 {
     uint64_t step;
     if (aq_control_get_u64(message, "step", &step) != AQ_OK) {
-        launcher_fail(launcher, CAUSE_OWN, AQ_PROTO, "stage %u marks no step", rank);
+        launcher_fail(launcher, CAUSE_OWN, AQ_PROTO, "rank %u marks no step", rank);
         return;
     }
     launcher->stages[rank].mark = step;
-    for (uint32_t r = 0; r < launcher->launch->stages; r++)
+    for (uint32_t r = 0; r < launcher->ranks; r++)
         if (launcher->stages[r].mark != step) return;
     const enum aq_status status = complete(launcher, step);
     if (status != AQ_OK) launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text());
@@ -162,7 +182,8 @@ static void on_failed(struct launcher *launcher, uint32_t rank, const json_t *me
     for (int s = 1; s < AQ_STATUS_COUNT; s++)
         if (strcmp(name, aq_status_text((enum aq_status)s)) == 0) status = (enum aq_status)s;
     launcher->stages[rank].failed = true;
-    if (!launcher_fail(launcher, cause, status, "stage %u failed: %.800s", rank, text)) return;
+    char who[RANK_NAME_BYTES];
+    if (!launcher_fail(launcher, cause, status, "%s failed: %.800s", rank_name(launcher, rank, who), text)) return;
     launcher->result->unreadable = aq_control_u64_or(message, "checkpoint", 0) > 0;
     launcher->result->transient = launcher->result->unreadable || is_transient(launcher, status);
 }
@@ -178,14 +199,16 @@ static void on_exited(struct launcher *launcher, uint32_t rank, const json_t *me
     const char *last = aq_control_text_or(message, "last", "");
     if (stage->failed || (stage->done && sig == 0 && code == 0)) return;
     const char *gap = *last ? "; its last line: " : "";
+    char who[RANK_NAME_BYTES];
     bool noted;
+    rank_name(launcher, rank, who);
     if (sig > 0)
-        noted = launcher_fail(
-            launcher, CAUSE_OWN, AQ_ABORTED, "stage %u (pid %d) was killed by signal %llu (%s)%s%.400s", rank, pid,
-            (unsigned long long)sig, sigabbrev_np((int)sig) ? sigabbrev_np((int)sig) : "?", gap, last);
+        noted = launcher_fail(launcher, CAUSE_OWN, AQ_ABORTED, "%s (pid %d) was killed by signal %llu (%s)%s%.400s",
+                              who, pid, (unsigned long long)sig, sigabbrev_np((int)sig) ? sigabbrev_np((int)sig) : "?",
+                              gap, last);
     else
         noted = launcher_fail(launcher, CAUSE_OWN, AQ_ABORTED,
-                              "stage %u (pid %d) ended with code %llu before it was done%s%.400s", rank, pid,
+                              "%s (pid %d) ended with code %llu before it was done%s%.400s", who, pid,
                               (unsigned long long)code, gap, last);
     if (noted) launcher->result->transient = sig > 0 || launcher->gone || launcher->launch->again;
 }
@@ -198,7 +221,7 @@ void launcher_event(struct launcher *launcher, struct host *host, json_t *messag
         launcher_stop(launcher, aq_control_text_or(message, "by", "a daemon"));
         return;
     }
-    if (aq_control_get_u32(message, "rank", &rank) != AQ_OK || rank >= launcher->launch->stages ||
+    if (aq_control_get_u32(message, "rank", &rank) != AQ_OK || rank >= launcher->ranks ||
         &launcher->hosts[launcher->stages[rank].host] != host) {
         host_lost(launcher, host, AQ_PROTO);
         return;

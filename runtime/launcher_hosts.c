@@ -112,7 +112,7 @@ static enum aq_status meet(struct launcher *launcher, struct host *host)
 enum aq_status hosts_open(struct launcher *launcher)
 {
     const struct aq_launch *launch = launcher->launch;
-    for (uint32_t r = 0; r < launch->stages; r++)
+    for (uint32_t r = 0; r < launcher->ranks; r++)
         launcher->stages[r].host = host_of(launcher, launch->hosts[r]);
     for (uint32_t i = 0; i < launcher->host_count; i++) {
         struct host *host = &launcher->hosts[i];
@@ -129,10 +129,10 @@ enum aq_status hosts_open(struct launcher *launcher)
 enum aq_status hosts_start(struct launcher *launcher)
 {
     const struct aq_launch *launch = launcher->launch;
-    for (uint32_t r = 0; r < launch->stages; r++) {
+    for (uint32_t r = 0; r < launcher->ranks; r++) {
         stage_send(launcher, r,
                    json_pack("{s:s, s:I, s:I, s:s, s:o, s:I, s:s, s:s}", "op", "start", "rank", (json_int_t)r, "stages",
-                             (json_int_t)launch->stages, "manifest", launch->manifest, "plan_hash",
+                             (json_int_t)launcher->ranks, "manifest", launch->manifest, "plan_hash",
                              aq_control_hex(launch->plan_hash), "resume", (json_int_t)launch->resume, "run",
                              launch->run, "checkpoint", launch->checkpoint));
         if (launcher->cause != CAUSE_NONE) return AQ_CLOSED;
@@ -175,7 +175,7 @@ void host_lost(struct launcher *launcher, struct host *host, enum aq_status stat
                       host->address ? host->address : "this machine", how))
         launcher->result->transient = status != AQ_PROTO;
     /* Its workers die with it; nobody will tell their end. */
-    for (uint32_t r = 0; r < launcher->launch->stages; r++) {
+    for (uint32_t r = 0; r < launcher->ranks; r++) {
         struct stage *stage = &launcher->stages[r];
         if (&launcher->hosts[stage->host] != host || stage->state == STAGE_EXITED || stage->state == STAGE_NONE)
             continue;

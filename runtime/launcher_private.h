@@ -31,16 +31,27 @@ struct stage {
     json_t *report; /* its done line                                  */
 };
 
+/* The held-out loss after a step, from the replicas that have told theirs. */
+struct evaluation {
+    uint64_t step;
+    uint32_t count;
+    double sum, targets;
+};
+
+enum { RANK_NAME_BYTES = 48 };
+
 struct launcher {
     const struct aq_launch *launch;
     struct aq_launch_result *result;
-    struct host hosts[AQ_JOB_STAGES_MAX];
+    struct host hosts[AQ_JOB_RANKS_MAX];
     uint32_t host_count;
-    struct stage stages[AQ_JOB_STAGES_MAX];
-    uint32_t ready, ended; /* stages */
-    bool gone;             /* `go` was said                    */
-    bool stopping;         /* a stop was asked for             */
-    bool stopped;          /* the ranks say that they stopped  */
+    struct stage stages[AQ_JOB_RANKS_MAX]; /* by rank */
+    uint32_t ranks;
+    uint32_t ready, ended; /* ranks */
+    struct evaluation evaluation;
+    bool gone;     /* `go` was said                    */
+    bool stopping; /* a stop was asked for             */
+    bool stopped;  /* the ranks say that they stopped  */
     bool aborting;
     enum cause_class cause;
     uint64_t cause_deadline_ns; /* an echo waits so long for a better cause  */
@@ -60,6 +71,9 @@ void hosts_close(struct launcher *launcher);
 /* To the daemon that has the stage; takes the reference. A daemon that cannot be reached is a cause. */
 void stage_send(struct launcher *launcher, uint32_t rank, json_t *message);
 void hosts_send(struct launcher *launcher, json_t *message); /* to every daemon; takes the reference */
+
+/* launcher.c: "stage 2", or "replica 1 stage 2", for people. */
+const char *rank_name(const struct launcher *launcher, uint32_t rank, char text[RANK_NAME_BYTES]);
 
 /* launcher_events.c */
 void launcher_event(struct launcher *launcher, struct host *host, json_t *message);

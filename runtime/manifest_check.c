@@ -52,13 +52,20 @@ static void check_data(struct aq_manifest *manifest)
 static void check_train(struct aq_manifest *manifest)
 {
     const struct aq_job_train *train = &manifest->job.train;
+    const uint32_t W = manifest->job.pipeline.replicas;
+    const uint64_t share = (uint64_t)train->micro_batch * W; /* the least that a step can have */
     if (train->batch % train->micro_batch)
         aq_manifest_error(manifest, "train.batch", "%u is not a multiple of train.micro_batch (%u); %u would be",
                           train->batch, train->micro_batch,
                           (train->batch / train->micro_batch + 1) * train->micro_batch);
-    else if (train->batch / train->micro_batch > AQ_JOB_MICRO_BATCHES_MAX)
-        aq_manifest_error(manifest, "train.micro_batch", "makes %u micro-batches of a batch; at most %u can be",
-                          train->batch / train->micro_batch, AQ_JOB_MICRO_BATCHES_MAX);
+    else if (train->batch % share)
+        aq_manifest_error(manifest, "train.batch",
+                          "%u is not a multiple of train.micro_batch (%u) times pipeline.replicas (%u); %llu would be",
+                          train->batch, train->micro_batch, W,
+                          (unsigned long long)((train->batch / share + 1) * share));
+    else if (train->batch / share > AQ_JOB_MICRO_BATCHES_MAX)
+        aq_manifest_error(manifest, "train.micro_batch", "makes %llu micro-batches of a batch; at most %u can be",
+                          (unsigned long long)(train->batch / share), AQ_JOB_MICRO_BATCHES_MAX);
 }
 
 /* "layer 3" or "layers 3-5". */
@@ -147,35 +154,51 @@ static void check_edges(struct aq_manifest *manifest)
 static void check_addresses(struct aq_manifest *manifest)
 {
     const struct aq_job *job = &manifest->job;
-    const uint32_t stages = job->pipeline.stage_count;
-    if (job->link.port_first && job->link.port_first + stages - 1 > 65535)
-        aq_manifest_error(manifest, "link.port_first", "%u stages need ports up to %u; 65535 is the last", stages,
-                          job->link.port_first + stages - 1);
-    for (uint32_t s = 0; s < stages; s++)
-        for (uint32_t other = 0; other < s; other++) {
-            const char *a = job->pipeline.stages[s].address, *b = job->pipeline.stages[other].address;
+    const uint32_t ranks = aq_job_ranks(job), P = job->pipeline.stage_count;
+    if (job->link.port_first && job->link.port_first + ranks - 1 > 65535)
+        aq_manifest_error(manifest, "link.port_first", "%u %s need ports up to %u; 65535 is the last", ranks,
+                          ranks > P ? "workers" : "stages", job->link.port_first + ranks - 1);
+    for (uint32_t r = 0; r < ranks; r++)
+        for (uint32_t other = 0; other < r; other++) {
+            const char *a = job->pipeline.stages[r].address, *b = job->pipeline.stages[other].address;
             char key[KEY_BYTES];
             if (!a || !b || strcmp(a, b) != 0) continue;
-            snprintf(key, sizeof key, "pipeline.stages.%u.address", s);
-            aq_manifest_error(manifest, key, "%s is the address of stage %u already", a, other);
+            snprintf(key, sizeof key, "pipeline.stages.%u.address", r % P);
+            if (r % P == other % P)
+                aq_manifest_error(manifest, key, "%s is the address of replicas %u and %u; write a list of %u", a,
+                                  other / P, r / P, job->pipeline.replicas);
+            else
+                aq_manifest_error(manifest, key, "%s is the address of stage %u already", a, other % P);
+            return; /* replicas mostly repeat it */
         }
 }
 
 /* On every edge one of the two must listen. */
 static void check_dials(struct aq_manifest *manifest)
 {
-    const struct aq_job_pipeline *pipeline = &manifest->job.pipeline;
-    for (uint32_t s = 0; s < pipeline->stage_count; s++) {
+    const struct aq_job *job = &manifest->job;
+    const uint32_t P = job->pipeline.stage_count;
+    for (uint32_t r = 0; r < aq_job_ranks(job); r++) {
+        const struct aq_job_stage *stage = &job->pipeline.stages[r];
         char key[KEY_BYTES];
-        snprintf(key, sizeof key, "pipeline.stages.%u.dials", s);
-        if (s > 0 && pipeline->stages[s].dials && pipeline->stages[s - 1].dials)
-            aq_manifest_error(manifest, key,
-                              "stage %u dials too, and of two neighbours one must listen: put a stage that can be "
-                              "reached between them",
-                              s - 1);
-        if (!pipeline->stages[s].dials || !pipeline->stages[s].address) continue;
-        snprintf(key, sizeof key, "pipeline.stages.%u.address", s);
-        aq_manifest_error(manifest, key, "stage %u dials: it listens nowhere", s);
+        snprintf(key, sizeof key, "pipeline.stages.%u.dials", r % P);
+        for (uint32_t other = 0; other < r && stage->dials; other++) {
+            if (!job->pipeline.stages[other].dials || !aq_job_linked(job, r, other)) continue;
+            if (other / P == r / P)
+                aq_manifest_error(manifest, key,
+                                  "stage %u dials too, and of two neighbours one must listen: put a stage that can be "
+                                  "reached between them",
+                                  other % P);
+            else
+                aq_manifest_error(manifest, key,
+                                  "replicas %u and %u both dial, and of two replicas of a stage one must listen",
+                                  other / P, r / P);
+            return; /* replicas mostly repeat it */
+        }
+        if (!stage->dials || !stage->address) continue;
+        snprintf(key, sizeof key, "pipeline.stages.%u.address", r % P);
+        aq_manifest_error(manifest, key, "stage %u dials: it listens nowhere", r % P);
+        return;
     }
 }
 
@@ -189,12 +212,12 @@ static void check_security(struct aq_manifest *manifest)
         aq_manifest_error(manifest, "security.keys",
                           "is missing, and %s is not on this machine: make a folder of keys (aqpipe keys init DIR "
                           "--job NAME --stages %u) and name it here, or say security.tls: off",
-                          outside, job->pipeline.stage_count);
+                          outside, aq_job_ranks(job));
     else
         aq_manifest_error(manifest, "security.keys",
                           "is missing, and security.tls is on: make a folder of keys (aqpipe keys init DIR --job NAME "
                           "--stages %u) and name it here",
-                          job->pipeline.stage_count);
+                          aq_job_ranks(job));
 }
 
 void aq_manifest_check(struct aq_manifest *manifest)

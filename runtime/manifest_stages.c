@@ -1,5 +1,8 @@
 /*
  * manifest_stages.c -- pipeline.stages: a count, or a list of entries that must partition the layers. See manifest.h.
+ *
+ * Every entry makes one struct for each replica (rank = replica x P + stage); a key whose value is a list gives each
+ * replica its own.
  */
 #include <stdio.h>
 #include <string.h>
@@ -11,12 +14,21 @@ enum { PATH_BYTES = 128 };
 static enum aq_status stages_take(struct aq_manifest *manifest, uint32_t count)
 {
     void *memory = NULL;
-    AQ_TRY(aq_pool_take(&manifest->pool, count * sizeof *manifest->stages, &memory));
+    const uint32_t W = manifest->job.pipeline.replicas;
+    if ((uint64_t)count * W > AQ_JOB_RANKS_MAX) {
+        aq_manifest_error(manifest, "pipeline.replicas", "%u replicas of %u stages are %llu workers; at most %u can be",
+                          W, count, (unsigned long long)count * W, AQ_JOB_RANKS_MAX);
+        manifest->job.pipeline.replicas = 1;
+    }
+    const uint32_t ranks = count * manifest->job.pipeline.replicas;
+    AQ_TRY(aq_pool_take(&manifest->pool, ranks * sizeof *manifest->stages, &memory));
     manifest->stages = memory;
     AQ_TRY(aq_pool_take(&manifest->pool, count * sizeof *manifest->stage_nodes, &memory));
     manifest->stage_nodes = memory;
-    for (uint32_t s = 0; s < count; s++)
-        manifest->stages[s].device = "cpu";
+    memset(manifest->stages, 0, ranks * sizeof *manifest->stages);
+    memset(manifest->stage_nodes, 0, count * sizeof *manifest->stage_nodes);
+    for (uint32_t r = 0; r < ranks; r++)
+        manifest->stages[r].device = "cpu";
     manifest->job.pipeline.stage_count = count;
     return AQ_OK;
 }
@@ -50,6 +62,29 @@ static bool read_layers(const char *text, struct aq_job_stage *stage)
     return true;
 }
 
+/* A scalar key of an entry: the same for every replica of the stage, or a list with each one's own. */
+static enum aq_status read_key(struct aq_manifest *manifest, uint32_t s, const struct aq_key *key,
+                               const struct aq_yaml_node *node, const char *path)
+{
+    const uint32_t W = manifest->job.pipeline.replicas, P = manifest->job.pipeline.stage_count;
+    const bool list = node->kind == AQ_YAML_LIST && W > 1;
+    uint32_t count = 0;
+    for (const struct aq_yaml_node *at = node->first; list && at; at = at->next)
+        count++;
+    if (list && count != W) {
+        aq_yaml_error(&manifest->errors, node, "%s: %u values for %u replicas (pipeline.replicas); write one, or %u",
+                      path, count, W, W);
+        return AQ_OK;
+    }
+    const struct aq_yaml_node *at = list ? node->first : node;
+    for (uint32_t w = 0; w < W; w++, at = list ? at->next : at) {
+        const uint32_t before = manifest->errors.count;
+        AQ_TRY(aq_manifest_scalar(manifest, key, at, path, &manifest->stages[w * P + s]));
+        if (manifest->errors.count != before) break; /* once is enough */
+    }
+    return AQ_OK;
+}
+
 static enum aq_status read_entry(struct aq_manifest *manifest, uint32_t s, struct aq_yaml_node *entry)
 {
     struct aq_job_stage *stage = &manifest->stages[s];
@@ -69,8 +104,13 @@ static enum aq_status read_entry(struct aq_manifest *manifest, uint32_t s, struc
                 aq_yaml_error(&manifest->errors, node, "%s: must be a range of layers, first to last, as in \"0-2\"",
                               path);
         } else if (aq_key_is_scalar(key)) {
-            AQ_TRY(aq_manifest_scalar(manifest, key, node, path, stage));
+            AQ_TRY(read_key(manifest, s, key, node, path));
         }
+    }
+    for (uint32_t w = 1; w < manifest->job.pipeline.replicas; w++) {
+        struct aq_job_stage *copy = &manifest->stages[w * manifest->job.pipeline.stage_count + s];
+        copy->layer_first = stage->layer_first;
+        copy->layer_end = stage->layer_end;
     }
     if (!aq_yaml_child(entry, "layers", 6))
         aq_yaml_error(&manifest->errors, entry, "pipeline.stages.%u: layers is missing, as in layers: \"0-2\"", s);

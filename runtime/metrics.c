@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -59,7 +60,7 @@ static enum aq_status make_room(struct aq_metrics *metrics, uint64_t ahead)
 enum aq_status aq_metrics_open(const struct aq_metrics_config *config, struct aq_metrics **out)
 {
     void *memory;
-    AQ_ASSERT(config->stages >= 1 && config->stages <= AQ_JOB_STAGES_MAX);
+    AQ_ASSERT(config->stages >= 1 && config->stages <= AQ_JOB_RANKS_MAX);
     AQ_TRY(aq_alloc(sizeof(struct aq_metrics), &memory));
     struct aq_metrics *metrics = memory;
     metrics->stages = config->stages;
@@ -178,6 +179,21 @@ static json_t *gather(json_t *const *lines, uint32_t stages, const char *key)
     return array;
 }
 
+/* The loss of a step is the mean over those who know one: the last stages of the replicas, with as many samples each.
+ */
+static void join_loss(const struct aq_metrics *metrics, json_t *const *lines, json_t *joined)
+{
+    double sum = 0;
+    uint32_t count = 0;
+    for (uint32_t r = 0; r < metrics->stages; r++) {
+        const json_t *loss = json_object_get(lines[r], "loss");
+        if (!loss) continue;
+        sum += json_is_number(loss) ? json_number_value(loss) : (double)NAN;
+        count++;
+    }
+    if (count > 1) json_object_set_new(joined, "loss", aq_control_number(sum / count));
+}
+
 static json_t *join(const struct aq_metrics *metrics, json_t *const *lines, uint64_t step)
 {
     json_t *joined = json_pack("{s:s, s:I, s:n, s:f}", "event", "step", "step", (json_int_t)step, "epoch", "time",
@@ -193,6 +209,7 @@ static json_t *join(const struct aq_metrics *metrics, json_t *const *lines, uint
             json_object_set_new(joined, key, is_common(key) ? json_incref(value) : gather(lines, metrics->stages, key));
         }
     }
+    join_loss(metrics, lines, joined);
     json_object_set_new(joined, "stage_seconds", gather(lines, metrics->stages, "seconds"));
     const double seconds = aq_control_number_or(joined, "seconds", 0),
                  samples = aq_control_number_or(joined, "samples", 0);

@@ -10,6 +10,7 @@
 #include "checkpoint_writer.h"
 #include "edge.h"
 #include "edge_row.h"
+#include "net/collective.h"
 #include "plan_private.h"
 
 enum { PLACE_BYTES = 512, TOKEN_BYTES = sizeof(int32_t) };
@@ -43,6 +44,11 @@ bool aq_plan_same_host(const struct aq_job *job, uint32_t a, uint32_t b)
     return left == right || (left && right && strcmp(left, right) == 0);
 }
 
+bool aq_plan_norm(const struct aq_plan *plan)
+{
+    return plan->job->train.clip > 0 || plan->replicas > 1;
+}
+
 static bool local_address(const char *address)
 {
     return strncmp(address, "127.", 4) == 0 || strncmp(address, "localhost", 9) == 0;
@@ -50,7 +56,7 @@ static bool local_address(const char *address)
 
 bool aq_plan_edge_loopback(const struct aq_job *job, uint32_t edge)
 {
-    const char *address = job->pipeline.stages[aq_job_listener(job, edge)].address;
+    const char *address = job->pipeline.stages[aq_job_listener(job, edge, edge + 1)].address;
     return aq_plan_same_host(job, edge, edge + 1) && local_address(address ? address : job->link.host);
 }
 
@@ -150,7 +156,8 @@ static enum aq_status programs_fill(struct plan_open *open, uint32_t s, struct a
                                           .micro_batches = open->plan.micro_batches,
                                           .in_flight = job->pipeline.in_flight,
                                           .window = window_of(open),
-                                          .norm = job->train.clip > 0};
+                                          .norm = aq_plan_norm(&open->plan),
+                                          .average = open->plan.average};
     uint32_t bound = aq_schedule_bound(request.micro_batches);
     AQ_TRY(aq_schedule_emit(&request, s, *code, bound, &stage->program));
     *code += bound;
@@ -219,14 +226,15 @@ static enum aq_status cache_fill(struct plan_open *open, uint32_t s)
     cache->direct = job->cache.direct;
     cache->samples_max = 0;
     cache->value_bytes_max = 0;
+    const uint64_t samples = open->plan.facts.train_samples / open->plan.replicas; /* of this replica */
     const uint32_t sides[2] = {s > 0 ? s - 1 : UINT32_MAX, s + 1 < open->plan.stage_count ? s : UINT32_MAX};
     for (int k = 0; k < 2; k++) {
         if (sides[k] == UINT32_MAX || !edge_stores(open, sides[k])) continue;
         const uint64_t bytes = open->edges[sides[k]].message_bytes;
         const uint32_t versions = strcmp(cache->kind, "memory") == 0 ? 1 : 2; /* on disk the last mark's stay, too */
-        cache->samples_max += open->plan.facts.train_samples;
+        cache->samples_max += samples;
         if (bytes > cache->value_bytes_max) cache->value_bytes_max = bytes;
-        stage->cache_bytes += versions * open->plan.facts.train_samples * bytes;
+        stage->cache_bytes += versions * samples * bytes;
     }
     if (cache->bytes_max && stage->cache_bytes > cache->bytes_max) {
         char place[PLACE_BYTES], has[AQ_TEXT_NUMBER], needs[AQ_TEXT_NUMBER];
@@ -239,21 +247,37 @@ static enum aq_status cache_fill(struct plan_open *open, uint32_t s)
     return AQ_OK;
 }
 
+static void link_common(const struct plan_open *open, struct aq_link_config *out)
+{
+    const struct aq_job_link *link = &open->plan.job->link;
+    out->rate_mbps = link->rate_mbps;
+    out->silence_ns_max = link->silence_ns_max;
+    out->outage_ns_max = link->outage_ns_max;
+    out->heartbeat_ns = link->silence_ns_max / 4; /* three may be lost */
+}
+
 static void link_fill(const struct plan_open *open, uint32_t s, uint32_t peer, uint32_t edge,
                       struct aq_link_config *out)
 {
     const struct aq_job *job = open->plan.job;
     aq_link_config_default(out);
+    link_common(open, out);
     out->rank = s;
     out->peer_rank = peer;
     out->edge = edge;
     out->body_bytes_max = (uint32_t)open->edges[edge].body_bytes_max;
     out->send_frames = job->link.send_frames;
     out->receive_slots = job->link.receive_slots;
-    out->rate_mbps = job->link.rate_mbps;
-    out->silence_ns_max = job->link.silence_ns_max;
-    out->outage_ns_max = job->link.outage_ns_max;
-    out->heartbeat_ns = job->link.silence_ns_max / 4; /* three may be lost */
+}
+
+/* A link to another replica of the stage; collectives cut what they send into pieces of the body's size. */
+static void group_fill(const struct plan_open *open, uint32_t s, struct aq_link_config *out)
+{
+    aq_link_config_default(out);
+    link_common(open, out);
+    out->rank = s;
+    out->edge = AQ_PLAN_GROUP_EDGE + s;
+    aq_group_link_config(AQ_PLAN_PIECE_BYTES, out);
 }
 
 static void line(struct aq_plan_stage *stage, const char *name, uint64_t bytes)
@@ -283,10 +307,14 @@ static void memory_fill(struct plan_open *open, uint32_t s)
          (first ? 0 : aq_edge_measure(plan, s - 1, false)) + (last ? 0 : aq_edge_measure(plan, s, true)));
     line(stage, "link buffers",
          (first ? 0 : aq_link_measure(&stage->link_in)) + (last ? 0 : aq_link_measure(&stage->link_out)));
+    const struct aq_group_config group = {.size = plan->replicas, .piece_bytes = AQ_PLAN_PIECE_BYTES};
+    if (plan->replicas > 1)
+        line(stage, "group buffers",
+             (plan->replicas - 1) * aq_link_measure(&stage->link_group) + aq_group_measure(&group));
     if (stage->cache.slots) line(stage, "cache", aq_cache_measure(&stage->cache));
     /* The first stage reads tokens, the last targets; samples overlap by one token. */
     if (first || last) line(stage, "tokens", (samples * job->train.T + 2) * TOKEN_BYTES);
-    line(stage, "order of samples", 2 * plan->facts.train_samples * sizeof(uint32_t));
+    line(stage, "order of samples", 2 * plan->facts.train_samples / plan->replicas * sizeof(uint32_t));
     line(stage, "program", AQ_PLAN_PROCESS_BYTES);
     /* A checkpoint is written from a copy while training goes on; one at the end alone needs none. */
     if (job->checkpoint.every.count)
@@ -307,6 +335,7 @@ static enum aq_status stages_fill(struct plan_open *open)
         AQ_TRY(cache_fill(open, s));
         if (s > 0) link_fill(open, s, s - 1, s - 1, &open->stages[s].link_in);
         if (s + 1 < open->plan.stage_count) link_fill(open, s, s + 1, s, &open->stages[s].link_out);
+        if (open->plan.replicas > 1) group_fill(open, s, &open->stages[s].link_group);
     }
     for (uint32_t s = 0; s < open->plan.stage_count; s++)
         memory_fill(open, s);
@@ -317,8 +346,11 @@ static enum aq_status stages_fill(struct plan_open *open)
 static enum aq_status dry_run(const struct plan_open *open)
 {
     const struct aq_job *job = open->plan.job;
-    const struct aq_program_limits limits = {
-        .credits = job->link.receive_slots, .send_frames = job->link.send_frames, .norm = job->train.clip > 0};
+    const struct aq_program_limits limits = {.credits = job->link.receive_slots,
+                                             .send_frames = job->link.send_frames,
+                                             .norm = aq_plan_norm(&open->plan),
+                                             .average = open->plan.average,
+                                             .replicas = open->plan.replicas};
     for (int last = 0; last < 2; last++) {
         struct aq_program programs[AQ_JOB_STAGES_MAX];
         struct aq_text why = {0};
@@ -337,7 +369,8 @@ static enum aq_status dry_run(const struct plan_open *open)
 static enum aq_status counts_fill(struct aq_plan *plan)
 {
     const struct aq_job *job = plan->job;
-    const uint64_t samples = plan->facts.train_samples, batch = job->train.batch;
+    const uint32_t W = job->pipeline.replicas;
+    const uint64_t samples = plan->facts.train_samples / W, batch = job->train.batch / W; /* of each replica */
     plan->model = job->model.config;
     if (plan->model.vocabulary == 0) plan->model.vocabulary = plan->facts.vocabulary;
     if (plan->model.vocabulary < plan->facts.vocabulary) {
@@ -349,9 +382,21 @@ static enum aq_status counts_fill(struct aq_plan *plan)
     }
     plan->layers = aq_model_layers(&plan->model);
     plan->stage_count = job->pipeline.stage_count;
+    plan->replicas = W;
+    plan->ranks = aq_job_ranks(job);
+    plan->average = W > 1 ? AQ_AVERAGE_GRADIENT : AQ_AVERAGE_NONE;
+    if (plan->facts.train_samples % W) {
+        char place[PLACE_BYTES];
+        aq_job_place(job, "pipeline.replicas", place, sizeof place);
+        return aq_fail(AQ_INVAL, "manifest",
+                       "%s: pipeline.replicas: %u replicas do not divide the %llu samples of data.train; set "
+                       "data.train_samples_max: %llu, or another count of replicas",
+                       place, W, (unsigned long long)plan->facts.train_samples, (unsigned long long)(samples * W));
+    }
+    plan->batch = (uint32_t)batch;
     plan->steps_per_epoch = (samples + batch - 1) / batch;
     plan->samples_last = (uint32_t)(samples % batch ? samples % batch : batch);
-    plan->micro_batches = aq_job_micro_batches(job, job->train.batch);
+    plan->micro_batches = aq_job_micro_batches(job, plan->batch);
     plan->micro_batches_last = aq_job_micro_batches(job, plan->samples_last);
     if (plan->steps_per_epoch > UINT64_MAX / job->train.epochs)
         return aq_fail(AQ_INVAL, "plan", "%u epochs are more steps than can be counted", job->train.epochs);
@@ -390,8 +435,11 @@ enum aq_status aq_plan_open(const struct aq_job *job, struct aq_plan **out)
     AQ_TRY_GOTO(aq_plan_digests(&open->plan), out);
     for (uint32_t s = 0; s < open->plan.stage_count; s++) {
         struct aq_plan_stage *stage = &open->stages[s];
-        stage->link_in.job_digest = stage->link_out.job_digest = open->plan.job_digest;
-        stage->link_in.plan_hash = stage->link_out.plan_hash = open->plan.hash;
+        struct aq_link_config *const links[] = {&stage->link_in, &stage->link_out, &stage->link_group};
+        for (int i = 0; i < 3; i++) {
+            links[i]->job_digest = open->plan.job_digest;
+            links[i]->plan_hash = open->plan.hash;
+        }
         stage->cache.job_digest = open->plan.job_digest;
     }
     *out = &open->plan;
@@ -409,6 +457,12 @@ void aq_plan_close(struct aq_plan *plan)
     aq_free(open->edges);
     aq_free(open->stages);
     aq_free(open);
+}
+
+uint64_t aq_plan_reduce_bytes(const struct aq_plan *plan, uint32_t s)
+{
+    const uint64_t W = plan->replicas, bytes = plan->stages[s].size.parameters * sizeof(float);
+    return 2 * (W - 1) * (bytes / W); /* each rank's chunk to its owner, and the owner's mean to everybody */
 }
 
 uint64_t aq_plan_hash(const struct aq_plan *plan)

@@ -43,7 +43,10 @@ enum {
      * Room in the body of a frame for one sample's row (id, versions, digests, flags, length); the edge, which defines
      * the row, asserts statically that it is no longer. Bodies of samples follow the table.
      */
-    AQ_PLAN_SAMPLE_BYTES = 64
+    AQ_PLAN_SAMPLE_BYTES = 64,
+    /* Numbers of the edges between replicas, above all edges between stages: this + stage. */
+    AQ_PLAN_GROUP_EDGE = 0x10000,
+    AQ_PLAN_PIECE_BYTES = 256 << 10 /* of a frame between replicas                                                */
 };
 
 /* One consumer of memory. */
@@ -60,8 +63,10 @@ struct aq_plan_stage {
     struct aq_program program;      /* of a whole step: plan->micro_batches                                     */
     struct aq_program program_last; /* of the last, partial step of an epoch: plan->micro_batches_last          */
     struct aq_cache_config cache;   /* ready but for path, mark, bell, trace, fresh; slots 0: no cache           */
-    struct aq_link_config link_in;  /* from stage s-1. Rank, peers, edge, sizes, rate, hash filled               */
-    struct aq_link_config link_out; /* to stage s+1 (who of the two listens: aq_job_listener)                    */
+    /* Edge, sizes, rate and hash are filled in, ranks as replica 0 has them. */
+    struct aq_link_config link_in;    /* from stage s-1                                                             */
+    struct aq_link_config link_out;   /* to stage s+1 (who of the two listens: aq_job_listener)                      */
+    struct aq_link_config link_group; /* to each other replica of this stage                                        */
     struct aq_plan_line lines[AQ_PLAN_LINES_MAX];
     uint32_t line_count;
     uint64_t memory_bytes; /* the sum of the lines                                                              */
@@ -84,12 +89,16 @@ struct aq_plan {
     struct aq_model_config model; /* vocabulary resolved                                                        */
     struct aq_job_facts facts;    /* all known                                                                  */
     uint32_t stage_count;         /* P                                                                          */
+    uint32_t replicas;            /* W                                                                          */
+    uint32_t ranks;               /* P x W                                                                      */
+    uint32_t batch;               /* samples of a whole step on one replica                                     */
+    enum aq_average average;      /* what replicas average                                                      */
     uint32_t layers;              /* L of the model, embedding and head among them                              */
     const struct aq_plan_stage *stages;
     const struct aq_plan_edge *edges; /* P - 1                                                                  */
     uint32_t micro_batches;           /* M of a whole step                                                          */
     uint32_t micro_batches_last;      /* of the last step of an epoch; == micro_batches where batch divides         */
-    uint32_t samples_last;            /* samples of the last step of an epoch                                       */
+    uint32_t samples_last;            /* samples of the last step of an epoch, on one replica                       */
     uint64_t steps_per_epoch;
     uint64_t steps; /* of the whole run: epochs and steps_max                                                   */
     uint64_t parameters;
@@ -108,6 +117,9 @@ enum aq_status aq_plan_open(const struct aq_job *job, struct aq_plan **out);
 void aq_plan_close(struct aq_plan *plan); /* NULL is fine */
 
 uint64_t aq_plan_hash(const struct aq_plan *plan);
+
+/* Bytes that a worker of stage s sends to the other replicas in a step (and gets from them): of bodies. */
+uint64_t aq_plan_reduce_bytes(const struct aq_plan *plan, uint32_t s);
 
 /*
  * Do the stages without a host (those of this machine) fit together into so much memory? AQ_NOMEM: says the sum, the
@@ -138,6 +150,7 @@ struct aq_plan_costs {
     double send_back_s[AQ_JOB_STAGES_MAX];    /* edge e: encode backward, at stage e+1                          */
     double receive_back_s[AQ_JOB_STAGES_MAX]; /* edge e: decode backward, at stage e                            */
     double step_s[AQ_JOB_STAGES_MAX];         /* the optimizer                                                      */
+    double reduce_s[AQ_JOB_STAGES_MAX];       /* averaging with the other replicas, their links                     */
     double latency_s;                         /* of a link, one way                                                 */
     double rate_mbps;                         /* 0: links take no time                                              */
     double cache_mbps;                        /* 10^6 byte/s of the store, read and write together; 0: no limit     */

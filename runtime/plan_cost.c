@@ -14,6 +14,8 @@ void aq_plan_costs_common(const struct aq_plan *plan, uint32_t cores, struct aq_
     *out = (struct aq_plan_costs){.cores = cores, .rate_mbps = plan->job->link.rate_mbps, .latency_s = latency_s};
     for (uint32_t s = 0; s < plan->stage_count; s++)
         out->threads[s] = aq_job_threads(plan->job, s, cores);
+    for (uint32_t s = 0; s < plan->stage_count && out->rate_mbps > 0; s++)
+        out->reduce_s[s] = (double)aq_plan_reduce_bytes(plan, s) * 8 / (out->rate_mbps * 1e6);
 }
 
 void aq_plan_costs_assumed(const struct aq_plan *plan, double gflops, uint32_t cores, struct aq_plan_costs *out)

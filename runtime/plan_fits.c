@@ -40,9 +40,10 @@ enum aq_status aq_plan_fits(const struct aq_plan *plan, uint64_t memory_bytes)
 {
     uint64_t sum = 0, largest = 0;
     uint32_t worst = 0;
-    for (uint32_t s = 0; s < plan->stage_count; s++) {
+    for (uint32_t r = 0; r < plan->ranks; r++) {
+        const uint32_t s = r % plan->stage_count;
         const struct aq_plan_stage *stage = &plan->stages[s];
-        const struct aq_job_stage *place = &plan->job->pipeline.stages[s];
+        const struct aq_job_stage *place = &plan->job->pipeline.stages[r];
         if (place->host || strcmp(place->device, "cuda") == 0) continue;
         sum += stage->memory_bytes;
         for (uint32_t i = 0; i < stage->line_count; i++)
@@ -62,11 +63,11 @@ enum aq_status aq_plan_fits(const struct aq_plan *plan, uint64_t memory_bytes)
 }
 
 /* What the slab of a stage's cache takes on disk already: a run that goes on needs no second copy of it. */
-static uint64_t slab_held(const char *folder, uint32_t stage)
+static uint64_t slab_held(const char *folder, uint32_t rank)
 {
     char path[PATH_BYTES];
     struct stat about;
-    if (snprintf(path, sizeof path, "%s/stage-%u/slab", folder, stage) >= (int)sizeof path) return 0;
+    if (snprintf(path, sizeof path, "%s/stage-%u/slab", folder, rank) >= (int)sizeof path) return 0;
     return stat(path, &about) == 0 ? (uint64_t)about.st_blocks * 512 : 0;
 }
 
@@ -88,12 +89,12 @@ static bool disk_free(const char *folder, uint64_t *bytes)
 enum aq_status aq_plan_disk_fits(const struct aq_plan *plan, const char *folder)
 {
     uint64_t least = 0, held = 0, free_bytes;
-    for (uint32_t s = 0; s < plan->stage_count; s++) {
-        const struct aq_cache_config *cache = &plan->stages[s].cache;
-        if (cache->slots == 0 || plan->job->pipeline.stages[s].host || strcmp(cache->kind, "memory") == 0) continue;
+    for (uint32_t r = 0; r < plan->ranks; r++) {
+        const struct aq_cache_config *cache = &plan->stages[r % plan->stage_count].cache;
+        if (cache->slots == 0 || plan->job->pipeline.stages[r].host || strcmp(cache->kind, "memory") == 0) continue;
         const uint64_t cell = (cache->value_bytes_max + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES;
         least += cache->samples_max * cell;
-        held += slab_held(folder, s);
+        held += slab_held(folder, r);
     }
     if (least == 0 || !disk_free(folder, &free_bytes)) return AQ_OK;
     char place[PLACE_BYTES], needs[AQ_TEXT_NUMBER], more[AQ_TEXT_NUMBER], has[AQ_TEXT_NUMBER];

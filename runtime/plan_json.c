@@ -33,11 +33,12 @@ static void json_stage(const struct aq_plan *plan, uint32_t s, struct aq_text *t
         json_text(stage->lines[i].name, text);
         aq_text_add(text, ": %llu", (unsigned long long)stage->lines[i].bytes);
     }
-    aq_text_add(text,
-                "}, \"memory_bytes\": %llu, \"cache_bytes\": %llu, \"flops_forward\": %.17g, "
-                "\"flops_backward\": %.17g}",
-                (unsigned long long)stage->memory_bytes, (unsigned long long)stage->cache_bytes,
-                stage->size.flops_forward, stage->size.flops_backward);
+    aq_text_add(
+        text,
+        "}, \"memory_bytes\": %llu, \"cache_bytes\": %llu, \"step_bytes_gradient\": %llu, \"flops_forward\": %.17g, "
+        "\"flops_backward\": %.17g}",
+        (unsigned long long)stage->memory_bytes, (unsigned long long)stage->cache_bytes,
+        (unsigned long long)aq_plan_reduce_bytes(plan, s), stage->size.flops_forward, stage->size.flops_backward);
 }
 
 static void json_edge(const struct aq_plan *plan, uint32_t e, struct aq_text *text)
@@ -84,11 +85,11 @@ enum aq_status aq_plan_print_json(const struct aq_plan *plan, const struct aq_pl
     aq_text_add(text,
                 ", \"plan_hash\": \"%016llx\", \"job_digest\": \"%016llx\", \"parameters\": %llu, "
                 "\"train_samples\": %llu, \"heldout_samples\": %llu, \"steps_per_epoch\": %llu, \"steps\": %llu, "
-                "\"micro_batches\": %u, \"stages\": [",
+                "\"replicas\": %u, \"micro_batches\": %u, \"stages\": [",
                 (unsigned long long)plan->hash, (unsigned long long)plan->job_digest,
                 (unsigned long long)plan->parameters, (unsigned long long)plan->facts.train_samples,
                 (unsigned long long)plan->facts.heldout_samples, (unsigned long long)plan->steps_per_epoch,
-                (unsigned long long)plan->steps, plan->micro_batches);
+                (unsigned long long)plan->steps, plan->replicas, plan->micro_batches);
     for (uint32_t s = 0; s < plan->stage_count; s++)
         json_stage(plan, s, text);
     aq_text_add(text, "], \"edges\": [");

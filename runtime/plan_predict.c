@@ -31,7 +31,8 @@ struct actor {
     uint64_t *holder;   /* of each slot: step * M + micro-batch + 1 that holds it    */
     uint32_t step;      /* of STEPS                                                  */
     uint32_t backwards; /* done in this step                                         */
-    enum { CHAINS, NORM_UP, NORM_DOWN, UPDATE } phase;
+    enum { CHAINS, REDUCE, NORM_UP, NORM_DOWN, UPDATE } phase;
+    double reduced_at;           /* REDUCE: when its links have carried everything; DBL_MAX: not begun */
     double partial_at, total_at; /* NORM frames: when they are here; DBL_MAX: not sent yet */
     double left;                 /* seconds of work left, alone on its cores; < 0: none       */
     int doing;                   /* chain 0 or 1, 2: update                                   */
@@ -88,7 +89,7 @@ static enum aq_status simulation_open(struct simulation *sim, void **memory)
         struct actor *actor = &sim->actors[s];
         actor->program = &sim->plan->stages[s].program;
         actor->left = -1;
-        actor->partial_at = actor->total_at = DBL_MAX;
+        actor->partial_at = actor->total_at = actor->reduced_at = DBL_MAX;
         for (uint32_t i = 0; i < actor->program->count; i++) {
             const uint8_t op = actor->program->code[i].op;
             const int chain = op >= AQ_OP_RECV_BWD;
@@ -211,8 +212,11 @@ static void instruction_done(struct simulation *sim, uint32_t s)
     if (in->op == AQ_OP_FORWARD) actor->holder[in->slot]++; /* even: forwarded */
     if (in->op == AQ_OP_BACKWARD) actor->backwards++;
     if (in->op == (s == 0 ? AQ_OP_BACKWARD : AQ_OP_SEND_BWD)) actor->holder[in->slot] = 0;
-    if (actor->at[0] == actor->length[0] && actor->at[1] == actor->length[1])
-        actor->phase = sim->norm ? NORM_UP : UPDATE;
+    if (actor->at[0] < actor->length[0] || actor->at[1] < actor->length[1]) return;
+    actor->phase = sim->norm ? NORM_UP : UPDATE;
+    if (sim->plan->replicas == 1) return;
+    actor->phase = REDUCE;
+    actor->reduced_at = sim->now + sim->costs->reduce_s[s];
 }
 
 static void update_done(struct simulation *sim, struct actor *actor)
@@ -235,11 +239,18 @@ static bool actor_finish(struct simulation *sim, uint32_t s)
     return true;
 }
 
-/* The end of a step: the sum of squares goes up to stage 0, the total comes back, then the optimizer. */
+/* The end of a step: replicas average, the sum of squares goes up to stage 0, the total comes back, then the optimizer.
+ */
 static bool actor_end(struct simulation *sim, uint32_t s)
 {
     struct actor *actor = &sim->actors[s];
     if (actor->left >= 0 || actor->step == STEPS) return false;
+    if (actor->phase == REDUCE) {
+        if (actor->reduced_at > sim->now) return false;
+        actor->reduced_at = DBL_MAX;
+        actor->phase = sim->norm ? NORM_UP : UPDATE;
+        return true;
+    }
     if (actor->phase == NORM_UP) {
         if (s + 1 < sim->P && actor->partial_at > sim->now) return false;
         actor->partial_at = DBL_MAX;
@@ -266,9 +277,9 @@ static bool actor_end(struct simulation *sim, uint32_t s)
 static double speed_of(const struct simulation *sim, uint32_t s)
 {
     double threads = 0;
-    for (uint32_t other = 0; other < sim->P; other++)
-        if (sim->actors[other].left > 0 && aq_plan_same_host(sim->plan->job, s, other))
-            threads += sim->costs->threads[other];
+    for (uint32_t r = 0; r < sim->plan->ranks; r++) /* all replicas do the same at the same time */
+        if (sim->actors[r % sim->P].left > 0 && aq_plan_same_host(sim->plan->job, s, r))
+            threads += sim->costs->threads[r % sim->P];
     return threads > sim->costs->cores ? sim->costs->cores / threads : 1;
 }
 
@@ -306,6 +317,7 @@ static bool advance(struct simulation *sim)
         earlier(pipe_arrival(sim, &sim->backward[s]), sim->now, &next);
         earlier(actor->partial_at, sim->now, &next);
         earlier(actor->total_at, sim->now, &next);
+        earlier(actor->reduced_at, sim->now, &next);
     }
     if (next == DBL_MAX) return false;
     for (uint32_t s = 0; s < sim->P; s++) {
@@ -361,7 +373,7 @@ static double cache_traffic(const struct aq_plan *plan, uint32_t s)
     double bytes = 0;
     if (s > 0) bytes += (double)plan->edges[s - 1].message_bytes;
     if (s + 1 < plan->stage_count) bytes += (double)plan->edges[s].message_bytes;
-    return strcmp(plan->job->cache.kind, "memory") == 0 ? 0 : 2 * bytes * plan->job->train.batch;
+    return strcmp(plan->job->cache.kind, "memory") == 0 ? 0 : 2 * bytes * plan->batch;
 }
 
 static void bound_fill(const struct simulation *sim, struct aq_plan_prediction *out)
@@ -371,6 +383,7 @@ static void bound_fill(const struct simulation *sim, struct aq_plan_prediction *
     for (uint32_t s = 0; s < sim->P; s++) {
         out->compute_s[s] = stage_busy(plan, costs, s);
         bound_by(out, out->compute_s[s], "stage %u compute", s);
+        if (plan->replicas > 1) bound_by(out, costs->reduce_s[s], "gradients of stage %u", s);
         out->forward_s[s] = sim->forward[s].seconds * sim->M;
         out->backward_s[s] = sim->backward[s].seconds * sim->M;
         bound_by(out, out->forward_s[s], "link %u-%u forward", s, s + 1);
@@ -378,8 +391,9 @@ static void bound_fill(const struct simulation *sim, struct aq_plan_prediction *
     }
     for (uint32_t s = 0; s < sim->P; s++) {
         double work = 0, traffic = 0;
-        for (uint32_t other = 0; other < sim->P; other++)
-            if (aq_plan_same_host(plan->job, s, other)) {
+        for (uint32_t r = 0; r < plan->ranks; r++)
+            if (aq_plan_same_host(plan->job, s, r)) {
+                const uint32_t other = r % sim->P;
                 const uint32_t threads = costs->threads[other] < costs->cores ? costs->threads[other] : costs->cores;
                 work += out->compute_s[other] * threads;
                 traffic += cache_traffic(plan, other);
@@ -401,7 +415,7 @@ enum aq_status aq_plan_predict(const struct aq_plan *plan, const struct aq_plan_
                              .M = plan->micro_batches,
                              .credits = plan->job->link.receive_slots,
                              .send_frames = plan->job->link.send_frames,
-                             .norm = plan->job->train.clip > 0};
+                             .norm = aq_plan_norm(plan)};
     struct aq_plan_prediction prediction = {0};
     void *memory = NULL;
     AQ_TRY(simulation_open(&sim, &memory));

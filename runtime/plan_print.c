@@ -15,13 +15,15 @@ static void print_head(const struct aq_plan *plan, struct aq_text *text)
     aq_text_add(text, "job %s: %s, %u blocks, %u heads, %u channels, vocabulary %u, %s; %llu parameters\n", job->name,
                 model->kind, model->blocks, model->heads, model->channels, model->vocabulary,
                 job->model.precision == AQ_STAGE_BF16 ? "bf16 products" : "fp32", (unsigned long long)plan->parameters);
-    aq_text_add(text, "data %llu samples of %u tokens, %llu held out; batch %u = %u micro-batches of %u\n",
+    char replicas[32] = "";
+    if (plan->replicas > 1) snprintf(replicas, sizeof replicas, "%u replicas x ", plan->replicas);
+    aq_text_add(text, "data %llu samples of %u tokens, %llu held out; batch %u = %s%u micro-batches of %u\n",
                 (unsigned long long)plan->facts.train_samples, job->train.T,
-                (unsigned long long)plan->facts.heldout_samples, job->train.batch, plan->micro_batches,
+                (unsigned long long)plan->facts.heldout_samples, job->train.batch, replicas, plan->micro_batches,
                 job->train.micro_batch);
     aq_text_add(text, "run  %llu steps: %llu an epoch (the last with %u samples), %u epochs\n",
-                (unsigned long long)plan->steps, (unsigned long long)plan->steps_per_epoch, plan->samples_last,
-                job->train.epochs);
+                (unsigned long long)plan->steps, (unsigned long long)plan->steps_per_epoch,
+                plan->samples_last * plan->replicas, job->train.epochs);
     aq_text_add(text, "plan %016llx  job digest %016llx\n\n", (unsigned long long)plan->hash,
                 (unsigned long long)plan->job_digest);
 }
@@ -90,7 +92,7 @@ static void print_edges(const struct aq_plan *plan, struct aq_text *text)
     if (plan->stage_count == 1) return;
     aq_text_add(text, "%-5s  %12s  %12s  %12s  %12s  %s\n", "link", "fwd first", "fwd", "bwd", "uncompressed",
                 "bytes on the wire per step");
-    const uint64_t raw = (uint64_t)plan->job->train.batch * plan->job->train.T * plan->model.channels * sizeof(float);
+    const uint64_t raw = (uint64_t)plan->batch * plan->job->train.T * plan->model.channels * sizeof(float);
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
         const struct aq_plan_edge *edge = &plan->edges[e];
         char name[24], codec[CODEC_BYTES], back[CODEC_BYTES];
@@ -105,6 +107,16 @@ static void print_edges(const struct aq_plan *plan, struct aq_text *text)
                     (unsigned long long)raw, same ? "  as above\n" : "\n");
         if (!same) aq_text_add(text, "       forward  %s\n       backward %s\n", codec, back);
     }
+    aq_text_add(text, "\n");
+}
+
+/* What goes between the replicas of a stage. */
+static void print_groups(const struct aq_plan *plan, struct aq_text *text)
+{
+    if (plan->replicas == 1) return;
+    aq_text_add(text, "%-5s  %12s  %s\n", "stage", "gradients", "bytes that each replica sends the others per step");
+    for (uint32_t s = 0; s < plan->stage_count; s++)
+        aq_text_add(text, "%-5u  %12llu\n", s, (unsigned long long)aq_plan_reduce_bytes(plan, s));
     aq_text_add(text, "\n");
 }
 
@@ -152,6 +164,7 @@ enum aq_status aq_plan_print(const struct aq_plan *plan, const struct aq_plan_co
     print_stages(plan, text);
     print_memory(plan, text);
     print_edges(plan, text);
+    print_groups(plan, text);
     AQ_TRY(print_grid(plan, text));
     if (costs && prediction) print_time(plan, costs, prediction, text);
     return text->status;

@@ -23,8 +23,11 @@ uint64_t aq_plan_body_bytes(uint32_t samples, uint64_t coded);
 /* Do the ends of edge e share a machine's loopback device, as far as the manifest tells? */
 bool aq_plan_edge_loopback(const struct aq_job *job, uint32_t edge);
 
-/* Are stage a and b on the same host? */
+/* Are rank a and b on the same host? */
 bool aq_plan_same_host(const struct aq_job *job, uint32_t a, uint32_t b);
+
+/* Does a step need the global norm of the gradient? To clip it, and so that all replicas see one that is not finite. */
+bool aq_plan_norm(const struct aq_plan *plan);
 
 /* plan_hash.c: fills hash and job_digest. AQ_NOMEM. */
 enum aq_status aq_plan_digests(struct aq_plan *plan);

@@ -6,7 +6,8 @@
  * are used, backwards come in order, the end of the step is whole. The second runs the two chains of each stage as
  * program.h says. A forward or backward takes a tick, everything else none; a frame can be received one tick after it
  * was sent. Where no stage moves in a whole tick, none ever will: a deadlock. The same run draws the grid: at which
- * tick each forward and backward was.
+ * tick each forward and backward was. Several replicas run their copies side by side; a stage's copies wait for each
+ * other at REDUCE.
  */
 #include "program.h"
 
@@ -36,39 +37,40 @@ struct rank {
     uint32_t backwards;                     /* done: the next must have this number   */
     uint32_t busy_tick;                     /* tick + 1 of its last compute           */
     bool partial, total, norm_sent;         /* NORM: has arrived, has arrived, own partial sum passed on */
-    uint32_t norms, steps, marks;
+    uint32_t reduces, norms, steps, marks;
+    bool reducing; /* has come to REDUCE */
 };
 
 struct run {
-    struct rank *ranks;
-    struct lane *forward, *backward; /* of edge e */
+    struct rank *ranks;              /* by rank: replica x stages + stage */
+    struct lane *forward, *backward; /* of the edge behind each rank */
     const struct aq_program_limits *limits;
-    uint32_t stages, micro_batches, tick;
+    uint32_t stages, replicas, micro_batches, tick;
     char why[WHY_BYTES]; /* not empty: refused */
-    uint32_t bad_stage;  /* then: whose instruction rank.at is wrong */
+    uint32_t bad_rank;   /* then: whose instruction rank.at is wrong */
 };
 
-__attribute__((format(printf, 3, 4))) static void refuse(struct run *run, uint32_t stage, const char *format, ...)
+__attribute__((format(printf, 3, 4))) static void refuse(struct run *run, uint32_t rank, const char *format, ...)
 {
     if (run->why[0]) return;
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(run->why, sizeof run->why, format, arguments);
     va_end(arguments);
-    run->bad_stage = stage;
+    run->bad_rank = rank;
 }
 
 /* --- memory: one block, cut by an arena ------------------------------------------------------------------------- */
 
 static void place(struct aq_arena *arena, struct run *run, const struct aq_program *programs)
 {
-    const uint32_t P = run->stages, M = run->micro_batches;
-    struct rank *ranks = aq_arena_take(arena, P * sizeof *ranks);
-    struct lane *forward = aq_arena_take(arena, P * sizeof *forward);
-    struct lane *backward = aq_arena_take(arena, P * sizeof *backward);
-    for (uint32_t s = 0; s < P; s++) {
-        struct rank rank = {.program = &programs[s]};
-        rank.holder = aq_arena_take(arena, (size_t)programs[s].slots * sizeof(uint32_t));
+    const uint32_t P = run->stages, count = P * run->replicas, M = run->micro_batches;
+    struct rank *ranks = aq_arena_take(arena, count * sizeof *ranks);
+    struct lane *forward = aq_arena_take(arena, count * sizeof *forward);
+    struct lane *backward = aq_arena_take(arena, count * sizeof *backward);
+    for (uint32_t r = 0; r < count; r++) {
+        struct rank rank = {.program = &programs[r % P]};
+        rank.holder = aq_arena_take(arena, (size_t)programs[r % P].slots * sizeof(uint32_t));
         rank.passed = aq_arena_take(arena, M);
         rank.forward_tick = aq_arena_take(arena, M * sizeof(uint32_t));
         rank.backward_tick = aq_arena_take(arena, M * sizeof(uint32_t));
@@ -78,9 +80,9 @@ static void place(struct aq_arena *arena, struct run *run, const struct aq_progr
             lanes[k].tick = aq_arena_take(arena, ((size_t)M + 1) * sizeof(uint32_t));
         }
         if (!arena->base) continue;
-        ranks[s] = rank;
-        forward[s] = lanes[0];
-        backward[s] = lanes[1];
+        ranks[r] = rank;
+        forward[r] = lanes[0];
+        backward[r] = lanes[1];
     }
     run->ranks = ranks;
     run->forward = forward;
@@ -108,12 +110,12 @@ static bool lane_send(struct run *run, struct lane *lane, uint32_t micro_batch)
     return true;
 }
 
-static bool lane_receive(struct run *run, uint32_t s, struct lane *lane, uint32_t micro_batch)
+static bool lane_receive(struct run *run, uint32_t r, struct lane *lane, uint32_t micro_batch)
 {
     if (lane->head == lane->tail || lane->tick[lane->head] >= run->tick) return false;
     if (lane->micro_batch[lane->head] != micro_batch) {
-        run->ranks[s].at = run->ranks[s].chain[lane == &run->backward[s]]; /* the receive that is wrong */
-        refuse(run, s, "expects micro-batch %u, but %u comes first on the link", micro_batch,
+        run->ranks[r].at = run->ranks[r].chain[lane == &run->backward[r]]; /* the receive that is wrong */
+        refuse(run, r, "expects micro-batch %u, but %u comes first on the link", micro_batch,
                lane->micro_batch[lane->head]);
         return false;
     }
@@ -122,9 +124,9 @@ static bool lane_receive(struct run *run, uint32_t s, struct lane *lane, uint32_
 }
 
 /* Which state an instruction needs, and leaves, on this stage; the ends of the pipeline have shorter chains. */
-static void states_of(const struct run *run, uint32_t s, enum aq_op op, enum passed *before, enum passed *after)
+static void states_of(const struct run *run, uint32_t r, enum aq_op op, enum passed *before, enum passed *after)
 {
-    const bool first = s == 0, last = s + 1 == run->stages;
+    const bool first = r % run->stages == 0, last = (r + 1) % run->stages == 0;
     switch (op) {
     case AQ_OP_RECV_FWD:
         *before = NOTHING, *after = RECEIVED;
@@ -148,37 +150,37 @@ static void states_of(const struct run *run, uint32_t s, enum aq_op op, enum pas
 }
 
 /* Is the instruction allowed where its stage stands? Says why not. */
-static bool allowed(struct run *run, uint32_t s, const struct aq_instruction *in)
+static bool allowed(struct run *run, uint32_t r, const struct aq_instruction *in)
 {
-    struct rank *rank = &run->ranks[s];
-    const bool first = s == 0, last = s + 1 == run->stages;
+    struct rank *rank = &run->ranks[r];
+    const bool first = r % run->stages == 0, last = (r + 1) % run->stages == 0;
     enum passed before, after;
-    states_of(run, s, in->op, &before, &after);
+    states_of(run, r, in->op, &before, &after);
     if (in->micro_batch >= run->micro_batches)
-        refuse(run, s, "there is no micro-batch %u", in->micro_batch);
+        refuse(run, r, "there is no micro-batch %u", in->micro_batch);
     else if (in->slot >= rank->program->slots)
-        refuse(run, s, "slot %u, but the stage has %u", in->slot, rank->program->slots);
+        refuse(run, r, "slot %u, but the stage has %u", in->slot, rank->program->slots);
     else if (first && (in->op == AQ_OP_RECV_FWD || in->op == AQ_OP_SEND_BWD))
-        refuse(run, s, "the first stage has nobody before it");
+        refuse(run, r, "the first stage has nobody before it");
     else if (last && (in->op == AQ_OP_SEND_FWD || in->op == AQ_OP_RECV_BWD))
-        refuse(run, s, "the last stage has nobody after it");
+        refuse(run, r, "the last stage has nobody after it");
     else if ((enum passed)rank->passed[in->micro_batch] != before)
-        refuse(run, s, "comes out of turn, or twice, for this micro-batch");
+        refuse(run, r, "comes out of turn, or twice, for this micro-batch");
     else if (before == NOTHING && rank->holder[in->slot])
-        refuse(run, s, "slot %u still holds micro-batch %u", in->slot, rank->holder[in->slot] - 1);
+        refuse(run, r, "slot %u still holds micro-batch %u", in->slot, rank->holder[in->slot] - 1);
     else if (before != NOTHING && rank->holder[in->slot] != in->micro_batch + 1)
-        refuse(run, s, "slot %u does not hold this micro-batch", in->slot);
+        refuse(run, r, "slot %u does not hold this micro-batch", in->slot);
     else if (in->op == AQ_OP_BACKWARD && in->micro_batch != rank->backwards)
-        refuse(run, s, "backwards must come in order, micro-batch %u is next", rank->backwards);
+        refuse(run, r, "backwards must come in order, micro-batch %u is next", rank->backwards);
     return !run->why[0];
 }
 
 /* Take a micro-batch one state on; slots are held from the first instruction to the last. */
-static void pass_on(struct run *run, uint32_t s, const struct aq_instruction *in)
+static void pass_on(struct run *run, uint32_t r, const struct aq_instruction *in)
 {
-    struct rank *rank = &run->ranks[s];
+    struct rank *rank = &run->ranks[r];
     enum passed before, after;
-    states_of(run, s, in->op, &before, &after);
+    states_of(run, r, in->op, &before, &after);
     rank->holder[in->slot] = after == DONE ? 0 : in->micro_batch + 1;
     rank->passed[in->micro_batch] = (uint8_t)after;
     rank->backwards += in->op == AQ_OP_BACKWARD;
@@ -186,49 +188,56 @@ static void pass_on(struct run *run, uint32_t s, const struct aq_instruction *in
 
 /* --- first pass: each program by itself ------------------------------------------------------------------------- */
 
-static void check_tail(struct run *run, uint32_t s, const struct aq_instruction *in)
+static void check_tail(struct run *run, uint32_t r, const struct aq_instruction *in)
 {
-    struct rank *rank = &run->ranks[s];
+    struct rank *rank = &run->ranks[r];
     if (in->op < AQ_OP_NORM || in->op > AQ_OP_MARK)
-        refuse(run, s, "there is no such instruction (%u)", in->op);
+        refuse(run, r, "there is no such instruction (%u)", in->op);
     else if (rank->backwards != run->micro_batches)
-        refuse(run, s, "comes before all backwards are done");
+        refuse(run, r, "comes before all backwards are done");
+    else if (in->op == AQ_OP_REDUCE && rank->norms != (run->limits->average == AQ_AVERAGE_OPTIMIZER))
+        refuse(run, r,
+               rank->norms ? "comes after NORM, which is to be that of the mean"
+                           : "comes before NORM, which is to scale what is averaged");
+    else if (in->op == AQ_OP_STEP && (run->limits->average != AQ_AVERAGE_NONE) != (rank->reduces == 1))
+        refuse(run, r, "comes after %u REDUCE of a pipeline in %u replicas", rank->reduces, run->replicas);
     else if (in->op == AQ_OP_STEP && run->limits->norm != (rank->norms == 1))
-        refuse(run, s,
+        refuse(run, r,
                run->limits->norm ? "comes without NORM, but gradients are to be clipped"
                                  : "comes after NORM, but nothing is to be clipped");
     else if (in->op == AQ_OP_MARK && rank->steps != 1)
-        refuse(run, s, "comes before STEP");
+        refuse(run, r, "comes before STEP");
+    rank->reduces += in->op == AQ_OP_REDUCE;
     rank->norms += in->op == AQ_OP_NORM;
     rank->steps += in->op == AQ_OP_STEP;
     rank->marks += in->op == AQ_OP_MARK;
 }
 
-static void check_program(struct run *run, uint32_t s)
+static void check_program(struct run *run, uint32_t r)
 {
-    struct rank *rank = &run->ranks[s];
+    struct rank *rank = &run->ranks[r];
     rank->tail = UINT32_MAX;
     for (rank->at = 0; rank->at < rank->program->count; rank->at++) {
         const struct aq_instruction *in = &rank->program->code[rank->at];
         if (in->op == AQ_OP_PREFETCH) {
-            if (in->micro_batch >= 2 * run->micro_batches) refuse(run, s, "looks beyond the next step");
+            if (in->micro_batch >= 2 * run->micro_batches) refuse(run, r, "looks beyond the next step");
         } else if (in->op >= AQ_OP_RECV_FWD && in->op <= AQ_OP_SEND_BWD) {
-            if (allowed(run, s, in)) pass_on(run, s, in);
+            if (allowed(run, r, in)) pass_on(run, r, in);
         } else {
             if (rank->tail == UINT32_MAX) rank->tail = rank->at;
-            check_tail(run, s, in);
+            check_tail(run, r, in);
         }
         if (run->why[0]) return;
     }
     for (uint32_t i = 0; i < run->micro_batches; i++)
-        if (rank->passed[i] != DONE) refuse(run, s, "ends, but micro-batch %u is not finished", i);
-    if (rank->steps != 1 || rank->marks != 1) refuse(run, s, "ends with %u STEP and %u MARK", rank->steps, rank->marks);
+        if (rank->passed[i] != DONE) refuse(run, r, "ends, but micro-batch %u is not finished", i);
+    if (rank->steps != 1 || rank->marks != 1) refuse(run, r, "ends with %u STEP and %u MARK", rank->steps, rank->marks);
 }
 
 /* As before the step, for the second pass. */
-static void rank_rewind(struct run *run, uint32_t s)
+static void rank_rewind(struct run *run, uint32_t r)
 {
-    struct rank *rank = &run->ranks[s];
+    struct rank *rank = &run->ranks[r];
     rank->at = rank->tail;
     rank->backwards = 0;
     memset(rank->passed, NOTHING, run->micro_batches);
@@ -251,20 +260,21 @@ static bool forwarded(const struct rank *rank, uint32_t micro_batch)
     return rank->forward_tick[micro_batch] != 0;
 }
 
-static bool move_chain(struct run *run, uint32_t s, const struct aq_instruction *in)
+static bool move_chain(struct run *run, uint32_t r, const struct aq_instruction *in)
 {
-    struct rank *rank = &run->ranks[s];
+    struct rank *rank = &run->ranks[r];
     const uint32_t i = in->micro_batch;
+    const bool first = r % run->stages == 0;
     const bool compute = in->op == AQ_OP_FORWARD || in->op == AQ_OP_BACKWARD;
-    const bool opens = in->op == AQ_OP_RECV_FWD || (in->op == AQ_OP_FORWARD && s == 0);
-    const bool closes = in->op == AQ_OP_SEND_BWD || (in->op == AQ_OP_BACKWARD && s == 0);
+    const bool opens = in->op == AQ_OP_RECV_FWD || (in->op == AQ_OP_FORWARD && first);
+    const bool closes = in->op == AQ_OP_SEND_BWD || (in->op == AQ_OP_BACKWARD && first);
     if (compute && rank->busy_tick == run->tick + 1) return false; /* one compute a tick */
     if (opens && rank->holder[in->slot]) return false;
     if (in->op == AQ_OP_BACKWARD && !forwarded(rank, i)) return false;
-    if (in->op == AQ_OP_RECV_FWD && !lane_receive(run, s, &run->forward[s - 1], i)) return false;
-    if (in->op == AQ_OP_RECV_BWD && !lane_receive(run, s, &run->backward[s], i)) return false;
-    if (in->op == AQ_OP_SEND_FWD && !lane_send(run, &run->forward[s], i)) return false;
-    if (in->op == AQ_OP_SEND_BWD && !lane_send(run, &run->backward[s - 1], i)) return false;
+    if (in->op == AQ_OP_RECV_FWD && !lane_receive(run, r, &run->forward[r - 1], i)) return false;
+    if (in->op == AQ_OP_RECV_BWD && !lane_receive(run, r, &run->backward[r], i)) return false;
+    if (in->op == AQ_OP_SEND_FWD && !lane_send(run, &run->forward[r], i)) return false;
+    if (in->op == AQ_OP_SEND_BWD && !lane_send(run, &run->backward[r - 1], i)) return false;
     if (compute) rank->busy_tick = run->tick + 1;
     if (in->op == AQ_OP_FORWARD) rank->forward_tick[i] = run->tick + 1;
     if (in->op == AQ_OP_BACKWARD) rank->backward_tick[i] = run->tick + 1;
@@ -274,35 +284,45 @@ static bool move_chain(struct run *run, uint32_t s, const struct aq_instruction 
 }
 
 /* Partial sums go from the last stage to the first, the total comes back. */
-static bool move_norm(struct run *run, uint32_t s)
+static bool move_norm(struct run *run, uint32_t r)
 {
-    struct rank *rank = &run->ranks[s];
-    const bool last = s + 1 == run->stages;
+    struct rank *rank = &run->ranks[r];
+    const bool first = r % run->stages == 0, last = (r + 1) % run->stages == 0;
     if (!rank->norm_sent) {
         if (!last && !rank->partial) return false;
         rank->norm_sent = true;
-        if (s > 0) run->ranks[s - 1].partial = true;
+        if (!first) run->ranks[r - 1].partial = true;
     }
-    if (s > 0 && !rank->total) return false;
-    if (!last) run->ranks[s + 1].total = true;
+    if (!first && !rank->total) return false;
+    if (!last) run->ranks[r + 1].total = true;
+    return true;
+}
+
+/* The copies of a stage wait for each other: nobody has the mean before the last has brought its part. */
+static bool move_reduce(struct run *run, uint32_t r)
+{
+    run->ranks[r].reducing = true;
+    for (uint32_t other = r % run->stages; other < run->stages * run->replicas; other += run->stages)
+        if (!run->ranks[other].reducing) return false;
     return true;
 }
 
 /* One instruction: of the chains the earlier in the program first, then of the tail. */
-static bool move(struct run *run, uint32_t s)
+static bool move(struct run *run, uint32_t r)
 {
-    struct rank *rank = &run->ranks[s];
+    struct rank *rank = &run->ranks[r];
     const struct aq_instruction *code = rank->program->code;
     const int first = rank->chain[0] < rank->chain[1] ? 0 : 1;
     for (int k = 0; k < 2; k++) {
         const int chain = k == 0 ? first : !first;
         const uint32_t at = rank->chain[chain];
-        if (at == rank->tail || !move_chain(run, s, &code[at])) continue;
+        if (at == rank->tail || !move_chain(run, r, &code[at])) continue;
         rank->chain[chain] = chain_next(rank, chain, at + 1);
         return true;
     }
     if (rank->chain[0] < rank->tail || rank->chain[1] < rank->tail || rank->at == rank->program->count) return false;
-    if (code[rank->at].op == AQ_OP_NORM && !move_norm(run, s)) return false;
+    if (code[rank->at].op == AQ_OP_REDUCE && !move_reduce(run, r)) return false;
+    if (code[rank->at].op == AQ_OP_NORM && !move_norm(run, r)) return false;
     rank->at++;
     return true;
 }
@@ -315,12 +335,12 @@ static bool rank_ended(const struct rank *rank)
 /* Nobody moves: mark the first stage that has not ended, at what it waits for. */
 static void run_deadlock(struct run *run)
 {
-    for (uint32_t s = 0; s < run->stages; s++) {
-        struct rank *rank = &run->ranks[s];
+    for (uint32_t r = 0; r < run->stages * run->replicas; r++) {
+        struct rank *rank = &run->ranks[r];
         if (rank_ended(rank)) continue;
         const uint32_t waits = rank->chain[0] < rank->chain[1] ? rank->chain[0] : rank->chain[1];
         if (waits < rank->tail) rank->at = waits;
-        refuse(run, s, "waits for ever: a deadlock, no stage can go on");
+        refuse(run, r, "waits for ever: a deadlock, no stage can go on");
         return;
     }
 }
@@ -328,20 +348,21 @@ static void run_deadlock(struct run *run)
 /* Until all have ended, or one may not go on. Ends: every tick moves an instruction, or is the last. */
 static void run_all(struct run *run)
 {
-    for (uint32_t s = 0; s < run->stages && !run->why[0]; s++)
-        check_program(run, s);
+    const uint32_t ranks = run->stages * run->replicas;
+    for (uint32_t r = 0; r < ranks && !run->why[0]; r++)
+        check_program(run, r);
     if (run->why[0]) return;
-    for (uint32_t s = 0; s < run->stages; s++) {
-        rank_rewind(run, s);
+    for (uint32_t r = 0; r < ranks; r++) {
+        rank_rewind(run, r);
         for (int chain = 0; chain < 2; chain++)
-            run->ranks[s].chain[chain] = chain_next(&run->ranks[s], chain, 0);
+            run->ranks[r].chain[chain] = chain_next(&run->ranks[r], chain, 0);
     }
     for (run->tick = 0; !run->why[0]; run->tick++) {
         bool moved = false, ended = true;
-        for (uint32_t s = 0; s < run->stages && !run->why[0]; s++) {
-            while (!run->why[0] && move(run, s))
+        for (uint32_t r = 0; r < ranks && !run->why[0]; r++) {
+            while (!run->why[0] && move(run, r))
                 moved = true;
-            ended = ended && rank_ended(&run->ranks[s]);
+            ended = ended && rank_ended(&run->ranks[r]);
         }
         if (run->why[0]) return;
         if (ended) return; /* each chain sent and received every micro-batch once: nothing is left on a link */
@@ -384,7 +405,7 @@ static void grid_row(const struct run *run, uint32_t s, uint32_t columns, uint32
     }
     while (text->used && text->bytes[text->used - 1] == ' ')
         text->bytes[--text->used] = 0;
-    if (run->why[0] && s == run->bad_stage) {
+    if (run->why[0] && s == run->bad_rank) {
         const uint32_t at = rank->at < rank->program->count ? rank->at : rank->program->count - 1;
         const struct aq_instruction *in = &rank->program->code[at];
         aq_text_add(text, " >%s %u<", aq_op_name(in->op), in->micro_batch);
@@ -429,18 +450,22 @@ enum aq_status aq_program_check(const struct aq_program *programs, uint32_t stag
 {
     if (!shapes_agree(programs, stages))
         return aq_fail(AQ_INVAL, "program", "the programs of %u stages do not belong together", stages);
-    struct run run = {.limits = limits, .stages = stages, .micro_batches = programs[0].micro_batches};
+    struct run run = {.limits = limits,
+                      .stages = stages,
+                      .replicas = limits->replicas > 1 ? limits->replicas : 1,
+                      .micro_batches = programs[0].micro_batches};
     void *memory = NULL;
     AQ_TRY(run_open(&run, programs, &memory));
     run_all(&run);
     enum aq_status status = AQ_OK;
     if (run.why[0]) {
-        const struct rank *rank = &run.ranks[run.bad_stage];
+        const struct rank *rank = &run.ranks[run.bad_rank];
         const bool inside = rank->at < rank->program->count;
         const struct aq_instruction *in = inside ? &rank->program->code[rank->at] : NULL;
         char line[2 * WHY_BYTES];
-        snprintf(line, sizeof line, "stage %u, instruction %u%s%s%s, micro-batch %u: %s", run.bad_stage, rank->at,
-                 in ? " (" : "", in ? aq_op_name(in->op) : "", in ? ")" : "", in ? in->micro_batch : 0, run.why);
+        snprintf(line, sizeof line, "stage %u, instruction %u%s%s%s, micro-batch %u: %s", run.bad_rank % stages,
+                 rank->at, in ? " (" : "", in ? aq_op_name(in->op) : "", in ? ")" : "", in ? in->micro_batch : 0,
+                 run.why);
         status = aq_fail(AQ_INVAL, "program", "%s", line);
         if (why) {
             aq_text_add(why, "%s\n", line);
@@ -456,11 +481,14 @@ enum aq_status aq_program_grid(const struct aq_program *programs, uint32_t stage
 {
     if (!shapes_agree(programs, stages))
         return aq_fail(AQ_INVAL, "program", "the programs of %u stages do not belong together", stages);
-    bool norm = false;
-    for (uint32_t k = 0; k < programs[0].count; k++)
-        norm = norm || programs[0].code[k].op == AQ_OP_NORM;
-    const struct aq_program_limits limits = {.credits = programs[0].micro_batches, .send_frames = 1, .norm = norm};
-    struct run run = {.limits = &limits, .stages = stages, .micro_batches = programs[0].micro_batches};
+    struct aq_program_limits limits = {.credits = programs[0].micro_batches, .send_frames = 1};
+    for (uint32_t k = 0; k < programs[0].count; k++) {
+        const uint8_t op = programs[0].code[k].op;
+        if (op == AQ_OP_REDUCE) limits.average = limits.norm ? AQ_AVERAGE_OPTIMIZER : AQ_AVERAGE_GRADIENT;
+        if (op == AQ_OP_NORM) limits.norm = true;
+    }
+    /* Replicas run alike: one of them shows all. */
+    struct run run = {.limits = &limits, .stages = stages, .replicas = 1, .micro_batches = programs[0].micro_batches};
     void *memory = NULL;
     AQ_TRY(run_open(&run, programs, &memory));
     run_all(&run);

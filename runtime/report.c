@@ -13,6 +13,7 @@ struct sums {
     uint64_t steps;
     double samples, seconds;
     double forward[AQ_JOB_STAGES_MAX], backward[AQ_JOB_STAGES_MAX], keyframes; /* link e: between stage e and e+1 */
+    double gradient;                                                           /* between replicas, of all ranks */
 };
 
 struct curve { /* a mean over an epoch */
@@ -22,12 +23,12 @@ struct curve { /* a mean over an epoch */
 
 struct gather {
     json_t *start, *eval, *end;
-    uint32_t stages;
-    uint64_t step, restarts;
+    uint32_t stages, replicas;
+    uint64_t step, restarts, skipped;
     double fetched;
     int64_t epoch_first, epoch_last; /* -1: none yet */
     struct sums cold, warm;
-    double link_wait_ns, wait_ns, stage_seconds;
+    double link_wait_ns, wait_ns, reduce_ns, optimizer_ns, stage_seconds;
     double time, loss_first, loss_last;
     struct curve first_epoch, last_epoch;
 };
@@ -58,16 +59,21 @@ static void add_step(struct gather *g, const json_t *line)
     if (g->epoch_first < 0) g->epoch_first = epoch;
     if (epoch != g->epoch_last) g->last_epoch = (struct curve){0};
     g->epoch_last = epoch;
-    const size_t stages = json_array_size(json_object_get(line, "link_wait_ns"));
-    if (stages > g->stages && stages <= AQ_JOB_STAGES_MAX) g->stages = (uint32_t)stages;
+    const size_t ranks = json_array_size(json_object_get(line, "link_wait_ns"));
+    if (g->stages == 0 && ranks <= AQ_JOB_STAGES_MAX) g->stages = (uint32_t)ranks; /* no start line: one replica */
     struct sums *sums = epoch == g->epoch_first ? &g->cold : &g->warm;
     const double seconds = aq_control_number_or(line, "seconds", 0);
     sums->steps++;
     sums->samples += aq_control_number_or(line, "samples", 0);
     sums->seconds += seconds;
-    for (size_t r = 0; r < stages && r < AQ_JOB_STAGES_MAX; r++) {
-        sums->forward[r] += item(line, "forward_bytes", r);
-        if (r > 0) sums->backward[r - 1] += item(line, "backward_bytes", r);
+    g->skipped += aq_control_bool_or(line, "skipped", false);
+    for (size_t r = 0; r < ranks && r < AQ_JOB_RANKS_MAX && g->stages > 0; r++) {
+        const size_t s = r % g->stages;
+        sums->forward[s] += item(line, "forward_bytes", r);
+        if (s > 0) sums->backward[s - 1] += item(line, "backward_bytes", r);
+        sums->gradient += item(line, "gradient_bytes", r);
+        g->reduce_ns += item(line, "reduce_ns", r);
+        g->optimizer_ns += item(line, "optimizer_ns", r);
         sums->keyframes += item(line, "keyframes", r);
         g->fetched += item(line, "fetched", r);
         g->link_wait_ns += item(line, "link_wait_ns", r);
@@ -88,9 +94,13 @@ static enum aq_status visit(const json_t *line, void *context)
 {
     struct gather *g = context;
     g->time = aq_control_number_or(line, "time", g->time);
-    if (aq_control_is(line, "event", "start"))
+    if (aq_control_is(line, "event", "start")) {
+        const uint64_t stages = aq_control_u64_or(line, "stages", 0), replicas = aq_control_u64_or(line, "replicas", 1);
         replace(&g->start, line);
-    else if (aq_control_is(line, "event", "step"))
+        if (stages >= 1 && stages <= AQ_JOB_STAGES_MAX) g->stages = (uint32_t)stages;
+        if (replicas >= 1 && replicas <= AQ_JOB_RANKS_MAX) g->replicas = (uint32_t)replicas;
+    }
+    if (aq_control_is(line, "event", "step"))
         add_step(g, line);
     else if (aq_control_is(line, "event", "restart"))
         g->restarts++;
@@ -112,7 +122,10 @@ static json_t *mean(double sum, double count)
     return count > 0 ? aq_control_number(sum / count) : json_null();
 }
 
-/* Bytes of a step on one link, mean over links and steps; null where there was no step. */
+/*
+ * Bytes of a step, means: forward and backward of one link over the links and replicas, gradient of one rank over all
+ * ranks (sent to the other replicas). Null where there was no step.
+ */
 static json_t *bytes_per_step(const struct gather *g, const struct sums *a, const struct sums *b)
 {
     const uint32_t links = g->stages > 1 ? g->stages - 1 : 0;
@@ -123,21 +136,23 @@ static json_t *bytes_per_step(const struct gather *g, const struct sums *a, cons
         backward += a->backward[e] + (b ? b->backward[e] : 0);
     }
     if (steps == 0) return json_null();
-    const double all = steps * (links ? links : 1);
+    const double all = steps * (links ? links : 1) * g->replicas;
+    const double gradient = a->gradient + (b ? b->gradient : 0);
     return json_pack("{s:o, s:o, s:f}", "forward", aq_control_number(forward / all), "backward",
-                     aq_control_number(backward / all), "gradient", 0.0); /* one replica: nothing is reduced */
+                     aq_control_number(backward / all), "gradient", gradient / (steps * g->stages * g->replicas));
 }
 
 static json_t *links(const struct gather *g)
 {
     json_t *list = json_array();
-    const double steps = (double)(g->cold.steps + g->warm.steps);
+    const double steps = (double)(g->cold.steps + g->warm.steps) * g->replicas;
+    const double warm = (double)g->warm.steps * g->replicas;
     for (uint32_t e = 0; e + 1 < g->stages; e++)
         json_array_append_new(list, json_pack("{s:I, s:o, s:o, s:o, s:o}", "link", (json_int_t)e, "forward",
                                               mean(g->cold.forward[e] + g->warm.forward[e], steps), "backward",
                                               mean(g->cold.backward[e] + g->warm.backward[e], steps), "forward_warm",
-                                              mean(g->warm.forward[e], (double)g->warm.steps), "backward_warm",
-                                              mean(g->warm.backward[e], (double)g->warm.steps)));
+                                              mean(g->warm.forward[e], warm), "backward_warm",
+                                              mean(g->warm.backward[e], warm)));
     return list;
 }
 
@@ -156,9 +171,11 @@ static void add_stages(const struct gather *g, json_t *report)
         heals += aq_control_number_or(stage, "heals", 0);
         outage_ns += aq_control_number_or(stage, "outage_ns", 0);
         const json_t *plan = json_array_get(planned, r);
-        json_array_append_new(memory, json_pack("{s:I, s:I, s:I}", "stage", (json_int_t)r, "measured",
-                                                (json_int_t)aq_control_u64_or(stage, "memory_bytes", 0), "planned",
-                                                json_is_integer(plan) ? json_integer_value(plan) : 0));
+        json_array_append_new(memory,
+                              json_pack("{s:I, s:I, s:I, s:I}", "stage", (json_int_t)(g->stages ? r % g->stages : r),
+                                        "replica", (json_int_t)(g->stages ? r / g->stages : 0), "measured",
+                                        (json_int_t)aq_control_u64_or(stage, "memory_bytes", 0), "planned",
+                                        json_is_integer(plan) ? json_integer_value(plan) : 0));
     }
     json_object_set_new(report, "cache_bytes", stages ? json_integer((json_int_t)cache) : json_null());
     json_object_set_new(report, "sent_wire_bytes", stages ? json_integer((json_int_t)wire) : json_null());
@@ -177,7 +194,9 @@ static json_t *make(const struct gather *g)
     json_object_set_new(report, "state", g->end ? copy(g->end, "state") : json_string("unfinished"));
     if (g->end && json_object_get(g->end, "cause")) json_object_set_new(report, "cause", copy(g->end, "cause"));
     json_object_set_new(report, "stages", json_integer(g->stages));
+    json_object_set_new(report, "replicas", json_integer(g->replicas));
     json_object_set_new(report, "steps", json_integer((json_int_t)g->step));
+    json_object_set_new(report, "steps_skipped", json_integer((json_int_t)g->skipped));
     json_object_set_new(report, "epochs",
                         json_integer((json_int_t)(g->epoch_first < 0 ? 0 : g->epoch_last - g->epoch_first + 1)));
     json_object_set_new(report, "seconds", aq_control_number(g->time));
@@ -194,6 +213,8 @@ static json_t *make(const struct gather *g)
     json_object_set_new(report, "restarts", json_integer((json_int_t)g->restarts));
     json_object_set_new(report, "link_wait_share", mean(g->link_wait_ns * 1e-9, g->stage_seconds));
     json_object_set_new(report, "wait_share", mean(g->wait_ns * 1e-9, g->stage_seconds));
+    json_object_set_new(report, "reduce_share", mean(g->reduce_ns * 1e-9, g->stage_seconds));
+    json_object_set_new(report, "optimizer_share", mean(g->optimizer_ns * 1e-9, g->stage_seconds));
     json_object_set_new(report, "train_loss",
                         json_pack("{s:o, s:o, s:o, s:o}", "first",
                                   mean(g->loss_first, (double)g->first_epoch.count > 0), "last",
@@ -220,15 +241,11 @@ static enum aq_status walk(const char *folder, enum aq_status (*each)(const json
 
 enum aq_status aq_report_run(const char *folder, json_t **out)
 {
-    struct gather g = {.epoch_first = -1, .epoch_last = -1};
+    struct gather g = {.epoch_first = -1, .epoch_last = -1, .replicas = 1};
     enum aq_status status = walk(folder, visit, &g);
     if (status == AQ_OK && !g.start)
         status = aq_fail(AQ_CORRUPT, "report", "the metrics of %s have no start line", folder);
-    if (status == AQ_OK) {
-        const uint64_t stages = aq_control_u64_or(g.start, "stages", 0);
-        if (g.stages == 0 && stages <= AQ_JOB_STAGES_MAX) g.stages = (uint32_t)stages;
-        *out = make(&g);
-    }
+    if (status == AQ_OK) *out = make(&g);
     json_decref(g.start);
     json_decref(g.eval);
     json_decref(g.end);

@@ -6,12 +6,13 @@
 #include "control.h"
 #include "report.h"
 
-enum { COLUMNS = 13, CELL_BYTES = 40, ROWS_MAX = 256 };
+enum { COLUMNS = 14, CELL_BYTES = 40, ROWS_MAX = 256 };
 
 static const char *const heads[2][COLUMNS] = {
-    {"run", "codec", "seq/s", "warm", "sent fwd", "sent bwd", "waits for", "loss", "loss", "held-out", "perplex-",
-     "cache", "links"},
-    {"", "", "", "seq/s", "link, step", "link, step", "links", "first", "last", "loss", "ity", "", "healed"},
+    {"run", "codec", "seq/s", "warm", "sent fwd", "sent bwd", "gradients", "waits for", "loss", "loss", "held-out",
+     "perplex-", "cache", "links"},
+    {"", "", "", "seq/s", "link, step", "link, step", "rank, step", "links", "first", "last", "loss", "ity", "",
+     "healed"},
 };
 
 static double at(const json_t *run, const char *outer, const char *inner)
@@ -44,13 +45,14 @@ static void fill(const json_t *run, char cells[COLUMNS][CELL_BYTES])
     number(cells[3], at(run, "sequences_per_second_warm", NULL), 2, "");
     size(cells[4], at(run, "bytes_per_step", "forward"));
     size(cells[5], at(run, "bytes_per_step", "backward"));
-    number(cells[6], at(run, "link_wait_share", NULL) * 100, 0, " %");
-    number(cells[7], at(run, "train_loss", "first"), 4, "");
-    number(cells[8], at(run, "train_loss", "last"), 4, "");
-    number(cells[9], at(run, "heldout", "loss"), 4, "");
-    number(cells[10], at(run, "heldout", "perplexity"), 3, "");
-    size(cells[11], at(run, "cache_bytes", NULL));
-    number(cells[12], at(run, "heals", NULL), 0, "");
+    size(cells[6], at(run, "bytes_per_step", "gradient"));
+    number(cells[7], at(run, "link_wait_share", NULL) * 100, 0, " %");
+    number(cells[8], at(run, "train_loss", "first"), 4, "");
+    number(cells[9], at(run, "train_loss", "last"), 4, "");
+    number(cells[10], at(run, "heldout", "loss"), 4, "");
+    number(cells[11], at(run, "heldout", "perplexity"), 3, "");
+    size(cells[12], at(run, "cache_bytes", NULL));
+    number(cells[13], at(run, "heals", NULL), 0, "");
     if (!aq_control_is(run, "state", "done"))
         snprintf(cells[0], CELL_BYTES, "%.20s (%.12s)", aq_control_text_or(run, "name", "?"),
                  aq_control_text_or(run, "state", "?"));
@@ -67,7 +69,11 @@ static void put_row(struct aq_text *text, const size_t *widths, const char *cons
 static void add_mishaps(struct aq_text *text, const json_t *run)
 {
     const uint64_t restarts = aq_control_u64_or(run, "restarts", 0);
+    const uint64_t skipped = aq_control_u64_or(run, "steps_skipped", 0);
     const double fetched = at(run, "fetched", NULL);
+    if (skipped > 0)
+        aq_text_add(text, "%.30s: %llu steps were skipped, their gradients were not finite\n",
+                    aq_control_text_or(run, "name", "?"), (unsigned long long)skipped);
     if (restarts == 0 && !(fetched > 0)) return;
     aq_text_add(text, "%.30s: begun again %llu times by itself, %.0f lost messages fetched from the other side\n",
                 aq_control_text_or(run, "name", "?"), (unsigned long long)restarts, isfinite(fetched) ? fetched : 0);

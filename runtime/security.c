@@ -16,10 +16,10 @@ static bool inside(const char *address)
 const char *aq_security_outside(const struct aq_job *job)
 {
     bool shared_host = false;
-    for (uint32_t s = 0; s < job->pipeline.stage_count; s++) {
-        const struct aq_job_stage *stage = job->pipeline.stages ? &job->pipeline.stages[s] : NULL;
+    for (uint32_t r = 0; r < aq_job_ranks(job); r++) {
+        const struct aq_job_stage *stage = job->pipeline.stages ? &job->pipeline.stages[r] : NULL;
         if (stage && stage->host && !inside(stage->host)) return stage->host;
-        if (!aq_job_listens(job, s)) continue;
+        if (!aq_job_listens(job, r)) continue;
         if (stage && stage->address && !inside(stage->address)) return stage->address;
         shared_host |= !stage || !stage->address;
     }

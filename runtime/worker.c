@@ -10,13 +10,13 @@
 #include <string.h>
 
 #include "checkpoint.h"
+#include "net/collective.h"
 #include "net/tls.h"
 #include "run_folder.h"
-#include "security.h"
 
 enum {
-    CONTROL_FRAMES = 8,   /* frames without a body beside the send buffers: norms, requests, answers */
-    START_SECONDS = 600,  /* from start to go: other stages may be loading                            */
+    START_SECONDS = 600,   /* from start to go: other stages may be loading                            */
+    REDUCE_SECONDS = 3600, /* 4.5 GB of gradients at 10 Mbit/s, or an evaluation                        */
     PATH_BYTES = 4096
 };
 
@@ -44,15 +44,20 @@ static enum aq_status open_plan(struct aq_worker *w, const json_t *start)
                        "this machine plans %016" PRIx64 ", the launcher %016" PRIx64
                        ": another version of aqpipe here?",
                        aq_plan_hash(w->plan), hash);
-    if (rank >= w->plan->stage_count)
-        return aq_fail(AQ_PROTO, "worker", "told to be stage %" PRIu64 " of %u", rank, w->plan->stage_count);
+    if (rank >= w->plan->ranks)
+        return aq_fail(AQ_PROTO, "worker", "told to be rank %" PRIu64 " of %u", rank, w->plan->ranks);
     w->rank = (uint32_t)rank;
     w->P = w->plan->stage_count;
-    w->me = &w->plan->stages[w->rank];
+    w->W = w->plan->replicas;
+    w->position = w->rank % w->P;
+    w->replica = w->rank / w->P;
+    w->me = &w->plan->stages[w->position];
     const struct aq_job_link *link = &w->job->link;
     /* What a neighbour waits for may itself wait for an outage of any other link. */
     w->outages_ns = (w->P - 1) * (link->outage_ns_max + (link->outage_ns_max ? link->silence_ns_max : 0));
     w->silence_ns = link->silence_ns_max ? link->silence_ns_max + w->outages_ns : UINT64_MAX;
+    /* A neighbour may be averaging its gradients meanwhile; whether it lives, the links' own heartbeats tell. */
+    if (w->W > 1 && link->silence_ns_max) w->silence_ns += seconds_ns(REDUCE_SECONDS);
     return AQ_OK;
 }
 
@@ -65,13 +70,13 @@ static enum aq_status open_stage(struct aq_worker *w)
     struct aq_device_info info;
     AQ_TRY(aq_device_open(&device, &w->device));
     aq_device_info(w->device, &info);
-    aq_log("worker", 2, "stage %u on %s", w->rank, info.name);
+    aq_log("worker", 2, "stage %u of replica %u on %s", w->position, w->replica, info.name);
     AQ_TRY(aq_device_stream_open(w->device, &w->stream));
     AQ_TRY(aq_stage_open(w->device, &w->me->config, &w->stage));
     w->boundary_bytes = (uint64_t)w->me->config.B * w->me->config.T * w->plan->model.channels * sizeof(float);
     float **const inner[] = {&w->x, &w->dx, &w->y, &w->dy};
     for (int i = 0; i < 4; i++) {
-        const bool needed = i < 2 ? w->rank > 0 : w->rank + 1 < w->P;
+        const bool needed = i < 2 ? w->position > 0 : w->position + 1 < w->P;
         if (needed) AQ_TRY(aq_device_alloc(w->device, AQ_MEMORY_DEVICE, w->boundary_bytes, (void **)inner[i]));
     }
     return AQ_OK;
@@ -118,10 +123,10 @@ static enum aq_status open_dataset(const struct aq_worker *w, bool heldout, stru
 
 static enum aq_status open_data(struct aq_worker *w)
 {
-    const bool reads = w->rank == 0 || w->rank + 1 == w->P;
+    const bool reads = w->position == 0 || w->position + 1 == w->P;
     const uint32_t B = w->me->config.B, T = w->me->config.T;
-    AQ_TRY(aq_sampler_open(w->plan->facts.train_samples, w->job->train.batch, w->job->train.seed, w->job->train.shuffle,
-                           &w->sampler));
+    AQ_TRY(aq_sampler_open_shard(w->plan->facts.train_samples, w->plan->batch, w->job->train.seed,
+                                 w->job->train.shuffle, w->replica, w->W, &w->sampler));
     struct aq_arena arena = {0};
     for (int pass = 0; pass < 2; pass++) {
         w->sample_ids = aq_arena_take(&arena, B * sizeof *w->sample_ids);
@@ -162,7 +167,7 @@ static enum aq_status open_or_rebuild(struct aq_worker *w, struct aq_cache_confi
     const bool lost = status == AQ_NOTFOUND || status == AQ_CORRUPT || status == AQ_IO;
     if (!lost || config->mark == 0) return status;
     aq_log("worker", 0,
-           "stage %u has lost its cache of step %" PRIu64 " (%s): it begins empty, messages come from the neighbours",
+           "rank %u has lost its cache of step %" PRIu64 " (%s): it begins empty, messages come from the neighbours",
            w->rank, w->step, aq_status_text(status));
     AQ_TRY(aq_run_remove(config->path));
     aq_error_clear(); /* dealt with: a later failure is not this one */
@@ -194,11 +199,7 @@ static enum aq_status open_cache(struct aq_worker *w)
     return open_or_rebuild(w, &config);
 }
 
-/* --- Joining the neighbours
- * ------------------------------------------------------------------------------------------- */
-
-/* The next message with this op; a stop before go is kept, anything else is ignored. */
-static enum aq_status await_op(struct aq_worker *w, const char *op, uint64_t deadline, json_t **out)
+enum aq_status aq_worker_await(struct aq_worker *w, const char *op, uint64_t deadline, json_t **out)
 {
     for (;;) {
         const enum aq_status status = aq_control_receive(w->control, deadline, out);
@@ -211,98 +212,6 @@ static enum aq_status await_op(struct aq_worker *w, const char *op, uint64_t dea
     }
 }
 
-/* Of the two neighbours: who connects to this stage? */
-static bool listens_for(const struct aq_worker *w, uint32_t peer)
-{
-    return peer < w->P && aq_job_listener(w->job, peer < w->rank ? peer : w->rank) == w->rank;
-}
-
-/* One port for both neighbours, where both connect; each is told of it. */
-static enum aq_status listen_here(struct aq_worker *w, struct aq_listener **listener)
-{
-    const struct aq_job_stage *place = &w->job->pipeline.stages[w->rank];
-    const struct aq_job_link *link = &w->job->link;
-    struct aq_text address = {0}, reached = {0};
-    const char *const scheme = w->tls ? "tls+tcp://" : "tcp://";
-    if (place->address)
-        aq_text_add(&address, "%s%s", scheme, place->address);
-    else
-        aq_text_add(&address, "%s%s:%u", scheme, link->host, link->port_first ? link->port_first + w->rank : 0);
-    const bool before = w->rank > 0 && listens_for(w, w->rank - 1), after = listens_for(w, w->rank + 1);
-    if (w->tls) aq_text_add(&address, "?peer=%u", before ? w->rank - 1 : w->rank + 1);
-    if (w->tls && before && after) aq_text_add(&address, "&or=%u", w->rank + 1);
-    uint16_t port;
-    enum aq_status status = aq_link_listen(w->net, aq_text_of(&address), listener, &port);
-    if (status == AQ_OK) {
-        const char *host = aq_text_of(&address) + strlen(scheme), *colon = strrchr(host, ':');
-        aq_text_add(&reached, "%.*s:%u", (int)(colon ? colon - host : (ptrdiff_t)strlen(host)), host, port);
-        for (uint32_t side = 0; side < 2 && status == AQ_OK; side++)
-            if (side ? after : before)
-                status = aq_control_send(w->control, json_pack("{s:s, s:s, s:I}", "event", "listening", "address",
-                                                               aq_text_of(&reached), "peer",
-                                                               (json_int_t)(side ? w->rank + 1 : w->rank - 1)));
-    }
-    aq_text_deinit(&address);
-    aq_text_deinit(&reached);
-    return status;
-}
-
-/* Connect to the neighbour that the launcher names next: one that this stage does not listen for. */
-static enum aq_status connect_one(struct aq_worker *w, uint64_t deadline)
-{
-    json_t *message;
-    const char *to;
-    uint32_t from = 0;
-    struct aq_text address = {0};
-    AQ_TRY(await_op(w, "connect", deadline, &message));
-    enum aq_status status = aq_control_get_text(message, "address", &to);
-    if (status == AQ_OK) status = aq_control_get_u32(message, "from", &from);
-    const bool after = from == w->rank + 1;
-    struct aq_link **link = after ? &w->link_out : &w->link_in;
-    if (status == AQ_OK && (from >= w->P || (!after && from + 1 != w->rank) || *link || listens_for(w, from)))
-        status =
-            aq_fail(AQ_PROTO, "worker", "stage %u is told to connect to stage %u, which it does not", w->rank, from);
-    if (status == AQ_OK) {
-        if (w->tls)
-            aq_text_add(&address, "tls+tcp://%s?peer=%u", to, from);
-        else
-            aq_text_add(&address, "tcp://%s", to);
-        struct aq_link_config config = after ? w->me->link_out : w->me->link_in;
-        config.send_frames += CONTROL_FRAMES;
-        status =
-            aq_link_connect(w->net, aq_text_of(&address), &config, aq_clock_after(w->job->link.connect_ns_max), link);
-    }
-    aq_text_deinit(&address);
-    json_decref(message);
-    return status;
-}
-
-static enum aq_status open_links(struct aq_worker *w)
-{
-    const uint64_t deadline = aq_clock_after(seconds_ns(START_SECONDS));
-    if (aq_security_on(w->job) && w->P > 1)
-        AQ_TRY(aq_tls_open(aq_security_folder(w->job), AQ_TLS_STAGE, w->rank, &w->tls));
-    const struct aq_net_config net = {.bell = w->bell, .trace = w->trace, .links_max = 4, .tls = w->tls};
-    AQ_TRY(aq_net_open(&net, &w->net));
-    struct aq_listener *listener = NULL;
-    enum aq_status status = AQ_OK;
-    const bool has[] = {w->rank > 0, w->rank + 1 < w->P};
-    struct aq_link **const links[] = {&w->link_in, &w->link_out};
-    if (aq_job_listens(w->job, w->rank)) AQ_TRY_GOTO(listen_here(w, &listener), out);
-    /* Connecting first cannot block anybody for ever, accepting could: along a chain somebody always only listens. */
-    for (uint32_t side = 0; side < 2; side++)
-        if (has[side] && !listens_for(w, side ? w->rank + 1 : w->rank - 1)) AQ_TRY_GOTO(connect_one(w, deadline), out);
-    for (uint32_t side = 0; side < 2; side++) {
-        if (!has[side] || *links[side]) continue;
-        struct aq_link_config config = side ? w->me->link_out : w->me->link_in;
-        config.send_frames += CONTROL_FRAMES;
-        AQ_TRY_GOTO(aq_link_accept(listener, &config, deadline, links[side]), out);
-    }
-out:
-    aq_listener_close(listener);
-    return status;
-}
-
 static enum aq_status open_edges(struct aq_worker *w)
 {
     struct aq_edge_config config = {.device = w->device,
@@ -311,15 +220,15 @@ static enum aq_status open_edges(struct aq_worker *w)
                                     .trace = w->trace,
                                     .slots = w->me->program.slots,
                                     .silence_ns = w->silence_ns};
-    if (w->rank > 0) {
-        config.edge = w->rank - 1;
+    if (w->position > 0) {
+        config.edge = w->position - 1;
         config.sender = false;
         config.link = w->link_in;
         config.cache = w->plan->edges[config.edge].message_bytes ? w->cache : NULL;
         AQ_TRY(aq_edge_open(&config, &w->in));
     }
-    if (w->rank + 1 < w->P) {
-        config.edge = w->rank;
+    if (w->position + 1 < w->P) {
+        config.edge = w->position;
         config.sender = true;
         config.link = w->link_out;
         config.cache = w->plan->edges[config.edge].message_bytes ? w->cache : NULL;
@@ -343,7 +252,8 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(load_weights(w, aq_control_u64_or(start, "resume", 0)));
     AQ_TRY(aq_worker_mark_open(w));
     AQ_TRY(open_cache(w));
-    AQ_TRY(open_links(w));
+    AQ_TRY(aq_worker_links_open(w));
+    AQ_TRY(aq_worker_group_open(w));
     return open_edges(w);
 }
 
@@ -369,10 +279,20 @@ static enum aq_status train(struct aq_worker *w)
         w->stopped = w->last_step && !end;
         const bool last = end || w->last_step;
         if (due(&w->job->train.evaluate_every, w->step, plan->steps_per_epoch) || end) AQ_TRY(aq_worker_evaluate(w));
-        if (last || due(&w->job->checkpoint.every, w->step, plan->steps_per_epoch)) AQ_TRY(aq_worker_mark_begin(w));
+        if (last || due(&w->job->checkpoint.every, w->step, plan->steps_per_epoch)) {
+            AQ_TRY(aq_worker_agree(w));
+            AQ_TRY(aq_worker_mark_begin(w));
+        }
         if (last) break;
     }
     return aq_worker_mark_wait(w);
+}
+
+/* All links of this worker, 0 .. W + 1, for their end; some are NULL. */
+static struct aq_link *link_number(const struct aq_worker *w, uint32_t number)
+{
+    if (number < 2) return number == 0 ? w->link_out : w->link_in;
+    return w->peers ? w->peers[number - 2] : NULL;
 }
 
 static enum aq_status finish(struct aq_worker *w)
@@ -381,9 +301,9 @@ static enum aq_status finish(struct aq_worker *w)
     if (w->out) AQ_TRY(aq_edge_drain(w->out, deadline));
     if (w->in) AQ_TRY(aq_edge_drain(w->in, deadline));
     AQ_TRY(aq_worker_report_done(w));
-    struct aq_link *const links[] = {w->link_out, w->link_in};
-    for (int i = 0; i < 2; i++) {
-        const enum aq_status status = links[i] ? aq_link_finish(links[i], deadline) : AQ_OK;
+    for (uint32_t i = 0; i < 2 + w->W; i++) {
+        struct aq_link *link = link_number(w, i);
+        const enum aq_status status = link ? aq_link_finish(link, deadline) : AQ_OK;
         if (status != AQ_CLOSED) AQ_TRY(status); /* closed: the neighbour was first to say goodbye */
     }
     return aq_control_flush(w->control, deadline);
@@ -393,13 +313,15 @@ static void close_all(struct aq_worker *w, enum aq_status status)
 {
     if (status != AQ_OK) {
         const uint64_t deadline = aq_clock_after(seconds_ns(2));
-        if (w->link_out) (void)aq_link_abort(w->link_out, status, aq_error_text(), deadline);
-        if (w->link_in) (void)aq_link_abort(w->link_in, status, aq_error_text(), deadline);
+        for (uint32_t i = 0; i < 2 + w->W; i++)
+            if (link_number(w, i)) (void)aq_link_abort(link_number(w, i), status, aq_error_text(), deadline);
     }
+    aq_group_close(w->group);
     aq_edge_close(w->out);
     aq_edge_close(w->in);
-    aq_link_close(w->link_out);
-    aq_link_close(w->link_in);
+    for (uint32_t i = 0; i < 2 + w->W; i++)
+        aq_link_close(link_number(w, i));
+    aq_free((void *)w->peers);
     aq_net_close(w->net);
     aq_tls_close(w->tls);
     aq_checkpoint_writer_close(w->writer); /* before the stage, whose values it may be writing */
@@ -428,13 +350,14 @@ enum aq_status aq_worker_run(struct aq_control *control)
     struct aq_worker w = {.control = control};
     json_t *message = NULL;
     enum aq_status status;
-    AQ_TRY_GOTO(await_op(&w, "start", aq_clock_after(seconds_ns(START_SECONDS)), &message), out);
+    AQ_TRY_GOTO(aq_worker_await(&w, "start", aq_clock_after(seconds_ns(START_SECONDS)), &message), out);
     status = open_all(&w, message);
     json_decref(message);
     if (status != AQ_OK) goto out;
-    AQ_TRY_GOTO(aq_control_send(control, json_pack("{s:s, s:f}", "event", "ready", "checkpoint_seconds",
-                                                    (double)w.read_ns * 1e-9)), out);
-    AQ_TRY_GOTO(await_op(&w, "go", aq_clock_after(seconds_ns(START_SECONDS)), &message), out);
+    AQ_TRY_GOTO(aq_control_send(
+                    control, json_pack("{s:s, s:f}", "event", "ready", "checkpoint_seconds", (double)w.read_ns * 1e-9)),
+                out);
+    AQ_TRY_GOTO(aq_worker_await(&w, "go", aq_clock_after(seconds_ns(START_SECONDS)), &message), out);
     json_decref(message);
     w.go_ns = aq_clock_ns();
     AQ_TRY_GOTO(train(&w), out);

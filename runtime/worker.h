@@ -36,10 +36,12 @@ struct aq_worker_times {
     uint64_t optimizer_ns; /* norm of one's own gradients, update   */
     uint64_t wait_ns;      /* nothing could run                     */
     uint64_t link_wait_ns; /* of it, while a link was carrying what this stage waits for; else a neighbour works */
+    uint64_t reduce_ns;    /* averaging with the other replicas     */
+    uint64_t reduce_bytes; /* sent to them                          */
     uint64_t loss_targets;
     double loss_sum;
     double gradient_norm;
-    bool skipped; /* the gradient was not finite           */
+    bool skipped; /* the gradient was not finite, on some replica */
 };
 
 /* How far a checkpoint is. */
@@ -49,12 +51,16 @@ enum aq_worker_mark {
     AQ_MARK_SAID      /* this stage's part is durable, and the launcher knows: others may not be */
 };
 
+struct aq_group; /* net/collective.h */
+
 struct aq_worker {
     struct aq_control *control; /* borrowed */
     struct aq_job *job;
     struct aq_plan *plan;
     const struct aq_plan_stage *me;
-    uint32_t rank, P;
+    uint32_t rank;        /* of all workers: replica x P + position                */
+    uint32_t position, P; /* the stage in its pipeline, of so many                 */
+    uint32_t replica, W;  /* the copy of the pipeline, of so many                  */
     char *run_folder, *checkpoint_folder;
     /* The stage. */
     struct aq_device *device;
@@ -76,6 +82,8 @@ struct aq_worker {
     struct aq_net *net;
     struct aq_link *link_in, *link_out;
     struct aq_edge *in, *out;
+    struct aq_link **peers; /* [W], to the other replicas of this stage; NULL where W is 1 */
+    struct aq_group *group; /* over them                                                   */
     struct aq_cache *cache;
     /* The run. */
     uint64_t step; /* steps done */
@@ -111,6 +119,25 @@ enum aq_status aq_worker_step(struct aq_worker *worker);
 
 /* worker_step.c: ask the caches for the first micro-batches, before the first step. */
 enum aq_status aq_worker_prefetch_first(struct aq_worker *worker);
+
+/* worker.c: the launcher's next message with this op; a stop before go is kept, anything else is ignored. */
+enum aq_status aq_worker_await(struct aq_worker *worker, const char *op, uint64_t deadline, json_t **out);
+
+/* worker_links.c: who we are under TLS, the loop, and a link to each neighbour. */
+enum aq_status aq_worker_links_open(struct aq_worker *worker);
+
+/* worker_group.c: the group, over links that stand. With one replica nothing. */
+enum aq_status aq_worker_group_open(struct aq_worker *worker);
+
+/*
+ * worker_group.c: REDUCE: the replicas agree whether this step is the last one, and average their gradients. A gradient
+ * that is not finite leaves none that is, on all of them alike.
+ */
+enum aq_status aq_worker_reduce(struct aq_worker *worker);
+
+/* worker_group.c: have all replicas of this stage the same weights, bit for bit? AQ_MISMATCH names those that differ.
+ */
+enum aq_status aq_worker_agree(struct aq_worker *worker);
 
 /* worker_eval.c: the held-out samples through the whole pipeline, uncompressed; the last stage reports the loss. */
 enum aq_status aq_worker_evaluate(struct aq_worker *worker);

@@ -2,7 +2,7 @@
  * worker_eval.c -- the held-out loss: forward only, through all stages, edges raw fp32, dropout off.
  *
  * The figure is that of the model as trained, not of the compression: what `aqpipe eval` on the exported weights would
- * give.
+ * give. Replicas take a part of the samples each; the launcher adds up what their last stages say.
  */
 #include <math.h>
 
@@ -40,7 +40,7 @@ static enum aq_status evaluate_batch(struct aq_worker *worker, uint32_t micro_ba
                                      struct aq_stage_loss *total)
 {
     const uint32_t T = worker->me->config.T;
-    const bool is_first = worker->rank == 0, is_last = worker->rank + 1 == worker->P;
+    const bool is_first = worker->position == 0, is_last = worker->position + 1 == worker->P;
     for (uint32_t i = 0; i < samples; i++)
         worker->sample_ids[i] = first + i;
     const struct aq_edge_batch batch = {
@@ -69,18 +69,19 @@ static enum aq_status evaluate_batch(struct aq_worker *worker, uint32_t micro_ba
 
 enum aq_status aq_worker_evaluate(struct aq_worker *worker)
 {
-    const uint64_t count = worker->plan->facts.heldout_samples;
+    const uint64_t all = worker->plan->facts.heldout_samples;
+    const uint64_t from = all * worker->replica / worker->W, end = all * (worker->replica + 1) / worker->W;
     const uint32_t B = worker->me->config.B;
-    if (count == 0) return AQ_OK;
+    if (all == 0) return AQ_OK;
     struct aq_stage_loss total = {0};
     const uint64_t begin = aq_clock_ns();
     uint32_t micro_batch = 0;
-    for (uint64_t first = 0; first < count; first += B, micro_batch++) {
-        const uint32_t samples = count - first < B ? (uint32_t)(count - first) : B;
+    for (uint64_t first = from; first < end; first += B, micro_batch++) {
+        const uint32_t samples = end - first < B ? (uint32_t)(end - first) : B;
         AQ_TRY(evaluate_batch(worker, micro_batch, first, samples, &total));
     }
     aq_trace_add(worker->trace, "compute", "evaluate", begin, aq_clock_ns(), (uint32_t)worker->step, 0);
-    if (worker->rank + 1 != worker->P) return AQ_OK;
+    if (worker->position + 1 != worker->P) return AQ_OK;
     const double loss = total.targets ? total.sum / (double)total.targets : NAN;
     return aq_control_send(worker->control,
                            json_pack("{s:s, s:I, s:o, s:o, s:I, s:o}", "event", "eval", "step",

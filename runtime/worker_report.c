@@ -51,8 +51,8 @@ enum aq_status aq_worker_report_step(struct aq_worker *worker)
         "{s:s, s:I, s:I, s:f, s:f, s:o, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b}", "event", "step",
         "step", (json_int_t)done, "epoch", (json_int_t)(worker->step / worker->plan->steps_per_epoch), "seconds",
         (double)(now - t->begin_ns) * 1e-9, "lr", lr, "grad_norm", aq_control_number(t->gradient_norm), "samples",
-        (int)aq_sampler_size(worker->sampler, worker->step), "compute_ns", (json_int_t)t->compute_ns, "codec_ns",
-        (json_int_t)(in.codec_ns + out.codec_ns - in.cache_ns - out.cache_ns), "link_wait_ns",
+        (int)(aq_sampler_size(worker->sampler, worker->step) * worker->W), "compute_ns", (json_int_t)t->compute_ns,
+        "codec_ns", (json_int_t)(in.codec_ns + out.codec_ns - in.cache_ns - out.cache_ns), "link_wait_ns",
         (json_int_t)t->link_wait_ns, "cache_wait_ns", (json_int_t)(in.cache_ns + out.cache_ns), "optimizer_ns",
         (json_int_t)t->optimizer_ns, "forward_bytes", (json_int_t)out.sent_bytes, "backward_bytes",
         (json_int_t)in.sent_bytes, "keyframes", (json_int_t)out.keyframes, "raws", (json_int_t)out.raws, "fetched",
@@ -61,7 +61,11 @@ enum aq_status aq_worker_report_step(struct aq_worker *worker)
     json_object_set_new(line, "wait_ns", json_integer((json_int_t)t->wait_ns));
     add_outages(worker, line);
     add_marks(worker, line);
-    if (worker->rank + 1 == worker->P && t->loss_targets > 0)
+    if (worker->W > 1) {
+        json_object_set_new(line, "reduce_ns", json_integer((json_int_t)t->reduce_ns));
+        json_object_set_new(line, "gradient_bytes", json_integer((json_int_t)t->reduce_bytes));
+    }
+    if (worker->position + 1 == worker->P && t->loss_targets > 0)
         json_object_set_new(line, "loss", aq_control_number(t->loss_sum / (double)t->loss_targets));
     add_measures(line, &out);
     return aq_control_send(worker->control, line);
@@ -112,16 +116,21 @@ enum aq_status aq_worker_report_done(struct aq_worker *worker)
     struct aq_link_stats in = {0}, out = {0};
     if (worker->link_in) aq_link_stats(worker->link_in, &in);
     if (worker->link_out) aq_link_stats(worker->link_out, &out);
-    json_t *line =
-        json_pack("{s:s, s:I, s:f, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "event", "done",
-                  "step", (json_int_t)worker->step, "seconds", (double)(aq_clock_ns() - worker->go_ns) * 1e-9,
-                  "stopped", worker->stopped, "cache_bytes", (json_int_t)cache.entry_bytes, "cache_file_bytes",
-                  (json_int_t)cache.file_bytes, "cache_entries", (json_int_t)cache.entries, "cache_hits",
-                  (json_int_t)cache.hits, "cache_colds", (json_int_t)cache.colds, "cache_corrupt",
-                  (json_int_t)cache.corrupt, "memory_bytes", (json_int_t)peak_memory(), "memory_planned",
-                  (json_int_t)worker->me->memory_bytes, "sent_wire_bytes",
-                  (json_int_t)(in.sent_wire_bytes + out.sent_wire_bytes), "cpu_ns", (json_int_t)aq_clock_cpu_ns(),
-                  "trace_dropped", (json_int_t)(worker->trace ? aq_trace_dropped(worker->trace) : 0));
+    uint64_t wire_bytes = in.sent_wire_bytes + out.sent_wire_bytes;
+    for (uint32_t v = 0; worker->peers && v < worker->W; v++) {
+        if (!worker->peers[v]) continue;
+        aq_link_stats(worker->peers[v], &in);
+        wire_bytes += in.sent_wire_bytes;
+    }
+    json_t *line = json_pack(
+        "{s:s, s:I, s:f, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "event", "done", "step",
+        (json_int_t)worker->step, "seconds", (double)(aq_clock_ns() - worker->go_ns) * 1e-9, "stopped", worker->stopped,
+        "cache_bytes", (json_int_t)cache.entry_bytes, "cache_file_bytes", (json_int_t)cache.file_bytes, "cache_entries",
+        (json_int_t)cache.entries, "cache_hits", (json_int_t)cache.hits, "cache_colds", (json_int_t)cache.colds,
+        "cache_corrupt", (json_int_t)cache.corrupt, "memory_bytes", (json_int_t)peak_memory(), "memory_planned",
+        (json_int_t)worker->me->memory_bytes, "sent_wire_bytes", (json_int_t)wire_bytes, "cpu_ns",
+        (json_int_t)aq_clock_cpu_ns(), "trace_dropped",
+        (json_int_t)(worker->trace ? aq_trace_dropped(worker->trace) : 0));
     if (!line) return aq_fail(AQ_NOMEM, "worker", "no memory for the line of the end");
     add_outages(worker, line);
     return aq_control_send(worker->control, line);

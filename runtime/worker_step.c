@@ -84,11 +84,14 @@ static enum aq_status forward(struct aq_worker *worker, const struct aq_instruct
     struct aq_edge_batch batch;
     aq_worker_batch(worker, worker->step, instruction->micro_batch, &batch);
     const uint32_t T = worker->me->config.T;
-    const bool first = worker->rank == 0, last = worker->rank + 1 == worker->P;
+    const bool first = worker->position == 0, last = worker->position + 1 == worker->P;
     for (uint32_t i = 0; worker->train && i < batch.samples; i++)
         AQ_TRY(aq_dataset_get(worker->train, batch.sample_ids[i] - worker->job->data.skip,
                               worker->tokens + (size_t)i * T, worker->targets + (size_t)i * T));
-    /* Every sample has T targets: the mean over the step's targets does not depend on how the batch is cut. */
+    /*
+     * Every sample has T targets: the mean over the step's targets does not depend on how the batch is cut. Replicas
+     * have as many samples each, so that the mean of their means is the mean over the whole batch.
+     */
     const double targets = (double)aq_sampler_size(worker->sampler, worker->step) * T;
     const struct aq_stage_input input = {.x = first ? NULL : worker->x,
                                          .tokens = first ? worker->tokens : NULL,
@@ -113,7 +116,7 @@ static enum aq_status forward(struct aq_worker *worker, const struct aq_instruct
 
 static enum aq_status backward(struct aq_worker *worker, const struct aq_instruction *instruction)
 {
-    const bool first = worker->rank == 0, last = worker->rank + 1 == worker->P;
+    const bool first = worker->position == 0, last = worker->position + 1 == worker->P;
     const uint64_t begin = aq_clock_ns();
     AQ_TRY(aq_stage_backward(worker->stage, instruction->slot, last ? NULL : worker->dy, first ? NULL : worker->dx,
                              worker->stream));
@@ -132,7 +135,7 @@ static bool ready(const struct aq_worker *worker, const struct run *run, const s
     case AQ_OP_RECV_FWD:
         return free_slot && aq_edge_forward_here(worker->in, NULL);
     case AQ_OP_FORWARD:
-        return worker->rank > 0 || free_slot;
+        return worker->position > 0 || free_slot;
     case AQ_OP_RECV_BWD:
         return aq_edge_backward_here(worker->out);
     case AQ_OP_BACKWARD:
@@ -165,7 +168,7 @@ static enum aq_status execute(struct aq_worker *worker, struct run *run, const s
         return aq_edge_receive_backward(worker->out, &batch, worker->dy, worker->stream);
     case AQ_OP_BACKWARD:
         AQ_TRY(backward(worker, instruction));
-        if (worker->rank == 0) run->busy[instruction->slot] = false;
+        if (worker->position == 0) run->busy[instruction->slot] = false;
         return AQ_OK;
     case AQ_OP_SEND_BWD:
         AQ_TRY(aq_edge_send_backward(worker->in, &batch, worker->dx, worker->stream));
@@ -207,7 +210,7 @@ enum aq_status aq_worker_pump(struct aq_worker *worker)
         const enum aq_status status = edges[i] ? aq_edge_pump(edges[i]) : AQ_OK;
         if (status == AQ_CLOSED)
             return aq_fail(AQ_CLOSED, "worker", "stage %u left in good order before the run was done",
-                           worker->rank + (i ? 1 : -1u));
+                           worker->position + (i ? 1 : -1u));
         AQ_TRY(status);
     }
     return aq_worker_mark_advance(worker);
@@ -341,6 +344,9 @@ enum aq_status aq_worker_step(struct aq_worker *worker)
     AQ_TRY(run_chains(worker, &run));
     for (uint32_t i = run.barrier; i < run.program->count; i++) {
         switch (run.program->code[i].op) {
+        case AQ_OP_REDUCE:
+            AQ_TRY(aq_worker_reduce(worker));
+            break;
         case AQ_OP_NORM:
             AQ_TRY(norm(worker));
             break;

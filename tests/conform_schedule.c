@@ -1,6 +1,7 @@
 /*
  * conform_schedule.c -- every row of schedules.def: programs of all P <= 8 and M <= 16 pass the dry run, within their
- * slots, with few credits and with many, clipped or not; and what the dry run is to refuse is refused.
+ * slots, with few credits and with many, clipped or not, alone or in replicas; and what the dry run is to refuse is
+ * refused.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -31,7 +32,11 @@ static void emit_all(const struct aq_schedule_request *request)
 
 static void check_one(const struct aq_schedule_request *request, uint32_t credits, uint32_t send_frames)
 {
-    const struct aq_program_limits limits = {.credits = credits, .send_frames = send_frames, .norm = request->norm};
+    const struct aq_program_limits limits = {.credits = credits,
+                                             .send_frames = send_frames,
+                                             .norm = request->norm,
+                                             .average = request->average,
+                                             .replicas = request->average == AQ_AVERAGE_NONE ? 1 : 2 + credits % 2};
     struct aq_text why = {0};
     emit_all(request);
     const enum aq_status status = aq_program_check(programs, request->stages, &limits, &why);
@@ -64,6 +69,25 @@ static void test_schedule_every_size_runs_dry(void **state)
                 }
             }
     assert_int_equal(checked, KINDS * P_MAX * M_MAX * 10);
+}
+
+/* Two and three replicas meet at REDUCE, before NORM or after it, whatever the size. */
+static void test_schedule_every_size_runs_dry_in_replicas(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++)
+        for (uint32_t P = 1; P <= P_MAX; P++)
+            for (uint32_t M = 1; M <= M_MAX; M++)
+                for (int average = AQ_AVERAGE_GRADIENT; average <= AQ_AVERAGE_OPTIMIZER; average++) {
+                    const struct aq_schedule_request request = {.kind = kinds[k],
+                                                                .stages = P,
+                                                                .micro_batches = M,
+                                                                .window = M % 3,
+                                                                .norm = true,
+                                                                .average = (enum aq_average)average};
+                    check_one(&request, 4, 8);
+                    check_one(&request, 1, 1);
+                }
 }
 
 static void test_schedule_slots_never_grow_and_bound_the_program(void **state)
@@ -117,6 +141,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_schedule_every_size_runs_dry),
+        cmocka_unit_test(test_schedule_every_size_runs_dry_in_replicas),
         cmocka_unit_test(test_schedule_slots_never_grow_and_bound_the_program),
         cmocka_unit_test(test_schedule_names_are_found),
         cmocka_unit_test(test_schedule_emit_twice_equal),

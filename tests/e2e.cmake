@@ -1,6 +1,7 @@
 # Whole jobs, as a user runs them. Those that kill and cut take longer: they are not quick.
 if(TARGET aqpipe)
-  foreach(scenario equal apart cut codecs bad_input resume restart restart_daemon lost_disk outage long_outage dials)
+  foreach(scenario equal apart cut codecs bad_input resume restart restart_daemon lost_disk outage long_outage dials
+      replicas replicas_resume replicas_bad_input)
     add_test(NAME e2e_${scenario}
       COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e $<TARGET_FILE_DIR:aqpipe> ${scenario})
     set_tests_properties(e2e_${scenario} PROPERTIES LABELS "e2e;fault" TIMEOUT 1200 PROCESSORS 2)

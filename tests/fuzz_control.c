@@ -36,6 +36,7 @@ static void to_launcher(const uint8_t *bytes, size_t count)
     AQ_ASSERT(aq_metrics_open(&config, &metrics) == AQ_OK);
     /* A folder that nobody can make: a complete mark ends there, with a status. */
     const struct aq_launch launch = {.stages = STAGES,
+                                     .replicas = 1,
                                      .checkpoint = "/proc/none",
                                      .keep = 1,
                                      .metrics = metrics,
@@ -46,6 +47,7 @@ static void to_launcher(const uint8_t *bytes, size_t count)
     memset(&launcher, 0, sizeof launcher);
     launcher.launch = &launch;
     launcher.result = &result;
+    launcher.ranks = STAGES;
     launcher.host_count = 1;
     launcher.hosts[0].address = "fuzz";
     launcher.hosts[0].control = channel(bytes, count, &peer);

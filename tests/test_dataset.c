@@ -206,7 +206,8 @@ static void test_sampler_order_is_the_golden_one(void **state)
     struct aq_sampler *s;
     assert_int_equal(aq_sampler_open(10, 10, 1234, true, &s), AQ_OK);
     for (uint64_t epoch = 0; epoch < 2; epoch++) {
-        for (uint32_t i = 0; i < 10; i++) assert_int_equal(aq_sampler_at(s, epoch, i), golden[epoch][i]);
+        for (uint32_t i = 0; i < 10; i++)
+            assert_int_equal(aq_sampler_at(s, epoch, i), golden[epoch][i]);
     }
     aq_sampler_close(s);
 }
@@ -275,6 +276,43 @@ static void test_sampler_partial_last_batch_and_plain_order(void **state)
     }
 }
 
+/* Every sample is in one part and always in that one; unshuffled, the parts' batches joined are the single run's. */
+static void test_sampler_shards_divide_the_samples_for_ever(void **state)
+{
+    (void)state;
+    enum { COUNT = 24, BATCH = 3 };
+    for (uint32_t W = 1; W <= 4; W++) {
+        int owner[COUNT];
+        memset(owner, -1, sizeof owner);
+        for (uint32_t w = 0; w < W; w++) {
+            struct aq_sampler *s, *plain, *whole;
+            assert_int_equal(aq_sampler_open_shard(COUNT, BATCH, 9, true, w, W, &s), AQ_OK);
+            assert_int_equal(aq_sampler_open_shard(COUNT, BATCH, 9, false, w, W, &plain), AQ_OK);
+            assert_int_equal(aq_sampler_open(COUNT, BATCH * W, 9, false, &whole), AQ_OK);
+            const uint64_t steps = aq_sampler_steps_per_epoch(s);
+            assert_int_equal(steps, (COUNT / W + BATCH - 1) / BATCH);
+            assert_int_equal(steps, aq_sampler_steps_per_epoch(whole));
+            for (uint64_t step = 0; step < 3 * steps; step++) {
+                assert_int_equal(aq_sampler_size(s, step) * W, aq_sampler_size(whole, step));
+                for (uint32_t i = 0; i < aq_sampler_size(s, step); i++) {
+                    const uint64_t at = aq_sampler_at(s, step, i);
+                    assert_true(at < COUNT && (owner[at] == -1 || owner[at] == (int)w));
+                    owner[at] = (int)w;
+                    assert_int_equal(aq_sampler_at(plain, step, i), aq_sampler_at(whole, step, i * W + w));
+                }
+            }
+            aq_sampler_close(s);
+            aq_sampler_close(plain);
+            aq_sampler_close(whole);
+        }
+        for (int i = 0; i < COUNT; i++)
+            assert_int_equal(owner[i], i % (int)W);
+    }
+    struct aq_sampler *s;
+    assert_int_equal(aq_sampler_open_shard(COUNT, BATCH, 9, true, 0, 5, &s), AQ_INVAL);
+    assert_int_equal(aq_sampler_open_shard(COUNT, BATCH, 9, true, 2, 2, &s), AQ_INVAL);
+}
+
 static int open_folder(void **state)
 {
     (void)state;
@@ -306,6 +344,7 @@ int main(void)
         cmocka_unit_test(test_sampler_order_does_not_depend_on_when_it_is_asked),
         cmocka_unit_test(test_sampler_epochs_and_seeds_differ),
         cmocka_unit_test(test_sampler_partial_last_batch_and_plain_order),
+        cmocka_unit_test(test_sampler_shards_divide_the_samples_for_ever),
     };
     return cmocka_run_group_tests(tests, open_folder, close_folder);
 }

@@ -221,6 +221,20 @@ static const struct bad bads[] = {
     {NULL, {"pipeline.stages.1.dials=maybe"}, "pipeline.stages.1.dials"},
     {NULL, {"link.port_first=65535"}, "3 stages need ports up to 65537"},
     {NULL, {"pipeline.stages.0.address=h:1", "pipeline.stages.2.address=h:1"}, "h:1 is the address of stage 0 already"},
+    {NULL,
+     {"pipeline.replicas=3"},
+     "train.batch: 16 is not a multiple of train.micro_batch (4) times pipeline.replicas (3); 24 would be"},
+    {NULL, {"pipeline.replicas=0"}, "'0' is not a whole number, 1 to 64 replicas"},
+    {NULL, {"pipeline.replicas=2", "pipeline.stages.1.threads=[1, 2, 3]"}, "3 values for 2 replicas"},
+    {NULL, {"pipeline.stages.1.threads=[1, 2]"}, "is a list, but must be"},
+    {NULL, {"pipeline.replicas=2", "pipeline.stages.1.dials=true"}, "replicas 0 and 1 both dial"},
+    {NULL, {"pipeline.replicas=2", "pipeline.stages.1.threads=[1, x]"}, "'x' is not a whole number"},
+    {NULL,
+     {"pipeline.replicas=2", "pipeline.stages.1.address='h:1'"},
+     "is the address of replicas 0 and 1; write a list"},
+    {NULL,
+     {"pipeline.replicas=64", "train.batch=256", "pipeline.stages=5"},
+     "64 replicas of 5 stages are 320 workers; at most 256 can be"},
     {NULL, {"a.b.c.d.e.f.g.h.i.j.k.l.m.n.o.p.q.r=1"}, "too many dots"},
     {"train: {batch: 8}\n", {0}, "job.yaml: data.train: is missing"},
     {"", {0}, "data.train: is missing"},
@@ -310,7 +324,9 @@ static void test_canonical_parses_to_the_same_job(void **state)
          "edges.forward={codec: aqsgd, bits: 2, hadamard: true, group: tile, tile: 64, store: q8, keyframe: q8, "
          "scale_format: "
          "pow2, grid: midtread, scale: search}",
-         "pipeline.stages.1.host=tcp://[::1]:7000", "train.seed=18446744073709551615"}};
+         "pipeline.stages.1.host=tcp://[::1]:7000", "train.seed=18446744073709551615"},
+        {"pipeline.replicas=2", "pipeline.stages.1.host=['tcp://127.0.0.1:1', '']", "pipeline.stages.2.threads=[1, 2]",
+         "pipeline.stages.0.device_index=[1, 1]"}};
     for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
         uint32_t count = 0;
         while (count < 4 && sets[i][count])
@@ -332,6 +348,30 @@ static void test_canonical_parses_to_the_same_job(void **state)
         aq_job_close(job);
         aq_job_close(again);
     }
+}
+
+/* A list gives each replica its own value; a single one is for all. */
+static void test_manifest_replicas_have_their_own_places(void **state)
+{
+    (void)state;
+    static const char *const sets[] = {"pipeline.replicas=2",
+                                       "pipeline.stages.1.host=['tcp://127.0.0.1:1', 'tcp://127.0.0.1:2']",
+                                       "pipeline.stages.0.threads=[3, 5]", "pipeline.stages.2.threads=7"};
+    struct aq_job *job = parse_good(sets, 4);
+    const struct aq_job_stage *stages = job->pipeline.stages;
+    assert_int_equal(aq_job_ranks(job), 6);
+    assert_string_equal(stages[1].host, "tcp://127.0.0.1:1");
+    assert_string_equal(stages[4].host, "tcp://127.0.0.1:2");
+    assert_null(stages[3].host);
+    assert_int_equal(stages[0].threads, 3);
+    assert_int_equal(stages[3].threads, 5);
+    assert_int_equal(stages[2].threads, 7);
+    assert_int_equal(stages[5].threads, 7);
+    for (uint32_t s = 0; s < 3; s++) {
+        assert_int_equal(stages[s].layer_first, stages[3 + s].layer_first);
+        assert_int_equal(stages[s].layer_end, stages[3 + s].layer_end);
+    }
+    aq_job_close(job);
 }
 
 static void check_fallbacks(struct aq_key_table table, void *base)
@@ -495,6 +535,7 @@ int main(void)
         cmocka_unit_test(test_manifest_several_errors_are_told_at_once),
         cmocka_unit_test(test_manifest_views_that_agree_make_the_edge),
         cmocka_unit_test(test_canonical_parses_to_the_same_job),
+        cmocka_unit_test(test_manifest_replicas_have_their_own_places),
         cmocka_unit_test(test_keys_table_is_sound),
         cmocka_unit_test(test_keys_codec_defaults_are_the_codecs),
         cmocka_unit_test(test_docs_manifest_is_up_to_date),

@@ -86,6 +86,7 @@ static void launch(const struct trial *trial, int signals, struct aq_launch_resu
                      AQ_OK);
     static const struct aq_token none;
     const struct aq_launch config = {.name = "test job",
+                                     .replicas = 1,
                                      .stages = trial->stages,
                                      .hosts = trial->hosts,
                                      .manifest = trial->manifest,

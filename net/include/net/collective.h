@@ -50,12 +50,12 @@ enum { AQ_GROUP_SIZE_MAX = 64 }; /* one link to each other rank: beyond that a m
 
 struct aq_group_config {
     uint32_t rank, size;
-    struct aq_link *const
-        *links;               /* [size] by rank, own NULL; the pointers are copied, the links borrowed until close */
-    struct aq_bell *bell;     /* the one that the links' net rings */
-    struct aq_device *device; /* whose pool packs and sums; host memory. NULL: the calling thread alone */
-    uint64_t silence_ns;      /* a rank that is waited for and sends nothing for so long: AQ_TIMEOUT */
-    uint32_t piece_bytes;     /* of a message at most; the same on all ranks */
+    struct aq_link *const *links; /* [size] by rank, own NULL; the pointers are copied, the links borrowed until close;
+                                         their own ranks need not be the group's, but come in the same order */
+    struct aq_bell *bell;         /* the one that the links' net rings */
+    struct aq_device *device;     /* whose pool packs and sums; host memory. NULL: the calling thread alone */
+    uint64_t silence_ns;          /* a rank that is waited for and sends nothing for so long: AQ_TIMEOUT */
+    uint32_t piece_bytes;         /* of a message at most; the same on all ranks */
 };
 
 /* Sets what the links of a group need: body_bytes_max, send_frames and receive_slots. The rest of config is kept. */

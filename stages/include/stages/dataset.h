@@ -84,6 +84,15 @@ enum aq_status aq_sampler_open(uint64_t count, uint32_t batch, uint64_t seed, bo
 void aq_sampler_close(struct aq_sampler *sampler); /* NULL is fine */
 uint64_t aq_sampler_steps_per_epoch(const struct aq_sampler *sampler);
 
+/*
+ * The part of one of `replicas` copies that train side by side: sample i is always replica i mod replicas's, every
+ * epoch, so that a sample meets the same caches for ever; the order is shuffled within the part, and without a shuffle
+ * step k of all replicas together has the samples of step k of a single one with their batches joined. batch: of this
+ * replica alone. AQ_INVAL also: replicas do not divide count, or there is no such replica.
+ */
+enum aq_status aq_sampler_open_shard(uint64_t count, uint32_t batch, uint64_t seed, bool shuffle, uint32_t replica,
+                                     uint32_t replicas, struct aq_sampler **out);
+
 /* How many samples step `step` (0-based over all epochs) has: batch, or fewer in an epoch's last. */
 uint32_t aq_sampler_size(const struct aq_sampler *sampler, uint64_t step);
 

@@ -1,0 +1,160 @@
+/*
+ * worker_links.c -- a worker joins its neighbours: the stages before and after it, and the replicas of its own.
+ *
+ * A worker listens at one address for all who connect to it, and tells the launcher, which tells them. It then makes
+ * its links in the order of the neighbours' ranks, whoever connects. That is an order of all links of the job (by the
+ * lower rank, then by the higher), the same for everybody: of the links that are not made yet the first is the next of
+ * both its ends, so that no circle of waits can be.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "net/tls.h"
+#include "security.h"
+#include "worker.h"
+
+enum {
+    CONTROL_FRAMES = 8,  /* frames without a body beside the send buffers: norms, requests, answers */
+    START_SECONDS = 600, /* other stages may be loading                                             */
+    ADDRESS_BYTES = 256
+};
+
+/* Where neighbours listen, as far as the launcher has told. */
+struct addresses {
+    char of[AQ_JOB_RANKS_MAX][ADDRESS_BYTES];
+};
+
+static struct aq_link **link_to(struct aq_worker *w, uint32_t peer)
+{
+    if (peer / w->P != w->replica) return &w->peers[peer / w->P];
+    return peer < w->rank ? &w->link_in : &w->link_out;
+}
+
+static struct aq_link_config config_to(const struct aq_worker *w, uint32_t peer)
+{
+    const bool stage = peer / w->P == w->replica;
+    struct aq_link_config config = !stage ? w->me->link_group : peer < w->rank ? w->me->link_in : w->me->link_out;
+    config.rank = w->rank;
+    config.peer_rank = peer;
+    if (stage) config.send_frames += CONTROL_FRAMES;
+    return config;
+}
+
+static bool listens_for(const struct aq_worker *w, uint32_t peer)
+{
+    return aq_job_linked(w->job, w->rank, peer) && aq_job_listener(w->job, w->rank, peer) == w->rank;
+}
+
+/* Under TLS the certificate must be one of those who may come: of one or two named, else of the rank that it says. */
+static void add_expected(const struct aq_worker *w, struct aq_text *address)
+{
+    uint32_t peers[2], count = 0;
+    for (uint32_t peer = 0; peer < w->plan->ranks; peer++)
+        if (listens_for(w, peer)) {
+            if (count < 2) peers[count] = peer;
+            count++;
+        }
+    if (count == 1 || count == 2) aq_text_add(address, "?peer=%u", peers[0]);
+    if (count == 2) aq_text_add(address, "&or=%u", peers[1]);
+}
+
+/* One port for all neighbours that connect; each is told of it. */
+static enum aq_status listen_here(struct aq_worker *w, struct aq_listener **listener)
+{
+    const struct aq_job_stage *place = &w->job->pipeline.stages[w->rank];
+    const struct aq_job_link *link = &w->job->link;
+    struct aq_text address = {0}, reached = {0};
+    const char *const scheme = w->tls ? "tls+tcp://" : "tcp://";
+    if (place->address)
+        aq_text_add(&address, "%s%s", scheme, place->address);
+    else
+        aq_text_add(&address, "%s%s:%u", scheme, link->host, link->port_first ? link->port_first + w->rank : 0);
+    if (w->tls) add_expected(w, &address);
+    uint16_t port;
+    enum aq_status status = aq_link_listen(w->net, aq_text_of(&address), listener, &port);
+    if (status == AQ_OK) {
+        const char *host = aq_text_of(&address) + strlen(scheme), *colon = strrchr(host, ':');
+        aq_text_add(&reached, "%.*s:%u", (int)(colon ? colon - host : (ptrdiff_t)strlen(host)), host, port);
+        for (uint32_t peer = 0; peer < w->plan->ranks && status == AQ_OK; peer++)
+            if (listens_for(w, peer))
+                status = aq_control_send(w->control, json_pack("{s:s, s:s, s:I}", "event", "listening", "address",
+                                                               aq_text_of(&reached), "peer", (json_int_t)peer));
+    }
+    aq_text_deinit(&address);
+    aq_text_deinit(&reached);
+    return status;
+}
+
+/* The launcher's word where a neighbour listens; they come in any order. */
+static enum aq_status await_address(struct aq_worker *w, struct addresses *known, uint32_t peer, uint64_t deadline)
+{
+    while (!known->of[peer][0]) {
+        json_t *message;
+        const char *to;
+        uint32_t from = 0;
+        AQ_TRY(aq_worker_await(w, "connect", deadline, &message));
+        enum aq_status status = aq_control_get_text(message, "address", &to);
+        if (status == AQ_OK) status = aq_control_get_u32(message, "from", &from);
+        if (status == AQ_OK && (from >= w->plan->ranks || !aq_job_linked(w->job, w->rank, from) ||
+                                listens_for(w, from) || known->of[from][0]))
+            status =
+                aq_fail(AQ_PROTO, "worker", "rank %u is told to connect to rank %u, which it does not", w->rank, from);
+        if (status == AQ_OK && snprintf(known->of[from], ADDRESS_BYTES, "%s", to) >= ADDRESS_BYTES)
+            status = aq_fail(AQ_PROTO, "worker", "the address of rank %u is too long", from);
+        json_decref(message);
+        AQ_TRY(status);
+    }
+    return AQ_OK;
+}
+
+static enum aq_status connect_to(struct aq_worker *w, const char *to, uint32_t peer)
+{
+    struct aq_text address = {0};
+    if (w->tls)
+        aq_text_add(&address, "tls+tcp://%s?peer=%u", to, peer);
+    else
+        aq_text_add(&address, "tcp://%s", to);
+    const struct aq_link_config config = config_to(w, peer);
+    const enum aq_status status = aq_link_connect(w->net, aq_text_of(&address), &config,
+                                                  aq_clock_after(w->job->link.connect_ns_max), link_to(w, peer));
+    aq_text_deinit(&address);
+    return status;
+}
+
+static enum aq_status join(struct aq_worker *w, struct aq_listener *listener, struct addresses *known)
+{
+    const uint64_t deadline = aq_clock_after((uint64_t)START_SECONDS * 1000000000u);
+    for (uint32_t peer = 0; peer < w->plan->ranks; peer++) {
+        if (!aq_job_linked(w->job, w->rank, peer)) continue;
+        if (listens_for(w, peer)) { /* who comes out of turn is kept until it is its turn */
+            const struct aq_link_config config = config_to(w, peer);
+            AQ_TRY(aq_link_accept(listener, &config, deadline, link_to(w, peer)));
+        } else {
+            AQ_TRY(await_address(w, known, peer, deadline));
+            AQ_TRY(connect_to(w, known->of[peer], peer));
+        }
+    }
+    return AQ_OK;
+}
+
+enum aq_status aq_worker_links_open(struct aq_worker *w)
+{
+    void *memory;
+    if (w->W > 1) {
+        AQ_TRY(aq_alloc(w->W * sizeof(struct aq_link *), &memory));
+        w->peers = memory;
+    }
+    if (aq_security_on(w->job) && w->plan->ranks > 1)
+        AQ_TRY(aq_tls_open(aq_security_folder(w->job), AQ_TLS_STAGE, w->rank, &w->tls));
+    const struct aq_net_config net = {.bell = w->bell, .trace = w->trace, .links_max = 4 + w->W, .tls = w->tls};
+    AQ_TRY(aq_net_open(&net, &w->net));
+    struct aq_listener *listener = NULL;
+    enum aq_status status;
+    AQ_TRY(aq_alloc(sizeof(struct addresses), &memory));
+    if (aq_job_listens(w->job, w->rank)) AQ_TRY_GOTO(listen_here(w, &listener), out);
+    status = join(w, listener, memory);
+out:
+    aq_listener_close(listener);
+    aq_free(memory);
+    return status;
+}
