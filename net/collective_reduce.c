@@ -28,9 +28,12 @@ static uint64_t round_up(uint64_t value, uint64_t multiple)
     return (value + multiple - 1) / multiple * multiple;
 }
 
+/* Of rank 0: no other is longer. */
 static uint64_t chunk_values(uint64_t count, uint32_t size)
 {
-    return round_up((count + size - 1) / size, AQ_GROUP_CUT);
+    uint64_t first, chunk;
+    aq_grad_chunk(count, size, 0, &first, &chunk);
+    return chunk;
 }
 
 static uint64_t least(uint64_t a, uint64_t b)
@@ -38,20 +41,14 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-void aq_group_chunk(uint64_t count, uint32_t size, uint32_t rank, uint64_t *first, uint64_t *mine)
-{
-    const uint64_t chunk = chunk_values(count, size);
-    *first = least(rank * chunk, count);
-    *mine = least(chunk, count - *first);
-}
-
 bool aq_exchange_span(const struct aq_exchange *exchange, uint32_t owner, uint64_t m, uint64_t *first, uint64_t *count)
 {
-    const uint64_t begin = least(owner * exchange->chunk, exchange->count);
-    const uint64_t end = least(begin + exchange->chunk, exchange->count);
-    *first = begin + m * exchange->unit;
-    if (*first >= end) return false;
-    *count = least(exchange->unit, end - *first);
+    uint64_t begin, chunk;
+    aq_grad_chunk(exchange->count, exchange->group->size, owner, &begin, &chunk);
+    const uint64_t at = m * exchange->unit;
+    if (at >= chunk) return false;
+    *first = begin + at;
+    *count = least(exchange->unit, chunk - at);
     return true;
 }
 
@@ -90,7 +87,7 @@ static enum aq_status send_parts(struct program *program, uint64_t m)
     uint64_t first, count;
     if (m >= AQ_GROUP_SLOTS) AQ_TRY(settle(group, program->parts, m - AQ_GROUP_SLOTS));
     const uint64_t begin_ns = aq_clock_ns();
-    exchange->ops->pack(exchange, m);
+    AQ_TRY(exchange->ops->pack(exchange, m));
     group->stats.pack_ns += aq_clock_ns() - begin_ns;
     for (uint32_t i = 1; i < group->size; i++) {
         const uint32_t to = (group->rank + i) % group->size;
@@ -158,7 +155,8 @@ static enum aq_status take_results(struct program *program, uint64_t m)
 static enum aq_status run(struct aq_exchange *exchange)
 {
     struct program program = {.exchange = exchange};
-    const uint64_t messages = exchange->chunk > 0 ? (exchange->chunk + exchange->unit - 1) / exchange->unit : 0;
+    const uint64_t chunk = chunk_values(exchange->count, exchange->group->size);
+    const uint64_t messages = (chunk + exchange->unit - 1) / exchange->unit;
     const uint64_t lag = exchange->gather ? 2 * AQ_GROUP_LAG : AQ_GROUP_LAG;
     for (uint64_t step = 0; step < messages + lag; step++) {
         if (step < messages) AQ_TRY(send_parts(&program, step));
@@ -172,7 +170,6 @@ enum aq_status aq_exchange_run(struct aq_exchange *exchange, enum aq_collective 
 {
     AQ_ASSERT(exchange->unit > 0 && exchange->unit % AQ_GROUP_CUT == 0);
     AQ_TRY(aq_group_begin(exchange->group, collective, detail, exchange->count, &exchange->head));
-    exchange->chunk = chunk_values(exchange->count, exchange->group->size);
     if (exchange->group->size == 1) return AQ_OK;
     return aq_group_end(exchange->group, run(exchange));
 }
@@ -201,13 +198,14 @@ static uint32_t sum_bytes(const struct aq_exchange *exchange, int phase, uint64_
 }
 
 /* Nothing to pack: the caller's memory is lent. */
-static void sum_pack(struct aq_exchange *exchange, uint64_t m)
+static enum aq_status sum_pack(struct aq_exchange *exchange, uint64_t m)
 {
     const struct sum *sum = exchange->context;
     uint64_t first, count;
     for (uint32_t owner = 0; owner < exchange->group->size; owner++)
         exchange->wires[owner] =
             aq_exchange_span(exchange, owner, m, &first, &count) ? sum->values + first * sum->value_bytes : NULL;
+    return AQ_OK;
 }
 
 static void add_floats(float *to, const float *from, uint64_t count)
@@ -318,7 +316,7 @@ enum aq_status aq_reduce_scatter(struct aq_group *group, float *x, uint64_t coun
     struct sum sum = {.values = (uint8_t *)x, .value_bytes = sizeof *x};
     uint64_t begin, values;
     AQ_TRY(sum_run(group, &sum, count, false, AQ_COLLECTIVE_REDUCE_SCATTER, 0));
-    aq_group_chunk(count, group->size, group->rank, &begin, &values);
+    aq_grad_chunk(count, group->size, group->rank, &begin, &values);
     if (first) *first = begin;
     if (mine) *mine = values;
     return AQ_OK;

@@ -20,7 +20,7 @@ enum {
         3, /* messages of each chunk that are on their way while one is summed: 3 pieces, 0.75 MB as a rule */
     AQ_GROUP_FRAMES = 4 * (AQ_GROUP_LAG + 1),
     AQ_GROUP_SLOTS = AQ_GROUP_LAG + 1,     /* packed messages to one rank that are not yet out of our hands */
-    AQ_GROUP_CUT = 512,                    /* values: chunks and messages begin at a multiple, a codec's bucket */
+    AQ_GROUP_CUT = 64,                     /* values: chunks (aq_grad_chunk) and messages begin at a multiple */
     AQ_GROUP_MESSAGES_MIN = 32,            /* of a chunk: the first and the last one overlap with nothing */
     AQ_GROUP_MESSAGE_BYTES_MIN = 16 << 10, /* but not for the price of too many headers and wake-ups: 128 in 16384 */
     AQ_GROUP_TASK_VALUES = 16 << 10        /* one piece of work of the pool: 64 KiB, some 10 us */
@@ -104,8 +104,8 @@ enum aq_status aq_group_silent(const struct aq_group *group, uint32_t peer);
 struct aq_exchange {
     struct aq_group *group;
     struct aq_chunk head;
-    uint64_t count, chunk, unit; /* values: in all, of a chunk, of a message */
-    bool gather;                 /* the result goes to all, not only to its owner */
+    uint64_t count, unit; /* values: in all, of a message */
+    bool gather;          /* the result goes to all, not only to its owner */
     const struct aq_exchange_ops *ops;
     void *context;
     const void *wires[AQ_GROUP_SIZE_MAX]; /* of the step at hand, by rank: what pack made, or what has come */
@@ -116,7 +116,7 @@ struct aq_exchange_ops {
     /* Bytes on the wire of these values: as a part (phase 0) or as a result (phase 1). */
     uint32_t (*bytes)(const struct aq_exchange *exchange, int phase, uint64_t first, uint64_t count);
     /* Message m of every chunk: sets wires. Slots for it are free. */
-    void (*pack)(struct aq_exchange *exchange, uint64_t m);
+    enum aq_status (*pack)(struct aq_exchange *exchange, uint64_t m);
     /* All parts of message m of the own chunk are in wires, but wires[own], which is NULL: makes result. */
     enum aq_status (*reduce)(struct aq_exchange *exchange, uint64_t m, uint64_t first, uint64_t count);
     /* The results of message m of all other chunks are in wires; NULL where a chunk has no such message. */

@@ -15,9 +15,9 @@
 
 #include <cmocka.h>
 
-#include "net/collective.h"
+#include "collective_cases.h"
 
-enum { KIT_RANKS_MAX = 8, KIT_ADDRESS_BYTES = 256, KIT_PIECE_BYTES = 16 << 10 };
+enum { KIT_RANKS_MAX = CASE_RANKS_MAX, KIT_PIECE_BYTES = CASE_PIECE_BYTES, KIT_ADDRESS_BYTES = 256 };
 #define KIT_SECONDS(s) aq_clock_after((uint64_t)((s)*1e9))
 
 struct kit;
@@ -162,11 +162,6 @@ static inline void kit_run_well(struct kit *kit)
                      aq_error_text());
 }
 
-/* AQ_CORRUPT with the place, for what a rank finds wrong in its results. */
-#define KIT_EXPECT(rank, condition)                                                                                    \
-    do {                                                                                                               \
-        if (!(condition))                                                                                              \
-            return aq_fail(AQ_CORRUPT, "test", "%s:%d: rank %u: %s", __FILE__, __LINE__, (rank)->rank, #condition);    \
-    } while (0)
+#define KIT_EXPECT(rank, condition) CASE_EXPECT((rank)->group, condition)
 
 #endif

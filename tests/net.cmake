@@ -8,7 +8,15 @@ aq_net_test(test_frame LABELS quick)
 aq_net_test(test_link LABELS quick)
 aq_net_test(test_heal LABELS fault)
 aq_net_test(conform_transport LABELS quick conform)
-aq_net_test(conform_collective LABELS quick conform)
+aq_net_test(conform_collective SOURCES conform_collective.c collective_cases.c LABELS quick conform)
+aq_net_test(conform_collective_mpi SOURCES conform_collective_mpi.c collective_cases.c LABELS quick conform)
+if(AQ_MPI) # it has run alone, W = 1; here with ranks, more than there are cores where need be
+  foreach(ranks 2 3 4)
+    add_test(NAME conform_collective_mpi_${ranks} COMMAND ${MPIEXEC_EXECUTABLE} --oversubscribe --allow-run-as-root
+      ${MPIEXEC_NUMPROC_FLAG} ${ranks} $<TARGET_FILE:conform_collective_mpi>)
+    set_tests_properties(conform_collective_mpi_${ranks} PROPERTIES LABELS "quick;conform" TIMEOUT 120)
+  endforeach()
+endif()
 
 add_test(NAME test_netlab COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/test_netlab)
 set_tests_properties(test_netlab PROPERTIES SKIP_RETURN_CODE 77 LABELS quick TIMEOUT 300 RUN_SERIAL TRUE)

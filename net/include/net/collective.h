@@ -14,7 +14,7 @@
  * one rank that owns the element, and its bits are copied to all. They do not depend either on how a buffer is cut into
  *   calls, and a NaN of one rank is the same NaN on all. (Codecs with a scale a piece do depend on the cut.)
  *
- * How. The buffer is cut into W chunks, rank w owns the w-th (aq_group_chunk). Each rank sends every other its part of
+ * How. The buffer is cut into W chunks, rank w owns the w-th (aq_grad_chunk). Each rank sends every other its part of
  * the other's chunk, the owner sums what came, and sends the result to all: 2 (W - 1) / W of the buffer leave each rank
  * and as much comes, which is the least there is (Thakur, Rabenseifner and Gropp 2005). Chunks go in messages of at
  * most piece_bytes; packing the next, the wire, summing and unpacking overlap, so that the time is that of the slowest
@@ -38,6 +38,7 @@
 
 #include "aqsgd/base.h"
 #include "aqsgd/device.h"
+#include "aqsgd/grad_codec.h"
 #include "net/link.h"
 
 #ifdef __cplusplus
@@ -65,6 +66,13 @@ void aq_group_link_config(uint32_t piece_bytes, struct aq_link_config *config);
  * (at either end). AQ_NOMEM. */
 enum aq_status aq_group_open_links(const struct aq_group_config *config, struct aq_group **out);
 
+/*
+ * The same over MPI_COMM_WORLD: rank and size are MPI's, links and bell are not looked at. MPI is initialized where it
+ * was not; then closing the group finalizes it, and closing a broken one ends all ranks (MPI_Abort), as MPI_Finalize
+ * would wait for them. AQ_NODEV: built without AQ_MPI. AQ_IO: MPI said no.
+ */
+enum aq_status aq_group_open_mpi(const struct aq_group_config *config, struct aq_group **out);
+
 /* The links stay open, and so does what an unfinished call lent to them. NULL is fine. */
 void aq_group_close(struct aq_group *group);
 
@@ -74,10 +82,6 @@ uint32_t aq_group_size(const struct aq_group *group);
 
 /* Bytes of RAM that a group of this config takes beside its links; what `aqpipe plan` prints. */
 uint64_t aq_group_measure(const struct aq_group_config *config);
-
-/* The part [*first, *first + *mine) of a buffer of count values that this rank of a group of that size owns. Chunks
- * begin at multiples of 512 values, are equally long but for the last ones, and may be empty. */
-void aq_group_chunk(uint64_t count, uint32_t size, uint32_t rank, uint64_t *first, uint64_t *mine);
 
 /*
  * What all collectives below answer: AQ_OK; AQ_MISMATCH, a rank is in another collective; AQ_PROTO, a frame that no
@@ -110,8 +114,27 @@ enum aq_status aq_broadcast(struct aq_group *group, uint32_t root, void *bytes, 
  */
 enum aq_status aq_allreduce_lanes(struct aq_group *group, uint64_t *lanes, uint64_t count, uint32_t lane_bits);
 
-/* Words that count lanes take. */
+/* Words that count lanes take (of 2, 4, 8 and 16 bits: the bytes of aq_lanes_bytes / 8). */
 uint64_t aq_lane_words(uint64_t count, uint32_t lane_bits);
+
+/*
+ * The mean over the ranks through codecs, with error feedback on both sides: x = deq(server(mean of deq(worker(x +
+ * worker_error)) + server_error)), chunk by chunk, as 1-bit Adam's compressed allreduce (Tang et al. 2021, Algorithm 1,
+ * section 6.1). The same bits on every rank. Both codecs are those of a buffer of count floats, on all ranks alike.
+ * Bytes that leave a rank: those of its parts of the others' chunks, and W - 1 times its own result, each piece of
+ * AQ_GRAD_PIECE values coded by itself (aq_grad_codec_bytes_pieces). W = 1: x stays as it is, nothing is quantized.
+ * AQ_INVAL: a coded piece does not fit the group's piece_bytes (256 KiB and a little fit every codec of AQ_GRAD_PIECE
+ * values). AQ_CORRUPT: bytes that no encoder writes, or a scale that is not finite: check gradients first.
+ */
+struct aq_compressed {
+    const struct aq_grad_codec *worker, *server;
+    float *x;
+    uint64_t count;
+    float *worker_error; /* count floats, or NULL: what is lost is lost        */
+    float *server_error; /* as many as aq_grad_chunk gives this rank, or NULL  */
+    uint64_t step;       /* for aq_grad_encode: the same on all ranks          */
+};
+enum aq_status aq_compressed_allreduce(struct aq_group *group, const struct aq_compressed *asked);
 
 /* Do all ranks have the same digest? what: of what, for the line. AQ_MISMATCH on every rank, which names the ranks that
  * differ from rank 0. */

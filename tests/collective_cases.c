@@ -1,0 +1,392 @@
+/* collective_cases.c -- see collective_cases.h. */
+#include "collective_cases.h"
+
+#include <math.h>
+#include <string.h>
+
+/* What rank r has at place i of buffer number n: signs and sizes that make the order of a sum matter. */
+static float value_of(uint32_t rank, uint64_t n, uint64_t i)
+{
+    const struct aq_rng_key key = aq_rng_key(11, AQ_RNG_TEST, rank, n);
+    const uint32_t word = aq_rng_u32(&key, i);
+    return ldexpf((float)(int32_t)word, -(int)(word % 40));
+}
+
+static uint8_t byte_of(uint32_t rank, uint64_t n, uint64_t i)
+{
+    return (uint8_t)(rank * 37 + n * 11 + i * 7 + i / 251);
+}
+
+static uint64_t count_of(uint32_t size, uint32_t n)
+{
+    /* None, fewer than ranks, borders of cuts (64 values), of messages (4096 floats here) and of chunks, many. */
+    const uint64_t counts[] = {0,
+                               1,
+                               size - 1,
+                               7,
+                               63,
+                               64 * (uint64_t)size,
+                               64 * (uint64_t)size + 1,
+                               4096 * (uint64_t)size - 1,
+                               4096 * (uint64_t)size,
+                               100003,
+                               4096 * 9 * (uint64_t)size + 513};
+    return n < sizeof counts / sizeof *counts ? counts[n] : UINT64_MAX;
+}
+
+static enum aq_status check_sum(const struct aq_group *group, const float *x, uint64_t first, uint64_t count,
+                                uint32_t n)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        float sum = value_of(0, n, first + i);
+        double exact = sum, scale = fabs(exact);
+        for (uint32_t w = 1; w < aq_group_size(group); w++) {
+            const float value = value_of(w, n, first + i);
+            sum += value;
+            exact += value;
+            scale += fabs((double)value);
+        }
+        CASE_EXPECT(group, memcmp(&x[i], &sum, sizeof sum) == 0);
+        CASE_EXPECT(group, fabs(x[i] - exact) <= 1e-6 * scale);
+    }
+    return AQ_OK;
+}
+
+static enum aq_status make(uint32_t rank, uint32_t n, uint64_t count, float **out)
+{
+    void *memory;
+    AQ_TRY(aq_alloc(count * sizeof **out, &memory));
+    *out = memory;
+    for (uint64_t i = 0; i < count; i++)
+        (*out)[i] = value_of(rank, n, i);
+    return AQ_OK;
+}
+
+static enum aq_status run_allreduce(struct aq_group *group)
+{
+    uint64_t count;
+    for (uint32_t n = 0; (count = count_of(aq_group_size(group), n)) != UINT64_MAX; n++) {
+        float *x;
+        AQ_TRY(make(aq_group_rank(group), n, count, &x));
+        enum aq_status status = aq_allreduce(group, x, count);
+        if (status == AQ_OK) status = check_sum(group, x, 0, count, n);
+        aq_free(x);
+        AQ_TRY(status);
+    }
+    return AQ_OK;
+}
+
+static enum aq_status run_reduce_scatter(struct aq_group *group)
+{
+    uint64_t count, first, mine;
+    for (uint32_t n = 0; (count = count_of(aq_group_size(group), n)) != UINT64_MAX; n++) {
+        float *x;
+        AQ_TRY(make(aq_group_rank(group), n, count, &x));
+        enum aq_status status = aq_reduce_scatter(group, x, count, &first, &mine);
+        if (status == AQ_OK) status = check_sum(group, x + first, first, mine, n);
+        for (uint64_t i = 0; i < count && status == AQ_OK; i++)
+            if ((i < first || i >= first + mine) && x[i] != value_of(aq_group_rank(group), n, i))
+                status =
+                    aq_fail(AQ_CORRUPT, "test", "place %llu of another's chunk was changed", (unsigned long long)i);
+        aq_free(x);
+        AQ_TRY(status);
+    }
+    return AQ_OK;
+}
+
+static const size_t BLOCKS[] = {0, 1, 8, 1000, CASE_PIECE_BYTES, CASE_PIECE_BYTES + 1, 7 * CASE_PIECE_BYTES + 333};
+enum { BLOCK_COUNT = sizeof BLOCKS / sizeof *BLOCKS };
+
+static enum aq_status run_all_gather(struct aq_group *group)
+{
+    const uint32_t size = aq_group_size(group);
+    for (uint32_t n = 0; n < BLOCK_COUNT; n++) {
+        const size_t bytes = BLOCKS[n];
+        void *memory;
+        AQ_TRY(aq_alloc((size + 1) * bytes, &memory));
+        uint8_t *all = memory, *mine = all + size * bytes;
+        for (size_t i = 0; i < bytes; i++)
+            mine[i] = byte_of(aq_group_rank(group), n, i);
+        enum aq_status status = aq_all_gather(group, mine, bytes, all);
+        for (size_t i = 0; i < size * bytes && status == AQ_OK; i++)
+            if (all[i] != byte_of((uint32_t)(i / bytes), n, i % bytes))
+                status = aq_fail(AQ_CORRUPT, "test", "all-gather of %zu: byte %zu", bytes, i);
+        aq_free(memory);
+        AQ_TRY(status);
+    }
+    return AQ_OK;
+}
+
+static enum aq_status run_all_to_all(struct aq_group *group)
+{
+    const uint32_t size = aq_group_size(group);
+    for (uint32_t n = 0; n < BLOCK_COUNT; n++) {
+        const size_t bytes = BLOCKS[n];
+        void *memory;
+        AQ_TRY(aq_alloc(2 * size * bytes, &memory));
+        uint8_t *send = memory, *received = send + size * bytes;
+        for (size_t i = 0; i < size * bytes; i++)
+            send[i] = byte_of(aq_group_rank(group), n, i);
+        enum aq_status status = aq_all_to_all(group, send, received, bytes);
+        for (size_t i = 0; i < size * bytes && status == AQ_OK; i++)
+            if (received[i] != byte_of((uint32_t)(i / bytes), n, aq_group_rank(group) * bytes + i % bytes))
+                status = aq_fail(AQ_CORRUPT, "test", "all-to-all of %zu: byte %zu", bytes, i);
+        aq_free(memory);
+        AQ_TRY(status);
+    }
+    return AQ_OK;
+}
+
+static enum aq_status run_broadcast(struct aq_group *group)
+{
+    for (uint32_t n = 0; n < BLOCK_COUNT; n++)
+        for (uint32_t root = 0; root < aq_group_size(group); root++) {
+            void *memory;
+            AQ_TRY(aq_alloc(BLOCKS[n], &memory));
+            uint8_t *bytes = memory;
+            for (size_t i = 0; i < BLOCKS[n]; i++)
+                bytes[i] = byte_of(aq_group_rank(group), n, i);
+            enum aq_status status = aq_broadcast(group, root, bytes, BLOCKS[n]);
+            for (size_t i = 0; i < BLOCKS[n] && status == AQ_OK; i++)
+                if (bytes[i] != byte_of(root, n, i))
+                    status = aq_fail(AQ_CORRUPT, "test", "broadcast of %zu from %u: byte %zu", BLOCKS[n], root, i);
+            aq_free(memory);
+            AQ_TRY(status);
+        }
+    return AQ_OK;
+}
+
+/* As much as every rank may put into a lane. */
+static uint64_t lane_of(uint32_t size, uint32_t bits, uint32_t rank, uint64_t i)
+{
+    const struct aq_rng_key key = aq_rng_key(13, AQ_RNG_TEST, rank, bits);
+    return aq_rng_below(&key, i, ((1u << bits) - 1) / size + 1);
+}
+
+static enum aq_status run_lanes(struct aq_group *group)
+{
+    const uint32_t size = aq_group_size(group);
+    for (uint32_t bits = 3; bits <= 16; bits = bits == 8 ? 16 : bits + 1) {
+        const uint64_t count = 30011, per_word = 64 / bits, words = aq_lane_words(count, bits);
+        void *memory;
+        AQ_TRY(aq_alloc(words * 8, &memory));
+        uint64_t *lanes = memory;
+        for (uint64_t i = 0; i < count; i++)
+            lanes[i / per_word] |= lane_of(size, bits, aq_group_rank(group), i) << i % per_word * bits;
+        enum aq_status status = aq_allreduce_lanes(group, lanes, count, bits);
+        for (uint64_t i = 0; i < count && status == AQ_OK; i++) {
+            uint64_t sum = 0;
+            for (uint32_t w = 0; w < size; w++)
+                sum += lane_of(size, bits, w, i);
+            if ((lanes[i / per_word] >> i % per_word * bits & ((UINT64_C(1) << bits) - 1)) != sum)
+                status = aq_fail(AQ_CORRUPT, "test", "lane %llu of %u bits", (unsigned long long)i, bits);
+        }
+        aq_free(memory);
+        AQ_TRY(status);
+    }
+    return AQ_OK;
+}
+
+/* A NaN, its sign and payload, and both infinities: whatever the sum is, it is the same bits everywhere. */
+static enum aq_status run_special(struct aq_group *group)
+{
+    static const uint32_t WORDS[] = {0x7fc00001, 0xffc12345, 0x7f800000, 0xff800000,
+                                     0x80000000, 0x00000001, 0x7f7fffff};
+    enum { COUNT = 10000, WORD_COUNT = sizeof WORDS / sizeof *WORDS };
+    float x[COUNT];
+    uint64_t all[CASE_RANKS_MAX];
+    for (uint32_t i = 0; i < COUNT; i++)
+        memcpy(&x[i], &WORDS[(i * (aq_group_rank(group) + 1) + i / 77) % WORD_COUNT], sizeof *x);
+    AQ_TRY(aq_allreduce(group, x, COUNT));
+    const uint64_t digest = aq_digest(x, sizeof x);
+    AQ_TRY(aq_all_gather(group, &digest, sizeof digest, all));
+    for (uint32_t w = 0; w < aq_group_size(group); w++)
+        CASE_EXPECT(group, all[w] == digest);
+    CASE_EXPECT(group, isnan(x[0]));
+    return aq_group_agree(group, digest, "the special sum");
+}
+
+/* ---- the compressed allreduce, against one process that does the work of all ranks piece by piece ---- */
+
+enum { STEPS = 3, TENSORS = 3 };
+
+struct buffers { /* of one rank */
+    float *x, *worker_error, *server_error;
+};
+
+static float gradient_of(uint32_t rank, uint64_t step, uint64_t i)
+{
+    const struct aq_rng_key key = aq_rng_key(17, AQ_RNG_TEST, rank, step);
+    return (float)(int32_t)aq_rng_u32(&key, i) * 0x1p-31f;
+}
+
+/* encode and decode of [first, first + count), piece by piece; the first into memory that holds any piece. */
+static enum aq_status code(const struct aq_grad_codec *codec, uint64_t first, uint64_t count, const float *x,
+                           float *error, uint64_t step, uint8_t *wire, float weight, bool add, float *sum)
+{
+    for (uint64_t at = 0; at < count; at += AQ_GRAD_PIECE) {
+        const uint64_t values = count - at < AQ_GRAD_PIECE ? count - at : AQ_GRAD_PIECE;
+        const size_t bytes = aq_grad_codec_bytes(codec, first + at, values);
+        AQ_TRY(aq_grad_encode(codec, first + at, values, x + at, error + at, step, wire));
+        AQ_TRY(aq_grad_decode(codec, first + at, values, wire, bytes, weight, add, sum + at));
+    }
+    return AQ_OK;
+}
+
+/* What every rank's x, and the errors of all, are after this step. sum: count floats. */
+static enum aq_status reference(const struct aq_grad_codec *codec, uint32_t size, uint64_t count, uint64_t step,
+                                struct buffers *ranks, uint8_t *wire, float *sum)
+{
+    for (uint32_t owner = 0; owner < size; owner++) {
+        uint64_t first, chunk;
+        aq_grad_chunk(count, size, owner, &first, &chunk);
+        for (uint32_t rank = 0; rank < size; rank++)
+            AQ_TRY(code(codec, first, chunk, ranks[rank].x + first, ranks[rank].worker_error + first, step, wire,
+                        1.0f / (float)size, rank > 0, sum + first));
+        AQ_TRY(code(codec, first, chunk, sum + first, ranks[owner].server_error, step, wire, 1.0f, false, sum + first));
+    }
+    return AQ_OK;
+}
+
+static enum aq_status take_floats(uint64_t count, float **out)
+{
+    void *memory;
+    AQ_TRY(aq_alloc(count * sizeof **out, &memory));
+    *out = memory;
+    return AQ_OK;
+}
+
+static enum aq_status compressed_steps(struct aq_group *group, const struct aq_grad_codec *codec, uint64_t count,
+                                       struct buffers *own, struct buffers *all, uint8_t *wire, float *sum)
+{
+    const uint32_t size = aq_group_size(group), rank = aq_group_rank(group);
+    uint64_t first, mine;
+    aq_grad_chunk(count, size, rank, &first, &mine);
+    for (uint64_t step = 1; step <= STEPS; step++) {
+        struct aq_group_stats before, after;
+        for (uint64_t i = 0; i < count; i++)
+            own->x[i] = gradient_of(rank, step, i);
+        const struct aq_compressed asked = {codec, codec, own->x, count, own->worker_error, own->server_error, step};
+        aq_group_stats(group, &before);
+        AQ_TRY(aq_compressed_allreduce(group, &asked));
+        aq_group_stats(group, &after);
+        AQ_TRY(aq_group_agree(group, aq_digest(own->x, count * sizeof(float)), "the mean"));
+        uint64_t bytes = (size - 1) * aq_grad_codec_bytes_pieces(codec, first, mine);
+        for (uint32_t to = 0; to < size; to++) {
+            uint64_t begin, chunk;
+            aq_grad_chunk(count, size, to, &begin, &chunk);
+            if (to != rank) bytes += aq_grad_codec_bytes_pieces(codec, begin, chunk);
+        }
+        CASE_EXPECT(group, after.sent_bytes - before.sent_bytes == bytes);
+        if (!all) continue;
+        for (uint32_t w = 0; w < size; w++)
+            for (uint64_t i = 0; i < count; i++)
+                all[w].x[i] = gradient_of(w, step, i);
+        AQ_TRY(reference(codec, size, count, step, all, wire, sum));
+        CASE_EXPECT(group, memcmp(sum, own->x, count * sizeof(float)) == 0);
+        CASE_EXPECT(group, memcmp(all[rank].worker_error, own->worker_error, count * sizeof(float)) == 0);
+        CASE_EXPECT(group, memcmp(all[rank].server_error, own->server_error, mine * sizeof(float)) == 0);
+    }
+    return AQ_OK;
+}
+
+static enum aq_status open_buffers(uint64_t count, struct buffers *out)
+{
+    AQ_TRY(take_floats(count, &out->x));
+    AQ_TRY(take_floats(count, &out->worker_error));
+    return take_floats(count, &out->server_error);
+}
+
+static void close_buffers(struct buffers *buffers)
+{
+    aq_free(buffers->x);
+    aq_free(buffers->worker_error);
+    aq_free(buffers->server_error);
+}
+
+/* checks: this rank compares with the reference; the others' bits are those of this one. */
+static enum aq_status compressed_kind(struct aq_group *group, const char *kind, uint64_t count, bool checks)
+{
+    /* Three tensors, one that crosses pieces and chunks, and padding between them. */
+    const struct aq_optimizer_tensor tensors[TENSORS] = {
+        {.offset = 0, .count = 100}, {.offset = 128, .count = count - 1128}, {.offset = count - 1000, .count = 990}};
+    struct aq_grad_codec_config config;
+    struct aq_grad_codec *codec = NULL;
+    struct buffers own = {0}, all[CASE_RANKS_MAX] = {{0}};
+    float *wire = NULL, *sum = NULL;
+    enum aq_status status;
+    aq_grad_codec_config_default(&config, kind);
+    AQ_TRY_GOTO(aq_grad_codec_open(&config, tensors, TENSORS, count, &codec), out);
+    AQ_TRY_GOTO(open_buffers(count, &own), out);
+    for (uint32_t w = 0; checks && w < aq_group_size(group); w++)
+        AQ_TRY_GOTO(open_buffers(count, &all[w]), out);
+    AQ_TRY_GOTO(take_floats(2 * AQ_GRAD_PIECE, &wire), out);
+    AQ_TRY_GOTO(take_floats(count, &sum), out);
+    AQ_TRY_GOTO(compressed_steps(group, codec, count, &own, checks ? all : NULL, (uint8_t *)wire, sum), out);
+out:
+    aq_free(wire);
+    aq_free(sum);
+    close_buffers(&own);
+    for (uint32_t w = 0; w < CASE_RANKS_MAX; w++)
+        close_buffers(&all[w]);
+    aq_grad_codec_close(codec);
+    return status;
+}
+
+static enum aq_status run_compressed(struct aq_group *group)
+{
+    const uint32_t size = aq_group_size(group);
+    const char *kind;
+    if (size == 1) { /* nothing is quantized, nothing is looked at */
+        float x = 0.3f;
+        const struct aq_compressed alone = {.x = &x, .count = 1};
+        AQ_TRY(aq_compressed_allreduce(group, &alone));
+        CASE_EXPECT(group, x == 0.3f);
+        return AQ_OK;
+    }
+    for (uint32_t i = 0; (kind = aq_grad_codec_kind(i)) != NULL; i++) {
+        AQ_TRY(compressed_kind(group, kind, 5000, aq_group_rank(group) == i % size));
+        if (size <= CASE_CODED_RANKS)
+            AQ_TRY(
+                compressed_kind(group, kind, 3 * AQ_GRAD_PIECE * (uint64_t)size / 2 + 77, aq_group_rank(group) == 0));
+    }
+    return AQ_OK;
+}
+
+static enum aq_status run_stats(struct aq_group *group)
+{
+    enum { COUNT = 50000 };
+    static float rows[CASE_RANKS_MAX][COUNT];
+    struct aq_group_stats stats;
+    uint64_t first, mine;
+    aq_grad_chunk(COUNT, aq_group_size(group), aq_group_rank(group), &first, &mine);
+    AQ_TRY(aq_allreduce(group, rows[aq_group_rank(group)], COUNT));
+    aq_group_stats(group, &stats);
+    const uint64_t others = aq_group_size(group) - 1; /* the others' chunks to them, the own one's result to each */
+    CASE_EXPECT(group, stats.collectives == 1);
+    CASE_EXPECT(group, aq_group_size(group) == 1 || stats.sent_bytes == (COUNT - mine + others * mine) * sizeof(float));
+    CASE_EXPECT(group,
+                aq_group_size(group) == 1 || stats.received_bytes == (others * mine + COUNT - mine) * sizeof(float));
+    return AQ_OK;
+}
+
+static const struct {
+    const char *name;
+    enum aq_status (*run)(struct aq_group *group);
+} CASES[] = {{"counters", run_stats}, /* counts from nothing: the first */
+             {"allreduce", run_allreduce},    {"reduce-scatter", run_reduce_scatter}, {"all-gather", run_all_gather},
+             {"all-to-all", run_all_to_all},  {"broadcast", run_broadcast},           {"lanes", run_lanes},
+             {"special values", run_special}, {"compressed", run_compressed}};
+enum { CASE_COUNT = sizeof CASES / sizeof *CASES };
+
+enum aq_status collective_cases_run(struct aq_group *group)
+{
+    struct aq_group_stats stats;
+    for (int i = 0; i < CASE_COUNT; i++) {
+        aq_log("test", 2, "rank=%u case=\"%s\"", aq_group_rank(group), CASES[i].name);
+        AQ_TRY(CASES[i].run(group));
+    }
+    aq_group_stats(group, &stats);
+    CASE_EXPECT(group, stats.collectives > CASE_COUNT);
+    return AQ_OK;
+}
