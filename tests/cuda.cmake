@@ -24,15 +24,12 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 string(TOUPPER ${CMAKE_BUILD_TYPE} build_type)
 set(CMAKE_CXX_FLAGS_${build_type} ${CMAKE_C_FLAGS_${build_type}})
 
-# aq_flags without what only C has.
+# The house's flags of C, less what only C has (a struct and a function of one name shadow each other in C++).
+set(options ${AQ_C_OPTIONS})
+list(REMOVE_ITEM options -Wstrict-prototypes -Wmissing-prototypes -Wshadow)
 add_library(aq_flags_cuda_host INTERFACE)
-get_target_property(flags aq_flags INTERFACE_COMPILE_OPTIONS)
-list(REMOVE_ITEM flags -Wstrict-prototypes -Wmissing-prototypes)
-target_compile_options(aq_flags_cuda_host INTERFACE ${flags})
-get_target_property(flags aq_flags INTERFACE_LINK_OPTIONS)
-if(flags)
-  target_link_options(aq_flags_cuda_host INTERFACE ${flags})
-endif()
+target_compile_options(aq_flags_cuda_host INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${options}>")
+target_link_libraries(aq_flags_cuda_host INTERFACE aq_flags)
 
 # As aq_instruction_sets does for variants: what is said here holds in this folder alone, a CUDA build has its own rules.
 function(aq_cuda_host_sources)
@@ -41,7 +38,8 @@ endfunction()
 
 file(GLOB CUDA_KERNELS CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/aqsgd/device/cuda_*.cu ${PROJECT_SOURCE_DIR}/aqsgd/codec/cuda_*.cu)
 aq_cuda_host_sources(${CUDA_KERNELS})
-add_library(aq_cuda_host STATIC cuda_host/cuda_host.cpp cuda_host/cuda_host_switch.cpp ${CUDA_KERNELS})
+add_library(aq_cuda_host STATIC cuda_host/cuda_host.cpp cuda_host/cuda_host_mma.cpp cuda_host/cuda_host_switch.cpp
+  ${CUDA_KERNELS})
 target_include_directories(aq_cuda_host PUBLIC ${CMAKE_CURRENT_SOURCE_DIR}/cuda_host ${PROJECT_SOURCE_DIR}/aqsgd/device
   PRIVATE ${PROJECT_SOURCE_DIR}/aqsgd)
 target_link_libraries(aq_cuda_host PUBLIC aqsgd PRIVATE aq_flags_cuda_host)

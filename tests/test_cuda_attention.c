@@ -75,6 +75,25 @@ static void test_attention_matches_truth(void **state)
     }
 }
 
+/* Tensor cores: blocks of 128 rows, tiles of 64, a mask that is a multiple of four long and one that is not. */
+static void test_attention_on_tensor_cores_matches_truth(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[][4] = {{1, 1, 1, 64},    {2, 5, 2, 64},   {1, 64, 1, 64},
+                                        {1, 128, 2, 64},  {2, 67, 1, 64},  {1, 260, 1, 64},
+                                        {1, 131, 1, 128}, {2, 20, 2, 128}, {1, 200, 1, 128}};
+    for (size_t s = 0; s < 2 * sizeof sizes / sizeof sizes[0]; s++) {
+        const uint64_t *size = sizes[s / 2];
+        const struct sizes x = {.samples = size[0],
+                                .T = size[1],
+                                .H = size[2],
+                                .D = size[3],
+                                .type = AQ_BF16,
+                                .dropout = s % 2 ? 0.3f : 0.0f};
+        attention_run(&x);
+    }
+}
+
 static void test_what_attention_cannot_do_is_said(void **state)
 {
     (void)state;
@@ -91,6 +110,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_attention_matches_truth),
+        cmocka_unit_test(test_attention_on_tensor_cores_matches_truth),
         cmocka_unit_test(test_what_attention_cannot_do_is_said),
     };
     return math_main(tests, sizeof tests / sizeof tests[0]);

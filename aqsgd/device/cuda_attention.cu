@@ -413,7 +413,9 @@ enum aq_status aq_cuda_attention(const struct aq_attention *args, struct CUstrea
     for (uint64_t first = 0; first < args->samples; first += at_once) {
         const uint64_t samples = least(args->samples - first, at_once);
         kernel.first_sample = first;
-        if (args->type == AQ_BF16)
+        if (aq_attention_mma_can(args))
+            AQ_TRY(aq_attention_mma(&kernel, samples, stream));
+        else if (args->type == AQ_BF16)
             AQ_TRY(forward_typed<uint16_t>(&kernel, samples, stream));
         else
             AQ_TRY(forward_typed<float>(&kernel, samples, stream));
@@ -442,7 +444,9 @@ enum aq_status aq_cuda_attention_backward(const struct aq_attention *args, void 
         const uint64_t samples = least(args->samples - first, at_once);
         kernel.first_sample = first;
         AQ_TRY(delta_run(&kernel, args->type, samples, delta, stream));
-        if (args->type == AQ_BF16)
+        if (aq_attention_mma_can(args))
+            AQ_TRY(aq_attention_mma_backward(&kernel, samples, stream));
+        else if (args->type == AQ_BF16)
             AQ_TRY(backward_typed<uint16_t>(&kernel, samples, stream));
         else
             AQ_TRY(backward_typed<float>(&kernel, samples, stream));

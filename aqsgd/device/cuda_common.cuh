@@ -64,6 +64,18 @@ static __forceinline__ __device__ void aq_store4(uint16_t *x, float4 value)
     *reinterpret_cast<uint2 *>(x) = make_uint2(aq_pack_bf16(value.x, value.y), aq_pack_bf16(value.z, value.w));
 }
 
+/* 2^x within two units in the last place; results below 2^-126 are 0. */
+static __forceinline__ __device__ float aq_exp2(float x)
+{
+#ifdef AQ_CUDA_HOST
+    return exp2f(x);
+#else
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+
 /* W elements, 1 or 4, as floats. */
 template <int W, typename T> static __forceinline__ __device__ void aq_load_wide(const T *x, float (&values)[W])
 {
@@ -174,10 +186,15 @@ static __forceinline__ __device__ void aq_mask_wide(const struct aq_cuda_mask &m
 
 /* ---- Launchers' arithmetic. */
 
+static inline bool aq_aligned(const void *pointer, uint64_t bytes)
+{
+    return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
+}
+
 /* May `pointer` be read four elements of `type` at a time? */
 static inline bool aq_fours(const void *pointer, enum aq_element type)
 {
-    return reinterpret_cast<uintptr_t>(pointer) % (type == AQ_BF16 ? 8 : 16) == 0;
+    return aq_aligned(pointer, type == AQ_BF16 ? 8 : 16);
 }
 
 /* A grid of a row each in x and pieces of its columns in y, `wide` columns a thread; the kernel strides over y. */

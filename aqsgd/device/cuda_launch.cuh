@@ -61,6 +61,13 @@
     type *const name = reinterpret_cast<type *>(aq_shared_dynamic_)
 #endif
 
+/* Before a loop whose arrays must lie in registers. */
+#ifdef AQ_CUDA_HOST
+#define AQ_UNROLL
+#else
+#define AQ_UNROLL _Pragma("unroll")
+#endif
+
 /*
  * What a launch came to: AQ_OK, or AQ_CUDAERR, logged with the kernel's name, its grid and CUDA's text. With AQ_SYNC=1
  * in the environment the stream is waited for after each launch, so that the line names the guilty kernel.

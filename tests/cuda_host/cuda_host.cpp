@@ -38,6 +38,12 @@ constexpr uint64_t STACK_END = 0x7374616b656e6421u; /* at the far end of each st
 
 enum class state { ready, at_warp, at_block, done };
 
+struct copy {
+    void *to;
+    const void *from;
+    size_t bytes;
+};
+
 struct fiber {
     turn own;
     state now;
@@ -45,7 +51,8 @@ struct fiber {
     site at; /* where it waits */
     uint32_t mask;
     resolve_lanes resolve;
-    int value; /* what it brought to the block's meeting, then what came of it */
+    int value;                /* what it brought to the block's meeting, then what came of it */
+    std::vector<copy> copies; /* asynchronous, not waited for yet */
 };
 
 struct emulator {
@@ -220,6 +227,7 @@ void block_start(dim3 block)
         std::memcpy(f.own.bottom, &STACK_END, sizeof STACK_END);
         turn_start(&f.own, entry);
         f.now = state::ready;
+        f.copies.clear();
         f.thread = {(unsigned)i % block.x, (unsigned)i / block.x % block.y, (unsigned)i / block.x / block.y};
     }
 }
@@ -365,6 +373,31 @@ void shared_static(void *memory, size_t bytes)
         if (seen.first == memory) return;
     e.statics.emplace_back(memory, bytes);
     std::memset(memory, UNWRITTEN, bytes);
+}
+
+void complain(const site &at, const char *what)
+{
+    fail("thread %u, %s at %s:%d: %s", index_of(*self().current), at.what, file_of(at), at.line, what);
+    wait();
+}
+
+void copy_later(void *to, const void *from, size_t bytes)
+{
+    if (reinterpret_cast<uintptr_t>(to) % bytes || reinterpret_cast<uintptr_t>(from) % bytes)
+        complain({"an asynchronous copy", "cuda_mma.cuh", 0}, "not aligned to its size");
+    self().current->copies.push_back({to, from, bytes});
+}
+
+void copies_wait()
+{
+    std::vector<copy> &copies = self().current->copies;
+    for (const copy &one : copies) {
+        if (one.from)
+            std::memcpy(one.to, one.from, one.bytes);
+        else
+            std::memset(one.to, 0, one.bytes);
+    }
+    copies.clear();
 }
 
 void resolve_nothing(lane *, uint32_t)

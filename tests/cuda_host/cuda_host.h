@@ -86,12 +86,19 @@ void meet_warp(const site &at, uint32_t mask, resolve_lanes resolve);
 int meet_block(const site &at, int value); /* how many of the block brought a value other than 0 */
 void *shared_dynamic(size_t align);
 void shared_static(void *memory, size_t bytes);
+void complain(const site &at, const char *what); /* ends the launch */
 cudaError_t run(const char *kernel, dim3 grid, dim3 block, size_t shared, const std::function<void()> &body);
 
 void resolve_shuffle(lane *lanes, uint32_t mask);
 void resolve_ballot(lane *lanes, uint32_t mask);
 void resolve_match(lane *lanes, uint32_t mask);
 void resolve_nothing(lane *lanes, uint32_t mask);
+
+/* What cuda_mma.cuh names. A copy happens when it is waited for; from NULL it is zeroes. */
+void mma(const site &at, float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
+void matrices(const site &at, unsigned (&words)[4], const void *row, bool transposed);
+void copy_later(void *to, const void *from, size_t bytes);
+void copies_wait();
 
 inline uint32_t lane_index()
 {
