@@ -333,7 +333,8 @@ static enum aq_status enter_used(struct command *command, uint64_t hash, const c
             run, name, (unsigned long long)hash, (unsigned long long)aq_plan_hash(command->plan));
     if (command->fresh) return throw_away(command);
     AQ_TRY(aq_run_path(run, "metrics.jsonl", metrics));
-    enum aq_status status = aq_run_lines(metrics, find_lines, &found);
+    uint64_t broken; /* aq_run_rewind says whether that matters */
+    enum aq_status status = aq_run_lines_of_crash(metrics, find_lines, &found, &broken);
     if (status != AQ_NOTFOUND) AQ_TRY(status);
     status = aq_run_mark_read(command->checkpoint, &mark);
     const bool marked = status == AQ_OK;

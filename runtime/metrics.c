@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "control.h"
+#include "run_folder.h"
 #include "runtime_text.h"
 
 enum { ROOM_FIRST = 64 };
@@ -79,6 +80,11 @@ enum aq_status aq_metrics_open(const struct aq_metrics_config *config, struct aq
             const enum aq_status status = aq_fail_errno("metrics", "cannot write %s", config->path);
             aq_metrics_close(metrics);
             return status;
+        }
+        const enum aq_status named = info.st_size > 0 ? AQ_OK : aq_run_sync_folder_of(config->path);
+        if (named != AQ_OK) {
+            aq_metrics_close(metrics);
+            return named;
         }
         metrics->bytes = (uint64_t)info.st_size;
     }

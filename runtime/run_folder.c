@@ -22,26 +22,8 @@ enum aq_status aq_run_path(const char *folder, const char *name, char *path)
     return AQ_OK;
 }
 
-enum aq_status aq_run_make_folder(const char *path)
-{
-    char part[AQ_RUN_PATH_BYTES];
-    const size_t length = strlen(path);
-    if (length == 0 || length >= sizeof part) return aq_fail(AQ_INVAL, "run", "'%.80s' is no folder's path", path);
-    for (size_t i = 1; i <= length; i++) {
-        if (path[i] != '/' && path[i] != 0) continue;
-        memcpy(part, path, i);
-        part[i] = 0;
-        if (mkdir(part, 0777) == 0 || errno == EEXIST) continue;
-        return aq_fail_errno("run", "cannot make the folder %s", part);
-    }
-    struct stat info;
-    if (stat(path, &info) != 0) return aq_fail_errno("run", "%s", path);
-    if (!S_ISDIR(info.st_mode)) return aq_fail(AQ_INVAL, "run", "%s is no folder", path);
-    return AQ_OK;
-}
-
-/* A rename is on disk when its folder is. */
-static enum aq_status sync_folder_of(const char *path)
+/* A name is on disk when its folder is. */
+enum aq_status aq_run_sync_folder_of(const char *path)
 {
     char folder[AQ_RUN_PATH_BYTES];
     const char *slash = strrchr(path, '/');
@@ -56,6 +38,27 @@ static enum aq_status sync_folder_of(const char *path)
     const enum aq_status status = synced == 0 ? AQ_OK : aq_fail_errno("run", "cannot sync the folder %s", name);
     close(fd);
     return status;
+}
+
+enum aq_status aq_run_make_folder(const char *path)
+{
+    char part[AQ_RUN_PATH_BYTES];
+    const size_t length = strlen(path);
+    if (length == 0 || length >= sizeof part) return aq_fail(AQ_INVAL, "run", "'%.80s' is no folder's path", path);
+    for (size_t i = 1; i <= length; i++) {
+        if (path[i] != '/' && path[i] != 0) continue;
+        memcpy(part, path, i);
+        part[i] = 0;
+        if (mkdir(part, 0777) == 0) {
+            AQ_TRY(aq_run_sync_folder_of(part)); /* what is synced in it is of no use where its own name is lost */
+            continue;
+        }
+        if (errno != EEXIST) return aq_fail_errno("run", "cannot make the folder %s", part);
+    }
+    struct stat info;
+    if (stat(path, &info) != 0) return aq_fail_errno("run", "%s", path);
+    if (!S_ISDIR(info.st_mode)) return aq_fail(AQ_INVAL, "run", "%s is no folder", path);
+    return AQ_OK;
 }
 
 static enum aq_status write_all(int fd, const char *path, const char *bytes, size_t count)
@@ -86,7 +89,7 @@ enum aq_status aq_run_write(const char *path, const char *bytes, size_t count)
         unlink(aside);
         return status;
     }
-    return sync_folder_of(path);
+    return aq_run_sync_folder_of(path);
 }
 
 static enum aq_status read_all(int fd, const char *path, char *bytes, size_t *count)
@@ -218,9 +221,9 @@ enum aq_status aq_run_mark_write(const char *checkpoint, const struct aq_run_mar
 {
     char path[AQ_RUN_PATH_BYTES], text[128];
     AQ_TRY(aq_run_path(checkpoint, "complete", path));
-    const int count = snprintf(text, sizeof text, "{\"step\":%llu,\"older\":%llu,\"plan_hash\":\"%016llx\"}\n",
-                               (unsigned long long)mark->step, (unsigned long long)mark->older,
-                               (unsigned long long)mark->plan_hash);
+    const int count =
+        snprintf(text, sizeof text, "{\"step\":%llu,\"older\":%llu,\"plan_hash\":\"%016llx\"}\n",
+                 (unsigned long long)mark->step, (unsigned long long)mark->older, (unsigned long long)mark->plan_hash);
     return aq_run_write(path, text, (size_t)count);
 }
 
@@ -246,13 +249,15 @@ enum aq_status aq_run_marks(const char *checkpoint, uint64_t *steps, uint32_t ro
     return AQ_OK;
 }
 
-enum aq_status aq_run_lines(const char *path, enum aq_status (*visit)(const json_t *line, void *context), void *context)
+enum aq_status aq_run_lines_of_crash(const char *path, enum aq_status (*visit)(const json_t *line, void *context),
+                                     void *context, uint64_t *broken)
 {
     char *text;
     size_t count;
     AQ_TRY(aq_run_read(path, METRICS_BYTES_MAX, &text, &count));
     enum aq_status status = AQ_OK;
     uint64_t number = 0;
+    *broken = 0;
     for (size_t at = 0; at < count && status == AQ_OK;) {
         const char *newline = memchr(text + at, '\n', count - at);
         if (!newline) break; /* torn by a crash, or still being written */
@@ -262,23 +267,40 @@ enum aq_status aq_run_lines(const char *path, enum aq_status (*visit)(const json
         at += length + 1;
         if (json_is_object(line))
             status = visit(line, context);
-        else if (at < count)
-            status = aq_fail(AQ_CORRUPT, "run", "%s:%llu is no JSON object", path, (unsigned long long)number);
+        else if (at < count && *broken == 0)
+            *broken = number;
         json_decref(line);
     }
     aq_free(text);
     return status;
 }
 
+static enum aq_status broken_line(const char *path, uint64_t number)
+{
+    return aq_fail(AQ_CORRUPT, "run", "%s:%llu is no JSON object", path, (unsigned long long)number);
+}
+
+enum aq_status aq_run_lines(const char *path, enum aq_status (*visit)(const json_t *line, void *context), void *context)
+{
+    uint64_t broken;
+    AQ_TRY(aq_run_lines_of_crash(path, visit, context, &broken));
+    return broken ? broken_line(path, broken) : AQ_OK;
+}
+
 struct rewind {
     FILE *file;
     uint64_t step;
     double seconds;
+    uint64_t lines; /* so far                                           */
+    uint64_t there; /* which of them was that of the step; 0: not yet   */
 };
 
 static enum aq_status rewind_line(const json_t *line, void *context)
 {
     struct rewind *rewind = context;
+    rewind->lines++;
+    if (aq_control_is(line, "event", "step") && aq_control_u64_or(line, "step", 0) == rewind->step)
+        rewind->there = rewind->lines;
     const bool restart = aq_control_is(line, "event", "restart");
     if (!restart && aq_control_u64_or(line, "step", 0) > rewind->step) return AQ_OK;
     if (aq_control_is(line, "event", "end")) return AQ_OK;
@@ -296,8 +318,15 @@ enum aq_status aq_run_rewind(const char *path, uint64_t step, double *seconds)
         return aq_fail(AQ_INVAL, "run", "the path %.80s... is too long", path);
     struct rewind rewind = {.file = fopen(aside, "we"), .step = step};
     if (!rewind.file) return aq_fail_errno("run", "cannot write %s", aside);
-    enum aq_status status = aq_run_lines(path, rewind_line, &rewind);
+    uint64_t broken = 0;
+    enum aq_status status = aq_run_lines_of_crash(path, rewind_line, &rewind, &broken);
     if (status == AQ_NOTFOUND) status = AQ_OK;
+    /* Up to the checkpoint's step it was synced; a loss of power may have left holes in what came after. */
+    if (status == AQ_OK && broken && step > 0 && (rewind.there == 0 || rewind.there >= broken))
+        status = broken_line(path, broken);
+    else if (broken)
+        aq_log("run", 1, "%s: damaged after step %llu, from line %llu on: dropped", path, (unsigned long long)step,
+               (unsigned long long)broken);
     if (status == AQ_OK && (fflush(rewind.file) != 0 || fsync(fileno(rewind.file)) != 0))
         status = aq_fail_errno("run", "cannot write %s", aside);
     fclose(rewind.file);
@@ -307,5 +336,5 @@ enum aq_status aq_run_rewind(const char *path, uint64_t step, double *seconds)
         return status;
     }
     *seconds = rewind.seconds;
-    return sync_folder_of(path);
+    return aq_run_sync_folder_of(path);
 }

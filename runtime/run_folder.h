@@ -21,8 +21,12 @@ enum { AQ_RUN_PATH_BYTES = 4096 };
 /* folder/name into path (AQ_RUN_PATH_BYTES). AQ_INVAL: longer than any path. */
 enum aq_status aq_run_path(const char *folder, const char *name, char *path);
 
-/* mkdir -p. AQ_REFUSED, AQ_NOSPC, AQ_IO, AQ_INVAL (something else stands there). */
+/* mkdir -p; the names of new folders are on disk. AQ_REFUSED, AQ_NOSPC, AQ_IO, AQ_INVAL (something else stands there).
+ */
 enum aq_status aq_run_make_folder(const char *path);
+
+/* The name at `path` is on disk after this, new, renamed or gone. */
+enum aq_status aq_run_sync_folder_of(const char *path);
 
 /* Write the whole file aside, sync it, rename it, sync its folder: after a crash there is the old one or this one. */
 enum aq_status aq_run_write(const char *path, const char *bytes, size_t count);
@@ -67,5 +71,10 @@ enum aq_status aq_run_rewind(const char *path, uint64_t step, double *seconds);
  */
 enum aq_status aq_run_lines(const char *path, enum aq_status (*visit)(const json_t *line, void *context),
                             void *context);
+
+/* The same for a file that a loss of power may have left with holes: unreadable lines are passed over, *broken gets the
+ * number of the first (0: none). */
+enum aq_status aq_run_lines_of_crash(const char *path, enum aq_status (*visit)(const json_t *line, void *context),
+                                     void *context, uint64_t *broken);
 
 #endif

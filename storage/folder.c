@@ -83,6 +83,28 @@ static enum aq_status lock_take(struct aq_folder *folder, bool make)
     return status;
 }
 
+static enum aq_status sync_path(const char *path)
+{
+    const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd == -1) return aq_fail_errno("cache", "open %s", path);
+    const int result = fsync(fd);
+    const int error = errno;
+    close(fd);
+    errno = error;
+    return result == -1 && error != EINVAL ? aq_fail_errno("cache", "sync %s", path) : AQ_OK;
+}
+
+/* A new folder's own name is in the folder around it: until that is synced, what is synced inside may vanish. */
+static enum aq_status make_folder(const char *path)
+{
+    if (mkdir(path, 0700) == -1) return errno == EEXIST ? AQ_OK : aq_fail_errno("cache", "make the folder %s", path);
+    char *around = NULL;
+    AQ_TRY(text_join(path, "..", &around));
+    const enum aq_status status = sync_path(around);
+    aq_free(around);
+    return status;
+}
+
 enum aq_status aq_folder_open(const char *path, bool make, struct aq_folder *out)
 {
     enum aq_status status = AQ_OK;
@@ -90,10 +112,7 @@ enum aq_status aq_folder_open(const char *path, bool make, struct aq_folder *out
     AQ_TRY_GOTO(text_join(path, "", &folder.path), out);
     AQ_TRY_GOTO(text_join(path, "index.mdb", &folder.index_path), out);
     AQ_TRY_GOTO(text_join(path, "slab", &folder.slab_path), out);
-    if (make && mkdir(path, 0700) == -1 && errno != EEXIST) {
-        status = aq_fail_errno("cache", "make the folder %s", path);
-        goto out;
-    }
+    if (make) AQ_TRY_GOTO(make_folder(path), out);
     struct stat stat_of;
     if (stat(path, &stat_of) == -1) {
         status = aq_fail_errno("cache", "the folder %s", path);
@@ -205,13 +224,7 @@ enum aq_status aq_folder_slab_make(struct aq_folder *folder, bool direct, const 
 
 enum aq_status aq_folder_sync(const struct aq_folder *folder)
 {
-    const int fd = open(folder->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd == -1) return aq_fail_errno("cache", "open %s", folder->path);
-    const int result = fsync(fd);
-    const int error = errno;
-    close(fd);
-    errno = error;
-    return result == -1 && error != EINVAL ? aq_fail_errno("cache", "sync %s", folder->path) : AQ_OK;
+    return sync_path(folder->path);
 }
 
 enum aq_status aq_folder_cells(const struct aq_folder *folder, uint64_t *out)

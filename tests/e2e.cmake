@@ -1,6 +1,9 @@
 # Whole jobs, as a user runs them. Those that kill and cut take longer: they are not quick.
 if(TARGET aqpipe)
-  foreach(scenario equal apart cut codecs bad_input resume restart restart_daemon lost_disk outage long_outage dials
+  add_library(power_loss MODULE power_loss.c)
+  target_link_libraries(power_loss PRIVATE aq_flags ${CMAKE_DL_LIBS})
+  set_target_properties(power_loss PROPERTIES LIBRARY_OUTPUT_DIRECTORY $<TARGET_FILE_DIR:aqpipe>)
+  foreach(scenario equal apart cut codecs bad_input resume restart restart_daemon lost_disk outage long_outage dials power
       replicas replicas_resume replicas_bad_input)
     add_test(NAME e2e_${scenario}
       COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e $<TARGET_FILE_DIR:aqpipe> ${scenario})

@@ -146,6 +146,15 @@ static void test_rewind_drops_what_comes_after_and_a_torn_line(void **state)
     put("metrics.jsonl", "{\"event\":\"start\"}\nnonsense\n{\"event\":\"step\",\"step\":1}\n");
     assert_int_equal(aq_run_rewind(in_folder("metrics.jsonl"), 1, &seconds), AQ_CORRUPT);
     assert_non_null(strstr(last_line, "metrics.jsonl:2"));
+    /* A hole behind the step's own line is what a loss of power leaves: dropped with all that follows. */
+    put("metrics.jsonl", "{\"event\":\"start\"}\n{\"event\":\"step\",\"step\":1}\n\1\2\3ep\":2}\n"
+                         "{\"event\":\"step\",\"step\":3}\n");
+    assert_int_equal(aq_run_rewind(in_folder("metrics.jsonl"), 1, &seconds), AQ_OK);
+    assert_int_equal(aq_run_read(in_folder("metrics.jsonl"), 10000, &text, NULL), AQ_OK);
+    assert_string_equal(text, "{\"event\":\"start\"}\n{\"event\":\"step\",\"step\":1}\n");
+    aq_free(text);
+    put("metrics.jsonl", "{\"event\":\"start\"}\nnonsense\n{\"event\":\"step\",\"step\":1}\n");
+    assert_int_equal(aq_run_rewind(in_folder("metrics.jsonl"), 3, &seconds), AQ_CORRUPT);
     seconds = 0;
     assert_int_equal(aq_run_rewind(in_folder("absent.jsonl"), 1, &seconds), AQ_OK);
     assert_true(seconds == 0);
