@@ -43,9 +43,8 @@ if(CMAKE_BUILD_TYPE STREQUAL "Release")
   set(CMAKE_CUDA_FLAGS_RELEASE "-O3 -lineinfo -DNDEBUG")
 endif()
 
-# "80, 90, 100": what the program says where a GPU is none of them.
-string(REGEX REPLACE "-(real|virtual)" "" AQ_CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}")
-list(JOIN AQ_CUDA_ARCHITECTURES ", " AQ_CUDA_ARCHITECTURES)
+# What the program says, and asks, where a GPU is none of them.
+list(JOIN CMAKE_CUDA_ARCHITECTURES "," AQ_CUDA_ARCHITECTURES)
 
 # Kernels: the house's warnings, and contraction off everywhere, as for C: decode must give the CPU's bits, and a kernel that
 # wants a fused multiply-add says so (fmaf).

@@ -70,6 +70,7 @@ struct aq_plan_stage {
     struct aq_plan_line lines[AQ_PLAN_LINES_MAX];
     uint32_t line_count;
     uint64_t memory_bytes; /* the sum of the lines                                                              */
+    uint64_t device_bytes; /* of them on the device: the host's too where that is a CPU                         */
     uint64_t cache_bytes;  /* on disk ("memory": in RAM): samples x messages x sides, two versions between marks */
 };
 

@@ -44,9 +44,11 @@ enum aq_status aq_plan_fits(const struct aq_plan *plan, uint64_t memory_bytes)
         const uint32_t s = r % plan->stage_count;
         const struct aq_plan_stage *stage = &plan->stages[s];
         const struct aq_job_stage *place = &plan->job->pipeline.stages[r];
-        if (place->host || strcmp(place->device, "cuda") == 0) continue;
-        sum += stage->memory_bytes;
-        for (uint32_t i = 0; i < stage->line_count; i++)
+        if (place->host) continue;
+        /* What is on a GPU is weighed when the stage opens it: the launcher may sit elsewhere. */
+        const bool gpu = strcmp(place->device, "cuda") == 0;
+        sum += stage->memory_bytes - (gpu ? stage->device_bytes : 0);
+        for (uint32_t i = 0; !gpu && i < stage->line_count; i++)
             if (stage->lines[i].bytes > largest) {
                 largest = stage->lines[i].bytes;
                 worst = s;

@@ -61,14 +61,33 @@ static enum aq_status open_plan(struct aq_worker *w, const json_t *start)
     return AQ_OK;
 }
 
+/* All that the plan puts on the device, in one allocation. */
+static enum aq_status reserve(struct aq_worker *w)
+{
+    struct aq_text what = {0};
+    uint64_t bytes = 0;
+    aq_text_add(&what, "stage %u:", w->rank);
+    for (uint32_t i = 0; i < w->me->line_count && bytes < w->me->device_bytes; i++) {
+        char number[AQ_TEXT_NUMBER];
+        bytes += w->me->lines[i].bytes;
+        aq_text_add(&what, " %s %s", w->me->lines[i].name, aq_text_size(w->me->lines[i].bytes, number));
+    }
+    const enum aq_status status = aq_device_reserve(w->device, w->me->device_bytes, aq_text_of(&what));
+    aq_text_deinit(&what);
+    return status;
+}
+
 static enum aq_status open_stage(struct aq_worker *w)
 {
     const struct aq_job_stage *place = &w->job->pipeline.stages[w->rank];
     const struct aq_device_config device = {.kind = place->device,
                                             .index = place->device_index,
-                                            .threads = aq_job_threads(w->job, w->rank, aq_thread_cores())};
+                                            .threads = aq_job_threads(w->job, w->rank, aq_thread_cores()),
+                                            .owner = aq_digest_seeded(w->run_folder, strlen(w->run_folder),
+                                                                      w->plan->job_digest) | 1};
     struct aq_device_info info;
     AQ_TRY(aq_device_open(&device, &w->device));
+    AQ_TRY(reserve(w));
     aq_device_info(w->device, &info);
     aq_log("worker", 2, "stage %u of replica %u on %s", w->position, w->replica, info.name);
     AQ_TRY(aq_device_stream_open(w->device, &w->stream));

@@ -65,6 +65,7 @@ struct gpt2_work {
     void *dattention; /* gradient of attention's output, type                           */
     void *du;         /* gradient before GELU, type                                      */
     float *dqkv;
+    uint16_t *dqkv_rounded; /* for a device that wants it so */
     float *logits; /* a chunk of rows; in backward their gradient */
 };
 
@@ -86,6 +87,7 @@ struct gpt2 {
 
 struct gpt2_shape {
     bool first, last, inference;
+    bool rounds; /* the device wants bf16 operands in bf16 */
     bool shared; /* one set of kept activations serves all blocks */
     uint32_t first_block, blocks;
     uint64_t B, T, C, H, V, rows;
@@ -119,6 +121,19 @@ enum aq_status gpt2_forward(void *state, uint32_t slot, const struct aq_stage_in
                             struct aq_stage_loss *loss, struct aq_stream *stream);
 enum aq_status gpt2_backward(void *state, uint32_t slot, const float *dy, float *dx, struct aq_stream *stream);
 enum aq_status gpt2_logits(void *state, uint32_t slot, uint32_t position, float *logits, struct aq_stream *stream);
+
+/* Weights as products read them: fp32, or the device's bf16 copy. */
+struct gpt2_operand {
+    const void *at;
+    enum aq_element type;
+};
+
+static inline struct gpt2_operand gpt2_operand(const struct gpt2 *gpt2, const float *weights)
+{
+    const struct aq_stage *stage = gpt2->stage;
+    if (!stage->rounded) return (struct gpt2_operand){weights, AQ_F32};
+    return (struct gpt2_operand){stage->rounded + (weights - stage->parameters), AQ_BF16};
+}
 
 static inline uint64_t gpt2_type_bytes(enum aq_element type)
 {

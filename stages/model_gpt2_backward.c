@@ -35,15 +35,16 @@ static struct aq_matmul input_gradient(const struct gpt2 *gpt2, uint64_t rows, u
                                        const void *dy, enum aq_element dy_type, const float *w, void *dx,
                                        enum aq_element dx_type)
 {
+    const struct gpt2_operand b = gpt2_operand(gpt2, w);
     return (struct aq_matmul){.M = rows,
                               .N = in,
                               .K = out,
                               .a = dy,
                               .a_stride = out,
                               .a_type = dy_type,
-                              .b = w,
+                              .b = b.at,
                               .b_stride = out,
-                              .b_type = AQ_F32,
+                              .b_type = b.type,
                               .b_transposed = true,
                               .compute = gpt2->type,
                               .c = dx,
@@ -136,9 +137,17 @@ static enum aq_status attention_backward(const struct gpt2 *gpt2, const struct g
                                            .dout = work->dattention,
                                            .dqkv = work->dqkv};
     AQ_TRY(aq_device_attention_backward(gpt2->device, &attention, stream));
-    AQ_TRY(weight_gradient(gpt2, rows, C, 3 * C, kept->norm1, work->dqkv, AQ_F32, g->qkv_weight, stream));
+    const struct aq_dropout_apply round = {.samples = 1,
+                                           .sample_elements = rows * 3 * C,
+                                           .x = work->dqkv,
+                                           .y = work->dqkv_rounded,
+                                           .y_type = AQ_BF16};
+    if (work->dqkv_rounded) AQ_TRY(aq_device_dropout(gpt2->device, &round, stream));
+    const void *dqkv = work->dqkv_rounded ? (const void *)work->dqkv_rounded : work->dqkv;
+    const enum aq_element dqkv_type = work->dqkv_rounded ? AQ_BF16 : AQ_F32;
+    AQ_TRY(weight_gradient(gpt2, rows, C, 3 * C, kept->norm1, dqkv, dqkv_type, g->qkv_weight, stream));
     AQ_TRY(aq_device_column_sum(gpt2->device, work->dqkv, AQ_F32, rows, 3 * C, 3 * C, g->qkv_bias, stream));
-    args = input_gradient(gpt2, rows, C, 3 * C, work->dqkv, AQ_F32, w->qkv_weight, work->dnorm, AQ_F32);
+    args = input_gradient(gpt2, rows, C, 3 * C, dqkv, dqkv_type, w->qkv_weight, work->dnorm, AQ_F32);
     AQ_TRY(aq_device_matmul(gpt2->device, &args, stream));
     return norm_gradient(gpt2, rows, x, w->norm1_weight, kept->mean1, kept->rstd1, dx, g->norm1_weight, g->norm1_bias,
                          stream);
@@ -151,15 +160,16 @@ static enum aq_status head_chunk_backward(const struct gpt2 *gpt2, const struct 
     const struct aq_model_config *model = &gpt2->stage->config.model;
     const uint64_t C = model->channels, V = model->vocabulary, twice = gpt2->type == AQ_BF16 ? 2 : 1;
     const uint8_t *norm = (const uint8_t *)slot->norm + first * C * gpt2_type_bytes(gpt2->type);
+    const struct gpt2_operand weights = gpt2_operand(gpt2, gpt2->weights.head);
     struct aq_matmul args = {.M = rows,
                              .N = C,
                              .K = V,
                              .a = gpt2->work.logits,
                              .a_stride = gpt2->head_stride * twice,
                              .a_type = gpt2->type,
-                             .b = gpt2->weights.head,
+                             .b = weights.at,
                              .b_stride = C,
-                             .b_type = AQ_F32,
+                             .b_type = weights.type,
                              .compute = gpt2->type,
                              .c = gpt2->work.dnorm + first * C,
                              .c_stride = C,

@@ -36,19 +36,20 @@ static enum aq_status keys_make(const struct gpt2 *gpt2, struct gpt2_slot *slot,
     return aq_device_copy(gpt2->device, slot->keys, slot->host_keys, bytes, stream);
 }
 
-static struct aq_matmul product(uint64_t M, uint64_t N, uint64_t K, const void *a, enum aq_element type, const float *b,
-                                void *c, enum aq_element c_type, const float *bias)
+static struct aq_matmul product(const struct gpt2 *gpt2, uint64_t M, uint64_t N, uint64_t K, const void *a,
+                                const float *weights, void *c, enum aq_element c_type, const float *bias)
 {
+    const struct gpt2_operand b = gpt2_operand(gpt2, weights);
     return (struct aq_matmul){.M = M,
                               .N = N,
                               .K = K,
                               .a = a,
                               .a_stride = K,
-                              .a_type = type,
-                              .b = b,
+                              .a_type = gpt2->type,
+                              .b = b.at,
                               .b_stride = N,
-                              .b_type = AQ_F32,
-                              .compute = type,
+                              .b_type = b.type,
+                              .compute = gpt2->type,
                               .c = c,
                               .c_stride = N,
                               .c_type = c_type,
@@ -80,7 +81,7 @@ enum aq_status gpt2_block_forward(const struct gpt2 *gpt2, const struct gpt2_slo
     const enum aq_element type = gpt2->type;
 
     AQ_TRY(layernorm(gpt2, rows, x, w->norm1_weight, w->norm1_bias, kept->norm1, kept->mean1, kept->rstd1, stream));
-    struct aq_matmul args = product(rows, 3 * C, C, kept->norm1, type, w->qkv_weight, kept->qkv, type, w->qkv_bias);
+    struct aq_matmul args = product(gpt2, rows, 3 * C, C, kept->norm1, w->qkv_weight, kept->qkv, type, w->qkv_bias);
     AQ_TRY(aq_device_matmul(gpt2->device, &args, stream));
     const struct aq_attention attention = {.samples = slot->samples,
                                            .T = slot->T,
@@ -93,7 +94,7 @@ enum aq_status gpt2_block_forward(const struct gpt2 *gpt2, const struct gpt2_slo
                                            .lse = kept->lse,
                                            .dropout = gpt2_dropout(gpt2, slot, block + 1, GPT2_SITE_ATTENTION)};
     AQ_TRY(aq_device_attention(gpt2->device, &attention, stream));
-    args = product(rows, C, C, kept->attention, type, w->projection_weight, kept->middle, AQ_F32, w->projection_bias);
+    args = product(gpt2, rows, C, C, kept->attention, w->projection_weight, kept->middle, AQ_F32, w->projection_bias);
     args.after = AQ_AFTER_RESIDUAL;
     args.other = (void *)(uintptr_t)x; /* read only for a residual */
     args.dropout = gpt2_dropout(gpt2, slot, block + 1, GPT2_SITE_PROJECTION);
@@ -102,12 +103,12 @@ enum aq_status gpt2_block_forward(const struct gpt2 *gpt2, const struct gpt2_slo
 
     AQ_TRY(layernorm(gpt2, rows, kept->middle, w->norm2_weight, w->norm2_bias, kept->norm2, kept->mean2, kept->rstd2,
                      stream));
-    args = product(rows, 4 * C, C, kept->norm2, type, w->fc_weight, kept->after_gelu, type, w->fc_bias);
+    args = product(gpt2, rows, 4 * C, C, kept->norm2, w->fc_weight, kept->after_gelu, type, w->fc_bias);
     args.after = AQ_AFTER_GELU;
     args.other = kept->before_gelu;
     AQ_TRY(aq_device_matmul(gpt2->device, &args, stream));
     if (!y) return AQ_OK;
-    args = product(rows, C, 4 * C, kept->after_gelu, type, w->mlp_weight, y, AQ_F32, w->mlp_bias);
+    args = product(gpt2, rows, C, 4 * C, kept->after_gelu, w->mlp_weight, y, AQ_F32, w->mlp_bias);
     args.after = AQ_AFTER_RESIDUAL;
     args.other = kept->middle;
     args.dropout = gpt2_dropout(gpt2, slot, block + 1, GPT2_SITE_MLP);
@@ -173,7 +174,7 @@ enum aq_status gpt2_head_chunk(const struct gpt2 *gpt2, const struct gpt2_slot *
     const struct aq_model_config *model = &gpt2->stage->config.model;
     const uint64_t C = model->channels, V = model->vocabulary;
     const uint8_t *norm = (const uint8_t *)slot->norm + first * C * gpt2_type_bytes(gpt2->type);
-    struct aq_matmul args = product(rows, V, C, norm, gpt2->type, gpt2->weights.head, gpt2->work.logits, AQ_F32, NULL);
+    struct aq_matmul args = product(gpt2, rows, V, C, norm, gpt2->weights.head, gpt2->work.logits, AQ_F32, NULL);
     args.b_transposed = true;
     args.b_stride = C;
     args.c_stride = gpt2->head_stride;
@@ -258,7 +259,7 @@ enum aq_status gpt2_logits(void *state, uint32_t index, uint32_t position, float
     if (position >= slot->T)
         return aq_fail(AQ_INVAL, "stage", "logits of position %u: the last forward had %u tokens", position, slot->T);
     const uint8_t *norm = (const uint8_t *)slot->norm + position * C * gpt2_type_bytes(gpt2->type);
-    struct aq_matmul args = product(1, V, C, norm, gpt2->type, gpt2->weights.head, gpt2->work.logits, AQ_F32, NULL);
+    struct aq_matmul args = product(gpt2, 1, V, C, norm, gpt2->weights.head, gpt2->work.logits, AQ_F32, NULL);
     args.b_transposed = true;
     args.b_stride = C;
     AQ_TRY(aq_device_matmul(gpt2->device, &args, stream));

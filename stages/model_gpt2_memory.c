@@ -24,6 +24,7 @@ struct gpt2_shape gpt2_shape(const struct aq_stage_config *config)
                                .H = model->heads,
                                .V = model->vocabulary,
                                .rows = (uint64_t)config->B * config->T,
+                               .rounds = config->rounds && config->precision == AQ_STAGE_BF16,
                                .type = config->precision == AQ_STAGE_BF16 ? AQ_BF16 : AQ_F32};
     const uint32_t first = shape.first ? 1 : config->layer_first;
     const uint32_t end = shape.last ? config->layer_end - 1 : config->layer_end;
@@ -114,6 +115,7 @@ void gpt2_place_work(const struct gpt2_shape *shape, struct aq_arena *arena, str
     work->dattention = aq_arena_take(arena, N * typed);
     work->du = aq_arena_take(arena, 4 * N * typed);
     work->dqkv = aq_arena_take(arena, 3 * N * sizeof(float));
+    if (shape->rounds) work->dqkv_rounded = aq_arena_take(arena, 3 * N * sizeof *work->dqkv_rounded);
 }
 
 void gpt2_measure(const struct aq_stage_config *config, struct stage_memory *out)

@@ -91,6 +91,8 @@ enum aq_status aq_stage_measure(const struct aq_stage_config *config, struct aq_
     for (uint32_t i = 0; i < count; i++) out->parameters += tensors[i].count;
     out->parameter_bytes = out->parameters * sizeof(float);
     out->gradient_bytes = config->inference ? 0 : out->parameter_bytes;
+    if (config->rounds && config->precision == AQ_STAGE_BF16)
+        out->parameter_bytes += out->parameters * sizeof(uint16_t);
     aq_free(memory);
     return AQ_OK;
 }
@@ -106,6 +108,8 @@ static enum aq_status buffers_open(struct aq_stage *stage)
     stage->forwarded = memory;
     AQ_TRY(aq_device_alloc(stage->device, AQ_MEMORY_DEVICE, size->parameter_bytes, &memory));
     stage->parameters = memory;
+    if (stage->config.rounds && stage->config.precision == AQ_STAGE_BF16)
+        stage->rounded = (uint16_t *)(stage->parameters + size->parameters);
     if (size->gradient_bytes) {
         AQ_TRY(aq_device_alloc(stage->device, AQ_MEMORY_DEVICE, size->gradient_bytes, &memory));
         stage->gradients = memory;
@@ -120,13 +124,17 @@ static enum aq_status buffers_open(struct aq_stage *stage)
 enum aq_status aq_stage_open(struct aq_device *device, const struct aq_stage_config *config, struct aq_stage **out)
 {
     struct aq_stage_size size;
-    AQ_TRY(aq_stage_measure(config, &size));
+    struct aq_device_info info;
+    struct aq_stage_config mine = *config;
+    aq_device_info(device, &info);
+    mine.rounds = info.rounds;
+    AQ_TRY(aq_stage_measure(&mine, &size));
     void *memory = NULL;
     AQ_TRY(aq_alloc(sizeof(struct aq_stage), &memory));
     struct aq_stage *stage = memory;
     stage->device = device;
     stage->model = model_find(config->model.kind);
-    stage->config = *config;
+    stage->config = mine;
     stage->config.model.kind = stage->model->kind; /* the caller's text may go */
     stage->size = size;
     stage->tensor_count = stage->model->tensors(config, NULL);
@@ -194,9 +202,17 @@ enum aq_status aq_stage_init(struct aq_stage *stage, uint64_t seed)
     return aq_stage_parameters_changed(stage, NULL);
 }
 
-/* Products read the fp32 weights and round them on their way into packed panels: there are no copies to refresh. */
+/*
+ * On a CPU products read the fp32 weights and round them on their way into packed panels: there is no copy to refresh.
+ */
 enum aq_status aq_stage_parameters_changed(struct aq_stage *stage, struct aq_stream *stream)
 {
+    const struct aq_dropout_apply round = {.samples = 1,
+                                           .sample_elements = stage->size.parameters,
+                                           .x = stage->parameters,
+                                           .y = stage->rounded,
+                                           .y_type = AQ_BF16};
+    if (stage->rounded) AQ_TRY(aq_device_dropout(stage->device, &round, stream));
     return aq_device_stream_sync(stage->device, stream);
 }
 

@@ -46,6 +46,7 @@ struct aq_stage {
     struct aq_tensor_info *tensors;
     uint32_t tensor_count;
     float *parameters, *gradients; /* flat; gradients NULL for inference */
+    uint16_t *rounded;             /* parameters in bf16, where the device wants them so and precision is bf16 */
     void *slots;                   /* config.slots times size.slot_bytes */
     void *workspace;
     bool *forwarded; /* of each slot: a backward may follow */

@@ -1,18 +1,24 @@
 /*
- * cuda_device.h -- what the files of the CUDA backend share: which GPU it is, and how CUDA's errors become ours.
+ * cuda_device.h -- what the files of the CUDA backend share: the device, and how CUDA's errors become ours.
  *
- * Map: cuda_probe.c which GPU, and why not.
+ * Map: cuda_probe.c which GPU, why not, and whose; device_cuda.c memory, streams, events; cuda_matmul.c matrix products
+ * (cuBLASLt); cuda_math.c the rest of device_math.h, which cuda_*.cu compute.
  */
 #ifndef AQ_CUDA_DEVICE_H
 #define AQ_CUDA_DEVICE_H
 
 #include <cuda_runtime_api.h>
 
+#include "cuda_kernels.h"
 #include "device_ops.h"
 
 enum {
     CUDA_TEXT_BYTES = 512,
-    CUDA_MAJOR_MIN = 8 /* compute capability: bf16 products and asynchronous copies to shared memory begin there */
+    CUDA_MAJOR_MIN = 8, /* compute capability: bf16 products and asynchronous copies to shared memory begin there */
+    CUDA_GRAIN = 512,   /* every piece of device memory starts on a multiple of it: more than any kernel asks for */
+    CUDA_PART_BYTES = AQ_CUDA_SCRATCH_BYTES, /* of a stream's scratch: the kernels', or the sums of a product ... */
+    CUDA_PARTS = 3,                 /* ... and its two operands, where it wants them in another type          */
+    CUDA_WORKSPACE_BYTES = 32 << 20 /* of each stream: cuBLASLt's, what NVIDIA names for Hopper               */
 };
 
 /* A GPU that this build can run on. */
@@ -32,8 +38,57 @@ struct cuda_probe {
  */
 enum aq_status cuda_probe(uint32_t index, struct cuda_probe *out, char *why);
 
+/*
+ * Take the GPU for an owner, for as long as *fd is open: processes of one owner share it, another's get AQ_REFUSED and
+ * why. A lock file of the machine, which the kernel drops with the process. owner 0 takes nothing: *fd is -1.
+ */
+enum aq_status cuda_take(const struct cuda_probe *probe, uint64_t owner, int *fd, char *why);
+
+/* The same with the file named. AQ_REFUSED (unlogged): somebody else's. */
+enum aq_status cuda_take_file(const char *path, uint64_t owner, int *fd);
+
+/* Does machine code or PTX of this list ("80-real,90-real,100") run on a GPU of that compute capability? */
+bool cuda_architecture_fits(const char *list, int major, int minor);
+
+struct cuda_matmul; /* cuBLASLt, and the algorithms chosen so far: cuda_matmul.c */
+
+struct aq_stream {
+    struct cuda_device *device;
+    cudaStream_t at;
+    uint8_t *scratch;   /* CUDA_PARTS of CUDA_PART_BYTES, then one grain for results; device memory */
+    uint8_t *workspace; /* CUDA_WORKSPACE_BYTES */
+    double *sum;        /* pinned: a result that the host waits for */
+};
+
+struct cuda_device {
+    struct aq_device base;
+    struct cuda_probe probe;
+    int owner_fd;
+    bool check; /* AQ_SYNC=1: wait after every call that enqueues, to find the guilty one (kernels do so themselves) */
+    struct aq_stream *own; /* of calls that name none */
+    struct aq_mutex *lock; /* of the arena */
+    uint8_t *arena;        /* one allocation, from the plan */
+    uint64_t arena_bytes, arena_used;
+    uint32_t arena_pieces;
+    struct cuda_matmul *matmul;
+    char name[128];
+};
+
+static inline struct cuda_device *cuda_device_of(struct aq_device *device)
+{
+    return (struct cuda_device *)device;
+}
+
+static inline struct aq_stream *cuda_stream_of(struct cuda_device *cuda, struct aq_stream *stream)
+{
+    return stream ? stream : cuda->own;
+}
+
 /* A CUDA call that failed: logs the call, where, and CUDA's own words; AQ_NOMEM for want of memory, else AQ_CUDAERR. */
 enum aq_status cuda_failed(cudaError_t error, const char *call, const char *file, int line);
+
+/* After something was enqueued, where AQ_SYNC=1: wait for it. */
+enum aq_status cuda_check(const struct cuda_device *cuda, const struct aq_stream *stream, const char *what);
 
 /* Pass a failure of CUDA up. */
 #define AQ_CUDA(call)                                                                                                  \
@@ -41,5 +96,37 @@ enum aq_status cuda_failed(cudaError_t error, const char *call, const char *file
         const cudaError_t aq_cuda_ = (call);                                                                           \
         if (aq_cuda_ != cudaSuccess) return cuda_failed(aq_cuda_, #call, __FILE__, __LINE__);                          \
     } while (0)
+
+static inline void *cuda_part(const struct aq_stream *stream, uint32_t part)
+{
+    return stream->scratch + (size_t)part * CUDA_PART_BYTES;
+}
+
+/* cuda_math.c */
+enum aq_status cuda_layernorm(struct aq_device *device, const struct aq_layernorm *args, struct aq_stream *stream);
+enum aq_status cuda_layernorm_backward(struct aq_device *device, const struct aq_layernorm_backward *args,
+                                       struct aq_stream *stream);
+enum aq_status cuda_attention(struct aq_device *device, const struct aq_attention *args, struct aq_stream *stream);
+enum aq_status cuda_attention_backward(struct aq_device *device, const struct aq_attention *args,
+                                       struct aq_stream *stream);
+enum aq_status cuda_embedding(struct aq_device *device, const struct aq_embedding *args, struct aq_stream *stream);
+enum aq_status cuda_embedding_backward(struct aq_device *device, const struct aq_embedding_backward *args,
+                                       struct aq_stream *stream);
+enum aq_status cuda_cross_entropy(struct aq_device *device, const struct aq_cross_entropy *args,
+                                  struct aq_stream *stream);
+enum aq_status cuda_column_sum(struct aq_device *device, const void *x, enum aq_element type, uint64_t rows, uint64_t C,
+                               uint64_t stride, float *sums, struct aq_stream *stream);
+enum aq_status cuda_dropout(struct aq_device *device, const struct aq_dropout_apply *args, struct aq_stream *stream);
+enum aq_status cuda_fill_normal(struct aq_device *device, float *x, uint64_t count, struct aq_rng_key key, float std,
+                                float value, struct aq_stream *stream);
+enum aq_status cuda_adamw(struct aq_device *device, const struct aq_adamw *args, struct aq_stream *stream);
+enum aq_status cuda_sgd(struct aq_device *device, const struct aq_sgd *args, struct aq_stream *stream);
+enum aq_status cuda_sum2(struct aq_device *device, const float *x, uint64_t count, double *sum,
+                         struct aq_stream *stream);
+
+/* cuda_matmul.c */
+enum aq_status cuda_matmul_open(struct cuda_device *cuda, struct cuda_matmul **out);
+void cuda_matmul_close(struct cuda_matmul *matmul); /* NULL is fine */
+enum aq_status cuda_matmul(struct aq_device *device, const struct aq_matmul *args, struct aq_stream *stream);
 
 #endif

@@ -3,7 +3,15 @@
  *
  * The program links CUDA's runtime statically, so that it starts on any machine; whether there is a driver shows here.
  */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "cuda_device.h"
 
@@ -53,14 +61,27 @@ static enum aq_status probe_driver(int *count, char *why)
 }
 
 /*
- * Machine code runs on its own major number from its own minor number on, and PTX (the last of the list) on whatever is
- * newer: CUDA itself knows best, once a context is there. What can be said before that is the least.
+ * Does a build for this list ("80-real,90-real,100") run there? Machine code does on its own major number from its own
+ * minor number on; PTX, which comes along where the list does not say real, on all that is newer.
  */
+bool cuda_architecture_fits(const char *list, int major, int minor)
+{
+    for (const char *at = list; *at; at += strcspn(at, ","), at += *at == ',') {
+        char *end;
+        const long number = strtol(at, &end, 10);
+        const bool real = strncmp(end, "-virtual", 8) != 0 && *end != 'f', ptx = strncmp(end, "-real", 5) != 0;
+        if (real && number / 10 == major && number % 10 <= minor) return true;
+        if (ptx && *end != 'a' && number <= major * 10 + minor) return true;
+    }
+    return false;
+}
+
 static enum aq_status probe_architecture(const struct cuda_probe *probe, char *why)
 {
-    if (probe->major >= CUDA_MAJOR_MIN) return AQ_OK;
+    const bool enough = probe->major >= CUDA_MAJOR_MIN;
+    if (enough && cuda_architecture_fits(AQ_CUDA_ARCHITECTURES, probe->major, probe->minor)) return AQ_OK;
     snprintf(why, CUDA_TEXT_BYTES,
-             "device.kind: cuda: GPU %d (%s) has compute capability %d.%d; this build is for sm_ %s; build with "
+             "device.kind: cuda: GPU %d (%s) has compute capability %d.%d; this build is for sm_%s; build with "
              "-DCMAKE_CUDA_ARCHITECTURES=%d%d where the toolkit still has it, or say device: cpu",
              probe->index, probe->name, probe->major, probe->minor, AQ_CUDA_ARCHITECTURES, probe->major, probe->minor);
     return AQ_NODEV;
@@ -99,4 +120,59 @@ enum aq_status cuda_probe(uint32_t index, struct cuda_probe *out, char *why)
         return AQ_NODEV;
     }
     return probe_architecture(out, why);
+}
+
+/*
+ * The lock file of a GPU is one byte long for each owner there can be. Who wants it holds a shared lock on the byte of
+ * its owner, and gets it where nobody holds any other; the looking is done under an exclusive lock of the file as such
+ * (flock, which the others do not see), so that two cannot come at once. The kernel drops both with the process.
+ */
+static enum aq_status take_locked(int fd, uint64_t byte, bool *taken)
+{
+    struct flock mine = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = (off_t)byte, .l_len = 1};
+    struct flock below = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = (off_t)byte};
+    struct flock above = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)byte + 1};
+    AQ_SYS(fcntl(fd, F_OFD_GETLK, &below)); /* byte is at least 1: a length of 0 would be the whole file */
+    AQ_SYS(fcntl(fd, F_OFD_GETLK, &above));
+    *taken = below.l_type == F_UNLCK && above.l_type == F_UNLCK;
+    if (*taken) AQ_SYS(fcntl(fd, F_OFD_SETLK, &mine));
+    return AQ_OK;
+}
+
+enum aq_status cuda_take_file(const char *path, uint64_t owner, int *fd)
+{
+    bool taken = false;
+    const int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (file < 0) return aq_fail_errno("device", "%s", path);
+    (void)fchmod(file, 0666); /* of whoever comes first: others must be able to lock it too */
+    enum aq_status status = AQ_OK;
+    while (flock(file, LOCK_EX) == -1 && status == AQ_OK)
+        if (errno != EINTR) status = aq_fail_errno("device", "%s", path);
+    if (status == AQ_OK) status = take_locked(file, 1 + (owner & (UINT64_MAX >> 2)), &taken);
+    (void)flock(file, LOCK_UN);
+    if (status == AQ_OK && taken) {
+        *fd = file;
+        return AQ_OK;
+    }
+    close(file);
+    return status == AQ_OK ? AQ_REFUSED : status;
+}
+
+enum aq_status cuda_take(const struct cuda_probe *probe, uint64_t owner, int *fd, char *why)
+{
+    char path[256];
+    *fd = -1;
+    if (owner == 0) return AQ_OK;
+    const char *folder = getenv("AQ_GPU_LOCKS");
+    snprintf(path, sizeof path, "%s/aqpipe-gpu-%s.lock", folder && *folder ? folder : "/tmp", probe->uuid);
+    const enum aq_status status = cuda_take_file(path, owner, fd);
+    if (status == AQ_REFUSED)
+        snprintf(why, CUDA_TEXT_BYTES,
+                 "device.index: %d: GPU %d (%s) is in use by another job (%s); stop that one (aqpipe status), or take "
+                 "another GPU",
+                 probe->index, probe->index, probe->name, path);
+    else if (status != AQ_OK)
+        snprintf(why, CUDA_TEXT_BYTES, "device.index: %d: the lock file %s of GPU %d cannot be used", probe->index,
+                 path, probe->index);
+    return status;
 }

@@ -6,10 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if AQ_WITH_CUDA
-#include "cuda_device.h"
-#endif
-
 #define AQ_DEVICE(name) extern const struct aq_device_ops aq_device_##name;
 #include "devices.def"
 #undef AQ_DEVICE
@@ -33,7 +29,6 @@ static const struct aq_device_ops *backend_find(const char *kind)
 static const char *kind_of(const struct aq_device_config *config)
 {
     const char *kind = config->kind ? config->kind : "auto", *apart = getenv("AQ_CPU_APART");
-    if (strcmp(kind, "auto") == 0) kind = "cpu";
     return strcmp(kind, "cpu") == 0 && apart && strcmp(apart, "1") == 0 ? "apart" : kind;
 }
 
@@ -41,17 +36,13 @@ enum aq_status aq_device_open(const struct aq_device_config *config, struct aq_d
 {
     AQ_ASSERT(config && out);
     const char *kind = kind_of(config);
+    if (strcmp(kind, "auto") == 0) {
+        const struct aq_device_ops *gpu = backend_find("cuda");
+        const struct aq_device_config cpu = {.kind = "cpu", .threads = config->threads};
+        return gpu && gpu->open(config, out) == AQ_OK ? AQ_OK : aq_device_open(&cpu, out);
+    }
     const struct aq_device_ops *ops = backend_find(kind);
     if (ops) return ops->open(config, out);
-#if AQ_WITH_CUDA
-    if (strcmp(kind, "cuda") == 0) {
-        struct cuda_probe probe;
-        char why[CUDA_TEXT_BYTES];
-        if (cuda_probe(config->index, &probe, why) != AQ_OK) return aq_fail(AQ_NODEV, "device", "%s", why);
-        return aq_fail(AQ_NODEV, "device", "device.kind: cuda: GPU %u (%s) is here, this build has no kernels for it",
-                       config->index, probe.name);
-    }
-#endif
     if (strcmp(kind, "cuda") == 0)
         return aq_fail(AQ_NODEV, "device", "device.kind: cuda was not built in; use cpu, or build where CUDA is");
     return aq_fail(AQ_INVAL, "device", "device.kind: %s is unknown; say cpu, cuda or auto", kind);
@@ -65,6 +56,11 @@ void aq_device_close(struct aq_device *device)
 void aq_device_info(const struct aq_device *device, struct aq_device_info *out)
 {
     device->ops->info(device, out);
+}
+
+enum aq_status aq_device_reserve(struct aq_device *device, uint64_t bytes, const char *what)
+{
+    return bytes ? device->ops->reserve(device, bytes, what) : AQ_OK;
 }
 
 enum aq_status aq_device_alloc(struct aq_device *device, enum aq_memory_kind kind, size_t bytes, void **out)

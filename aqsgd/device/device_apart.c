@@ -334,6 +334,11 @@ static uint64_t grains(size_t bytes)
     return (bytes / GRAIN_BYTES + 1) * GRAIN_BYTES; /* at least a byte of no man's land behind it */
 }
 
+static enum aq_status apart_reserve(struct aq_device *device, uint64_t bytes, const char *what)
+{
+    return aq_device_reserve(apart_of(device)->inner, bytes, what);
+}
+
 static enum aq_status apart_alloc(struct aq_device *device, enum aq_memory_kind kind, size_t bytes, void **out)
 {
     struct apart *apart = apart_of(device);
@@ -579,6 +584,7 @@ static void apart_info(const struct aq_device *device, struct aq_device_info *ou
     snprintf(name, sizeof name, "apart %.120s", out->name);
     memcpy(out->name, name, sizeof name);
     out->host_memory = false;
+    out->rounds = true; /* as a GPU's: the same bits, rounded once instead of in every product */
 }
 
 static void apart_close(struct aq_device *device)
@@ -624,6 +630,7 @@ const struct aq_device_ops aq_device_apart = {.kind = "apart",
                                               .open = apart_open,
                                               .close = apart_close,
                                               .info = apart_info,
+                                              .reserve = apart_reserve,
                                               .alloc = apart_alloc,
                                               .free = apart_free,
                                               .stream_open = apart_stream_open,

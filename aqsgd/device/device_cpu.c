@@ -143,6 +143,14 @@ static void cpu_info(const struct aq_device *device, struct aq_device_info *out)
     if (pages > 0 && page > 0) out->memory_bytes = (uint64_t)pages * (uint64_t)page;
 }
 
+static enum aq_status cpu_reserve(struct aq_device *device, uint64_t bytes, const char *what)
+{
+    (void)device;
+    (void)bytes;
+    (void)what;
+    return AQ_OK;
+}
+
 static enum aq_status cpu_alloc(struct aq_device *device, enum aq_memory_kind kind, size_t bytes, void **out)
 {
     (void)device;
@@ -237,6 +245,7 @@ const struct aq_device_ops aq_device_cpu = {.kind = "cpu",
                                             .open = cpu_open,
                                             .close = cpu_close,
                                             .info = cpu_info,
+                                            .reserve = cpu_reserve,
                                             .alloc = cpu_alloc,
                                             .free = cpu_free,
                                             .stream_open = cpu_stream_open,

@@ -37,6 +37,7 @@ struct aq_device_config {
     const char *kind; /* "cpu"; "cuda" where it was built in; "auto": cuda where there is a GPU, else cpu */
     uint32_t index;   /* which GPU; 0 on the CPU */
     uint32_t threads; /* CPU pool, the calling thread included; 0: every core this process may use */
+    uint64_t owner;   /* a GPU is for one owner at a time: processes that name the same share it. 0: does not ask */
 };
 
 enum aq_memory_kind {
@@ -50,12 +51,23 @@ struct aq_device_info {
     uint32_t threads;      /* of the pool (1 on a GPU)                            */
     bool host_memory;      /* device pointers may be dereferenced by the host     */
     bool bf16;             /* has a bf16 matrix product faster than fp32          */
+    bool rounds;           /* bf16 products want both operands in bf16 already: who has them in fp32 keeps a copy */
 };
 
-/* AQ_INVAL: unknown kind. AQ_NODEV: built without it, or no such device here; the line says which and what to do. */
+/*
+ * AQ_INVAL: unknown kind. AQ_NODEV: built without it, or no such device here; the line says which and what to do.
+ * AQ_REFUSED: the GPU belongs to another owner. With "auto" a GPU that cannot be had is one line of the log.
+ */
 enum aq_status aq_device_open(const struct aq_device_config *config, struct aq_device **out);
 void aq_device_close(struct aq_device *device); /* NULL is fine */
 void aq_device_info(const struct aq_device *device, struct aq_device_info *out);
+
+/*
+ * One allocation for what a plan says: the device memory that is allocated from here on is cut from it, as long as it
+ * lasts. what: who needs it, for the line of AQ_NOMEM (which says needed and free too); borrowed until return. Does
+ * nothing on a CPU.
+ */
+enum aq_status aq_device_reserve(struct aq_device *device, uint64_t bytes, const char *what);
 
 /* Zeroed; AQ_NOMEM says needed and free. */
 enum aq_status aq_device_alloc(struct aq_device *device, enum aq_memory_kind kind, size_t bytes, void **out);

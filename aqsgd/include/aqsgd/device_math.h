@@ -32,7 +32,8 @@ extern "C" {
 
 enum aq_element {
     AQ_F32 = 0,
-    AQ_BF16 = 1
+    AQ_BF16 = 1,
+    AQ_TF32 = 2 /* of a product's compute alone: fp32 operands, of which a GPU may use the first 10 bits of mantissa */
 };
 
 /*

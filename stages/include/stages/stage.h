@@ -73,6 +73,7 @@ struct aq_stage_config {
     enum aq_stage_precision precision;
     bool recompute;                  /* keep only each block's input, run its forward again in backward */
     bool inference;                  /* no gradients: no gradient buffer, backward is refused           */
+    bool rounds;                     /* count bf16 copies of the weights: for a device that wants them  */
 };
 
 struct aq_stage_size {

@@ -1,0 +1,355 @@
+/*
+ * device_cuda.c -- the CUDA backend's memory, streams and events.
+ *
+ * Streams do not wait for the default stream and nothing here waits for the whole device; what a caller needs in order
+ * it says with events. Device memory is one allocation from the plan (aq_device_reserve), cut in the order of the
+ * asking and given back as a whole; without a plan (benches, tests) every piece is its own.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cuda_device.h"
+
+static const size_t SCRATCH_BYTES = (size_t)CUDA_PARTS * CUDA_PART_BYTES + CUDA_GRAIN;
+
+struct aq_event {
+    cudaEvent_t at;
+};
+
+extern const struct aq_device_ops aq_device_cuda;
+
+enum aq_status cuda_check(const struct cuda_device *cuda, const struct aq_stream *stream, const char *what)
+{
+    if (!cuda->check) return AQ_OK;
+    const cudaError_t error = cudaStreamSynchronize(stream->at);
+    return error == cudaSuccess ? AQ_OK : cuda_failed(error, what, "AQ_SYNC", 1);
+}
+
+/* --- memory ----------------------------------------------------------------------------------------------------- */
+
+static uint64_t grains(uint64_t bytes)
+{
+    return (bytes / CUDA_GRAIN + 1) *
+           CUDA_GRAIN; /* at least a byte behind the last: kernels may look ahead by one load */
+}
+
+static enum aq_status no_memory(const struct cuda_device *cuda, uint64_t bytes, const char *what)
+{
+    size_t free = 0, all = 0;
+    (void)cudaGetLastError(); /* dealt with */
+    if (cudaMemGetInfo(&free, &all) != cudaSuccess) free = all = 0;
+    return aq_fail(AQ_NOMEM, "device", "GPU %d (%s): needs %.2f GiB, %.2f of %.2f GiB are free%s%s", cuda->probe.index,
+                   cuda->probe.name, (double)bytes / 0x1p30, (double)free / 0x1p30, (double)all / 0x1p30,
+                   what ? "; " : "", what ? what : "");
+}
+
+static enum aq_status cuda_reserve(struct aq_device *device, uint64_t bytes, const char *what)
+{
+    struct cuda_device *cuda = cuda_device_of(device);
+    void *memory = NULL;
+    AQ_ASSERT(!cuda->arena);
+    bytes += bytes / 256 + 64 * CUDA_GRAIN; /* the pieces' ends: some dozens */
+    AQ_CUDA(cudaSetDevice(cuda->probe.index));
+    if (cudaMalloc(&memory, bytes) != cudaSuccess) return no_memory(cuda, bytes, what);
+    cuda->arena = memory;
+    cuda->arena_bytes = bytes;
+    return AQ_OK;
+}
+
+/* A piece of the arena; NULL where it is used up or was never taken. */
+static void *arena_cut(struct cuda_device *cuda, uint64_t bytes)
+{
+    void *piece = NULL;
+    aq_mutex_lock(cuda->lock);
+    if (cuda->arena_bytes - cuda->arena_used >= bytes) {
+        piece = cuda->arena + cuda->arena_used;
+        cuda->arena_used += bytes;
+        cuda->arena_pieces++;
+    }
+    aq_mutex_unlock(cuda->lock);
+    return piece;
+}
+
+/* True where the piece was the arena's. The arena begins anew when its last piece has come back. */
+static bool arena_return(struct cuda_device *cuda, const void *memory)
+{
+    const uintptr_t at = (uintptr_t)memory, base = (uintptr_t)cuda->arena;
+    if (!cuda->arena || at < base || at >= base + cuda->arena_bytes) return false;
+    aq_mutex_lock(cuda->lock);
+    AQ_ASSERT(cuda->arena_pieces > 0);
+    if (--cuda->arena_pieces == 0) cuda->arena_used = 0;
+    aq_mutex_unlock(cuda->lock);
+    return true;
+}
+
+static enum aq_status cuda_alloc(struct aq_device *device, enum aq_memory_kind kind, size_t bytes, void **out)
+{
+    struct cuda_device *cuda = cuda_device_of(device);
+    void *memory = NULL;
+    const uint64_t whole = grains(bytes);
+    AQ_CUDA(cudaSetDevice(cuda->probe.index));
+    if (kind == AQ_MEMORY_PINNED) {
+        if (cudaHostAlloc(&memory, whole, cudaHostAllocPortable) != cudaSuccess) {
+            (void)cudaGetLastError();
+            return aq_fail(AQ_NOMEM, "device", "cannot pin %.1f MiB of the host's memory; see ulimit -l",
+                           (double)bytes / 0x1p20);
+        }
+        memset(memory, 0, whole);
+        *out = memory;
+        return AQ_OK;
+    }
+    memory = arena_cut(cuda, whole);
+    if (!memory && cudaMalloc(&memory, whole) != cudaSuccess) return no_memory(cuda, whole, NULL);
+    AQ_CUDA(cudaMemsetAsync(memory, 0, whole, cuda->own->at));
+    AQ_CUDA(cudaStreamSynchronize(cuda->own->at));
+    *out = memory;
+    return AQ_OK;
+}
+
+static void cuda_free(struct aq_device *device, enum aq_memory_kind kind, void *memory, size_t bytes)
+{
+    struct cuda_device *cuda = cuda_device_of(device);
+    (void)bytes;
+    if (kind == AQ_MEMORY_PINNED)
+        (void)cudaFreeHost(memory);
+    else if (!arena_return(cuda, memory))
+        (void)cudaFree(memory);
+}
+
+static enum aq_status cuda_copy(struct aq_device *device, void *to, const void *from, size_t bytes,
+                                struct aq_stream *stream)
+{
+    struct cuda_device *cuda = cuda_device_of(device);
+    stream = cuda_stream_of(cuda, stream);
+    AQ_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream->at));
+    return cuda_check(cuda, stream, "copy");
+}
+
+static enum aq_status cuda_zero(struct aq_device *device, void *to, size_t bytes, struct aq_stream *stream)
+{
+    struct cuda_device *cuda = cuda_device_of(device);
+    stream = cuda_stream_of(cuda, stream);
+    AQ_CUDA(cudaMemsetAsync(to, 0, bytes, stream->at));
+    return cuda_check(cuda, stream, "zero");
+}
+
+/* --- streams and events ----------------------------------------------------------------------------------------- */
+
+static void cuda_stream_close(struct aq_device *device, struct aq_stream *stream)
+{
+    (void)device;
+    if (stream->at) {
+        (void)cudaStreamSynchronize(stream->at);
+        (void)cudaStreamDestroy(stream->at);
+    }
+    if (stream->scratch) (void)cudaFree(stream->scratch);
+    if (stream->workspace) (void)cudaFree(stream->workspace);
+    if (stream->sum) (void)cudaFreeHost(stream->sum);
+    aq_free(stream);
+}
+
+/* The stream's own memory comes with it: two streams never share scratch. */
+static enum aq_status stream_fill(struct cuda_device *cuda, struct aq_stream *stream)
+{
+    void *memory = NULL;
+    AQ_CUDA(cudaSetDevice(cuda->probe.index));
+    AQ_CUDA(cudaStreamCreateWithFlags(&stream->at, cudaStreamNonBlocking));
+    if (cudaMalloc(&memory, SCRATCH_BYTES) != cudaSuccess)
+        return no_memory(cuda, SCRATCH_BYTES, "a stream's scratch memory");
+    stream->scratch = memory;
+    AQ_CUDA(cudaMemsetAsync(memory, 0, SCRATCH_BYTES, stream->at));
+    if (cudaMalloc(&memory, CUDA_WORKSPACE_BYTES) != cudaSuccess)
+        return no_memory(cuda, CUDA_WORKSPACE_BYTES, "a stream's workspace for matrix products");
+    stream->workspace = memory;
+    AQ_CUDA(cudaHostAlloc(&memory, sizeof *stream->sum, cudaHostAllocPortable));
+    stream->sum = memory;
+    return AQ_OK;
+}
+
+static enum aq_status cuda_stream_open(struct aq_device *device, struct aq_stream **out)
+{
+    void *memory = NULL;
+    AQ_TRY(aq_alloc(sizeof(struct aq_stream), &memory));
+    struct aq_stream *stream = memory;
+    stream->device = cuda_device_of(device);
+    const enum aq_status status = stream_fill(stream->device, stream);
+    if (status == AQ_OK)
+        *out = stream;
+    else
+        cuda_stream_close(device, stream);
+    return status;
+}
+
+static enum aq_status cuda_stream_sync(struct aq_device *device, struct aq_stream *stream)
+{
+    AQ_CUDA(cudaStreamSynchronize(cuda_stream_of(cuda_device_of(device), stream)->at));
+    return AQ_OK;
+}
+
+static enum aq_status cuda_event_open(struct aq_device *device, struct aq_event **out)
+{
+    void *memory = NULL;
+    AQ_TRY(aq_alloc(sizeof(struct aq_event), &memory));
+    struct aq_event *event = memory;
+    (void)device;
+    const cudaError_t error = cudaEventCreateWithFlags(&event->at, cudaEventDisableTiming);
+    if (error != cudaSuccess) {
+        aq_free(event);
+        return cuda_failed(error, "cudaEventCreateWithFlags", __FILE__, __LINE__);
+    }
+    *out = event;
+    return AQ_OK;
+}
+
+static void cuda_event_close(struct aq_device *device, struct aq_event *event)
+{
+    (void)device;
+    (void)cudaEventDestroy(event->at);
+    aq_free(event);
+}
+
+static enum aq_status cuda_event_record(struct aq_device *device, struct aq_event *event, struct aq_stream *stream)
+{
+    AQ_CUDA(cudaEventRecord(event->at, cuda_stream_of(cuda_device_of(device), stream)->at));
+    return AQ_OK;
+}
+
+static enum aq_status cuda_event_wait(struct aq_device *device, struct aq_event *event, struct aq_stream *stream)
+{
+    AQ_CUDA(cudaStreamWaitEvent(cuda_stream_of(cuda_device_of(device), stream)->at, event->at, 0));
+    return AQ_OK;
+}
+
+static enum aq_status cuda_event_query(struct aq_device *device, struct aq_event *event)
+{
+    (void)device;
+    const cudaError_t error = cudaEventQuery(event->at);
+    if (error == cudaErrorNotReady) {
+        (void)cudaGetLastError(); /* an answer, no error */
+        return AQ_AGAIN;
+    }
+    return error == cudaSuccess ? AQ_OK : cuda_failed(error, "cudaEventQuery", __FILE__, __LINE__);
+}
+
+/* Host memory is worked on by the calling thread alone: a GPU has no pool. */
+static void cuda_parallel(struct aq_device *device, uint32_t pieces, void (*run)(uint32_t piece, void *context),
+                          void *context)
+{
+    (void)device;
+    for (uint32_t piece = 0; piece < pieces; piece++)
+        run(piece, context);
+}
+
+static uint64_t cuda_scratch_bytes(const struct aq_device *device)
+{
+    (void)device;
+    return SCRATCH_BYTES + CUDA_WORKSPACE_BYTES;
+}
+
+/* --- the device ------------------------------------------------------------------------------------------------- */
+
+static void cuda_close(struct aq_device *device)
+{
+    struct cuda_device *cuda = cuda_device_of(device);
+    cuda_matmul_close(cuda->matmul);
+    if (cuda->own) cuda_stream_close(device, cuda->own);
+    if (cuda->arena) (void)cudaFree(cuda->arena);
+    aq_mutex_close(cuda->lock);
+    if (cuda->owner_fd >= 0) close(cuda->owner_fd);
+    aq_free(cuda);
+}
+
+/* The context is made here: what a probe cannot see (exclusive mode) shows now. */
+static enum aq_status context_open(struct cuda_device *cuda)
+{
+    const cudaError_t error = cudaSetDevice(cuda->probe.index);
+    if (error == cudaSuccess) return AQ_OK;
+    if (error == cudaErrorDevicesUnavailable || error == cudaErrorDeviceUninitialized)
+        return aq_fail(AQ_REFUSED, "device",
+                       "GPU %d (%s) is in exclusive mode and another process has it; see nvidia-smi", cuda->probe.index,
+                       cuda->probe.name);
+    return cuda_failed(error, "cudaSetDevice", __FILE__, __LINE__);
+}
+
+static enum aq_status cuda_open(const struct aq_device_config *config, struct aq_device **out)
+{
+    const bool wanted = config->kind && strcmp(config->kind, "cuda") == 0;
+    const char *check = getenv("AQ_SYNC");
+    struct cuda_probe probe;
+    char why[CUDA_TEXT_BYTES];
+    int fd = -1;
+    enum aq_status status = cuda_probe(config->index, &probe, why);
+    if (status == AQ_OK) status = cuda_take(&probe, config->owner, &fd, why);
+    if (status != AQ_OK) {
+        if (wanted) return aq_fail(status, "device", "%s", why);
+        aq_log("device", 1, "no GPU, the CPU instead: %s", why);
+        return status;
+    }
+    void *memory = NULL;
+    status = aq_alloc(sizeof(struct cuda_device), &memory);
+    if (status != AQ_OK) {
+        if (fd >= 0) close(fd);
+        return status;
+    }
+    struct cuda_device *cuda = memory;
+    cuda->base.ops = &aq_device_cuda;
+    cuda->probe = probe;
+    cuda->owner_fd = fd;
+    cuda->check = check && strcmp(check, "1") == 0;
+    AQ_TRY_GOTO(context_open(cuda), out);
+    AQ_TRY_GOTO(aq_mutex_open(&cuda->lock), out);
+    AQ_TRY_GOTO(cuda_stream_open(&cuda->base, &cuda->own), out);
+    AQ_TRY_GOTO(cuda_matmul_open(cuda, &cuda->matmul), out);
+    snprintf(cuda->name, sizeof cuda->name, "cuda %d: %.60s, sm_%d%d, %d processors, %.1f GiB", probe.index, probe.name,
+             probe.major, probe.minor, probe.processors, (double)probe.memory_bytes / 0x1p30);
+    aq_log("device", 2, "%s", cuda->name);
+    *out = &cuda->base;
+    return AQ_OK;
+out:
+    cuda_close(&cuda->base);
+    return status;
+}
+
+static void cuda_info(const struct aq_device *device, struct aq_device_info *out)
+{
+    const struct cuda_device *cuda = (const struct cuda_device *)device;
+    *out = (struct aq_device_info){
+        .memory_bytes = cuda->probe.memory_bytes, .threads = 1, .host_memory = false, .bf16 = true, .rounds = true};
+    snprintf(out->name, sizeof out->name, "%s", cuda->name);
+}
+
+const struct aq_device_ops aq_device_cuda = {.kind = "cuda",
+                                             .open = cuda_open,
+                                             .close = cuda_close,
+                                             .info = cuda_info,
+                                             .reserve = cuda_reserve,
+                                             .alloc = cuda_alloc,
+                                             .free = cuda_free,
+                                             .stream_open = cuda_stream_open,
+                                             .stream_close = cuda_stream_close,
+                                             .stream_sync = cuda_stream_sync,
+                                             .event_open = cuda_event_open,
+                                             .event_close = cuda_event_close,
+                                             .event_record = cuda_event_record,
+                                             .event_wait = cuda_event_wait,
+                                             .event_query = cuda_event_query,
+                                             .copy = cuda_copy,
+                                             .zero = cuda_zero,
+                                             .parallel = cuda_parallel,
+                                             .scratch_bytes = cuda_scratch_bytes,
+                                             .matmul = cuda_matmul,
+                                             .layernorm = cuda_layernorm,
+                                             .layernorm_backward = cuda_layernorm_backward,
+                                             .attention = cuda_attention,
+                                             .attention_backward = cuda_attention_backward,
+                                             .embedding = cuda_embedding,
+                                             .embedding_backward = cuda_embedding_backward,
+                                             .cross_entropy = cuda_cross_entropy,
+                                             .column_sum = cuda_column_sum,
+                                             .dropout = cuda_dropout,
+                                             .fill_normal = cuda_fill_normal,
+                                             .adamw = cuda_adamw,
+                                             .sgd = cuda_sgd,
+                                             .sum2 = cuda_sum2};

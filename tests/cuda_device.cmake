@@ -1,0 +1,22 @@
+# The CUDA backend on the host: its own sources over a runtime of tests (cuda_host/runtime) and the emulated kernels. Where
+# CUDA itself is built the names are taken, and a GPU is asked instead (label gpu).
+if(NOT COMMAND aq_cuda_test OR AQ_CUDA)
+  return()
+endif()
+add_library(aq_cuda_on_host OBJECT cuda_host/runtime/device_on_host.c cuda_host/runtime/cuda_runtime_host.c)
+target_include_directories(aq_cuda_on_host PUBLIC cuda_host/runtime ${PROJECT_SOURCE_DIR}/aqsgd/device)
+target_link_libraries(aq_cuda_on_host PRIVATE aqsgd aq_flags)
+function(aq_cuda_on_host_test name)
+  aq_cuda_test(${name} ${ARGN})
+  target_sources(${name} PRIVATE $<TARGET_OBJECTS:aq_cuda_on_host>)
+  target_link_libraries(${name} PRIVATE aq_stages)
+  target_include_directories(${name} PRIVATE cuda_host/runtime ${PROJECT_SOURCE_DIR}/aqsgd/device)
+endfunction()
+
+aq_cuda_on_host_test(test_cuda_device LABELS quick)
+# The conformance of devices, of kind cuda alone: with every ending of a product that cuBLASLt has, and with none.
+aq_cuda_on_host_test(conform_device_cuda LABELS conform quick TIMEOUT 300)
+set_tests_properties(conform_device_cuda PROPERTIES ENVIRONMENT "AQ_CONFORM=cuda")
+add_test(NAME conform_device_cuda_plain COMMAND conform_device_cuda)
+set_tests_properties(conform_device_cuda_plain PROPERTIES SKIP_RETURN_CODE 77 LABELS "conform;quick" TIMEOUT 300
+  ENVIRONMENT "AQ_CONFORM=cuda;CUBLASLT_HOST_FUSES=0")

@@ -1,0 +1,74 @@
+/*
+ * cuda_runtime_api.h -- what device_cuda.c uses of CUDA's runtime, on the host: for tests of the CUDA backend without a
+ * GPU. cuda_runtime_host.c does it, kernels run under the launch emulation (cuda_host.h), memory is the host's and
+ * streams are always drained. That the same calls compile against CUDA itself is shown by preset cuda.
+ *
+ * One GPU, sm_90, whose memory is as large as the test says (cuda_runtime_host_memory).
+ */
+#ifndef CUDA_RUNTIME_API_ON_HOST_H
+#define CUDA_RUNTIME_API_ON_HOST_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define CUDART_VERSION 13000
+
+typedef enum cudaError {
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorInsufficientDriver = 35,
+    cudaErrorDevicesUnavailable = 46,
+    cudaErrorNoDevice = 100,
+    cudaErrorDeviceUninitialized = 201,
+    cudaErrorNotReady = 600
+} cudaError_t;
+typedef enum { CUDA_R_32F = 0, CUDA_R_16BF = 14 } cudaDataType_t;
+enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDefault = 4 };
+enum { cudaComputeModeDefault = 0, cudaComputeModeProhibited = 2 };
+enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocPortable = 1 };
+enum cudaDeviceAttr { cudaDevAttrComputeMode = 20 };
+
+struct cudaDeviceProp {
+    char name[256];
+    struct {
+        char bytes[16];
+    } uuid;
+    size_t totalGlobalMem;
+    int major, minor, multiProcessorCount;
+};
+
+typedef struct CUstream_st *cudaStream_t;
+typedef struct CUevent_st *cudaEvent_t;
+
+cudaError_t cudaDriverGetVersion(int *version);
+cudaError_t cudaGetDeviceCount(int *count);
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int index);
+cudaError_t cudaDeviceGetAttribute(int *out, enum cudaDeviceAttr attribute, int index);
+cudaError_t cudaSetDevice(int index);
+cudaError_t cudaGetLastError(void);
+const char *cudaGetErrorString(cudaError_t error);
+const char *cudaGetErrorName(cudaError_t error);
+cudaError_t cudaMalloc(void **out, size_t bytes);
+cudaError_t cudaFree(void *memory);
+cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags);
+cudaError_t cudaFreeHost(void *memory);
+cudaError_t cudaMemGetInfo(size_t *free, size_t *all);
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream);
+cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream);
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags);
+cudaError_t cudaStreamDestroy(cudaStream_t stream);
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags);
+cudaError_t cudaEventDestroy(cudaEvent_t event);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+cudaError_t cudaEventQuery(cudaEvent_t event);
+
+/* For tests: what the driver says of itself (0: there is none), how many GPUs there are, their compute capability. */
+void cuda_runtime_host_driver(int version, int count, int major, int minor);
+/* Bytes of device memory, and how many are out. */
+void cuda_runtime_host_memory(size_t bytes);
+size_t cuda_runtime_host_used(void);
+
+#endif

@@ -1,0 +1,402 @@
+/*
+ * cuda_runtime_host.c -- CUDA's runtime and cuBLASLt on the host. See the two headers.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "aqsgd/base.h"
+#include "cublasLt.h"
+
+static int driver_version = 13000, gpu_count = 1, gpu_major = 9, gpu_minor = 0;
+static size_t memory_all = (size_t)1 << 36, memory_used;
+
+/* --- the device ------------------------------------------------------------------------------------------------- */
+
+void cuda_runtime_host_driver(int version, int count, int major, int minor)
+{
+    driver_version = version;
+    gpu_count = count;
+    gpu_major = major;
+    gpu_minor = minor;
+}
+
+cudaError_t cudaDriverGetVersion(int *version)
+{
+    *version = driver_version;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceCount(int *count)
+{
+    *count = gpu_count;
+    if (driver_version < CUDART_VERSION) return cudaErrorInsufficientDriver;
+    return gpu_count ? cudaSuccess : cudaErrorNoDevice;
+}
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int index)
+{
+    *out = (struct cudaDeviceProp){.name = "the host",
+                                   .uuid = {.bytes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, (char)index}},
+                                   .totalGlobalMem = memory_all,
+                                   .major = gpu_major,
+                                   .minor = gpu_minor,
+                                   .multiProcessorCount = 4};
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *out, enum cudaDeviceAttr attribute, int index)
+{
+    (void)attribute;
+    (void)index;
+    *out = cudaComputeModeDefault;
+    return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int index)
+{
+    return index < gpu_count ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+cudaError_t cudaGetLastError(void)
+{
+    return cudaSuccess;
+}
+
+const char *cudaGetErrorString(cudaError_t error)
+{
+    return error == cudaSuccess ? "no error" : "an error";
+}
+
+const char *cudaGetErrorName(cudaError_t error)
+{
+    return error == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "cudaError";
+}
+
+/* --- memory, streams, events ------------------------------------------------------------------------------------ */
+
+void cuda_runtime_host_memory(size_t bytes)
+{
+    memory_all = bytes;
+}
+
+size_t cuda_runtime_host_used(void)
+{
+    return memory_used;
+}
+
+enum { HEAD_BYTES = 512 };
+
+/* Fresh device memory holds anything: here NaNs. Its size stands in front. */
+cudaError_t cudaMalloc(void **out, size_t bytes)
+{
+    if (bytes > memory_all - memory_used) return cudaErrorMemoryAllocation;
+    uint8_t *memory = aligned_alloc(HEAD_BYTES, (bytes + 2 * HEAD_BYTES - 1) / HEAD_BYTES * HEAD_BYTES);
+    if (!memory) return cudaErrorMemoryAllocation;
+    memcpy(memory, &bytes, sizeof bytes);
+    memset(memory + HEAD_BYTES, 0xff, bytes);
+    memory_used += bytes;
+    *out = memory + HEAD_BYTES;
+    return cudaSuccess;
+}
+
+cudaError_t cudaFree(void *memory)
+{
+    size_t bytes;
+    if (!memory) return cudaSuccess;
+    memcpy(&bytes, (uint8_t *)memory - HEAD_BYTES, sizeof bytes);
+    memory_used -= bytes;
+    free((uint8_t *)memory - HEAD_BYTES);
+    return cudaSuccess;
+}
+
+cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags)
+{
+    (void)flags;
+    *out = aligned_alloc(HEAD_BYTES, (bytes + HEAD_BYTES - 1) / HEAD_BYTES * HEAD_BYTES);
+    return *out ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+cudaError_t cudaFreeHost(void *memory)
+{
+    free(memory);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t *left, size_t *all)
+{
+    *left = memory_all - memory_used;
+    *all = memory_all;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream)
+{
+    (void)kind;
+    if (!stream) return cudaErrorInvalidValue; /* the backend never uses the legacy stream */
+    memmove(to, from, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream)
+{
+    if (!stream) return cudaErrorInvalidValue;
+    memset(to, value, bytes);
+    return cudaSuccess;
+}
+
+struct CUstream_st {
+    int opened;
+};
+
+struct CUevent_st {
+    int opened;
+};
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
+{
+    if (flags != cudaStreamNonBlocking) return cudaErrorInvalidValue;
+    *out = calloc(1, sizeof **out);
+    return *out ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream)
+{
+    free(stream);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream)
+{
+    return stream ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
+{
+    return stream && event && flags == 0 ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags)
+{
+    if (flags != cudaEventDisableTiming) return cudaErrorInvalidValue;
+    *out = calloc(1, sizeof **out);
+    return *out ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event)
+{
+    free(event);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
+{
+    return stream && event ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event)
+{
+    return event ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+/* --- cuBLASLt --------------------------------------------------------------------------------------------------- */
+
+struct lt_product {
+    cublasOperation_t a, b;
+    cublasLtEpilogue_t epilogue;
+    const float *bias;
+    int32_t bias_type;
+    void *aux;
+    int64_t aux_stride;
+};
+
+struct lt_layout {
+    cudaDataType_t type;
+    uint64_t rows, columns;
+    int64_t stride;
+};
+
+struct lt_preference {
+    uint64_t set;
+};
+
+struct cublasLtContext {
+    int opened;
+};
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *out)
+{
+    *out = calloc(1, sizeof **out);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle)
+{
+    free(handle);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+const char *cublasLtGetStatusName(cublasStatus_t status)
+{
+    return status == CUBLAS_STATUS_SUCCESS ? "CUBLAS_STATUS_SUCCESS" : "CUBLAS_STATUS_NOT_SUPPORTED";
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *out, cublasComputeType_t compute, cudaDataType_t scale)
+{
+    (void)compute;
+    *out = calloc(1, sizeof **out);
+    (*out)->epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    return scale == CUDA_R_32F ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t product)
+{
+    free(product);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t product, cublasLtMatmulDescAttributes_t attribute,
+                                              const void *value, size_t bytes)
+{
+    void *to = attribute == CUBLASLT_MATMUL_DESC_TRANSA                 ? (void *)&product->a
+               : attribute == CUBLASLT_MATMUL_DESC_TRANSB               ? (void *)&product->b
+               : attribute == CUBLASLT_MATMUL_DESC_EPILOGUE             ? (void *)&product->epilogue
+               : attribute == CUBLASLT_MATMUL_DESC_BIAS_POINTER         ? (void *)&product->bias
+               : attribute == CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE       ? (void *)&product->bias_type
+               : attribute == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER ? (void *)&product->aux
+                                                                        : (void *)&product->aux_stride;
+    const bool eight = attribute == CUBLASLT_MATMUL_DESC_BIAS_POINTER ||
+                       attribute == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER ||
+                       attribute == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD;
+    if (bytes != (eight ? 8 : 4)) return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(to, value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *out, cudaDataType_t type, uint64_t rows,
+                                          uint64_t columns, int64_t stride)
+{
+    if (stride < (int64_t)rows) return CUBLAS_STATUS_INVALID_VALUE;
+    *out = calloc(1, sizeof **out);
+    **out = (struct lt_layout){type, rows, columns, stride};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout)
+{
+    free(layout);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *out)
+{
+    *out = calloc(1, sizeof **out);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference)
+{
+    free(preference);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute, const void *value,
+                                                    size_t bytes)
+{
+    (void)preference;
+    (void)value;
+    const bool eight = attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+    return bytes == (eight ? 8 : 4) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+}
+
+/* What cuBLASLt's table of supported types says, as far as we go: both operands alike, results no wider than sums. */
+static bool supported(const struct lt_product *product, const struct lt_layout *a, const struct lt_layout *b,
+                      const struct lt_layout *d)
+{
+    const uint64_t m = product->a == CUBLAS_OP_N ? a->rows : a->columns;
+    const uint64_t k = product->a == CUBLAS_OP_N ? a->columns : a->rows;
+    const uint64_t k2 = product->b == CUBLAS_OP_N ? b->rows : b->columns;
+    const uint64_t n = product->b == CUBLAS_OP_N ? b->columns : b->rows;
+    if (m != d->rows || n != d->columns || k != k2 || a->type != b->type) return false;
+    if (a->type == CUDA_R_32F && d->type != CUDA_R_32F) return false;
+    const bool aux = product->epilogue != CUBLASLT_EPILOGUE_DEFAULT && product->epilogue != CUBLASLT_EPILOGUE_BIAS;
+    if (aux && (product->aux_stride % 8 || product->aux_stride < (int64_t)m || !product->aux)) return false;
+    if ((product->epilogue & CUBLASLT_EPILOGUE_BIAS) && (!product->bias || product->bias_type != CUDA_R_32F))
+        return false;
+    const char *wish = getenv("CUBLASLT_HOST_FUSES"); /* 0: the heuristic knows no algorithm with an ending */
+    return !wish || strcmp(wish, "0") != 0 || product->epilogue == CUBLASLT_EPILOGUE_DEFAULT;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t product,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int wanted,
+                                              cublasLtMatmulHeuristicResult_t *results, int *found)
+{
+    (void)handle;
+    (void)c;
+    *found = 0;
+    if (!preference || wanted != 1 || !supported(product, a, b, d)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    *results = (cublasLtMatmulHeuristicResult_t){.state = CUBLAS_STATUS_SUCCESS};
+    *found = 1;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static float load(const void *at, cudaDataType_t type, uint64_t i)
+{
+    return type == CUDA_R_16BF ? aq_bfloat_to_float(((const uint16_t *)at)[i]) : ((const float *)at)[i];
+}
+
+static void store(void *at, cudaDataType_t type, uint64_t i, float value)
+{
+    if (type == CUDA_R_16BF)
+        ((uint16_t *)at)[i] = aq_bfloat_from_float(value);
+    else
+        ((float *)at)[i] = value;
+}
+
+static float gelu(float x)
+{
+    return 0.5f * x * (1.0f + tanhf(0.7978845608f * (x + 0.044715f * x * x * x)));
+}
+
+static float gelu_slope(float x)
+{
+    const float t = tanhf(0.7978845608f * (x + 0.044715f * x * x * x));
+    return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x);
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, const void *alpha, const void *a,
+                              cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout,
+                              const void *beta, const void *c, cublasLtMatrixLayout_t c_layout, void *d,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *algorithm, void *workspace,
+                              size_t workspace_bytes, cudaStream_t stream)
+{
+    (void)workspace_bytes;
+    const bool a_plain = product->a == CUBLAS_OP_N, b_plain = product->b == CUBLAS_OP_N;
+    const uint64_t k_count = a_plain ? a_layout->columns : a_layout->rows;
+    if (!handle || !algorithm || !workspace || !stream || !supported(product, a_layout, b_layout, d_layout))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    const float scale = *(const float *)alpha, share = *(const float *)beta;
+    const uint64_t as = (uint64_t)a_layout->stride, bs = (uint64_t)b_layout->stride, ds = (uint64_t)d_layout->stride;
+    for (uint64_t n = 0; n < d_layout->columns; n++) {
+        for (uint64_t m = 0; m < d_layout->rows; m++) {
+            double exact = 0;
+            for (uint64_t k = 0; k < k_count; k++)
+                exact += (double)load(a, a_layout->type, a_plain ? k * as + m : m * as + k) *
+                         load(b, b_layout->type, b_plain ? n * bs + k : k * bs + n);
+            float sum = (float)exact * scale;
+            if (share != 0.0f) sum += share * load(c, c_layout->type, n * (uint64_t)c_layout->stride + m);
+            if (product->epilogue & CUBLASLT_EPILOGUE_BIAS) sum += product->bias[m];
+            const uint64_t at = n * (uint64_t)product->aux_stride + m;
+            if ((product->epilogue & ~(unsigned)CUBLASLT_EPILOGUE_BIAS) == CUBLASLT_EPILOGUE_GELU_AUX) {
+                store(product->aux, d_layout->type, at, sum);
+                sum = gelu(sum);
+            }
+            if (product->epilogue == CUBLASLT_EPILOGUE_DGELU) sum *= gelu_slope(load(product->aux, d_layout->type, at));
+            store(d, d_layout->type, n * ds + m, sum);
+        }
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}

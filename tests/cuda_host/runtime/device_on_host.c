@@ -1,0 +1,14 @@
+/*
+ * device_on_host.c -- the CUDA backend itself, compiled against the runtime of this folder: what stands here is found
+ * before the library's device.c, which has no CUDA.
+ */
+#undef AQ_WITH_CUDA
+#define AQ_WITH_CUDA          1
+#define AQ_CUDA_ARCHITECTURES "80-real,90-real,100"
+
+#include "device.c"
+
+#include "cuda_math.c"
+#include "cuda_matmul.c"
+#include "cuda_probe.c"
+#include "device_cuda.c"

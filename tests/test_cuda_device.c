@@ -1,0 +1,175 @@
+/*
+ * test_cuda_device.c -- the CUDA backend's own rules, without a GPU: what it says where there is none, whose a GPU is,
+ * and where memory comes from. What it computes is conform_device_cuda's.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cuda_device.h"
+
+static void says(uint32_t index, const char *words)
+{
+    struct cuda_probe probe;
+    char why[CUDA_TEXT_BYTES] = "";
+    assert_int_equal(cuda_probe(index, &probe, why), AQ_NODEV);
+    if (!strstr(why, words)) fail_msg("nothing says '%s': %s", words, why);
+}
+
+static void test_probe_says_what_is_missing(void **state)
+{
+    (void)state;
+    cuda_runtime_host_driver(0, 0, 0, 0);
+    says(0, "there is no NVIDIA driver here");
+    cuda_runtime_host_driver(12040, 1, 9, 0);
+    says(0, "the driver is for CUDA 12.4, this build for 13.0");
+    cuda_runtime_host_driver(13000, 0, 0, 0);
+    says(0, "shows no GPU");
+    cuda_runtime_host_driver(13000, 2, 9, 0);
+    says(2, "device.index: 2: this machine has GPUs 0 to 1");
+    cuda_runtime_host_driver(13000, 1, 7, 5);
+    says(0, "has compute capability 7.5; this build is for sm_80-real,90-real,100");
+    cuda_runtime_host_driver(13000, 1, 9, 0);
+    struct cuda_probe probe;
+    char why[CUDA_TEXT_BYTES];
+    assert_int_equal(cuda_probe(0, &probe, why), AQ_OK);
+    assert_string_equal(probe.uuid, "00010203-0405-0607-0809-0a0b0c0d0e00");
+}
+
+static void test_architectures_fit_as_cuda_says(void **state)
+{
+    (void)state;
+    const struct {
+        const char *list;
+        int major, minor;
+        bool fits;
+    } cases[] = {{"80-real,90-real,100", 8, 0, true},
+                 {"80-real,90-real,100", 8, 9, true},
+                 {"80-real,90-real,100", 9, 0, true},
+                 {"80-real,90-real,100", 12, 0, true},
+                 {"80-real,90-real", 10, 0, false},
+                 {"86-real", 8, 0, false},
+                 {"90a-real", 9, 0, true},
+                 {"90a", 10, 0, false},
+                 {"80-virtual", 9, 0, true},
+                 {"90-virtual", 8, 0, false},
+                 {"80", 7, 5, false},
+                 {"", 9, 0, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        if (cuda_architecture_fits(cases[i].list, cases[i].major, cases[i].minor) != cases[i].fits)
+            fail_msg("%s on %d.%d", cases[i].list, cases[i].major, cases[i].minor);
+}
+
+static void test_gpu_is_for_one_owner_at_a_time(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/aqpipe-gpu-XXXXXX";
+    assert_non_null(mkdtemp(folder));
+    setenv("AQ_GPU_LOCKS", folder, 1);
+    struct aq_device *first = NULL, *second = NULL, *third = NULL;
+    const struct aq_device_config mine = {.kind = "cuda", .owner = UINT64_MAX}, other = {.kind = "cuda", .owner = 5};
+    const struct aq_device_config nobody = {.kind = "cuda"}, automatic = {.kind = "auto", .owner = 5, .threads = 1};
+    assert_int_equal(aq_device_open(&mine, &first), AQ_OK);
+    assert_int_equal(aq_device_open(&mine, &second), AQ_OK); /* another stage of the same job */
+    aq_error_clear();
+    assert_int_equal(aq_device_open(&other, &third), AQ_REFUSED);
+    assert_non_null(strstr(aq_error_text(), "in use by another job"));
+    assert_int_equal(aq_device_open(&nobody, &third), AQ_OK);
+    aq_device_close(third);
+    aq_device_close(first);
+    assert_int_equal(aq_device_open(&other, &third), AQ_REFUSED);
+    struct aq_device_info info;
+    assert_int_equal(aq_device_open(&automatic, &third), AQ_OK); /* told that the CPU will do */
+    aq_device_info(third, &info);
+    assert_true(info.host_memory);
+    aq_device_close(third);
+    aq_device_close(second);
+    assert_int_equal(aq_device_open(&other, &third), AQ_OK);
+    aq_device_close(third);
+    char path[128];
+    snprintf(path, sizeof path, "%s/aqpipe-gpu-00010203-0405-0607-0809-0a0b0c0d0e00.lock", folder);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(folder), 0);
+    unsetenv("AQ_GPU_LOCKS");
+}
+
+static void test_memory_is_one_allocation_and_says_who_needs_it(void **state)
+{
+    (void)state;
+    enum { PIECE = 1000001 };
+    struct aq_device *device = NULL;
+    const struct aq_device_config config = {.kind = "cuda"};
+    assert_int_equal(aq_device_open(&config, &device), AQ_OK);
+    assert_int_equal(aq_device_reserve(device, 4 * PIECE, "stage 0: parameters 4 MB"), AQ_OK);
+    const size_t used = cuda_runtime_host_used();
+    void *pieces[5];
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(aq_device_alloc(device, AQ_MEMORY_DEVICE, PIECE, &pieces[i]), AQ_OK);
+        assert_int_equal((uintptr_t)pieces[i] % CUDA_GRAIN, 0);
+        for (size_t at = 0; at < PIECE; at++)
+            assert_int_equal(((const uint8_t *)pieces[i])[at], 0);
+        memset(pieces[i], 0x55, PIECE);
+    }
+    assert_int_equal(cuda_runtime_host_used(), used);
+    assert_int_equal(aq_device_alloc(device, AQ_MEMORY_DEVICE, PIECE, &pieces[4]), AQ_OK);
+    assert_true(cuda_runtime_host_used() > used); /* beyond the plan: its own */
+    for (int i = 0; i < 5; i++)
+        aq_device_free(device, AQ_MEMORY_DEVICE, pieces[i], PIECE);
+    assert_int_equal(cuda_runtime_host_used(), used);
+    aq_device_close(device);
+    assert_int_equal(cuda_runtime_host_used(), 0);
+
+    assert_int_equal(aq_device_open(&config, &device), AQ_OK);
+    cuda_runtime_host_memory(cuda_runtime_host_used() + (64 << 20));
+    aq_error_clear();
+    assert_int_equal(aq_device_reserve(device, (uint64_t)1 << 30, "stage 0: parameters 0.7 GB slots 0.3 GB"), AQ_NOMEM);
+    const char *line = aq_error_text();
+    assert_non_null(strstr(line, "needs 1.00 GiB, 0.06 of"));
+    assert_non_null(strstr(line, "parameters 0.7 GB slots 0.3 GB"));
+    cuda_runtime_host_memory((size_t)1 << 36);
+    aq_device_close(device);
+    assert_int_equal(cuda_runtime_host_used(), 0);
+}
+
+static void test_more_shapes_than_plans_are_kept(void **state)
+{
+    (void)state;
+    struct aq_device *device = NULL;
+    const struct aq_device_config config = {.kind = "cuda"};
+    assert_int_equal(aq_device_open(&config, &device), AQ_OK);
+    void *memory = NULL;
+    assert_int_equal(aq_device_alloc(device, AQ_MEMORY_DEVICE, 3 * 4096 * sizeof(float), &memory), AQ_OK);
+    float *a = memory, *b = a + 4096, *c = b + 4096;
+    for (int round = 0; round < 2; round++)
+        for (uint64_t n = 1; n <= 700; n++) {
+            for (uint64_t i = 0; i < n; i++)
+                b[i] = (float)i;
+            a[0] = (float)round + 1.0f;
+            const struct aq_matmul args = {
+                .M = 1, .N = n, .K = 1, .a = a, .b = b, .c = c, .a_stride = 1, .b_stride = n, .c_stride = n};
+            assert_int_equal(aq_device_matmul(device, &args, NULL), AQ_OK);
+            assert_true(c[n - 1] == a[0] * (float)(n - 1));
+        }
+    aq_device_free(device, AQ_MEMORY_DEVICE, memory, 3 * 4096 * sizeof(float));
+    aq_device_close(device);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_probe_says_what_is_missing),
+        cmocka_unit_test(test_architectures_fit_as_cuda_says),
+        cmocka_unit_test(test_gpu_is_for_one_owner_at_a_time),
+        cmocka_unit_test(test_memory_is_one_allocation_and_says_who_needs_it),
+        cmocka_unit_test(test_more_shapes_than_plans_are_kept),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
