@@ -31,13 +31,14 @@ void aq_bench_emit(const struct aq_bench_options *options, const char *name, dou
 
 static void usage(void)
 {
-    puts("usage: aqpipe bench NAME... [--json] [--quick] [--threads N]\n\n"
+    puts("usage: aqpipe bench NAME... [--json] [--quick] [--threads N] [--device KIND[:INDEX]]\n\n"
          "Measures this machine. A bench prints figures and judges nothing. `all` runs every one.\n");
     for (int i = 0; i < BENCHES; i++)
         printf("  %-8s %s\n", benches[i].name, benches[i].help);
     puts("\n  --json       one object a line: {\"case\": \"...\", \"value\": ..., \"unit\": \"...\"}\n"
          "  --quick      smaller, fewer repeats: for a look\n"
-         "  --threads N  of the CPU pool; every core otherwise");
+         "  --threads N  of the CPU pool; every core otherwise\n"
+         "  --device D   of stage and device: cpu (as it is), cuda or cuda:1");
 }
 
 static int run_one(const struct aq_bench_options *options, const char *name)
@@ -51,14 +52,24 @@ static int run_one(const struct aq_bench_options *options, const char *name)
     return found ? AQ_EXIT_DONE : aq_usage("bench", "there is no bench '%s'", name);
 }
 
+static bool device_take(struct aq_bench_options *bench, const char *text)
+{
+    char *end = "";
+    const char *colon = strchr(text, ':');
+    const unsigned long index = colon ? strtoul(colon + 1, &end, 10) : 0;
+    bench->device = strncmp(text, "cuda", 4) == 0 ? "cuda" : "cpu";
+    bench->device_index = (uint32_t)index;
+    if (colon) return colon == text + 4 && colon[1] && !*end && index < 1024 && strcmp(bench->device, "cuda") == 0;
+    return strcmp(text, bench->device) == 0;
+}
+
 int aq_command_bench(int argc, char **argv)
 {
-    static const struct option options[] = {{"json", no_argument, NULL, 'j'},
-                                            {"quick", no_argument, NULL, 'q'},
-                                            {"threads", required_argument, NULL, 't'},
-                                            {"help", no_argument, NULL, 'h'},
-                                            {NULL, 0, NULL, 0}};
-    struct aq_bench_options bench = {0};
+    static const struct option options[] = {
+        {"json", no_argument, NULL, 'j'},          {"quick", no_argument, NULL, 'q'},
+        {"threads", required_argument, NULL, 't'}, {"device", required_argument, NULL, 'd'},
+        {"help", no_argument, NULL, 'h'},          {NULL, 0, NULL, 0}};
+    struct aq_bench_options bench = {.device = "cpu"};
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         char *end;
         unsigned long threads;
@@ -73,6 +84,9 @@ int aq_command_bench(int argc, char **argv)
             threads = strtoul(optarg, &end, 10);
             if (*end || threads < 1 || threads > 1024) return aq_usage("bench", "--threads wants 1 to 1024");
             bench.threads = (uint32_t)threads;
+            break;
+        case 'd':
+            if (!device_take(&bench, optarg)) return aq_usage("bench", "--device wants cpu, cuda or cuda:INDEX");
             break;
         case 'h':
             usage();

@@ -16,6 +16,8 @@ struct aq_bench_options {
     bool json;        /* one JSON object a line instead of a table                */
     bool quick;       /* smaller and fewer repeats, for a look                    */
     uint32_t threads; /* of the CPU pool; 0: every core this process may use      */
+    const char *device;    /* "cpu" or "cuda": of stage and device                     */
+    uint32_t device_index; /* which GPU                                                */
 };
 
 /* Print one figure. name is the case's, for ever: scripts look for it. */
@@ -25,6 +27,7 @@ enum aq_status aq_bench_stage(const struct aq_bench_options *options);
 enum aq_status aq_bench_codec(const struct aq_bench_options *options);
 enum aq_status aq_bench_cache(const struct aq_bench_options *options);
 enum aq_status aq_bench_link(const struct aq_bench_options *options);
+enum aq_status aq_bench_device(const struct aq_bench_options *options);
 enum aq_status aq_bench_job(const struct aq_bench_options *options);
 
 #endif

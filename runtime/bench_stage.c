@@ -1,5 +1,10 @@
 /*
- * bench_stage.c -- tokens a second of whole training steps of GPT-2 124M, and the matrix product that bounds them.
+ * bench_stage.c -- tokens a second of whole training steps of GPT-2, and the matrix product that bounds them.
+ *
+ * On a CPU 124M; on a GPU 124M, 350M, 774M and 1.5B in bf16 and fp32, each with its model FLOP utilisation: the
+ * operations of forward and backward (stage.h; nothing is counted for the optimizer) over the dense bf16 rate that the
+ * maker names for this GPU (of fp32 without tensor cores, for fp32 cases), where it is one of `rates`; and over what
+ * this machine's own largest product reached, always.
  *
  * A step is forward, backward, norm of the gradients and clipping, AdamW, zeroed gradients; random tokens, one
  * micro-batch, one stage, tied head. The figure is that of the median step.
@@ -9,6 +14,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "aqsgd/device_math.h"
 #include "stages/stage.h"
@@ -19,11 +25,31 @@ struct bench_case {
     const char *name;
     uint32_t B, T;
     enum aq_stage_precision precision;
+    uint32_t blocks, heads, channels; /* 0: of 124M */
 };
 
-static const struct bench_case cases[] = {{"stage gpt2-124m fp32 B4 T256", 4, 256, AQ_STAGE_FP32},
-                                          {"stage gpt2-124m fp32 B1 T1024", 1, 1024, AQ_STAGE_FP32},
-                                          {"stage gpt2-124m bf16 B4 T256", 4, 256, AQ_STAGE_BF16}};
+static const struct bench_case cases[] = {{"stage gpt2-124m fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0},
+                                          {"stage gpt2-124m fp32 B1 T1024", 1, 1024, AQ_STAGE_FP32, 0, 0, 0},
+                                          {"stage gpt2-124m bf16 B4 T256", 4, 256, AQ_STAGE_BF16, 0, 0, 0}};
+
+static const struct bench_case gpu_cases[] = {{"stage gpt2-124m bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 12, 12, 768},
+                                              {"stage gpt2-350m bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 24, 16, 1024},
+                                              {"stage gpt2-774m bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 36, 20, 1280},
+                                              {"stage gpt2-1.5b bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 48, 25, 1600},
+                                              {"stage gpt2-124m fp32 B16 T1024", 16, 1024, AQ_STAGE_FP32, 12, 12, 768},
+                                              {"stage gpt2-350m fp32 B8 T1024", 8, 1024, AQ_STAGE_FP32, 24, 16, 1024},
+                                              {"stage gpt2-774m fp32 B8 T1024", 8, 1024, AQ_STAGE_FP32, 36, 20, 1280},
+                                              {"stage gpt2-1.5b fp32 B4 T1024", 4, 1024, AQ_STAGE_FP32, 48, 25, 1600}};
+
+/* Dense rates in TFLOP/s from NVIDIA's data sheets: bf16 with fp32 sums; fp32 proper, without tensor cores. */
+static const struct rate {
+    const char *name; /* in what the device calls itself */
+    double bf16, fp32;
+} rates[] = {{"A100", 312.0, 19.5},
+             {"H100 PCIe", 756.0, 51.0},
+             {"H100", 989.4, 66.9},
+             {"H200", 989.4, 66.9},
+             {"B200", 2250.0, 75.0}};
 
 struct trainer {
     struct aq_device *device;
@@ -33,6 +59,7 @@ struct trainer {
     int32_t *tokens, *targets;
     uint64_t *ids;
     uint32_t B, T;
+    double flops; /* of a step */
 };
 
 static enum aq_status optimize(const struct trainer *self, uint64_t step)
@@ -91,9 +118,17 @@ static void trainer_close(struct trainer *self)
 static enum aq_status trainer_open(struct trainer *self, struct aq_device *device, const struct bench_case *which)
 {
     *self = (struct trainer){.device = device, .B = which->B, .T = which->T};
-    struct aq_stage_config config = {
-        .B = which->B, .T = which->T, .slots = 1, .precision = which->precision, .layer_end = 14};
+    struct aq_stage_config config = {.B = which->B, .T = which->T, .slots = 1, .precision = which->precision};
+    struct aq_stage_size size;
     aq_model_config_default(&config.model, "gpt2");
+    if (which->blocks) {
+        config.model.blocks = which->blocks;
+        config.model.heads = which->heads;
+        config.model.channels = which->channels;
+    }
+    config.layer_end = aq_model_layers(&config.model);
+    AQ_TRY(aq_stage_measure(&config, &size));
+    self->flops = size.flops_forward + size.flops_backward;
     AQ_TRY(aq_stage_open(device, &config, &self->stage));
     AQ_TRY(aq_stage_init(self->stage, 1));
     self->state_bytes = aq_stage_parameter_count(self->stage) * sizeof(float);
@@ -123,8 +158,26 @@ static int by_size(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* Utilisation over what the maker names, where he is known, and over the largest product measured. */
+static void emit_utilisation(const struct aq_bench_options *options, const struct bench_case *which, const char *device,
+                             double flops_a_second, double product)
+{
+    char name[96];
+    const bool bf16 = which->precision == AQ_STAGE_BF16;
+    if (product > 0) {
+        snprintf(name, sizeof name, "%s of product", which->name);
+        aq_bench_emit(options, name, 100.0 * flops_a_second / product, "%");
+    }
+    for (size_t i = 0; i < sizeof rates / sizeof rates[0]; i++) {
+        if (!strstr(device, rates[i].name)) continue;
+        snprintf(name, sizeof name, "%s mfu", which->name);
+        aq_bench_emit(options, name, 100e-12 * flops_a_second / (bf16 ? rates[i].bf16 : rates[i].fp32), "%");
+        return;
+    }
+}
+
 static enum aq_status case_run(const struct aq_bench_options *options, struct aq_device *device,
-                               const struct bench_case *which)
+                               const struct bench_case *which, double product)
 {
     struct trainer trainer;
     double seconds[STEPS_MAX], loss = 0.0;
@@ -134,6 +187,7 @@ static enum aq_status case_run(const struct aq_bench_options *options, struct aq
     for (uint32_t i = 0; i < WARM + steps; i++) {
         const uint64_t start = aq_clock_ns();
         AQ_TRY_GOTO(step_run(&trainer, i + 1, &loss), out);
+        AQ_TRY_GOTO(aq_device_stream_sync(device, NULL), out);
         if (i >= WARM) seconds[i - WARM] = (double)(aq_clock_ns() - start) * 1e-9;
     }
     qsort(seconds, steps, sizeof seconds[0], by_size);
@@ -142,59 +196,93 @@ static enum aq_status case_run(const struct aq_bench_options *options, struct aq
         goto out;
     }
     aq_bench_emit(options, which->name, which->B * which->T / seconds[steps / 2], "tokens/s");
+    if (which->blocks) {
+        struct aq_device_info info;
+        aq_device_info(device, &info);
+        emit_utilisation(options, which, info.name, trainer.flops / seconds[steps / 2], product);
+    }
 out:
     trainer_close(&trainer);
     return status;
 }
 
-/* The largest product of a block, 1024 tokens: what a step could reach if it were nothing else. */
-static enum aq_status product_run(const struct aq_bench_options *options, struct aq_device *device,
-                                  enum aq_element compute, const char *name)
+/* One product over and over; *best_out: its operations a second. */
+static enum aq_status product_time(struct aq_device *device, enum aq_element type, enum aq_element compute, uint64_t M,
+                                   uint64_t N, uint64_t K, double *best_out)
 {
-    enum { M = 1024, N = 3072, K = 768, REPEATS = 20 };
-    struct aq_device_info info;
-    aq_device_info(device, &info);
-    const size_t bytes = ((size_t)M * K + (size_t)K * N + (size_t)M * N) * sizeof(float);
+    enum { REPEATS = 20 };
+    const size_t typed = type == AQ_BF16 ? 2 : 4, bytes = (M * K + K * N) * typed + M * N * sizeof(float);
     void *memory = NULL;
     AQ_TRY(aq_device_alloc(device, AQ_MEMORY_DEVICE, bytes, &memory));
-    float *a = memory, *b = a + M * K, *c = b + K * N;
+    uint8_t *a = memory, *b = a + M * K * typed, *c = b + K * N * typed;
     const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_TEST, 1, 0);
     enum aq_status status;
-    AQ_TRY_GOTO(aq_device_fill_normal(device, a, (uint64_t)M * K + (uint64_t)K * N, key, 1.0f, 0.0f, NULL), out);
+    /* In bf16 the bits of a product's operands are those of random floats: any bits do for its speed, but for NaNs. */
+    AQ_TRY_GOTO(aq_device_fill_normal(device, memory, (M * K + K * N) * typed / 4, key, 1.0f, 0.0f, NULL), out);
     const struct aq_matmul args = {.M = M,
                                    .N = N,
                                    .K = K,
                                    .a = a,
                                    .a_stride = K,
+                                   .a_type = type,
                                    .b = b,
                                    .b_stride = N,
+                                   .b_type = type,
                                    .c = c,
                                    .c_stride = N,
                                    .compute = compute};
     uint64_t best = UINT64_MAX;
     for (int i = 0; i < REPEATS; i++) {
+        AQ_TRY_GOTO(aq_device_stream_sync(device, NULL), out);
         const uint64_t start = aq_clock_ns();
         AQ_TRY_GOTO(aq_device_matmul(device, &args, NULL), out);
+        AQ_TRY_GOTO(aq_device_stream_sync(device, NULL), out);
         const uint64_t took = aq_clock_ns() - start;
         if (took < best) best = took;
     }
-    aq_bench_emit(options, name, 2.0 * M * N * K / (double)best / info.threads, "GFLOP/s per core");
+    *best_out = 2e9 * (double)M * (double)N * (double)K / (double)best;
 out:
     aq_device_free(device, AQ_MEMORY_DEVICE, memory, bytes);
     return status;
 }
 
+/* On a CPU the largest product of a block, 1024 tokens: what a step could reach if it were nothing else. */
+static enum aq_status cpu_run(const struct aq_bench_options *options, struct aq_device *device)
+{
+    struct aq_device_info info;
+    double rate;
+    aq_device_info(device, &info);
+    AQ_TRY(product_time(device, AQ_F32, AQ_F32, 1024, 3072, 768, &rate));
+    aq_bench_emit(options, "matmul fp32", 1e-9 * rate / info.threads, "GFLOP/s per core");
+    AQ_TRY(product_time(device, AQ_F32, AQ_BF16, 1024, 3072, 768, &rate));
+    aq_bench_emit(options, "matmul bf16", 1e-9 * rate / info.threads, "GFLOP/s per core");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        AQ_TRY(case_run(options, device, &cases[i], 0));
+    return AQ_OK;
+}
+
+static enum aq_status gpu_run(const struct aq_bench_options *options, struct aq_device *device)
+{
+    double bf16, fp32, tf32;
+    AQ_TRY(product_time(device, AQ_BF16, AQ_BF16, 8192, 8192, 8192, &bf16));
+    aq_bench_emit(options, "product bf16 8192", 1e-12 * bf16, "TFLOP/s");
+    AQ_TRY(product_time(device, AQ_F32, AQ_TF32, 8192, 8192, 8192, &tf32));
+    aq_bench_emit(options, "product tf32 8192", 1e-12 * tf32, "TFLOP/s");
+    AQ_TRY(product_time(device, AQ_F32, AQ_F32, 8192, 8192, 8192, &fp32));
+    aq_bench_emit(options, "product fp32 8192", 1e-12 * fp32, "TFLOP/s");
+    for (size_t i = 0; i < sizeof gpu_cases / sizeof gpu_cases[0]; i++)
+        AQ_TRY(case_run(options, device, &gpu_cases[i], gpu_cases[i].precision == AQ_STAGE_BF16 ? bf16 : fp32));
+    return AQ_OK;
+}
+
 enum aq_status aq_bench_stage(const struct aq_bench_options *options)
 {
-    const struct aq_device_config config = {.kind = "cpu", .threads = options->threads};
+    const struct aq_device_config config = {
+        .kind = options->device, .index = options->device_index, .threads = options->threads};
     struct aq_device *device = NULL;
     AQ_TRY(aq_device_open(&config, &device));
-    enum aq_status status;
-    AQ_TRY_GOTO(product_run(options, device, AQ_F32, "matmul fp32"), out);
-    AQ_TRY_GOTO(product_run(options, device, AQ_BF16, "matmul bf16"), out);
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        AQ_TRY_GOTO(case_run(options, device, &cases[i]), out);
-out:
+    const enum aq_status status =
+        strcmp(options->device, "cpu") == 0 ? cpu_run(options, device) : gpu_run(options, device);
     aq_device_close(device);
     return status;
 }
