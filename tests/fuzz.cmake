@@ -34,6 +34,7 @@ endif()
 aq_fuzz(manifest RUNS 20000 LIBS aq_runtime INCLUDES ${CMAKE_SOURCE_DIR}/runtime)
 aq_fuzz(frame RUNS 100000 LIBS aq_net INCLUDES ${CMAKE_SOURCE_DIR}/net)
 aq_fuzz(codec RUNS 20000)
+aq_fuzz(grad RUNS 20000)
 aq_fuzz(control RUNS 8000 LIBS aq_runtime aq_dep::jansson INCLUDES ${CMAKE_SOURCE_DIR}/runtime)
 aq_fuzz(run RUNS 3000 LIBS aq_runtime aq_dep::jansson INCLUDES ${CMAKE_SOURCE_DIR}/runtime)
 aq_fuzz(edge RUNS 3000 LIBS aq_runtime aq_net aq_storage INCLUDES ${CMAKE_SOURCE_DIR}/runtime

@@ -92,7 +92,14 @@ struct aq_optimizer_kind {
     bool (*averages)(const struct aq_optimizer *optimizer, uint64_t step);
     /* out is zero (AQ_REDUCE_NONE) at entry. */
     enum aq_status (*update)(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out);
+    /* The share of a pending error in tensor t that its first state array takes up (aq_optimizer_absorb); NULL: none.
+     */
+    float (*absorbs)(const struct aq_optimizer *optimizer, uint32_t t);
 };
+
+/* absorbs of kinds that average gradients with an exponential mean, and of those that send their momentum. */
+float aq_optimizer_absorbs_gradient(const struct aq_optimizer *optimizer, uint32_t t);
+float aq_optimizer_absorbs_momentum(const struct aq_optimizer *optimizer, uint32_t t);
 
 /* AQ_INVAL, naming the field, unless least <= value < below. */
 enum aq_status aq_optimizer_check_range(const char *field, float value, float least, float below);

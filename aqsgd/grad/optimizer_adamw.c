@@ -52,4 +52,5 @@ const struct aq_optimizer_kind aq_optimizer_adamw = {
     .config_check = aq_optimizer_check_adam,
     .place = adamw_place,
     .update = adamw_update,
+    .absorbs = aq_optimizer_absorbs_gradient,
 };

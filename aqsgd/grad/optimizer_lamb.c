@@ -137,4 +137,5 @@ const struct aq_optimizer_kind aq_optimizer_lamb = {
     .config_check = aq_lamb_config_check,
     .place = lamb_place,
     .update = lamb_update,
+    .absorbs = aq_optimizer_absorbs_gradient,
 };

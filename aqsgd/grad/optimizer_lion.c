@@ -50,6 +50,12 @@ static enum aq_status lion_update(struct aq_optimizer *optimizer, uint32_t round
     return AQ_OK;
 }
 
+static float lion_absorbs(const struct aq_optimizer *optimizer, uint32_t t)
+{
+    (void)t;
+    return 1.0f - optimizer->config.beta2;
+}
+
 const struct aq_optimizer_kind aq_optimizer_lion = {
     .name = "lion",
     .host = true,
@@ -58,4 +64,5 @@ const struct aq_optimizer_kind aq_optimizer_lion = {
     .config_check = lion_config_check,
     .place = lion_place,
     .update = lion_update,
+    .absorbs = lion_absorbs,
 };

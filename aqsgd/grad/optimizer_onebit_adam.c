@@ -154,4 +154,5 @@ const struct aq_optimizer_kind aq_optimizer_onebit_adam = {
     .place = onebit_adam_place,
     .averages = onebit_adam_averages,
     .update = onebit_adam_update,
+    .absorbs = aq_optimizer_absorbs_momentum,
 };

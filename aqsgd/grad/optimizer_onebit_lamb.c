@@ -237,6 +237,13 @@ static enum aq_status onebit_lamb_update(struct aq_optimizer *optimizer, uint32_
     return AQ_OK;
 }
 
+/* Errors are of the scaled momentum. */
+static float onebit_lamb_absorbs(const struct aq_optimizer *optimizer, uint32_t t)
+{
+    const struct onebit_lamb *own = optimizer->own;
+    return aq_optimizer_frozen_at(own->frozen) ? 1.0f / own->scale[t] : 0.0f;
+}
+
 const struct aq_optimizer_kind aq_optimizer_onebit_lamb = {
     .name = "onebit_lamb",
     .host = true,
@@ -245,4 +252,5 @@ const struct aq_optimizer_kind aq_optimizer_onebit_lamb = {
     .place = onebit_lamb_place,
     .averages = onebit_lamb_averages,
     .update = onebit_lamb_update,
+    .absorbs = onebit_lamb_absorbs,
 };

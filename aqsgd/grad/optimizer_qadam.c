@@ -97,4 +97,5 @@ const struct aq_optimizer_kind aq_optimizer_qadam = {
     .place = qadam_place,
     .averages = qadam_averages,
     .update = qadam_update,
+    .absorbs = aq_optimizer_absorbs_momentum,
 };

@@ -44,6 +44,13 @@ static enum aq_status sgd_update(struct aq_optimizer *optimizer, uint32_t round,
     return AQ_OK;
 }
 
+/* The velocity adds up gradients as they are; without one there is nothing that could take them. */
+static float sgd_absorbs(const struct aq_optimizer *optimizer, uint32_t t)
+{
+    (void)t;
+    return optimizer->config.momentum > 0.0f ? 1.0f : 0.0f;
+}
+
 const struct aq_optimizer_kind aq_optimizer_sgd = {
     .name = "sgd",
     .averages_gradients = true,
@@ -51,4 +58,5 @@ const struct aq_optimizer_kind aq_optimizer_sgd = {
     .config_check = sgd_config_check,
     .place = sgd_place,
     .update = sgd_update,
+    .absorbs = sgd_absorbs,
 };

@@ -131,6 +131,31 @@ const char *aq_optimizer_state_name(const struct aq_optimizer *optimizer, uint32
 void aq_optimizer_state_info(const struct aq_optimizer *optimizer, uint32_t index,
                              struct aq_optimizer_state_info *out);
 
+/*
+ * The array of one name that rank `rank` of a group of `size` starts with, from those of the `old_size` ranks of a run
+ * before; old[w] is rank w's. `of` is the array's (aq_optimizer_state_info), and the same in both runs; `out` has that
+ * many floats, or of a server error those of the rank's chunk. Pure; the same group size gives the same bits back.
+ *
+ *     replicated     rank 0's
+ *     local          the mean of all
+ *     worker error   the mean of all, which is what the next mean over the group takes up; rank 0's holds what rounding
+ *                    would lose of it
+ *     server error   the buffer that the chunks are of, cut anew: not a bit is lost
+ *
+ * AQ_INVAL: sizes of 0, a rank beyond its group. With size 1 errors have no place: see aq_grad_pending.
+ */
+enum aq_status aq_grad_reshard(enum aq_state_class belongs, uint64_t of, uint32_t old_size, const float *const *old,
+                               uint32_t size, uint32_t rank, float *out);
+
+/*
+ * What old_size ranks still owed their mean: out = mean of the worker errors + the server errors; either may be NULL.
+ * One rank alone takes it over by aq_optimizer_absorb after its state is loaded: into the first moment, as a gradient
+ * or momentum of that size would have come there. AQ_INVAL where a kind has nothing that takes it up.
+ */
+enum aq_status aq_grad_pending(uint64_t of, uint32_t old_size, const float *const *worker, const float *const *server,
+                               float *out);
+enum aq_status aq_optimizer_absorb(struct aq_optimizer *optimizer, const float *pending);
+
 /* ---- rounds ---- */
 
 enum aq_reduce_kind {
