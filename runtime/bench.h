@@ -13,21 +13,29 @@
 #include "aqsgd/base.h"
 
 struct aq_bench_options {
-    bool json;        /* one JSON object a line instead of a table                */
-    bool quick;       /* smaller and fewer repeats, for a look                    */
-    uint32_t threads; /* of the CPU pool; 0: every core this process may use      */
+    bool json;             /* one JSON object a line instead of a table                */
+    bool quick;            /* smaller and fewer repeats, for a look                    */
+    uint32_t threads;      /* of the CPU pool; 0: every core this process may use      */
     const char *device;    /* "cpu" or "cuda": of stage and device                     */
     uint32_t device_index; /* which GPU                                                */
+    bool full;             /* allreduce: nothing is made smaller to save time          */
+    const char *only;      /* allreduce: the cases whose name has this; NULL: all      */
+    uint64_t parameters;   /* allreduce: floats; 0: those of GPT-2 124M                */
 };
 
 /* Print one figure. name is the case's, for ever: scripts look for it. */
 void aq_bench_emit(const struct aq_bench_options *options, const char *name, double value, const char *unit);
+
+/* The same, and how the link was shaped and how many floats there were. */
+void aq_bench_emit_by(const struct aq_bench_options *options, const char *name, double value, const char *unit,
+                      const char *by, uint64_t parameters);
 
 enum aq_status aq_bench_stage(const struct aq_bench_options *options);
 enum aq_status aq_bench_codec(const struct aq_bench_options *options);
 enum aq_status aq_bench_cache(const struct aq_bench_options *options);
 enum aq_status aq_bench_link(const struct aq_bench_options *options);
 enum aq_status aq_bench_device(const struct aq_bench_options *options);
+enum aq_status aq_bench_allreduce(const struct aq_bench_options *options);
 enum aq_status aq_bench_job(const struct aq_bench_options *options);
 
 #endif

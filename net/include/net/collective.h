@@ -47,7 +47,10 @@ extern "C" {
 
 struct aq_group; /* opaque */
 
-enum { AQ_GROUP_SIZE_MAX = 64 }; /* one link to each other rank: beyond that a mesh is not the way */
+enum {
+    AQ_GROUP_SIZE_MAX = 64,           /* one link to each other rank: beyond that a mesh is not the way */
+    AQ_GROUP_PIECE_BYTES = 256 << 10, /* a good piece_bytes: fits a coded piece of AQ_GRAD_PIECE values in fp32 */
+};
 
 struct aq_group_config {
     uint32_t rank, size;
