@@ -63,6 +63,6 @@ endfunction()
 
 aq_cuda_test(test_cuda_host KERNELS test_cuda_host.cu LABELS quick)
 foreach(cuda_test test_cuda_math test_cuda_attention)
-  aq_cuda_test(${cuda_test} LABELS quick)
+  aq_cuda_test(${cuda_test} LABELS quick TIMEOUT 300)
   target_link_libraries(${cuda_test} PRIVATE aq_stages)
 endforeach()
