@@ -551,6 +551,52 @@ static void test_flat_ranges_match_truth(void **state)
     }
 }
 
+static enum aq_status lion_lamb_call(struct aq_device *where, struct array *arrays, const void *context)
+{
+    const struct rows_case *x = context;
+    const struct aq_lion lion = {.parameters = arrays[0].at,
+                                 .gradients = arrays[1].at,
+                                 .m = arrays[2].at,
+                                 .count = x->T,
+                                 .lr = 0.01f,
+                                 .beta1 = 0.9f,
+                                 .beta2 = 0.99f,
+                                 .weight_decay = 0.5f,
+                                 .grad_scale = 0.7f};
+    const struct aq_lamb_tensor lamb = {.parameters = arrays[3].at,
+                                        .gradients = arrays[1].at,
+                                        .m = arrays[4].at,
+                                        .v = arrays[5].at,
+                                        .count = x->T,
+                                        .lr = 0.01f,
+                                        .beta1 = 0.9f,
+                                        .beta2 = 0.999f,
+                                        .epsilon = 1e-6f,
+                                        .weight_decay = 0.01f,
+                                        .grad_scale = 0.7f,
+                                        .correction1 = 3.7f,
+                                        .correction2 = 334.0f,
+                                        .coefficient_min = 0.01f,
+                                        .coefficient_max = x->H ? 0.02f : 10.0f};
+    const enum aq_status status = aq_device_lion(where, &lion, NULL);
+    return status == AQ_OK ? aq_device_lamb(where, &lamb, NULL) : status;
+}
+
+static void test_lion_and_lamb_match_truth(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[] = {1, 1000, 140001};
+    for (size_t s = 0; s < 6; s++) {
+        const struct rows_case x = {.T = sizes[s / 2], .H = s & 1};
+        struct array arrays[6];
+        for (int i = 0; i < 6; i++)
+            arrays[i] = (struct array){
+                AQ_F32, x.T, random_of(AQ_F32, x.T, 1 + (uint64_t)i, 1.0f), i != 1, NULL, {0}};
+        for (uint64_t i = 0; i < x.T; i++) ((float *)arrays[5].host)[i] = fabsf(((float *)arrays[5].host)[i]);
+        both("lion and lamb", arrays, 6, lion_lamb_call, &x);
+    }
+}
+
 static enum aq_status column_sum_call(struct aq_device *where, struct array *arrays, const void *context)
 {
     const struct rows_case *x = context;
@@ -646,6 +692,7 @@ int main(void)
         cmocka_unit_test(test_embedding_matches_truth),
         cmocka_unit_test(test_cross_entropy_matches_truth),
         cmocka_unit_test(test_flat_ranges_match_truth),
+        cmocka_unit_test(test_lion_and_lamb_match_truth),
         cmocka_unit_test(test_column_sums_match_truth),
         cmocka_unit_test(test_initial_values_are_the_same_bits),
         cmocka_unit_test(test_dropout_drops_its_share),

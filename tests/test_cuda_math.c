@@ -411,6 +411,75 @@ static void test_flat_ranges_match_truth(void **state)
     }
 }
 
+static struct aq_lion lion_args(struct array *arrays, uint64_t count)
+{
+    return (struct aq_lion){.parameters = arrays[0].at,
+                            .gradients = arrays[1].at,
+                            .m = arrays[2].at,
+                            .count = count,
+                            .lr = 0.01f,
+                            .beta1 = 0.9f,
+                            .beta2 = 0.99f,
+                            .weight_decay = 0.5f,
+                            .grad_scale = 0.7f};
+}
+
+static struct aq_lamb_tensor lamb_args(struct array *arrays, const struct sizes *x)
+{
+    return (struct aq_lamb_tensor){.parameters = arrays[3].at,
+                                   .gradients = arrays[1].at,
+                                   .m = arrays[4].at,
+                                   .v = arrays[5].at,
+                                   .count = x->T,
+                                   .lr = 0.01f,
+                                   .beta1 = 0.9f,
+                                   .beta2 = 0.999f,
+                                   .epsilon = 1e-6f,
+                                   .weight_decay = 0.01f,
+                                   .grad_scale = 0.7f,
+                                   .correction1 = 3.7f,
+                                   .correction2 = 334.0f,
+                                   .coefficient_min = 0.01f,
+                                   .coefficient_max = x->momentum ? 0.02f : 10.0f};
+}
+
+static enum aq_status lion_lamb_truth(struct array *arrays, const void *context)
+{
+    const struct sizes *x = context;
+    const struct aq_lion lion = lion_args(arrays, x->T);
+    const struct aq_lamb_tensor lamb = lamb_args(arrays, x);
+    AQ_TRY(aq_device_lion(math_truth, &lion, NULL));
+    return aq_device_lamb(math_truth, &lamb, NULL);
+}
+
+static enum aq_status lion_lamb_mine(struct array *arrays, const void *context)
+{
+    const struct sizes *x = context;
+    const struct aq_lion lion = lion_args(arrays, x->T);
+    const struct aq_lamb_tensor lamb = lamb_args(arrays, x);
+    AQ_TRY(aq_cuda_lion(&lion, NULL));
+    return aq_cuda_lamb(&lamb, math_scratch, NULL);
+}
+
+/* Moments and Lion are the CPU's bits; LAMB's ratio comes of a sum in another order. */
+static void test_lion_and_lamb_match_truth(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[] = {1, 1000, 40001};
+    for (size_t s = 0; s < 3 * sizeof sizes / sizeof sizes[0]; s++) {
+        const struct sizes x = {.T = sizes[s / 3], .momentum = s % 3 == 1};
+        struct array arrays[6];
+        for (int i = 0; i < 6; i++)
+            arrays[i] = (struct array){AQ_F32, x.T, math_random(AQ_F32, x.T, 1 + (uint64_t)i, 1.0f), EXACT, NULL, {0}};
+        arrays[3].compare = COMPARED;
+        float *p = (float *)(uintptr_t)arrays[3].host, *v = (float *)(uintptr_t)arrays[5].host;
+        for (uint64_t i = 0; i < x.T; i++)
+            v[i] = fabsf(v[i]);
+        if (s % 3 == 2) memset(p, 0, x.T * sizeof *p); /* a norm of 0: the ratio is 1 */
+        math_both("lion and lamb", arrays, 6, lion_lamb_truth, lion_lamb_mine, &x);
+    }
+}
+
 static void test_initial_values_are_the_same_bits(void **state)
 {
     (void)state;
@@ -462,6 +531,7 @@ int main(void)
         cmocka_unit_test(test_column_sums_match_truth),
         cmocka_unit_test(test_embedding_has_the_bits_of_the_truth),
         cmocka_unit_test(test_flat_ranges_match_truth),
+        cmocka_unit_test(test_lion_and_lamb_match_truth),
         cmocka_unit_test(test_initial_values_are_the_same_bits),
         cmocka_unit_test(test_conversions_round_once),
     };

@@ -100,6 +100,94 @@ enum aq_status cpu_sgd(struct aq_device *device, const struct aq_sgd *args, stru
     return AQ_OK;
 }
 
+static void lion_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct aq_lion *args = context;
+    const uint64_t first = piece * FLAT_FLOATS, n = count_of(piece, args->count, FLAT_FLOATS);
+    const float b1 = args->beta1, b2 = args->beta2, c1 = 1.0f - b1, c2 = 1.0f - b2;
+    const float lr = args->lr, decay = args->weight_decay, scale = args->grad_scale;
+    const float *gradients = args->gradients + first;
+    float *p = args->parameters + first, *m = args->m + first;
+    for (uint64_t i = 0; i < n; i++) {
+        const float g = gradients[i] * scale, c = b1 * m[i] + c1 * g;
+        const float sign = (float)((c > 0.0f) - (c < 0.0f));
+        p[i] -= lr * (sign + decay * p[i]);
+        m[i] = b2 * m[i] + c2 * g;
+    }
+}
+
+enum aq_status cpu_lion(struct aq_device *device, const struct aq_lion *args, struct aq_stream *stream)
+{
+    (void)stream;
+    struct aq_lion own = *args;
+    cpu_pool_run(cpu_device_of(device)->pool, pieces_of(args->count, FLAT_FLOATS), lion_piece, &own);
+    return AQ_OK;
+}
+
+struct flat_lamb {
+    const struct aq_lamb_tensor *args;
+    uint64_t piece;    /* floats: so many that the pieces' sums fit the shared scratch */
+    double *sums;      /* of each piece, the squares of p and of u */
+    float coefficient; /* for the second walk */
+};
+
+static float lamb_direction(const struct aq_lamb_tensor *args, float m, float v, float p)
+{
+    return m * args->correction1 / (sqrtf(v * args->correction2) + args->epsilon) + args->weight_decay * p;
+}
+
+static void lamb_moments_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct flat_lamb *flat = context;
+    const struct aq_lamb_tensor *args = flat->args;
+    const uint64_t first = piece * flat->piece, end = first + count_of(piece, args->count, flat->piece);
+    const float b1 = args->beta1, b2 = args->beta2, c1 = 1.0f - b1, c2 = 1.0f - b2;
+    double p2 = 0.0, u2 = 0.0;
+    for (uint64_t i = first; i < end; i++) {
+        const float g = args->gradients[i] * args->grad_scale, p = args->parameters[i];
+        const float m = args->m[i] = b1 * args->m[i] + c1 * g;
+        const float v = args->v[i] = b2 * args->v[i] + c2 * g * g;
+        const float u = lamb_direction(args, m, v, p);
+        p2 += (double)p * p;
+        u2 += (double)u * u;
+    }
+    flat->sums[2 * piece] = p2;
+    flat->sums[2 * piece + 1] = u2;
+}
+
+static void lamb_step_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct flat_lamb *flat = context;
+    const struct aq_lamb_tensor *args = flat->args;
+    const uint64_t first = piece * flat->piece, end = first + count_of(piece, args->count, flat->piece);
+    const float size = args->lr * flat->coefficient;
+    for (uint64_t i = first; i < end; i++)
+        args->parameters[i] -= size * lamb_direction(args, args->m[i], args->v[i], args->parameters[i]);
+}
+
+enum aq_status cpu_lamb(struct aq_device *device, const struct aq_lamb_tensor *args, struct aq_stream *stream)
+{
+    (void)stream;
+    struct cpu_device *cpu = cpu_device_of(device);
+    struct flat_lamb flat = {.args = args, .piece = FLAT_FLOATS, .sums = (double *)(void *)cpu_shared(cpu)};
+    while (pieces_of(args->count, flat.piece) > CPU_SHARED_BYTES / (2 * sizeof *flat.sums)) flat.piece *= 2;
+    const uint64_t pieces = pieces_of(args->count, flat.piece);
+    cpu_pool_run(cpu->pool, pieces, lamb_moments_piece, &flat);
+    double p2 = 0.0, u2 = 0.0;
+    for (uint64_t i = 0; i < pieces; i++) {
+        p2 += flat.sums[2 * i];
+        u2 += flat.sums[2 * i + 1];
+    }
+    flat.coefficient = 1.0f;
+    if (p2 > 0.0 && u2 > 0.0)
+        flat.coefficient = fminf(fmaxf((float)(sqrt(p2) / sqrt(u2)), args->coefficient_min), args->coefficient_max);
+    cpu_pool_run(cpu->pool, pieces, lamb_step_piece, &flat);
+    return AQ_OK;
+}
+
 struct flat_sum2 {
     const struct cpu_rows *rows;
     const float *x;

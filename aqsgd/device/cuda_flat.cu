@@ -1,6 +1,6 @@
 /*
  * cuda_flat.cu -- mathematics of one element at a time: what follows a matrix product, dropout, conversions, initial
- * values, optimizers, and the sum of squares. Bound by memory: four elements a thread where alignment lets it.
+ * values, optimizers, and sums of squares. Bound by memory: four elements a thread where alignment lets it.
  *
  * The optimizers and dropout give the CPU's bits (cpu_rows_plain.c): the same operations in the same order, none
  * contracted.
@@ -325,4 +325,94 @@ enum aq_status aq_cuda_sum2(const float *x, uint64_t count, double *sum, void *s
     if (pieces)
         AQ_TRY(AQ_LAUNCH(sum2_piece, aq_blocks(count, piece), FLAT_THREADS, 0, stream, x, count, piece, partial));
     return AQ_LAUNCH(sum2_total, 1, FLAT_THREADS, 0, stream, partial, pieces, sum);
+}
+
+/* ---- Lion and LAMB. */
+
+static __global__ void __launch_bounds__(FLAT_THREADS) lion(struct aq_lion args)
+{
+    const uint64_t i = aq_thread_index();
+    if (i >= args.count) return;
+    const float g = args.gradients[i] * args.grad_scale, m = args.m[i], p = args.parameters[i];
+    const float c = args.beta1 * m + (1.0f - args.beta1) * g;
+    const float sign = static_cast<float>((c > 0.0f) - (c < 0.0f));
+    args.parameters[i] = p - args.lr * (sign + args.weight_decay * p);
+    args.m[i] = args.beta2 * m + (1.0f - args.beta2) * g;
+}
+
+enum aq_status aq_cuda_lion(const struct aq_lion *args, struct CUstream_st *stream)
+{
+    if (args->count == 0) return AQ_OK;
+    return AQ_LAUNCH(lion, aq_blocks(args->count, FLAT_THREADS), FLAT_THREADS, 0, stream, *args);
+}
+
+static __forceinline__ __device__ float lamb_direction(const struct aq_lamb_tensor &args, float m, float v, float p)
+{
+    return m * args.correction1 / (sqrtf(v * args.correction2) + args.epsilon) + args.weight_decay * p;
+}
+
+/* The moments of a piece, and the squares of p and of u: sums[piece] and sums[pieces + piece]. */
+static __global__ void __launch_bounds__(FLAT_THREADS)
+    lamb_moments(struct aq_lamb_tensor args, uint64_t piece, double *sums)
+{
+    const uint64_t first = blockIdx.x * piece, end = first + piece < args.count ? first + piece : args.count;
+    const float b1 = args.beta1, b2 = args.beta2;
+    double p2 = 0.0, u2 = 0.0;
+    for (uint64_t i = first + threadIdx.x; i < end; i += FLAT_THREADS) {
+        const float g = args.gradients[i] * args.grad_scale, p = args.parameters[i];
+        const float m = b1 * args.m[i] + (1.0f - b1) * g, v = b2 * args.v[i] + (1.0f - b2) * g * g;
+        const float u = lamb_direction(args, m, v, p);
+        args.m[i] = m;
+        args.v[i] = v;
+        p2 += static_cast<double>(p) * p;
+        u2 += static_cast<double>(u) * u;
+    }
+    p2 = block_sum(p2);
+    __syncthreads();
+    u2 = block_sum(u2);
+    if (threadIdx.x == 0) {
+        sums[blockIdx.x] = p2;
+        sums[gridDim.x + blockIdx.x] = u2;
+    }
+}
+
+static __global__ void __launch_bounds__(FLAT_THREADS)
+    lamb_coefficient(const double *sums, uint64_t pieces, float least, float most, float *coefficient)
+{
+    double p2 = 0.0, u2 = 0.0;
+    for (uint64_t i = threadIdx.x; i < pieces; i += FLAT_THREADS) {
+        p2 += sums[i];
+        u2 += sums[pieces + i];
+    }
+    p2 = block_sum(p2);
+    __syncthreads();
+    u2 = block_sum(u2);
+    if (threadIdx.x > 0) return;
+    *coefficient = 1.0f;
+    if (p2 > 0.0 && u2 > 0.0) *coefficient = fminf(fmaxf(static_cast<float>(sqrt(p2) / sqrt(u2)), least), most);
+}
+
+static __global__ void __launch_bounds__(FLAT_THREADS) lamb_step(struct aq_lamb_tensor args, const float *coefficient)
+{
+    const uint64_t i = aq_thread_index();
+    if (i >= args.count) return;
+    const float p = args.parameters[i], size = args.lr * *coefficient;
+    args.parameters[i] = p - size * lamb_direction(args, args.m[i], args.v[i], p);
+}
+
+enum aq_status aq_cuda_lamb(const struct aq_lamb_tensor *args, void *scratch, struct CUstream_st *stream)
+{
+    if (args->count == 0) return AQ_OK;
+    /* The scratch: the coefficient, then two sums of each piece. */
+    const uint64_t room = AQ_CUDA_SCRATCH_BYTES / (2 * sizeof(double)) - 1;
+    uint64_t piece = 64 * FLAT_THREADS;
+    while ((args->count + piece - 1) / piece > room)
+        piece *= 2;
+    const dim3 grid = aq_blocks(args->count, piece);
+    float *coefficient = static_cast<float *>(scratch);
+    double *sums = static_cast<double *>(scratch) + 2;
+    AQ_TRY(AQ_LAUNCH(lamb_moments, grid, FLAT_THREADS, 0, stream, *args, piece, sums));
+    AQ_TRY(AQ_LAUNCH(lamb_coefficient, 1, FLAT_THREADS, 0, stream, sums, grid.x, args->coefficient_min,
+                     args->coefficient_max, coefficient));
+    return AQ_LAUNCH(lamb_step, aq_blocks(args->count, FLAT_THREADS), FLAT_THREADS, 0, stream, *args, coefficient);
 }

@@ -73,6 +73,17 @@ enum aq_status cuda_sgd(struct aq_device *device, const struct aq_sgd *args, str
     return aq_cuda_sgd(args, cuda_stream_of(cuda_device_of(device), stream)->at);
 }
 
+enum aq_status cuda_lion(struct aq_device *device, const struct aq_lion *args, struct aq_stream *stream)
+{
+    return aq_cuda_lion(args, cuda_stream_of(cuda_device_of(device), stream)->at);
+}
+
+enum aq_status cuda_lamb(struct aq_device *device, const struct aq_lamb_tensor *args, struct aq_stream *stream)
+{
+    stream = cuda_stream_of(cuda_device_of(device), stream);
+    return aq_cuda_lamb(args, cuda_part(stream, 0), stream->at);
+}
+
 enum aq_status cuda_sum2(struct aq_device *device, const float *x, uint64_t count, double *sum,
                          struct aq_stream *stream)
 {

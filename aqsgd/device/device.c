@@ -217,6 +217,16 @@ enum aq_status aq_device_sgd(struct aq_device *device, const struct aq_sgd *args
     return args->count ? device->ops->sgd(device, args, stream) : AQ_OK;
 }
 
+enum aq_status aq_device_lion(struct aq_device *device, const struct aq_lion *args, struct aq_stream *stream)
+{
+    return args->count ? device->ops->lion(device, args, stream) : AQ_OK;
+}
+
+enum aq_status aq_device_lamb(struct aq_device *device, const struct aq_lamb_tensor *args, struct aq_stream *stream)
+{
+    return args->count ? device->ops->lamb(device, args, stream) : AQ_OK;
+}
+
 enum aq_status aq_device_sum2(struct aq_device *device, const float *x, uint64_t count, double *sum,
                               struct aq_stream *stream)
 {

@@ -74,7 +74,9 @@ enum operation {
     DO_DROPOUT,
     DO_FILL_NORMAL,
     DO_ADAMW,
-    DO_SGD
+    DO_SGD,
+    DO_LION,
+    DO_LAMB
 };
 
 struct command {
@@ -94,6 +96,8 @@ struct command {
         struct fill fill;
         struct aq_adamw adamw;
         struct aq_sgd sgd;
+        struct aq_lion lion;
+        struct aq_lamb_tensor lamb;
     } with;
 };
 
@@ -196,6 +200,10 @@ static enum aq_status command_run(struct aq_device *inner, const struct command 
         return aq_device_adamw(inner, &command->with.adamw, NULL);
     case DO_SGD:
         return aq_device_sgd(inner, &command->with.sgd, NULL);
+    case DO_LION:
+        return aq_device_lion(inner, &command->with.lion, NULL);
+    case DO_LAMB:
+        return aq_device_lamb(inner, &command->with.lamb, NULL);
     }
     AQ_ASSERT(!"an operation that no stream has");
     return AQ_INVAL;
@@ -562,6 +570,29 @@ static enum aq_status apart_sgd(struct aq_device *device, const struct aq_sgd *a
     return AQ_OK;
 }
 
+static enum aq_status apart_lion(struct aq_device *device, const struct aq_lion *args, struct aq_stream *stream)
+{
+    struct apart *apart = apart_of(device);
+    struct aq_lion *mine = &note(apart, stream, DO_LION)->with.lion;
+    *mine = *args;
+    WITHIN(mine->parameters);
+    WITHIN(mine->gradients);
+    WITHIN(mine->m);
+    return AQ_OK;
+}
+
+static enum aq_status apart_lamb(struct aq_device *device, const struct aq_lamb_tensor *args, struct aq_stream *stream)
+{
+    struct apart *apart = apart_of(device);
+    struct aq_lamb_tensor *mine = &note(apart, stream, DO_LAMB)->with.lamb;
+    *mine = *args;
+    WITHIN(mine->parameters);
+    WITHIN(mine->gradients);
+    WITHIN(mine->m);
+    WITHIN(mine->v);
+    return AQ_OK;
+}
+
 static enum aq_status apart_sum2(struct aq_device *device, const float *x, uint64_t count, double *sum,
                                  struct aq_stream *stream)
 {
@@ -658,4 +689,6 @@ const struct aq_device_ops aq_device_apart = {.kind = "apart",
                                               .fill_normal = apart_fill_normal,
                                               .adamw = apart_adamw,
                                               .sgd = apart_sgd,
+                                              .lion = apart_lion,
+                                              .lamb = apart_lamb,
                                               .sum2 = apart_sum2};

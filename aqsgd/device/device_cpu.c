@@ -273,4 +273,6 @@ const struct aq_device_ops aq_device_cpu = {.kind = "cpu",
                                             .fill_normal = cpu_fill_normal,
                                             .adamw = cpu_adamw,
                                             .sgd = cpu_sgd,
+                                            .lion = cpu_lion,
+                                            .lamb = cpu_lamb,
                                             .sum2 = cpu_sum2};

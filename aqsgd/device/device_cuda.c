@@ -352,4 +352,6 @@ const struct aq_device_ops aq_device_cuda = {.kind = "cuda",
                                              .fill_normal = cuda_fill_normal,
                                              .adamw = cuda_adamw,
                                              .sgd = cuda_sgd,
+                                             .lion = cuda_lion,
+                                             .lamb = cuda_lamb,
                                              .sum2 = cuda_sum2};

@@ -3,7 +3,7 @@
  *
  *     c = b1 m + (1 - b1) g;   x -= lr (sign(c) + weight_decay x);   m = b2 m + (1 - b2) g
  *
- * sign(0) = 0.
+ * sign(0) = 0. The kernel is the device's (device_math.h).
  */
 #include "optimizer.h"
 
@@ -26,27 +26,25 @@ static enum aq_status lion_place(struct aq_optimizer *optimizer)
     return aq_optimizer_take(optimizer, "m", optimizer->parameters, AQ_STATE_REPLICATED, &m);
 }
 
-static void step_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
-{
-    const struct aq_optimizer_call *call = &optimizer->call;
-    const float b1 = optimizer->config.beta1, b2 = optimizer->config.beta2, c1 = 1.0f - b1, c2 = 1.0f - b2;
-    const float decay = aq_optimizer_decay(optimizer, piece);
-    const float *gradients = call->update_gradients + piece->first;
-    float *p = call->parameters + piece->first, *m = optimizer->states[0].values + piece->first;
-    (void)index;
-    for (uint32_t i = 0; i < piece->count; i++) {
-        const float g = gradients[i] * call->grad_scale, c = b1 * m[i] + c1 * g;
-        const float sign = (float)((c > 0.0f) - (c < 0.0f));
-        p[i] -= call->lr * (sign + decay * p[i]);
-        m[i] = b2 * m[i] + c2 * g;
-    }
-}
-
 static enum aq_status lion_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
 {
+    const struct aq_optimizer_config *config = &optimizer->config;
+    const struct aq_optimizer_call *call = &optimizer->call;
     (void)round;
     (void)out;
-    aq_optimizer_each(optimizer, step_piece);
+    for (uint32_t i = 0; i < optimizer->stretch_count; i++) {
+        const struct aq_optimizer_tensor *stretch = &optimizer->stretches[i];
+        const struct aq_lion args = {.parameters = call->parameters + stretch->offset,
+                                     .gradients = call->update_gradients + stretch->offset,
+                                     .m = optimizer->states[0].values + stretch->offset,
+                                     .count = stretch->count,
+                                     .lr = call->lr,
+                                     .beta1 = config->beta1,
+                                     .beta2 = config->beta2,
+                                     .weight_decay = stretch->decay ? config->weight_decay : 0.0f,
+                                     .grad_scale = call->grad_scale};
+        AQ_TRY(aq_device_lion(optimizer->device, &args, call->stream));
+    }
     return AQ_OK;
 }
 
@@ -58,7 +56,6 @@ static float lion_absorbs(const struct aq_optimizer *optimizer, uint32_t t)
 
 const struct aq_optimizer_kind aq_optimizer_lion = {
     .name = "lion",
-    .host = true,
     .averages_gradients = true,
     .config_default = lion_config_default,
     .config_check = lion_config_check,

@@ -218,6 +218,40 @@ struct aq_sgd {
 };
 enum aq_status aq_device_sgd(struct aq_device *device, const struct aq_sgd *args, struct aq_stream *stream);
 
+/*
+ * One Lion update (Chen et al. 2023, Program 1), with g = gradients * grad_scale and sign(0) = 0:
+ *
+ *     p -= lr (sign(beta1 m + (1 - beta1) g) + weight_decay p),   m = beta2 m + (1 - beta2) g
+ */
+struct aq_lion {
+    float *parameters;
+    const float *gradients;
+    float *m;
+    uint64_t count;
+    float lr, beta1, beta2, weight_decay, grad_scale;
+};
+enum aq_status aq_device_lion(struct aq_device *device, const struct aq_lion *args, struct aq_stream *stream);
+
+/*
+ * One LAMB update of one tensor (You et al. 2020, Algorithm 2, the ratio clipped), g as above:
+ *
+ *     m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g g
+ *     u = m correction1 / (sqrt(v correction2) + epsilon) + weight_decay p
+ *     p -= lr c u,   c = ||p|| / ||u|| within coefficient_min..coefficient_max, 1 where a norm is 0
+ *
+ * correction1 = 1 / (1 - beta1^step) and correction2 likewise, or 1. Norms are summed in double, in a fixed order; c
+ * does not leave the device.
+ */
+struct aq_lamb_tensor {
+    float *parameters;
+    const float *gradients;
+    float *m, *v;
+    uint64_t count;
+    float lr, beta1, beta2, epsilon, weight_decay, grad_scale;
+    float correction1, correction2, coefficient_min, coefficient_max;
+};
+enum aq_status aq_device_lamb(struct aq_device *device, const struct aq_lamb_tensor *args, struct aq_stream *stream);
+
 /* *sum (host, valid at return: waits for the stream) = sum of x[i]^2 in double, in a fixed order. */
 enum aq_status aq_device_sum2(struct aq_device *device, const float *x, uint64_t count, double *sum,
                               struct aq_stream *stream);
