@@ -109,6 +109,8 @@ const char *aq_frame_kind_text(uint16_t kind)
         return "CONTROL";
     case AQ_FRAME_CHUNK:
         return "CHUNK";
+    case AQ_FRAME_MIRROR:
+        return "MIRROR";
     default:
         return "frame";
     }

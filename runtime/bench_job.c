@@ -164,10 +164,10 @@ static enum aq_status bench_ssd(const struct aq_bench_options *options, const ch
     return AQ_OK;
 }
 
-/* 160 short steps; those that count are 8 to 160, with the checkpoints of steps 50, 100 and 150 among them. */
+/* 104 short steps; those that count are 9 to 104, with the checkpoints of steps 50 and 100 among them. */
 static enum aq_status bench_checkpoint(const struct aq_bench_options *options, const char *folder)
 {
-#define SHORT_STEPS "train.batch=16", "data.train_samples_max=128", "train.epochs=20"
+#define SHORT_STEPS "train.batch=16", "data.train_samples_max=128", "train.epochs=13"
     static const char *const none[] = {SHORT_STEPS, NULL}, *const each_50[] = {SHORT_STEPS, "checkpoint.every=50 steps",
                                                                                NULL};
 #undef SHORT_STEPS

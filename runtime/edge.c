@@ -126,7 +126,63 @@ enum aq_status aq_edge_post(struct aq_edge *edge, const struct aq_frame *frame, 
         return status;
     }
     edge->sends_out++;
+    edge->mirror_credit++;
     return AQ_OK;
+}
+
+enum aq_status aq_edge_send_mirror(struct aq_edge *edge, const struct aq_frame *frame, uint32_t piece)
+{
+    AQ_ASSERT(piece < 32 || piece == AQ_EDGE_MIRROR_NO_PIECE);
+    const enum aq_status status = aq_link_send(edge->config.link, frame, AQ_EDGE_MIRROR_TOKEN | piece);
+    /* The link has room for all that the window allows: more is the other side's doing. */
+    if (status == AQ_AGAIN)
+        return aq_fail(AQ_PROTO, "edge", "edge %u: the other side asks for more than the window of a checkpoint",
+                       edge->config.edge);
+    AQ_TRY(status);
+    edge->sends_out++;
+    edge->mirrors_out++;
+    if (frame->body) edge->mirror_credit = 0;
+    return AQ_OK;
+}
+
+uint32_t aq_edge_mirror_sent(struct aq_edge *edge)
+{
+    const uint32_t back = edge->mirrors_back;
+    edge->mirrors_back = 0;
+    return back;
+}
+
+bool aq_edge_mirror_next(struct aq_edge *edge, struct aq_frame *out)
+{
+    if (edge->mirror_count == 0) return false;
+    *out = edge->mirrors[edge->mirror_first];
+    edge->mirror_first = (edge->mirror_first + 1) % AQ_EDGE_MIRRORS_MAX;
+    edge->mirror_count--;
+    return true;
+}
+
+void aq_edge_mirror_release(struct aq_edge *edge, const void *body)
+{
+    aq_link_release(edge->config.link, body);
+}
+
+bool aq_edge_mirror_turn(const struct aq_edge *edge)
+{
+    return edge->sends_out == edge->mirrors_out || edge->mirror_credit >= AQ_EDGE_MIRROR_SHARE;
+}
+
+/* The link has let go of a frame. */
+static void frame_out(struct aq_edge *edge, uint64_t token)
+{
+    AQ_ASSERT(edge->sends_out > 0);
+    edge->sends_out--;
+    if (token == AQ_EDGE_NO_BODY) return;
+    if (token < AQ_EDGE_MIRROR_TOKEN) {
+        aq_edge_body_return(edge, (uint32_t)token);
+        return;
+    }
+    edge->mirrors_out--;
+    if ((uint32_t)token != AQ_EDGE_MIRROR_NO_PIECE) edge->mirrors_back |= 1u << (uint32_t)token;
 }
 
 static enum aq_status queue_add(struct aq_edge *edge, struct aq_edge_queue *queue, const struct aq_frame *frame)
@@ -184,6 +240,10 @@ static enum aq_status frame_in(struct aq_edge *edge, const struct aq_frame *fram
         edge->arrived = true;
         edge->message = *frame;
         return AQ_OK;
+    case AQ_FRAME_MIRROR:
+        if (!edge->config.mirror || edge->mirror_count == AQ_EDGE_MIRRORS_MAX) break;
+        edge->mirrors[(edge->mirror_first + edge->mirror_count++) % AQ_EDGE_MIRRORS_MAX] = *frame;
+        return AQ_OK;
     default:
         break;
     }
@@ -211,9 +271,7 @@ enum aq_status aq_edge_pump(struct aq_edge *edge)
         if (event.kind == AQ_LINK_RECEIVED) {
             AQ_TRY(frame_in(edge, &event.frame));
         } else if (event.kind == AQ_LINK_SENT) {
-            AQ_ASSERT(edge->sends_out > 0);
-            edge->sends_out--;
-            if (event.token != AQ_EDGE_NO_BODY) aq_edge_body_return(edge, (uint32_t)event.token);
+            frame_out(edge, event.token);
         } else {
             AQ_TRY(link_ended(edge, &event));
         }

@@ -47,6 +47,7 @@ struct aq_edge_config {
     struct aq_trace *trace; /* may be NULL                                      */
     uint32_t slots;         /* micro-batches in flight of this stage: whose m the sender keeps */
     uint64_t silence_ns;    /* longest wait for the other side                  */
+    bool mirror;            /* frames of kind MIRROR are let in                 */
 };
 
 enum aq_status aq_edge_open(const struct aq_edge_config *config, struct aq_edge **out);
@@ -102,6 +103,21 @@ enum aq_status aq_edge_receive_eval(struct aq_edge *edge, const struct aq_edge_b
 enum aq_status aq_edge_send_norm(struct aq_edge *edge, uint64_t step, double value);
 /* AQ_AGAIN: none is here. */
 enum aq_status aq_edge_receive_norm(struct aq_edge *edge, uint64_t step, double *value);
+
+/*
+ * Frames of mirrored checkpoints (mirror.h), whose bodies are the caller's. piece: a number below 32 by which
+ * aq_edge_mirror_sent tells that the body is the caller's again, or AQ_EDGE_MIRROR_NO_PIECE for a frame without one.
+ */
+#define AQ_EDGE_MIRROR_NO_PIECE UINT32_MAX
+enum aq_status aq_edge_send_mirror(struct aq_edge *edge, const struct aq_frame *frame, uint32_t piece);
+uint32_t aq_edge_mirror_sent(struct aq_edge *edge); /* bits of the pieces that have come back since the last call */
+
+/* The next one received; its body goes back by aq_edge_mirror_release. False: none. */
+bool aq_edge_mirror_next(struct aq_edge *edge, struct aq_frame *out);
+void aq_edge_mirror_release(struct aq_edge *edge, const void *body);
+
+/* May a piece go now? When no training frame is on its way, or enough of them have gone since the last piece. */
+bool aq_edge_mirror_turn(const struct aq_edge *edge);
 
 /* Wait until something happens, at most until the deadline; then pump. AQ_TIMEOUT is no error of the edge. */
 enum aq_status aq_edge_wait(struct aq_edge *edge, uint32_t seen, uint64_t deadline_ns);

@@ -9,10 +9,12 @@
 #include "edge_row.h"
 
 enum {
-    AQ_EDGE_BODIES_MAX = 64, /* send buffers: link.send_frames has the same bound                          */
-    AQ_EDGE_QUEUE_MAX = 256, /* frames received and not yet asked for: bounded by the link's receive slots  */
-    AQ_EDGE_NORMS_MAX = 4,   /* a step has at most two                                                      */
-    AQ_EDGE_FETCHES_MAX = 64 /* requests of the other side that wait for a send buffer                      */
+    AQ_EDGE_BODIES_MAX = 64,  /* send buffers: link.send_frames has the same bound                          */
+    AQ_EDGE_QUEUE_MAX = 256,  /* frames received and not yet asked for: bounded by the link's receive slots  */
+    AQ_EDGE_NORMS_MAX = 4,    /* a step has at most two                                                      */
+    AQ_EDGE_FETCHES_MAX = 64, /* requests of the other side that wait for a send buffer                      */
+    AQ_EDGE_MIRRORS_MAX = 32, /* frames of mirrored checkpoints that wait for the worker: a window and its answers */
+    AQ_EDGE_MIRROR_SHARE = 8  /* a busy link sends one piece of a checkpoint after so many training frames   */
 };
 
 /* Frames received and not yet decoded, in order. A spilled body lies in our memory, not in the link's (edge_heal.c). */
@@ -58,12 +60,19 @@ struct aq_edge {
     void *held_memory;
     struct aq_edge_fetch fetches[AQ_EDGE_FETCHES_MAX];
     uint32_t fetch_count;
+    /* Mirrored checkpoints. */
+    struct aq_frame mirrors[AQ_EDGE_MIRRORS_MAX];
+    uint32_t mirror_first, mirror_count;
+    uint32_t mirrors_out;   /* of sends_out                                     */
+    uint32_t mirrors_back;  /* bits of the pieces whose bodies are back         */
+    uint32_t mirror_credit; /* training frames sent since the last piece        */
     bool awaiting, arrived;
     struct aq_frame message;
     struct aq_edge_measures measures;
 };
 
-#define AQ_EDGE_NO_BODY UINT64_MAX /* the token of a frame without a body */
+#define AQ_EDGE_NO_BODY      UINT64_MAX   /* the token of a frame without a body */
+#define AQ_EDGE_MIRROR_TOKEN (1ull << 32) /* and above: frames of mirrored checkpoints, the piece in the lower half */
 
 /* A free send buffer's index, or AQ_AGAIN. */
 enum aq_status aq_edge_body_take(struct aq_edge *edge, uint32_t *index);

@@ -144,6 +144,7 @@ struct aq_job_checkpoint {
     struct aq_job_every every; /* count 0: only at a stop and at the end                                   */
     uint32_t keep;
     const char *path; /* NULL: "checkpoint" in output.path                                                */
+    bool mirror;      /* copies at a neighbour                                                            */
 };
 
 struct aq_job_output {

@@ -202,6 +202,12 @@ static void check_dials(struct aq_manifest *manifest)
     }
 }
 
+static void check_mirror(struct aq_manifest *manifest)
+{
+    if (manifest->job.checkpoint.mirror && manifest->job.pipeline.stage_count < 2)
+        aq_manifest_error(manifest, "checkpoint.mirror", "one stage has no neighbour to keep a copy");
+}
+
 /* What would leave this machine in the clear must be said to be wanted so. */
 static void check_security(struct aq_manifest *manifest)
 {
@@ -230,5 +236,6 @@ void aq_manifest_check(struct aq_manifest *manifest)
     check_edges(manifest);
     check_addresses(manifest);
     check_dials(manifest);
+    check_mirror(manifest);
     check_security(manifest);
 }

@@ -11,6 +11,7 @@
 #include "edge.h"
 #include "edge_row.h"
 #include "net/collective.h"
+#include "mirror.h"
 #include "plan_private.h"
 
 enum { PLACE_BYTES = 512, TOKEN_BYTES = sizeof(int32_t) };
@@ -268,7 +269,8 @@ static void link_fill(const struct plan_open *open, uint32_t s, uint32_t peer, u
     out->edge = edge;
     out->body_bytes_max = (uint32_t)open->edges[edge].body_bytes_max;
     out->send_frames = job->link.send_frames;
-    out->receive_slots = job->link.receive_slots;
+    /* Pieces of mirrored checkpoints have receive slots of their own: they take no credit from training. */
+    out->receive_slots = job->link.receive_slots + (job->checkpoint.mirror ? AQ_MIRROR_WINDOW : 0);
 }
 
 /* A link to another replica of the stage; collectives cut what they send into pieces of the body's size. */
@@ -321,6 +323,7 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     /* A checkpoint is written from a copy while training goes on; one at the end alone needs none. */
     if (job->checkpoint.every.count)
         line(stage, "snapshot", aq_checkpoint_writer_measure(&job->train.optimizer, size->parameters));
+    if (job->checkpoint.mirror) line(stage, "mirror", aq_mirror_measure((first ? 0 : 1) + (last ? 0 : 1)));
     if (job->output.trace) line(stage, "trace", (uint64_t)AQ_PLAN_TRACE_RECORDS * AQ_PLAN_TRACE_BYTES);
 }
 

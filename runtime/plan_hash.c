@@ -14,7 +14,8 @@
 static const char *const indifferent[] = {
     "job.name",         "data.tokenizer_path", "data.train",      "data.heldout", "model.weights",
     "model.vocabulary", "pipeline.threads",    "pipeline.stages", "edges.",       "link.",
-    "security.",        "cache.",           "checkpoint.path",     "checkpoint.keep", "output.",      "facts."};
+    "security.",        "cache.",              "checkpoint.path", "checkpoint.keep", "checkpoint.mirror",
+    "output.",          "facts."};
 
 static bool matters(const char *name)
 {

@@ -39,16 +39,16 @@ enum aq_status aq_resume_check(const struct aq_plan *plan, const char *run, uint
         snprintf(parent, sizeof parent, "%s", plan->job->cache.path);
     else
         AQ_TRY(aq_run_path(run, "cache", parent));
-    for (uint32_t s = 0; s < plan->stage_count; s++) {
-        const struct aq_cache_config *cache = &plan->stages[s].cache;
-        if (cache->slots == 0 || strcmp(cache->kind, "memory") == 0 || plan->job->pipeline.stages[s].host) continue;
-        snprintf(name, sizeof name, "stage-%u", s);
+    for (uint32_t r = 0; r < plan->ranks; r++) {
+        const struct aq_cache_config *cache = &plan->stages[r % plan->stage_count].cache;
+        if (cache->slots == 0 || strcmp(cache->kind, "memory") == 0 || plan->job->pipeline.stages[r].host) continue;
+        snprintf(name, sizeof name, "stage-%u", r);
         AQ_TRY(aq_run_path(parent, name, path));
         if (!marks_of(path, &info) || info.job_digest != plan->job_digest) continue;
         if (info.mark_last == step || info.mark_previous == step) return AQ_OK;
         if (others++ > 0) continue;
         other = info;
-        other_stage = s;
+        other_stage = r;
     }
     if (others == 0) return AQ_OK;
     return aq_fail(AQ_MISMATCH, "launch",

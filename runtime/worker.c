@@ -20,6 +20,8 @@ enum {
     PATH_BYTES = 4096
 };
 
+#define SERVE_NS (20ull * 1000 * 1000)
+
 static uint64_t seconds_ns(uint64_t seconds)
 {
     return seconds * 1000000000u;
@@ -169,8 +171,11 @@ static enum aq_status load_weights(struct aq_worker *w, uint64_t resume)
         const enum aq_status status = aq_checkpoint_read(&checkpoint, resume);
         w->read_ns = aq_clock_ns() - begin;
         /* An older one may be whole. But a file of another run or step was put there by somebody: it is left alone. */
-        if (status != AQ_OK && status != AQ_NOMEM && status != AQ_MISMATCH) w->unreadable = resume;
-        return status;
+        if (status == AQ_OK || status == AQ_NOMEM || status == AQ_MISMATCH) return status;
+        w->lost = w->job->checkpoint.mirror; /* there may be a copy */
+        if (!w->lost) w->unreadable = resume;
+        if (w->lost) aq_error_clear();
+        return w->lost ? AQ_OK : status;
     }
     if (w->job->model.weights) return aq_checkpoint_import(&checkpoint, w->job->model.weights);
     return aq_stage_init(w->stage, w->job->train.seed);
@@ -221,7 +226,13 @@ static enum aq_status open_cache(struct aq_worker *w)
 enum aq_status aq_worker_await(struct aq_worker *w, const char *op, uint64_t deadline, json_t **out)
 {
     for (;;) {
-        const enum aq_status status = aq_control_receive(w->control, deadline, out);
+        /* A neighbour may need a copy of its checkpoint before it is ready. */
+        const uint64_t soon = w->mirror ? aq_clock_after(SERVE_NS) : deadline;
+        const enum aq_status status = aq_control_receive(w->control, soon < deadline ? soon : deadline, out);
+        if (status == AQ_TIMEOUT && soon < deadline) {
+            AQ_TRY(aq_worker_serve(w));
+            continue;
+        }
         if (status == AQ_TIMEOUT) return aq_fail(AQ_TIMEOUT, "worker", "the launcher did not say '%s' in time", op);
         if (status == AQ_CLOSED) return aq_fail(AQ_CLOSED, "worker", "the launcher is gone");
         AQ_TRY(status);
@@ -238,7 +249,8 @@ static enum aq_status open_edges(struct aq_worker *w)
                                     .bell = w->bell,
                                     .trace = w->trace,
                                     .slots = w->me->program.slots,
-                                    .silence_ns = w->silence_ns};
+                                    .silence_ns = w->silence_ns,
+                                    .mirror = w->job->checkpoint.mirror};
     if (w->position > 0) {
         config.edge = w->position - 1;
         config.sender = false;
@@ -273,7 +285,8 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(open_cache(w));
     AQ_TRY(aq_worker_links_open(w));
     AQ_TRY(aq_worker_group_open(w));
-    return open_edges(w);
+    AQ_TRY(open_edges(w));
+    return aq_worker_mirror_open(w);
 }
 
 /* --- Running
@@ -336,6 +349,7 @@ static void close_all(struct aq_worker *w, enum aq_status status)
             if (link_number(w, i)) (void)aq_link_abort(link_number(w, i), status, aq_error_text(), deadline);
     }
     aq_group_close(w->group);
+    aq_mirror_close(w->mirror); /* before the edges, whose bodies it may be writing */
     aq_edge_close(w->out);
     aq_edge_close(w->in);
     for (uint32_t i = 0; i < 2 + w->W; i++)
@@ -379,6 +393,7 @@ enum aq_status aq_worker_run(struct aq_control *control)
     AQ_TRY_GOTO(aq_worker_await(&w, "go", aq_clock_after(seconds_ns(START_SECONDS)), &message), out);
     json_decref(message);
     w.go_ns = aq_clock_ns();
+    w.waiting = false;
     AQ_TRY_GOTO(train(&w), out);
     status = finish(&w);
 out:

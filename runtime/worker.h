@@ -23,6 +23,7 @@
 #include "checkpoint_writer.h"
 #include "control.h"
 #include "edge.h"
+#include "mirror.h"
 #include "net/link.h"
 #include "plan.h"
 #include "stages/dataset.h"
@@ -46,9 +47,10 @@ struct aq_worker_times {
 
 /* How far a checkpoint is. */
 enum aq_worker_mark {
-    AQ_MARK_NONE = 0, /* none under way: the launcher has noted the last one as complete      */
-    AQ_MARK_WRITING,  /* weights and cache are on their way to the disk                       */
-    AQ_MARK_SAID      /* this stage's part is durable, and the launcher knows: others may not be */
+    AQ_MARK_NONE = 0,  /* none under way: the launcher has noted the last one as complete      */
+    AQ_MARK_WRITING,   /* weights and cache are on their way to the disk                       */
+    AQ_MARK_MIRRORING, /* they are there; the copy is on its way to the neighbour                */
+    AQ_MARK_SAID       /* this stage's part is durable, and the launcher knows: others may not be */
 };
 
 struct aq_group; /* net/collective.h */
@@ -97,6 +99,9 @@ struct aq_worker {
     uint32_t skipped_in_row;
     /* Checkpoints (worker_mark.c). */
     struct aq_checkpoint_writer *writer;
+    struct aq_mirror *mirror; /* NULL: the job wants no copies                                       */
+    bool lost;                /* this stage's file is gone or damaged: a copy is needed              */
+    bool waiting;             /* for a checkpoint or a start: links have nothing else to carry       */
     enum aq_worker_mark marking;
     uint64_t mark_step;    /* of the checkpoint that is under way                                    */
     uint64_t mark_ns;      /* in which checkpoints kept this stage from training, since the last report */
@@ -156,6 +161,12 @@ enum aq_status aq_worker_mark_begin(struct aq_worker *worker);
 
 /* worker_mark.c: what the disk has done meanwhile; why a checkpoint failed. Called with every pump. */
 enum aq_status aq_worker_mark_advance(struct aq_worker *worker);
+
+/* worker_mark.c: serve the neighbours while this stage waits; a neighbour that has left in good order is no failure. */
+enum aq_status aq_worker_serve(struct aq_worker *worker);
+
+/* worker_mark.c: open the copies; fetch this stage's own file from its keeper where it is lost. Edges are open. */
+enum aq_status aq_worker_mirror_open(struct aq_worker *worker);
 
 /* worker_mark.c: wait until no checkpoint is under way. */
 enum aq_status aq_worker_mark_wait(struct aq_worker *worker);

@@ -11,8 +11,9 @@
  */
 #include "worker.h"
 
-#define WAIT_NS_MAX (600ull * 1000 * 1000 * 1000) /* for the slowest stage's disk */
-#define LOOK_NS     (20ull * 1000 * 1000)         /* edges and control channel have no common bell */
+#define WAIT_NS_MAX      (600ull * 1000 * 1000 * 1000) /* for the slowest stage's disk */
+#define COPY_BYTES_S_MIN (1u << 17)                    /* a link of 1 Mbit/s */
+#define LOOK_NS          (20ull * 1000 * 1000)         /* edges and control channel have no common bell */
 
 struct aq_checkpoint aq_worker_checkpoint(const struct aq_worker *w)
 {
@@ -56,16 +57,30 @@ enum aq_status aq_worker_control_poll(struct aq_worker *w)
     }
 }
 
+static enum aq_status say_mark(struct aq_worker *w)
+{
+    w->marking = AQ_MARK_SAID;
+    return aq_control_send(w->control, json_pack("{s:s, s:I}", "event", "mark", "step", (json_int_t)w->mark_step));
+}
+
 enum aq_status aq_worker_mark_advance(struct aq_worker *w)
 {
-    if (w->marking != AQ_MARK_WRITING) return AQ_OK;
-    enum aq_status status = aq_checkpoint_writer_done(w->writer);
-    if (status == AQ_OK && w->cache) status = aq_cache_mark_done(w->cache);
+    if (w->mirror) AQ_TRY(aq_mirror_pump(w->mirror, w->waiting));
+    if (w->marking == AQ_MARK_WRITING) {
+        enum aq_status status = aq_checkpoint_writer_done(w->writer);
+        if (status == AQ_OK && w->cache) status = aq_cache_mark_done(w->cache);
+        if (status == AQ_AGAIN) return AQ_OK;
+        AQ_TRY(status);
+        if (!w->mirror) return say_mark(w);
+        w->marking = AQ_MARK_MIRRORING;
+        aq_mirror_send(w->mirror, w->mark_step);
+        AQ_TRY(aq_mirror_pump(w->mirror, w->waiting));
+    }
+    if (w->marking != AQ_MARK_MIRRORING) return AQ_OK;
+    const enum aq_status status = aq_mirror_done(w->mirror);
     if (status == AQ_AGAIN) return AQ_OK;
     AQ_TRY(status);
-    AQ_TRY(aq_control_send(w->control, json_pack("{s:s, s:I}", "event", "mark", "step", (json_int_t)w->mark_step)));
-    w->marking = AQ_MARK_SAID;
-    return AQ_OK;
+    return say_mark(w);
 }
 
 /* A neighbour that has left in good order is at the end of the run, as this stage is. */
@@ -79,28 +94,95 @@ static enum aq_status pump_edges(struct aq_worker *w)
     return AQ_OK;
 }
 
-enum aq_status aq_worker_mark_wait(struct aq_worker *w)
+enum aq_status aq_worker_serve(struct aq_worker *w)
 {
-    const uint64_t end = aq_clock_after(WAIT_NS_MAX);
+    AQ_TRY(pump_edges(w));
+    return aq_worker_mark_advance(w);
+}
+
+static enum aq_status mark_late(const struct aq_worker *w)
+{
+    static const char *const reasons[] = {[AQ_MARK_WRITING] = "this stage's disk takes too long",
+                                          [AQ_MARK_MIRRORING] = "the copy at the neighbour takes too long",
+                                          [AQ_MARK_SAID] = "another stage's part is missing"};
+    return aq_fail(AQ_TIMEOUT, "worker", "the checkpoint of step %llu does not become complete: %s",
+                   (unsigned long long)w->mark_step, reasons[w->marking]);
+}
+
+/* How long the slowest stage may take: its disk, and its copy at COPY_BYTES_S_MIN. */
+static uint64_t mark_ns_max(const struct aq_worker *w)
+{
+    const uint64_t bytes = aq_checkpoint_writer_measure(&w->job->train.optimizer, w->plan->parameters);
+    return WAIT_NS_MAX + (w->mirror ? bytes / COPY_BYTES_S_MIN * 1000000000u : 0);
+}
+
+static enum aq_status mark_wait(struct aq_worker *w)
+{
+    const uint64_t end = aq_clock_after(mark_ns_max(w));
     while (w->marking != AQ_MARK_NONE) {
         const uint32_t seen = aq_bell_count(w->bell);
-        AQ_TRY(pump_edges(w));
-        AQ_TRY(aq_worker_mark_advance(w));
-        const uint64_t soon = aq_clock_after(LOOK_NS);
-        if (w->marking == AQ_MARK_WRITING) {
-            AQ_TRY(aq_worker_control_poll(w));
-            (void)aq_bell_wait(w->bell, seen, soon);
-        } else {
-            const enum aq_status status = control_take(w, soon);
+        AQ_TRY(aq_worker_serve(w));
+        if (w->marking == AQ_MARK_SAID && !w->mirror) {
+            const enum aq_status status = control_take(w, aq_clock_after(LOOK_NS));
             if (status != AQ_AGAIN) AQ_TRY(status);
+        } else { /* the disk, or a neighbour's copy, rings the bell */
+            AQ_TRY(aq_worker_control_poll(w));
+            if (w->marking == AQ_MARK_NONE) break;
+            (void)aq_bell_wait(w->bell, seen, aq_clock_after(w->marking == AQ_MARK_SAID ? LOOK_NS / 10 : LOOK_NS));
         }
-        if (w->marking != AQ_MARK_NONE && aq_clock_ns() > end)
-            return aq_fail(AQ_TIMEOUT, "worker", "the checkpoint of step %llu does not become complete: %s",
-                           (unsigned long long)w->mark_step,
-                           w->marking == AQ_MARK_SAID ? "another stage's part is missing"
-                                                      : "this stage's disk takes too long");
+        if (w->marking != AQ_MARK_NONE && aq_clock_ns() > end) return mark_late(w);
     }
     return AQ_OK;
+}
+
+enum aq_status aq_worker_mark_wait(struct aq_worker *w)
+{
+    w->waiting = true;
+    const enum aq_status status = mark_wait(w);
+    w->waiting = false;
+    return status;
+}
+
+/* This stage's file from its keeper, into its place. */
+static enum aq_status fetch_copy(struct aq_worker *w)
+{
+    const uint64_t end = aq_clock_after(mark_ns_max(w));
+    const uint32_t keeper = aq_mirror_keeper(w->plan, w->rank);
+    aq_log("worker", 0, "stage %u has lost its checkpoint of step %llu: it comes from the copy at stage %u", w->rank,
+           (unsigned long long)w->step, keeper);
+    enum aq_status status;
+    AQ_TRY(aq_mirror_fetch(w->mirror, w->step));
+    while ((status = aq_mirror_done(w->mirror)) == AQ_AGAIN) {
+        const uint32_t seen = aq_bell_count(w->bell);
+        AQ_TRY(aq_worker_serve(w));
+        if (aq_mirror_done(w->mirror) == AQ_AGAIN) (void)aq_bell_wait(w->bell, seen, aq_clock_after(LOOK_NS));
+        if (aq_clock_ns() > end)
+            return aq_fail(AQ_TIMEOUT, "worker", "stage %u does not send the copy of this stage's checkpoint", keeper);
+    }
+    if (status == AQ_NOTFOUND)
+        return aq_fail(AQ_NOTFOUND, "worker",
+                       "the checkpoint of step %llu of stage %u is gone or damaged, and stage %u holds no copy of it",
+                       (unsigned long long)w->step, w->rank, keeper);
+    return status;
+}
+
+enum aq_status aq_worker_mirror_open(struct aq_worker *w)
+{
+    const struct aq_mirror_config config = {
+        .plan = w->plan, .folder = w->checkpoint_folder, .rank = w->rank, .in = w->in, .out = w->out, .bell = w->bell};
+    if (!w->job->checkpoint.mirror) return AQ_OK;
+    AQ_TRY(aq_mirror_open(&config, &w->mirror));
+    w->waiting = true; /* until the first step */
+    if (!w->lost) return AQ_OK;
+    const uint64_t begin = aq_clock_ns();
+    const struct aq_checkpoint checkpoint = aq_worker_checkpoint(w);
+    enum aq_status status = fetch_copy(w);
+    if (status == AQ_NOTFOUND) w->unreadable = w->step; /* an older one may be whole */
+    AQ_TRY(status);
+    status = aq_checkpoint_read(&checkpoint, w->step);
+    if (status != AQ_OK && status != AQ_NOMEM && status != AQ_MISMATCH) w->unreadable = w->step;
+    w->read_ns += aq_clock_ns() - begin;
+    return status;
 }
 
 enum aq_status aq_worker_mark_begin(struct aq_worker *w)

@@ -91,7 +91,8 @@ enum aq_frame_kind {
     AQ_FRAME_FETCH = 20,    /* asks the other side for one message m                         */
     AQ_FRAME_MESSAGE = 21,  /* answers it                                                    */
     AQ_FRAME_CONTROL = 22,  /* runtime's own: results of a step, stop, mark                  */
-    AQ_FRAME_CHUNK = 23     /* collectives                                                   */
+    AQ_FRAME_CHUNK = 23,    /* collectives                                                   */
+    AQ_FRAME_MIRROR = 24    /* copies of checkpoints at a neighbour (runtime/mirror.h)       */
 };
 
 struct aq_frame {

@@ -1,0 +1,500 @@
+/*
+ * mirror.c -- see the header. An edge has two lanes, one for what goes over it and one for what comes; each moves one
+ * file at a time:
+ *
+ *     sender     read a piece -> PIECE -> ... -> END(digest) -> wait for KEPT
+ *     receiver   PIECE -> write it -> TAKEN ... END -> compare, sync, rename -> KEPT
+ *
+ * A stage that has lost its file sends WANT, and the keeper answers with the same sequence, or with NONE.
+ *
+ * Exec owns lanes and frames; the thread gets tokens (lane * JOBS + job) and owns a lane's file and digest while
+ * one of the lane's jobs is out. Jobs of a lane are done in the order they were given.
+ */
+#include "mirror.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "aqsgd/grad.h"
+#include "run_folder.h"
+
+enum {
+    LANES = 4,                   /* two edges, out and in                      */
+    JOBS = 8,                    /* of a lane: a window, an opening, an ending */
+    RING_SLOTS = LANES * JOBS,   /* a power of two                             */
+    HEADER_BYTES_MAX = 16 << 20, /* of a file beside its values                */
+    PIECE_BYTES_MIN = 4096,      /* or what a body holds                       */
+    PIECE_MS = 5                 /* of the link's rate                         */
+};
+
+enum op { OP_PIECE = 1, OP_TAKEN, OP_END, OP_KEPT, OP_WANT, OP_NONE };
+enum job_kind { JOB_READ, JOB_WRITE, JOB_FINISH };
+
+#define UNKNOWN UINT64_MAX
+
+struct job {
+    enum job_kind kind;
+    const void *body; /* JOB_WRITE: of the frame */
+    uint8_t *bytes;   /* JOB_READ                */
+    uint64_t offset;
+    uint32_t count;
+    enum aq_status status;
+};
+
+/* Pieces are counted: piece i lies in place i % AQ_MIRROR_WINDOW of the sender's memory. */
+struct lane {
+    struct aq_edge *edge; /* NULL: no neighbour there */
+    uint32_t peer;
+    bool sends, active;
+    bool own; /* this stage's own file: sent to its keeper, or fetched back from there */
+    uint64_t step;
+    char path[AQ_RUN_PATH_BYTES], partial[AQ_RUN_PATH_BYTES];
+    /* The thread's while a job is out. */
+    int file;
+    uint64_t size, digest;
+    uint64_t end_digest; /* receiver: what END said; set before the job that compares */
+    /* Exec's. The sender's: */
+    uint8_t *places;
+    uint64_t total; /* pieces of the file; UNKNOWN until the first is read */
+    uint64_t asked, read, sent, taken;
+    uint32_t place_bytes[AQ_MIRROR_WINDOW];
+    uint32_t lent; /* bits of the places that the link has */
+    bool end_sent;
+    /* The receiver's: */
+    uint64_t next; /* offset of the next piece */
+    bool ending;
+    struct job jobs[JOBS];
+    uint32_t job_count, jobs_out;
+};
+
+struct aq_mirror {
+    struct aq_mirror_config config;
+    uint32_t piece_bytes[2]; /* by edge: in, out */
+    struct lane lanes[LANES];
+    enum aq_status done; /* of the last send or fetch of one's own file */
+    struct aq_ring *asked, *told;
+    struct aq_bell *bell; /* the thread sleeps on it */
+    struct aq_thread *thread;
+    atomic_bool stop; /* release in close, acquire in the thread */
+    uint64_t memory_bytes;
+    void *memory;
+};
+
+/* ---- the thread ---- */
+
+static enum aq_status lane_open_file(struct lane *lane)
+{
+    if (lane->file >= 0) return AQ_OK;
+    lane->digest = 0;
+    if (lane->sends) {
+        struct stat info;
+        lane->file = open(lane->path, O_RDONLY | O_CLOEXEC);
+        if (lane->file < 0 && errno == ENOENT) return AQ_NOTFOUND;
+        if (lane->file < 0 || fstat(lane->file, &info) != 0)
+            return aq_fail_errno("mirror", "cannot read %s", lane->path);
+        lane->size = (uint64_t)info.st_size;
+        return AQ_OK;
+    }
+    char folder[AQ_RUN_PATH_BYTES];
+    snprintf(folder, sizeof folder, "%.*s", (int)(strrchr(lane->path, '/') - lane->path), lane->path);
+    AQ_TRY(aq_run_make_folder(folder));
+    lane->file = open(lane->partial, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    return lane->file < 0 ? aq_fail_errno("mirror", "%s: cannot be made", lane->partial) : AQ_OK;
+}
+
+/* A piece of the file into the job's bytes; less than asked for, or nothing, at its end. */
+static enum aq_status read_piece(struct lane *lane, struct job *job)
+{
+    uint32_t have = 0;
+    while (have < job->count) {
+        const ssize_t got = pread(lane->file, job->bytes + have, job->count - have, (off_t)(job->offset + have));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return aq_fail_errno("mirror", "cannot read %s", lane->path);
+        if (got == 0) break;
+        have += (uint32_t)got;
+    }
+    job->count = have;
+    lane->digest = aq_digest_seeded(job->bytes, have, lane->digest);
+    return AQ_OK;
+}
+
+static enum aq_status write_piece(struct lane *lane, const struct job *job)
+{
+    for (uint32_t done = 0; done < job->count;) {
+        const ssize_t part = write(lane->file, (const uint8_t *)job->body + done, job->count - done);
+        if (part < 0 && errno == EINTR) continue;
+        if (part < 0) return aq_fail_errno("mirror", "%s: cannot be written", lane->partial);
+        done += (uint32_t)part;
+    }
+    lane->digest = aq_digest_seeded(job->body, job->count, lane->digest);
+    return AQ_OK;
+}
+
+/* The file is whole: is it what was sent? Then it gets its name. */
+static enum aq_status finish_file(struct lane *lane)
+{
+    if (lane->digest != lane->end_digest)
+        return aq_fail(AQ_CORRUPT, "mirror", "%s: its bytes have digest %016" PRIx64 ", stage %u sent %016" PRIx64,
+                       lane->partial, lane->digest, lane->peer, lane->end_digest);
+    if (fsync(lane->file) != 0) return aq_fail_errno("mirror", "%s: cannot be synced", lane->partial);
+    const int closed = close(lane->file);
+    lane->file = -1;
+    if (closed != 0) return aq_fail_errno("mirror", "%s: cannot be closed", lane->partial);
+    if (rename(lane->partial, lane->path) != 0) return aq_fail_errno("mirror", "%s: cannot be renamed", lane->partial);
+    return aq_run_sync_folder_of(lane->path);
+}
+
+static enum aq_status job_do(struct lane *lane, struct job *job)
+{
+    AQ_TRY(lane_open_file(lane));
+    switch (job->kind) {
+    case JOB_READ:
+        return read_piece(lane, job);
+    case JOB_WRITE:
+        return write_piece(lane, job);
+    default:
+        return finish_file(lane);
+    }
+}
+
+static void run(void *context)
+{
+    struct aq_mirror *mirror = context;
+    for (;;) {
+        const uint32_t seen = aq_bell_count(mirror->bell);
+        uint64_t token;
+        if (atomic_load_explicit(&mirror->stop, memory_order_acquire)) return;
+        if (!aq_ring_pop(mirror->asked, &token)) {
+            (void)aq_bell_wait(mirror->bell, seen, AQ_NEVER);
+            continue;
+        }
+        struct lane *lane = &mirror->lanes[token / JOBS];
+        struct job *job = &lane->jobs[token % JOBS];
+        job->status = job_do(lane, job);
+        AQ_ASSERT(aq_ring_push(mirror->told, token)); /* the ring holds every job */
+        aq_bell_ring(mirror->config.bell);
+    }
+}
+
+/* ---- lanes ---- */
+
+static void job_give(struct aq_mirror *mirror, struct lane *lane, const struct job *job)
+{
+    AQ_ASSERT(lane->jobs_out < JOBS);
+    const uint32_t number = lane->job_count++ % JOBS;
+    lane->jobs[number] = *job;
+    lane->jobs_out++;
+    AQ_ASSERT(aq_ring_push(mirror->asked, (uint64_t)(lane - mirror->lanes) * JOBS + number));
+    aq_bell_ring(mirror->bell);
+}
+
+static enum aq_status lane_begin(struct aq_mirror *mirror, struct lane *lane, bool own, uint64_t step)
+{
+    char name[64];
+    /* A copy lies at the keeper: where the file is sent from when it is not one's own, and stored where it is not. */
+    const char *kind = own ? "" : "mirror-";
+    const uint32_t rank = own ? mirror->config.rank : lane->peer;
+    AQ_ASSERT(!lane->active && lane->jobs_out == 0 && lane->file < 0);
+    snprintf(name, sizeof name, "%" PRIu64 "/%sstage-%u.safetensors", step, kind, rank);
+    AQ_TRY(aq_run_path(mirror->config.folder, name, lane->path));
+    snprintf(name, sizeof name, "%" PRIu64 "/%sstage-%u.safetensors.partial", step, kind, rank);
+    AQ_TRY(aq_run_path(mirror->config.folder, name, lane->partial));
+    lane->active = true;
+    lane->own = own;
+    lane->step = step;
+    lane->total = UNKNOWN;
+    lane->asked = lane->read = lane->sent = lane->taken = lane->next = 0;
+    lane->end_sent = lane->ending = false;
+    return AQ_OK;
+}
+
+static void lane_end(struct aq_mirror *mirror, struct lane *lane, enum aq_status status)
+{
+    if (lane->file >= 0) close(lane->file);
+    lane->file = -1;
+    lane->active = false;
+    if (lane->own) mirror->done = status;
+}
+
+static enum aq_status say(struct lane *lane, enum op op, uint64_t argument)
+{
+    const struct aq_frame frame = {
+        .kind = AQ_FRAME_MIRROR, .flags = (uint16_t)op, .step = lane->step, .argument = argument};
+    return aq_edge_send_mirror(lane->edge, &frame, AQ_EDGE_MIRROR_NO_PIECE);
+}
+
+static struct lane *lane_of(struct aq_mirror *mirror, uint32_t side, bool sends)
+{
+    return &mirror->lanes[2 * side + (sends ? 0 : 1)];
+}
+
+/* The sender's next moves: read ahead into free places, send what is read, say the end when all is taken. */
+static enum aq_status lane_send(struct aq_mirror *mirror, struct lane *lane, bool hurry)
+{
+    const uint32_t piece_bytes = mirror->piece_bytes[(lane - mirror->lanes) / 2];
+    while (lane->asked < lane->taken + AQ_MIRROR_WINDOW && lane->asked < lane->total) {
+        const uint32_t place = lane->asked % AQ_MIRROR_WINDOW;
+        if (lane->lent >> place & 1) break;
+        if (lane->asked > 0 && lane->total == UNKNOWN) break; /* reading the first piece tells the size */
+        const struct job job = {.kind = JOB_READ,
+                                .bytes = lane->places + (size_t)place * AQ_MIRROR_PIECE_BYTES_MAX,
+                                .offset = lane->asked * piece_bytes,
+                                .count = piece_bytes};
+        job_give(mirror, lane, &job);
+        lane->asked++;
+    }
+    while (lane->sent < lane->read && (hurry || (lane->lent == 0 && aq_edge_mirror_turn(lane->edge)))) {
+        const uint32_t place = lane->sent % AQ_MIRROR_WINDOW;
+        const struct aq_frame frame = {.kind = AQ_FRAME_MIRROR,
+                                       .flags = OP_PIECE,
+                                       .step = lane->step,
+                                       .argument = lane->sent * piece_bytes,
+                                       .body_bytes = lane->place_bytes[place],
+                                       .body = lane->places + (size_t)place * AQ_MIRROR_PIECE_BYTES_MAX};
+        AQ_TRY(aq_edge_send_mirror(lane->edge, &frame, place));
+        lane->lent |= 1u << place;
+        lane->sent++;
+    }
+    if (lane->end_sent || lane->taken != lane->total) return AQ_OK;
+    lane->end_sent = true;
+    return say(lane, OP_END, lane->digest);
+}
+
+/* What the thread has done for the sender: a piece is read. */
+static enum aq_status read_done(struct aq_mirror *mirror, struct lane *lane, const struct job *job)
+{
+    const uint32_t piece_bytes = mirror->piece_bytes[(lane - mirror->lanes) / 2];
+    if (job->status == AQ_NOTFOUND && !lane->own) {
+        AQ_TRY(say(lane, OP_NONE, 0));
+        lane_end(mirror, lane, AQ_NOTFOUND);
+        return AQ_OK;
+    }
+    if (job->status == AQ_NOTFOUND)
+        return aq_fail(AQ_IO, "mirror", "%s is gone before it was copied to stage %u", lane->path, lane->peer);
+    AQ_TRY(job->status);
+    lane->total = (lane->size + piece_bytes - 1) / piece_bytes;
+    const uint64_t left = lane->size - lane->read * piece_bytes;
+    if (lane->total > 0 && job->count != (left < piece_bytes ? left : piece_bytes))
+        return aq_fail(AQ_IO, "mirror", "%s has changed while it was copied to stage %u", lane->path, lane->peer);
+    lane->place_bytes[lane->read % AQ_MIRROR_WINDOW] = job->count;
+    if (lane->total > 0) lane->read++;
+    return AQ_OK;
+}
+
+static enum aq_status jobs_done(struct aq_mirror *mirror)
+{
+    uint64_t token;
+    while (aq_ring_pop(mirror->told, &token)) {
+        struct lane *lane = &mirror->lanes[token / JOBS];
+        const struct job *job = &lane->jobs[token % JOBS];
+        lane->jobs_out--;
+        if (job->kind == JOB_READ) {
+            AQ_TRY(read_done(mirror, lane, job));
+            continue;
+        }
+        if (job->kind == JOB_WRITE) aq_edge_mirror_release(lane->edge, job->body);
+        AQ_TRY(job->status);
+        AQ_TRY(say(lane, job->kind == JOB_WRITE ? OP_TAKEN : OP_KEPT, 0));
+        if (job->kind == JOB_FINISH) {
+            aq_log("mirror", 2, "stage %u's checkpoint of step %" PRIu64 " is here",
+                   lane->own ? mirror->config.rank : lane->peer, lane->step);
+            lane_end(mirror, lane, AQ_OK);
+        }
+    }
+    return AQ_OK;
+}
+
+/* ---- frames ---- */
+
+/* The longest file that a stage of this job can have. */
+static uint64_t file_bytes_max(const struct aq_plan *plan, uint32_t rank)
+{
+    const uint64_t floats = 1 + (uint64_t)aq_optimizer_state_floats(&plan->job->train.optimizer);
+    return floats * plan->stages[rank % plan->stage_count].size.parameters * sizeof(float) + HEADER_BYTES_MAX;
+}
+
+uint32_t aq_mirror_keeper(const struct aq_plan *plan, uint32_t rank)
+{
+    return rank % plan->stage_count + 1 < plan->stage_count ? rank + 1 : rank - 1;
+}
+
+static enum aq_status wrong(const struct lane *lane, const struct aq_frame *frame)
+{
+    if (frame->body) aq_edge_mirror_release(lane->edge, frame->body);
+    return aq_fail(AQ_PROTO, "mirror",
+                   "stage %u sent an unexpected frame of a checkpoint (%u, step %" PRIu64 ", %" PRIu64 ", %u bytes)",
+                   lane->peer, frame->flags, frame->step, frame->argument, frame->body_bytes);
+}
+
+static enum aq_status piece_in(struct aq_mirror *mirror, struct lane *lane, const struct aq_frame *frame)
+{
+    const struct aq_plan *plan = mirror->config.plan;
+    const uint32_t rank = lane->active && lane->own ? mirror->config.rank : lane->peer;
+    if (!lane->active && frame->argument == 0 && aq_mirror_keeper(plan, lane->peer) == mirror->config.rank)
+        AQ_TRY(lane_begin(mirror, lane, false, frame->step));
+    if (!lane->active || lane->ending || frame->body_bytes == 0 || frame->step != lane->step ||
+        frame->argument != lane->next || lane->next + frame->body_bytes > file_bytes_max(plan, rank) ||
+        lane->jobs_out >= AQ_MIRROR_WINDOW)
+        return wrong(lane, frame);
+    const struct job job = {.kind = JOB_WRITE, .body = frame->body, .count = frame->body_bytes};
+    lane->next += frame->body_bytes;
+    job_give(mirror, lane, &job);
+    return AQ_OK;
+}
+
+static enum aq_status end_in(struct aq_mirror *mirror, struct lane *lane, const struct aq_frame *frame)
+{
+    /* The sender has heard that every piece was written: nothing is out. */
+    if (!lane->active || lane->ending || frame->body_bytes || frame->step != lane->step || lane->next == 0 ||
+        lane->jobs_out)
+        return wrong(lane, frame);
+    const struct job job = {.kind = JOB_FINISH};
+    lane->ending = true;
+    lane->end_digest = frame->argument;
+    job_give(mirror, lane, &job);
+    return AQ_OK;
+}
+
+static enum aq_status frame_in(struct aq_mirror *mirror, uint32_t side, const struct aq_frame *frame)
+{
+    struct lane *to = lane_of(mirror, side, true), *from = lane_of(mirror, side, false);
+    switch (frame->flags) {
+    case OP_PIECE:
+        return piece_in(mirror, from, frame);
+    case OP_END:
+        return end_in(mirror, from, frame);
+    case OP_TAKEN:
+        if (!to->active || frame->body_bytes || to->taken == to->sent) break;
+        to->taken++;
+        return AQ_OK;
+    case OP_KEPT:
+        if (!to->active || frame->body_bytes || !to->end_sent) break;
+        lane_end(mirror, to, AQ_OK);
+        return AQ_OK;
+    case OP_WANT:
+        if (to->active || to->jobs_out || frame->body_bytes) break;
+        return lane_begin(mirror, to, false, frame->step);
+    case OP_NONE:
+        if (!from->active || !from->own || frame->body_bytes || from->next > 0) break;
+        lane_end(mirror, from, AQ_NOTFOUND);
+        return AQ_OK;
+    default:
+        break;
+    }
+    return wrong(from, frame);
+}
+
+enum aq_status aq_mirror_pump(struct aq_mirror *mirror, bool hurry)
+{
+    AQ_TRY(jobs_done(mirror));
+    for (uint32_t side = 0; side < 2; side++) {
+        struct lane *to = lane_of(mirror, side, true);
+        struct aq_frame frame;
+        if (!to->edge) continue;
+        to->lent &= ~aq_edge_mirror_sent(to->edge);
+        while (aq_edge_mirror_next(to->edge, &frame))
+            AQ_TRY(frame_in(mirror, side, &frame));
+        if (to->active) AQ_TRY(lane_send(mirror, to, hurry));
+    }
+    return AQ_OK;
+}
+
+static uint32_t side_of_keeper(const struct aq_mirror_config *config)
+{
+    return aq_mirror_keeper(config->plan, config->rank) > config->rank ? 1 : 0;
+}
+
+void aq_mirror_send(struct aq_mirror *mirror, uint64_t step)
+{
+    const struct aq_mirror_config *config = &mirror->config;
+    struct lane *lane = lane_of(mirror, side_of_keeper(config), true);
+    AQ_ASSERT(mirror->done != AQ_AGAIN);
+    mirror->done = lane_begin(mirror, lane, true, step);
+    if (mirror->done == AQ_OK) mirror->done = AQ_AGAIN;
+}
+
+enum aq_status aq_mirror_fetch(struct aq_mirror *mirror, uint64_t step)
+{
+    const struct aq_mirror_config *config = &mirror->config;
+    struct lane *lane = lane_of(mirror, side_of_keeper(config), false);
+    AQ_ASSERT(mirror->done != AQ_AGAIN);
+    AQ_TRY(lane_begin(mirror, lane, true, step));
+    mirror->done = AQ_AGAIN;
+    return say(lane, OP_WANT, 0);
+}
+
+enum aq_status aq_mirror_done(const struct aq_mirror *mirror)
+{
+    return mirror->done;
+}
+
+/* ---- opening and closing ---- */
+
+/* Small against the link's rate, so that a training frame waits for no more than PIECE_MS. */
+static uint32_t piece_size(const struct aq_plan *plan, uint32_t edge)
+{
+    uint64_t bytes = AQ_MIRROR_PIECE_BYTES_MAX;
+    const double rate = plan->job->link.rate_mbps, paced = rate * 1e6 / 8 * 1e-3 * PIECE_MS;
+    if (rate > 0 && paced < (double)bytes) bytes = paced > PIECE_BYTES_MIN ? (uint64_t)paced : PIECE_BYTES_MIN;
+    return (uint32_t)(bytes < plan->edges[edge].body_bytes_max ? bytes : plan->edges[edge].body_bytes_max);
+}
+
+enum aq_status aq_mirror_open(const struct aq_mirror_config *config, struct aq_mirror **out)
+{
+    void *memory = NULL;
+    AQ_TRY(aq_alloc(sizeof(struct aq_mirror), &memory));
+    struct aq_mirror *mirror = memory;
+    struct aq_edge *const edges[] = {config->in, config->out};
+    enum aq_status status;
+    mirror->config = *config;
+    for (uint32_t i = 0; i < LANES; i++)
+        mirror->lanes[i] = (struct lane){
+            .edge = edges[i / 2], .peer = config->rank + (i / 2 ? 1 : -1u), .sends = i % 2 == 0, .file = -1};
+    mirror->memory_bytes = aq_mirror_measure((config->in != NULL) + (config->out != NULL));
+    AQ_TRY_GOTO(aq_map(mirror->memory_bytes, &mirror->memory), out);
+    uint8_t *places = mirror->memory;
+    for (uint32_t side = 0; side < 2; side++) {
+        if (!edges[side]) continue;
+        mirror->piece_bytes[side] =
+            piece_size(config->plan, config->rank % config->plan->stage_count + (side ? 0 : -1u));
+        lane_of(mirror, side, true)->places = places;
+        places += AQ_MIRROR_WINDOW * AQ_MIRROR_PIECE_BYTES_MAX;
+    }
+    AQ_TRY_GOTO(aq_bell_open(&mirror->bell), out);
+    AQ_TRY_GOTO(aq_ring_open(RING_SLOTS, &mirror->asked), out);
+    AQ_TRY_GOTO(aq_ring_open(RING_SLOTS, &mirror->told), out);
+    AQ_TRY_GOTO(aq_thread_open("aq-mirror", run, mirror, &mirror->thread), out);
+    *out = mirror;
+    return AQ_OK;
+out:
+    aq_mirror_close(mirror);
+    return status;
+}
+
+void aq_mirror_close(struct aq_mirror *mirror)
+{
+    if (!mirror) return;
+    atomic_store_explicit(&mirror->stop, true, memory_order_release);
+    aq_bell_ring(mirror->bell);
+    aq_thread_close(mirror->thread);
+    for (uint32_t i = 0; i < LANES; i++) {
+        struct lane *lane = &mirror->lanes[i];
+        if (lane->file >= 0) close(lane->file);
+        if (lane->active && !lane->sends) unlink(lane->partial);
+    }
+    aq_ring_close(mirror->asked);
+    aq_ring_close(mirror->told);
+    aq_bell_close(mirror->bell);
+    aq_unmap(mirror->memory, mirror->memory_bytes);
+    aq_free(mirror);
+}
+
+uint64_t aq_mirror_measure(uint32_t neighbours)
+{
+    return (uint64_t)neighbours * AQ_MIRROR_WINDOW * AQ_MIRROR_PIECE_BYTES_MAX;
+}

@@ -1,0 +1,69 @@
+/*
+ * mirror.h -- copies of a stage's checkpoints at its neighbour: sent over the links beside the training, fetched back
+ * when the stage's own disk is lost.
+ *
+ * The keeper of stage s is stage s + 1 of the same replica; that of the last stage is the one before it. A file travels
+ * as it stands on the disk, in pieces, and is stored as <checkpoint folder>/<step>/mirror-stage-<rank>.safetensors:
+ * written aside, compared with the sender's digest, synced, renamed. A checkpoint of a job with checkpoint.mirror is
+ * complete when every file and every copy is durable.
+ *
+ * Pieces are small against the link's rate, and one goes only when no training frame is on its way (or after several of
+ * them, so that a busy link does not starve it); a stage that waits sends as fast as the link goes. Disk is touched by
+ * a thread of this room alone.
+ *
+ * Frames are of kind MIRROR (docs/FRAME.md). What comes is believed after every check only: order, bounds, digest.
+ *
+ * Locking: all calls from the exec thread.
+ */
+#ifndef RUNTIME_MIRROR_H
+#define RUNTIME_MIRROR_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "aqsgd/base.h"
+#include "edge.h"
+#include "plan.h"
+
+struct aq_mirror; /* opaque */
+
+enum {
+    AQ_MIRROR_WINDOW = 4,  /* pieces on their way at once: as many receive slots more a link has  */
+    AQ_MIRROR_FRAMES = 16, /* frames of this room that may be queued at once on a link            */
+    AQ_MIRROR_PIECE_BYTES_MAX = 256 << 10
+};
+
+struct aq_mirror_config {
+    const struct aq_plan *plan; /* borrowed, as all pointers here */
+    const char *folder;         /* of all checkpoints             */
+    uint32_t rank;
+    struct aq_edge *in, *out; /* NULL: no neighbour there */
+    struct aq_bell *bell;     /* rung when the disk is done */
+};
+
+/* Who keeps the copies of this rank: a neighbour in the same replica of the pipeline, of at least two stages. */
+uint32_t aq_mirror_keeper(const struct aq_plan *plan, uint32_t rank);
+
+/* At least one edge. AQ_NOMEM. */
+enum aq_status aq_mirror_open(const struct aq_mirror_config *config, struct aq_mirror **out);
+void aq_mirror_close(struct aq_mirror *mirror); /* gives up what is on its way; NULL is fine */
+
+/* Send this stage's file of `step`, which is on the disk, to its keeper. None may be on its way. */
+void aq_mirror_send(struct aq_mirror *mirror, uint64_t step);
+
+/* Fetch this stage's file of `step` from its keeper, to where it was. */
+enum aq_status aq_mirror_fetch(struct aq_mirror *mirror, uint64_t step);
+
+/* Of the last of these two: AQ_AGAIN; AQ_OK: durable there, or here. AQ_NOTFOUND (fetch; not logged): it has none. */
+enum aq_status aq_mirror_done(const struct aq_mirror *mirror);
+
+/*
+ * Take in what the edges have received, serve the neighbours, go on sending; hurry: this stage has nothing else to do.
+ * AQ_NOSPC, AQ_IO, ...: the disk, naming the file; AQ_PROTO, AQ_CORRUPT: what a neighbour sent.
+ */
+enum aq_status aq_mirror_pump(struct aq_mirror *mirror, bool hurry);
+
+/* Bytes of RAM for the pieces of a stage with so many neighbours; what `aqpipe plan` prints. Slots are the links'. */
+uint64_t aq_mirror_measure(uint32_t neighbours);
+
+#endif
