@@ -8,7 +8,7 @@
 #include "run_folder.h"
 #include "stages/weights.h"
 
-enum { PATH_BYTES = 4096, NAME_BYTES = 32, STATES_MAX = 8 };
+enum { PATH_BYTES = 4096, NAME_BYTES = 64, STATES_MAX = 16 };
 
 static enum aq_status file_path(const char *folder, uint64_t step, uint32_t rank, char *path)
 {
@@ -38,15 +38,15 @@ struct table {
     struct aq_tensor_info *infos;
     uint32_t count, states;
     char state_names[STATES_MAX][NAME_BYTES];
-    void *copies[STATES_MAX + 1];
-    uint64_t copy_bytes;
+    void *copies[STATES_MAX + 1]; /* of the states, then of the weights */
+    uint64_t copy_bytes[STATES_MAX + 1];
     void *memory;
 };
 
 static void table_close(struct table *table)
 {
     for (int i = 0; i <= STATES_MAX; i++)
-        aq_unmap(table->copies[i], table->copy_bytes);
+        aq_unmap(table->copies[i], table->copy_bytes[i]);
     aq_free(table->memory);
 }
 
@@ -61,7 +61,7 @@ static enum aq_status table_open(const struct aq_checkpoint *c, const float *sna
     table->tensors = table->memory;
     table->infos = (struct aq_tensor_info *)(table->tensors + all);
     const uint64_t parameters = aq_stage_parameter_count(c->stage);
-    table->copy_bytes = parameters * sizeof(float);
+    table->copy_bytes[STATES_MAX] = parameters * sizeof(float);
     const float *values = snapshot;
     if (!snapshot)
         AQ_TRY(host_view(c->device, aq_stage_parameters(c->stage), parameters, &values, &table->copies[STATES_MAX]));
@@ -73,14 +73,22 @@ static enum aq_status table_open(const struct aq_checkpoint *c, const float *sna
             .name = info->name, .dimensions = info->dimensions, .values = values + info->offset};
         memcpy(t->shape, info->shape, info->dimensions * sizeof info->shape[0]);
     }
+    uint64_t at = parameters; /* in the snapshot */
+    uint32_t written = 0;
     for (uint32_t i = 0; i < table->states; i++) {
-        values = snapshot + (i + 1) * parameters;
+        struct aq_optimizer_state_info state;
+        aq_optimizer_state_info(c->optimizer, i, &state);
+        if (state.count == 0) continue; /* a rank may own nothing of a short buffer */
+        values = snapshot + at;
+        at += state.count;
+        table->copy_bytes[i] = state.count * sizeof(float);
         if (!snapshot)
-            AQ_TRY(host_view(c->device, aq_optimizer_state(c->optimizer, i), parameters, &values, &table->copies[i]));
-        snprintf(table->state_names[i], NAME_BYTES, "optimizer.%s", aq_optimizer_state_name(c->optimizer, i));
-        table->tensors[table->count + i] = (struct aq_weights_tensor){
-            .name = table->state_names[i], .dimensions = 1, .shape = {parameters}, .values = values};
+            AQ_TRY(host_view(c->device, aq_optimizer_state(c->optimizer, i), state.count, &values, &table->copies[i]));
+        snprintf(table->state_names[i], NAME_BYTES, "optimizer.%s", state.name);
+        table->tensors[table->count + written++] = (struct aq_weights_tensor){
+            .name = table->state_names[i], .dimensions = 1, .shape = {state.count}, .values = values};
     }
+    table->states = written;
     return AQ_OK;
 }
 
@@ -172,19 +180,39 @@ enum aq_status aq_checkpoint_write(const struct aq_checkpoint *c, uint64_t step)
 
 uint64_t aq_checkpoint_floats(const struct aq_checkpoint *c)
 {
-    const uint32_t states = c->optimizer ? aq_optimizer_state_count(c->optimizer) : 0;
-    return (1 + states) * aq_stage_parameter_count(c->stage);
+    uint64_t floats = aq_stage_parameter_count(c->stage);
+    for (uint32_t i = 0; c->optimizer && i < aq_optimizer_state_count(c->optimizer); i++) {
+        struct aq_optimizer_state_info state;
+        aq_optimizer_state_info(c->optimizer, i, &state);
+        floats += state.count;
+    }
+    return floats;
 }
 
 enum aq_status aq_checkpoint_snapshot(const struct aq_checkpoint *c, float *snapshot)
 {
-    const uint64_t parameters = aq_stage_parameter_count(c->stage), bytes = parameters * sizeof(float);
-    const uint32_t states = c->optimizer ? aq_optimizer_state_count(c->optimizer) : 0;
-    AQ_TRY(aq_device_copy(c->device, snapshot, aq_stage_parameters(c->stage), bytes, NULL));
-    for (uint32_t i = 0; i < states; i++)
-        AQ_TRY(aq_device_copy(c->device, snapshot + (i + 1) * parameters, aq_optimizer_state(c->optimizer, i), bytes,
-                              NULL));
+    uint64_t at = aq_stage_parameter_count(c->stage);
+    AQ_TRY(aq_device_copy(c->device, snapshot, aq_stage_parameters(c->stage), at * sizeof(float), NULL));
+    for (uint32_t i = 0; c->optimizer && i < aq_optimizer_state_count(c->optimizer); i++) {
+        struct aq_optimizer_state_info state;
+        aq_optimizer_state_info(c->optimizer, i, &state);
+        AQ_TRY(aq_device_copy(c->device, snapshot + at, aq_optimizer_state(c->optimizer, i),
+                              state.count * sizeof(float), NULL));
+        at += state.count;
+    }
     return aq_device_stream_sync(c->device, NULL);
+}
+
+/* Bytes of the longest array of the file, or of all parameters. */
+static uint64_t longest_bytes(const struct aq_checkpoint *c)
+{
+    uint64_t most = aq_stage_parameter_count(c->stage);
+    for (uint32_t i = 0; c->optimizer && i < aq_optimizer_state_count(c->optimizer); i++) {
+        struct aq_optimizer_state_info state;
+        aq_optimizer_state_info(c->optimizer, i, &state);
+        if (state.count > most) most = state.count;
+    }
+    return most * sizeof(float);
 }
 
 static enum aq_status metadata_check(const struct aq_weights *weights, const char *path, const char *key,
@@ -239,10 +267,12 @@ static enum aq_status load_all(const struct aq_checkpoint *c, const struct aq_we
         AQ_TRY(tensor_load(c, weights, path, info.name, aq_stage_parameters(c->stage) + info.offset, info.count,
                            staging, &digest));
     }
-    const uint64_t parameters = aq_stage_parameter_count(c->stage);
     for (uint32_t i = 0; c->optimizer && i < aq_optimizer_state_count(c->optimizer); i++) {
-        snprintf(text, sizeof text, "optimizer.%s", aq_optimizer_state_name(c->optimizer, i));
-        AQ_TRY(tensor_load(c, weights, path, text, aq_optimizer_state(c->optimizer, i), parameters, staging, &digest));
+        struct aq_optimizer_state_info state;
+        aq_optimizer_state_info(c->optimizer, i, &state);
+        if (state.count == 0) continue;
+        snprintf(text, sizeof text, "optimizer.%s", state.name);
+        AQ_TRY(tensor_load(c, weights, path, text, aq_optimizer_state(c->optimizer, i), state.count, staging, &digest));
     }
     snprintf(text, sizeof text, "%016" PRIx64, digest);
     const char *have = aq_weights_metadata(weights, "digest");
@@ -257,7 +287,7 @@ enum aq_status aq_checkpoint_read(const struct aq_checkpoint *c, uint64_t step)
     char path[PATH_BYTES];
     struct aq_weights *weights = NULL;
     void *staging = NULL;
-    const uint64_t bytes = aq_stage_parameter_count(c->stage) * sizeof(float);
+    const uint64_t bytes = longest_bytes(c);
     enum aq_status status;
     AQ_TRY(file_path(c->folder, step, c->rank, path));
     AQ_TRY_GOTO(aq_weights_open(path, &weights), out);

@@ -158,7 +158,7 @@ static enum aq_status programs_fill(struct plan_open *open, uint32_t s, struct a
                                           .in_flight = job->pipeline.in_flight,
                                           .window = window_of(open),
                                           .norm = aq_plan_norm(&open->plan),
-                                          .average = open->plan.average};
+                                          .reduce = open->plan.replicas > 1};
     uint32_t bound = aq_schedule_bound(request.micro_batches);
     AQ_TRY(aq_schedule_emit(&request, s, *code, bound, &stage->program));
     *code += bound;
@@ -354,7 +354,6 @@ static enum aq_status dry_run(const struct plan_open *open)
     const struct aq_program_limits limits = {.credits = job->link.receive_slots,
                                              .send_frames = job->link.send_frames,
                                              .norm = aq_plan_norm(&open->plan),
-                                             .average = open->plan.average,
                                              .replicas = open->plan.replicas};
     for (int last = 0; last < 2; last++) {
         struct aq_program programs[AQ_JOB_STAGES_MAX];
@@ -389,7 +388,6 @@ static enum aq_status counts_fill(struct aq_plan *plan)
     plan->stage_count = job->pipeline.stage_count;
     plan->replicas = W;
     plan->ranks = aq_job_ranks(job);
-    plan->average = W > 1 ? AQ_AVERAGE_GRADIENT : AQ_AVERAGE_NONE;
     if (plan->facts.train_samples % W) {
         char place[PLACE_BYTES];
         aq_job_place(job, "pipeline.replicas", place, sizeof place);

@@ -93,7 +93,6 @@ struct aq_plan {
     uint32_t replicas;            /* W                                                                          */
     uint32_t ranks;               /* P x W                                                                      */
     uint32_t batch;               /* samples of a whole step on one replica                                     */
-    enum aq_average average;      /* what replicas average                                                      */
     uint32_t layers;              /* L of the model, embedding and head among them                              */
     const struct aq_plan_stage *stages;
     const struct aq_plan_edge *edges; /* P - 1                                                                  */

@@ -34,9 +34,9 @@
  *   NORM         (clip > 0) wait for the partial sum of squares from s+1, add one's own (aq_stage_gradient_sum2), pass
  *                it to s-1; stage 0 has the total, which goes back s -> s+1. Frames without a body: no credits.
  *   REDUCE       (replicas > 1) agree with the other replicas of this stage whether the step is the last one and its
- *                gradients finite, and average over them: the gradients, before NORM, which is then the norm of the
- *                mean; or, after it, what the optimizer averages in their place, with each replica's own norm.
- *   STEP         the optimizer.
+ *                gradients finite, and average the gradients over them, where the optimizer averages gradients. Before
+ *                NORM, which is then the norm of the mean.
+ *   STEP         the optimizer. With replicas it may meet the others too: those that average momenta or votes do so here.
  *   MARK         the end of the step; where a checkpoint or evaluation is due after this step, this is the place.
  *
  * Locking: pure functions.
@@ -86,13 +86,6 @@ struct aq_program {
     uint32_t window;        /* PREFETCH runs so many micro-batches ahead; 0: none emitted      */
 };
 
-/* What replicas average, and so where REDUCE stands. */
-enum aq_average {
-    AQ_AVERAGE_NONE = 0,     /* one replica                                                      */
-    AQ_AVERAGE_GRADIENT = 1, /* the gradients: before NORM                                       */
-    AQ_AVERAGE_OPTIMIZER = 2 /* momenta or votes, in the rounds of the optimizer: after NORM     */
-};
-
 struct aq_schedule_request {
     enum aq_schedule_kind kind;
     uint32_t stages;         /* P, 1 .. AQ_JOB_STAGES_MAX                                       */
@@ -100,7 +93,7 @@ struct aq_schedule_request {
     uint32_t in_flight;      /* a count, AQ_IN_FLIGHT_DEFAULT, AQ_IN_FLIGHT_CLASSIC (job.h)     */
     uint32_t window;         /* PREFETCH so many micro-batches ahead; 0: none                   */
     bool norm;               /* emit NORM (clip > 0, or several replicas)                       */
-    enum aq_average average; /* where to emit REDUCE (several replicas)                        */
+    bool reduce;            /* emit REDUCE (several replicas)                                  */
 };
 
 /* "gpipe" -> its kind; AQ_NOTFOUND (not logged). And back; never NULL. */
@@ -124,7 +117,6 @@ struct aq_program_limits {
     uint32_t credits;        /* frames with a body that may be on one link in one direction: link.receive_slots */
     uint32_t send_frames;    /* frames that a sender may queue                                                  */
     bool norm;               /* every program must have NORM before STEP; false: none may                       */
-    enum aq_average average; /* every program must have REDUCE there; NONE: none may                         */
     uint32_t replicas;       /* as many copies run side by side, and meet at REDUCE; 0 is 1                     */
 };
 

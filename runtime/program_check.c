@@ -38,7 +38,7 @@ struct rank {
     uint32_t busy_tick;                     /* tick + 1 of its last compute           */
     bool partial, total, norm_sent;         /* NORM: has arrived, has arrived, own partial sum passed on */
     uint32_t reduces, norms, steps, marks;
-    bool reducing; /* has come to REDUCE */
+    uint32_t met; /* REDUCE and STEP that it has come to */
 };
 
 struct run {
@@ -195,11 +195,9 @@ static void check_tail(struct run *run, uint32_t r, const struct aq_instruction 
         refuse(run, r, "there is no such instruction (%u)", in->op);
     else if (rank->backwards != run->micro_batches)
         refuse(run, r, "comes before all backwards are done");
-    else if (in->op == AQ_OP_REDUCE && rank->norms != (run->limits->average == AQ_AVERAGE_OPTIMIZER))
-        refuse(run, r,
-               rank->norms ? "comes after NORM, which is to be that of the mean"
-                           : "comes before NORM, which is to scale what is averaged");
-    else if (in->op == AQ_OP_STEP && (run->limits->average != AQ_AVERAGE_NONE) != (rank->reduces == 1))
+    else if (in->op == AQ_OP_REDUCE && rank->norms > 0)
+        refuse(run, r, "comes after NORM, which is to be that of the mean");
+    else if (in->op == AQ_OP_STEP && rank->reduces != (run->replicas > 1))
         refuse(run, r, "comes after %u REDUCE of a pipeline in %u replicas", rank->reduces, run->replicas);
     else if (in->op == AQ_OP_STEP && run->limits->norm != (rank->norms == 1))
         refuse(run, r,
@@ -299,11 +297,12 @@ static bool move_norm(struct run *run, uint32_t r)
 }
 
 /* The copies of a stage wait for each other: nobody has the mean before the last has brought its part. */
-static bool move_reduce(struct run *run, uint32_t r)
+static bool move_together(struct run *run, uint32_t r, enum aq_op op)
 {
-    run->ranks[r].reducing = true;
+    const uint32_t meeting = op == AQ_OP_REDUCE ? 1 : 2;
+    run->ranks[r].met = meeting;
     for (uint32_t other = r % run->stages; other < run->stages * run->replicas; other += run->stages)
-        if (!run->ranks[other].reducing) return false;
+        if (run->ranks[other].met < meeting) return false;
     return true;
 }
 
@@ -321,8 +320,9 @@ static bool move(struct run *run, uint32_t r)
         return true;
     }
     if (rank->chain[0] < rank->tail || rank->chain[1] < rank->tail || rank->at == rank->program->count) return false;
-    if (code[rank->at].op == AQ_OP_REDUCE && !move_reduce(run, r)) return false;
-    if (code[rank->at].op == AQ_OP_NORM && !move_norm(run, r)) return false;
+    const uint8_t op = code[rank->at].op;
+    if ((op == AQ_OP_REDUCE || op == AQ_OP_STEP) && !move_together(run, r, op)) return false;
+    if (op == AQ_OP_NORM && !move_norm(run, r)) return false;
     rank->at++;
     return true;
 }
@@ -484,11 +484,14 @@ enum aq_status aq_program_grid(const struct aq_program *programs, uint32_t stage
     struct aq_program_limits limits = {.credits = programs[0].micro_batches, .send_frames = 1};
     for (uint32_t k = 0; k < programs[0].count; k++) {
         const uint8_t op = programs[0].code[k].op;
-        if (op == AQ_OP_REDUCE) limits.average = limits.norm ? AQ_AVERAGE_OPTIMIZER : AQ_AVERAGE_GRADIENT;
+        if (op == AQ_OP_REDUCE) limits.replicas = 2;
         if (op == AQ_OP_NORM) limits.norm = true;
     }
-    /* Replicas run alike: one of them shows all. */
-    struct run run = {.limits = &limits, .stages = stages, .replicas = 1, .micro_batches = programs[0].micro_batches};
+    /* Replicas run alike: the first of them shows all. */
+    struct run run = {.limits = &limits,
+                      .stages = stages,
+                      .replicas = limits.replicas > 1 ? limits.replicas : 1,
+                      .micro_batches = programs[0].micro_batches};
     void *memory = NULL;
     AQ_TRY(run_open(&run, programs, &memory));
     run_all(&run);

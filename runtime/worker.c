@@ -107,15 +107,23 @@ static enum aq_status open_optimizer(struct aq_worker *w)
 {
     const uint32_t count = aq_stage_tensor_count(w->stage);
     void *memory;
-    AQ_TRY(aq_alloc(count * sizeof(struct aq_optimizer_tensor), &memory));
+    AQ_TRY(aq_alloc(count * (sizeof(struct aq_optimizer_tensor) + sizeof(struct aq_tensor_info)), &memory));
     struct aq_optimizer_tensor *tensors = memory;
+    struct aq_tensor_info *infos = (struct aq_tensor_info *)(tensors + count); /* whose names are borrowed */
     for (uint32_t i = 0; i < count; i++) {
-        struct aq_tensor_info info;
-        aq_stage_tensor(w->stage, i, &info);
-        tensors[i] = (struct aq_optimizer_tensor){.offset = info.offset, .count = info.count, .decay = info.decay};
+        aq_stage_tensor(w->stage, i, &infos[i]);
+        tensors[i] = (struct aq_optimizer_tensor){.offset = infos[i].offset,
+                                                  .count = infos[i].count,
+                                                  .decay = infos[i].decay,
+                                                  .rows = infos[i].dimensions == 2 ? infos[i].shape[0] : 0,
+                                                  .name = infos[i].name};
     }
-    const enum aq_status status = aq_optimizer_open(w->device, &w->job->train.optimizer, tensors, count,
-                                                    aq_stage_parameter_count(w->stage), &w->optimizer);
+    const struct aq_optimizer_group group = {.rank = w->replica, .size = w->W};
+    struct aq_optimizer_config config = w->job->train.optimizer;
+    config.seed = w->job->train.seed;
+    config.total_steps = w->plan->steps;
+    const enum aq_status status = aq_optimizer_open_group(w->device, &config, tensors, count,
+                                                          aq_stage_parameter_count(w->stage), &group, &w->optimizer);
     aq_free(memory);
     return status;
 }

@@ -135,10 +135,13 @@ enum aq_status aq_worker_links_open(struct aq_worker *worker);
 enum aq_status aq_worker_group_open(struct aq_worker *worker);
 
 /*
- * worker_group.c: REDUCE: the replicas agree whether this step is the last one, and average their gradients. A gradient
- * that is not finite leaves none that is, on all of them alike.
+ * worker_group.c: REDUCE: the replicas agree whether this step is the last one and whether all their gradients are
+ * finite (else times.skipped), and average what the optimizer averages before NORM.
  */
 enum aq_status aq_worker_reduce(struct aq_worker *worker);
+
+/* worker_group.c: the rounds of what was begun with the optimizer, to their end. */
+enum aq_status aq_worker_rounds(struct aq_worker *worker);
 
 /* worker_group.c: have all replicas of this stage the same weights, bit for bit? AQ_MISMATCH names those that differ.
  */

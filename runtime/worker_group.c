@@ -4,12 +4,14 @@
  * Every worker has a link to each other replica of its stage. The last stage of a pipeline has its gradients first and
  * averages them while the stages before it still compute: nothing orders the stages but their own programs.
  */
+#include <math.h>
 #include <string.h>
 
 #include "net/collective.h"
 #include "worker.h"
 
-enum { SAYS_LAST_STEP = 1 }; /* bits of what replicas tell each other at REDUCE */
+/* Bits of what replicas tell each other at REDUCE. */
+enum { SAYS_LAST_STEP = 1, SAYS_NOT_FINITE = 2 };
 
 enum aq_status aq_worker_group_open(struct aq_worker *worker)
 {
@@ -24,15 +26,23 @@ enum aq_status aq_worker_group_open(struct aq_worker *worker)
     return aq_group_open_links(&config, &worker->group);
 }
 
-/* The replica that the launcher told to stop has told its own pipeline; here the others hear of it, in the same step.
+/*
+ * The replica that the launcher told to stop has told its own pipeline; here the others hear of it, in the same step.
+ * And one gradient that is not finite makes the step void for all: told before anything is averaged, so that no error
+ * of a codec ever has a part of it.
  */
-static enum aq_status agree_on_the_end(struct aq_worker *worker)
+static enum aq_status agree_on_the_step(struct aq_worker *worker)
 {
     uint64_t mine = worker->last_step ? SAYS_LAST_STEP : 0, all[AQ_GROUP_SIZE_MAX];
+    double sum = 0;
     AQ_ASSERT(worker->W <= AQ_GROUP_SIZE_MAX);
+    AQ_TRY(aq_stage_gradient_sum2(worker->stage, &sum, worker->stream));
+    if (!isfinite(sum)) mine |= SAYS_NOT_FINITE;
     AQ_TRY(aq_all_gather(worker->group, &mine, sizeof mine, all));
-    for (uint32_t v = 0; v < worker->W; v++)
+    for (uint32_t v = 0; v < worker->W; v++) {
         if (all[v] & SAYS_LAST_STEP) worker->last_step = true;
+        if (all[v] & SAYS_NOT_FINITE) worker->times.skipped = true;
+    }
     return AQ_OK;
 }
 
@@ -45,19 +55,54 @@ static enum aq_status mean(struct aq_worker *worker, float *x, uint64_t count)
     return AQ_OK;
 }
 
+static enum aq_status perform(struct aq_worker *worker, const struct aq_reduce *asked)
+{
+    const struct aq_compressed compressed = {.worker = asked->worker,
+                                             .server = asked->server,
+                                             .x = asked->x,
+                                             .count = asked->count,
+                                             .worker_error = asked->worker_error,
+                                             .server_error = asked->server_error,
+                                             .step = asked->step};
+    switch (asked->kind) {
+    case AQ_REDUCE_MEAN:
+        return mean(worker, asked->x, asked->count);
+    case AQ_REDUCE_COMPRESSED:
+        return aq_compressed_allreduce(worker->group, &compressed);
+    default:
+        return aq_allreduce_lanes(worker->group, asked->lanes, asked->count, asked->lane_bits);
+    }
+}
+
+enum aq_status aq_worker_rounds(struct aq_worker *worker)
+{
+    struct aq_reduce asked;
+    AQ_TRY(aq_optimizer_round(worker->optimizer, &asked));
+    while (asked.kind != AQ_REDUCE_NONE) {
+        struct aq_group_stats before, after;
+        const uint64_t begin = aq_clock_ns();
+        aq_group_stats(worker->group, &before);
+        AQ_TRY(aq_device_stream_sync(worker->device, worker->stream));
+        AQ_TRY(perform(worker, &asked));
+        aq_group_stats(worker->group, &after);
+        const uint64_t end = aq_clock_ns();
+        worker->times.reduce_ns += end - begin;
+        worker->times.reduce_bytes += after.sent_bytes - before.sent_bytes;
+        aq_trace_add(worker->trace, "compute", "reduce", begin, end, (uint32_t)worker->step, 0);
+        AQ_TRY(aq_optimizer_round(worker->optimizer, &asked));
+    }
+    return AQ_OK;
+}
+
 enum aq_status aq_worker_reduce(struct aq_worker *worker)
 {
-    struct aq_group_stats before, after;
     const uint64_t begin = aq_clock_ns();
-    aq_group_stats(worker->group, &before);
-    AQ_TRY(agree_on_the_end(worker));
-    AQ_TRY(mean(worker, aq_stage_gradients(worker->stage), aq_stage_parameter_count(worker->stage)));
-    const uint64_t end = aq_clock_ns();
-    aq_group_stats(worker->group, &after);
-    worker->times.reduce_ns += end - begin;
-    worker->times.reduce_bytes += after.sent_bytes - before.sent_bytes;
-    aq_trace_add(worker->trace, "compute", "reduce", begin, end, (uint32_t)worker->step, 0);
-    return AQ_OK;
+    AQ_TRY(agree_on_the_step(worker));
+    worker->times.reduce_ns += aq_clock_ns() - begin;
+    if (worker->times.skipped) return AQ_OK;
+    AQ_TRY(
+        aq_optimizer_average(worker->optimizer, aq_stage_gradients(worker->stage), worker->step + 1, worker->stream));
+    return aq_worker_rounds(worker);
 }
 
 enum aq_status aq_worker_agree(struct aq_worker *worker)

@@ -27,7 +27,7 @@ struct run {
     uint32_t forward, backward; /* next instruction of each chain; the barrier's index when there is none left */
     uint32_t barrier;           /* first instruction that comes after everything before it                    */
     uint32_t forwards_done;
-    bool sending; /* a send had no buffer */
+    bool sending;                        /* a send had no buffer */
     bool busy[AQ_JOB_MICRO_BATCHES_MAX]; /* by slot */
 };
 
@@ -286,6 +286,7 @@ static enum aq_status norm(struct aq_worker *worker)
     const uint64_t begin = aq_clock_ns();
     AQ_TRY(aq_stage_gradient_sum2(worker->stage, &sum, worker->stream));
     worker->times.optimizer_ns += aq_clock_ns() - begin;
+    if (worker->times.skipped) sum = (double)NAN; /* on another replica: all stages of all replicas hear of it */
     if (worker->in) {
         AQ_TRY(aq_edge_send_norm(worker->in, worker->step, sum));
         AQ_TRY(norm_receive(worker, worker->in, &sum));
@@ -300,7 +301,7 @@ static enum aq_status optimize(struct aq_worker *worker)
 {
     const struct aq_job_train *train = &worker->job->train;
     const double gradient_norm = worker->times.gradient_norm;
-    const uint64_t begin = aq_clock_ns();
+    const uint64_t begin = aq_clock_ns(), reduced = worker->times.reduce_ns;
     if (!isfinite(gradient_norm)) {
         worker->times.skipped = true;
         aq_log("worker", 1, "step %llu: the gradient is not finite, the step is skipped",
@@ -314,15 +315,16 @@ static enum aq_status optimize(struct aq_worker *worker)
             scale = (float)((double)train->clip / gradient_norm);
         const float lr =
             aq_learning_rate(train->lr, worker->step + 1, train->warmup_steps, worker->plan->steps, train->decay);
-        AQ_TRY(aq_optimizer_step(worker->optimizer, aq_stage_parameters(worker->stage),
-                                 aq_stage_gradients(worker->stage), lr, scale, worker->step + 1, worker->stream));
+        AQ_TRY(aq_optimizer_begin(worker->optimizer, aq_stage_parameters(worker->stage),
+                                  aq_stage_gradients(worker->stage), lr, scale, worker->step + 1, worker->stream));
+        AQ_TRY(aq_worker_rounds(worker));
         AQ_TRY(aq_stage_parameters_changed(worker->stage, worker->stream));
         worker->skipped_in_row = 0;
     }
     AQ_TRY(aq_stage_zero_grads(worker->stage, worker->stream));
     AQ_TRY(aq_device_stream_sync(worker->device, worker->stream));
     const uint64_t end = aq_clock_ns();
-    worker->times.optimizer_ns += end - begin;
+    worker->times.optimizer_ns += end - begin - (worker->times.reduce_ns - reduced);
     aq_trace_add(worker->trace, "compute", "optimizer", begin, end, (uint32_t)worker->step, 0);
     return AQ_OK;
 }

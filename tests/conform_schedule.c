@@ -35,8 +35,7 @@ static void check_one(const struct aq_schedule_request *request, uint32_t credit
     const struct aq_program_limits limits = {.credits = credits,
                                              .send_frames = send_frames,
                                              .norm = request->norm,
-                                             .average = request->average,
-                                             .replicas = request->average == AQ_AVERAGE_NONE ? 1 : 2 + credits % 2};
+                                             .replicas = request->reduce ? 2 + credits % 2 : 1};
     struct aq_text why = {0};
     emit_all(request);
     const enum aq_status status = aq_program_check(programs, request->stages, &limits, &why);
@@ -71,20 +70,20 @@ static void test_schedule_every_size_runs_dry(void **state)
     assert_int_equal(checked, KINDS * P_MAX * M_MAX * 10);
 }
 
-/* Two and three replicas meet at REDUCE, before NORM or after it, whatever the size. */
+/* Two and three replicas meet at REDUCE and at STEP, whatever the size. */
 static void test_schedule_every_size_runs_dry_in_replicas(void **state)
 {
     (void)state;
     for (int k = 0; k < KINDS; k++)
         for (uint32_t P = 1; P <= P_MAX; P++)
             for (uint32_t M = 1; M <= M_MAX; M++)
-                for (int average = AQ_AVERAGE_GRADIENT; average <= AQ_AVERAGE_OPTIMIZER; average++) {
+                for (int norm = 0; norm < 2; norm++) {
                     const struct aq_schedule_request request = {.kind = kinds[k],
                                                                 .stages = P,
                                                                 .micro_batches = M,
                                                                 .window = M % 3,
-                                                                .norm = true,
-                                                                .average = (enum aq_average)average};
+                                                                .norm = norm == 1,
+                                                                .reduce = true};
                     check_one(&request, 4, 8);
                     check_one(&request, 1, 1);
                 }

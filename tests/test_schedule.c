@@ -231,32 +231,26 @@ static void test_check_refuses_wrong_ends(void **state)
     refused("0 STEP");
 }
 
-static void fresh_replicas(enum aq_average average)
+static void fresh_replicas(void)
 {
     const struct aq_schedule_request request = {
-        .kind = AQ_SCHEDULE_1F1B, .stages = 3, .micro_batches = 6, .norm = true, .average = average};
+        .kind = AQ_SCHEDULE_1F1B, .stages = 3, .micro_batches = 6, .norm = true, .reduce = true};
     emit_all(&request);
 }
 
 static void test_check_refuses_wrong_reductions(void **state)
 {
     (void)state;
-    const struct aq_program_limits gradient = {
-        .credits = 8, .send_frames = 8, .norm = true, .average = AQ_AVERAGE_GRADIENT, .replicas = 2};
-    struct aq_program_limits optimizer = gradient;
-    optimizer.average = AQ_AVERAGE_OPTIMIZER;
-    fresh_replicas(AQ_AVERAGE_GRADIENT);
-    assert_int_equal(aq_program_check(programs, 3, &gradient, NULL), AQ_OK);
-    refused_limits("comes before NORM, which is to scale", &optimizer);
-    fresh_replicas(AQ_AVERAGE_OPTIMIZER);
-    assert_int_equal(aq_program_check(programs, 3, &optimizer, NULL), AQ_OK);
-    refused_limits("comes after NORM, which is to be that of the mean", &gradient);
-    fresh_replicas(AQ_AVERAGE_GRADIENT);
-    erase(1, find(1, AQ_OP_REDUCE, 0));
-    refused_limits("comes after 0 REDUCE of a pipeline in 2 replicas", &gradient);
-    fresh_replicas(AQ_AVERAGE_GRADIENT);
+    const struct aq_program_limits two = {.credits = 8, .send_frames = 8, .norm = true, .replicas = 2};
     const struct aq_program_limits alone = {.credits = 8, .send_frames = 8, .norm = true};
+    fresh_replicas();
+    assert_int_equal(aq_program_check(programs, 3, &two, NULL), AQ_OK);
     refused_limits("comes after 1 REDUCE of a pipeline in 1 replicas", &alone);
+    erase(1, find(1, AQ_OP_REDUCE, 0));
+    refused_limits("comes after 0 REDUCE of a pipeline in 2 replicas", &two);
+    fresh_replicas();
+    swap(2, find(2, AQ_OP_REDUCE, 0), find(2, AQ_OP_NORM, 0));
+    refused_limits("comes after NORM, which is to be that of the mean", &two);
 }
 
 static void test_emit_refuses_what_cannot_be(void **state)
