@@ -140,8 +140,3 @@ enum aq_status aq_checkpoint_writer_done(struct aq_checkpoint_writer *writer)
     writer->busy = false;
     return writer->status;
 }
-
-uint64_t aq_checkpoint_writer_measure(const struct aq_optimizer_config *optimizer, uint64_t parameters)
-{
-    return (1 + (uint64_t)aq_optimizer_state_floats(optimizer)) * parameters * sizeof(float);
-}

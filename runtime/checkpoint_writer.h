@@ -39,7 +39,4 @@ enum aq_status aq_checkpoint_writer_begin(struct aq_checkpoint_writer *writer, u
  */
 enum aq_status aq_checkpoint_writer_done(struct aq_checkpoint_writer *writer);
 
-/* Bytes of RAM of a snapshot of so many parameters; what `aqpipe plan` prints. */
-uint64_t aq_checkpoint_writer_measure(const struct aq_optimizer_config *optimizer, uint64_t parameters);
-
 #endif

@@ -98,6 +98,16 @@ struct aq_job_stage {
     bool dials;          /* its worker listens for nobody and connects to both neighbours                  */
 };
 
+/* How what replicas average travels, as it was written; resolved in train.optimizer. */
+struct aq_job_reduce {
+    const char *codec;   /* NULL: what the optimizer was published with                                   */
+    const char *grid;    /* of q2..q8; NULL: rise at 2 bits, tread above                                  */
+    const char *scale;   /* of sign; NULL: the optimizer's                                                */
+    uint32_t bucket;     /* values that share a scale; 0: the codec's own                                 */
+    uint32_t rank;       /* of powersgd                                                                   */
+    uint64_t start_step; /* powersgd: fp32 until then                                                     */
+};
+
 struct aq_job_pipeline {
     enum aq_schedule_kind schedule;
     bool automatic;       /* the cut is the plan's (balanced by flops)                                     */
@@ -173,6 +183,7 @@ struct aq_job {
     struct aq_job_model model;
     struct aq_job_data data;
     struct aq_job_train train;
+    struct aq_job_reduce reduce;
     struct aq_job_pipeline pipeline;
     const struct aq_job_edge *edges; /* stage_count - 1 of them                                            */
     struct aq_job_link link;

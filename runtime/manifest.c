@@ -250,7 +250,9 @@ static enum aq_status read_job(struct aq_manifest *manifest, const char *text, s
 {
     AQ_TRY(read_tree(manifest, text, bytes, sets, set_count));
     AQ_TRY(read_defaults(manifest));
+    aq_manifest_optimizer_defaults(manifest);
     AQ_TRY(read_sections(manifest));
+    aq_manifest_reduce(manifest);
     AQ_TRY(aq_manifest_stages(manifest));
     AQ_TRY(aq_manifest_edges(manifest));
     manifest->job.pipeline.stages = manifest->stages;

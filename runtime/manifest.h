@@ -34,6 +34,12 @@ enum aq_status aq_manifest_edges(struct aq_manifest *manifest);
 /* manifest_stages.c: fill manifest->stages from pipeline.stages. AQ_NOMEM. */
 enum aq_status aq_manifest_stages(struct aq_manifest *manifest);
 
+/* manifest_optimizer.c: before the sections are read, the published settings of the kind that is asked for. */
+void aq_manifest_optimizer_defaults(struct aq_manifest *manifest);
+
+/* manifest_optimizer.c: after them, what replicas average in: reduce.* resolved into train.optimizer, and its fit. */
+void aq_manifest_reduce(struct aq_manifest *manifest);
+
 /* manifest_check.c: what concerns more than one key. */
 void aq_manifest_check(struct aq_manifest *manifest);
 

@@ -314,8 +314,8 @@ static enum aq_status jobs_done(struct aq_mirror *mirror)
 /* The longest file that a stage of this job can have. */
 static uint64_t file_bytes_max(const struct aq_plan *plan, uint32_t rank)
 {
-    const uint64_t floats = 1 + (uint64_t)aq_optimizer_state_floats(&plan->job->train.optimizer);
-    return floats * plan->stages[rank % plan->stage_count].size.parameters * sizeof(float) + HEADER_BYTES_MAX;
+    const uint64_t parameters = plan->stages[rank % plan->stage_count].size.parameters;
+    return parameters * sizeof(float) + aq_plan_optimizer_bytes(plan, parameters) + HEADER_BYTES_MAX;
 }
 
 uint32_t aq_mirror_keeper(const struct aq_plan *plan, uint32_t rank)

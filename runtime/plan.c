@@ -10,8 +10,8 @@
 #include "checkpoint_writer.h"
 #include "edge.h"
 #include "edge_row.h"
-#include "net/collective.h"
 #include "mirror.h"
+#include "net/collective.h"
 #include "plan_private.h"
 
 enum { PLACE_BYTES = 512, TOKEN_BYTES = sizeof(int32_t) };
@@ -291,6 +291,13 @@ static void line(struct aq_plan_stage *stage, const char *name, uint64_t bytes)
     stage->memory_bytes += bytes;
 }
 
+uint64_t aq_plan_optimizer_bytes(const struct aq_plan *plan, uint64_t parameters)
+{
+    const struct aq_optimizer_tensor whole = {.count = parameters, .decay = true};
+    const struct aq_optimizer_group group = {.rank = 0, .size = plan->replicas};
+    return aq_optimizer_measure(&plan->job->train.optimizer, &whole, 1, parameters, &group);
+}
+
 /* The sum, one line per consumer; what each takes is its own room's measure. */
 static void memory_fill(struct plan_open *open, uint32_t s)
 {
@@ -302,7 +309,7 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     const uint64_t samples = plan->facts.train_samples + plan->facts.heldout_samples;
     line(stage, "parameters", size->parameter_bytes);
     line(stage, "gradients", size->gradient_bytes);
-    line(stage, "optimizer", aq_optimizer_state_floats(&job->train.optimizer) * size->parameters * sizeof(float));
+    line(stage, "optimizer", aq_plan_optimizer_bytes(plan, size->parameters));
     line(stage, "slots", size->slot_bytes * stage->config.slots);
     line(stage, "workspace", size->workspace_bytes);
     line(stage, "boundary", size->boundary_bytes * ((first ? 0 : 2) + (last ? 0 : 2)));
@@ -322,7 +329,9 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     line(stage, "program", AQ_PLAN_PROCESS_BYTES);
     /* A checkpoint is written from a copy while training goes on; one at the end alone needs none. */
     if (job->checkpoint.every.count)
-        line(stage, "snapshot", aq_checkpoint_writer_measure(&job->train.optimizer, size->parameters));
+        line(stage, "snapshot",
+             size->parameters * sizeof(float) +
+                 aq_plan_optimizer_bytes(plan, size->parameters)); /* scratch: a little more */
     if (job->checkpoint.mirror) line(stage, "mirror", aq_mirror_measure((first ? 0 : 1) + (last ? 0 : 1)));
     if (job->output.trace) line(stage, "trace", (uint64_t)AQ_PLAN_TRACE_RECORDS * AQ_PLAN_TRACE_BYTES);
 }
@@ -460,12 +469,6 @@ void aq_plan_close(struct aq_plan *plan)
     aq_free(open->edges);
     aq_free(open->stages);
     aq_free(open);
-}
-
-uint64_t aq_plan_reduce_bytes(const struct aq_plan *plan, uint32_t s)
-{
-    const uint64_t W = plan->replicas, bytes = plan->stages[s].size.parameters * sizeof(float);
-    return 2 * (W - 1) * (bytes / W); /* each rank's chunk to its owner, and the owner's mean to everybody */
 }
 
 uint64_t aq_plan_hash(const struct aq_plan *plan)

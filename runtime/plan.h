@@ -118,7 +118,11 @@ void aq_plan_close(struct aq_plan *plan); /* NULL is fine */
 
 uint64_t aq_plan_hash(const struct aq_plan *plan);
 
-/* Bytes that a worker of stage s sends to the other replicas in a step (and gets from them): of bodies. */
+/* Bytes of state, errors and scratch of the optimizer of so many parameters; tensors change next to nothing of it. */
+uint64_t aq_plan_optimizer_bytes(const struct aq_plan *plan, uint64_t parameters);
+
+/* Bytes that a worker of stage s sends to the other replicas in a step (and gets from them), of bodies, after any
+ * warm-up. */
 uint64_t aq_plan_reduce_bytes(const struct aq_plan *plan, uint32_t s);
 
 /*

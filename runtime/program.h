@@ -36,7 +36,8 @@
  *   REDUCE       (replicas > 1) agree with the other replicas of this stage whether the step is the last one and its
  *                gradients finite, and average the gradients over them, where the optimizer averages gradients. Before
  *                NORM, which is then the norm of the mean.
- *   STEP         the optimizer. With replicas it may meet the others too: those that average momenta or votes do so here.
+ *   STEP         the optimizer. With replicas it may meet the others, too: those that average momenta or votes do so
+ *                here.
  *   MARK         the end of the step; where a checkpoint or evaluation is due after this step, this is the place.
  *
  * Locking: pure functions.

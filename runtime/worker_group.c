@@ -107,7 +107,10 @@ enum aq_status aq_worker_reduce(struct aq_worker *worker)
 
 enum aq_status aq_worker_agree(struct aq_worker *worker)
 {
-    if (worker->W == 1) return AQ_OK;
+    const struct aq_optimizer_config *config = &worker->job->train.optimizer;
+    const bool apart = strcmp(config->kind, "slamb") == 0 && worker->step % config->sync_every != 0 &&
+                       worker->step != worker->plan->steps; /* it lets them drift, and averages then */
+    if (worker->W == 1 || apart) return AQ_OK;
     const uint64_t bytes = aq_stage_parameter_count(worker->stage) * sizeof(float);
     return aq_group_agree(worker->group, aq_digest(aq_stage_parameters(worker->stage), bytes), "the weights");
 }

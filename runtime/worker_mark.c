@@ -112,7 +112,8 @@ static enum aq_status mark_late(const struct aq_worker *w)
 /* How long the slowest stage may take: its disk, and its copy at COPY_BYTES_S_MIN. */
 static uint64_t mark_ns_max(const struct aq_worker *w)
 {
-    const uint64_t bytes = aq_checkpoint_writer_measure(&w->job->train.optimizer, w->plan->parameters);
+    const uint64_t parameters = w->plan->parameters,
+                   bytes = parameters * sizeof(float) + aq_plan_optimizer_bytes(w->plan, parameters);
     return WAIT_NS_MAX + (w->mirror ? bytes / COPY_BYTES_S_MIN * 1000000000u : 0);
 }
 

@@ -1,0 +1,35 @@
+/*
+ * plan_reduce.c -- bytes between the replicas of a stage in a step, by the formula of what the optimizer sends.
+ */
+#include <string.h>
+
+#include "plan_private.h"
+
+/* Once from every rank to the owners of the chunks, once from the owners to every rank. */
+static uint64_t both_ways(uint64_t bytes, uint64_t W)
+{
+    return 2 * (W - 1) * (bytes / W);
+}
+
+/* Of all values in a codec, in the pieces that they are coded in; 0: the codec cannot be (told when the job is
+ * checked). */
+static uint64_t coded_bytes(const struct aq_grad_codec_config *config, uint64_t parameters)
+{
+    const struct aq_optimizer_tensor whole = {.count = parameters};
+    struct aq_grad_codec *codec;
+    if (aq_grad_codec_open(config, &whole, 1, parameters, &codec) != AQ_OK) return 0;
+    const uint64_t bytes = aq_grad_codec_bytes_pieces(codec, 0, parameters);
+    aq_grad_codec_close(codec);
+    return bytes;
+}
+
+uint64_t aq_plan_reduce_bytes(const struct aq_plan *plan, uint32_t s)
+{
+    const struct aq_optimizer_config *config = &plan->job->train.optimizer;
+    const uint64_t W = plan->replicas, count = plan->stages[s].size.parameters;
+    if (W == 1) return 0;
+    if (strcmp(config->kind, "slamb") == 0) return both_ways((uint64_t)(config->density * (double)count) * 4, W);
+    if (strcmp(config->kind, "lioncub") == 0 && config->lane_bits > 0)
+        return both_ways(count * config->lane_bits / 8, W);
+    return both_ways(coded_bytes(&config->reduce, count), W); /* PowerSGD: of the steps before it begins */
+}
