@@ -32,6 +32,7 @@ void aq_bench_emit_by(const struct aq_bench_options *options, const char *name, 
 
 enum aq_status aq_bench_stage(const struct aq_bench_options *options);
 enum aq_status aq_bench_codec(const struct aq_bench_options *options);
+enum aq_status aq_bench_pack(const struct aq_bench_options *options);
 enum aq_status aq_bench_cache(const struct aq_bench_options *options);
 enum aq_status aq_bench_link(const struct aq_bench_options *options);
 enum aq_status aq_bench_device(const struct aq_bench_options *options);

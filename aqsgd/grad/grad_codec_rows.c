@@ -14,11 +14,10 @@ static uint64_t least(uint64_t a, uint64_t b)
 }
 
 /* y = x + error in place of error; where there is none y is x. */
-static const float *add_error(const float *x, float *error, uint64_t n)
+static const float *add_error(const struct aq_grad_codec *codec, const float *x, float *error, uint64_t n)
 {
     if (!error) return x;
-    for (uint64_t i = 0; i < n; i++)
-        error[i] += x[i];
+    codec->kernels->take_error(x, (size_t)n, error);
     return error;
 }
 
@@ -45,8 +44,7 @@ static void encode_bucket(const struct aq_grad_codec *codec, const struct aq_gra
     for (uint64_t at = 0; at < n; at += AQ_GRAD_ROW) {
         const size_t row = (size_t)least(n - at, AQ_GRAD_ROW);
         codec->rows->quantize(y + at, row, &quant, NULL, aq_code_writer_row(writer), levels, NULL);
-        for (size_t i = 0; error && i < row; i++)
-            error[at + i] = y[at + i] - levels[i];
+        if (error) codec->kernels->leave_error(y + at, levels, row, error + at);
         aq_code_writer_push(writer, row);
     }
 }
@@ -70,7 +68,7 @@ void aq_grad_rows_encode(const struct aq_grad_codec *codec, const struct aq_grad
         for (uint64_t at = 0; at < run.count; at += bucket) {
             const uint64_t n = least(run.count - at, bucket);
             float *e = error ? error + run.offset + at : NULL;
-            encode_bucket(codec, scaling, add_error(x + run.offset + at, e, n), e, n, &scale_at, &writer);
+            encode_bucket(codec, scaling, add_error(codec, x + run.offset + at, e, n), e, n, &scale_at, &writer);
         }
     }
     aq_code_writer_flush(&writer);
@@ -110,6 +108,13 @@ enum aq_status aq_grad_rows_decode(const struct aq_grad_codec *codec, const stru
     return AQ_OK;
 }
 
+/* fp16 has no value beyond. */
+static void clamp_half(float *values, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        values[i] = values[i] > 65504.0f ? 65504.0f : values[i] < -65504.0f ? -65504.0f : values[i];
+}
+
 void aq_grad_plain_encode(const struct aq_grad_codec *codec, const struct aq_grad_range *range, enum aq_row_kind kind,
                           const float *x, float *error)
 {
@@ -118,16 +123,15 @@ void aq_grad_plain_encode(const struct aq_grad_codec *codec, const struct aq_gra
     for (uint64_t at = 0; at < range->count; at += AQ_GRAD_ROW) {
         const size_t n = (size_t)least(range->count - at, AQ_GRAD_ROW);
         uint8_t *out = range->codes + at * bytes;
-        for (size_t i = 0; i < n; i++) {
-            float y = error ? x[at + i] + error[at + i] : x[at + i];
-            if (kind == AQ_ROW_FP16 && fabsf(y) > 65504.0f) y = y > 0 ? 65504.0f : -65504.0f;
-            values[i] = y;
+        const float *y = add_error(codec, x + at, error ? error + at : NULL, n);
+        if (kind == AQ_ROW_FP16) {
+            memcpy(values, y, n * sizeof *values);
+            clamp_half(values, n);
         }
-        (void)codec->rows->update(NULL, AQ_ROW_NONE, values, n, NULL, out, kind);
+        (void)codec->rows->update(NULL, AQ_ROW_NONE, kind == AQ_ROW_FP16 ? values : y, n, NULL, out, kind);
         if (!error) continue;
         codec->rows->expand(out, kind, n, values);
-        for (size_t i = 0; i < n; i++)
-            error[at + i] = x[at + i] + error[at + i] - values[i];
+        codec->kernels->leave_error(y, values, n, error + at);
     }
 }
 

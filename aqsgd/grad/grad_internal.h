@@ -35,6 +35,9 @@ struct aq_grad_kernels {
     void (*sign_error)(float *y, size_t n, const uint8_t *bits, float s);
     /* sum = (add ? sum : 0) + (+s or -s by the bit). */
     void (*sign_apply)(const uint8_t *bits, size_t n, float s, bool add, float *sum);
+    /* error += x; and error = y - levels, where error may be y. */
+    void (*take_error)(const float *x, size_t n, float *error);
+    void (*leave_error)(const float *y, const float *levels, size_t n, float *error);
     /* sum = (add ? sum : 0) + weight * x. */
     void (*accumulate)(const float *x, size_t n, float weight, bool add, float *sum);
 };

@@ -95,6 +95,8 @@ const struct aq_grad_kernels aq_grad_kernels_avx512 = {
     .sign_pack = sign_pack,
     .sign_error = sign_error,
     .sign_apply = sign_apply,
+    .take_error = grad_take_error,
+    .leave_error = grad_leave_error,
     .accumulate = grad_accumulate,
 };
 #endif

@@ -40,6 +40,18 @@ static inline void grad_sign_apply_from(size_t from, const uint8_t *bits, size_t
     }
 }
 
+static inline void grad_take_error(const float *x, size_t n, float *error)
+{
+    for (size_t i = 0; i < n; i++)
+        error[i] = x[i] + error[i];
+}
+
+static inline void grad_leave_error(const float *y, const float *levels, size_t n, float *error)
+{
+    for (size_t i = 0; i < n; i++)
+        error[i] = y[i] - levels[i];
+}
+
 static inline void grad_accumulate(const float *x, size_t n, float weight, bool add, float *sum)
 {
     if (add) {
