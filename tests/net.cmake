@@ -20,3 +20,6 @@ endif()
 
 add_test(NAME test_netlab COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/test_netlab)
 set_tests_properties(test_netlab PROPERTIES SKIP_RETURN_CODE 77 LABELS quick TIMEOUT 300 RUN_SERIAL TRUE)
+
+add_test(NAME test_bench_allreduce COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/test_bench_allreduce $<TARGET_FILE:aqpipe>)
+set_tests_properties(test_bench_allreduce PROPERTIES LABELS quick TIMEOUT 120)
