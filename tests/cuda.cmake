@@ -2,6 +2,10 @@
 #
 # aq_cuda_host is the emulation and all kernels; a test that links it calls the launchers on plain memory. It needs a C++
 # compiler and nothing of CUDA. AddressSanitizer knows of its stacks; ThreadSanitizer does not, and there is one thread.
+# What nvcc makes of the codec's kernels; needs nvcc and nothing else.
+add_test(NAME cuda_ptx COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/cuda_ptx)
+set_tests_properties(cuda_ptx PROPERTIES SKIP_RETURN_CODE 77 LABELS conform TIMEOUT 600)
+
 option(AQ_CUDA_HOST "Test the CUDA kernels on the CPU, where there is a C++ compiler" ON)
 include(CheckLanguage)
 check_language(CXX)
@@ -66,3 +70,6 @@ foreach(cuda_test test_cuda_math test_cuda_attention)
   aq_cuda_test(${cuda_test} LABELS quick TIMEOUT 300)
   target_link_libraries(${cuda_test} PRIVATE aq_stages)
 endforeach()
+aq_cuda_test(test_cuda_codec SOURCES test_cuda_codec.c codec_common.c LABELS quick conform)
+add_test(NAME cuda_codec_more COMMAND test_cuda_codec 5)
+set_tests_properties(cuda_codec_more PROPERTIES LABELS conform TIMEOUT 900)

@@ -276,6 +276,7 @@ out:
 void aq_codec_close(struct aq_codec *codec)
 {
     if (codec == NULL) return;
+    aq_codec_remote_close(codec);
     if (codec->staging) aq_device_free(codec->device, AQ_MEMORY_PINNED, codec->staging, staging_bytes(codec));
     aq_unmap(codec->memory, codec->memory_bytes);
     aq_free(codec);

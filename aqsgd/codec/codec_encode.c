@@ -495,10 +495,15 @@ static struct aq_codec_sums *row_sums(struct encoder *job, uint32_t piece, uint3
     return row % MEASURE_EACH == MEASURE_EACH / 2 ? &job->sums[piece] : NULL;
 }
 
+bool aq_codec_measures_part(const struct aq_codec *codec)
+{
+    return is_rowwise(codec) && codec->rows >= MEASURE_ROWS_MIN;
+}
+
 /* How many rows each of the later measured rows stands for. */
 static double measure_factor(const struct aq_codec *codec)
 {
-    if (!is_rowwise(codec) || codec->rows < MEASURE_ROWS_MIN) return 1.0;
+    if (!aq_codec_measures_part(codec)) return 1.0;
     const uint32_t later = codec->rows - MEASURE_EACH;
     return (double)later / (double)((later + MEASURE_EACH / 2 - 1) / MEASURE_EACH);
 }

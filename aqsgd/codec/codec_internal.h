@@ -10,6 +10,7 @@
  * Map:
  *     codec.c                  config, layout, open and close
  *     codec_encode.c, codec_decode.c   the drivers: which kernel, row by row
+ *     codec_batch.c            many samples at once; a GPU's by its launchers (cuda_codec.h)
  *     codec_scale.c            how a scale is chosen, written and read
  *     codec_store.c            streams of codes, rows of stored messages
  *     codec_topk.c             which values are kept, and their positions
@@ -23,6 +24,7 @@
 #include <string.h>
 
 #include "aqsgd/codec.h"
+#include "codec/cuda_codec.h"
 
 enum {
     AQ_LANES = 32,            /* partial sums of every sum: two registers of 16, so that additions overlap */
@@ -198,6 +200,7 @@ struct aq_codec {
     void *memory;
     size_t memory_bytes;
     float *staging; /* pinned, T*C: where a and x^ pass on a device whose memory the host cannot reach; else NULL */
+    struct aq_codec_remote *remote; /* codec_batch.c: what a GPU's launchers want; else NULL */
 };
 
 /* codec_staged.c: the two calls of codec.h where codec->staging is there. */
@@ -242,8 +245,11 @@ bool aq_scale_write(const struct aq_codec_config *config, float s, uint8_t *out,
 /* Read one: false for a scale that no sender writes. */
 bool aq_scale_read(const struct aq_codec_config *config, const uint8_t *in, struct aq_quant *quant);
 
-/* k(b): the best scale over rms for a Gaussian. */
+/* k(b): the best scale over rms for a Gaussian, and for a Laplacian. */
 float aq_scale_gauss(enum aq_codec_grid grid, uint32_t bits);
+float aq_scale_laplace(enum aq_codec_grid grid, uint32_t bits);
+/* What each candidate of SEARCH is of the one before. */
+float aq_scale_shrink_ratio(uint32_t bits);
 
 /* -- codec_store.c
  * ----------------------------------------------------------------------------------------------------- */
@@ -304,6 +310,26 @@ void aq_position_reader_init(struct aq_position_reader *reader, const struct aq_
                              const uint8_t *in);
 uint64_t aq_position_read(struct aq_position_reader *reader); /* the next element; layout->values after the last */
 
+/* -- codec_batch.c
+ * ----------------------------------------------------------------------------------------------------- */
+
+/* A GPU's kernels, as cuda_codec.h declares them. */
+struct aq_codec_launchers {
+    size_t (*place)(const struct aq_cuda_codec_plan *plan, uint8_t *base, struct aq_cuda_codec_scratch *out);
+    enum aq_status (*encode)(const struct aq_cuda_codec_plan *plan, const struct aq_cuda_codec_scratch *scratch,
+                             const struct aq_cuda_codec_job *jobs, uint32_t count, struct aq_codec_result *results,
+                             void *stream);
+    enum aq_status (*decode)(const struct aq_cuda_codec_plan *plan, const struct aq_cuda_codec_scratch *scratch,
+                             const struct aq_cuda_codec_job *jobs, uint32_t count, uint32_t *corrupt, void *stream);
+};
+
+/* What the kernels want to know of a codec. */
+void aq_codec_plan_of(const struct aq_codec *codec, struct aq_cuda_codec_plan *out);
+
+/* From now on these launchers code the codec's batches, with scratch of the codec's device. AQ_NOMEM. */
+enum aq_status aq_codec_remote_open(struct aq_codec *codec, const struct aq_codec_launchers *launchers);
+void aq_codec_remote_close(struct aq_codec *codec); /* nothing where there is none */
+
 /* -- codec_encode.c, codec_decode.c
  * ------------------------------------------------------------------------------------ */
 
@@ -313,6 +339,9 @@ static inline void aq_codec_piece(const struct aq_codec *codec, uint32_t piece, 
     *first = piece * codec->piece_rows;
     *end = *first + codec->piece_rows < codec->rows ? *first + codec->piece_rows : codec->rows;
 }
+
+/* Are the live measures of this codec's deltas estimated from some of the rows? */
+bool aq_codec_measures_part(const struct aq_codec *codec);
 
 /* Run the pieces on the device's pool, or here where there is none. */
 void aq_codec_run(const struct aq_codec *codec, void (*run)(uint32_t piece, void *context), void *context);

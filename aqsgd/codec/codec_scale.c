@@ -74,6 +74,19 @@ float aq_scale_gauss(enum aq_codec_grid grid, uint32_t bits)
     return best_gauss[grid - 1][bits - 1];
 }
 
+float aq_scale_laplace(enum aq_codec_grid grid, uint32_t bits)
+{
+    return best_laplace[grid - 1][bits - 1];
+}
+
+float aq_scale_shrink_ratio(uint32_t bits)
+{
+    /* The fewer the bits, the further below absmax the best scale lies (the tables above against the extremes of 256 to
+     * 4096 samples), and the wider the candidates are spread: the last is 0.14 of absmax at 1 and 2 bits, 0.51 at 8. */
+    static const float ratio[8] = {0.76f, 0.76f, 0.80f, 0.84f, 0.86f, 0.88f, 0.90f, 0.91f};
+    return ratio[bits - 1];
+}
+
 /* The largest magnitude, or for stochastic rounding on a mid-rise grid the scale whose top level is the largest
  * magnitude: only where nothing is clipped is the rounding unbiased. */
 static float scale_whole(const struct aq_codec_config *config, const struct aq_span *span)
@@ -122,12 +135,10 @@ bool aq_scale_is_peak(const struct aq_codec_config *config)
 
 float aq_scale_shrink(const struct aq_codec_config *config, const struct aq_span *span, uint32_t index)
 {
-    /* The fewer the bits, the further below absmax the best scale lies (the tables above against the extremes of 256 to
-     * 4096 samples), and the wider the candidates are spread: the last is 0.14 of absmax at 1 and 2 bits, 0.51 at 8. */
-    static const float ratio[8] = {0.76f, 0.76f, 0.80f, 0.84f, 0.86f, 0.88f, 0.90f, 0.91f};
+    const float ratio = aq_scale_shrink_ratio(config->bits);
     float s = aq_float_of(span->peak);
     for (uint32_t i = 0; i < index; i++)
-        s *= ratio[config->bits - 1];
+        s *= ratio;
     return s;
 }
 

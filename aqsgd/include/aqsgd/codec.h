@@ -34,6 +34,8 @@
  *     ... other end ...
  *     AQ_TRY(aq_codec_decode(codec, body, result.body_bytes, result.flags, m, hat, m, stream));
  *
+ * A micro-batch goes by aq_codec_encode_batch and aq_codec_decode_batch: on a GPU that is a few launches.
+ *
  * Locking: a codec object is used from one thread at a time; different objects are independent.
  */
 #ifndef AQSGD_CODEC_H
@@ -188,6 +190,42 @@ enum aq_status aq_codec_encode(struct aq_codec *codec, const float *a, const voi
  */
 enum aq_status aq_codec_decode(struct aq_codec *codec, const void *body, size_t body_bytes, uint32_t flags,
                                const void *m, float *hat, void *m_out, struct aq_stream *stream);
+
+/*
+ * The samples of a micro-batch at once: what a device with codec kernels of its own wants, so that a micro-batch is a
+ * few launches. Everywhere else it is the functions above, sample by sample.
+ */
+struct aq_codec_sample {
+    const float *a;               /* encode                                                              */
+    const void *m;                /* the reference, or NULL: a keyframe                                  */
+    const struct aq_rng_key *key; /* encode, stochastic rounding; host memory, read before the call ends */
+    void *body;                   /* out of encode, aq_codec_bound long; into decode                     */
+    uint32_t body_bytes, flags;   /* decode: of the frame                                                */
+    float *hat;                   /* as above, but with codec kernels it must not overlap a              */
+    void *m_out;                  /* as above                                                            */
+};
+
+/* Does this codec's device have kernels for it? Then bodies and messages may be device memory, pinned memory too. */
+bool aq_codec_on_device(const struct aq_codec *codec);
+
+/*
+ * aq_codec_encode_batch -- code `count` samples.
+ *
+ * Only enqueues where there are codec kernels (aq_codec_on_device); memory is as for aq_codec_encode, the array of
+ * samples is read before the call ends. results: one a sample, pinned memory; valid when the stream has passed. Samples
+ * fare one by one: one that had to be sent raw says so in its result. AQ_INVAL: as aq_codec_encode, or x^ overlaps a.
+ * AQ_CUDAERR: a launch failed.
+ */
+enum aq_status aq_codec_encode_batch(struct aq_codec *codec, const struct aq_codec_sample *samples, uint32_t count,
+                                     struct aq_codec_result *results, struct aq_stream *stream);
+
+/*
+ * aq_codec_decode_batch -- the other end. corrupt: one a sample, pinned memory: 0, or 1 for a body that aq_codec_decode
+ * answers AQ_CORRUPT to; valid when the stream has passed. AQ_INVAL: a delta without a reference. AQ_CUDAERR: a launch
+ * failed.
+ */
+enum aq_status aq_codec_decode_batch(struct aq_codec *codec, const struct aq_codec_sample *samples, uint32_t count,
+                                     uint32_t *corrupt, struct aq_stream *stream);
 
 #ifdef __cplusplus
 }

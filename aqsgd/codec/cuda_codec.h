@@ -1,0 +1,118 @@
+/*
+ * cuda_codec.h -- the codec's kernels on a GPU: what their launchers take, and in which memory.
+ *
+ * Caveats first.
+ * - Only *enqueues*. The jobs travel by value in the kernels' parameters, so that nothing of the host's is read later;
+ *   what the pointers name must stay until the stream has passed.
+ * - Bodies, x^ and m' have the bits that the CPU's truth (codec_scalar.h, codec_scale.c, codec_store.c) gives, encode's
+ *   bodies included: a sum has 32 partial sums, lane c%32, in the order of the columns, which is a warp's own order.
+ * The live measures agree to rounding only.
+ * - hat must not overlap a (codec.h allows it for one sample at a time on a CPU). m_out may be m.
+ * - A sample that encode had to send raw has AQ_CODED_RAW in its result's flags and 4 T C bytes of body; its m_out
+ * holds rubbish, as codec.h says. A body that decode refuses is marked corrupt; its hat and m_out hold rubbish.
+ * - A launch takes at most AQ_CUDA_CODEC_JOBS samples and fewer where the scratch was cut for fewer; the launchers cut
+ *   a longer list themselves.
+ *
+ * Two ways through memory, chosen by aq_cuda_codec_encode and _decode from the plan and the pointers:
+ *   units   eight columns a thread, a row in the registers of one warp (or of a few), 16-byte loads and stores: one
+ * pass over memory for row and tile scales, two for tensor and channel. Wants whole units (C % 8 == 0), pointers at
+ * multiples of 16, a store of fp32, fp16 or bf16, no search and no top-k. rows    a warp a row with the row in scratch
+ * memory: everything else.
+ *
+ * Needs compute capability 8.0. This header compiles as C and as CUDA C++; it knows no CUDA type.
+ *
+ * Locking: one thread for each scratch; a scratch is for one stream at a time.
+ */
+#ifndef AQSGD_CUDA_CODEC_H
+#define AQSGD_CUDA_CODEC_H
+
+#include "aqsgd/codec.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    AQ_CUDA_CODEC_JOBS = 48,       /* samples of one launch: kernel parameters end at 4096 bytes */
+    AQ_CUDA_CODEC_HISTOGRAM = 2048 /* buckets of one level of the search for the K largest */
+};
+
+/* Everything the kernels want to know of a codec; by value in every launch. Words mean what codec_internal.h says. */
+struct aq_cuda_codec_plan {
+    uint64_t values, kept;
+    uint64_t positions_at, positions_bytes, codes_at;
+    uint64_t body_bytes, plain_bytes; /* of a delta; of a keyframe or raw body */
+    uint32_t rows, columns;
+    uint32_t kind, grid, group, tile, scale, scale_format, store;
+    uint32_t plain; /* the precision of a body without a reference: keyframe or raw */
+    uint32_t bits, half;
+    uint32_t groups, groups_row, scale_bytes;
+    uint32_t pieces, piece_rows; /* the CPU's pieces: the order of sums that run over rows */
+    uint32_t limit;              /* |x^| from these bits on is refused */
+    uint32_t low_bits;
+    int32_t prescale_log2;
+    float low, high;
+    float gauss, laplace, shrink; /* of this grid and these bits: codec_scale.c */
+    float store_gauss;            /* of the store's bits, where it is Q4 or Q2 */
+    uint8_t stochastic, hadamard, rise, bitmap, sparse, warm /* kind is aqsgd */, measure_part /* some rows only */;
+};
+
+/* One sample. encode: a, m, key in; body, hat, m_out out. decode: body, m in; hat, m_out out. NULL as in codec.h. */
+struct aq_cuda_codec_job {
+    const float *a;
+    const void *m;
+    void *body;
+    float *hat;
+    void *m_out;
+    struct aq_rng_key key;
+    uint32_t index; /* of its result */
+    uint32_t plain; /* without a reference */
+};
+
+/* Device memory of one codec, cut by aq_cuda_codec_place. */
+struct aq_cuda_codec_scratch {
+    uint32_t jobs;        /* samples of one launch */
+    uint32_t warps;       /* rows on their way in the general kernels */
+    uint64_t warp_bytes;  /* scratch of each */
+    uint8_t *rows;        /* warps * warp_bytes */
+    uint32_t *status;     /* jobs, zero between launches */
+    float *sums;          /* jobs * T * 4: a, a2, delta2, error2 of each row */
+    float *quants;        /* jobs * groups_row * 2: unit and inverse, tensor and channel */
+    float *spans;         /* jobs * max(T, pieces) * groups * 3: peak, sum_abs, sum_square */
+    float *errors;        /* jobs * pieces * 8 * 32 (tensor) or C (channel): the candidates of SEARCH */
+    uint8_t *codes;       /* jobs * N: codes that wait for their neighbours' row */
+    uint8_t *codes_store; /* likewise, of a Q store */
+    uint32_t *positions;  /* jobs * words of the positions' bitmap */
+    uint32_t *elements;   /* jobs * K: the kept ones */
+    uint32_t *row_start;  /* jobs * (T + 1): kept before each row */
+    uint32_t *ties;       /* jobs * (T + 1): values of exactly the threshold before each row */
+    float *deltas;        /* jobs * N: rotated d, channel groups with hadamard only */
+    uint32_t *chunks;     /* jobs * (chunks + 1): ones before each chunk of a bitmap that is read */
+    uint32_t *histogram;  /* jobs * AQ_CUDA_CODEC_HISTOGRAM */
+    uint64_t *select;     /* jobs * 2: prefix, still wanted */
+};
+
+/* The memory of a codec at base; NULL only measures. Returns the bytes. The memory must be zero at the first launch. */
+size_t aq_cuda_codec_place(const struct aq_cuda_codec_plan *plan, uint8_t *base, struct aq_cuda_codec_scratch *out);
+
+/*
+ * Enqueue on `stream` (a cudaStream_t) the coding of `count` samples. results: by the jobs' index, in memory that the
+ * device can write: device memory, or pinned host memory, which makes it the read-back; read them when the stream has
+ * passed. AQ_CUDAERR: a launch failed.
+ */
+enum aq_status aq_cuda_codec_encode(const struct aq_cuda_codec_plan *plan, const struct aq_cuda_codec_scratch *scratch,
+                                    const struct aq_cuda_codec_job *jobs, uint32_t count,
+                                    struct aq_codec_result *results, void *stream);
+
+/*
+ * The other end. The bodies' lengths and flags have been checked by the caller; AQ_CODED_RAW ones are not for this.
+ * corrupt: by the jobs' index, 0 or 1, in such memory as `results`.
+ */
+enum aq_status aq_cuda_codec_decode(const struct aq_cuda_codec_plan *plan, const struct aq_cuda_codec_scratch *scratch,
+                                    const struct aq_cuda_codec_job *jobs, uint32_t count, uint32_t *corrupt,
+                                    void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
