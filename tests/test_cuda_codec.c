@@ -11,8 +11,16 @@
 
 enum { SAMPLES = 3, CANARY_BYTES = 64 };
 
-static const struct aq_codec_launchers emulated = {
-    .place = aq_cuda_codec_place, .encode = aq_cuda_codec_encode, .decode = aq_cuda_codec_decode};
+static void *no_stream(struct aq_device *of, struct aq_stream *stream)
+{
+    (void)of;
+    return stream;
+}
+
+static const struct aq_codec_launchers emulated = {.place = aq_cuda_codec_place,
+                                                   .encode = aq_cuda_codec_encode,
+                                                   .decode = aq_cuda_codec_decode,
+                                                   .stream_of = no_stream};
 static struct aq_device *device;
 
 /* Memory for the samples of one end; `shift` bytes off the alignment of aq_alloc where bodies are, and canaries. */
@@ -232,7 +240,7 @@ static const uint32_t shapes[][2] = {{9, 64}, {9, 67},  {1, 1},  {3, 128}, {17, 
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
 /* Of the configurations one in so many; coprime to the periods above, so that every value of every setting comes. */
-static uint32_t stride = 23;
+static uint32_t stride = 47;
 
 static const uint32_t *shape_of(uint32_t run)
 {

@@ -5,6 +5,7 @@
  * messages are the same bits either way.
  */
 #include "codec/codec_internal.h"
+#include "device/device_ops.h"
 
 struct aq_codec_remote {
     const struct aq_codec_launchers *launchers;
@@ -101,6 +102,28 @@ void aq_codec_remote_close(struct aq_codec *codec)
     codec->remote = NULL;
 }
 
+/* NULL: the device has no kernels for codecs. */
+static const struct aq_codec_launchers *launchers_of(const struct aq_codec *codec)
+{
+    return codec->device == NULL ? NULL : codec->device->ops->codec;
+}
+
+enum aq_status aq_codec_take_device(struct aq_codec *codec)
+{
+    if (codec->remote != NULL || launchers_of(codec) == NULL) return AQ_OK;
+    return aq_codec_remote_open(codec, launchers_of(codec));
+}
+
+uint64_t aq_codec_device_bytes(const struct aq_codec *codec)
+{
+    const struct aq_codec_launchers *launchers = launchers_of(codec);
+    struct aq_cuda_codec_plan plan;
+    struct aq_cuda_codec_scratch scratch;
+    if (launchers == NULL) return 0;
+    aq_codec_plan_of(codec, &plan);
+    return launchers->place(&plan, NULL, &scratch);
+}
+
 bool aq_codec_on_device(const struct aq_codec *codec)
 {
     return codec->remote != NULL;
@@ -134,6 +157,7 @@ static enum aq_status remote_encode(struct aq_codec *codec, const struct aq_code
 {
     const struct aq_codec_remote *remote = codec->remote;
     struct aq_cuda_codec_job jobs[AQ_CUDA_CODEC_JOBS];
+    void *at = remote->launchers->stream_of(codec->device, stream);
     uint32_t held = 0;
     for (uint32_t i = 0; i < count; i++) {
         const struct aq_codec_sample *sample = &samples[i];
@@ -145,7 +169,7 @@ static enum aq_status remote_encode(struct aq_codec *codec, const struct aq_code
             return aq_fail(AQ_INVAL, "codec", "sample %u of %u: on a GPU x^ must not overlap a", i, count);
         jobs[held++] = job_of(codec, sample, i, plain);
         if (held < AQ_CUDA_CODEC_JOBS && i + 1 < count) continue;
-        AQ_TRY(remote->launchers->encode(&remote->plan, &remote->scratch, jobs, held, results, stream));
+        AQ_TRY(remote->launchers->encode(&remote->plan, &remote->scratch, jobs, held, results, at));
         held = 0;
     }
     return AQ_OK;
@@ -176,6 +200,7 @@ static enum aq_status remote_decode(struct aq_codec *codec, const struct aq_code
 {
     const struct aq_codec_remote *remote = codec->remote;
     struct aq_cuda_codec_job jobs[AQ_CUDA_CODEC_JOBS];
+    void *at = remote->launchers->stream_of(codec->device, stream);
     uint32_t held = 0;
     for (uint32_t i = 0; i < count; i++) {
         const struct aq_codec_sample *sample = &samples[i];
@@ -186,7 +211,7 @@ static enum aq_status remote_decode(struct aq_codec *codec, const struct aq_code
             return aq_fail(AQ_INVAL, "codec", "a delta came for a sample without a reference");
         if (!done) jobs[held++] = job_of(codec, sample, i, plain);
         if (held == 0 || (held < AQ_CUDA_CODEC_JOBS && i + 1 < count)) continue;
-        AQ_TRY(remote->launchers->decode(&remote->plan, &remote->scratch, jobs, held, corrupt, stream));
+        AQ_TRY(remote->launchers->decode(&remote->plan, &remote->scratch, jobs, held, corrupt, at));
         held = 0;
     }
     return AQ_OK;

@@ -321,6 +321,7 @@ struct aq_codec_launchers {
                              void *stream);
     enum aq_status (*decode)(const struct aq_cuda_codec_plan *plan, const struct aq_cuda_codec_scratch *scratch,
                              const struct aq_cuda_codec_job *jobs, uint32_t count, uint32_t *corrupt, void *stream);
+    void *(*stream_of)(struct aq_device *device, struct aq_stream *stream); /* theirs; NULL is the device's own */
 };
 
 /* What the kernels want to know of a codec. */

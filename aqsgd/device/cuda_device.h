@@ -126,6 +126,9 @@ enum aq_status cuda_lamb(struct aq_device *device, const struct aq_lamb_tensor *
 enum aq_status cuda_sum2(struct aq_device *device, const float *x, uint64_t count, double *sum,
                          struct aq_stream *stream);
 
+/* codec/cuda_codec_open.c */
+extern const struct aq_codec_launchers aq_codec_launchers_cuda;
+
 /* cuda_matmul.c */
 enum aq_status cuda_matmul_open(struct cuda_device *cuda, struct cuda_matmul **out);
 void cuda_matmul_close(struct cuda_matmul *matmul); /* NULL is fine */

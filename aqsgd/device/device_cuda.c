@@ -321,6 +321,7 @@ static void cuda_info(const struct aq_device *device, struct aq_device_info *out
 }
 
 const struct aq_device_ops aq_device_cuda = {.kind = "cuda",
+                                             .codec = &aq_codec_launchers_cuda,
                                              .open = cuda_open,
                                              .close = cuda_close,
                                              .info = cuda_info,

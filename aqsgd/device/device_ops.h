@@ -2,8 +2,8 @@
  * device_ops.h -- the table of functions that a backend fills; private to this room.
  *
  * A new backend is one file that defines `const struct aq_device_ops aq_device_NAME` and one line in devices.def. Every
- * slot is mandatory (aq_device_open asserts it). A backend's device starts with struct aq_device. Slots mean what the
- * functions of the same name in device.h and device_math.h say; what they check, device.c has checked already.
+ * slot but `codec` is mandatory. A backend's device starts with struct aq_device. Slots mean what the functions of the
+ * same name in device.h and device_math.h say; what they check, device.c has checked already.
  */
 #ifndef AQ_DEVICE_OPS_H
 #define AQ_DEVICE_OPS_H
@@ -11,8 +11,11 @@
 #include "aqsgd/device.h"
 #include "aqsgd/device_math.h"
 
+struct aq_codec_launchers; /* codec/codec_internal.h */
+
 struct aq_device_ops {
     const char *kind;
+    const struct aq_codec_launchers *codec; /* kernels of its own for codecs; NULL: the CPU's, by way of the host */
     enum aq_status (*open)(const struct aq_device_config *config, struct aq_device **out);
     void (*close)(struct aq_device *device);
     void (*info)(const struct aq_device *device, struct aq_device_info *out);

@@ -205,7 +205,16 @@ struct aq_codec_sample {
     void *m_out;                  /* as above                                                            */
 };
 
-/* Does this codec's device have kernels for it? Then bodies and messages may be device memory, pinned memory too. */
+/*
+ * From now on batches are coded by the device's own kernels, if it has some; once, before the first batch. Takes
+ * aq_codec_device_bytes of device memory. AQ_OK where there are no kernels too; aq_codec_on_device tells. AQ_NOMEM.
+ */
+enum aq_status aq_codec_take_device(struct aq_codec *codec);
+
+/* Device memory that aq_codec_take_device takes: a line of the plan. 0 where the device has no kernels for codecs. */
+uint64_t aq_codec_device_bytes(const struct aq_codec *codec);
+
+/* Are batches coded by the device? Then bodies and messages may be device memory as well as pinned memory. */
 bool aq_codec_on_device(const struct aq_codec *codec);
 
 /*

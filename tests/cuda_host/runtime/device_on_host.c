@@ -12,3 +12,5 @@
 #include "cuda_matmul.c"
 #include "cuda_probe.c"
 #include "device_cuda.c"
+
+#include "codec/cuda_codec_open.c"
