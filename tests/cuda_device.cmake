@@ -22,3 +22,7 @@ set_tests_properties(conform_device_cuda PROPERTIES ENVIRONMENT "AQ_CONFORM=cuda
 add_test(NAME conform_device_cuda_plain COMMAND conform_device_cuda)
 set_tests_properties(conform_device_cuda_plain PROPERTIES SKIP_RETURN_CODE 77 LABELS "conform;quick" TIMEOUT 300
   ENVIRONMENT "AQ_CONFORM=cuda;CUBLASLT_HOST_FUSES=0")
+
+# A whole stage through the backend: matrix products on the host, every kernel emulated.
+aq_cuda_on_host_test(test_device_training_cuda LABELS quick TIMEOUT 300)
+set_tests_properties(test_device_training_cuda PROPERTIES ENVIRONMENT "AQ_DEVICES=cuda")

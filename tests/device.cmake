@@ -1,3 +1,13 @@
 # Devices: every backend in every variant against the plain truth.
 aq_test(conform_device LIBS aqsgd aq_stages LABELS conform quick)
 target_include_directories(conform_device PRIVATE ${CMAKE_SOURCE_DIR}/aqsgd/device)
+aq_test(test_device_training LIBS aqsgd aq_stages LABELS quick)
+target_include_directories(test_device_training PRIVATE ${CMAKE_SOURCE_DIR}/aqsgd/device)
+# On a GPU (label gpu, tools/test-gpu): the same two, of kind cuda alone.
+if(AQ_CUDA)
+  foreach(test conform_device test_device_training)
+    add_test(NAME gpu_${test} COMMAND ${test})
+    set_tests_properties(gpu_${test} PROPERTIES SKIP_RETURN_CODE 77 LABELS gpu TIMEOUT 300
+      ENVIRONMENT "AQ_CONFORM=cuda;AQ_DEVICES=cuda")
+  endforeach()
+endif()

@@ -1,0 +1,169 @@
+/*
+ * test_device_training.c -- a whole stage learns on every device of the table as it does on the CPU.
+ *
+ * Five steps of a small GPT-2: forward, backward, the gradients' norm, AdamW. Behind the wall (apart) losses and
+ * weights are the CPU's bits; on a GPU sums are made in another order, and steps carry that on: losses within 2e-5 in
+ * fp32 and 5e-3 in bf16, weights within 2e-3 and 5e-2 of what they have moved by. AQ_DEVICES=cuda takes one kind alone;
+ * AQ_GPU=required makes a missing GPU a failure.
+ */
+#include "stage_help.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define AQ_DEVICE(name) #name,
+static const char *const kinds[] = {
+#include "devices.def"
+};
+#undef AQ_DEVICE
+
+enum { BLOCKS = 2, HEADS = 2, CHANNELS = 64, VOCABULARY = 97, SAMPLES = 3, TOKENS = 24, STEPS = 5 };
+
+struct outcome {
+    double losses[STEPS];
+    float *before, *after; /* weights, on the host */
+    uint64_t count;
+};
+
+static void read_back(struct aq_device *device, float *host, const float *from, uint64_t count)
+{
+    assert_int_equal(aq_device_copy(device, host, from, count * sizeof *host, NULL), AQ_OK);
+    assert_int_equal(aq_device_stream_sync(device, NULL), AQ_OK);
+}
+
+static void step(struct aq_device *device, struct aq_stage *stage, float *m, float *v, uint64_t number,
+                 double *loss_out)
+{
+    int32_t tokens[SAMPLES * TOKENS], targets[SAMPLES * TOKENS];
+    uint64_t ids[SAMPLES];
+    help_tokens(tokens, SAMPLES * TOKENS, number, VOCABULARY);
+    help_tokens(targets, SAMPLES * TOKENS, number + 100, VOCABULARY);
+    for (uint64_t i = 0; i < SAMPLES; i++)
+        ids[i] = number * SAMPLES + i;
+    const struct aq_stage_input input = {.tokens = tokens,
+                                         .targets = targets,
+                                         .sample_ids = ids,
+                                         .samples = SAMPLES,
+                                         .seed = 3,
+                                         .step = number,
+                                         .loss_scale = 1.0f / (SAMPLES * TOKENS)};
+    struct aq_stage_loss loss = {0};
+    double norm2 = 0;
+    assert_int_equal(aq_stage_forward(stage, 0, &input, NULL, &loss, NULL), AQ_OK);
+    assert_int_equal(aq_device_stream_sync(device, NULL), AQ_OK);
+    memset(tokens, 0x7f, sizeof tokens); /* the caller's again: nobody may read them now */
+    assert_int_equal(aq_stage_backward(stage, 0, NULL, NULL, NULL), AQ_OK);
+    assert_int_equal(aq_stage_gradient_sum2(stage, &norm2, NULL), AQ_OK);
+    const struct aq_adamw args = {.parameters = aq_stage_parameters(stage),
+                                  .gradients = aq_stage_gradients(stage),
+                                  .m = m,
+                                  .v = v,
+                                  .count = aq_stage_parameter_count(stage),
+                                  .lr = 1e-3f,
+                                  .beta1 = 0.9f,
+                                  .beta2 = 0.999f,
+                                  .epsilon = 1e-4f, /* a gradient near 0 must not decide a whole step by its sign */
+                                  .grad_scale = norm2 > 1.0 ? (float)(1.0 / sqrt(norm2)) : 1.0f,
+                                  .step = number};
+    assert_int_equal(aq_device_adamw(device, &args, NULL), AQ_OK);
+    assert_int_equal(aq_stage_parameters_changed(stage, NULL), AQ_OK);
+    assert_int_equal(aq_stage_zero_grads(stage, NULL), AQ_OK);
+    *loss_out = loss.sum / (double)loss.targets;
+}
+
+static void train(struct aq_device *device, enum aq_stage_precision precision, bool recompute, struct outcome *out)
+{
+    struct aq_stage_config config = help_config(BLOCKS, HEADS, CHANNELS, VOCABULARY, SAMPLES, TOKENS);
+    struct aq_stage *stage = NULL;
+    void *m = NULL, *v = NULL;
+    config.precision = precision;
+    config.recompute = recompute;
+    config.model.dropout = 0.1f;
+    assert_int_equal(aq_stage_open(device, &config, &stage), AQ_OK);
+    assert_int_equal(aq_stage_init(stage, 11), AQ_OK);
+    const uint64_t count = out->count = aq_stage_parameter_count(stage);
+    assert_int_equal(aq_device_alloc(device, AQ_MEMORY_DEVICE, count * sizeof(float), &m), AQ_OK);
+    assert_int_equal(aq_device_alloc(device, AQ_MEMORY_DEVICE, count * sizeof(float), &v), AQ_OK);
+    out->before = help_alloc(count * sizeof(float));
+    out->after = help_alloc(count * sizeof(float));
+    read_back(device, out->before, aq_stage_parameters(stage), count);
+    for (uint64_t s = 0; s < STEPS; s++)
+        step(device, stage, m, v, s + 1, &out->losses[s]);
+    read_back(device, out->after, aq_stage_parameters(stage), count);
+    aq_device_free(device, AQ_MEMORY_DEVICE, m, count * sizeof(float));
+    aq_device_free(device, AQ_MEMORY_DEVICE, v, count * sizeof(float));
+    aq_stage_close(stage);
+}
+
+static void compare(const char *kind, bool bf16, const struct outcome *mine, const struct outcome *truth)
+{
+    const bool exact = strcmp(kind, "apart") == 0;
+    const double loss_limit = bf16 ? 5e-3 : 2e-5, weight_limit = bf16 ? 5e-2 : 2e-3;
+    double distance = 0, moved = 0;
+    for (uint64_t i = 0; i < truth->count; i++) {
+        const double far = (double)mine->after[i] - truth->after[i], way = (double)truth->after[i] - truth->before[i];
+        distance += far * far;
+        moved += way * way;
+    }
+    distance = sqrt(distance / moved);
+    assert_memory_equal(mine->before, truth->before, truth->count * sizeof(float)); /* initial values: everywhere */
+    for (int s = 0; s < STEPS; s++) {
+        const double off = fabs(mine->losses[s] / truth->losses[s] - 1.0);
+        if (exact ? mine->losses[s] != truth->losses[s] : !(off < loss_limit))
+            fail_msg("%s: the loss of step %d is %.9g, on the CPU %.9g", kind, s, mine->losses[s], truth->losses[s]);
+    }
+    if (exact ? distance != 0.0 : !(distance < weight_limit))
+        fail_msg("%s: weights are off by %g of what they moved by", kind, distance);
+    print_message("%s %s: weights off by %.2g of their way\n", kind, bf16 ? "bf16" : "fp32", distance);
+}
+
+static void run(const char *kind, struct aq_device *cpu, struct aq_device *device)
+{
+    for (int round = 0; round < 3; round++) {
+        const bool bf16 = round == 1, recompute = round == 2;
+        const enum aq_stage_precision precision = bf16 ? AQ_STAGE_BF16 : AQ_STAGE_FP32;
+        struct outcome truth = {0}, mine = {0};
+        train(cpu, precision, recompute, &truth);
+        train(device, precision, recompute, &mine);
+        compare(kind, bf16, &mine, &truth);
+        aq_free(truth.before);
+        aq_free(truth.after);
+        aq_free(mine.before);
+        aq_free(mine.after);
+    }
+}
+
+static int skipped, ran;
+
+static void test_devices_learn_alike(void **state)
+{
+    (void)state;
+    const char *only = getenv("AQ_DEVICES"), *gpu = getenv("AQ_GPU");
+    struct aq_device *cpu = help_device(2);
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+        struct aq_device *device = NULL;
+        if (strcmp(kinds[k], "cpu") == 0 || (only && strcmp(only, kinds[k]) != 0)) continue;
+        const struct aq_device_config config = {.kind = kinds[k], .threads = 2};
+        const enum aq_status status = aq_device_open(&config, &device);
+        if (status == AQ_NODEV && !(gpu && strcmp(gpu, "required") == 0)) {
+            skipped++;
+            continue;
+        }
+        assert_int_equal(status, AQ_OK);
+        run(kinds[k], cpu, device);
+        aq_device_close(device);
+        ran++;
+    }
+    aq_device_close(cpu);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_devices_learn_alike)};
+    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    if (!failed && ran == 0 && skipped) {
+        print_message("skip: no such device on this machine\n");
+        return 77;
+    }
+    return failed;
+}
