@@ -25,14 +25,15 @@ static const uint64_t VALUES = (uint64_t)ROWS * COLUMNS;
 /* What a case does once; the device has nothing else to do. */
 typedef enum aq_status once(void *context);
 
-static enum aq_status best_of(struct aq_device *device, uint32_t repeats, once *run, void *context, double *seconds)
+static enum aq_status best_of(struct aq_device *device, struct aq_stream *stream, uint32_t repeats, once *run,
+                              void *context, double *seconds)
 {
     *seconds = INFINITY;
     for (uint32_t i = 0; i < repeats + 2; i++) {
-        AQ_TRY(aq_device_stream_sync(device, NULL));
+        AQ_TRY(aq_device_stream_sync(device, stream));
         const uint64_t begin = aq_clock_ns();
         AQ_TRY(run(context));
-        AQ_TRY(aq_device_stream_sync(device, NULL));
+        AQ_TRY(aq_device_stream_sync(device, stream));
         const double took = (double)(aq_clock_ns() - begin) * 1e-9;
         if (i >= 2 && took < *seconds) *seconds = took;
     }
@@ -70,14 +71,111 @@ static enum aq_status copies_run(const struct aq_bench_options *options, struct 
                  {"device copy to host", {device, host, a, bytes}, 1e-9}};
     for (int i = 0; i < 3; i++) {
         struct copy copy = cases[i].copy;
-        AQ_TRY_GOTO(best_of(device, options->quick ? 2 : REPEATS, copy_once, &copy, &seconds), out);
-        if (i == 0) *rate = (double)bytes * cases[i].factor / seconds;
+        AQ_TRY_GOTO(best_of(device, NULL, options->quick ? 2 : REPEATS, copy_once, &copy, &seconds), out);
+        if (i == 0) *rate = 2.0 * (double)bytes / seconds;
         aq_bench_emit(options, cases[i].name, (double)bytes * cases[i].factor / seconds, "GB/s");
     }
 out:
     aq_device_free(device, AQ_MEMORY_PINNED, host, bytes);
     aq_device_free(device, AQ_MEMORY_DEVICE, b, bytes);
     aq_device_free(device, AQ_MEMORY_DEVICE, a, bytes);
+    return status;
+}
+
+struct coding {
+    struct aq_device *device;
+    struct aq_stream *stream;
+    struct aq_codec *codec;
+    uint8_t *a, *bodies, *messages;
+    size_t body_stride, message_stride;
+    struct aq_codec_result *results; /* pinned */
+    uint32_t *corrupt;               /* pinned */
+    struct aq_codec_sample samples[SAMPLES];
+};
+
+static enum aq_status encode_once(void *context)
+{
+    struct coding *coding = context;
+    return aq_codec_encode_batch(coding->codec, coding->samples, SAMPLES, coding->results, coding->stream);
+}
+
+static enum aq_status decode_once(void *context)
+{
+    struct coding *coding = context;
+    return aq_codec_decode_batch(coding->codec, coding->samples, SAMPLES, coding->corrupt, coding->stream);
+}
+
+/* a, m and m' (which is m) and the body, each once; decode has x^ in a's place. */
+static enum aq_status coding_run(const struct aq_bench_options *options, struct coding *coding, uint32_t bits,
+                                 double copy)
+{
+    const double bytes =
+        (double)SAMPLES * ((double)VALUES * (4 + 2 + 2) + (double)aq_codec_body_bytes(coding->codec, false));
+    const uint32_t repeats = options->quick ? 1 : REPEATS;
+    const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_TEST, 3, 0);
+    double seconds;
+    char name[64];
+    AQ_TRY(aq_device_fill_normal(coding->device, (float *)(void *)coding->a, SAMPLES * VALUES, key, 1.0f, 0.0f,
+                                 coding->stream));
+    AQ_TRY(best_of(coding->device, coding->stream, repeats, encode_once, coding, &seconds));
+    snprintf(name, sizeof name, "device encode aqsgd%u", bits);
+    aq_bench_emit(options, name, 1e-9 * bytes / seconds, "GB/s");
+    snprintf(name, sizeof name, "device encode aqsgd%u of copy", bits);
+    aq_bench_emit(options, name, 100.0 * bytes / seconds / copy, "%");
+    for (uint32_t i = 0; i < SAMPLES; i++) {
+        coding->samples[i].body_bytes = coding->results[i].body_bytes;
+        coding->samples[i].flags = coding->results[i].flags;
+        coding->samples[i].hat = (float *)(void *)(coding->a + i * VALUES * sizeof(float));
+    }
+    AQ_TRY(best_of(coding->device, coding->stream, repeats, decode_once, coding, &seconds));
+    snprintf(name, sizeof name, "device decode aqsgd%u", bits);
+    aq_bench_emit(options, name, 1e-9 * bytes / seconds, "GB/s");
+    snprintf(name, sizeof name, "device decode aqsgd%u of copy", bits);
+    aq_bench_emit(options, name, 100.0 * bytes / seconds / copy, "%");
+    for (uint32_t i = 0; i < SAMPLES; i++)
+        if (coding->corrupt[i]) return aq_fail(AQ_CORRUPT, "bench", "sample %u of its own encoding is corrupt", i);
+    return AQ_OK;
+}
+
+/* Default codecs of some bits. Bodies and messages are the device's where it has kernels, else the host's. */
+static enum aq_status codec_run(const struct aq_bench_options *options, struct aq_device *device, uint32_t bits,
+                                double copy)
+{
+    struct coding coding = {.device = device};
+    struct aq_codec_config config;
+    enum aq_memory_kind kind = AQ_MEMORY_PINNED;
+    void *a = NULL, *rest = NULL, *told = NULL;
+    const size_t a_bytes = SAMPLES * VALUES * sizeof(float), told_bytes = SAMPLES * (sizeof *coding.results + 4);
+    size_t rest_bytes = 0;
+    enum aq_status status;
+    aq_codec_config_default(&config, AQ_CODEC_AQSGD, bits);
+    AQ_TRY(aq_device_stream_open(device, &coding.stream));
+    AQ_TRY_GOTO(aq_codec_open(device, &config, ROWS, COLUMNS, &coding.codec), out);
+    AQ_TRY_GOTO(aq_codec_take_device(coding.codec), out);
+    if (aq_codec_on_device(coding.codec)) kind = AQ_MEMORY_DEVICE;
+    coding.body_stride = (aq_codec_bound(coding.codec) + 255) / 256 * 256;
+    coding.message_stride = (aq_codec_message_bytes(coding.codec) + 255) / 256 * 256;
+    rest_bytes = SAMPLES * (coding.body_stride + coding.message_stride);
+    AQ_TRY_GOTO(aq_device_alloc(device, AQ_MEMORY_DEVICE, a_bytes, &a), out);
+    AQ_TRY_GOTO(aq_device_alloc(device, kind, rest_bytes, &rest), out);
+    AQ_TRY_GOTO(aq_device_alloc(device, AQ_MEMORY_PINNED, told_bytes, &told), out);
+    coding.a = a;
+    coding.bodies = rest;
+    coding.messages = coding.bodies + SAMPLES * coding.body_stride;
+    coding.results = told;
+    coding.corrupt = (uint32_t *)(void *)(coding.results + SAMPLES);
+    for (uint32_t i = 0; i < SAMPLES; i++)
+        coding.samples[i] = (struct aq_codec_sample){.a = (float *)(void *)(coding.a + i * VALUES * sizeof(float)),
+                                                     .m = coding.messages + i * coding.message_stride,
+                                                     .body = coding.bodies + i * coding.body_stride,
+                                                     .m_out = coding.messages + i * coding.message_stride};
+    status = coding_run(options, &coding, bits, copy);
+out:
+    aq_device_free(device, AQ_MEMORY_PINNED, told, told_bytes);
+    aq_device_free(device, kind, rest, rest_bytes);
+    aq_device_free(device, AQ_MEMORY_DEVICE, a, a_bytes);
+    aq_codec_close(coding.codec);
+    aq_device_stream_close(device, coding.stream);
     return status;
 }
 
@@ -157,6 +255,8 @@ enum aq_status aq_bench_device(const struct aq_bench_options *options)
     double copy = 0;
     AQ_TRY(aq_device_open(&config, &device));
     enum aq_status status = copies_run(options, device, &copy);
+    for (uint32_t bits = 2; status == AQ_OK && bits <= 8; bits *= 2)
+        status = codec_run(options, device, bits, copy);
     if (status == AQ_OK) status = messages_run(options, device);
     aq_device_close(device);
     return status;

@@ -77,6 +77,7 @@ enum aq_status aq_edge_open(const struct aq_edge_config *config, struct aq_edge 
     enum aq_status status;
     AQ_TRY_GOTO(open_codecs(edge), out);
     AQ_TRY_GOTO(open_held(edge), out);
+    AQ_TRY_GOTO(aq_edge_batcher_open(edge), out);
     AQ_TRY_GOTO(aq_map(edge->body_bytes * edge->body_count, (void **)&edge->bodies), out);
     for (uint32_t i = 0; i < edge->body_count; i++)
         edge->free_bodies[i] = i;
@@ -97,6 +98,7 @@ void aq_edge_close(struct aq_edge *edge)
     aq_edge_queue_release(edge, &edge->forwards);
     aq_edge_queue_release(edge, &edge->backwards);
     aq_edge_queue_release(edge, &edge->evals);
+    aq_edge_batcher_close(edge);
     aq_codec_close(edge->forward);
     aq_codec_close(edge->backward);
     aq_codec_close(edge->raw);

@@ -16,8 +16,8 @@ struct aq_cache_key aq_edge_key(const struct aq_edge *edge, uint64_t sample)
 }
 
 /* The stream of random numbers of one sample in one direction. */
-static struct aq_rng_key round_key(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
-                                   bool forward)
+struct aq_rng_key aq_edge_round_key(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
+                                    bool forward)
 {
     const uint64_t edge_step = ((uint64_t)edge->config.edge * 2 + (forward ? 0 : 1)) << 48 | batch->step;
     return aq_rng_key(edge->seed, AQ_RNG_ROUND, edge_step, batch->sample_ids[i]);
@@ -33,7 +33,7 @@ static enum aq_status cache_get(struct aq_edge *edge, uint64_t sample, struct aq
     return status;
 }
 
-static enum aq_status cache_slot(struct aq_edge *edge, void **slot)
+enum aq_status aq_edge_cache_slot(struct aq_edge *edge, void **slot)
 {
     const uint64_t begin = aq_clock_ns();
     const enum aq_status status = aq_cache_slot(edge->config.cache, aq_clock_after(edge->config.silence_ns), slot);
@@ -60,8 +60,8 @@ static bool seen_before(struct aq_edge *edge, uint64_t step)
 }
 
 /* The sender's reference: its own, else the receiver's, else none. *fetched: entry's bytes lie in *message. */
-static enum aq_status reference_for_sending(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
-                                            struct aq_cache_entry *entry, struct aq_frame *message, bool *fetched)
+enum aq_status aq_edge_reference_for_sending(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
+                                             struct aq_cache_entry *entry, struct aq_frame *message, bool *fetched)
 {
     *fetched = false;
     enum aq_status status = cache_get(edge, batch->sample_ids[i], entry);
@@ -78,7 +78,7 @@ static enum aq_status reference_for_sending(struct aq_edge *edge, const struct a
     return AQ_OK;
 }
 
-static void measure(struct aq_edge_measures *m, const struct aq_codec_result *result, double values)
+void aq_edge_measure_sample(struct aq_edge_measures *m, const struct aq_codec_result *result, double values)
 {
     m->samples++;
     m->keyframes += result->flags & AQ_CODED_KEYFRAME ? 1 : 0;
@@ -88,6 +88,13 @@ static void measure(struct aq_edge_measures *m, const struct aq_codec_result *re
     m->sum_error2 += result->sum_error2;
     m->sum_a += result->sum_a;
     m->values += values;
+}
+
+void aq_edge_measure_row(struct aq_edge_measures *m, const struct aq_edge_row *row)
+{
+    m->samples++;
+    m->keyframes += row->flags & AQ_CODED_KEYFRAME ? 1 : 0;
+    m->raws += row->flags & AQ_CODED_RAW ? 1 : 0;
 }
 
 /* Code one sample of a codec with memory; fills the row. */
@@ -101,12 +108,12 @@ static enum aq_status encode_remembered(struct aq_edge *edge, const struct aq_ed
     struct aq_codec_result result;
     bool fetched = false;
     void *slot = NULL;
-    enum aq_status status = reference_for_sending(edge, batch, i, &entry, &message, &fetched);
+    enum aq_status status = aq_edge_reference_for_sending(edge, batch, i, &entry, &message, &fetched);
     if (status != AQ_OK && status != AQ_NOTFOUND) return status;
     const bool warm = status == AQ_OK;
-    const struct aq_rng_key key = round_key(edge, batch, i, true);
+    const struct aq_rng_key key = aq_edge_round_key(edge, batch, i, true);
     const struct aq_cache_key where = aq_edge_key(edge, batch->sample_ids[i]);
-    AQ_TRY_GOTO(cache_slot(edge, &slot), out);
+    AQ_TRY_GOTO(aq_edge_cache_slot(edge, &slot), out);
     AQ_TRY_GOTO(
         aq_codec_encode(edge->forward, a, warm ? entry.bytes : NULL, &key, body, capacity, NULL, slot, &result, stream),
         out);
@@ -126,7 +133,7 @@ static enum aq_status encode_remembered(struct aq_edge *edge, const struct aq_ed
         AQ_TRY_GOTO(aq_cache_put(cache, &where, row->version_after, row->digest_after, slot, bytes), out);
         slot = NULL;
     }
-    measure(&edge->measures, &result, (double)edge->T * edge->C);
+    aq_edge_measure_sample(&edge->measures, &result, (double)edge->T * edge->C);
 out:
     if (slot) aq_cache_slot_return(cache, slot);
     if (fetched)
@@ -143,14 +150,14 @@ static enum aq_status encode_stateless(struct aq_edge *edge, struct aq_codec *co
                                        uint32_t capacity, struct aq_edge_row *row, struct aq_stream *stream)
 {
     struct aq_codec_result result;
-    const struct aq_rng_key key = round_key(edge, batch, i, forward);
+    const struct aq_rng_key key = aq_edge_round_key(edge, batch, i, forward);
     AQ_TRY(aq_codec_encode(codec, a, NULL, &key, body, capacity, NULL, NULL, &result, stream));
     AQ_TRY(aq_device_stream_sync(edge->config.device, stream));
     row->body_bytes = result.body_bytes;
     row->flags = (uint16_t)result.flags;
     /* A raw codec's bodies are raw by choice; the count is of those that their values forced. */
     if (aq_codec_config_of(codec)->kind == AQ_CODEC_RAW) result.flags = 0;
-    if (forward) measure(&edge->measures, &result, (double)edge->T * edge->C);
+    if (forward) aq_edge_measure_sample(&edge->measures, &result, (double)edge->T * edge->C);
     return AQ_OK;
 }
 
@@ -158,6 +165,7 @@ enum aq_status aq_edge_encode(struct aq_edge *edge, struct aq_codec *codec, bool
                               const struct aq_edge_batch *batch, const float *a, uint8_t *body, uint32_t *bytes,
                               struct aq_stream *stream)
 {
+    if (edge->batcher) return aq_edge_encode_batch(edge, codec, forward, batch, a, body, bytes, stream);
     const uint64_t N = (uint64_t)edge->T * edge->C;
     uint32_t at = aq_edge_body_align(batch->samples * AQ_EDGE_ROW_BYTES);
     uint32_t end = batch->samples * AQ_EDGE_ROW_BYTES;
@@ -178,8 +186,8 @@ enum aq_status aq_edge_encode(struct aq_edge *edge, struct aq_codec *codec, bool
 }
 
 /* The receiver's reference for a row: its own where version and digest agree, else the sender's. */
-static enum aq_status reference_for_receiving(struct aq_edge *edge, const struct aq_edge_row *row,
-                                              struct aq_cache_entry *entry, struct aq_frame *message, bool *fetched)
+enum aq_status aq_edge_reference_for_receiving(struct aq_edge *edge, const struct aq_edge_row *row,
+                                               struct aq_cache_entry *entry, struct aq_frame *message, bool *fetched)
 {
     *fetched = false;
     enum aq_status status = cache_get(edge, row->sample, entry);
@@ -225,10 +233,10 @@ static enum aq_status decode_remembered(struct aq_edge *edge, const struct aq_ed
     void *slot = NULL;
     enum aq_status status = AQ_OK;
     if (!(row->flags & AQ_CODED_KEYFRAME)) {
-        AQ_TRY(reference_for_receiving(edge, row, &entry, &message, &fetched));
+        AQ_TRY(aq_edge_reference_for_receiving(edge, row, &entry, &message, &fetched));
         have = true;
     }
-    AQ_TRY_GOTO(cache_slot(edge, &slot), out);
+    AQ_TRY_GOTO(aq_edge_cache_slot(edge, &slot), out);
     AQ_TRY_GOTO(
         aq_codec_decode(edge->forward, body, row->body_bytes, row->flags, have ? entry.bytes : NULL, x, slot, stream),
         out);
@@ -252,8 +260,8 @@ out:
 }
 
 /* Everything about a row that can be known before its body is touched. */
-static enum aq_status row_check(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
-                                const struct aq_edge_row *row, uint32_t at, uint32_t body_bytes, bool remembered)
+enum aq_status aq_edge_row_check(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
+                                 const struct aq_edge_row *row, uint32_t at, uint32_t body_bytes, bool remembered)
 {
     const char *wrong = NULL;
     const bool rawed = row->flags & AQ_CODED_RAW, key = row->flags & AQ_CODED_KEYFRAME;
@@ -283,20 +291,17 @@ enum aq_status aq_edge_decode(struct aq_edge *edge, struct aq_codec *codec, bool
     if (frame->body_bytes < batch->samples * AQ_EDGE_ROW_BYTES)
         return aq_fail(AQ_PROTO, "edge", "edge %u: a body of %u bytes has no room for %u rows", edge->config.edge,
                        frame->body_bytes, batch->samples);
+    if (edge->batcher) return aq_edge_decode_batch(edge, codec, forward, batch, frame, x, stream);
     uint32_t at = aq_edge_body_align(batch->samples * AQ_EDGE_ROW_BYTES);
     for (uint32_t i = 0; i < batch->samples; i++) {
         struct aq_edge_row row;
         aq_edge_row_read(body + (size_t)i * AQ_EDGE_ROW_BYTES, &row);
-        AQ_TRY(row_check(edge, batch, i, &row, at, frame->body_bytes, remembered));
+        AQ_TRY(aq_edge_row_check(edge, batch, i, &row, at, frame->body_bytes, remembered));
         if (remembered)
             AQ_TRY(decode_remembered(edge, &row, body + at, x + i * N, stream));
         else
             AQ_TRY(aq_codec_decode(codec, body + at, row.body_bytes, row.flags, NULL, x + i * N, NULL, stream));
-        if (forward && !edge->config.sender) {
-            edge->measures.samples++;
-            edge->measures.keyframes += row.flags & AQ_CODED_KEYFRAME ? 1 : 0;
-            edge->measures.raws += row.flags & AQ_CODED_RAW ? 1 : 0;
-        }
+        if (forward && !edge->config.sender) aq_edge_measure_row(&edge->measures, &row);
         at = aq_edge_body_align(at + row.body_bytes);
     }
     return AQ_OK;

@@ -31,6 +31,8 @@ struct aq_edge_held {
     uint64_t *samples;
 };
 
+struct aq_edge_batcher; /* edge_batch.c: micro-batches on a device with codec kernels */
+
 struct aq_edge_fetch {
     uint64_t sample, version;
 };
@@ -43,6 +45,7 @@ struct aq_edge {
     uint64_t start_step; /* of this process: a memory cache is cold before                  */
     bool started;
     struct aq_codec *forward, *backward, *raw;
+    struct aq_edge_batcher *batcher; /* NULL: samples are coded one by one */
     /* Send buffers. */
     uint8_t *bodies;
     uint64_t body_bytes;
@@ -93,6 +96,33 @@ enum aq_status aq_edge_decode(struct aq_edge *edge, struct aq_codec *codec, bool
                               const struct aq_edge_batch *batch, const struct aq_frame *frame, float *x,
                               struct aq_stream *stream);
 struct aq_cache_key aq_edge_key(const struct aq_edge *edge, uint64_t sample);
+
+/* Of edge_code.c, for edge_batch.c. The stream of random numbers of one sample in one direction. */
+struct aq_rng_key aq_edge_round_key(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
+                                    bool forward);
+enum aq_status aq_edge_cache_slot(struct aq_edge *edge, void **slot);
+/* The sender's reference: its own, else the receiver's, else none. *fetched: entry's bytes lie in *message. */
+enum aq_status aq_edge_reference_for_sending(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
+                                             struct aq_cache_entry *entry, struct aq_frame *message, bool *fetched);
+/* The receiver's reference for a row: its own where version and digest agree, else the sender's. */
+enum aq_status aq_edge_reference_for_receiving(struct aq_edge *edge, const struct aq_edge_row *row,
+                                               struct aq_cache_entry *entry, struct aq_frame *message, bool *fetched);
+/* Everything about a row that can be known before its body is touched. */
+enum aq_status aq_edge_row_check(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
+                                 const struct aq_edge_row *row, uint32_t at, uint32_t body_bytes, bool remembered);
+void aq_edge_measure_sample(struct aq_edge_measures *m, const struct aq_codec_result *result, double values);
+void aq_edge_measure_row(struct aq_edge_measures *m, const struct aq_edge_row *row);
+
+/* edge_batch.c: nothing where the device has no kernels for codecs; closing is fine then, too. */
+enum aq_status aq_edge_batcher_open(struct aq_edge *edge);
+void aq_edge_batcher_close(struct aq_edge *edge);
+/* As aq_edge_encode and aq_edge_decode, which come here where there is a batcher. */
+enum aq_status aq_edge_encode_batch(struct aq_edge *edge, struct aq_codec *codec, bool forward,
+                                    const struct aq_edge_batch *batch, const float *a, uint8_t *body, uint32_t *bytes,
+                                    struct aq_stream *stream);
+enum aq_status aq_edge_decode_batch(struct aq_edge *edge, struct aq_codec *codec, bool forward,
+                                    const struct aq_edge_batch *batch, const struct aq_frame *frame, float *x,
+                                    struct aq_stream *stream);
 
 /* edge_heal.c */
 /* Keep the references of a micro-batch until its gradient is back; takes them. */

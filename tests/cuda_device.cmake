@@ -26,3 +26,15 @@ set_tests_properties(conform_device_cuda_plain PROPERTIES SKIP_RETURN_CODE 77 LA
 # A whole stage through the backend: matrix products on the host, every kernel emulated.
 aq_cuda_on_host_test(test_device_training_cuda LABELS quick TIMEOUT 300)
 set_tests_properties(test_device_training_cuda PROPERTIES ENVIRONMENT "AQ_DEVICES=cuda")
+
+# The programs with that backend, for whole jobs: a GPU stage next to a CPU stage, their caches one.
+foreach(program aqpipe aqpiped)
+  add_executable(${program}_cuda_host ${PROJECT_SOURCE_DIR}/runtime/main_${program}.c $<TARGET_OBJECTS:aq_cuda_on_host>)
+  target_include_directories(${program}_cuda_host PRIVATE ${PROJECT_SOURCE_DIR}/runtime)
+  target_link_libraries(${program}_cuda_host PRIVATE aq_runtime aq_cuda_host aqsgd aq_flags Threads::Threads m)
+  set_target_properties(${program}_cuda_host PROPERTIES OUTPUT_NAME ${program} LINKER_LANGUAGE CXX
+    RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin/cuda_host)
+endforeach()
+add_test(NAME e2e_gpu_on_host
+  COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e ${CMAKE_BINARY_DIR}/bin/cuda_host gpu)
+set_tests_properties(e2e_gpu_on_host PROPERTIES LABELS e2e TIMEOUT 600 PROCESSORS 2 ENVIRONMENT "AQ_GPU=required")
