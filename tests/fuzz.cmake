@@ -37,6 +37,9 @@ aq_fuzz(codec RUNS 20000)
 aq_fuzz(grad RUNS 20000)
 aq_fuzz(control RUNS 8000 LIBS aq_runtime aq_dep::jansson INCLUDES ${CMAKE_SOURCE_DIR}/runtime)
 aq_fuzz(run RUNS 3000 LIBS aq_runtime aq_dep::jansson INCLUDES ${CMAKE_SOURCE_DIR}/runtime)
+aq_fuzz(keys RUNS 1500 LIBS aq_runtime aq_net aq_dep::ssl aq_dep::crypto
+  INCLUDES ${CMAKE_SOURCE_DIR}/runtime ${CMAKE_SOURCE_DIR}/net)
+aq_fuzz(handshake RUNS 1500 LIBS aq_net aq_dep::ssl aq_dep::crypto INCLUDES ${CMAKE_SOURCE_DIR}/net)
 aq_fuzz(edge RUNS 3000 LIBS aq_runtime aq_net aq_storage INCLUDES ${CMAKE_SOURCE_DIR}/runtime
   LINK -Wl,--wrap=aq_link_poll,--wrap=aq_link_send,--wrap=aq_link_release)
 aq_fuzz(cache RUNS 300 LIBS aq_storage CORPUS golden/cache-1/index.mdb)
