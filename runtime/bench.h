@@ -38,5 +38,6 @@ enum aq_status aq_bench_link(const struct aq_bench_options *options);
 enum aq_status aq_bench_device(const struct aq_bench_options *options);
 enum aq_status aq_bench_allreduce(const struct aq_bench_options *options);
 enum aq_status aq_bench_job(const struct aq_bench_options *options);
+enum aq_status aq_bench_trust(const struct aq_bench_options *options);
 
 #endif

@@ -19,13 +19,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "bench.h"
+#include "bench_job.h"
 #include "plan.h"
 #include "run_folder.h"
 
 extern char **environ;
 
-enum { PATH_BYTES = 4096, TEXT_WORDS = 60000, ROUNDS = 3, SETS_MAX = 8 };
+enum { PATH_BYTES = AQ_BENCH_PATH_BYTES, TEXT_WORDS = 60000, ROUNDS = 3, SETS_MAX = 8 };
 
 static const char manifest_text[] = "job: {name: bench}\n"
                                     "model: {blocks: 4, heads: 4, channels: 256, context: 128, tied: false}\n"
@@ -111,8 +111,7 @@ static enum aq_status warm_step_seconds(const char *run, double *out)
     return AQ_OK;
 }
 
-/* The job with these changes of its keys (NULL at the end). */
-static enum aq_status run_job(const char *folder, const char *name, const char *const *sets, double *step_seconds)
+enum aq_status aq_bench_job_run(const char *folder, const char *name, const char *const *sets, double *step_seconds)
 {
     char manifest[PATH_BYTES], run[PATH_BYTES], output[PATH_BYTES + 16];
     AQ_TRY(aq_run_path(folder, "job.yaml", manifest));
@@ -136,15 +135,14 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Median step seconds of two ways to run the job, by turns: a noisy neighbour meets both. */
-static enum aq_status run_pair(const struct aq_bench_options *options, const char *folder, const char *const *one,
-                               const char *const *other, double *one_s, double *other_s)
+enum aq_status aq_bench_job_pair(const struct aq_bench_options *options, const char *folder, const char *const *one,
+                                 const char *const *other, double *one_s, double *other_s)
 {
     double ones[ROUNDS], others[ROUNDS];
     const int rounds = options->quick ? 1 : ROUNDS;
     for (int i = 0; i < rounds; i++) {
-        AQ_TRY(run_job(folder, "one", one, &ones[i]));
-        AQ_TRY(run_job(folder, "other", other, &others[i]));
+        AQ_TRY(aq_bench_job_run(folder, "one", one, &ones[i]));
+        AQ_TRY(aq_bench_job_run(folder, "other", other, &others[i]));
     }
     qsort(ones, (size_t)rounds, sizeof ones[0], by_value);
     qsort(others, (size_t)rounds, sizeof others[0], by_value);
@@ -157,7 +155,7 @@ static enum aq_status bench_ssd(const struct aq_bench_options *options, const ch
 {
     static const char *const in_memory[] = {"cache.kind=memory", NULL}, *const on_ssd[] = {"cache.kind=lmdb", NULL};
     double ssd, memory;
-    AQ_TRY(run_pair(options, folder, in_memory, on_ssd, &memory, &ssd));
+    AQ_TRY(aq_bench_job_pair(options, folder, in_memory, on_ssd, &memory, &ssd));
     aq_bench_emit(options, "job step ssd", ssd * 1e3, "ms");
     aq_bench_emit(options, "job step memory", memory * 1e3, "ms");
     aq_bench_emit(options, "job ssd/memory", ssd / memory, "ratio");
@@ -172,7 +170,7 @@ static enum aq_status bench_checkpoint(const struct aq_bench_options *options, c
                                                                                NULL};
 #undef SHORT_STEPS
     double without, with;
-    AQ_TRY(run_pair(options, folder, none, each_50, &without, &with));
+    AQ_TRY(aq_bench_job_pair(options, folder, none, each_50, &without, &with));
     aq_bench_emit(options, "job step checkpoint50", with * 1e3, "ms");
     aq_bench_emit(options, "job step no checkpoint", without * 1e3, "ms");
     aq_bench_emit(options, "job checkpoint50/none", with / without, "ratio");
@@ -205,7 +203,7 @@ static enum aq_status bench_bound(const struct aq_bench_options *options, const 
     struct aq_plan_prediction before = {0}, after = {0};
     double step;
     AQ_TRY(plan_bound(folder, &before));
-    AQ_TRY(run_job(folder, "bound", as_is, &step));
+    AQ_TRY(aq_bench_job_run(folder, "bound", as_is, &step));
     AQ_TRY(plan_bound(folder, &after));
     const struct aq_plan_prediction *least = before.bound_s < after.bound_s ? &before : &after;
     aq_bench_emit(options, "job step measured", step * 1e3, "ms");
@@ -215,16 +213,26 @@ static enum aq_status bench_bound(const struct aq_bench_options *options, const 
     return AQ_OK;
 }
 
+enum aq_status aq_bench_job_begin(char folder[AQ_BENCH_PATH_BYTES])
+{
+    if (!getcwd(folder, AQ_BENCH_PATH_BYTES - 64)) return aq_fail_errno("bench", "cannot tell the current folder");
+    snprintf(folder + strlen(folder), 64, "/aqpipe-bench-job-%ld.tmp", (long)getpid());
+    AQ_TRY(aq_run_make_folder(folder));
+    return write_inputs(folder);
+}
+
+enum aq_status aq_bench_job_end(const char *folder, enum aq_status status)
+{
+    const enum aq_status removed = aq_run_remove(folder);
+    return status != AQ_OK ? status : removed;
+}
+
 enum aq_status aq_bench_job(const struct aq_bench_options *options)
 {
     char folder[PATH_BYTES];
-    if (!getcwd(folder, sizeof folder - 64)) return aq_fail_errno("bench", "cannot tell the current folder");
-    snprintf(folder + strlen(folder), 64, "/aqpipe-bench-job-%ld.tmp", (long)getpid());
-    AQ_TRY(aq_run_make_folder(folder));
-    enum aq_status status = write_inputs(folder);
+    enum aq_status status = aq_bench_job_begin(folder);
     if (status == AQ_OK) status = bench_bound(options, folder);
     if (status == AQ_OK) status = bench_ssd(options, folder);
     if (status == AQ_OK) status = bench_checkpoint(options, folder);
-    const enum aq_status removed = aq_run_remove(folder);
-    return status != AQ_OK ? status : removed;
+    return aq_bench_job_end(folder, status);
 }

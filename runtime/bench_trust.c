@@ -1,0 +1,106 @@
+/*
+ * bench_trust.c -- what it costs that nobody is believed: a step with and without TLS, and the digests of a step. (What
+ * TLS costs a core at 1 Gbit/s is in bench_link.c.)
+ *
+ * TLS: two stages that send uncompressed fp32 both ways at 100 Mbit/s, by turns with and without; the link is what
+ * such a step waits for, and more bytes per step than any codec leaves.
+ *
+ * Digests cannot be switched off, so their share is computed: the bytes that a stage between two others digests in a
+ * step, at the rate that is measured here, against the step that is measured here. Of each sample these are, forward,
+ * the body that comes and the one that goes, and for either edge m when it is read and m' when it is made; backward,
+ * two bodies.
+ */
+#include <stdio.h>
+#include <time.h>
+
+#include "bench_job.h"
+#include "net/tls.h"
+#include "plan.h"
+#include "run_folder.h"
+
+static enum aq_status make_keys(const char *keys)
+{
+    const int64_t now = (int64_t)time(NULL);
+    AQ_TRY(aq_tls_make_authority(keys, "bench", now - 3600, now + 86400));
+    for (uint32_t stage = 0; stage < 2; stage++)
+        AQ_TRY(aq_tls_make(keys, AQ_TLS_STAGE, stage, now - 3600, now + 86400));
+    return AQ_OK;
+}
+
+static enum aq_status bench_step(const struct aq_bench_options *options, const char *folder)
+{
+#define RAW                                                                                                            \
+    "pipeline.stages=2", "edges.forward={codec: raw}", "edges.backward={codec: raw}", "train.batch=16",                \
+        "data.train_samples_max=128", "train.epochs=5"
+    char keys[AQ_BENCH_PATH_BYTES], set[AQ_BENCH_PATH_BYTES + 32];
+    AQ_TRY(aq_run_path(folder, "keys", keys));
+    AQ_TRY(make_keys(keys));
+    snprintf(set, sizeof set, "security.keys=%s", keys);
+    const char *const plain[] = {RAW, NULL}, *const sealed[] = {RAW, "security.tls=on", set, NULL};
+#undef RAW
+    double without, with;
+    AQ_TRY(aq_bench_job_pair(options, folder, plain, sealed, &without, &with));
+    aq_bench_emit(options, "job step raw 100mbit", without * 1e3, "ms");
+    aq_bench_emit(options, "job step raw 100mbit tls", with * 1e3, "ms");
+    aq_bench_emit(options, "job tls/plain", with / without, "ratio");
+    return AQ_OK;
+}
+
+/* Bytes a second of digests over pieces of this size, that do not lie in a cache; the best of some turns. */
+static enum aq_status digest_rate(const struct aq_bench_options *options, uint64_t piece, double *bytes_per_s)
+{
+    enum { PIECES = 256 };
+    const int turns = options->quick ? 3 : 15;
+    void *memory;
+    uint64_t sum = 0;
+    AQ_TRY(aq_map(piece * PIECES, &memory));
+    const struct aq_rng_key key = aq_rng_key(3, AQ_RNG_TEST, 0, 0);
+    for (uint64_t i = 0; i < piece * PIECES / sizeof(uint32_t); i++)
+        ((uint32_t *)memory)[i] = aq_rng_u32(&key, i);
+    *bytes_per_s = 0;
+    for (int turn = 0; turn < turns; turn++) {
+        const uint64_t begin = aq_clock_ns();
+        for (uint64_t i = 0; i < PIECES; i++)
+            sum ^= aq_digest((const uint8_t *)memory + i * piece, piece);
+        const double rate = (double)(piece * PIECES) / (double)(aq_clock_ns() - begin) * 1e9;
+        if (rate > *bytes_per_s) *bytes_per_s = rate;
+    }
+    aq_unmap(memory, piece * PIECES);
+    aq_log("bench", 3, "digests=%llx", (unsigned long long)sum); /* so that they are made */
+    return AQ_OK;
+}
+
+static enum aq_status bench_digests(const struct aq_bench_options *options, const char *folder)
+{
+    static const char *const as_is[] = {NULL};
+    char manifest[AQ_BENCH_PATH_BYTES];
+    struct aq_job *job = NULL;
+    struct aq_plan *plan = NULL;
+    double rate = 0, step = 0;
+    enum aq_status status;
+    AQ_TRY_GOTO(aq_run_path(folder, "job.yaml", manifest), out);
+    AQ_TRY_GOTO(aq_job_load(manifest, NULL, 0, &job), out);
+    AQ_TRY_GOTO(aq_plan_open(job, &plan), out);
+    const struct aq_plan_edge *edge = &plan->edges[0];
+    const uint64_t sample_bytes = 2 * edge->forward_warm_bytes + 4 * edge->message_bytes + 2 * edge->backward_bytes;
+    AQ_TRY_GOTO(digest_rate(options, edge->message_bytes, &rate), out);
+    AQ_TRY_GOTO(aq_bench_job_run(folder, "digests", as_is, &step), out);
+    const double digest_s = (double)(sample_bytes * job->train.batch) / rate;
+    aq_bench_emit(options, "digest of a message", rate * 1e-9, "GB/s");
+    aq_bench_emit(options, "job digests of a step, one stage", digest_s * 1e3, "ms");
+    aq_bench_emit(options, "job step", step * 1e3, "ms");
+    aq_bench_emit(options, "job digests/step, computed", digest_s / step, "ratio");
+out:
+    aq_plan_close(plan);
+    aq_job_close(job);
+    return status;
+}
+
+enum aq_status aq_bench_trust(const struct aq_bench_options *options)
+{
+    char folder[AQ_BENCH_PATH_BYTES];
+    enum aq_status status = aq_bench_job_begin(folder);
+    if (status == AQ_OK) status = bench_step(options, folder);
+    if (status == AQ_OK) status = bench_digests(options, folder);
+    return aq_bench_job_end(folder, status);
+}
