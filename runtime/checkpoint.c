@@ -79,11 +79,12 @@ static enum aq_status table_open(const struct aq_checkpoint *c, const float *sna
         struct aq_optimizer_state_info state;
         aq_optimizer_state_info(c->optimizer, i, &state);
         if (state.count == 0) continue; /* a rank may own nothing of a short buffer */
-        values = snapshot + at;
-        at += state.count;
         table->copy_bytes[i] = state.count * sizeof(float);
-        if (!snapshot)
+        if (snapshot)
+            values = snapshot + at;
+        else
             AQ_TRY(host_view(c->device, aq_optimizer_state(c->optimizer, i), state.count, &values, &table->copies[i]));
+        at += state.count;
         snprintf(table->state_names[i], NAME_BYTES, "optimizer.%s", state.name);
         table->tensors[table->count + written++] = (struct aq_weights_tensor){
             .name = table->state_names[i], .dimensions = 1, .shape = {state.count}, .values = values};
