@@ -10,7 +10,7 @@
 
 enum { PATH_BYTES = 4096, NAME_BYTES = 64, STATES_MAX = 16 };
 
-static enum aq_status file_path(const char *folder, uint64_t step, uint32_t rank, char *path)
+enum aq_status aq_checkpoint_path(const char *folder, uint64_t step, uint32_t rank, char *path)
 {
     const int bytes = snprintf(path, PATH_BYTES, "%s/%" PRIu64 "/stage-%u.safetensors", folder, step, rank);
     if (bytes >= PATH_BYTES) return aq_fail(AQ_INVAL, "checkpoint", "the path %s/... is too long", folder);
@@ -114,19 +114,23 @@ static enum aq_status file_begin(struct aq_checkpoint_file *file)
 {
     const struct aq_checkpoint *c = &file->checkpoint;
     const struct table *table = &file->table;
-    char folder[PATH_BYTES], hash[20], job[20], digest[20], number[24], rank[16];
+    char folder[PATH_BYTES], hash[20], job[20], digest[20], number[24], rank[16], kin[20], replicas[16];
     snprintf(folder, sizeof folder, "%.*s", (int)(strrchr(file->path, '/') - file->path), file->path);
     AQ_TRY(aq_run_make_folder(folder));
     uint64_t all = 0;
     for (uint32_t i = 0; i < table->count + table->states; i++)
         all = aq_digest_seeded(table->tensors[i].values, tensor_floats(&table->tensors[i]) * sizeof(float), all);
     snprintf(hash, sizeof hash, "%016" PRIx64, aq_plan_hash(c->plan));
+    snprintf(kin, sizeof kin, "%016" PRIx64, c->plan->kin);
+    snprintf(replicas, sizeof replicas, "%u", c->plan->replicas);
     snprintf(job, sizeof job, "%016" PRIx64, c->plan->job_digest);
     snprintf(digest, sizeof digest, "%016" PRIx64, all);
     snprintf(number, sizeof number, "%" PRIu64, file->step);
     snprintf(rank, sizeof rank, "%u", c->rank);
     const char *const metadata[] = {"format",     "aqpipe checkpoint 1",
                                     "plan_hash",  hash,
+                                    "kin",        kin,
+                                    "replicas",   replicas,
                                     "job_digest", job,
                                     "step",       number,
                                     "stage",      rank,
@@ -143,7 +147,7 @@ enum aq_status aq_checkpoint_file_open(const struct aq_checkpoint *c, uint64_t s
     struct aq_checkpoint_file *file = memory;
     file->checkpoint = *c;
     file->step = step;
-    enum aq_status status = file_path(c->folder, step, c->rank, file->path);
+    enum aq_status status = aq_checkpoint_path(c->folder, step, c->rank, file->path);
     if (status == AQ_OK) status = table_open(c, snapshot, &file->table);
     if (status == AQ_OK)
         *out = file;
@@ -290,7 +294,7 @@ enum aq_status aq_checkpoint_read(const struct aq_checkpoint *c, uint64_t step)
     void *staging = NULL;
     const uint64_t bytes = longest_bytes(c);
     enum aq_status status;
-    AQ_TRY(file_path(c->folder, step, c->rank, path));
+    AQ_TRY(aq_checkpoint_path(c->folder, step, c->rank, path));
     AQ_TRY_GOTO(aq_weights_open(path, &weights), out);
     AQ_TRY_GOTO(headers_check(c, weights, path, step), out);
     AQ_TRY_GOTO(aq_map(bytes, &staging), out);
@@ -367,7 +371,7 @@ enum aq_status aq_checkpoint_join(const char *folder, uint64_t step, uint32_t st
     AQ_ASSERT(stages <= AQ_JOB_STAGES_MAX);
     for (uint32_t s = 0; s < stages; s++) {
         char from[PATH_BYTES];
-        AQ_TRY_GOTO(file_path(folder, step, s, from), out);
+        AQ_TRY_GOTO(aq_checkpoint_path(folder, step, s, from), out);
         AQ_TRY_GOTO(aq_weights_open(from, &join.files[s]), out);
         AQ_TRY_GOTO(join_file(&join, join.files[s], false, &join.floats), out);
     }

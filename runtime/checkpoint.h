@@ -58,6 +58,19 @@ void aq_checkpoint_file_close(struct aq_checkpoint_file *file); /* NULL is fine 
  */
 enum aq_status aq_checkpoint_read(const struct aq_checkpoint *checkpoint, uint64_t step);
 
+/* Of the file of a rank, into path (4096 bytes). AQ_INVAL: too long. */
+enum aq_status aq_checkpoint_path(const char *folder, uint64_t step, uint32_t rank, char *path);
+
+/* checkpoint_reshard.c: the replicas of the run that wrote this checkpoint, where it is this run but for their count;
+ * 0: it is not, or not here. */
+uint32_t aq_checkpoint_replicas(const struct aq_checkpoint *checkpoint, uint64_t step);
+
+/*
+ * checkpoint_reshard.c: read what so many replicas wrote, for this run's. AQ_NOTFOUND: the file of one of them is not
+ * here; AQ_CORRUPT; AQ_MISMATCH.
+ */
+enum aq_status aq_checkpoint_reshard(const struct aq_checkpoint *checkpoint, uint64_t step, uint32_t replicas);
+
 /*
  * Load weights by name from a file that somebody made (a model to start from). A head that is not in the file is the
  * embedding (tied). AQ_NOTFOUND names the missing tensor, AQ_MISMATCH its shape.

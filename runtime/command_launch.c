@@ -81,7 +81,7 @@ struct command {
     uint64_t resume_step;
     double seconds;    /* of the run before this start    */
     uint64_t begin_ns; /* when this command began         */
-    bool finished;  /* the run in the folder has come to its end */
+    bool finished;     /* the run in the folder has come to its end */
     struct aq_restart restart;
     struct aq_metrics *metrics;
     struct errors errors;
@@ -252,7 +252,7 @@ static enum aq_status fits(const struct command *command)
 /* ---- the run folder ---- */
 
 /* What run.json says; zero hash: there is none. */
-static enum aq_status read_identity(const char *run, uint64_t *hash, char *name, size_t bytes)
+static enum aq_status read_identity(const char *run, uint64_t *hash, uint64_t *kin, char *name, size_t bytes)
 {
     char path[AQ_RUN_PATH_BYTES], *text;
     size_t count;
@@ -266,6 +266,7 @@ static enum aq_status read_identity(const char *run, uint64_t *hash, char *name,
     enum aq_status got = AQ_OK;
     if (!json_is_object(identity) || aq_control_get_hex(identity, "plan_hash", hash) != AQ_OK)
         got = aq_fail(AQ_CORRUPT, "launch", "%s is damaged: choose another folder with --run", path);
+    if (got == AQ_OK && json_object_get(identity, "kin")) got = aq_control_get_hex(identity, "kin", kin);
     snprintf(name, bytes, "%.60s", aq_control_text_or(identity, "name", "?"));
     json_decref(identity);
     return got;
@@ -279,11 +280,12 @@ static enum aq_status write_identity(const struct command *command)
     json_t *name = json_string(command->job->name);
     char *quoted = name ? json_dumps(name, JSON_ENCODE_ANY | JSON_ENSURE_ASCII) : NULL;
     aq_text_add(&text,
-                "{\"name\":%s,\"plan_hash\":\"%016llx\",\"stages\":%u,\"steps\":%llu,\"steps_per_epoch\":%llu,"
+                "{\"name\":%s,\"plan_hash\":\"%016llx\",\"kin\":\"%016llx\",\"replicas\":%u,\"stages\":%u,\"steps\":%"
+                "llu,\"steps_per_epoch\":%llu,"
                 "\"parameters\":%llu,\"version\":\"%s\"}\n",
-                quoted ? quoted : "\"?\"", (unsigned long long)aq_plan_hash(plan), plan->stage_count,
-                (unsigned long long)plan->steps, (unsigned long long)plan->steps_per_epoch,
-                (unsigned long long)plan->parameters, AQ_VERSION);
+                quoted ? quoted : "\"?\"", (unsigned long long)aq_plan_hash(plan), (unsigned long long)plan->kin,
+                plan->replicas, plan->stage_count, (unsigned long long)plan->steps,
+                (unsigned long long)plan->steps_per_epoch, (unsigned long long)plan->parameters, AQ_VERSION);
     (free)(quoted); /* jansson's own memory */
     json_decref(name);
     enum aq_status status = aq_run_path(command->job->output.path, "run.json", path);
@@ -319,13 +321,15 @@ static enum aq_status throw_away(const struct command *command)
 }
 
 /* A folder that holds something: may we, and where do we go on? */
-static enum aq_status enter_used(struct command *command, uint64_t hash, const char *name)
+static enum aq_status enter_used(struct command *command, uint64_t hash, uint64_t kin, const char *name)
 {
     const char *run = command->job->output.path;
     char metrics[AQ_RUN_PATH_BYTES];
     struct aq_run_mark mark;
     struct found found = {0};
-    if (hash != aq_plan_hash(command->plan))
+    /* The same but for the count of replicas: its checkpoint serves, its caches do not. */
+    const bool kindred = command->resume && kin == command->plan->kin;
+    if (hash != aq_plan_hash(command->plan) && !kindred)
         return aq_fail(
             AQ_MISMATCH, "launch",
             "%s holds the run '%s' of another plan (%016llx, this job has %016llx): choose another folder with --run, "
@@ -344,7 +348,7 @@ static enum aq_status enter_used(struct command *command, uint64_t hash, const c
         return aq_fail(AQ_REFUSED, "launch",
                        "%s holds this very job already (%s): --resume goes on with it, --fresh throws it away", run,
                        marked ? "with a checkpoint" : "without a checkpoint");
-    if (marked && mark.plan_hash != hash)
+    if (marked && mark.plan_hash != hash && mark.kin != command->plan->kin)
         return aq_fail(AQ_MISMATCH, "launch", "the checkpoint of %s is of plan %016llx, the run of %016llx", run,
                        (unsigned long long)mark.plan_hash, (unsigned long long)hash);
     command->resume_step = marked ? mark.step : 0;
@@ -358,14 +362,14 @@ static enum aq_status enter_used(struct command *command, uint64_t hash, const c
 static enum aq_status enter_folder(struct command *command)
 {
     const char *run = command->job->output.path;
-    uint64_t hash;
+    uint64_t hash, kin = 0;
     char name[64] = "?";
     if (command->resume && access(run, F_OK) != 0)
         return aq_fail(AQ_NOTFOUND, "launch", "--resume: there is no run folder %s", run);
     AQ_TRY(aq_run_make_folder(run));
     AQ_TRY(aq_run_lock(run, &command->lock));
-    AQ_TRY(read_identity(run, &hash, name, sizeof name));
-    if (hash) AQ_TRY(enter_used(command, hash, name));
+    AQ_TRY(read_identity(run, &hash, &kin, name, sizeof name));
+    if (hash) AQ_TRY(enter_used(command, hash, kin, name));
     return write_identity(command);
 }
 
@@ -450,6 +454,7 @@ static void run_once(struct command *command, struct aq_launch_result *result)
                                      .hosts = hosts,
                                      .manifest = command->manifest,
                                      .plan_hash = aq_plan_hash(command->plan),
+                                     .kin = command->plan->kin,
                                      .resume = command->resume_step,
                                      .run = job->output.path,
                                      .checkpoint = command->checkpoint,

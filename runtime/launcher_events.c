@@ -103,8 +103,10 @@ static enum aq_status complete(struct launcher *launcher, uint64_t step)
 {
     const struct aq_launch *launch = launcher->launch;
     const uint64_t before = launcher->result->mark;
-    const struct aq_run_mark mark = {
-        .step = step, .older = launch->keep > 1 && before < step ? before : 0, .plan_hash = launch->plan_hash};
+    const struct aq_run_mark mark = {.step = step,
+                                     .older = launch->keep > 1 && before < step ? before : 0,
+                                     .plan_hash = launch->plan_hash,
+                                     .kin = launch->kin};
     AQ_TRY(aq_metrics_sync(launch->metrics));
     AQ_TRY(aq_run_make_folder(launch->checkpoint));
     AQ_TRY(aq_run_mark_write(launch->checkpoint, &mark));

@@ -103,6 +103,7 @@ struct aq_plan {
     uint64_t steps; /* of the whole run: epochs and steps_max                                                   */
     uint64_t parameters;
     uint64_t hash;       /* of everything that the ranks must agree on                                          */
+    uint64_t kin;        /* the hash but for the count of replicas: checkpoints of one serve the other          */
     uint64_t job_digest; /* identity of model, data, cut and codecs' stores: what a cache belongs to            */
 };
 

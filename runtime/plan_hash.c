@@ -11,11 +11,23 @@
 #include "plan_private.h"
 
 /* Keys, or sections with their dot, that change no result. */
-static const char *const indifferent[] = {
-    "job.name",         "data.tokenizer_path", "data.train",      "data.heldout", "model.weights",
-    "model.vocabulary", "pipeline.threads",    "pipeline.stages", "edges.",       "link.",
-    "security.",        "cache.",              "checkpoint.path", "checkpoint.keep", "checkpoint.mirror",
-    "output.",          "facts."};
+static const char *const indifferent[] = {"job.name",
+                                          "data.tokenizer_path",
+                                          "data.train",
+                                          "data.heldout",
+                                          "model.weights",
+                                          "model.vocabulary",
+                                          "pipeline.threads",
+                                          "pipeline.stages",
+                                          "edges.",
+                                          "link.",
+                                          "security.",
+                                          "cache.",
+                                          "checkpoint.path",
+                                          "checkpoint.keep",
+                                          "checkpoint.mirror",
+                                          "output.",
+                                          "facts."};
 
 static bool matters(const char *name)
 {
@@ -55,13 +67,16 @@ static void add_facts(const struct aq_plan *plan, struct aq_text *text)
                 (unsigned long long)facts->weights_digest);
 }
 
-static void plan_text(const struct aq_plan *plan, struct aq_text *text)
+/* kin: what also a run with another count of replicas has. */
+static void plan_text(const struct aq_plan *plan, bool kin, struct aq_text *text)
 {
+    struct aq_job job = *plan->job; /* the values alone are read */
+    if (kin) job.pipeline.replicas = 1;
     aq_text_add(text, "plan 1\n");
-    add_keys(aq_keys_job(), plan->job, "", false, text);
+    add_keys(aq_keys_job(), &job, "", false, text);
     add_cut(plan, text);
     add_facts(plan, text);
-    for (uint32_t s = 0; s < plan->stage_count; s++)
+    for (uint32_t s = 0; s < plan->stage_count && !kin; s++)
         aq_text_add(text, "slots=%u\n", plan->stages[s].config.slots);
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
         add_keys(aq_keys_codec(), &plan->edges[e].forward, "forward.", true, text);
@@ -99,7 +114,10 @@ static void log_text(const char *name, const char *text)
 enum aq_status aq_plan_digests(struct aq_plan *plan)
 {
     struct aq_text text = {0};
-    plan_text(plan, &text);
+    plan_text(plan, true, &text);
+    plan->kin = aq_digest(aq_text_of(&text), text.used);
+    aq_text_deinit(&text);
+    plan_text(plan, false, &text);
     plan->hash = aq_digest(aq_text_of(&text), text.used);
     log_text("hash", aq_text_of(&text));
     enum aq_status status = text.status;

@@ -212,6 +212,8 @@ enum aq_status aq_run_mark_read(const char *checkpoint, struct aq_run_mark *out)
         status =
             aq_fail(AQ_CORRUPT, "run", "%s does not name a checkpoint; name one of the folders beside it there", path);
     got.older = aq_control_u64_or(mark, "older", 0);
+    got.kin = 0;
+    if (status == AQ_OK && json_object_get(mark, "kin")) status = aq_control_get_hex(mark, "kin", &got.kin);
     if (status == AQ_OK) *out = got;
     json_decref(mark);
     return status;
@@ -219,11 +221,12 @@ enum aq_status aq_run_mark_read(const char *checkpoint, struct aq_run_mark *out)
 
 enum aq_status aq_run_mark_write(const char *checkpoint, const struct aq_run_mark *mark)
 {
-    char path[AQ_RUN_PATH_BYTES], text[128];
+    char path[AQ_RUN_PATH_BYTES], text[192];
     AQ_TRY(aq_run_path(checkpoint, "complete", path));
     const int count =
-        snprintf(text, sizeof text, "{\"step\":%llu,\"older\":%llu,\"plan_hash\":\"%016llx\"}\n",
-                 (unsigned long long)mark->step, (unsigned long long)mark->older, (unsigned long long)mark->plan_hash);
+        snprintf(text, sizeof text, "{\"step\":%llu,\"older\":%llu,\"plan_hash\":\"%016llx\",\"kin\":\"%016llx\"}\n",
+                 (unsigned long long)mark->step, (unsigned long long)mark->older, (unsigned long long)mark->plan_hash,
+                 (unsigned long long)mark->kin);
     return aq_run_write(path, text, (size_t)count);
 }
 

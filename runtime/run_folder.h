@@ -48,6 +48,7 @@ struct aq_run_mark {
     uint64_t step;  /* of the newest checkpoint that every rank has        */
     uint64_t older; /* of the complete one before it, if kept; 0: none     */
     uint64_t plan_hash;
+    uint64_t kin; /* plan.h; 0: not told */
 };
 
 /* checkpoint/complete. Reading: AQ_NOTFOUND (not logged): there is none; AQ_CORRUPT. */

@@ -82,11 +82,11 @@ static enum aq_status reserve(struct aq_worker *w)
 static enum aq_status open_stage(struct aq_worker *w)
 {
     const struct aq_job_stage *place = &w->job->pipeline.stages[w->rank];
-    const struct aq_device_config device = {.kind = place->device,
-                                            .index = place->device_index,
-                                            .threads = aq_job_threads(w->job, w->rank, aq_thread_cores()),
-                                            .owner = aq_digest_seeded(w->run_folder, strlen(w->run_folder),
-                                                                      w->plan->job_digest) | 1};
+    const struct aq_device_config device = {
+        .kind = place->device,
+        .index = place->device_index,
+        .threads = aq_job_threads(w->job, w->rank, aq_thread_cores()),
+        .owner = aq_digest_seeded(w->run_folder, strlen(w->run_folder), w->plan->job_digest) | 1};
     struct aq_device_info info;
     AQ_TRY(aq_device_open(&device, &w->device));
     AQ_TRY(reserve(w));
@@ -176,7 +176,15 @@ static enum aq_status load_weights(struct aq_worker *w, uint64_t resume)
     w->step = w->resumed_at = resume;
     if (resume) {
         const uint64_t begin = aq_clock_ns();
-        const enum aq_status status = aq_checkpoint_read(&checkpoint, resume);
+        const uint32_t replicas = aq_checkpoint_replicas(&checkpoint, resume);
+        w->resharded = replicas > 0;
+        const enum aq_status status =
+            replicas ? aq_checkpoint_reshard(&checkpoint, resume, replicas) : aq_checkpoint_read(&checkpoint, resume);
+        if (w->resharded && w->position == 0 && w->replica == 0)
+            aq_log("worker", 0,
+                   "the checkpoint of step %" PRIu64 " is of %u replicas, this run has %u: samples move, and "
+                   "begin with keyframes",
+                   resume, replicas, w->W);
         w->read_ns = aq_clock_ns() - begin;
         /* An older one may be whole. But a file of another run or step was put there by somebody: it is left alone. */
         if (status == AQ_OK || status == AQ_NOMEM || status == AQ_MISMATCH) return status;
@@ -225,7 +233,8 @@ static enum aq_status open_cache(struct aq_worker *w)
     config.job_digest = w->plan->job_digest;
     config.job_name = w->job->name;
     config.mark = strcmp(config.kind, "memory") == 0 ? 0 : w->step;
-    config.fresh = w->step == 0;
+    config.fresh = w->step == 0 || w->resharded;
+    if (w->resharded) config.mark = 0;
     if (w->step > 0 && config.mark == 0)
         aq_log("worker", 1, "a cache in memory begins cold: the first epoch from here sends keyframes");
     return open_or_rebuild(w, &config);

@@ -90,6 +90,7 @@ struct aq_worker {
     /* The run. */
     uint64_t step; /* steps done */
     uint64_t resumed_at;
+    bool resharded;      /* from a checkpoint of another count of replicas: caches begin empty */
     uint64_t unreadable; /* the step of a checkpoint that could not be read; 0: none */
     uint64_t go_ns;
     uint64_t silence_ns; /* longest wait for a neighbour */

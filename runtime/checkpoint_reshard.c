@@ -1,0 +1,188 @@
+/*
+ * checkpoint_reshard.c -- a stage goes on from the checkpoint of a run with another count of replicas.
+ *
+ * The files of all replicas of the stage must be here. Weights, and state that replicas share, are those of replica 0;
+ * what each had for itself is made anew so that what codecs still owe is neither lost nor doubled (aq_grad_reshard).
+ * One replica alone has no errors: what was owed goes into its first moment (aq_optimizer_absorb).
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "checkpoint.h"
+#include "stages/weights.h"
+
+enum { NAME_BYTES = 64 };
+
+struct files {
+    struct aq_weights *of[AQ_JOB_RANKS_MAX]; /* of each old replica */
+    char path[4096];
+    uint32_t count;
+};
+
+static enum aq_status open_file(const struct aq_checkpoint *c, uint64_t step, uint32_t rank, struct files *files,
+                                struct aq_weights **out)
+{
+    AQ_TRY(aq_checkpoint_path(c->folder, step, rank, files->path));
+    return aq_weights_open(files->path, out);
+}
+
+static const char *fact(const struct aq_weights *weights, const char *key)
+{
+    const char *value = aq_weights_metadata(weights, key);
+    return value ? value : "";
+}
+
+uint32_t aq_checkpoint_replicas(const struct aq_checkpoint *c, uint64_t step)
+{
+    char kin[20], hash[20], path[4096];
+    struct aq_weights *weights;
+    if (aq_checkpoint_path(c->folder, step, c->rank % c->plan->stage_count, path) != AQ_OK) return 0;
+    if (access(path, R_OK) != 0 || aq_weights_open(path, &weights) != AQ_OK) {
+        aq_error_clear(); /* the reader of this rank's own file tells what is wrong */
+        return 0;
+    }
+    snprintf(kin, sizeof kin, "%016" PRIx64, c->plan->kin);
+    snprintf(hash, sizeof hash, "%016" PRIx64, aq_plan_hash(c->plan));
+    const bool other = strcmp(fact(weights, "kin"), kin) == 0 && strcmp(fact(weights, "plan_hash"), hash) != 0;
+    const unsigned long replicas = other ? strtoul(fact(weights, "replicas"), NULL, 10) : 0;
+    aq_weights_close(weights);
+    return replicas <= AQ_JOB_RANKS_MAX ? (uint32_t)replicas : 0;
+}
+
+/* Its bytes are those that were written: the chain over its arrays in the order of the file. */
+static enum aq_status file_check(const struct aq_weights *weights, const char *path, float *staging)
+{
+    uint64_t digest = 0;
+    char text[20];
+    for (uint32_t i = 0; i < aq_weights_count(weights); i++) {
+        struct aq_weights_info info;
+        aq_weights_info(weights, i, &info);
+        AQ_TRY(aq_weights_read(weights, i, false, staging, info.count));
+        digest = aq_digest_seeded(staging, info.count * sizeof(float), digest);
+    }
+    snprintf(text, sizeof text, "%016" PRIx64, digest);
+    if (strcmp(fact(weights, "digest"), text) == 0) return AQ_OK;
+    return aq_fail(AQ_CORRUPT, "checkpoint",
+                   "%s: its bytes have digest %s, it was written with %s: the file is damaged", path, text,
+                   fact(weights, "digest"));
+}
+
+static enum aq_status put(const struct aq_checkpoint *c, float *to, const float *from, uint64_t count)
+{
+    AQ_TRY(aq_device_copy(c->device, to, from, count * sizeof(float), NULL));
+    return aq_device_stream_sync(c->device, NULL);
+}
+
+/* An array by name; AQ_NOTFOUND is not told: a run with another count of replicas may not have had it. */
+static enum aq_status take(const struct aq_weights *weights, const char *name, uint64_t count, float *out)
+{
+    uint32_t index;
+    struct aq_weights_info info;
+    if (aq_weights_find(weights, name, &index) != AQ_OK) return AQ_NOTFOUND;
+    aq_weights_info(weights, index, &info);
+    if (info.count != count)
+        return aq_fail(AQ_MISMATCH, "checkpoint", "%s has %" PRIu64 " values, %" PRIu64 " were expected", name,
+                       info.count, count);
+    return aq_weights_read(weights, index, false, out, count);
+}
+
+static enum aq_status load_weights(const struct aq_checkpoint *c, const struct files *files, float *staging)
+{
+    for (uint32_t i = 0; i < aq_stage_tensor_count(c->stage); i++) {
+        struct aq_tensor_info info;
+        aq_stage_tensor(c->stage, i, &info);
+        const enum aq_status status = take(files->of[0], info.name, info.count, staging);
+        if (status == AQ_NOTFOUND)
+            return aq_fail(AQ_NOTFOUND, "checkpoint", "%s: no tensor %s", files->path, info.name);
+        AQ_TRY(status);
+        AQ_TRY(put(c, aq_stage_parameters(c->stage) + info.offset, staging, info.count));
+    }
+    return aq_stage_parameters_changed(c->stage, NULL);
+}
+
+/* The arrays of one name of all old replicas, one after another in `all`; of a server error each its chunk. */
+static enum aq_status take_all(const struct files *files, const char *name, enum aq_state_class belongs, uint64_t of,
+                               float *all, const float **each)
+{
+    uint64_t at = 0;
+    for (uint32_t v = 0; v < files->count; v++) {
+        uint64_t first, count = of;
+        if (belongs == AQ_STATE_SERVER_ERROR) aq_grad_chunk(of, files->count, v, &first, &count);
+        each[v] = all + at;
+        if (count > 0) AQ_TRY(take(files->of[v], name, count, all + at));
+        at += count;
+    }
+    return AQ_OK;
+}
+
+static enum aq_status load_state(const struct aq_checkpoint *c, const struct files *files, uint32_t index, float *all,
+                                 float *staging)
+{
+    struct aq_optimizer_state_info state;
+    const float *each[AQ_JOB_RANKS_MAX];
+    char name[NAME_BYTES];
+    aq_optimizer_state_info(c->optimizer, index, &state);
+    snprintf(name, sizeof name, "optimizer.%s", state.name);
+    const enum aq_status status = take_all(files, name, state.belongs, state.of, all, each);
+    if (status == AQ_NOTFOUND || state.count == 0) return AQ_OK; /* it begins with nothing, as in a run of this kind */
+    AQ_TRY(status);
+    AQ_TRY(aq_grad_reshard(state.belongs, state.of, files->count, each, c->plan->replicas,
+                           c->rank / c->plan->stage_count, staging));
+    return put(c, aq_optimizer_state(c->optimizer, index), staging, state.count);
+}
+
+/* One replica has no place for errors. */
+static enum aq_status absorb(const struct aq_checkpoint *c, const struct files *files, float *all, float *staging)
+{
+    const uint64_t of = aq_stage_parameter_count(c->stage);
+    const float *worker[AQ_JOB_RANKS_MAX], *server[AQ_JOB_RANKS_MAX];
+    if (c->plan->replicas > 1) return AQ_OK;
+    const enum aq_status first = take_all(files, "optimizer.worker_error", AQ_STATE_WORKER_ERROR, of, all, worker);
+    if (first != AQ_NOTFOUND) AQ_TRY(first);
+    const enum aq_status second =
+        take_all(files, "optimizer.server_error", AQ_STATE_SERVER_ERROR, of, all + files->count * of, server);
+    if (second != AQ_NOTFOUND) AQ_TRY(second);
+    if (first != AQ_OK && second != AQ_OK) return AQ_OK;
+    AQ_TRY(aq_grad_pending(of, files->count, first == AQ_OK ? worker : NULL, second == AQ_OK ? server : NULL, staging));
+    return aq_optimizer_absorb(c->optimizer, staging);
+}
+
+static enum aq_status load_all(const struct aq_checkpoint *c, const struct files *files, float *all, float *staging)
+{
+    AQ_TRY(load_weights(c, files, staging));
+    for (uint32_t i = 0; i < aq_optimizer_state_count(c->optimizer); i++)
+        AQ_TRY(load_state(c, files, i, all, staging));
+    return absorb(c, files, all, staging);
+}
+
+enum aq_status aq_checkpoint_reshard(const struct aq_checkpoint *c, uint64_t step, uint32_t replicas)
+{
+    struct files files = {.count = replicas};
+    uint64_t longest = aq_stage_parameter_count(c->stage);
+    void *memory = NULL;
+    enum aq_status status = AQ_OK;
+    AQ_ASSERT(replicas >= 1 && replicas <= AQ_JOB_RANKS_MAX);
+    for (uint32_t v = 0; v < replicas; v++) {
+        const uint32_t rank = v * c->plan->stage_count + c->rank % c->plan->stage_count;
+        AQ_TRY_GOTO(open_file(c, step, rank, &files, &files.of[v]), out);
+        for (uint32_t i = 0; i < aq_weights_count(files.of[v]); i++) {
+            struct aq_weights_info info;
+            aq_weights_info(files.of[v], i, &info);
+            if (info.count > longest) longest = info.count;
+        }
+    }
+    const uint64_t floats = (2 * (uint64_t)replicas + 2) * longest; /* errors of both kinds, and one array */
+    AQ_TRY_GOTO(aq_map(floats * sizeof(float), &memory), out);
+    float *staging = memory, *all = staging + longest;
+    for (uint32_t v = 0; v < replicas && status == AQ_OK; v++)
+        status = file_check(files.of[v], files.path, staging);
+    if (status == AQ_OK) status = load_all(c, &files, all, staging);
+    aq_unmap(memory, floats * sizeof(float));
+out:
+    for (uint32_t v = 0; v < replicas; v++)
+        aq_weights_close(files.of[v]);
+    return status;
+}
