@@ -414,7 +414,10 @@ void aq_mirror_send(struct aq_mirror *mirror, uint64_t step)
     const struct aq_mirror_config *config = &mirror->config;
     struct lane *lane = lane_of(mirror, side_of_keeper(config), true);
     AQ_ASSERT(mirror->done != AQ_AGAIN);
-    mirror->done = lane_begin(mirror, lane, true, step);
+    if (lane->active) /* WANT is for before the first step: a neighbour that asks later breaks the rules */
+        mirror->done = aq_fail(AQ_PROTO, "mirror", "stage %u fetches a copy while checkpoints are made", lane->peer);
+    else
+        mirror->done = lane_begin(mirror, lane, true, step);
     if (mirror->done == AQ_OK) mirror->done = AQ_AGAIN;
 }
 
