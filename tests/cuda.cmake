@@ -40,7 +40,8 @@ function(aq_cuda_host_sources)
   set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-x;c++" COMPILE_DEFINITIONS AQ_CUDA_HOST)
 endfunction()
 
-file(GLOB CUDA_KERNELS CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/aqsgd/device/cuda_*.cu ${PROJECT_SOURCE_DIR}/aqsgd/codec/cuda_*.cu)
+file(GLOB CUDA_KERNELS CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/aqsgd/device/cuda_*.cu ${PROJECT_SOURCE_DIR}/aqsgd/codec/cuda_*.cu
+  ${PROJECT_SOURCE_DIR}/aqsgd/grad/cuda_*.cu)
 aq_cuda_host_sources(${CUDA_KERNELS})
 add_library(aq_cuda_host STATIC cuda_host/cuda_host.cpp cuda_host/cuda_host_mma.cpp cuda_host/cuda_host_switch.cpp
   ${CUDA_KERNELS})
@@ -71,5 +72,6 @@ foreach(cuda_test test_cuda_math test_cuda_attention)
   target_link_libraries(${cuda_test} PRIVATE aq_stages)
 endforeach()
 aq_cuda_test(test_cuda_codec SOURCES test_cuda_codec.c codec_common.c LABELS quick conform)
+aq_cuda_test(test_cuda_grad LABELS quick conform)
 add_test(NAME cuda_codec_more COMMAND test_cuda_codec 5)
 set_tests_properties(cuda_codec_more PROPERTIES LABELS conform TIMEOUT 900)

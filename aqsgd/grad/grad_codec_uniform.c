@@ -10,7 +10,7 @@
  */
 #include "grad/grad_internal.h"
 
-static enum aq_codec_grid grid_of(const struct aq_grad_codec_config *config)
+enum aq_codec_grid aq_grad_uniform_grid(const struct aq_grad_codec_config *config)
 {
     if (config->grid == NULL) return config->bits == 2 ? AQ_GRID_MIDRISE : AQ_GRID_MIDTREAD;
     if (strcmp(config->grid, "rise") == 0) return AQ_GRID_MIDRISE;
@@ -48,7 +48,7 @@ static bool choose(const struct aq_grad_codec *codec, const float *y, uint64_t n
 
 static bool quantizer(const struct aq_grad_codec *codec, float scale, struct aq_quant *quant)
 {
-    return aq_quant_scale(grid_of(&codec->config), codec->config.bits, 0, scale, quant);
+    return aq_quant_scale(aq_grad_uniform_grid(&codec->config), codec->config.bits, 0, scale, quant);
 }
 
 static const struct aq_grad_scaling absmax = {.choose = choose, .quantizer = quantizer};

@@ -114,6 +114,9 @@ void aq_grad_plain_encode(const struct aq_grad_codec *codec, const struct aq_gra
 void aq_grad_plain_decode(const struct aq_grad_codec *codec, const struct aq_grad_range *range, enum aq_row_kind kind,
                           float weight, bool add, float *sum);
 
+/* The grid of uniform. */
+enum aq_codec_grid aq_grad_uniform_grid(const struct aq_grad_codec_config *config);
+
 /* Settings that a kind has not; bits, bucket, 2..8. */
 enum aq_status aq_grad_check_nothing(const struct aq_grad_codec_config *config);
 enum aq_status aq_grad_check_bits(const struct aq_grad_codec_config *config);

@@ -1,0 +1,250 @@
+/*
+ * test_cuda_grad.c -- the GPU's gradient codecs against the CPU's plain table, under the launch emulation: the same
+ * bytes, errors and sums, step after step, over tensors that end anywhere, padding, and ranges that begin anywhere.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <string.h>
+
+#include "cuda_host_test.h"
+#include "grad/cuda_grad.h"
+#include "grad/grad_internal.h"
+
+enum { PARAMETERS = 150000, STEPS = 3, CANARY = 32 };
+
+static const struct aq_optimizer_tensor tensors[] = {
+    {.offset = 3, .count = 1},       {.offset = 4, .count = 509},      {.offset = 520, .count = 0},
+    {.offset = 520, .count = 70001}, {.offset = 70600, .count = 4096}, {.offset = 74696, .count = 75000}};
+static const uint64_t ranges[][2] = {{0, PARAMETERS}, {0, 1},        {5, 0},       {1, 700},
+                                     {517, 66000},    {70520, 5003}, {149690, 310}};
+
+/* One side's floats and bytes. */
+struct side {
+    float x[PARAMETERS], error[PARAMETERS], sum[PARAMETERS];
+    uint8_t wire[4 * PARAMETERS + 4096 + CANARY];
+};
+static struct side cpu, gpu;
+
+static void drop(int level, const char *line, void *context)
+{
+    (void)level;
+    (void)line;
+    (void)context;
+}
+
+static void fill_gradients(uint64_t number)
+{
+    const struct aq_rng_key key = aq_rng_key(3, AQ_RNG_TEST, 5, number);
+    for (size_t i = 0; i < PARAMETERS; i++) {
+        const float value = aq_rng_normal(&key, i);
+        cpu.x[i] = i % 61 == 0 ? 0.0f : value * value * value * 1e-3f;
+    }
+    memcpy(gpu.x, cpu.x, sizeof gpu.x);
+}
+
+static enum aq_status cpu_encode(const struct aq_grad_codec *codec, uint64_t first, uint64_t count, bool errors,
+                                 uint64_t step)
+{
+    uint8_t *wire = cpu.wire;
+    for (uint64_t at = 0; at < count; at += AQ_GRAD_PIECE) {
+        const uint64_t n = count - at < AQ_GRAD_PIECE ? count - at : AQ_GRAD_PIECE;
+        AQ_TRY(aq_grad_encode(codec, first + at, n, cpu.x + first + at, errors ? cpu.error + first + at : NULL, step,
+                              wire));
+        wire += aq_grad_codec_bytes(codec, first + at, n);
+    }
+    return AQ_OK;
+}
+
+static enum aq_status cpu_decode(const struct aq_grad_codec *codec, uint64_t first, uint64_t count, float weight,
+                                 bool add, const uint8_t *wire)
+{
+    for (uint64_t at = 0; at < count; at += AQ_GRAD_PIECE) {
+        const uint64_t n = count - at < AQ_GRAD_PIECE ? count - at : AQ_GRAD_PIECE;
+        const size_t bytes = aq_grad_codec_bytes(codec, first + at, n);
+        AQ_TRY(aq_grad_decode(codec, first + at, n, wire, bytes, weight, add, cpu.sum + first + at));
+        wire += bytes;
+    }
+    return AQ_OK;
+}
+
+static void open_codec(const struct aq_grad_codec_config *config, struct aq_grad_codec **out)
+{
+    assert_int_equal(aq_grad_codec_open(config, tensors, sizeof tensors / sizeof tensors[0], PARAMETERS, out), AQ_OK);
+    (*out)->kernels = &aq_grad_kernels_plain;
+    (*out)->rows = &aq_codec_kernels_plain;
+}
+
+static void *tables_of(const struct aq_grad_codec *codec, uint64_t first, uint64_t count,
+                       struct aq_cuda_grad_tables *tables)
+{
+    size_t bytes;
+    void *made, *copied;
+    assert_int_equal(aq_cuda_grad_tables_bytes(codec, first, count, &bytes), AQ_OK);
+    assert_int_equal(aq_alloc(bytes, &made), AQ_OK);
+    assert_int_equal(aq_alloc(bytes, &copied), AQ_OK);
+    assert_int_equal(aq_cuda_grad_tables_fill(codec, first, count, made, tables), AQ_OK);
+    memcpy(copied, made, bytes); /* as a copy to the device would be */
+    memset(made, 0xA5, bytes);
+    aq_free(made);
+    aq_cuda_grad_tables_at(tables, copied);
+    return copied;
+}
+
+static void run(const struct aq_grad_codec_config *config, uint64_t first, uint64_t count, bool errors, size_t shift)
+{
+    struct aq_grad_codec *codec;
+    struct aq_cuda_grad_tables tables;
+    open_codec(config, &codec);
+    void *memory = tables_of(codec, first, count, &tables);
+    const uint64_t bytes = aq_grad_codec_bytes_pieces(codec, first, count);
+    memset(cpu.error, 0, sizeof cpu.error);
+    memset(gpu.error, 0, sizeof gpu.error);
+    for (uint64_t step = 0; step < STEPS; step++) {
+        uint8_t *wire = gpu.wire + shift;
+        uint32_t corrupt = 0;
+        cuda_host_seed(step);
+        fill_gradients(step);
+        memset(gpu.wire, 0xA5, sizeof gpu.wire);
+        memset(cpu.sum, 0x3c, sizeof cpu.sum);
+        memset(gpu.sum, 0x3c, sizeof gpu.sum);
+        assert_int_equal(cpu_encode(codec, first, count, errors, step), AQ_OK);
+        assert_int_equal(
+            aq_cuda_grad_encode(&tables, gpu.x + first, errors ? gpu.error + first : NULL, step, wire, NULL), AQ_OK);
+        assert_memory_equal(cpu.wire, wire, (size_t)bytes);
+        for (size_t i = 0; i < CANARY; i++)
+            assert_int_equal(wire[bytes + i], 0xA5);
+        assert_memory_equal(cpu.error, gpu.error, sizeof cpu.error);
+        for (int add = 0; add < 2; add++) {
+            assert_int_equal(cpu_decode(codec, first, count, 0.37f, add != 0, cpu.wire), AQ_OK);
+            assert_int_equal(aq_cuda_grad_decode(&tables, wire, 0.37f, add != 0, gpu.sum + first, &corrupt, NULL),
+                             AQ_OK);
+            assert_memory_equal(cpu.sum, gpu.sum, sizeof cpu.sum);
+            assert_int_equal(corrupt, 0);
+        }
+    }
+    aq_free(memory);
+    aq_grad_codec_close(codec);
+}
+
+/* Every range with a setting of its own, all settings over the ranges. */
+static void run_ranges(const struct aq_grad_codec_config *config, uint32_t number)
+{
+    for (uint32_t i = 0; i < 2; i++) {
+        const uint64_t *range = ranges[(number * 2 + i) % (sizeof ranges / sizeof ranges[0])];
+        run(config, range[0], range[1], (number + i) % 3 != 0, number % 2);
+    }
+}
+
+static void test_every_kind_has_the_bits_of_the_cpu(void **state)
+{
+    (void)state;
+    uint32_t number = 0;
+    for (uint32_t k = 0; aq_grad_codec_kind(k) != NULL; k++) {
+        struct aq_grad_codec_config config;
+        aq_grad_codec_config_default(&config, aq_grad_codec_kind(k));
+        for (int i = 0; i < 4; i++)
+            run_ranges(&config, number++);
+    }
+}
+
+static void test_signs_of_both_scales_and_buckets_have_the_bits_of_the_cpu(void **state)
+{
+    (void)state;
+    static const uint32_t buckets[] = {0, 64, 1024};
+    for (uint32_t i = 0; i < 6; i++) {
+        struct aq_grad_codec_config config;
+        aq_grad_codec_config_default(&config, "sign");
+        config.scale = i % 2 == 0 ? "l1" : "l2";
+        config.bucket = buckets[i / 2];
+        run_ranges(&config, i);
+    }
+}
+
+static void test_levels_of_all_bits_have_the_bits_of_the_cpu(void **state)
+{
+    (void)state;
+    static const char *const grids[] = {"tread", "rise", "signed", NULL};
+    static const uint32_t buckets[] = {512, 0, 64};
+    for (uint32_t i = 0; i < 14; i++) {
+        struct aq_grad_codec_config config;
+        aq_grad_codec_config_default(&config, i % 2 == 0 ? "uniform" : "lp");
+        config.bits = 2 + i / 2;
+        config.bucket = buckets[i % 3];
+        if (i % 2 == 0) config.grid = grids[i / 2 % 4];
+        if (i % 4 == 3) config.norm = INFINITY;
+        run_ranges(&config, i);
+    }
+}
+
+/* What is not finite, and what has no finite sum. */
+static void test_wild_values_have_the_bits_of_the_cpu(void **state)
+{
+    (void)state;
+    static const float wild[] = {INFINITY, 3e38f, 1e-44f, -0.0f};
+    for (uint32_t i = 0; i < 20; i++) {
+        const uint64_t first = 600, count = 3000;
+        struct aq_grad_codec_config config;
+        struct aq_grad_codec *codec;
+        struct aq_cuda_grad_tables tables;
+        uint32_t corrupt = 0;
+        aq_grad_codec_config_default(&config, aq_grad_codec_kind(i % 5 + 2));
+        open_codec(&config, &codec);
+        void *memory = tables_of(codec, first, count, &tables);
+        fill_gradients(i);
+        for (size_t e = 0; e < 900; e++)
+            cpu.x[1000 + e] = gpu.x[1000 + e] = wild[i / 5] * (e % 2 == 0 ? 1.0f : -1.0f);
+        memset(cpu.error, 0, sizeof cpu.error);
+        memset(gpu.error, 0, sizeof gpu.error);
+        memset(cpu.sum, 0, sizeof cpu.sum);
+        memset(gpu.sum, 0, sizeof gpu.sum);
+        assert_int_equal(cpu_encode(codec, first, count, true, 1), AQ_OK);
+        assert_int_equal(aq_cuda_grad_encode(&tables, gpu.x + first, gpu.error + first, 1, gpu.wire, NULL), AQ_OK);
+        assert_memory_equal(cpu.wire, gpu.wire, (size_t)aq_grad_codec_bytes_pieces(codec, first, count));
+        assert_memory_equal(cpu.error, gpu.error, sizeof cpu.error);
+        aq_log_sink(drop, NULL); /* the CPU's refusal is wanted here */
+        const enum aq_status status = cpu_decode(codec, first, count, 1.0f, true, cpu.wire);
+        aq_log_sink(NULL, NULL);
+        assert_int_equal(aq_cuda_grad_decode(&tables, gpu.wire, 1.0f, true, gpu.sum + first, &corrupt, NULL), AQ_OK);
+        assert_int_equal(corrupt, status == AQ_CORRUPT);
+        if (status == AQ_OK) assert_memory_equal(cpu.sum, gpu.sum, sizeof cpu.sum);
+        aq_free(memory);
+        aq_grad_codec_close(codec);
+    }
+    assert_string_equal(cuda_host_error(), "");
+}
+
+static void test_what_no_gpu_has_is_refused(void **state)
+{
+    (void)state;
+    struct aq_grad_codec_config config;
+    struct aq_grad_codec *codec;
+    size_t bytes;
+    aq_grad_codec_config_default(&config, "lp");
+    config.norm = 1.5f;
+    open_codec(&config, &codec);
+    aq_log_sink(drop, NULL);
+    assert_int_equal(aq_cuda_grad_tables_bytes(codec, 0, 10, &bytes), AQ_INVAL);
+    codec->config.norm = 1.0f;
+    assert_int_equal(aq_cuda_grad_tables_bytes(codec, 0, PARAMETERS + 1, &bytes), AQ_INVAL);
+    aq_log_sink(NULL, NULL);
+    assert_int_equal(aq_cuda_grad_tables_bytes(codec, 0, PARAMETERS, &bytes), AQ_OK);
+    aq_grad_codec_close(codec);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_kind_has_the_bits_of_the_cpu),
+        cmocka_unit_test(test_signs_of_both_scales_and_buckets_have_the_bits_of_the_cpu),
+        cmocka_unit_test(test_levels_of_all_bits_have_the_bits_of_the_cpu),
+        cmocka_unit_test(test_wild_values_have_the_bits_of_the_cpu),
+        cmocka_unit_test(test_what_no_gpu_has_is_refused),
+    };
+    return cmocka_run_group_tests_name("cuda grad", tests, NULL, NULL);
+}
