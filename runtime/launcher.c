@@ -164,6 +164,7 @@ static void conclude(struct launcher *launcher)
     result->stages = json_array();
     for (uint32_t r = 0; r < launcher->ranks; r++) {
         json_t *report = launcher->stages[r].report;
+        json_decref(launcher->stages[r].evals);
         if (report) json_object_del(report, "event");
         json_array_append_new(result->stages, report ? report : json_null());
     }

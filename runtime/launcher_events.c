@@ -72,29 +72,45 @@ static void on_step(struct launcher *launcher, uint32_t rank, json_t *message)
     if (status != AQ_OK) launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text());
 }
 
-/* Replicas have a part of the held-out samples each: one line when the last has told its part. False: not yet. */
-static bool join_eval(struct launcher *launcher, json_t *message)
+/*
+ * Replicas have a part of the held-out samples each, and one may be steps ahead in telling it. When all have told the
+ * next one the parts are added, in the order of replicas. A new reference, or NULL: not yet.
+ */
+static json_t *join_eval(struct launcher *launcher, uint32_t rank, json_t *message)
 {
-    struct evaluation *joined = &launcher->evaluation;
-    const uint64_t step = aq_control_u64_or(message, "step", 0);
-    const double targets = aq_control_number_or(message, "targets", 0);
-    if (launcher->launch->replicas == 1) return true;
-    if (joined->step != step) *joined = (struct evaluation){.step = step};
-    joined->targets += targets;
-    if (targets > 0) joined->sum += targets * aq_control_number_or(message, "loss", (double)NAN);
-    if (++joined->count < launcher->launch->replicas) return false;
-    const double loss = joined->targets > 0 ? joined->sum / joined->targets : (double)NAN;
-    json_object_set_new(message, "loss", aq_control_number(loss));
-    json_object_set_new(message, "perplexity", aq_control_number(exp(loss)));
-    json_object_set_new(message, "targets", json_integer((json_int_t)joined->targets));
-    return true;
+    const uint32_t P = launcher->launch->stages, W = launcher->launch->replicas;
+    struct stage *lasts = &launcher->stages[P - 1], *stage = &launcher->stages[rank];
+    double sum = 0, targets = 0;
+    if (W == 1) return json_incref(message);
+    if (!stage->evals) stage->evals = json_array();
+    json_array_append(stage->evals, message);
+    for (uint32_t w = 0; w < W; w++)
+        if (json_array_size(lasts[w * P].evals) == 0) return NULL;
+    json_t *joined = json_copy(json_array_get(lasts[0].evals, 0));
+    const uint64_t step = aq_control_u64_or(joined, "step", 0);
+    for (uint32_t w = 0; w < W; w++) {
+        const json_t *part = json_array_get(lasts[w * P].evals, 0);
+        const double some = aq_control_number_or(part, "targets", 0);
+        if (aq_control_u64_or(part, "step", 0) != step)
+            launcher_fail(launcher, CAUSE_OWN, AQ_PROTO, "replicas 0 and %u evaluate after different steps", w);
+        targets += some;
+        if (some > 0) sum += some * aq_control_number_or(part, "loss", (double)NAN);
+        json_array_remove(lasts[w * P].evals, 0);
+    }
+    const double loss = targets > 0 ? sum / targets : (double)NAN;
+    json_object_set_new(joined, "loss", aq_control_number(loss));
+    json_object_set_new(joined, "perplexity", aq_control_number(exp(loss)));
+    json_object_set_new(joined, "targets", json_integer((json_int_t)targets));
+    return joined;
 }
 
-static void on_eval(struct launcher *launcher, json_t *message)
+static void on_eval(struct launcher *launcher, uint32_t rank, json_t *message)
 {
-    if (!join_eval(launcher, message)) return;
-    const enum aq_status status = aq_metrics_line(launcher->launch->metrics, json_incref(message));
-    aq_progress_eval(launcher->launch->progress, message);
+    json_t *joined = join_eval(launcher, rank, message);
+    if (!joined) return;
+    const enum aq_status status = aq_metrics_line(launcher->launch->metrics, json_incref(joined));
+    aq_progress_eval(launcher->launch->progress, joined);
+    json_decref(joined);
     if (status != AQ_OK) launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text());
 }
 
@@ -235,7 +251,7 @@ void launcher_event(struct launcher *launcher, struct host *host, json_t *messag
     else if (strcmp(event, "step") == 0)
         on_step(launcher, rank, message);
     else if (strcmp(event, "eval") == 0)
-        on_eval(launcher, message);
+        on_eval(launcher, rank, message);
     else if (strcmp(event, "mark") == 0)
         on_mark(launcher, rank, message);
     else if (strcmp(event, "trace") == 0)

@@ -29,13 +29,7 @@ struct stage {
     bool done;      /* said `done`                                    */
     bool failed;    /* said `failed`: its exit is no cause of its own */
     json_t *report; /* its done line                                  */
-};
-
-/* The held-out loss after a step, from the replicas that have told theirs. */
-struct evaluation {
-    uint64_t step;
-    uint32_t count;
-    double sum, targets;
+    json_t *evals;  /* of the last stage of a replica: held-out losses that others have not told yet; or NULL */
 };
 
 enum { RANK_NAME_BYTES = 48 };
@@ -48,7 +42,6 @@ struct launcher {
     struct stage stages[AQ_JOB_RANKS_MAX]; /* by rank */
     uint32_t ranks;
     uint32_t ready, ended; /* ranks */
-    struct evaluation evaluation;
     bool gone;     /* `go` was said                    */
     bool stopping; /* a stop was asked for             */
     bool stopped;  /* the ranks say that they stopped  */
