@@ -20,8 +20,8 @@ enum aq_status aq_worker_group_open(struct aq_worker *worker)
     aq_device_info(worker->device, &info);
     if (!info.host_memory)
         return aq_fail(AQ_NODEV, "worker",
-                       "pipeline.replicas: %u: replicas average in host memory, and stage %u is on %s; write device: cpu, or "
-                       "pipeline.replicas: 1",
+                       "pipeline.replicas: %u: replicas average in host memory, and stage %u is on %s; write device: "
+                       "cpu, or pipeline.replicas: 1",
                        worker->W, worker->position, info.name);
     const struct aq_group_config config = {.rank = worker->replica,
                                            .size = worker->W,
