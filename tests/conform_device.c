@@ -516,6 +516,7 @@ static enum aq_status flat_call(struct aq_device *where, struct array *arrays, c
     if (status != AQ_OK) return status;
     const float rounded = (float)sum;
     status = aq_device_copy(where, arrays[6].at, &rounded, sizeof rounded, NULL);
+    if (status == AQ_OK) status = aq_device_stream_sync(where, NULL); /* lent until the stream has passed */
     if (status != AQ_OK) return status;
     const struct aq_dropout_apply dropout = {.samples = 1,
                                              .sample_elements = x->T,
