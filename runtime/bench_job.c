@@ -295,11 +295,21 @@ enum aq_status aq_bench_job(const struct aq_bench_options *options)
 {
     char folder[PATH_BYTES];
     enum aq_status status = aq_bench_job_begin(folder);
-    if (status == AQ_OK && wanted(options, "job step measured predicted bound/")) status = bench_bound(options, folder);
-    if (status == AQ_OK && wanted(options, "job step ssd memory ssd/memory")) status = bench_ssd(options, folder);
-    if (status == AQ_OK && wanted(options, "job step checkpoint50/none no checkpoint"))
-        status = bench_checkpoint(options, folder);
-    if (status == AQ_OK && wanted(options, "job dp2pp4 step compressed/uncompressed loss 100mbit"))
-        status = bench_replicas(options, folder);
+    static const struct part {
+        const char *words;
+        enum aq_status (*run)(const struct aq_bench_options *options, const char *folder);
+    } parts[] = {{"job step measured predicted bound measured/bound", bench_bound},
+                 {"job step ssd memory ssd/memory", bench_ssd},
+                 {"job step checkpoint50/none no checkpoint", bench_checkpoint},
+                 {"job dp2pp4 step compressed/uncompressed loss 100mbit", bench_replicas}};
+    bool any = false;
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0] && status == AQ_OK; i++) {
+        if (!wanted(options, parts[i].words)) continue;
+        any = true;
+        status = parts[i].run(options, folder);
+    }
+    if (status == AQ_OK && !any)
+        status = aq_fail(AQ_INVAL, "bench", "--only \"%s\": no part of bench job has these words; parts are bound, ssd, "
+                         "checkpoint50 and dp2pp4", options->only);
     return aq_bench_job_end(folder, status);
 }

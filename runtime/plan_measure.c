@@ -1,9 +1,9 @@
 /*
  * plan_measure.c -- seconds of one forward, backward, encode, decode and update, measured on this machine.
  *
- * A stage is measured as it will run, not as fast as it can: every stage of a host is open at once, they take turns,
- * and each goes round all its slots as its program does (a backward meets activations that were written several
- * micro-batches ago). A stage alone, over and over on the same memory, finds its weights and activations in the
+ * A stage is measured as it will run, not as fast as it can: every stage of a host is open at once, they take turns on
+ * all its cores, and each goes round all its slots as its program does (a backward meets activations that were written
+ * several micro-batches ago). A stage alone, over and over on the same memory, finds its weights and activations in the
  * processor's caches and looks a fifth faster than it ever is beside the others. What counts is the median: one turn in
  * which something else ran does not move it.
  */
@@ -20,7 +20,7 @@ enum { REPEATS = 3, ROUNDS_LEAST = 3, ROUNDS_MAX = 31, MEASURE_SECONDS = 3, MEAS
 /* One stage of the host that is being measured. */
 struct bench {
     const struct aq_plan *plan;
-    uint32_t rank, slots;
+    uint32_t rank, slots, rounds;
     struct aq_stage *stage;
     double forward_s[ROUNDS_MAX], backward_s[ROUNDS_MAX];
     struct aq_device *device;
@@ -126,29 +126,60 @@ static enum aq_status backward(struct bench *bench, uint32_t slot)
     return aq_device_stream_sync(bench->device, bench->stream);
 }
 
+/* Stages first, first + stride ... of a host: what one of its cores works on. */
+struct turns {
+    struct bench *benches;
+    uint32_t first, stride, count;
+    enum aq_status status;
+};
+
 /* Every slot holds a micro-batch; then a round is, on each stage in turn, its oldest backward and a forward. */
-static enum aq_status time_rounds(struct bench *benches, uint32_t count, uint32_t *rounds)
+static enum aq_status time_turns(const struct turns *turns)
 {
+    const uint64_t begin = aq_clock_ns();
+    for (uint32_t round = 0; round < ROUNDS_MAX; round++) {
+        const double spent = seconds_since(begin);
+        if (spent > MEASURE_SECONDS_MAX || (spent > MEASURE_SECONDS && round >= ROUNDS_LEAST)) break;
+        for (uint32_t i = turns->first; i < turns->count; i += turns->stride) {
+            struct bench *bench = &turns->benches[i];
+            uint64_t start = aq_clock_ns();
+            AQ_TRY(backward(bench, round % bench->slots));
+            bench->backward_s[round] = seconds_since(start);
+            start = aq_clock_ns();
+            AQ_TRY(forward(bench, round % bench->slots));
+            bench->forward_s[round] = seconds_since(start);
+            bench->rounds = round + 1;
+        }
+    }
+    return AQ_OK;
+}
+
+static void run_turns(void *context)
+{
+    struct turns *turns = context;
+    turns->status = time_turns(turns);
+}
+
+/* As many stages at once as their threads leave cores for. */
+static enum aq_status time_stages(struct bench *benches, uint32_t count, uint32_t at_once)
+{
+    enum { AT_ONCE_MAX = AQ_JOB_STAGES_MAX };
+    struct turns turns[AT_ONCE_MAX];
+    struct aq_thread *threads[AT_ONCE_MAX] = {0};
+    enum aq_status status = AQ_OK;
     for (uint32_t i = 0; i < count; i++) {
         AQ_TRY(aq_stage_init(benches[i].stage, benches[i].plan->job->train.seed));
         AQ_TRY(aq_stage_parameters_changed(benches[i].stage, benches[i].stream));
         for (uint32_t slot = 0; slot < benches[i].slots; slot++) AQ_TRY(forward(&benches[i], slot));
     }
-    const uint64_t begin = aq_clock_ns();
-    for (*rounds = 0; *rounds < ROUNDS_MAX; (*rounds)++) {
-        const double spent = seconds_since(begin);
-        if (spent > MEASURE_SECONDS_MAX || (spent > MEASURE_SECONDS && *rounds >= ROUNDS_LEAST)) break;
-        for (uint32_t i = 0; i < count; i++) {
-            struct bench *bench = &benches[i];
-            uint64_t start = aq_clock_ns();
-            AQ_TRY(backward(bench, *rounds % bench->slots));
-            bench->backward_s[*rounds] = seconds_since(start);
-            start = aq_clock_ns();
-            AQ_TRY(forward(bench, *rounds % bench->slots));
-            bench->forward_s[*rounds] = seconds_since(start);
-        }
-    }
-    return AQ_OK;
+    for (uint32_t t = 0; t < at_once; t++)
+        turns[t] = (struct turns){.benches = benches, .first = t, .stride = at_once, .count = count};
+    for (uint32_t t = 1; t < at_once && status == AQ_OK; t++)
+        status = aq_thread_open("aq-measure", run_turns, &turns[t], &threads[t]);
+    if (status == AQ_OK) run_turns(&turns[0]);
+    for (uint32_t t = 1; t < at_once; t++) aq_thread_close(threads[t]);
+    for (uint32_t t = 0; t < at_once && status == AQ_OK; t++) status = turns[t].status;
+    return status;
 }
 
 static enum aq_status time_update(struct bench *bench, uint32_t s, struct aq_stage *stage, struct aq_plan_costs *out)
@@ -226,18 +257,20 @@ static enum aq_status time_rest(struct bench *bench, struct aq_plan_costs *out)
 }
 
 /* The stages that share a host with stage `first`, which is the first of them. */
-static enum aq_status measure_host(const struct aq_plan *plan, uint32_t first, struct aq_plan_costs *out)
+static enum aq_status measure_host(const struct aq_plan *plan, uint32_t first, uint32_t cores,
+                                   struct aq_plan_costs *out)
 {
     struct bench *benches;
-    uint32_t count = 0, rounds = 0;
+    uint32_t count = 0, at_once = cores / (out->threads[first] > 0 ? out->threads[first] : 1);
     enum aq_status status = AQ_OK;
     AQ_TRY(aq_alloc(plan->stage_count * sizeof *benches, (void **)&benches));
     for (uint32_t s = first; s < plan->stage_count && status == AQ_OK; s++)
         if (aq_plan_same_host(plan->job, first, s)) status = bench_open(&benches[count++], plan, s, out->threads[s]);
-    if (status == AQ_OK) status = time_rounds(benches, count, &rounds);
+    if (at_once > count) at_once = count;
+    if (status == AQ_OK) status = time_stages(benches, count, at_once > 0 ? at_once : 1);
     for (uint32_t i = 0; i < count && status == AQ_OK; i++) {
-        out->forward_s[benches[i].rank] = median(benches[i].forward_s, rounds);
-        out->backward_s[benches[i].rank] = median(benches[i].backward_s, rounds);
+        out->forward_s[benches[i].rank] = median(benches[i].forward_s, benches[i].rounds);
+        out->backward_s[benches[i].rank] = median(benches[i].backward_s, benches[i].rounds);
         status = time_rest(&benches[i], out);
     }
     for (uint32_t i = 0; i < count; i++) bench_close(&benches[i]);
@@ -253,7 +286,7 @@ enum aq_status aq_plan_costs_measured(const struct aq_plan *plan, uint32_t cores
         bool known = false;
         for (uint32_t earlier = 0; earlier < s && !known; earlier++)
             known = aq_plan_same_host(plan->job, earlier, s);
-        if (!known) AQ_TRY(measure_host(plan, s, out));
+        if (!known) AQ_TRY(measure_host(plan, s, cores, out));
     }
     return AQ_OK;
 }
