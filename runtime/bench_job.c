@@ -309,7 +309,9 @@ enum aq_status aq_bench_job(const struct aq_bench_options *options)
         status = parts[i].run(options, folder);
     }
     if (status == AQ_OK && !any)
-        status = aq_fail(AQ_INVAL, "bench", "--only \"%s\": no part of bench job has these words; parts are bound, ssd, "
-                         "checkpoint50 and dp2pp4", options->only);
+        status = aq_fail(AQ_INVAL, "bench",
+                         "--only \"%s\": no part of bench job has these words; parts are bound, ssd, "
+                         "checkpoint50 and dp2pp4",
+                         options->only);
     return aq_bench_job_end(folder, status);
 }

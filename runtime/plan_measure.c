@@ -50,10 +50,8 @@ static enum aq_status bench_open(struct bench *bench, const struct aq_plan *plan
     const struct aq_device_config config = {.kind = place->device, .index = place->device_index, .threads = threads};
     const struct aq_stage_config *stage = &plan->stages[s].config;
     const uint64_t tokens = (uint64_t)stage->B * stage->T;
-    *bench = (struct bench){.plan = plan,
-                            .rank = s,
-                            .slots = stage->slots,
-                            .boundary_bytes = plan->stages[s].size.boundary_bytes};
+    *bench = (struct bench){
+        .plan = plan, .rank = s, .slots = stage->slots, .boundary_bytes = plan->stages[s].size.boundary_bytes};
     AQ_TRY(aq_device_open(&config, &bench->device));
     AQ_TRY(aq_device_stream_open(bench->device, &bench->stream));
     AQ_TRY(aq_stage_open(bench->device, stage, &bench->stage));
@@ -170,15 +168,18 @@ static enum aq_status time_stages(struct bench *benches, uint32_t count, uint32_
     for (uint32_t i = 0; i < count; i++) {
         AQ_TRY(aq_stage_init(benches[i].stage, benches[i].plan->job->train.seed));
         AQ_TRY(aq_stage_parameters_changed(benches[i].stage, benches[i].stream));
-        for (uint32_t slot = 0; slot < benches[i].slots; slot++) AQ_TRY(forward(&benches[i], slot));
+        for (uint32_t slot = 0; slot < benches[i].slots; slot++)
+            AQ_TRY(forward(&benches[i], slot));
     }
     for (uint32_t t = 0; t < at_once; t++)
         turns[t] = (struct turns){.benches = benches, .first = t, .stride = at_once, .count = count};
     for (uint32_t t = 1; t < at_once && status == AQ_OK; t++)
         status = aq_thread_open("aq-measure", run_turns, &turns[t], &threads[t]);
     if (status == AQ_OK) run_turns(&turns[0]);
-    for (uint32_t t = 1; t < at_once; t++) aq_thread_close(threads[t]);
-    for (uint32_t t = 0; t < at_once && status == AQ_OK; t++) status = turns[t].status;
+    for (uint32_t t = 1; t < at_once; t++)
+        aq_thread_close(threads[t]);
+    for (uint32_t t = 0; t < at_once && status == AQ_OK; t++)
+        status = turns[t].status;
     return status;
 }
 
@@ -273,7 +274,8 @@ static enum aq_status measure_host(const struct aq_plan *plan, uint32_t first, u
         out->backward_s[benches[i].rank] = median(benches[i].backward_s, benches[i].rounds);
         status = time_rest(&benches[i], out);
     }
-    for (uint32_t i = 0; i < count; i++) bench_close(&benches[i]);
+    for (uint32_t i = 0; i < count; i++)
+        bench_close(&benches[i]);
     aq_free(benches);
     return status;
 }
