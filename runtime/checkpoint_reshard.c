@@ -22,17 +22,35 @@ struct files {
     uint32_t count;
 };
 
-static enum aq_status open_file(const struct aq_checkpoint *c, uint64_t step, uint32_t rank, struct files *files,
-                                struct aq_weights **out)
-{
-    AQ_TRY(aq_checkpoint_path(c->folder, step, rank, files->path));
-    return aq_weights_open(files->path, out);
-}
-
 static const char *fact(const struct aq_weights *weights, const char *key)
 {
     const char *value = aq_weights_metadata(weights, key);
     return value ? value : "";
+}
+
+static enum aq_status fact_check(const struct aq_weights *weights, const char *path, const char *key,
+                                 const char *wanted)
+{
+    if (strcmp(fact(weights, key), wanted) == 0) return AQ_OK;
+    return aq_fail(AQ_MISMATCH, "checkpoint", "%s: its %s is %s, the other replicas' files want %s", path, key,
+                   fact(weights, key), wanted);
+}
+
+/* A file that another run, step, worker or count of replicas left here is refused. */
+static enum aq_status open_file(const struct aq_checkpoint *c, uint64_t step, uint32_t rank, struct files *files,
+                                struct aq_weights **out)
+{
+    char kin[20], number[24], stage[16], replicas[16];
+    AQ_TRY(aq_checkpoint_path(c->folder, step, rank, files->path));
+    AQ_TRY(aq_weights_open(files->path, out));
+    snprintf(kin, sizeof kin, "%016" PRIx64, c->plan->kin);
+    snprintf(number, sizeof number, "%" PRIu64, step);
+    snprintf(stage, sizeof stage, "%u", rank);
+    snprintf(replicas, sizeof replicas, "%u", files->count);
+    AQ_TRY(fact_check(*out, files->path, "kin", kin));
+    AQ_TRY(fact_check(*out, files->path, "step", number));
+    AQ_TRY(fact_check(*out, files->path, "stage", stage));
+    return fact_check(*out, files->path, "replicas", replicas);
 }
 
 uint32_t aq_checkpoint_replicas(const struct aq_checkpoint *c, uint64_t step)
@@ -177,8 +195,11 @@ enum aq_status aq_checkpoint_reshard(const struct aq_checkpoint *c, uint64_t ste
     const uint64_t floats = (2 * (uint64_t)replicas + 2) * longest; /* errors of both kinds, and one array */
     AQ_TRY_GOTO(aq_map(floats * sizeof(float), &memory), out);
     float *staging = memory, *all = staging + longest;
-    for (uint32_t v = 0; v < replicas && status == AQ_OK; v++)
-        status = file_check(files.of[v], files.path, staging);
+    for (uint32_t v = replicas; v-- > 0 && status == AQ_OK;) { /* replica 0's last: what is missing is missing there */
+        status =
+            aq_checkpoint_path(c->folder, step, v * c->plan->stage_count + c->rank % c->plan->stage_count, files.path);
+        if (status == AQ_OK) status = file_check(files.of[v], files.path, staging);
+    }
     if (status == AQ_OK) status = load_all(c, &files, all, staging);
     aq_unmap(memory, floats * sizeof(float));
 out:
