@@ -11,7 +11,8 @@
 
 enum { NUMBER_BYTES = 48 };
 
-static const struct aq_key_name precision_names[] = {{"fp32", AQ_STAGE_FP32}, {"bf16", AQ_STAGE_BF16}, {NULL, 0}};
+static const struct aq_key_name precision_names[] = {
+    {"fp32", AQ_STAGE_FP32}, {"tf32", AQ_STAGE_TF32}, {"bf16", AQ_STAGE_BF16}, {NULL, 0}};
 static const struct aq_key_name tokenizer_names[] = {{"bytes", 0}, {"gpt2", 1}, {NULL, 0}};
 static const struct aq_key_name optimizer_names[] = {
     {"adamw", 0},       {"sgd", 1},         {"lamb", 2},    {"lion", 3},  {"qadam", 4},

@@ -202,6 +202,20 @@ static void check_dials(struct aq_manifest *manifest)
     }
 }
 
+/* A stage whose device is 'auto' may yet have a GPU: whoever opens it there sees. */
+static void check_precision(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    if (job->model.precision != AQ_STAGE_TF32) return;
+    for (uint32_t r = 0; r < aq_job_ranks(job); r++) {
+        if (strcmp(job->pipeline.stages[r].device, "cpu") != 0) continue;
+        aq_manifest_error(manifest, "model.precision",
+                          "tf32 is of GPUs, and stage %u is on the CPU: say fp32, or device: cuda for every stage",
+                          r % job->pipeline.stage_count);
+        return;
+    }
+}
+
 static void check_mirror(struct aq_manifest *manifest)
 {
     if (manifest->job.checkpoint.mirror && manifest->job.pipeline.stage_count < 2)
@@ -236,6 +250,7 @@ void aq_manifest_check(struct aq_manifest *manifest)
     check_edges(manifest);
     check_addresses(manifest);
     check_dials(manifest);
+    check_precision(manifest);
     check_mirror(manifest);
     check_security(manifest);
 }

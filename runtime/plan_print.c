@@ -10,11 +10,13 @@ enum { GRID_COLUMNS = 108, CODEC_BYTES = 120 };
 
 static void print_head(const struct aq_plan *plan, struct aq_text *text)
 {
+    static const char *const products[] = {
+        [AQ_STAGE_FP32] = "fp32", [AQ_STAGE_BF16] = "bf16 products", [AQ_STAGE_TF32] = "tf32 products"};
     const struct aq_job *job = plan->job;
     const struct aq_model_config *model = &plan->model;
     aq_text_add(text, "job %s: %s, %u blocks, %u heads, %u channels, vocabulary %u, %s; %llu parameters\n", job->name,
                 model->kind, model->blocks, model->heads, model->channels, model->vocabulary,
-                job->model.precision == AQ_STAGE_BF16 ? "bf16 products" : "fp32", (unsigned long long)plan->parameters);
+                products[job->model.precision], (unsigned long long)plan->parameters);
     char replicas[32] = "";
     if (plan->replicas > 1) snprintf(replicas, sizeof replicas, "%u replicas x ", plan->replicas);
     aq_text_add(text, "data %llu samples of %u tokens, %llu held out; batch %u = %s%u micro-batches of %u\n",

@@ -239,6 +239,7 @@ enum aq_status gpt2_open(struct aq_stage *stage, void **state)
                           .first_block = shape.first_block,
                           .blocks = shape.blocks,
                           .type = shape.type,
+                          .compute = stage_compute(stage->config.precision),
                           .head_rows = shape.head_rows,
                           .head_stride = shape.head_stride,
                           .logits_slot = UINT32_MAX};

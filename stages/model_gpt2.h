@@ -74,7 +74,7 @@ struct gpt2 {
     struct aq_device *device;
     bool first, last;
     uint32_t first_block, blocks; /* of the stage */
-    enum aq_element type;
+    enum aq_element type, compute; /* of what lies between products, and of the products */
     struct gpt2_tensors weights, gradients;
     struct gpt2_slot *slots;
     struct gpt2_work work;

@@ -24,8 +24,8 @@ struct gpt2_shape gpt2_shape(const struct aq_stage_config *config)
                                .H = model->heads,
                                .V = model->vocabulary,
                                .rows = (uint64_t)config->B * config->T,
-                               .rounds = config->rounds && config->precision == AQ_STAGE_BF16,
-                               .type = config->precision == AQ_STAGE_BF16 ? AQ_BF16 : AQ_F32};
+                               .rounds = config->rounds && stage_type(config->precision) != AQ_F32,
+                               .type = stage_type(config->precision)};
     const uint32_t first = shape.first ? 1 : config->layer_first;
     const uint32_t end = shape.last ? config->layer_end - 1 : config->layer_end;
     shape.first_block = first - 1;

@@ -66,8 +66,8 @@ static enum aq_status config_check(const struct aq_stage_config *config)
         return aq_fail(AQ_INVAL, "stage", "T is %u: 1 to model.context, %u", config->T, config->model.context);
     if (config->slots == 0 || config->slots > 4096)
         return aq_fail(AQ_INVAL, "stage", "%u slots: 1 to 4096", config->slots);
-    if (config->precision != AQ_STAGE_FP32 && config->precision != AQ_STAGE_BF16)
-        return aq_fail(AQ_INVAL, "stage", "precision %d: fp32 or bf16", (int)config->precision);
+    if (config->precision < AQ_STAGE_FP32 || config->precision > AQ_STAGE_TF32)
+        return aq_fail(AQ_INVAL, "stage", "precision %d: fp32, tf32 or bf16", (int)config->precision);
     return AQ_OK;
 }
 
@@ -91,7 +91,7 @@ enum aq_status aq_stage_measure(const struct aq_stage_config *config, struct aq_
     for (uint32_t i = 0; i < count; i++) out->parameters += tensors[i].count;
     out->parameter_bytes = out->parameters * sizeof(float);
     out->gradient_bytes = config->inference ? 0 : out->parameter_bytes;
-    if (config->rounds && config->precision == AQ_STAGE_BF16)
+    if (config->rounds && stage_type(config->precision) != AQ_F32)
         out->parameter_bytes += out->parameters * sizeof(uint16_t);
     aq_free(memory);
     return AQ_OK;
@@ -108,7 +108,7 @@ static enum aq_status buffers_open(struct aq_stage *stage)
     stage->forwarded = memory;
     AQ_TRY(aq_device_alloc(stage->device, AQ_MEMORY_DEVICE, size->parameter_bytes, &memory));
     stage->parameters = memory;
-    if (stage->config.rounds && stage->config.precision == AQ_STAGE_BF16)
+    if (stage->config.rounds && stage_type(stage->config.precision) != AQ_F32)
         stage->rounded = (uint16_t *)(stage->parameters + size->parameters);
     if (size->gradient_bytes) {
         AQ_TRY(aq_device_alloc(stage->device, AQ_MEMORY_DEVICE, size->gradient_bytes, &memory));
@@ -128,6 +128,9 @@ enum aq_status aq_stage_open(struct aq_device *device, const struct aq_stage_con
     struct aq_stage_config mine = *config;
     aq_device_info(device, &info);
     mine.rounds = info.rounds;
+    if (config->precision == AQ_STAGE_TF32 && !info.tf32)
+        return aq_fail(AQ_INVAL, "stage", "model.precision: tf32 is of GPUs, and this stage is on %s; say fp32",
+                       info.name);
     AQ_TRY(aq_stage_measure(&mine, &size));
     void *memory = NULL;
     AQ_TRY(aq_alloc(sizeof(struct aq_stage), &memory));
@@ -211,7 +214,7 @@ enum aq_status aq_stage_parameters_changed(struct aq_stage *stage, struct aq_str
                                            .sample_elements = stage->size.parameters,
                                            .x = stage->parameters,
                                            .y = stage->rounded,
-                                           .y_type = AQ_BF16};
+                                           .y_type = stage_type(stage->config.precision)};
     if (stage->rounded) AQ_TRY(aq_device_dropout(stage->device, &round, stream));
     return aq_device_stream_sync(stage->device, stream);
 }

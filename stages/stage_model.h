@@ -38,6 +38,17 @@ struct stage_model {
     enum aq_status (*logits)(void *state, uint32_t slot, uint32_t position, float *logits, struct aq_stream *stream);
 };
 
+/* What lies between a stage's products, and what the products do with it. */
+static inline enum aq_element stage_type(enum aq_stage_precision precision)
+{
+    return precision == AQ_STAGE_BF16 ? AQ_BF16 : AQ_F32;
+}
+
+static inline enum aq_element stage_compute(enum aq_stage_precision precision)
+{
+    return precision == AQ_STAGE_TF32 ? AQ_TF32 : stage_type(precision);
+}
+
 struct aq_stage {
     struct aq_device *device;
     const struct stage_model *model;
@@ -46,7 +57,7 @@ struct aq_stage {
     struct aq_tensor_info *tensors;
     uint32_t tensor_count;
     float *parameters, *gradients; /* flat; gradients NULL for inference */
-    uint16_t *rounded;             /* parameters in bf16, where the device wants them so and precision is bf16 */
+    uint16_t *rounded;             /* parameters in the products' 16 bits, where the device wants them so */
     void *slots;                   /* config.slots times size.slot_bytes */
     void *workspace;
     bool *forwarded; /* of each slot: a backward may follow */

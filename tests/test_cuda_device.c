@@ -2,18 +2,13 @@
  * test_cuda_device.c -- the CUDA backend's own rules, without a GPU: what it says where there is none, whose a GPU is,
  * and where memory comes from. What it computes is conform_device_cuda's.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "stage_help.h"
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
+#include "cublasLt.h"
 #include "cuda_device.h"
 
 static void says(uint32_t index, const char *words)
@@ -162,6 +157,57 @@ static void test_more_shapes_than_plans_are_kept(void **state)
     aq_device_close(device);
 }
 
+/* One step of a small stage; the kinds of products that it was made of. */
+static void stage_step(struct aq_device *device, enum aq_stage_precision precision)
+{
+    enum { B = 2, T = 8, V = 40 };
+    struct aq_stage_config config = help_config(1, 2, 32, V, B, T);
+    struct aq_stage *stage = NULL;
+    int32_t tokens[B * T];
+    config.precision = precision;
+    help_tokens(tokens, B * T, 1, V);
+    assert_int_equal(aq_stage_open(device, &config, &stage), AQ_OK);
+    assert_int_equal(aq_stage_init(stage, 1), AQ_OK);
+    const struct aq_stage_input input = {.tokens = tokens, .targets = tokens, .samples = B, .loss_scale = 1.0f};
+    struct aq_stage_loss loss = {0};
+    assert_int_equal(aq_stage_forward(stage, 0, &input, NULL, &loss, NULL), AQ_OK);
+    assert_int_equal(aq_stage_backward(stage, 0, NULL, NULL, NULL), AQ_OK);
+    aq_stage_close(stage);
+}
+
+static void test_products_are_computed_as_asked_for(void **state)
+{
+    (void)state;
+    static const struct {
+        enum aq_stage_precision precision;
+        cublasComputeType_t compute;
+        cudaDataType_t type;
+    } kinds[] = {{AQ_STAGE_FP32, CUBLAS_COMPUTE_32F, CUDA_R_32F},
+                 {AQ_STAGE_TF32, CUBLAS_COMPUTE_32F_FAST_TF32, CUDA_R_32F},
+                 {AQ_STAGE_BF16, CUBLAS_COMPUTE_32F, CUDA_R_16BF}};
+    enum { KINDS = sizeof kinds / sizeof kinds[0] };
+    struct aq_device *device = NULL;
+    const struct aq_device_config config = {.kind = "cuda"};
+    assert_int_equal(aq_device_open(&config, &device), AQ_OK);
+    for (int i = 0; i < KINDS; i++) {
+        uint64_t before[KINDS];
+        for (int k = 0; k < KINDS; k++)
+            before[k] = cublaslt_host_products(kinds[k].compute, kinds[k].type);
+        stage_step(device, kinds[i].precision);
+        for (int k = 0; k < KINDS; k++) /* 5 forward, head and all; twice as many backward */
+            assert_int_equal(cublaslt_host_products(kinds[k].compute, kinds[k].type) - before[k], k == i ? 15 : 0);
+    }
+    aq_device_close(device);
+    struct aq_stage *stage = NULL;
+    struct aq_device *cpu = help_device(1);
+    struct aq_stage_config stage_config = help_config(1, 2, 32, 40, 1, 8);
+    stage_config.precision = AQ_STAGE_TF32;
+    aq_error_clear();
+    assert_int_equal(aq_stage_open(cpu, &stage_config, &stage), AQ_INVAL);
+    assert_non_null(strstr(aq_error_text(), "model.precision: tf32 is of GPUs"));
+    aq_device_close(cpu);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -170,6 +216,7 @@ int main(void)
         cmocka_unit_test(test_gpu_is_for_one_owner_at_a_time),
         cmocka_unit_test(test_memory_is_one_allocation_and_says_who_needs_it),
         cmocka_unit_test(test_more_shapes_than_plans_are_kept),
+        cmocka_unit_test(test_products_are_computed_as_asked_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -198,6 +198,8 @@ static const struct bad bads[] = {
     {NULL, {"pipeline.stages.0.thread=1"}, "did you mean threads?"},
     {NULL, {"pipeline.stages.7.threads=1"}, "the list has no entry 7"},
     {NULL, {"pipeline.stages=[{host: x}]", "edges.list=[]"}, "layers is missing"},
+    {NULL, {"model.precision=tf32"}, "model.precision: tf32 is of GPUs, and stage 0 is on the CPU"},
+    {NULL, {"model.precision=fp8"}, "model.precision: 'fp8' is not one of"},
     {NULL, {"edges.forward.bits=9"}, "edges.forward.bits: '9' is not a whole number, 1 to 8 bits"},
     {NULL, {"edges.forward.bit=2"}, "edges.forward.bit: there is no such key; did you mean bits?"},
     {NULL, {"edges.backward.codec=aqsgd"}, "aqsgd is for activations"},

@@ -315,8 +315,12 @@ out:
 static void cuda_info(const struct aq_device *device, struct aq_device_info *out)
 {
     const struct cuda_device *cuda = (const struct cuda_device *)device;
-    *out = (struct aq_device_info){
-        .memory_bytes = cuda->probe.memory_bytes, .threads = 1, .host_memory = false, .bf16 = true, .rounds = true};
+    *out = (struct aq_device_info){.memory_bytes = cuda->probe.memory_bytes,
+                                   .threads = 1,
+                                   .host_memory = false,
+                                   .bf16 = true,
+                                   .tf32 = true,
+                                   .rounds = true};
     snprintf(out->name, sizeof out->name, "%s", cuda->name);
 }
 

@@ -51,6 +51,7 @@ struct aq_device_info {
     uint32_t threads;      /* of the pool (1 on a GPU)                            */
     bool host_memory;      /* device pointers may be dereferenced by the host     */
     bool bf16;             /* has a bf16 matrix product faster than fp32          */
+    bool tf32;             /* has products that read the first 10 bits of an fp32 value's mantissa (AQ_TF32) */
     bool rounds;           /* bf16 products want both operands in bf16 already: who has them in fp32 keeps a copy */
 };
 

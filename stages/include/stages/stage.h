@@ -38,7 +38,12 @@
 extern "C" {
 #endif
 
-enum aq_stage_precision { AQ_STAGE_FP32 = 1, AQ_STAGE_BF16 = 2 /* bf16 matrix products, fp32 master weights */ };
+/* Of matrix products and of what lies between them; master weights are fp32 always. */
+enum aq_stage_precision {
+    AQ_STAGE_FP32 = 1,
+    AQ_STAGE_BF16 = 2,
+    AQ_STAGE_TF32 = 3 /* fp32 values whose products read 10 bits of mantissa: GPUs alone (AQ_INVAL elsewhere) */
+};
 
 struct aq_model_config {
     const char *kind;   /* a row of models.def: "gpt2"                                        */

@@ -56,6 +56,9 @@ typedef struct {
     cublasStatus_t state;
 } cublasLtMatmulHeuristicResult_t;
 
+/* For tests: how many products were made so far by this compute type of operands of this type. */
+uint64_t cublaslt_host_products(cublasComputeType_t compute, cudaDataType_t type);
+
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *out);
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle);
 const char *cublasLtGetStatusName(cublasStatus_t status);

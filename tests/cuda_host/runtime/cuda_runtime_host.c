@@ -202,6 +202,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
 /* --- cuBLASLt --------------------------------------------------------------------------------------------------- */
 
 struct lt_product {
+    cublasComputeType_t compute;
     cublasOperation_t a, b;
     cublasLtEpilogue_t epilogue;
     const float *bias;
@@ -243,8 +244,8 @@ const char *cublasLtGetStatusName(cublasStatus_t status)
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *out, cublasComputeType_t compute, cudaDataType_t scale)
 {
-    (void)compute;
     *out = calloc(1, sizeof **out);
+    (*out)->compute = compute;
     (*out)->epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     return scale == CUDA_R_32F ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
@@ -310,6 +311,31 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     return bytes == (eight ? 8 : 4) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
 
+enum { PRODUCT_KINDS = 4 }; /* the backend knows no more */
+static struct {
+    cublasComputeType_t compute;
+    cudaDataType_t type;
+    uint64_t count;
+} products[PRODUCT_KINDS];
+
+uint64_t cublaslt_host_products(cublasComputeType_t compute, cudaDataType_t type)
+{
+    for (size_t i = 0; i < PRODUCT_KINDS; i++)
+        if (products[i].count && products[i].compute == compute && products[i].type == type) return products[i].count;
+    return 0;
+}
+
+static void products_count(const struct lt_product *product, const struct lt_layout *a)
+{
+    size_t i = 0;
+    while (i + 1 < PRODUCT_KINDS && products[i].count &&
+           (products[i].compute != product->compute || products[i].type != a->type))
+        i++;
+    products[i].compute = product->compute;
+    products[i].type = a->type;
+    products[i].count++;
+}
+
 /* What cuBLASLt's table of supported types says, as far as we go: both operands alike, results no wider than sums. */
 static bool supported(const struct lt_product *product, const struct lt_layout *a, const struct lt_layout *b,
                       const struct lt_layout *d)
@@ -320,6 +346,7 @@ static bool supported(const struct lt_product *product, const struct lt_layout *
     const uint64_t n = product->b == CUBLAS_OP_N ? b->columns : b->rows;
     if (m != d->rows || n != d->columns || k != k2 || a->type != b->type) return false;
     if (a->type == CUDA_R_32F && d->type != CUDA_R_32F) return false;
+    if (product->compute == CUBLAS_COMPUTE_32F_FAST_TF32 && a->type != CUDA_R_32F) return false;
     const bool aux = product->epilogue != CUBLASLT_EPILOGUE_DEFAULT && product->epilogue != CUBLASLT_EPILOGUE_BIAS;
     if (aux && (product->aux_stride % 8 || product->aux_stride < (int64_t)m || !product->aux)) return false;
     if ((product->epilogue & CUBLASLT_EPILOGUE_BIAS) && (!product->bias || product->bias_type != CUDA_R_32F))
@@ -346,6 +373,17 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
 static float load(const void *at, cudaDataType_t type, uint64_t i)
 {
     return type == CUDA_R_16BF ? aq_bfloat_to_float(((const uint16_t *)at)[i]) : ((const float *)at)[i];
+}
+
+/* As a product reads it: a tensor core takes the first 10 bits of an fp32 value's mantissa where TF32 is asked for. */
+static float operand(const void *at, cudaDataType_t type, uint64_t i, bool tf32)
+{
+    union {
+        float value;
+        uint32_t bits;
+    } u = {.value = load(at, type, i)};
+    if (tf32) u.bits = (u.bits + 0x1000) & ~UINT32_C(0x1fff);
+    return u.value;
 }
 
 static void store(void *at, cudaDataType_t type, uint64_t i, float value)
@@ -378,14 +416,16 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t prod
     const uint64_t k_count = a_plain ? a_layout->columns : a_layout->rows;
     if (!handle || !algorithm || !workspace || !stream || !supported(product, a_layout, b_layout, d_layout))
         return CUBLAS_STATUS_INVALID_VALUE;
+    products_count(product, a_layout);
+    const bool tf32 = product->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
     const float scale = *(const float *)alpha, share = *(const float *)beta;
     const uint64_t as = (uint64_t)a_layout->stride, bs = (uint64_t)b_layout->stride, ds = (uint64_t)d_layout->stride;
     for (uint64_t n = 0; n < d_layout->columns; n++) {
         for (uint64_t m = 0; m < d_layout->rows; m++) {
             double exact = 0;
             for (uint64_t k = 0; k < k_count; k++)
-                exact += (double)load(a, a_layout->type, a_plain ? k * as + m : m * as + k) *
-                         load(b, b_layout->type, b_plain ? n * bs + k : k * bs + n);
+                exact += (double)operand(a, a_layout->type, a_plain ? k * as + m : m * as + k, tf32) *
+                         operand(b, b_layout->type, b_plain ? n * bs + k : k * bs + n, tf32);
             float sum = (float)exact * scale;
             if (share != 0.0f) sum += share * load(c, c_layout->type, n * (uint64_t)c_layout->stride + m);
             if (product->epilogue & CUBLASLT_EPILOGUE_BIAS) sum += product->bias[m];
