@@ -122,7 +122,8 @@ static void free_link(struct aq_link *link)
 {
     aq_ring_close(link->to_loop);
     aq_ring_close(link->to_caller);
-    aq_unmap(link->memory, link->memory_bytes);
+    const struct aq_pages pages = link->config.pages; /* the link lies in that memory */
+    aq_pages_give(&pages, link->memory, link->memory_bytes);
 }
 
 enum aq_status aq_link_make(struct aq_net *net, const struct aq_link_config *config, struct aq_stream *stream,
@@ -136,7 +137,7 @@ enum aq_status aq_link_make(struct aq_net *net, const struct aq_link_config *con
         status = aq_fail(AQ_NOSPC, AREA, "this net already has links_max = %u links and listeners", net->open_count);
         goto out;
     }
-    AQ_TRY_GOTO(aq_map(bytes, &memory), out);
+    AQ_TRY_GOTO(aq_pages_take(&config->pages, bytes, &memory), out);
     struct aq_arena arena = {.base = memory, .bytes = bytes};
     link = aq_arena_take(&arena, sizeof *link);
     place(link, &arena, config);

@@ -78,7 +78,8 @@ enum aq_status aq_edge_open(const struct aq_edge_config *config, struct aq_edge 
     AQ_TRY_GOTO(open_codecs(edge), out);
     AQ_TRY_GOTO(open_held(edge), out);
     AQ_TRY_GOTO(aq_edge_batcher_open(edge), out);
-    AQ_TRY_GOTO(aq_map(edge->body_bytes * edge->body_count, (void **)&edge->bodies), out);
+    edge->pages = aq_device_pages(config->device);
+    AQ_TRY_GOTO(aq_pages_take(&edge->pages, edge->body_bytes * edge->body_count, (void **)&edge->bodies), out);
     for (uint32_t i = 0; i < edge->body_count; i++)
         edge->free_bodies[i] = i;
     edge->free_count = edge->body_count;
@@ -102,7 +103,7 @@ void aq_edge_close(struct aq_edge *edge)
     aq_codec_close(edge->forward);
     aq_codec_close(edge->backward);
     aq_codec_close(edge->raw);
-    aq_unmap(edge->bodies, edge->body_bytes * edge->body_count);
+    aq_pages_give(&edge->pages, edge->bodies, edge->body_bytes * edge->body_count);
     aq_free(edge->held_memory);
     aq_free(edge);
 }

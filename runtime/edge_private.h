@@ -47,6 +47,7 @@ struct aq_edge {
     struct aq_codec *forward, *backward, *raw;
     struct aq_edge_batcher *batcher; /* NULL: samples are coded one by one */
     /* Send buffers. */
+    struct aq_pages pages;
     uint8_t *bodies;
     uint64_t body_bytes;
     uint32_t body_count, free_count;

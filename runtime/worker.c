@@ -230,6 +230,7 @@ static enum aq_status open_cache(struct aq_worker *w)
     config.path = path;
     config.bell = w->bell;
     config.trace = w->trace;
+    config.pages = aq_device_pages(w->device);
     config.job_digest = w->plan->job_digest;
     config.job_name = w->job->name;
     config.mark = strcmp(config.kind, "memory") == 0 ? 0 : w->step;

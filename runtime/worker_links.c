@@ -36,6 +36,7 @@ static struct aq_link_config config_to(const struct aq_worker *w, uint32_t peer)
     struct aq_link_config config = !stage ? w->me->link_group : peer < w->rank ? w->me->link_in : w->me->link_out;
     config.rank = w->rank;
     config.peer_rank = peer;
+    if (stage) config.pages = aq_device_pages(w->device); /* bodies go between it and the device */
     if (stage) config.send_frames += CONTROL_FRAMES + (w->job->checkpoint.mirror ? AQ_MIRROR_FRAMES : 0);
     return config;
 }

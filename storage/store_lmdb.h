@@ -34,6 +34,7 @@ struct lmdb_slot {
 
 struct lmdb_store {
     struct aq_cache base;
+    struct aq_pages pages;
     struct aq_folder folder;
     struct aq_index *index; /* the storage thread's while disk is open */
     struct aq_disk *disk;

@@ -51,7 +51,8 @@ static enum aq_status memory_take(struct lmdb_store *store, const struct aq_cach
     store->tables_bytes = arena.used;
     arena = (struct aq_arena){.base = memory, .bytes = arena.used};
     tables_place(store, &arena, config);
-    AQ_TRY(aq_map(store->cell_bytes * config->slots, &memory));
+    store->pages = config->pages;
+    AQ_TRY(aq_pages_take(&store->pages, store->cell_bytes * config->slots, &memory));
     store->memory = memory;
     store->memory_bytes = store->cell_bytes * config->slots;
     for (uint32_t i = 0; i < config->slots; ++i) {
@@ -288,7 +289,7 @@ void lmdb_store_close(struct aq_cache *cache)
     aq_disk_close(store->disk);
     aq_index_close(store->index);
     aq_folder_close(&store->folder);
-    aq_unmap(store->memory, store->memory_bytes);
+    aq_pages_give(&store->pages, store->memory, store->memory_bytes);
     aq_unmap(store->tables, store->tables_bytes);
     aq_free(store);
 }

@@ -17,6 +17,7 @@ struct buffer {
 
 struct memory_store {
     struct aq_cache base;
+    struct aq_pages pages;
     struct aq_keys keys;
     struct buffer *buffers;
     uint32_t *free;
@@ -58,7 +59,7 @@ static uint64_t memory_measure(const struct aq_cache_config *config)
 static void memory_close(struct aq_cache *cache)
 {
     struct memory_store *store = store_of(cache);
-    aq_unmap(store->memory, store->memory_bytes);
+    aq_pages_give(&store->pages, store->memory, store->memory_bytes);
     aq_unmap(store->tables, store->tables_bytes);
     aq_free(store);
 }
@@ -79,7 +80,8 @@ static enum aq_status memory_open(const struct aq_cache_config *config, struct a
     store->tables_bytes = arena.used;
     arena = (struct aq_arena){.base = memory, .bytes = arena.used};
     tables_place(store, &arena, config);
-    AQ_TRY_GOTO(aq_map(store->cell_bytes * store->buffer_count, &memory), out);
+    store->pages = config->pages;
+    AQ_TRY_GOTO(aq_pages_take(&store->pages, store->cell_bytes * store->buffer_count, &memory), out);
     store->memory = memory;
     store->memory_bytes = store->cell_bytes * store->buffer_count;
     for (uint32_t i = 0; i < store->buffer_count; ++i) {

@@ -133,6 +133,29 @@ static void test_memory_is_zeroed_and_copied(void **state)
     aq_free(back);
 }
 
+/* Rooms that know no devices get their memory by it; what lies there goes to the device and back. */
+static void test_pages_are_host_memory_that_is_copied(void **state)
+{
+    (void)state;
+    enum { BYTES = 100 * 1000 };
+    const struct aq_pages pages = aq_device_pages(device);
+    uint8_t *host = NULL;
+    assert_int_equal(aq_pages_take(&pages, BYTES, (void **)&host), AQ_OK);
+    assert_int_equal((uintptr_t)host % 4096, 0); /* read from disk directly */
+    for (int i = 0; i < BYTES; i++) {
+        assert_int_equal(host[i], 0);
+        host[i] = (uint8_t)(i * 5);
+    }
+    uint8_t *memory = on(device, NULL, BYTES);
+    assert_int_equal(aq_device_copy(device, memory, host, BYTES / 2, NULL), AQ_OK);
+    assert_int_equal(aq_device_copy(device, host + BYTES / 2, memory, BYTES / 2, NULL), AQ_OK);
+    assert_int_equal(aq_device_stream_sync(device, NULL), AQ_OK);
+    assert_memory_equal(host, host + BYTES / 2, BYTES / 2);
+    off(device, memory, NULL, BYTES);
+    aq_pages_give(&pages, host, BYTES);
+    aq_pages_give(&pages, NULL, 0);
+}
+
 static void test_events_pass_in_order_of_streams(void **state)
 {
     (void)state;
@@ -684,6 +707,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_memory_is_zeroed_and_copied),
+        cmocka_unit_test(test_pages_are_host_memory_that_is_copied),
         cmocka_unit_test(test_events_pass_in_order_of_streams),
         cmocka_unit_test(test_parallel_runs_every_piece_once),
         cmocka_unit_test(test_matmul_matches_truth),

@@ -264,6 +264,59 @@ static void test_measure_is_what_it_takes(void **state)
     assert_int_equal(aq_memory_used(), before);
 }
 
+static struct range {
+    const uint8_t *base;
+    size_t bytes;
+} lent;
+
+static enum aq_status range_take(void *context, size_t bytes, void **out)
+{
+    struct range *range = context;
+    AQ_TRY(aq_map(bytes, out));
+    *range = (struct range){.base = *out, .bytes = bytes};
+    return AQ_OK;
+}
+
+static void range_give(void *context, void *memory, size_t bytes)
+{
+    struct range *range = context;
+    assert_ptr_equal(memory, range->base);
+    assert_int_equal(bytes, range->bytes);
+    aq_unmap(memory, bytes);
+    *range = (struct range){0};
+}
+
+static bool in_lent(const void *bytes)
+{
+    const uint8_t *at = bytes;
+    return at >= lent.base && at < lent.base + lent.bytes;
+}
+
+/* What a device copies from and to lies where the config says. */
+static void test_slots_lie_in_the_pages_of_the_config(void **state)
+{
+    (void)state;
+    struct aq_cache_config config;
+    struct aq_cache *cache;
+    struct aq_cache_entry entry;
+    const struct aq_cache_key key = kit_key(3);
+    void *slot;
+    kit_config(folder, path, &config);
+    config.kind = kind;
+    config.fresh = true;
+    config.pages = (struct aq_pages){.take = range_take, .give = range_give, .context = &lent};
+    assert_int_equal(aq_cache_open(&config, &cache), AQ_OK);
+    assert_int_equal(aq_cache_slot(cache, kit_deadline(), &slot), AQ_OK);
+    assert_true(in_lent(slot));
+    aq_cache_slot_return(cache, slot);
+    assert_int_equal(kit_put(cache, 3, 1, 10000), AQ_OK);
+    assert_int_equal(aq_cache_get(cache, &key, kit_deadline(), &entry), AQ_OK);
+    assert_true(in_lent(entry.bytes));
+    aq_cache_release(cache, &entry);
+    aq_cache_close(cache);
+    assert_null(lent.base);
+}
+
 static void test_open_nomem_leaks_nothing(void **state)
 {
     (void)state;
@@ -326,6 +379,7 @@ int main(void)
         cmocka_unit_test(test_marks_rise),
         cmocka_unit_test(test_random_run_equals_model),
         cmocka_unit_test(test_measure_is_what_it_takes),
+        cmocka_unit_test(test_slots_lie_in_the_pages_of_the_config),
         cmocka_unit_test(test_open_nomem_leaks_nothing),
         cmocka_unit_test(test_config_refused),
     };

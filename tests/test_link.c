@@ -407,6 +407,45 @@ static void test_send_body_too_large_for_either_end_is_inval(void **state)
     pair_close(&pair);
 }
 
+struct lent {
+    const uint8_t *base;
+    size_t bytes;
+};
+
+static enum aq_status lent_take(void *context, size_t bytes, void **out)
+{
+    struct lent *lent = context;
+    AQ_TRY(aq_map(bytes, out));
+    *lent = (struct lent){.base = *out, .bytes = bytes};
+    return AQ_OK;
+}
+
+static void lent_give(void *context, void *memory, size_t bytes)
+{
+    struct lent *lent = context;
+    aq_unmap(memory, bytes);
+    *lent = (struct lent){0};
+}
+
+/* What a device copies from lies where the config says, and goes back there. */
+static void test_received_body_lies_in_the_pages_of_the_config(void **state)
+{
+    static const uint8_t body[1000] = {1, 2, 3};
+    struct link_pair pair = {0};
+    struct lent lent = {0};
+    (void)state;
+    pair_config(&pair);
+    pair.config[0].pages = (struct aq_pages){.take = lent_take, .give = lent_give, .context = &lent};
+    pair_open(&pair, "tcp", "");
+    const struct aq_frame frame = {.kind = AQ_FRAME_FORWARD, .body_bytes = sizeof body, .body = body};
+    assert_int_equal(aq_link_send(pair.link[1], &frame, 0), AQ_OK);
+    const uint8_t *at = pair_event_of(&pair, 0, AQ_LINK_RECEIVED, PAIR_PATIENCE).frame.body;
+    assert_true(at >= lent.base && at + sizeof body <= lent.base + lent.bytes);
+    assert_memory_equal(at, body, sizeof body);
+    pair_close(&pair);
+    assert_null(lent.base);
+}
+
 /* More empty frames than there are records: the loop stops reading, and nothing is lost when the caller polls again. */
 static void test_empty_frames_caller_sleeps_nothing_is_lost(void **state)
 {
@@ -656,6 +695,7 @@ int main(void)
         TEST(test_random_faults_never_deliver_wrong_bytes),
         TEST(test_peer_killed_is_io),
         TEST(test_send_body_too_large_for_either_end_is_inval),
+        TEST(test_received_body_lies_in_the_pages_of_the_config),
         TEST(test_empty_frames_caller_sleeps_nothing_is_lost),
         TEST(test_small_frames_beside_large_ones_get_their_turn),
         TEST(test_heartbeat_measures_the_round_trip),

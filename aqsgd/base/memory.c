@@ -80,6 +80,20 @@ void aq_unmap(void *memory, size_t bytes)
     atomic_fetch_sub_explicit(&used, bytes, memory_order_relaxed);
 }
 
+enum aq_status aq_pages_take(const struct aq_pages *pages, size_t bytes, void **out)
+{
+    return pages->take ? pages->take(pages->context, bytes, out) : aq_map(bytes, out);
+}
+
+void aq_pages_give(const struct aq_pages *pages, void *memory, size_t bytes)
+{
+    if (!memory) return;
+    if (pages->take)
+        pages->give(pages->context, memory, bytes);
+    else
+        aq_unmap(memory, bytes);
+}
+
 void aq_memory_freeze(bool now)
 {
     frozen = now;

@@ -73,6 +73,24 @@ void aq_device_free(struct aq_device *device, enum aq_memory_kind kind, void *me
     if (memory) device->ops->free(device, kind, memory, bytes);
 }
 
+static enum aq_status pinned_take(void *context, size_t bytes, void **out)
+{
+    return aq_device_alloc(context, AQ_MEMORY_PINNED, bytes, out);
+}
+
+static void pinned_give(void *context, void *memory, size_t bytes)
+{
+    aq_device_free(context, AQ_MEMORY_PINNED, memory, bytes);
+}
+
+struct aq_pages aq_device_pages(struct aq_device *device)
+{
+    struct aq_device_info info;
+    aq_device_info(device, &info);
+    if (info.host_memory) return (struct aq_pages){0};
+    return (struct aq_pages){.take = pinned_take, .give = pinned_give, .context = device};
+}
+
 enum aq_status aq_device_stream_open(struct aq_device *device, struct aq_stream **out)
 {
     return device->ops->stream_open(device, out);

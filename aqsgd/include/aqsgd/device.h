@@ -74,6 +74,12 @@ enum aq_status aq_device_reserve(struct aq_device *device, uint64_t bytes, const
 enum aq_status aq_device_alloc(struct aq_device *device, enum aq_memory_kind kind, size_t bytes, void **out);
 void aq_device_free(struct aq_device *device, enum aq_memory_kind kind, void *memory, size_t bytes);
 
+/*
+ * Pinned memory for rooms that know no devices (caches, links): what goes into their configs. Where device memory is the
+ * host's that is plain memory.
+ */
+struct aq_pages aq_device_pages(struct aq_device *device);
+
 /* A stream runs what is enqueued on it in order; sync waits for all of it. Closing a stream waits too. AQ_NOMEM. */
 enum aq_status aq_device_stream_open(struct aq_device *device, struct aq_stream **out);
 void aq_device_stream_close(struct aq_device *device, struct aq_stream *stream);

@@ -73,6 +73,7 @@ struct aq_link_config {
     uint64_t heartbeat_ns;   /* silent for so long: send a PING; 0: none                  */
     uint64_t silence_ns_max; /* nothing received for so long: the link is dead; 0: never  */
     uint64_t outage_ns_max;  /* a lost connection is made again within this; 0: it ends the link. Both ends must heal */
+    struct aq_pages pages;   /* where its memory comes from, received bodies among it; zeroed: plain memory */
 };
 void aq_link_config_default(struct aq_link_config *out);
 

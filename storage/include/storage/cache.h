@@ -62,6 +62,7 @@ struct aq_cache_config {
     bool fresh;               /* throw away what is there (same job) and begin empty             */
     struct aq_bell *bell;     /* rung when a read or write has come back; may be NULL            */
     struct aq_trace *trace;   /* lane "cache"; may be NULL                                       */
+    struct aq_pages pages;    /* where the slots come from; zeroed: plain memory                 */
 };
 
 void aq_cache_config_default(struct aq_cache_config *out); /* lmdb, 16 slots, depth 8, direct */

@@ -85,7 +85,7 @@ size_t cuda_runtime_host_used(void)
     return memory_used;
 }
 
-enum { HEAD_BYTES = 512 };
+enum { HEAD_BYTES = 512, PAGE_BYTES = 4096 };
 
 /* Fresh device memory holds anything: here NaNs. Its size stands in front. */
 cudaError_t cudaMalloc(void **out, size_t bytes)
@@ -113,7 +113,7 @@ cudaError_t cudaFree(void *memory)
 cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags)
 {
     (void)flags;
-    *out = aligned_alloc(HEAD_BYTES, (bytes + HEAD_BYTES - 1) / HEAD_BYTES * HEAD_BYTES);
+    *out = aligned_alloc(PAGE_BYTES, (bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES);
     return *out ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 

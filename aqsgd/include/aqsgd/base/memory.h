@@ -11,6 +11,8 @@
  *     aq_map(a.used, &memory);
  *     a = (struct aq_arena){.base = memory, .bytes = a.used};    place(&a, &thing);
  *
+ * Rooms that know no devices take what a device copies from and to (slots, frames) as their config says: struct aq_pages.
+ *
  * Locking: aq_alloc, aq_free, aq_map, aq_unmap from any thread; an arena belongs to one thread.
  */
 #ifndef AQSGD_BASE_MEMORY_H
@@ -38,6 +40,15 @@ enum aq_status aq_alloc_text(const char *text, char **out);
 /* Zeroed pages, huge where the kernel gives them, touched already. AQ_NOMEM (logged, with the bytes). */
 enum aq_status aq_map(size_t bytes, void **out);
 void aq_unmap(void *memory, size_t bytes); /* NULL is fine */
+
+/* Where large memory comes from. Zeroed: from aq_map. A device's pinned memory: aq_device_pages. */
+struct aq_pages {
+    enum aq_status (*take)(void *context, size_t bytes, void **out); /* zeroed, page-aligned; AQ_NOMEM (logged) */
+    void (*give)(void *context, void *memory, size_t bytes);
+    void *context; /* must outlive the memory */
+};
+enum aq_status aq_pages_take(const struct aq_pages *pages, size_t bytes, void **out);
+void aq_pages_give(const struct aq_pages *pages, void *memory, size_t bytes); /* memory NULL is fine */
 
 /* From now on (true) aq_alloc on this thread is a bug; debug builds abort at it. */
 void aq_memory_freeze(bool frozen);
