@@ -75,8 +75,8 @@ enum aq_status aq_device_alloc(struct aq_device *device, enum aq_memory_kind kin
 void aq_device_free(struct aq_device *device, enum aq_memory_kind kind, void *memory, size_t bytes);
 
 /*
- * Pinned memory for rooms that know no devices (caches, links): what goes into their configs. Where device memory is the
- * host's that is plain memory.
+ * Pinned memory for rooms that know no devices (caches, links): what goes into their configs. Where device memory is
+ * the host's that is plain memory.
  */
 struct aq_pages aq_device_pages(struct aq_device *device);
 
