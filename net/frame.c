@@ -2,9 +2,9 @@
  * frame.c -- writes and reads the bytes of docs/FRAME.md.
  *
  * Header (128 bytes): 0 magic, 4 version, 6 kind, 8 flags, 10 link_flags, 12 body_bytes, 16 from, 20 edge, 24
- * plan_hash, 32 sequence, 40 acknowledge, 48 credit, 52 micro_batch, 56 step, 64 argument, 72 body_digest, 80 reserved,
- * 120 digest. The struct below is that table once more, so that the compiler checks size and offsets; it is never cast
- * onto the wire.
+ * plan_hash, 32 sequence, 40 acknowledge, 48 credit, 52 micro_batch, 56 step, 64 argument, 72 body_digest, 80
+ * raw_bytes, 84 reserved, 120 digest. The struct below is that table once more, so that the compiler checks size and
+ * offsets; it is never cast onto the wire.
  */
 #include "frame.h"
 
@@ -21,7 +21,8 @@ struct header_layout {
     uint64_t plan_hash, sequence, acknowledge;
     uint32_t credit, micro_batch;
     uint64_t step, argument, body_digest;
-    uint8_t reserved[40];
+    uint32_t raw_bytes;
+    uint8_t reserved[36];
     uint64_t header_digest;
 };
 #define AT(field, offset) static_assert(offsetof(struct header_layout, field) == (offset), "docs/FRAME.md")
@@ -41,7 +42,8 @@ AT(micro_batch, 52);
 AT(step, 56);
 AT(argument, 64);
 AT(body_digest, 72);
-AT(reserved, 80);
+AT(raw_bytes, 80);
+AT(reserved, 84);
 AT(header_digest, AQ_FRAME_DIGEST_OFFSET);
 
 struct hello_layout {
@@ -123,6 +125,7 @@ void aq_header_encode(const struct aq_header *header, uint8_t out[AQ_FRAME_HEADE
     put(out + 4, AQ_FRAME_VERSION, 2);
     put(out + 6, header->kind, 2);
     put(out + 8, header->flags, 2);
+    put(out + 10, header->raw_bytes > 0 ? AQ_LINK_FLAG_PACKED : 0, 2);
     put(out + 12, header->body_bytes, 4);
     put(out + 16, header->from, 4);
     put(out + 20, header->edge, 4);
@@ -134,6 +137,7 @@ void aq_header_encode(const struct aq_header *header, uint8_t out[AQ_FRAME_HEADE
     put(out + 56, header->step, 8);
     put(out + 64, header->argument, 8);
     put(out + 72, header->body_digest, 8);
+    put(out + 80, header->raw_bytes, 4);
     put(out + AQ_FRAME_DIGEST_OFFSET, aq_digest(out, AQ_FRAME_DIGEST_OFFSET), 8);
 }
 
@@ -187,14 +191,17 @@ enum aq_status aq_header_decode(const uint8_t bytes[AQ_FRAME_HEADER_BYTES], stru
         .step = get(bytes + 56, 8),
         .argument = get(bytes + 64, 8),
         .body_digest = get(bytes + 72, 8),
+        .raw_bytes = (uint32_t)get(bytes + 80, 4),
     };
+    const uint64_t link_flags = get(bytes + 10, 2);
     const bool own = h.kind < AQ_FRAME_KIND_RUNTIME;
     if (!kind_known(h.kind)) {
         snprintf(text, AQ_TEXT_BYTES, "sent a frame of kind %u, which version %d does not know", h.kind,
                  AQ_FRAME_VERSION);
         return AQ_PROTO;
     }
-    if (get(bytes + 10, 2) != 0 || !all_zero(bytes + 80, 40) || (h.body_bytes == 0 && h.body_digest != 0) ||
+    if (link_flags != (h.raw_bytes > 0 ? AQ_LINK_FLAG_PACKED : 0) || !all_zero(bytes + 84, 36) ||
+        (h.body_bytes == 0 && (h.body_digest != 0 || h.raw_bytes != 0)) || (own && h.raw_bytes != 0) ||
         (own && (h.flags != 0 || h.micro_batch != 0 || h.step != 0))) {
         snprintf(text, AQ_TEXT_BYTES, "sent a %s header with reserved bytes that are not zero",
                  aq_frame_kind_text(h.kind));
@@ -234,7 +241,8 @@ enum aq_status aq_hello_decode(const uint8_t bytes[AQ_FRAME_HELLO_BYTES], struct
         .session = get(bytes + 40, 8),
         .resume_sequence = get(bytes + 48, 8),
     };
-    if ((hello.features & ~(uint32_t)AQ_FEATURE_HEAL) != 0 || !all_zero(bytes + 56, AQ_FRAME_HELLO_BYTES - 56)) {
+    if ((hello.features & ~(uint32_t)(AQ_FEATURE_HEAL | AQ_FEATURE_PACK)) != 0 ||
+        !all_zero(bytes + 56, AQ_FRAME_HELLO_BYTES - 56)) {
         snprintf(text, AQ_TEXT_BYTES, "asks in its HELLO for features that version %d does not have", AQ_FRAME_VERSION);
         return AQ_PROTO;
     }

@@ -21,14 +21,16 @@ enum {
     AQ_FRAME_KIND_RUNTIME = 16,        /* first and last kind that belong to the runtime             */
     AQ_FRAME_KIND_LAST = 31,
     AQ_FRAME_ABORT_TEXT_MAX = 500, /* bytes of text in an ABORT that we send                    */
-    AQ_FEATURE_HEAL = 1            /* the bits of features in a HELLO                            */
+    AQ_FEATURE_HEAL = 1,           /* the bits of features in a HELLO                            */
+    AQ_FEATURE_PACK = 2,
+    AQ_LINK_FLAG_PACKED = 1 /* the bit of link_flags                                      */
 };
 
 struct aq_header {
     uint16_t version; /* filled by decode; encode writes ours */
     uint16_t kind;
     uint16_t flags;
-    uint32_t body_bytes;
+    uint32_t body_bytes; /* on the wire */
     uint32_t from;
     uint32_t edge;
     uint64_t plan_hash;
@@ -39,6 +41,7 @@ struct aq_header {
     uint64_t step;
     uint64_t argument;
     uint64_t body_digest;
+    uint32_t raw_bytes; /* of a packed body: when it is unpacked; 0: it is not packed */
 };
 
 struct aq_hello {

@@ -189,7 +189,8 @@ static enum aq_status advance(struct aq_listener *listener, struct aq_handshake 
             return AQ_MISMATCH;
         }
         if (phase != HEAL_PARKED) return AQ_AGAIN; /* the loop rings when it is */
-        const struct aq_hello hello = hello_that_resumes(heal);
+        struct aq_hello hello = hello_that_resumes(heal);
+        hello.features &= h->hello.features;
         aq_handshake_say(h, &heal->config, &hello);
         h->stage = STAGE_WRITING;
     }

@@ -52,7 +52,7 @@ static uint32_t record_count(const struct aq_link_config *config)
 }
 
 /* All memory of a link but itself and the two rings. */
-static void place(struct aq_link *link, struct aq_arena *arena, const struct aq_link_config *config)
+static void place(struct aq_link *link, struct aq_arena *arena, const struct aq_link_config *config, bool packs)
 {
     link->entries = aq_arena_take(arena, config->send_frames * sizeof *link->entries);
     link->entry_free = aq_arena_take(arena, config->send_frames * sizeof *link->entry_free);
@@ -60,15 +60,17 @@ static void place(struct aq_link *link, struct aq_arena *arena, const struct aq_
     link->records = aq_arena_take(arena, record_count(config) * sizeof *link->records);
     link->record_free = aq_arena_take(arena, record_count(config) * sizeof *link->record_free);
     link->slot_lent = aq_arena_take(arena, config->receive_slots);
-    aq_reader_place(&link->reader, arena, config->body_bytes_max, config->receive_slots); /* the bulk: the slots */
+    if (packs) aq_packer_place(&link->packer, arena, config->body_bytes_max);
+    /* The bulk: the slots. */
+    aq_reader_place(&link->reader, arena, config->body_bytes_max, config->receive_slots, packs);
 }
 
-static size_t memory_bytes(const struct aq_link_config *config)
+static size_t memory_bytes(const struct aq_link_config *config, bool packs)
 {
     struct aq_link measured;
     struct aq_arena arena = {0};
     aq_arena_take(&arena, sizeof measured);
-    place(&measured, &arena, config);
+    place(&measured, &arena, config, packs);
     return arena.used;
 }
 
@@ -80,11 +82,13 @@ static uint32_t ring_slots(const struct aq_link_config *config)
 
 uint64_t aq_link_measure(const struct aq_link_config *config)
 {
-    return memory_bytes(config) + 2 * (uint64_t)ring_slots(config) * sizeof(uint64_t);
+    return memory_bytes(config, config->entropy != AQ_LINK_ENTROPY_OFF) +
+           2 * (uint64_t)ring_slots(config) * sizeof(uint64_t);
 }
 
 static void fill(struct aq_link *link, struct aq_net *net, const struct aq_link_config *config,
-                 struct aq_stream *stream, const struct aq_hello *peer, struct aq_heal *heal)
+                 struct aq_stream *stream, const struct aq_hello *peer, struct aq_heal *heal,
+                 struct aq_entropy *entropy)
 {
     link->net = net;
     link->heal = heal;
@@ -116,6 +120,9 @@ static void fill(struct aq_link *link, struct aq_net *net, const struct aq_link_
     link->reader.plan_hash = config->plan_hash;
     link->reader.body_bytes_max = config->body_bytes_max;
     aq_reader_start(&link->reader);
+    link->reader.entropy = entropy;
+    link->ahead_entry = UINT32_MAX;
+    aq_packer_start(&link->packer, config, aq_stream_local(stream), entropy);
 }
 
 static void free_link(struct aq_link *link)
@@ -129,7 +136,8 @@ static void free_link(struct aq_link *link)
 enum aq_status aq_link_make(struct aq_net *net, const struct aq_link_config *config, struct aq_stream *stream,
                             const struct aq_hello *peer, struct aq_heal *heal, struct aq_link **out)
 {
-    const size_t bytes = memory_bytes(config);
+    const bool packs = config->entropy != AQ_LINK_ENTROPY_OFF && (peer->features & AQ_FEATURE_PACK);
+    const size_t bytes = memory_bytes(config, packs);
     enum aq_status status = AQ_OK;
     struct aq_link *link = NULL;
     void *memory;
@@ -137,18 +145,19 @@ enum aq_status aq_link_make(struct aq_net *net, const struct aq_link_config *con
         status = aq_fail(AQ_NOSPC, AREA, "this net already has links_max = %u links and listeners", net->open_count);
         goto out;
     }
+    if (packs && !net->entropy) AQ_TRY_GOTO(aq_entropy_open(&net->entropy), out);
     AQ_TRY_GOTO(aq_pages_take(&config->pages, bytes, &memory), out);
     struct aq_arena arena = {.base = memory, .bytes = bytes};
     link = aq_arena_take(&arena, sizeof *link);
-    place(link, &arena, config);
+    place(link, &arena, config, packs);
     link->memory = memory;
     link->memory_bytes = bytes;
-    fill(link, net, config, stream, peer, heal);
+    fill(link, net, config, stream, peer, heal, packs ? net->entropy : NULL);
     AQ_TRY_GOTO(aq_ring_open(ring_slots(config), &link->to_loop), out);
     AQ_TRY_GOTO(aq_ring_open(ring_slots(config), &link->to_caller), out);
     if (config->rate_mbps > 0) AQ_TRY_GOTO(stream->ops->pace(stream, config->rate_mbps), out);
-    aq_log(AREA, 2, "link=%p to=\"%s\" rate_mbps=%g slots=%u credits=%u", (void *)link, link->name, config->rate_mbps,
-           config->receive_slots, peer->receive_slots);
+    aq_log(AREA, 2, "link=%p to=\"%s\" rate_mbps=%g slots=%u credits=%u packs=%d", (void *)link, link->name,
+           config->rate_mbps, config->receive_slots, peer->receive_slots, link->packer.entropy != NULL);
     link->next = net->links;
     net->links = link;
     net->open_count++;
@@ -312,6 +321,9 @@ void aq_link_stats(const struct aq_link *link, struct aq_link_stats *out)
     COPY(received_frames);
     COPY(received_body_bytes);
     COPY(received_wire_bytes);
+    COPY(sent_packed_bytes);
+    COPY(received_packed_bytes);
+    COPY(packing_ns);
     COPY(busy_ns);
     COPY(credit_wait_ns);
     COPY(round_trip_ns);

@@ -62,7 +62,11 @@ static void settle(struct aq_link *link)
     aq_reader_cut(&link->reader);
     link->credit_granted = link->reader.slot_free_count;
     link->credit_back = 0;
-    link->out_count = link->out_head = 0;
+    for (; link->out_count > 0; link->out_count--, link->out_head = (link->out_head + 1) % AQ_LINK_BATCH)
+        aq_packer_release(&link->packer, link->out[link->out_head].buffer);
+    if (link->ahead_entry != UINT32_MAX) aq_packer_release(&link->packer, link->ahead.buffer);
+    link->ahead_entry = UINT32_MAX;
+    link->out_head = 0;
     link->out_sent = 0;
     link->out_bytes = 0;
     link->want_ping = link->want_pong = link->want_ack = false;

@@ -20,14 +20,17 @@ static void deliver(struct aq_link *link, const struct aq_reader_frame *in)
                                                    .micro_batch = h->micro_batch,
                                                    .step = h->step,
                                                    .argument = h->argument,
-                                                   .body_bytes = h->body_bytes,
+                                                   .body_bytes = in->body_bytes,
                                                    .body = in->body};
     if (in->body) {
         AQ_ASSERT(link->credit_granted > 0);
         link->credit_granted--;
     }
     AQ_COUNT(link, received_frames, 1);
-    AQ_COUNT(link, received_body_bytes, h->body_bytes);
+    AQ_COUNT(link, received_body_bytes, in->body_bytes);
+    AQ_COUNT(link, received_packed_bytes, h->body_bytes);
+    AQ_COUNT(link, packing_ns, link->reader.packing_ns);
+    link->reader.packing_ns = 0;
     if (h->body_bytes > 0) AQ_COUNT(link, receive_ns, aq_clock_ns() - in->begun_ns);
     aq_trace_add(link->net->config.trace, "recv", aq_frame_kind_text(h->kind), in->begun_ns, aq_clock_ns(),
                  (uint32_t)h->step, h->micro_batch);

@@ -4,13 +4,15 @@
  * Up to AQ_LINK_BATCH frames are encoded ahead and leave gathered, headers and bodies, in one call of at most
  * AQ_LINK_CHUNK_BYTES (1 ms of a paced link). What is encoded keeps its order; the link's own frames (PONG, PING,
  * CREDIT) go before queued ones. A frame with a body and no credit holds the queue: order is part of the contract.
+ *
+ * Where bodies are packed (packer.h), the next of the queue is packed while the one before it goes out.
  */
 #include <errno.h>
 #include <string.h>
 
 #include "link_state.h"
 
-static void encode(struct aq_link *link, struct aq_header *h, const void *body, uint32_t entry)
+static void encode(struct aq_link *link, struct aq_header *h, const struct aq_packed *body, uint32_t entry)
 {
     AQ_ASSERT(link->out_count < AQ_LINK_BATCH);
     struct aq_link_out *out = &link->out[(link->out_head + link->out_count++) % AQ_LINK_BATCH];
@@ -20,7 +22,9 @@ static void encode(struct aq_link *link, struct aq_header *h, const void *body, 
     h->sequence = ++link->sequence;
     h->acknowledge = link->reader.sequence;
     h->credit = link->credit_back;
-    h->body_digest = h->body_bytes > 0 ? aq_digest(body, h->body_bytes) : 0;
+    h->body_bytes = body->byte_count;
+    h->raw_bytes = body->raw_bytes;
+    h->body_digest = h->body_bytes > 0 ? aq_digest(body->bytes, h->body_bytes) : 0;
     link->credit_granted += link->credit_back;
     link->credit_back = 0;
     link->want_ack = false;
@@ -29,17 +33,33 @@ static void encode(struct aq_link *link, struct aq_header *h, const void *body, 
     out->micro_batch = h->micro_batch;
     out->step = h->step;
     out->sequence = h->sequence;
-    out->body = body;
-    out->body_bytes = h->body_bytes;
+    out->body = body->bytes;
+    out->body_bytes = body->byte_count;
+    out->buffer = body->buffer;
     out->entry = entry;
     out->begun_ns = aq_clock_ns();
     link->out_bytes += AQ_FRAME_HEADER_BYTES + (uint64_t)h->body_bytes;
 }
 
+static const struct aq_packed EMPTY = {.buffer = AQ_PACKER_NONE};
+
+/* The head of the queue as it will go out. AQ_AGAIN: what is on its way must leave first. */
+static enum aq_status pack_head(struct aq_link *link)
+{
+    const uint32_t index = link->queue[link->queue_head & link->queue_mask];
+    if (link->ahead_entry == index) return AQ_OK;
+    AQ_ASSERT(link->ahead_entry == UINT32_MAX);
+    const uint64_t begin_ns = aq_clock_ns();
+    AQ_TRY(aq_packer_pack(&link->packer, &link->entries[index].frame, &link->ahead));
+    if (link->packer.entropy) AQ_COUNT(link, packing_ns, aq_clock_ns() - begin_ns);
+    link->ahead_entry = index;
+    return AQ_OK;
+}
+
 static void encode_own(struct aq_link *link, uint16_t kind, uint64_t argument)
 {
     struct aq_header h = {.kind = kind, .argument = argument};
-    encode(link, &h, NULL, UINT32_MAX);
+    encode(link, &h, &EMPTY, UINT32_MAX);
 }
 
 static bool encode_queued(struct aq_link *link, uint64_t now_ns)
@@ -51,18 +71,20 @@ static bool encode_queued(struct aq_link *link, uint64_t now_ns)
         if (link->credit_mark_ns == 0) link->credit_mark_ns = now_ns;
         return false;
     }
+    if (pack_head(link) != AQ_OK) return false;
     aq_link_count_time(link, now_ns);
     link->credit_mark_ns = 0;
     link->queue_head++;
     if (frame->body_bytes > 0) link->credits--;
     struct aq_header h = {.kind = frame->kind,
                           .flags = frame->flags,
-                          .body_bytes = frame->body_bytes,
                           .micro_batch = frame->micro_batch,
                           .step = frame->step,
                           .argument = frame->argument};
-    encode(link, &h, frame->body, index);
+    encode(link, &h, &link->ahead, index);
     link->entries[index].sequence = link->sequence;
+    link->entries[index].wire_bytes = link->ahead.byte_count;
+    link->ahead_entry = UINT32_MAX;
     return true;
 }
 
@@ -71,8 +93,10 @@ static bool encode_next(struct aq_link *link, uint64_t now_ns)
 {
     if (link->state == LINK_LINGER) {
         if (!link->want_abort) return false;
-        struct aq_header h = {.kind = AQ_FRAME_ABORT, .body_bytes = link->abort_bytes, .argument = link->config.rank};
-        encode(link, &h, link->abort_body, UINT32_MAX);
+        struct aq_header h = {.kind = AQ_FRAME_ABORT, .argument = link->config.rank};
+        const struct aq_packed body = {
+            .bytes = link->abort_body, .byte_count = link->abort_bytes, .buffer = AQ_PACKER_NONE};
+        encode(link, &h, &body, UINT32_MAX);
         link->want_abort = false;
         return true;
     }
@@ -148,6 +172,7 @@ void aq_link_count_sent(struct aq_link *link, uint32_t entry)
     link->entries[entry].counted = true;
     AQ_COUNT(link, sent_frames, 1);
     AQ_COUNT(link, sent_body_bytes, link->entries[entry].frame.body_bytes);
+    AQ_COUNT(link, sent_packed_bytes, link->entries[entry].wire_bytes);
 }
 
 static void frame_sent(struct aq_link *link, const struct aq_link_out *out, uint64_t now_ns)
@@ -177,6 +202,7 @@ static void advance(struct aq_link *link, size_t bytes, uint64_t now_ns)
         link->out_sent = 0;
         link->out_head = (link->out_head + 1) % AQ_LINK_BATCH;
         link->out_count--;
+        aq_packer_release(&link->packer, out->buffer);
         frame_sent(link, out, now_ns);
     }
     if (link->heal) aq_link_acknowledged(link, 0);
@@ -198,13 +224,28 @@ static void fill(struct aq_link *link, uint64_t now_ns)
     if (link->busy_mark_ns == 0) aq_link_count_time(link, now_ns);
 }
 
+/* While something goes out, the head of the queue is packed: when its turn comes, it is ready. */
+static bool waits_unpacked(const struct aq_link *link)
+{
+    return link->packer.entropy && link->queue_head != link->queue_tail && link->ahead_entry == UINT32_MAX;
+}
+
+static void pack_ahead(struct aq_link *link)
+{
+    /* Where both buffers are taken, it is packed in its turn. */
+    if (link->state == LINK_OPEN && waits_unpacked(link)) (void)pack_head(link);
+}
+
 static void send_through(struct aq_link *link, uint64_t now_ns)
 {
     struct aq_stream_wait wait;
     for (int i = 0; i < AQ_LINK_TURNS; i++) {
         size_t put;
         fill(link, now_ns);
-        if (link->out_count == 0) return;
+        if (link->out_count == 0) {
+            pack_ahead(link);
+            return;
+        }
         const int count = gather(link);
         const enum aq_status status = link->stream->ops->write(link->stream, link->send_iov, count, &put);
         if (status == AQ_OK) {
@@ -215,6 +256,7 @@ static void send_through(struct aq_link *link, uint64_t now_ns)
             aq_link_lost(link, status);
             return;
         }
+        pack_ahead(link);
         link->stream->ops->wait(link->stream, true, &wait);
         link->send_wake_ns = wait.wake_ns;
         if (wait.fd == -1 || link->send_op.busy) return;
@@ -234,11 +276,14 @@ void aq_link_send_work(struct aq_link *link, uint64_t now_ns)
         send_through(link, now_ns);
         return;
     }
-    if (link->send_op.busy) return;
-    fill(link, now_ns);
-    if (link->out_count == 0) return;
+    if (!link->send_op.busy) fill(link, now_ns);
+    if (link->send_op.busy || link->out_count == 0) {
+        pack_ahead(link);
+        return;
+    }
     link->send_op.kind = AQ_OP_SEND;
     link->send_op.fd = link->direct;
     link->send_op.message = (struct msghdr){.msg_iov = link->send_iov, .msg_iovlen = (size_t)gather(link)};
     link->net->engine_ops->submit(link->net->engine, &link->send_op);
+    if (waits_unpacked(link)) link->more = true; /* when the engine has handed this to the system */
 }

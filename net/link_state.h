@@ -20,6 +20,7 @@
 #include "frame.h"
 #include "net/link.h"
 #include "net_limits.h"
+#include "packer.h"
 #include "reader.h"
 #include "transport.h"
 
@@ -41,8 +42,9 @@ static inline uint64_t token_of(uint32_t kind, uint32_t index)
 struct aq_link_entry { /* a frame to send: the caller's, then with SEND the loop's, until SENT */
     struct aq_frame frame;
     uint64_t token;
-    uint64_t sequence; /* the loop's: of its last sending             */
-    bool counted;      /* the loop's: it has been sent at least once  */
+    uint64_t sequence;   /* the loop's: of its last sending             */
+    uint32_t wire_bytes; /* the loop's: of the body, in its last sending */
+    bool counted;        /* the loop's: it has been sent at least once  */
 };
 
 struct aq_link_record { /* a frame received: the loop's, then with RECEIVED the caller's, until RECORD */
@@ -56,6 +58,7 @@ struct aq_link_out { /* a frame on its way into the stream */
     uint64_t step, sequence;
     const uint8_t *body;
     uint32_t body_bytes;
+    uint8_t buffer; /* of the packer, until it is out: AQ_PACKER_NONE: none */
     uint32_t entry; /* UINT32_MAX: the link's own */
     uint64_t begun_ns;
 };
@@ -63,6 +66,7 @@ struct aq_link_out { /* a frame on its way into the stream */
 struct aq_link_counters { /* written by the loop, read by anybody: relaxed, they order nothing */
     atomic_uint_fast64_t sent_frames, sent_body_bytes, sent_wire_bytes;
     atomic_uint_fast64_t received_frames, received_body_bytes, received_wire_bytes;
+    atomic_uint_fast64_t sent_packed_bytes, received_packed_bytes, packing_ns;
     atomic_uint_fast64_t busy_ns, credit_wait_ns, round_trip_ns, heals, outage_ns;
     atomic_uint_fast64_t receive_ns, receive_begun_ns; /* of whole frames; of the one that is coming in, else 0 */
 };
@@ -124,9 +128,12 @@ struct aq_link {
     struct aq_link_out out[AQ_LINK_BATCH];
     uint32_t out_head, out_count;
     uint32_t chunk_bytes; /* of one send at most             */
-    uint64_t out_bytes;   /* not yet in the stream, of all in out[]  */
-    uint32_t out_sent;    /* of the first: header and body           */
-    uint64_t sequence;    /* of the last frame encoded               */
+    struct aq_packer packer;
+    struct aq_packed ahead; /* of ahead_entry                       */
+    uint32_t ahead_entry;   /* packed before its turn; UINT32_MAX: none */
+    uint64_t out_bytes;     /* not yet in the stream, of all in out[]  */
+    uint32_t out_sent;      /* of the first: header and body           */
+    uint64_t sequence;      /* of the last frame encoded               */
     uint64_t written_sequence, acked_sequence, bye_sequence;
     uint32_t credits; /* frames with a body that I may still send */
     bool want_ack;    /* heals: something has come that no header of ours has acknowledged */
@@ -147,8 +154,9 @@ struct aq_link {
 struct aq_net {
     struct aq_net_config config;
     struct aq_thread *thread;
-    struct aq_ring *commands;  /* links to add; with the lowest bit set: to detach */
-    struct aq_bell *call_bell; /* wakes a caller that waits inside a call of ours  */
+    struct aq_ring *commands;   /* links to add; with the lowest bit set: to detach */
+    struct aq_bell *call_bell;  /* wakes a caller that waits inside a call of ours  */
+    struct aq_entropy *entropy; /* made with the first link that packs; then the loop's */
     int wake_fd;
     atomic_bool wake_pending; /* exchanged by both, as `starved` */
     atomic_int started;       /* -1: not yet; else enum aq_status. Release in the loop, acquire in the caller */

@@ -181,6 +181,7 @@ void aq_net_close(struct aq_net *net)
     }
     aq_thread_close(net->thread);
     if (net->wake_fd != -1) close(net->wake_fd);
+    aq_entropy_close(net->entropy);
     aq_free(net->work);
     aq_bell_close(net->call_bell);
     aq_ring_close(net->commands);

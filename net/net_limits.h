@@ -16,14 +16,21 @@ enum {
     AQ_LINK_CHUNK_BYTES_MIN = 2896,   /* of a slow paced link: two segments, so that its first ten leave no burst  */
     AQ_LINK_TURNS = 8,                /* reads or writes of a stream without a socket of its own, then the next    */
     AQ_LINK_BODY_BYTES_MAX = 1 << 30, /* header and body still count in 32 bits                                   */
+    AQ_PACK_BYTES_MIN = 512,          /* of a body that is worth packing: a Huffman table takes some 100 bytes     */
+    AQ_PACK_PAUSE = 64,               /* frames of a kind that does not pack, between two trials                   */
+    AQ_PACK_RATE_MBPS_MAX = 1000,     /* `auto` packs up to here: beyond, the coders hardly keep up                */
     AQ_NET_LINKS_MAX = 1024,
     AQ_NET_REAP = 64,    /* completions looked at between two sleeps                                  */
     AQ_HANDSHAKES = 16,  /* peers of a listener between accept and their HELLO; then the oldest goes  */
     AQ_SIM_CHUNKS = 4096 /* writes under way in one direction of a sim stream                         */
 };
 
+/* What packing a byte and unpacking it take together (aqpipe bench link), and what `auto` wants to be saved at least.
+ */
+#define AQ_PACK_BYTE_NS   2.0
+#define AQ_PACK_SHARE_MIN 0.03
 /* A peer has 10 s for its HELLO; 1 s less where it is kept for another accept: so it still hears the reason. */
-#define AQ_HANDSHAKE_NS UINT64_C(10000000000)
+#define AQ_HANDSHAKE_NS        UINT64_C(10000000000)
 #define AQ_HANDSHAKE_SOONER_NS UINT64_C(1000000000)
 /* An ended link waits 1 s for the peer to hang up, so that the last frame is not lost to a reset. */
 #define AQ_LINGER_NS UINT64_C(1000000000)

@@ -8,13 +8,15 @@
 
 #include "net/link.h"
 
-void aq_reader_place(struct aq_reader *reader, struct aq_arena *arena, uint32_t body_bytes_max, uint32_t slots)
+void aq_reader_place(struct aq_reader *reader, struct aq_arena *arena, uint32_t body_bytes_max, uint32_t slots,
+                     bool packs)
 {
     reader->slot_bytes = (body_bytes_max + AQ_ALIGN - 1) / AQ_ALIGN * AQ_ALIGN;
     reader->slot_count = slots;
     reader->slots = aq_arena_take(arena, (size_t)reader->slot_bytes * slots);
     reader->slot_free = aq_arena_take(arena, sizeof *reader->slot_free * slots);
     reader->stage = aq_arena_take(arena, AQ_READER_STAGE_BYTES);
+    reader->packed = packs ? aq_arena_take(arena, body_bytes_max) : NULL;
     reader->control = aq_arena_take(arena, AQ_FRAME_CONTROL_BYTES_MAX);
 }
 
@@ -115,12 +117,28 @@ static enum aq_status check_body(struct aq_reader *reader, const struct aq_heade
                  aq_frame_kind_text(h->kind), h->body_bytes, limit);
         return AQ_PROTO;
     }
+    if (h->raw_bytes > 0 && !reader->packed) {
+        snprintf(reader->text, sizeof reader->text, "sent a packed %s; the handshake did not agree to any",
+                 aq_frame_kind_text(h->kind));
+        return AQ_PROTO;
+    }
+    if (h->raw_bytes > 0 && (h->raw_bytes <= h->body_bytes || h->raw_bytes > limit)) {
+        snprintf(reader->text, sizeof reader->text,
+                 "sent a packed %s of %u bytes that stands for %u; more than that, and at most %u were possible",
+                 aq_frame_kind_text(h->kind), h->body_bytes, h->raw_bytes, limit);
+        return AQ_PROTO;
+    }
     if (h->body_bytes > 0 && !own && reader->slot_free_count == 0) {
         snprintf(reader->text, sizeof reader->text, "sent a %s without a credit: all %u receive slots are taken",
                  aq_frame_kind_text(h->kind), reader->slot_count);
         return AQ_PROTO;
     }
     return AQ_OK;
+}
+
+static uint8_t *slot_at(const struct aq_reader *reader, uint32_t slot)
+{
+    return reader->slots + (size_t)slot * reader->slot_bytes;
 }
 
 /* The header is whole: check it, find a place for its body, and move there what of the body has been read already. */
@@ -140,12 +158,36 @@ static enum aq_status take_header(struct aq_reader *reader)
     reader->body = reader->control;
     if (h.body_bytes > 0 && h.kind >= AQ_FRAME_KIND_RUNTIME) {
         reader->slot = reader->slot_free[--reader->slot_free_count];
-        reader->body = reader->slots + (size_t)reader->slot * reader->slot_bytes;
+        reader->body = h.raw_bytes > 0 ? reader->packed : slot_at(reader, reader->slot);
     }
     const uint32_t staged = reader->end - reader->begin;
     reader->body_got = staged < h.body_bytes ? staged : h.body_bytes;
     if (reader->body_got > 0) memcpy(reader->body, reader->stage + reader->begin, reader->body_got);
     reader->begin += reader->body_got;
+    return AQ_OK;
+}
+
+/* The body is whole: its digest, and what it stands for where it is packed. */
+static enum aq_status take_body(struct aq_reader *reader)
+{
+    const struct aq_header *h = &reader->header;
+    const uint64_t digest = aq_digest(reader->body, h->body_bytes);
+    if (digest != h->body_digest) {
+        snprintf(reader->text, sizeof reader->text, "a %s of %u bytes arrived broken: digest %016llx, computed %016llx",
+                 aq_frame_kind_text(h->kind), h->body_bytes, (unsigned long long)h->body_digest,
+                 (unsigned long long)digest);
+        return AQ_CORRUPT;
+    }
+    if (h->raw_bytes == 0) return AQ_OK;
+    const uint64_t begin_ns = aq_clock_ns();
+    uint8_t *slot = slot_at(reader, reader->slot);
+    if (!aq_entropy_unpack(reader->entropy, reader->packed, h->body_bytes, slot, h->raw_bytes)) {
+        snprintf(reader->text, sizeof reader->text, "a packed %s of %u bytes does not unpack to the %u of its header",
+                 aq_frame_kind_text(h->kind), h->body_bytes, h->raw_bytes);
+        return AQ_CORRUPT;
+    }
+    reader->body = slot;
+    reader->packing_ns += aq_clock_ns() - begin_ns;
     return AQ_OK;
 }
 
@@ -161,18 +203,11 @@ enum aq_status aq_reader_next(struct aq_reader *reader, struct aq_reader_frame *
     }
     const struct aq_header *h = &reader->header;
     if (reader->body_got < h->body_bytes) return AQ_AGAIN;
-    if (h->body_bytes > 0) {
-        const uint64_t digest = aq_digest(reader->body, h->body_bytes);
-        if (digest != h->body_digest) {
-            snprintf(reader->text, sizeof reader->text,
-                     "a %s of %u bytes arrived broken: digest %016llx, computed %016llx", aq_frame_kind_text(h->kind),
-                     h->body_bytes, (unsigned long long)h->body_digest, (unsigned long long)digest);
-            return AQ_CORRUPT;
-        }
-    }
+    if (h->body_bytes > 0) AQ_TRY(take_body(reader));
     reader->in_body = false;
     reader->sequence = h->sequence;
     *out = (struct aq_reader_frame){.header = *h,
+                                    .body_bytes = h->raw_bytes > 0 ? h->raw_bytes : h->body_bytes,
                                     .body = h->body_bytes > 0 ? reader->body : NULL,
                                     .slot = reader->slot,
                                     .begun_ns = reader->begun_ns};

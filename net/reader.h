@@ -15,6 +15,7 @@
 
 #include <sys/uio.h>
 
+#include "entropy.h"
 #include "frame.h"
 
 enum {
@@ -38,6 +39,9 @@ struct aq_reader {
 
     uint8_t *stage; /* AQ_READER_STAGE_BYTES: what has been read and not yet looked at lies in [begin, end)       */
     uint32_t begin, end;
+    uint8_t *packed;            /* body_bytes_max: packed bodies come here first; NULL: none were agreed             */
+    struct aq_entropy *entropy; /* unpacks them; the link's to set                                                */
+    uint64_t packing_ns;        /* spent on that                                                                   */
     uint8_t *control; /* AQ_FRAME_CONTROL_BYTES_MAX: bodies of the link's own kinds                                 */
 
     bool in_body;
@@ -51,13 +55,15 @@ struct aq_reader {
 
 struct aq_reader_frame {
     struct aq_header header;
+    uint32_t body_bytes; /* of body; header.body_bytes is what came: fewer where it was packed                */
     const uint8_t *body; /* NULL: none. Of the link's own kinds: until the next call of aq_reader_next       */
     uint32_t slot;       /* of a runtime frame with a body, until aq_reader_release; UINT32_MAX: none        */
     uint64_t begun_ns;
 };
 
-/* Cut the reader's memory (aq_arena twice: measuring, placing). */
-void aq_reader_place(struct aq_reader *reader, struct aq_arena *arena, uint32_t body_bytes_max, uint32_t slots);
+/* Cut the reader's memory (aq_arena twice: measuring, placing). packs: packed bodies may come. */
+void aq_reader_place(struct aq_reader *reader, struct aq_arena *arena, uint32_t body_bytes_max, uint32_t slots,
+                     bool packs);
 /* All slots free, nothing read. from, edge, plan_hash and body_bytes_max are the caller's to set. */
 void aq_reader_start(struct aq_reader *reader);
 

@@ -171,6 +171,13 @@ enum aq_status aq_stream_connect(const char *address, struct aq_tls *tls, uint32
     return wrap(&parsed, tls, false, stream, out);
 }
 
+bool aq_stream_local(const struct aq_stream *stream)
+{
+    while (stream->next)
+        stream = stream->next;
+    return stream->local;
+}
+
 void aq_stream_close(struct aq_stream *stream)
 {
     if (stream) stream->ops->close(stream);

@@ -48,6 +48,7 @@ struct aq_stream_wait {
 struct aq_stream {
     const struct aq_stream_ops *ops;
     struct aq_stream *next;   /* of a filter: the stream below, owned                  */
+    bool local;               /* the peer is on this machine (below a filter: ask aq_stream_local) */
     char name[AQ_NAME_BYTES]; /* the peer, for people                                  */
 };
 
@@ -99,6 +100,7 @@ void aq_door_close(struct aq_door *door);
 enum aq_status aq_stream_connect(const char *address, struct aq_tls *tls, uint32_t attempt, bool paced,
                                  struct aq_stream **out);
 void aq_stream_close(struct aq_stream *stream); /* NULL is fine */
+bool aq_stream_local(const struct aq_stream *stream);
 
 /* For streams that are sockets: the status of a failed read or write. EPIPE, ECONNRESET: AQ_CLOSED. */
 enum aq_status aq_stream_errno(int error);

@@ -154,6 +154,7 @@ static enum aq_status open_end(struct sim_pair *pair, int side, const char *name
     AQ_TRY(aq_alloc(sizeof(struct sim_stream), &memory));
     struct sim_stream *sim = memory;
     sim->stream.ops = &SIM_OPS;
+    sim->stream.local = true;
     snprintf(sim->stream.name, sizeof sim->stream.name, "sim://%.80s", name);
     sim->pair = pair;
     sim->out = &pair->pipes[side];

@@ -46,6 +46,14 @@ static void name_of(const struct sockaddr *address, socklen_t bytes, char *out)
         snprintf(out, AQ_NAME_BYTES, address->sa_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host, port);
 }
 
+static bool loopback(const struct sockaddr *address)
+{
+    const struct sockaddr_in *four = (const struct sockaddr_in *)address;
+    const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)address;
+    return address->sa_family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&six->sin6_addr)
+                                          : ntohl(four->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+}
+
 static enum aq_status wrap_socket(int fd, const struct sockaddr *peer, socklen_t bytes, struct aq_stream **out)
 {
     void *memory;
@@ -55,6 +63,7 @@ static enum aq_status wrap_socket(int fd, const struct sockaddr *peer, socklen_t
     tcp->stream.ops = &TCP_OPS;
     tcp->fd = fd;
     name_of(peer, bytes, tcp->stream.name);
+    tcp->stream.local = loopback(peer);
     if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) == -1 ||
         setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &queue, sizeof queue) == -1)
         aq_log("net", 1, "peer=%s TCP_NODELAY or TCP_NOTSENT_LOWAT refused: %s", tcp->stream.name, strerror(errno));

@@ -29,6 +29,7 @@
 #include "aqsgd/base.h"
 #include "aqsgd/codec.h"
 #include "aqsgd/grad.h"
+#include "net/link.h"
 #include "stages/stage.h"
 
 enum {
@@ -125,7 +126,8 @@ struct aq_job_edge {
 };
 
 struct aq_job_link {
-    double rate_mbps;     /* 10^6 bit/s each way; 0: as fast as it goes                                    */
+    double rate_mbps; /* 10^6 bit/s each way; 0: as fast as it goes                                    */
+    enum aq_link_entropy entropy;
     const char *host;     /* where workers listen that have no address of their own                        */
     uint32_t port_first;  /* stage s listens on port_first + s; 0: the system chooses                      */
     uint32_t send_frames; /* frames that may be queued at once                                             */

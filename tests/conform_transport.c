@@ -36,10 +36,11 @@ static void begin(struct link_pair *pair)
     memcpy(pair->tls, identities, sizeof identities);
 }
 
-static void exchange(const struct scheme *scheme)
+static void exchange_by(const struct scheme *scheme, enum aq_link_entropy entropy)
 {
     struct link_pair pair = {0};
     begin(&pair);
+    pair.config[0].entropy = pair.config[1].entropy = entropy;
     pair_open(&pair, scheme->name, scheme->query);
     pair_exchange(&pair, 60, PAIR_PATIENCE);
     for (int i = 0; i < 2; i++) {
@@ -48,19 +49,33 @@ static void exchange(const struct scheme *scheme)
         assert_int_equal(stats.sent_frames, 60);
         assert_int_equal(stats.received_frames, 60);
         assert_true(stats.busy_ns > 0);
-        assert_true(stats.sent_wire_bytes >= stats.sent_body_bytes + 60 * 128);
+        assert_true(stats.sent_wire_bytes >= stats.sent_packed_bytes + 60 * 128);
+        assert_true(entropy == AQ_LINK_ENTROPY_OFF ? stats.sent_packed_bytes == stats.sent_body_bytes
+                                                   : stats.sent_packed_bytes < stats.sent_body_bytes * 3 / 4);
     }
     pair_close(&pair);
 }
 
+static void exchange(const struct scheme *scheme)
+{
+    exchange_by(scheme, AQ_LINK_ENTROPY_OFF);
+}
+
+static void exchange_packed(const struct scheme *scheme)
+{
+    exchange_by(scheme, AQ_LINK_ENTROPY_ZSTD);
+}
+
 /* Under a filter that cuts: the link heals, and its user sees nothing of it. */
-static void exchange_cut(const struct scheme *scheme)
+static void exchange_cut_by(const struct scheme *scheme, enum aq_link_entropy entropy)
 {
     struct link_pair pair = {0};
     if (!strstr(scheme->name, "fault")) return;
     begin(&pair);
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
         pair.config[i].outage_ns_max = PAIR_PATIENCE * UINT64_C(1000000000);
+        pair.config[i].entropy = entropy;
+    }
     pair_nets(&pair);
     pair_listen(&pair, scheme->name, "seed=5&cut_every=150000");
     pair_meet(&pair, PAIR_PATIENCE);
@@ -71,7 +86,18 @@ static void exchange_cut(const struct scheme *scheme)
     struct aq_link_stats stats;
     aq_link_stats(pair.link[1], &stats);
     assert_true(stats.heals >= 3);
+    assert_true((stats.sent_packed_bytes < stats.sent_body_bytes) == (entropy != AQ_LINK_ENTROPY_OFF));
     pair_close(&pair);
+}
+
+static void exchange_cut(const struct scheme *scheme)
+{
+    exchange_cut_by(scheme, AQ_LINK_ENTROPY_OFF);
+}
+
+static void exchange_cut_packed(const struct scheme *scheme)
+{
+    exchange_cut_by(scheme, AQ_LINK_ENTROPY_ZSTD);
 }
 
 static void refuse(const struct scheme *scheme)
@@ -107,6 +133,7 @@ static void huge(const struct scheme *scheme)
     struct link_pair pair = {0};
     begin(&pair);
     for (int i = 0; i < 2; i++) {
+        pair.config[i].entropy = i == 0 ? AQ_LINK_ENTROPY_ZSTD : AQ_LINK_ENTROPY_AUTO;
         pair.config[i].body_bytes_max = 1000003;
         pair.config[i].receive_slots = 1;
         pair.config[i].send_frames = 1;
@@ -279,7 +306,9 @@ static void run_all(void (*test)(const struct scheme *scheme))
         run_all(function);                                                                                             \
     }
 CASE(test_exchange_odd_sizes_arrives_whole, exchange)
+CASE(test_exchange_packed_arrives_whole, exchange_packed)
 CASE(test_exchange_cut_often_arrives_whole, exchange_cut)
+CASE(test_exchange_packed_cut_often_arrives_whole, exchange_cut_packed)
 CASE(test_connect_nobody_listens_times_out, refuse)
 CASE(test_listen_twice_is_refused, duplicate_listen)
 CASE(test_exchange_huge_bodies_arrives_whole, huge)
@@ -319,7 +348,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_exchange_odd_sizes_arrives_whole),
+        cmocka_unit_test(test_exchange_packed_arrives_whole),
         cmocka_unit_test(test_exchange_cut_often_arrives_whole),
+        cmocka_unit_test(test_exchange_packed_cut_often_arrives_whole),
         cmocka_unit_test(test_connect_nobody_listens_times_out),
         cmocka_unit_test(test_listen_twice_is_refused),
         cmocka_unit_test(test_exchange_huge_bodies_arrives_whole),

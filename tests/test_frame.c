@@ -73,6 +73,31 @@ static void test_header_any_bit_flipped_is_refused(void **state)
     }
 }
 
+/* A packed one: where the bytes differ, and that it comes back. */
+static void test_header_packed_is_golden(void **state)
+{
+    struct aq_header in = SAMPLE, out = {0};
+    uint8_t bytes[AQ_FRAME_HEADER_BYTES], wanted[AQ_FRAME_HEADER_BYTES];
+    char text[AQ_TEXT_BYTES];
+    (void)state;
+    in.raw_bytes = 0x01020305;
+    aq_header_encode(&in, bytes);
+    memcpy(wanted, GOLDEN, sizeof wanted);
+    wanted[10] = 1;
+    memcpy(wanted + 80, (const uint8_t[]){5, 3, 2, 1}, 4);
+    memcpy(wanted + 120, (const uint8_t[]){0x50, 0x66, 0xba, 0x71, 0x0c, 0xbb, 0xbc, 0xc2}, 8);
+    assert_memory_equal(bytes, wanted, sizeof bytes);
+    assert_int_equal(aq_header_decode(bytes, &out, text), AQ_OK);
+    assert_int_equal(out.raw_bytes, in.raw_bytes);
+    assert_int_equal(out.body_bytes, in.body_bytes);
+    in.kind = AQ_FRAME_ABORT; /* the link's own are never packed */
+    in.flags = 0;
+    in.micro_batch = 0;
+    in.step = 0;
+    aq_header_encode(&in, bytes);
+    assert_int_equal(aq_header_decode(bytes, &out, text), AQ_PROTO);
+}
+
 /* The digest made right again: what is reserved must still be zero, and a kind known. */
 static void reseal(uint8_t bytes[AQ_FRAME_HEADER_BYTES])
 {
@@ -142,7 +167,7 @@ static void test_hello_round_trip_and_reserved(void **state)
     assert_int_equal(out.receive_slots, 7);
     for (int at = 36; at < AQ_FRAME_HELLO_BYTES; at++) {
         aq_hello_encode(&in, bytes);
-        bytes[at] = 2; /* bit 0 of byte 36 is the one feature that there is */
+        bytes[at] = 4; /* bits 0 and 1 of byte 36 are the features that there are */
         assert_int_equal(aq_hello_decode(bytes, &out, text), AQ_PROTO);
     }
     struct aq_hello resumes = in;
@@ -150,7 +175,7 @@ static void test_hello_round_trip_and_reserved(void **state)
     resumes.session = 0x0102030405060708;
     resumes.resume_sequence = 9;
     aq_hello_encode(&resumes, bytes);
-    assert_int_equal(bytes[36], 1);
+    assert_int_equal(bytes[36], AQ_FEATURE_HEAL);
     assert_int_equal(bytes[40], 8);
     assert_int_equal(bytes[48], 9);
     assert_int_equal(aq_hello_decode(bytes, &out, text), AQ_OK);
@@ -182,6 +207,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_header_encode_is_golden),
         cmocka_unit_test(test_header_decode_golden_gives_the_fields),
+        cmocka_unit_test(test_header_packed_is_golden),
         cmocka_unit_test(test_header_any_bit_flipped_is_refused),
         cmocka_unit_test(test_header_reserved_bytes_not_zero_are_proto),
         cmocka_unit_test(test_header_unknown_kind_is_proto),

@@ -12,6 +12,8 @@
  * - Bytes from the peer never reach an assertion: anything wrong closes the link with AQ_PROTO or AQ_CORRUPT and a
  *   text.
  *
+ * Bodies may go over the wire packed (entropy): the user at both ends sees them as they were given.
+ *
  * With outage_ns_max a lost connection is made again by the side that connected, and what the peer had not received is
  * sent again, in order, once: the caller sees nothing but time. The link ends with AQ_TIMEOUT when an outage is longer.
  *
@@ -60,6 +62,13 @@ struct aq_net_config {
 enum aq_status aq_net_open(const struct aq_net_config *config, struct aq_net **out);
 void aq_net_close(struct aq_net *net); /* closes what is left, hard. NULL is fine */
 
+/* Bodies that get smaller by it are sent packed, without loss; both ends must say AUTO or ZSTD (net/packer.h). */
+enum aq_link_entropy {
+    AQ_LINK_ENTROPY_OFF = 0,
+    AQ_LINK_ENTROPY_AUTO = 1, /* where it saves more than it costs: packer.h has the rule */
+    AQ_LINK_ENTROPY_ZSTD = 2  /* every body is tried                                     */
+};
+
 struct aq_link_config {
     uint64_t job_digest; /* identity of the job; both ends must agree */
     uint64_t plan_hash;
@@ -72,6 +81,7 @@ struct aq_link_config {
     double rate_mbps;        /* pace my sending to this many 10^6 bit/s of headers and bodies; 0: do not */
     uint64_t heartbeat_ns;   /* silent for so long: send a PING; 0: none                  */
     uint64_t silence_ns_max; /* nothing received for so long: the link is dead; 0: never  */
+    enum aq_link_entropy entropy;
     uint64_t outage_ns_max;  /* a lost connection is made again within this; 0: it ends the link. Both ends must heal */
     struct aq_pages pages;   /* where its memory comes from, received bodies among it; zeroed: plain memory */
 };
@@ -172,12 +182,15 @@ void aq_link_release(struct aq_link *link, const void *body);
 struct aq_link_stats {
     uint64_t sent_frames, sent_body_bytes, sent_wire_bytes;
     uint64_t received_frames, received_body_bytes, received_wire_bytes;
-    uint64_t busy_ns;        /* time with bytes queued or on their way out                      */
-    uint64_t credit_wait_ns; /* time with a frame at the head of the queue and no credit        */
-    uint64_t receive_ns;     /* time in the midst of a frame with a body that is coming in      */
-    uint64_t round_trip_ns;  /* of the last PING                                                */
-    uint64_t heals;          /* how often the connection was made again                         */
-    uint64_t outage_ns;      /* time without a connection, of outages that were healed          */
+    uint64_t sent_packed_bytes;     /* the same bodies as they went out: packed, or as they are  */
+    uint64_t received_packed_bytes; /* and as they came                                          */
+    uint64_t packing_ns;            /* time that the loop has spent on packing and unpacking      */
+    uint64_t busy_ns;               /* time with bytes queued or on their way out                      */
+    uint64_t credit_wait_ns;        /* time with a frame at the head of the queue and no credit        */
+    uint64_t receive_ns;            /* time in the midst of a frame with a body that is coming in      */
+    uint64_t round_trip_ns;         /* of the last PING                                                */
+    uint64_t heals;                 /* how often the connection was made again                         */
+    uint64_t outage_ns;             /* time without a connection, of outages that were healed          */
 };
 /* A snapshot; the loop goes on counting. Also good after the link has ended. */
 void aq_link_stats(const struct aq_link *link, struct aq_link_stats *out);

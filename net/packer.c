@@ -1,0 +1,72 @@
+/*
+ * packer.c -- see packer.h.
+ */
+#include "packer.h"
+
+#include "net_limits.h"
+
+void aq_packer_place(struct aq_packer *packer, struct aq_arena *arena, uint32_t body_bytes_max)
+{
+    for (uint32_t i = 0; i < AQ_PACKER_BUFFERS; i++)
+        packer->buffers[i] = aq_arena_take(arena, body_bytes_max);
+}
+
+void aq_packer_start(struct aq_packer *packer, const struct aq_link_config *config, bool local,
+                     struct aq_entropy *entropy)
+{
+    const double rate = config->rate_mbps;
+    packer->sparing = config->entropy == AQ_LINK_ENTROPY_AUTO;
+    const bool worth_trying = rate > 0 ? rate <= AQ_PACK_RATE_MBPS_MAX : !local;
+    packer->entropy = !packer->sparing || worth_trying ? entropy : NULL;
+    /* A byte takes 8000 / rate ns on the wire, and the coders AQ_PACK_BYTE_NS. */
+    const double share = rate * AQ_PACK_BYTE_NS / 8000;
+    packer->share_min = !packer->sparing ? 0 : share > AQ_PACK_SHARE_MIN ? share : AQ_PACK_SHARE_MIN;
+}
+
+static uint8_t free_buffer(const struct aq_packer *packer)
+{
+    for (uint8_t i = 0; i < AQ_PACKER_BUFFERS; i++)
+        if (!packer->taken[i]) return i;
+    return AQ_PACKER_NONE;
+}
+
+/* After a trial: a pause that doubles where it saved too little. */
+static void learn(struct aq_packer *packer, uint32_t kind, bool saved)
+{
+    const uint32_t longer = 2u * packer->kinds[kind].pause;
+    const uint32_t pause = saved || !packer->sparing ? 0
+                           : longer == 0             ? 1
+                           : longer > AQ_PACK_PAUSE  ? AQ_PACK_PAUSE
+                                                     : longer;
+    packer->kinds[kind].pause = packer->kinds[kind].left = (uint8_t)pause;
+}
+
+enum aq_status aq_packer_pack(struct aq_packer *packer, const struct aq_frame *frame, struct aq_packed *out)
+{
+    const uint32_t bytes = frame->body_bytes, kind = (uint32_t)frame->kind - AQ_FRAME_KIND_RUNTIME;
+    *out = (struct aq_packed){.bytes = frame->body, .byte_count = bytes, .buffer = AQ_PACKER_NONE};
+    if (!packer->entropy || bytes < AQ_PACK_BYTES_MIN) return AQ_OK;
+    if (packer->kinds[kind].left > 0) {
+        packer->kinds[kind].left--;
+        return AQ_OK;
+    }
+    const uint8_t buffer = free_buffer(packer);
+    if (buffer == AQ_PACKER_NONE) return AQ_AGAIN;
+    const uint32_t least = 1 + (uint32_t)(packer->share_min * bytes);
+    const uint32_t packed =
+        least < bytes ? aq_entropy_pack(packer->entropy, frame->body, bytes, packer->buffers[buffer], bytes - least)
+                      : 0;
+    learn(packer, kind, packed > 0);
+    if (packed == 0) return AQ_OK;
+    packer->taken[buffer] = true;
+    *out = (struct aq_packed){
+        .bytes = packer->buffers[buffer], .byte_count = packed, .raw_bytes = bytes, .buffer = buffer};
+    return AQ_OK;
+}
+
+void aq_packer_release(struct aq_packer *packer, uint8_t buffer)
+{
+    if (buffer == AQ_PACKER_NONE) return;
+    AQ_ASSERT(buffer < AQ_PACKER_BUFFERS && packer->taken[buffer]);
+    packer->taken[buffer] = false;
+}

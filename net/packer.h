@@ -1,0 +1,50 @@
+/*
+ * packer.h -- which bodies of a link are sent packed (link.entropy), and where the packed bytes lie meanwhile.
+ *
+ * `zstd` packs every body of AQ_PACK_BYTES_MIN and more that gets smaller. `auto` wants more: what is saved on the wire
+ * must take longer than packing and unpacking, and be at least 3 %. A kind of frame whose last body did not save so
+ * much is left alone for 1, 2, 4, ... up to 64 frames, and then tried again: a rule of counts, so that the same bodies
+ * give the same frames. `auto` packs nothing on links of more than AQ_PACK_RATE_MBPS_MAX, nor where no rate is declared
+ * and the peer is on this machine.
+ *
+ * Two buffers: one goes out while the next body is packed, so that the wire does not wait for the coder.
+ * Locking: the loop's.
+ */
+#ifndef NET_PACKER_H
+#define NET_PACKER_H
+
+#include "entropy.h"
+#include "frame.h"
+#include "net/link.h"
+
+enum { AQ_PACKER_BUFFERS = 2, AQ_PACKER_NONE = UINT8_MAX };
+
+struct aq_packed { /* a body as it goes out */
+    const uint8_t *bytes;
+    uint32_t byte_count;
+    uint32_t raw_bytes; /* 0: it is not packed, bytes is the caller's body */
+    uint8_t buffer;     /* until aq_packer_release; AQ_PACKER_NONE: none   */
+};
+
+struct aq_packer {
+    struct aq_entropy *entropy; /* NULL: nothing is packed */
+    bool sparing;               /* auto */
+    double share_min;           /* of a body: what must be saved */
+    uint8_t *buffers[AQ_PACKER_BUFFERS];
+    bool taken[AQ_PACKER_BUFFERS];
+    struct {
+        uint8_t pause, left; /* frames to leave alone: after the last trial, and still */
+    } kinds[AQ_FRAME_KIND_LAST + 1 - AQ_FRAME_KIND_RUNTIME];
+};
+
+/* Cut the packer's memory (aq_arena twice: measuring, placing). */
+void aq_packer_place(struct aq_packer *packer, struct aq_arena *arena, uint32_t body_bytes_max);
+/* local: the peer is on this machine. entropy: borrowed while the link lives; NULL: nothing is packed. */
+void aq_packer_start(struct aq_packer *packer, const struct aq_link_config *config, bool local,
+                     struct aq_entropy *entropy);
+
+/* AQ_AGAIN: both buffers are on their way out. The body is borrowed while *out is in use. */
+enum aq_status aq_packer_pack(struct aq_packer *packer, const struct aq_frame *frame, struct aq_packed *out);
+void aq_packer_release(struct aq_packer *packer, uint8_t buffer); /* also AQ_PACKER_NONE */
+
+#endif
