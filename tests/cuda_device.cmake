@@ -3,8 +3,9 @@
 if(NOT COMMAND aq_cuda_test OR AQ_CUDA)
   return()
 endif()
-add_library(aq_cuda_on_host OBJECT cuda_host/runtime/device_on_host.c cuda_host/runtime/cuda_runtime_host.c)
-target_include_directories(aq_cuda_on_host PUBLIC cuda_host/runtime ${PROJECT_SOURCE_DIR}/aqsgd/device)
+add_library(aq_cuda_on_host OBJECT cuda_host/runtime/device_on_host.c cuda_host/runtime/cuda_runtime_host.c
+  cuda_host/runtime/cuda_streams_host.c)
+target_include_directories(aq_cuda_on_host PUBLIC cuda_host/runtime cuda_host ${PROJECT_SOURCE_DIR}/aqsgd/device)
 target_include_directories(aq_cuda_on_host PRIVATE ${PROJECT_SOURCE_DIR}/aqsgd)
 target_link_libraries(aq_cuda_on_host PRIVATE aqsgd aq_flags)
 function(aq_cuda_on_host_test name)

@@ -151,6 +151,7 @@ static void test_more_shapes_than_plans_are_kept(void **state)
             const struct aq_matmul args = {
                 .M = 1, .N = n, .K = 1, .a = a, .b = b, .c = c, .a_stride = 1, .b_stride = n, .c_stride = n};
             assert_int_equal(aq_device_matmul(device, &args, NULL), AQ_OK);
+            assert_int_equal(aq_device_stream_sync(device, NULL), AQ_OK);
             assert_true(c[n - 1] == a[0] * (float)(n - 1));
         }
     aq_device_free(device, AQ_MEMORY_DEVICE, memory, 3 * 4096 * sizeof(float));

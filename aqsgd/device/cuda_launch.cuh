@@ -81,7 +81,7 @@ inline enum aq_status aq_cuda_launch(const char *name, void (*kernel)(P...), dim
                                      cudaStream_t stream, A... args)
 {
 #ifdef AQ_CUDA_HOST
-    const cudaError_t error = cuda_host::launch(name, kernel, grid, block, shared, static_cast<P>(args)...);
+    const cudaError_t error = cuda_host::launch(name, kernel, grid, block, shared, stream, static_cast<P>(args)...);
 #else
     cudaError_t error = cudaSuccess;
     if (shared > 48u << 10)

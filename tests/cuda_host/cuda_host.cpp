@@ -459,7 +459,28 @@ cudaError_t run(const char *kernel, dim3 grid, dim3 block, size_t shared, const 
     return e.failed ? cudaErrorLaunchFailure : cudaSuccess;
 }
 
+static int (*taker)(void *stream, int (*run)(void *context), void *context);
+
+static int held_run(void *context)
+{
+    auto *work = static_cast<std::function<cudaError_t()> *>(context);
+    const cudaError_t error = (*work)();
+    delete work;
+    return error;
+}
+
+cudaError_t enqueue(void *stream, const std::function<cudaError_t()> &work)
+{
+    if (!taker || !stream) return work();
+    return static_cast<cudaError_t>(taker(stream, held_run, new std::function<cudaError_t()>(work)));
+}
+
 } // namespace cuda_host
+
+void cuda_host_later(int (*take)(void *stream, int (*run)(void *context), void *context))
+{
+    cuda_host::taker = take;
+}
 
 void cuda_host_seed(uint64_t seed)
 {

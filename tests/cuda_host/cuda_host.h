@@ -88,6 +88,7 @@ void *shared_dynamic(size_t align);
 void shared_static(void *memory, size_t bytes);
 void complain(const site &at, const char *what); /* ends the launch */
 cudaError_t run(const char *kernel, dim3 grid, dim3 block, size_t shared, const std::function<void()> &body);
+cudaError_t enqueue(void *stream, const std::function<cudaError_t()> &work); /* at once, or when the stream is there */
 
 void resolve_shuffle(lane *lanes, uint32_t mask);
 void resolve_ballot(lane *lanes, uint32_t mask);
@@ -212,9 +213,11 @@ struct join_max {
 };
 
 template <class... P, class... A>
-inline cudaError_t launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A... args)
+inline cudaError_t launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, void *stream,
+                          A... args)
 {
-    return run(name, grid, block, shared, [&]() { kernel(static_cast<P>(args)...); });
+    return enqueue(
+        stream, [=]() { return run(name, grid, block, shared, [&]() { kernel(static_cast<P>(args)...); }); });
 }
 
 } // namespace cuda_host

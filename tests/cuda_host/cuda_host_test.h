@@ -24,6 +24,12 @@ void cuda_host_error_clear(void);
 uint64_t cuda_host_launches(void);
 uint64_t cuda_host_blocks(void);
 
+/*
+ * Launches that name a stream go to `take` from now on, which runs them (once; the context is theirs) when the stream
+ * gets there. They answer what take answers; what it runs answers 0 or a cudaError_t.
+ */
+void cuda_host_later(int (*take)(void *stream, int (*run)(void *context), void *context));
+
 #ifdef __cplusplus
 }
 #endif

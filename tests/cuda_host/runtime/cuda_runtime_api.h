@@ -1,7 +1,8 @@
 /*
  * cuda_runtime_api.h -- what device_cuda.c uses of CUDA's runtime, on the host: for tests of the CUDA backend without a
  * GPU. cuda_runtime_host.c does it, kernels run under the launch emulation (cuda_host.h), memory is the host's and
- * streams are always drained. That the same calls compile against CUDA itself is shown by preset cuda.
+ * streams run as late as they may (cuda_streams_host.c). That the same calls compile against CUDA itself is shown by
+ * preset cuda.
  *
  * One GPU, sm_90, whose memory is as large as the test says (cuda_runtime_host_memory).
  */
@@ -26,7 +27,7 @@ typedef enum cudaError {
 typedef enum { CUDA_R_32F = 0, CUDA_R_16BF = 14 } cudaDataType_t;
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDefault = 4 };
 enum { cudaComputeModeDefault = 0, cudaComputeModeProhibited = 2 };
-enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocPortable = 1 };
+enum { cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventDisableTiming = 2, cudaHostAllocPortable = 1 };
 enum cudaDeviceAttr { cudaDevAttrComputeMode = 20 };
 
 struct cudaDeviceProp {
@@ -64,11 +65,16 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventQuery(cudaEvent_t event);
+cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t first, cudaEvent_t last);
 
 /* For tests: what the driver says of itself (0: there is none), how many GPUs there are, their compute capability. */
 void cuda_runtime_host_driver(int version, int count, int major, int minor);
 /* Bytes of device memory, and how many are out. */
 void cuda_runtime_host_memory(size_t bytes);
 size_t cuda_runtime_host_used(void);
+
+/* The runtime's own: run(a copy of `bytes` of context, which it frees) when the stream gets there; everything, now. */
+cudaError_t cuda_runtime_host_later(cudaStream_t stream, int (*run)(void *context), const void *context, size_t bytes);
+cudaError_t cuda_runtime_host_finish(void);
 
 #endif

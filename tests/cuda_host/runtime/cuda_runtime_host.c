@@ -1,5 +1,5 @@
 /*
- * cuda_runtime_host.c -- CUDA's runtime and cuBLASLt on the host. See the two headers.
+ * cuda_runtime_host.c -- CUDA's runtime and cuBLASLt on the host. See the two headers. Streams: cuda_streams_host.c.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -73,7 +73,7 @@ const char *cudaGetErrorName(cudaError_t error)
     return error == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "cudaError";
 }
 
-/* --- memory, streams, events ------------------------------------------------------------------------------------ */
+/* --- memory ----------------------------------------------------------------------------------------------------- */
 
 void cuda_runtime_host_memory(size_t bytes)
 {
@@ -104,6 +104,7 @@ cudaError_t cudaFree(void *memory)
 {
     size_t bytes;
     if (!memory) return cudaSuccess;
+    (void)cuda_runtime_host_finish(); /* as CUDA's waits */
     memcpy(&bytes, (uint8_t *)memory - HEAD_BYTES, sizeof bytes);
     memory_used -= bytes;
     free((uint8_t *)memory - HEAD_BYTES);
@@ -119,6 +120,7 @@ cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags)
 
 cudaError_t cudaFreeHost(void *memory)
 {
+    (void)cuda_runtime_host_finish();
     free(memory);
     return cudaSuccess;
 }
@@ -128,75 +130,6 @@ cudaError_t cudaMemGetInfo(size_t *left, size_t *all)
     *left = memory_all - memory_used;
     *all = memory_all;
     return cudaSuccess;
-}
-
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream)
-{
-    (void)kind;
-    if (!stream) return cudaErrorInvalidValue; /* the backend never uses the legacy stream */
-    memmove(to, from, bytes);
-    return cudaSuccess;
-}
-
-cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream)
-{
-    if (!stream) return cudaErrorInvalidValue;
-    memset(to, value, bytes);
-    return cudaSuccess;
-}
-
-struct CUstream_st {
-    int opened;
-};
-
-struct CUevent_st {
-    int opened;
-};
-
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
-{
-    if (flags != cudaStreamNonBlocking) return cudaErrorInvalidValue;
-    *out = calloc(1, sizeof **out);
-    return *out ? cudaSuccess : cudaErrorMemoryAllocation;
-}
-
-cudaError_t cudaStreamDestroy(cudaStream_t stream)
-{
-    free(stream);
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamSynchronize(cudaStream_t stream)
-{
-    return stream ? cudaSuccess : cudaErrorInvalidValue;
-}
-
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
-{
-    return stream && event && flags == 0 ? cudaSuccess : cudaErrorInvalidValue;
-}
-
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags)
-{
-    if (flags != cudaEventDisableTiming) return cudaErrorInvalidValue;
-    *out = calloc(1, sizeof **out);
-    return *out ? cudaSuccess : cudaErrorMemoryAllocation;
-}
-
-cudaError_t cudaEventDestroy(cudaEvent_t event)
-{
-    free(event);
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
-{
-    return stream && event ? cudaSuccess : cudaErrorInvalidValue;
-}
-
-cudaError_t cudaEventQuery(cudaEvent_t event)
-{
-    return event ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 /* --- cuBLASLt --------------------------------------------------------------------------------------------------- */
@@ -405,20 +338,27 @@ static float gelu_slope(float x)
     return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x);
 }
 
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, const void *alpha, const void *a,
-                              cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout,
-                              const void *beta, const void *c, cublasLtMatrixLayout_t c_layout, void *d,
-                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *algorithm, void *workspace,
-                              size_t workspace_bytes, cudaStream_t stream)
+/* A product that waits in its stream: what was said of it may be destroyed meanwhile. */
+struct lt_call {
+    struct lt_product product;
+    struct lt_layout a_layout, b_layout, c_layout, d_layout;
+    const void *a, *b, *c;
+    void *d;
+    float scale, share;
+};
+
+static int product_run(void *context)
 {
-    (void)workspace_bytes;
+    const struct lt_call *call = context;
+    const struct lt_product *product = &call->product;
+    const struct lt_layout *a_layout = &call->a_layout, *b_layout = &call->b_layout, *c_layout = &call->c_layout;
+    const struct lt_layout *d_layout = &call->d_layout;
+    const void *a = call->a, *b = call->b, *c = call->c;
+    void *d = call->d;
+    const float scale = call->scale, share = call->share;
     const bool a_plain = product->a == CUBLAS_OP_N, b_plain = product->b == CUBLAS_OP_N;
     const uint64_t k_count = a_plain ? a_layout->columns : a_layout->rows;
-    if (!handle || !algorithm || !workspace || !stream || !supported(product, a_layout, b_layout, d_layout))
-        return CUBLAS_STATUS_INVALID_VALUE;
-    products_count(product, a_layout);
     const bool tf32 = product->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
-    const float scale = *(const float *)alpha, share = *(const float *)beta;
     const uint64_t as = (uint64_t)a_layout->stride, bs = (uint64_t)b_layout->stride, ds = (uint64_t)d_layout->stride;
     for (uint64_t n = 0; n < d_layout->columns; n++) {
         for (uint64_t m = 0; m < d_layout->rows; m++) {
@@ -438,5 +378,31 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t prod
             store(d, d_layout->type, n * ds + m, sum);
         }
     }
-    return CUBLAS_STATUS_SUCCESS;
+    free(context);
+    return cudaSuccess;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, const void *alpha, const void *a,
+                              cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout,
+                              const void *beta, const void *c, cublasLtMatrixLayout_t c_layout, void *d,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *algorithm, void *workspace,
+                              size_t workspace_bytes, cudaStream_t stream)
+{
+    (void)workspace_bytes;
+    if (!handle || !algorithm || !workspace || !stream || !supported(product, a_layout, b_layout, d_layout))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    products_count(product, a_layout);
+    const struct lt_call call = {.product = *product,
+                                 .a_layout = *a_layout,
+                                 .b_layout = *b_layout,
+                                 .c_layout = *c_layout,
+                                 .d_layout = *d_layout,
+                                 .a = a,
+                                 .b = b,
+                                 .c = c,
+                                 .d = d,
+                                 .scale = *(const float *)alpha,
+                                 .share = *(const float *)beta};
+    const cudaError_t error = cuda_runtime_host_later(stream, product_run, &call, sizeof call);
+    return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }

@@ -1,0 +1,216 @@
+/*
+ * cuda_streams_host.c -- CUDA's streams, events and copies on the host: work that is done as late as it may.
+ *
+ * A stream only notes what it is told: copies, products, launches of kernels. It runs when somebody waits for it: sync,
+ * an event of it that another stream waits for, the second look at an event, or memory that is freed. So operands that
+ * are reused too early, results that are read too early and events that are missing show as wrong numbers, every time.
+ * CUDA_HOST_STREAMS=early in the environment runs everything at once: a program that waits where it must gives the same
+ * bits either way.
+ *
+ * Locking: none; one thread.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "aqsgd/base.h"
+#include "cuda_host_test.h"
+#include "cuda_runtime_api.h"
+
+enum { WORKS_MAX = 8192 }; /* of a stream, noted and not yet done; then the oldest is done */
+
+struct work {
+    int (*run)(void *context);
+    void *context;
+};
+
+struct CUstream_st {
+    struct CUstream_st *next; /* of all ever made: events may name one that is destroyed */
+    uint64_t noted, done;     /* works, ever */
+    cudaError_t error;        /* the first; stays */
+    struct work works[WORKS_MAX];
+};
+
+struct CUevent_st {
+    cudaStream_t stream; /* NULL: never recorded */
+    uint64_t position, passed_ns;
+    bool timed, asked; /* since it was recorded: a second look makes the stream run */
+};
+
+static cudaStream_t streams;
+
+static bool early(void)
+{
+    const char *wish = getenv("CUDA_HOST_STREAMS");
+    return wish && strcmp(wish, "early") == 0;
+}
+
+/* Waits point backwards in time only, so that this ends. */
+static cudaError_t stream_run(cudaStream_t stream, uint64_t position)
+{
+    while (stream->done < position) {
+        const struct work work = stream->works[stream->done++ % WORKS_MAX];
+        const cudaError_t error = (cudaError_t)work.run(work.context);
+        if (stream->error == cudaSuccess) stream->error = error;
+    }
+    return stream->error;
+}
+
+static cudaError_t all_run(void)
+{
+    for (cudaStream_t stream = streams; stream; stream = stream->next)
+        (void)stream_run(stream, stream->noted);
+    return cudaSuccess;
+}
+
+/* Takes the context. */
+static int note(void *stream_of, int (*run)(void *context), void *context)
+{
+    cudaStream_t stream = stream_of;
+    if (stream->noted - stream->done == WORKS_MAX) (void)stream_run(stream, stream->done + 1);
+    stream->works[stream->noted++ % WORKS_MAX] = (struct work){run, context};
+    return early() ? (int)stream_run(stream, stream->noted) : 0;
+}
+
+cudaError_t cuda_runtime_host_later(cudaStream_t stream, int (*run)(void *context), const void *context, size_t bytes)
+{
+    if (!stream) return cudaErrorInvalidValue; /* the backend never uses the legacy stream */
+    void *copy = malloc(bytes);
+    if (!copy) return cudaErrorMemoryAllocation;
+    memcpy(copy, context, bytes);
+    return (cudaError_t)note(stream, run, copy);
+}
+
+cudaError_t cuda_runtime_host_finish(void)
+{
+    return all_run();
+}
+
+/* --- copies ----------------------------------------------------------------------------------------------------- */
+
+struct copy {
+    void *to;
+    const void *from; /* NULL: set */
+    size_t bytes;
+    int value;
+};
+
+static int copy_run(void *context)
+{
+    const struct copy *copy = context;
+    if (copy->from)
+        memmove(copy->to, copy->from, copy->bytes);
+    else
+        memset(copy->to, copy->value, copy->bytes);
+    free(context);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream)
+{
+    (void)kind;
+    const struct copy copy = {.to = to, .from = from, .bytes = bytes};
+    return cuda_runtime_host_later(stream, copy_run, &copy, sizeof copy);
+}
+
+cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream)
+{
+    const struct copy copy = {.to = to, .bytes = bytes, .value = value};
+    return cuda_runtime_host_later(stream, copy_run, &copy, sizeof copy);
+}
+
+/* --- streams and events ----------------------------------------------------------------------------------------- */
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
+{
+    if (flags != cudaStreamNonBlocking) return cudaErrorInvalidValue;
+    *out = calloc(1, sizeof **out);
+    if (!*out) return cudaErrorMemoryAllocation;
+    (*out)->next = streams;
+    streams = *out;
+    cuda_host_later(note);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream)
+{
+    return stream_run(stream, stream->noted);
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream)
+{
+    return stream ? stream_run(stream, stream->noted) : cudaErrorInvalidValue;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags)
+{
+    if (flags != cudaEventDisableTiming && flags != cudaEventDefault) return cudaErrorInvalidValue;
+    *out = calloc(1, sizeof **out);
+    if (!*out) return cudaErrorMemoryAllocation;
+    (*out)->timed = flags == cudaEventDefault;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event)
+{
+    if (event->stream) (void)stream_run(event->stream, event->position);
+    free(event);
+    return cudaSuccess;
+}
+
+static int stamp_run(void *context)
+{
+    cudaEvent_t event;
+    memcpy(&event, context, sizeof(cudaEvent_t));
+    event->passed_ns = aq_clock_ns();
+    free(context);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
+{
+    if (!stream || !event) return cudaErrorInvalidValue;
+    if (event->timed) (void)cuda_runtime_host_later(stream, stamp_run, &event, sizeof(cudaEvent_t));
+    event->stream = stream;
+    event->position = stream->noted;
+    event->asked = false;
+    return cudaSuccess;
+}
+
+struct wait {
+    cudaStream_t stream;
+    uint64_t position;
+};
+
+static int wait_run(void *context)
+{
+    const struct wait wait = *(const struct wait *)context;
+    free(context);
+    return (int)stream_run(wait.stream, wait.position);
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
+{
+    if (!stream || !event || flags != 0) return cudaErrorInvalidValue;
+    if (!event->stream) return cudaSuccess;
+    const struct wait wait = {.stream = event->stream, .position = event->position};
+    return cuda_runtime_host_later(stream, wait_run, &wait, sizeof wait);
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event)
+{
+    if (!event) return cudaErrorInvalidValue;
+    if (!event->stream) return cudaSuccess;
+    if (event->stream->done < event->position && !event->asked) {
+        event->asked = true;
+        return cudaErrorNotReady;
+    }
+    return stream_run(event->stream, event->position);
+}
+
+cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t first, cudaEvent_t last)
+{
+    if (!first->timed || !last->timed || !first->stream || !last->stream) return cudaErrorInvalidValue;
+    if (first->stream->done < first->position || last->stream->done < last->position) return cudaErrorNotReady;
+    *milliseconds = (float)((double)last->passed_ns - (double)first->passed_ns) * 1e-6f;
+    return cudaSuccess;
+}
