@@ -7,7 +7,7 @@
  *     n2 = LN2(x')     u = n2 Wfc + b         g = gelu(u)             x'' = x' + D(g Wpr + b)
  *
  * Map: model_gpt2.c table, names and tensors; model_gpt2_memory.c where every buffer lies; model_gpt2_forward.c and
- * model_gpt2_backward.c the mathematics. "type" is fp32 or bf16: that of the operands of matrix products between
+ * model_gpt2_backward.c the mathematics. "type" is fp32, bf16 or fp16: that of the operands of matrix products between
  * layers.
  */
 #ifndef MODEL_GPT2_H
@@ -87,7 +87,7 @@ struct gpt2 {
 
 struct gpt2_shape {
     bool first, last, inference;
-    bool rounds; /* the device wants bf16 operands in bf16 */
+    bool rounds; /* the device wants operands of 16 bits in 16 bits */
     bool shared; /* one set of kept activations serves all blocks */
     uint32_t first_block, blocks;
     uint64_t B, T, C, H, V, rows;
@@ -122,7 +122,7 @@ enum aq_status gpt2_forward(void *state, uint32_t slot, const struct aq_stage_in
 enum aq_status gpt2_backward(void *state, uint32_t slot, const float *dy, float *dx, struct aq_stream *stream);
 enum aq_status gpt2_logits(void *state, uint32_t slot, uint32_t position, float *logits, struct aq_stream *stream);
 
-/* Weights as products read them: fp32, or the device's bf16 copy. */
+/* Weights as products read them: fp32, or the device's copy in 16 bits. */
 struct gpt2_operand {
     const void *at;
     enum aq_element type;
@@ -132,12 +132,7 @@ static inline struct gpt2_operand gpt2_operand(const struct gpt2 *gpt2, const fl
 {
     const struct aq_stage *stage = gpt2->stage;
     if (!stage->rounded) return (struct gpt2_operand){weights, AQ_F32};
-    return (struct gpt2_operand){stage->rounded + (weights - stage->parameters), AQ_BF16};
-}
-
-static inline uint64_t gpt2_type_bytes(enum aq_element type)
-{
-    return type == AQ_BF16 ? 2 : 4;
+    return (struct gpt2_operand){stage->rounded + (weights - stage->parameters), gpt2->type};
 }
 
 #endif

@@ -141,10 +141,10 @@ static enum aq_status attention_backward(const struct gpt2 *gpt2, const struct g
                                            .sample_elements = rows * 3 * C,
                                            .x = work->dqkv,
                                            .y = work->dqkv_rounded,
-                                           .y_type = AQ_BF16};
+                                           .y_type = gpt2->type};
     if (work->dqkv_rounded) AQ_TRY(aq_device_dropout(gpt2->device, &round, stream));
     const void *dqkv = work->dqkv_rounded ? (const void *)work->dqkv_rounded : work->dqkv;
-    const enum aq_element dqkv_type = work->dqkv_rounded ? AQ_BF16 : AQ_F32;
+    const enum aq_element dqkv_type = work->dqkv_rounded ? gpt2->type : AQ_F32;
     AQ_TRY(weight_gradient(gpt2, rows, C, 3 * C, kept->norm1, dqkv, dqkv_type, g->qkv_weight, stream));
     AQ_TRY(aq_device_column_sum(gpt2->device, work->dqkv, AQ_F32, rows, 3 * C, 3 * C, g->qkv_bias, stream));
     args = input_gradient(gpt2, rows, C, 3 * C, dqkv, dqkv_type, w->qkv_weight, work->dnorm, AQ_F32);
@@ -158,8 +158,9 @@ static enum aq_status head_chunk_backward(const struct gpt2 *gpt2, const struct 
                                           uint64_t rows, struct aq_stream *stream)
 {
     const struct aq_model_config *model = &gpt2->stage->config.model;
-    const uint64_t C = model->channels, V = model->vocabulary, twice = gpt2->type == AQ_BF16 ? 2 : 1;
-    const uint8_t *norm = (const uint8_t *)slot->norm + first * C * gpt2_type_bytes(gpt2->type);
+    const uint64_t C = model->channels, V = model->vocabulary;
+    const uint64_t twice = sizeof(float) / aq_element_bytes(gpt2->type);
+    const uint8_t *norm = (const uint8_t *)slot->norm + first * C * aq_element_bytes(gpt2->type);
     const struct gpt2_operand weights = gpt2_operand(gpt2, gpt2->weights.head);
     struct aq_matmul args = {.M = rows,
                              .N = C,

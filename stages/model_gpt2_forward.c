@@ -173,13 +173,13 @@ enum aq_status gpt2_head_chunk(const struct gpt2 *gpt2, const struct gpt2_slot *
 {
     const struct aq_model_config *model = &gpt2->stage->config.model;
     const uint64_t C = model->channels, V = model->vocabulary;
-    const uint8_t *norm = (const uint8_t *)slot->norm + first * C * gpt2_type_bytes(gpt2->type);
+    const uint8_t *norm = (const uint8_t *)slot->norm + first * C * aq_element_bytes(gpt2->type);
     struct aq_matmul args = product(gpt2, rows, V, C, norm, gpt2->weights.head, gpt2->work.logits, AQ_F32, NULL);
     args.b_transposed = true;
     args.b_stride = C;
     args.c_stride = gpt2->head_stride;
     AQ_TRY(aq_device_matmul(gpt2->device, &args, stream));
-    const uint64_t twice = gpt2->type == AQ_BF16 ? 2 : 1; /* a bf16 gradient starts where its row of logits started */
+    const uint64_t twice = sizeof(float) / aq_element_bytes(gpt2->type); /* a gradient starts where its row of logits does */
     const struct aq_cross_entropy loss = {.rows = rows,
                                           .V = V,
                                           .logits = gpt2->work.logits,
@@ -258,7 +258,7 @@ enum aq_status gpt2_logits(void *state, uint32_t index, uint32_t position, float
     const uint64_t C = model->channels, V = model->vocabulary;
     if (position >= slot->T)
         return aq_fail(AQ_INVAL, "stage", "logits of position %u: the last forward had %u tokens", position, slot->T);
-    const uint8_t *norm = (const uint8_t *)slot->norm + position * C * gpt2_type_bytes(gpt2->type);
+    const uint8_t *norm = (const uint8_t *)slot->norm + position * C * aq_element_bytes(gpt2->type);
     struct aq_matmul args = product(gpt2, 1, V, C, norm, gpt2->weights.head, gpt2->work.logits, AQ_F32, NULL);
     args.b_transposed = true;
     args.b_stride = C;

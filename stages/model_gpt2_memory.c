@@ -40,7 +40,7 @@ struct gpt2_shape gpt2_shape(const struct aq_stage_config *config)
 
 static void place_kept(const struct gpt2_shape *shape, struct aq_arena *arena, struct gpt2_kept *kept)
 {
-    const uint64_t N = shape->rows * shape->C, typed = gpt2_type_bytes(shape->type);
+    const uint64_t N = shape->rows * shape->C, typed = aq_element_bytes(shape->type);
     kept->norm1 = aq_arena_take(arena, N * typed);
     kept->qkv = aq_arena_take(arena, 3 * N * typed);
     kept->attention = aq_arena_take(arena, N * typed);
@@ -83,7 +83,7 @@ void gpt2_place_slot(const struct gpt2_shape *shape, struct aq_arena *arena, str
     to->keys = aq_arena_take(arena, sites * shape->B * sizeof *to->keys);
     if (shape->first) to->tokens = aq_arena_take(arena, shape->rows * sizeof *to->tokens);
     if (shape->last) {
-        to->norm = aq_arena_take(arena, shape->rows * shape->C * gpt2_type_bytes(shape->type));
+        to->norm = aq_arena_take(arena, shape->rows * shape->C * aq_element_bytes(shape->type));
         to->mean = aq_arena_take(arena, shape->rows * sizeof(float));
         to->rstd = aq_arena_take(arena, shape->rows * sizeof(float));
         to->losses = aq_arena_take(arena, shape->rows * sizeof(float));
@@ -104,7 +104,7 @@ void gpt2_place_host(const struct gpt2_shape *shape, struct aq_arena *arena, str
 void gpt2_place_work(const struct gpt2_shape *shape, struct aq_arena *arena, struct gpt2_work *work,
                      struct gpt2_kept *shared)
 {
-    const uint64_t N = shape->rows * shape->C, typed = gpt2_type_bytes(shape->type);
+    const uint64_t N = shape->rows * shape->C, typed = aq_element_bytes(shape->type);
     if (shape->shared && shape->blocks) place_kept(shape, arena, shared);
     if (shape->last) work->logits = aq_arena_take(arena, shape->head_rows * shape->head_stride * sizeof(float));
     if (shape->inference) return;

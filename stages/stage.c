@@ -66,8 +66,8 @@ static enum aq_status config_check(const struct aq_stage_config *config)
         return aq_fail(AQ_INVAL, "stage", "T is %u: 1 to model.context, %u", config->T, config->model.context);
     if (config->slots == 0 || config->slots > 4096)
         return aq_fail(AQ_INVAL, "stage", "%u slots: 1 to 4096", config->slots);
-    if (config->precision < AQ_STAGE_FP32 || config->precision > AQ_STAGE_TF32)
-        return aq_fail(AQ_INVAL, "stage", "precision %d: fp32, tf32 or bf16", (int)config->precision);
+    if (config->precision < AQ_STAGE_FP32 || config->precision > AQ_STAGE_FP16)
+        return aq_fail(AQ_INVAL, "stage", "precision %d: fp32, tf32, bf16 or fp16", (int)config->precision);
     return AQ_OK;
 }
 

@@ -41,7 +41,7 @@ struct stage_model {
 /* What lies between a stage's products, and what the products do with it. */
 static inline enum aq_element stage_type(enum aq_stage_precision precision)
 {
-    return precision == AQ_STAGE_BF16 ? AQ_BF16 : AQ_F32;
+    return precision == AQ_STAGE_BF16 ? AQ_BF16 : precision == AQ_STAGE_FP16 ? AQ_F16 : AQ_F32;
 }
 
 static inline enum aq_element stage_compute(enum aq_stage_precision precision)

@@ -20,7 +20,8 @@ aq_cuda_on_host_test(test_cuda_codec_device SOURCES test_cuda_codec_device.c cod
 # The conformance of devices, of kind cuda alone: with every ending of a product that cuBLASLt has, and with none.
 aq_cuda_on_host_test(conform_device_cuda LABELS conform quick TIMEOUT 300)
 set_tests_properties(conform_device_cuda PROPERTIES ENVIRONMENT "AQ_CONFORM=cuda")
-add_test(NAME conform_device_cuda_plain COMMAND conform_device_cuda)
+target_compile_definitions(conform_device_cuda PRIVATE AQ_CUDA_ON_HOST)
+add_test(NAME conform_device_cuda_plain COMMAND conform_device_cuda test_*matmul*)
 set_tests_properties(conform_device_cuda_plain PROPERTIES SKIP_RETURN_CODE 77 LABELS "conform;quick" TIMEOUT 300
   ENVIRONMENT "AQ_CONFORM=cuda;CUBLASLT_HOST_FUSES=0")
 

@@ -185,7 +185,8 @@ static void test_products_are_computed_as_asked_for(void **state)
         cudaDataType_t type;
     } kinds[] = {{AQ_STAGE_FP32, CUBLAS_COMPUTE_32F, CUDA_R_32F},
                  {AQ_STAGE_TF32, CUBLAS_COMPUTE_32F_FAST_TF32, CUDA_R_32F},
-                 {AQ_STAGE_BF16, CUBLAS_COMPUTE_32F, CUDA_R_16BF}};
+                 {AQ_STAGE_BF16, CUBLAS_COMPUTE_32F, CUDA_R_16BF},
+                 {AQ_STAGE_FP16, CUBLAS_COMPUTE_32F, CUDA_R_16F}};
     enum { KINDS = sizeof kinds / sizeof kinds[0] };
     struct aq_device *device = NULL;
     const struct aq_device_config config = {.kind = "cuda"};
@@ -209,6 +210,18 @@ static void test_products_are_computed_as_asked_for(void **state)
     aq_device_close(cpu);
 }
 
+static void test_what_attention_cannot_do_is_said(void **state)
+{
+    (void)state;
+    float nothing[4] = {0};
+    struct aq_attention args = {.samples = 1, .T = 1, .H = 1, .D = 513, .T_mask = 1, .qkv = nothing, .lse = nothing};
+    assert_int_equal(aq_cuda_attention(&args, NULL), AQ_INVAL);
+    args.D = 64;
+    args.H = 64;
+    args.T = args.T_mask = 131073;
+    assert_int_equal(aq_cuda_attention_backward(&args, nothing, NULL), AQ_INVAL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -218,6 +231,7 @@ int main(void)
         cmocka_unit_test(test_memory_is_one_allocation_and_says_who_needs_it),
         cmocka_unit_test(test_more_shapes_than_plans_are_kept),
         cmocka_unit_test(test_products_are_computed_as_asked_for),
+        cmocka_unit_test(test_what_attention_cannot_do_is_said),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,7 +3,7 @@
  *
  * Five steps of a small GPT-2: forward, backward, the gradients' norm, AdamW. Behind the wall (apart) losses and
  * weights are the CPU's bits; on a GPU sums are made in another order, and steps carry that on: losses within 2e-5 in
- * fp32 and 5e-3 in bf16, weights within 2e-3 and 5e-2 of what they have moved by. AQ_DEVICES=cuda takes one kind alone;
+ * fp32, 5e-3 in bf16 and 1e-3 in fp16, weights within 2e-3, 5e-2 and 1e-2 of what they have moved by. AQ_DEVICES=cuda takes one kind alone;
  * AQ_GPU=required makes a missing GPU a failure.
  */
 #include "stage_help.h"
@@ -34,6 +34,7 @@ static void read_back(struct aq_device *device, float *host, const float *from, 
 static void step(struct aq_device *device, struct aq_stage *stage, float *m, float *v, uint64_t number,
                  double *loss_out)
 {
+    const float scale = 1024.0f; /* of the loss: for fp16, and as good for others */
     int32_t tokens[SAMPLES * TOKENS], targets[SAMPLES * TOKENS];
     uint64_t ids[SAMPLES];
     help_tokens(tokens, SAMPLES * TOKENS, number, VOCABULARY);
@@ -46,7 +47,7 @@ static void step(struct aq_device *device, struct aq_stage *stage, float *m, flo
                                          .samples = SAMPLES,
                                          .seed = 3,
                                          .step = number,
-                                         .loss_scale = 1.0f / (SAMPLES * TOKENS)};
+                                         .loss_scale = scale / (SAMPLES * TOKENS)};
     struct aq_stage_loss loss = {0};
     double norm2 = 0;
     assert_int_equal(aq_stage_forward(stage, 0, &input, NULL, &loss, NULL), AQ_OK);
@@ -63,7 +64,7 @@ static void step(struct aq_device *device, struct aq_stage *stage, float *m, flo
                                   .beta1 = 0.9f,
                                   .beta2 = 0.999f,
                                   .epsilon = 1e-4f, /* a gradient near 0 must not decide a whole step by its sign */
-                                  .grad_scale = norm2 > 1.0 ? (float)(1.0 / sqrt(norm2)) : 1.0f,
+                                  .grad_scale = (float)(1.0 / fmax((double)scale, sqrt(norm2))),
                                   .step = number};
     assert_int_equal(aq_device_adamw(device, &args, NULL), AQ_OK);
     assert_int_equal(aq_stage_parameters_changed(stage, NULL), AQ_OK);
@@ -95,10 +96,20 @@ static void train(struct aq_device *device, enum aq_stage_precision precision, b
     aq_stage_close(stage);
 }
 
-static void compare(const char *kind, bool bf16, const struct outcome *mine, const struct outcome *truth)
+static const struct {
+    const char *name;
+    enum aq_stage_precision precision;
+    bool recompute;
+    double loss_limit, weight_limit;
+} rounds[] = {{"fp32", AQ_STAGE_FP32, false, 2e-5, 2e-3},
+              {"bf16", AQ_STAGE_BF16, false, 5e-3, 5e-2},
+              {"fp16", AQ_STAGE_FP16, false, 1e-3, 1e-2},
+              {"fp32 again", AQ_STAGE_FP32, true, 2e-5, 2e-3}};
+
+static void compare(const char *kind, int round, const struct outcome *mine, const struct outcome *truth)
 {
     const bool exact = strcmp(kind, "apart") == 0;
-    const double loss_limit = bf16 ? 5e-3 : 2e-5, weight_limit = bf16 ? 5e-2 : 2e-3;
+    const double loss_limit = rounds[round].loss_limit, weight_limit = rounds[round].weight_limit;
     double distance = 0, moved = 0;
     for (uint64_t i = 0; i < truth->count; i++) {
         const double far = (double)mine->after[i] - truth->after[i], way = (double)truth->after[i] - truth->before[i];
@@ -114,18 +125,16 @@ static void compare(const char *kind, bool bf16, const struct outcome *mine, con
     }
     if (exact ? distance != 0.0 : !(distance < weight_limit))
         fail_msg("%s: weights are off by %g of what they moved by", kind, distance);
-    print_message("%s %s: weights off by %.2g of their way\n", kind, bf16 ? "bf16" : "fp32", distance);
+    print_message("%s %s: weights off by %.2g of their way\n", kind, rounds[round].name, distance);
 }
 
 static void run(const char *kind, struct aq_device *cpu, struct aq_device *device)
 {
-    for (int round = 0; round < 3; round++) {
-        const bool bf16 = round == 1, recompute = round == 2;
-        const enum aq_stage_precision precision = bf16 ? AQ_STAGE_BF16 : AQ_STAGE_FP32;
+    for (int round = 0; round < (int)(sizeof rounds / sizeof rounds[0]); round++) {
         struct outcome truth = {0}, mine = {0};
-        train(cpu, precision, recompute, &truth);
-        train(device, precision, recompute, &mine);
-        compare(kind, bf16, &mine, &truth);
+        train(cpu, rounds[round].precision, rounds[round].recompute, &truth);
+        train(device, rounds[round].precision, rounds[round].recompute, &mine);
+        compare(kind, round, &mine, &truth);
         aq_free(truth.before);
         aq_free(truth.after);
         aq_free(mine.before);

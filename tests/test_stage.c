@@ -11,6 +11,7 @@ struct run {
     bool recompute, forwards_first;
     float dropout;
     enum aq_stage_precision precision;
+    float loss_scale; /* 0: 0.01 */
 };
 
 struct result {
@@ -38,6 +39,7 @@ struct pipeline {
     uint32_t count;
     int32_t *tokens, *targets;
     float *activation, *gradient;
+    float loss_scale;
 };
 
 static void forward(struct pipeline *p, uint32_t micro, double *loss_out)
@@ -49,7 +51,7 @@ static void forward(struct pipeline *p, uint32_t micro, double *loss_out)
                                    .samples = micro == 1 ? B - 1 : B, /* a partial one among them */
                                    .seed = 3,
                                    .step = 11,
-                                   .loss_scale = 0.01f};
+                                   .loss_scale = p->loss_scale};
     struct aq_stage_loss loss = {0};
     if (p->count == 2) {
         assert_int_equal(aq_stage_forward(p->stages[0], micro, &input, p->activation, NULL, NULL), AQ_OK);
@@ -71,7 +73,7 @@ static void backward(struct pipeline *p, uint32_t micro)
 static struct result run_once(const struct run *run)
 {
     struct aq_device *device = help_device(run->threads);
-    struct pipeline p = {.count = run->cut ? 2 : 1};
+    struct pipeline p = {.count = run->cut ? 2 : 1, .loss_scale = run->loss_scale > 0 ? run->loss_scale : 0.01f};
     const uint32_t bounds[3] = {0, run->cut ? run->cut : LAYERS, LAYERS};
     struct result result = {0};
     for (uint32_t i = 0; i < p.count; i++) {
@@ -125,12 +127,13 @@ static void same_bits(const struct run *a, const struct run *b)
     aq_free(y.gradients);
 }
 
-static const enum aq_stage_precision precisions[] = {AQ_STAGE_FP32, AQ_STAGE_BF16};
+static const enum aq_stage_precision precisions[] = {AQ_STAGE_FP32, AQ_STAGE_BF16, AQ_STAGE_FP16};
+enum { PRECISIONS = sizeof precisions / sizeof precisions[0] };
 
 static void test_cut_anywhere_equals_uncut(void **state)
 {
     (void)state;
-    for (int p = 0; p < 2; p++) {
+    for (int p = 0; p < PRECISIONS; p++) {
         for (uint32_t cut = 1; cut < LAYERS; cut++) {
             const struct run uncut = {.threads = 2, .precision = precisions[p], .dropout = 0.1f};
             struct run other = uncut;
@@ -143,7 +146,7 @@ static void test_cut_anywhere_equals_uncut(void **state)
 static void test_any_number_of_threads_gives_the_same_bits(void **state)
 {
     (void)state;
-    for (int p = 0; p < 2; p++) {
+    for (int p = 0; p < PRECISIONS; p++) {
         for (uint32_t threads = 2; threads < 5; threads++) {
             const struct run one = {.threads = 1, .precision = precisions[p], .dropout = 0.1f};
             struct run other = one;
@@ -156,7 +159,7 @@ static void test_any_number_of_threads_gives_the_same_bits(void **state)
 static void test_recomputation_gives_the_same_bits(void **state)
 {
     (void)state;
-    for (int p = 0; p < 2; p++) {
+    for (int p = 0; p < PRECISIONS; p++) {
         const struct run kept = {.threads = 2, .precision = precisions[p], .dropout = 0.25f, .forwards_first = true};
         struct run again = kept;
         again.recompute = true;
@@ -266,17 +269,42 @@ static void test_gradient_matches_finite_differences(void **state)
     }
 }
 
+/* Gradients too small for fp16 come through with a scale, are lost without, and tell when it was too large. */
+static void test_fp16_keeps_gradients_that_are_scaled(void **state)
+{
+    (void)state;
+    const float small = 1e-6f, scale = 65536.0f;
+    struct run run = {.threads = 2, .precision = AQ_STAGE_FP32, .loss_scale = small};
+    const struct result truth = run_once(&run);
+    run.precision = AQ_STAGE_FP16;
+    const struct result lost = run_once(&run);
+    run.loss_scale = small * scale;
+    const struct result scaled = run_once(&run);
+    for (uint64_t i = 0; i < scaled.count; i++) scaled.gradients[i] /= scale;
+    const double near = help_distance(scaled.gradients, truth.gradients, truth.count);
+    const double far = help_distance(lost.gradients, truth.gradients, truth.count);
+    if (!(near < 3e-3 && far > 0.1)) fail_msg("gradients are off by %g with a scale, by %g without", near, far);
+    run.loss_scale = 1e7f;
+    const struct result over = run_once(&run);
+    assert_false(isfinite(over.sum2));
+    for (int m = 0; m < MICRO; m++) assert_true(fabs(over.loss[m] / truth.loss[m] - 1.0) < 1e-3);
+    aq_free(truth.gradients);
+    aq_free(lost.gradients);
+    aq_free(scaled.gradients);
+    aq_free(over.gradients);
+}
+
 static void test_measure_equals_use(void **state)
 {
     (void)state;
     struct aq_device *device = help_device(1);
-    for (int round = 0; round < 6; round++) {
+    for (int round = 0; round < 7; round++) {
         struct aq_stage_config config = help_config(4, 4, 128, 500, 2, 64);
         config.slots = 1 + (uint32_t)round % 3;
         config.recompute = round == 3;
         config.inference = round == 4;
         config.layer_first = round == 5 ? 2 : 0;
-        config.precision = round == 2 ? AQ_STAGE_BF16 : AQ_STAGE_FP32;
+        config.precision = round == 2 ? AQ_STAGE_BF16 : round == 6 ? AQ_STAGE_FP16 : AQ_STAGE_FP32;
         struct aq_stage_size size;
         assert_int_equal(aq_stage_measure(&config, &size), AQ_OK);
         const uint64_t before = aq_memory_used();
@@ -418,6 +446,7 @@ int main(void)
         cmocka_unit_test(test_order_of_forwards_gives_the_same_bits),
         cmocka_unit_test(test_masks_follow_the_sample),
         cmocka_unit_test(test_gradient_matches_finite_differences),
+        cmocka_unit_test(test_fp16_keeps_gradients_that_are_scaled),
         cmocka_unit_test(test_measure_equals_use),
         cmocka_unit_test(test_gpt2_124m_has_its_published_size),
         cmocka_unit_test(test_generation_sees_the_prefix_alone),

@@ -2,7 +2,8 @@
  * test_stage_torch.c -- outputs and gradients of every layer and of whole models against PyTorch in double precision.
  *
  * Relative error (Euclidean norm of the difference over that of the reference, tensor by tensor) at most 1e-4 in fp32,
- * and at most 4e-2 where products are of bf16 (8 bits of mantissa, errors of a few products in a row add up).
+ * at most 4e-2 where products are of bf16 (8 bits of mantissa, errors of a few products in a row add up), and 1e-2 of
+ * fp16 (11 bits).
  * Arguments: the interpreter and torch_gpt2.py. Exits 77 where there is no interpreter with torch.
  */
 #include "stage_help.h"
@@ -193,6 +194,14 @@ static void test_bf16_model_is_near_torch(void **state)
     case_run(&config, 2, 4e-2);
 }
 
+static void test_fp16_model_is_near_torch(void **state)
+{
+    (void)state;
+    struct aq_stage_config config = help_config(2, 4, 128, 200, 2, 96);
+    config.precision = AQ_STAGE_FP16;
+    case_run(&config, 2, 1e-2);
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 3) {
@@ -211,6 +220,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_whole_model_matches_torch),
         cmocka_unit_test(test_each_layer_matches_torch),
         cmocka_unit_test(test_bf16_model_is_near_torch),
+        cmocka_unit_test(test_fp16_model_is_near_torch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,7 +2,7 @@
  * cpu_gemm_dnnl.c -- the matrix product by oneDNN's sgemm, one thread a call: for machines without AVX-512.
  *
  * oneDNN of Debian runs on OpenMP. Each of our threads tells OpenMP to use one thread, itself; oneDNN then calls its
- * kernel directly and never wakes a pool of its own. bf16 operands are widened block by block: exact, if slow.
+ * kernel directly and never wakes a pool of its own. Operands of 16 bits are widened block by block: exact, if slow.
  */
 #include <dlfcn.h>
 #include <oneapi/dnnl/dnnl.h>
@@ -35,18 +35,16 @@ static void sgemm(uint64_t M, uint64_t N, uint64_t K, const struct cpu_operand *
     AQ_ASSERT(status == dnnl_success); /* it only fails for arguments that cannot be */
 }
 
-/* A block of op(x) in fp32, as stored (so that `transposed` stays), rounded where the product is of bf16. */
+/* A block of op(x) in fp32, as stored (so that `transposed` stays), rounded as the product wants it. */
 static struct cpu_operand widen_block(const struct cpu_operand *x, enum aq_element compute, uint64_t row, uint64_t rows,
                                       uint64_t column, uint64_t columns, float *to)
 {
     const uint64_t outer = x->transposed ? columns : rows, inner = x->transposed ? rows : columns;
     const uint8_t *from = cpu_operand_at(x, row, column);
-    const uint64_t step = x->stride * cpu_element_bytes(x->type);
+    const uint64_t step = x->stride * aq_element_bytes(x->type);
     for (uint64_t i = 0; i < outer; i++, from += step) {
-        for (uint64_t j = 0; j < inner; j++) {
-            const float value = cpu_load(from, x->type, j);
-            to[i * inner + j] = compute == AQ_BF16 ? cpu_from_bf16(cpu_to_bf16(value)) : value;
-        }
+        for (uint64_t j = 0; j < inner; j++)
+            to[i * inner + j] = cpu_rounded(cpu_load(from, x->type, j), compute);
     }
     return (struct cpu_operand){.data = to, .stride = inner, .type = AQ_F32, .transposed = x->transposed};
 }
@@ -56,7 +54,8 @@ enum { BLOCK = 384 }; /* three blocks of floats fit CPU_GEMM_FLOATS */
 static void run(uint64_t M, uint64_t N, uint64_t K, const struct cpu_operand *a, const struct cpu_operand *b,
                 enum aq_element compute, float *c, uint64_t c_stride, bool accumulate, float *scratch)
 {
-    if (compute == AQ_F32 && a->type == AQ_F32 && b->type == AQ_F32) {
+    const bool whole = compute == AQ_F32 || compute == AQ_TF32;
+    if (whole && a->type == AQ_F32 && b->type == AQ_F32) {
         sgemm(M, N, K, a, b, c, c_stride, accumulate);
         return;
     }

@@ -10,7 +10,8 @@
 enum pack_mode {
     PACK_FLOATS = 0,  /* fp32                               */
     PACK_ROUNDED = 1, /* rounded to bf16, kept as fp32      */
-    PACK_PAIRS = 2    /* two bf16 values in a unit          */
+    PACK_PAIRS = 2,   /* two bf16 values in a unit          */
+    PACK_HALVES = 3   /* rounded to fp16, kept as fp32      */
 };
 
 struct pack_source {
@@ -57,7 +58,8 @@ static inline __attribute__((always_inline)) __m512i load16(const void *x, enum 
 {
     if (left == 0) return _mm512_setzero_si512();
     const vf value = v_load_as(x, type, i, left);
-    return mode == PACK_ROUNDED && type != AQ_BF16 ? rounded(value) : _mm512_castps_si512(value);
+    if (mode == PACK_ROUNDED && type != AQ_BF16) return rounded(value);
+    return _mm512_castps_si512(mode == PACK_HALVES && type != AQ_F16 ? v_rounded_f16(value) : value);
 }
 
 /* 16 lanes of one unit, lanes side by side. */
@@ -178,19 +180,23 @@ static inline __attribute__((always_inline)) void pack_as(const struct pack_sour
     }
 }
 
+static inline __attribute__((always_inline)) void pack_typed(const struct pack_source *s, enum aq_element type,
+                                                             bool rows, bool lanes_together, uint32_t *out)
+{
+    if (rows && lanes_together) pack_as(s, type, true, true, PACK_MODE, out);
+    if (rows && !lanes_together) pack_as(s, type, true, false, PACK_MODE, out);
+    if (!rows && lanes_together) pack_as(s, type, false, true, PACK_MODE, out);
+    if (!rows && !lanes_together) pack_as(s, type, false, false, PACK_MODE, out);
+}
+
 static void pack(const struct pack_source *s, bool rows, bool lanes_together, uint32_t *out)
 {
-    if (s->type == AQ_BF16) {
-        if (rows && lanes_together) pack_as(s, AQ_BF16, true, true, PACK_MODE, out);
-        if (rows && !lanes_together) pack_as(s, AQ_BF16, true, false, PACK_MODE, out);
-        if (!rows && lanes_together) pack_as(s, AQ_BF16, false, true, PACK_MODE, out);
-        if (!rows && !lanes_together) pack_as(s, AQ_BF16, false, false, PACK_MODE, out);
-    } else {
-        if (rows && lanes_together) pack_as(s, AQ_F32, true, true, PACK_MODE, out);
-        if (rows && !lanes_together) pack_as(s, AQ_F32, true, false, PACK_MODE, out);
-        if (!rows && lanes_together) pack_as(s, AQ_F32, false, true, PACK_MODE, out);
-        if (!rows && !lanes_together) pack_as(s, AQ_F32, false, false, PACK_MODE, out);
-    }
+    if (s->type == AQ_BF16)
+        pack_typed(s, AQ_BF16, rows, lanes_together, out);
+    else if (s->type == AQ_F16)
+        pack_typed(s, AQ_F16, rows, lanes_together, out);
+    else
+        pack_typed(s, AQ_F32, rows, lanes_together, out);
 }
 
 static void pack_rows(const struct cpu_operand *x, uint64_t first, uint64_t lanes, uint64_t k, uint64_t depth,

@@ -34,20 +34,24 @@ void cpu_panels_run(const struct cpu_panels *panels, uint64_t M, uint64_t N, uin
 static void run_rounded(uint64_t M, uint64_t N, uint64_t K, const struct cpu_operand *a, const struct cpu_operand *b,
                         enum aq_element compute, float *c, uint64_t c_stride, bool accumulate, float *scratch)
 {
-    const struct cpu_panels *panels = compute == AQ_BF16 ? &cpu_panels_avx512_rounded : &cpu_panels_avx512;
-    cpu_panels_run(panels, M, N, K, a, b, c, c_stride, accumulate, scratch);
+    cpu_panels_run(cpu_gemm_panels(&cpu_gemm_avx512, compute), M, N, K, a, b, c, c_stride, accumulate, scratch);
 }
 
 static void run_pairs(uint64_t M, uint64_t N, uint64_t K, const struct cpu_operand *a, const struct cpu_operand *b,
                       enum aq_element compute, float *c, uint64_t c_stride, bool accumulate, float *scratch)
 {
-    const struct cpu_panels *panels = compute == AQ_BF16 ? &cpu_panels_avx512bf16 : &cpu_panels_avx512;
-    cpu_panels_run(panels, M, N, K, a, b, c, c_stride, accumulate, scratch);
+    cpu_panels_run(cpu_gemm_panels(&cpu_gemm_avx512bf16, compute), M, N, K, a, b, c, c_stride, accumulate, scratch);
 }
 
-const struct cpu_gemm cpu_gemm_avx512 = {
-    .name = "AVX-512", .run = run_rounded, .fp32 = &cpu_panels_avx512, .bf16 = &cpu_panels_avx512_rounded};
-const struct cpu_gemm cpu_gemm_avx512bf16 = {
-    .name = "AVX-512 BF16", .run = run_pairs, .fp32 = &cpu_panels_avx512, .bf16 = &cpu_panels_avx512bf16};
+const struct cpu_gemm cpu_gemm_avx512 = {.name = "AVX-512",
+                                         .run = run_rounded,
+                                         .fp32 = &cpu_panels_avx512,
+                                         .bf16 = &cpu_panels_avx512_rounded,
+                                         .fp16 = &cpu_panels_avx512_halves};
+const struct cpu_gemm cpu_gemm_avx512bf16 = {.name = "AVX-512 BF16",
+                                             .run = run_pairs,
+                                             .fp32 = &cpu_panels_avx512,
+                                             .bf16 = &cpu_panels_avx512bf16,
+                                             .fp16 = &cpu_panels_avx512_halves};
 
 #endif

@@ -6,7 +6,7 @@
  *
  *     row panel     [unit][PANEL_ROWS]        column panel     [unit][PANEL_COLUMNS]
  *
- * A unit is 32 bits: one fp32 value, or two bf16 values of neighbouring k, the lower one first. Lanes and k beyond the
+ * A unit is 32 bits: one fp32 value (it may be a bf16's or an fp16's), or two bf16 values of neighbouring k, the lower one first. Lanes and k beyond the
  * operand are zero. The kernel multiplies one row panel by one column panel and keeps the whole tile of sums in
  * registers.
  *
@@ -34,6 +34,7 @@ struct cpu_panels {
 
 extern const struct cpu_panels cpu_panels_avx512;         /* fp32                                        */
 extern const struct cpu_panels cpu_panels_avx512_rounded; /* bf16 values in fp32 registers               */
+extern const struct cpu_panels cpu_panels_avx512_halves;  /* fp16 values in fp32 registers               */
 extern const struct cpu_panels cpu_panels_avx512bf16;
 
 static inline uint64_t panel_up(uint64_t value, uint64_t multiple)

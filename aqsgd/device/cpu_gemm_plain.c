@@ -6,8 +6,7 @@
 
 static float load(const struct cpu_operand *x, enum aq_element compute, uint64_t row, uint64_t column)
 {
-    const float value = cpu_load(cpu_operand_at(x, row, column), x->type, 0);
-    return compute == AQ_BF16 ? cpu_from_bf16(cpu_to_bf16(value)) : value;
+    return cpu_rounded(cpu_load(cpu_operand_at(x, row, column), x->type, 0), compute);
 }
 
 static void run(uint64_t M, uint64_t N, uint64_t K, const struct cpu_operand *a, const struct cpu_operand *b,

@@ -3,7 +3,7 @@
  * summed.
  *
  * The shape of the pieces depends on the product alone, never on the number of threads. What follows the sums (bias,
- * GELU, residual, rounding to bf16) is done on the piece while it lies in the cache. Variants with panels have their
+ * GELU, residual, rounding) is done on the piece while it lies in the cache. Variants with panels have their
  * own way of cutting, in cpu_matmul_panels.c; here is the one for all others.
  */
 #include "cpu_matmul.h"
@@ -60,7 +60,7 @@ enum aq_status cpu_matmul(struct aq_device *device, const struct aq_matmul *args
         .args = args,
         .a = {.data = args->a, .stride = args->a_stride, .type = args->a_type, .transposed = args->a_transposed},
         .b = {.data = args->b, .stride = args->b_stride, .type = args->b_type, .transposed = args->b_transposed}};
-    const struct cpu_panels *panels = args->compute == AQ_BF16 ? cpu->gemm->bf16 : cpu->gemm->fp32;
+    const struct cpu_panels *panels = cpu_gemm_panels(cpu->gemm, args->compute);
     if (panels && args->K) return cpu_matmul_panels(&product, panels);
     const uint64_t pieces = (args->M + PIECE_M - 1) / PIECE_M * ((args->N + PIECE_N - 1) / PIECE_N);
     cpu_pool_run(cpu->pool, pieces, piece_run, &product);

@@ -22,7 +22,7 @@ static inline bool cpu_product_is_sums(const struct aq_matmul *args)
 void cpu_product_finish(const struct cpu_product *product, uint64_t m, uint64_t rows, uint64_t n, uint64_t columns,
                         const float *sums, uint64_t sums_stride);
 
-/* cpu_matmul_panels.c. AQ_INVAL: c is bf16 and K too large for its panels. */
+/* cpu_matmul_panels.c. AQ_INVAL: c has 16 bits and K too large for its panels. */
 enum aq_status cpu_matmul_panels(const struct cpu_product *product, const struct cpu_panels *panels);
 
 #endif

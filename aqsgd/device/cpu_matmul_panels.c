@@ -8,7 +8,7 @@
  *     for each range of common lanes, for each span of k:   pool: pack common     pool: pieces
  *     piece:  for each chunk of k:   pack own lanes;   for each common panel, for each own panel:   tile
  *
- * Sums are added up in c, chunk after chunk; what follows them is done by the last chunk. Where c is bf16 it cannot
+ * Sums are added up in c, chunk after chunk; what follows them is done by the last chunk. Where c has 16 bits it cannot
  * hold sums: a piece then packs its own lanes for all of k first, and each tile's chunks are summed in a buffer.
  */
 #include "cpu_gemm_panels.h"
@@ -97,8 +97,8 @@ static void prefetch(const void *x, enum aq_element type, uint64_t stride, const
     enum { LINE = 64 };
     for (uint64_t r = 0; r < at->rows; r++) {
         const uint8_t *row = cpu_at(x, type, (at->m + r) * stride + at->n);
-        for (uint64_t i = 0; i < at->columns * cpu_element_bytes(type); i += LINE) __builtin_prefetch(row + i, 1);
-        __builtin_prefetch(row + at->columns * cpu_element_bytes(type) - 1, 1);
+        for (uint64_t i = 0; i < at->columns * aq_element_bytes(type); i += LINE) __builtin_prefetch(row + i, 1);
+        __builtin_prefetch(row + at->columns * aq_element_bytes(type) - 1, 1);
     }
 }
 
@@ -204,7 +204,7 @@ enum aq_status cpu_matmul_panels(const struct cpu_product *product, const struct
         const uint64_t units = panel_up(units_of(&plan, args->K), 16);
         lanes_most = panel_least(SHARED_UNITS / units / PACK_LANES * PACK_LANES, COMMON_LANES);
         if (lanes_most == 0 || plan.own_lanes * units > OWN_UNITS)
-            return aq_fail(AQ_INVAL, "device", "a product over %llu values into bf16: at most about %d",
+            return aq_fail(AQ_INVAL, "device", "a product over %llu values into 16 bits: at most about %d",
                            (unsigned long long)args->K, OWN_UNITS / PANEL_COLUMNS);
     }
     struct cpu_pool *pool = product->cpu->pool;

@@ -226,7 +226,7 @@ static void cross_entropy_row(const struct cross_entropy *self, uint64_t r)
     void *gradient = args->gradient ? cpu_at_w(args->gradient, args->gradient_type, r * args->gradient_stride) : NULL;
     if (target < 0) {
         args->losses[r] = 0.0f;
-        if (gradient) memset(gradient, 0, args->gradient_stride * cpu_element_bytes(args->gradient_type));
+        if (gradient) memset(gradient, 0, args->gradient_stride * aq_element_bytes(args->gradient_type));
         return;
     }
     const float top = rows->max(logits, args->V), at_target = logits[target] - top;
@@ -237,7 +237,7 @@ static void cross_entropy_row(const struct cross_entropy *self, uint64_t r)
     rows->scale(logits, args->V, args->scale / sum, gradient, args->gradient_type);
     cpu_store(gradient, args->gradient_type, (uint64_t)target, (weight - 1.0f) * args->scale);
     memset(cpu_at_w(gradient, args->gradient_type, args->V), 0,
-           (args->gradient_stride - args->V) * cpu_element_bytes(args->gradient_type));
+           (args->gradient_stride - args->V) * aq_element_bytes(args->gradient_type));
 }
 
 static void cross_entropy_piece(uint64_t piece, uint32_t worker, void *context)

@@ -6,7 +6,7 @@
  * (tests/conform_device.c says how many), not bit for bit; on one machine one variant runs, so results are the same
  * bits every time.
  *
- * n counts elements; memory needs no alignment. `type` says whether a void pointer is float or bf16.
+ * n counts elements; memory needs no alignment. `type` says whether a void pointer is float, bf16 or fp16.
  */
 #ifndef AQ_CPU_ROWS_H
 #define AQ_CPU_ROWS_H
@@ -49,8 +49,6 @@ struct cpu_rows {
     /* correction1 = 1 / (1 - beta1^step), correction2 = 1 / (1 - beta2^step); first..first+n of the arrays */
     void (*adamw)(const struct aq_adamw *args, uint64_t first, uint64_t n, float correction1, float correction2);
     void (*sgd)(const struct aq_sgd *args, uint64_t first, uint64_t n);
-    /* y (float) = x (bf16), for the products of machines without bf16 */
-    void (*widen)(const uint16_t *x, float *y, uint64_t n);
 };
 
 extern const struct cpu_rows cpu_rows_plain;
@@ -80,30 +78,37 @@ static inline uint16_t cpu_to_bf16(float x)
 
 static inline float cpu_load(const void *x, enum aq_element type, uint64_t i)
 {
-    return type == AQ_BF16 ? cpu_from_bf16(((const uint16_t *)x)[i]) : ((const float *)x)[i];
+    if (type == AQ_BF16) return cpu_from_bf16(((const uint16_t *)x)[i]);
+    if (type == AQ_F16) return aq_half_to_float(((const uint16_t *)x)[i]);
+    return ((const float *)x)[i];
 }
 
 static inline void cpu_store(void *x, enum aq_element type, uint64_t i, float value)
 {
     if (type == AQ_BF16)
         ((uint16_t *)x)[i] = cpu_to_bf16(value);
+    else if (type == AQ_F16)
+        ((uint16_t *)x)[i] = aq_half_from_float(value);
     else
         ((float *)x)[i] = value;
 }
 
-static inline uint64_t cpu_element_bytes(enum aq_element type)
+/* An operand of a product as `compute` reads it. */
+static inline float cpu_rounded(float value, enum aq_element compute)
 {
-    return type == AQ_BF16 ? 2 : 4;
+    if (compute == AQ_BF16) return cpu_from_bf16(cpu_to_bf16(value));
+    if (compute == AQ_F16) return aq_half_to_float(aq_half_from_float(value));
+    return value;
 }
 
 static inline const void *cpu_at(const void *x, enum aq_element type, uint64_t i)
 {
-    return (const uint8_t *)x + i * cpu_element_bytes(type);
+    return (const uint8_t *)x + i * aq_element_bytes(type);
 }
 
 static inline void *cpu_at_w(void *x, enum aq_element type, uint64_t i)
 {
-    return (uint8_t *)x + i * cpu_element_bytes(type);
+    return (uint8_t *)x + i * aq_element_bytes(type);
 }
 
 #endif

@@ -163,11 +163,6 @@ static void sgd(const struct aq_sgd *args, uint64_t first, uint64_t n)
     }
 }
 
-static void widen(const uint16_t *x, float *y, uint64_t n)
-{
-    for (uint64_t i = 0; i < n; i++) y[i] = cpu_from_bf16(x[i]);
-}
-
 const struct cpu_rows cpu_rows_plain = {.name = "plain",
                                         .layernorm = layernorm,
                                         .layernorm_backward = layernorm_backward,
@@ -181,5 +176,4 @@ const struct cpu_rows cpu_rows_plain = {.name = "plain",
                                         .mask = mask_apply,
                                         .sum2 = sum2,
                                         .adamw = adamw,
-                                        .sgd = sgd,
-                                        .widen = widen};
+                                        .sgd = sgd};

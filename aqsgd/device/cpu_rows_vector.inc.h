@@ -311,11 +311,6 @@ static void sgd(const struct aq_sgd *args, uint64_t first, uint64_t n)
     }
 }
 
-static void widen(const uint16_t *x, float *y, uint64_t n)
-{
-    EACH(i, n) v_store(y + i, v_load_bf16(x + i, n - i), n - i);
-}
-
 #define CPU_ROWS_TABLE(variable, text)                                                                                 \
     const struct cpu_rows variable = {.name = text,                                                                    \
                                       .layernorm = layernorm,                                                          \
@@ -330,5 +325,4 @@ static void widen(const uint16_t *x, float *y, uint64_t n)
                                       .mask = mask_apply,                                                              \
                                       .sum2 = sum2,                                                                    \
                                       .adamw = adamw,                                                                  \
-                                      .sgd = sgd,                                                                      \
-                                      .widen = widen}
+                                      .sgd = sgd}

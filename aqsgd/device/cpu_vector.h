@@ -75,6 +75,23 @@ static inline void v_store_bf16(uint16_t *x, vf a, uint64_t left)
     else
         _mm256_mask_storeu_epi16(x, v_tail(left), half);
 }
+static inline vf v_load_f16(const uint16_t *x, uint64_t left)
+{
+    return _mm512_cvtph_ps(left >= LANES ? _mm256_loadu_si256((const void *)x)
+                                         : _mm256_maskz_loadu_epi16(v_tail(left), x));
+}
+static inline vf v_rounded_f16(vf a)
+{
+    return _mm512_cvtph_ps(_mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+static inline void v_store_f16(uint16_t *x, vf a, uint64_t left)
+{
+    const __m256i half = _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    if (left >= LANES)
+        _mm256_storeu_si256((void *)x, half);
+    else
+        _mm256_mask_storeu_epi16(x, v_tail(left), half);
+}
 static inline double v_sum_double(vf a)
 {
     const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(a));
@@ -163,6 +180,18 @@ static inline void v_store_bf16(uint16_t *x, vf a, uint64_t left)
     _mm256_storeu_ps(part, a);
     for (uint64_t i = 0; i < (left < LANES ? left : LANES); i++) x[i] = cpu_to_bf16(part[i]);
 }
+static inline vf v_load_f16(const uint16_t *x, uint64_t left)
+{
+    uint16_t part[LANES] = {0};
+    memcpy(part, x, (left < LANES ? left : LANES) * sizeof *x);
+    return _mm256_cvtph_ps(_mm_loadu_si128((const void *)part));
+}
+static inline void v_store_f16(uint16_t *x, vf a, uint64_t left)
+{
+    uint16_t part[LANES];
+    _mm_storeu_si128((void *)part, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    memcpy(x, part, (left < LANES ? left : LANES) * sizeof *x);
+}
 static inline double v_sum_double(vf a)
 {
     const __m256d four = _mm256_add_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(a)),
@@ -188,13 +217,17 @@ static inline void vi_mul(vi a, vi b, vi *low, vi *high)
 
 static inline vf v_load_as(const void *x, enum aq_element type, uint64_t i, uint64_t left)
 {
-    return type == AQ_BF16 ? v_load_bf16((const uint16_t *)x + i, left) : v_load((const float *)x + i, left);
+    if (type == AQ_BF16) return v_load_bf16((const uint16_t *)x + i, left);
+    if (type == AQ_F16) return v_load_f16((const uint16_t *)x + i, left);
+    return v_load((const float *)x + i, left);
 }
 
 static inline void v_store_as(void *x, enum aq_element type, uint64_t i, vf a, uint64_t left)
 {
     if (type == AQ_BF16)
         v_store_bf16((uint16_t *)x + i, a, left);
+    else if (type == AQ_F16)
+        v_store_f16((uint16_t *)x + i, a, left);
     else
         v_store((float *)x + i, a, left);
 }

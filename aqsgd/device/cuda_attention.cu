@@ -414,9 +414,11 @@ enum aq_status aq_cuda_attention(const struct aq_attention *args, struct CUstrea
         const uint64_t samples = least(args->samples - first, at_once);
         kernel.first_sample = first;
         if (aq_attention_mma_can(args))
-            AQ_TRY(aq_attention_mma(&kernel, samples, stream));
+            AQ_TRY(aq_attention_mma(&kernel, args->type, samples, stream));
         else if (args->type == AQ_BF16)
             AQ_TRY(forward_typed<uint16_t>(&kernel, samples, stream));
+        else if (args->type == AQ_F16)
+            AQ_TRY(forward_typed<aq_half>(&kernel, samples, stream));
         else
             AQ_TRY(forward_typed<float>(&kernel, samples, stream));
     }
@@ -429,6 +431,7 @@ static enum aq_status delta_run(const struct aq_cuda_attention *args, enum aq_el
     const uint64_t rows = samples * args->H * args->T;
     const dim3 grid = aq_blocks(rows, THREADS / 32);
     if (type == AQ_BF16) return AQ_LAUNCH(attention_delta<uint16_t>, grid, THREADS, 0, stream, *args, rows, delta);
+    if (type == AQ_F16) return AQ_LAUNCH(attention_delta<aq_half>, grid, THREADS, 0, stream, *args, rows, delta);
     return AQ_LAUNCH(attention_delta<float>, grid, THREADS, 0, stream, *args, rows, delta);
 }
 
@@ -445,9 +448,11 @@ enum aq_status aq_cuda_attention_backward(const struct aq_attention *args, void 
         kernel.first_sample = first;
         AQ_TRY(delta_run(&kernel, args->type, samples, delta, stream));
         if (aq_attention_mma_can(args))
-            AQ_TRY(aq_attention_mma_backward(&kernel, samples, stream));
+            AQ_TRY(aq_attention_mma_backward(&kernel, args->type, samples, stream));
         else if (args->type == AQ_BF16)
             AQ_TRY(backward_typed<uint16_t>(&kernel, samples, stream));
+        else if (args->type == AQ_F16)
+            AQ_TRY(backward_typed<aq_half>(&kernel, samples, stream));
         else
             AQ_TRY(backward_typed<float>(&kernel, samples, stream));
     }

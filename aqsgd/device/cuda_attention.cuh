@@ -65,11 +65,13 @@ static inline struct aq_cuda_attention aq_cuda_attention_of(const struct aq_atte
 }
 
 /*
- * cuda_attention_mma.cu: bf16 with D of 64 or 128, on tensor cores. A launch takes `samples` samples from
+ * cuda_attention_mma.cu: bf16 and fp16 with D of 64 or 128, on tensor cores. A launch takes `samples` samples from
  * args->first_sample on.
  */
 bool aq_attention_mma_can(const struct aq_attention *args);
-enum aq_status aq_attention_mma(const struct aq_cuda_attention *args, uint64_t samples, cudaStream_t stream);
-enum aq_status aq_attention_mma_backward(const struct aq_cuda_attention *args, uint64_t samples, cudaStream_t stream);
+enum aq_status aq_attention_mma(const struct aq_cuda_attention *args, enum aq_element type, uint64_t samples,
+                                cudaStream_t stream);
+enum aq_status aq_attention_mma_backward(const struct aq_cuda_attention *args, enum aq_element type, uint64_t samples,
+                                         cudaStream_t stream);
 
 #endif

@@ -1,9 +1,9 @@
 /*
- * cuda_attention_mma.cu -- causal attention of bf16 on tensor cores, D of 64 or 128.
+ * cuda_attention_mma.cu -- causal attention of bf16 or fp16 on tensor cores, D of 64 or 128.
  *
  * The same mathematics as cuda_attention.cu, laid out as Dao 2023 ("FlashAttention-2") does: a block of 8 warps owns
  * 128 queries (or keys), 16 a warp, and goes over the other side in tiles of 64 that are copied into shared memory
- * while the one before is worked on. Scores never leave the registers: the sums of one product, rounded to bf16, are
+ * while the one before is worked on. Scores never leave the registers: the sums of one product, rounded to 16 bits, are
  * the left operand of the next (cuda_mma.cuh). The kernel that owns keys makes the scores transposed, so that this
  * holds there too.
  *
@@ -41,7 +41,7 @@ static __forceinline__ __device__ void rows_copy(uint16_t *tile, const uint16_t 
 }
 
 /* products[n] = 16 rows of a times 16 rows of the tile, as two tiles of 8 columns. */
-template <unsigned D>
+template <typename T, unsigned D>
 static __forceinline__ __device__ void dots16(float (&products)[2][4], const unsigned (&a)[D / 16][4],
                                               const uint16_t *tile)
 {
@@ -54,13 +54,13 @@ static __forceinline__ __device__ void dots16(float (&products)[2][4], const uns
     for (unsigned k = 0; k < D / 16; k++) {
         unsigned b[4];
         aq_matrices(b, at + 16 * k);
-        aq_mma(products[0], a[k], b[0], b[1]);
-        aq_mma(products[1], a[k], b[2], b[3]);
+        aq_mma<T>(products[0], a[k], b[0], b[1]);
+        aq_mma<T>(products[1], a[k], b[2], b[3]);
     }
 }
 
 /* sums += a (16 x 16) times 16 rows of the tile. */
-template <unsigned D>
+template <typename T, unsigned D>
 static __forceinline__ __device__ void add16(float (&sums)[D / 8][4], const unsigned (&a)[4], const uint16_t *tile)
 {
     const uint16_t *at = tile + aq_lane_b_columns(D + PAD);
@@ -68,8 +68,8 @@ static __forceinline__ __device__ void add16(float (&sums)[D / 8][4], const unsi
     for (unsigned d = 0; d < D / 16; d++) {
         unsigned b[4];
         aq_matrices_transposed(b, at + 16 * d);
-        aq_mma(sums[2 * d], a, b[0], b[1]);
-        aq_mma(sums[2 * d + 1], a, b[2], b[3]);
+        aq_mma<T>(sums[2 * d], a, b[0], b[1]);
+        aq_mma<T>(sums[2 * d + 1], a, b[2], b[3]);
     }
 }
 
@@ -85,7 +85,7 @@ template <unsigned D> static __forceinline__ __device__ void fragments(unsigned 
  * The block's own two tiles as left operands of a warp. With D of 64 they stay in registers: loading them again for
  * every 16 rows of the other side would cost half as much as the products. With D of 128 there is no room.
  */
-template <unsigned D> struct own_rows {
+template <typename T, unsigned D> struct own_rows {
     static constexpr bool KEPT = D <= 64;
     unsigned kept[2][KEPT ? D / 16 : 1][4];
     const uint16_t *tile;
@@ -102,11 +102,11 @@ template <unsigned D> struct own_rows {
     __forceinline__ __device__ void dots(float (&products)[2][4], unsigned which, const uint16_t *other) const
     {
         if constexpr (KEPT) {
-            dots16<D>(products, kept[which], other);
+            dots16<T, D>(products, kept[which], other);
         } else {
             unsigned a[D / 16][4];
             fragments<D>(a, tile + which * OWN * (D + PAD));
-            dots16<D>(products, a, other);
+            dots16<T, D>(products, a, other);
         }
     }
 };
@@ -223,7 +223,7 @@ static __forceinline__ __device__ void tile_softmax(const struct aq_cuda_attenti
     }
 }
 
-template <unsigned D, bool MASKED>
+template <typename T, unsigned D, bool MASKED>
 static __forceinline__ __device__ void forward_tile(const struct aq_cuda_attention &args, struct head head,
                                                     uint64_t query, uint64_t key, const unsigned (&q)[D / 16][4],
                                                     const uint16_t *k, const uint16_t *v, float (&sums)[D / 8][4],
@@ -233,7 +233,7 @@ static __forceinline__ __device__ void forward_tile(const struct aq_cuda_attenti
     AQ_UNROLL
     for (unsigned n = 0; n < TILE / 16; n++) {
         float products[2][4];
-        dots16<D>(products, q, k + 16 * n * (D + PAD));
+        dots16<T, D>(products, q, k + 16 * n * (D + PAD));
         AQ_UNROLL
         for (unsigned i = 0; i < 4; i++) {
             scores[2 * n][i] = products[0][i];
@@ -253,12 +253,12 @@ static __forceinline__ __device__ void forward_tile(const struct aq_cuda_attenti
                 scores[2 * n + 1][i] *= factors[1][i];
             }
         }
-        aq_fragment_of_sums(weights, scores[2 * n], scores[2 * n + 1]);
-        add16<D>(sums, weights, v + 16 * n * (D + PAD));
+        aq_fragment_of_sums<T>(weights, scores[2 * n], scores[2 * n + 1]);
+        add16<T, D>(sums, weights, v + 16 * n * (D + PAD));
     }
 }
 
-template <unsigned D>
+template <typename T, unsigned D>
 static __forceinline__ __device__ void forward_store(const struct aq_cuda_attention &args, struct head head,
                                                      uint64_t query, const float (&sums)[D / 8][4],
                                                      const float (&top)[2], const float (&total)[2])
@@ -278,12 +278,12 @@ static __forceinline__ __device__ void forward_store(const struct aq_cuda_attent
         AQ_UNROLL
         for (unsigned n = 0; n < D / 8; n++)
             *reinterpret_cast<unsigned *>(out + 8 * n) =
-                aq_pack_bf16(sums[n][2 * half] * factor, sums[n][2 * half + 1] * factor);
+                aq_pack<T>(sums[n][2 * half] * factor, sums[n][2 * half + 1] * factor);
     }
 }
 
 /* The grid is (tiles of queries, heads, samples); the longest tiles come first. */
-template <unsigned D, bool MASKED>
+template <typename T, unsigned D, bool MASKED>
 static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) mma_forward(struct aq_cuda_attention args)
 {
     constexpr unsigned STRIDE = D + PAD;
@@ -312,9 +312,9 @@ static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) mma_forward(s
         }
         if (key == 0) fragments<D>(q, shared + threadIdx.x / 32 * 16 * STRIDE);
         if (key <= query)
-            forward_tile<D, MASKED>(args, head, query, key, q, now, now + TILE * STRIDE, sums, top, total);
+            forward_tile<T, D, MASKED>(args, head, query, key, q, now, now + TILE * STRIDE, sums, top, total);
     }
-    forward_store<D>(args, head, query, sums, top, total);
+    forward_store<T, D>(args, head, query, sums, top, total);
 }
 
 /* ---- Backward. */
@@ -323,6 +323,7 @@ static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) mma_forward(s
  * Scores and products of dout with values become masked weights and the gradient of the scores, as left operands. What
  * a row and a column are is said by `lse2` (in powers of two) and `delta` of each, by `seen` and by the factors.
  */
+template <typename T>
 static __forceinline__ __device__ void slopes16(const struct aq_cuda_attention &args, const float (&scores)[2][4],
                                                 const float (&products)[2][4], const float (&lse2)[2][4],
                                                 const float (&delta)[2][4], const bool (&seen)[2][4],
@@ -337,8 +338,8 @@ static __forceinline__ __device__ void slopes16(const struct aq_cuda_attention &
             p[n][i] = weight * factors[n][i];
             ds[n][i] = weight * fmaf(products[n][i], factors[n][i], -delta[n][i]) * args.scale;
         }
-    aq_fragment_of_sums(weights, p[0], p[1]);
-    aq_fragment_of_sums(slopes, ds[0], ds[1]);
+    aq_fragment_of_sums<T>(weights, p[0], p[1]);
+    aq_fragment_of_sums<T>(slopes, ds[0], ds[1]);
 }
 
 static __forceinline__ __device__ void factors_one(float (&factors)[2][4])
@@ -377,10 +378,10 @@ static __forceinline__ __device__ void stats_load(const struct aq_cuda_attention
 }
 
 /* dk and dv of the warp's 16 keys from 16 queries; a lane has the keys g and g + 8. */
-template <unsigned D, bool MASKED>
+template <typename T, unsigned D, bool MASKED>
 static __forceinline__ __device__ void
 backward_keys16(const struct aq_cuda_attention &args, struct head head, uint64_t query, uint64_t key,
-                const struct own_rows<D> &own, const uint16_t *q, const uint16_t *dout, const float *lse2s,
+                const struct own_rows<T, D> &own, const uint16_t *q, const uint16_t *dout, const float *lse2s,
                 const float *deltas, float (&dk)[D / 8][4], float (&dv)[D / 8][4])
 {
     const unsigned lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -402,13 +403,13 @@ backward_keys16(const struct aq_cuda_attention &args, struct head head, uint64_t
         factors_of_keys(args, head, query, key, factors);
     else
         factors_one(factors);
-    slopes16(args, scores, products, lse2, delta, seen, factors, weights, slopes);
-    add16<D>(dv, weights, dout);
-    add16<D>(dk, slopes, q);
+    slopes16<T>(args, scores, products, lse2, delta, seen, factors, weights, slopes);
+    add16<T, D>(dv, weights, dout);
+    add16<T, D>(dk, slopes, q);
 }
 
 /* The grid is (tiles of keys, heads, samples): the first keys are seen by most queries. */
-template <unsigned D, bool MASKED>
+template <typename T, unsigned D, bool MASKED>
 static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) mma_backward_keys(struct aq_cuda_attention args)
 {
     constexpr unsigned STRIDE = D + PAD;
@@ -422,7 +423,7 @@ static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) mma_backward_
     const uint16_t *q = qkv + aq_qkv_at(args, head.sample, head.index, 0, 0);
     const uint16_t *k = qkv + aq_qkv_at(args, head.sample, head.index, 1, first);
     const uint16_t *dout = static_cast<const uint16_t *>(args.dout) + aq_out_at(args, head.sample, head.index, 0);
-    struct own_rows<D> own;
+    struct own_rows<T, D> own;
     own.tile = shared + threadIdx.x / 32 * 16 * STRIDE;
     float dk[D / 8][4], dv[D / 8][4];
     sums_zero<D>(dk);
@@ -446,7 +447,7 @@ static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) mma_backward_
         if (tile == first) own.load();
         for (unsigned i = 0; i < TILE; i += 16)
             if (tile + i >= key)
-                backward_keys16<D, MASKED>(args, head, tile + i, key, own, here + i * STRIDE,
+                backward_keys16<T, D, MASKED>(args, head, tile + i, key, own, here + i * STRIDE,
                                            here + (TILE + i) * STRIDE, &stats[now][0][i], &stats[now][1][i], dk, dv);
     }
     gradient_store<D>(args, head, 1, key, dk);
@@ -454,10 +455,10 @@ static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) mma_backward_
 }
 
 /* dq of the warp's 16 queries from 16 keys; a lane has the queries g and g + 8. */
-template <unsigned D, bool MASKED>
+template <typename T, unsigned D, bool MASKED>
 static __forceinline__ __device__ void
 backward_queries16(const struct aq_cuda_attention &args, struct head head, uint64_t query, uint64_t key,
-                   const struct own_rows<D> &own, const uint16_t *k, const uint16_t *v, const float (&row_lse2)[2],
+                   const struct own_rows<T, D> &own, const uint16_t *k, const uint16_t *v, const float (&row_lse2)[2],
                    const float (&row_delta)[2], float (&dq)[D / 8][4])
 {
     const unsigned lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -478,11 +479,11 @@ backward_queries16(const struct aq_cuda_attention &args, struct head head, uint6
         factors_of_queries(args, head, query, key, factors);
     else
         factors_one(factors);
-    slopes16(args, scores, products, lse2, delta, seen, factors, weights, slopes);
-    add16<D>(dq, slopes, k);
+    slopes16<T>(args, scores, products, lse2, delta, seen, factors, weights, slopes);
+    add16<T, D>(dq, slopes, k);
 }
 
-template <unsigned D, bool MASKED>
+template <typename T, unsigned D, bool MASKED>
 static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) mma_backward_queries(struct aq_cuda_attention args)
 {
     constexpr unsigned STRIDE = D + PAD;
@@ -496,7 +497,7 @@ static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) mma_backward_
     const uint16_t *qkv = static_cast<const uint16_t *>(args.qkv);
     const uint16_t *k = qkv + aq_qkv_at(args, head.sample, head.index, 1, 0), *v = k + C;
     const uint16_t *dout = static_cast<const uint16_t *>(args.dout) + aq_out_at(args, head.sample, head.index, first);
-    struct own_rows<D> own;
+    struct own_rows<T, D> own;
     own.tile = shared + threadIdx.x / 32 * 16 * STRIDE;
     float dq[D / 8][4], lse2[2], delta[2];
     sums_zero<D>(dq);
@@ -523,7 +524,7 @@ static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) mma_backward_
         if (tile == 0) own.load();
         for (unsigned i = 0; i < TILE; i += 16)
             if (tile + i <= query)
-                backward_queries16<D, MASKED>(args, head, query, tile + i, own, here + i * STRIDE,
+                backward_queries16<T, D, MASKED>(args, head, query, tile + i, own, here + i * STRIDE,
                                               here + (TILE + i) * STRIDE, lse2, delta, dq);
     }
     gradient_store<D>(args, head, 0, query, dq);
@@ -533,7 +534,7 @@ static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) mma_backward_
 
 bool aq_attention_mma_can(const struct aq_attention *args)
 {
-    return args->type == AQ_BF16 && (args->D == 64 || args->D == 128) && aq_aligned(args->qkv, 16) &&
+    return (args->type == AQ_BF16 || args->type == AQ_F16) && (args->D == 64 || args->D == 128) && aq_aligned(args->qkv, 16) &&
            aq_aligned(args->out, 16) && (!args->dout || aq_aligned(args->dout, 16)) &&
            (!args->dqkv || aq_aligned(args->dqkv, 8));
 }
@@ -549,34 +550,50 @@ static dim3 grid_of(const struct aq_cuda_attention *args, uint64_t samples)
     return dim3(static_cast<unsigned>((args->T + OWN - 1) / OWN), args->H, static_cast<unsigned>(samples));
 }
 
-template <unsigned D, bool MASKED>
+template <typename T, unsigned D, bool MASKED>
 static enum aq_status forward_run(const struct aq_cuda_attention *args, uint64_t samples, cudaStream_t stream)
 {
-    return AQ_LAUNCH((mma_forward<D, MASKED>), grid_of(args, samples), THREADS, shared_bytes(D, 1), stream, *args);
+    return AQ_LAUNCH((mma_forward<T, D, MASKED>), grid_of(args, samples), THREADS, shared_bytes(D, 1), stream, *args);
 }
 
-template <unsigned D, bool MASKED>
+template <typename T, unsigned D, bool MASKED>
 static enum aq_status backward_run(const struct aq_cuda_attention *args, uint64_t samples, cudaStream_t stream)
 {
     const dim3 grid = grid_of(args, samples);
-    AQ_TRY(AQ_LAUNCH((mma_backward_keys<D, MASKED>), grid, THREADS, shared_bytes(D, 2), stream, *args));
-    return AQ_LAUNCH((mma_backward_queries<D, MASKED>), grid, THREADS, shared_bytes(D, 2), stream, *args);
+    AQ_TRY(AQ_LAUNCH((mma_backward_keys<T, D, MASKED>), grid, THREADS, shared_bytes(D, 2), stream, *args));
+    return AQ_LAUNCH((mma_backward_queries<T, D, MASKED>), grid, THREADS, shared_bytes(D, 2), stream, *args);
 }
 
-enum aq_status aq_attention_mma(const struct aq_cuda_attention *args, uint64_t samples, cudaStream_t stream)
+template <typename T>
+static enum aq_status forward_typed(const struct aq_cuda_attention *args, uint64_t samples, cudaStream_t stream)
 {
     if (args->D == 64)
-        return args->mask.keys ? forward_run<64, true>(args, samples, stream)
-                               : forward_run<64, false>(args, samples, stream);
-    return args->mask.keys ? forward_run<128, true>(args, samples, stream)
-                           : forward_run<128, false>(args, samples, stream);
+        return args->mask.keys ? forward_run<T, 64, true>(args, samples, stream)
+                               : forward_run<T, 64, false>(args, samples, stream);
+    return args->mask.keys ? forward_run<T, 128, true>(args, samples, stream)
+                           : forward_run<T, 128, false>(args, samples, stream);
 }
 
-enum aq_status aq_attention_mma_backward(const struct aq_cuda_attention *args, uint64_t samples, cudaStream_t stream)
+template <typename T>
+static enum aq_status backward_typed(const struct aq_cuda_attention *args, uint64_t samples, cudaStream_t stream)
 {
     if (args->D == 64)
-        return args->mask.keys ? backward_run<64, true>(args, samples, stream)
-                               : backward_run<64, false>(args, samples, stream);
-    return args->mask.keys ? backward_run<128, true>(args, samples, stream)
-                           : backward_run<128, false>(args, samples, stream);
+        return args->mask.keys ? backward_run<T, 64, true>(args, samples, stream)
+                               : backward_run<T, 64, false>(args, samples, stream);
+    return args->mask.keys ? backward_run<T, 128, true>(args, samples, stream)
+                           : backward_run<T, 128, false>(args, samples, stream);
+}
+
+enum aq_status aq_attention_mma(const struct aq_cuda_attention *args, enum aq_element type, uint64_t samples,
+                                cudaStream_t stream)
+{
+    return type == AQ_F16 ? forward_typed<aq_half>(args, samples, stream)
+                          : forward_typed<uint16_t>(args, samples, stream);
+}
+
+enum aq_status aq_attention_mma_backward(const struct aq_cuda_attention *args, enum aq_element type, uint64_t samples,
+                                         cudaStream_t stream)
+{
+    return type == AQ_F16 ? backward_typed<aq_half>(args, samples, stream)
+                          : backward_typed<uint16_t>(args, samples, stream);
 }

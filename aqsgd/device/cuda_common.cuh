@@ -8,12 +8,18 @@
 #ifndef AQ_CUDA_COMMON_CUH
 #define AQ_CUDA_COMMON_CUH
 
+#include <type_traits>
+
 #include "cuda_kernels.h"
 #include "cuda_launch.cuh"
 
 constexpr unsigned AQ_ALL_LANES = 0xffffffffu;
 
-/* bf16 is uint16_t, as in device_math.h; nearest, ties to even. */
+/* bf16 is uint16_t, as in device_math.h, and fp16 a type of its own; both to nearest, ties to even. */
+struct aq_half {
+    uint16_t bits;
+};
+
 static __forceinline__ __device__ float aq_load(const float *x)
 {
     return *x;
@@ -22,6 +28,11 @@ static __forceinline__ __device__ float aq_load(const float *x)
 static __forceinline__ __device__ float aq_load(const uint16_t *x)
 {
     return __uint_as_float(static_cast<unsigned>(*x) << 16);
+}
+
+static __forceinline__ __device__ float aq_load(const aq_half *x)
+{
+    return __half2float(__ushort_as_half(x->bits));
 }
 
 static __forceinline__ __device__ void aq_store(float *x, float value)
@@ -34,11 +45,25 @@ static __forceinline__ __device__ void aq_store(uint16_t *x, float value)
     *x = __bfloat16_as_ushort(__float2bfloat16_rn(value));
 }
 
-/* Two bf16 values in a word, the first in the lower half. */
-static __forceinline__ __device__ unsigned aq_pack_bf16(float low, float high)
+static __forceinline__ __device__ void aq_store(aq_half *x, float value)
 {
-    return static_cast<unsigned>(__bfloat16_as_ushort(__float2bfloat16_rn(high))) << 16 |
-           __bfloat16_as_ushort(__float2bfloat16_rn(low));
+    x->bits = __half_as_ushort(__float2half_rn(value));
+}
+
+/* Two values of 16 bits in a word, the first in the lower half. */
+template <typename T> static __forceinline__ __device__ unsigned aq_pack(float low, float high)
+{
+    if constexpr (std::is_same_v<T, aq_half>)
+        return static_cast<unsigned>(__half_as_ushort(__float2half_rn(high))) << 16 |
+               __half_as_ushort(__float2half_rn(low));
+    else
+        return static_cast<unsigned>(__bfloat16_as_ushort(__float2bfloat16_rn(high))) << 16 |
+               __bfloat16_as_ushort(__float2bfloat16_rn(low));
+}
+
+static __forceinline__ __device__ float aq_half_of(unsigned word)
+{
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(word)));
 }
 
 /* Four at once, for pointers that are aligned to four elements. */
@@ -54,6 +79,12 @@ static __forceinline__ __device__ float4 aq_load4(const uint16_t *x)
                        __uint_as_float(words.y << 16), __uint_as_float(words.y & 0xffff0000u));
 }
 
+static __forceinline__ __device__ float4 aq_load4(const aq_half *x)
+{
+    const uint2 words = *reinterpret_cast<const uint2 *>(x);
+    return make_float4(aq_half_of(words.x), aq_half_of(words.x >> 16), aq_half_of(words.y), aq_half_of(words.y >> 16));
+}
+
 static __forceinline__ __device__ void aq_store4(float *x, float4 value)
 {
     *reinterpret_cast<float4 *>(x) = value;
@@ -61,7 +92,14 @@ static __forceinline__ __device__ void aq_store4(float *x, float4 value)
 
 static __forceinline__ __device__ void aq_store4(uint16_t *x, float4 value)
 {
-    *reinterpret_cast<uint2 *>(x) = make_uint2(aq_pack_bf16(value.x, value.y), aq_pack_bf16(value.z, value.w));
+    *reinterpret_cast<uint2 *>(x) =
+        make_uint2(aq_pack<uint16_t>(value.x, value.y), aq_pack<uint16_t>(value.z, value.w));
+}
+
+static __forceinline__ __device__ void aq_store4(aq_half *x, float4 value)
+{
+    *reinterpret_cast<uint2 *>(x) =
+        make_uint2(aq_pack<aq_half>(value.x, value.y), aq_pack<aq_half>(value.z, value.w));
 }
 
 /* 2^x within two units in the last place; results below 2^-126 are 0. */
@@ -194,7 +232,7 @@ static inline bool aq_aligned(const void *pointer, uint64_t bytes)
 /* May `pointer` be read four elements of `type` at a time? */
 static inline bool aq_fours(const void *pointer, enum aq_element type)
 {
-    return aq_aligned(pointer, type == AQ_BF16 ? 8 : 16);
+    return aq_aligned(pointer, 4 * aq_element_bytes(type));
 }
 
 /* A grid of a row each in x and pieces of its columns in y, `wide` columns a thread; the kernel strides over y. */

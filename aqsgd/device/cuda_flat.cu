@@ -103,10 +103,13 @@ enum aq_status aq_cuda_matmul_finish(const struct aq_matmul *args, const void *s
     const bool fours = args->N % 4 == 0 && sums_stride % 4 == 0 && args->c_stride % 4 == 0 &&
                        aq_fours(sums, sums_type) && aq_fours(args->c, args->c_type) && aq_fours(args->bias, AQ_F32) &&
                        aq_fours(finish.other, args->c_type);
-    const bool from_bf16 = sums_type == AQ_BF16, to_bf16 = args->c_type == AQ_BF16;
-    if (from_bf16 && to_bf16) return finish_typed<uint16_t, uint16_t>(&finish, args->M, fours, stream);
-    if (from_bf16) return finish_typed<uint16_t, float>(&finish, args->M, fours, stream);
-    if (to_bf16) return finish_typed<float, uint16_t>(&finish, args->M, fours, stream);
+    const bool wide = sums_type == AQ_F32;
+    if (args->c_type == AQ_BF16)
+        return wide ? finish_typed<float, uint16_t>(&finish, args->M, fours, stream)
+                    : finish_typed<uint16_t, uint16_t>(&finish, args->M, fours, stream);
+    if (args->c_type == AQ_F16)
+        return wide ? finish_typed<float, aq_half>(&finish, args->M, fours, stream)
+                    : finish_typed<aq_half, aq_half>(&finish, args->M, fours, stream);
     return finish_typed<float, float>(&finish, args->M, fours, stream);
 }
 
@@ -143,7 +146,9 @@ template <typename Y> static enum aq_status dropout_typed(const struct aq_dropou
 enum aq_status aq_cuda_dropout(const struct aq_dropout_apply *args, struct CUstream_st *stream)
 {
     if (args->samples == 0 || args->sample_elements == 0) return AQ_OK;
-    return args->y_type == AQ_BF16 ? dropout_typed<uint16_t>(args, stream) : dropout_typed<float>(args, stream);
+    if (args->y_type == AQ_BF16) return dropout_typed<uint16_t>(args, stream);
+    if (args->y_type == AQ_F16) return dropout_typed<aq_half>(args, stream);
+    return dropout_typed<float>(args, stream);
 }
 
 template <typename X, typename Y, int W>
@@ -172,6 +177,15 @@ static enum aq_status convert_typed(const void *x, uint64_t x_stride, void *y, u
     return AQ_LAUNCH((convert<X, Y, 1>), grid.grid, grid.threads, 0, stream, from, x_stride, to, y_stride, columns);
 }
 
+template <typename X>
+static enum aq_status convert_to(const void *x, uint64_t x_stride, void *y, enum aq_element y_type, uint64_t y_stride,
+                                 uint64_t rows, uint64_t columns, bool fours, cudaStream_t stream)
+{
+    if (y_type == AQ_BF16) return convert_typed<X, uint16_t>(x, x_stride, y, y_stride, rows, columns, fours, stream);
+    if (y_type == AQ_F16) return convert_typed<X, aq_half>(x, x_stride, y, y_stride, rows, columns, fours, stream);
+    return convert_typed<X, float>(x, x_stride, y, y_stride, rows, columns, fours, stream);
+}
+
 enum aq_status aq_cuda_convert(const void *x, enum aq_element x_type, uint64_t x_stride, void *y,
                                enum aq_element y_type, uint64_t y_stride, uint64_t rows, uint64_t columns,
                                struct CUstream_st *stream)
@@ -179,12 +193,9 @@ enum aq_status aq_cuda_convert(const void *x, enum aq_element x_type, uint64_t x
     if (rows == 0 || columns == 0) return AQ_OK;
     const bool fours =
         columns % 4 == 0 && x_stride % 4 == 0 && y_stride % 4 == 0 && aq_fours(x, x_type) && aq_fours(y, y_type);
-    const bool from_bf16 = x_type == AQ_BF16, to_bf16 = y_type == AQ_BF16;
-    if (from_bf16 && to_bf16)
-        return convert_typed<uint16_t, uint16_t>(x, x_stride, y, y_stride, rows, columns, fours, stream);
-    if (from_bf16) return convert_typed<uint16_t, float>(x, x_stride, y, y_stride, rows, columns, fours, stream);
-    if (to_bf16) return convert_typed<float, uint16_t>(x, x_stride, y, y_stride, rows, columns, fours, stream);
-    return convert_typed<float, float>(x, x_stride, y, y_stride, rows, columns, fours, stream);
+    if (x_type == AQ_BF16) return convert_to<uint16_t>(x, x_stride, y, y_type, y_stride, rows, columns, fours, stream);
+    if (x_type == AQ_F16) return convert_to<aq_half>(x, x_stride, y, y_type, y_stride, rows, columns, fours, stream);
+    return convert_to<float>(x, x_stride, y, y_type, y_stride, rows, columns, fours, stream);
 }
 
 /* ---- Initial values. */

@@ -7,7 +7,7 @@
  *
  * Results do not depend on the GPU, on how many blocks run at once or on their order: every sum is added in an order
  * that the extents give, and no kernel adds floats atomically. They agree with the plain CPU kernels
- * (cpu_rows_plain.c) within the limits that tests/test_cuda_math.c states; dropout masks, initial values, optimizer
+ * (cpu_rows_plain.c) within the limits that tests/conform_device.c states; dropout masks, initial values, optimizer
  * updates and the embedding's gradients are the CPU's bits.
  *
  * Errors, of all: AQ_CUDAERR where CUDA refused the launch (logged with its text). Others are named below. Extents of
@@ -36,13 +36,13 @@ enum aq_status aq_cuda_layernorm_backward(const struct aq_layernorm_backward *ar
 /*
  * What follows a matrix product, where the product itself could not do it: c = after(sums + bias), with args' c,
  * c_stride, c_type, other, bias, dropout and `after` (also AQ_AFTER_NONE: bias and conversion). sums is M x N of
- * `sums_type`; it may be c, element for element.
+ * `sums_type`, fp32 or c's; it may be c, element for element.
  */
 enum aq_status aq_cuda_matmul_finish(const struct aq_matmul *args, const void *sums, enum aq_element sums_type,
                                      uint64_t sums_stride, struct CUstream_st *stream);
 
 /*
- * As aq_device_attention and aq_device_attention_backward. bf16 with D of 64 or 128 goes through the tensor cores,
+ * As aq_device_attention and aq_device_attention_backward. bf16 and fp16 with D of 64 or 128 go through the tensor cores,
  * everything else through fp32 multiply-adds. AQ_INVAL: D above 512, or (backward) H * T above 8388608.
  */
 enum aq_status aq_cuda_attention(const struct aq_attention *args, struct CUstream_st *stream);

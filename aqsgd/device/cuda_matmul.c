@@ -124,7 +124,7 @@ static uint32_t align_of(const void *pointer)
 
 static cudaDataType_t type_of(uint8_t element)
 {
-    return element == AQ_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+    return element == AQ_BF16 ? CUDA_R_16BF : element == AQ_F16 ? CUDA_R_16F : CUDA_R_32F;
 }
 
 /* The ending that cuBLASLt may do itself; false: it has none of that kind. */
@@ -270,11 +270,11 @@ static enum aq_status operand(const struct aq_stream *stream, uint32_t part, enu
                               uint64_t columns, const void **at, enum aq_element type, uint64_t *stride)
 {
     if (type == want) return AQ_OK;
-    const uint64_t padded = (columns + 7) / 8 * 8, bytes = rows * padded * (want == AQ_BF16 ? 2 : 4);
+    const uint64_t padded = (columns + 7) / 8 * 8, bytes = rows * padded * aq_element_bytes(want);
     if (bytes > CUDA_PART_BYTES)
         return aq_fail(AQ_INVAL, "device",
-                       "a product of %llu x %llu values wants them in %s: %llu bytes, room is for %d",
-                       (unsigned long long)rows, (unsigned long long)columns, want == AQ_BF16 ? "bf16" : "fp32",
+                       "a product of %llu x %llu values wants them in %zu bits: %llu bytes, room is for %d",
+                       (unsigned long long)rows, (unsigned long long)columns, 8 * aq_element_bytes(want),
                        (unsigned long long)bytes, CUDA_PART_BYTES);
     AQ_TRY(aq_cuda_convert(*at, type, *stride, cuda_part(stream, part), want, padded, rows, columns, stream->at));
     *at = cuda_part(stream, part);
@@ -298,20 +298,22 @@ static enum aq_status product_run(struct cuda_matmul *matmul, struct plan *plan,
 }
 
 /*
- * An fp32 product has fp32 results: those that go to bf16 pass through the scratch, as many rows at a time as it holds.
+ * Sums that go to 16 bits of another kind than the operands' pass through the scratch, as many rows at a time as it
+ * holds.
  */
-static enum aq_status product_detour(struct cuda_device *cuda, const struct aq_matmul *args,
+static enum aq_status product_detour(struct cuda_device *cuda, const struct aq_matmul *args, enum aq_element want,
                                      const struct aq_stream *stream)
 {
     const uint64_t room = CUDA_PART_BYTES / sizeof(float) / args->N;
     if (room == 0)
-        return aq_fail(AQ_INVAL, "device", "an fp32 product with rows of %llu values has no room on its way to bf16",
+        return aq_fail(AQ_INVAL, "device", "a product with rows of %llu values has no room on its way to 16 bits",
                        (unsigned long long)args->N);
     for (uint64_t first = 0; first < args->M; first += room) {
         struct aq_matmul end = *args;
         struct plan *plan;
         end.M = args->M - first < room ? args->M - first : room;
-        end.a = (const float *)args->a + (args->a_transposed ? first : first * args->a_stride);
+        end.a = (const uint8_t *)args->a +
+                (args->a_transposed ? first : first * args->a_stride) * aq_element_bytes(want);
         end.c = (uint16_t *)args->c + first * args->c_stride;
         if (args->other) end.other = (uint16_t *)args->other + first * args->c_stride;
         const struct aq_matmul sums = {.M = end.M,
@@ -326,7 +328,7 @@ static enum aq_status product_detour(struct cuda_device *cuda, const struct aq_m
                                        .a_transposed = end.a_transposed,
                                        .b_transposed = end.b_transposed,
                                        .c = cuda_part(stream, 0)};
-        AQ_TRY(plan_of(cuda->matmul, &sums, AQ_F32, AQ_F32, &plan));
+        AQ_TRY(plan_of(cuda->matmul, &sums, want, AQ_F32, &plan));
         AQ_TRY(product_run(cuda->matmul, plan, &sums, stream));
         AQ_TRY(aq_cuda_matmul_finish(&end, sums.c, AQ_F32, sums.c_stride, stream->at));
     }
@@ -336,7 +338,7 @@ static enum aq_status product_detour(struct cuda_device *cuda, const struct aq_m
 enum aq_status cuda_matmul(struct aq_device *device, const struct aq_matmul *args, struct aq_stream *stream)
 {
     struct cuda_device *cuda = cuda_device_of(device);
-    const enum aq_element want = args->compute == AQ_BF16 ? AQ_BF16 : AQ_F32;
+    const enum aq_element want = aq_element_bytes(args->compute) == 2 ? args->compute : AQ_F32;
     struct aq_matmul mine = *args;
     struct plan *plan;
     stream = cuda_stream_of(cuda, stream);
@@ -344,7 +346,7 @@ enum aq_status cuda_matmul(struct aq_device *device, const struct aq_matmul *arg
                    &mine.a, args->a_type, &mine.a_stride));
     AQ_TRY(operand(stream, 2, want, args->b_transposed ? args->N : args->K, args->b_transposed ? args->K : args->N,
                    &mine.b, args->b_type, &mine.b_stride));
-    if (want == AQ_F32 && args->c_type == AQ_BF16) return product_detour(cuda, &mine, stream);
+    if (args->c_type != AQ_F32 && args->c_type != want) return product_detour(cuda, &mine, want, stream);
     AQ_TRY(plan_of(cuda->matmul, &mine, want, args->c_type, &plan));
     AQ_TRY(product_run(cuda->matmul, plan, &mine, stream));
     if (!plan->fused)

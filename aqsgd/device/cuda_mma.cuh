@@ -1,7 +1,8 @@
 /*
  * cuda_mma.cuh -- a warp's matrix products and the loads that feed them, by the names of this house.
  *
- * One product is 16 x 8 x 16: sums (16 x 8, fp32) += a (16 x 16, bf16) b (16 x 8, bf16). With g = lane / 4 and
+ * One product is 16 x 8 x 16: sums (16 x 8, fp32) += a (16 x 16) b (16 x 8), both bf16 or both fp16
+ * (T: uint16_t or aq_half). With g = lane / 4 and
  * t = lane % 4, PTX (mma.m16n8k16, ldmatrix) lays them out so:
  *
  *     sums[0], [1]    row g,     columns 2 t, 2 t + 1        a[0]   row g,     k 2 t, 2 t + 1
@@ -9,7 +10,7 @@
  *     b[0]            column g, k 2 t, 2 t + 1               a[2]   row g,     k 2 t + 8, 2 t + 9
  *     b[1]            column g, k 2 t + 8, 2 t + 9           a[3]   row g + 8, the same k
  *
- * Two tiles of sums side by side, rounded to bf16, are therefore the a of a further product without leaving their
+ * Two tiles of sums side by side, rounded to T, are therefore the a of a further product without leaving their
  * lanes (aq_fragment_of_sums). Under the launch emulation the same names compute the same things, and a copy that is
  * not waited for has not happened.
  *
@@ -21,15 +22,22 @@
 #include "cuda_common.cuh"
 
 /* sums += a b. */
+template <typename T>
 static __forceinline__ __device__ void aq_mma(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1)
 {
 #ifdef AQ_CUDA_HOST
-    cuda_host::mma(CUDA_HOST_AT("aq_mma"), sums, a, b0, b1);
+    cuda_host::mma(CUDA_HOST_AT("aq_mma"), std::is_same_v<T, aq_half>, sums, a, b0, b1);
 #else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-                 "{%0,%1,%2,%3};"
-                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    if constexpr (std::is_same_v<T, aq_half>)
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                     "{%0,%1,%2,%3};"
+                     : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                     "{%0,%1,%2,%3};"
+                     : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #endif
 }
 
@@ -86,13 +94,14 @@ static __forceinline__ __device__ void aq_copies_wait()
 }
 
 /* The a of a product whose k are the columns of two tiles of sums. */
+template <typename T>
 static __forceinline__ __device__ void aq_fragment_of_sums(unsigned (&a)[4], const float (&left)[4],
                                                            const float (&right)[4])
 {
-    a[0] = aq_pack_bf16(left[0], left[1]);
-    a[1] = aq_pack_bf16(left[2], left[3]);
-    a[2] = aq_pack_bf16(right[0], right[1]);
-    a[3] = aq_pack_bf16(right[2], right[3]);
+    a[0] = aq_pack<T>(left[0], left[1]);
+    a[1] = aq_pack<T>(left[2], left[3]);
+    a[2] = aq_pack<T>(right[0], right[1]);
+    a[3] = aq_pack<T>(right[2], right[3]);
 }
 
 /*

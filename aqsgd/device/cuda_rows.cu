@@ -70,7 +70,9 @@ template <typename Y> static enum aq_status layernorm_typed(const struct aq_laye
 enum aq_status aq_cuda_layernorm(const struct aq_layernorm *args, struct CUstream_st *stream)
 {
     if (args->rows == 0 || args->C == 0) return AQ_OK;
-    return args->y_type == AQ_BF16 ? layernorm_typed<uint16_t>(args, stream) : layernorm_typed<float>(args, stream);
+    if (args->y_type == AQ_BF16) return layernorm_typed<uint16_t>(args, stream);
+    if (args->y_type == AQ_F16) return layernorm_typed<aq_half>(args, stream);
+    return layernorm_typed<float>(args, stream);
 }
 
 /* With h = (x - mean) rstd and g = dy gamma:  dx += rstd (g - mean(g) - h mean(g h)). */
@@ -233,6 +235,8 @@ enum aq_status aq_cuda_column_sum(const void *x, enum aq_element type, uint64_t 
     float *partial = static_cast<float *>(scratch);
     if (type == AQ_BF16)
         return column_sum_typed(static_cast<const uint16_t *>(x), type, rows, C, stride, sums, partial, stream);
+    if (type == AQ_F16)
+        return column_sum_typed(static_cast<const aq_half *>(x), type, rows, C, stride, sums, partial, stream);
     return column_sum_typed(static_cast<const float *>(x), type, rows, C, stride, sums, partial, stream);
 }
 
@@ -263,7 +267,7 @@ static __forceinline__ __device__ void block_softmax(float *top, float *sum)
 }
 
 /*
- * The gradient may lie on the logits, as bf16 in the first half of the row's bytes: a piece of the row is read by all
+ * The gradient may lie on the logits, as 16 bits in the first half of the row's bytes: a piece of the row is read by all
  * threads before any of its gradient, which lies at the same elements or before them, is written.
  */
 template <typename G> static __global__ void __launch_bounds__(LOSS_THREADS) cross_entropy(struct aq_cross_entropy args)
@@ -318,5 +322,6 @@ enum aq_status aq_cuda_cross_entropy(const struct aq_cross_entropy *args, struct
     if (args->rows == 0 || args->V == 0) return AQ_OK;
     const dim3 grid = aq_blocks(args->rows, 1);
     if (args->gradient_type == AQ_BF16) return AQ_LAUNCH(cross_entropy<uint16_t>, grid, LOSS_THREADS, 0, stream, *args);
+    if (args->gradient_type == AQ_F16) return AQ_LAUNCH(cross_entropy<aq_half>, grid, LOSS_THREADS, 0, stream, *args);
     return AQ_LAUNCH(cross_entropy<float>, grid, LOSS_THREADS, 0, stream, *args);
 }

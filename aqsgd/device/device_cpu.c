@@ -11,6 +11,10 @@
 
 #include "cpu_device.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 struct aq_stream {
     struct cpu_device *device;
 };
@@ -27,13 +31,22 @@ enum level {
     LEVEL_AVX512_BF16 = 4
 };
 
+#if defined(__x86_64__)
+/* Not every compiler of ours knows this one by name. */
+static bool has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
+
 static enum level level_best(void)
 {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
     if (avx512 && avx2) return __builtin_cpu_supports("avx512bf16") ? LEVEL_AVX512_BF16 : LEVEL_AVX512;
     if (avx2) return LEVEL_AVX2;
 #endif

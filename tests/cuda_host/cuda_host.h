@@ -96,7 +96,7 @@ void resolve_match(lane *lanes, uint32_t mask);
 void resolve_nothing(lane *lanes, uint32_t mask);
 
 /* What cuda_mma.cuh names. A copy happens when it is waited for; from NULL it is zeroes. */
-void mma(const site &at, float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
+void mma(const site &at, bool fp16, float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
 void matrices(const site &at, unsigned (&words)[4], const void *row, bool transposed);
 void copy_later(void *to, const void *from, size_t bytes);
 void copies_wait();

@@ -1,7 +1,7 @@
 /*
  * cuda_host_mma.cpp -- the warp's matrix products and loads, as PTX lays them out (aqsgd/device/cuda_mma.cuh).
  *
- * Products of bf16 are exact in fp32; their 16 are added in double and rounded once, since the hardware's order is not
+ * Products of bf16 or fp16 are exact in fp32; their 16 are added in double and rounded once, since the hardware's order is not
  * said. Kernels that agree with the truth here do so within that.
  */
 #include "cuda_host.h"
@@ -12,22 +12,23 @@ namespace cuda_host
 namespace
 {
 
-float half_of(uint64_t word, int index)
+template <bool FP16> float half_of(uint64_t word, int index)
 {
-    return aq_bfloat_to_float((uint16_t)(word >> 16 * index));
+    const uint16_t half = (uint16_t)(word >> 16 * index);
+    return FP16 ? aq_half_to_float(half) : aq_bfloat_to_float(half);
 }
 
 /* in[0], [1]: a; in[2]: b; in[3], [4]: sums. */
-void resolve_mma(lane *lanes, uint32_t)
+template <bool FP16> void resolve_mma(lane *lanes, uint32_t)
 {
     float a[16][16], b[8][16];
     for (int i = 0; i < 32; i++) {
         const int g = i / 4, t = i % 4;
         for (int k = 0; k < 4; k++) {
             const int at = k / 2 * 8 + 2 * t + k % 2;
-            a[g][at] = half_of(lanes[i].in[k / 2], k % 2);
-            a[g + 8][at] = half_of(lanes[i].in[k / 2] >> 32, k % 2);
-            b[g][at] = half_of(lanes[i].in[2] >> 32 * (k / 2), k % 2);
+            a[g][at] = half_of<FP16>(lanes[i].in[k / 2], k % 2);
+            a[g + 8][at] = half_of<FP16>(lanes[i].in[k / 2] >> 32, k % 2);
+            b[g][at] = half_of<FP16>(lanes[i].in[2] >> 32 * (k / 2), k % 2);
         }
     }
     for (int i = 0; i < 32; i++) {
@@ -59,7 +60,7 @@ template <bool TRANSPOSED> void resolve_matrices(lane *lanes, uint32_t)
 
 } // namespace
 
-void mma(const site &at, float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1)
+void mma(const site &at, bool fp16, float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1)
 {
     lane &self = mine();
     /* Rows g in the lower word, rows g + 8 in the upper; first the lower k, then the upper. */
@@ -68,7 +69,7 @@ void mma(const site &at, float (&sums)[4], const unsigned (&a)[4], unsigned b0, 
     self.in[2] = (uint64_t)b1 << 32 | b0;
     self.in[3] = word_of(sums[1]) << 32 | word_of(sums[0]);
     self.in[4] = word_of(sums[3]) << 32 | word_of(sums[2]);
-    meet_warp(at, 0xffffffffu, resolve_mma);
+    meet_warp(at, 0xffffffffu, fp16 ? resolve_mma<true> : resolve_mma<false>);
     for (int i = 0; i < 4; i++)
         sums[i] = value_of<float>(self.out[i]);
 }

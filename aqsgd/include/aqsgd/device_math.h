@@ -12,7 +12,8 @@
  * taken, or what the environment says: AQ_CPU=plain, base, avx2, avx512 or avx512bf16.
  *
  * Letters: rows = samples * T; C channels; H heads; D = C / H; V vocabulary.
- * bf16 values are uint16_t, the upper half of a float, rounded to nearest even.
+ * bf16 values are uint16_t, the upper half of a float, rounded to nearest even; fp16 values are uint16_t too, IEEE
+ * binary16, rounded so, and infinite beyond 65504: an overflow is never hidden.
  *
  * Locking: as device.h says, one thread at a time.
  */
@@ -33,8 +34,14 @@ extern "C" {
 enum aq_element {
     AQ_F32 = 0,
     AQ_BF16 = 1,
-    AQ_TF32 = 2 /* of a product's compute alone: fp32 operands, of which a GPU may use the first 10 bits of mantissa */
+    AQ_TF32 = 2, /* of a product's compute alone: fp32 operands, of which a GPU may use the first 10 bits of mantissa */
+    AQ_F16 = 3
 };
+
+static inline size_t aq_element_bytes(enum aq_element type)
+{
+    return type == AQ_BF16 || type == AQ_F16 ? 2 : 4;
+}
 
 /*
  * Dropout: an element is kept with probability 1 - p and divided by that. Word `offset + element` of the stream of the
@@ -55,7 +62,7 @@ enum aq_matmul_after {
 
 /*
  * c = after(op(a) op(b) + bias), or c += op(a) op(b). Row-major; strides in elements. op(a) is M x K: stored so, or as
- * K x M where a_transposed; op(b) is K x N likewise. compute AQ_BF16 rounds both operands to bf16 and sums products in
+ * K x M where a_transposed; op(b) is K x N likewise. compute AQ_BF16 or AQ_F16 rounds both operands to it; sums are in
  * fp32. `other` has c's shape and stride, and c's type (fp32 for AFTER_RESIDUAL). accumulate wants c in fp32, no bias
  * and AQ_AFTER_NONE. c overlaps nothing but, element for element, `other`.
  */
@@ -146,7 +153,7 @@ enum aq_status aq_device_embedding_backward(struct aq_device *device, const stru
 /*
  * Softmax and cross-entropy of rows of V logits, which are used up. losses[row] = log(sum exp) - logit[target] in nats,
  * 0 where the target is -1. With gradient != NULL also gradient[row][v] = scale * (softmax - one at the target), 0
- * where the target is -1; it may be logits itself, or a bf16 array that starts at the same byte with twice the stride;
+ * where the target is -1; it may be logits itself, or an array of 16 bits that starts at the same byte with twice the stride;
  * columns V..stride-1 become 0.
  */
 struct aq_cross_entropy {

@@ -42,7 +42,8 @@ extern "C" {
 enum aq_stage_precision {
     AQ_STAGE_FP32 = 1,
     AQ_STAGE_BF16 = 2,
-    AQ_STAGE_TF32 = 3 /* fp32 values whose products read 10 bits of mantissa: GPUs alone (AQ_INVAL elsewhere) */
+    AQ_STAGE_TF32 = 3, /* fp32 values whose products read 10 bits of mantissa: GPUs alone (AQ_INVAL elsewhere) */
+    AQ_STAGE_FP16 = 4  /* wants a scaled loss: see aq_stage_input.loss_scale */
 };
 
 struct aq_model_config {
@@ -78,7 +79,7 @@ struct aq_stage_config {
     enum aq_stage_precision precision;
     bool recompute;                  /* keep only each block's input, run its forward again in backward */
     bool inference;                  /* no gradients: no gradient buffer, backward is refused           */
-    bool rounds;                     /* count bf16 copies of the weights: for a device that wants them  */
+    bool rounds;                     /* count copies of the weights in 16 bits: for a device that wants them */
 };
 
 struct aq_stage_size {
@@ -130,7 +131,11 @@ struct aq_stage_input {
     uint32_t tokens_used;    /* 0: all T. Generation: only the first so many positions are real                    */
     uint64_t seed, step;     /* keys of the dropout masks                                                          */
     bool evaluate;           /* no dropout; backward will not follow                                               */
-    float loss_scale;        /* the gradient of a token's loss: 1 / (targets of the whole batch)                   */
+    /*
+     * The gradient of a token's loss: 1 / (targets of the whole batch), times whatever keeps gradients within fp16's
+     * range: every gradient comes out with that factor, and is infinite or NaN where it was too much.
+     */
+    float loss_scale;
 };
 
 struct aq_stage_loss {

@@ -278,7 +278,7 @@ static bool supported(const struct lt_product *product, const struct lt_layout *
     const uint64_t k2 = product->b == CUBLAS_OP_N ? b->rows : b->columns;
     const uint64_t n = product->b == CUBLAS_OP_N ? b->columns : b->rows;
     if (m != d->rows || n != d->columns || k != k2 || a->type != b->type) return false;
-    if (a->type == CUDA_R_32F && d->type != CUDA_R_32F) return false;
+    if (d->type != CUDA_R_32F && d->type != a->type) return false;
     if (product->compute == CUBLAS_COMPUTE_32F_FAST_TF32 && a->type != CUDA_R_32F) return false;
     const bool aux = product->epilogue != CUBLASLT_EPILOGUE_DEFAULT && product->epilogue != CUBLASLT_EPILOGUE_BIAS;
     if (aux && (product->aux_stride % 8 || product->aux_stride < (int64_t)m || !product->aux)) return false;
@@ -305,7 +305,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
 
 static float load(const void *at, cudaDataType_t type, uint64_t i)
 {
-    return type == CUDA_R_16BF ? aq_bfloat_to_float(((const uint16_t *)at)[i]) : ((const float *)at)[i];
+    if (type == CUDA_R_16BF) return aq_bfloat_to_float(((const uint16_t *)at)[i]);
+    if (type == CUDA_R_16F) return aq_half_to_float(((const uint16_t *)at)[i]);
+    return ((const float *)at)[i];
 }
 
 /* As a product reads it: a tensor core takes the first 10 bits of an fp32 value's mantissa where TF32 is asked for. */
@@ -323,6 +325,8 @@ static void store(void *at, cudaDataType_t type, uint64_t i, float value)
 {
     if (type == CUDA_R_16BF)
         ((uint16_t *)at)[i] = aq_bfloat_from_float(value);
+    else if (type == CUDA_R_16F)
+        ((uint16_t *)at)[i] = aq_half_from_float(value);
     else
         ((float *)at)[i] = value;
 }
