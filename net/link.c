@@ -322,6 +322,10 @@ void aq_link_stats(const struct aq_link *link, struct aq_link_stats *out)
     COPY(received_body_bytes);
     COPY(received_wire_bytes);
     COPY(sent_packed_bytes);
+    for (uint32_t i = 0; i < AQ_LINK_KINDS; i++) {
+        out->sent_kinds[i].body = atomic_load_explicit(&c->sent_kind_body[i], memory_order_relaxed);
+        out->sent_kinds[i].packed = atomic_load_explicit(&c->sent_kind_packed[i], memory_order_relaxed);
+    }
     COPY(received_packed_bytes);
     COPY(packing_ns);
     COPY(busy_ns);

@@ -168,11 +168,15 @@ static int gather(struct aq_link *link)
 /* Once a frame, however often it is sent. */
 void aq_link_count_sent(struct aq_link *link, uint32_t entry)
 {
-    if (link->entries[entry].counted) return;
-    link->entries[entry].counted = true;
+    struct aq_link_entry *sent = &link->entries[entry];
+    const uint32_t kind = (uint32_t)sent->frame.kind - AQ_FRAME_KIND_RUNTIME;
+    if (sent->counted) return;
+    sent->counted = true;
     AQ_COUNT(link, sent_frames, 1);
-    AQ_COUNT(link, sent_body_bytes, link->entries[entry].frame.body_bytes);
-    AQ_COUNT(link, sent_packed_bytes, link->entries[entry].wire_bytes);
+    AQ_COUNT(link, sent_body_bytes, sent->frame.body_bytes);
+    AQ_COUNT(link, sent_packed_bytes, sent->wire_bytes);
+    AQ_COUNT(link, sent_kind_body[kind], sent->frame.body_bytes);
+    AQ_COUNT(link, sent_kind_packed[kind], sent->wire_bytes);
 }
 
 static void frame_sent(struct aq_link *link, const struct aq_link_out *out, uint64_t now_ns)

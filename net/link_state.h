@@ -66,6 +66,7 @@ struct aq_link_out { /* a frame on its way into the stream */
 struct aq_link_counters { /* written by the loop, read by anybody: relaxed, they order nothing */
     atomic_uint_fast64_t sent_frames, sent_body_bytes, sent_wire_bytes;
     atomic_uint_fast64_t received_frames, received_body_bytes, received_wire_bytes;
+    atomic_uint_fast64_t sent_kind_body[AQ_LINK_KINDS], sent_kind_packed[AQ_LINK_KINDS];
     atomic_uint_fast64_t sent_packed_bytes, received_packed_bytes, packing_ns;
     atomic_uint_fast64_t busy_ns, credit_wait_ns, round_trip_ns, heals, outage_ns;
     atomic_uint_fast64_t receive_ns, receive_begun_ns; /* of whole frames; of the one that is coming in, else 0 */

@@ -281,6 +281,29 @@ static double plain(const json_t *line, const char *key, size_t stage)
     return json_is_number(value) ? json_number_value(value) : (double)NAN;
 }
 
+struct carried {     /* by the links of a rank in a step, packed */
+    double bytes[3]; /* forward, backward, gradient */
+    double left;     /* of what was given to them   */
+};
+
+static struct carried carried(const json_t *line, size_t rank)
+{
+    static const char *const keys[3][2] = {{"forward_bytes", "forward_packed"},
+                                           {"backward_bytes", "backward_packed"},
+                                           {"gradient_bytes", "gradient_packed"}};
+    struct carried out = {.left = 1};
+    double given = 0, all = 0;
+    for (int i = 0; i < 3; i++) {
+        const double bytes = plain(line, keys[i][0], rank), left = plain(line, keys[i][1], rank);
+        if (!(bytes >= 0 && bytes < 1e18)) continue;
+        out.bytes[i] = left >= 0 && left <= 1 ? bytes * left : bytes;
+        given += bytes;
+        all += out.bytes[i];
+    }
+    if (given > 0) out.left = all / given;
+    return out;
+}
+
 static void show_top(const struct latest *latest, const char *state)
 {
     const json_t *line = latest->step;
@@ -290,7 +313,8 @@ static void show_top(const struct latest *latest, const char *state)
            (unsigned long long)aq_control_u64_or(latest->start, "steps_planned", 0),
            aq_control_number_or(line, "loss", (double)NAN), aq_control_number_or(line, "sequences_per_second", 0),
            aq_control_number_or(line, "seconds", 0));
-    puts("stage  compute   codec  optim.  reduce    idle   links   cache  sent fwd  sent bwd  gradients  |a-m|/|a|  "
+    puts("stage  compute   codec  optim.  reduce    idle   links   cache  sent fwd  sent bwd  gradients  packed  "
+         "|a-m|/|a|  "
          "|d-Q|/|d|  "
          "mean/rms");
     const size_t ranks = json_array_size(json_object_get(line, "compute_ns"));
@@ -298,16 +322,15 @@ static void show_top(const struct latest *latest, const char *state)
     for (size_t r = 0; r < ranks; r++) {
         if (P > 0 && ranks > P && r % P == 0) printf("replica %llu\n", (unsigned long long)(r / P));
         char forward[AQ_TEXT_NUMBER], backward[AQ_TEXT_NUMBER], gradient[AQ_TEXT_NUMBER];
-        const double sent = plain(line, "forward_bytes", r), back = plain(line, "backward_bytes", r);
-        const double reduced = plain(line, "gradient_bytes", r);
-        printf("%5zu  %5.0f %%  %4.0f %%  %4.0f %%  %4.0f %%  %4.0f %%  %4.0f %%  %4.0f %%  %8s  %8s  %9s  %9.4f  "
+        const struct carried sent = carried(line, r);
+        printf("%5zu  %5.0f %%  %4.0f %%  %4.0f %%  %4.0f %%  %4.0f %%  %4.0f %%  %4.0f %%  %8s  %8s  %9s  %4.0f %%  "
+               "%9.4f  "
                "%9.4f  %8.4f\n",
                P > 0 ? r % P : r, share(line, "compute_ns", r), share(line, "codec_ns", r),
                share(line, "optimizer_ns", r), share(line, "reduce_ns", r), share(line, "wait_ns", r),
                share(line, "link_wait_ns", r), share(line, "cache_wait_ns", r),
-               aq_text_size(isfinite(sent) ? (uint64_t)sent : 0, forward),
-               aq_text_size(isfinite(back) ? (uint64_t)back : 0, backward),
-               aq_text_size(isfinite(reduced) ? (uint64_t)reduced : 0, gradient), plain(line, "delta_ratio", r),
+               aq_text_size((uint64_t)sent.bytes[0], forward), aq_text_size((uint64_t)sent.bytes[1], backward),
+               aq_text_size((uint64_t)sent.bytes[2], gradient), sent.left * 100, plain(line, "delta_ratio", r),
                plain(line, "error_ratio", r), plain(line, "common_mode", r));
     }
 }

@@ -93,7 +93,9 @@ static void print_edges(const struct aq_plan *plan, struct aq_text *text)
 {
     if (plan->stage_count == 1) return;
     aq_text_add(text, "%-5s  %12s  %12s  %12s  %12s  %s\n", "link", "fwd first", "fwd", "bwd", "uncompressed",
-                "bytes on the wire per step");
+                plan->job->link.entropy == AQ_LINK_ENTROPY_OFF
+                    ? "bytes on the wire per step"
+                    : "bytes on the wire per step at most: bodies may go packed");
     const uint64_t raw = (uint64_t)plan->batch * plan->job->train.T * plan->model.channels * sizeof(float);
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
         const struct aq_plan_edge *edge = &plan->edges[e];
@@ -116,7 +118,10 @@ static void print_edges(const struct aq_plan *plan, struct aq_text *text)
 static void print_groups(const struct aq_plan *plan, struct aq_text *text)
 {
     if (plan->replicas == 1) return;
-    aq_text_add(text, "%-5s  %12s  %s\n", "stage", "gradients", "bytes that each replica sends the others per step");
+    aq_text_add(text, "%-5s  %12s  %s\n", "stage", "gradients",
+                plan->job->link.entropy == AQ_LINK_ENTROPY_OFF
+                    ? "bytes that each replica sends the others per step"
+                    : "bytes that each replica sends the others per step, at most");
     for (uint32_t s = 0; s < plan->stage_count; s++)
         aq_text_add(text, "%-5u  %12llu\n", s, (unsigned long long)aq_plan_reduce_bytes(plan, s));
     aq_text_add(text, "\n");

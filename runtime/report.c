@@ -14,6 +14,7 @@ struct sums {
     double samples, seconds;
     double forward[AQ_JOB_STAGES_MAX], backward[AQ_JOB_STAGES_MAX], keyframes; /* link e: between stage e and e+1 */
     double gradient;                                                           /* between replicas, of all ranks */
+    double forward_wire, backward_wire, gradient_wire;                         /* packed: what links carried */
 };
 
 struct curve { /* a mean over an epoch */
@@ -28,7 +29,7 @@ struct gather {
     double fetched;
     int64_t epoch_first, epoch_last; /* -1: none yet */
     struct sums cold, warm;
-    double link_wait_ns, wait_ns, reduce_ns, optimizer_ns, stage_seconds;
+    double packing_ns, link_wait_ns, wait_ns, reduce_ns, optimizer_ns, stage_seconds;
     double time, loss_first, loss_last;
     struct curve first_epoch, last_epoch;
 };
@@ -38,6 +39,13 @@ static double item(const json_t *line, const char *key, size_t i)
 {
     const json_t *value = json_array_get(json_object_get(line, key), i);
     return json_is_number(value) ? json_number_value(value) : 0;
+}
+
+/* Bytes and what packing left of them; a run from before packing left all. */
+static double wire(const json_t *line, const char *bytes, const char *packed, size_t i)
+{
+    const double left = item(line, packed, i);
+    return item(line, bytes, i) * (left > 0 ? left : 1);
 }
 
 static void add_loss(struct gather *g, double loss)
@@ -72,6 +80,10 @@ static void add_step(struct gather *g, const json_t *line)
         sums->forward[s] += item(line, "forward_bytes", r);
         if (s > 0) sums->backward[s - 1] += item(line, "backward_bytes", r);
         sums->gradient += item(line, "gradient_bytes", r);
+        sums->forward_wire += wire(line, "forward_bytes", "forward_packed", r);
+        sums->backward_wire += wire(line, "backward_bytes", "backward_packed", r);
+        sums->gradient_wire += wire(line, "gradient_bytes", "gradient_packed", r);
+        g->packing_ns += item(line, "packing_ns", r);
         g->reduce_ns += item(line, "reduce_ns", r);
         g->optimizer_ns += item(line, "optimizer_ns", r);
         sums->keyframes += item(line, "keyframes", r);
@@ -124,7 +136,8 @@ static json_t *mean(double sum, double count)
 
 /*
  * Bytes of a step, means: forward and backward of one link over the links and replicas, gradient of one rank over all
- * ranks (sent to the other replicas). Null where there was no step.
+ * ranks (sent to the other replicas); with _wire, what the links carried of them: packed (link.entropy). Null where
+ * there was no step.
  */
 static json_t *bytes_per_step(const struct gather *g, const struct sums *a, const struct sums *b)
 {
@@ -137,9 +150,26 @@ static json_t *bytes_per_step(const struct gather *g, const struct sums *a, cons
     }
     if (steps == 0) return json_null();
     const double all = steps * (links ? links : 1) * g->replicas;
-    const double gradient = a->gradient + (b ? b->gradient : 0);
-    return json_pack("{s:o, s:o, s:f}", "forward", aq_control_number(forward / all), "backward",
-                     aq_control_number(backward / all), "gradient", gradient / (steps * g->stages * g->replicas));
+    const double gradient = a->gradient + (b ? b->gradient : 0), ranks = steps * g->stages * g->replicas;
+    return json_pack("{s:o, s:o, s:f, s:o, s:o, s:f}", "forward", aq_control_number(forward / all), "backward",
+                     aq_control_number(backward / all), "gradient", gradient / ranks, "forward_wire",
+                     aq_control_number((a->forward_wire + (b ? b->forward_wire : 0)) / all), "backward_wire",
+                     aq_control_number((a->backward_wire + (b ? b->backward_wire : 0)) / all), "gradient_wire",
+                     (a->gradient_wire + (b ? b->gradient_wire : 0)) / ranks);
+}
+
+/* What packing left of all bytes that were counted above. */
+static json_t *packed(const struct gather *g)
+{
+    double bytes = 0, wires = 0;
+    const struct sums *const both[] = {&g->cold, &g->warm};
+    for (int i = 0; i < 2; i++) {
+        for (uint32_t e = 0; e < g->stages; e++)
+            bytes += both[i]->forward[e] + both[i]->backward[e];
+        bytes += both[i]->gradient;
+        wires += both[i]->forward_wire + both[i]->backward_wire + both[i]->gradient_wire;
+    }
+    return mean(wires, bytes);
 }
 
 static json_t *links(const struct gather *g)
@@ -161,13 +191,13 @@ static void add_stages(const struct gather *g, json_t *report)
 {
     const json_t *stages = json_object_get(g->end, "stages"), *planned = json_object_get(g->start, "memory_planned"),
                  *stage;
-    double cache = 0, wire = 0, heals = 0, outage_ns = 0;
+    double cache = 0, sent = 0, heals = 0, outage_ns = 0;
     json_t *memory = json_array();
     size_t r;
     json_array_foreach(stages, r, stage)
     {
         cache += aq_control_number_or(stage, "cache_bytes", 0);
-        wire += aq_control_number_or(stage, "sent_wire_bytes", 0);
+        sent += aq_control_number_or(stage, "sent_wire_bytes", 0);
         heals += aq_control_number_or(stage, "heals", 0);
         outage_ns += aq_control_number_or(stage, "outage_ns", 0);
         const json_t *plan = json_array_get(planned, r);
@@ -178,7 +208,7 @@ static void add_stages(const struct gather *g, json_t *report)
                                         json_is_integer(plan) ? json_integer_value(plan) : 0));
     }
     json_object_set_new(report, "cache_bytes", stages ? json_integer((json_int_t)cache) : json_null());
-    json_object_set_new(report, "sent_wire_bytes", stages ? json_integer((json_int_t)wire) : json_null());
+    json_object_set_new(report, "sent_wire_bytes", stages ? json_integer((json_int_t)sent) : json_null());
     json_object_set_new(report, "heals", stages ? json_integer((json_int_t)heals) : json_null());
     json_object_set_new(report, "outage_seconds", stages ? aq_control_number(outage_ns * 1e-9) : json_null());
     json_object_set_new(report, "memory", memory);
@@ -207,11 +237,13 @@ static json_t *make(const struct gather *g)
     json_object_set_new(report, "bytes_per_step", bytes_per_step(g, c, w));
     json_object_set_new(report, "bytes_per_step_cold", bytes_per_step(g, c, NULL));
     json_object_set_new(report, "bytes_per_step_warm", bytes_per_step(g, w, NULL));
+    json_object_set_new(report, "packed", packed(g));
     json_object_set_new(report, "links", links(g));
     json_object_set_new(report, "keyframes", aq_control_number(c->keyframes + w->keyframes));
     json_object_set_new(report, "fetched", aq_control_number(g->fetched));
     json_object_set_new(report, "restarts", json_integer((json_int_t)g->restarts));
     json_object_set_new(report, "link_wait_share", mean(g->link_wait_ns * 1e-9, g->stage_seconds));
+    json_object_set_new(report, "packing_share", mean(g->packing_ns * 1e-9, g->stage_seconds));
     json_object_set_new(report, "wait_share", mean(g->wait_ns * 1e-9, g->stage_seconds));
     json_object_set_new(report, "reduce_share", mean(g->reduce_ns * 1e-9, g->stage_seconds));
     json_object_set_new(report, "optimizer_share", mean(g->optimizer_ns * 1e-9, g->stage_seconds));

@@ -6,12 +6,12 @@
 #include "control.h"
 #include "report.h"
 
-enum { COLUMNS = 14, CELL_BYTES = 40, ROWS_MAX = 256 };
+enum { COLUMNS = 15, CELL_BYTES = 40, ROWS_MAX = 256 };
 
 static const char *const heads[2][COLUMNS] = {
-    {"run", "codec", "seq/s", "warm", "sent fwd", "sent bwd", "gradients", "waits for", "loss", "loss", "held-out",
-     "perplex-", "cache", "links"},
-    {"", "", "", "seq/s", "link, step", "link, step", "rank, step", "links", "first", "last", "loss", "ity", "",
+    {"run", "codec", "seq/s", "warm", "sent fwd", "sent bwd", "gradients", "packed", "waits for", "loss", "loss",
+     "held-out", "perplex-", "cache", "links"},
+    {"", "", "", "seq/s", "link, step", "link, step", "rank, step", "to", "links", "first", "last", "loss", "ity", "",
      "healed"},
 };
 
@@ -37,22 +37,30 @@ static void size(char *cell, double bytes)
         snprintf(cell, CELL_BYTES, "%s", aq_text_size((uint64_t)(bytes + 0.5), text));
 }
 
+/* What the links carried; a report from before packing has one figure. */
+static double sent(const json_t *run, const char *packed, const char *plain)
+{
+    const double bytes = at(run, "bytes_per_step", packed);
+    return isfinite(bytes) ? bytes : at(run, "bytes_per_step", plain);
+}
+
 static void fill(const json_t *run, char cells[COLUMNS][CELL_BYTES])
 {
     snprintf(cells[0], CELL_BYTES, "%.30s", aq_control_text_or(run, "name", "?"));
     snprintf(cells[1], CELL_BYTES, "%.30s", aq_control_text_or(run, "codec", "?"));
     number(cells[2], at(run, "sequences_per_second", NULL), 2, "");
     number(cells[3], at(run, "sequences_per_second_warm", NULL), 2, "");
-    size(cells[4], at(run, "bytes_per_step", "forward"));
-    size(cells[5], at(run, "bytes_per_step", "backward"));
-    size(cells[6], at(run, "bytes_per_step", "gradient"));
-    number(cells[7], at(run, "link_wait_share", NULL) * 100, 0, " %");
-    number(cells[8], at(run, "train_loss", "first"), 4, "");
-    number(cells[9], at(run, "train_loss", "last"), 4, "");
-    number(cells[10], at(run, "heldout", "loss"), 4, "");
-    number(cells[11], at(run, "heldout", "perplexity"), 3, "");
-    size(cells[12], at(run, "cache_bytes", NULL));
-    number(cells[13], at(run, "heals", NULL), 0, "");
+    size(cells[4], sent(run, "forward_wire", "forward"));
+    size(cells[5], sent(run, "backward_wire", "backward"));
+    size(cells[6], sent(run, "gradient_wire", "gradient"));
+    number(cells[7], at(run, "packed", NULL) * 100, 0, " %");
+    number(cells[8], at(run, "link_wait_share", NULL) * 100, 0, " %");
+    number(cells[9], at(run, "train_loss", "first"), 4, "");
+    number(cells[10], at(run, "train_loss", "last"), 4, "");
+    number(cells[11], at(run, "heldout", "loss"), 4, "");
+    number(cells[12], at(run, "heldout", "perplexity"), 3, "");
+    size(cells[13], at(run, "cache_bytes", NULL));
+    number(cells[14], at(run, "heals", NULL), 0, "");
     if (!aq_control_is(run, "state", "done"))
         snprintf(cells[0], CELL_BYTES, "%.20s (%.12s)", aq_control_text_or(run, "name", "?"),
                  aq_control_text_or(run, "state", "?"));

@@ -45,6 +45,13 @@ struct aq_worker_times {
     bool skipped; /* the gradient was not finite, on some replica */
 };
 
+/* What links have packed (link.entropy) up to the last line of metrics. */
+struct aq_worker_packing {
+    struct aq_link_bytes forward, backward, gradient;
+    double forward_left, backward_left, gradient_left; /* of the bodies between the last two lines: packed / given */
+    uint64_t ns;
+};
+
 /* How far a checkpoint is. */
 enum aq_worker_mark {
     AQ_MARK_NONE = 0,  /* none under way: the launcher has noted the last one as complete      */
@@ -109,6 +116,7 @@ struct aq_worker {
     uint64_t mark_wait_ns; /* of it, for the checkpoint before                                       */
     uint64_t read_ns;      /* that reading the checkpoint took at the start                          */
     struct aq_worker_times times;
+    struct aq_worker_packing packing;
 };
 
 /*

@@ -30,6 +30,44 @@ static void add_outages(const struct aq_worker *worker, json_t *line)
     json_object_set_new(line, "outage_ns", json_integer((json_int_t)out.outage_ns));
 }
 
+/* What packing left of what has gone out since the last line; where nothing has, what it left then. */
+static double left_of(const struct aq_link_bytes *now, struct aq_link_bytes *before, double last)
+{
+    const uint64_t body = now->body - before->body, packed = now->packed - before->packed;
+    *before = *now;
+    return body > 0 ? (double)packed / (double)body : last > 0 ? last : 1;
+}
+
+static void add_bytes(struct aq_link_bytes *sum, const struct aq_link_bytes *bytes)
+{
+    sum->body += bytes->body;
+    sum->packed += bytes->packed;
+}
+
+static void add_packing(struct aq_worker *worker, json_t *line)
+{
+    struct aq_worker_packing *p = &worker->packing;
+    struct aq_link_stats in = {0}, out = {0};
+    struct aq_link_bytes gradient = {0};
+    if (worker->link_in) aq_link_stats(worker->link_in, &in);
+    if (worker->link_out) aq_link_stats(worker->link_out, &out);
+    uint64_t ns = in.packing_ns + out.packing_ns;
+    p->forward_left = left_of(&out.sent_kinds[AQ_FRAME_FORWARD - 16], &p->forward, p->forward_left);
+    p->backward_left = left_of(&in.sent_kinds[AQ_FRAME_BACKWARD - 16], &p->backward, p->backward_left);
+    for (uint32_t v = 0; worker->peers && v < worker->W; v++) {
+        if (!worker->peers[v]) continue;
+        aq_link_stats(worker->peers[v], &in);
+        add_bytes(&gradient, &in.sent_kinds[AQ_FRAME_CHUNK - 16]);
+        ns += in.packing_ns;
+    }
+    p->gradient_left = left_of(&gradient, &p->gradient, p->gradient_left);
+    if (worker->link_out) json_object_set_new(line, "forward_packed", aq_control_number(p->forward_left));
+    if (worker->link_in) json_object_set_new(line, "backward_packed", aq_control_number(p->backward_left));
+    if (worker->W > 1) json_object_set_new(line, "gradient_packed", aq_control_number(p->gradient_left));
+    json_object_set_new(line, "packing_ns", json_integer((json_int_t)(ns - p->ns)));
+    p->ns = ns;
+}
+
 /* What checkpoints have cost since the last line: the copy, and the wait for one that was still being written. */
 static void add_marks(struct aq_worker *worker, json_t *line)
 {
@@ -60,6 +98,7 @@ enum aq_status aq_worker_report_step(struct aq_worker *worker)
     if (!line) return aq_fail(AQ_NOMEM, "worker", "no memory for the line of a step");
     json_object_set_new(line, "wait_ns", json_integer((json_int_t)t->wait_ns));
     add_outages(worker, line);
+    add_packing(worker, line);
     add_marks(worker, line);
     if (worker->W > 1) {
         json_object_set_new(line, "reduce_ns", json_integer((json_int_t)t->reduce_ns));

@@ -82,8 +82,8 @@ struct aq_link_config {
     uint64_t heartbeat_ns;   /* silent for so long: send a PING; 0: none                  */
     uint64_t silence_ns_max; /* nothing received for so long: the link is dead; 0: never  */
     enum aq_link_entropy entropy;
-    uint64_t outage_ns_max;  /* a lost connection is made again within this; 0: it ends the link. Both ends must heal */
-    struct aq_pages pages;   /* where its memory comes from, received bodies among it; zeroed: plain memory */
+    uint64_t outage_ns_max; /* a lost connection is made again within this; 0: it ends the link. Both ends must heal */
+    struct aq_pages pages;  /* where its memory comes from, received bodies among it; zeroed: plain memory */
 };
 void aq_link_config_default(struct aq_link_config *out);
 
@@ -179,18 +179,25 @@ enum aq_status aq_link_poll(struct aq_link *link, struct aq_link_event *out);
 /* Give a received body back: its slot becomes a credit of the peer. Another body asserts. */
 void aq_link_release(struct aq_link *link, const void *body);
 
+enum { AQ_LINK_KINDS = 16 }; /* of the runtime: 16 to 31 */
+struct aq_link_bytes {
+    uint64_t body;   /* as the caller gave them                         */
+    uint64_t packed; /* as they went out: packed, or as they are        */
+};
+
 struct aq_link_stats {
     uint64_t sent_frames, sent_body_bytes, sent_wire_bytes;
     uint64_t received_frames, received_body_bytes, received_wire_bytes;
-    uint64_t sent_packed_bytes;     /* the same bodies as they went out: packed, or as they are  */
-    uint64_t received_packed_bytes; /* and as they came                                          */
-    uint64_t packing_ns;            /* time that the loop has spent on packing and unpacking      */
-    uint64_t busy_ns;               /* time with bytes queued or on their way out                      */
-    uint64_t credit_wait_ns;        /* time with a frame at the head of the queue and no credit        */
-    uint64_t receive_ns;            /* time in the midst of a frame with a body that is coming in      */
-    uint64_t round_trip_ns;         /* of the last PING                                                */
-    uint64_t heals;                 /* how often the connection was made again                         */
-    uint64_t outage_ns;             /* time without a connection, of outages that were healed          */
+    uint64_t sent_packed_bytes;                     /* the same bodies as they went out: packed, or as they are  */
+    struct aq_link_bytes sent_kinds[AQ_LINK_KINDS]; /* the same, by kind - 16                     */
+    uint64_t received_packed_bytes;                 /* and as they came                                          */
+    uint64_t packing_ns;                            /* time that the loop has spent on packing and unpacking      */
+    uint64_t busy_ns;        /* time with bytes queued or on their way out                      */
+    uint64_t credit_wait_ns; /* time with a frame at the head of the queue and no credit        */
+    uint64_t receive_ns;     /* time in the midst of a frame with a body that is coming in      */
+    uint64_t round_trip_ns;  /* of the last PING                                                */
+    uint64_t heals;          /* how often the connection was made again                         */
+    uint64_t outage_ns;      /* time without a connection, of outages that were healed          */
 };
 /* A snapshot; the loop goes on counting. Also good after the link has ended. */
 void aq_link_stats(const struct aq_link *link, struct aq_link_stats *out);
