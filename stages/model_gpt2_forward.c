@@ -179,7 +179,7 @@ enum aq_status gpt2_head_chunk(const struct gpt2 *gpt2, const struct gpt2_slot *
     args.b_stride = C;
     args.c_stride = gpt2->head_stride;
     AQ_TRY(aq_device_matmul(gpt2->device, &args, stream));
-    const uint64_t twice = sizeof(float) / aq_element_bytes(gpt2->type); /* a gradient starts where its row of logits does */
+    const uint64_t twice = sizeof(float) / aq_element_bytes(gpt2->type); /* a gradient starts where its logits do */
     const struct aq_cross_entropy loss = {.rows = rows,
                                           .V = V,
                                           .logits = gpt2->work.logits,

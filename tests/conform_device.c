@@ -5,8 +5,8 @@
  * The truth is the CPU backend with AQ_CPU=plain. Distances are Euclidean, relative to the truth: 3e-6 for results in
  * fp32 (a few units of 2^-24, sums in another order), 6e-3 for results rounded to bf16 (one unit of 2^-8), 8e-4 for
  * fp16 (2^-11). What is EXACT has the truth's bits on a GPU (device/cuda_kernels.h). A GPU makes every call three times
- * and must give the same bits: under the launch emulation in three orders of blocks and threads. A new backend needs one
- * line in devices.def; its results are copied to the host with aq_device_copy, so it need not share memory.
+ * and must give the same bits: under the launch emulation in three orders of blocks and threads. A new backend needs
+ * one line in devices.def; its results are copied to the host with aq_device_copy, so it need not share memory.
  */
 #include "stage_help.h"
 
@@ -312,11 +312,12 @@ static void matmul_run(const struct matmul_case *x)
     const uint64_t a = (x->at ? x->K : x->M) * ((x->at ? x->M : x->K) + x->pad);
     const uint64_t b = (x->bt ? x->N : x->K) * ((x->bt ? x->K : x->N) + x->pad), c = x->M * (x->N + x->pad);
     const uint64_t keys = (x->M / 5 + 1) * sizeof(struct aq_rng_key) / 4;
+    const enum compare other = x->after == AQ_AFTER_GELU ? COMPARED : NOT_COMPARED;
     struct array arrays[6] = {{x->a, a, random_of(x->a, a, 1, 1.0f), NOT_COMPARED, NULL, {0}},
                               {x->b, b, random_of(x->b, b, 2, 0.3f), NOT_COMPARED, NULL, {0}},
                               {x->c, c, random_of(x->c, c, 3, 1.0f), COMPARED, NULL, {0}},
                               {AQ_F32, x->N, random_of(AQ_F32, x->N, 4, 1.0f), NOT_COMPARED, NULL, {0}},
-                              {x->c, c, random_of(x->c, c, 5, 1.0f), x->after == AQ_AFTER_GELU ? COMPARED : NOT_COMPARED, NULL, {0}},
+                              {x->c, c, random_of(x->c, c, 5, 1.0f), other, NULL, {0}},
                               {AQ_F32, keys, help_alloc(keys * 4), NOT_COMPARED, NULL, {0}}};
     for (uint64_t i = 0; i < x->M / 5 + 1; i++)
         ((struct aq_rng_key *)arrays[5].host)[i] = aq_rng_key(7, AQ_RNG_DROPOUT, 3, i);
@@ -655,6 +656,7 @@ static enum aq_status flat_call(struct aq_device *where, struct array *arrays, c
 static void test_flat_ranges_match_truth(void **state)
 {
     (void)state;
+    enum { KEY = sizeof(struct aq_rng_key) / 4 };
     static const uint64_t sizes[] = {1, 15, 16, 1000, 70001};
     for (size_t s = 0; s < 2 * TYPES * sizeof sizes / sizeof sizes[0]; s++) {
         const uint64_t T = sizes[s / (2 * TYPES)];
@@ -670,8 +672,9 @@ static void test_flat_ranges_match_truth(void **state)
         for (uint64_t i = 0; i < x.T; i++) ((float *)arrays[3].host)[i] = fabsf(((float *)arrays[3].host)[i]);
         arrays[6] = (struct array){AQ_F32, 1, NULL, COMPARED, NULL, {0}};
         arrays[7] = (struct array){x.type, x.T, NULL, EXACT, NULL, {0}};
-        arrays[8] = (struct array){AQ_F32, 3 * sizeof(struct aq_rng_key) / 4, help_alloc(3 * sizeof(struct aq_rng_key)), NOT_COMPARED, NULL, {0}};
-        arrays[9] = (struct array){AQ_F32, 1, NULL, T <= 16 ? COMPARED : NOT_COMPARED, NULL, {0}}; /* long sums cancel */
+        arrays[8] = (struct array){AQ_F32, 3 * KEY, help_alloc(3 * KEY * 4), NOT_COMPARED, NULL, {0}};
+        const enum compare sum = T <= 16 ? COMPARED : NOT_COMPARED; /* a long sum of signs cancels */
+        arrays[9] = (struct array){AQ_F32, 1, NULL, sum, NULL, {0}};
         for (uint64_t i = 0; i < 3; i++)
             ((struct aq_rng_key *)arrays[8].host)[i] = aq_rng_key(9, AQ_RNG_DROPOUT, 1, 2 + i);
         both("flat", arrays, 10, flat_call, &x);

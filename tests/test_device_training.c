@@ -3,8 +3,8 @@
  *
  * Five steps of a small GPT-2: forward, backward, the gradients' norm, AdamW. Behind the wall (apart) losses and
  * weights are the CPU's bits; on a GPU sums are made in another order, and steps carry that on: losses within 2e-5 in
- * fp32, 5e-3 in bf16 and 1e-3 in fp16, weights within 2e-3, 5e-2 and 1e-2 of what they have moved by. AQ_DEVICES=cuda takes one kind alone;
- * AQ_GPU=required makes a missing GPU a failure.
+ * fp32, 5e-3 in bf16 and 1e-3 in fp16, weights within 2e-3, 5e-2 and 1e-2 of what they have moved by. AQ_DEVICES=cuda
+ * takes one kind alone; AQ_GPU=required makes a missing GPU a failure.
  */
 #include "stage_help.h"
 

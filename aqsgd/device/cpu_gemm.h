@@ -6,8 +6,8 @@
  *     cpu_gemm_avx512   packed panels and a register-blocked kernel; bf16 by AVX512_BF16 where there is
  *
  * c (M x N, fp32) = op(a) op(b), or += . Operands are read through their types; with compute AQ_BF16 or AQ_F16 both are
- * rounded to it first. An element's sum runs over k in an order that depends on K alone, so that the result does not depend
- * on how M and N were cut.
+ * rounded to it first. An element's sum runs over k in an order that depends on K alone, so that the result does not
+ * depend on how M and N were cut.
  */
 #ifndef AQ_CPU_GEMM_H
 #define AQ_CPU_GEMM_H

@@ -6,9 +6,9 @@
  *
  *     row panel     [unit][PANEL_ROWS]        column panel     [unit][PANEL_COLUMNS]
  *
- * A unit is 32 bits: one fp32 value (it may be a bf16's or an fp16's), or two bf16 values of neighbouring k, the lower one first. Lanes and k beyond the
- * operand are zero. The kernel multiplies one row panel by one column panel and keeps the whole tile of sums in
- * registers.
+ * A unit is 32 bits: one fp32 value (it may be a bf16's or an fp16's), or two bf16 values of neighbouring k, the lower
+ * one first. Lanes and k beyond the operand are zero. The kernel multiplies one row panel by one column panel and keeps
+ * the whole tile of sums in registers.
  *
  * k is cut into chunks that depend on K alone (panel_chunk), and an element's sums are added chunk after chunk: its
  * bits do not depend on M, N or on which thread made it.

@@ -42,8 +42,8 @@ enum aq_status aq_cuda_matmul_finish(const struct aq_matmul *args, const void *s
                                      uint64_t sums_stride, struct CUstream_st *stream);
 
 /*
- * As aq_device_attention and aq_device_attention_backward. bf16 and fp16 with D of 64 or 128 go through the tensor cores,
- * everything else through fp32 multiply-adds. AQ_INVAL: D above 512, or (backward) H * T above 8388608.
+ * As aq_device_attention and aq_device_attention_backward. bf16 and fp16 with D of 64 or 128 go through the tensor
+ * cores, everything else through fp32 multiply-adds. AQ_INVAL: D above 512, or (backward) H * T above 8388608.
  */
 enum aq_status aq_cuda_attention(const struct aq_attention *args, struct CUstream_st *stream);
 enum aq_status aq_cuda_attention_backward(const struct aq_attention *args, void *scratch, struct CUstream_st *stream);

@@ -267,8 +267,8 @@ static __forceinline__ __device__ void block_softmax(float *top, float *sum)
 }
 
 /*
- * The gradient may lie on the logits, as 16 bits in the first half of the row's bytes: a piece of the row is read by all
- * threads before any of its gradient, which lies at the same elements or before them, is written.
+ * The gradient may lie on the logits, as 16 bits in the first half of the row's bytes: a piece of the row is read by
+ * all threads before any of its gradient, which lies at the same elements or before them, is written.
  */
 template <typename G> static __global__ void __launch_bounds__(LOSS_THREADS) cross_entropy(struct aq_cross_entropy args)
 {

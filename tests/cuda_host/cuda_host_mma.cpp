@@ -1,8 +1,8 @@
 /*
  * cuda_host_mma.cpp -- the warp's matrix products and loads, as PTX lays them out (aqsgd/device/cuda_mma.cuh).
  *
- * Products of bf16 or fp16 are exact in fp32; their 16 are added in double and rounded once, since the hardware's order is not
- * said. Kernels that agree with the truth here do so within that.
+ * Products of bf16 or fp16 are exact in fp32; their 16 are added in double and rounded once, since the hardware's order
+ * is not said. Kernels that agree with the truth here do so within that.
  */
 #include "cuda_host.h"
 

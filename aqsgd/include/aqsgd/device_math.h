@@ -153,8 +153,8 @@ enum aq_status aq_device_embedding_backward(struct aq_device *device, const stru
 /*
  * Softmax and cross-entropy of rows of V logits, which are used up. losses[row] = log(sum exp) - logit[target] in nats,
  * 0 where the target is -1. With gradient != NULL also gradient[row][v] = scale * (softmax - one at the target), 0
- * where the target is -1; it may be logits itself, or an array of 16 bits that starts at the same byte with twice the stride;
- * columns V..stride-1 become 0.
+ * where the target is -1; it may be logits itself, or an array of 16 bits that starts at the same byte with twice the
+ * stride; columns V..stride-1 become 0.
  */
 struct aq_cross_entropy {
     uint64_t rows, V;
