@@ -95,6 +95,7 @@ static enum aq_status costs_fill(const struct options *options, const struct aq_
         if (forward) costs->forward_s[s] = options->forward_ms * 1e-3;
         if (backward) costs->backward_s[s] = options->backward_ms * 1e-3;
     }
+    aq_plan_costs_choose(plan, costs); /* a step computes what was given */
     costs->cold = options->cold;
     if (forward || backward) costs->origin = options->measure ? "given and measured here" : "given, codecs assumed";
     return AQ_OK;

@@ -25,10 +25,14 @@ void aq_manifest_optimizer_defaults(struct aq_manifest *manifest)
     config->momentum = table.momentum;
 }
 
-/* "q4" -> uniform of 4 bits, "lp8" -> lp of 8; the others are kinds by themselves. */
-static void codec_of(const char *name, struct aq_grad_codec_config *out)
+/* "q4" -> uniform of 4 bits, "lp8" -> lp of 8; the others but auto are kinds by themselves. */
+static void codec_of(const char *name, bool error_feedback, struct aq_grad_codec_config *out)
 {
     const bool uniform = name[0] == 'q', lp = strncmp(name, "lp", 2) == 0;
+    if (strcmp(name, "auto") == 0) { /* the coarsest that may be chosen: what memory has to be there for */
+        aq_grad_codec_config_default(out, error_feedback ? "sign" : "uniform");
+        return;
+    }
     if (!uniform && !lp) {
         aq_grad_codec_config_default(out, strcmp(name, "powersgd") == 0 ? "fp32" : name);
         return;
@@ -80,11 +84,13 @@ void aq_manifest_reduce(struct aq_manifest *manifest)
     const struct aq_job_reduce *reduce = &manifest->job.reduce;
     const char *published = config->reduce.scale;
     if (manifest->errors.count > 0) return;
-    if (reduce->codec) codec_of(reduce->codec, &config->reduce);
+    if (reduce->codec) codec_of(reduce->codec, config->error_feedback, &config->reduce);
+    config->reduce_automatic = reduce->codec && strcmp(reduce->codec, "auto") == 0;
     const bool sign = strcmp(config->reduce.kind, "sign") == 0;
     if (sign && published) config->reduce.scale = published;
     if (sign && reduce->scale) config->reduce.scale = reduce->scale;
-    if (strcmp(config->reduce.kind, "uniform") == 0 && reduce->grid) config->reduce.grid = reduce->grid;
+    if ((config->reduce_automatic || strcmp(config->reduce.kind, "uniform") == 0) && reduce->grid)
+        config->reduce.grid = reduce->grid;
     if (reduce->bucket) config->reduce.bucket = reduce->bucket;
     if (reduce->codec && strcmp(reduce->codec, "powersgd") == 0) {
         config->low_rank = reduce->rank;

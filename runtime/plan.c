@@ -13,6 +13,7 @@
 #include "mirror.h"
 #include "net/collective.h"
 #include "plan_private.h"
+#include "reduce_measure.h"
 
 enum { PLACE_BYTES = 512, TOKEN_BYTES = sizeof(int32_t) };
 
@@ -323,6 +324,8 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     if (plan->replicas > 1)
         line(stage, "group buffers",
              (plan->replicas - 1) * aq_link_measure(&stage->link_group) + aq_group_measure(&group));
+    if (plan->replicas > 1 && job->train.optimizer.reduce_automatic)
+        line(stage, "measuring", aq_reduce_measure_bytes(size->parameters, plan->replicas));
     if (stage->cache.slots) line(stage, "cache", aq_cache_measure(&stage->cache));
     /* The first stage reads tokens, the last targets; samples overlap by one token. */
     if (first || last) line(stage, "tokens", (samples * job->train.T + 2) * TOKEN_BYTES);

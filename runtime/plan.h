@@ -22,6 +22,7 @@
 #include <stdint.h>
 
 #include "aqsgd/base.h"
+#include "aqsgd/grad_choice.h"
 #include "job.h"
 #include "net/link.h"
 #include "program.h"
@@ -126,6 +127,9 @@ uint64_t aq_plan_optimizer_bytes(const struct aq_plan *plan, uint64_t parameters
  * warm-up. */
 uint64_t aq_plan_reduce_bytes(const struct aq_plan *plan, uint32_t s);
 
+/* The same in another codec. */
+uint64_t aq_plan_coded_bytes(const struct aq_plan *plan, uint32_t s, const struct aq_grad_codec_config *codec);
+
 /*
  * Do the stages without a host (those of this machine) fit together into so much memory? AQ_NOMEM: says the sum, the
  * largest part and the remedy. For the launcher and `aqpipe plan`, before anything is started.
@@ -156,6 +160,8 @@ struct aq_plan_costs {
     double receive_back_s[AQ_JOB_STAGES_MAX]; /* edge e: decode backward, at stage e                            */
     double step_s[AQ_JOB_STAGES_MAX];         /* the optimizer                                                      */
     double reduce_s[AQ_JOB_STAGES_MAX];       /* averaging with the other replicas, their links                     */
+    double value_s[AQ_GRAD_CANDIDATES_MAX];   /* packing one value, where reduce.codec is auto                      */
+    uint32_t choice[AQ_JOB_STAGES_MAX];       /* what it is expected to choose (grad_choice.h), or AQ_CHOICE_NONE   */
     double latency_s;                         /* of a link, one way                                                 */
     double rate_mbps;                         /* 0: links take no time                                              */
     double cache_mbps;                        /* 10^6 byte/s of the store, read and write together; 0: no limit     */
@@ -172,6 +178,12 @@ void aq_plan_costs_assumed(const struct aq_plan *plan, double gflops, uint32_t c
  * they will run (plan_measure.c). Seconds to a minute; takes the memory that the run will take.
  */
 enum aq_status aq_plan_costs_measured(const struct aq_plan *plan, uint32_t cores, struct aq_plan_costs *out);
+
+/*
+ * Where reduce.codec is auto and the rate of links is given: what each stage will choose by these costs, and how long
+ * its reductions take then. For whoever has filled or changed costs. Elsewhere nothing.
+ */
+void aq_plan_costs_choose(const struct aq_plan *plan, struct aq_plan_costs *costs);
 
 struct aq_plan_prediction {
     double step_s;  /* by event simulation of the programs                                                     */

@@ -16,6 +16,16 @@ void aq_plan_costs_common(const struct aq_plan *plan, uint32_t cores, struct aq_
         out->threads[s] = aq_job_threads(plan->job, s, cores);
     for (uint32_t s = 0; s < plan->stage_count && out->rate_mbps > 0; s++)
         out->reduce_s[s] = (double)aq_plan_reduce_bytes(plan, s) * 8 / (out->rate_mbps * 1e6);
+    for (uint32_t s = 0; s < plan->stage_count; s++)
+        out->choice[s] = AQ_CHOICE_NONE;
+}
+
+/* Encoding reads values and errors and writes errors; decoding and adding up touch each value twice, twice. */
+static void assume_packing(const struct aq_plan *plan, uint32_t threads, struct aq_plan_costs *out)
+{
+    const double value_s = sizeof(float) / (stream_bytes_s * threads);
+    for (uint32_t c = 0; c < AQ_GRAD_CANDIDATES_MAX; c++)
+        out->value_s[c] = c == 0 ? 4 * value_s : (3 * (1 + 1.0 / plan->replicas) + 4) * value_s;
 }
 
 void aq_plan_costs_assumed(const struct aq_plan *plan, double gflops, uint32_t cores, struct aq_plan_costs *out)
@@ -37,4 +47,6 @@ void aq_plan_costs_assumed(const struct aq_plan *plan, double gflops, uint32_t c
         out->send_back_s[s] = stream;
         out->receive_back_s[s] = stream;
     }
+    assume_packing(plan, out->threads[0] < cores ? out->threads[0] : cores, out);
+    aq_plan_costs_choose(plan, out);
 }

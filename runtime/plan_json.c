@@ -20,7 +20,25 @@ static void json_text(const char *text, struct aq_text *out)
     aq_text_bytes(out, "\"", 1);
 }
 
-static void json_stage(const struct aq_plan *plan, uint32_t s, struct aq_text *text)
+/* What a stage is expected to choose, and bytes in that; null: unknown, or (no key) nothing is chosen. */
+static void json_choice(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t s, struct aq_text *text)
+{
+    struct aq_grad_candidate candidates[AQ_GRAD_CANDIDATES_MAX];
+    const uint32_t choice = costs ? costs->choice[s] : AQ_CHOICE_NONE;
+    (void)aq_grad_candidates(&plan->job->train.optimizer, candidates);
+    if (!plan->job->train.optimizer.reduce_automatic || plan->replicas == 1) {
+        aq_text_add(text, "\"step_bytes_gradient\": %llu, ", (unsigned long long)aq_plan_reduce_bytes(plan, s));
+    } else if (choice == AQ_CHOICE_NONE) {
+        aq_text_add(text, "\"step_bytes_gradient\": null, \"reduce_codec\": null, ");
+    } else {
+        aq_text_add(text, "\"step_bytes_gradient\": %llu, \"reduce_codec\": ",
+                    (unsigned long long)aq_plan_coded_bytes(plan, s, &candidates[choice].config));
+        json_text(candidates[choice].name, text);
+        aq_text_add(text, ", ");
+    }
+}
+
+static void json_stage(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t s, struct aq_text *text)
 {
     const struct aq_plan_stage *stage = &plan->stages[s];
     aq_text_add(text,
@@ -33,12 +51,11 @@ static void json_stage(const struct aq_plan *plan, uint32_t s, struct aq_text *t
         json_text(stage->lines[i].name, text);
         aq_text_add(text, ": %llu", (unsigned long long)stage->lines[i].bytes);
     }
-    aq_text_add(
-        text,
-        "}, \"memory_bytes\": %llu, \"cache_bytes\": %llu, \"step_bytes_gradient\": %llu, \"flops_forward\": %.17g, "
-        "\"flops_backward\": %.17g}",
-        (unsigned long long)stage->memory_bytes, (unsigned long long)stage->cache_bytes,
-        (unsigned long long)aq_plan_reduce_bytes(plan, s), stage->size.flops_forward, stage->size.flops_backward);
+    aq_text_add(text, "}, \"memory_bytes\": %llu, \"cache_bytes\": %llu, ", (unsigned long long)stage->memory_bytes,
+                (unsigned long long)stage->cache_bytes);
+    json_choice(plan, costs, s, text);
+    aq_text_add(text, "\"flops_forward\": %.17g, \"flops_backward\": %.17g}", stage->size.flops_forward,
+                stage->size.flops_backward);
 }
 
 static void json_edge(const struct aq_plan *plan, uint32_t e, struct aq_text *text)
@@ -91,7 +108,7 @@ enum aq_status aq_plan_print_json(const struct aq_plan *plan, const struct aq_pl
                 (unsigned long long)plan->facts.heldout_samples, (unsigned long long)plan->steps_per_epoch,
                 (unsigned long long)plan->steps, plan->replicas, plan->micro_batches);
     for (uint32_t s = 0; s < plan->stage_count; s++)
-        json_stage(plan, s, text);
+        json_stage(plan, costs, s, text);
     aq_text_add(text, "], \"edges\": [");
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++)
         json_edge(plan, e, text);

@@ -14,6 +14,7 @@
 #include "aqsgd/device.h"
 #include "aqsgd/grad.h"
 #include "plan_private.h"
+#include "reduce_measure.h"
 
 enum { REPEATS = 3, ROUNDS_LEAST = 3, ROUNDS_MAX = 31, MEASURE_SECONDS = 3, MEASURE_SECONDS_MAX = 20 };
 
@@ -257,6 +258,17 @@ static enum aq_status time_rest(struct bench *bench, struct aq_plan_costs *out)
     return time_codec(bench, &plan->edges[s].backward, &out->send_back_s[s], &out->receive_back_s[s]);
 }
 
+/* What a reduction's packing costs, where it decides on a codec. */
+static enum aq_status time_packing(const struct bench *bench, struct aq_plan_costs *out)
+{
+    const struct aq_plan *plan = bench->plan;
+    struct aq_grad_candidate candidates[AQ_GRAD_CANDIDATES_MAX];
+    if (plan->replicas == 1 || !plan->job->train.optimizer.reduce_automatic) return AQ_OK;
+    const uint32_t count = aq_grad_candidates(&plan->job->train.optimizer, candidates);
+    return aq_reduce_measure_packing(bench->device, candidates, count, plan->stages[0].size.parameters, plan->replicas,
+                                     out->value_s);
+}
+
 /* The stages that share a host with stage `first`, which is the first of them. */
 static enum aq_status measure_host(const struct aq_plan *plan, uint32_t first, uint32_t cores,
                                    struct aq_plan_costs *out)
@@ -274,6 +286,7 @@ static enum aq_status measure_host(const struct aq_plan *plan, uint32_t first, u
         out->backward_s[benches[i].rank] = median(benches[i].backward_s, benches[i].rounds);
         status = time_rest(&benches[i], out);
     }
+    if (status == AQ_OK && first == 0) status = time_packing(&benches[0], out);
     for (uint32_t i = 0; i < count; i++)
         bench_close(&benches[i]);
     aq_free(benches);
@@ -290,5 +303,6 @@ enum aq_status aq_plan_costs_measured(const struct aq_plan *plan, uint32_t cores
             known = aq_plan_same_host(plan->job, earlier, s);
         if (!known) AQ_TRY(measure_host(plan, s, cores, out));
     }
+    aq_plan_costs_choose(plan, out);
     return AQ_OK;
 }

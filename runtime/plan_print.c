@@ -115,15 +115,27 @@ static void print_edges(const struct aq_plan *plan, struct aq_text *text)
 }
 
 /* What goes between the replicas of a stage. */
-static void print_groups(const struct aq_plan *plan, struct aq_text *text)
+static void print_groups(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_text *text)
 {
+    const struct aq_optimizer_config *config = &plan->job->train.optimizer;
+    struct aq_grad_candidate candidates[AQ_GRAD_CANDIDATES_MAX];
+    const uint32_t count = aq_grad_candidates(config, candidates);
     if (plan->replicas == 1) return;
     aq_text_add(text, "%-5s  %12s  %s\n", "stage", "gradients",
                 plan->job->link.entropy == AQ_LINK_ENTROPY_OFF
                     ? "bytes that each replica sends the others per step"
                     : "bytes that each replica sends the others per step, at most");
-    for (uint32_t s = 0; s < plan->stage_count; s++)
-        aq_text_add(text, "%-5u  %12llu\n", s, (unsigned long long)aq_plan_reduce_bytes(plan, s));
+    for (uint32_t s = 0; s < plan->stage_count; s++) {
+        aq_text_add(text, "%-5u  ", s);
+        if (!config->reduce_automatic) aq_text_add(text, "%12llu\n", (unsigned long long)aq_plan_reduce_bytes(plan, s));
+        for (uint32_t c = 0; config->reduce_automatic && c < count; c++)
+            aq_text_add(text, "%12llu in %s%s%s",
+                        (unsigned long long)aq_plan_coded_bytes(plan, s, &candidates[c].config), candidates[c].name,
+                        costs && costs->choice[s] == c ? " (expected)" : "", c + 1 < count ? "" : "\n");
+    }
+    if (config->reduce_automatic)
+        aq_text_add(text, "reduce.codec: auto: each stage chooses in the first step, by what it measures then%s\n",
+                    costs && costs->choice[0] == AQ_CHOICE_NONE ? "; expected where link.rate_mbps is given" : "");
     aq_text_add(text, "\n");
 }
 
@@ -171,7 +183,7 @@ enum aq_status aq_plan_print(const struct aq_plan *plan, const struct aq_plan_co
     print_stages(plan, text);
     print_memory(plan, text);
     print_edges(plan, text);
-    print_groups(plan, text);
+    print_groups(plan, costs, text);
     AQ_TRY(print_grid(plan, text));
     if (costs && prediction) print_time(plan, costs, prediction, text);
     return text->status;

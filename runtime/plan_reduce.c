@@ -23,6 +23,11 @@ static uint64_t coded_bytes(const struct aq_grad_codec_config *config, uint64_t 
     return bytes;
 }
 
+uint64_t aq_plan_coded_bytes(const struct aq_plan *plan, uint32_t s, const struct aq_grad_codec_config *codec)
+{
+    return plan->replicas == 1 ? 0 : both_ways(coded_bytes(codec, plan->stages[s].size.parameters), plan->replicas);
+}
+
 uint64_t aq_plan_reduce_bytes(const struct aq_plan *plan, uint32_t s)
 {
     const struct aq_optimizer_config *config = &plan->job->train.optimizer;
@@ -32,4 +37,25 @@ uint64_t aq_plan_reduce_bytes(const struct aq_plan *plan, uint32_t s)
     if (strcmp(config->kind, "lioncub") == 0 && config->lane_bits > 0)
         return both_ways(count * config->lane_bits / 8, W);
     return both_ways(coded_bytes(&config->reduce, count), W); /* PowerSGD: of the steps before it begins */
+}
+
+void aq_plan_costs_choose(const struct aq_plan *plan, struct aq_plan_costs *costs)
+{
+    const struct aq_optimizer_config *config = &plan->job->train.optimizer;
+    struct aq_grad_candidate candidates[AQ_GRAD_CANDIDATES_MAX];
+    struct aq_grad_cost each[AQ_GRAD_CANDIDATES_MAX];
+    const uint32_t count = aq_grad_candidates(config, candidates);
+    for (uint32_t s = 0; s < plan->stage_count; s++) {
+        costs->choice[s] = AQ_CHOICE_NONE;
+        if (plan->replicas == 1 || !config->reduce_automatic || !(costs->rate_mbps > 0)) continue;
+        const struct aq_grad_scene scene = {.rate = costs->rate_mbps * 1e6 / 8,
+                                            .latency_s = costs->latency_s,
+                                            .compute_s =
+                                                (costs->forward_s[s] + costs->backward_s[s]) * plan->micro_batches};
+        for (uint32_t c = 0; c < count; c++)
+            each[c] = (struct aq_grad_cost){.bytes = aq_plan_coded_bytes(plan, s, &candidates[c].config),
+                                            .pack_s = costs->value_s[c] * (double)plan->stages[s].size.parameters};
+        costs->choice[s] = aq_grad_choose(each, count, &scene);
+        costs->reduce_s[s] = aq_grad_cost_seconds(&each[costs->choice[s]], &scene);
+    }
 }

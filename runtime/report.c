@@ -23,7 +23,7 @@ struct curve { /* a mean over an epoch */
 };
 
 struct gather {
-    json_t *start, *eval, *end;
+    json_t *start, *eval, *end, *choice; /* choice: codec of the reductions by rank, where it was chosen */
     uint32_t stages, replicas;
     uint64_t step, restarts, skipped;
     double fetched;
@@ -102,6 +102,12 @@ static void replace(json_t **slot, const json_t *line)
     *slot = json_incref((json_t *)(uintptr_t)line);
 }
 
+static void add_choice(struct gather *g, const json_t *line)
+{
+    const json_t *codecs = json_object_get(line, "reduce_codec");
+    if (codecs) replace(&g->choice, codecs);
+}
+
 static enum aq_status visit(const json_t *line, void *context)
 {
     struct gather *g = context;
@@ -112,6 +118,7 @@ static enum aq_status visit(const json_t *line, void *context)
         if (stages >= 1 && stages <= AQ_JOB_STAGES_MAX) g->stages = (uint32_t)stages;
         if (replicas >= 1 && replicas <= AQ_JOB_RANKS_MAX) g->replicas = (uint32_t)replicas;
     }
+    if (aq_control_is(line, "event", "step")) add_choice(g, line);
     if (aq_control_is(line, "event", "step"))
         add_step(g, line);
     else if (aq_control_is(line, "event", "restart"))
@@ -225,6 +232,7 @@ static json_t *make(const struct gather *g)
     if (g->end && json_object_get(g->end, "cause")) json_object_set_new(report, "cause", copy(g->end, "cause"));
     json_object_set_new(report, "stages", json_integer(g->stages));
     json_object_set_new(report, "replicas", json_integer(g->replicas));
+    json_object_set_new(report, "reduce_codec", g->choice ? json_incref(g->choice) : json_null());
     json_object_set_new(report, "steps", json_integer((json_int_t)g->step));
     json_object_set_new(report, "steps_skipped", json_integer((json_int_t)g->skipped));
     json_object_set_new(report, "epochs",
@@ -281,6 +289,7 @@ enum aq_status aq_report_run(const char *folder, json_t **out)
     json_decref(g.start);
     json_decref(g.eval);
     json_decref(g.end);
+    json_decref(g.choice);
     return status;
 }
 

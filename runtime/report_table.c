@@ -87,6 +87,20 @@ static void add_mishaps(struct aq_text *text, const json_t *run)
                 aq_control_text_or(run, "name", "?"), (unsigned long long)restarts, isfinite(fetched) ? fetched : 0);
 }
 
+/* What stages chose to average in (reduce.codec: auto); replicas chose alike. */
+static void add_choice(struct aq_text *text, const json_t *run)
+{
+    const json_t *codecs = json_object_get(run, "reduce_codec");
+    const size_t stages = (size_t)aq_control_u64_or(run, "stages", 0);
+    if (!json_is_array(codecs)) return;
+    aq_text_add(text, "%.30s: replicas averaged, stage by stage, in", aq_control_text_or(run, "name", "?"));
+    for (size_t s = 0; s < stages && s < json_array_size(codecs); s++) {
+        const char *name = json_string_value(json_array_get(codecs, s));
+        aq_text_add(text, "%s %.16s", s ? "," : "", name ? name : "?");
+    }
+    aq_text_add(text, ", chosen by themselves\n");
+}
+
 void aq_report_table(const json_t *runs, struct aq_text *text)
 {
     size_t widths[COLUMNS], rows = json_array_size(runs);
@@ -108,6 +122,8 @@ void aq_report_table(const json_t *runs, struct aq_text *text)
         fill(json_array_get(runs, r), cells);
         put_row(text, widths, row);
     }
-    for (size_t r = 0; r < rows; r++)
+    for (size_t r = 0; r < rows; r++) {
+        add_choice(text, json_array_get(runs, r));
         add_mishaps(text, json_array_get(runs, r));
+    }
 }

@@ -304,7 +304,8 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(aq_worker_links_open(w));
     AQ_TRY(aq_worker_group_open(w));
     AQ_TRY(open_edges(w));
-    return aq_worker_mirror_open(w);
+    AQ_TRY(aq_worker_mirror_open(w));
+    return aq_worker_choose_open(w);
 }
 
 /* --- Running

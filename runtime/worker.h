@@ -20,12 +20,14 @@
 #include "aqsgd/base.h"
 #include "aqsgd/device.h"
 #include "aqsgd/grad.h"
+#include "aqsgd/grad_choice.h"
 #include "checkpoint_writer.h"
 #include "control.h"
 #include "edge.h"
 #include "mirror.h"
 #include "net/link.h"
 #include "plan.h"
+#include "reduce_measure.h"
 #include "stages/dataset.h"
 #include "stages/stage.h"
 #include "storage/cache.h"
@@ -58,6 +60,18 @@ enum aq_worker_mark {
     AQ_MARK_WRITING,   /* weights and cache are on their way to the disk                       */
     AQ_MARK_MIRRORING, /* they are there; the copy is on its way to the neighbour                */
     AQ_MARK_SAID       /* this stage's part is durable, and the launcher knows: others may not be */
+};
+
+/* reduce.codec: auto (worker_choose.c). */
+struct aq_worker_choice {
+    struct aq_grad_candidate candidates[AQ_GRAD_CANDIDATES_MAX];
+    uint32_t count;   /* of them; 0: nothing is chosen                        */
+    bool due;         /* measured, and to be made at the next REDUCE          */
+    bool measured;    /* made in this step: its line tells by what            */
+    const char *name; /* of what was chosen; NULL: nothing yet                */
+    struct aq_reduce_links links;
+    double value_s[AQ_GRAD_CANDIDATES_MAX]; /* of packing one value           */
+    double chosen_pack_s;                   /* of a reduction in what was chosen */
 };
 
 struct aq_group; /* net/collective.h */
@@ -93,6 +107,7 @@ struct aq_worker {
     struct aq_edge *in, *out;
     struct aq_link **peers; /* [W], to the other replicas of this stage; NULL where W is 1 */
     struct aq_group *group; /* over them                                                   */
+    struct aq_worker_choice choice;
     struct aq_cache *cache;
     /* The run. */
     uint64_t step; /* steps done */
@@ -148,6 +163,12 @@ enum aq_status aq_worker_group_open(struct aq_worker *worker);
  * finite (else times.skipped), and average what the optimizer averages before NORM.
  */
 enum aq_status aq_worker_reduce(struct aq_worker *worker);
+
+/* worker_choose.c: take the choice of the checkpoint, or measure what there is to choose by. Everything is open. */
+enum aq_status aq_worker_choose_open(struct aq_worker *worker);
+
+/* worker_choose.c: choose, where it is due: in REDUCE, before anything is averaged. */
+enum aq_status aq_worker_choose(struct aq_worker *worker);
 
 /* worker_group.c: the rounds of what was begun with the optimizer, to their end. */
 enum aq_status aq_worker_rounds(struct aq_worker *worker);

@@ -107,6 +107,7 @@ enum aq_status aq_worker_reduce(struct aq_worker *worker)
     AQ_TRY(agree_on_the_step(worker));
     worker->times.reduce_ns += aq_clock_ns() - begin;
     if (worker->times.skipped) return AQ_OK;
+    AQ_TRY(aq_worker_choose(worker));
     AQ_TRY(
         aq_optimizer_average(worker->optimizer, aq_stage_gradients(worker->stage), worker->step + 1, worker->stream));
     return aq_worker_rounds(worker);

@@ -76,6 +76,17 @@ static void add_marks(struct aq_worker *worker, json_t *line)
     worker->mark_ns = worker->mark_wait_ns = 0;
 }
 
+/* What replicas average in, where that was chosen; and by what, in the step that chose. */
+static void add_choice(struct aq_worker *worker, json_t *line)
+{
+    struct aq_worker_choice *choice = &worker->choice;
+    if (choice->name) json_object_set_new(line, "reduce_codec", json_string(choice->name));
+    if (!choice->measured) return;
+    json_object_set_new(line, "reduce_rate_mbps", aq_control_number(choice->links.rate * 8e-6));
+    json_object_set_new(line, "reduce_pack_seconds", aq_control_number(choice->chosen_pack_s));
+    choice->measured = false;
+}
+
 enum aq_status aq_worker_report_step(struct aq_worker *worker)
 {
     const struct aq_worker_times *t = &worker->times;
@@ -103,6 +114,7 @@ enum aq_status aq_worker_report_step(struct aq_worker *worker)
     if (worker->W > 1) {
         json_object_set_new(line, "reduce_ns", json_integer((json_int_t)t->reduce_ns));
         json_object_set_new(line, "gradient_bytes", json_integer((json_int_t)t->reduce_bytes));
+        add_choice(worker, line);
     }
     if (worker->position + 1 == worker->P && t->loss_targets > 0)
         json_object_set_new(line, "loss", aq_control_number(t->loss_sum / (double)t->loss_targets));

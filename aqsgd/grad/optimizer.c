@@ -174,13 +174,14 @@ static enum aq_status place(struct aq_optimizer *optimizer)
 {
     if (optimizer->kind->host || optimizer->config.low_rank > 0) AQ_TRY(aq_optimizer_cut(optimizer));
     AQ_TRY(optimizer->kind->place(optimizer));
-    return aq_optimizer_average_place(optimizer);
+    AQ_TRY(aq_optimizer_average_place(optimizer));
+    return aq_optimizer_choice_place(optimizer);
 }
 
 static enum aq_status open_codec(struct aq_optimizer *optimizer, const struct aq_optimizer_tensor *tensors,
                                  uint32_t tensor_count)
 {
-    const bool plain = strcmp(optimizer->config.reduce.kind, "fp32") == 0;
+    const bool plain = strcmp(optimizer->config.reduce.kind, "fp32") == 0 || optimizer->config.reduce_automatic;
     if (optimizer->group.size == 1 || plain || optimizer->measuring) return AQ_OK;
     return aq_grad_codec_open(&optimizer->config.reduce, tensors, tensor_count, optimizer->parameters,
                               &optimizer->codec);

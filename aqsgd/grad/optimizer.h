@@ -74,8 +74,9 @@ struct aq_optimizer {
     uint64_t measured;
     struct aq_grad_codec *codec;        /* of config.reduce, with W > 1 */
     float *worker_error, *server_error; /* of config.reduce, where they are kept */
-    struct aq_low_rank *low_rank;       /* PowerSGD, with W > 1 */
-    void *own;                          /* the kind's, from scratch memory */
+    float *choice; /* the candidate's number + 1, where the codec is chosen under way (grad_choice.c); 0: none yet */
+    struct aq_low_rank *low_rank; /* PowerSGD, with W > 1 */
+    void *own;                    /* the kind's, from scratch memory */
     struct aq_optimizer_call call;
 };
 
@@ -120,6 +121,9 @@ enum aq_status aq_optimizer_take_errors(struct aq_optimizer *optimizer);
 
 /* Asks for the mean of x, the whole buffer, through config.reduce. */
 void aq_optimizer_ask(struct aq_optimizer *optimizer, float *x, struct aq_reduce *out);
+
+/* ---- grad_choice.c ---- */
+enum aq_status aq_optimizer_choice_place(struct aq_optimizer *optimizer);
 
 /* ---- optimizer_average.c ---- */
 enum aq_status aq_optimizer_average_place(struct aq_optimizer *optimizer);

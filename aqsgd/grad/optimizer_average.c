@@ -22,6 +22,7 @@ void aq_optimizer_ask(struct aq_optimizer *optimizer, float *x, struct aq_reduce
     if (!optimizer->codec) return;
     out->kind = AQ_REDUCE_COMPRESSED;
     out->worker = out->server = optimizer->codec;
+    if (!aq_grad_codec_config_lossy(aq_grad_codec_config_of(optimizer->codec))) return;
     out->worker_error = optimizer->worker_error;
     out->server_error = optimizer->server_error;
 }

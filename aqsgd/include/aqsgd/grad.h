@@ -58,6 +58,7 @@ struct aq_optimizer_config {
      * kind NULL means it.
      */
     struct aq_grad_codec_config reduce;
+    bool reduce_automatic; /* the codec is chosen under way (aq_optimizer_choose); `reduce` then names the coarsest  */
     bool error_feedback; /* with a lossy codec: keep what was lost and add it next time                          */
     uint32_t low_rank;   /* PowerSGD for the gradients' mean, with `reduce` fp32; 0: none                        */
     uint64_t low_rank_start; /* steps before it, in fp32                                                         */
@@ -109,6 +110,16 @@ uint32_t aq_optimizer_state_floats(const struct aq_optimizer_config *config);
 /* Bytes that open_group takes in all: state, errors, scratch; what plan prints. 0 for a config that check refuses. */
 uint64_t aq_optimizer_measure(const struct aq_optimizer_config *config, const struct aq_optimizer_tensor *tensors,
                               uint32_t tensor_count, uint64_t parameters, const struct aq_optimizer_group *group);
+
+/*
+ * With reduce_automatic and W > 1: from now on reductions travel in the candidate of this number (grad_choice.h); all
+ * ranks choose alike, between two steps. It is state, which a checkpoint keeps: after a load choose again what was
+ * chosen. Until then everything travels in fp32. AQ_INVAL: nothing to choose, or no such candidate. AQ_NOMEM.
+ */
+#define AQ_CHOICE_NONE UINT32_MAX
+enum aq_status aq_optimizer_choose(struct aq_optimizer *optimizer, uint32_t index);
+/* The number that the state holds, or AQ_CHOICE_NONE. AQ_CORRUPT: the state is none that choose writes. */
+enum aq_status aq_optimizer_chosen(struct aq_optimizer *optimizer, uint32_t *index);
 
 /* How an array of state belongs to the ranks of a group. */
 enum aq_state_class {

@@ -1,0 +1,92 @@
+/*
+ * worker_choose.c -- `reduce.codec: auto`: the replicas of a stage choose the codec of their reductions, once.
+ *
+ * Links and packing are measured before the run begins. The choice is made at the first REDUCE that averages, when it
+ * is known what a step computes; nothing has been reduced by then. It is state of the optimizer, so that a resumed run
+ * has it from its checkpoint and measures nothing: what was measured once is not measured alike again. Each stage
+ * chooses for itself, for its parameters and links are its own.
+ */
+#include "net/collective.h"
+#include "reduce_measure.h"
+#include "worker.h"
+
+/* What ranks tell each other before they choose. */
+struct said {
+    struct aq_grad_scene scene;
+    double value_s[AQ_GRAD_CANDIDATES_MAX];
+};
+
+enum aq_status aq_worker_choose_open(struct aq_worker *worker)
+{
+    const struct aq_optimizer_config *config = &worker->job->train.optimizer;
+    struct aq_worker_choice *choice = &worker->choice;
+    uint32_t index;
+    if (!config->reduce_automatic || worker->W == 1) return AQ_OK;
+    choice->count = aq_grad_candidates(config, choice->candidates);
+    AQ_TRY(aq_optimizer_chosen(worker->optimizer, &index));
+    if (index != AQ_CHOICE_NONE) {
+        choice->name = choice->candidates[index].name;
+        aq_log("worker", 0, "stage %u averages in %s, as its checkpoint says (reduce.codec: auto)", worker->position,
+               choice->name);
+        return aq_optimizer_choose(worker->optimizer, index);
+    }
+    AQ_TRY(aq_reduce_measure_packing(worker->device, choice->candidates, choice->count, worker->me->size.parameters,
+                                     worker->W, choice->value_s));
+    AQ_TRY(aq_reduce_measure_links(worker->group, &choice->links));
+    choice->due = true;
+    return AQ_OK;
+}
+
+/* Of all ranks the slowest; what links carry is the same on all of them already. */
+static enum aq_status join(struct aq_worker *worker, struct said *slowest)
+{
+    struct said all[AQ_GROUP_SIZE_MAX];
+    *slowest = (struct said){.scene = {.rate = worker->choice.links.rate,
+                                       .latency_s = worker->choice.links.latency_s,
+                                       .compute_s = (double)worker->times.compute_ns * 1e-9}};
+    for (uint32_t c = 0; c < worker->choice.count; c++)
+        slowest->value_s[c] = worker->choice.value_s[c];
+    AQ_TRY(aq_all_gather(worker->group, slowest, sizeof *slowest, all));
+    for (uint32_t w = 0; w < worker->W; w++) {
+        if (all[w].scene.compute_s > slowest->scene.compute_s) slowest->scene.compute_s = all[w].scene.compute_s;
+        for (uint32_t c = 0; c < worker->choice.count; c++)
+            if (all[w].value_s[c] > slowest->value_s[c]) slowest->value_s[c] = all[w].value_s[c];
+    }
+    return AQ_OK;
+}
+
+static void say(const struct aq_worker *worker, const struct said *said, const struct aq_grad_cost *costs)
+{
+    struct aq_text text = {0};
+    for (uint32_t c = 0; c < worker->choice.count; c++)
+        aq_text_add(&text, "%s%s %.4g s (packing %.3g ns a value)", c ? ", " : "", worker->choice.candidates[c].name,
+                    aq_grad_cost_seconds(&costs[c], &said->scene), said->value_s[c] * 1e9);
+    aq_log("worker", 0,
+           "stage %u averages in %s (reduce.codec: auto): links carry %.4g Mbit/s, a message takes %.3g s, a step "
+           "computes %.4g s, a reduction takes in %s",
+           worker->position, worker->choice.name, said->scene.rate * 8e-6, said->scene.latency_s, said->scene.compute_s,
+           aq_text_of(&text));
+    aq_text_deinit(&text);
+}
+
+enum aq_status aq_worker_choose(struct aq_worker *worker)
+{
+    struct aq_worker_choice *choice = &worker->choice;
+    struct aq_grad_cost costs[AQ_GRAD_CANDIDATES_MAX];
+    struct said said;
+    if (!choice->due) return AQ_OK;
+    AQ_TRY(join(worker, &said));
+    for (uint32_t c = 0; c < choice->count; c++) {
+        costs[c].bytes = aq_plan_coded_bytes(worker->plan, worker->position, &choice->candidates[c].config);
+        costs[c].pack_s = said.value_s[c] * (double)worker->me->size.parameters;
+    }
+    uint32_t index = aq_grad_choose(costs, choice->count, &said.scene);
+    AQ_TRY(aq_broadcast(worker->group, 0, &index, sizeof index)); /* one chooses: no arithmetic need be alike */
+    AQ_TRY(aq_optimizer_choose(worker->optimizer, index));
+    choice->due = false;
+    choice->name = choice->candidates[index].name;
+    choice->chosen_pack_s = costs[index].pack_s;
+    choice->measured = true;
+    if (worker->replica == 0) say(worker, &said, costs);
+    return AQ_OK;
+}
