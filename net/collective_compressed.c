@@ -16,6 +16,9 @@
  *
  * Differs from the published code: no padding enters a scale (chunks are cut at values, not at multiples of 8 W), and
  * the mean is taken in the order of ranks.
+ *
+ * What makes x and what uses it (aq_compressed.before, after) goes along, piece by piece: an optimizer that reduces its
+ * momentum computes it as it is packed, and steps as it is unpacked, so that both hide behind the wire.
  */
 #include <stdatomic.h>
 
@@ -75,6 +78,7 @@ static void encode_piece(uint32_t task, void *context)
     if (!aq_exchange_span(compressed->exchange, owner, compressed->m, &first, &count)) return;
     if (!piece_of(asked->worker, first, count, task % compressed->pieces, &at, &values, &offset)) return;
     uint8_t *wire = aq_group_slot(compressed->exchange->group, owner, compressed->m);
+    if (asked->before) asked->before(asked->work, at, values);
     note(compressed, aq_grad_encode(asked->worker, at, values, asked->x + at,
                                     asked->worker_error ? asked->worker_error + at : NULL, asked->step, wire + offset));
 }
@@ -116,6 +120,7 @@ static void reduce_piece(uint32_t task, void *context)
         status = aq_grad_decode(asked->server, at, values, wire, aq_grad_codec_bytes(asked->server, at, values), 1.0f,
                                 false, x);
     note(compressed, status);
+    if (asked->after && status == AQ_OK) asked->after(asked->work, at, values);
 }
 
 static enum aq_status reduce(struct aq_exchange *exchange, uint64_t m, uint64_t first, uint64_t count)
@@ -143,8 +148,11 @@ static void decode_piece(uint32_t task, void *context)
     uint64_t first, count, at, values, offset;
     if (!wire || !aq_exchange_span(compressed->exchange, owner, compressed->m, &first, &count)) return;
     if (!piece_of(asked->server, first, count, task % compressed->pieces, &at, &values, &offset)) return;
-    note(compressed, aq_grad_decode(asked->server, at, values, wire + offset,
-                                    aq_grad_codec_bytes(asked->server, at, values), 1.0f, false, asked->x + at));
+    const enum aq_status status =
+        aq_grad_decode(asked->server, at, values, wire + offset, aq_grad_codec_bytes(asked->server, at, values), 1.0f,
+                       false, asked->x + at);
+    note(compressed, status);
+    if (asked->after && status == AQ_OK) asked->after(asked->work, at, values);
 }
 
 static enum aq_status unpack(struct aq_exchange *exchange, uint64_t m)

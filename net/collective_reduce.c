@@ -179,6 +179,7 @@ enum aq_status aq_exchange_run(struct aq_exchange *exchange, enum aq_collective 
 struct sum {
     uint8_t *values;
     uint32_t value_bytes;
+    float scale;          /* floats: what a sum is multiplied by; 1: it is not */
     uint64_t top;         /* lanes: the highest bit of each; 0: floats */
     atomic_bool ran_over; /* set by any thread of the pool, read after it has been waited for: relaxed */
 };
@@ -214,6 +215,12 @@ static void add_floats(float *to, const float *from, uint64_t count)
         to[i] += from[i];
 }
 
+static void scale_floats(float *x, float scale, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++)
+        x[i] *= scale;
+}
+
 /* In the order of ranks: those before this one first, whose sum this one's is added to. */
 static void sum_floats(uint32_t piece, void *context)
 {
@@ -233,6 +240,7 @@ static void sum_floats(uint32_t piece, void *context)
             else
                 add_floats(sum, part + at, count);
         }
+        if (task->sum->scale != 1.0f) scale_floats(sum, task->sum->scale, count);
         memcpy(own + at, sum, count * sizeof *sum);
     }
 }
@@ -307,13 +315,19 @@ static enum aq_status sum_run(struct aq_group *group, struct sum *sum, uint64_t 
 
 enum aq_status aq_allreduce(struct aq_group *group, float *x, uint64_t count)
 {
-    struct sum sum = {.values = (uint8_t *)x, .value_bytes = sizeof *x};
+    struct sum sum = {.values = (uint8_t *)x, .value_bytes = sizeof *x, .scale = 1.0f};
+    return sum_run(group, &sum, count, true, AQ_COLLECTIVE_ALLREDUCE, 0);
+}
+
+enum aq_status aq_allreduce_mean(struct aq_group *group, float *x, uint64_t count)
+{
+    struct sum sum = {.values = (uint8_t *)x, .value_bytes = sizeof *x, .scale = 1.0f / (float)group->size};
     return sum_run(group, &sum, count, true, AQ_COLLECTIVE_ALLREDUCE, 0);
 }
 
 enum aq_status aq_reduce_scatter(struct aq_group *group, float *x, uint64_t count, uint64_t *first, uint64_t *mine)
 {
-    struct sum sum = {.values = (uint8_t *)x, .value_bytes = sizeof *x};
+    struct sum sum = {.values = (uint8_t *)x, .value_bytes = sizeof *x, .scale = 1.0f};
     uint64_t begin, values;
     AQ_TRY(sum_run(group, &sum, count, false, AQ_COLLECTIVE_REDUCE_SCATTER, 0));
     aq_grad_chunk(count, group->size, group->rank, &begin, &values);

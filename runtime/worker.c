@@ -125,7 +125,9 @@ static enum aq_status open_optimizer(struct aq_worker *w)
     const enum aq_status status = aq_optimizer_open_group(w->device, &config, tensors, count,
                                                           aq_stage_parameter_count(w->stage), &group, &w->optimizer);
     aq_free(memory);
-    return status;
+    AQ_TRY(status);
+    if (w->W > 1) AQ_TRY(aq_alloc(count * sizeof *w->squares, (void **)&w->squares));
+    return AQ_OK;
 }
 
 static enum aq_status open_dataset(const struct aq_worker *w, bool heldout, struct aq_dataset **out)
@@ -382,6 +384,7 @@ static void close_all(struct aq_worker *w, enum aq_status status)
     aq_dataset_close(w->train);
     aq_dataset_close(w->heldout);
     aq_optimizer_close(w->optimizer);
+    aq_free(w->squares);
     aq_stage_close(w->stage);
     float *const inner[] = {w->x, w->dx, w->y, w->dy};
     for (int i = 0; i < 4; i++)

@@ -45,6 +45,8 @@ struct aq_worker_times {
     double loss_sum;
     double gradient_norm;
     bool skipped; /* the gradient was not finite, on some replica */
+    bool squared; /* worker->squares are those of the gradients as they are */
+    bool cleared; /* the gradients are zero again: that went along with a reduction */
 };
 
 /* What links have packed (link.entropy) up to the last line of metrics. */
@@ -91,6 +93,7 @@ struct aq_worker {
     struct aq_stage *stage;
     struct aq_optimizer *optimizer;
     float *x, *y, *dx, *dy; /* (B, T, C): at the cuts */
+    double *squares;        /* |g|^2 of each tensor; W > 1 */
     uint64_t boundary_bytes;
     /* Data. */
     struct aq_dataset *train, *heldout; /* first and last stage only */

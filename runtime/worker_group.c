@@ -43,9 +43,15 @@ static enum aq_status agree_on_the_step(struct aq_worker *worker)
     uint64_t mine = worker->last_step ? SAYS_LAST_STEP : 0, all[AQ_GROUP_SIZE_MAX];
     double sum = 0;
     AQ_ASSERT(worker->W <= AQ_GROUP_SIZE_MAX);
-    AQ_TRY(aq_stage_gradient_sum2(worker->stage, &sum, worker->stream));
+    const uint64_t begin = aq_clock_ns();
+    AQ_TRY(aq_stage_gradient_squares(worker->stage, worker->squares, worker->stream));
+    const uint64_t squared = aq_clock_ns();
+    aq_trace_add(worker->trace, "compute", "squares", begin, squared, (uint32_t)worker->step, 0);
+    for (uint32_t i = 0; i < aq_stage_tensor_count(worker->stage); i++)
+        sum += worker->squares[i];
     if (!isfinite(sum)) mine |= SAYS_NOT_FINITE;
     AQ_TRY(aq_all_gather(worker->group, &mine, sizeof mine, all));
+    aq_trace_add(worker->trace, "compute", "agree", squared, aq_clock_ns(), (uint32_t)worker->step, 0);
     for (uint32_t v = 0; v < worker->W; v++) {
         if (all[v] & SAYS_LAST_STEP) worker->last_step = true;
         if (all[v] & SAYS_NOT_FINITE) worker->times.skipped = true;
@@ -53,29 +59,50 @@ static enum aq_status agree_on_the_step(struct aq_worker *worker)
     return AQ_OK;
 }
 
-static enum aq_status mean(struct aq_worker *worker, float *x, uint64_t count)
+/* What is made of gradients goes along with its reduction; they are cleared as soon as it is made. */
+struct along {
+    const struct aq_reduce *asked;
+    float *gradients;
+};
+
+static void before_and_clear(void *work, uint64_t first, uint64_t count)
 {
-    const float share = 1.0f / (float)worker->W;
-    AQ_TRY(aq_allreduce(worker->group, x, count));
-    for (uint64_t i = 0; i < count; i++)
-        x[i] *= share;
-    return AQ_OK;
+    const struct along *along = work;
+    along->asked->before(along->asked->work, first, count);
+    memset(along->gradients + first, 0, count * sizeof *along->gradients);
 }
 
-static enum aq_status perform(struct aq_worker *worker, const struct aq_reduce *asked)
+static void after(void *work, uint64_t first, uint64_t count)
 {
+    const struct along *along = work;
+    along->asked->after(along->asked->work, first, count);
+}
+
+static enum aq_status compressed(struct aq_worker *worker, const struct aq_reduce *asked)
+{
+    struct along along = {.asked = asked, .gradients = aq_stage_gradients(worker->stage)};
     const struct aq_compressed compressed = {.worker = asked->worker,
                                              .server = asked->server,
                                              .x = asked->x,
                                              .count = asked->count,
                                              .worker_error = asked->worker_error,
                                              .server_error = asked->server_error,
-                                             .step = asked->step};
+                                             .step = asked->step,
+                                             .before = asked->before ? before_and_clear : NULL,
+                                             .after = asked->after ? after : NULL,
+                                             .work = &along};
+    AQ_ASSERT(!asked->before || asked->count == aq_stage_parameter_count(worker->stage));
+    if (asked->before) worker->times.cleared = true;
+    return aq_compressed_allreduce(worker->group, &compressed);
+}
+
+static enum aq_status perform(struct aq_worker *worker, const struct aq_reduce *asked)
+{
     switch (asked->kind) {
     case AQ_REDUCE_MEAN:
-        return mean(worker, asked->x, asked->count);
+        return aq_allreduce_mean(worker->group, asked->x, asked->count);
     case AQ_REDUCE_COMPRESSED:
-        return aq_compressed_allreduce(worker->group, &compressed);
+        return compressed(worker, asked);
     default:
         return aq_allreduce_lanes(worker->group, asked->lanes, asked->count, asked->lane_bits);
     }
@@ -106,6 +133,7 @@ enum aq_status aq_worker_reduce(struct aq_worker *worker)
     const uint64_t begin = aq_clock_ns();
     AQ_TRY(agree_on_the_step(worker));
     worker->times.reduce_ns += aq_clock_ns() - begin;
+    worker->times.squared = !aq_optimizer_averages(worker->optimizer, worker->step + 1);
     if (worker->times.skipped) return AQ_OK;
     AQ_TRY(aq_worker_choose(worker));
     AQ_TRY(

@@ -284,7 +284,9 @@ static enum aq_status norm(struct aq_worker *worker)
     double sum = 0;
     if (worker->out) AQ_TRY(norm_receive(worker, worker->out, &sum));
     const uint64_t begin = aq_clock_ns();
-    AQ_TRY(aq_stage_gradient_sum2(worker->stage, &sum, worker->stream));
+    if (!worker->times.squared) AQ_TRY(aq_stage_gradient_sum2(worker->stage, &sum, worker->stream));
+    for (uint32_t i = worker->times.squared ? aq_stage_tensor_count(worker->stage) : 0; i-- > 0;)
+        sum += worker->squares[i]; /* REDUCE had to know them */
     worker->times.optimizer_ns += aq_clock_ns() - begin;
     if (worker->times.skipped) sum = (double)NAN; /* on another replica: all stages of all replicas hear of it */
     if (worker->in) {
@@ -321,7 +323,7 @@ static enum aq_status optimize(struct aq_worker *worker)
         AQ_TRY(aq_stage_parameters_changed(worker->stage, worker->stream));
         worker->skipped_in_row = 0;
     }
-    AQ_TRY(aq_stage_zero_grads(worker->stage, worker->stream));
+    if (!worker->times.cleared) AQ_TRY(aq_stage_zero_grads(worker->stage, worker->stream));
     AQ_TRY(aq_device_stream_sync(worker->device, worker->stream));
     const uint64_t end = aq_clock_ns();
     worker->times.optimizer_ns += end - begin - (worker->times.reduce_ns - reduced);

@@ -88,7 +88,8 @@ enum aq_status aq_stage_measure(const struct aq_stage_config *config, struct aq_
                                   .flops_backward = sizes.flops_backward,
                                   .boundary_bytes =
                                       (uint64_t)config->B * config->T * config->model.channels * sizeof(float)};
-    for (uint32_t i = 0; i < count; i++) out->parameters += tensors[i].count;
+    for (uint32_t i = 0; i < count; i++)
+        out->parameters += tensors[i].count;
     out->parameter_bytes = out->parameters * sizeof(float);
     out->gradient_bytes = config->inference ? 0 : out->parameter_bytes;
     if (config->rounds && stage_type(config->precision) != AQ_F32)
@@ -280,13 +281,25 @@ enum aq_status aq_stage_zero_grads(struct aq_stage *stage, struct aq_stream *str
     return aq_device_zero(stage->device, stage->gradients, stage->size.gradient_bytes, stream);
 }
 
+static enum aq_status tensor_square(struct aq_stage *stage, uint32_t i, double *out, struct aq_stream *stream)
+{
+    const struct aq_tensor_info *tensor = &stage->tensors[i];
+    if (!stage->gradients) return aq_fail(AQ_INVAL, "stage", "a stage for inference has no gradients");
+    return aq_device_sum2(stage->device, stage->gradients + tensor->offset, tensor->count, out, stream);
+}
+
+enum aq_status aq_stage_gradient_squares(struct aq_stage *stage, double *squares, struct aq_stream *stream)
+{
+    for (uint32_t i = 0; i < stage->tensor_count; i++)
+        AQ_TRY(tensor_square(stage, i, &squares[i], stream));
+    return AQ_OK;
+}
+
 enum aq_status aq_stage_gradient_sum2(struct aq_stage *stage, double *sum, struct aq_stream *stream)
 {
-    if (!stage->gradients) return aq_fail(AQ_INVAL, "stage", "a stage for inference has no gradients");
     for (uint32_t i = stage->tensor_count; i-- > 0;) {
-        const struct aq_tensor_info *tensor = &stage->tensors[i];
         double own = 0.0;
-        AQ_TRY(aq_device_sum2(stage->device, stage->gradients + tensor->offset, tensor->count, &own, stream));
+        AQ_TRY(tensor_square(stage, i, &own, stream));
         *sum += own;
     }
     return AQ_OK;

@@ -76,6 +76,22 @@ static enum aq_status run_allreduce(struct aq_group *group)
     return AQ_OK;
 }
 
+/* A mean is the sum's bits, times 1 / W. */
+static enum aq_status run_mean(struct aq_group *group)
+{
+    enum { COUNT = 70001 };
+    const float share = 1.0f / (float)aq_group_size(group);
+    float *x;
+    AQ_TRY(make(aq_group_rank(group), 0, 2 * COUNT, &x));
+    memcpy(x + COUNT, x, COUNT * sizeof *x);
+    enum aq_status status = aq_allreduce(group, x, COUNT);
+    if (status == AQ_OK) status = aq_allreduce_mean(group, x + COUNT, COUNT);
+    for (uint64_t i = 0; i < COUNT && status == AQ_OK; i++)
+        if (x[COUNT + i] != x[i] * share) status = aq_fail(AQ_CORRUPT, "test", "mean %llu", (unsigned long long)i);
+    aq_free(x);
+    return status;
+}
+
 static enum aq_status run_reduce_scatter(struct aq_group *group)
 {
     uint64_t count, first, mine;
@@ -214,10 +230,59 @@ struct buffers { /* of one rank */
     float *x, *worker_error, *server_error;
 };
 
+/* What goes along with step ALONG: x is made of nothing before, and its sign turned after, each value once. */
+enum { ALONG = 2 };
+
+struct along {
+    float *x;
+    uint8_t *made, *used; /* how often */
+    uint32_t rank;
+};
+
 static float gradient_of(uint32_t rank, uint64_t step, uint64_t i)
 {
     const struct aq_rng_key key = aq_rng_key(17, AQ_RNG_TEST, rank, step);
     return (float)(int32_t)aq_rng_u32(&key, i) * 0x1p-31f;
+}
+
+static void make_range(void *work, uint64_t first, uint64_t count)
+{
+    const struct along *along = work;
+    for (uint64_t i = first; i < first + count; i++) {
+        along->x[i] = gradient_of(along->rank, ALONG, i);
+        along->made[i]++;
+    }
+}
+
+static void use_range(void *work, uint64_t first, uint64_t count)
+{
+    const struct along *along = work;
+    for (uint64_t i = first; i < first + count; i++) {
+        along->x[i] = -along->x[i];
+        along->used[i]++;
+    }
+}
+
+static enum aq_status with_work(struct aq_group *group, struct aq_compressed *asked)
+{
+    void *memory;
+    AQ_TRY(aq_alloc(2 * asked->count, &memory));
+    uint8_t *times = memory;
+    struct along along = {.x = asked->x, .made = times, .used = times + asked->count, .rank = aq_group_rank(group)};
+    for (uint64_t i = 0; i < asked->count; i++)
+        asked->x[i] = NAN; /* whoever reads it too early spoils the result */
+    asked->before = make_range;
+    asked->after = use_range;
+    asked->work = &along;
+    enum aq_status status = aq_compressed_allreduce(group, asked);
+    for (uint64_t i = 0; i < asked->count && status == AQ_OK; i++) {
+        asked->x[i] = -asked->x[i];
+        if (along.made[i] != 1 || along.used[i] != 1)
+            status = aq_fail(AQ_CORRUPT, "test", "value %llu was made %u times, used %u times", (unsigned long long)i,
+                             along.made[i], along.used[i]);
+    }
+    aq_free(memory);
+    return status;
 }
 
 /* encode and decode of [first, first + count), piece by piece; the first into memory that holds any piece. */
@@ -266,9 +331,15 @@ static enum aq_status compressed_steps(struct aq_group *group, const struct aq_g
         struct aq_group_stats before, after;
         for (uint64_t i = 0; i < count; i++)
             own->x[i] = gradient_of(rank, step, i);
-        const struct aq_compressed asked = {codec, codec, own->x, count, own->worker_error, own->server_error, step};
+        struct aq_compressed asked = {.worker = codec,
+                                      .server = codec,
+                                      .x = own->x,
+                                      .count = count,
+                                      .worker_error = own->worker_error,
+                                      .server_error = own->server_error,
+                                      .step = step};
         aq_group_stats(group, &before);
-        AQ_TRY(aq_compressed_allreduce(group, &asked));
+        AQ_TRY(step == ALONG ? with_work(group, &asked) : aq_compressed_allreduce(group, &asked));
         aq_group_stats(group, &after);
         AQ_TRY(aq_group_agree(group, aq_digest(own->x, count * sizeof(float)), "the mean"));
         uint64_t bytes = (size - 1) * aq_grad_codec_bytes_pieces(codec, first, mine);
@@ -374,9 +445,15 @@ static const struct {
     const char *name;
     enum aq_status (*run)(struct aq_group *group);
 } CASES[] = {{"counters", run_stats}, /* counts from nothing: the first */
-             {"allreduce", run_allreduce},    {"reduce-scatter", run_reduce_scatter}, {"all-gather", run_all_gather},
-             {"all-to-all", run_all_to_all},  {"broadcast", run_broadcast},           {"lanes", run_lanes},
-             {"special values", run_special}, {"compressed", run_compressed}};
+             {"allreduce", run_allreduce},
+             {"mean", run_mean},
+             {"reduce-scatter", run_reduce_scatter},
+             {"all-gather", run_all_gather},
+             {"all-to-all", run_all_to_all},
+             {"broadcast", run_broadcast},
+             {"lanes", run_lanes},
+             {"special values", run_special},
+             {"compressed", run_compressed}};
 enum { CASE_COUNT = sizeof CASES / sizeof *CASES };
 
 enum aq_status collective_cases_run(struct aq_group *group)

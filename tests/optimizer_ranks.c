@@ -83,11 +83,21 @@ static void reduce_mean(uint32_t W, const struct aq_reduce *reduce)
     }
 }
 
+/* What goes along, in ranges that begin and end within tensors and between them. */
+static void by_ranges(void (*run)(void *work, uint64_t first, uint64_t count), const struct aq_reduce *reduce)
+{
+    enum { RANGE = 37 };
+    for (uint64_t at = 0; run && at < reduce->count; at += RANGE)
+        run(reduce->work, at, reduce->count - at < RANGE ? reduce->count - at : RANGE);
+}
+
 /* The compressed allreduce as net/collective.h has it; here a chunk is never longer than a piece. */
 static void reduce_compressed(uint32_t W, const struct aq_reduce *reduce)
 {
     static uint8_t wire[RANKS_MAX][8 * RANK_FLOATS];
     static float sum[RANK_FLOATS], result[RANK_FLOATS];
+    for (uint32_t w = 0; w < W; w++)
+        by_ranges(reduce[w].before, &reduce[w]);
     for (uint32_t owner = 0; owner < W; owner++) {
         uint64_t first, n;
         aq_grad_chunk(reduce[0].count, W, owner, &first, &n);
@@ -106,8 +116,10 @@ static void reduce_compressed(uint32_t W, const struct aq_reduce *reduce)
                          AQ_OK);
         assert_int_equal(aq_grad_decode(reduce[0].server, first, n, wire[0], back, 1.0f, false, result + first), AQ_OK);
     }
-    for (uint32_t w = 0; w < W; w++)
+    for (uint32_t w = 0; w < W; w++) {
         memcpy(reduce[w].x, result, reduce[w].count * sizeof(float));
+        by_ranges(reduce[w].after, &reduce[w]);
+    }
 }
 
 static void reduce_lanes(uint32_t W, const struct aq_reduce *reduce)

@@ -31,6 +31,8 @@ struct aq_flat_piece {
     uint32_t tensor;
 };
 
+typedef void aq_flat_run(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index);
+
 struct aq_optimizer_array {
     struct aq_optimizer_state_info info;
     float *values;
@@ -45,7 +47,8 @@ struct aq_optimizer_call {
     float lr, grad_scale;
     uint64_t step;
     struct aq_stream *stream;
-    const void *aim; /* what a walk over the pieces is about, while it lasts */
+    const void *aim;             /* what a walk over the pieces is about, while it lasts */
+    aq_flat_run *before, *after; /* what goes along with the reduction that was asked for */
 };
 
 struct aq_low_rank; /* optimizer_low_rank.c */
@@ -121,6 +124,15 @@ enum aq_status aq_optimizer_take_errors(struct aq_optimizer *optimizer);
 
 /* Asks for the mean of x, the whole buffer, through config.reduce. */
 void aq_optimizer_ask(struct aq_optimizer *optimizer, float *x, struct aq_reduce *out);
+/*
+ * The same, with work on x before and after it (NULL: none), elementwise and by pieces: along with the reduction where
+ * it goes through a codec, so that it is done in the cache and while other pieces travel; else before it is asked for,
+ * and in the next round, which begins with aq_optimizer_asked. The pieces are not those of aq_optimizer_each, and
+ * have no sums: index is 0.
+ */
+void aq_optimizer_ask_along(struct aq_optimizer *optimizer, float *x, aq_flat_run *before, aq_flat_run *after,
+                            struct aq_reduce *out);
+void aq_optimizer_asked(struct aq_optimizer *optimizer);
 
 /* ---- grad_choice.c ---- */
 enum aq_status aq_optimizer_choice_place(struct aq_optimizer *optimizer);
@@ -132,8 +144,7 @@ enum aq_status aq_optimizer_average_round(struct aq_optimizer *optimizer, uint32
 /* ---- optimizer_flat.c ---- */
 enum aq_status aq_optimizer_cut(struct aq_optimizer *optimizer); /* makes the pieces */
 /* run(optimizer, piece, index) for every piece, on the pool. */
-void aq_optimizer_each(struct aq_optimizer *optimizer,
-                       void (*run)(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index));
+void aq_optimizer_each(struct aq_optimizer *optimizer, aq_flat_run *run);
 /* sums[t] = sum `which` of tensor t's pieces, added up in order; the largest of them. */
 void aq_optimizer_fold(const struct aq_optimizer *optimizer, uint32_t which, double *sums);
 void aq_optimizer_fold_max(const struct aq_optimizer *optimizer, uint32_t which, double *sums);
@@ -157,8 +168,8 @@ static inline float aq_optimizer_decay(const struct aq_optimizer *optimizer, con
  */
 uint64_t aq_optimizer_frozen_at(const float frozen[2]);
 void aq_optimizer_freeze(float frozen[2], uint64_t step);
-void aq_optimizer_momentum(struct aq_optimizer *optimizer, float *m);
-void aq_optimizer_mask(struct aq_optimizer *optimizer, float *m, const float *v);
+void aq_optimizer_momentum(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, float *m);
+void aq_optimizer_mask(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, float *m, const float *v);
 /* ||v||_1, the same on every rank. */
 double aq_optimizer_norm1(struct aq_optimizer *optimizer, const float *v);
 

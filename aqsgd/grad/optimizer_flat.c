@@ -42,7 +42,7 @@ enum aq_status aq_optimizer_cut(struct aq_optimizer *optimizer)
 
 struct each {
     struct aq_optimizer *optimizer;
-    void (*run)(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index);
+    aq_flat_run *run;
 };
 
 static void run_piece(uint32_t piece, void *context)
@@ -51,12 +51,75 @@ static void run_piece(uint32_t piece, void *context)
     each->run(each->optimizer, &each->optimizer->pieces[piece], piece);
 }
 
-void aq_optimizer_each(struct aq_optimizer *optimizer,
-                       void (*run)(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index))
+void aq_optimizer_each(struct aq_optimizer *optimizer, aq_flat_run *run)
 {
     struct each each = {.optimizer = optimizer, .run = run};
     if (optimizer->piece_count == 0) return;
     aq_device_parallel(optimizer->device, optimizer->piece_count, run_piece, &each);
+}
+
+/* The first tensor that ends behind float `at`. */
+static uint32_t tensor_at(const struct aq_optimizer *optimizer, uint64_t at)
+{
+    uint32_t low = 0, high = optimizer->tensor_count;
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        if (optimizer->tensors[middle].offset + optimizer->tensors[middle].count > at)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+/* Floats first..first + count - 1, but what lies between tensors. */
+static void run_range(struct aq_optimizer *optimizer, aq_flat_run *run, uint64_t first, uint64_t count)
+{
+    const uint64_t end = first + count;
+    for (uint32_t t = tensor_at(optimizer, first); t < optimizer->tensor_count; t++) {
+        const struct aq_optimizer_tensor *tensor = &optimizer->tensors[t];
+        const uint64_t stop = tensor->offset + tensor->count < end ? tensor->offset + tensor->count : end;
+        for (uint64_t at = tensor->offset > first ? tensor->offset : first; at < stop; at += AQ_FLAT_PIECE) {
+            const uint64_t left = stop - at;
+            const struct aq_flat_piece piece = {
+                .first = at, .count = left < AQ_FLAT_PIECE ? (uint32_t)left : AQ_FLAT_PIECE, .tensor = t};
+            run(optimizer, &piece, 0);
+        }
+        if (stop == end) return;
+    }
+}
+
+static void go_before(void *work, uint64_t first, uint64_t count)
+{
+    struct aq_optimizer *optimizer = work;
+    run_range(optimizer, optimizer->call.before, first, count);
+}
+
+static void go_after(void *work, uint64_t first, uint64_t count)
+{
+    struct aq_optimizer *optimizer = work;
+    run_range(optimizer, optimizer->call.after, first, count);
+}
+
+void aq_optimizer_ask_along(struct aq_optimizer *optimizer, float *x, aq_flat_run *before, aq_flat_run *after,
+                            struct aq_reduce *out)
+{
+    struct aq_optimizer_call *call = &optimizer->call;
+    aq_optimizer_ask(optimizer, x, out);
+    call->before = before;
+    call->after = after;
+    if (out->kind != AQ_REDUCE_COMPRESSED) {
+        if (before) aq_optimizer_each(optimizer, before);
+        return;
+    }
+    out->before = before ? go_before : NULL;
+    out->after = after ? go_after : NULL;
+    out->work = optimizer;
+}
+
+void aq_optimizer_asked(struct aq_optimizer *optimizer)
+{
+    if (!optimizer->codec && optimizer->call.after) aq_optimizer_each(optimizer, optimizer->call.after);
 }
 
 void aq_optimizer_fold(const struct aq_optimizer *optimizer, uint32_t which, double *sums)

@@ -16,54 +16,41 @@ void aq_optimizer_freeze(float frozen[2], uint64_t step)
     frozen[1] = (float)(step >> 24);
 }
 
-/* Pieces have no argument but the optimizer: what a walk is about stands in it for the time of the walk. */
-struct aim {
-    float *m;
-    const float *v;
-};
-
-static void momentum_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
+void aq_optimizer_momentum(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, float *m)
 {
-    const struct aim *aim = optimizer->call.aim;
     const float b1 = optimizer->config.beta1, c1 = 1.0f - b1, scale = optimizer->call.grad_scale;
     const float *g = optimizer->call.update_gradients + piece->first;
-    float *m = aim->m + piece->first;
-    (void)index;
+    m += piece->first;
     for (uint32_t i = 0; i < piece->count; i++)
         m[i] = b1 * m[i] + c1 * (g[i] * scale);
 }
 
-void aq_optimizer_momentum(struct aq_optimizer *optimizer, float *m)
+/* Values of a piece that are exactly zero. */
+static uint32_t zeros(const float *v, uint32_t count)
 {
-    struct aim aim = {.m = m};
-    optimizer->call.aim = &aim;
-    aq_optimizer_each(optimizer, momentum_piece);
+    uint32_t sum = 0;
+    for (uint32_t i = 0; i < count; i++)
+        sum += v[i] == 0.0f;
+    return sum;
 }
 
-static void mask_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
+void aq_optimizer_mask(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, float *m, const float *v)
 {
-    const struct aim *aim = optimizer->call.aim;
-    float *error = optimizer->worker_error;
-    (void)index;
-    for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
-        if (aim->v[i] != 0.0f) continue;
-        aim->m[i] = 0.0f;
-        if (error) error[i] = 0.0f;
-    }
-}
-
-void aq_optimizer_mask(struct aq_optimizer *optimizer, float *m, const float *v)
-{
-    struct aim aim = {.m = m, .v = v};
     uint64_t first, chunk;
-    optimizer->call.aim = &aim;
-    aq_optimizer_each(optimizer, mask_piece);
-    if (!optimizer->server_error) return;
+    if (zeros(v + piece->first, piece->count) == 0) return; /* as a rule: m and the errors need not be written */
     aq_grad_chunk(optimizer->parameters, optimizer->group.size, optimizer->group.rank, &first, &chunk);
-    for (uint64_t i = 0; i < chunk; i++) {
-        if (v[first + i] == 0.0f) optimizer->server_error[i] = 0.0f;
+    for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
+        if (v[i] != 0.0f) continue;
+        m[i] = 0.0f;
+        if (optimizer->worker_error) optimizer->worker_error[i] = 0.0f;
+        if (optimizer->server_error && i - first < chunk) optimizer->server_error[i - first] = 0.0f; /* wraps below */
     }
 }
+
+/* Pieces have no argument but the optimizer: what a walk is about stands in it for the time of the walk. */
+struct aim {
+    const float *v;
+};
 
 static void norm_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
 {
@@ -77,7 +64,7 @@ static void norm_piece(struct aq_optimizer *optimizer, const struct aq_flat_piec
 
 double aq_optimizer_norm1(struct aq_optimizer *optimizer, const float *v)
 {
-    struct aim aim = {.v = v};
+    const struct aim aim = {.v = v};
     double sum = 0.0;
     optimizer->call.aim = &aim;
     aq_optimizer_each(optimizer, norm_piece);

@@ -81,19 +81,24 @@ static bool onebit_adam_averages(const struct aq_optimizer *optimizer, uint64_t 
     return aq_optimizer_frozen_at(own->frozen) == 0;
 }
 
-static void warm_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
+static void momentum_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
+{
+    (void)index;
+    aq_optimizer_momentum(optimizer, piece, optimizer->states[M].values);
+}
+
+static void variance_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece)
 {
     const float b2 = optimizer->config.beta2, c2 = 1.0f - b2, scale = optimizer->call.grad_scale;
     const float *gradients = optimizer->call.update_gradients + piece->first;
     float *v = optimizer->states[V].values + piece->first;
-    (void)index;
     for (uint32_t i = 0; i < piece->count; i++) {
         const float g = gradients[i] * scale;
         v[i] = b2 * v[i] + c2 * g * g;
     }
 }
 
-static void step_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
+static void step_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece)
 {
     const struct onebit_adam *own = optimizer->own;
     const struct aq_optimizer_call *call = &optimizer->call;
@@ -104,9 +109,29 @@ static void step_piece(struct aq_optimizer *optimizer, const struct aq_flat_piec
     const float eps = optimizer->config.epsilon;
     const float *m = optimizer->states[M].values + piece->first, *v = optimizer->states[V].values + piece->first;
     float *p = call->parameters + piece->first;
-    (void)index;
     for (uint32_t i = 0; i < piece->count; i++)
         p[i] = p[i] - decay * p[i] - lr * (m[i] * k1) / (sqrtf(v[i] * k2) + eps);
+}
+
+static void frozen_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
+{
+    (void)index;
+    aq_optimizer_mask(optimizer, piece, optimizer->states[M].values, optimizer->states[V].values);
+    step_piece(optimizer, piece);
+}
+
+/* A whole step where nobody is asked: a piece stays in the cache from one loop to the next. */
+static void warm_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
+{
+    momentum_piece(optimizer, piece, index);
+    variance_piece(optimizer, piece);
+    step_piece(optimizer, piece);
+}
+
+static void alone_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
+{
+    momentum_piece(optimizer, piece, index);
+    frozen_piece(optimizer, piece, index);
 }
 
 /* At the end of a step of the warm-up: was it the last? */
@@ -131,18 +156,16 @@ static enum aq_status onebit_adam_update(struct aq_optimizer *optimizer, uint32_
 {
     const struct onebit_adam *own = optimizer->own;
     const bool frozen = aq_optimizer_frozen_at(own->frozen) != 0;
-    float *m = optimizer->states[M].values;
-    if (round == 0) {
-        aq_optimizer_momentum(optimizer, m);
-        if (!frozen) aq_optimizer_each(optimizer, warm_piece);
-        if (frozen && optimizer->group.size > 1) {
-            aq_optimizer_ask(optimizer, m, out);
-            return AQ_OK;
-        }
+    if (!frozen) {
+        aq_optimizer_each(optimizer, warm_piece);
+        consider_freezing(optimizer);
+    } else if (optimizer->group.size == 1) {
+        aq_optimizer_each(optimizer, alone_piece);
+    } else if (round == 0) {
+        aq_optimizer_ask_along(optimizer, optimizer->states[M].values, momentum_piece, frozen_piece, out);
+    } else {
+        aq_optimizer_asked(optimizer);
     }
-    if (frozen) aq_optimizer_mask(optimizer, m, optimizer->states[V].values);
-    aq_optimizer_each(optimizer, step_piece);
-    if (!frozen) consider_freezing(optimizer);
     return AQ_OK;
 }
 

@@ -159,6 +159,7 @@ static void rebuild_piece(struct aq_optimizer *optimizer, const struct aq_flat_p
     const float unscale = optimizer->group.size > 1 ? 1.0f / own->scale[piece->tensor] : 1.0f;
     const float eps = config->epsilon, decay = aq_optimizer_decay(optimizer, piece);
     double most = 0.0, plain = 0.0, decayed = 0.0;
+    aq_optimizer_mask(optimizer, piece, own->lamb.m, own->frozen_v);
     for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
         const float frozen = own->frozen_v[i], m = own->lamb.m[i] * unscale, g = (m - b1 * own->last[i]) * over;
         const float v = b2 * own->lamb.v[i] + c2 * g * g;
@@ -219,14 +220,11 @@ static enum aq_status onebit_lamb_update(struct aq_optimizer *optimizer, uint32_
         warm_up(optimizer);
         return AQ_OK;
     }
-    if (round == 0) {
-        aq_optimizer_each(optimizer, scale_piece);
-        if (optimizer->group.size > 1) {
-            aq_optimizer_ask(optimizer, own->lamb.m, out);
-            return AQ_OK;
-        }
+    if (round == 0 && optimizer->group.size > 1) {
+        aq_optimizer_ask_along(optimizer, own->lamb.m, scale_piece, NULL, out);
+        return AQ_OK;
     }
-    aq_optimizer_mask(optimizer, own->lamb.m, own->frozen_v);
+    if (round == 0) aq_optimizer_each(optimizer, scale_piece);
     aq_optimizer_each(optimizer, rebuild_piece);
     aq_optimizer_fold_max(optimizer, 0, own->most);
     aq_optimizer_fold(optimizer, 1, own->plain2);

@@ -45,19 +45,24 @@ static bool qadam_averages(const struct aq_optimizer *optimizer, uint64_t step)
     return step <= optimizer->config.warmup_steps;
 }
 
-static void variance_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
+static void momentum_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
+{
+    (void)index;
+    aq_optimizer_momentum(optimizer, piece, optimizer->states[M].values);
+}
+
+static void variance_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece)
 {
     const float b2 = optimizer->config.beta2, c2 = 1.0f - b2, scale = optimizer->call.grad_scale;
     const float *gradients = optimizer->call.update_gradients + piece->first;
     float *v = optimizer->states[V].values + piece->first;
-    (void)index;
     for (uint32_t i = 0; i < piece->count; i++) {
         const float g = gradients[i] * scale;
         v[i] = b2 * v[i] + c2 * g * g;
     }
 }
 
-static void step_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
+static void step_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece)
 {
     const struct aq_optimizer_call *call = &optimizer->call;
     const double one = 1.0 - pow((double)optimizer->config.beta1, (double)call->step);
@@ -66,26 +71,41 @@ static void step_piece(struct aq_optimizer *optimizer, const struct aq_flat_piec
     const float decay = call->lr * aq_optimizer_decay(optimizer, piece);
     const float *m = optimizer->states[M].values + piece->first, *v = optimizer->states[V].values + piece->first;
     float *p = call->parameters + piece->first;
-    (void)index;
     for (uint32_t i = 0; i < piece->count; i++) {
         const float moved = p[i] - size * m[i] / (sqrtf(v[i]) + eps);
         p[i] = moved - decay * moved;
     }
 }
 
-static enum aq_status qadam_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
+static void frozen_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
+{
+    (void)index;
+    aq_optimizer_mask(optimizer, piece, optimizer->states[M].values, optimizer->states[V].values);
+    step_piece(optimizer, piece);
+}
+
+/* A whole step where nobody is asked: a piece stays in the cache from one loop to the next. */
+static void whole_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
 {
     const bool frozen = optimizer->call.step > optimizer->config.warmup_steps;
-    if (round == 0) {
-        aq_optimizer_momentum(optimizer, optimizer->states[M].values);
-        if (!frozen) aq_optimizer_each(optimizer, variance_piece);
-        if (frozen && optimizer->group.size > 1) {
-            aq_optimizer_ask(optimizer, optimizer->states[M].values, out);
-            return AQ_OK;
-        }
+    momentum_piece(optimizer, piece, index);
+    if (frozen) {
+        frozen_piece(optimizer, piece, index);
+        return;
     }
-    if (frozen) aq_optimizer_mask(optimizer, optimizer->states[M].values, optimizer->states[V].values);
-    aq_optimizer_each(optimizer, step_piece);
+    variance_piece(optimizer, piece);
+    step_piece(optimizer, piece);
+}
+
+static enum aq_status qadam_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
+{
+    const bool asks = optimizer->group.size > 1 && optimizer->call.step > optimizer->config.warmup_steps;
+    if (!asks)
+        aq_optimizer_each(optimizer, whole_piece);
+    else if (round == 0)
+        aq_optimizer_ask_along(optimizer, optimizer->states[M].values, momentum_piece, frozen_piece, out);
+    else
+        aq_optimizer_asked(optimizer);
     return AQ_OK;
 }
 

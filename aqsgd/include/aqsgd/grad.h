@@ -187,6 +187,15 @@ struct aq_reduce {
     uint64_t step;       /* for aq_grad_encode                                                                    */
     void *lanes;         /* LANES: aq_lanes_bytes(count, lane_bits) bytes                                         */
     uint32_t lane_bits;
+    /*
+     * COMPRESSED: what is done to x on the way, by whoever performs it, range by range: `before` makes x of the range
+     * (after which the optimizer does not look at that range of the gradients any more), `after` uses what it has
+     * become, and may change it and its errors. Ranges are apart and together all of x, on any thread of the
+     * optimizer's device. NULL: nothing to do.
+     */
+    void (*before)(void *work, uint64_t first, uint64_t count);
+    void (*after)(void *work, uint64_t first, uint64_t count);
+    void *work;
 };
 
 /* Does average ask for anything at this step, so that gradients are the same on all ranks afterwards? */

@@ -95,7 +95,10 @@ uint64_t aq_group_measure(const struct aq_group_config *config);
 /* x[i] = sum over ranks of x[i], in the order of ranks; the same bits on every rank. */
 enum aq_status aq_allreduce(struct aq_group *group, float *x, uint64_t count);
 
-/* The same for the own chunk alone: x[*first .. *first + *mine) is the sum; the rest of x is as it was. first and mine
+/* The mean: the same sum times 1 / W, which the owner of an element multiplies by. */
+enum aq_status aq_allreduce_mean(struct aq_group *group, float *x, uint64_t count);
+
+/* The sum of the own chunk alone: x[*first .. *first + *mine) is the sum; the rest of x is as it was. first and mine
  * may be NULL. */
 enum aq_status aq_reduce_scatter(struct aq_group *group, float *x, uint64_t count, uint64_t *first, uint64_t *mine);
 
@@ -136,6 +139,14 @@ struct aq_compressed {
     float *worker_error; /* count floats, or NULL: what is lost is lost        */
     float *server_error; /* as many as aq_grad_chunk gives this rank, or NULL  */
     uint64_t step;       /* for aq_grad_encode: the same on all ranks          */
+    /*
+     * What is done to x on the way, on the pool, range by range while it lies in the cache: `before` makes x of a range
+     * before anything reads it, `after` uses what it has become, once nothing here needs x or the errors of it any
+     * more. Ranges are apart and together all of x; both are called for W > 1 alone. They fail in no way. NULL: none.
+     */
+    void (*before)(void *work, uint64_t first, uint64_t count);
+    void (*after)(void *work, uint64_t first, uint64_t count);
+    void *work;
 };
 enum aq_status aq_compressed_allreduce(struct aq_group *group, const struct aq_compressed *asked);
 

@@ -164,6 +164,9 @@ enum aq_status aq_stage_zero_grads(struct aq_stage *stage, struct aq_stream *str
  */
 enum aq_status aq_stage_gradient_sum2(struct aq_stage *stage, double *sum, struct aq_stream *stream);
 
+/* The same for each tensor: squares[i] = |g of tensor i|^2; the sum above adds them from the last to the first. */
+enum aq_status aq_stage_gradient_squares(struct aq_stage *stage, double *squares, struct aq_stream *stream);
+
 /* Last stage: the logits (V floats, host) of position `position` of sample 0 of the last forward with tokens_used. */
 enum aq_status aq_stage_logits(struct aq_stage *stage, uint32_t slot, uint32_t position, float *logits,
                                struct aq_stream *stream);
