@@ -53,6 +53,7 @@ struct aq_grad_scene {
     double compute_s; /* of a step; 0: not known                                        */
 };
 
+/* Of a reduction. */
 double aq_grad_cost_seconds(const struct aq_grad_cost *cost, const struct aq_grad_scene *scene);
 
 /* The rule above. count >= 1 costs, the most exact first; answers an index. */
