@@ -83,6 +83,7 @@ struct aq_job_train {
     uint64_t warmup_steps;
     enum aq_lr_decay decay;
     float clip; /* global norm; 0: none                                                                    */
+    uint32_t skips_max; /* steps in a row without a finite gradient: then the run ends                      */
     uint64_t seed;
     bool shuffle;
     struct aq_job_every evaluate_every;

@@ -10,8 +10,6 @@
 
 #include "worker.h"
 
-enum { SKIPS_MAX = 10 }; /* steps in a row without a finite gradient: then the run is lost, and says so */
-
 static bool is_forward(uint8_t op)
 {
     return op == AQ_OP_RECV_FWD || op == AQ_OP_FORWARD || op == AQ_OP_SEND_FWD || op == AQ_OP_PREFETCH;
@@ -308,9 +306,10 @@ static enum aq_status optimize(struct aq_worker *worker)
         worker->times.skipped = true;
         aq_log("worker", 1, "step %llu: the gradient is not finite, the step is skipped",
                (unsigned long long)worker->step);
-        if (++worker->skipped_in_row >= SKIPS_MAX)
-            return aq_fail(AQ_INVAL, "worker", "%d steps in a row without a finite gradient: lower train.lr (%g)",
-                           SKIPS_MAX, (double)train->lr);
+        if (++worker->skipped_in_row >= train->skips_max)
+            return aq_fail(AQ_INVAL, "worker",
+                           "%u steps in a row without a finite gradient (train.skips_max): lower train.lr (%g)",
+                           train->skips_max, (double)train->lr);
     } else {
         float scale = 1;
         if (train->clip > 0 && gradient_norm > (double)train->clip)
