@@ -212,7 +212,6 @@ static enum aq_status host_place(struct gpt2 *gpt2, const struct gpt2_shape *sha
     const struct aq_stage *stage = gpt2->stage;
     struct aq_arena arena = {0};
     for (int pass = 0; pass < 2; pass++) {
-        gpt2->row = aq_arena_take(&arena, shape->rows * sizeof *gpt2->row);
         for (uint32_t i = 0; i < stage->config.slots; i++)
             gpt2_place_host(shape, &arena, pass ? &gpt2->slots[i] : NULL);
         if (pass > 0) break;
@@ -276,5 +275,6 @@ const struct stage_model stage_model_gpt2 = {.kind = "gpt2",
                                              .open = gpt2_open,
                                              .close = gpt2_close,
                                              .forward = gpt2_forward,
+                                             .loss = gpt2_loss,
                                              .backward = gpt2_backward,
                                              .logits = gpt2_logits};

@@ -51,6 +51,7 @@ struct gpt2_slot {
     /* The same three in pinned memory: written here, copied by the stream, and not written again before it has passed.
      */
     int32_t *host_tokens, *host_targets;
+    float *host_losses;
     struct aq_rng_key *host_keys;
     struct aq_event *copied;
     uint32_t samples, T; /* T: tokens of a sample in this forward */
@@ -80,8 +81,7 @@ struct gpt2 {
     struct gpt2_work work;
     uint64_t head_rows, head_stride; /* rows of a chunk of logits; floats of a row */
     uint32_t logits_slot;            /* whose gradient of logits lies in the workspace, or UINT32_MAX */
-    float *row;                      /* pinned: losses of a micro-batch */
-    void *host;                      /* pinned: all of the slots' host_*, and row */
+    void *host;                      /* pinned: all of the slots' host_* */
     size_t host_bytes;
 };
 
@@ -120,6 +120,7 @@ enum aq_status gpt2_head_chunk(const struct gpt2 *gpt2, const struct gpt2_slot *
 enum aq_status gpt2_forward(void *state, uint32_t slot, const struct aq_stage_input *input, float *y,
                             struct aq_stage_loss *loss, struct aq_stream *stream);
 enum aq_status gpt2_backward(void *state, uint32_t slot, const float *dy, float *dx, struct aq_stream *stream);
+void gpt2_loss(void *state, uint32_t slot, struct aq_stage_loss *out);
 enum aq_status gpt2_logits(void *state, uint32_t slot, uint32_t position, float *logits, struct aq_stream *stream);
 
 /* Weights as products read them: fp32, or the device's copy in 16 bits. */

@@ -194,18 +194,16 @@ enum aq_status gpt2_head_chunk(const struct gpt2 *gpt2, const struct gpt2_slot *
 }
 
 /* Losses are added on the host, in order of rows, in double. */
-static enum aq_status loss_sum(const struct gpt2 *gpt2, const struct gpt2_slot *slot, struct aq_stage_loss *loss,
-                               struct aq_stream *stream)
+void gpt2_loss(void *state, uint32_t index, struct aq_stage_loss *out)
 {
+    const struct gpt2 *gpt2 = state;
+    const struct gpt2_slot *slot = &gpt2->slots[index];
     const uint64_t rows = (uint64_t)slot->samples * slot->T;
-    AQ_TRY(aq_device_copy(gpt2->device, gpt2->row, slot->losses, rows * sizeof *gpt2->row, stream));
-    AQ_TRY(aq_device_stream_sync(gpt2->device, stream));
-    *loss = (struct aq_stage_loss){0};
+    *out = (struct aq_stage_loss){0};
     for (uint64_t i = 0; i < rows; i++) {
-        loss->sum += gpt2->row[i];
-        loss->targets += slot->host_targets[i] >= 0;
+        out->sum += slot->host_losses[i];
+        out->targets += slot->host_targets[i] >= 0;
     }
-    return AQ_OK;
 }
 
 static enum aq_status head(struct gpt2 *gpt2, uint32_t index, const struct aq_stage_input *input, const float *x,
@@ -222,7 +220,11 @@ static enum aq_status head(struct gpt2 *gpt2, uint32_t index, const struct aq_st
         AQ_TRY(gpt2_head_chunk(gpt2, slot, first, count, train && whole, stream));
     }
     gpt2->logits_slot = train && whole ? index : UINT32_MAX;
-    return loss ? loss_sum(gpt2, slot, loss, stream) : AQ_OK;
+    AQ_TRY(aq_device_copy(gpt2->device, slot->host_losses, slot->losses, rows * sizeof *slot->losses, stream));
+    if (!loss) return AQ_OK;
+    AQ_TRY(aq_device_stream_sync(gpt2->device, stream));
+    gpt2_loss(gpt2, index, loss);
+    return AQ_OK;
 }
 
 enum aq_status gpt2_forward(void *state, uint32_t index, const struct aq_stage_input *input, float *y,

@@ -98,7 +98,9 @@ void gpt2_place_host(const struct gpt2_shape *shape, struct aq_arena *arena, str
     const uint64_t sites = (uint64_t)(shape->blocks + 1) * GPT2_SITES;
     to->host_keys = aq_arena_take(arena, sites * shape->B * sizeof *to->host_keys);
     if (shape->first) to->host_tokens = aq_arena_take(arena, shape->rows * sizeof *to->host_tokens);
-    if (shape->last) to->host_targets = aq_arena_take(arena, shape->rows * sizeof *to->host_targets);
+    if (!shape->last) return;
+    to->host_targets = aq_arena_take(arena, shape->rows * sizeof *to->host_targets);
+    to->host_losses = aq_arena_take(arena, shape->rows * sizeof *to->host_losses);
 }
 
 void gpt2_place_work(const struct gpt2_shape *shape, struct aq_arena *arena, struct gpt2_work *work,

@@ -264,6 +264,16 @@ enum aq_status aq_stage_forward(struct aq_stage *stage, uint32_t slot, const str
     return AQ_OK;
 }
 
+enum aq_status aq_stage_loss(struct aq_stage *stage, uint32_t slot, struct aq_stage_loss *out)
+{
+    const bool last = stage->config.layer_end == aq_model_layers(&stage->config.model);
+    if (!last || slot >= stage->config.slots)
+        return aq_fail(AQ_INVAL, "stage", "the loss of slot %u: the last stage has one, and %u slots", slot,
+                       stage->config.slots);
+    stage->model->loss(stage->state, slot, out);
+    return AQ_OK;
+}
+
 enum aq_status aq_stage_backward(struct aq_stage *stage, uint32_t slot, const float *dy, float *dx,
                                  struct aq_stream *stream)
 {

@@ -34,6 +34,7 @@ struct stage_model {
     void (*close)(void *state);
     enum aq_status (*forward)(void *state, uint32_t slot, const struct aq_stage_input *input, float *y,
                               struct aq_stage_loss *loss, struct aq_stream *stream);
+    void (*loss)(void *state, uint32_t slot, struct aq_stage_loss *out); /* of what the stream has passed */
     enum aq_status (*backward)(void *state, uint32_t slot, const float *dy, float *dx, struct aq_stream *stream);
     enum aq_status (*logits)(void *state, uint32_t slot, uint32_t position, float *logits, struct aq_stream *stream);
 };

@@ -252,6 +252,35 @@ static void test_events_pass_in_order_of_streams(void **state)
     aq_device_stream_close(device, second);
 }
 
+static void test_timed_events_measure_what_lies_between(void **state)
+{
+    (void)state;
+    enum { BYTES = 8 << 20 };
+    struct aq_stream *stream = NULL;
+    struct aq_event *events[2] = {NULL, NULL};
+    uint64_t ns = UINT64_MAX;
+    assert_int_equal(aq_device_stream_open(device, &stream), AQ_OK);
+    uint8_t *memory = on(device, NULL, BYTES);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(aq_device_event_open_timed(device, &events[i]), AQ_OK);
+    const uint64_t begin = aq_clock_ns();
+    for (int round = 0; round < 2; round++) { /* an event is recorded again and again */
+        assert_int_equal(aq_device_event_record(device, events[0], stream), AQ_OK);
+        assert_int_equal(aq_device_zero(device, memory, BYTES, stream), AQ_OK);
+        assert_int_equal(aq_device_event_record(device, events[1], stream), AQ_OK);
+    }
+    assert_int_equal(aq_device_stream_sync(device, stream), AQ_OK);
+    const uint64_t end = aq_clock_ns();
+    assert_int_equal(aq_device_event_elapsed(device, events[0], events[1], &ns), AQ_OK);
+    assert_true(ns > 0 && ns <= end - begin);
+    assert_int_equal(aq_device_event_elapsed(device, events[1], events[0], &ns), AQ_OK);
+    assert_int_equal(ns, 0);
+    off(device, memory, NULL, BYTES);
+    for (int i = 0; i < 2; i++)
+        aq_device_event_close(device, events[i]);
+    aq_device_stream_close(device, stream);
+}
+
 static void count_piece(uint32_t piece, void *context)
 {
     atomic_uint *counts = context;
@@ -820,6 +849,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_memory_is_zeroed_and_copied),
         cmocka_unit_test(test_pages_are_host_memory_that_is_copied),
         cmocka_unit_test(test_events_pass_in_order_of_streams),
+        cmocka_unit_test(test_timed_events_measure_what_lies_between),
         cmocka_unit_test(test_parallel_runs_every_piece_once),
         cmocka_unit_test(test_matmul_matches_truth),
         cmocka_unit_test(test_matmul_ends_match_truth),

@@ -108,7 +108,18 @@ enum aq_status aq_device_stream_sync(struct aq_device *device, struct aq_stream 
 
 enum aq_status aq_device_event_open(struct aq_device *device, struct aq_event **out)
 {
-    return device->ops->event_open(device, out);
+    return device->ops->event_open(device, false, out);
+}
+
+enum aq_status aq_device_event_open_timed(struct aq_device *device, struct aq_event **out)
+{
+    return device->ops->event_open(device, true, out);
+}
+
+enum aq_status aq_device_event_elapsed(struct aq_device *device, struct aq_event *first, struct aq_event *last,
+                                       uint64_t *ns)
+{
+    return device->ops->event_elapsed(device, first, last, ns);
 }
 
 void aq_device_event_close(struct aq_device *device, struct aq_event *event)

@@ -60,6 +60,7 @@ struct fill {
 
 enum operation {
     DO_WAIT,
+    DO_STAMP,
     DO_COPY,
     DO_ZERO,
     DO_MATMUL,
@@ -83,6 +84,7 @@ struct command {
     enum operation operation;
     union {
         struct wait wait;
+        struct aq_event *stamp;
         struct copy copy;
         struct aq_matmul matmul;
         struct aq_layernorm layernorm;
@@ -112,6 +114,8 @@ struct aq_stream {
 struct aq_event {
     struct aq_stream *stream; /* NULL: never recorded */
     uint64_t position;
+    uint64_t passed_ns;
+    bool timed;
     bool asked; /* since it was recorded: a second look makes the stream run */
 };
 
@@ -166,6 +170,9 @@ static enum aq_status command_run(struct aq_device *inner, const struct command 
     switch (command->operation) {
     case DO_WAIT:
         return stream_run(command->with.wait.stream, command->with.wait.position);
+    case DO_STAMP:
+        command->with.stamp->passed_ns = aq_clock_ns();
+        return AQ_OK;
     case DO_COPY:
         return aq_device_copy(inner, command->with.copy.to, command->with.copy.from, command->with.copy.bytes, NULL);
     case DO_ZERO:
@@ -261,25 +268,30 @@ static void apart_stream_close(struct aq_device *device, struct aq_stream *strea
     (void)apart_stream_sync(device, stream);
 }
 
-static enum aq_status apart_event_open(struct aq_device *device, struct aq_event **out)
+static enum aq_status apart_event_open(struct aq_device *device, bool timed, struct aq_event **out)
 {
     (void)device;
     void *memory = NULL;
     AQ_TRY(aq_alloc(sizeof(struct aq_event), &memory));
     *out = memory;
+    (*out)->timed = timed;
     return AQ_OK;
 }
 
 static void apart_event_close(struct aq_device *device, struct aq_event *event)
 {
     (void)device;
+    if (event->timed && event->stream) (void)stream_run(event->stream, event->position); /* its stamp */
     aq_free(event);
 }
 
 static enum aq_status apart_event_record(struct aq_device *device, struct aq_event *event, struct aq_stream *stream)
 {
     if (!stream) stream = apart_of(device)->own;
-    *event = (struct aq_event){.stream = stream, .position = stream->noted};
+    if (event->timed) note(apart_of(device), stream, DO_STAMP)->with.stamp = event;
+    event->stream = stream;
+    event->position = stream->noted;
+    event->asked = false;
     return AQ_OK;
 }
 
@@ -300,6 +312,16 @@ static enum aq_status apart_event_query(struct aq_device *device, struct aq_even
         return AQ_AGAIN;
     }
     return stream_run(event->stream, event->position);
+}
+
+static enum aq_status apart_event_elapsed(struct aq_device *device, struct aq_event *first, struct aq_event *last,
+                                          uint64_t *ns)
+{
+    (void)device;
+    AQ_ASSERT(first->timed && last->timed && first->stream && last->stream);
+    if (first->stream->done < first->position || last->stream->done < last->position) return AQ_AGAIN;
+    *ns = last->passed_ns > first->passed_ns ? last->passed_ns - first->passed_ns : 0;
+    return AQ_OK;
 }
 
 /* --- memory ----------------------------------------------------------------------------------------------------- */
@@ -672,6 +694,7 @@ const struct aq_device_ops aq_device_apart = {.kind = "apart",
                                               .event_record = apart_event_record,
                                               .event_wait = apart_event_wait,
                                               .event_query = apart_event_query,
+                                              .event_elapsed = apart_event_elapsed,
                                               .copy = apart_copy,
                                               .zero = apart_zero,
                                               .parallel = apart_parallel,

@@ -21,6 +21,8 @@ struct aq_stream {
 
 struct aq_event {
     struct cpu_device *device;
+    uint64_t passed_ns;
+    bool timed;
 };
 
 enum level {
@@ -199,12 +201,12 @@ static enum aq_status cpu_stream_sync(struct aq_device *device, struct aq_stream
     return AQ_OK;
 }
 
-static enum aq_status cpu_event_open(struct aq_device *device, struct aq_event **out)
+static enum aq_status cpu_event_open(struct aq_device *device, bool timed, struct aq_event **out)
 {
     void *memory = NULL;
     AQ_TRY(aq_alloc(sizeof(struct aq_event), &memory));
     *out = memory;
-    (*out)->device = cpu_device_of(device);
+    **out = (struct aq_event){.device = cpu_device_of(device), .timed = timed};
     return AQ_OK;
 }
 
@@ -217,17 +219,27 @@ static void cpu_event_close(struct aq_device *device, struct aq_event *event)
 static enum aq_status cpu_event_record(struct aq_device *device, struct aq_event *event, struct aq_stream *stream)
 {
     AQ_ASSERT(event->device == cpu_device_of(device) && (!stream || stream->device == event->device));
+    if (event->timed) event->passed_ns = aq_clock_ns();
     return AQ_OK;
 }
 
 static enum aq_status cpu_event_wait(struct aq_device *device, struct aq_event *event, struct aq_stream *stream)
 {
-    return cpu_event_record(device, event, stream);
+    AQ_ASSERT(event->device == cpu_device_of(device) && (!stream || stream->device == event->device));
+    return AQ_OK;
 }
 
 static enum aq_status cpu_event_query(struct aq_device *device, struct aq_event *event)
 {
-    return cpu_event_record(device, event, NULL);
+    return cpu_event_wait(device, event, NULL);
+}
+
+static enum aq_status cpu_event_elapsed(struct aq_device *device, struct aq_event *first, struct aq_event *last,
+                                        uint64_t *ns)
+{
+    AQ_ASSERT(first->device == cpu_device_of(device) && first->timed && last->timed);
+    *ns = last->passed_ns > first->passed_ns ? last->passed_ns - first->passed_ns : 0;
+    return AQ_OK;
 }
 
 struct parallel {
@@ -269,6 +281,7 @@ const struct aq_device_ops aq_device_cpu = {.kind = "cpu",
                                             .event_record = cpu_event_record,
                                             .event_wait = cpu_event_wait,
                                             .event_query = cpu_event_query,
+                                            .event_elapsed = cpu_event_elapsed,
                                             .copy = cpu_copy,
                                             .zero = cpu_zero,
                                             .parallel = cpu_parallel,

@@ -188,13 +188,13 @@ static enum aq_status cuda_stream_sync(struct aq_device *device, struct aq_strea
     return AQ_OK;
 }
 
-static enum aq_status cuda_event_open(struct aq_device *device, struct aq_event **out)
+static enum aq_status cuda_event_open(struct aq_device *device, bool timed, struct aq_event **out)
 {
     void *memory = NULL;
     AQ_TRY(aq_alloc(sizeof(struct aq_event), &memory));
     struct aq_event *event = memory;
     (void)device;
-    const cudaError_t error = cudaEventCreateWithFlags(&event->at, cudaEventDisableTiming);
+    const cudaError_t error = cudaEventCreateWithFlags(&event->at, timed ? cudaEventDefault : cudaEventDisableTiming);
     if (error != cudaSuccess) {
         aq_free(event);
         return cuda_failed(error, "cudaEventCreateWithFlags", __FILE__, __LINE__);
@@ -231,6 +231,21 @@ static enum aq_status cuda_event_query(struct aq_device *device, struct aq_event
         return AQ_AGAIN;
     }
     return error == cudaSuccess ? AQ_OK : cuda_failed(error, "cudaEventQuery", __FILE__, __LINE__);
+}
+
+static enum aq_status cuda_event_elapsed(struct aq_device *device, struct aq_event *first, struct aq_event *last,
+                                         uint64_t *ns)
+{
+    float milliseconds = 0;
+    (void)device;
+    const cudaError_t error = cudaEventElapsedTime(&milliseconds, first->at, last->at);
+    if (error == cudaErrorNotReady) {
+        (void)cudaGetLastError(); /* an answer, no error */
+        return AQ_AGAIN;
+    }
+    if (error != cudaSuccess) return cuda_failed(error, "cudaEventElapsedTime", __FILE__, __LINE__);
+    *ns = milliseconds > 0 ? (uint64_t)((double)milliseconds * 1e6) : 0;
+    return AQ_OK;
 }
 
 /* Host memory is worked on by the calling thread alone: a GPU has no pool. */
@@ -340,6 +355,7 @@ const struct aq_device_ops aq_device_cuda = {.kind = "cuda",
                                              .event_record = cuda_event_record,
                                              .event_wait = cuda_event_wait,
                                              .event_query = cuda_event_query,
+                                             .event_elapsed = cuda_event_elapsed,
                                              .copy = cuda_copy,
                                              .zero = cuda_zero,
                                              .parallel = cuda_parallel,

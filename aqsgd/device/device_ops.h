@@ -26,11 +26,13 @@ struct aq_device_ops {
     enum aq_status (*stream_open)(struct aq_device *device, struct aq_stream **out);
     void (*stream_close)(struct aq_device *device, struct aq_stream *stream);
     enum aq_status (*stream_sync)(struct aq_device *device, struct aq_stream *stream);
-    enum aq_status (*event_open)(struct aq_device *device, struct aq_event **out);
+    enum aq_status (*event_open)(struct aq_device *device, bool timed, struct aq_event **out);
     void (*event_close)(struct aq_device *device, struct aq_event *event);
     enum aq_status (*event_record)(struct aq_device *device, struct aq_event *event, struct aq_stream *stream);
     enum aq_status (*event_wait)(struct aq_device *device, struct aq_event *event, struct aq_stream *stream);
     enum aq_status (*event_query)(struct aq_device *device, struct aq_event *event);
+    enum aq_status (*event_elapsed)(struct aq_device *device, struct aq_event *first, struct aq_event *last,
+                                    uint64_t *ns);
     enum aq_status (*copy)(struct aq_device *device, void *to, const void *from, size_t bytes,
                            struct aq_stream *stream);
     enum aq_status (*zero)(struct aq_device *device, void *to, size_t bytes, struct aq_stream *stream);

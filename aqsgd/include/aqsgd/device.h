@@ -96,6 +96,14 @@ enum aq_status aq_device_event_wait(struct aq_device *device, struct aq_event *e
 /* AQ_OK: the stream has passed it. AQ_AGAIN: not yet. */
 enum aq_status aq_device_event_query(struct aq_device *device, struct aq_event *event);
 
+/*
+ * The same with a time. elapsed: nanoseconds between the passing of two such events, both recorded; 0 where the last was
+ * not later. AQ_AGAIN: not passed yet. On a GPU good to about a microsecond as long as they lie some seconds apart.
+ */
+enum aq_status aq_device_event_open_timed(struct aq_device *device, struct aq_event **out);
+enum aq_status aq_device_event_elapsed(struct aq_device *device, struct aq_event *first, struct aq_event *last,
+                                       uint64_t *ns);
+
 /* Between any two of device, pinned and plain host memory. */
 enum aq_status aq_device_copy(struct aq_device *device, void *to, const void *from, size_t bytes,
                               struct aq_stream *stream);

@@ -145,11 +145,17 @@ struct aq_stage_loss {
 
 /*
  * y     out, (samples, T, C) device fp32 to the stage after; NULL on the last stage.
- * loss  out, host, valid when the stream has passed; last stage, else NULL.
+ * loss  out, host; waits for the stream. NULL: not wanted, or asked for by aq_stage_loss, which waits for nothing.
  * AQ_INVAL: slot, samples or a token out of range (says which).
  */
 enum aq_status aq_stage_forward(struct aq_stage *stage, uint32_t slot, const struct aq_stage_input *input, float *y,
                                 struct aq_stage_loss *loss, struct aq_stream *stream);
+
+/*
+ * Last stage: the loss of the slot's last forward with targets, which the stream must have passed; before the slot's
+ * next. AQ_INVAL: an inner stage's, or no such slot.
+ */
+enum aq_status aq_stage_loss(struct aq_stage *stage, uint32_t slot, struct aq_stage_loss *out);
 
 /* dy (samples, T, C) from the stage after, NULL on the last; dx out, to the stage before, NULL on the first. */
 enum aq_status aq_stage_backward(struct aq_stage *stage, uint32_t slot, const float *dy, float *dx,
