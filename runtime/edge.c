@@ -199,21 +199,29 @@ static enum aq_status queue_add(struct aq_edge *edge, struct aq_edge_queue *queu
     return AQ_OK;
 }
 
-static void body_done(struct aq_edge *edge, struct aq_edge_queue *queue)
+static struct aq_edge_received queue_take(struct aq_edge_queue *queue)
 {
+    AQ_ASSERT(queue->count > 0);
     const uint32_t at = queue->first;
-    if (queue->spilled[at])
-        aq_unmap((void *)(uintptr_t)queue->frames[at].body, queue->frames[at].body_bytes);
-    else if (queue->frames[at].body)
-        aq_link_release(edge->config.link, queue->frames[at].body);
     queue->first = (at + 1) % AQ_EDGE_QUEUE_MAX;
     queue->count--;
+    return (struct aq_edge_received){.frame = queue->frames[at], .spilled = queue->spilled[at]};
+}
+
+void aq_edge_received_release(struct aq_edge *edge, const struct aq_edge_received *got)
+{
+    if (got->spilled)
+        aq_unmap((void *)(uintptr_t)got->frame.body, got->frame.body_bytes);
+    else if (got->frame.body)
+        aq_link_release(edge->config.link, got->frame.body);
 }
 
 void aq_edge_queue_release(struct aq_edge *edge, struct aq_edge_queue *queue)
 {
-    while (queue->count > 0)
-        body_done(edge, queue);
+    while (queue->count > 0) {
+        const struct aq_edge_received got = queue_take(queue);
+        aq_edge_received_release(edge, &got);
+    }
 }
 
 /* One frame from the other side. What this side does not expect is the peer's fault. */
@@ -279,60 +287,113 @@ enum aq_status aq_edge_pump(struct aq_edge *edge)
             AQ_TRY(link_ended(edge, &event));
         }
     }
+    AQ_TRY(aq_edge_works_advance(edge));
     AQ_TRY(aq_edge_fetches_serve(edge));
     /* What came before the goodbye is still to be had: the end counts when nothing is left. */
-    const bool left = edge->forwards.count || edge->backwards.count || edge->evals.count || edge->norm_count;
+    const bool left = edge->forwards.count || edge->backwards.count || edge->evals.count || edge->norm_count ||
+                      aq_edge_decoding(edge);
     return edge->ended == AQ_CLOSED && left ? AQ_OK : edge->ended;
 }
 
-static enum aq_status send_batch(struct aq_edge *edge, enum aq_frame_kind kind, struct aq_codec *codec,
-                                 const struct aq_edge_batch *batch, const float *values, struct aq_stream *stream)
+enum aq_status aq_edge_post_batch(struct aq_edge *edge, enum aq_frame_kind kind, const struct aq_edge_batch *batch,
+                                  uint32_t body_index, uint32_t body_bytes)
 {
-    uint32_t index, bytes = 0;
-    AQ_ASSERT(batch->samples >= 1 && batch->samples <= edge->B);
-    AQ_TRY(aq_edge_body_take(edge, &index));
-    const uint64_t begin = aq_clock_ns();
-    uint8_t *body = aq_edge_body(edge, index);
-    const enum aq_status status =
-        aq_edge_encode(edge, codec, kind == AQ_FRAME_FORWARD, batch, values, body, &bytes, stream);
-    const uint64_t end = aq_clock_ns();
-    if (status != AQ_OK) {
-        aq_edge_body_return(edge, index);
-        return status;
-    }
     const struct aq_frame frame = {.kind = (uint16_t)kind,
                                    .flags = batch->flags,
                                    .step = batch->step,
                                    .micro_batch = batch->micro_batch,
                                    .argument = batch->samples,
-                                   .body_bytes = bytes,
-                                   .body = body};
-    AQ_TRY(aq_edge_post(edge, &frame, index));
+                                   .body_bytes = body_bytes,
+                                   .body = aq_edge_body(edge, body_index)};
+    AQ_TRY(aq_edge_post(edge, &frame, body_index));
+    if (kind != AQ_FRAME_EVAL) edge->measures.sent_bytes += body_bytes;
+    return AQ_OK;
+}
+
+/* Coded by this thread, and posted. */
+static enum aq_status send_here(struct aq_edge *edge, enum aq_frame_kind kind, struct aq_codec *codec,
+                                const struct aq_edge_batch *batch, const struct aq_values *values, uint32_t index,
+                                struct aq_stream *stream)
+{
+    struct aq_device *device = edge->config.device;
+    uint32_t bytes = 0;
+    enum aq_status status;
+    const uint64_t begin = aq_clock_ns();
+    AQ_TRY_GOTO(aq_values_read_begin(device, values, stream), out);
+    AQ_TRY_GOTO(aq_edge_encode(edge, codec, kind == AQ_FRAME_FORWARD, batch, values->at, aq_edge_body(edge, index),
+                               &bytes, stream),
+                out);
+    AQ_TRY_GOTO(aq_values_read_end(device, values, stream), out);
+    const uint64_t end = aq_clock_ns();
     aq_trace_add(edge->config.trace, "codec", "encode", begin, end, (uint32_t)batch->step, batch->micro_batch);
     edge->measures.codec_ns += end - begin;
-    if (kind != AQ_FRAME_EVAL) edge->measures.sent_bytes += bytes;
+    return aq_edge_post_batch(edge, kind, batch, index, bytes);
+out:
+    aq_edge_body_return(edge, index);
+    return status;
+}
+
+static enum aq_status send_batch(struct aq_edge *edge, enum aq_frame_kind kind, struct aq_codec *codec,
+                                 const struct aq_edge_batch *batch, const struct aq_values *values,
+                                 struct aq_stream *stream)
+{
+    uint32_t index;
+    AQ_ASSERT(batch->samples >= 1 && batch->samples <= edge->B);
+    if (aq_edge_encoding(edge)) return AQ_AGAIN;
+    AQ_TRY(aq_edge_body_take(edge, &index));
+    if (!edge->batcher) return send_here(edge, kind, codec, batch, values, index, stream);
+    const enum aq_status status = aq_edge_encode_issue(edge, codec, kind, batch, values, index, stream);
+    if (status != AQ_OK) aq_edge_body_return(edge, index);
+    return status;
+}
+
+/* Is it the frame that is due? */
+static enum aq_status received_check(const struct aq_edge *edge, const struct aq_frame *frame,
+                                     const struct aq_edge_batch *batch)
+{
+    if (frame->step != batch->step || frame->micro_batch != batch->micro_batch || frame->argument != batch->samples)
+        return aq_fail(AQ_PROTO, "edge",
+                       "edge %u: got step %llu micro-batch %u of %llu samples, expected step %llu micro-batch %u of %u",
+                       edge->config.edge, (unsigned long long)frame->step, frame->micro_batch,
+                       (unsigned long long)frame->argument, (unsigned long long)batch->step, batch->micro_batch,
+                       batch->samples);
+    if (frame->body_bytes < batch->samples * AQ_EDGE_ROW_BYTES)
+        return aq_fail(AQ_PROTO, "edge", "edge %u: a body of %u bytes has no room for %u rows", edge->config.edge,
+                       frame->body_bytes, batch->samples);
+    return AQ_OK;
+}
+
+/* Decoded by this thread. */
+static enum aq_status receive_here(struct aq_edge *edge, struct aq_codec *codec, const struct aq_edge_batch *batch,
+                                   const struct aq_frame *frame, const struct aq_values *values,
+                                   struct aq_stream *stream)
+{
+    struct aq_device *device = edge->config.device;
+    const uint64_t begin = aq_clock_ns();
+    AQ_TRY(aq_values_write_begin(device, values, stream));
+    AQ_TRY(aq_edge_decode(edge, codec, frame->kind == AQ_FRAME_FORWARD, batch, frame, values->at, stream));
+    AQ_TRY(aq_values_write_end(device, values, stream));
+    const uint64_t end = aq_clock_ns();
+    aq_trace_add(edge->config.trace, "codec", "decode", begin, end, (uint32_t)batch->step, batch->micro_batch);
+    edge->measures.codec_ns += end - begin;
     return AQ_OK;
 }
 
 static enum aq_status receive_batch(struct aq_edge *edge, struct aq_edge_queue *queue, struct aq_codec *codec,
-                                    const struct aq_edge_batch *batch, float *values, struct aq_stream *stream)
+                                    const struct aq_edge_batch *batch, const struct aq_values *values,
+                                    struct aq_stream *stream)
 {
-    AQ_ASSERT(queue->count > 0);
-    /* The queue's head must not move while a lost message is fetched: arriving frames are added behind it. */
-    const struct aq_frame frame = queue->frames[queue->first];
-    if (frame.step != batch->step || frame.micro_batch != batch->micro_batch || frame.argument != batch->samples)
-        return aq_fail(AQ_PROTO, "edge",
-                       "edge %u: got step %llu micro-batch %u of %llu samples, expected step %llu micro-batch %u of %u",
-                       edge->config.edge, (unsigned long long)frame.step, frame.micro_batch,
-                       (unsigned long long)frame.argument, (unsigned long long)batch->step, batch->micro_batch,
-                       batch->samples);
-    const uint64_t begin = aq_clock_ns();
-    AQ_TRY(aq_edge_decode(edge, codec, frame.kind == AQ_FRAME_FORWARD, batch, &frame, values, stream));
-    const uint64_t end = aq_clock_ns();
-    aq_trace_add(edge->config.trace, "codec", "decode", begin, end, (uint32_t)batch->step, batch->micro_batch);
-    edge->measures.codec_ns += end - begin;
-    body_done(edge, queue);
-    return AQ_OK;
+    if (aq_edge_decoding(edge)) return AQ_AGAIN;
+    const struct aq_edge_received got = queue_take(queue);
+    enum aq_status status = received_check(edge, &got.frame, batch);
+    if (status == AQ_OK && edge->batcher) {
+        status = aq_edge_decode_issue(edge, codec, batch, &got, values, stream);
+        if (status == AQ_OK) return AQ_OK; /* released when it is done */
+    } else if (status == AQ_OK) {
+        status = receive_here(edge, codec, batch, &got.frame, values, stream);
+    }
+    aq_edge_received_release(edge, &got);
+    return status;
 }
 
 enum aq_status aq_edge_prefetch(struct aq_edge *edge, const struct aq_edge_batch *batch)
@@ -347,7 +408,7 @@ enum aq_status aq_edge_prefetch(struct aq_edge *edge, const struct aq_edge_batch
     return AQ_OK;
 }
 
-enum aq_status aq_edge_send_forward(struct aq_edge *edge, const struct aq_edge_batch *batch, const float *a,
+enum aq_status aq_edge_send_forward(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *a,
                                     struct aq_stream *stream)
 {
     AQ_ASSERT(edge->config.sender);
@@ -361,13 +422,13 @@ bool aq_edge_forward_here(const struct aq_edge *edge, uint16_t *flags)
     return true;
 }
 
-enum aq_status aq_edge_receive_forward(struct aq_edge *edge, const struct aq_edge_batch *batch, float *x,
-                                       struct aq_stream *stream)
+enum aq_status aq_edge_receive_forward(struct aq_edge *edge, const struct aq_edge_batch *batch,
+                                       const struct aq_values *x, struct aq_stream *stream)
 {
     return receive_batch(edge, &edge->forwards, edge->forward, batch, x, stream);
 }
 
-enum aq_status aq_edge_send_backward(struct aq_edge *edge, const struct aq_edge_batch *batch, const float *g,
+enum aq_status aq_edge_send_backward(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *g,
                                      struct aq_stream *stream)
 {
     AQ_ASSERT(!edge->config.sender);
@@ -379,15 +440,15 @@ bool aq_edge_backward_here(const struct aq_edge *edge)
     return edge->backwards.count > 0;
 }
 
-enum aq_status aq_edge_receive_backward(struct aq_edge *edge, const struct aq_edge_batch *batch, float *g,
-                                        struct aq_stream *stream)
+enum aq_status aq_edge_receive_backward(struct aq_edge *edge, const struct aq_edge_batch *batch,
+                                        const struct aq_values *g, struct aq_stream *stream)
 {
     AQ_TRY(receive_batch(edge, &edge->backwards, edge->backward, batch, g, stream));
     aq_edge_unhold(edge, batch->micro_batch); /* its gradient proves that the receiver has decoded it */
     return AQ_OK;
 }
 
-enum aq_status aq_edge_send_eval(struct aq_edge *edge, const struct aq_edge_batch *batch, const float *a,
+enum aq_status aq_edge_send_eval(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *a,
                                  struct aq_stream *stream)
 {
     return send_batch(edge, AQ_FRAME_EVAL, edge->raw, batch, a, stream);
@@ -398,7 +459,7 @@ bool aq_edge_eval_here(const struct aq_edge *edge)
     return edge->evals.count > 0;
 }
 
-enum aq_status aq_edge_receive_eval(struct aq_edge *edge, const struct aq_edge_batch *batch, float *x,
+enum aq_status aq_edge_receive_eval(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *x,
                                     struct aq_stream *stream)
 {
     return receive_batch(edge, &edge->evals, edge->raw, batch, x, stream);

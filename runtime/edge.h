@@ -12,8 +12,12 @@
  * it is the sample coded afresh (a keyframe). A bad cache costs bytes, never a wrong activation.
  *
  * Caveats first.
- * - aq_edge_send_* answer AQ_AGAIN while all send buffers are on their way: pump and try again. Nothing has happened
- * then.
+ * - Sending and receiving are *issued*: where the device codes (a GPU), values are read or written when the stream gets
+ *   there (values.h), and the frame leaves, or a bad one is told, in a later pump. While aq_edge_busy_since,
+ *   pump again soon:
+ *   no bell rings for a device. On a CPU everything has happened when a call returns.
+ * - aq_edge_send_* and aq_edge_receive_* answer AQ_AGAIN while all send buffers, or the micro-batch before in that
+ *   direction, are on their way: pump and try again. Nothing has happened then.
  * - Frames are handed out in the order of the program: a frame of another step or micro-batch than asked for is
  * AQ_PROTO.
  *
@@ -33,6 +37,7 @@
 #include "net/link.h"
 #include "plan.h"
 #include "storage/cache.h"
+#include "values.h"
 
 struct aq_edge; /* opaque */
 
@@ -68,35 +73,44 @@ enum aq_edge_flag {
     AQ_EDGE_LAST_STEP = 1 /* stop after this step: travels with every FORWARD frame of the step */
 };
 
-/* Take in everything the link has; serve what the other side asks for. AQ_OK, or why the link ended. */
+/*
+ * Take in everything the link has; serve what the other side asks for; end what the device has done meanwhile. AQ_OK,
+ * or why the link ended, or what was wrong with a frame.
+ */
 enum aq_status aq_edge_pump(struct aq_edge *edge);
+
+/* When the oldest was issued (aq_clock_ns) that the device has not done, or that has not been pumped since; 0: none. */
+uint64_t aq_edge_busy_since(const struct aq_edge *edge);
 
 /* Read ahead the messages of these samples. Best effort: a full cache is no error. */
 enum aq_status aq_edge_prefetch(struct aq_edge *edge, const struct aq_edge_batch *batch);
 
-/* a (samples, T, C). The sender's. AQ_AGAIN: no send buffer. */
-enum aq_status aq_edge_send_forward(struct aq_edge *edge, const struct aq_edge_batch *batch, const float *a,
+/* a (samples, T, C). The sender's. AQ_AGAIN: no send buffer, or the last one is still being coded. */
+enum aq_status aq_edge_send_forward(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *a,
                                     struct aq_stream *stream);
 
 /* The receiver's: is the next FORWARD frame here? flags (may be NULL) gets those of the frame. */
 bool aq_edge_forward_here(const struct aq_edge *edge, uint16_t *flags);
 
-/* Decode the next FORWARD frame, which must be that of the batch, into x (samples, T, C). */
-enum aq_status aq_edge_receive_forward(struct aq_edge *edge, const struct aq_edge_batch *batch, float *x,
-                                       struct aq_stream *stream);
+/*
+ * Decode the next FORWARD frame, which must be that of the batch, into x (samples, T, C). AQ_AGAIN: the one before is
+ * still being decoded.
+ */
+enum aq_status aq_edge_receive_forward(struct aq_edge *edge, const struct aq_edge_batch *batch,
+                                       const struct aq_values *x, struct aq_stream *stream);
 
 /* Gradients: the receiver sends, the sender receives. */
-enum aq_status aq_edge_send_backward(struct aq_edge *edge, const struct aq_edge_batch *batch, const float *g,
+enum aq_status aq_edge_send_backward(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *g,
                                      struct aq_stream *stream);
 bool aq_edge_backward_here(const struct aq_edge *edge);
-enum aq_status aq_edge_receive_backward(struct aq_edge *edge, const struct aq_edge_batch *batch, float *g,
-                                        struct aq_stream *stream);
+enum aq_status aq_edge_receive_backward(struct aq_edge *edge, const struct aq_edge_batch *batch,
+                                        const struct aq_values *g, struct aq_stream *stream);
 
 /* Held-out samples: raw fp32, no cache, sender to receiver. */
-enum aq_status aq_edge_send_eval(struct aq_edge *edge, const struct aq_edge_batch *batch, const float *a,
+enum aq_status aq_edge_send_eval(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *a,
                                  struct aq_stream *stream);
 bool aq_edge_eval_here(const struct aq_edge *edge);
-enum aq_status aq_edge_receive_eval(struct aq_edge *edge, const struct aq_edge_batch *batch, float *x,
+enum aq_status aq_edge_receive_eval(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *x,
                                     struct aq_stream *stream);
 
 /* One double to the other side (partial sums and the total of the gradient norm), and the next one that came. */
@@ -133,7 +147,7 @@ struct aq_edge_measures {
     uint64_t fetched;    /* messages this side had to fetch from the other                   */
     uint64_t served;     /* messages this side gave                                          */
     uint64_t sent_bytes; /* bodies of training frames sent: forward (sender), backward (receiver) */
-    uint64_t codec_ns;   /* encode and decode                                                */
+    uint64_t codec_ns;   /* encode and decode: this thread's time and the device's           */
     uint64_t cache_ns;   /* waited for the cache                                             */
     /* The sender's, over its samples (codec.h, struct aq_codec_result): */
     double sum_a2, sum_delta2, sum_error2, sum_a, values;

@@ -165,7 +165,6 @@ enum aq_status aq_edge_encode(struct aq_edge *edge, struct aq_codec *codec, bool
                               const struct aq_edge_batch *batch, const float *a, uint8_t *body, uint32_t *bytes,
                               struct aq_stream *stream)
 {
-    if (edge->batcher) return aq_edge_encode_batch(edge, codec, forward, batch, a, body, bytes, stream);
     const uint64_t N = (uint64_t)edge->T * edge->C;
     uint32_t at = aq_edge_body_align(batch->samples * AQ_EDGE_ROW_BYTES);
     uint32_t end = batch->samples * AQ_EDGE_ROW_BYTES;
@@ -288,10 +287,6 @@ enum aq_status aq_edge_decode(struct aq_edge *edge, struct aq_codec *codec, bool
     const uint64_t N = (uint64_t)edge->T * edge->C;
     const bool remembered = forward && edge->config.cache;
     const uint8_t *body = frame->body;
-    if (frame->body_bytes < batch->samples * AQ_EDGE_ROW_BYTES)
-        return aq_fail(AQ_PROTO, "edge", "edge %u: a body of %u bytes has no room for %u rows", edge->config.edge,
-                       frame->body_bytes, batch->samples);
-    if (edge->batcher) return aq_edge_decode_batch(edge, codec, forward, batch, frame, x, stream);
     uint32_t at = aq_edge_body_align(batch->samples * AQ_EDGE_ROW_BYTES);
     for (uint32_t i = 0; i < batch->samples; i++) {
         struct aq_edge_row row;

@@ -87,9 +87,9 @@ enum aq_status aq_edge_fetch_asked(struct aq_edge *edge, const struct aq_frame *
 }
 
 /* Move what waits in the link's slots into our own memory, so that the peer has credits for its answer. */
-static enum aq_status spill(struct aq_edge *edge, struct aq_edge_queue *queue, uint32_t from)
+static enum aq_status spill(struct aq_edge *edge, struct aq_edge_queue *queue)
 {
-    for (uint32_t i = from; i < queue->count; i++) {
+    for (uint32_t i = 0; i < queue->count; i++) {
         const uint32_t at = (queue->first + i) % AQ_EDGE_QUEUE_MAX;
         struct aq_frame *frame = &queue->frames[at];
         if (queue->spilled[at] || !frame->body) continue;
@@ -112,11 +112,10 @@ enum aq_status aq_edge_fetch(struct aq_edge *edge, uint64_t sample, uint64_t ver
     enum aq_status status = aq_edge_post(edge, &ask, AQ_EDGE_NO_BODY);
     while (status == AQ_OK && !edge->arrived) {
         const uint32_t seen = aq_bell_count(edge->config.bell);
-        /* The head of the forward queue is being decoded: its body must stay where it is. */
         AQ_TRY_GOTO(aq_edge_pump(edge), out);
         if (edge->arrived) break;
-        AQ_TRY_GOTO(spill(edge, &edge->forwards, 1), out);
-        AQ_TRY_GOTO(spill(edge, &edge->backwards, 0), out);
+        AQ_TRY_GOTO(spill(edge, &edge->forwards), out);
+        AQ_TRY_GOTO(spill(edge, &edge->backwards), out);
         status = aq_bell_wait(edge->config.bell, seen, deadline);
         if (status == AQ_TIMEOUT)
             status = aq_fail(AQ_TIMEOUT, "edge", "edge %u: no answer for the lost message of sample %llu",

@@ -31,6 +31,12 @@ struct aq_edge_held {
     uint64_t *samples;
 };
 
+/* A frame that has been taken from its queue; its body is ours until aq_edge_received_release. */
+struct aq_edge_received {
+    struct aq_frame frame;
+    bool spilled;
+};
+
 struct aq_edge_batcher; /* edge_batch.c: micro-batches on a device with codec kernels */
 
 struct aq_edge_fetch {
@@ -89,7 +95,13 @@ static inline uint8_t *aq_edge_body(struct aq_edge *edge, uint32_t index)
 /* Hand a frame to the link; takes the body's index (or AQ_EDGE_NO_BODY). On failure the body is free again. */
 enum aq_status aq_edge_post(struct aq_edge *edge, const struct aq_frame *frame, uint64_t body_index);
 
-/* edge_code.c: the samples of a micro-batch to a body and back. */
+/* Post the coded micro-batch that lies in that send buffer. */
+enum aq_status aq_edge_post_batch(struct aq_edge *edge, enum aq_frame_kind kind, const struct aq_edge_batch *batch,
+                                  uint32_t body_index, uint32_t body_bytes);
+
+void aq_edge_received_release(struct aq_edge *edge, const struct aq_edge_received *got);
+
+/* edge_code.c: the samples of a micro-batch to a body and back, on this thread. */
 enum aq_status aq_edge_encode(struct aq_edge *edge, struct aq_codec *codec, bool forward,
                               const struct aq_edge_batch *batch, const float *a, uint8_t *body, uint32_t *bytes,
                               struct aq_stream *stream);
@@ -117,13 +129,19 @@ void aq_edge_measure_row(struct aq_edge_measures *m, const struct aq_edge_row *r
 /* edge_batch.c: nothing where the device has no kernels for codecs; closing is fine then, too. */
 enum aq_status aq_edge_batcher_open(struct aq_edge *edge);
 void aq_edge_batcher_close(struct aq_edge *edge);
-/* As aq_edge_encode and aq_edge_decode, which come here where there is a batcher. */
-enum aq_status aq_edge_encode_batch(struct aq_edge *edge, struct aq_codec *codec, bool forward,
-                                    const struct aq_edge_batch *batch, const float *a, uint8_t *body, uint32_t *bytes,
+/*
+ * Issue: the micro-batch is on its way when this returns, and done by a later aq_edge_works_advance. body: a send
+ * buffer; on failure it stays the caller's, as `got` does.
+ */
+enum aq_status aq_edge_encode_issue(struct aq_edge *edge, struct aq_codec *codec, enum aq_frame_kind kind,
+                                    const struct aq_edge_batch *batch, const struct aq_values *values, uint32_t body,
                                     struct aq_stream *stream);
-enum aq_status aq_edge_decode_batch(struct aq_edge *edge, struct aq_codec *codec, bool forward,
-                                    const struct aq_edge_batch *batch, const struct aq_frame *frame, float *x,
+enum aq_status aq_edge_decode_issue(struct aq_edge *edge, struct aq_codec *codec, const struct aq_edge_batch *batch,
+                                    const struct aq_edge_received *got, const struct aq_values *values,
                                     struct aq_stream *stream);
+bool aq_edge_encoding(const struct aq_edge *edge); /* one is on its way: issue no other */
+bool aq_edge_decoding(const struct aq_edge *edge);
+enum aq_status aq_edge_works_advance(struct aq_edge *edge);
 
 /* edge_heal.c */
 /* Keep the references of a micro-batch until its gradient is back; takes them. */

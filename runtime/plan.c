@@ -183,6 +183,7 @@ static enum aq_status stage_fill(struct plan_open *open, uint32_t s)
                                              .precision = job->model.precision,
                                              .recompute = job->model.recompute,
                                              .rounds = strcmp(job->pipeline.stages[s].device, "cpu") != 0};
+    stage->boundary_copies = stage->config.rounds ? AQ_PLAN_COPIES_MAX : 1;
     aq_model_layer_name(&open->plan.model, stage->layer_first, stage->name_first, sizeof stage->name_first);
     aq_model_layer_name(&open->plan.model, stage->layer_end - 1, stage->name_last, sizeof stage->name_last);
     AQ_TRY(aq_stage_measure(&stage->config, &stage->size));
@@ -314,7 +315,7 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     line(stage, "optimizer", aq_plan_optimizer_bytes(plan, size->parameters));
     line(stage, "slots", size->slot_bytes * stage->config.slots);
     line(stage, "workspace", size->workspace_bytes);
-    line(stage, "boundary", size->boundary_bytes * ((first ? 0 : 2) + (last ? 0 : 2)));
+    line(stage, "boundary", size->boundary_bytes * stage->boundary_copies * ((first ? 0 : 2) + (last ? 0 : 2)));
     stage->device_bytes = stage->memory_bytes;
     line(stage, "edge buffers",
          (first ? 0 : aq_edge_measure(plan, s - 1, false)) + (last ? 0 : aq_edge_measure(plan, s, true)));

@@ -33,6 +33,7 @@
 enum {
     AQ_PLAN_LINES_MAX = 16,
     AQ_PLAN_NAME_MAX = 32,
+    AQ_PLAN_COPIES_MAX = 2,
     AQ_PLAN_TRACE_RECORDS = 1 << 17, /* of output.trace, on every stage                        */
     AQ_PLAN_TRACE_BYTES = 40,        /* of a record: two names, two times, step, micro-batch   */
     /*
@@ -72,6 +73,7 @@ struct aq_plan_stage {
     uint32_t line_count;
     uint64_t memory_bytes; /* the sum of the lines                                                              */
     uint64_t device_bytes; /* of them on the device: the host's too where that is a CPU                         */
+    uint32_t boundary_copies; /* of the values at each cut: on a GPU one is sent or received while one is computed */
     uint64_t cache_bytes;  /* on disk ("memory": in RAM): samples x messages x sides, two versions between marks */
 };
 

@@ -92,15 +92,8 @@ static enum aq_status open_stage(struct aq_worker *w)
     AQ_TRY(reserve(w));
     aq_device_info(w->device, &info);
     aq_log("worker", 2, "stage %u of replica %u on %s", w->position, w->replica, info.name);
-    AQ_TRY(aq_device_stream_open(w->device, &w->stream));
     AQ_TRY(aq_stage_open(w->device, &w->me->config, &w->stage));
-    w->boundary_bytes = (uint64_t)w->me->config.B * w->me->config.T * w->plan->model.channels * sizeof(float);
-    float **const inner[] = {&w->x, &w->dx, &w->y, &w->dy};
-    for (int i = 0; i < 4; i++) {
-        const bool needed = i < 2 ? w->position > 0 : w->position + 1 < w->P;
-        if (needed) AQ_TRY(aq_device_alloc(w->device, AQ_MEMORY_DEVICE, w->boundary_bytes, (void **)inner[i]));
-    }
-    return AQ_OK;
+    return aq_worker_device_open(w);
 }
 
 static enum aq_status open_optimizer(struct aq_worker *w)
@@ -369,6 +362,7 @@ static void close_all(struct aq_worker *w, enum aq_status status)
         for (uint32_t i = 0; i < 2 + w->W; i++)
             if (link_number(w, i)) (void)aq_link_abort(link_number(w, i), status, aq_error_text(), deadline);
     }
+    aq_worker_device_quiet(w);
     aq_group_close(w->group);
     aq_mirror_close(w->mirror); /* before the edges, whose bodies it may be writing */
     aq_edge_close(w->out);
@@ -386,10 +380,7 @@ static void close_all(struct aq_worker *w, enum aq_status status)
     aq_optimizer_close(w->optimizer);
     aq_free(w->squares);
     aq_stage_close(w->stage);
-    float *const inner[] = {w->x, w->dx, w->y, w->dy};
-    for (int i = 0; i < 4; i++)
-        if (inner[i]) aq_device_free(w->device, AQ_MEMORY_DEVICE, inner[i], w->boundary_bytes);
-    if (w->stream) aq_device_stream_close(w->device, w->stream);
+    if (w->device) aq_worker_device_close(w);
     aq_device_close(w->device);
     aq_trace_close(w->trace);
     aq_bell_close(w->bell);

@@ -6,6 +6,9 @@
  * and trains until the last step, a stop, or a failure. Whatever ends it, it says so in one line over the control
  * channel.
  *
+ * A device does what it is given on three streams (compute, send, receive) that wait for each other by events; nothing
+ * waits for the device but NORM, STEP and evaluation (worker_device.c).
+ *
  * Four threads: this one (exec: stage, codecs, program), the net loop, the storage thread, and the one that writes
  * checkpoints. The CPU pool belongs to exec.
  *
@@ -27,17 +30,27 @@
 #include "mirror.h"
 #include "net/link.h"
 #include "plan.h"
+#include "program.h"
 #include "reduce_measure.h"
 #include "stages/dataset.h"
 #include "stages/stage.h"
 #include "storage/cache.h"
+#include "values.h"
+
+/* A forward or backward that the device has been given. */
+enum { AQ_WORKER_ISSUES = 4 };
+struct aq_worker_issue {
+    struct aq_instruction instruction;
+    struct aq_event *begun, *ended; /* with a time */
+    uint64_t issued_ns;
+};
 
 /* What one step costs this stage, in nanoseconds. */
 struct aq_worker_times {
     uint64_t begin_ns;
-    uint64_t compute_ns;   /* forward and backward                  */
+    uint64_t compute_ns;   /* forward and backward: the device's    */
     uint64_t optimizer_ns; /* norm of one's own gradients, update   */
-    uint64_t wait_ns;      /* nothing could run                     */
+    uint64_t wait_ns;      /* nothing could run, and the device had nothing either */
     uint64_t link_wait_ns; /* of it, while a link was carrying what this stage waits for; else a neighbour works */
     uint64_t reduce_ns;    /* averaging with the other replicas     */
     uint64_t reduce_bytes; /* sent to them                          */
@@ -89,12 +102,20 @@ struct aq_worker {
     char *run_folder, *checkpoint_folder;
     /* The stage. */
     struct aq_device *device;
-    struct aq_stream *stream;
+    struct aq_stream *stream; /* compute: stage and optimizer                        */
+    struct aq_stream *send_stream, *receive_stream;
     struct aq_stage *stage;
     struct aq_optimizer *optimizer;
-    float *x, *y, *dx, *dy; /* (B, T, C): at the cuts */
-    double *squares;        /* |g|^2 of each tensor; W > 1 */
+    double *squares; /* |g|^2 of each tensor; W > 1 */
+    /* At the cuts, of micro-batch i in [i % copies]. */
+    struct aq_values x[AQ_PLAN_COPIES_MAX], y[AQ_PLAN_COPIES_MAX], dx[AQ_PLAN_COPIES_MAX], dy[AQ_PLAN_COPIES_MAX];
+    uint32_t copies;
     uint64_t boundary_bytes;
+    /* Forwards and backwards that the device has not done, oldest first (worker_device.c). */
+    struct aq_worker_issue issues[AQ_WORKER_ISSUES];
+    uint32_t issue_first, issue_count;
+    struct aq_event *anchor; /* of the step's begin, which was at anchor_ns */
+    uint64_t anchor_ns;
     /* Data. */
     struct aq_dataset *train, *heldout; /* first and last stage only */
     struct aq_sampler *sampler;
@@ -148,6 +169,33 @@ void aq_worker_batch(struct aq_worker *worker, uint64_t step, uint32_t micro_bat
 
 /* worker_step.c: run one whole step (worker->step is its number) up to and with the optimizer. */
 enum aq_status aq_worker_step(struct aq_worker *worker);
+
+/* worker_device.c: streams, values at the cuts, events; the stage is open. Closing takes half-open ones. */
+enum aq_status aq_worker_device_open(struct aq_worker *worker);
+void aq_worker_device_close(struct aq_worker *worker);
+
+/* worker_device.c: wait for all streams, whatever they say: before what they work on is closed. */
+void aq_worker_device_quiet(struct aq_worker *worker);
+
+/* worker_device.c: the step begins now, with streams that are drained; times of this step count from here. */
+enum aq_status aq_worker_anchor(struct aq_worker *worker);
+
+/*
+ * worker_device.c: FORWARD and BACKWARD are issued; what they come to, losses and times, is taken up by a later
+ * aq_worker_issues_advance (part of aq_worker_pump). AQ_AGAIN: as many are out as may be; nothing has happened.
+ */
+enum aq_status aq_worker_forward(struct aq_worker *worker, const struct aq_instruction *instruction);
+enum aq_status aq_worker_backward(struct aq_worker *worker, const struct aq_instruction *instruction);
+enum aq_status aq_worker_issues_advance(struct aq_worker *worker);
+
+/* worker_device.c: when the oldest was issued (aq_clock_ns) that has not come back, of stage and edges; 0: none. */
+uint64_t aq_worker_busy_since(const struct aq_worker *worker);
+
+/* worker_device.c: sleep on the bell, but not for long, while the device is busy. AQ_TIMEOUT: it hangs. */
+enum aq_status aq_worker_doze(struct aq_worker *worker, uint32_t seen);
+
+/* worker_device.c: pump until nothing is out. */
+enum aq_status aq_worker_settle(struct aq_worker *worker);
 
 /* worker_step.c: ask the caches for the first micro-batches, before the first step. */
 enum aq_status aq_worker_prefetch_first(struct aq_worker *worker);

@@ -10,9 +10,16 @@
 
 static enum aq_status wait_for(struct aq_worker *worker, uint32_t seen)
 {
+    if (aq_worker_busy_since(worker)) return aq_worker_doze(worker, seen);
     const enum aq_status status = aq_bell_wait(worker->bell, seen, aq_clock_after(worker->silence_ns));
     if (status == AQ_TIMEOUT) return aq_fail(AQ_TIMEOUT, "worker", "evaluation: nothing came from the neighbours");
     return status;
+}
+
+static const struct aq_values *values_of(const struct aq_worker *worker, const struct aq_values *copies,
+                                         const struct aq_edge_batch *batch)
+{
+    return &copies[batch->micro_batch % worker->copies];
 }
 
 static enum aq_status receive(struct aq_worker *worker, const struct aq_edge_batch *batch)
@@ -20,7 +27,11 @@ static enum aq_status receive(struct aq_worker *worker, const struct aq_edge_bat
     for (;;) {
         const uint32_t seen = aq_bell_count(worker->bell);
         AQ_TRY(aq_worker_pump(worker));
-        if (aq_edge_eval_here(worker->in)) return aq_edge_receive_eval(worker->in, batch, worker->x, worker->stream);
+        const enum aq_status status =
+            aq_edge_eval_here(worker->in)
+                ? aq_edge_receive_eval(worker->in, batch, values_of(worker, worker->x, batch), worker->receive_stream)
+                : AQ_AGAIN;
+        if (status != AQ_AGAIN) return status;
         AQ_TRY(wait_for(worker, seen));
     }
 }
@@ -30,7 +41,8 @@ static enum aq_status send(struct aq_worker *worker, const struct aq_edge_batch 
     for (;;) {
         const uint32_t seen = aq_bell_count(worker->bell);
         AQ_TRY(aq_worker_pump(worker));
-        const enum aq_status status = aq_edge_send_eval(worker->out, batch, worker->y, worker->stream);
+        const enum aq_status status =
+            aq_edge_send_eval(worker->out, batch, values_of(worker, worker->y, batch), worker->send_stream);
         if (status != AQ_AGAIN) return status;
         AQ_TRY(wait_for(worker, seen));
     }
@@ -49,7 +61,8 @@ static enum aq_status evaluate_batch(struct aq_worker *worker, uint32_t micro_ba
         AQ_TRY(aq_dataset_get(worker->heldout, first + i, worker->tokens + (size_t)i * T,
                               worker->targets + (size_t)i * T));
     if (!is_first) AQ_TRY(receive(worker, &batch));
-    const struct aq_stage_input input = {.x = is_first ? NULL : worker->x,
+    const struct aq_values *x = values_of(worker, worker->x, &batch), *y = values_of(worker, worker->y, &batch);
+    const struct aq_stage_input input = {.x = is_first ? NULL : x->at,
                                          .tokens = is_first ? worker->tokens : NULL,
                                          .targets = is_last ? worker->targets : NULL,
                                          .sample_ids = worker->sample_ids,
@@ -59,9 +72,11 @@ static enum aq_status evaluate_batch(struct aq_worker *worker, uint32_t micro_ba
                                          .evaluate = true,
                                          .loss_scale = 1};
     struct aq_stage_loss loss = {0};
-    AQ_TRY(
-        aq_stage_forward(worker->stage, 0, &input, is_last ? NULL : worker->y, is_last ? &loss : NULL, worker->stream));
-    AQ_TRY(aq_device_stream_sync(worker->device, worker->stream));
+    if (!is_first) AQ_TRY(aq_values_read_begin(worker->device, x, worker->stream));
+    if (!is_last) AQ_TRY(aq_values_write_begin(worker->device, y, worker->stream));
+    AQ_TRY(aq_stage_forward(worker->stage, 0, &input, is_last ? NULL : y->at, is_last ? &loss : NULL, worker->stream));
+    if (!is_first) AQ_TRY(aq_values_read_end(worker->device, x, worker->stream));
+    if (!is_last) AQ_TRY(aq_values_write_end(worker->device, y, worker->stream));
     total->sum += loss.sum;
     total->targets += loss.targets;
     return is_last ? AQ_OK : send(worker, &batch);
@@ -80,6 +95,7 @@ enum aq_status aq_worker_evaluate(struct aq_worker *worker)
         const uint32_t samples = end - first < B ? (uint32_t)(end - first) : B;
         AQ_TRY(evaluate_batch(worker, micro_batch, first, samples, &total));
     }
+    AQ_TRY(aq_worker_settle(worker));
     aq_trace_add(worker->trace, "compute", "evaluate", begin, aq_clock_ns(), (uint32_t)worker->step, 0);
     if (worker->position + 1 != worker->P) return AQ_OK;
     const double loss = total.targets ? total.sum / (double)total.targets : NAN;

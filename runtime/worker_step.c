@@ -3,7 +3,8 @@
  *
  * The program (program.h) is a flat array. Its forward chain and its backward chain are each run in order; between them
  * the first in program order that can run is run, so that a late frame of one direction never holds up the other.
- * Backwards stay in order of micro-batches whatever happens, and with them every bit of the sums.
+ * Backwards stay in order of micro-batches whatever happens, and with them every bit of the sums. Instructions are
+ * issued: on a GPU the chains run ahead of the device by some of them (worker_device.c).
  */
 #include <math.h>
 #include <string.h>
@@ -24,7 +25,7 @@ struct run {
     const struct aq_program *program;
     uint32_t forward, backward; /* next instruction of each chain; the barrier's index when there is none left */
     uint32_t barrier;           /* first instruction that comes after everything before it                    */
-    uint32_t forwards_done;
+    uint32_t forwards_done;     /* issued: the compute stream has them in order */
     bool sending;                        /* a send had no buffer */
     bool busy[AQ_JOB_MICRO_BATCHES_MAX]; /* by slot */
 };
@@ -77,54 +78,6 @@ enum aq_status aq_worker_prefetch_first(struct aq_worker *worker)
     return AQ_OK;
 }
 
-static enum aq_status forward(struct aq_worker *worker, const struct aq_instruction *instruction)
-{
-    struct aq_edge_batch batch;
-    aq_worker_batch(worker, worker->step, instruction->micro_batch, &batch);
-    const uint32_t T = worker->me->config.T;
-    const bool first = worker->position == 0, last = worker->position + 1 == worker->P;
-    for (uint32_t i = 0; worker->train && i < batch.samples; i++)
-        AQ_TRY(aq_dataset_get(worker->train, batch.sample_ids[i] - worker->job->data.skip,
-                              worker->tokens + (size_t)i * T, worker->targets + (size_t)i * T));
-    /*
-     * Every sample has T targets: the mean over the step's targets does not depend on how the batch is cut. Replicas
-     * have as many samples each, so that the mean of their means is the mean over the whole batch.
-     */
-    const double targets = (double)aq_sampler_size(worker->sampler, worker->step) * T;
-    const struct aq_stage_input input = {.x = first ? NULL : worker->x,
-                                         .tokens = first ? worker->tokens : NULL,
-                                         .targets = last ? worker->targets : NULL,
-                                         .sample_ids = batch.sample_ids,
-                                         .samples = batch.samples,
-                                         .seed = worker->job->train.seed,
-                                         .step = worker->step,
-                                         .loss_scale = (float)(1.0 / targets)};
-    struct aq_stage_loss loss = {0};
-    const uint64_t begin = aq_clock_ns();
-    AQ_TRY(aq_stage_forward(worker->stage, instruction->slot, &input, last ? NULL : worker->y, last ? &loss : NULL,
-                            worker->stream));
-    AQ_TRY(aq_device_stream_sync(worker->device, worker->stream));
-    const uint64_t end = aq_clock_ns();
-    worker->times.compute_ns += end - begin;
-    worker->times.loss_sum += loss.sum;
-    worker->times.loss_targets += loss.targets;
-    aq_trace_add(worker->trace, "compute", "forward", begin, end, (uint32_t)worker->step, instruction->micro_batch);
-    return AQ_OK;
-}
-
-static enum aq_status backward(struct aq_worker *worker, const struct aq_instruction *instruction)
-{
-    const bool first = worker->position == 0, last = worker->position + 1 == worker->P;
-    const uint64_t begin = aq_clock_ns();
-    AQ_TRY(aq_stage_backward(worker->stage, instruction->slot, last ? NULL : worker->dy, first ? NULL : worker->dx,
-                             worker->stream));
-    AQ_TRY(aq_device_stream_sync(worker->device, worker->stream));
-    const uint64_t end = aq_clock_ns();
-    worker->times.compute_ns += end - begin;
-    aq_trace_add(worker->trace, "compute", "backward", begin, end, (uint32_t)worker->step, instruction->micro_batch);
-    return AQ_OK;
-}
-
 /* Can it run at all now, as far as can be known without trying? */
 static bool ready(const struct aq_worker *worker, const struct run *run, const struct aq_instruction *instruction)
 {
@@ -143,33 +96,35 @@ static bool ready(const struct aq_worker *worker, const struct run *run, const s
     }
 }
 
-/* Run one instruction of a chain; AQ_AGAIN: it has to wait (a send buffer), nothing has happened. */
+/* Issue one instruction of a chain; AQ_AGAIN: it has to wait (a send buffer, the device), nothing has happened. */
 static enum aq_status execute(struct aq_worker *worker, struct run *run, const struct aq_instruction *instruction)
 {
     struct aq_edge_batch batch;
     if (instruction->op == AQ_OP_PREFETCH) return prefetch(worker, worker->step, instruction->micro_batch);
     aq_worker_batch(worker, worker->step, instruction->micro_batch, &batch);
+    const uint32_t copy = instruction->micro_batch % worker->copies;
     uint16_t flags = 0;
     switch (instruction->op) {
     case AQ_OP_RECV_FWD:
-        run->busy[instruction->slot] = true;
         if (aq_edge_forward_here(worker->in, &flags) && (flags & AQ_EDGE_LAST_STEP)) worker->last_step = true;
-        return aq_edge_receive_forward(worker->in, &batch, worker->x, worker->stream);
-    case AQ_OP_FORWARD:
+        AQ_TRY(aq_edge_receive_forward(worker->in, &batch, &worker->x[copy], worker->receive_stream));
         run->busy[instruction->slot] = true;
-        AQ_TRY(forward(worker, instruction));
+        return AQ_OK;
+    case AQ_OP_FORWARD:
+        AQ_TRY(aq_worker_forward(worker, instruction));
+        run->busy[instruction->slot] = true;
         run->forwards_done++;
         return AQ_OK;
     case AQ_OP_SEND_FWD:
-        return aq_edge_send_forward(worker->out, &batch, worker->y, worker->stream);
+        return aq_edge_send_forward(worker->out, &batch, &worker->y[copy], worker->send_stream);
     case AQ_OP_RECV_BWD:
-        return aq_edge_receive_backward(worker->out, &batch, worker->dy, worker->stream);
+        return aq_edge_receive_backward(worker->out, &batch, &worker->dy[copy], worker->receive_stream);
     case AQ_OP_BACKWARD:
-        AQ_TRY(backward(worker, instruction));
+        AQ_TRY(aq_worker_backward(worker, instruction));
         if (worker->position == 0) run->busy[instruction->slot] = false;
         return AQ_OK;
     case AQ_OP_SEND_BWD:
-        AQ_TRY(aq_edge_send_backward(worker->in, &batch, worker->dx, worker->stream));
+        AQ_TRY(aq_edge_send_backward(worker->in, &batch, &worker->dx[copy], worker->send_stream));
         run->busy[instruction->slot] = false;
         return AQ_OK;
     default:
@@ -211,6 +166,7 @@ enum aq_status aq_worker_pump(struct aq_worker *worker)
                            worker->position + (i ? 1 : -1u));
         AQ_TRY(status);
     }
+    AQ_TRY(aq_worker_issues_advance(worker));
     return aq_worker_mark_advance(worker);
 }
 
@@ -235,6 +191,7 @@ static uint64_t carried_ns(const struct aq_worker *worker, const struct aq_link_
 static enum aq_status wait(struct aq_worker *worker, uint32_t seen, bool sending, const char *what)
 {
     struct aq_link_stats before[2] = {{0}, {0}};
+    if (aq_worker_busy_since(worker)) return aq_worker_doze(worker, seen);
     const uint64_t begin = aq_clock_ns();
     if (worker->link_in) aq_link_stats(worker->link_in, &before[0]);
     if (worker->link_out) aq_link_stats(worker->link_out, &before[1]);
@@ -259,7 +216,7 @@ static enum aq_status run_chains(struct aq_worker *worker, struct run *run)
         else
             AQ_TRY(status);
     }
-    return AQ_OK;
+    return aq_worker_settle(worker);
 }
 
 static enum aq_status norm_receive(struct aq_worker *worker, struct aq_edge *edge, double *value)
@@ -344,6 +301,7 @@ enum aq_status aq_worker_step(struct aq_worker *worker)
     run.forward = chain_next(&run, 0, true);
     run.backward = chain_next(&run, 0, false);
     worker->times = (struct aq_worker_times){.begin_ns = aq_clock_ns()};
+    AQ_TRY(aq_worker_anchor(worker));
     AQ_TRY(run_chains(worker, &run));
     for (uint32_t i = run.barrier; i < run.program->count; i++) {
         switch (run.program->code[i].op) {

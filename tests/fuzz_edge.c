@@ -176,9 +176,12 @@ static enum aq_status play(const struct aq_plan *plan, struct aq_edge *edge, str
         const uint32_t samples = frame->argument >= 1 && frame->argument <= B ? (uint32_t)frame->argument : B;
         const struct aq_edge_batch batch = {
             .step = frame->step, .micro_batch = frame->micro_batch, .samples = samples, .sample_ids = ids};
-        if (aq_edge_forward_here(edge, NULL)) AQ_TRY(aq_edge_receive_forward(edge, &batch, values, NULL));
-        if (aq_edge_eval_here(edge)) AQ_TRY(aq_edge_receive_eval(edge, &batch, values, NULL));
-        if (aq_edge_backward_here(edge)) AQ_TRY(aq_edge_receive_backward(edge, &batch, values, NULL));
+        if (aq_edge_forward_here(edge, NULL))
+            AQ_TRY(aq_edge_receive_forward(edge, &batch, &(struct aq_values){.at = values}, NULL));
+        if (aq_edge_eval_here(edge))
+            AQ_TRY(aq_edge_receive_eval(edge, &batch, &(struct aq_values){.at = values}, NULL));
+        if (aq_edge_backward_here(edge))
+            AQ_TRY(aq_edge_receive_backward(edge, &batch, &(struct aq_values){.at = values}, NULL));
         if (frame->kind == AQ_FRAME_NORM) AQ_TRY(aq_edge_receive_norm(edge, frame->step % 2, &norm));
     }
     return AQ_OK;
@@ -211,7 +214,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     AQ_ASSERT(aq_edge_open(&config, &edge) == AQ_OK);
     if (sender) {
         const struct aq_edge_batch batch = {.samples = B, .sample_ids = ids};
-        AQ_ASSERT(aq_edge_send_forward(edge, &batch, a, NULL) == AQ_OK);
+        AQ_ASSERT(aq_edge_send_forward(edge, &batch, &(struct aq_values){.at = a}, NULL) == AQ_OK);
     }
     fuzz_told(play(plan, edge, cache, sealed) == AQ_OK);
     aq_edge_close(edge);

@@ -133,20 +133,20 @@ static enum aq_status exchange(struct side *s, uint32_t epoch, uint32_t micro_ba
     if (s->sender) {
         for (int i = 0; i < B; i++)
             activation(ids[i], epoch, values + i * N);
-        AQ_TRY(aq_edge_send_forward(s->edge, &batch, values, NULL));
+        AQ_TRY(aq_edge_send_forward(s->edge, &batch, &(struct aq_values){.at = values}, NULL));
         AQ_TRY(wait_for(s, aq_edge_backward_here));
-        AQ_TRY(aq_edge_receive_backward(s->edge, &batch, back, NULL));
+        AQ_TRY(aq_edge_receive_backward(s->edge, &batch, &(struct aq_values){.at = back}, NULL));
         for (uint32_t i = 0; i < B; i++)
             s->gradients[visit + i] = aq_digest(back + i * N, N * sizeof(float));
         return AQ_OK;
     }
     AQ_TRY(wait_for(s, forward_here));
-    AQ_TRY(aq_edge_receive_forward(s->edge, &batch, values, NULL));
+    AQ_TRY(aq_edge_receive_forward(s->edge, &batch, &(struct aq_values){.at = values}, NULL));
     for (uint32_t i = 0; i < B; i++)
         s->decoded[visit + i] = aq_digest(values + i * N, N * sizeof(float));
     for (int i = 0; i < B * N; i++)
         back[i] = values[i] * 1e-5f;
-    return aq_edge_send_backward(s->edge, &batch, back, NULL);
+    return aq_edge_send_backward(s->edge, &batch, &(struct aq_values){.at = back}, NULL);
 }
 
 static enum aq_status side_work(struct side *s)

@@ -97,8 +97,8 @@ enum aq_status aq_device_event_wait(struct aq_device *device, struct aq_event *e
 enum aq_status aq_device_event_query(struct aq_device *device, struct aq_event *event);
 
 /*
- * The same with a time. elapsed: nanoseconds between the passing of two such events, both recorded; 0 where the last was
- * not later. AQ_AGAIN: not passed yet. On a GPU good to about a microsecond as long as they lie some seconds apart.
+ * The same with a time. elapsed: nanoseconds between the passing of two such events, both recorded; 0 where the last
+ * was not later. AQ_AGAIN: not passed yet. On a GPU good to about a microsecond as long as they lie some seconds apart.
  */
 enum aq_status aq_device_event_open_timed(struct aq_device *device, struct aq_event **out);
 enum aq_status aq_device_event_elapsed(struct aq_device *device, struct aq_event *first, struct aq_event *last,

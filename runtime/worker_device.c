@@ -1,0 +1,219 @@
+/*
+ * worker_device.c -- what exec gives its device and what comes back: streams, the values at the cuts, forwards and
+ * backwards on their way.
+ *
+ * Forward and backward are *issued* on the compute stream, between two events with a time, and exec goes on: edges code
+ * and decode on streams of their own meanwhile, each waiting for the others' events where values pass from one to the
+ * other (values.h). What has come back is noticed by asking the events, whenever exec pumps; while anything is out exec
+ * sleeps at most POLL_NS at a time, for no bell rings for a device. Some few are out at once: enough that the device
+ * always has the next one, and few enough that nothing is late in the order of the program.
+ *
+ * On a CPU streams are drained at all times: what is issued has happened, and exec never polls.
+ */
+#include "worker.h"
+
+#define POLL_NS (50ull * 1000)
+
+static const uint64_t DEVICE_NS_MAX = UINT64_C(600) * 1000000000; /* nothing on a device takes so long */
+
+static enum aq_status values_open(struct aq_worker *w)
+{
+    struct aq_values *const all[] = {w->x, w->dx, w->y, w->dy};
+    w->copies = w->me->boundary_copies;
+    AQ_ASSERT(w->copies >= 1 && w->copies <= AQ_PLAN_COPIES_MAX);
+    w->boundary_bytes = (uint64_t)w->me->config.B * w->me->config.T * w->plan->model.channels * sizeof(float);
+    for (int i = 0; i < 4; i++) {
+        const bool needed = i < 2 ? w->position > 0 : w->position + 1 < w->P;
+        for (uint32_t k = 0; needed && k < w->copies; k++)
+            AQ_TRY(aq_values_open(w->device, w->boundary_bytes, &all[i][k]));
+    }
+    return AQ_OK;
+}
+
+enum aq_status aq_worker_device_open(struct aq_worker *w)
+{
+    AQ_TRY(aq_device_stream_open(w->device, &w->stream));
+    AQ_TRY(aq_device_stream_open(w->device, &w->send_stream));
+    AQ_TRY(aq_device_stream_open(w->device, &w->receive_stream));
+    for (uint32_t i = 0; i < AQ_WORKER_ISSUES; i++) {
+        AQ_TRY(aq_device_event_open_timed(w->device, &w->issues[i].begun));
+        AQ_TRY(aq_device_event_open_timed(w->device, &w->issues[i].ended));
+    }
+    AQ_TRY(aq_device_event_open_timed(w->device, &w->anchor));
+    return values_open(w);
+}
+
+void aq_worker_device_quiet(struct aq_worker *w)
+{
+    struct aq_stream *const streams[] = {w->stream, w->send_stream, w->receive_stream};
+    for (int i = 0; i < 3; i++)
+        if (streams[i]) (void)aq_device_stream_sync(w->device, streams[i]);
+}
+
+void aq_worker_device_close(struct aq_worker *w)
+{
+    struct aq_values *const all[] = {w->x, w->dx, w->y, w->dy};
+    for (int i = 0; i < 4; i++)
+        for (uint32_t k = 0; k < AQ_PLAN_COPIES_MAX; k++)
+            aq_values_close(w->device, w->boundary_bytes, &all[i][k]);
+    for (uint32_t i = 0; i < AQ_WORKER_ISSUES; i++) {
+        aq_device_event_close(w->device, w->issues[i].begun);
+        aq_device_event_close(w->device, w->issues[i].ended);
+    }
+    aq_device_event_close(w->device, w->anchor);
+    aq_device_stream_close(w->device, w->receive_stream);
+    aq_device_stream_close(w->device, w->send_stream);
+    aq_device_stream_close(w->device, w->stream);
+}
+
+enum aq_status aq_worker_anchor(struct aq_worker *w)
+{
+    AQ_TRY(aq_device_event_record(w->device, w->anchor, w->stream));
+    w->anchor_ns = aq_clock_ns();
+    return AQ_OK;
+}
+
+/* --- forwards and backwards on their way ------------------------------------------------------------------------ */
+
+/* The next one's place, its first event recorded. AQ_AGAIN: as many are out as may be. */
+static enum aq_status issue_begin(struct aq_worker *w, const struct aq_instruction *instruction,
+                                  struct aq_worker_issue **out)
+{
+    if (w->issue_count == AQ_WORKER_ISSUES) return AQ_AGAIN;
+    struct aq_worker_issue *issue = &w->issues[(w->issue_first + w->issue_count) % AQ_WORKER_ISSUES];
+    issue->instruction = *instruction;
+    *out = issue;
+    return AQ_OK;
+}
+
+static enum aq_status issue_end(struct aq_worker *w, struct aq_worker_issue *issue)
+{
+    AQ_TRY(aq_device_event_record(w->device, issue->ended, w->stream));
+    issue->issued_ns = aq_clock_ns();
+    w->issue_count++;
+    return aq_worker_issues_advance(w); /* on a CPU it is done */
+}
+
+static bool forward_is_out(const struct aq_worker *w, uint16_t slot)
+{
+    for (uint32_t i = 0; i < w->issue_count; i++) {
+        const struct aq_instruction *it = &w->issues[(w->issue_first + i) % AQ_WORKER_ISSUES].instruction;
+        if (it->op == AQ_OP_FORWARD && it->slot == slot) return true;
+    }
+    return false;
+}
+
+enum aq_status aq_worker_forward(struct aq_worker *w, const struct aq_instruction *instruction)
+{
+    const uint32_t T = w->me->config.T, copy = instruction->micro_batch % w->copies;
+    const bool first = w->position == 0, last = w->position + 1 == w->P;
+    struct aq_worker_issue *issue;
+    struct aq_edge_batch batch;
+    if (forward_is_out(w, instruction->slot)) return AQ_AGAIN; /* its losses and tokens lie in the slot */
+    AQ_TRY(issue_begin(w, instruction, &issue));
+    aq_worker_batch(w, w->step, instruction->micro_batch, &batch);
+    for (uint32_t i = 0; w->train && i < batch.samples; i++)
+        AQ_TRY(aq_dataset_get(w->train, batch.sample_ids[i] - w->job->data.skip, w->tokens + (size_t)i * T,
+                              w->targets + (size_t)i * T));
+    /*
+     * Every sample has T targets: the mean over the step's targets does not depend on how the batch is cut. Replicas
+     * have as many samples each, so that the mean of their means is the mean over the whole batch.
+     */
+    const double targets = (double)aq_sampler_size(w->sampler, w->step) * T;
+    const struct aq_stage_input input = {.x = first ? NULL : w->x[copy].at,
+                                         .tokens = first ? w->tokens : NULL,
+                                         .targets = last ? w->targets : NULL,
+                                         .sample_ids = batch.sample_ids,
+                                         .samples = batch.samples,
+                                         .seed = w->job->train.seed,
+                                         .step = w->step,
+                                         .loss_scale = (float)(1.0 / targets)};
+    if (!first) AQ_TRY(aq_values_read_begin(w->device, &w->x[copy], w->stream));
+    if (!last) AQ_TRY(aq_values_write_begin(w->device, &w->y[copy], w->stream));
+    AQ_TRY(aq_device_event_record(w->device, issue->begun, w->stream));
+    AQ_TRY(aq_stage_forward(w->stage, instruction->slot, &input, last ? NULL : w->y[copy].at, NULL, w->stream));
+    if (!first) AQ_TRY(aq_values_read_end(w->device, &w->x[copy], w->stream));
+    if (!last) AQ_TRY(aq_values_write_end(w->device, &w->y[copy], w->stream));
+    return issue_end(w, issue);
+}
+
+enum aq_status aq_worker_backward(struct aq_worker *w, const struct aq_instruction *instruction)
+{
+    const uint32_t copy = instruction->micro_batch % w->copies;
+    const bool first = w->position == 0, last = w->position + 1 == w->P;
+    struct aq_worker_issue *issue;
+    AQ_TRY(issue_begin(w, instruction, &issue));
+    if (!last) AQ_TRY(aq_values_read_begin(w->device, &w->dy[copy], w->stream));
+    if (!first) AQ_TRY(aq_values_write_begin(w->device, &w->dx[copy], w->stream));
+    AQ_TRY(aq_device_event_record(w->device, issue->begun, w->stream));
+    AQ_TRY(aq_stage_backward(w->stage, instruction->slot, last ? NULL : w->dy[copy].at, first ? NULL : w->dx[copy].at,
+                             w->stream));
+    if (!last) AQ_TRY(aq_values_read_end(w->device, &w->dy[copy], w->stream));
+    if (!first) AQ_TRY(aq_values_write_end(w->device, &w->dx[copy], w->stream));
+    return issue_end(w, issue);
+}
+
+/* It has come back: what it took, by the device's own clock, and the loss that it brings. */
+static enum aq_status issue_done(struct aq_worker *w, const struct aq_worker_issue *issue)
+{
+    const bool forward = issue->instruction.op == AQ_OP_FORWARD;
+    uint64_t before = 0, took = 0;
+    AQ_TRY(aq_device_event_elapsed(w->device, w->anchor, issue->begun, &before));
+    AQ_TRY(aq_device_event_elapsed(w->device, issue->begun, issue->ended, &took));
+    w->times.compute_ns += took;
+    const uint64_t begin = w->anchor_ns + before;
+    aq_trace_add(w->trace, "compute", forward ? "forward" : "backward", begin, begin + took, (uint32_t)w->step,
+                 issue->instruction.micro_batch);
+    if (!forward || w->position + 1 < w->P) return AQ_OK;
+    struct aq_stage_loss loss;
+    AQ_TRY(aq_stage_loss(w->stage, issue->instruction.slot, &loss));
+    w->times.loss_sum += loss.sum;
+    w->times.loss_targets += loss.targets;
+    return AQ_OK;
+}
+
+enum aq_status aq_worker_issues_advance(struct aq_worker *w)
+{
+    while (w->issue_count > 0) {
+        const struct aq_worker_issue *issue = &w->issues[w->issue_first];
+        const enum aq_status status = aq_device_event_query(w->device, issue->ended);
+        if (status == AQ_AGAIN) return AQ_OK;
+        AQ_TRY(status);
+        AQ_TRY(issue_done(w, issue));
+        w->issue_first = (w->issue_first + 1) % AQ_WORKER_ISSUES;
+        w->issue_count--;
+    }
+    return AQ_OK;
+}
+
+/* --- waiting ---------------------------------------------------------------------------------------------------- */
+
+uint64_t aq_worker_busy_since(const struct aq_worker *w)
+{
+    const struct aq_edge *const edges[] = {w->in, w->out};
+    uint64_t since = w->issue_count ? w->issues[w->issue_first].issued_ns : UINT64_MAX;
+    for (int i = 0; i < 2; i++) {
+        const uint64_t edge = edges[i] ? aq_edge_busy_since(edges[i]) : 0;
+        if (edge && edge < since) since = edge;
+    }
+    return since == UINT64_MAX ? 0 : since;
+}
+
+enum aq_status aq_worker_doze(struct aq_worker *w, uint32_t seen)
+{
+    const enum aq_status status = aq_bell_wait(w->bell, seen, aq_clock_after(POLL_NS));
+    if (aq_clock_ns() > aq_worker_busy_since(w) + DEVICE_NS_MAX)
+        return aq_fail(AQ_TIMEOUT, "worker", "step %llu: the device has not come back for %llu s",
+                       (unsigned long long)w->step, (unsigned long long)(DEVICE_NS_MAX / 1000000000));
+    return status == AQ_TIMEOUT ? AQ_OK : status;
+}
+
+enum aq_status aq_worker_settle(struct aq_worker *w)
+{
+    for (;;) {
+        const uint32_t seen = aq_bell_count(w->bell);
+        AQ_TRY(aq_worker_pump(w));
+        if (aq_worker_busy_since(w) == 0) return AQ_OK;
+        AQ_TRY(aq_worker_doze(w, seen));
+    }
+}
