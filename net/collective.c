@@ -18,15 +18,56 @@ static size_t slots_bytes(const struct aq_group_config *config)
     return (size_t)(config->size + 1) * AQ_GROUP_SLOTS * config->piece_bytes;
 }
 
+static size_t landing_bytes(const struct aq_group *group)
+{
+    return (size_t)group->size * group->piece_bytes;
+}
+
 uint64_t aq_group_measure(const struct aq_group_config *config)
 {
     return config->size > 1 ? slots_bytes(config) : 0;
 }
 
-enum aq_status aq_group_init(struct aq_group *group, const struct aq_group_ops *ops,
+uint32_t aq_group_nccl_piece(uint32_t size)
+{
+    const uint32_t messages = (size + 1) * AQ_GROUP_SLOTS + size * AQ_GROUP_COMING;
+    const uint32_t share = AQ_GROUP_NCCL_BYTES / messages / AQ_GROUP_PIECE_BYTES * AQ_GROUP_PIECE_BYTES;
+    return share < AQ_GROUP_PIECE_BYTES      ? AQ_GROUP_PIECE_BYTES
+           : share > AQ_GROUP_NCCL_BYTES_MAX ? AQ_GROUP_NCCL_BYTES_MAX
+                                             : share;
+}
+
+uint64_t aq_group_nccl_bytes(uint32_t size)
+{
+    return ((uint64_t)(size + 1) * AQ_GROUP_SLOTS + (uint64_t)size * AQ_GROUP_COMING) * aq_group_nccl_piece(size);
+}
+
+uint64_t aq_group_measure_device(const struct aq_group_config *config)
+{
+    const uint64_t links = (uint64_t)config->size * config->piece_bytes;
+    return config->size == 1 ? 0 : links + aq_group_nccl_bytes(config->size);
+}
+
+static enum aq_status take_memory(struct aq_group *group, const struct aq_group_config *config)
+{
+    const enum aq_memory_kind kind = group->wires_apart ? AQ_MEMORY_DEVICE : AQ_MEMORY_PINNED;
+    void *memory;
+    if (group->apart)
+        AQ_TRY(aq_device_alloc(group->device, kind, slots_bytes(config), &memory));
+    else
+        AQ_TRY(aq_map(slots_bytes(config), &memory));
+    group->slots = memory;
+    group->slots_bytes = slots_bytes(config);
+    if (!group->apart || group->wires_apart) return AQ_OK;
+    AQ_TRY(aq_device_alloc(group->device, AQ_MEMORY_DEVICE, landing_bytes(group), &memory));
+    group->landing = memory;
+    return AQ_OK;
+}
+
+enum aq_status aq_group_init(struct aq_group *group, const struct aq_group_ops *ops, bool wires_apart,
                              const struct aq_group_config *config)
 {
-    void *memory;
+    struct aq_device_info info = {.host_memory = true};
     group->ops = ops;
     if (config->size == 0 || config->size > AQ_GROUP_SIZE_MAX || config->rank >= config->size)
         return aq_fail(AQ_INVAL, AREA, "rank %u of a group of %u: wanted 1 to %d ranks, and one of them", config->rank,
@@ -40,17 +81,23 @@ enum aq_status aq_group_init(struct aq_group *group, const struct aq_group_ops *
     group->device = config->device;
     group->silence_ns = config->silence_ns;
     group->piece_bytes = config->piece_bytes;
-    if (config->size == 1) return AQ_OK;
-    AQ_TRY(aq_map(slots_bytes(config), &memory));
-    group->slots = memory;
-    group->slots_bytes = slots_bytes(config);
-    return AQ_OK;
+    group->stream = config->stream;
+    if (config->device) aq_device_info(config->device, &info);
+    group->apart = !info.host_memory;
+    group->wires_apart = group->apart && wires_apart;
+    return config->size > 1 ? take_memory(group, config) : AQ_OK;
 }
 
 void aq_group_deinit(struct aq_group *group)
 {
-    aq_unmap(group->slots, group->slots_bytes);
-    group->slots = NULL;
+    const enum aq_memory_kind kind = group->wires_apart ? AQ_MEMORY_DEVICE : AQ_MEMORY_PINNED;
+    aq_device_coding_close(group->coding);
+    if (!group->apart) {
+        aq_unmap(group->slots, group->slots_bytes);
+        return;
+    }
+    aq_device_free(group->device, kind, group->slots, group->slots_bytes);
+    aq_device_free(group->device, AQ_MEMORY_DEVICE, group->landing, landing_bytes(group));
 }
 
 void aq_group_close(struct aq_group *group)
@@ -71,6 +118,8 @@ uint32_t aq_group_size(const struct aq_group *group)
 void aq_group_stats(const struct aq_group *group, struct aq_group_stats *out)
 {
     *out = group->stats;
+    if (!group->host) return;
+    out->wait_ns += group->host->stats.wait_ns; /* its messages are some words: agreements */
 }
 
 void *aq_group_slot(const struct aq_group *group, uint32_t to, uint64_t m)
@@ -106,10 +155,19 @@ enum aq_status aq_group_post(struct aq_group *group, uint32_t to, const struct a
     return group->ops->post(group, to, chunk, body);
 }
 
+enum aq_status aq_group_elsewhere(const struct aq_group *group, uint32_t peer, const struct aq_chunk *theirs,
+                                  const struct aq_chunk *mine)
+{
+    char at[CHUNK_TEXT_BYTES], here[CHUNK_TEXT_BYTES];
+    chunk_text(theirs, at);
+    chunk_text(mine, here);
+    return aq_fail(AQ_MISMATCH, AREA, "rank %u is at %s; this rank %u expects %s: do they run the same plan?", peer, at,
+                   group->rank, here);
+}
+
 enum aq_status aq_group_take(struct aq_group *group, uint32_t from, const struct aq_chunk *expected, const void **body)
 {
     struct aq_chunk came;
-    char theirs[CHUNK_TEXT_BYTES], mine[CHUNK_TEXT_BYTES];
     AQ_TRY(group->ops->take(group, from, &came, body));
     if (came.number == expected->number && came.collective == expected->collective && came.phase == expected->phase &&
         came.argument == expected->argument && came.piece == expected->piece && came.bytes == expected->bytes) {
@@ -117,10 +175,7 @@ enum aq_status aq_group_take(struct aq_group *group, uint32_t from, const struct
         return AQ_OK;
     }
     aq_group_give(group, from, *body);
-    chunk_text(&came, theirs);
-    chunk_text(expected, mine);
-    return aq_fail(AQ_MISMATCH, AREA, "rank %u is at %s; this rank %u expects %s: do they run the same plan?", from,
-                   theirs, group->rank, mine);
+    return aq_group_elsewhere(group, from, &came, expected);
 }
 
 void aq_group_give(struct aq_group *group, uint32_t from, const void *body)
@@ -158,6 +213,7 @@ enum aq_status aq_group_end(struct aq_group *group, enum aq_status status)
     for (uint32_t to = 0; to < group->size && status == AQ_OK; to++)
         if (to != group->rank) status = group->ops->settle(group, to, group->posted[to]);
     group->broken = status;
+    if (status != AQ_OK && group->ops->abandon) group->ops->abandon(group);
     return status;
 }
 
@@ -172,7 +228,15 @@ void aq_group_parallel(const struct aq_group *group, uint32_t pieces, void (*run
         run(piece, context);
 }
 
-/* ---- bytes that only move ---- */
+/* ---- bytes that only move: host memory ---- */
+
+/* Who moves them: the links below a group of another kind. A group that is broken moves nothing. */
+static struct aq_group *mover(struct aq_group *group)
+{
+    if (!group->host) return group;
+    if (group->broken != AQ_OK) group->host->broken = group->broken;
+    return group->host;
+}
 
 /* Piece p of a block of `bytes`; false: there is none. */
 static bool piece_of(const struct aq_group *group, size_t bytes, uint64_t p, size_t *first, uint32_t *count)
@@ -260,6 +324,7 @@ static enum aq_status gather(struct aq_group *group, enum aq_collective kind, co
 {
     struct aq_chunk head;
     uint8_t *own = (uint8_t *)all + group->rank * bytes;
+    group = mover(group);
     AQ_TRY(aq_group_begin(group, kind, 0, bytes, &head));
     if (own != mine && bytes > 0) memmove(own, mine, bytes);
     if (group->size == 1 || bytes == 0) return AQ_OK;
@@ -277,6 +342,7 @@ enum aq_status aq_all_to_all(struct aq_group *group, const void *send, void *rec
     struct aq_chunk head;
     const uint8_t *from = send;
     uint8_t *to = received;
+    group = mover(group);
     AQ_TRY(aq_group_begin(group, AQ_COLLECTIVE_ALL_TO_ALL, 0, block_bytes, &head));
     if (block_bytes == 0) return AQ_OK;
     memcpy(to + group->rank * block_bytes, from + group->rank * block_bytes, block_bytes);
@@ -301,6 +367,7 @@ enum aq_status aq_broadcast(struct aq_group *group, uint32_t root, void *bytes, 
     struct aq_chunk head;
     if (root >= group->size)
         return aq_fail(AQ_INVAL, AREA, "broadcast from rank %u of a group of %u", root, group->size);
+    group = mover(group);
     AQ_TRY(aq_group_begin(group, AQ_COLLECTIVE_BROADCAST, root, count, &head));
     return group->size == 1 ? AQ_OK : aq_group_end(group, chain(group, head, root, bytes, count));
 }

@@ -186,7 +186,7 @@ static uint64_t piece_bytes_max(const struct aq_group *group, const struct aq_co
 }
 
 /* As many pieces as fit, but so that a chunk has some messages to overlap. */
-static enum aq_status pieces_of(const struct aq_group *group, const struct aq_compressed *asked, uint32_t *out)
+static enum aq_status pieces_in_message(const struct aq_group *group, const struct aq_compressed *asked, uint32_t *out)
 {
     uint64_t first, chunk;
     const uint64_t bytes = piece_bytes_max(group, asked), most = group->piece_bytes / bytes;
@@ -207,7 +207,7 @@ enum aq_status aq_compressed_allreduce(struct aq_group *group, const struct aq_c
     struct compressed compressed = {.asked = asked};
     uint64_t mine;
     if (aq_group_size(group) == 1) return AQ_OK;
-    AQ_TRY(pieces_of(group, asked, &compressed.pieces));
+    AQ_TRY(pieces_in_message(group, asked, &compressed.pieces));
     aq_grad_chunk(asked->count, group->size, group->rank, &compressed.own_begin, &mine);
     struct aq_exchange exchange = {.group = group,
                                    .count = asked->count,
@@ -216,5 +216,21 @@ enum aq_status aq_compressed_allreduce(struct aq_group *group, const struct aq_c
                                    .ops = &COMPRESSED_OPS,
                                    .context = &compressed};
     compressed.exchange = &exchange;
+    if (group->apart && (asked->before || asked->after))
+        return aq_fail(AQ_INVAL, AREA,
+                       "work that goes along with a reduction wants host memory, and this is a device's");
+    if (group->apart) return aq_device_compressed_run(&exchange, asked);
     return aq_exchange_run(&exchange, AQ_COLLECTIVE_COMPRESSED, 0);
+}
+
+enum aq_status aq_group_prepare(struct aq_group *group, const struct aq_grad_codec *codec, uint64_t count)
+{
+    const struct aq_compressed asked = {.worker = codec, .server = codec, .count = count};
+    uint32_t pieces;
+    if (group->size == 1 || !group->apart) return AQ_OK;
+    AQ_ASSERT(!group->coding);
+    AQ_TRY(pieces_in_message(group, &asked, &pieces));
+    AQ_TRY(aq_device_coding_open(group, codec, count, (uint64_t)pieces * AQ_GRAD_PIECE, &group->coding));
+    group->prepared = codec;
+    return AQ_OK;
 }

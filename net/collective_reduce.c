@@ -80,6 +80,22 @@ static enum aq_status settle(struct aq_group *group, uint64_t marks[MARKS][AQ_GR
     return AQ_OK;
 }
 
+/* Tells a member that asks for it which messages come: parts of message m to their owner, or its results. */
+static enum aq_status announce(struct aq_exchange *exchange, int phase, uint64_t m)
+{
+    struct aq_group *group = exchange->group;
+    uint64_t first, count;
+    if (!group->ops->expect) return AQ_OK;
+    for (uint32_t i = 1; i < group->size; i++) {
+        const uint32_t from = (group->rank + group->size - i) % group->size;
+        if (!aq_exchange_span(exchange, phase == 0 ? group->rank : from, m, &first, &count)) continue;
+        const struct aq_chunk chunk = chunk_of(exchange, phase, m, first, count);
+        AQ_TRY(group->ops->expect(group, from, &chunk,
+                                  phase == 1 && exchange->results ? exchange->results + first : NULL));
+    }
+    return group->ops->flush(group);
+}
+
 static enum aq_status send_parts(struct program *program, uint64_t m)
 {
     struct aq_exchange *exchange = program->exchange;
@@ -97,7 +113,7 @@ static enum aq_status send_parts(struct program *program, uint64_t m)
         }
         program->parts[m % MARKS][to] = group->posted[to];
     }
-    return AQ_OK;
+    return announce(exchange, 0, m);
 }
 
 static void give_all(struct aq_exchange *exchange)
@@ -106,7 +122,7 @@ static void give_all(struct aq_exchange *exchange)
         if (exchange->wires[from]) aq_group_give(exchange->group, from, exchange->wires[from]);
 }
 
-static enum aq_status reduce(struct program *program, uint64_t m)
+static enum aq_status reduce_own(struct program *program, uint64_t m)
 {
     struct aq_exchange *exchange = program->exchange;
     struct aq_group *group = exchange->group;
@@ -130,6 +146,12 @@ static enum aq_status reduce(struct program *program, uint64_t m)
         AQ_TRY(aq_group_post(group, (group->rank + i) % group->size, &result, exchange->result));
     memcpy(program->results[m % MARKS], group->posted, sizeof group->posted);
     return AQ_OK;
+}
+
+static enum aq_status reduce(struct program *program, uint64_t m)
+{
+    AQ_TRY(reduce_own(program, m));
+    return program->exchange->gather ? announce(program->exchange, 1, m) : AQ_OK;
 }
 
 static enum aq_status take_results(struct program *program, uint64_t m)
@@ -170,8 +192,11 @@ enum aq_status aq_exchange_run(struct aq_exchange *exchange, enum aq_collective 
 {
     AQ_ASSERT(exchange->unit > 0 && exchange->unit % AQ_GROUP_CUT == 0);
     AQ_TRY(aq_group_begin(exchange->group, collective, detail, exchange->count, &exchange->head));
-    if (exchange->group->size == 1) return AQ_OK;
-    return aq_group_end(exchange->group, run(exchange));
+    struct aq_group *group = exchange->group;
+    if (group->size == 1) return AQ_OK;
+    enum aq_status status = group->ops->meet ? group->ops->meet(group, &exchange->head) : AQ_OK;
+    if (status == AQ_OK) status = run(exchange);
+    return aq_group_end(group, status);
 }
 
 /* ---- sums: floats and lanes lie in the caller's buffer as they do on the wire ---- */
@@ -301,35 +326,47 @@ static uint64_t sum_unit(const struct aq_group *group, uint64_t count, uint32_t 
     return even > most ? most : even < few ? few : even;
 }
 
+static struct aq_exchange exchange_of(struct aq_group *group, uint64_t count, uint32_t value_bytes, bool gather)
+{
+    return (struct aq_exchange){
+        .group = group, .count = count, .unit = sum_unit(group, count, value_bytes), .gather = gather};
+}
+
 static enum aq_status sum_run(struct aq_group *group, struct sum *sum, uint64_t count, bool gather,
                               enum aq_collective collective, uint64_t detail)
 {
-    struct aq_exchange exchange = {.group = group,
-                                   .count = count,
-                                   .unit = sum_unit(group, count, sum->value_bytes),
-                                   .gather = gather,
-                                   .ops = &SUM_OPS,
-                                   .context = sum};
+    struct aq_exchange exchange = exchange_of(group, count, sum->value_bytes, gather);
+    exchange.ops = &SUM_OPS;
+    exchange.context = sum;
     return aq_exchange_run(&exchange, collective, detail);
+}
+
+static enum aq_status floats_run(struct aq_group *group, float *x, uint64_t count, float scale, bool gather,
+                                 enum aq_collective collective)
+{
+    if (group->apart) {
+        struct aq_exchange exchange = exchange_of(group, count, sizeof *x, gather);
+        struct aq_device_sum sum = {.x = x, .scale = scale};
+        return aq_device_sum_run(&exchange, &sum, collective);
+    }
+    struct sum sum = {.values = (uint8_t *)x, .value_bytes = sizeof *x, .scale = scale};
+    return sum_run(group, &sum, count, gather, collective, 0);
 }
 
 enum aq_status aq_allreduce(struct aq_group *group, float *x, uint64_t count)
 {
-    struct sum sum = {.values = (uint8_t *)x, .value_bytes = sizeof *x, .scale = 1.0f};
-    return sum_run(group, &sum, count, true, AQ_COLLECTIVE_ALLREDUCE, 0);
+    return floats_run(group, x, count, 1.0f, true, AQ_COLLECTIVE_ALLREDUCE);
 }
 
 enum aq_status aq_allreduce_mean(struct aq_group *group, float *x, uint64_t count)
 {
-    struct sum sum = {.values = (uint8_t *)x, .value_bytes = sizeof *x, .scale = 1.0f / (float)group->size};
-    return sum_run(group, &sum, count, true, AQ_COLLECTIVE_ALLREDUCE, 0);
+    return floats_run(group, x, count, 1.0f / (float)group->size, true, AQ_COLLECTIVE_ALLREDUCE);
 }
 
 enum aq_status aq_reduce_scatter(struct aq_group *group, float *x, uint64_t count, uint64_t *first, uint64_t *mine)
 {
-    struct sum sum = {.values = (uint8_t *)x, .value_bytes = sizeof *x, .scale = 1.0f};
     uint64_t begin, values;
-    AQ_TRY(sum_run(group, &sum, count, false, AQ_COLLECTIVE_REDUCE_SCATTER, 0));
+    AQ_TRY(floats_run(group, x, count, 1.0f, false, AQ_COLLECTIVE_REDUCE_SCATTER));
     aq_grad_chunk(count, group->size, group->rank, &begin, &values);
     if (first) *first = begin;
     if (mine) *mine = values;
@@ -349,5 +386,6 @@ enum aq_status aq_allreduce_lanes(struct aq_group *group, uint64_t *lanes, uint6
     struct sum sum = {.values = (uint8_t *)lanes, .value_bytes = sizeof *lanes};
     for (uint32_t bit = lane_bits - 1; bit < 64; bit += lane_bits)
         sum.top |= UINT64_C(1) << bit;
-    return sum_run(group, &sum, aq_lane_words(count, lane_bits), true, AQ_COLLECTIVE_LANES, lane_bits);
+    return sum_run(group->host ? group->host : group, &sum, aq_lane_words(count, lane_bits), true, AQ_COLLECTIVE_LANES,
+                   lane_bits);
 }

@@ -1,5 +1,5 @@
 /*
- * group.h -- the seam below the collectives: messages in order between each pair of ranks, by links or by MPI.
+ * group.h -- the seam below the collectives: messages in order between each pair of ranks, by links, MPI or NCCL.
  *
  * A member is a const table over a struct that begins with struct aq_group. Both ends of a pair run the same program of
  * posts and takes, so that the next message of a rank is always the one that is expected; struct aq_chunk travels with
@@ -9,6 +9,11 @@
  * as many for results). A rank may therefore be at most LAG + 1 steps ahead of another, with 2 LAG + 2 messages of each
  * of the two phases not yet taken: AQ_GROUP_FRAMES in all. A link has as many receive slots, so that a post never has
  * to wait for a peer that is itself in a post.
+ *
+ * Memory of the device. Where a group's device has memory of its own (group->apart) what is reduced lies there, and
+ * collective_device.c packs and reduces it there. A member whose messages are host memory (links) has it copy packed
+ * bytes to and fro; one whose messages are device memory (NCCL, group->wires_apart) has not. NCCL wants to be told of
+ * what comes before it comes, and moves nothing until it has been told all: expect and flush.
  */
 #ifndef NET_GROUP_H
 #define NET_GROUP_H
@@ -19,11 +24,14 @@ enum {
     AQ_GROUP_LAG =
         3, /* messages of each chunk that are on their way while one is summed: 3 pieces, 0.75 MB as a rule */
     AQ_GROUP_FRAMES = 4 * (AQ_GROUP_LAG + 1),
-    AQ_GROUP_SLOTS = AQ_GROUP_LAG + 1,     /* packed messages to one rank that are not yet out of our hands */
-    AQ_GROUP_CUT = 64,                     /* values: chunks (aq_grad_chunk) and messages begin at a multiple */
-    AQ_GROUP_MESSAGES_MIN = 32,            /* of a chunk: the first and the last one overlap with nothing */
-    AQ_GROUP_MESSAGE_BYTES_MIN = 16 << 10, /* but not for the price of too many headers and wake-ups: 128 in 16384 */
-    AQ_GROUP_TASK_VALUES = 16 << 10        /* one piece of work of the pool: 64 KiB, some 10 us */
+    AQ_GROUP_SLOTS = AQ_GROUP_LAG + 1,        /* packed messages to one rank that are not yet out of our hands */
+    AQ_GROUP_CUT = 64,                        /* values: chunks (aq_grad_chunk) and messages begin at a multiple */
+    AQ_GROUP_MESSAGES_MIN = 32,               /* of a chunk: the first and the last one overlap with nothing */
+    AQ_GROUP_MESSAGE_BYTES_MIN = 16 << 10,    /* but not for the price of too many headers and wake-ups: 128 in 16384 */
+    AQ_GROUP_TASK_VALUES = 16 << 10,          /* one piece of work of the pool: 64 KiB, some 10 us */
+    AQ_GROUP_COMING = 2 * (AQ_GROUP_LAG + 1), /* messages of one rank that are expected and not yet taken */
+    AQ_GROUP_NCCL_BYTES = 64 << 20, /* of GPU memory for all messages over NCCL, as far as their least length allows */
+    AQ_GROUP_NCCL_BYTES_MAX = 1 << 20 /* of one of them: 16 of a chunk of 4 million values */
 };
 
 /* What a collective is; numbers are for ever (docs/FRAME.md). */
@@ -57,6 +65,12 @@ struct aq_group_ops {
     enum aq_status (*take)(struct aq_group *group, uint32_t from, struct aq_chunk *chunk, const void **body);
     void (*give)(struct aq_group *group, uint32_t from, const void *body);
     void (*close)(struct aq_group *group);
+    /* Of members whose messages carry no chunk; NULL for the others. */
+    enum aq_status (*meet)(struct aq_group *group, const struct aq_chunk *head); /* is everybody in this collective? */
+    /* The next message from that rank, into its place or (NULL) the member's memory. */
+    enum aq_status (*expect)(struct aq_group *group, uint32_t from, const struct aq_chunk *chunk, void *into);
+    enum aq_status (*flush)(struct aq_group *group); /* everything posted and expected since the last one goes */
+    void (*abandon)(struct aq_group *group);         /* a collective has failed: nothing may go on by itself    */
 };
 
 struct aq_group {
@@ -69,12 +83,21 @@ struct aq_group {
     uint64_t number;                    /* of collectives begun */
     uint64_t posted[AQ_GROUP_SIZE_MAX]; /* messages, for settle  */
     struct aq_group_stats stats;
-    uint8_t *slots; /* packed messages: aq_group_slot */
+    uint8_t *slots; /* packed messages: aq_group_slot. Of the host (pinned where the device is apart), or the device */
     size_t slots_bytes;
+    struct aq_group *host;    /* who moves host memory and agrees; NULL: this one itself */
+    struct aq_stream *stream; /* on which reductions of device memory are enqueued       */
+    bool apart, wires_apart;
+    uint8_t *landing; /* apart, and wires are not: messages on their way, one for each rank, device memory */
+    const struct aq_grad_codec *prepared;
+    struct aq_device_coding *coding; /* of it: collective_device.c */
 };
 
-/* What every member's open begins with; AQ_INVAL as aq_group_open_links says. aq_group_deinit frees what it took. */
-enum aq_status aq_group_init(struct aq_group *group, const struct aq_group_ops *ops,
+/*
+ * What every member's open begins with; AQ_INVAL as aq_group_open_links says. wires_apart: its messages are device
+ * memory. aq_group_deinit frees what it took.
+ */
+enum aq_status aq_group_init(struct aq_group *group, const struct aq_group_ops *ops, bool wires_apart,
                              const struct aq_group_config *config);
 void aq_group_deinit(struct aq_group *group);
 
@@ -86,6 +109,13 @@ enum aq_status aq_group_begin(struct aq_group *group, enum aq_collective collect
                               struct aq_chunk *out);
 /* Waits until nothing is lent any more, where status is AQ_OK; else breaks the group. */
 enum aq_status aq_group_end(struct aq_group *group, enum aq_status status);
+
+/* group_links.c: all links of this group of links are looked at; why one ended. For who waits for something else. */
+enum aq_status aq_group_links_watch(struct aq_group *group);
+
+/* AQ_MISMATCH, with the line that says where both are. */
+enum aq_status aq_group_elsewhere(const struct aq_group *group, uint32_t peer, const struct aq_chunk *theirs,
+                                  const struct aq_chunk *mine);
 
 /* The table's calls, counted and checked: take answers AQ_MISMATCH where another message than `expected` comes. */
 enum aq_status aq_group_post(struct aq_group *group, uint32_t to, const struct aq_chunk *chunk, const void *body);
@@ -110,6 +140,7 @@ struct aq_exchange {
     void *context;
     const void *wires[AQ_GROUP_SIZE_MAX]; /* of the step at hand, by rank: what pack made, or what has come */
     const void *result;                   /* made by reduce */
+    float *results; /* the whole buffer, where results may come into their places unpacked; NULL: they may not */
 };
 
 struct aq_exchange_ops {
@@ -128,6 +159,23 @@ bool aq_exchange_span(const struct aq_exchange *exchange, uint32_t owner, uint64
 
 /* Runs it from begin to end, given group, count, unit, gather, ops and context. */
 enum aq_status aq_exchange_run(struct aq_exchange *exchange, enum aq_collective collective, uint64_t detail);
+
+/* How long messages over NCCL are, and what they take. */
+uint32_t aq_group_nccl_piece(uint32_t size);
+uint64_t aq_group_nccl_bytes(uint32_t size);
+
+/* ---- collective_device.c: the same of device memory ---- */
+struct aq_device_sum {
+    float *x;
+    float scale;
+};
+enum aq_status aq_device_sum_run(struct aq_exchange *exchange, struct aq_device_sum *sum,
+                                 enum aq_collective collective);
+enum aq_status aq_device_compressed_run(struct aq_exchange *exchange, const struct aq_compressed *asked);
+/* Keeps what compressed reductions of this codec and count need. */
+enum aq_status aq_device_coding_open(struct aq_group *group, const struct aq_grad_codec *codec, uint64_t count,
+                                     uint64_t unit, struct aq_device_coding **out);
+void aq_device_coding_close(struct aq_device_coding *coding); /* NULL is fine */
 
 /* run(piece) on the group's pool, or here. */
 void aq_group_parallel(const struct aq_group *group, uint32_t pieces, void (*run)(uint32_t piece, void *context),

@@ -63,6 +63,17 @@ static enum aq_status pump(struct links *links)
     return AQ_OK;
 }
 
+enum aq_status aq_group_links_watch(struct aq_group *group)
+{
+    struct links *links = (struct links *)group;
+    AQ_TRY(pump(links));
+    for (uint32_t rank = 0; rank < group->size; rank++)
+        if (rank != group->rank && links->peers[rank].left && links->peers[rank].head == links->peers[rank].tail)
+            return aq_fail(AQ_CLOSED, AREA, "rank %u left in good order, and this rank %u waits for it: another plan?",
+                           rank, group->rank);
+    return AQ_OK;
+}
+
 /* Sleep until something happens that this rank did. */
 static enum aq_status sleep_on(struct links *links, uint32_t seen, uint32_t rank, uint64_t deadline_ns)
 {
@@ -192,7 +203,7 @@ enum aq_status aq_group_open_links(const struct aq_group_config *config, struct 
     AQ_TRY(aq_alloc(sizeof(struct links), &memory));
     struct links *links = memory;
     enum aq_status status;
-    AQ_TRY_GOTO(aq_group_init(&links->group, &LINKS_OPS, config), out);
+    AQ_TRY_GOTO(aq_group_init(&links->group, &LINKS_OPS, false, config), out);
     AQ_TRY_GOTO(aq_alloc(config->size * sizeof *links->peers, &memory), out);
     links->peers = memory;
     links->bell = config->bell;

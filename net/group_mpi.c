@@ -214,7 +214,7 @@ enum aq_status aq_group_open_mpi(const struct aq_group_config *config, struct aq
     over->comm = MPI_COMM_NULL;
     over->group.ops = &MPI_OPS;
     AQ_TRY_GOTO(join(over, &joined), out);
-    AQ_TRY_GOTO(aq_group_init(&over->group, &MPI_OPS, &joined), out);
+    AQ_TRY_GOTO(aq_group_init(&over->group, &MPI_OPS, false, &joined), out);
     AQ_TRY_GOTO(open_peers(over), out);
 out:
     if (status != AQ_OK)

@@ -4,6 +4,79 @@
 #include <math.h>
 #include <string.h>
 
+/* Where what is reduced lies: NULL: in host memory (or a device whose memory the host reaches). Of this thread's rank.
+ */
+static _Thread_local struct aq_device *behind;
+
+enum { BUFFERS_MAX = 3 };
+
+/* Buffers of floats as the group wants them: copies on the device, which come back. */
+struct copies {
+    struct {
+        float *host, *device;
+        uint64_t count;
+    } of[BUFFERS_MAX];
+    uint32_t count;
+};
+
+static enum aq_status copies_take(struct copies *copies, float **x, uint64_t count)
+{
+    void *memory;
+    if (!behind || !*x) return AQ_OK;
+    AQ_TRY(aq_device_alloc(behind, AQ_MEMORY_DEVICE, count * sizeof **x + 1, &memory));
+    copies->of[copies->count].host = *x;
+    copies->of[copies->count].device = memory;
+    copies->of[copies->count++].count = count;
+    AQ_TRY(aq_device_copy(behind, memory, *x, count * sizeof **x, NULL));
+    *x = memory;
+    return aq_device_stream_sync(behind, NULL);
+}
+
+static enum aq_status copies_return(struct copies *copies, enum aq_status status)
+{
+    for (uint32_t i = 0; i < copies->count; i++) {
+        const uint64_t bytes = copies->of[i].count * sizeof(float);
+        enum aq_status back = aq_device_copy(behind, copies->of[i].host, copies->of[i].device, bytes, NULL);
+        if (back == AQ_OK) back = aq_device_stream_sync(behind, NULL);
+        if (status == AQ_OK) status = back;
+        aq_device_free(behind, AQ_MEMORY_DEVICE, copies->of[i].device, bytes + 1);
+    }
+    return status;
+}
+
+static enum aq_status allreduce(struct aq_group *group, float *x, uint64_t count)
+{
+    struct copies copies = {0};
+    AQ_TRY(copies_take(&copies, &x, count));
+    return copies_return(&copies, aq_allreduce(group, x, count));
+}
+
+static enum aq_status mean(struct aq_group *group, float *x, uint64_t count)
+{
+    struct copies copies = {0};
+    AQ_TRY(copies_take(&copies, &x, count));
+    return copies_return(&copies, aq_allreduce_mean(group, x, count));
+}
+
+static enum aq_status reduce_scatter(struct aq_group *group, float *x, uint64_t count, uint64_t *first, uint64_t *mine)
+{
+    struct copies copies = {0};
+    AQ_TRY(copies_take(&copies, &x, count));
+    return copies_return(&copies, aq_reduce_scatter(group, x, count, first, mine));
+}
+
+static enum aq_status compressed_allreduce(struct aq_group *group, const struct aq_compressed *asked)
+{
+    struct copies copies = {0};
+    struct aq_compressed mine = *asked;
+    uint64_t first, chunk;
+    aq_grad_chunk(asked->count, aq_group_size(group), aq_group_rank(group), &first, &chunk);
+    AQ_TRY(copies_take(&copies, &mine.x, asked->count));
+    AQ_TRY(copies_take(&copies, &mine.worker_error, asked->count));
+    AQ_TRY(copies_take(&copies, &mine.server_error, chunk));
+    return copies_return(&copies, aq_compressed_allreduce(group, &mine));
+}
+
 /* What rank r has at place i of buffer number n: signs and sizes that make the order of a sum matter. */
 static float value_of(uint32_t rank, uint64_t n, uint64_t i)
 {
@@ -68,7 +141,7 @@ static enum aq_status run_allreduce(struct aq_group *group)
     for (uint32_t n = 0; (count = count_of(aq_group_size(group), n)) != UINT64_MAX; n++) {
         float *x;
         AQ_TRY(make(aq_group_rank(group), n, count, &x));
-        enum aq_status status = aq_allreduce(group, x, count);
+        enum aq_status status = allreduce(group, x, count);
         if (status == AQ_OK) status = check_sum(group, x, 0, count, n);
         aq_free(x);
         AQ_TRY(status);
@@ -84,8 +157,8 @@ static enum aq_status run_mean(struct aq_group *group)
     float *x;
     AQ_TRY(make(aq_group_rank(group), 0, 2 * COUNT, &x));
     memcpy(x + COUNT, x, COUNT * sizeof *x);
-    enum aq_status status = aq_allreduce(group, x, COUNT);
-    if (status == AQ_OK) status = aq_allreduce_mean(group, x + COUNT, COUNT);
+    enum aq_status status = allreduce(group, x, COUNT);
+    if (status == AQ_OK) status = mean(group, x + COUNT, COUNT);
     for (uint64_t i = 0; i < COUNT && status == AQ_OK; i++)
         if (x[COUNT + i] != x[i] * share) status = aq_fail(AQ_CORRUPT, "test", "mean %llu", (unsigned long long)i);
     aq_free(x);
@@ -98,7 +171,7 @@ static enum aq_status run_reduce_scatter(struct aq_group *group)
     for (uint32_t n = 0; (count = count_of(aq_group_size(group), n)) != UINT64_MAX; n++) {
         float *x;
         AQ_TRY(make(aq_group_rank(group), n, count, &x));
-        enum aq_status status = aq_reduce_scatter(group, x, count, &first, &mine);
+        enum aq_status status = reduce_scatter(group, x, count, &first, &mine);
         if (status == AQ_OK) status = check_sum(group, x + first, first, mine, n);
         for (uint64_t i = 0; i < count && status == AQ_OK; i++)
             if ((i < first || i >= first + mine) && x[i] != value_of(aq_group_rank(group), n, i))
@@ -213,7 +286,7 @@ static enum aq_status run_special(struct aq_group *group)
     uint64_t all[CASE_RANKS_MAX];
     for (uint32_t i = 0; i < COUNT; i++)
         memcpy(&x[i], &WORDS[(i * (aq_group_rank(group) + 1) + i / 77) % WORD_COUNT], sizeof *x);
-    AQ_TRY(aq_allreduce(group, x, COUNT));
+    AQ_TRY(allreduce(group, x, COUNT));
     const uint64_t digest = aq_digest(x, sizeof x);
     AQ_TRY(aq_all_gather(group, &digest, sizeof digest, all));
     for (uint32_t w = 0; w < aq_group_size(group); w++)
@@ -339,7 +412,7 @@ static enum aq_status compressed_steps(struct aq_group *group, const struct aq_g
                                       .server_error = own->server_error,
                                       .step = step};
         aq_group_stats(group, &before);
-        AQ_TRY(step == ALONG ? with_work(group, &asked) : aq_compressed_allreduce(group, &asked));
+        AQ_TRY(step == ALONG && !behind ? with_work(group, &asked) : compressed_allreduce(group, &asked));
         aq_group_stats(group, &after);
         AQ_TRY(aq_group_agree(group, aq_digest(own->x, count * sizeof(float)), "the mean"));
         uint64_t bytes = (size - 1) * aq_grad_codec_bytes_pieces(codec, first, mine);
@@ -411,7 +484,7 @@ static enum aq_status run_compressed(struct aq_group *group)
     if (size == 1) { /* nothing is quantized, nothing is looked at */
         float x = 0.3f;
         const struct aq_compressed alone = {.x = &x, .count = 1};
-        AQ_TRY(aq_compressed_allreduce(group, &alone));
+        AQ_TRY(compressed_allreduce(group, &alone));
         CASE_EXPECT(group, x == 0.3f);
         return AQ_OK;
     }
@@ -431,7 +504,7 @@ static enum aq_status run_stats(struct aq_group *group)
     struct aq_group_stats stats;
     uint64_t first, mine;
     aq_grad_chunk(COUNT, aq_group_size(group), aq_group_rank(group), &first, &mine);
-    AQ_TRY(aq_allreduce(group, rows[aq_group_rank(group)], COUNT));
+    AQ_TRY(allreduce(group, rows[aq_group_rank(group)], COUNT));
     aq_group_stats(group, &stats);
     const uint64_t others = aq_group_size(group) - 1; /* the others' chunks to them, the own one's result to each */
     CASE_EXPECT(group, stats.collectives == 1);
@@ -455,6 +528,12 @@ static const struct {
              {"special values", run_special},
              {"compressed", run_compressed}};
 enum { CASE_COUNT = sizeof CASES / sizeof *CASES };
+
+enum aq_status collective_cases_run_behind(struct aq_group *group, struct aq_device *device)
+{
+    behind = device;
+    return collective_cases_run(group);
+}
 
 enum aq_status collective_cases_run(struct aq_group *group)
 {

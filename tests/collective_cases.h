@@ -16,6 +16,8 @@ enum { CASE_RANKS_MAX = 8, CASE_PIECE_BYTES = 16 << 10, CASE_CODED_BYTES = 256 <
 
 /* All cases one after the other over the same group: what one leaves behind would trouble the next. */
 enum aq_status collective_cases_run(struct aq_group *group);
+/* The same where what is reduced lies in memory of the device that the host cannot reach. */
+enum aq_status collective_cases_run_behind(struct aq_group *group, struct aq_device *device);
 
 /* AQ_CORRUPT with the place, for what a rank finds wrong in its results. */
 #define CASE_EXPECT(group, condition)                                                                                  \

@@ -15,6 +15,16 @@ function(aq_cuda_on_host_test name)
   target_include_directories(${name} PRIVATE cuda_host/runtime ${PROJECT_SOURCE_DIR}/aqsgd/device)
 endfunction()
 
+# The group over NCCL: group_nccl.c over an NCCL of tests.
+add_library(aq_nccl_on_host OBJECT cuda_host/runtime/group_nccl_on_host.c cuda_host/runtime/nccl_host.c)
+target_include_directories(aq_nccl_on_host PRIVATE cuda_host/runtime ${PROJECT_SOURCE_DIR}/net)
+target_link_libraries(aq_nccl_on_host PRIVATE aq_net aq_flags)
+aq_cuda_on_host_test(conform_collective_device SOURCES conform_collective_device.c collective_cases.c
+  LABELS conform quick TIMEOUT 300)
+target_sources(conform_collective_device PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
+target_include_directories(conform_collective_device PRIVATE ${PROJECT_SOURCE_DIR}/net)
+target_link_libraries(conform_collective_device PRIVATE aq_net)
+
 aq_cuda_on_host_test(test_cuda_device LABELS quick)
 aq_cuda_on_host_test(test_cuda_codec_device SOURCES test_cuda_codec_device.c codec_common.c LABELS quick)
 # The conformance of devices, of kind cuda alone: with every ending of a product that cuBLASLt has, and with none.

@@ -39,12 +39,14 @@ struct kit_rank {
 
 struct kit {
     uint32_t size;
-    const char *scheme, *query; /* as in conform_transport.c; the query is the connectors' */
-    struct aq_tls *const *tls;  /* by rank; NULL: none */
-    double silence_s;           /* of the group; 0: 60 */
-    uint64_t outage_ns_max;     /* of the links        */
-    uint32_t piece_bytes;       /* 0: KIT_PIECE_BYTES  */
-    uint32_t threads;           /* of each rank's pool; 0: no device */
+    const char *scheme, *query;         /* as in conform_transport.c; the query is the connectors' */
+    struct aq_tls *const *tls;          /* by rank; NULL: none */
+    double silence_s;                   /* of the group; 0: 60 */
+    uint64_t outage_ns_max;             /* of the links        */
+    uint32_t piece_bytes;               /* 0: KIT_PIECE_BYTES  */
+    uint32_t threads;                   /* of each rank's pool; 0: no device */
+    const char *devices[KIT_RANKS_MAX]; /* by rank: another kind than "cpu", of index `rank`; NULL: see threads */
+    bool nccl;                          /* above the links */
     enum aq_status (*run)(struct kit_rank *rank);
     void *context;
     struct kit_rank ranks[KIT_RANKS_MAX];
@@ -85,9 +87,11 @@ static inline enum aq_status kit_meet(struct kit_rank *rank)
 static inline enum aq_status kit_open(struct kit_rank *rank)
 {
     struct kit *kit = rank->kit;
-    const struct aq_device_config device = {.kind = "cpu", .threads = kit->threads};
+    const char *kind = kit->devices[rank->rank];
+    const struct aq_device_config device = {
+        .kind = kind ? kind : "cpu", .index = kind ? rank->rank : 0, .threads = kit->threads + (kind != NULL)};
     AQ_TRY(kit_meet(rank));
-    if (kit->threads > 0) AQ_TRY(aq_device_open(&device, &rank->device));
+    if (device.threads > 0) AQ_TRY(aq_device_open(&device, &rank->device));
     const struct aq_group_config config = {.rank = rank->rank,
                                            .size = kit->size,
                                            .links = rank->links,
@@ -95,7 +99,8 @@ static inline enum aq_status kit_open(struct kit_rank *rank)
                                            .device = rank->device,
                                            .silence_ns = (uint64_t)((kit->silence_s > 0 ? kit->silence_s : 60) * 1e9),
                                            .piece_bytes = kit->piece_bytes ? kit->piece_bytes : KIT_PIECE_BYTES};
-    return aq_group_open_links(&config, &rank->group);
+    AQ_TRY(aq_group_open_links(&config, &rank->group));
+    return kit->nccl ? aq_group_open_nccl(rank->group, &rank->group) : AQ_OK;
 }
 
 static inline void kit_thread(void *context)

@@ -129,6 +129,9 @@ enum aq_status cuda_sum2(struct aq_device *device, const float *x, uint64_t coun
 /* codec/cuda_codec_open.c */
 extern const struct aq_codec_launchers aq_codec_launchers_cuda;
 
+/* grad/cuda_grad_open.c */
+extern const struct aq_grad_launchers aq_grad_launchers_cuda;
+
 /* cuda_matmul.c */
 enum aq_status cuda_matmul_open(struct cuda_device *cuda, struct cuda_matmul **out);
 void cuda_matmul_close(struct cuda_matmul *matmul); /* NULL is fine */

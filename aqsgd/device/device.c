@@ -91,6 +91,11 @@ struct aq_pages aq_device_pages(struct aq_device *device)
     return (struct aq_pages){.take = pinned_take, .give = pinned_give, .context = device};
 }
 
+void *aq_device_stream_native(struct aq_device *device, struct aq_stream *stream)
+{
+    return device->ops->stream_native ? device->ops->stream_native(device, stream) : NULL;
+}
+
 enum aq_status aq_device_stream_open(struct aq_device *device, struct aq_stream **out)
 {
     return device->ops->stream_open(device, out);

@@ -19,6 +19,7 @@
 #include <sys/mman.h>
 
 #include "device_ops.h"
+#include "grad/grad_launchers.h"
 
 extern const struct aq_device_ops aq_device_apart, aq_device_cpu;
 
@@ -58,6 +59,17 @@ struct fill {
     float std, value;
 };
 
+struct coding { /* of a range, piece by piece */
+    const struct aq_grad_codec *codec;
+    struct aq_grad_span span;
+    const float *x;
+    float *to; /* error, or sum */
+    uint8_t *wire;
+    uint64_t step;
+    float weight;
+    bool add;
+};
+
 enum operation {
     DO_WAIT,
     DO_STAMP,
@@ -77,7 +89,10 @@ enum operation {
     DO_ADAMW,
     DO_SGD,
     DO_LION,
-    DO_LAMB
+    DO_LAMB,
+    DO_GRAD_ENCODE,
+    DO_GRAD_DECODE,
+    DO_SUM_RANKS
 };
 
 struct command {
@@ -100,6 +115,8 @@ struct command {
         struct aq_sgd sgd;
         struct aq_lion lion;
         struct aq_lamb_tensor lamb;
+        struct coding coding;
+        struct aq_sum_ranks sum_ranks;
     } with;
 };
 
@@ -165,6 +182,31 @@ static void *within(const struct apart *apart, const void *pointer)
 
 static enum aq_status stream_run(struct aq_stream *stream, uint64_t position);
 
+static enum aq_status coding_run(const struct coding *coding, bool encode)
+{
+    uint8_t *wire = coding->wire;
+    for (uint64_t at = 0; at < coding->span.count; at += AQ_GRAD_PIECE) {
+        const uint64_t left = coding->span.count - at, count = left < AQ_GRAD_PIECE ? left : AQ_GRAD_PIECE;
+        const uint64_t first = coding->span.first + at;
+        const size_t bytes = aq_grad_codec_bytes(coding->codec, first, count);
+        float *to = coding->to ? coding->to + at : NULL;
+        AQ_TRY(encode ? aq_grad_encode(coding->codec, first, count, coding->x + at, to, coding->step, wire)
+                      : aq_grad_decode(coding->codec, first, count, wire, bytes, coding->weight, coding->add, to));
+        wire += bytes;
+    }
+    return AQ_OK;
+}
+
+static void sum_run(const struct aq_sum_ranks *args)
+{
+    for (uint64_t i = 0; i < args->count; i++) {
+        float sum = args->rank == 0 ? args->own[i] : args->parts[0][i];
+        for (uint32_t rank = 1; rank < args->size; rank++)
+            sum += rank == args->rank ? args->own[i] : args->parts[rank][i];
+        args->own[i] = args->scale == 1.0f ? sum : sum * args->scale;
+    }
+}
+
 static enum aq_status command_run(struct aq_device *inner, const struct command *command)
 {
     switch (command->operation) {
@@ -211,6 +253,12 @@ static enum aq_status command_run(struct aq_device *inner, const struct command 
         return aq_device_lion(inner, &command->with.lion, NULL);
     case DO_LAMB:
         return aq_device_lamb(inner, &command->with.lamb, NULL);
+    case DO_GRAD_ENCODE:
+    case DO_GRAD_DECODE:
+        return coding_run(&command->with.coding, command->operation == DO_GRAD_ENCODE);
+    case DO_SUM_RANKS:
+        sum_run(&command->with.sum_ranks);
+        return AQ_OK;
     }
     AQ_ASSERT(!"an operation that no stream has");
     return AQ_INVAL;
@@ -623,6 +671,90 @@ static enum aq_status apart_sum2(struct aq_device *device, const float *x, uint6
     return aq_device_sum2(apart->inner, within(apart, x), count, sum, NULL);
 }
 
+/* --- gradient codecs: the CPU's, when the stream gets there ------------------------------------------------------ */
+
+struct apart_coder {
+    struct aq_grad_coder base;
+    struct aq_grad_span spans[];
+};
+
+static enum aq_status coder_check_config(const struct aq_grad_codec_config *config)
+{
+    (void)config;
+    return AQ_OK;
+}
+
+static enum aq_status coder_open(struct aq_device *device, const struct aq_grad_codec *codec,
+                                 const struct aq_grad_span *spans, uint32_t span_count, struct aq_grad_coder **out)
+{
+    void *memory;
+    AQ_TRY(aq_alloc(sizeof(struct apart_coder) + span_count * sizeof *spans, &memory));
+    struct apart_coder *coder = memory;
+    coder->base = (struct aq_grad_coder){.device = device, .codec = codec, .span_count = span_count};
+    memcpy(coder->spans, spans, span_count * sizeof *spans);
+    *out = &coder->base;
+    return AQ_OK;
+}
+
+static void coder_close(struct aq_grad_coder *coder)
+{
+    aq_free(coder);
+}
+
+static enum aq_status coder_encode(struct aq_grad_coder *base, uint32_t span, const float *x, float *error,
+                                   uint64_t step, void *wire, struct aq_stream *stream)
+{
+    struct apart *apart = apart_of(base->device);
+    note(apart, stream, DO_GRAD_ENCODE)->with.coding =
+        (struct coding){.codec = base->codec,
+                        .span = ((const struct apart_coder *)base)->spans[span],
+                        .x = within(apart, x),
+                        .to = within(apart, error),
+                        .wire = within(apart, wire),
+                        .step = step};
+    return AQ_OK;
+}
+
+static enum aq_status coder_decode(struct aq_grad_coder *base, uint32_t span, const void *wire, float weight, bool add,
+                                   float *sum, struct aq_stream *stream)
+{
+    struct apart *apart = apart_of(base->device);
+    note(apart, stream, DO_GRAD_DECODE)->with.coding =
+        (struct coding){.codec = base->codec,
+                        .span = ((const struct apart_coder *)base)->spans[span],
+                        .to = within(apart, sum),
+                        .wire = within(apart, wire),
+                        .weight = weight,
+                        .add = add};
+    return AQ_OK;
+}
+
+/* What a decode met is the stream's status. */
+static enum aq_status coder_check(struct aq_grad_coder *base, struct aq_stream *stream)
+{
+    return apart_stream_sync(base->device, stream);
+}
+
+static enum aq_status apart_sum_ranks(struct aq_device *device, const struct aq_sum_ranks *args,
+                                      struct aq_stream *stream)
+{
+    struct apart *apart = apart_of(device);
+    struct aq_sum_ranks *mine = &note(apart, stream, DO_SUM_RANKS)->with.sum_ranks;
+    *mine = *args;
+    WITHIN(mine->own);
+    for (uint32_t rank = 0; rank < args->size; rank++)
+        if (rank != args->rank) WITHIN(mine->parts[rank]);
+    return AQ_OK;
+}
+
+static const struct aq_grad_launchers apart_grad = {.check_config = coder_check_config,
+                                                    .open = coder_open,
+                                                    .close = coder_close,
+                                                    .encode = coder_encode,
+                                                    .decode = coder_decode,
+                                                    .check = coder_check,
+                                                    .sum_ranks = apart_sum_ranks};
+
 static uint64_t apart_scratch_bytes(const struct aq_device *device)
 {
     return aq_device_scratch_bytes(((const struct apart *)device)->inner);
@@ -680,6 +812,7 @@ out:
 }
 
 const struct aq_device_ops aq_device_apart = {.kind = "apart",
+                                              .grad = &apart_grad,
                                               .open = apart_open,
                                               .close = apart_close,
                                               .info = apart_info,

@@ -188,6 +188,11 @@ static enum aq_status cuda_stream_sync(struct aq_device *device, struct aq_strea
     return AQ_OK;
 }
 
+static void *cuda_stream_native(struct aq_device *device, struct aq_stream *stream)
+{
+    return cuda_stream_of(cuda_device_of(device), stream)->at;
+}
+
 static enum aq_status cuda_event_open(struct aq_device *device, bool timed, struct aq_event **out)
 {
     void *memory = NULL;
@@ -337,10 +342,13 @@ static void cuda_info(const struct aq_device *device, struct aq_device_info *out
                                    .tf32 = true,
                                    .rounds = true};
     snprintf(out->name, sizeof out->name, "%s", cuda->name);
+    snprintf(out->uuid, sizeof out->uuid, "%s", cuda->probe.uuid);
 }
 
 const struct aq_device_ops aq_device_cuda = {.kind = "cuda",
                                              .codec = &aq_codec_launchers_cuda,
+                                             .grad = &aq_grad_launchers_cuda,
+                                             .stream_native = cuda_stream_native,
                                              .open = cuda_open,
                                              .close = cuda_close,
                                              .info = cuda_info,

@@ -2,8 +2,9 @@
  * device_ops.h -- the table of functions that a backend fills; private to this room.
  *
  * A new backend is one file that defines `const struct aq_device_ops aq_device_NAME` and one line in devices.def. Every
- * slot but `codec` is mandatory. A backend's device starts with struct aq_device. Slots mean what the functions of the
- * same name in device.h and device_math.h say; what they check, device.c has checked already.
+ * slot but `codec`, `grad` and `stream_native` is mandatory. A backend's device starts with struct aq_device. Slots
+ * mean what the functions of the same name in device.h and device_math.h say; what they check, device.c has checked
+ * already.
  */
 #ifndef AQ_DEVICE_OPS_H
 #define AQ_DEVICE_OPS_H
@@ -12,10 +13,13 @@
 #include "aqsgd/device_math.h"
 
 struct aq_codec_launchers; /* codec/codec_internal.h */
+struct aq_grad_launchers;  /* grad/grad_launchers.h  */
 
 struct aq_device_ops {
     const char *kind;
     const struct aq_codec_launchers *codec; /* kernels of its own for codecs; NULL: the CPU's, by way of the host */
+    const struct aq_grad_launchers *grad;   /* what replicas reduce with; NULL where memory is the host's */
+    void *(*stream_native)(struct aq_device *device, struct aq_stream *stream); /* NULL: there is none */
     enum aq_status (*open)(const struct aq_device_config *config, struct aq_device **out);
     void (*close)(struct aq_device *device);
     void (*info)(const struct aq_device *device, struct aq_device_info *out);
@@ -54,8 +58,7 @@ struct aq_device_ops {
                                     struct aq_stream *stream);
     enum aq_status (*column_sum)(struct aq_device *device, const void *x, enum aq_element type, uint64_t rows,
                                  uint64_t C, uint64_t stride, float *sums, struct aq_stream *stream);
-    enum aq_status (*dropout)(struct aq_device *device, const struct aq_dropout_apply *args,
-                              struct aq_stream *stream);
+    enum aq_status (*dropout)(struct aq_device *device, const struct aq_dropout_apply *args, struct aq_stream *stream);
     enum aq_status (*fill_normal)(struct aq_device *device, float *x, uint64_t count, struct aq_rng_key key, float std,
                                   float value, struct aq_stream *stream);
     enum aq_status (*adamw)(struct aq_device *device, const struct aq_adamw *args, struct aq_stream *stream);

@@ -25,6 +25,7 @@
 #define AQSGD_CUDA_GRAD_H
 
 #include "aqsgd/grad_codec.h"
+#include "aqsgd/grad_device.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -88,6 +89,9 @@ enum aq_status aq_cuda_grad_encode(const struct aq_cuda_grad_tables *tables, con
  */
 enum aq_status aq_cuda_grad_decode(const struct aq_cuda_grad_tables *tables, const void *wire, float weight, bool add,
                                    float *sum, uint32_t *corrupt, void *stream);
+
+/* As aq_device_sum_ranks: everything in device memory. */
+enum aq_status aq_cuda_sum_ranks(const struct aq_sum_ranks *args, void *stream);
 
 #ifdef __cplusplus
 }

@@ -10,6 +10,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -435,6 +436,8 @@ void resolve_match(lane *lanes, uint32_t mask)
 
 cudaError_t run(const char *kernel, dim3 grid, dim3 block, size_t shared, const std::function<void()> &body)
 {
+    static std::mutex one; /* ranks may be threads: one kernel at a time */
+    const std::lock_guard<std::mutex> turn(one);
     emulator &e = self();
     stacks_make();
     e.failed = false;

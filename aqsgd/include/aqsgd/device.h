@@ -47,6 +47,7 @@ enum aq_memory_kind {
 
 struct aq_device_info {
     char name[128];        /* "cpu: AMD EPYC, 2 threads, AVX-512 BF16"             */
+    char uuid[40];         /* of the GPU, as nvidia-smi writes it; "" on a CPU    */
     uint64_t memory_bytes; /* in all                                              */
     uint32_t threads;      /* of the pool (1 on a GPU)                            */
     bool host_memory;      /* device pointers may be dereferenced by the host     */
@@ -84,6 +85,9 @@ struct aq_pages aq_device_pages(struct aq_device *device);
 enum aq_status aq_device_stream_open(struct aq_device *device, struct aq_stream **out);
 void aq_device_stream_close(struct aq_device *device, struct aq_stream *stream);
 enum aq_status aq_device_stream_sync(struct aq_device *device, struct aq_stream *stream);
+
+/* The stream as the device's own libraries know it: a cudaStream_t. NULL on a CPU. stream NULL: the device's own. */
+void *aq_device_stream_native(struct aq_device *device, struct aq_stream *stream);
 
 /*
  * An event is a point in a stream: record puts it behind what the stream has so far, wait holds another stream back

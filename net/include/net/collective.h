@@ -20,6 +20,12 @@
  * most piece_bytes; packing the next, the wire, summing and unpacking overlap, so that the time is that of the slowest
  * of them, not their sum. docs/FRAME.md, "Chunks", has the order of messages.
  *
+ * On a GPU. A group whose device has memory of its own takes device pointers for floats (allreduce, mean,
+ * reduce-scatter, compressed and its errors), packs and sums there with the same bits as the CPU, and only enqueues the
+ * last kernels: results are ready in the order of config.stream. Everything else (lanes, bytes that only move, agree)
+ * is host memory. Over links, packed bytes alone cross to the host and back; with NCCL (aq_group_open_nccl) they go
+ * from GPU to GPU. Ranks of one group of links may differ: one on a CPU, the next on a GPU.
+ *
  * W = 1: every call answers at once and changes nothing.
  *
  *     aq_group_link_config(piece_bytes, &link_config);          and connect one link to each other rank
@@ -57,7 +63,10 @@ struct aq_group_config {
     struct aq_link *const *links; /* [size] by rank, own NULL; the pointers are copied, the links borrowed until close;
                                          their own ranks need not be the group's, but come in the same order */
     struct aq_bell *bell;         /* the one that the links' net rings */
-    struct aq_device *device;     /* whose pool packs and sums; host memory. NULL: the calling thread alone */
+    struct aq_device *device;     /* whose pool packs and sums. NULL: the calling thread alone. One with memory of its
+                                     own (a GPU): what is reduced lies there, and is reduced there */
+    struct aq_stream *stream;     /* of such a device: what is reduced is ready, and gets ready, in its order. NULL: the
+                                     device's own */
     uint64_t silence_ns;          /* a rank that is waited for and sends nothing for so long: AQ_TIMEOUT */
     uint32_t piece_bytes;         /* of a message at most; the same on all ranks */
 };
@@ -76,6 +85,29 @@ enum aq_status aq_group_open_links(const struct aq_group_config *config, struct 
  */
 enum aq_status aq_group_open_mpi(const struct aq_group_config *config, struct aq_group **out);
 
+/*
+ * The same between GPUs, by NCCL, above a group of links whose device is a GPU: it tells NCCL's id, is what the ranks
+ * agree over, moves host memory, and ends the group when a rank dies. The new group takes it; where this fails it did
+ * not. NCCL's own connections are neither encrypted nor authenticated. All ranks call it together; what they find to
+ * differ is the same line on all. AQ_NODEV: a rank was built without NCCL, has no GPU, or shares one with another rank.
+ * AQ_MISMATCH: ranks with different versions of NCCL. AQ_NCCLERR: NCCL said no. AQ_TIMEOUT: it did not come up within
+ * silence_ns. W = 1 opens a communicator, too.
+ *
+ * NCCL is never waited for: each call looks at its state, at the links and at the clock, and a rank that is missing,
+ * silent or dead ends the call on all others (ncclCommAbort).
+ */
+enum aq_status aq_group_open_nccl(struct aq_group *links, struct aq_group **out);
+
+/* What all ranks find out together, before they choose: may aq_group_open_nccl be asked? */
+struct aq_nccl_facts {
+    bool built;       /* every rank was built with NCCL and is on a GPU */
+    bool apart;       /* no two are on one GPU                          */
+    bool one_machine; /* all are on one machine                         */
+    uint32_t rank;    /* the first of which `built` or `apart` is not true */
+};
+/* Over any group; the same on all ranks. device: this rank's. */
+enum aq_status aq_nccl_facts(struct aq_group *group, const struct aq_device *device, struct aq_nccl_facts *out);
+
 /* The links stay open, and so does what an unfinished call lent to them. NULL is fine. */
 void aq_group_close(struct aq_group *group);
 
@@ -85,6 +117,15 @@ uint32_t aq_group_size(const struct aq_group *group);
 
 /* Bytes of RAM that a group of this config takes beside its links; what `aqpipe plan` prints. */
 uint64_t aq_group_measure(const struct aq_group_config *config);
+/* Of a device with memory of its own: by links, and NCCL above them. NCCL's own buffers are not counted. */
+uint64_t aq_group_measure_device(const struct aq_group_config *config);
+
+/*
+ * Keep what compressed reductions of this codec and count need on a device, so that none allocates. Once a group; the
+ * codec is borrowed until close. Other reductions make and drop it each time. Nothing where memory is the host's.
+ * AQ_NODEV: the device has no kernels for that codec; the line says which it has.
+ */
+enum aq_status aq_group_prepare(struct aq_group *group, const struct aq_grad_codec *codec, uint64_t count);
 
 /*
  * What all collectives below answer: AQ_OK; AQ_MISMATCH, a rank is in another collective; AQ_PROTO, a frame that no

@@ -4,7 +4,8 @@
  * streams run as late as they may (cuda_streams_host.c). That the same calls compile against CUDA itself is shown by
  * preset cuda.
  *
- * One GPU, sm_90, whose memory is as large as the test says (cuda_runtime_host_memory).
+ * One GPU, sm_90, whose memory is as large as the test says (cuda_runtime_host_memory), or as many as it or
+ * CUDA_HOST_GPUS in the environment say. Each thread may use its own, with streams of its own.
  */
 #ifndef CUDA_RUNTIME_API_ON_HOST_H
 #define CUDA_RUNTIME_API_ON_HOST_H
@@ -76,5 +77,9 @@ size_t cuda_runtime_host_used(void);
 /* The runtime's own: run(a copy of `bytes` of context, which it frees) when the stream gets there; everything, now. */
 cudaError_t cuda_runtime_host_later(cudaStream_t stream, int (*run)(void *context), const void *context, size_t bytes);
 cudaError_t cuda_runtime_host_finish(void);
+/* The same without a copy. Work that answers cudaErrorNotReady is asked again when the stream is looked at again. */
+cudaError_t cuda_runtime_host_pending(cudaStream_t stream, int (*run)(void *context), void *context);
+/* The GPU of this thread. */
+int cuda_runtime_host_current(void);
 
 #endif

@@ -9,7 +9,9 @@
 #include "cublasLt.h"
 
 static int driver_version = 13000, gpu_count = 1, gpu_major = 9, gpu_minor = 0;
-static size_t memory_all = (size_t)1 << 36, memory_used;
+static size_t memory_all = (size_t)1 << 36;
+static _Atomic size_t memory_used;
+static _Thread_local int current_gpu;
 
 /* --- the device ------------------------------------------------------------------------------------------------- */
 
@@ -27,11 +29,17 @@ cudaError_t cudaDriverGetVersion(int *version)
     return cudaSuccess;
 }
 
+static int gpus(void)
+{
+    const char *wish = getenv("CUDA_HOST_GPUS");
+    return wish ? (int)strtol(wish, NULL, 10) : gpu_count;
+}
+
 cudaError_t cudaGetDeviceCount(int *count)
 {
-    *count = gpu_count;
+    *count = gpus();
     if (driver_version < CUDART_VERSION) return cudaErrorInsufficientDriver;
-    return gpu_count ? cudaSuccess : cudaErrorNoDevice;
+    return gpus() ? cudaSuccess : cudaErrorNoDevice;
 }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int index)
@@ -55,7 +63,14 @@ cudaError_t cudaDeviceGetAttribute(int *out, enum cudaDeviceAttr attribute, int 
 
 cudaError_t cudaSetDevice(int index)
 {
-    return index < gpu_count ? cudaSuccess : cudaErrorInvalidValue;
+    if (index < 0 || index >= gpus()) return cudaErrorInvalidValue;
+    current_gpu = index;
+    return cudaSuccess;
+}
+
+int cuda_runtime_host_current(void)
+{
+    return current_gpu;
 }
 
 cudaError_t cudaGetLastError(void)

@@ -7,8 +7,13 @@
  * CUDA_HOST_STREAMS=early in the environment runs everything at once: a program that waits where it must gives the same
  * bits either way.
  *
- * Locking: none; one thread.
+ * What NCCL has put on a stream (nccl_host.c) may have to wait for another rank: who only looks is told that it is not
+ * ready, and who waits for it without an end is shown.
+ *
+ * Locking: a stream and its events belong to the thread that made them; memory that is freed waits for those alone.
  */
+#include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,6 +30,7 @@ struct work {
 
 struct CUstream_st {
     struct CUstream_st *next; /* of all ever made: events may name one that is destroyed */
+    const void *owner;        /* a thread */
     uint64_t noted, done;     /* works, ever */
     cudaError_t error;        /* the first; stays */
     struct work works[WORKS_MAX];
@@ -37,6 +43,8 @@ struct CUevent_st {
 };
 
 static cudaStream_t streams;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the list */
+static _Thread_local char self;
 
 static bool early(void)
 {
@@ -44,21 +52,35 @@ static bool early(void)
     return wish && strcmp(wish, "early") == 0;
 }
 
-/* Waits point backwards in time only, so that this ends. */
+/* As far as it gets. Waits point backwards in time only, so that this ends. */
 static cudaError_t stream_run(cudaStream_t stream, uint64_t position)
 {
     while (stream->done < position) {
-        const struct work work = stream->works[stream->done++ % WORKS_MAX];
+        const struct work work = stream->works[stream->done % WORKS_MAX];
         const cudaError_t error = (cudaError_t)work.run(work.context);
+        if (error == cudaErrorNotReady) return error;
+        stream->done++;
         if (stream->error == cudaSuccess) stream->error = error;
     }
     return stream->error;
 }
 
+/* The same to the end: who would wait for another rank, with no deadline, is a mistake. */
+static cudaError_t stream_finish(cudaStream_t stream, uint64_t position, const char *what)
+{
+    const cudaError_t error = stream_run(stream, position);
+    if (error != cudaErrorNotReady) return error;
+    fprintf(stderr, "%s waits without an end for what NCCL has not done\n", what);
+    abort();
+}
+
 static cudaError_t all_run(void)
 {
-    for (cudaStream_t stream = streams; stream; stream = stream->next)
-        (void)stream_run(stream, stream->noted);
+    (void)pthread_mutex_lock(&lock);
+    cudaStream_t stream = streams;
+    (void)pthread_mutex_unlock(&lock);
+    for (; stream; stream = stream->next)
+        if (stream->owner == &self) (void)stream_finish(stream, stream->noted, "cudaFree");
     return cudaSuccess;
 }
 
@@ -66,9 +88,15 @@ static cudaError_t all_run(void)
 static int note(void *stream_of, int (*run)(void *context), void *context)
 {
     cudaStream_t stream = stream_of;
-    if (stream->noted - stream->done == WORKS_MAX) (void)stream_run(stream, stream->done + 1);
+    if (stream->noted - stream->done == WORKS_MAX) (void)stream_finish(stream, stream->done + 1, "a full stream");
     stream->works[stream->noted++ % WORKS_MAX] = (struct work){run, context};
-    return early() ? (int)stream_run(stream, stream->noted) : 0;
+    const cudaError_t error = early() ? stream_run(stream, stream->noted) : cudaSuccess;
+    return error == cudaErrorNotReady ? cudaSuccess : error;
+}
+
+cudaError_t cuda_runtime_host_pending(cudaStream_t stream, int (*run)(void *context), void *context)
+{
+    return (cudaError_t)note(stream, run, context);
 }
 
 cudaError_t cuda_runtime_host_later(cudaStream_t stream, int (*run)(void *context), const void *context, size_t bytes)
@@ -125,20 +153,23 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
     if (flags != cudaStreamNonBlocking) return cudaErrorInvalidValue;
     *out = calloc(1, sizeof **out);
     if (!*out) return cudaErrorMemoryAllocation;
+    (void)pthread_mutex_lock(&lock);
     (*out)->next = streams;
+    (*out)->owner = &self;
     streams = *out;
+    (void)pthread_mutex_unlock(&lock);
     cuda_host_later(note);
     return cudaSuccess;
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
-    return stream_run(stream, stream->noted);
+    return stream_finish(stream, stream->noted, "cudaStreamDestroy");
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
-    return stream ? stream_run(stream, stream->noted) : cudaErrorInvalidValue;
+    return stream ? stream_finish(stream, stream->noted, "cudaStreamSynchronize") : cudaErrorInvalidValue;
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags)
@@ -152,7 +183,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags)
 
 cudaError_t cudaEventDestroy(cudaEvent_t event)
 {
-    if (event->stream) (void)stream_run(event->stream, event->position);
+    if (event->stream) (void)stream_finish(event->stream, event->position, "cudaEventDestroy");
     free(event);
     return cudaSuccess;
 }
@@ -184,8 +215,9 @@ struct wait {
 static int wait_run(void *context)
 {
     const struct wait wait = *(const struct wait *)context;
-    free(context);
-    return (int)stream_run(wait.stream, wait.position);
+    const cudaError_t error = stream_run(wait.stream, wait.position);
+    if (error != cudaErrorNotReady) free(context);
+    return (int)error;
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)

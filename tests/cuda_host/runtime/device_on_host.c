@@ -14,3 +14,4 @@
 #include "device_cuda.c"
 
 #include "codec/cuda_codec_open.c"
+#include "grad/cuda_grad_open.c"

@@ -1,0 +1,500 @@
+/*
+ * group_nccl.c -- a group of GPUs over NCCL: messages are device memory, and go by grouped ncclSend and ncclRecv.
+ *
+ * NCCL moves the messages of one step of a program at once: what has been posted and expected since the last flush is
+ * one ncclGroup (a *batch*), on a stream of its own that waits for the kernels that packed. Nothing else is ever put
+ * behind a batch but an event: the host looks whether it has passed, and only then enqueues what reads its messages. So
+ * a peer that never comes holds up that one stream alone, and aborting the communicator sets it free.
+ *
+ * A group of links stands below: it tells NCCL's id (rank 0's, to all), moves host memory, agrees before each
+ * collective that all ranks are in it (NCCL's messages name nothing), and is looked at whenever this rank waits, so
+ * that a rank that dies ends the wait of all others.
+ *
+ * The communicator does not block (config.blocking = 0): each call may answer ncclInProgress, and is then asked again
+ * until the deadline. Sums are not NCCL's: they are made in the order of ranks (docs/DECISIONS.md 0038).
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "group.h"
+
+#if AQ_WITH_NCCL
+#include <assert.h>
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+#endif
+
+static const char *const AREA = "group";
+
+enum { MACHINE_BYTES = 256 };
+
+/* What a rank tells of itself. */
+struct facts {
+    uint64_t gpu, machine; /* digests; gpu 0: none */
+    uint32_t built;        /* 0, or NCCL's version */
+    uint32_t reserved;
+};
+
+/* The machine as the kernel booted it, and the host's name, which containers have of their own. */
+static uint64_t machine_digest(void)
+{
+    char text[MACHINE_BYTES] = "";
+    size_t used = 0;
+    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (file) {
+        used = fread(text, 1, MACHINE_BYTES / 2, file);
+        (void)fclose(file);
+    }
+    if (gethostname(text + used, MACHINE_BYTES - used - 1) != 0) text[used] = '\0';
+    return aq_digest(text, used + strlen(text + used));
+}
+
+static uint32_t nccl_version(void)
+{
+    int version = 0;
+#if AQ_WITH_NCCL
+    if (ncclGetVersion(&version) != ncclSuccess) version = 0;
+#endif
+    return (uint32_t)version;
+}
+
+static enum aq_status facts_of(struct aq_group *group, const struct aq_device *device,
+                               struct facts all[AQ_GROUP_SIZE_MAX])
+{
+    struct aq_device_info info = {.host_memory = true};
+    struct facts mine = {.machine = machine_digest(), .built = nccl_version()};
+    if (device) aq_device_info(device, &info);
+    if (info.uuid[0]) mine.gpu = aq_digest_seeded(info.uuid, strlen(info.uuid), mine.machine) | 1;
+    return aq_all_gather(group, &mine, sizeof mine, all);
+}
+
+enum aq_status aq_nccl_facts(struct aq_group *group, const struct aq_device *device, struct aq_nccl_facts *out)
+{
+    struct facts all[AQ_GROUP_SIZE_MAX];
+    struct aq_nccl_facts found = {.built = true, .apart = true, .one_machine = true, .rank = UINT32_MAX};
+    AQ_TRY(facts_of(group, device, all));
+    for (uint32_t rank = 0; rank < group->size; rank++) {
+        bool good = all[rank].built != 0 && all[rank].gpu != 0;
+        found.built = found.built && good;
+        for (uint32_t other = 0; other < rank; other++)
+            if (all[other].gpu == all[rank].gpu && all[rank].gpu != 0) good = found.apart = false;
+        found.one_machine = found.one_machine && all[rank].machine == all[0].machine;
+        if (!good && found.rank == UINT32_MAX) found.rank = rank;
+    }
+    *out = found;
+    return AQ_OK;
+}
+
+#if AQ_WITH_NCCL
+
+enum {
+    BATCHES = 64, /* not yet passed: two a step, of which no more than the program's lag are under way */
+    LOOKS = 200,  /* at an event, before the first nap: what is near is there within some 100 us       */
+    NAP_NS = 20000,
+    CAUSE_NS = 500000000,
+    ID_BYTES = NCCL_UNIQUE_ID_BYTES
+};
+static_assert(BATCHES >= 4 * AQ_GROUP_FRAMES, "a batch is asked after while it is remembered");
+
+struct coming {
+    struct aq_chunk chunk;
+    void *body;
+    uint64_t batch;
+};
+
+struct peer {
+    uint8_t *memory; /* AQ_GROUP_COMING messages, device */
+    struct coming coming[AQ_GROUP_COMING];
+    uint64_t expected, taken, given;
+    uint64_t posted, batch_of[BATCHES]; /* of post n: batch_of[n % BATCHES] */
+};
+
+struct move { /* of the batch that is being made */
+    const void *from;
+    void *to;
+    size_t bytes;
+    uint32_t peer;
+};
+
+struct over_nccl {
+    struct aq_group group;
+    ncclComm_t comm;
+    cudaStream_t stream;
+    cudaEvent_t packed;
+    cudaEvent_t done[BATCHES]; /* of batch n: done[n % BATCHES] */
+    uint64_t begun, passed;    /* batches                       */
+    uint32_t looked;           /* at the links, in turns with cheaper looks */
+    struct move sends[AQ_GROUP_SIZE_MAX], receives[AQ_GROUP_SIZE_MAX];
+    uint32_t send_count, receive_count;
+    uint8_t *memory;
+    size_t memory_bytes;
+    struct peer peers[AQ_GROUP_SIZE_MAX];
+};
+
+static enum aq_status cuda_said(cudaError_t error, const char *what)
+{
+    if (error == cudaSuccess) return AQ_OK;
+    return aq_fail(AQ_CUDAERR, AREA, "%s: %s", what, cudaGetErrorString(error));
+}
+
+/* NCCL's own words, which name the peer or the socket where they can. */
+static enum aq_status nccl_said(const struct over_nccl *over, ncclResult_t result, const char *what)
+{
+    if (result == ncclSuccess || result == ncclInProgress) return AQ_OK;
+    const char *last = ncclGetLastError(over->comm);
+    return aq_fail(AQ_NCCLERR, AREA, "rank %u of %u, %s: NCCL: %s%s%.200s", over->group.rank, over->group.size, what,
+                   ncclGetErrorString(result), last && last[0] ? "; " : "", last ? last : "");
+}
+
+/* ---- waits ---- */
+
+/* The communicator is of no use any more: what runs on the GPU ends, and so do the other ranks' waits for this one. */
+static void nccl_abandon(struct aq_group *group)
+{
+    struct over_nccl *over = (struct over_nccl *)group;
+    if (over->comm) (void)ncclCommAbort(over->comm);
+    over->comm = NULL;
+}
+
+/*
+ * NCCL has failed. Where a rank has died or given up, the links know why, and say so soon; NCCL knows only that it is
+ * gone.
+ */
+static enum aq_status first_cause(struct over_nccl *over, ncclResult_t result, const char *what)
+{
+    const struct timespec nap = {.tv_nsec = NAP_NS};
+    const uint64_t until_ns = aq_clock_after(CAUSE_NS);
+    while (aq_clock_ns() < until_ns) {
+        AQ_TRY(aq_group_links_watch(over->group.host));
+        (void)nanosleep(&nap, NULL);
+    }
+    return nccl_said(over, result, what);
+}
+
+/* What ends a wait of any kind: an error of NCCL's, a rank that has died, the deadline. */
+static enum aq_status look_around(struct over_nccl *over, const char *what, uint64_t begin_ns, uint64_t deadline_ns,
+                                  ncclResult_t *state)
+{
+    const struct timespec nap = {.tv_nsec = NAP_NS};
+    AQ_TRY(nccl_said(over, ncclCommGetAsyncError(over->comm, state), what));
+    if (*state != ncclSuccess && *state != ncclInProgress) return first_cause(over, *state, what);
+    if (++over->looked % LOOKS != 0) return AQ_OK;
+    AQ_TRY(aq_group_links_watch(over->group.host));
+    const uint64_t now_ns = aq_clock_ns();
+    if (now_ns >= deadline_ns)
+        return aq_fail(AQ_TIMEOUT, AREA, "rank %u waited %.1f s for NCCL, %s: a rank is stuck, or does not take part",
+                       over->group.rank, (double)(now_ns - begin_ns) * 1e-9, what);
+    if (now_ns - begin_ns > LOOKS * UINT64_C(1000)) {
+        over->looked = LOOKS - 1; /* from now on a nap, and a look at everything, each time */
+        (void)nanosleep(&nap, NULL);
+    }
+    return AQ_OK;
+}
+
+/* Until the communicator has done what it was told last. */
+static enum aq_status await_call(struct over_nccl *over, ncclResult_t result, const char *what)
+{
+    const uint64_t begin_ns = aq_clock_ns(), deadline_ns = aq_clock_after(over->group.silence_ns);
+    if (result == ncclSuccess) return AQ_OK;
+    if (result != ncclInProgress) return first_cause(over, result, what);
+    for (ncclResult_t state = ncclInProgress; state == ncclInProgress;)
+        AQ_TRY(look_around(over, what, begin_ns, deadline_ns, &state));
+    over->group.stats.wait_ns += aq_clock_ns() - begin_ns;
+    return AQ_OK;
+}
+
+/* Until that batch has passed: they pass in order. */
+static enum aq_status await_batch(struct over_nccl *over, uint64_t number, uint32_t peer)
+{
+    const uint64_t begin_ns = aq_clock_ns(), deadline_ns = aq_clock_after(over->group.silence_ns);
+    char what[64];
+    snprintf(what, sizeof what, "in collective %" PRIu64 " with rank %u", over->group.number, peer);
+    while (over->passed < number) {
+        ncclResult_t state;
+        const cudaError_t error = cudaEventQuery(over->done[(over->passed + 1) % BATCHES]);
+        if (error == cudaSuccess) {
+            over->passed++;
+            continue;
+        }
+        if (error != cudaErrorNotReady) return cuda_said(error, "cudaEventQuery after NCCL");
+        (void)cudaGetLastError(); /* an answer, no error */
+        AQ_TRY(look_around(over, what, begin_ns, deadline_ns, &state));
+    }
+    over->group.stats.wait_ns += aq_clock_ns() - begin_ns;
+    return AQ_OK;
+}
+
+static enum aq_status wait_for(struct over_nccl *over, uint64_t batch, uint32_t peer)
+{
+    if (batch <= over->passed) return AQ_OK;
+    if (!over->comm) return aq_fail(AQ_ABORTED, AREA, "rank %u has given its communicator up", over->group.rank);
+    return await_batch(over, batch, peer);
+}
+
+/* ---- the table ---- */
+
+static enum aq_status nccl_post(struct aq_group *group, uint32_t to, const struct aq_chunk *chunk, const void *body)
+{
+    struct over_nccl *over = (struct over_nccl *)group;
+    struct peer *peer = &over->peers[to];
+    AQ_ASSERT(over->send_count < group->size);
+    over->sends[over->send_count++] = (struct move){.from = body, .bytes = chunk->bytes, .peer = to};
+    peer->batch_of[++peer->posted % BATCHES] = over->begun + 1;
+    return AQ_OK;
+}
+
+static enum aq_status nccl_expect(struct aq_group *group, uint32_t from, const struct aq_chunk *chunk, void *into)
+{
+    struct over_nccl *over = (struct over_nccl *)group;
+    struct peer *peer = &over->peers[from];
+    const uint64_t n = peer->expected++;
+    AQ_ASSERT(n - peer->given < AQ_GROUP_COMING && chunk->bytes <= group->piece_bytes);
+    if (!into) into = peer->memory + n % AQ_GROUP_COMING * group->piece_bytes;
+    peer->coming[n % AQ_GROUP_COMING] = (struct coming){.chunk = *chunk, .body = into, .batch = over->begun + 1};
+    AQ_ASSERT(over->receive_count < group->size);
+    over->receives[over->receive_count++] = (struct move){.to = into, .bytes = chunk->bytes, .peer = from};
+    return AQ_OK;
+}
+
+/* All moves in one group, so that none waits for another. */
+static ncclResult_t enqueue(struct over_nccl *over)
+{
+    ncclResult_t first = ncclGroupStart(), end;
+    for (uint32_t i = 0; i < over->send_count && (first == ncclSuccess || first == ncclInProgress); i++)
+        first = ncclSend(over->sends[i].from, over->sends[i].bytes, ncclUint8, (int)over->sends[i].peer, over->comm,
+                         over->stream);
+    for (uint32_t i = 0; i < over->receive_count && (first == ncclSuccess || first == ncclInProgress); i++)
+        first = ncclRecv(over->receives[i].to, over->receives[i].bytes, ncclUint8, (int)over->receives[i].peer,
+                         over->comm, over->stream);
+    end = ncclGroupEnd();
+    return first == ncclSuccess || first == ncclInProgress ? end : first;
+}
+
+static enum aq_status flush_batch(struct over_nccl *over)
+{
+    struct aq_group *group = &over->group;
+    const uint64_t number = over->begun + 1;
+    cudaStream_t packing = aq_device_stream_native(group->device, group->stream);
+    if (!over->comm) return aq_fail(AQ_ABORTED, AREA, "rank %u has given its communicator up", group->rank);
+    if (number > over->passed + BATCHES - 1) AQ_TRY(await_batch(over, number - (BATCHES - 1), group->rank));
+    AQ_TRY(cuda_said(cudaEventRecord(over->packed, packing), "cudaEventRecord"));
+    AQ_TRY(cuda_said(cudaStreamWaitEvent(over->stream, over->packed, 0), "cudaStreamWaitEvent"));
+    AQ_TRY(await_call(over, enqueue(over), "enqueueing a step's messages"));
+    over->begun = number;
+    return cuda_said(cudaEventRecord(over->done[number % BATCHES], over->stream), "cudaEventRecord");
+}
+
+static enum aq_status nccl_flush(struct aq_group *group)
+{
+    struct over_nccl *over = (struct over_nccl *)group;
+    if (over->send_count + over->receive_count == 0) return AQ_OK;
+    const enum aq_status status = flush_batch(over);
+    over->send_count = over->receive_count = 0;
+    return status;
+}
+
+static enum aq_status nccl_settle(struct aq_group *group, uint32_t to, uint64_t count)
+{
+    struct over_nccl *over = (struct over_nccl *)group;
+    struct peer *peer = &over->peers[to];
+    if (count == 0) return AQ_OK;
+    AQ_ASSERT(count <= peer->posted && peer->posted - count < BATCHES);
+    return wait_for(over, peer->batch_of[count % BATCHES], to);
+}
+
+static enum aq_status nccl_take(struct aq_group *group, uint32_t from, struct aq_chunk *chunk, const void **body)
+{
+    struct over_nccl *over = (struct over_nccl *)group;
+    struct peer *peer = &over->peers[from];
+    AQ_ASSERT(peer->taken < peer->expected);
+    const struct coming *next = &peer->coming[peer->taken++ % AQ_GROUP_COMING];
+    AQ_TRY(wait_for(over, next->batch, from));
+    *chunk = next->chunk;
+    *body = next->body;
+    return AQ_OK;
+}
+
+static void nccl_give(struct aq_group *group, uint32_t from, const void *body)
+{
+    struct peer *peer = &((struct over_nccl *)group)->peers[from];
+    AQ_ASSERT(body == peer->coming[peer->given % AQ_GROUP_COMING].body);
+    peer->given++;
+}
+
+/* NCCL's messages name nothing, so the ranks ask each other before the first. */
+static enum aq_status nccl_meet(struct aq_group *group, const struct aq_chunk *head)
+{
+    struct aq_chunk all[AQ_GROUP_SIZE_MAX];
+    enum aq_status status = aq_all_gather(group->host, head, sizeof *head, all);
+    for (uint32_t rank = 0; rank < group->size && status == AQ_OK; rank++)
+        if (all[rank].number != head->number || all[rank].collective != head->collective ||
+            all[rank].argument != head->argument)
+            status = aq_group_elsewhere(group, rank, &all[rank], head);
+    return status;
+}
+
+/* ---- life ---- */
+
+/* In good order: everything sent has left. A broken communicator is aborted, which waits for nobody. */
+static void close_comm(struct over_nccl *over)
+{
+    if (!over->comm) return;
+    if (over->group.broken == AQ_OK &&
+        await_call(over, ncclCommFinalize(over->comm), "closing the communicator") == AQ_OK) {
+        (void)ncclCommDestroy(over->comm);
+        over->comm = NULL;
+    }
+    nccl_abandon(&over->group);
+}
+
+static void nccl_close(struct aq_group *group)
+{
+    struct over_nccl *over = (struct over_nccl *)group;
+    close_comm(over);
+    for (uint32_t i = 0; i < BATCHES; i++)
+        if (over->done[i]) (void)cudaEventDestroy(over->done[i]);
+    if (over->packed) (void)cudaEventDestroy(over->packed);
+    if (over->stream) {
+        (void)cudaStreamSynchronize(over->stream);
+        (void)cudaStreamDestroy(over->stream);
+    }
+    if (over->memory) aq_device_free(group->device, AQ_MEMORY_DEVICE, over->memory, over->memory_bytes);
+    aq_group_deinit(group);
+    aq_group_close(group->host);
+    aq_free(over);
+}
+
+static const struct aq_group_ops NCCL_OPS = {.name = "nccl",
+                                             .post = nccl_post,
+                                             .settle = nccl_settle,
+                                             .take = nccl_take,
+                                             .give = nccl_give,
+                                             .close = nccl_close,
+                                             .meet = nccl_meet,
+                                             .expect = nccl_expect,
+                                             .flush = nccl_flush,
+                                             .abandon = nccl_abandon};
+
+/* Do all ranks fit? The same line on each. */
+static enum aq_status compare(const struct aq_group *links, const struct facts *all)
+{
+    for (uint32_t rank = 0; rank < links->size; rank++) {
+        if (!all[rank].built) return aq_fail(AQ_NODEV, AREA, "rank %u of the group was built without NCCL", rank);
+        if (!all[rank].gpu)
+            return aq_fail(AQ_NODEV, AREA, "rank %u of the group is on no GPU, and NCCL wants one for each rank", rank);
+        if (all[rank].built != all[0].built)
+            return aq_fail(AQ_MISMATCH, AREA, "rank %u has NCCL %u, rank 0 has %u: install the same version", rank,
+                           all[rank].built, all[0].built);
+        for (uint32_t other = 0; other < rank; other++)
+            if (all[other].gpu == all[rank].gpu)
+                return aq_fail(AQ_NODEV, AREA,
+                               "ranks %u and %u share a GPU, and NCCL wants one for each: give each its own, or reduce "
+                               "over links",
+                               other, rank);
+    }
+    return AQ_OK;
+}
+
+/* Rank 0's id, or why it has none: the same answer on all. */
+static enum aq_status share_id(const struct over_nccl *over, ncclUniqueId *id)
+{
+    struct {
+        uint32_t status, reserved;
+        ncclUniqueId id;
+    } told;
+    memset(&told, 0, sizeof told);
+    if (over->group.rank == 0) {
+        told.status = (uint32_t)nccl_said(over, ncclGetUniqueId(&told.id), "ncclGetUniqueId");
+        if (over->group.size == 1) AQ_TRY((enum aq_status)told.status);
+    }
+    AQ_TRY(aq_broadcast(over->group.host, 0, &told, sizeof told));
+    *id = told.id;
+    if (told.status == AQ_OK) return AQ_OK;
+    if (over->group.rank == 0) return (enum aq_status)told.status; /* has said so */
+    return aq_fail(AQ_NCCLERR, AREA, "rank 0 of the group could not begin with NCCL (%s)",
+                   aq_status_text((enum aq_status)told.status));
+}
+
+static enum aq_status open_comm(struct over_nccl *over)
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclUniqueId id;
+    config.blocking = 0;
+    AQ_TRY(share_id(over, &id));
+    return await_call(over,
+                      ncclCommInitRankConfig(&over->comm, (int)over->group.size, id, (int)over->group.rank, &config),
+                      "opening a communicator");
+}
+
+static enum aq_status open_peers(struct over_nccl *over)
+{
+    struct aq_group *group = &over->group;
+    void *memory;
+    if (group->size == 1) return AQ_OK;
+    const size_t bytes = (size_t)AQ_GROUP_COMING * group->piece_bytes;
+    over->memory_bytes = group->size * bytes;
+    AQ_TRY(aq_device_alloc(group->device, AQ_MEMORY_DEVICE, over->memory_bytes, &memory));
+    over->memory = memory;
+    for (uint32_t rank = 0; rank < group->size; rank++)
+        over->peers[rank].memory = over->memory + rank * bytes;
+    return AQ_OK;
+}
+
+static enum aq_status open_streams(struct over_nccl *over)
+{
+    AQ_TRY(cuda_said(cudaStreamCreateWithFlags(&over->stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"));
+    AQ_TRY(cuda_said(cudaEventCreateWithFlags(&over->packed, cudaEventDisableTiming), "cudaEventCreateWithFlags"));
+    for (uint32_t i = 0; i < BATCHES; i++)
+        AQ_TRY(cuda_said(cudaEventCreateWithFlags(&over->done[i], cudaEventDisableTiming), "cudaEventCreateWithFlags"));
+    return AQ_OK;
+}
+
+enum aq_status aq_group_open_nccl(struct aq_group *links, struct aq_group **out)
+{
+    const struct aq_group_config config = {.rank = links->rank,
+                                           .size = links->size,
+                                           .device = links->device,
+                                           .stream = links->stream,
+                                           .silence_ns = links->silence_ns,
+                                           .piece_bytes = aq_group_nccl_piece(links->size)};
+    struct facts all[AQ_GROUP_SIZE_MAX];
+    uint32_t ranks[AQ_GROUP_SIZE_MAX];
+    void *memory;
+    enum aq_status status;
+    AQ_TRY(facts_of(links, links->device, all));
+    status = compare(links, all);
+    /* Nobody goes before all have heard why: else the slowest hear of a rank that left instead. */
+    if (status != AQ_OK) (void)aq_all_gather(links, &links->rank, sizeof links->rank, ranks);
+    AQ_TRY(status);
+    AQ_TRY(aq_alloc(sizeof(struct over_nccl), &memory));
+    struct over_nccl *over = memory;
+    AQ_TRY_GOTO(aq_group_init(&over->group, &NCCL_OPS, true, &config), out);
+    over->group.host = links;
+    AQ_TRY_GOTO(open_peers(over), out);
+    AQ_TRY_GOTO(open_streams(over), out);
+    AQ_TRY_GOTO(open_comm(over), out);
+    aq_log(AREA, 2, "rank %u of %u over NCCL %u", over->group.rank, over->group.size, all[0].built);
+out:
+    if (status != AQ_OK) {
+        over->group.broken = status;
+        over->group.host = NULL; /* the caller's still */
+        nccl_close(&over->group);
+    } else {
+        *out = &over->group;
+    }
+    return status;
+}
+
+#else
+
+enum aq_status aq_group_open_nccl(struct aq_group *links, struct aq_group **out)
+{
+    (void)links;
+    (void)out;
+    return aq_fail(AQ_NODEV, AREA, "built without NCCL: configure with -DAQ_CUDA=ON -DAQ_NCCL=ON (libnccl-dev)");
+}
+
+#endif
