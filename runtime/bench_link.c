@@ -4,13 +4,18 @@
  * Cases: throughput without pacing and the cores that both ends together use for it, the round trip of an empty frame,
  * and the pace that is kept against the pace that is asked. The clock of a pace starts when the first body has come, so
  * that it sees the steady flow and not the connection's first burst. Under TLS: throughput, and what sealing and
- * opening together cost at 1 Gbit/s beyond the same flow in the clear.
+ * opening together cost at 1 Gbit/s beyond the same flow in the clear. Packed: what is left of bodies of 4-bit codes,
+ * of Gaussian rows and of rows with a heavy tail, what that costs the two ends together, and the flow at 100 Mbit/s
+ * against the same without packing.
  */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "aqsgd/codec.h"
 #include "bench.h"
 #include "net/link.h"
 #include "net/tls.h"
@@ -53,11 +58,22 @@ static enum aq_status meet(struct ends *ends)
     return accepted != AQ_OK ? accepted : ends->connected;
 }
 
-static enum aq_status open_ends(struct ends *ends, struct aq_tls *const *tls, uint32_t body_bytes, double rate_mbps)
+struct setting {
+    struct aq_tls *const *tls;
+    uint32_t body_bytes;
+    double rate_mbps, seconds;
+    enum aq_link_entropy entropy;
+    const uint8_t *bodies; /* WINDOW of them; NULL: zeros */
+};
+
+static enum aq_status open_ends(struct ends *ends, const struct setting *setting)
 {
+    const uint32_t body_bytes = setting->body_bytes;
+    struct aq_tls *const *tls = setting->tls;
     *ends = (struct ends){.tls = tls, .bodies_bytes = (size_t)body_bytes * WINDOW};
     AQ_TRY(aq_bell_open(&ends->bell));
     AQ_TRY(aq_map(ends->bodies_bytes, &ends->bodies));
+    if (setting->bodies) memcpy(ends->bodies, setting->bodies, ends->bodies_bytes);
     for (uint32_t i = 0; i < 2; i++) {
         const struct aq_net_config net = {.bell = ends->bell, .links_max = 2, .tls = tls ? tls[i] : NULL};
         AQ_TRY(aq_net_open(&net, &ends->net[i]));
@@ -68,7 +84,8 @@ static enum aq_status open_ends(struct ends *ends, struct aq_tls *const *tls, ui
         ends->config[i].body_bytes_max = body_bytes;
         ends->config[i].send_frames = WINDOW;
         ends->config[i].receive_slots = WINDOW;
-        ends->config[i].rate_mbps = rate_mbps;
+        ends->config[i].rate_mbps = setting->rate_mbps;
+        ends->config[i].entropy = setting->entropy;
     }
     return meet(ends);
 }
@@ -138,18 +155,31 @@ static enum aq_status flow_on(struct ends *ends, uint32_t body_bytes, double sec
     return AQ_OK;
 }
 
-static enum aq_status bench_flow(struct aq_tls *const *tls, uint32_t body_bytes, double rate_mbps, double seconds,
-                                 double *bytes_per_s, double *cores)
+struct measured {
+    double bytes_per_s, cores; /* of bodies as they were given */
+    double packed;             /* what went out of a body's bytes */
+    double packing_ns;         /* a byte, both ends together */
+};
+
+static enum aq_status bench_flow(const struct setting *setting, struct measured *out)
 {
     struct ends ends;
     struct flow flow = {0};
-    enum aq_status status = open_ends(&ends, tls, body_bytes, rate_mbps);
-    if (status == AQ_OK) status = flow_on(&ends, body_bytes, seconds, &flow);
+    struct aq_link_stats sent = {0}, received = {0};
+    enum aq_status status = open_ends(&ends, setting);
+    if (status == AQ_OK) status = flow_on(&ends, setting->body_bytes, setting->seconds, &flow);
+    if (status == AQ_OK) {
+        aq_link_stats(ends.link[1], &sent);
+        aq_link_stats(ends.link[0], &received);
+    }
     close_ends(&ends);
     AQ_TRY(status);
     const double ns = (double)(flow.last_ns - flow.first_ns);
-    *bytes_per_s = (double)body_bytes * flow.received / ns * 1e9;
-    *cores = (double)flow.cpu_ns / ns;
+    out->bytes_per_s = (double)setting->body_bytes * flow.received / ns * 1e9;
+    out->cores = (double)flow.cpu_ns / ns;
+    out->packed = (double)received.received_packed_bytes / (double)received.received_body_bytes;
+    out->packing_ns = (double)sent.packing_ns / (double)sent.sent_body_bytes +
+                      (double)received.packing_ns / (double)received.received_body_bytes;
     return AQ_OK;
 }
 
@@ -184,7 +214,8 @@ static enum aq_status ping_pong(struct ends *ends, uint32_t rounds, double *us)
 static enum aq_status bench_round_trip(uint32_t rounds, double *us)
 {
     struct ends ends;
-    enum aq_status status = open_ends(&ends, NULL, 64, 0);
+    const struct setting setting = {.body_bytes = 64};
+    enum aq_status status = open_ends(&ends, &setting);
     if (status == AQ_OK) status = ping_pong(&ends, rounds, us);
     close_ends(&ends);
     return status;
@@ -210,17 +241,20 @@ static enum aq_status bench_sealed(const struct aq_bench_options *options, struc
     const double seconds = options->quick ? 0.5 : 2;
     double best = 0, cores_of_best = 0, plain = 0, sealed = 0, pace = 0;
     for (int i = 0; i < (options->quick ? 1 : 3); i++) {
-        double bytes_per_s = 0, cores = 0;
-        AQ_TRY(bench_flow(tls, BODY_BYTES, 0, seconds / 2, &bytes_per_s, &cores));
-        if (bytes_per_s > best) {
-            best = bytes_per_s;
-            cores_of_best = cores;
+        struct measured measured = {0};
+        struct setting setting = {.tls = tls, .body_bytes = BODY_BYTES, .seconds = seconds / 2};
+        AQ_TRY(bench_flow(&setting, &measured));
+        if (measured.bytes_per_s > best) {
+            best = measured.bytes_per_s;
+            cores_of_best = measured.cores;
         }
-        AQ_TRY(bench_flow(NULL, BODY_BYTES, RATE_MBPS, seconds, &bytes_per_s, &cores));
-        if (i == 0 || cores < plain) plain = cores;
-        AQ_TRY(bench_flow(tls, BODY_BYTES, RATE_MBPS, seconds, &bytes_per_s, &cores));
-        if (i == 0 || cores < sealed) sealed = cores;
-        pace = bytes_per_s * 8e-6 / RATE_MBPS;
+        setting = (struct setting){.body_bytes = BODY_BYTES, .rate_mbps = RATE_MBPS, .seconds = seconds};
+        AQ_TRY(bench_flow(&setting, &measured));
+        if (i == 0 || measured.cores < plain) plain = measured.cores;
+        setting.tls = tls;
+        AQ_TRY(bench_flow(&setting, &measured));
+        if (i == 0 || measured.cores < sealed) sealed = measured.cores;
+        pace = measured.bytes_per_s * 8e-6 / RATE_MBPS;
     }
     aq_bench_emit(options, "link tls loopback", best * 1e-9, "GB/s");
     aq_bench_emit(options, "link tls loopback cpu", cores_of_best, "cores");
@@ -243,6 +277,79 @@ static enum aq_status bench_tls(const struct aq_bench_options *options)
     return status == AQ_OK ? removed : status;
 }
 
+/* ---- packed ---- */
+
+enum { CODE_ROWS = 512, CODE_COLUMNS = 768, CODE_VALUES = CODE_ROWS * CODE_COLUMNS, CODE_BITS = 4 };
+
+/* WINDOW bodies of 4-bit codes, as an edge sends them: a scale a row. heavy: rows of Student's t, 3 degrees. */
+static enum aq_status make_codes(struct aq_codec *codec, float *values, bool heavy, uint8_t *bodies)
+{
+    const uint32_t bytes = (uint32_t)aq_codec_body_bytes(codec, false);
+    for (uint32_t w = 0; w < WINDOW; w++) {
+        const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_TEST, 2, w);
+        struct aq_codec_result result;
+        for (uint32_t i = 0; i < CODE_VALUES; i++) {
+            const float x = aq_rng_normal(&key, 4 * i), a = aq_rng_normal(&key, 4 * i + 1),
+                        b = aq_rng_normal(&key, 4 * i + 2), c = aq_rng_normal(&key, 4 * i + 3);
+            values[i] = heavy ? x / sqrtf((a * a + b * b + c * c) / 3) : x;
+        }
+        AQ_TRY(aq_codec_encode(codec, values, NULL, NULL, bodies + (size_t)w * bytes, aq_codec_bound(codec), NULL, NULL,
+                               &result, NULL));
+        AQ_ASSERT(result.body_bytes == bytes);
+    }
+    return AQ_OK;
+}
+
+/* By turns without and with packing; the best of each counts. */
+static enum aq_status flow_packed(const struct aq_bench_options *options, struct setting *setting, const char *rows)
+{
+    double plain = 0, packed = 0, left = 1, ns = 0;
+    char name[64];
+    for (int i = 0; i < (options->quick ? 1 : 3); i++) {
+        struct measured measured = {0};
+        setting->entropy = AQ_LINK_ENTROPY_OFF;
+        AQ_TRY(bench_flow(setting, &measured));
+        if (measured.bytes_per_s > plain) plain = measured.bytes_per_s;
+        setting->entropy = AQ_LINK_ENTROPY_AUTO;
+        AQ_TRY(bench_flow(setting, &measured));
+        if (measured.bytes_per_s > packed) packed = measured.bytes_per_s;
+        if (i == 0 || measured.packing_ns < ns) ns = measured.packing_ns;
+        left = measured.packed;
+    }
+    snprintf(name, sizeof name, "link packed q4 %s bytes left", rows);
+    aq_bench_emit(options, name, left, "ratio");
+    snprintf(name, sizeof name, "link packed q4 %s cpu, both ends", rows);
+    aq_bench_emit(options, name, ns, "ns/B");
+    snprintf(name, sizeof name, "link packed q4 %s 100mbit packed/plain", rows);
+    aq_bench_emit(options, name, packed / plain, "ratio");
+    return AQ_OK;
+}
+
+static enum aq_status bench_packed(const struct aq_bench_options *options, bool heavy)
+{
+    struct aq_codec_config config;
+    struct aq_codec *codec;
+    void *memory = NULL;
+    aq_codec_config_default(&config, AQ_CODEC_DIRECTQ, CODE_BITS);
+    config.prescale_log2 = 0; /* values are near 1 */
+    AQ_TRY(aq_codec_open(NULL, &config, CODE_ROWS, CODE_COLUMNS, &codec));
+    const size_t values_bytes = CODE_VALUES * sizeof(float);
+    const size_t bytes = values_bytes + WINDOW * aq_codec_bound(codec);
+    struct setting setting = {.body_bytes = (uint32_t)aq_codec_body_bytes(codec, false),
+                              .rate_mbps = 100,
+                              .seconds = options->quick ? 0.5 : 2};
+    enum aq_status status = aq_map(bytes, &memory);
+    if (status == AQ_OK) {
+        uint8_t *bodies = (uint8_t *)memory + values_bytes;
+        setting.bodies = bodies;
+        status = make_codes(codec, memory, heavy, bodies);
+    }
+    if (status == AQ_OK) status = flow_packed(options, &setting, heavy ? "heavy" : "gaussian");
+    aq_unmap(memory, bytes);
+    aq_codec_close(codec);
+    return status;
+}
+
 enum aq_status aq_bench_link(const struct aq_bench_options *options)
 {
     static const double RATES_MBPS[] = {10, 100, 400};
@@ -250,12 +357,14 @@ enum aq_status aq_bench_link(const struct aq_bench_options *options)
     const int repeats = options->quick ? 1 : 3;
     double best = 0, cores_of_best = 0, least_us = 0;
     for (int i = 0; i < repeats; i++) {
-        double bytes_per_s = 0, cores = 0, us = 0;
-        AQ_TRY(bench_flow(NULL, 1 << 20, 0, seconds / 2, &bytes_per_s, &cores));
+        double us = 0;
+        struct measured measured = {0};
+        const struct setting setting = {.body_bytes = 1 << 20, .seconds = seconds / 2};
+        AQ_TRY(bench_flow(&setting, &measured));
         AQ_TRY(bench_round_trip(options->quick ? 1000 : 5000, &us));
-        if (bytes_per_s > best) {
-            best = bytes_per_s;
-            cores_of_best = cores;
+        if (measured.bytes_per_s > best) {
+            best = measured.bytes_per_s;
+            cores_of_best = measured.cores;
         }
         if (i == 0 || us < least_us) least_us = us;
     }
@@ -265,12 +374,15 @@ enum aq_status aq_bench_link(const struct aq_bench_options *options)
     for (size_t i = 0; i < sizeof RATES_MBPS / sizeof *RATES_MBPS; i++) {
         const double rate = RATES_MBPS[i];
         /* A body takes a twentieth of a second: 62 kB at 10 Mbit/s, 2.5 MB at 400. */
-        const uint32_t body_bytes = (uint32_t)(rate * 1e6 / 8 / 20);
-        double bytes_per_s = 0, cores = 0;
+        const struct setting setting = {
+            .body_bytes = (uint32_t)(rate * 1e6 / 8 / 20), .rate_mbps = rate, .seconds = seconds};
+        struct measured measured = {0};
         char name[64];
-        AQ_TRY(bench_flow(NULL, body_bytes, rate, seconds, &bytes_per_s, &cores));
+        AQ_TRY(bench_flow(&setting, &measured));
         snprintf(name, sizeof name, "link paced %gmbit measured/asked", rate);
-        aq_bench_emit(options, name, bytes_per_s * 8e-6 / rate, "ratio");
+        aq_bench_emit(options, name, measured.bytes_per_s * 8e-6 / rate, "ratio");
     }
+    AQ_TRY(bench_packed(options, false));
+    AQ_TRY(bench_packed(options, true));
     return bench_tls(options);
 }
