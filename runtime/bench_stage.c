@@ -1,13 +1,14 @@
 /*
  * bench_stage.c -- tokens a second of whole training steps of GPT-2, and the matrix product that bounds them.
  *
- * On a CPU 124M; on a GPU 124M, 350M, 774M and 1.5B in bf16 and fp32, each with its model FLOP utilisation: the
- * operations of forward and backward (stage.h; nothing is counted for the optimizer) over the dense bf16 rate that the
- * maker names for this GPU (of fp32 without tensor cores, for fp32 cases), where it is one of `rates`; and over what
- * this machine's own largest product reached, always.
+ * On a CPU 124M; on a GPU 124M, 350M, 774M and 1.5B in bf16 and fp32, some in fp16 and tf32, each with its model FLOP
+ * utilisation: the operations of forward and backward (stage.h; nothing is counted for the optimizer) over the dense
+ * rate that the maker names for this GPU and precision, where it is one of `rates`; and over what this machine's own
+ * largest product of that precision reached, always.
  *
  * A step is forward, backward, norm of the gradients and clipping, AdamW, zeroed gradients; random tokens, one
- * micro-batch, one stage, tied head. The figure is that of the median step.
+ * micro-batch, one stage, tied head; fp16 with a loss scale that is divided out, as a worker does. The figure is that
+ * of the median step.
  */
 #include "bench.h"
 
@@ -30,26 +31,35 @@ struct bench_case {
 
 static const struct bench_case cases[] = {{"stage gpt2-124m fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0},
                                           {"stage gpt2-124m fp32 B1 T1024", 1, 1024, AQ_STAGE_FP32, 0, 0, 0},
-                                          {"stage gpt2-124m bf16 B4 T256", 4, 256, AQ_STAGE_BF16, 0, 0, 0}};
+                                          {"stage gpt2-124m bf16 B4 T256", 4, 256, AQ_STAGE_BF16, 0, 0, 0},
+                                          {"stage gpt2-124m fp16 B4 T256", 4, 256, AQ_STAGE_FP16, 0, 0, 0}};
 
 static const struct bench_case gpu_cases[] = {{"stage gpt2-124m bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 12, 12, 768},
                                               {"stage gpt2-350m bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 24, 16, 1024},
                                               {"stage gpt2-774m bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 36, 20, 1280},
                                               {"stage gpt2-1.5b bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 48, 25, 1600},
+                                              {"stage gpt2-124m fp16 B16 T1024", 16, 1024, AQ_STAGE_FP16, 12, 12, 768},
+                                              {"stage gpt2-1.5b fp16 B16 T1024", 16, 1024, AQ_STAGE_FP16, 48, 25, 1600},
+                                              {"stage gpt2-124m tf32 B16 T1024", 16, 1024, AQ_STAGE_TF32, 12, 12, 768},
                                               {"stage gpt2-124m fp32 B16 T1024", 16, 1024, AQ_STAGE_FP32, 12, 12, 768},
                                               {"stage gpt2-350m fp32 B8 T1024", 8, 1024, AQ_STAGE_FP32, 24, 16, 1024},
                                               {"stage gpt2-774m fp32 B8 T1024", 8, 1024, AQ_STAGE_FP32, 36, 20, 1280},
                                               {"stage gpt2-1.5b fp32 B4 T1024", 4, 1024, AQ_STAGE_FP32, 48, 25, 1600}};
 
-/* Dense rates in TFLOP/s from NVIDIA's data sheets: bf16 with fp32 sums; fp32 proper, without tensor cores. */
+/*
+ * Dense rates in TFLOP/s from NVIDIA's data sheets: bf16 and fp16 with fp32 sums; tf32; fp32 proper, without tensor
+ * cores.
+ */
+#define RATES(half, tf32, fp32)                                                                                        \
+    {[AQ_STAGE_BF16] = half, [AQ_STAGE_FP16] = half, [AQ_STAGE_TF32] = tf32, [AQ_STAGE_FP32] = fp32}
 static const struct rate {
     const char *name; /* in what the device calls itself */
-    double bf16, fp32;
-} rates[] = {{"A100", 312.0, 19.5},
-             {"H100 PCIe", 756.0, 51.0},
-             {"H100", 989.4, 66.9},
-             {"H200", 989.4, 66.9},
-             {"B200", 2250.0, 75.0}};
+    double of[AQ_STAGE_FP16 + 1]; /* by precision */
+} rates[] = {{"A100", RATES(312.0, 156.0, 19.5)},
+             {"H100 PCIe", RATES(756.0, 378.0, 51.0)},
+             {"H100", RATES(989.4, 494.7, 66.9)},
+             {"H200", RATES(989.4, 494.7, 66.9)},
+             {"B200", RATES(2250.0, 1125.0, 75.0)}};
 
 struct trainer {
     struct aq_device *device;
@@ -60,11 +70,15 @@ struct trainer {
     uint64_t *ids;
     uint32_t B, T;
     double flops; /* of a step */
+    float loss_scale;
 };
 
 static enum aq_status optimize(const struct trainer *self, uint64_t step)
 {
     double sum2 = 0.0;
+    if (self->loss_scale != 1.0f)
+        AQ_TRY(aq_device_scale(self->device, aq_stage_gradients(self->stage), aq_stage_parameter_count(self->stage),
+                               1.0f / self->loss_scale, NULL));
     AQ_TRY(aq_stage_gradient_sum2(self->stage, &sum2, NULL));
     const double norm = sqrt(sum2);
     float *parameters = aq_stage_parameters(self->stage), *gradients = aq_stage_gradients(self->stage);
@@ -96,7 +110,7 @@ static enum aq_status step_run(const struct trainer *self, uint64_t step, double
                                          .sample_ids = self->ids,
                                          .samples = self->B,
                                          .step = step,
-                                         .loss_scale = 1.0f / (float)(self->B * self->T)};
+                                         .loss_scale = self->loss_scale / (float)(self->B * self->T)};
     struct aq_stage_loss loss = {0};
     AQ_TRY(aq_stage_forward(self->stage, 0, &input, NULL, &loss, NULL));
     AQ_TRY(aq_stage_backward(self->stage, 0, NULL, NULL, NULL));
@@ -117,7 +131,10 @@ static void trainer_close(struct trainer *self)
 
 static enum aq_status trainer_open(struct trainer *self, struct aq_device *device, const struct bench_case *which)
 {
-    *self = (struct trainer){.device = device, .B = which->B, .T = which->T};
+    *self = (struct trainer){.device = device,
+                             .B = which->B,
+                             .T = which->T,
+                             .loss_scale = which->precision == AQ_STAGE_FP16 ? 1024.0f : 1.0f};
     struct aq_stage_config config = {.B = which->B, .T = which->T, .slots = 1, .precision = which->precision};
     struct aq_stage_size size;
     aq_model_config_default(&config.model, "gpt2");
@@ -163,7 +180,6 @@ static void emit_utilisation(const struct aq_bench_options *options, const struc
                              double flops_a_second, double product)
 {
     char name[96];
-    const bool bf16 = which->precision == AQ_STAGE_BF16;
     if (product > 0) {
         snprintf(name, sizeof name, "%s of product", which->name);
         aq_bench_emit(options, name, 100.0 * flops_a_second / product, "%");
@@ -171,7 +187,7 @@ static void emit_utilisation(const struct aq_bench_options *options, const struc
     for (size_t i = 0; i < sizeof rates / sizeof rates[0]; i++) {
         if (!strstr(device, rates[i].name)) continue;
         snprintf(name, sizeof name, "%s mfu", which->name);
-        aq_bench_emit(options, name, 100e-12 * flops_a_second / (bf16 ? rates[i].bf16 : rates[i].fp32), "%");
+        aq_bench_emit(options, name, 100e-12 * flops_a_second / rates[i].of[which->precision], "%");
         return;
     }
 }
@@ -211,14 +227,18 @@ static enum aq_status product_time(struct aq_device *device, enum aq_element typ
                                    uint64_t N, uint64_t K, double *best_out)
 {
     enum { REPEATS = 20 };
-    const size_t typed = type == AQ_BF16 ? 2 : 4, bytes = (M * K + K * N) * typed + M * N * sizeof(float);
+    const uint64_t values = M * K + K * N; /* of both operands; made in fp32 behind the result */
+    const size_t typed = aq_element_bytes(type), bytes = values * typed + (M * N + values) * sizeof(float);
     void *memory = NULL;
     AQ_TRY(aq_device_alloc(device, AQ_MEMORY_DEVICE, bytes, &memory));
     uint8_t *a = memory, *b = a + M * K * typed, *c = b + K * N * typed;
+    float *made = (float *)(void *)(c + M * N * sizeof(float));
     const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_TEST, 1, 0);
     enum aq_status status;
-    /* In bf16 the bits of a product's operands are those of random floats: any bits do for its speed, but for NaNs. */
-    AQ_TRY_GOTO(aq_device_fill_normal(device, memory, (M * K + K * N) * typed / 4, key, 1.0f, 0.0f, NULL), out);
+    const struct aq_dropout_apply convert = {
+        .samples = 1, .sample_elements = values, .x = made, .y = memory, .y_type = type};
+    AQ_TRY_GOTO(aq_device_fill_normal(device, made, values, key, 1.0f, 0.0f, NULL), out);
+    AQ_TRY_GOTO(aq_device_dropout(device, &convert, NULL), out);
     const struct aq_matmul args = {.M = M,
                                    .N = N,
                                    .K = K,
@@ -263,15 +283,22 @@ static enum aq_status cpu_run(const struct aq_bench_options *options, struct aq_
 
 static enum aq_status gpu_run(const struct aq_bench_options *options, struct aq_device *device)
 {
-    double bf16, fp32, tf32;
-    AQ_TRY(product_time(device, AQ_BF16, AQ_BF16, 8192, 8192, 8192, &bf16));
-    aq_bench_emit(options, "product bf16 8192", 1e-12 * bf16, "TFLOP/s");
-    AQ_TRY(product_time(device, AQ_F32, AQ_TF32, 8192, 8192, 8192, &tf32));
-    aq_bench_emit(options, "product tf32 8192", 1e-12 * tf32, "TFLOP/s");
-    AQ_TRY(product_time(device, AQ_F32, AQ_F32, 8192, 8192, 8192, &fp32));
-    aq_bench_emit(options, "product fp32 8192", 1e-12 * fp32, "TFLOP/s");
+    static const struct {
+        const char *name;
+        enum aq_element type, compute;
+        enum aq_stage_precision precision;
+    } products[] = {{"product bf16 8192", AQ_BF16, AQ_BF16, AQ_STAGE_BF16},
+                    {"product fp16 8192", AQ_F16, AQ_F16, AQ_STAGE_FP16},
+                    {"product tf32 8192", AQ_F32, AQ_TF32, AQ_STAGE_TF32},
+                    {"product fp32 8192", AQ_F32, AQ_F32, AQ_STAGE_FP32}};
+    double reached[AQ_STAGE_FP16 + 1] = {0};
+    for (size_t i = 0; i < sizeof products / sizeof products[0]; i++) {
+        double *of = &reached[products[i].precision];
+        AQ_TRY(product_time(device, products[i].type, products[i].compute, 8192, 8192, 8192, of));
+        aq_bench_emit(options, products[i].name, 1e-12 * *of, "TFLOP/s");
+    }
     for (size_t i = 0; i < sizeof gpu_cases / sizeof gpu_cases[0]; i++)
-        AQ_TRY(case_run(options, device, &gpu_cases[i], gpu_cases[i].precision == AQ_STAGE_BF16 ? bf16 : fp32));
+        AQ_TRY(case_run(options, device, &gpu_cases[i], reached[gpu_cases[i].precision]));
     return AQ_OK;
 }
 
@@ -281,8 +308,9 @@ enum aq_status aq_bench_stage(const struct aq_bench_options *options)
         .kind = options->device, .index = options->device_index, .threads = options->threads};
     struct aq_device *device = NULL;
     AQ_TRY(aq_device_open(&config, &device));
-    const enum aq_status status =
-        strcmp(options->device, "cpu") == 0 ? cpu_run(options, device) : gpu_run(options, device);
+    struct aq_device_info info;
+    aq_device_info(device, &info);
+    const enum aq_status status = info.host_memory ? cpu_run(options, device) : gpu_run(options, device);
     aq_device_close(device);
     return status;
 }

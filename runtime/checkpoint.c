@@ -5,10 +5,13 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "loss_scale.h"
 #include "run_folder.h"
 #include "stages/weights.h"
 
 enum { PATH_BYTES = 4096, NAME_BYTES = 64, STATES_MAX = 16 };
+
+static const char LOSS_SCALE[] = "optimizer.loss_scale";
 
 enum aq_status aq_checkpoint_path(const char *folder, uint64_t step, uint32_t rank, char *path)
 {
@@ -55,8 +58,8 @@ static enum aq_status table_open(const struct aq_checkpoint *c, const float *sna
 {
     *table = (struct table){.count = aq_stage_tensor_count(c->stage)};
     table->states = c->optimizer ? aq_optimizer_state_count(c->optimizer) : 0;
-    AQ_ASSERT(table->states <= STATES_MAX);
-    const uint32_t all = table->count + table->states;
+    AQ_ASSERT(table->states < STATES_MAX);
+    const uint32_t all = table->count + table->states + 1;
     AQ_TRY(aq_alloc(all * (sizeof *table->tensors + sizeof *table->infos), &table->memory));
     table->tensors = table->memory;
     table->infos = (struct aq_tensor_info *)(table->tensors + all);
@@ -89,6 +92,12 @@ static enum aq_status table_open(const struct aq_checkpoint *c, const float *sna
         table->tensors[table->count + written++] = (struct aq_weights_tensor){
             .name = table->state_names[i], .dimensions = 1, .shape = {state.count}, .values = values};
     }
+    if (c->loss_scale)
+        table->tensors[table->count + written++] =
+            (struct aq_weights_tensor){.name = LOSS_SCALE,
+                                       .dimensions = 1,
+                                       .shape = {AQ_LOSS_SCALE_STATE},
+                                       .values = snapshot ? snapshot + at : c->loss_scale};
     table->states = written;
     return AQ_OK;
 }
@@ -191,7 +200,7 @@ uint64_t aq_checkpoint_floats(const struct aq_checkpoint *c)
         aq_optimizer_state_info(c->optimizer, i, &state);
         floats += state.count;
     }
-    return floats;
+    return floats + (c->loss_scale ? AQ_LOSS_SCALE_STATE : 0);
 }
 
 enum aq_status aq_checkpoint_snapshot(const struct aq_checkpoint *c, float *snapshot)
@@ -205,6 +214,7 @@ enum aq_status aq_checkpoint_snapshot(const struct aq_checkpoint *c, float *snap
                               state.count * sizeof(float), NULL));
         at += state.count;
     }
+    if (c->loss_scale) memcpy(snapshot + at, c->loss_scale, AQ_LOSS_SCALE_STATE * sizeof *snapshot);
     return aq_device_stream_sync(c->device, NULL);
 }
 
@@ -279,6 +289,9 @@ static enum aq_status load_all(const struct aq_checkpoint *c, const struct aq_we
         snprintf(text, sizeof text, "optimizer.%s", state.name);
         AQ_TRY(tensor_load(c, weights, path, text, aq_optimizer_state(c->optimizer, i), state.count, staging, &digest));
     }
+    if (c->loss_scale)
+        AQ_TRY(tensor_load(c, weights, path, LOSS_SCALE, c->loss_scale, AQ_LOSS_SCALE_STATE, staging, &digest));
+    if (c->loss_scale) AQ_TRY(aq_loss_scale_check(c->loss_scale));
     snprintf(text, sizeof text, "%016" PRIx64, digest);
     const char *have = aq_weights_metadata(weights, "digest");
     if (have && strcmp(have, text) == 0) return AQ_OK;

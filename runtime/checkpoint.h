@@ -2,10 +2,10 @@
  * checkpoint.h -- one stage's part of a checkpoint: weights and optimizer state after a step, in one safetensors file.
  *
  * <checkpoint folder>/<step>/stage-<rank>.safetensors holds the stage's tensors under their names and
- * "optimizer.<name>", the flat state arrays. Its metadata names format, plan hash, job digest, step, stage and the
- * digest of every tensor byte. The file is written aside, synced and renamed: it is whole or absent. The caches' part
- * is a mark of the same number (storage/cache.h); everything else that a run consists of (order, random keys, learning
- * rate) follows from step and seed.
+ * "optimizer.<name>", the flat state arrays, with "optimizer.loss_scale" where that moves (loss_scale.h). Its metadata
+ * names format, plan hash, job digest, step, stage and the digest of every tensor byte. The file is written aside,
+ * synced and renamed: it is whole or absent. The caches' part is a mark of the same number (storage/cache.h);
+ * everything else that a run consists of (order, random keys, learning rate) follows from step and seed.
  *
  * A checkpoint is complete when the launcher has noted it (docs/CONTROL.md section 7).
  *
@@ -32,6 +32,7 @@ struct aq_checkpoint {
     struct aq_device *device;
     struct aq_stage *stage;
     struct aq_optimizer *optimizer; /* NULL: weights only */
+    float *loss_scale;              /* AQ_LOSS_SCALE_STATE floats of host memory; NULL: it does not move */
 };
 
 /* Write the state after `step` steps. AQ_NOSPC, AQ_IO, AQ_REFUSED: names the file; what was there before still is. */

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "checkpoint.h"
+#include "loss_scale.h"
 #include "stages/weights.h"
 
 enum { NAME_BYTES = 64 };
@@ -173,6 +174,12 @@ static enum aq_status load_all(const struct aq_checkpoint *c, const struct files
     AQ_TRY(load_weights(c, files, staging));
     for (uint32_t i = 0; i < aq_optimizer_state_count(c->optimizer); i++)
         AQ_TRY(load_state(c, files, i, all, staging));
+    if (c->loss_scale) {
+        const enum aq_status status = take(files->of[0], "optimizer.loss_scale", AQ_LOSS_SCALE_STATE, c->loss_scale);
+        if (status == AQ_NOTFOUND) return aq_fail(AQ_NOTFOUND, "checkpoint", "%s: no loss scale", files->path);
+        AQ_TRY(status);
+        AQ_TRY(aq_loss_scale_check(c->loss_scale));
+    }
     return absorb(c, files, all, staging);
 }
 

@@ -82,6 +82,8 @@ struct aq_job_train {
     float lr;
     uint64_t warmup_steps;
     enum aq_lr_decay decay;
+    float loss_scale;           /* of fp16: a fixed one; 0: searched for (loss_scale.h)                    */
+    uint32_t loss_scale_window; /* good steps until it doubles                                             */
     float clip; /* global norm; 0: none                                                                    */
     uint32_t skips_max; /* steps in a row without a finite gradient: then the run ends                      */
     uint64_t seed;

@@ -12,7 +12,7 @@
 enum { NUMBER_BYTES = 48 };
 
 static const struct aq_key_name precision_names[] = {
-    {"fp32", AQ_STAGE_FP32}, {"tf32", AQ_STAGE_TF32}, {"bf16", AQ_STAGE_BF16}, {NULL, 0}};
+    {"fp32", AQ_STAGE_FP32}, {"tf32", AQ_STAGE_TF32}, {"bf16", AQ_STAGE_BF16}, {"fp16", AQ_STAGE_FP16}, {NULL, 0}};
 static const struct aq_key_name tokenizer_names[] = {{"bytes", 0}, {"gpt2", 1}, {NULL, 0}};
 static const struct aq_key_name optimizer_names[] = {
     {"adamw", 0},       {"sgd", 1},         {"lamb", 2},    {"lion", 3},  {"qadam", 4},
@@ -290,6 +290,12 @@ static enum aq_status read_number(const struct aq_key *key, const char *text, vo
             return AQ_INVAL;
         *(int32_t *)to = (int32_t)value;
         return AQ_OK;
+    case AQ_KEY_SCALE:
+        if (strcmp(text, "auto") == 0) {
+            *(float *)to = 0.0f;
+            return AQ_OK;
+        }
+        /* fall through */
     case AQ_KEY_F32:
         if (decimal(text, &value, &rest) != AQ_OK || *rest || !within(key, value)) return AQ_INVAL;
         *(float *)to = (float)value;
@@ -334,6 +340,7 @@ enum aq_status aq_key_read(const struct aq_key *key, const char *text, bool quot
     case AQ_KEY_RATE:
     case AQ_KEY_DURATION:
     case AQ_KEY_IN_FLIGHT:
+    case AQ_KEY_SCALE:
         return read_number(key, text, to);
     default:
         return quoted ? AQ_INVAL : read_number(key, text, to);
@@ -407,6 +414,12 @@ bool aq_key_write(const struct aq_key *key, const void *base, struct aq_text *ou
     case AQ_KEY_I32:
         aq_text_add(out, "%d", *(const int32_t *)from);
         return true;
+    case AQ_KEY_SCALE:
+        if (*(const float *)from == 0.0f) {
+            aq_text_add(out, "auto");
+            return true;
+        }
+        /* fall through */
     case AQ_KEY_F32:
         aq_text_add(out, "%.9g", (double)*(const float *)from);
         return true;

@@ -30,6 +30,7 @@ enum aq_key_kind {
     AQ_KEY_DURATION,  /* uint64_t of nanoseconds, "30s", "500ms"; plain: seconds                  */
     AQ_KEY_EVERY,     /* struct aq_job_every                                                      */
     AQ_KEY_IN_FLIGHT, /* uint32_t, "default", "classic"                                           */
+    AQ_KEY_SCALE,     /* float, "auto" is 0                                                        */
     /* Read by manifest.c itself: */
     AQ_KEY_LAYERS,
     AQ_KEY_STAGES,

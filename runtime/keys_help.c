@@ -25,6 +25,7 @@ static void type_of(const struct aq_key *key, char *text, size_t bytes)
                                         [AQ_KEY_DURATION] = "duration",
                                         [AQ_KEY_EVERY] = "interval",
                                         [AQ_KEY_IN_FLIGHT] = "count or word",
+                                        [AQ_KEY_SCALE] = "number or word",
                                         [AQ_KEY_LAYERS] = "range",
                                         [AQ_KEY_STAGES] = "count or list",
                                         [AQ_KEY_CODEC] = "section",
@@ -54,7 +55,8 @@ static bool range_of(const struct aq_key *key, char *text, size_t bytes)
 {
     char low[32], high[32];
     const bool number = key->kind <= AQ_KEY_F32 || key->kind == AQ_KEY_BYTES || key->kind == AQ_KEY_RATE ||
-                        key->kind == AQ_KEY_DURATION || key->kind == AQ_KEY_IN_FLIGHT || key->kind == AQ_KEY_STAGES;
+                        key->kind == AQ_KEY_DURATION || key->kind == AQ_KEY_IN_FLIGHT || key->kind == AQ_KEY_STAGES ||
+                        key->kind == AQ_KEY_SCALE;
     text[0] = 0;
     if (!number) return false;
     limit_text(key, key->min, low, sizeof low);
@@ -76,6 +78,7 @@ void aq_key_wants(const struct aq_key *key, char *text, size_t bytes)
                        : key->kind == AQ_KEY_DURATION  ? ", as in 30s"
                        : key->kind == AQ_KEY_EVERY     ? ", as in '1 epoch' or '200 steps'"
                        : key->kind == AQ_KEY_IN_FLIGHT ? ", 'default' or 'classic'"
+                       : key->kind == AQ_KEY_SCALE     ? ", or 'auto'"
                                                        : "";
     snprintf(text, bytes, "%s%s%s%s%s%s%s",
              key->names                  ? "one of "

@@ -206,6 +206,8 @@ static void check_dials(struct aq_manifest *manifest)
 static void check_precision(struct aq_manifest *manifest)
 {
     const struct aq_job *job = &manifest->job;
+    if (job->train.loss_scale > 0.0f && job->model.precision != AQ_STAGE_FP16)
+        aq_manifest_error(manifest, "train.loss_scale", "is of fp16 alone (model.precision); leave it out");
     if (job->model.precision != AQ_STAGE_TF32) return;
     for (uint32_t r = 0; r < aq_job_ranks(job); r++) {
         if (strcmp(job->pipeline.stages[r].device, "cpu") != 0) continue;

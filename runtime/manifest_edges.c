@@ -15,6 +15,7 @@ enum { PATH_BYTES = 128, LAYERS_MAX = 3, TEXT_BYTES = 160, GRADIENT_PRESCALE_LOG
 struct layers {
     struct aq_yaml_node *nodes[LAYERS_MAX]; /* NULL: says nothing */
     bool backward;
+    int32_t prescale_log2; /* where they say nothing of it */
 };
 
 /* Tell what is wrong in one section of codec keys, once. */
@@ -63,7 +64,7 @@ static void codec_make(const struct layers *layers, struct aq_codec_config *out)
     codec_apply(layers, "bits", &first);
     aq_codec_config_default(out, first.kind, first.bits);
     out->bits = first.bits;
-    out->prescale_log2 = layers->backward ? GRADIENT_PRESCALE_LOG2 : 0;
+    out->prescale_log2 = layers->prescale_log2;
     codec_apply(layers, NULL, out);
 }
 
@@ -169,9 +170,14 @@ static void edge_make(struct aq_manifest *manifest, uint32_t e)
     struct aq_yaml_node *entry = entry_of(manifest, e);
     struct aq_yaml_node *send = view_of(manifest, e, "send"), *receive = view_of(manifest, e + 1, "receive");
     struct aq_codec_config receiver;
-    const struct layers backward = {{aq_yaml_find(manifest->root, "edges.backward"), child(entry, "backward"), NULL},
-                                    true};
-    struct layers forward = {{aq_yaml_find(manifest->root, "edges.forward"), child(entry, "forward"), send}, false};
+    /* Gradients of fp16 come with the loss's scale: twice scaled they would not fit a scale's fp16. */
+    const bool scaled = manifest->job.model.precision == AQ_STAGE_FP16;
+    const struct layers backward = {
+        {aq_yaml_find(manifest->root, "edges.backward"), child(entry, "backward"), NULL},
+        .backward = true,
+        .prescale_log2 = scaled ? 0 : GRADIENT_PRESCALE_LOG2};
+    struct layers forward = {{aq_yaml_find(manifest->root, "edges.forward"), child(entry, "forward"), send},
+                             .backward = false};
     codec_make(&backward, &manifest->edges[e].backward);
     codec_make(&forward, &manifest->edges[e].forward);
     if (!send && !receive) return;

@@ -168,7 +168,7 @@ enum aq_status aq_metrics_sync(struct aq_metrics *metrics)
 static bool is_common(const char *key)
 {
     static const char *const common[] = {"event", "step",      "epoch",   "seconds", "loss",
-                                         "lr",    "grad_norm", "samples", "skipped"};
+                                         "lr",    "grad_norm", "samples", "skipped", "loss_scale"};
     for (size_t i = 0; i < sizeof common / sizeof *common; i++)
         if (strcmp(key, common[i]) == 0) return true;
     return false;

@@ -48,7 +48,7 @@ bool aq_plan_same_host(const struct aq_job *job, uint32_t a, uint32_t b)
 
 bool aq_plan_norm(const struct aq_plan *plan)
 {
-    return plan->job->train.clip > 0 || plan->replicas > 1;
+    return plan->job->train.clip > 0 || plan->replicas > 1 || plan->job->model.precision == AQ_STAGE_FP16;
 }
 
 static bool local_address(const char *address)

@@ -10,8 +10,10 @@ enum { GRID_COLUMNS = 108, CODEC_BYTES = 120 };
 
 static void print_head(const struct aq_plan *plan, struct aq_text *text)
 {
-    static const char *const products[] = {
-        [AQ_STAGE_FP32] = "fp32", [AQ_STAGE_BF16] = "bf16 products", [AQ_STAGE_TF32] = "tf32 products"};
+    static const char *const products[] = {[AQ_STAGE_FP32] = "fp32",
+                                           [AQ_STAGE_BF16] = "bf16 products",
+                                           [AQ_STAGE_TF32] = "tf32 products",
+                                           [AQ_STAGE_FP16] = "fp16 products"};
     const struct aq_job *job = plan->job;
     const struct aq_model_config *model = &plan->model;
     aq_text_add(text, "job %s: %s, %u blocks, %u heads, %u channels, vocabulary %u, %s; %llu parameters\n", job->name,

@@ -26,7 +26,10 @@ bool aq_plan_edge_loopback(const struct aq_job *job, uint32_t edge);
 /* Are rank a and b on the same host? */
 bool aq_plan_same_host(const struct aq_job *job, uint32_t a, uint32_t b);
 
-/* Does a step need the global norm of the gradient? To clip it, and so that all replicas see one that is not finite. */
+/*
+ * Does a step need the global norm of the gradient? To clip it, and so that all replicas, and with fp16 all stages, see
+ * one that is not finite.
+ */
 bool aq_plan_norm(const struct aq_plan *plan);
 
 /* plan_hash.c: fills hash and job_digest. AQ_NOMEM. */

@@ -93,7 +93,7 @@ struct aq_schedule_request {
     uint32_t micro_batches;  /* M, 1 .. AQ_JOB_MICRO_BATCHES_MAX                                */
     uint32_t in_flight;      /* a count, AQ_IN_FLIGHT_DEFAULT, AQ_IN_FLIGHT_CLASSIC (job.h)     */
     uint32_t window;         /* PREFETCH so many micro-batches ahead; 0: none                   */
-    bool norm;               /* emit NORM (clip > 0, or several replicas)                       */
+    bool norm;               /* emit NORM (clip > 0, several replicas, or fp16)                 */
     bool reduce;            /* emit REDUCE (several replicas)                                  */
 };
 

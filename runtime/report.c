@@ -26,7 +26,7 @@ struct gather {
     json_t *start, *eval, *end, *choice; /* choice: codec of the reductions by rank, where it was chosen */
     uint32_t stages, replicas;
     uint64_t step, restarts, skipped;
-    double fetched;
+    double fetched, loss_scale; /* of the last step; 0: not fp16 */
     int64_t epoch_first, epoch_last; /* -1: none yet */
     struct sums cold, warm;
     double packing_ns, link_wait_ns, wait_ns, reduce_ns, optimizer_ns, stage_seconds;
@@ -75,6 +75,7 @@ static void add_step(struct gather *g, const json_t *line)
     sums->samples += aq_control_number_or(line, "samples", 0);
     sums->seconds += seconds;
     g->skipped += aq_control_bool_or(line, "skipped", false);
+    g->loss_scale = aq_control_number_or(line, "loss_scale", g->loss_scale);
     for (size_t r = 0; r < ranks && r < AQ_JOB_RANKS_MAX && g->stages > 0; r++) {
         const size_t s = r % g->stages;
         sums->forward[s] += item(line, "forward_bytes", r);
@@ -235,6 +236,7 @@ static json_t *make(const struct gather *g)
     json_object_set_new(report, "reduce_codec", g->choice ? json_incref(g->choice) : json_null());
     json_object_set_new(report, "steps", json_integer((json_int_t)g->step));
     json_object_set_new(report, "steps_skipped", json_integer((json_int_t)g->skipped));
+    if (g->loss_scale > 0) json_object_set_new(report, "loss_scale", aq_control_number(g->loss_scale));
     json_object_set_new(report, "epochs",
                         json_integer((json_int_t)(g->epoch_first < 0 ? 0 : g->epoch_last - g->epoch_first + 1)));
     json_object_set_new(report, "seconds", aq_control_number(g->time));

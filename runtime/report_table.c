@@ -79,9 +79,13 @@ static void add_mishaps(struct aq_text *text, const json_t *run)
     const uint64_t restarts = aq_control_u64_or(run, "restarts", 0);
     const uint64_t skipped = aq_control_u64_or(run, "steps_skipped", 0);
     const double fetched = at(run, "fetched", NULL);
+    const double loss_scale = at(run, "loss_scale", NULL);
     if (skipped > 0)
         aq_text_add(text, "%.30s: %llu steps were skipped, their gradients were not finite\n",
                     aq_control_text_or(run, "name", "?"), (unsigned long long)skipped);
+    if (loss_scale > 0)
+        aq_text_add(text, "%.30s: fp16, the loss scale was %g at the end\n", aq_control_text_or(run, "name", "?"),
+                    loss_scale);
     if (restarts == 0 && !(fetched > 0)) return;
     aq_text_add(text, "%.30s: begun again %llu times by itself, %.0f lost messages fetched from the other side\n",
                 aq_control_text_or(run, "name", "?"), (unsigned long long)restarts, isfinite(fetched) ? fetched : 0);

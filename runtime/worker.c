@@ -167,6 +167,7 @@ static enum aq_status open_data(struct aq_worker *w)
 
 static enum aq_status load_weights(struct aq_worker *w, uint64_t resume)
 {
+    w->loss_scale = aq_loss_scale_of(w->job); /* a checkpoint may know better */
     const struct aq_checkpoint checkpoint = aq_worker_checkpoint(w);
     w->step = w->resumed_at = resume;
     if (resume) {

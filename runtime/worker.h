@@ -27,6 +27,7 @@
 #include "checkpoint_writer.h"
 #include "control.h"
 #include "edge.h"
+#include "loss_scale.h"
 #include "mirror.h"
 #include "net/link.h"
 #include "plan.h"
@@ -57,6 +58,7 @@ struct aq_worker_times {
     uint64_t loss_targets;
     double loss_sum;
     double gradient_norm;
+    float loss_scale; /* the step's                     */
     bool skipped; /* the gradient was not finite, on some replica */
     bool squared; /* worker->squares are those of the gradients as they are */
     bool cleared; /* the gradients are zero again: that went along with a reduction */
@@ -143,6 +145,7 @@ struct aq_worker {
     uint64_t outages_ns; /* all links, one after the other: how long outages may last */
     bool last_step;      /* somebody asked for a stop: this step is the last */
     bool stopped;
+    struct aq_loss_scale loss_scale;
     uint32_t skipped_in_row;
     /* Checkpoints (worker_mark.c). */
     struct aq_checkpoint_writer *writer;
@@ -232,7 +235,7 @@ enum aq_status aq_worker_agree(struct aq_worker *worker);
 enum aq_status aq_worker_evaluate(struct aq_worker *worker);
 
 /* worker_mark.c: this stage's checkpoints. Borrows from the worker. */
-struct aq_checkpoint aq_worker_checkpoint(const struct aq_worker *worker);
+struct aq_checkpoint aq_worker_checkpoint(struct aq_worker *worker);
 
 /* worker_mark.c: open the writer; the stage's weights are there already. */
 enum aq_status aq_worker_mark_open(struct aq_worker *worker);

@@ -127,7 +127,7 @@ enum aq_status aq_worker_forward(struct aq_worker *w, const struct aq_instructio
                                          .samples = batch.samples,
                                          .seed = w->job->train.seed,
                                          .step = w->step,
-                                         .loss_scale = (float)(1.0 / targets)};
+                                         .loss_scale = (float)((double)w->times.loss_scale / targets)};
     if (!first) AQ_TRY(aq_values_read_begin(w->device, &w->x[copy], w->stream));
     if (!last) AQ_TRY(aq_values_write_begin(w->device, &w->y[copy], w->stream));
     AQ_TRY(aq_device_event_record(w->device, issue->begun, w->stream));

@@ -15,14 +15,15 @@
 #define COPY_BYTES_S_MIN (1u << 17)                    /* a link of 1 Mbit/s */
 #define LOOK_NS          (20ull * 1000 * 1000)         /* edges and control channel have no common bell */
 
-struct aq_checkpoint aq_worker_checkpoint(const struct aq_worker *w)
+struct aq_checkpoint aq_worker_checkpoint(struct aq_worker *w)
 {
     return (struct aq_checkpoint){.folder = w->checkpoint_folder,
                                   .plan = w->plan,
                                   .rank = w->rank,
                                   .device = w->device,
                                   .stage = w->stage,
-                                  .optimizer = w->optimizer};
+                                  .optimizer = w->optimizer,
+                                  .loss_scale = aq_loss_scale_moves(&w->loss_scale) ? w->loss_scale.state : NULL};
 }
 
 enum aq_status aq_worker_mark_open(struct aq_worker *w)

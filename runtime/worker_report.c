@@ -108,6 +108,8 @@ enum aq_status aq_worker_report_step(struct aq_worker *worker)
         (json_int_t)(in.fetched + out.fetched), "skipped", t->skipped);
     if (!line) return aq_fail(AQ_NOMEM, "worker", "no memory for the line of a step");
     json_object_set_new(line, "wait_ns", json_integer((json_int_t)t->wait_ns));
+    if (worker->job->model.precision == AQ_STAGE_FP16)
+        json_object_set_new(line, "loss_scale", aq_control_number((double)t->loss_scale));
     add_outages(worker, line);
     add_packing(worker, line);
     add_marks(worker, line);

@@ -9,6 +9,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "aqsgd/device_math.h"
 #include "worker.h"
 
 static bool is_forward(uint8_t op)
@@ -253,6 +254,39 @@ static enum aq_status norm(struct aq_worker *worker)
     return AQ_OK;
 }
 
+/* From here on gradients are as without fp16: what is reduced, clipped, measured and kept knows of no scale. */
+static enum aq_status unscale(struct aq_worker *worker)
+{
+    if (worker->times.loss_scale == 1.0f) return AQ_OK;
+    const uint64_t begin = aq_clock_ns();
+    AQ_TRY(aq_device_scale(worker->device, aq_stage_gradients(worker->stage), aq_stage_parameter_count(worker->stage),
+                           1.0f / worker->times.loss_scale, worker->stream));
+    worker->times.optimizer_ns += aq_clock_ns() - begin;
+    return AQ_OK;
+}
+
+/* A void step: the search for a loss scale has some, but many in a row with the least one are the end of a run. */
+static enum aq_status skip(struct aq_worker *worker)
+{
+    const struct aq_job_train *train = &worker->job->train;
+    worker->times.skipped = true;
+    if (aq_loss_scale_halve(&worker->loss_scale)) {
+        aq_log("worker", 1, "step %llu: the gradient is not finite, the step is skipped; the loss scale is %g now",
+               (unsigned long long)worker->step, (double)aq_loss_scale_now(&worker->loss_scale));
+        return AQ_OK;
+    }
+    aq_log("worker", 1, "step %llu: the gradient is not finite, the step is skipped", (unsigned long long)worker->step);
+    if (++worker->skipped_in_row < train->skips_max) return AQ_OK;
+    if (train->loss_scale > 1.0f)
+        return aq_fail(AQ_INVAL, "worker",
+                       "%u steps in a row without a finite gradient (train.skips_max): lower train.loss_scale (%g) or "
+                       "train.lr (%g)",
+                       train->skips_max, (double)train->loss_scale, (double)train->lr);
+    return aq_fail(AQ_INVAL, "worker",
+                   "%u steps in a row without a finite gradient (train.skips_max): lower train.lr (%g)",
+                   train->skips_max, (double)train->lr);
+}
+
 /* The optimizer; a step whose norm is not finite is skipped, on every rank alike because all have the same total. */
 static enum aq_status optimize(struct aq_worker *worker)
 {
@@ -260,13 +294,7 @@ static enum aq_status optimize(struct aq_worker *worker)
     const double gradient_norm = worker->times.gradient_norm;
     const uint64_t begin = aq_clock_ns(), reduced = worker->times.reduce_ns;
     if (!isfinite(gradient_norm)) {
-        worker->times.skipped = true;
-        aq_log("worker", 1, "step %llu: the gradient is not finite, the step is skipped",
-               (unsigned long long)worker->step);
-        if (++worker->skipped_in_row >= train->skips_max)
-            return aq_fail(AQ_INVAL, "worker",
-                           "%u steps in a row without a finite gradient (train.skips_max): lower train.lr (%g)",
-                           train->skips_max, (double)train->lr);
+        AQ_TRY(skip(worker));
     } else {
         float scale = 1;
         if (train->clip > 0 && gradient_norm > (double)train->clip)
@@ -278,6 +306,7 @@ static enum aq_status optimize(struct aq_worker *worker)
         AQ_TRY(aq_worker_rounds(worker));
         AQ_TRY(aq_stage_parameters_changed(worker->stage, worker->stream));
         worker->skipped_in_row = 0;
+        aq_loss_scale_good(&worker->loss_scale);
     }
     if (!worker->times.cleared) AQ_TRY(aq_stage_zero_grads(worker->stage, worker->stream));
     AQ_TRY(aq_device_stream_sync(worker->device, worker->stream));
@@ -300,9 +329,11 @@ enum aq_status aq_worker_step(struct aq_worker *worker)
         run.barrier++;
     run.forward = chain_next(&run, 0, true);
     run.backward = chain_next(&run, 0, false);
-    worker->times = (struct aq_worker_times){.begin_ns = aq_clock_ns()};
+    worker->times = (struct aq_worker_times){.begin_ns = aq_clock_ns(),
+                                             .loss_scale = aq_loss_scale_now(&worker->loss_scale)};
     AQ_TRY(aq_worker_anchor(worker));
     AQ_TRY(run_chains(worker, &run));
+    AQ_TRY(unscale(worker));
     for (uint32_t i = run.barrier; i < run.program->count; i++) {
         switch (run.program->code[i].op) {
         case AQ_OP_REDUCE:

@@ -664,6 +664,8 @@ static enum aq_status flat_call(struct aq_device *where, struct array *arrays, c
                                .grad_scale = 2.0f};
     status = aq_device_sgd(where, &sgd, NULL);
     if (status != AQ_OK) return status;
+    status = aq_device_scale(where, arrays[4].at, x->T, 1.0f / 3.0f, NULL);
+    if (status != AQ_OK) return status;
     double sum = 0.0;
     status = aq_device_sum2(where, arrays[1].at, x->T, &sum, NULL);
     if (status != AQ_OK) return status;

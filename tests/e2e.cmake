@@ -3,7 +3,7 @@ if(TARGET aqpipe)
   add_library(power_loss MODULE power_loss.c)
   target_link_libraries(power_loss PRIVATE aq_flags ${CMAKE_DL_LIBS})
   set_target_properties(power_loss PROPERTIES LIBRARY_OUTPUT_DIRECTORY $<TARGET_FILE_DIR:aqpipe>)
-  foreach(scenario equal apart cut codecs bad_input resume restart restart_daemon lost_disk outage packed long_outage dials power
+  foreach(scenario equal apart cut codecs fp16 bad_input resume restart restart_daemon lost_disk outage packed long_outage dials power
       replicas replicas_resume replicas_bad_input replicas_optimizers
       replicas_reshard replicas_auto replicas_nan)
     add_test(NAME e2e_${scenario}
@@ -14,5 +14,5 @@ if(TARGET aqpipe)
     add_test(NAME e2e_gpu COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e $<TARGET_FILE_DIR:aqpipe> gpu)
     set_tests_properties(e2e_gpu PROPERTIES LABELS gpu TIMEOUT 300 SKIP_RETURN_CODE 77)
   endif()
-  set_tests_properties(e2e_equal e2e_apart e2e_cut e2e_codecs e2e_packed e2e_bad_input PROPERTIES LABELS "e2e;quick")
+  set_tests_properties(e2e_equal e2e_apart e2e_cut e2e_codecs e2e_fp16 e2e_packed e2e_bad_input PROPERTIES LABELS "e2e;quick")
 endif()

@@ -199,6 +199,8 @@ static const struct bad bads[] = {
     {NULL, {"pipeline.stages.7.threads=1"}, "the list has no entry 7"},
     {NULL, {"pipeline.stages=[{host: x}]", "edges.list=[]"}, "layers is missing"},
     {NULL, {"model.precision=tf32"}, "model.precision: tf32 is of GPUs, and stage 0 is on the CPU"},
+    {NULL, {"train.loss_scale=8"}, "train.loss_scale: is of fp16 alone (model.precision)"},
+    {NULL, {"train.loss_scale=0.5"}, "train.loss_scale: '0.5' is not a number or word, 1 to 1048576 factor, or 'auto'"},
     {NULL, {"model.precision=fp8"}, "model.precision: 'fp8' is not one of"},
     {NULL, {"edges.forward.bits=9"}, "edges.forward.bits: '9' is not a whole number, 1 to 8 bits"},
     {NULL, {"edges.forward.bit=2"}, "edges.forward.bit: there is no such key; did you mean bits?"},
@@ -312,6 +314,25 @@ static void test_manifest_views_that_agree_make_the_edge(void **state)
     struct aq_job *job = parse_good(sets, 2);
     assert_int_equal(job->edges[0].forward.bits, 5);
     assert_int_equal(job->edges[1].forward.bits, 2);
+    aq_job_close(job);
+}
+
+/* Scaled gradients are not scaled once more, unless somebody says so. */
+static void test_manifest_fp16_has_a_loss_scale(void **state)
+{
+    (void)state;
+    static const char *const sets[] = {"model.precision=fp16", "edges.list=[{edge: 1, backward: {prescale_log2: 3}}]",
+                                       "train.loss_scale=512"};
+    struct aq_job *job = parse_good(sets, 0);
+    assert_int_equal(job->edges[0].backward.prescale_log2, 16);
+    aq_job_close(job);
+    job = parse_good(sets, 2);
+    assert_int_equal(job->edges[0].backward.prescale_log2, 0);
+    assert_int_equal(job->edges[1].backward.prescale_log2, 3);
+    assert_true(job->train.loss_scale == 0.0f && job->train.loss_scale_window == 2000);
+    aq_job_close(job);
+    job = parse_good(sets, 3);
+    assert_true(job->train.loss_scale == 512.0f);
     aq_job_close(job);
 }
 
@@ -536,6 +557,7 @@ int main(void)
         cmocka_unit_test(test_manifest_bad_is_refused_with_its_place),
         cmocka_unit_test(test_manifest_several_errors_are_told_at_once),
         cmocka_unit_test(test_manifest_views_that_agree_make_the_edge),
+        cmocka_unit_test(test_manifest_fp16_has_a_loss_scale),
         cmocka_unit_test(test_canonical_parses_to_the_same_job),
         cmocka_unit_test(test_manifest_replicas_have_their_own_places),
         cmocka_unit_test(test_keys_table_is_sound),

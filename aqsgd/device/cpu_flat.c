@@ -188,6 +188,30 @@ enum aq_status cpu_lamb(struct aq_device *device, const struct aq_lamb_tensor *a
     return AQ_OK;
 }
 
+struct flat_scale {
+    const struct cpu_rows *rows;
+    float *x;
+    uint64_t count;
+    float factor;
+};
+
+static void scale_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct flat_scale *flat = context;
+    float *x = flat->x + piece * FLAT_FLOATS;
+    flat->rows->scale(x, count_of(piece, flat->count, FLAT_FLOATS), flat->factor, x, AQ_F32);
+}
+
+enum aq_status cpu_scale(struct aq_device *device, float *x, uint64_t count, float factor, struct aq_stream *stream)
+{
+    (void)stream;
+    struct cpu_device *cpu = cpu_device_of(device);
+    struct flat_scale flat = {.rows = cpu->rows, .x = x, .count = count, .factor = factor};
+    cpu_pool_run(cpu->pool, pieces_of(count, FLAT_FLOATS), scale_piece, &flat);
+    return AQ_OK;
+}
+
 struct flat_sum2 {
     const struct cpu_rows *rows;
     const float *x;

@@ -291,6 +291,27 @@ enum aq_status aq_cuda_sgd(const struct aq_sgd *args, struct CUstream_st *stream
     return AQ_LAUNCH(sgd<1>, grid, FLAT_THREADS, 0, stream, *args);
 }
 
+template <int W>
+static __global__ void __launch_bounds__(FLAT_THREADS) scale(float *x, uint64_t count, float factor)
+{
+    const uint64_t at = aq_thread_index() * W;
+    if (at >= count) return;
+    float values[W];
+    aq_load_wide(x + at, values);
+    for (int i = 0; i < W; i++)
+        values[i] *= factor;
+    aq_store_wide(x + at, values);
+}
+
+enum aq_status aq_cuda_scale(float *x, uint64_t count, float factor, struct CUstream_st *stream)
+{
+    if (count == 0) return AQ_OK;
+    const bool fours = count % 4 == 0 && aq_fours(x, AQ_F32);
+    const dim3 grid = aq_blocks(count, FLAT_THREADS * (fours ? 4 : 1));
+    if (fours) return AQ_LAUNCH(scale<4>, grid, FLAT_THREADS, 0, stream, x, count, factor);
+    return AQ_LAUNCH(scale<1>, grid, FLAT_THREADS, 0, stream, x, count, factor);
+}
+
 /* ---- The sum of squares. */
 
 /* The block's sum in the order of its threads' tree; valid in thread 0. */

@@ -74,6 +74,9 @@ enum aq_status aq_cuda_sgd(const struct aq_sgd *args, struct CUstream_st *stream
 enum aq_status aq_cuda_lion(const struct aq_lion *args, struct CUstream_st *stream);
 enum aq_status aq_cuda_lamb(const struct aq_lamb_tensor *args, void *scratch, struct CUstream_st *stream);
 
+/* As aq_device_scale. */
+enum aq_status aq_cuda_scale(float *x, uint64_t count, float factor, struct CUstream_st *stream);
+
 /* *sum (device) = sum of x[i]^2 in double. */
 enum aq_status aq_cuda_sum2(const float *x, uint64_t count, double *sum, void *scratch, struct CUstream_st *stream);
 

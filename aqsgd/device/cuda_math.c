@@ -84,6 +84,11 @@ enum aq_status cuda_lamb(struct aq_device *device, const struct aq_lamb_tensor *
     return aq_cuda_lamb(args, cuda_part(stream, 0), stream->at);
 }
 
+enum aq_status cuda_scale(struct aq_device *device, float *x, uint64_t count, float factor, struct aq_stream *stream)
+{
+    return aq_cuda_scale(x, count, factor, cuda_stream_of(cuda_device_of(device), stream)->at);
+}
+
 enum aq_status cuda_sum2(struct aq_device *device, const float *x, uint64_t count, double *sum,
                          struct aq_stream *stream)
 {

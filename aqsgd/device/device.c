@@ -261,6 +261,12 @@ enum aq_status aq_device_lamb(struct aq_device *device, const struct aq_lamb_ten
     return args->count ? device->ops->lamb(device, args, stream) : AQ_OK;
 }
 
+enum aq_status aq_device_scale(struct aq_device *device, float *x, uint64_t count, float factor,
+                               struct aq_stream *stream)
+{
+    return count ? device->ops->scale(device, x, count, factor, stream) : AQ_OK;
+}
+
 enum aq_status aq_device_sum2(struct aq_device *device, const float *x, uint64_t count, double *sum,
                               struct aq_stream *stream)
 {

@@ -92,7 +92,8 @@ enum operation {
     DO_LAMB,
     DO_GRAD_ENCODE,
     DO_GRAD_DECODE,
-    DO_SUM_RANKS
+    DO_SUM_RANKS,
+    DO_SCALE
 };
 
 struct command {
@@ -117,6 +118,11 @@ struct command {
         struct aq_lamb_tensor lamb;
         struct coding coding;
         struct aq_sum_ranks sum_ranks;
+        struct {
+            float *x;
+            uint64_t count;
+            float factor;
+        } scale;
     } with;
 };
 
@@ -259,6 +265,9 @@ static enum aq_status command_run(struct aq_device *inner, const struct command 
     case DO_SUM_RANKS:
         sum_run(&command->with.sum_ranks);
         return AQ_OK;
+    case DO_SCALE:
+        return aq_device_scale(inner, command->with.scale.x, command->with.scale.count, command->with.scale.factor,
+                               NULL);
     }
     AQ_ASSERT(!"an operation that no stream has");
     return AQ_INVAL;
@@ -663,6 +672,18 @@ static enum aq_status apart_lamb(struct aq_device *device, const struct aq_lamb_
     return AQ_OK;
 }
 
+static enum aq_status apart_scale(struct aq_device *device, float *x, uint64_t count, float factor,
+                                  struct aq_stream *stream)
+{
+    struct apart *apart = apart_of(device);
+    struct command *command = note(apart, stream, DO_SCALE);
+    command->with.scale.x = x;
+    command->with.scale.count = count;
+    command->with.scale.factor = factor;
+    WITHIN(command->with.scale.x);
+    return AQ_OK;
+}
+
 static enum aq_status apart_sum2(struct aq_device *device, const float *x, uint64_t count, double *sum,
                                  struct aq_stream *stream)
 {
@@ -847,4 +868,5 @@ const struct aq_device_ops aq_device_apart = {.kind = "apart",
                                               .sgd = apart_sgd,
                                               .lion = apart_lion,
                                               .lamb = apart_lamb,
+                                              .scale = apart_scale,
                                               .sum2 = apart_sum2};

@@ -301,4 +301,5 @@ const struct aq_device_ops aq_device_cpu = {.kind = "cpu",
                                             .sgd = cpu_sgd,
                                             .lion = cpu_lion,
                                             .lamb = cpu_lamb,
+                                            .scale = cpu_scale,
                                             .sum2 = cpu_sum2};

@@ -383,4 +383,5 @@ const struct aq_device_ops aq_device_cuda = {.kind = "cuda",
                                              .sgd = cuda_sgd,
                                              .lion = cuda_lion,
                                              .lamb = cuda_lamb,
+                                             .scale = cuda_scale,
                                              .sum2 = cuda_sum2};

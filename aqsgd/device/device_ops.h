@@ -65,6 +65,8 @@ struct aq_device_ops {
     enum aq_status (*sgd)(struct aq_device *device, const struct aq_sgd *args, struct aq_stream *stream);
     enum aq_status (*lion)(struct aq_device *device, const struct aq_lion *args, struct aq_stream *stream);
     enum aq_status (*lamb)(struct aq_device *device, const struct aq_lamb_tensor *args, struct aq_stream *stream);
+    enum aq_status (*scale)(struct aq_device *device, float *x, uint64_t count, float factor,
+                            struct aq_stream *stream);
     enum aq_status (*sum2)(struct aq_device *device, const float *x, uint64_t count, double *sum,
                            struct aq_stream *stream);
 };

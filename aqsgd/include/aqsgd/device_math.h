@@ -259,6 +259,10 @@ struct aq_lamb_tensor {
 };
 enum aq_status aq_device_lamb(struct aq_device *device, const struct aq_lamb_tensor *args, struct aq_stream *stream);
 
+/* x *= factor. What is not finite stays so. */
+enum aq_status aq_device_scale(struct aq_device *device, float *x, uint64_t count, float factor,
+                               struct aq_stream *stream);
+
 /* *sum (host, valid at return: waits for the stream) = sum of x[i]^2 in double, in a fixed order. */
 enum aq_status aq_device_sum2(struct aq_device *device, const float *x, uint64_t count, double *sum,
                               struct aq_stream *stream);
