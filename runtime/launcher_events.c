@@ -54,6 +54,8 @@ static void on_ready(struct launcher *launcher, uint32_t rank, const json_t *mes
     stage->state = STAGE_READY;
     const double seconds = aq_control_number_or(message, "checkpoint_seconds", 0);
     if (seconds > launcher->read_seconds) launcher->read_seconds = seconds;
+    const char *device = aq_control_text_or(message, "device", NULL);
+    if (device) aq_log("launch", 0, "rank %u, whose device is auto, is on %s", rank, device);
     if (++launcher->ready < launcher->ranks || launcher->aborting) return;
     launcher->gone = true;
     aq_metrics_go(launcher->launch->metrics);

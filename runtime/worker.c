@@ -74,6 +74,7 @@ static enum aq_status reserve(struct aq_worker *w)
         bytes += w->me->lines[i].bytes;
         aq_text_add(&what, " %s %s", w->me->lines[i].name, aq_text_size(w->me->lines[i].bytes, number));
     }
+    aq_text_add(&what, "; lower train.micro_batch or pipeline.in_flight, set model.recompute, or cut into more stages");
     const enum aq_status status = aq_device_reserve(w->device, w->me->device_bytes, aq_text_of(&what));
     aq_text_deinit(&what);
     return status;
@@ -392,6 +393,18 @@ static void close_all(struct aq_worker *w, enum aq_status status)
     aq_job_close(w->job);
 }
 
+/* Who left the choice of the device to the machine hears what came of it. */
+static enum aq_status report_ready(const struct aq_worker *w)
+{
+    struct aq_device_info info;
+    json_t *line =
+        json_pack("{s:s, s:f}", "event", "ready", "checkpoint_seconds", (double)w->read_ns * 1e-9);
+    aq_device_info(w->device, &info);
+    if (line && strcmp(w->job->pipeline.stages[w->rank].device, "auto") == 0)
+        json_object_set_new(line, "device", json_string(info.name));
+    return aq_control_send(w->control, line);
+}
+
 enum aq_status aq_worker_run(struct aq_control *control)
 {
     struct aq_worker w = {.control = control};
@@ -401,9 +414,7 @@ enum aq_status aq_worker_run(struct aq_control *control)
     status = open_all(&w, message);
     json_decref(message);
     if (status != AQ_OK) goto out;
-    AQ_TRY_GOTO(aq_control_send(
-                    control, json_pack("{s:s, s:f}", "event", "ready", "checkpoint_seconds", (double)w.read_ns * 1e-9)),
-                out);
+    AQ_TRY_GOTO(report_ready(&w), out);
     AQ_TRY_GOTO(aq_worker_await(&w, "go", aq_clock_after(seconds_ns(START_SECONDS)), &message), out);
     json_decref(message);
     w.go_ns = aq_clock_ns();

@@ -49,4 +49,7 @@ foreach(program aqpipe aqpiped)
 endforeach()
 add_test(NAME e2e_gpu_on_host
   COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e ${CMAKE_BINARY_DIR}/bin/cuda_host gpu)
+add_test(NAME e2e_gpu_bad_input
+  COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e ${CMAKE_BINARY_DIR}/bin/cuda_host gpu_bad_input)
+set_tests_properties(e2e_gpu_bad_input PROPERTIES LABELS e2e TIMEOUT 600 PROCESSORS 2)
 set_tests_properties(e2e_gpu_on_host PROPERTIES LABELS e2e TIMEOUT 600 PROCESSORS 2 ENVIRONMENT "AQ_GPU=required")

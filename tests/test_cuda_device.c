@@ -11,11 +11,11 @@
 #include "cublasLt.h"
 #include "cuda_device.h"
 
-static void says(uint32_t index, const char *words)
+static void says(uint32_t index, enum aq_status status, const char *words)
 {
     struct cuda_probe probe;
     char why[CUDA_TEXT_BYTES] = "";
-    assert_int_equal(cuda_probe(index, &probe, why), AQ_NODEV);
+    assert_int_equal(cuda_probe(index, &probe, why), status);
     if (!strstr(why, words)) fail_msg("nothing says '%s': %s", words, why);
 }
 
@@ -23,15 +23,15 @@ static void test_probe_says_what_is_missing(void **state)
 {
     (void)state;
     cuda_runtime_host_driver(0, 0, 0, 0);
-    says(0, "there is no NVIDIA driver here");
+    says(0, AQ_NOTFOUND, "there is no NVIDIA driver here");
     cuda_runtime_host_driver(12040, 1, 9, 0);
-    says(0, "the driver is for CUDA 12.4, this build for 13.0");
+    says(0, AQ_NODEV, "the driver is for CUDA 12.4, this build for 13.0");
     cuda_runtime_host_driver(13000, 0, 0, 0);
-    says(0, "shows no GPU");
+    says(0, AQ_NOTFOUND, "shows no GPU");
     cuda_runtime_host_driver(13000, 2, 9, 0);
-    says(2, "device.index: 2: this machine has GPUs 0 to 1");
+    says(2, AQ_NODEV, "device.index: 2: this machine has GPUs 0 to 1");
     cuda_runtime_host_driver(13000, 1, 7, 5);
-    says(0, "has compute capability 7.5; this build is for sm_80-real,90-real,100");
+    says(0, AQ_NODEV, "has compute capability 7.5; this build is for sm_80-real,90-real,100");
     cuda_runtime_host_driver(13000, 1, 9, 0);
     struct cuda_probe probe;
     char why[CUDA_TEXT_BYTES];
@@ -81,11 +81,9 @@ static void test_gpu_is_for_one_owner_at_a_time(void **state)
     aq_device_close(third);
     aq_device_close(first);
     assert_int_equal(aq_device_open(&other, &third), AQ_REFUSED);
-    struct aq_device_info info;
-    assert_int_equal(aq_device_open(&automatic, &third), AQ_OK); /* told that the CPU will do */
-    aq_device_info(third, &info);
-    assert_true(info.host_memory);
-    aq_device_close(third);
+    aq_error_clear();
+    assert_int_equal(aq_device_open(&automatic, &third), AQ_REFUSED); /* there is a GPU: it is no case for the CPU */
+    assert_non_null(strstr(aq_error_text(), "in use by another job"));
     aq_device_close(second);
     assert_int_equal(aq_device_open(&other, &third), AQ_OK);
     aq_device_close(third);
@@ -94,6 +92,42 @@ static void test_gpu_is_for_one_owner_at_a_time(void **state)
     assert_int_equal(unlink(path), 0);
     assert_int_equal(rmdir(folder), 0);
     unsetenv("AQ_GPU_LOCKS");
+}
+
+/* The CPU takes the place of a GPU that is not there, where it was asked to, and of no other. */
+static void test_auto_takes_the_cpu_only_where_there_is_no_gpu(void **state)
+{
+    (void)state;
+    static const struct {
+        int version, count, major, minor;
+        enum aq_status automatic, asked;
+        const char *words;
+    } cases[] = {{0, 0, 0, 0, AQ_OK, AQ_NODEV, "there is no NVIDIA driver here"},
+                 {13000, 0, 0, 0, AQ_OK, AQ_NODEV, "shows no GPU"},
+                 {12040, 1, 9, 0, AQ_NODEV, AQ_NODEV, "install a later driver"},
+                 {13000, 1, 7, 5, AQ_NODEV, AQ_NODEV, "build with -DCMAKE_CUDA_ARCHITECTURES=75"},
+                 {13000, 1, 9, 0, AQ_OK, AQ_OK, NULL}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const struct aq_device_config automatic = {.kind = "auto", .threads = 1}, asked = {.kind = "cuda"};
+        struct aq_device *device = NULL;
+        struct aq_device_info info;
+        cuda_runtime_host_driver(cases[i].version, cases[i].count, cases[i].major, cases[i].minor);
+        aq_error_clear();
+        assert_int_equal(aq_device_open(&automatic, &device), cases[i].automatic);
+        if (cases[i].automatic == AQ_OK) {
+            aq_device_info(device, &info);
+            assert_true(info.host_memory == (cases[i].words != NULL));
+            aq_device_close(device);
+        } else {
+            assert_non_null(strstr(aq_error_text(), cases[i].words));
+        }
+        aq_error_clear();
+        assert_int_equal(aq_device_open(&asked, &device), cases[i].asked);
+        if (cases[i].asked == AQ_OK)
+            aq_device_close(device);
+        else
+            assert_non_null(strstr(aq_error_text(), cases[i].words));
+    }
 }
 
 static void test_memory_is_one_allocation_and_says_who_needs_it(void **state)
@@ -129,8 +163,12 @@ static void test_memory_is_one_allocation_and_says_who_needs_it(void **state)
     const char *line = aq_error_text();
     assert_non_null(strstr(line, "needs 1.00 GiB, 0.06 of"));
     assert_non_null(strstr(line, "parameters 0.7 GB slots 0.3 GB"));
-    cuda_runtime_host_memory((size_t)1 << 36);
     aq_device_close(device);
+    cuda_runtime_host_memory(4096);
+    aq_error_clear();
+    assert_int_equal(aq_device_open(&config, &device), AQ_NOMEM);
+    assert_non_null(strstr(aq_error_text(), "has no memory left for a context"));
+    cuda_runtime_host_memory((size_t)1 << 36);
     assert_int_equal(cuda_runtime_host_used(), 0);
 }
 
@@ -228,6 +266,7 @@ int main(void)
         cmocka_unit_test(test_probe_says_what_is_missing),
         cmocka_unit_test(test_architectures_fit_as_cuda_says),
         cmocka_unit_test(test_gpu_is_for_one_owner_at_a_time),
+        cmocka_unit_test(test_auto_takes_the_cpu_only_where_there_is_no_gpu),
         cmocka_unit_test(test_memory_is_one_allocation_and_says_who_needs_it),
         cmocka_unit_test(test_more_shapes_than_plans_are_kept),
         cmocka_unit_test(test_products_are_computed_as_asked_for),

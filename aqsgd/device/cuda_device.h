@@ -12,6 +12,8 @@
 #include "cuda_kernels.h"
 #include "device_ops.h"
 
+#define CUDA_WANTED "device.kind: cuda: " /* how a line begins that says why there is none */
+
 enum {
     CUDA_TEXT_BYTES = 512,
     CUDA_MAJOR_MIN = 8, /* compute capability: bf16 products and asynchronous copies to shared memory begin there */
@@ -32,9 +34,10 @@ struct cuda_probe {
 };
 
 /*
- * Look at GPU `index` without making a context on it. AQ_NODEV: no driver, a driver older than the toolkit, no such
- * GPU, one that this build has no machine code for, or one that no process may use; `why` (CUDA_TEXT_BYTES) is then the
- * one line that says which and what to do. Nothing is logged.
+ * Look at GPU `index` without making a context on it. AQ_NOTFOUND: there is none: no driver, or one that shows no GPU.
+ * AQ_NODEV: there is something, but not for us: a driver older than the toolkit, no GPU of that number, one that this
+ * build has no machine code for, or one that no process may use. `why` (CUDA_TEXT_BYTES) is then the one line that says
+ * which and what to do. Nothing is logged.
  */
 enum aq_status cuda_probe(uint32_t index, struct cuda_probe *out, char *why);
 

@@ -37,27 +37,28 @@ static enum aq_status probe_driver(int *count, char *why)
     version_text(CUDART_VERSION, want);
     const cudaError_t error = cudaGetDeviceCount(count);
     if (error == cudaSuccess && *count > 0) return AQ_OK;
+    const bool none = driver == 0 || error == cudaSuccess || error == cudaErrorNoDevice;
     if (driver == 0)
         snprintf(
             why, CUDA_TEXT_BYTES,
-            "device.kind: cuda: there is no NVIDIA driver here (no libcuda.so.1); install the driver for CUDA %s or "
+            CUDA_WANTED "there is no NVIDIA driver here (no libcuda.so.1); install the driver for CUDA %s or "
             "later, or say device: cpu",
             want);
     else if (error == cudaErrorInsufficientDriver)
         snprintf(why, CUDA_TEXT_BYTES,
-                 "device.kind: cuda: the driver is for CUDA %s, this build for %s; install a later driver, build with "
+                 CUDA_WANTED "the driver is for CUDA %s, this build for %s; install a later driver, build with "
                  "that toolkit, or say device: cpu",
                  have, want);
-    else if (error == cudaSuccess || error == cudaErrorNoDevice)
+    else if (none)
         snprintf(
             why, CUDA_TEXT_BYTES,
-            "device.kind: cuda: the driver (CUDA %s) shows no GPU; see nvidia-smi and CUDA_VISIBLE_DEVICES, or say "
+            CUDA_WANTED "the driver (CUDA %s) shows no GPU; see nvidia-smi and CUDA_VISIBLE_DEVICES, or say "
             "device: cpu",
             have);
     else
-        snprintf(why, CUDA_TEXT_BYTES, "device.kind: cuda: the driver (CUDA %s) says: %s; see nvidia-smi", have,
+        snprintf(why, CUDA_TEXT_BYTES, CUDA_WANTED "the driver (CUDA %s) says: %s; see nvidia-smi", have,
                  cudaGetErrorString(error));
-    return AQ_NODEV;
+    return none ? AQ_NOTFOUND : AQ_NODEV;
 }
 
 /*
@@ -81,7 +82,7 @@ static enum aq_status probe_architecture(const struct cuda_probe *probe, char *w
     const bool enough = probe->major >= CUDA_MAJOR_MIN;
     if (enough && cuda_architecture_fits(AQ_CUDA_ARCHITECTURES, probe->major, probe->minor)) return AQ_OK;
     snprintf(why, CUDA_TEXT_BYTES,
-             "device.kind: cuda: GPU %d (%s) has compute capability %d.%d; this build is for sm_%s; build with "
+             CUDA_WANTED "GPU %d (%s) has compute capability %d.%d; this build is for sm_%s; build with "
              "-DCMAKE_CUDA_ARCHITECTURES=%d%d where the toolkit still has it, or say device: cpu",
              probe->index, probe->name, probe->major, probe->minor, AQ_CUDA_ARCHITECTURES, probe->major, probe->minor);
     return AQ_NODEV;

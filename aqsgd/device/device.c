@@ -39,7 +39,10 @@ enum aq_status aq_device_open(const struct aq_device_config *config, struct aq_d
     if (strcmp(kind, "auto") == 0) {
         const struct aq_device_ops *gpu = backend_find("cuda");
         const struct aq_device_config cpu = {.kind = "cpu", .threads = config->threads};
-        return gpu && gpu->open(config, out) == AQ_OK ? AQ_OK : aq_device_open(&cpu, out);
+        const enum aq_status status = gpu ? gpu->open(config, out) : AQ_NOTFOUND;
+        if (status != AQ_NOTFOUND) return status;
+        if (!gpu) aq_log("device", 1, "device: auto: the CPU, for this build has no CUDA");
+        return aq_device_open(&cpu, out);
     }
     const struct aq_device_ops *ops = backend_find(kind);
     if (ops) return ops->open(config, out);

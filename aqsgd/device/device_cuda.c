@@ -286,10 +286,15 @@ static enum aq_status context_open(struct cuda_device *cuda)
 {
     const cudaError_t error = cudaSetDevice(cuda->probe.index);
     if (error == cudaSuccess) return AQ_OK;
+    if (error == cudaErrorMemoryAllocation)
+        return aq_fail(AQ_NOMEM, "device",
+                       "GPU %d (%s) has no memory left for a context (some 500 MiB): other processes hold it; see "
+                       "nvidia-smi, or take another GPU",
+                       cuda->probe.index, cuda->probe.name);
     if (error == cudaErrorDevicesUnavailable || error == cudaErrorDeviceUninitialized)
         return aq_fail(AQ_REFUSED, "device",
-                       "GPU %d (%s) is in exclusive mode and another process has it; see nvidia-smi", cuda->probe.index,
-                       cuda->probe.name);
+                       "GPU %d (%s) is in exclusive mode and another process has it; see nvidia-smi, or take another GPU",
+                       cuda->probe.index, cuda->probe.name);
     return cuda_failed(error, "cudaSetDevice", __FILE__, __LINE__);
 }
 
@@ -302,11 +307,11 @@ static enum aq_status cuda_open(const struct aq_device_config *config, struct aq
     int fd = -1;
     enum aq_status status = cuda_probe(config->index, &probe, why);
     if (status == AQ_OK) status = cuda_take(&probe, config->owner, &fd, why);
-    if (status != AQ_OK) {
-        if (wanted) return aq_fail(status, "device", "%s", why);
-        aq_log("device", 1, "no GPU, the CPU instead: %s", why);
+    if (status == AQ_NOTFOUND && !wanted) {
+        aq_log("device", 1, "device: auto: the CPU, for %s", why + strlen(CUDA_WANTED));
         return status;
     }
+    if (status != AQ_OK) return aq_fail(status == AQ_NOTFOUND ? AQ_NODEV : status, "device", "%s", why);
     void *memory = NULL;
     status = aq_alloc(sizeof(struct cuda_device), &memory);
     if (status != AQ_OK) {

@@ -34,7 +34,7 @@ struct aq_stream; /* opaque: work in order */
 struct aq_event;  /* opaque: a point in a stream */
 
 struct aq_device_config {
-    const char *kind; /* "cpu"; "cuda" where it was built in; "auto": cuda where there is a GPU, else cpu */
+    const char *kind; /* "cpu"; "cuda" where it was built in; "auto": cuda where there is a GPU, else cpu, and says so */
     uint32_t index;   /* which GPU; 0 on the CPU */
     uint32_t threads; /* CPU pool, the calling thread included; 0: every core this process may use */
     uint64_t owner;   /* a GPU is for one owner at a time: processes that name the same share it. 0: does not ask */
@@ -58,7 +58,8 @@ struct aq_device_info {
 
 /*
  * AQ_INVAL: unknown kind. AQ_NODEV: built without it, or no such device here; the line says which and what to do.
- * AQ_REFUSED: the GPU belongs to another owner. With "auto" a GPU that cannot be had is one line of the log.
+ * AQ_REFUSED: the GPU belongs to another owner. "auto" takes the CPU only where there is no GPU at all (none in the
+ * build, no driver, none shown): one line of the log. A GPU that is there and cannot be had is an error there too.
  */
 enum aq_status aq_device_open(const struct aq_device_config *config, struct aq_device **out);
 void aq_device_close(struct aq_device *device); /* NULL is fine */

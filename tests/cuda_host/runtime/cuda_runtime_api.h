@@ -5,7 +5,8 @@
  * preset cuda.
  *
  * One GPU, sm_90, whose memory is as large as the test says (cuda_runtime_host_memory), or as many as it or
- * CUDA_HOST_GPUS in the environment say. Each thread may use its own, with streams of its own.
+ * CUDA_HOST_GPUS in the environment say. Each thread may use its own, with streams of its own. The environment may also
+ * say CUDA_HOST_DRIVER (13000; 0: none), CUDA_HOST_CAPABILITY (90) and CUDA_HOST_MIB of memory, for whole programs.
  */
 #ifndef CUDA_RUNTIME_API_ON_HOST_H
 #define CUDA_RUNTIME_API_ON_HOST_H

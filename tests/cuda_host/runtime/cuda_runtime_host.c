@@ -8,6 +8,8 @@
 #include "aqsgd/base.h"
 #include "cublasLt.h"
 
+enum { CONTEXT_BYTES = 1 << 20 }; /* a GPU with less can hold no context; it takes nothing of the rest */
+
 static int driver_version = 13000, gpu_count = 1, gpu_major = 9, gpu_minor = 0;
 static size_t memory_all = (size_t)1 << 36;
 static _Atomic size_t memory_used;
@@ -23,32 +25,50 @@ void cuda_runtime_host_driver(int version, int count, int major, int minor)
     gpu_minor = minor;
 }
 
-cudaError_t cudaDriverGetVersion(int *version)
+/* What the environment says instead, for tests of whole programs. */
+static long wish(const char *name, long otherwise)
 {
-    *version = driver_version;
-    return cudaSuccess;
+    const char *text = getenv(name);
+    return text ? strtol(text, NULL, 10) : otherwise;
+}
+
+static size_t memory(void)
+{
+    const long mib = wish("CUDA_HOST_MIB", 0);
+    return mib > 0 ? (size_t)mib << 20 : memory_all;
+}
+
+static int driver(void)
+{
+    return (int)wish("CUDA_HOST_DRIVER", driver_version);
 }
 
 static int gpus(void)
 {
-    const char *wish = getenv("CUDA_HOST_GPUS");
-    return wish ? (int)strtol(wish, NULL, 10) : gpu_count;
+    return (int)wish("CUDA_HOST_GPUS", gpu_count);
+}
+
+cudaError_t cudaDriverGetVersion(int *version)
+{
+    *version = driver();
+    return cudaSuccess;
 }
 
 cudaError_t cudaGetDeviceCount(int *count)
 {
     *count = gpus();
-    if (driver_version < CUDART_VERSION) return cudaErrorInsufficientDriver;
+    if (driver() < CUDART_VERSION) return cudaErrorInsufficientDriver;
     return gpus() ? cudaSuccess : cudaErrorNoDevice;
 }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int index)
 {
+    const int capability = (int)wish("CUDA_HOST_CAPABILITY", 10 * gpu_major + gpu_minor);
     *out = (struct cudaDeviceProp){.name = "the host",
                                    .uuid = {.bytes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, (char)index}},
-                                   .totalGlobalMem = memory_all,
-                                   .major = gpu_major,
-                                   .minor = gpu_minor,
+                                   .totalGlobalMem = memory(),
+                                   .major = capability / 10,
+                                   .minor = capability % 10,
                                    .multiProcessorCount = 4};
     return cudaSuccess;
 }
@@ -64,6 +84,7 @@ cudaError_t cudaDeviceGetAttribute(int *out, enum cudaDeviceAttr attribute, int 
 cudaError_t cudaSetDevice(int index)
 {
     if (index < 0 || index >= gpus()) return cudaErrorInvalidValue;
+    if (memory() < CONTEXT_BYTES) return cudaErrorMemoryAllocation;
     current_gpu = index;
     return cudaSuccess;
 }
@@ -105,7 +126,7 @@ enum { HEAD_BYTES = 512, PAGE_BYTES = 4096 };
 /* Fresh device memory holds anything: here NaNs. Its size stands in front. */
 cudaError_t cudaMalloc(void **out, size_t bytes)
 {
-    if (bytes > memory_all - memory_used) return cudaErrorMemoryAllocation;
+    if (bytes > memory() - memory_used) return cudaErrorMemoryAllocation;
     uint8_t *memory = aligned_alloc(HEAD_BYTES, (bytes + 2 * HEAD_BYTES - 1) / HEAD_BYTES * HEAD_BYTES);
     if (!memory) return cudaErrorMemoryAllocation;
     memcpy(memory, &bytes, sizeof bytes);
@@ -142,8 +163,8 @@ cudaError_t cudaFreeHost(void *memory)
 
 cudaError_t cudaMemGetInfo(size_t *left, size_t *all)
 {
-    *left = memory_all - memory_used;
-    *all = memory_all;
+    *left = memory() - memory_used;
+    *all = memory();
     return cudaSuccess;
 }
 
