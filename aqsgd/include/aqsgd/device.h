@@ -34,7 +34,7 @@ struct aq_stream; /* opaque: work in order */
 struct aq_event;  /* opaque: a point in a stream */
 
 struct aq_device_config {
-    const char *kind; /* "cpu"; "cuda" where it was built in; "auto": cuda where there is a GPU, else cpu, and says so */
+    const char *kind; /* "cpu"; "cuda" where it was built in; "auto": cuda where there is a GPU, else cpu, and a line */
     uint32_t index;   /* which GPU; 0 on the CPU */
     uint32_t threads; /* CPU pool, the calling thread included; 0: every core this process may use */
     uint64_t owner;   /* a GPU is for one owner at a time: processes that name the same share it. 0: does not ask */
