@@ -17,6 +17,7 @@ enum {
     AQ_LINK_TURNS = 8,                /* reads or writes of a stream without a socket of its own, then the next    */
     AQ_LINK_BODY_BYTES_MAX = 1 << 30, /* header and body still count in 32 bits                                   */
     AQ_PACK_BYTES_MIN = 512,          /* of a body that is worth packing: a Huffman table takes some 100 bytes     */
+    AQ_PACK_BYTES_MAX = 8 << 20,      /* of a body that is packed: it keeps the loop for 8 ms, and buffers small   */
     AQ_PACK_PAUSE = 64,               /* frames of a kind that does not pack, between two trials                   */
     AQ_PACK_RATE_MBPS_MAX = 1000,     /* `auto` packs up to here: beyond, the coders hardly keep up                */
     AQ_NET_LINKS_MAX = 1024,
@@ -25,6 +26,11 @@ enum {
     AQ_SIM_CHUNKS = 4096 /* writes under way in one direction of a sim stream                         */
 };
 
+/* The largest body that may go packed where bodies have at most so many bytes. */
+static inline uint32_t aq_packed_bytes_max(uint32_t body_bytes_max)
+{
+    return body_bytes_max < AQ_PACK_BYTES_MAX ? body_bytes_max : AQ_PACK_BYTES_MAX;
+}
 /* What packing a byte and unpacking it take together (aqpipe bench link), and what `auto` wants to be saved at least.
  */
 #define AQ_PACK_BYTE_NS   2.0

@@ -8,7 +8,7 @@
 void aq_packer_place(struct aq_packer *packer, struct aq_arena *arena, uint32_t body_bytes_max)
 {
     for (uint32_t i = 0; i < AQ_PACKER_BUFFERS; i++)
-        packer->buffers[i] = aq_arena_take(arena, body_bytes_max);
+        packer->buffers[i] = aq_arena_take(arena, aq_packed_bytes_max(body_bytes_max));
 }
 
 void aq_packer_start(struct aq_packer *packer, const struct aq_link_config *config, bool local,
@@ -45,7 +45,7 @@ enum aq_status aq_packer_pack(struct aq_packer *packer, const struct aq_frame *f
 {
     const uint32_t bytes = frame->body_bytes, kind = (uint32_t)frame->kind - AQ_FRAME_KIND_RUNTIME;
     *out = (struct aq_packed){.bytes = frame->body, .byte_count = bytes, .buffer = AQ_PACKER_NONE};
-    if (!packer->entropy || bytes < AQ_PACK_BYTES_MIN) return AQ_OK;
+    if (!packer->entropy || bytes < AQ_PACK_BYTES_MIN || bytes > AQ_PACK_BYTES_MAX) return AQ_OK;
     if (packer->kinds[kind].left > 0) {
         packer->kinds[kind].left--;
         return AQ_OK;

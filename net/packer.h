@@ -1,11 +1,11 @@
 /*
  * packer.h -- which bodies of a link are sent packed (link.entropy), and where the packed bytes lie meanwhile.
  *
- * `zstd` packs every body of AQ_PACK_BYTES_MIN and more that gets smaller. `auto` wants more: what is saved on the wire
- * must take longer than packing and unpacking, and be at least 3 %. A kind of frame whose last body did not save so
- * much is left alone for 1, 2, 4, ... up to 64 frames, and then tried again: a rule of counts, so that the same bodies
- * give the same frames. `auto` packs nothing on links of more than AQ_PACK_RATE_MBPS_MAX, nor where no rate is declared
- * and the peer is on this machine.
+ * `zstd` packs every body of AQ_PACK_BYTES_MIN to AQ_PACK_BYTES_MAX that gets smaller. `auto` wants more: what is saved
+ * on the wire must take longer than packing and unpacking, and be at least 3 %. A kind of frame whose last body did not
+ * save so much is left alone for 1, 2, 4, ... up to 64 frames, and then tried again: a rule of counts, so that the same
+ * bodies give the same frames. `auto` packs nothing on links of more than AQ_PACK_RATE_MBPS_MAX, nor where no rate is
+ * declared and the peer is on this machine.
  *
  * Two buffers: one goes out while the next body is packed, so that the wire does not wait for the coder.
  * Locking: the loop's.

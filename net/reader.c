@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "net/link.h"
+#include "net_limits.h"
 
 void aq_reader_place(struct aq_reader *reader, struct aq_arena *arena, uint32_t body_bytes_max, uint32_t slots,
                      bool packs)
@@ -16,7 +17,7 @@ void aq_reader_place(struct aq_reader *reader, struct aq_arena *arena, uint32_t 
     reader->slots = aq_arena_take(arena, (size_t)reader->slot_bytes * slots);
     reader->slot_free = aq_arena_take(arena, sizeof *reader->slot_free * slots);
     reader->stage = aq_arena_take(arena, AQ_READER_STAGE_BYTES);
-    reader->packed = packs ? aq_arena_take(arena, body_bytes_max) : NULL;
+    reader->packed = packs ? aq_arena_take(arena, aq_packed_bytes_max(body_bytes_max)) : NULL;
     reader->control = aq_arena_take(arena, AQ_FRAME_CONTROL_BYTES_MAX);
 }
 
@@ -122,10 +123,11 @@ static enum aq_status check_body(struct aq_reader *reader, const struct aq_heade
                  aq_frame_kind_text(h->kind));
         return AQ_PROTO;
     }
-    if (h->raw_bytes > 0 && (h->raw_bytes <= h->body_bytes || h->raw_bytes > limit)) {
+    const uint32_t packed_max = aq_packed_bytes_max(limit);
+    if (h->raw_bytes > 0 && (h->raw_bytes <= h->body_bytes || h->raw_bytes > packed_max)) {
         snprintf(reader->text, sizeof reader->text,
                  "sent a packed %s of %u bytes that stands for %u; more than that, and at most %u were possible",
-                 aq_frame_kind_text(h->kind), h->body_bytes, h->raw_bytes, limit);
+                 aq_frame_kind_text(h->kind), h->body_bytes, h->raw_bytes, packed_max);
         return AQ_PROTO;
     }
     if (h->body_bytes > 0 && !own && reader->slot_free_count == 0) {

@@ -39,7 +39,7 @@ struct aq_reader {
 
     uint8_t *stage; /* AQ_READER_STAGE_BYTES: what has been read and not yet looked at lies in [begin, end)       */
     uint32_t begin, end;
-    uint8_t *packed;            /* body_bytes_max: packed bodies come here first; NULL: none were agreed             */
+    uint8_t *packed; /* aq_packed_bytes_max: packed bodies come here first; NULL: none were agreed             */
     struct aq_entropy *entropy; /* unpacks them; the link's to set                                                */
     uint64_t packing_ns;        /* spent on that                                                                   */
     uint8_t *control; /* AQ_FRAME_CONTROL_BYTES_MAX: bodies of the link's own kinds                                 */

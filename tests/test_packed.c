@@ -3,6 +3,7 @@
  * whose ends want different things.
  */
 #include "link_pair.h"
+#include "net_limits.h"
 #include "packer.h"
 #include "reader.h"
 
@@ -220,6 +221,21 @@ static void test_rule_zstd_tries_every_body_of_size(void **state)
     }
 }
 
+static void test_rule_large_bodies_go_as_they_are(void **state)
+{
+    static struct rule rule;
+    const uint32_t most = aq_packed_bytes_max(UINT32_MAX);
+    void *zeros, *buffer;
+    rule_start(*state, &rule, AQ_LINK_ENTROPY_ZSTD, 0, true);
+    assert_int_equal(aq_map(most + 1, &zeros), AQ_OK);
+    assert_int_equal(aq_map(most, &buffer), AQ_OK);
+    rule.packer.buffers[0] = buffer;
+    assert_true(tried(&rule, AQ_FRAME_FORWARD, zeros, most));
+    assert_false(tried(&rule, AQ_FRAME_FORWARD, zeros, most + 1));
+    aq_unmap(zeros, most + 1);
+    aq_unmap(buffer, most);
+}
+
 static void test_rule_auto_leaves_alone_what_does_not_pack(void **state)
 {
     static struct rule rule;
@@ -348,6 +364,7 @@ int main(void)
         TEST(test_reader_bytes_left_over_are_corrupt),
         TEST(test_unpack_any_byte_broken_never_writes_past),
         TEST(test_rule_zstd_tries_every_body_of_size),
+        TEST(test_rule_large_bodies_go_as_they_are),
         TEST(test_rule_auto_leaves_alone_what_does_not_pack),
         TEST(test_rule_auto_knows_where_it_pays),
         TEST(test_packer_both_buffers_taken_is_again),
