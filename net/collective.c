@@ -199,6 +199,7 @@ enum aq_status aq_group_begin(struct aq_group *group, enum aq_collective collect
                               struct aq_chunk *out)
 {
     if (group->broken != AQ_OK) return group->broken;
+    if (group->whole && group->whole->broken != AQ_OK) return group->whole->broken;
     if (count >> COUNT_BITS || detail >> (64 - COUNT_BITS))
         return aq_fail(AQ_INVAL, AREA, "%s of %" PRIu64 ", detail %" PRIu64 ": too many",
                        collective_text((uint8_t)collective), count, detail);
@@ -214,6 +215,7 @@ enum aq_status aq_group_end(struct aq_group *group, enum aq_status status)
         if (to != group->rank) status = group->ops->settle(group, to, group->posted[to]);
     group->broken = status;
     if (status != AQ_OK && group->ops->abandon) group->ops->abandon(group);
+    if (group->whole && status != AQ_OK) group->whole->broken = status;
     return status;
 }
 

@@ -80,6 +80,7 @@ struct aq_group {
     uint64_t silence_ns;
     uint32_t piece_bytes;
     enum aq_status broken;
+    struct aq_group *whole;             /* that this one is a part of; NULL: none */
     uint64_t number;                    /* of collectives begun */
     uint64_t posted[AQ_GROUP_SIZE_MAX]; /* messages, for settle  */
     struct aq_group_stats stats;

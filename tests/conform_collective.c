@@ -84,6 +84,94 @@ static void test_every_collective_links_cut_often_heals(void **state)
     kit_run_well(&kit);
 }
 
+/* ---- parts of a group ---- */
+
+enum { PARTS = 4, PART_RANKS_MAX = 3 };
+static const struct {
+    uint32_t count, ranks[PART_RANKS_MAX];
+} PART[PARTS] = {{3, {0, 2, 4}}, {2, {1, 3}}, {2, {0, 4}}, {1, {3}}};
+
+/* Each part in its turn, while the others are in the whole's next collective already; then all once more. */
+static enum aq_status run_parts(struct kit_rank *rank)
+{
+    struct aq_group *parts[PARTS] = {0};
+    enum aq_status status = AQ_OK;
+    for (uint32_t turn = 0; turn < 2 * PARTS && status == AQ_OK; turn++) {
+        const uint32_t p = turn % PARTS;
+        bool mine = false;
+        for (uint32_t i = 0; i < PART[p].count; i++)
+            mine = mine || PART[p].ranks[i] == rank->rank;
+        if (mine && !parts[p]) status = aq_group_open_part(rank->group, PART[p].ranks, PART[p].count, &parts[p]);
+        if (mine && status == AQ_OK && turn < PARTS) status = collective_cases_run(parts[p]);
+        if (mine && status == AQ_OK) status = aq_group_agree(parts[p], p, "the part");
+        if (status == AQ_OK) status = aq_group_agree(rank->group, turn, "the turn");
+    }
+    for (uint32_t p = 0; p < PARTS; p++)
+        aq_group_close(parts[p]);
+    return status;
+}
+
+static void test_parts_of_a_group_are_groups(void **state)
+{
+    (void)state;
+    static const char *const schemes[][2] = {{"sim", ""}, {"fault+tcp", "seed=1&split=3000&delay_ms=0.1"}};
+    for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++) {
+        struct kit kit = {.size = 5,
+                          .scheme = schemes[i][0],
+                          .query = schemes[i][1],
+                          .piece_bytes = CASE_CODED_BYTES,
+                          .run = run_parts};
+        kit_run_well(&kit);
+    }
+}
+
+/* Rank 1 leaves the order: it is in the part's collective while rank 0 is in the whole's. */
+static enum aq_status run_other_order(struct kit_rank *rank)
+{
+    static const uint32_t both[] = {0, 1};
+    static float x[2][1000];
+    struct aq_group *part;
+    AQ_TRY(aq_group_open_part(rank->group, both, 2, &part));
+    const enum aq_status status = aq_allreduce(rank->rank == 0 ? part : rank->group, x[rank->rank], 1000);
+    KIT_EXPECT(rank, status != AQ_OK && aq_allreduce(rank->group, x[rank->rank], 1) != AQ_OK); /* the whole is broken */
+    aq_group_close(part);
+    return status;
+}
+
+static void test_part_and_whole_in_another_order_is_found_out(void **state)
+{
+    (void)state;
+    struct kit kit = {.size = 2, .scheme = "sim", .query = "", .run = run_other_order};
+    kit_run(&kit);
+    bool mismatch = false;
+    for (uint32_t r = 0; r < 2; r++) {
+        assert_int_not_equal(kit.ranks[r].status, AQ_OK);
+        mismatch = mismatch || kit.ranks[r].status == AQ_MISMATCH;
+    }
+    assert_true(mismatch);
+}
+
+static enum aq_status run_wrong_parts(struct kit_rank *rank)
+{
+    static const uint32_t twice[] = {0, 0}, falling[] = {1, 0}, beyond[] = {0, 1, 2}, none[] = {0}, all[] = {0, 1};
+    struct aq_group *part = NULL, *inner = NULL;
+    KIT_EXPECT(rank, aq_group_open_part(rank->group, twice, 2, &part) == AQ_INVAL);
+    KIT_EXPECT(rank, aq_group_open_part(rank->group, falling, 2, &part) == AQ_INVAL);
+    KIT_EXPECT(rank, aq_group_open_part(rank->group, beyond, 3, &part) == AQ_INVAL);
+    KIT_EXPECT(rank, rank->rank == 0 || aq_group_open_part(rank->group, none, 1, &part) == AQ_INVAL);
+    AQ_TRY(aq_group_open_part(rank->group, all, 2, &part));
+    KIT_EXPECT(rank, aq_group_open_part(part, all, 2, &inner) == AQ_INVAL);
+    aq_group_close(part);
+    return AQ_OK;
+}
+
+static void test_parts_that_cannot_be_are_refused(void **state)
+{
+    (void)state;
+    struct kit kit = {.size = 2, .scheme = "sim", .query = "", .run = run_wrong_parts};
+    kit_run_well(&kit);
+}
+
 /* ---- what goes wrong ---- */
 
 /* Rank 1 does as `odd` says, the others call an allreduce of 20000. */
@@ -349,6 +437,9 @@ int main(void)
         cmocka_unit_test(test_every_collective_up_to_8_ranks_right_and_equal_bits),
         cmocka_unit_test(test_every_collective_with_a_pool_same_bits),
         cmocka_unit_test(test_every_collective_links_cut_often_heals),
+        cmocka_unit_test(test_parts_of_a_group_are_groups),
+        cmocka_unit_test(test_part_and_whole_in_another_order_is_found_out),
+        cmocka_unit_test(test_parts_that_cannot_be_are_refused),
         cmocka_unit_test(test_allreduce_peer_with_another_count_says_both),
         cmocka_unit_test(test_allreduce_peer_in_another_collective_says_both),
         cmocka_unit_test(test_allreduce_peer_with_another_number_says_both),
