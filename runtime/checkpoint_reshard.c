@@ -68,7 +68,9 @@ uint32_t aq_checkpoint_replicas(const struct aq_checkpoint *c, uint64_t step)
     const bool other = strcmp(fact(weights, "kin"), kin) == 0 && strcmp(fact(weights, "plan_hash"), hash) != 0;
     const unsigned long replicas = other ? strtoul(fact(weights, "replicas"), NULL, 10) : 0;
     aq_weights_close(weights);
-    return replicas <= AQ_JOB_RANKS_MAX ? (uint32_t)replicas : 0;
+    /* As many, and yet another plan: their machines are others (reduce.machine_first), who have nothing to share out.
+     */
+    return replicas <= AQ_JOB_RANKS_MAX && replicas != c->plan->replicas ? (uint32_t)replicas : 0;
 }
 
 /* Its bytes are those that were written: the chain over its arrays in the order of the file. */

@@ -13,6 +13,39 @@ uint32_t aq_job_ranks(const struct aq_job *job)
     return job->pipeline.stage_count * job->pipeline.replicas;
 }
 
+bool aq_job_same_host(const struct aq_job *job, uint32_t a, uint32_t b)
+{
+    const char *left = job->pipeline.stages[a].host, *right = job->pipeline.stages[b].host;
+    return left == right || (left && right && strcmp(left, right) == 0);
+}
+
+/* The first replica that shares a replica's host. */
+static uint32_t leader(const struct aq_job *job, uint32_t replica)
+{
+    const uint32_t P = job->pipeline.stage_count;
+    uint32_t first = 0;
+    while (!aq_job_same_host(job, first * P, replica * P))
+        first++;
+    return first;
+}
+
+uint32_t aq_job_machine(const struct aq_job *job, uint32_t replica)
+{
+    uint32_t number = 0;
+    for (uint32_t v = 0; v < leader(job, replica); v++)
+        number += leader(job, v) == v;
+    return number;
+}
+
+uint32_t aq_job_reducers(const struct aq_job *job)
+{
+    uint32_t machines = 0;
+    if (!job->reduce.machine_first) return job->pipeline.replicas;
+    for (uint32_t v = 0; v < job->pipeline.replicas; v++)
+        machines += leader(job, v) == v;
+    return machines;
+}
+
 uint32_t aq_job_threads(const struct aq_job *job, uint32_t rank, uint32_t cores)
 {
     AQ_ASSERT(rank < aq_job_ranks(job));

@@ -108,6 +108,7 @@ struct aq_job_reduce {
     const char *grid;    /* of q2..q8; NULL: rise at 2 bits, tread above                                  */
     const char *scale;   /* of sign; NULL: the optimizer's                                                */
     uint32_t bucket;     /* values that share a scale; 0: the codec's own                                 */
+    bool machine_first;  /* the replicas of a host average first, and one of them with other hosts        */
     uint32_t rank;       /* of powersgd                                                                   */
     uint64_t start_step; /* powersgd: fp32 until then                                                     */
 };
@@ -229,6 +230,15 @@ uint32_t aq_job_ranks(const struct aq_job *job);
 
 /* Threads of a rank's worker: its own, else pipeline.threads, else `cores` shared evenly by the workers of its host. */
 uint32_t aq_job_threads(const struct aq_job *job, uint32_t rank, uint32_t cores);
+
+/* Are rank a and b on the same host? */
+bool aq_job_same_host(const struct aq_job *job, uint32_t a, uint32_t b);
+
+/* The machine of a replica, by the host of its first stage: numbers from 0 on, in the order of replicas. */
+uint32_t aq_job_machine(const struct aq_job *job, uint32_t replica);
+
+/* Who reduce with each other, of a stage: its replicas, or with reduce.machine_first its machines. */
+uint32_t aq_job_reducers(const struct aq_job *job);
 
 /* Have two workers a link? Stages of a replica that follow each other have, and the replicas of a stage. */
 bool aq_job_linked(const struct aq_job *job, uint32_t a, uint32_t b);

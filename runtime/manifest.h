@@ -40,6 +40,9 @@ void aq_manifest_optimizer_defaults(struct aq_manifest *manifest);
 /* manifest_optimizer.c: after them, what replicas average in: reduce.* resolved into train.optimizer, and its fit. */
 void aq_manifest_reduce(struct aq_manifest *manifest);
 
+/* manifest_machines.c: does reduce.machine_first fit the optimizer and the hosts? */
+void aq_manifest_machines(struct aq_manifest *manifest);
+
 /* manifest_check.c: what concerns more than one key. */
 void aq_manifest_check(struct aq_manifest *manifest);
 

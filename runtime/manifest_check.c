@@ -244,6 +244,7 @@ static void check_security(struct aq_manifest *manifest)
 
 void aq_manifest_check(struct aq_manifest *manifest)
 {
+    aq_manifest_machines(manifest);
     check_model(manifest);
     const bool model = manifest->errors.count > 0 || check_kind(manifest);
     check_data(manifest);

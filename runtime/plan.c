@@ -40,12 +40,6 @@ uint64_t aq_plan_body_bytes(uint32_t samples, uint64_t coded)
     return samples == 0 ? 0 : table + (samples - 1) * ((coded + align - 1) / align * align) + coded;
 }
 
-bool aq_plan_same_host(const struct aq_job *job, uint32_t a, uint32_t b)
-{
-    const char *left = job->pipeline.stages[a].host, *right = job->pipeline.stages[b].host;
-    return left == right || (left && right && strcmp(left, right) == 0);
-}
-
 bool aq_plan_norm(const struct aq_plan *plan)
 {
     return plan->job->train.clip > 0 || plan->replicas > 1 || plan->job->model.precision == AQ_STAGE_FP16;
@@ -59,7 +53,7 @@ static bool local_address(const char *address)
 bool aq_plan_edge_loopback(const struct aq_job *job, uint32_t edge)
 {
     const char *address = job->pipeline.stages[aq_job_listener(job, edge, edge + 1)].address;
-    return aq_plan_same_host(job, edge, edge + 1) && local_address(address ? address : job->link.host);
+    return aq_job_same_host(job, edge, edge + 1) && local_address(address ? address : job->link.host);
 }
 
 /* --- edges ------------------------------------------------------------------------------------------------------ */
@@ -301,6 +295,16 @@ uint64_t aq_plan_optimizer_bytes(const struct aq_plan *plan, uint64_t parameters
     return aq_optimizer_measure(&plan->job->train.optimizer, &whole, 1, parameters, &group);
 }
 
+/* Buffers of the groups of a machine's replicas and of machines. */
+static uint64_t parts_bytes(const struct aq_job *job)
+{
+    const uint32_t machines = aq_job_reducers(job);
+    const struct aq_group_config local = {.size = job->pipeline.replicas / machines,
+                                          .piece_bytes = AQ_PLAN_PIECE_BYTES},
+                                 leaders = {.size = machines, .piece_bytes = AQ_PLAN_PIECE_BYTES};
+    return job->reduce.machine_first ? aq_group_measure(&local) + aq_group_measure(&leaders) : 0;
+}
+
 /* The sum, one line per consumer; what each takes is its own room's measure. */
 static void memory_fill(struct plan_open *open, uint32_t s)
 {
@@ -324,7 +328,7 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     const struct aq_group_config group = {.size = plan->replicas, .piece_bytes = AQ_PLAN_PIECE_BYTES};
     if (plan->replicas > 1)
         line(stage, "group buffers",
-             (plan->replicas - 1) * aq_link_measure(&stage->link_group) + aq_group_measure(&group));
+             (plan->replicas - 1) * aq_link_measure(&stage->link_group) + aq_group_measure(&group) + parts_bytes(job));
     if (plan->replicas > 1 && job->train.optimizer.reduce_automatic)
         line(stage, "measuring", aq_reduce_measure_bytes(size->parameters, plan->replicas));
     if (stage->cache.slots) line(stage, "cache", aq_cache_measure(&stage->cache));

@@ -59,6 +59,13 @@ static void add_cut(const struct aq_plan *plan, struct aq_text *text)
         aq_text_add(text, "stage=%u-%u\n", plan->stages[s].layer_first, plan->stages[s].layer_end);
 }
 
+/* Who averages first decides what is averaged then: hosts matter, if not where they are. */
+static void add_machines(const struct aq_job *job, struct aq_text *text)
+{
+    for (uint32_t v = 0; job->reduce.machine_first && v < job->pipeline.replicas; v++)
+        aq_text_add(text, "replica %u on machine %u\n", v, aq_job_machine(job, v));
+}
+
 static void add_facts(const struct aq_plan *plan, struct aq_text *text)
 {
     const struct aq_job_facts *facts = &plan->facts;
@@ -77,6 +84,7 @@ static void plan_text(const struct aq_plan *plan, bool kin, struct aq_text *text
     add_keys(aq_keys_job(), &job, "", false, text);
     add_cut(plan, text);
     add_facts(plan, text);
+    if (!kin) add_machines(plan->job, text);
     for (uint32_t s = 0; s < plan->stage_count && !kin; s++)
         aq_text_add(text, "slots=%u\n", plan->stages[s].config.slots);
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {

@@ -278,7 +278,7 @@ static enum aq_status measure_host(const struct aq_plan *plan, uint32_t first, u
     enum aq_status status = AQ_OK;
     AQ_TRY(aq_alloc(plan->stage_count * sizeof *benches, (void **)&benches));
     for (uint32_t s = first; s < plan->stage_count && status == AQ_OK; s++)
-        if (aq_plan_same_host(plan->job, first, s)) status = bench_open(&benches[count++], plan, s, out->threads[s]);
+        if (aq_job_same_host(plan->job, first, s)) status = bench_open(&benches[count++], plan, s, out->threads[s]);
     if (at_once > count) at_once = count;
     if (status == AQ_OK) status = time_stages(benches, count, at_once > 0 ? at_once : 1);
     for (uint32_t i = 0; i < count && status == AQ_OK; i++) {
@@ -300,7 +300,7 @@ enum aq_status aq_plan_costs_measured(const struct aq_plan *plan, uint32_t cores
     for (uint32_t s = 0; s < plan->stage_count; s++) {
         bool known = false;
         for (uint32_t earlier = 0; earlier < s && !known; earlier++)
-            known = aq_plan_same_host(plan->job, earlier, s);
+            known = aq_job_same_host(plan->job, earlier, s);
         if (!known) AQ_TRY(measure_host(plan, s, cores, out));
     }
     aq_plan_costs_choose(plan, out);

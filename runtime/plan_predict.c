@@ -278,7 +278,7 @@ static double speed_of(const struct simulation *sim, uint32_t s)
 {
     double threads = 0;
     for (uint32_t r = 0; r < sim->plan->ranks; r++) /* all replicas do the same at the same time */
-        if (sim->actors[r % sim->P].left > 0 && aq_plan_same_host(sim->plan->job, s, r))
+        if (sim->actors[r % sim->P].left > 0 && aq_job_same_host(sim->plan->job, s, r))
             threads += sim->costs->threads[r % sim->P];
     return threads > sim->costs->cores ? sim->costs->cores / threads : 1;
 }
@@ -392,7 +392,7 @@ static void bound_fill(const struct simulation *sim, struct aq_plan_prediction *
     for (uint32_t s = 0; s < sim->P; s++) {
         double work = 0, traffic = 0;
         for (uint32_t r = 0; r < plan->ranks; r++)
-            if (aq_plan_same_host(plan->job, s, r)) {
+            if (aq_job_same_host(plan->job, s, r)) {
                 const uint32_t other = r % sim->P;
                 const uint32_t threads = costs->threads[other] < costs->cores ? costs->threads[other] : costs->cores;
                 work += out->compute_s[other] * threads;

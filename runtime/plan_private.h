@@ -23,9 +23,6 @@ uint64_t aq_plan_body_bytes(uint32_t samples, uint64_t coded);
 /* Do the ends of edge e share a machine's loopback device, as far as the manifest tells? */
 bool aq_plan_edge_loopback(const struct aq_job *job, uint32_t edge);
 
-/* Are rank a and b on the same host? */
-bool aq_plan_same_host(const struct aq_job *job, uint32_t a, uint32_t b);
-
 /*
  * Does a step need the global norm of the gradient? To clip it, and so that all replicas, and with fp16 all stages, see
  * one that is not finite.

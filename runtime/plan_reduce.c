@@ -31,7 +31,7 @@ uint64_t aq_plan_coded_bytes(const struct aq_plan *plan, uint32_t s, const struc
 uint64_t aq_plan_reduce_bytes(const struct aq_plan *plan, uint32_t s)
 {
     const struct aq_optimizer_config *config = &plan->job->train.optimizer;
-    const uint64_t W = plan->replicas, count = plan->stages[s].size.parameters;
+    const uint64_t W = aq_job_reducers(plan->job), count = plan->stages[s].size.parameters;
     if (W == 1) return 0;
     if (strcmp(config->kind, "slamb") == 0) return both_ways((uint64_t)(config->density * (double)count) * 4, W);
     if (strcmp(config->kind, "lioncub") == 0 && config->lane_bits > 0)

@@ -112,7 +112,9 @@ static enum aq_status open_optimizer(struct aq_worker *w)
                                                   .rows = infos[i].dimensions == 2 ? infos[i].shape[0] : 0,
                                                   .name = infos[i].name};
     }
-    const struct aq_optimizer_group group = {.rank = w->replica, .size = w->W};
+    const bool machines = w->job->reduce.machine_first;
+    const struct aq_optimizer_group group = {.rank = machines ? aq_job_machine(w->job, w->replica) : w->replica,
+                                             .size = aq_job_reducers(w->job)};
     struct aq_optimizer_config config = w->job->train.optimizer;
     config.seed = w->job->train.seed;
     config.total_steps = w->plan->steps;
@@ -365,6 +367,7 @@ static void close_all(struct aq_worker *w, enum aq_status status)
             if (link_number(w, i)) (void)aq_link_abort(link_number(w, i), status, aq_error_text(), deadline);
     }
     aq_worker_device_quiet(w);
+    aq_worker_machine_close(w);
     aq_group_close(w->group);
     aq_mirror_close(w->mirror); /* before the edges, whose bodies it may be writing */
     aq_edge_close(w->out);

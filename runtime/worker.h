@@ -93,6 +93,12 @@ struct aq_worker_choice {
 
 struct aq_group; /* net/collective.h */
 
+/* reduce.machine_first (worker_machine.c). */
+struct aq_worker_machine {
+    struct aq_group *local;   /* the replicas of this machine; NULL: no machine comes first */
+    struct aq_group *leaders; /* one replica of each machine; NULL: this is none, or there is one machine */
+};
+
 struct aq_worker {
     struct aq_control *control; /* borrowed */
     struct aq_job *job;
@@ -133,6 +139,7 @@ struct aq_worker {
     struct aq_edge *in, *out;
     struct aq_link **peers; /* [W], to the other replicas of this stage; NULL where W is 1 */
     struct aq_group *group; /* over them                                                   */
+    struct aq_worker_machine machine;
     struct aq_worker_choice choice;
     struct aq_cache *cache;
     /* The run. */
@@ -217,6 +224,16 @@ enum aq_status aq_worker_group_open(struct aq_worker *worker);
  * finite (else times.skipped), and average what the optimizer averages before NORM.
  */
 enum aq_status aq_worker_reduce(struct aq_worker *worker);
+
+/* worker_machine.c: with reduce.machine_first, the groups of this machine's replicas and of all machines' leaders. */
+enum aq_status aq_worker_machine_open(struct aq_worker *worker);
+void aq_worker_machine_close(struct aq_worker *worker);
+
+/* worker_machine.c: the mean of the gradients over this machine's replicas, in their place. */
+enum aq_status aq_worker_machine_average(struct aq_worker *worker);
+
+/* worker_machine.c: a reduction between machines, which all replicas of this one ask for alike. */
+enum aq_status aq_worker_machine_perform(struct aq_worker *worker, const struct aq_reduce *asked);
 
 /* worker_choose.c: take the choice of the checkpoint, or measure what there is to choose by. Everything is open. */
 enum aq_status aq_worker_choose_open(struct aq_worker *worker);

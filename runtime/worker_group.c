@@ -30,7 +30,8 @@ enum aq_status aq_worker_group_open(struct aq_worker *worker)
                                            .device = worker->device,
                                            .silence_ns = worker->silence_ns,
                                            .piece_bytes = AQ_PLAN_PIECE_BYTES};
-    return aq_group_open_links(&config, &worker->group);
+    AQ_TRY(aq_group_open_links(&config, &worker->group));
+    return aq_worker_machine_open(worker);
 }
 
 /*
@@ -98,6 +99,7 @@ static enum aq_status compressed(struct aq_worker *worker, const struct aq_reduc
 
 static enum aq_status perform(struct aq_worker *worker, const struct aq_reduce *asked)
 {
+    if (worker->machine.local) return aq_worker_machine_perform(worker, asked);
     switch (asked->kind) {
     case AQ_REDUCE_MEAN:
         return aq_allreduce_mean(worker->group, asked->x, asked->count);
@@ -113,12 +115,13 @@ enum aq_status aq_worker_rounds(struct aq_worker *worker)
     struct aq_reduce asked;
     AQ_TRY(aq_optimizer_round(worker->optimizer, &asked));
     while (asked.kind != AQ_REDUCE_NONE) {
-        struct aq_group_stats before, after;
+        const struct aq_group *group = worker->machine.local ? worker->machine.leaders : worker->group;
+        struct aq_group_stats before = {0}, after = {0}; /* no group: a replica that sends nothing to other machines */
         const uint64_t begin = aq_clock_ns();
-        aq_group_stats(worker->group, &before);
+        if (group) aq_group_stats(group, &before);
         AQ_TRY(aq_device_stream_sync(worker->device, worker->stream));
         AQ_TRY(perform(worker, &asked));
-        aq_group_stats(worker->group, &after);
+        if (group) aq_group_stats(group, &after);
         const uint64_t end = aq_clock_ns();
         worker->times.reduce_ns += end - begin;
         worker->times.reduce_bytes += after.sent_bytes - before.sent_bytes;
@@ -136,6 +139,7 @@ enum aq_status aq_worker_reduce(struct aq_worker *worker)
     worker->times.squared = !aq_optimizer_averages(worker->optimizer, worker->step + 1);
     if (worker->times.skipped) return AQ_OK;
     AQ_TRY(aq_worker_choose(worker));
+    AQ_TRY(aq_worker_machine_average(worker));
     AQ_TRY(
         aq_optimizer_average(worker->optimizer, aq_stage_gradients(worker->stage), worker->step + 1, worker->stream));
     return aq_worker_rounds(worker);
@@ -145,8 +149,9 @@ enum aq_status aq_worker_agree(struct aq_worker *worker)
 {
     const struct aq_optimizer_config *config = &worker->job->train.optimizer;
     const bool apart = strcmp(config->kind, "slamb") == 0 && worker->step % config->sync_every != 0 &&
-                       worker->step != worker->plan->steps; /* it lets them drift, and averages then */
-    if (worker->W == 1 || apart) return AQ_OK;
+                       worker->step != worker->plan->steps;                 /* it lets them drift, and averages then */
+    struct aq_group *group = apart ? worker->machine.local : worker->group; /* those of a machine never drift */
+    if (worker->W == 1 || !group) return AQ_OK;
     const uint64_t bytes = aq_stage_parameter_count(worker->stage) * sizeof(float);
-    return aq_group_agree(worker->group, aq_digest(aq_stage_parameters(worker->stage), bytes), "the weights");
+    return aq_group_agree(group, aq_digest(aq_stage_parameters(worker->stage), bytes), "the weights");
 }

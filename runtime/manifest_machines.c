@@ -1,0 +1,52 @@
+/*
+ * manifest_machines.c -- reduce.machine_first: can the replicas of a host average among themselves first?
+ */
+#include <string.h>
+
+#include "manifest.h"
+
+/* Two replicas that share a host at the first stage or at this one, but not at both. */
+static bool apart(const struct aq_job *job, uint32_t stage, uint32_t *a, uint32_t *b)
+{
+    const uint32_t P = job->pipeline.stage_count, W = job->pipeline.replicas;
+    for (*a = 0; *a < W; ++*a)
+        for (*b = *a + 1; *b < W; ++*b)
+            if (aq_job_same_host(job, *a * P, *b * P) != aq_job_same_host(job, *a * P + stage, *b * P + stage))
+                return true;
+    return false;
+}
+
+/*
+ * reduce.machine_first: replicas of a machine must do the same in every stage, because the norm that clips their
+ * gradients is of all stages; and means over machines must weigh all samples alike.
+ */
+void aq_manifest_machines(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    const uint32_t W = job->pipeline.replicas;
+    uint32_t count[AQ_JOB_RANKS_MAX] = {0}, a, b;
+    if (!job->reduce.machine_first) return;
+    if (strcmp(job->train.optimizer.kind, "slamb") != 0)
+        aq_manifest_error(manifest, "reduce.machine_first",
+                          "does not fit train.optimizer %s: only slamb has no errors of codecs, "
+                          "which would belong to one replica of a machine",
+                          job->train.optimizer.kind);
+    for (uint32_t v = 0; v < W; v++)
+        count[aq_job_machine(job, v)]++;
+    for (uint32_t v = 0; v < W; v++)
+        if (count[aq_job_machine(job, v)] != count[0]) {
+            aq_manifest_error(manifest, "reduce.machine_first",
+                              "the host of replica 0 has %u replicas, that of replica %u has %u: "
+                              "their means would weigh differently; put as many on each",
+                              count[0], v, count[aq_job_machine(job, v)]);
+            return;
+        }
+    for (uint32_t s = 1; s < job->pipeline.stage_count; s++)
+        if (apart(job, s, &a, &b)) {
+            aq_manifest_error(manifest, "reduce.machine_first",
+                              "replicas %u and %u share a host at stage 0 or at stage %u, but not "
+                              "at both",
+                              a, b, s);
+            return;
+        }
+}
