@@ -115,6 +115,11 @@ uint32_t aq_group_size(const struct aq_group *group)
     return group->size;
 }
 
+bool aq_group_is_nccl(const struct aq_group *group)
+{
+    return group->host != NULL;
+}
+
 void aq_group_stats(const struct aq_group *group, struct aq_group_stats *out)
 {
     *out = group->stats;

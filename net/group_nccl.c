@@ -79,6 +79,7 @@ enum aq_status aq_nccl_facts(struct aq_group *group, const struct aq_device *dev
     for (uint32_t rank = 0; rank < group->size; rank++) {
         bool good = all[rank].built != 0 && all[rank].gpu != 0;
         found.built = found.built && good;
+        found.gpus += all[rank].gpu != 0;
         for (uint32_t other = 0; other < rank; other++)
             if (all[other].gpu == all[rank].gpu && all[rank].gpu != 0) good = found.apart = false;
         found.one_machine = found.one_machine && all[rank].machine == all[0].machine;

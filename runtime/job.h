@@ -102,6 +102,9 @@ struct aq_job_stage {
     bool dials;          /* its worker listens for nobody and connects to both neighbours                  */
 };
 
+/* What carries reductions between GPUs. */
+enum aq_reduce_transport { AQ_REDUCE_BY_AUTO = 0, AQ_REDUCE_BY_LINKS = 1, AQ_REDUCE_BY_NCCL = 2 };
+
 /* How what replicas average travels, as it was written; resolved in train.optimizer. */
 struct aq_job_reduce {
     const char *codec;   /* NULL: what the optimizer was published with                                   */
@@ -111,6 +114,7 @@ struct aq_job_reduce {
     bool machine_first;  /* the replicas of a host average first, and one of them with other hosts        */
     uint32_t rank;       /* of powersgd                                                                   */
     uint64_t start_step; /* powersgd: fp32 until then                                                     */
+    enum aq_reduce_transport transport;
 };
 
 struct aq_job_pipeline {

@@ -218,6 +218,37 @@ static void check_precision(struct aq_manifest *manifest)
     }
 }
 
+/* What a GPU cannot do of what replicas and optimizers do. 'auto' may yet be a GPU: its worker sees. */
+static void check_devices(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    const uint32_t P = job->pipeline.stage_count, W = job->pipeline.replicas;
+    char why[AQ_OPTIMIZER_WHY_BYTES];
+    for (uint32_t r = 0; r < aq_job_ranks(job); r++) {
+        const char *device = job->pipeline.stages[r].device;
+        if (strcmp(device, "cuda") == 0 && job->train.optimizer.kind &&
+            aq_optimizer_config_check_device(&job->train.optimizer, why) != AQ_OK) {
+            aq_manifest_error(manifest, "train.optimizer", "stage %u is on a GPU: %s", r % P, why);
+            return;
+        }
+        if (strcmp(device, "cpu") == 0 && W > 1 && job->reduce.transport == AQ_REDUCE_BY_NCCL) {
+            aq_manifest_error(manifest, "reduce.transport",
+                              "nccl goes between GPUs, and stage %u is on the CPU: say auto, or device: cuda for every "
+                              "replica",
+                              r % P);
+            return;
+        }
+        const char *first = job->pipeline.stages[r % P].device;
+        if (strcmp(device, first) != 0 && strcmp(device, "auto") != 0 && strcmp(first, "auto") != 0) {
+            aq_manifest_error(manifest, "pipeline.stages",
+                              "stage %u has replicas on %s and on %s: an update is not rounded alike there, and their "
+                              "weights would drift apart",
+                              r % P, first, device);
+            return;
+        }
+    }
+}
+
 static void check_mirror(struct aq_manifest *manifest)
 {
     if (manifest->job.checkpoint.mirror && manifest->job.pipeline.stage_count < 2)
@@ -254,6 +285,7 @@ void aq_manifest_check(struct aq_manifest *manifest)
     check_addresses(manifest);
     check_dials(manifest);
     check_precision(manifest);
+    check_devices(manifest);
     check_mirror(manifest);
     check_security(manifest);
 }

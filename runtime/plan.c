@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "aqsgd/grad.h"
+#include "aqsgd/grad_device.h"
 #include "checkpoint_writer.h"
 #include "edge.h"
 #include "edge_row.h"
@@ -15,7 +16,7 @@
 #include "plan_private.h"
 #include "reduce_measure.h"
 
-enum { PLACE_BYTES = 512, TOKEN_BYTES = sizeof(int32_t) };
+enum { PLACE_BYTES = 512, TOKEN_BYTES = sizeof(int32_t), LAYER_TENSORS_MAX = 16 };
 
 struct plan_open {
     struct aq_plan plan; /* first: aq_plan_close gets from the one to the other */
@@ -305,6 +306,21 @@ static uint64_t parts_bytes(const struct aq_job *job)
     return job->reduce.machine_first ? aq_group_measure(&local) + aq_group_measure(&leaders) : 0;
 }
 
+/* What replicas reduce with on a GPU; tensors beyond some dozens a layer share what this rounds up. */
+static uint64_t reduction_bytes(const struct plan_open *open, uint32_t s)
+{
+    const struct aq_plan *plan = &open->plan;
+    const struct aq_group_config group = {.size = plan->replicas, .piece_bytes = AQ_PLAN_PIECE_BYTES};
+    const struct aq_plan_stage *stage = &open->stages[s];
+    const uint32_t tensors = LAYER_TENSORS_MAX * (stage->layer_end - stage->layer_first);
+    bool gpu = false;
+    for (uint32_t w = 0; w < plan->replicas; w++)
+        gpu = gpu || strcmp(plan->job->pipeline.stages[w * plan->stage_count + s].device, "cpu") != 0;
+    if (plan->replicas == 1 || !gpu) return 0;
+    return aq_group_measure_device(&group) +
+           aq_grad_coder_measure(&plan->job->train.optimizer.reduce, stage->size.parameters, tensors);
+}
+
 /* The sum, one line per consumer; what each takes is its own room's measure. */
 static void memory_fill(struct plan_open *open, uint32_t s)
 {
@@ -320,6 +336,7 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     line(stage, "slots", size->slot_bytes * stage->config.slots);
     line(stage, "workspace", size->workspace_bytes);
     line(stage, "boundary", size->boundary_bytes * stage->boundary_copies * ((first ? 0 : 2) + (last ? 0 : 2)));
+    line(stage, "reduction", reduction_bytes(open, s));
     stage->device_bytes = stage->memory_bytes;
     line(stage, "edge buffers",
          (first ? 0 : aq_edge_measure(plan, s - 1, false)) + (last ? 0 : aq_edge_measure(plan, s, true)));

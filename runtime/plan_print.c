@@ -116,6 +116,17 @@ static void print_edges(const struct aq_plan *plan, struct aq_text *text)
     aq_text_add(text, "\n");
 }
 
+static const char *transport_text(const struct aq_job *job)
+{
+    bool gpu = false;
+    for (uint32_t r = 0; r < aq_job_ranks(job); r++)
+        gpu = gpu || strcmp(job->pipeline.stages[r].device, "cpu") != 0;
+    if (!gpu || job->reduce.transport == AQ_REDUCE_BY_LINKS) return "over links";
+    if (job->reduce.transport == AQ_REDUCE_BY_NCCL) return "over NCCL, from GPU to GPU";
+    if (job->link.rate_mbps > 0) return "over links, which are paced";
+    return "over NCCL where the replicas of a stage have GPUs of their own on one machine, else over links";
+}
+
 /* What goes between the replicas of a stage. */
 static void print_groups(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_text *text)
 {
@@ -135,6 +146,7 @@ static void print_groups(const struct aq_plan *plan, const struct aq_plan_costs 
                         (unsigned long long)aq_plan_coded_bytes(plan, s, &candidates[c].config), candidates[c].name,
                         costs && costs->choice[s] == c ? " (expected)" : "", c + 1 < count ? "" : "\n");
     }
+    aq_text_add(text, "%s\n", transport_text(plan->job));
     if (config->reduce_automatic)
         aq_text_add(text, "reduce.codec: auto: each stage chooses in the first step, by what it measures then%s\n",
                     costs && costs->choice[0] == AQ_CHOICE_NONE ? "; expected where link.rate_mbps is given" : "");

@@ -3,6 +3,8 @@
  */
 #include "reduce_measure.h"
 
+#include "aqsgd/device_math.h"
+#include "aqsgd/grad_device.h"
 #include "net/collective.h"
 
 enum {
@@ -78,35 +80,91 @@ static double time_pass(struct aq_device *device, struct packing *p, void (*run)
     return (double)least * 1e-9 / ((double)p->pieces * AQ_GRAD_PIECE);
 }
 
+/* The same by a device's kernels, over all pieces at once. */
+static enum aq_status time_kernels(struct aq_device *device, struct packing *p, double *encode_s, double *decode_s)
+{
+    const struct aq_grad_span span = {.count = (uint64_t)p->pieces * AQ_GRAD_PIECE};
+    float *error = aq_grad_codec_config_lossy(aq_grad_codec_config_of(p->codec)) ? p->error : NULL;
+    struct aq_grad_coder *coder;
+    uint64_t least[2] = {UINT64_MAX, UINT64_MAX};
+    AQ_TRY(aq_grad_coder_open(device, p->codec, &span, 1, &coder));
+    enum aq_status status = AQ_OK;
+    for (uint32_t i = 0; i < 2 * REPEATS && status == AQ_OK; i++) {
+        const uint64_t begin = aq_clock_ns();
+        status = i % 2 == 0 ? aq_grad_coder_encode(coder, 0, p->x, error, 1, p->wire, NULL)
+                            : aq_grad_coder_decode(coder, 0, p->wire, 0.5f, true, p->sum, NULL);
+        if (status == AQ_OK) status = aq_device_stream_sync(device, NULL);
+        const uint64_t taken = aq_clock_ns() - begin;
+        if (taken < least[i % 2]) least[i % 2] = taken;
+    }
+    aq_grad_coder_close(coder);
+    *encode_s = (double)least[0] * 1e-9 / (double)span.count;
+    *decode_s = (double)least[1] * 1e-9 / (double)span.count;
+    return status;
+}
+
+static enum aq_status time_codec(struct aq_device *device, bool host_memory, struct packing *p, double *encode_s,
+                                 double *decode_s)
+{
+    if (!host_memory) return time_kernels(device, p, encode_s, decode_s);
+    *encode_s = time_pass(device, p, encode_piece);
+    *decode_s = time_pass(device, p, decode_piece);
+    return AQ_OK;
+}
+
+/* Where kernels reach it. */
+static enum aq_status take(struct aq_device *device, bool host_memory, uint64_t bytes, void **out)
+{
+    return host_memory ? aq_map(bytes, out) : aq_device_alloc(device, AQ_MEMORY_DEVICE, bytes, out);
+}
+
+static void give(struct aq_device *device, bool host_memory, uint64_t bytes, void *memory)
+{
+    if (host_memory)
+        aq_unmap(memory, bytes);
+    else
+        aq_device_free(device, AQ_MEMORY_DEVICE, memory, bytes);
+}
+
+static enum aq_status make_up(struct aq_device *device, bool host_memory, float *x, uint64_t values)
+{
+    const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_TEST, 0, 0);
+    if (!host_memory) return aq_device_fill_normal(device, x, values, key, 1.0f, 0.0f, NULL);
+    for (uint64_t i = 0; i < values; i++)
+        x[i] = aq_rng_uniform(&key, i) - 0.5f;
+    return AQ_OK;
+}
+
 enum aq_status aq_reduce_measure_packing(struct aq_device *device, const struct aq_grad_candidate *candidates,
                                          uint32_t count, uint64_t parameters, uint32_t W, double *value_s)
 {
+    struct aq_device_info info;
     struct packing p = {.pieces = pieces_of(parameters)};
     const uint64_t values = (uint64_t)p.pieces * AQ_GRAD_PIECE, bytes = packing_bytes(p.pieces);
     const struct aq_optimizer_tensor whole = {.count = values};
-    const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_TEST, 0, 0);
-    enum aq_status status = AQ_OK;
+    enum aq_status status;
     void *memory;
-    AQ_TRY(aq_map(bytes, &memory));
+    aq_device_info(device, &info);
+    AQ_TRY(take(device, info.host_memory, bytes, &memory));
     p.x = memory;
     p.error = p.x + values;
     p.sum = p.error + values;
     p.wire = (uint8_t *)(p.sum + values);
-    for (uint64_t i = 0; i < values; i++)
-        p.x[i] = aq_rng_uniform(&key, i) - 0.5f;
+    status = make_up(device, info.host_memory, p.x, values);
     for (uint32_t c = 0; c < count && status == AQ_OK; c++) {
         struct aq_grad_codec *codec;
         AQ_TRY_GOTO(aq_grad_codec_open(&candidates[c].config, &whole, 1, values, &codec), out);
         p.codec = codec;
         p.piece_bytes = aq_grad_codec_bytes(codec, 0, AQ_GRAD_PIECE);
         AQ_ASSERT(p.piece_bytes <= AQ_GRAD_PIECE * sizeof(float));
-        const double encode_s = time_pass(device, &p, encode_piece), decode_s = time_pass(device, &p, decode_piece);
+        double encode_s = 0, decode_s = 0;
+        status = time_codec(device, info.host_memory, &p, &encode_s, &decode_s);
         /* In fp32 nothing is packed: sums are made, and divided. */
         value_s[c] = c == 0 ? 2 * decode_s : (1 + 1.0 / W) * encode_s + 2 * decode_s;
         aq_grad_codec_close(codec);
     }
 out:
-    aq_unmap(memory, bytes);
+    give(device, info.host_memory, bytes, memory);
     return status;
 }
 
@@ -116,7 +174,19 @@ struct blocks {
     struct aq_group *group;
     uint8_t *send, *receive;
     uint64_t bytes;
+    float *x; /* over NCCL: of the device, zeros */
+    struct aq_device *device;
+    struct aq_stream *stream;
 };
+
+/* A sum sends W - 1 parts and as many results, half a block each. */
+static enum aq_status move_blocks(const struct blocks *blocks)
+{
+    const uint64_t values = blocks->bytes * aq_group_size(blocks->group) / (2 * sizeof *blocks->x);
+    if (!blocks->x) return aq_all_to_all(blocks->group, blocks->send, blocks->receive, blocks->bytes);
+    AQ_TRY(aq_allreduce(blocks->group, blocks->x, values > 0 ? values : 1));
+    return aq_device_stream_sync(blocks->device, blocks->stream);
+}
 
 /* Some rounds; *took is the time of the slowest rank, on every rank. */
 static enum aq_status exchange(const struct blocks *blocks, uint64_t rounds, uint64_t *took)
@@ -124,7 +194,7 @@ static enum aq_status exchange(const struct blocks *blocks, uint64_t rounds, uin
     uint64_t all[AQ_GROUP_SIZE_MAX];
     const uint64_t begin = aq_clock_ns();
     for (uint64_t i = 0; i < rounds; i++)
-        AQ_TRY(aq_all_to_all(blocks->group, blocks->send, blocks->receive, blocks->bytes));
+        AQ_TRY(move_blocks(blocks));
     const uint64_t mine = aq_clock_ns() - begin;
     AQ_TRY(aq_all_gather(blocks->group, &mine, sizeof mine, all));
     *took = 1;
@@ -167,17 +237,24 @@ static enum aq_status time_links(struct blocks *blocks, uint64_t most, struct aq
     return AQ_OK;
 }
 
-enum aq_status aq_reduce_measure_links(struct aq_group *group, struct aq_reduce_links *out)
+enum aq_status aq_reduce_measure_links(struct aq_group *group, struct aq_device *device, struct aq_stream *stream,
+                                       struct aq_reduce_links *out)
 {
     const uint32_t W = aq_group_size(group);
+    const bool nccl = aq_group_is_nccl(group);
     const uint64_t most = block_bytes_max(W), bytes = 2 * W * most;
     const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_TEST, 0, aq_group_rank(group));
     void *memory;
-    AQ_TRY(aq_map(bytes, &memory));
-    for (uint64_t i = 0; i < bytes / sizeof(uint32_t) / 2; i++) /* noise, which no link packs (link.entropy) */
+    AQ_TRY(take(device, !nccl, bytes, &memory));
+    for (uint64_t i = 0; i < bytes / sizeof(uint32_t) / 2 && !nccl; i++) /* noise: no link packs it (link.entropy) */
         ((uint32_t *)memory)[i] = aq_rng_u32(&key, i);
-    struct blocks blocks = {.group = group, .send = memory, .receive = (uint8_t *)memory + W * most};
+    struct blocks blocks = {.group = group,
+                            .send = memory,
+                            .receive = (uint8_t *)memory + W * most,
+                            .x = nccl ? memory : NULL,
+                            .device = device,
+                            .stream = stream};
     const enum aq_status status = time_links(&blocks, most, out);
-    aq_unmap(memory, bytes);
+    give(device, !nccl, bytes, memory);
     return status;
 }

@@ -20,8 +20,8 @@ uint64_t aq_reduce_measure_bytes(uint64_t parameters, uint32_t W);
 
 /*
  * Seconds that one rank of W spends on a value of a reduction in each candidate: a worker's encoding of everything, the
- * owner's adding up, its encoding of the mean, and decoding that from all; on the device's pool, as a group does it.
- * AQ_NOMEM.
+ * owner's adding up, its encoding of the mean, and decoding that from all; on the device's pool, or by its kernels, as
+ * a group does it. AQ_NOMEM.
  */
 enum aq_status aq_reduce_measure_packing(struct aq_device *device, const struct aq_grad_candidate *candidates,
                                          uint32_t count, uint64_t parameters, uint32_t W, double *value_s);
@@ -35,8 +35,9 @@ struct aq_reduce_links {
 /*
  * Every rank of the group calls it. Blocks double until one takes LONG_NS, so that a token bucket's burst is spent
  * before it counts; the best of three rounds of that size is taken. A second at most on a link of 1 Mbit/s or more.
- * Answers as a collective.
+ * A group over NCCL sums memory of the device instead, which sends as much. Answers as a collective.
  */
-enum aq_status aq_reduce_measure_links(struct aq_group *group, struct aq_reduce_links *out);
+enum aq_status aq_reduce_measure_links(struct aq_group *group, struct aq_device *device, struct aq_stream *stream,
+                                       struct aq_reduce_links *out);
 
 #endif

@@ -368,7 +368,7 @@ static void close_all(struct aq_worker *w, enum aq_status status)
     }
     aq_worker_device_quiet(w);
     aq_worker_machine_close(w);
-    aq_group_close(w->group);
+    aq_worker_group_close(w);
     aq_mirror_close(w->mirror); /* before the edges, whose bodies it may be writing */
     aq_edge_close(w->out);
     aq_edge_close(w->in);

@@ -139,6 +139,7 @@ struct aq_worker {
     struct aq_edge *in, *out;
     struct aq_link **peers; /* [W], to the other replicas of this stage; NULL where W is 1 */
     struct aq_group *group; /* over them                                                   */
+    void *bounce;           /* pinned: weights on their way to a digest; NULL where the host reaches them */
     struct aq_worker_machine machine;
     struct aq_worker_choice choice;
     struct aq_cache *cache;
@@ -240,6 +241,12 @@ enum aq_status aq_worker_choose_open(struct aq_worker *worker);
 
 /* worker_choose.c: choose, where it is due: in REDUCE, before anything is averaged. */
 enum aq_status aq_worker_choose(struct aq_worker *worker);
+
+/* worker_group.c: what the group needs to reduce by the optimizer's codec as it is now, on a device. */
+enum aq_status aq_worker_group_prepare(struct aq_worker *worker);
+
+/* worker_group.c: the group and what belongs to it; the optimizer and the device are still there. */
+void aq_worker_group_close(struct aq_worker *worker);
 
 /* worker_group.c: the rounds of what was begun with the optimizer, to their end. */
 enum aq_status aq_worker_rounds(struct aq_worker *worker);

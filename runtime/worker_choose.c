@@ -28,11 +28,12 @@ enum aq_status aq_worker_choose_open(struct aq_worker *worker)
         choice->name = choice->candidates[index].name;
         aq_log("worker", 0, "stage %u averages in %s, as its checkpoint says (reduce.codec: auto)", worker->position,
                choice->name);
-        return aq_optimizer_choose(worker->optimizer, index);
+        AQ_TRY(aq_optimizer_choose(worker->optimizer, index));
+        return aq_worker_group_prepare(worker);
     }
     AQ_TRY(aq_reduce_measure_packing(worker->device, choice->candidates, choice->count, worker->me->size.parameters,
                                      worker->W, choice->value_s));
-    AQ_TRY(aq_reduce_measure_links(worker->group, &choice->links));
+    AQ_TRY(aq_reduce_measure_links(worker->group, worker->device, worker->stream, &choice->links));
     choice->due = true;
     return AQ_OK;
 }
@@ -83,6 +84,7 @@ enum aq_status aq_worker_choose(struct aq_worker *worker)
     uint32_t index = aq_grad_choose(costs, choice->count, &said.scene);
     AQ_TRY(aq_broadcast(worker->group, 0, &index, sizeof index)); /* one chooses: no arithmetic need be alike */
     AQ_TRY(aq_optimizer_choose(worker->optimizer, index));
+    AQ_TRY(aq_worker_group_prepare(worker));
     choice->due = false;
     choice->name = choice->candidates[index].name;
     choice->chosen_pack_s = costs[index].pack_s;

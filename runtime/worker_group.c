@@ -13,25 +13,65 @@
 /* Bits of what replicas tell each other at REDUCE. */
 enum { SAYS_LAST_STEP = 1, SAYS_NOT_FINITE = 2 };
 
+enum { BOUNCE_BYTES = 1 << 20 }; /* weights are digested so many at a time, on every device */
+
+/*
+ * Who carries what lies on GPUs. The ranks find out together what there is, so that all choose alike; where NCCL is
+ * what the manifest asks for, they say together why it cannot be.
+ */
+static enum aq_status choose_carrier(struct aq_worker *worker)
+{
+    const enum aq_reduce_transport asked = worker->job->reduce.transport;
+    struct aq_nccl_facts facts;
+    AQ_TRY(aq_nccl_facts(worker->group, worker->device, &facts));
+    if (facts.gpus > 0 && facts.gpus < worker->W)
+        return aq_fail(AQ_MISMATCH, "worker",
+                       "stage %u has %u of its %u replicas on GPUs: an update is not rounded alike on a CPU, and their "
+                       "weights would drift apart; say device: cpu, or cuda, for all of them",
+                       worker->position, facts.gpus, worker->W);
+    if (asked == AQ_REDUCE_BY_LINKS) return AQ_OK;
+    const bool fits = facts.built && facts.apart && facts.one_machine && worker->job->link.rate_mbps == 0;
+    if (asked != AQ_REDUCE_BY_NCCL && !fits) return AQ_OK;
+    if (!facts.one_machine)
+        aq_log("worker", 0, "stage %u reduces by NCCL between machines, on connections that are not encrypted",
+               worker->position);
+    AQ_TRY(aq_group_open_nccl(worker->group, &worker->group));
+    if (worker->replica == 0) aq_log("worker", 0, "stage %u reduces by NCCL, from GPU to GPU", worker->position);
+    return AQ_OK;
+}
+
+enum aq_status aq_worker_group_prepare(struct aq_worker *worker)
+{
+    const struct aq_grad_codec *codec = aq_optimizer_codec(worker->optimizer);
+    if (!codec) return AQ_OK;
+    return aq_group_prepare(worker->group, codec, aq_stage_parameter_count(worker->stage));
+}
+
 enum aq_status aq_worker_group_open(struct aq_worker *worker)
 {
     struct aq_device_info info;
     if (worker->W == 1) return AQ_OK;
-    aq_device_info(worker->device, &info);
-    if (!info.host_memory)
-        return aq_fail(AQ_NODEV, "worker",
-                       "pipeline.replicas: %u: replicas average in host memory, and stage %u is on %s; write device: "
-                       "cpu, or pipeline.replicas: 1",
-                       worker->W, worker->position, info.name);
     const struct aq_group_config config = {.rank = worker->replica,
                                            .size = worker->W,
                                            .links = worker->peers,
                                            .bell = worker->bell,
                                            .device = worker->device,
+                                           .stream = worker->stream,
                                            .silence_ns = worker->silence_ns,
                                            .piece_bytes = AQ_PLAN_PIECE_BYTES};
     AQ_TRY(aq_group_open_links(&config, &worker->group));
+    aq_device_info(worker->device, &info);
+    if (!info.host_memory) AQ_TRY(aq_device_alloc(worker->device, AQ_MEMORY_PINNED, BOUNCE_BYTES, &worker->bounce));
+    AQ_TRY(choose_carrier(worker));
+    /* What is chosen under way is prepared for then (worker_choose.c). */
+    if (!worker->job->train.optimizer.reduce_automatic) AQ_TRY(aq_worker_group_prepare(worker));
     return aq_worker_machine_open(worker);
+}
+
+void aq_worker_group_close(struct aq_worker *worker)
+{
+    aq_group_close(worker->group);
+    if (worker->bounce) aq_device_free(worker->device, AQ_MEMORY_PINNED, worker->bounce, BOUNCE_BYTES);
 }
 
 /*
@@ -119,7 +159,6 @@ enum aq_status aq_worker_rounds(struct aq_worker *worker)
         struct aq_group_stats before = {0}, after = {0}; /* no group: a replica that sends nothing to other machines */
         const uint64_t begin = aq_clock_ns();
         if (group) aq_group_stats(group, &before);
-        AQ_TRY(aq_device_stream_sync(worker->device, worker->stream));
         AQ_TRY(perform(worker, &asked));
         if (group) aq_group_stats(group, &after);
         const uint64_t end = aq_clock_ns();
@@ -145,6 +184,26 @@ enum aq_status aq_worker_reduce(struct aq_worker *worker)
     return aq_worker_rounds(worker);
 }
 
+/* Piece by piece, so that it is the same from the memory of a GPU as from the host's. */
+static enum aq_status weights_digest(const struct aq_worker *worker, uint64_t *out)
+{
+    const uint8_t *weights = (const uint8_t *)aq_stage_parameters(worker->stage);
+    const uint64_t bytes = aq_stage_parameter_count(worker->stage) * sizeof(float);
+    uint64_t digest = 0;
+    for (uint64_t at = 0; at < bytes; at += BOUNCE_BYTES) {
+        const size_t count = bytes - at < BOUNCE_BYTES ? (size_t)(bytes - at) : BOUNCE_BYTES;
+        const void *piece = weights + at;
+        if (worker->bounce) {
+            AQ_TRY(aq_device_copy(worker->device, worker->bounce, piece, count, worker->stream));
+            AQ_TRY(aq_device_stream_sync(worker->device, worker->stream));
+            piece = worker->bounce;
+        }
+        digest = aq_digest_seeded(piece, count, digest);
+    }
+    *out = digest;
+    return AQ_OK;
+}
+
 enum aq_status aq_worker_agree(struct aq_worker *worker)
 {
     const struct aq_optimizer_config *config = &worker->job->train.optimizer;
@@ -152,6 +211,7 @@ enum aq_status aq_worker_agree(struct aq_worker *worker)
                        worker->step != worker->plan->steps;                 /* it lets them drift, and averages then */
     struct aq_group *group = apart ? worker->machine.local : worker->group; /* those of a machine never drift */
     if (worker->W == 1 || !group) return AQ_OK;
-    const uint64_t bytes = aq_stage_parameter_count(worker->stage) * sizeof(float);
-    return aq_group_agree(group, aq_digest(aq_stage_parameters(worker->stage), bytes), "the weights");
+    uint64_t digest;
+    AQ_TRY(weights_digest(worker, &digest));
+    return aq_group_agree(group, digest, "the weights");
 }

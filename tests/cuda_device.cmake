@@ -41,15 +41,18 @@ set_tests_properties(test_device_training_cuda PROPERTIES ENVIRONMENT "AQ_DEVICE
 
 # The programs with that backend, for whole jobs: a GPU stage next to a CPU stage, their caches one.
 foreach(program aqpipe aqpiped)
-  add_executable(${program}_cuda_host ${PROJECT_SOURCE_DIR}/runtime/main_${program}.c $<TARGET_OBJECTS:aq_cuda_on_host>)
+  add_executable(${program}_cuda_host ${PROJECT_SOURCE_DIR}/runtime/main_${program}.c $<TARGET_OBJECTS:aq_cuda_on_host>
+    $<TARGET_OBJECTS:aq_nccl_on_host>)
   target_include_directories(${program}_cuda_host PRIVATE ${PROJECT_SOURCE_DIR}/runtime)
   target_link_libraries(${program}_cuda_host PRIVATE aq_runtime aq_cuda_host aqsgd aq_flags Threads::Threads m)
   set_target_properties(${program}_cuda_host PROPERTIES OUTPUT_NAME ${program} LINKER_LANGUAGE CXX
     RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin/cuda_host)
 endforeach()
-add_test(NAME e2e_gpu_on_host
-  COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e ${CMAKE_BINARY_DIR}/bin/cuda_host gpu)
+foreach(scenario gpu replicas_gpu)
+  add_test(NAME e2e_${scenario}_on_host
+    COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e ${CMAKE_BINARY_DIR}/bin/cuda_host ${scenario})
+  set_tests_properties(e2e_${scenario}_on_host PROPERTIES LABELS e2e TIMEOUT 600 PROCESSORS 2 ENVIRONMENT "AQ_GPU=required")
+endforeach()
 add_test(NAME e2e_gpu_bad_input
   COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e ${CMAKE_BINARY_DIR}/bin/cuda_host gpu_bad_input)
 set_tests_properties(e2e_gpu_bad_input PROPERTIES LABELS e2e TIMEOUT 600 PROCESSORS 2)
-set_tests_properties(e2e_gpu_on_host PROPERTIES LABELS e2e TIMEOUT 600 PROCESSORS 2 ENVIRONMENT "AQ_GPU=required")

@@ -5,7 +5,7 @@ if(TARGET aqpipe)
   set_target_properties(power_loss PROPERTIES LIBRARY_OUTPUT_DIRECTORY $<TARGET_FILE_DIR:aqpipe>)
   foreach(scenario equal apart cut codecs fp16 bad_input resume restart restart_daemon lost_disk outage packed long_outage dials power
       replicas replicas_resume replicas_bad_input replicas_optimizers
-      replicas_reshard replicas_auto replicas_nan replicas_machines)
+      replicas_reshard replicas_apart replicas_auto replicas_nan replicas_machines)
     add_test(NAME e2e_${scenario}
       COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e $<TARGET_FILE_DIR:aqpipe> ${scenario})
     set_tests_properties(e2e_${scenario} PROPERTIES LABELS "e2e;fault" TIMEOUT 1200 PROCESSORS 2)

@@ -7,6 +7,7 @@
 #include "optimizer.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #define AREA "optimizer"
@@ -239,17 +240,37 @@ out:
     return status;
 }
 
+enum aq_status aq_optimizer_config_check_device(const struct aq_optimizer_config *config, char *why)
+{
+    const struct aq_optimizer_kind *kind = find_kind(config->kind);
+    char known[AQ_OPTIMIZER_WHY_BYTES / 2] = "";
+    if (!kind || (!kind->host && config->low_rank == 0)) return AQ_OK;
+    for (size_t i = 0; i < KIND_COUNT && why; i++) {
+        if (kinds[i]->host) continue;
+        strncat(known, known[0] ? ", " : "", sizeof known - strlen(known) - 1);
+        strncat(known, kinds[i]->name, sizeof known - strlen(known) - 1);
+    }
+    if (why)
+        snprintf(why, AQ_OPTIMIZER_WHY_BYTES, "%s%s works in the CPU's memory, and has no kernels for a GPU; %s have",
+                 kind->name, config->low_rank > 0 ? " with powersgd" : "", known);
+    return AQ_NODEV;
+}
+
+const struct aq_grad_codec *aq_optimizer_codec(const struct aq_optimizer *optimizer)
+{
+    return optimizer->codec;
+}
+
 enum aq_status aq_optimizer_open_group(struct aq_device *device, const struct aq_optimizer_config *config,
                                        const struct aq_optimizer_tensor *tensors, uint32_t tensor_count,
                                        uint64_t parameters, const struct aq_optimizer_group *group,
                                        struct aq_optimizer **out)
 {
     struct aq_device_info info;
-    const struct aq_optimizer_kind *kind = find_kind(config->kind);
+    char why[AQ_OPTIMIZER_WHY_BYTES];
     aq_device_info(device, &info);
-    if (kind && !info.host_memory && (kind->host || config->low_rank > 0))
-        return aq_fail(AQ_NODEV, AREA, "%s%s works on the CPU's memory; this device has its own", kind->name,
-                       config->low_rank > 0 ? " with low_rank" : "");
+    if (!info.host_memory && aq_optimizer_config_check_device(config, why) != AQ_OK)
+        return aq_fail(AQ_NODEV, AREA, "%s", why);
     return optimizer_make(device, config, tensors, tensor_count, parameters, group ? group : &alone, false, out);
 }
 

@@ -90,6 +90,12 @@ struct aq_optimizer_config {
 };
 void aq_optimizer_config_default(struct aq_optimizer_config *out, const char *kind);
 enum aq_status aq_optimizer_config_check(const struct aq_optimizer_config *config); /* AQ_INVAL names the field */
+/*
+ * Has it kernels, so that it works where memory is a device's? AQ_NODEV, which names those that have (unlogged, into
+ * `why`, where that is not NULL).
+ */
+enum { AQ_OPTIMIZER_WHY_BYTES = 256 };
+enum aq_status aq_optimizer_config_check_device(const struct aq_optimizer_config *config, char *why);
 /* The kinds, in the order of the table; NULL behind the last. */
 const char *aq_optimizer_kind_name(uint32_t index);
 
@@ -197,6 +203,9 @@ struct aq_reduce {
     void (*after)(void *work, uint64_t first, uint64_t count);
     void *work;
 };
+
+/* The codec of what is averaged, as it is now; NULL: fp32. Borrowed until close, or another is chosen. */
+const struct aq_grad_codec *aq_optimizer_codec(const struct aq_optimizer *optimizer);
 
 /* Does average ask for anything at this step, so that gradients are the same on all ranks afterwards? */
 bool aq_optimizer_averages(const struct aq_optimizer *optimizer, uint64_t step);

@@ -103,6 +103,7 @@ struct aq_nccl_facts {
     bool built;       /* every rank was built with NCCL and is on a GPU */
     bool apart;       /* no two are on one GPU                          */
     bool one_machine; /* all are on one machine                         */
+    uint32_t gpus;    /* ranks that are on one                           */
     uint32_t rank;    /* the first of which `built` or `apart` is not true */
 };
 /* Over any group; the same on all ranks. device: this rank's. */
@@ -122,6 +123,9 @@ void aq_group_close(struct aq_group *group);
 /* Which rank this one is, and of how many. */
 uint32_t aq_group_rank(const struct aq_group *group);
 uint32_t aq_group_size(const struct aq_group *group);
+
+/* Is what is reduced carried by NCCL? */
+bool aq_group_is_nccl(const struct aq_group *group);
 
 /* Bytes of RAM that a group of this config takes beside its links; what `aqpipe plan` prints. */
 uint64_t aq_group_measure(const struct aq_group_config *config);
