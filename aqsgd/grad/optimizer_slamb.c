@@ -16,7 +16,8 @@
  *
  * Between two averages every rank has parameters of its own, and m, v, c are its own always. Tensors of fewer floats
  * than dense_below are sent whole. Gradients that a machine's ranks have averaged among themselves first (appendix E)
- * come in as they are: the group is then one of machines (reduce.machine_first). With W = 1 the mask is everything, and this is LAMB.
+ * come in as they are: the group is then one of machines (reduce.machine_first). With W = 1 the mask is everything, and
+ * this is LAMB.
  *
  * Differs from the published code: the mask has a generator of its own and touches no other random number. Defaults:
  * the paper's (k 0.1, H 100, b3 0.95; phi in [0.01, 0.4] as for BERT).

@@ -110,8 +110,8 @@ struct aq_nccl_facts {
 enum aq_status aq_nccl_facts(struct aq_group *group, const struct aq_device *device, struct aq_nccl_facts *out);
 
 /*
- * A group of `count` ranks of another one, in ascending order and with the caller's among them; their place in `ranks` is
- * their rank in the part. Parts share the whole's links and have nothing of their own but buffers, so that all ranks
+ * A group of `count` ranks of another one, in ascending order and with the caller's among them; their place in `ranks`
+ * is their rank in the part. Parts share the whole's links and have nothing of their own but buffers, so that all ranks
  * call the collectives of the whole and of the parts that they are in in one order; an error breaks the whole with
  * the part. Close it before the whole. AQ_INVAL: ranks; a part of a part. AQ_NODEV: the whole is of GPUs. AQ_NOMEM.
  */
