@@ -293,7 +293,8 @@ static enum aq_status context_open(struct cuda_device *cuda)
                        cuda->probe.index, cuda->probe.name);
     if (error == cudaErrorDevicesUnavailable || error == cudaErrorDeviceUninitialized)
         return aq_fail(AQ_REFUSED, "device",
-                       "GPU %d (%s) is in exclusive mode and another process has it; see nvidia-smi, or take another GPU",
+                       "GPU %d (%s) is in exclusive mode and another process has it; see nvidia-smi, or take "
+                       "another GPU",
                        cuda->probe.index, cuda->probe.name);
     return cuda_failed(error, "cudaSetDevice", __FILE__, __LINE__);
 }
