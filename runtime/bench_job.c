@@ -12,11 +12,11 @@
  * `job dp2pp4 compressed/uncompressed 100mbit` is AQ-SGD with QuantizedAdam (Wang et al. 2022, section 4.3): two
  * replicas of four stages, every link 100 Mbit/s; activations at 3 bits, their gradients at 6, the model's at 4,
  * against fp32 everywhere and as it is, in throughput. Few tokens a step and stages of 3.2 million parameters keep the
- * fp32 run bound by its links, as far as eight workers on this machine's cores let it. The gradients' wire shrinks 7.9
- * times by their bits (32 over 4 and a scale for 512), and by another third as links pack what they carry
- * (link.entropy, off for fp32); `without entropy` is the codecs alone. The first epoch, which is not counted, is also
- * the optimizer's warm-up. Steps are medians: eight workers share the cores with whatever else the machine does. `loss`
- * compares the mean training loss of the last epoch.
+ * fp32 run bound by its links, as far as eight workers on this machine's cores let it. The gradients' wire shrinks 8
+ * times by their bits (a scale for 4096 values: errors are fed back, and fewer scales leave links more to pack), and by
+ * another half as links pack what they carry (link.entropy, off for fp32); `without entropy` is the codecs alone. The
+ * first epoch, which is not counted, is also the optimizer's warm-up. Steps are medians: eight workers share the cores
+ * with whatever else the machine does. `loss` compares the mean training loss of the last epoch.
  */
 #include <fcntl.h>
 #include <jansson.h>
@@ -223,7 +223,7 @@ static enum aq_status bench_replicas(const struct aq_bench_options *options, con
         "data.train_samples_max=80", "train.epochs=4", "train.lr=1e-4", "cache.kind=memory"
 #define COMPRESSED                                                                                                     \
     "edges.forward={codec: aqsgd, bits: 3}", "edges.backward={codec: directq, bits: 6}", "train.optimizer=qadam",      \
-        "optimizer.warmup_steps=20", "reduce.codec=q4"
+        "optimizer.warmup_steps=20", "reduce.codec=q4", "reduce.bucket=4096"
     static const char *const uncompressed[] = {TWO_BY_FOUR, "edges.forward={codec: raw, precision: fp32}",
                                                "edges.backward={codec: raw, precision: fp32}", "link.entropy=off",
                                                NULL};
