@@ -290,7 +290,7 @@ static void test_packer_both_buffers_taken_is_again(void **state)
 
 /* ---- two ends ---- */
 
-static void ends(enum aq_link_entropy one, enum aq_link_entropy other, double rate, bool packs)
+static void ends(const char *scheme, enum aq_link_entropy one, enum aq_link_entropy other, double rate, bool packs)
 {
     struct link_pair pair = {0};
     struct aq_link_stats stats[2];
@@ -298,7 +298,7 @@ static void ends(enum aq_link_entropy one, enum aq_link_entropy other, double ra
     pair.config[0].entropy = one;
     pair.config[1].entropy = other;
     pair.config[0].rate_mbps = pair.config[1].rate_mbps = rate;
-    pair_open(&pair, "sim", "");
+    pair_open(&pair, scheme, "");
     pair_exchange(&pair, 30, PAIR_PATIENCE);
     for (int i = 0; i < 2; i++)
         aq_link_stats(pair.link[i], &stats[i]);
@@ -314,11 +314,14 @@ static void ends(enum aq_link_entropy one, enum aq_link_entropy other, double ra
 static void test_link_packs_where_both_ends_may(void **state)
 {
     (void)state;
-    ends(AQ_LINK_ENTROPY_ZSTD, AQ_LINK_ENTROPY_ZSTD, 0, true);
-    ends(AQ_LINK_ENTROPY_AUTO, AQ_LINK_ENTROPY_AUTO, 900, true);
-    ends(AQ_LINK_ENTROPY_AUTO, AQ_LINK_ENTROPY_AUTO, 0, false);
-    ends(AQ_LINK_ENTROPY_ZSTD, AQ_LINK_ENTROPY_OFF, 0, false);
-    ends(AQ_LINK_ENTROPY_OFF, AQ_LINK_ENTROPY_AUTO, 900, false);
+    for (int i = 0; i < 3; i++) {
+        const char *const scheme = ((const char *const[]){"sim", "tcp", "fault+tcp"})[i];
+        ends(scheme, AQ_LINK_ENTROPY_ZSTD, AQ_LINK_ENTROPY_ZSTD, 0, true);
+        ends(scheme, AQ_LINK_ENTROPY_AUTO, AQ_LINK_ENTROPY_AUTO, 900, true);
+        ends(scheme, AQ_LINK_ENTROPY_AUTO, AQ_LINK_ENTROPY_AUTO, 0, false); /* on this machine */
+        ends(scheme, AQ_LINK_ENTROPY_ZSTD, AQ_LINK_ENTROPY_OFF, 0, false);
+        ends(scheme, AQ_LINK_ENTROPY_OFF, AQ_LINK_ENTROPY_AUTO, 900, false);
+    }
 }
 
 static void test_link_packed_bit_flipped_is_corrupt(void **state)
