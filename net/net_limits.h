@@ -19,6 +19,7 @@ enum {
     AQ_PACK_BYTES_MIN = 512,          /* of a body that is worth packing: a Huffman table takes some 100 bytes     */
     AQ_PACK_BYTES_MAX = 8 << 20,      /* of a body that is packed: it keeps the loop for 8 ms, and buffers small   */
     AQ_PACK_PAUSE = 64,               /* frames of a kind that does not pack, between two trials                   */
+    AQ_PACK_RATE_MBPS = 200,          /* what a link of no declared rate to another machine is taken for           */
     AQ_PACK_RATE_MBPS_MAX = 1000,     /* `auto` packs up to here: beyond, the coders hardly keep up                */
     AQ_NET_LINKS_MAX = 1024,
     AQ_NET_REAP = 64,    /* completions looked at between two sleeps                                  */

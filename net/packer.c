@@ -19,7 +19,7 @@ void aq_packer_start(struct aq_packer *packer, const struct aq_link_config *conf
     const bool worth_trying = rate > 0 ? rate <= AQ_PACK_RATE_MBPS_MAX : !local;
     packer->entropy = !packer->sparing || worth_trying ? entropy : NULL;
     /* A byte takes 8000 / rate ns on the wire, and the coders AQ_PACK_BYTE_NS. */
-    const double share = rate * AQ_PACK_BYTE_NS / 8000;
+    const double share = (rate > 0 ? rate : AQ_PACK_RATE_MBPS) * AQ_PACK_BYTE_NS / 8000;
     packer->share_min = !packer->sparing ? 0 : share > AQ_PACK_SHARE_MIN ? share : AQ_PACK_SHARE_MIN;
 }
 

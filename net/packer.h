@@ -4,8 +4,8 @@
  * `zstd` packs every body of AQ_PACK_BYTES_MIN to AQ_PACK_BYTES_MAX that gets smaller. `auto` wants more: what is saved
  * on the wire must take longer than packing and unpacking, and be at least 3 %. A kind of frame whose last body did not
  * save so much is left alone for 1, 2, 4, ... up to 64 frames, and then tried again: a rule of counts, so that the same
- * bodies give the same frames. `auto` packs nothing on links of more than AQ_PACK_RATE_MBPS_MAX, nor where no rate is
- * declared and the peer is on this machine.
+ * bodies give the same frames. `auto` packs nothing on links of more than AQ_PACK_RATE_MBPS_MAX. Where no rate is
+ * declared, it packs nothing to a peer on this machine, and takes a link to another one for AQ_PACK_RATE_MBPS.
  *
  * Two buffers: one goes out while the next body is packed, so that the wire does not wait for the coder.
  * Locking: the loop's.
