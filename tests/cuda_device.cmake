@@ -48,7 +48,7 @@ foreach(program aqpipe aqpiped)
   set_target_properties(${program}_cuda_host PROPERTIES OUTPUT_NAME ${program} LINKER_LANGUAGE CXX
     RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin/cuda_host)
 endforeach()
-foreach(scenario gpu replicas_gpu)
+foreach(scenario gpu replicas_one_gpu replicas_gpu)
   add_test(NAME e2e_${scenario}_on_host
     COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e ${CMAKE_BINARY_DIR}/bin/cuda_host ${scenario})
   set_tests_properties(e2e_${scenario}_on_host PROPERTIES LABELS e2e TIMEOUT 600 PROCESSORS 2 ENVIRONMENT "AQ_GPU=required")

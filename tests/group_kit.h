@@ -46,6 +46,7 @@ struct kit {
     uint32_t piece_bytes;               /* 0: KIT_PIECE_BYTES  */
     uint32_t threads;                   /* of each rank's pool; 0: no device */
     const char *devices[KIT_RANKS_MAX]; /* by rank: another kind than "cpu", of index `rank`; NULL: see threads */
+    bool one_gpu;                       /* index 0 for all */
     bool nccl;                          /* above the links */
     enum aq_status (*run)(struct kit_rank *rank);
     void *context;
@@ -88,8 +89,9 @@ static inline enum aq_status kit_open(struct kit_rank *rank)
 {
     struct kit *kit = rank->kit;
     const char *kind = kit->devices[rank->rank];
-    const struct aq_device_config device = {
-        .kind = kind ? kind : "cpu", .index = kind ? rank->rank : 0, .threads = kit->threads + (kind != NULL)};
+    const struct aq_device_config device = {.kind = kind ? kind : "cpu",
+                                            .index = kind && !kit->one_gpu ? rank->rank : 0,
+                                            .threads = kit->threads + (kind != NULL)};
     AQ_TRY(kit_meet(rank));
     if (device.threads > 0) AQ_TRY(aq_device_open(&device, &rank->device));
     const struct aq_group_config config = {.rank = rank->rank,

@@ -11,6 +11,9 @@ aq_net_test(test_heal LABELS fault)
 aq_net_test(conform_transport LABELS quick conform)
 aq_net_test(conform_collective SOURCES conform_collective.c collective_cases.c LABELS quick conform)
 aq_net_test(conform_collective_mpi SOURCES conform_collective_mpi.c collective_cases.c LABELS quick conform)
+if(AQ_CUDA AND AQ_NCCL)
+  aq_net_test(conform_collective_gpu SOURCES conform_collective_gpu.c collective_cases.c LABELS gpu)
+endif()
 if(AQ_MPI) # it has run alone, W = 1; here with ranks, more than there are cores where need be
   foreach(ranks 2 3 4)
     add_test(NAME conform_collective_mpi_${ranks} COMMAND ${MPIEXEC_EXECUTABLE} --oversubscribe --allow-run-as-root
