@@ -499,8 +499,11 @@ enum aq_status aq_edge_drain(struct aq_edge *edge, uint64_t deadline_ns)
         const enum aq_status status = aq_edge_pump(edge);
         if (status == AQ_CLOSED) return AQ_OK; /* the other side has everything and has said goodbye */
         AQ_TRY(status);
-        if (edge->sends_out == 0) return AQ_OK;
-        AQ_TRY(aq_bell_wait(edge->config.bell, seen, deadline_ns));
+        const bool busy = aq_edge_busy_since(edge);
+        if (edge->sends_out == 0 && !busy) return AQ_OK;
+        const uint64_t soon = busy ? aq_clock_after(AQ_EDGE_POLL_NS) : deadline_ns;
+        const enum aq_status waited = aq_bell_wait(edge->config.bell, seen, soon < deadline_ns ? soon : deadline_ns);
+        if (waited != AQ_TIMEOUT || soon >= deadline_ns) AQ_TRY(waited);
     }
 }
 

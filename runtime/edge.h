@@ -139,6 +139,9 @@ enum aq_status aq_edge_wait(struct aq_edge *edge, uint32_t seen, uint64_t deadli
 /* Everything handed over has left; nothing the other side sent is unread. For the end of a run. */
 enum aq_status aq_edge_drain(struct aq_edge *edge, uint64_t deadline_ns);
 
+/* How long to sleep at most while a device is busy: no bell rings for it. */
+#define AQ_EDGE_POLL_NS (50ull * 1000)
+
 /* Sums since the last call of aq_edge_measures, which zeroes them. */
 struct aq_edge_measures {
     uint64_t samples;    /* coded or decoded forward                                         */

@@ -5,14 +5,12 @@
  * Forward and backward are *issued* on the compute stream, between two events with a time, and exec goes on: edges code
  * and decode on streams of their own meanwhile, each waiting for the others' events where values pass from one to the
  * other (values.h). What has come back is noticed by asking the events, whenever exec pumps; while anything is out exec
- * sleeps at most POLL_NS at a time, for no bell rings for a device. Some few are out at once: enough that the device
+ * sleeps at most AQ_EDGE_POLL_NS at a time, for no bell rings for a device. Some few are out at once: enough that the device
  * always has the next one, and few enough that nothing is late in the order of the program.
  *
  * On a CPU streams are drained at all times: what is issued has happened, and exec never polls.
  */
 #include "worker.h"
-
-#define POLL_NS (50ull * 1000)
 
 static const uint64_t DEVICE_NS_MAX = UINT64_C(600) * 1000000000; /* nothing on a device takes so long */
 
@@ -201,7 +199,7 @@ uint64_t aq_worker_busy_since(const struct aq_worker *w)
 
 enum aq_status aq_worker_doze(struct aq_worker *w, uint32_t seen)
 {
-    const enum aq_status status = aq_bell_wait(w->bell, seen, aq_clock_after(POLL_NS));
+    const enum aq_status status = aq_bell_wait(w->bell, seen, aq_clock_after(AQ_EDGE_POLL_NS));
     if (aq_clock_ns() > aq_worker_busy_since(w) + DEVICE_NS_MAX)
         return aq_fail(AQ_TIMEOUT, "worker", "step %llu: the device has not come back for %llu s",
                        (unsigned long long)w->step, (unsigned long long)(DEVICE_NS_MAX / 1000000000));

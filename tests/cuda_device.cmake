@@ -39,6 +39,12 @@ set_tests_properties(conform_device_cuda_plain PROPERTIES SKIP_RETURN_CODE 77 LA
 aq_cuda_on_host_test(test_device_training_cuda LABELS quick TIMEOUT 300)
 set_tests_properties(test_device_training_cuda PROPERTIES ENVIRONMENT "AQ_DEVICES=cuda")
 
+# Both ends of an edge on that backend: kernels, copies and events on three late streams.
+aq_cuda_on_host_test(test_edge_cuda SOURCES test_edge.c LABELS quick TIMEOUT 300)
+target_link_libraries(test_edge_cuda PRIVATE aq_runtime)
+target_include_directories(test_edge_cuda PRIVATE ${PROJECT_SOURCE_DIR}/runtime)
+set_tests_properties(test_edge_cuda PROPERTIES ENVIRONMENT "AQ_DEVICES=cuda;AQ_GPU=required")
+
 # The programs with that backend, for whole jobs: a GPU stage next to a CPU stage, their caches one.
 foreach(program aqpipe aqpiped)
   add_executable(${program}_cuda_host ${PROJECT_SOURCE_DIR}/runtime/main_${program}.c $<TARGET_OBJECTS:aq_cuda_on_host>

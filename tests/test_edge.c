@@ -3,11 +3,16 @@
  *
  * Two edges in one process, joined by a sim link, each with a memory cache and a thread of its own: the sender codes
  * drifting activations of a few samples for some epochs, the receiver decodes and answers with gradients. A run records
- * the digest of every activation that was decoded; a run in which messages were lost must record the same digests.
+ * the digest of every activation that was decoded; a run in which messages were lost must record the same digests, and
+ * so must one whose ends are devices that no host can reach, with three streams that run late. AQ_DEVICES=cuda takes one
+ * kind of these alone (as it is in a program with the CUDA backend, on the host or not); AQ_GPU=required makes a missing
+ * GPU a failure.
  */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -16,7 +21,7 @@
 #include "job.h"
 #include "plan.h"
 
-enum { SAMPLES = 6, B = 3, T = 8, C = 20, EPOCHS = 5, N = T * C, MICRO = SAMPLES / B, VISITS = EPOCHS * SAMPLES };
+enum { SAMPLES = 6, B = 3, T = 8, C = 20, EPOCHS = 5, N = T * C, BYTES = B * N * sizeof(float), MICRO = SAMPLES / B, VISITS = EPOCHS * SAMPLES };
 
 static const char manifest[] = "model: {blocks: 2, heads: 2, channels: 20, context: 8, vocabulary: 256, tied: false}\n"
                                "data: {train: nowhere.txt}\n"
@@ -33,7 +38,12 @@ struct side {
     const struct aq_plan *plan;
     bool sender;
     enum loss lose; /* of sample 4, before the third epoch */
+    bool spoil;     /* sample 2 has a value in the second epoch that no store holds */
+    const char *kind;
     struct aq_device *device;
+    struct aq_stream *compute, *send, *receive;
+    struct aq_values values, back; /* activations, gradients */
+    float host[2][B * N];          /* of both: copies may be made after the call that asks for them */
     struct aq_bell *bell;
     struct aq_net *net;
     struct aq_link *link;
@@ -74,8 +84,13 @@ static enum aq_status side_open(struct side *s)
         cache.job_name = "test";
         AQ_TRY(aq_cache_open(&cache, &s->cache));
     }
-    const struct aq_device_config device = {.kind = "cpu", .threads = 1};
+    const struct aq_device_config device = {.kind = s->kind, .threads = 1};
     AQ_TRY(aq_device_open(&device, &s->device));
+    AQ_TRY(aq_device_stream_open(s->device, &s->compute));
+    AQ_TRY(aq_device_stream_open(s->device, &s->send));
+    AQ_TRY(aq_device_stream_open(s->device, &s->receive));
+    AQ_TRY(aq_values_open(s->device, BYTES, &s->values));
+    AQ_TRY(aq_values_open(s->device, BYTES, &s->back));
     const struct aq_edge_config edge = {.device = s->device,
                                         .plan = s->plan,
                                         .edge = 0,
@@ -113,10 +128,35 @@ static enum aq_status wait_for(struct side *s, bool (*here)(const struct aq_edge
 {
     for (;;) {
         const uint32_t seen = aq_bell_count(s->bell);
-        AQ_TRY(aq_edge_pump(s->edge));
+        const enum aq_status pumped = aq_edge_pump(s->edge); /* AQ_CLOSED: the other side is done already */
         if (here(s->edge)) return AQ_OK;
-        AQ_TRY(aq_bell_wait(s->bell, seen, aq_clock_after(120000000000u)));
+        AQ_TRY(pumped);
+        const bool busy = aq_edge_busy_since(s->edge) > 0;
+        const enum aq_status status =
+            aq_bell_wait(s->bell, seen, aq_clock_after(busy ? AQ_EDGE_POLL_NS : 120000000000u));
+        if (!busy || status != AQ_TIMEOUT) AQ_TRY(status);
     }
+}
+
+static bool idle(const struct aq_edge *edge)
+{
+    return aq_edge_busy_since(edge) == 0;
+}
+
+/* What a stage's forward is to an edge: host values to the device on the compute stream, and what was got from there. */
+static enum aq_status values_set(struct side *s, const struct aq_values *values, const float *host)
+{
+    AQ_TRY(aq_values_write_begin(s->device, values, s->compute));
+    AQ_TRY(aq_device_copy(s->device, values->at, host, BYTES, s->compute));
+    return aq_values_write_end(s->device, values, s->compute);
+}
+
+static enum aq_status values_get(struct side *s, const struct aq_values *values, float *host)
+{
+    AQ_TRY(aq_values_read_begin(s->device, values, s->compute));
+    AQ_TRY(aq_device_copy(s->device, host, values->at, BYTES, s->compute));
+    AQ_TRY(aq_values_read_end(s->device, values, s->compute));
+    return aq_device_stream_sync(s->device, s->compute);
 }
 
 static bool forward_here(const struct aq_edge *edge)
@@ -126,27 +166,35 @@ static bool forward_here(const struct aq_edge *edge)
 
 static enum aq_status exchange(struct side *s, uint32_t epoch, uint32_t micro_batch)
 {
-    float values[B * N], back[B * N];
+    float *const values = s->host[0], *const back = s->host[1];
     const uint64_t ids[B] = {micro_batch * B, micro_batch * B + 1, micro_batch * B + 2};
     const struct aq_edge_batch batch = {.step = epoch, .micro_batch = micro_batch, .samples = B, .sample_ids = ids};
     const uint32_t visit = epoch * SAMPLES + micro_batch * B;
     if (s->sender) {
         for (int i = 0; i < B; i++)
             activation(ids[i], epoch, values + i * N);
-        AQ_TRY(aq_edge_send_forward(s->edge, &batch, &(struct aq_values){.at = values}, NULL));
+        for (int i = 0; s->spoil && epoch == 1 && i < B; i++)
+            if (ids[i] == 2) values[i * N + 7] = INFINITY;
+        AQ_TRY(values_set(s, &s->values, values));
+        AQ_TRY(aq_edge_send_forward(s->edge, &batch, &s->values, s->send));
+        if (!idle(s->edge)) assert_int_equal(aq_edge_send_forward(s->edge, &batch, &s->values, s->send), AQ_AGAIN);
         AQ_TRY(wait_for(s, aq_edge_backward_here));
-        AQ_TRY(aq_edge_receive_backward(s->edge, &batch, &(struct aq_values){.at = back}, NULL));
+        AQ_TRY(aq_edge_receive_backward(s->edge, &batch, &s->back, s->receive));
+        AQ_TRY(values_get(s, &s->back, back));
+        AQ_TRY(wait_for(s, idle));
         for (uint32_t i = 0; i < B; i++)
             s->gradients[visit + i] = aq_digest(back + i * N, N * sizeof(float));
         return AQ_OK;
     }
     AQ_TRY(wait_for(s, forward_here));
-    AQ_TRY(aq_edge_receive_forward(s->edge, &batch, &(struct aq_values){.at = values}, NULL));
+    AQ_TRY(aq_edge_receive_forward(s->edge, &batch, &s->values, s->receive));
+    AQ_TRY(values_get(s, &s->values, values));
     for (uint32_t i = 0; i < B; i++)
         s->decoded[visit + i] = aq_digest(values + i * N, N * sizeof(float));
     for (int i = 0; i < B * N; i++)
         back[i] = values[i] * 1e-5f;
-    return aq_edge_send_backward(s->edge, &batch, &(struct aq_values){.at = back}, NULL);
+    AQ_TRY(values_set(s, &s->back, back));
+    return aq_edge_send_backward(s->edge, &batch, &s->back, s->send);
 }
 
 static enum aq_status side_work(struct side *s)
@@ -178,6 +226,13 @@ static void side_run(void *context)
     aq_link_close(s->link);
     aq_net_close(s->net);
     aq_cache_close(s->cache);
+    if (s->device) {
+        aq_values_close(s->device, BYTES, &s->values);
+        aq_values_close(s->device, BYTES, &s->back);
+        aq_device_stream_close(s->device, s->compute);
+        aq_device_stream_close(s->device, s->send);
+        aq_device_stream_close(s->device, s->receive);
+    }
     aq_device_close(s->device);
     aq_bell_close(s->bell);
 }
@@ -185,6 +240,9 @@ static void side_run(void *context)
 struct result {
     struct side sender, receiver;
 };
+
+static const char *kind = "cpu";
+static bool spoil;
 
 static void run(const char *codec, enum loss lose, struct result *result)
 {
@@ -195,8 +253,8 @@ static void run(const char *codec, enum loss lose, struct result *result)
     const int bytes = snprintf(text, sizeof text, manifest, codec);
     assert_int_equal(aq_job_parse(text, (size_t)bytes, "test.yaml", "/", NULL, 0, &job), AQ_OK);
     assert_int_equal(aq_plan_open(job, &plan), AQ_OK);
-    *result = (struct result){.sender = {.plan = plan, .sender = true, .lose = lose},
-                              .receiver = {.plan = plan, .sender = false, .lose = lose}};
+    *result = (struct result){.sender = {.plan = plan, .sender = true, .lose = lose, .spoil = spoil, .kind = kind},
+                              .receiver = {.plan = plan, .sender = false, .lose = lose, .kind = kind}};
     snprintf(result->sender.address, sizeof result->sender.address, "sim://edge-%u", count);
     snprintf(result->receiver.address, sizeof result->receiver.address, "sim://edge-%u", count++);
     struct aq_thread *sender, *receiver;
@@ -270,12 +328,87 @@ static void test_edge_sends_a_keyframe_where_both_have_lost_it(void **state)
     assert_int_equal(lost.sender.measures.fetched, 0);
 }
 
+/* It is sent as it is, both ends forget the sample, and it begins anew. */
+static void test_edge_sends_raw_what_no_store_holds(void **state)
+{
+    (void)state;
+    static struct result whole, spoilt;
+    run("codec: aqsgd, bits: 4", NOTHING, &whole);
+    spoil = true;
+    run("codec: aqsgd, bits: 4", NOTHING, &spoilt);
+    spoil = false;
+    float a[N];
+    activation(2, 1, a);
+    a[7] = INFINITY;
+    assert_int_equal(spoilt.receiver.decoded[SAMPLES + 2], aq_digest(a, sizeof a));
+    assert_int_equal(spoilt.sender.measures.raws, 1);
+    assert_int_equal(spoilt.receiver.measures.raws, 1);
+    assert_int_equal(spoilt.sender.measures.keyframes, SAMPLES + 1);
+    assert_int_equal(spoilt.sender.measures.fetched, 0);
+    for (int s = 0; s < SAMPLES; s++)
+        assert_int_equal(spoilt.sender.versions[s], s == 2 ? EPOCHS - 2 : EPOCHS);
+    for (int v = 0; v < VISITS; v++)
+        if (v % SAMPLES != 2) assert_int_equal(spoilt.receiver.decoded[v], whole.receiver.decoded[v]);
+}
+
+static void same(const struct result *a, const struct result *b, const char *codec)
+{
+    if (memcmp(a->receiver.decoded, b->receiver.decoded, sizeof a->receiver.decoded) != 0 ||
+        memcmp(a->sender.gradients, b->sender.gradients, sizeof a->sender.gradients) != 0 ||
+        memcmp(a->sender.messages, b->sender.messages, sizeof a->sender.messages) != 0)
+        fail_msg("%s, lost %d, spoilt %d: %s has not the bits of the CPU", codec, a->sender.lose, a->sender.spoil, kind);
+}
+
+/* Every codec, what was lost, and what was spoilt, on that kind of device, against the CPU. */
+static void edge_on(const char *device)
+{
+    static struct result here, there;
+    for (size_t i = 0; i < sizeof codecs / sizeof codecs[0]; i++) {
+        for (int which = 0; which < 4; which++) {
+            spoil = which == 3;
+            const enum loss lose = which < 3 ? (enum loss)which : NOTHING;
+            kind = "cpu";
+            run(codecs[i], lose, &here);
+            kind = device;
+            run(codecs[i], lose, &there);
+            same(&there, &here, codecs[i]);
+        }
+        spoil = false;
+    }
+    kind = "cpu";
+}
+
+static void test_edge_on_other_devices_has_the_bits_of_the_cpu(void **state)
+{
+    (void)state;
+    const char *only = getenv("AQ_DEVICES"), *gpu = getenv("AQ_GPU");
+    static const char *const kinds[] = {"apart", "cuda"};
+    uint32_t seen = 0;
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+        if (only && strcmp(only, kinds[k]) != 0) continue;
+        const struct aq_device_config config = {.kind = kinds[k], .threads = 1};
+        struct aq_device *device = NULL;
+        const enum aq_status status = aq_device_open(&config, &device);
+        aq_device_close(device);
+        if (status == AQ_NODEV && !(gpu && strcmp(gpu, "required") == 0)) {
+            printf("no device of kind %s: not tested\n", kinds[k]);
+            continue;
+        }
+        assert_int_equal(status, AQ_OK);
+        edge_on(kinds[k]);
+        seen++;
+    }
+    if (seen == 0) skip();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_edge_holds_the_invariant_over_every_codec),
         cmocka_unit_test(test_edge_heals_a_lost_message_bit_for_bit),
         cmocka_unit_test(test_edge_sends_a_keyframe_where_both_have_lost_it),
+        cmocka_unit_test(test_edge_sends_raw_what_no_store_holds),
+        cmocka_unit_test(test_edge_on_other_devices_has_the_bits_of_the_cpu),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

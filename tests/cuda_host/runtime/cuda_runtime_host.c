@@ -2,6 +2,7 @@
  * cuda_runtime_host.c -- CUDA's runtime and cuBLASLt on the host. See the two headers. Streams: cuda_streams_host.c.
  */
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
