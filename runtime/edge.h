@@ -61,6 +61,9 @@ void aq_edge_close(struct aq_edge *edge); /* NULL is fine */
 /* Bytes of RAM that an edge takes beside link and cache; what `aqpipe plan` prints. */
 uint64_t aq_edge_measure(const struct aq_plan *plan, uint32_t edge, bool sender);
 
+/* Device memory that an edge takes on a GPU, at either end. */
+uint64_t aq_edge_measure_device(const struct aq_plan *plan, uint32_t edge);
+
 /* Which samples a frame is about. */
 struct aq_edge_batch {
     uint64_t step;

@@ -83,11 +83,22 @@ static void place_told(struct aq_edge_work *work, struct aq_arena *arena, uint32
 }
 
 /* Activations (of training and evaluation) go one way, gradients the other. */
-static void work_strides(const struct aq_edge *edge, bool forward, size_t *body, size_t *message)
+static void strides_of(const struct aq_plan_edge *plan, bool forward, size_t *body, size_t *message)
 {
-    const size_t ahead = largest(aq_codec_bound(edge->forward), aq_codec_bound(edge->raw));
-    *body = aligned(forward ? ahead : aq_codec_bound(edge->backward));
-    *message = forward ? aligned(aq_codec_message_bytes(edge->forward)) : 0;
+    *body = aligned(forward ? largest(plan->forward_bound, plan->raw_bound) : plan->backward_bound);
+    *message = forward ? aligned(plan->message_bytes) : 0;
+}
+
+uint64_t aq_edge_measure_device(const struct aq_plan *plan, uint32_t edge)
+{
+    const struct aq_plan_edge *about = &plan->edges[edge];
+    uint64_t bytes = about->kernel_bytes;
+    for (int forward = 0; forward < 2; forward++) {
+        size_t body, message;
+        strides_of(about, forward, &body, &message);
+        bytes += plan->stages[edge].config.B * (uint64_t)(body + message);
+    }
+    return bytes;
 }
 
 static enum aq_status work_open(struct aq_edge *edge, struct aq_edge_work *work, bool forward)
@@ -104,7 +115,7 @@ static enum aq_status work_open(struct aq_edge *edge, struct aq_edge_work *work,
     work->told_bytes = told.used;
     told = (struct aq_arena){.base = work->told, .bytes = told.used};
     place_told(work, &told, edge->B);
-    work_strides(edge, forward, &work->body_stride, &work->message_stride);
+    strides_of(edge->plan, forward, &work->body_stride, &work->message_stride);
     const size_t bytes = edge->B * (work->body_stride + work->message_stride);
     AQ_TRY(aq_device_alloc(device, AQ_MEMORY_DEVICE, bytes, &memory));
     work->memory = memory;

@@ -60,7 +60,8 @@ bool aq_plan_edge_loopback(const struct aq_job *job, uint32_t edge)
 /* --- edges ------------------------------------------------------------------------------------------------------ */
 
 static enum aq_status codec_sizes(struct aq_device *device, const struct aq_codec_config *config, uint32_t T,
-                                  uint32_t C, uint64_t *warm, uint64_t *cold, uint64_t *bound, uint64_t *message)
+                                  uint32_t C, uint64_t *warm, uint64_t *cold, uint64_t *bound, uint64_t *message,
+                                  uint64_t *kernels)
 {
     struct aq_codec *codec;
     AQ_TRY(aq_codec_open(device, config, T, C, &codec));
@@ -68,6 +69,7 @@ static enum aq_status codec_sizes(struct aq_device *device, const struct aq_code
     *cold = config->kind == AQ_CODEC_AQSGD ? aq_codec_body_bytes(codec, true) : *warm;
     *bound = aq_codec_bound(codec);
     *message = aq_codec_message_bytes(codec);
+    *kernels += aq_codec_kernel_bytes(codec);
     aq_codec_close(codec);
     return AQ_OK;
 }
@@ -88,8 +90,13 @@ static enum aq_status edge_fill(struct aq_device *device, const struct aq_plan *
     edge->forward = job->edges[e].forward;
     edge->backward = job->edges[e].backward;
     AQ_TRY(codec_sizes(device, &edge->forward, T, C, &edge->forward_warm_bytes, &edge->forward_cold_bytes,
-                       &edge->forward_bound, &edge->message_bytes));
-    AQ_TRY(codec_sizes(device, &edge->backward, T, C, &edge->backward_bytes, &unused, &edge->backward_bound, &unused));
+                       &edge->forward_bound, &edge->message_bytes, &edge->kernel_bytes));
+    AQ_TRY(codec_sizes(device, &edge->backward, T, C, &edge->backward_bytes, &unused, &edge->backward_bound, &unused,
+                       &edge->kernel_bytes));
+    struct aq_codec_config evaluation;
+    aq_codec_config_default(&evaluation, AQ_CODEC_RAW, 0);
+    evaluation.raw = AQ_PRECISION_FP32;
+    AQ_TRY(codec_sizes(device, &evaluation, T, C, &unused, &unused, &edge->raw_bound, &unused, &edge->kernel_bytes));
     largest = raw;
     if (edge->forward_bound > largest) largest = edge->forward_bound;
     if (edge->backward_bound > largest) largest = edge->backward_bound;
@@ -337,6 +344,11 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     line(stage, "workspace", size->workspace_bytes);
     line(stage, "boundary", size->boundary_bytes * stage->boundary_copies * ((first ? 0 : 2) + (last ? 0 : 2)));
     line(stage, "reduction", reduction_bytes(open, s));
+    if (stage->config.rounds) {
+        line(stage, "edge kernels",
+             (first ? 0 : aq_edge_measure_device(plan, s - 1)) + (last ? 0 : aq_edge_measure_device(plan, s)));
+        line(stage, "device scratch", aq_device_stream_bytes());
+    }
     stage->device_bytes = stage->memory_bytes;
     line(stage, "edge buffers",
          (first ? 0 : aq_edge_measure(plan, s - 1, false)) + (last ? 0 : aq_edge_measure(plan, s, true)));

@@ -31,7 +31,7 @@
 #include "storage/cache.h"
 
 enum {
-    AQ_PLAN_LINES_MAX = 16,
+    AQ_PLAN_LINES_MAX = 20,
     AQ_PLAN_NAME_MAX = 32,
     AQ_PLAN_COPIES_MAX = 2,
     AQ_PLAN_TRACE_RECORDS = 1 << 17, /* of output.trace, on every stage                        */
@@ -82,6 +82,8 @@ struct aq_plan_edge {
     struct aq_codec_config forward, backward;
     uint64_t forward_warm_bytes, forward_cold_bytes, backward_bytes;
     uint64_t forward_bound, backward_bound; /* what any body fits into                                          */
+    uint64_t raw_bound;                     /* the same of evaluation                                           */
+    uint64_t kernel_bytes;                  /* that the kernels of its codecs want on a GPU, at either end      */
     uint64_t message_bytes;                 /* of a stored m; 0: stateless                                      */
     uint64_t body_bytes_max;                /* of a frame of one micro-batch, room for its sample table included */
     /* A whole step on the wire: bodies, sample tables, frame headers, TCP/IP and Ethernet headers.             */

@@ -5,8 +5,8 @@
  * Forward and backward are *issued* on the compute stream, between two events with a time, and exec goes on: edges code
  * and decode on streams of their own meanwhile, each waiting for the others' events where values pass from one to the
  * other (values.h). What has come back is noticed by asking the events, whenever exec pumps; while anything is out exec
- * sleeps at most AQ_EDGE_POLL_NS at a time, for no bell rings for a device. Some few are out at once: enough that the device
- * always has the next one, and few enough that nothing is late in the order of the program.
+ * sleeps at most AQ_EDGE_POLL_NS at a time, for no bell rings for a device. Some few are out at once: enough that the
+ * device always has the next one, and few enough that nothing is late in the order of the program.
  *
  * On a CPU streams are drained at all times: what is issued has happened, and exec never polls.
  */
@@ -31,8 +31,8 @@ static enum aq_status values_open(struct aq_worker *w)
 enum aq_status aq_worker_device_open(struct aq_worker *w)
 {
     AQ_TRY(aq_device_stream_open(w->device, &w->stream));
-    AQ_TRY(aq_device_stream_open(w->device, &w->send_stream));
-    AQ_TRY(aq_device_stream_open(w->device, &w->receive_stream));
+    AQ_TRY(aq_device_stream_open_light(w->device, &w->send_stream));
+    AQ_TRY(aq_device_stream_open_light(w->device, &w->receive_stream));
     for (uint32_t i = 0; i < AQ_WORKER_ISSUES; i++) {
         AQ_TRY(aq_device_event_open_timed(w->device, &w->issues[i].begun));
         AQ_TRY(aq_device_event_open_timed(w->device, &w->issues[i].ended));

@@ -17,10 +17,8 @@ static void *no_stream(struct aq_device *of, struct aq_stream *stream)
     return stream;
 }
 
-static const struct aq_codec_launchers emulated = {.place = aq_cuda_codec_place,
-                                                   .encode = aq_cuda_codec_encode,
-                                                   .decode = aq_cuda_codec_decode,
-                                                   .stream_of = no_stream};
+static const struct aq_codec_launchers emulated = {
+    .encode = aq_cuda_codec_encode, .decode = aq_cuda_codec_decode, .stream_of = no_stream};
 static struct aq_device *device;
 
 /* Memory for the samples of one end; `shift` bytes off the alignment of aq_alloc where bodies are, and canaries. */

@@ -4,13 +4,13 @@
  * Two edges in one process, joined by a sim link, each with a memory cache and a thread of its own: the sender codes
  * drifting activations of a few samples for some epochs, the receiver decodes and answers with gradients. A run records
  * the digest of every activation that was decoded; a run in which messages were lost must record the same digests, and
- * so must one whose ends are devices that no host can reach, with three streams that run late. AQ_DEVICES=cuda takes one
- * kind of these alone (as it is in a program with the CUDA backend, on the host or not); AQ_GPU=required makes a missing
- * GPU a failure.
+ * so must one whose ends are devices that no host can reach, with three streams that run late. AQ_DEVICES=cuda takes
+ * one kind of these alone (as it is in a program with the CUDA backend, on the host or not); AQ_GPU=required makes a
+ * missing GPU a failure.
  */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +21,17 @@
 #include "job.h"
 #include "plan.h"
 
-enum { SAMPLES = 6, B = 3, T = 8, C = 20, EPOCHS = 5, N = T * C, BYTES = B * N * sizeof(float), MICRO = SAMPLES / B, VISITS = EPOCHS * SAMPLES };
+enum {
+    SAMPLES = 6,
+    B = 3,
+    T = 8,
+    C = 20,
+    EPOCHS = 5,
+    N = T * C,
+    BYTES = B * N * sizeof(float),
+    MICRO = SAMPLES / B,
+    VISITS = EPOCHS * SAMPLES
+};
 
 static const char manifest[] = "model: {blocks: 2, heads: 2, channels: 20, context: 8, vocabulary: 256, tied: false}\n"
                                "data: {train: nowhere.txt}\n"
@@ -86,9 +96,9 @@ static enum aq_status side_open(struct side *s)
     }
     const struct aq_device_config device = {.kind = s->kind, .threads = 1};
     AQ_TRY(aq_device_open(&device, &s->device));
-    AQ_TRY(aq_device_stream_open(s->device, &s->compute));
-    AQ_TRY(aq_device_stream_open(s->device, &s->send));
-    AQ_TRY(aq_device_stream_open(s->device, &s->receive));
+    AQ_TRY(aq_device_stream_open_light(s->device, &s->compute));
+    AQ_TRY(aq_device_stream_open_light(s->device, &s->send));
+    AQ_TRY(aq_device_stream_open_light(s->device, &s->receive));
     AQ_TRY(aq_values_open(s->device, BYTES, &s->values));
     AQ_TRY(aq_values_open(s->device, BYTES, &s->back));
     const struct aq_edge_config edge = {.device = s->device,
@@ -143,7 +153,8 @@ static bool idle(const struct aq_edge *edge)
     return aq_edge_busy_since(edge) == 0;
 }
 
-/* What a stage's forward is to an edge: host values to the device on the compute stream, and what was got from there. */
+/* What a stage's forward is to an edge: host values to the device on the compute stream, and what was got from there.
+ */
 static enum aq_status values_set(struct side *s, const struct aq_values *values, const float *host)
 {
     AQ_TRY(aq_values_write_begin(s->device, values, s->compute));
@@ -356,7 +367,8 @@ static void same(const struct result *a, const struct result *b, const char *cod
     if (memcmp(a->receiver.decoded, b->receiver.decoded, sizeof a->receiver.decoded) != 0 ||
         memcmp(a->sender.gradients, b->sender.gradients, sizeof a->sender.gradients) != 0 ||
         memcmp(a->sender.messages, b->sender.messages, sizeof a->sender.messages) != 0)
-        fail_msg("%s, lost %d, spoilt %d: %s has not the bits of the CPU", codec, a->sender.lose, a->sender.spoil, kind);
+        fail_msg("%s, lost %d, spoilt %d: %s has not the bits of the CPU", codec, a->sender.lose, a->sender.spoil,
+                 kind);
 }
 
 /* Every codec, what was lost, and what was spoilt, on that kind of device, against the CPU. */

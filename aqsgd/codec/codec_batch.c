@@ -84,9 +84,9 @@ enum aq_status aq_codec_remote_open(struct aq_codec *codec, const struct aq_code
     codec->remote = remote;
     remote->launchers = launchers;
     aq_codec_plan_of(codec, &remote->plan);
-    remote->memory_bytes = launchers->place(&remote->plan, NULL, &remote->scratch);
+    remote->memory_bytes = aq_cuda_codec_place(&remote->plan, NULL, &remote->scratch);
     AQ_TRY_GOTO(aq_device_alloc(codec->device, AQ_MEMORY_DEVICE, remote->memory_bytes, &remote->memory), out);
-    (void)launchers->place(&remote->plan, remote->memory, &remote->scratch);
+    (void)aq_cuda_codec_place(&remote->plan, remote->memory, &remote->scratch);
     return AQ_OK;
 out:
     aq_codec_remote_close(codec);
@@ -116,12 +116,15 @@ enum aq_status aq_codec_take_device(struct aq_codec *codec)
 
 uint64_t aq_codec_device_bytes(const struct aq_codec *codec)
 {
-    const struct aq_codec_launchers *launchers = launchers_of(codec);
+    return launchers_of(codec) == NULL ? 0 : aq_codec_kernel_bytes(codec);
+}
+
+uint64_t aq_codec_kernel_bytes(const struct aq_codec *codec)
+{
     struct aq_cuda_codec_plan plan;
     struct aq_cuda_codec_scratch scratch;
-    if (launchers == NULL) return 0;
     aq_codec_plan_of(codec, &plan);
-    return launchers->place(&plan, NULL, &scratch);
+    return aq_cuda_codec_place(&plan, NULL, &scratch);
 }
 
 bool aq_codec_on_device(const struct aq_codec *codec)

@@ -315,7 +315,6 @@ uint64_t aq_position_read(struct aq_position_reader *reader); /* the next elemen
 
 /* A GPU's kernels, as cuda_codec.h declares them. */
 struct aq_codec_launchers {
-    size_t (*place)(const struct aq_cuda_codec_plan *plan, uint8_t *base, struct aq_cuda_codec_scratch *out);
     enum aq_status (*encode)(const struct aq_cuda_codec_plan *plan, const struct aq_cuda_codec_scratch *scratch,
                              const struct aq_cuda_codec_job *jobs, uint32_t count, struct aq_codec_result *results,
                              void *stream);

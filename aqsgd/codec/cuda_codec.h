@@ -33,7 +33,12 @@ extern "C" {
 #endif
 
 enum {
-    AQ_CUDA_CODEC_JOBS = 48,       /* samples of one launch: kernel parameters end at 4096 bytes */
+    AQ_CUDA_CODEC_JOBS = 48, /* samples of one launch: kernel parameters end at 4096 bytes */
+    AQ_CUDA_CODEC_WARP = 32,
+    AQ_CUDA_CODEC_SHRINKS = 8,    /* candidates of SEARCH                                       */
+    AQ_CUDA_CODEC_STEP_BYTES = 8, /* of what the kernels keep of a scale, and of a group's span */
+    AQ_CUDA_CODEC_SPAN_BYTES = 12,
+    AQ_CUDA_CODEC_BLOCK_ROWS = 4,  /* rows of a block of the general kernels                     */
     AQ_CUDA_CODEC_HISTOGRAM = 2048 /* buckets of one level of the search for the K largest */
 };
 

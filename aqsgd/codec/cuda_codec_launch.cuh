@@ -7,7 +7,7 @@
 #include "codec/cuda_codec_math.cuh"
 
 enum {
-    ROW_BLOCK = 128, /* threads: four rows */
+    ROW_BLOCK = AQ_CUDA_CODEC_BLOCK_ROWS * AQ_CUDA_CODEC_WARP, /* threads */
     PACK_BLOCK = 256
 };
 

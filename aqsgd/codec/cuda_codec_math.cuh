@@ -34,7 +34,7 @@
 #define INFINITE_BITS  0x7f800000u
 #define MAGNITUDE_BITS 0x7fffffffu
 
-enum { WARP = 32, SHRINKS = 8 };
+enum { WARP = AQ_CUDA_CODEC_WARP, SHRINKS = AQ_CUDA_CODEC_SHRINKS };
 
 /* The samples of one launch, by value. */
 struct job_list {
@@ -46,6 +46,7 @@ struct job_list {
 struct step {
     float unit, inverse;
 };
+static_assert(sizeof(struct step) == AQ_CUDA_CODEC_STEP_BYTES, "what codec_place.c reckons with");
 
 /* The part that does not. */
 struct grid_of {
@@ -166,6 +167,7 @@ struct span {
     uint32_t peak;
     float sum_abs, sum_square;
 };
+static_assert(sizeof(struct span) == AQ_CUDA_CODEC_SPAN_BYTES, "what codec_place.c reckons with");
 
 static __device__ inline float scale_whole(const struct aq_cuda_codec_plan &plan, uint32_t peak_bits)
 {

@@ -10,7 +10,5 @@ static void *stream_of(struct aq_device *device, struct aq_stream *stream)
     return cuda_stream_of(cuda_device_of(device), stream)->at;
 }
 
-const struct aq_codec_launchers aq_codec_launchers_cuda = {.place = aq_cuda_codec_place,
-                                                           .encode = aq_cuda_codec_encode,
-                                                           .decode = aq_cuda_codec_decode,
-                                                           .stream_of = stream_of};
+const struct aq_codec_launchers aq_codec_launchers_cuda = {
+    .encode = aq_cuda_codec_encode, .decode = aq_cuda_codec_decode, .stream_of = stream_of};

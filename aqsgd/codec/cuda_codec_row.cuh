@@ -22,13 +22,7 @@ struct row {
     bool staged; /* codes lie in the sample's staging and are packed later: rows do not end on a byte */
 };
 
-/* Bytes of scratch of one warp, and where its parts lie. */
-static __host__ __device__ inline uint64_t row_scratch_bytes(uint32_t columns)
-{
-    const uint64_t codes = ((uint64_t)columns + 15) / 16 * 16, steps = (uint64_t)columns / 32 + 1;
-    return 3 * 4 * codes + (sizeof(struct step) * steps + 15) / 16 * 16 + 2 * codes;
-}
-
+/* Where the parts of a warp's scratch lie; how long it is: row_scratch_bytes in codec_place.c. */
 static __device__ inline void row_place(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
                                         const struct job_list &list, uint64_t warp, uint64_t item, struct row *out)
 {

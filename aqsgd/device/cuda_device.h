@@ -102,6 +102,7 @@ enum aq_status cuda_check(const struct cuda_device *cuda, const struct aq_stream
 
 static inline void *cuda_part(const struct aq_stream *stream, uint32_t part)
 {
+    AQ_ASSERT(stream->scratch); /* a light stream is not for mathematics */
     return stream->scratch + (size_t)part * CUDA_PART_BYTES;
 }
 

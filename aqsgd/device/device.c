@@ -101,7 +101,17 @@ void *aq_device_stream_native(struct aq_device *device, struct aq_stream *stream
 
 enum aq_status aq_device_stream_open(struct aq_device *device, struct aq_stream **out)
 {
-    return device->ops->stream_open(device, out);
+    return device->ops->stream_open(device, false, out);
+}
+
+enum aq_status aq_device_stream_open_light(struct aq_device *device, struct aq_stream **out)
+{
+    return device->ops->stream_open(device, true, out);
+}
+
+uint64_t aq_device_stream_bytes(void)
+{
+    return AQ_DEVICE_STREAM_BYTES;
 }
 
 void aq_device_stream_close(struct aq_device *device, struct aq_stream *stream)

@@ -130,6 +130,7 @@ struct aq_stream {
     struct apart *apart;
     struct aq_stream *next; /* of all ever opened: events may name one that is closed */
     uint64_t noted, done;   /* commands, ever */
+    bool light;             /* not for mathematics */
     enum aq_status status;  /* the first failure; stays */
     struct command *commands;
 };
@@ -289,14 +290,14 @@ static enum aq_status stream_run(struct aq_stream *stream, uint64_t position)
 static struct command *note(struct apart *apart, struct aq_stream *stream, enum operation operation)
 {
     if (!stream) stream = apart->own;
-    AQ_ASSERT(stream->apart == apart);
+    AQ_ASSERT(stream->apart == apart && (!stream->light || operation <= DO_ZERO));
     if (stream->noted - stream->done == COMMANDS_MAX) (void)stream_run(stream, stream->done + 1);
     struct command *command = &stream->commands[stream->noted++ % COMMANDS_MAX];
     command->operation = operation;
     return command;
 }
 
-static enum aq_status apart_stream_open(struct aq_device *device, struct aq_stream **out)
+static enum aq_status apart_stream_open(struct aq_device *device, bool light, struct aq_stream **out)
 {
     void *memory = NULL;
     AQ_TRY(aq_alloc(sizeof(struct aq_stream), &memory));
@@ -308,6 +309,7 @@ static enum aq_status apart_stream_open(struct aq_device *device, struct aq_stre
     }
     stream->commands = memory;
     stream->apart = apart_of(device);
+    stream->light = light;
     stream->next = stream->apart->streams;
     stream->apart->streams = stream;
     *out = stream;
@@ -817,7 +819,7 @@ static enum aq_status apart_open(const struct aq_device_config *config, struct a
     apart->base.ops = &aq_device_apart;
     AQ_TRY_GOTO(aq_device_cpu.open(config, &apart->inner), out);
     AQ_TRY_GOTO(aq_mutex_open(&apart->lock), out);
-    AQ_TRY_GOTO(apart_stream_open(&apart->base, &apart->own), out);
+    AQ_TRY_GOTO(apart_stream_open(&apart->base, false, &apart->own), out);
     memory = mmap(NULL, 2 * SPAN_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) {
         status = aq_fail(AQ_NOMEM, "device", "apart: no room for %llu addresses", 2ull * SPAN_BYTES);

@@ -180,8 +180,9 @@ static void cpu_free(struct aq_device *device, enum aq_memory_kind kind, void *m
     aq_unmap(memory, bytes);
 }
 
-static enum aq_status cpu_stream_open(struct aq_device *device, struct aq_stream **out)
+static enum aq_status cpu_stream_open(struct aq_device *device, bool light, struct aq_stream **out)
 {
+    (void)light;
     void *memory = NULL;
     AQ_TRY(aq_alloc(sizeof(struct aq_stream), &memory));
     *out = memory;

@@ -5,6 +5,7 @@
  * it says with events. Device memory is one allocation from the plan (aq_device_reserve), cut in the order of the
  * asking and given back as a whole; without a plan (benches, tests) every piece is its own.
  */
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,8 @@
 #include "cuda_device.h"
 
 static const size_t SCRATCH_BYTES = (size_t)CUDA_PARTS * CUDA_PART_BYTES + CUDA_GRAIN;
+static_assert(CUDA_PARTS * CUDA_PART_BYTES + CUDA_GRAIN + CUDA_WORKSPACE_BYTES == AQ_DEVICE_STREAM_BYTES,
+              "what a plan reckons with");
 
 struct aq_event {
     cudaEvent_t at;
@@ -101,6 +104,9 @@ static enum aq_status cuda_alloc(struct aq_device *device, enum aq_memory_kind k
         return AQ_OK;
     }
     memory = arena_cut(cuda, whole);
+    if (!memory && cuda->arena)
+        aq_log("device", 1, "GPU %d: %llu bytes beyond the plan's %llu", cuda->probe.index, (unsigned long long)whole,
+               (unsigned long long)cuda->arena_bytes);
     if (!memory && cudaMalloc(&memory, whole) != cudaSuccess) return no_memory(cuda, whole, NULL);
     AQ_CUDA(cudaMemsetAsync(memory, 0, whole, cuda->own->at));
     AQ_CUDA(cudaStreamSynchronize(cuda->own->at));
@@ -139,46 +145,47 @@ static enum aq_status cuda_zero(struct aq_device *device, void *to, size_t bytes
 
 static void cuda_stream_close(struct aq_device *device, struct aq_stream *stream)
 {
-    (void)device;
     if (stream->at) {
         (void)cudaStreamSynchronize(stream->at);
         (void)cudaStreamDestroy(stream->at);
     }
-    if (stream->scratch) (void)cudaFree(stream->scratch);
-    if (stream->workspace) (void)cudaFree(stream->workspace);
+    if (stream->scratch) cuda_free(device, AQ_MEMORY_DEVICE, stream->scratch, SCRATCH_BYTES);
+    if (stream->workspace) cuda_free(device, AQ_MEMORY_DEVICE, stream->workspace, CUDA_WORKSPACE_BYTES);
     if (stream->sum) (void)cudaFreeHost(stream->sum);
     aq_free(stream);
 }
 
 /* The stream's own memory comes with it: two streams never share scratch. */
-static enum aq_status stream_fill(struct cuda_device *cuda, struct aq_stream *stream)
+static enum aq_status stream_fill(struct aq_device *device, struct aq_stream *stream)
 {
     void *memory = NULL;
-    AQ_CUDA(cudaSetDevice(cuda->probe.index));
-    AQ_CUDA(cudaStreamCreateWithFlags(&stream->at, cudaStreamNonBlocking));
-    if (cudaMalloc(&memory, SCRATCH_BYTES) != cudaSuccess)
-        return no_memory(cuda, SCRATCH_BYTES, "a stream's scratch memory");
+    AQ_TRY(cuda_alloc(device, AQ_MEMORY_DEVICE, SCRATCH_BYTES, &memory));
     stream->scratch = memory;
-    AQ_CUDA(cudaMemsetAsync(memory, 0, SCRATCH_BYTES, stream->at));
-    if (cudaMalloc(&memory, CUDA_WORKSPACE_BYTES) != cudaSuccess)
-        return no_memory(cuda, CUDA_WORKSPACE_BYTES, "a stream's workspace for matrix products");
+    AQ_TRY(cuda_alloc(device, AQ_MEMORY_DEVICE, CUDA_WORKSPACE_BYTES, &memory));
     stream->workspace = memory;
     AQ_CUDA(cudaHostAlloc(&memory, sizeof *stream->sum, cudaHostAllocPortable));
     stream->sum = memory;
     return AQ_OK;
 }
 
-static enum aq_status cuda_stream_open(struct aq_device *device, struct aq_stream **out)
+static enum aq_status cuda_stream_open(struct aq_device *device, bool light, struct aq_stream **out)
 {
+    struct cuda_device *cuda = cuda_device_of(device);
     void *memory = NULL;
     AQ_TRY(aq_alloc(sizeof(struct aq_stream), &memory));
     struct aq_stream *stream = memory;
-    stream->device = cuda_device_of(device);
-    const enum aq_status status = stream_fill(stream->device, stream);
-    if (status == AQ_OK)
+    stream->device = cuda;
+    if (!cuda->own) cuda->own = stream; /* the first: memory is cleared on it */
+    cudaError_t error = cudaSetDevice(cuda->probe.index);
+    if (error == cudaSuccess) error = cudaStreamCreateWithFlags(&stream->at, cudaStreamNonBlocking);
+    enum aq_status status = error == cudaSuccess ? AQ_OK : cuda_failed(error, "cudaStreamCreate", __FILE__, __LINE__);
+    if (status == AQ_OK && !light) status = stream_fill(device, stream);
+    if (status == AQ_OK) {
         *out = stream;
-    else
-        cuda_stream_close(device, stream);
+        return AQ_OK;
+    }
+    if (cuda->own == stream) cuda->own = NULL;
+    cuda_stream_close(device, stream);
     return status;
 }
 
@@ -326,7 +333,7 @@ static enum aq_status cuda_open(const struct aq_device_config *config, struct aq
     cuda->check = check && strcmp(check, "1") == 0;
     AQ_TRY_GOTO(context_open(cuda), out);
     AQ_TRY_GOTO(aq_mutex_open(&cuda->lock), out);
-    AQ_TRY_GOTO(cuda_stream_open(&cuda->base, &cuda->own), out);
+    AQ_TRY_GOTO(cuda_stream_open(&cuda->base, false, &cuda->own), out);
     AQ_TRY_GOTO(cuda_matmul_open(cuda, &cuda->matmul), out);
     snprintf(cuda->name, sizeof cuda->name, "cuda %d: %.60s, sm_%d%d, %d processors, %.1f GiB", probe.index, probe.name,
              probe.major, probe.minor, probe.processors, (double)probe.memory_bytes / 0x1p30);

@@ -15,6 +15,8 @@
 struct aq_codec_launchers; /* codec/codec_internal.h */
 struct aq_grad_launchers;  /* grad/grad_launchers.h  */
 
+enum { AQ_DEVICE_STREAM_BYTES = (4 * 32 << 20) + 512 }; /* on a GPU: device_cuda.c says of what, and asserts it */
+
 struct aq_device_ops {
     const char *kind;
     const struct aq_codec_launchers *codec; /* kernels of its own for codecs; NULL: the CPU's, by way of the host */
@@ -27,7 +29,7 @@ struct aq_device_ops {
     enum aq_status (*reserve)(struct aq_device *device, uint64_t bytes, const char *what);
     enum aq_status (*alloc)(struct aq_device *device, enum aq_memory_kind kind, size_t bytes, void **out);
     void (*free)(struct aq_device *device, enum aq_memory_kind kind, void *memory, size_t bytes);
-    enum aq_status (*stream_open)(struct aq_device *device, struct aq_stream **out);
+    enum aq_status (*stream_open)(struct aq_device *device, bool light, struct aq_stream **out);
     void (*stream_close)(struct aq_device *device, struct aq_stream *stream);
     enum aq_status (*stream_sync)(struct aq_device *device, struct aq_stream *stream);
     enum aq_status (*event_open)(struct aq_device *device, bool timed, struct aq_event **out);

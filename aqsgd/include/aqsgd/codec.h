@@ -211,8 +211,11 @@ struct aq_codec_sample {
  */
 enum aq_status aq_codec_take_device(struct aq_codec *codec);
 
-/* Device memory that aq_codec_take_device takes: a line of the plan. 0 where the device has no kernels for codecs. */
+/* Device memory that aq_codec_take_device takes. 0 where the device has no kernels for codecs. */
 uint64_t aq_codec_device_bytes(const struct aq_codec *codec);
+
+/* The same on a GPU, whatever device the codec is on: for a line of the plan. */
+uint64_t aq_codec_kernel_bytes(const struct aq_codec *codec);
 
 /* Are batches coded by the device? Then bodies and messages may be device memory as well as pinned memory. */
 bool aq_codec_on_device(const struct aq_codec *codec);

@@ -84,6 +84,12 @@ struct aq_pages aq_device_pages(struct aq_device *device);
 
 /* A stream runs what is enqueued on it in order; sync waits for all of it. Closing a stream waits too. AQ_NOMEM. */
 enum aq_status aq_device_stream_open(struct aq_device *device, struct aq_stream **out);
+
+/* The same for copies, events and codecs alone: it has no memory for mathematics. */
+enum aq_status aq_device_stream_open_light(struct aq_device *device, struct aq_stream **out);
+
+/* Device memory that each stream for mathematics takes on a GPU (the device has one of its own besides): for a plan. */
+uint64_t aq_device_stream_bytes(void);
 void aq_device_stream_close(struct aq_device *device, struct aq_stream *stream);
 enum aq_status aq_device_stream_sync(struct aq_device *device, struct aq_stream *stream);
 
