@@ -41,11 +41,6 @@ uint64_t aq_plan_body_bytes(uint32_t samples, uint64_t coded)
     return samples == 0 ? 0 : table + (samples - 1) * ((coded + align - 1) / align * align) + coded;
 }
 
-bool aq_plan_norm(const struct aq_plan *plan)
-{
-    return plan->job->train.clip > 0 || plan->replicas > 1 || plan->job->model.precision == AQ_STAGE_FP16;
-}
-
 static bool local_address(const char *address)
 {
     return strncmp(address, "127.", 4) == 0 || strncmp(address, "localhost", 9) == 0;
@@ -160,7 +155,6 @@ static enum aq_status programs_fill(struct plan_open *open, uint32_t s, struct a
                                           .micro_batches = open->plan.micro_batches,
                                           .in_flight = job->pipeline.in_flight,
                                           .window = window_of(open),
-                                          .norm = aq_plan_norm(&open->plan),
                                           .reduce = open->plan.replicas > 1};
     uint32_t bound = aq_schedule_bound(request.micro_batches);
     AQ_TRY(aq_schedule_emit(&request, s, *code, bound, &stage->program));
@@ -400,7 +394,6 @@ static enum aq_status dry_run(const struct plan_open *open)
     const struct aq_job *job = open->plan.job;
     const struct aq_program_limits limits = {.credits = job->link.receive_slots,
                                              .send_frames = job->link.send_frames,
-                                             .norm = aq_plan_norm(&open->plan),
                                              .replicas = open->plan.replicas};
     for (int last = 0; last < 2; last++) {
         struct aq_program programs[AQ_JOB_STAGES_MAX];

@@ -194,7 +194,7 @@ static enum aq_status time_update(struct bench *bench, uint32_t s, struct aq_sta
     for (int repeat = 0; repeat < REPEATS && status == AQ_OK; repeat++) {
         const uint64_t start = aq_clock_ns();
         double sum = 0;
-        if (plan->job->train.clip > 0) status = aq_stage_gradient_sum2(stage, &sum, bench->stream);
+        status = aq_stage_gradient_sum2(stage, &sum, bench->stream);
         if (status == AQ_OK)
             status = aq_optimizer_step(optimizer, aq_stage_parameters(stage), aq_stage_gradients(stage), 0, 1,
                                        (uint64_t)repeat + 1, bench->stream);

@@ -44,7 +44,6 @@ struct simulation {
     const struct aq_plan_costs *costs;
     uint32_t P, M, credits, send_frames;
     double now;
-    bool norm;
     struct actor *actors;
     struct pipe *forward, *backward;
 };
@@ -213,7 +212,7 @@ static void instruction_done(struct simulation *sim, uint32_t s)
     if (in->op == AQ_OP_BACKWARD) actor->backwards++;
     if (in->op == (s == 0 ? AQ_OP_BACKWARD : AQ_OP_SEND_BWD)) actor->holder[in->slot] = 0;
     if (actor->at[0] < actor->length[0] || actor->at[1] < actor->length[1]) return;
-    actor->phase = sim->norm ? NORM_UP : UPDATE;
+    actor->phase = NORM_UP;
     if (sim->plan->replicas == 1) return;
     actor->phase = REDUCE;
     actor->reduced_at = sim->now + sim->costs->reduce_s[s];
@@ -248,7 +247,7 @@ static bool actor_end(struct simulation *sim, uint32_t s)
     if (actor->phase == REDUCE) {
         if (actor->reduced_at > sim->now) return false;
         actor->reduced_at = DBL_MAX;
-        actor->phase = sim->norm ? NORM_UP : UPDATE;
+        actor->phase = NORM_UP;
         return true;
     }
     if (actor->phase == NORM_UP) {
@@ -414,8 +413,7 @@ enum aq_status aq_plan_predict(const struct aq_plan *plan, const struct aq_plan_
                              .P = plan->stage_count,
                              .M = plan->micro_batches,
                              .credits = plan->job->link.receive_slots,
-                             .send_frames = plan->job->link.send_frames,
-                             .norm = aq_plan_norm(plan)};
+                             .send_frames = plan->job->link.send_frames};
     struct aq_plan_prediction prediction = {0};
     void *memory = NULL;
     AQ_TRY(simulation_open(&sim, &memory));

@@ -23,12 +23,6 @@ uint64_t aq_plan_body_bytes(uint32_t samples, uint64_t coded);
 /* Do the ends of edge e share a machine's loopback device, as far as the manifest tells? */
 bool aq_plan_edge_loopback(const struct aq_job *job, uint32_t edge);
 
-/*
- * Does a step need the global norm of the gradient? To clip it, and so that all replicas, and with fp16 all stages, see
- * one that is not finite.
- */
-bool aq_plan_norm(const struct aq_plan *plan);
-
 /* plan_hash.c: fills hash and job_digest. AQ_NOMEM. */
 enum aq_status aq_plan_digests(struct aq_plan *plan);
 

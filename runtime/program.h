@@ -31,8 +31,9 @@
  *   RECV_BWD i   the frame BACKWARD of micro-batch i from stage s+1; s < P-1.
  *   BACKWARD i   aq_stage_backward(slot k): gradients are added up in order of i.
  *   SEND_BWD i   encode the gradient of the input, send it to s-1; s > 0. The slot is free after it.
- *   NORM         (clip > 0) wait for the partial sum of squares from s+1, add one's own (aq_stage_gradient_sum2), pass
- *                it to s-1; stage 0 has the total, which goes back s -> s+1. Frames without a body: no credits.
+ *   NORM         wait for the partial sum of squares from s+1, add one's own (aq_stage_gradient_sum2), pass it to s-1;
+ *                stage 0 has the total, which goes back s -> s+1: what is clipped by, and how all stages know alike
+ *                whether the gradient is finite. Frames without a body: no credits.
  *   REDUCE       (replicas > 1) agree with the other replicas of this stage whether the step is the last one and its
  *                gradients finite, and average the gradients over them, where the optimizer averages gradients. Before
  *                NORM, which is then the norm of the mean.
@@ -93,8 +94,7 @@ struct aq_schedule_request {
     uint32_t micro_batches;  /* M, 1 .. AQ_JOB_MICRO_BATCHES_MAX                                */
     uint32_t in_flight;      /* a count, AQ_IN_FLIGHT_DEFAULT, AQ_IN_FLIGHT_CLASSIC (job.h)     */
     uint32_t window;         /* PREFETCH so many micro-batches ahead; 0: none                   */
-    bool norm;               /* emit NORM (clip > 0, several replicas, or fp16)                 */
-    bool reduce;            /* emit REDUCE (several replicas)                                  */
+    bool reduce;             /* emit REDUCE (several replicas)                                  */
 };
 
 /* "gpipe" -> its kind; AQ_NOTFOUND (not logged). And back; never NULL. */
@@ -117,7 +117,6 @@ enum aq_status aq_schedule_emit(const struct aq_schedule_request *request, uint3
 struct aq_program_limits {
     uint32_t credits;        /* frames with a body that may be on one link in one direction: link.receive_slots */
     uint32_t send_frames;    /* frames that a sender may queue                                                  */
-    bool norm;               /* every program must have NORM before STEP; false: none may                       */
     uint32_t replicas;       /* as many copies run side by side, and meet at REDUCE; 0 is 1                     */
 };
 

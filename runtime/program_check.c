@@ -199,10 +199,8 @@ static void check_tail(struct run *run, uint32_t r, const struct aq_instruction 
         refuse(run, r, "comes after NORM, which is to be that of the mean");
     else if (in->op == AQ_OP_STEP && rank->reduces != (run->replicas > 1))
         refuse(run, r, "comes after %u REDUCE of a pipeline in %u replicas", rank->reduces, run->replicas);
-    else if (in->op == AQ_OP_STEP && run->limits->norm != (rank->norms == 1))
-        refuse(run, r,
-               run->limits->norm ? "comes without NORM, but gradients are to be clipped"
-                                 : "comes after NORM, but nothing is to be clipped");
+    else if (in->op == AQ_OP_STEP && rank->norms != 1)
+        refuse(run, r, "comes after %u NORM, which tells all stages alike whether the gradient is finite", rank->norms);
     else if (in->op == AQ_OP_MARK && rank->steps != 1)
         refuse(run, r, "comes before STEP");
     rank->reduces += in->op == AQ_OP_REDUCE;
@@ -483,9 +481,7 @@ enum aq_status aq_program_grid(const struct aq_program *programs, uint32_t stage
         return aq_fail(AQ_INVAL, "program", "the programs of %u stages do not belong together", stages);
     struct aq_program_limits limits = {.credits = programs[0].micro_batches, .send_frames = 1};
     for (uint32_t k = 0; k < programs[0].count; k++) {
-        const uint8_t op = programs[0].code[k].op;
-        if (op == AQ_OP_REDUCE) limits.replicas = 2;
-        if (op == AQ_OP_NORM) limits.norm = true;
+        if (programs[0].code[k].op == AQ_OP_REDUCE) limits.replicas = 2;
     }
     /* Replicas run alike: the first of them shows all. */
     struct run run = {.limits = &limits,

@@ -112,7 +112,7 @@ enum aq_status aq_schedule_emit(const struct aq_schedule_request *request, uint3
     }
     aq_free(order);
     if (request->reduce) emit(&emitter, AQ_OP_REDUCE, 0, false);
-    if (request->norm) emit(&emitter, AQ_OP_NORM, 0, false);
+    emit(&emitter, AQ_OP_NORM, 0, false);
     emit(&emitter, AQ_OP_STEP, 0, false);
     emit(&emitter, AQ_OP_MARK, 0, false);
     AQ_ASSERT(emitter.count <= capacity);

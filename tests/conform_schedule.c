@@ -34,7 +34,6 @@ static void check_one(const struct aq_schedule_request *request, uint32_t credit
 {
     const struct aq_program_limits limits = {.credits = credits,
                                              .send_frames = send_frames,
-                                             .norm = request->norm,
                                              .replicas = request->reduce ? 2 + credits % 2 : 1};
     struct aq_text why = {0};
     emit_all(request);
@@ -60,8 +59,7 @@ static void test_schedule_every_size_runs_dry(void **state)
                                                                 .stages = P,
                                                                 .micro_batches = M,
                                                                 .in_flight = flights[f],
-                                                                .window = f % 3 * 2,
-                                                                .norm = f % 2 == 0};
+                                                                .window = f % 3 * 2};
                     check_one(&request, 4, 8);
                     check_one(&request, 1, 1);
                     checked++;
@@ -76,17 +74,12 @@ static void test_schedule_every_size_runs_dry_in_replicas(void **state)
     (void)state;
     for (int k = 0; k < KINDS; k++)
         for (uint32_t P = 1; P <= P_MAX; P++)
-            for (uint32_t M = 1; M <= M_MAX; M++)
-                for (int norm = 0; norm < 2; norm++) {
-                    const struct aq_schedule_request request = {.kind = kinds[k],
-                                                                .stages = P,
-                                                                .micro_batches = M,
-                                                                .window = M % 3,
-                                                                .norm = norm == 1,
-                                                                .reduce = true};
-                    check_one(&request, 4, 8);
-                    check_one(&request, 1, 1);
-                }
+            for (uint32_t M = 1; M <= M_MAX; M++) {
+                const struct aq_schedule_request request = {
+                    .kind = kinds[k], .stages = P, .micro_batches = M, .window = M % 3, .reduce = true};
+                check_one(&request, 4, 8);
+                check_one(&request, 1, 1);
+            }
 }
 
 static void test_schedule_slots_never_grow_and_bound_the_program(void **state)
@@ -127,7 +120,7 @@ static void test_schedule_emit_twice_equal(void **state)
     static struct aq_instruction again[CODE_MAX];
     for (int k = 0; k < KINDS; k++) {
         const struct aq_schedule_request request = {
-            .kind = kinds[k], .stages = 5, .micro_batches = 11, .window = 3, .norm = true};
+            .kind = kinds[k], .stages = 5, .micro_batches = 11, .window = 3};
         struct aq_program program;
         emit_all(&request);
         assert_int_equal(aq_schedule_emit(&request, 2, again, CODE_MAX, &program), AQ_OK);

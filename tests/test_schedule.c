@@ -58,9 +58,8 @@ static void test_grid_of_schedules_is_golden(void **state)
     golden("1f1b_4x8", &request, 0);
     request.in_flight = AQ_IN_FLIGHT_CLASSIC;
     golden("1f1b_4x8_classic", &request, 0);
-    request.norm = true;
     request.window = 2;
-    golden("1f1b_4x8_classic", &request, 0); /* neither shows */
+    golden("1f1b_4x8_classic", &request, 0); /* does not show */
     request = (struct aq_schedule_request){.kind = AQ_SCHEDULE_1F1B, .stages = 8, .micro_batches = 32};
     golden("1f1b_8x32_abridged", &request, 100);
     request = (struct aq_schedule_request){.kind = AQ_SCHEDULE_1F1B, .stages = 1, .micro_batches = 3};
@@ -78,7 +77,7 @@ static void test_program_of_1f1b_is_as_written(void **state)
                 {AQ_OP_BACKWARD, 1, 0}, {AQ_OP_SEND_BWD, 1, 0}, {AQ_OP_NORM, 0, 0},     {AQ_OP_STEP, 0, 0},
                 {AQ_OP_MARK, 0, 0}};
     const struct aq_schedule_request request = {
-        .kind = AQ_SCHEDULE_1F1B, .stages = 2, .micro_batches = 2, .window = 1, .norm = true};
+        .kind = AQ_SCHEDULE_1F1B, .stages = 2, .micro_batches = 2, .window = 1};
     emit_all(&request);
     assert_int_equal(programs[1].count, sizeof want / sizeof *want);
     for (uint32_t i = 0; i < programs[1].count; i++) {
@@ -215,8 +214,8 @@ static void test_check_refuses_wrong_ends(void **state)
     erase(1, find(1, AQ_OP_MARK, 0));
     refused("0 MARK");
     fresh(AQ_SCHEDULE_1F1B);
-    const struct aq_program_limits clipped = {.credits = 8, .send_frames = 8, .norm = true};
-    refused_limits("comes without NORM", &clipped);
+    erase(1, find(1, AQ_OP_NORM, 0));
+    refused("comes after 0 NORM");
     fresh(AQ_SCHEDULE_1F1B);
     code[0][find(0, AQ_OP_STEP, 0)].op = 200;
     refused("no such instruction");
@@ -234,15 +233,15 @@ static void test_check_refuses_wrong_ends(void **state)
 static void fresh_replicas(void)
 {
     const struct aq_schedule_request request = {
-        .kind = AQ_SCHEDULE_1F1B, .stages = 3, .micro_batches = 6, .norm = true, .reduce = true};
+        .kind = AQ_SCHEDULE_1F1B, .stages = 3, .micro_batches = 6, .reduce = true};
     emit_all(&request);
 }
 
 static void test_check_refuses_wrong_reductions(void **state)
 {
     (void)state;
-    const struct aq_program_limits two = {.credits = 8, .send_frames = 8, .norm = true, .replicas = 2};
-    const struct aq_program_limits alone = {.credits = 8, .send_frames = 8, .norm = true};
+    const struct aq_program_limits two = {.credits = 8, .send_frames = 8, .replicas = 2};
+    const struct aq_program_limits alone = {.credits = 8, .send_frames = 8};
     fresh_replicas();
     assert_int_equal(aq_program_check(programs, 3, &two, NULL), AQ_OK);
     refused_limits("comes after 1 REDUCE of a pipeline in 1 replicas", &alone);
