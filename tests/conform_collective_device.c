@@ -180,9 +180,10 @@ static void test_facts_are_found_out_together(void **state)
 /* ---- what must not hang ---- */
 
 /* Rank 1 is odd, in the second reduction or before the first; the others end soon, by themselves. */
-enum odd { ODD_FAILS, ODD_DIES, ODD_SLEEPS, ODD_LOST, ODD_COUNT };
+enum odd { ODD_FAILS, ODD_DIES, ODD_LINGERS, ODD_SLEEPS, ODD_LOST, ODD_COUNT };
 
 static const struct timespec LONG = {.tv_sec = 3};
+static uint64_t waited_ns[KIT_RANKS_MAX]; /* by the others */
 
 static enum aq_status odd_one(struct kit_rank *rank, enum odd odd, float *x)
 {
@@ -196,6 +197,12 @@ static enum aq_status odd_one(struct kit_rank *rank, enum odd odd, float *x)
     case ODD_DIES:
         AQ_TRY(rank->group->ops->meet(rank->group, &head)); /* all others are in it, and wait for NCCL */
         return aq_fail(AQ_NOSPC, "test", "rank 1 has died");
+    case ODD_LINGERS: /* it says so over the links, and NCCL hears of it much later */
+        AQ_TRY(rank->group->ops->meet(rank->group, &head));
+        for (uint32_t peer = 0; peer < rank->kit->size; peer++)
+            if (peer != 1) (void)aq_link_abort(rank->links[peer], AQ_NOSPC, "rank 1 lingers", KIT_SECONDS(2));
+        (void)nanosleep(&LONG, NULL);
+        return AQ_NOSPC;
     default:
         if (odd == ODD_LOST) AQ_TRY(rank->group->ops->meet(rank->group, &head));
         (void)nanosleep(&LONG, NULL); /* longer than anybody's patience */
@@ -209,7 +216,9 @@ static enum aq_status run_odd(struct kit_rank *rank)
     float *x = rows[rank->rank];
     AQ_TRY(aq_allreduce(rank->group, x, 100));
     if (rank->rank == 1) return odd_one(rank, *(const enum odd *)rank->kit->context, x);
+    const uint64_t begin_ns = aq_clock_ns();
     const enum aq_status status = aq_allreduce(rank->group, x, 20000);
+    waited_ns[rank->rank] = aq_clock_ns() - begin_ns;
     KIT_EXPECT(rank, status == AQ_OK || aq_allreduce(rank->group, x, 1) == status); /* broken for good */
     KIT_EXPECT(rank, status == AQ_OK || aq_group_agree(rank->group, 1, "a thing") == status);
     return status;
@@ -243,6 +252,14 @@ static void test_a_rank_dies_in_nccl_all_others_end(void **state)
 {
     (void)state;
     expect_odd(ODD_DIES, AQ_ABORTED, "rank 1 has died", 0);
+}
+
+static void test_a_rank_that_says_why_is_not_waited_for(void **state)
+{
+    (void)state;
+    expect_odd(ODD_LINGERS, AQ_ABORTED, "rank 1 lingers", 0);
+    assert_true(waited_ns[0] < UINT64_C(2000000000) &&
+                waited_ns[2] < UINT64_C(2000000000)); /* and it lingers for 3 s */
 }
 
 static void test_a_rank_that_does_not_come_times_out(void **state)
@@ -368,6 +385,7 @@ int main(void)
         cmocka_unit_test(test_facts_are_found_out_together),
         cmocka_unit_test(test_nccl_fails_on_one_rank_all_others_end),
         cmocka_unit_test(test_a_rank_dies_in_nccl_all_others_end),
+        cmocka_unit_test(test_a_rank_that_says_why_is_not_waited_for),
         cmocka_unit_test(test_a_rank_that_does_not_come_times_out),
         cmocka_unit_test(test_a_rank_that_is_silent_in_nccl_times_out),
         cmocka_unit_test(test_another_count_says_both_before_anything_is_sent),
