@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include "edge.h"
 #include "log_capture.h"
 #include "plan.h"
 
@@ -161,6 +162,35 @@ static void test_plan_memory_is_the_sum_of_its_lines(void **state)
         assert_true(stage->cache.depth <= stage->cache.slots);
     }
     assert_int_equal(parameters, plan->parameters);
+    done(plan, job);
+}
+
+static uint64_t line_of(const struct aq_plan_stage *stage, const char *name)
+{
+    for (uint32_t i = 0; i < stage->line_count; i++)
+        if (strcmp(stage->lines[i].name, name) == 0) return stage->lines[i].bytes;
+    return 0;
+}
+
+/* What a GPU holds beside the model, known where there is none; a CPU has nothing of it. */
+static void test_plan_of_a_gpu_has_its_scratch_and_two_of_each_boundary(void **state)
+{
+    (void)state;
+    static const char *const sets[] = {
+        "pipeline.stages=[{layers: 0-2, device: cuda}, {layers: 3-5, device: cuda}, {layers: 6-7, device: cpu}]", NULL};
+    struct aq_job *job;
+    struct aq_plan *plan = plan_of(sets, &job);
+    const uint64_t boundary = 2 * 32 * 64 * sizeof(float); /* a micro-batch at a cut */
+    for (uint32_t s = 0; s < 3; s++) {
+        const struct aq_plan_stage *stage = &plan->stages[s];
+        const uint64_t cuts = s == 1 ? 2 : 1, gpu = s < 2;
+        assert_int_equal(line_of(stage, "boundary"), 2 * cuts * boundary * (1 + gpu));
+        assert_int_equal(line_of(stage, "edge kernels"), gpu * cuts * aq_edge_measure_device(plan, 0));
+        assert_int_equal(line_of(stage, "device scratch"), gpu * aq_device_stream_bytes());
+        assert_true(stage->device_bytes < stage->memory_bytes);
+    }
+    const uint64_t message = plan->edges[0].message_bytes, raw = 32 * 64 * sizeof(float);
+    assert_true(aq_edge_measure_device(plan, 0) > 2 * (message + 2 * raw)); /* both works, and the kernels' own */
     done(plan, job);
 }
 
@@ -520,6 +550,7 @@ int main(void)
         cmocka_unit_test(test_plan_counts_samples_steps_and_micro_batches),
         cmocka_unit_test(test_plan_automatic_cut_is_the_evenest),
         cmocka_unit_test(test_plan_memory_is_the_sum_of_its_lines),
+        cmocka_unit_test(test_plan_of_a_gpu_has_its_scratch_and_two_of_each_boundary),
         cmocka_unit_test(test_plan_bytes_of_raw_edges_by_hand),
         cmocka_unit_test(test_plan_hash_sees_what_matters_and_nothing_else),
         cmocka_unit_test(test_plan_manifest_gives_the_same_hash_without_the_data),

@@ -2,10 +2,11 @@
  * cuda_streams_host.c -- CUDA's streams, events and copies on the host: work that is done as late as it may.
  *
  * A stream only notes what it is told: copies, products, launches of kernels. It runs when somebody waits for it: sync,
- * an event of it that another stream waits for, the second look at an event, or memory that is freed. So operands that
- * are reused too early, results that are read too early and events that are missing show as wrong numbers, every time.
- * CUDA_HOST_STREAMS=early in the environment runs everything at once: a program that waits where it must gives the same
- * bits either way.
+ * an event of it that another stream waits for, one of the next looks at an event, or memory that is freed. After how
+ * many looks (1 to LOOKS_MAX) is drawn from a fixed sequence, so that streams overtake each other in many ways. So
+ * operands that are reused too early, results that are read too early and events that are missing show as wrong
+ * numbers. CUDA_HOST_STREAMS=early in the environment runs everything at once: a program that waits where it must gives
+ * the same bits either way.
  *
  * What NCCL has put on a stream (nccl_host.c) may have to wait for another rank: who only looks is told that it is not
  * ready, and who waits for it without an end is shown.
@@ -21,7 +22,10 @@
 #include "cuda_host_test.h"
 #include "cuda_runtime_api.h"
 
-enum { WORKS_MAX = 8192 }; /* of a stream, noted and not yet done; then the oldest is done */
+enum {
+    WORKS_MAX = 8192, /* of a stream, noted and not yet done; then the oldest is done */
+    LOOKS_MAX = 9
+};
 
 struct work {
     int (*run)(void *context);
@@ -39,12 +43,20 @@ struct CUstream_st {
 struct CUevent_st {
     cudaStream_t stream; /* NULL: never recorded */
     uint64_t position, passed_ns;
-    bool timed, asked; /* since it was recorded: a second look makes the stream run */
+    bool timed;
+    uint32_t looks; /* that are still told that it is not there */
 };
 
 static cudaStream_t streams;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the list */
 static _Thread_local char self;
+
+static uint32_t looks_drawn(void)
+{
+    static _Thread_local uint32_t sequence = 1;
+    sequence = sequence * 1664525u + 1013904223u;
+    return 1 + (sequence >> 16) % LOOKS_MAX;
+}
 
 static bool early(void)
 {
@@ -203,7 +215,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     if (event->timed) (void)cuda_runtime_host_later(stream, stamp_run, &event, sizeof(cudaEvent_t));
     event->stream = stream;
     event->position = stream->noted;
-    event->asked = false;
+    event->looks = looks_drawn();
     return cudaSuccess;
 }
 
@@ -232,8 +244,8 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     if (!event) return cudaErrorInvalidValue;
     if (!event->stream) return cudaSuccess;
-    if (event->stream->done < event->position && !event->asked) {
-        event->asked = true;
+    if (event->stream->done < event->position && event->looks > 0) {
+        event->looks--;
         return cudaErrorNotReady;
     }
     return stream_run(event->stream, event->position);
