@@ -285,6 +285,19 @@ static enum aq_status encode_enqueue(struct aq_edge *edge, struct aq_edge_work *
     return encode_down(edge, work);
 }
 
+/* After enqueueing, which began then: pending, or undone. */
+static enum aq_status issued(struct aq_edge *edge, struct aq_edge_work *work, enum aq_status status, uint64_t begin_ns)
+{
+    if (status != AQ_OK) {
+        work_end(edge, work, status);
+        return status;
+    }
+    work->pending = true;
+    work->issued_ns = aq_clock_ns();
+    work->host_ns = work->issued_ns - begin_ns;
+    return AQ_OK;
+}
+
 enum aq_status aq_edge_encode_issue(struct aq_edge *edge, struct aq_codec *codec, enum aq_frame_kind kind,
                                     const struct aq_edge_batch *batch, const struct aq_values *values, uint32_t body,
                                     struct aq_stream *stream)
@@ -293,15 +306,7 @@ enum aq_status aq_edge_encode_issue(struct aq_edge *edge, struct aq_codec *codec
     const uint64_t begin = aq_clock_ns();
     work_begin(edge, work, codec, kind, batch, stream);
     work->body = body;
-    const enum aq_status status = encode_enqueue(edge, work, values);
-    if (status != AQ_OK) {
-        work_end(edge, work, status);
-        return status;
-    }
-    work->pending = true;
-    work->issued_ns = aq_clock_ns();
-    work->host_ns = work->issued_ns - begin;
-    return AQ_OK;
+    return issued(edge, work, encode_enqueue(edge, work, values), begin);
 }
 
 /* m' to the cache, m to those held until the gradient is back; fills the row. */
@@ -423,15 +428,7 @@ enum aq_status aq_edge_decode_issue(struct aq_edge *edge, struct aq_codec *codec
     const uint64_t begin = aq_clock_ns();
     work_begin(edge, work, codec, got->frame.kind, batch, stream);
     work->got = *got;
-    const enum aq_status status = decode_enqueue(edge, work, values);
-    if (status != AQ_OK) {
-        work_end(edge, work, status);
-        return status;
-    }
-    work->pending = true;
-    work->issued_ns = aq_clock_ns();
-    work->host_ns = work->issued_ns - begin;
-    return AQ_OK;
+    return issued(edge, work, decode_enqueue(edge, work, values), begin);
 }
 
 static enum aq_status decode_keep(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i)

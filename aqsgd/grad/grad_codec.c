@@ -153,13 +153,12 @@ void aq_grad_codec_close(struct aq_grad_codec *codec)
     aq_free(codec);
 }
 
-/* The first tensor that ends behind float `at`. */
-static uint32_t tensor_at(const struct aq_grad_codec *codec, uint64_t at)
+uint32_t aq_grad_tensor_at(const struct aq_optimizer_tensor *tensors, uint32_t tensor_count, uint64_t at)
 {
-    uint32_t low = 0, high = codec->tensor_count;
+    uint32_t low = 0, high = tensor_count;
     while (low < high) {
         const uint32_t middle = low + (high - low) / 2;
-        if (codec->tensors[middle].offset + codec->tensors[middle].count > at)
+        if (tensors[middle].offset + tensors[middle].count > at)
             high = middle;
         else
             low = middle + 1;
@@ -169,8 +168,11 @@ static uint32_t tensor_at(const struct aq_grad_codec *codec, uint64_t at)
 
 void aq_grad_walk_init(struct aq_grad_walk *walk, const struct aq_grad_codec *codec, uint64_t first, uint64_t count)
 {
-    *walk = (struct aq_grad_walk){
-        .codec = codec, .first = first, .end = first + count, .at = first, .tensor = tensor_at(codec, first)};
+    *walk = (struct aq_grad_walk){.codec = codec,
+                                  .first = first,
+                                  .end = first + count,
+                                  .at = first,
+                                  .tensor = aq_grad_tensor_at(codec->tensors, codec->tensor_count, first)};
 }
 
 bool aq_grad_walk_next(struct aq_grad_walk *walk, struct aq_grad_run *out)

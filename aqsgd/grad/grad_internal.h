@@ -148,4 +148,7 @@ static inline bool aq_grad_scale_valid(float s)
 #include "grad_codecs.def"
 #undef AQ_GRAD_CODEC
 
+/* The first tensor that ends behind float `at`; tensor_count: none. */
+uint32_t aq_grad_tensor_at(const struct aq_optimizer_tensor *tensors, uint32_t tensor_count, uint64_t at);
+
 #endif

@@ -4,6 +4,7 @@
  */
 #include <math.h>
 
+#include "grad/grad_internal.h"
 #include "optimizer.h"
 
 static uint64_t pieces_of(const struct aq_optimizer *optimizer)
@@ -58,25 +59,12 @@ void aq_optimizer_each(struct aq_optimizer *optimizer, aq_flat_run *run)
     aq_device_parallel(optimizer->device, optimizer->piece_count, run_piece, &each);
 }
 
-/* The first tensor that ends behind float `at`. */
-static uint32_t tensor_at(const struct aq_optimizer *optimizer, uint64_t at)
-{
-    uint32_t low = 0, high = optimizer->tensor_count;
-    while (low < high) {
-        const uint32_t middle = low + (high - low) / 2;
-        if (optimizer->tensors[middle].offset + optimizer->tensors[middle].count > at)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return low;
-}
-
 /* Floats first..first + count - 1, but what lies between tensors. */
 static void run_range(struct aq_optimizer *optimizer, aq_flat_run *run, uint64_t first, uint64_t count)
 {
     const uint64_t end = first + count;
-    for (uint32_t t = tensor_at(optimizer, first); t < optimizer->tensor_count; t++) {
+    for (uint32_t t = aq_grad_tensor_at(optimizer->tensors, optimizer->tensor_count, first);
+         t < optimizer->tensor_count; t++) {
         const struct aq_optimizer_tensor *tensor = &optimizer->tensors[t];
         const uint64_t stop = tensor->offset + tensor->count < end ? tensor->offset + tensor->count : end;
         for (uint64_t at = tensor->offset > first ? tensor->offset : first; at < stop; at += AQ_FLAT_PIECE) {
