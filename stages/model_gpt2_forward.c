@@ -40,6 +40,7 @@ static struct aq_matmul product(const struct gpt2 *gpt2, uint64_t M, uint64_t N,
                                 const float *weights, void *c, enum aq_element c_type, const float *bias)
 {
     const struct gpt2_operand b = gpt2_operand(gpt2, weights);
+    const bool rounded = bias && gpt2->stage->rounded && aq_element_bytes(c_type) == 2;
     return (struct aq_matmul){.M = M,
                               .N = N,
                               .K = K,
@@ -53,7 +54,8 @@ static struct aq_matmul product(const struct gpt2 *gpt2, uint64_t M, uint64_t N,
                               .c = c,
                               .c_stride = N,
                               .c_type = c_type,
-                              .bias = bias};
+                              .bias = bias,
+                              .bias_rounded = rounded ? gpt2_operand(gpt2, bias).at : NULL};
 }
 
 static enum aq_status layernorm(const struct gpt2 *gpt2, uint64_t rows, const float *x, const float *weight,

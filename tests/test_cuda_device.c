@@ -197,10 +197,10 @@ static void test_more_shapes_than_plans_are_kept(void **state)
 }
 
 /* One step of a small stage; the kinds of products that it was made of. */
-static void stage_step(struct aq_device *device, enum aq_stage_precision precision)
+static void stage_step(struct aq_device *device, enum aq_stage_precision precision, uint32_t C, uint32_t V)
 {
-    enum { B = 2, T = 8, V = 40 };
-    struct aq_stage_config config = help_config(1, 2, 32, V, B, T);
+    enum { B = 2, T = 8 };
+    struct aq_stage_config config = help_config(1, 2, C, V, B, T);
     struct aq_stage *stage = NULL;
     int32_t tokens[B * T];
     config.precision = precision;
@@ -233,7 +233,7 @@ static void test_products_are_computed_as_asked_for(void **state)
         uint64_t before[KINDS];
         for (int k = 0; k < KINDS; k++)
             before[k] = cublaslt_host_products(kinds[k].compute, kinds[k].type);
-        stage_step(device, kinds[i].precision);
+        stage_step(device, kinds[i].precision, 32, 40);
         for (int k = 0; k < KINDS; k++) /* 5 forward, head and all; twice as many backward */
             assert_int_equal(cublaslt_host_products(kinds[k].compute, kinds[k].type) - before[k], k == i ? 15 : 0);
     }
@@ -246,6 +246,58 @@ static void test_products_are_computed_as_asked_for(void **state)
     assert_int_equal(aq_stage_open(cpu, &stage_config, &stage), AQ_INVAL);
     assert_non_null(strstr(aq_error_text(), "model.precision: tf32 is of GPUs"));
     aq_device_close(cpu);
+}
+
+/* Each product of a stage is one that tensor cores are fast at, but for a sliver, and ends as it should by itself. */
+static void test_products_of_a_stage_are_the_library_s_fast_ones(void **state)
+{
+    (void)state;
+    static const enum aq_stage_precision precisions[] = {AQ_STAGE_BF16, AQ_STAGE_FP16, AQ_STAGE_TF32};
+    struct aq_device *device = NULL;
+    const struct aq_device_config config = {.kind = "cuda"};
+    assert_int_equal(aq_device_open(&config, &device), AQ_OK);
+    for (size_t i = 0; i < sizeof precisions / sizeof precisions[0]; i++) {
+        const struct cublaslt_host_counts before = cublaslt_host_counted();
+        stage_step(device, precisions[i], 64, 4001); /* as 50257, one more than a multiple of 16 */
+        const struct cublaslt_host_counts after = cublaslt_host_counted();
+        assert_int_equal(after.fused - before.fused, 5); /* four biases, and GELU backward */
+        assert_true(after.tensor > before.tensor);
+        assert_true(after.slow - before.slow <= (after.tensor - before.tensor) / 4000);
+    }
+    aq_device_close(device);
+}
+
+/* What was found for a bias at a multiple of 256 bytes is not used for one at a multiple of 2. */
+static void test_a_plan_is_for_its_alignments(void **state)
+{
+    (void)state;
+    enum { SIZE = 16 };
+    struct aq_device *device = NULL;
+    const struct aq_device_config config = {.kind = "cuda"};
+    void *memory = NULL;
+    assert_int_equal(aq_device_open(&config, &device), AQ_OK);
+    assert_int_equal(aq_device_alloc(device, AQ_MEMORY_DEVICE, 8192, &memory), AQ_OK);
+    uint16_t *values = memory; /* a, b, c and the bias in both types; an overlap in what is read does not matter */
+    for (uint64_t off = 0; off < 3; off++) {
+        const struct aq_matmul args = {.M = SIZE,
+                                       .N = SIZE,
+                                       .K = SIZE,
+                                       .a = values,
+                                       .b = values,
+                                       .c = values + 1024,
+                                       .a_stride = SIZE,
+                                       .b_stride = SIZE,
+                                       .c_stride = SIZE,
+                                       .a_type = AQ_BF16,
+                                       .b_type = AQ_BF16,
+                                       .c_type = AQ_BF16,
+                                       .compute = AQ_BF16,
+                                       .bias = memory,
+                                       .bias_rounded = values + off};
+        assert_int_equal(aq_device_matmul(device, &args, NULL), AQ_OK);
+    }
+    aq_device_free(device, AQ_MEMORY_DEVICE, memory, 8192);
+    aq_device_close(device);
 }
 
 static void test_what_attention_cannot_do_is_said(void **state)
@@ -270,6 +322,8 @@ int main(void)
         cmocka_unit_test(test_memory_is_one_allocation_and_says_who_needs_it),
         cmocka_unit_test(test_more_shapes_than_plans_are_kept),
         cmocka_unit_test(test_products_are_computed_as_asked_for),
+        cmocka_unit_test(test_products_of_a_stage_are_the_library_s_fast_ones),
+        cmocka_unit_test(test_a_plan_is_for_its_alignments),
         cmocka_unit_test(test_what_attention_cannot_do_is_said),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

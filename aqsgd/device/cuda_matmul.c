@@ -10,6 +10,11 @@
  * names with the fused ending; where it has none, the plain product, and aq_cuda_matmul_finish after it. In-place
  * reduction is not allowed: a sum must not depend on who comes first.
  *
+ * Tensor cores are fed 16 bytes at a time. Where the operands' rows begin so but an extent that runs along them does
+ * not end so (GPT-2's vocabulary is odd), the product is made of parts: what is whole pieces, and the rest, a sliver.
+ *
+ * A bias must have the type of the result to be added by the product (cublasLt.h, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE).
+ *
  * Operands of another type than the product wants (never those of a model: stages round theirs once) are converted in
  * the stream's scratch memory.
  */
@@ -22,15 +27,17 @@
 
 enum {
     PLANS_MAX = 512, /* shapes of a process: a GPT-2 stage has about 20, twice that with a last micro-batch */
-    ALIGN_MAX = 256
+    ALIGN_MAX = 256,
+    PIECE_BYTES = 16, /* what tensor cores' kernels load and store at once */
+    PART_MIN = 64     /* an extent below this is not worth two products */
 };
 
 /* All that an algorithm may depend on. Compared as bytes: filled by memset and assignments. */
 struct key {
     uint64_t M, N, K, a_stride, b_stride, c_stride;
-    uint32_t align_a, align_b, align_c, align_other;
+    uint32_t align_a, align_b, align_c, align_other, align_bias;
     uint8_t in_type, c_type, compute, a_transposed, b_transposed, accumulate, after, bias, dropout;
-    uint8_t pad[7];
+    uint8_t pad[3];
 };
 static_assert(sizeof(struct key) == 80, "no padding: keys are compared as bytes");
 
@@ -130,6 +137,7 @@ static cudaDataType_t type_of(uint8_t element)
 /* The ending that cuBLASLt may do itself; false: it has none of that kind. */
 static bool epilogue_of(const struct key *key, cublasLtEpilogue_t *out)
 {
+    if (key->bias && key->bias != key->c_type + 1) return false; /* not of the result's type */
     switch ((enum aq_matmul_after)key->after) {
     case AQ_AFTER_NONE:
     case AQ_AFTER_RESIDUAL:
@@ -145,18 +153,25 @@ static bool epilogue_of(const struct key *key, cublasLtEpilogue_t *out)
     return false;
 }
 
+/* The bias that a fused ending reads. */
+static const void *bias_of(const struct aq_matmul *args)
+{
+    return args->bias_rounded ? (const void *)args->bias_rounded : args->bias;
+}
+
 #define SET(plan, attribute, value)                                                                                    \
     LT(cublasLtMatmulDescSetAttribute((plan)->product, attribute, &(value), sizeof(value)), &(plan)->key)
 
 static enum aq_status epilogue_set(struct plan *plan, const struct aq_matmul *args, cublasLtEpilogue_t epilogue)
 {
-    const int32_t bias_type = CUDA_R_32F;
+    const int32_t bias_type = (int32_t)type_of(args->c_type);
+    const void *const bias = bias_of(args);
     const int64_t stride = (int64_t)args->c_stride;
     const bool aux = args->after == AQ_AFTER_GELU || args->after == AQ_AFTER_GELU_BACKWARD;
     SET(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
-    if (args->bias) {
+    if (bias) {
         SET(plan, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias_type);
-        SET(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, args->bias);
+        SET(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     }
     if (aux) {
         SET(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, stride);
@@ -238,6 +253,7 @@ static enum aq_status plan_of(struct cuda_matmul *matmul, const struct aq_matmul
     key.align_b = align_of(args->b);
     key.align_c = align_of(args->c);
     key.align_other = align_of(args->other);
+    key.align_bias = align_of(bias_of(args));
     key.in_type = (uint8_t)in_type;
     key.c_type = (uint8_t)c_type;
     key.compute = (uint8_t)args->compute;
@@ -245,7 +261,8 @@ static enum aq_status plan_of(struct cuda_matmul *matmul, const struct aq_matmul
     key.b_transposed = args->b_transposed;
     key.accumulate = args->accumulate;
     key.after = (uint8_t)args->after;
-    key.bias = args->bias != NULL;
+    /* 0: none; else one more than its type. */
+    key.bias = args->bias ? (uint8_t)((args->bias_rounded ? args->c_type : AQ_F32) + 1) : 0;
     key.dropout = args->dropout.probability > 0.0f;
     for (uint32_t i = 0; i < PLANS_MAX && matmul->plans[i].made; i++) {
         *out = &matmul->plans[i];
@@ -335,21 +352,74 @@ static enum aq_status product_detour(struct cuda_device *cuda, const struct aq_m
     return cuda_check(cuda, stream, "product");
 }
 
+static enum aq_status product_whole(struct cuda_device *cuda, const struct aq_matmul *args, enum aq_element want,
+                                    const struct aq_stream *stream)
+{
+    struct plan *plan;
+    AQ_TRY(plan_of(cuda->matmul, args, want, args->c_type, &plan));
+    AQ_TRY(product_run(cuda->matmul, plan, args, stream));
+    if (plan->fused) return AQ_OK;
+    return aq_cuda_matmul_finish(args, args->c, args->c_type, args->c_stride, stream->at);
+}
+
+/* The part of an extent that is whole pieces, where the rest is worth a product of its own; else all of it. */
+static uint64_t part_of(uint64_t extent, uint64_t piece, bool matters)
+{
+    return matters && extent >= PART_MIN ? extent - extent % piece : extent;
+}
+
+/* Values of a piece of 16 bytes; 0 where the product needs none: without tensor cores, or its rows begin anywhere. */
+static uint64_t piece_of(const struct aq_matmul *args, enum aq_element want)
+{
+    const uint64_t piece = PIECE_BYTES / aq_element_bytes(want);
+    if (args->compute == AQ_F32 || args->after != AQ_AFTER_NONE || args->bias || args->K == 0) return 0;
+    if (args->a_stride % piece || args->b_stride % piece) return 0;
+    if (args->c_stride * aq_element_bytes(args->c_type) % PIECE_BYTES) return 0;
+    const uintptr_t any = (uintptr_t)args->a | (uintptr_t)args->b | (uintptr_t)args->c;
+    return any % PIECE_BYTES ? 0 : piece;
+}
+
+/*
+ * The product in parts: each extent along which one of the three matrices lies in memory is cut where its whole pieces
+ * end. N is along c and perhaps b; K along a or b, or neither; M along a, where it is transposed.
+ */
+static enum aq_status product_parts(struct cuda_device *cuda, const struct aq_matmul *args, enum aq_element want,
+                                    const struct aq_stream *stream)
+{
+    const uint64_t piece = piece_of(args, want), bytes = aq_element_bytes(want);
+    if (piece == 0) return product_whole(cuda, args, want, stream);
+    const bool k_matters = (args->b_transposed || !args->a_transposed) && args->c_type == AQ_F32;
+    const uint64_t M = part_of(args->M, piece, args->a_transposed), N = part_of(args->N, piece, true);
+    const uint64_t K = part_of(args->K, piece, k_matters);
+    for (uint64_t m = 0; m < args->M; m += M)
+        for (uint64_t n = 0; n < args->N; n += N)
+            for (uint64_t k = 0; k < args->K; k += K) {
+                const uint64_t a = args->a_transposed ? k * args->a_stride + m : m * args->a_stride + k;
+                const uint64_t b = args->b_transposed ? n * args->b_stride + k : k * args->b_stride + n;
+                struct aq_matmul part = *args;
+                part.M = m ? args->M - m : M;
+                part.N = n ? args->N - n : N;
+                part.K = k ? args->K - k : K;
+                part.a = (const uint8_t *)args->a + a * bytes;
+                part.b = (const uint8_t *)args->b + b * bytes;
+                part.c = (uint8_t *)args->c + (m * args->c_stride + n) * aq_element_bytes(args->c_type);
+                part.accumulate = args->accumulate || k > 0;
+                AQ_TRY(product_whole(cuda, &part, want, stream));
+            }
+    return AQ_OK;
+}
+
 enum aq_status cuda_matmul(struct aq_device *device, const struct aq_matmul *args, struct aq_stream *stream)
 {
     struct cuda_device *cuda = cuda_device_of(device);
     const enum aq_element want = aq_element_bytes(args->compute) == 2 ? args->compute : AQ_F32;
     struct aq_matmul mine = *args;
-    struct plan *plan;
     stream = cuda_stream_of(cuda, stream);
     AQ_TRY(operand(stream, 1, want, args->a_transposed ? args->K : args->M, args->a_transposed ? args->M : args->K,
                    &mine.a, args->a_type, &mine.a_stride));
     AQ_TRY(operand(stream, 2, want, args->b_transposed ? args->N : args->K, args->b_transposed ? args->K : args->N,
                    &mine.b, args->b_type, &mine.b_stride));
     if (args->c_type != AQ_F32 && args->c_type != want) return product_detour(cuda, &mine, want, stream);
-    AQ_TRY(plan_of(cuda->matmul, &mine, want, args->c_type, &plan));
-    AQ_TRY(product_run(cuda->matmul, plan, &mine, stream));
-    if (!plan->fused)
-        AQ_TRY(aq_cuda_matmul_finish(&mine, mine.c, args->c_type, mine.c_stride, stream->at));
+    AQ_TRY(product_parts(cuda, &mine, want, stream));
     return cuda_check(cuda, stream, "product");
 }

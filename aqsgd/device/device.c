@@ -186,6 +186,7 @@ enum aq_status aq_device_matmul(struct aq_device *device, const struct aq_matmul
 {
     AQ_ASSERT(!args->accumulate || (args->c_type == AQ_F32 && !args->bias && args->after == AQ_AFTER_NONE));
     AQ_ASSERT(args->after == AQ_AFTER_NONE || (args->other && args->other != args->c));
+    AQ_ASSERT(!args->bias_rounded || (args->bias && aq_element_bytes(args->c_type) == 2));
     AQ_ASSERT(args->after != AQ_AFTER_RESIDUAL || args->c_type == AQ_F32);
     AQ_ASSERT(args->c_stride >= args->N && args->a_stride >= (args->a_transposed ? args->M : args->K));
     AQ_ASSERT(args->b_stride >= (args->b_transposed ? args->K : args->N));

@@ -494,6 +494,7 @@ static enum aq_status apart_matmul(struct aq_device *device, const struct aq_mat
     WITHIN(mine->b);
     WITHIN(mine->c);
     WITHIN(mine->bias);
+    WITHIN(mine->bias_rounded);
     WITHIN(mine->other);
     WITHIN(mine->dropout.keys);
     return AQ_OK;

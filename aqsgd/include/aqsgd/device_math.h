@@ -65,6 +65,9 @@ enum aq_matmul_after {
  * K x M where a_transposed; op(b) is K x N likewise. compute AQ_BF16 or AQ_F16 rounds both operands to it; sums are in
  * fp32. `other` has c's shape and stride, and c's type (fp32 for AFTER_RESIDUAL). accumulate wants c in fp32, no bias
  * and AQ_AFTER_NONE. c overlaps nothing but, element for element, `other`.
+ *
+ * bias_rounded: the bias once more, in c's 16 bits, or NULL. A GPU's library adds a bias to 16 bits in the product
+ * itself only where it has their type; without it there is a second pass. The CPU adds the fp32 one.
  */
 struct aq_matmul {
     uint64_t M, N, K;
@@ -77,6 +80,7 @@ struct aq_matmul {
     enum aq_matmul_after after;
     void *c;
     const float *bias; /* N, or NULL */
+    const uint16_t *bias_rounded;
     void *other;
     struct aq_dropout dropout;    /* AFTER_RESIDUAL                                                     */
     uint64_t dropout_sample_rows; /* rows of c that belong to one sample                                */

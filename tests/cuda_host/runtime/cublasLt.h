@@ -1,7 +1,8 @@
 /*
  * cublasLt.h -- what cuda_matmul.c uses of cuBLASLt, on the host, for tests: products as NVIDIA's manual defines them,
- * by columns, with shapes checked. With CUBLASLT_HOST_FUSES=0 in the environment its heuristic knows no algorithm with
- * an ending of any kind. See cuda_runtime_api.h.
+ * by columns, as strict as its header: shapes, types of biases and of what GELU keeps, strides and alignments, and that
+ * an algorithm is used for what it was found for. With CUBLASLT_HOST_FUSES=0 in the environment its heuristic knows no
+ * algorithm with an ending of any kind. See cuda_runtime_api.h.
  */
 #ifndef CUBLASLT_ON_HOST_H
 #define CUBLASLT_ON_HOST_H
@@ -58,6 +59,16 @@ typedef struct {
 
 /* For tests: how many products were made so far by this compute type of operands of this type. */
 uint64_t cublaslt_host_products(cublasComputeType_t compute, cudaDataType_t type);
+
+/*
+ * For tests: multiply-adds for tensor cores so far, and those of them in products that NVIDIA's manual ("Tensor Core
+ * Usage") names as slow: where rows do not begin, and end, at multiples of 16 bytes. `fused`: products with an ending.
+ */
+struct cublaslt_host_counts {
+    double tensor, slow;
+    uint64_t fused;
+};
+struct cublaslt_host_counts cublaslt_host_counted(void);
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *out);
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle);

@@ -1,6 +1,7 @@
 /*
  * cuda_runtime_host.c -- CUDA's runtime and cuBLASLt on the host. See the two headers. Streams: cuda_streams_host.c.
  */
+#include <assert.h>
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -175,7 +176,7 @@ struct lt_product {
     cublasComputeType_t compute;
     cublasOperation_t a, b;
     cublasLtEpilogue_t epilogue;
-    const float *bias;
+    const void *bias;
     int32_t bias_type;
     void *aux;
     int64_t aux_stride;
@@ -188,8 +189,18 @@ struct lt_layout {
 };
 
 struct lt_preference {
-    uint64_t set;
+    uint64_t workspace;
+    uint32_t aligns[4]; /* of a, b, c, d */
 };
+
+/* What an algorithm was found for: cublasLtMatmulAlgo_t holds it. */
+struct lt_algorithm {
+    uint64_t workspace;
+    uint32_t aligns[4], bias_align, aux_align;
+    cublasLtEpilogue_t epilogue;
+    cublasComputeType_t compute;
+};
+static_assert(sizeof(struct lt_algorithm) <= sizeof(cublasLtMatmulAlgo_t), "it fits");
 
 struct cublasLtContext {
     int opened;
@@ -217,6 +228,7 @@ cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *out, cublasCompute
     *out = calloc(1, sizeof **out);
     (*out)->compute = compute;
     (*out)->epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    (*out)->bias_type = -1; /* the result's */
     return scale == CUDA_R_32F ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
 
@@ -262,6 +274,8 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout)
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *out)
 {
     *out = calloc(1, sizeof **out);
+    for (int i = 0; i < 4; i++)
+        (*out)->aligns[i] = 256;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -275,10 +289,12 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
                                                     cublasLtMatmulPreferenceAttributes_t attribute, const void *value,
                                                     size_t bytes)
 {
-    (void)preference;
-    (void)value;
     const bool eight = attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-    return bytes == (eight ? 8 : 4) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+    if (bytes != (eight ? 8 : 4)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (eight) memcpy(&preference->workspace, value, bytes);
+    if (attribute >= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES)
+        memcpy(&preference->aligns[attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES], value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 enum { PRODUCT_KINDS = 4 }; /* the backend knows no more */
@@ -295,9 +311,33 @@ uint64_t cublaslt_host_products(cublasComputeType_t compute, cudaDataType_t type
     return 0;
 }
 
-static void products_count(const struct lt_product *product, const struct lt_layout *a)
+static struct cublaslt_host_counts counts;
+
+struct cublaslt_host_counts cublaslt_host_counted(void)
+{
+    return counts;
+}
+
+static uint64_t type_bytes(cudaDataType_t type)
+{
+    return type == CUDA_R_32F ? 4 : 2;
+}
+
+/* Do the rows of a matrix, as it lies in memory, begin and end at multiples of 16 bytes? */
+static bool in_pieces(const struct lt_layout *layout, const void *at)
+{
+    const uint64_t bytes = type_bytes(layout->type);
+    return layout->rows * bytes % 16 == 0 && (uint64_t)layout->stride * bytes % 16 == 0 && (uintptr_t)at % 16 == 0;
+}
+
+static void products_count(const struct lt_product *product, const struct lt_layout *a, bool pieces, double work)
 {
     size_t i = 0;
+    if (a->type != CUDA_R_32F || product->compute == CUBLAS_COMPUTE_32F_FAST_TF32) {
+        counts.tensor += work;
+        if (!pieces) counts.slow += work;
+    }
+    counts.fused += product->epilogue != CUBLASLT_EPILOGUE_DEFAULT;
     while (i + 1 < PRODUCT_KINDS && products[i].count &&
            (products[i].compute != product->compute || products[i].type != a->type))
         i++;
@@ -306,9 +346,22 @@ static void products_count(const struct lt_product *product, const struct lt_lay
     products[i].count++;
 }
 
+static bool aligned(const void *at, uint32_t align)
+{
+    return (uintptr_t)at % align == 0;
+}
+
+static uint32_t align_of(const void *at)
+{
+    uint32_t align = 256;
+    while (!aligned(at, align))
+        align /= 2;
+    return align;
+}
+
 /* What cuBLASLt's table of supported types says, as far as we go: both operands alike, results no wider than sums. */
 static bool supported(const struct lt_product *product, const struct lt_layout *a, const struct lt_layout *b,
-                      const struct lt_layout *d)
+                      const struct lt_layout *c, const struct lt_layout *d)
 {
     const uint64_t m = product->a == CUBLAS_OP_N ? a->rows : a->columns;
     const uint64_t k = product->a == CUBLAS_OP_N ? a->columns : a->rows;
@@ -316,11 +369,12 @@ static bool supported(const struct lt_product *product, const struct lt_layout *
     const uint64_t n = product->b == CUBLAS_OP_N ? b->columns : b->rows;
     if (m != d->rows || n != d->columns || k != k2 || a->type != b->type) return false;
     if (d->type != CUDA_R_32F && d->type != a->type) return false;
+    if (c->type != d->type || c->rows != d->rows || c->columns != d->columns) return false;
     if (product->compute == CUBLAS_COMPUTE_32F_FAST_TF32 && a->type != CUDA_R_32F) return false;
     const bool aux = product->epilogue != CUBLASLT_EPILOGUE_DEFAULT && product->epilogue != CUBLASLT_EPILOGUE_BIAS;
     if (aux && (product->aux_stride % 8 || product->aux_stride < (int64_t)m || !product->aux)) return false;
-    if ((product->epilogue & CUBLASLT_EPILOGUE_BIAS) && (!product->bias || product->bias_type != CUDA_R_32F))
-        return false;
+    const bool bias = product->epilogue & CUBLASLT_EPILOGUE_BIAS;
+    if (bias && (!product->bias || (product->bias_type != -1 && product->bias_type != (int32_t)d->type))) return false;
     const char *wish = getenv("CUBLASLT_HOST_FUSES"); /* 0: the heuristic knows no algorithm with an ending */
     return !wish || strcmp(wish, "0") != 0 || product->epilogue == CUBLASLT_EPILOGUE_DEFAULT;
 }
@@ -332,10 +386,17 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
                                               cublasLtMatmulHeuristicResult_t *results, int *found)
 {
     (void)handle;
-    (void)c;
     *found = 0;
-    if (!preference || wanted != 1 || !supported(product, a, b, d)) return CUBLAS_STATUS_NOT_SUPPORTED;
-    *results = (cublasLtMatmulHeuristicResult_t){.state = CUBLAS_STATUS_SUCCESS};
+    if (!preference || wanted != 1 || !supported(product, a, b, c, d)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    const struct lt_algorithm algorithm = {
+        .workspace = preference->workspace,
+        .aligns = {preference->aligns[0], preference->aligns[1], preference->aligns[2], preference->aligns[3]},
+        .bias_align = align_of(product->bias),
+        .aux_align = align_of(product->aux),
+        .epilogue = product->epilogue,
+        .compute = product->compute};
+    *results = (cublasLtMatmulHeuristicResult_t){.workspaceSize = algorithm.workspace, .state = CUBLAS_STATUS_SUCCESS};
+    memcpy(&results->algo, &algorithm, sizeof algorithm);
     *found = 1;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -409,7 +470,7 @@ static int product_run(void *context)
                          operand(b, b_layout->type, b_plain ? n * bs + k : k * bs + n, tf32);
             float sum = (float)exact * scale;
             if (share != 0.0f) sum += share * load(c, c_layout->type, n * (uint64_t)c_layout->stride + m);
-            if (product->epilogue & CUBLASLT_EPILOGUE_BIAS) sum += product->bias[m];
+            if (product->epilogue & CUBLASLT_EPILOGUE_BIAS) sum += load(product->bias, d_layout->type, m);
             const uint64_t at = n * (uint64_t)product->aux_stride + m;
             if ((product->epilogue & ~(unsigned)CUBLASLT_EPILOGUE_BIAS) == CUBLASLT_EPILOGUE_GELU_AUX) {
                 store(product->aux, d_layout->type, at, sum);
@@ -429,10 +490,22 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t prod
                               cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *algorithm, void *workspace,
                               size_t workspace_bytes, cudaStream_t stream)
 {
-    (void)workspace_bytes;
-    if (!handle || !algorithm || !workspace || !stream || !supported(product, a_layout, b_layout, d_layout))
+    struct lt_algorithm found;
+    if (!handle || !algorithm || !stream || !supported(product, a_layout, b_layout, c_layout, d_layout))
         return CUBLAS_STATUS_INVALID_VALUE;
-    products_count(product, a_layout);
+    memcpy(&found, algorithm, sizeof found);
+    if (!workspace || !aligned(workspace, 256) || workspace_bytes < found.workspace) return CUBLAS_STATUS_INVALID_VALUE;
+    if (found.compute != product->compute || found.epilogue != product->epilogue) return CUBLAS_STATUS_INVALID_VALUE;
+    const void *const given[4] = {a, b, *(const float *)beta != 0.0f ? c : d, d};
+    for (int i = 0; i < 4; i++)
+        if (!aligned(given[i], found.aligns[i])) return CUBLAS_STATUS_INVALID_VALUE;
+    const bool bias = product->epilogue & CUBLASLT_EPILOGUE_BIAS;
+    const bool aux = (product->epilogue & ~(unsigned)CUBLASLT_EPILOGUE_BIAS) > CUBLASLT_EPILOGUE_DEFAULT;
+    if (bias && !aligned(product->bias, found.bias_align)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (aux && !aligned(product->aux, found.aux_align)) return CUBLAS_STATUS_INVALID_VALUE;
+    const uint64_t k = product->a == CUBLAS_OP_N ? a_layout->columns : a_layout->rows;
+    products_count(product, a_layout, in_pieces(a_layout, a) && in_pieces(b_layout, b) && in_pieces(d_layout, d),
+                   (double)d_layout->rows * (double)d_layout->columns * (double)k);
     const struct lt_call call = {.product = *product,
                                  .a_layout = *a_layout,
                                  .b_layout = *b_layout,

@@ -1,0 +1,165 @@
+/*
+ * conform_device_matmul.h -- the part of conform_device.c that asks for matrix products; included there, in its middle.
+ */
+#ifndef CONFORM_DEVICE_MATMUL_H
+#define CONFORM_DEVICE_MATMUL_H
+
+struct matmul_case {
+    uint64_t M, N, K, pad;
+    enum aq_element a, b, c, compute;
+    bool at, bt, accumulate, even, bias, rounded; /* rounded: the bias also in c's 16 bits */
+    enum aq_matmul_after after;
+    float dropout;
+};
+
+/* Elements of a row of so many: `pad` more, or as many as make its bytes a multiple of 32. */
+static uint64_t matmul_stride(const struct matmul_case *x, uint64_t columns)
+{
+    return x->even ? (columns + 15) / 16 * 16 : columns + x->pad;
+}
+
+static enum aq_status matmul_call(struct aq_device *where, struct array *arrays, const void *context)
+{
+    const struct matmul_case *x = context;
+    const struct aq_matmul args = {.M = x->M,
+                                   .N = x->N,
+                                   .K = x->K,
+                                   .a = arrays[0].at,
+                                   .a_stride = matmul_stride(x, x->at ? x->M : x->K),
+                                   .a_type = x->a,
+                                   .a_transposed = x->at,
+                                   .b = arrays[1].at,
+                                   .b_stride = matmul_stride(x, x->bt ? x->K : x->N),
+                                   .b_type = x->b,
+                                   .b_transposed = x->bt,
+                                   .compute = x->compute,
+                                   .c = arrays[2].at,
+                                   .c_stride = matmul_stride(x, x->N),
+                                   .c_type = x->c,
+                                   .accumulate = x->accumulate,
+                                   .after = x->after,
+                                   .bias = x->bias ? arrays[3].at : NULL,
+                                   .bias_rounded = x->rounded ? arrays[6].at : NULL,
+                                   .other = x->after ? arrays[4].at : NULL,
+                                   .dropout = {.probability = x->dropout, .keys = arrays[5].at},
+                                   .dropout_sample_rows = 5};
+    return aq_device_matmul(where, &args, NULL);
+}
+
+static void matmul_run(const struct matmul_case *x)
+{
+    const uint64_t a = (x->at ? x->K : x->M) * matmul_stride(x, x->at ? x->M : x->K);
+    const uint64_t b = (x->bt ? x->N : x->K) * matmul_stride(x, x->bt ? x->K : x->N);
+    const uint64_t c = x->M * matmul_stride(x, x->N);
+    const uint64_t keys = (x->M / 5 + 1) * sizeof(struct aq_rng_key) / 4;
+    const enum compare other = x->after == AQ_AFTER_GELU ? COMPARED : NOT_COMPARED;
+    struct array arrays[7] = {{x->a, a, random_of(x->a, a, 1, 1.0f), NOT_COMPARED, NULL, {0}},
+                              {x->b, b, random_of(x->b, b, 2, 0.3f), NOT_COMPARED, NULL, {0}},
+                              {x->c, c, random_of(x->c, c, 3, 1.0f), COMPARED, NULL, {0}},
+                              {AQ_F32, x->N, random_of(AQ_F32, x->N, 4, 1.0f), NOT_COMPARED, NULL, {0}},
+                              {x->c, c, random_of(x->c, c, 5, 1.0f), other, NULL, {0}},
+                              {AQ_F32, keys, help_alloc(keys * 4), NOT_COMPARED, NULL, {0}},
+                              {x->c, x->N, random_of(x->c, x->N, 4, 1.0f), NOT_COMPARED, NULL, {0}}};
+    for (uint64_t i = 0; i < x->M / 5 + 1; i++)
+        ((struct aq_rng_key *)arrays[5].host)[i] = aq_rng_key(7, AQ_RNG_DROPOUT, 3, i);
+    char text[128];
+    snprintf(text, sizeof text, "matmul %llu x %llu x %llu, types %d%d%d%d, transposed %d%d, add %d, after %d",
+             (unsigned long long)x->M, (unsigned long long)x->N, (unsigned long long)x->K, x->a, x->b, x->c, x->compute,
+             x->at, x->bt, x->accumulate, x->after);
+    both_as(text, arrays, 7, matmul_call, x, AQ_F32, x->after ? TIMES : 1); /* sums themselves are the maker's */
+}
+
+/*
+ * Sizes around the panels (8, 48), the packing groups (16, 96) and the chunks of k (512, 1024), and one of each big
+ * kind.
+ */
+static void test_matmul_matches_truth(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[][3] = {{1, 1, 1},    {8, 48, 16},  {7, 47, 3},    {9, 49, 17},   {16, 96, 64},
+                                        {100, 33, 5}, {33, 100, 40}, {11, 50, 513}, {52, 9, 1030}, {97, 145, 33}};
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        for (unsigned bits = 0; bits < 128; bits++) {
+            const enum aq_element half = bits & 64 ? AQ_F16 : AQ_BF16;
+            const struct matmul_case x = {.M = sizes[s][0],
+                                          .N = sizes[s][1],
+                                          .K = sizes[s][2],
+                                          .pad = bits % 3,
+                                          .a = bits & 1 ? half : AQ_F32,
+                                          .b = bits & 2 ? half : AQ_F32,
+                                          .c = bits & 32 ? half : AQ_F32,
+                                          .compute = bits & 16 ? half : AQ_F32,
+                                          .at = bits & 4,
+                                          .bt = bits & 8};
+            if (bits & 64 && !(bits & 51)) continue; /* nothing of 16 bits in it */
+            matmul_run(&x);
+        }
+    }
+}
+
+static void test_matmul_ends_match_truth(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[][2] = {{3, 2}, {7, 4}, {5, 33}, {8, 100}, {37, 101}, {230, 101}, {2, 1100}};
+    for (unsigned i = 0; i < 2 * TYPES * sizeof sizes / sizeof sizes[0]; i++) {
+        const uint64_t *size = sizes[i / (2 * TYPES)];
+        struct matmul_case x = {.M = size[0], .N = size[1], .K = 70, .bias = i & 1};
+        x.compute = x.a = x.c = types[i / 2 % TYPES];
+        x.bt = i & 2;
+        x.rounded = x.bias && x.c != AQ_F32 && i % 3;
+        x.after = AQ_AFTER_NONE;
+        matmul_run(&x);
+        x.after = AQ_AFTER_GELU;
+        matmul_run(&x);
+        x.after = AQ_AFTER_GELU_BACKWARD;
+        matmul_run(&x);
+        x.after = AQ_AFTER_RESIDUAL;
+        x.c = AQ_F32;
+        x.rounded = false;
+        matmul_run(&x);
+        x.dropout = 0.25f;
+        matmul_run(&x);
+        x.dropout = 0.0f;
+        x.after = AQ_AFTER_NONE;
+        x.bias = false;
+        x.accumulate = true;
+        matmul_run(&x);
+    }
+}
+
+/* Rows that begin at multiples of 16 bytes and do not end so: a GPU makes the product in parts. */
+static void test_matmul_of_odd_extents_matches_truth(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[][3] = {{65, 77, 67}, {131, 64, 99}, {64, 67, 129}};
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++)
+        for (unsigned bits = 0; bits < 32; bits++) {
+            const enum aq_element half = bits & 16 ? AQ_F16 : AQ_BF16;
+            const struct matmul_case x = {.M = sizes[s][0],
+                                          .N = sizes[s][1],
+                                          .K = sizes[s][2],
+                                          .even = true,
+                                          .a = half,
+                                          .b = half,
+                                          .compute = half,
+                                          .c = bits & 4 ? half : AQ_F32,
+                                          .at = bits & 1,
+                                          .bt = bits & 2,
+                                          .accumulate = bits & 8 && !(bits & 4)};
+            matmul_run(&x);
+        }
+}
+
+/* Long and wide enough for several spans of k and several rounds of common lanes. */
+static void test_large_matmul_matches_truth(void **state)
+{
+    (void)state;
+    const struct matmul_case cases[] = {{.M = 4100, .N = 4090, .K = 1},
+                                        {.M = 8, .N = 10, .K = 530000, .bias = true},
+                                        {.M = 20, .N = 60, .K = 9000, .c = AQ_BF16, .compute = AQ_BF16},
+                                        {.M = 20, .N = 60, .K = 9000, .c = AQ_F16, .compute = AQ_F16},
+                                        {.M = 4100, .N = 4200, .K = 2, .c = AQ_BF16, .bias = true}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) matmul_run(&cases[i]);
+}
+
+#endif
