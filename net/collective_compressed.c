@@ -78,7 +78,7 @@ static void encode_piece(uint32_t task, void *context)
     if (!aq_exchange_span(compressed->exchange, owner, compressed->m, &first, &count)) return;
     if (!piece_of(asked->worker, first, count, task % compressed->pieces, &at, &values, &offset)) return;
     uint8_t *wire = aq_group_slot(compressed->exchange->group, owner, compressed->m);
-    if (asked->before) asked->before(asked->work, at, values);
+    if (asked->before) note(compressed, asked->before(asked->work, at, values));
     note(compressed, aq_grad_encode(asked->worker, at, values, asked->x + at,
                                     asked->worker_error ? asked->worker_error + at : NULL, asked->step, wire + offset));
 }
@@ -120,7 +120,7 @@ static void reduce_piece(uint32_t task, void *context)
         status = aq_grad_decode(asked->server, at, values, wire, aq_grad_codec_bytes(asked->server, at, values), 1.0f,
                                 false, x);
     note(compressed, status);
-    if (asked->after && status == AQ_OK) asked->after(asked->work, at, values);
+    if (asked->after && status == AQ_OK) note(compressed, asked->after(asked->work, at, values));
 }
 
 static enum aq_status reduce(struct aq_exchange *exchange, uint64_t m, uint64_t first, uint64_t count)
@@ -152,7 +152,7 @@ static void decode_piece(uint32_t task, void *context)
         aq_grad_decode(asked->server, at, values, wire + offset, aq_grad_codec_bytes(asked->server, at, values), 1.0f,
                        false, asked->x + at);
     note(compressed, status);
-    if (asked->after && status == AQ_OK) asked->after(asked->work, at, values);
+    if (asked->after && status == AQ_OK) note(compressed, asked->after(asked->work, at, values));
 }
 
 static enum aq_status unpack(struct aq_exchange *exchange, uint64_t m)
@@ -216,9 +216,6 @@ enum aq_status aq_compressed_allreduce(struct aq_group *group, const struct aq_c
                                    .ops = &COMPRESSED_OPS,
                                    .context = &compressed};
     compressed.exchange = &exchange;
-    if (group->apart && (asked->before || asked->after))
-        return aq_fail(AQ_INVAL, AREA,
-                       "work that goes along with a reduction wants host memory, and this is a device's");
     if (group->apart) return aq_device_compressed_run(&exchange, asked);
     return aq_exchange_run(&exchange, AQ_COLLECTIVE_COMPRESSED, 0);
 }

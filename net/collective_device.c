@@ -197,6 +197,7 @@ static enum aq_status coded_pack(struct aq_exchange *exchange, uint64_t m)
     for (uint32_t owner = 0; owner < group->size; owner++) {
         exchange->wires[owner] = aq_group_slot(group, owner, m);
         if (!aq_exchange_span(exchange, owner, m, &first, &count)) continue;
+        if (asked->before) AQ_TRY(asked->before(asked->work, first, count));
         AQ_TRY(aq_grad_coder_encode(coded->worker->coder, span_of(coded->worker, owner, m), asked->x + first,
                                     asked->worker_error ? asked->worker_error + first : NULL, asked->step,
                                     packed(group, owner, m), group->stream));
@@ -224,6 +225,7 @@ static enum aq_status coded_reduce(struct aq_exchange *exchange, uint64_t m, uin
     void *wire = packed(group, group->size, m);
     AQ_TRY(aq_grad_coder_encode(coded->server->coder, span, x, error, asked->step, wire, group->stream));
     AQ_TRY(aq_grad_coder_decode(coded->server->coder, span, wire, 1.0f, false, x, group->stream));
+    if (asked->after) AQ_TRY(asked->after(asked->work, first, count));
     AQ_TRY(ship(exchange, group->size, m, coded_bytes(exchange, 1, first, count)));
     exchange->result = aq_group_slot(group, group->size, m);
     return settled(group);
@@ -240,6 +242,7 @@ static enum aq_status coded_unpack(struct aq_exchange *exchange, uint64_t m)
         AQ_TRY(land(exchange, owner, coded_bytes(exchange, 1, first, count), &wire));
         AQ_TRY(aq_grad_coder_decode(coded->server->coder, span_of(coded->server, owner, m), wire, 1.0f, false,
                                     coded->asked->x + first, group->stream));
+        if (coded->asked->after) AQ_TRY(coded->asked->after(coded->asked->work, first, count));
     }
     return settled(group);
 }

@@ -102,26 +102,32 @@ static enum aq_status agree_on_the_step(struct aq_worker *worker)
 
 /* What is made of gradients goes along with its reduction; they are cleared as soon as it is made. */
 struct along {
+    const struct aq_worker *worker;
     const struct aq_reduce *asked;
     float *gradients;
 };
 
-static void before_and_clear(void *work, uint64_t first, uint64_t count)
+/* On any thread of the pool; a device is told of it, and there is no pool. */
+static enum aq_status before_and_clear(void *work, uint64_t first, uint64_t count)
 {
     const struct along *along = work;
-    along->asked->before(along->asked->work, first, count);
+    AQ_TRY(along->asked->before(along->asked->work, first, count));
+    if (along->worker->bounce)
+        return aq_device_zero(along->worker->device, along->gradients + first, count * sizeof *along->gradients,
+                              along->worker->stream);
     memset(along->gradients + first, 0, count * sizeof *along->gradients);
+    return AQ_OK;
 }
 
-static void after(void *work, uint64_t first, uint64_t count)
+static enum aq_status after(void *work, uint64_t first, uint64_t count)
 {
     const struct along *along = work;
-    along->asked->after(along->asked->work, first, count);
+    return along->asked->after(along->asked->work, first, count);
 }
 
 static enum aq_status compressed(struct aq_worker *worker, const struct aq_reduce *asked)
 {
-    struct along along = {.asked = asked, .gradients = aq_stage_gradients(worker->stage)};
+    struct along along = {.worker = worker, .asked = asked, .gradients = aq_stage_gradients(worker->stage)};
     const struct aq_compressed compressed = {.worker = asked->worker,
                                              .server = asked->server,
                                              .x = asked->x,

@@ -318,22 +318,24 @@ static float gradient_of(uint32_t rank, uint64_t step, uint64_t i)
     return (float)(int32_t)aq_rng_u32(&key, i) * 0x1p-31f;
 }
 
-static void make_range(void *work, uint64_t first, uint64_t count)
+static enum aq_status make_range(void *work, uint64_t first, uint64_t count)
 {
     const struct along *along = work;
     for (uint64_t i = first; i < first + count; i++) {
         along->x[i] = gradient_of(along->rank, ALONG, i);
         along->made[i]++;
     }
+    return AQ_OK;
 }
 
-static void use_range(void *work, uint64_t first, uint64_t count)
+static enum aq_status use_range(void *work, uint64_t first, uint64_t count)
 {
     const struct along *along = work;
     for (uint64_t i = first; i < first + count; i++) {
         along->x[i] = -along->x[i];
         along->used[i]++;
     }
+    return AQ_OK;
 }
 
 static enum aq_status with_work(struct aq_group *group, struct aq_compressed *asked)

@@ -25,6 +25,11 @@ target_sources(conform_collective_device PRIVATE $<TARGET_OBJECTS:aq_nccl_on_hos
 target_include_directories(conform_collective_device PRIVATE ${PROJECT_SOURCE_DIR}/net)
 target_link_libraries(conform_collective_device PRIVATE aq_net)
 
+# Optimizers over such groups.
+aq_cuda_on_host_test(conform_grad_device LABELS conform quick TIMEOUT 300)
+target_sources(conform_grad_device PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
+target_link_libraries(conform_grad_device PRIVATE aq_net)
+
 aq_cuda_on_host_test(test_cuda_device LABELS quick)
 aq_cuda_on_host_test(test_cuda_codec_device SOURCES test_cuda_codec_device.c codec_common.c LABELS quick)
 # The conformance of devices, of kind cuda alone: with every ending of a product that cuBLASLt has, and with none.

@@ -84,11 +84,11 @@ static void reduce_mean(uint32_t W, const struct aq_reduce *reduce)
 }
 
 /* What goes along, in ranges that begin and end within tensors and between them. */
-static void by_ranges(void (*run)(void *work, uint64_t first, uint64_t count), const struct aq_reduce *reduce)
+static void by_ranges(enum aq_status (*run)(void *work, uint64_t first, uint64_t count), const struct aq_reduce *reduce)
 {
     enum { RANGE = 37 };
     for (uint64_t at = 0; run && at < reduce->count; at += RANGE)
-        run(reduce->work, at, reduce->count - at < RANGE ? reduce->count - at : RANGE);
+        assert_int_equal(run(reduce->work, at, reduce->count - at < RANGE ? reduce->count - at : RANGE), AQ_OK);
 }
 
 /* The compressed allreduce as net/collective.h has it; here a chunk is never longer than a piece. */

@@ -93,6 +93,7 @@ enum operation {
     DO_GRAD_ENCODE,
     DO_GRAD_DECODE,
     DO_SUM_RANKS,
+    DO_WALK,
     DO_SCALE
 };
 
@@ -118,6 +119,7 @@ struct command {
         struct aq_lamb_tensor lamb;
         struct coding coding;
         struct aq_sum_ranks sum_ranks;
+        struct aq_walk walk;
         struct {
             float *x;
             uint64_t count;
@@ -265,6 +267,9 @@ static enum aq_status command_run(struct aq_device *inner, const struct command 
         return coding_run(&command->with.coding, command->operation == DO_GRAD_ENCODE);
     case DO_SUM_RANKS:
         sum_run(&command->with.sum_ranks);
+        return AQ_OK;
+    case DO_WALK:
+        aq_walk_pieces(&command->with.walk);
         return AQ_OK;
     case DO_SCALE:
         return aq_device_scale(inner, command->with.scale.x, command->with.scale.count, command->with.scale.factor,
@@ -771,13 +776,27 @@ static enum aq_status apart_sum_ranks(struct aq_device *device, const struct aq_
     return AQ_OK;
 }
 
+static void *walk_within(const void *context, const void *pointer)
+{
+    return within(context, pointer);
+}
+
+static enum aq_status apart_walk(struct aq_device *device, const struct aq_walk *args, struct aq_stream *stream)
+{
+    struct aq_walk *mine = &note(apart_of(device), stream, DO_WALK)->with.walk;
+    *mine = *args;
+    aq_walk_move(mine, walk_within, device);
+    return AQ_OK;
+}
+
 static const struct aq_grad_launchers apart_grad = {.check_config = coder_check_config,
                                                     .open = coder_open,
                                                     .close = coder_close,
                                                     .encode = coder_encode,
                                                     .decode = coder_decode,
                                                     .check = coder_check,
-                                                    .sum_ranks = apart_sum_ranks};
+                                                    .sum_ranks = apart_sum_ranks,
+                                                    .walk = apart_walk};
 
 static uint64_t apart_scratch_bytes(const struct aq_device *device)
 {

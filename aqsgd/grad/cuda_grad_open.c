@@ -125,10 +125,16 @@ static enum aq_status sum_ranks(struct aq_device *device, const struct aq_sum_ra
     return aq_cuda_sum_ranks(args, native_of(device, stream));
 }
 
+static enum aq_status walk(struct aq_device *device, const struct aq_walk *args, struct aq_stream *stream)
+{
+    return aq_cuda_walk(args, native_of(device, stream));
+}
+
 const struct aq_grad_launchers aq_grad_launchers_cuda = {.check_config = coder_check_config,
                                                          .open = coder_open,
                                                          .close = coder_close,
                                                          .encode = coder_encode,
                                                          .decode = coder_decode,
                                                          .check = coder_check,
-                                                         .sum_ranks = sum_ranks};
+                                                         .sum_ranks = sum_ranks,
+                                                         .walk = walk};

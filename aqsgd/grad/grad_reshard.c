@@ -84,21 +84,35 @@ float aq_optimizer_absorbs_momentum(const struct aq_optimizer *optimizer, uint32
     return 1.0f;
 }
 
+/* A stretch of the first array at a time: it may lie where the host cannot reach it. */
+static enum aq_status absorb_tensor(struct aq_optimizer *optimizer, const struct aq_optimizer_tensor *tensor,
+                                    float share, const float *pending, float *some)
+{
+    float *first = optimizer->states[0].values;
+    for (uint64_t at = 0; at < tensor->count; at += AQ_FLAT_PIECE) {
+        const uint64_t left = tensor->count - at, n = left < AQ_FLAT_PIECE ? left : AQ_FLAT_PIECE;
+        float *there = first + tensor->offset + at;
+        AQ_TRY(aq_device_copy(optimizer->device, some, there, n * sizeof *some, NULL));
+        AQ_TRY(aq_device_stream_sync(optimizer->device, NULL));
+        for (uint64_t i = 0; i < n; i++)
+            some[i] += share * pending[tensor->offset + at + i];
+        AQ_TRY(aq_device_copy(optimizer->device, there, some, n * sizeof *some, NULL));
+        AQ_TRY(aq_device_stream_sync(optimizer->device, NULL));
+    }
+    return AQ_OK;
+}
+
 enum aq_status aq_optimizer_absorb(struct aq_optimizer *optimizer, const float *pending)
 {
-    struct aq_device_info info;
-    aq_device_info(optimizer->device, &info);
+    enum aq_status status = AQ_OK;
+    void *some;
     if (!optimizer->kind->absorbs || optimizer->state_count == 0)
         return aq_fail(AQ_INVAL, "optimizer", "%s has no momentum that takes up what replicas owed each other",
                        optimizer->kind->name);
-    if (!info.host_memory)
-        return aq_fail(AQ_NODEV, "optimizer", "what replicas owed each other is taken up on the CPU's memory alone");
-    float *first = optimizer->states[0].values;
-    for (uint32_t t = 0; t < optimizer->tensor_count; t++) {
-        const struct aq_optimizer_tensor *tensor = &optimizer->tensors[t];
-        const float share = optimizer->kind->absorbs(optimizer, t);
-        for (uint64_t i = tensor->offset; i < tensor->offset + tensor->count; i++)
-            first[i] += share * pending[i];
-    }
-    return AQ_OK;
+    AQ_TRY(aq_alloc(AQ_FLAT_PIECE * sizeof(float), &some));
+    for (uint32_t t = 0; t < optimizer->tensor_count && status == AQ_OK; t++)
+        status =
+            absorb_tensor(optimizer, &optimizer->tensors[t], optimizer->kind->absorbs(optimizer, t), pending, some);
+    aq_free(some);
+    return status;
 }

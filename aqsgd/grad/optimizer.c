@@ -125,18 +125,30 @@ static enum aq_status copy_tensors(const struct aq_optimizer_tensor *tensors, ui
     return AQ_OK;
 }
 
-enum aq_status aq_optimizer_take(struct aq_optimizer *optimizer, const char *name, uint64_t count,
-                                 enum aq_state_class belongs, float **out)
+static enum aq_status take(struct aq_optimizer *optimizer, const char *name, uint64_t count,
+                           enum aq_state_class belongs, enum aq_memory_kind where, float **out)
 {
     void *memory = NULL;
     AQ_ASSERT(optimizer->state_count < AQ_OPTIMIZER_STATES_MAX);
     optimizer->measured += count * sizeof(float);
     if (!optimizer->measuring)
-        AQ_TRY(aq_device_alloc(optimizer->device, AQ_MEMORY_DEVICE, (size_t)count * sizeof(float), &memory));
+        AQ_TRY(aq_device_alloc(optimizer->device, where, (size_t)count * sizeof(float), &memory));
     optimizer->states[optimizer->state_count++] = (struct aq_optimizer_array){
-        .info = {.name = name, .count = count, .of = count, .belongs = belongs}, .values = memory};
+        .info = {.name = name, .count = count, .of = count, .belongs = belongs}, .where = where, .values = memory};
     *out = memory;
     return AQ_OK;
+}
+
+enum aq_status aq_optimizer_take(struct aq_optimizer *optimizer, const char *name, uint64_t count,
+                                 enum aq_state_class belongs, float **out)
+{
+    return take(optimizer, name, count, belongs, AQ_MEMORY_DEVICE, out);
+}
+
+enum aq_status aq_optimizer_take_few(struct aq_optimizer *optimizer, const char *name, uint64_t count,
+                                     enum aq_state_class belongs, float **out)
+{
+    return take(optimizer, name, count, belongs, AQ_MEMORY_PINNED, out);
 }
 
 enum aq_status aq_optimizer_take_server(struct aq_optimizer *optimizer, const char *name, uint64_t count, float **out)
@@ -148,16 +160,33 @@ enum aq_status aq_optimizer_take_server(struct aq_optimizer *optimizer, const ch
     return AQ_OK;
 }
 
-enum aq_status aq_optimizer_scratch(struct aq_optimizer *optimizer, size_t bytes, void **out)
+static enum aq_status scratch(struct aq_optimizer *optimizer, bool mapped, enum aq_memory_kind where, size_t bytes,
+                              void **out)
 {
     void *memory = NULL;
     AQ_ASSERT(optimizer->scratch_count < AQ_OPTIMIZER_SCRATCH_MAX);
     optimizer->measured += bytes;
-    if (!optimizer->measuring) AQ_TRY(aq_map(bytes, &memory));
-    optimizer->scratch[optimizer->scratch_count].memory = memory;
-    optimizer->scratch[optimizer->scratch_count++].bytes = bytes;
+    if (!optimizer->measuring)
+        AQ_TRY(mapped ? aq_map(bytes, &memory) : aq_device_alloc(optimizer->device, where, bytes, &memory));
+    optimizer->scratch[optimizer->scratch_count++] =
+        (struct aq_optimizer_scratch){.mapped = mapped, .where = where, .memory = memory, .bytes = bytes};
     *out = memory;
     return AQ_OK;
+}
+
+enum aq_status aq_optimizer_scratch(struct aq_optimizer *optimizer, size_t bytes, void **out)
+{
+    return scratch(optimizer, true, AQ_MEMORY_PINNED, bytes, out);
+}
+
+enum aq_status aq_optimizer_scratch_device(struct aq_optimizer *optimizer, size_t bytes, void **out)
+{
+    return scratch(optimizer, false, AQ_MEMORY_DEVICE, bytes, out);
+}
+
+enum aq_status aq_optimizer_scratch_pinned(struct aq_optimizer *optimizer, size_t bytes, void **out)
+{
+    return scratch(optimizer, false, AQ_MEMORY_PINNED, bytes, out);
 }
 
 enum aq_status aq_optimizer_take_errors(struct aq_optimizer *optimizer)
@@ -173,7 +202,7 @@ enum aq_status aq_optimizer_take_errors(struct aq_optimizer *optimizer)
 /* Everything that open takes for the kind. */
 static enum aq_status place(struct aq_optimizer *optimizer)
 {
-    if (optimizer->kind->host || optimizer->config.low_rank > 0) AQ_TRY(aq_optimizer_cut(optimizer));
+    if (optimizer->kind->walks || optimizer->config.low_rank > 0) AQ_TRY(aq_optimizer_cut(optimizer));
     AQ_TRY(optimizer->kind->place(optimizer));
     AQ_TRY(aq_optimizer_average_place(optimizer));
     return aq_optimizer_choice_place(optimizer);
@@ -213,6 +242,7 @@ static enum aq_status optimizer_make(struct aq_device *device, const struct aq_o
         return aq_fail(AQ_INVAL, AREA, "%llu parameters do not fit memory", (unsigned long long)parameters);
     if (group->size == 0 || group->rank >= group->size)
         return aq_fail(AQ_INVAL, AREA, "rank %u of %u replicas", (unsigned)group->rank, (unsigned)group->size);
+    struct aq_device_info info = {.host_memory = true};
     void *memory;
     AQ_TRY(aq_alloc(sizeof(struct aq_optimizer), &memory));
     struct aq_optimizer *optimizer = memory;
@@ -222,6 +252,8 @@ static enum aq_status optimizer_make(struct aq_device *device, const struct aq_o
                                        .group = *group,
                                        .parameters = parameters,
                                        .measuring = measuring};
+    if (device) aq_device_info(device, &info);
+    optimizer->apart = !info.host_memory;
     optimizer->config.reduce = reduce_of(config);
     enum aq_status status;
     AQ_TRY_GOTO(keep_texts(optimizer), out);
@@ -312,10 +344,15 @@ void aq_optimizer_close(struct aq_optimizer *optimizer)
 {
     if (!optimizer) return;
     for (uint32_t i = 0; i < optimizer->state_count && !optimizer->measuring; i++)
-        aq_device_free(optimizer->device, AQ_MEMORY_DEVICE, optimizer->states[i].values,
+        aq_device_free(optimizer->device, optimizer->states[i].where, optimizer->states[i].values,
                        (size_t)optimizer->states[i].info.count * sizeof(float));
-    for (uint32_t i = 0; i < optimizer->scratch_count; i++)
-        aq_unmap(optimizer->scratch[i].memory, optimizer->scratch[i].bytes);
+    for (uint32_t i = 0; i < optimizer->scratch_count && !optimizer->measuring; i++) {
+        const struct aq_optimizer_scratch *piece = &optimizer->scratch[i];
+        if (piece->mapped)
+            aq_unmap(piece->memory, piece->bytes);
+        else
+            aq_device_free(optimizer->device, piece->where, piece->memory, piece->bytes);
+    }
     aq_grad_codec_close(optimizer->codec);
     for (uint32_t t = 0; optimizer->tensors && t < optimizer->tensor_count; t++)
         aq_free((void *)(uintptr_t)optimizer->tensors[t].name);

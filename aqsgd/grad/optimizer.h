@@ -4,7 +4,11 @@
  * A kind says what memory it wants (place), whether it wants the mean of the gradients first (averages), and does one
  * update in rounds (update): round 0 begins, and each later one follows on what the round before has asked for. What is
  * common lies in optimizer.c (the table, memory, checks), optimizer_average.c (the mean of gradients, through codecs)
- * and optimizer_flat.c (walks over the flat buffer on the CPU pool, in pieces that belong to one tensor each).
+ * and optimizer_flat.c (walks over the flat buffer, in pieces that belong to one tensor each: optimizer_walk.h).
+ *
+ * Where memory is a device's. What walks touch is device memory; what a kind itself reads and writes, a few floats a
+ * tensor, is host memory, state too (aq_optimizer_take_few). Walks are enqueued on the call's stream; one with sums is
+ * waited for.
  *
  * Determinism: what has to be equal on all ranks is computed elementwise, in plain C without contraction, or summed in
  * a fixed order, from values that are equal on all ranks.
@@ -16,26 +20,24 @@
 
 #include "aqsgd/device_math.h"
 #include "aqsgd/grad.h"
+#include "grad/optimizer_walk.h"
 
-enum {
-    AQ_OPTIMIZER_STATES_MAX = 12,
-    AQ_OPTIMIZER_SCRATCH_MAX = 12,
-    AQ_FLAT_PIECE = 16384, /* floats of one piece of work: 64 KiB of each array */
-    AQ_FLAT_SUMS = 4       /* sums that a piece can leave behind */
-};
-
-/* A part of one tensor. */
-struct aq_flat_piece {
-    uint64_t first;
-    uint32_t count;
-    uint32_t tensor;
-};
+enum { AQ_OPTIMIZER_STATES_MAX = 12, AQ_OPTIMIZER_SCRATCH_MAX = 16 };
 
 typedef void aq_flat_run(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index);
 
 struct aq_optimizer_array {
     struct aq_optimizer_state_info info;
+    enum aq_memory_kind where;
     float *values;
+};
+
+/* Memory that no checkpoint sees. */
+struct aq_optimizer_scratch {
+    bool mapped; /* of the host alone; else the device's, of a kind */
+    enum aq_memory_kind where;
+    void *memory;
+    size_t bytes;
 };
 
 /* The call under way. */
@@ -47,8 +49,8 @@ struct aq_optimizer_call {
     float lr, grad_scale;
     uint64_t step;
     struct aq_stream *stream;
-    const void *aim;             /* what a walk over the pieces is about, while it lasts */
-    aq_flat_run *before, *after; /* what goes along with the reduction that was asked for */
+    const void *aim;              /* what a run over the pieces is about, while it lasts */
+    struct aq_walk before, after; /* what goes along with the reduction that was asked for */
 };
 
 struct aq_low_rank; /* optimizer_low_rank.c */
@@ -63,15 +65,19 @@ struct aq_optimizer {
     uint32_t tensor_count;
     struct aq_optimizer_tensor *stretches; /* merged where they touch and decay alike */
     uint32_t stretch_count;
-    struct aq_flat_piece *pieces; /* of kinds that want host memory */
+    struct aq_flat_piece *pieces; /* of kinds that walk */
     uint32_t piece_count;
     double *piece_sums; /* AQ_FLAT_SUMS a piece */
+    float *values;      /* AQ_WALK_VALUES a tensor, for walks: aq_optimizer_values */
+    bool apart;         /* memory is a device's, which has a copy of the three: */
+    struct {
+        struct aq_flat_piece *pieces;
+        double *sums;
+        float *values;
+    } there; /* the same as here where memory is the host's */
     struct aq_optimizer_array states[AQ_OPTIMIZER_STATES_MAX];
     uint32_t state_count;
-    struct {
-        void *memory;
-        size_t bytes;
-    } scratch[AQ_OPTIMIZER_SCRATCH_MAX];
+    struct aq_optimizer_scratch scratch[AQ_OPTIMIZER_SCRATCH_MAX];
     uint32_t scratch_count;
     bool measuring;
     uint64_t measured;
@@ -85,7 +91,8 @@ struct aq_optimizer {
 
 struct aq_optimizer_kind {
     const char *name;
-    bool host; /* works on host memory, by pieces */
+    bool walks; /* by pieces */
+    bool host;  /* has no kernels: works where memory is the host's */
     /* config.reduce is for the mean of the gradients (optimizer_average.c); else the kind's own affair. */
     bool averages_gradients;
     void (*config_default)(struct aq_optimizer_config *out); /* out is zero but for its kind */
@@ -115,24 +122,28 @@ enum aq_status aq_optimizer_check_adam(const struct aq_optimizer_config *config)
 /* The next state array, zero. count 0 takes nothing but a row. */
 enum aq_status aq_optimizer_take(struct aq_optimizer *optimizer, const char *name, uint64_t count,
                                  enum aq_state_class belongs, float **out);
+/* The same of a few floats that the kind itself reads and writes: host memory everywhere. */
+enum aq_status aq_optimizer_take_few(struct aq_optimizer *optimizer, const char *name, uint64_t count,
+                                     enum aq_state_class belongs, float **out);
 /* The server error of this rank: its chunk of `count` floats. */
 enum aq_status aq_optimizer_take_server(struct aq_optimizer *optimizer, const char *name, uint64_t count, float **out);
-/* Memory that no checkpoint sees, zero. */
+/* Memory that no checkpoint sees, zero: the host's; what walks touch; and what the device copies from and to. */
 enum aq_status aq_optimizer_scratch(struct aq_optimizer *optimizer, size_t bytes, void **out);
+enum aq_status aq_optimizer_scratch_device(struct aq_optimizer *optimizer, size_t bytes, void **out);
+enum aq_status aq_optimizer_scratch_pinned(struct aq_optimizer *optimizer, size_t bytes, void **out);
 /* The two errors of config.reduce, where it is lossy, they are wanted and W > 1. */
 enum aq_status aq_optimizer_take_errors(struct aq_optimizer *optimizer);
 
 /* Asks for the mean of x, the whole buffer, through config.reduce. */
 void aq_optimizer_ask(struct aq_optimizer *optimizer, float *x, struct aq_reduce *out);
 /*
- * The same, with work on x before and after it (NULL: none), elementwise and by pieces: along with the reduction where
- * it goes through a codec, so that it is done in the cache and while other pieces travel; else before it is asked for,
- * and in the next round, which begins with aq_optimizer_asked. The pieces are not those of aq_optimizer_each, and
- * have no sums: index is 0.
+ * The same, with walks over x before and after it (AQ_WALK_NONE: none), without sums: along with the reduction where it
+ * goes through a codec, so that they are done in the cache and while other pieces travel; else before it is asked for,
+ * and in the next round, which begins with aq_optimizer_asked.
  */
-void aq_optimizer_ask_along(struct aq_optimizer *optimizer, float *x, aq_flat_run *before, aq_flat_run *after,
-                            struct aq_reduce *out);
-void aq_optimizer_asked(struct aq_optimizer *optimizer);
+enum aq_status aq_optimizer_ask_along(struct aq_optimizer *optimizer, float *x, const struct aq_walk *before,
+                                      const struct aq_walk *after, struct aq_reduce *out);
+enum aq_status aq_optimizer_asked(struct aq_optimizer *optimizer);
 
 /* ---- grad_choice.c ---- */
 enum aq_status aq_optimizer_choice_place(struct aq_optimizer *optimizer);
@@ -143,7 +154,16 @@ enum aq_status aq_optimizer_average_round(struct aq_optimizer *optimizer, uint32
 
 /* ---- optimizer_flat.c ---- */
 enum aq_status aq_optimizer_cut(struct aq_optimizer *optimizer); /* makes the pieces */
-/* run(optimizer, piece, index) for every piece, on the pool. */
+/* A walk over all pieces with what all have: the call's arrays and numbers, the two betas, epsilon, the errors. */
+struct aq_walk aq_optimizer_walk_of(const struct aq_optimizer *optimizer, enum aq_walk_kind kind);
+/* Walks; piece_sums are there afterwards where it has any. */
+enum aq_status aq_optimizer_walk(struct aq_optimizer *optimizer, const struct aq_walk *walk);
+/*
+ * Number `which` of every tensor's values for the walks to come, 1 to AQ_WALK_VALUES - 1 (0 is its decay): of[t]. Where
+ * it changes any, it waits for walks that may still read the last ones.
+ */
+enum aq_status aq_optimizer_values(struct aq_optimizer *optimizer, uint32_t which, const float *of);
+/* run(optimizer, piece, index) for every piece, on the pool: host memory. */
 void aq_optimizer_each(struct aq_optimizer *optimizer, aq_flat_run *run);
 /* sums[t] = sum `which` of tensor t's pieces, added up in order; the largest of them. */
 void aq_optimizer_fold(const struct aq_optimizer *optimizer, uint32_t which, double *sums);
@@ -154,24 +174,27 @@ static inline double *aq_optimizer_sums(struct aq_optimizer *optimizer, uint32_t
 }
 /* 1 / (1 - beta^step), in double and rounded once; 1 where config.bias_correction is off. */
 float aq_optimizer_correct(const struct aq_optimizer *optimizer, float beta, uint64_t step);
-/* The decay of a piece's tensor. */
+/* The decay of a tensor, and of a piece's tensor. */
+static inline float aq_optimizer_tensor_decay(const struct aq_optimizer *optimizer, uint32_t t)
+{
+    return optimizer->tensors[t].decay ? optimizer->config.weight_decay : 0.0f;
+}
 static inline float aq_optimizer_decay(const struct aq_optimizer *optimizer, const struct aq_flat_piece *piece)
 {
-    return optimizer->tensors[piece->tensor].decay ? optimizer->config.weight_decay : 0.0f;
+    return aq_optimizer_tensor_decay(optimizer, piece->tensor);
 }
 
 /*
  * ---- optimizer_momentum.c: what qadam, onebit_adam and onebit_lamb share ----
- * A step number kept as two floats of state, each exact: 0 until v is frozen. m = beta1 m + (1 - beta1) g on this rank.
- * And the mask: a parameter whose v is exactly zero never had a gradient; what compression leaves in its momentum and
- * errors is noise, which eps would blow up. It is wiped off.
+ * A step number kept as two floats of state, each exact: 0 until v is frozen.
  */
 uint64_t aq_optimizer_frozen_at(const float frozen[2]);
 void aq_optimizer_freeze(float frozen[2], uint64_t step);
-void aq_optimizer_momentum(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, float *m);
-void aq_optimizer_mask(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, float *m, const float *v);
+/* A walk of m and v, whose zeros are masked. */
+struct aq_walk aq_optimizer_walk_moments(const struct aq_optimizer *optimizer, enum aq_walk_kind kind, float *m,
+                                         float *v);
 /* ||v||_1, the same on every rank. */
-double aq_optimizer_norm1(struct aq_optimizer *optimizer, const float *v);
+enum aq_status aq_optimizer_norm1(struct aq_optimizer *optimizer, float *v, double *out);
 
 #define AQ_OPTIMIZER(name) extern const struct aq_optimizer_kind aq_optimizer_##name;
 #include "optimizers.def"

@@ -39,42 +39,6 @@ static void lamb_config_default(struct aq_optimizer_config *out)
     out->bias_correction = true;
 }
 
-/* Moments, and the squares of x and u. */
-static void moment_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
-{
-    const struct aq_lamb *lamb = optimizer->call.aim;
-    const float b1 = optimizer->config.beta1, c1 = 1.0f - b1, b2 = optimizer->config.beta2, c2 = 1.0f - b2;
-    const float scale = optimizer->call.grad_scale, decay = aq_optimizer_decay(optimizer, piece);
-    const float *gradients = optimizer->call.update_gradients + piece->first;
-    const float *p = optimizer->call.parameters + piece->first;
-    float *m = lamb->m + piece->first, *v = lamb->v + piece->first;
-    double x2 = 0.0, u2 = 0.0;
-    for (uint32_t i = 0; i < piece->count; i++) {
-        const float g = gradients[i] * scale;
-        m[i] = b1 * m[i] + c1 * g;
-        v[i] = b2 * v[i] + c2 * g * g;
-    }
-    for (uint32_t i = 0; i < piece->count; i++) {
-        const float u = aq_lamb_direction(lamb, m[i], v[i], p[i], decay);
-        x2 += (double)p[i] * (double)p[i];
-        u2 += (double)u * (double)u;
-    }
-    aq_optimizer_sums(optimizer, index)[0] = x2;
-    aq_optimizer_sums(optimizer, index)[1] = u2;
-}
-
-static void step_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
-{
-    const struct aq_lamb *lamb = optimizer->call.aim;
-    const float decay = aq_optimizer_decay(optimizer, piece);
-    const float size = optimizer->call.lr * lamb->coefficient[piece->tensor];
-    const float *m = lamb->m + piece->first, *v = lamb->v + piece->first;
-    float *p = optimizer->call.parameters + piece->first;
-    (void)index;
-    for (uint32_t i = 0; i < piece->count; i++)
-        p[i] -= size * aq_lamb_direction(lamb, m[i], v[i], p[i], decay);
-}
-
 float aq_lamb_clip(double x2, double u2, float least, float most)
 {
     if (!(x2 > 0.0 && u2 > 0.0)) return 1.0f;
@@ -82,20 +46,21 @@ float aq_lamb_clip(double x2, double u2, float least, float most)
     return ratio < least ? least : ratio > most ? most : ratio;
 }
 
-void aq_lamb_step(struct aq_optimizer *optimizer, struct aq_lamb *lamb)
+enum aq_status aq_lamb_step(struct aq_optimizer *optimizer, struct aq_lamb *lamb)
 {
+    const struct aq_optimizer_config *config = &optimizer->config;
     const uint64_t step = optimizer->call.step;
-    lamb->k1 = aq_optimizer_correct(optimizer, optimizer->config.beta1, step);
-    lamb->k2 = aq_optimizer_correct(optimizer, optimizer->config.beta2, step);
-    lamb->epsilon = optimizer->config.epsilon;
-    optimizer->call.aim = lamb;
-    aq_optimizer_each(optimizer, moment_piece);
+    struct aq_walk walk = aq_optimizer_walk_moments(optimizer, AQ_WALK_LAMB_MOMENTS, lamb->m, lamb->v);
+    walk.k1 = aq_optimizer_correct(optimizer, config->beta1, step);
+    walk.k2 = aq_optimizer_correct(optimizer, config->beta2, step);
+    AQ_TRY(aq_optimizer_walk(optimizer, &walk));
     aq_optimizer_fold(optimizer, 0, lamb->x2);
     aq_optimizer_fold(optimizer, 1, lamb->u2);
     for (uint32_t t = 0; t < optimizer->tensor_count; t++)
-        lamb->coefficient[t] = aq_lamb_clip(lamb->x2[t], lamb->u2[t], optimizer->config.coefficient_min,
-                                            optimizer->config.coefficient_max);
-    aq_optimizer_each(optimizer, step_piece);
+        lamb->coefficient[t] = aq_lamb_clip(lamb->x2[t], lamb->u2[t], config->coefficient_min, config->coefficient_max);
+    AQ_TRY(aq_optimizer_values(optimizer, 1, lamb->coefficient));
+    walk.kind = AQ_WALK_LAMB_STEP;
+    return aq_optimizer_walk(optimizer, &walk);
 }
 
 enum aq_status aq_lamb_place(struct aq_optimizer *optimizer, struct aq_lamb *lamb)
@@ -128,22 +93,21 @@ static enum aq_status lamb_update(struct aq_optimizer *optimizer, uint32_t round
     (void)out;
     for (uint32_t t = 0; t < optimizer->tensor_count; t++) {
         const struct aq_optimizer_tensor *tensor = &optimizer->tensors[t];
-        const struct aq_lamb_tensor args = {
-            .parameters = call->parameters + tensor->offset,
-            .gradients = call->update_gradients + tensor->offset,
-            .m = optimizer->states[M].values + tensor->offset,
-            .v = optimizer->states[V].values + tensor->offset,
-            .count = tensor->count,
-            .lr = call->lr,
-            .beta1 = config->beta1,
-            .beta2 = config->beta2,
-            .epsilon = config->epsilon,
-            .weight_decay = tensor->decay ? config->weight_decay : 0.0f,
-            .grad_scale = call->grad_scale,
-            .correction1 = aq_optimizer_correct(optimizer, config->beta1, call->step),
-            .correction2 = aq_optimizer_correct(optimizer, config->beta2, call->step),
-            .coefficient_min = config->coefficient_min,
-            .coefficient_max = config->coefficient_max};
+        const struct aq_lamb_tensor args = {.parameters = call->parameters + tensor->offset,
+                                            .gradients = call->update_gradients + tensor->offset,
+                                            .m = optimizer->states[M].values + tensor->offset,
+                                            .v = optimizer->states[V].values + tensor->offset,
+                                            .count = tensor->count,
+                                            .lr = call->lr,
+                                            .beta1 = config->beta1,
+                                            .beta2 = config->beta2,
+                                            .epsilon = config->epsilon,
+                                            .weight_decay = tensor->decay ? config->weight_decay : 0.0f,
+                                            .grad_scale = call->grad_scale,
+                                            .correction1 = aq_optimizer_correct(optimizer, config->beta1, call->step),
+                                            .correction2 = aq_optimizer_correct(optimizer, config->beta2, call->step),
+                                            .coefficient_min = config->coefficient_min,
+                                            .coefficient_max = config->coefficient_max};
         AQ_TRY(aq_device_lamb(optimizer->device, &args, call->stream));
     }
     return AQ_OK;

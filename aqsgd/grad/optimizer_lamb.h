@@ -6,15 +6,12 @@
 #ifndef AQSGD_GRAD_OPTIMIZER_LAMB_H
 #define AQSGD_GRAD_OPTIMIZER_LAMB_H
 
-#include <math.h>
-
 #include "optimizer.h"
 
 struct aq_lamb {
     float *m, *v;
     double *x2, *u2;    /* by tensor */
     float *coefficient; /* by tensor: c of the last step */
-    float k1, k2, epsilon;
 };
 
 void aq_lamb_config_default(struct aq_optimizer_config *out); /* what all of the family share */
@@ -22,13 +19,8 @@ enum aq_status aq_lamb_config_check(const struct aq_optimizer_config *config);
 /* Arrays m and v, and scratch. */
 enum aq_status aq_lamb_place(struct aq_optimizer *optimizer, struct aq_lamb *lamb);
 /* One step of LAMB on the call's gradients; leaves c behind. */
-void aq_lamb_step(struct aq_optimizer *optimizer, struct aq_lamb *lamb);
+enum aq_status aq_lamb_step(struct aq_optimizer *optimizer, struct aq_lamb *lamb);
 /* ||x|| / ||u|| clipped; 1 where one is 0. */
 float aq_lamb_clip(double x2, double u2, float least, float most);
-
-static inline float aq_lamb_direction(const struct aq_lamb *lamb, float m, float v, float p, float decay)
-{
-    return m * lamb->k1 / (sqrtf(v * lamb->k2) + lamb->epsilon) + decay * p;
-}
 
 #endif

@@ -278,6 +278,7 @@ static enum aq_status lioncub_update(struct aq_optimizer *optimizer, uint32_t ro
 
 const struct aq_optimizer_kind aq_optimizer_lioncub = {
     .name = "lioncub",
+    .walks = true,
     .host = true,
     .config_default = lioncub_config_default,
     .config_check = lioncub_config_check,

@@ -64,8 +64,8 @@ static enum aq_status onebit_adam_place(struct aq_optimizer *optimizer)
     const uint64_t interval = optimizer->config.freeze_ratio > 0.0f ? interval_of(&optimizer->config) : 0;
     AQ_TRY(aq_optimizer_take(optimizer, "m", optimizer->parameters, AQ_STATE_REPLICATED, &m));
     AQ_TRY(aq_optimizer_take(optimizer, "v", optimizer->parameters, AQ_STATE_REPLICATED, &v));
-    AQ_TRY(aq_optimizer_take(optimizer, "frozen_at", 2, AQ_STATE_REPLICATED, &frozen));
-    if (interval) AQ_TRY(aq_optimizer_take(optimizer, "norms", interval, AQ_STATE_REPLICATED, &history));
+    AQ_TRY(aq_optimizer_take_few(optimizer, "frozen_at", 2, AQ_STATE_REPLICATED, &frozen));
+    if (interval) AQ_TRY(aq_optimizer_take_few(optimizer, "norms", interval, AQ_STATE_REPLICATED, &history));
     AQ_TRY(aq_optimizer_scratch(optimizer, sizeof(struct onebit_adam), &memory));
     optimizer->own = memory;
     if (memory)
@@ -81,97 +81,60 @@ static bool onebit_adam_averages(const struct aq_optimizer *optimizer, uint64_t 
     return aq_optimizer_frozen_at(own->frozen) == 0;
 }
 
-static void momentum_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
-{
-    (void)index;
-    aq_optimizer_momentum(optimizer, piece, optimizer->states[M].values);
-}
-
-static void variance_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece)
-{
-    const float b2 = optimizer->config.beta2, c2 = 1.0f - b2, scale = optimizer->call.grad_scale;
-    const float *gradients = optimizer->call.update_gradients + piece->first;
-    float *v = optimizer->states[V].values + piece->first;
-    for (uint32_t i = 0; i < piece->count; i++) {
-        const float g = gradients[i] * scale;
-        v[i] = b2 * v[i] + c2 * g * g;
-    }
-}
-
-static void step_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece)
+static struct aq_walk walk_of(const struct aq_optimizer *optimizer, enum aq_walk_kind kind)
 {
     const struct onebit_adam *own = optimizer->own;
-    const struct aq_optimizer_call *call = &optimizer->call;
-    const uint64_t frozen_at = aq_optimizer_frozen_at(own->frozen), v_step = frozen_at ? frozen_at : call->step;
-    const float k1 = aq_optimizer_correct(optimizer, optimizer->config.beta1, call->step);
-    const float k2 = aq_optimizer_correct(optimizer, optimizer->config.beta2, v_step);
-    const float lr = call->lr, decay = call->lr * aq_optimizer_decay(optimizer, piece);
-    const float eps = optimizer->config.epsilon;
-    const float *m = optimizer->states[M].values + piece->first, *v = optimizer->states[V].values + piece->first;
-    float *p = call->parameters + piece->first;
-    for (uint32_t i = 0; i < piece->count; i++)
-        p[i] = p[i] - decay * p[i] - lr * (m[i] * k1) / (sqrtf(v[i] * k2) + eps);
-}
-
-static void frozen_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
-{
-    (void)index;
-    aq_optimizer_mask(optimizer, piece, optimizer->states[M].values, optimizer->states[V].values);
-    step_piece(optimizer, piece);
-}
-
-/* A whole step where nobody is asked: a piece stays in the cache from one loop to the next. */
-static void warm_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
-{
-    momentum_piece(optimizer, piece, index);
-    variance_piece(optimizer, piece);
-    step_piece(optimizer, piece);
-}
-
-static void alone_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
-{
-    momentum_piece(optimizer, piece, index);
-    frozen_piece(optimizer, piece, index);
+    const uint64_t step = optimizer->call.step, frozen_at = aq_optimizer_frozen_at(own->frozen);
+    struct aq_walk walk =
+        aq_optimizer_walk_moments(optimizer, kind, optimizer->states[M].values, optimizer->states[V].values);
+    walk.k1 = aq_optimizer_correct(optimizer, optimizer->config.beta1, step);
+    walk.k2 = aq_optimizer_correct(optimizer, optimizer->config.beta2, frozen_at ? frozen_at : step);
+    return walk;
 }
 
 /* At the end of a step of the warm-up: was it the last? */
-static void consider_freezing(struct aq_optimizer *optimizer)
+static enum aq_status consider_freezing(struct aq_optimizer *optimizer)
 {
     const struct onebit_adam *own = optimizer->own;
     const uint64_t step = optimizer->call.step;
     bool freeze = step >= optimizer->config.warmup_steps;
     if (own->history) {
         float *slot = &own->history[step % own->interval];
-        const double before = (double)*slot, now = aq_optimizer_norm1(optimizer, optimizer->states[V].values);
+        const double before = (double)*slot;
+        double now;
+        AQ_TRY(aq_optimizer_norm1(optimizer, optimizer->states[V].values, &now));
         const double ratio = before < now ? before / now : now / before;
         *slot = (float)now;
         freeze = freeze && step > own->interval && ratio >= (double)optimizer->config.freeze_ratio;
     }
-    if (!freeze) return;
+    if (!freeze) return AQ_OK;
     aq_optimizer_freeze(own->frozen, step);
     aq_log("optimizer", 2, "1-bit Adam: the variance is frozen after step %llu", (unsigned long long)step);
+    return AQ_OK;
 }
 
+/* Where nobody is asked a walk does all of it, so that a piece stays in the cache. */
 static enum aq_status onebit_adam_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
 {
     const struct onebit_adam *own = optimizer->own;
-    const bool frozen = aq_optimizer_frozen_at(own->frozen) != 0;
-    if (!frozen) {
-        aq_optimizer_each(optimizer, warm_piece);
-        consider_freezing(optimizer);
-    } else if (optimizer->group.size == 1) {
-        aq_optimizer_each(optimizer, alone_piece);
-    } else if (round == 0) {
-        aq_optimizer_ask_along(optimizer, optimizer->states[M].values, momentum_piece, frozen_piece, out);
-    } else {
-        aq_optimizer_asked(optimizer);
+    if (aq_optimizer_frozen_at(own->frozen) == 0) {
+        const struct aq_walk walk = walk_of(optimizer, AQ_WALK_ONEBIT_ADAM_WARM);
+        AQ_TRY(aq_optimizer_walk(optimizer, &walk));
+        return consider_freezing(optimizer);
     }
-    return AQ_OK;
+    if (optimizer->group.size == 1) {
+        const struct aq_walk walk = walk_of(optimizer, AQ_WALK_ONEBIT_ADAM_ALONE);
+        return aq_optimizer_walk(optimizer, &walk);
+    }
+    if (round > 0) return aq_optimizer_asked(optimizer);
+    const struct aq_walk before = walk_of(optimizer, AQ_WALK_MOMENTUM);
+    const struct aq_walk after = walk_of(optimizer, AQ_WALK_ONEBIT_ADAM_FROZEN);
+    return aq_optimizer_ask_along(optimizer, optimizer->states[M].values, &before, &after, out);
 }
 
 const struct aq_optimizer_kind aq_optimizer_onebit_adam = {
     .name = "onebit_adam",
-    .host = true,
+    .walks = true,
     .config_default = onebit_adam_config_default,
     .config_check = onebit_adam_config_check,
     .place = onebit_adam_place,

@@ -27,6 +27,7 @@ struct onebit_lamb {
     float *average, *ratio, *scale;   /* by tensor: c_avg, r, momentum scale */
     float *last;                      /* m of the step before */
     double *most, *plain2, *decayed2; /* by tensor */
+    float *number;                    /* by tensor, for a walk */
     bool root;
 };
 
@@ -72,17 +73,18 @@ static enum aq_status onebit_lamb_place(struct aq_optimizer *optimizer)
     own = memory ? memory : &unplaced;
     AQ_TRY(aq_lamb_place(optimizer, &own->lamb));
     AQ_TRY(aq_optimizer_take(optimizer, "v_frozen", n, AQ_STATE_REPLICATED, &own->frozen_v));
-    AQ_TRY(aq_optimizer_take(optimizer, "frozen_at", 2, AQ_STATE_REPLICATED, &own->frozen));
-    AQ_TRY(aq_optimizer_take(optimizer, "coefficient", tensors, AQ_STATE_REPLICATED, &own->average));
-    AQ_TRY(aq_optimizer_take(optimizer, "ratio", tensors, AQ_STATE_REPLICATED, &own->ratio));
-    AQ_TRY(aq_optimizer_take(optimizer, "momentum_scale", tensors, AQ_STATE_REPLICATED, &own->scale));
-    AQ_TRY(aq_optimizer_scratch(optimizer, (size_t)n * sizeof(float), &memory));
+    AQ_TRY(aq_optimizer_take_few(optimizer, "frozen_at", 2, AQ_STATE_REPLICATED, &own->frozen));
+    AQ_TRY(aq_optimizer_take_few(optimizer, "coefficient", tensors, AQ_STATE_REPLICATED, &own->average));
+    AQ_TRY(aq_optimizer_take_few(optimizer, "ratio", tensors, AQ_STATE_REPLICATED, &own->ratio));
+    AQ_TRY(aq_optimizer_take_few(optimizer, "momentum_scale", tensors, AQ_STATE_REPLICATED, &own->scale));
+    AQ_TRY(aq_optimizer_scratch_device(optimizer, (size_t)n * sizeof(float), &memory));
     own->last = memory;
-    AQ_TRY(aq_optimizer_scratch(optimizer, 3 * tensors * sizeof(double), &memory));
+    AQ_TRY(aq_optimizer_scratch(optimizer, tensors * (3 * sizeof(double) + sizeof(float)), &memory));
     if (memory) {
         own->most = memory;
         own->plain2 = own->most + tensors;
         own->decayed2 = own->plain2 + tensors;
+        own->number = (float *)(own->decayed2 + tensors);
         own->root = strcmp(optimizer->config.form, "sqrt") == 0;
         for (size_t t = 0; t < tensors; t++)
             own->ratio[t] = 1.0f;
@@ -97,23 +99,24 @@ static bool onebit_lamb_averages(const struct aq_optimizer *optimizer, uint64_t 
     return aq_optimizer_frozen_at(own->frozen) == 0;
 }
 
-static void square_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
+static struct aq_walk walk_of(const struct aq_optimizer *optimizer, enum aq_walk_kind kind)
 {
     const struct onebit_lamb *own = optimizer->own;
-    const float *m = own->lamb.m + piece->first;
-    double sum = 0.0;
-    for (uint32_t i = 0; i < piece->count; i++)
-        sum += (double)m[i] * (double)m[i];
-    aq_optimizer_sums(optimizer, index)[0] = sum;
+    struct aq_walk walk = aq_optimizer_walk_moments(optimizer, kind, own->lamb.m, own->lamb.v);
+    walk.frozen = own->frozen_v;
+    walk.last = own->last;
+    return walk;
 }
 
 /* Line 3 and A.5.2, at the end of the last step of the warm-up. */
-static void freeze(struct aq_optimizer *optimizer)
+static enum aq_status freeze(struct aq_optimizer *optimizer)
 {
     struct onebit_lamb *own = optimizer->own;
+    const struct aq_walk walk = walk_of(optimizer, AQ_WALK_SQUARES);
     double mean = 0.0;
-    memcpy(own->frozen_v, own->lamb.v, (size_t)optimizer->parameters * sizeof(float));
-    aq_optimizer_each(optimizer, square_piece);
+    AQ_TRY(aq_device_copy(optimizer->device, own->frozen_v, own->lamb.v, (size_t)optimizer->parameters * sizeof(float),
+                          optimizer->call.stream));
+    AQ_TRY(aq_optimizer_walk(optimizer, &walk));
     aq_optimizer_fold(optimizer, 0, own->most);
     for (uint32_t t = 0; t < optimizer->tensor_count; t++) {
         own->most[t] = sqrt(own->most[t] / (double)optimizer->tensors[t].count);
@@ -124,58 +127,29 @@ static void freeze(struct aq_optimizer *optimizer)
     aq_optimizer_freeze(own->frozen, optimizer->call.step);
     aq_log("optimizer", 2, "1-bit LAMB: the variance is frozen after step %llu",
            (unsigned long long)optimizer->call.step);
+    return AQ_OK;
 }
 
-static void warm_up(struct aq_optimizer *optimizer)
+static enum aq_status warm_up(struct aq_optimizer *optimizer)
 {
     struct onebit_lamb *own = optimizer->own;
     const float b3 = optimizer->config.beta3;
-    aq_lamb_step(optimizer, &own->lamb);
+    AQ_TRY(aq_lamb_step(optimizer, &own->lamb));
     for (uint32_t t = 0; t < optimizer->tensor_count; t++)
         own->average[t] = b3 * own->average[t] + (1.0f - b3) * own->lamb.coefficient[t];
-    if (optimizer->call.step >= optimizer->config.warmup_steps) freeze(optimizer);
+    return optimizer->call.step >= optimizer->config.warmup_steps ? freeze(optimizer) : AQ_OK;
 }
 
-static void scale_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
+/* The momentum's scale and what undoes it, for the walks; one replica sends nothing that has to have one size. */
+static enum aq_status set_scales(struct aq_optimizer *optimizer)
 {
-    const struct onebit_lamb *own = optimizer->own;
-    const float b1 = optimizer->config.beta1, c1 = 1.0f - b1, scale = optimizer->call.grad_scale;
-    const float momentum_scale = optimizer->group.size > 1 ? own->scale[piece->tensor] : 1.0f;
-    const float *g = optimizer->call.update_gradients + piece->first;
-    float *m = own->lamb.m + piece->first, *last = own->last + piece->first;
-    (void)index;
-    for (uint32_t i = 0; i < piece->count; i++) {
-        last[i] = m[i];
-        m[i] = (b1 * m[i] + c1 * (g[i] * scale)) * momentum_scale;
-    }
-}
-
-/* Lines 15 to 17, and for the other form the norms with and without decay. */
-static void rebuild_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
-{
-    const struct onebit_lamb *own = optimizer->own;
-    const struct aq_optimizer_config *config = &optimizer->config;
-    const float b1 = config->beta1, over = 1.0f / (1.0f - b1), b2 = config->beta2, c2 = 1.0f - b2;
-    const float unscale = optimizer->group.size > 1 ? 1.0f / own->scale[piece->tensor] : 1.0f;
-    const float eps = config->epsilon, decay = aq_optimizer_decay(optimizer, piece);
-    double most = 0.0, plain = 0.0, decayed = 0.0;
-    aq_optimizer_mask(optimizer, piece, own->lamb.m, own->frozen_v);
-    for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
-        const float frozen = own->frozen_v[i], m = own->lamb.m[i] * unscale, g = (m - b1 * own->last[i]) * over;
-        const float v = b2 * own->lamb.v[i] + c2 * g * g;
-        if (frozen == 0.0f) continue; /* masked: m is 0, v stays 0 */
-        own->lamb.m[i] = m;
-        own->lamb.v[i] = v;
-        const float r = own->root ? (sqrtf(frozen) + eps) / (sqrtf(v) + eps) : frozen / v;
-        if ((double)r > most) most = (double)r;
-        if (!own->root) continue;
-        const float u = m / (sqrtf(frozen) + eps), with = u + decay * optimizer->call.parameters[i];
-        plain += (double)u * (double)u;
-        decayed += (double)with * (double)with;
-    }
-    aq_optimizer_sums(optimizer, index)[0] = most;
-    aq_optimizer_sums(optimizer, index)[1] = plain;
-    aq_optimizer_sums(optimizer, index)[2] = decayed;
+    struct onebit_lamb *own = optimizer->own;
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++)
+        own->number[t] = optimizer->group.size > 1 ? own->scale[t] : 1.0f;
+    AQ_TRY(aq_optimizer_values(optimizer, 2, own->number));
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++)
+        own->number[t] = 1.0f / own->number[t];
+    return aq_optimizer_values(optimizer, 3, own->number);
 }
 
 static float clip(float value, float least, float most)
@@ -201,38 +175,35 @@ static float next_ratio(const struct aq_optimizer *optimizer, uint32_t t)
     return clip(clip(r, config->ratio_min, config->ratio_max), low, high);
 }
 
-static void step_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
+/* Lines 15 to 21. */
+static enum aq_status step_with_ratio(struct aq_optimizer *optimizer)
 {
-    const struct onebit_lamb *own = optimizer->own;
-    const float size = optimizer->call.lr * (own->ratio[piece->tensor] * own->average[piece->tensor]);
-    const float eps = optimizer->config.epsilon, decay = aq_optimizer_decay(optimizer, piece);
-    const float *m = own->lamb.m + piece->first, *v = own->frozen_v + piece->first;
-    float *p = optimizer->call.parameters + piece->first;
-    (void)index;
-    for (uint32_t i = 0; i < piece->count; i++)
-        p[i] -= size * (m[i] / (sqrtf(v[i]) + eps) + decay * p[i]);
+    struct onebit_lamb *own = optimizer->own;
+    const struct aq_walk rebuild =
+        walk_of(optimizer, own->root ? AQ_WALK_ONEBIT_LAMB_REBUILD_ROOT : AQ_WALK_ONEBIT_LAMB_REBUILD);
+    const struct aq_walk step = walk_of(optimizer, AQ_WALK_ONEBIT_LAMB_STEP);
+    AQ_TRY(aq_optimizer_walk(optimizer, &rebuild));
+    aq_optimizer_fold_max(optimizer, 0, own->most);
+    if (own->root) aq_optimizer_fold(optimizer, 1, own->plain2);
+    if (own->root) aq_optimizer_fold(optimizer, 2, own->decayed2);
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++) {
+        own->ratio[t] = next_ratio(optimizer, t);
+        own->number[t] = own->ratio[t] * own->average[t];
+    }
+    AQ_TRY(aq_optimizer_values(optimizer, 1, own->number));
+    return aq_optimizer_walk(optimizer, &step);
 }
 
 static enum aq_status onebit_lamb_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
 {
     struct onebit_lamb *own = optimizer->own;
-    if (round == 0 && aq_optimizer_frozen_at(own->frozen) == 0) {
-        warm_up(optimizer);
-        return AQ_OK;
-    }
-    if (round == 0 && optimizer->group.size > 1) {
-        aq_optimizer_ask_along(optimizer, own->lamb.m, scale_piece, NULL, out);
-        return AQ_OK;
-    }
-    if (round == 0) aq_optimizer_each(optimizer, scale_piece);
-    aq_optimizer_each(optimizer, rebuild_piece);
-    aq_optimizer_fold_max(optimizer, 0, own->most);
-    aq_optimizer_fold(optimizer, 1, own->plain2);
-    aq_optimizer_fold(optimizer, 2, own->decayed2);
-    for (uint32_t t = 0; t < optimizer->tensor_count; t++)
-        own->ratio[t] = next_ratio(optimizer, t);
-    aq_optimizer_each(optimizer, step_piece);
-    return AQ_OK;
+    if (round > 0) return step_with_ratio(optimizer);
+    if (aq_optimizer_frozen_at(own->frozen) == 0) return warm_up(optimizer);
+    AQ_TRY(set_scales(optimizer));
+    const struct aq_walk scale = walk_of(optimizer, AQ_WALK_ONEBIT_LAMB_SCALE), none = {.kind = AQ_WALK_NONE};
+    if (optimizer->group.size > 1) return aq_optimizer_ask_along(optimizer, own->lamb.m, &scale, &none, out);
+    AQ_TRY(aq_optimizer_walk(optimizer, &scale));
+    return step_with_ratio(optimizer);
 }
 
 /* Errors are of the scaled momentum. */
@@ -244,7 +215,7 @@ static float onebit_lamb_absorbs(const struct aq_optimizer *optimizer, uint32_t 
 
 const struct aq_optimizer_kind aq_optimizer_onebit_lamb = {
     .name = "onebit_lamb",
-    .host = true,
+    .walks = true,
     .config_default = onebit_lamb_config_default,
     .config_check = onebit_lamb_config_check,
     .place = onebit_lamb_place,

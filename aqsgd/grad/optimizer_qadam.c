@@ -45,73 +45,34 @@ static bool qadam_averages(const struct aq_optimizer *optimizer, uint64_t step)
     return step <= optimizer->config.warmup_steps;
 }
 
-static void momentum_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
-{
-    (void)index;
-    aq_optimizer_momentum(optimizer, piece, optimizer->states[M].values);
-}
-
-static void variance_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece)
-{
-    const float b2 = optimizer->config.beta2, c2 = 1.0f - b2, scale = optimizer->call.grad_scale;
-    const float *gradients = optimizer->call.update_gradients + piece->first;
-    float *v = optimizer->states[V].values + piece->first;
-    for (uint32_t i = 0; i < piece->count; i++) {
-        const float g = gradients[i] * scale;
-        v[i] = b2 * v[i] + c2 * g * g;
-    }
-}
-
-static void step_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece)
+static struct aq_walk walk_of(const struct aq_optimizer *optimizer, enum aq_walk_kind kind)
 {
     const struct aq_optimizer_call *call = &optimizer->call;
     const double one = 1.0 - pow((double)optimizer->config.beta1, (double)call->step);
     const double two = 1.0 - pow((double)optimizer->config.beta2, (double)call->step);
-    const float size = (float)((double)call->lr * sqrt(two) / one), eps = optimizer->config.epsilon;
-    const float decay = call->lr * aq_optimizer_decay(optimizer, piece);
-    const float *m = optimizer->states[M].values + piece->first, *v = optimizer->states[V].values + piece->first;
-    float *p = call->parameters + piece->first;
-    for (uint32_t i = 0; i < piece->count; i++) {
-        const float moved = p[i] - size * m[i] / (sqrtf(v[i]) + eps);
-        p[i] = moved - decay * moved;
-    }
+    struct aq_walk walk =
+        aq_optimizer_walk_moments(optimizer, kind, optimizer->states[M].values, optimizer->states[V].values);
+    walk.size = (float)((double)call->lr * sqrt(two) / one);
+    return walk;
 }
 
-static void frozen_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
-{
-    (void)index;
-    aq_optimizer_mask(optimizer, piece, optimizer->states[M].values, optimizer->states[V].values);
-    step_piece(optimizer, piece);
-}
-
-/* A whole step where nobody is asked: a piece stays in the cache from one loop to the next. */
-static void whole_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
-{
-    const bool frozen = optimizer->call.step > optimizer->config.warmup_steps;
-    momentum_piece(optimizer, piece, index);
-    if (frozen) {
-        frozen_piece(optimizer, piece, index);
-        return;
-    }
-    variance_piece(optimizer, piece);
-    step_piece(optimizer, piece);
-}
-
+/* Where nobody is asked a walk does all of it, so that a piece stays in the cache. */
 static enum aq_status qadam_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
 {
-    const bool asks = optimizer->group.size > 1 && optimizer->call.step > optimizer->config.warmup_steps;
-    if (!asks)
-        aq_optimizer_each(optimizer, whole_piece);
-    else if (round == 0)
-        aq_optimizer_ask_along(optimizer, optimizer->states[M].values, momentum_piece, frozen_piece, out);
-    else
-        aq_optimizer_asked(optimizer);
-    return AQ_OK;
+    const bool frozen = optimizer->call.step > optimizer->config.warmup_steps;
+    if (!frozen || optimizer->group.size == 1) {
+        const struct aq_walk walk = walk_of(optimizer, frozen ? AQ_WALK_QADAM_ALONE : AQ_WALK_QADAM_WARM);
+        return aq_optimizer_walk(optimizer, &walk);
+    }
+    if (round > 0) return aq_optimizer_asked(optimizer);
+    const struct aq_walk before = walk_of(optimizer, AQ_WALK_MOMENTUM);
+    const struct aq_walk after = walk_of(optimizer, AQ_WALK_QADAM_FROZEN);
+    return aq_optimizer_ask_along(optimizer, optimizer->states[M].values, &before, &after, out);
 }
 
 const struct aq_optimizer_kind aq_optimizer_qadam = {
     .name = "qadam",
-    .host = true,
+    .walks = true,
     .config_default = qadam_config_default,
     .config_check = qadam_config_check,
     .place = qadam_place,

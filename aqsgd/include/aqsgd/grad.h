@@ -59,10 +59,10 @@ struct aq_optimizer_config {
      */
     struct aq_grad_codec_config reduce;
     bool reduce_automatic; /* the codec is chosen under way (aq_optimizer_choose); `reduce` then names the coarsest  */
-    bool error_feedback; /* with a lossy codec: keep what was lost and add it next time                          */
-    uint32_t low_rank;   /* PowerSGD for the gradients' mean, with `reduce` fp32; 0: none                        */
+    bool error_feedback;   /* with a lossy codec: keep what was lost and add it next time                          */
+    uint32_t low_rank;     /* PowerSGD for the gradients' mean, with `reduce` fp32; 0: none                        */
     uint64_t low_rank_start; /* steps before it, in fp32                                                         */
-    uint64_t seed;       /* masks (slamb), the first factors (PowerSGD): equal on all ranks                      */
+    uint64_t seed;           /* masks (slamb), the first factors (PowerSGD): equal on all ranks                      */
 
     /* qadam, onebit_adam, onebit_lamb */
     uint64_t warmup_steps; /* uncompressed steps at the beginning, after which v is frozen; the least number if  */
@@ -71,17 +71,17 @@ struct aq_optimizer_config {
     bool bias_correction;  /* onebit_adam, lamb, slamb; qadam always does, onebit_lamb never                     */
 
     /* lamb, onebit_lamb, slamb */
-    float beta3;                            /* mean of the coefficients; slamb: staleness                        */
-    float coefficient_min, coefficient_max; /* clips ||x|| / ||u||                                               */
+    float beta3;                                 /* mean of the coefficients; slamb: staleness                        */
+    float coefficient_min, coefficient_max;      /* clips ||x|| / ||u||                                               */
     float ratio_min, ratio_max, ratio_threshold; /* onebit_lamb: clips r                                         */
     const char *form; /* onebit_lamb: "paper", "sqrt"; slamb: "appendix", "algorithm", "code"                    */
 
     /* slamb */
-    float density;         /* k: the share of a momentum that is sent                                            */
-    uint32_t sync_every;   /* H: steps between two averages of the parameters                                    */
-    uint64_t total_steps;  /* the last step averages too; 0: unknown                                             */
-    uint64_t dense_below;  /* tensors of fewer floats are sent whole (published code: 9000; paper: 0)            */
-    bool sync_gradient;    /* Algorithm 1, line 9                                                                */
+    float density;        /* k: the share of a momentum that is sent                                            */
+    uint32_t sync_every;  /* H: steps between two averages of the parameters                                    */
+    uint64_t total_steps; /* the last step averages too; 0: unknown                                             */
+    uint64_t dense_below; /* tensors of fewer floats are sent whole (published code: 9000; paper: 0)            */
+    bool sync_gradient;   /* Algorithm 1, line 9                                                                */
 
     /* lioncub */
     uint32_t lane_bits;         /* 0: votes of 1 bit (reduce is "vote"); 2, 4, 8, 16: sums in lanes              */
@@ -135,18 +135,17 @@ enum aq_state_class {
     AQ_STATE_SERVER_ERROR = 3  /* of the rank's chunk (aq_grad_chunk): together one buffer, cut anew for another W */
 };
 
-/* The state, for checkpoints: arrays of floats, device memory, borrowed. */
+/* The state, for checkpoints: arrays of floats, memory that aq_device_copy reaches, borrowed. */
 struct aq_optimizer_state_info {
-    const char *name;  /* "m", "v", "worker_error" ...                                                            */
-    uint64_t count;    /* floats; `parameters` for many, not for all                                              */
-    uint64_t of;       /* floats of the whole over all ranks: `parameters` for a server error, else count         */
+    const char *name; /* "m", "v", "worker_error" ...                                                            */
+    uint64_t count;   /* floats; `parameters` for many, not for all                                              */
+    uint64_t of;      /* floats of the whole over all ranks: `parameters` for a server error, else count         */
     enum aq_state_class belongs;
 };
 uint32_t aq_optimizer_state_count(const struct aq_optimizer *optimizer);
 float *aq_optimizer_state(struct aq_optimizer *optimizer, uint32_t index);
 const char *aq_optimizer_state_name(const struct aq_optimizer *optimizer, uint32_t index);
-void aq_optimizer_state_info(const struct aq_optimizer *optimizer, uint32_t index,
-                             struct aq_optimizer_state_info *out);
+void aq_optimizer_state_info(const struct aq_optimizer *optimizer, uint32_t index, struct aq_optimizer_state_info *out);
 
 /*
  * The array of one name that rank `rank` of a group of `size` starts with, from those of the `old_size` ranks of a run
@@ -182,7 +181,10 @@ enum aq_reduce_kind {
     AQ_REDUCE_LANES = 3       /* lanes = their sum over the ranks (aq_grad_codec.h)                                */
 };
 
-/* What is asked for. Everything is borrowed until the next call of round. x: host memory where the device has it. */
+/*
+ * What is asked for. Everything is borrowed until the next call of round. x and errors: memory of the device, on which
+ * what makes them may still be under way on the stream of average or begin.
+ */
 struct aq_reduce {
     enum aq_reduce_kind kind;
     float *x;
@@ -197,10 +199,11 @@ struct aq_reduce {
      * COMPRESSED: what is done to x on the way, by whoever performs it, range by range: `before` makes x of the range
      * (after which the optimizer does not look at that range of the gradients any more), `after` uses what it has
      * become, and may change it and its errors. Ranges are apart and together all of x, on any thread of the
-     * optimizer's device. NULL: nothing to do.
+     * optimizer's device; where memory is a device's they are enqueued, on the stream of average or begin. AQ_CUDAERR.
+     * NULL: nothing to do.
      */
-    void (*before)(void *work, uint64_t first, uint64_t count);
-    void (*after)(void *work, uint64_t first, uint64_t count);
+    enum aq_status (*before)(void *work, uint64_t first, uint64_t count);
+    enum aq_status (*after)(void *work, uint64_t first, uint64_t count);
     void *work;
 };
 

@@ -195,10 +195,11 @@ struct aq_compressed {
     /*
      * What is done to x on the way, on the pool, range by range while it lies in the cache: `before` makes x of a range
      * before anything reads it, `after` uses what it has become, once nothing here needs x or the errors of it any
-     * more. Ranges are apart and together all of x; both are called for W > 1 alone. They fail in no way. NULL: none.
+     * more. Ranges are apart and together all of x; both are called for W > 1 alone. Of a device's memory they are
+     * called here and only enqueue, on the group's stream. Their status ends the call. NULL: none.
      */
-    void (*before)(void *work, uint64_t first, uint64_t count);
-    void (*after)(void *work, uint64_t first, uint64_t count);
+    enum aq_status (*before)(void *work, uint64_t first, uint64_t count);
+    enum aq_status (*after)(void *work, uint64_t first, uint64_t count);
     void *work;
 };
 enum aq_status aq_compressed_allreduce(struct aq_group *group, const struct aq_compressed *asked);
