@@ -38,6 +38,10 @@ set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_EXTENSIONS OFF)
 enable_language(CUDA)
+# CMake 3.25 calls nvToolsExt old by a property of its target, and fails where there is none: toolkit 13 has no such library.
+if(NOT TARGET CUDA::nvToolsExt)
+  add_library(CUDA::nvToolsExt INTERFACE IMPORTED)
+endif()
 find_package(CUDAToolkit 12.0 REQUIRED)
 if(CMAKE_BUILD_TYPE STREQUAL "Release")
   set(CMAKE_CUDA_FLAGS_RELEASE "-O3 -lineinfo -DNDEBUG")
@@ -57,6 +61,9 @@ endif()
 add_library(aq_dep::cuda INTERFACE IMPORTED)
 target_include_directories(aq_dep::cuda SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
 target_link_libraries(aq_dep::cuda INTERFACE CUDA::cudart_static CUDA::cublasLt)
+# nvcc searches its toolkit's folder by itself, so that CMake leaves it out of what programs search: they need it, where
+# nobody has told the system's loader of the toolkit.
+target_link_options(aq_dep::cuda INTERFACE "LINKER:-rpath,${CUDAToolkit_LIBRARY_DIR}")
 target_compile_definitions(aq_dep::cuda INTERFACE AQ_CUDA_ARCHITECTURES="${AQ_CUDA_ARCHITECTURES}")
 
 if(AQ_NCCL)
