@@ -32,9 +32,7 @@ static inline uint32_t aq_packed_bytes_max(uint32_t body_bytes_max)
 {
     return body_bytes_max < AQ_PACK_BYTES_MAX ? body_bytes_max : AQ_PACK_BYTES_MAX;
 }
-/* What packing a byte and unpacking it take together (aqpipe bench link), and what `auto` wants to be saved at least.
- */
-#define AQ_PACK_BYTE_NS   2.0
+/* What `auto` wants to be saved at least. */
 #define AQ_PACK_SHARE_MIN 0.03
 /* A peer has 10 s for its HELLO; 1 s less where it is kept for another accept: so it still hears the reason. */
 #define AQ_HANDSHAKE_NS        UINT64_C(10000000000)

@@ -18,8 +18,8 @@ void aq_packer_start(struct aq_packer *packer, const struct aq_link_config *conf
     packer->sparing = config->entropy == AQ_LINK_ENTROPY_AUTO;
     const bool worth_trying = rate > 0 ? rate <= AQ_PACK_RATE_MBPS_MAX : !local;
     packer->entropy = !packer->sparing || worth_trying ? entropy : NULL;
-    /* A byte takes 8000 / rate ns on the wire, and the coders AQ_PACK_BYTE_NS. */
-    const double share = (rate > 0 ? rate : AQ_PACK_RATE_MBPS) * AQ_PACK_BYTE_NS / 8000;
+    /* A byte takes 8000 / rate ns on the wire, and the coders AQ_LINK_PACK_BYTE_NS. */
+    const double share = (rate > 0 ? rate : AQ_PACK_RATE_MBPS) * AQ_LINK_PACK_BYTE_NS / 8000;
     packer->share_min = !packer->sparing ? 0 : share > AQ_PACK_SHARE_MIN ? share : AQ_PACK_SHARE_MIN;
 }
 
@@ -69,4 +69,29 @@ void aq_packer_release(struct aq_packer *packer, uint8_t buffer)
     if (buffer == AQ_PACKER_NONE) return;
     AQ_ASSERT(buffer < AQ_PACKER_BUFFERS && packer->taken[buffer]);
     packer->taken[buffer] = false;
+}
+
+enum aq_status aq_link_packed(const struct aq_link_config *config, bool local, const void *body, uint32_t body_bytes,
+                              uint32_t *out)
+{
+    const struct aq_frame frame = {.kind = AQ_FRAME_FORWARD, .body = body, .body_bytes = body_bytes};
+    struct aq_packer packer = {0};
+    struct aq_arena arena = {0};
+    struct aq_entropy *entropy = NULL;
+    struct aq_packed packed = {.byte_count = body_bytes};
+    void *memory = NULL;
+    enum aq_status status = AQ_OK;
+    if (config->entropy == AQ_LINK_ENTROPY_OFF) goto out;
+    AQ_TRY_GOTO(aq_entropy_open(&entropy), out);
+    aq_packer_place(&packer, &arena, body_bytes);
+    AQ_TRY_GOTO(aq_alloc(arena.used, &memory), out);
+    arena = (struct aq_arena){.base = memory, .bytes = arena.used};
+    aq_packer_place(&packer, &arena, body_bytes);
+    aq_packer_start(&packer, config, local, entropy);
+    status = aq_packer_pack(&packer, &frame, &packed);
+out:
+    aq_free(memory);
+    aq_entropy_close(entropy);
+    if (status == AQ_OK) *out = packed.byte_count;
+    return status;
 }

@@ -9,6 +9,10 @@
  * `job measured/bound` is the bound's step time over the measured one: 1 would be a pipeline whose busiest resource
  * never idles. The bound is plan.h's, from costs measured in the same run on the same machine.
  *
+ * `job NAME predicted/measured` is the step time that `aqpipe plan --measure` expects, over the measured one, of jobs
+ * of several shapes: stages, rates, packing, replicas. Costs are measured before and after each run and the mean of
+ * both predictions counts, for the machine may change meanwhile; of three rounds the median.
+ *
  * `job dp2pp4 compressed/uncompressed 100mbit` is AQ-SGD with QuantizedAdam (Wang et al. 2022, section 4.3): two
  * replicas of four stages, every link 100 Mbit/s; activations at 3 bits, their gradients at 6, the model's at 4,
  * against fp32 everywhere and as it is, in throughput. Few tokens a step and stages of 3.2 million parameters keep the
@@ -245,16 +249,19 @@ static enum aq_status bench_replicas(const struct aq_bench_options *options, con
     return AQ_OK;
 }
 
-/* The plan's bound and prediction with costs measured now. */
-static enum aq_status plan_bound(const char *folder, struct aq_plan_prediction *out)
+/* The plan's bound and prediction with costs measured now, of the job with these changes of its keys. */
+static enum aq_status plan_bound(const char *folder, const char *const *sets, struct aq_plan_prediction *out)
 {
+    uint32_t count = 0;
+    while (sets[count])
+        count++;
     char manifest[PATH_BYTES];
     struct aq_job *job = NULL;
     struct aq_plan *plan = NULL;
     struct aq_plan_costs costs;
     enum aq_status status;
     AQ_TRY_GOTO(aq_run_path(folder, "job.yaml", manifest), out);
-    AQ_TRY_GOTO(aq_job_load(manifest, NULL, 0, &job), out);
+    AQ_TRY_GOTO(aq_job_load(manifest, sets, count, &job), out);
     AQ_TRY_GOTO(aq_plan_open(job, &plan), out);
     AQ_TRY_GOTO(aq_plan_costs_measured(plan, aq_thread_cores(), &costs), out);
     AQ_TRY_GOTO(aq_plan_predict(plan, &costs, out), out);
@@ -270,9 +277,9 @@ static enum aq_status bench_bound(const struct aq_bench_options *options, const 
     static const char *const unpacked[] = {"link.entropy=off", NULL}; /* as the bound counts bytes */
     struct aq_plan_prediction before = {0}, after = {0};
     double step;
-    AQ_TRY(plan_bound(folder, &before));
+    AQ_TRY(plan_bound(folder, unpacked, &before));
     AQ_TRY(aq_bench_job_run(folder, "bound", unpacked, &step));
-    AQ_TRY(plan_bound(folder, &after));
+    AQ_TRY(plan_bound(folder, unpacked, &after));
     const struct aq_plan_prediction *least = before.bound_s < after.bound_s ? &before : &after;
     aq_bench_emit(options, "job step measured", step * 1e3, "ms");
     aq_bench_emit(options, "job step predicted", least->step_s * 1e3, "ms");
@@ -290,6 +297,72 @@ static bool wanted(const struct aq_bench_options *options, const char *words)
     for (char *rest = text, *word; (word = strsep(&rest, " "));)
         if (!strstr(words, word)) return false;
     return true;
+}
+
+/* Some two seconds of steps each. */
+#define SHORT "train.batch=32", "train.epochs=3", "cache.kind=memory"
+#define TWO   "pipeline.stages=2"
+#define OFF   "link.entropy=off"
+#define QADAM                                                                                                          \
+    "pipeline.replicas=2", "train.batch=64", "train.optimizer=qadam", "optimizer.warmup_steps=4", "reduce.codec=q4"
+static const struct prediction_case {
+    const char *name;
+    const char *sets[SETS_MAX];
+} prediction_cases[] = {
+    {"pp1", {SHORT, "pipeline.stages=1", "data.train_samples_max=128", NULL}},
+    {"pp2 100mbit", {SHORT, TWO, OFF, "data.train_samples_max=128", NULL}},
+    {"pp2 20mbit", {SHORT, TWO, OFF, "data.train_samples_max=128", "link.rate_mbps=20", NULL}},
+    {"pp2 20mbit packed", {SHORT, TWO, "data.train_samples_max=128", "link.rate_mbps=20", NULL}},
+    {"pp3 20mbit packed", {SHORT, "pipeline.stages=3", "data.train_samples_max=128", "link.rate_mbps=20", NULL}},
+    {"pp4 20mbit fp32",
+     {SHORT, OFF, "data.train_samples_max=64", "link.rate_mbps=20", "edges.forward={codec: raw, precision: fp32}",
+      "edges.backward={codec: raw, precision: fp32}", NULL}},
+    {"pp4 100mbit packed", {SHORT, "data.train_samples_max=128", NULL}},
+    {"dp2pp2 qadam4 100mbit", {SHORT, TWO, OFF, QADAM, "data.train_samples_max=256", NULL}},
+    {"dp2pp2 qadam4 20mbit packed", {SHORT, TWO, QADAM, "data.train_samples_max=256", "link.rate_mbps=20", NULL}},
+    {"dp2pp1 fp32 100mbit",
+     {SHORT, OFF, "pipeline.stages=1", "pipeline.replicas=2", "data.train_samples_max=128", NULL}},
+};
+#undef SHORT
+#undef TWO
+#undef OFF
+#undef QADAM
+
+static enum aq_status predict_and_run(const char *folder, const char *const *sets, int rounds, double *steps,
+                                      double *ratios)
+{
+    struct aq_plan_prediction before = {0}, after = {0};
+    struct run_figures figures;
+    AQ_TRY(plan_bound(folder, sets, &before));
+    for (int i = 0; i < rounds; i++) {
+        AQ_TRY(run_job(folder, "prediction", sets, &figures));
+        AQ_TRY(plan_bound(folder, sets, &after));
+        steps[i] = figures.median_s;
+        ratios[i] = (before.step_s + after.step_s) / 2 / steps[i];
+        before = after;
+    }
+    return AQ_OK;
+}
+
+static enum aq_status bench_prediction(const struct aq_bench_options *options, const char *folder)
+{
+    const size_t count = sizeof prediction_cases / sizeof *prediction_cases;
+    for (size_t i = 0; i < (options->quick ? 2 : count); i++) {
+        const struct prediction_case *one = &prediction_cases[i];
+        double steps[ROUNDS], ratios[ROUNDS];
+        const int rounds = options->quick ? 1 : ROUNDS;
+        char name[96];
+        snprintf(name, sizeof name, "job %s step predicted/measured", one->name);
+        if (!wanted(options, name)) continue;
+        AQ_TRY(predict_and_run(folder, one->sets, rounds, steps, ratios));
+        qsort(steps, (size_t)rounds, sizeof steps[0], by_value);
+        qsort(ratios, (size_t)rounds, sizeof ratios[0], by_value);
+        snprintf(name, sizeof name, "job %s step", one->name);
+        aq_bench_emit(options, name, steps[rounds / 2] * 1e3, "ms");
+        snprintf(name, sizeof name, "job %s predicted/measured", one->name);
+        aq_bench_emit(options, name, ratios[rounds / 2], "ratio");
+    }
+    return AQ_OK;
 }
 
 enum aq_status aq_bench_job_begin(char folder[AQ_BENCH_PATH_BYTES])
@@ -314,6 +387,8 @@ enum aq_status aq_bench_job(const struct aq_bench_options *options)
         const char *words;
         enum aq_status (*run)(const struct aq_bench_options *options, const char *folder);
     } parts[] = {{"job step measured predicted bound measured/bound", bench_bound},
+                 {"job pp1 pp2 pp3 pp4 dp2pp2 dp2pp1 qadam4 fp32 packed 20mbit 100mbit step predicted/measured",
+                  bench_prediction},
                  {"job step ssd memory ssd/memory", bench_ssd},
                  {"job step checkpoint50/none no checkpoint", bench_checkpoint},
                  {"job dp2pp4 step compressed/uncompressed loss 100mbit without entropy", bench_replicas}};
@@ -325,8 +400,8 @@ enum aq_status aq_bench_job(const struct aq_bench_options *options)
     }
     if (status == AQ_OK && !any)
         status = aq_fail(AQ_INVAL, "bench",
-                         "--only \"%s\": no part of bench job has these words; parts are bound, ssd, "
-                         "checkpoint50 and dp2pp4",
+                         "--only \"%s\": no part of bench job has these words; parts are bound, "
+                         "predicted/measured, ssd, checkpoint50 and dp2pp4",
                          options->only);
     return aq_bench_job_end(folder, status);
 }

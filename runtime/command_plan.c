@@ -30,7 +30,8 @@ struct options {
 static const char usage[] =
     "usage: aqpipe plan JOB.yaml [--set KEY=VALUE]... [options]\n"
     "  --json                      one JSON object instead of tables\n"
-    "  --measure                   time each stage and codec on this machine (idle: nothing else should run)\n"
+    "  --measure                   time each stage and codec on this machine (idle: nothing else should run), on its\n"
+    "                              GPU where the stage is on one, and pack a sample of what is coded\n"
     "  --compute-forward-ms X      of one micro-batch on every stage, instead of measuring\n"
     "  --compute-backward-ms Y\n"
     "  --gflops G                  a core's rate, where nothing is measured or given (100)\n"
@@ -95,29 +96,45 @@ static enum aq_status costs_fill(const struct options *options, const struct aq_
         if (forward) costs->forward_s[s] = options->forward_ms * 1e-3;
         if (backward) costs->backward_s[s] = options->backward_ms * 1e-3;
     }
-    aq_plan_costs_choose(plan, costs); /* a step computes what was given */
+    aq_plan_costs_reduce(plan, costs); /* a step computes what was given */
     costs->cold = options->cold;
-    if (forward || backward) costs->origin = options->measure ? "given and measured here" : "given, codecs assumed";
+    if (forward || backward)
+        costs->origin = options->measure          ? "given and measured here"
+                        : aq_plan_wants_gpu(plan) ? "given; codecs and updates of GPUs taken as 0 s"
+                                                  : "given, codecs assumed";
     return AQ_OK;
 }
 
+/* costs NULL: nothing is said about time. */
+static enum aq_status print_with(const struct options *options, const struct aq_plan *plan,
+                                 const struct aq_plan_costs *costs)
+{
+    struct aq_plan_prediction prediction;
+    struct aq_text text = {0};
+    if (costs) AQ_TRY(aq_plan_predict(plan, costs, &prediction));
+    const struct aq_plan_prediction *foretold = costs ? &prediction : NULL;
+    enum aq_status status =
+        options->json ? aq_plan_print_json(plan, costs, foretold, &text) : aq_plan_print(plan, costs, foretold, &text);
+    if (status == AQ_OK && fputs(aq_text_of(&text), stdout) < 0) status = aq_fail_errno("plan", "cannot print");
+    aq_text_deinit(&text);
+    return status;
+}
+
+/* Nothing is assumed of a GPU: its time is measured, or given, or not told; where it cannot be measured, why. */
 static enum aq_status print(const struct options *options, const struct aq_plan *plan)
 {
     struct aq_plan_costs costs;
-    struct aq_plan_prediction prediction;
-    struct aq_text text = {0};
-    AQ_TRY(costs_fill(options, plan, &costs));
     char origin[96];
+    const bool given = options->forward_ms >= 0 && options->backward_ms >= 0;
+    if (aq_plan_wants_gpu(plan) && !options->measure && !given) return print_with(options, plan, NULL);
+    const enum aq_status status = costs_fill(options, plan, &costs);
+    if (status == AQ_NODEV) AQ_TRY(print_with(options, plan, NULL));
+    AQ_TRY(status);
     if (!options->measure && options->forward_ms < 0 && options->backward_ms < 0) {
         snprintf(origin, sizeof origin, "assumed: %g GFLOP/s a core, see --measure", options->gflops);
         costs.origin = origin;
     }
-    AQ_TRY(aq_plan_predict(plan, &costs, &prediction));
-    enum aq_status status = options->json ? aq_plan_print_json(plan, &costs, &prediction, &text)
-                                          : aq_plan_print(plan, &costs, &prediction, &text);
-    if (status == AQ_OK && fputs(aq_text_of(&text), stdout) < 0) status = aq_fail_errno("plan", "cannot print");
-    aq_text_deinit(&text);
-    return status;
+    return print_with(options, plan, &costs);
 }
 
 int aq_command_plan(int argc, char **argv)

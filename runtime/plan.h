@@ -163,9 +163,18 @@ struct aq_plan_costs {
     double send_back_s[AQ_JOB_STAGES_MAX];    /* edge e: encode backward, at stage e+1                          */
     double receive_back_s[AQ_JOB_STAGES_MAX]; /* edge e: decode backward, at stage e                            */
     double step_s[AQ_JOB_STAGES_MAX];         /* the optimizer                                                      */
-    double reduce_s[AQ_JOB_STAGES_MAX];       /* averaging with the other replicas, their links                     */
-    double value_s[AQ_GRAD_CANDIDATES_MAX];   /* packing one value, where reduce.codec is auto                      */
+    double reduce_s[AQ_JOB_STAGES_MAX];       /* averaging with the other replicas: what their links take           */
+    double pack_s[AQ_JOB_STAGES_MAX];         /* and what computing it takes, beside them                           */
+    bool reduce_in_step;                      /* the optimizer sends no gradients: its update meets the others      */
+    double value_s[AQ_GRAD_CANDIDATES_MAX];   /* of a reduction's computing, one value: aq_plan_reduce_candidates   */
     uint32_t choice[AQ_JOB_STAGES_MAX];       /* what it is expected to choose (grad_choice.h), or AQ_CHOICE_NONE   */
+    /*
+     * What links leave of the bytes of bodies that they send packed (link.entropy): 1, as they are. Of edge e forward
+     * and backward, of what replicas reduce in each candidate. packed: a sample of them was, or none goes packed; else
+     * times and bytes are those before packing.
+     */
+    double forward_share[AQ_JOB_STAGES_MAX], backward_share[AQ_JOB_STAGES_MAX], value_share[AQ_GRAD_CANDIDATES_MAX];
+    bool packed;
     double latency_s;                         /* of a link, one way                                                 */
     double rate_mbps;                         /* 0: links take no time                                              */
     double cache_mbps;                        /* 10^6 byte/s of the store, read and write together; 0: no limit     */
@@ -174,20 +183,33 @@ struct aq_plan_costs {
     bool cold;                                /* first epoch: keyframes                                             */
 };
 
-/* Fill costs by arithmetic: flops over `gflops` per core, codec bytes over 4 GB/s a core; says "assumed". */
+/*
+ * Fill costs by arithmetic: flops over `gflops` per core, codec bytes over 4 GB/s a core; says "assumed". Of cores:
+ * nothing is assumed of a GPU, whose stages are 0 s (aq_plan_wants_gpu).
+ */
 void aq_plan_costs_assumed(const struct aq_plan *plan, double gflops, uint32_t cores, struct aq_plan_costs *out);
 
 /*
  * Fill costs by timing a few calls of each stage on this machine, all stages of a host open at once and in turns, as
- * they will run (plan_measure.c). Seconds to a minute; takes the memory that the run will take.
+ * they will run (plan_measure.c), and by packing what they coded. Seconds to a minute; takes the memory that the run
+ * will take. AQ_NODEV: a stage is on a GPU, and here is none.
  */
 enum aq_status aq_plan_costs_measured(const struct aq_plan *plan, uint32_t cores, struct aq_plan_costs *out);
 
+/* Is any stage on a GPU? Its time is measured there or not known. */
+bool aq_plan_wants_gpu(const struct aq_plan *plan);
+
 /*
- * Where reduce.codec is auto and the rate of links is given: what each stage will choose by these costs, and how long
- * its reductions take then. For whoever has filled or changed costs. Elsewhere nothing.
+ * In which codecs reductions may travel: that of the manifest, or where it is to be chosen (reduce.codec: auto) the
+ * candidates of grad_choice.h. Answers how many; 0: no codec (lanes, sparse momenta), or no replicas.
  */
-void aq_plan_costs_choose(const struct aq_plan *plan, struct aq_plan_costs *costs);
+uint32_t aq_plan_reduce_candidates(const struct aq_plan *plan, struct aq_grad_candidate out[AQ_GRAD_CANDIDATES_MAX]);
+
+/*
+ * How long reductions take by these costs, on links whose rate is given; and where reduce.codec is auto, what each
+ * stage will choose by them. For whoever has filled or changed costs.
+ */
+void aq_plan_costs_reduce(const struct aq_plan *plan, struct aq_plan_costs *costs);
 
 struct aq_plan_prediction {
     double step_s;  /* by event simulation of the programs                                                     */

@@ -1,6 +1,8 @@
 /*
  * plan_cost.c -- seconds of one forward, backward, encode, decode and update, assumed from flops and bytes.
  */
+#include <string.h>
+
 #include "aqsgd/grad.h"
 #include "plan_private.h"
 
@@ -14,18 +16,45 @@ void aq_plan_costs_common(const struct aq_plan *plan, uint32_t cores, struct aq_
     *out = (struct aq_plan_costs){.cores = cores, .rate_mbps = plan->job->link.rate_mbps, .latency_s = latency_s};
     for (uint32_t s = 0; s < plan->stage_count; s++)
         out->threads[s] = aq_job_threads(plan->job, s, cores);
-    for (uint32_t s = 0; s < plan->stage_count && out->rate_mbps > 0; s++)
-        out->reduce_s[s] = (double)aq_plan_reduce_bytes(plan, s) * 8 / (out->rate_mbps * 1e6);
-    for (uint32_t s = 0; s < plan->stage_count; s++)
+    out->reduce_in_step = plan->replicas > 1 && !aq_optimizer_config_averages(&plan->job->train.optimizer);
+    out->packed = plan->job->link.entropy == AQ_LINK_ENTROPY_OFF;
+    for (uint32_t s = 0; s < plan->stage_count; s++) {
+        out->forward_share[s] = out->backward_share[s] = 1;
         out->choice[s] = AQ_CHOICE_NONE;
+    }
+    for (uint32_t c = 0; c < AQ_GRAD_CANDIDATES_MAX; c++)
+        out->value_share[c] = 1;
+}
+
+bool aq_plan_on_gpu(const struct aq_plan *plan, uint32_t s)
+{
+    return strcmp(plan->job->pipeline.stages[s].device, "cuda") == 0;
+}
+
+bool aq_plan_same_gpu(const struct aq_plan *plan, uint32_t s, uint32_t r)
+{
+    const struct aq_job_stage *a = &plan->job->pipeline.stages[s], *b = &plan->job->pipeline.stages[r];
+    return aq_plan_on_gpu(plan, s) && aq_plan_on_gpu(plan, r) && a->device_index == b->device_index &&
+           aq_job_same_host(plan->job, s, r);
+}
+
+bool aq_plan_wants_gpu(const struct aq_plan *plan)
+{
+    for (uint32_t r = 0; r < plan->ranks; r++)
+        if (aq_plan_on_gpu(plan, r)) return true;
+    return false;
 }
 
 /* Encoding reads values and errors and writes errors; decoding and adding up touch each value twice, twice. */
 static void assume_packing(const struct aq_plan *plan, uint32_t threads, struct aq_plan_costs *out)
 {
+    struct aq_grad_candidate candidates[AQ_GRAD_CANDIDATES_MAX];
+    const uint32_t count = aq_plan_reduce_candidates(plan, candidates);
     const double value_s = sizeof(float) / (stream_bytes_s * threads);
-    for (uint32_t c = 0; c < AQ_GRAD_CANDIDATES_MAX; c++)
-        out->value_s[c] = c == 0 ? 4 * value_s : (3 * (1 + 1.0 / plan->replicas) + 4) * value_s;
+    for (uint32_t c = 0; c < count; c++)
+        out->value_s[c] = strcmp(candidates[c].config.kind, "fp32") == 0
+                              ? 4 * value_s
+                              : (3 * (1 + 1.0 / plan->replicas) + 4) * value_s;
 }
 
 void aq_plan_costs_assumed(const struct aq_plan *plan, double gflops, uint32_t cores, struct aq_plan_costs *out)
@@ -34,6 +63,7 @@ void aq_plan_costs_assumed(const struct aq_plan *plan, double gflops, uint32_t c
     out->origin = "assumed";
     for (uint32_t s = 0; s < plan->stage_count; s++) {
         const struct aq_plan_stage *stage = &plan->stages[s];
+        if (aq_plan_on_gpu(plan, s)) continue;
         const uint32_t threads = out->threads[s] < cores ? out->threads[s] : cores;
         const double flops_s = gflops * 1e9 * threads;
         const uint32_t state = aq_optimizer_state_floats(&plan->job->train.optimizer);
@@ -47,6 +77,6 @@ void aq_plan_costs_assumed(const struct aq_plan *plan, double gflops, uint32_t c
         out->send_back_s[s] = stream;
         out->receive_back_s[s] = stream;
     }
-    assume_packing(plan, out->threads[0] < cores ? out->threads[0] : cores, out);
-    aq_plan_costs_choose(plan, out);
+    if (!aq_plan_on_gpu(plan, 0)) assume_packing(plan, out->threads[0] < cores ? out->threads[0] : cores, out);
+    aq_plan_costs_reduce(plan, out);
 }

@@ -91,6 +91,15 @@ static void json_time(const struct aq_plan *plan, const struct aq_plan_costs *co
     json_numbers("stage_s", prediction->compute_s, plan->stage_count, text);
     json_numbers("link_forward_s", prediction->forward_s, plan->stage_count - 1, text);
     json_numbers("link_backward_s", prediction->backward_s, plan->stage_count - 1, text);
+    aq_text_add(text, ", \"packed\": %s", costs->packed ? "true" : "false");
+    json_numbers("packed_forward", costs->forward_share, plan->stage_count - 1, text);
+    json_numbers("packed_backward", costs->backward_share, plan->stage_count - 1, text);
+    if (plan->replicas > 1) {
+        const uint32_t c = costs->choice[0] == AQ_CHOICE_NONE ? 0 : costs->choice[0];
+        json_numbers("reduce_links_s", costs->reduce_s, plan->stage_count, text);
+        json_numbers("reduce_compute_s", costs->pack_s, plan->stage_count, text);
+        json_numbers("packed_gradient", &costs->value_share[c], 1, text);
+    }
     aq_text_add(text, "}");
 }
 
@@ -113,7 +122,10 @@ enum aq_status aq_plan_print_json(const struct aq_plan *plan, const struct aq_pl
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++)
         json_edge(plan, e, text);
     aq_text_add(text, "]");
-    if (costs && prediction) json_time(plan, costs, prediction, text);
+    if (costs && prediction)
+        json_time(plan, costs, prediction, text);
+    else
+        aq_text_add(text, ", \"time\": null");
     aq_text_add(text, "}\n");
     return text->status;
 }

@@ -6,11 +6,13 @@
  * several micro-batches ago). A stage alone, over and over on the same memory, finds its weights and activations in the
  * processor's caches and looks a fifth faster than it ever is beside the others. What counts is the median: one turn in
  * which something else ran does not move it.
+ *
+ * What links leave of the bytes of bodies is that of bodies coded here, of a model with random weights and after some
+ * updates: plan_measure_codec.c. Stages on a GPU are measured where there is one; elsewhere their line says so.
  */
 #include <stdlib.h>
 #include <string.h>
 
-#include "aqsgd/codec.h"
 #include "aqsgd/device.h"
 #include "aqsgd/grad.h"
 #include "plan_private.h"
@@ -78,11 +80,6 @@ static enum aq_status bench_open(struct bench *bench, const struct aq_plan *plan
 static double seconds_since(uint64_t begin)
 {
     return (double)(aq_clock_ns() - begin) * 1e-9;
-}
-
-static void keep_least(double seconds, int repeat, double *best)
-{
-    if (repeat == 0 || seconds < *best) *best = seconds;
 }
 
 static int by_value(const void *a, const void *b)
@@ -188,6 +185,7 @@ static enum aq_status time_update(struct bench *bench, uint32_t s, struct aq_sta
 {
     const struct aq_plan *plan = bench->plan;
     const struct aq_optimizer_tensor whole = {.count = aq_stage_parameter_count(stage), .decay = true};
+    const float lr = aq_learning_rate(plan->job->train.lr, 1, 0, 1, AQ_DECAY_CONSTANT);
     struct aq_optimizer *optimizer;
     AQ_TRY(aq_optimizer_open(bench->device, &plan->job->train.optimizer, &whole, 1, whole.count, &optimizer));
     enum aq_status status = AQ_OK;
@@ -196,77 +194,118 @@ static enum aq_status time_update(struct bench *bench, uint32_t s, struct aq_sta
         double sum = 0;
         status = aq_stage_gradient_sum2(stage, &sum, bench->stream);
         if (status == AQ_OK)
-            status = aq_optimizer_step(optimizer, aq_stage_parameters(stage), aq_stage_gradients(stage), 0, 1,
+            status = aq_optimizer_step(optimizer, aq_stage_parameters(stage), aq_stage_gradients(stage), lr, 1,
                                        (uint64_t)repeat + 1, bench->stream);
         if (status == AQ_OK) status = aq_stage_zero_grads(stage, bench->stream);
         if (status == AQ_OK) status = aq_stage_parameters_changed(stage, bench->stream);
         if (status == AQ_OK) status = aq_device_stream_sync(bench->device, bench->stream);
-        keep_least(seconds_since(start), repeat, &out->step_s[s]);
+        const double seconds = seconds_since(start);
+        if (repeat == 0 || seconds < out->step_s[s]) out->step_s[s] = seconds;
     }
     aq_optimizer_close(optimizer);
     return status;
 }
 
-/* Encode and decode of one micro-batch, warm; a buffer of messages and one of bodies for one sample. */
-static enum aq_status time_codec(struct bench *bench, const struct aq_codec_config *config, double *encode_s,
-                                 double *decode_s)
+static struct aq_plan_coding coding_of(const struct bench *bench, const struct aq_codec_config *config)
 {
-    const struct aq_plan *plan = bench->plan;
-    const uint32_t T = plan->job->train.T, C = plan->model.channels, B = plan->job->train.micro_batch;
-    struct aq_codec *codec = NULL;
-    void *body = NULL, *message = NULL;
-    size_t bound = 0, message_bytes = 0;
-    enum aq_status status;
-    AQ_TRY_GOTO(aq_codec_open(bench->device, config, T, C, &codec), out);
-    bound = aq_codec_bound(codec);
-    message_bytes = aq_codec_message_bytes(codec);
-    AQ_TRY_GOTO(aq_device_alloc(bench->device, AQ_MEMORY_PINNED, bound, &body), out);
-    AQ_TRY_GOTO(aq_device_alloc(bench->device, AQ_MEMORY_PINNED, message_bytes + 1, &message), out);
-    const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_TEST, 0, 0);
-    for (int repeat = 0; repeat <= REPEATS; repeat++) {
-        struct aq_codec_result result = {0};
-        void *m = message_bytes ? message : NULL, *reference = repeat ? m : NULL; /* the first is a keyframe */
-        uint64_t start = aq_clock_ns();
-        for (uint32_t b = 0; b < B; b++)
-            AQ_TRY_GOTO(aq_codec_encode(codec, bench->x + (size_t)b * T * C, reference, &key, body, bound, NULL, m,
-                                        &result, bench->stream),
-                        out);
-        AQ_TRY_GOTO(aq_device_stream_sync(bench->device, bench->stream), out);
-        keep_least(seconds_since(start), repeat > 1, encode_s);
-        start = aq_clock_ns();
-        for (uint32_t b = 0; b < B; b++)
-            AQ_TRY_GOTO(aq_codec_decode(codec, body, result.body_bytes, result.flags, m, bench->y + (size_t)b * T * C,
-                                        m, bench->stream),
-                        out);
-        AQ_TRY_GOTO(aq_device_stream_sync(bench->device, bench->stream), out);
-        keep_least(seconds_since(start), repeat > 1, decode_s);
-    }
-out:
-    aq_device_free(bench->device, AQ_MEMORY_PINNED, message, message_bytes + 1);
-    aq_device_free(bench->device, AQ_MEMORY_PINNED, body, bound);
-    aq_codec_close(codec);
-    return status;
+    return (struct aq_plan_coding){.device = bench->device,
+                                   .stream = bench->stream,
+                                   .config = config,
+                                   .T = bench->plan->job->train.T,
+                                   .C = bench->plan->model.channels,
+                                   .B = bench->plan->job->train.micro_batch,
+                                   .before = bench->x,
+                                   .after = bench->x};
+}
+
+/* What a link leaves of the bytes that one end coded. */
+static enum aq_status share_of(const struct bench *bench, const struct aq_link_config *link, uint32_t peer,
+                               const struct aq_plan_coding *coding, double *share)
+{
+    uint32_t packed;
+    const bool local = aq_job_same_host(bench->plan->job, bench->rank, peer);
+    AQ_TRY(aq_link_packed(link, local, coding->bodies, coding->body_bytes, &packed));
+    *share = (double)packed / coding->body_bytes;
+    return AQ_OK;
+}
+
+/*
+ * The edge to the next stage: what is sent is an output of this stage; then, against the message of that, the output of
+ * the same tokens after some updates. What is decoded here are gradients: any values do.
+ */
+static enum aq_status time_edge_out(struct bench *bench, const float *before, struct aq_plan_costs *out)
+{
+    const uint32_t s = bench->rank;
+    const struct aq_plan_edge *edge = &bench->plan->edges[s];
+    struct aq_plan_coding send = coding_of(bench, &edge->forward), receive = coding_of(bench, &edge->backward);
+    send.before = before;
+    send.after = receive.before = receive.after = bench->y;
+    AQ_TRY(aq_plan_time_coding(&send));
+    enum aq_status status = share_of(bench, &bench->plan->stages[s].link_out, s + 1, &send, &out->forward_share[s]);
+    out->send_s[s] = send.encode_s;
+    aq_free(send.bodies);
+    AQ_TRY(status);
+    AQ_TRY(aq_plan_time_coding(&receive));
+    out->receive_back_s[s] = receive.decode_s;
+    aq_free(receive.bodies);
+    return AQ_OK;
+}
+
+/* The edge from the stage before: x is the gradient of this stage's input, which is what is sent. */
+static enum aq_status time_edge_in(struct bench *bench, struct aq_plan_costs *out)
+{
+    const uint32_t e = bench->rank - 1;
+    const struct aq_plan_edge *edge = &bench->plan->edges[e];
+    struct aq_plan_coding send = coding_of(bench, &edge->backward), receive = coding_of(bench, &edge->forward);
+    AQ_TRY(aq_plan_time_coding(&send));
+    enum aq_status status = share_of(bench, &bench->plan->stages[e + 1].link_in, e, &send, &out->backward_share[e]);
+    out->send_back_s[e] = send.encode_s;
+    aq_free(send.bodies);
+    AQ_TRY(status);
+    AQ_TRY(aq_plan_time_coding(&receive));
+    out->receive_s[e] = receive.decode_s;
+    aq_free(receive.bodies);
+    return AQ_OK;
 }
 
 static enum aq_status time_rest(struct bench *bench, struct aq_plan_costs *out)
 {
-    const struct aq_plan *plan = bench->plan;
     const uint32_t s = bench->rank;
-    AQ_TRY(time_update(bench, s, bench->stage, out));
-    if (s + 1 == plan->stage_count) return AQ_OK;
-    AQ_TRY(time_codec(bench, &plan->edges[s].forward, &out->send_s[s], &out->receive_s[s]));
-    return time_codec(bench, &plan->edges[s].backward, &out->send_back_s[s], &out->receive_back_s[s]);
+    const bool sends = s + 1 < bench->plan->stage_count;
+    void *before = NULL;
+    enum aq_status status;
+    if (sends) AQ_TRY(aq_device_alloc(bench->device, AQ_MEMORY_DEVICE, bench->boundary_bytes, &before));
+    if (sends) AQ_TRY_GOTO(forward(bench, 0), out);
+    if (sends) AQ_TRY_GOTO(aq_device_copy(bench->device, before, bench->y, bench->boundary_bytes, bench->stream), out);
+    AQ_TRY_GOTO(time_update(bench, s, bench->stage, out), out);
+    AQ_TRY_GOTO(forward(bench, 0), out);
+    if (sends) AQ_TRY_GOTO(time_edge_out(bench, before, out), out);
+    AQ_TRY_GOTO(backward(bench, 0), out);
+    if (s > 0) status = time_edge_in(bench, out);
+out:
+    if (before) aq_device_free(bench->device, AQ_MEMORY_DEVICE, before, bench->boundary_bytes);
+    return status;
 }
 
-/* What a reduction's packing costs, where it decides on a codec. */
+/* What computing a reduction costs, and what links leave of its bytes: by the gradients that the first stage has now.
+ */
 static enum aq_status time_packing(const struct bench *bench, struct aq_plan_costs *out)
 {
     const struct aq_plan *plan = bench->plan;
     struct aq_grad_candidate candidates[AQ_GRAD_CANDIDATES_MAX];
-    if (plan->replicas == 1 || !plan->job->train.optimizer.reduce_automatic) return AQ_OK;
-    const uint32_t count = aq_grad_candidates(&plan->job->train.optimizer, candidates);
-    return aq_reduce_measure_packing(bench->device, candidates, count, plan->stages[0].size.parameters, plan->replicas,
-                                     out->value_s);
+    const uint32_t count = aq_plan_reduce_candidates(plan, candidates);
+    if (count == 0) return AQ_OK;
+    AQ_TRY(aq_reduce_measure_packing(bench->device, candidates, count, plan->stages[0].size.parameters, plan->replicas,
+                                     out->value_s));
+    const struct aq_plan_gradients gradients = {.device = bench->device,
+                                                .stream = bench->stream,
+                                                .values = aq_stage_gradients(bench->stage),
+                                                .count = aq_stage_parameter_count(bench->stage),
+                                                .link = &plan->stages[0].link_group,
+                                                .local = aq_job_same_host(plan->job, 0, plan->stage_count)};
+    for (uint32_t c = 0; c < count; c++)
+        AQ_TRY(aq_plan_gradients_share(&gradients, &candidates[c].config, &out->value_share[c]));
+    return AQ_OK;
 }
 
 /* The stages that share a host with stage `first`, which is the first of them. */
@@ -281,12 +320,12 @@ static enum aq_status measure_host(const struct aq_plan *plan, uint32_t first, u
         if (aq_job_same_host(plan->job, first, s)) status = bench_open(&benches[count++], plan, s, out->threads[s]);
     if (at_once > count) at_once = count;
     if (status == AQ_OK) status = time_stages(benches, count, at_once > 0 ? at_once : 1);
+    if (status == AQ_OK && first == 0) status = time_packing(&benches[0], out);
     for (uint32_t i = 0; i < count && status == AQ_OK; i++) {
         out->forward_s[benches[i].rank] = median(benches[i].forward_s, benches[i].rounds);
         out->backward_s[benches[i].rank] = median(benches[i].backward_s, benches[i].rounds);
         status = time_rest(&benches[i], out);
     }
-    if (status == AQ_OK && first == 0) status = time_packing(&benches[0], out);
     for (uint32_t i = 0; i < count; i++)
         bench_close(&benches[i]);
     aq_free(benches);
@@ -303,6 +342,7 @@ enum aq_status aq_plan_costs_measured(const struct aq_plan *plan, uint32_t cores
             known = aq_job_same_host(plan->job, earlier, s);
         if (!known) AQ_TRY(measure_host(plan, s, cores, out));
     }
-    aq_plan_costs_choose(plan, out);
+    out->packed = true;
+    aq_plan_costs_reduce(plan, out);
     return AQ_OK;
 }

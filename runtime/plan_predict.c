@@ -1,41 +1,68 @@
 /*
  * plan_predict.c -- how long a step takes: an event simulation of the very programs that the workers run.
  *
- * Every stage is one thread of control that takes the first instruction in program order whose chain has reached it
- * (program.h), and works on it without a break. The stages of one host share its cores: when more threads work than
- * there are cores, each advances by cores / threads. Every link is two resources, one each way, that carry frames one
- * after another, with credits (receive slots) and a bounded queue of the sender. Steps follow each other; the last of
- * them is the answer, for pipelines overlap at their ends.
+ * Caveats first. What nobody timed is not in it: digests, tables of rows, the copies of sockets, the coder of packed
+ * bodies where it takes cores (it does delay frames). On a GPU kernels of one stage do not slow each other; stages that
+ * share a GPU take turns by equal parts.
+ *
+ * On a CPU a stage is one thread of control that takes the first instruction in program order whose chain has reached
+ * it (program.h), and works on it without a break. The stages of one host share its cores: when more threads work than
+ * there are cores, each advances by cores / threads. On a GPU a stage has three streams (docs/DECISIONS.md 0058): one
+ * computes, one codes what is sent, one decodes what came. An instruction begins when its stream is free and what it
+ * reads is there, in the order of its chain; of the values at a cut there are as many copies as the plan says, so that
+ * one is coded while the next is computed.
+ *
+ * Every link is two resources, one each way, that carry frames one after another, with credits (receive slots) and a
+ * bounded queue of the sender. Replicas reduce over links of their own while they pack and unpack: the longer counts.
+ * Optimizers that average gradients do so before the norm; the others in their update, piece by piece (0056). Steps
+ * follow each other; the last of them is the answer, for pipelines overlap at their ends.
  */
+#include <assert.h>
 #include <float.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "plan_private.h"
 
-enum { STEPS = 3, NOBODY = -1 };
+enum { STEPS = 3, NOBODY = -1, LINES = 6, STREAMS = 3 };
+
+/* The instructions of a line: those of one kind, of the forward chain and then of the backward chain. */
+enum part { RECEIVE = 0, COMPUTE = 1, SEND = 2, PARTS = 3 };
 
 /* One direction of one edge. Frames are numbered over all steps: queued >= begun >= arrived >= taken. */
 struct pipe {
     double seconds; /* a frame on the wire                              */
+    double delay;   /* from leaving the wire to being here: latency, and packing where bodies go packed */
     uint64_t queued, begun, arrived, taken;
     double done_at;  /* the frame on the wire leaves it; DBL_MAX: none   */
     double *arrives; /* of the last receive_slots + 1 frames: when       */
 };
 
+/* The instructions of one kind (enum aq_op less AQ_OP_RECV_FWD), in the order of their chain; of this step. */
+struct line {
+    uint32_t *at; /* in the program */
+    uint32_t count, begun, done;
+};
+
+/* What a stage works on at a time: one of these on a CPU, three on a GPU. */
+struct stream {
+    double left; /* seconds of work left, alone on its cores or GPU; < 0: none */
+    int line;    /* whose instruction; LINES: a reduction or the update        */
+};
+
 struct actor {
     const struct aq_program *program;
-    uint32_t *chain[2]; /* instruction numbers of the forward and the backward chain */
-    uint32_t length[2], at[2];
-    uint64_t *holder;   /* of each slot: step * M + micro-batch + 1 that holds it    */
-    uint32_t step;      /* of STEPS                                                  */
-    uint32_t backwards; /* done in this step                                         */
-    enum { CHAINS, REDUCE, NORM_UP, NORM_DOWN, UPDATE } phase;
-    double reduced_at;           /* REDUCE: when its links have carried everything; DBL_MAX: not begun */
-    double partial_at, total_at; /* NORM frames: when they are here; DBL_MAX: not sent yet */
-    double left;                 /* seconds of work left, alone on its cores; < 0: none       */
-    int doing;                   /* chain 0 or 1, 2: update                                   */
+    struct line lines[LINES];
+    struct stream streams[STREAMS];
+    bool gpu;
+    uint32_t copies;  /* of the values at a cut                                       */
+    uint64_t *holder; /* of each slot: step * M + micro-batch + 1 that holds it       */
+    uint32_t step;    /* of STEPS                                                     */
+    enum { CHAINS, REDUCE, NORM_UP, NORM_DOWN, UPDATE, UPDATING } phase;
+    double reduced_at;           /* when its links have carried everything; DBL_MAX: not begun */
+    double partial_at, total_at; /* NORM frames: when they are here; DBL_MAX: not sent yet     */
     double ended[STEPS];
 };
 
@@ -55,52 +82,63 @@ static void place(struct aq_arena *arena, struct simulation *sim)
     sim->forward = aq_arena_take(arena, P * sizeof *sim->forward);
     sim->backward = aq_arena_take(arena, P * sizeof *sim->backward);
     for (uint32_t s = 0; s < P; s++) {
-        uint32_t *chains[2];
+        uint32_t *at = aq_arena_take(arena, LINES * (size_t)M * sizeof *at);
         double *arrives[2];
-        for (int k = 0; k < 2; k++) {
-            chains[k] = aq_arena_take(arena, 3 * (size_t)M * sizeof(uint32_t));
+        for (int k = 0; k < 2; k++)
             arrives[k] = aq_arena_take(arena, ((size_t)sim->credits + 1) * sizeof(double));
-        }
         uint64_t *holder = aq_arena_take(arena, sim->plan->stages[s].program.slots * sizeof *holder);
         if (!arena->base) continue;
-        sim->actors[s].chain[0] = chains[0];
-        sim->actors[s].chain[1] = chains[1];
+        for (uint32_t k = 0; k < LINES; k++)
+            sim->actors[s].lines[k].at = at + (size_t)k * M;
         sim->actors[s].holder = holder;
         sim->forward[s].arrives = arrives[0];
         sim->backward[s].arrives = arrives[1];
     }
 }
 
-static double frame_seconds(const struct simulation *sim, uint64_t step_bytes)
+/* Headers go as they are; they are few, and the share of a body is taken for that of the whole frame. */
+static void pipe_open(const struct simulation *sim, struct pipe *pipe, uint64_t step_bytes, double share)
 {
-    const double rate = sim->costs->rate_mbps;
-    return rate > 0 ? (double)step_bytes / sim->M * 8 / (rate * 1e6) : 0;
+    const double rate = sim->costs->rate_mbps, frame = (double)step_bytes / sim->M;
+    pipe->done_at = DBL_MAX;
+    pipe->seconds = rate > 0 ? frame * share * 8 / (rate * 1e6) : 0;
+    pipe->delay = sim->costs->latency_s + (share < 1 ? frame * AQ_LINK_PACK_BYTE_NS * 1e-9 : 0);
+}
+
+static void actor_open(const struct simulation *sim, uint32_t s)
+{
+    struct actor *actor = &sim->actors[s];
+    actor->program = &sim->plan->stages[s].program;
+    actor->gpu = aq_plan_on_gpu(sim->plan, s);
+    actor->copies = sim->plan->stages[s].boundary_copies;
+    actor->partial_at = actor->total_at = actor->reduced_at = DBL_MAX;
+    for (int i = 0; i < STREAMS; i++)
+        actor->streams[i].left = -1;
+    for (uint32_t i = 0; i < actor->program->count; i++) {
+        const uint8_t op = actor->program->code[i].op;
+        if (op < AQ_OP_RECV_FWD || op > AQ_OP_SEND_BWD) continue;
+        struct line *line = &actor->lines[op - AQ_OP_RECV_FWD];
+        line->at[line->count++] = i;
+    }
 }
 
 static enum aq_status simulation_open(struct simulation *sim, void **memory)
 {
+    const struct aq_plan_costs *costs = sim->costs;
     struct aq_arena arena = {0};
+    static_assert(AQ_OP_SEND_BWD - AQ_OP_RECV_FWD + 1 == LINES, "a line each");
     place(&arena, sim);
     AQ_TRY(aq_alloc(arena.used, memory));
     arena = (struct aq_arena){.base = *memory, .bytes = arena.used};
     place(&arena, sim);
     for (uint32_t s = 0; s < sim->P; s++) {
-        struct actor *actor = &sim->actors[s];
-        actor->program = &sim->plan->stages[s].program;
-        actor->left = -1;
-        actor->partial_at = actor->total_at = actor->reduced_at = DBL_MAX;
-        for (uint32_t i = 0; i < actor->program->count; i++) {
-            const uint8_t op = actor->program->code[i].op;
-            const int chain = op >= AQ_OP_RECV_BWD;
-            if (op < AQ_OP_RECV_FWD || op > AQ_OP_SEND_BWD) continue;
-            actor->chain[chain][actor->length[chain]++] = i;
-        }
+        actor_open(sim, s);
         sim->forward[s].done_at = sim->backward[s].done_at = DBL_MAX;
         if (s + 1 == sim->P) continue;
         const struct aq_plan_edge *edge = &sim->plan->edges[s];
-        sim->forward[s].seconds =
-            frame_seconds(sim, sim->costs->cold ? edge->step_forward_cold : edge->step_forward_warm);
-        sim->backward[s].seconds = frame_seconds(sim, edge->step_backward);
+        pipe_open(sim, &sim->forward[s], costs->cold ? edge->step_forward_cold : edge->step_forward_warm,
+                  costs->forward_share[s]);
+        pipe_open(sim, &sim->backward[s], edge->step_backward, costs->backward_share[s]);
     }
     return AQ_OK;
 }
@@ -119,7 +157,7 @@ static bool pipe_start(const struct simulation *sim, struct pipe *pipe)
 static bool pipe_finish(const struct simulation *sim, struct pipe *pipe)
 {
     if (pipe->done_at > sim->now) return false;
-    pipe->arrives[pipe->arrived++ % (sim->credits + 1)] = pipe->done_at + sim->costs->latency_s;
+    pipe->arrives[pipe->arrived++ % (sim->credits + 1)] = pipe->done_at + pipe->delay;
     pipe->done_at = DBL_MAX;
     return true;
 }
@@ -130,13 +168,6 @@ static double pipe_arrival(const struct simulation *sim, const struct pipe *pipe
 }
 
 /* --- stages ----------------------------------------------------------------------------------------------------- */
-
-static const struct aq_instruction *chain_next(const struct actor *actor, int chain, uint32_t *index)
-{
-    if (actor->at[chain] == actor->length[chain]) return NULL;
-    *index = actor->chain[chain][actor->at[chain]];
-    return &actor->program->code[*index];
-}
 
 static double seconds_of(const struct simulation *sim, uint32_t s, enum aq_op op)
 {
@@ -155,6 +186,21 @@ static double seconds_of(const struct simulation *sim, uint32_t s, enum aq_op op
     default:
         return costs->send_back_s[s - 1];
     }
+}
+
+/* May the next instruction of line k begin, as far as its own chain goes? */
+static bool chain_allows(const struct actor *actor, uint32_t k)
+{
+    const struct line *chain = &actor->lines[k / PARTS * PARTS], *line = &actor->lines[k];
+    const bool receives = chain[RECEIVE].count > 0, sends = chain[SEND].count > 0;
+    const uint32_t i = line->begun;
+    const enum part part = k % PARTS;
+    const bool opens = part == (receives ? RECEIVE : COMPUTE);
+    /* On a CPU a chain is done with one micro-batch before it takes the next. */
+    if (!actor->gpu && opens && chain[sends ? SEND : COMPUTE].done < i) return false;
+    if (part == RECEIVE) return chain[COMPUTE].done + actor->copies > i;
+    if (part == SEND) return chain[COMPUTE].done > i;
+    return (!receives || chain[RECEIVE].done > i) && (!sends || chain[SEND].done + actor->copies > i);
 }
 
 /* Are the operands of this instruction here, now? */
@@ -179,106 +225,158 @@ static bool ready(const struct simulation *sim, uint32_t s, const struct aq_inst
     }
 }
 
+static struct stream *stream_of(struct actor *actor, uint32_t k)
+{
+    return &actor->streams[actor->gpu ? k % PARTS : COMPUTE];
+}
+
+/* Begin one instruction, the earliest in the program of those that can. */
 static bool actor_start(struct simulation *sim, uint32_t s)
 {
     struct actor *actor = &sim->actors[s];
-    if (actor->left >= 0 || actor->step == STEPS || actor->phase != CHAINS) return false;
-    uint32_t index[2] = {UINT32_MAX, UINT32_MAX};
     int best = NOBODY;
-    for (int chain = 0; chain < 2; chain++) {
-        const struct aq_instruction *in = chain_next(actor, chain, &index[chain]);
-        if (in && ready(sim, s, in) && (best == NOBODY || index[chain] < index[best])) best = chain;
+    if (actor->step == STEPS || actor->phase != CHAINS) return false;
+    for (uint32_t k = 0; k < LINES; k++) {
+        const struct line *line = &actor->lines[k];
+        if (line->begun == line->count || stream_of(actor, k)->left >= 0 || !chain_allows(actor, k)) continue;
+        if (!ready(sim, s, &actor->program->code[line->at[line->begun]])) continue;
+        const struct line *chosen = best == NOBODY ? NULL : &actor->lines[best];
+        if (!chosen || line->at[line->begun] < chosen->at[chosen->begun]) best = (int)k;
     }
     if (best == NOBODY) return false;
-    const struct aq_instruction *in = &actor->program->code[index[best]];
+    struct line *line = &actor->lines[best];
+    const struct aq_instruction *in = &actor->program->code[line->at[line->begun++]];
     if (in->op == AQ_OP_RECV_FWD || (in->op == AQ_OP_FORWARD && s == 0))
         actor->holder[in->slot] = 2 * ((uint64_t)actor->step * sim->M + in->micro_batch) + 1;
-    actor->doing = best;
-    actor->left = seconds_of(sim, s, in->op);
+    *stream_of(actor, (uint32_t)best) = (struct stream){.left = seconds_of(sim, s, in->op), .line = best};
     return true;
 }
 
-static void instruction_done(struct simulation *sim, uint32_t s)
+/* Work of a reduction or an update, beside what its links carry. */
+static void work_begin(const struct simulation *sim, struct actor *actor, double seconds, double carried_s)
+{
+    actor->streams[COMPUTE] = (struct stream){.left = seconds, .line = LINES};
+    actor->reduced_at = sim->now + carried_s;
+}
+
+static void chains_done(const struct simulation *sim, uint32_t s)
+{
+    const struct aq_plan_costs *costs = sim->costs;
+    struct actor *actor = &sim->actors[s];
+    actor->phase = NORM_UP;
+    if (sim->plan->replicas == 1) return;
+    actor->phase = REDUCE; /* in any case they agree on the step: a message */
+    work_begin(sim, actor, costs->reduce_in_step ? 0 : costs->pack_s[s],
+               costs->latency_s + (costs->reduce_in_step ? 0 : 2 * costs->latency_s + costs->reduce_s[s]));
+}
+
+static void instruction_done(struct simulation *sim, uint32_t s, uint32_t k)
 {
     struct actor *actor = &sim->actors[s];
-    uint32_t index;
-    const struct aq_instruction *in = chain_next(actor, actor->doing, &index);
-    actor->at[actor->doing]++;
+    struct line *line = &actor->lines[k];
+    const struct aq_instruction *in = &actor->program->code[line->at[line->done++]];
     if (in->op == AQ_OP_RECV_FWD) sim->forward[s - 1].taken++;
     if (in->op == AQ_OP_RECV_BWD) sim->backward[s].taken++;
     if (in->op == AQ_OP_SEND_FWD) sim->forward[s].queued++;
     if (in->op == AQ_OP_SEND_BWD) sim->backward[s - 1].queued++;
     if (in->op == AQ_OP_FORWARD) actor->holder[in->slot]++; /* even: forwarded */
-    if (in->op == AQ_OP_BACKWARD) actor->backwards++;
     if (in->op == (s == 0 ? AQ_OP_BACKWARD : AQ_OP_SEND_BWD)) actor->holder[in->slot] = 0;
-    if (actor->at[0] < actor->length[0] || actor->at[1] < actor->length[1]) return;
-    actor->phase = NORM_UP;
-    if (sim->plan->replicas == 1) return;
-    actor->phase = REDUCE;
-    actor->reduced_at = sim->now + sim->costs->reduce_s[s];
-}
-
-static void update_done(struct simulation *sim, struct actor *actor)
-{
-    actor->ended[actor->step++] = sim->now;
-    actor->phase = CHAINS;
-    actor->at[0] = actor->at[1] = 0;
-    actor->backwards = 0;
+    for (uint32_t i = 0; i < LINES; i++)
+        if (actor->lines[i].done < actor->lines[i].count) return;
+    chains_done(sim, s);
 }
 
 static bool actor_finish(struct simulation *sim, uint32_t s)
 {
     struct actor *actor = &sim->actors[s];
-    if (actor->left != 0) return false;
-    actor->left = -1;
-    if (actor->doing == 2)
-        update_done(sim, actor);
-    else
-        instruction_done(sim, s);
+    bool any = false;
+    for (int i = 0; i < STREAMS; i++) {
+        if (actor->streams[i].left != 0) continue;
+        actor->streams[i].left = -1;
+        any = true;
+        if (actor->streams[i].line < LINES) instruction_done(sim, s, (uint32_t)actor->streams[i].line);
+    }
+    return any;
+}
+
+/* Is what work_begin began done, on the cores and on the links? */
+static bool work_done(const struct simulation *sim, struct actor *actor)
+{
+    if (actor->streams[COMPUTE].left >= 0 || actor->reduced_at > sim->now) return false;
+    actor->reduced_at = DBL_MAX;
     return true;
+}
+
+static void update_done(const struct simulation *sim, struct actor *actor)
+{
+    actor->ended[actor->step++] = sim->now;
+    actor->phase = CHAINS;
+    for (uint32_t k = 0; k < LINES; k++)
+        actor->lines[k].begun = actor->lines[k].done = 0;
 }
 
 /* The end of a step: replicas average, the sum of squares goes up to stage 0, the total comes back, then the optimizer.
  */
 static bool actor_end(struct simulation *sim, uint32_t s)
 {
+    const struct aq_plan_costs *costs = sim->costs;
     struct actor *actor = &sim->actors[s];
-    if (actor->left >= 0 || actor->step == STEPS) return false;
-    if (actor->phase == REDUCE) {
-        if (actor->reduced_at > sim->now) return false;
-        actor->reduced_at = DBL_MAX;
+    if (actor->step == STEPS) return false;
+    switch (actor->phase) {
+    case REDUCE:
+        if (!work_done(sim, actor)) return false;
         actor->phase = NORM_UP;
         return true;
-    }
-    if (actor->phase == NORM_UP) {
+    case NORM_UP:
         if (s + 1 < sim->P && actor->partial_at > sim->now) return false;
         actor->partial_at = DBL_MAX;
-        if (s > 0) sim->actors[s - 1].partial_at = sim->now + sim->costs->latency_s;
+        if (s > 0) sim->actors[s - 1].partial_at = sim->now + costs->latency_s;
         actor->phase = NORM_DOWN;
         return true;
-    }
-    if (actor->phase == NORM_DOWN) {
+    case NORM_DOWN:
         if (s > 0 && actor->total_at > sim->now) return false;
         actor->total_at = DBL_MAX;
-        if (s + 1 < sim->P) sim->actors[s + 1].total_at = sim->now + sim->costs->latency_s;
+        if (s + 1 < sim->P) sim->actors[s + 1].total_at = sim->now + costs->latency_s;
         actor->phase = UPDATE;
         return true;
+    case UPDATE:
+        if (sim->plan->replicas > 1 && costs->reduce_in_step)
+            work_begin(sim, actor, costs->pack_s[s] + costs->step_s[s], 2 * costs->latency_s + costs->reduce_s[s]);
+        else
+            work_begin(sim, actor, costs->step_s[s], 0);
+        actor->phase = UPDATING;
+        return true;
+    case UPDATING:
+        if (!work_done(sim, actor)) return false;
+        update_done(sim, actor);
+        return true;
+    default:
+        return false;
     }
-    if (actor->phase != UPDATE) return false;
-    actor->doing = 2;
-    actor->left = sim->costs->step_s[s];
-    return true;
 }
 
 /* --- time ------------------------------------------------------------------------------------------------------- */
 
-/* By how much of its own time stage s advances a second: its host's cores, shared by the threads at work there. */
+static bool busy(const struct actor *actor)
+{
+    for (int i = 0; i < STREAMS; i++)
+        if (actor->streams[i].left > 0) return true;
+    return false;
+}
+
+/* By how much of its own time stage s advances a second: its host's cores, shared by the threads at work there; its
+ * GPU, shared by the stages at work on it. */
 static double speed_of(const struct simulation *sim, uint32_t s)
 {
-    double threads = 0;
-    for (uint32_t r = 0; r < sim->plan->ranks; r++) /* all replicas do the same at the same time */
-        if (sim->actors[r % sim->P].left > 0 && aq_job_same_host(sim->plan->job, s, r))
-            threads += sim->costs->threads[r % sim->P];
+    const bool gpu = sim->actors[s].gpu;
+    double threads = 0, stages = 0;
+    for (uint32_t r = 0; r < sim->plan->ranks; r++) { /* all replicas do the same at the same time */
+        const struct actor *other = &sim->actors[r % sim->P];
+        if (!busy(other) || other->gpu != gpu || !aq_job_same_host(sim->plan->job, s, r)) continue;
+        threads += sim->costs->threads[r % sim->P];
+        stages += aq_plan_same_gpu(sim->plan, s, r);
+    }
+    if (gpu) return stages > 1 ? 1 / stages : 1;
     return threads > sim->costs->cores ? sim->costs->cores / threads : 1;
 }
 
@@ -302,14 +400,19 @@ static void earlier(double at, double now, double *next)
     if (at > now && at < *next) *next = at;
 }
 
-/* Go to the next moment at which something can change. False: nothing ever will. */
-static bool advance(struct simulation *sim)
+static double speed_now(const struct simulation *sim, uint32_t s)
 {
-    double speeds[AQ_JOB_STAGES_MAX], next = DBL_MAX;
+    return busy(&sim->actors[s]) ? speed_of(sim, s) : 1;
+}
+
+/* The next moment at which something can change; DBL_MAX: nothing ever will. */
+static double next_moment(const struct simulation *sim, const double *speeds)
+{
+    double next = DBL_MAX;
     for (uint32_t s = 0; s < sim->P; s++) {
-        struct actor *actor = &sim->actors[s];
-        speeds[s] = actor->left > 0 ? speed_of(sim, s) : 1;
-        if (actor->left > 0) earlier(sim->now + actor->left / speeds[s], sim->now, &next);
+        const struct actor *actor = &sim->actors[s];
+        for (int i = 0; i < STREAMS; i++)
+            if (actor->streams[i].left > 0) earlier(sim->now + actor->streams[i].left / speeds[s], sim->now, &next);
         earlier(sim->forward[s].done_at, sim->now, &next);
         earlier(sim->backward[s].done_at, sim->now, &next);
         earlier(pipe_arrival(sim, &sim->forward[s]), sim->now, &next);
@@ -318,14 +421,25 @@ static bool advance(struct simulation *sim)
         earlier(actor->total_at, sim->now, &next);
         earlier(actor->reduced_at, sim->now, &next);
     }
+    return next;
+}
+
+/* Go there. False: nothing ever will. */
+static bool advance(struct simulation *sim)
+{
+    double speeds[AQ_JOB_STAGES_MAX];
+    for (uint32_t s = 0; s < sim->P; s++)
+        speeds[s] = speed_now(sim, s);
+    const double next = next_moment(sim, speeds);
     if (next == DBL_MAX) return false;
-    for (uint32_t s = 0; s < sim->P; s++) {
-        struct actor *actor = &sim->actors[s];
-        if (actor->left <= 0) continue;
-        const double ends = sim->now + actor->left / speeds[s];
-        actor->left -= (next - sim->now) * speeds[s];
-        if (ends <= next || actor->left < 0) actor->left = 0; /* rounding leaves no crumbs */
-    }
+    for (uint32_t s = 0; s < sim->P; s++)
+        for (int i = 0; i < STREAMS; i++) {
+            struct stream *stream = &sim->actors[s].streams[i];
+            if (stream->left <= 0) continue;
+            const double ends = sim->now + stream->left / speeds[s];
+            stream->left -= (next - sim->now) * speeds[s];
+            if (ends <= next || stream->left < 0) stream->left = 0; /* rounding leaves no crumbs */
+        }
     sim->now = next;
     return true;
 }
@@ -358,12 +472,22 @@ __attribute__((format(printf, 3, 4))) static void bound_by(struct aq_plan_predic
     va_end(arguments);
 }
 
+/* What a stage works in a step: all of it on a CPU, its busiest stream on a GPU. */
 static double stage_busy(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t s)
 {
-    double seconds = costs->forward_s[s] + costs->backward_s[s];
-    if (s > 0) seconds += costs->receive_s[s - 1] + costs->send_back_s[s - 1];
-    if (s + 1 < plan->stage_count) seconds += costs->send_s[s] + costs->receive_back_s[s];
-    return seconds * plan->micro_batches + costs->step_s[s];
+    const double end = costs->step_s[s] + (plan->replicas > 1 ? costs->pack_s[s] : 0);
+    const double compute = (costs->forward_s[s] + costs->backward_s[s]) * plan->micro_batches + end;
+    double send = 0, receive = 0;
+    if (s > 0) {
+        receive += costs->receive_s[s - 1] * plan->micro_batches;
+        send += costs->send_back_s[s - 1] * plan->micro_batches;
+    }
+    if (s + 1 < plan->stage_count) {
+        receive += costs->receive_back_s[s] * plan->micro_batches;
+        send += costs->send_s[s] * plan->micro_batches;
+    }
+    if (!aq_plan_on_gpu(plan, s)) return compute + send + receive;
+    return fmax(compute, fmax(send, receive));
 }
 
 /* Bytes that the store of stage s reads and writes in a step. */
@@ -389,17 +513,20 @@ static void bound_fill(const struct simulation *sim, struct aq_plan_prediction *
         bound_by(out, out->backward_s[s], "link %u-%u backward", s, s + 1);
     }
     for (uint32_t s = 0; s < sim->P; s++) {
-        double work = 0, traffic = 0;
+        double work = 0, traffic = 0, gpu = 0;
         for (uint32_t r = 0; r < plan->ranks; r++)
             if (aq_job_same_host(plan->job, s, r)) {
                 const uint32_t other = r % sim->P;
+                if (aq_plan_same_gpu(plan, s, r)) gpu += out->compute_s[other];
+                traffic += cache_traffic(plan, other);
+                if (sim->actors[other].gpu) continue;
                 const uint32_t threads = costs->threads[other] < costs->cores ? costs->threads[other] : costs->cores;
                 work += out->compute_s[other] * threads;
-                traffic += cache_traffic(plan, other);
             }
         const char *host = plan->job->pipeline.stages[s].host;
         if (work / costs->cores > out->cores_s) out->cores_s = work / costs->cores;
         bound_by(out, work / costs->cores, "cores of %.40s", host ? host : "this machine");
+        bound_by(out, gpu, "the GPU of stage %u", s);
         if (costs->cache_mbps > 0)
             bound_by(out, traffic / (costs->cache_mbps * 1e6), "store of %.40s", host ? host : "this machine");
     }

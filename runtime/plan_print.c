@@ -165,24 +165,62 @@ static enum aq_status print_grid(const struct aq_plan *plan, struct aq_text *tex
     return AQ_OK;
 }
 
+/* What is packed on a link of those that are, of its bytes. */
+static const char *share_text(double share, char out[AQ_TEXT_NUMBER])
+{
+    if (share < 1)
+        snprintf(out, AQ_TEXT_NUMBER, "%.2f", share);
+    else
+        snprintf(out, AQ_TEXT_NUMBER, "-");
+    return out;
+}
+
+static bool any_packed(const struct aq_plan *plan, const struct aq_plan_costs *costs)
+{
+    for (uint32_t e = 0; e + 1 < plan->stage_count; e++)
+        if (costs->forward_share[e] < 1 || costs->backward_share[e] < 1) return true;
+    return false;
+}
+
+static void print_reduction(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_text *text)
+{
+    char a[AQ_TEXT_NUMBER], b[AQ_TEXT_NUMBER];
+    uint32_t worst = 0;
+    if (plan->replicas == 1) return;
+    for (uint32_t s = 1; s < plan->stage_count; s++)
+        if (costs->reduce_s[s] + costs->pack_s[s] > costs->reduce_s[worst] + costs->pack_s[worst]) worst = s;
+    const uint32_t c = costs->choice[worst] == AQ_CHOICE_NONE ? 0 : costs->choice[worst];
+    aq_text_add(text, "replicas of stage %u: %s on their links", worst, aq_text_seconds(costs->reduce_s[worst], a));
+    if (costs->value_share[c] < 1) aq_text_add(text, " (packed to %.2f)", costs->value_share[c]);
+    aq_text_add(text, " beside %s of computing%s\n", aq_text_seconds(costs->pack_s[worst], b),
+                costs->reduce_in_step ? ", along with the update" : ", before the update");
+}
+
 static void print_time(const struct aq_plan *plan, const struct aq_plan_costs *costs,
                        const struct aq_plan_prediction *prediction, struct aq_text *text)
 {
     char a[AQ_TEXT_NUMBER], b[AQ_TEXT_NUMBER], c[AQ_TEXT_NUMBER], d[AQ_TEXT_NUMBER];
     aq_text_add(text, "time, %s; %u cores a host", costs->origin, costs->cores);
     if (costs->rate_mbps > 0)
-        aq_text_add(text, ", links %g Mbit/s each way\n", costs->rate_mbps);
+        aq_text_add(text, ", links %g Mbit/s each way%s\n", costs->rate_mbps,
+                    costs->packed ? "" : ", bodies before packing (--measure packs a sample)");
     else
         aq_text_add(text, ", links as fast as they go (taken as 0 s)\n");
-    aq_text_add(text, "%-5s  %7s  %10s  %10s  %10s  %12s  %12s\n", "stage", "threads", "forward", "backward", "a step",
-                "link fwd", "link bwd");
+    const bool packed = any_packed(plan, costs);
+    aq_text_add(text, "%-5s  %7s  %10s  %10s  %10s  %12s  %12s%s\n", "stage", "threads", "forward", "backward",
+                "a step", "link fwd", "link bwd", packed ? "  packed fwd  packed bwd" : "");
     for (uint32_t s = 0; s < plan->stage_count; s++) {
         const bool last = s + 1 == plan->stage_count;
         aq_text_add(text, "%-5u  %7u  %10s  %10s  %10s", s, costs->threads[s], aq_text_seconds(costs->forward_s[s], a),
                     aq_text_seconds(costs->backward_s[s], b), aq_text_seconds(prediction->compute_s[s], c));
-        aq_text_add(text, "  %12s  %12s\n", last ? "-" : aq_text_seconds(prediction->forward_s[s], c),
+        aq_text_add(text, "  %12s  %12s", last ? "-" : aq_text_seconds(prediction->forward_s[s], c),
                     last ? "-" : aq_text_seconds(prediction->backward_s[s], d));
+        if (packed && !last)
+            aq_text_add(text, "  %10s  %10s", share_text(costs->forward_share[s], a),
+                        share_text(costs->backward_share[s], b));
+        aq_text_add(text, "\n");
     }
+    print_reduction(plan, costs, text);
     aq_text_add(text, "predicted step %s = %.3g sequences/s; bound %s by %s (%.0f %%); %s an epoch\n",
                 aq_text_seconds(prediction->step_s, a), plan->job->train.batch / prediction->step_s,
                 aq_text_seconds(prediction->bound_s, b), prediction->binds,
@@ -199,6 +237,11 @@ enum aq_status aq_plan_print(const struct aq_plan *plan, const struct aq_plan_co
     print_edges(plan, text);
     print_groups(plan, costs, text);
     AQ_TRY(print_grid(plan, text));
-    if (costs && prediction) print_time(plan, costs, prediction, text);
+    if (costs && prediction)
+        print_time(plan, costs, prediction, text);
+    else if (aq_plan_wants_gpu(plan))
+        aq_text_add(text,
+                    "time: a GPU's cannot be foretold without one. `aqpipe plan --measure` times its stages where it "
+                    "is; --compute-forward-ms and --compute-backward-ms name what they take\n");
     return text->status;
 }

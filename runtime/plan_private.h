@@ -30,7 +30,41 @@ enum aq_status aq_plan_digests(struct aq_plan *plan);
 enum aq_status aq_plan_cut(const struct aq_job *job, const struct aq_model_config *model, uint32_t *first,
                            uint32_t *end);
 
-/* plan_cost.c: costs of a job on so many cores a host, all times zero. */
+/* plan_cost.c: costs of a job on so many cores a host, all times zero, bodies as they are. */
 void aq_plan_costs_common(const struct aq_plan *plan, uint32_t cores, struct aq_plan_costs *out);
+
+/*
+ * plan_measure_codec.c: the coding of one micro-batch, timed on a device: the least of some repeats, with the copies
+ * between device and host that a GPU's edge makes. before, after: (B, T, C) of device memory; the first visit is a
+ * keyframe of `before`, the later ones are `after` against what was kept. bodies: those of the second visit, one behind
+ * the other, for the caller to free.
+ */
+struct aq_plan_coding {
+    struct aq_device *device;
+    struct aq_stream *stream;
+    const struct aq_codec_config *config;
+    uint32_t B, T, C;
+    const float *before, *after;
+    double encode_s, decode_s; /* out */
+    uint8_t *bodies;           /* out */
+    uint32_t body_bytes;       /* out */
+};
+enum aq_status aq_plan_time_coding(struct aq_plan_coding *coding);
+
+/* plan_measure_codec.c: what links leave of gradients in a codec, by some pieces of them. */
+struct aq_plan_gradients {
+    struct aq_device *device;
+    struct aq_stream *stream;
+    const float *values; /* device memory */
+    uint64_t count;
+    const struct aq_link_config *link;
+    bool local;
+};
+enum aq_status aq_plan_gradients_share(const struct aq_plan_gradients *gradients,
+                                       const struct aq_grad_codec_config *config, double *share);
+
+/* plan_cost.c: does stage s compute on a GPU; on the same one as rank r? */
+bool aq_plan_on_gpu(const struct aq_plan *plan, uint32_t s);
+bool aq_plan_same_gpu(const struct aq_plan *plan, uint32_t s, uint32_t r);
 
 #endif

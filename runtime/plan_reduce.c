@@ -39,23 +39,55 @@ uint64_t aq_plan_reduce_bytes(const struct aq_plan *plan, uint32_t s)
     return both_ways(coded_bytes(&config->reduce, count), W); /* PowerSGD: of the steps before it begins */
 }
 
-void aq_plan_costs_choose(const struct aq_plan *plan, struct aq_plan_costs *costs)
+uint32_t aq_plan_reduce_candidates(const struct aq_plan *plan, struct aq_grad_candidate out[AQ_GRAD_CANDIDATES_MAX])
 {
     const struct aq_optimizer_config *config = &plan->job->train.optimizer;
-    struct aq_grad_candidate candidates[AQ_GRAD_CANDIDATES_MAX];
+    const bool lanes = strcmp(config->kind, "lioncub") == 0 && config->lane_bits > 0;
+    if (plan->replicas == 1 || lanes || strcmp(config->kind, "slamb") == 0) return 0;
+    if (config->reduce_automatic) return aq_grad_candidates(config, out);
+    out[0] = (struct aq_grad_candidate){.config = config->reduce};
+    if (!out[0].config.kind) out[0].config.kind = "fp32";
+    return 1;
+}
+
+/* Each pair of replicas has a link of its own: so many times the rate leaves a rank. */
+static double rank_rate(const struct aq_plan *plan, const struct aq_plan_costs *costs)
+{
+    return costs->rate_mbps * 1e6 / 8 * (aq_job_reducers(plan->job) - 1);
+}
+
+/* The one that a stage will choose, as its workers do: by bytes before packing. */
+static uint32_t choose(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t s,
+                       const struct aq_grad_candidate *candidates, uint32_t count)
+{
     struct aq_grad_cost each[AQ_GRAD_CANDIDATES_MAX];
-    const uint32_t count = aq_grad_candidates(config, candidates);
+    const struct aq_grad_scene scene = {.rate = rank_rate(plan, costs),
+                                        .latency_s = costs->latency_s,
+                                        .compute_s =
+                                            (costs->forward_s[s] + costs->backward_s[s]) * plan->micro_batches};
+    for (uint32_t c = 0; c < count; c++)
+        each[c] = (struct aq_grad_cost){.bytes = aq_plan_coded_bytes(plan, s, &candidates[c].config),
+                                        .pack_s = costs->value_s[c] * (double)plan->stages[s].size.parameters};
+    return aq_grad_choose(each, count, &scene);
+}
+
+void aq_plan_costs_reduce(const struct aq_plan *plan, struct aq_plan_costs *costs)
+{
+    struct aq_grad_candidate candidates[AQ_GRAD_CANDIDATES_MAX];
+    const uint32_t count = aq_plan_reduce_candidates(plan, candidates);
+    const bool automatic = plan->job->train.optimizer.reduce_automatic;
     for (uint32_t s = 0; s < plan->stage_count; s++) {
+        double bytes = (double)aq_plan_reduce_bytes(plan, s);
+        uint32_t c = 0;
         costs->choice[s] = AQ_CHOICE_NONE;
-        if (plan->replicas == 1 || !config->reduce_automatic || !(costs->rate_mbps > 0)) continue;
-        const struct aq_grad_scene scene = {.rate = costs->rate_mbps * 1e6 / 8,
-                                            .latency_s = costs->latency_s,
-                                            .compute_s =
-                                                (costs->forward_s[s] + costs->backward_s[s]) * plan->micro_batches};
-        for (uint32_t c = 0; c < count; c++)
-            each[c] = (struct aq_grad_cost){.bytes = aq_plan_coded_bytes(plan, s, &candidates[c].config),
-                                            .pack_s = costs->value_s[c] * (double)plan->stages[s].size.parameters};
-        costs->choice[s] = aq_grad_choose(each, count, &scene);
-        costs->reduce_s[s] = aq_grad_cost_seconds(&each[costs->choice[s]], &scene);
+        costs->reduce_s[s] = costs->pack_s[s] = 0;
+        if (plan->replicas == 1 || (automatic && !(costs->rate_mbps > 0))) continue;
+        if (automatic) {
+            c = costs->choice[s] = choose(plan, costs, s, candidates, count);
+            bytes = (double)aq_plan_coded_bytes(plan, s, &candidates[c].config);
+        }
+        if (count > 0) bytes *= costs->value_share[c];
+        if (count > 0) costs->pack_s[s] = costs->value_s[c] * (double)plan->stages[s].size.parameters;
+        if (bytes > 0 && costs->rate_mbps > 0) costs->reduce_s[s] = bytes / rank_rate(plan, costs);
     }
 }

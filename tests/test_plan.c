@@ -337,6 +337,7 @@ static struct aq_plan_costs unit_costs(const struct aq_plan *plan, uint32_t core
     for (uint32_t s = 0; s < plan->stage_count; s++) {
         costs.forward_s[s] = costs.backward_s[s] = 1;
         costs.threads[s] = 1;
+        costs.forward_share[s] = costs.backward_share[s] = 1;
     }
     return costs;
 }
@@ -409,6 +410,104 @@ static void test_predict_slow_link_binds(void **state)
     done(plan, job);
 }
 
+static void test_predict_packed_bodies_take_their_share_of_a_link(void **state)
+{
+    (void)state;
+    static const char *const sets[] = {"edges.forward={codec: raw}", "train.batch=64", NULL};
+    struct aq_job *job;
+    struct aq_plan *plan = plan_of(sets, &job);
+    struct aq_plan_costs costs = unit_costs(plan, 16);
+    for (uint32_t s = 0; s < 4; s++) {
+        costs.forward_s[s] = costs.backward_s[s] = 1e-6;
+        costs.forward_share[s] = 0.75;
+    }
+    costs.rate_mbps = (double)plan->edges[0].step_forward_warm / plan->micro_batches * 8e-6;
+    assert_true(near(predict(plan, &costs).forward_s[2], 24));
+    assert_true(near(predict(plan, &costs).bound_s, 24));
+    done(plan, job);
+}
+
+/*
+ * Two stages, four micro-batches, all forwards first; a forward and a backward take 1 s, coding what goes forward half
+ * a second at either end. One thread: the last code leaves at 6 and is read when three more have been: forwards end at
+ * 7.5, backwards 5 s later. On streams of its own coding hides behind computing, but of the first: 2 + 4 + 5.
+ */
+static void test_predict_gpu_codes_beside_its_computing(void **state)
+{
+    (void)state;
+#define TWO_STAGES(device, other)                                                                                      \
+    "pipeline.stages=[{layers: 0-3, device: " device "}, {layers: 4-7, device: " other "}]", "pipeline.schedule=gpipe"
+    static const char *const cpus[] = {TWO_STAGES("cpu", "cpu"), NULL},
+                             *const gpus[] = {TWO_STAGES("cuda", "cuda, device_index: 1"), NULL},
+                             *const one_gpu[] = {TWO_STAGES("cuda", "cuda"), NULL};
+#undef TWO_STAGES
+    static const struct {
+        const char *const *sets;
+        double step, busy;
+    } cases[] = {{cpus, 12.5, 10}, {gpus, 11, 8}};
+    struct aq_job *job;
+    struct aq_plan *plan;
+    struct aq_plan_costs costs;
+    for (int i = 0; i < 2; i++) {
+        plan = plan_of(cases[i].sets, &job);
+        costs = unit_costs(plan, 16);
+        costs.send_s[0] = costs.receive_s[0] = 0.5;
+        assert_true(near(predict(plan, &costs).step_s, cases[i].step));
+        assert_true(near(predict(plan, &costs).compute_s[0], cases[i].busy));
+        done(plan, job);
+    }
+    plan = plan_of(one_gpu, &job);
+    costs = unit_costs(plan, 16);
+    const struct aq_plan_prediction shared = predict(plan, &costs);
+    assert_true(near(shared.bound_s, 16) && near(shared.step_s, 16)); /* it is never idle */
+    assert_string_equal(shared.binds, "the GPU of stage 0");
+    done(plan, job);
+}
+
+/* Averaging 5 s on the links and 1 s of packing; an update of 3 s: before it, or along with it. */
+static void test_predict_reduction_before_or_in_the_update(void **state)
+{
+    (void)state;
+    static const char *const adamw[] = {"pipeline.stages=1", "pipeline.replicas=2", NULL},
+                             *const qadam[] = {"pipeline.stages=1", "pipeline.replicas=2", "train.optimizer=qadam",
+                                               "optimizer.warmup_steps=1", NULL};
+    struct aq_job *job;
+    struct aq_plan *plan;
+    for (int in_step = 0; in_step < 2; in_step++) {
+        struct aq_plan_costs from;
+        plan = plan_of(in_step ? qadam : adamw, &job);
+        aq_plan_costs_assumed(plan, 100, 16, &from);
+        assert_int_equal(from.reduce_in_step, in_step);
+        struct aq_plan_costs costs = unit_costs(plan, 16);
+        costs.reduce_in_step = from.reduce_in_step;
+        costs.reduce_s[0] = 5;
+        costs.pack_s[0] = 1;
+        costs.step_s[0] = 3;
+        const double chains = 2 * plan->micro_batches;
+        assert_true(near(predict(plan, &costs).step_s, chains + (in_step ? 5 : 8)));
+        costs.reduce_s[0] = 0.5;
+        assert_true(near(predict(plan, &costs).step_s, chains + 4)); /* computing is the longer */
+        done(plan, job);
+    }
+}
+
+/* A pair of replicas has a link: three send each other twice what a link carries. */
+static void test_reductions_use_all_links_of_a_replica(void **state)
+{
+    (void)state;
+    static const char *const sets[] = {"pipeline.stages=1", "pipeline.replicas=3", "train.batch=12",
+                                       "data.train_samples_max=150", NULL};
+    struct aq_job *job;
+    struct aq_plan *plan = plan_of(sets, &job);
+    struct aq_plan_costs costs;
+    aq_plan_costs_assumed(plan, 100, 16, &costs);
+    assert_true(near(costs.reduce_s[0], (double)aq_plan_reduce_bytes(plan, 0) * 8 / (2 * 100e6)));
+    costs.value_share[0] = 0.5;
+    aq_plan_costs_reduce(plan, &costs);
+    assert_true(near(costs.reduce_s[0], (double)aq_plan_reduce_bytes(plan, 0) * 8 / (4 * 100e6)));
+    done(plan, job);
+}
+
 static void test_predict_one_stage_is_its_compute(void **state)
 {
     (void)state;
@@ -440,14 +539,21 @@ static void test_predict_assumed_costs_follow_the_flops(void **state)
 static void test_measured_costs_are_positive(void **state)
 {
     (void)state;
+    static const char *const raw[] = {"edges.forward={codec: raw, precision: fp32}", NULL};
     struct aq_job *job;
-    struct aq_plan *plan = plan_of(NULL, &job);
+    struct aq_plan *plan = plan_of(raw, &job);
     struct aq_plan_costs costs;
     assert_int_equal(aq_plan_costs_measured(plan, 2, &costs), AQ_OK);
     for (uint32_t s = 0; s < plan->stage_count; s++) {
         assert_true(costs.forward_s[s] > 0 && costs.backward_s[s] > 0 && costs.step_s[s] > 0);
-        if (s + 1 < plan->stage_count) assert_true(costs.send_s[s] > 0 && costs.receive_back_s[s] > 0);
+        if (s + 1 == plan->stage_count) continue;
+        assert_true(costs.send_s[s] > 0 && costs.receive_back_s[s] > 0);
+        assert_true(costs.receive_s[s] > 0 && costs.send_back_s[s] > 0);
+        /* fp32 of values whose exponents are alike, and 8 bits of some 4000 values. */
+        assert_true(costs.forward_share[s] > 0.8 && costs.forward_share[s] < 0.98);
+        assert_true(costs.backward_share[s] > 0.8 && costs.backward_share[s] <= 1);
     }
+    assert_true(costs.packed);
     (void)predict(plan, &costs);
     done(plan, job);
 }
@@ -558,6 +664,10 @@ int main(void)
         cmocka_unit_test(test_predict_flushed_pipeline_is_exact),
         cmocka_unit_test(test_predict_shared_core_does_all_the_work),
         cmocka_unit_test(test_predict_slow_link_binds),
+        cmocka_unit_test(test_predict_packed_bodies_take_their_share_of_a_link),
+        cmocka_unit_test(test_predict_gpu_codes_beside_its_computing),
+        cmocka_unit_test(test_predict_reduction_before_or_in_the_update),
+        cmocka_unit_test(test_reductions_use_all_links_of_a_replica),
         cmocka_unit_test(test_predict_one_stage_is_its_compute),
         cmocka_unit_test(test_predict_assumed_costs_follow_the_flops),
         cmocka_unit_test(test_measured_costs_are_positive),

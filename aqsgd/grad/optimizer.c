@@ -272,6 +272,12 @@ out:
     return status;
 }
 
+bool aq_optimizer_config_averages(const struct aq_optimizer_config *config)
+{
+    const struct aq_optimizer_kind *kind = find_kind(config->kind);
+    return kind && kind->averages_gradients;
+}
+
 enum aq_status aq_optimizer_config_check_device(const struct aq_optimizer_config *config, char *why)
 {
     const struct aq_optimizer_kind *kind = find_kind(config->kind);

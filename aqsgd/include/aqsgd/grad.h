@@ -90,6 +90,8 @@ struct aq_optimizer_config {
 };
 void aq_optimizer_config_default(struct aq_optimizer_config *out, const char *kind);
 enum aq_status aq_optimizer_config_check(const struct aq_optimizer_config *config); /* AQ_INVAL names the field */
+/* Does it average gradients, before its update? Other kinds send what they make of them, in it. */
+bool aq_optimizer_config_averages(const struct aq_optimizer_config *config);
 /*
  * Has it kernels, so that it works where memory is a device's? AQ_NODEV, which names those that have (unlogged, into
  * `why`, where that is not NULL).

@@ -205,6 +205,16 @@ void aq_link_stats(const struct aq_link *link, struct aq_link_stats *out);
 /* Bytes of RAM that a link of this config will take; what `aqpipe plan` prints. */
 uint64_t aq_link_measure(const struct aq_link_config *config);
 
+/* Nanoseconds that packing a byte and unpacking it take together (aqpipe bench link): what AUTO reckons with. */
+#define AQ_LINK_PACK_BYTE_NS 2.0
+
+/*
+ * Bytes that the first body of its kind takes on a link of this config: packed by its rule, or as it is. local: the
+ * peer is on this machine. For a plan, which has a body and no link. AQ_NOMEM.
+ */
+enum aq_status aq_link_packed(const struct aq_link_config *config, bool local, const void *body, uint32_t body_bytes,
+                              uint32_t *out);
+
 #ifdef __cplusplus
 }
 #endif
