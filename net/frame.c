@@ -3,8 +3,10 @@
  *
  * Header (128 bytes): 0 magic, 4 version, 6 kind, 8 flags, 10 link_flags, 12 body_bytes, 16 from, 20 edge, 24
  * plan_hash, 32 sequence, 40 acknowledge, 48 credit, 52 micro_batch, 56 step, 64 argument, 72 body_digest, 80
- * raw_bytes, 84 reserved, 120 digest. The struct below is that table once more, so that the compiler checks size and
- * offsets; it is never cast onto the wire.
+ * raw_bytes, 84 part_bytes, 88 reserved, 120 digest. A gap (24 bytes): 0 acknowledge, 8 credit, 12 flags, 16 digest.
+ * The
+ * struct below is the first table once more, so that the compiler checks size and offsets; it is never cast onto the
+ * wire.
  */
 #include "frame.h"
 
@@ -21,8 +23,8 @@ struct header_layout {
     uint64_t plan_hash, sequence, acknowledge;
     uint32_t credit, micro_batch;
     uint64_t step, argument, body_digest;
-    uint32_t raw_bytes;
-    uint8_t reserved[36];
+    uint32_t raw_bytes, part_bytes;
+    uint8_t reserved[32];
     uint64_t header_digest;
 };
 #define AT(field, offset) static_assert(offsetof(struct header_layout, field) == (offset), "docs/FRAME.md")
@@ -43,7 +45,8 @@ AT(step, 56);
 AT(argument, 64);
 AT(body_digest, 72);
 AT(raw_bytes, 80);
-AT(reserved, 84);
+AT(part_bytes, 84);
+AT(reserved, 88);
 AT(header_digest, AQ_FRAME_DIGEST_OFFSET);
 
 struct hello_layout {
@@ -138,6 +141,7 @@ void aq_header_encode(const struct aq_header *header, uint8_t out[AQ_FRAME_HEADE
     put(out + 64, header->argument, 8);
     put(out + 72, header->body_digest, 8);
     put(out + 80, header->raw_bytes, 4);
+    put(out + 84, header->part_bytes, 4);
     put(out + AQ_FRAME_DIGEST_OFFSET, aq_digest(out, AQ_FRAME_DIGEST_OFFSET), 8);
 }
 
@@ -192,6 +196,7 @@ enum aq_status aq_header_decode(const uint8_t bytes[AQ_FRAME_HEADER_BYTES], stru
         .argument = get(bytes + 64, 8),
         .body_digest = get(bytes + 72, 8),
         .raw_bytes = (uint32_t)get(bytes + 80, 4),
+        .part_bytes = (uint32_t)get(bytes + 84, 4),
     };
     const uint64_t link_flags = get(bytes + 10, 2);
     const bool own = h.kind < AQ_FRAME_KIND_RUNTIME;
@@ -200,14 +205,48 @@ enum aq_status aq_header_decode(const uint8_t bytes[AQ_FRAME_HEADER_BYTES], stru
                  AQ_FRAME_VERSION);
         return AQ_PROTO;
     }
-    if (link_flags != (h.raw_bytes > 0 ? AQ_LINK_FLAG_PACKED : 0) || !all_zero(bytes + 84, 36) ||
+    if (link_flags != (h.raw_bytes > 0 ? AQ_LINK_FLAG_PACKED : 0) || !all_zero(bytes + 88, 32) ||
         (h.body_bytes == 0 && (h.body_digest != 0 || h.raw_bytes != 0)) || (own && h.raw_bytes != 0) ||
         (own && (h.flags != 0 || h.micro_batch != 0 || h.step != 0))) {
         snprintf(text, AQ_TEXT_BYTES, "sent a %s header with reserved bytes that are not zero",
                  aq_frame_kind_text(h.kind));
         return AQ_PROTO;
     }
+    if (h.part_bytes > 0 && (own || h.part_bytes < AQ_FRAME_PART_BYTES || h.part_bytes >= h.body_bytes)) {
+        snprintf(text, AQ_TEXT_BYTES, "sent a %s of %u bytes in parts of %u; a part has at least %d, and less than all",
+                 aq_frame_kind_text(h.kind), h.body_bytes, h.part_bytes, AQ_FRAME_PART_BYTES);
+        return AQ_PROTO;
+    }
     *out = h;
+    return AQ_OK;
+}
+
+void aq_gap_encode(const struct aq_gap *gap, uint64_t sequence, uint8_t out[AQ_FRAME_GAP_BYTES])
+{
+    put(out + 0, gap->acknowledge, 8);
+    put(out + 8, gap->credit, 4);
+    put(out + 12, gap->cut ? AQ_GAP_FLAG_CUT : 0, 4);
+    put(out + AQ_FRAME_GAP_DIGEST_OFFSET, aq_digest_seeded(out, AQ_FRAME_GAP_DIGEST_OFFSET, sequence), 8);
+}
+
+enum aq_status aq_gap_decode(const uint8_t bytes[AQ_FRAME_GAP_BYTES], uint64_t sequence, struct aq_gap *out,
+                             char text[AQ_TEXT_BYTES])
+{
+    const uint64_t digest = aq_digest_seeded(bytes, AQ_FRAME_GAP_DIGEST_OFFSET, sequence);
+    const uint64_t flags = get(bytes + 12, 4);
+    if (digest != get(bytes + AQ_FRAME_GAP_DIGEST_OFFSET, 8)) {
+        snprintf(text, AQ_TEXT_BYTES, "a gap of frame %llu arrived broken: digest %016llx, computed %016llx",
+                 (unsigned long long)sequence, (unsigned long long)get(bytes + AQ_FRAME_GAP_DIGEST_OFFSET, 8),
+                 (unsigned long long)digest);
+        return AQ_CORRUPT;
+    }
+    if ((flags & ~(uint64_t)AQ_GAP_FLAG_CUT) != 0) {
+        snprintf(text, AQ_TEXT_BYTES, "sent a gap with flags %llx, of which version %d knows bit 0",
+                 (unsigned long long)flags, AQ_FRAME_VERSION);
+        return AQ_PROTO;
+    }
+    *out = (struct aq_gap){
+        .acknowledge = get(bytes + 0, 8), .credit = (uint32_t)get(bytes + 8, 4), .cut = flags & AQ_GAP_FLAG_CUT};
     return AQ_OK;
 }
 
@@ -241,7 +280,7 @@ enum aq_status aq_hello_decode(const uint8_t bytes[AQ_FRAME_HELLO_BYTES], struct
         .session = get(bytes + 40, 8),
         .resume_sequence = get(bytes + 48, 8),
     };
-    if ((hello.features & ~(uint32_t)(AQ_FEATURE_HEAL | AQ_FEATURE_PACK)) != 0 ||
+    if ((hello.features & ~(uint32_t)(AQ_FEATURE_HEAL | AQ_FEATURE_PACK | AQ_FEATURE_PARTS)) != 0 ||
         !all_zero(bytes + 56, AQ_FRAME_HELLO_BYTES - 56)) {
         snprintf(text, AQ_TEXT_BYTES, "asks in its HELLO for features that version %d does not have", AQ_FRAME_VERSION);
         return AQ_PROTO;

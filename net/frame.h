@@ -8,6 +8,7 @@
 #ifndef NET_FRAME_H
 #define NET_FRAME_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "aqsgd/base.h"
@@ -23,7 +24,12 @@ enum {
     AQ_FRAME_ABORT_TEXT_MAX = 500, /* bytes of text in an ABORT that we send                    */
     AQ_FEATURE_HEAL = 1,           /* the bits of features in a HELLO                            */
     AQ_FEATURE_PACK = 2,
-    AQ_LINK_FLAG_PACKED = 1 /* the bit of link_flags                                      */
+    AQ_FEATURE_PARTS = 4,
+    AQ_LINK_FLAG_PACKED = 1,    /* the bit of link_flags                                      */
+    AQ_FRAME_PART_BYTES = 1024, /* of a body in parts: the least that one may have            */
+    AQ_FRAME_GAP_BYTES = 24,
+    AQ_FRAME_GAP_DIGEST_OFFSET = 16,
+    AQ_GAP_FLAG_CUT = 1 /* the bit of a gap's flags                                   */
 };
 
 struct aq_header {
@@ -41,7 +47,14 @@ struct aq_header {
     uint64_t step;
     uint64_t argument;
     uint64_t body_digest;
-    uint32_t raw_bytes; /* of a packed body: when it is unpacked; 0: it is not packed */
+    uint32_t raw_bytes;  /* of a packed body: when it is unpacked; 0: it is not packed    */
+    uint32_t part_bytes; /* of a body in parts: after so many of its bytes comes a gap; 0: it comes as a whole */
+};
+
+struct aq_gap { /* what passes a body, between two parts of it */
+    uint64_t acknowledge;
+    uint32_t credit;
+    bool cut; /* the rest of the body does not come, but an ABORT */
 };
 
 struct aq_hello {
@@ -68,6 +81,16 @@ enum aq_status aq_header_sniff(const uint8_t *bytes, size_t count, char text[AQ_
 /* AQ_PROTO, AQ_MISMATCH, AQ_CORRUPT as FRAME.md says, with the reason in text. Never logs. */
 enum aq_status aq_header_decode(const uint8_t bytes[AQ_FRAME_HEADER_BYTES], struct aq_header *out,
                                 char text[AQ_TEXT_BYTES]);
+
+/* sequence: of the frame that the gap is in. Decoding: AQ_CORRUPT, AQ_PROTO. */
+void aq_gap_encode(const struct aq_gap *gap, uint64_t sequence, uint8_t out[AQ_FRAME_GAP_BYTES]);
+enum aq_status aq_gap_decode(const uint8_t bytes[AQ_FRAME_GAP_BYTES], uint64_t sequence, struct aq_gap *out,
+                             char text[AQ_TEXT_BYTES]);
+/* How many gaps are in a body of so many bytes; part_bytes 0: none. */
+static inline uint32_t aq_gap_count(uint32_t body_bytes, uint32_t part_bytes)
+{
+    return part_bytes > 0 ? (body_bytes - 1) / part_bytes : 0;
+}
 
 void aq_hello_encode(const struct aq_hello *hello, uint8_t out[AQ_FRAME_HELLO_BYTES]);
 enum aq_status aq_hello_decode(const uint8_t bytes[AQ_FRAME_HELLO_BYTES], struct aq_hello *out,

@@ -36,7 +36,7 @@ struct aq_hello aq_hello_of(const struct aq_link_config *config)
                              .edge = config->edge,
                              .body_bytes_max = config->body_bytes_max,
                              .receive_slots = config->receive_slots,
-                             .features = (config->outage_ns_max > 0 ? AQ_FEATURE_HEAL : 0u) |
+                             .features = AQ_FEATURE_PARTS | (config->outage_ns_max > 0 ? AQ_FEATURE_HEAL : 0u) |
                                          (config->entropy != AQ_LINK_ENTROPY_OFF ? AQ_FEATURE_PACK : 0u)};
 }
 

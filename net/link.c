@@ -86,6 +86,14 @@ uint64_t aq_link_measure(const struct aq_link_config *config)
            2 * (uint64_t)ring_slots(config) * sizeof(uint64_t);
 }
 
+/* Whole sends, so that none is cut short by a gap. */
+static uint32_t part_bytes(double rate_mbps, uint32_t chunk_bytes)
+{
+    const double bytes = rate_mbps * 1e6 / 8 * AQ_LINK_PART_NS * 1e-9;
+    const double chunks = bytes / chunk_bytes;
+    return chunks < 2 ? chunk_bytes : (uint32_t)chunks * chunk_bytes;
+}
+
 static void fill(struct aq_link *link, struct aq_net *net, const struct aq_link_config *config,
                  struct aq_stream *stream, const struct aq_hello *peer, struct aq_heal *heal,
                  struct aq_entropy *entropy)
@@ -112,6 +120,7 @@ static void fill(struct aq_link *link, struct aq_net *net, const struct aq_link_
     link->chunk_bytes = config->rate_mbps == 0 || paced_bytes > AQ_LINK_CHUNK_BYTES ? AQ_LINK_CHUNK_BYTES
                         : paced_bytes < AQ_LINK_CHUNK_BYTES_MIN                     ? AQ_LINK_CHUNK_BYTES_MIN
                                                                                     : (uint32_t)paced_bytes;
+    if (peer->features & AQ_FEATURE_PARTS) link->part_bytes = part_bytes(config->rate_mbps, link->chunk_bytes);
     link->credits = peer->receive_slots;
     link->credit_granted = config->receive_slots;
     link->received_ns = link->sent_ns = aq_clock_ns();
@@ -121,6 +130,7 @@ static void fill(struct aq_link *link, struct aq_net *net, const struct aq_link_
     link->reader.body_bytes_max = config->body_bytes_max;
     aq_reader_start(&link->reader);
     link->reader.entropy = entropy;
+    link->reader.parts = peer->features & AQ_FEATURE_PARTS;
     link->ahead_entry = UINT32_MAX;
     aq_packer_start(&link->packer, config, aq_stream_local(stream), entropy);
 }

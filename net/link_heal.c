@@ -68,6 +68,7 @@ static void settle(struct aq_link *link)
     link->ahead_entry = UINT32_MAX;
     link->out_head = 0;
     link->out_sent = 0;
+    link->gap_number = 0;
     link->out_bytes = 0;
     link->want_ping = link->want_pong = link->want_ack = false;
     link->receive_wake_ns = link->send_wake_ns = AQ_NEVER;

@@ -4,6 +4,7 @@
  * Up to AQ_LINK_BATCH frames are encoded ahead and leave gathered, headers and bodies, in one call of at most
  * AQ_LINK_CHUNK_BYTES (1 ms of a paced link). What is encoded keeps its order; the link's own frames (PONG, PING,
  * CREDIT) go before queued ones. A frame with a body and no credit holds the queue: order is part of the contract.
+ * A large body goes in parts (docs/FRAME.md): what is to acknowledge, credits and an ABORT pass it in the gaps.
  *
  * Where bodies are packed (packer.h), the next of the queue is packed while the one before it goes out.
  */
@@ -11,6 +12,15 @@
 #include <string.h>
 
 #include "link_state.h"
+
+static uint32_t take_credit(struct aq_link *link)
+{
+    const uint32_t credit = link->credit_back;
+    link->credit_granted += credit;
+    link->credit_back = 0;
+    link->want_ack = false;
+    return credit;
+}
 
 static void encode(struct aq_link *link, struct aq_header *h, const struct aq_packed *body, uint32_t entry)
 {
@@ -21,13 +31,11 @@ static void encode(struct aq_link *link, struct aq_header *h, const struct aq_pa
     h->plan_hash = link->config.plan_hash;
     h->sequence = ++link->sequence;
     h->acknowledge = link->reader.sequence;
-    h->credit = link->credit_back;
+    h->credit = take_credit(link);
     h->body_bytes = body->byte_count;
+    h->part_bytes = entry != UINT32_MAX && h->body_bytes > link->part_bytes ? link->part_bytes : 0;
     h->raw_bytes = body->raw_bytes;
     h->body_digest = h->body_bytes > 0 ? aq_digest(body->bytes, h->body_bytes) : 0;
-    link->credit_granted += link->credit_back;
-    link->credit_back = 0;
-    link->want_ack = false;
     aq_header_encode(h, out->header);
     out->kind = h->kind;
     out->micro_batch = h->micro_batch;
@@ -35,10 +43,13 @@ static void encode(struct aq_link *link, struct aq_header *h, const struct aq_pa
     out->sequence = h->sequence;
     out->body = body->bytes;
     out->body_bytes = body->byte_count;
+    out->part_bytes = h->part_bytes;
+    out->wire_bytes = AQ_FRAME_HEADER_BYTES + (uint64_t)h->body_bytes +
+                      AQ_FRAME_GAP_BYTES * (uint64_t)aq_gap_count(h->body_bytes, h->part_bytes);
     out->buffer = body->buffer;
     out->entry = entry;
     out->begun_ns = aq_clock_ns();
-    link->out_bytes += AQ_FRAME_HEADER_BYTES + (uint64_t)h->body_bytes;
+    link->out_bytes += out->wire_bytes;
 }
 
 static const struct aq_packed EMPTY = {.buffer = AQ_PACKER_NONE};
@@ -140,11 +151,48 @@ void aq_link_count_time(struct aq_link *link, uint64_t now_ns)
     }
 }
 
+/* The gap before part `number` of the first frame; it says what there is to say when its turn comes. */
+static void encode_gap(struct aq_link *link, struct aq_link_out *out, uint32_t number)
+{
+    if (link->gap_number == number) return;
+    link->gap_number = number;
+    const bool cut = link->state == LINK_LINGER && link->want_abort && link->out_count == 1;
+    const struct aq_gap gap = {.acknowledge = link->reader.sequence, .credit = take_credit(link), .cut = cut};
+    aq_gap_encode(&gap, out->sequence, link->gap);
+    if (!cut) return;
+    const uint64_t wire_bytes = link->out_sent + AQ_FRAME_GAP_BYTES;
+    link->out_bytes -= out->wire_bytes - wire_bytes;
+    out->wire_bytes = wire_bytes;
+    out->entry = UINT32_MAX; /* it was not sent */
+}
+
+/* Of a body in parts, its bytes and gaps from `at` on: a gap and the part behind it at most. Returns the pieces. */
+static int gather_part(struct aq_link *link, struct aq_link_out *out, uint64_t at, size_t left, struct iovec *iov)
+{
+    const uint32_t period = out->part_bytes + AQ_FRAME_GAP_BYTES;
+    uint32_t number = (uint32_t)(at / period), skip = (uint32_t)(at % period);
+    int count = 0;
+    if (skip >= out->part_bytes) {
+        encode_gap(link, out, ++number);
+        iov[count].iov_base = link->gap + (skip - out->part_bytes);
+        iov[count++].iov_len = period - skip;
+        if (AQ_FRAME_HEADER_BYTES + at + (period - skip) == out->wire_bytes) return count; /* cut here */
+        skip = 0;
+    }
+    const uint32_t first = number * out->part_bytes + skip;
+    const uint32_t rest = out->body_bytes - first, part = out->part_bytes - skip;
+    const size_t bytes = rest < part ? rest : part;
+    iov[count].iov_base = (void *)(uintptr_t)(out->body + first);
+    /* What the header took of the chunk is no reason for a small send before the gap. */
+    iov[count++].iov_len = bytes < left + AQ_FRAME_HEADER_BYTES ? bytes : left;
+    return count;
+}
+
 /* Headers and bodies of what is encoded, from the first byte not yet sent. Returns the pieces. */
 static int gather(struct aq_link *link)
 {
     size_t left = link->chunk_bytes;
-    uint32_t skip = link->out_sent;
+    uint64_t skip = link->out_sent;
     int count = 0;
     for (uint32_t i = 0; i < link->out_count && left > 0; i++, skip = 0) {
         struct aq_link_out *out = &link->out[(link->out_head + i) % AQ_LINK_BATCH];
@@ -155,7 +203,9 @@ static int gather(struct aq_link *link)
             count++;
             skip = AQ_FRAME_HEADER_BYTES;
         }
-        const uint32_t rest = out->body_bytes - (skip - AQ_FRAME_HEADER_BYTES);
+        if (out->part_bytes > 0 && left > 0)
+            return count + gather_part(link, out, skip - AQ_FRAME_HEADER_BYTES, left, link->send_iov + count);
+        const uint64_t rest = out->body_bytes - (skip - AQ_FRAME_HEADER_BYTES);
         if (rest == 0 || left == 0) continue;
         const size_t part = rest < left ? rest : left;
         link->send_iov[count].iov_base = (void *)(uintptr_t)(out->body + (skip - AQ_FRAME_HEADER_BYTES));
@@ -197,13 +247,14 @@ static void advance(struct aq_link *link, size_t bytes, uint64_t now_ns)
     link->out_bytes -= bytes;
     while (bytes > 0) {
         const struct aq_link_out *out = &link->out[link->out_head];
-        const size_t left = AQ_FRAME_HEADER_BYTES + (size_t)out->body_bytes - link->out_sent;
+        const uint64_t left = out->wire_bytes - link->out_sent;
         if (bytes < left) {
-            link->out_sent += (uint32_t)bytes;
+            link->out_sent += bytes;
             break;
         }
         bytes -= left;
         link->out_sent = 0;
+        link->gap_number = 0;
         link->out_head = (link->out_head + 1) % AQ_LINK_BATCH;
         link->out_count--;
         aq_packer_release(&link->packer, out->buffer);
@@ -276,7 +327,7 @@ static void send_through(struct aq_link *link, uint64_t now_ns)
 void aq_link_send_work(struct aq_link *link, uint64_t now_ns)
 {
     link->send_wake_ns = AQ_NEVER;
-    if (link->direct == -1) {
+    if (link->direct == -1 || link->config.rate_mbps > 0) { /* a paced socket takes more than it says: ask it first */
         send_through(link, now_ns);
         return;
     }

@@ -57,9 +57,10 @@ struct aq_link_out { /* a frame on its way into the stream */
     uint32_t micro_batch;
     uint64_t step, sequence;
     const uint8_t *body;
-    uint32_t body_bytes;
-    uint8_t buffer; /* of the packer, until it is out: AQ_PACKER_NONE: none */
-    uint32_t entry; /* UINT32_MAX: the link's own */
+    uint32_t body_bytes, part_bytes;
+    uint64_t wire_bytes; /* with header and gaps */
+    uint8_t buffer;      /* of the packer, until it is out: AQ_PACKER_NONE: none */
+    uint32_t entry;      /* UINT32_MAX: the link's own */
     uint64_t begun_ns;
 };
 
@@ -129,12 +130,15 @@ struct aq_link {
     struct aq_link_out out[AQ_LINK_BATCH];
     uint32_t out_head, out_count;
     uint32_t chunk_bytes; /* of one send at most             */
+    uint32_t part_bytes;  /* of a larger body; 0: the peer reads none in parts */
     struct aq_packer packer;
     struct aq_packed ahead; /* of ahead_entry                       */
     uint32_t ahead_entry;   /* packed before its turn; UINT32_MAX: none */
     uint64_t out_bytes;     /* not yet in the stream, of all in out[]  */
-    uint32_t out_sent;      /* of the first: header and body           */
-    uint64_t sequence;      /* of the last frame encoded               */
+    uint64_t out_sent;      /* of the first: header, body and gaps     */
+    uint32_t gap_number;    /* of the first: the gap that `gap` holds, from 1; 0: none yet */
+    uint8_t gap[AQ_FRAME_GAP_BYTES];
+    uint64_t sequence; /* of the last frame encoded               */
     uint64_t written_sequence, acked_sequence, bye_sequence;
     uint32_t credits; /* frames with a body that I may still send */
     bool want_ack;    /* heals: something has come that no header of ours has acknowledged */

@@ -24,7 +24,7 @@ void aq_reader_place(struct aq_reader *reader, struct aq_arena *arena, uint32_t 
 void aq_reader_start(struct aq_reader *reader)
 {
     reader->begin = reader->end = 0;
-    reader->in_body = false;
+    reader->in_body = reader->gap_due = reader->cut = false;
     reader->sequence = 0;
     reader->slot_free_count = reader->slot_count;
     for (uint32_t i = 0; i < reader->slot_count; i++)
@@ -35,16 +35,41 @@ void aq_reader_cut(struct aq_reader *reader)
 {
     if (reader->in_body && reader->slot != UINT32_MAX) aq_reader_release(reader, reader->slot);
     reader->begin = reader->end = 0;
-    reader->in_body = false;
+    reader->in_body = reader->gap_due = reader->cut = false;
+}
+
+/* Bytes of the body up to its end or the next gap; *last: its end. */
+static uint32_t part_left(const struct aq_reader *reader, bool *last)
+{
+    const uint32_t left = reader->header.body_bytes - reader->body_got, part = reader->header.part_bytes;
+    const uint32_t here = part > 0 ? part - reader->body_got % part : left;
+    *last = left <= here;
+    return *last ? left : here;
+}
+
+static void got_body(struct aq_reader *reader, uint32_t bytes)
+{
+    bool last;
+    const uint32_t left = part_left(reader, &last);
+    AQ_ASSERT(bytes <= left);
+    reader->body_got += bytes;
+    reader->gap_due = bytes == left && !last;
+}
+
+/* The bytes that come next belong to the body, and go there. */
+static bool reads_body(const struct aq_reader *reader)
+{
+    return reader->in_body && !reader->gap_due && reader->body_got < reader->header.body_bytes;
 }
 
 int aq_reader_room(struct aq_reader *reader, struct iovec iov[2])
 {
     int count = 0;
-    if (reader->in_body && reader->body_got < reader->header.body_bytes) {
+    bool last = true;
+    if (reads_body(reader)) {
         AQ_ASSERT(reader->begin == reader->end);
         reader->begin = reader->end = 0;
-        const uint32_t left = reader->header.body_bytes - reader->body_got;
+        const uint32_t left = part_left(reader, &last);
         const bool whole = left <= AQ_READER_CHUNK_MAX;
         iov[count].iov_base = reader->body + reader->body_got;
         iov[count++].iov_len = whole ? left : AQ_READER_CHUNK_MAX;
@@ -55,18 +80,21 @@ int aq_reader_room(struct aq_reader *reader, struct iovec iov[2])
         reader->end -= reader->begin;
         reader->begin = 0;
     }
-    AQ_ASSERT(reader->end < AQ_READER_STAGE_BYTES);
+    /* No more than the gap, so that the part behind it is read to its place. */
+    const uint32_t most = last && !reader->gap_due ? AQ_READER_STAGE_BYTES : AQ_FRAME_GAP_BYTES;
+    AQ_ASSERT(reader->end < most);
     iov[count].iov_base = reader->stage + reader->end;
-    iov[count++].iov_len = AQ_READER_STAGE_BYTES - reader->end;
+    iov[count++].iov_len = most - reader->end;
     return count;
 }
 
 void aq_reader_filled(struct aq_reader *reader, size_t got)
 {
-    if (reader->in_body) {
-        const uint32_t left = reader->header.body_bytes - reader->body_got;
+    if (reads_body(reader)) {
+        bool last;
+        const uint32_t left = part_left(reader, &last);
         const uint32_t part = got < left ? (uint32_t)got : left;
-        reader->body_got += part;
+        got_body(reader, part);
         got -= part;
     }
     AQ_ASSERT(got <= AQ_READER_STAGE_BYTES - reader->end);
@@ -85,13 +113,8 @@ static enum aq_status check_identity(struct aq_reader *reader, const struct aq_h
     return AQ_MISMATCH;
 }
 
-static enum aq_status check_order(struct aq_reader *reader, const struct aq_header *h)
+static enum aq_status check_answers(struct aq_reader *reader, const struct aq_header *h)
 {
-    if (h->sequence != reader->sequence + 1) {
-        snprintf(reader->text, sizeof reader->text, "sent frame %llu where %llu was due",
-                 (unsigned long long)h->sequence, (unsigned long long)reader->sequence + 1);
-        return AQ_PROTO;
-    }
     if (h->acknowledge > reader->sent_sequence) {
         snprintf(reader->text, sizeof reader->text, "acknowledges frame %llu, but only %llu were sent",
                  (unsigned long long)h->acknowledge, (unsigned long long)reader->sent_sequence);
@@ -102,15 +125,37 @@ static enum aq_status check_order(struct aq_reader *reader, const struct aq_head
                  reader->credit_max);
         return AQ_PROTO;
     }
+    return AQ_OK;
+}
+
+static enum aq_status check_order(struct aq_reader *reader, const struct aq_header *h)
+{
+    const uint64_t due = reader->sequence + 1 + reader->cut;
+    if (h->sequence != due) {
+        snprintf(reader->text, sizeof reader->text, "sent frame %llu where %llu was due",
+                 (unsigned long long)h->sequence, (unsigned long long)due);
+        return AQ_PROTO;
+    }
+    if (reader->cut && h->kind != AQ_FRAME_ABORT) {
+        snprintf(reader->text, sizeof reader->text, "sent a %s behind a body that it had cut; an ABORT was due",
+                 aq_frame_kind_text(h->kind));
+        return AQ_PROTO;
+    }
     if (h->kind == AQ_FRAME_HELLO) {
         snprintf(reader->text, sizeof reader->text, "sent a HELLO after the handshake");
         return AQ_PROTO;
     }
-    return AQ_OK;
+    return check_answers(reader, h);
 }
 
 static enum aq_status check_body(struct aq_reader *reader, const struct aq_header *h)
 {
+    if (h->part_bytes > 0 && !reader->parts) {
+        snprintf(reader->text, sizeof reader->text, "sent a %s in parts; the handshake did not agree to any",
+                 aq_frame_kind_text(h->kind));
+        return AQ_PROTO;
+    }
+
     const bool own = h->kind < AQ_FRAME_KIND_RUNTIME;
     const uint32_t limit = own ? (h->kind == AQ_FRAME_ABORT ? AQ_FRAME_CONTROL_BYTES_MAX : 0) : reader->body_bytes_max;
     if (h->body_bytes > limit) {
@@ -162,10 +207,42 @@ static enum aq_status take_header(struct aq_reader *reader)
         reader->slot = reader->slot_free[--reader->slot_free_count];
         reader->body = h.raw_bytes > 0 ? reader->packed : slot_at(reader, reader->slot);
     }
-    const uint32_t staged = reader->end - reader->begin;
-    reader->body_got = staged < h.body_bytes ? staged : h.body_bytes;
-    if (reader->body_got > 0) memcpy(reader->body, reader->stage + reader->begin, reader->body_got);
-    reader->begin += reader->body_got;
+    return AQ_OK;
+}
+
+/* What of a body has been read together with its header or a gap goes to its place, up to the next gap. */
+static void take_staged(struct aq_reader *reader)
+{
+    bool last;
+    const uint32_t staged = reader->end - reader->begin, left = part_left(reader, &last);
+    const uint32_t bytes = staged < left ? staged : left;
+    if (bytes > 0) memcpy(reader->body + reader->body_got, reader->stage + reader->begin, bytes);
+    reader->begin += bytes;
+    got_body(reader, bytes);
+}
+
+/* AQ_AGAIN: it has not come as a whole. */
+static enum aq_status take_gap(struct aq_reader *reader, struct aq_reader_frame *out)
+{
+    struct aq_gap gap;
+    if (reader->end - reader->begin < AQ_FRAME_GAP_BYTES) return AQ_AGAIN;
+    AQ_TRY(aq_gap_decode(reader->stage + reader->begin, reader->header.sequence, &gap, reader->text));
+    const struct aq_header said = {.version = AQ_FRAME_VERSION,
+                                   .kind = AQ_FRAME_CREDIT,
+                                   .acknowledge = gap.acknowledge,
+                                   .credit = gap.credit,
+                                   .from = reader->from,
+                                   .edge = reader->edge,
+                                   .plan_hash = reader->plan_hash};
+    AQ_TRY(check_answers(reader, &said));
+    reader->begin += AQ_FRAME_GAP_BYTES;
+    reader->gap_due = false;
+    if (gap.cut) {
+        aq_reader_release(reader, reader->slot);
+        reader->in_body = false;
+        reader->cut = true;
+    }
+    *out = (struct aq_reader_frame){.header = said, .slot = UINT32_MAX, .begun_ns = reader->begun_ns};
     return AQ_OK;
 }
 
@@ -204,9 +281,14 @@ enum aq_status aq_reader_next(struct aq_reader *reader, struct aq_reader_frame *
         AQ_TRY(take_header(reader));
     }
     const struct aq_header *h = &reader->header;
+    if (reader->gap_due) return take_gap(reader, out);
+    if (reader->body_got < h->body_bytes && reader->begin < reader->end) {
+        take_staged(reader);
+        if (reader->gap_due) return take_gap(reader, out);
+    }
     if (reader->body_got < h->body_bytes) return AQ_AGAIN;
     if (h->body_bytes > 0) AQ_TRY(take_body(reader));
-    reader->in_body = false;
+    reader->in_body = reader->cut = false;
     reader->sequence = h->sequence;
     *out = (struct aq_reader_frame){.header = *h,
                                     .body_bytes = h->raw_bytes > 0 ? h->raw_bytes : h->body_bytes,

@@ -44,7 +44,10 @@ struct aq_reader {
     uint64_t packing_ns;        /* spent on that                                                                   */
     uint8_t *control; /* AQ_FRAME_CONTROL_BYTES_MAX: bodies of the link's own kinds                                 */
 
+    bool parts; /* bodies may come in parts: they were agreed; the link's to set */
     bool in_body;
+    bool gap_due;            /* the next bytes are a gap of that body */
+    bool cut;                /* a body was, and nothing but an ABORT may follow */
     struct aq_header header; /* of the body that is being read */
     uint8_t *body;
     uint32_t slot; /* of that body; UINT32_MAX: control */
@@ -54,10 +57,10 @@ struct aq_reader {
 };
 
 struct aq_reader_frame {
-    struct aq_header header;
-    uint32_t body_bytes; /* of body; header.body_bytes is what came: fewer where it was packed                */
-    const uint8_t *body; /* NULL: none. Of the link's own kinds: until the next call of aq_reader_next       */
-    uint32_t slot;       /* of a runtime frame with a body, until aq_reader_release; UINT32_MAX: none        */
+    struct aq_header header; /* of a gap: a CREDIT, for that is all it says */
+    uint32_t body_bytes;     /* of body; header.body_bytes is what came: fewer where it was packed                */
+    const uint8_t *body;     /* NULL: none. Of the link's own kinds: until the next call of aq_reader_next       */
+    uint32_t slot;           /* of a runtime frame with a body, until aq_reader_release; UINT32_MAX: none        */
     uint64_t begun_ns;
 };
 

@@ -6,7 +6,10 @@
  * the kernel"):
  * - TCP_MAXSEG 1448 before the connection stands, because the kernel lets the first ten segments go unpaced, and
  *   loopback's are of 64 KB; where only the listener paces, the link's small writes (link_send.c) keep those ten small;
- * - TCP_NOTSENT_LOWAT of 2 ms, so that what waits in the kernel is bounded and back-pressure reaches the link.
+ * - TCP_NOTSENT_LOWAT of 10 ms, so that what waits in the kernel is bounded and back-pressure reaches the link: poll()
+ *   lets more in when half of that has gone, and a busy machine has the other half to come back in time. Only poll()
+ *   goes by it: a write is also taken as long as it fits the last buffer of 64 KB (105 ms at 5 Mbit/s), so that a paced
+ *   stream polls before it writes.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -24,15 +27,16 @@
 enum {
     BACKLOG = 64,               /* connections that the kernel holds until the next accept                       */
     PACED_SEGMENT_BYTES = 1448, /* of an Ethernet path: 1500 less IP, TCP and time stamps                        */
-    PACED_QUEUE_NS = 2000000,   /* bytes not yet sent that the kernel takes, as time at the rate                 */
+    PACED_QUEUE_NS = 10000000,  /* bytes not yet sent that the kernel takes, as time at the rate                 */
     PACED_QUEUE_BYTES_MIN = 4096,
+    PACED_QUEUE_BYTES_MAX = 1 << 20,
     QUEUE_BYTES = 256 << 10 /* the same without pacing                                                       */
 };
 
 struct tcp_stream {
     struct aq_stream stream;
     int fd;
-    bool connecting;
+    bool connecting, paced;
 };
 
 static const struct aq_stream_ops TCP_OPS;
@@ -208,8 +212,11 @@ static enum aq_status tcp_read(struct aq_stream *stream, const struct iovec *iov
 
 static enum aq_status tcp_write(struct aq_stream *stream, const struct iovec *iov, int count, size_t *put)
 {
+    const struct tcp_stream *tcp = (const struct tcp_stream *)stream;
     struct msghdr message = {.msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)count};
-    const ssize_t n = sendmsg(((struct tcp_stream *)stream)->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    struct pollfd room = {.fd = tcp->fd, .events = POLLOUT};
+    if (tcp->paced && poll(&room, 1, 0) == 0) return AQ_AGAIN;
+    const ssize_t n = sendmsg(tcp->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (n == -1) return aq_stream_errno(errno);
     *put = (size_t)n;
     return AQ_OK;
@@ -232,12 +239,13 @@ static enum aq_status tcp_pace(struct aq_stream *stream, double rate_mbps)
     const double bytes_per_s = rate_mbps * 1e6 / 8;
     const uint64_t rate = (uint64_t)bytes_per_s;
     const double ahead = bytes_per_s * PACED_QUEUE_NS * 1e-9;
-    const int queue = ahead < PACED_QUEUE_BYTES_MIN ? PACED_QUEUE_BYTES_MIN
-                      : ahead > QUEUE_BYTES         ? QUEUE_BYTES
-                                                    : (int)ahead;
+    const int queue = ahead < PACED_QUEUE_BYTES_MIN   ? PACED_QUEUE_BYTES_MIN
+                      : ahead > PACED_QUEUE_BYTES_MAX ? PACED_QUEUE_BYTES_MAX
+                                                      : (int)ahead;
     if (setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &rate, sizeof rate) == -1 ||
         setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &queue, sizeof queue) == -1)
         return aq_fail_errno("net", "%s: the kernel does not pace to %g Mbit/s", stream->name, rate_mbps);
+    ((struct tcp_stream *)stream)->paced = true;
     return AQ_OK;
 }
 

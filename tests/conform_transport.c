@@ -61,6 +61,17 @@ static void exchange(const struct scheme *scheme)
     exchange_by(scheme, AQ_LINK_ENTROPY_OFF);
 }
 
+/* Paced, so that bodies of more than 30 kB go in parts. */
+static void exchange_in_parts(const struct scheme *scheme)
+{
+    struct link_pair pair = {0};
+    begin(&pair);
+    pair.config[0].rate_mbps = pair.config[1].rate_mbps = 50;
+    pair_open(&pair, scheme->name, scheme->query);
+    pair_exchange(&pair, 24, PAIR_PATIENCE);
+    pair_close(&pair);
+}
+
 static void exchange_packed(const struct scheme *scheme)
 {
     exchange_by(scheme, AQ_LINK_ENTROPY_ZSTD);
@@ -75,6 +86,7 @@ static void exchange_cut_by(const struct scheme *scheme, enum aq_link_entropy en
     for (int i = 0; i < 2; i++) {
         pair.config[i].outage_ns_max = PAIR_PATIENCE * UINT64_C(1000000000);
         pair.config[i].entropy = entropy;
+        pair.config[i].rate_mbps = 100; /* the largest go in parts */
     }
     pair_nets(&pair);
     pair_listen(&pair, scheme->name, "seed=5&cut_every=150000");
@@ -306,6 +318,7 @@ static void run_all(void (*test)(const struct scheme *scheme))
         run_all(function);                                                                                             \
     }
 CASE(test_exchange_odd_sizes_arrives_whole, exchange)
+CASE(test_exchange_in_parts_arrives_whole, exchange_in_parts)
 CASE(test_exchange_packed_arrives_whole, exchange_packed)
 CASE(test_exchange_cut_often_arrives_whole, exchange_cut)
 CASE(test_exchange_packed_cut_often_arrives_whole, exchange_cut_packed)
@@ -348,6 +361,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_exchange_odd_sizes_arrives_whole),
+        cmocka_unit_test(test_exchange_in_parts_arrives_whole),
         cmocka_unit_test(test_exchange_packed_arrives_whole),
         cmocka_unit_test(test_exchange_cut_often_arrives_whole),
         cmocka_unit_test(test_exchange_packed_cut_often_arrives_whole),

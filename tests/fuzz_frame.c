@@ -1,9 +1,9 @@
 /*
  * fuzz_frame.c -- any bytes into the frame reader: a status or whole checked frames, never a crash, never past a slot.
  *
- * Packed bodies too: what unpacks has the size that its header says. The input is a script: bytes 0 and 1 say how the
- * stream is cut, the rest is the stream. Where the first byte is odd, every header in it is sealed again (digests,
- * sequence), so that the fuzzer gets past the digest to the checks behind it.
+ * Packed bodies and bodies in parts too: what unpacks has the size that its header says. The input is a script: bytes 0
+ * and 1 say how the stream is cut, the rest is the stream. Where the first byte is odd, every header in it is sealed
+ * again (digests, sequence), so that the fuzzer gets past the digest to the checks behind it.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -13,12 +13,37 @@
 #include "net/link.h"
 #include "reader.h"
 
-enum { BODY_MAX = 600, SLOTS = 3, INPUT_MAX = 8192 };
+enum { BODY_MAX = 2500, SLOTS = 3, INPUT_MAX = 8192 };
 
 static void put(uint8_t *at, uint64_t value, int bytes)
 {
     for (int i = 0; i < bytes; i++)
         at[i] = (uint8_t)(value >> (8 * i));
+}
+
+/* The same for a body in parts: its gaps, and the digest of what is between them. Returns its bytes with the gaps; 0:
+ * it is no such body. */
+static size_t seal_parts(uint8_t *h, uint32_t body_bytes, size_t left, uint64_t sequence)
+{
+    static uint8_t body[INPUT_MAX];
+    uint8_t *at = h + AQ_FRAME_HEADER_BYTES;
+    uint32_t part_bytes = 0, got = 0;
+    for (int i = 0; i < 4; i++)
+        part_bytes |= (uint32_t)h[84 + i] << (8 * i);
+    if (part_bytes < AQ_FRAME_PART_BYTES || part_bytes >= body_bytes || body_bytes > INPUT_MAX) return 0;
+    const size_t bytes = body_bytes + (size_t)AQ_FRAME_GAP_BYTES * aq_gap_count(body_bytes, part_bytes);
+    if (bytes > left) return bytes;
+    while (got < body_bytes) {
+        const uint32_t part = body_bytes - got < part_bytes ? body_bytes - got : part_bytes;
+        memcpy(body + got, at, part);
+        got += part;
+        at += part;
+        if (got == body_bytes) break;
+        put(at + AQ_FRAME_GAP_DIGEST_OFFSET, aq_digest_seeded(at, AQ_FRAME_GAP_DIGEST_OFFSET, sequence), 8);
+        at += AQ_FRAME_GAP_BYTES;
+    }
+    put(h + 72, aq_digest(body, body_bytes), 8);
+    return bytes;
 }
 
 /* Make sequence numbers and digests right along the stream, taking body_bytes as they stand. */
@@ -31,11 +56,13 @@ static void seal(uint8_t *stream, size_t size)
         for (int i = 0; i < 4; i++)
             body_bytes |= (uint32_t)h[12 + i] << (8 * i);
         const size_t left = size - at - AQ_FRAME_HEADER_BYTES;
-        if (body_bytes <= left) put(h + 72, body_bytes > 0 ? aq_digest(h + AQ_FRAME_HEADER_BYTES, body_bytes) : 0, 8);
+        const size_t parts = seal_parts(h, body_bytes, left, sequence);
+        if (parts == 0 && body_bytes <= left)
+            put(h + 72, body_bytes > 0 ? aq_digest(h + AQ_FRAME_HEADER_BYTES, body_bytes) : 0, 8);
         put(h + 32, sequence, 8);
         put(h + AQ_FRAME_DIGEST_OFFSET, aq_digest(h, AQ_FRAME_DIGEST_OFFSET), 8);
-        if (body_bytes > left) return;
-        at += AQ_FRAME_HEADER_BYTES + body_bytes;
+        if (body_bytes > left || parts > left) return;
+        at += AQ_FRAME_HEADER_BYTES + (parts > 0 ? parts : body_bytes);
     }
 }
 
@@ -108,6 +135,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         reader.edge = 2;
         reader.plan_hash = 3;
         reader.body_bytes_max = BODY_MAX;
+        reader.parts = true;
         if (aq_entropy_open(&reader.entropy) != AQ_OK) abort();
     }
     aq_reader_start(&reader);

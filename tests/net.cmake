@@ -6,6 +6,7 @@ endfunction()
 
 aq_net_test(test_frame LABELS quick)
 aq_net_test(test_packed LABELS quick)
+aq_net_test(test_parts LABELS quick)
 aq_net_test(test_link LABELS quick)
 aq_net_test(test_heal LABELS fault)
 aq_net_test(conform_transport LABELS quick conform)

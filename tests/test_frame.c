@@ -98,6 +98,61 @@ static void test_header_packed_is_golden(void **state)
     assert_int_equal(aq_header_decode(bytes, &out, text), AQ_PROTO);
 }
 
+/* In parts: where the bytes differ, that it comes back, and what no header may say. */
+static void test_header_in_parts_is_golden(void **state)
+{
+    struct aq_header in = SAMPLE, out = {0};
+    uint8_t bytes[AQ_FRAME_HEADER_BYTES], wanted[AQ_FRAME_HEADER_BYTES];
+    char text[AQ_TEXT_BYTES];
+    (void)state;
+    in.part_bytes = 0x2d40;
+    aq_header_encode(&in, bytes);
+    memcpy(wanted, GOLDEN, sizeof wanted);
+    memcpy(wanted + 84, (const uint8_t[]){0x40, 0x2d}, 2);
+    memcpy(wanted + 120, (const uint8_t[]){0x20, 0x06, 0xf6, 0xd5, 0xbb, 0x3a, 0xb1, 0xb3}, 8);
+    assert_memory_equal(bytes, wanted, sizeof bytes);
+    assert_int_equal(aq_header_decode(bytes, &out, text), AQ_OK);
+    assert_int_equal(out.part_bytes, in.part_bytes);
+    static const uint32_t WRONG[] = {1, AQ_FRAME_PART_BYTES - 1, 0x01020304, UINT32_MAX};
+    for (size_t i = 0; i < sizeof WRONG / sizeof *WRONG; i++) {
+        in.part_bytes = WRONG[i];
+        aq_header_encode(&in, bytes);
+        assert_int_equal(aq_header_decode(bytes, &out, text), AQ_PROTO);
+        assert_non_null(strstr(text, "in parts of"));
+    }
+    in = (struct aq_header){.kind = AQ_FRAME_ABORT, .body_bytes = 4000, .body_digest = 1, .part_bytes = 2000};
+    aq_header_encode(&in, bytes); /* the link's own come as a whole */
+    assert_int_equal(aq_header_decode(bytes, &out, text), AQ_PROTO);
+}
+
+static void test_gap_is_golden_and_any_bit_flipped_is_corrupt(void **state)
+{
+    static const uint8_t WANTED[AQ_FRAME_GAP_BYTES] = {9, 8, 7, 6, 5,    4,    3,    2,    4,    3,    2,    1,
+                                                       1, 0, 0, 0, 0x5f, 0x48, 0xf9, 0x2b, 0xb7, 0x48, 0xc8, 0x8f};
+    const struct aq_gap in = {.acknowledge = 0x0203040506070809, .credit = 0x01020304, .cut = true};
+    struct aq_gap out = {0};
+    uint8_t bytes[AQ_FRAME_GAP_BYTES];
+    char text[AQ_TEXT_BYTES];
+    (void)state;
+    aq_gap_encode(&in, 5, bytes);
+    assert_memory_equal(bytes, WANTED, sizeof bytes);
+    assert_int_equal(aq_gap_decode(bytes, 5, &out, text), AQ_OK);
+    assert_int_equal(out.acknowledge, in.acknowledge);
+    assert_int_equal(out.credit, in.credit);
+    assert_true(out.cut);
+    assert_int_equal(aq_gap_decode(bytes, 6, &out, text), AQ_CORRUPT); /* of another frame */
+    for (unsigned bit = 0; bit < 8 * AQ_FRAME_GAP_BYTES; bit++) {
+        aq_gap_encode(&in, 5, bytes);
+        bytes[bit / 8] ^= (uint8_t)(1u << (bit % 8));
+        assert_int_equal(aq_gap_decode(bytes, 5, &out, text), AQ_CORRUPT);
+        const uint64_t digest = aq_digest_seeded(bytes, AQ_FRAME_GAP_DIGEST_OFFSET, 5);
+        for (int i = 0; i < 8; i++)
+            bytes[AQ_FRAME_GAP_DIGEST_OFFSET + i] = (uint8_t)(digest >> (8 * i));
+        const bool unknown = bit > 96 && bit < 128; /* flags but the first: zero */
+        assert_int_equal(aq_gap_decode(bytes, 5, &out, text), unknown ? AQ_PROTO : AQ_OK);
+    }
+}
+
 /* The digest made right again: what is reserved must still be zero, and a kind known. */
 static void reseal(uint8_t bytes[AQ_FRAME_HEADER_BYTES])
 {
@@ -108,9 +163,9 @@ static void reseal(uint8_t bytes[AQ_FRAME_HEADER_BYTES])
 
 static void test_header_reserved_bytes_not_zero_are_proto(void **state)
 {
-    static const int RESERVED[][2] = {{10, 12}, {80, 120}};
+    static const int RESERVED[][2] = {{10, 12}, {80, 84}, {88, 120}};
     (void)state;
-    for (size_t range = 0; range < 2; range++)
+    for (size_t range = 0; range < sizeof RESERVED / sizeof *RESERVED; range++)
         for (int at = RESERVED[range][0]; at < RESERVED[range][1]; at++) {
             uint8_t bytes[AQ_FRAME_HEADER_BYTES];
             struct aq_header out;
@@ -167,7 +222,7 @@ static void test_hello_round_trip_and_reserved(void **state)
     assert_int_equal(out.receive_slots, 7);
     for (int at = 36; at < AQ_FRAME_HELLO_BYTES; at++) {
         aq_hello_encode(&in, bytes);
-        bytes[at] = 4; /* bits 0 and 1 of byte 36 are the features that there are */
+        bytes[at] = 8; /* bits 0 to 2 of byte 36 are the features that there are */
         assert_int_equal(aq_hello_decode(bytes, &out, text), AQ_PROTO);
     }
     struct aq_hello resumes = in;
@@ -208,6 +263,8 @@ int main(void)
         cmocka_unit_test(test_header_encode_is_golden),
         cmocka_unit_test(test_header_decode_golden_gives_the_fields),
         cmocka_unit_test(test_header_packed_is_golden),
+        cmocka_unit_test(test_header_in_parts_is_golden),
+        cmocka_unit_test(test_gap_is_golden_and_any_bit_flipped_is_corrupt),
         cmocka_unit_test(test_header_any_bit_flipped_is_refused),
         cmocka_unit_test(test_header_reserved_bytes_not_zero_are_proto),
         cmocka_unit_test(test_header_unknown_kind_is_proto),
