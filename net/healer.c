@@ -23,7 +23,7 @@ void aq_heal_wake(int wake_fd)
     if (write(wake_fd, &one, sizeof one) == -1) aq_log(AREA, 0, "a healer cannot be woken: %s", strerror(errno));
 }
 
-/* Before the phases are looked at, so that no ring is missed. */
+/* Before phases and `stop` are looked at, so that no ring is missed. */
 static void hear(int wake_fd)
 {
     uint64_t rung;
@@ -227,8 +227,9 @@ static void one_hand(struct aq_listener *listener, struct aq_handshake *h, uint6
 static void porter_run(void *context)
 {
     struct aq_listener *listener = context;
-    while (!atomic_load_explicit(&listener->stop, memory_order_acquire)) { /* pairs with listener_end */
+    for (;;) {
         hear(listener->wake_fd);
+        if (atomic_load_explicit(&listener->stop, memory_order_acquire)) return; /* pairs with listener_end */
         uint64_t until_ns = AQ_NEVER;
         /* Where the door itself fails (no descriptors left, said already), it is tried again, but not at once. */
         if (aq_listener_let_in(listener) != AQ_OK) until_ns = aq_clock_after(AQ_BACK_OFF_NS_MAX);
