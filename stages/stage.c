@@ -105,6 +105,12 @@ static enum aq_status buffers_open(struct aq_stage *stage)
     AQ_TRY(aq_alloc((stage->tensor_count + 1) * sizeof *stage->tensors, &memory));
     stage->tensors = memory;
     stage->model->tensors(&stage->config, stage->tensors);
+    AQ_TRY(aq_alloc((stage->tensor_count + 1) * sizeof *stage->spans, &memory));
+    stage->spans = memory;
+    for (uint32_t i = 0; i < stage->tensor_count; i++)
+        stage->spans[i] = (struct aq_range){stage->tensors[i].offset, stage->tensors[i].count};
+    AQ_TRY(aq_alloc((stage->tensor_count + 1) * sizeof *stage->squares, &memory));
+    stage->squares = memory;
     AQ_TRY(aq_alloc(stage->config.slots * sizeof *stage->forwarded, &memory));
     stage->forwarded = memory;
     AQ_TRY(aq_device_alloc(stage->device, AQ_MEMORY_DEVICE, size->parameter_bytes, &memory));
@@ -162,6 +168,8 @@ void aq_stage_close(struct aq_stage *stage)
     aq_device_free(stage->device, AQ_MEMORY_DEVICE, stage->gradients, size->gradient_bytes);
     aq_device_free(stage->device, AQ_MEMORY_DEVICE, stage->parameters, size->parameter_bytes);
     aq_free(stage->forwarded);
+    aq_free(stage->squares);
+    aq_free(stage->spans);
     aq_free(stage->tensors);
     aq_free(stage);
 }
@@ -291,27 +299,17 @@ enum aq_status aq_stage_zero_grads(struct aq_stage *stage, struct aq_stream *str
     return aq_device_zero(stage->device, stage->gradients, stage->size.gradient_bytes, stream);
 }
 
-static enum aq_status tensor_square(struct aq_stage *stage, uint32_t i, double *out, struct aq_stream *stream)
-{
-    const struct aq_tensor_info *tensor = &stage->tensors[i];
-    if (!stage->gradients) return aq_fail(AQ_INVAL, "stage", "a stage for inference has no gradients");
-    return aq_device_sum2(stage->device, stage->gradients + tensor->offset, tensor->count, out, stream);
-}
-
 enum aq_status aq_stage_gradient_squares(struct aq_stage *stage, double *squares, struct aq_stream *stream)
 {
-    for (uint32_t i = 0; i < stage->tensor_count; i++)
-        AQ_TRY(tensor_square(stage, i, &squares[i], stream));
-    return AQ_OK;
+    if (!stage->gradients) return aq_fail(AQ_INVAL, "stage", "a stage for inference has no gradients");
+    return aq_device_squares(stage->device, stage->gradients, stage->spans, stage->tensor_count, squares, stream);
 }
 
 enum aq_status aq_stage_gradient_sum2(struct aq_stage *stage, double *sum, struct aq_stream *stream)
 {
-    for (uint32_t i = stage->tensor_count; i-- > 0;) {
-        double own = 0.0;
-        AQ_TRY(tensor_square(stage, i, &own, stream));
-        *sum += own;
-    }
+    AQ_TRY(aq_stage_gradient_squares(stage, stage->squares, stream));
+    for (uint32_t i = stage->tensor_count; i-- > 0;)
+        *sum += stage->squares[i];
     return AQ_OK;
 }
 

@@ -57,6 +57,8 @@ struct aq_stage {
     struct aq_stage_size size;
     struct aq_tensor_info *tensors;
     uint32_t tensor_count;
+    struct aq_range *spans;        /* where each tensor lies */
+    double *squares;               /* of each tensor's gradient, between the device's sums and theirs */
     float *parameters, *gradients; /* flat; gradients NULL for inference */
     uint16_t *rounded;             /* parameters in the products' 16 bits, where the device wants them so */
     void *slots;                   /* config.slots times size.slot_bytes */

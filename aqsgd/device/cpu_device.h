@@ -84,7 +84,7 @@ enum aq_status cpu_sgd(struct aq_device *device, const struct aq_sgd *args, stru
 enum aq_status cpu_lion(struct aq_device *device, const struct aq_lion *args, struct aq_stream *stream);
 enum aq_status cpu_lamb(struct aq_device *device, const struct aq_lamb_tensor *args, struct aq_stream *stream);
 enum aq_status cpu_scale(struct aq_device *device, float *x, uint64_t count, float factor, struct aq_stream *stream);
-enum aq_status cpu_sum2(struct aq_device *device, const float *x, uint64_t count, double *sum,
-                        struct aq_stream *stream);
+enum aq_status cpu_squares(struct aq_device *device, const float *x, const struct aq_range *spans, uint32_t count,
+                           double *sums, struct aq_stream *stream);
 
 #endif

@@ -212,33 +212,39 @@ enum aq_status cpu_scale(struct aq_device *device, float *x, uint64_t count, flo
     return AQ_OK;
 }
 
-struct flat_sum2 {
+struct flat_squares {
     const struct cpu_rows *rows;
     const float *x;
     uint64_t count;
     double *partial;
 };
 
-static void sum2_piece(uint64_t piece, uint32_t worker, void *context)
+static void squares_piece(uint64_t piece, uint32_t worker, void *context)
 {
     (void)worker;
-    const struct flat_sum2 *flat = context;
+    const struct flat_squares *flat = context;
     flat->partial[piece] = flat->rows->sum2(flat->x + piece * FLAT_FLOATS, count_of(piece, flat->count, FLAT_FLOATS));
 }
 
 /* The sums of the pieces are added in order of the pieces; rounds of as many as fit the shared scratch. */
-enum aq_status cpu_sum2(struct aq_device *device, const float *x, uint64_t count, double *sum, struct aq_stream *stream)
+static double squares_of(struct cpu_device *cpu, const float *x, uint64_t count)
 {
-    (void)stream;
-    struct cpu_device *cpu = cpu_device_of(device);
     double *partial = (double *)(void *)cpu_shared(cpu), total = 0.0;
     const uint64_t round = CPU_SHARED_BYTES / sizeof *partial * FLAT_FLOATS;
     for (uint64_t first = 0; first < count; first += round) {
         const uint64_t n = count - first < round ? count - first : round;
-        struct flat_sum2 flat = {.rows = cpu->rows, .x = x + first, .count = n, .partial = partial};
-        cpu_pool_run(cpu->pool, pieces_of(n, FLAT_FLOATS), sum2_piece, &flat);
+        struct flat_squares flat = {.rows = cpu->rows, .x = x + first, .count = n, .partial = partial};
+        cpu_pool_run(cpu->pool, pieces_of(n, FLAT_FLOATS), squares_piece, &flat);
         for (uint64_t i = 0; i < pieces_of(n, FLAT_FLOATS); i++) total += partial[i];
     }
-    *sum = total;
+    return total;
+}
+
+enum aq_status cpu_squares(struct aq_device *device, const float *x, const struct aq_range *spans, uint32_t count,
+                           double *sums, struct aq_stream *stream)
+{
+    (void)stream;
+    for (uint32_t i = 0; i < count; i++)
+        sums[i] = squares_of(cpu_device_of(device), x + spans[i].first, spans[i].count);
     return AQ_OK;
 }

@@ -20,6 +20,7 @@ enum {
     CUDA_GRAIN = 512,   /* every piece of device memory starts on a multiple of it: more than any kernel asks for */
     CUDA_PART_BYTES = AQ_CUDA_SCRATCH_BYTES, /* of a stream's scratch: the kernels', or the sums of a product ... */
     CUDA_PARTS = 3,                 /* ... and its two operands, where it wants them in another type          */
+    CUDA_SUMS = 1024,               /* sums of squares between two waits: a stage of 1.5B has some 600 tensors */
     CUDA_WORKSPACE_BYTES = 32 << 20 /* of each stream: cuBLASLt's, what NVIDIA names for Hopper               */
 };
 
@@ -58,9 +59,9 @@ struct cuda_matmul; /* cuBLASLt, and the algorithms chosen so far: cuda_matmul.c
 struct aq_stream {
     struct cuda_device *device;
     cudaStream_t at;
-    uint8_t *scratch;   /* CUDA_PARTS of CUDA_PART_BYTES, then one grain for results; device memory */
+    uint8_t *scratch;   /* CUDA_PARTS of CUDA_PART_BYTES; device memory */
     uint8_t *workspace; /* CUDA_WORKSPACE_BYTES */
-    double *sum;        /* pinned: a result that the host waits for */
+    double *sums;       /* pinned, CUDA_SUMS: results that the host waits for */
 };
 
 struct cuda_device {
@@ -128,8 +129,8 @@ enum aq_status cuda_sgd(struct aq_device *device, const struct aq_sgd *args, str
 enum aq_status cuda_lion(struct aq_device *device, const struct aq_lion *args, struct aq_stream *stream);
 enum aq_status cuda_lamb(struct aq_device *device, const struct aq_lamb_tensor *args, struct aq_stream *stream);
 enum aq_status cuda_scale(struct aq_device *device, float *x, uint64_t count, float factor, struct aq_stream *stream);
-enum aq_status cuda_sum2(struct aq_device *device, const float *x, uint64_t count, double *sum,
-                         struct aq_stream *stream);
+enum aq_status cuda_squares(struct aq_device *device, const float *x, const struct aq_range *spans, uint32_t count,
+                            double *sums, struct aq_stream *stream);
 
 /* codec/cuda_codec_open.c */
 extern const struct aq_codec_launchers aq_codec_launchers_cuda;

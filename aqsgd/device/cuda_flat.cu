@@ -327,36 +327,96 @@ static __forceinline__ __device__ double block_sum(double value)
     return sums[0];
 }
 
-static __global__ void __launch_bounds__(FLAT_THREADS)
-    sum2_piece(const float *x, uint64_t count, uint64_t piece, double *partial)
+/*
+ * Spans travel in the kernel's parameters. A piece is a block's; it lies in one span. Whatever a span's alignment,
+ * thread t adds elements 4 t to 4 t + 3 of each row of 4 * FLAT_THREADS, so that a sum's bits are its count's.
+ */
+constexpr uint64_t SQUARES_PIECE = 64 * FLAT_THREADS;
+constexpr unsigned SQUARES_SPANS = 128;
+
+struct squares {
+    const float *x;
+    unsigned spans;
+    struct {
+        uint64_t first, count;
+        unsigned piece; /* the first of the span's */
+    } span[SQUARES_SPANS + 1];
+};
+
+template <int W>
+static __forceinline__ __device__ double squares_of(const float *x, uint64_t count)
 {
-    const uint64_t first = blockIdx.x * piece, end = first + piece < count ? first + piece : count;
-    double sum = 0.0;
-    for (uint64_t i = first + threadIdx.x; i < end; i += FLAT_THREADS)
-        sum += static_cast<double>(x[i]) * x[i];
-    sum = block_sum(sum);
+    double sums[4] = {};
+    for (uint64_t i = threadIdx.x * 4; i + 4 <= count; i += 4 * FLAT_THREADS) {
+        float values[4];
+        if constexpr (W == 4)
+            aq_load_wide(x + i, values);
+        else
+            for (int k = 0; k < 4; k++)
+                values[k] = x[i + k];
+        for (int k = 0; k < 4; k++)
+            sums[k] += static_cast<double>(values[k]) * values[k];
+    }
+    const uint64_t rest = count / 4 * 4 + threadIdx.x;
+    if (rest < count) sums[0] += static_cast<double>(x[rest]) * x[rest];
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+static __global__ void __launch_bounds__(FLAT_THREADS) squares_piece(struct squares args, double *partial)
+{
+    unsigned low = 0, high = args.spans; /* the span whose pieces this one is among */
+    while (high - low > 1) {
+        const unsigned middle = (low + high) / 2;
+        if (args.span[middle].piece <= blockIdx.x)
+            low = middle;
+        else
+            high = middle;
+    }
+    const uint64_t at = (blockIdx.x - args.span[low].piece) * SQUARES_PIECE, left = args.span[low].count - at;
+    const float *x = args.x + args.span[low].first + at;
+    const uint64_t count = left < SQUARES_PIECE ? left : SQUARES_PIECE;
+    const bool fours = reinterpret_cast<uintptr_t>(x) % 16 == 0;
+    const double sum = block_sum(fours ? squares_of<4>(x, count) : squares_of<1>(x, count));
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-static __global__ void __launch_bounds__(FLAT_THREADS) sum2_total(const double *partial, uint64_t count, double *total)
+/* A block a span: its partial sums in order. */
+static __global__ void __launch_bounds__(FLAT_THREADS)
+    squares_total(struct squares args, const double *partial, double *totals)
 {
     double sum = 0.0;
-    for (uint64_t i = threadIdx.x; i < count; i += FLAT_THREADS)
+    for (unsigned i = args.span[blockIdx.x].piece + threadIdx.x; i < args.span[blockIdx.x + 1].piece; i += FLAT_THREADS)
         sum += partial[i];
     sum = block_sum(sum);
-    if (threadIdx.x == 0) *total = sum;
+    if (threadIdx.x == 0) totals[blockIdx.x] = sum;
 }
 
-enum aq_status aq_cuda_sum2(const float *x, uint64_t count, double *sum, void *scratch, struct CUstream_st *stream)
+/* The scratch holds a partial sum for each 16384 values: 64 G of them. */
+enum aq_status aq_cuda_squares(const float *x, const struct aq_range *spans, uint32_t count, double *sums,
+                               void *scratch, struct CUstream_st *stream)
 {
     double *partial = static_cast<double *>(scratch);
-    uint64_t piece = 64 * FLAT_THREADS;
-    while ((count + piece - 1) / piece > AQ_CUDA_SCRATCH_BYTES / sizeof(double))
-        piece *= 2;
-    const uint64_t pieces = (count + piece - 1) / piece;
-    if (pieces)
-        AQ_TRY(AQ_LAUNCH(sum2_piece, aq_blocks(count, piece), FLAT_THREADS, 0, stream, x, count, piece, partial));
-    return AQ_LAUNCH(sum2_total, 1, FLAT_THREADS, 0, stream, partial, pieces, sum);
+    struct squares args = {};
+    args.x = x;
+    for (uint32_t first = 0; first < count; first += SQUARES_SPANS) {
+        args.spans = count - first < SQUARES_SPANS ? count - first : SQUARES_SPANS;
+        uint64_t pieces = 0;
+        for (unsigned i = 0; i < args.spans; i++) {
+            args.span[i].first = spans[first + i].first;
+            args.span[i].count = spans[first + i].count;
+            args.span[i].piece = static_cast<unsigned>(pieces);
+            pieces += (spans[first + i].count + SQUARES_PIECE - 1) / SQUARES_PIECE;
+        }
+        if (pieces > AQ_CUDA_SCRATCH_BYTES / sizeof(double))
+            return aq_fail(AQ_INVAL, "device", "squares of %llu pieces of values: the scratch holds %llu",
+                           static_cast<unsigned long long>(pieces),
+                           static_cast<unsigned long long>(AQ_CUDA_SCRATCH_BYTES / sizeof(double)));
+        args.span[args.spans].piece = static_cast<unsigned>(pieces);
+        const dim3 grid(static_cast<unsigned>(pieces));
+        if (pieces) AQ_TRY(AQ_LAUNCH(squares_piece, grid, FLAT_THREADS, 0, stream, args, partial));
+        AQ_TRY(AQ_LAUNCH(squares_total, args.spans, FLAT_THREADS, 0, stream, args, partial, sums + first));
+    }
+    return AQ_OK;
 }
 
 /* ---- Lion and LAMB. */

@@ -77,8 +77,9 @@ enum aq_status aq_cuda_lamb(const struct aq_lamb_tensor *args, void *scratch, st
 /* As aq_device_scale. */
 enum aq_status aq_cuda_scale(float *x, uint64_t count, float factor, struct CUstream_st *stream);
 
-/* *sum (device) = sum of x[i]^2 in double. */
-enum aq_status aq_cuda_sum2(const float *x, uint64_t count, double *sum, void *scratch, struct CUstream_st *stream);
+/* As aq_device_squares, sums on the device. */
+enum aq_status aq_cuda_squares(const float *x, const struct aq_range *spans, uint32_t count, double *sums,
+                               void *scratch, struct CUstream_st *stream);
 
 /* y = x, rows x columns, from one element type to another; strides in elements. y may be x where types and strides
  * are equal. */

@@ -2,6 +2,8 @@
  * cuda_math.c -- device_math.h on a GPU, but for the matrix products: each function is its kernels' launcher
  * (cuda_kernels.h) with the stream's scratch memory.
  */
+#include <string.h>
+
 #include "cuda_device.h"
 
 enum aq_status cuda_layernorm(struct aq_device *device, const struct aq_layernorm *args, struct aq_stream *stream)
@@ -89,16 +91,17 @@ enum aq_status cuda_scale(struct aq_device *device, float *x, uint64_t count, fl
     return aq_cuda_scale(x, count, factor, cuda_stream_of(cuda_device_of(device), stream)->at);
 }
 
-enum aq_status cuda_sum2(struct aq_device *device, const float *x, uint64_t count, double *sum,
-                         struct aq_stream *stream)
+enum aq_status cuda_squares(struct aq_device *device, const float *x, const struct aq_range *spans, uint32_t count,
+                            double *sums, struct aq_stream *stream)
 {
     stream = cuda_stream_of(cuda_device_of(device), stream);
-    double *there = cuda_part(stream, CUDA_PARTS);
-    *sum = 0.0;
-    if (count == 0) return AQ_OK;
-    AQ_TRY(aq_cuda_sum2(x, count, there, cuda_part(stream, 0), stream->at));
-    AQ_CUDA(cudaMemcpyAsync(stream->sum, there, sizeof *there, cudaMemcpyDeviceToHost, stream->at));
-    AQ_CUDA(cudaStreamSynchronize(stream->at));
-    *sum = *stream->sum;
+    double *there = cuda_part(stream, 1);
+    for (uint32_t first = 0; first < count; first += CUDA_SUMS) {
+        const uint32_t n = count - first < CUDA_SUMS ? count - first : CUDA_SUMS;
+        AQ_TRY(aq_cuda_squares(x, spans + first, n, there, cuda_part(stream, 0), stream->at));
+        AQ_CUDA(cudaMemcpyAsync(stream->sums, there, n * sizeof *there, cudaMemcpyDeviceToHost, stream->at));
+        AQ_CUDA(cudaStreamSynchronize(stream->at));
+        memcpy(sums + first, stream->sums, n * sizeof *sums);
+    }
     return AQ_OK;
 }

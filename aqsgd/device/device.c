@@ -281,8 +281,8 @@ enum aq_status aq_device_scale(struct aq_device *device, float *x, uint64_t coun
     return count ? device->ops->scale(device, x, count, factor, stream) : AQ_OK;
 }
 
-enum aq_status aq_device_sum2(struct aq_device *device, const float *x, uint64_t count, double *sum,
-                              struct aq_stream *stream)
+enum aq_status aq_device_squares(struct aq_device *device, const float *x, const struct aq_range *spans, uint32_t count,
+                                 double *sums, struct aq_stream *stream)
 {
-    return device->ops->sum2(device, x, count, sum, stream);
+    return count ? device->ops->squares(device, x, spans, count, sums, stream) : AQ_OK;
 }

@@ -692,12 +692,12 @@ static enum aq_status apart_scale(struct aq_device *device, float *x, uint64_t c
     return AQ_OK;
 }
 
-static enum aq_status apart_sum2(struct aq_device *device, const float *x, uint64_t count, double *sum,
-                                 struct aq_stream *stream)
+static enum aq_status apart_squares(struct aq_device *device, const float *x, const struct aq_range *spans,
+                                    uint32_t count, double *sums, struct aq_stream *stream)
 {
     struct apart *apart = apart_of(device);
     AQ_TRY(apart_stream_sync(device, stream));
-    return aq_device_sum2(apart->inner, within(apart, x), count, sum, NULL);
+    return aq_device_squares(apart->inner, within(apart, x), spans, count, sums, NULL);
 }
 
 /* --- gradient codecs: the CPU's, when the stream gets there ------------------------------------------------------ */
@@ -891,4 +891,4 @@ const struct aq_device_ops aq_device_apart = {.kind = "apart",
                                               .lion = apart_lion,
                                               .lamb = apart_lamb,
                                               .scale = apart_scale,
-                                              .sum2 = apart_sum2};
+                                              .squares = apart_squares};

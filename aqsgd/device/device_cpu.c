@@ -303,4 +303,4 @@ const struct aq_device_ops aq_device_cpu = {.kind = "cpu",
                                             .lion = cpu_lion,
                                             .lamb = cpu_lamb,
                                             .scale = cpu_scale,
-                                            .sum2 = cpu_sum2};
+                                            .squares = cpu_squares};

@@ -151,7 +151,7 @@ static void cuda_stream_close(struct aq_device *device, struct aq_stream *stream
     }
     if (stream->scratch) cuda_free(device, AQ_MEMORY_DEVICE, stream->scratch, SCRATCH_BYTES);
     if (stream->workspace) cuda_free(device, AQ_MEMORY_DEVICE, stream->workspace, CUDA_WORKSPACE_BYTES);
-    if (stream->sum) (void)cudaFreeHost(stream->sum);
+    if (stream->sums) (void)cudaFreeHost(stream->sums);
     aq_free(stream);
 }
 
@@ -163,8 +163,8 @@ static enum aq_status stream_fill(struct aq_device *device, struct aq_stream *st
     stream->scratch = memory;
     AQ_TRY(cuda_alloc(device, AQ_MEMORY_DEVICE, CUDA_WORKSPACE_BYTES, &memory));
     stream->workspace = memory;
-    AQ_CUDA(cudaHostAlloc(&memory, sizeof *stream->sum, cudaHostAllocPortable));
-    stream->sum = memory;
+    AQ_CUDA(cudaHostAlloc(&memory, CUDA_SUMS * sizeof *stream->sums, cudaHostAllocPortable));
+    stream->sums = memory;
     return AQ_OK;
 }
 
@@ -397,4 +397,4 @@ const struct aq_device_ops aq_device_cuda = {.kind = "cuda",
                                              .lion = cuda_lion,
                                              .lamb = cuda_lamb,
                                              .scale = cuda_scale,
-                                             .sum2 = cuda_sum2};
+                                             .squares = cuda_squares};

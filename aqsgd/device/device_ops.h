@@ -69,8 +69,8 @@ struct aq_device_ops {
     enum aq_status (*lamb)(struct aq_device *device, const struct aq_lamb_tensor *args, struct aq_stream *stream);
     enum aq_status (*scale)(struct aq_device *device, float *x, uint64_t count, float factor,
                             struct aq_stream *stream);
-    enum aq_status (*sum2)(struct aq_device *device, const float *x, uint64_t count, double *sum,
-                           struct aq_stream *stream);
+    enum aq_status (*squares)(struct aq_device *device, const float *x, const struct aq_range *spans, uint32_t count,
+                              double *sums, struct aq_stream *stream);
 };
 
 struct aq_device {

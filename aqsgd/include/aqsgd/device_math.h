@@ -267,9 +267,17 @@ enum aq_status aq_device_lamb(struct aq_device *device, const struct aq_lamb_ten
 enum aq_status aq_device_scale(struct aq_device *device, float *x, uint64_t count, float factor,
                                struct aq_stream *stream);
 
-/* *sum (host, valid at return: waits for the stream) = sum of x[i]^2 in double, in a fixed order. */
-enum aq_status aq_device_sum2(struct aq_device *device, const float *x, uint64_t count, double *sum,
-                              struct aq_stream *stream);
+/* Elements `first` to first + count - 1 of an array. */
+struct aq_range {
+    uint64_t first, count;
+};
+
+/*
+ * sums[i] (host, valid at return: waits for the stream, once) = sum of the squares of spans[i] of x, in double, in an
+ * order that its count alone gives.
+ */
+enum aq_status aq_device_squares(struct aq_device *device, const float *x, const struct aq_range *spans, uint32_t count,
+                                 double *sums, struct aq_stream *stream);
 
 #ifdef __cplusplus
 }
