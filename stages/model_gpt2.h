@@ -66,8 +66,9 @@ struct gpt2_work {
     void *dattention; /* gradient of attention's output, type                           */
     void *du;         /* gradient before GELU, type                                      */
     float *dqkv;
-    uint16_t *dqkv_rounded; /* for a device that wants it so */
+    uint16_t *dqkv_rounded; /* the same in 16 bits, where products are of them */
     float *logits; /* a chunk of rows; in backward their gradient */
+    void *dlogits; /* the gradient of all rows, type, or NULL       */
 };
 
 struct gpt2 {
@@ -87,8 +88,8 @@ struct gpt2 {
 
 struct gpt2_shape {
     bool first, last, inference;
-    bool rounds; /* the device wants operands of 16 bits in 16 bits */
     bool shared; /* one set of kept activations serves all blocks */
+    bool keeps_gradient; /* of all logits */
     uint32_t first_block, blocks;
     uint64_t B, T, C, H, V, rows;
     uint64_t head_rows, head_stride;
@@ -113,6 +114,8 @@ enum aq_status gpt2_block_forward(const struct gpt2 *gpt2, const struct gpt2_slo
 struct aq_dropout gpt2_dropout(const struct gpt2 *gpt2, const struct gpt2_slot *slot, uint32_t layer,
                                enum gpt2_site site);
 
+/* Where the gradient of the logits of row `first` on lies, and how many elements its rows are apart. */
+void *gpt2_dlogits(const struct gpt2 *gpt2, uint64_t first, uint64_t *stride);
 /* Logits of rows [first, first+rows) and their losses; their gradient too, where `gradient`. */
 enum aq_status gpt2_head_chunk(const struct gpt2 *gpt2, const struct gpt2_slot *slot, uint64_t first, uint64_t rows,
                                bool gradient, struct aq_stream *stream);

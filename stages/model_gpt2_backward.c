@@ -3,8 +3,10 @@
  * gradients.
  *
  * dx, the gradient of the residual stream, is worked on in place: each branch adds its share. Order within a block:
- * MLP, then attention. Everything is added in one fixed order, so that sums over micro-batches are the same bits in
- * every schedule that runs backwards in order of micro-batches.
+ * MLP, then attention. A branch begins with dx rounded to its type and that one's sum over rows (its bias' gradient);
+ * without dropout the layer norm before it, which makes dx, makes them in the same pass. Everything is added in one
+ * fixed order, so that sums over micro-batches are the same bits in every schedule that runs backwards in order of
+ * micro-batches.
  */
 #include "model_gpt2.h"
 
@@ -52,10 +54,12 @@ static struct aq_matmul input_gradient(const struct gpt2 *gpt2, uint64_t rows, u
                               .c_type = dx_type};
 }
 
+/* next_bias: gradient of the bias of the branch that comes next, whose gradient is made here too; NULL: it is not. */
 static enum aq_status norm_gradient(const struct gpt2 *gpt2, uint64_t rows, const float *x, const float *weight,
                                     const float *mean, const float *rstd, float *dx, float *dweight, float *dbias,
-                                    struct aq_stream *stream)
+                                    float *next_bias, struct aq_stream *stream)
 {
+    const bool rounds = next_bias && gpt2->type != AQ_F32;
     const struct aq_layernorm_backward args = {.rows = rows,
                                                .C = gpt2->stage->config.model.channels,
                                                .dy = gpt2->work.dnorm,
@@ -65,38 +69,45 @@ static enum aq_status norm_gradient(const struct gpt2 *gpt2, uint64_t rows, cons
                                                .rstd = rstd,
                                                .dx = dx,
                                                .dgamma = dweight,
-                                               .dbeta = dbias};
+                                               .dbeta = dbias,
+                                               .rounded = rounds ? gpt2->work.dout : NULL,
+                                               .rounded_type = gpt2->type,
+                                               .sums = next_bias};
     return aq_device_layernorm_backward(gpt2->device, &args, stream);
 }
 
-/* The gradient of what a residual added: dx itself, or dx masked or rounded into work.dout. */
+/*
+ * The gradient of what a residual added: dx itself, or dx masked or rounded into work.dout; and its bias' gradient.
+ * made: a layer norm has made both.
+ */
 static enum aq_status branch_gradient(const struct gpt2 *gpt2, const struct gpt2_slot *slot, uint32_t block,
-                                      enum gpt2_site site, const float *dx, const void **out, struct aq_stream *stream)
+                                      enum gpt2_site site, const float *dx, float *bias, bool made, const void **out,
+                                      struct aq_stream *stream)
 {
-    *out = dx;
-    if (gpt2->type == AQ_F32 && !slot->dropped) return AQ_OK;
-    *out = gpt2->work.dout;
+    const uint64_t C = gpt2->stage->config.model.channels, rows = (uint64_t)slot->samples * slot->T;
+    const bool copied = gpt2->type != AQ_F32 || slot->dropped;
+    *out = copied ? gpt2->work.dout : dx;
+    if (made) return AQ_OK;
     const struct aq_dropout_apply args = {.samples = slot->samples,
-                                          .sample_elements =
-                                              (uint64_t)slot->T * gpt2->stage->config.model.channels,
+                                          .sample_elements = slot->T * C,
                                           .x = dx,
                                           .y = gpt2->work.dout,
                                           .y_type = gpt2->type,
                                           .dropout = gpt2_dropout(gpt2, slot, block + 1, site)};
-    return aq_device_dropout(gpt2->device, &args, stream);
+    if (copied) AQ_TRY(aq_device_dropout(gpt2->device, &args, stream));
+    return aq_device_column_sum(gpt2->device, *out, gpt2->type, rows, C, C, bias, stream);
 }
 
 static enum aq_status mlp_backward(const struct gpt2 *gpt2, const struct gpt2_slot *slot, uint32_t block,
-                                   const struct gpt2_kept *kept, float *dx, struct aq_stream *stream)
+                                   const struct gpt2_kept *kept, float *dx, bool made, struct aq_stream *stream)
 {
     const struct gpt2_block *w = &gpt2->weights.blocks[block], *g = &gpt2->gradients.blocks[block];
     const uint64_t C = gpt2->stage->config.model.channels, rows = (uint64_t)slot->samples * slot->T;
     const enum aq_element type = gpt2->type;
     const struct gpt2_work *work = &gpt2->work;
     const void *dout;
-    AQ_TRY(branch_gradient(gpt2, slot, block, GPT2_SITE_MLP, dx, &dout, stream));
+    AQ_TRY(branch_gradient(gpt2, slot, block, GPT2_SITE_MLP, dx, g->mlp_bias, made, &dout, stream));
     AQ_TRY(weight_gradient(gpt2, rows, 4 * C, C, kept->after_gelu, dout, type, g->mlp_weight, stream));
-    AQ_TRY(aq_device_column_sum(gpt2->device, dout, type, rows, C, C, g->mlp_bias, stream));
     struct aq_matmul args = input_gradient(gpt2, rows, 4 * C, C, dout, type, w->mlp_weight, work->du, type);
     args.after = AQ_AFTER_GELU_BACKWARD;
     args.other = kept->before_gelu;
@@ -106,7 +117,7 @@ static enum aq_status mlp_backward(const struct gpt2 *gpt2, const struct gpt2_sl
     args = input_gradient(gpt2, rows, C, 4 * C, work->du, type, w->fc_weight, work->dnorm, AQ_F32);
     AQ_TRY(aq_device_matmul(gpt2->device, &args, stream));
     return norm_gradient(gpt2, rows, kept->middle, w->norm2_weight, kept->mean2, kept->rstd2, dx, g->norm2_weight,
-                         g->norm2_bias, stream);
+                         g->norm2_bias, slot->dropped ? NULL : g->projection_bias, stream);
 }
 
 static enum aq_status attention_backward(const struct gpt2 *gpt2, const struct gpt2_slot *slot, uint32_t block,
@@ -119,9 +130,9 @@ static enum aq_status attention_backward(const struct gpt2 *gpt2, const struct g
     const enum aq_element type = gpt2->type;
     const struct gpt2_work *work = &gpt2->work;
     const void *dout;
-    AQ_TRY(branch_gradient(gpt2, slot, block, GPT2_SITE_PROJECTION, dx, &dout, stream));
+    AQ_TRY(branch_gradient(gpt2, slot, block, GPT2_SITE_PROJECTION, dx, g->projection_bias, !slot->dropped, &dout,
+                           stream));
     AQ_TRY(weight_gradient(gpt2, rows, C, C, kept->attention, dout, type, g->projection_weight, stream));
-    AQ_TRY(aq_device_column_sum(gpt2->device, dout, type, rows, C, C, g->projection_bias, stream));
     struct aq_matmul args = input_gradient(gpt2, rows, C, C, dout, type, w->projection_weight, work->dattention, type);
     AQ_TRY(aq_device_matmul(gpt2->device, &args, stream));
     const struct aq_attention attention = {.samples = slot->samples,
@@ -135,22 +146,17 @@ static enum aq_status attention_backward(const struct gpt2 *gpt2, const struct g
                                            .lse = kept->lse,
                                            .dropout = gpt2_dropout(gpt2, slot, block + 1, GPT2_SITE_ATTENTION),
                                            .dout = work->dattention,
-                                           .dqkv = work->dqkv};
+                                           .dqkv = work->dqkv,
+                                           .dqkv_rounded = work->dqkv_rounded};
     AQ_TRY(aq_device_attention_backward(gpt2->device, &attention, stream));
-    const struct aq_dropout_apply round = {.samples = 1,
-                                           .sample_elements = rows * 3 * C,
-                                           .x = work->dqkv,
-                                           .y = work->dqkv_rounded,
-                                           .y_type = gpt2->type};
-    if (work->dqkv_rounded) AQ_TRY(aq_device_dropout(gpt2->device, &round, stream));
-    const void *dqkv = work->dqkv_rounded ? (const void *)work->dqkv_rounded : work->dqkv;
-    const enum aq_element dqkv_type = work->dqkv_rounded ? gpt2->type : AQ_F32;
-    AQ_TRY(weight_gradient(gpt2, rows, C, 3 * C, kept->norm1, dqkv, dqkv_type, g->qkv_weight, stream));
-    AQ_TRY(aq_device_column_sum(gpt2->device, work->dqkv, AQ_F32, rows, 3 * C, 3 * C, g->qkv_bias, stream));
-    args = input_gradient(gpt2, rows, C, 3 * C, dqkv, dqkv_type, w->qkv_weight, work->dnorm, AQ_F32);
+    const void *dqkv = type == AQ_F32 ? (const void *)work->dqkv : work->dqkv_rounded;
+    AQ_TRY(weight_gradient(gpt2, rows, C, 3 * C, kept->norm1, dqkv, type, g->qkv_weight, stream));
+    AQ_TRY(aq_device_column_sum(gpt2->device, dqkv, type, rows, 3 * C, 3 * C, g->qkv_bias, stream));
+    args = input_gradient(gpt2, rows, C, 3 * C, dqkv, type, w->qkv_weight, work->dnorm, AQ_F32);
     AQ_TRY(aq_device_matmul(gpt2->device, &args, stream));
+    float *next = block > 0 && !slot->dropped ? gpt2->gradients.blocks[block - 1].mlp_bias : NULL;
     return norm_gradient(gpt2, rows, x, w->norm1_weight, kept->mean1, kept->rstd1, dx, g->norm1_weight, g->norm1_bias,
-                         stream);
+                         next, stream);
 }
 
 /* Head and final norm of a chunk of rows: dx of the rows is written, not added to. */
@@ -159,14 +165,15 @@ static enum aq_status head_chunk_backward(const struct gpt2 *gpt2, const struct 
 {
     const struct aq_model_config *model = &gpt2->stage->config.model;
     const uint64_t C = model->channels, V = model->vocabulary;
-    const uint64_t twice = sizeof(float) / aq_element_bytes(gpt2->type);
+    uint64_t stride;
+    const void *dlogits = gpt2_dlogits(gpt2, first, &stride);
     const uint8_t *norm = (const uint8_t *)slot->norm + first * C * aq_element_bytes(gpt2->type);
     const struct gpt2_operand weights = gpt2_operand(gpt2, gpt2->weights.head);
     struct aq_matmul args = {.M = rows,
                              .N = C,
                              .K = V,
-                             .a = gpt2->work.logits,
-                             .a_stride = gpt2->head_stride * twice,
+                             .a = dlogits,
+                             .a_stride = stride,
                              .a_type = gpt2->type,
                              .b = weights.at,
                              .b_stride = C,
@@ -179,8 +186,8 @@ static enum aq_status head_chunk_backward(const struct gpt2 *gpt2, const struct 
     args = (struct aq_matmul){.M = V,
                               .N = C,
                               .K = rows,
-                              .a = gpt2->work.logits,
-                              .a_stride = gpt2->head_stride * twice,
+                              .a = dlogits,
+                              .a_stride = stride,
                               .a_type = gpt2->type,
                               .a_transposed = true,
                               .b = norm,
@@ -205,12 +212,14 @@ static enum aq_status head_backward(struct gpt2 *gpt2, uint32_t index, float *dx
     for (uint64_t first = 0; first < rows; first += gpt2->head_rows) {
         const uint64_t count = rows - first < gpt2->head_rows ? rows - first : gpt2->head_rows;
         if (gpt2->logits_slot != index) AQ_TRY(gpt2_head_chunk(gpt2, slot, first, count, true, stream));
-        AQ_TRY(head_chunk_backward(gpt2, slot, first, count, stream));
+        if (!gpt2->work.dlogits) AQ_TRY(head_chunk_backward(gpt2, slot, first, count, stream));
     }
+    if (gpt2->work.dlogits) AQ_TRY(head_chunk_backward(gpt2, slot, 0, rows, stream));
     gpt2->logits_slot = UINT32_MAX;
     AQ_TRY(aq_device_zero(gpt2->device, dx, rows * C * sizeof *dx, stream));
+    float *next = gpt2->blocks && !slot->dropped ? gpt2->gradients.blocks[gpt2->blocks - 1].mlp_bias : NULL;
     return norm_gradient(gpt2, rows, slot->x[gpt2->blocks], gpt2->weights.norm_weight, slot->mean, slot->rstd, dx,
-                         gpt2->gradients.norm_weight, gpt2->gradients.norm_bias, stream);
+                         gpt2->gradients.norm_weight, gpt2->gradients.norm_bias, next, stream);
 }
 
 static enum aq_status embedding_backward(const struct gpt2 *gpt2, const struct gpt2_slot *slot, const float *dx,
@@ -243,7 +252,8 @@ enum aq_status gpt2_backward(void *state, uint32_t index, const float *dy, float
         const struct gpt2_kept *kept = &slot->kept[i];
         if (gpt2->stage->config.recompute)
             AQ_TRY(gpt2_block_forward(gpt2, slot, i, slot->x[i], NULL, kept, stream));
-        AQ_TRY(mlp_backward(gpt2, slot, i, kept, flow, stream));
+        const bool made = !slot->dropped && (gpt2->last || i + 1 < gpt2->blocks);
+        AQ_TRY(mlp_backward(gpt2, slot, i, kept, flow, made, stream));
         AQ_TRY(attention_backward(gpt2, slot, i, kept, slot->x[i], flow, stream));
     }
     return gpt2->first ? embedding_backward(gpt2, slot, flow, stream) : AQ_OK;

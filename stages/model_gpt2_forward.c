@@ -170,6 +170,15 @@ static enum aq_status embed(const struct gpt2 *gpt2, const struct gpt2_slot *slo
     return aq_device_embedding(gpt2->device, &args, stream);
 }
 
+/* Where not all are kept, a gradient starts where its logits do. */
+void *gpt2_dlogits(const struct gpt2 *gpt2, uint64_t first, uint64_t *stride)
+{
+    const uint64_t typed = aq_element_bytes(gpt2->type);
+    *stride = gpt2->work.dlogits ? gpt2->head_stride : gpt2->head_stride * (sizeof(float) / typed);
+    return gpt2->work.dlogits ? (uint8_t *)gpt2->work.dlogits + first * gpt2->head_stride * typed
+                              : (void *)gpt2->work.logits;
+}
+
 enum aq_status gpt2_head_chunk(const struct gpt2 *gpt2, const struct gpt2_slot *slot, uint64_t first, uint64_t rows,
                                bool gradient, struct aq_stream *stream)
 {
@@ -181,15 +190,16 @@ enum aq_status gpt2_head_chunk(const struct gpt2 *gpt2, const struct gpt2_slot *
     args.b_stride = C;
     args.c_stride = gpt2->head_stride;
     AQ_TRY(aq_device_matmul(gpt2->device, &args, stream));
-    const uint64_t twice = sizeof(float) / aq_element_bytes(gpt2->type); /* a gradient starts where its logits do */
+    uint64_t stride;
+    void *dlogits = gpt2_dlogits(gpt2, first, &stride);
     const struct aq_cross_entropy loss = {.rows = rows,
                                           .V = V,
                                           .logits = gpt2->work.logits,
                                           .logits_stride = gpt2->head_stride,
                                           .targets = slot->targets + first,
                                           .losses = slot->losses + first,
-                                          .gradient = gradient ? gpt2->work.logits : NULL,
-                                          .gradient_stride = gpt2->head_stride * twice,
+                                          .gradient = gradient ? dlogits : NULL,
+                                          .gradient_stride = stride,
                                           .gradient_type = gpt2->type,
                                           .scale = slot->loss_scale};
     return aq_device_cross_entropy(gpt2->device, &loss, stream);
@@ -216,7 +226,8 @@ static enum aq_status head(struct gpt2 *gpt2, uint32_t index, const struct aq_st
     AQ_TRY(layernorm(gpt2, rows, x, gpt2->weights.norm_weight, gpt2->weights.norm_bias, slot->norm, slot->mean,
                      slot->rstd, stream));
     if (!input->targets) return AQ_OK;
-    const bool train = !input->evaluate && !gpt2->stage->config.inference, whole = rows <= gpt2->head_rows;
+    const bool train = !input->evaluate && !gpt2->stage->config.inference,
+               whole = gpt2->work.dlogits || rows <= gpt2->head_rows;
     for (uint64_t first = 0; first < rows; first += gpt2->head_rows) {
         const uint64_t count = rows - first < gpt2->head_rows ? rows - first : gpt2->head_rows;
         AQ_TRY(gpt2_head_chunk(gpt2, slot, first, count, train && whole, stream));

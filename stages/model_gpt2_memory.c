@@ -4,7 +4,9 @@
  * A slot keeps, for each block, its input and what its backward reads. With recomputation, and for inference, one such
  * set in the workspace serves all blocks; with recomputation a slot keeps the blocks' inputs, for inference two buffers
  * in turn. Logits exist for a chunk of rows at a time and belong to the workspace: the gradient of the last chunk made
- * is used where backward follows at once; else backward makes them again (model_gpt2_backward.c).
+ * is used where backward follows at once; else backward makes them again (model_gpt2_backward.c). Of several chunks all
+ * gradients are kept, in the products' type: the logits' product, a tenth of a small model's work, is then not made
+ * twice, and the head's weights get theirs in one. With recomputation memory counts more than that.
  */
 #include "model_gpt2.h"
 
@@ -24,7 +26,6 @@ struct gpt2_shape gpt2_shape(const struct aq_stage_config *config)
                                .H = model->heads,
                                .V = model->vocabulary,
                                .rows = (uint64_t)config->B * config->T,
-                               .rounds = config->rounds && stage_type(config->precision) != AQ_F32,
                                .type = stage_type(config->precision)};
     const uint32_t first = shape.first ? 1 : config->layer_first;
     const uint32_t end = shape.last ? config->layer_end - 1 : config->layer_end;
@@ -34,7 +35,9 @@ struct gpt2_shape gpt2_shape(const struct aq_stage_config *config)
     shape.head_stride = (shape.V + 31) / 32 * 32;
     shape.head_rows = LOGITS_BYTES_MAX / (shape.head_stride * sizeof(float)) / 64 * 64;
     if (shape.head_rows == 0) shape.head_rows = 64;
+    if (config->logits_rows) shape.head_rows = config->logits_rows;
     if (shape.head_rows > shape.rows) shape.head_rows = shape.rows;
+    shape.keeps_gradient = shape.last && !shape.shared && shape.rows > shape.head_rows;
     return shape;
 }
 
@@ -110,6 +113,7 @@ void gpt2_place_work(const struct gpt2_shape *shape, struct aq_arena *arena, str
     if (shape->shared && shape->blocks) place_kept(shape, arena, shared);
     if (shape->last) work->logits = aq_arena_take(arena, shape->head_rows * shape->head_stride * sizeof(float));
     if (shape->inference) return;
+    work->dlogits = shape->keeps_gradient ? aq_arena_take(arena, shape->rows * shape->head_stride * typed) : NULL;
     work->dx = aq_arena_take(arena, N * sizeof(float));
     if (shape->last || shape->blocks) work->dnorm = aq_arena_take(arena, N * sizeof(float));
     if (shape->blocks == 0) return;
@@ -117,7 +121,7 @@ void gpt2_place_work(const struct gpt2_shape *shape, struct aq_arena *arena, str
     work->dattention = aq_arena_take(arena, N * typed);
     work->du = aq_arena_take(arena, 4 * N * typed);
     work->dqkv = aq_arena_take(arena, 3 * N * sizeof(float));
-    if (shape->rounds) work->dqkv_rounded = aq_arena_take(arena, 3 * N * sizeof *work->dqkv_rounded);
+    if (shape->type != AQ_F32) work->dqkv_rounded = aq_arena_take(arena, 3 * N * sizeof *work->dqkv_rounded);
 }
 
 void gpt2_measure(const struct aq_stage_config *config, struct stage_memory *out)

@@ -162,6 +162,8 @@ static void backward_piece(uint64_t piece, uint32_t worker, void *context)
         gemm->run(end, D, n, &ds_t, &q, args->type, dk, 3 * C, add, scratch);
         gemm->run(n, D, end, &ds_n, &k, args->type, dq + first * 3 * C, 3 * C, false, scratch);
     }
+    for (uint64_t row = 0; args->dqkv_rounded && row < 3 * args->T; row++) /* q, k and v of a token after one another */
+        self->cpu->rows->scale(dq + row * C, D, 1.0f, args->dqkv_rounded + (dq - args->dqkv) + row * C, args->type);
 }
 
 enum aq_status cpu_attention_backward(struct aq_device *device, const struct aq_attention *args,

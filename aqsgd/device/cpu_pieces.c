@@ -105,14 +105,22 @@ static void layernorm_backward_piece(uint64_t piece, uint32_t worker, void *cont
 enum aq_status cpu_layernorm_backward(struct aq_device *device, const struct aq_layernorm_backward *args,
                                       struct aq_stream *stream)
 {
-    (void)stream;
     struct cpu_device *cpu = cpu_device_of(device);
     struct layernorm_backward self = {.cpu = cpu, .args = args, .group = group_rows(args->rows, 2 * args->C)};
     const uint64_t groups = pieces_of(args->rows, self.group);
     cpu_pool_run(cpu->pool, groups, layernorm_backward_piece, &self);
     reduce_run(cpu, groups, 2 * args->C, 0, args->C, args->dgamma);
     reduce_run(cpu, groups, 2 * args->C, args->C, args->C, args->dbeta);
-    return AQ_OK;
+    const struct aq_dropout_apply round = {.samples = 1,
+                                           .sample_elements = args->rows * args->C,
+                                           .x = args->dx,
+                                           .y = args->rounded,
+                                           .y_type = args->rounded_type};
+    if (args->rounded) AQ_TRY(cpu_dropout(device, &round, stream));
+    if (!args->sums) return AQ_OK;
+    const void *summed = args->rounded ? (const void *)args->rounded : args->dx;
+    const enum aq_element type = args->rounded ? args->rounded_type : AQ_F32;
+    return cpu_column_sum(device, summed, type, args->rows, args->C, args->C, args->sums, stream);
 }
 
 struct column_sum {

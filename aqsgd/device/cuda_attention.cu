@@ -119,6 +119,18 @@ static __forceinline__ __device__ void tile_store(struct tile tile, T *to, uint6
     }
 }
 
+/* A tile of dq, dk or dv to where its rows begin: in T where that is asked for. */
+template <int R, typename T>
+static __forceinline__ __device__ void gradient_store(const struct aq_cuda_attention &args, struct tile tile,
+                                                      uint64_t at, uint64_t rows)
+{
+    const uint64_t stride = static_cast<uint64_t>(3) * args.H * args.D;
+    if (args.dqkv_rounded)
+        tile_store<R>(tile, reinterpret_cast<T *>(args.dqkv_rounded) + at, stride, rows, args.D);
+    else
+        tile_store<R>(tile, args.dqkv + at, stride, rows, args.D);
+}
+
 /* Over the 16 threads of a row. */
 static __forceinline__ __device__ float side_max(float value)
 {
@@ -300,8 +312,8 @@ static __global__ void __launch_bounds__(THREADS) attention_backward_keys(struct
         tile_add_transposed<R>(dk, slopes, q, args.D);
     }
     __syncthreads();
-    tile_store<R>(dk, args.dqkv + aq_qkv_at(args, sample, head, 1, first), 3 * C, keys, args.D);
-    tile_store<R>(dv, args.dqkv + aq_qkv_at(args, sample, head, 2, first), 3 * C, keys, args.D);
+    gradient_store<R, T>(args, dk, aq_qkv_at(args, sample, head, 1, first), keys);
+    gradient_store<R, T>(args, dv, aq_qkv_at(args, sample, head, 2, first), keys);
 }
 
 /* dq of a tile of queries, over the tiles of keys that it sees. */
@@ -338,7 +350,7 @@ static __global__ void __launch_bounds__(THREADS) attention_backward_queries(str
         tile_add<R>(dq, factor, slopes, k, args.D);
     }
     __syncthreads();
-    tile_store<R>(dq, args.dqkv + aq_qkv_at(args, sample, head, 0, first), 3 * C, rows, args.D);
+    gradient_store<R, T>(args, dq, aq_qkv_at(args, sample, head, 0, first), rows);
 }
 
 /* ---- Launchers. */

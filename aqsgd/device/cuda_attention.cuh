@@ -13,6 +13,7 @@ struct aq_cuda_attention {
     const void *qkv, *dout;
     void *out;
     float *lse, *dqkv;
+    uint16_t *dqkv_rounded; /* instead of dqkv, where there is one */
     const float *delta; /* backward: rowsum(out dout), of this launch's samples */
     float scale;
     struct aq_cuda_mask mask;
@@ -59,6 +60,7 @@ static inline struct aq_cuda_attention aq_cuda_attention_of(const struct aq_atte
     kernel.out = args->out;
     kernel.lse = args->lse;
     kernel.dqkv = args->dqkv;
+    kernel.dqkv_rounded = args->dqkv_rounded;
     kernel.scale = 1.0f / sqrtf(static_cast<float>(args->D));
     kernel.mask = aq_cuda_mask_of(&args->dropout);
     return kernel;

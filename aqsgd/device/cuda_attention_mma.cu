@@ -350,7 +350,7 @@ static __forceinline__ __device__ void factors_one(float (&factors)[2][4])
             factors[n][i] = 1.0f;
 }
 
-template <unsigned D>
+template <typename T, unsigned D>
 static __forceinline__ __device__ void gradient_store(const struct aq_cuda_attention &args, struct head head,
                                                       uint64_t part, uint64_t token, const float (&sums)[D / 8][4])
 {
@@ -359,10 +359,15 @@ static __forceinline__ __device__ void gradient_store(const struct aq_cuda_atten
     for (unsigned half = 0; half < 2; half++) {
         const uint64_t row = token + g + 8 * half;
         if (row >= args.T) continue;
-        float *to = args.dqkv + aq_qkv_at(args, head.sample, head.index, part, row) + 2 * t;
+        const uint64_t at = aq_qkv_at(args, head.sample, head.index, part, row) + 2 * t;
         AQ_UNROLL
         for (unsigned n = 0; n < D / 8; n++)
-            *reinterpret_cast<float2 *>(to + 8 * n) = make_float2(sums[n][2 * half], sums[n][2 * half + 1]);
+            if (args.dqkv_rounded)
+                *reinterpret_cast<unsigned *>(args.dqkv_rounded + at + 8 * n) =
+                    aq_pack<T>(sums[n][2 * half], sums[n][2 * half + 1]);
+            else
+                *reinterpret_cast<float2 *>(args.dqkv + at + 8 * n) =
+                    make_float2(sums[n][2 * half], sums[n][2 * half + 1]);
     }
 }
 
@@ -450,8 +455,8 @@ static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) mma_backward_
                 backward_keys16<T, D, MASKED>(args, head, tile + i, key, own, here + i * STRIDE,
                                            here + (TILE + i) * STRIDE, &stats[now][0][i], &stats[now][1][i], dk, dv);
     }
-    gradient_store<D>(args, head, 1, key, dk);
-    gradient_store<D>(args, head, 2, key, dv);
+    gradient_store<T, D>(args, head, 1, key, dk);
+    gradient_store<T, D>(args, head, 2, key, dv);
 }
 
 /* dq of the warp's 16 queries from 16 keys; a lane has the queries g and g + 8. */
@@ -527,7 +532,7 @@ static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) mma_backward_
                 backward_queries16<T, D, MASKED>(args, head, query, tile + i, own, here + i * STRIDE,
                                               here + (TILE + i) * STRIDE, lse2, delta, dq);
     }
-    gradient_store<D>(args, head, 0, query, dq);
+    gradient_store<T, D>(args, head, 0, query, dq);
 }
 
 /* ---- Launchers, called by cuda_attention.cu. */
@@ -536,7 +541,8 @@ bool aq_attention_mma_can(const struct aq_attention *args)
 {
     return (args->type == AQ_BF16 || args->type == AQ_F16) && (args->D == 64 || args->D == 128) &&
            aq_aligned(args->qkv, 16) && aq_aligned(args->out, 16) && (!args->dout || aq_aligned(args->dout, 16)) &&
-           (!args->dqkv || aq_aligned(args->dqkv, 8));
+           (!args->dqkv || aq_aligned(args->dqkv, 8)) &&
+           (!args->dqkv_rounded || aq_aligned(args->dqkv_rounded, 4));
 }
 
 /* Bytes of `own` tiles of the block's own rows and of two pairs of tiles of the others. */

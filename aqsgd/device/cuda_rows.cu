@@ -4,6 +4,9 @@
  * A warp or a block takes a row. Sums over rows (gradients of biases and of layer norm) go in two stages: groups of
  * rows add up into partial rows in the scratch, then the partial rows are added in the order of the groups. How rows
  * are grouped depends on the extents alone. Truth: cpu_rows_plain.c and cpu_pieces.c.
+ *
+ * All of it is bound by memory. Rows of usual widths (layer norm: up to 2048 columns forward, 4096 backward) are read
+ * once and stay in registers until they are done with.
  */
 #include <math.h>
 
@@ -53,6 +56,48 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
+/* The same with the row in registers: PIECES times four columns a lane, so that it is read once. */
+template <typename Y, unsigned PIECES>
+static __global__ void __launch_bounds__(ROW_THREADS)
+    layernorm_kept(const float *x, const float *gamma, const float *beta, uint64_t rows, uint64_t C, float epsilon,
+                   Y *y, struct layernorm_out out)
+{
+    const uint64_t row = static_cast<uint64_t>(blockIdx.x) * ROW_WARPS + threadIdx.x / 32;
+    const unsigned lane = threadIdx.x % 32, columns = static_cast<unsigned>(C);
+    if (row >= rows) return;
+    x += row * C;
+    float kept[PIECES][4], g[4], b[4], values[4], sum = 0.0f, sum2 = 0.0f;
+    AQ_UNROLL
+    for (unsigned p = 0; p < PIECES; p++) {
+        const unsigned c = (p * 32 + lane) * 4;
+        if (c < columns) aq_load_wide(x + c, kept[p]);
+    }
+    AQ_UNROLL
+    for (unsigned p = 0; p < PIECES; p++)
+        for (unsigned i = 0; i < 4; i++)
+            if ((p * 32 + lane) * 4 < columns) sum += kept[p][i];
+    const float mean = aq_warp_sum(sum) / static_cast<float>(C);
+    AQ_UNROLL
+    for (unsigned p = 0; p < PIECES; p++)
+        for (unsigned i = 0; i < 4; i++)
+            if ((p * 32 + lane) * 4 < columns) sum2 = fmaf(kept[p][i] - mean, kept[p][i] - mean, sum2);
+    const float rstd = 1.0f / sqrtf(aq_warp_sum(sum2) / static_cast<float>(C) + epsilon);
+    AQ_UNROLL
+    for (unsigned p = 0; p < PIECES; p++) {
+        const unsigned c = (p * 32 + lane) * 4;
+        if (c >= columns) continue;
+        aq_load_wide(gamma + c, g);
+        aq_load_wide(beta + c, b);
+        for (unsigned i = 0; i < 4; i++)
+            values[i] = fmaf((kept[p][i] - mean) * rstd, g[i], b[i]);
+        aq_store_wide(y + row * C + c, values);
+    }
+    if (lane == 0) {
+        out.mean[row] = mean;
+        out.rstd[row] = rstd;
+    }
+}
+
 template <typename Y> static enum aq_status layernorm_typed(const struct aq_layernorm *args, cudaStream_t stream)
 {
     const dim3 grid = aq_blocks(args->rows, ROW_WARPS);
@@ -60,6 +105,12 @@ template <typename Y> static enum aq_status layernorm_typed(const struct aq_laye
     const struct layernorm_out out = {args->mean, args->rstd};
     const bool fours = args->C % 4 == 0 && aq_fours(args->x, AQ_F32) && aq_fours(args->gamma, AQ_F32) &&
                        aq_fours(args->beta, AQ_F32) && aq_fours(y, args->y_type);
+    if (fours && args->C <= 1024)
+        return AQ_LAUNCH((layernorm_kept<Y, 8>), grid, ROW_THREADS, 0, stream, args->x, args->gamma, args->beta,
+                         args->rows, args->C, args->epsilon, y, out);
+    if (fours && args->C <= 2048)
+        return AQ_LAUNCH((layernorm_kept<Y, 16>), grid, ROW_THREADS, 0, stream, args->x, args->gamma, args->beta,
+                         args->rows, args->C, args->epsilon, y, out);
     if (fours)
         return AQ_LAUNCH((layernorm<Y, 4>), grid, ROW_THREADS, 0, stream, args->x, args->gamma, args->beta, args->rows,
                          args->C, args->epsilon, y, out);
@@ -75,8 +126,8 @@ enum aq_status aq_cuda_layernorm(const struct aq_layernorm *args, struct CUstrea
     return layernorm_typed<float>(args, stream);
 }
 
-/* With h = (x - mean) rstd and g = dy gamma:  dx += rstd (g - mean(g) - h mean(g h)). */
-template <int W> static __global__ void __launch_bounds__(ROW_THREADS) layernorm_dx(struct aq_layernorm_backward args)
+/* The gradient of rows of any width: see layernorm_backward. */
+static __global__ void __launch_bounds__(ROW_THREADS) layernorm_dx(struct aq_layernorm_backward args)
 {
     const uint64_t row = static_cast<uint64_t>(blockIdx.x) * ROW_WARPS + threadIdx.x / 32, C = args.C;
     const unsigned lane = threadIdx.x % 32;
@@ -84,69 +135,57 @@ template <int W> static __global__ void __launch_bounds__(ROW_THREADS) layernorm
     const float *x = args.x + row * C, *dy = args.dy + row * C;
     float *dx = args.dx + row * C;
     const float mean = args.mean[row], rstd = args.rstd[row];
-    float xs[W], dys[W], gammas[W], dxs[W], sum_g = 0.0f, sum_gh = 0.0f;
-    for (uint64_t c = lane * W; c < C; c += 32 * W) {
-        aq_load_wide(x + c, xs);
-        aq_load_wide(dy + c, dys);
-        aq_load_wide(args.gamma + c, gammas);
-        for (int i = 0; i < W; i++) {
-            const float g = dys[i] * gammas[i];
-            sum_g += g;
-            sum_gh = fmaf(g, (xs[i] - mean) * rstd, sum_gh);
-        }
+    float sum_g = 0.0f, sum_gh = 0.0f;
+    for (uint64_t c = lane; c < C; c += 32) {
+        const float g = dy[c] * args.gamma[c];
+        sum_g += g;
+        sum_gh = fmaf(g, (x[c] - mean) * rstd, sum_gh);
     }
     const float mean_g = aq_warp_sum(sum_g) / static_cast<float>(C);
     const float mean_gh = aq_warp_sum(sum_gh) / static_cast<float>(C);
-    for (uint64_t c = lane * W; c < C; c += 32 * W) {
-        aq_load_wide(x + c, xs);
-        aq_load_wide(dy + c, dys);
-        aq_load_wide(args.gamma + c, gammas);
-        aq_load_wide(dx + c, dxs);
-        for (int i = 0; i < W; i++) {
-            const float h = (xs[i] - mean) * rstd;
-            dxs[i] = fmaf(rstd, fmaf(dys[i], gammas[i], -mean_g) - h * mean_gh, dxs[i]);
-        }
-        aq_store_wide(dx + c, dxs);
+    for (uint64_t c = lane; c < C; c += 32) {
+        const float h = (x[c] - mean) * rstd;
+        dx[c] = fmaf(rstd, fmaf(dy[c], args.gamma[c], -mean_g) - h * mean_gh, dx[c]);
     }
 }
 
 /* ---- Sums over rows. */
 
-constexpr unsigned COLUMN_THREADS = 128, REDUCE_COLUMNS = 32, REDUCE_SLICES = 8;
+constexpr unsigned COLUMN_THREADS = 128, REDUCE_COLUMNS = 32, REDUCE_SLICES = 32, REDUCE_SUMS = 3, GROUPS = 512;
 
-/* Rows of a group, so that a partial row of `width` floats for each group fits the scratch. */
+/*
+ * Rows of a group: about GROUPS groups, to fill a GPU, and so that a partial row of `width` floats for each of them
+ * fits the scratch.
+ */
 static uint64_t group_rows(uint64_t rows, uint64_t width)
 {
-    uint64_t group = 64;
+    uint64_t group = 8;
+    while (group * GROUPS < rows)
+        group *= 2;
     while ((rows + group - 1) / group * width * sizeof(float) > AQ_CUDA_SCRATCH_BYTES)
         group *= 2;
     return group;
 }
 
 /* partial[group][0..C-1] = sum of dy h, partial[group][C..2C-1] = sum of dy. */
-template <int W>
 static __global__ void __launch_bounds__(COLUMN_THREADS)
     layernorm_partial(struct aq_layernorm_backward args, uint64_t group, float *partial)
 {
-    const uint64_t c = (static_cast<uint64_t>(blockIdx.y) * COLUMN_THREADS + threadIdx.x) * W, C = args.C;
+    const uint64_t c = static_cast<uint64_t>(blockIdx.y) * COLUMN_THREADS + threadIdx.x, C = args.C;
     if (c >= C) return;
     const uint64_t first = blockIdx.x * group, end = first + group < args.rows ? first + group : args.rows;
-    float dgamma[W] = {}, dbeta[W] = {}, xs[W], dys[W];
+    float dgamma = 0.0f, dbeta = 0.0f;
     for (uint64_t row = first; row < end; row++) {
-        const float mean = args.mean[row], rstd = args.rstd[row];
-        aq_load_wide(args.x + row * C + c, xs);
-        aq_load_wide(args.dy + row * C + c, dys);
-        for (int i = 0; i < W; i++) {
-            dgamma[i] = fmaf(dys[i], (xs[i] - mean) * rstd, dgamma[i]);
-            dbeta[i] += dys[i];
-        }
+        const float dy = args.dy[row * C + c];
+        dgamma = fmaf(dy, (args.x[row * C + c] - args.mean[row]) * args.rstd[row], dgamma);
+        dbeta += dy;
     }
     partial += blockIdx.x * 2 * C + c;
-    for (int i = 0; i < W; i++) {
-        partial[i] = dgamma[i];
-        partial[C + i] = dbeta[i];
-    }
+    partial[0] = dgamma;
+    partial[C] = dbeta;
 }
+
+constexpr unsigned AT_ONCE = 8; /* rows whose loads are on their way together */
 
 template <typename T, int W>
 static __global__ void __launch_bounds__(COLUMN_THREADS)
@@ -155,62 +194,196 @@ static __global__ void __launch_bounds__(COLUMN_THREADS)
     const uint64_t c = (static_cast<uint64_t>(blockIdx.y) * COLUMN_THREADS + threadIdx.x) * W;
     if (c >= C) return;
     const uint64_t first = blockIdx.x * group, end = first + group < rows ? first + group : rows;
-    float sums[W] = {}, values[W];
-    for (uint64_t row = first; row < end; row++) {
-        aq_load_wide(x + row * stride + c, values);
-        for (int i = 0; i < W; i++)
-            sums[i] += values[i];
+    float sums[W] = {};
+    for (uint64_t row = first; row < end; row += AT_ONCE) {
+        float values[AT_ONCE][W] = {};
+        AQ_UNROLL
+        for (unsigned r = 0; r < AT_ONCE; r++)
+            if (row + r < end) aq_load_wide(x + (row + r) * stride + c, values[r]);
+        AQ_UNROLL
+        for (unsigned r = 0; r < AT_ONCE; r++)
+            for (int i = 0; i < W; i++)
+                sums[i] += values[r][i];
     }
     for (int i = 0; i < W; i++)
         partial[blockIdx.x * C + c + i] = sums[i];
 }
 
-/* sums[c] += the groups' partial sums: slices of every eighth group, then the slices in order. */
+/* Where sums of up to three partial rows that lie side by side go, `columns` each; NULL: nowhere. */
+struct reduce_to {
+    float *sums[REDUCE_SUMS];
+};
+
+/* sums[c] += the groups' partial sums: slices of every 32nd group, then the slices in order. */
 static __global__ void __launch_bounds__(REDUCE_COLUMNS *REDUCE_SLICES)
-    reduce_partial(const float *partial, uint64_t groups, uint64_t width, uint64_t columns, float *sums)
+    reduce_partial(const float *partial, uint64_t groups, uint64_t columns, unsigned count, struct reduce_to to)
 {
     AQ_SHARED(float, slices, [REDUCE_SLICES][REDUCE_COLUMNS]);
     const unsigned slice = threadIdx.x / REDUCE_COLUMNS, column = threadIdx.x % REDUCE_COLUMNS;
-    const uint64_t c = static_cast<uint64_t>(blockIdx.x) * REDUCE_COLUMNS + column;
+    const uint64_t c = static_cast<uint64_t>(blockIdx.x) * REDUCE_COLUMNS + column, width = columns * count;
     float sum = 0.0f;
-    if (c < columns)
+    if (c < width)
         for (uint64_t group = slice; group < groups; group += REDUCE_SLICES)
             sum += partial[group * width + c];
     slices[slice][column] = sum;
     __syncthreads();
-    if (slice > 0 || c >= columns) return;
+    if (slice > 0 || c >= width) return;
     for (unsigned i = 1; i < REDUCE_SLICES; i++)
         sum += slices[i][column];
-    sums[c] += sum;
+    float *const sums = c < columns ? to.sums[0] : c < 2 * columns ? to.sums[1] : to.sums[2];
+    sums[c % columns] += sum;
 }
 
-static enum aq_status reduce_run(const float *partial, uint64_t groups, uint64_t width, uint64_t columns, float *sums,
-                                 cudaStream_t stream)
+static enum aq_status reduce_run(const float *partial, uint64_t groups, uint64_t columns, unsigned count,
+                                 struct reduce_to to, cudaStream_t stream)
 {
-    return AQ_LAUNCH(reduce_partial, aq_blocks(columns, REDUCE_COLUMNS), REDUCE_COLUMNS * REDUCE_SLICES, 0, stream,
-                     partial, groups, width, columns, sums);
+    return AQ_LAUNCH(reduce_partial, aq_blocks(columns * count, REDUCE_COLUMNS), REDUCE_COLUMNS * REDUCE_SLICES, 0,
+                     stream, partial, groups, columns, count, to);
+}
+
+/* ---- Layer norm backward in one pass: a block a group of rows, a thread four columns of all of them. */
+
+constexpr unsigned NORM_ROWS = 2, NORM_THREADS = 1024, NORM_WARPS = NORM_THREADS / 32;
+
+static __forceinline__ __device__ float aq_rounded(float x, const float *)
+{
+    return x;
+}
+
+static __forceinline__ __device__ float aq_rounded(float x, const uint16_t *)
+{
+    return __uint_as_float(static_cast<unsigned>(__bfloat16_as_ushort(__float2bfloat16_rn(x))) << 16);
+}
+
+static __forceinline__ __device__ float aq_rounded(float x, const aq_half *)
+{
+    return __half2float(__float2half_rn(x));
+}
+
+/*
+ * With h = (x - mean) rstd and g = dy gamma:  dx += rstd (g - mean(g) - h mean(g h)). Y: of `rounded`, float where
+ * there is none. A group's partial row: dgamma, dbeta and, where SUMS, the sums of what dx became.
+ */
+template <typename Y, bool SUMS>
+static __global__ void __launch_bounds__(NORM_THREADS)
+    layernorm_backward(struct aq_layernorm_backward args, uint64_t group, float *partial)
+{
+    AQ_SHARED(float, shared, [2][2 * NORM_ROWS][NORM_WARPS]); /* of rows in turn: one barrier for each is enough */
+    const uint64_t first = blockIdx.x * group, end = first + group < args.rows ? first + group : args.rows, C = args.C;
+    const unsigned c = threadIdx.x * 4, warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    const bool mine = c < C;
+    float gamma[4] = {}, dgamma[4] = {}, dbeta[4] = {}, sums[4] = {};
+    unsigned turn = 0;
+    if (mine) aq_load_wide(args.gamma + c, gamma);
+    for (uint64_t row = first; row < end; row += NORM_ROWS, turn ^= 1) {
+        float h[NORM_ROWS][4] = {}, dy[NORM_ROWS][4] = {}, dx[NORM_ROWS][4] = {}, rstd[NORM_ROWS] = {};
+        AQ_UNROLL
+        for (unsigned r = 0; r < NORM_ROWS; r++)
+            if (mine && row + r < end) {
+                aq_load_wide(args.x + (row + r) * C + c, h[r]);
+                aq_load_wide(args.dy + (row + r) * C + c, dy[r]);
+                aq_load_wide(args.dx + (row + r) * C + c, dx[r]);
+            }
+        AQ_UNROLL
+        for (unsigned r = 0; r < NORM_ROWS; r++) {
+            float sum_g = 0.0f, sum_gh = 0.0f;
+            if (row + r < end) {
+                const float mean = args.mean[row + r];
+                rstd[r] = args.rstd[row + r];
+                for (unsigned i = 0; i < 4; i++) {
+                    const float g = dy[r][i] * gamma[i];
+                    h[r][i] = (h[r][i] - mean) * rstd[r];
+                    sum_g += g;
+                    sum_gh = fmaf(g, h[r][i], sum_gh);
+                    dgamma[i] = fmaf(dy[r][i], h[r][i], dgamma[i]);
+                    dbeta[i] += dy[r][i];
+                }
+            }
+            sum_g = aq_warp_sum(sum_g);
+            sum_gh = aq_warp_sum(sum_gh);
+            if (lane == 0) {
+                shared[turn][2 * r][warp] = sum_g;
+                shared[turn][2 * r + 1][warp] = sum_gh;
+            }
+        }
+        __syncthreads();
+        AQ_UNROLL
+        for (unsigned r = 0; r < NORM_ROWS; r++) {
+            float mean_g = 0.0f, mean_gh = 0.0f;
+            for (unsigned i = 0; i < warps; i++) {
+                mean_g += shared[turn][2 * r][i];
+                mean_gh += shared[turn][2 * r + 1][i];
+            }
+            if (!mine || row + r >= end) continue;
+            mean_g /= static_cast<float>(C);
+            mean_gh /= static_cast<float>(C);
+            for (unsigned i = 0; i < 4; i++)
+                dx[r][i] = fmaf(rstd[r], fmaf(dy[r][i], gamma[i], -mean_g) - h[r][i] * mean_gh, dx[r][i]);
+            aq_store_wide(args.dx + (row + r) * C + c, dx[r]);
+            Y *const rounded = reinterpret_cast<Y *>(args.rounded);
+            if constexpr (!std::is_same_v<Y, float>) aq_store_wide(rounded + (row + r) * C + c, dx[r]);
+            if constexpr (SUMS)
+                for (unsigned i = 0; i < 4; i++)
+                    sums[i] += aq_rounded(dx[r][i], rounded);
+        }
+    }
+    if (!mine) return;
+    partial += blockIdx.x * (SUMS ? 3 : 2) * C + c;
+    aq_store_wide(partial, dgamma);
+    aq_store_wide(partial + C, dbeta);
+    if constexpr (SUMS) aq_store_wide(partial + 2 * C, sums);
+}
+
+template <typename Y, bool SUMS>
+static enum aq_status layernorm_backward_run(const struct aq_layernorm_backward *args, float *partial,
+                                             cudaStream_t stream)
+{
+    const unsigned count = SUMS ? 3 : 2;
+    const uint64_t group = group_rows(args->rows, count * args->C), groups = (args->rows + group - 1) / group;
+    const unsigned threads = static_cast<unsigned>((args->C / 4 + 31) / 32 * 32);
+    const dim3 grid(static_cast<unsigned>(groups));
+    const struct reduce_to to = {{args->dgamma, args->dbeta, args->sums}};
+    AQ_TRY(AQ_LAUNCH((layernorm_backward<Y, SUMS>), grid, threads, 0, stream, *args, group, partial));
+    return reduce_run(partial, groups, args->C, count, to, stream);
+}
+
+template <typename Y>
+static enum aq_status layernorm_backward_typed(const struct aq_layernorm_backward *args, float *partial,
+                                               cudaStream_t stream)
+{
+    return args->sums ? layernorm_backward_run<Y, true>(args, partial, stream)
+                      : layernorm_backward_run<Y, false>(args, partial, stream);
+}
+
+/* Rows of any width and alignment, in a pass for each of what is asked for. */
+static enum aq_status layernorm_backward_any(const struct aq_layernorm_backward *args, float *partial,
+                                             cudaStream_t stream)
+{
+    const uint64_t C = args->C, group = group_rows(args->rows, 2 * C), groups = (args->rows + group - 1) / group;
+    const dim3 columns(static_cast<unsigned>(groups), static_cast<unsigned>((C + COLUMN_THREADS - 1) / COLUMN_THREADS));
+    const struct reduce_to to = {{args->dgamma, args->dbeta, nullptr}};
+    AQ_TRY(AQ_LAUNCH(layernorm_dx, aq_blocks(args->rows, ROW_WARPS), ROW_THREADS, 0, stream, *args));
+    AQ_TRY(AQ_LAUNCH(layernorm_partial, columns, COLUMN_THREADS, 0, stream, *args, group, partial));
+    AQ_TRY(reduce_run(partial, groups, C, 2, to, stream));
+    const struct aq_dropout_apply round = {1, args->rows * C, args->dx, args->rounded, args->rounded_type, {}};
+    if (args->rounded) AQ_TRY(aq_cuda_dropout(&round, stream));
+    if (!args->sums) return AQ_OK;
+    const void *summed = args->rounded ? static_cast<const void *>(args->rounded) : args->dx;
+    const enum aq_element type = args->rounded ? args->rounded_type : AQ_F32;
+    return aq_cuda_column_sum(summed, type, args->rows, C, C, args->sums, partial, stream);
 }
 
 enum aq_status aq_cuda_layernorm_backward(const struct aq_layernorm_backward *args, void *scratch,
                                           struct CUstream_st *stream)
 {
     if (args->rows == 0 || args->C == 0) return AQ_OK;
-    const dim3 grid = aq_blocks(args->rows, ROW_WARPS);
-    const bool fours = args->C % 4 == 0 && aq_fours(args->x, AQ_F32) && aq_fours(args->dy, AQ_F32) &&
-                       aq_fours(args->gamma, AQ_F32) && aq_fours(args->dx, AQ_F32);
-    const uint64_t C = args->C, group = group_rows(args->rows, 2 * C), groups = (args->rows + group - 1) / group;
-    const uint64_t wide = COLUMN_THREADS * (fours ? 4 : 1);
-    const dim3 columns(static_cast<unsigned>(groups), static_cast<unsigned>((C + wide - 1) / wide));
     float *partial = static_cast<float *>(scratch);
-    if (fours) {
-        AQ_TRY(AQ_LAUNCH(layernorm_dx<4>, grid, ROW_THREADS, 0, stream, *args));
-        AQ_TRY(AQ_LAUNCH(layernorm_partial<4>, columns, COLUMN_THREADS, 0, stream, *args, group, partial));
-    } else {
-        AQ_TRY(AQ_LAUNCH(layernorm_dx<1>, grid, ROW_THREADS, 0, stream, *args));
-        AQ_TRY(AQ_LAUNCH(layernorm_partial<1>, columns, COLUMN_THREADS, 0, stream, *args, group, partial));
-    }
-    AQ_TRY(reduce_run(partial, groups, 2 * C, C, args->dgamma, stream));
-    return reduce_run(partial + C, groups, 2 * C, C, args->dbeta, stream);
+    const bool fours = args->C % 4 == 0 && aq_fours(args->x, AQ_F32) && aq_fours(args->dy, AQ_F32) &&
+                       aq_fours(args->gamma, AQ_F32) && aq_fours(args->dx, AQ_F32) && aq_fours(args->rounded, AQ_BF16);
+    if (!fours || args->C > 4 * NORM_THREADS) return layernorm_backward_any(args, partial, stream);
+    if (!args->rounded) return layernorm_backward_typed<float>(args, partial, stream);
+    return args->rounded_type == AQ_BF16 ? layernorm_backward_typed<uint16_t>(args, partial, stream)
+                                         : layernorm_backward_typed<aq_half>(args, partial, stream);
 }
 
 template <typename T>
@@ -225,7 +398,7 @@ static enum aq_status column_sum_typed(const T *x, enum aq_element type, uint64_
         AQ_TRY(AQ_LAUNCH((column_partial<T, 4>), grid, COLUMN_THREADS, 0, stream, x, rows, C, stride, group, partial));
     else
         AQ_TRY(AQ_LAUNCH((column_partial<T, 1>), grid, COLUMN_THREADS, 0, stream, x, rows, C, stride, group, partial));
-    return reduce_run(partial, groups, C, C, sums, stream);
+    return reduce_run(partial, groups, C, 1, {{sums, nullptr, nullptr}}, stream);
 }
 
 enum aq_status aq_cuda_column_sum(const void *x, enum aq_element type, uint64_t rows, uint64_t C, uint64_t stride,

@@ -201,6 +201,7 @@ enum aq_status aq_device_layernorm(struct aq_device *device, const struct aq_lay
 enum aq_status aq_device_layernorm_backward(struct aq_device *device, const struct aq_layernorm_backward *args,
                                             struct aq_stream *stream)
 {
+    AQ_ASSERT(!args->rounded || aq_element_bytes(args->rounded_type) == 2);
     return device->ops->layernorm_backward(device, args, stream);
 }
 
@@ -214,6 +215,7 @@ enum aq_status aq_device_attention_backward(struct aq_device *device, const stru
                                             struct aq_stream *stream)
 {
     AQ_ASSERT(args->T <= args->T_mask && args->H > 0 && args->D > 0 && args->dout && args->dqkv);
+    AQ_ASSERT(!args->dqkv_rounded || aq_element_bytes(args->type) == 2);
     return device->ops->attention_backward(device, args, stream);
 }
 

@@ -534,6 +534,8 @@ static enum aq_status apart_layernorm_backward(struct aq_device *device, const s
     WITHIN(mine->dx);
     WITHIN(mine->dgamma);
     WITHIN(mine->dbeta);
+    WITHIN(mine->rounded);
+    WITHIN(mine->sums);
     return AQ_OK;
 }
 
@@ -548,6 +550,7 @@ static enum aq_status attention_note(struct apart *apart, const struct aq_attent
     WITHIN(mine->dropout.keys);
     WITHIN(mine->dout);
     WITHIN(mine->dqkv);
+    WITHIN(mine->dqkv_rounded);
     return AQ_OK;
 }
 

@@ -98,11 +98,18 @@ struct aq_layernorm {
 };
 enum aq_status aq_device_layernorm(struct aq_device *device, const struct aq_layernorm *args, struct aq_stream *stream);
 
-/* dx += gradient (dx holds the residual's), dgamma += , dbeta += . */
+/*
+ * dx += gradient (dx holds the residual's), dgamma += , dbeta += . What the products of the next layer back want comes
+ * along, where it is asked for: rounded, dx in 16 bits, and sums[c] += the sum over rows of `rounded` (of dx, where it
+ * is NULL), as aq_device_column_sum.
+ */
 struct aq_layernorm_backward {
     uint64_t rows, C;
     const float *dy, *x, *gamma, *mean, *rstd;
     float *dx, *dgamma, *dbeta;
+    uint16_t *rounded;            /* or NULL */
+    enum aq_element rounded_type; /* AQ_BF16 or AQ_F16 */
+    float *sums;                  /* or NULL */
 };
 enum aq_status aq_device_layernorm_backward(struct aq_device *device, const struct aq_layernorm_backward *args,
                                             struct aq_stream *stream);
@@ -111,7 +118,8 @@ enum aq_status aq_device_layernorm_backward(struct aq_device *device, const stru
  * Causal attention of `samples` sequences of T tokens. A row of qkv is q, k and v of all heads, H*D each; out has H*D.
  * lse is the log of the sum of exponentials of (sample, head, token), kept for backward; no T x T matrix outlives a
  * block of rows. Dropout on the weights: element (h * T_mask + query) * T_mask + key. T_mask >= T keeps a mask when T
- * is cut short.
+ * is cut short. Where the type has 16 bits, backward gives dqkv in them, in dqkv_rounded, if that is not NULL; then
+ * dqkv is memory to work in and may hold anything afterwards.
  */
 struct aq_attention {
     uint64_t samples, T, H, D, T_mask;
@@ -122,6 +130,7 @@ struct aq_attention {
     struct aq_dropout dropout;
     const void *dout; /* backward only, as dqkv */
     float *dqkv;
+    uint16_t *dqkv_rounded;
 };
 enum aq_status aq_device_attention(struct aq_device *device, const struct aq_attention *args, struct aq_stream *stream);
 /* dqkv is written, not added to. Reads qkv, out, lse, dout. AQ_INVAL: T above 131072 (a row must fit the scratch). */

@@ -80,6 +80,7 @@ struct aq_stage_config {
     bool recompute;                  /* keep only each block's input, run its forward again in backward */
     bool inference;                  /* no gradients: no gradient buffer, backward is refused           */
     bool rounds;                     /* count copies of the weights in 16 bits: for a device that wants them */
+    uint32_t logits_rows;            /* of logits that exist at a time; 0: as many as 256 MiB hold      */
 };
 
 struct aq_stage_size {
