@@ -16,7 +16,7 @@ struct aq_bench_options {
     bool json;             /* one JSON object a line instead of a table                */
     bool quick;            /* smaller and fewer repeats, for a look                    */
     uint32_t threads;      /* of the CPU pool; 0: every core this process may use      */
-    const char *device;    /* "cpu" or "cuda": of stage and device                     */
+    const char *device;    /* "cpu" or "cuda": of stage, device and allreduce          */
     uint32_t device_index; /* which GPU                                                */
     bool full;             /* allreduce: nothing is made smaller to save time          */
     const char *only;      /* allreduce: the cases whose name has this; NULL: all      */

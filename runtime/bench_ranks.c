@@ -291,7 +291,7 @@ enum aq_status aq_bench_ranks_run(const struct aq_bench_ranks *ranks, void *resu
     static bool unshaped; /* once it could not be done it is not tried again */
     AQ_ASSERT(ranks->size >= 2 && ranks->size <= AQ_BENCH_RANKS_MAX && ranks->result_bytes <= RESULT_BYTES_MAX);
     fflush(stdout);
-    if (!unshaped) {
+    if (!unshaped && ranks->rate_mbps > 0) {
         const enum aq_status status = run_once(ranks, true, results);
         *shaped = true;
         if (status != AQ_NODEV) return status;

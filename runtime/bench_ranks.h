@@ -6,7 +6,7 @@
  * have no names and die with their processes: nothing is left behind, even by a bench that was killed. Elsewhere the
  * ranks meet over loopback, and links pace themselves (link.rate_mbps, shared among a rank's links).
  *
- * Call it while this process has no other thread: it forks.
+ * Call it while this process has no other thread and has opened no GPU: it forks.
  */
 #ifndef RUNTIME_BENCH_RANKS_H
 #define RUNTIME_BENCH_RANKS_H
@@ -24,7 +24,7 @@ struct aq_bench_rank { /* what a rank finds when it starts */
 
 struct aq_bench_ranks {
     uint32_t size;
-    double rate_mbps;
+    double rate_mbps; /* 0: links are neither shaped nor paced, what is measured goes another way */
     uint32_t piece_bytes;
     /* On every rank, in its process; result is handed to the caller of aq_bench_ranks_run. */
     enum aq_status (*run)(struct aq_bench_rank *rank, void *context, void *result);

@@ -341,7 +341,7 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     if (stage->config.rounds) {
         line(stage, "edge kernels",
              (first ? 0 : aq_edge_measure_device(plan, s - 1)) + (last ? 0 : aq_edge_measure_device(plan, s)));
-        line(stage, "device scratch", aq_device_stream_bytes());
+        line(stage, "device scratch", 2 * aq_device_stream_bytes()); /* the stage's stream's, the device's own one's */
     }
     stage->device_bytes = stage->memory_bytes;
     line(stage, "edge buffers",

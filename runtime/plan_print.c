@@ -82,7 +82,11 @@ static void print_memory(const struct aq_plan *plan, struct aq_text *text)
     aq_text_add(text, "\n  %-16s", "sum");
     for (uint32_t s = 0; s < plan->stage_count; s++)
         aq_text_add(text, "  %9s", aq_text_size(plan->stages[s].memory_bytes, number));
-    aq_text_add(text, "\n\n");
+    aq_text_add(text, "\n");
+    if (aq_plan_wants_gpu(plan))
+        aq_text_add(text, "a GPU also holds a CUDA context, the code of libraries and kernels, and NCCL's buffers: its "
+                          "worker measures them at the start, its log has them\n");
+    aq_text_add(text, "\n");
 }
 
 static bool same_codec(const struct aq_codec_config *a, const struct aq_codec_config *b)

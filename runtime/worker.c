@@ -7,6 +7,7 @@
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "checkpoint.h"
@@ -63,21 +64,58 @@ static enum aq_status open_plan(struct aq_worker *w, const json_t *start)
     return AQ_OK;
 }
 
-/* All that the plan puts on the device, in one allocation. */
+static int by_bytes(const void *a, const void *b)
+{
+    const struct aq_plan_line *left = a, *right = b;
+    return (left->bytes < right->bytes) - (left->bytes > right->bytes);
+}
+
+/* The lines of what is on the device, the largest first. */
+static void add_consumers(const struct aq_plan_stage *me, struct aq_text *what)
+{
+    struct aq_plan_line lines[AQ_PLAN_LINES_MAX];
+    uint32_t count = 0;
+    for (uint64_t bytes = 0; count < me->line_count && bytes < me->device_bytes; count++) {
+        lines[count] = me->lines[count];
+        bytes += lines[count].bytes;
+    }
+    qsort(lines, count, sizeof *lines, by_bytes);
+    for (uint32_t i = 0; i < count; i++) {
+        char number[AQ_TEXT_NUMBER];
+        aq_text_add(what, "%s %s %s", i ? "," : "", lines[i].name, aq_text_size(lines[i].bytes, number));
+    }
+}
+
+/* All that the plan puts on the device, in one allocation; the scratch of the device's own stream it has already. */
 static enum aq_status reserve(struct aq_worker *w)
 {
+    const bool gpu = w->me->config.rounds;
+    const uint64_t bytes = w->me->device_bytes - (gpu ? aq_device_stream_bytes() : 0);
     struct aq_text what = {0};
-    uint64_t bytes = 0;
     aq_text_add(&what, "stage %u:", w->rank);
-    for (uint32_t i = 0; i < w->me->line_count && bytes < w->me->device_bytes; i++) {
-        char number[AQ_TEXT_NUMBER];
-        bytes += w->me->lines[i].bytes;
-        aq_text_add(&what, " %s %s", w->me->lines[i].name, aq_text_size(w->me->lines[i].bytes, number));
-    }
+    add_consumers(w->me, &what);
     aq_text_add(&what, "; lower train.micro_batch or pipeline.in_flight, set model.recompute, or cut into more stages");
-    const enum aq_status status = aq_device_reserve(w->device, w->me->device_bytes, aq_text_of(&what));
+    const enum aq_status status = aq_device_reserve(w->device, bytes, aq_text_of(&what));
     aq_text_deinit(&what);
     return status;
+}
+
+/* What a plan cannot know of a GPU: what is there beside what it holds. Said when it is open, and after its first step,
+ * when kernels and libraries have come. */
+static enum aq_status tell_memory(const struct aq_worker *w, const char *when)
+{
+    char all[AQ_TEXT_NUMBER], held[AQ_TEXT_NUMBER], beside[AQ_TEXT_NUMBER], left[AQ_TEXT_NUMBER];
+    struct aq_device_memory memory;
+    AQ_TRY(aq_device_memory(w->device, &memory));
+    if (memory.all == 0) return AQ_OK;
+    const uint64_t ours = memory.free + memory.held;
+    aq_log(
+        "worker", 1,
+        "stage %u %s: of its GPU's %s the plan holds %s, the CUDA context, libraries, kernels and other processes %s; "
+        "%s are free",
+        w->position, when, aq_text_size(memory.all, all), aq_text_size(memory.held, held),
+        aq_text_size(memory.all > ours ? memory.all - ours : 0, beside), aq_text_size(memory.free, left));
+    return AQ_OK;
 }
 
 static enum aq_status open_stage(struct aq_worker *w)
@@ -91,6 +129,7 @@ static enum aq_status open_stage(struct aq_worker *w)
     struct aq_device_info info;
     AQ_TRY(aq_device_open(&device, &w->device));
     AQ_TRY(reserve(w));
+    AQ_TRY(tell_memory(w, "begins"));
     aq_device_info(w->device, &info);
     aq_log("worker", 2, "stage %u of replica %u on %s", w->position, w->replica, info.name);
     AQ_TRY(aq_stage_open(w->device, &w->me->config, &w->stage));
@@ -319,10 +358,12 @@ static bool due(const struct aq_job_every *every, uint64_t step, uint64_t steps_
 static enum aq_status train(struct aq_worker *w)
 {
     const struct aq_plan *plan = w->plan;
+    const uint64_t first_step = w->step;
     AQ_TRY(aq_worker_prefetch_first(w));
     while (w->step < plan->steps) {
         AQ_TRY(aq_worker_control_poll(w));
         AQ_TRY(aq_worker_step(w));
+        if (w->step == first_step) AQ_TRY(tell_memory(w, "after its first step"));
         AQ_TRY(aq_worker_report_step(w));
         w->step++;
         const bool end = w->step == plan->steps;
@@ -400,8 +441,7 @@ static void close_all(struct aq_worker *w, enum aq_status status)
 static enum aq_status report_ready(const struct aq_worker *w)
 {
     struct aq_device_info info;
-    json_t *line =
-        json_pack("{s:s, s:f}", "event", "ready", "checkpoint_seconds", (double)w->read_ns * 1e-9);
+    json_t *line = json_pack("{s:s, s:f}", "event", "ready", "checkpoint_seconds", (double)w->read_ns * 1e-9);
     aq_device_info(w->device, &info);
     if (line && strcmp(w->job->pipeline.stages[w->rank].device, "auto") == 0)
         json_object_set_new(line, "device", json_string(info.name));

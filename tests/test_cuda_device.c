@@ -150,9 +150,20 @@ static void test_memory_is_one_allocation_and_says_who_needs_it(void **state)
     assert_int_equal(cuda_runtime_host_used(), used);
     assert_int_equal(aq_device_alloc(device, AQ_MEMORY_DEVICE, PIECE, &pieces[4]), AQ_OK);
     assert_true(cuda_runtime_host_used() > used); /* beyond the plan: its own */
+    struct aq_device_memory memory;
+    void *library = NULL;
+    assert_int_equal(aq_device_memory(device, &memory), AQ_OK);
+    assert_int_equal(memory.held, cuda_runtime_host_used());
+    assert_int_equal(memory.all, memory.free + memory.held);
+    assert_int_equal(cudaMalloc(&library, 12345), cudaSuccess); /* somebody else's */
+    assert_int_equal(aq_device_memory(device, &memory), AQ_OK);
+    assert_int_equal(memory.all - memory.free - memory.held, 12345);
+    assert_int_equal(cudaFree(library), cudaSuccess);
     for (int i = 0; i < 5; i++)
         aq_device_free(device, AQ_MEMORY_DEVICE, pieces[i], PIECE);
     assert_int_equal(cuda_runtime_host_used(), used);
+    assert_int_equal(aq_device_memory(device, &memory), AQ_OK);
+    assert_int_equal(memory.held, used);
     aq_device_close(device);
     assert_int_equal(cuda_runtime_host_used(), 0);
 

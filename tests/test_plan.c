@@ -186,7 +186,7 @@ static void test_plan_of_a_gpu_has_its_scratch_and_two_of_each_boundary(void **s
         const uint64_t cuts = s == 1 ? 2 : 1, gpu = s < 2;
         assert_int_equal(line_of(stage, "boundary"), 2 * cuts * boundary * (1 + gpu));
         assert_int_equal(line_of(stage, "edge kernels"), gpu * cuts * aq_edge_measure_device(plan, 0));
-        assert_int_equal(line_of(stage, "device scratch"), gpu * aq_device_stream_bytes());
+        assert_int_equal(line_of(stage, "device scratch"), gpu * 2 * aq_device_stream_bytes());
         assert_true(stage->device_bytes < stage->memory_bytes);
     }
     const uint64_t message = plan->edges[0].message_bytes, raw = 32 * 64 * sizeof(float);

@@ -70,10 +70,11 @@ struct cuda_device {
     int owner_fd;
     bool check; /* AQ_SYNC=1: wait after every call that enqueues, to find the guilty one (kernels do so themselves) */
     struct aq_stream *own; /* of calls that name none */
-    struct aq_mutex *lock; /* of the arena */
+    struct aq_mutex *lock; /* of the arena and of held */
     uint8_t *arena;        /* one allocation, from the plan */
     uint64_t arena_bytes, arena_used;
     uint32_t arena_pieces;
+    uint64_t held; /* by cudaMalloc: the arena, and what is not cut from it */
     struct cuda_matmul *matmul;
     char name[128];
 };

@@ -17,8 +17,13 @@
 
 enum aq_status cuda_failed(cudaError_t error, const char *call, const char *file, int line)
 {
-    return aq_fail(error == cudaErrorMemoryAllocation ? AQ_NOMEM : AQ_CUDAERR, "device", "%s:%d: %s: %s (%s)", file,
-                   line, call, cudaGetErrorString(error), cudaGetErrorName(error));
+    if (error == cudaErrorMemoryAllocation)
+        return aq_fail(AQ_NOMEM, "device",
+                       "%s:%d: %s: the GPU's memory ran out beside the plan, where the CUDA context, libraries and "
+                       "other processes take theirs; see nvidia-smi, take another GPU, or lower train.micro_batch",
+                       file, line, call);
+    return aq_fail(AQ_CUDAERR, "device", "%s:%d: %s: %s (%s)", file, line, call, cudaGetErrorString(error),
+                   cudaGetErrorName(error));
 }
 
 /* "13.0" of 13000 */

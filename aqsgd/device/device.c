@@ -66,6 +66,12 @@ enum aq_status aq_device_reserve(struct aq_device *device, uint64_t bytes, const
     return bytes ? device->ops->reserve(device, bytes, what) : AQ_OK;
 }
 
+enum aq_status aq_device_memory(struct aq_device *device, struct aq_device_memory *out)
+{
+    *out = (struct aq_device_memory){0};
+    return device->ops->memory ? device->ops->memory(device, out) : AQ_OK;
+}
+
 enum aq_status aq_device_alloc(struct aq_device *device, enum aq_memory_kind kind, size_t bytes, void **out)
 {
     return device->ops->alloc(device, kind, bytes, out);

@@ -38,14 +38,39 @@ static uint64_t grains(uint64_t bytes)
            CUDA_GRAIN; /* at least a byte behind the last: kernels may look ahead by one load */
 }
 
-static enum aq_status no_memory(const struct cuda_device *cuda, uint64_t bytes, const char *what)
+static void hold(struct cuda_device *cuda, uint64_t bytes, bool take)
 {
+    aq_mutex_lock(cuda->lock);
+    AQ_ASSERT(take || cuda->held >= bytes);
+    cuda->held = take ? cuda->held + bytes : cuda->held - bytes;
+    aq_mutex_unlock(cuda->lock);
+}
+
+static enum aq_status cuda_memory(struct aq_device *device, struct aq_device_memory *out)
+{
+    struct cuda_device *cuda = cuda_device_of(device);
     size_t free = 0, all = 0;
+    AQ_CUDA(cudaSetDevice(cuda->probe.index));
+    AQ_CUDA(cudaMemGetInfo(&free, &all));
+    aq_mutex_lock(cuda->lock);
+    *out = (struct aq_device_memory){.all = all, .free = free, .held = cuda->held};
+    aq_mutex_unlock(cuda->lock);
+    return AQ_OK;
+}
+
+/* what: who needs it and what to do; NULL: the device itself, or somebody beyond the plan. */
+static enum aq_status no_memory(struct cuda_device *cuda, uint64_t bytes, const char *what)
+{
+    struct aq_device_memory now = {0};
     (void)cudaGetLastError(); /* dealt with */
-    if (cudaMemGetInfo(&free, &all) != cudaSuccess) free = all = 0;
-    return aq_fail(AQ_NOMEM, "device", "GPU %d (%s): needs %.2f GiB, %.2f of %.2f GiB are free%s%s", cuda->probe.index,
-                   cuda->probe.name, (double)bytes / 0x1p30, (double)free / 0x1p30, (double)all / 0x1p30,
-                   what ? "; " : "", what ? what : "");
+    (void)cuda_memory(&cuda->base, &now);
+    const uint64_t ours = now.free + now.held, beside = now.all > ours ? now.all - ours : 0;
+    return aq_fail(AQ_NOMEM, "device",
+                   "GPU %d (%s): needs %.2f GiB, %.2f of %.2f GiB are free; this process holds %.2f, and %.2f are the "
+                   "CUDA context's, libraries' and other processes' (nvidia-smi lists those); %s",
+                   cuda->probe.index, cuda->probe.name, (double)bytes / 0x1p30, (double)now.free / 0x1p30,
+                   (double)now.all / 0x1p30, (double)now.held / 0x1p30, (double)beside / 0x1p30,
+                   what ? what : "take another GPU (device_index), or put less on this one");
 }
 
 static enum aq_status cuda_reserve(struct aq_device *device, uint64_t bytes, const char *what)
@@ -56,6 +81,7 @@ static enum aq_status cuda_reserve(struct aq_device *device, uint64_t bytes, con
     bytes += bytes / 256 + 64 * CUDA_GRAIN; /* the pieces' ends: some dozens */
     AQ_CUDA(cudaSetDevice(cuda->probe.index));
     if (cudaMalloc(&memory, bytes) != cudaSuccess) return no_memory(cuda, bytes, what);
+    hold(cuda, bytes, true);
     cuda->arena = memory;
     cuda->arena_bytes = bytes;
     return AQ_OK;
@@ -104,10 +130,13 @@ static enum aq_status cuda_alloc(struct aq_device *device, enum aq_memory_kind k
         return AQ_OK;
     }
     memory = arena_cut(cuda, whole);
-    if (!memory && cuda->arena)
-        aq_log("device", 1, "GPU %d: %llu bytes beyond the plan's %llu", cuda->probe.index, (unsigned long long)whole,
-               (unsigned long long)cuda->arena_bytes);
-    if (!memory && cudaMalloc(&memory, whole) != cudaSuccess) return no_memory(cuda, whole, NULL);
+    if (!memory) {
+        if (cuda->arena)
+            aq_log("device", 1, "GPU %d: %llu bytes beyond the plan's %llu", cuda->probe.index,
+                   (unsigned long long)whole, (unsigned long long)cuda->arena_bytes);
+        if (cudaMalloc(&memory, whole) != cudaSuccess) return no_memory(cuda, whole, NULL);
+        hold(cuda, whole, true);
+    }
     AQ_CUDA(cudaMemsetAsync(memory, 0, whole, cuda->own->at));
     AQ_CUDA(cudaStreamSynchronize(cuda->own->at));
     *out = memory;
@@ -117,11 +146,12 @@ static enum aq_status cuda_alloc(struct aq_device *device, enum aq_memory_kind k
 static void cuda_free(struct aq_device *device, enum aq_memory_kind kind, void *memory, size_t bytes)
 {
     struct cuda_device *cuda = cuda_device_of(device);
-    (void)bytes;
-    if (kind == AQ_MEMORY_PINNED)
+    if (kind == AQ_MEMORY_PINNED) {
         (void)cudaFreeHost(memory);
-    else if (!arena_return(cuda, memory))
+    } else if (!arena_return(cuda, memory)) {
         (void)cudaFree(memory);
+        hold(cuda, grains(bytes), false);
+    }
 }
 
 static enum aq_status cuda_copy(struct aq_device *device, void *to, const void *from, size_t bytes,
@@ -366,6 +396,7 @@ const struct aq_device_ops aq_device_cuda = {.kind = "cuda",
                                              .close = cuda_close,
                                              .info = cuda_info,
                                              .reserve = cuda_reserve,
+                                             .memory = cuda_memory,
                                              .alloc = cuda_alloc,
                                              .free = cuda_free,
                                              .stream_open = cuda_stream_open,

@@ -27,6 +27,7 @@ struct aq_device_ops {
     void (*info)(const struct aq_device *device, struct aq_device_info *out);
 
     enum aq_status (*reserve)(struct aq_device *device, uint64_t bytes, const char *what);
+    enum aq_status (*memory)(struct aq_device *device, struct aq_device_memory *out); /* NULL: it has none of its own */
     enum aq_status (*alloc)(struct aq_device *device, enum aq_memory_kind kind, size_t bytes, void **out);
     void (*free)(struct aq_device *device, enum aq_memory_kind kind, void *memory, size_t bytes);
     enum aq_status (*stream_open)(struct aq_device *device, bool light, struct aq_stream **out);

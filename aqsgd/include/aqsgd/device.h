@@ -72,7 +72,18 @@ void aq_device_info(const struct aq_device *device, struct aq_device_info *out);
  */
 enum aq_status aq_device_reserve(struct aq_device *device, uint64_t bytes, const char *what);
 
-/* Zeroed; AQ_NOMEM says needed and free. */
+/*
+ * What a device's own memory holds now. What is neither free nor held (all - free - held) is not this library's: the
+ * context, the code and buffers of libraries (NCCL among them) and other processes; a plan cannot know it, so that it
+ * is measured. Zeros where device memory is the host's. AQ_CUDAERR.
+ */
+struct aq_device_memory {
+    uint64_t all, free;
+    uint64_t held; /* by this device: allocated here and not given back */
+};
+enum aq_status aq_device_memory(struct aq_device *device, struct aq_device_memory *out);
+
+/* Zeroed; AQ_NOMEM says needed and free, and what is beside. */
 enum aq_status aq_device_alloc(struct aq_device *device, enum aq_memory_kind kind, size_t bytes, void **out);
 void aq_device_free(struct aq_device *device, enum aq_memory_kind kind, void *memory, size_t bytes);
 
@@ -88,7 +99,8 @@ enum aq_status aq_device_stream_open(struct aq_device *device, struct aq_stream 
 /* The same for copies, events and codecs alone: it has no memory for mathematics. */
 enum aq_status aq_device_stream_open_light(struct aq_device *device, struct aq_stream **out);
 
-/* Device memory that each stream for mathematics takes on a GPU (the device has one of its own besides): for a plan. */
+/* Device memory that each stream for mathematics takes on a GPU: for a plan. The device has one of its own besides,
+ * which it takes when it is opened, before anything is reserved. */
 uint64_t aq_device_stream_bytes(void);
 void aq_device_stream_close(struct aq_device *device, struct aq_stream *stream);
 enum aq_status aq_device_stream_sync(struct aq_device *device, struct aq_stream *stream);
