@@ -231,6 +231,13 @@ static void check_devices(struct aq_manifest *manifest)
             aq_manifest_error(manifest, "train.optimizer", "stage %u is on a GPU: %s", r % P, why);
             return;
         }
+        if (strcmp(device, "cuda") == 0 && job->reduce.machine_first) {
+            aq_manifest_error(manifest, "reduce.machine_first",
+                              "stage %u is on a GPU: replicas of a host average among themselves on CPUs alone; say "
+                              "false",
+                              r % P);
+            return;
+        }
         if (strcmp(device, "cpu") == 0 && W > 1 && job->reduce.transport == AQ_REDUCE_BY_NCCL) {
             aq_manifest_error(manifest, "reduce.transport",
                               "nccl goes between GPUs, and stage %u is on the CPU: say auto, or device: cuda for every "

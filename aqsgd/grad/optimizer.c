@@ -280,17 +280,12 @@ bool aq_optimizer_config_averages(const struct aq_optimizer_config *config)
 
 enum aq_status aq_optimizer_config_check_device(const struct aq_optimizer_config *config, char *why)
 {
-    const struct aq_optimizer_kind *kind = find_kind(config->kind);
-    char known[AQ_OPTIMIZER_WHY_BYTES / 2] = "";
-    if (!kind || (!kind->host && config->low_rank == 0)) return AQ_OK;
-    for (size_t i = 0; i < KIND_COUNT && why; i++) {
-        if (kinds[i]->host) continue;
-        strncat(known, known[0] ? ", " : "", sizeof known - strlen(known) - 1);
-        strncat(known, kinds[i]->name, sizeof known - strlen(known) - 1);
-    }
+    const float norm = config->reduce.norm;
+    const bool lanes = config->kind && strcmp(config->kind, "lioncub") == 0 && config->lane_bits > 0;
+    if (!lanes || norm == 1.0f || isinf(norm)) return AQ_OK;
     if (why)
-        snprintf(why, AQ_OPTIMIZER_WHY_BYTES, "%s%s works in the CPU's memory, and has no kernels for a GPU; %s have",
-                 kind->name, config->low_rank > 0 ? " with powersgd" : "", known);
+        snprintf(why, AQ_OPTIMIZER_WHY_BYTES, "lioncub with norm %g: a GPU has kernels for norm 1 and infinity alone",
+                 (double)norm);
     return AQ_NODEV;
 }
 

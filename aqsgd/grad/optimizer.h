@@ -49,7 +49,6 @@ struct aq_optimizer_call {
     float lr, grad_scale;
     uint64_t step;
     struct aq_stream *stream;
-    const void *aim;              /* what a run over the pieces is about, while it lasts */
     struct aq_walk before, after; /* what goes along with the reduction that was asked for */
 };
 
@@ -91,8 +90,7 @@ struct aq_optimizer {
 
 struct aq_optimizer_kind {
     const char *name;
-    bool walks; /* by pieces */
-    bool host;  /* has no kernels: works where memory is the host's */
+    bool walks; /* over pieces */
     /* config.reduce is for the mean of the gradients (optimizer_average.c); else the kind's own affair. */
     bool averages_gradients;
     void (*config_default)(struct aq_optimizer_config *out); /* out is zero but for its kind */
@@ -156,7 +154,7 @@ enum aq_status aq_optimizer_average_round(struct aq_optimizer *optimizer, uint32
 enum aq_status aq_optimizer_cut(struct aq_optimizer *optimizer); /* makes the pieces */
 /* A walk over all pieces with what all have: the call's arrays and numbers, the two betas, epsilon, the errors. */
 struct aq_walk aq_optimizer_walk_of(const struct aq_optimizer *optimizer, enum aq_walk_kind kind);
-/* Walks; piece_sums are there afterwards where it has any. */
+/* All of its pieces, which begin with the first; piece_sums are there afterwards where it has any. */
 enum aq_status aq_optimizer_walk(struct aq_optimizer *optimizer, const struct aq_walk *walk);
 /*
  * Number `which` of every tensor's values for the walks to come, 1 to AQ_WALK_VALUES - 1 (0 is its decay): of[t]. Where
@@ -174,14 +172,10 @@ static inline double *aq_optimizer_sums(struct aq_optimizer *optimizer, uint32_t
 }
 /* 1 / (1 - beta^step), in double and rounded once; 1 where config.bias_correction is off. */
 float aq_optimizer_correct(const struct aq_optimizer *optimizer, float beta, uint64_t step);
-/* The decay of a tensor, and of a piece's tensor. */
-static inline float aq_optimizer_tensor_decay(const struct aq_optimizer *optimizer, uint32_t t)
+/* The decay of a tensor. */
+static inline float aq_optimizer_decay(const struct aq_optimizer *optimizer, uint32_t t)
 {
     return optimizer->tensors[t].decay ? optimizer->config.weight_decay : 0.0f;
-}
-static inline float aq_optimizer_decay(const struct aq_optimizer *optimizer, const struct aq_flat_piece *piece)
-{
-    return aq_optimizer_tensor_decay(optimizer, piece->tensor);
 }
 
 /*

@@ -123,6 +123,112 @@ AQ_ELEMENT void element_adam(enum aq_walk_kind kind, bool masks, const struct aq
         element_onebit_adam(w, values, i);
 }
 
+/* ---- slamb: values[1] phi_max, [2] phi_min, [3] one over |u|, [4] the share that is masked ---- */
+
+AQ_ELEMENT bool element_masked(const struct aq_walk w, uint32_t piece, uint32_t j)
+{
+    return w.mask[(uint64_t)AQ_WALK_MASK_BYTES * piece + j / 8] >> j % 8 & 1;
+}
+
+/* `in`: it is in the mask, and the at-th that is. */
+AQ_ELEMENT void element_slamb_gather(const struct aq_walk w, uint64_t i, bool in, uint64_t at)
+{
+    if (!in) return;
+    w.sent[at] = w.m[i];
+    if (w.sent_g) w.sent_g[at] = w.g[i] * w.scale;
+}
+
+/* Line 8, and line 9: the gradient that v sees. */
+AQ_ELEMENT float element_slamb_take(const struct aq_walk w, uint64_t i, bool in, uint64_t at)
+{
+    if (in && w.sent) w.m[i] = w.sent[at];
+    return in && w.sent_g ? w.sent_g[at] : w.g[i] * w.scale;
+}
+
+AQ_ELEMENT void element_slamb_moments(const struct aq_walk w, const float *values, uint64_t i, bool in, float g,
+                                      double *terms)
+{
+    w.v[i] = w.b2 * w.v[i] + w.c2 * g * g;
+    w.c[i] = in ? 1.0f : w.b3 * w.c[i];
+    const double x = (double)w.p[i], u = (double)element_lamb_direction(w, values[0], i);
+    terms[0] = in ? x * x : 0.0;
+    terms[1] = in ? u * u : 0.0;
+    terms[2] = in ? 0.0 : x * x;
+    terms[3] = in ? 0.0 : u * u;
+}
+
+AQ_ELEMENT void element_slamb_step(bool code, const struct aq_walk w, const float *values, uint64_t i)
+{
+    const float c = w.c[i], u = element_lamb_direction(w, values[0], i);
+    if (code)
+        w.p[i] -= w.lr * values[1] * c * u + w.low * values[2] * (1.0f - c) * u;
+    else
+        w.p[i] -= (w.lr * c + w.low * (1.0f - c)) * (values[1] * c + values[2] * (1.0f - c)) * values[3] * u;
+}
+
+/* ---- lioncub: values[1] what a vector's value is multiplied by to be a level; size: K ---- */
+
+AQ_ELEMENT float element_lion_vector(const struct aq_walk w, uint64_t i)
+{
+    return w.b1 * w.m[i] + w.c1 * (w.g[i] * w.scale);
+}
+
+AQ_ELEMENT void element_lion_step(const struct aq_walk w, const float *values, uint64_t i, float c)
+{
+    const float g = w.g[i] * w.scale;
+    w.p[i] -= w.lr * ((float)((c > 0.0f) - (c < 0.0f)) + values[0] * w.p[i]);
+    w.m[i] = w.b2 * w.m[i] + w.c2 * g;
+}
+
+AQ_ELEMENT void element_lion_quantize(const struct aq_walk w, const float *values, uint64_t i)
+{
+    const float q = rintf(values[1] * w.c[i]), low = q < -w.size ? -w.size : q;
+    w.codes[i] = (uint8_t)((low > w.size ? w.size : low) + w.size);
+}
+
+/* Word i of the lanes of codes. */
+AQ_ELEMENT void element_lion_pack(const struct aq_walk w, uint64_t i)
+{
+    const uint64_t each = 64 / w.lane_bits, first = i * each;
+    const uint64_t end = w.count - first < each ? w.count : first + each;
+    uint64_t word = 0;
+    for (uint64_t j = first; j < end; j++)
+        word |= (uint64_t)w.codes[j] << (j - first) * w.lane_bits;
+    w.lanes[i] = word;
+}
+
+/* c = sign(S) of a word: what is no tie lies on one side of the middle. */
+AQ_ELEMENT void element_lion_unpack(const struct aq_walk w, uint64_t i)
+{
+    const uint64_t each = 64 / w.lane_bits, first = i * each;
+    const uint64_t end = w.count - first < each ? w.count : first + each, word = w.lanes[i];
+    const uint32_t lane = (1u << w.lane_bits) - 1;
+    for (uint64_t j = first; j < end; j++) {
+        const uint32_t sum = ((uint32_t)(word >> (j - first) * w.lane_bits) & lane) * w.times;
+        w.c[j] = (float)((sum > w.middle) - (sum < w.middle));
+    }
+}
+
+AQ_ELEMENT void element_lion(enum aq_walk_kind kind, const struct aq_walk w, const float *values, uint64_t i,
+                             double *terms)
+{
+    if (kind == AQ_WALK_LIONCUB_STEP) {
+        element_lion_step(w, values, i, w.c[i]);
+    } else if (kind == AQ_WALK_LIONCUB_ALONE) {
+        element_lion_step(w, values, i, element_lion_vector(w, i));
+    } else if (kind == AQ_WALK_LIONCUB_VOTE) {
+        w.codes[i] = (uint8_t)(w.tie ? w.c[i] >= 0.0f : w.c[i] > 0.0f);
+    } else if (kind == AQ_WALK_LIONCUB_QUANTIZE) {
+        element_lion_quantize(w, values, i);
+    } else {
+        const float c = element_lion_vector(w, i);
+        w.c[i] = c;
+        if (kind == AQ_WALK_LIONCUB_VECTOR_SIZES) terms[0] = terms[1] = fabs((double)c);
+    }
+}
+
+/* ---- all ---- */
+
 /* values: of the tensor; terms: as many as the walk has sums. masks: does the piece have anything to be masked? */
 AQ_ELEMENT void element(enum aq_walk_kind kind, bool masks, const struct aq_walk w, const float *values, uint64_t i,
                         double *terms)
@@ -152,6 +258,21 @@ AQ_ELEMENT void element(enum aq_walk_kind kind, bool masks, const struct aq_walk
         return;
     case AQ_WALK_ONEBIT_LAMB_STEP:
         element_onebit_lamb_step(w, values, i);
+        return;
+    case AQ_WALK_SLAMB_STEP:
+    case AQ_WALK_SLAMB_STEP_CODE:
+        element_slamb_step(kind == AQ_WALK_SLAMB_STEP_CODE, w, values, i);
+        return;
+    case AQ_WALK_LIONCUB_VECTOR:
+    case AQ_WALK_LIONCUB_VECTOR_SIZES:
+    case AQ_WALK_LIONCUB_VOTE:
+    case AQ_WALK_LIONCUB_QUANTIZE:
+    case AQ_WALK_LIONCUB_STEP:
+    case AQ_WALK_LIONCUB_ALONE:
+        element_lion(kind, w, values, i, terms);
+        return;
+    case AQ_WALK_LOW_RANK_ADD: /* values[1]: the tensor goes whole */
+        if (values[1] == 0.0f) w.worker_error[i] += w.g[i];
         return;
     default:
         element_adam(kind, masks, w, values, i);

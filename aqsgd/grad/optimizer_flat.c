@@ -22,7 +22,7 @@ static void fill_tables(struct aq_optimizer *optimizer)
     struct aq_flat_piece *piece = optimizer->pieces;
     for (uint32_t t = 0; t < optimizer->tensor_count; t++) {
         const struct aq_optimizer_tensor *tensor = &optimizer->tensors[t];
-        optimizer->values[(size_t)AQ_WALK_VALUES * t] = aq_optimizer_tensor_decay(optimizer, t);
+        optimizer->values[(size_t)AQ_WALK_VALUES * t] = aq_optimizer_decay(optimizer, t);
         for (uint64_t at = 0; at < tensor->count; at += AQ_FLAT_PIECE) {
             const uint64_t left = tensor->count - at;
             *piece++ = (struct aq_flat_piece){.first = tensor->offset + at,
@@ -129,9 +129,9 @@ static void walk_piece(uint32_t piece, void *context)
 enum aq_status aq_optimizer_walk(struct aq_optimizer *optimizer, const struct aq_walk *walk)
 {
     struct aq_walk own = *walk;
-    if (optimizer->piece_count == 0) return AQ_OK;
+    if (walk->piece_count == 0) return AQ_OK;
     if (!optimizer->apart) {
-        aq_device_parallel(optimizer->device, optimizer->piece_count, walk_piece, &own);
+        aq_device_parallel(optimizer->device, walk->piece_count, walk_piece, &own);
         return AQ_OK;
     }
     AQ_TRY(launch(optimizer, walk));

@@ -22,14 +22,13 @@
 
 #include "optimizer.h"
 
-enum { PACK_FLOATS = 65536 };
-
 struct lioncub {
     float *m;
-    float *c;       /* the update vector, or what came of the votes on it */
-    uint8_t *codes; /* Q + K of every parameter, lane_bits > 0 */
-    uint8_t *lanes;
+    float *c;                           /* the update vector, or what came of the votes on it */
+    uint8_t *codes;                     /* Q + K of every parameter, lane_bits > 0 */
+    uint64_t *lanes, *lanes_there;      /* where the host sends them from, and where they are packed */
     double *mean;                       /* M by tensor */
+    float *factor;                      /* what makes levels of c, by tensor */
     uint32_t levels;                    /* K; 0: votes */
     struct aq_optimizer_tensor *synced; /* merged tensors of momentum_names */
     uint32_t synced_count;
@@ -103,15 +102,18 @@ static enum aq_status fit_levels(const struct aq_optimizer *optimizer, uint32_t 
 
 static enum aq_status place_lanes(struct aq_optimizer *optimizer, struct lioncub *own)
 {
+    const size_t bytes = aq_lanes_bytes(optimizer->parameters, optimizer->config.lane_bits);
     void *memory;
     AQ_TRY(fit_levels(optimizer, &own->levels));
-    AQ_TRY(aq_optimizer_scratch(optimizer, (size_t)optimizer->parameters, &memory));
+    AQ_TRY(aq_optimizer_scratch_device(optimizer, (size_t)optimizer->parameters, &memory));
     own->codes = memory;
-    AQ_TRY(
-        aq_optimizer_scratch(optimizer, aq_lanes_bytes(optimizer->parameters, optimizer->config.lane_bits), &memory));
-    own->lanes = memory;
-    AQ_TRY(aq_optimizer_scratch(optimizer, optimizer->tensor_count * sizeof(double), &memory));
+    AQ_TRY(aq_optimizer_scratch_pinned(optimizer, bytes, &memory));
+    own->lanes = own->lanes_there = memory;
+    if (optimizer->apart) AQ_TRY(aq_optimizer_scratch_device(optimizer, bytes, &memory));
+    if (optimizer->apart) own->lanes_there = memory;
+    AQ_TRY(aq_optimizer_scratch(optimizer, optimizer->tensor_count * (sizeof(double) + sizeof(float)), &memory));
     own->mean = memory;
+    if (memory) own->factor = (float *)(own->mean + optimizer->tensor_count);
     return AQ_OK;
 }
 
@@ -124,149 +126,122 @@ static enum aq_status lioncub_place(struct aq_optimizer *optimizer)
     own = memory ? memory : &unplaced;
     AQ_TRY(aq_optimizer_take(optimizer, "m", optimizer->parameters, AQ_STATE_LOCAL, &own->m));
     if (optimizer->group.size == 1) return AQ_OK;
-    AQ_TRY(aq_optimizer_scratch(optimizer, (size_t)optimizer->parameters * sizeof(float), &memory));
+    AQ_TRY(aq_optimizer_scratch_device(optimizer, (size_t)optimizer->parameters * sizeof(float), &memory));
     own->c = memory;
     if (optimizer->config.lane_bits > 0) AQ_TRY(place_lanes(optimizer, own));
     return place_synced(optimizer, own);
 }
 
-/* Line 3, and what M wants to know of c. */
-static void vector_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
+static struct aq_walk walk_of(const struct aq_optimizer *optimizer, enum aq_walk_kind kind)
 {
     const struct lioncub *own = optimizer->own;
-    const float b1 = optimizer->config.beta1, c1 = 1.0f - b1, norm = optimizer->config.reduce.norm;
-    const float *g = optimizer->call.update_gradients + piece->first, *m = own->m + piece->first;
-    float *c = own->c + piece->first;
-    double sum = 0.0, peak = 0.0;
-    for (uint32_t i = 0; i < piece->count; i++)
-        c[i] = b1 * m[i] + c1 * (g[i] * optimizer->call.grad_scale);
-    if (own->levels == 0) return;
-    for (uint32_t i = 0; i < piece->count; i++) {
-        const double size = fabs((double)c[i]);
-        sum += norm == 1.0f ? size : isinf(norm) ? 0.0 : pow(size, (double)norm);
-        if (size > peak) peak = size;
-    }
-    aq_optimizer_sums(optimizer, index)[0] = sum;
-    aq_optimizer_sums(optimizer, index)[1] = peak;
-}
-
-static void quantize_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
-{
-    const struct lioncub *own = optimizer->own;
-    const float *c = own->c + piece->first;
-    uint8_t *codes = own->codes + piece->first;
-    (void)index;
-    if (own->levels == 0) {
-        const bool tie = optimizer->call.step % 2 == 1;
-        for (uint32_t i = 0; i < piece->count; i++)
-            codes[i] = (uint8_t)(tie ? c[i] >= 0.0f : c[i] > 0.0f);
-        return;
-    }
-    const float K = (float)own->levels, M = (float)own->mean[piece->tensor];
-    const float factor = M > 0.0f ? K / M : 0.0f; /* M is 2 M of the formula, or the peak */
-    for (uint32_t i = 0; i < piece->count; i++) {
-        float q = rintf(factor * c[i]);
-        q = q > K ? K : q < -K ? -K : q;
-        codes[i] = (uint8_t)(q + K);
-    }
-}
-
-/* Lanes of PACK_FLOATS parameters, which end on a whole word. */
-static void pack_block(uint32_t block, void *context)
-{
-    const struct aq_optimizer *optimizer = context;
-    const struct lioncub *own = optimizer->own;
-    const uint32_t bits = optimizer->config.lane_bits;
-    const uint64_t first = (uint64_t)block * PACK_FLOATS, left = optimizer->parameters - first;
-    const uint64_t end = left < PACK_FLOATS ? first + left : first + PACK_FLOATS, each = 64 / bits;
-    for (uint64_t i = first; i < end; i += each) {
-        uint64_t word = 0;
-        for (uint64_t j = i; j < i + each && j < end; j++)
-            word |= (uint64_t)own->codes[j] << (j - i) * bits;
-        memcpy(own->lanes + i / each * 8, &word, sizeof word);
-    }
-}
-
-/* c = sign(S). */
-static void unpack_block(uint32_t block, void *context)
-{
-    const struct aq_optimizer *optimizer = context;
-    const struct lioncub *own = optimizer->own;
-    const uint32_t bits = optimizer->config.lane_bits;
-    const uint64_t first = (uint64_t)block * PACK_FLOATS, left = optimizer->parameters - first;
-    const uint64_t end = left < PACK_FLOATS ? first + left : first + PACK_FLOATS, each = 64 / bits;
-    const uint32_t mask = (1u << bits) - 1, W = optimizer->group.size;
+    struct aq_walk walk = aq_optimizer_walk_of(optimizer, kind);
+    walk.m = own->m;
+    walk.c = own->c;
+    walk.codes = own->codes;
+    walk.lanes = own->lanes_there;
+    walk.count = optimizer->parameters;
+    walk.lane_bits = optimizer->config.lane_bits;
+    walk.size = (float)own->levels;
+    walk.tie = optimizer->call.step % 2 == 1;
     /* Twice the sum of votes, or the sum of Q + K: what is no tie lies on one side of this. */
-    const uint32_t times = own->levels ? 1 : 2, middle = own->levels ? own->levels * W : W;
-    for (uint64_t i = first; i < end; i += each) {
-        uint64_t word;
-        memcpy(&word, own->lanes + i / each * 8, sizeof word);
-        for (uint64_t j = i; j < i + each && j < end; j++) {
-            const uint32_t sum = (uint32_t)(word >> (j - i) * bits) & mask;
-            own->c[j] = (float)((times * sum > middle) - (times * sum < middle));
-        }
-    }
+    walk.times = own->levels ? 1 : 2;
+    walk.middle = own->levels ? own->levels * optimizer->group.size : optimizer->group.size;
+    return walk;
 }
 
-static void each_block(struct aq_optimizer *optimizer, void (*run)(uint32_t block, void *context))
+/* Over the words of the lanes. */
+static enum aq_status walk_words(struct aq_optimizer *optimizer, enum aq_walk_kind kind)
 {
-    const uint64_t blocks = (optimizer->parameters + PACK_FLOATS - 1) / PACK_FLOATS;
-    if (blocks > 0) aq_device_parallel(optimizer->device, (uint32_t)blocks, run, optimizer);
+    struct aq_walk walk = walk_of(optimizer, kind);
+    walk.end = aq_lanes_bytes(optimizer->parameters, optimizer->config.lane_bits) / sizeof(uint64_t);
+    walk.piece_count = (uint32_t)((walk.end + AQ_FLAT_PIECE - 1) / AQ_FLAT_PIECE);
+    return aq_optimizer_walk(optimizer, &walk);
 }
 
-static void send_lanes(struct aq_optimizer *optimizer, struct aq_reduce *out)
+/* Of a norm that is neither 1 nor infinity: the C library's powers, in host memory. */
+static void power_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
+{
+    const struct lioncub *own = optimizer->own;
+    const float *c = own->c + piece->first, norm = optimizer->config.reduce.norm;
+    double sum = 0.0;
+    for (uint32_t i = 0; i < piece->count; i++)
+        sum += pow(fabs((double)c[i]), (double)norm);
+    aq_optimizer_sums(optimizer, index)[0] = sum;
+}
+
+/* M by tensor, or rather 2 M, or the peak; and what makes levels of c by it. */
+static enum aq_status measure(struct aq_optimizer *optimizer)
 {
     struct lioncub *own = optimizer->own;
     const float norm = optimizer->config.reduce.norm;
-    if (own->levels > 0) {
+    if (norm != 1.0f && !isinf(norm)) aq_optimizer_each(optimizer, power_piece);
+    if (isinf(norm))
+        aq_optimizer_fold_max(optimizer, 1, own->mean);
+    else
         aq_optimizer_fold(optimizer, 0, own->mean);
-        if (isinf(norm)) aq_optimizer_fold_max(optimizer, 1, own->mean);
-        for (uint32_t t = 0; t < optimizer->tensor_count && !isinf(norm); t++)
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++) {
+        if (!isinf(norm))
             own->mean[t] = 2.0 * pow(own->mean[t] / (double)optimizer->tensors[t].count, 1.0 / (double)norm);
+        const float M = (float)own->mean[t];
+        own->factor[t] = M > 0.0f ? (float)own->levels / M : 0.0f;
     }
-    aq_optimizer_each(optimizer, quantize_piece);
-    each_block(optimizer, pack_block);
+    return aq_optimizer_values(optimizer, 1, own->factor);
+}
+
+static enum aq_status send_lanes(struct aq_optimizer *optimizer, struct aq_reduce *out)
+{
+    struct lioncub *own = optimizer->own;
+    const size_t bytes = aq_lanes_bytes(optimizer->parameters, optimizer->config.lane_bits);
+    const struct aq_walk vector =
+        walk_of(optimizer, own->levels ? AQ_WALK_LIONCUB_VECTOR_SIZES : AQ_WALK_LIONCUB_VECTOR);
+    const struct aq_walk code = walk_of(optimizer, own->levels ? AQ_WALK_LIONCUB_QUANTIZE : AQ_WALK_LIONCUB_VOTE);
+    AQ_TRY(aq_optimizer_walk(optimizer, &vector));
+    if (own->levels > 0) AQ_TRY(measure(optimizer));
+    AQ_TRY(aq_optimizer_walk(optimizer, &code));
+    AQ_TRY(walk_words(optimizer, AQ_WALK_LIONCUB_PACK));
+    if (optimizer->apart) {
+        AQ_TRY(aq_device_copy(optimizer->device, own->lanes, own->lanes_there, bytes, optimizer->call.stream));
+        AQ_TRY(aq_device_stream_sync(optimizer->device, optimizer->call.stream));
+    }
     *out = (struct aq_reduce){.kind = AQ_REDUCE_LANES,
                               .count = optimizer->parameters,
                               .lanes = own->lanes,
                               .lane_bits = optimizer->config.lane_bits,
                               .step = optimizer->call.step};
+    return AQ_OK;
 }
 
-/* Lines 5 and 6; c holds sign(S). */
-static void step_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
+/* c = sign(S). */
+static enum aq_status take_lanes(struct aq_optimizer *optimizer)
 {
     const struct lioncub *own = optimizer->own;
-    const struct aq_optimizer_call *call = &optimizer->call;
-    const float b1 = optimizer->config.beta1, c1 = 1.0f - b1, b2 = optimizer->config.beta2, c2 = 1.0f - b2;
-    const float decay = aq_optimizer_decay(optimizer, piece);
-    const bool alone = optimizer->group.size == 1;
-    const float *gradients = call->update_gradients + piece->first;
-    float *p = call->parameters + piece->first, *m = own->m + piece->first;
-    (void)index;
-    for (uint32_t i = 0; i < piece->count; i++) {
-        const float g = gradients[i] * call->grad_scale;
-        const float c = alone ? b1 * m[i] + c1 * g : own->c[piece->first + i];
-        p[i] -= call->lr * ((float)((c > 0.0f) - (c < 0.0f)) + decay * p[i]);
-        m[i] = b2 * m[i] + c2 * g;
-    }
+    const size_t bytes = aq_lanes_bytes(optimizer->parameters, optimizer->config.lane_bits);
+    if (optimizer->apart)
+        AQ_TRY(aq_device_copy(optimizer->device, own->lanes_there, own->lanes, bytes, optimizer->call.stream));
+    return walk_words(optimizer, AQ_WALK_LIONCUB_UNPACK);
+}
+
+static enum aq_status ask(struct aq_optimizer *optimizer, struct aq_reduce *out)
+{
+    const struct lioncub *own = optimizer->own;
+    if (own->lanes) return send_lanes(optimizer, out);
+    const struct aq_walk vector = walk_of(optimizer, AQ_WALK_LIONCUB_VECTOR);
+    AQ_TRY(aq_optimizer_walk(optimizer, &vector));
+    aq_optimizer_ask(optimizer, own->c, out);
+    return AQ_OK;
 }
 
 static enum aq_status lioncub_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
 {
     struct lioncub *own = optimizer->own;
     const struct aq_optimizer_config *config = &optimizer->config;
-    if (round == 0 && optimizer->group.size > 1) {
-        aq_optimizer_each(optimizer, vector_piece);
-        if (config->lane_bits > 0)
-            send_lanes(optimizer, out);
-        else
-            aq_optimizer_ask(optimizer, own->c, out);
-        return AQ_OK;
-    }
+    const bool alone = optimizer->group.size == 1;
+    if (round == 0 && !alone) return ask(optimizer, out);
     if (round <= 1) {
-        if (own->lanes) each_block(optimizer, unpack_block);
-        aq_optimizer_each(optimizer, step_piece);
+        const struct aq_walk step = walk_of(optimizer, alone ? AQ_WALK_LIONCUB_ALONE : AQ_WALK_LIONCUB_STEP);
+        if (own->lanes) AQ_TRY(take_lanes(optimizer));
+        AQ_TRY(aq_optimizer_walk(optimizer, &step));
     }
     if (config->momentum_every == 0 || optimizer->call.step % config->momentum_every != 0) return AQ_OK;
     if (round == 0 || round - 1 >= own->synced_count) return AQ_OK;
@@ -279,7 +254,6 @@ static enum aq_status lioncub_update(struct aq_optimizer *optimizer, uint32_t ro
 const struct aq_optimizer_kind aq_optimizer_lioncub = {
     .name = "lioncub",
     .walks = true,
-    .host = true,
     .config_default = lioncub_config_default,
     .config_check = lioncub_config_check,
     .place = lioncub_place,

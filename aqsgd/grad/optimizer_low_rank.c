@@ -8,12 +8,12 @@
  *
  * A matrix is compressed where its factors have less than half of its floats, as in PyTorch's hook; all other tensors
  * travel whole, in the same round as P. Q is stored by columns of M (rank x columns), P by rows (rows x rank). The
- * products M Q and M' P are the device's; P Q' has to be the same on every rank and is made here, in plain C.
+ * products M Q and M' P are the device's; P Q' has to be the same on every rank and is a walk. P is orthogonalized by
+ * the host, column after column.
  */
 #include "optimizer_low_rank.h"
 
 #include <math.h>
-#include <string.h>
 
 struct matrix {
     uint64_t offset, rows, columns, p_at, q_at;
@@ -25,7 +25,9 @@ struct aq_low_rank {
     uint32_t rank;
     uint64_t p_floats, sent_floats, q_floats; /* sent: P and then the tensors that go whole */
     float *p, *q, *error;
-    bool *whole; /* by tensor */
+    float *p_here;                                  /* P where the host reaches it */
+    float *whole;                                   /* by tensor: 1 where it goes whole */
+    struct aq_walk_matrix *factors, *factors_there; /* by tensor */
 };
 
 static bool compresses(const struct aq_optimizer_tensor *tensor, uint32_t rank)
@@ -43,10 +45,13 @@ static void lay_out(const struct aq_optimizer *optimizer, struct aq_low_rank *lo
         const struct aq_optimizer_tensor *tensor = &optimizer->tensors[t];
         if (!compresses(tensor, r)) {
             low->sent_floats += tensor->count;
-            if (low->whole) low->whole[t] = true;
+            if (low->whole) low->whole[t] = 1.0f;
             continue;
         }
         const uint64_t columns = tensor->count / tensor->rows;
+        if (low->factors)
+            low->factors[t] = (struct aq_walk_matrix){
+                .offset = tensor->offset, .columns = columns, .p_at = low->p_floats, .q_at = low->q_floats};
         if (low->matrices)
             low->matrices[low->count] = (struct matrix){.offset = tensor->offset,
                                                         .rows = tensor->rows,
@@ -61,33 +66,55 @@ static void lay_out(const struct aq_optimizer *optimizer, struct aq_low_rank *lo
 }
 
 /* The first Q: normal, the same on every rank and after every restart. */
-static void fill_q(const struct aq_optimizer *optimizer, struct aq_low_rank *low)
+static enum aq_status fill_q(const struct aq_optimizer *optimizer, const struct aq_low_rank *low)
 {
+    void *memory;
+    AQ_TRY(aq_alloc((size_t)low->q_floats * sizeof(float), &memory));
+    float *q = memory;
     for (uint32_t i = 0; i < low->count; i++) {
         const struct matrix *matrix = &low->matrices[i];
         const struct aq_rng_key key = aq_rng_key(optimizer->config.seed, AQ_RNG_REDUCE, 0, 1 + matrix->offset);
         for (uint64_t e = 0; e < matrix->columns * low->rank; e++)
-            low->q[matrix->q_at + e] = aq_rng_normal(&key, e);
+            q[matrix->q_at + e] = aq_rng_normal(&key, e);
     }
+    enum aq_status status = aq_device_copy(optimizer->device, low->q, q, (size_t)low->q_floats * sizeof(float), NULL);
+    if (status == AQ_OK) status = aq_device_stream_sync(optimizer->device, NULL);
+    aq_free(memory);
+    return status;
+}
+
+/* What is the device's alone: P for the host, and where factors lie. */
+static enum aq_status place_apart(struct aq_optimizer *optimizer, struct aq_low_rank *low)
+{
+    const size_t bytes = optimizer->tensor_count * sizeof *low->factors;
+    void *memory;
+    AQ_TRY(aq_optimizer_scratch_pinned(optimizer, (size_t)low->p_floats * sizeof(float), &memory));
+    low->p_here = memory;
+    AQ_TRY(aq_optimizer_scratch_device(optimizer, bytes, &memory));
+    low->factors_there = memory;
+    AQ_TRY(aq_device_copy(optimizer->device, memory, low->factors, bytes, NULL));
+    return aq_device_stream_sync(optimizer->device, NULL);
 }
 
 enum aq_status aq_low_rank_place(struct aq_optimizer *optimizer)
 {
     struct aq_low_rank size = {.rank = optimizer->config.low_rank}, *low;
+    const size_t tensors = optimizer->tensor_count;
     void *memory;
     lay_out(optimizer, &size);
-    const size_t matrices = size.count * sizeof(struct matrix);
-    AQ_TRY(aq_optimizer_scratch(optimizer, sizeof *low + matrices + optimizer->tensor_count, &memory));
+    const size_t matrices = size.count * sizeof(struct matrix), factors = tensors * sizeof *size.factors;
+    AQ_TRY(aq_optimizer_scratch(optimizer, sizeof *low + matrices + factors + tensors * sizeof(float), &memory));
     low = memory;
     if (low) {
         *low = (struct aq_low_rank){.rank = size.rank};
         low->matrices = (struct matrix *)(low + 1);
-        low->whole = (bool *)(low->matrices + size.count);
+        low->factors_there = low->factors = (struct aq_walk_matrix *)(low->matrices + size.count);
+        low->whole = (float *)(low->factors + tensors);
         lay_out(optimizer, low);
         optimizer->low_rank = low;
     }
-    AQ_TRY(aq_optimizer_scratch(optimizer, (size_t)size.sent_floats * sizeof(float), &memory));
-    if (low) low->p = memory;
+    AQ_TRY(aq_optimizer_scratch_device(optimizer, (size_t)size.sent_floats * sizeof(float), &memory));
+    if (low) low->p_here = low->p = memory;
     float *q, *error = NULL;
     AQ_TRY(aq_optimizer_take(optimizer, "low_rank_q", size.q_floats, AQ_STATE_REPLICATED, &q));
     if (optimizer->config.error_feedback)
@@ -95,8 +122,10 @@ enum aq_status aq_low_rank_place(struct aq_optimizer *optimizer)
     if (!low) return AQ_OK;
     low->q = q;
     low->error = error;
-    fill_q(optimizer, low);
-    return AQ_OK;
+    if (optimizer->apart) AQ_TRY(place_apart(optimizer, low));
+    AQ_TRY(aq_optimizer_values(optimizer, 1, low->whole));
+    AQ_TRY(aq_device_stream_sync(optimizer->device, NULL));
+    return fill_q(optimizer, low);
 }
 
 /* Gram-Schmidt, column by column, each against those before it. A column that vanishes stays zero. */
@@ -119,30 +148,33 @@ static void orthogonalize(float *p, uint64_t rows, uint32_t rank)
     }
 }
 
-/* M: the error's place where there is one, which takes up the gradient; else the gradient itself. */
-static void add_gradient(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
+static struct aq_walk walk_of(const struct aq_optimizer *optimizer, enum aq_walk_kind kind, float *gradients)
 {
     const struct aq_low_rank *low = optimizer->low_rank;
-    (void)index;
-    if (low->whole[piece->tensor]) return;
-    for (uint64_t i = piece->first; i < piece->first + piece->count; i++)
-        low->error[i] += optimizer->call.gradients[i];
+    struct aq_walk walk = aq_optimizer_walk_of(optimizer, kind);
+    walk.g = walk.out = gradients;
+    walk.worker_error = low->error;
+    walk.matrices = low->factors_there;
+    walk.factor_p = low->p;
+    walk.factor_q = low->q;
+    walk.rank = low->rank;
+    return walk;
 }
 
 /* Between the tensors that go whole and the end of the buffer of P. */
-static void copy_whole(const struct aq_optimizer *optimizer, float *gradients, bool back)
+static enum aq_status copy_whole(const struct aq_optimizer *optimizer, float *gradients, bool back)
 {
     const struct aq_low_rank *low = optimizer->low_rank;
     float *at = low->p + low->p_floats;
     for (uint32_t t = 0; t < optimizer->tensor_count; t++) {
         const struct aq_optimizer_tensor *tensor = &optimizer->tensors[t];
-        if (!low->whole[t]) continue;
-        if (back)
-            memcpy(gradients + tensor->offset, at, (size_t)tensor->count * sizeof *at);
-        else
-            memcpy(at, gradients + tensor->offset, (size_t)tensor->count * sizeof *at);
+        float *there = gradients + tensor->offset;
+        if (low->whole[t] == 0.0f) continue;
+        AQ_TRY(aq_device_copy(optimizer->device, back ? there : at, back ? at : there,
+                              (size_t)tensor->count * sizeof *at, optimizer->call.stream));
         at += tensor->count;
     }
+    return AQ_OK;
 }
 
 static enum aq_status factor_p(struct aq_optimizer *optimizer, const float *values)
@@ -165,12 +197,25 @@ static enum aq_status factor_p(struct aq_optimizer *optimizer, const float *valu
     return AQ_OK;
 }
 
+static enum aq_status orthogonalize_all(const struct aq_optimizer *optimizer)
+{
+    const struct aq_low_rank *low = optimizer->low_rank;
+    const size_t bytes = (size_t)low->p_floats * sizeof(float);
+    if (optimizer->apart) {
+        AQ_TRY(aq_device_copy(optimizer->device, low->p_here, low->p, bytes, optimizer->call.stream));
+        AQ_TRY(aq_device_stream_sync(optimizer->device, optimizer->call.stream));
+    }
+    for (uint32_t i = 0; i < low->count; i++)
+        orthogonalize(low->p_here + low->matrices[i].p_at, low->matrices[i].rows, low->rank);
+    if (!optimizer->apart) return AQ_OK;
+    return aq_device_copy(optimizer->device, low->p, low->p_here, bytes, optimizer->call.stream);
+}
+
 static enum aq_status factor_q(struct aq_optimizer *optimizer, const float *values)
 {
     const struct aq_low_rank *low = optimizer->low_rank;
     for (uint32_t i = 0; i < low->count; i++) {
         const struct matrix *matrix = &low->matrices[i];
-        orthogonalize(low->p + matrix->p_at, matrix->rows, low->rank);
         const struct aq_matmul args = {.M = low->rank,
                                        .N = matrix->columns,
                                        .K = matrix->rows,
@@ -186,32 +231,6 @@ static enum aq_status factor_q(struct aq_optimizer *optimizer, const float *valu
     return AQ_OK;
 }
 
-/* Row i of P Q'. */
-static void product_row(const struct aq_low_rank *low, const struct matrix *matrix, uint64_t i, float *out)
-{
-    const float *p = low->p + matrix->p_at + i * low->rank, *q = low->q + matrix->q_at;
-    for (uint64_t j = 0; j < matrix->columns; j++)
-        out[j] = p[0] * q[j];
-    for (uint32_t k = 1; k < low->rank; k++) {
-        for (uint64_t j = 0; j < matrix->columns; j++)
-            out[j] += p[k] * q[k * matrix->columns + j];
-    }
-}
-
-static void rebuild(struct aq_optimizer *optimizer, float *gradients)
-{
-    const struct aq_low_rank *low = optimizer->low_rank;
-    for (uint32_t m = 0; m < low->count; m++) {
-        const struct matrix *matrix = &low->matrices[m];
-        for (uint64_t i = 0; i < matrix->rows; i++) {
-            const uint64_t at = matrix->offset + i * matrix->columns;
-            product_row(low, matrix, i, gradients + at);
-            for (uint64_t j = 0; low->error && j < matrix->columns; j++)
-                low->error[at + j] -= gradients[at + j];
-        }
-    }
-}
-
 enum aq_status aq_low_rank_round(struct aq_optimizer *optimizer, float *gradients, uint32_t round,
                                  struct aq_reduce *out)
 {
@@ -219,18 +238,22 @@ enum aq_status aq_low_rank_round(struct aq_optimizer *optimizer, float *gradient
     const float *values = low->error ? low->error : gradients;
     *out = (struct aq_reduce){.kind = AQ_REDUCE_MEAN, .step = optimizer->call.step};
     if (round == 0) {
-        if (low->error) aq_optimizer_each(optimizer, add_gradient);
-        copy_whole(optimizer, gradients, false);
+        /* M: the error's place where there is one, which takes up the gradient; else the gradient itself. */
+        const struct aq_walk add = walk_of(optimizer, AQ_WALK_LOW_RANK_ADD, gradients);
+        if (low->error) AQ_TRY(aq_optimizer_walk(optimizer, &add));
+        AQ_TRY(copy_whole(optimizer, gradients, false));
         AQ_TRY(factor_p(optimizer, values));
         out->x = low->p;
         out->count = low->sent_floats;
     } else if (round == 1) {
-        copy_whole(optimizer, gradients, true);
+        AQ_TRY(copy_whole(optimizer, gradients, true));
+        AQ_TRY(orthogonalize_all(optimizer));
         AQ_TRY(factor_q(optimizer, values));
         out->x = low->q;
         out->count = low->q_floats;
     } else {
-        rebuild(optimizer, gradients);
+        const struct aq_walk rebuild = walk_of(optimizer, AQ_WALK_LOW_RANK_REBUILD, gradients);
+        AQ_TRY(aq_optimizer_walk(optimizer, &rebuild));
         out->kind = AQ_REDUCE_NONE;
     }
     return AQ_OK;

@@ -25,22 +25,21 @@
 #include <math.h>
 #include <string.h>
 
-#include "codec/codec_internal.h"
 #include "optimizer_lamb.h"
 
-enum { MASK_BYTES = AQ_FLAT_PIECE / 8, MASK_ROW = 512 };
+/* What a tensor's values are. */
+enum { PHI_MAX = 1, PHI_MIN = 2, OVER = 3, SHARE = 4 };
 
 struct slamb {
     float *m, *v, *c;
-    uint8_t *mask;     /* MASK_BYTES a piece, from its first float */
-    uint64_t *sent_at; /* of a piece's masked floats in sent; one more than there are pieces */
-    float *sent;       /* masked m, then masked g with sync_gradient */
-    uint64_t room;     /* floats of m that sent can hold */
-    double *norms[4];  /* by tensor: |xM|^2, |uM|^2, |xN|^2, |uN|^2 */
+    uint8_t *mask;
+    uint64_t *sent_at, *sent_at_there; /* of a piece's masked floats in sent; one more than there are pieces */
+    float *sent;                       /* masked m, then masked g with sync_gradient */
+    uint64_t room;                     /* floats of m that sent can hold */
+    double *norms[4];                  /* by tensor: |xM|^2, |uM|^2, |xN|^2, |uN|^2 */
     float *phi_max, *phi_min;
-    float *over; /* by tensor: 1, or 1 / |u| */
-    const struct aq_codec_kernels *kernels;
-    float k1, k2;
+    float *over;   /* by tensor: 1, or 1 / |u| */
+    float *shares; /* by tensor: of its parameters that are masked; beyond 1: dense */
     bool algorithm, code;
 };
 
@@ -93,12 +92,27 @@ static enum aq_status place_exchange(struct aq_optimizer *optimizer, struct slam
 {
     void *memory;
     const uint64_t vectors = optimizer->config.sync_gradient ? 2 : 1;
+    const size_t places = (optimizer->piece_count + (size_t)1) * sizeof(uint64_t);
     own->room = room_of(optimizer);
-    AQ_TRY(aq_optimizer_scratch(optimizer, (optimizer->piece_count + (size_t)1) * sizeof(uint64_t), &memory));
-    own->sent_at = memory;
-    AQ_TRY(aq_optimizer_scratch(optimizer, (size_t)(own->room * vectors) * sizeof(float), &memory));
+    AQ_TRY(aq_optimizer_scratch_pinned(optimizer, places, &memory));
+    own->sent_at = own->sent_at_there = memory;
+    if (optimizer->apart) AQ_TRY(aq_optimizer_scratch_device(optimizer, places, &memory));
+    if (optimizer->apart) own->sent_at_there = memory;
+    AQ_TRY(aq_optimizer_scratch_device(optimizer, (size_t)(own->room * vectors) * sizeof(float), &memory));
     own->sent = memory;
     return AQ_OK;
+}
+
+static enum aq_status fill(struct aq_optimizer *optimizer, struct slamb *own)
+{
+    const struct aq_rng_key none = {.key = {0}};
+    own->algorithm = strcmp(optimizer->config.form, "algorithm") == 0;
+    own->code = strcmp(optimizer->config.form, "code") == 0;
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++)
+        own->shares[t] = is_dense(optimizer, t) ? 2.0f : optimizer->config.density;
+    AQ_TRY(aq_optimizer_values(optimizer, SHARE, own->shares));
+    AQ_TRY(aq_device_fill_normal(optimizer->device, own->c, optimizer->parameters, none, 0.0f, 1.0f, NULL));
+    return aq_device_stream_sync(optimizer->device, NULL);
 }
 
 static enum aq_status slamb_place(struct aq_optimizer *optimizer)
@@ -112,9 +126,9 @@ static enum aq_status slamb_place(struct aq_optimizer *optimizer)
     AQ_TRY(aq_optimizer_take(optimizer, "m", optimizer->parameters, AQ_STATE_LOCAL, &own->m));
     AQ_TRY(aq_optimizer_take(optimizer, "v", optimizer->parameters, AQ_STATE_LOCAL, &own->v));
     AQ_TRY(aq_optimizer_take(optimizer, "staleness", optimizer->parameters, AQ_STATE_LOCAL, &own->c));
-    AQ_TRY(aq_optimizer_scratch(optimizer, (size_t)optimizer->piece_count * MASK_BYTES, &memory));
+    AQ_TRY(aq_optimizer_scratch_device(optimizer, (size_t)optimizer->piece_count * AQ_WALK_MASK_BYTES, &memory));
     own->mask = memory;
-    AQ_TRY(aq_optimizer_scratch(optimizer, tensors * (4 * sizeof(double) + 3 * sizeof(float)), &memory));
+    AQ_TRY(aq_optimizer_scratch(optimizer, tensors * (4 * sizeof(double) + 4 * sizeof(float)), &memory));
     if (optimizer->group.size > 1) AQ_TRY(place_exchange(optimizer, own));
     if (!memory) return AQ_OK;
     for (int i = 0; i < 4; i++)
@@ -122,57 +136,27 @@ static enum aq_status slamb_place(struct aq_optimizer *optimizer)
     own->phi_max = (float *)(own->norms[3] + tensors);
     own->phi_min = own->phi_max + tensors;
     own->over = own->phi_min + tensors;
-    own->kernels = aq_codec_kernels_best();
-    own->algorithm = strcmp(optimizer->config.form, "algorithm") == 0;
-    own->code = strcmp(optimizer->config.form, "code") == 0;
-    for (uint64_t i = 0; i < optimizer->parameters; i++)
-        own->c[i] = 1.0f;
-    return AQ_OK;
+    own->shares = own->over + tensors;
+    return fill(optimizer, own);
 }
 
-/* Line 6 and line 7; how many are sent of this piece. */
-static void mask_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
+static struct aq_walk walk_of(const struct aq_optimizer *optimizer, enum aq_walk_kind kind)
 {
     const struct slamb *own = optimizer->own;
-    const struct aq_rng_key key = aq_rng_key(optimizer->config.seed, AQ_RNG_REDUCE, optimizer->call.step, 0);
-    const float b1 = optimizer->config.beta1, c1 = 1.0f - b1, k = optimizer->config.density;
-    const float *g = optimizer->call.update_gradients + piece->first;
-    uint8_t *mask = own->mask + (size_t)index * MASK_BYTES;
-    float *m = own->m + piece->first, uniform[MASK_ROW + AQ_CODEC_PAD / 2];
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < piece->count; i++)
-        m[i] = b1 * m[i] + c1 * (g[i] * optimizer->call.grad_scale);
-    memset(mask, 0, MASK_BYTES);
-    for (uint32_t at = 0; at < piece->count; at += MASK_ROW) {
-        const uint32_t n = piece->count - at < MASK_ROW ? piece->count - at : MASK_ROW;
-        const bool dense = is_dense(optimizer, piece->tensor);
-        if (!dense) own->kernels->noise(&key, piece->first + at, n, uniform);
-        for (uint32_t i = 0; i < n; i++) {
-            if (!dense && !(uniform[i] < k)) continue;
-            mask[(at + i) / 8] = (uint8_t)(mask[(at + i) / 8] | 1u << (at + i) % 8);
-            count++;
-        }
-    }
-    aq_optimizer_sums(optimizer, index)[0] = (double)count;
-}
-
-static bool masked(const struct slamb *own, uint32_t index, uint32_t i)
-{
-    return own->mask[(size_t)index * MASK_BYTES + i / 8] >> i % 8 & 1;
-}
-
-static void gather_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
-{
-    const struct slamb *own = optimizer->own;
-    const uint64_t all = own->sent_at[optimizer->piece_count];
-    uint64_t at = own->sent_at[index];
-    for (uint32_t i = 0; i < piece->count; i++) {
-        if (!masked(own, index, i)) continue;
-        own->sent[at] = own->m[piece->first + i];
-        if (optimizer->config.sync_gradient)
-            own->sent[all + at] = optimizer->call.update_gradients[piece->first + i] * optimizer->call.grad_scale;
-        at++;
-    }
+    const struct aq_optimizer_config *config = &optimizer->config;
+    const struct aq_optimizer_call *call = &optimizer->call;
+    struct aq_walk walk = aq_optimizer_walk_moments(optimizer, kind, own->m, own->v);
+    walk.k1 = aq_optimizer_correct(optimizer, config->beta1, call->step);
+    walk.k2 = aq_optimizer_correct(optimizer, config->beta2, call->step);
+    walk.b3 = config->beta3;
+    walk.low = call->lr / sqrtf((float)optimizer->group.size);
+    walk.c = own->c;
+    walk.mask = own->mask;
+    walk.key = aq_rng_key(config->seed, AQ_RNG_REDUCE, call->step, 0);
+    walk.sent_at = own->sent_at_there;
+    walk.sent = own->sent;
+    if (own->sent && config->sync_gradient) walk.sent_g = own->sent + own->sent_at[optimizer->piece_count];
+    return walk;
 }
 
 static enum aq_status exchange(struct aq_optimizer *optimizer, struct aq_reduce *out)
@@ -188,7 +172,11 @@ static enum aq_status exchange(struct aq_optimizer *optimizer, struct aq_reduce 
         return aq_fail(AQ_NOSPC, "optimizer", "step %llu: the mask has %llu parameters, room is for %llu",
                        (unsigned long long)optimizer->call.step, (unsigned long long)all,
                        (unsigned long long)own->room);
-    aq_optimizer_each(optimizer, gather_piece);
+    if (optimizer->apart)
+        AQ_TRY(aq_device_copy(optimizer->device, own->sent_at_there, own->sent_at,
+                              (optimizer->piece_count + (size_t)1) * sizeof(uint64_t), optimizer->call.stream));
+    const struct aq_walk gather = walk_of(optimizer, AQ_WALK_SLAMB_GATHER);
+    AQ_TRY(aq_optimizer_walk(optimizer, &gather));
     *out = (struct aq_reduce){.kind = AQ_REDUCE_MEAN,
                               .x = own->sent,
                               .count = optimizer->config.sync_gradient ? 2 * all : all,
@@ -196,39 +184,7 @@ static enum aq_status exchange(struct aq_optimizer *optimizer, struct aq_reduce 
     return AQ_OK;
 }
 
-static float direction(const struct slamb *own, const struct aq_optimizer *optimizer, uint64_t i, float decay)
-{
-    return own->m[i] * own->k1 / (sqrtf(own->v[i] * own->k2) + optimizer->config.epsilon) +
-           decay * optimizer->call.parameters[i];
-}
-
-/* Lines 8 to 13, and the squares of lines 15 and 16. */
-static void moment_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
-{
-    const struct slamb *own = optimizer->own;
-    const float b2 = optimizer->config.beta2, c2 = 1.0f - b2, b3 = optimizer->config.beta3;
-    const float decay = aq_optimizer_decay(optimizer, piece);
-    const bool together = optimizer->group.size > 1, gradients = together && optimizer->config.sync_gradient;
-    const uint64_t all = together ? own->sent_at[optimizer->piece_count] : 0;
-    uint64_t at = together ? own->sent_at[index] : 0;
-    double sums[4] = {0};
-    for (uint32_t j = 0; j < piece->count; j++) {
-        const uint64_t i = piece->first + j;
-        const bool in = masked(own, index, j);
-        float g = optimizer->call.update_gradients[i] * optimizer->call.grad_scale;
-        if (in && together) own->m[i] = own->sent[at];
-        if (in && gradients) g = own->sent[all + at];
-        if (in) at++;
-        own->v[i] = b2 * own->v[i] + c2 * g * g;
-        own->c[i] = in ? 1.0f : b3 * own->c[i];
-        const double x = (double)optimizer->call.parameters[i], u = (double)direction(own, optimizer, i, decay);
-        sums[in ? 0 : 2] += x * x;
-        sums[in ? 1 : 3] += u * u;
-    }
-    memcpy(aq_optimizer_sums(optimizer, index), sums, sizeof sums);
-}
-
-static void scale_tensors(struct aq_optimizer *optimizer)
+static enum aq_status scale_tensors(struct aq_optimizer *optimizer)
 {
     struct slamb *own = optimizer->own;
     const float least = optimizer->config.coefficient_min, most = optimizer->config.coefficient_max;
@@ -240,41 +196,27 @@ static void scale_tensors(struct aq_optimizer *optimizer)
         own->phi_min[t] = aq_lamb_clip(own->norms[2][t] * factor, own->norms[3][t], least, most);
         own->over[t] = own->algorithm && u2 > 0.0 ? (float)(1.0 / sqrt(u2)) : 1.0f;
     }
-}
-
-/* Lines 17 to 19. */
-static void step_piece(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index)
-{
-    const struct slamb *own = optimizer->own;
-    const float lr = optimizer->call.lr, low = lr / sqrtf((float)optimizer->group.size);
-    const float most = own->phi_max[piece->tensor], least = own->phi_min[piece->tensor];
-    const float over = own->over[piece->tensor], decay = aq_optimizer_decay(optimizer, piece);
-    float *p = optimizer->call.parameters;
-    (void)index;
-    for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
-        const float c = own->c[i], u = direction(own, optimizer, i, decay);
-        if (own->code)
-            p[i] -= lr * most * c * u + low * least * (1.0f - c) * u;
-        else
-            p[i] -= (lr * c + low * (1.0f - c)) * (most * c + least * (1.0f - c)) * over * u;
-    }
+    AQ_TRY(aq_optimizer_values(optimizer, PHI_MAX, own->phi_max));
+    AQ_TRY(aq_optimizer_values(optimizer, PHI_MIN, own->phi_min));
+    return aq_optimizer_values(optimizer, OVER, own->over);
 }
 
 static enum aq_status slamb_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
 {
-    struct slamb *own = optimizer->own;
+    const struct slamb *own = optimizer->own;
     const struct aq_optimizer_config *config = &optimizer->config;
     const uint64_t step = optimizer->call.step;
     if (round == 0) {
-        aq_optimizer_each(optimizer, mask_piece);
+        const struct aq_walk mask = walk_of(optimizer, AQ_WALK_SLAMB_MASK);
+        AQ_TRY(aq_optimizer_walk(optimizer, &mask));
         if (optimizer->group.size > 1) return exchange(optimizer, out);
     }
     if (round > 1) return AQ_OK;
-    own->k1 = aq_optimizer_correct(optimizer, config->beta1, step);
-    own->k2 = aq_optimizer_correct(optimizer, config->beta2, step);
-    aq_optimizer_each(optimizer, moment_piece);
-    scale_tensors(optimizer);
-    aq_optimizer_each(optimizer, step_piece);
+    const struct aq_walk moments = walk_of(optimizer, AQ_WALK_SLAMB_MOMENTS);
+    AQ_TRY(aq_optimizer_walk(optimizer, &moments));
+    AQ_TRY(scale_tensors(optimizer));
+    const struct aq_walk last = walk_of(optimizer, own->code ? AQ_WALK_SLAMB_STEP_CODE : AQ_WALK_SLAMB_STEP);
+    AQ_TRY(aq_optimizer_walk(optimizer, &last));
     if (optimizer->group.size == 1 || (step % config->sync_every != 0 && step != config->total_steps)) return AQ_OK;
     *out = (struct aq_reduce){
         .kind = AQ_REDUCE_MEAN, .x = optimizer->call.parameters, .count = optimizer->parameters, .step = step};
@@ -284,7 +226,6 @@ static enum aq_status slamb_update(struct aq_optimizer *optimizer, uint32_t roun
 const struct aq_optimizer_kind aq_optimizer_slamb = {
     .name = "slamb",
     .walks = true,
-    .host = true,
     .config_default = slamb_config_default,
     .config_check = slamb_config_check,
     .place = slamb_place,

@@ -7,6 +7,10 @@
 
 #include <string.h>
 
+#include "codec/codec_internal.h"
+
+enum { MASK_ROW = 512 };
+
 /* The partial sums of one piece. */
 struct lanes {
     double of[AQ_FLAT_SUMS][AQ_WALK_LANES];
@@ -25,6 +29,17 @@ AQ_ELEMENT void add_term(double *sum, double term, bool most)
     *sum = !most ? *sum + term : term > *sum ? term : *sum;
 }
 
+AQ_ELEMENT void fold_lanes(struct lanes *lanes, uint32_t sums, uint32_t maxima, double *out)
+{
+    for (uint32_t k = 0; k < sums; k++) {
+        for (uint32_t width = AQ_WALK_LANES / 2; width > 0; width /= 2) {
+            for (uint32_t j = 0; j < width; j++)
+                add_term(&lanes->of[k][j], lanes->of[k][j + width], maxima >> k & 1);
+        }
+        out[k] = lanes->of[k][0];
+    }
+}
+
 /* Of a whole piece. */
 AQ_ELEMENT void run_sums(enum aq_walk_kind kind, bool masks, uint32_t sums, uint32_t maxima, const struct aq_walk *walk,
                          const float *values, const struct aq_flat_piece *piece, double *out)
@@ -41,13 +56,7 @@ AQ_ELEMENT void run_sums(enum aq_walk_kind kind, bool masks, uint32_t sums, uint
                 add_term(&lanes.of[k][j], terms[k], maxima >> k & 1);
         }
     }
-    for (uint32_t k = 0; k < sums; k++) {
-        for (uint32_t width = AQ_WALK_LANES / 2; width > 0; width /= 2) {
-            for (uint32_t j = 0; j < width; j++)
-                add_term(&lanes.of[k][j], lanes.of[k][j + width], maxima >> k & 1);
-        }
-        out[k] = lanes.of[k][0];
-    }
+    fold_lanes(&lanes, sums, maxima, out);
 }
 
 static bool has_zero(const float *v, uint64_t count)
@@ -81,20 +90,127 @@ AQ_ELEMENT void run(enum aq_walk_kind kind, bool may_mask, uint32_t sums, uint32
         run_element(kind, false, walk, values, begin, end);
 }
 
-#define AQ_WALK(name, sums, maxima, masks)                                                                             \
+/* slamb's lines 6 and 7; how many are in the mask. */
+static void run_mask(const struct aq_walk *walk, uint32_t index)
+{
+    const struct aq_walk w = *walk;
+    const struct aq_flat_piece *piece = &w.pieces[index];
+    const float share = w.values[(size_t)AQ_WALK_VALUES * piece->tensor + 4];
+    uint8_t *mask = w.mask + (size_t)AQ_WALK_MASK_BYTES * index;
+    float uniform[MASK_ROW + AQ_CODEC_PAD / 2];
+    uint32_t count = 0;
+    run_element(AQ_WALK_MOMENTUM, false, walk, NULL, piece->first, piece->first + piece->count);
+    memset(mask, 0, AQ_WALK_MASK_BYTES);
+    for (uint32_t at = 0; at < piece->count; at += MASK_ROW) {
+        const uint32_t n = piece->count - at < MASK_ROW ? piece->count - at : MASK_ROW;
+        if (share < 1.0f) aq_codec_kernels_best()->noise(&w.key, piece->first + at, n, uniform);
+        for (uint32_t i = 0; i < n; i++) {
+            if (share < 1.0f && !(uniform[i] < share)) continue;
+            mask[(at + i) / 8] = (uint8_t)(mask[(at + i) / 8] | 1u << (at + i) % 8);
+            count++;
+        }
+    }
+    w.sums[(size_t)AQ_FLAT_SUMS * index] = (double)count;
+}
+
+static void run_gather(const struct aq_walk *walk, uint32_t index)
+{
+    const struct aq_walk w = *walk;
+    const struct aq_flat_piece *piece = &w.pieces[index];
+    uint64_t at = w.sent_at[index];
+    for (uint32_t j = 0; j < piece->count; j++) {
+        const bool in = element_masked(w, index, j);
+        element_slamb_gather(w, piece->first + j, in, at);
+        at += in;
+    }
+}
+
+/* A row at a time: what came for it is put in its places first, one after another. */
+static void run_moments(const struct aq_walk *walk, uint32_t index)
+{
+    const struct aq_walk w = *walk;
+    const struct aq_flat_piece *piece = &w.pieces[index];
+    const float *values = w.values + (size_t)AQ_WALK_VALUES * piece->tensor;
+    uint64_t place = w.sent_at ? w.sent_at[index] : 0;
+    struct lanes lanes;
+    memset(&lanes, 0, sizeof lanes);
+    for (uint32_t at = 0; at < piece->count; at += AQ_WALK_LANES) {
+        const uint32_t n = piece->count - at < AQ_WALK_LANES ? piece->count - at : AQ_WALK_LANES;
+        uint32_t in[AQ_WALK_LANES];
+        float g[AQ_WALK_LANES];
+        for (uint32_t j = 0; j < n; j++) {
+            in[j] = element_masked(w, index, at + j);
+            g[j] = element_slamb_take(w, piece->first + at + j, in[j], place);
+            place += in[j];
+        }
+        for (uint32_t j = 0; j < n; j++) {
+            double terms[AQ_FLAT_SUMS];
+            element_slamb_moments(w, values, piece->first + at + j, in[j] != 0, g[j], terms);
+            for (uint32_t k = 0; k < AQ_FLAT_SUMS; k++)
+                lanes.of[k][j] += terms[k];
+        }
+    }
+    fold_lanes(&lanes, AQ_FLAT_SUMS, 0, w.sums + (size_t)AQ_FLAT_SUMS * index);
+}
+
+AQ_ELEMENT void run_words(enum aq_walk_kind kind, const struct aq_walk *walk, uint32_t index)
+{
+    const struct aq_walk w = *walk;
+    const uint64_t begin = (uint64_t)AQ_FLAT_PIECE * index;
+    const uint64_t end = w.end - begin < AQ_FLAT_PIECE ? w.end : begin + AQ_FLAT_PIECE;
+    for (uint64_t i = begin; i < end; i++) {
+        if (kind == AQ_WALK_LIONCUB_PACK)
+            element_lion_pack(w, i);
+        else
+            element_lion_unpack(w, i);
+    }
+}
+
+/* P Q' where a matrix has factors, and the error that it leaves: row by row, each factor over the whole of it. */
+static void run_rows(const struct aq_walk *walk, uint32_t index)
+{
+    const struct aq_walk w = *walk;
+    const struct aq_flat_piece *piece = &w.pieces[index];
+    const struct aq_walk_matrix *matrix = &w.matrices[piece->tensor];
+    const uint64_t end = piece->first + piece->count;
+    for (uint64_t at = piece->first; matrix->columns && at < end;) {
+        const uint64_t row = (at - matrix->offset) / matrix->columns, column = (at - matrix->offset) % matrix->columns;
+        const uint64_t left = matrix->columns - column, n = left < end - at ? left : end - at;
+        const float *p = w.factor_p + matrix->p_at + row * w.rank, *q = w.factor_q + matrix->q_at + column;
+        float *out = w.out + at;
+        for (uint64_t j = 0; j < n; j++)
+            out[j] = p[0] * q[j];
+        for (uint32_t k = 1; k < w.rank; k++) {
+            for (uint64_t j = 0; j < n; j++)
+                out[j] += p[k] * q[k * matrix->columns + j];
+        }
+        for (uint64_t j = 0; w.worker_error && j < n; j++)
+            w.worker_error[at + j] -= out[j];
+        at += n;
+    }
+}
+
+#define RUN(name, call)                                                                                                \
     static void run_##name(const struct aq_walk *walk, uint32_t index)                                                 \
     {                                                                                                                  \
-        run(AQ_WALK_##name, masks, sums, maxima, walk, index);                                                         \
+        call;                                                                                                          \
     }
+#define AQ_WALK(name, sums, maxima, masks) RUN(name, run(AQ_WALK_##name, masks, sums, maxima, walk, index))
+#define AQ_WALK_MASK(name)                 RUN(name, run_mask(walk, index))
+#define AQ_WALK_SPARSE(name, sums)         RUN(name, (sums > 0 ? run_moments : run_gather)(walk, index))
+#define AQ_WALK_WORDS(name)                RUN(name, run_words(AQ_WALK_##name, walk, index))
+#define AQ_WALK_ROWS(name)                 RUN(name, run_rows(walk, index))
 #include "optimizer_walks.def"
-#undef AQ_WALK
 
 void aq_walk_piece(const struct aq_walk *walk, uint32_t index)
 {
     static void (*const runs[AQ_WALK_KINDS])(const struct aq_walk *walk, uint32_t index) = {
 #define AQ_WALK(name, sums, maxima, masks) [AQ_WALK_##name] = run_##name,
+#define AQ_WALK_MASK(name)                 [AQ_WALK_##name] = run_##name,
+#define AQ_WALK_SPARSE(name, sums)         [AQ_WALK_##name] = run_##name,
+#define AQ_WALK_WORDS(name)                [AQ_WALK_##name] = run_##name,
+#define AQ_WALK_ROWS(name)                 [AQ_WALK_##name] = run_##name,
 #include "optimizer_walks.def"
-#undef AQ_WALK
     };
     AQ_ASSERT(walk->kind > AQ_WALK_NONE && walk->kind < AQ_WALK_KINDS);
     runs[walk->kind](walk, index);
@@ -119,4 +235,15 @@ void aq_walk_move(struct aq_walk *walk, void *(*to)(const void *context, const v
     walk->frozen = to(context, walk->frozen);
     walk->worker_error = to(context, walk->worker_error);
     walk->server_error = to(context, walk->server_error);
+    walk->mask = to(context, walk->mask);
+    walk->sent_at = to(context, walk->sent_at);
+    walk->sent = to(context, walk->sent);
+    walk->sent_g = to(context, walk->sent_g);
+    walk->c = to(context, walk->c);
+    walk->codes = to(context, walk->codes);
+    walk->lanes = to(context, walk->lanes);
+    walk->matrices = to(context, walk->matrices);
+    walk->factor_p = to(context, walk->factor_p);
+    walk->factor_q = to(context, walk->factor_q);
+    walk->out = to(context, walk->out);
 }

@@ -25,7 +25,8 @@ enum {
     AQ_FLAT_PIECE = 16384, /* floats of one piece of work: 64 KiB of each array */
     AQ_FLAT_SUMS = 4,      /* sums that a piece can leave behind */
     AQ_WALK_LANES = 256,
-    AQ_WALK_VALUES = 4 /* floats that belong to a tensor; the first is its weight decay */
+    AQ_WALK_VALUES = 5, /* floats that belong to a tensor; the first is its weight decay */
+    AQ_WALK_MASK_BYTES = AQ_FLAT_PIECE / 8
 };
 
 /* A part of one tensor. */
@@ -38,9 +39,17 @@ struct aq_flat_piece {
 enum aq_walk_kind {
     AQ_WALK_NONE = 0,
 #define AQ_WALK(name, sums, maxima, masks) AQ_WALK_##name,
-#include "optimizer_walks.def"
-#undef AQ_WALK
+#define AQ_WALK_MASK(name)                 AQ_WALK_##name,
+#define AQ_WALK_SPARSE(name, sums)         AQ_WALK_##name,
+#define AQ_WALK_WORDS(name)                AQ_WALK_##name,
+#define AQ_WALK_ROWS(name)                 AQ_WALK_##name,
+#include "grad/optimizer_walks.def"
     AQ_WALK_KINDS
+};
+
+/* Where a tensor's factors lie (PowerSGD): P by rows, Q by columns. columns 0: it has none. */
+struct aq_walk_matrix {
+    uint64_t offset, columns, p_at, q_at;
 };
 
 struct aq_walk {
@@ -61,6 +70,24 @@ struct aq_walk {
     /* Numbers: c1 = 1 - b1, c2 = 1 - b2; k1 and k2 correct a bias. */
     float b1, c1, b2, c2, k1, k2, eps, lr, size;
     float scale; /* of gradients */
+    /* slamb; c is staleness there. What is masked of a piece begins at sent_at of it in `sent` and `sent_g`. */
+    uint8_t *mask; /* AQ_WALK_MASK_BYTES a piece, from its first float */
+    const uint64_t *sent_at;
+    float *sent, *sent_g; /* NULL: nothing is sent; no gradients are */
+    struct aq_rng_key key;
+    float b3, low;
+    /* lioncub; c is the update's vector, or its sign */
+    float *c;
+    uint8_t *codes;
+    uint64_t *lanes;
+    uint64_t count; /* of codes */
+    uint32_t lane_bits, times, middle;
+    bool tie;
+    /* PowerSGD */
+    const struct aq_walk_matrix *matrices;
+    const float *factor_p, *factor_q;
+    float *out; /* gradients */
+    uint32_t rank;
 };
 
 /* Sums of an element of a walk. */
@@ -70,8 +97,11 @@ static inline uint32_t aq_walk_sums(enum aq_walk_kind kind)
 #define AQ_WALK(name, sums, maxima, masks)                                                                             \
     case AQ_WALK_##name:                                                                                               \
         return sums;
-#include "optimizer_walks.def"
-#undef AQ_WALK
+#define AQ_WALK_MASK(name)         AQ_WALK(name, 1, 0, false)
+#define AQ_WALK_SPARSE(name, sums) AQ_WALK(name, sums, 0, false)
+#define AQ_WALK_WORDS(name)        AQ_WALK(name, 0, 0, false)
+#define AQ_WALK_ROWS(name)         AQ_WALK(name, 0, 0, false)
+#include "grad/optimizer_walks.def"
     default:
         return 0;
     }

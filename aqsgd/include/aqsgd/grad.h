@@ -93,8 +93,8 @@ enum aq_status aq_optimizer_config_check(const struct aq_optimizer_config *confi
 /* Does it average gradients, before its update? Other kinds send what they make of them, in it. */
 bool aq_optimizer_config_averages(const struct aq_optimizer_config *config);
 /*
- * Has it kernels, so that it works where memory is a device's? AQ_NODEV, which names those that have (unlogged, into
- * `why`, where that is not NULL).
+ * Does it work where memory is a device's? AQ_NODEV with the reason (unlogged, into `why`, where that is not NULL):
+ * lioncub's lanes want norm 1 or infinity there.
  */
 enum { AQ_OPTIMIZER_WHY_BYTES = 256 };
 enum aq_status aq_optimizer_config_check_device(const struct aq_optimizer_config *config, char *why);
@@ -103,7 +103,7 @@ const char *aq_optimizer_kind_name(uint32_t index);
 
 struct aq_optimizer; /* opaque: config, tensors, state */
 
-/* parameters: floats of the flat buffer. The state is zero. group NULL: alone. AQ_NODEV: the kind wants host memory. */
+/* parameters: floats of the flat buffer. The state is zero. group NULL: alone. AQ_NODEV: as check_device. */
 enum aq_status aq_optimizer_open(struct aq_device *device, const struct aq_optimizer_config *config,
                                  const struct aq_optimizer_tensor *tensors, uint32_t tensor_count, uint64_t parameters,
                                  struct aq_optimizer **out);
