@@ -54,12 +54,28 @@ static void encode(struct aq_link *link, struct aq_header *h, const struct aq_pa
 
 static const struct aq_packed EMPTY = {.buffer = AQ_PACKER_NONE};
 
+/* Where no rate is declared: what the network carries, and parts to go by it. 0: not known. */
+static double measure(struct aq_link *link)
+{
+    if (link->config.rate_mbps > 0) return 0;
+    const double rate_mbps = link->stream->ops->measure(link->stream);
+    if (rate_mbps == 0 || link->part_bytes == 0) return rate_mbps;
+    const double bytes = rate_mbps * 1e6 / 8 * AQ_LINK_PART_NS * 1e-9;
+    link->part_bytes = bytes < AQ_LINK_PART_BYTES_MIN ? AQ_LINK_PART_BYTES_MIN
+                       : bytes > AQ_LINK_CHUNK_BYTES  ? AQ_LINK_CHUNK_BYTES
+                                                      : (uint32_t)bytes;
+    return rate_mbps;
+}
+
 /* The head of the queue as it will go out. AQ_AGAIN: what is on its way must leave first. */
 static enum aq_status pack_head(struct aq_link *link)
 {
     const uint32_t index = link->queue[link->queue_head & link->queue_mask];
     if (link->ahead_entry == index) return AQ_OK;
     AQ_ASSERT(link->ahead_entry == UINT32_MAX);
+    const uint32_t bytes = link->entries[index].frame.body_bytes;
+    const double rate_mbps = bytes > AQ_LINK_PART_BYTES_MIN ? measure(link) : 0;
+    if (link->packer.measures) aq_packer_rate(&link->packer, rate_mbps);
     const uint64_t begin_ns = aq_clock_ns();
     AQ_TRY(aq_packer_pack(&link->packer, &link->entries[index].frame, &link->ahead));
     if (link->packer.entropy) AQ_COUNT(link, packing_ns, aq_clock_ns() - begin_ns);

@@ -14,6 +14,7 @@ enum {
     AQ_LINK_BATCH = 8,                /* frames that are encoded ahead of the socket: small ones leave in one call */
     AQ_LINK_CHUNK_BYTES = 256 << 10,  /* bytes of one send: 0.1 ms of one core, then the next link has its turn    */
     AQ_LINK_CHUNK_BYTES_MIN = 2896,   /* of a slow paced link: two segments, so that its first ten leave no burst  */
+    AQ_LINK_PART_BYTES_MIN = 8 << 10, /* of a part where no rate is declared: 0.3 % are gaps                       */
     AQ_LINK_TURNS = 8,                /* reads or writes of a stream without a socket of its own, then the next    */
     AQ_LINK_BODY_BYTES_MAX = 1 << 30, /* header and body still count in 32 bits                                   */
     AQ_PACK_BYTES_MIN = 512,          /* of a body that is worth packing: a Huffman table takes some 100 bytes     */
@@ -34,6 +35,11 @@ static inline uint32_t aq_packed_bytes_max(uint32_t body_bytes_max)
 }
 /* What `auto` wants to be saved at least. */
 #define AQ_PACK_SHARE_MIN 0.03
+/* Of what is measured where no rate is declared: each new value's weight in the mean; the packing end's part of what
+ * both ends' coders take; and how much slower than AQ_LINK_PACK_BYTE_NS a trial counts at most. */
+#define AQ_PACK_MEAN_SHARE 0.125
+#define AQ_PACK_OWN_SHARE  0.6
+#define AQ_PACK_SLOWER_MAX 8
 /* Between two gaps of a body (docs/FRAME.md): what waits in them waits so long, and they are 0.4 % at 10 Mbit/s. */
 #define AQ_LINK_PART_NS 5e6
 /* A peer has 10 s for its HELLO; 1 s less where it is kept for another accept: so it still hears the reason. */

@@ -21,6 +21,48 @@ void aq_packer_start(struct aq_packer *packer, const struct aq_link_config *conf
     /* A byte takes 8000 / rate ns on the wire, and the coders AQ_LINK_PACK_BYTE_NS. */
     const double share = (rate > 0 ? rate : AQ_PACK_RATE_MBPS) * AQ_LINK_PACK_BYTE_NS / 8000;
     packer->share_min = !packer->sparing ? 0 : share > AQ_PACK_SHARE_MIN ? share : AQ_PACK_SHARE_MIN;
+    packer->measures = packer->entropy && packer->sparing && rate == 0;
+    packer->rate_mbps = 0;
+    packer->byte_ns = AQ_LINK_PACK_BYTE_NS;
+}
+
+static void approach(double *mean, double now)
+{
+    *mean += (now - *mean) * AQ_PACK_MEAN_SHARE;
+}
+
+static void weigh(struct aq_packer *packer)
+{
+    if (packer->rate_mbps == 0) return;
+    const double share = packer->rate_mbps * packer->byte_ns / 8000;
+    packer->share_min = packer->rate_mbps > AQ_PACK_RATE_MBPS_MAX ? 1
+                        : share > AQ_PACK_SHARE_MIN               ? share
+                                                                  : AQ_PACK_SHARE_MIN;
+}
+
+void aq_packer_rate(struct aq_packer *packer, double rate_mbps)
+{
+    if (rate_mbps <= 0) return;
+    if (packer->rate_mbps == 0)
+        packer->rate_mbps = rate_mbps;
+    else
+        approach(&packer->rate_mbps, rate_mbps);
+    weigh(packer);
+}
+
+/* The packing end has AQ_PACK_OWN_SHARE of what both take. One trial that lost its core for a while says little. */
+static void took(struct aq_packer *packer, uint32_t bytes, uint64_t ns)
+{
+    const double now = (double)ns / bytes / AQ_PACK_OWN_SHARE, most = AQ_PACK_SLOWER_MAX * AQ_LINK_PACK_BYTE_NS;
+    approach(&packer->byte_ns, now < most ? now : most);
+    weigh(packer);
+}
+
+/* How many bytes of a body must be saved for it to be sent packed. */
+static uint32_t least_saved(const struct aq_packer *packer, uint32_t bytes)
+{
+    const double least = packer->share_min * bytes;
+    return least < bytes ? 1 + (uint32_t)least : bytes;
 }
 
 static uint8_t free_buffer(const struct aq_packer *packer)
@@ -52,10 +94,15 @@ enum aq_status aq_packer_pack(struct aq_packer *packer, const struct aq_frame *f
     }
     const uint8_t buffer = free_buffer(packer);
     if (buffer == AQ_PACKER_NONE) return AQ_AGAIN;
-    const uint32_t least = 1 + (uint32_t)(packer->share_min * bytes);
-    const uint32_t packed =
-        least < bytes ? aq_entropy_pack(packer->entropy, frame->body, bytes, packer->buffers[buffer], bytes - least)
-                      : 0;
+    /* Who measures tries what may not be worth it, too: else it would never find out that the coder is quick again. */
+    const uint32_t least = least_saved(packer, bytes);
+    const uint32_t tried = packer->measures ? 1 + (uint32_t)(AQ_PACK_SHARE_MIN * bytes) : least;
+    const uint64_t begin_ns = packer->measures ? aq_clock_ns() : 0;
+    uint32_t packed = tried < bytes
+                          ? aq_entropy_pack(packer->entropy, frame->body, bytes, packer->buffers[buffer], bytes - tried)
+                          : 0;
+    if (packer->measures) took(packer, bytes, aq_clock_ns() - begin_ns);
+    if (packed > bytes - least) packed = 0;
     learn(packer, kind, packed > 0);
     if (packed == 0) return AQ_OK;
     packer->taken[buffer] = true;

@@ -5,7 +5,9 @@
  * on the wire must take longer than packing and unpacking, and be at least 3 %. A kind of frame whose last body did not
  * save so much is left alone for 1, 2, 4, ... up to 64 frames, and then tried again: a rule of counts, so that the same
  * bodies give the same frames. `auto` packs nothing on links of more than AQ_PACK_RATE_MBPS_MAX. Where no rate is
- * declared, it packs nothing to a peer on this machine, and takes a link to another one for AQ_PACK_RATE_MBPS.
+ * declared, it packs nothing to a peer on this machine, takes a link to another one for AQ_PACK_RATE_MBPS, and then
+ * measures: the link says what the network is seen to carry (aq_packer_rate), and each trial how long the coder takes
+ * on this machine as busy as it is. Then frames, but not what is in them, differ from run to run.
  *
  * Two buffers: one goes out while the next body is packed, so that the wire does not wait for the coder.
  * Locking: the loop's.
@@ -29,7 +31,9 @@ struct aq_packed { /* a body as it goes out */
 struct aq_packer {
     struct aq_entropy *entropy; /* NULL: nothing is packed */
     bool sparing;               /* auto */
+    bool measures;              /* auto without a declared rate: the link tells aq_packer_rate before each body */
     double share_min;           /* of a body: what must be saved */
+    double rate_mbps, byte_ns;  /* measures: of the network; of both ends' coders, a byte */
     uint8_t *buffers[AQ_PACKER_BUFFERS];
     bool taken[AQ_PACKER_BUFFERS];
     struct {
@@ -42,6 +46,9 @@ void aq_packer_place(struct aq_packer *packer, struct aq_arena *arena, uint32_t 
 /* local: the peer is on this machine. entropy: borrowed while the link lives; NULL: nothing is packed. */
 void aq_packer_start(struct aq_packer *packer, const struct aq_link_config *config, bool local,
                      struct aq_entropy *entropy);
+
+/* measures: what the network carries now; 0: not known, which changes nothing. */
+void aq_packer_rate(struct aq_packer *packer, double rate_mbps);
 
 /* AQ_AGAIN: both buffers are on their way out. The body is borrowed while *out is in use. */
 enum aq_status aq_packer_pack(struct aq_packer *packer, const struct aq_frame *frame, struct aq_packed *out);

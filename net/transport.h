@@ -67,6 +67,9 @@ struct aq_stream_ops {
     int (*direct)(struct aq_stream *stream);
     /* Pace what is written to rate_mbps 10^6 bit/s, and keep what is queued below to some milliseconds of it. */
     enum aq_status (*pace)(struct aq_stream *stream, double rate_mbps);
+    /* Of a stream that is not paced: 10^6 bit/s that the network has last been seen to carry; 0: not known, or there is
+     * no network. What is queued below is kept to some milliseconds of it. */
+    double (*measure)(struct aq_stream *stream);
     void (*shut)(struct aq_stream *stream); /* no more writes: the peer reads an end */
     void (*close)(struct aq_stream *stream);
 };

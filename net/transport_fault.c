@@ -210,6 +210,11 @@ static enum aq_status fault_pace(struct aq_stream *stream, double rate_mbps)
     return stream->next->ops->pace(stream->next, rate_mbps);
 }
 
+static double fault_measure(struct aq_stream *stream)
+{
+    return stream->next->ops->measure(stream->next);
+}
+
 static void fault_shut(struct aq_stream *stream)
 {
     if (!stalled((struct fault_stream *)stream)) stream->next->ops->shut(stream->next);
@@ -228,6 +233,7 @@ static const struct aq_stream_ops FAULT_OPS = {
     .wait = fault_wait,
     .direct = fault_direct,
     .pace = fault_pace,
+    .measure = fault_measure,
     .shut = fault_shut,
     .close = fault_close,
 };

@@ -420,6 +420,12 @@ static enum aq_status sim_pace(struct aq_stream *stream, double rate_mbps)
     return AQ_OK;
 }
 
+static double sim_measure(struct aq_stream *stream)
+{
+    (void)stream;
+    return 0;
+}
+
 static void sim_shut(struct aq_stream *stream)
 {
     struct sim_stream *sim = (struct sim_stream *)stream;
@@ -450,6 +456,7 @@ static const struct aq_stream_ops SIM_OPS = {
     .wait = sim_wait,
     .direct = sim_direct,
     .pace = sim_pace,
+    .measure = sim_measure,
     .shut = sim_shut,
     .close = sim_close,
 };

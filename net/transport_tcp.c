@@ -13,9 +13,9 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/tcp.h> /* the C library's own knows no delivery rate */
 #include <netdb.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -30,13 +30,15 @@ enum {
     PACED_QUEUE_NS = 10000000,  /* bytes not yet sent that the kernel takes, as time at the rate                 */
     PACED_QUEUE_BYTES_MIN = 4096,
     PACED_QUEUE_BYTES_MAX = 1 << 20,
-    QUEUE_BYTES = 256 << 10 /* the same without pacing                                                       */
+    QUEUE_BYTES = 256 << 10, /* the same without pacing, where nothing is known                               */
+    QUEUE_BYTES_MIN = 16 << 10
 };
 
 struct tcp_stream {
     struct aq_stream stream;
     int fd;
     bool connecting, paced;
+    int queue_bytes; /* TCP_NOTSENT_LOWAT */
 };
 
 static const struct aq_stream_ops TCP_OPS;
@@ -58,6 +60,20 @@ static bool loopback(const struct sockaddr *address)
                                           : ntohl(four->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
 }
 
+/* The other end is at this end's own address. */
+static bool own(int fd)
+{
+    struct sockaddr_storage here = {0}, there = {0};
+    socklen_t here_bytes = sizeof here, there_bytes = sizeof there;
+    if (getsockname(fd, (struct sockaddr *)&here, &here_bytes) == -1 ||
+        getpeername(fd, (struct sockaddr *)&there, &there_bytes) == -1 || here.ss_family != there.ss_family)
+        return false;
+    const struct sockaddr_in *four[] = {(const struct sockaddr_in *)&here, (const struct sockaddr_in *)&there};
+    const struct sockaddr_in6 *six[] = {(const struct sockaddr_in6 *)&here, (const struct sockaddr_in6 *)&there};
+    return here.ss_family == AF_INET6 ? memcmp(&six[0]->sin6_addr, &six[1]->sin6_addr, sizeof six[0]->sin6_addr) == 0
+                                      : four[0]->sin_addr.s_addr == four[1]->sin_addr.s_addr;
+}
+
 static enum aq_status wrap_socket(int fd, const struct sockaddr *peer, socklen_t bytes, struct aq_stream **out)
 {
     void *memory;
@@ -67,7 +83,8 @@ static enum aq_status wrap_socket(int fd, const struct sockaddr *peer, socklen_t
     tcp->stream.ops = &TCP_OPS;
     tcp->fd = fd;
     name_of(peer, bytes, tcp->stream.name);
-    tcp->stream.local = loopback(peer);
+    tcp->stream.local = loopback(peer) || own(fd);
+    tcp->queue_bytes = queue;
     if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) == -1 ||
         setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &queue, sizeof queue) == -1)
         aq_log("net", 1, "peer=%s TCP_NODELAY or TCP_NOTSENT_LOWAT refused: %s", tcp->stream.name, strerror(errno));
@@ -194,6 +211,7 @@ static enum aq_status tcp_connected(struct aq_stream *stream)
         getpeername(tcp->fd, (struct sockaddr *)&there, &there_bytes) == 0 && here_bytes == there_bytes &&
         memcmp(&here, &there, here_bytes) == 0)
         return AQ_REFUSED;
+    tcp->stream.local |= own(tcp->fd);
     const int flags = fcntl(tcp->fd, F_GETFL);
     if (flags == -1 || fcntl(tcp->fd, F_SETFL, flags & ~O_NONBLOCK) == -1) return AQ_IO;
     tcp->connecting = false;
@@ -249,6 +267,23 @@ static enum aq_status tcp_pace(struct aq_stream *stream, double rate_mbps)
     return AQ_OK;
 }
 
+/* The kernel's: of the last flight that the sender was not short of bytes for, or of a quicker one. */
+static double tcp_measure(struct aq_stream *stream)
+{
+    struct tcp_stream *tcp = (struct tcp_stream *)stream;
+    struct tcp_info info = {0};
+    socklen_t bytes = sizeof info;
+    if (tcp->paced || getsockopt(tcp->fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == -1) return 0;
+    const double bytes_per_s = (double)info.tcpi_delivery_rate; /* 0 where the kernel is older than 4.9 */
+    if (bytes_per_s == 0) return 0;
+    const double ahead = bytes_per_s * PACED_QUEUE_NS * 1e-9;
+    const int queue = ahead < QUEUE_BYTES_MIN ? QUEUE_BYTES_MIN : ahead > QUEUE_BYTES ? QUEUE_BYTES : (int)ahead;
+    const int apart = queue > tcp->queue_bytes ? queue - tcp->queue_bytes : tcp->queue_bytes - queue;
+    if (apart > tcp->queue_bytes / 2 && setsockopt(tcp->fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &queue, sizeof queue) == 0)
+        tcp->queue_bytes = queue;
+    return bytes_per_s * 8e-6;
+}
+
 static void tcp_shut(struct aq_stream *stream)
 {
     shutdown(((struct tcp_stream *)stream)->fd, SHUT_WR); /* fails only where the peer is gone already */
@@ -267,6 +302,7 @@ static const struct aq_stream_ops TCP_OPS = {
     .wait = tcp_wait,
     .direct = tcp_direct,
     .pace = tcp_pace,
+    .measure = tcp_measure,
     .shut = tcp_shut,
     .close = tcp_close,
 };

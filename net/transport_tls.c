@@ -99,6 +99,11 @@ static enum aq_status tls_pace(struct aq_stream *stream, double rate_mbps)
     return stream->next->ops->pace(stream->next, rate_mbps);
 }
 
+static double tls_measure(struct aq_stream *stream)
+{
+    return stream->next->ops->measure(stream->next);
+}
+
 static void tls_shut(struct aq_stream *stream)
 {
     struct tls_stream *tls = (struct tls_stream *)stream;
@@ -120,6 +125,7 @@ static const struct aq_stream_ops TLS_OPS = {
     .wait = tls_wait,
     .direct = tls_direct,
     .pace = tls_pace,
+    .measure = tls_measure,
     .shut = tls_shut,
     .close = tls_close,
 };

@@ -277,6 +277,61 @@ static void test_rule_auto_knows_where_it_pays(void **state)
     }
 }
 
+/* The network is seen to carry so much, again and again. */
+static void carries(struct rule *rule, double rate_mbps)
+{
+    for (int i = 0; i < 200; i++)
+        aq_packer_rate(&rule->packer, rate_mbps);
+}
+
+/* How many of so many frames went packed. */
+static uint32_t packed_of(struct rule *rule, const uint8_t *body, uint32_t frames)
+{
+    uint32_t packed = 0;
+    for (uint32_t i = 0; i < frames; i++)
+        packed += tried(rule, AQ_FRAME_FORWARD, body, BYTES);
+    return packed;
+}
+
+/* No rate is declared: what is packed follows the network, and comes back when that gets slow. At 10 Mbit/s the coder
+ * may be as slow as a trial counts at most, at 100 Gbit/s as quick as it likes. */
+static void test_rule_auto_measures_the_network(void **state)
+{
+    static struct rule rule;
+    rule_start(*state, &rule, AQ_LINK_ENTROPY_AUTO, 0, false);
+    memset(rule.noise, 0, BYTES / 25); /* saves too little for a link of which nothing is known */
+    assert_int_equal(packed_of(&rule, rule.noise, 20), 0);
+    carries(&rule, 10);
+    assert_true(packed_of(&rule, rule.noise, 200) > 100);
+    assert_int_equal(packed_of(&rule, rule.skewed, 20), 20);
+    carries(&rule, 100000);
+    assert_int_equal(packed_of(&rule, rule.skewed, 400), 0);
+    assert_int_equal(rule.packer.kinds[0].pause, AQ_PACK_PAUSE); /* it is tried now and then only */
+    carries(&rule, 0);                                           /* not known: as before */
+    assert_int_equal(packed_of(&rule, rule.skewed, 400), 0);
+    carries(&rule, 10);
+    assert_true(packed_of(&rule, rule.skewed, 200) >= 200 - AQ_PACK_PAUSE);
+}
+
+/* Where coders were slow, cores being busy, trials find out that they are not any more. */
+static void test_rule_auto_measures_the_coder(void **state)
+{
+    static struct rule rule;
+    uint32_t frames = 0;
+    rule_start(*state, &rule, AQ_LINK_ENTROPY_AUTO, 0, false);
+    rule.packer.byte_ns = AQ_PACK_SLOWER_MAX * AQ_LINK_PACK_BYTE_NS;
+    carries(&rule,
+            450); /* nine tenths must be saved now, two thirds can be, an eighth must be where the coder is quick */
+    assert_false(tried(&rule, AQ_FRAME_FORWARD, rule.skewed, BYTES));
+    while (!tried(&rule, AQ_FRAME_FORWARD, rule.skewed, BYTES))
+        assert_true(frames++ < 100 * AQ_PACK_PAUSE);
+    rule_start(*state, &rule, AQ_LINK_ENTROPY_AUTO, 450, false); /* declared: not measured */
+    rule.packer.byte_ns = AQ_PACK_SLOWER_MAX * AQ_LINK_PACK_BYTE_NS;
+    carries(&rule, 0);
+    assert_false(rule.packer.measures);
+    assert_true(tried(&rule, AQ_FRAME_FORWARD, rule.skewed, BYTES));
+}
+
 static void test_packer_both_buffers_taken_is_again(void **state)
 {
     static struct rule rule;
@@ -374,6 +429,8 @@ int main(void)
         TEST(test_rule_large_bodies_go_as_they_are),
         TEST(test_rule_auto_leaves_alone_what_does_not_pack),
         TEST(test_rule_auto_knows_where_it_pays),
+        TEST(test_rule_auto_measures_the_network),
+        TEST(test_rule_auto_measures_the_coder),
         TEST(test_packer_both_buffers_taken_is_again),
         TEST(test_link_packs_where_both_ends_may),
         TEST(test_link_packed_bit_flipped_is_corrupt),

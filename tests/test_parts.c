@@ -151,6 +151,39 @@ static void test_paced_socket_holds_little(void **state)
     pair_close(&pair);
 }
 
+/* An unpaced socket knows what its network carries as soon as something has been acknowledged. */
+static void test_unpaced_socket_measures_the_network(void **state)
+{
+    struct aq_door door;
+    struct aq_stream *ends[2];
+    char address[64];
+    uint8_t sink[4096];
+    const uint64_t deadline_ns = PAIR_SECONDS(PAIR_PATIENCE);
+    (void)state;
+    assert_int_equal(aq_door_open("tcp://127.0.0.1:0", NULL, &door), AQ_OK);
+    snprintf(address, sizeof address, "tcp://127.0.0.1:%u", door.port);
+    assert_int_equal(aq_stream_connect(address, NULL, 0, false, &ends[0]), AQ_OK);
+    while (ends[0]->ops->connected(ends[0]) == AQ_AGAIN)
+        assert_true(aq_clock_ns() < deadline_ns);
+    while (aq_door_accept(&door, &ends[1]) == AQ_AGAIN)
+        assert_true(aq_clock_ns() < deadline_ns);
+    assert_true(aq_stream_local(ends[0]));
+    while (ends[0]->ops->measure(ends[0]) == 0) {
+        size_t bytes;
+        const struct iovec out = {.iov_base = large_body, .iov_len = 100000};
+        const struct iovec in = {.iov_base = sink, .iov_len = sizeof sink};
+        (void)ends[0]->ops->write(ends[0], &out, 1, &bytes);
+        (void)ends[1]->ops->read(ends[1], &in, 1, &bytes);
+        assert_true(aq_clock_ns() < deadline_ns);
+    }
+    assert_true(ends[1]->ops->measure(ends[1]) == 0); /* it has sent nothing */
+    assert_int_equal(ends[0]->ops->pace(ends[0], 10), AQ_OK);
+    assert_true(ends[0]->ops->measure(ends[0]) == 0); /* its rate is what was asked for */
+    for (int i = 0; i < 2; i++)
+        aq_stream_close(ends[i]);
+    aq_door_close(&door);
+}
+
 /* ---- the reader alone ---- */
 
 enum { PART = AQ_FRAME_PART_BYTES, BODY = 3 * PART + 100, STREAM_BYTES = 8192, READER_SLOTS = 2 };
@@ -309,6 +342,7 @@ int main(void)
         cmocka_unit_test(test_credit_passes_a_large_body),
         cmocka_unit_test(test_abort_cuts_a_large_body),
         cmocka_unit_test(test_paced_socket_holds_little),
+        cmocka_unit_test(test_unpaced_socket_measures_the_network),
         cmocka_unit_test(test_reader_body_in_parts_in_any_pieces),
         cmocka_unit_test(test_reader_gap_says_too_much_is_proto),
         cmocka_unit_test(test_reader_cut_body_abort_alone_may_follow),
