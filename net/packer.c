@@ -97,11 +97,12 @@ enum aq_status aq_packer_pack(struct aq_packer *packer, const struct aq_frame *f
     /* Who measures tries what may not be worth it, too: else it would never find out that the coder is quick again. */
     const uint32_t least = least_saved(packer, bytes);
     const uint32_t tried = packer->measures ? 1 + (uint32_t)(AQ_PACK_SHARE_MIN * bytes) : least;
-    const uint64_t begin_ns = packer->measures ? aq_clock_ns() : 0;
-    uint32_t packed = tried < bytes
-                          ? aq_entropy_pack(packer->entropy, frame->body, bytes, packer->buffers[buffer], bytes - tried)
-                          : 0;
-    if (packer->measures) took(packer, bytes, aq_clock_ns() - begin_ns);
+    uint32_t packed = 0;
+    if (tried < bytes) {
+        const uint64_t begin_ns = packer->measures ? aq_clock_ns() : 0;
+        packed = aq_entropy_pack(packer->entropy, frame->body, bytes, packer->buffers[buffer], bytes - tried);
+        if (packer->measures) took(packer, bytes, aq_clock_ns() - begin_ns);
+    }
     if (packed > bytes - least) packed = 0;
     learn(packer, kind, packed > 0);
     if (packed == 0) return AQ_OK;
