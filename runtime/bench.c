@@ -56,7 +56,8 @@ static void usage(void)
          "  --threads N  of the CPU pool; every core otherwise\n"
          "  --device D   of stage, device and allreduce: cpu (as it is), cuda or cuda:1\n"
          "  --full       of allreduce: nothing is made smaller to save time (5 minutes)\n"
-         "  --only TEXT  of allreduce: the cases whose name has TEXT; of job: the part with these words (\"dp2pp4\")\n"
+         "  --only TEXT  of allreduce, and of stage on a GPU: the cases whose name has TEXT;\n"
+         "               of job: the part with these words (\"dp2pp4\")\n"
          "  --parameters N  of allreduce: so many floats instead of 124439808");
 }
 

@@ -19,7 +19,7 @@ struct aq_bench_options {
     const char *device;    /* "cpu" or "cuda": of stage, device and allreduce          */
     uint32_t device_index; /* which GPU                                                */
     bool full;             /* allreduce: nothing is made smaller to save time          */
-    const char *only;      /* allreduce: the cases whose name has this; NULL: all      */
+    const char *only;      /* allreduce, stage on a GPU: cases whose name has this     */
     uint64_t parameters;   /* allreduce: floats; 0: those of GPT-2 124M                */
 };
 

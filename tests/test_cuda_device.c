@@ -29,7 +29,7 @@ static void test_probe_says_what_is_missing(void **state)
     cuda_runtime_host_driver(13000, 0, 0, 0);
     says(0, AQ_NOTFOUND, "shows no GPU");
     cuda_runtime_host_driver(13000, 2, 9, 0);
-    says(2, AQ_NODEV, "device.index: 2: this machine has GPUs 0 to 1");
+    says(2, AQ_NODEV, "device_index: 2: this machine has GPUs 0 to 1");
     cuda_runtime_host_driver(13000, 1, 7, 5);
     says(0, AQ_NODEV, "has compute capability 7.5; this build is for sm_80-real,90-real,100");
     cuda_runtime_host_driver(13000, 1, 9, 0);

@@ -12,7 +12,7 @@
 #include "cuda_kernels.h"
 #include "device_ops.h"
 
-#define CUDA_WANTED "device.kind: cuda: " /* how a line begins that says why there is none */
+#define CUDA_WANTED "device: cuda: " /* how a line begins that says why there is none */
 
 enum {
     CUDA_TEXT_BYTES = 512,

@@ -44,22 +44,20 @@ static enum aq_status probe_driver(int *count, char *why)
     if (error == cudaSuccess && *count > 0) return AQ_OK;
     const bool none = driver == 0 || error == cudaSuccess || error == cudaErrorNoDevice;
     if (driver == 0)
-        snprintf(
-            why, CUDA_TEXT_BYTES,
-            CUDA_WANTED "there is no NVIDIA driver here (no libcuda.so.1); install the driver for CUDA %s or "
-            "later, or say device: cpu",
-            want);
+        snprintf(why, CUDA_TEXT_BYTES,
+                 CUDA_WANTED "there is no NVIDIA driver here (no libcuda.so.1); install the driver for CUDA %s or "
+                             "later, or say device: cpu",
+                 want);
     else if (error == cudaErrorInsufficientDriver)
         snprintf(why, CUDA_TEXT_BYTES,
                  CUDA_WANTED "the driver is for CUDA %s, this build for %s; install a later driver, build with "
-                 "that toolkit, or say device: cpu",
+                             "that toolkit, or say device: cpu",
                  have, want);
     else if (none)
-        snprintf(
-            why, CUDA_TEXT_BYTES,
-            CUDA_WANTED "the driver (CUDA %s) shows no GPU; see nvidia-smi and CUDA_VISIBLE_DEVICES, or say "
-            "device: cpu",
-            have);
+        snprintf(why, CUDA_TEXT_BYTES,
+                 CUDA_WANTED "the driver (CUDA %s) shows no GPU; see nvidia-smi and CUDA_VISIBLE_DEVICES, or say "
+                             "device: cpu",
+                 have);
     else
         snprintf(why, CUDA_TEXT_BYTES, CUDA_WANTED "the driver (CUDA %s) says: %s; see nvidia-smi", have,
                  cudaGetErrorString(error));
@@ -88,7 +86,7 @@ static enum aq_status probe_architecture(const struct cuda_probe *probe, char *w
     if (enough && cuda_architecture_fits(AQ_CUDA_ARCHITECTURES, probe->major, probe->minor)) return AQ_OK;
     snprintf(why, CUDA_TEXT_BYTES,
              CUDA_WANTED "GPU %d (%s) has compute capability %d.%d; this build is for sm_%s; build with "
-             "-DCMAKE_CUDA_ARCHITECTURES=%d%d where the toolkit still has it, or say device: cpu",
+                         "-DCMAKE_CUDA_ARCHITECTURES=%d%d where the toolkit still has it, or say device: cpu",
              probe->index, probe->name, probe->major, probe->minor, AQ_CUDA_ARCHITECTURES, probe->major, probe->minor);
     return AQ_NODEV;
 }
@@ -98,7 +96,7 @@ enum aq_status cuda_probe(uint32_t index, struct cuda_probe *out, char *why)
     int count = 0;
     AQ_TRY(probe_driver(&count, why));
     if (index >= (uint32_t)count) {
-        snprintf(why, CUDA_TEXT_BYTES, "device.index: %u: this machine has GPUs 0 to %d", index, count - 1);
+        snprintf(why, CUDA_TEXT_BYTES, "device_index: %u: this machine has GPUs 0 to %d", index, count - 1);
         return AQ_NODEV;
     }
     struct cudaDeviceProp properties;
@@ -106,7 +104,7 @@ enum aq_status cuda_probe(uint32_t index, struct cuda_probe *out, char *why)
     cudaError_t error = cudaGetDeviceProperties(&properties, (int)index);
     if (error == cudaSuccess) error = cudaDeviceGetAttribute(&mode, cudaDevAttrComputeMode, (int)index);
     if (error != cudaSuccess) {
-        snprintf(why, CUDA_TEXT_BYTES, "device.index: %u: GPU %u does not answer: %s; see nvidia-smi", index, index,
+        snprintf(why, CUDA_TEXT_BYTES, "device_index: %u: GPU %u does not answer: %s; see nvidia-smi", index, index,
                  cudaGetErrorString(error));
         return AQ_NODEV;
     }
@@ -121,7 +119,7 @@ enum aq_status cuda_probe(uint32_t index, struct cuda_probe *out, char *why)
              u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
     if (mode == cudaComputeModeProhibited) {
         snprintf(why, CUDA_TEXT_BYTES,
-                 "device.index: %u: GPU %u (%s) is in compute mode PROHIBITED; nvidia-smi -i %u -c DEFAULT frees it",
+                 "device_index: %u: GPU %u (%s) is in compute mode PROHIBITED; nvidia-smi -i %u -c DEFAULT frees it",
                  index, index, out->name, index);
         return AQ_NODEV;
     }
@@ -174,11 +172,11 @@ enum aq_status cuda_take(const struct cuda_probe *probe, uint64_t owner, int *fd
     const enum aq_status status = cuda_take_file(path, owner, fd);
     if (status == AQ_REFUSED)
         snprintf(why, CUDA_TEXT_BYTES,
-                 "device.index: %d: GPU %d (%s) is in use by another job (%s); stop that one (aqpipe status), or take "
+                 "device_index: %d: GPU %d (%s) is in use by another job (%s); stop that one (aqpipe status), or take "
                  "another GPU",
                  probe->index, probe->index, probe->name, path);
     else if (status != AQ_OK)
-        snprintf(why, CUDA_TEXT_BYTES, "device.index: %d: the lock file %s of GPU %d cannot be used", probe->index,
+        snprintf(why, CUDA_TEXT_BYTES, "device_index: %d: the lock file %s of GPU %d cannot be used", probe->index,
                  path, probe->index);
     return status;
 }

@@ -47,8 +47,8 @@ enum aq_status aq_device_open(const struct aq_device_config *config, struct aq_d
     const struct aq_device_ops *ops = backend_find(kind);
     if (ops) return ops->open(config, out);
     if (strcmp(kind, "cuda") == 0)
-        return aq_fail(AQ_NODEV, "device", "device.kind: cuda was not built in; use cpu, or build where CUDA is");
-    return aq_fail(AQ_INVAL, "device", "device.kind: %s is unknown; say cpu, cuda or auto", kind);
+        return aq_fail(AQ_NODEV, "device", "device: cuda was not built in; use cpu, or build where CUDA is");
+    return aq_fail(AQ_INVAL, "device", "device: %s is unknown; say cpu, cuda or auto", kind);
 }
 
 void aq_device_close(struct aq_device *device)
