@@ -4,11 +4,13 @@
 #include <math.h>
 #include <string.h>
 
+#include "aqsgd/device_math.h"
+
 /* Where what is reduced lies: NULL: in host memory (or a device whose memory the host reaches). Of this thread's rank.
  */
 static _Thread_local struct aq_device *behind;
 
-enum { BUFFERS_MAX = 3 };
+enum { BUFFERS_MAX = 4 };
 
 /* Buffers of floats as the group wants them: copies on the device, which come back. */
 struct copies {
@@ -65,15 +67,20 @@ static enum aq_status reduce_scatter(struct aq_group *group, float *x, uint64_t 
     return copies_return(&copies, aq_reduce_scatter(group, x, count, first, mine));
 }
 
+static enum aq_status take_asked(struct copies *copies, const struct aq_group *group, struct aq_compressed *asked)
+{
+    uint64_t first, chunk;
+    aq_grad_chunk(asked->count, aq_group_size(group), aq_group_rank(group), &first, &chunk);
+    AQ_TRY(copies_take(copies, &asked->x, asked->count));
+    AQ_TRY(copies_take(copies, &asked->worker_error, asked->count));
+    return copies_take(copies, &asked->server_error, chunk);
+}
+
 static enum aq_status compressed_allreduce(struct aq_group *group, const struct aq_compressed *asked)
 {
     struct copies copies = {0};
     struct aq_compressed mine = *asked;
-    uint64_t first, chunk;
-    aq_grad_chunk(asked->count, aq_group_size(group), aq_group_rank(group), &first, &chunk);
-    AQ_TRY(copies_take(&copies, &mine.x, asked->count));
-    AQ_TRY(copies_take(&copies, &mine.worker_error, asked->count));
-    AQ_TRY(copies_take(&copies, &mine.server_error, chunk));
+    AQ_TRY(take_asked(&copies, group, &mine));
     return copies_return(&copies, aq_compressed_allreduce(group, &mine));
 }
 
@@ -307,9 +314,8 @@ struct buffers { /* of one rank */
 enum { ALONG = 2 };
 
 struct along {
-    float *x;
+    float *x, *gradient;
     uint8_t *made, *used; /* how often */
-    uint32_t rank;
 };
 
 static float gradient_of(uint32_t rank, uint64_t step, uint64_t i)
@@ -318,38 +324,54 @@ static float gradient_of(uint32_t rank, uint64_t step, uint64_t i)
     return (float)(int32_t)aq_rng_u32(&key, i) * 0x1p-31f;
 }
 
+/* Where it lies on a device they are called by the rank itself, and enqueue. */
 static enum aq_status make_range(void *work, uint64_t first, uint64_t count)
 {
     const struct along *along = work;
-    for (uint64_t i = first; i < first + count; i++) {
-        along->x[i] = gradient_of(along->rank, ALONG, i);
+    for (uint64_t i = first; i < first + count; i++)
         along->made[i]++;
-    }
+    if (behind)
+        return aq_device_copy(behind, along->x + first, along->gradient + first, count * sizeof *along->x, NULL);
+    memcpy(along->x + first, along->gradient + first, count * sizeof *along->x);
     return AQ_OK;
 }
 
 static enum aq_status use_range(void *work, uint64_t first, uint64_t count)
 {
     const struct along *along = work;
-    for (uint64_t i = first; i < first + count; i++) {
-        along->x[i] = -along->x[i];
+    for (uint64_t i = first; i < first + count; i++)
         along->used[i]++;
-    }
+    if (behind) return aq_device_scale(behind, along->x + first, count, -1.0f, NULL);
+    for (uint64_t i = first; i < first + count; i++)
+        along->x[i] = -along->x[i];
     return AQ_OK;
+}
+
+static enum aq_status run_work(struct aq_group *group, struct aq_compressed *asked, struct along *along)
+{
+    struct copies copies = {0};
+    struct aq_compressed mine = *asked;
+    mine.before = make_range;
+    mine.after = use_range;
+    mine.work = along;
+    AQ_TRY(copies_take(&copies, &along->gradient, asked->count));
+    AQ_TRY(take_asked(&copies, group, &mine));
+    along->x = mine.x;
+    return copies_return(&copies, aq_compressed_allreduce(group, &mine));
 }
 
 static enum aq_status with_work(struct aq_group *group, struct aq_compressed *asked)
 {
     void *memory;
-    AQ_TRY(aq_alloc(2 * asked->count, &memory));
-    uint8_t *times = memory;
-    struct along along = {.x = asked->x, .made = times, .used = times + asked->count, .rank = aq_group_rank(group)};
-    for (uint64_t i = 0; i < asked->count; i++)
+    AQ_TRY(aq_alloc((2 + sizeof(float)) * asked->count, &memory));
+    float *gradient = memory;
+    uint8_t *times = (uint8_t *)(gradient + asked->count);
+    struct along along = {.gradient = gradient, .made = times, .used = times + asked->count};
+    for (uint64_t i = 0; i < asked->count; i++) {
+        gradient[i] = gradient_of(aq_group_rank(group), ALONG, i);
         asked->x[i] = NAN; /* whoever reads it too early spoils the result */
-    asked->before = make_range;
-    asked->after = use_range;
-    asked->work = &along;
-    enum aq_status status = aq_compressed_allreduce(group, asked);
+    }
+    enum aq_status status = run_work(group, asked, &along);
     for (uint64_t i = 0; i < asked->count && status == AQ_OK; i++) {
         asked->x[i] = -asked->x[i];
         if (along.made[i] != 1 || along.used[i] != 1)
@@ -414,7 +436,7 @@ static enum aq_status compressed_steps(struct aq_group *group, const struct aq_g
                                       .server_error = own->server_error,
                                       .step = step};
         aq_group_stats(group, &before);
-        AQ_TRY(step == ALONG && !behind ? with_work(group, &asked) : compressed_allreduce(group, &asked));
+        AQ_TRY(step == ALONG ? with_work(group, &asked) : compressed_allreduce(group, &asked));
         aq_group_stats(group, &after);
         AQ_TRY(aq_group_agree(group, aq_digest(own->x, count * sizeof(float)), "the mean"));
         uint64_t bytes = (size - 1) * aq_grad_codec_bytes_pieces(codec, first, mine);

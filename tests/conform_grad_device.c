@@ -185,7 +185,7 @@ static void fill(float *out, uint32_t rank, uint64_t step)
             common = common * 1664525u + 1013904223u;
             own = own * 1664525u + 1013904223u;
             const float value = (float)(int32_t)common * 0x1p-31f + (float)(int32_t)own * 0x1p-31f + 0.1f;
-            out[i] = value * value * value * (t % 2 ? 0.01f : 1.0f);
+            out[i] = i % 97 == 5 ? 0.0f : value * value * value * (t % 2 ? 0.01f : 1.0f); /* some never have any */
         }
     }
 }

@@ -1,6 +1,7 @@
 /*
  * test_cuda_grad.c -- the GPU's gradient codecs against the CPU's plain table, under the launch emulation: the same
- * bytes, errors and sums, step after step, over tensors that end anywhere, padding, and ranges that begin anywhere.
+ * bytes, errors and sums, step after step, over tensors that end anywhere, padding, and ranges that begin anywhere. And
+ * every walk of optimizers against the CPU's, in three orders of blocks and threads.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -237,6 +238,159 @@ static void test_what_no_gpu_has_is_refused(void **state)
     aq_grad_codec_close(codec);
 }
 
+/* ---- walks ---- */
+
+enum { FLAT = 21000, PIECES = 4, WALK_TENSORS = 3, RANK = 3, LANE_BITS = 4, ORDERS = 3 };
+
+static const struct aq_flat_piece pieces[PIECES] = {
+    {0, AQ_FLAT_PIECE, 0}, {AQ_FLAT_PIECE, 2001, 0}, {18400, 7, 1}, {18410, 2500, 2}};
+
+/* Everything that a walk may change, and what it reads. */
+struct flat {
+    float p[FLAT], m[FLAT], v[FLAT], last[FLAT], c[FLAT], worker_error[FLAT], server_error[FLAT], out[FLAT];
+    float g[FLAT], sent[FLAT], sent_g[FLAT], factor_p[FLAT], factor_q[FLAT], values[WALK_TENSORS][AQ_WALK_VALUES];
+    double sums[PIECES][AQ_FLAT_SUMS];
+    uint64_t sent_at[PIECES + 1], lanes[FLAT * LANE_BITS / 64 + 1];
+    uint8_t mask[PIECES * AQ_WALK_MASK_BYTES], codes[FLAT];
+    struct aq_walk_matrix matrices[WALK_TENSORS];
+};
+
+static struct flat first, here, there;
+
+/* Gradients, momenta, variances of which some are zero, levels; a mask by the CPU, and its places. */
+static void fill_flat(void)
+{
+    const struct aq_rng_key key = aq_rng_key(9, AQ_RNG_TEST, 7, 0);
+    float *const floats = first.p;
+    memset(&first, 0, sizeof first);
+    for (uint64_t i = 0; i < offsetof(struct flat, values) / sizeof(float); i++)
+        floats[i] = (float)(int32_t)aq_rng_u32(&key, i) * 0x1p-30f;
+    for (uint64_t i = 0; i < FLAT; i++) {
+        first.v[i] = i % 53 == 0 ? 0.0f : fabsf(first.v[i]);
+        first.codes[i] = (uint8_t)(i % 15);
+    }
+    for (uint32_t t = 0; t < WALK_TENSORS; t++) {
+        const float values[AQ_WALK_VALUES] = {0.01f * (float)t, 0.7f, 1.3f, 0.9f, t == 1 ? 2.0f : 0.3f};
+        memcpy(first.values[t], values, sizeof values);
+    }
+    first.values[2][1] = 0.0f; /* PowerSGD's, and its first: not whole */
+    first.matrices[0] = (struct aq_walk_matrix){.columns = 100};
+    first.matrices[2] = (struct aq_walk_matrix){.offset = 18410, .columns = 50, .p_at = 600, .q_at = 300};
+}
+
+static struct aq_walk walk_over(struct flat *flat, enum aq_walk_kind kind)
+{
+    return (struct aq_walk){.kind = kind,
+                            .piece_count = PIECES,
+                            .end = FLAT,
+                            .pieces = pieces,
+                            .values = flat->values[0],
+                            .sums = flat->sums[0],
+                            .g = flat->g,
+                            .p = flat->p,
+                            .m = flat->m,
+                            .v = flat->v,
+                            .last = flat->last,
+                            .frozen = flat->v,
+                            .worker_error = flat->worker_error,
+                            .server_error = flat->server_error,
+                            .chunk_first = 5000,
+                            .chunk = 9000,
+                            .b1 = 0.9f,
+                            .c1 = 1.0f - 0.9f,
+                            .b2 = 0.99f,
+                            .c2 = 1.0f - 0.99f,
+                            .k1 = 1.5f,
+                            .k2 = 3.0f,
+                            .eps = 1e-6f,
+                            .lr = 0.01f,
+                            .size = 7.0f,
+                            .scale = 0.5f,
+                            .mask = flat->mask,
+                            .sent_at = flat->sent_at,
+                            .sent = flat->sent,
+                            .sent_g = flat->sent_g,
+                            .key = aq_rng_key(3, AQ_RNG_TEST, 1, 2),
+                            .b3 = 0.95f,
+                            .low = 0.007f,
+                            .c = flat->c,
+                            .codes = flat->codes,
+                            .lanes = flat->lanes,
+                            .count = FLAT,
+                            .lane_bits = LANE_BITS,
+                            .times = 1,
+                            .middle = 7,
+                            .tie = true,
+                            .matrices = flat->matrices,
+                            .factor_p = flat->factor_p,
+                            .factor_q = flat->factor_q,
+                            .out = flat->out,
+                            .rank = RANK};
+}
+
+/* Both sides from the same beginning; the GPU's in another order of blocks and threads each time. */
+static void expect_walk(struct aq_walk (*walk_of)(struct flat *flat, enum aq_walk_kind kind), enum aq_walk_kind kind)
+{
+    const struct aq_walk on_cpu = walk_of(&here, kind), on_gpu = walk_of(&there, kind);
+    memcpy(&here, &first, sizeof here);
+    aq_walk_pieces(&on_cpu);
+    assert_memory_not_equal(&here, &first, sizeof here); /* it does something */
+    for (uint64_t order = 0; order < ORDERS; order++) {
+        memcpy(&there, &first, sizeof there);
+        cuda_host_seed(order);
+        assert_int_equal(aq_cuda_walk(&on_gpu, NULL), AQ_OK);
+        if (memcmp(&here, &there, sizeof here) != 0)
+            fail_msg("walk %d, order %d: other bits than the CPU's", (int)kind, (int)order);
+    }
+    assert_string_equal(cuda_host_error(), "");
+}
+
+static bool of_words(enum aq_walk_kind kind)
+{
+    return kind == AQ_WALK_LIONCUB_PACK || kind == AQ_WALK_LIONCUB_UNPACK;
+}
+
+static struct aq_walk whole(struct flat *flat, enum aq_walk_kind kind)
+{
+    struct aq_walk walk = walk_over(flat, kind);
+    if (!of_words(kind)) return walk;
+    walk.end = FLAT * LANE_BITS / 64 + 1;
+    walk.piece_count = 1;
+    return walk;
+}
+
+/* Within the first piece, across two of a tensor, and behind the last one. */
+static struct aq_walk range(struct flat *flat, enum aq_walk_kind kind)
+{
+    struct aq_walk walk = walk_over(flat, kind);
+    walk.begin = 5003;
+    walk.end = 18405;
+    walk.piece_count = 3;
+    return walk;
+}
+
+static void test_every_walk_has_the_bits_of_the_cpu_in_any_order(void **state)
+{
+    (void)state;
+    fill_flat();
+    struct aq_walk mask = walk_over(&first, AQ_WALK_SLAMB_MASK);
+    mask.m = here.m; /* the mask alone */
+    aq_walk_pieces(&mask);
+    for (uint32_t i = 0; i < PIECES; i++)
+        first.sent_at[i + 1] = first.sent_at[i] + (uint64_t)first.sums[i][0];
+    assert_true(first.sent_at[PIECES] > FLAT / 5 && first.sent_at[PIECES] < FLAT / 2);
+    for (uint64_t i = 0; i < FLAT; i++) /* lanes to be taken apart */
+        first.lanes[i * LANE_BITS / 64] |= i * 7 % 15 << i * LANE_BITS % 64;
+    for (int kind = AQ_WALK_NONE + 1; kind < AQ_WALK_KINDS; kind++) {
+        const bool masks = kind == AQ_WALK_SLAMB_MASK, along = aq_walk_sums((enum aq_walk_kind)kind) == 0;
+        if (masks) memset(first.mask, 0xA5, sizeof first.mask);
+        expect_walk(whole, (enum aq_walk_kind)kind);
+        if (masks) memcpy(first.mask, here.mask, sizeof first.mask);
+        /* Those that go along with a reduction are asked for ranges; so can all be that begin at any float. */
+        if (along && kind < AQ_WALK_SLAMB_MASK) expect_walk(range, (enum aq_walk_kind)kind);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -245,6 +399,7 @@ int main(void)
         cmocka_unit_test(test_levels_of_all_bits_have_the_bits_of_the_cpu),
         cmocka_unit_test(test_wild_values_have_the_bits_of_the_cpu),
         cmocka_unit_test(test_what_no_gpu_has_is_refused),
+        cmocka_unit_test(test_every_walk_has_the_bits_of_the_cpu_in_any_order),
     };
     return cmocka_run_group_tests_name("cuda grad", tests, NULL, NULL);
 }

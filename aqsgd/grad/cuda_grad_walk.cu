@@ -41,7 +41,8 @@ static __device__ __forceinline__ void fold_lanes(double (*lanes)[AQ_WALK_LANES]
         for (int k = 0; k < SUMS && lane < width; k++)
             add_term(&lanes[k][lane], lanes[k][lane + width], MAXIMA >> k & 1);
     }
-    if (lane < SUMS) out[lane] = lanes[lane][0];
+    for (int k = 0; k < SUMS && lane == 0; k++) /* who has added the last two */
+        out[k] = lanes[k][0];
 }
 
 template <int KIND>

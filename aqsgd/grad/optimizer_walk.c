@@ -100,7 +100,7 @@ static void run_mask(const struct aq_walk *walk, uint32_t index)
     float uniform[MASK_ROW + AQ_CODEC_PAD / 2];
     uint32_t count = 0;
     run_element(AQ_WALK_MOMENTUM, false, walk, NULL, piece->first, piece->first + piece->count);
-    memset(mask, 0, AQ_WALK_MASK_BYTES);
+    memset(mask, 0, (piece->count + 31) / 32 * 4);
     for (uint32_t at = 0; at < piece->count; at += MASK_ROW) {
         const uint32_t n = piece->count - at < MASK_ROW ? piece->count - at : MASK_ROW;
         if (share < 1.0f) aq_codec_kernels_best()->noise(&w.key, piece->first + at, n, uniform);
