@@ -21,29 +21,30 @@ static void put(uint8_t *at, uint64_t value, int bytes)
         at[i] = (uint8_t)(value >> (8 * i));
 }
 
-/* The same for a body in parts: its gaps, and the digest of what is between them. Returns its bytes with the gaps; 0:
- * it is no such body. */
+/* The same for a body in parts, as far as it goes: its gaps, and the digest of what is between them. Returns its bytes
+ * with the gaps; 0: it is no such body. */
 static size_t seal_parts(uint8_t *h, uint32_t body_bytes, size_t left, uint64_t sequence)
 {
     static uint8_t body[INPUT_MAX];
-    uint8_t *at = h + AQ_FRAME_HEADER_BYTES;
+    uint8_t *const begin = h + AQ_FRAME_HEADER_BYTES, *const end = begin + left, *at = begin;
     uint32_t part_bytes = 0, got = 0;
     for (int i = 0; i < 4; i++)
         part_bytes |= (uint32_t)h[84 + i] << (8 * i);
     if (part_bytes < AQ_FRAME_PART_BYTES || part_bytes >= body_bytes || body_bytes > INPUT_MAX) return 0;
-    const size_t bytes = body_bytes + (size_t)AQ_FRAME_GAP_BYTES * aq_gap_count(body_bytes, part_bytes);
-    if (bytes > left) return bytes;
-    while (got < body_bytes) {
+    for (;;) {
         const uint32_t part = body_bytes - got < part_bytes ? body_bytes - got : part_bytes;
+        if (part > (size_t)(end - at)) return left + 1;
         memcpy(body + got, at, part);
         got += part;
         at += part;
         if (got == body_bytes) break;
+        if (AQ_FRAME_GAP_BYTES > end - at) return left + 1;
         put(at + AQ_FRAME_GAP_DIGEST_OFFSET, aq_digest_seeded(at, AQ_FRAME_GAP_DIGEST_OFFSET, sequence), 8);
         at += AQ_FRAME_GAP_BYTES;
+        if (at[-AQ_FRAME_GAP_BYTES + 12] & AQ_GAP_FLAG_CUT) return (size_t)(at - begin); /* an ABORT may follow */
     }
     put(h + 72, aq_digest(body, body_bytes), 8);
-    return bytes;
+    return (size_t)(at - begin);
 }
 
 /* Make sequence numbers and digests right along the stream, taking body_bytes as they stand. */
@@ -61,7 +62,7 @@ static void seal(uint8_t *stream, size_t size)
             put(h + 72, body_bytes > 0 ? aq_digest(h + AQ_FRAME_HEADER_BYTES, body_bytes) : 0, 8);
         put(h + 32, sequence, 8);
         put(h + AQ_FRAME_DIGEST_OFFSET, aq_digest(h, AQ_FRAME_DIGEST_OFFSET), 8);
-        if (body_bytes > left || parts > left) return;
+        if (parts > 0 ? parts > left : body_bytes > left) return;
         at += AQ_FRAME_HEADER_BYTES + (parts > 0 ? parts : body_bytes);
     }
 }
