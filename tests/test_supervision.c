@@ -341,7 +341,7 @@ static void test_worker_that_reports_twice_is_a_failure(void **state)
 static void test_worker_that_never_gets_ready_is_a_failure(void **state)
 {
     (void)state;
-    expect_failure_within(10, "steps 9\nmute 1 0\n", "stage 1 has not become ready in time");
+    expect_failure_within(4, "steps 9\nmute 1 0\n", "stage 1 has not become ready in time");
 }
 
 static void test_missing_daemon_program_is_a_failure(void **state)
