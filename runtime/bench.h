@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "aqsgd/base.h"
+#include "aqsgd/device_math.h"
 
 struct aq_bench_options {
     bool json;             /* one JSON object a line instead of a table                */
@@ -29,6 +30,17 @@ void aq_bench_emit(const struct aq_bench_options *options, const char *name, dou
 /* The same, and how the link was shaped and how many floats there were. */
 void aq_bench_emit_by(const struct aq_bench_options *options, const char *name, double value, const char *unit,
                       const char *by, uint64_t parameters);
+
+/*
+ * The median time that `run` takes the device, of so many repeats after two that do not count: between two events, and,
+ * where memory is not the host's, of three runs after one another, so that the host's part is hidden but for its first.
+ */
+enum aq_status aq_bench_median(struct aq_device *device, struct aq_stream *stream, uint32_t repeats,
+                               enum aq_status (*run)(void *context), void *context, double *seconds);
+
+/* Operations a second of a product M x N x K of random operands of `type`; the result is of it, too, in 16 bits. */
+enum aq_status aq_bench_product(struct aq_device *device, enum aq_element type, enum aq_element compute, uint64_t M,
+                                uint64_t N, uint64_t K, double *rate);
 
 enum aq_status aq_bench_stage(const struct aq_bench_options *options);
 enum aq_status aq_bench_codec(const struct aq_bench_options *options);

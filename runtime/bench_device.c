@@ -1,14 +1,14 @@
 /*
- * bench_device.c -- a device's copies, the codecs of whole micro-batches on it, and the way of a message from the
- * cache's disk into its memory.
+ * bench_device.c -- a device's copies and its largest product, which are the ceilings of all else; the codecs of whole
+ * micro-batches on it; and the way of a message from the cache's disk into its memory.
  *
  * The micro-batch is that of GPT-2 1.5B: 32 samples of 1024 x 1600. A codec's figure is the bytes that it must move (a,
  * m, m' and the body once each) over its time, beside what a copy within the device's memory reaches (reads and writes
- * counted); best of some repeats.
+ * counted). Values are random, each array is larger than a GPU's cache, times are medians between events
+ * (aq_bench_median).
  */
 #include "bench.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -21,24 +21,6 @@
 enum { SAMPLES = 32, ROWS = 1024, COLUMNS = 1600, REPEATS = 10, MESSAGES = 64, CACHE_SLOTS = 24, AHEAD = 8 };
 
 static const uint64_t VALUES = (uint64_t)ROWS * COLUMNS;
-
-/* What a case does once; the device has nothing else to do. */
-typedef enum aq_status once(void *context);
-
-static enum aq_status best_of(struct aq_device *device, struct aq_stream *stream, uint32_t repeats, once *run,
-                              void *context, double *seconds)
-{
-    *seconds = INFINITY;
-    for (uint32_t i = 0; i < repeats + 2; i++) {
-        AQ_TRY(aq_device_stream_sync(device, stream));
-        const uint64_t begin = aq_clock_ns();
-        AQ_TRY(run(context));
-        AQ_TRY(aq_device_stream_sync(device, stream));
-        const double took = (double)(aq_clock_ns() - begin) * 1e-9;
-        if (i >= 2 && took < *seconds) *seconds = took;
-    }
-    return AQ_OK;
-}
 
 struct copy {
     struct aq_device *device;
@@ -62,6 +44,9 @@ static enum aq_status copies_run(const struct aq_bench_options *options, struct 
     AQ_TRY_GOTO(aq_device_alloc(device, AQ_MEMORY_DEVICE, bytes, &a), out);
     AQ_TRY_GOTO(aq_device_alloc(device, AQ_MEMORY_DEVICE, bytes, &b), out);
     AQ_TRY_GOTO(aq_device_alloc(device, AQ_MEMORY_PINNED, bytes, &host), out);
+    const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_TEST, 4, 0);
+    AQ_TRY_GOTO(aq_device_fill_normal(device, a, SAMPLES * VALUES, key, 1.0f, 0.0f, NULL), out);
+    AQ_TRY_GOTO(aq_device_copy(device, host, a, bytes, NULL), out);
     const struct {
         const char *name;
         struct copy copy;
@@ -71,7 +56,7 @@ static enum aq_status copies_run(const struct aq_bench_options *options, struct 
                  {"device copy to host", {device, host, a, bytes}, 1e-9}};
     for (int i = 0; i < 3; i++) {
         struct copy copy = cases[i].copy;
-        AQ_TRY_GOTO(best_of(device, NULL, options->quick ? 2 : REPEATS, copy_once, &copy, &seconds), out);
+        AQ_TRY_GOTO(aq_bench_median(device, NULL, options->quick ? 2 : REPEATS, copy_once, &copy, &seconds), out);
         if (i == 0) *rate = 2.0 * (double)bytes / seconds;
         aq_bench_emit(options, cases[i].name, (double)bytes * cases[i].factor / seconds, "GB/s");
     }
@@ -117,7 +102,7 @@ static enum aq_status coding_run(const struct aq_bench_options *options, struct 
     char name[64];
     AQ_TRY(aq_device_fill_normal(coding->device, (float *)(void *)coding->a, SAMPLES * VALUES, key, 1.0f, 0.0f,
                                  coding->stream));
-    AQ_TRY(best_of(coding->device, coding->stream, repeats, encode_once, coding, &seconds));
+    AQ_TRY(aq_bench_median(coding->device, coding->stream, repeats, encode_once, coding, &seconds));
     snprintf(name, sizeof name, "device encode aqsgd%u", bits);
     aq_bench_emit(options, name, 1e-9 * bytes / seconds, "GB/s");
     snprintf(name, sizeof name, "device encode aqsgd%u of copy", bits);
@@ -127,7 +112,7 @@ static enum aq_status coding_run(const struct aq_bench_options *options, struct 
         coding->samples[i].flags = coding->results[i].flags;
         coding->samples[i].hat = (float *)(void *)(coding->a + i * VALUES * sizeof(float));
     }
-    AQ_TRY(best_of(coding->device, coding->stream, repeats, decode_once, coding, &seconds));
+    AQ_TRY(aq_bench_median(coding->device, coding->stream, repeats, decode_once, coding, &seconds));
     snprintf(name, sizeof name, "device decode aqsgd%u", bits);
     aq_bench_emit(options, name, 1e-9 * bytes / seconds, "GB/s");
     snprintf(name, sizeof name, "device decode aqsgd%u of copy", bits);
@@ -247,6 +232,18 @@ out:
     return status;
 }
 
+/* On a GPU: what bf16 products reach at most. */
+static enum aq_status product_run(const struct aq_bench_options *options, struct aq_device *device)
+{
+    struct aq_device_info info;
+    double rate;
+    aq_device_info(device, &info);
+    if (info.host_memory) return AQ_OK;
+    AQ_TRY(aq_bench_product(device, AQ_BF16, AQ_BF16, 8192, 8192, 8192, &rate));
+    aq_bench_emit(options, "device product bf16 8192", 1e-12 * rate, "TFLOP/s");
+    return AQ_OK;
+}
+
 enum aq_status aq_bench_device(const struct aq_bench_options *options)
 {
     const struct aq_device_config config = {
@@ -255,6 +252,7 @@ enum aq_status aq_bench_device(const struct aq_bench_options *options)
     double copy = 0;
     AQ_TRY(aq_device_open(&config, &device));
     enum aq_status status = copies_run(options, device, &copy);
+    if (status == AQ_OK) status = product_run(options, device);
     for (uint32_t bits = 2; status == AQ_OK && bits <= 8; bits *= 2)
         status = codec_run(options, device, bits, copy);
     if (status == AQ_OK) status = messages_run(options, device);

@@ -2,9 +2,14 @@
  * bench_stage.c -- tokens a second of whole training steps of GPT-2, and the matrix product that bounds them.
  *
  * On a CPU 124M; on a GPU 124M, 350M, 774M and 1.5B in bf16 and fp32, some in fp16 and tf32, each with its model FLOP
- * utilisation: the operations of forward and backward (stage.h; nothing is counted for the optimizer) over the dense
- * rate that the maker names for this GPU and precision, where it is one of `rates`; and over what this machine's own
- * largest product of that precision reached, always.
+ * utilisation: the operations that the model asks for over the dense rate that the maker names for this GPU and
+ * precision, where it is one of `rates`; and over what this machine's own largest product of that precision reached,
+ * always. A step's operations are three times forward's,
+ *
+ *     3 B T (L (24 C^2 + 2 T C) + 2 V C),
+ *
+ * of which 2 T C is attention over the half of T x T that is not masked; what backward makes again, and the optimizer,
+ * count nothing.
  *
  * A step is forward, backward, norm of the gradients and clipping, AdamW, zeroed gradients; random tokens, one
  * micro-batch, one stage, tied head; fp16 with a loss scale that is divided out, as a worker does. The figure is that
@@ -145,7 +150,7 @@ static enum aq_status trainer_open(struct trainer *self, struct aq_device *devic
     }
     config.layer_end = aq_model_layers(&config.model);
     AQ_TRY(aq_stage_measure(&config, &size));
-    self->flops = size.flops_forward + size.flops_backward;
+    self->flops = 3.0 * size.flops_forward;
     AQ_TRY(aq_stage_open(device, &config, &self->stage));
     AQ_TRY(aq_stage_init(self->stage, 1));
     self->state_bytes = aq_stage_parameter_count(self->stage) * sizeof(float);
@@ -222,14 +227,55 @@ out:
     return status;
 }
 
-/* One product over and over; *best_out: its operations a second. */
-static enum aq_status product_time(struct aq_device *device, enum aq_element type, enum aq_element compute, uint64_t M,
-                                   uint64_t N, uint64_t K, double *best_out)
+enum aq_status aq_bench_median(struct aq_device *device, struct aq_stream *stream, uint32_t repeats,
+                               enum aq_status (*run)(void *context), void *context, double *seconds)
+{
+    enum { WARM_RUNS = 2, RUNS_MAX = 64 };
+    struct aq_event *events[2] = {NULL, NULL};
+    double took[RUNS_MAX];
+    struct aq_device_info info;
+    enum aq_status status;
+    aq_device_info(device, &info);
+    const uint32_t at_once = info.host_memory ? 1 : 3, counted = repeats < RUNS_MAX ? repeats : RUNS_MAX;
+    for (int i = 0; i < 2; i++)
+        AQ_TRY_GOTO(aq_device_event_open_timed(device, &events[i]), out);
+    for (uint32_t i = 0; i < WARM_RUNS + counted; i++) {
+        uint64_t ns = 0;
+        AQ_TRY_GOTO(aq_device_event_record(device, events[0], stream), out);
+        for (uint32_t k = 0; k < at_once; k++)
+            AQ_TRY_GOTO(run(context), out);
+        AQ_TRY_GOTO(aq_device_event_record(device, events[1], stream), out);
+        AQ_TRY_GOTO(aq_device_stream_sync(device, stream), out);
+        AQ_TRY_GOTO(aq_device_event_elapsed(device, events[0], events[1], &ns), out);
+        if (i >= WARM_RUNS) took[i - WARM_RUNS] = 1e-9 * (double)ns / at_once;
+    }
+    qsort(took, counted, sizeof took[0], by_size);
+    *seconds = took[counted / 2];
+out:
+    for (int i = 0; i < 2; i++)
+        aq_device_event_close(device, events[i]);
+    return status;
+}
+
+struct product {
+    struct aq_device *device;
+    struct aq_matmul args;
+};
+
+static enum aq_status product_once(void *context)
+{
+    const struct product *product = context;
+    return aq_device_matmul(product->device, &product->args, NULL);
+}
+
+enum aq_status aq_bench_product(struct aq_device *device, enum aq_element type, enum aq_element compute, uint64_t M,
+                                uint64_t N, uint64_t K, double *rate)
 {
     enum { REPEATS = 20 };
     const uint64_t values = M * K + K * N; /* of both operands; made in fp32 behind the result */
     const size_t typed = aq_element_bytes(type), bytes = values * typed + (M * N + values) * sizeof(float);
     void *memory = NULL;
+    double seconds;
     AQ_TRY(aq_device_alloc(device, AQ_MEMORY_DEVICE, bytes, &memory));
     uint8_t *a = memory, *b = a + M * K * typed, *c = b + K * N * typed;
     float *made = (float *)(void *)(c + M * N * sizeof(float));
@@ -239,28 +285,22 @@ static enum aq_status product_time(struct aq_device *device, enum aq_element typ
         .samples = 1, .sample_elements = values, .x = made, .y = memory, .y_type = type};
     AQ_TRY_GOTO(aq_device_fill_normal(device, made, values, key, 1.0f, 0.0f, NULL), out);
     AQ_TRY_GOTO(aq_device_dropout(device, &convert, NULL), out);
-    const struct aq_matmul args = {.M = M,
-                                   .N = N,
-                                   .K = K,
-                                   .a = a,
-                                   .a_stride = K,
-                                   .a_type = type,
-                                   .b = b,
-                                   .b_stride = N,
-                                   .b_type = type,
-                                   .c = c,
-                                   .c_stride = N,
-                                   .compute = compute};
-    uint64_t best = UINT64_MAX;
-    for (int i = 0; i < REPEATS; i++) {
-        AQ_TRY_GOTO(aq_device_stream_sync(device, NULL), out);
-        const uint64_t start = aq_clock_ns();
-        AQ_TRY_GOTO(aq_device_matmul(device, &args, NULL), out);
-        AQ_TRY_GOTO(aq_device_stream_sync(device, NULL), out);
-        const uint64_t took = aq_clock_ns() - start;
-        if (took < best) best = took;
-    }
-    *best_out = 2e9 * (double)M * (double)N * (double)K / (double)best;
+    struct product product = {.device = device,
+                              .args = {.M = M,
+                                       .N = N,
+                                       .K = K,
+                                       .a = a,
+                                       .a_stride = K,
+                                       .a_type = type,
+                                       .b = b,
+                                       .b_stride = N,
+                                       .b_type = type,
+                                       .c = c,
+                                       .c_stride = N,
+                                       .c_type = type,
+                                       .compute = compute}};
+    AQ_TRY_GOTO(aq_bench_median(device, NULL, REPEATS, product_once, &product, &seconds), out);
+    *rate = 2.0 * (double)M * (double)N * (double)K / seconds;
 out:
     aq_device_free(device, AQ_MEMORY_DEVICE, memory, bytes);
     return status;
@@ -272,9 +312,9 @@ static enum aq_status cpu_run(const struct aq_bench_options *options, struct aq_
     struct aq_device_info info;
     double rate;
     aq_device_info(device, &info);
-    AQ_TRY(product_time(device, AQ_F32, AQ_F32, 1024, 3072, 768, &rate));
+    AQ_TRY(aq_bench_product(device, AQ_F32, AQ_F32, 1024, 3072, 768, &rate));
     aq_bench_emit(options, "matmul fp32", 1e-9 * rate / info.threads, "GFLOP/s per core");
-    AQ_TRY(product_time(device, AQ_F32, AQ_BF16, 1024, 3072, 768, &rate));
+    AQ_TRY(aq_bench_product(device, AQ_F32, AQ_BF16, 1024, 3072, 768, &rate));
     aq_bench_emit(options, "matmul bf16", 1e-9 * rate / info.threads, "GFLOP/s per core");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         AQ_TRY(case_run(options, device, &cases[i], 0));
@@ -296,7 +336,8 @@ static enum aq_status gpu_run(const struct aq_bench_options *options, struct aq_
     double reached[AQ_STAGE_FP16 + 1] = {0};
     for (size_t i = 0; i < sizeof products / sizeof products[0]; i++) {
         double *of = &reached[products[i].precision];
-        const enum aq_status one = product_time(device, products[i].type, products[i].compute, 8192, 8192, 8192, of);
+        const enum aq_status one =
+            aq_bench_product(device, products[i].type, products[i].compute, 8192, 8192, 8192, of);
         aq_bench_emit(options, products[i].name, one == AQ_OK ? 1e-12 * *of : (double)NAN, "TFLOP/s");
         if (status == AQ_OK) status = one;
     }

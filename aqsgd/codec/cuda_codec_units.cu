@@ -323,23 +323,52 @@ static __device__ __forceinline__ struct steps steps_of_channels(const struct aq
     return out;
 }
 
-/* Codes of eight values; their levels replace them; returns the codes as bits, adds the squared error. */
-static __device__ __forceinline__ uint64_t eight_quantize(const struct aq_cuda_codec_plan &plan, struct eight &x,
-                                                          const struct steps &steps, bool stochastic,
-                                                          const struct aq_rng_key &key, uint64_t e, float *error)
+/*
+ * As quantize_nearest and dequantize, eight times, without leaving floats: an index of a grid is a small integer, so
+ * that twice it and one more is exact, and added to 2^23 + half it leaves its code in the last bits. What 2^23 is in
+ * bits is taken off four codes together. error: of rows that are measured.
+ */
+template <bool RISE>
+static __device__ __forceinline__ uint64_t eight_nearest(const struct aq_cuda_codec_plan &plan, struct eight &x,
+                                                         const struct steps &steps, bool measured, float &error)
 {
-    const struct grid_of grid = grid_of_plan(plan);
-    uint32_t noise[UNIT] = {0, 0, 0, 0, 0, 0, 0, 0};
-    uint32_t low = 0, high = 0; /* four codes each: at most 32 bits */
-    if (stochastic) {
-        philox(key, e / 4, noise);
-        philox(key, e / 4 + 1, noise + 4);
-    }
+    const float to_code = __fadd_rn(8388608.0f, (float)plan.half);
+    uint32_t words[2] = {0, 0}, ones = 0;
     UNROLL for (int k = 0; k < UNIT; k++)
     {
         const struct step &step = steps.each[k];
-        const int i = stochastic ? quantize_stochastic(x.v[k], step.inverse, grid, uniform_of(noise[k]))
-                                 : quantize_nearest(x.v[k], step.inverse, grid);
+        const float scaled = __fmul_rn(x.v[k], step.inverse), whole = RISE ? floorf(scaled) : rintf(scaled);
+        const float i = fminf(fmaxf(whole, plan.low), plan.high); /* NaN: the lowest */
+        const float level = __fmul_rn(RISE ? __fadd_rn(__fadd_rn(i, i), 1.0f) : __fadd_rn(i, 0.0f), step.unit);
+        words[k / 4] += __float_as_uint(__fadd_rn(i, to_code)) << (uint32_t)(k % 4) * plan.bits;
+        if (k < 4) ones += 1u << (uint32_t)k * plan.bits;
+        if (measured) {
+            const float off = __fsub_rn(x.v[k], level);
+            error = __fadd_rn(error, __fmul_rn(off, off));
+        }
+        x.v[k] = level;
+    }
+    const uint32_t low = words[0] - 0x4b000000u * ones, high = words[1] - 0x4b000000u * ones;
+    return low | (uint64_t)high << 4 * plan.bits;
+}
+
+/* Codes of eight values; their levels replace them; returns the codes as bits, adds the squared error if measured. */
+static __device__ __forceinline__ uint64_t eight_quantize(const struct aq_cuda_codec_plan &plan, struct eight &x,
+                                                          const struct steps &steps, bool stochastic,
+                                                          const struct aq_rng_key &key, uint64_t e, bool measured,
+                                                          float &error)
+{
+    if (!stochastic && plan.rise) return eight_nearest<true>(plan, x, steps, measured, error);
+    if (!stochastic) return eight_nearest<false>(plan, x, steps, measured, error);
+    const struct grid_of grid = grid_of_plan(plan);
+    uint32_t noise[UNIT] = {0, 0, 0, 0, 0, 0, 0, 0};
+    uint32_t low = 0, high = 0; /* four codes each: at most 32 bits */
+    philox(key, e / 4, noise);
+    philox(key, e / 4 + 1, noise + 4);
+    UNROLL for (int k = 0; k < UNIT; k++)
+    {
+        const struct step &step = steps.each[k];
+        const int i = quantize_stochastic(x.v[k], step.inverse, grid, uniform_of(noise[k]));
         const float level = dequantize(i, step.unit, plan.rise), off = __fsub_rn(x.v[k], level);
         const uint32_t code = (uint32_t)(i + grid.half);
         if (k < 4)
@@ -347,7 +376,7 @@ static __device__ __forceinline__ uint64_t eight_quantize(const struct aq_cuda_c
         else
             high |= code << (uint32_t)(k - 4) * plan.bits;
         x.v[k] = level;
-        *error = __fadd_rn(*error, __fmul_rn(off, off));
+        if (measured) error = __fadd_rn(error, __fmul_rn(off, off));
     }
     return low | (uint64_t)high << 4 * plan.bits;
 }
@@ -526,8 +555,9 @@ __global__ void __launch_bounds__(ROW_WARPS_MAX *WARP)
         UNROLL for (int i = 0; i < UNIT; i++) steps.each[i] = step;
         if (WAY == WAY_ANY && plan.group == AQ_GROUP_CHANNEL && u < units) steps = steps_of_channels(mem, plan, at, c);
         float off = 0.0f;
+        const bool stochastic = WAY == WAY_ANY && plan.stochastic;
         const uint64_t word =
-            eight_quantize(plan, d[k], steps, WAY == WAY_ANY && plan.stochastic, job.key, first + c, &off);
+            eight_quantize(plan, d[k], steps, stochastic, job.key, first + c, measured, off);
         if (hadamard) eight_rotate(d[k], rotation_block(plan, c), plan.tile, at.lane);
         if (u >= units) continue;
         error = __fadd_rn(error, off);
@@ -590,17 +620,19 @@ __global__ void __launch_bounds__(UNIT_BLOCK)
     const uint32_t mask = (1u << plan.bits) - 1u;
     uint32_t peak = 0;
     bool good = true;
+    struct steps steps;
+    const bool once = plan.group == AQ_GROUP_ROW || plan.group == AQ_GROUP_TENSOR; /* a row has one quantizer */
+    if (once && at.there) good = steps_read(plan, at, body, 0, &steps);
     for (uint32_t from = 0; from < units; from += WARP) {
         const uint32_t u = from + at.lane, c = u * UNIT;
         struct eight x = {{0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}};
         struct packed<M> m = {
         };
         if (u < units) {
-            struct steps steps;
             m = packed_read<M>(job.m, first + c);
             const uint64_t word = word_read(stream + (uint64_t)u * plan.bits, plan.bits, aligned);
             const uint32_t low = (uint32_t)word, high = (uint32_t)(word >> 4 * plan.bits);
-            good = steps_read(plan, at, body, c, &steps) && good;
+            if (!once) good = steps_read(plan, at, body, c, &steps) && good;
             UNROLL for (int i = 0; i < UNIT; i++)
             {
                 const uint32_t code = (i < 4 ? low >> (uint32_t)i * plan.bits : high >> (uint32_t)(i - 4) * plan.bits);
