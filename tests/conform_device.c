@@ -510,7 +510,8 @@ static enum aq_status cross_entropy_call(struct aq_device *where, struct array *
 static void test_cross_entropy_matches_truth(void **state)
 {
     (void)state;
-    static const uint64_t sizes[][2] = {{1, 1}, {20, 2}, {40, 50}, {9, 1001}, {3, 2048}, {3, 5003}};
+    static const uint64_t sizes[][2] = {{1, 1},    {20, 2},   {40, 50},   {9, 1001},
+                                        {3, 2048}, {3, 5003}, {3, 20003}, {2, 16379}}; /* several pieces, too */
     for (size_t s = 0; s < (TYPES + 1) * sizeof sizes / sizeof sizes[0]; s++) {
         const uint64_t *size = sizes[s / (TYPES + 1)];
         const uint64_t N = size[0] * (size[1] + 5);

@@ -415,7 +415,7 @@ enum aq_status aq_cuda_column_sum(const void *x, enum aq_element type, uint64_t 
 
 /* ---- Softmax and cross-entropy: a block a row. */
 
-constexpr unsigned LOSS_THREADS = 512, LOSS_WARPS = LOSS_THREADS / 32, LOSS_AT_ONCE = 4;
+constexpr unsigned LOSS_THREADS = 512, LOSS_WARPS = LOSS_THREADS / 32, LOSS_AT_ONCE = 4; /* loads of a thread */
 
 /* The block's largest value and its sum of exponentials below it, the same bits in every thread. */
 static __forceinline__ __device__ void block_softmax(float *top, float *sum)
@@ -439,16 +439,35 @@ static __forceinline__ __device__ void block_softmax(float *top, float *sum)
     *sum = block_sum;
 }
 
+/* A piece of the row: LOSS_AT_ONCE times W neighbouring logits a thread, on their way together; -inf past the end. */
+template <int W>
+static __forceinline__ __device__ void logits_read(const float *logits, uint64_t first, uint64_t V,
+                                                   float (&values)[LOSS_AT_ONCE][W])
+{
+    AQ_UNROLL
+    for (unsigned a = 0; a < LOSS_AT_ONCE; a++) {
+        const uint64_t v = first + (a * LOSS_THREADS + threadIdx.x) * W;
+        if (v + W <= V)
+            aq_load_wide(logits + v, values[a]);
+        else
+            for (int i = 0; i < W; i++)
+                values[a][i] = v + i < V ? logits[v + i] : -INFINITY;
+    }
+}
+
 /*
  * The gradient may lie on the logits, as 16 bits in the first half of the row's bytes: a piece of the row is read by
  * all threads before any of its gradient, which lies at the same elements or before them, is written.
  */
-template <typename G> static __global__ void __launch_bounds__(LOSS_THREADS) cross_entropy(struct aq_cross_entropy args)
+template <typename G, int W>
+static __global__ void __launch_bounds__(LOSS_THREADS) cross_entropy(struct aq_cross_entropy args)
 {
+    constexpr uint64_t PIECE = static_cast<uint64_t>(LOSS_THREADS) * LOSS_AT_ONCE * W;
     const uint64_t row = blockIdx.x, V = args.V;
     const float *logits = args.logits + row * args.logits_stride;
     const int32_t target = args.targets[row];
     G *gradient = args.gradient ? static_cast<G *>(args.gradient) + row * args.gradient_stride : nullptr;
+    float values[LOSS_AT_ONCE][W];
     if (target < 0) {
         if (threadIdx.x == 0) args.losses[row] = 0.0f;
         if (gradient)
@@ -457,44 +476,62 @@ template <typename G> static __global__ void __launch_bounds__(LOSS_THREADS) cro
         return;
     }
     float top = -INFINITY, sum = 0.0f;
-    for (uint64_t v = threadIdx.x; v < V; v += LOSS_THREADS) {
-        const float x = logits[v];
-        if (x > top) {
-            sum = fmaf(sum, expf(top - x), 1.0f);
-            top = x;
-        } else if (x > -INFINITY) {
-            sum += expf(x - top);
-        }
+    for (uint64_t first = 0; first < V; first += PIECE) {
+        logits_read(logits, first, V, values);
+        float most = top;
+        AQ_UNROLL
+        for (unsigned a = 0; a < LOSS_AT_ONCE; a++)
+            for (int i = 0; i < W; i++)
+                most = fmaxf(most, values[a][i]);
+        if (most == -INFINITY) continue;
+        sum *= expf(top - most);
+        top = most;
+        AQ_UNROLL
+        for (unsigned a = 0; a < LOSS_AT_ONCE; a++)
+            for (int i = 0; i < W; i++)
+                sum += expf(values[a][i] - top);
     }
     const float at_target = logits[target];
     block_softmax(&top, &sum);
     if (threadIdx.x == 0) args.losses[row] = logf(sum) - (at_target - top);
     if (!gradient) return;
     const float factor = args.scale / sum;
-    for (uint64_t first = 0; first < V; first += LOSS_THREADS * LOSS_AT_ONCE) {
-        float values[LOSS_AT_ONCE];
-        for (unsigned i = 0; i < LOSS_AT_ONCE; i++) {
-            const uint64_t v = first + i * LOSS_THREADS + threadIdx.x;
-            values[i] = v < V ? expf(logits[v] - top) : 0.0f;
-        }
+    for (uint64_t first = 0; first < V; first += PIECE) {
+        logits_read(logits, first, V, values);
         __syncthreads();
-        for (unsigned i = 0; i < LOSS_AT_ONCE; i++) {
-            const uint64_t v = first + i * LOSS_THREADS + threadIdx.x;
-            if (v == static_cast<uint64_t>(target))
-                aq_store(gradient + v, (values[i] / sum - 1.0f) * args.scale);
-            else if (v < V)
-                aq_store(gradient + v, values[i] * factor);
+        AQ_UNROLL
+        for (unsigned a = 0; a < LOSS_AT_ONCE; a++) {
+            const uint64_t v = first + (a * LOSS_THREADS + threadIdx.x) * W;
+            for (int i = 0; i < W; i++) {
+                const float e = expf(values[a][i] - top);
+                values[a][i] =
+                    v + i == static_cast<uint64_t>(target) ? (e / sum - 1.0f) * args.scale : e * factor;
+            }
+            if (v + W <= V)
+                aq_store_wide(gradient + v, values[a]);
+            else
+                for (int i = 0; i < W; i++)
+                    if (v + i < V) aq_store(gradient + v + i, values[a][i]);
         }
     }
     for (uint64_t v = V + threadIdx.x; v < args.gradient_stride; v += LOSS_THREADS)
         aq_store(gradient + v, 0.0f);
 }
 
+template <typename G>
+static enum aq_status cross_entropy_typed(const struct aq_cross_entropy *args, cudaStream_t stream)
+{
+    const dim3 grid = aq_blocks(args->rows, 1);
+    const bool fours = args->logits_stride % 4 == 0 && aq_fours(args->logits, AQ_F32) &&
+                       args->gradient_stride % 4 == 0 && aq_fours(args->gradient, args->gradient_type);
+    if (fours) return AQ_LAUNCH((cross_entropy<G, 4>), grid, LOSS_THREADS, 0, stream, *args);
+    return AQ_LAUNCH((cross_entropy<G, 1>), grid, LOSS_THREADS, 0, stream, *args);
+}
+
 enum aq_status aq_cuda_cross_entropy(const struct aq_cross_entropy *args, struct CUstream_st *stream)
 {
     if (args->rows == 0 || args->V == 0) return AQ_OK;
-    const dim3 grid = aq_blocks(args->rows, 1);
-    if (args->gradient_type == AQ_BF16) return AQ_LAUNCH(cross_entropy<uint16_t>, grid, LOSS_THREADS, 0, stream, *args);
-    if (args->gradient_type == AQ_F16) return AQ_LAUNCH(cross_entropy<aq_half>, grid, LOSS_THREADS, 0, stream, *args);
-    return AQ_LAUNCH(cross_entropy<float>, grid, LOSS_THREADS, 0, stream, *args);
+    if (args->gradient_type == AQ_BF16) return cross_entropy_typed<uint16_t>(args, stream);
+    if (args->gradient_type == AQ_F16) return cross_entropy_typed<aq_half>(args, stream);
+    return cross_entropy_typed<float>(args, stream);
 }
