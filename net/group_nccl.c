@@ -13,79 +13,30 @@
  * The communicator does not block (config.blocking = 0): each call may answer ncclInProgress, and is then asked again
  * until the deadline. Sums are not NCCL's: they are made in the order of ranks (docs/DECISIONS.md 0038).
  */
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "group.h"
-
-#if AQ_WITH_NCCL
-#include <assert.h>
-#include <cuda_runtime_api.h>
-#include <nccl.h>
-#endif
+#include "nccl_comm.h"
 
 static const char *const AREA = "group";
 
-enum { MACHINE_BYTES = 256 };
-
-/* What a rank tells of itself. */
-struct facts {
-    uint64_t gpu, machine; /* digests; gpu 0: none */
-    uint32_t built;        /* 0, or NCCL's version */
-    uint32_t reserved;
-};
-
-/* The machine as the kernel booted it, and the host's name, which containers have of their own. */
-static uint64_t machine_digest(void)
-{
-    char text[MACHINE_BYTES] = "";
-    size_t used = 0;
-    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
-    if (file) {
-        used = fread(text, 1, MACHINE_BYTES / 2, file);
-        (void)fclose(file);
-    }
-    if (gethostname(text + used, MACHINE_BYTES - used - 1) != 0) text[used] = '\0';
-    return aq_digest(text, used + strlen(text + used));
-}
-
-static uint32_t nccl_version(void)
-{
-    int version = 0;
-#if AQ_WITH_NCCL
-    if (ncclGetVersion(&version) != ncclSuccess) version = 0;
-#endif
-    return (uint32_t)version;
-}
-
 static enum aq_status facts_of(struct aq_group *group, const struct aq_device *device,
-                               struct facts all[AQ_GROUP_SIZE_MAX])
+                               struct aq_nccl_rank all[AQ_GROUP_SIZE_MAX])
 {
-    struct aq_device_info info = {.host_memory = true};
-    struct facts mine = {.machine = machine_digest(), .built = nccl_version()};
-    if (device) aq_device_info(device, &info);
-    if (info.uuid[0]) mine.gpu = aq_digest_seeded(info.uuid, strlen(info.uuid), mine.machine) | 1;
+    struct aq_nccl_rank mine;
+    aq_nccl_rank_here(device, &mine);
     return aq_all_gather(group, &mine, sizeof mine, all);
 }
 
 enum aq_status aq_nccl_facts(struct aq_group *group, const struct aq_device *device, struct aq_nccl_facts *out)
 {
-    struct facts all[AQ_GROUP_SIZE_MAX];
-    struct aq_nccl_facts found = {.built = true, .apart = true, .one_machine = true, .rank = UINT32_MAX};
+    struct aq_nccl_rank all[AQ_GROUP_SIZE_MAX];
     AQ_TRY(facts_of(group, device, all));
-    for (uint32_t rank = 0; rank < group->size; rank++) {
-        bool good = all[rank].built != 0 && all[rank].gpu != 0;
-        found.built = found.built && good;
-        found.gpus += all[rank].gpu != 0;
-        for (uint32_t other = 0; other < rank; other++)
-            if (all[other].gpu == all[rank].gpu && all[rank].gpu != 0) good = found.apart = false;
-        found.one_machine = found.one_machine && all[rank].machine == all[0].machine;
-        if (!good && found.rank == UINT32_MAX) found.rank = rank;
-    }
-    *out = found;
+    aq_nccl_judge(all, group->size, out);
     return AQ_OK;
 }
 
@@ -95,8 +46,7 @@ enum {
     BATCHES = 64, /* not yet passed: two a step, of which no more than the program's lag are under way */
     LOOKS = 200,  /* at an event, before the first nap: what is near is there within some 100 us       */
     NAP_NS = 20000,
-    CAUSE_NS = 500000000,
-    ID_BYTES = NCCL_UNIQUE_ID_BYTES
+    CAUSE_NS = 500000000
 };
 static_assert(BATCHES >= 4 * AQ_GROUP_FRAMES, "a batch is asked after while it is remembered");
 
@@ -113,51 +63,26 @@ struct peer {
     uint64_t posted, batch_of[BATCHES]; /* of post n: batch_of[n % BATCHES] */
 };
 
-struct move { /* of the batch that is being made */
-    const void *from;
-    void *to;
-    size_t bytes;
-    uint32_t peer;
-};
-
 struct over_nccl {
     struct aq_group group;
-    ncclComm_t comm;
+    struct aq_nccl_comm nccl;
     cudaStream_t stream;
     cudaEvent_t packed;
     cudaEvent_t done[BATCHES]; /* of batch n: done[n % BATCHES] */
     uint64_t begun, passed;    /* batches                       */
     uint32_t looked;           /* at the links, in turns with cheaper looks */
-    struct move sends[AQ_GROUP_SIZE_MAX], receives[AQ_GROUP_SIZE_MAX];
+    struct aq_nccl_move sends[AQ_GROUP_SIZE_MAX], receives[AQ_GROUP_SIZE_MAX];
     uint32_t send_count, receive_count;
     uint8_t *memory;
     size_t memory_bytes;
     struct peer peers[AQ_GROUP_SIZE_MAX];
 };
 
-static enum aq_status cuda_said(cudaError_t error, const char *what)
-{
-    if (error == cudaSuccess) return AQ_OK;
-    return aq_fail(AQ_CUDAERR, AREA, "%s: %s", what, cudaGetErrorString(error));
-}
-
-/* NCCL's own words, which name the peer or the socket where they can. */
-static enum aq_status nccl_said(const struct over_nccl *over, ncclResult_t result, const char *what)
-{
-    if (result == ncclSuccess || result == ncclInProgress) return AQ_OK;
-    const char *last = ncclGetLastError(over->comm);
-    return aq_fail(AQ_NCCLERR, AREA, "rank %u of %u, %s: NCCL: %s%s%.200s", over->group.rank, over->group.size, what,
-                   ncclGetErrorString(result), last && last[0] ? "; " : "", last ? last : "");
-}
-
 /* ---- waits ---- */
 
-/* The communicator is of no use any more: what runs on the GPU ends, and so do the other ranks' waits for this one. */
 static void nccl_abandon(struct aq_group *group)
 {
-    struct over_nccl *over = (struct over_nccl *)group;
-    if (over->comm) (void)ncclCommAbort(over->comm);
-    over->comm = NULL;
+    aq_nccl_abandon(&((struct over_nccl *)group)->nccl);
 }
 
 /*
@@ -172,7 +97,7 @@ static enum aq_status first_cause(struct over_nccl *over, ncclResult_t result, c
         AQ_TRY(aq_group_links_watch(over->group.host));
         (void)nanosleep(&nap, NULL);
     }
-    return nccl_said(over, result, what);
+    return aq_nccl_said(&over->nccl, result, what);
 }
 
 /* What ends a wait of any kind: an error of NCCL's, a rank that has died, the deadline. */
@@ -180,7 +105,7 @@ static enum aq_status look_around(struct over_nccl *over, const char *what, uint
                                   ncclResult_t *state)
 {
     const struct timespec nap = {.tv_nsec = NAP_NS};
-    AQ_TRY(nccl_said(over, ncclCommGetAsyncError(over->comm, state), what));
+    *state = aq_nccl_state(&over->nccl);
     if (*state != ncclSuccess && *state != ncclInProgress) return first_cause(over, *state, what);
     if (++over->looked % LOOKS != 0) return AQ_OK;
     AQ_TRY(aq_group_links_watch(over->group.host));
@@ -220,7 +145,7 @@ static enum aq_status await_batch(struct over_nccl *over, uint64_t number, uint3
             over->passed++;
             continue;
         }
-        if (error != cudaErrorNotReady) return cuda_said(error, "cudaEventQuery after NCCL");
+        if (error != cudaErrorNotReady) return aq_nccl_cuda(error, "cudaEventQuery after NCCL");
         (void)cudaGetLastError(); /* an answer, no error */
         AQ_TRY(look_around(over, what, begin_ns, deadline_ns, &state));
     }
@@ -231,7 +156,7 @@ static enum aq_status await_batch(struct over_nccl *over, uint64_t number, uint3
 static enum aq_status wait_for(struct over_nccl *over, uint64_t batch, uint32_t peer)
 {
     if (batch <= over->passed) return AQ_OK;
-    if (!over->comm) return aq_fail(AQ_ABORTED, AREA, "rank %u has given its communicator up", over->group.rank);
+    if (!over->nccl.comm) return aq_fail(AQ_ABORTED, AREA, "rank %u has given its communicator up", over->group.rank);
     return await_batch(over, batch, peer);
 }
 
@@ -242,7 +167,7 @@ static enum aq_status nccl_post(struct aq_group *group, uint32_t to, const struc
     struct over_nccl *over = (struct over_nccl *)group;
     struct peer *peer = &over->peers[to];
     AQ_ASSERT(over->send_count < group->size);
-    over->sends[over->send_count++] = (struct move){.from = body, .bytes = chunk->bytes, .peer = to};
+    over->sends[over->send_count++] = (struct aq_nccl_move){.from = body, .bytes = chunk->bytes, .peer = to};
     peer->batch_of[++peer->posted % BATCHES] = over->begun + 1;
     return AQ_OK;
 }
@@ -256,22 +181,8 @@ static enum aq_status nccl_expect(struct aq_group *group, uint32_t from, const s
     if (!into) into = peer->memory + n % AQ_GROUP_COMING * group->piece_bytes;
     peer->coming[n % AQ_GROUP_COMING] = (struct coming){.chunk = *chunk, .body = into, .batch = over->begun + 1};
     AQ_ASSERT(over->receive_count < group->size);
-    over->receives[over->receive_count++] = (struct move){.to = into, .bytes = chunk->bytes, .peer = from};
+    over->receives[over->receive_count++] = (struct aq_nccl_move){.to = into, .bytes = chunk->bytes, .peer = from};
     return AQ_OK;
-}
-
-/* All moves in one group, so that none waits for another. */
-static ncclResult_t enqueue(struct over_nccl *over)
-{
-    ncclResult_t first = ncclGroupStart(), end;
-    for (uint32_t i = 0; i < over->send_count && (first == ncclSuccess || first == ncclInProgress); i++)
-        first = ncclSend(over->sends[i].from, over->sends[i].bytes, ncclUint8, (int)over->sends[i].peer, over->comm,
-                         over->stream);
-    for (uint32_t i = 0; i < over->receive_count && (first == ncclSuccess || first == ncclInProgress); i++)
-        first = ncclRecv(over->receives[i].to, over->receives[i].bytes, ncclUint8, (int)over->receives[i].peer,
-                         over->comm, over->stream);
-    end = ncclGroupEnd();
-    return first == ncclSuccess || first == ncclInProgress ? end : first;
 }
 
 static enum aq_status flush_batch(struct over_nccl *over)
@@ -279,13 +190,15 @@ static enum aq_status flush_batch(struct over_nccl *over)
     struct aq_group *group = &over->group;
     const uint64_t number = over->begun + 1;
     cudaStream_t packing = aq_device_stream_native(group->device, group->stream);
-    if (!over->comm) return aq_fail(AQ_ABORTED, AREA, "rank %u has given its communicator up", group->rank);
+    if (!over->nccl.comm) return aq_fail(AQ_ABORTED, AREA, "rank %u has given its communicator up", group->rank);
     if (number > over->passed + BATCHES - 1) AQ_TRY(await_batch(over, number - (BATCHES - 1), group->rank));
-    AQ_TRY(cuda_said(cudaEventRecord(over->packed, packing), "cudaEventRecord"));
-    AQ_TRY(cuda_said(cudaStreamWaitEvent(over->stream, over->packed, 0), "cudaStreamWaitEvent"));
-    AQ_TRY(await_call(over, enqueue(over), "enqueueing a step's messages"));
+    AQ_TRY(aq_nccl_cuda(cudaEventRecord(over->packed, packing), "cudaEventRecord"));
+    AQ_TRY(aq_nccl_cuda(cudaStreamWaitEvent(over->stream, over->packed, 0), "cudaStreamWaitEvent"));
+    const ncclResult_t told = aq_nccl_enqueue(&over->nccl, over->sends, over->send_count, over->receives,
+                                              over->receive_count, over->stream);
+    AQ_TRY(await_call(over, told, "enqueueing a step's messages"));
     over->begun = number;
-    return cuda_said(cudaEventRecord(over->done[number % BATCHES], over->stream), "cudaEventRecord");
+    return aq_nccl_cuda(cudaEventRecord(over->done[number % BATCHES], over->stream), "cudaEventRecord");
 }
 
 static enum aq_status nccl_flush(struct aq_group *group)
@@ -342,11 +255,11 @@ static enum aq_status nccl_meet(struct aq_group *group, const struct aq_chunk *h
 /* In good order: everything sent has left. A broken communicator is aborted, which waits for nobody. */
 static void close_comm(struct over_nccl *over)
 {
-    if (!over->comm) return;
+    if (!over->nccl.comm) return;
     if (over->group.broken == AQ_OK &&
-        await_call(over, ncclCommFinalize(over->comm), "closing the communicator") == AQ_OK) {
-        (void)ncclCommDestroy(over->comm);
-        over->comm = NULL;
+        await_call(over, ncclCommFinalize(over->nccl.comm), "closing the communicator") == AQ_OK) {
+        (void)ncclCommDestroy(over->nccl.comm);
+        over->nccl.comm = NULL;
     }
     nccl_abandon(&over->group);
 }
@@ -379,36 +292,16 @@ static const struct aq_group_ops NCCL_OPS = {.name = "nccl",
                                              .flush = nccl_flush,
                                              .abandon = nccl_abandon};
 
-/* Do all ranks fit? The same line on each. */
-static enum aq_status compare(const struct aq_group *links, const struct facts *all)
-{
-    for (uint32_t rank = 0; rank < links->size; rank++) {
-        if (!all[rank].built) return aq_fail(AQ_NODEV, AREA, "rank %u of the group was built without NCCL", rank);
-        if (!all[rank].gpu)
-            return aq_fail(AQ_NODEV, AREA, "rank %u of the group is on no GPU, and NCCL wants one for each rank", rank);
-        if (all[rank].built != all[0].built)
-            return aq_fail(AQ_MISMATCH, AREA, "rank %u has NCCL %u, rank 0 has %u: install the same version", rank,
-                           all[rank].built, all[0].built);
-        for (uint32_t other = 0; other < rank; other++)
-            if (all[other].gpu == all[rank].gpu)
-                return aq_fail(AQ_NODEV, AREA,
-                               "ranks %u and %u share a GPU, and NCCL wants one for each: give each its own, or reduce "
-                               "over links",
-                               other, rank);
-    }
-    return AQ_OK;
-}
-
 /* Rank 0's id, or why it has none: the same answer on all. */
-static enum aq_status share_id(const struct over_nccl *over, ncclUniqueId *id)
+static enum aq_status share_id(const struct over_nccl *over, struct aq_nccl_id *id)
 {
     struct {
         uint32_t status, reserved;
-        ncclUniqueId id;
+        struct aq_nccl_id id;
     } told;
     memset(&told, 0, sizeof told);
     if (over->group.rank == 0) {
-        told.status = (uint32_t)nccl_said(over, ncclGetUniqueId(&told.id), "ncclGetUniqueId");
+        told.status = (uint32_t)aq_nccl_id(&told.id);
         if (over->group.size == 1) AQ_TRY((enum aq_status)told.status);
     }
     AQ_TRY(aq_broadcast(over->group.host, 0, &told, sizeof told));
@@ -421,12 +314,9 @@ static enum aq_status share_id(const struct over_nccl *over, ncclUniqueId *id)
 
 static enum aq_status open_comm(struct over_nccl *over)
 {
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    ncclUniqueId id;
-    config.blocking = 0;
+    struct aq_nccl_id id;
     AQ_TRY(share_id(over, &id));
-    return await_call(over,
-                      ncclCommInitRankConfig(&over->comm, (int)over->group.size, id, (int)over->group.rank, &config),
+    return await_call(over, aq_nccl_begin(&over->nccl, &id, over->group.rank, over->group.size, 0),
                       "opening a communicator");
 }
 
@@ -446,10 +336,11 @@ static enum aq_status open_peers(struct over_nccl *over)
 
 static enum aq_status open_streams(struct over_nccl *over)
 {
-    AQ_TRY(cuda_said(cudaStreamCreateWithFlags(&over->stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"));
-    AQ_TRY(cuda_said(cudaEventCreateWithFlags(&over->packed, cudaEventDisableTiming), "cudaEventCreateWithFlags"));
+    AQ_TRY(aq_nccl_cuda(cudaStreamCreateWithFlags(&over->stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"));
+    AQ_TRY(aq_nccl_cuda(cudaEventCreateWithFlags(&over->packed, cudaEventDisableTiming), "cudaEventCreateWithFlags"));
     for (uint32_t i = 0; i < BATCHES; i++)
-        AQ_TRY(cuda_said(cudaEventCreateWithFlags(&over->done[i], cudaEventDisableTiming), "cudaEventCreateWithFlags"));
+        AQ_TRY(aq_nccl_cuda(cudaEventCreateWithFlags(&over->done[i], cudaEventDisableTiming),
+                            "cudaEventCreateWithFlags"));
     return AQ_OK;
 }
 
@@ -461,12 +352,12 @@ enum aq_status aq_group_open_nccl(struct aq_group *links, struct aq_group **out)
                                            .stream = links->stream,
                                            .silence_ns = links->silence_ns,
                                            .piece_bytes = aq_group_nccl_piece(links->size)};
-    struct facts all[AQ_GROUP_SIZE_MAX];
+    struct aq_nccl_rank all[AQ_GROUP_SIZE_MAX];
     uint32_t ranks[AQ_GROUP_SIZE_MAX];
     void *memory;
     enum aq_status status;
     AQ_TRY(facts_of(links, links->device, all));
-    status = compare(links, all);
+    status = aq_nccl_refuse(all, links->size, "rank", 0, "reduce over links");
     /* Nobody goes before all have heard why: else the slowest hear of a rank that left instead. */
     if (status != AQ_OK) (void)aq_all_gather(links, &links->rank, sizeof links->rank, ranks);
     AQ_TRY(status);
@@ -474,6 +365,7 @@ enum aq_status aq_group_open_nccl(struct aq_group *links, struct aq_group **out)
     struct over_nccl *over = memory;
     AQ_TRY_GOTO(aq_group_init(&over->group, &NCCL_OPS, true, &config), out);
     over->group.host = links;
+    snprintf(over->nccl.who, sizeof over->nccl.who, "rank %u of %u", links->rank, links->size);
     AQ_TRY_GOTO(open_peers(over), out);
     AQ_TRY_GOTO(open_streams(over), out);
     AQ_TRY_GOTO(open_comm(over), out);

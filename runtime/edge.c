@@ -93,6 +93,7 @@ out:
 void aq_edge_close(struct aq_edge *edge)
 {
     if (!edge) return;
+    if (aq_edge_carrying(edge)) aq_edge_abandon(edge); /* what frees memory waits for all that runs on the device */
     if (edge->held)
         for (uint32_t i = 0; i < edge->config.slots; i++)
             aq_edge_unhold(edge, i);
@@ -100,6 +101,7 @@ void aq_edge_close(struct aq_edge *edge)
     aq_edge_queue_release(edge, &edge->backwards);
     aq_edge_queue_release(edge, &edge->evals);
     aq_edge_batcher_close(edge);
+    aq_edge_carrier_close(edge);
     aq_codec_close(edge->forward);
     aq_codec_close(edge->backward);
     aq_codec_close(edge->raw);
@@ -190,12 +192,15 @@ static void frame_out(struct aq_edge *edge, uint64_t token)
 
 static enum aq_status queue_add(struct aq_edge *edge, struct aq_edge_queue *queue, const struct aq_frame *frame)
 {
+    uint64_t number;
+    AQ_TRY(aq_edge_carried_in(edge, frame, &number));
     if (queue->count == AQ_EDGE_QUEUE_MAX)
         return aq_fail(AQ_PROTO, "edge", "edge %u: more than %d frames of kind %u wait", edge->config.edge,
                        AQ_EDGE_QUEUE_MAX, frame->kind);
     const uint32_t at = (queue->first + queue->count++) % AQ_EDGE_QUEUE_MAX;
     queue->frames[at] = *frame;
     queue->spilled[at] = false;
+    queue->carried[at] = number;
     return AQ_OK;
 }
 
@@ -205,11 +210,22 @@ static struct aq_edge_received queue_take(struct aq_edge_queue *queue)
     const uint32_t at = queue->first;
     queue->first = (at + 1) % AQ_EDGE_QUEUE_MAX;
     queue->count--;
-    return (struct aq_edge_received){.frame = queue->frames[at], .spilled = queue->spilled[at]};
+    return (struct aq_edge_received){.frame = queue->frames[at],
+                                     .spilled = queue->spilled[at],
+                                     .carried = queue->carried[at],
+                                     .bodies = queue->frames[at].body,
+                                     .bytes = queue->frames[at].body_bytes};
+}
+
+/* Is there a next one, with all that belongs to it? */
+static bool queue_here(const struct aq_edge *edge, const struct aq_edge_queue *queue)
+{
+    return queue->count > 0 && aq_edge_carried_here(edge, queue->carried[queue->first]);
 }
 
 void aq_edge_received_release(struct aq_edge *edge, const struct aq_edge_received *got)
 {
+    aq_edge_carried_release(edge, got->carried);
     if (got->spilled)
         aq_unmap((void *)(uintptr_t)got->frame.body, got->frame.body_bytes);
     else if (got->frame.body)
@@ -251,6 +267,8 @@ static enum aq_status frame_in(struct aq_edge *edge, const struct aq_frame *fram
         edge->arrived = true;
         edge->message = *frame;
         return AQ_OK;
+    case AQ_FRAME_CONTROL:
+        return aq_edge_carrier_told(edge, frame);
     case AQ_FRAME_MIRROR:
         if (!edge->config.mirror || edge->mirror_count == AQ_EDGE_MIRRORS_MAX) break;
         edge->mirrors[(edge->mirror_first + edge->mirror_count++) % AQ_EDGE_MIRRORS_MAX] = *frame;
@@ -272,12 +290,12 @@ static enum aq_status link_ended(struct aq_edge *edge, const struct aq_link_even
     return aq_fail(edge->ended, "edge", "the link to stage %u ended: %s", peer, event->text ? event->text : "");
 }
 
-enum aq_status aq_edge_pump(struct aq_edge *edge)
+enum aq_status aq_edge_link_pump(struct aq_edge *edge)
 {
     struct aq_link_event event;
     for (;;) {
         const enum aq_status status = aq_link_poll(edge->config.link, &event);
-        if (status == AQ_AGAIN) break;
+        if (status == AQ_AGAIN) return AQ_OK;
         AQ_TRY(status);
         if (event.kind == AQ_LINK_RECEIVED) {
             AQ_TRY(frame_in(edge, &event.frame));
@@ -287,6 +305,12 @@ enum aq_status aq_edge_pump(struct aq_edge *edge)
             AQ_TRY(link_ended(edge, &event));
         }
     }
+}
+
+enum aq_status aq_edge_pump(struct aq_edge *edge)
+{
+    AQ_TRY(aq_edge_link_pump(edge));
+    AQ_TRY(aq_edge_carrier_advance(edge));
     AQ_TRY(aq_edge_works_advance(edge));
     AQ_TRY(aq_edge_fetches_serve(edge));
     /* What came before the goodbye is still to be had: the end counts when nothing is left. */
@@ -303,7 +327,8 @@ enum aq_status aq_edge_post_batch(struct aq_edge *edge, enum aq_frame_kind kind,
                                    .step = batch->step,
                                    .micro_batch = batch->micro_batch,
                                    .argument = batch->samples,
-                                   .body_bytes = body_bytes,
+                                   .body_bytes = batch->flags & AQ_EDGE_CARRIED ? batch->samples * AQ_EDGE_ROW_BYTES
+                                                                                : body_bytes,
                                    .body = aq_edge_body(edge, body_index)};
     AQ_TRY(aq_edge_post(edge, &frame, body_index));
     if (kind != AQ_FRAME_EVAL) edge->measures.sent_bytes += body_bytes;
@@ -338,11 +363,13 @@ static enum aq_status send_batch(struct aq_edge *edge, enum aq_frame_kind kind, 
                                  struct aq_stream *stream)
 {
     uint32_t index;
+    uint8_t *bodies;
     AQ_ASSERT(batch->samples >= 1 && batch->samples <= edge->B);
     if (aq_edge_encoding(edge)) return AQ_AGAIN;
+    AQ_TRY(aq_edge_carry_slot(edge, &bodies));
     AQ_TRY(aq_edge_body_take(edge, &index));
     if (!edge->batcher) return send_here(edge, kind, codec, batch, values, index, stream);
-    const enum aq_status status = aq_edge_encode_issue(edge, codec, kind, batch, values, index, stream);
+    const enum aq_status status = aq_edge_encode_issue(edge, codec, kind, batch, values, index, bodies, stream);
     if (status != AQ_OK) aq_edge_body_return(edge, index);
     return status;
 }
@@ -384,8 +411,9 @@ static enum aq_status receive_batch(struct aq_edge *edge, struct aq_edge_queue *
                                     struct aq_stream *stream)
 {
     if (aq_edge_decoding(edge)) return AQ_AGAIN;
-    const struct aq_edge_received got = queue_take(queue);
+    struct aq_edge_received got = queue_take(queue);
     enum aq_status status = received_check(edge, &got.frame, batch);
+    if (status == AQ_OK) status = aq_edge_carried_take(edge, &got);
     if (status == AQ_OK && edge->batcher) {
         status = aq_edge_decode_issue(edge, codec, batch, &got, values, stream);
         if (status == AQ_OK) return AQ_OK; /* released when it is done */
@@ -417,7 +445,7 @@ enum aq_status aq_edge_send_forward(struct aq_edge *edge, const struct aq_edge_b
 
 bool aq_edge_forward_here(const struct aq_edge *edge, uint16_t *flags)
 {
-    if (edge->forwards.count == 0) return false;
+    if (!queue_here(edge, &edge->forwards)) return false;
     if (flags) *flags = edge->forwards.frames[edge->forwards.first].flags;
     return true;
 }
@@ -437,7 +465,7 @@ enum aq_status aq_edge_send_backward(struct aq_edge *edge, const struct aq_edge_
 
 bool aq_edge_backward_here(const struct aq_edge *edge)
 {
-    return edge->backwards.count > 0;
+    return queue_here(edge, &edge->backwards);
 }
 
 enum aq_status aq_edge_receive_backward(struct aq_edge *edge, const struct aq_edge_batch *batch,
@@ -456,7 +484,7 @@ enum aq_status aq_edge_send_eval(struct aq_edge *edge, const struct aq_edge_batc
 
 bool aq_edge_eval_here(const struct aq_edge *edge)
 {
-    return edge->evals.count > 0;
+    return queue_here(edge, &edge->evals);
 }
 
 enum aq_status aq_edge_receive_eval(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *x,
@@ -499,7 +527,7 @@ enum aq_status aq_edge_drain(struct aq_edge *edge, uint64_t deadline_ns)
         const enum aq_status status = aq_edge_pump(edge);
         if (status == AQ_CLOSED) return AQ_OK; /* the other side has everything and has said goodbye */
         AQ_TRY(status);
-        const bool busy = aq_edge_busy_since(edge);
+        const bool busy = aq_edge_busy_since(edge) || aq_edge_carrying(edge);
         if (edge->sends_out == 0 && !busy) return AQ_OK;
         const uint64_t soon = busy ? aq_clock_after(AQ_EDGE_POLL_NS) : deadline_ns;
         const enum aq_status waited = aq_bell_wait(edge->config.bell, seen, soon < deadline_ns ? soon : deadline_ns);

@@ -20,8 +20,12 @@
  *   direction, are on their way: pump and try again. Nothing has happened then.
  * - Frames are handed out in the order of the program: a frame of another step or micro-batch than asked for is
  * AQ_PROTO.
+ * - Bodies may go over NCCL (aq_edge_join). Nobody is told by a bell when they have come or gone either: while
+ *   aq_edge_carrying, pump again soon. After a failure call aq_edge_abandon, of all edges, before memory of the device
+ *   is freed: it would wait for an end that may never come.
  *
- * The layout of a body is docs/FORMAT.md, "Body of a micro-batch".
+ * The layout of a body is docs/FORMAT.md, "Body of a micro-batch"; what goes where NCCL carries it, docs/FRAME.md,
+ * "Bodies over NCCL".
  *
  * Locking: the exec thread of the worker.
  */
@@ -61,8 +65,22 @@ void aq_edge_close(struct aq_edge *edge); /* NULL is fine */
 /* Bytes of RAM that an edge takes beside link and cache; what `aqpipe plan` prints. */
 uint64_t aq_edge_measure(const struct aq_plan *plan, uint32_t edge, bool sender);
 
-/* Device memory that an edge takes on a GPU, at either end. */
+/* Device memory that an edge takes on a GPU, at either end; and for bodies that NCCL may carry, of any replica. */
 uint64_t aq_edge_measure_device(const struct aq_plan *plan, uint32_t edge);
+uint64_t aq_edge_measure_carrier(const struct aq_plan *plan, uint32_t edge);
+
+/*
+ * After open, once, at both ends, each in the order of its edges: what carries bodies. asked: aq_job_edge_carrier, the
+ * same at both. Waits for the other end. AQ_NODEV, AQ_MISMATCH: NCCL is asked for and cannot be, the same line at both
+ * ends; AQ_NCCLERR, AQ_CUDAERR, AQ_TIMEOUT, and why the link ended.
+ */
+enum aq_status aq_edge_join(struct aq_edge *edge, enum aq_carrier asked);
+
+/* What NCCL does for this edge ends. For the end of a run that has failed; NULL is fine. */
+void aq_edge_abandon(struct aq_edge *edge);
+
+/* Bodies handed over, for each way: one is coded or decoded while another is on its way. */
+enum { AQ_EDGE_CARRY_SLOTS = 2 };
 
 /* Which samples a frame is about. */
 struct aq_edge_batch {
@@ -73,7 +91,8 @@ struct aq_edge_batch {
     uint16_t flags;             /* of the frame: enum aq_edge_flag        */
 };
 enum aq_edge_flag {
-    AQ_EDGE_LAST_STEP = 1 /* stop after this step: travels with every FORWARD frame of the step */
+    AQ_EDGE_LAST_STEP = 1, /* stop after this step: travels with every FORWARD frame of the step */
+    AQ_EDGE_CARRIED = 2    /* the edge's own: the frame has rows alone, NCCL carries what they are of */
 };
 
 /*
@@ -84,6 +103,13 @@ enum aq_status aq_edge_pump(struct aq_edge *edge);
 
 /* When the oldest was issued (aq_clock_ns) that the device has not done, or that has not been pumped since; 0: none. */
 uint64_t aq_edge_busy_since(const struct aq_edge *edge);
+
+/* What NCCL has not brought, or not taken, yet: a bit for each way. */
+enum { AQ_EDGE_CARRY_IN = 1, AQ_EDGE_CARRY_OUT = 2 };
+uint32_t aq_edge_carrying(const struct aq_edge *edge);
+
+/* Bytes of bodies that have gone by NCCL, ever: of measures.sent_bytes, those that are not the link's. */
+uint64_t aq_edge_carried_bytes(const struct aq_edge *edge);
 
 /* Read ahead the messages of these samples. Best effort: a full cache is no error. */
 enum aq_status aq_edge_prefetch(struct aq_edge *edge, const struct aq_edge_batch *batch);

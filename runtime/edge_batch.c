@@ -45,7 +45,8 @@ struct aq_edge_work {
     struct aq_edge_batch batch;
     enum aq_frame_kind kind;
     bool forward, remembered;
-    uint32_t body, body_bytes;   /* encode: index and length of the send buffer */
+    uint32_t body, body_bytes;   /* encode: index of the send buffer, and how long all is */
+    uint8_t *bodies;             /* encode: of the device, where NCCL carries them; NULL: in the send buffer */
     struct aq_edge_received got; /* decode: the frame                           */
     uint64_t issued_ns, host_ns; /* when; of this thread                        */
 };
@@ -254,16 +255,24 @@ static uint32_t body_length(const struct aq_edge_work *work, uint32_t i)
     return (uint32_t)aq_codec_body_bytes(work->codec, work->remembered && !work->warm[i]);
 }
 
+/* Zeros between two bodies. */
+static enum aq_status encode_gap(struct aq_edge *edge, struct aq_edge_work *work, uint8_t *at, uint32_t bytes)
+{
+    if (work->bodies && bytes) return aq_device_zero(edge->config.device, at, bytes, work->stream);
+    memset(at, 0, bytes);
+    return AQ_OK;
+}
+
 /* Bodies to their places in the frame, messages to their slots, and the event behind them. */
 static enum aq_status encode_down(struct aq_edge *edge, struct aq_edge_work *work)
 {
     struct aq_device *device = edge->config.device;
-    uint8_t *const body = aq_edge_body(edge, work->body);
+    uint8_t *const body = work->bodies ? work->bodies : aq_edge_body(edge, work->body);
     uint32_t place = work->batch.samples * AQ_EDGE_ROW_BYTES;
     for (uint32_t i = 0; i < work->batch.samples; i++) {
         const uint32_t at = aq_edge_body_align(place), bytes = body_length(work, i);
         AQ_ASSERT(at + (uint64_t)bytes <= edge->body_bytes);
-        memset(body + place, 0, at - place);
+        AQ_TRY(encode_gap(edge, work, body + place, at - place));
         AQ_TRY(aq_device_copy(device, body + at, body_at(work, i), bytes, work->stream));
         if (work->remembered && !work->settled)
             AQ_TRY(aq_device_copy(device, work->slots[i], message_at(work, i), aq_codec_message_bytes(edge->forward),
@@ -300,12 +309,13 @@ static enum aq_status issued(struct aq_edge *edge, struct aq_edge_work *work, en
 
 enum aq_status aq_edge_encode_issue(struct aq_edge *edge, struct aq_codec *codec, enum aq_frame_kind kind,
                                     const struct aq_edge_batch *batch, const struct aq_values *values, uint32_t body,
-                                    struct aq_stream *stream)
+                                    uint8_t *bodies, struct aq_stream *stream)
 {
     struct aq_edge_work *work = &edge->batcher->encode;
     const uint64_t begin = aq_clock_ns();
     work_begin(edge, work, codec, kind, batch, stream);
     work->body = body;
+    work->bodies = bodies;
     return issued(edge, work, encode_enqueue(edge, work, values), begin);
 }
 
@@ -363,6 +373,10 @@ static enum aq_status encode_done(struct aq_edge *edge, struct aq_edge_work *wor
     work->host_ns += aq_clock_ns() - begin;
     AQ_TRY(work_measure(edge, work, "encode"));
     work_end(edge, work, AQ_OK);
+    if (work->bodies) {
+        aq_edge_carry_out(edge, work->bodies, work->batch.samples, work->body_bytes);
+        work->batch.flags |= AQ_EDGE_CARRIED;
+    }
     return aq_edge_post_batch(edge, work->kind, &work->batch, work->body, work->body_bytes);
 }
 
@@ -399,15 +413,15 @@ static enum aq_status decode_enqueue(struct aq_edge *edge, struct aq_edge_work *
 {
     struct aq_device *device = edge->config.device;
     const uint64_t N = (uint64_t)edge->T * edge->C;
-    const struct aq_frame *frame = &work->got.frame;
-    const uint8_t *body = frame->body;
+    const struct aq_edge_received *got = &work->got;
+    const uint8_t *const rows = got->frame.body;
     uint32_t at = aq_edge_body_align(work->batch.samples * AQ_EDGE_ROW_BYTES);
     AQ_TRY(aq_device_event_record(device, work->begun, work->stream));
     for (uint32_t i = 0; i < work->batch.samples; i++) {
         struct aq_edge_row *row = &work->rows[i];
-        aq_edge_row_read(body + (size_t)i * AQ_EDGE_ROW_BYTES, row);
-        AQ_TRY(aq_edge_row_check(edge, &work->batch, i, row, at, frame->body_bytes, work->remembered));
-        AQ_TRY(decode_up(edge, work, i, body + at, values->at + i * N));
+        aq_edge_row_read(rows + (size_t)i * AQ_EDGE_ROW_BYTES, row);
+        AQ_TRY(aq_edge_row_check(edge, &work->batch, i, row, at, got->bytes, work->remembered));
+        AQ_TRY(decode_up(edge, work, i, got->bodies + at, values->at + i * N));
         at = aq_edge_body_align(at + row->body_bytes);
     }
     AQ_TRY(aq_values_write_begin(device, values, work->stream));

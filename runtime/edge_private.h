@@ -21,6 +21,7 @@ enum {
 struct aq_edge_queue {
     struct aq_frame frames[AQ_EDGE_QUEUE_MAX];
     bool spilled[AQ_EDGE_QUEUE_MAX];
+    uint64_t carried[AQ_EDGE_QUEUE_MAX]; /* number of the bodies that NCCL carries; 0: they lie behind the rows */
     uint32_t first, count;
 };
 
@@ -35,9 +36,13 @@ struct aq_edge_held {
 struct aq_edge_received {
     struct aq_frame frame;
     bool spilled;
+    uint64_t carried;      /* as in the queue                                                    */
+    const uint8_t *bodies; /* what the rows count from: the frame's body, or a slot of the device */
+    uint32_t bytes;        /* up to the end of the last                                           */
 };
 
 struct aq_edge_batcher; /* edge_batch.c: micro-batches on a device with codec kernels */
+struct aq_edge_carrier; /* edge_nccl.c: bodies from GPU to GPU                        */
 
 struct aq_edge_fetch {
     uint64_t sample, version;
@@ -52,6 +57,7 @@ struct aq_edge {
     bool started;
     struct aq_codec *forward, *backward, *raw;
     struct aq_edge_batcher *batcher; /* NULL: samples are coded one by one */
+    struct aq_edge_carrier *carrier; /* NULL: bodies go over the link      */
     /* Send buffers. */
     struct aq_pages pages;
     uint8_t *bodies;
@@ -95,9 +101,15 @@ static inline uint8_t *aq_edge_body(struct aq_edge *edge, uint32_t index)
 /* Hand a frame to the link; takes the body's index (or AQ_EDGE_NO_BODY). On failure the body is free again. */
 enum aq_status aq_edge_post(struct aq_edge *edge, const struct aq_frame *frame, uint64_t body_index);
 
-/* Post the coded micro-batch that lies in that send buffer. */
+/*
+ * Post the coded micro-batch, of so many bytes, that lies in that send buffer: all of it, or with the flag
+ * AQ_EDGE_CARRIED its rows alone.
+ */
 enum aq_status aq_edge_post_batch(struct aq_edge *edge, enum aq_frame_kind kind, const struct aq_edge_batch *batch,
                                   uint32_t body_index, uint32_t body_bytes);
+
+/* Take in what the link has, and nothing else. */
+enum aq_status aq_edge_link_pump(struct aq_edge *edge);
 
 void aq_edge_received_release(struct aq_edge *edge, const struct aq_edge_received *got);
 
@@ -131,17 +143,32 @@ enum aq_status aq_edge_batcher_open(struct aq_edge *edge);
 void aq_edge_batcher_close(struct aq_edge *edge);
 /*
  * Issue: the micro-batch is on its way when this returns, and done by a later aq_edge_works_advance. body: a send
- * buffer; on failure it stays the caller's, as `got` does.
+ * buffer; on failure it stays the caller's, as `got` does. bodies: of aq_edge_carry_slot.
  */
 enum aq_status aq_edge_encode_issue(struct aq_edge *edge, struct aq_codec *codec, enum aq_frame_kind kind,
                                     const struct aq_edge_batch *batch, const struct aq_values *values, uint32_t body,
-                                    struct aq_stream *stream);
+                                    uint8_t *bodies, struct aq_stream *stream);
 enum aq_status aq_edge_decode_issue(struct aq_edge *edge, struct aq_codec *codec, const struct aq_edge_batch *batch,
                                     const struct aq_edge_received *got, const struct aq_values *values,
                                     struct aq_stream *stream);
 bool aq_edge_encoding(const struct aq_edge *edge); /* one is on its way: issue no other */
 bool aq_edge_decoding(const struct aq_edge *edge);
 enum aq_status aq_edge_works_advance(struct aq_edge *edge);
+
+/*
+ * edge_nccl.c. What the other end says of itself. The slot for the bodies of the next micro-batch (NULL: the frame
+ * itself), or AQ_AGAIN. The bodies are coded: they go, before their frame.
+ */
+enum aq_status aq_edge_carrier_told(struct aq_edge *edge, const struct aq_frame *frame);
+enum aq_status aq_edge_carry_slot(struct aq_edge *edge, uint8_t **bodies);
+void aq_edge_carry_out(struct aq_edge *edge, uint8_t *bodies, uint32_t samples, uint32_t bytes);
+/* A frame has come: is it sound, and what number have its bodies? Are they here? Fills in where they lie. */
+enum aq_status aq_edge_carried_in(struct aq_edge *edge, const struct aq_frame *frame, uint64_t *number);
+bool aq_edge_carried_here(const struct aq_edge *edge, uint64_t number);
+enum aq_status aq_edge_carried_take(const struct aq_edge *edge, struct aq_edge_received *got);
+void aq_edge_carried_release(struct aq_edge *edge, uint64_t number);
+enum aq_status aq_edge_carrier_advance(struct aq_edge *edge);
+void aq_edge_carrier_close(struct aq_edge *edge);
 
 /* edge_heal.c */
 /* Keep the references of a micro-batch until its gradient is back; takes them. */

@@ -218,7 +218,8 @@ static void check_precision(struct aq_manifest *manifest)
     }
 }
 
-/* What a GPU cannot do of what replicas and optimizers do. 'auto' may yet be a GPU: its worker sees. */
+/* What a GPU cannot do of what replicas and optimizers do, and a CPU of what NCCL does. 'auto' may yet be a GPU: its
+ * worker sees. */
 static void check_devices(struct aq_manifest *manifest)
 {
     const struct aq_job *job = &manifest->job;
@@ -238,10 +239,17 @@ static void check_devices(struct aq_manifest *manifest)
                               r % P);
             return;
         }
-        if (strcmp(device, "cpu") == 0 && W > 1 && job->reduce.transport == AQ_REDUCE_BY_NCCL) {
+        if (strcmp(device, "cpu") == 0 && W > 1 && job->reduce.transport == AQ_CARRIER_NCCL) {
             aq_manifest_error(manifest, "reduce.transport",
                               "nccl goes between GPUs, and stage %u is on the CPU: say auto, or device: cuda for every "
                               "replica",
+                              r % P);
+            return;
+        }
+        if (strcmp(device, "cpu") == 0 && P > 1 && job->link.transport == AQ_CARRIER_NCCL) {
+            aq_manifest_error(manifest, "link.transport",
+                              "nccl goes between GPUs, and stage %u is on the CPU: say auto, or device: cuda for every "
+                              "stage",
                               r % P);
             return;
         }

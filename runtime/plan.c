@@ -341,6 +341,8 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     if (stage->config.rounds) {
         line(stage, "edge kernels",
              (first ? 0 : aq_edge_measure_device(plan, s - 1)) + (last ? 0 : aq_edge_measure_device(plan, s)));
+        line(stage, "bodies by NCCL",
+             (first ? 0 : aq_edge_measure_carrier(plan, s - 1)) + (last ? 0 : aq_edge_measure_carrier(plan, s)));
         line(stage, "device scratch", 2 * aq_device_stream_bytes()); /* the stage's stream's, the device's own one's */
     }
     stage->device_bytes = stage->memory_bytes;
@@ -392,9 +394,14 @@ static enum aq_status stages_fill(struct plan_open *open)
 static enum aq_status dry_run(const struct plan_open *open)
 {
     const struct aq_job *job = open->plan.job;
-    const struct aq_program_limits limits = {.credits = job->link.receive_slots,
-                                             .send_frames = job->link.send_frames,
-                                             .replicas = open->plan.replicas};
+    struct aq_program_limits limits = {.credits = job->link.receive_slots,
+                                       .send_frames = job->link.send_frames,
+                                       .replicas = open->plan.replicas};
+    for (uint32_t e = 0; e + 1 < open->plan.stage_count; e++) {
+        if (aq_plan_edge_carrier(&open->plan, e) == AQ_CARRIER_LINKS) continue;
+        if (limits.credits > AQ_EDGE_CARRY_SLOTS) limits.credits = AQ_EDGE_CARRY_SLOTS; /* bodies wait there */
+        if (limits.send_frames > AQ_EDGE_CARRY_SLOTS) limits.send_frames = AQ_EDGE_CARRY_SLOTS;
+    }
     for (int last = 0; last < 2; last++) {
         struct aq_program programs[AQ_JOB_STAGES_MAX];
         struct aq_text why = {0};

@@ -58,15 +58,20 @@ static void json_stage(const struct aq_plan *plan, const struct aq_plan_costs *c
                 stage->size.flops_backward);
 }
 
+static const char *carrier_name(enum aq_carrier carrier)
+{
+    return carrier == AQ_CARRIER_LINKS ? "links" : carrier == AQ_CARRIER_NCCL ? "nccl" : "auto";
+}
+
 static void json_edge(const struct aq_plan *plan, uint32_t e, struct aq_text *text)
 {
     const struct aq_plan_edge *edge = &plan->edges[e];
     aq_text_add(text,
                 "%s{\"edge\": %u, \"step_bytes_forward_first\": %llu, \"step_bytes_forward\": %llu, "
-                "\"step_bytes_backward\": %llu, \"message_bytes\": %llu}",
+                "\"step_bytes_backward\": %llu, \"message_bytes\": %llu, \"transport\": \"%s\"}",
                 e ? ", " : "", e, (unsigned long long)edge->step_forward_cold,
                 (unsigned long long)edge->step_forward_warm, (unsigned long long)edge->step_backward,
-                (unsigned long long)edge->message_bytes);
+                (unsigned long long)edge->message_bytes, carrier_name(aq_plan_edge_carrier(plan, e)));
 }
 
 static void json_numbers(const char *name, const double *values, uint32_t count, struct aq_text *text)
@@ -111,11 +116,12 @@ enum aq_status aq_plan_print_json(const struct aq_plan *plan, const struct aq_pl
     aq_text_add(text,
                 ", \"plan_hash\": \"%016llx\", \"job_digest\": \"%016llx\", \"parameters\": %llu, "
                 "\"train_samples\": %llu, \"heldout_samples\": %llu, \"steps_per_epoch\": %llu, \"steps\": %llu, "
-                "\"replicas\": %u, \"micro_batches\": %u, \"stages\": [",
+                "\"replicas\": %u, \"reduce_transport\": \"%s\", \"micro_batches\": %u, \"stages\": [",
                 (unsigned long long)plan->hash, (unsigned long long)plan->job_digest,
                 (unsigned long long)plan->parameters, (unsigned long long)plan->facts.train_samples,
                 (unsigned long long)plan->facts.heldout_samples, (unsigned long long)plan->steps_per_epoch,
-                (unsigned long long)plan->steps, plan->replicas, plan->micro_batches);
+                (unsigned long long)plan->steps, plan->replicas, carrier_name(aq_plan_reduce_carrier(plan)),
+                plan->micro_batches);
     for (uint32_t s = 0; s < plan->stage_count; s++)
         json_stage(plan, costs, s, text);
     aq_text_add(text, "], \"edges\": [");

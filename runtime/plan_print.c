@@ -95,6 +95,13 @@ static bool same_codec(const struct aq_codec_config *a, const struct aq_codec_co
            aq_codec_config_digest(a) == aq_codec_config_digest(b);
 }
 
+static const char *edge_carrier_text(enum aq_carrier carrier)
+{
+    if (carrier == AQ_CARRIER_LINKS) return "over links";
+    if (carrier == AQ_CARRIER_NCCL) return "over NCCL, from GPU to GPU, as coded; frames' heads over links";
+    return "over NCCL where the two stages have GPUs of their own on one machine, else over links";
+}
+
 static void print_edges(const struct aq_plan *plan, struct aq_text *text)
 {
     if (plan->stage_count == 1) return;
@@ -116,18 +123,16 @@ static void print_edges(const struct aq_plan *plan, struct aq_text *text)
                     (unsigned long long)edge->step_forward_warm, (unsigned long long)edge->step_backward,
                     (unsigned long long)raw, same ? "  as above\n" : "\n");
         if (!same) aq_text_add(text, "       forward  %s\n       backward %s\n", codec, back);
+        if (!same || aq_plan_edge_carrier(plan, e) != aq_plan_edge_carrier(plan, e - 1))
+            aq_text_add(text, "       %s\n", edge_carrier_text(aq_plan_edge_carrier(plan, e)));
     }
     aq_text_add(text, "\n");
 }
 
-static const char *transport_text(const struct aq_job *job)
+static const char *reduce_carrier_text(enum aq_carrier carrier)
 {
-    bool gpu = false;
-    for (uint32_t r = 0; r < aq_job_ranks(job); r++)
-        gpu = gpu || strcmp(job->pipeline.stages[r].device, "cpu") != 0;
-    if (!gpu || job->reduce.transport == AQ_REDUCE_BY_LINKS) return "over links";
-    if (job->reduce.transport == AQ_REDUCE_BY_NCCL) return "over NCCL, from GPU to GPU";
-    if (job->link.rate_mbps > 0) return "over links, which are paced";
+    if (carrier == AQ_CARRIER_LINKS) return "over links";
+    if (carrier == AQ_CARRIER_NCCL) return "over NCCL, from GPU to GPU";
     return "over NCCL where the replicas of a stage have GPUs of their own on one machine, else over links";
 }
 
@@ -150,7 +155,7 @@ static void print_groups(const struct aq_plan *plan, const struct aq_plan_costs 
                         (unsigned long long)aq_plan_coded_bytes(plan, s, &candidates[c].config), candidates[c].name,
                         costs && costs->choice[s] == c ? " (expected)" : "", c + 1 < count ? "" : "\n");
     }
-    aq_text_add(text, "%s\n", transport_text(plan->job));
+    aq_text_add(text, "%s\n", reduce_carrier_text(aq_plan_reduce_carrier(plan)));
     if (config->reduce_automatic)
         aq_text_add(text, "reduce.codec: auto: each stage chooses in the first step, by what it measures then%s\n",
                     costs && costs->choice[0] == AQ_CHOICE_NONE ? "; expected where link.rate_mbps is given" : "");

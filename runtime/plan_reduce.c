@@ -1,5 +1,6 @@
 /*
- * plan_reduce.c -- bytes between the replicas of a stage in a step, by the formula of what the optimizer sends.
+ * plan_reduce.c -- bytes between the replicas of a stage in a step, by the formula of what the optimizer sends; and
+ * what carries them, and those between stages.
  */
 #include <string.h>
 
@@ -37,6 +38,25 @@ uint64_t aq_plan_reduce_bytes(const struct aq_plan *plan, uint32_t s)
     if (strcmp(config->kind, "lioncub") == 0 && config->lane_bits > 0)
         return both_ways(count * config->lane_bits / 8, W);
     return both_ways(coded_bytes(&config->reduce, count), W); /* PowerSGD: of the steps before it begins */
+}
+
+enum aq_carrier aq_plan_reduce_carrier(const struct aq_plan *plan)
+{
+    const struct aq_job *job = plan->job;
+    bool gpu = false;
+    for (uint32_t r = 0; r < plan->ranks; r++)
+        gpu = gpu || strcmp(job->pipeline.stages[r].device, "cpu") != 0;
+    if (!gpu) return AQ_CARRIER_LINKS;
+    if (job->reduce.transport != AQ_CARRIER_AUTO) return job->reduce.transport;
+    return job->link.rate_mbps > 0 ? AQ_CARRIER_LINKS : AQ_CARRIER_AUTO;
+}
+
+enum aq_carrier aq_plan_edge_carrier(const struct aq_plan *plan, uint32_t edge)
+{
+    const enum aq_carrier first = aq_job_edge_carrier(plan->job, edge);
+    for (uint32_t rank = edge; rank < plan->ranks; rank += plan->stage_count)
+        if (aq_job_edge_carrier(plan->job, rank) != first) return AQ_CARRIER_AUTO;
+    return first;
 }
 
 uint32_t aq_plan_reduce_candidates(const struct aq_plan *plan, struct aq_grad_candidate out[AQ_GRAD_CANDIDATES_MAX])

@@ -118,6 +118,16 @@ static enum aq_status tell_memory(const struct aq_worker *w, const char *when)
     return AQ_OK;
 }
 
+/*
+ * A kernel that is loaded when it is first called may wait for all that runs on its GPU. Where NCCL's wait there for
+ * the neighbour, whose own first call may wait for ours, kernels are loaded when the process begins.
+ */
+static bool may_carry(const struct aq_worker *w)
+{
+    return (w->position > 0 && aq_job_edge_carrier(w->job, w->rank - 1) != AQ_CARRIER_LINKS) ||
+           (w->position + 1 < w->P && aq_job_edge_carrier(w->job, w->rank) != AQ_CARRIER_LINKS);
+}
+
 static enum aq_status open_stage(struct aq_worker *w)
 {
     const struct aq_job_stage *place = &w->job->pipeline.stages[w->rank];
@@ -127,6 +137,7 @@ static enum aq_status open_stage(struct aq_worker *w)
         .threads = aq_job_threads(w->job, w->rank, aq_thread_cores()),
         .owner = aq_digest_seeded(w->run_folder, strlen(w->run_folder), w->plan->job_digest) | 1};
     struct aq_device_info info;
+    if (may_carry(w)) (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     AQ_TRY(aq_device_open(&device, &w->device));
     AQ_TRY(reserve(w));
     AQ_TRY(tell_memory(w, "begins"));
@@ -313,6 +324,7 @@ static enum aq_status open_edges(struct aq_worker *w)
         config.link = w->link_in;
         config.cache = w->plan->edges[config.edge].message_bytes ? w->cache : NULL;
         AQ_TRY(aq_edge_open(&config, &w->in));
+        AQ_TRY(aq_edge_join(w->in, aq_job_edge_carrier(w->job, w->rank - 1)));
     }
     if (w->position + 1 < w->P) {
         config.edge = w->position;
@@ -320,6 +332,7 @@ static enum aq_status open_edges(struct aq_worker *w)
         config.link = w->link_out;
         config.cache = w->plan->edges[config.edge].message_bytes ? w->cache : NULL;
         AQ_TRY(aq_edge_open(&config, &w->out));
+        AQ_TRY(aq_edge_join(w->out, aq_job_edge_carrier(w->job, w->rank)));
     }
     return AQ_OK;
 }
@@ -406,6 +419,8 @@ static void close_all(struct aq_worker *w, enum aq_status status)
         const uint64_t deadline = aq_clock_after(seconds_ns(2));
         for (uint32_t i = 0; i < 2 + w->W; i++)
             if (link_number(w, i)) (void)aq_link_abort(link_number(w, i), status, aq_error_text(), deadline);
+        aq_edge_abandon(w->out); /* what frees memory of the device waits for all that runs there */
+        aq_edge_abandon(w->in);
     }
     aq_worker_device_quiet(w);
     aq_worker_machine_close(w);

@@ -202,7 +202,10 @@ enum aq_status aq_worker_issues_advance(struct aq_worker *worker);
 /* worker_device.c: when the oldest was issued (aq_clock_ns) that has not come back, of stage and edges; 0: none. */
 uint64_t aq_worker_busy_since(const struct aq_worker *worker);
 
-/* worker_device.c: sleep on the bell, but not for long, while the device is busy. AQ_TIMEOUT: it hangs. */
+/* worker_device.c: what NCCL has on its way for the edges (aq_edge_carrying, of both). */
+uint32_t aq_worker_carrying(const struct aq_worker *worker);
+
+/* worker_device.c: sleep on the bell, but not for long, while one of the two is. AQ_TIMEOUT: the device hangs. */
 enum aq_status aq_worker_doze(struct aq_worker *worker, uint32_t seen);
 
 /* worker_device.c: pump until nothing is out. */

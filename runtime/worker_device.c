@@ -197,10 +197,16 @@ uint64_t aq_worker_busy_since(const struct aq_worker *w)
     return since == UINT64_MAX ? 0 : since;
 }
 
+uint32_t aq_worker_carrying(const struct aq_worker *w)
+{
+    return (w->in ? aq_edge_carrying(w->in) : 0) | (w->out ? aq_edge_carrying(w->out) : 0);
+}
+
 enum aq_status aq_worker_doze(struct aq_worker *w, uint32_t seen)
 {
     const enum aq_status status = aq_bell_wait(w->bell, seen, aq_clock_after(AQ_EDGE_POLL_NS));
-    if (aq_clock_ns() > aq_worker_busy_since(w) + DEVICE_NS_MAX)
+    const uint64_t since = aq_worker_busy_since(w);
+    if (since && aq_clock_ns() > since + DEVICE_NS_MAX)
         return aq_fail(AQ_TIMEOUT, "worker", "step %llu: the device has not come back for %llu s",
                        (unsigned long long)w->step, (unsigned long long)(DEVICE_NS_MAX / 1000000000));
     return status == AQ_TIMEOUT ? AQ_OK : status;
@@ -211,7 +217,7 @@ enum aq_status aq_worker_settle(struct aq_worker *w)
     for (;;) {
         const uint32_t seen = aq_bell_count(w->bell);
         AQ_TRY(aq_worker_pump(w));
-        if (aq_worker_busy_since(w) == 0) return AQ_OK;
+        if (!aq_worker_busy_since(w) && !aq_worker_carrying(w)) return AQ_OK;
         AQ_TRY(aq_worker_doze(w, seen));
     }
 }

@@ -10,7 +10,7 @@
 
 static enum aq_status wait_for(struct aq_worker *worker, uint32_t seen)
 {
-    if (aq_worker_busy_since(worker)) return aq_worker_doze(worker, seen);
+    if (aq_worker_busy_since(worker) || aq_worker_carrying(worker)) return aq_worker_doze(worker, seen);
     const enum aq_status status = aq_bell_wait(worker->bell, seen, aq_clock_after(worker->silence_ns));
     if (status == AQ_TIMEOUT) return aq_fail(AQ_TIMEOUT, "worker", "evaluation: nothing came from the neighbours");
     return status;

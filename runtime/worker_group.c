@@ -21,7 +21,7 @@ enum { BOUNCE_BYTES = 1 << 20 }; /* weights are digested so many at a time, on e
  */
 static enum aq_status choose_carrier(struct aq_worker *worker)
 {
-    const enum aq_reduce_transport asked = worker->job->reduce.transport;
+    const enum aq_carrier asked = worker->job->reduce.transport;
     struct aq_nccl_facts facts;
     AQ_TRY(aq_nccl_facts(worker->group, worker->device, &facts));
     if (facts.gpus > 0 && facts.gpus < worker->W)
@@ -29,9 +29,9 @@ static enum aq_status choose_carrier(struct aq_worker *worker)
                        "stage %u has %u of its %u replicas on GPUs: an update is not rounded alike on a CPU, and their "
                        "weights would drift apart; say device: cpu, or cuda, for all of them",
                        worker->position, facts.gpus, worker->W);
-    if (asked == AQ_REDUCE_BY_LINKS) return AQ_OK;
+    if (asked == AQ_CARRIER_LINKS) return AQ_OK;
     const bool fits = facts.built && facts.apart && facts.one_machine && worker->job->link.rate_mbps == 0;
-    if (asked != AQ_REDUCE_BY_NCCL && !fits) return AQ_OK;
+    if (asked != AQ_CARRIER_NCCL && !fits) return AQ_OK;
     if (!facts.one_machine)
         aq_log("worker", 0, "stage %u reduces by NCCL between machines, on connections that are not encrypted",
                worker->position);

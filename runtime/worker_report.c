@@ -44,6 +44,13 @@ static void add_bytes(struct aq_link_bytes *sum, const struct aq_link_bytes *byt
     sum->packed += bytes->packed;
 }
 
+/* What went by NCCL, as it is. */
+static void add_carried(struct aq_link_bytes *sum, uint64_t bytes)
+{
+    sum->body += bytes;
+    sum->packed += bytes;
+}
+
 static void add_packing(struct aq_worker *worker, json_t *line)
 {
     struct aq_worker_packing *p = &worker->packing;
@@ -52,8 +59,12 @@ static void add_packing(struct aq_worker *worker, json_t *line)
     if (worker->link_in) aq_link_stats(worker->link_in, &in);
     if (worker->link_out) aq_link_stats(worker->link_out, &out);
     uint64_t ns = in.packing_ns + out.packing_ns;
-    p->forward_left = left_of(&out.sent_kinds[AQ_FRAME_FORWARD - 16], &p->forward, p->forward_left);
-    p->backward_left = left_of(&in.sent_kinds[AQ_FRAME_BACKWARD - 16], &p->backward, p->backward_left);
+    struct aq_link_bytes *forward = &out.sent_kinds[AQ_FRAME_FORWARD - 16],
+                         *backward = &in.sent_kinds[AQ_FRAME_BACKWARD - 16];
+    if (worker->out) add_carried(forward, aq_edge_carried_bytes(worker->out));
+    if (worker->in) add_carried(backward, aq_edge_carried_bytes(worker->in));
+    p->forward_left = left_of(forward, &p->forward, p->forward_left);
+    p->backward_left = left_of(backward, &p->backward, p->backward_left);
     for (uint32_t v = 0; worker->peers && v < worker->W; v++) {
         if (!worker->peers[v]) continue;
         aq_link_stats(worker->peers[v], &in);

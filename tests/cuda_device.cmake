@@ -15,8 +15,9 @@ function(aq_cuda_on_host_test name)
   target_include_directories(${name} PRIVATE cuda_host/runtime ${PROJECT_SOURCE_DIR}/aqsgd/device)
 endfunction()
 
-# The group over NCCL: group_nccl.c over an NCCL of tests.
-add_library(aq_nccl_on_host OBJECT cuda_host/runtime/group_nccl_on_host.c cuda_host/runtime/nccl_host.c)
+# What is over NCCL (the group, pairs), over an NCCL of tests.
+add_library(aq_nccl_on_host OBJECT cuda_host/runtime/nccl_comm_on_host.c cuda_host/runtime/group_nccl_on_host.c
+  cuda_host/runtime/pair_nccl_on_host.c cuda_host/runtime/nccl_host.c)
 target_include_directories(aq_nccl_on_host PRIVATE cuda_host/runtime ${PROJECT_SOURCE_DIR}/net)
 target_link_libraries(aq_nccl_on_host PRIVATE aq_net aq_flags)
 aq_cuda_on_host_test(conform_collective_device SOURCES conform_collective_device.c collective_cases.c
@@ -29,6 +30,11 @@ target_link_libraries(conform_collective_device PRIVATE aq_net)
 aq_cuda_on_host_test(conform_grad_device LABELS conform quick TIMEOUT 300)
 target_sources(conform_grad_device PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
 target_link_libraries(conform_grad_device PRIVATE aq_net)
+
+# Two GPUs, and what goes from one to the other.
+aq_cuda_on_host_test(test_pair LABELS quick TIMEOUT 120)
+target_sources(test_pair PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
+target_link_libraries(test_pair PRIVATE aq_net)
 
 aq_cuda_on_host_test(test_cuda_device LABELS quick)
 aq_cuda_on_host_test(test_cuda_codec_device SOURCES test_cuda_codec_device.c codec_common.c LABELS quick)
@@ -44,11 +50,12 @@ set_tests_properties(conform_device_cuda_plain PROPERTIES SKIP_RETURN_CODE 77 LA
 aq_cuda_on_host_test(test_device_training_cuda LABELS quick TIMEOUT 300)
 set_tests_properties(test_device_training_cuda PROPERTIES ENVIRONMENT "AQ_DEVICES=cuda")
 
-# Both ends of an edge on that backend: kernels, copies and events on three late streams.
+# Both ends of an edge on that backend: kernels, copies and events on three late streams, and NCCL's.
 aq_cuda_on_host_test(test_edge_cuda SOURCES test_edge.c LABELS quick TIMEOUT 300)
+target_sources(test_edge_cuda PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
 target_link_libraries(test_edge_cuda PRIVATE aq_runtime)
 target_include_directories(test_edge_cuda PRIVATE ${PROJECT_SOURCE_DIR}/runtime)
-set_tests_properties(test_edge_cuda PROPERTIES ENVIRONMENT "AQ_DEVICES=cuda;AQ_GPU=required")
+set_tests_properties(test_edge_cuda PROPERTIES ENVIRONMENT "AQ_DEVICES=cuda;AQ_GPU=required;CUDA_HOST_GPUS=2")
 
 # The programs with that backend, for whole jobs: a GPU stage next to a CPU stage, their caches one.
 foreach(program aqpipe aqpiped)
@@ -62,7 +69,7 @@ endforeach()
 add_test(NAME test_bench_allreduce_on_host
   COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/test_bench_allreduce $<TARGET_FILE:aqpipe_cuda_host> cuda)
 set_tests_properties(test_bench_allreduce_on_host PROPERTIES LABELS quick TIMEOUT 120)
-foreach(scenario gpu replicas_one_gpu replicas_gpu)
+foreach(scenario gpu replicas_one_gpu replicas_gpu edges_gpu edges_gpu_fault)
   add_test(NAME e2e_${scenario}_on_host
     COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e ${CMAKE_BINARY_DIR}/bin/cuda_host ${scenario})
   set_tests_properties(e2e_${scenario}_on_host PROPERTIES LABELS e2e TIMEOUT 600 PROCESSORS 2 ENVIRONMENT "AQ_GPU=required")

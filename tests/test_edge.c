@@ -17,7 +17,7 @@
 
 #include <cmocka.h>
 
-#include "edge.h"
+#include "edge_private.h"
 #include "job.h"
 #include "plan.h"
 
@@ -44,12 +44,16 @@ static const char manifest[] = "model: {blocks: 2, heads: 2, channels: 20, conte
 
 enum loss { NOTHING = 0, RECEIVER = 1, SENDER = 2, BOTH = 3 };
 
+enum odd { WELL, ROWS_SHORT, BODY_LONG, BODY_NONE, NOT_JOINED, TOLD_AGAIN };
+
 struct side {
     const struct aq_plan *plan;
     bool sender;
-    enum loss lose; /* of sample 4, before the third epoch */
+    enum loss lose; /* of samples 4 and 5, before the third epoch: the second answer comes to the first one's slot */
     bool spoil;     /* sample 2 has a value in the second epoch that no store holds */
     const char *kind;
+    bool nccl;      /* bodies go from GPU to GPU */
+    enum odd odd;   /* the sender's: what is wrong with a frame */
     struct aq_device *device;
     struct aq_stream *compute, *send, *receive;
     struct aq_values values, back; /* activations, gradients */
@@ -94,7 +98,7 @@ static enum aq_status side_open(struct side *s)
         cache.job_name = "test";
         AQ_TRY(aq_cache_open(&cache, &s->cache));
     }
-    const struct aq_device_config device = {.kind = s->kind, .threads = 1};
+    const struct aq_device_config device = {.kind = s->kind, .index = s->nccl && !s->sender, .threads = 1};
     AQ_TRY(aq_device_open(&device, &s->device));
     AQ_TRY(aq_device_stream_open_light(s->device, &s->compute));
     AQ_TRY(aq_device_stream_open_light(s->device, &s->send));
@@ -110,7 +114,8 @@ static enum aq_status side_open(struct side *s)
                                         .bell = s->bell,
                                         .slots = stage->program.slots,
                                         .silence_ns = 120000000000u};
-    return aq_edge_open(&edge, &s->edge);
+    AQ_TRY(aq_edge_open(&edge, &s->edge));
+    return aq_edge_join(s->edge, s->nccl ? AQ_CARRIER_NCCL : AQ_CARRIER_LINKS);
 }
 
 static void activation(uint64_t sample, uint32_t epoch, float *a)
@@ -130,8 +135,11 @@ static enum aq_status lose_message(struct side *s, uint32_t epoch)
 {
     const bool mine = s->sender ? s->lose & SENDER : s->lose & RECEIVER;
     if (!mine || epoch != 2 || !s->cache) return AQ_OK;
-    const struct aq_cache_key key = message_key(s, 4);
-    return aq_cache_drop(s->cache, &key);
+    for (uint64_t sample = 4; sample <= 5; sample++) {
+        const struct aq_cache_key key = message_key(s, sample);
+        AQ_TRY(aq_cache_drop(s->cache, &key));
+    }
+    return AQ_OK;
 }
 
 static enum aq_status wait_for(struct side *s, bool (*here)(const struct aq_edge *edge))
@@ -141,7 +149,7 @@ static enum aq_status wait_for(struct side *s, bool (*here)(const struct aq_edge
         const enum aq_status pumped = aq_edge_pump(s->edge); /* AQ_CLOSED: the other side is done already */
         if (here(s->edge)) return AQ_OK;
         AQ_TRY(pumped);
-        const bool busy = aq_edge_busy_since(s->edge) > 0;
+        const bool busy = aq_edge_busy_since(s->edge) > 0 || aq_edge_carrying(s->edge);
         const enum aq_status status =
             aq_bell_wait(s->bell, seen, aq_clock_after(busy ? AQ_EDGE_POLL_NS : 120000000000u));
         if (!busy || status != AQ_TIMEOUT) AQ_TRY(status);
@@ -150,7 +158,7 @@ static enum aq_status wait_for(struct side *s, bool (*here)(const struct aq_edge
 
 static bool idle(const struct aq_edge *edge)
 {
-    return aq_edge_busy_since(edge) == 0;
+    return aq_edge_busy_since(edge) == 0 && !aq_edge_carrying(edge);
 }
 
 /* What a stage's forward is to an edge: host values to the device on the compute stream, and what was got from there.
@@ -223,9 +231,33 @@ static enum aq_status exchange(struct side *s, uint32_t epoch, uint32_t micro_ba
     return AQ_OK;
 }
 
+/* One frame that no edge sends; the receiver says what is wrong with it, and does not ask NCCL for anything. */
+static enum aq_status be_odd(struct side *s)
+{
+    static uint8_t body[B * AQ_EDGE_ROW_BYTES];
+    struct aq_frame frame = {
+        .kind = AQ_FRAME_FORWARD, .flags = AQ_EDGE_CARRIED, .argument = B, .body = body, .body_bytes = sizeof body};
+    for (uint32_t i = 0; i < B; i++) {
+        const struct aq_edge_row row = {.sample = i, .body_bytes = s->odd == BODY_NONE ? 0 : UINT32_MAX / 2};
+        aq_edge_row_write(&row, body + (size_t)i * AQ_EDGE_ROW_BYTES);
+    }
+    if (s->odd == ROWS_SHORT) frame.body_bytes -= 16;
+    if (s->odd == TOLD_AGAIN) frame = (struct aq_frame){.kind = AQ_FRAME_CONTROL, .flags = 1, .argument = 5};
+    if (s->sender) AQ_TRY(aq_link_send(s->link, &frame, AQ_EDGE_MIRROR_NO_PIECE));
+    for (;;) {
+        struct aq_link_event event;
+        const uint32_t seen = aq_bell_count(s->bell);
+        while (s->sender && aq_link_poll(s->link, &event) == AQ_OK)
+            if (event.kind == AQ_LINK_CLOSED) return AQ_OK;
+        if (!s->sender) AQ_TRY(aq_edge_pump(s->edge));
+        AQ_TRY(aq_bell_wait(s->bell, seen, aq_clock_after(120000000000u)));
+    }
+}
+
 static enum aq_status side_work(struct side *s)
 {
     AQ_TRY(side_open(s));
+    if (s->odd) return be_odd(s);
     for (uint32_t epoch = 0; epoch < EPOCHS; epoch++) {
         AQ_TRY(lose_message(s, epoch));
         for (uint32_t m = 0; m < MICRO; m++)
@@ -248,6 +280,10 @@ static void side_run(void *context)
 {
     struct side *s = context;
     s->status = side_work(s);
+    if (s->status != AQ_OK) {
+        if (s->link) (void)aq_link_abort(s->link, s->status, aq_error_text(), aq_clock_after(2000000000u));
+        aq_edge_abandon(s->edge);
+    }
     aq_edge_close(s->edge);
     aq_link_close(s->link);
     aq_net_close(s->net);
@@ -268,9 +304,9 @@ struct result {
 };
 
 static const char *kind = "cpu";
-static bool spoil;
+static bool spoil, nccl;
 
-static void run(const char *codec, enum loss lose, struct result *result)
+static void run_sides(const char *codec, enum loss lose, enum odd odd, struct result *result)
 {
     static unsigned count;
     char text[1024];
@@ -279,8 +315,10 @@ static void run(const char *codec, enum loss lose, struct result *result)
     const int bytes = snprintf(text, sizeof text, manifest, codec);
     assert_int_equal(aq_job_parse(text, (size_t)bytes, "test.yaml", "/", NULL, 0, &job), AQ_OK);
     assert_int_equal(aq_plan_open(job, &plan), AQ_OK);
-    *result = (struct result){.sender = {.plan = plan, .sender = true, .lose = lose, .spoil = spoil, .kind = kind},
-                              .receiver = {.plan = plan, .sender = false, .lose = lose, .kind = kind}};
+    const struct side side = {.plan = plan, .lose = lose, .odd = odd, .kind = kind, .nccl = nccl};
+    *result = (struct result){.sender = side, .receiver = side};
+    result->sender.sender = true;
+    result->sender.spoil = spoil;
     snprintf(result->sender.address, sizeof result->sender.address, "sim://edge-%u", count);
     snprintf(result->receiver.address, sizeof result->receiver.address, "sim://edge-%u", count++);
     struct aq_thread *sender, *receiver;
@@ -290,6 +328,11 @@ static void run(const char *codec, enum loss lose, struct result *result)
     aq_thread_close(receiver);
     aq_plan_close(plan);
     aq_job_close(job);
+}
+
+static void run(const char *codec, enum loss lose, struct result *result)
+{
+    run_sides(codec, lose, WELL, result);
     assert_int_equal(result->sender.status, AQ_OK);
     assert_int_equal(result->receiver.status, AQ_OK);
     assert_memory_equal(result->sender.messages, result->receiver.messages, sizeof result->sender.messages);
@@ -339,8 +382,8 @@ static void test_edge_heals_a_lost_message_bit_for_bit(void **state)
         assert_memory_equal(lost.receiver.decoded, whole.receiver.decoded, sizeof whole.receiver.decoded);
         assert_memory_equal(lost.sender.gradients, whole.sender.gradients, sizeof whole.sender.gradients);
         assert_memory_equal(lost.sender.messages, whole.sender.messages, sizeof whole.sender.messages);
-        assert_int_equal(lost.receiver.measures.fetched, lose == RECEIVER ? 1 : 0);
-        assert_int_equal(lost.sender.measures.fetched, lose == SENDER ? 1 : 0);
+        assert_int_equal(lost.receiver.measures.fetched, lose == RECEIVER ? 2 : 0);
+        assert_int_equal(lost.sender.measures.fetched, lose == SENDER ? 2 : 0);
         assert_int_equal(lost.sender.measures.keyframes, SAMPLES);
     }
 }
@@ -350,7 +393,7 @@ static void test_edge_sends_a_keyframe_where_both_have_lost_it(void **state)
     (void)state;
     static struct result lost;
     run("codec: aqsgd, bits: 3", BOTH, &lost);
-    assert_int_equal(lost.sender.measures.keyframes, SAMPLES + 1);
+    assert_int_equal(lost.sender.measures.keyframes, SAMPLES + 2);
     assert_int_equal(lost.sender.measures.fetched, 0);
 }
 
@@ -382,26 +425,71 @@ static void same(const struct result *a, const struct result *b, const char *cod
     if (memcmp(a->receiver.decoded, b->receiver.decoded, sizeof a->receiver.decoded) != 0 ||
         memcmp(a->sender.gradients, b->sender.gradients, sizeof a->sender.gradients) != 0 ||
         memcmp(a->sender.messages, b->sender.messages, sizeof a->sender.messages) != 0)
-        fail_msg("%s, lost %d, spoilt %d: %s has not the bits of the CPU", codec, a->sender.lose, a->sender.spoil,
-                 kind);
+        fail_msg("%s, lost %d, spoilt %d: %s%s has not the bits of the CPU", codec, a->sender.lose, a->sender.spoil,
+                 kind, a->sender.nccl ? " over NCCL" : "");
 }
 
 /* Every codec, what was lost, and what was spoilt, on that kind of device, against the CPU. */
-static void edge_on(const char *device)
+static void edge_on(const char *device, bool over_nccl)
 {
     static struct result here, there;
     for (size_t i = 0; i < sizeof codecs / sizeof codecs[0]; i++) {
+        if (over_nccl && i % 10 != 3) continue; /* what carries a body knows no codec */
         for (int which = 0; which < 4; which++) {
             spoil = which == 3;
             const enum loss lose = which < 3 ? (enum loss)which : NOTHING;
             kind = "cpu";
             run(codecs[i], lose, &here);
             kind = device;
+            nccl = over_nccl;
             run(codecs[i], lose, &there);
+            nccl = false;
             same(&there, &here, codecs[i]);
         }
         spoil = false;
     }
+    kind = "cpu";
+}
+
+/* With both ends on GPUs of their own: is there a second? */
+static bool edge_over_nccl(void)
+{
+    const struct aq_device_config config = {.kind = "cuda", .index = 1};
+    struct aq_device *device = NULL;
+    const enum aq_status status = aq_device_open(&config, &device);
+    aq_device_close(device);
+    if (status == AQ_OK) return true;
+    printf("no second GPU: NCCL is not tested\n");
+    return false;
+}
+
+static void test_edge_over_nccl_has_the_bits_of_the_cpu(void **state)
+{
+    (void)state;
+    const char *only = getenv("AQ_DEVICES");
+    if (!only || strcmp(only, "cuda") != 0 || !edge_over_nccl()) skip();
+    edge_on("cuda", true);
+}
+
+/* What a frame says of bodies that NCCL carries is checked before NCCL hears of it. */
+static void test_edge_refuses_what_no_edge_says_of_nccl(void **state)
+{
+    (void)state;
+    static struct result result;
+    const char *only = getenv("AQ_DEVICES");
+    const bool gpus = only && strcmp(only, "cuda") == 0 && edge_over_nccl();
+    for (enum odd odd = ROWS_SHORT; odd <= TOLD_AGAIN; odd++) {
+        nccl = gpus && odd != NOT_JOINED;
+        kind = gpus ? "cuda" : "cpu";
+        aq_error_clear();
+        run_sides("codec: aqsgd, bits: 4", NOTHING, odd, &result);
+        assert_int_equal(result.sender.status, AQ_OK); /* and the link told it why */
+        assert_int_equal(result.receiver.status, AQ_PROTO);
+        if (!strstr(aq_error_text(), odd == TOLD_AGAIN ? "says something of NCCL (1) that was not asked"
+                                                       : "no rows of such"))
+            fail_msg("odd %d: %s", (int)odd, aq_error_text());
+    }
+    nccl = false;
     kind = "cpu";
 }
 
@@ -422,7 +510,7 @@ static void test_edge_on_other_devices_has_the_bits_of_the_cpu(void **state)
             continue;
         }
         assert_int_equal(status, AQ_OK);
-        edge_on(kinds[k]);
+        edge_on(kinds[k], false);
         seen++;
     }
     if (seen == 0) skip();
@@ -436,6 +524,8 @@ int main(void)
         cmocka_unit_test(test_edge_sends_a_keyframe_where_both_have_lost_it),
         cmocka_unit_test(test_edge_sends_raw_what_no_store_holds),
         cmocka_unit_test(test_edge_on_other_devices_has_the_bits_of_the_cpu),
+        cmocka_unit_test(test_edge_over_nccl_has_the_bits_of_the_cpu),
+        cmocka_unit_test(test_edge_refuses_what_no_edge_says_of_nccl),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,9 +1,10 @@
 /*
- * nccl.h -- what group_nccl.c uses of NCCL, on the host, for tests without a GPU: ranks are threads or processes of one
+ * nccl.h -- what net uses of NCCL, on the host, for tests without a GPU: ranks are threads or processes of one
  * machine. nccl_host.c does it, by NVIDIA's manual: calls of a communicator that does not block answer ncclInProgress
  * and are asked after; what a group has is enqueued only by then; groups of a stream run one after another, and all of
  * a group at once; memory is read and written when a group runs, not when it is enqueued; both ends of a message must
- * say the same count. A receive's memory is NaNs until it has come.
+ * say the same count. A receive's memory is NaNs until it has come, and a send is over when its receiver has all of it:
+ * two ranks that both send first, in groups of their own on one communicator, wait for ever.
  *
  * Errors are what NCCL makes of them: another count, another number of ranks, one GPU for two ranks or a bad argument
  * are ncclInvalidUsage or ncclInvalidArgument; a rank that is gone is ncclRemoteError. One that never comes is waited
@@ -31,7 +32,7 @@ typedef struct {
     char internal[NCCL_UNIQUE_ID_BYTES];
 } ncclUniqueId;
 typedef struct {
-    int blocking;
+    int blocking, maxCTAs;
 } ncclConfig_t;
 #define NCCL_CONFIG_INITIALIZER                                                                                        \
     {                                                                                                                  \

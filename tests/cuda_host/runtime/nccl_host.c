@@ -23,12 +23,22 @@ struct hello {
     int rank, ranks, gpu, version;
 };
 
+static const uint64_t TAKEN = UINT64_MAX; /* what a receiver answers; below it a head: the count of what follows */
+
 struct move {
-    bool send;
+    bool send, over;
+    bool through; /* all bytes have gone or come; not over before the receiver has said so */
     uint8_t *at;
-    uint64_t bytes, head, done; /* head: the count, which goes first */
-    size_t head_done;
+    uint64_t bytes, head, number;
+    size_t done, head_done, answered;
     int peer;
+};
+
+struct wire { /* to one peer: messages and answers, both ways */
+    uint64_t head, sent, taken;
+    size_t head_done;
+    bool coming;  /* a head is here, and its message has not been taken */
+    bool sending; /* in the middle of a message: no answer may go       */
 };
 
 struct group {
@@ -50,6 +60,7 @@ struct ncclComm {
         struct hello hello;
         size_t done;
     } guests[RANKS_MAX]; /* accepted, who they are not yet known */
+    struct wire wires[RANKS_MAX];
     bool joined, finalized;
     ncclResult_t state;
     char error[160];
@@ -204,25 +215,75 @@ static void join_ranks(ncclComm_t comm)
 
 /* ---- moving ---- */
 
-static bool move_on(ncclComm_t comm, struct move *move)
+/* The next answer or head, if it is here; none where a message is to be taken first. */
+static bool read_head(ncclComm_t comm, int peer)
 {
+    struct wire *wire = &comm->wires[peer];
+    if (wire->coming || !pull(comm, comm->fds[peer], &wire->head, sizeof wire->head, &wire->head_done, peer))
+        return false;
+    wire->head_done = 0;
+    wire->coming = wire->head != TAKEN;
+    if (!wire->coming) wire->taken++;
+    return true;
+}
+
+/* Over when the receiver has taken it: NCCL promises no room in between. */
+static bool send_on(ncclComm_t comm, struct move *move)
+{
+    struct wire *wire = &comm->wires[move->peer];
     const int fd = comm->fds[move->peer];
-    const size_t head = sizeof move->head;
-    size_t done = move->done;
-    bool all;
-    if (move->send) {
+    if (!move->through) {
         move->head = move->bytes;
-        all = push(comm, fd, &move->head, head, &move->head_done, move->peer) &&
-              push(comm, fd, move->at, move->bytes, &done, move->peer);
-    } else {
-        if (!pull(comm, fd, &move->head, head, &move->head_done, move->peer)) return false;
-        if (move->head != move->bytes) {
+        wire->sending = true;
+        if (!push(comm, fd, &move->head, sizeof move->head, &move->head_done, move->peer) ||
+            !push(comm, fd, move->at, move->bytes, &move->done, move->peer))
+            return false;
+        wire->sending = false;
+        move->through = true;
+        move->number = ++wire->sent;
+    }
+    while (wire->taken < move->number && read_head(comm, move->peer)) {
+    }
+    return wire->taken >= move->number;
+}
+
+static bool receive_on(ncclComm_t comm, struct move *move)
+{
+    struct wire *wire = &comm->wires[move->peer];
+    const int fd = comm->fds[move->peer];
+    if (!move->through) {
+        while (!wire->coming && read_head(comm, move->peer)) {
+        }
+        if (!wire->coming) return false;
+        if (wire->head != move->bytes) {
             (void)failed(comm, ncclInvalidUsage, "the two ends of a message have different counts", move->peer);
             return false;
         }
-        all = pull(comm, fd, move->at, move->bytes, &done, move->peer);
+        if (!pull(comm, fd, move->at, move->bytes, &move->done, move->peer)) return false;
+        wire->coming = false;
+        move->through = true;
     }
-    move->done = done;
+    return !wire->sending && push(comm, fd, &TAKEN, sizeof TAKEN, &move->answered, move->peer);
+}
+
+/* Of one peer and one way, one after the other. */
+static bool is_next(const struct group *group, int i)
+{
+    for (int j = 0; j < i; j++)
+        if (!group->moves[j].over && group->moves[j].peer == group->moves[i].peer &&
+            group->moves[j].send == group->moves[i].send)
+            return false;
+    return true;
+}
+
+static bool group_on(ncclComm_t comm, struct group *group)
+{
+    bool all = true;
+    for (int i = 0; i < group->move_count; i++) {
+        struct move *move = &group->moves[i];
+        if (!move->over && is_next(group, i)) move->over = move->send ? send_on(comm, move) : receive_on(comm, move);
+        all = all && move->over;
+    }
     return all;
 }
 
@@ -235,10 +296,7 @@ static void progress(ncclComm_t comm)
     }
     while (comm->ended < comm->begun) {
         struct group *group = comm->groups[comm->ended % GROUPS_MAX];
-        bool all = group->reached;
-        for (int i = 0; i < group->move_count && group->reached; i++)
-            all = move_on(comm, &group->moves[i]) && all;
-        if (!all || is_bad(comm)) return;
+        if (!group->reached || !group_on(comm, group) || is_bad(comm)) return;
         comm->ended++;
         group->ended = true;
     }

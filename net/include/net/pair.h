@@ -1,0 +1,106 @@
+/*
+ * pair.h -- two GPUs, and bytes that go from the one to the other over NCCL: what an edge's bodies take where they can.
+ *
+ * Caveats first.
+ * - A pair is one communicator of two ranks, and bytes go one way. NCCL does what it is told of one communicator one
+ *   thing after the other, so that two ends that both send first would wait for each other: whoever wants both ways
+ *   opens two.
+ * - Moves match by their order alone, and both ends must say the same count: tell the other end of each move, in order,
+ *   over something that can be checked (a link), and tell NCCL nothing that has not been checked.
+ * - Nothing is waited for in here. aq_pair_move only notes; aq_pair_poll looks at NCCL, at the clock and at events.
+ *   Memory that is moved is lent until the move has *passed*: only then enqueue what reads or writes it. So a peer that
+ *   never comes holds up the pair's own stream alone, and aq_pair_abandon sets that free. Until then nothing that waits
+ *   for the whole GPU (memory that is freed) may be called.
+ * - NCCL's own connections are neither encrypted nor authenticated, and bytes have no digest of ours.
+ *
+ *     both ends:   aq_nccl_rank_here(device, &mine);            exchange; all[0] sends, all[1] receives
+ *                  aq_nccl_judge(all, 2, &facts);               may it be?
+ *                  aq_nccl_refuse(all, 2, "stage", 0, remedy);  else why it cannot
+ *     one end:     aq_nccl_id(&id);                             and tells the other
+ *     both ends:   aq_pair_open(&config, &pair);
+ *                  while (aq_pair_poll(pair) == AQ_AGAIN) ...   until it stands
+ *                  aq_pair_move(pair, at, bytes);
+ *                  while (aq_pair_poll(pair) == AQ_OK && aq_pair_passed(pair) < n) ...
+ *
+ * Locking: one thread, the one that opened the device.
+ */
+#ifndef NET_PAIR_H
+#define NET_PAIR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "aqsgd/base.h"
+#include "aqsgd/device.h"
+#include "net/collective.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct aq_pair; /* opaque */
+
+/* What a rank tells of itself: whether NCCL may be asked depends on it alone. */
+struct aq_nccl_rank {
+    uint64_t gpu, machine; /* digests; gpu 0: none */
+    uint32_t built;        /* 0, or NCCL's version */
+    uint32_t reserved;
+};
+/* device: NULL is none. */
+void aq_nccl_rank_here(const struct aq_device *device, struct aq_nccl_rank *out);
+
+/* What ranks that have told each other know, the same on all. */
+void aq_nccl_judge(const struct aq_nccl_rank *all, uint32_t count, struct aq_nccl_facts *out);
+
+/*
+ * AQ_OK where NCCL can join these ranks, else the same line on all of them, which calls rank i "`noun` first + i" and
+ * ends, where two share a GPU, with the remedy. AQ_NODEV, AQ_MISMATCH (versions).
+ */
+enum aq_status aq_nccl_refuse(const struct aq_nccl_rank *all, uint32_t count, const char *noun, uint32_t first,
+                              const char *remedy);
+
+/* By which the ranks of one communicator find each other; whoever knows it may come. */
+enum { AQ_NCCL_ID_BYTES = 128 };
+struct aq_nccl_id {
+    uint8_t bytes[AQ_NCCL_ID_BYTES];
+};
+/* AQ_NCCLERR; AQ_NODEV: built without. */
+enum aq_status aq_nccl_id(struct aq_nccl_id *out);
+
+enum { AQ_PAIR_MOVES = 4 }; /* that are noted and have not passed */
+
+struct aq_pair_config {
+    const struct aq_nccl_id *id; /* borrowed until open returns                                       */
+    const char *name;            /* for lines: "edge 2 forward"                                       */
+    bool first, sends;           /* rank 0 of the two; this end is where bytes come from              */
+    uint64_t silence_ns;         /* longest that opening, or a move, may take; UINT64_MAX: no matter  */
+};
+
+/* Begins: the pair stands when aq_pair_poll says AQ_OK. AQ_NOMEM, AQ_CUDAERR, AQ_NCCLERR; AQ_NODEV: built without. */
+enum aq_status aq_pair_open(const struct aq_pair_config *config, struct aq_pair **out);
+
+/* In order where all moves have passed (waits 5 s at most for the other end), else abandoned. NULL is fine. */
+void aq_pair_close(struct aq_pair *pair);
+
+/* Ends what is under way, here at once and there soon: the pair is of no use any more. NULL is fine. */
+void aq_pair_abandon(struct aq_pair *pair);
+
+/* The next move: bytes (not 0) of device memory that are ready, or room for them. At most AQ_PAIR_MOVES at once. */
+void aq_pair_move(struct aq_pair *pair, void *at, size_t bytes);
+
+/*
+ * Look. AQ_OK; AQ_AGAIN: it does not stand yet. AQ_TIMEOUT: the other end takes too long. AQ_NCCLERR: NCCL has failed,
+ * and nothing is said yet, for whoever knows the other end may know why: else aq_pair_failed says so. AQ_CUDAERR.
+ */
+enum aq_status aq_pair_poll(struct aq_pair *pair);
+enum aq_status aq_pair_failed(const struct aq_pair *pair);
+
+/* Moves noted, and of them passed, ever. */
+uint64_t aq_pair_noted(const struct aq_pair *pair);
+uint64_t aq_pair_passed(const struct aq_pair *pair);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,152 @@
+/*
+ * nccl_comm.c -- see nccl_comm.h; and who may be joined by NCCL, which is known without it (net/pair.h).
+ */
+#include <assert.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "nccl_comm.h"
+
+static const char *const SAYS = "nccl";
+
+enum { MACHINE_BYTES = 256 };
+
+/* The machine as the kernel booted it, and the host's name, which containers have of their own. */
+static uint64_t machine_digest(void)
+{
+    char text[MACHINE_BYTES] = "";
+    size_t used = 0;
+    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (file) {
+        used = fread(text, 1, MACHINE_BYTES / 2, file);
+        (void)fclose(file);
+    }
+    if (gethostname(text + used, MACHINE_BYTES - used - 1) != 0) text[used] = '\0';
+    return aq_digest(text, used + strlen(text + used));
+}
+
+static uint32_t nccl_version(void)
+{
+    int version = 0;
+#if AQ_WITH_NCCL
+    if (ncclGetVersion(&version) != ncclSuccess) version = 0;
+#endif
+    return (uint32_t)version;
+}
+
+void aq_nccl_rank_here(const struct aq_device *device, struct aq_nccl_rank *out)
+{
+    struct aq_device_info info = {.host_memory = true};
+    *out = (struct aq_nccl_rank){.machine = machine_digest(), .built = nccl_version()};
+    if (device) aq_device_info(device, &info);
+    if (info.uuid[0]) out->gpu = aq_digest_seeded(info.uuid, strlen(info.uuid), out->machine) | 1;
+}
+
+void aq_nccl_judge(const struct aq_nccl_rank *all, uint32_t count, struct aq_nccl_facts *out)
+{
+    struct aq_nccl_facts found = {.built = true, .apart = true, .one_machine = true, .rank = UINT32_MAX};
+    for (uint32_t rank = 0; rank < count; rank++) {
+        bool good = all[rank].built != 0 && all[rank].gpu != 0;
+        found.built = found.built && good;
+        found.gpus += all[rank].gpu != 0;
+        for (uint32_t other = 0; other < rank; other++)
+            if (all[other].gpu == all[rank].gpu && all[rank].gpu != 0) good = found.apart = false;
+        found.one_machine = found.one_machine && all[rank].machine == all[0].machine;
+        if (!good && found.rank == UINT32_MAX) found.rank = rank;
+    }
+    *out = found;
+}
+
+enum aq_status aq_nccl_refuse(const struct aq_nccl_rank *all, uint32_t count, const char *noun, uint32_t first,
+                              const char *remedy)
+{
+    for (uint32_t rank = 0; rank < count; rank++) {
+        if (!all[rank].built) return aq_fail(AQ_NODEV, SAYS, "%s %u was built without NCCL", noun, first + rank);
+        if (!all[rank].gpu)
+            return aq_fail(AQ_NODEV, SAYS, "%s %u is on no GPU, and NCCL wants one for each", noun, first + rank);
+        if (all[rank].built != all[0].built)
+            return aq_fail(AQ_MISMATCH, SAYS, "%s %u has NCCL %u, %s %u has %u: install the same version", noun,
+                           first + rank, all[rank].built, noun, first, all[0].built);
+        for (uint32_t other = 0; other < rank; other++)
+            if (all[other].gpu == all[rank].gpu)
+                return aq_fail(AQ_NODEV, SAYS,
+                               "%ss %u and %u share a GPU, and NCCL wants one for each: give each its own, or %s", noun,
+                               first + other, first + rank, remedy);
+    }
+    return AQ_OK;
+}
+
+#if AQ_WITH_NCCL
+
+static_assert(AQ_NCCL_ID_BYTES == NCCL_UNIQUE_ID_BYTES, "NCCL's id travels as it is");
+
+enum aq_status aq_nccl_cuda(cudaError_t error, const char *what)
+{
+    if (error == cudaSuccess) return AQ_OK;
+    return aq_fail(AQ_CUDAERR, SAYS, "%s: %s", what, cudaGetErrorString(error));
+}
+
+enum aq_status aq_nccl_said(const struct aq_nccl_comm *comm, ncclResult_t result, const char *what)
+{
+    if (result == ncclSuccess || result == ncclInProgress) return AQ_OK;
+    const char *last = ncclGetLastError(comm->comm);
+    return aq_fail(AQ_NCCLERR, SAYS, "%s, %s: NCCL: %s%s%.200s", comm->who, what, ncclGetErrorString(result),
+                   last && last[0] ? "; " : "", last ? last : "");
+}
+
+enum aq_status aq_nccl_id(struct aq_nccl_id *out)
+{
+    const struct aq_nccl_comm none = {.who = "this rank"};
+    ncclUniqueId id;
+    AQ_TRY(aq_nccl_said(&none, ncclGetUniqueId(&id), "ncclGetUniqueId"));
+    memcpy(out->bytes, &id, sizeof out->bytes);
+    return AQ_OK;
+}
+
+ncclResult_t aq_nccl_begin(struct aq_nccl_comm *comm, const struct aq_nccl_id *id, uint32_t rank, uint32_t size,
+                           int blocks_max)
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclUniqueId theirs;
+    config.blocking = 0;
+    if (blocks_max) config.maxCTAs = blocks_max;
+    memcpy(&theirs, id->bytes, sizeof theirs);
+    return ncclCommInitRankConfig(&comm->comm, (int)size, theirs, (int)rank, &config);
+}
+
+ncclResult_t aq_nccl_state(const struct aq_nccl_comm *comm)
+{
+    ncclResult_t state = ncclSuccess;
+    const ncclResult_t asked = ncclCommGetAsyncError(comm->comm, &state);
+    return asked == ncclSuccess || asked == ncclInProgress ? state : asked;
+}
+
+ncclResult_t aq_nccl_enqueue(const struct aq_nccl_comm *comm, const struct aq_nccl_move *sends, uint32_t send_count,
+                             const struct aq_nccl_move *receives, uint32_t receive_count, cudaStream_t stream)
+{
+    ncclResult_t first = ncclGroupStart(), end;
+    for (uint32_t i = 0; i < send_count && (first == ncclSuccess || first == ncclInProgress); i++)
+        first = ncclSend(sends[i].from, sends[i].bytes, ncclUint8, (int)sends[i].peer, comm->comm, stream);
+    for (uint32_t i = 0; i < receive_count && (first == ncclSuccess || first == ncclInProgress); i++)
+        first = ncclRecv(receives[i].to, receives[i].bytes, ncclUint8, (int)receives[i].peer, comm->comm, stream);
+    end = ncclGroupEnd();
+    return first == ncclSuccess || first == ncclInProgress ? end : first;
+}
+
+void aq_nccl_abandon(struct aq_nccl_comm *comm)
+{
+    if (comm->comm) (void)ncclCommAbort(comm->comm);
+    comm->comm = NULL;
+}
+
+#else
+
+enum aq_status aq_nccl_id(struct aq_nccl_id *out)
+{
+    (void)out;
+    return aq_fail(AQ_NODEV, SAYS, "built without NCCL: configure with -DAQ_CUDA=ON -DAQ_NCCL=ON (libnccl-dev)");
+}
+
+#endif
