@@ -428,9 +428,11 @@ static void test_predict_packed_bodies_take_their_share_of_a_link(void **state)
 }
 
 /*
- * Two stages, four micro-batches, all forwards first; a forward and a backward take 1 s, coding what goes forward half
- * a second at either end. One thread: the last code leaves at 6 and is read when three more have been: forwards end at
- * 7.5, backwards 5 s later. On streams of its own coding hides behind computing, but of the first: 2 + 4 + 5.
+ * Two stages, four micro-batches; a forward and a backward take 1 s, coding what goes forward 1.5 s at either end. One
+ * thread: the second stage begins at 2.5 and works 14 s on end, then the first has its last backward: 17.5.
+ * On streams of its own codes are made from 1 to 7 and read from 2.5 to 8.5; the second stage's forwards begin at 4, 6,
+ * 7 and 9 with backwards between them, the last of which ends at 12: 13. With one copy of values each forward would
+ * wait for the code of the one before.
  */
 static void test_predict_gpu_codes_beside_its_computing(void **state)
 {
@@ -444,14 +446,14 @@ static void test_predict_gpu_codes_beside_its_computing(void **state)
     static const struct {
         const char *const *sets;
         double step, busy;
-    } cases[] = {{cpus, 12.5, 10}, {gpus, 11, 8}};
+    } cases[] = {{cpus, 17.5, 14}, {gpus, 13, 8}};
     struct aq_job *job;
     struct aq_plan *plan;
     struct aq_plan_costs costs;
     for (int i = 0; i < 2; i++) {
         plan = plan_of(cases[i].sets, &job);
         costs = unit_costs(plan, 16);
-        costs.send_s[0] = costs.receive_s[0] = 0.5;
+        costs.send_s[0] = costs.receive_s[0] = 1.5;
         assert_true(near(predict(plan, &costs).step_s, cases[i].step));
         assert_true(near(predict(plan, &costs).compute_s[0], cases[i].busy));
         done(plan, job);

@@ -325,7 +325,7 @@ static enum aq_status context_open(struct cuda_device *cuda)
     if (error == cudaSuccess) return AQ_OK;
     if (error == cudaErrorMemoryAllocation)
         return aq_fail(AQ_NOMEM, "device",
-                       "GPU %d (%s) has no memory left for a context (some 500 MiB): other processes hold it; see "
+                       "GPU %d (%s) has no memory left for a context: other processes hold it; see "
                        "nvidia-smi, or take another GPU",
                        cuda->probe.index, cuda->probe.name);
     if (error == cudaErrorDevicesUnavailable || error == cudaErrorDeviceUninitialized)
