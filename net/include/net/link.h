@@ -147,8 +147,9 @@ void aq_link_close(struct aq_link *link);
  * gone out. */
 enum aq_status aq_link_finish(struct aq_link *link, uint64_t deadline_ns);
 
-/* Tell the peer why this rank gives up: what is being sent is finished, what is queued is dropped, ABORT(status, text)
- * goes out; returns when the peer has hung up or at the deadline (AQ_TIMEOUT). The link must still be closed. */
+/* Tell the peer why this rank gives up: what is being sent is finished (a large body is cut at its next gap), what is
+ * queued is dropped, ABORT(status, text) goes out; returns when the peer has hung up or at the deadline (AQ_TIMEOUT).
+ * The link must still be closed. */
 enum aq_status aq_link_abort(struct aq_link *link, enum aq_status cause, const char *text, uint64_t deadline_ns);
 
 /* Rank of the peer (from its HELLO), and its address for people's eyes (borrowed until aq_link_close). */
