@@ -14,6 +14,8 @@ aq_net_test(conform_collective SOURCES conform_collective.c collective_cases.c L
 aq_net_test(conform_collective_mpi SOURCES conform_collective_mpi.c collective_cases.c LABELS quick conform)
 if(AQ_CUDA AND AQ_NCCL)
   aq_net_test(conform_collective_gpu SOURCES conform_collective_gpu.c collective_cases.c LABELS gpu)
+  aq_net_test(conform_grad_gpu SOURCES conform_grad_device.c LABELS gpu TIMEOUT 300)
+  target_include_directories(conform_grad_gpu PRIVATE ${CMAKE_SOURCE_DIR}/aqsgd)
 endif()
 if(AQ_MPI) # it has run alone, W = 1; here with ranks, more than there are cores where need be
   foreach(ranks 2 3 4)
