@@ -25,18 +25,16 @@
 #include <fcntl.h>
 #include <jansson.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "bench_job.h"
 #include "plan.h"
 #include "run_folder.h"
-
-extern char **environ;
 
 enum { PATH_BYTES = AQ_BENCH_PATH_BYTES, TEXT_WORDS = 60000, ROUNDS = 3, SETS_MAX = 24, STEPS_MAX = 1024 };
 
@@ -66,6 +64,16 @@ static enum aq_status write_inputs(const char *folder)
     return aq_run_write(path, manifest_text, sizeof manifest_text - 1);
 }
 
+/* In the child: only what is safe between fork and exec. Whoever kills the bench ends its run, with a checkpoint. */
+static void become_launch(const char *self, int log, char *const *arguments, pid_t parent)
+{
+    const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (prctl(PR_SET_PDEATHSIG, SIGTERM) != 0 || getppid() != parent) _exit(125);
+    if (null == -1 || dup2(null, 0) == -1 || dup2(log, 1) == -1 || dup2(log, 2) == -1) _exit(125);
+    execv(self, arguments);
+    _exit(126);
+}
+
 /* Run this very program with these arguments, quietly; AQ_ABORTED names the log where it failed. */
 static enum aq_status run_self(const char *folder, char *const *arguments)
 {
@@ -74,15 +82,13 @@ static enum aq_status run_self(const char *folder, char *const *arguments)
     if (bytes < 0) return aq_fail_errno("bench", "cannot find this program");
     self[bytes] = 0;
     AQ_TRY(aq_run_path(folder, "launch.log", log));
-    posix_spawn_file_actions_t files;
-    posix_spawn_file_actions_init(&files);
-    posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
-    posix_spawn_file_actions_addopen(&files, 1, log, O_WRONLY | O_CREAT | O_TRUNC, 0666);
-    posix_spawn_file_actions_adddup2(&files, 1, 2);
-    pid_t child;
-    const int error = posix_spawn(&child, self, &files, NULL, arguments, environ);
-    posix_spawn_file_actions_destroy(&files);
-    if (error) return aq_fail(AQ_IO, "bench", "cannot start %s: %s", self, strerror(error));
+    const int out = open(log, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (out == -1) return aq_fail_errno("bench", "cannot write %s", log);
+    const pid_t parent = getpid(), child = fork();
+    if (child == 0) become_launch(self, out, arguments, parent);
+    const enum aq_status status = child == -1 ? aq_fail_errno("bench", "cannot start %s", self) : AQ_OK;
+    close(out);
+    AQ_TRY(status);
     int code;
     if (waitpid(child, &code, 0) < 0) return aq_fail_errno("bench", "cannot wait for aqpipe launch");
     if (WIFEXITED(code) && WEXITSTATUS(code) == 0) return AQ_OK;
