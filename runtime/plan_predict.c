@@ -96,10 +96,14 @@ static void place(struct aq_arena *arena, struct simulation *sim)
     }
 }
 
-/* Headers go as they are; they are few, and the share of a body is taken for that of the whole frame. */
-static void pipe_open(const struct simulation *sim, struct pipe *pipe, uint64_t step_bytes, double share)
+/*
+ * Headers go as they are; they are few, and the share of a body is taken for that of the whole frame. What is sure to
+ * go by NCCL is neither paced nor packed.
+ */
+static void pipe_open(const struct simulation *sim, uint32_t edge, struct pipe *pipe, uint64_t step_bytes, double share)
 {
-    const double rate = sim->costs->rate_mbps, frame = (double)step_bytes / sim->M;
+    const bool nccl = aq_plan_edge_carrier(sim->plan, edge) == AQ_CARRIER_NCCL;
+    const double rate = nccl ? 0 : sim->costs->rate_mbps, frame = nccl ? 0 : (double)step_bytes / sim->M;
     pipe->done_at = DBL_MAX;
     pipe->seconds = rate > 0 ? frame * share * 8 / (rate * 1e6) : 0;
     pipe->delay = sim->costs->latency_s + (share < 1 ? frame * AQ_LINK_PACK_BYTE_NS * 1e-9 : 0);
@@ -136,9 +140,9 @@ static enum aq_status simulation_open(struct simulation *sim, void **memory)
         sim->forward[s].done_at = sim->backward[s].done_at = DBL_MAX;
         if (s + 1 == sim->P) continue;
         const struct aq_plan_edge *edge = &sim->plan->edges[s];
-        pipe_open(sim, &sim->forward[s], costs->cold ? edge->step_forward_cold : edge->step_forward_warm,
+        pipe_open(sim, s, &sim->forward[s], costs->cold ? edge->step_forward_cold : edge->step_forward_warm,
                   costs->forward_share[s]);
-        pipe_open(sim, &sim->backward[s], edge->step_backward, costs->backward_share[s]);
+        pipe_open(sim, s, &sim->backward[s], edge->step_backward, costs->backward_share[s]);
     }
     return AQ_OK;
 }

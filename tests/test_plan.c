@@ -441,6 +441,7 @@ static void test_predict_gpu_codes_beside_its_computing(void **state)
     "pipeline.stages=[{layers: 0-3, device: " device "}, {layers: 4-7, device: " other "}]", "pipeline.schedule=gpipe"
     static const char *const cpus[] = {TWO_STAGES("cpu", "cpu"), NULL},
                              *const gpus[] = {TWO_STAGES("cuda", "cuda, device_index: 1"), NULL},
+                             *const nccl[] = {TWO_STAGES("cuda", "cuda, device_index: 1"), "link.transport=nccl", NULL},
                              *const one_gpu[] = {TWO_STAGES("cuda", "cuda"), NULL};
 #undef TWO_STAGES
     static const struct {
@@ -458,6 +459,15 @@ static void test_predict_gpu_codes_beside_its_computing(void **state)
         assert_true(near(predict(plan, &costs).compute_s[0], cases[i].busy));
         done(plan, job);
     }
+    /* A declared rate holds for links, not for what NCCL carries. */
+    plan = plan_of(nccl, &job);
+    costs = unit_costs(plan, 16);
+    costs.send_s[0] = costs.receive_s[0] = 1.5;
+    costs.rate_mbps = 1e-3;
+    costs.forward_share[0] = 0.5;
+    assert_true(near(predict(plan, &costs).step_s, 13));
+    assert_true(predict(plan, &costs).forward_s[0] <= 0);
+    done(plan, job);
     plan = plan_of(one_gpu, &job);
     costs = unit_costs(plan, 16);
     const struct aq_plan_prediction shared = predict(plan, &costs);
