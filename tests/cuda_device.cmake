@@ -21,13 +21,13 @@ add_library(aq_nccl_on_host OBJECT cuda_host/runtime/nccl_comm_on_host.c cuda_ho
 target_include_directories(aq_nccl_on_host PRIVATE cuda_host/runtime ${PROJECT_SOURCE_DIR}/net)
 target_link_libraries(aq_nccl_on_host PRIVATE aq_net aq_flags)
 aq_cuda_on_host_test(conform_collective_device SOURCES conform_collective_device.c collective_cases.c
-  LABELS conform quick TIMEOUT 300)
+  LABELS conform quick TIMEOUT 900)
 target_sources(conform_collective_device PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
 target_include_directories(conform_collective_device PRIVATE ${PROJECT_SOURCE_DIR}/net)
 target_link_libraries(conform_collective_device PRIVATE aq_net)
 
 # Optimizers over such groups.
-aq_cuda_on_host_test(conform_grad_device LABELS conform quick TIMEOUT 300)
+aq_cuda_on_host_test(conform_grad_device LABELS conform quick TIMEOUT 900)
 target_sources(conform_grad_device PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
 target_link_libraries(conform_grad_device PRIVATE aq_net)
 
@@ -39,19 +39,19 @@ target_link_libraries(test_pair PRIVATE aq_net)
 aq_cuda_on_host_test(test_cuda_device LABELS quick)
 aq_cuda_on_host_test(test_cuda_codec_device SOURCES test_cuda_codec_device.c codec_common.c LABELS quick)
 # The conformance of devices, of kind cuda alone: with every ending of a product that cuBLASLt has, and with none.
-aq_cuda_on_host_test(conform_device_cuda LABELS conform quick TIMEOUT 300)
+aq_cuda_on_host_test(conform_device_cuda LABELS conform quick TIMEOUT 900)
 set_tests_properties(conform_device_cuda PROPERTIES ENVIRONMENT "AQ_CONFORM=cuda")
 target_compile_definitions(conform_device_cuda PRIVATE AQ_CUDA_ON_HOST)
 add_test(NAME conform_device_cuda_plain COMMAND conform_device_cuda test_*matmul*)
-set_tests_properties(conform_device_cuda_plain PROPERTIES SKIP_RETURN_CODE 77 LABELS "conform;quick" TIMEOUT 300
+set_tests_properties(conform_device_cuda_plain PROPERTIES SKIP_RETURN_CODE 77 LABELS "conform;quick" TIMEOUT 900
   ENVIRONMENT "AQ_CONFORM=cuda;CUBLASLT_HOST_FUSES=0")
 
 # A whole stage through the backend: matrix products on the host, every kernel emulated.
-aq_cuda_on_host_test(test_device_training_cuda LABELS quick TIMEOUT 300)
+aq_cuda_on_host_test(test_device_training_cuda LABELS quick TIMEOUT 900)
 set_tests_properties(test_device_training_cuda PROPERTIES ENVIRONMENT "AQ_DEVICES=cuda")
 
 # Both ends of an edge on that backend: kernels, copies and events on three late streams, and NCCL's.
-aq_cuda_on_host_test(test_edge_cuda SOURCES test_edge.c LABELS quick TIMEOUT 300)
+aq_cuda_on_host_test(test_edge_cuda SOURCES test_edge.c LABELS quick TIMEOUT 900)
 target_sources(test_edge_cuda PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
 target_link_libraries(test_edge_cuda PRIVATE aq_runtime)
 target_include_directories(test_edge_cuda PRIVATE ${PROJECT_SOURCE_DIR}/runtime)
