@@ -194,8 +194,8 @@ static enum aq_status flush_batch(struct over_nccl *over)
     if (number > over->passed + BATCHES - 1) AQ_TRY(await_batch(over, number - (BATCHES - 1), group->rank));
     AQ_TRY(aq_nccl_cuda(cudaEventRecord(over->packed, packing), "cudaEventRecord"));
     AQ_TRY(aq_nccl_cuda(cudaStreamWaitEvent(over->stream, over->packed, 0), "cudaStreamWaitEvent"));
-    const ncclResult_t told = aq_nccl_enqueue(&over->nccl, over->sends, over->send_count, over->receives,
-                                              over->receive_count, over->stream);
+    const ncclResult_t told =
+        aq_nccl_enqueue(&over->nccl, over->sends, over->send_count, over->receives, over->receive_count, over->stream);
     AQ_TRY(await_call(over, told, "enqueueing a step's messages"));
     over->begun = number;
     return aq_nccl_cuda(cudaEventRecord(over->done[number % BATCHES], over->stream), "cudaEventRecord");
@@ -339,8 +339,8 @@ static enum aq_status open_streams(struct over_nccl *over)
     AQ_TRY(aq_nccl_cuda(cudaStreamCreateWithFlags(&over->stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"));
     AQ_TRY(aq_nccl_cuda(cudaEventCreateWithFlags(&over->packed, cudaEventDisableTiming), "cudaEventCreateWithFlags"));
     for (uint32_t i = 0; i < BATCHES; i++)
-        AQ_TRY(aq_nccl_cuda(cudaEventCreateWithFlags(&over->done[i], cudaEventDisableTiming),
-                            "cudaEventCreateWithFlags"));
+        AQ_TRY(
+            aq_nccl_cuda(cudaEventCreateWithFlags(&over->done[i], cudaEventDisableTiming), "cudaEventCreateWithFlags"));
     return AQ_OK;
 }
 

@@ -26,7 +26,7 @@ struct aq_pair {
     bool sends, stands;
     uint64_t silence_ns;
     cudaStream_t stream;
-    cudaEvent_t done[AQ_PAIR_MOVES];         /* of move n: [n % AQ_PAIR_MOVES] */
+    cudaEvent_t done[AQ_PAIR_MOVES];          /* of move n: [n % AQ_PAIR_MOVES] */
     struct aq_nccl_move moves[AQ_PAIR_MOVES]; /* likewise */
     uint64_t since_ns[AQ_PAIR_MOVES], opened_ns;
     uint64_t noted, told, marked, passed;
@@ -37,8 +37,8 @@ static enum aq_status open_stream(struct aq_pair *pair)
 {
     AQ_TRY(aq_nccl_cuda(cudaStreamCreateWithFlags(&pair->stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"));
     for (uint32_t i = 0; i < AQ_PAIR_MOVES; i++)
-        AQ_TRY(aq_nccl_cuda(cudaEventCreateWithFlags(&pair->done[i], cudaEventDisableTiming),
-                            "cudaEventCreateWithFlags"));
+        AQ_TRY(
+            aq_nccl_cuda(cudaEventCreateWithFlags(&pair->done[i], cudaEventDisableTiming), "cudaEventCreateWithFlags"));
     return AQ_OK;
 }
 

@@ -327,8 +327,8 @@ enum aq_status aq_edge_post_batch(struct aq_edge *edge, enum aq_frame_kind kind,
                                    .step = batch->step,
                                    .micro_batch = batch->micro_batch,
                                    .argument = batch->samples,
-                                   .body_bytes = batch->flags & AQ_EDGE_CARRIED ? batch->samples * AQ_EDGE_ROW_BYTES
-                                                                                : body_bytes,
+                                   .body_bytes =
+                                       batch->flags & AQ_EDGE_CARRIED ? batch->samples * AQ_EDGE_ROW_BYTES : body_bytes,
                                    .body = aq_edge_body(edge, body_index)};
     AQ_TRY(aq_edge_post(edge, &frame, body_index));
     if (kind != AQ_FRAME_EVAL) edge->measures.sent_bytes += body_bytes;

@@ -102,8 +102,8 @@ enum aq_status aq_edge_carrier_told(struct aq_edge *edge, const struct aq_frame 
     struct aq_edge_carrier *carrier = edge->carrier;
     if (carrier && !carrier->ready && frame->body_bytes == 0) {
         if (frame->flags == SAYS_FACTS && !carrier->told) {
-            carrier->theirs = (struct aq_nccl_rank){
-                .gpu = frame->argument, .machine = frame->step, .built = frame->micro_batch};
+            carrier->theirs =
+                (struct aq_nccl_rank){.gpu = frame->argument, .machine = frame->step, .built = frame->micro_batch};
             carrier->told = true;
             return AQ_OK;
         }
@@ -254,8 +254,7 @@ void aq_edge_carrier_close(struct aq_edge *edge)
     /* Forward first, at both ends: closing in good order is done together. */
     aq_pair_close(edge->config.sender ? carrier->out.pair : carrier->in.pair);
     aq_pair_close(edge->config.sender ? carrier->in.pair : carrier->out.pair);
-    if (carrier->memory)
-        aq_device_free(edge->config.device, AQ_MEMORY_DEVICE, carrier->memory, carrier->memory_bytes);
+    if (carrier->memory) aq_device_free(edge->config.device, AQ_MEMORY_DEVICE, carrier->memory, carrier->memory_bytes);
     aq_free(carrier);
     edge->carrier = NULL;
 }
@@ -345,8 +344,7 @@ enum aq_status aq_edge_carried_take(const struct aq_edge *edge, struct aq_edge_r
     AQ_ASSERT(aq_edge_carried_here(edge, got->carried));
     if (got->carried != carrier->released + 1)
         return aq_fail(AQ_PROTO, "edge", "edge %u: a frame of kind %u (step %llu, micro-batch %u) came before its turn",
-                       edge->config.edge, got->frame.kind, (unsigned long long)got->frame.step,
-                       got->frame.micro_batch);
+                       edge->config.edge, got->frame.kind, (unsigned long long)got->frame.step, got->frame.micro_batch);
     got->bodies = slot_of(carrier, &carrier->in, got->carried);
     got->bytes = carrier->landings[got->carried % BODIES_MAX].bytes;
     return AQ_OK;

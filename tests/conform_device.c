@@ -76,7 +76,8 @@ static void *random_of(enum aq_element type, uint64_t count, uint64_t stream, fl
     enum { OWN = 100003 };
     float *values = help_alloc(count * sizeof *values + 4);
     help_normal(values, count < OWN ? count : OWN, stream, std);
-    for (uint64_t i = OWN; i < count; i++) values[i] = values[i - OWN];
+    for (uint64_t i = OWN; i < count; i++)
+        values[i] = values[i - OWN];
     if (type == AQ_F32) return values;
     uint16_t *halves = help_alloc(count * sizeof *halves + 4);
     for (uint64_t i = 0; i < count; i++)
@@ -195,7 +196,8 @@ static void test_memory_is_zeroed_and_copied(void **state)
         assert_int_equal(aq_device_copy(device, back, memory, BYTES, NULL), AQ_OK);
         assert_int_equal(aq_device_stream_sync(device, NULL), AQ_OK);
         assert_memory_equal(host, back, BYTES);
-        for (int i = 0; i < BYTES; i++) host[i] = (uint8_t)(i * 7);
+        for (int i = 0; i < BYTES; i++)
+            host[i] = (uint8_t)(i * 7);
         assert_int_equal(aq_device_copy(device, memory, host, BYTES, NULL), AQ_OK);
         assert_int_equal(aq_device_zero(device, (uint8_t *)memory + 1000, 1200000, NULL), AQ_OK);
         assert_int_equal(aq_device_copy(device, back, memory, BYTES, NULL), AQ_OK);
@@ -298,12 +300,15 @@ static void test_parallel_runs_every_piece_once(void **state)
     (void)state;
     enum { PIECES = 5000 };
     atomic_uint *counts = help_alloc(PIECES * sizeof *counts);
-    for (int round = 0; round < 200; round++) aq_device_parallel(device, round % 7 + 1, count_piece, counts);
+    for (int round = 0; round < 200; round++)
+        aq_device_parallel(device, round % 7 + 1, count_piece, counts);
     aq_device_parallel(device, PIECES, count_piece, counts);
     unsigned expected[7] = {0};
     for (int round = 0; round < 200; round++)
-        for (int i = 0; i < round % 7 + 1; i++) expected[i]++;
-    for (int i = 0; i < PIECES; i++) assert_int_equal(atomic_load(&counts[i]), 1 + (i < 7 ? expected[i] : 0));
+        for (int i = 0; i < round % 7 + 1; i++)
+            expected[i]++;
+    for (int i = 0; i < PIECES; i++)
+        assert_int_equal(atomic_load(&counts[i]), 1 + (i < 7 ? expected[i] : 0));
     aq_free(counts);
 }
 
@@ -361,7 +366,8 @@ static void test_layernorm_matches_truth(void **state)
         if (x.H % 2 && x.type == AQ_F32) continue;
         const uint64_t N = x.T * x.D;
         float *biased = random_of(AQ_F32, N, 1, 2.0f);
-        for (uint64_t i = 0; i < N; i++) biased[i] += 3.0f;
+        for (uint64_t i = 0; i < N; i++)
+            biased[i] += 3.0f;
         /* A row of one or two elements has h of 0 or +-1 and a dx that cancels: nothing to measure its distance by. */
         const enum compare dx = x.D > 2 ? COMPARED : NOT_COMPARED, as_dx = x.D > 2 ? COMPARED_AS : NOT_COMPARED;
         struct array arrays[12] = {{AQ_F32, N, biased, NOT_COMPARED, NULL, {0}},
@@ -427,11 +433,10 @@ static void attention_run(const struct rows_case *x)
 static void test_attention_matches_truth(void **state)
 {
     (void)state;
-    static const uint64_t sizes[][4] = {{1, 1, 1, 1},     {2, 5, 2, 8},    {2, 17, 3, 8},    {1, 64, 2, 16},
-                                        {2, 67, 2, 33},   {1, 130, 1, 24}, {2, 150, 2, 20},  {1, 40, 2, 100},
-                                        {1, 33, 1, 260},  {1, 18, 1, 400}, {1, 1, 1, 64},    {2, 5, 2, 64},
-                                        {1, 128, 2, 64},  {2, 67, 1, 64},  {1, 300, 1, 64},  {2, 20, 2, 128},
-                                        {1, 131, 1, 128}, {1, 200, 1, 128}};
+    static const uint64_t sizes[][4] = {
+        {1, 1, 1, 1},    {2, 5, 2, 8},    {2, 17, 3, 8},   {1, 64, 2, 16},  {2, 67, 2, 33},   {1, 130, 1, 24},
+        {2, 150, 2, 20}, {1, 40, 2, 100}, {1, 33, 1, 260}, {1, 18, 1, 400}, {1, 1, 1, 64},    {2, 5, 2, 64},
+        {1, 128, 2, 64}, {2, 67, 1, 64},  {1, 300, 1, 64}, {2, 20, 2, 128}, {1, 131, 1, 128}, {1, 200, 1, 128}};
     for (size_t s = 0; s < TYPES * sizeof sizes / sizeof sizes[0]; s++) {
         const uint64_t *size = sizes[s / TYPES];
         const struct rows_case x = {.samples = size[0],
@@ -590,9 +595,9 @@ static void test_flat_ranges_match_truth(void **state)
                                     .dropout = s % 2 ? 0.1f : 0.0f};
         struct array arrays[9];
         for (int i = 0; i < 6; i++)
-            arrays[i] = (struct array){
-                AQ_F32, x.T, random_of(AQ_F32, x.T, 1 + (uint64_t)i, 1.0f), EXACT, NULL, {0}};
-        for (uint64_t i = 0; i < x.T; i++) ((float *)arrays[3].host)[i] = fabsf(((float *)arrays[3].host)[i]);
+            arrays[i] = (struct array){AQ_F32, x.T, random_of(AQ_F32, x.T, 1 + (uint64_t)i, 1.0f), EXACT, NULL, {0}};
+        for (uint64_t i = 0; i < x.T; i++)
+            ((float *)arrays[3].host)[i] = fabsf(((float *)arrays[3].host)[i]);
         arrays[6] = (struct array){x.type, x.T, NULL, EXACT, NULL, {0}};
         arrays[7] = (struct array){AQ_F32, 3 * KEY, help_alloc(3 * KEY * 4), NOT_COMPARED, NULL, {0}};
         const enum compare sum = T <= 16 ? COMPARED : NOT_COMPARED; /* a long sum of signs cancels */
@@ -671,10 +676,10 @@ static void test_lion_and_lamb_match_truth(void **state)
         const struct rows_case x = {.T = sizes[s / 3], .H = s % 3 == 1};
         struct array arrays[6];
         for (int i = 0; i < 6; i++)
-            arrays[i] = (struct array){
-                AQ_F32, x.T, random_of(AQ_F32, x.T, 1 + (uint64_t)i, 1.0f), EXACT, NULL, {0}};
+            arrays[i] = (struct array){AQ_F32, x.T, random_of(AQ_F32, x.T, 1 + (uint64_t)i, 1.0f), EXACT, NULL, {0}};
         arrays[3].compare = COMPARED; /* LAMB's ratio comes of a sum in another order */
-        for (uint64_t i = 0; i < x.T; i++) ((float *)arrays[5].host)[i] = fabsf(((float *)arrays[5].host)[i]);
+        for (uint64_t i = 0; i < x.T; i++)
+            ((float *)arrays[5].host)[i] = fabsf(((float *)arrays[5].host)[i]);
         if (s % 3 == 2) memset(arrays[3].host, 0, x.T * sizeof(float)); /* a norm of 0: the ratio is 1 */
         both("lion and lamb", arrays, 6, lion_lamb_call, &x);
     }
@@ -709,11 +714,13 @@ static void test_initial_values_are_the_same_bits(void **state)
     float *x = on(device, NULL, N * sizeof(float));
     assert_int_equal(aq_device_fill_normal(device, x, N, key, 0.5f, 0.0f, NULL), AQ_OK);
     off(device, x, mine, N * sizeof(float));
-    for (int i = 0; i < N; i++) assert_true(mine[i] == 0.5f * aq_rng_normal(&key, (uint64_t)i));
+    for (int i = 0; i < N; i++)
+        assert_true(mine[i] == 0.5f * aq_rng_normal(&key, (uint64_t)i));
     x = on(device, NULL, N * sizeof(float));
     assert_int_equal(aq_device_fill_normal(device, x, N, key, 0.0f, 3.0f, NULL), AQ_OK);
     off(device, x, mine, N * sizeof(float));
-    for (int i = 0; i < N; i++) assert_true(mine[i] == 3.0f);
+    for (int i = 0; i < N; i++)
+        assert_true(mine[i] == 3.0f);
     aq_free(mine);
 }
 
@@ -723,7 +730,8 @@ static void test_dropout_drops_its_share(void **state)
     (void)state;
     enum { N = 70001 };
     float *host = help_alloc(N * sizeof(float));
-    for (int i = 0; i < N; i++) host[i] = 1.0f;
+    for (int i = 0; i < N; i++)
+        host[i] = 1.0f;
     struct aq_rng_key key = aq_rng_key(1, AQ_RNG_DROPOUT, 5, 6);
     float *x = on(device, host, N * sizeof(float));
     struct aq_rng_key *keys = on(device, &key, sizeof key);

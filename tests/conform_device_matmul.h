@@ -76,7 +76,7 @@ static void matmul_run(const struct matmul_case *x)
 static void test_matmul_matches_truth(void **state)
 {
     (void)state;
-    static const uint64_t sizes[][3] = {{1, 1, 1},    {8, 48, 16},  {7, 47, 3},    {9, 49, 17},   {16, 96, 64},
+    static const uint64_t sizes[][3] = {{1, 1, 1},    {8, 48, 16},   {7, 47, 3},    {9, 49, 17},   {16, 96, 64},
                                         {100, 33, 5}, {33, 100, 40}, {11, 50, 513}, {52, 9, 1030}, {97, 145, 33}};
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
         for (unsigned bits = 0; bits < 128; bits++) {
@@ -159,7 +159,8 @@ static void test_large_matmul_matches_truth(void **state)
                                         {.M = 20, .N = 60, .K = 9000, .c = AQ_BF16, .compute = AQ_BF16},
                                         {.M = 20, .N = 60, .K = 9000, .c = AQ_F16, .compute = AQ_F16},
                                         {.M = 4100, .N = 4200, .K = 2, .c = AQ_BF16, .bias = true}};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) matmul_run(&cases[i]);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        matmul_run(&cases[i]);
 }
 
 #endif

@@ -52,8 +52,8 @@ struct side {
     enum loss lose; /* of samples 4 and 5, before the third epoch: the second answer comes to the first one's slot */
     bool spoil;     /* sample 2 has a value in the second epoch that no store holds */
     const char *kind;
-    bool nccl;      /* bodies go from GPU to GPU */
-    enum odd odd;   /* the sender's: what is wrong with a frame */
+    bool nccl;    /* bodies go from GPU to GPU */
+    enum odd odd; /* the sender's: what is wrong with a frame */
     struct aq_device *device;
     struct aq_stream *compute, *send, *receive;
     struct aq_values values, back; /* activations, gradients */
@@ -485,8 +485,8 @@ static void test_edge_refuses_what_no_edge_says_of_nccl(void **state)
         run_sides("codec: aqsgd, bits: 4", NOTHING, odd, &result);
         assert_int_equal(result.sender.status, AQ_OK); /* and the link told it why */
         assert_int_equal(result.receiver.status, AQ_PROTO);
-        if (!strstr(aq_error_text(), odd == TOLD_AGAIN ? "says something of NCCL (1) that was not asked"
-                                                       : "no rows of such"))
+        if (!strstr(aq_error_text(),
+                    odd == TOLD_AGAIN ? "says something of NCCL (1) that was not asked" : "no rows of such"))
             fail_msg("odd %d: %s", (int)odd, aq_error_text());
     }
     nccl = false;
