@@ -234,9 +234,13 @@ static enum aq_status exchange(struct side *s, uint32_t epoch, uint32_t micro_ba
 /* One frame that no edge sends; the receiver says what is wrong with it, and does not ask NCCL for anything. */
 static enum aq_status be_odd(struct side *s)
 {
-    static uint8_t body[B * AQ_EDGE_ROW_BYTES];
-    struct aq_frame frame = {
-        .kind = AQ_FRAME_FORWARD, .flags = AQ_EDGE_CARRIED, .argument = B, .body = body, .body_bytes = sizeof body};
+    static uint8_t bodies[2][B * AQ_EDGE_ROW_BYTES]; /* of either side's thread */
+    uint8_t *const body = bodies[s->sender];
+    struct aq_frame frame = {.kind = AQ_FRAME_FORWARD,
+                             .flags = AQ_EDGE_CARRIED,
+                             .argument = B,
+                             .body = body,
+                             .body_bytes = sizeof bodies[0]};
     for (uint32_t i = 0; i < B; i++) {
         const struct aq_edge_row row = {.sample = i, .body_bytes = s->odd == BODY_NONE ? 0 : UINT32_MAX / 2};
         aq_edge_row_write(&row, body + (size_t)i * AQ_EDGE_ROW_BYTES);
