@@ -280,13 +280,9 @@ bool aq_optimizer_config_averages(const struct aq_optimizer_config *config)
 
 enum aq_status aq_optimizer_config_check_device(const struct aq_optimizer_config *config, char *why)
 {
-    const float norm = config->reduce.norm;
-    const bool lanes = config->kind && strcmp(config->kind, "lioncub") == 0 && config->lane_bits > 0;
-    if (!lanes || norm == 1.0f || isinf(norm)) return AQ_OK;
-    if (why)
-        snprintf(why, AQ_OPTIMIZER_WHY_BYTES, "lioncub with norm %g: a GPU has kernels for norm 1 and infinity alone",
-                 (double)norm);
-    return AQ_NODEV;
+    const struct aq_optimizer_kind *kind = find_kind(config->kind);
+    char unread[AQ_OPTIMIZER_WHY_BYTES];
+    return kind && kind->config_check_device ? kind->config_check_device(config, why ? why : unread) : AQ_OK;
 }
 
 const struct aq_grad_codec *aq_optimizer_codec(const struct aq_optimizer *optimizer)

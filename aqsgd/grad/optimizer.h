@@ -95,6 +95,8 @@ struct aq_optimizer_kind {
     bool averages_gradients;
     void (*config_default)(struct aq_optimizer_config *out); /* out is zero but for its kind */
     enum aq_status (*config_check)(const struct aq_optimizer_config *config);
+    /* aq_optimizer_config_check_device; why is not NULL. NULL: it works on any device. */
+    enum aq_status (*config_check_device)(const struct aq_optimizer_config *config, char *why);
     /* Takes arrays and scratch. Called twice, first to measure: every pointer is NULL then. */
     enum aq_status (*place)(struct aq_optimizer *optimizer);
     /* Kinds that do not always average: does this step? NULL: as averages_gradients. In fp32 where it is theirs. */

@@ -18,6 +18,7 @@
  * in fp32 (the paper: embedding and head every 10 steps with b2 = 0.95; none needed at 0.99).
  */
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "optimizer.h"
@@ -251,11 +252,22 @@ static enum aq_status lioncub_update(struct aq_optimizer *optimizer, uint32_t ro
     return AQ_OK;
 }
 
+/* Sums of other powers are the C library's (pow), and no GPU has its bits. */
+static enum aq_status lioncub_config_check_device(const struct aq_optimizer_config *config, char *why)
+{
+    const float norm = config->reduce.norm;
+    if (config->lane_bits == 0 || norm == 1.0f || isinf(norm)) return AQ_OK;
+    snprintf(why, AQ_OPTIMIZER_WHY_BYTES, "lioncub with norm %g: a GPU has kernels for norm 1 and infinity alone",
+             (double)norm);
+    return AQ_NODEV;
+}
+
 const struct aq_optimizer_kind aq_optimizer_lioncub = {
     .name = "lioncub",
     .walks = true,
     .config_default = lioncub_config_default,
     .config_check = lioncub_config_check,
+    .config_check_device = lioncub_config_check_device,
     .place = lioncub_place,
     .update = lioncub_update,
 };
