@@ -1,0 +1,10 @@
+# Attacks in their short form: what a stranger, a neighbour, a disk or a careless launch may try. The long form: tests/attack/run --long
+if(TARGET aqpipe)
+  file(GLOB ATTACKS CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/attack/*.py)
+  list(FILTER ATTACKS EXCLUDE REGEX "/kit\\.py$")
+  foreach(path ${ATTACKS})
+    get_filename_component(attack ${path} NAME_WE)
+    add_test(NAME attack_${attack} COMMAND ${AQ_PYTHON} -B ${path} --bin $<TARGET_FILE_DIR:aqpipe>)
+    set_tests_properties(attack_${attack} PROPERTIES LABELS fault TIMEOUT 900 PROCESSORS 2 SKIP_RETURN_CODE 77)
+  endforeach()
+endif()
