@@ -104,7 +104,7 @@ static void reduce_piece(uint32_t task, void *context)
     uint64_t at, values, offset;
     if (!piece_of(asked->worker, compressed->first, compressed->count, task, &at, &values, &offset)) return;
     const size_t bytes = aq_grad_codec_bytes(asked->worker, at, values);
-    const float weight = 1.0f / (float)group->size;
+    const float weight = aq_grad_codec_weight(asked->worker, group->size);
     float *x = asked->x + at, *error = asked->server_error ? asked->server_error + (at - compressed->own_begin) : NULL;
     for (uint32_t rank = 0; rank < group->size; rank++) {
         const uint8_t *wire = compressed->exchange->wires[rank];

@@ -213,7 +213,7 @@ static enum aq_status coded_reduce(struct aq_exchange *exchange, uint64_t m, uin
     const struct aq_compressed *asked = coded->asked;
     const struct aq_group *group = exchange->group;
     const uint32_t span = span_of(coded->worker, group->rank, m), bytes = coded_bytes(exchange, 0, first, count);
-    const float weight = 1.0f / (float)group->size;
+    const float weight = aq_grad_codec_weight(asked->worker, group->size);
     float *x = asked->x + first, *error = asked->server_error ? asked->server_error + (first - coded->own_begin) : NULL;
     exchange->wires[group->rank] = aq_group_slot(group, group->rank, m);
     for (uint32_t rank = 0; rank < group->size; rank++) {

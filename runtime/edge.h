@@ -142,7 +142,7 @@ bool aq_edge_eval_here(const struct aq_edge *edge);
 enum aq_status aq_edge_receive_eval(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *x,
                                     struct aq_stream *stream);
 
-/* One double to the other side (partial sums and the total of the gradient norm), and the next one that came. */
+/* One double to the other side (sums of the gradient norm and of what the optimizer decides by), and the next one. */
 enum aq_status aq_edge_send_norm(struct aq_edge *edge, uint64_t step, double value);
 /* AQ_AGAIN: none is here. */
 enum aq_status aq_edge_receive_norm(struct aq_edge *edge, uint64_t step, double *value);

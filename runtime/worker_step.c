@@ -27,7 +27,7 @@ struct run {
     uint32_t forward, backward; /* next instruction of each chain; the barrier's index when there is none left */
     uint32_t barrier;           /* first instruction that comes after everything before it                    */
     uint32_t forwards_done;     /* issued: the compute stream has them in order */
-    bool sending;                        /* a send had no buffer */
+    bool sending;               /* a send had no buffer */
     bool busy[AQ_JOB_MICRO_BATCHES_MAX]; /* by slot */
 };
 
@@ -225,7 +225,7 @@ static enum aq_status run_chains(struct aq_worker *worker, struct run *run)
     return aq_worker_settle(worker);
 }
 
-static enum aq_status norm_receive(struct aq_worker *worker, struct aq_edge *edge, double *value)
+static enum aq_status number_receive(struct aq_worker *worker, struct aq_edge *edge, double *value)
 {
     for (;;) {
         const uint32_t seen = aq_bell_count(worker->bell);
@@ -236,26 +236,47 @@ static enum aq_status norm_receive(struct aq_worker *worker, struct aq_edge *edg
     }
 }
 
+/* sums[0]: the norm; sums[1]: what the optimizer gauges, where it does (on all stages alike). */
+static enum aq_status numbers_receive(struct aq_worker *worker, struct aq_edge *edge, double sums[2], uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        AQ_TRY(number_receive(worker, edge, &sums[i]));
+    return AQ_OK;
+}
+
+static enum aq_status numbers_send(struct aq_worker *worker, struct aq_edge *edge, const double sums[2], uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        AQ_TRY(aq_edge_send_norm(edge, worker->step, sums[i]));
+    return AQ_OK;
+}
+
 /*
  * The global norm: partial sums of squares go from the last stage to the first, each adding its own tensors from last
- * to first, so that the sum has the bits of a single stage's; the total comes back.
+ * to first, so that the sum has the bits of a single stage's; the total comes back. What the optimizer decides by over
+ * the whole model goes along.
  */
 static enum aq_status norm(struct aq_worker *worker)
 {
-    double sum = 0;
-    if (worker->out) AQ_TRY(norm_receive(worker, worker->out, &sum));
+    double sums[2] = {0, 0}, sum;
+    const uint32_t count = aq_optimizer_gauges(worker->optimizer) ? 2 : 1;
+    if (worker->out) AQ_TRY(numbers_receive(worker, worker->out, sums, count));
+    sum = sums[0];
     const uint64_t begin = aq_clock_ns();
     if (!worker->times.squared) AQ_TRY(aq_stage_gradient_sum2(worker->stage, &sum, worker->stream));
     for (uint32_t i = worker->times.squared ? aq_stage_tensor_count(worker->stage) : 0; i-- > 0;)
         sum += worker->squares[i]; /* REDUCE had to know them */
+    if (count > 1) AQ_TRY(aq_optimizer_gauge(worker->optimizer, &sums[1]));
     worker->times.optimizer_ns += aq_clock_ns() - begin;
     if (worker->times.skipped) sum = (double)NAN; /* on another replica: all stages of all replicas hear of it */
+    sums[0] = sum;
     if (worker->in) {
-        AQ_TRY(aq_edge_send_norm(worker->in, worker->step, sum));
-        AQ_TRY(norm_receive(worker, worker->in, &sum));
+        AQ_TRY(numbers_send(worker, worker->in, sums, count));
+        AQ_TRY(numbers_receive(worker, worker->in, sums, count));
     }
-    if (worker->out) AQ_TRY(aq_edge_send_norm(worker->out, worker->step, sum));
-    worker->times.gradient_norm = sqrt(sum);
+    if (worker->out) AQ_TRY(numbers_send(worker, worker->out, sums, count));
+    if (count > 1) aq_optimizer_gauged(worker->optimizer, sums[1]);
+    worker->times.gradient_norm = sqrt(sums[0]);
     return AQ_OK;
 }
 
@@ -300,6 +321,10 @@ static enum aq_status optimize(struct aq_worker *worker)
     const uint64_t begin = aq_clock_ns(), reduced = worker->times.reduce_ns;
     if (!isfinite(gradient_norm)) {
         AQ_TRY(skip(worker));
+        AQ_TRY(aq_optimizer_begin_void(worker->optimizer, aq_stage_parameters(worker->stage), worker->step + 1,
+                                       worker->stream));
+        AQ_TRY(aq_worker_rounds(worker));
+        AQ_TRY(aq_stage_parameters_changed(worker->stage, worker->stream));
     } else {
         float scale = 1;
         if (train->clip > 0 && gradient_norm > (double)train->clip)
@@ -334,8 +359,8 @@ enum aq_status aq_worker_step(struct aq_worker *worker)
         run.barrier++;
     run.forward = chain_next(&run, 0, true);
     run.backward = chain_next(&run, 0, false);
-    worker->times = (struct aq_worker_times){.begin_ns = aq_clock_ns(),
-                                             .loss_scale = aq_loss_scale_now(&worker->loss_scale)};
+    worker->times =
+        (struct aq_worker_times){.begin_ns = aq_clock_ns(), .loss_scale = aq_loss_scale_now(&worker->loss_scale)};
     AQ_TRY(aq_worker_anchor(worker));
     AQ_TRY(run_chains(worker, &run));
     AQ_TRY(unscale(worker));

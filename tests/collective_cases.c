@@ -404,7 +404,7 @@ static enum aq_status reference(const struct aq_grad_codec *codec, uint32_t size
         aq_grad_chunk(count, size, owner, &first, &chunk);
         for (uint32_t rank = 0; rank < size; rank++)
             AQ_TRY(code(codec, first, chunk, ranks[rank].x + first, ranks[rank].worker_error + first, step, wire,
-                        1.0f / (float)size, rank > 0, sum + first));
+                        aq_grad_codec_weight(codec, size), rank > 0, sum + first));
         AQ_TRY(code(codec, first, chunk, sum + first, ranks[owner].server_error, step, wire, 1.0f, false, sum + first));
     }
     return AQ_OK;

@@ -4,7 +4,7 @@ if(TARGET aqpipe)
   target_link_libraries(power_loss PRIVATE aq_flags ${CMAKE_DL_LIBS})
   set_target_properties(power_loss PROPERTIES LIBRARY_OUTPUT_DIRECTORY $<TARGET_FILE_DIR:aqpipe>)
   foreach(scenario equal apart cut codecs fp16 bad_input resume restart restart_daemon lost_disk outage packed long_outage dials power
-      replicas replicas_resume replicas_bad_input replicas_optimizers
+      replicas replicas_resume replicas_bad_input replicas_optimizers replicas_defaults
       replicas_reshard replicas_apart replicas_auto replicas_nan replicas_machines)
     add_test(NAME e2e_${scenario}
       COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e $<TARGET_FILE_DIR:aqpipe> ${scenario})

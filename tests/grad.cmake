@@ -6,6 +6,7 @@ target_include_directories(test_grad_codec PRIVATE ${PROJECT_SOURCE_DIR}/aqsgd)
 # Every optimizer and every gradient codec, with 1 to 8 ranks in one process.
 aq_test(conform_grad SOURCES conform_grad.c optimizer_ranks.c LIBS aqsgd LABELS quick conform)
 aq_test(test_optimizer_ranks SOURCES test_optimizer_ranks.c optimizer_ranks.c LIBS aqsgd LABELS quick)
+aq_test(test_optimizer_rules SOURCES test_optimizer_rules.c optimizer_ranks.c LIBS aqsgd LABELS quick)
 aq_test(test_grad_reshard SOURCES test_grad_reshard.c optimizer_ranks.c LIBS aqsgd LABELS quick)
 aq_test(test_grad_choice SOURCES test_grad_choice.c optimizer_ranks.c LIBS aqsgd LABELS quick)
 aq_test(test_grad_toy LIBS aqsgd LABELS quick)

@@ -107,8 +107,9 @@ static void reduce_compressed(uint32_t W, const struct aq_reduce *reduce)
             float *error = reduce[w].worker_error ? reduce[w].worker_error + first : NULL;
             assert_int_equal(
                 aq_grad_encode(reduce[w].worker, first, n, reduce[w].x + first, error, reduce[w].step, wire[w]), AQ_OK);
-            assert_int_equal(
-                aq_grad_decode(reduce[owner].worker, first, n, wire[w], bytes, 1.0f / (float)W, w > 0, sum), AQ_OK);
+            assert_int_equal(aq_grad_decode(reduce[owner].worker, first, n, wire[w], bytes,
+                                            aq_grad_codec_weight(reduce[owner].worker, W), w > 0, sum),
+                             AQ_OK);
         }
         const size_t back = aq_grad_codec_bytes(reduce[owner].server, first, n);
         assert_int_equal(aq_grad_encode(reduce[owner].server, first, n, sum, reduce[owner].server_error,
@@ -167,6 +168,14 @@ void ranks_step(struct ranks *ranks, float lr, float grad_scale, uint64_t step)
         assert_int_equal(aq_optimizer_begin(ranks->optimizers[w], ranks->parameters[w], ranks->gradients[w], lr,
                                             grad_scale, step, NULL),
                          AQ_OK);
+    run_rounds(ranks);
+}
+
+void ranks_void(struct ranks *ranks, uint64_t step)
+{
+    ranks->sent = ranks->asked = 0;
+    for (uint32_t w = 0; w < ranks->W; w++)
+        assert_int_equal(aq_optimizer_begin_void(ranks->optimizers[w], ranks->parameters[w], step, NULL), AQ_OK);
     run_rounds(ranks);
 }
 

@@ -9,7 +9,7 @@
 
 #include "aqsgd/grad.h"
 
-enum { RANKS_MAX = 8, RANK_FLOATS = 3000, RANK_TENSORS = 6 };
+enum { RANKS_MAX = 12, RANK_FLOATS = 3000, RANK_TENSORS = 6 };
 
 extern const struct aq_optimizer_tensor rank_tensors[RANK_TENSORS];
 
@@ -30,6 +30,8 @@ void ranks_close(struct ranks *ranks);
 void ranks_gradients(struct ranks *ranks, uint64_t seed, uint64_t step);
 /* average and begin with all their rounds. */
 void ranks_step(struct ranks *ranks, float lr, float grad_scale, uint64_t step);
+/* A void step, with all its rounds. */
+void ranks_void(struct ranks *ranks, uint64_t step);
 /* Is this float of a tensor? */
 bool ranks_is_in(uint64_t i);
 /* Index of the state array of that name. Fails the test where there is none. */

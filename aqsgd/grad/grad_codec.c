@@ -212,6 +212,11 @@ static uint64_t code_bytes(const struct aq_grad_codec *codec, uint64_t count)
     return count / 8 * bits + (count % 8 * bits + 7) / 8;
 }
 
+float aq_grad_codec_weight(const struct aq_grad_codec *codec, uint32_t ranks)
+{
+    return codec->kind->signs_alone ? 1.0f : 1.0f / (float)ranks;
+}
+
 size_t aq_grad_codec_bytes(const struct aq_grad_codec *codec, uint64_t first, uint64_t count)
 {
     AQ_ASSERT(first <= codec->parameters && count <= codec->parameters - first);

@@ -88,6 +88,7 @@ struct aq_grad_range {
 struct aq_grad_kind {
     const char *name;
     bool lossy;
+    bool signs_alone; /* sizes are nothing to it: a mean is added up with weight 1, so that ties are exact zeros */
     void (*config_default)(struct aq_grad_codec_config *out);
     enum aq_status (*config_check)(const struct aq_grad_codec_config *config);
     uint32_t (*bits)(const struct aq_grad_codec_config *config);                   /* of one code */

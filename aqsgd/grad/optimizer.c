@@ -391,6 +391,22 @@ bool aq_optimizer_averages(const struct aq_optimizer *optimizer, uint64_t step)
     return optimizer->kind->averages ? optimizer->kind->averages(optimizer, step) : optimizer->kind->averages_gradients;
 }
 
+bool aq_optimizer_gauges(const struct aq_optimizer *optimizer)
+{
+    return optimizer->kind->gauges && optimizer->kind->gauges(optimizer);
+}
+
+enum aq_status aq_optimizer_gauge(struct aq_optimizer *optimizer, double *sum)
+{
+    return aq_optimizer_gauges(optimizer) ? optimizer->kind->gauge(optimizer, sum) : AQ_OK;
+}
+
+void aq_optimizer_gauged(struct aq_optimizer *optimizer, double total)
+{
+    optimizer->gauged = true;
+    optimizer->gauge = total;
+}
+
 enum aq_status aq_optimizer_average(struct aq_optimizer *optimizer, float *gradients, uint64_t step,
                                     struct aq_stream *stream)
 {
@@ -417,6 +433,16 @@ enum aq_status aq_optimizer_begin(struct aq_optimizer *optimizer, float *paramet
     return AQ_OK;
 }
 
+enum aq_status aq_optimizer_begin_void(struct aq_optimizer *optimizer, float *parameters, uint64_t step,
+                                       struct aq_stream *stream)
+{
+    if (step == 0) return aq_fail(AQ_INVAL, AREA, "steps count from 1");
+    optimizer->gauged = false;
+    optimizer->call =
+        (struct aq_optimizer_call){.void_step = true, .parameters = parameters, .step = step, .stream = stream};
+    return AQ_OK;
+}
+
 enum aq_status aq_optimizer_round(struct aq_optimizer *optimizer, struct aq_reduce *out)
 {
     struct aq_optimizer_call *call = &optimizer->call;
@@ -426,6 +452,8 @@ enum aq_status aq_optimizer_round(struct aq_optimizer *optimizer, struct aq_redu
         AQ_TRY(aq_optimizer_average_round(optimizer, round, out));
     else if (call->updating)
         AQ_TRY(optimizer->kind->update(optimizer, round, out));
+    else if (call->void_step && optimizer->kind->due)
+        AQ_TRY(optimizer->kind->due(optimizer, round, out));
     if (out->kind == AQ_REDUCE_NONE) *call = (struct aq_optimizer_call){0};
     return AQ_OK;
 }

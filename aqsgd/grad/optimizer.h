@@ -42,7 +42,7 @@ struct aq_optimizer_scratch {
 
 /* The call under way. */
 struct aq_optimizer_call {
-    bool averaging, updating;
+    bool averaging, updating, void_step;
     uint32_t round; /* that comes next */
     float *parameters, *gradients;
     const float *update_gradients;
@@ -84,6 +84,8 @@ struct aq_optimizer {
     float *worker_error, *server_error; /* of config.reduce, where they are kept */
     float *choice; /* the candidate's number + 1, where the codec is chosen under way (grad_choice.c); 0: none yet */
     struct aq_low_rank *low_rank; /* PowerSGD, with W > 1 */
+    bool gauged;                  /* gauge holds the whole model's number for the next update */
+    double gauge;
     void *own;                    /* the kind's, from scratch memory */
     struct aq_optimizer_call call;
 };
@@ -101,8 +103,14 @@ struct aq_optimizer_kind {
     enum aq_status (*place)(struct aq_optimizer *optimizer);
     /* Kinds that do not always average: does this step? NULL: as averages_gradients. In fp32 where it is theirs. */
     bool (*averages)(const struct aq_optimizer *optimizer, uint64_t step);
+    /* Kinds whose decisions want a number of the whole model: aq_optimizer_gauges, aq_optimizer_gauge. NULL: none. */
+    bool (*gauges)(const struct aq_optimizer *optimizer);
+    enum aq_status (*gauge)(struct aq_optimizer *optimizer, double *sum);
     /* out is zero (AQ_REDUCE_NONE) at entry. */
     enum aq_status (*update)(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out);
+    /* What is due at this step whatever its gradient, in rounds as update's: the end of update, and all of a void step.
+     * NULL: nothing. */
+    enum aq_status (*due)(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out);
     /* The share of a pending error in tensor t that its first state array takes up (aq_optimizer_absorb); NULL: none.
      */
     float (*absorbs)(const struct aq_optimizer *optimizer, uint32_t t);
@@ -182,15 +190,17 @@ static inline float aq_optimizer_decay(const struct aq_optimizer *optimizer, uin
 
 /*
  * ---- optimizer_momentum.c: what qadam, onebit_adam and onebit_lamb share ----
- * A step number kept as two floats of state, each exact: 0 until v is frozen.
+ * A number of steps kept as two floats of state, each exact: when v was frozen (0: not yet), updates made.
  */
-uint64_t aq_optimizer_frozen_at(const float frozen[2]);
-void aq_optimizer_freeze(float frozen[2], uint64_t step);
+uint64_t aq_optimizer_step_read(const float frozen[2]);
+void aq_optimizer_step_write(float frozen[2], uint64_t step);
 /* A walk of m and v, whose zeros are masked. */
 struct aq_walk aq_optimizer_walk_moments(const struct aq_optimizer *optimizer, enum aq_walk_kind kind, float *m,
                                          float *v);
-/* ||v||_1, the same on every rank. */
-enum aq_status aq_optimizer_norm1(struct aq_optimizer *optimizer, float *v, double *out);
+/* *sum += ||v||_1, the same on every rank; tensor by tensor from the last to the first, as aq_optimizer_gauge wants. */
+enum aq_status aq_optimizer_norm1(struct aq_optimizer *optimizer, float *v, double *sum);
+/* The whole model's number for this update: what aq_optimizer_gauged was told, else this optimizer's own. */
+enum aq_status aq_optimizer_gauge_taken(struct aq_optimizer *optimizer, double *out);
 
 #define AQ_OPTIMIZER(name) extern const struct aq_optimizer_kind aq_optimizer_##name;
 #include "optimizers.def"

@@ -233,10 +233,21 @@ static enum aq_status ask(struct aq_optimizer *optimizer, struct aq_reduce *out)
     return AQ_OK;
 }
 
+/* The momenta that are averaged, one a round; also of a step that is void. */
+static enum aq_status lioncub_due(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
+{
+    const struct lioncub *own = optimizer->own;
+    const uint64_t every = optimizer->config.momentum_every, step = optimizer->call.step;
+    if (every == 0 || step % every != 0 || optimizer->group.size == 1 || round >= own->synced_count) return AQ_OK;
+    const struct aq_optimizer_tensor *synced = &own->synced[round];
+    *out =
+        (struct aq_reduce){.kind = AQ_REDUCE_MEAN, .x = own->m + synced->offset, .count = synced->count, .step = step};
+    return AQ_OK;
+}
+
 static enum aq_status lioncub_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
 {
-    struct lioncub *own = optimizer->own;
-    const struct aq_optimizer_config *config = &optimizer->config;
+    const struct lioncub *own = optimizer->own;
     const bool alone = optimizer->group.size == 1;
     if (round == 0 && !alone) return ask(optimizer, out);
     if (round <= 1) {
@@ -244,12 +255,7 @@ static enum aq_status lioncub_update(struct aq_optimizer *optimizer, uint32_t ro
         if (own->lanes) AQ_TRY(take_lanes(optimizer));
         AQ_TRY(aq_optimizer_walk(optimizer, &step));
     }
-    if (config->momentum_every == 0 || optimizer->call.step % config->momentum_every != 0) return AQ_OK;
-    if (round == 0 || round - 1 >= own->synced_count) return AQ_OK;
-    const struct aq_optimizer_tensor *synced = &own->synced[round - 1];
-    *out = (struct aq_reduce){
-        .kind = AQ_REDUCE_MEAN, .x = own->m + synced->offset, .count = synced->count, .step = optimizer->call.step};
-    return AQ_OK;
+    return alone ? AQ_OK : lioncub_due(optimizer, round - 1, out);
 }
 
 /* Sums of other powers are the C library's (pow), and no GPU has its bits. */
@@ -270,4 +276,5 @@ const struct aq_optimizer_kind aq_optimizer_lioncub = {
     .config_check_device = lioncub_config_check_device,
     .place = lioncub_place,
     .update = lioncub_update,
+    .due = lioncub_due,
 };

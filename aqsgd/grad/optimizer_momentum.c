@@ -3,12 +3,12 @@
  */
 #include "optimizer.h"
 
-uint64_t aq_optimizer_frozen_at(const float frozen[2])
+uint64_t aq_optimizer_step_read(const float frozen[2])
 {
     return (uint64_t)frozen[0] + ((uint64_t)frozen[1] << 24);
 }
 
-void aq_optimizer_freeze(float frozen[2], uint64_t step)
+void aq_optimizer_step_write(float frozen[2], uint64_t step)
 {
     frozen[0] = (float)(step & 0xffffff);
     frozen[1] = (float)(step >> 24);
@@ -24,13 +24,29 @@ struct aq_walk aq_optimizer_walk_moments(const struct aq_optimizer *optimizer, e
     return walk;
 }
 
-enum aq_status aq_optimizer_norm1(struct aq_optimizer *optimizer, float *v, double *out)
+enum aq_status aq_optimizer_norm1(struct aq_optimizer *optimizer, float *v, double *sum)
 {
     const struct aq_walk walk = aq_optimizer_walk_moments(optimizer, AQ_WALK_NORM1, NULL, v);
-    double sum = 0.0;
     AQ_TRY(aq_optimizer_walk(optimizer, &walk));
-    for (uint32_t i = 0; i < optimizer->piece_count; i++)
-        sum += aq_optimizer_sums(optimizer, i)[0];
+    for (uint32_t end = optimizer->piece_count, begin; end > 0; end = begin) {
+        double tensor = 0.0;
+        for (begin = end; begin > 0 && optimizer->pieces[begin - 1].tensor == optimizer->pieces[end - 1].tensor;)
+            begin--;
+        for (uint32_t i = begin; i < end; i++)
+            tensor += aq_optimizer_sums(optimizer, i)[0];
+        *sum += tensor;
+    }
+    return AQ_OK;
+}
+
+enum aq_status aq_optimizer_gauge_taken(struct aq_optimizer *optimizer, double *out)
+{
+    double sum = 0.0;
+    if (optimizer->gauged)
+        sum = optimizer->gauge;
+    else
+        AQ_TRY(optimizer->kind->gauge(optimizer, &sum));
+    optimizer->gauged = false;
     *out = sum;
     return AQ_OK;
 }

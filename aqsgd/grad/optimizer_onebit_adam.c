@@ -8,7 +8,10 @@
  *
  * Tw: warmup_steps; or, with freeze_ratio > 0, the first step from there on where ||v(t - D)||_1 / ||v(t)||_1 >=
  * freeze_ratio, D = 1 / (1 - b2) (section 7's rule, 0.96; the smaller over the larger here, so that a norm that falls
- * counts as moving too). The norms of the last D steps are state.
+ * counts as moving too). The norm is that of the whole model, over all stages (aq_optimizer_gauge), so that Tw is one
+ * decision of the whole job: stages that froze by norms of their own would average different things in one step, and
+ * replicas would clip by norms that differ. It is the norm before the step's update, which is what all stages know when
+ * the step begins; a step that is skipped does not count. The norms of the last D updates are state.
  *
  * Differs from the paper and DeepSpeed: bias corrections as in Adam (bias_correction false leaves them out as DeepSpeed
  * does); after Tw that of v stays as it was at Tw, so that the step does not jump. eps stands beside the root as in
@@ -23,7 +26,8 @@ enum { M, V };
 
 struct onebit_adam {
     float *frozen;  /* 2 */
-    float *history; /* ||v||_1 of step t at t % D, with freeze_ratio > 0 */
+    float *updates; /* 2, with freeze_ratio > 0: how many there were      */
+    float *history; /* ||v||_1 after update u at u % D                    */
     uint64_t interval;
 };
 
@@ -65,12 +69,13 @@ static enum aq_status onebit_adam_place(struct aq_optimizer *optimizer)
     AQ_TRY(aq_optimizer_take(optimizer, "m", optimizer->parameters, AQ_STATE_REPLICATED, &m));
     AQ_TRY(aq_optimizer_take(optimizer, "v", optimizer->parameters, AQ_STATE_REPLICATED, &v));
     AQ_TRY(aq_optimizer_take_few(optimizer, "frozen_at", 2, AQ_STATE_REPLICATED, &frozen));
-    if (interval) AQ_TRY(aq_optimizer_take_few(optimizer, "norms", interval, AQ_STATE_REPLICATED, &history));
+    if (interval) AQ_TRY(aq_optimizer_take_few(optimizer, "norms", 2 + interval, AQ_STATE_REPLICATED, &history));
     AQ_TRY(aq_optimizer_scratch(optimizer, sizeof(struct onebit_adam), &memory));
     optimizer->own = memory;
     if (memory)
         *(struct onebit_adam *)memory =
-            (struct onebit_adam){.frozen = frozen, .history = history, .interval = interval};
+            (struct onebit_adam){.frozen = frozen, .updates = history, .interval = interval};
+    if (memory && history) ((struct onebit_adam *)memory)->history = history + 2;
     return aq_optimizer_take_errors(optimizer);
 }
 
@@ -78,13 +83,13 @@ static bool onebit_adam_averages(const struct aq_optimizer *optimizer, uint64_t 
 {
     const struct onebit_adam *own = optimizer->own;
     (void)step;
-    return aq_optimizer_frozen_at(own->frozen) == 0;
+    return aq_optimizer_step_read(own->frozen) == 0;
 }
 
 static struct aq_walk walk_of(const struct aq_optimizer *optimizer, enum aq_walk_kind kind)
 {
     const struct onebit_adam *own = optimizer->own;
-    const uint64_t step = optimizer->call.step, frozen_at = aq_optimizer_frozen_at(own->frozen);
+    const uint64_t step = optimizer->call.step, frozen_at = aq_optimizer_step_read(own->frozen);
     struct aq_walk walk =
         aq_optimizer_walk_moments(optimizer, kind, optimizer->states[M].values, optimizer->states[V].values);
     walk.k1 = aq_optimizer_correct(optimizer, optimizer->config.beta1, step);
@@ -92,23 +97,44 @@ static struct aq_walk walk_of(const struct aq_optimizer *optimizer, enum aq_walk
     return walk;
 }
 
-/* At the end of a step of the warm-up: was it the last? */
-static enum aq_status consider_freezing(struct aq_optimizer *optimizer)
+static bool onebit_adam_gauges(const struct aq_optimizer *optimizer)
+{
+    const struct onebit_adam *own = optimizer->own;
+    return own->history && aq_optimizer_step_read(own->frozen) == 0;
+}
+
+static enum aq_status onebit_adam_gauge(struct aq_optimizer *optimizer, double *sum)
+{
+    return aq_optimizer_norm1(optimizer, optimizer->states[V].values, sum);
+}
+
+/* Has ||v||_1 of the whole model, as it is before this update, settled? Notes it. */
+static enum aq_status settled(struct aq_optimizer *optimizer, bool *out)
+{
+    const struct onebit_adam *own = optimizer->own;
+    const uint64_t done = aq_optimizer_step_read(own->updates);
+    double now;
+    AQ_TRY(aq_optimizer_gauge_taken(optimizer, &now));
+    float *slot = &own->history[done % own->interval];
+    const double before = (double)*slot;
+    const double ratio = before < now ? before / now : now / before;
+    *slot = (float)now;
+    aq_optimizer_step_write(own->updates, done + 1);
+    *out = done > own->interval && ratio >= (double)optimizer->config.freeze_ratio;
+    return AQ_OK;
+}
+
+/* A step of the warm-up: is it the last? */
+static enum aq_status warm(struct aq_optimizer *optimizer)
 {
     const struct onebit_adam *own = optimizer->own;
     const uint64_t step = optimizer->call.step;
-    bool freeze = step >= optimizer->config.warmup_steps;
-    if (own->history) {
-        float *slot = &own->history[step % own->interval];
-        const double before = (double)*slot;
-        double now;
-        AQ_TRY(aq_optimizer_norm1(optimizer, optimizer->states[V].values, &now));
-        const double ratio = before < now ? before / now : now / before;
-        *slot = (float)now;
-        freeze = freeze && step > own->interval && ratio >= (double)optimizer->config.freeze_ratio;
-    }
-    if (!freeze) return AQ_OK;
-    aq_optimizer_freeze(own->frozen, step);
+    const struct aq_walk walk = walk_of(optimizer, AQ_WALK_ONEBIT_ADAM_WARM);
+    bool freeze = true;
+    if (own->history) AQ_TRY(settled(optimizer, &freeze));
+    AQ_TRY(aq_optimizer_walk(optimizer, &walk));
+    if (!freeze || step < optimizer->config.warmup_steps) return AQ_OK;
+    aq_optimizer_step_write(own->frozen, step);
     aq_log("optimizer", 2, "1-bit Adam: the variance is frozen after step %llu", (unsigned long long)step);
     return AQ_OK;
 }
@@ -117,11 +143,7 @@ static enum aq_status consider_freezing(struct aq_optimizer *optimizer)
 static enum aq_status onebit_adam_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
 {
     const struct onebit_adam *own = optimizer->own;
-    if (aq_optimizer_frozen_at(own->frozen) == 0) {
-        const struct aq_walk walk = walk_of(optimizer, AQ_WALK_ONEBIT_ADAM_WARM);
-        AQ_TRY(aq_optimizer_walk(optimizer, &walk));
-        return consider_freezing(optimizer);
-    }
+    if (aq_optimizer_step_read(own->frozen) == 0) return warm(optimizer);
     if (optimizer->group.size == 1) {
         const struct aq_walk walk = walk_of(optimizer, AQ_WALK_ONEBIT_ADAM_ALONE);
         return aq_optimizer_walk(optimizer, &walk);
@@ -139,6 +161,8 @@ const struct aq_optimizer_kind aq_optimizer_onebit_adam = {
     .config_check = onebit_adam_config_check,
     .place = onebit_adam_place,
     .averages = onebit_adam_averages,
+    .gauges = onebit_adam_gauges,
+    .gauge = onebit_adam_gauge,
     .update = onebit_adam_update,
     .absorbs = aq_optimizer_absorbs_momentum,
 };

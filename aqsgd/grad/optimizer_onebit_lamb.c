@@ -96,7 +96,7 @@ static bool onebit_lamb_averages(const struct aq_optimizer *optimizer, uint64_t 
 {
     const struct onebit_lamb *own = optimizer->own;
     (void)step;
-    return aq_optimizer_frozen_at(own->frozen) == 0;
+    return aq_optimizer_step_read(own->frozen) == 0;
 }
 
 static struct aq_walk walk_of(const struct aq_optimizer *optimizer, enum aq_walk_kind kind)
@@ -124,7 +124,7 @@ static enum aq_status freeze(struct aq_optimizer *optimizer)
     }
     for (uint32_t t = 0; t < optimizer->tensor_count; t++)
         own->scale[t] = own->most[t] > 0.0 ? (float)(mean / own->most[t]) : 1.0f;
-    aq_optimizer_freeze(own->frozen, optimizer->call.step);
+    aq_optimizer_step_write(own->frozen, optimizer->call.step);
     aq_log("optimizer", 2, "1-bit LAMB: the variance is frozen after step %llu",
            (unsigned long long)optimizer->call.step);
     return AQ_OK;
@@ -198,7 +198,7 @@ static enum aq_status onebit_lamb_update(struct aq_optimizer *optimizer, uint32_
 {
     struct onebit_lamb *own = optimizer->own;
     if (round > 0) return step_with_ratio(optimizer);
-    if (aq_optimizer_frozen_at(own->frozen) == 0) return warm_up(optimizer);
+    if (aq_optimizer_step_read(own->frozen) == 0) return warm_up(optimizer);
     AQ_TRY(set_scales(optimizer));
     const struct aq_walk scale = walk_of(optimizer, AQ_WALK_ONEBIT_LAMB_SCALE), none = {.kind = AQ_WALK_NONE};
     if (optimizer->group.size > 1) return aq_optimizer_ask_along(optimizer, own->lamb.m, &scale, &none, out);
@@ -210,7 +210,7 @@ static enum aq_status onebit_lamb_update(struct aq_optimizer *optimizer, uint32_
 static float onebit_lamb_absorbs(const struct aq_optimizer *optimizer, uint32_t t)
 {
     const struct onebit_lamb *own = optimizer->own;
-    return aq_optimizer_frozen_at(own->frozen) ? 1.0f / own->scale[t] : 0.0f;
+    return aq_optimizer_step_read(own->frozen) ? 1.0f / own->scale[t] : 0.0f;
 }
 
 const struct aq_optimizer_kind aq_optimizer_onebit_lamb = {

@@ -1,18 +1,24 @@
 /*
  * optimizer_slamb.c -- SLAMB: Xu et al., "SLAMB", ICML 2023, Algorithm 1 and appendix E.
  *
- *     line 6       mask: each parameter with probability density (k), from Philox of (seed, step): the same on all
- * ranks line 7, 8    m = b1 m + (1 - b1) own g;  where the mask is: m = mean over ranks line 9       the same of g,
- * with sync_gradient (the paper skips it in all experiments, section 4.1) line 10-12   v = b2 v + (1 - b2) g g;  u = m
- * / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + weight_decay x line 13      c = 1 where the mask is, b3 c elsewhere
- * (staleness; 1 at the beginning) line 21      every sync_every steps (H), and at total_steps: x = mean over ranks
+ *     line 6       mask: each parameter with probability density (k), from Philox of (seed, step): alike on all ranks
+ *     line 7, 8    m = b1 m + (1 - b1) own g;  where the mask is: m = mean over ranks
+ *     line 9       the same of g, with sync_gradient (the paper skips it in all experiments, section 4.1)
+ *     line 10-12   v = b2 v + (1 - b2) g g;  u = m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + weight_decay x
+ *     line 13      c = 1 where the mask is, b3 c elsewhere (staleness; 1 at the beginning)
+ *     line 21      every sync_every steps (H), and at total_steps: x = mean over ranks
  *
  * The step, by form, with phi = clip to [coefficient_min, coefficient_max], xM the masked part of x, xN the rest:
  *
- *     appendix     phi_max = phi(|xM| / |uM|), phi_min = phi(|xN| / |uN|); x -= (lr c + lr / sqrt(W) (1 - c)) (phi_max
- * c + phi_min (1 - c)) u      (appendix E: what was run) algorithm    phi_max = phi(|xM| |u| / |uM|), phi_min alike;
- * the same over |u|      (lines 15 to 19) code         x -= lr phi_max c u + lr / sqrt(W) phi_min (1 - c) u      (the
- * published code)
+ *     appendix     phi_max = phi(|xM| / |uM|), phi_min = phi(|xN| / |uN|);      (appendix E: what was run)
+ *                  x -= (lr c + lr / sqrt(W) (1 - c)) (phi_max c + phi_min (1 - c)) u
+ *     algorithm    phi_max = phi(|xM| |u| / |uM|), phi_min alike; the same over |u|      (lines 15 to 19)
+ *     code         x -= lr phi_max c u + lr / sqrt(W) phi_min (1 - c) u      (the published code)
+ *
+ * Where a norm of a part is zero (the mask took nothing of a tensor, or x is all zeros) the ratio is 1, as in LAMB, but
+ * clipped like any other: the theorem's assumption 5 wants phi bounded for every argument, and with a sparse mask an
+ * unclipped 1 is up to coefficient_min^-1 times the step of its neighbours. In form "code" phi_min is 0 there, and is
+ * clipped from above alone.
  *
  * Between two averages every rank has parameters of its own, and m, v, c are its own always. Tensors of fewer floats
  * than dense_below are sent whole. Gradients that a machine's ranks have averaged among themselves first (appendix E)
@@ -184,6 +190,17 @@ static enum aq_status exchange(struct aq_optimizer *optimizer, struct aq_reduce 
     return AQ_OK;
 }
 
+static float clip(float value, float least, float most)
+{
+    return value < least ? least : value > most ? most : value;
+}
+
+/* phi(sqrt(x2 / u2)); `otherwise` stands for the ratio where a norm is zero. */
+static float phi(double x2, double u2, float otherwise, float least, float most)
+{
+    return clip(x2 > 0.0 && u2 > 0.0 ? (float)(sqrt(x2) / sqrt(u2)) : otherwise, least, most);
+}
+
 static enum aq_status scale_tensors(struct aq_optimizer *optimizer)
 {
     struct slamb *own = optimizer->own;
@@ -192,8 +209,9 @@ static enum aq_status scale_tensors(struct aq_optimizer *optimizer)
         aq_optimizer_fold(optimizer, i, own->norms[i]);
     for (uint32_t t = 0; t < optimizer->tensor_count; t++) {
         const double u2 = own->norms[1][t] + own->norms[3][t], factor = own->algorithm ? u2 : 1.0;
-        own->phi_max[t] = aq_lamb_clip(own->norms[0][t] * factor, own->norms[1][t], least, most);
-        own->phi_min[t] = aq_lamb_clip(own->norms[2][t] * factor, own->norms[3][t], least, most);
+        own->phi_max[t] = phi(own->norms[0][t] * factor, own->norms[1][t], 1.0f, least, most);
+        own->phi_min[t] =
+            phi(own->norms[2][t] * factor, own->norms[3][t], own->code ? 0.0f : 1.0f, own->code ? 0.0f : least, most);
         own->over[t] = own->algorithm && u2 > 0.0 ? (float)(1.0 / sqrt(u2)) : 1.0f;
     }
     AQ_TRY(aq_optimizer_values(optimizer, PHI_MAX, own->phi_max));
@@ -201,11 +219,21 @@ static enum aq_status scale_tensors(struct aq_optimizer *optimizer)
     return aq_optimizer_values(optimizer, OVER, own->over);
 }
 
+/* Line 21: also of a step that is void, for what is left out here is not made up before the next average, or never. */
+static enum aq_status slamb_due(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
+{
+    const struct aq_optimizer_config *config = &optimizer->config;
+    const uint64_t step = optimizer->call.step;
+    if (round > 0 || optimizer->group.size == 1) return AQ_OK;
+    if (step % config->sync_every != 0 && step != config->total_steps) return AQ_OK;
+    *out = (struct aq_reduce){
+        .kind = AQ_REDUCE_MEAN, .x = optimizer->call.parameters, .count = optimizer->parameters, .step = step};
+    return AQ_OK;
+}
+
 static enum aq_status slamb_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
 {
     const struct slamb *own = optimizer->own;
-    const struct aq_optimizer_config *config = &optimizer->config;
-    const uint64_t step = optimizer->call.step;
     if (round == 0) {
         const struct aq_walk mask = walk_of(optimizer, AQ_WALK_SLAMB_MASK);
         AQ_TRY(aq_optimizer_walk(optimizer, &mask));
@@ -217,10 +245,7 @@ static enum aq_status slamb_update(struct aq_optimizer *optimizer, uint32_t roun
     AQ_TRY(scale_tensors(optimizer));
     const struct aq_walk last = walk_of(optimizer, own->code ? AQ_WALK_SLAMB_STEP_CODE : AQ_WALK_SLAMB_STEP);
     AQ_TRY(aq_optimizer_walk(optimizer, &last));
-    if (optimizer->group.size == 1 || (step % config->sync_every != 0 && step != config->total_steps)) return AQ_OK;
-    *out = (struct aq_reduce){
-        .kind = AQ_REDUCE_MEAN, .x = optimizer->call.parameters, .count = optimizer->parameters, .step = step};
-    return AQ_OK;
+    return slamb_due(optimizer, 0, out);
 }
 
 const struct aq_optimizer_kind aq_optimizer_slamb = {
@@ -230,4 +255,5 @@ const struct aq_optimizer_kind aq_optimizer_slamb = {
     .config_check = slamb_config_check,
     .place = slamb_place,
     .update = slamb_update,
+    .due = slamb_due,
 };

@@ -215,6 +215,16 @@ const struct aq_grad_codec *aq_optimizer_codec(const struct aq_optimizer *optimi
 /* Does average ask for anything at this step, so that gradients are the same on all ranks afterwards? */
 bool aq_optimizer_averages(const struct aq_optimizer *optimizer, uint64_t step);
 
+/*
+ * A number of the whole model that the next update decides by (1-bit Adam: ||v||_1), where this optimizer has only a
+ * part of the model. gauges: is one wanted now? The same on all parts. gauge: *sum += this part's share, tensor by
+ * tensor from the last to the first, so that parts added from the last to the first have the bits of the whole.
+ * gauged: the total, for the next update alone. Who does not say it decides by its own part. AQ_CUDAERR.
+ */
+bool aq_optimizer_gauges(const struct aq_optimizer *optimizer);
+enum aq_status aq_optimizer_gauge(struct aq_optimizer *optimizer, double *sum);
+void aq_optimizer_gauged(struct aq_optimizer *optimizer, double total);
+
 /* Begins the averaging of `gradients` (in place) over the group. step counts from 1. AQ_INVAL: step 0. */
 enum aq_status aq_optimizer_average(struct aq_optimizer *optimizer, float *gradients, uint64_t step,
                                     struct aq_stream *stream);
@@ -224,6 +234,12 @@ enum aq_status aq_optimizer_average(struct aq_optimizer *optimizer, float *gradi
  */
 enum aq_status aq_optimizer_begin(struct aq_optimizer *optimizer, float *parameters, const float *gradients, float lr,
                                   float grad_scale, uint64_t step, struct aq_stream *stream);
+/*
+ * Begins a void step, one whose gradient is not finite (on all ranks alike): nothing is updated, but what is due at
+ * that step whatever its gradient (slamb's mean of the parameters, lioncub's of momenta) is asked for in its rounds.
+ */
+enum aq_status aq_optimizer_begin_void(struct aq_optimizer *optimizer, float *parameters, uint64_t step,
+                                       struct aq_stream *stream);
 /* Goes on after what was asked for has been done; *out is the next. AQ_REDUCE_NONE where nothing was begun. */
 enum aq_status aq_optimizer_round(struct aq_optimizer *optimizer, struct aq_reduce *out);
 

@@ -88,6 +88,11 @@ enum aq_status aq_grad_codec_open(const struct aq_grad_codec_config *config, con
 void aq_grad_codec_close(struct aq_grad_codec *codec); /* NULL is fine */
 const struct aq_grad_codec_config *aq_grad_codec_config_of(const struct aq_grad_codec *codec);
 
+/*
+ * What each of `ranks` bodies is decoded with into the sum that is coded next: 1 / ranks, so that it is their mean; 1
+ * for votes, of whose sum the sign alone counts, so that a tie is an exact zero for every number of ranks.
+ */
+float aq_grad_codec_weight(const struct aq_grad_codec *codec, uint32_t ranks);
 /* Exact bytes of the range [first, first + count), which must lie in the buffer. */
 size_t aq_grad_codec_bytes(const struct aq_grad_codec *codec, uint64_t first, uint64_t count);
 /* Exact bytes of the range cut in pieces of AQ_GRAD_PIECE from its start. */

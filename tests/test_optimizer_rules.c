@@ -1,0 +1,213 @@
+/*
+ * test_optimizer_rules.c -- what holds for optimizers with W ranks whatever their formulas: when a variance is frozen,
+ * what a void step still does, that dead parameters stay, that errors telescope.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "optimizer_ranks.h"
+
+enum { N = RANK_FLOATS };
+
+typedef double vector[N];
+
+static struct ranks ranks;
+
+static uint64_t chunk_first(uint32_t w)
+{
+    const uint64_t each = ((N + ranks.W - 1) / ranks.W + 63) / 64 * 64;
+    return each * w < N ? each * w : N;
+}
+
+static uint64_t chunk_end(uint32_t w)
+{
+    return w + 1 < ranks.W ? chunk_first(w + 1) : N;
+}
+
+static void test_onebit_adam_freezes_when_the_variance_has_settled(void **state)
+{
+    (void)state;
+    struct aq_optimizer_config config;
+    aq_optimizer_config_default(&config, "onebit_adam");
+    config.beta2 = 0.9f; /* over 10 steps */
+    ranks_open(&ranks, &config, 2);
+    uint64_t frozen = 0;
+    for (uint64_t step = 1; step <= 60; step++) {
+        const float *at = aq_optimizer_state(ranks.optimizers[0], ranks_state(&ranks, "frozen_at"));
+        if (at[0] > 0 && frozen == 0) frozen = step - 1;
+        assert_true(aq_optimizer_averages(ranks.optimizers[0], step) == (frozen == 0));
+        ranks_gradients(&ranks, 22, step);
+        ranks_step(&ranks, 0.001f, 1.0f, step);
+    }
+    /* ||v|| goes like 1 - 0.9^t: the ratio over 10 steps passes 0.96 at the 32nd, give or take the noise. */
+    assert_true(frozen >= 20 && frozen <= 45);
+    ranks_close(&ranks);
+}
+
+/* What one optimizer gauges is what parts of the model gauge, added up from the last to the first, and decides alike.
+ */
+static void test_parts_of_a_model_freeze_as_the_whole(void **state)
+{
+    (void)state;
+    enum { CUT = 2 };
+    struct aq_optimizer_config config;
+    struct aq_optimizer *whole, *parts[2];
+    struct aq_optimizer_tensor later[RANK_TENSORS - CUT];
+    const uint64_t first = rank_tensors[CUT].offset;
+    aq_optimizer_config_default(&config, "onebit_adam");
+    config.beta2 = 0.9f;
+    ranks_open(&ranks, &config, 1);
+    memcpy(later, rank_tensors + CUT, sizeof later);
+    for (int t = 0; t < RANK_TENSORS - CUT; t++)
+        later[t].offset -= first;
+    assert_int_equal(aq_optimizer_open(ranks.device, &config, rank_tensors, CUT, first, &parts[0]), AQ_OK);
+    assert_int_equal(aq_optimizer_open(ranks.device, &config, later, RANK_TENSORS - CUT, N - first, &parts[1]), AQ_OK);
+    whole = ranks.optimizers[0];
+    static float same[RANK_FLOATS];
+    memcpy(same, ranks.parameters[0], sizeof same);
+    uint64_t frozen = 0;
+    for (uint64_t step = 1; step <= 60; step++) {
+        double one = 0, sum = 0;
+        ranks_gradients(&ranks, 22, step);
+        assert_true(aq_optimizer_gauges(whole) == aq_optimizer_gauges(parts[0]) &&
+                    aq_optimizer_gauges(whole) == aq_optimizer_gauges(parts[1]));
+        if (!aq_optimizer_gauges(whole) && frozen == 0) frozen = step - 1;
+        assert_int_equal(aq_optimizer_gauge(whole, &one), AQ_OK);
+        assert_int_equal(aq_optimizer_gauge(parts[1], &sum), AQ_OK);
+        assert_int_equal(aq_optimizer_gauge(parts[0], &sum), AQ_OK);
+        assert_true(one == sum && (step == 1 || frozen > 0 || one > 0));
+        const float *gradients = ranks.gradients[0];
+        ranks_step(&ranks, 0.001f, 1.0f, step); /* is told nothing, and asks itself */
+        for (int p = 0; p < 2; p++) {
+            aq_optimizer_gauged(parts[p], sum);
+            assert_int_equal(aq_optimizer_step(parts[p], same + (p ? first : 0), gradients + (p ? first : 0), 0.001f,
+                                               1.0f, step, NULL),
+                             AQ_OK);
+        }
+        assert_memory_equal(same, ranks.parameters[0], sizeof same);
+    }
+    assert_true(frozen >= 20 && frozen <= 45);
+    aq_optimizer_close(parts[0]);
+    aq_optimizer_close(parts[1]);
+    ranks_close(&ranks);
+}
+
+/* A step whose gradient is not finite updates nothing, but the averages that are due are made. */
+static void test_void_steps_keep_what_is_due(void **state)
+{
+    (void)state;
+    struct aq_optimizer_config config;
+    aq_optimizer_config_default(&config, "slamb");
+    config.sync_every = 4;
+    config.total_steps = 7;
+    ranks_open(&ranks, &config, 6);
+    for (uint64_t step = 1; step <= 7; step++) {
+        ranks_gradients(&ranks, 31, step);
+        if (step == 4 || step == 6 || step == 7)
+            ranks_void(&ranks, step);
+        else
+            ranks_step(&ranks, 0.01f, 1.0f, step);
+        assert_int_equal(ranks.asked, step == 4 || step == 7 ? 1 : step == 6 ? 0 : 1);
+        if (step == 4 || step == 7) ranks_expect_equal_parameters(&ranks);
+    }
+    ranks_close(&ranks);
+    aq_optimizer_config_default(&config, "lioncub");
+    config.momentum_every = 2;
+    config.momentum_names = "*";
+    ranks_open(&ranks, &config, 3);
+    ranks_gradients(&ranks, 32, 1);
+    ranks_step(&ranks, 0.01f, 1.0f, 1);
+    const uint32_t m = ranks_state(&ranks, "m");
+    const size_t bytes = N * sizeof(float);
+    assert_true(memcmp(aq_optimizer_state(ranks.optimizers[0], m), aq_optimizer_state(ranks.optimizers[1], m), bytes));
+    ranks_void(&ranks, 2);
+    for (uint32_t w = 1; w < 3; w++)
+        assert_memory_equal(aq_optimizer_state(ranks.optimizers[0], m), aq_optimizer_state(ranks.optimizers[w], m),
+                            bytes);
+    ranks_close(&ranks);
+}
+
+/* A parameter that never had a gradient stays where it was, to the bit, and so do its momentum and errors. */
+static void test_dead_parameters_are_found_and_left_alone(void **state)
+{
+    (void)state;
+    static const char *const kinds[] = {"qadam", "onebit_adam", "onebit_lamb"};
+    for (int k = 0; k < 3; k++) {
+        struct aq_optimizer_config config;
+        aq_optimizer_config_default(&config, kinds[k]);
+        config.warmup_steps = 2;
+        config.freeze_ratio = 0;
+        float before[N];
+        ranks_open(&ranks, &config, 3);
+        memcpy(before, ranks.parameters[0], sizeof before);
+        for (uint64_t step = 1; step <= 12; step++) {
+            ranks_gradients(&ranks, 23, step);
+            ranks_step(&ranks, 0.01f, 1.0f, step);
+        }
+        for (uint64_t i = rank_tensors[4].offset; i < rank_tensors[4].offset + rank_tensors[4].count; i++) {
+            assert_true(ranks.parameters[1][i] == before[i]);
+            for (uint32_t w = 0; w < 3; w++) {
+                assert_true(aq_optimizer_state(ranks.optimizers[w], ranks_state(&ranks, "m"))[i] == 0);
+                assert_true(aq_optimizer_state(ranks.optimizers[w], ranks_state(&ranks, "worker_error"))[i] == 0);
+            }
+        }
+        ranks_close(&ranks);
+    }
+}
+
+/* Over a run, what all ranks have put in is what has come out and what the errors still hold. */
+static void test_errors_of_workers_and_servers_telescope(void **state)
+{
+    (void)state;
+    static vector in, out;
+    struct aq_optimizer_config config;
+    aq_optimizer_config_default(&config, "sgd");
+    config.momentum = 0;
+    for (int form = 0; form < 3; form++) {
+        config.low_rank = form == 2 ? 1 : 0;
+        aq_grad_codec_config_default(&config.reduce, form == 0 ? "sign" : form == 1 ? "uniform" : "fp32");
+        memset(in, 0, sizeof in);
+        memset(out, 0, sizeof out);
+        ranks_open(&ranks, &config, 3);
+        for (uint64_t step = 1; step <= 40; step++) {
+            ranks_gradients(&ranks, 24, step);
+            for (uint32_t w = 0; w < 3; w++)
+                for (uint64_t i = 0; i < N; i++)
+                    in[i] += (double)ranks.gradients[w][i] / 3;
+            ranks_step(&ranks, 0.01f, 1.0f, step);
+            for (uint64_t i = 0; i < N; i++)
+                out[i] += (double)ranks.gradients[0][i];
+        }
+        for (uint32_t w = 0; w < 3; w++) {
+            const float *worker = aq_optimizer_state(ranks.optimizers[w], ranks_state(&ranks, "worker_error"));
+            for (uint64_t i = 0; i < N; i++)
+                out[i] += (double)worker[i] / 3;
+            if (form == 2) continue;
+            const float *server = aq_optimizer_state(ranks.optimizers[w], ranks_state(&ranks, "server_error"));
+            for (uint64_t i = chunk_first(w); i < chunk_end(w); i++)
+                out[i] += (double)server[i - chunk_first(w)];
+        }
+        for (uint64_t i = 0; i < N; i++) {
+            if (ranks_is_in(i)) assert_true(fabs(in[i] - out[i]) < 1e-3);
+        }
+        ranks_close(&ranks);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_onebit_adam_freezes_when_the_variance_has_settled),
+        cmocka_unit_test(test_parts_of_a_model_freeze_as_the_whole),
+        cmocka_unit_test(test_void_steps_keep_what_is_due),
+        cmocka_unit_test(test_dead_parameters_are_found_and_left_alone),
+        cmocka_unit_test(test_errors_of_workers_and_servers_telescope),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
