@@ -19,6 +19,13 @@ bool aq_tls_job_good(const char *job)
     return bytes > 0 && bytes < AQ_TLS_JOB_BYTES && strspn(job, GOOD) == bytes;
 }
 
+bool aq_tls_host_good(const char *host)
+{
+    static const char GOOD[] = "abcdefghijklmnopqrstuvwxyz0123456789:._-";
+    const size_t bytes = strlen(host);
+    return bytes > 0 && bytes < AQ_TLS_HOST_BYTES && strspn(host, GOOD) == bytes && !strchr("._-", host[0]);
+}
+
 const char *aq_tls_uri(const struct aq_tls_name *name, char out[AQ_TLS_URI_BYTES])
 {
     static const char *const roles[] = {"", "/stage/", "/launcher", "/daemon"};

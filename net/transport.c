@@ -39,29 +39,16 @@ static bool filters_known(const char *filters)
 
 static enum aq_status parse_host(const char *text, const char *host, const char *end, struct aq_address *a)
 {
-    const char *colon = NULL;
-    const bool bracket = host < end && *host == '[';
-    const char *close = bracket ? memchr(host, ']', (size_t)(end - host)) : NULL;
-    if (bracket && !close) return malformed(text, "'[' without ']'");
-    for (const char *at = bracket ? close : host; at < end; at++)
-        if (*at == ':') colon = at;
+    char part[AQ_ENDPOINT_TEXT_BYTES];
+    const char *why = NULL;
     if (strcmp(a->scheme, "tcp") == 0) {
-        if (!colon) return malformed(text, "no port");
-        char *stop;
-        errno = 0;
-        const unsigned long port = strtoul(colon + 1, &stop, 10);
-        if (colon[1] < '0' || colon[1] > '9' || stop != end || errno != 0 || port > 65535)
-            return malformed(text, "the port is not a number from 0 to 65535");
-        if (!copy_part(a->port, sizeof a->port, colon + 1, end)) return malformed(text, "the port is too long");
-        end = colon;
+        if (!copy_part(part, sizeof part, host, end)) return malformed(text, "the host is too long");
+        if (strstr(part, "://") || aq_endpoint_parse(part, &a->place, &why) != AQ_OK)
+            return malformed(text, why ? why : "two '://'");
+        return a->place.name[0] ? malformed(text, "a link has no name before '@'") : AQ_OK;
     }
-    if (bracket) {
-        if (close + 1 != end) return malformed(text, "something between ']' and the port");
-        host++;
-        end = close;
-    }
-    if (host == end) return malformed(text, "no host or name");
-    if (!copy_part(a->host, sizeof a->host, host, end)) return malformed(text, "the host or name is too long");
+    if (host == end) return malformed(text, "no name");
+    if (!copy_part(a->host, sizeof a->host, host, end)) return malformed(text, "the name is too long");
     return AQ_OK;
 }
 

@@ -18,6 +18,7 @@
 #include <sys/uio.h>
 
 #include "aqsgd/base.h"
+#include "net/endpoint.h"
 
 struct aq_tls; /* net/tls.h */
 
@@ -28,8 +29,8 @@ struct aq_address {
     char whole[AQ_ADDRESS_BYTES];
     char filter[16]; /* "tls", "fault", or two: "tls+fault", the first on top */
     char scheme[16];
-    char host[128]; /* sim: the name */
-    char port[8];
+    char host[128];           /* of sim: the name */
+    struct aq_endpoint place; /* of tcp           */
     char query[AQ_ADDRESS_BYTES];
 };
 

@@ -52,14 +52,6 @@ static void name_of(const struct sockaddr *address, socklen_t bytes, char *out)
         snprintf(out, AQ_NAME_BYTES, address->sa_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host, port);
 }
 
-static bool loopback(const struct sockaddr *address)
-{
-    const struct sockaddr_in *four = (const struct sockaddr_in *)address;
-    const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)address;
-    return address->sa_family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&six->sin6_addr)
-                                          : ntohl(four->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
-}
-
 /* The other end is at this end's own address. */
 static bool own(int fd)
 {
@@ -83,23 +75,12 @@ static enum aq_status wrap_socket(int fd, const struct sockaddr *peer, socklen_t
     tcp->stream.ops = &TCP_OPS;
     tcp->fd = fd;
     name_of(peer, bytes, tcp->stream.name);
-    tcp->stream.local = loopback(peer) || own(fd);
+    tcp->stream.local = aq_endpoint_loopback_address(peer) || own(fd);
     tcp->queue_bytes = queue;
     if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) == -1 ||
         setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &queue, sizeof queue) == -1)
         aq_log("net", 1, "peer=%s TCP_NODELAY or TCP_NOTSENT_LOWAT refused: %s", tcp->stream.name, strerror(errno));
     *out = &tcp->stream;
-    return AQ_OK;
-}
-
-static enum aq_status resolve(const struct aq_address *address, bool passive, struct addrinfo **out)
-{
-    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV | (passive ? AI_PASSIVE : 0)};
-    const char *host = strcmp(address->host, "*") == 0 ? NULL : address->host;
-    const int error = getaddrinfo(host, address->port, &hints, out);
-    if (error != 0)
-        return aq_fail(AQ_NOTFOUND, "net", "address '%s': cannot resolve '%s': %s", address->whole, address->host,
-                       gai_strerror(error));
     return AQ_OK;
 }
 
@@ -110,7 +91,7 @@ static enum aq_status tcp_listen(struct aq_door *door)
     socklen_t bytes = sizeof bound;
     const int on = 1;
     enum aq_status status = AQ_OK;
-    AQ_TRY(resolve(&door->address, true, &info));
+    AQ_TRY(aq_endpoint_resolve(&door->address.place, true, &info));
     const int fd = socket(info->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd == -1) {
         status = aq_fail_errno("net", "listen at '%s': socket", door->address.whole);
@@ -160,7 +141,7 @@ static enum aq_status tcp_connect(const struct aq_address *address, uint32_t att
 {
     struct addrinfo *list = NULL;
     uint32_t count = 0;
-    AQ_TRY(resolve(address, false, &list));
+    AQ_TRY(aq_endpoint_resolve(&address->place, false, &list));
     for (const struct addrinfo *at = list; at; at = at->ai_next)
         count++;
     const struct addrinfo *info = list;

@@ -13,51 +13,20 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "net/endpoint.h"
 #include "net/tls.h"
-
-struct place {
-    char host[256];
-    char port[8];
-};
-
-static enum aq_status split(const char *address, struct place *out)
-{
-    const char *text = strncmp(address, "tcp://", 6) == 0 ? address + 6 : address;
-    const char *colon = strrchr(text, ':');
-    size_t begin = 0, end = colon ? (size_t)(colon - text) : 0;
-    if (end >= 2 && text[0] == '[' && text[end - 1] == ']') {
-        begin = 1;
-        end--;
-    } else if (end > 0 && memchr(text, ':', end)) {
-        colon = NULL; /* a bare IPv6 address: which colon would be the port's? */
-    }
-    const size_t digits = colon ? strspn(colon + 1, "0123456789") : 0;
-    if (!colon || digits == 0 || digits > 5 || colon[1 + digits] || end - begin >= sizeof out->host || end <= begin)
-        return aq_fail(AQ_INVAL, "control", "'%.80s' is no address: write host:port or [v6]:port", address);
-    memcpy(out->host, text + begin, end - begin);
-    out->host[end - begin] = 0;
-    memcpy(out->port, colon + 1, digits + 1);
-    return AQ_OK;
-}
 
 static enum aq_status resolve(const char *address, bool passive, struct addrinfo **out)
 {
-    struct place place;
-    AQ_TRY(split(address, &place));
-    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = passive ? AI_PASSIVE : 0};
-    const int error = getaddrinfo(place.host, place.port, &hints, out);
-    if (error != 0)
-        return aq_fail(AQ_INVAL, "control", "the address %s is not known: %s", address, gai_strerror(error));
-    return AQ_OK;
-}
-
-static bool is_loopback(const struct sockaddr *address)
-{
-    if (address->sa_family == AF_INET)
-        return ntohl(((const struct sockaddr_in *)(const void *)address)->sin_addr.s_addr) >> 24 == 127;
-    if (address->sa_family == AF_INET6)
-        return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)(const void *)address)->sin6_addr);
-    return false;
+    struct aq_endpoint endpoint;
+    const char *why;
+    if (aq_endpoint_parse(address, &endpoint, &why) != AQ_OK)
+        return aq_fail(AQ_INVAL, "control", "'%.80s' is no address: %s (write host:port or [v6]:port)", address, why);
+    if (passive && endpoint.name[0])
+        return aq_fail(AQ_INVAL, "control", "'%.80s': a name before '@' is for who connects", address);
+    if (!passive && endpoint.port == 0)
+        return aq_fail(AQ_INVAL, "control", "'%.80s': nobody can be reached at port 0", address);
+    return aq_endpoint_resolve(&endpoint, passive, out);
 }
 
 static uint16_t port_of(int fd)
@@ -69,15 +38,16 @@ static uint16_t port_of(int fd)
     return ntohs(((struct sockaddr_in *)(void *)&bound)->sin_port);
 }
 
-enum aq_status aq_control_listen(const char *address, bool proof, int *fd, uint16_t *port)
+enum aq_status aq_control_listen(const char *address, bool far, int *fd, uint16_t *port)
 {
     struct addrinfo *list;
     AQ_TRY(resolve(address, true, &list));
     enum aq_status status = AQ_OK;
     int made = -1;
-    if (!proof && !is_loopback(list->ai_addr)) {
+    if (!far && !aq_endpoint_loopback_address(list->ai_addr)) {
         status = aq_fail(AQ_REFUSED, "control",
-                         "will not listen on %s without keys or a token: only loopback may be open to all (--keys DIR)",
+                         "will not listen on %s without keys (--keys DIR): others would hear what is said and could "
+                         "change it, with a token too (a token with --insecure is taken nevertheless)",
                          address);
         goto out;
     }
@@ -94,6 +64,14 @@ enum aq_status aq_control_listen(const char *address, bool proof, int *fd, uint1
 out:
     freeaddrinfo(list);
     return status;
+}
+
+bool aq_control_is_loopback(int fd)
+{
+    struct sockaddr_storage bound = {0};
+    socklen_t bytes = sizeof bound;
+    return getsockname(fd, (struct sockaddr *)&bound, &bytes) == 0 &&
+           aq_endpoint_loopback_address((const struct sockaddr *)&bound);
 }
 
 enum aq_status aq_control_keep_alive(int fd)
@@ -169,7 +147,8 @@ static enum aq_status expect(struct aq_control *control, const char *address, co
     if (status == AQ_TIMEOUT) return aq_fail(status, "control", "%s answers nothing: is an aqpiped there?", address);
     if (status == AQ_CLOSED)
         return aq_fail(status, "control",
-                       "%s closed the connection in the greeting (with aqpiped --keys, the job needs security.keys)",
+                       "%s closed the connection in the greeting (an aqpiped with --keys wants security.keys in the "
+                       "job, and security.tls not off)",
                        address);
     AQ_TRY(status);
     if (aq_control_is(message, "event", event)) {
@@ -233,7 +212,13 @@ enum aq_status aq_control_meet(const char *address, const struct aq_token *token
                                uint64_t deadline_ns, struct aq_control **out)
 {
     int fd;
+    struct sockaddr_storage there = {0};
+    socklen_t bytes = sizeof there;
     AQ_TRY(aq_control_connect(address, deadline_ns, &fd));
+    if (!tls && (getpeername(fd, (struct sockaddr *)&there, &bytes) != 0 ||
+                 !aq_endpoint_loopback_address((const struct sockaddr *)&there)))
+        aq_log("control", 1, "INSECURE: %s without keys: whoever is on the way can read and change what is said",
+               address);
     struct aq_control *control;
     enum aq_status status = aq_control_open(fd, &control);
     if (status != AQ_OK) {

@@ -1,7 +1,7 @@
 /*
  * control_socket.h -- TCP under the control channel: addresses, listening, connecting, and the greeting of a client.
  *
- * Addresses are "host:port", "[v6]:port", or either behind "tcp://".
+ * Addresses are those of net/endpoint.h.
  *
  * Locking: pure functions; connecting blocks until its deadline.
  */
@@ -13,12 +13,13 @@
 
 enum { AQ_CONTROL_PROTOCOL = 1, AQ_ADDRESS_BYTES = 300 };
 
-/* A listening socket. `proof` false (neither a token nor keys): only a loopback address will do (AQ_REFUSED says why).
- * *port gets the real one. AQ_INVAL: no address. AQ_REFUSED: in use, or no permission. */
-enum aq_status aq_control_listen(const char *address, bool proof, int *fd, uint16_t *port);
+/* A listening socket. `far` false: only a loopback address will do (AQ_REFUSED says why). *port gets the real one.
+ * AQ_INVAL, AQ_NOTFOUND: no address. AQ_REFUSED: in use, or no permission. */
+enum aq_status aq_control_listen(const char *address, bool far, int *fd, uint16_t *port);
+bool aq_control_is_loopback(int fd); /* the address that a socket is bound to */
 
 /* A connected socket with keep-alive: a peer that vanished is noticed within about 30 s. AQ_TIMEOUT, AQ_REFUSED,
- * AQ_INVAL. */
+ * AQ_INVAL, AQ_NOTFOUND. */
 enum aq_status aq_control_connect(const char *address, uint64_t deadline_ns, int *fd);
 enum aq_status aq_control_keep_alive(int fd);
 

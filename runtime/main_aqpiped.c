@@ -13,7 +13,8 @@
 #include "security.h"
 
 static const char usage[] =
-    "usage: aqpiped --listen HOST:PORT [--keys DIR] [--token-file FILE] [--port-file FILE]\n"
+    "usage: aqpiped --listen HOST:PORT [--keys DIR] [--token-file FILE [--insecure]]\n"
+    "               [--port-file FILE]\n"
     "\n"
     "Starts and supervises the stage workers of one job at a time on this machine, for `aqpipe launch` elsewhere. A "
     "job on\n"
@@ -21,11 +22,13 @@ static const char usage[] =
     "\n"
     "  --listen HOST:PORT   where launchers connect; port 0 lets the system choose. Loopback only, unless there are "
     "keys\n"
-    "                       or a token\n"
     "  --keys DIR           authority.pem, daemon.pem and the stage-N.pem of the stages that run here (aqpipe keys "
     "init):\n"
     "                       mutual TLS 1.3 with launchers and between stages\n"
     "  --token-file FILE    first line: a secret of at least 16 bytes that launchers must hold, too; mode 600\n"
+    "  --insecure           take a token without keys on any address. The token says who begins to talk; whoever is on "
+    "the\n"
+    "                       way can read and change all that follows, and so run what he likes as this user\n"
     "  --port-file FILE     write the port there once listening\n"
     "  --fd N               serve the connected socket N and end with it (what `aqpipe launch` does)\n"
     "  --help, --version\n"
@@ -80,11 +83,15 @@ static int serve(struct aq_daemon_config *config, const char *token_file, const 
 
 int main(int argc, char **argv)
 {
-    static const struct option options[] = {
-        {"listen", required_argument, NULL, 'l'},     {"keys", required_argument, NULL, 'k'},
-        {"token-file", required_argument, NULL, 't'}, {"port-file", required_argument, NULL, 'p'},
-        {"fd", required_argument, NULL, 'f'},         {"help", no_argument, NULL, 'h'},
-        {"version", no_argument, NULL, 'v'},          {NULL, 0, NULL, 0}};
+    static const struct option options[] = {{"listen", required_argument, NULL, 'l'},
+                                            {"keys", required_argument, NULL, 'k'},
+                                            {"token-file", required_argument, NULL, 't'},
+                                            {"port-file", required_argument, NULL, 'p'},
+                                            {"fd", required_argument, NULL, 'f'},
+                                            {"insecure", no_argument, NULL, 'i'},
+                                            {"help", no_argument, NULL, 'h'},
+                                            {"version", no_argument, NULL, 'v'},
+                                            {NULL, 0, NULL, 0}};
     static struct aq_daemon_config config = {.fd = -1};
     const char *token_file = NULL, *keys = NULL;
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
@@ -105,6 +112,9 @@ int main(int argc, char **argv)
         case 'f':
             config.fd = (int)strtol(optarg, &end, 10);
             if (*end || config.fd < 3) return wrong("--fd wants the number of a descriptor, at least 3");
+            break;
+        case 'i':
+            config.insecure = true;
             break;
         case 'h':
             fputs(usage, stdout);

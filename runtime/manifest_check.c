@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "manifest.h"
+#include "net/endpoint.h"
 #include "security.h"
 
 enum { KEY_BYTES = 96, LAYERS_BYTES = 48, VOCABULARY_BYTES = 256 };
@@ -151,6 +152,38 @@ static void check_edges(struct aq_manifest *manifest)
     }
 }
 
+/* One address of a stage (NULL: it has none), read as those will read it who use it. */
+static void check_endpoint(struct aq_manifest *manifest, uint32_t stage, const char *name, const char *text,
+                           bool dialled)
+{
+    struct aq_endpoint endpoint;
+    char key[KEY_BYTES];
+    const char *why;
+    if (!text) return;
+    snprintf(key, sizeof key, "pipeline.stages.%u.%s", stage, name);
+    if (aq_endpoint_parse(text, &endpoint, &why) != AQ_OK)
+        aq_manifest_error(manifest, key, "'%.80s' is no address: %s", text, why);
+    else if (dialled && endpoint.port == 0)
+        aq_manifest_error(manifest, key, "'%.80s': nobody can be reached at port 0", text);
+    else if (!dialled && endpoint.name[0])
+        aq_manifest_error(manifest, key, "'%.80s': a name before '@' is of daemons (host)", text);
+}
+
+static void check_endpoints(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    struct aq_endpoint endpoint;
+    const char *why;
+    for (uint32_t r = 0; r < aq_job_ranks(job) && manifest->errors.count == 0; r++) {
+        const struct aq_job_stage *stage = &job->pipeline.stages[r];
+        check_endpoint(manifest, r % job->pipeline.stage_count, "host", stage->host, true);
+        check_endpoint(manifest, r % job->pipeline.stage_count, "address", stage->address, false);
+    }
+    const char *host = job->link.host ? job->link.host : "";
+    if (aq_endpoint_parse_host(host, &endpoint, &why) != AQ_OK)
+        aq_manifest_error(manifest, "link.host", "'%.80s' is no host: %s", host, why);
+}
+
 static void check_addresses(struct aq_manifest *manifest)
 {
     const struct aq_job *job = &manifest->job;
@@ -279,7 +312,7 @@ static void check_security(struct aq_manifest *manifest)
     if (outside)
         aq_manifest_error(manifest, "security.keys",
                           "is missing, and %s is not on this machine: make a folder of keys (aqpipe keys init DIR "
-                          "--job NAME --stages %u) and name it here, or say security.tls: off",
+                          "--job NAME --stages %u --hosts A,B) and name it here, or say security.tls: off",
                           outside, aq_job_ranks(job));
     else
         aq_manifest_error(manifest, "security.keys",
@@ -297,6 +330,7 @@ void aq_manifest_check(struct aq_manifest *manifest)
     check_train(manifest);
     if (model) check_cut(manifest);
     check_edges(manifest);
+    check_endpoints(manifest);
     check_addresses(manifest);
     check_dials(manifest);
     check_precision(manifest);

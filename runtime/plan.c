@@ -15,6 +15,7 @@
 #include "net/collective.h"
 #include "plan_private.h"
 #include "reduce_measure.h"
+#include "security.h"
 
 enum { PLACE_BYTES = 512, TOKEN_BYTES = sizeof(int32_t), LAYER_TENSORS_MAX = 16 };
 
@@ -41,15 +42,11 @@ uint64_t aq_plan_body_bytes(uint32_t samples, uint64_t coded)
     return samples == 0 ? 0 : table + (samples - 1) * ((coded + align - 1) / align * align) + coded;
 }
 
-static bool local_address(const char *address)
-{
-    return strncmp(address, "127.", 4) == 0 || strncmp(address, "localhost", 9) == 0;
-}
-
 bool aq_plan_edge_loopback(const struct aq_job *job, uint32_t edge)
 {
     const char *address = job->pipeline.stages[aq_job_listener(job, edge, edge + 1)].address;
-    return aq_job_same_host(job, edge, edge + 1) && local_address(address ? address : job->link.host);
+    return aq_job_same_host(job, edge, edge + 1) &&
+           (address ? aq_security_inside(address) : aq_security_inside_host(job->link.host));
 }
 
 /* --- edges ------------------------------------------------------------------------------------------------------ */

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "net/endpoint.h"
 #include "net/tls.h"
 #include "security.h"
 #include "worker.h"
@@ -64,25 +65,27 @@ static enum aq_status listen_here(struct aq_worker *w, struct aq_listener **list
 {
     const struct aq_job_stage *place = &w->job->pipeline.stages[w->rank];
     const struct aq_job_link *link = &w->job->link;
-    struct aq_text address = {0}, reached = {0};
-    const char *const scheme = w->tls ? "tls+tcp://" : "tcp://";
-    if (place->address)
-        aq_text_add(&address, "%s%s", scheme, place->address);
-    else
-        aq_text_add(&address, "%s%s:%u", scheme, link->host, link->port_first ? link->port_first + w->rank : 0);
+    struct aq_text address = {0};
+    struct aq_endpoint endpoint;
+    char reached[AQ_ENDPOINT_TEXT_BYTES];
+    const char *why;
+    enum aq_status status = place->address ? aq_endpoint_parse(place->address, &endpoint, &why)
+                                           : aq_endpoint_parse_host(link->host, &endpoint, &why);
+    if (status != AQ_OK)
+        return aq_fail(status, "worker", "'%.80s' is no address: %s", place->address ? place->address : link->host,
+                       why);
+    if (!place->address && link->port_first) endpoint.port = (uint16_t)(link->port_first + w->rank);
+    aq_text_add(&address, "%s%s", w->tls ? "tls+tcp://" : "tcp://",
+                aq_endpoint_text(&endpoint, endpoint.port, reached));
     if (w->tls) add_expected(w, &address);
     uint16_t port;
-    enum aq_status status = aq_link_listen(w->net, aq_text_of(&address), listener, &port);
-    if (status == AQ_OK) {
-        const char *host = aq_text_of(&address) + strlen(scheme), *colon = strrchr(host, ':');
-        aq_text_add(&reached, "%.*s:%u", (int)(colon ? colon - host : (ptrdiff_t)strlen(host)), host, port);
-        for (uint32_t peer = 0; peer < w->plan->ranks && status == AQ_OK; peer++)
-            if (listens_for(w, peer))
-                status = aq_control_send(w->control, json_pack("{s:s, s:s, s:I}", "event", "listening", "address",
-                                                               aq_text_of(&reached), "peer", (json_int_t)peer));
-    }
+    status = aq_link_listen(w->net, aq_text_of(&address), listener, &port);
+    if (status == AQ_OK) aq_endpoint_text(&endpoint, port, reached);
+    for (uint32_t peer = 0; peer < w->plan->ranks && status == AQ_OK; peer++)
+        if (listens_for(w, peer))
+            status = aq_control_send(w->control, json_pack("{s:s, s:s, s:I}", "event", "listening", "address", reached,
+                                                           "peer", (json_int_t)peer));
     aq_text_deinit(&address);
-    aq_text_deinit(&reached);
     return status;
 }
 

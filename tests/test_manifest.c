@@ -507,7 +507,9 @@ static void test_manifest_outside_without_keys_is_refused(void **state)
     (void)state;
     static const char *const outside[] = {
         "link.host=10.0.0.9", "link.host='::'", "pipeline.stages=[{layers: 0-1}, {layers: 2-5, address: 'far:1'}]",
-        "pipeline.stages=[{layers: 0-5, host: 'tcp://10.1.2.3:7'}]", "security.tls=on"};
+        "pipeline.stages=[{layers: 0-5, host: 'tcp://10.1.2.3:7'}]", "security.tls=on",
+        "pipeline.stages=[{layers: 0-5, host: 'tcp://127.evil.example:7'}]", "link.host=127.evil.example",
+        "pipeline.stages=[{layers: 0-1}, {layers: 2-5, address: 'localhost.evil:1'}]", "link.host=0.0.0.0"};
     static const char *const inside[] = {"link.host=127.3.2.1", "link.host=localhost",
                                          "pipeline.stages=[{layers: 0-1}, {layers: 2-5, address: '[::1]:1'}]",
                                          "pipeline.stages=[{layers: 0-5, host: 'tcp://127.0.0.1:7'}]",
@@ -531,6 +533,35 @@ static void test_manifest_outside_without_keys_is_refused(void **state)
         assert_int_equal(aq_job_parse(text, sizeof text - 1, "job.yaml", "/", &inside[i], 1, &job), AQ_OK);
         assert_false(aq_security_on(job));
         aq_job_close(job);
+        const char *const keys[] = {inside[i], "security.keys=k"}; /* who names keys means them */
+        assert_int_equal(aq_job_parse(text, sizeof text - 1, "job.yaml", "/", keys, 2, &job), AQ_OK);
+        assert_int_equal(aq_security_on(job), strcmp(inside[i], "security.tls=off") != 0);
+        aq_job_close(job);
+    }
+}
+
+static void test_manifest_address_is_read_as_it_will_be_used(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *set, *words;
+    } bad[] = {
+        {"link.host=127.1", "link.host: '127.1' is no host"},
+        {"link.host='a b'", "is no host"},
+        {"link.host=''", "is no host"},
+        {"pipeline.stages=[{layers: 0-5, host: 'tcp://127.0.0.1'}]", "pipeline.stages.0.host: 'tcp://127.0.0.1' is no"},
+        {"pipeline.stages=[{layers: 0-5, host: 'tcp://127.0.0.1:0'}]", "nobody can be reached at port 0"},
+        {"pipeline.stages=[{layers: 0-5, host: '127.0.0.1:99999'}]", "the port is not a number"},
+        {"pipeline.stages=[{layers: 0-1}, {layers: 2-5, address: '0x7f000001:1'}]", "pipeline.stages.1.address: "},
+        {"pipeline.stages=[{layers: 0-1}, {layers: 2-5, address: 'a@b:1'}]", "is of daemons"},
+    };
+    static const char text[] = "model: {blocks: 4}\npipeline: {stages: 2}\ndata: {train: a}\n";
+    struct aq_job *job;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        const char *const sets[] = {bad[i].set, "security.tls=off"};
+        aq_error_clear();
+        assert_int_equal(aq_job_parse(text, sizeof text - 1, "job.yaml", "/", sets, 2, &job), AQ_INVAL);
+        if (!strstr(aq_error_text(), bad[i].words)) fail_msg("%s: %s", bad[i].set, aq_error_text());
     }
 }
 
@@ -567,6 +598,7 @@ int main(void)
         cmocka_unit_test(test_load_names_the_file_that_is_not_there),
         cmocka_unit_test(test_parse_survives_failing_allocations),
         cmocka_unit_test(test_manifest_outside_without_keys_is_refused),
+        cmocka_unit_test(test_manifest_address_is_read_as_it_will_be_used),
         cmocka_unit_test(test_examples_parse),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -504,7 +504,8 @@ static void test_kill_leaves_nobody(void **state)
 
 /* ---- a listening daemon ---- */
 
-static pid_t start_daemon(const char *listen, const char *token_file, char *address, size_t bytes)
+static pid_t start_daemon_with(const char *listen, const char *token_file, const char *flag, char *address,
+                               size_t bytes)
 {
     char port_file[128];
     static int number;
@@ -515,7 +516,7 @@ static pid_t start_daemon(const char *listen, const char *token_file, char *addr
         const int null = open("/dev/null", O_WRONLY);
         dup2(null, 2);
         execl(daemon_program, daemon_program, "--listen", listen, "--port-file", port_file,
-              token_file ? "--token-file" : NULL, token_file, NULL);
+              token_file ? "--token-file" : NULL, token_file, flag, NULL);
         _exit(126);
     }
     char *text;
@@ -529,6 +530,11 @@ static pid_t start_daemon(const char *listen, const char *token_file, char *addr
     snprintf(address, bytes, "127.0.0.1:%d", (int)strtol(text, NULL, 10));
     aq_free(text);
     return pid;
+}
+
+static pid_t start_daemon(const char *listen, const char *token_file, char *address, size_t bytes)
+{
+    return start_daemon_with(listen, token_file, NULL, address, bytes);
 }
 
 static void end_daemon(pid_t pid)
@@ -675,7 +681,16 @@ static void test_daemon_refuses_what_is_not_safe(void **state)
 {
     (void)state;
     char address[64], path[128];
-    assert_int_equal(start_daemon("0.0.0.0:0", NULL, address, sizeof address), -1);
+    static const char *const far[] = {"0.0.0.0:0", "[::]:0", "*:0"}, *const none[] = {"127.0.0.1:99999", "127.1:0",
+                                                                                      ":0"};
+    write_token("far", "a secret of some length\n", 0600, path, sizeof path);
+    for (size_t i = 0; i < sizeof far / sizeof *far; i++) {
+        assert_int_equal(start_daemon(far[i], NULL, address, sizeof address), -1);
+        assert_int_equal(start_daemon(far[i], path, address, sizeof address), -1); /* hides and guards nothing */
+    }
+    end_daemon(start_daemon_with("0.0.0.0:0", path, "--insecure", address, sizeof address));
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++)
+        assert_int_equal(start_daemon(none[i], path, address, sizeof address), -1);
     write_token("loose", "a secret of some length\n", 0644, path, sizeof path);
     assert_int_equal(start_daemon("127.0.0.1:0", path, address, sizeof address), -2);
     write_token("short", "secret\n", 0600, path, sizeof path);

@@ -1,4 +1,5 @@
 # TLS: who gets in, and which files are refused. (What a link does under tls+ is in conform_transport.)
+aq_net_test(test_endpoint LABELS quick)
 aq_net_test(test_tls LABELS quick)
 target_link_libraries(test_tls PRIVATE aq_dep::ssl aq_dep::crypto)
 

@@ -36,7 +36,8 @@ extern "C" {
 
 enum {
     AQ_TLS_JOB_BYTES = 65, /* a job's name in certificates: 1 to 64 of A-Z a-z 0-9 . _ -, and the zero */
-    AQ_TLS_URI_BYTES = 128,
+    AQ_TLS_HOST_BYTES = 64, /* a host's: 1 to 63 of a-z 0-9 . _ - :, the first a letter, a digit or ':'             */
+    AQ_TLS_URI_BYTES = 160,
     AQ_TLS_PRINT_BYTES = 65, /* SHA-256 in hexadecimal digits, and the zero */
     AQ_TLS_TEXT_BYTES = 512,
     AQ_TLS_PATH_BYTES = 4096
@@ -57,8 +58,9 @@ struct aq_tls_name {
 const char *aq_tls_uri(const struct aq_tls_name *name, char out[AQ_TLS_URI_BYTES]);
 /* And back, of `bytes` bytes. False: not of this form, to the letter. */
 bool aq_tls_uri_read(const char *text, size_t bytes, struct aq_tls_name *out);
-/* May a job be called so in certificates? */
+/* May a job, or a daemon's host, be called so in certificates? */
 bool aq_tls_job_good(const char *job);
+bool aq_tls_host_good(const char *host);
 /* The file of a name in a folder: "stage-3.pem". */
 const char *aq_tls_file(enum aq_tls_role role, uint32_t stage, char out[32]);
 
