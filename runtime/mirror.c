@@ -24,12 +24,15 @@
 #include "run_folder.h"
 
 enum {
-    LANES = 4,                   /* two edges, out and in                      */
-    JOBS = 8,                    /* of a lane: a window, an opening, an ending */
-    RING_SLOTS = LANES * JOBS,   /* a power of two                             */
-    HEADER_BYTES_MAX = 16 << 20, /* of a file beside its values                */
-    PIECE_BYTES_MIN = 4096,      /* or what a body holds                       */
-    PIECE_MS = 5                 /* of the link's rate                         */
+    LANES = 4,                 /* two edges, out and in                      */
+    JOBS = 8,                  /* of a lane: a window, an opening, an ending */
+    RING_SLOTS = LANES * JOBS, /* a power of two                             */
+    HEADER_BYTES = 64 << 10,   /* at most, of a file beside its values ...   */
+    LAYER_BYTES = 16 << 10,    /* ... and of each layer: 64 tensors of 256   */
+    PIECE_BYTES_MIN = 4096,    /* or what a body holds                       */
+    NAME_BYTES = 64,
+    PIECE_MS = 5,   /* of the link's rate                         */
+    STEPS_MAX = 256 /* folders looked at for leftovers            */
 };
 
 enum op { OP_PIECE = 1, OP_TAKEN, OP_END, OP_KEPT, OP_WANT, OP_NONE };
@@ -53,6 +56,7 @@ struct lane {
     bool sends, active;
     bool own; /* this stage's own file: sent to its keeper, or fetched back from there */
     uint64_t step;
+    const char *folder; /* of all checkpoints */
     char path[AQ_RUN_PATH_BYTES], partial[AQ_RUN_PATH_BYTES];
     /* The thread's while a job is out. */
     int file;
@@ -67,13 +71,17 @@ struct lane {
     bool end_sent;
     /* The receiver's: */
     uint64_t next; /* offset of the next piece */
+    uint64_t kept; /* step of the newest copy that the neighbour has brought to its end, of this process */
     bool ending;
+    bool wanted; /* sender: the neighbour has fetched its copy: once is enough */
     struct job jobs[JOBS];
     uint32_t job_count, jobs_out;
 };
 
 struct aq_mirror {
     struct aq_mirror_config config;
+    uint64_t due, due_next; /* aq_mirror_due */
+    bool training;
     uint32_t piece_bytes[2]; /* by edge: in, out */
     struct lane lanes[LANES];
     enum aq_status done; /* of the last send or fetch of one's own file */
@@ -86,6 +94,25 @@ struct aq_mirror {
 };
 
 /* ---- the thread ---- */
+
+/*
+ * What a copy of an earlier step left that was never whole: only the file that this room makes, and its folder where
+ * nothing else is in it. Best effort: it is in nobody's way.
+ */
+static void remove_leftovers(const struct lane *lane)
+{
+    uint64_t steps[STEPS_MAX];
+    uint32_t count = 0;
+    char name[NAME_BYTES], path[AQ_RUN_PATH_BYTES];
+    if (lane->own || aq_run_marks(lane->folder, steps, STEPS_MAX, &count) != AQ_OK) return;
+    for (uint32_t i = 0; i < count; i++) {
+        if (steps[i] >= lane->step) continue;
+        snprintf(name, sizeof name, "%" PRIu64 "/mirror-stage-%u.safetensors.partial", steps[i], lane->peer);
+        if (aq_run_path(lane->folder, name, path) != AQ_OK || unlink(path) != 0) continue;
+        *strrchr(path, '/') = 0;
+        (void)rmdir(path);
+    }
+}
 
 static enum aq_status lane_open_file(struct lane *lane)
 {
@@ -103,6 +130,7 @@ static enum aq_status lane_open_file(struct lane *lane)
     char folder[AQ_RUN_PATH_BYTES];
     snprintf(folder, sizeof folder, "%.*s", (int)(strrchr(lane->path, '/') - lane->path), lane->path);
     AQ_TRY(aq_run_make_folder(folder));
+    remove_leftovers(lane);
     lane->file = open(lane->partial, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     return lane->file < 0 ? aq_fail_errno("mirror", "%s: cannot be made", lane->partial) : AQ_OK;
 }
@@ -195,7 +223,7 @@ static void job_give(struct aq_mirror *mirror, struct lane *lane, const struct j
 
 static enum aq_status lane_begin(struct aq_mirror *mirror, struct lane *lane, bool own, uint64_t step)
 {
-    char name[64];
+    char name[NAME_BYTES];
     /* A copy lies at the keeper: where the file is sent from when it is not one's own, and stored where it is not. */
     const char *kind = own ? "" : "mirror-";
     const uint32_t rank = own ? mirror->config.rank : lane->peer;
@@ -303,6 +331,7 @@ static enum aq_status jobs_done(struct aq_mirror *mirror)
         if (job->kind == JOB_FINISH) {
             aq_log("mirror", 2, "stage %u's checkpoint of step %" PRIu64 " is here",
                    lane->own ? mirror->config.rank : lane->peer, lane->step);
+            if (!lane->own) lane->kept = lane->step;
             lane_end(mirror, lane, AQ_OK);
         }
     }
@@ -314,8 +343,9 @@ static enum aq_status jobs_done(struct aq_mirror *mirror)
 /* The longest file that a stage of this job can have. */
 static uint64_t file_bytes_max(const struct aq_plan *plan, uint32_t rank)
 {
-    const uint64_t parameters = plan->stages[rank % plan->stage_count].size.parameters;
-    return parameters * sizeof(float) + aq_plan_optimizer_bytes(plan, parameters) + HEADER_BYTES_MAX;
+    const struct aq_plan_stage *stage = &plan->stages[rank % plan->stage_count];
+    const uint64_t parameters = stage->size.parameters, layers = stage->layer_end - stage->layer_first;
+    return parameters * sizeof(float) + aq_plan_optimizer_bytes(plan, parameters) + HEADER_BYTES + layers * LAYER_BYTES;
 }
 
 uint32_t aq_mirror_keeper(const struct aq_plan *plan, uint32_t rank)
@@ -331,20 +361,54 @@ static enum aq_status wrong(const struct lane *lane, const struct aq_frame *fram
                    lane->peer, frame->flags, frame->step, frame->argument, frame->body_bytes);
 }
 
+/* The step of the copy that may come in this lane now; 0: none. The one before it must be here first. */
+static uint64_t lane_due(const struct aq_mirror *mirror, const struct lane *lane)
+{
+    if (lane->kept < mirror->due) return mirror->due;
+    return lane->kept < mirror->due_next ? mirror->due_next : 0;
+}
+
+/* A neighbour's copy begins: is it one that this stage keeps, and due? */
+static enum aq_status copy_begin(struct aq_mirror *mirror, struct lane *lane, const struct aq_frame *frame)
+{
+    const uint64_t due = lane_due(mirror, lane);
+    if (aq_mirror_keeper(mirror->config.plan, lane->peer) != mirror->config.rank || frame->argument != 0)
+        return wrong(lane, frame);
+    if (due == 0 || frame->step != due) {
+        if (frame->body) aq_edge_mirror_release(lane->edge, frame->body);
+        return aq_fail(AQ_PROTO, "mirror",
+                       "stage %u sends its checkpoint of step %" PRIu64 " to stage %u, where %s%.0" PRIu64 " is due",
+                       lane->peer, frame->step, mirror->config.rank, due ? "that of step " : "none", due);
+    }
+    return lane_begin(mirror, lane, false, frame->step);
+}
+
 static enum aq_status piece_in(struct aq_mirror *mirror, struct lane *lane, const struct aq_frame *frame)
 {
     const struct aq_plan *plan = mirror->config.plan;
-    const uint32_t rank = lane->active && lane->own ? mirror->config.rank : lane->peer;
-    if (!lane->active && frame->argument == 0 && aq_mirror_keeper(plan, lane->peer) == mirror->config.rank)
-        AQ_TRY(lane_begin(mirror, lane, false, frame->step));
-    if (!lane->active || lane->ending || frame->body_bytes == 0 || frame->step != lane->step ||
-        frame->argument != lane->next || lane->next + frame->body_bytes > file_bytes_max(plan, rank) ||
-        lane->jobs_out >= AQ_MIRROR_WINDOW)
+    const uint32_t piece_bytes = mirror->piece_bytes[(lane - mirror->lanes) / 2];
+    if (!lane->active) AQ_TRY(copy_begin(mirror, lane, frame));
+    const uint32_t rank = lane->own ? mirror->config.rank : lane->peer;
+    /* Only the last piece is shorter: what comes behind it does not begin at a multiple. */
+    if (lane->ending || frame->body_bytes == 0 || frame->body_bytes > piece_bytes || frame->step != lane->step ||
+        frame->argument != lane->next || lane->next % piece_bytes != 0 ||
+        lane->next + frame->body_bytes > file_bytes_max(plan, rank) || lane->jobs_out >= AQ_MIRROR_WINDOW)
         return wrong(lane, frame);
     const struct job job = {.kind = JOB_WRITE, .body = frame->body, .count = frame->body_bytes};
     lane->next += frame->body_bytes;
     job_give(mirror, lane, &job);
     return AQ_OK;
+}
+
+/* The neighbour asks for the copy of its file: only of the step that all go on from, before training, once. */
+static enum aq_status want_in(struct aq_mirror *mirror, struct lane *lane, const struct aq_frame *frame)
+{
+    const struct aq_mirror_config *config = &mirror->config;
+    if (lane->active || lane->wanted || mirror->training || frame->body_bytes || config->resumed == 0 ||
+        frame->step != config->resumed || aq_mirror_keeper(config->plan, lane->peer) != config->rank)
+        return wrong(lane, frame);
+    lane->wanted = true;
+    return lane_begin(mirror, lane, false, frame->step);
 }
 
 static enum aq_status end_in(struct aq_mirror *mirror, struct lane *lane, const struct aq_frame *frame)
@@ -369,18 +433,17 @@ static enum aq_status frame_in(struct aq_mirror *mirror, uint32_t side, const st
     case OP_END:
         return end_in(mirror, from, frame);
     case OP_TAKEN:
-        if (!to->active || frame->body_bytes || to->taken == to->sent) break;
+        if (!to->active || frame->body_bytes || frame->step != to->step || to->taken == to->sent) break;
         to->taken++;
         return AQ_OK;
     case OP_KEPT:
-        if (!to->active || frame->body_bytes || !to->end_sent) break;
+        if (!to->active || frame->body_bytes || frame->step != to->step || !to->end_sent) break;
         lane_end(mirror, to, AQ_OK);
         return AQ_OK;
     case OP_WANT:
-        if (to->active || to->jobs_out || frame->body_bytes) break;
-        return lane_begin(mirror, to, false, frame->step);
+        return want_in(mirror, to, frame);
     case OP_NONE:
-        if (!from->active || !from->own || frame->body_bytes || from->next > 0) break;
+        if (!from->active || !from->own || frame->body_bytes || frame->step != from->step || from->next > 0) break;
         lane_end(mirror, from, AQ_NOTFOUND);
         return AQ_OK;
     default:
@@ -414,7 +477,7 @@ void aq_mirror_send(struct aq_mirror *mirror, uint64_t step)
     const struct aq_mirror_config *config = &mirror->config;
     struct lane *lane = lane_of(mirror, side_of_keeper(config), true);
     AQ_ASSERT(mirror->done != AQ_AGAIN);
-    if (lane->active) /* WANT is for before the first step: a neighbour that asks later breaks the rules */
+    if (lane->active) /* it asked for its copy before the first step, and does not take it */
         mirror->done = aq_fail(AQ_PROTO, "mirror", "stage %u fetches a copy while checkpoints are made", lane->peer);
     else
         mirror->done = lane_begin(mirror, lane, true, step);
@@ -429,6 +492,17 @@ enum aq_status aq_mirror_fetch(struct aq_mirror *mirror, uint64_t step)
     AQ_TRY(lane_begin(mirror, lane, true, step));
     mirror->done = AQ_AGAIN;
     return say(lane, OP_WANT, 0);
+}
+
+void aq_mirror_due(struct aq_mirror *mirror, uint64_t now, uint64_t next)
+{
+    mirror->due = now;
+    mirror->due_next = next;
+}
+
+void aq_mirror_train(struct aq_mirror *mirror)
+{
+    mirror->training = true;
 }
 
 enum aq_status aq_mirror_done(const struct aq_mirror *mirror)
@@ -456,8 +530,11 @@ enum aq_status aq_mirror_open(const struct aq_mirror_config *config, struct aq_m
     enum aq_status status;
     mirror->config = *config;
     for (uint32_t i = 0; i < LANES; i++)
-        mirror->lanes[i] = (struct lane){
-            .edge = edges[i / 2], .peer = config->rank + (i / 2 ? 1 : -1u), .sends = i % 2 == 0, .file = -1};
+        mirror->lanes[i] = (struct lane){.edge = edges[i / 2],
+                                         .folder = config->folder,
+                                         .peer = config->rank + (i / 2 ? 1 : -1u),
+                                         .sends = i % 2 == 0,
+                                         .file = -1};
     mirror->memory_bytes = aq_mirror_measure((config->in != NULL) + (config->out != NULL));
     AQ_TRY_GOTO(aq_map(mirror->memory_bytes, &mirror->memory), out);
     uint8_t *places = mirror->memory;

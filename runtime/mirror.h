@@ -11,7 +11,9 @@
  * them, so that a busy link does not starve it); a stage that waits sends as fast as the link goes. Disk is touched by
  * a thread of this room alone.
  *
- * Frames are of kind MIRROR (docs/FRAME.md). What comes is believed after every check only: order, bounds, digest.
+ * Frames are of kind MIRROR (docs/FRAME.md). What comes is believed after every check only: the step that is due,
+ * order, bounds, digest. A neighbour that sends anything else is told so and the run ends (AQ_PROTO): one file a side
+ * and due step is all that it can bring to this disk, no longer than the plan lets its checkpoint be.
  *
  * Locking: all calls from the exec thread.
  */
@@ -39,6 +41,7 @@ struct aq_mirror_config {
     uint32_t rank;
     struct aq_edge *in, *out; /* NULL: no neighbour there */
     struct aq_bell *bell;     /* rung when the disk is done */
+    uint64_t resumed;         /* the step that all stages go on from, of which a copy may be wanted; 0: none */
 };
 
 /* Who keeps the copies of this rank: a neighbour in the same replica of the pipeline, of at least two stages. */
@@ -47,6 +50,15 @@ uint32_t aq_mirror_keeper(const struct aq_plan *plan, uint32_t rank);
 /* At least one edge. AQ_NOMEM. */
 enum aq_status aq_mirror_open(const struct aq_mirror_config *config, struct aq_mirror **out);
 void aq_mirror_close(struct aq_mirror *mirror); /* gives up what is on its way; NULL is fine */
+
+/*
+ * The copies that neighbours may send: of `now`, the checkpoint that this stage has begun last, and when that has come
+ * of `next`, the one that may be begun before this stage says more. 0: none. Each is taken once.
+ */
+void aq_mirror_due(struct aq_mirror *mirror, uint64_t now, uint64_t next);
+
+/* The first step begins: nobody fetches a copy any more. */
+void aq_mirror_train(struct aq_mirror *mirror);
 
 /* Send this stage's file of `step`, which is on the disk, to its keeper. None may be on its way. */
 void aq_mirror_send(struct aq_mirror *mirror, uint64_t step);

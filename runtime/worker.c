@@ -381,13 +381,13 @@ static enum aq_status train(struct aq_worker *w)
         w->step++;
         const bool end = w->step == plan->steps;
         w->stopped = w->last_step && !end;
-        const bool last = end || w->last_step;
+        w->final = end || w->last_step;
         if (due(&w->job->train.evaluate_every, w->step, plan->steps_per_epoch) || end) AQ_TRY(aq_worker_evaluate(w));
-        if (last || due(&w->job->checkpoint.every, w->step, plan->steps_per_epoch)) {
+        if (aq_worker_mark_is_due(w)) {
             AQ_TRY(aq_worker_agree(w));
             AQ_TRY(aq_worker_mark_begin(w));
         }
-        if (last) break;
+        if (w->final) break;
     }
     return aq_worker_mark_wait(w);
 }
@@ -477,6 +477,7 @@ enum aq_status aq_worker_run(struct aq_control *control)
     json_decref(message);
     w.go_ns = aq_clock_ns();
     w.waiting = false;
+    if (w.mirror) aq_mirror_train(w.mirror);
     AQ_TRY_GOTO(train(&w), out);
     status = finish(&w);
 out:

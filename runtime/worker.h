@@ -152,6 +152,7 @@ struct aq_worker {
     uint64_t silence_ns; /* longest wait for a neighbour */
     uint64_t outages_ns; /* all links, one after the other: how long outages may last */
     bool last_step;      /* somebody asked for a stop: this step is the last */
+    bool final;          /* the last step is done: its checkpoint is the last */
     bool stopped;
     struct aq_loss_scale loss_scale;
     uint32_t skipped_in_row;
@@ -272,6 +273,9 @@ enum aq_status aq_worker_mark_open(struct aq_worker *worker);
  * and cache. Training goes on while it is written; one that is still under way is waited for first.
  */
 enum aq_status aq_worker_mark_begin(struct aq_worker *worker);
+
+/* worker_mark.c: is a checkpoint due after worker->step steps? */
+bool aq_worker_mark_is_due(const struct aq_worker *worker);
 
 /* worker_mark.c: what the disk has done meanwhile; why a checkpoint failed. Called with every pump. */
 enum aq_status aq_worker_mark_advance(struct aq_worker *worker);

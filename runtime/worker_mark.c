@@ -64,9 +64,37 @@ static enum aq_status say_mark(struct aq_worker *w)
     return aq_control_send(w->control, json_pack("{s:s, s:I}", "event", "mark", "step", (json_int_t)w->mark_step));
 }
 
+static bool mark_due(const struct aq_worker *w, uint64_t step)
+{
+    const struct aq_job_every *every = &w->job->checkpoint.every;
+    const uint64_t steps = every->epochs ? every->count * w->plan->steps_per_epoch : every->count;
+    return step == w->plan->steps || (steps > 0 && step % steps == 0);
+}
+
+bool aq_worker_mark_is_due(const struct aq_worker *w)
+{
+    return w->final || mark_due(w, w->step);
+}
+
+/*
+ * The checkpoint that a neighbour may begin before this stage does: of the step that has just ended here, or of the one
+ * under way. No stage ends a step before all of its pipeline have given their part of the norm, and then all know
+ * whether it is the last.
+ */
+static uint64_t mark_next(const struct aq_worker *w)
+{
+    const uint64_t newest = w->mark_step > w->resumed_at ? w->mark_step : w->resumed_at;
+    if (w->step > newest && aq_worker_mark_is_due(w)) return w->step;
+    if (w->final) return 0;
+    return w->last_step || mark_due(w, w->step + 1) ? w->step + 1 : 0;
+}
+
 enum aq_status aq_worker_mark_advance(struct aq_worker *w)
 {
-    if (w->mirror) AQ_TRY(aq_mirror_pump(w->mirror, w->waiting));
+    if (w->mirror) {
+        aq_mirror_due(w->mirror, w->mark_step, w->go_ns ? mark_next(w) : 0);
+        AQ_TRY(aq_mirror_pump(w->mirror, w->waiting));
+    }
     if (w->marking == AQ_MARK_WRITING) {
         enum aq_status status = aq_checkpoint_writer_done(w->writer);
         if (status == AQ_OK && w->cache) status = aq_cache_mark_done(w->cache);
@@ -170,8 +198,13 @@ static enum aq_status fetch_copy(struct aq_worker *w)
 
 enum aq_status aq_worker_mirror_open(struct aq_worker *w)
 {
-    const struct aq_mirror_config config = {
-        .plan = w->plan, .folder = w->checkpoint_folder, .rank = w->rank, .in = w->in, .out = w->out, .bell = w->bell};
+    const struct aq_mirror_config config = {.plan = w->plan,
+                                            .folder = w->checkpoint_folder,
+                                            .rank = w->rank,
+                                            .in = w->in,
+                                            .out = w->out,
+                                            .bell = w->bell,
+                                            .resumed = w->resumed_at};
     if (!w->job->checkpoint.mirror) return AQ_OK;
     AQ_TRY(aq_mirror_open(&config, &w->mirror));
     w->waiting = true; /* until the first step */
