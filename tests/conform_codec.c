@@ -123,7 +123,10 @@ static void test_aqsgd_invariant_holds_for_every_config_and_store(void **state)
                 config.store = (enum aq_codec_precision)store;
                 if (config.grid == AQ_GRID_MIDTREAD && bits == 1) continue;
                 const uint32_t *shape = shapes[runs % 8];
-                run_edge(&config, shape[0], shape[1], number < 12 ? 30 : 6);
+                /* One bit at random over a store of two does not contract: soon the sample is sent raw, as it should
+                 * be. */
+                const bool grows = bits == 1 && store == AQ_PRECISION_Q2 && config.rounding == AQ_ROUND_STOCHASTIC;
+                run_edge(&config, shape[0], shape[1], grows ? 4 : number < 12 ? 30 : 6);
                 runs++;
             }
         }

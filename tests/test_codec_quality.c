@@ -231,6 +231,50 @@ static void test_delta_error_shrinks_with_the_delta(void **state)
     end_close(&end);
 }
 
+/* ||x^ - a|| / ||a|| of the eighth visit of samples that move a little less each time; two channels `loud` times the
+ * rest. */
+static double error_after_visits(enum aq_codec_precision store, float loud)
+{
+    struct aq_codec_config config;
+    struct end end;
+    double last = 0;
+    void *memory = NULL;
+    aq_codec_config_default(&config, AQ_CODEC_AQSGD, 4);
+    config.store = store;
+    end_open(&end, &config, 16, 512);
+    fill(end.a, end.values, SHAPE_GAUSS, 1.0f, 15);
+    assert_int_equal(aq_alloc(4 * end.values, &memory), AQ_OK);
+    float *drift = memory;
+    for (uint32_t visit = 0; visit < 8; visit++) {
+        struct aq_codec_result result;
+        fill(drift, end.values, SHAPE_GAUSS, 0.02f / (float)(visit + 1), 300 + visit);
+        for (size_t e = 0; e < end.values; e++) {
+            const bool loudly = e % 512 == 7 || e % 512 == 300;
+            if (visit == 0 && loudly) end.a[e] *= loud;
+            end.a[e] += loudly ? loud * drift[e] : drift[e];
+        }
+        assert_int_equal(aq_codec_encode(end.codec, end.a, visit == 0 ? NULL : end.m, NULL, end.body,
+                                         aq_codec_bound(end.codec), NULL, end.m, &result, NULL),
+                         AQ_OK);
+        last = relative(result.sum_error2, result.sum_a2);
+    }
+    aq_free(memory);
+    end_close(&end);
+    return last;
+}
+
+/* A store that clips hands what it lost of the largest values on to every delta to come. */
+static void test_stores_of_few_bits_do_not_clip(void **state)
+{
+    (void)state;
+    const double q4 = error_after_visits(AQ_PRECISION_Q4, 1.0f), q2 = error_after_visits(AQ_PRECISION_Q2, 1.0f);
+    const double q4_loud = error_after_visits(AQ_PRECISION_Q4, 50.0f),
+                 whole = error_after_visits(AQ_PRECISION_FP16, 1.0f);
+    printf("relative error after 8 visits, 4 bits: fp16 %.4f, q4 %.4f, q2 %.4f; two loud channels: q4 %.4f\n", whole,
+           q4, q2, q4_loud);
+    assert_true(q4 < 0.015 && q4_loud < 0.06 && q2 < 0.05);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -241,6 +285,7 @@ int main(void)
         cmocka_unit_test(test_bias_is_zero_but_for_the_signed_grid),
         cmocka_unit_test(test_stochastic_rounding_is_unbiased_value_by_value),
         cmocka_unit_test(test_delta_error_shrinks_with_the_delta),
+        cmocka_unit_test(test_stores_of_few_bits_do_not_clip),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -161,6 +161,8 @@ uint64_t aq_codec_config_digest(const struct aq_codec_config *config)
         words[9] = (uint32_t)config->prescale_log2;
         words[10] = sparse(config) ? aq_bits_of(config->top_k) : 0;
         if (config->kind == AQ_CODEC_AQSGD) words[11] = (uint32_t)config->store << 8 | (uint32_t)config->keyframe;
+        if (config->kind == AQ_CODEC_AQSGD && config->store > AQ_PRECISION_Q8)
+            words[11] |= 1u << 16; /* s of Q4 and Q2 is the row's maximum; it was smaller once */
     }
     uint8_t bytes[sizeof words]; /* little endian, so that both ends agree on any machine */
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {

@@ -70,8 +70,6 @@ void aq_codec_plan_of(const struct aq_codec *codec, struct aq_cuda_codec_plan *o
     out->limit = aq_store_limit(warm ? config->store : AQ_PRECISION_FP32);
     if (!warm) return;
     out->store = (uint32_t)config->store;
-    if (config->store > AQ_PRECISION_BF16)
-        out->store_gauss = aq_scale_gauss(AQ_GRID_MIDRISE, aq_precision_bits(config->store));
     out->measure_part = aq_codec_measures_part(codec);
 }
 

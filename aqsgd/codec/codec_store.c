@@ -2,11 +2,8 @@
  * codec_store.c -- streams of codes, and the rows of stored messages.
  *
  * The quantizer of Q8, Q4 and Q2 messages is a part of decode: both ends must get the same m' from the same x^. So its
- * scale is made of operations that are exact in any order (the maximum) or have a stated order (docs/FORMAT.md, stored
- * messages).
+ * scale is the row's largest magnitude, which is exact in any order (docs/FORMAT.md, stored messages).
  */
-#include <math.h>
-
 #include "codec/codec_internal.h"
 
 void aq_code_writer_init(struct aq_code_writer *writer, const struct aq_codec_kernels *kernels, uint8_t *scratch,
@@ -116,11 +113,7 @@ bool aq_store_write_q(const struct aq_codec *codec, enum aq_codec_precision prec
     struct aq_span span;
     struct aq_quant quant;
     codec->kernels->span(x, codec->columns, &span);
-    float s = aq_float_of(span.peak);
-    if (bits < 8 && span.sum_square >= 1e-30f && isfinite(span.sum_square)) {
-        const float bell = aq_scale_gauss(AQ_GRID_MIDRISE, bits) * sqrtf(span.sum_square / (float)codec->columns);
-        s = bell < s ? bell : s;
-    }
+    float s = aq_float_of(span.peak); /* what m loses is a part of the next delta: nothing is clipped */
     if (!aq_quant_scale(AQ_GRID_MIDRISE, bits, 0, s, &quant)) return false;
     if (quant.inverse == 0.0f) { /* too small for a step: all zero */
         s = 0.0f;

@@ -58,7 +58,6 @@ struct aq_cuda_codec_plan {
     int32_t prescale_log2;
     float low, high;
     float gauss, laplace, shrink; /* of this grid and these bits: codec_scale.c */
-    float store_gauss;            /* of the store's bits, where it is Q4 or Q2 */
     uint8_t stochastic, hadamard, rise, bitmap, sparse, warm /* kind is aqsgd */, measure_part /* some rows only */;
 };
 

@@ -311,14 +311,9 @@ static __device__ inline bool row_unit(uint32_t precision, const uint8_t *from, 
 }
 
 /* The scale of a row to be stored as Q: codec_store.c, aq_store_write_q. False where |x| is not finite. */
-static __device__ inline bool store_scale(const struct aq_cuda_codec_plan &plan, const struct span &span, uint32_t bits,
-                                          float *s, struct step *step)
+static __device__ inline bool store_scale(const struct span &span, uint32_t bits, float *s, struct step *step)
 {
     *s = __uint_as_float(span.peak);
-    if (bits < 8 && span.sum_square >= 1e-30f && is_finite(span.sum_square)) {
-        const float rms = __fsqrt_rn(__fdiv_rn(span.sum_square, (float)plan.columns));
-        *s = smaller(__fmul_rn(plan.store_gauss, rms), *s);
-    }
     if (!step_of_scale(AQ_GRID_MIDRISE, bits, 0, *s, step)) return false;
     if (step->inverse == 0.0f) {
         *s = 0.0f;

@@ -226,7 +226,7 @@ static __device__ inline bool row_store_q(const struct aq_cuda_codec_plan &plan,
     const struct span span = row_span(row, row.x, plan.columns);
     struct step step;
     float s;
-    if (!store_scale(plan, span, bits, &s, &step)) return false;
+    if (!store_scale(span, bits, &s, &step)) return false;
     if (row.lane == 0) bytes_write(message + 4 * (uint64_t)row.number, __float_as_uint(s), 4);
     for (uint32_t c = row.lane; c < plan.columns; c += WARP) {
         const int i = quantize_nearest(row.x[c], step.inverse, grid);

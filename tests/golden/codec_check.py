@@ -71,15 +71,6 @@ def message_write(x, kind):
     for row in x:
         a = np.max(np.abs(row))
         s = a
-        if bits < 8:
-            p = [F(0)] * 32
-            for c, v in enumerate(row):
-                p[c % 32] = p[c % 32] + v * v
-            for width in (16, 8, 4, 2, 1):
-                for j in range(width):
-                    p[j] = p[j] + p[j + width]
-            if F(1e-30) <= p[0] and np.isfinite(p[0]):
-                s = min(a, (F(2.681) if bits == 4 else F(1.992)) * np.sqrt(p[0] / F(cols)))
         unit = s * power(-bits)
         inverse = F(1) / (F(2) * unit)
         if not np.isfinite(inverse):
