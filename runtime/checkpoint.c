@@ -20,6 +20,19 @@ enum aq_status aq_checkpoint_path(const char *folder, uint64_t step, uint32_t ra
     return AQ_OK;
 }
 
+/* Below the folder of all checkpoints. */
+static void file_name(uint64_t step, uint32_t rank, char name[NAME_BYTES])
+{
+    snprintf(name, NAME_BYTES, "%" PRIu64 "/stage-%u.safetensors", step, rank);
+}
+
+enum aq_status aq_checkpoint_open(const char *folder, uint64_t step, uint32_t rank, struct aq_weights **out)
+{
+    char name[NAME_BYTES];
+    file_name(step, rank, name);
+    return aq_weights_open_in(folder, name, out);
+}
+
 /* A view of device memory for the host: itself, or a copy that the caller unmaps. */
 static enum aq_status host_view(struct aq_device *device, const float *values, uint64_t count, const float **view,
                                 void **copy)
@@ -113,7 +126,6 @@ static uint64_t tensor_floats(const struct aq_weights_tensor *tensor)
 struct aq_checkpoint_file {
     struct aq_checkpoint checkpoint;
     uint64_t step;
-    char path[PATH_BYTES];
     struct table table;
     struct aq_weights_writer *writer; /* NULL: not begun */
 };
@@ -123,9 +135,10 @@ static enum aq_status file_begin(struct aq_checkpoint_file *file)
 {
     const struct aq_checkpoint *c = &file->checkpoint;
     const struct table *table = &file->table;
-    char folder[PATH_BYTES], hash[20], job[20], digest[20], number[24], rank[16], kin[20], replicas[16];
-    snprintf(folder, sizeof folder, "%.*s", (int)(strrchr(file->path, '/') - file->path), file->path);
-    AQ_TRY(aq_run_make_folder(folder));
+    char name[NAME_BYTES], hash[20], job[20], digest[20], number[24], rank[16], kin[20], replicas[16];
+    snprintf(number, sizeof number, "%" PRIu64, file->step);
+    AQ_TRY(aq_run_make_folder(c->folder));
+    AQ_TRY(aq_file_make_folder(c->folder, number));
     uint64_t all = 0;
     for (uint32_t i = 0; i < table->count + table->states; i++)
         all = aq_digest_seeded(table->tensors[i].values, tensor_floats(&table->tensors[i]) * sizeof(float), all);
@@ -134,7 +147,7 @@ static enum aq_status file_begin(struct aq_checkpoint_file *file)
     snprintf(replicas, sizeof replicas, "%u", c->plan->replicas);
     snprintf(job, sizeof job, "%016" PRIx64, c->plan->job_digest);
     snprintf(digest, sizeof digest, "%016" PRIx64, all);
-    snprintf(number, sizeof number, "%" PRIu64, file->step);
+    file_name(file->step, c->rank, name);
     snprintf(rank, sizeof rank, "%u", c->rank);
     const char *const metadata[] = {"format",     "aqpipe checkpoint 1",
                                     "plan_hash",  hash,
@@ -145,7 +158,8 @@ static enum aq_status file_begin(struct aq_checkpoint_file *file)
                                     "stage",      rank,
                                     "digest",     digest,
                                     NULL};
-    return aq_weights_writer_open(file->path, table->tensors, table->count + table->states, metadata, &file->writer);
+    return aq_weights_writer_open(c->folder, name, table->tensors, table->count + table->states, metadata,
+                                  &file->writer);
 }
 
 enum aq_status aq_checkpoint_file_open(const struct aq_checkpoint *c, uint64_t step, const float *snapshot,
@@ -156,8 +170,7 @@ enum aq_status aq_checkpoint_file_open(const struct aq_checkpoint *c, uint64_t s
     struct aq_checkpoint_file *file = memory;
     file->checkpoint = *c;
     file->step = step;
-    enum aq_status status = aq_checkpoint_path(c->folder, step, c->rank, file->path);
-    if (status == AQ_OK) status = table_open(c, snapshot, &file->table);
+    const enum aq_status status = table_open(c, snapshot, &file->table);
     if (status == AQ_OK)
         *out = file;
     else
@@ -308,7 +321,7 @@ enum aq_status aq_checkpoint_read(const struct aq_checkpoint *c, uint64_t step)
     const uint64_t bytes = longest_bytes(c);
     enum aq_status status;
     AQ_TRY(aq_checkpoint_path(c->folder, step, c->rank, path));
-    AQ_TRY_GOTO(aq_weights_open(path, &weights), out);
+    AQ_TRY_GOTO(aq_checkpoint_open(c->folder, step, c->rank, &weights), out);
     AQ_TRY_GOTO(headers_check(c, weights, path, step), out);
     AQ_TRY_GOTO(aq_map(bytes, &staging), out);
     AQ_TRY_GOTO(load_all(c, weights, path, staging), out);
@@ -383,9 +396,7 @@ enum aq_status aq_checkpoint_join(const char *folder, uint64_t step, uint32_t st
     enum aq_status status = AQ_OK;
     AQ_ASSERT(stages <= AQ_JOB_STAGES_MAX);
     for (uint32_t s = 0; s < stages; s++) {
-        char from[PATH_BYTES];
-        AQ_TRY_GOTO(aq_checkpoint_path(folder, step, s, from), out);
-        AQ_TRY_GOTO(aq_weights_open(from, &join.files[s]), out);
+        AQ_TRY_GOTO(aq_checkpoint_open(folder, step, s, &join.files[s]), out);
         AQ_TRY_GOTO(join_file(&join, join.files[s], false, &join.floats), out);
     }
     AQ_TRY_GOTO(aq_alloc(join.count * sizeof *join.tensors, &tensors), out);

@@ -24,6 +24,7 @@
 #include "aqsgd/grad.h"
 #include "plan.h"
 #include "stages/stage.h"
+#include "stages/weights.h"
 
 struct aq_checkpoint {
     const char *folder; /* of all checkpoints */
@@ -61,6 +62,9 @@ enum aq_status aq_checkpoint_read(const struct aq_checkpoint *checkpoint, uint64
 
 /* Of the file of a rank, into path (4096 bytes). AQ_INVAL: too long. */
 enum aq_status aq_checkpoint_path(const char *folder, uint64_t step, uint32_t rank, char *path);
+
+/* Open that file; no part of its name below `folder` may be a link. As aq_weights_open_in. */
+enum aq_status aq_checkpoint_open(const char *folder, uint64_t step, uint32_t rank, struct aq_weights **out);
 
 /* checkpoint_reshard.c: the replicas of the run that wrote this checkpoint, where it is this run but for their count;
  * 0: it is not, or not here. */

@@ -43,7 +43,7 @@ static enum aq_status open_file(const struct aq_checkpoint *c, uint64_t step, ui
 {
     char kin[20], number[24], stage[16], replicas[16];
     AQ_TRY(aq_checkpoint_path(c->folder, step, rank, files->path));
-    AQ_TRY(aq_weights_open(files->path, out));
+    AQ_TRY(aq_checkpoint_open(c->folder, step, rank, out));
     snprintf(kin, sizeof kin, "%016" PRIx64, c->plan->kin);
     snprintf(number, sizeof number, "%" PRIu64, step);
     snprintf(stage, sizeof stage, "%u", rank);
@@ -59,7 +59,8 @@ uint32_t aq_checkpoint_replicas(const struct aq_checkpoint *c, uint64_t step)
     char kin[20], hash[20], path[4096];
     struct aq_weights *weights;
     if (aq_checkpoint_path(c->folder, step, c->rank % c->plan->stage_count, path) != AQ_OK) return 0;
-    if (access(path, R_OK) != 0 || aq_weights_open(path, &weights) != AQ_OK) {
+    if (access(path, R_OK) != 0 ||
+        aq_checkpoint_open(c->folder, step, c->rank % c->plan->stage_count, &weights) != AQ_OK) {
         aq_error_clear(); /* the reader of this rank's own file tells what is wrong */
         return 0;
     }

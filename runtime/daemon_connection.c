@@ -265,16 +265,15 @@ static enum aq_status tell_status(struct daemon *daemon, struct connection *conn
 static enum aq_status tell_log(struct daemon *daemon, struct connection *connection, const json_t *message)
 {
     uint32_t rank;
-    char name[48], path[AQ_RUN_PATH_BYTES];
+    char name[48];
     uint64_t bytes = aq_control_u64_or(message, "bytes", 16384);
     AQ_TRY(aq_control_get_u32(message, "rank", &rank));
     if (bytes > LOG_BYTES_ASKED_MAX) bytes = LOG_BYTES_ASKED_MAX;
     if (daemon->run[0] == 0) return refuse(daemon, connection, "it has had no job yet");
     snprintf(name, sizeof name, "logs/stage-%u.log", rank);
-    AQ_TRY(aq_run_path(daemon->run, name, path));
     char *text;
     size_t count;
-    if (aq_run_read(path, 2 * DAEMON_LOG_BYTES_MAX, &text, &count) != AQ_OK)
+    if (aq_run_read_in(daemon->run, name, 2 * DAEMON_LOG_BYTES_MAX, &text, &count) != AQ_OK)
         return refuse(daemon, connection, "there is no log of this stage");
     const size_t skip = count > bytes ? count - (size_t)bytes : 0;
     for (size_t i = 0; i < count; i++) /* a log may hold any byte, JSON only text */

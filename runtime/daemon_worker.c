@@ -39,17 +39,16 @@ bool worker_any(const struct daemon *daemon)
 
 static void log_open(struct daemon *daemon, struct worker *worker, bool rename_first)
 {
-    char folder[AQ_RUN_PATH_BYTES], path[AQ_RUN_PATH_BYTES], aside[AQ_RUN_PATH_BYTES], name[40];
+    char name[48], aside[48];
     worker->log = -1;
-    snprintf(name, sizeof name, "stage-%u.log", worker->rank);
-    if (aq_run_path(daemon->run, "logs", folder) != AQ_OK || aq_run_make_folder(folder) != AQ_OK ||
-        aq_run_path(folder, name, path) != AQ_OK)
-        return;
-    snprintf(name, sizeof name, "stage-%u.log.1", worker->rank);
-    if (rename_first && aq_run_path(folder, name, aside) == AQ_OK) (void)rename(path, aside);
-    worker->log = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    if (worker->log == -1) {
-        (void)aq_fail_errno("daemon", "cannot write %s; the output of stage %u is lost", path, worker->rank);
+    snprintf(name, sizeof name, "logs/stage-%u.log", worker->rank);
+    snprintf(aside, sizeof aside, "logs/stage-%u.log.1", worker->rank);
+    enum aq_status status = aq_file_make_folder(daemon->run, "logs");
+    if (status == AQ_OK && rename_first) (void)aq_file_rename(daemon->run, name, aside);
+    if (status == AQ_OK) status = aq_file_open(daemon->run, name, AQ_FILE_APPEND, &worker->log);
+    if (status != AQ_OK) {
+        (void)aq_fail(status, "daemon", "cannot write %s/%s; the output of stage %u is lost", daemon->run, name,
+                      worker->rank);
         return;
     }
     struct stat info;

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <signal.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "launcher_private.h"
 
@@ -164,7 +165,10 @@ static void on_trace(struct launcher *launcher, const json_t *message)
     const char *text = aq_control_text_or(message, "text", "");
     if (!launcher->launch->trace || launcher->trace_failed) return;
     if (!launcher->trace) {
-        launcher->trace = fopen(launcher->launch->trace, "we");
+        int fd = -1;
+        const enum aq_status status = aq_file_open(NULL, launcher->launch->trace, AQ_FILE_ANEW, &fd);
+        launcher->trace = status == AQ_OK ? fdopen(fd, "w") : NULL;
+        if (!launcher->trace && fd != -1) close(fd);
         if (!launcher->trace || fputs("[\n", launcher->trace) == EOF) launcher->trace_failed = true;
     }
     if (!launcher->trace_failed && fputs(text, launcher->trace) == EOF) launcher->trace_failed = true;

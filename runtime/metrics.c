@@ -8,7 +8,6 @@
 #include "metrics.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -74,10 +73,11 @@ enum aq_status aq_metrics_open(const struct aq_metrics_config *config, struct aq
         return roomy;
     }
     if (config->path) {
-        metrics->fd = open(config->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
         struct stat info;
-        if (metrics->fd == -1 || fstat(metrics->fd, &info) != 0) {
-            const enum aq_status status = aq_fail_errno("metrics", "cannot write %s", config->path);
+        enum aq_status status = aq_file_open(NULL, config->path, AQ_FILE_APPEND, &metrics->fd);
+        if (status == AQ_OK && fstat(metrics->fd, &info) != 0)
+            status = aq_fail_errno("metrics", "cannot write %s", config->path);
+        if (status != AQ_OK) {
             aq_metrics_close(metrics);
             return status;
         }

@@ -12,7 +12,6 @@
  */
 #include "mirror.h"
 
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -30,7 +29,7 @@ enum {
     HEADER_BYTES = 64 << 10,   /* at most, of a file beside its values ...   */
     LAYER_BYTES = 16 << 10,    /* ... and of each layer: 64 tensors of 256   */
     PIECE_BYTES_MIN = 4096,    /* or what a body holds                       */
-    NAME_BYTES = 64,
+    NAME_BYTES = 80,
     PIECE_MS = 5,   /* of the link's rate                         */
     STEPS_MAX = 256 /* folders looked at for leftovers            */
 };
@@ -56,8 +55,8 @@ struct lane {
     bool sends, active;
     bool own; /* this stage's own file: sent to its keeper, or fetched back from there */
     uint64_t step;
-    const char *folder; /* of all checkpoints */
-    char path[AQ_RUN_PATH_BYTES], partial[AQ_RUN_PATH_BYTES];
+    const char *folder;                         /* of all checkpoints */
+    char name[NAME_BYTES], partial[NAME_BYTES]; /* below it */
     /* The thread's while a job is out. */
     int file;
     uint64_t size, digest;
@@ -103,14 +102,17 @@ static void remove_leftovers(const struct lane *lane)
 {
     uint64_t steps[STEPS_MAX];
     uint32_t count = 0;
-    char name[NAME_BYTES], path[AQ_RUN_PATH_BYTES];
+    char name[NAME_BYTES];
+    int file;
     if (lane->own || aq_run_marks(lane->folder, steps, STEPS_MAX, &count) != AQ_OK) return;
     for (uint32_t i = 0; i < count; i++) {
         if (steps[i] >= lane->step) continue;
         snprintf(name, sizeof name, "%" PRIu64 "/mirror-stage-%u.safetensors.partial", steps[i], lane->peer);
-        if (aq_run_path(lane->folder, name, path) != AQ_OK || unlink(path) != 0) continue;
-        *strrchr(path, '/') = 0;
-        (void)rmdir(path);
+        if (aq_file_open(lane->folder, name, AQ_FILE_READ, &file) != AQ_OK) continue;
+        close(file);
+        if (aq_file_remove(lane->folder, name) != AQ_OK) continue;
+        *strchr(name, '/') = 0;
+        (void)aq_file_remove_folder(lane->folder, name);
     }
 }
 
@@ -120,19 +122,17 @@ static enum aq_status lane_open_file(struct lane *lane)
     lane->digest = 0;
     if (lane->sends) {
         struct stat info;
-        lane->file = open(lane->path, O_RDONLY | O_CLOEXEC);
-        if (lane->file < 0 && errno == ENOENT) return AQ_NOTFOUND;
-        if (lane->file < 0 || fstat(lane->file, &info) != 0)
-            return aq_fail_errno("mirror", "cannot read %s", lane->path);
+        AQ_TRY(aq_file_open(lane->folder, lane->name, AQ_FILE_READ, &lane->file));
+        if (fstat(lane->file, &info) != 0) return aq_fail_errno("mirror", "cannot read %s", lane->name);
         lane->size = (uint64_t)info.st_size;
         return AQ_OK;
     }
-    char folder[AQ_RUN_PATH_BYTES];
-    snprintf(folder, sizeof folder, "%.*s", (int)(strrchr(lane->path, '/') - lane->path), lane->path);
-    AQ_TRY(aq_run_make_folder(folder));
+    char step[24];
+    snprintf(step, sizeof step, "%" PRIu64, lane->step);
+    AQ_TRY(aq_run_make_folder(lane->folder));
+    AQ_TRY(aq_file_make_folder(lane->folder, step));
     remove_leftovers(lane);
-    lane->file = open(lane->partial, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    return lane->file < 0 ? aq_fail_errno("mirror", "%s: cannot be made", lane->partial) : AQ_OK;
+    return aq_file_open(lane->folder, lane->partial, AQ_FILE_ANEW, &lane->file);
 }
 
 /* A piece of the file into the job's bytes; less than asked for, or nothing, at its end. */
@@ -142,7 +142,7 @@ static enum aq_status read_piece(struct lane *lane, struct job *job)
     while (have < job->count) {
         const ssize_t got = pread(lane->file, job->bytes + have, job->count - have, (off_t)(job->offset + have));
         if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return aq_fail_errno("mirror", "cannot read %s", lane->path);
+        if (got < 0) return aq_fail_errno("mirror", "cannot read %s", lane->name);
         if (got == 0) break;
         have += (uint32_t)got;
     }
@@ -173,8 +173,8 @@ static enum aq_status finish_file(struct lane *lane)
     const int closed = close(lane->file);
     lane->file = -1;
     if (closed != 0) return aq_fail_errno("mirror", "%s: cannot be closed", lane->partial);
-    if (rename(lane->partial, lane->path) != 0) return aq_fail_errno("mirror", "%s: cannot be renamed", lane->partial);
-    return aq_run_sync_folder_of(lane->path);
+    AQ_TRY(aq_file_rename(lane->folder, lane->partial, lane->name));
+    return aq_file_sync_folder(lane->folder, lane->name);
 }
 
 static enum aq_status job_do(struct lane *lane, struct job *job)
@@ -223,15 +223,13 @@ static void job_give(struct aq_mirror *mirror, struct lane *lane, const struct j
 
 static enum aq_status lane_begin(struct aq_mirror *mirror, struct lane *lane, bool own, uint64_t step)
 {
-    char name[NAME_BYTES];
     /* A copy lies at the keeper: where the file is sent from when it is not one's own, and stored where it is not. */
     const char *kind = own ? "" : "mirror-";
     const uint32_t rank = own ? mirror->config.rank : lane->peer;
     AQ_ASSERT(!lane->active && lane->jobs_out == 0 && lane->file < 0);
-    snprintf(name, sizeof name, "%" PRIu64 "/%sstage-%u.safetensors", step, kind, rank);
-    AQ_TRY(aq_run_path(mirror->config.folder, name, lane->path));
-    snprintf(name, sizeof name, "%" PRIu64 "/%sstage-%u.safetensors.partial", step, kind, rank);
-    AQ_TRY(aq_run_path(mirror->config.folder, name, lane->partial));
+    lane->folder = mirror->config.folder;
+    snprintf(lane->name, sizeof lane->name, "%" PRIu64 "/%sstage-%u.safetensors", step, kind, rank);
+    snprintf(lane->partial, sizeof lane->partial, "%" PRIu64 "/%sstage-%u.safetensors.partial", step, kind, rank);
     lane->active = true;
     lane->own = own;
     lane->step = step;
@@ -303,12 +301,12 @@ static enum aq_status read_done(struct aq_mirror *mirror, struct lane *lane, con
         return AQ_OK;
     }
     if (job->status == AQ_NOTFOUND)
-        return aq_fail(AQ_IO, "mirror", "%s is gone before it was copied to stage %u", lane->path, lane->peer);
+        return aq_fail(AQ_IO, "mirror", "%s is gone before it was copied to stage %u", lane->name, lane->peer);
     AQ_TRY(job->status);
     lane->total = (lane->size + piece_bytes - 1) / piece_bytes;
     const uint64_t left = lane->size - lane->read * piece_bytes;
     if (lane->total > 0 && job->count != (left < piece_bytes ? left : piece_bytes))
-        return aq_fail(AQ_IO, "mirror", "%s has changed while it was copied to stage %u", lane->path, lane->peer);
+        return aq_fail(AQ_IO, "mirror", "%s has changed while it was copied to stage %u", lane->name, lane->peer);
     lane->place_bytes[lane->read % AQ_MIRROR_WINDOW] = job->count;
     if (lane->total > 0) lane->read++;
     return AQ_OK;
@@ -565,7 +563,7 @@ void aq_mirror_close(struct aq_mirror *mirror)
     for (uint32_t i = 0; i < LANES; i++) {
         struct lane *lane = &mirror->lanes[i];
         if (lane->file >= 0) close(lane->file);
-        if (lane->active && !lane->sends) unlink(lane->partial);
+        if (lane->active && !lane->sends) (void)aq_file_remove(lane->folder, lane->partial);
     }
     aq_ring_close(mirror->asked);
     aq_ring_close(mirror->told);

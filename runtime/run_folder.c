@@ -25,19 +25,7 @@ enum aq_status aq_run_path(const char *folder, const char *name, char *path)
 /* A name is on disk when its folder is. */
 enum aq_status aq_run_sync_folder_of(const char *path)
 {
-    char folder[AQ_RUN_PATH_BYTES];
-    const char *slash = strrchr(path, '/');
-    const size_t bytes = slash ? (size_t)(slash - path) : 0;
-    if (bytes >= sizeof folder) return aq_fail(AQ_INVAL, "run", "the path %.80s... is too long", path);
-    memcpy(folder, path, bytes);
-    folder[bytes] = 0;
-    const char *name = !slash ? "." : bytes == 0 ? "/" : folder;
-    const int fd = open(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd == -1) return aq_fail_errno("run", "cannot open the folder %s", name);
-    const int synced = fsync(fd);
-    const enum aq_status status = synced == 0 ? AQ_OK : aq_fail_errno("run", "cannot sync the folder %s", name);
-    close(fd);
-    return status;
+    return aq_file_sync_folder(NULL, path);
 }
 
 enum aq_status aq_run_make_folder(const char *path)
@@ -49,7 +37,7 @@ enum aq_status aq_run_make_folder(const char *path)
         if (path[i] != '/' && path[i] != 0) continue;
         memcpy(part, path, i);
         part[i] = 0;
-        if (mkdir(part, 0777) == 0) {
+        if (mkdir(part, 0700) == 0) {
             AQ_TRY(aq_run_sync_folder_of(part)); /* what is synced in it is of no use where its own name is lost */
             continue;
         }
@@ -76,17 +64,17 @@ static enum aq_status write_all(int fd, const char *path, const char *bytes, siz
 enum aq_status aq_run_write(const char *path, const char *bytes, size_t count)
 {
     char aside[AQ_RUN_PATH_BYTES];
+    int fd;
     const int length = snprintf(aside, sizeof aside, "%s.new", path);
     if (length < 0 || (size_t)length >= sizeof aside)
         return aq_fail(AQ_INVAL, "run", "the path %.80s... is too long", path);
-    const int fd = open(aside, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (fd == -1) return aq_fail_errno("run", "cannot write %s", aside);
+    AQ_TRY(aq_file_open(NULL, aside, AQ_FILE_ANEW, &fd));
     enum aq_status status = write_all(fd, aside, bytes, count);
     if (status == AQ_OK && fsync(fd) != 0) status = aq_fail_errno("run", "cannot sync %s", aside);
     if (close(fd) != 0 && status == AQ_OK) status = aq_fail_errno("run", "cannot close %s", aside);
-    if (status == AQ_OK && rename(aside, path) != 0) status = aq_fail_errno("run", "cannot rename %s", aside);
+    if (status == AQ_OK) status = aq_file_rename(NULL, aside, path);
     if (status != AQ_OK) {
-        unlink(aside);
+        (void)aq_file_remove(NULL, aside);
         return status;
     }
     return aq_run_sync_folder_of(path);
@@ -107,20 +95,16 @@ static enum aq_status read_all(int fd, const char *path, char *bytes, size_t *co
     return AQ_OK;
 }
 
-enum aq_status aq_run_read(const char *path, size_t bytes_max, char **text, size_t *count)
+enum aq_status aq_run_read_in(const char *folder, const char *name, size_t bytes_max, char **text, size_t *count)
 {
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd == -1) {
-        if (errno == ENOENT || errno == ENOTDIR) return AQ_NOTFOUND;
-        return aq_fail_errno("run", "cannot open %s", path);
-    }
+    const char *path = name;
+    int fd;
     struct stat info;
     void *memory = NULL;
+    AQ_TRY(aq_file_open(folder, name, AQ_FILE_READ, &fd));
     enum aq_status status = AQ_OK;
     if (fstat(fd, &info) != 0)
         status = aq_fail_errno("run", "%s", path);
-    else if (!S_ISREG(info.st_mode))
-        status = aq_fail(AQ_INVAL, "run", "%s is no regular file", path);
     else if (info.st_size < 0 || (uint64_t)info.st_size > bytes_max)
         status = aq_fail(AQ_NOSPC, "run", "%s has %lld bytes, more than %zu", path, (long long)info.st_size, bytes_max);
     if (status != AQ_OK) goto out;
@@ -134,6 +118,11 @@ out:
     aq_free(memory);
     close(fd);
     return status;
+}
+
+enum aq_status aq_run_read(const char *path, size_t bytes_max, char **text, size_t *count)
+{
+    return aq_run_read_in(NULL, path, bytes_max, text, count);
 }
 
 static enum aq_status remove_below(int parent, const char *name, const char *path, int depth)
@@ -167,10 +156,8 @@ enum aq_status aq_run_remove(const char *path)
 
 enum aq_status aq_run_lock(const char *folder, int *fd)
 {
-    char path[AQ_RUN_PATH_BYTES];
-    AQ_TRY(aq_run_path(folder, "lock", path));
-    const int lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (lock == -1) return aq_fail_errno("run", "cannot open %s", path);
+    int lock;
+    AQ_TRY(aq_file_open(folder, "lock", AQ_FILE_KEEP, &lock));
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     if (fcntl(lock, F_SETLK, &whole) == 0) {
         *fd = lock;
@@ -179,17 +166,15 @@ enum aq_status aq_run_lock(const char *folder, int *fd)
     const int error = errno;
     close(lock);
     errno = error;
-    if (error != EACCES && error != EAGAIN) return aq_fail_errno("run", "cannot lock %s", path);
-    return aq_fail(AQ_REFUSED, "run", "the run folder %s is in use by process %d; `aqpipe stop %s` stops it", folder,
+    if (error != EACCES && error != EAGAIN) return aq_fail_errno("run", "cannot lock %s/lock", folder);
+    return aq_fail(AQ_REFUSED, "run", "the folder %s is in use by process %d; `aqpipe stop %s` stops it", folder,
                    (int)aq_run_holder(folder), folder);
 }
 
 pid_t aq_run_holder(const char *folder)
 {
-    char path[AQ_RUN_PATH_BYTES];
-    if (aq_run_path(folder, "lock", path) != AQ_OK) return 0;
-    const int fd = open(path, O_RDWR | O_CLOEXEC);
-    if (fd == -1) return 0;
+    int fd;
+    if (aq_file_open(folder, "lock", AQ_FILE_READ, &fd) != AQ_OK) return 0;
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     const int asked = fcntl(fd, F_GETLK, &whole);
     close(fd);
@@ -319,8 +304,13 @@ enum aq_status aq_run_rewind(const char *path, uint64_t step, double *seconds)
     const int length = snprintf(aside, sizeof aside, "%s.new", path);
     if (length < 0 || (size_t)length >= sizeof aside)
         return aq_fail(AQ_INVAL, "run", "the path %.80s... is too long", path);
-    struct rewind rewind = {.file = fopen(aside, "we"), .step = step};
-    if (!rewind.file) return aq_fail_errno("run", "cannot write %s", aside);
+    int fd;
+    AQ_TRY(aq_file_open(NULL, aside, AQ_FILE_ANEW, &fd));
+    struct rewind rewind = {.file = fdopen(fd, "w"), .step = step};
+    if (!rewind.file) {
+        close(fd);
+        return aq_fail_errno("run", "cannot write %s", aside);
+    }
     uint64_t broken = 0;
     enum aq_status status = aq_run_lines_of_crash(path, rewind_line, &rewind, &broken);
     if (status == AQ_NOTFOUND) status = AQ_OK;
@@ -333,9 +323,9 @@ enum aq_status aq_run_rewind(const char *path, uint64_t step, double *seconds)
     if (status == AQ_OK && (fflush(rewind.file) != 0 || fsync(fileno(rewind.file)) != 0))
         status = aq_fail_errno("run", "cannot write %s", aside);
     fclose(rewind.file);
-    if (status == AQ_OK && rename(aside, path) != 0) status = aq_fail_errno("run", "cannot rename %s", aside);
+    if (status == AQ_OK) status = aq_file_rename(NULL, aside, path);
     if (status != AQ_OK) {
-        unlink(aside);
+        (void)aq_file_remove(NULL, aside);
         return status;
     }
     *seconds = rewind.seconds;

@@ -34,6 +34,8 @@ enum aq_status aq_run_write(const char *path, const char *bytes, size_t count);
 /* The whole file as text (memory of aq_alloc, a zero behind it). AQ_NOTFOUND is not logged; AQ_NOSPC: over bytes_max.
  */
 enum aq_status aq_run_read(const char *path, size_t bytes_max, char **text, size_t *count);
+/* The same of a name in a folder: no part of it may be a link (file.h). */
+enum aq_status aq_run_read_in(const char *folder, const char *name, size_t bytes_max, char **text, size_t *count);
 
 /* rm -r, following no links. Missing is fine. */
 enum aq_status aq_run_remove(const char *path);

@@ -7,6 +7,7 @@
  * privately; if another process cuts it short meanwhile, reading it kills this one, as with any mapping.
  */
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -165,15 +166,9 @@ static enum aq_status map_file(struct aq_weights *w, int file)
     return AQ_OK;
 }
 
-enum aq_status aq_weights_open(const char *path, struct aq_weights **out)
+/* Takes the descriptor. */
+static enum aq_status weights_open(int file, const char *path, struct aq_weights **out)
 {
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0 && (errno == ENOENT || errno == ENOTDIR))
-        return aq_fail(AQ_NOTFOUND, AREA, "%s: there is no such file", path);
-    if (file < 0) {
-        aq_fail_errno(AREA, "%s: cannot be opened", path);
-        return AQ_IO;
-    }
     struct aq_weights *weights = NULL;
     void *memory;
     enum aq_status status;
@@ -189,6 +184,31 @@ out:
     else
         *out = weights;
     return status;
+}
+
+enum aq_status aq_weights_open(const char *path, struct aq_weights **out)
+{
+    const int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO does not hang it */
+    if (file < 0 && (errno == ENOENT || errno == ENOTDIR))
+        return aq_fail(AQ_NOTFOUND, AREA, "%s: there is no such file", path);
+    if (file < 0) {
+        aq_fail_errno(AREA, "%s: cannot be opened", path);
+        return AQ_IO;
+    }
+    return weights_open(file, path, out);
+}
+
+enum aq_status aq_weights_open_in(const char *folder, const char *name, struct aq_weights **out)
+{
+    char path[4096];
+    int file;
+    const int bytes = snprintf(path, sizeof path, "%s/%s", folder, name);
+    if (bytes < 0 || (size_t)bytes >= sizeof path)
+        return aq_fail(AQ_INVAL, AREA, "the path %.80s.../%.80s is too long", folder, name);
+    const enum aq_status status = aq_file_open(folder, name, AQ_FILE_READ, &file);
+    if (status == AQ_NOTFOUND) return aq_fail(AQ_NOTFOUND, AREA, "%s: there is no such file", path);
+    AQ_TRY(status);
+    return weights_open(file, path, out);
 }
 
 void aq_weights_close(struct aq_weights *weights)

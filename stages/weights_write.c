@@ -7,7 +7,6 @@
  * The writer goes piece by piece, at the pace of whoever calls it: a thread beside the training can be told to give up
  * between two of them.
  */
-#include <fcntl.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -91,25 +90,9 @@ static enum aq_status write_all(const char *path, int file, const void *bytes, s
     return AQ_OK;
 }
 
-static enum aq_status sync_folder_of(const char *path)
-{
-    char folder[PATH_BYTES_MAX];
-    const char *slash = strrchr(path, '/');
-    size_t length = slash ? (size_t)(slash - path) + 1 : 0;
-    AQ_ASSERT(length < sizeof folder);
-    memcpy(folder, path, length);
-    folder[length] = 0;
-    const char *name = length ? folder : ".";
-    int file = open(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (file < 0) return aq_fail_errno(AREA, "%s: cannot be opened", name);
-    enum aq_status status = AQ_OK;
-    if (fsync(file) != 0) status = aq_fail_errno(AREA, "%s: cannot be synced", name);
-    close(file);
-    return status;
-}
-
 struct aq_weights_writer {
-    char path[PATH_BYTES_MAX], partial[PATH_BYTES_MAX];
+    char memory[PATH_BYTES_MAX], *folder; /* NULL: name is a whole path */
+    char name[PATH_BYTES_MAX], partial[PATH_BYTES_MAX];
     const struct aq_weights_tensor *tensors; /* borrowed */
     uint32_t count, next;                    /* tensors; the one that is being written */
     size_t done;                             /* bytes of it                            */
@@ -119,8 +102,8 @@ struct aq_weights_writer {
     bool partial_there; /* to be removed, unless it takes its name */
 };
 
-enum aq_status aq_weights_writer_open(const char *path, const struct aq_weights_tensor *tensors, uint32_t count,
-                                      const char *const *metadata, struct aq_weights_writer **out)
+enum aq_status aq_weights_writer_open(const char *folder, const char *name, const struct aq_weights_tensor *tensors,
+                                      uint32_t count, const char *const *metadata, struct aq_weights_writer **out)
 {
     void *memory = NULL;
     AQ_TRY(aq_alloc(sizeof(struct aq_weights_writer), &memory));
@@ -128,17 +111,16 @@ enum aq_status aq_weights_writer_open(const char *path, const struct aq_weights_
     writer->tensors = tensors;
     writer->count = count;
     writer->file = -1;
-    const int length = snprintf(writer->path, sizeof writer->path, "%s", path);
-    const int longer = snprintf(writer->partial, sizeof writer->partial, "%s.partial", path);
+    writer->folder = folder ? writer->memory : NULL;
+    const int first = snprintf(writer->memory, sizeof writer->memory, "%s", folder ? folder : "");
+    const int length = snprintf(writer->name, sizeof writer->name, "%s", name);
+    const int longer = snprintf(writer->partial, sizeof writer->partial, "%s.partial", name);
     enum aq_status status = AQ_OK;
-    if (length < 0 || longer < 0 || (size_t)longer >= sizeof writer->partial)
-        status = aq_fail(AQ_INVAL, AREA, "%.64s...: the file's name is too long", path);
+    if (first < 0 || length < 0 || longer < 0 || first >= PATH_BYTES_MAX || longer >= PATH_BYTES_MAX)
+        status = aq_fail(AQ_INVAL, AREA, "%.64s...: the file's name is too long", name);
     if (status == AQ_OK)
-        status = make_header(path, tensors, count, metadata, &writer->header, &writer->header_bytes);
-    if (status == AQ_OK) {
-        writer->file = open(writer->partial, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-        if (writer->file < 0) status = aq_fail_errno(AREA, "%s: cannot be made", writer->partial);
-    }
+        status = make_header(name, tensors, count, metadata, &writer->header, &writer->header_bytes);
+    if (status == AQ_OK) status = aq_file_open(writer->folder, writer->partial, AQ_FILE_ANEW, &writer->file);
     if (status != AQ_OK) {
         aq_weights_writer_close(writer);
         return status;
@@ -155,10 +137,9 @@ static enum aq_status writer_finish(struct aq_weights_writer *writer)
     const int closed = close(writer->file);
     writer->file = -1;
     if (closed != 0) return aq_fail_errno(AREA, "%s: cannot be closed", writer->partial);
-    if (rename(writer->partial, writer->path) != 0)
-        return aq_fail_errno(AREA, "%s: cannot be renamed", writer->partial);
+    AQ_TRY(aq_file_rename(writer->folder, writer->partial, writer->name));
     writer->partial_there = false;
-    return sync_folder_of(writer->path);
+    return aq_file_sync_folder(writer->folder, writer->name);
 }
 
 enum aq_status aq_weights_writer_piece(struct aq_weights_writer *writer)
@@ -187,7 +168,7 @@ void aq_weights_writer_close(struct aq_weights_writer *writer)
 {
     if (!writer) return;
     if (writer->file >= 0) close(writer->file);
-    if (writer->partial_there) unlink(writer->partial);
+    if (writer->partial_there) (void)aq_file_remove(writer->folder, writer->partial);
     aq_free(writer->header);
     aq_free(writer);
 }
@@ -196,7 +177,7 @@ enum aq_status aq_weights_write(const char *path, const struct aq_weights_tensor
                                 const char *const *metadata)
 {
     struct aq_weights_writer *writer;
-    AQ_TRY(aq_weights_writer_open(path, tensors, count, metadata, &writer));
+    AQ_TRY(aq_weights_writer_open(NULL, path, tensors, count, metadata, &writer));
     enum aq_status status;
     do {
         status = aq_weights_writer_piece(writer);

@@ -64,23 +64,13 @@ static enum aq_status lock_refused(const struct aq_folder *folder)
 
 static enum aq_status lock_take(struct aq_folder *folder, bool make)
 {
-    char *lock_path = NULL;
-    AQ_TRY(text_join(folder->path, "lock", &lock_path));
-    enum aq_status status = AQ_OK;
-    folder->lock_fd = open(lock_path, O_RDWR | (make ? O_CREAT : 0) | O_CLOEXEC, 0600);
     /* A reader may have no right to write; flock asks for none. */
-    if (folder->lock_fd == -1 && !make && (errno == EACCES || errno == EROFS)) {
-        folder->lock_fd = open(lock_path, O_RDONLY | O_CLOEXEC);
-    }
-    if (folder->lock_fd == -1 && !make && errno == ENOENT) {
-        status = AQ_OK; /* a copy, or no cache at all: nobody has it open */
-    } else if (folder->lock_fd == -1) {
-        status = aq_fail_errno("cache", "open %s", lock_path);
-    } else if (flock(folder->lock_fd, LOCK_EX | LOCK_NB) == -1) {
-        status = errno == EWOULDBLOCK ? lock_refused(folder) : aq_fail_errno("cache", "lock %s", lock_path);
-    }
-    aq_free(lock_path);
-    return status;
+    const enum aq_status status =
+        aq_file_open(folder->path, "lock", make ? AQ_FILE_KEEP : AQ_FILE_READ, &folder->lock_fd);
+    if (status == AQ_NOTFOUND && !make) return AQ_OK; /* a copy, or no cache at all: nobody has it open */
+    AQ_TRY(status);
+    if (flock(folder->lock_fd, LOCK_EX | LOCK_NB) == 0) return AQ_OK;
+    return errno == EWOULDBLOCK ? lock_refused(folder) : aq_fail_errno("cache", "lock %s/lock", folder->path);
 }
 
 static enum aq_status sync_path(const char *path)
@@ -97,7 +87,16 @@ static enum aq_status sync_path(const char *path)
 /* A new folder's own name is in the folder around it: until that is synced, what is synced inside may vanish. */
 static enum aq_status make_folder(const char *path)
 {
-    if (mkdir(path, 0700) == -1) return errno == EEXIST ? AQ_OK : aq_fail_errno("cache", "make the folder %s", path);
+    struct stat info;
+    if (mkdir(path, 0700) == -1) {
+        if (errno != EEXIST) return aq_fail_errno("cache", "make the folder %s", path);
+        if (lstat(path, &info) == 0 && S_ISLNK(info.st_mode))
+            return aq_fail(AQ_REFUSED, "cache",
+                           "%s is a symbolic link, which is not followed here: remove it, or name its target's folder "
+                           "by cache.path",
+                           path);
+        return AQ_OK;
+    }
     char *around = NULL;
     AQ_TRY(text_join(path, "..", &around));
     const enum aq_status status = sync_path(around);
@@ -157,24 +156,24 @@ static bool file_in_memory(int fd)
     return fstatfs(fd, &system_of) == 0 && (system_of.f_type == TMPFS_MAGIC || system_of.f_type == RAMFS_MAGIC);
 }
 
-static enum aq_status slab_fd_open(struct aq_folder *folder, bool direct, int flags)
+static enum aq_status slab_fd_open(struct aq_folder *folder, bool direct, enum aq_file_how how)
 {
     struct block block;
     if (folder->slab_fd != -1) close(folder->slab_fd);
     folder->direct = false;
-    folder->slab_fd = open(folder->slab_path, flags | (direct ? O_DIRECT : 0) | O_CLOEXEC, 0600);
-    if (folder->slab_fd == -1 && direct && errno == EINVAL) return slab_fd_open(folder, false, flags);
-    if (folder->slab_fd == -1) {
-        if (errno == ENOENT) return AQ_NOTFOUND;
-        return aq_fail_errno("cache", "open %s", folder->slab_path);
-    }
-    if (!direct) return AQ_OK;
+    folder->slab_fd = -1;
+    AQ_TRY(aq_file_open(folder->path, "slab", how, &folder->slab_fd));
+    if (!direct || file_in_memory(folder->slab_fd)) return AQ_OK;
+    const int flags = fcntl(folder->slab_fd, F_GETFL);
+    if (flags == -1) return aq_fail_errno("cache", "open %s", folder->slab_path);
+    if (fcntl(folder->slab_fd, F_SETFL, flags | O_DIRECT) != 0) return AQ_OK; /* it does not take the flag */
     /* A file system may take the flag and refuse the read, or need more than our alignment. */
-    if (!file_in_memory(folder->slab_fd) && pread(folder->slab_fd, block_of(&block), AQ_STORE_BLOCK, 0) >= 0) {
+    if (pread(folder->slab_fd, block_of(&block), AQ_STORE_BLOCK, 0) >= 0) {
         folder->direct = true;
         return AQ_OK;
     }
-    return slab_fd_open(folder, false, flags);
+    if (fcntl(folder->slab_fd, F_SETFL, flags) != 0) return aq_fail_errno("cache", "open %s", folder->slab_path);
+    return AQ_OK;
 }
 
 static void direct_say(const struct aq_folder *folder, bool direct)
@@ -191,7 +190,7 @@ enum aq_status aq_folder_slab_open(struct aq_folder *folder, bool direct, bool w
     uint8_t *bytes = block_of(&block);
     struct aq_record_head head;
     static const uint8_t zero[sizeof(head)];
-    AQ_TRY(slab_fd_open(folder, direct, write ? O_RDWR : O_RDONLY));
+    AQ_TRY(slab_fd_open(folder, direct, write ? AQ_FILE_UPDATE : AQ_FILE_READ));
     const ssize_t got = pread(folder->slab_fd, bytes, AQ_STORE_BLOCK, 0);
     if (got == -1) return aq_fail_errno("cache", "read %s", folder->slab_path);
     if (got == 0) return AQ_NOTFOUND;
@@ -211,7 +210,7 @@ enum aq_status aq_folder_slab_make(struct aq_folder *folder, bool direct, const 
     uint8_t *bytes = block_of(&block);
     memset(bytes, 0, AQ_STORE_BLOCK);
     memcpy(bytes, head, sizeof(*head));
-    AQ_TRY(slab_fd_open(folder, direct, O_RDWR | O_CREAT));
+    AQ_TRY(slab_fd_open(folder, direct, AQ_FILE_KEEP));
     if (ftruncate(folder->slab_fd, 0) == -1) return aq_fail_errno("cache", "empty %s", folder->slab_path);
     const ssize_t put = pwrite(folder->slab_fd, bytes, AQ_STORE_BLOCK, 0);
     if (put == -1) return aq_fail_errno("cache", "write %s", folder->slab_path);

@@ -316,13 +316,10 @@ enum aq_status aq_index_check(const char *path)
 {
     enum aq_status status = AQ_OK;
     struct stat stat_of;
-    struct check check = {.path = path, .fd = open(path, O_RDONLY | O_CLOEXEC)};
-    if (check.fd == -1 && errno == ENOENT) return AQ_NOTFOUND;
-    if (check.fd == -1) return aq_fail_errno("cache", "open %s", path);
+    struct check check = {.path = path, .fd = -1};
+    AQ_TRY(aq_file_open(NULL, path, AQ_FILE_READ, &check.fd));
     if (fstat(check.fd, &stat_of) == -1) {
         status = aq_fail_errno("cache", "stat %s", path);
-    } else if (!S_ISREG(stat_of.st_mode)) {
-        status = aq_fail(AQ_CORRUPT, "cache", "%s is no regular file", path);
     } else {
         status = file_check(&check, (uint64_t)stat_of.st_size);
     }

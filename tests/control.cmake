@@ -14,6 +14,9 @@ add_dependencies(test_supervision aqpiped puppet_worker)
 aq_test(test_run_folder LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_run_folder PRIVATE ${CMAKE_SOURCE_DIR}/runtime)
 
+aq_test(test_owned_folder LIBS aq_runtime aq_dep::jansson LABELS quick)
+target_include_directories(test_owned_folder PRIVATE ${CMAKE_SOURCE_DIR}/runtime)
+
 aq_test(test_loss_scale LIBS aq_runtime LABELS quick)
 target_include_directories(test_loss_scale PRIVATE ${CMAKE_SOURCE_DIR}/runtime)
 aq_test(test_restart LIBS aq_runtime aq_dep::jansson LABELS quick)

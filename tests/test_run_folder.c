@@ -76,7 +76,7 @@ static void test_written_file_is_whole(void **state)
     aq_free(text);
     assert_int_equal(aq_run_read(in_folder("a"), 5, &text, &count), AQ_NOSPC);
     assert_int_not_equal(access(in_folder("a.new"), F_OK), 0);
-    assert_int_equal(aq_run_read(folder, 100, &text, &count), AQ_INVAL);
+    assert_int_equal(aq_run_read(folder, 100, &text, &count), AQ_REFUSED);
     assert_int_equal(aq_run_write(in_folder("no/such/folder"), "x", 1), AQ_NOTFOUND);
 }
 

@@ -9,6 +9,7 @@
 
 #include "aqsgd/base/clock.h"
 #include "aqsgd/base/digest.h"
+#include "aqsgd/base/file.h"
 #include "aqsgd/base/log.h"
 #include "aqsgd/base/memory.h"
 #include "aqsgd/base/ring.h"

@@ -25,6 +25,8 @@ struct aq_weights; /* opaque: an open file */
 
 /* AQ_NOTFOUND, AQ_IO, AQ_CORRUPT: names the file, the tensor and the cause. */
 enum aq_status aq_weights_open(const char *path, struct aq_weights **out);
+/* The same of a name in a folder where others may write (aqsgd/base/file.h). AQ_REFUSED: a link, or no regular file. */
+enum aq_status aq_weights_open_in(const char *folder, const char *name, struct aq_weights **out);
 void aq_weights_close(struct aq_weights *weights); /* NULL is fine */
 
 /* How many tensors the file has. */
@@ -68,7 +70,8 @@ enum aq_status aq_weights_write(const char *path, const struct aq_weights_tensor
                                 const char *const *metadata);
 
 /*
- * The same in pieces, for a thread that writes beside other work. path and metadata are copied; the tensors and their
+ * The same in pieces, for a thread that writes beside other work. folder, name (a place of aqsgd/base/file.h: folder
+ * NULL: name is the path) and metadata are copied; the tensors and their
  * values are lent until close. aq_weights_writer_piece writes the next piece, of at most AQ_WEIGHTS_PIECE_BYTES and of
  * one tensor: AQ_AGAIN while there is more, AQ_OK when the file stands under its name, any other status as
  * aq_weights_write. Close before that gives up: the old file is as it was and the neighbour is gone. Locking: one
@@ -76,8 +79,8 @@ enum aq_status aq_weights_write(const char *path, const struct aq_weights_tensor
  */
 struct aq_weights_writer; /* opaque */
 enum { AQ_WEIGHTS_PIECE_BYTES = 4 << 20 };
-enum aq_status aq_weights_writer_open(const char *path, const struct aq_weights_tensor *tensors, uint32_t count,
-                                      const char *const *metadata, struct aq_weights_writer **out);
+enum aq_status aq_weights_writer_open(const char *folder, const char *name, const struct aq_weights_tensor *tensors,
+                                      uint32_t count, const char *const *metadata, struct aq_weights_writer **out);
 enum aq_status aq_weights_writer_piece(struct aq_weights_writer *writer);
 void aq_weights_writer_close(struct aq_weights_writer *writer); /* NULL is fine */
 

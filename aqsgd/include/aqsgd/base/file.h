@@ -1,0 +1,63 @@
+/*
+ * file.h -- files in folders where others may write: opened, made, renamed and removed without following what they
+ * planted there.
+ *
+ * A place is a folder and a name in it. The folder is one that somebody named on purpose (a run folder,
+ * checkpoint.path): it may be a symbolic link. The name is one of ours ("logs/stage-0.log"): no part of it may be a
+ * link, each part but the last must be a folder, the last a regular file. Without a folder (NULL) the name is a whole
+ * path, and only its last part is ours.
+ *
+ * Caveats. What is written in place (AQ_FILE_KEEP, AQ_FILE_APPEND) must have one name: through a hard link another
+ * file would change. Files are made 0600 and folders 0700, less the umask: who wants to share them says so with chmod.
+ * A FIFO or a device is refused and nothing hangs on it.
+ *
+ *     int fd;
+ *     AQ_TRY(aq_file_open(run, "run.json.new", AQ_FILE_ANEW, &fd));   write, fsync, close
+ *     AQ_TRY(aq_file_rename(run, "run.json.new", "run.json"));
+ *     AQ_TRY(aq_file_sync_folder(run, "run.json"));
+ *
+ * Every function: AQ_REFUSED names what stands in the way and the remedy; AQ_INVAL: the path is too long; AQ_NOSPC,
+ * AQ_IO, AQ_NOTFOUND as the system says. Locking: pure functions over the file system, any thread.
+ */
+#ifndef AQSGD_BASE_FILE_H
+#define AQSGD_BASE_FILE_H
+
+#include "aqsgd/base/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum aq_file_how {
+    AQ_FILE_READ,   /* there must be one                                                    */
+    AQ_FILE_UPDATE, /* read and write in place; there must be one                           */
+    AQ_FILE_KEEP,   /* the same, made where there is none                                   */
+    AQ_FILE_APPEND, /* write behind its end, made where there is none                       */
+    AQ_FILE_ANEW    /* write a new one: what had the name before is unlinked, never opened  */
+};
+
+/* *fd is the caller's to close. AQ_NOTFOUND (not logged for READ and UPDATE): there is none, or no such folder. */
+enum aq_status aq_file_open(const char *folder, const char *name, enum aq_file_how how, int *fd);
+
+/* Both names are in the same folder; what had the name `to` is gone, a link itself and not what it points to. */
+enum aq_status aq_file_rename(const char *folder, const char *from, const char *to);
+
+/* One name less: of a file, a link, a FIFO, never a folder's. Missing is fine. */
+enum aq_status aq_file_remove(const char *folder, const char *name);
+
+/* An empty folder, else AQ_REFUSED (not logged): something is in it. Missing is fine. */
+enum aq_status aq_file_remove_folder(const char *folder, const char *name);
+
+/* The folders of `name` below `folder`, which must be there, each made where it is missing and its name synced. */
+enum aq_status aq_file_make_folder(const char *folder, const char *name);
+
+/* A folder's descriptor, to list it (name "": `folder` itself). AQ_NOTFOUND is not logged. */
+enum aq_status aq_file_open_folder(const char *folder, const char *name, int *fd);
+
+/* The name is on disk after this: new, renamed or gone. */
+enum aq_status aq_file_sync_folder(const char *folder, const char *name);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
