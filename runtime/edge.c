@@ -257,6 +257,7 @@ static enum aq_status frame_in(struct aq_edge *edge, const struct aq_frame *fram
     case AQ_FRAME_NORM:
         if (frame->body_bytes != 0 || edge->norm_count == AQ_EDGE_NORMS_MAX) break;
         memcpy(&edge->norms[edge->norm_count], &frame->argument, sizeof(double));
+        edge->norm_flags[edge->norm_count] = frame->flags;
         edge->norm_steps[edge->norm_count++] = frame->step;
         return AQ_OK;
     case AQ_FRAME_FETCH:
@@ -493,23 +494,25 @@ enum aq_status aq_edge_receive_eval(struct aq_edge *edge, const struct aq_edge_b
     return receive_batch(edge, &edge->evals, edge->raw, batch, x, stream);
 }
 
-enum aq_status aq_edge_send_norm(struct aq_edge *edge, uint64_t step, double value)
+enum aq_status aq_edge_send_norm(struct aq_edge *edge, uint64_t step, double value, uint16_t flags)
 {
-    struct aq_frame frame = {.kind = AQ_FRAME_NORM, .step = step};
+    struct aq_frame frame = {.kind = AQ_FRAME_NORM, .flags = flags, .step = step};
     memcpy(&frame.argument, &value, sizeof value);
     return aq_edge_post(edge, &frame, AQ_EDGE_NO_BODY);
 }
 
-enum aq_status aq_edge_receive_norm(struct aq_edge *edge, uint64_t step, double *value)
+enum aq_status aq_edge_receive_norm(struct aq_edge *edge, uint64_t step, double *value, uint16_t *flags)
 {
     if (edge->norm_count == 0) return AQ_AGAIN;
     if (edge->norm_steps[0] != step)
         return aq_fail(AQ_PROTO, "edge", "edge %u: a norm of step %llu came in step %llu", edge->config.edge,
                        (unsigned long long)edge->norm_steps[0], (unsigned long long)step);
     *value = edge->norms[0];
+    *flags = edge->norm_flags[0];
     edge->norm_count--;
     memmove(edge->norms, edge->norms + 1, edge->norm_count * sizeof edge->norms[0]);
     memmove(edge->norm_steps, edge->norm_steps + 1, edge->norm_count * sizeof edge->norm_steps[0]);
+    memmove(edge->norm_flags, edge->norm_flags + 1, edge->norm_count * sizeof edge->norm_flags[0]);
     return AQ_OK;
 }
 

@@ -91,7 +91,7 @@ struct aq_edge_batch {
     uint16_t flags;             /* of the frame: enum aq_edge_flag        */
 };
 enum aq_edge_flag {
-    AQ_EDGE_LAST_STEP = 1, /* stop after this step: travels with every FORWARD frame of the step */
+    AQ_EDGE_LAST_STEP = 1, /* stop after this step: travels with the totals of NORM, from the first stage on */
     AQ_EDGE_CARRIED = 2    /* the edge's own: the frame has rows alone, NCCL carries what they are of */
 };
 
@@ -142,10 +142,13 @@ bool aq_edge_eval_here(const struct aq_edge *edge);
 enum aq_status aq_edge_receive_eval(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *x,
                                     struct aq_stream *stream);
 
-/* One double to the other side (sums of the gradient norm and of what the optimizer decides by), and the next one. */
-enum aq_status aq_edge_send_norm(struct aq_edge *edge, uint64_t step, double value);
+/*
+ * One double to the other side (sums of the gradient norm and of what the optimizer decides by) with flags (enum
+ * aq_edge_flag), and the next one.
+ */
+enum aq_status aq_edge_send_norm(struct aq_edge *edge, uint64_t step, double value, uint16_t flags);
 /* AQ_AGAIN: none is here. */
-enum aq_status aq_edge_receive_norm(struct aq_edge *edge, uint64_t step, double *value);
+enum aq_status aq_edge_receive_norm(struct aq_edge *edge, uint64_t step, double *value, uint16_t *flags);
 
 /*
  * Frames of mirrored checkpoints (mirror.h), whose bodies are the caller's. piece: a number below 32 by which

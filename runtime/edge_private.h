@@ -69,6 +69,7 @@ struct aq_edge {
     struct aq_edge_queue forwards, backwards, evals;
     double norms[AQ_EDGE_NORMS_MAX];
     uint64_t norm_steps[AQ_EDGE_NORMS_MAX];
+    uint16_t norm_flags[AQ_EDGE_NORMS_MAX];
     uint32_t norm_count;
     enum aq_status ended; /* the link's end, AQ_OK while it lives */
     /* Healing. */

@@ -78,7 +78,7 @@ void launcher_stop(struct launcher *launcher, const char *who)
         return;
     }
     launcher->stopping = true;
-    aq_progress_say(launcher->launch->progress, "%s: stopping after this step, with a checkpoint (once more: at once)",
+    aq_progress_say(launcher->launch->progress, "%s: stops after this step, with a checkpoint (once more: at once)",
                     who);
     stage_send(launcher, 0, json_pack("{s:s, s:i}", "op", "stop", "rank", 0));
 }

@@ -176,6 +176,14 @@ static void on_trace(struct launcher *launcher, const json_t *message)
     if (launcher->trace_failed) (void)aq_fail_errno("launch", "cannot write %s", launcher->launch->trace);
 }
 
+/* Rank 0 tells which step is the last one; what it says unasked is nothing. */
+static void on_stopping(struct launcher *launcher, uint32_t rank, const json_t *message)
+{
+    const uint64_t step = aq_control_u64_or(message, "step", 0);
+    if (!launcher->stopping || rank != 0 || step == 0) return;
+    aq_progress_say(launcher->launch->progress, "step %llu is the last one", (unsigned long long)step);
+}
+
 static void on_done(struct launcher *launcher, uint32_t rank, json_t *message)
 {
     struct stage *stage = &launcher->stages[rank];
@@ -262,6 +270,8 @@ void launcher_event(struct launcher *launcher, struct host *host, json_t *messag
         on_mark(launcher, rank, message);
     else if (strcmp(event, "trace") == 0)
         on_trace(launcher, message);
+    else if (strcmp(event, "stopping") == 0)
+        on_stopping(launcher, rank, message);
     else if (strcmp(event, "done") == 0)
         on_done(launcher, rank, message);
     else if (strcmp(event, "failed") == 0)

@@ -304,7 +304,7 @@ enum aq_status aq_worker_await(struct aq_worker *w, const char *op, uint64_t dea
         if (status == AQ_CLOSED) return aq_fail(AQ_CLOSED, "worker", "the launcher is gone");
         AQ_TRY(status);
         if (aq_control_is(*out, "op", op)) return AQ_OK;
-        if (aq_control_is(*out, "op", "stop")) w->last_step = true;
+        if (aq_control_is(*out, "op", "stop") && w->rank == 0) w->stop_asked = true;
         json_decref(*out);
     }
 }

@@ -151,7 +151,8 @@ struct aq_worker {
     uint64_t go_ns;
     uint64_t silence_ns; /* longest wait for a neighbour */
     uint64_t outages_ns; /* all links, one after the other: how long outages may last */
-    bool last_step;      /* somebody asked for a stop: this step is the last */
+    bool stop_asked;     /* rank 0: the launcher wants an end             */
+    bool last_step;      /* this step is the last one: all ranks say so of the same step */
     bool final;          /* the last step is done: its checkpoint is the last */
     bool stopped;
     struct aq_loss_scale loss_scale;
@@ -291,6 +292,12 @@ enum aq_status aq_worker_mark_wait(struct aq_worker *worker);
 
 /* worker_mark.c: what the launcher has said meanwhile: a stop (rank 0 tells the others in band), a complete mark. */
 enum aq_status aq_worker_control_poll(struct aq_worker *worker);
+
+/*
+ * worker_mark.c: rank 0, at the latest moment at which all ranks still hear of it within this step: has the launcher
+ * asked for a stop? Then this step is the last one, and the launcher is told which one that is. Others: nothing.
+ */
+enum aq_status aq_worker_stop_heard(struct aq_worker *worker);
 
 /* Pump both edges. */
 enum aq_status aq_worker_pump(struct aq_worker *worker);

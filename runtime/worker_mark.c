@@ -41,7 +41,7 @@ static enum aq_status control_take(struct aq_worker *w, uint64_t deadline_ns)
     if (status == AQ_AGAIN || status == AQ_TIMEOUT) return AQ_AGAIN;
     if (status == AQ_CLOSED) return aq_fail(AQ_CLOSED, "worker", "the launcher is gone");
     AQ_TRY(status);
-    if (aq_control_is(message, "op", "stop") && w->rank == 0) w->last_step = true;
+    if (aq_control_is(message, "op", "stop") && w->rank == 0) w->stop_asked = true;
     if (aq_control_is(message, "op", "marked") && w->marking == AQ_MARK_SAID &&
         aq_control_u64_or(message, "step", 0) == w->mark_step)
         w->marking = AQ_MARK_NONE;
@@ -56,6 +56,15 @@ enum aq_status aq_worker_control_poll(struct aq_worker *w)
         if (status == AQ_AGAIN) return AQ_OK;
         AQ_TRY(status);
     }
+}
+
+enum aq_status aq_worker_stop_heard(struct aq_worker *w)
+{
+    if (w->rank != 0 || w->last_step) return AQ_OK;
+    AQ_TRY(aq_worker_control_poll(w));
+    if (!w->stop_asked) return AQ_OK;
+    w->last_step = true;
+    return aq_control_send(w->control, json_pack("{s:s, s:I}", "event", "stopping", "step", (json_int_t)w->step + 1));
 }
 
 static enum aq_status say_mark(struct aq_worker *w)

@@ -48,11 +48,8 @@ void aq_worker_batch(struct aq_worker *worker, uint64_t step, uint32_t micro_bat
     AQ_ASSERT(first < size);
     for (uint32_t i = 0; i < samples; i++)
         worker->sample_ids[i] = worker->job->data.skip + aq_sampler_at(worker->sampler, step, first + i);
-    *batch = (struct aq_edge_batch){.step = step,
-                                    .micro_batch = micro_batch,
-                                    .samples = samples,
-                                    .sample_ids = worker->sample_ids,
-                                    .flags = worker->last_step ? AQ_EDGE_LAST_STEP : 0};
+    *batch = (struct aq_edge_batch){
+        .step = step, .micro_batch = micro_batch, .samples = samples, .sample_ids = worker->sample_ids};
 }
 
 static enum aq_status prefetch(struct aq_worker *worker, uint64_t step, uint32_t micro_batch)
@@ -104,10 +101,8 @@ static enum aq_status execute(struct aq_worker *worker, struct run *run, const s
     if (instruction->op == AQ_OP_PREFETCH) return prefetch(worker, worker->step, instruction->micro_batch);
     aq_worker_batch(worker, worker->step, instruction->micro_batch, &batch);
     const uint32_t copy = instruction->micro_batch % worker->copies;
-    uint16_t flags = 0;
     switch (instruction->op) {
     case AQ_OP_RECV_FWD:
-        if (aq_edge_forward_here(worker->in, &flags) && (flags & AQ_EDGE_LAST_STEP)) worker->last_step = true;
         AQ_TRY(aq_edge_receive_forward(worker->in, &batch, &worker->x[copy], worker->receive_stream));
         run->busy[instruction->slot] = true;
         return AQ_OK;
@@ -227,10 +222,12 @@ static enum aq_status run_chains(struct aq_worker *worker, struct run *run)
 
 static enum aq_status number_receive(struct aq_worker *worker, struct aq_edge *edge, double *value)
 {
+    uint16_t flags;
     for (;;) {
         const uint32_t seen = aq_bell_count(worker->bell);
         AQ_TRY(aq_worker_pump(worker));
-        const enum aq_status status = aq_edge_receive_norm(edge, worker->step, value);
+        const enum aq_status status = aq_edge_receive_norm(edge, worker->step, value, &flags);
+        if (status == AQ_OK && (flags & AQ_EDGE_LAST_STEP)) worker->last_step = true;
         if (status != AQ_AGAIN) return status;
         AQ_TRY(wait(worker, seen, false, "the gradient norm"));
     }
@@ -247,14 +244,14 @@ static enum aq_status numbers_receive(struct aq_worker *worker, struct aq_edge *
 static enum aq_status numbers_send(struct aq_worker *worker, struct aq_edge *edge, const double sums[2], uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++)
-        AQ_TRY(aq_edge_send_norm(edge, worker->step, sums[i]));
+        AQ_TRY(aq_edge_send_norm(edge, worker->step, sums[i], worker->last_step ? AQ_EDGE_LAST_STEP : 0));
     return AQ_OK;
 }
 
 /*
  * The global norm: partial sums of squares go from the last stage to the first, each adding its own tensors from last
  * to first, so that the sum has the bits of a single stage's; the total comes back. What the optimizer decides by over
- * the whole model goes along.
+ * the whole model goes along, and with the total whether this step is the last one.
  */
 static enum aq_status norm(struct aq_worker *worker)
 {
@@ -273,6 +270,8 @@ static enum aq_status norm(struct aq_worker *worker)
     if (worker->in) {
         AQ_TRY(numbers_send(worker, worker->in, sums, count));
         AQ_TRY(numbers_receive(worker, worker->in, sums, count));
+    } else if (worker->W == 1) {
+        AQ_TRY(aq_worker_stop_heard(worker));
     }
     if (worker->out) AQ_TRY(numbers_send(worker, worker->out, sums, count));
     if (count > 1) aq_optimizer_gauged(worker->optimizer, sums[1]);
@@ -367,6 +366,7 @@ enum aq_status aq_worker_step(struct aq_worker *worker)
     for (uint32_t i = run.barrier; i < run.program->count; i++) {
         switch (run.program->code[i].op) {
         case AQ_OP_REDUCE:
+            if (worker->W > 1) AQ_TRY(aq_worker_stop_heard(worker));
             AQ_TRY(aq_worker_reduce(worker));
             break;
         case AQ_OP_NORM:
@@ -382,5 +382,5 @@ enum aq_status aq_worker_step(struct aq_worker *worker)
             return aq_fail(AQ_INVAL, "worker", "instruction %s after the chains", aq_op_name(run.program->code[i].op));
         }
     }
-    return AQ_OK;
+    return worker->plan->ranks == 1 ? aq_worker_stop_heard(worker) : AQ_OK; /* nobody else need know it earlier */
 }

@@ -166,6 +166,7 @@ static enum aq_status play(const struct aq_plan *plan, struct aq_edge *edge, str
     static uint8_t bodies[FRAMES_MAX][65536];
     float values[B * N];
     double norm;
+    uint16_t flags;
     for (uint32_t i = 0; i <= wire.count; i++) {
         const uint32_t at = wire.next;
         struct aq_frame *frame = &wire.frames[at < FRAMES_MAX ? at : 0];
@@ -182,7 +183,7 @@ static enum aq_status play(const struct aq_plan *plan, struct aq_edge *edge, str
             AQ_TRY(aq_edge_receive_eval(edge, &batch, &(struct aq_values){.at = values}, NULL));
         if (aq_edge_backward_here(edge))
             AQ_TRY(aq_edge_receive_backward(edge, &batch, &(struct aq_values){.at = values}, NULL));
-        if (frame->kind == AQ_FRAME_NORM) AQ_TRY(aq_edge_receive_norm(edge, frame->step % 2, &norm));
+        if (frame->kind == AQ_FRAME_NORM) AQ_TRY(aq_edge_receive_norm(edge, frame->step % 2, &norm, &flags));
     }
     return AQ_OK;
 }
