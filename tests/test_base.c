@@ -1,5 +1,6 @@
 /*
- * test_base.c -- the vocabulary: statuses, memory, rings and bells, Philox, digests, 16-bit floats, traces.
+ * test_base.c -- the vocabulary: statuses, memory, rings and bells, Philox, digests, 16-bit floats, traces,
+ * places at a door.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -215,6 +216,76 @@ static void test_trace_writes_json_and_counts_drops(void **state)
     aq_trace_add(NULL, "compute", "forward", 0, 1, 0, 0);
 }
 
+enum { PLACES = 8, AGED = 1000000000 };
+
+static void guest(struct aq_guest *at, enum aq_guest_state state, uint64_t source, uint64_t since_ns)
+{
+    *at = (struct aq_guest){.state = state, .source = source, .since_ns = since_ns};
+}
+
+static void test_source_is_an_address_or_a_network(void **state)
+{
+    (void)state;
+    static const uint8_t four[] = {192, 0, 2, 1}, other[] = {192, 0, 2, 2};
+    static const uint8_t mapped[16] = {[10] = 0xff, [11] = 0xff, [12] = 192, [14] = 2, [15] = 1};
+    uint8_t six[2][16] = {{0x20, 1, 0x0d, 0xb8, 0, 0, 0, 7}, {0x20, 1, 0x0d, 0xb8, 0, 0, 0, 7, 1, 2, 3, 4, 5, 6, 7, 8}};
+    assert_true(aq_source_of(four, 4) != aq_source_of(other, 4));
+    assert_true(aq_source_of(four, 4) == aq_source_of(mapped, 16));
+    assert_true(aq_source_of(six[0], 16) == aq_source_of(six[1], 16));
+    six[1][7] = 8;
+    assert_true(aq_source_of(six[0], 16) != aq_source_of(six[1], 16));
+    assert_true(aq_source_of(six[0], 16) != aq_source_of(four, 4));
+    assert_true(aq_source_of("no address", 10) == 0);
+}
+
+static void test_admission_one_source_has_half_of_the_places(void **state)
+{
+    (void)state;
+    struct aq_guest guests[PLACES] = {{0}};
+    for (uint32_t i = 0; i < PLACES / 2; i++) {
+        assert_int_equal(aq_admit(guests, PLACES, 7, i), i);
+        guest(&guests[i], AQ_GUEST_UNPROVED, 7, i);
+    }
+    /* Its half is taken: the newcomer goes, until the first of them has had its time. */
+    assert_int_equal(aq_admit(guests, PLACES, 7, AGED - 1), AQ_ADMISSION_REFUSED);
+    assert_int_equal(aq_admit(guests, PLACES, 7, AGED), 0);
+    guests[0].state = AQ_GUEST_PROVED;
+    assert_int_equal(aq_admit(guests, PLACES, 7, AGED), AQ_ADMISSION_REFUSED);
+    assert_int_equal(aq_admit(guests, PLACES, 7, AGED + 1), 1);
+    /* The other half is there for others. */
+    assert_int_equal(aq_admit(guests, PLACES, 8, AGED), PLACES / 2);
+}
+
+static void test_admission_newcomers_of_crowded_sources_go_first(void **state)
+{
+    (void)state;
+    struct aq_guest guests[PLACES];
+    for (uint32_t i = 0; i < PLACES; i++) /* 0 to 2 of source 1, 3 to 6 of source 2, the last of source 3 */
+        guest(&guests[i], AQ_GUEST_UNPROVED, i < 3 ? 1 : i < 7 ? 2 : 3, 100 + i);
+    assert_int_equal(aq_admit(guests, PLACES, 4, 200), 6); /* the latest of the four */
+    guests[6].state = AQ_GUEST_PROVED;
+    assert_int_equal(aq_admit(guests, PLACES, 4, 200), 5); /* who has proved itself stays */
+    assert_int_equal(aq_admit(guests, PLACES, 3, 200), 5); /* two of source 3 then, against four */
+    assert_int_equal(aq_admit(guests, PLACES, 2, 200), AQ_ADMISSION_REFUSED);
+    assert_int_equal(aq_admit(guests, PLACES, 1, 200), AQ_ADMISSION_REFUSED); /* four as well: it comes last */
+    assert_int_equal(aq_admit(guests, PLACES, 4, 103 + AGED), 3); /* who has had its time goes before */
+}
+
+static void test_admission_many_sources_take_turns_and_proved_stay(void **state)
+{
+    (void)state;
+    struct aq_guest guests[PLACES];
+    for (uint32_t i = 0; i < PLACES; i++)
+        guest(&guests[i], AQ_GUEST_UNPROVED, 10 + i, 100 + i);
+    assert_int_equal(aq_admit(guests, PLACES, 4, 200), AQ_ADMISSION_REFUSED);
+    assert_int_equal(aq_admit(guests, PLACES, 4, 100 + AGED), 0);
+    for (uint32_t i = 0; i < PLACES; i++)
+        guests[i].state = AQ_GUEST_PROVED;
+    assert_int_equal(aq_admit(guests, PLACES, 4, 9ull * AGED), AQ_ADMISSION_REFUSED);
+    guests[5].state = AQ_GUEST_NONE;
+    assert_int_equal(aq_admit(guests, PLACES, 4, 9ull * AGED), 5);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -227,6 +298,10 @@ int main(void)
         cmocka_unit_test(test_half_round_trips_and_rounds_to_even),
         cmocka_unit_test(test_digest_known_answer),
         cmocka_unit_test(test_trace_writes_json_and_counts_drops),
+        cmocka_unit_test(test_source_is_an_address_or_a_network),
+        cmocka_unit_test(test_admission_one_source_has_half_of_the_places),
+        cmocka_unit_test(test_admission_newcomers_of_crowded_sources_go_first),
+        cmocka_unit_test(test_admission_many_sources_take_turns_and_proved_stay),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /*
- * base.h -- the vocabulary of the house: status, log, memory, rings, random numbers, time, digests, threads, traces.
+ * base.h -- the vocabulary of the house: status, log, memory, rings, random numbers, time, digests, threads, traces,
+ * places at a door.
  *
  * Every other room may use it; it uses nothing but the C library and xxHash. Each part has its own header with its
  * manual.
@@ -7,6 +8,7 @@
 #ifndef AQSGD_BASE_H
 #define AQSGD_BASE_H
 
+#include "aqsgd/base/admission.h"
 #include "aqsgd/base/clock.h"
 #include "aqsgd/base/digest.h"
 #include "aqsgd/base/file.h"
