@@ -1,12 +1,14 @@
 /*
  * tls_files.c -- folders of keys: who may read what, PEM in bounded memory, and the identity of this process.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <openssl/err.h>
 #include <openssl/pem.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -170,6 +172,50 @@ enum aq_status aq_tls_check_key(const char *path)
     return status;
 }
 
+enum aq_status aq_tls_copy(const char *folder, const char *file, const char *to)
+{
+    char path[AQ_TLS_PATH_BYTES];
+    void *memory;
+    bool secret = false;
+    int count = 0;
+    AQ_TRY(aq_tls_path(folder, file, path));
+    if (mkdir(to, 0700) != 0 && errno != EEXIST) return aq_fail_errno(AREA, "cannot make the folder %s", to);
+    AQ_TRY(aq_tls_folder_check(to));
+    AQ_TRY(aq_alloc(PEM_BYTES_MAX + 2, &memory));
+    enum aq_status status = read_file(path, memory, &count, &secret);
+    if (status == AQ_OK) status = aq_tls_save(to, file, memory, (size_t)count, secret);
+    OPENSSL_cleanse(memory, PEM_BYTES_MAX + 2);
+    aq_free(memory);
+    return status;
+}
+
+static int in_order(const void *a, const void *b)
+{
+    return strcmp(a, b);
+}
+
+enum aq_status aq_tls_hosts(const char *folder, struct aq_tls_hosts *out)
+{
+    static const char BEGIN[] = "daemon-", END[] = ".pem";
+    struct aq_tls_hosts hosts = {0};
+    char host[AQ_TLS_HOST_BYTES];
+    DIR *entries = opendir(folder);
+    if (!entries) return aq_fail_errno(AREA, "cannot read the folder of keys %s", folder);
+    for (const struct dirent *entry; (entry = readdir(entries)) && hosts.count < AQ_TLS_HOSTS_MAX;) {
+        const size_t edges = sizeof BEGIN - 1 + sizeof END - 1, bytes = strlen(entry->d_name);
+        if (bytes <= edges || bytes - edges >= sizeof host || strncmp(entry->d_name, BEGIN, sizeof BEGIN - 1) != 0 ||
+            strcmp(entry->d_name + bytes - (sizeof END - 1), END) != 0)
+            continue;
+        memcpy(host, entry->d_name + sizeof BEGIN - 1, bytes - edges);
+        host[bytes - edges] = 0;
+        if (aq_tls_host_good(host)) memcpy(hosts.of[hosts.count++], host, sizeof host);
+    }
+    closedir(entries);
+    qsort(hosts.of, hosts.count, sizeof *hosts.of, in_order);
+    *out = hosts;
+    return AQ_OK;
+}
+
 /* ---- the identity of this process ---- */
 
 /* What the peers would find wrong with this certificate. */
@@ -205,10 +251,10 @@ static enum aq_status trust(struct aq_tls *tls, const char *folder)
 
 static enum aq_status identify(struct aq_tls *tls, const char *folder, const struct aq_tls_name *want)
 {
-    char path[AQ_TLS_PATH_BYTES], file[32], have[AQ_TLS_URI_BYTES], wanted[AQ_TLS_URI_BYTES];
+    char path[AQ_TLS_PATH_BYTES], file[AQ_TLS_FILE_BYTES], have[AQ_TLS_URI_BYTES], wanted[AQ_TLS_URI_BYTES];
     X509 *certificate = NULL;
     EVP_PKEY *key = NULL;
-    AQ_TRY(aq_tls_path(folder, aq_tls_file(want->role, want->stage, file), path));
+    AQ_TRY(aq_tls_path(folder, aq_tls_file(want, file), path));
     AQ_TRY(aq_tls_load(path, &certificate, &key));
     enum aq_status status = AQ_OK;
     const bool named = aq_tls_name_of(certificate, &tls->name);
@@ -216,7 +262,7 @@ static enum aq_status identify(struct aq_tls *tls, const char *folder, const str
     memcpy(expected.job, tls->name.job, sizeof expected.job);
     if (!named)
         status = aq_fail(AQ_TLSERR, AREA, "%s is a certificate without an aqpipe:// name", path);
-    else if (tls->name.role != want->role || tls->name.stage != want->stage)
+    else if (tls->name.role != want->role || tls->name.stage != want->stage || strcmp(tls->name.host, want->host) != 0)
         status = aq_fail(AQ_TLSERR, AREA, "%s is the certificate of %s, not of %s", path, aq_tls_uri(&tls->name, have),
                          aq_tls_uri(&expected, wanted));
     if (status == AQ_OK) status = self_check(tls, path, certificate, key);
@@ -255,18 +301,17 @@ static void ignore_sigpipe(void)
         aq_log(AREA, 1, "SIGPIPE cannot be ignored: %s", strerror(errno));
 }
 
-enum aq_status aq_tls_open(const char *folder, enum aq_tls_role role, uint32_t stage, struct aq_tls **out)
+static enum aq_status open_name(const char *folder, const struct aq_tls_name *want, struct aq_tls **out)
 {
     char uri[AQ_TLS_URI_BYTES];
     void *memory;
     enum aq_status status;
-    const struct aq_tls_name want = {.role = role, .stage = role == AQ_TLS_STAGE ? stage : 0};
     AQ_TRY(aq_tls_folder_check(folder));
     AQ_TRY(aq_alloc(sizeof(struct aq_tls), &memory));
     struct aq_tls *tls = memory;
     AQ_TRY_GOTO(make_context(tls), out);
     AQ_TRY_GOTO(trust(tls, folder), out);
-    AQ_TRY_GOTO(identify(tls, folder, &want), out);
+    AQ_TRY_GOTO(identify(tls, folder, want), out);
     ignore_sigpipe();
     aq_log(AREA, 2, "%s of the authority %s", aq_tls_uri(&tls->name, uri), tls->authority);
     *out = tls;
@@ -274,6 +319,46 @@ enum aq_status aq_tls_open(const char *folder, enum aq_tls_role role, uint32_t s
 out:
     aq_tls_close(tls);
     return status;
+}
+
+enum aq_status aq_tls_open(const char *folder, enum aq_tls_role role, uint32_t stage, struct aq_tls **out)
+{
+    const struct aq_tls_name want = {.role = role, .stage = role == AQ_TLS_STAGE ? stage : 0};
+    AQ_ASSERT(role == AQ_TLS_STAGE || role == AQ_TLS_LAUNCHER);
+    return open_name(folder, &want, out);
+}
+
+static bool has(const struct aq_tls_hosts *hosts, const char *host)
+{
+    for (uint32_t i = 0; host && i < hosts->count; i++)
+        if (strcmp(hosts->of[i], host) == 0) return true;
+    return false;
+}
+
+enum aq_status aq_tls_open_daemon(const char *folder, const char *host, const char *listen, struct aq_tls **out)
+{
+    char old[AQ_TLS_PATH_BYTES];
+    struct aq_tls_name want = {.role = AQ_TLS_DAEMON};
+    struct aq_tls_hosts hosts;
+    struct stat info;
+    AQ_TRY(aq_tls_folder_check(folder));
+    AQ_TRY(aq_tls_hosts(folder, &hosts));
+    AQ_TRY(aq_tls_path(folder, "daemon.pem", old));
+    if (host && !aq_tls_host_good(host)) return aq_fail(AQ_INVAL, AREA, "'%.80s' is no name of a host", host);
+    if (!host && has(&hosts, listen)) host = listen;
+    if (!host && hosts.count == 1) host = hosts.of[0];
+    if (!host && hosts.count > 1)
+        return aq_fail(AQ_REFUSED, AREA, "%s has the keys of the daemons of %s, %s%s: say which host this is (--host)",
+                       folder, hosts.of[0], hosts.of[1], hosts.count > 2 ? ", ..." : "");
+    if (!host && lstat(old, &info) == 0)
+        return aq_fail(AQ_REFUSED, AREA,
+                       "%s is of an older version: with it any host could pose as every other; make this host its own "
+                       "(aqpipe keys add-host) where the authority is, and carry it here",
+                       old);
+    if (!host)
+        return aq_fail(AQ_NOTFOUND, AREA, "there is no daemon-HOST.pem in %s (aqpipe keys add-host makes it)", folder);
+    memcpy(want.host, host, strlen(host) + 1);
+    return open_name(folder, &want, out);
 }
 
 void aq_tls_close(struct aq_tls *tls)

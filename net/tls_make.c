@@ -48,11 +48,13 @@ static bool set_serial(X509 *certificate)
 
 static bool set_subject(X509 *certificate, const struct aq_tls_name *name)
 {
-    char common[64];
+    char common[64]; /* X.509 has no longer ones: a long name of a host is cut */
     static const char *const roles[] = {"authority", "stage", "launcher", "daemon"};
     X509_NAME *subject = X509_get_subject_name(certificate);
     if (name->role == AQ_TLS_STAGE)
         snprintf(common, sizeof common, "stage %u", name->stage);
+    else if (name->role == AQ_TLS_DAEMON)
+        snprintf(common, sizeof common, "daemon %.56s", name->host);
     else
         snprintf(common, sizeof common, "%s", roles[name->role]);
     return X509_NAME_add_entry_by_txt(subject, "O", MBSTRING_ASC, (const unsigned char *)name->job, -1, -1, 0) == 1 &&
@@ -104,13 +106,27 @@ static enum aq_status write_all(int fd, const char *bytes, size_t count)
     return fsync(fd) == 0 ? AQ_OK : aq_fail_errno(AREA, "cannot write keys");
 }
 
+enum aq_status aq_tls_save(const char *folder, const char *name, const char *bytes, size_t count, bool secret)
+{
+    char path[AQ_TLS_PATH_BYTES], aside[AQ_TLS_PATH_BYTES], aside_name[AQ_TLS_FILE_BYTES + 8];
+    snprintf(aside_name, sizeof aside_name, ".%s.new", name);
+    AQ_TRY(aq_tls_path(folder, name, path));
+    AQ_TRY(aq_tls_path(folder, aside_name, aside));
+    (void)unlink(aside);
+    const int fd = open(aside, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, secret ? 0600 : 0644);
+    enum aq_status status = fd == -1 ? aq_fail_errno(AREA, "cannot write %s", path) : AQ_OK;
+    if (status == AQ_OK) status = write_all(fd, bytes, count);
+    if (fd != -1) close(fd);
+    if (status == AQ_OK && rename(aside, path) != 0) status = aq_fail_errno(AREA, "cannot write %s", path);
+    if (status != AQ_OK && fd != -1) (void)unlink(aside);
+    return status;
+}
+
 /* A certificate, a private key, or both, into folder/name. */
 static enum aq_status save(const char *folder, const char *name, X509 *certificate, EVP_PKEY *key)
 {
-    char path[AQ_TLS_PATH_BYTES], aside[AQ_TLS_PATH_BYTES], aside_name[64], *bytes;
-    snprintf(aside_name, sizeof aside_name, ".%.48s.new", name);
+    char path[AQ_TLS_PATH_BYTES], *bytes;
     AQ_TRY(aq_tls_path(folder, name, path));
-    AQ_TRY(aq_tls_path(folder, aside_name, aside));
     BIO *memory = BIO_new(BIO_s_secmem());
     if (!memory || (certificate && PEM_write_bio_X509(memory, certificate) != 1) ||
         (key && PEM_write_bio_PKCS8PrivateKey(memory, key, NULL, NULL, 0, NULL, NULL) != 1)) {
@@ -118,14 +134,8 @@ static enum aq_status save(const char *folder, const char *name, X509 *certifica
         return failed(path);
     }
     const long count = BIO_get_mem_data(memory, &bytes);
-    (void)unlink(aside);
-    const int fd = open(aside, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, key ? 0600 : 0644);
-    enum aq_status status = fd == -1 ? aq_fail_errno(AREA, "cannot write %s", path) : AQ_OK;
-    if (status == AQ_OK) status = write_all(fd, bytes, (size_t)count);
-    if (fd != -1) close(fd);
+    const enum aq_status status = aq_tls_save(folder, name, bytes, (size_t)count, key != NULL);
     BIO_free(memory);
-    if (status == AQ_OK && rename(aside, path) != 0) status = aq_fail_errno(AREA, "cannot write %s", path);
-    if (status != AQ_OK && fd != -1) (void)unlink(aside);
     return status;
 }
 
@@ -159,36 +169,65 @@ enum aq_status aq_tls_make_authority(const char *folder, const char *job, int64_
     return status;
 }
 
-enum aq_status aq_tls_make(const char *folder, enum aq_tls_role role, uint32_t stage, int64_t from, int64_t until)
+enum aq_status aq_tls_authority(const char *folder, struct aq_tls_name *name, X509 **certificate, EVP_PKEY **key)
 {
-    char path[AQ_TLS_PATH_BYTES], file[32];
-    const int64_t span[2] = {from, until};
-    struct aq_tls_name name;
+    char path[AQ_TLS_PATH_BYTES];
+    X509 *authority = NULL;
+    AQ_TRY(aq_tls_folder_check(folder));
+    AQ_TRY(aq_tls_path(folder, "authority-key.pem", path));
+    AQ_TRY(aq_tls_load(path, NULL, key));
+    enum aq_status status = aq_tls_path(folder, "authority.pem", path);
+    if (status == AQ_OK) status = aq_tls_load(path, &authority, NULL);
+    if (status == AQ_OK && (!aq_tls_name_of(authority, name) || name->role != AQ_TLS_AUTHORITY))
+        status = aq_fail(AQ_CORRUPT, AREA, "%s is no authority of a job", path);
+    if (status == AQ_OK && X509_check_private_key(authority, *key) != 1)
+        status = aq_fail(AQ_TLSERR, AREA, "%s: authority-key.pem beside it is another authority's", path);
+    if (status == AQ_OK) {
+        *certificate = authority;
+        return AQ_OK;
+    }
+    X509_free(authority);
+    EVP_PKEY_free(*key);
+    *key = NULL;
+    return status;
+}
+
+/* want: all but the job. */
+static enum aq_status make(const char *folder, const struct aq_tls_name *want, const int64_t span[2])
+{
+    char file[AQ_TLS_FILE_BYTES];
+    struct aq_tls_name name = {0}, of;
     X509 *authority = NULL, *certificate = NULL;
     EVP_PKEY *authority_key = NULL, *key = NULL;
-    enum aq_status status = aq_tls_folder_check(folder);
-    if (status != AQ_OK) return status;
-    AQ_TRY_GOTO(aq_tls_path(folder, "authority.pem", path), out);
-    AQ_TRY_GOTO(aq_tls_load(path, &authority, NULL), out);
-    AQ_TRY_GOTO(aq_tls_path(folder, "authority-key.pem", path), out);
-    AQ_TRY_GOTO(aq_tls_load(path, NULL, &authority_key), out);
-    if (!aq_tls_name_of(authority, &name) || name.role != AQ_TLS_AUTHORITY) {
-        status = aq_fail(AQ_CORRUPT, AREA, "%s/authority.pem is no authority of a job", folder);
-        goto out;
-    }
-    name.role = role;
-    name.stage = role == AQ_TLS_STAGE ? stage : 0;
+    AQ_TRY(aq_tls_authority(folder, &of, &authority, &authority_key));
+    name = *want;
+    memcpy(name.job, of.job, sizeof name.job);
     key = EVP_EC_gen("P-256");
-    if (!key) {
-        status = failed("a private key");
-        goto out;
-    }
-    AQ_TRY_GOTO(certify(&name, key, authority, authority_key, span, &certificate), out);
-    status = save(folder, aq_tls_file(role, stage, file), certificate, key);
-out:
+    enum aq_status status =
+        key ? certify(&name, key, authority, authority_key, span, &certificate) : failed("a private key");
+    if (status == AQ_OK) status = save(folder, aq_tls_file(&name, file), certificate, key);
     X509_free(certificate);
     EVP_PKEY_free(key);
     EVP_PKEY_free(authority_key);
     X509_free(authority);
     return status;
+}
+
+enum aq_status aq_tls_make(const char *folder, enum aq_tls_role role, uint32_t stage, int64_t from, int64_t until)
+{
+    const struct aq_tls_name name = {.role = role, .stage = role == AQ_TLS_STAGE ? stage : 0};
+    const int64_t span[2] = {from, until};
+    AQ_ASSERT(role == AQ_TLS_STAGE || role == AQ_TLS_LAUNCHER);
+    return make(folder, &name, span);
+}
+
+enum aq_status aq_tls_make_daemon(const char *folder, const char *host, int64_t from, int64_t until)
+{
+    struct aq_tls_name name = {.role = AQ_TLS_DAEMON};
+    const int64_t span[2] = {from, until};
+    if (!aq_tls_host_good(host))
+        return aq_fail(AQ_INVAL, AREA,
+                       "'%.80s' is no name of a host for certificates: 1 to 63 of a-z 0-9 . _ - :", host);
+    memcpy(name.host, host, strlen(host));
+    return make(folder, &name, span);
 }

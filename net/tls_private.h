@@ -26,6 +26,11 @@ enum aq_status aq_tls_path(const char *folder, const char *name, char out[AQ_TLS
 /* A folder that others may write is refused. */
 enum aq_status aq_tls_folder_check(const char *folder);
 
+/* Write folder/name aside, and put it there whole: mode 600, or 644 where it is no secret. */
+enum aq_status aq_tls_save(const char *folder, const char *name, const char *bytes, size_t count, bool secret);
+/* The authority of a folder and its private key, which belong together. */
+enum aq_status aq_tls_authority(const char *folder, struct aq_tls_name *name, X509 **certificate, EVP_PKEY **key);
+
 /* A session on a stream below, which stays the caller's. */
 enum aq_status aq_tls_session_over(struct aq_tls *tls, struct aq_stream *below, bool server,
                                    const struct aq_tls_name *expect, struct aq_tls_session **out);

@@ -60,6 +60,7 @@ static void expected(const struct aq_tls_session *s, char out[AQ_TLS_URI_BYTES +
 static bool is_expected(const struct aq_tls_session *s, const struct aq_tls_name *name)
 {
     if (strcmp(name->job, s->expect.job) != 0 || name->role != s->expect.role) return false;
+    if (name->role == AQ_TLS_DAEMON) return name->host[0] && strcmp(name->host, s->expect.host) == 0;
     return name->role != AQ_TLS_STAGE || s->expect.stage == AQ_TLS_ANY_STAGE || name->stage == s->expect.stage ||
            (s->expect.either && name->stage == s->expect.or_stage);
 }
@@ -87,11 +88,15 @@ static int look_at(int good, X509_STORE_CTX *chain)
     }
     if (X509_STORE_CTX_get_error_depth(chain) > 0) return 1;
     struct aq_tls_name name;
-    if (aq_tls_name_of(leaf, &name) && is_expected(s, &name)) {
+    const bool named = aq_tls_name_of(leaf, &name);
+    if (named && is_expected(s, &name)) {
         s->peer = name;
         return 1;
     }
-    snprintf(s->text, sizeof s->text, "presents %s, expected %s", have, want);
+    snprintf(s->text, sizeof s->text, "presents %s, expected %s%s", have, want,
+             s->expect.role == AQ_TLS_DAEMON && named && name.role == AQ_TLS_DAEMON
+                 ? " (in tcp://name@host:port name is what the certificate says)"
+                 : "");
     X509_STORE_CTX_set_error(chain, X509_V_ERR_APPLICATION_VERIFICATION);
     return 0;
 }

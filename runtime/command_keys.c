@@ -1,5 +1,5 @@
 /*
- * command_keys.c -- `aqpipe keys`: make a job's authority and certificates, and show what a folder of them holds.
+ * command_keys.c -- `aqpipe keys`: make a job's authority and certificates, carry a host's share, and show a folder.
  *
  * (`aqpipe help keys` is about keys of a manifest.) What the files mean is net/tls.h.
  */
@@ -13,38 +13,49 @@
 
 #include "commands.h"
 #include "job.h"
+#include "net/endpoint.h"
 #include "net/tls.h"
 
 static const char usage[] =
-    "usage: aqpipe keys init DIR --job NAME --stages N [--days D] [--renew]\n"
+    "usage: aqpipe keys init DIR --job NAME --stages N [--hosts A,B,...] [--days D] [--renew]\n"
+    "       aqpipe keys add-host DIR HOST... [--days D]\n"
+    "       aqpipe keys bundle DIR OUT [--host HOST] [--stages 2-3,5] [--launcher]\n"
     "       aqpipe keys show DIR\n"
     "\n"
     "init makes the authority of a job and, signed by it, one certificate with its private key for each stage, one "
     "for\n"
-    "launchers and one for daemons. Peers talk to each other by mutual TLS 1.3 when both hold certificates of one\n"
-    "authority, each for its own part; names of hosts do not matter. Give each host only what it needs, with mode "
-    "600:\n"
+    "launchers and one for the daemon of each host. Peers talk to each other by mutual TLS 1.3 when both hold\n"
+    "certificates of one authority, each for its own part. A host is called what launchers dial, in the manifest's\n"
+    "`host: tcp://HOST:PORT` and in --daemon; where that is a tunnel, tcp://NAME@127.0.0.1:PORT says whose end it "
+    "has.\n"
+    "Give each host only what it needs, with mode 600:\n"
     "\n"
-    "  the launcher's host         authority.pem launcher.pem\n"
-    "  a host of stages 2 and 3    authority.pem daemon.pem stage-2.pem stage-3.pem      (aqpiped --keys DIR)\n"
-    "  one machine runs all        the folder as it is                                   (security.keys: DIR)\n"
+    "  the launcher's host            authority.pem launcher.pem                          (bundle --launcher)\n"
+    "  host A, with stages 2 and 3    authority.pem daemon-A.pem stage-2.pem stage-3.pem  (bundle --host A --stages "
+    "2-3)\n"
+    "  one machine runs all           the folder as it is                                 (security.keys: DIR)\n"
     "\n"
     "authority-key.pem makes new certificates: keep it off the hosts that train.\n"
     "\n"
     "  --job NAME     in every certificate: 1 to 64 of A-Z a-z 0-9 . _ -\n"
-    "  --stages N     certificates for stages 0 to N-1\n"
+    "  --stages N     certificates for stages 0 to N-1; of bundle: which ones go there\n"
+    "  --hosts A,B    certificates for the daemons of these hosts\n"
     "  --days D       how long the certificates are good (365); the authority is good for ten years\n"
-    "  --renew        the folder has an authority: sign new certificates with it, for the same job\n"
+    "  --renew        the folder has an authority: sign new certificates with it, for the same job and hosts\n"
     "\n"
+    "add-host makes the certificate of one more host's daemon, or a new one.\n"
+    "bundle puts what one host needs into the folder OUT, to be carried there (scp -rp OUT HOST:keys).\n"
     "show prints names, fingerprints and dates, and refuses files that others may read.\n";
 
 static const int64_t day_s = 86400;
 enum { AUTHORITY_DAYS = 3650, DAYS_DEFAULT = 365, SOON_DAYS = 14 };
 
 struct asked {
-    const char *job, *folder;
-    uint32_t stages, days;
-    bool renew;
+    const char *job, *folder, *stages, *hosts, *host;
+    char **rest; /* behind the folder */
+    int rest_count;
+    uint32_t days;
+    bool renew, launcher;
 };
 
 static bool number(const char *text, uint32_t most, uint32_t *out)
@@ -58,23 +69,31 @@ static bool number(const char *text, uint32_t most, uint32_t *out)
 
 static int parse(struct asked *asked, int argc, char **argv)
 {
-    static const struct option options[] = {{"job", required_argument, NULL, 'j'},
-                                            {"stages", required_argument, NULL, 's'},
-                                            {"days", required_argument, NULL, 'd'},
-                                            {"renew", no_argument, NULL, 'r'},
-                                            {NULL, 0, NULL, 0}};
+    static const struct option options[] = {
+        {"job", required_argument, NULL, 'j'},  {"stages", required_argument, NULL, 's'},
+        {"days", required_argument, NULL, 'd'}, {"hosts", required_argument, NULL, 'H'},
+        {"host", required_argument, NULL, 'h'}, {"launcher", no_argument, NULL, 'l'},
+        {"renew", no_argument, NULL, 'r'},      {NULL, 0, NULL, 0}};
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         switch (option) {
         case 'j':
             asked->job = optarg;
             break;
         case 's':
-            if (!number(optarg, AQ_JOB_RANKS_MAX, &asked->stages))
-                return aq_usage("keys", "--stages wants 1 to %d", AQ_JOB_RANKS_MAX);
+            asked->stages = optarg;
             break;
         case 'd':
             if (!number(optarg, AUTHORITY_DAYS, &asked->days))
                 return aq_usage("keys", "--days wants 1 to %d", AUTHORITY_DAYS);
+            break;
+        case 'H':
+            asked->hosts = optarg;
+            break;
+        case 'h':
+            asked->host = optarg;
+            break;
+        case 'l':
+            asked->launcher = true;
             break;
         case 'r':
             asked->renew = true;
@@ -83,22 +102,75 @@ static int parse(struct asked *asked, int argc, char **argv)
             return aq_usage("keys", "the options are wrong");
         }
     }
-    if (optind + 1 != argc) return aq_usage("keys", optind == argc ? "which folder?" : "one folder, please");
+    if (optind == argc) return aq_usage("keys", "which folder?");
     asked->folder = argv[optind];
+    asked->rest = argv + optind + 1;
+    asked->rest_count = argc - optind - 1;
     return AQ_EXIT_DONE;
 }
 
+/* ---- making ---- */
+
 /* The clocks of hosts differ: what is made now is good since yesterday. */
-static enum aq_status make_all(const struct asked *asked)
+static int64_t since(void)
 {
-    const int64_t now = (int64_t)time(NULL), from = now - day_s, until = now + (int64_t)asked->days * day_s;
-    if (!asked->renew)
-        AQ_TRY(aq_tls_make_authority(asked->folder, asked->job, from, now + (int64_t)AUTHORITY_DAYS * day_s));
-    for (uint32_t s = 0; s < asked->stages; s++)
-        AQ_TRY(aq_tls_make(asked->folder, AQ_TLS_STAGE, s, from, until));
-    AQ_TRY(aq_tls_make(asked->folder, AQ_TLS_LAUNCHER, 0, from, until));
-    return aq_tls_make(asked->folder, AQ_TLS_DAEMON, 0, from, until);
+    return (int64_t)time(NULL) - day_s;
 }
+
+static int64_t until(const struct asked *asked)
+{
+    return (int64_t)time(NULL) + (int64_t)asked->days * day_s;
+}
+
+/* What a host is called in certificates: as an address of it would be read. */
+static enum aq_status host_name(const char *text, size_t bytes, char out[AQ_ENDPOINT_NAME_BYTES])
+{
+    char host[AQ_ENDPOINT_HOST_BYTES];
+    struct aq_endpoint endpoint;
+    const char *why = "it is too long for a certificate; choose a name, and dial name@host:port";
+    if (bytes < sizeof host) {
+        memcpy(host, text, bytes);
+        host[bytes] = 0;
+        if (aq_endpoint_parse_host(host, &endpoint, &why) == AQ_OK && aq_endpoint_identity(&endpoint, out))
+            return AQ_OK;
+    }
+    return aq_fail(AQ_INVAL, "keys", "'%.*s' is no host: %s", bytes < 80 ? (int)bytes : 80, text, why);
+}
+
+static enum aq_status make_host(const struct asked *asked, const char *text, size_t bytes)
+{
+    char host[AQ_ENDPOINT_NAME_BYTES];
+    AQ_TRY(host_name(text, bytes, host));
+    return aq_tls_make_daemon(asked->folder, host, since(), until(asked));
+}
+
+static enum aq_status make_hosts(const struct asked *asked)
+{
+    for (const char *at = asked->hosts; at;) {
+        const char *comma = strchr(at, ',');
+        AQ_TRY(make_host(asked, at, comma ? (size_t)(comma - at) : strlen(at)));
+        at = comma ? comma + 1 : NULL;
+    }
+    return AQ_OK;
+}
+
+static enum aq_status make_all(const struct asked *asked, uint32_t stages)
+{
+    struct aq_tls_hosts hosts = {0};
+    if (asked->renew)
+        AQ_TRY(aq_tls_hosts(asked->folder, &hosts));
+    else
+        AQ_TRY(aq_tls_make_authority(asked->folder, asked->job, since(),
+                                     (int64_t)time(NULL) + (int64_t)AUTHORITY_DAYS * day_s));
+    for (uint32_t s = 0; s < stages; s++)
+        AQ_TRY(aq_tls_make(asked->folder, AQ_TLS_STAGE, s, since(), until(asked)));
+    AQ_TRY(aq_tls_make(asked->folder, AQ_TLS_LAUNCHER, 0, since(), until(asked)));
+    for (uint32_t i = 0; i < hosts.count; i++)
+        AQ_TRY(make_host(asked, hosts.of[i], strlen(hosts.of[i])));
+    return make_hosts(asked);
+}
+
+/* ---- showing ---- */
 
 static void date(int64_t when, char out[16])
 {
@@ -108,17 +180,17 @@ static void date(int64_t when, char out[16])
 }
 
 /* One file, where it is there. */
-static enum aq_status show_file(const char *folder, const char *file)
+static enum aq_status show_file(const char *folder, const struct aq_tls_name *name)
 {
-    char path[AQ_TLS_PATH_BYTES], uri[AQ_TLS_URI_BYTES], from[16], until[16];
+    char path[AQ_TLS_PATH_BYTES], file[AQ_TLS_FILE_BYTES], uri[AQ_TLS_URI_BYTES], from[16], to[16];
     struct aq_tls_facts facts;
     const int64_t now = (int64_t)time(NULL);
-    if (snprintf(path, sizeof path, "%s/%s", folder, file) >= (int)sizeof path) return AQ_INVAL;
+    if (snprintf(path, sizeof path, "%s/%s", folder, aq_tls_file(name, file)) >= (int)sizeof path) return AQ_INVAL;
     if (access(path, F_OK) != 0) return AQ_NOTFOUND;
     AQ_TRY(aq_tls_describe(path, &facts));
     date(facts.from, from);
-    date(facts.until, until);
-    printf("%-14s %-36s %s to %s%s\n%14s SHA-256 %s%s\n", file, aq_tls_uri(&facts.name, uri), from, until,
+    date(facts.until, to);
+    printf("%-24s %-36s %s to %s%s\n%24s SHA-256 %s%s\n", file, aq_tls_uri(&facts.name, uri), from, to,
            now > facts.until                                ? "  EXPIRED"
            : now < facts.from                               ? "  not yet good"
            : facts.until - now < (int64_t)SOON_DAYS * day_s ? "  expires soon"
@@ -134,38 +206,123 @@ static enum aq_status check_authority_key(const char *folder)
     return access(path, F_OK) == 0 ? aq_tls_check_key(path) : AQ_OK;
 }
 
+static void show_one(const char *folder, const struct aq_tls_name *name, int *shown, int *wrong)
+{
+    const enum aq_status status = show_file(folder, name);
+    *shown += status == AQ_OK;
+    *wrong += status != AQ_OK && status != AQ_NOTFOUND;
+}
+
 static int show(const char *folder)
 {
-    char file[32];
+    struct aq_tls_hosts hosts = {0};
     int shown = 0, wrong = 0;
-    for (uint32_t i = 0; i < 3 + AQ_JOB_RANKS_MAX; i++) {
-        static const enum aq_tls_role firsts[] = {AQ_TLS_AUTHORITY, AQ_TLS_LAUNCHER, AQ_TLS_DAEMON};
-        const enum aq_status status =
-            show_file(folder, i < 3 ? aq_tls_file(firsts[i], 0, file) : aq_tls_file(AQ_TLS_STAGE, i - 3, file));
-        shown += status == AQ_OK;
-        wrong += status != AQ_OK && status != AQ_NOTFOUND;
+    show_one(folder, &(struct aq_tls_name){.role = AQ_TLS_AUTHORITY}, &shown, &wrong);
+    show_one(folder, &(struct aq_tls_name){.role = AQ_TLS_LAUNCHER}, &shown, &wrong);
+    show_one(folder, &(struct aq_tls_name){.role = AQ_TLS_DAEMON}, &shown, &wrong); /* of an older version */
+    wrong += aq_tls_hosts(folder, &hosts) != AQ_OK;
+    for (uint32_t i = 0; i < hosts.count; i++) {
+        struct aq_tls_name name = {.role = AQ_TLS_DAEMON};
+        memcpy(name.host, hosts.of[i], sizeof name.host);
+        show_one(folder, &name, &shown, &wrong);
     }
+    for (uint32_t s = 0; s < AQ_JOB_RANKS_MAX; s++)
+        show_one(folder, &(struct aq_tls_name){.role = AQ_TLS_STAGE, .stage = s}, &shown, &wrong);
     wrong += check_authority_key(folder) != AQ_OK;
     if (shown + wrong == 0)
         fprintf(stderr, "aqpipe keys: there are no keys in %s (aqpipe keys init makes them)\n", folder);
     return shown > 0 && wrong == 0 ? AQ_EXIT_DONE : AQ_EXIT_FAILED;
 }
 
+/* ---- the subcommands ---- */
+
+static int init(const struct asked *asked)
+{
+    uint32_t stages;
+    if (asked->rest_count) return aq_usage("keys", "one folder, please");
+    if (!asked->job == !asked->renew)
+        return aq_usage("keys", "init wants --job NAME, or --renew for a folder that has an authority");
+    if (!asked->stages) return aq_usage("keys", "init wants --stages N");
+    if (!number(asked->stages, AQ_JOB_RANKS_MAX, &stages))
+        return aq_usage("keys", "--stages wants 1 to %d", AQ_JOB_RANKS_MAX);
+    return make_all(asked, stages) == AQ_OK ? show(asked->folder) : AQ_EXIT_FAILED;
+}
+
+static int add_host(const struct asked *asked)
+{
+    if (asked->rest_count == 0) return aq_usage("keys", "add-host wants the names of hosts behind the folder");
+    for (int i = 0; i < asked->rest_count; i++)
+        if (make_host(asked, asked->rest[i], strlen(asked->rest[i])) != AQ_OK) return AQ_EXIT_FAILED;
+    return show(asked->folder);
+}
+
+/* "2-3,5", one range after the other. False: that is no such list. */
+static bool next_range(const char **at, uint32_t *first, uint32_t *last)
+{
+    char *end;
+    if (**at < '0' || **at > '9') return false;
+    unsigned long value = strtoul(*at, &end, 10);
+    if (value >= AQ_JOB_RANKS_MAX) return false;
+    *first = *last = (uint32_t)value;
+    if (*end == '-') {
+        if (end[1] < '0' || end[1] > '9') return false;
+        value = strtoul(end + 1, &end, 10);
+        if (value < *first || value >= AQ_JOB_RANKS_MAX) return false;
+        *last = (uint32_t)value;
+    }
+    if (*end && *end != ',') return false;
+    *at = *end ? end + 1 : NULL;
+    return true;
+}
+
+static enum aq_status copy(const struct asked *asked, const struct aq_tls_name *name)
+{
+    char file[AQ_TLS_FILE_BYTES];
+    return aq_tls_copy(asked->folder, aq_tls_file(name, file), asked->rest[0]);
+}
+
+static int bundle(const struct asked *asked)
+{
+    struct aq_tls_name daemon = {.role = AQ_TLS_DAEMON};
+    if (asked->rest_count != 1) return aq_usage("keys", "bundle wants two folders: of the keys, and where they go");
+    if (!asked->host && !asked->stages && !asked->launcher)
+        return aq_usage("keys", "bundle wants --host, --stages or --launcher");
+    enum aq_status status = copy(asked, &(struct aq_tls_name){.role = AQ_TLS_AUTHORITY});
+    if (status == AQ_OK && asked->host) {
+        status = host_name(asked->host, strlen(asked->host), daemon.host);
+        if (status == AQ_OK) status = copy(asked, &daemon);
+    }
+    if (status == AQ_OK && asked->launcher) status = copy(asked, &(struct aq_tls_name){.role = AQ_TLS_LAUNCHER});
+    for (const char *at = asked->stages; status == AQ_OK && at;) {
+        uint32_t first, last;
+        if (!next_range(&at, &first, &last))
+            return aq_usage("keys", "--stages wants numbers and ranges, as in 2-3,5, below %d", AQ_JOB_RANKS_MAX);
+        for (uint32_t s = first; status == AQ_OK && s <= last; s++)
+            status = copy(asked, &(struct aq_tls_name){.role = AQ_TLS_STAGE, .stage = s});
+    }
+    return status == AQ_OK ? show(asked->rest[0]) : AQ_EXIT_FAILED;
+}
+
+static int show_folder(const struct asked *asked)
+{
+    return asked->rest_count ? aq_usage("keys", "one folder, please") : show(asked->folder);
+}
+
 int aq_command_keys(int argc, char **argv)
 {
+    static const struct {
+        const char *name;
+        int (*run)(const struct asked *asked);
+    } commands[] = {{"init", init}, {"add-host", add_host}, {"bundle", bundle}, {"show", show_folder}};
     struct asked asked = {.days = DAYS_DEFAULT};
     if (argc < 2 || strcmp(argv[1], "--help") == 0) {
         fputs(usage, argc < 2 ? stderr : stdout);
         return argc < 2 ? AQ_EXIT_USAGE : AQ_EXIT_DONE;
     }
-    const bool init = strcmp(argv[1], "init") == 0;
-    if (!init && strcmp(argv[1], "show") != 0) return aq_usage("keys", "init or show, not '%s'", argv[1]);
-    const int code = parse(&asked, argc - 1, argv + 1);
-    if (code != AQ_EXIT_DONE) return code;
-    if (!init) return show(asked.folder);
-    if (!asked.job == !asked.renew)
-        return aq_usage("keys", "init wants --job NAME, or --renew for a folder that has an authority");
-    if (asked.stages == 0) return aq_usage("keys", "init wants --stages N");
-    if (make_all(&asked) != AQ_OK) return AQ_EXIT_FAILED;
-    return show(asked.folder);
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        if (strcmp(argv[1], commands[i].name) != 0) continue;
+        const int code = parse(&asked, argc - 1, argv + 1);
+        return code == AQ_EXIT_DONE ? commands[i].run(&asked) : code;
+    }
+    return aq_usage("keys", "init, add-host, bundle or show, not '%s'", argv[1]);
 }

@@ -194,9 +194,14 @@ static enum aq_status greet(struct aq_control *control, const char *address, con
 /* The first thing on the socket, before the greeting. */
 static enum aq_status secure(struct aq_control *control, struct aq_tls *tls, const char *address)
 {
-    const struct aq_tls_name daemon = {.role = AQ_TLS_DAEMON};
+    struct aq_tls_name daemon = {.role = AQ_TLS_DAEMON};
     struct aq_tls_session *session;
+    struct aq_endpoint endpoint;
+    const char *why;
     if (!tls) return AQ_OK;
+    if (aq_endpoint_parse(address, &endpoint, &why) != AQ_OK || !aq_endpoint_identity(&endpoint, daemon.host))
+        return aq_fail(AQ_INVAL, "control", "no certificate can name the host of '%.80s': write name@host:port",
+                       address);
     AQ_TRY(aq_tls_session_open(tls, aq_control_fd(control), false, &daemon, address, &session));
     aq_control_secure(control, session);
     return AQ_OK;

@@ -23,8 +23,8 @@ bool aq_control_is_loopback(int fd); /* the address that a socket is bound to */
 enum aq_status aq_control_connect(const char *address, uint64_t deadline_ns, int *fd);
 enum aq_status aq_control_keep_alive(int fd);
 
-/* As aq_control_greet, first under TLS where `tls` is not NULL: the other end must hold a daemon's certificate of our
- * authority. AQ_TLSERR: it does not. */
+/* As aq_control_greet, first under TLS where `tls` is not NULL: the other end must hold the certificate of that host's
+ * daemon (aq_endpoint_identity), of our authority. AQ_TLSERR: it does not. */
 struct aq_tls;
 enum aq_status aq_control_meet(const char *address, const struct aq_token *token, struct aq_tls *tls,
                                uint64_t deadline_ns, struct aq_control **out);

@@ -9,11 +9,12 @@
 #include <unistd.h>
 
 #include "daemon.h"
+#include "net/endpoint.h"
 #include "net/tls.h"
 #include "security.h"
 
 static const char usage[] =
-    "usage: aqpiped --listen HOST:PORT [--keys DIR] [--token-file FILE [--insecure]]\n"
+    "usage: aqpiped --listen HOST:PORT [--keys DIR [--host NAME]] [--token-file FILE [--insecure]]\n"
     "               [--port-file FILE]\n"
     "\n"
     "Starts and supervises the stage workers of one job at a time on this machine, for `aqpipe launch` elsewhere. A "
@@ -22,9 +23,10 @@ static const char usage[] =
     "\n"
     "  --listen HOST:PORT   where launchers connect; port 0 lets the system choose. Loopback only, unless there are "
     "keys\n"
-    "  --keys DIR           authority.pem, daemon.pem and the stage-N.pem of the stages that run here (aqpipe keys "
-    "init):\n"
-    "                       mutual TLS 1.3 with launchers and between stages\n"
+    "  --keys DIR           authority.pem, daemon-HOST.pem and the stage-N.pem of the stages that run here (aqpipe "
+    "keys\n"
+    "                       bundle): mutual TLS 1.3 with launchers and between stages\n"
+    "  --host NAME          which daemon-NAME.pem is this host's, where there are several: what launchers dial\n"
     "  --token-file FILE    first line: a secret of at least 16 bytes that launchers must hold, too; mode 600\n"
     "  --insecure           take a token without keys on any address. The token says who begins to talk; whoever is on "
     "the\n"
@@ -64,14 +66,27 @@ static int share_keys(const char *keys)
     return setenv(AQ_SECURITY_WORKER_KEYS, path, 1);
 }
 
-static int serve(struct aq_daemon_config *config, const char *token_file, const char *keys)
+/* Which host is this? Who was not told looks at --listen, and at what keys there are. */
+static enum aq_status open_keys(struct aq_daemon_config *config, const char *keys, const char *host)
+{
+    struct aq_endpoint endpoint;
+    char listen[AQ_ENDPOINT_NAME_BYTES] = "", name[AQ_ENDPOINT_NAME_BYTES] = "";
+    const char *why = "";
+    if (config->listen && aq_endpoint_parse(config->listen, &endpoint, &why) == AQ_OK)
+        (void)aq_endpoint_identity(&endpoint, listen);
+    if (host && (aq_endpoint_parse_host(host, &endpoint, &why) != AQ_OK || !aq_endpoint_identity(&endpoint, name)))
+        return aq_fail(AQ_INVAL, "keys", "--host '%.80s' is no name of a host for certificates", host);
+    return aq_tls_open_daemon(keys, host ? name : NULL, listen, &config->tls);
+}
+
+static int serve(struct aq_daemon_config *config, const char *token_file, const char *keys, const char *host)
 {
     static char program[4096];
     config->worker = getenv("AQPIPE_WORKER");
     if (!config->worker && beside("aqpipe", program, sizeof program) == 0) config->worker = program;
     if (!config->worker || access(config->worker, X_OK) != 0) return wrong("there is no aqpipe beside this program");
     if (token_file && aq_token_load(token_file, &config->token) != AQ_OK) return 2;
-    if (keys && aq_tls_open(keys, AQ_TLS_DAEMON, 0, &config->tls) != AQ_OK) return 2;
+    if (keys && open_keys(config, keys, host) != AQ_OK) return 2;
     if (share_keys(keys) != 0) return wrong("the environment cannot be changed");
     if (config->fd >= 0) {
         /* A private daemon must not outlive its launcher nor get the terminal's Ctrl-C. */
@@ -83,17 +98,14 @@ static int serve(struct aq_daemon_config *config, const char *token_file, const 
 
 int main(int argc, char **argv)
 {
-    static const struct option options[] = {{"listen", required_argument, NULL, 'l'},
-                                            {"keys", required_argument, NULL, 'k'},
-                                            {"token-file", required_argument, NULL, 't'},
-                                            {"port-file", required_argument, NULL, 'p'},
-                                            {"fd", required_argument, NULL, 'f'},
-                                            {"insecure", no_argument, NULL, 'i'},
-                                            {"help", no_argument, NULL, 'h'},
-                                            {"version", no_argument, NULL, 'v'},
-                                            {NULL, 0, NULL, 0}};
+    static const struct option options[] = {
+        {"listen", required_argument, NULL, 'l'},     {"keys", required_argument, NULL, 'k'},
+        {"token-file", required_argument, NULL, 't'}, {"port-file", required_argument, NULL, 'p'},
+        {"fd", required_argument, NULL, 'f'},         {"insecure", no_argument, NULL, 'i'},
+        {"host", required_argument, NULL, 'o'},       {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'v'},          {NULL, 0, NULL, 0}};
     static struct aq_daemon_config config = {.fd = -1};
-    const char *token_file = NULL, *keys = NULL;
+    const char *token_file = NULL, *keys = NULL, *host = NULL;
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         char *end = NULL;
         switch (option) {
@@ -113,6 +125,9 @@ int main(int argc, char **argv)
             config.fd = (int)strtol(optarg, &end, 10);
             if (*end || config.fd < 3) return wrong("--fd wants the number of a descriptor, at least 3");
             break;
+        case 'o':
+            host = optarg;
+            break;
         case 'i':
             config.insecure = true;
             break;
@@ -130,5 +145,5 @@ int main(int argc, char **argv)
     if ((config.fd >= 0) == (config.listen != NULL))
         return wrong("either --listen HOST:PORT or --fd N; --help tells more");
     aq_log_init(-1);
-    return serve(&config, token_file, keys);
+    return serve(&config, token_file, keys, host);
 }

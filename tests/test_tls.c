@@ -297,6 +297,119 @@ static void test_connect_without_keys_is_refused(void **state)
     pair_close(&pair);
 }
 
+/* ---- two sessions over a pair of sockets, by turns in one thread ---- */
+
+struct talk {
+    struct aq_tls_session *end[2]; /* the client, the server */
+    int fd[2];
+    enum aq_status status[2];
+};
+
+static void talk_begin(struct talk *talk, struct aq_tls *client, const struct aq_tls_name *server_is,
+                       struct aq_tls *server, const struct aq_tls_name *client_is)
+{
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, talk->fd), 0);
+    assert_int_equal(aq_tls_session_open(client, talk->fd[0], false, server_is, "server", &talk->end[0]), AQ_OK);
+    assert_int_equal(aq_tls_session_open(server, talk->fd[1], true, client_is, "client", &talk->end[1]), AQ_OK);
+    talk->status[0] = talk->status[1] = AQ_AGAIN;
+}
+
+/* One byte there and one back; or how each end failed. */
+static void talk_once(struct talk *talk)
+{
+    char byte = 'x';
+    const struct iovec iov = {.iov_base = &byte, .iov_len = 1};
+    bool sent[2] = {false, false}, got[2] = {false, false};
+    for (int turn = 0; turn < 100; turn++)
+        for (int i = 0; i < 2; i++) {
+            size_t done;
+            if (!sent[i]) {
+                talk->status[i] = aq_tls_session_write(talk->end[i], &iov, 1, &done);
+                sent[i] = talk->status[i] == AQ_OK;
+            } else if (!got[i]) {
+                talk->status[i] = aq_tls_session_read(talk->end[i], &iov, 1, &done);
+                got[i] = talk->status[i] == AQ_OK;
+            }
+        }
+}
+
+static void talk_end(struct talk *talk)
+{
+    for (int i = 0; i < 2; i++) {
+        aq_tls_session_close(talk->end[i]);
+        close(talk->fd[i]);
+    }
+}
+
+/* A daemon of this host's file, met as `dialled`: does the launcher take it? */
+static bool meets(const char *host, const char *dialled, const char *words)
+{
+    struct aq_tls_name daemon = {.role = AQ_TLS_DAEMON};
+    const struct aq_tls_name launcher = {.role = AQ_TLS_LAUNCHER};
+    struct aq_tls *server, *client;
+    struct talk talk;
+    snprintf(daemon.host, sizeof daemon.host, "%s", dialled);
+    assert_int_equal(aq_tls_open_daemon(ours, host, NULL, &server), AQ_OK);
+    assert_int_equal(aq_tls_open(ours, AQ_TLS_LAUNCHER, 0, &client), AQ_OK);
+    talk_begin(&talk, client, &daemon, server, &launcher);
+    talk_once(&talk);
+    const bool good = talk.status[0] == AQ_OK && talk.status[1] == AQ_OK;
+    assert_true(good || talk.status[0] == AQ_TLSERR);
+    if (!good && !strstr(aq_tls_session_text(talk.end[0]), words))
+        fail_msg("'%s' is said, not '%s'", aq_tls_session_text(talk.end[0]), words);
+    talk_end(&talk);
+    aq_tls_close(server);
+    aq_tls_close(client);
+    return good;
+}
+
+static void test_daemon_of_another_host_is_refused(void **state)
+{
+    (void)state;
+    const int64_t now = (int64_t)time(NULL);
+    assert_int_equal(aq_tls_make_daemon(ours, "10.0.0.5", now - 3600, now + 86400), AQ_OK);
+    assert_true(meets("here", "here", ""));
+    assert_true(meets("10.0.0.5", "10.0.0.5", ""));
+    static const char *const others[] = {"10.0.0.5", "her", "heree", "HERE", "here.", ""};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        assert_false(meets("here", others[i], "presents aqpipe://demo/daemon/here, expected aqpipe://demo/daemon"));
+    assert_int_equal(unlink(file_in(ours, "daemon-10.0.0.5.pem")), 0);
+}
+
+/* Which of a folder's identities is a daemon's own; one that is everybody's is none. */
+static void test_open_daemon_wants_its_own_host(void **state)
+{
+    (void)state;
+    const int64_t now = (int64_t)time(NULL);
+    struct aq_tls *tls;
+    assert_int_equal(aq_tls_open_daemon(ours, NULL, "0.0.0.0", &tls), AQ_OK); /* the only one */
+    assert_string_equal(aq_tls_name(tls)->host, "here");
+    aq_tls_close(tls);
+    assert_int_equal(aq_tls_make_daemon(ours, "there", now - 3600, now + 86400), AQ_OK);
+    assert_int_equal(aq_tls_open_daemon(ours, NULL, "there", &tls), AQ_OK);
+    assert_string_equal(aq_tls_name(tls)->host, "there");
+    aq_tls_close(tls);
+    capture_begin();
+    assert_int_equal(aq_tls_open_daemon(ours, NULL, "0.0.0.0", &tls), AQ_REFUSED);
+    assert_true(captured_has("the daemons of here, there: say which host this is (--host)"));
+    assert_int_equal(aq_tls_open_daemon(ours, "elsewhere", "there", &tls), AQ_NOTFOUND);
+    assert_int_equal(aq_tls_open_daemon(ours, "../x", "there", &tls), AQ_INVAL);
+    assert_int_equal(aq_tls_make_daemon(ours, "a b", now, now + 1), AQ_INVAL);
+    assert_int_equal(aq_tls_make_daemon(ours, "", now, now + 1), AQ_INVAL);
+    assert_int_equal(unlink(file_in(ours, "daemon-there.pem")), 0);
+    char here[KEYS_PATH_BYTES + 32], other[KEYS_PATH_BYTES + 32];
+    snprintf(here, sizeof here, "%s/daemon-here.pem", ours);
+    snprintf(other, sizeof other, "%s/daemon-other.pem", ours);
+    assert_int_equal(rename(here, other), 0); /* by another name it is nobody's */
+    assert_int_equal(aq_tls_open_daemon(ours, NULL, NULL, &tls), AQ_TLSERR);
+    assert_true(captured_has("is the certificate of aqpipe://demo/daemon/here, not of aqpipe://demo/daemon/other"));
+    assert_int_equal(rename(other, file_in(ours, "daemon.pem")), 0);
+    assert_int_equal(aq_tls_open_daemon(ours, NULL, NULL, &tls), AQ_REFUSED);
+    assert_true(captured_has("any host could pose as every other"));
+    capture_end();
+    assert_int_equal(rename(file_in(ours, "daemon.pem"), here), 0);
+}
+
 /* ---- files ---- */
 
 static void open_fails(enum aq_status status, const char *words)
@@ -401,22 +514,30 @@ static void test_uri_only_its_one_form_is_read(void **state)
     (void)state;
     struct aq_tls_name name;
     char uri[AQ_TLS_URI_BYTES];
-    static const char *const good[] = {"aqpipe://j", "aqpipe://a.b-c_9/stage/0", "aqpipe://j/stage/63",
-                                       "aqpipe://j/launcher", "aqpipe://j/daemon"};
-    static const char *const bad[] = {"",
-                                      "aqpipe://",
-                                      "aqpipe:///stage/1",
-                                      "aqpipe://j/",
-                                      "aqpipe://j/stage/",
-                                      "aqpipe://j/stage/01",
-                                      "aqpipe://j/stage/-1",
-                                      "aqpipe://j/stage/1/",
-                                      "aqpipe://j/stage/4294967296",
-                                      "aqpipe://j/Launcher",
-                                      "AQPIPE://j/daemon",
-                                      "aqpipe://j k/daemon",
-                                      "aqpipe://j/daemon ",
-                                      "https://j/daemon"};
+    static const char *const good[] = {
+        "aqpipe://j",        "aqpipe://a.b-c_9/stage/0",   "aqpipe://j/stage/63",      "aqpipe://j/launcher",
+        "aqpipe://j/daemon", "aqpipe://j/daemon/10.0.0.5", "aqpipe://j/daemon/fe80::1"};
+    static const char *const bad[] = {
+        "",
+        "aqpipe://",
+        "aqpipe:///stage/1",
+        "aqpipe://j/",
+        "aqpipe://j/stage/",
+        "aqpipe://j/stage/01",
+        "aqpipe://j/stage/-1",
+        "aqpipe://j/stage/1/",
+        "aqpipe://j/stage/4294967296",
+        "aqpipe://j/Launcher",
+        "AQPIPE://j/daemon",
+        "aqpipe://j k/daemon",
+        "aqpipe://j/daemon ",
+        "aqpipe://j/daemon/",
+        "aqpipe://j/daemon/A",
+        "aqpipe://j/daemon/a/b",
+        "aqpipe://j/daemon/.a",
+        "aqpipe://j/daemon/a b",
+        "aqpipe://j/daemon/0123456789012345678901234567890123456789012345678901234567890123",
+        "https://j/daemon"};
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
         assert_true(aq_tls_uri_read(good[i], strlen(good[i]), &name));
         assert_string_equal(aq_tls_uri(&name, uri), good[i]);
@@ -439,6 +560,8 @@ int main(void)
         cmocka_unit_test(test_connect_wrong_listener_is_refused),
         cmocka_unit_test(test_hello_of_another_rank_than_the_certificate_is_refused),
         cmocka_unit_test(test_connect_without_keys_is_refused),
+        cmocka_unit_test(test_daemon_of_another_host_is_refused),
+        cmocka_unit_test(test_open_daemon_wants_its_own_host),
         cmocka_unit_test(test_open_loose_permissions_are_refused),
         cmocka_unit_test(test_open_file_of_another_stage_is_refused),
         cmocka_unit_test(test_open_damaged_pem_is_refused),

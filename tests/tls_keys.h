@@ -26,12 +26,12 @@ static inline void keys_make(char folder[KEYS_PATH_BYTES], const char *job)
     for (uint32_t s = 0; s < KEYS_STAGES; s++)
         assert_int_equal(aq_tls_make(folder, AQ_TLS_STAGE, s, now - 3600, now + 86400), AQ_OK);
     assert_int_equal(aq_tls_make(folder, AQ_TLS_LAUNCHER, 0, now - 3600, now + 86400), AQ_OK);
-    assert_int_equal(aq_tls_make(folder, AQ_TLS_DAEMON, 0, now - 3600, now + 86400), AQ_OK);
+    assert_int_equal(aq_tls_make_daemon(folder, "here", now - 3600, now + 86400), AQ_OK);
 }
 
 static inline void keys_remove(const char *folder)
 {
-    static const char *const files[] = {"authority.pem", "authority-key.pem", "launcher.pem", "daemon.pem"};
+    static const char *const files[] = {"authority.pem", "authority-key.pem", "launcher.pem", "daemon-here.pem"};
     char path[KEYS_PATH_BYTES + 32];
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         snprintf(path, sizeof path, "%s/%s", folder, files[i]);

@@ -1,16 +1,16 @@
 /*
  * tls.h -- who is who: a job's authority, its certificates, and mutual TLS 1.3 sessions between their holders.
  *
- * A job has one authority. It signs one certificate a stage, one for launchers and one for daemons; what a certificate
- * is for stands in its only subject alternative name, a URI: aqpipe://JOB/stage/3, aqpipe://JOB/launcher,
- * aqpipe://JOB/daemon. Names of hosts mean nothing. A session stands when both ends have shown a certificate of the
- * same authority and job, with the role (and stage) that the other end expects; until then neither takes a byte of the
- * other's.
+ * A job has one authority. It signs one certificate a stage, one for launchers and one for each host's daemon; what a
+ * certificate is for stands in its only subject alternative name, a URI: aqpipe://JOB/stage/3, aqpipe://JOB/launcher,
+ * aqpipe://JOB/daemon/10.0.0.5. What name servers say means nothing. A session stands when both ends have shown a
+ * certificate of the same authority and job, with the role (and stage, or host) that the other end expects; until then
+ * neither takes a byte of the other's. A host is called what its launcher dials (net/endpoint.h says how).
  *
  * A folder of keys (`aqpipe keys init` makes it):
  *     authority.pem       the authority's certificate: public, and all that a host needs of it
  *     authority-key.pem   its private key, mode 600: stays where certificates are made
- *     stage-3.pem, launcher.pem, daemon.pem     a certificate and its private key, mode 600
+ *     stage-3.pem, launcher.pem, daemon-HOST.pem    a certificate and its private key, mode 600
  *
  * Caveats first.
  * - A file with a private key that anybody but its owner may read, that belongs to somebody else (but root) or that is
@@ -35,12 +35,14 @@ extern "C" {
 #endif
 
 enum {
-    AQ_TLS_JOB_BYTES = 65, /* a job's name in certificates: 1 to 64 of A-Z a-z 0-9 . _ -, and the zero */
+    AQ_TLS_JOB_BYTES = 65,  /* a job's name in certificates: 1 to 64 of A-Z a-z 0-9 . _ -, and the zero */
     AQ_TLS_HOST_BYTES = 64, /* a host's: 1 to 63 of a-z 0-9 . _ - :, the first a letter, a digit or ':'             */
     AQ_TLS_URI_BYTES = 160,
     AQ_TLS_PRINT_BYTES = 65, /* SHA-256 in hexadecimal digits, and the zero */
     AQ_TLS_TEXT_BYTES = 512,
-    AQ_TLS_PATH_BYTES = 4096
+    AQ_TLS_PATH_BYTES = 4096,
+    AQ_TLS_FILE_BYTES = 80, /* daemon-HOST.pem */
+    AQ_TLS_HOSTS_MAX = 64   /* a job has at most so many stages */
 };
 
 enum aq_tls_role { AQ_TLS_AUTHORITY = 0, AQ_TLS_STAGE = 1, AQ_TLS_LAUNCHER = 2, AQ_TLS_DAEMON = 3 };
@@ -49,8 +51,9 @@ enum aq_tls_role { AQ_TLS_AUTHORITY = 0, AQ_TLS_STAGE = 1, AQ_TLS_LAUNCHER = 2, 
 struct aq_tls_name {
     char job[AQ_TLS_JOB_BYTES];
     enum aq_tls_role role;
-    uint32_t stage; /* of AQ_TLS_STAGE; as an expectation also AQ_TLS_ANY_STAGE */
-    bool either;    /* as an expectation of AQ_TLS_STAGE: or_stage will do, too */
+    uint32_t stage;               /* of AQ_TLS_STAGE; as an expectation also AQ_TLS_ANY_STAGE */
+    char host[AQ_TLS_HOST_BYTES]; /* of AQ_TLS_DAEMON; "" in certificates of older versions: nobody expects it */
+    bool either;                  /* as an expectation of AQ_TLS_STAGE: or_stage will do, too */
     uint32_t or_stage;
 };
 
@@ -62,7 +65,14 @@ bool aq_tls_uri_read(const char *text, size_t bytes, struct aq_tls_name *out);
 bool aq_tls_job_good(const char *job);
 bool aq_tls_host_good(const char *host);
 /* The file of a name in a folder: "stage-3.pem". */
-const char *aq_tls_file(enum aq_tls_role role, uint32_t stage, char out[32]);
+const char *aq_tls_file(const struct aq_tls_name *name, char out[AQ_TLS_FILE_BYTES]);
+
+/* The hosts whose daemon-HOST.pem lie in a folder, in order. AQ_NOTFOUND, AQ_IO: the folder cannot be read. */
+struct aq_tls_hosts {
+    uint32_t count;
+    char of[AQ_TLS_HOSTS_MAX][AQ_TLS_HOST_BYTES];
+};
+enum aq_status aq_tls_hosts(const char *folder, struct aq_tls_hosts *out);
 
 /* ---- identities ---- */
 
@@ -71,6 +81,9 @@ struct aq_tls; /* opaque: one identity, and the authority that it trusts */
 /* AQ_NOTFOUND, AQ_REFUSED (loose permissions), AQ_CORRUPT (no PEM), AQ_TLSERR (expired, of another authority, of
  * another role or stage, the key is not the certificate's). Each is logged with its remedy. */
 enum aq_status aq_tls_open(const char *folder, enum aq_tls_role role, uint32_t stage, struct aq_tls **out);
+/* Of a host's daemon. host NULL: the only one in the folder, or `listen` where that has a file; AQ_REFUSED: there are
+ * several, or only a daemon.pem of an older version, with which any host could pose as every other. */
+enum aq_status aq_tls_open_daemon(const char *folder, const char *host, const char *listen, struct aq_tls **out);
 void aq_tls_close(struct aq_tls *tls); /* after its sessions. NULL is fine */
 const struct aq_tls_name *aq_tls_name(const struct aq_tls *tls);
 
@@ -116,6 +129,9 @@ void aq_tls_session_shut(struct aq_tls_session *session); /* say that nothing mo
 enum aq_status aq_tls_make_authority(const char *folder, const char *job, int64_t from, int64_t until);
 /* One certificate with its key, signed by the folder's authority; an old one of this name is replaced. */
 enum aq_status aq_tls_make(const char *folder, enum aq_tls_role role, uint32_t stage, int64_t from, int64_t until);
+enum aq_status aq_tls_make_daemon(const char *folder, const char *host, int64_t from, int64_t until);
+/* Carry one file of a folder to another one (made where absent, mode 700). As aq_tls_open says, and AQ_IO. */
+enum aq_status aq_tls_copy(const char *folder, const char *file, const char *to);
 
 #ifdef __cplusplus
 }
