@@ -82,6 +82,8 @@ struct aq_job_train {
     float lr;
     uint64_t warmup_steps;
     enum aq_lr_decay decay;
+    struct aq_job_every decay_every;
+    float decay_rate, decay_power, lr_min;
     float loss_scale;           /* of fp16: a fixed one; 0: searched for (loss_scale.h)                    */
     uint32_t loss_scale_window; /* good steps until it doubles                                             */
     float clip; /* global norm; 0: none                                                                    */

@@ -27,8 +27,13 @@ static const struct aq_key_name reduce_grid_names[] = {{"tread", 0}, {"rise", 1}
 static const struct aq_key_name reduce_scale_names[] = {{"l1", 0}, {"l2", 1}, {NULL, 0}};
 static const struct aq_key_name carrier_names[] = {
     {"auto", AQ_CARRIER_AUTO}, {"links", AQ_CARRIER_LINKS}, {"nccl", AQ_CARRIER_NCCL}, {NULL, 0}};
-static const struct aq_key_name decay_names[] = {
-    {"constant", AQ_DECAY_CONSTANT}, {"linear", AQ_DECAY_LINEAR}, {"cosine", AQ_DECAY_COSINE}, {NULL, 0}};
+static const struct aq_key_name decay_names[] = {{"constant", AQ_DECAY_CONSTANT},
+                                                 {"linear", AQ_DECAY_LINEAR},
+                                                 {"cosine", AQ_DECAY_COSINE},
+                                                 {"polynomial", AQ_DECAY_POLYNOMIAL},
+                                                 {"step", AQ_DECAY_STEP},
+                                                 {"exponential", AQ_DECAY_EXPONENTIAL},
+                                                 {NULL, 0}};
 static const struct aq_key_name schedule_names[] = {
 #define AQ_SCHEDULE(name, id, text) {text, id},
 #include "schedules.def"

@@ -52,6 +52,20 @@ static const char *fit_key(const struct aq_manifest *manifest)
     return aq_yaml_find(manifest->root, "reduce.codec") ? "reduce.codec" : "train.optimizer";
 }
 
+/* What falls by steps must say how often; nothing falls to more than it begins with. */
+static bool check_decay(struct aq_manifest *manifest)
+{
+    const struct aq_job_train *train = &manifest->job.train;
+    if (aq_lr_decay_paces(train->decay) && train->decay_every.count == 0) {
+        aq_manifest_error(manifest, "train.decay", "this decay wants train.decay_every: '20 epochs', '520 steps'");
+        return false;
+    }
+    if (train->lr_min <= train->lr) return true;
+    aq_manifest_error(manifest, "train.lr_min", "%g is more than train.lr, %g", (double)train->lr_min,
+                      (double)train->lr);
+    return false;
+}
+
 /* Does the optimizer take this codec? Says which it takes. */
 static bool check_fit(struct aq_manifest *manifest)
 {
@@ -96,7 +110,7 @@ void aq_manifest_reduce(struct aq_manifest *manifest)
         config->low_rank = reduce->rank;
         config->low_rank_start = reduce->start_step;
     }
-    if (!check_fit(manifest)) return;
+    if (!check_fit(manifest) || !check_decay(manifest)) return;
     if (reduce->bucket % 64) {
         aq_manifest_error(manifest, "reduce.bucket", "%u is not a multiple of 64", reduce->bucket);
         return;

@@ -391,9 +391,8 @@ static enum aq_status stages_fill(struct plan_open *open)
 static enum aq_status dry_run(const struct plan_open *open)
 {
     const struct aq_job *job = open->plan.job;
-    struct aq_program_limits limits = {.credits = job->link.receive_slots,
-                                       .send_frames = job->link.send_frames,
-                                       .replicas = open->plan.replicas};
+    struct aq_program_limits limits = {
+        .credits = job->link.receive_slots, .send_frames = job->link.send_frames, .replicas = open->plan.replicas};
     for (uint32_t e = 0; e + 1 < open->plan.stage_count; e++) {
         if (aq_plan_edge_carrier(&open->plan, e) == AQ_CARRIER_LINKS) continue;
         if (limits.credits > AQ_EDGE_CARRY_SLOTS) limits.credits = AQ_EDGE_CARRY_SLOTS; /* bodies wait there */
@@ -504,6 +503,22 @@ void aq_plan_close(struct aq_plan *plan)
     aq_free(open->edges);
     aq_free(open->stages);
     aq_free(open);
+}
+
+float aq_plan_learning_rate(const struct aq_plan *plan, uint64_t step)
+{
+    const struct aq_job_train *train = &plan->job->train;
+    const struct aq_job_every *every = &train->decay_every;
+    const struct aq_lr_schedule schedule = {.decay = train->decay,
+                                            .peak = train->lr,
+                                            .least = train->lr_min,
+                                            .warmup = train->warmup_steps,
+                                            .total = plan->steps,
+                                            .every =
+                                                every->epochs ? every->count * plan->steps_per_epoch : every->count,
+                                            .rate = train->decay_rate,
+                                            .power = train->decay_power};
+    return aq_learning_rate(&schedule, step);
 }
 
 uint64_t aq_plan_hash(const struct aq_plan *plan)

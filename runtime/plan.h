@@ -122,6 +122,9 @@ enum aq_status aq_plan_facts(const struct aq_job *job, struct aq_job_facts *out)
 enum aq_status aq_plan_open(const struct aq_job *job, struct aq_plan **out);
 void aq_plan_close(struct aq_plan *plan); /* NULL is fine */
 
+/* The learning rate of a step, which counts from 1. */
+float aq_plan_learning_rate(const struct aq_plan *plan, uint64_t step);
+
 uint64_t aq_plan_hash(const struct aq_plan *plan);
 
 /* Bytes of state, errors and scratch of the optimizer of so many parameters; tensors change next to nothing of it. */

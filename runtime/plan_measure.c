@@ -185,7 +185,7 @@ static enum aq_status time_update(struct bench *bench, uint32_t s, struct aq_sta
 {
     const struct aq_plan *plan = bench->plan;
     const struct aq_optimizer_tensor whole = {.count = aq_stage_parameter_count(stage), .decay = true};
-    const float lr = aq_learning_rate(plan->job->train.lr, 1, 0, 1, AQ_DECAY_CONSTANT);
+    const float lr = plan->job->train.lr;
     struct aq_optimizer *optimizer;
     AQ_TRY(aq_optimizer_open(bench->device, &plan->job->train.optimizer, &whole, 1, whole.count, &optimizer));
     enum aq_status status = AQ_OK;

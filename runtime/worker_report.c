@@ -101,12 +101,11 @@ static void add_choice(struct aq_worker *worker, json_t *line)
 enum aq_status aq_worker_report_step(struct aq_worker *worker)
 {
     const struct aq_worker_times *t = &worker->times;
-    const struct aq_job_train *train = &worker->job->train;
     struct aq_edge_measures in = {0}, out = {0};
     if (worker->in) aq_edge_measures(worker->in, &in);
     if (worker->out) aq_edge_measures(worker->out, &out);
     const uint64_t now = aq_clock_ns(), done = worker->step + 1;
-    const double lr = (double)aq_learning_rate(train->lr, done, train->warmup_steps, worker->plan->steps, train->decay);
+    const double lr = (double)aq_plan_learning_rate(worker->plan, done);
     json_t *line = json_pack(
         "{s:s, s:I, s:I, s:f, s:f, s:o, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b}", "event", "step",
         "step", (json_int_t)done, "epoch", (json_int_t)(worker->step / worker->plan->steps_per_epoch), "seconds",

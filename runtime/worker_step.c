@@ -328,8 +328,7 @@ static enum aq_status optimize(struct aq_worker *worker)
         float scale = 1;
         if (train->clip > 0 && gradient_norm > (double)train->clip)
             scale = (float)((double)train->clip / gradient_norm);
-        const float lr =
-            aq_learning_rate(train->lr, worker->step + 1, train->warmup_steps, worker->plan->steps, train->decay);
+        const float lr = aq_plan_learning_rate(worker->plan, worker->step + 1);
         AQ_TRY(aq_optimizer_begin(worker->optimizer, aq_stage_parameters(worker->stage),
                                   aq_stage_gradients(worker->stage), lr, scale, worker->step + 1, worker->stream));
         AQ_TRY(aq_worker_rounds(worker));

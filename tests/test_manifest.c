@@ -153,6 +153,8 @@ static const struct bad bads[] = {
     {NULL,
      {"train.batch=33"},
      "--set train.batch: train.batch: 33 is not a multiple of train.micro_batch (4); 36 would be"},
+    {NULL, {"train.decay=step"}, "train.decay: this decay wants train.decay_every: '20 epochs', '520 steps'"},
+    {NULL, {"train.lr_min=1"}, "train.lr_min: 1 is more than train.lr"},
     {NULL, {"train.batsh=3"}, "train.batsh: there is no such key; did you mean train.batch?"},
     {NULL, {"model.batch=3"}, "did you mean train.batch?"},
     {NULL, {"modle.blocks=3"}, "modle: there is no such section; did you mean model?"},

@@ -109,7 +109,8 @@ static void expect_as_plainly(const struct aq_optimizer_config *config,
             if (!(error <= allowed)) fail_msg("step %d, float %d: off by %g", (int)step, (int)i, error);
         }
     }
-    for (uint64_t i = GAP; i < GAP_END; i++) assert_true((double)parameters[i] == true_parameters[i]);
+    for (uint64_t i = GAP; i < GAP_END; i++)
+        assert_true((double)parameters[i] == true_parameters[i]);
     aq_optimizer_close(optimizer);
 }
 
@@ -147,9 +148,11 @@ static void expect_published(const struct aq_optimizer_config *config,
     struct aq_optimizer *optimizer;
     float p[PUBLISHED_FLOATS], g[PUBLISHED_FLOATS];
     assert_int_equal(aq_optimizer_open(device, config, &all, 1, PUBLISHED_FLOATS, &optimizer), AQ_OK);
-    for (int i = 0; i < PUBLISHED_FLOATS; i++) p[i] = (float)(i * 37 % 17 - 8) / 8;
+    for (int i = 0; i < PUBLISHED_FLOATS; i++)
+        p[i] = (float)(i * 37 % 17 - 8) / 8;
     for (int step = 1; step <= PUBLISHED_STEPS; step++) {
-        for (int i = 0; i < PUBLISHED_FLOATS; i++) g[i] = (float)((i * 29 + step * 13) % 23 - 11) / 64;
+        for (int i = 0; i < PUBLISHED_FLOATS; i++)
+            g[i] = (float)((i * 29 + step * 13) % 23 - 11) / 64;
         assert_int_equal(aq_optimizer_step(optimizer, p, g, 1e-2f, 1.0f, (uint64_t)step, NULL), AQ_OK);
         for (int i = 0; i < PUBLISHED_FLOATS; i++) {
             float error = fabsf(p[i] - expected[step - 1][i]);
@@ -310,22 +313,35 @@ static void test_open_tensors_out_of_order_or_place_inval(void **state)
     aq_optimizer_close(NULL);
 }
 
-static void expect_rate(uint64_t step, uint64_t warmup, uint64_t total, enum aq_lr_decay decay, double expected)
+static float rate_at(float peak, uint64_t step, uint64_t warmup, uint64_t total, int decay)
 {
-    double rate = (double)aq_learning_rate(0.5f, step, warmup, total, decay);
+    const struct aq_lr_schedule schedule = {.decay = (enum aq_lr_decay)decay,
+                                            .peak = peak,
+                                            .warmup = warmup,
+                                            .total = total,
+                                            .every = 20,
+                                            .rate = 0.25f,
+                                            .power = 0.5f};
+    return aq_learning_rate(&schedule, step);
+}
+
+static void expect_rate(uint64_t step, uint64_t warmup, uint64_t total, int decay, double expected)
+{
+    const double rate = (double)rate_at(0.5f, step, warmup, total, decay);
     if (fabs(rate - expected) > 1e-7) fail_msg("step %d: %.9g, not %.9g", (int)step, rate, expected);
 }
 
 static void test_learning_rate_corners(void **state)
 {
     (void)state;
-    for (int d = AQ_DECAY_CONSTANT; d <= AQ_DECAY_COSINE; d++) {
+    for (int d = AQ_DECAY_CONSTANT; d <= AQ_DECAY_EXPONENTIAL; d++) {
         expect_rate(1, 10, 110, d, 0.05);
         expect_rate(10, 10, 110, d, 0.5);
         expect_rate(11, 10, 110, d, 0.5);
-        expect_rate(1, 0, 1, d, 0.5);                  /* the only step of a job learns */
-        expect_rate(3, 5, 3, d, 0.3);                  /* a job that ends while it warms up */
+        expect_rate(1, 0, 1, d, 0.5); /* the only step of a job learns */
+        expect_rate(3, 5, 3, d, 0.3); /* a job that ends while it warms up */
         expect_rate(10, 10, 10, d, 0.5);
+        if (aq_lr_decay_paces((enum aq_lr_decay)d)) continue;
         expect_rate(111, 10, 110, d, d == AQ_DECAY_CONSTANT ? 0.5 : 0);
         expect_rate(11, 10, 10, d, d == AQ_DECAY_CONSTANT ? 0.5 : 0);
         expect_rate(UINT64_MAX, 10, 110, d, d == AQ_DECAY_CONSTANT ? 0.5 : 0);
@@ -336,10 +352,34 @@ static void test_learning_rate_corners(void **state)
     expect_rate(36, 10, 110, AQ_DECAY_COSINE, 0.25 * (1 + sqrt(0.5)));
     expect_rate(110, 10, 110, AQ_DECAY_COSINE, 0.25 * (1 + cos(0.99 * acos(-1))));
     expect_rate(110, 10, 110, AQ_DECAY_CONSTANT, 0.5);
-    for (int d = AQ_DECAY_LINEAR; d <= AQ_DECAY_COSINE; d++) {
+    for (int d = AQ_DECAY_LINEAR; d <= AQ_DECAY_POLYNOMIAL; d++) {
         for (uint64_t step = 12; step <= 111; step++)
-            assert_true(aq_learning_rate(1, step, 10, 110, d) < aq_learning_rate(1, step - 1, 10, 110, d));
+            assert_true(rate_at(1, step, 10, 110, d) < rate_at(1, step - 1, 10, 110, d));
     }
+    expect_rate(61, 10, 110, AQ_DECAY_POLYNOMIAL, 0.5 * sqrt(0.5));
+    expect_rate(30, 10, 110, AQ_DECAY_STEP, 0.5);
+    expect_rate(31, 10, 110, AQ_DECAY_STEP, 0.125);
+    expect_rate(51, 10, 110, AQ_DECAY_STEP, 0.03125);
+    expect_rate(21, 10, 110, AQ_DECAY_EXPONENTIAL, 0.25);
+    expect_rate(31, 10, 110, AQ_DECAY_EXPONENTIAL, 0.125);
+    assert_true(rate_at(1, UINT64_MAX, 10, 110, AQ_DECAY_STEP) == 0.0f); /* nothing overflows */
+}
+
+static void test_learning_rate_ends_at_the_least(void **state)
+{
+    (void)state;
+    struct aq_lr_schedule schedule = {
+        .peak = 1, .least = 0.25f, .warmup = 10, .total = 110, .every = 20, .rate = 0.5f, .power = 2};
+    for (int d = AQ_DECAY_LINEAR; d <= AQ_DECAY_EXPONENTIAL; d++) {
+        schedule.decay = (enum aq_lr_decay)d;
+        assert_true(aq_learning_rate(&schedule, 11) == 1.0f);
+        for (uint64_t step = 11; step <= 200; step++)
+            assert_true(aq_learning_rate(&schedule, step) >= 0.25f);
+    }
+    schedule.decay = AQ_DECAY_LINEAR;
+    assert_true(aq_learning_rate(&schedule, 61) == 0.625f && aq_learning_rate(&schedule, 111) == 0.25f);
+    schedule.decay = AQ_DECAY_STEP;
+    assert_true(aq_learning_rate(&schedule, 31) == 0.625f);
 }
 
 static int open_device(void **state)
@@ -387,6 +427,7 @@ int main(void)
         cmocka_unit_test(test_config_bad_value_names_the_field),
         cmocka_unit_test(test_open_tensors_out_of_order_or_place_inval),
         cmocka_unit_test(test_learning_rate_corners),
+        cmocka_unit_test(test_learning_rate_ends_at_the_least),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);
 }

@@ -248,12 +248,34 @@ enum aq_status aq_optimizer_step(struct aq_optimizer *optimizer, float *paramete
                                  float grad_scale, uint64_t step, struct aq_stream *stream);
 
 /*
- * Linear warm-up: peak * step / warmup, peak at step `warmup`. Then from peak at step warmup + 1 down to 0 after step
- * `total`, linearly or by half a cosine, so that no step of 1..total is wasted on a rate of 0; or constant. step from
- * 1; beyond `total` the rate is 0 unless constant.
+ * Linear warm-up: peak * step / warmup, peak at step `warmup`. Then least + (peak - least) * left, where left is 1 at
+ * step warmup + 1, n steps are done since then and N = total - warmup are there in all:
+ *
+ *     constant      1
+ *     linear        1 - n / N                    so that no step of 1..total is wasted on a rate of 0;
+ *     cosine        half a cosine over n / N     beyond `total` left is 0
+ *     polynomial    (1 - n / N)^power
+ *     step          rate^(n / every), the quotient rounded down
+ *     exponential   rate^(n / every)
+ *
+ * Those are the rows of a table in learning_rate.c. step counts from 1. Pure.
  */
-enum aq_lr_decay { AQ_DECAY_CONSTANT = 1, AQ_DECAY_LINEAR = 2, AQ_DECAY_COSINE = 3 };
-float aq_learning_rate(float peak, uint64_t step, uint64_t warmup, uint64_t total, enum aq_lr_decay decay);
+enum aq_lr_decay {
+    AQ_DECAY_CONSTANT = 1,
+    AQ_DECAY_LINEAR = 2,
+    AQ_DECAY_COSINE = 3,
+    AQ_DECAY_POLYNOMIAL = 4,
+    AQ_DECAY_STEP = 5,
+    AQ_DECAY_EXPONENTIAL = 6
+};
+struct aq_lr_schedule {
+    enum aq_lr_decay decay;
+    float peak, least;
+    uint64_t warmup, total, every; /* steps; every: at least 1 where the decay paces        */
+    float rate, power;             /* 0 < rate <= 1, power > 0; of the decays that use them */
+};
+float aq_learning_rate(const struct aq_lr_schedule *schedule, uint64_t step);
+bool aq_lr_decay_paces(enum aq_lr_decay decay); /* by every and rate */
 
 #ifdef __cplusplus
 }
