@@ -32,7 +32,8 @@ static void test_status_first_error_is_kept(void **state)
     assert_null(strchr(line, '\n'));
     aq_error_clear();
     aq_log_sink(NULL, NULL);
-    for (int s = 0; s < AQ_STATUS_COUNT; s++) assert_true(strlen(aq_status_text((enum aq_status)s)) > 1);
+    for (int s = 0; s < AQ_STATUS_COUNT; s++)
+        assert_true(strlen(aq_status_text((enum aq_status)s)) > 1);
     assert_string_equal(aq_status_text((enum aq_status)1234), "unknown status");
 }
 
@@ -47,7 +48,8 @@ static void test_memory_counts_and_fails_on_demand(void **state)
     assert_int_equal((uintptr_t)a % AQ_ALIGN, 0);
     assert_int_equal(aq_map(5 << 20, &b), AQ_OK);
     assert_true(aq_memory_used() >= before + 100 + (5 << 20));
-    for (size_t i = 0; i < 100; i++) assert_int_equal(((uint8_t *)a)[i], 0);
+    for (size_t i = 0; i < 100; i++)
+        assert_int_equal(((uint8_t *)a)[i], 0);
     aq_free(a);
     aq_unmap(b, 5 << 20);
     assert_int_equal(aq_memory_used(), before);
@@ -201,14 +203,16 @@ static void test_trace_writes_json_and_counts_drops(void **state)
     (void)state;
     struct aq_trace *trace;
     assert_int_equal(aq_trace_open(2, &trace), AQ_OK);
-    for (uint32_t i = 0; i < 3; i++) aq_trace_add(trace, "compute", "forward", 1000 + i, 3000 + i, 1, i);
+    for (uint32_t i = 0; i < 3; i++)
+        aq_trace_add(trace, "compute", "forward", 1000 + i, 3000 + i, 1, i);
     assert_int_equal(aq_trace_dropped(trace), 1);
     FILE *file = tmpfile();
     assert_int_equal(aq_trace_write(trace, 3, 1000, file), AQ_OK);
     rewind(file);
     char line[512];
     int lines = 0;
-    while (fgets(line, sizeof line, file)) lines++;
+    while (fgets(line, sizeof line, file))
+        lines++;
     assert_int_equal(lines, 3);
     assert_non_null(strstr(line, "\"dur\":2.000"));
     fclose(file);
@@ -286,10 +290,171 @@ static void test_admission_many_sources_take_turns_and_proved_stay(void **state)
     assert_int_equal(aq_admit(guests, PLACES, 4, 9ull * AGED), 5);
 }
 
+/* What a peer may send, and what a terminal gets of it. */
+static const struct {
+    const char *text;
+    size_t count;
+    const char *shown;
+} nasty[] = {
+#define NASTY(text, shown)                                                                                             \
+    {                                                                                                                  \
+        text, sizeof text - 1, shown                                                                                   \
+    }
+    NASTY("plain ~ text", "plain ~ text"),
+    NASTY("gr\xc3\xbc\xc3\x9f, \xe6\x97\xa5, \xf0\x9f\x98\x80", "gr\xc3\xbc\xc3\x9f, \xe6\x97\xa5, \xf0\x9f\x98\x80"),
+    NASTY("\x1b[2J\x1b]0;owned\x07", "\\x1b[2J\\x1b]0;owned\\x07"), /* ESC, OSC, BEL          */
+    NASTY("a\0b", "a\\x00b"),                                       /* NUL                    */
+    NASTY("a\nb\rc\td\x7f", "a\\x0ab\\x0dc\\x09d\\x7f"),            /* C0, DEL                */
+    NASTY("\xc2\x80\xc2\x9b"
+          "31m\xc2\x9d\xc2\x9f\xc2\xa0",
+          "\\xc2\\x80\\xc2\\x9b"
+          "31m\\xc2\\x9d\\xc2\\x9f\xc2\xa0"), /* C1 as UTF-8, and behind */
+    NASTY("\x9b"
+          "31m\x9d\x80",
+          "\\x9b"
+          "31m\\x9d\\x80"), /* C1 as bytes            */
+    NASTY("\xc0\x9b\xc1\xbf\xe0\x80\x9b\xf0\x80\x80\x9b",
+          "\\xc0\\x9b\\xc1\\xbf\\xe0\\x80\\x9b\\xf0\\x80\\x80\\x9b"), /* overlong forms         */
+    NASTY("\xed\xa0\x80\xf4\x90\x80\x80\xf8\x88\xff", "\\xed\\xa0\\x80\\xf4\\x90\\x80\\x80\\xf8\\x88\\xff"),
+    NASTY("\xe6\x97", "\\xe6\\x97"), /* ends in the middle     */
+    NASTY("\xe6\x97"
+          "x\xf0\x9f\x98",
+          "\\xe6\\x97"
+          "x\\xf0\\x9f\\x98"),
+    NASTY("\xe2\x80\xae"
+          "txt.exe\xe2\x80\xac",
+          "\\xe2\\x80\\xae"
+          "txt.exe\\xe2\\x80\\xac"),                                                       /* bidi override   */
+    NASTY("\xe2\x81\xa6\xe2\x80\x8f\xd8\x9c", "\\xe2\\x81\\xa6\\xe2\\x80\\x8f\\xd8\\x9c"), /* isolate, marks   */
+    NASTY("\xe2\x80\xa8\xe2\x80\x8b\xef\xbb\xbf", "\\xe2\\x80\\xa8\\xe2\\x80\\x8b\\xef\\xbb\\xbf"), /* lines, hidden */
+    NASTY("\xf3\xa0\x81\x81\xef\xbf\xbe", "\\xf3\\xa0\\x81\\x81\\xef\\xbf\\xbe"), /* tags, no character     */
+};
+
+static void test_printable_escapes_what_steers_a_terminal(void **state)
+{
+    (void)state;
+    char out[256];
+    for (size_t i = 0; i < sizeof nasty / sizeof *nasty; i++) {
+        assert_int_equal(aq_printable(nasty[i].text, nasty[i].count, false, out, sizeof out), nasty[i].count);
+        assert_string_equal(out, nasty[i].shown);
+        /* In pieces, whatever the room: the same, and never past the end. */
+        for (size_t room = AQ_PRINTABLE_BYTES_MIN; room < 40; room++) {
+            char piece[40], joined[256] = "";
+            for (size_t at = 0; at < nasty[i].count;) {
+                piece[room < sizeof piece ? room : 0] = '!';
+                const size_t used = aq_printable(nasty[i].text + at, nasty[i].count - at, false, piece, room);
+                assert_true(used > 0 && strlen(piece) < room && (room == sizeof piece || piece[room] == '!'));
+                strncat(joined, piece, sizeof joined - strlen(joined) - 1);
+                at += used;
+            }
+            assert_string_equal(joined, nasty[i].shown);
+        }
+    }
+    assert_int_equal(aq_printable("a\n\tb\r", 5, true, out, sizeof out), 5);
+    assert_string_equal(out, "a\n\tb\\x0d");
+    assert_string_equal(aq_printable_text(NULL, out, sizeof out), "");
+    assert_string_equal(aq_printable_text("0123456789abcdef\xc3\xbc", out, 18), "0123456789abcdef");
+}
+
+/* Every byte sequence of up to 3 bytes: what comes out has no control, and reading it once more changes nothing. */
+static void test_printable_is_clean_for_all_short_texts(void **state)
+{
+    (void)state;
+    for (uint32_t v = 0; v < 1u << 24; v += v < 1u << 16 ? 1 : 7) {
+        const char in[3] = {(char)(v >> 16), (char)(v >> 8), (char)v};
+        char out[32], twice[64];
+        assert_int_equal(aq_printable(in, 3, false, out, sizeof out), 3);
+        for (const char *c = out; *c; c++) {
+            if ((unsigned char)*c < 32 || *c == 127) fail_msg("control in the text of %06x", v);
+            if ((unsigned char)c[0] == 0xc2 && (unsigned char)c[1] < 0xa0) fail_msg("C1 in the text of %06x", v);
+        }
+        if (strcmp(aq_printable_text(out, twice, sizeof twice), out) != 0) fail_msg("%06x is not clean", v);
+    }
+}
+
+static void test_log_and_errors_are_printable(void **state)
+{
+    (void)state;
+    char line[256] = "";
+    aq_log_sink(quiet, line);
+    aq_error_clear();
+    (void)aq_fail(AQ_PROTO, "test", "peer said %s", "\x1b[31m\xc2\x9b\xe2\x80\xae\xff\nnext");
+    assert_string_equal(line, "aqpipe: error: test: peer said \\x1b[31m\\xc2\\x9b\\xe2\\x80\\xae\\xff next");
+    assert_string_equal(aq_error_text(), "peer said \\x1b[31m\\xc2\\x9b\\xe2\\x80\\xae\\xff\nnext");
+    aq_error_clear();
+    aq_log_sink(NULL, NULL);
+}
+
+static uint64_t now_ns;
+
+static uint64_t virtual_now(void *context)
+{
+    (void)context;
+    return now_ns;
+}
+
+struct heard {
+    uint32_t lines;
+    char last[256];
+};
+
+static void hear(int level, const char *line, void *context)
+{
+    (void)level;
+    struct heard *heard = context;
+    heard->lines++;
+    snprintf(heard->last, sizeof heard->last, "%s", line);
+}
+
+static void test_log_limit_counts_what_it_holds_back(void **state)
+{
+    (void)state;
+    struct heard heard = {0};
+    struct aq_log_limit limit = {.window_ns = 1000, .lines_max = 3};
+    now_ns = 0;
+    aq_clock_virtual(virtual_now, NULL);
+    aq_log_sink(hear, &heard);
+    for (int i = 0; i < 10; i++)
+        assert_int_equal(aq_log_limited(&limit, "test", 1, "refused %d", i), i < 3);
+    assert_int_equal(heard.lines, 3);
+    assert_string_equal(heard.last, "aqpipe: test: refused 2");
+    now_ns = 500;
+    aq_log_limit_tell(&limit); /* the window is not over */
+    assert_int_equal(heard.lines, 3);
+    now_ns = 1002;
+    assert_true(aq_log_limited(&limit, "test", 1, "refused again"));
+    assert_string_equal(heard.last, "aqpipe: test: refused again (and 7 more lines were held back)");
+    for (int i = 0; i < 100; i++)
+        aq_log_limited(&limit, "test", 1, "refused %d", i);
+    assert_int_equal(heard.lines, 6);
+    now_ns = 3000;
+    aq_log_limit_tell(&limit);
+    assert_string_equal(heard.last, "aqpipe: test: 98 more lines were held back");
+    aq_log_limit_tell(&limit);
+    assert_int_equal(heard.lines, 7);
+    /* A thread's limit holds for what aq_fail says, too; without it everything goes out. */
+    struct aq_log_limit strangers = {.lines_max = 2};
+    aq_log_limit_thread(&strangers);
+    for (int i = 0; i < 5; i++)
+        (void)aq_fail(AQ_PROTO, "test", "no message");
+    aq_log_limit_thread(NULL);
+    assert_int_equal(heard.lines, 9);
+    assert_int_equal(strangers.held, 3);
+    (void)aq_fail(AQ_PROTO, "test", "no message");
+    assert_int_equal(heard.lines, 10);
+    aq_log_sink(NULL, NULL);
+    aq_clock_virtual(NULL, NULL);
+    aq_error_clear();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_status_first_error_is_kept),
+        cmocka_unit_test(test_printable_escapes_what_steers_a_terminal),
+        cmocka_unit_test(test_printable_is_clean_for_all_short_texts),
+        cmocka_unit_test(test_log_and_errors_are_printable),
+        cmocka_unit_test(test_log_limit_counts_what_it_holds_back),
         cmocka_unit_test(test_memory_counts_and_fails_on_demand),
         cmocka_unit_test(test_arena_measures_what_it_places),
         cmocka_unit_test(test_ring_passes_every_token_in_order),

@@ -13,8 +13,10 @@
 #include <unistd.h>
 
 #include "aqsgd/base/clock.h"
+#include "aqsgd/base/printable.h"
 
-enum { AREAS_MAX = 16, AREA_BYTES = 16, LINE_BYTES = 2048 };
+enum { AREAS_MAX = 16, AREA_BYTES = 16, LINE_BYTES = 2048, AREA_ROOM = 128, WINDOW_LINES = 8 };
+#define WINDOW_NS (10ULL * 1000 * 1000 * 1000)
 
 static struct {
     char area[AREA_BYTES];
@@ -25,6 +27,7 @@ static int default_level = 1;
 static int rank_shown = -1;
 static void (*sink)(int level, const char *line, void *context);
 static void *sink_context;
+static _Thread_local struct aq_log_limit *thread_limit; /* NULL: every line goes out */
 
 static void area_add(const char *begin, const char *end)
 {
@@ -71,30 +74,99 @@ bool aq_log_on(const char *area, int level)
     return level <= default_level;
 }
 
-void aq_log(const char *area, int level, const char *format, ...)
+/* Make the line printable and let it go. `more`: said behind it. */
+static void write_line(const char *area, int level, const char *text, uint64_t more)
 {
-    if (!aq_log_on(area, level)) return;
-    char line[LINE_BYTES];
-    int at;
+    char line[LINE_BYTES], tail[64] = "";
+    size_t at;
     if (rank_shown >= 0)
-        at = snprintf(line, sizeof line, "%.3f rank %d %s%s: ", (double)aq_clock_ns() * 1e-9, rank_shown,
-                      level <= 0 ? "error " : "", area);
+        at = (size_t)snprintf(line, AREA_ROOM, "%.3f rank %d %s%.40s: ", (double)aq_clock_ns() * 1e-9, rank_shown,
+                              level <= 0 ? "error " : "", area);
     else
-        at = snprintf(line, sizeof line, "aqpipe: %s%s: ", level <= 0 ? "error: " : "", area);
-    va_list arguments;
-    va_start(arguments, format);
-    const int more = vsnprintf(line + at, sizeof line - (size_t)at - 1, format, arguments);
-    va_end(arguments);
-    at += more < 0 ? 0 : more;
-    if (at > LINE_BYTES - 2) at = LINE_BYTES - 2;
-    for (int i = 0; i < at; i++) /* one event, one line, whatever the text brings */
-        if (line[i] == '\n' || line[i] == '\r') line[i] = ' ';
+        at = (size_t)snprintf(line, AREA_ROOM, "aqpipe: %s%.40s: ", level <= 0 ? "error: " : "", area);
+    if (more > 0) snprintf(tail, sizeof tail, " (and %llu more lines were held back)", (unsigned long long)more);
+    (void)aq_printable(text, strlen(text), false, line + at, LINE_BYTES - at - sizeof tail);
+    at += strlen(line + at);
+    memcpy(line + at, tail, strlen(tail) + 1);
+    at += strlen(tail);
     if (sink) {
-        line[at] = 0;
         sink(level, line, sink_context);
         return;
     }
     line[at++] = '\n';
-    ssize_t written = write(STDERR_FILENO, line, (size_t)at);
+    ssize_t written = write(STDERR_FILENO, line, at);
     (void)written; /* nowhere is left to say that the log cannot be written */
+}
+
+/* Is the limit's window over (or has none begun)? */
+static bool window_over(const struct aq_log_limit *limit, uint64_t now_ns)
+{
+    const uint64_t window_ns = limit->window_ns ? limit->window_ns : WINDOW_NS;
+    return limit->since_ns == 0 || now_ns >= limit->since_ns + window_ns;
+}
+
+/* May one more line go out? *more gets what is to be told with it. */
+static bool limit_takes(struct aq_log_limit *limit, const char *area, int level, uint64_t *more)
+{
+    const uint64_t now = aq_clock_ns();
+    limit->area = area;
+    limit->level = level;
+    if (window_over(limit, now)) {
+        limit->since_ns = now ? now : 1;
+        limit->lines = 0;
+    }
+    if (limit->lines >= (limit->lines_max ? limit->lines_max : WINDOW_LINES)) {
+        limit->held++;
+        return false;
+    }
+    limit->lines++;
+    *more = limit->held;
+    limit->held = 0;
+    return true;
+}
+
+static bool write_limited(struct aq_log_limit *limit, const char *area, int level, const char *format,
+                          va_list arguments)
+{
+    char text[LINE_BYTES];
+    uint64_t more = 0;
+    if (limit && !limit_takes(limit, area, level, &more)) return false;
+    vsnprintf(text, sizeof text, format, arguments);
+    for (char *c = text; *c; c++) /* one event, one line; ours have newlines for good reason */
+        if (*c == '\n' || *c == '\r' || *c == '\t') *c = ' ';
+    write_line(area, level, text, more);
+    return true;
+}
+
+void aq_log(const char *area, int level, const char *format, ...)
+{
+    if (!aq_log_on(area, level)) return;
+    va_list arguments;
+    va_start(arguments, format);
+    (void)write_limited(thread_limit, area, level, format, arguments);
+    va_end(arguments);
+}
+
+bool aq_log_limited(struct aq_log_limit *limit, const char *area, int level, const char *format, ...)
+{
+    if (!aq_log_on(area, level)) return false;
+    va_list arguments;
+    va_start(arguments, format);
+    const bool written = write_limited(limit, area, level, format, arguments);
+    va_end(arguments);
+    return written;
+}
+
+void aq_log_limit_tell(struct aq_log_limit *limit)
+{
+    if (limit->held == 0 || !window_over(limit, aq_clock_ns())) return;
+    char text[64];
+    snprintf(text, sizeof text, "%llu more lines were held back", (unsigned long long)limit->held);
+    limit->held = 0;
+    write_line(limit->area, limit->level, text, 0);
+}
+
+void aq_log_limit_thread(struct aq_log_limit *limit)
+{
+    thread_limit = limit;
 }

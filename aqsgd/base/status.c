@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "aqsgd/base/log.h"
+#include "aqsgd/base/printable.h"
 
 enum { TEXT_BYTES = 1024 };
 
@@ -89,7 +90,7 @@ enum aq_status aq_status_errno(int error)
 static void keep_first(const char *text)
 {
     if (atomic_exchange_explicit(&first_taken, 1, memory_order_relaxed) != 0) return;
-    snprintf(first_text, sizeof first_text, "%s", text);
+    (void)aq_printable(text, strlen(text), true, first_text, sizeof first_text); /* it goes into reports and JSON */
     atomic_store_explicit(&first_ready, 1, memory_order_release);
 }
 

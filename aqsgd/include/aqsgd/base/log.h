@@ -4,13 +4,27 @@
  * Levels by how often the line comes, not by mood: 1 once a process, 2 once an object, 3 once a step, 4 once a
  * micro-batch, 5 once a frame. Errors (level 0) always come. AQ_LOG=net:4,edge:3 sets levels by area, AQ_LOG=2 for all;
  * the default is 1. Lines go to standard error, or where aq_log_sink says. No secrets, no bytes of the user's data.
+ * What a line brings is made printable (printable.h): peers' texts may be put into it as they came.
  *
- * Locking: every function may be called from any thread; one line is written at once.
+ * What a stranger can cause must not fill a disk: such lines go through a limit, which lets some of them out in a
+ * while and counts the rest.
+ *
+ *     static struct aq_log_limit refusals;                       // zeroes: 8 lines in 10 s
+ *     aq_log_limited(&refusals, "net", 1, "refused peer=%s: %s", name, why);
+ *     aq_log_limit_tell(&refusals);                              // now and then, from the loop: "n more ..."
+ *
+ *     aq_log_limit_thread(&refusals);    // or: whatever this thread logs from here on, aq_fail deep below included,
+ *     serve_somebody_unknown();          // goes through the limit
+ *     aq_log_limit_thread(NULL);
+ *
+ * Locking: every function may be called from any thread; one line is written at once. A limit is one thread's, or its
+ * callers' lock guards it.
  */
 #ifndef AQSGD_BASE_LOG_H
 #define AQSGD_BASE_LOG_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -24,6 +38,29 @@ bool aq_log_on(const char *area, int level);
 
 /* Write one line. format is without a newline: `key=value key=value`. */
 void aq_log(const char *area, int level, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* Zeroes are good. The caller may set the first two; the rest is the limit's. */
+struct aq_log_limit {
+    uint64_t window_ns; /* 0: 10 s                                              */
+    uint32_t lines_max; /* of a window; 0: 8                                    */
+    uint32_t lines;     /* that went out in this window                         */
+    uint64_t since_ns;  /* when this window began; 0: none has                  */
+    uint64_t held;      /* lines that did not go out and have not been told yet */
+    const char *area;   /* of the last line; what is told later stands under it */
+    int level;
+};
+
+/* As aq_log, while the window has lines left; else the line is counted. The first line of the next window says how many
+ * there were. area is kept: a text that stays. Was it written? */
+bool aq_log_limited(struct aq_log_limit *limit, const char *area, int level, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
+/* Say how many lines were held back, if any were and their window is over. For a loop's tick: after a flood nothing
+ * else comes that could say it. */
+void aq_log_limit_tell(struct aq_log_limit *limit);
+
+/* Lines of the calling thread go through this limit, those of aq_fail too, until NULL is set. It must live as long. */
+void aq_log_limit_thread(struct aq_log_limit *limit);
 
 /* Where lines go; NULL for standard error. line has no newline. sink must be thread-safe and must not log. */
 void aq_log_sink(void (*sink)(int level, const char *line, void *context), void *context);
