@@ -26,3 +26,8 @@ if(TARGET aqpipe)
   endif()
   set_tests_properties(e2e_equal e2e_apart e2e_cut e2e_codecs e2e_fp16 e2e_packed e2e_bad_input PROPERTIES LABELS "e2e;quick")
 endif()
+if(TARGET aqpipe AND AQ_TORCH_PYTHON)
+  # Runs are compared with runs elsewhere; here with an implementation that shares no fault with ours.
+  add_test(NAME test_job_torch COMMAND ${AQ_TORCH_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_job_torch $<TARGET_FILE_DIR:aqpipe>)
+  set_tests_properties(test_job_torch PROPERTIES LABELS "e2e;quick" TIMEOUT 600 PROCESSORS 2 SKIP_RETURN_CODE 77)
+endif()

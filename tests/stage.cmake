@@ -1,8 +1,4 @@
 # Stages: models against PyTorch, cuts against uncut, measured against used.
-find_program(AQ_TORCH_PYTHON python3 PATHS /usr/bin NO_DEFAULT_PATH)
-if(NOT AQ_TORCH_PYTHON)
-  find_program(AQ_TORCH_PYTHON python3)
-endif()
 if(AQ_TORCH_PYTHON)
   aq_test(test_stage_torch LIBS aq_stages LABELS stage
     ARGS ${AQ_TORCH_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/torch_gpt2.py)
