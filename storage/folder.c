@@ -149,6 +149,25 @@ static uint8_t *block_of(struct block *block)
     return block->bytes + (AQ_STORE_BLOCK - (uintptr_t)block->bytes % AQ_STORE_BLOCK) % AQ_STORE_BLOCK;
 }
 
+/* The slab's first block; a signal that comes meanwhile (network file systems tell) is no failure of the disk. */
+static ssize_t block_read(int fd, uint8_t *bytes)
+{
+    ssize_t got;
+    do {
+        got = pread(fd, bytes, AQ_STORE_BLOCK, 0);
+    } while (got == -1 && errno == EINTR);
+    return got;
+}
+
+static ssize_t block_write(int fd, const uint8_t *bytes)
+{
+    ssize_t put;
+    do {
+        put = pwrite(fd, bytes, AQ_STORE_BLOCK, 0);
+    } while (put == -1 && errno == EINTR);
+    return put;
+}
+
 /* tmpfs takes O_DIRECT since Linux 6.6 and then copies through memory all the same: it counts as not taking it. */
 static bool file_in_memory(int fd)
 {
@@ -168,7 +187,7 @@ static enum aq_status slab_fd_open(struct aq_folder *folder, bool direct, enum a
     if (flags == -1) return aq_fail_errno("cache", "open %s", folder->slab_path);
     if (fcntl(folder->slab_fd, F_SETFL, flags | O_DIRECT) != 0) return AQ_OK; /* it does not take the flag */
     /* A file system may take the flag and refuse the read, or need more than our alignment. */
-    if (pread(folder->slab_fd, block_of(&block), AQ_STORE_BLOCK, 0) >= 0) {
+    if (block_read(folder->slab_fd, block_of(&block)) >= 0) {
         folder->direct = true;
         return AQ_OK;
     }
@@ -191,7 +210,7 @@ enum aq_status aq_folder_slab_open(struct aq_folder *folder, bool direct, bool w
     struct aq_record_head head;
     static const uint8_t zero[sizeof(head)];
     AQ_TRY(slab_fd_open(folder, direct, write ? AQ_FILE_UPDATE : AQ_FILE_READ));
-    const ssize_t got = pread(folder->slab_fd, bytes, AQ_STORE_BLOCK, 0);
+    const ssize_t got = block_read(folder->slab_fd, bytes);
     if (got == -1) return aq_fail_errno("cache", "read %s", folder->slab_path);
     if (got == 0) return AQ_NOTFOUND;
     if (got < AQ_FOLDER_HEAD_BYTES) return aq_fail(AQ_CORRUPT, "cache", "%s ends in its head", folder->slab_path);
@@ -212,7 +231,7 @@ enum aq_status aq_folder_slab_make(struct aq_folder *folder, bool direct, const 
     memcpy(bytes, head, sizeof(*head));
     AQ_TRY(slab_fd_open(folder, direct, AQ_FILE_KEEP));
     if (ftruncate(folder->slab_fd, 0) == -1) return aq_fail_errno("cache", "empty %s", folder->slab_path);
-    const ssize_t put = pwrite(folder->slab_fd, bytes, AQ_STORE_BLOCK, 0);
+    const ssize_t put = block_write(folder->slab_fd, bytes);
     if (put == -1) return aq_fail_errno("cache", "write %s", folder->slab_path);
     if (put < AQ_STORE_BLOCK) return aq_fail(AQ_NOSPC, "cache", "%s: the disk is full", folder->slab_path);
     if (fdatasync(folder->slab_fd) == -1) return aq_fail_errno("cache", "sync %s", folder->slab_path);

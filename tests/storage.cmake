@@ -9,3 +9,5 @@ target_compile_definitions(test_cache PRIVATE TESTS_FOLDER="${CMAKE_CURRENT_SOUR
 aq_test(test_command_cache LIBS aq_storage aq_dep::jansson SOURCES test_command_cache.c cache_kit.c LABELS quick
   ARGS $<TARGET_FILE:aqpipe>)
 add_dependencies(test_command_cache aqpipe)
+# Every call into the disk fails once, and between any two is a crash. Past the page cache, on demand: test_io_errors disk.
+aq_test(test_io_errors LIBS aq_storage aq_dep::uring SOURCES test_io_errors.c io_fault.c cache_kit.c LABELS quick fault)
