@@ -1,4 +1,5 @@
 /* main_aqpipe.c -- the command `aqpipe`: a table of commands, and help that teaches. */
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -72,6 +73,7 @@ static int help_about(char *program, int topics, char **topic)
 int main(int argc, char **argv)
 {
     aq_log_init(-1);
+    signal(SIGXFSZ, SIG_IGN); /* a file over its limit is a failed write (EFBIG), which has a name */
     if (argc < 2) {
         help(stderr);
         return AQ_EXIT_USAGE;

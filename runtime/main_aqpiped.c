@@ -106,6 +106,7 @@ int main(int argc, char **argv)
         {"version", no_argument, NULL, 'v'},          {NULL, 0, NULL, 0}};
     static struct aq_daemon_config config = {.fd = -1};
     const char *token_file = NULL, *keys = NULL, *host = NULL;
+    signal(SIGXFSZ, SIG_IGN); /* a file over its limit is a failed write (EFBIG), which has a name */
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         char *end = NULL;
         switch (option) {

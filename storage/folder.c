@@ -254,15 +254,17 @@ enum aq_status aq_folder_cells(const struct aq_folder *folder, uint64_t *out)
     return AQ_OK;
 }
 
-enum aq_status aq_folder_cells_grow(const struct aq_folder *folder, uint64_t cells)
+enum aq_status aq_folder_cells_grow(struct aq_folder *folder, uint64_t cells)
 {
     const off_t bytes = (off_t)(AQ_FOLDER_HEAD_BYTES + cells * folder->cell_bytes);
     if (fallocate(folder->slab_fd, 0, 0, bytes) == 0) return AQ_OK;
+    folder->grow_errno = errno;
     if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) return AQ_NOSPC;
     if (errno != EOPNOTSUPP && errno != ENOSYS) {
         return aq_fail_errno("cache", "%s: room for %" PRIu64 " messages", folder->slab_path, cells);
     }
     /* This file system cannot promise room: a full disk then shows at the write. */
     if (ftruncate(folder->slab_fd, bytes) == 0) return AQ_OK;
+    folder->grow_errno = errno;
     return errno == ENOSPC || errno == EFBIG ? AQ_NOSPC : aq_fail_errno("cache", "grow %s", folder->slab_path);
 }

@@ -20,6 +20,7 @@ struct aq_folder {
     int slab_fd;
     bool direct; /* the slab is open with O_DIRECT */
     uint64_t cell_bytes;
+    int grow_errno; /* why aq_folder_cells_grow had no room */
 };
 
 enum { AQ_FOLDER_HEAD_BYTES = AQ_STORE_BLOCK };
@@ -46,9 +47,10 @@ enum aq_status aq_folder_sync(const struct aq_folder *folder);
 /* Whole cells that the slab file has room for. AQ_IO. */
 enum aq_status aq_folder_cells(const struct aq_folder *folder, uint64_t *out);
 
-/* Makes room for `cells` cells altogether, on disk where the file system can promise it. AQ_NOSPC (not logged), AQ_IO.
+/* Makes room for `cells` cells altogether, on disk where the file system can promise it. AQ_NOSPC (not logged;
+ * grow_errno says why), AQ_IO.
  */
-enum aq_status aq_folder_cells_grow(const struct aq_folder *folder, uint64_t cells);
+enum aq_status aq_folder_cells_grow(struct aq_folder *folder, uint64_t cells);
 
 static inline uint64_t aq_folder_offset(uint64_t cell_bytes, uint32_t cell)
 {

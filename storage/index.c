@@ -10,6 +10,7 @@
 #include <lmdb.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -32,10 +33,23 @@ struct aq_index {
     bool read_only;
 };
 
+/* LMDB says EIO of a write that was cut short: by the limit of file sizes, where the file has come to it. */
+static int cut_by_limit(const struct aq_index *index, int error)
+{
+    struct rlimit limit;
+    struct stat info;
+    int fd;
+    if (error != EIO || mdb_env_get_fd(index->env, &fd) != 0 || fstat(fd, &info) != 0) return error;
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0) return error;
+    return (rlim_t)info.st_size + AQ_STORE_BLOCK > limit.rlim_cur ? EFBIG : error;
+}
+
 static enum aq_status lmdb_fail(const struct aq_index *index, const char *call, int error)
 {
     enum aq_status status = AQ_IO;
-    if (error == ENOSPC || error == MDB_MAP_FULL || error == EDQUOT)
+    char reason[160];
+    error = cut_by_limit(index, error);
+    if (error == ENOSPC || error == MDB_MAP_FULL || error == EDQUOT || error == EFBIG)
         status = AQ_NOSPC;
     else if (error == ENOMEM)
         status = AQ_NOMEM;
@@ -43,7 +57,8 @@ static enum aq_status lmdb_fail(const struct aq_index *index, const char *call, 
         status = AQ_REFUSED;
     else if (error < 0)
         status = AQ_CORRUPT;
-    return aq_fail(status, "cache", "%s: %s: %s", index->path, call, mdb_strerror(error));
+    return aq_fail(status, "cache", "%s: %s: %s", index->path, call,
+                   error > 0 ? aq_errno_text(error, reason, sizeof reason) : mdb_strerror(error));
 }
 
 #define LMDB_TRY(index, label, call)                                                                                   \

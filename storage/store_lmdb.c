@@ -348,8 +348,8 @@ static enum aq_status full_say(struct lmdb_store *store, const char *what)
     if (store->full_said) return AQ_NOSPC;
     store->full_said = true;
     return aq_fail(AQ_NOSPC, "cache",
-                   "%s: %s after %" PRIu64 " messages of %" PRIu64 " bytes; what was put before is still there",
-                   store->folder.slab_path, what, store->base.stats.entries, store->cell_bytes);
+                   "%s: no room after %" PRIu64 " messages of %" PRIu64 " bytes, which are still there: %s",
+                   store->folder.slab_path, store->base.stats.entries, store->cell_bytes, what);
 }
 
 /* A free cell; the slab grows where there is none, by less and less as the disk fills. */
@@ -367,7 +367,8 @@ static enum aq_status cell_take(struct lmdb_store *store, uint32_t *out)
             status = aq_folder_cells_grow(&store->folder, cells->count + more);
             if (status == AQ_OK) aq_cells_grow(cells, (uint32_t)more);
         }
-        if (status == AQ_NOSPC) return full_say(store, "the disk is full");
+        char reason[160];
+        if (status == AQ_NOSPC) return full_say(store, aq_errno_text(store->folder.grow_errno, reason, sizeof reason));
         AQ_TRY(status);
     }
     store->full_said = false;

@@ -107,6 +107,16 @@ enum aq_status aq_fail(enum aq_status status, const char *area, const char *form
     return status;
 }
 
+const char *aq_errno_text(int error, char *text, size_t bytes)
+{
+    char reason[128];
+    const char *why = strerror_r(error, reason, sizeof reason), *remedy = "";
+    if (error == EFBIG) remedy = ": a limit of file sizes (ulimit -f, or the file system's): raise it";
+    if (error == EDQUOT) remedy = ": free some of it, or have it raised";
+    snprintf(text, bytes, "%s%s", why, remedy);
+    return text;
+}
+
 enum aq_status aq_fail_errno(const char *area, const char *format, ...)
 {
     const int error = errno;
@@ -115,9 +125,8 @@ enum aq_status aq_fail_errno(const char *area, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    char reason[128];
-    const char *why = strerror_r(error, reason, sizeof reason);
-    return aq_fail(aq_status_errno(error), area, "%s: %s", text, why);
+    char reason[160];
+    return aq_fail(aq_status_errno(error), area, "%s: %s", text, aq_errno_text(error, reason, sizeof reason));
 }
 
 const char *aq_error_text(void)

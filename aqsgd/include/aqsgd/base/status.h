@@ -49,6 +49,9 @@ const char *aq_status_text(enum aq_status status);
 /* The status that an errno of the last system call stands for (ENOSPC -> AQ_NOSPC, EADDRINUSE -> AQ_REFUSED, ...). */
 enum aq_status aq_status_errno(int error);
 
+/* What an errno says, and the remedy where strerror leaves it open (a file size limit, a quota). Returns `text`. */
+const char *aq_errno_text(int error, char *text, size_t bytes);
+
 /*
  * aq_fail -- say once, in one line, what went wrong and where; returns `status` so that `return aq_fail(...)` reads
  * well.
