@@ -35,6 +35,7 @@
 #include "bench_job.h"
 #include "plan.h"
 #include "run_folder.h"
+#include "run_lines.h"
 
 enum { PATH_BYTES = AQ_BENCH_PATH_BYTES, TEXT_WORDS = 60000, ROUNDS = 3, SETS_MAX = 24, STEPS_MAX = 1024 };
 

@@ -17,12 +17,15 @@
 #include "commands.h"
 #include "control.h"
 #include "launcher.h"
+#include "metrics_index.h"
 #include "net/tls.h"
 #include "plan.h"
 #include "report.h"
 #include "restart.h"
 #include "resume_check.h"
 #include "run_folder.h"
+#include "run_lines.h"
+#include "run_rewind.h"
 #include "security.h"
 
 static const char usage[] =
@@ -79,9 +82,10 @@ struct command {
     struct aq_tls *tls;
     int lock, signals;
     uint64_t resume_step;
-    double seconds;    /* of the run before this start    */
-    uint64_t begin_ns; /* when this command began         */
-    bool finished;     /* the run in the folder has come to its end */
+    uint64_t resume_bytes; /* of metrics.jsonl, at that step; 0: not known */
+    double seconds;        /* of the run before this start    */
+    uint64_t begin_ns;     /* when this command began         */
+    bool finished;         /* the run in the folder has come to its end */
     struct aq_restart restart;
     struct aq_metrics *metrics;
     struct errors errors;
@@ -301,17 +305,39 @@ struct found {
     bool step, done; /* a step was trained; the run came to its end */
 };
 
-static enum aq_status find_lines(const json_t *line, void *context)
+/* Steps begin early in the file, and the end is its last line: no more of it is read. */
+static enum aq_status find(const char *metrics, struct found *found)
 {
-    struct found *found = context;
-    if (aq_control_is(line, "event", "step")) found->step = true;
-    if (aq_control_is(line, "event", "end")) found->done = aq_control_is(line, "state", "done");
+    struct aq_run_lines *lines;
+    const char *text;
+    char *last;
+    uint64_t begin;
+    size_t count;
+    enum aq_status status = aq_run_lines_open(metrics, 0, &lines);
+    *found = (struct found){0};
+    if (status == AQ_NOTFOUND) return AQ_OK;
+    AQ_TRY(status);
+    while (!found->step && (status = aq_run_lines_next(lines, &text, &count)) == AQ_OK) {
+        json_t *line = json_loadb(text, count, 0, NULL);
+        found->step = aq_control_is(line, "event", "step");
+        json_decref(line);
+    }
+    aq_run_lines_close(lines);
+    if (status == AQ_OK) status = aq_run_line_before(metrics, UINT64_MAX, &last, &count, &begin);
+    if (status == AQ_NOTFOUND) return AQ_OK;
+    AQ_TRY(status);
+    json_t *line = json_loadb(last, count, 0, NULL);
+    found->done = aq_control_is(line, "event", "end") && aq_control_is(line, "state", "done");
+    json_decref(line);
+    aq_free(last);
     return AQ_OK;
 }
 
 static enum aq_status throw_away(const struct command *command)
 {
-    static const char *const files[] = {"metrics.jsonl", "report.json", "trace.json", "model.safetensors", "logs"};
+    static const char *const files[] = {"metrics.jsonl", "metrics.jsonl.index", "metrics.jsonl.tail",
+                                        "report.json",   "trace.json",          "model.safetensors",
+                                        "logs"};
     char path[AQ_RUN_PATH_BYTES];
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         AQ_TRY(aq_run_path(command->job->output.path, files[i], path));
@@ -337,10 +363,8 @@ static enum aq_status enter_used(struct command *command, uint64_t hash, uint64_
             run, name, (unsigned long long)hash, (unsigned long long)aq_plan_hash(command->plan));
     if (command->fresh) return throw_away(command);
     AQ_TRY(aq_run_path(run, "metrics.jsonl", metrics));
-    uint64_t broken; /* aq_run_rewind says whether that matters */
-    enum aq_status status = aq_run_lines_of_crash(metrics, find_lines, &found, &broken);
-    if (status != AQ_NOTFOUND) AQ_TRY(status);
-    status = aq_run_mark_read(command->checkpoint, &mark);
+    AQ_TRY(find(metrics, &found)); /* whether holes matter aq_run_rewind says */
+    const enum aq_status status = aq_run_mark_read(command->checkpoint, &mark);
     const bool marked = status == AQ_OK;
     if (status != AQ_NOTFOUND) AQ_TRY(status);
     if (!marked && !found.step) return throw_away(command); /* it never began: nothing is lost */
@@ -352,11 +376,12 @@ static enum aq_status enter_used(struct command *command, uint64_t hash, uint64_
         return aq_fail(AQ_MISMATCH, "launch", "the checkpoint of %s is of plan %016llx, the run of %016llx", run,
                        (unsigned long long)mark.plan_hash, (unsigned long long)hash);
     command->resume_step = marked ? mark.step : 0;
+    command->resume_bytes = marked ? mark.metrics : 0;
     /* Killed after its last checkpoint, a run still has to leave its model; one without metrics cannot tell. */
     command->finished = command->resume_step >= command->plan->steps && (found.done || !command->job->output.metrics);
     if (command->finished) return AQ_OK; /* its report stays as it is */
     if (marked) AQ_TRY(aq_resume_check(command->plan, run, command->resume_step));
-    return aq_run_rewind(metrics, command->resume_step, &command->seconds);
+    return aq_run_rewind(metrics, command->resume_step, command->resume_bytes, &command->seconds);
 }
 
 static enum aq_status enter_folder(struct command *command)
@@ -435,7 +460,11 @@ static enum aq_status open_metrics(struct command *command)
     char path[AQ_RUN_PATH_BYTES];
     AQ_TRY(aq_run_path(command->job->output.path, "metrics.jsonl", path));
     const struct aq_metrics_config config = {
-        .path = path, .stages = command->plan->ranks, .step = command->resume_step, .seconds = command->seconds};
+        .path = path,
+        .stages = command->plan->ranks,
+        .step = command->resume_step,
+        .seconds = command->seconds,
+        .mark_every = aq_job_every_steps(&command->job->checkpoint.every, command->plan->steps_per_epoch)};
     AQ_TRY(aq_metrics_open(&config, &command->metrics));
     return write_line(command, start_line(command));
 }
@@ -456,6 +485,7 @@ static void run_once(struct command *command, struct aq_launch_result *result)
                                      .plan_hash = aq_plan_hash(command->plan),
                                      .kin = command->plan->kin,
                                      .resume = command->resume_step,
+                                     .resume_bytes = command->resume_bytes,
                                      .run = job->output.path,
                                      .checkpoint = command->checkpoint,
                                      .trace = traced ? trace : NULL,
@@ -478,9 +508,12 @@ static void run_once(struct command *command, struct aq_launch_result *result)
 static enum aq_status roll_back(struct command *command, const struct aq_launch_result *result, uint64_t step)
 {
     char path[AQ_RUN_PATH_BYTES];
+    struct aq_run_mark mark;
     struct aq_metrics *before = command->metrics;
     AQ_TRY(aq_run_path(command->job->output.path, "metrics.jsonl", path));
-    AQ_TRY(aq_run_rewind(path, step, &command->seconds));
+    const bool marked = step > 0 && aq_run_mark_read(command->checkpoint, &mark) == AQ_OK && mark.step == step;
+    command->resume_bytes = marked ? mark.metrics : 0;
+    AQ_TRY(aq_run_rewind(path, step, command->resume_bytes, &command->seconds));
     command->resume_step = step;
     AQ_TRY(open_metrics(command)); /* on failure the old ones stay: there must be some to end with */
     aq_metrics_close(before);
@@ -585,7 +618,10 @@ static int conclude(struct command *command, struct aq_launch_result *result)
     say_end(command, result);
     if (!command->job->output.metrics && result->outcome == AQ_LAUNCH_DONE) {
         char path[AQ_RUN_PATH_BYTES];
-        if (aq_run_path(command->job->output.path, "metrics.jsonl", path) == AQ_OK) (void)unlink(path);
+        if (aq_run_path(command->job->output.path, "metrics.jsonl", path) == AQ_OK) {
+            (void)unlink(path);
+            aq_metrics_index_cut(path, 0);
+        }
     }
     return result->outcome == AQ_LAUNCH_STOPPED ? AQ_EXIT_STOPPED : AQ_EXIT_DONE;
 }

@@ -17,9 +17,11 @@
 #include "commands.h"
 #include "control_socket.h"
 #include "job.h"
+#include "metrics_index.h"
 #include "net/tls.h"
 #include "progress.h"
 #include "run_folder.h"
+#include "run_lines.h"
 #include "runtime_text.h"
 
 enum { DAEMON_S = 15, STOP_S = 600, LOG_BYTES = 16384, LOG_BYTES_MAX = 64 << 20 };
@@ -208,7 +210,14 @@ static enum aq_status read_latest(const char *folder, struct latest *latest)
     char path[AQ_RUN_PATH_BYTES];
     *latest = (struct latest){0};
     AQ_TRY(aq_run_path(folder, "metrics.jsonl", path));
-    const enum aq_status status = aq_run_lines(path, find_latest, latest);
+    struct aq_report_sums sums; /* of what need not be read */
+    uint64_t offset;
+    aq_metrics_index_load(path, &sums, &offset);
+    latest->start = json_incref(sums.start);
+    latest->eval = json_incref(sums.eval);
+    latest->end = json_incref(sums.end);
+    aq_report_sums_deinit(&sums);
+    const enum aq_status status = aq_run_lines_from(path, offset, find_latest, latest);
     if (status == AQ_NOTFOUND) return aq_fail(status, "status", "%s is no run folder: it has no metrics.jsonl", folder);
     if (status != AQ_OK) latest_close(latest);
     return status;

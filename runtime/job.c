@@ -221,3 +221,8 @@ enum aq_status aq_job_canonical(const struct aq_job *job, char **out)
     }
     return aq_text_take(&text, out);
 }
+
+uint64_t aq_job_every_steps(const struct aq_job_every *every, uint64_t steps_per_epoch)
+{
+    return every->epochs ? every->count * steps_per_epoch : every->count;
+}

@@ -53,6 +53,9 @@ struct aq_job_every {
     bool epochs; /* count is of epochs, else of steps */
 };
 
+/* In steps; 0: never. */
+uint64_t aq_job_every_steps(const struct aq_job_every *every, uint64_t steps_per_epoch);
+
 struct aq_job_model {
     struct aq_model_config config; /* vocabulary 0: the tokenizer's; the resolved one is in the plan      */
     enum aq_stage_precision precision;

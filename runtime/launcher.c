@@ -190,6 +190,7 @@ void aq_launch_run(const struct aq_launch *launch, struct aq_launch_result *resu
     struct launcher *launcher = memory;
     launcher->launch = launch;
     launcher->ranks = ranks;
+    launcher->mark_bytes = launch->resume_bytes;
     launcher->result = result;
     launcher->ready_deadline_ns = aq_clock_after(launch->ready_ns_max);
     const enum aq_status status = hosts_open(launcher);

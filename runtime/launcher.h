@@ -27,6 +27,7 @@ struct aq_launch {
     uint64_t plan_hash;
     uint64_t kin;           /* plan.h                                                                   */
     uint64_t resume;        /* the mark to go on from; 0: from the beginning                            */
+    uint64_t resume_bytes;  /* of metrics.jsonl, at that mark; 0: not known                             */
     const char *run;        /* absolute                                                                 */
     const char *checkpoint; /* absolute                                                                 */
     const char *trace;      /* join the ranks' traces into this file; NULL: they send none              */

@@ -124,12 +124,15 @@ static enum aq_status complete(struct launcher *launcher, uint64_t step)
     const uint64_t before = launcher->result->mark;
     const struct aq_run_mark mark = {.step = step,
                                      .older = launch->keep > 1 && before < step ? before : 0,
+                                     .metrics = aq_metrics_bytes_after(launch->metrics, step),
+                                     .older_metrics = launcher->mark_bytes,
                                      .plan_hash = launch->plan_hash,
                                      .kin = launch->kin};
     AQ_TRY(aq_metrics_sync(launch->metrics));
     AQ_TRY(aq_run_make_folder(launch->checkpoint));
     AQ_TRY(aq_run_mark_write(launch->checkpoint, &mark));
     launcher->result->mark = step;
+    launcher->mark_bytes = mark.metrics;
     to_all(launcher, "marked", step);
     uint64_t steps[256];
     uint32_t count;

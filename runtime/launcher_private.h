@@ -51,6 +51,7 @@ struct launcher {
     uint64_t end_deadline_ns;   /* of an abort                               */
     uint64_t ready_deadline_ns;
     double read_seconds; /* of the slowest stage's checkpoint */
+    uint64_t mark_bytes; /* of metrics.jsonl, at the newest complete checkpoint */
     uint64_t marks[8]; /* complete ones of this run, newest first, as many as are kept at most */
     FILE *trace;
     bool trace_failed;

@@ -14,10 +14,12 @@
 #include <unistd.h>
 
 #include "control.h"
+#include "metrics_index.h"
 #include "run_folder.h"
 #include "runtime_text.h"
 
-enum { ROOM_FIRST = 64 };
+/* A checkpoint is complete before the next but one begins: two are under way at most. */
+enum { ROOM_FIRST = 64, MARKS = 4 };
 
 struct aq_metrics {
     int fd;              /* -1: written nowhere                         */
@@ -26,7 +28,12 @@ struct aq_metrics {
     uint32_t stages;
     uint64_t next;
     double seconds_before;
-    uint64_t go_ns; /* 0: not yet */
+    uint64_t go_ns;                 /* 0: not yet */
+    struct aq_metrics_index *index; /* NULL: none */
+    uint64_t mark_every;            /* steps      */
+    struct {
+        uint64_t step, bytes; /* of the file when the step was done, before the next one's line */
+    } marks[MARKS];           /* the newest steps that a checkpoint is due at, in turn          */
     json_t *joined;
     uint64_t room;
     json_t **lines; /* [room][stages]; NULL: not come yet */
@@ -66,6 +73,7 @@ enum aq_status aq_metrics_open(const struct aq_metrics_config *config, struct aq
     metrics->stages = config->stages;
     metrics->next = config->step + 1;
     metrics->seconds_before = config->seconds;
+    metrics->mark_every = config->mark_every;
     metrics->fd = -1;
     const enum aq_status roomy = make_room(metrics, ROOM_FIRST);
     if (roomy != AQ_OK) {
@@ -87,6 +95,7 @@ enum aq_status aq_metrics_open(const struct aq_metrics_config *config, struct aq
             return named;
         }
         metrics->bytes = (uint64_t)info.st_size;
+        metrics->index = aq_metrics_index_open(config->path, config->index_every);
     }
     *out = metrics;
     return AQ_OK;
@@ -100,6 +109,7 @@ void aq_metrics_close(struct aq_metrics *metrics)
     aq_free(metrics->lines);
     json_decref(metrics->joined);
     aq_text_deinit(&metrics->text);
+    aq_metrics_index_close(metrics->index);
     if (metrics->fd != -1) close(metrics->fd);
     aq_free(metrics);
 }
@@ -143,6 +153,7 @@ static enum aq_status write_line(struct aq_metrics *metrics, const json_t *line)
         left -= (size_t)written;
     }
     metrics->bytes += metrics->text.used;
+    aq_metrics_index_add(metrics->index, line, metrics->text.bytes, metrics->text.used);
     return AQ_OK;
 }
 
@@ -162,6 +173,24 @@ enum aq_status aq_metrics_sync(struct aq_metrics *metrics)
 {
     if (metrics->fd != -1 && fsync(metrics->fd) != 0) return aq_fail_errno("metrics", "cannot write metrics.jsonl");
     return AQ_OK;
+}
+
+uint64_t aq_metrics_bytes_after(const struct aq_metrics *metrics, uint64_t step)
+{
+    if (step + 1 == metrics->next) return metrics->bytes;
+    for (int i = 0; i < MARKS; i++)
+        if (metrics->marks[i].step == step) return metrics->marks[i].bytes;
+    return 0;
+}
+
+/* The line of the next step is about to be written: what is there now is all of the one before. */
+static void note_mark(struct aq_metrics *metrics)
+{
+    const uint64_t step = metrics->next - 1;
+    if (metrics->mark_every == 0 || step == 0 || step % metrics->mark_every != 0) return;
+    const size_t place = step / metrics->mark_every % MARKS;
+    metrics->marks[place].step = step;
+    metrics->marks[place].bytes = metrics->bytes;
 }
 
 /* Values that belong to the step and not to a stage: the first stage that has one says it. */
@@ -254,6 +283,7 @@ enum aq_status aq_metrics_step(struct aq_metrics *metrics, uint32_t rank, json_t
         json_decref(lines[r]);
         lines[r] = NULL;
     }
+    note_mark(metrics);
     metrics->next++;
     if (!metrics->joined) return aq_fail(AQ_NOMEM, "metrics", "no memory for the line of a step");
     AQ_TRY(write_line(metrics, metrics->joined));

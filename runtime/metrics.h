@@ -28,8 +28,10 @@ struct aq_metrics; /* opaque */
 struct aq_metrics_config {
     const char *path; /* appended to; NULL: written nowhere                          */
     uint32_t stages;
-    uint64_t step;  /* the last one done before: lines begin with step + 1          */
-    double seconds; /* of the run before this start ("time" goes on from here)     */
+    uint64_t step;        /* the last one done before: lines begin with step + 1          */
+    double seconds;       /* of the run before this start ("time" goes on from here)     */
+    uint64_t mark_every;  /* steps between two checkpoints; 0: none but at the end      */
+    uint64_t index_every; /* bytes between two entries of the index; 0: the default     */
 };
 
 enum aq_status aq_metrics_open(const struct aq_metrics_config *config, struct aq_metrics **out);
@@ -50,6 +52,12 @@ enum aq_status aq_metrics_step(struct aq_metrics *metrics, uint32_t rank, json_t
 
 /* Write any other line ("start", "eval", "end"); "time" is added. Takes the reference. */
 enum aq_status aq_metrics_line(struct aq_metrics *metrics, json_t *line);
+
+/*
+ * How many bytes the file has of the run up to this step, the newest one or one of the last that a checkpoint was due
+ * at (mark_every): there the next step's line begins. 0: that is not known.
+ */
+uint64_t aq_metrics_bytes_after(const struct aq_metrics *metrics, uint64_t step);
 
 /* Everything written so far is on disk. */
 enum aq_status aq_metrics_sync(struct aq_metrics *metrics);

@@ -14,6 +14,8 @@ static bool fall_back(const char *checkpoint, uint64_t *step)
     if (aq_run_mark_read(checkpoint, &mark) != AQ_OK || mark.older == 0 || mark.older >= mark.step) return false;
     mark.step = mark.older;
     mark.older = 0;
+    mark.metrics = mark.older_metrics;
+    mark.older_metrics = 0;
     if (aq_run_mark_write(checkpoint, &mark) != AQ_OK) return false;
     *step = mark.step;
     return true;

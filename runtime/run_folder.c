@@ -12,7 +12,7 @@
 
 #include "control.h"
 
-enum { METRICS_BYTES_MAX = 1 << 30, DEPTH_MAX = 8 };
+enum { DEPTH_MAX = 8 };
 
 enum aq_status aq_run_path(const char *folder, const char *name, char *path)
 {
@@ -197,6 +197,8 @@ enum aq_status aq_run_mark_read(const char *checkpoint, struct aq_run_mark *out)
         status =
             aq_fail(AQ_CORRUPT, "run", "%s does not name a checkpoint; name one of the folders beside it there", path);
     got.older = aq_control_u64_or(mark, "older", 0);
+    got.metrics = aq_control_u64_or(mark, "metrics", 0);
+    got.older_metrics = aq_control_u64_or(mark, "older_metrics", 0);
     got.kin = 0;
     if (status == AQ_OK && json_object_get(mark, "kin")) status = aq_control_get_hex(mark, "kin", &got.kin);
     if (status == AQ_OK) *out = got;
@@ -206,12 +208,14 @@ enum aq_status aq_run_mark_read(const char *checkpoint, struct aq_run_mark *out)
 
 enum aq_status aq_run_mark_write(const char *checkpoint, const struct aq_run_mark *mark)
 {
-    char path[AQ_RUN_PATH_BYTES], text[192];
+    char path[AQ_RUN_PATH_BYTES], text[256];
     AQ_TRY(aq_run_path(checkpoint, "complete", path));
-    const int count =
-        snprintf(text, sizeof text, "{\"step\":%llu,\"older\":%llu,\"plan_hash\":\"%016llx\",\"kin\":\"%016llx\"}\n",
-                 (unsigned long long)mark->step, (unsigned long long)mark->older, (unsigned long long)mark->plan_hash,
-                 (unsigned long long)mark->kin);
+    const int count = snprintf(text, sizeof text,
+                               "{\"step\":%llu,\"older\":%llu,\"plan_hash\":\"%016llx\",\"kin\":\"%016llx\","
+                               "\"metrics\":%llu,\"older_metrics\":%llu}\n",
+                               (unsigned long long)mark->step, (unsigned long long)mark->older,
+                               (unsigned long long)mark->plan_hash, (unsigned long long)mark->kin,
+                               (unsigned long long)mark->metrics, (unsigned long long)mark->older_metrics);
     return aq_run_write(path, text, (size_t)count);
 }
 
@@ -235,99 +239,4 @@ enum aq_status aq_run_marks(const char *checkpoint, uint64_t *steps, uint32_t ro
         if (name_step(entry->d_name, &step)) steps[(*count)++] = step;
     closedir(folder);
     return AQ_OK;
-}
-
-enum aq_status aq_run_lines_of_crash(const char *path, enum aq_status (*visit)(const json_t *line, void *context),
-                                     void *context, uint64_t *broken)
-{
-    char *text;
-    size_t count;
-    AQ_TRY(aq_run_read(path, METRICS_BYTES_MAX, &text, &count));
-    enum aq_status status = AQ_OK;
-    uint64_t number = 0;
-    *broken = 0;
-    for (size_t at = 0; at < count && status == AQ_OK;) {
-        const char *newline = memchr(text + at, '\n', count - at);
-        if (!newline) break; /* torn by a crash, or still being written */
-        const size_t length = (size_t)(newline - text) - at;
-        json_t *line = json_loadb(text + at, length, 0, NULL);
-        number++;
-        at += length + 1;
-        if (json_is_object(line))
-            status = visit(line, context);
-        else if (at < count && *broken == 0)
-            *broken = number;
-        json_decref(line);
-    }
-    aq_free(text);
-    return status;
-}
-
-static enum aq_status broken_line(const char *path, uint64_t number)
-{
-    return aq_fail(AQ_CORRUPT, "run", "%s:%llu is no JSON object", path, (unsigned long long)number);
-}
-
-enum aq_status aq_run_lines(const char *path, enum aq_status (*visit)(const json_t *line, void *context), void *context)
-{
-    uint64_t broken;
-    AQ_TRY(aq_run_lines_of_crash(path, visit, context, &broken));
-    return broken ? broken_line(path, broken) : AQ_OK;
-}
-
-struct rewind {
-    FILE *file;
-    uint64_t step;
-    double seconds;
-    uint64_t lines; /* so far                                           */
-    uint64_t there; /* which of them was that of the step; 0: not yet   */
-};
-
-static enum aq_status rewind_line(const json_t *line, void *context)
-{
-    struct rewind *rewind = context;
-    rewind->lines++;
-    if (aq_control_is(line, "event", "step") && aq_control_u64_or(line, "step", 0) == rewind->step)
-        rewind->there = rewind->lines;
-    const bool restart = aq_control_is(line, "event", "restart");
-    if (!restart && aq_control_u64_or(line, "step", 0) > rewind->step) return AQ_OK;
-    if (aq_control_is(line, "event", "end")) return AQ_OK;
-    if (!restart) rewind->seconds = aq_control_number_or(line, "time", rewind->seconds);
-    if (json_dumpf(line, rewind->file, JSON_COMPACT | JSON_ENSURE_ASCII) != 0 || fputc('\n', rewind->file) == EOF)
-        return aq_fail_errno("run", "cannot rewrite the metrics");
-    return AQ_OK;
-}
-
-enum aq_status aq_run_rewind(const char *path, uint64_t step, double *seconds)
-{
-    char aside[AQ_RUN_PATH_BYTES];
-    const int length = snprintf(aside, sizeof aside, "%s.new", path);
-    if (length < 0 || (size_t)length >= sizeof aside)
-        return aq_fail(AQ_INVAL, "run", "the path %.80s... is too long", path);
-    int fd;
-    AQ_TRY(aq_file_open(NULL, aside, AQ_FILE_ANEW, &fd));
-    struct rewind rewind = {.file = fdopen(fd, "w"), .step = step};
-    if (!rewind.file) {
-        close(fd);
-        return aq_fail_errno("run", "cannot write %s", aside);
-    }
-    uint64_t broken = 0;
-    enum aq_status status = aq_run_lines_of_crash(path, rewind_line, &rewind, &broken);
-    if (status == AQ_NOTFOUND) status = AQ_OK;
-    /* Up to the checkpoint's step it was synced; a loss of power may have left holes in what came after. */
-    if (status == AQ_OK && broken && step > 0 && (rewind.there == 0 || rewind.there >= broken))
-        status = broken_line(path, broken);
-    else if (broken)
-        aq_log("run", 1, "%s: damaged after step %llu, from line %llu on: dropped", path, (unsigned long long)step,
-               (unsigned long long)broken);
-    if (status == AQ_OK && (fflush(rewind.file) != 0 || fsync(fileno(rewind.file)) != 0))
-        status = aq_fail_errno("run", "cannot write %s", aside);
-    fclose(rewind.file);
-    if (status == AQ_OK) status = aq_file_rename(NULL, aside, path);
-    if (status != AQ_OK) {
-        (void)aq_file_remove(NULL, aside);
-        return status;
-    }
-    *seconds = rewind.seconds;
-    return aq_run_sync_folder_of(path);
 }

@@ -50,7 +50,9 @@ struct aq_run_mark {
     uint64_t step;  /* of the newest checkpoint that every rank has        */
     uint64_t older; /* of the complete one before it, if kept; 0: none     */
     uint64_t plan_hash;
-    uint64_t kin; /* plan.h; 0: not told */
+    uint64_t kin;           /* plan.h; 0: not told */
+    uint64_t metrics;       /* bytes of metrics.jsonl up to `step` (run_rewind.h); 0: not told */
+    uint64_t older_metrics; /* up to `older` */
 };
 
 /* checkpoint/complete. Reading: AQ_NOTFOUND (not logged): there is none; AQ_CORRUPT. */
@@ -60,24 +62,5 @@ enum aq_status aq_run_mark_write(const char *checkpoint, const struct aq_run_mar
 /* Steps of the folders in `checkpoint`, in no order, at most `room`; *count gets how many there are. Missing folder: 0.
  */
 enum aq_status aq_run_marks(const char *checkpoint, uint64_t *steps, uint32_t room, uint32_t *count);
-
-/*
- * Drop from metrics.jsonl what comes after `step` (and a torn last line): step, eval and end lines; restarts stay, for
- * they happened. *seconds gets the "time" of the last line kept. A missing file is an empty one.
- */
-enum aq_status aq_run_rewind(const char *path, uint64_t step, double *seconds);
-
-/*
- * Walk over the lines of a JSON-lines file: each object is lent to `visit`, which may answer a status to stop (passed
- * up). A torn or unreadable line is skipped when it is the last one, else AQ_CORRUPT with its number. AQ_NOTFOUND is
- * not logged.
- */
-enum aq_status aq_run_lines(const char *path, enum aq_status (*visit)(const json_t *line, void *context),
-                            void *context);
-
-/* The same for a file that a loss of power may have left with holes: unreadable lines are passed over, *broken gets the
- * number of the first (0: none). */
-enum aq_status aq_run_lines_of_crash(const char *path, enum aq_status (*visit)(const json_t *line, void *context),
-                                     void *context, uint64_t *broken);
 
 #endif

@@ -364,8 +364,8 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
 
 static bool due(const struct aq_job_every *every, uint64_t step, uint64_t steps_per_epoch)
 {
-    if (every->count == 0) return false;
-    return step % (every->epochs ? every->count * steps_per_epoch : every->count) == 0;
+    const uint64_t steps = aq_job_every_steps(every, steps_per_epoch);
+    return steps > 0 && step % steps == 0;
 }
 
 static enum aq_status train(struct aq_worker *w)

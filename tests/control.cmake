@@ -17,7 +17,12 @@ target_include_directories(test_run_folder PRIVATE ${CMAKE_SOURCE_DIR}/runtime)
 aq_test(test_owned_folder LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_owned_folder PRIVATE ${CMAKE_SOURCE_DIR}/runtime)
 
+aq_test(test_metrics_file LIBS aq_runtime aq_dep::jansson LABELS quick)
+target_include_directories(test_metrics_file PRIVATE ${CMAKE_SOURCE_DIR}/runtime)
+
 aq_test(test_loss_scale LIBS aq_runtime LABELS quick)
 target_include_directories(test_loss_scale PRIVATE ${CMAKE_SOURCE_DIR}/runtime)
 aq_test(test_restart LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_restart PRIVATE ${CMAKE_SOURCE_DIR}/runtime)
+add_test(NAME test_plot COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_plot.py)
+set_tests_properties(test_plot PROPERTIES LABELS quick)

@@ -9,6 +9,8 @@
 #include "fuzz.h"
 #include "report.h"
 #include "run_folder.h"
+#include "run_lines.h"
+#include "run_rewind.h"
 
 enum { BYTES_MAX = 1 << 16, STEP = 2 };
 
@@ -41,11 +43,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     fuzz_write("metrics.jsonl", metrics.bytes, metrics.count);
     fuzz_write("checkpoint/complete", complete.bytes, complete.count);
     fuzz_write("run.json", rest.bytes, rest.count);
-    (void)aq_run_mark_read(fuzz_path("checkpoint"), &mark);
+    const bool marked = aq_run_mark_read(fuzz_path("checkpoint"), &mark) == AQ_OK;
     const enum aq_status status = aq_report_run(fuzz_folder(), &report);
     fuzz_told(status == AQ_OK);
     if (status == AQ_OK) json_decref(report);
-    if (aq_run_rewind(fuzz_path("metrics.jsonl"), STEP, &seconds) == AQ_OK)
+    if (aq_run_rewind(fuzz_path("metrics.jsonl"), STEP, marked ? mark.metrics : 0, &seconds) == AQ_OK)
         AQ_ASSERT(aq_run_lines(fuzz_path("metrics.jsonl"), count_line, &lines) == AQ_OK);
     return 0;
 }

@@ -65,7 +65,7 @@ static void test_unreadable_checkpoint_gives_way_to_the_older_once(void **state)
 {
     (void)state;
     struct aq_restart restart = {.max = 3};
-    struct aq_run_mark mark = {.step = 6, .older = 3, .plan_hash = 0x55}, got;
+    struct aq_run_mark mark = {.step = 6, .older = 3, .plan_hash = 0x55, .metrics = 900, .older_metrics = 500}, got;
     struct aq_launch_result result = killed;
     uint64_t step;
     result.unreadable = true;
@@ -77,6 +77,8 @@ static void test_unreadable_checkpoint_gives_way_to_the_older_once(void **state)
     assert_int_equal(got.step, 3);
     assert_int_equal(got.older, 0);
     assert_int_equal(got.plan_hash, 0x55);
+    assert_int_equal(got.metrics, 500);
+    assert_int_equal(got.older_metrics, 0);
     result.mark = 3;
     assert_false(aq_restart_due(&restart, &result, folder, &step)); /* and there is none before that one */
 }

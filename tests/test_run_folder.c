@@ -19,6 +19,8 @@
 #include "metrics.h"
 #include "report.h"
 #include "run_folder.h"
+#include "run_lines.h"
+#include "run_rewind.h"
 
 static char folder[64], last_line[2048];
 
@@ -98,11 +100,11 @@ static void test_folders_are_made_and_removed_without_following_links(void **sta
 static void test_marks_are_whole_or_refused(void **state)
 {
     (void)state;
-    struct aq_run_mark mark = {.step = 42, .plan_hash = 0xfedcba9876543210ULL}, got;
+    struct aq_run_mark mark = {.step = 42, .plan_hash = 0xfedcba9876543210ULL, .metrics = 1ULL << 40}, got;
     assert_int_equal(aq_run_mark_read(folder, &got), AQ_NOTFOUND);
     assert_int_equal(aq_run_mark_write(folder, &mark), AQ_OK);
     assert_int_equal(aq_run_mark_read(folder, &got), AQ_OK);
-    assert_true(got.step == 42 && got.plan_hash == mark.plan_hash);
+    assert_true(got.step == 42 && got.plan_hash == mark.plan_hash && got.metrics == mark.metrics);
     static const char *const bad[] = {"",
                                       "{}",
                                       "{\"step\":1}",
@@ -135,7 +137,7 @@ static void test_rewind_drops_what_comes_after_and_a_torn_line(void **state)
                          "{\"event\":\"step\",\"step\":2,\"time\":3.5}\n"
                          "{\"event\":\"end\",\"time\":4}\n"
                          "{\"event\":\"step\",\"st");
-    assert_int_equal(aq_run_rewind(in_folder("metrics.jsonl"), 1, &seconds), AQ_OK);
+    assert_int_equal(aq_run_rewind(in_folder("metrics.jsonl"), 1, 0, &seconds), AQ_OK);
     assert_true(seconds == 2.5);
     assert_int_equal(aq_run_read(in_folder("metrics.jsonl"), 10000, &text, NULL), AQ_OK);
     assert_non_null(strstr(text, "\"eval\""));
@@ -144,19 +146,19 @@ static void test_rewind_drops_what_comes_after_and_a_torn_line(void **state)
     assert_int_equal(text[strlen(text) - 1], '\n');
     aq_free(text);
     put("metrics.jsonl", "{\"event\":\"start\"}\nnonsense\n{\"event\":\"step\",\"step\":1}\n");
-    assert_int_equal(aq_run_rewind(in_folder("metrics.jsonl"), 1, &seconds), AQ_CORRUPT);
+    assert_int_equal(aq_run_rewind(in_folder("metrics.jsonl"), 1, 0, &seconds), AQ_CORRUPT);
     assert_non_null(strstr(last_line, "metrics.jsonl:2"));
     /* A hole behind the step's own line is what a loss of power leaves: dropped with all that follows. */
     put("metrics.jsonl", "{\"event\":\"start\"}\n{\"event\":\"step\",\"step\":1}\n\1\2\3ep\":2}\n"
                          "{\"event\":\"step\",\"step\":3}\n");
-    assert_int_equal(aq_run_rewind(in_folder("metrics.jsonl"), 1, &seconds), AQ_OK);
+    assert_int_equal(aq_run_rewind(in_folder("metrics.jsonl"), 1, 0, &seconds), AQ_OK);
     assert_int_equal(aq_run_read(in_folder("metrics.jsonl"), 10000, &text, NULL), AQ_OK);
     assert_string_equal(text, "{\"event\":\"start\"}\n{\"event\":\"step\",\"step\":1}\n");
     aq_free(text);
     put("metrics.jsonl", "{\"event\":\"start\"}\nnonsense\n{\"event\":\"step\",\"step\":1}\n");
-    assert_int_equal(aq_run_rewind(in_folder("metrics.jsonl"), 3, &seconds), AQ_CORRUPT);
+    assert_int_equal(aq_run_rewind(in_folder("metrics.jsonl"), 3, 0, &seconds), AQ_CORRUPT);
     seconds = 0;
-    assert_int_equal(aq_run_rewind(in_folder("absent.jsonl"), 1, &seconds), AQ_OK);
+    assert_int_equal(aq_run_rewind(in_folder("absent.jsonl"), 1, 0, &seconds), AQ_OK);
     assert_true(seconds == 0);
 }
 

@@ -30,6 +30,7 @@
 #include "launcher.h"
 #include "report.h"
 #include "run_folder.h"
+#include "run_rewind.h"
 
 static const uint64_t second_ns = 1000ULL * 1000 * 1000;
 enum { PATIENCE_S = 120 };
@@ -205,6 +206,16 @@ static void test_job_runs_to_its_end(void **state)
     assert_int_equal(aq_run_mark_read(checkpoint, &mark), AQ_OK);
     assert_int_equal(mark.step, 9);
     assert_int_equal(mark.plan_hash, 0x1234);
+    /* Each checkpoint knows its part of the metrics: after the newest there is the end alone. */
+    assert_in_range(mark.older_metrics, 1, mark.metrics - 1);
+    char metrics[200];
+    double seconds;
+    snprintf(metrics, sizeof metrics, "%s/metrics.jsonl", run);
+    assert_int_equal(aq_run_rewind(metrics, mark.step, mark.metrics, &seconds), AQ_OK);
+    assert_int_equal(count_lines("step"), 9);
+    assert_int_equal(count_lines("end"), 0);
+    assert_int_equal(aq_run_rewind(metrics, mark.older, mark.older_metrics, &seconds), AQ_OK);
+    assert_int_equal(count_lines("step"), 8);
     uint64_t steps[16];
     uint32_t count;
     assert_int_equal(aq_run_marks(checkpoint, steps, 16, &count), AQ_OK);
@@ -428,7 +439,7 @@ static void test_stop_checkpoints_and_resume_goes_on(void **state)
     char path[200];
     double seconds = -1;
     snprintf(path, sizeof path, "%s/metrics.jsonl", run);
-    assert_int_equal(aq_run_rewind(path, mark.step - 1, &seconds), AQ_OK);
+    assert_int_equal(aq_run_rewind(path, mark.step - 1, 0, &seconds), AQ_OK);
     assert_int_equal(count_lines("step"), mark.step - 1);
     assert_int_equal(count_lines("end"), 0);
     assert_true(seconds > 0);

@@ -1,0 +1,61 @@
+/*
+ * report_sums.h -- what the report needs of metrics.jsonl, added up line by line: of a file of any size it is this
+ * much.
+ *
+ * The sums of the first lines of a file can be kept (metrics_index.h) and the rest added to them later: the same
+ * additions in the same order, and so the same report to the last bit.
+ *
+ * Locking: one thread.
+ */
+#ifndef RUNTIME_REPORT_SUMS_H
+#define RUNTIME_REPORT_SUMS_H
+
+#include <jansson.h>
+#include <stdint.h>
+
+#include "aqsgd/base.h"
+#include "job.h"
+#include "runtime_text.h"
+
+struct aq_report_part { /* of the run: its first epoch, or what came later */
+    uint64_t steps;
+    double samples, seconds;
+    double forward[AQ_JOB_STAGES_MAX], backward[AQ_JOB_STAGES_MAX], keyframes; /* link e: between stage e and e+1 */
+    double gradient;                                                           /* between replicas, of all ranks */
+    double forward_wire, backward_wire, gradient_wire;                         /* packed: what links carried */
+};
+
+struct aq_report_curve { /* a mean over an epoch */
+    double sum;
+    uint64_t count;
+};
+
+/* Words of 64 bits alone, without padding: kept as they lie in memory. */
+struct aq_report_numbers {
+    uint64_t stages, replicas;
+    uint64_t step, restarts, skipped;
+    double fetched, loss_scale;      /* of the last step; 0: not fp16 */
+    int64_t epoch_first, epoch_last; /* -1: none yet */
+    struct aq_report_part cold, warm;
+    double packing_ns, link_wait_ns, wait_ns, reduce_ns, optimizer_ns, stage_seconds;
+    double time, loss_first, loss_last;
+    struct aq_report_curve first_epoch, last_epoch;
+};
+
+struct aq_report_sums {
+    json_t *start, *eval, *end, *choice; /* the last of each; choice: codec of the reductions by rank, where chosen */
+    struct aq_report_numbers n;
+};
+
+/* Nothing has been added yet. */
+void aq_report_sums_init(struct aq_report_sums *sums);
+void aq_report_sums_deinit(struct aq_report_sums *sums);
+
+/* One line of metrics.jsonl; `sums` is a struct aq_report_sums (a visitor of run_lines.h). Always AQ_OK. */
+enum aq_status aq_report_sums_add(const json_t *line, void *sums);
+
+/* As a JSON object, and back. False: it is not one of ours; nothing has been taken. */
+json_t *aq_report_sums_json(const struct aq_report_sums *sums);
+bool aq_report_sums_take(struct aq_report_sums *sums, const json_t *from);
+
+#endif
