@@ -147,11 +147,12 @@ int aq_command_plan(int argc, char **argv)
     if (!options_read(argc, argv, &options)) return AQ_EXIT_USAGE;
     enum aq_status status = aq_job_load(options.path, options.sets, options.set_count, &job);
     if (status == AQ_OK) status = aq_plan_open(job, &plan);
+    const bool planned = status == AQ_OK;
     if (status == AQ_OK) status = print(&options, plan);
     if (status == AQ_OK) status = aq_plan_fits(plan, aq_plan_memory_here());
     aq_plan_close(plan);
     aq_job_close(job);
-    return status == AQ_OK ? AQ_EXIT_DONE : status == AQ_INVAL ? AQ_EXIT_USAGE : AQ_EXIT_FAILED;
+    return status == AQ_OK ? AQ_EXIT_DONE : planned ? AQ_EXIT_FAILED : AQ_EXIT_USAGE; /* as launch */
 }
 
 int aq_command_help_keys(int argc, char **argv)

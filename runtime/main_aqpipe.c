@@ -1,4 +1,5 @@
 /* main_aqpipe.c -- the command `aqpipe`: a table of commands, and help that teaches. */
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -57,39 +58,54 @@ static const struct aq_command *find(const char *name)
     return NULL;
 }
 
-/* `aqpipe help COMMAND` is `aqpipe COMMAND --help`; `aqpipe help keys` is about manifests. topic: what follows help. */
-static int help_about(char *program, int topics, char **topic)
+static int unknown(const char *name)
 {
-    char *name = topics > 0 ? topic[0] : NULL;
-    if (name && strcmp(name, "keys") == 0) return aq_command_help_keys(topics, topic);
-    static char option[] = "--help";
-    char *arguments[] = {name ? name : program, option, NULL};
-    const struct aq_command *command = name ? find(name) : NULL;
-    if (command && command->help) return command->run(2, arguments);
-    help(stdout);
-    return AQ_EXIT_DONE;
+    const char *nearest = aq_command_nearest(commands, COMMANDS, name);
+    if (nearest)
+        fprintf(stderr, "aqpipe: there is no command '%s'; did you mean '%s'?\n", name, nearest);
+    else
+        fprintf(stderr, "aqpipe: there is no command '%s'; aqpipe --help lists them\n", name);
+    return AQ_EXIT_USAGE;
 }
 
-int main(int argc, char **argv)
+/* `aqpipe help COMMAND` is `aqpipe COMMAND --help`; `aqpipe help keys` is about manifests. topic: what follows help. */
+static int help_about(int topics, char **topic)
 {
-    aq_log_init(-1);
-    signal(SIGXFSZ, SIG_IGN); /* a file over its limit is a failed write (EFBIG), which has a name */
+    char *name = topics > 0 ? topic[0] : NULL;
+    static char option[] = "--help";
+    if (!name) {
+        help(stdout);
+        return AQ_EXIT_DONE;
+    }
+    if (strcmp(name, "keys") == 0) return aq_command_help_keys(topics, topic);
+    char *arguments[] = {name, option, NULL};
+    const struct aq_command *command = find(name);
+    return command && command->help ? command->run(2, arguments) : unknown(name);
+}
+
+static int run(int argc, char **argv)
+{
     if (argc < 2) {
         help(stderr);
         return AQ_EXIT_USAGE;
     }
-    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0)
-        return help_about(argv[0], argc - 2, argv + 2);
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) return help_about(0, NULL);
+    if (strcmp(argv[1], "help") == 0) return help_about(argc - 2, argv + 2);
     if (strcmp(argv[1], "--version") == 0) {
         puts("aqpipe " AQ_VERSION);
         return AQ_EXIT_DONE;
     }
     const struct aq_command *command = find(argv[1]);
-    if (command) return command->run(argc - 1, argv + 1);
-    const char *nearest = aq_command_nearest(commands, COMMANDS, argv[1]);
-    if (nearest)
-        fprintf(stderr, "aqpipe: there is no command '%s'; did you mean '%s'?\n", argv[1], nearest);
-    else
-        fprintf(stderr, "aqpipe: there is no command '%s'; aqpipe --help lists them\n", argv[1]);
-    return AQ_EXIT_USAGE;
+    return command ? command->run(argc - 1, argv + 1) : unknown(argv[1]);
+}
+
+/* What a command printed may still lie in the buffer: a full disk behind it is a failure of the command. */
+int main(int argc, char **argv)
+{
+    aq_log_init(-1);
+    signal(SIGXFSZ, SIG_IGN); /* a file over its limit is a failed write (EFBIG), which has a name */
+    const int code = run(argc, argv);
+    if (fflush(stdout) == 0 && !ferror(stdout)) return code;
+    fprintf(stderr, "aqpipe: cannot write the output: %s\n", strerror(errno));
+    return code == AQ_EXIT_DONE ? AQ_EXIT_FAILED : code;
 }

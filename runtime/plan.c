@@ -16,6 +16,7 @@
 #include "plan_private.h"
 #include "reduce_measure.h"
 #include "security.h"
+#include "stages/weights.h"
 
 enum { PLACE_BYTES = 512, TOKEN_BYTES = sizeof(int32_t), LAYER_TENSORS_MAX = 16 };
 
@@ -464,6 +465,17 @@ static enum aq_status arrays_take(struct plan_open *open)
     return AQ_OK;
 }
 
+/* Where the files themselves are at hand: the weights are this model's. */
+static enum aq_status weights_match(const struct aq_plan *plan)
+{
+    struct aq_weights *weights;
+    if (!plan->job->model.weights) return AQ_OK;
+    AQ_TRY(aq_weights_open(plan->job->model.weights, &weights));
+    const enum aq_status status = aq_weights_match(weights, &plan->model);
+    aq_weights_close(weights);
+    return status;
+}
+
 enum aq_status aq_plan_open(const struct aq_job *job, struct aq_plan **out)
 {
     void *memory = NULL;
@@ -474,6 +486,7 @@ enum aq_status aq_plan_open(const struct aq_job *job, struct aq_plan **out)
     open->plan.facts = job->facts;
     if (job->facts.train_samples == 0) AQ_TRY_GOTO(aq_plan_facts(job, &open->plan.facts), out);
     AQ_TRY_GOTO(counts_fill(&open->plan), out);
+    if (job->facts.train_samples == 0) AQ_TRY_GOTO(weights_match(&open->plan), out);
     AQ_TRY_GOTO(arrays_take(open), out);
     AQ_TRY_GOTO(edges_fill(open), out);
     AQ_TRY_GOTO(stages_fill(open), out);

@@ -71,15 +71,24 @@ static enum aq_status config_check(const struct aq_stage_config *config)
     return AQ_OK;
 }
 
+enum aq_status aq_stage_tensors(const struct aq_stage_config *config, struct aq_tensor_info **tensors, uint32_t *count)
+{
+    const struct stage_model *model = model_find(config->model.kind);
+    void *memory;
+    *count = model->tensors(config, NULL);
+    AQ_TRY(aq_alloc((*count + 1) * sizeof **tensors, &memory));
+    *tensors = memory;
+    model->tensors(config, memory);
+    return AQ_OK;
+}
+
 enum aq_status aq_stage_measure(const struct aq_stage_config *config, struct aq_stage_size *out)
 {
     AQ_TRY(config_check(config));
     const struct stage_model *model = model_find(config->model.kind);
-    const uint32_t count = model->tensors(config, NULL);
-    void *memory = NULL;
-    AQ_TRY(aq_alloc((count + 1) * sizeof(struct aq_tensor_info), &memory));
-    const struct aq_tensor_info *tensors = memory;
-    model->tensors(config, memory);
+    struct aq_tensor_info *tensors;
+    uint32_t count;
+    AQ_TRY(aq_stage_tensors(config, &tensors, &count));
     struct stage_memory sizes;
     model->measure(config, &sizes);
     *out = (struct aq_stage_size){.slot_bytes = sizes.slot_bytes,
@@ -94,7 +103,7 @@ enum aq_status aq_stage_measure(const struct aq_stage_config *config, struct aq_
     out->gradient_bytes = config->inference ? 0 : out->parameter_bytes;
     if (config->rounds && stage_type(config->precision) != AQ_F32)
         out->parameter_bytes += out->parameters * sizeof(uint16_t);
-    aq_free(memory);
+    aq_free(tensors);
     return AQ_OK;
 }
 

@@ -50,6 +50,9 @@ static inline enum aq_element stage_compute(enum aq_stage_precision precision)
     return precision == AQ_STAGE_TF32 ? AQ_TF32 : stage_type(precision);
 }
 
+/* The tensors of a stage, in order, into memory of aq_alloc. The config is one that was checked. AQ_NOMEM. */
+enum aq_status aq_stage_tensors(const struct aq_stage_config *config, struct aq_tensor_info **tensors, uint32_t *count);
+
 struct aq_stage {
     struct aq_device *device;
     const struct stage_model *model;

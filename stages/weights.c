@@ -49,8 +49,7 @@ static enum aq_status take_entry(const struct aq_weights *w, const char *name, c
 {
     entry->name = name;
     const char *type = json_string_value(json_object_get(value, "dtype"));
-    if (!type)
-        return aq_fail(AQ_CORRUPT, AREA, "%s: tensor \"%.128s\" has no \"dtype\"", w->path, name);
+    if (!type) return aq_fail(AQ_CORRUPT, AREA, "%s: tensor \"%.128s\" has no \"dtype\"", w->path, name);
     entry->type = aq_weights_type_find(type);
     if (!entry->type)
         return aq_fail(AQ_CORRUPT, AREA, "%s: tensor \"%.128s\" is of unknown type \"%.32s\"", w->path, name, type);
@@ -100,9 +99,9 @@ static enum aq_status check_metadata(const struct aq_weights *w, json_t *metadat
 {
     const char *key;
     json_t *value;
-    if (!json_is_object(metadata))
-        return aq_fail(AQ_CORRUPT, AREA, "%s: \"__metadata__\" is no object", w->path);
-    json_object_foreach(metadata, key, value) {
+    if (!json_is_object(metadata)) return aq_fail(AQ_CORRUPT, AREA, "%s: \"__metadata__\" is no object", w->path);
+    json_object_foreach(metadata, key, value)
+    {
         if (!json_is_string(value))
             return aq_fail(AQ_CORRUPT, AREA, "%s: \"__metadata__\": the value of \"%.128s\" is no text", w->path, key);
     }
@@ -117,7 +116,8 @@ static enum aq_status take_entries(struct aq_weights *w)
     size_t most = json_object_size(w->header);
     AQ_TRY(aq_alloc(most * sizeof(struct aq_weights_entry), &memory));
     w->entries = memory;
-    json_object_foreach(w->header, name, value) {
+    json_object_foreach(w->header, name, value)
+    {
         if (strcmp(name, "__metadata__") == 0) {
             AQ_TRY(check_metadata(w, value));
             continue;
@@ -237,7 +237,7 @@ void aq_weights_info(const struct aq_weights *weights, uint32_t index, struct aq
 }
 
 /* The name without the prefix that the models of Hugging Face with a head have and those without have not. */
-static const char *bare_name(const char *name)
+const char *aq_weights_bare_name(const char *name)
 {
     static const char prefix[] = "transformer.";
     return strncmp(name, prefix, sizeof prefix - 1) == 0 ? name + sizeof prefix - 1 : name;
@@ -251,7 +251,7 @@ enum aq_status aq_weights_find(const struct aq_weights *weights, const char *nam
         return AQ_OK;
     }
     for (uint32_t i = 0; i < weights->count; i++) {
-        if (strcmp(bare_name(weights->entries[i].name), bare_name(name)) != 0) continue;
+        if (strcmp(aq_weights_bare_name(weights->entries[i].name), aq_weights_bare_name(name)) != 0) continue;
         *index = i;
         return AQ_OK;
     }

@@ -31,6 +31,9 @@ struct aq_weights_type {
 /* The type of that name, or NULL. */
 const struct aq_weights_type *aq_weights_type_find(const char *name);
 
+/* The name without a leading "transformer.". */
+const char *aq_weights_bare_name(const char *name);
+
 struct aq_weights_entry {
     const char *name; /* of the header */
     const struct aq_weights_type *type;

@@ -16,6 +16,7 @@
 #include <cmocka.h>
 
 #include "data_files.h"
+#include "stages/stage.h"
 #include "stages/weights.h"
 
 static char folder[DATA_PATH_BYTES], path[DATA_PATH_BYTES];
@@ -105,9 +106,11 @@ static void test_write_then_read_same_values(void **state)
     enum { ROWS = 37, COLUMNS = 530, MATRICES = 2, COUNT = MATRICES * ROWS * COLUMNS };
     static float values[COUNT], back[COUNT];
     struct aq_rng_key key = aq_rng_key(41, AQ_RNG_TEST, 0, 0);
-    for (uint64_t i = 0; i < COUNT; i++) values[i] = aq_rng_normal(&key, i);
+    for (uint64_t i = 0; i < COUNT; i++)
+        values[i] = aq_rng_normal(&key, i);
     const struct aq_weights_tensor tensors[] = {
-        three[0], {.name = "nothing", .dimensions = 1, .shape = {0}},
+        three[0],
+        {.name = "nothing", .dimensions = 1, .shape = {0}},
         {.name = "quote \" and \xC3\xA9", .dimensions = 3, .shape = {MATRICES, ROWS, COLUMNS}, .values = values}};
     struct aq_weights *w;
     uint32_t index;
@@ -149,7 +152,7 @@ static void expect_corrupt(const char *header, size_t data_bytes, const char *pa
     assert_int_equal(aq_memory_used(), used);
 }
 
-#define TENSOR(name, dtype, shape, offsets) \
+#define TENSOR(name, dtype, shape, offsets)                                                                            \
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
 
 static void test_open_lying_header_corrupt(void **state)
@@ -287,6 +290,131 @@ static void test_no_memory_at_any_place_leaks_nothing(void **state)
 }
 
 /* A checkpoint that another program wrote: minGPT's "gpt-nano", trained to sort. */
+
+/* ---- aq_weights_match ---- */
+
+enum { MATCH_TENSORS = 64 };
+
+/* A file of the tensors of that model, as this house writes them; `change` is done to the list before. */
+static enum aq_status match(const struct aq_model_config *file, const struct aq_model_config *model,
+                            void (*change)(struct aq_weights_tensor *tensors, uint32_t *count))
+{
+    static struct aq_tensor_info infos[MATCH_TENSORS];
+    static float values[1 << 16];
+    struct aq_weights_tensor tensors[MATCH_TENSORS];
+    for (size_t i = 0; i < sizeof values / sizeof values[0]; i++)
+        values[i] = (float)i;
+    struct aq_device *device;
+    struct aq_stage *stage;
+    struct aq_weights *weights;
+    const struct aq_stage_config config = {
+        .model = *file, .layer_end = file->blocks + 2, .B = 1, .T = 4, .slots = 1, .precision = AQ_STAGE_FP32};
+    const struct aq_device_config cpu = {.kind = "cpu", .threads = 1};
+    assert_int_equal(aq_device_open(&cpu, &device), AQ_OK);
+    assert_int_equal(aq_stage_open(device, &config, &stage), AQ_OK);
+    uint32_t count = aq_stage_tensor_count(stage);
+    assert_true(count + 2 < MATCH_TENSORS);
+    for (uint32_t i = 0; i < count; i++) {
+        aq_stage_tensor(stage, i, &infos[i]);
+        tensors[i] =
+            (struct aq_weights_tensor){.name = infos[i].name, .dimensions = infos[i].dimensions, .values = values + i};
+        memcpy(tensors[i].shape, infos[i].shape, sizeof infos[i].shape);
+    }
+    if (change) change(tensors, &count);
+    assert_int_equal(aq_weights_write(path, tensors, count, NULL), AQ_OK);
+    aq_stage_close(stage);
+    aq_device_close(device);
+    assert_int_equal(aq_weights_open(path, &weights), AQ_OK);
+    const enum aq_status status = aq_weights_match(weights, model);
+    aq_weights_close(weights);
+    return status;
+}
+
+static uint32_t place(const struct aq_weights_tensor *tensors, uint32_t count, const char *name)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (strcmp(tensors[i].name, name) == 0) return i;
+    fail_msg("no %s", name);
+    return 0;
+}
+
+static void drop_a_bias(struct aq_weights_tensor *tensors, uint32_t *count)
+{
+    tensors[place(tensors, *count, "h.1.ln_2.bias")] = tensors[*count - 1];
+    (*count)--;
+}
+
+static void turn_a_matrix(struct aq_weights_tensor *tensors, uint32_t *count)
+{
+    struct aq_weights_tensor *matrix = &tensors[place(tensors, *count, "h.0.mlp.c_fc.weight")];
+    const uint64_t rows = matrix->shape[0];
+    matrix->shape[0] = matrix->shape[1];
+    matrix->shape[1] = rows;
+}
+
+static void add_masks_and_more(struct aq_weights_tensor *tensors, uint32_t *count)
+{
+    tensors[*count] = (struct aq_weights_tensor){
+        .name = "transformer.h.0.attn.bias", .dimensions = 2, .shape = {4, 4}, .values = tensors[0].values};
+    (*count)++;
+    tensors[*count] = (struct aq_weights_tensor){
+        .name = "score.weight", .dimensions = 2, .shape = {2, 8}, .values = tensors[0].values};
+    (*count)++;
+}
+
+static void drop_the_head(struct aq_weights_tensor *tensors, uint32_t *count)
+{
+    tensors[place(tensors, *count, "lm_head.weight")] = tensors[*count - 1];
+    (*count)--;
+}
+
+static void head_is_the_embedding(struct aq_weights_tensor *tensors, uint32_t *count)
+{
+    tensors[place(tensors, *count, "lm_head.weight")].values = tensors[place(tensors, *count, "wte.weight")].values;
+}
+
+static void test_match_finds_what_would_train_in_silence(void **state)
+{
+    (void)state;
+    struct aq_model_config deep, two, wide, tied;
+    aq_model_config_default(&deep, "gpt2");
+    deep.blocks = 3;
+    deep.heads = 2;
+    deep.channels = 8;
+    deep.vocabulary = 11;
+    deep.context = 4;
+    deep.tied = false;
+    two = wide = tied = deep;
+    two.blocks = 2;
+    wide.context = 5;
+    tied.tied = true;
+    const struct {
+        const struct aq_model_config *file, *model;
+        void (*change)(struct aq_weights_tensor *tensors, uint32_t *count);
+        const char *text; /* NULL: it fits */
+    } cases[] = {
+        {&deep, &deep, NULL, NULL},
+        {&tied, &tied, NULL, NULL},
+        {&deep, &deep, drop_the_head, NULL},
+        {&deep, &deep, add_masks_and_more, NULL},
+        {&deep, &tied, head_is_the_embedding, NULL},
+        {&deep, &tied, NULL, "lm_head.weight is not wte.weight; say model.tied: false"},
+        {&deep, &two, NULL, "which the model of the manifest has not: is model.blocks right?"},
+        {&two, &deep, NULL, "there is no h.2."},
+        {&deep, &wide, NULL, "wpe.weight is 4 x 8, the model of the manifest wants 5 x 8"},
+        {&deep, &deep, drop_a_bias, "there is no h.1.ln_2.bias"},
+        {&deep, &deep, turn_a_matrix,
+         "h.0.mlp.c_fc.weight is 32 x 8, the model of the manifest wants 8 x 32: its matrices "
+         "are the other way round"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        aq_error_clear();
+        const enum aq_status status = match(cases[i].file, cases[i].model, cases[i].change);
+        assert_int_equal(status, cases[i].text ? AQ_MISMATCH : AQ_OK);
+        if (cases[i].text && !strstr(aq_error_text(), cases[i].text)) fail_msg("case %zu: %s", i, aq_error_text());
+    }
+}
+
 static void test_read_published_checkpoint(void **state)
 {
     (void)state;
@@ -310,7 +438,8 @@ static void test_read_published_checkpoint(void **state)
     assert_int_equal(info.shape[1], 48);
     assert_int_equal(aq_weights_read(w, index, true, values, info.count), AQ_OK);
     double sum = 0;
-    for (uint64_t i = 0; i < info.count; i++) sum += (double)values[i] * (double)values[i];
+    for (uint64_t i = 0; i < info.count; i++)
+        sum += (double)values[i] * (double)values[i];
     assert_true(sum > 1 && sum < 1e5);
     aq_weights_close(w);
 }
@@ -342,6 +471,7 @@ int main(void)
         cmocka_unit_test(test_write_impossible_tensors_inval),
         cmocka_unit_test(test_write_no_room_keeps_the_old_file),
         cmocka_unit_test(test_no_memory_at_any_place_leaks_nothing),
+        cmocka_unit_test(test_match_finds_what_would_train_in_silence),
         cmocka_unit_test(test_read_published_checkpoint),
     };
     return cmocka_run_group_tests(tests, open_folder, close_folder);

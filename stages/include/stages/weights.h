@@ -22,6 +22,7 @@ extern "C" {
 #endif
 
 struct aq_weights; /* opaque: an open file */
+struct aq_model_config;
 
 /* AQ_NOTFOUND, AQ_IO, AQ_CORRUPT: names the file, the tensor and the cause. */
 enum aq_status aq_weights_open(const char *path, struct aq_weights **out);
@@ -29,7 +30,6 @@ enum aq_status aq_weights_open(const char *path, struct aq_weights **out);
 enum aq_status aq_weights_open_in(const char *folder, const char *name, struct aq_weights **out);
 void aq_weights_close(struct aq_weights *weights); /* NULL is fine */
 
-/* How many tensors the file has. */
 /* Tensors in the file. */
 uint32_t aq_weights_count(const struct aq_weights *weights);
 struct aq_weights_info {
@@ -51,6 +51,13 @@ enum aq_status aq_weights_find(const struct aq_weights *weights, const char *nam
  */
 enum aq_status aq_weights_read(const struct aq_weights *weights, uint32_t index, bool transposed, float *out,
                                uint64_t count);
+
+/*
+ * Does the file hold this model (its vocabulary known)? Every tensor is there in its shape, but for a head that begins
+ * as the embedding; what belongs to a larger model of the kind, or an own head of a tied model, is refused. Other
+ * tensors are said to be of no use, masks are passed over. AQ_MISMATCH: names file, tensor and remedy. AQ_NOMEM.
+ */
+enum aq_status aq_weights_match(const struct aq_weights *weights, const struct aq_model_config *model);
 
 /* The value of a key of "__metadata__", or NULL. Borrowed until close. */
 const char *aq_weights_metadata(const struct aq_weights *weights, const char *key);

@@ -1,0 +1,134 @@
+/*
+ * weights_match.c -- does a file hold the model that a job describes? Asked before hours are spent, of names and shapes
+ * alone: a model with fewer blocks than the file, or with matrices the other way round, would train without a word.
+ */
+#include <ctype.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "stage_model.h"
+#include "weights_file.h"
+
+#define AREA "weights"
+
+/* Buffers that published files have beside their parameters: attention's masks. */
+static bool is_mask(const char *name)
+{
+    static const char *const ends[] = {".attn.bias", ".attn.masked_bias"};
+    const size_t length = strlen(name);
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+        const size_t end = strlen(ends[i]);
+        if (length > end && strcmp(name + length - end, ends[i]) == 0) return true;
+    }
+    return false;
+}
+
+/* Equal but for numbers: "h.2.ln_1.bias" is of the kind of "h.0.ln_1.bias". */
+static bool same_kind(const char *a, const char *b)
+{
+    for (; *a && *b; a++, b++) {
+        if (isdigit((unsigned char)*a) && isdigit((unsigned char)*b)) {
+            while (isdigit((unsigned char)a[1]))
+                a++;
+            while (isdigit((unsigned char)b[1]))
+                b++;
+        } else if (*a != *b) {
+            return false;
+        }
+    }
+    return *a == *b;
+}
+
+static void shape_text(const uint64_t *shape, uint32_t dimensions, char text[96])
+{
+    size_t used = 0;
+    text[0] = 0;
+    for (uint32_t i = 0; i < dimensions && used < 70; i++)
+        used += (size_t)snprintf(text + used, 96 - used, "%s%llu", i ? " x " : "", (unsigned long long)shape[i]);
+}
+
+static enum aq_status match_shape(const char *path, const struct aq_weights_entry *entry,
+                                  const struct aq_tensor_info *tensor)
+{
+    char there[96], here[96];
+    bool same = entry->dimensions == tensor->dimensions;
+    for (uint32_t i = 0; same && i < tensor->dimensions; i++)
+        same = entry->shape[i] == tensor->shape[i];
+    if (same) return AQ_OK;
+    const bool turned = entry->dimensions == 2 && tensor->dimensions == 2 && entry->shape[0] == tensor->shape[1] &&
+                        entry->shape[1] == tensor->shape[0];
+    shape_text(entry->shape, entry->dimensions, there);
+    shape_text(tensor->shape, tensor->dimensions, here);
+    return aq_fail(AQ_MISMATCH, AREA, "%s: %s is %s, the model of the manifest wants %s%s", path, entry->name, there,
+                   here, turned ? ": its matrices are the other way round (nn.Linear's [out, in], not Conv1D's)" : "");
+}
+
+/* A tied head may stand in the file beside the embedding: then it must be the same, or it would be lost. */
+static enum aq_status match_tied(const struct aq_weights *weights, uint32_t head)
+{
+    uint32_t embedding;
+    if (aq_weights_find(weights, "wte.weight", &embedding) != AQ_OK) return AQ_OK; /* missed elsewhere */
+    const struct aq_weights_entry *a = &weights->entries[head], *b = &weights->entries[embedding];
+    const uint64_t bytes = a->end - a->begin;
+    if (a->type == b->type && bytes == b->end - b->begin &&
+        memcmp(weights->data + a->begin, weights->data + b->begin, (size_t)bytes) == 0)
+        return AQ_OK;
+    return aq_fail(AQ_MISMATCH, AREA, "%s: lm_head.weight is not wte.weight; say model.tied: false", weights->path);
+}
+
+/* What the file has and the model has not. */
+static enum aq_status match_rest(const struct aq_weights *weights, const struct aq_tensor_info *tensors, uint32_t count)
+{
+    const char *unused = NULL;
+    uint32_t unused_count = 0;
+    for (uint32_t i = 0; i < weights->count; i++) {
+        const char *name = aq_weights_bare_name(weights->entries[i].name), *kin = NULL;
+        bool known = is_mask(name);
+        for (uint32_t t = 0; !known && t < count; t++) {
+            known = strcmp(tensors[t].name, name) == 0;
+            if (same_kind(tensors[t].name, name)) kin = tensors[t].name;
+        }
+        if (known) continue;
+        if (strcmp(name, "lm_head.weight") == 0) {
+            AQ_TRY(match_tied(weights, i));
+            continue;
+        }
+        if (kin)
+            return aq_fail(AQ_MISMATCH, AREA,
+                           "%s: it has %s, which the model of the manifest has not: is model.blocks right?",
+                           weights->path, name);
+        if (!unused) unused = name;
+        unused_count++;
+    }
+    if (unused)
+        aq_log(AREA, 0, "%s: %u tensors are of no use to this model, %s the first", weights->path, unused_count,
+               unused);
+    return AQ_OK;
+}
+
+enum aq_status aq_weights_match(const struct aq_weights *weights, const struct aq_model_config *model)
+{
+    const struct aq_stage_config whole = {.model = *model,
+                                          .layer_end = aq_model_layers(model),
+                                          .B = 1,
+                                          .T = model->context,
+                                          .slots = 1,
+                                          .precision = AQ_STAGE_FP32};
+    struct aq_tensor_info *tensors;
+    uint32_t count;
+    AQ_TRY(aq_stage_tensors(&whole, &tensors, &count));
+    enum aq_status status = AQ_OK;
+    for (uint32_t t = 0; t < count && status == AQ_OK; t++) {
+        uint32_t index;
+        const bool head =
+            strcmp(tensors[t].name, "lm_head.weight") == 0; /* an untied head may begin as the embedding */
+        if (aq_weights_find(weights, tensors[t].name, &index) == AQ_OK)
+            status = match_shape(weights->path, &weights->entries[index], &tensors[t]);
+        else if (!head)
+            status = aq_fail(AQ_MISMATCH, AREA, "%s: there is no %s, which the model of the manifest has",
+                             weights->path, tensors[t].name);
+    }
+    if (status == AQ_OK) status = match_rest(weights, tensors, count);
+    aq_free(tensors);
+    return status;
+}
