@@ -15,12 +15,14 @@
 #include "job.h"
 #include "net/endpoint.h"
 #include "net/tls.h"
+#include "seal.h"
 
 static const char usage[] =
     "usage: aqpipe keys init DIR --job NAME --stages N [--hosts A,B,...] [--days D] [--renew]\n"
     "       aqpipe keys add-host DIR HOST... [--days D]\n"
     "       aqpipe keys bundle DIR OUT [--host HOST] [--stages 2-3,5] [--launcher]\n"
     "       aqpipe keys show DIR\n"
+    "       aqpipe keys mirror FILE\n"
     "\n"
     "init makes the authority of a job and, signed by it, one certificate with its private key for each stage, one "
     "for\n"
@@ -45,7 +47,9 @@ static const char usage[] =
     "\n"
     "add-host makes the certificate of one more host's daemon, or a new one.\n"
     "bundle puts what one host needs into the folder OUT, to be carried there (scp -rp OUT HOST:keys).\n"
-    "show prints names, fingerprints and dates, and refuses files that others may read.\n";
+    "show prints names, fingerprints and dates, and refuses files that others may read.\n"
+    "mirror makes a file of 32 random bytes for checkpoint.mirror_key, with which a host encrypts the copies of its\n"
+    "checkpoints that neighbours keep. Keep another copy of it off that host: without it they cannot be read.\n";
 
 static const int64_t day_s = 86400;
 enum { AUTHORITY_DAYS = 3650, DAYS_DEFAULT = 365, SOON_DAYS = 14 };
@@ -319,10 +323,14 @@ int aq_command_keys(int argc, char **argv)
         fputs(usage, argc < 2 ? stderr : stdout);
         return argc < 2 ? AQ_EXIT_USAGE : AQ_EXIT_DONE;
     }
+    if (strcmp(argv[1], "mirror") == 0) {
+        if (argc != 3) return aq_usage("keys", "mirror wants one file to make");
+        return aq_seal_key_make(argv[2]) == AQ_OK ? AQ_EXIT_DONE : AQ_EXIT_FAILED;
+    }
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
         if (strcmp(argv[1], commands[i].name) != 0) continue;
         const int code = parse(&asked, argc - 1, argv + 1);
         return code == AQ_EXIT_DONE ? commands[i].run(&asked) : code;
     }
-    return aq_usage("keys", "init, add-host, bundle or show, not '%s'", argv[1]);
+    return aq_usage("keys", "init, add-host, bundle, show or mirror, not '%s'", argv[1]);
 }

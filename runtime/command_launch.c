@@ -335,9 +335,8 @@ static enum aq_status find(const char *metrics, struct found *found)
 
 static enum aq_status throw_away(const struct command *command)
 {
-    static const char *const files[] = {"metrics.jsonl", "metrics.jsonl.index", "metrics.jsonl.tail",
-                                        "report.json",   "trace.json",          "model.safetensors",
-                                        "logs"};
+    static const char *const files[] = {"metrics.jsonl", "metrics.jsonl.index", "metrics.jsonl.tail", "hashes.json",
+                                        "report.json",   "trace.json",          "model.safetensors",  "logs"};
     char path[AQ_RUN_PATH_BYTES];
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         AQ_TRY(aq_run_path(command->job->output.path, files[i], path));

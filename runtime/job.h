@@ -89,7 +89,7 @@ struct aq_job_train {
     float decay_rate, decay_power, lr_min;
     float loss_scale;           /* of fp16: a fixed one; 0: searched for (loss_scale.h)                    */
     uint32_t loss_scale_window; /* good steps until it doubles                                             */
-    float clip; /* global norm; 0: none                                                                    */
+    float clip;         /* global norm; 0: none                                                                    */
     uint32_t skips_max; /* steps in a row without a finite gradient: then the run ends                      */
     uint64_t seed;
     bool shuffle;
@@ -142,9 +142,9 @@ struct aq_job_link {
     double rate_mbps; /* 10^6 bit/s each way; 0: as fast as it goes                                    */
     enum aq_link_entropy entropy;
     enum aq_carrier transport; /* of bodies, between GPUs                                                  */
-    const char *host;     /* where workers listen that have no address of their own                        */
-    uint32_t port_first;  /* stage s listens on port_first + s; 0: the system chooses                      */
-    uint32_t send_frames; /* frames that may be queued at once                                             */
+    const char *host;          /* where workers listen that have no address of their own                        */
+    uint32_t port_first;       /* stage s listens on port_first + s; 0: the system chooses                      */
+    uint32_t send_frames;      /* frames that may be queued at once                                             */
     uint32_t receive_slots;
     uint64_t silence_ns_max;
     uint64_t outage_ns_max; /* a lost connection is made again within this; 0: it ends the link            */
@@ -169,8 +169,9 @@ struct aq_job_cache {
 struct aq_job_checkpoint {
     struct aq_job_every every; /* count 0: only at a stop and at the end                                   */
     uint32_t keep;
-    const char *path; /* NULL: "checkpoint" in output.path                                                */
-    bool mirror;      /* copies at a neighbour                                                            */
+    const char *path;       /* NULL: "checkpoint" in output.path                                                */
+    bool mirror;            /* copies at a neighbour                                                            */
+    const char *mirror_key; /* file of the key that seals them; NULL: they lie there in the clear         */
 };
 
 struct aq_job_output {

@@ -193,13 +193,15 @@ void aq_launch_run(const struct aq_launch *launch, struct aq_launch_result *resu
     launcher->mark_bytes = launch->resume_bytes;
     launcher->result = result;
     launcher->ready_deadline_ns = aq_clock_after(launch->ready_ns_max);
-    const enum aq_status status = hosts_open(launcher);
+    enum aq_status status = launcher_hashes_load(launcher);
+    if (status == AQ_OK) status = hosts_open(launcher);
     if (status != AQ_OK) {
         if (launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text())) result->transient = launch->again;
     } else if (hosts_start(launcher) == AQ_OK) {
         loop(launcher);
     }
     hosts_close(launcher);
+    json_decref(launcher->hashes);
     close_trace(launcher);
     conclude(launcher);
     aq_free(launcher);

@@ -130,6 +130,7 @@ static enum aq_status complete(struct launcher *launcher, uint64_t step)
                                      .kin = launch->kin};
     AQ_TRY(aq_metrics_sync(launch->metrics));
     AQ_TRY(aq_run_make_folder(launch->checkpoint));
+    AQ_TRY(launcher_hashes_note(launcher, step, mark.older));
     AQ_TRY(aq_run_mark_write(launch->checkpoint, &mark));
     launcher->result->mark = step;
     launcher->mark_bytes = mark.metrics;
@@ -154,6 +155,11 @@ static void on_mark(struct launcher *launcher, uint32_t rank, const json_t *mess
     uint64_t step;
     if (aq_control_get_u64(message, "step", &step) != AQ_OK) {
         launcher_fail(launcher, CAUSE_OWN, AQ_PROTO, "rank %u marks no step", rank);
+        return;
+    }
+    if (!launcher_hash_told(launcher, rank, aq_control_text_or(message, "sha256", ""))) {
+        launcher_fail(launcher, CAUSE_OWN, AQ_PROTO, "rank %u marks step %llu with no SHA-256", rank,
+                      (unsigned long long)step);
         return;
     }
     launcher->stages[rank].mark = step;

@@ -130,11 +130,13 @@ enum aq_status hosts_start(struct launcher *launcher)
 {
     const struct aq_launch *launch = launcher->launch;
     for (uint32_t r = 0; r < launcher->ranks; r++) {
-        stage_send(launcher, r,
-                   json_pack("{s:s, s:I, s:I, s:s, s:o, s:I, s:s, s:s}", "op", "start", "rank", (json_int_t)r, "stages",
-                             (json_int_t)launcher->ranks, "manifest", launch->manifest, "plan_hash",
-                             aq_control_hex(launch->plan_hash), "resume", (json_int_t)launch->resume, "run",
-                             launch->run, "checkpoint", launch->checkpoint));
+        json_t *message = json_pack("{s:s, s:I, s:I, s:s, s:o, s:I, s:s, s:s}", "op", "start", "rank", (json_int_t)r,
+                                    "stages", (json_int_t)launcher->ranks, "manifest", launch->manifest, "plan_hash",
+                                    aq_control_hex(launch->plan_hash), "resume", (json_int_t)launch->resume, "run",
+                                    launch->run, "checkpoint", launch->checkpoint);
+        const char *hash = launcher_hash(launcher, launch->resume, r);
+        if (hash) json_object_set_new(message, "sha256", json_string(hash));
+        stage_send(launcher, r, message);
         if (launcher->cause != CAUSE_NONE) return AQ_CLOSED;
         launcher->stages[r].state = STAGE_STARTED;
     }

@@ -10,6 +10,7 @@
 #include "control_socket.h"
 #include "launcher.h"
 #include "run_folder.h"
+#include "seal.h"
 
 /* Failures that are a neighbour's word for another's end are worse causes than failures of one's own. */
 enum cause_class { CAUSE_NONE = 0, CAUSE_ECHO = 1, CAUSE_OWN = 2 };
@@ -26,6 +27,7 @@ struct stage {
     uint32_t host;
     enum stage_state state;
     uint64_t mark;  /* newest step that this rank has a checkpoint of */
+    char hash[AQ_HASH_TEXT_BYTES]; /* of its file; "": it tells none, for there are no copies */
     bool done;      /* said `done`                                    */
     bool failed;    /* said `failed`: its exit is no cause of its own */
     json_t *report; /* its done line                                  */
@@ -53,6 +55,7 @@ struct launcher {
     double read_seconds; /* of the slowest stage's checkpoint */
     uint64_t mark_bytes; /* of metrics.jsonl, at the newest complete checkpoint */
     uint64_t marks[8]; /* complete ones of this run, newest first, as many as are kept at most */
+    json_t *hashes; /* of complete checkpoints, by step; NULL: none */
     FILE *trace;
     bool trace_failed;
 };
@@ -65,6 +68,13 @@ void hosts_close(struct launcher *launcher);
 /* To the daemon that has the stage; takes the reference. A daemon that cannot be reached is a cause. */
 void stage_send(struct launcher *launcher, uint32_t rank, json_t *message);
 void hosts_send(struct launcher *launcher, json_t *message); /* to every daemon; takes the reference */
+
+/* launcher_hashes.c: what RUN/hashes.json says; that of one file, or NULL. */
+enum aq_status launcher_hashes_load(struct launcher *launcher);
+const char *launcher_hash(const struct launcher *launcher, uint64_t step, uint32_t rank);
+/* launcher_hashes.c: a rank tells its own ("": none). False: it is no hash. All have: write them, and `older`'s. */
+bool launcher_hash_told(struct launcher *launcher, uint32_t rank, const char *hash);
+enum aq_status launcher_hashes_note(struct launcher *launcher, uint64_t step, uint64_t older);
 
 /* launcher.c: "stage 2", or "replica 1 stage 2", for people. */
 const char *rank_name(const struct launcher *launcher, uint32_t rank, char text[RANK_NAME_BYTES]);

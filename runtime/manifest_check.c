@@ -301,6 +301,8 @@ static void check_mirror(struct aq_manifest *manifest)
 {
     if (manifest->job.checkpoint.mirror && manifest->job.pipeline.stage_count < 2)
         aq_manifest_error(manifest, "checkpoint.mirror", "one stage has no neighbour to keep a copy");
+    if (manifest->job.checkpoint.mirror_key && !manifest->job.checkpoint.mirror)
+        aq_manifest_error(manifest, "checkpoint.mirror_key", "there are no copies to seal: say mirror: true");
 }
 
 /* What would leave this machine in the clear must be said to be wanted so. */

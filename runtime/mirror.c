@@ -7,8 +7,8 @@
  *
  * A stage that has lost its file sends WANT, and the keeper answers with the same sequence, or with NONE.
  *
- * Exec owns lanes and frames; the thread gets tokens (lane * JOBS + job) and owns a lane's file and digest while
- * one of the lane's jobs is out. Jobs of a lane are done in the order they were given.
+ * Exec owns lanes and frames; the thread (mirror_file.c) gets tokens (lane * JOBS + job) and owns a lane's file and
+ * digest while one of the lane's jobs is out. Jobs of a lane are done in the order they were given.
  */
 #include "mirror.h"
 
@@ -16,66 +16,10 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "aqsgd/grad.h"
-#include "run_folder.h"
-
-enum {
-    LANES = 4,                 /* two edges, out and in                      */
-    JOBS = 8,                  /* of a lane: a window, an opening, an ending */
-    RING_SLOTS = LANES * JOBS, /* a power of two                             */
-    HEADER_BYTES = 64 << 10,   /* at most, of a file beside its values ...   */
-    LAYER_BYTES = 16 << 10,    /* ... and of each layer: 64 tensors of 256   */
-    PIECE_BYTES_MIN = 4096,    /* or what a body holds                       */
-    NAME_BYTES = 80,
-    PIECE_MS = 5,   /* of the link's rate                         */
-    STEPS_MAX = 256 /* folders looked at for leftovers            */
-};
-
-enum op { OP_PIECE = 1, OP_TAKEN, OP_END, OP_KEPT, OP_WANT, OP_NONE };
-enum job_kind { JOB_READ, JOB_WRITE, JOB_FINISH };
-
-#define UNKNOWN UINT64_MAX
-
-struct job {
-    enum job_kind kind;
-    const void *body; /* JOB_WRITE: of the frame */
-    uint8_t *bytes;   /* JOB_READ                */
-    uint64_t offset;
-    uint32_t count;
-    enum aq_status status;
-};
-
-/* Pieces are counted: piece i lies in place i % AQ_MIRROR_WINDOW of the sender's memory. */
-struct lane {
-    struct aq_edge *edge; /* NULL: no neighbour there */
-    uint32_t peer;
-    bool sends, active;
-    bool own; /* this stage's own file: sent to its keeper, or fetched back from there */
-    uint64_t step;
-    const char *folder;                         /* of all checkpoints */
-    char name[NAME_BYTES], partial[NAME_BYTES]; /* below it */
-    /* The thread's while a job is out. */
-    int file;
-    uint64_t size, digest;
-    uint64_t end_digest; /* receiver: what END said; set before the job that compares */
-    /* Exec's. The sender's: */
-    uint8_t *places;
-    uint64_t total; /* pieces of the file; UNKNOWN until the first is read */
-    uint64_t asked, read, sent, taken;
-    uint32_t place_bytes[AQ_MIRROR_WINDOW];
-    uint32_t lent; /* bits of the places that the link has */
-    bool end_sent;
-    /* The receiver's: */
-    uint64_t next; /* offset of the next piece */
-    uint64_t kept; /* step of the newest copy that the neighbour has brought to its end, of this process */
-    bool ending;
-    bool wanted; /* sender: the neighbour has fetched its copy: once is enough */
-    struct job jobs[JOBS];
-    uint32_t job_count, jobs_out;
-};
+#include "mirror_private.h"
 
 struct aq_mirror {
     struct aq_mirror_config config;
@@ -84,6 +28,7 @@ struct aq_mirror {
     uint32_t piece_bytes[2]; /* by edge: in, out */
     struct lane lanes[LANES];
     enum aq_status done; /* of the last send or fetch of one's own file */
+    struct mirror_own *own;
     struct aq_ring *asked, *told;
     struct aq_bell *bell; /* the thread sleeps on it */
     struct aq_thread *thread;
@@ -93,102 +38,6 @@ struct aq_mirror {
 };
 
 /* ---- the thread ---- */
-
-/*
- * What a copy of an earlier step left that was never whole: only the file that this room makes, and its folder where
- * nothing else is in it. Best effort: it is in nobody's way.
- */
-static void remove_leftovers(const struct lane *lane)
-{
-    uint64_t steps[STEPS_MAX];
-    uint32_t count = 0;
-    char name[NAME_BYTES];
-    int file;
-    if (lane->own || aq_run_marks(lane->folder, steps, STEPS_MAX, &count) != AQ_OK) return;
-    for (uint32_t i = 0; i < count; i++) {
-        if (steps[i] >= lane->step) continue;
-        snprintf(name, sizeof name, "%" PRIu64 "/mirror-stage-%u.safetensors.partial", steps[i], lane->peer);
-        if (aq_file_open(lane->folder, name, AQ_FILE_READ, &file) != AQ_OK) continue;
-        close(file);
-        if (aq_file_remove(lane->folder, name) != AQ_OK) continue;
-        *strchr(name, '/') = 0;
-        (void)aq_file_remove_folder(lane->folder, name);
-    }
-}
-
-static enum aq_status lane_open_file(struct lane *lane)
-{
-    if (lane->file >= 0) return AQ_OK;
-    lane->digest = 0;
-    if (lane->sends) {
-        struct stat info;
-        AQ_TRY(aq_file_open(lane->folder, lane->name, AQ_FILE_READ, &lane->file));
-        if (fstat(lane->file, &info) != 0) return aq_fail_errno("mirror", "cannot read %s", lane->name);
-        lane->size = (uint64_t)info.st_size;
-        return AQ_OK;
-    }
-    char step[24];
-    snprintf(step, sizeof step, "%" PRIu64, lane->step);
-    AQ_TRY(aq_run_make_folder(lane->folder));
-    AQ_TRY(aq_file_make_folder(lane->folder, step));
-    remove_leftovers(lane);
-    return aq_file_open(lane->folder, lane->partial, AQ_FILE_ANEW, &lane->file);
-}
-
-/* A piece of the file into the job's bytes; less than asked for, or nothing, at its end. */
-static enum aq_status read_piece(struct lane *lane, struct job *job)
-{
-    uint32_t have = 0;
-    while (have < job->count) {
-        const ssize_t got = pread(lane->file, job->bytes + have, job->count - have, (off_t)(job->offset + have));
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return aq_fail_errno("mirror", "cannot read %s", lane->name);
-        if (got == 0) break;
-        have += (uint32_t)got;
-    }
-    job->count = have;
-    lane->digest = aq_digest_seeded(job->bytes, have, lane->digest);
-    return AQ_OK;
-}
-
-static enum aq_status write_piece(struct lane *lane, const struct job *job)
-{
-    for (uint32_t done = 0; done < job->count;) {
-        const ssize_t part = write(lane->file, (const uint8_t *)job->body + done, job->count - done);
-        if (part < 0 && errno == EINTR) continue;
-        if (part < 0) return aq_fail_errno("mirror", "%s: cannot be written", lane->partial);
-        done += (uint32_t)part;
-    }
-    lane->digest = aq_digest_seeded(job->body, job->count, lane->digest);
-    return AQ_OK;
-}
-
-/* The file is whole: is it what was sent? Then it gets its name. */
-static enum aq_status finish_file(struct lane *lane)
-{
-    if (lane->digest != lane->end_digest)
-        return aq_fail(AQ_CORRUPT, "mirror", "%s: its bytes have digest %016" PRIx64 ", stage %u sent %016" PRIx64,
-                       lane->partial, lane->digest, lane->peer, lane->end_digest);
-    if (fsync(lane->file) != 0) return aq_fail_errno("mirror", "%s: cannot be synced", lane->partial);
-    const int closed = close(lane->file);
-    lane->file = -1;
-    if (closed != 0) return aq_fail_errno("mirror", "%s: cannot be closed", lane->partial);
-    AQ_TRY(aq_file_rename(lane->folder, lane->partial, lane->name));
-    return aq_file_sync_folder(lane->folder, lane->name);
-}
-
-static enum aq_status job_do(struct lane *lane, struct job *job)
-{
-    AQ_TRY(lane_open_file(lane));
-    switch (job->kind) {
-    case JOB_READ:
-        return read_piece(lane, job);
-    case JOB_WRITE:
-        return write_piece(lane, job);
-    default:
-        return finish_file(lane);
-    }
-}
 
 static void run(void *context)
 {
@@ -203,7 +52,7 @@ static void run(void *context)
         }
         struct lane *lane = &mirror->lanes[token / JOBS];
         struct job *job = &lane->jobs[token % JOBS];
-        job->status = job_do(lane, job);
+        job->status = mirror_job(lane, job);
         AQ_ASSERT(aq_ring_push(mirror->told, token)); /* the ring holds every job */
         aq_bell_ring(mirror->config.bell);
     }
@@ -324,6 +173,7 @@ static enum aq_status jobs_done(struct aq_mirror *mirror)
             continue;
         }
         if (job->kind == JOB_WRITE) aq_edge_mirror_release(lane->edge, job->body);
+        if (lane->own && job->status != AQ_OK) mirror->done = job->status;
         AQ_TRY(job->status);
         AQ_TRY(say(lane, job->kind == JOB_WRITE ? OP_TAKEN : OP_KEPT, 0));
         if (job->kind == JOB_FINISH) {
@@ -343,7 +193,8 @@ static uint64_t file_bytes_max(const struct aq_plan *plan, uint32_t rank)
 {
     const struct aq_plan_stage *stage = &plan->stages[rank % plan->stage_count];
     const uint64_t parameters = stage->size.parameters, layers = stage->layer_end - stage->layer_first;
-    return parameters * sizeof(float) + aq_plan_optimizer_bytes(plan, parameters) + HEADER_BYTES + layers * LAYER_BYTES;
+    return aq_seal_bytes(parameters * sizeof(float) + aq_plan_optimizer_bytes(plan, parameters) + HEADER_BYTES +
+                         layers * LAYER_BYTES);
 }
 
 uint32_t aq_mirror_keeper(const struct aq_plan *plan, uint32_t rank)
@@ -508,6 +359,11 @@ enum aq_status aq_mirror_done(const struct aq_mirror *mirror)
     return mirror->done;
 }
 
+const char *aq_mirror_hash(const struct aq_mirror *mirror)
+{
+    return mirror->own->text;
+}
+
 /* ---- opening and closing ---- */
 
 /* Small against the link's rate, so that a training frame waits for no more than PIECE_MS. */
@@ -536,6 +392,11 @@ enum aq_status aq_mirror_open(const struct aq_mirror_config *config, struct aq_m
     mirror->memory_bytes = aq_mirror_measure((config->in != NULL) + (config->out != NULL));
     AQ_TRY_GOTO(aq_map(mirror->memory_bytes, &mirror->memory), out);
     uint8_t *places = mirror->memory;
+    AQ_TRY_GOTO(mirror_own_open(config, places, &mirror->own), out);
+    mirror->own->about.file_bytes = file_bytes_max(config->plan, config->rank); /* of what may come back */
+    places += MIRROR_OWN_BYTES;
+    for (uint32_t i = 0; i < LANES; i++)
+        mirror->lanes[i].file_own = mirror->own;
     for (uint32_t side = 0; side < 2; side++) {
         if (!edges[side]) continue;
         mirror->piece_bytes[side] =
@@ -568,11 +429,12 @@ void aq_mirror_close(struct aq_mirror *mirror)
     aq_ring_close(mirror->asked);
     aq_ring_close(mirror->told);
     aq_bell_close(mirror->bell);
+    mirror_own_close(mirror->own);
     aq_unmap(mirror->memory, mirror->memory_bytes);
     aq_free(mirror);
 }
 
 uint64_t aq_mirror_measure(uint32_t neighbours)
 {
-    return (uint64_t)neighbours * AQ_MIRROR_WINDOW * AQ_MIRROR_PIECE_BYTES_MAX;
+    return (uint64_t)neighbours * AQ_MIRROR_WINDOW * AQ_MIRROR_PIECE_BYTES_MAX + MIRROR_OWN_BYTES;
 }

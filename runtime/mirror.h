@@ -3,9 +3,12 @@
  * when the stage's own disk is lost.
  *
  * The keeper of stage s is stage s + 1 of the same replica; that of the last stage is the one before it. A file travels
- * as it stands on the disk, in pieces, and is stored as <checkpoint folder>/<step>/mirror-stage-<rank>.safetensors:
- * written aside, compared with the sender's digest, synced, renamed. A checkpoint of a job with checkpoint.mirror is
- * complete when every file and every copy is durable.
+ * as it stands on the disk, or sealed (seal.h), in pieces, and is stored as <checkpoint
+ * folder>/<step>/mirror-stage-<rank>.safetensors: written aside, compared with the sender's digest, synced, renamed. A
+ * checkpoint of a job with checkpoint.mirror is complete when every file and every copy is durable.
+ *
+ * The keeper need not be trusted with what it keeps: the launcher has the SHA-256 of the owner's file, and a copy that
+ * is fetched is taken only where it has that. With a key (checkpoint.mirror_key) the keeper cannot read it either.
  *
  * Pieces are small against the link's rate, and one goes only when no training frame is on its way (or after several of
  * them, so that a busy link does not starve it); a stage that waits sends as fast as the link goes. Disk is touched by
@@ -42,6 +45,8 @@ struct aq_mirror_config {
     struct aq_edge *in, *out; /* NULL: no neighbour there */
     struct aq_bell *bell;     /* rung when the disk is done */
     uint64_t resumed;         /* the step that all stages go on from, of which a copy may be wanted; 0: none */
+    const uint8_t *key; /* AQ_SEAL_KEY_BYTES (seal.h): copies are sealed with it; NULL: they go in the clear. Copied */
+    const char *hash;   /* of this stage's file of `resumed`, as the launcher has kept it; NULL: it has none */
 };
 
 /* Who keeps the copies of this rank: a neighbour in the same replica of the pipeline, of at least two stages. */
@@ -66,8 +71,14 @@ void aq_mirror_send(struct aq_mirror *mirror, uint64_t step);
 /* Fetch this stage's file of `step` from its keeper, to where it was. */
 enum aq_status aq_mirror_fetch(struct aq_mirror *mirror, uint64_t step);
 
-/* Of the last of these two: AQ_AGAIN; AQ_OK: durable there, or here. AQ_NOTFOUND (fetch; not logged): it has none. */
+/*
+ * Of the last of these two: AQ_AGAIN; AQ_OK: durable there, or here. Of a fetch: AQ_NOTFOUND (not logged): the keeper
+ * has none; AQ_CORRUPT: what it has is not this stage's file.
+ */
 enum aq_status aq_mirror_done(const struct aq_mirror *mirror);
+
+/* SHA-256 of the last file sent whole, 64 hex digits: what the launcher keeps, so that a fetched copy proves itself. */
+const char *aq_mirror_hash(const struct aq_mirror *mirror);
 
 /*
  * Take in what the edges have received, serve the neighbours, go on sending; hurry: this stage has nothing else to do.

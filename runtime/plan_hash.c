@@ -28,6 +28,7 @@ static const char *const indifferent[] = {"job.name",
                                           "checkpoint.path",
                                           "checkpoint.keep",
                                           "checkpoint.mirror",
+                                          "checkpoint.mirror_key",
                                           "output.",
                                           "facts."};
 

@@ -344,6 +344,9 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     aq_log_init((int)w->rank);
     AQ_TRY(aq_control_get_text(start, "checkpoint", &folder));
     AQ_TRY(aq_alloc_text(folder, &w->checkpoint_folder));
+    const char *hash = aq_control_text_or(start, "sha256", "");
+    if (*hash && !aq_hash_is(hash)) return aq_fail(AQ_PROTO, "worker", "told of no SHA-256: %.80s", hash);
+    snprintf(w->hash, sizeof w->hash, "%s", hash);
     if (w->job->output.trace) AQ_TRY(aq_trace_open(AQ_PLAN_TRACE_RECORDS, &w->trace));
     AQ_TRY(aq_bell_open(&w->bell));
     AQ_TRY(open_stage(w));

@@ -33,6 +33,7 @@
 #include "plan.h"
 #include "program.h"
 #include "reduce_measure.h"
+#include "seal.h"
 #include "stages/dataset.h"
 #include "stages/stage.h"
 #include "storage/cache.h"
@@ -160,6 +161,7 @@ struct aq_worker {
     /* Checkpoints (worker_mark.c). */
     struct aq_checkpoint_writer *writer;
     struct aq_mirror *mirror; /* NULL: the job wants no copies                                       */
+    char hash[AQ_HASH_TEXT_BYTES]; /* of this stage's file of resumed_at, as the launcher has it; "": it has none */
     bool lost;                /* this stage's file is gone or damaged: a copy is needed              */
     bool waiting;             /* for a checkpoint or a start: links have nothing else to carry       */
     enum aq_worker_mark marking;

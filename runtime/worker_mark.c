@@ -9,6 +9,8 @@
  * While a stage waits for a checkpoint it goes on pumping its edges: a neighbour may need a message before it can come
  * to the same point.
  */
+#include <string.h>
+
 #include "worker.h"
 
 #define WAIT_NS_MAX      (600ull * 1000 * 1000 * 1000) /* for the slowest stage's disk */
@@ -70,7 +72,9 @@ enum aq_status aq_worker_stop_heard(struct aq_worker *w)
 static enum aq_status say_mark(struct aq_worker *w)
 {
     w->marking = AQ_MARK_SAID;
-    return aq_control_send(w->control, json_pack("{s:s, s:I}", "event", "mark", "step", (json_int_t)w->mark_step));
+    json_t *line = json_pack("{s:s, s:I}", "event", "mark", "step", (json_int_t)w->mark_step);
+    if (w->mirror) json_object_set_new(line, "sha256", json_string(aq_mirror_hash(w->mirror)));
+    return aq_control_send(w->control, line);
 }
 
 static bool mark_due(const struct aq_worker *w, uint64_t step)
@@ -190,6 +194,12 @@ static enum aq_status fetch_copy(struct aq_worker *w)
     aq_log("worker", 0, "stage %u has lost its checkpoint of step %llu: it comes from the copy at stage %u", w->rank,
            (unsigned long long)w->step, keeper);
     enum aq_status status;
+    if (!w->hash[0])
+        return aq_fail(
+            AQ_NOTFOUND, "worker",
+            "the checkpoint of step %llu of stage %u is gone or damaged, and the launcher has no SHA-256 of it to "
+            "tell a true copy by",
+            (unsigned long long)w->step, w->rank);
     AQ_TRY(aq_mirror_fetch(w->mirror, w->step));
     while ((status = aq_mirror_done(w->mirror)) == AQ_AGAIN) {
         const uint32_t seen = aq_bell_count(w->bell);
@@ -205,23 +215,37 @@ static enum aq_status fetch_copy(struct aq_worker *w)
     return status;
 }
 
-enum aq_status aq_worker_mirror_open(struct aq_worker *w)
+/* The room that moves copies, with this stage's own key where it has one. */
+static enum aq_status open_mirror(struct aq_worker *w)
 {
+    uint8_t key[AQ_SEAL_KEY_BYTES];
+    const char *path = w->job->checkpoint.mirror_key;
+    if (path) AQ_TRY(aq_seal_key_load(path, key));
     const struct aq_mirror_config config = {.plan = w->plan,
                                             .folder = w->checkpoint_folder,
                                             .rank = w->rank,
                                             .in = w->in,
                                             .out = w->out,
                                             .bell = w->bell,
-                                            .resumed = w->resumed_at};
+                                            .resumed = w->resumed_at,
+                                            .key = path ? key : NULL,
+                                            .hash = w->hash[0] ? w->hash : NULL};
+    const enum aq_status status = aq_mirror_open(&config, &w->mirror);
+    if (path) explicit_bzero(key, sizeof key);
+    return status;
+}
+
+enum aq_status aq_worker_mirror_open(struct aq_worker *w)
+{
     if (!w->job->checkpoint.mirror) return AQ_OK;
-    AQ_TRY(aq_mirror_open(&config, &w->mirror));
+    AQ_TRY(open_mirror(w));
     w->waiting = true; /* until the first step */
     if (!w->lost) return AQ_OK;
     const uint64_t begin = aq_clock_ns();
     const struct aq_checkpoint checkpoint = aq_worker_checkpoint(w);
     enum aq_status status = fetch_copy(w);
-    if (status == AQ_NOTFOUND) w->unreadable = w->step; /* an older one may be whole */
+    /* No copy, or one that is not this stage's file: an older one may be whole. */
+    if (status == AQ_NOTFOUND || aq_mirror_done(w->mirror) == AQ_CORRUPT) w->unreadable = w->step;
     AQ_TRY(status);
     status = aq_checkpoint_read(&checkpoint, w->step);
     if (status != AQ_OK && status != AQ_NOMEM && status != AQ_MISMATCH) w->unreadable = w->step;

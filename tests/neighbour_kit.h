@@ -22,7 +22,7 @@
 enum { KIT_B = 3, KIT_T = 4, KIT_C = 6, KIT_N = KIT_T * KIT_C, KIT_SAMPLES = 6, KIT_PATH = 256 };
 
 static const char kit_manifest[] =
-    "model: {blocks: 2, heads: 2, channels: 6, context: 4, vocabulary: 256, tied: false}\n"
+    "model: {blocks: 2, heads: 2, channels: 6, context: 4, vocabulary: 4096, tied: false}\n"
     "data: {train: nowhere.txt}\n"
     "train: {T: 4, batch: 6, micro_batch: 3, epochs: 9}\n"
     "pipeline: {stages: 2}\n"
@@ -30,7 +30,7 @@ static const char kit_manifest[] =
     "link: {send_frames: 4, receive_slots: 3}\n"
     "cache: {kind: memory, slots: 32}\n"
     "checkpoint: {mirror: true, every: 6 steps}\n"
-    "facts: {vocabulary: 256, train_samples: 6, train_digest: 1, heldout_samples: 6, "
+    "facts: {vocabulary: 4096, train_samples: 6, train_digest: 1, heldout_samples: 6, "
     "heldout_digest: 2}\n";
 
 struct kit {
@@ -139,6 +139,21 @@ static inline enum aq_status kit_hear(struct kit *kit, struct aq_frame *frame)
     }
 }
 
+/* Has the victim taken what it should refuse? Other frames are passed over. */
+static inline bool kit_took(struct kit *kit)
+{
+    enum { TAKEN = 2, KEPT = 4 };
+    struct aq_link_event event;
+    bool took = false;
+    while (aq_link_poll(kit->pair.link[1], &event) == AQ_OK) {
+        if (event.kind != AQ_LINK_RECEIVED) continue;
+        const struct aq_frame *frame = &event.frame;
+        took |= frame->kind == AQ_FRAME_MIRROR && (frame->flags == TAKEN || frame->flags == KEPT);
+        if (frame->body) aq_link_release(kit->pair.link[1], frame->body);
+    }
+    return took;
+}
+
 /* The victim goes on until it refuses; its line says all of what is wanted (NULL: nothing more). */
 static inline void kit_refuses(struct kit *kit, enum aq_status want, const char *one, const char *other)
 {
@@ -147,6 +162,7 @@ static inline void kit_refuses(struct kit *kit, enum aq_status want, const char 
         const uint32_t seen = aq_bell_count(kit->pair.bell);
         status = kit_turn(kit);
         if (status != AQ_OK) break;
+        assert_false(kit_took(kit));
         assert_int_equal(aq_bell_wait(kit->pair.bell, seen, PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
     }
     const char *text = aq_error_text();

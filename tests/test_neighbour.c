@@ -8,8 +8,14 @@
 
 #include <inttypes.h>
 
+#include "seal.h"
+
 enum { PIECE = 1, TAKEN, END, KEPT, WANT, NONE };
 enum { DUE = 12, LAYERS_BYTES = 1 << 20 };
+
+static const uint8_t key[AQ_SEAL_KEY_BYTES] = {1, 2, 3, 4, 5}, other_key[AQ_SEAL_KEY_BYTES] = {1, 2, 3, 4, 6};
+static const char *hash; /* that the launcher has */
+static bool sealing;
 
 static void open_mirror(struct kit *kit, uint64_t resumed)
 {
@@ -19,7 +25,9 @@ static void open_mirror(struct kit *kit, uint64_t resumed)
                                             .in = kit->stage == 1 ? kit->edge : NULL,
                                             .out = kit->stage == 0 ? kit->edge : NULL,
                                             .bell = kit->pair.bell,
-                                            .resumed = resumed};
+                                            .resumed = resumed,
+                                            .key = sealing ? key : NULL,
+                                            .hash = hash};
     assert_int_equal(aq_mirror_open(&config, &kit->mirror), AQ_OK);
 }
 
@@ -292,7 +300,7 @@ static void test_leftovers_of_earlier_steps_go_and_nothing_else(void **state)
 /* Frames that are almost right, of a seed; whatever comes of it, the disk holds one copy of the step at most. */
 static void at_random(uint64_t seed)
 {
-    const struct aq_rng_key key = aq_rng_key(seed, AQ_RNG_TEST, 0, 0);
+    const struct aq_rng_key draws = aq_rng_key(seed, AQ_RNG_TEST, 0, 0);
     struct kit kit;
     uint64_t n = 0, at = 0, digest = 0, bytes = 0;
     setup(&kit, seed % 2, seed % 3 ? 0 : 6);
@@ -301,9 +309,9 @@ static void at_random(uint64_t seed)
     aq_mirror_due(kit.mirror, DUE, DUE + 6);
     enum aq_status status = AQ_OK;
     for (int i = 0; i < 40 && status == AQ_OK; i++) {
-        const uint64_t draw = aq_rng_below(&key, n++, 16);
-        const uint32_t some = (uint32_t)aq_rng_below(&key, n++, piece_bytes(&kit)) + 1;
-        const uint64_t step = draw == 15 ? aq_rng_below(&key, n++, 40) : DUE + (at > 3 * some ? 6 : 0);
+        const uint64_t draw = aq_rng_below(&draws, n++, 16);
+        const uint32_t some = (uint32_t)aq_rng_below(&draws, n++, piece_bytes(&kit)) + 1;
+        const uint64_t step = draw == 15 ? aq_rng_below(&draws, n++, 40) : DUE + (at > 3 * some ? 6 : 0);
         if (draw < 9) {
             const uint32_t body = draw == 8 ? some : piece_bytes(&kit);
             say(&kit, PIECE, step, at, body);
@@ -313,7 +321,7 @@ static void at_random(uint64_t seed)
             say(&kit, END, step, digest, 0);
             at = digest = 0;
         } else {
-            say(&kit, (uint16_t)aq_rng_below(&key, n++, 8), step, at, draw == 13 ? some : 0);
+            say(&kit, (uint16_t)aq_rng_below(&draws, n++, 8), step, at, draw == 13 ? some : 0);
         }
         for (int turn = 0; turn < 4 && status == AQ_OK; turn++)
             status = kit_turn(&kit);
@@ -333,6 +341,258 @@ static void test_frames_at_random_end_in_a_status(void **state)
     print_message("  %lu seeds\n", seeds);
 }
 
+/* ---- what a keeper may do to what it keeps ---- */
+
+enum { FILE_BYTES = 150000, COPY_MAX = 1 << 20 };
+static uint8_t whole[FILE_BYTES], kept[COPY_MAX], forged[COPY_MAX], back[COPY_MAX];
+
+static void make_file(void)
+{
+    const struct aq_rng_key draw = aq_rng_key(5, AQ_RNG_TEST, 0, 0);
+    for (uint32_t i = 0; i < FILE_BYTES; i++)
+        whole[i] = i % 16 < 8 ? (uint8_t)aq_rng_u32(&draw, i) : (uint8_t) "weights."[i % 8];
+}
+
+/* The victim's own file goes to its keeper, which is the test: what does it get? The hash goes to the launcher. */
+static uint32_t lend(struct kit *kit, uint64_t step, char text[AQ_HASH_TEXT_BYTES])
+{
+    struct aq_frame frame = {0};
+    char name[64];
+    uint32_t have = 0;
+    uint64_t digest = 0;
+    snprintf(name, sizeof name, "%" PRIu64, step);
+    kit_put(kit, name, NULL, 0);
+    snprintf(name, sizeof name, "%" PRIu64 "/stage-%u.safetensors", step, kit->stage);
+    kit_put(kit, name, whole, FILE_BYTES);
+    aq_mirror_send(kit->mirror, step);
+    for (;;) {
+        assert_int_equal(kit_hear(kit, &frame), AQ_OK);
+        if (frame.flags == END) break;
+        assert_int_equal(frame.flags, PIECE);
+        assert_int_equal(frame.argument, have);
+        assert_true(have + frame.body_bytes <= COPY_MAX);
+        memcpy(kept + have, frame.body, frame.body_bytes);
+        have += frame.body_bytes;
+        digest = aq_digest_seeded(frame.body, frame.body_bytes, digest);
+        aq_link_release(kit->pair.link[1], frame.body);
+        say(kit, TAKEN, step, 0, 0);
+    }
+    assert_int_equal(frame.argument, digest);
+    say(kit, KEPT, step, 0, 0);
+    while (aq_mirror_done(kit->mirror) == AQ_AGAIN)
+        assert_int_equal(kit_turn(kit), AQ_OK);
+    assert_int_equal(aq_mirror_done(kit->mirror), AQ_OK);
+    snprintf(text, AQ_HASH_TEXT_BYTES, "%s", aq_mirror_hash(kit->mirror));
+    return have;
+}
+
+/* Another process of that stage has lost its file and fetches it: this is what its keeper sends. */
+static enum aq_status fetch(uint64_t step, const uint8_t *bytes, uint32_t count, bool *there)
+{
+    struct kit kit;
+    struct aq_frame frame = {0};
+    uint64_t digest = 0;
+    char name[64];
+    setup(&kit, 1, step);
+    assert_int_equal(aq_mirror_fetch(kit.mirror, step), AQ_OK);
+    hear(&kit, WANT);
+    const uint32_t each = piece_bytes(&kit);
+    enum aq_status status = AQ_OK;
+    for (uint32_t at = 0; at < count && status == AQ_OK; at += each) {
+        const uint32_t some = count - at < each ? count - at : each;
+        memcpy(bytes_of_pieces, bytes + at, some);
+        say(&kit, PIECE, step, at, some);
+        digest = aq_digest_seeded(bytes_of_pieces, some, digest); /* which anybody can make */
+        status = kit_hear(&kit, &frame);
+    }
+    if (status == AQ_OK) say(&kit, END, step, digest, 0);
+    if (status == AQ_OK) status = kit_hear(&kit, &frame);
+    if (status == AQ_OK) assert_int_equal(aq_mirror_done(kit.mirror), AQ_OK);
+    if (status != AQ_OK) assert_int_equal(aq_mirror_done(kit.mirror), status);
+    snprintf(name, sizeof name, "%" PRIu64 "/stage-1.safetensors", step);
+    *there = kit_there(&kit, name);
+    if (*there) assert_int_equal(kit_get(&kit, name, back, COPY_MAX), FILE_BYTES);
+    if (*there) assert_memory_equal(back, whole, FILE_BYTES);
+    teardown(&kit);
+    return status;
+}
+
+static void expect_back(uint64_t step, const uint8_t *bytes, uint32_t count, enum aq_status want, const char *what)
+{
+    bool there = false;
+    aq_error_clear();
+    const enum aq_status status = fetch(step, bytes, count, &there);
+    if (status != want || there != (want == AQ_OK))
+        fail_msg("%s: %d (%s), wanted %d; the file is %sthere", what, status, aq_error_text(), want,
+                 there ? "" : "not ");
+}
+
+static void test_a_forged_copy_is_not_taken(void **state)
+{
+    static char text[AQ_HASH_TEXT_BYTES];
+    struct kit kit;
+    (void)state;
+    make_file();
+    setup(&kit, 1, 0);
+    assert_int_equal(lend(&kit, DUE, text), FILE_BYTES); /* in the clear */
+    teardown(&kit);
+    assert_memory_equal(kept, whole, FILE_BYTES);
+    hash = text;
+    expect_back(DUE, kept, FILE_BYTES, AQ_OK, "as it was");
+    for (uint32_t at = 0; at < FILE_BYTES; at += FILE_BYTES / 7) {
+        memcpy(forged, kept, FILE_BYTES);
+        forged[at] ^= 1;
+        expect_back(DUE, forged, FILE_BYTES, AQ_CORRUPT, "one bit");
+    }
+    expect_back(DUE, kept, FILE_BYTES - 1, AQ_CORRUPT, "one byte less");
+    expect_back(DUE, kept, 10, AQ_CORRUPT, "next to nothing");
+    memcpy(forged, kept, FILE_BYTES);
+    forged[FILE_BYTES] = 0;
+    expect_back(DUE, forged, FILE_BYTES + 1, AQ_CORRUPT, "one byte more");
+    hash = NULL;
+    expect_back(DUE, kept, FILE_BYTES, AQ_CORRUPT, "nobody knows its hash");
+}
+
+static void test_a_sealed_copy_hides_the_file_and_comes_back(void **state)
+{
+    static char text[AQ_HASH_TEXT_BYTES], plain[AQ_HASH_TEXT_BYTES];
+    struct kit kit;
+    (void)state;
+    make_file();
+    setup(&kit, 1, 0);
+    (void)lend(&kit, DUE, plain);
+    teardown(&kit);
+    sealing = true;
+    setup(&kit, 1, 0);
+    const uint32_t count = lend(&kit, DUE, text);
+    memcpy(forged, kept, count);
+    assert_int_equal(lend(&kit, DUE + 6, text), count); /* the same file once more, as of the next step */
+    teardown(&kit);
+    assert_string_equal(text, plain); /* of the file, not of what covers it */
+    assert_int_equal(count, aq_seal_bytes(FILE_BYTES));
+    for (uint32_t i = 80; i + 8 <= count; i++)
+        assert_memory_not_equal(kept + i, "weights.", 8);
+    for (uint32_t i = 80; i + 16 <= count; i += 16)
+        assert_memory_not_equal(kept + i, forged + i, 16); /* nothing shows that it is the same file */
+    hash = text;
+    expect_back(DUE + 6, kept, count, AQ_OK, "as it was");
+    expect_back(DUE, forged, count, AQ_OK, "the older one, as what it is");
+    sealing = false;
+    expect_back(DUE + 6, kept, count, AQ_INVAL, "without a key");
+    assert_non_null(strstr(aq_error_text(), "checkpoint.mirror_key"));
+    sealing = true;
+    expect_back(DUE, whole, FILE_BYTES, AQ_OK, "in the clear, from before there was a key");
+    sealing = false;
+    hash = NULL;
+}
+
+static void test_a_sealed_copy_that_was_touched_is_not_taken(void **state)
+{
+    enum { HEAD = AQ_SEAL_HEAD_BYTES, BOX = AQ_SEAL_BOX_BYTES };
+    static char text[AQ_HASH_TEXT_BYTES];
+    static uint8_t older[COPY_MAX];
+    struct kit kit;
+    (void)state;
+    make_file();
+    sealing = true;
+    setup(&kit, 1, 0);
+    const uint32_t count = lend(&kit, DUE, text);
+    memcpy(older, kept, count);
+    (void)lend(&kit, DUE + 6, text);
+    teardown(&kit);
+    hash = text;
+    assert_true(count > HEAD + 2 * BOX);
+    expect_back(DUE + 6, older, count, AQ_CORRUPT, "of an older step");
+    static const uint32_t places[] = {
+        0, 16, 24, 32, 40, 44, 48, 79, HEAD, HEAD + BOX - 1, HEAD + BOX + 5, HEAD + 2 * BOX};
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        memcpy(forged, kept, count);
+        forged[places[i]] ^= 1;
+        expect_back(DUE + 6, forged, count, AQ_CORRUPT, "one bit");
+    }
+    memcpy(forged, kept, count);
+    forged[count - 1] ^= 128;
+    expect_back(DUE + 6, forged, count, AQ_CORRUPT, "the last bit");
+    memcpy(forged + HEAD, kept + HEAD + BOX, BOX);
+    memcpy(forged + HEAD + BOX, kept + HEAD, BOX);
+    expect_back(DUE + 6, forged, count, AQ_CORRUPT, "two chunks changed places");
+    memcpy(forged, kept, count);
+    memcpy(forged + HEAD, older + HEAD, BOX);
+    expect_back(DUE + 6, forged, count, AQ_CORRUPT, "a chunk of an older step");
+    memcpy(forged, older, count);
+    memcpy(forged + 24, kept + 24, 8);
+    expect_back(DUE + 6, forged, count, AQ_CORRUPT, "an older step that says it is this one");
+    expect_back(DUE + 6, kept, HEAD + 2 * BOX, AQ_CORRUPT, "without its last chunk");
+    expect_back(DUE + 6, kept, HEAD, AQ_CORRUPT, "its head alone");
+    expect_back(DUE + 6, kept, HEAD - 1, AQ_CORRUPT, "not even its head");
+    memcpy(forged, kept, count);
+    expect_back(DUE + 6, forged, count + 1, AQ_CORRUPT, "with a byte behind it");
+    sealing = false;
+    hash = NULL;
+}
+
+/* One key cannot open what another has sealed, nor can a length that is cut be told from the seal alone. */
+static void test_seals_are_of_a_key_and_a_length(void **state)
+{
+    uint8_t head[AQ_SEAL_HEAD_BYTES], box[100 + AQ_SEAL_TAG_BYTES], plain[100];
+    const struct aq_seal_about about = {.job_digest = 1, .step = 2, .rank = 3, .file_bytes = 100};
+    struct aq_seal_about less = about;
+    struct aq_seal *seal;
+    (void)state;
+    make_file();
+    assert_int_equal(aq_seal_new(&seal), AQ_OK);
+    assert_int_equal(aq_seal_begin(seal, key, &about, head), AQ_OK);
+    assert_int_equal(aq_seal_next(seal), 100);
+    assert_int_equal(aq_seal_chunk(seal, whole, box), AQ_OK);
+    assert_int_equal(aq_seal_next(seal), 0);
+    assert_int_equal(aq_seal_open(seal, key, &about, head), AQ_OK);
+    assert_int_equal(aq_seal_unchunk(seal, box, plain), AQ_OK);
+    assert_memory_equal(plain, whole, 100);
+    assert_int_equal(aq_seal_open(seal, other_key, &about, head), AQ_OK);
+    assert_int_equal(aq_seal_unchunk(seal, box, plain), AQ_CORRUPT);
+    less.file_bytes = 99;
+    assert_int_equal(aq_seal_open(seal, key, &less, head), AQ_CORRUPT);
+    less = about;
+    less.rank = 2;
+    assert_int_equal(aq_seal_open(seal, key, &less, head), AQ_CORRUPT);
+    less = about;
+    less.job_digest = 2;
+    assert_int_equal(aq_seal_open(seal, key, &less, head), AQ_CORRUPT);
+    aq_seal_close(seal);
+}
+
+static void test_files_of_keys_are_ones_own_alone(void **state)
+{
+    struct kit kit;
+    char path[KIT_PATH], link[KIT_PATH];
+    uint8_t one[AQ_SEAL_KEY_BYTES], two[AQ_SEAL_KEY_BYTES];
+    struct stat info;
+    uint64_t bytes = 0;
+    (void)state;
+    kit_folder(&kit);
+    kit_path(&kit, "key", path);
+    kit_path(&kit, "link", link);
+    assert_int_equal(aq_seal_key_load(path, one), AQ_NOTFOUND);
+    assert_int_equal(aq_seal_key_make(path), AQ_OK);
+    assert_int_equal(lstat(path, &info), 0);
+    assert_int_equal(info.st_mode & 0777, 0600);
+    assert_int_equal(aq_seal_key_load(path, one), AQ_OK);
+    assert_int_equal(aq_seal_key_make(path), AQ_REFUSED);
+    assert_int_equal(aq_seal_key_load(path, two), AQ_OK);
+    assert_memory_equal(one, two, sizeof one);
+    assert_int_equal(chmod(path, 0640), 0);
+    aq_error_clear();
+    assert_int_equal(aq_seal_key_load(path, one), AQ_REFUSED);
+    assert_non_null(strstr(aq_error_text(), "chmod 600"));
+    assert_int_equal(chmod(path, 0600), 0);
+    assert_int_equal(symlink(path, link), 0);
+    assert_int_not_equal(aq_seal_key_load(link, one), AQ_OK);
+    assert_int_equal(truncate(path, 31), 0);
+    assert_int_equal(aq_seal_key_load(path, one), AQ_CORRUPT);
+    assert_int_not_equal(aq_seal_key_load(kit.folder, one), AQ_OK);
+    kit_files(kit.folder, true, &bytes);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -347,6 +607,11 @@ int main(void)
         cmocka_unit_test(test_copies_are_fetched_only_when_and_what_is_due),
         cmocka_unit_test(test_leftovers_of_earlier_steps_go_and_nothing_else),
         cmocka_unit_test(test_frames_at_random_end_in_a_status),
+        cmocka_unit_test(test_a_forged_copy_is_not_taken),
+        cmocka_unit_test(test_a_sealed_copy_hides_the_file_and_comes_back),
+        cmocka_unit_test(test_a_sealed_copy_that_was_touched_is_not_taken),
+        cmocka_unit_test(test_seals_are_of_a_key_and_a_length),
+        cmocka_unit_test(test_files_of_keys_are_ones_own_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
