@@ -13,6 +13,7 @@
 #include "control.h"
 #include "run_folder.h"
 #include "runtime_text.h"
+#include "seal.h"
 #include "stages/weights.h"
 
 #define AREA   "folder"
@@ -208,6 +209,17 @@ static bool checkpoint_is_ours(const char *folder, const char *name, const struc
     return ours;
 }
 
+/* The sealed copy of a neighbour's checkpoint (seal.h) of this run: its head says so. It may go, but proves nothing. */
+static bool copy_is_ours(const char *folder, const char *name, const struct aq_owner *owner)
+{
+    uint8_t head[AQ_SEAL_HEAD_BYTES];
+    int file;
+    if (!strstr(name, "/mirror-") || aq_file_open(folder, name, AQ_FILE_READ, &file) != AQ_OK) return false;
+    const ssize_t got = read(file, head, sizeof head);
+    close(file);
+    return got == (ssize_t)sizeof head && aq_seal_is_of(head, owner->kin);
+}
+
 static bool step_proves(const char *path, const struct aq_owner *owner)
 {
     char step[24], file[NAME_BYTES + 32];
@@ -396,7 +408,8 @@ static enum aq_status step_remove(const char *folder, const struct aq_owner *own
     while (status == AQ_OK && (name = list_next(list))) {
         const enum file_name what = checkpoint_name(name);
         snprintf(file, sizeof file, "%s/%s", step, name);
-        if (what == NAME_ASIDE || (what == NAME_WHOLE && checkpoint_is_ours(folder, file, owner))) {
+        if (what == NAME_ASIDE ||
+            (what == NAME_WHOLE && (copy_is_ours(folder, file, owner) || checkpoint_is_ours(folder, file, owner)))) {
             status = aq_file_remove(folder, file);
             ++*removed;
         } else if (!*stays) {
@@ -466,9 +479,9 @@ static enum aq_status logs_remove(const char *run)
 
 enum aq_status aq_owned_clear_run(const char *run, const struct aq_owner *owner)
 {
-    static const char *const names[] = {
-        "metrics.jsonl",     "metrics.jsonl.new",        "report.json", "report.json.new", "trace.json",
-        "model.safetensors", "model.safetensors.partial"};
+    static const char *const names[] = {"metrics.jsonl",   "metrics.jsonl.new", "report.json",
+                                        "report.json.new", "trace.json",        "hashes.json",
+                                        "hashes.json.new", "model.safetensors", "model.safetensors.partial"};
     AQ_TRY(aq_owned_check(run, AQ_OWNED_RUN, owner->id));
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         AQ_TRY(aq_file_remove(run, names[i]));

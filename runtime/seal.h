@@ -5,7 +5,7 @@
  * Two things that do not need each other. A *hash* (SHA-256) of the whole file, made while its bytes pass; whoever
  * keeps the 32 bytes knows the file again, wherever it has been. And a *seal*: the file in chunks, each encrypted and
  * authenticated (AES-256-GCM), under a key that its keeper does not have. A chunk's number, whether it is the last, and
- * what the file is of (job, rank, step, length) are authenticated with it: chunks that were changed, left out, put in
+ * what the file is of (plan, rank, step, length) are authenticated with it: chunks that were changed, left out, put in
  * another order or taken from another file are found, and a file of another step or stage is.
  *
  *     aq_seal_begin(seal, key, &about, head);                        // write head, then
@@ -49,7 +49,8 @@ void aq_hash_end(struct aq_hash *hash, char text[AQ_HASH_TEXT_BYTES]);
 bool aq_hash_is(const char *text);
 
 struct aq_seal_about {
-    uint64_t job_digest, step;
+    uint64_t kin; /* of the plan (plan.h) */
+    uint64_t step;
     uint64_t file_bytes; /* of the file, at least 1; when it is opened: the most that it may have */
     uint32_t rank;
 };
@@ -66,11 +67,15 @@ uint64_t aq_seal_bytes(uint64_t file_bytes);
 /* Does a file begin so that it must be a sealed one? */
 bool aq_seal_is(const uint8_t head[AQ_SEAL_HEAD_BYTES]);
 
+/* And does it say that it is of this run (nothing proves it: whoever removes such files may believe it)? */
+bool aq_seal_is_of(const uint8_t head[AQ_SEAL_HEAD_BYTES], uint64_t kin);
+
 /* Seal a file: its head. AQ_IO: no random numbers are to be had. */
 enum aq_status aq_seal_begin(struct aq_seal *seal, const uint8_t key[AQ_SEAL_KEY_BYTES],
                              const struct aq_seal_about *about, uint8_t head[AQ_SEAL_HEAD_BYTES]);
 
-/* Open one. AQ_CORRUPT: of another job, step, rank or format, or longer than it may be; `about` says what is wanted. */
+/* Open one. AQ_CORRUPT: of another plan, step, rank or format, or longer than it may be; `about` says what is wanted.
+ */
 enum aq_status aq_seal_open(struct aq_seal *seal, const uint8_t key[AQ_SEAL_KEY_BYTES],
                             const struct aq_seal_about *about, const uint8_t head[AQ_SEAL_HEAD_BYTES]);
 

@@ -16,6 +16,7 @@
 #include "owned_folder.h"
 #include "remove_tree.h"
 #include "run_folder.h"
+#include "seal.h"
 #include "stages/weights.h"
 
 static char root[64];
@@ -239,6 +240,32 @@ static void test_only_our_checkpoints_are_forgotten(void **state)
     assert_true(there("c/5/stage-0.safetensors") && there("c/2/notes.txt") && there("c/" AQ_OWNED_MARKER));
 }
 
+static void put_sealed(const char *name, uint64_t kin)
+{
+    static const uint8_t key[AQ_SEAL_KEY_BYTES] = {1};
+    const struct aq_seal_about about = {.kin = kin, .step = 1, .file_bytes = 10};
+    uint8_t head[AQ_SEAL_HEAD_BYTES];
+    struct aq_seal *seal;
+    assert_int_equal(aq_seal_new(&seal), AQ_OK);
+    assert_int_equal(aq_seal_begin(seal, key, &about, head), AQ_OK);
+    aq_seal_close(seal);
+    assert_int_equal(aq_run_write(in(name), (const char *)head, sizeof head), AQ_OK);
+}
+
+/* A neighbour's copy that this host cannot read says of which run it is; one's own file is never sealed. */
+static void test_sealed_copies_of_our_run_are_forgotten(void **state)
+{
+    (void)state;
+    assert_int_equal(aq_owned_claim(in("c"), AQ_OWNED_CHECKPOINT, AQ_OWNED_MAKE_ALL, &ours), AQ_OK);
+    assert_int_equal(mkdir(in("c/1"), 0700), 0);
+    put_sealed("c/1/mirror-stage-0.safetensors", ours.kin);
+    put_sealed("c/1/mirror-stage-1.safetensors", ours.kin + 1);
+    put_sealed("c/1/stage-2.safetensors", ours.kin);
+    assert_int_equal(aq_owned_forget(in("c"), &ours, 1), AQ_OK);
+    assert_false(there("c/1/mirror-stage-0.safetensors"));
+    assert_true(there("c/1/mirror-stage-1.safetensors") && there("c/1/stage-2.safetensors"));
+}
+
 static void test_a_run_is_cleared_of_its_own_names(void **state)
 {
     (void)state;
@@ -299,6 +326,7 @@ int main(void)
         TEST(test_a_runs_id_is_kept_and_its_first_checkpoint_noted),
         TEST(test_folders_from_before_markers_need_proof),
         TEST(test_only_our_checkpoints_are_forgotten),
+        TEST(test_sealed_copies_of_our_run_are_forgotten),
         TEST(test_a_run_is_cleared_of_its_own_names),
         TEST(test_scratch_folders_alone_are_removed_whole),
     };
