@@ -45,6 +45,12 @@ void aq_link_lost(struct aq_link *link, enum aq_status status)
 {
     link->stream_ended = true;
     if (link->state != LINK_OPEN) return;
+    if (status == AQ_TLSERR) { /* its certificate has been revoked: it need not come again */
+        char text[AQ_TEXT_BYTES];
+        snprintf(text, sizeof text, "the peer %.500s", aq_stream_refusal(link->stream));
+        aq_link_fail(link, AQ_TLSERR, text);
+        return;
+    }
     if (aq_link_park(link, status == AQ_CLOSED ? "the connection was ended without a BYE" : "the connection broke"))
         return;
     if (status == AQ_CLOSED)

@@ -18,8 +18,6 @@
 
 static const char *const AREA = "keys";
 
-enum { PEM_BYTES_MAX = 64 << 10 };
-
 enum aq_status aq_tls_path(const char *folder, const char *name, char out[AQ_TLS_PATH_BYTES])
 {
     if (snprintf(out, AQ_TLS_PATH_BYTES, "%s/%s", folder, name) >= AQ_TLS_PATH_BYTES)
@@ -62,7 +60,8 @@ static enum aq_status mode_check(const char *path, const struct stat *info, bool
     return AQ_OK;
 }
 
-/* The file's bytes, at most PEM_BYTES_MAX, and whether there is a private key among them: then its mode must be 600. */
+/* The file's bytes, at most AQ_TLS_PEM_BYTES_MAX, and whether there is a private key among them: then its mode must be
+ * 600. */
 static enum aq_status read_file(const char *path, char *bytes, int *count, bool *secret)
 {
     struct stat info;
@@ -74,11 +73,11 @@ static enum aq_status read_file(const char *path, char *bytes, int *count, bool 
         status = aq_fail_errno(AREA, "%s", path);
     else
         status = mode_check(path, &info, false);
-    if (status == AQ_OK && (got = read(fd, bytes, PEM_BYTES_MAX + 1)) < 0)
+    if (status == AQ_OK && (got = read(fd, bytes, AQ_TLS_PEM_BYTES_MAX + 1)) < 0)
         status = aq_fail_errno(AREA, "cannot read %s", path);
     close(fd);
     AQ_TRY(status);
-    if (got > PEM_BYTES_MAX) return aq_fail(AQ_CORRUPT, AREA, "%s is no file of keys: it is too long", path);
+    if (got > AQ_TLS_PEM_BYTES_MAX) return aq_fail(AQ_CORRUPT, AREA, "%s is no file of keys: it is too long", path);
     bytes[got] = 0;
     *secret = strlen(bytes) != (size_t)got || strstr(bytes, "PRIVATE KEY") != NULL;
     *count = (int)got;
@@ -129,10 +128,10 @@ static enum aq_status load(const char *path, X509 **certificate, EVP_PKEY **key,
 {
     void *memory;
     int count = 0;
-    AQ_TRY(aq_alloc(PEM_BYTES_MAX + 2, &memory));
+    AQ_TRY(aq_alloc(AQ_TLS_PEM_BYTES_MAX + 2, &memory));
     enum aq_status status = read_file(path, memory, &count, secret);
     if (status == AQ_OK) status = parse(path, memory, count, certificate, key);
-    OPENSSL_cleanse(memory, PEM_BYTES_MAX + 2);
+    OPENSSL_cleanse(memory, AQ_TLS_PEM_BYTES_MAX + 2);
     aq_free(memory);
     return status;
 }
@@ -143,10 +142,10 @@ enum aq_status aq_tls_load(const char *path, X509 **certificate, EVP_PKEY **key)
     return load(path, certificate, key, &secret);
 }
 
-static int64_t seconds_of(const ASN1_TIME *time)
+int64_t aq_tls_seconds(const ASN1_TIME *time)
 {
     struct tm parts;
-    return ASN1_TIME_to_tm(time, &parts) == 1 ? (int64_t)timegm(&parts) : 0;
+    return time && ASN1_TIME_to_tm(time, &parts) == 1 ? (int64_t)timegm(&parts) : 0;
 }
 
 enum aq_status aq_tls_describe(const char *path, struct aq_tls_facts *out)
@@ -156,8 +155,9 @@ enum aq_status aq_tls_describe(const char *path, struct aq_tls_facts *out)
     AQ_TRY(load(path, &certificate, NULL, &facts.key));
     const bool named = aq_tls_name_of(certificate, &facts.name);
     aq_tls_print(certificate, facts.print);
-    facts.from = seconds_of(X509_get0_notBefore(certificate));
-    facts.until = seconds_of(X509_get0_notAfter(certificate));
+    aq_tls_serial(X509_get0_serialNumber(certificate), facts.serial);
+    facts.from = aq_tls_seconds(X509_get0_notBefore(certificate));
+    facts.until = aq_tls_seconds(X509_get0_notAfter(certificate));
     X509_free(certificate);
     if (!named) return aq_fail(AQ_CORRUPT, AREA, "%s is a certificate without an aqpipe:// name", path);
     *out = facts;
@@ -181,10 +181,10 @@ enum aq_status aq_tls_copy(const char *folder, const char *file, const char *to)
     AQ_TRY(aq_tls_path(folder, file, path));
     if (mkdir(to, 0700) != 0 && errno != EEXIST) return aq_fail_errno(AREA, "cannot make the folder %s", to);
     AQ_TRY(aq_tls_folder_check(to));
-    AQ_TRY(aq_alloc(PEM_BYTES_MAX + 2, &memory));
+    AQ_TRY(aq_alloc(AQ_TLS_PEM_BYTES_MAX + 2, &memory));
     enum aq_status status = read_file(path, memory, &count, &secret);
     if (status == AQ_OK) status = aq_tls_save(to, file, memory, (size_t)count, secret);
-    OPENSSL_cleanse(memory, PEM_BYTES_MAX + 2);
+    OPENSSL_cleanse(memory, AQ_TLS_PEM_BYTES_MAX + 2);
     aq_free(memory);
     return status;
 }
@@ -219,8 +219,9 @@ enum aq_status aq_tls_hosts(const char *folder, struct aq_tls_hosts *out)
 /* ---- the identity of this process ---- */
 
 /* What the peers would find wrong with this certificate. */
-static enum aq_status self_check(const struct aq_tls *tls, const char *path, X509 *certificate, EVP_PKEY *key)
+static enum aq_status self_check(struct aq_tls *tls, const char *path, X509 *certificate, EVP_PKEY *key)
 {
+    char why[AQ_TLS_WHY_BYTES];
     enum aq_status status = AQ_OK;
     if (X509_check_private_key(certificate, key) != 1)
         return aq_fail(AQ_TLSERR, AREA, "%s: the private key is not the certificate's (%s)", path, aq_tls_reason());
@@ -233,6 +234,9 @@ static enum aq_status self_check(const struct aq_tls *tls, const char *path, X50
                          "ones)",
                          path, X509_verify_cert_error_string(X509_STORE_CTX_get_error(check)));
     X509_STORE_CTX_free(check);
+    if (status == AQ_OK && aq_tls_revoked(tls, certificate, why) != AQ_TLS_GOOD)
+        status = aq_fail(AQ_TLSERR, AREA,
+                         "%s is a certificate %s: its authority makes a new one (aqpipe keys init --renew)", path, why);
     return status;
 }
 
@@ -245,8 +249,10 @@ static enum aq_status trust(struct aq_tls *tls, const char *folder)
     aq_tls_print(authority, print);
     snprintf(tls->authority, sizeof tls->authority, "%.16s", print);
     const int added = X509_STORE_add_cert(SSL_CTX_get_cert_store(tls->context), authority);
+    enum aq_status status = added == 1 ? AQ_OK : aq_fail(AQ_TLSERR, AREA, "%s: %s", path, aq_tls_reason());
+    if (status == AQ_OK) status = aq_tls_watch_open(folder, authority, &tls->watch);
     X509_free(authority);
-    return added == 1 ? AQ_OK : aq_fail(AQ_TLSERR, AREA, "%s: %s", path, aq_tls_reason());
+    return status;
 }
 
 static enum aq_status identify(struct aq_tls *tls, const char *folder, const struct aq_tls_name *want)
@@ -365,6 +371,7 @@ void aq_tls_close(struct aq_tls *tls)
 {
     if (!tls) return;
     SSL_CTX_free(tls->context);
+    aq_tls_watch_close(tls->watch);
     aq_free(tls);
 }
 

@@ -205,6 +205,8 @@ static enum aq_status make(const char *folder, const struct aq_tls_name *want, c
     key = EVP_EC_gen("P-256");
     enum aq_status status =
         key ? certify(&name, key, authority, authority_key, span, &certificate) : failed("a private key");
+    if (status == AQ_OK)
+        status = aq_tls_issued(folder, certificate, &name); /* first: what is not known cannot be revoked */
     if (status == AQ_OK) status = save(folder, aq_tls_file(&name, file), certificate, key);
     X509_free(certificate);
     EVP_PKEY_free(key);

@@ -11,11 +11,28 @@ struct aq_tls {
     SSL_CTX *context;
     struct aq_tls_name name;
     char authority[17]; /* the first half of a half of its fingerprint, for people */
+    struct aq_tls_watch *watch;
 };
+
+/* ---- tls_revoked.c ---- */
+
+enum { AQ_TLS_WHY_BYTES = 112, AQ_TLS_PEM_BYTES_MAX = 64 << 10 /* of a file: a list of a thousand */ };
+
+/* The list of a folder, looked at now and then. AQ_TLSERR: there is one that is no good; logged. */
+enum aq_status aq_tls_watch_open(const char *folder, X509 *authority, struct aq_tls_watch **out);
+void aq_tls_watch_close(struct aq_tls_watch *watch); /* NULL is fine */
+/* As the file is now. NO_LIST: there is one, and it is no good; `why` follows "presents NAME, ". Any thread. */
+enum aq_tls_verdict { AQ_TLS_GOOD = 0, AQ_TLS_REVOKED, AQ_TLS_NO_LIST };
+enum aq_tls_verdict aq_tls_revoked(struct aq_tls *tls, X509 *certificate, char why[AQ_TLS_WHY_BYTES]);
+
+void aq_tls_serial(const ASN1_INTEGER *serial, char out[AQ_TLS_SERIAL_BYTES]);
+/* Write down whose the certificate is, beside the authority's key. */
+enum aq_status aq_tls_issued(const char *folder, X509 *certificate, const struct aq_tls_name *name);
 
 /* The only aqpipe:// name of a certificate. False: it has none, or two, or one that is no name. */
 bool aq_tls_name_of(X509 *certificate, struct aq_tls_name *out);
 void aq_tls_print(X509 *certificate, char out[AQ_TLS_PRINT_BYTES]);
+int64_t aq_tls_seconds(const ASN1_TIME *time); /* since 1970; 0: it is no time */
 /* Why OpenSSL failed last, and forget it. Valid until the next call on this thread. */
 const char *aq_tls_reason(void);
 

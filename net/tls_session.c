@@ -29,9 +29,10 @@ struct aq_tls_session {
     enum aq_status below_ended;
     struct aq_tls_name expect, peer;
     char peer_name[AQ_NAME_BYTES];
-    bool proved;  /* the handshake is over, the peer is who it should be       */
-    bool heard;   /* it has sent something since: it has taken our certificate */
-    short events; /* what the last call waits for                              */
+    bool proved;       /* the handshake is over, the peer is who it should be       */
+    bool heard;        /* it has sent something since: it has taken our certificate */
+    short events;      /* what the last call waits for                              */
+    uint64_t check_ns; /* when the list of revoked certificates is asked again */
     enum aq_status ended;
     char text[AQ_TLS_TEXT_BYTES];
     const void *sealed;
@@ -70,7 +71,7 @@ static int look_at(int good, X509_STORE_CTX *chain)
 {
     SSL *ssl = X509_STORE_CTX_get_ex_data(chain, SSL_get_ex_data_X509_STORE_CTX_idx());
     struct aq_tls_session *s = SSL_get_app_data(ssl);
-    char have[AQ_TLS_URI_BYTES], want[AQ_TLS_URI_BYTES + 48], when[32] = "?";
+    char have[AQ_TLS_URI_BYTES], want[AQ_TLS_URI_BYTES + 48], why[AQ_TLS_WHY_BYTES], when[32] = "?";
     X509 *leaf = X509_STORE_CTX_get0_cert(chain);
     presented(leaf, have);
     expected(s, want);
@@ -90,8 +91,13 @@ static int look_at(int good, X509_STORE_CTX *chain)
     struct aq_tls_name name;
     const bool named = aq_tls_name_of(leaf, &name);
     if (named && is_expected(s, &name)) {
-        s->peer = name;
-        return 1;
+        if (aq_tls_revoked(s->tls, leaf, why) == AQ_TLS_GOOD) {
+            s->peer = name;
+            return 1;
+        }
+        snprintf(s->text, sizeof s->text, "presents %s, %s; expected %s", have, why, want);
+        X509_STORE_CTX_set_error(chain, X509_V_ERR_CERT_REVOKED);
+        return 0;
     }
     snprintf(s->text, sizeof s->text, "presents %s, expected %s%s", have, want,
              s->expect.role == AQ_TLS_DAEMON && named && name.role == AQ_TLS_DAEMON
@@ -291,16 +297,31 @@ static enum aq_status failed(struct aq_tls_session *s, int result, int error_num
 
 /* ---- bytes ---- */
 
+/* Of a session that stands. A list that is no good ends nothing: it may be about to be copied anew. */
+enum aq_status aq_tls_session_check(struct aq_tls_session *s)
+{
+    char uri[AQ_TLS_URI_BYTES], why[AQ_TLS_WHY_BYTES];
+    if (s->ended != AQ_OK) return s->ended;
+    const uint64_t now = aq_clock_ns();
+    if (!s->proved || now < s->check_ns) return AQ_OK;
+    s->check_ns = now + AQ_TLS_CHECK_S * 1000000000ull;
+    X509 *certificate = SSL_get0_peer_certificate(s->ssl);
+    if (!certificate || aq_tls_revoked(s->tls, certificate, why) != AQ_TLS_REVOKED) return AQ_OK;
+    snprintf(s->text, sizeof s->text, "is %s, %s", aq_tls_uri(&s->peer, uri), why);
+    return end(s, AQ_TLSERR);
+}
+
 static enum aq_status shake_hands(struct aq_tls_session *s)
 {
     char uri[AQ_TLS_URI_BYTES];
     if (s->ended != AQ_OK) return s->ended;
-    if (s->proved) return AQ_OK;
+    if (s->proved) return aq_tls_session_check(s);
     ERR_clear_error();
     errno = 0;
     const int result = SSL_do_handshake(s->ssl);
     if (result != 1) return failed(s, result, errno);
     s->proved = true;
+    s->check_ns = aq_clock_after(AQ_TLS_CHECK_S * 1000000000ull);
     aq_log("tls", 2, "peer=%s name=%s cipher=%s kernel=%s", s->peer_name, aq_tls_uri(&s->peer, uri),
            SSL_get_cipher_name(s->ssl),
            BIO_get_ktls_send(SSL_get_wbio(s->ssl)) > 0

@@ -21,6 +21,7 @@ static const char usage[] =
     "usage: aqpipe keys init DIR --job NAME --stages N [--hosts A,B,...] [--days D] [--renew]\n"
     "       aqpipe keys add-host DIR HOST... [--days D]\n"
     "       aqpipe keys bundle DIR OUT [--host HOST] [--stages 2-3,5] [--launcher]\n"
+    "       aqpipe keys revoke DIR NAME|FILE...\n"
     "       aqpipe keys show DIR\n"
     "       aqpipe keys mirror FILE\n"
     "\n"
@@ -47,7 +48,12 @@ static const char usage[] =
     "\n"
     "add-host makes the certificate of one more host's daemon, or a new one.\n"
     "bundle puts what one host needs into the folder OUT, to be carried there (scp -rp OUT HOST:keys).\n"
-    "show prints names, fingerprints and dates, and refuses files that others may read.\n"
+    "revoke puts certificates on the list revoked.pem: all that were ever made for stage-3, launcher or daemon-HOST, "
+    "or the\n"
+    "one in FILE. Copy revoked.pem into every folder of keys (scp DIR/revoked.pem HOST:keys/): whoever runs there "
+    "reads it\n"
+    "at the next handshake. Then --renew, or add-host, makes new ones.\n"
+    "show prints names, fingerprints and dates, what is revoked, and refuses files that others may read.\n"
     "mirror makes a file of 32 random bytes for checkpoint.mirror_key, with which a host encrypts the copies of its\n"
     "checkpoints that neighbours keep. Keep another copy of it off that host: without it they cannot be read.\n";
 
@@ -183,8 +189,15 @@ static void date(int64_t when, char out[16])
     if (!gmtime_r(&seconds, &parts) || strftime(out, 16, "%Y-%m-%d", &parts) == 0) snprintf(out, 16, "?");
 }
 
+static const struct aq_tls_list_entry *listed(const struct aq_tls_list *list, const char *serial)
+{
+    for (uint32_t i = 0; i < list->count; i++)
+        if (strcmp(list->of[i].serial, serial) == 0) return &list->of[i];
+    return NULL;
+}
+
 /* One file, where it is there. */
-static enum aq_status show_file(const char *folder, const struct aq_tls_name *name)
+static enum aq_status show_file(const char *folder, const struct aq_tls_list *list, const struct aq_tls_name *name)
 {
     char path[AQ_TLS_PATH_BYTES], file[AQ_TLS_FILE_BYTES], uri[AQ_TLS_URI_BYTES], from[16], to[16];
     struct aq_tls_facts facts;
@@ -195,7 +208,8 @@ static enum aq_status show_file(const char *folder, const struct aq_tls_name *na
     date(facts.from, from);
     date(facts.until, to);
     printf("%-24s %-36s %s to %s%s\n%24s SHA-256 %s%s\n", file, aq_tls_uri(&facts.name, uri), from, to,
-           now > facts.until                                ? "  EXPIRED"
+           listed(list, facts.serial)                       ? "  REVOKED"
+           : now > facts.until                              ? "  EXPIRED"
            : now < facts.from                               ? "  not yet good"
            : facts.until - now < (int64_t)SOON_DAYS * day_s ? "  expires soon"
                                                             : "",
@@ -210,28 +224,46 @@ static enum aq_status check_authority_key(const char *folder)
     return access(path, F_OK) == 0 ? aq_tls_check_key(path) : AQ_OK;
 }
 
-static void show_one(const char *folder, const struct aq_tls_name *name, int *shown, int *wrong)
+static void show_one(const char *folder, const struct aq_tls_list *list, const struct aq_tls_name *name, int *shown,
+                     int *wrong)
 {
-    const enum aq_status status = show_file(folder, name);
+    const enum aq_status status = show_file(folder, list, name);
     *shown += status == AQ_OK;
     *wrong += status != AQ_OK && status != AQ_NOTFOUND;
 }
 
+static void show_list(const struct aq_tls_list *list)
+{
+    char from[16], to[16];
+    date(list->from, from);
+    date(list->until, to);
+    printf("%-24s number %lld, %u certificate%s, %s to %s\n", "revoked.pem", (long long)list->number, list->count,
+           list->count == 1 ? "" : "s", from, to);
+    for (uint32_t i = 0; i < list->count; i++) {
+        date(list->of[i].when, from);
+        printf("%24s serial %s, %s %s\n", "", list->of[i].serial, from, list->of[i].uri);
+    }
+}
+
 static int show(const char *folder)
 {
+    static struct aq_tls_list list;
     struct aq_tls_hosts hosts = {0};
     int shown = 0, wrong = 0;
-    show_one(folder, &(struct aq_tls_name){.role = AQ_TLS_AUTHORITY}, &shown, &wrong);
-    show_one(folder, &(struct aq_tls_name){.role = AQ_TLS_LAUNCHER}, &shown, &wrong);
-    show_one(folder, &(struct aq_tls_name){.role = AQ_TLS_DAEMON}, &shown, &wrong); /* of an older version */
+    const enum aq_status read = aq_tls_list_read(folder, &list);
+    wrong += read != AQ_OK && read != AQ_NOTFOUND;
+    show_one(folder, &list, &(struct aq_tls_name){.role = AQ_TLS_AUTHORITY}, &shown, &wrong);
+    show_one(folder, &list, &(struct aq_tls_name){.role = AQ_TLS_LAUNCHER}, &shown, &wrong);
+    show_one(folder, &list, &(struct aq_tls_name){.role = AQ_TLS_DAEMON}, &shown, &wrong); /* of an older version */
     wrong += aq_tls_hosts(folder, &hosts) != AQ_OK;
     for (uint32_t i = 0; i < hosts.count; i++) {
         struct aq_tls_name name = {.role = AQ_TLS_DAEMON};
         memcpy(name.host, hosts.of[i], sizeof name.host);
-        show_one(folder, &name, &shown, &wrong);
+        show_one(folder, &list, &name, &shown, &wrong);
     }
     for (uint32_t s = 0; s < AQ_JOB_RANKS_MAX; s++)
-        show_one(folder, &(struct aq_tls_name){.role = AQ_TLS_STAGE, .stage = s}, &shown, &wrong);
+        show_one(folder, &list, &(struct aq_tls_name){.role = AQ_TLS_STAGE, .stage = s}, &shown, &wrong);
+    if (read == AQ_OK) show_list(&list);
     wrong += check_authority_key(folder) != AQ_OK;
     if (shown + wrong == 0)
         fprintf(stderr, "aqpipe keys: there are no keys in %s (aqpipe keys init makes them)\n", folder);
@@ -285,6 +317,14 @@ static enum aq_status copy(const struct asked *asked, const struct aq_tls_name *
     return aq_tls_copy(asked->folder, aq_tls_file(name, file), asked->rest[0]);
 }
 
+/* Where there is one, a folder without it would take whom it revokes. */
+static enum aq_status copy_list(const struct asked *asked)
+{
+    char path[AQ_TLS_PATH_BYTES];
+    if (snprintf(path, sizeof path, "%s/revoked.pem", asked->folder) >= (int)sizeof path) return AQ_INVAL;
+    return access(path, F_OK) == 0 ? aq_tls_copy(asked->folder, "revoked.pem", asked->rest[0]) : AQ_OK;
+}
+
 static int bundle(const struct asked *asked)
 {
     struct aq_tls_name daemon = {.role = AQ_TLS_DAEMON};
@@ -304,7 +344,37 @@ static int bundle(const struct asked *asked)
         for (uint32_t s = first; status == AQ_OK && s <= last; s++)
             status = copy(asked, &(struct aq_tls_name){.role = AQ_TLS_STAGE, .stage = s});
     }
+    if (status == AQ_OK) status = copy_list(asked);
     return status == AQ_OK ? show(asked->rest[0]) : AQ_EXIT_FAILED;
+}
+
+/* "stage-3", "launcher", "daemon-10.0.0.5": as the files are called. "daemon" is of older versions. */
+static bool read_name(const char *text, struct aq_tls_name *out)
+{
+    char uri[AQ_TLS_URI_BYTES];
+    const char *dash = strchr(text, '-');
+    snprintf(uri, sizeof uri, "aqpipe://x/%.*s%s%.99s", dash ? (int)(dash - text) : 20, text, dash ? "/" : "",
+             dash ? dash + 1 : "");
+    return strlen(text) < 100 && aq_tls_uri_read(uri, strlen(uri), out) && out->role != AQ_TLS_AUTHORITY;
+}
+
+static int revoke_these(const struct asked *asked)
+{
+    if (asked->rest_count == 0) return aq_usage("keys", "revoke wants names (stage-3, launcher, daemon-HOST) or files");
+    for (int i = 0; i < asked->rest_count; i++) {
+        const char *text = asked->rest[i];
+        struct aq_tls_name name;
+        uint32_t added = 0;
+        const bool file = strchr(text, '/') || strstr(text, ".pem");
+        if (!file && !read_name(text, &name))
+            return aq_usage("keys", "'%.80s' is neither stage-N, launcher, daemon-HOST nor a file", text);
+        if (aq_tls_revoke(asked->folder, file ? NULL : &name, file ? text : NULL, &added) != AQ_OK)
+            return AQ_EXIT_FAILED;
+        printf("%s: %u revoked%s\n", text, added, added ? "" : " (it was on the list already)");
+    }
+    printf("copy %s/revoked.pem into every folder of keys of this job, as in: scp %s/revoked.pem HOST:keys/\n",
+           asked->folder, asked->folder);
+    return show(asked->folder);
 }
 
 static int show_folder(const struct asked *asked)
@@ -317,7 +387,8 @@ int aq_command_keys(int argc, char **argv)
     static const struct {
         const char *name;
         int (*run)(const struct asked *asked);
-    } commands[] = {{"init", init}, {"add-host", add_host}, {"bundle", bundle}, {"show", show_folder}};
+    } commands[] = {
+        {"init", init}, {"add-host", add_host}, {"bundle", bundle}, {"revoke", revoke_these}, {"show", show_folder}};
     struct asked asked = {.days = DAYS_DEFAULT};
     if (argc < 2 || strcmp(argv[1], "--help") == 0) {
         fputs(usage, argc < 2 ? stderr : stdout);
@@ -332,5 +403,5 @@ int aq_command_keys(int argc, char **argv)
         const int code = parse(&asked, argc - 1, argv + 1);
         return code == AQ_EXIT_DONE ? commands[i].run(&asked) : code;
     }
-    return aq_usage("keys", "init, add-host, bundle, show or mirror, not '%s'", argv[1]);
+    return aq_usage("keys", "init, add-host, bundle, revoke, show or mirror, not '%s'", argv[1]);
 }

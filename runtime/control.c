@@ -146,6 +146,12 @@ static enum aq_status not_proved(struct aq_control *control)
                                 aq_tls_session_text(control->tls)));
 }
 
+enum aq_status aq_control_check(struct aq_control *control)
+{
+    if (!control->tls || aq_tls_session_check(control->tls) != AQ_TLSERR) return AQ_OK;
+    return not_proved(control);
+}
+
 static enum aq_status give_sealed(struct aq_control *control, const void *bytes, size_t count, size_t *sent)
 {
     const struct iovec iov = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = count};

@@ -53,6 +53,10 @@ void aq_control_close(struct aq_control *control);
  * peer that is not the one expected ends the channel with AQ_TLSERR, logged. */
 void aq_control_secure(struct aq_control *control, struct aq_tls_session *session);
 
+/* Is the peer's certificate still good? For channels on which little is said; cheap. AQ_TLSERR (logged): it has been
+ * revoked, and the channel takes no more. */
+enum aq_status aq_control_check(struct aq_control *control);
+
 int aq_control_fd(const struct aq_control *control);
 
 /* For peers that nobody knows yet: lines of at most `bytes` are taken from now on (up to AQ_CONTROL_LINE_BYTES_MAX). */

@@ -142,6 +142,7 @@ static enum aq_status loop(struct daemon *daemon)
         resume(daemon);
         worker_reap(daemon);
         connection_expire(daemon, aq_clock_ns());
+        connection_check(daemon);
     }
     return AQ_OK;
 }

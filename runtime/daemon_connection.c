@@ -148,6 +148,15 @@ void connection_expire(struct daemon *daemon, uint64_t now_ns)
     }
 }
 
+void connection_check(struct daemon *daemon)
+{
+    for (int i = 0; i < DAEMON_CONNECTIONS_MAX; i++) {
+        struct connection *connection = &daemon->connections[i];
+        if (connection->state != CONNECTION_FREE && aq_control_check(connection->control) != AQ_OK)
+            connection_close(daemon, connection);
+    }
+}
+
 static enum aq_status prove(struct daemon *daemon, struct connection *connection, const json_t *message)
 {
     char proof[AQ_PROOF_CHARS + 1];

@@ -74,6 +74,7 @@ void connection_open_private(struct daemon *daemon, struct aq_control *control);
 void connection_serve(struct daemon *daemon, struct connection *connection);
 void connection_close(struct daemon *daemon, struct connection *connection);
 void connection_expire(struct daemon *daemon, uint64_t now_ns);
+void connection_check(struct daemon *daemon); /* ends those whose certificates have been revoked */
 /* To the owner, if there is one; takes the reference. A failure ends the connection. */
 void owner_send(struct daemon *daemon, json_t *message);
 

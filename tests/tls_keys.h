@@ -31,7 +31,8 @@ static inline void keys_make(char folder[KEYS_PATH_BYTES], const char *job)
 
 static inline void keys_remove(const char *folder)
 {
-    static const char *const files[] = {"authority.pem", "authority-key.pem", "launcher.pem", "daemon-here.pem"};
+    static const char *const files[] = {"authority.pem", "authority-key.pem", "launcher.pem", "daemon-here.pem",
+                                        "issued",        "revoked.pem"};
     char path[KEYS_PATH_BYTES + 32];
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         snprintf(path, sizeof path, "%s/%s", folder, files[i]);

@@ -11,6 +11,8 @@
  *     authority.pem       the authority's certificate: public, and all that a host needs of it
  *     authority-key.pem   its private key, mode 600: stays where certificates are made
  *     stage-3.pem, launcher.pem, daemon-HOST.pem    a certificate and its private key, mode 600
+ *     issued              beside the authority's key: the serial number of each certificate, and whose it is
+ *     revoked.pem         the list of revoked certificates, where there is one; public
  *
  * Caveats first.
  * - A file with a private key that anybody but its owner may read, that belongs to somebody else (but root) or that is
@@ -18,7 +20,12 @@
  * - aq_tls_open makes the process ignore SIGPIPE where it is not handled: OpenSSL writes to sockets with write().
  * - Texts about a peer hold printable characters only, whatever its certificate says; nothing logs a key.
  *
- * Locking: an aq_tls is read-only after open, any thread; a session is used by one thread at a time.
+ * Revocation. The authority's folder may have a list of revoked certificates, revoked.pem (aq_tls_revoke); carried into
+ * another folder of keys it holds there. It is looked at in every handshake, and every AQ_TLS_CHECK_S seconds by
+ * sessions that stand, when they read or write: a revoked peer's ends with AQ_TLSERR. A list that is damaged, over,
+ * gone, older than it was or not the authority's lets nobody new in; what stands goes on.
+ *
+ * Locking: an aq_tls is used by any thread (its list has a lock of its own); a session by one thread at a time.
  */
 #ifndef NET_TLS_H
 #define NET_TLS_H
@@ -42,7 +49,10 @@ enum {
     AQ_TLS_TEXT_BYTES = 512,
     AQ_TLS_PATH_BYTES = 4096,
     AQ_TLS_FILE_BYTES = 80, /* daemon-HOST.pem */
-    AQ_TLS_HOSTS_MAX = 64   /* a job has at most so many stages */
+    AQ_TLS_HOSTS_MAX = 64,  /* a job has at most so many stages */
+    AQ_TLS_SERIAL_BYTES = 48,
+    AQ_TLS_LIST_MAX = 1024,
+    AQ_TLS_CHECK_S = 2 /* how often a session that stands asks whether its peer is still good */
 };
 
 enum aq_tls_role { AQ_TLS_AUTHORITY = 0, AQ_TLS_STAGE = 1, AQ_TLS_LAUNCHER = 2, AQ_TLS_DAEMON = 3 };
@@ -90,15 +100,36 @@ const struct aq_tls_name *aq_tls_name(const struct aq_tls *tls);
 /* What a file of a folder of keys says of itself. */
 struct aq_tls_facts {
     struct aq_tls_name name;
-    char print[AQ_TLS_PRINT_BYTES]; /* SHA-256 of the certificate */
-    int64_t from, until;            /* seconds since 1970         */
-    bool key;                       /* its private key is with it */
+    char print[AQ_TLS_PRINT_BYTES];   /* SHA-256 of the certificate    */
+    char serial[AQ_TLS_SERIAL_BYTES]; /* its number, hexadecimal       */
+    int64_t from, until;              /* seconds since 1970         */
+    bool key;                         /* its private key is with it */
 };
 /* path: a certificate, alone or with its key. As aq_tls_open, but does not ask who signed it nor whether it is over. */
 enum aq_status aq_tls_describe(const char *path, struct aq_tls_facts *out);
 
 /* May this file of a private key alone (authority-key.pem) be used? As aq_tls_open says. */
 enum aq_status aq_tls_check_key(const char *path);
+
+/* ---- revocation ---- */
+
+/* Put a certificate into the folder's list of revoked ones, revoked.pem, which the authority signs: that of the file
+ * `path`, or, where `what` is not NULL, all that were ever made for this name (its job is the authority's). The list is
+ * replaced whole. *added: how many were not in it yet. AQ_NOTFOUND: there is none of that name; and as aq_tls_make. */
+enum aq_status aq_tls_revoke(const char *folder, const struct aq_tls_name *what, const char *path, uint32_t *added);
+
+struct aq_tls_list_entry {
+    char serial[AQ_TLS_SERIAL_BYTES];
+    char uri[AQ_TLS_URI_BYTES]; /* "": only the authority's folder knows */
+    int64_t when;
+};
+struct aq_tls_list {
+    int64_t number, from, until; /* the first list is number 1 */
+    uint32_t count;
+    struct aq_tls_list_entry of[AQ_TLS_LIST_MAX]; /* the first so many */
+};
+/* The list of a folder, by its authority.pem. AQ_NOTFOUND (not logged): it has none. AQ_CORRUPT. */
+enum aq_status aq_tls_list_read(const char *folder, struct aq_tls_list *out);
 
 /* ---- sessions ---- */
 
@@ -117,6 +148,8 @@ void aq_tls_session_close(struct aq_tls_session *session); /* NULL is fine */
  */
 enum aq_status aq_tls_session_read(struct aq_tls_session *session, const struct iovec *iov, int count, size_t *done);
 enum aq_status aq_tls_session_write(struct aq_tls_session *session, const struct iovec *iov, int count, size_t *done);
+/* Is the peer still good, where AQ_TLS_CHECK_S have passed since that was asked? AQ_TLSERR, as by reading. */
+enum aq_status aq_tls_session_check(struct aq_tls_session *session);
 short aq_tls_session_events(const struct aq_tls_session *session);
 const char *aq_tls_session_text(const struct aq_tls_session *session);               /* "" where nothing is wrong */
 const char *aq_tls_session_with(const struct aq_tls_session *session);               /* `peer` of open */
