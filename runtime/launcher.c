@@ -153,7 +153,9 @@ static void loop(struct launcher *launcher)
 static void close_trace(struct launcher *launcher)
 {
     if (!launcher->trace) return;
-    const bool written = fputs("{}]\n", launcher->trace) != EOF;
+    const bool written =
+        fputs("{\"ph\":\"M\",\"name\":\"process_labels\",\"pid\":0,\"args\":{\"labels\":\"aqpipe " AQ_VERSION "\"}}]\n",
+              launcher->trace) != EOF;
     if ((fclose(launcher->trace) != 0 || !written) && !launcher->trace_failed)
         (void)aq_fail_errno("launch", "cannot write %s", launcher->launch->trace);
 }

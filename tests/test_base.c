@@ -213,11 +213,47 @@ static void test_trace_writes_json_and_counts_drops(void **state)
     int lines = 0;
     while (fgets(line, sizeof line, file))
         lines++;
-    assert_int_equal(lines, 3);
-    assert_non_null(strstr(line, "\"dur\":2.000"));
+    assert_int_equal(lines, 5); /* two spans that overlap, in two rows, which have names, and the process's name */
+    assert_non_null(strstr(line, "\"name\":\"compute 2\""));
     fclose(file);
     aq_trace_close(trace);
     aq_trace_add(NULL, "compute", "forward", 0, 1, 0, 0);
+}
+
+/* Spans of one row follow each other or lie within each other, and none is shorter than nothing. */
+static void test_trace_rows_are_calls(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *lane;
+        uint64_t begin, end;
+        const char *row; /* as the viewer numbers them */
+    } spans[] = {
+        {"send", 10, 30, "3"},    {"send", 20, 40, "4"},    {"send", 30, 35, "3"},    {"send", 35, 50, "3"},
+        {"compute", 0, 100, "1"}, {"compute", 10, 60, "1"}, {"compute", 50, 70, "2"}, {"compute", 60, 60, "1"},
+        {"compute", 90, 20, "1"}, /* its end was read before its begin */
+    };
+    enum { COUNT = sizeof spans / sizeof spans[0] };
+    struct aq_trace *trace;
+    char line[512], want[160];
+    assert_int_equal(aq_trace_open(COUNT, &trace), AQ_OK);
+    for (uint32_t i = 0; i < COUNT; i++)
+        aq_trace_add(trace, spans[i].lane, "x", 1000 * spans[i].begin, 1000 * spans[i].end, i, 0);
+    FILE *file = tmpfile();
+    assert_int_equal(aq_trace_write(trace, 0, 0, file), AQ_OK);
+    for (uint32_t i = 0; i < COUNT; i++) {
+        bool found = false;
+        snprintf(want, sizeof want, "\"step\":%u,", i);
+        rewind(file);
+        while (!found && fgets(line, sizeof line, file))
+            found = strstr(line, want) != NULL;
+        assert_true(found);
+        snprintf(want, sizeof want, "\"tid\":%s,\"ts\":%u.000,\"dur\":%u.000", spans[i].row, (unsigned)spans[i].begin,
+                 spans[i].end > spans[i].begin ? (unsigned)(spans[i].end - spans[i].begin) : 0);
+        if (!strstr(line, want)) fail_msg("span %u: no %s in %s", i, want, line);
+    }
+    fclose(file);
+    aq_trace_close(trace);
 }
 
 enum { PLACES = 8, AGED = 1000000000 };
@@ -272,7 +308,7 @@ static void test_admission_newcomers_of_crowded_sources_go_first(void **state)
     assert_int_equal(aq_admit(guests, PLACES, 3, 200), 5); /* two of source 3 then, against four */
     assert_int_equal(aq_admit(guests, PLACES, 2, 200), AQ_ADMISSION_REFUSED);
     assert_int_equal(aq_admit(guests, PLACES, 1, 200), AQ_ADMISSION_REFUSED); /* four as well: it comes last */
-    assert_int_equal(aq_admit(guests, PLACES, 4, 103 + AGED), 3); /* who has had its time goes before */
+    assert_int_equal(aq_admit(guests, PLACES, 4, 103 + AGED), 3);             /* who has had its time goes before */
 }
 
 static void test_admission_many_sources_take_turns_and_proved_stay(void **state)
@@ -463,6 +499,7 @@ int main(void)
         cmocka_unit_test(test_half_round_trips_and_rounds_to_even),
         cmocka_unit_test(test_digest_known_answer),
         cmocka_unit_test(test_trace_writes_json_and_counts_drops),
+        cmocka_unit_test(test_trace_rows_are_calls),
         cmocka_unit_test(test_source_is_an_address_or_a_network),
         cmocka_unit_test(test_admission_one_source_has_half_of_the_places),
         cmocka_unit_test(test_admission_newcomers_of_crowded_sources_go_first),

@@ -1,8 +1,9 @@
 /*
  * trace.h -- what happened when: fixed records in a ring of memory, written as a Chrome/Perfetto trace at the end.
  *
- * One row per (rank, lane). A lane is "compute", "send", "recv", "cache". Opening takes all the memory there will be; a
- * full trace drops the newest records and counts them. Times are aq_clock_ns.
+ * A lane is "compute", "codec", "send", "recv", "cache"; what overlaps without lying within the other (two frames, two
+ * reads) goes to rows of its own when it is written, for viewers take a row's spans for calls. Opening takes all the
+ * memory there will be; a full trace drops the newest records and counts them. Times are aq_clock_ns.
  *
  * Locking: aq_trace_add from any thread (one atomic add); open, write, close from one thread when nobody adds.
  */
@@ -31,12 +32,12 @@ void aq_trace_add(struct aq_trace *trace, const char *lane, const char *name, ui
 
 /*
  * Append the spans to file as Chrome trace events, one JSON object a line, each followed by a comma; the caller writes
- * "[" before the first and "{}]" after the last, so that the traces of several ranks can be joined. zero_ns is time
- * zero.
+ * "[" before the first, and an event of its own and "]" after the last, so that the traces of several ranks can be
+ * joined. zero_ns is time zero. Sorts the records. AQ_IO.
  */
-enum aq_status aq_trace_write(const struct aq_trace *trace, int rank, uint64_t zero_ns, FILE *file); /* AQ_IO */
+enum aq_status aq_trace_write(struct aq_trace *trace, int rank, uint64_t zero_ns, FILE *file);
 
-/* Records that did not fit. */
+/* Records that did not fit, or found no row when they were written. */
 uint64_t aq_trace_dropped(const struct aq_trace *trace);
 
 #ifdef __cplusplus
