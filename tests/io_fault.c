@@ -41,7 +41,7 @@ enum call { CALL_OPEN, CALL_CHANGE, CALL_SYNC, CALL_READ, CALL_WRITE };
 enum verdict { GO, FAIL, HALF };
 
 static struct {
-    bool on, fired, must_be_told, no_rings;
+    bool on, fired, full, must_be_told, no_rings;
     char root[PATH_MAX], copy[PATH_MAX], call[PATH_MAX];
     enum io_fault_kind kind;
     uint64_t n, calls;
@@ -356,7 +356,7 @@ void io_fault_begin(const char *root, enum io_fault_kind kind, uint64_t n, int e
     fault.calls = 0;
     fault.error = error;
     fault.crashed = crashed;
-    fault.fired = fault.must_be_told = false;
+    fault.fired = fault.full = fault.must_be_told = false;
     fault.tag_count = 0;
     fault.on = true;
     inside = false;
@@ -402,10 +402,16 @@ static bool path_of(int fd, char path[PATH_MAX])
 static enum verdict count_call(const char *name, const char *path, enum call call, size_t bytes, bool direct)
 {
     const bool moves = call == CALL_READ || call == CALL_WRITE;
+    if (fault.full && call == CALL_WRITE) {
+        fault.full = false;
+        return FAIL;
+    }
     if (fault.kind == IO_FAULT_NONE || fault.fired) return GO;
     if ((fault.kind == IO_FAULT_SHORT || fault.kind == IO_FAULT_INTERRUPT) && !moves) return GO;
+    if (fault.kind == IO_FAULT_FULL && call != CALL_WRITE) return GO;
     const bool placed = name[0] != 'w' && strcmp(name, "read") != 0; /* a block at its place is written whole */
-    if (fault.kind == IO_FAULT_SHORT && bytes < (direct || placed ? 2 * BLOCK : 2)) return GO;
+    if ((fault.kind == IO_FAULT_SHORT || fault.kind == IO_FAULT_FULL) && bytes < (direct || placed ? 2 * BLOCK : 2))
+        return GO;
     if (fault.kind >= IO_FAULT_KILL && call == CALL_READ) return GO;
     if (++fault.calls != fault.n) return GO;
     fault.fired = true;
@@ -413,7 +419,9 @@ static enum verdict count_call(const char *name, const char *path, enum call cal
         fault.kind == IO_FAULT_ERROR && (call == CALL_CHANGE || call == CALL_SYNC || call == CALL_WRITE);
     const char *slash = strrchr(path, '/');
     snprintf(fault.call, sizeof fault.call, "%s %s", name, slash ? slash + 1 : path);
-    if (fault.kind == IO_FAULT_SHORT) return HALF;
+    fault.full = fault.kind == IO_FAULT_FULL;
+    fault.must_be_told |= fault.full;
+    if (fault.kind == IO_FAULT_SHORT || fault.full) return HALF;
     if (fault.kind < IO_FAULT_KILL) return FAIL;
     inside = true;
     crash();
@@ -464,16 +472,22 @@ static void leave(bool entered)
 
 /* ---- the calls ---- */
 
-static int open_at(int folder, const char *name, int flags, mode_t mode)
+static void path_at(int folder, const char *name, char path[PATH_MAX])
 {
-    char path[PATH_MAX] = "";
-    enum verdict verdict;
+    path[0] = 0;
     if (name[0] != '/' && folder != AT_FDCWD && path_of(folder, path)) {
         const size_t length = strlen(path);
-        snprintf(path + length, sizeof path - length, "/%s", name);
+        snprintf(path + length, PATH_MAX - length, "/%s", name);
     } else {
-        snprintf(path, sizeof path, "%s", name);
+        snprintf(path, PATH_MAX, "%s", name);
     }
+}
+
+static int open_at(int folder, const char *name, int flags, mode_t mode)
+{
+    char path[PATH_MAX];
+    enum verdict verdict;
+    path_at(folder, name, path);
     const bool entered = enter_path(path, "open", flags & O_CREAT ? CALL_CHANGE : CALL_OPEN, &verdict);
     int fd = -1;
     if (verdict != FAIL) {
@@ -620,35 +634,55 @@ EXPORTED int fallocate(int fd, int mode, off_t offset, off_t bytes)
     return result;
 }
 
+EXPORTED int renameat(int from_folder, const char *from, int to_folder, const char *to)
+{
+    char path[PATH_MAX];
+    enum verdict verdict;
+    path_at(from_folder, from, path);
+    const bool entered = enter_path(path, "rename", CALL_CHANGE, &verdict);
+    const int result = verdict == FAIL ? -1 : (int)syscall(SYS_renameat, from_folder, from, to_folder, to);
+    leave(entered);
+    return result;
+}
+
 EXPORTED int rename(const char *from, const char *to)
 {
+    return renameat(AT_FDCWD, from, AT_FDCWD, to);
+}
+
+EXPORTED int unlinkat(int folder, const char *name, int flags)
+{
+    char path[PATH_MAX];
     enum verdict verdict;
-    const bool entered = enter_path(from, "rename", CALL_CHANGE, &verdict);
-    const int result = verdict == FAIL ? -1 : (int)syscall(SYS_rename, from, to);
+    path_at(folder, name, path);
+    const bool entered = enter_path(path, "unlink", CALL_OPEN, &verdict); /* what stays harms nobody */
+    const int result = verdict == FAIL ? -1 : (int)syscall(SYS_unlinkat, folder, name, flags);
     leave(entered);
     return result;
 }
 
 EXPORTED int unlink(const char *name)
 {
+    return unlinkat(AT_FDCWD, name, 0);
+}
+
+EXPORTED int mkdirat(int folder, const char *name, mode_t mode)
+{
+    char path[PATH_MAX];
     enum verdict verdict;
-    const bool entered = enter_path(name, "unlink", CALL_OPEN, &verdict); /* what stays harms nobody */
-    const int result = verdict == FAIL ? -1 : (int)syscall(SYS_unlink, name);
+    struct stat info;
+    path_at(folder, name, path);
+    const bool there = stat(path, &info) == 0; /* what is there is there */
+    const bool entered = enter_path(path, "mkdir", there ? CALL_OPEN : CALL_CHANGE, &verdict);
+    const int result = verdict == FAIL ? -1 : (int)syscall(SYS_mkdirat, folder, name, mode);
+    if (there && verdict == FAIL) errno = EEXIST;
     leave(entered);
     return result;
 }
 
 EXPORTED int mkdir(const char *name, mode_t mode)
 {
-    enum verdict verdict;
-    struct stat info;
-    const bool there = stat(name, &info) == 0;
-    const bool entered = enter_path(name, "mkdir", CALL_CHANGE, &verdict);
-    if (there && verdict == FAIL) errno = EEXIST; /* what is there is there */
-    const int result = verdict == FAIL ? -1 : (int)syscall(SYS_mkdir, name, mode);
-    if (there && verdict == FAIL) fault.must_be_told = false;
-    leave(entered);
-    return result;
+    return mkdirat(AT_FDCWD, name, mode);
 }
 
 /* ---- the ring ---- */

@@ -24,6 +24,7 @@ enum io_fault_kind {
     IO_FAULT_ERROR,     /* the call fails with this errno, and does nothing                */
     IO_FAULT_INTERRUPT, /* a read or write fails with EINTR, once                          */
     IO_FAULT_SHORT,     /* a read or write moves half                                      */
+    IO_FAULT_FULL,      /* a write moves half, and the next one nothing, with this errno    */
     IO_FAULT_KILL,      /* the folder as it is is copied: what kill -9 leaves              */
     IO_FAULT_POWER,     /* what is on the disk for certain is copied                       */
     IO_FAULT_MIXED      /* and of what was written and not synced, every other block, too  */

@@ -36,7 +36,7 @@ static int injected;
 static uint64_t number;
 static bool rings, said, on_disk;
 
-static const char *const KINDS[] = {"none", "error", "interrupt", "short", "kill", "power", "mixed"};
+static const char *const KINDS[] = {"none", "error", "interrupt", "short", "full", "kill", "power", "mixed"};
 
 #define CHECK(condition)                                                                                               \
     do {                                                                                                               \
