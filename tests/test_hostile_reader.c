@@ -199,7 +199,8 @@ static void test_cut_body_gives_its_slot_back(void **state)
     const struct aq_gap cut = {.cut = true};
     aq_header_encode(&header, header_bytes);
     aq_gap_encode(&cut, 1, gap);
-    const struct iovec pieces[3] = {{header_bytes, sizeof header_bytes}, {body, AQ_FRAME_PART_BYTES}, {gap, sizeof gap}};
+    const struct iovec pieces[3] = {
+        {header_bytes, sizeof header_bytes}, {body, AQ_FRAME_PART_BYTES}, {gap, sizeof gap}};
     enum aq_status status = AQ_AGAIN;
     for (int p = 0; p < 3; p++)
         for (size_t at = 0; at < pieces[p].iov_len;) {
@@ -222,10 +223,14 @@ static void test_cut_body_gives_its_slot_back(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_number_that_is_not_the_next_is_proto),     TEST(test_credits_beyond_what_it_holds_are_proto),
-        TEST(test_acknowledging_what_was_not_sent_is_proto), TEST(test_other_rank_edge_or_plan_is_mismatch),
-        TEST(test_hello_after_the_handshake_is_proto),       TEST(test_body_one_byte_too_long_is_proto),
-        TEST(test_body_without_a_slot_is_proto),             TEST(test_cut_body_gives_its_slot_back),
+        TEST(test_number_that_is_not_the_next_is_proto),
+        TEST(test_credits_beyond_what_it_holds_are_proto),
+        TEST(test_acknowledging_what_was_not_sent_is_proto),
+        TEST(test_other_rank_edge_or_plan_is_mismatch),
+        TEST(test_hello_after_the_handshake_is_proto),
+        TEST(test_body_one_byte_too_long_is_proto),
+        TEST(test_body_without_a_slot_is_proto),
+        TEST(test_cut_body_gives_its_slot_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -34,7 +34,7 @@ static uint64_t failures;                              /* statuses that were tol
 static enum io_fault_kind kind;
 static int injected;
 static uint64_t number;
-static bool rings, said, on_disk;
+static bool rings, said, on_disk, afresh;
 
 static const char *const KINDS[] = {"none", "error", "interrupt", "short", "full", "kill", "power", "mixed"};
 
@@ -177,14 +177,16 @@ static bool resumed(struct aq_cache **cache)
     return true;
 }
 
-/* A mark while two writes are still on their way; a failed one leaves the marks before, whatever comes after it. */
+/* A mark while writes are still on their way; a failed one leaves the marks before, whatever comes after it. */
 static struct aq_cache *mark_all(struct aq_cache *cache, uint64_t mark, uint64_t version)
 {
     for (int try = 0; try < 4; try++) {
-        void *const slots[2] = {slot_of(cache), slot_of(cache)};
+        void *const slots[3] = {slot_of(cache), slot_of(cache), slot_of(cache)};
         io_fault_hold(true);
         put_slot(cache, mark % SAMPLES, version + (uint64_t)try, slots[0]);
-        put_slot(cache, (mark + 1) % SAMPLES, version + (uint64_t)try, slots[1]);
+        put_slot(cache, mark % SAMPLES, version + 20 + (uint64_t)try,
+                 slots[1]); /* its cell leaves when it is written */
+        put_slot(cache, (mark + 1) % SAMPLES, version + (uint64_t)try, slots[2]);
         io_fault_lock();
         pending.mark = mark;
         peek_all(cache, &pending);
@@ -204,7 +206,7 @@ static struct aq_cache *mark_all(struct aq_cache *cache, uint64_t mark, uint64_t
         }
         failed(status);
         if (resumed(&cache)) continue;
-        for (uint64_t sample = 0; sample < SAMPLES; sample++)
+        for (uint64_t sample = 0; sample < SAMPLES; sample += 2)
             put(cache, sample, version + 50 + (uint64_t)try);
         check_copy(&kept[0]);
     }
@@ -236,16 +238,38 @@ static void story(void)
     aq_cache_close(cache);
 }
 
+/* A cache with a mark is begun afresh. */
+static void story_afresh(void)
+{
+    struct aq_cache *cache;
+    enum aq_status status = open_at(path, 0, true, &cache);
+    if (status != AQ_OK) {
+        failed(status);
+        status = open_at(path, 0, true, &cache);
+    }
+    CHECK(status == AQ_OK);
+    for (uint64_t sample = 0; sample < SAMPLES; sample++)
+        put(cache, sample, 500);
+    cache = mark_all(cache, 1, 510);
+    aq_cache_close(cache);
+}
+
 /* The folder of a crash: its last mark, or one that was being made, and on from there. */
 static void recover(const char *folder)
 {
-    struct aq_cache *cache;
+    struct aq_cache *cache = NULL;
     if (crashed[2].mark > 0 && open_at(folder, crashed[2].mark, false, &cache) == AQ_OK) {
         same_as(cache, &crashed[2]);
         aq_cache_close(cache);
     }
     const uint64_t mark = crashed[0].mark;
     enum aq_status status = open_at(folder, mark, false, &cache);
+    if (afresh && status == AQ_OK && mark == 0) { /* or it had not begun */
+        struct state there;
+        peek_all(cache, &there);
+        for (uint64_t sample = 0; sample < SAMPLES; sample++)
+            CHECK(there.version[sample] == 0);
+    }
     if (mark == 0 && status == AQ_MISMATCH) status = open_at(folder, 0, true, &cache); /* as a run that begins anew */
     CHECK(status == AQ_OK);
     same_as(cache, &crashed[0]);
@@ -269,7 +293,7 @@ static void recover(const char *folder)
 static void reopen(void)
 {
     struct aq_cache *cache;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < (afresh ? 1 : 2); i++) {
         CHECK(open_at(path, kept[i].mark, false, &cache) == AQ_OK);
         same_as(cache, &kept[i]);
         aq_cache_close(cache);
@@ -290,9 +314,21 @@ static bool one(void)
     kit_folder(!on_disk && access("/dev/shm", W_OK) == 0 ? "/dev/shm" : NULL, root);
     snprintf(path, sizeof path, "%s/cache", root);
     snprintf(copy, sizeof copy, "%s-copy", root);
+    if (afresh) {
+        struct aq_cache *cache;
+        CHECK(open_at(path, 0, false, &cache) == AQ_OK);
+        for (uint64_t sample = 0; sample < SAMPLES; sample++)
+            put(cache, sample, 7);
+        CHECK(kit_mark(cache, 1) == AQ_OK);
+        aq_cache_close(cache);
+        memset(&now, 0, sizeof now);
+    }
     const int descriptors = io_fault_descriptors();
     io_fault_begin(root, kind, number, injected, copy, on_crash);
-    story();
+    if (afresh)
+        story_afresh();
+    else
+        story();
     const bool fired = io_fault_end();
     CHECK(io_fault_descriptors() == descriptors);
     if (fired && io_fault_must_be_told()) CHECK(failures > 0);
@@ -320,8 +356,8 @@ static void every_call(bool with_ring, enum io_fault_kind which, int error)
     io_fault_rings(rings);
     for (number = 1; one(); number++)
         CHECK(number < CALLS_MAX);
-    printf("%s%s%s %s: %llu calls, %.1f s\n", KINDS[kind], error ? " " : "", error ? strerror(error) : "",
-           rings ? "with a ring" : "without a ring", (unsigned long long)number - 1,
+    printf("%s%s%s%s %s: %llu calls, %.1f s\n", afresh ? "afresh, " : "", KINDS[kind], error ? " " : "",
+           error ? strerror(error) : "", rings ? "with a ring" : "without a ring", (unsigned long long)number - 1,
            (double)(aq_clock_ns() - begin_ns) * 1e-9);
     fflush(stdout);
 }
@@ -340,5 +376,10 @@ int main(int count, char **words)
         every_call(ring, IO_FAULT_KILL, 0);
         every_call(ring, IO_FAULT_MIXED, 0);
     }
+    afresh = true;
+    every_call(false, IO_FAULT_ERROR, EIO);
+    every_call(false, IO_FAULT_KILL, 0);
+    every_call(false, IO_FAULT_POWER, 0);
+    every_call(false, IO_FAULT_MIXED, 0);
     return 0;
 }

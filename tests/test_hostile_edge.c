@@ -1,0 +1,411 @@
+/*
+ * test_hostile_edge.c -- the other end of an edge proved itself, and then misbehaves: rows that are wrong in one field,
+ * messages that are not those that were asked for. Each has its status and its line, and the right one goes through.
+ *
+ * Two edges in one process. What the sender codes is altered before the receiver decodes it. A thread is the other side
+ * where the receiver has to ask: the edge itself, or a peer that answers what a test wants.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "edge_private.h"
+#include "job.h"
+#include "plan.h"
+
+enum { B = 3, T = 8, C = 20, N = T * C, BODY_BYTES = 1 << 16, SAMPLE = 4 };
+#define PATIENCE_NS UINT64_C(120000000000)
+
+static const char manifest[] = "model: {blocks: 2, heads: 2, channels: 20, context: 8, vocabulary: 256, tied: false}\n"
+                               "data: {train: nowhere.txt}\n"
+                               "train: {T: 8, batch: 6, micro_batch: 3, epochs: 5}\n"
+                               "pipeline: {stages: 2}\n"
+                               "edges: {forward: {codec: aqsgd, bits: 3}, backward: {codec: directq, bits: 8}}\n"
+                               "link: {send_frames: 4, receive_slots: 2}\n"
+                               "cache: {kind: lmdb, slots: 32}\n"
+                               "facts: {vocabulary: 256, train_samples: 6, train_digest: 1, heldout_samples: 0}\n";
+
+struct side {
+    bool sender;
+    struct aq_device *device;
+    struct aq_bell *bell;
+    struct aq_net *net;
+    struct aq_link *link;
+    struct aq_cache *cache;
+    struct aq_edge *edge;
+};
+
+/* What the thread on the other side answers to a FETCH. */
+enum answer { AS_AN_EDGE, OTHER_SAMPLE, TOO_SHORT, TOO_LONG, OTHER_BYTES, THE_RIGHT_ONE };
+
+static struct aq_job *job;
+static struct aq_plan *plan;
+static struct side sender, receiver;
+static char address[64];
+static float values[N], decoded[B * N];
+static uint8_t body[BODY_BYTES], message_bytes[N * sizeof(float)];
+static size_t message_count;
+static uint32_t body_bytes;
+static enum answer answer;
+static atomic_bool over;
+static enum aq_status connected;
+
+static enum aq_status link_open(struct side *s)
+{
+    const uint64_t deadline = aq_clock_after(PATIENCE_NS);
+    struct aq_link_config link = s->sender ? plan->stages[0].link_out : plan->stages[1].link_in;
+    link.send_frames += 8;
+    if (s->sender) return aq_link_connect(s->net, address, &link, deadline, &s->link);
+    struct aq_listener *listener;
+    uint16_t port;
+    AQ_TRY(aq_link_listen(s->net, address, &listener, &port));
+    const enum aq_status status = aq_link_accept(listener, &link, deadline, &s->link);
+    aq_listener_close(listener);
+    return status;
+}
+
+static void connector(void *context)
+{
+    connected = link_open(context);
+}
+
+static void edge_open(struct side *s)
+{
+    struct aq_cache_config cache = plan->stages[s->sender ? 0 : 1].cache;
+    cache.kind = "memory"; /* the job's own is lasting: what is met again is asked for */
+    cache.bell = s->bell;
+    cache.job_digest = plan->job_digest;
+    cache.job_name = "test";
+    assert_int_equal(aq_cache_open(&cache, &s->cache), AQ_OK);
+    const struct aq_device_config device = {.kind = "cpu", .threads = 1};
+    assert_int_equal(aq_device_open(&device, &s->device), AQ_OK);
+    const struct aq_edge_config edge = {.device = s->device,
+                                        .plan = plan,
+                                        .edge = 0,
+                                        .sender = s->sender,
+                                        .link = s->link,
+                                        .cache = s->cache,
+                                        .bell = s->bell,
+                                        .slots = 4,
+                                        .silence_ns = UINT64_C(5000000000)};
+    assert_int_equal(aq_edge_open(&edge, &s->edge), AQ_OK);
+}
+
+static int open_sides(void **state)
+{
+    static unsigned count;
+    struct aq_thread *thread;
+    (void)state;
+    snprintf(address, sizeof address, "sim://hostile-edge-%u", count++);
+    assert_int_equal(aq_job_parse(manifest, strlen(manifest), "test.yaml", "/", NULL, 0, &job), AQ_OK);
+    assert_int_equal(aq_plan_open(job, &plan), AQ_OK);
+    sender = (struct side){.sender = true};
+    receiver = (struct side){.sender = false};
+    struct side *const sides[2] = {&sender, &receiver};
+    for (int i = 0; i < 2; i++) {
+        const struct aq_net_config net = {.links_max = 2};
+        struct aq_net_config own = net;
+        assert_int_equal(aq_bell_open(&sides[i]->bell), AQ_OK);
+        own.bell = sides[i]->bell;
+        assert_int_equal(aq_net_open(&own, &sides[i]->net), AQ_OK);
+    }
+    assert_int_equal(aq_thread_open("connector", connector, &sender, &thread), AQ_OK);
+    assert_int_equal(link_open(&receiver), AQ_OK);
+    aq_thread_close(thread);
+    assert_int_equal(connected, AQ_OK);
+    edge_open(&sender);
+    edge_open(&receiver);
+    for (int i = 0; i < N; i++)
+        values[i] = (float)(i % 13) - 6;
+    return 0;
+}
+
+static int close_sides(void **state)
+{
+    (void)state;
+    struct side *const sides[2] = {&sender, &receiver};
+    for (int i = 0; i < 2; i++) {
+        aq_edge_close(sides[i]->edge);
+        aq_link_close(sides[i]->link);
+        aq_net_close(sides[i]->net);
+        aq_cache_close(sides[i]->cache);
+        aq_device_close(sides[i]->device);
+        aq_bell_close(sides[i]->bell);
+    }
+    aq_plan_close(plan);
+    aq_job_close(job);
+    return 0;
+}
+
+static const uint64_t ids[B] = {SAMPLE, 1, 2};
+
+static struct aq_edge_batch batch_of(uint64_t step, uint32_t samples)
+{
+    return (struct aq_edge_batch){.step = step, .samples = samples, .sample_ids = ids};
+}
+
+/* One sample, coded by the sender: its row. */
+static struct aq_edge_row code(uint64_t step)
+{
+    struct aq_edge_row row;
+    const struct aq_edge_batch batch = batch_of(step, 1);
+    aq_edge_unhold(sender.edge, 0);
+    values[0] += 0.125f;
+    memset(body, 0xee, sizeof body);
+    assert_int_equal(aq_edge_encode(sender.edge, sender.edge->forward, true, &batch, values, body, &body_bytes, NULL),
+                     AQ_OK);
+    aq_edge_row_read(body, &row);
+    return row;
+}
+
+static enum aq_status decode(uint64_t step, const struct aq_edge_row *row)
+{
+    const struct aq_edge_batch batch = batch_of(step, 1);
+    const struct aq_frame frame = {.kind = AQ_FRAME_FORWARD, .body = body, .body_bytes = body_bytes};
+    aq_edge_row_write(row, body);
+    aq_error_clear();
+    return aq_edge_decode(receiver.edge, receiver.edge->forward, true, &batch, &frame, decoded, NULL);
+}
+
+static void refused(uint64_t step, struct aq_edge_row row, enum aq_status wanted, const char *text)
+{
+    assert_int_equal(decode(step, &row), wanted);
+    if (!strstr(aq_error_text(), text)) fail_msg("said \"%s\", not \"%s\"", aq_error_text(), text);
+}
+
+static uint64_t version_there(const struct side *s)
+{
+    struct aq_cache_entry entry;
+    const struct aq_cache_key key = aq_edge_key(s->edge, SAMPLE);
+    return aq_cache_peek(s->cache, &key, &entry) == AQ_OK ? entry.version : 0;
+}
+
+/* ---- rows ---- */
+
+static void test_row_with_a_wrong_field_is_refused(void **state)
+{
+    (void)state;
+    for (uint64_t step = 0; step < 2; step++) { /* a keyframe, then a change */
+        const struct aq_edge_row good = code(step);
+        const bool key = good.flags & AQ_CODED_KEYFRAME;
+        assert_int_equal(key, step == 0);
+        struct aq_edge_row row = good;
+        row.sample++;
+        refused(step, row, AQ_PROTO, "is of another sample");
+        row = good;
+        row.variant = 1;
+        refused(step, row, AQ_PROTO, "has unknown flags");
+        row = good;
+        row.flags |= 1u << 15;
+        refused(step, row, AQ_PROTO, "has unknown flags");
+        row = good;
+        row.body_bytes++;
+        refused(step, row, AQ_PROTO, "is longer than its frame");
+        row = good;
+        row.flags = (uint16_t)(row.flags ^ AQ_CODED_KEYFRAME);
+        refused(step, row, AQ_PROTO, "has versions that do not fit its flags");
+        row = good;
+        row.version_before = key ? 1 : 0;
+        refused(step, row, AQ_PROTO, "has versions that do not fit its flags");
+        row = good;
+        row.version_after = 0;
+        refused(step, row, AQ_PROTO, "has versions that do not fit its flags");
+        row = good;
+        row.flags = AQ_CODED_RAW;
+        refused(step, row, AQ_PROTO, "names a message where none is kept");
+        row = good;
+        row.digest_after ^= 1;
+        refused(step, row, AQ_CORRUPT, "is not the sender's");
+        row = good;
+        row.version_after++;
+        refused(step, row, AQ_CORRUPT, "is not the sender's");
+        assert_int_equal(version_there(&receiver), step); /* nothing of all this is kept */
+        assert_int_equal(decode(step, &good), AQ_OK);
+        assert_int_equal(version_there(&receiver), step + 1);
+    }
+}
+
+static void test_bytes_between_two_bodies_are_zero(void **state)
+{
+    static float three[B * N];
+    uint32_t end = B * AQ_EDGE_ROW_BYTES, gaps = 0;
+    (void)state;
+    for (uint64_t step = 0; step < 2; step++) { /* keyframes have no gaps here: 320 bytes; changes have 76 */
+        const struct aq_edge_batch batch = batch_of(step, B);
+        memset(body, 0xee, sizeof body);
+        assert_int_equal(
+            aq_edge_encode(sender.edge, sender.edge->forward, true, &batch, three, body, &body_bytes, NULL), AQ_OK);
+    }
+    for (int i = 0; i < B; i++) {
+        struct aq_edge_row row;
+        const uint32_t at = aq_edge_body_align(end);
+        aq_edge_row_read(body + i * AQ_EDGE_ROW_BYTES, &row);
+        for (; end < at; end++, gaps++)
+            assert_int_equal(body[end], 0);
+        end = at + row.body_bytes;
+    }
+    assert_true(gaps > 0);
+}
+
+static void test_each_way_rounds_by_its_own_numbers(void **state)
+{
+    (void)state;
+    const struct aq_edge_batch batch = batch_of(3, 2), later = batch_of(4, 2);
+    const struct aq_rng_key keys[] = {
+        aq_edge_round_key(sender.edge, &batch, 0, true), aq_edge_round_key(sender.edge, &batch, 0, false),
+        aq_edge_round_key(sender.edge, &batch, 1, true), aq_edge_round_key(sender.edge, &later, 0, true)};
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < i; j++)
+            assert_memory_not_equal(&keys[i], &keys[j], sizeof keys[i]);
+}
+
+/* ---- what is asked for ---- */
+
+static void answer_fetch(const struct aq_frame *ask)
+{
+    static uint8_t bytes[sizeof message_bytes + 64];
+    struct aq_frame frame = {.kind = AQ_FRAME_MESSAGE, .argument = ask->argument, .step = ask->step, .body = bytes};
+    memcpy(bytes, message_bytes, message_count);
+    frame.body_bytes = (uint32_t)message_count;
+    if (answer == OTHER_SAMPLE) frame.argument = ask->argument - 1;
+    if (answer == TOO_SHORT) frame.body_bytes -= 1;
+    if (answer == TOO_LONG) frame.body_bytes += 1;
+    if (answer == OTHER_BYTES) bytes[7] ^= 1;
+    (void)aq_link_send(sender.link, &frame, 0);
+}
+
+static void other_side(void *context)
+{
+    (void)context;
+    while (!atomic_load_explicit(&over, memory_order_acquire)) {
+        struct aq_link_event event;
+        const uint32_t seen = aq_bell_count(sender.bell);
+        if (answer == AS_AN_EDGE) {
+            (void)aq_edge_pump(sender.edge);
+        } else {
+            while (aq_link_poll(sender.link, &event) == AQ_OK)
+                if (event.kind == AQ_LINK_RECEIVED && event.frame.kind == AQ_FRAME_FETCH) answer_fetch(&event.frame);
+        }
+        (void)aq_bell_wait(sender.bell, seen, aq_clock_after(UINT64_C(10000000)));
+    }
+}
+
+static struct aq_thread *other_side_open(enum answer with)
+{
+    struct aq_thread *thread;
+    answer = with;
+    atomic_store_explicit(&over, false, memory_order_release);
+    assert_int_equal(aq_thread_open("other", other_side, NULL, &thread), AQ_OK);
+    return thread;
+}
+
+static void other_side_close(struct aq_thread *thread)
+{
+    atomic_store_explicit(&over, true, memory_order_release);
+    aq_bell_ring(sender.bell);
+    aq_thread_close(thread);
+}
+
+/* A reference of the right version and other bytes: not used, but fetched. */
+static void test_reference_with_other_bytes_is_fetched(void **state)
+{
+    const struct aq_cache_key key = aq_edge_key(receiver.edge, SAMPLE);
+    struct aq_cache_entry entry;
+    void *slot;
+    (void)state;
+    const struct aq_edge_row first = code(0);
+    assert_int_equal(decode(0, &first), AQ_OK);
+    assert_int_equal(aq_cache_slot(receiver.cache, aq_clock_after(PATIENCE_NS), &slot), AQ_OK);
+    assert_int_equal(aq_cache_get(receiver.cache, &key, aq_clock_after(PATIENCE_NS), &entry), AQ_OK);
+    memcpy(slot, entry.bytes, entry.byte_count);
+    ((uint8_t *)slot)[3] ^= 1;
+    const uint64_t bytes = entry.byte_count;
+    aq_cache_release(receiver.cache, &entry);
+    assert_int_equal(aq_cache_put(receiver.cache, &key, 1, aq_digest(slot, bytes), slot, bytes), AQ_OK);
+    const struct aq_edge_row second = code(1);
+    struct aq_thread *thread = other_side_open(AS_AN_EDGE);
+    const enum aq_status status = decode(1, &second);
+    other_side_close(thread);
+    assert_int_equal(status, AQ_OK);
+    assert_int_equal(receiver.edge->measures.fetched, 1);
+    assert_int_equal(version_there(&receiver), 2);
+}
+
+static void test_message_that_is_not_the_one_is_refused(void **state)
+{
+    static const struct {
+        enum answer answer;
+        enum aq_status status;
+        const char *text;
+    } answers[] = {{OTHER_SAMPLE, AQ_PROTO, "asked for the message of sample 4, got that of 3"},
+                   {TOO_SHORT, AQ_PROTO, "a message of"},
+                   {TOO_LONG, AQ_PROTO, "a message of"},
+                   {OTHER_BYTES, AQ_CORRUPT, "is not the one it was coded against"},
+                   {THE_RIGHT_ONE, AQ_OK, ""}};
+    struct aq_cache_entry entry;
+    (void)state;
+    const struct aq_edge_row first = code(0);
+    assert_int_equal(decode(0, &first), AQ_OK);
+    struct aq_cache_key key = aq_edge_key(sender.edge, SAMPLE);
+    assert_int_equal(aq_cache_get(sender.cache, &key, aq_clock_after(PATIENCE_NS), &entry), AQ_OK);
+    message_count = entry.byte_count;
+    memcpy(message_bytes, entry.bytes, message_count);
+    aq_cache_release(sender.cache, &entry);
+    const struct aq_edge_row second = code(1);
+    key = aq_edge_key(receiver.edge, SAMPLE);
+    assert_int_equal(aq_cache_drop(receiver.cache, &key), AQ_OK);
+    for (size_t i = 0; i < sizeof answers / sizeof *answers; i++) {
+        struct aq_thread *thread = other_side_open(answers[i].answer);
+        const enum aq_status status = decode(1, &second);
+        other_side_close(thread);
+        assert_int_equal(status, answers[i].status);
+        if (!strstr(aq_error_text(), answers[i].text)) fail_msg("said \"%s\"", aq_error_text());
+    }
+    assert_int_equal(version_there(&receiver), 2);
+}
+
+/* The sender has a reference in flight, of one version: that one is to be had, and no other. */
+static void test_sender_answers_with_the_version_that_was_asked_for(void **state)
+{
+    struct aq_frame message = {0};
+    (void)state;
+    (void)code(0);
+    (void)code(1); /* version 1 is held, until the gradient is back */
+    struct aq_thread *thread = other_side_open(AS_AN_EDGE);
+    const enum aq_status other = aq_edge_fetch(receiver.edge, SAMPLE, 7, &message);
+    const enum aq_status right = aq_edge_fetch(receiver.edge, SAMPLE, 1, &message);
+    other_side_close(thread);
+    assert_int_equal(other, AQ_NOTFOUND);
+    assert_int_equal(right, AQ_OK);
+    assert_int_equal(message.step, 1);
+    aq_edge_message_release(receiver.edge, &message);
+}
+
+/* In the first epoch nothing can have been lost: a cold sample is no reason to ask (nobody would answer here). */
+static void test_cold_sample_of_the_first_epoch_asks_nobody(void **state)
+{
+    (void)state;
+    assert_int_equal(plan->steps_per_epoch, 1);
+    assert_true(code(0).flags & AQ_CODED_KEYFRAME);
+    assert_int_equal(sender.edge->measures.fetched, 0);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, open_sides, close_sides)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_row_with_a_wrong_field_is_refused),
+        TEST(test_bytes_between_two_bodies_are_zero),
+        TEST(test_each_way_rounds_by_its_own_numbers),
+        TEST(test_reference_with_other_bytes_is_fetched),
+        TEST(test_message_that_is_not_the_one_is_refused),
+        TEST(test_sender_answers_with_the_version_that_was_asked_for),
+        TEST(test_cold_sample_of_the_first_epoch_asks_nobody),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
