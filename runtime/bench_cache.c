@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "bench.h"
+#include "owned_folder.h"
 #include "storage/cache.h"
 
 extern char **environ;
@@ -275,16 +276,6 @@ static enum aq_status measure(struct bench *bench, uint32_t turns, bool *fio)
     return AQ_OK;
 }
 
-static void folder_remove(const struct bench *bench)
-{
-    static const char *const names[] = {"cache/slab", "cache/index.mdb", "cache/lock", "cache", "fio.json", ""};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        char path[PATH_BYTES + 32];
-        snprintf(path, sizeof path, "%s/%s", bench->folder, names[i]);
-        if (remove(path) == -1 && errno != ENOENT) aq_log("bench", 1, "cannot remove %s: %s", path, strerror(errno));
-    }
-}
-
 enum aq_status aq_bench_cache(const struct aq_bench_options *options)
 {
     struct bench bench = {.options = options, .messages = options->quick ? MESSAGES_QUICK : MESSAGES};
@@ -293,11 +284,12 @@ enum aq_status aq_bench_cache(const struct aq_bench_options *options)
     bool fio = false;
     snprintf(bench.folder, sizeof bench.folder, "%s/aqpipe-bench.XXXXXX",
              parent != NULL && *parent != 0 ? parent : ".");
-    if (mkdtemp(bench.folder) == NULL) return aq_fail_errno("bench", "cannot make the folder %s", bench.folder);
+    AQ_TRY(aq_owned_scratch_make(bench.folder));
     const enum aq_status status = measure(&bench, turns, &fio);
     aq_cache_close(bench.cache);
-    folder_remove(&bench);
+    const enum aq_status removed = aq_owned_scratch_remove(bench.folder, NULL);
     AQ_TRY(status);
+    AQ_TRY(removed);
 
     aq_bench_emit(options, "cache write", bench.write[1] * 1e-9, "GB/s");
     aq_bench_emit(options, "cache write first", bench.write[0] * 1e-9, "GB/s");

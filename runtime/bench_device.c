@@ -15,7 +15,7 @@
 
 #include "aqsgd/codec.h"
 #include "aqsgd/device_math.h"
-#include "run_folder.h"
+#include "owned_folder.h"
 #include "storage/cache.h"
 
 enum { SAMPLES = 32, ROWS = 1024, COLUMNS = 1600, REPEATS = 10, MESSAGES = 64, CACHE_SLOTS = 24, AHEAD = 8 };
@@ -204,14 +204,16 @@ static enum aq_status messages_write(struct aq_cache *cache, size_t bytes)
 static enum aq_status messages_run(const struct aq_bench_options *options, struct aq_device *device)
 {
     const size_t bytes = (size_t)VALUES * sizeof(uint16_t);
-    char folder[64];
+    char folder[64], path[80];
     void *to = NULL;
     struct aq_cache *cache = NULL;
     struct aq_cache_config config;
     enum aq_status status;
-    snprintf(folder, sizeof folder, "bench-device-%d", (int)getpid());
+    snprintf(folder, sizeof folder, "aqpipe-bench-device-XXXXXX");
+    AQ_TRY(aq_owned_scratch_make(folder));
+    snprintf(path, sizeof path, "%s/cache", folder);
     aq_cache_config_default(&config);
-    config.path = folder;
+    config.path = path;
     config.job_name = "bench";
     config.slots = CACHE_SLOTS;
     config.samples_max = MESSAGES;
@@ -227,7 +229,7 @@ static enum aq_status messages_run(const struct aq_bench_options *options, struc
     }
 out:
     aq_cache_close(cache);
-    (void)aq_run_remove(folder);
+    (void)aq_owned_scratch_remove(folder, NULL);
     aq_device_free(device, AQ_MEMORY_DEVICE, to, bytes);
     return status;
 }

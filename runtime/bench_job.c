@@ -33,6 +33,7 @@
 #include <unistd.h>
 
 #include "bench_job.h"
+#include "owned_folder.h"
 #include "plan.h"
 #include "run_folder.h"
 #include "run_lines.h"
@@ -83,8 +84,8 @@ static enum aq_status run_self(const char *folder, char *const *arguments)
     if (bytes < 0) return aq_fail_errno("bench", "cannot find this program");
     self[bytes] = 0;
     AQ_TRY(aq_run_path(folder, "launch.log", log));
-    const int out = open(log, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (out == -1) return aq_fail_errno("bench", "cannot write %s", log);
+    int out;
+    AQ_TRY(aq_file_open(NULL, log, AQ_FILE_ANEW, &out));
     const pid_t parent = getpid(), child = fork();
     if (child == 0) become_launch(self, out, arguments, parent);
     const enum aq_status status = child == -1 ? aq_fail_errno("bench", "cannot start %s", self) : AQ_OK;
@@ -164,7 +165,6 @@ static enum aq_status run_job(const char *folder, const char *name, const char *
     char manifest[PATH_BYTES], run[PATH_BYTES], output[PATH_BYTES + 16];
     AQ_TRY(aq_run_path(folder, "job.yaml", manifest));
     AQ_TRY(aq_run_path(folder, name, run));
-    AQ_TRY(aq_run_remove(run));
     snprintf(output, sizeof output, "output.path=%s", run);
     char *arguments[6 + 2 * SETS_MAX + 1] = {"aqpipe", "launch", manifest, "--no-progress", "--set", output};
     for (int i = 0, at = 6; sets[i]; i++) {
@@ -174,7 +174,7 @@ static enum aq_status run_job(const char *folder, const char *name, const char *
     }
     AQ_TRY(run_self(folder, arguments));
     AQ_TRY(run_figures(run, out));
-    return aq_run_remove(run);
+    return aq_owned_scratch_remove(folder, name);
 }
 
 enum aq_status aq_bench_job_run(const char *folder, const char *name, const char *const *sets, double *step_seconds)
@@ -375,14 +375,14 @@ static enum aq_status bench_prediction(const struct aq_bench_options *options, c
 enum aq_status aq_bench_job_begin(char folder[AQ_BENCH_PATH_BYTES])
 {
     if (!getcwd(folder, AQ_BENCH_PATH_BYTES - 64)) return aq_fail_errno("bench", "cannot tell the current folder");
-    snprintf(folder + strlen(folder), 64, "/aqpipe-bench-job-%ld.tmp", (long)getpid());
-    AQ_TRY(aq_run_make_folder(folder));
+    snprintf(folder + strlen(folder), 64, "/aqpipe-bench-job-XXXXXX");
+    AQ_TRY(aq_owned_scratch_make(folder));
     return write_inputs(folder);
 }
 
 enum aq_status aq_bench_job_end(const char *folder, enum aq_status status)
 {
-    const enum aq_status removed = aq_run_remove(folder);
+    const enum aq_status removed = aq_owned_scratch_remove(folder, NULL);
     return status != AQ_OK ? status : removed;
 }
 

@@ -20,7 +20,7 @@
 #include "bench.h"
 #include "net/link.h"
 #include "net/tls.h"
-#include "run_folder.h"
+#include "owned_folder.h"
 
 enum { WINDOW = 4, EDGE = 0 };
 #define SECONDS(s) aq_clock_after((uint64_t)((s)*1e9))
@@ -369,12 +369,12 @@ static enum aq_status bench_tls(const struct aq_bench_options *options)
 {
     char folder[] = "/tmp/aqpipe-bench-XXXXXX";
     struct aq_tls *tls[2] = {NULL, NULL};
-    if (!mkdtemp(folder)) return aq_fail_errno("bench", "no folder %s", folder);
+    AQ_TRY(aq_owned_scratch_make(folder));
     enum aq_status status = make_identities(folder, tls);
     if (status == AQ_OK) status = bench_sealed(options, tls);
     aq_tls_close(tls[0]);
     aq_tls_close(tls[1]);
-    const enum aq_status removed = aq_run_remove(folder);
+    const enum aq_status removed = aq_owned_scratch_remove(folder, NULL);
     return status == AQ_OK ? removed : status;
 }
 

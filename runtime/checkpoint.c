@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "loss_scale.h"
-#include "run_folder.h"
 #include "stages/weights.h"
 
 enum { PATH_BYTES = 4096, NAME_BYTES = 64, STATES_MAX = 16 };
@@ -137,8 +136,7 @@ static enum aq_status file_begin(struct aq_checkpoint_file *file)
     const struct table *table = &file->table;
     char name[NAME_BYTES], hash[20], job[20], digest[20], number[24], rank[16], kin[20], replicas[16];
     snprintf(number, sizeof number, "%" PRIu64, file->step);
-    AQ_TRY(aq_run_make_folder(c->folder));
-    AQ_TRY(aq_file_make_folder(c->folder, number));
+    AQ_TRY(aq_file_make_folder(c->folder, number)); /* not the folder around it: its disk may be gone */
     uint64_t all = 0;
     for (uint32_t i = 0; i < table->count + table->states; i++)
         all = aq_digest_seeded(table->tensors[i].values, tensor_floats(&table->tensors[i]) * sizeof(float), all);

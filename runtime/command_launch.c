@@ -19,6 +19,7 @@
 #include "launcher.h"
 #include "metrics_index.h"
 #include "net/tls.h"
+#include "owned_folder.h"
 #include "plan.h"
 #include "report.h"
 #include "restart.h"
@@ -40,7 +41,8 @@ static const char usage[] =
     "  --set KEY=VALUE     override a key of the manifest; they are listed below\n"
     "  --run DIR           the run folder (the same as --set output.path=DIR)\n"
     "  --resume            go on from the newest complete checkpoint of the run folder\n"
-    "  --fresh             throw away what the run folder holds of this same job, and begin anew\n"
+    "  --fresh             throw away what this run left in its folder and its checkpoints', and begin anew; nothing "
+    "else goes\n"
     "  --restarts N        begin again from the last checkpoint when a process, a link or a machine fails: at most N "
     "times in a row\n"
     "                      without a new checkpoint (3); 0: end with the cause\n"
@@ -58,6 +60,7 @@ enum {
     ERROR_BYTES = 1100,
     READY_S = 900,
     RUN_SET_BYTES = AQ_RUN_PATH_BYTES + 64,
+    LAST_LINES = 256, /* after a step's line there are few others */
     HELPED = -1
 };
 
@@ -77,10 +80,14 @@ struct command {
     struct aq_plan *plan;
     char *manifest;
     char daemon[AQ_RUN_PATH_BYTES];
-    char checkpoint[AQ_RUN_PATH_BYTES];
+    char checkpoint[AQ_RUN_PATH_BYTES], cache[AQ_RUN_PATH_BYTES];
+    struct aq_owned_folders folders;
+    struct aq_owner owner;
+    bool marked, checkpointed; /* the run folder had its marker, and it says that there was a checkpoint */
+    bool rewinds;              /* the metrics are cut to the step that is gone on from                   */
     struct aq_token token;
     struct aq_tls *tls;
-    int lock, signals;
+    int lock, checkpoint_lock, signals;
     uint64_t resume_step;
     uint64_t resume_bytes; /* of metrics.jsonl, at that step; 0: not known */
     double seconds;        /* of the run before this start    */
@@ -228,6 +235,20 @@ static enum aq_status open_keys(struct command *command)
     return aq_tls_open(job->security.keys, AQ_TLS_LAUNCHER, 0, &command->tls);
 }
 
+/* Daemons are told by JSON, which is UTF-8. */
+static enum aq_status check_names(const struct command *command)
+{
+    const char *const names[][2] = {{"the run folder (--run, output.path)", command->job->output.path},
+                                    {"the folder of checkpoints (checkpoint.path)", command->checkpoint},
+                                    {"the folder of caches (cache.path)", command->job->cache.path}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        json_t *text = names[i][1] ? json_string(names[i][1]) : json_null();
+        if (!text) return aq_fail(AQ_INVAL, "launch", "the name of %s is no UTF-8: choose another one", names[i][0]);
+        json_decref(text);
+    }
+    return AQ_OK;
+}
+
 static enum aq_status prepare(struct command *command)
 {
     AQ_TRY(aq_job_load(command->manifest_path, command->sets, command->set_count, &command->job));
@@ -240,7 +261,8 @@ static enum aq_status prepare(struct command *command)
         snprintf(command->checkpoint, sizeof command->checkpoint, "%s", command->job->checkpoint.path);
     else
         AQ_TRY(aq_run_path(command->job->output.path, "checkpoint", command->checkpoint));
-    return AQ_OK;
+    command->folders = (struct aq_owned_folders){.run = command->job->output.path, .checkpoint = command->checkpoint};
+    return check_names(command);
 }
 
 /* Before anything is started or written: what this machine has no memory or disk for ends here. */
@@ -302,7 +324,8 @@ static enum aq_status write_identity(const struct command *command)
 }
 
 struct found {
-    bool step, done; /* a step was trained; the run came to its end */
+    uint64_t step; /* the last that was trained; 0: none */
+    bool done;     /* the run came to its end            */
 };
 
 /* Steps begin early in the file, and the end is its last line: no more of it is read. */
@@ -311,7 +334,7 @@ static enum aq_status find(const char *metrics, struct found *found)
     struct aq_run_lines *lines;
     const char *text;
     char *last;
-    uint64_t begin;
+    uint64_t begin = UINT64_MAX;
     size_t count;
     enum aq_status status = aq_run_lines_open(metrics, 0, &lines);
     *found = (struct found){0};
@@ -319,30 +342,58 @@ static enum aq_status find(const char *metrics, struct found *found)
     AQ_TRY(status);
     while (!found->step && (status = aq_run_lines_next(lines, &text, &count)) == AQ_OK) {
         json_t *line = json_loadb(text, count, 0, NULL);
-        found->step = aq_control_is(line, "event", "step");
+        if (aq_control_is(line, "event", "step")) found->step = aq_control_u64_or(line, "step", 1);
         json_decref(line);
     }
     aq_run_lines_close(lines);
-    if (status == AQ_OK) status = aq_run_line_before(metrics, UINT64_MAX, &last, &count, &begin);
-    if (status == AQ_NOTFOUND) return AQ_OK;
-    AQ_TRY(status);
-    json_t *line = json_loadb(last, count, 0, NULL);
-    found->done = aq_control_is(line, "event", "end") && aq_control_is(line, "state", "done");
-    json_decref(line);
-    aq_free(last);
+    /* The last line tells of an end; the last step's is not far before it. */
+    for (int i = 0; i < LAST_LINES && status == AQ_OK; i++) {
+        status = aq_run_line_before(metrics, begin, &last, &count, &begin);
+        if (status == AQ_CORRUPT && i > 0) status = AQ_NOTFOUND; /* a hole: the rewind says whether it matters */
+        if (status != AQ_OK) break;
+        json_t *line = json_loadb(last, count, 0, NULL);
+        const bool step = aq_control_is(line, "event", "step");
+        if (i == 0) found->done = aq_control_is(line, "event", "end") && aq_control_is(line, "state", "done");
+        if (step) found->step = aq_control_u64_or(line, "step", 1);
+        json_decref(line);
+        aq_free(last);
+        if (step) break;
+    }
+    if (status != AQ_NOTFOUND) AQ_TRY(status);
     return AQ_OK;
 }
 
-static enum aq_status throw_away(const struct command *command)
+/* When the first checkpoint of this job is due; 0: only at its end. */
+static uint64_t first_due(const struct command *command)
 {
-    static const char *const files[] = {"metrics.jsonl", "metrics.jsonl.index", "metrics.jsonl.tail", "hashes.json",
-                                        "report.json",   "trace.json",          "model.safetensors",  "logs"};
-    char path[AQ_RUN_PATH_BYTES];
-    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
-        AQ_TRY(aq_run_path(command->job->output.path, files[i], path));
-        AQ_TRY(aq_run_remove(path));
-    }
-    return aq_run_remove(command->checkpoint);
+    const struct aq_job_every *every = &command->job->checkpoint.every;
+    return every->epochs ? every->count * command->plan->steps_per_epoch : every->count;
+}
+
+/*
+ * The run has been further than its folders tell: without this it would begin anew, and what another disk holds of it
+ * would be overwritten.
+ */
+static enum aq_status refuse_gone(const struct command *command, enum aq_owned_state state, uint64_t step)
+{
+    static const char *const what[] = {[AQ_OWNED_MISSING] = "is not there",
+                                       [AQ_OWNED_EMPTY] = "is empty",
+                                       [AQ_OWNED_OLD] = "holds no complete checkpoint",
+                                       [AQ_OWNED_OURS] = "holds no complete checkpoint"};
+    return aq_fail(AQ_REFUSED, "launch",
+                   "%s has been trained up to step %llu, but the folder of its checkpoints, %s, %s: is its disk "
+                   "mounted? Where they are lost for good, --fresh begins anew",
+                   command->job->output.path, (unsigned long long)step, command->checkpoint, what[state]);
+}
+
+/* A run that has not begun, as far as can be told: where its checkpoints lie, that must be certain. */
+static enum aq_status begin_anew(struct command *command, enum aq_owned_state state, const struct found *found)
+{
+    const uint64_t due = first_due(command);
+    const bool there = state == AQ_OWNED_OURS || state == AQ_OWNED_OLD;
+    if (command->checkpointed || (found->step > 0 && !there && (command->marked || (due > 0 && found->step >= due))))
+        return refuse_gone(command, state, found->step);
+    return AQ_OK;
 }
 
 /* A folder that holds something: may we, and where do we go on? */
@@ -352,6 +403,7 @@ static enum aq_status enter_used(struct command *command, uint64_t hash, uint64_
     char metrics[AQ_RUN_PATH_BYTES];
     struct aq_run_mark mark;
     struct found found = {0};
+    enum aq_owned_state state;
     /* The same but for the count of replicas: its checkpoint serves, its caches do not. */
     const bool kindred = command->resume && kin == command->plan->kin;
     if (hash != aq_plan_hash(command->plan) && !kindred)
@@ -360,17 +412,19 @@ static enum aq_status enter_used(struct command *command, uint64_t hash, uint64_
             "%s holds the run '%s' of another plan (%016llx, this job has %016llx): choose another folder with --run, "
             "or remove it",
             run, name, (unsigned long long)hash, (unsigned long long)aq_plan_hash(command->plan));
-    if (command->fresh) return throw_away(command);
+    if (command->fresh) return AQ_OK;
     AQ_TRY(aq_run_path(run, "metrics.jsonl", metrics));
     AQ_TRY(find(metrics, &found)); /* whether holes matter aq_run_rewind says */
+    AQ_TRY(aq_owned_look(command->checkpoint, AQ_OWNED_CHECKPOINT, &command->owner, &state));
+    if (state == AQ_OWNED_OTHERS) return AQ_OK; /* claiming it says whose it is */
     const enum aq_status status = aq_run_mark_read(command->checkpoint, &mark);
     const bool marked = status == AQ_OK;
     if (status != AQ_NOTFOUND) AQ_TRY(status);
-    if (!marked && !found.step) return throw_away(command); /* it never began: nothing is lost */
-    if (!command->resume)
+    if (!command->resume && (marked || found.step || command->checkpointed))
         return aq_fail(AQ_REFUSED, "launch",
                        "%s holds this very job already (%s): --resume goes on with it, --fresh throws it away", run,
                        marked ? "with a checkpoint" : "without a checkpoint");
+    if (!marked) AQ_TRY(begin_anew(command, state, &found));
     if (marked && mark.plan_hash != hash && mark.kin != command->plan->kin)
         return aq_fail(AQ_MISMATCH, "launch", "the checkpoint of %s is of plan %016llx, the run of %016llx", run,
                        (unsigned long long)mark.plan_hash, (unsigned long long)hash);
@@ -380,6 +434,44 @@ static enum aq_status enter_used(struct command *command, uint64_t hash, uint64_
     command->finished = command->resume_step >= command->plan->steps && (found.done || !command->job->output.metrics);
     if (command->finished) return AQ_OK; /* its report stays as it is */
     if (marked) AQ_TRY(aq_resume_check(command->plan, run, command->resume_step));
+    command->rewinds = true;
+    return AQ_OK;
+}
+
+/* Where the caches of this machine's stages lie, all of them; NULL: none does. */
+static enum aq_status find_caches(struct command *command)
+{
+    const struct aq_job *job = command->job;
+    bool any = false;
+    for (uint32_t s = 0; s < command->plan->stage_count; s++) {
+        const struct aq_cache_config *cache = &command->plan->stages[s].cache;
+        any |= cache->slots > 0 && strcmp(cache->kind, "memory") != 0;
+    }
+    if (!any) return AQ_OK;
+    command->folders.cache = command->cache;
+    if (!job->cache.path) return aq_run_path(job->output.path, "cache", command->cache);
+    return aq_absolute(job->cache.path, command->cache) ? AQ_OK : aq_fail(AQ_INVAL, "launch", "cache.path is too long");
+}
+
+/* These folders are the run's: from here on it may write in them, and, with --fresh, remove what it left there. */
+static enum aq_status own_folders(struct command *command)
+{
+    const char *run = command->job->output.path;
+    char metrics[AQ_RUN_PATH_BYTES];
+    struct aq_owned_folders folders = command->folders;
+    bool here = false;
+    for (uint32_t r = 0; r < command->plan->ranks; r++)
+        here |= command->job->pipeline.stages[r].host == NULL;
+    if (!here) folders.cache = NULL;
+    AQ_TRY(aq_owned_enter(&folders, command->resume ? AQ_OWNED_MAKE_LAST : AQ_OWNED_MAKE_ALL, &command->owner));
+    AQ_TRY(aq_run_lock(command->checkpoint, &command->checkpoint_lock));
+    AQ_TRY(aq_owned_check(command->checkpoint, AQ_OWNED_CHECKPOINT, command->owner.id)); /* nobody was quicker */
+    if (command->fresh) {
+        AQ_TRY(aq_owned_clear_run(run, &command->owner));
+        AQ_TRY(aq_owned_clear_checkpoints(command->checkpoint, &command->owner));
+    }
+    if (!command->rewinds) return AQ_OK;
+    AQ_TRY(aq_run_path(run, "metrics.jsonl", metrics));
     return aq_run_rewind(metrics, command->resume_step, command->resume_bytes, &command->seconds);
 }
 
@@ -388,12 +480,29 @@ static enum aq_status enter_folder(struct command *command)
     const char *run = command->job->output.path;
     uint64_t hash, kin = 0;
     char name[64] = "?";
+    enum aq_owned_state state;
+    const enum aq_owned_make make = command->resume ? AQ_OWNED_MAKE_NONE : AQ_OWNED_MAKE_ALL;
+    command->owner = (struct aq_owner){
+        .job = command->job->name, .kin = command->plan->kin, .plan_hash = aq_plan_hash(command->plan)};
     if (command->resume && access(run, F_OK) != 0)
         return aq_fail(AQ_NOTFOUND, "launch", "--resume: there is no run folder %s", run);
-    AQ_TRY(aq_run_make_folder(run));
+    AQ_TRY(find_caches(command));
+    AQ_TRY(aq_owned_look(run, AQ_OWNED_RUN, &command->owner, &state));
+    command->marked = state == AQ_OWNED_OURS;
+    AQ_TRY(aq_owned_claim_run(run, make, &command->owner, NULL));
     AQ_TRY(aq_run_lock(run, &command->lock));
+    /* Of two that began at once one has the lock, and the other's marker may stand. */
+    command->owner.id = 0;
+    AQ_TRY(aq_owned_claim_run(run, make, &command->owner, &command->checkpointed));
     AQ_TRY(read_identity(run, &hash, &kin, name, sizeof name));
+    if (hash == 0 && command->checkpointed && !command->fresh)
+        return aq_fail(AQ_REFUSED, "launch",
+                       "%s had checkpoints and has lost its run.json, so that nobody can tell of which plan they are: "
+                       "put it back, or begin anew with --fresh",
+                       run);
     if (hash) AQ_TRY(enter_used(command, hash, kin, name));
+    if (command->finished) return AQ_OK;
+    AQ_TRY(own_folders(command));
     return write_identity(command);
 }
 
@@ -487,6 +596,10 @@ static void run_once(struct command *command, struct aq_launch_result *result)
                                      .resume_bytes = command->resume_bytes,
                                      .run = job->output.path,
                                      .checkpoint = command->checkpoint,
+                                     .cache = command->folders.cache,
+                                     .id = command->owner.id,
+                                     .resumed = command->resume || command->restart.total > 0,
+                                     .fresh = command->fresh && command->restart.total == 0,
                                      .trace = traced ? trace : NULL,
                                      .daemon = command->daemon,
                                      .keep = job->checkpoint.keep,
@@ -618,7 +731,7 @@ static int conclude(struct command *command, struct aq_launch_result *result)
     if (!command->job->output.metrics && result->outcome == AQ_LAUNCH_DONE) {
         char path[AQ_RUN_PATH_BYTES];
         if (aq_run_path(command->job->output.path, "metrics.jsonl", path) == AQ_OK) {
-            (void)unlink(path);
+            (void)aq_file_remove(NULL, path);
             aq_metrics_index_cut(path, 0);
         }
     }
@@ -659,7 +772,7 @@ int aq_command_launch(int argc, char **argv)
     void *memory;
     if (aq_alloc(sizeof(struct command), &memory) != AQ_OK) return AQ_EXIT_FAILED;
     struct command *command = memory;
-    command->lock = command->signals = -1;
+    command->lock = command->checkpoint_lock = command->signals = -1;
     command->begin_ns = aq_clock_ns();
     command->restart.max = AQ_RESTARTS_DEFAULT;
     int code = parse(command, argc, argv);
@@ -673,6 +786,7 @@ int aq_command_launch(int argc, char **argv)
     aq_plan_close(command->plan);
     aq_job_close(command->job);
     if (command->signals != -1) close(command->signals);
+    if (command->checkpoint_lock != -1) close(command->checkpoint_lock);
     if (command->lock != -1) close(command->lock);
     aq_free(command);
     return code;

@@ -194,6 +194,23 @@ static enum aq_status copy_text(const json_t *message, const char *key, char *ou
     return AQ_OK;
 }
 
+/* The job's folders on this machine are its own, or become so. */
+static enum aq_status enter_folders(struct daemon *daemon, const json_t *message)
+{
+    struct aq_owner *owner = &daemon->run_owner;
+    const char *cache = aq_control_text_or(message, "cache", NULL);
+    *owner = (struct aq_owner){.job = daemon->job, .resume = aq_control_u64_or(message, "resume", 0)};
+    AQ_TRY(aq_control_get_hex(message, "id", &owner->id));
+    AQ_TRY(aq_control_get_hex(message, "kin", &owner->kin));
+    AQ_TRY(aq_control_get_hex(message, "plan_hash", &owner->plan_hash));
+    if (daemon->run[0] != '/' || daemon->checkpoint[0] != '/' || (cache && cache[0] != '/') || owner->id == 0)
+        return aq_fail(AQ_INVAL, "daemon", "run, checkpoint and cache must be absolute paths, and the run have an id");
+    const struct aq_owned_folders folders = {daemon->run, daemon->checkpoint, cache};
+    const bool resumed = aq_control_bool_or(message, "resumed", false);
+    AQ_TRY(aq_owned_enter(&folders, resumed ? AQ_OWNED_MAKE_LAST : AQ_OWNED_MAKE_ALL, owner));
+    return aq_control_bool_or(message, "fresh", false) ? aq_owned_clear_checkpoints(daemon->checkpoint, owner) : AQ_OK;
+}
+
 static enum aq_status open_job(struct daemon *daemon, struct connection *connection, const json_t *message)
 {
     char text[2 * DAEMON_TEXT_BYTES];
@@ -208,8 +225,13 @@ static enum aq_status open_job(struct daemon *daemon, struct connection *connect
     AQ_TRY(copy_text(message, "job", daemon->job, sizeof daemon->job));
     AQ_TRY(copy_text(message, "run", daemon->run, sizeof daemon->run));
     AQ_TRY(copy_text(message, "checkpoint", daemon->checkpoint, sizeof daemon->checkpoint));
-    if (daemon->run[0] != '/' || daemon->checkpoint[0] != '/')
-        return refuse(daemon, connection, "run and checkpoint must be absolute paths");
+    aq_error_clear();
+    if (enter_folders(daemon, message) != AQ_OK) {
+        snprintf(text, sizeof text, "%s", aq_error_text());
+        aq_error_clear();
+        daemon->run[0] = 0; /* nobody's logs are shown from there */
+        return refuse(daemon, connection, text);
+    }
     daemon->owner = connection;
     daemon->job_since_ns = aq_clock_ns();
     aq_log("daemon", 2, "job=%s peer=%s", daemon->job, connection->peer);
@@ -219,11 +241,9 @@ static enum aq_status open_job(struct daemon *daemon, struct connection *connect
 static enum aq_status forget(struct daemon *daemon, const json_t *message)
 {
     uint64_t step;
-    char name[32], path[AQ_RUN_PATH_BYTES];
     AQ_TRY(aq_control_get_u64(message, "step", &step));
-    snprintf(name, sizeof name, "%llu", (unsigned long long)step);
-    AQ_TRY(aq_run_path(daemon->checkpoint, name, path));
-    (void)aq_run_remove(path); /* said in the log; an old checkpoint that stays harms nobody */
+    /* What fails is said in the log; an old checkpoint that stays harms nobody. */
+    if (aq_owned_forget(daemon->checkpoint, &daemon->run_owner, step) != AQ_OK) aq_error_clear();
     return AQ_OK;
 }
 

@@ -10,6 +10,7 @@
 #include "control_socket.h"
 #include "daemon.h"
 #include "job.h"
+#include "owned_folder.h"
 #include "run_folder.h"
 
 enum {
@@ -64,6 +65,7 @@ struct daemon {
     char job[DAEMON_TEXT_BYTES];
     char run[AQ_RUN_PATH_BYTES];
     char checkpoint[AQ_RUN_PATH_BYTES];
+    struct aq_owner run_owner; /* whose these folders are; its job is the one above */
     uint64_t job_since_ns;
     struct worker workers[DAEMON_WORKERS_MAX];
 };

@@ -30,6 +30,10 @@ struct aq_launch {
     uint64_t resume_bytes;  /* of metrics.jsonl, at that mark; 0: not known                             */
     const char *run;        /* absolute                                                                 */
     const char *checkpoint; /* absolute                                                                 */
+    const char *cache;      /* absolute, of all stages' caches; NULL: none on disk                      */
+    uint64_t id;            /* the run's (owned_folder.h); the caller has claimed run and checkpoint here */
+    bool resumed;           /* no folder is made above the run's own                                    */
+    bool fresh;             /* the checkpoints of this run that the daemons' machines have are to go    */
     const char *trace;      /* join the ranks' traces into this file; NULL: they send none              */
     const char *daemon;     /* program of the private daemon                                            */
     uint32_t keep;          /* complete checkpoints                                                     */

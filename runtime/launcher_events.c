@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "launcher_private.h"
+#include "owned_folder.h"
 
 static void on_listening(struct launcher *launcher, uint32_t rank, const json_t *message)
 {
@@ -117,36 +118,47 @@ static void on_eval(struct launcher *launcher, uint32_t rank, json_t *message)
     if (status != AQ_OK) launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text());
 }
 
-/* Every rank has the checkpoint of this step: note it, tell them, and let go of the oldest. */
+/*
+ * The list of complete checkpoints with this one: those before it that the run has gone on from, the newest first, at
+ * most `room`. A later one than the checkpoint that was gone on from could not be read, or is made anew.
+ */
+static void kept_with(const struct aq_run_mark *old, uint64_t before, uint32_t room, struct aq_run_mark *mark)
+{
+    mark->kept[mark->kept_count++] = mark->step;
+    for (uint32_t i = 0; i < old->kept_count && mark->kept_count < room; i++)
+        if (old->kept[i] <= before && old->kept[i] < mark->step) mark->kept[mark->kept_count++] = old->kept[i];
+}
+
+/* Every rank has the checkpoint of this step: note it, tell them, and let go of the oldest that this run noted. */
 static enum aq_status complete(struct launcher *launcher, uint64_t step)
 {
     const struct aq_launch *launch = launcher->launch;
+    const struct aq_owner owner = {
+        .job = launch->name, .id = launch->id, .kin = launch->kin, .plan_hash = launch->plan_hash};
     const uint64_t before = launcher->result->mark;
-    const struct aq_run_mark mark = {.step = step,
-                                     .older = launch->keep > 1 && before < step ? before : 0,
-                                     .metrics = aq_metrics_bytes_after(launch->metrics, step),
-                                     .older_metrics = launcher->mark_bytes,
-                                     .plan_hash = launch->plan_hash,
-                                     .kin = launch->kin};
+    struct aq_run_mark old = {0}, mark = {.step = step,
+                                          .older = launch->keep > 1 && before < step ? before : 0,
+                                          .metrics = aq_metrics_bytes_after(launch->metrics, step),
+                                          .older_metrics = launcher->mark_bytes,
+                                          .plan_hash = launch->plan_hash,
+                                          .kin = launch->kin};
     AQ_TRY(aq_metrics_sync(launch->metrics));
-    AQ_TRY(aq_run_make_folder(launch->checkpoint));
+    AQ_TRY(aq_owned_check(launch->checkpoint, AQ_OWNED_CHECKPOINT, launch->id));
+    if (before > 0) AQ_TRY(aq_run_mark_read(launch->checkpoint, &old));
+    kept_with(&old, before, launch->keep + AQ_RUN_FORGET_AGAIN, &mark);
     AQ_TRY(launcher_hashes_note(launcher, step, mark.older));
     AQ_TRY(aq_run_mark_write(launch->checkpoint, &mark));
+    /* After the mark: killed in between, the run has its checkpoint. */
+    if (!launcher->noted) AQ_TRY(aq_owned_note(launch->run, &owner));
+    launcher->noted = true;
     launcher->result->mark = step;
     launcher->mark_bytes = mark.metrics;
     to_all(launcher, "marked", step);
-    uint64_t steps[256];
-    uint32_t count;
-    AQ_TRY(aq_run_marks(launch->checkpoint, steps, 256, &count));
-    /* Of all folders here the newest `keep` that are not newer than this mark stay, and the one that `older` names: a
-     * folder between them may be of a checkpoint that never became complete. */
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t newer = 0;
-        for (uint32_t j = 0; j < count; j++)
-            newer += steps[j] > steps[i] && steps[j] <= step;
-        if (steps[i] < step && steps[i] != mark.older && newer >= launch->keep)
-            hosts_send(launcher, json_pack("{s:s, s:I}", "op", "forget", "step", (json_int_t)steps[i]));
-    }
+    for (uint32_t i = launch->keep; i < mark.kept_count; i++)
+        hosts_send(launcher, json_pack("{s:s, s:I}", "op", "forget", "step", (json_int_t)mark.kept[i]));
+    for (uint32_t i = 0; i < old.kept_count; i++)
+        if (old.kept[i] > before && old.kept[i] < step)
+            hosts_send(launcher, json_pack("{s:s, s:I}", "op", "forget", "step", (json_int_t)old.kept[i]));
     return AQ_OK;
 }
 

@@ -67,11 +67,13 @@ static enum aq_status take(struct launcher *launcher, struct host *host)
     const struct aq_launch *launch = launcher->launch;
     const char *name = host->address ? host->address : "this machine";
     json_t *message;
-    enum aq_status status =
-        aq_control_send(host->control, json_pack("{s:s, s:s, s:i, s:s, s:o, s:s, s:s}", "op", "open", "job",
-                                                 launch->name, "protocol", AQ_CONTROL_PROTOCOL, "version", AQ_VERSION,
-                                                 "plan_hash", aq_control_hex(launch->plan_hash), "run", launch->run,
-                                                 "checkpoint", launch->checkpoint));
+    enum aq_status status = aq_control_send(
+        host->control, json_pack("{s:s, s:s, s:i, s:s, s:o, s:o, s:o, s:s, s:s, s:s?, s:I, s:b, s:b}", "op", "open",
+                                 "job", launch->name, "protocol", AQ_CONTROL_PROTOCOL, "version", AQ_VERSION,
+                                 "plan_hash", aq_control_hex(launch->plan_hash), "kin", aq_control_hex(launch->kin),
+                                 "id", aq_control_hex(launch->id), "run", launch->run, "checkpoint", launch->checkpoint,
+                                 "cache", launch->cache, "resume", (json_int_t)launch->resume, "resumed",
+                                 launch->resumed || launch->resume > 0, "fresh", launch->fresh));
     /* A daemon that is gone already may have said why; one that could never begin has not. */
     if (status == AQ_OK || status == AQ_CLOSED)
         status = aq_control_receive(host->control, aq_clock_after(OPEN_S * second_ns), &message);
@@ -130,10 +132,11 @@ enum aq_status hosts_start(struct launcher *launcher)
 {
     const struct aq_launch *launch = launcher->launch;
     for (uint32_t r = 0; r < launcher->ranks; r++) {
-        json_t *message = json_pack("{s:s, s:I, s:I, s:s, s:o, s:I, s:s, s:s}", "op", "start", "rank", (json_int_t)r,
-                                    "stages", (json_int_t)launcher->ranks, "manifest", launch->manifest, "plan_hash",
-                                    aq_control_hex(launch->plan_hash), "resume", (json_int_t)launch->resume, "run",
-                                    launch->run, "checkpoint", launch->checkpoint);
+        json_t *message =
+            json_pack("{s:s, s:I, s:I, s:s, s:o, s:o, s:I, s:s, s:s}", "op", "start", "rank", (json_int_t)r, "stages",
+                      (json_int_t)launcher->ranks, "manifest", launch->manifest, "plan_hash",
+                      aq_control_hex(launch->plan_hash), "id", aq_control_hex(launch->id), "resume",
+                      (json_int_t)launch->resume, "run", launch->run, "checkpoint", launch->checkpoint);
         const char *hash = launcher_hash(launcher, launch->resume, r);
         if (hash) json_object_set_new(message, "sha256", json_string(hash));
         stage_send(launcher, r, message);

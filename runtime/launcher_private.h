@@ -44,17 +44,17 @@ struct launcher {
     struct stage stages[AQ_JOB_RANKS_MAX]; /* by rank */
     uint32_t ranks;
     uint32_t ready, ended; /* ranks */
-    bool gone;     /* `go` was said                    */
-    bool stopping; /* a stop was asked for             */
-    bool stopped;  /* the ranks say that they stopped  */
+    bool gone;             /* `go` was said                    */
+    bool stopping;         /* a stop was asked for             */
+    bool stopped;          /* the ranks say that they stopped  */
     bool aborting;
+    bool noted; /* the run folder says that there was a checkpoint */
     enum cause_class cause;
     uint64_t cause_deadline_ns; /* an echo waits so long for a better cause  */
     uint64_t end_deadline_ns;   /* of an abort                               */
     uint64_t ready_deadline_ns;
     double read_seconds; /* of the slowest stage's checkpoint */
     uint64_t mark_bytes; /* of metrics.jsonl, at the newest complete checkpoint */
-    uint64_t marks[8]; /* complete ones of this run, newest first, as many as are kept at most */
     json_t *hashes; /* of complete checkpoints, by step; NULL: none */
     FILE *trace;
     bool trace_failed;

@@ -150,12 +150,14 @@ static enum aq_status read_done(struct aq_mirror *mirror, struct lane *lane, con
         return AQ_OK;
     }
     if (job->status == AQ_NOTFOUND)
-        return aq_fail(AQ_IO, "mirror", "%s is gone before it was copied to stage %u", lane->name, lane->peer);
+        return aq_fail(AQ_IO, "mirror", "%s/%s is gone before it was copied to stage %u", lane->folder, lane->name,
+                       lane->peer);
     AQ_TRY(job->status);
     lane->total = (lane->size + piece_bytes - 1) / piece_bytes;
     const uint64_t left = lane->size - lane->read * piece_bytes;
     if (lane->total > 0 && job->count != (left < piece_bytes ? left : piece_bytes))
-        return aq_fail(AQ_IO, "mirror", "%s has changed while it was copied to stage %u", lane->name, lane->peer);
+        return aq_fail(AQ_IO, "mirror", "%s/%s has changed while it was copied to stage %u", lane->folder, lane->name,
+                       lane->peer);
     lane->place_bytes[lane->read % AQ_MIRROR_WINDOW] = job->count;
     if (lane->total > 0) lane->read++;
     return AQ_OK;

@@ -45,7 +45,7 @@ static enum aq_status open_to_read(struct lane *lane)
     struct mirror_own *own = lane->file_own;
     struct stat info;
     AQ_TRY(aq_file_open(lane->folder, lane->name, AQ_FILE_READ, &lane->file));
-    if (fstat(lane->file, &info) != 0) return aq_fail_errno("mirror", "cannot read %s", lane->name);
+    if (fstat(lane->file, &info) != 0) return aq_fail_errno("mirror", "cannot read %s/%s", lane->folder, lane->name);
     lane->size = (uint64_t)info.st_size;
     if (!lane->own) return AQ_OK;
     own->about.file_bytes = lane->size;
@@ -57,7 +57,6 @@ static enum aq_status open_to_write(struct lane *lane)
 {
     char step[24];
     snprintf(step, sizeof step, "%" PRIu64, lane->step);
-    AQ_TRY(aq_run_make_folder(lane->folder));
     AQ_TRY(aq_file_make_folder(lane->folder, step));
     remove_leftovers(lane);
     return aq_file_open(lane->folder, lane->partial, AQ_FILE_ANEW, &lane->file);
@@ -87,7 +86,7 @@ static enum aq_status read_at(const struct lane *lane, uint8_t *bytes, uint64_t 
     while (have < *count) {
         const ssize_t got = pread(lane->file, bytes + have, *count - have, (off_t)(offset + have));
         if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return aq_fail_errno("mirror", "cannot read %s", lane->name);
+        if (got < 0) return aq_fail_errno("mirror", "cannot read %s/%s", lane->folder, lane->name);
         if (got == 0) break;
         have += (uint32_t)got;
     }
@@ -109,7 +108,8 @@ static enum aq_status box_fill(const struct lane *lane, struct mirror_own *own)
     uint32_t have = want;
     if (want == 0) return AQ_OK;
     AQ_TRY(read_at(lane, own->plain, own->plain_at, &have));
-    if (have != want) return aq_fail(AQ_IO, "mirror", "%s has changed while it was copied", lane->name);
+    if (have != want)
+        return aq_fail(AQ_IO, "mirror", "%s/%s has changed while it was copied", lane->folder, lane->name);
     aq_hash_add(own->hash, own->plain, have);
     own->plain_at += have;
     AQ_TRY(aq_seal_chunk(own->seal, own->plain, own->box));
@@ -149,7 +149,7 @@ static enum aq_status write_all(const struct lane *lane, const uint8_t *bytes, u
     for (uint32_t done = 0; done < count;) {
         const ssize_t part = write(lane->file, bytes + done, count - done);
         if (part < 0 && errno == EINTR) continue;
-        if (part < 0) return aq_fail_errno("mirror", "%s: cannot be written", lane->partial);
+        if (part < 0) return aq_fail_errno("mirror", "%s/%s: cannot be written", lane->folder, lane->partial);
         done += (uint32_t)part;
     }
     return AQ_OK;
@@ -235,13 +235,13 @@ static enum aq_status own_check(const struct lane *lane, struct mirror_own *own)
 static enum aq_status finish_file(struct lane *lane)
 {
     if (lane->digest != lane->end_digest)
-        return aq_fail(AQ_CORRUPT, "mirror", "%s: its bytes have digest %016" PRIx64 ", stage %u sent %016" PRIx64,
-                       lane->partial, lane->digest, lane->peer, lane->end_digest);
+        return aq_fail(AQ_CORRUPT, "mirror", "%s/%s: its bytes have digest %016" PRIx64 ", stage %u sent %016" PRIx64,
+                       lane->folder, lane->partial, lane->digest, lane->peer, lane->end_digest);
     if (lane->own) AQ_TRY(own_check(lane, lane->file_own));
-    if (fsync(lane->file) != 0) return aq_fail_errno("mirror", "%s: cannot be synced", lane->partial);
+    if (fsync(lane->file) != 0) return aq_fail_errno("mirror", "%s/%s: cannot be synced", lane->folder, lane->partial);
     const int closed = close(lane->file);
     lane->file = -1;
-    if (closed != 0) return aq_fail_errno("mirror", "%s: cannot be closed", lane->partial);
+    if (closed != 0) return aq_fail_errno("mirror", "%s/%s: cannot be closed", lane->folder, lane->partial);
     AQ_TRY(aq_file_rename(lane->folder, lane->partial, lane->name));
     return aq_file_sync_folder(lane->folder, lane->name);
 }

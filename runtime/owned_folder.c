@@ -220,20 +220,46 @@ static bool copy_is_ours(const char *folder, const char *name, const struct aq_o
     return got == (ssize_t)sizeof head && aq_seal_is_of(head, owner->kin);
 }
 
-static bool step_proves(const char *path, const struct aq_owner *owner)
+/* Of the names in the folder of a step: those that are this run's files, and all others. */
+static void step_count(const char *path, const char *step, const struct aq_owner *owner, uint64_t *own,
+                       uint64_t *foreign)
 {
-    char step[24], file[NAME_BYTES + 32];
+    char file[NAME_BYTES + 32];
     DIR *list = NULL;
     const char *name;
-    bool proved = false;
-    snprintf(step, sizeof step, "%" PRIu64, owner->resume);
-    if (owner->resume == 0 || list_open(path, step, &list) != AQ_OK) return false;
-    while (!proved && (name = list_next(list))) {
+    if (list_open(path, step, &list) != AQ_OK) {
+        ++*foreign;
+        return;
+    }
+    while ((name = list_next(list))) {
+        const enum file_name what = checkpoint_name(name);
         snprintf(file, sizeof file, "%s/%s", step, name);
-        proved = checkpoint_name(name) == NAME_WHOLE && checkpoint_is_ours(path, file, owner);
+        if (what == NAME_WHOLE && copy_is_ours(path, file, owner)) continue;
+        ++*(what == NAME_ASIDE || (what == NAME_WHOLE && checkpoint_is_ours(path, file, owner)) ? own : foreign);
     }
     closedir(list);
-    return proved;
+}
+
+/* The checkpoint to go on from is ours; or nothing is there but checkpoints of ours, be they half written. */
+static bool steps_prove(const char *path, const struct aq_owner *owner)
+{
+    char step[24];
+    uint64_t own = 0, foreign = 0;
+    DIR *list = NULL;
+    const char *name;
+    snprintf(step, sizeof step, "%" PRIu64, owner->resume);
+    if (owner->resume > 0) step_count(path, step, owner, &own, &foreign);
+    if (own > 0) return true;
+    foreign = 0;
+    if (list_open(path, "", &list) != AQ_OK) return false;
+    while (foreign == 0 && (name = list_next(list))) {
+        if (is_step(name))
+            step_count(path, name, owner, &own, &foreign);
+        else if (strcmp(name, "lost+found") != 0 && strncmp(name, "complete", 8) != 0)
+            foreign++;
+    }
+    closedir(list);
+    return own > 0 && foreign == 0;
 }
 
 static bool run_proves(const char *path, const struct aq_owner *owner, uint64_t names)
@@ -260,7 +286,7 @@ static bool is_proved(const char *path, enum aq_owned_kind kind, const struct aq
     case AQ_OWNED_CHECKPOINT:
         if (aq_run_mark_read(path, &mark) == AQ_OK)
             return mark.plan_hash == owner->plan_hash || (mark.kin && mark.kin == owner->kin);
-        return step_proves(path, owner);
+        return steps_prove(path, owner);
     case AQ_OWNED_CACHE: /* each cache's own head says whose it is, and is read before anything is written */
         return first_foreign(path, is_cache_name, other, &names) == AQ_OK && !*other;
     default:
@@ -376,6 +402,29 @@ enum aq_status aq_owned_claim_run(const char *path, enum aq_owned_make make, str
     return AQ_OK;
 }
 
+/* AQ_REFUSED: a link on the way from the run folder to a folder below it. */
+static enum aq_status no_link_below(const char *run, const char *path)
+{
+    const size_t length = strlen(run);
+    int fd = -1;
+    if (strncmp(path, run, length) != 0 || path[length] != '/') return AQ_OK;
+    while (path[length] == '/' && path[length + 1] == '/')
+        path++;
+    const enum aq_status status = path[length + 1] ? aq_file_open_folder(run, path + length + 1, &fd) : AQ_NOTFOUND;
+    if (fd != -1) close(fd);
+    return status == AQ_NOTFOUND ? AQ_OK : status;
+}
+
+enum aq_status aq_owned_enter(const struct aq_owned_folders *folders, enum aq_owned_make make,
+                              const struct aq_owner *owner)
+{
+    AQ_TRY(aq_owned_claim(folders->run, AQ_OWNED_RUN, make, owner));
+    AQ_TRY(no_link_below(folders->run, folders->checkpoint));
+    if (folders->cache) AQ_TRY(no_link_below(folders->run, folders->cache));
+    AQ_TRY(aq_owned_claim(folders->checkpoint, AQ_OWNED_CHECKPOINT, make, owner));
+    return folders->cache ? aq_owned_claim(folders->cache, AQ_OWNED_CACHE, make, owner) : AQ_OK;
+}
+
 enum aq_status aq_owned_note(const char *run, const struct aq_owner *owner)
 {
     AQ_TRY(aq_owned_check(run, AQ_OWNED_RUN, owner->id));
@@ -479,9 +528,20 @@ static enum aq_status logs_remove(const char *run)
 
 enum aq_status aq_owned_clear_run(const char *run, const struct aq_owner *owner)
 {
-    static const char *const names[] = {"metrics.jsonl",   "metrics.jsonl.new", "report.json",
-                                        "report.json.new", "trace.json",        "hashes.json",
-                                        "hashes.json.new", "model.safetensors", "model.safetensors.partial"};
+    static const char *const names[] = {"metrics.jsonl.index",
+                                        "metrics.jsonl.tail",
+                                        "metrics.jsonl.tail.new",
+                                        "hashes.json",
+                                        "hashes.json.new",
+                                        "metrics.jsonl",
+                                        "metrics.jsonl.new",
+                                        "report.json",
+                                        "report.json.new",
+                                        "trace.json",
+                                        "hashes.json",
+                                        "hashes.json.new",
+                                        "model.safetensors",
+                                        "model.safetensors.partial"};
     AQ_TRY(aq_owned_check(run, AQ_OWNED_RUN, owner->id));
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         AQ_TRY(aq_file_remove(run, names[i]));

@@ -62,6 +62,16 @@ enum aq_status aq_owned_claim(const char *path, enum aq_owned_kind kind, enum aq
 enum aq_status aq_owned_claim_run(const char *path, enum aq_owned_make make, struct aq_owner *owner,
                                   bool *checkpointed);
 
+/*
+ * All folders of a run on one machine: its own (whose id is known), and below or beside it those of its checkpoints and
+ * its caches (NULL: it has none on disk). A folder below the run folder must be no link: nobody named it.
+ */
+struct aq_owned_folders {
+    const char *run, *checkpoint, *cache;
+};
+enum aq_status aq_owned_enter(const struct aq_owned_folders *folders, enum aq_owned_make make,
+                              const struct aq_owner *owner);
+
 /* Note in the run folder's marker that a checkpoint became complete: from now on there must be one. */
 enum aq_status aq_owned_note(const char *run, const struct aq_owner *owner);
 

@@ -11,8 +11,9 @@
 #include <unistd.h>
 
 #include "control.h"
+#include "runtime_text.h"
 
-enum { DEPTH_MAX = 8 };
+enum { MARK_BYTES_MAX = 64 << 10 };
 
 enum aq_status aq_run_path(const char *folder, const char *name, char *path)
 {
@@ -125,35 +126,6 @@ enum aq_status aq_run_read(const char *path, size_t bytes_max, char **text, size
     return aq_run_read_in(NULL, path, bytes_max, text, count);
 }
 
-static enum aq_status remove_below(int parent, const char *name, const char *path, int depth)
-{
-    if (unlinkat(parent, name, 0) == 0 || errno == ENOENT) return AQ_OK;
-    if (errno != EISDIR && errno != EPERM) return aq_fail_errno("run", "cannot remove %s (in %s)", name, path);
-    if (depth == DEPTH_MAX) return aq_fail(AQ_INVAL, "run", "cannot remove %s: folders nest too deep", path);
-    const int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd == -1) return aq_fail_errno("run", "cannot remove %s (in %s)", name, path);
-    DIR *folder = fdopendir(fd);
-    if (!folder) {
-        close(fd);
-        return aq_fail_errno("run", "cannot read %s (in %s)", name, path);
-    }
-    enum aq_status status = AQ_OK;
-    const struct dirent *entry;
-    while (status == AQ_OK && (entry = readdir(folder)))
-        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
-            status = remove_below(fd, entry->d_name, path, depth + 1);
-    closedir(folder);
-    AQ_TRY(status);
-    if (unlinkat(parent, name, AT_REMOVEDIR) != 0 && errno != ENOENT)
-        return aq_fail_errno("run", "cannot remove %s (in %s)", name, path);
-    return AQ_OK;
-}
-
-enum aq_status aq_run_remove(const char *path)
-{
-    return remove_below(AT_FDCWD, path, path, 0);
-}
-
 enum aq_status aq_run_lock(const char *folder, int *fd)
 {
     int lock;
@@ -167,8 +139,10 @@ enum aq_status aq_run_lock(const char *folder, int *fd)
     close(lock);
     errno = error;
     if (error != EACCES && error != EAGAIN) return aq_fail_errno("run", "cannot lock %s/lock", folder);
-    return aq_fail(AQ_REFUSED, "run", "the folder %s is in use by process %d; `aqpipe stop %s` stops it", folder,
-                   (int)aq_run_holder(folder), folder);
+    return aq_fail(AQ_REFUSED, "run",
+                   "the folder %s is in use by process %d: wait for its end, or stop that run with `aqpipe "
+                   "stop`",
+                   folder, (int)aq_run_holder(folder));
 }
 
 pid_t aq_run_holder(const char *folder)
@@ -181,13 +155,32 @@ pid_t aq_run_holder(const char *folder)
     return asked == 0 && whole.l_type != F_UNLCK ? whole.l_pid : 0;
 }
 
+/* A mark from before there was a list names two. */
+static enum aq_status kept_read(const json_t *list, const char *path, struct aq_run_mark *mark)
+{
+    mark->kept_count = 0;
+    if (!list) {
+        mark->kept[mark->kept_count++] = mark->step;
+        if (mark->older) mark->kept[mark->kept_count++] = mark->older;
+        return AQ_OK;
+    }
+    const size_t count = json_array_size(list);
+    bool good = json_is_array(list) && count <= AQ_RUN_KEPT_MAX;
+    for (size_t i = 0; good && i < count; i++) {
+        const json_int_t step = json_integer_value(json_array_get(list, i));
+        good = step > 0;
+        mark->kept[mark->kept_count++] = (uint64_t)step;
+    }
+    return good ? AQ_OK : aq_fail(AQ_CORRUPT, "run", "%s: its list of checkpoints is damaged", path);
+}
+
 enum aq_status aq_run_mark_read(const char *checkpoint, struct aq_run_mark *out)
 {
     char path[AQ_RUN_PATH_BYTES];
     char *text;
     size_t count;
     AQ_TRY(aq_run_path(checkpoint, "complete", path));
-    AQ_TRY(aq_run_read(path, 4096, &text, &count));
+    AQ_TRY(aq_run_read(path, MARK_BYTES_MAX, &text, &count));
     json_t *mark = json_loadb(text, count, JSON_REJECT_DUPLICATES, NULL);
     aq_free(text);
     struct aq_run_mark got;
@@ -201,6 +194,7 @@ enum aq_status aq_run_mark_read(const char *checkpoint, struct aq_run_mark *out)
     got.older_metrics = aq_control_u64_or(mark, "older_metrics", 0);
     got.kin = 0;
     if (status == AQ_OK && json_object_get(mark, "kin")) status = aq_control_get_hex(mark, "kin", &got.kin);
+    if (status == AQ_OK) status = kept_read(json_object_get(mark, "kept"), path, &got);
     if (status == AQ_OK) *out = got;
     json_decref(mark);
     return status;
@@ -208,15 +202,23 @@ enum aq_status aq_run_mark_read(const char *checkpoint, struct aq_run_mark *out)
 
 enum aq_status aq_run_mark_write(const char *checkpoint, const struct aq_run_mark *mark)
 {
-    char path[AQ_RUN_PATH_BYTES], text[256];
+    char path[AQ_RUN_PATH_BYTES];
+    struct aq_text text = {0};
+    AQ_ASSERT(mark->kept_count <= AQ_RUN_KEPT_MAX);
     AQ_TRY(aq_run_path(checkpoint, "complete", path));
-    const int count = snprintf(text, sizeof text,
-                               "{\"step\":%llu,\"older\":%llu,\"plan_hash\":\"%016llx\",\"kin\":\"%016llx\","
-                               "\"metrics\":%llu,\"older_metrics\":%llu}\n",
-                               (unsigned long long)mark->step, (unsigned long long)mark->older,
-                               (unsigned long long)mark->plan_hash, (unsigned long long)mark->kin,
-                               (unsigned long long)mark->metrics, (unsigned long long)mark->older_metrics);
-    return aq_run_write(path, text, (size_t)count);
+    aq_text_add(&text,
+                "{\"step\":%llu,\"older\":%llu,\"plan_hash\":\"%016llx\",\"kin\":\"%016llx\",\"metrics\":%llu,"
+                "\"older_metrics\":%llu,\"kept\":[",
+                (unsigned long long)mark->step, (unsigned long long)mark->older, (unsigned long long)mark->plan_hash,
+                (unsigned long long)mark->kin, (unsigned long long)mark->metrics,
+                (unsigned long long)mark->older_metrics);
+    for (uint32_t i = 0; i < mark->kept_count; i++)
+        aq_text_add(&text, "%s%llu", i ? "," : "", (unsigned long long)mark->kept[i]);
+    aq_text_add(&text, "]}\n");
+    enum aq_status status = text.status;
+    if (status == AQ_OK) status = aq_run_write(path, aq_text_of(&text), text.used);
+    aq_text_deinit(&text);
+    return status;
 }
 
 /* A folder's name as a step: digits only. */

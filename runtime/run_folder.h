@@ -16,7 +16,11 @@
 
 #include "aqsgd/base.h"
 
-enum { AQ_RUN_PATH_BYTES = 4096 };
+enum {
+    AQ_RUN_PATH_BYTES = 4096,
+    AQ_RUN_FORGET_AGAIN = 8,                     /* a message that is lost is said again, with the next checkpoints */
+    AQ_RUN_KEPT_MAX = 1000 + AQ_RUN_FORGET_AGAIN /* checkpoint.keep, and those that are to be forgotten */
+};
 
 /* folder/name into path (AQ_RUN_PATH_BYTES). AQ_INVAL: longer than any path. */
 enum aq_status aq_run_path(const char *folder, const char *name, char *path);
@@ -37,9 +41,6 @@ enum aq_status aq_run_read(const char *path, size_t bytes_max, char **text, size
 /* The same of a name in a folder: no part of it may be a link (file.h). */
 enum aq_status aq_run_read_in(const char *folder, const char *name, size_t bytes_max, char **text, size_t *count);
 
-/* rm -r, following no links. Missing is fine. */
-enum aq_status aq_run_remove(const char *path);
-
 /* Take the lock of the folder. AQ_REFUSED names the process that has it. The fd keeps it; close it to give it back. */
 enum aq_status aq_run_lock(const char *folder, int *fd);
 
@@ -53,6 +54,10 @@ struct aq_run_mark {
     uint64_t kin;           /* plan.h; 0: not told */
     uint64_t metrics;       /* bytes of metrics.jsonl up to `step` (run_rewind.h); 0: not told */
     uint64_t older_metrics; /* up to `older` */
+    /* Those that became complete, the newest first: `step`, and behind the newest checkpoint.keep those that are being
+     * forgotten. Steps, not folders, so that what others put beside them is nobody's to forget. */
+    uint32_t kept_count;
+    uint64_t kept[AQ_RUN_KEPT_MAX];
 };
 
 /* checkpoint/complete. Reading: AQ_NOTFOUND (not logged): there is none; AQ_CORRUPT. */

@@ -258,7 +258,7 @@ static enum aq_status open_or_rebuild(struct aq_worker *w, struct aq_cache_confi
     aq_log("worker", 0,
            "rank %u has lost its cache of step %" PRIu64 " (%s): it begins empty, messages come from the neighbours",
            w->rank, w->step, aq_status_text(status));
-    AQ_TRY(aq_run_remove(config->path));
+    AQ_TRY(aq_cache_discard(config->path));
     aq_error_clear(); /* dealt with: a later failure is not this one */
     config->mark = 0;
     return aq_cache_open(config, &w->cache);
@@ -275,7 +275,6 @@ static enum aq_status open_cache(struct aq_worker *w)
         snprintf(parent, sizeof parent, "%s/cache", w->run_folder);
     const int bytes = snprintf(path, sizeof path, "%s/stage-%u", parent, w->rank);
     if (bytes >= (int)sizeof path) return aq_fail(AQ_INVAL, "worker", "cache.path is too long");
-    if (strcmp(config.kind, "memory") != 0) AQ_TRY(aq_run_make_folder(parent));
     config.path = path;
     config.bell = w->bell;
     config.trace = w->trace;
@@ -347,6 +346,7 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     const char *hash = aq_control_text_or(start, "sha256", "");
     if (*hash && !aq_hash_is(hash)) return aq_fail(AQ_PROTO, "worker", "told of no SHA-256: %.80s", hash);
     snprintf(w->hash, sizeof w->hash, "%s", hash);
+    AQ_TRY(aq_control_get_hex(start, "id", &w->run_id));
     if (w->job->output.trace) AQ_TRY(aq_trace_open(AQ_PLAN_TRACE_RECORDS, &w->trace));
     AQ_TRY(aq_bell_open(&w->bell));
     AQ_TRY(open_stage(w));

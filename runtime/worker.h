@@ -60,9 +60,9 @@ struct aq_worker_times {
     double loss_sum;
     double gradient_norm;
     float loss_scale; /* the step's                     */
-    bool skipped; /* the gradient was not finite, on some replica */
-    bool squared; /* worker->squares are those of the gradients as they are */
-    bool cleared; /* the gradients are zero again: that went along with a reduction */
+    bool skipped;     /* the gradient was not finite, on some replica */
+    bool squared;     /* worker->squares are those of the gradients as they are */
+    bool cleared;     /* the gradients are zero again: that went along with a reduction */
 };
 
 /* What links have packed (link.entropy) up to the last line of metrics. */
@@ -109,6 +109,7 @@ struct aq_worker {
     uint32_t position, P; /* the stage in its pipeline, of so many                 */
     uint32_t replica, W;  /* the copy of the pipeline, of so many                  */
     char *run_folder, *checkpoint_folder;
+    uint64_t run_id; /* whose they are: owned_folder.h */
     /* The stage. */
     struct aq_device *device;
     struct aq_stream *stream; /* compute: stage and optimizer                        */

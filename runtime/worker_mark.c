@@ -11,6 +11,7 @@
  */
 #include <string.h>
 
+#include "owned_folder.h"
 #include "worker.h"
 
 #define WAIT_NS_MAX      (600ull * 1000 * 1000 * 1000) /* for the slowest stage's disk */
@@ -263,6 +264,8 @@ enum aq_status aq_worker_mark_begin(struct aq_worker *w)
         AQ_TRY(aq_worker_mark_wait(w));
         w->mark_wait_ns += aq_clock_ns() - begin;
     }
+    /* A disk that has gone since must not get a checkpoint where it was mounted. */
+    AQ_TRY(aq_owned_check(w->checkpoint_folder, AQ_OWNED_CHECKPOINT, w->run_id));
     if (w->cache) AQ_TRY(aq_cache_mark_begin(w->cache, w->step));
     AQ_TRY(aq_checkpoint_writer_begin(w->writer, w->step));
     w->mark_step = w->step;

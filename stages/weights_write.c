@@ -92,6 +92,7 @@ static enum aq_status write_all(const char *path, int file, const void *bytes, s
 
 struct aq_weights_writer {
     char memory[PATH_BYTES_MAX], *folder; /* NULL: name is a whole path */
+    char path[PATH_BYTES_MAX];            /* of what is written, for error lines */
     char name[PATH_BYTES_MAX], partial[PATH_BYTES_MAX];
     const struct aq_weights_tensor *tensors; /* borrowed */
     uint32_t count, next;                    /* tensors; the one that is being written */
@@ -115,8 +116,11 @@ enum aq_status aq_weights_writer_open(const char *folder, const char *name, cons
     const int first = snprintf(writer->memory, sizeof writer->memory, "%s", folder ? folder : "");
     const int length = snprintf(writer->name, sizeof writer->name, "%s", name);
     const int longer = snprintf(writer->partial, sizeof writer->partial, "%s.partial", name);
+    const int longest = snprintf(writer->path, sizeof writer->path, "%s%s%s", writer->memory, folder ? "/" : "",
+                                 writer->partial);
     enum aq_status status = AQ_OK;
-    if (first < 0 || length < 0 || longer < 0 || first >= PATH_BYTES_MAX || longer >= PATH_BYTES_MAX)
+    if (first < 0 || length < 0 || longer < 0 || longest < 0 || first >= PATH_BYTES_MAX ||
+        longest >= PATH_BYTES_MAX)
         status = aq_fail(AQ_INVAL, AREA, "%.64s...: the file's name is too long", name);
     if (status == AQ_OK)
         status = make_header(name, tensors, count, metadata, &writer->header, &writer->header_bytes);
@@ -133,10 +137,10 @@ enum aq_status aq_weights_writer_open(const char *folder, const char *name, cons
 /* Everything is written: on the disk, and under its name. */
 static enum aq_status writer_finish(struct aq_weights_writer *writer)
 {
-    if (fsync(writer->file) != 0) return aq_fail_errno(AREA, "%s: cannot be synced", writer->partial);
+    if (fsync(writer->file) != 0) return aq_fail_errno(AREA, "%s: cannot be synced", writer->path);
     const int closed = close(writer->file);
     writer->file = -1;
-    if (closed != 0) return aq_fail_errno(AREA, "%s: cannot be closed", writer->partial);
+    if (closed != 0) return aq_fail_errno(AREA, "%s: cannot be closed", writer->path);
     AQ_TRY(aq_file_rename(writer->folder, writer->partial, writer->name));
     writer->partial_there = false;
     return aq_file_sync_folder(writer->folder, writer->name);
@@ -145,7 +149,7 @@ static enum aq_status writer_finish(struct aq_weights_writer *writer)
 enum aq_status aq_weights_writer_piece(struct aq_weights_writer *writer)
 {
     if (writer->header) {
-        AQ_TRY(write_all(writer->partial, writer->file, writer->header, writer->header_bytes));
+        AQ_TRY(write_all(writer->path, writer->file, writer->header, writer->header_bytes));
         aq_free(writer->header);
         writer->header = NULL;
         return AQ_AGAIN;
@@ -155,7 +159,7 @@ enum aq_status aq_weights_writer_piece(struct aq_weights_writer *writer)
     size_t bytes = sizeof(float);
     for (uint32_t d = 0; d < tensor->dimensions; d++) bytes *= tensor->shape[d];
     const size_t left = bytes - writer->done, piece = left < AQ_WEIGHTS_PIECE_BYTES ? left : AQ_WEIGHTS_PIECE_BYTES;
-    AQ_TRY(write_all(writer->partial, writer->file, (const uint8_t *)tensor->values + writer->done, piece));
+    AQ_TRY(write_all(writer->path, writer->file, (const uint8_t *)tensor->values + writer->done, piece));
     writer->done += piece;
     if (writer->done == bytes) {
         writer->next++;

@@ -139,6 +139,15 @@ void aq_folder_close(struct aq_folder *folder)
     *folder = (struct aq_folder){.lock_fd = -1, .slab_fd = -1};
 }
 
+enum aq_status aq_cache_discard(const char *path)
+{
+    static const char *const names[] = {"index.mdb", "index.mdb.new", "slab", "lock"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); ++i)
+        AQ_TRY(aq_file_remove(path, names[i]));
+    const enum aq_status status = aq_file_remove_folder(NULL, path);
+    return status == AQ_REFUSED ? AQ_OK : status;
+}
+
 /* A block of memory that O_DIRECT takes, inside a buffer of twice its size. */
 struct block {
     uint8_t bytes[2 * AQ_STORE_BLOCK];

@@ -31,6 +31,7 @@
 #include <unistd.h>
 
 #include "control.h"
+#include "stages/weights.h"
 
 struct page {
     _Atomic uint64_t led;  /* steps that rank 0 has begun; release by rank 0, acquire by the others */
@@ -132,13 +133,11 @@ static void share(const char *run)
 static void checkpoint(const char *folder, uint64_t step)
 {
     char path[4096];
-    mkdir(folder, 0777);
+    static const char *const metadata[] = {"format", "aqpipe checkpoint 1", "plan_hash", "0000000000001234", NULL};
     snprintf(path, sizeof path, "%s/%llu", folder, (unsigned long long)step);
     mkdir(path, 0777);
-    snprintf(path, sizeof path, "%s/%llu/stage-%u.puppet", folder, (unsigned long long)step, rank);
-    FILE *file = fopen(path, "w");
-    if (!file) exit(9);
-    fclose(file);
+    snprintf(path, sizeof path, "%s/%llu/stage-%u.safetensors", folder, (unsigned long long)step, rank);
+    if (aq_weights_write(path, NULL, 0, metadata) != AQ_OK) exit(9);
     say(json_pack("{s:s, s:I}", "event", "mark", "step", (json_int_t)step));
     json_decref(hear("marked"));
 }

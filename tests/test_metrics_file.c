@@ -22,6 +22,7 @@
 #include "metrics.h"
 #include "metrics_index.h"
 #include "report.h"
+#include "remove_tree.h"
 #include "run_folder.h"
 #include "run_lines.h"
 #include "run_rewind.h"
@@ -48,7 +49,7 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     (void)state;
-    const bool removed = aq_run_remove(folder) == AQ_OK;
+    const bool removed = remove_tree(folder) == 0;
     aq_log_sink(NULL, NULL);
     return removed && aq_memory_used() == 0 ? 0 : -1;
 }

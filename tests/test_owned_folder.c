@@ -177,6 +177,12 @@ static void test_folders_from_before_markers_need_proof(void **state)
     later.resume = 12;
     assert_int_equal(aq_owned_claim(in("c"), AQ_OWNED_CHECKPOINT, AQ_OWNED_MAKE_NONE, &later), AQ_REFUSED);
     put_checkpoint("c/12/stage-1.safetensors", kin_ours);
+    put("c/notes", "theirs");
+    assert_int_equal(aq_owned_claim(in("c"), AQ_OWNED_CHECKPOINT, AQ_OWNED_MAKE_NONE, &ours), AQ_REFUSED);
+    unlink(in("c/notes"));
+    assert_int_equal(aq_owned_look(in("c"), AQ_OWNED_CHECKPOINT, &ours, &is), AQ_OK);
+    assert_int_equal(is, AQ_OWNED_OLD);
+    put("c/12/notes", "theirs");
     assert_int_equal(aq_owned_claim(in("c"), AQ_OWNED_CHECKPOINT, AQ_OWNED_MAKE_NONE, &ours), AQ_REFUSED);
     assert_int_equal(aq_owned_claim(in("c"), AQ_OWNED_CHECKPOINT, AQ_OWNED_MAKE_NONE, &later), AQ_OK);
     /* Caches: their names; each has a head of its own that says whose it is. */

@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "remove_tree.h"
 #include "restart.h"
 #include "run_folder.h"
 
@@ -23,7 +24,7 @@ static int each_setup(void **state)
 static int each_teardown(void **state)
 {
     (void)state;
-    return aq_run_remove(folder) == AQ_OK ? 0 : -1;
+    return remove_tree(folder);
 }
 
 static const struct aq_launch_result killed = {.outcome = AQ_LAUNCH_FAILED, .transient = true, .mark = 6};

@@ -28,6 +28,8 @@
 
 #include "control_socket.h"
 #include "launcher.h"
+#include "owned_folder.h"
+#include "remove_tree.h"
 #include "report.h"
 #include "run_folder.h"
 #include "run_rewind.h"
@@ -81,6 +83,9 @@ static void launch(const struct trial *trial, int signals, struct aq_launch_resu
     const struct aq_metrics_config metrics_config = {
         .path = metrics_path, .stages = trial->stages, .step = trial->resume};
     struct aq_metrics *metrics;
+    struct aq_owner owner = {.job = "test job", .plan_hash = 0x1234};
+    assert_int_equal(aq_owned_claim_run(run, AQ_OWNED_MAKE_ALL, &owner, NULL), AQ_OK);
+    assert_int_equal(aq_owned_claim(checkpoint, AQ_OWNED_CHECKPOINT, AQ_OWNED_MAKE_ALL, &owner), AQ_OK);
     assert_int_equal(aq_metrics_open(&metrics_config, &metrics), AQ_OK);
     assert_int_equal(aq_metrics_line(metrics, json_pack("{s:s, s:s, s:i}", "event", "start", "name", "test", "stages",
                                                         (int)trial->stages)),
@@ -95,6 +100,7 @@ static void launch(const struct trial *trial, int signals, struct aq_launch_resu
                                      .resume = trial->resume,
                                      .run = run,
                                      .checkpoint = checkpoint,
+                                     .id = owner.id,
                                      .trace = trial->trace ? trace : NULL,
                                      .daemon = daemon_program,
                                      .keep = 2,
@@ -743,7 +749,7 @@ static void test_run_folder_is_locked_by_process(void **state)
 static int teardown(void **state)
 {
     (void)state;
-    return aq_run_remove(root) == AQ_OK ? 0 : -1;
+    return remove_tree(root);
 }
 
 int main(int argc, char **argv)

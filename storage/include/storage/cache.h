@@ -192,6 +192,12 @@ void aq_cache_walk_info(const struct aq_cache_walk *walk, struct aq_cache_info *
 void aq_cache_walk_close(struct aq_cache_walk *walk); /* NULL is fine */
 
 /*
+ * Removes a cache's files, by their names, and its folder where nothing else is in it. The caller knows that the folder
+ * is its own, and has it not open. A missing one is fine.
+ */
+enum aq_status aq_cache_discard(const char *path);
+
+/*
  * Moves the messages of the two kept marks to the head of the slab and cuts off the rest. Killed at any moment it
  * leaves a good cache. freed_bytes: by how much the slab shrank. Statuses as aq_cache_walk_open, and AQ_NOSPC.
  */
