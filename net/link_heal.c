@@ -87,6 +87,7 @@ static void check_position(struct aq_link *link, uint64_t position, uint32_t slo
     snprintf(text, sizeof text, "resumes at frame %llu with %u slots; %llu to %llu and at most %u were possible",
              (unsigned long long)position, slots, (unsigned long long)link->acked_sequence + 1,
              (unsigned long long)link->sequence + 1, link->peer.receive_slots);
+    if (position > 0) link->sequence = position - 1; /* so that it takes our ABORT for the frame that it expects */
     aq_link_fail(link, AQ_PROTO, text);
 }
 

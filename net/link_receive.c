@@ -85,6 +85,7 @@ static void frames(struct aq_link *link, uint64_t now_ns)
     struct aq_reader_frame in;
     while (link->state == LINK_OPEN && link->record_free_count > 0) {
         link->reader.sent_sequence = link->sequence;
+        link->reader.slots_untold = link->credit_back;
         link->reader.credit_max = link->peer.receive_slots - link->credits;
         const enum aq_status status = aq_reader_next(&link->reader, &in);
         if (status == AQ_AGAIN) return;

@@ -175,9 +175,10 @@ static enum aq_status check_body(struct aq_reader *reader, const struct aq_heade
                  aq_frame_kind_text(h->kind), h->body_bytes, h->raw_bytes, packed_max);
         return AQ_PROTO;
     }
-    if (h->body_bytes > 0 && !own && reader->slot_free_count == 0) {
-        snprintf(reader->text, sizeof reader->text, "sent a %s without a credit: all %u receive slots are taken",
-                 aq_frame_kind_text(h->kind), reader->slot_count);
+    if (h->body_bytes > 0 && !own && reader->slot_free_count <= reader->slots_untold) {
+        snprintf(reader->text, sizeof reader->text,
+                 "sent a %s (frame %llu) without a credit: all %u receive slots are taken, or not yet given back",
+                 aq_frame_kind_text(h->kind), (unsigned long long)h->sequence, reader->slot_count);
         return AQ_PROTO;
     }
     return AQ_OK;

@@ -28,9 +28,10 @@ struct aq_reader {
     uint32_t from, edge, body_bytes_max;
     uint64_t plan_hash;
     uint64_t
-        sent_sequence;   /* of my last frame: no acknowledge may be above it; set by the link before aq_reader_next */
-    uint32_t credit_max; /* credits that the peer may still give back; set by the link likewise                     */
-    uint64_t sequence;   /* of the last frame received and checked                                                  */
+        sent_sequence;     /* of my last frame: no acknowledge may be above it; set by the link before aq_reader_next */
+    uint32_t credit_max;   /* credits that the peer may still give back; set by the link likewise                     */
+    uint32_t slots_untold; /* free slots that no credit has told the peer of yet; set by the link likewise           */
+    uint64_t sequence;     /* of the last frame received and checked                                                  */
 
     uint8_t *slots; /* slot_count times slot_bytes */
     uint32_t slot_bytes, slot_count;
