@@ -3,7 +3,8 @@
  *
  * All of it runs in the caller's thread, on streams that no loop knows yet. A listener keeps up to AQ_HANDSHAKES peers
  * in hand at once, so that one that says nothing does not keep the others out; each has 10 s, and when there are too
- * many the oldest goes. At most one of them has been answered (the candidate): an answer is a promise.
+ * many aq_admit says who goes, never one that has proved itself. At most one of them has been answered (the candidate):
+ * an answer is a promise.
  */
 #include <errno.h>
 #include <poll.h>
@@ -241,39 +242,85 @@ static void listener_end(struct aq_listener *listener)
     aq_free(listener);
 }
 
-void aq_handshake_log(const struct aq_handshake *h)
+void aq_handshake_log(struct aq_listener *listener, const struct aq_handshake *h)
 {
-    aq_log(AREA, 1, "refused peer=%s: the peer %s", h->stream->name, h->text);
+    aq_log_limited(&listener->refusals, AREA, 1, "refused peer=%s: the peer %s", h->stream->name, h->text);
 }
 
-/* A free place; where there is none the oldest that has not been answered goes. */
-static struct aq_handshake *take_place(struct aq_listener *listener)
+/* What a peer in hand is to aq_admit: proved by its certificate, else by a HELLO of this job that is kept or answered.
+ */
+static enum aq_guest_state guest_state(const struct aq_handshake *h)
 {
-    struct aq_handshake *oldest = NULL;
+    if (h->stage == STAGE_NONE) return AQ_GUEST_NONE;
+    return h->hello_read || aq_stream_proved(h->stream) ? AQ_GUEST_PROVED : AQ_GUEST_UNPROVED;
+}
+
+/* A place for the newcomer. NULL: there is none for it. */
+static struct aq_handshake *take_place(struct aq_listener *listener, const struct aq_stream *newcomer)
+{
+    struct aq_guest guests[AQ_HANDSHAKES];
     for (uint32_t i = 0; i < AQ_HANDSHAKES; i++) {
-        struct aq_handshake *h = &listener->hands[i];
-        if (h->stage == STAGE_NONE) return h;
-        if (h->stage == STAGE_READING && (!oldest || h->deadline_ns < oldest->deadline_ns)) oldest = h;
+        const struct aq_handshake *h = &listener->hands[i];
+        guests[i] = (struct aq_guest){.since_ns = h->since_ns, .state = guest_state(h)};
+        if (h->stage != STAGE_NONE) guests[i].source = aq_stream_source(h->stream);
     }
-    AQ_ASSERT(oldest != NULL);
-    snprintf(oldest->text, sizeof oldest->text, "had to make room: %d others are at the door", AQ_HANDSHAKES);
-    aq_handshake_log(oldest);
-    aq_handshake_drop(oldest);
-    return oldest;
+    const uint32_t at = aq_admit(guests, AQ_HANDSHAKES, aq_stream_source(newcomer), aq_clock_ns());
+    if (at == AQ_ADMISSION_REFUSED) return NULL;
+    struct aq_handshake *h = &listener->hands[at];
+    if (h->stage == STAGE_NONE) return h;
+    snprintf(h->text, sizeof h->text, "had to make room: too many are at the door who have proved nothing");
+    aq_handshake_log(listener, h);
+    aq_handshake_drop(h);
+    return h;
 }
 
-enum aq_status aq_listener_let_in(struct aq_listener *listener)
+enum aq_status aq_listener_let_in(struct aq_listener *listener, uint64_t *again_ns)
 {
     struct aq_stream *stream;
+    *again_ns = 0;
+    aq_log_limit_tell(&listener->refusals);
     for (uint32_t i = 0; i < AQ_HANDSHAKES; i++) {
         const enum aq_status status = aq_door_accept(&listener->door, &stream);
         if (status == AQ_AGAIN) return AQ_OK;
-        AQ_TRY(status);
-        struct aq_handshake *h = take_place(listener);
-        *h = (struct aq_handshake){
-            .stage = STAGE_READING, .stream = stream, .deadline_ns = aq_clock_after(AQ_HANDSHAKE_NS)};
+        if (status != AQ_OK) { /* no descriptors left, or no memory: both may come back */
+            *again_ns = aq_clock_after(AQ_BACK_OFF_NS_MAX);
+            return status;
+        }
+        struct aq_handshake *h = take_place(listener, stream);
+        if (!h) {
+            aq_log_limited(&listener->refusals, AREA, 1,
+                           "refused peer=%s: no place: too many of its address, or of all, are at the door",
+                           stream->name);
+            aq_stream_close(stream);
+            continue;
+        }
+        *h = (struct aq_handshake){.stage = STAGE_READING,
+                                   .stream = stream,
+                                   .since_ns = aq_clock_ns(),
+                                   .deadline_ns = aq_clock_after(AQ_HANDSHAKE_NS),
+                                   .ready = true};
     }
     return AQ_OK;
+}
+
+bool aq_handshake_due(const struct aq_handshake *h, uint64_t now_ns)
+{
+    /* One whose HELLO has been read waits for another accept, or for its link: asked each time. */
+    return h->stage != STAGE_NONE &&
+           (h->ready || now_ns >= h->deadline_ns || (h->stage == STAGE_READING && h->hello_read));
+}
+
+enum aq_status aq_handshake_failed(struct aq_handshake *h, enum aq_status status)
+{
+    if (status == AQ_AGAIN) {
+        if (h->text[0] == '\0') snprintf(h->text, sizeof h->text, "did not finish its handshake in 10 s");
+        return AQ_TIMEOUT; /* it may come again: an accept for it may be on its way */
+    }
+    if (status == AQ_TLSERR)
+        snprintf(h->text, sizeof h->text, "%s", aq_stream_refusal(h->stream));
+    else if (status == AQ_CLOSED || status == AQ_IO)
+        snprintf(h->text, sizeof h->text, "hung up during the handshake");
+    return status;
 }
 
 /*
@@ -343,7 +390,8 @@ static enum aq_status round_over(struct aq_listener *listener, const struct aq_l
         answered |= listener->hands[i].stage > STAGE_READING;
     for (uint32_t i = 0; i < AQ_HANDSHAKES; i++) {
         struct aq_handshake *h = &listener->hands[i];
-        if (h->stage == STAGE_NONE) continue;
+        if (!aq_handshake_due(h, now)) continue;
+        h->ready = false;
         const bool candidate = h->stage > STAGE_READING;
         enum aq_status status = advance(listener, h, config, candidate || !answered);
         if (status == AQ_OK) {
@@ -352,26 +400,24 @@ static enum aq_status round_over(struct aq_listener *listener, const struct aq_l
         }
         answered |= h->stage > STAGE_READING;
         if (status == AQ_AGAIN && now < h->deadline_ns) continue;
-        if (status == AQ_AGAIN) {
-            if (h->text[0] == '\0') snprintf(h->text, sizeof h->text, "did not finish its handshake in 10 s");
-            status = AQ_TIMEOUT; /* it may come again: an accept for it may be on its way */
-        } else if (status == AQ_TLSERR)
-            snprintf(h->text, sizeof h->text, "%s", aq_stream_refusal(h->stream));
-        else if (status == AQ_CLOSED || status == AQ_IO)
-            snprintf(h->text, sizeof h->text, "hung up during the handshake");
+        status = aq_handshake_failed(h, status);
         if (h->stage > STAGE_READING) answered = false;
-        aq_handshake_log(h);
+        aq_handshake_log(listener, h);
         aq_handshake_refuse(h, config, status);
     }
     return AQ_AGAIN;
 }
 
-void aq_listener_sleep(struct aq_listener *listener, uint64_t deadline_ns)
+void aq_listener_sleep(struct aq_listener *listener, uint64_t again_ns, uint64_t deadline_ns)
 {
-    struct pollfd fds[AQ_HANDSHAKES + 2] = {{.fd = listener->door.fd, .events = POLLIN},
-                                            {.fd = listener->wake_fd, .events = POLLIN}};
-    uint64_t wake_ns = deadline_ns;
-    nfds_t count = 2;
+    enum { DOOR, WAKE, OWN };
+    struct pollfd fds[AQ_HANDSHAKES + OWN];
+    uint32_t hands[AQ_HANDSHAKES + OWN];
+    uint64_t wakes_ns[AQ_HANDSHAKES + OWN], wake_ns = deadline_ns;
+    nfds_t count = OWN;
+    fds[DOOR] = (struct pollfd){.fd = again_ns == 0 ? listener->door.fd : -1, .events = POLLIN};
+    fds[WAKE] = (struct pollfd){.fd = listener->wake_fd, .events = POLLIN};
+    if (again_ns > 0 && again_ns < wake_ns) wake_ns = again_ns;
     for (uint32_t i = 0; i < AQ_HANDSHAKES; i++) {
         struct aq_handshake *h = &listener->hands[i];
         struct aq_stream_wait wait;
@@ -380,12 +426,18 @@ void aq_listener_sleep(struct aq_listener *listener, uint64_t deadline_ns)
         if (h->stage == STAGE_READING && h->hello_read) continue; /* kept for its time, nothing to be read */
         h->stream->ops->wait(h->stream, h->writing_now, &wait);
         if (wait.wake_ns < wake_ns) wake_ns = wait.wake_ns;
+        hands[count] = i;
+        wakes_ns[count] = wait.wake_ns;
         fds[count++] = (struct pollfd){.fd = wait.fd, .events = wait.events};
     }
     const uint64_t now = aq_clock_ns();
+    if (listener->refusals.held > 0 && wake_ns > now + AQ_REFUSALS_NS) wake_ns = now + AQ_REFUSALS_NS;
     const uint64_t ns = wake_ns > now ? wake_ns - now : 0;
     const struct timespec left = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
-    ppoll(fds, count, &left, NULL);
+    const int some = ppoll(fds, count, &left, NULL);
+    const uint64_t then = aq_clock_ns();
+    for (nfds_t i = OWN; i < count; i++)
+        if ((some > 0 && fds[i].revents != 0) || then >= wakes_ns[i]) listener->hands[hands[i]].ready = true;
 }
 
 /* The mailbox of a link that is about to be made: it stays in the list, so that the next session is another one. */
@@ -414,7 +466,8 @@ enum aq_status aq_link_accept(struct aq_listener *listener, const struct aq_link
     struct aq_handshake *done;
     AQ_TRY(aq_link_config_check(config));
     for (;;) {
-        AQ_TRY(aq_listener_let_in(listener));
+        uint64_t again_ns;
+        if (aq_listener_let_in(listener, &again_ns) == AQ_NOMEM) return AQ_NOMEM;
         if (round_over(listener, config, &done) == AQ_OK) break;
         if (aq_clock_ns() >= deadline_ns) {
             char rank[32];
@@ -424,7 +477,7 @@ enum aq_status aq_link_accept(struct aq_listener *listener, const struct aq_link
                            listener->door.address.whole, number_text("rank", "any", config->peer_rank, rank),
                            (int)config->edge);
         }
-        aq_listener_sleep(listener, deadline_ns);
+        aq_listener_sleep(listener, again_ns, deadline_ns);
     }
     struct aq_stream *stream = done->stream; /* aq_link_make takes it in any case */
     const struct aq_hello hello = done->hello;

@@ -26,7 +26,9 @@ struct aq_handshake {
     enum aq_stage_of_hand stage;
     struct aq_stream *stream;
     uint64_t deadline_ns;
-    bool writing_now; /* which direction to wait for                      */
+    uint64_t since_ns; /* when it came to the door                         */
+    bool writing_now;  /* which direction to wait for                      */
+    bool ready;        /* may go on: something has happened since its last turn */
     uint8_t out[AQ_HELLO_FRAME_BYTES];
     uint32_t out_bytes, out_sent;
     uint8_t in[AQ_HANDSHAKE_IN_BYTES]; /* HELLO, or ABORT with its text                    */
@@ -42,11 +44,12 @@ struct aq_listener {
     struct aq_listener *next;
     struct aq_door door;
     struct aq_handshake hands[AQ_HANDSHAKES];
-    uint64_t secret[2];    /* session numbers are made of it                      */
-    struct aq_heal *heals; /* of the links that were made here and heal           */
-    uint32_t living;       /* links of those that are not yet closed              */
-    int wake_fd;           /* wakes the porter                                    */
-    atomic_bool stop;      /* release in the caller, acquire in the porter        */
+    struct aq_log_limit refusals; /* a stranger must not fill the log            */
+    uint64_t secret[2];           /* session numbers are made of it                      */
+    struct aq_heal *heals;        /* of the links that were made here and heal           */
+    uint32_t living;              /* links of those that are not yet closed              */
+    int wake_fd;                  /* wakes the porter                                    */
+    atomic_bool stop;             /* release in the caller, acquire in the porter        */
     struct aq_thread *thread;
     bool given_up; /* by the caller: closed when the last of its links is */
 };
@@ -66,12 +69,18 @@ enum aq_status aq_handshake_read(struct aq_handshake *h, bool with_body);
 enum aq_status aq_handshake_match(struct aq_handshake *h, const struct aq_link_config *config);
 /* Tell the peer why, as far as that goes without waiting, and let it go. */
 void aq_handshake_refuse(struct aq_handshake *h, const struct aq_link_config *config, enum aq_status status);
-void aq_handshake_log(const struct aq_handshake *h);
+void aq_handshake_log(struct aq_listener *listener, const struct aq_handshake *h);
 
-/* Everybody who is at the door comes into a hand. */
-enum aq_status aq_listener_let_in(struct aq_listener *listener);
-/* Sleep until somebody is at the door, somebody in hand can go on, wake_fd rings, or a deadline. */
-void aq_listener_sleep(struct aq_listener *listener, uint64_t deadline_ns);
+/* Everybody who is at the door comes into a hand, as far as aq_admit has places. AQ_NOMEM, AQ_IO (no descriptors left):
+ * said already; the door is left alone until the time that is put in *again_ns (else 0). */
+enum aq_status aq_listener_let_in(struct aq_listener *listener, uint64_t *again_ns);
+/* Sleep until somebody is at the door (not before again_ns), somebody in hand can go on, wake_fd rings, or a
+ * deadline. */
+void aq_listener_sleep(struct aq_listener *listener, uint64_t again_ns, uint64_t deadline_ns);
+/* Is there anything to be done for this hand now? */
+bool aq_handshake_due(const struct aq_handshake *h, uint64_t now_ns);
+/* Why a handshake did not succeed, as `text` where that does not say it already; AQ_AGAIN is one out of time. */
+enum aq_status aq_handshake_failed(struct aq_handshake *h, enum aq_status status);
 
 /* One try to connect. AQ_REFUSED, AQ_CLOSED, AQ_IO, AQ_TIMEOUT: another may do better. With hello->session the HELLO
  * resumes. wake_fd: gives up with AQ_CLOSED when it rings (it stays rung); -1: none. */

@@ -74,6 +74,8 @@ void aq_dialler_close(struct aq_heal *heal);
 
 /* healer.c, the caller's thread: the porter of a listener. Returns when the thread has ended. */
 enum aq_status aq_porter_start(struct aq_listener *listener);
+/* What the thread does between two sleeps: who is at the door comes in, everybody in hand goes on. */
+void aq_porter_turn(struct aq_listener *listener, uint64_t *again_ns);
 
 /* handshake.c: a link that was made through this listener is gone. */
 void aq_listener_link_gone(struct aq_listener *listener);

@@ -142,6 +142,10 @@ static enum aq_status find(struct aq_listener *listener, struct aq_handshake *h,
     for (struct aq_heal *heal = listener->heals; heal; heal = heal->next) {
         if (h->hello.session != heal->session) continue;
         const enum aq_status status = aq_handshake_match(h, &heal->config);
+        if (status == AQ_OK && h->hello.rank != heal->peer_rank) {
+            snprintf(h->text, sizeof h->text, "(rank %u) resumes the link of rank %u", h->hello.rank, heal->peer_rank);
+            return AQ_MISMATCH;
+        }
         if (status == AQ_OK && h->hello.resume_sequence == 0) {
             snprintf(h->text, sizeof h->text, "(rank %u) names a session, but no frame to go on with", h->hello.rank);
             return AQ_PROTO;
@@ -213,15 +217,20 @@ static void one_hand(struct aq_listener *listener, struct aq_handshake *h, uint6
         return;
     }
     if (status == AQ_AGAIN && now < h->deadline_ns) return;
-    if (status == AQ_AGAIN) {
-        if (h->text[0] == '\0') snprintf(h->text, sizeof h->text, "did not finish its handshake in 10 s");
-        status = AQ_TIMEOUT;
-    } else if (status == AQ_TLSERR)
-        snprintf(h->text, sizeof h->text, "%s", aq_stream_refusal(h->stream));
-    else if (status == AQ_CLOSED || status == AQ_IO)
-        snprintf(h->text, sizeof h->text, "hung up during the handshake");
-    aq_handshake_log(h);
+    status = aq_handshake_failed(h, status);
+    aq_handshake_log(listener, h);
     aq_handshake_refuse(h, &heal->config, status);
+}
+
+void aq_porter_turn(struct aq_listener *listener, uint64_t *again_ns)
+{
+    (void)aq_listener_let_in(listener, again_ns); /* tried again, but not at once */
+    for (uint32_t i = 0; i < AQ_HANDSHAKES; i++) {
+        struct aq_handshake *h = &listener->hands[i];
+        if (!aq_handshake_due(h, aq_clock_ns())) continue;
+        h->ready = false;
+        one_hand(listener, h, aq_clock_ns());
+    }
 }
 
 static void porter_run(void *context)
@@ -230,15 +239,9 @@ static void porter_run(void *context)
     for (;;) {
         hear(listener->wake_fd);
         if (atomic_load_explicit(&listener->stop, memory_order_acquire)) return; /* pairs with listener_end */
-        uint64_t until_ns = AQ_NEVER;
-        /* Where the door itself fails (no descriptors left, said already), it is tried again, but not at once. */
-        if (aq_listener_let_in(listener) != AQ_OK) until_ns = aq_clock_after(AQ_BACK_OFF_NS_MAX);
-        for (uint32_t i = 0; i < AQ_HANDSHAKES; i++)
-            if (listener->hands[i].stage != STAGE_NONE) one_hand(listener, &listener->hands[i], aq_clock_ns());
-        if (until_ns != AQ_NEVER)
-            aq_handshake_sleep(listener->wake_fd, until_ns);
-        else
-            aq_listener_sleep(listener, until_ns);
+        uint64_t again_ns;
+        aq_porter_turn(listener, &again_ns);
+        aq_listener_sleep(listener, again_ns, AQ_NEVER);
     }
 }
 

@@ -24,7 +24,8 @@ enum {
     AQ_PACK_RATE_MBPS_MAX = 1000,     /* `auto` packs up to here: beyond, the coders hardly keep up                */
     AQ_NET_LINKS_MAX = 1024,
     AQ_NET_REAP = 64,    /* completions looked at between two sleeps                                  */
-    AQ_HANDSHAKES = 16,  /* peers of a listener between accept and their HELLO; then the oldest goes  */
+    AQ_HANDSHAKES = 256, /* peers of a listener between accept and their link: 256 come back after one blip, and half a
+                            megabyte; who goes when there are more is aqsgd/base/admission.h's to say          */
     AQ_SIM_CHUNKS = 4096 /* writes under way in one direction of a sim stream                         */
 };
 
@@ -45,6 +46,8 @@ static inline uint32_t aq_packed_bytes_max(uint32_t body_bytes_max)
 /* A peer has 10 s for its HELLO; 1 s less where it is kept for another accept: so it still hears the reason. */
 #define AQ_HANDSHAKE_NS        UINT64_C(10000000000)
 #define AQ_HANDSHAKE_SOONER_NS UINT64_C(1000000000)
+/* Refusals at a door that were not logged one by one are counted, and told after so long at most. */
+#define AQ_REFUSALS_NS UINT64_C(10000000000)
 /* An ended link waits 1 s for the peer to hang up, so that the last frame is not lost to a reset. */
 #define AQ_LINGER_NS UINT64_C(1000000000)
 /* Between two tries to connect: 10 ms, doubling to 0.5 s. */

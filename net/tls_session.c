@@ -37,7 +37,7 @@ struct aq_tls_session {
     char text[AQ_TLS_TEXT_BYTES];
     const void *sealed;
     size_t sealed_bytes; /* 0: nothing is pending */
-    uint8_t record[RECORD_BYTES];
+    uint8_t *record;     /* RECORD_BYTES, from the moment that it has proved itself: strangers cost less */
 };
 
 /* ---- who the peer is ---- */
@@ -221,7 +221,8 @@ void aq_tls_session_close(struct aq_tls_session *session)
 {
     if (!session) return;
     SSL_free(session->ssl); /* and its BIO */
-    OPENSSL_cleanse(session->record, sizeof session->record);
+    if (session->record) OPENSSL_cleanse(session->record, RECORD_BYTES);
+    aq_free(session->record);
     aq_free(session);
 }
 
@@ -320,6 +321,9 @@ static enum aq_status shake_hands(struct aq_tls_session *s)
     errno = 0;
     const int result = SSL_do_handshake(s->ssl);
     if (result != 1) return failed(s, result, errno);
+    void *record;
+    if (aq_alloc(RECORD_BYTES, &record) != AQ_OK) return end(s, AQ_IO); /* said already */
+    s->record = record;
     s->proved = true;
     s->check_ns = aq_clock_after(AQ_TLS_CHECK_S * 1000000000ull);
     aq_log("tls", 2, "peer=%s name=%s cipher=%s kernel=%s", s->peer_name, aq_tls_uri(&s->peer, uri),

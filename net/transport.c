@@ -165,6 +165,13 @@ bool aq_stream_local(const struct aq_stream *stream)
     return stream->local;
 }
 
+uint64_t aq_stream_source(const struct aq_stream *stream)
+{
+    while (stream->next)
+        stream = stream->next;
+    return stream->source;
+}
+
 void aq_stream_close(struct aq_stream *stream)
 {
     if (stream) stream->ops->close(stream);

@@ -50,6 +50,7 @@ struct aq_stream {
     const struct aq_stream_ops *ops;
     struct aq_stream *next;   /* of a filter: the stream below, owned                  */
     bool local;               /* the peer is on this machine (below a filter: ask aq_stream_local) */
+    uint64_t source;          /* of the peer's address, for aq_admit (below a filter: aq_stream_source) */
     char name[AQ_NAME_BYTES]; /* the peer, for people                                  */
 };
 
@@ -105,6 +106,7 @@ enum aq_status aq_stream_connect(const char *address, struct aq_tls *tls, uint32
                                  struct aq_stream **out);
 void aq_stream_close(struct aq_stream *stream); /* NULL is fine */
 bool aq_stream_local(const struct aq_stream *stream);
+uint64_t aq_stream_source(const struct aq_stream *stream);
 
 /* For streams that are sockets: the status of a failed read or write. EPIPE, ECONNRESET: AQ_CLOSED. */
 enum aq_status aq_stream_errno(int error);
@@ -121,6 +123,8 @@ enum aq_status aq_tls_wrap(const struct aq_address *address, struct aq_tls *tls,
 const char *aq_stream_refusal(const struct aq_stream *stream);
 /* Is the peer's certificate that of this rank? Also where there is no TLS. */
 bool aq_stream_proves(const struct aq_stream *stream, uint32_t rank);
+/* Has the peer shown a certificate of this job? Never where there is no TLS. */
+bool aq_stream_proved(const struct aq_stream *stream);
 
 #define AQ_TRANSPORT(scheme) extern const struct aq_transport aq_transport_##scheme;
 #include "transports.def"

@@ -25,7 +25,7 @@
 #include "transport.h"
 
 enum {
-    BACKLOG = 64,               /* connections that the kernel holds until the next accept                       */
+    BACKLOG = 4096,             /* connections that the kernel holds until the next accept: its own usual most   */
     PACED_SEGMENT_BYTES = 1448, /* of an Ethernet path: 1500 less IP, TCP and time stamps                        */
     PACED_QUEUE_NS = 10000000,  /* bytes not yet sent that the kernel takes, as time at the rate                 */
     PACED_QUEUE_BYTES_MIN = 4096,
@@ -66,6 +66,14 @@ static bool own(int fd)
                                       : four[0]->sin_addr.s_addr == four[1]->sin_addr.s_addr;
 }
 
+static uint64_t source_of(const struct sockaddr *address)
+{
+    const struct sockaddr_in *four = (const struct sockaddr_in *)address;
+    const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)address;
+    return address->sa_family == AF_INET6 ? aq_source_of(&six->sin6_addr, sizeof six->sin6_addr)
+                                          : aq_source_of(&four->sin_addr, sizeof four->sin_addr);
+}
+
 static enum aq_status wrap_socket(int fd, const struct sockaddr *peer, socklen_t bytes, struct aq_stream **out)
 {
     void *memory;
@@ -76,6 +84,7 @@ static enum aq_status wrap_socket(int fd, const struct sockaddr *peer, socklen_t
     tcp->fd = fd;
     name_of(peer, bytes, tcp->stream.name);
     tcp->stream.local = aq_endpoint_loopback_address(peer) || own(fd);
+    tcp->stream.source = source_of(peer);
     tcp->queue_bytes = queue;
     if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) == -1 ||
         setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &queue, sizeof queue) == -1)

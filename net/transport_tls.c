@@ -150,3 +150,9 @@ bool aq_stream_proves(const struct aq_stream *stream, uint32_t rank)
     const struct aq_tls_name *peer = tls->session ? aq_tls_session_peer(tls->session) : NULL;
     return peer && peer->role == AQ_TLS_STAGE && peer->stage == rank;
 }
+
+bool aq_stream_proved(const struct aq_stream *stream)
+{
+    const struct tls_stream *tls = find(stream);
+    return tls && tls->session && aq_tls_session_peer(tls->session);
+}

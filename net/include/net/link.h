@@ -128,7 +128,8 @@ void aq_listener_close(struct aq_listener *listener);
 
 /*
  * One link from the next peer that passes the handshake; peers that do not are refused one by one and logged, and the
- * wait goes on. Blocks until the deadline: AQ_TIMEOUT. Slow-loris peers are bounded: a handshake has 10 s.
+ * wait goes on. Blocks until the deadline: AQ_TIMEOUT. Slow-loris peers are bounded: a handshake has 10 s, and who has
+ * proved nothing gives way where there are too many (aqsgd/base/admission.h).
  */
 enum aq_status aq_link_accept(struct aq_listener *listener, const struct aq_link_config *config, uint64_t deadline_ns,
                               struct aq_link **out);
