@@ -577,6 +577,19 @@ static enum aq_status open_metrics(struct command *command)
     return write_line(command, start_line(command));
 }
 
+static struct aq_launch_bounds bounds_of(const struct command *command)
+{
+    const struct aq_job *job = command->job;
+    const struct aq_plan *plan = command->plan;
+    return (struct aq_launch_bounds){
+        .steps = plan->steps,
+        .mark_every = aq_job_every_steps(&job->checkpoint.every, plan->steps_per_epoch),
+        .evaluate_every = aq_job_every_steps(&job->train.evaluate_every, plan->steps_per_epoch),
+        .evaluates = plan->facts.heldout_samples > 0,
+        .trace_bytes =
+            job->output.trace ? (uint64_t)(AQ_PLAN_TRACE_RECORDS + AQ_TRACE_NAMES_MAX) * AQ_TRACE_LINE_BYTES_MAX : 0};
+}
+
 static void run_once(struct command *command, struct aq_launch_result *result)
 {
     const struct aq_job *job = command->job;
@@ -603,6 +616,7 @@ static void run_once(struct command *command, struct aq_launch_result *result)
                                      .trace = traced ? trace : NULL,
                                      .daemon = command->daemon,
                                      .keep = job->checkpoint.keep,
+                                     .bounds = bounds_of(command),
                                      .ready_ns_max = (uint64_t)READY_S * 1000000000,
                                      .begin_ns = command->restart.total > 0 ? aq_clock_ns() : command->begin_ns,
                                      .again = command->restart.total > 0,

@@ -197,6 +197,15 @@ enum aq_status worker_start(struct daemon *daemon, uint32_t rank, json_t *messag
 
 /* ---- running and ending ---- */
 
+/* What a daemon says of its workers, none of them may say itself: the launcher could not tell. */
+static bool is_ours(const json_t *message)
+{
+    static const char *const events[] = {"exited", "stop-asked", "opened", "refused"};
+    for (size_t i = 0; i < sizeof events / sizeof *events; i++)
+        if (aq_control_is(message, "event", events[i])) return true;
+    return false;
+}
+
 void worker_serve(struct daemon *daemon, struct worker *worker)
 {
     while (worker->control) {
@@ -212,6 +221,15 @@ void worker_serve(struct daemon *daemon, struct worker *worker)
             aq_control_close(worker->control);
             worker->control = NULL;
             worker->kill_ns = aq_clock_after(LINGER_NS); /* without a channel it is of no use to anybody */
+            return;
+        }
+        if (is_ours(message)) {
+            snprintf(worker->last, sizeof worker->last, "it spoke for its daemon");
+            if (worker->pid > 0) kill(worker->pid, SIGKILL);
+            json_decref(message);
+            aq_control_close(worker->control);
+            worker->control = NULL;
+            worker->kill_ns = aq_clock_after(LINGER_NS);
             return;
         }
         if (json_object_set_new(message, "rank", json_integer(worker->rank)) != 0) {

@@ -18,7 +18,7 @@
 #include "launcher_private.h"
 
 static const uint64_t second_ns = 1000ULL * 1000 * 1000;
-enum { ECHO_S = 2, ABORT_S = 10, TICK_MS = 200 };
+enum { ECHO_S = 2, ABORT_S = 10, TICK_MS = 200, TURN_LINES = 1024 };
 
 enum aq_status aq_launch_signals(int *fd)
 {
@@ -94,19 +94,21 @@ static void on_signals(struct launcher *launcher)
     }
 }
 
-static void read_host(struct launcher *launcher, struct host *host)
+/* A turn's worth of what a daemon has sent: one that never pauses holds up nobody else. True: there may be more. */
+static bool read_host(struct launcher *launcher, struct host *host)
 {
-    while (host->control) {
+    for (int i = 0; i < TURN_LINES && host->control; i++) {
         json_t *message;
         const enum aq_status status = aq_control_receive(host->control, 0, &message);
-        if (status == AQ_AGAIN) return;
+        if (status == AQ_AGAIN) return false;
         if (status != AQ_OK) {
             host_lost(launcher, host, status);
-            return;
+            return false;
         }
         launcher_event(launcher, host, message);
         json_decref(message);
     }
+    return host->control != NULL;
 }
 
 /* Deadlines: of becoming ready, of an echo, of an abort. False: it is over. */
@@ -130,6 +132,7 @@ static bool go_on(struct launcher *launcher)
 static void loop(struct launcher *launcher)
 {
     struct pollfd fds[AQ_JOB_RANKS_MAX + 1];
+    bool more = false;
     while (go_on(launcher)) {
         nfds_t count = 0;
         if (launcher->launch->signals >= 0)
@@ -140,13 +143,14 @@ static void loop(struct launcher *launcher)
                 fds[count++] = (struct pollfd){.fd = aq_control_fd(control),
                                                .events = aq_control_pending(control) ? POLLIN | POLLOUT : POLLIN};
         }
-        if (poll(fds, count, TICK_MS) < 0 && errno != EINTR) {
+        if (poll(fds, count, more ? 0 : TICK_MS) < 0 && errno != EINTR) {
             launcher_fail(launcher, CAUSE_OWN, AQ_IO, "poll: errno %d", errno);
             continue;
         }
         if (launcher->launch->signals >= 0) on_signals(launcher);
+        more = false;
         for (uint32_t i = 0; i < launcher->host_count; i++)
-            read_host(launcher, &launcher->hosts[i]);
+            more |= read_host(launcher, &launcher->hosts[i]);
     }
 }
 
@@ -193,6 +197,8 @@ void aq_launch_run(const struct aq_launch *launch, struct aq_launch_result *resu
     launcher->launch = launch;
     launcher->ranks = ranks;
     launcher->mark_bytes = launch->resume_bytes;
+    for (uint32_t r = 0; r < ranks; r++)
+        launcher->stages[r].step = launch->resume;
     launcher->result = result;
     launcher->ready_deadline_ns = aq_clock_after(launch->ready_ns_max);
     enum aq_status status = launcher_hashes_load(launcher);

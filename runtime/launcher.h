@@ -18,6 +18,15 @@
 
 struct aq_tls; /* net/tls.h */
 
+/* What the plan has a worker say: what goes beyond it ends the run (launcher_bounds.c). */
+struct aq_launch_bounds {
+    uint64_t steps;          /* of the whole run                                   */
+    uint64_t mark_every;     /* steps between checkpoints; 0: at the end alone     */
+    uint64_t evaluate_every; /* steps between evaluations; 0: at the end alone     */
+    bool evaluates;          /* there are held-out samples                         */
+    uint64_t trace_bytes;    /* that each rank's trace may have; 0: there is none  */
+};
+
 struct aq_launch {
     const char *name;
     uint32_t stages;          /* P                                                                        */
@@ -37,9 +46,10 @@ struct aq_launch {
     const char *trace;      /* join the ranks' traces into this file; NULL: they send none              */
     const char *daemon;     /* program of the private daemon                                            */
     uint32_t keep;          /* complete checkpoints                                                     */
-    uint64_t ready_ns_max;  /* from the start to the last `ready`                                       */
-    uint64_t begin_ns;      /* when whoever wants this run began: what the time until it trains is counted from */
-    bool again;             /* a restart: a daemon that is not back yet is worth another one            */
+    struct aq_launch_bounds bounds;
+    uint64_t ready_ns_max; /* from the start to the last `ready`                                       */
+    uint64_t begin_ns;     /* when whoever wants this run began: what the time until it trains is counted from */
+    bool again;            /* a restart: a daemon that is not back yet is worth another one            */
     const struct aq_token *token;
     struct aq_tls *tls; /* to daemons that listen; NULL: in the clear */
     struct aq_metrics *metrics;

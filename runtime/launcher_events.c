@@ -11,19 +11,9 @@
 static void on_listening(struct launcher *launcher, uint32_t rank, const json_t *message)
 {
     const uint64_t peer = aq_control_u64_or(message, "peer", rank + 1);
-    const char *address;
-    if (peer >= launcher->ranks) {
-        launcher_fail(launcher, CAUSE_OWN, AQ_PROTO, "rank %u listens for rank %llu, which there is not", rank,
-                      (unsigned long long)peer);
-        return;
-    }
-    if (aq_control_get_text(message, "address", &address) != AQ_OK) {
-        launcher_fail(launcher, CAUSE_OWN, AQ_PROTO, "rank %u listens without an address", rank);
-        return;
-    }
     stage_send(launcher, (uint32_t)peer,
-               json_pack("{s:s, s:I, s:s, s:I}", "op", "connect", "rank", (json_int_t)peer, "address", address, "from",
-                         (json_int_t)rank));
+               json_pack("{s:s, s:I, s:s, s:I}", "op", "connect", "rank", (json_int_t)peer, "address",
+                         aq_control_text_or(message, "address", ""), "from", (json_int_t)rank));
 }
 
 static void to_all(struct launcher *launcher, const char *op, uint64_t step)
@@ -51,13 +41,11 @@ static void say_go(struct launcher *launcher)
 
 static void on_ready(struct launcher *launcher, uint32_t rank, const json_t *message)
 {
-    struct stage *stage = &launcher->stages[rank];
-    if (stage->state != STAGE_STARTED) return;
-    stage->state = STAGE_READY;
+    launcher->stages[rank].state = STAGE_READY;
     const double seconds = aq_control_number_or(message, "checkpoint_seconds", 0);
     if (seconds > launcher->read_seconds) launcher->read_seconds = seconds;
     const char *device = aq_control_text_or(message, "device", NULL);
-    if (device) aq_log("launch", 0, "rank %u, whose device is auto, is on %s", rank, device);
+    if (device) aq_log("launch", 0, "rank %u, whose device is auto, is on %.200s", rank, device);
     if (++launcher->ready < launcher->ranks || launcher->aborting) return;
     launcher->gone = true;
     aq_metrics_go(launcher->launch->metrics);
@@ -164,11 +152,7 @@ static enum aq_status complete(struct launcher *launcher, uint64_t step)
 
 static void on_mark(struct launcher *launcher, uint32_t rank, const json_t *message)
 {
-    uint64_t step;
-    if (aq_control_get_u64(message, "step", &step) != AQ_OK) {
-        launcher_fail(launcher, CAUSE_OWN, AQ_PROTO, "rank %u marks no step", rank);
-        return;
-    }
+    const uint64_t step = aq_control_u64_or(message, "step", 0);
     if (!launcher_hash_told(launcher, rank, aq_control_text_or(message, "sha256", ""))) {
         launcher_fail(launcher, CAUSE_OWN, AQ_PROTO, "rank %u marks step %llu with no SHA-256", rank,
                       (unsigned long long)step);
@@ -197,18 +181,15 @@ static void on_trace(struct launcher *launcher, const json_t *message)
     if (launcher->trace_failed) (void)aq_fail_errno("launch", "cannot write %s", launcher->launch->trace);
 }
 
-/* Rank 0 tells which step is the last one; what it says unasked is nothing. */
-static void on_stopping(struct launcher *launcher, uint32_t rank, const json_t *message)
+static void on_stopping(struct launcher *launcher, const json_t *message)
 {
-    const uint64_t step = aq_control_u64_or(message, "step", 0);
-    if (!launcher->stopping || rank != 0 || step == 0) return;
-    aq_progress_say(launcher->launch->progress, "step %llu is the last one", (unsigned long long)step);
+    aq_progress_say(launcher->launch->progress, "step %llu is the last one",
+                    (unsigned long long)aq_control_u64_or(message, "step", 0));
 }
 
 static void on_done(struct launcher *launcher, uint32_t rank, json_t *message)
 {
     struct stage *stage = &launcher->stages[rank];
-    if (stage->done) return;
     stage->done = true;
     stage->state = STAGE_DONE;
     stage->report = json_incref(message);
@@ -271,7 +252,9 @@ void launcher_event(struct launcher *launcher, struct host *host, json_t *messag
     const char *event = aq_control_text_or(message, "event", "");
     uint32_t rank;
     if (strcmp(event, "stop-asked") == 0) {
-        launcher_stop(launcher, aq_control_text_or(message, "by", "a daemon"));
+        char who[128];
+        snprintf(who, sizeof who, "%s", aq_control_text_or(message, "by", "a daemon"));
+        launcher_stop(launcher, who);
         return;
     }
     if (aq_control_get_u32(message, "rank", &rank) != AQ_OK || rank >= launcher->ranks ||
@@ -279,6 +262,7 @@ void launcher_event(struct launcher *launcher, struct host *host, json_t *messag
         host_lost(launcher, host, AQ_PROTO);
         return;
     }
+    if (!launcher_expects(launcher, rank, event, message)) return;
     if (strcmp(event, "listening") == 0)
         on_listening(launcher, rank, message);
     else if (strcmp(event, "ready") == 0)
@@ -292,7 +276,7 @@ void launcher_event(struct launcher *launcher, struct host *host, json_t *messag
     else if (strcmp(event, "trace") == 0)
         on_trace(launcher, message);
     else if (strcmp(event, "stopping") == 0)
-        on_stopping(launcher, rank, message);
+        on_stopping(launcher, message);
     else if (strcmp(event, "done") == 0)
         on_done(launcher, rank, message);
     else if (strcmp(event, "failed") == 0)

@@ -26,12 +26,18 @@ enum stage_state { STAGE_NONE = 0, STAGE_STARTED, STAGE_READY, STAGE_DONE, STAGE
 struct stage {
     uint32_t host;
     enum stage_state state;
-    uint64_t mark;  /* newest step that this rank has a checkpoint of */
-    char hash[AQ_HASH_TEXT_BYTES]; /* of its file; "": it tells none, for there are no copies */
-    bool done;      /* said `done`                                    */
-    bool failed;    /* said `failed`: its exit is no cause of its own */
-    json_t *report; /* its done line                                  */
-    json_t *evals;  /* of the last stage of a replica: held-out losses that others have not told yet; or NULL */
+    uint64_t mark;                  /* newest step that this rank has a checkpoint of */
+    char hash[AQ_HASH_TEXT_BYTES];  /* of its file; "": it tells none, for there are no copies */
+    uint64_t step;                  /* newest that this rank has reported             */
+    uint64_t evaluated;             /* newest step that it has evaluated after    */
+    uint64_t trace_bytes;           /* that it has sent                         */
+    bool listens[AQ_JOB_RANKS_MAX]; /* for this rank it has said so   */
+    bool stopping;                  /* said which step is the last one               */
+    bool distrusted;                /* broke the protocol: nothing that it says counts any more */
+    bool done;                      /* said `done`                                    */
+    bool failed;                    /* said `failed`: its exit is no cause of its own */
+    json_t *report;                 /* its done line                                  */
+    json_t *evals; /* of the last stage of a replica: held-out losses that others have not told yet; or NULL */
 };
 
 enum { RANK_NAME_BYTES = 48 };
@@ -55,7 +61,7 @@ struct launcher {
     uint64_t ready_deadline_ns;
     double read_seconds; /* of the slowest stage's checkpoint */
     uint64_t mark_bytes; /* of metrics.jsonl, at the newest complete checkpoint */
-    json_t *hashes; /* of complete checkpoints, by step; NULL: none */
+    json_t *hashes;      /* of complete checkpoints, by step; NULL: none */
     FILE *trace;
     bool trace_failed;
 };
@@ -81,6 +87,9 @@ const char *rank_name(const struct launcher *launcher, uint32_t rank, char text[
 
 /* launcher_events.c */
 void launcher_event(struct launcher *launcher, struct host *host, json_t *message);
+
+/* launcher_bounds.c: may the worker say this now? If not that is the run's cause, and the line is to be forgotten. */
+bool launcher_expects(struct launcher *launcher, uint32_t rank, const char *event, const json_t *message);
 
 /* launcher.c: note a cause; the better one is kept, the first of its class. True: this one was. */
 bool launcher_fail(struct launcher *launcher, enum cause_class cause, enum aq_status status, const char *format, ...)

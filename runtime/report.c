@@ -75,6 +75,12 @@ static json_t *links(const struct aq_report_sums *g)
     return list;
 }
 
+/* A sum of what others said, as a whole number: null where it is none that a double holds exactly. */
+static json_t *whole(double value)
+{
+    return value >= 0 && value <= 9007199254740992.0 ? json_integer((json_int_t)value) : json_null();
+}
+
 /* What the stages said at their end. */
 static void add_stages(const struct aq_report_sums *g, json_t *report)
 {
@@ -96,9 +102,9 @@ static void add_stages(const struct aq_report_sums *g, json_t *report)
                                                 (json_int_t)aq_control_u64_or(stage, "memory_bytes", 0), "planned",
                                                 json_is_integer(plan) ? json_integer_value(plan) : 0));
     }
-    json_object_set_new(report, "cache_bytes", stages ? json_integer((json_int_t)cache) : json_null());
-    json_object_set_new(report, "sent_wire_bytes", stages ? json_integer((json_int_t)sent) : json_null());
-    json_object_set_new(report, "heals", stages ? json_integer((json_int_t)heals) : json_null());
+    json_object_set_new(report, "cache_bytes", stages ? whole(cache) : json_null());
+    json_object_set_new(report, "sent_wire_bytes", stages ? whole(sent) : json_null());
+    json_object_set_new(report, "heals", stages ? whole(heals) : json_null());
     json_object_set_new(report, "outage_seconds", stages ? aq_control_number(outage_ns * 1e-9) : json_null());
     json_object_set_new(report, "memory", memory);
 }
@@ -119,7 +125,8 @@ static json_t *make(const struct aq_report_sums *g)
     json_object_set_new(report, "steps_skipped", json_integer((json_int_t)g->n.skipped));
     if (g->n.loss_scale > 0) json_object_set_new(report, "loss_scale", aq_control_number(g->n.loss_scale));
     json_object_set_new(report, "epochs",
-                        json_integer((json_int_t)(g->n.epoch_first < 0 ? 0 : g->n.epoch_last - g->n.epoch_first + 1)));
+                        g->n.epoch_first < 0 ? json_integer(0)
+                                             : whole((double)g->n.epoch_last - (double)g->n.epoch_first + 1));
     json_object_set_new(report, "seconds", aq_control_number(g->n.time));
     json_object_set_new(report, "sequences_per_second", mean(c->samples + w->samples, c->seconds + w->seconds));
     json_object_set_new(report, "sequences_per_second_warm", mean(w->samples, w->seconds));

@@ -31,7 +31,7 @@ static void number(char *cell, double value, int decimals, const char *unit)
 static void size(char *cell, double bytes)
 {
     char text[AQ_TEXT_NUMBER];
-    if (!isfinite(bytes))
+    if (!(bytes >= 0 && bytes < 1e18))
         snprintf(cell, CELL_BYTES, "-");
     else
         snprintf(cell, CELL_BYTES, "%s", aq_text_size((uint64_t)(bytes + 0.5), text));

@@ -17,6 +17,9 @@ target_include_directories(test_run_folder PRIVATE ${CMAKE_SOURCE_DIR}/runtime)
 aq_test(test_owned_folder LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_owned_folder PRIVATE ${CMAKE_SOURCE_DIR}/runtime)
 
+aq_test(test_launcher_bounds LIBS aq_runtime aq_dep::jansson LABELS quick)
+target_include_directories(test_launcher_bounds PRIVATE ${CMAKE_SOURCE_DIR}/runtime)
+
 aq_test(test_metrics_file LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_metrics_file PRIVATE ${CMAKE_SOURCE_DIR}/runtime)
 

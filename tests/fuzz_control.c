@@ -35,13 +35,15 @@ static void to_launcher(const uint8_t *bytes, size_t count)
     struct aq_metrics *metrics;
     AQ_ASSERT(aq_metrics_open(&config, &metrics) == AQ_OK);
     /* A folder that nobody can make: a complete mark ends there, with a status. */
-    const struct aq_launch launch = {.stages = STAGES,
-                                     .replicas = 1,
-                                     .checkpoint = "/proc/none",
-                                     .keep = 1,
-                                     .metrics = metrics,
-                                     .progress = &progress,
-                                     .signals = -1};
+    const struct aq_launch launch = {
+        .stages = STAGES,
+        .replicas = 1,
+        .checkpoint = "/proc/none",
+        .keep = 1,
+        .bounds = {.steps = 9, .mark_every = 2, .evaluate_every = 3, .evaluates = true, .trace_bytes = 1000},
+        .metrics = metrics,
+        .progress = &progress,
+        .signals = -1};
     int peer;
     memset(&result, 0, sizeof result);
     memset(&launcher, 0, sizeof launcher);
@@ -61,8 +63,11 @@ static void to_launcher(const uint8_t *bytes, size_t count)
     fuzz_told(launcher.cause == CAUSE_NONE && count > 0);
     AQ_ASSERT(launcher.ended <= STAGES && launcher.ready <= STAGES);
     AQ_ASSERT(memchr(result.cause, 0, sizeof result.cause) != NULL);
-    for (int r = 0; r < STAGES; r++)
+    for (int r = 0; r < STAGES; r++) {
+        AQ_ASSERT(launcher.stages[r].step <= launch.bounds.steps && launcher.stages[r].trace_bytes <= 1000);
         json_decref(launcher.stages[r].report);
+        json_decref(launcher.stages[r].evals);
+    }
     aq_control_close(launcher.hosts[0].control);
     aq_metrics_close(metrics);
     close(peer);

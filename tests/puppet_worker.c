@@ -16,6 +16,8 @@
  *     chatter write 9 MiB to standard error
  *     twice   report a step twice
  *     drop    close the channel and live on
+ *     say     send the rest of the line, a JSON object
+ *     flood   send it again and again
  *
  * Ranks keep together through a page that they share in the run folder: rank 0 leads, and a stop travels there.
  */
@@ -86,8 +88,22 @@ static void failed(enum aq_status status, const char *text)
     exit(1);
 }
 
+/* `say RANK STEP LINE`, as often as it stands there; `flood RANK STEP LINE`: without end. */
+static void say_told(const char *action, uint64_t step, uint64_t times)
+{
+    char head[64];
+    snprintf(head, sizeof head, "%s %u %llu ", action, rank, (unsigned long long)step);
+    for (const char *at = manifest; (at = strstr(at, head)) != NULL;) {
+        at += strlen(head);
+        for (uint64_t i = 0; i < times; i++)
+            say(json_loadb(at, strcspn(at, "\n"), 0, NULL));
+    }
+}
+
 static void misbehave(uint64_t step)
 {
+    say_told("say", step, 1);
+    say_told("flood", step, UINT64_MAX);
     static char noise[1024];
     if (told("exit", step)) exit(7);
     if (told("quit", step)) exit(0);

@@ -271,6 +271,10 @@ static void test_report_takes_any_json(void **state)
         "ns\":{},"
         "\"forward_bytes\":[\"a\",null],\"epoch\":\"b\",\"loss\":[1]}\n",
         "{\"event\":\"start\",\"stages\":99999999}\n{\"event\":\"step\",\"link_wait_ns\":[1,2,3],\"seconds\":1e300}\n",
+        "{\"event\":\"start\",\"stages\":1}\n{\"event\":\"step\",\"epoch\":0,\"link_wait_ns\":[1e308],\"forward_"
+        "bytes\":[1e308]}\n"
+        "{\"event\":\"step\",\"epoch\":9223372036854775807,\"link_wait_ns\":[-1e308],\"gradient_bytes\":[-1e308]}\n"
+        "{\"event\":\"end\",\"stages\":[{\"cache_bytes\":1e308,\"heals\":-1e300,\"sent_wire_bytes\":1e300}]}\n",
         "{\"event\":\"start\"}\n{\"event\":\"end\",\"stages\":[null,1,{\"cache_bytes\":\"x\"}],\"state\":5}\n",
     };
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {

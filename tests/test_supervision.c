@@ -48,6 +48,7 @@ struct trial {
     const char *hosts[8];
     const struct aq_token *token;
     bool trace;
+    uint64_t trace_bytes; /* that a rank may send; 0: 64 KiB */
 };
 
 /* ---- helpers ---- */
@@ -72,6 +73,13 @@ static void no_line(int level, const char *line, void *context)
     (void)level;
     (void)line;
     (void)context;
+}
+
+/* What follows the key in a puppet's manifest; 0: it is not there. */
+static uint64_t number(const char *manifest, const char *key)
+{
+    const char *at = strstr(manifest, key);
+    return at ? strtoull(at + strlen(key), NULL, 10) : 0;
 }
 
 static void launch(const struct trial *trial, int signals, struct aq_launch_result *result)
@@ -104,6 +112,9 @@ static void launch(const struct trial *trial, int signals, struct aq_launch_resu
                                      .trace = trial->trace ? trace : NULL,
                                      .daemon = daemon_program,
                                      .keep = 2,
+                                     .bounds = {.steps = number(trial->manifest, "steps "),
+                                                .mark_every = number(trial->manifest, "mark "),
+                                                .trace_bytes = trial->trace_bytes ? trial->trace_bytes : 1 << 16},
                                      .begin_ns = aq_clock_ns(),
                                      .ready_ns_max = (trial->ready_s ? trial->ready_s : PATIENCE_S) * second_ns,
                                      .token = trial->token ? trial->token : &none,
@@ -352,7 +363,26 @@ static void test_worker_that_closes_its_channel_cannot_hang_the_job(void **state
 static void test_worker_that_reports_twice_is_a_failure(void **state)
 {
     (void)state;
-    expect_failure("steps 9\ntwice 1 2\n", "stage 1 reports step 2 while step");
+    expect_failure("steps 9\ntwice 1 2\n", "stage 1 breaks the protocol: it reports step 2 while step 3 is due");
+}
+
+/* What a worker says as if it were its daemon does not get as far as the launcher. */
+static void test_worker_that_speaks_for_its_daemon_is_killed(void **state)
+{
+    (void)state;
+    expect_failure("steps 9\nsay 1 2 {\"event\":\"exited\",\"code\":0}\n", "it spoke for its daemon");
+    expect_failure("steps 9\nsay 1 2 {\"event\":\"stop-asked\"}\n", "it spoke for its daemon");
+}
+
+/* A worker that never pauses: the first line ends the run, and none of them is written. */
+static void test_worker_that_floods_ends_the_run_and_fills_no_disk(void **state)
+{
+    (void)state;
+    expect_failure("steps 9\nflood 2 3 {\"event\":\"eval\",\"step\":2,\"loss\":1}\n",
+                   "stage 2 breaks the protocol: it evaluates, which the plan does not have it do");
+    assert_int_equal(count_lines("eval"), 0);
+    expect_failure("steps 9\nflood 0 2 {\"event\":\"trace\",\"text\":\"0123456789012345678901234567890123456789\"}\n",
+                   "more than the 65536 bytes");
 }
 
 static void test_worker_that_never_gets_ready_is_a_failure(void **state)
@@ -777,6 +807,8 @@ int main(int argc, char **argv)
         TEST(test_worker_that_garbles_is_killed),
         TEST(test_worker_that_closes_its_channel_cannot_hang_the_job),
         TEST(test_worker_that_reports_twice_is_a_failure),
+        TEST(test_worker_that_speaks_for_its_daemon_is_killed),
+        TEST(test_worker_that_floods_ends_the_run_and_fills_no_disk),
         TEST(test_worker_that_never_gets_ready_is_a_failure),
         TEST(test_missing_daemon_program_is_a_failure),
         TEST(test_chatter_is_kept_bounded),

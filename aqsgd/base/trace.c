@@ -63,7 +63,7 @@ uint64_t aq_trace_dropped(const struct aq_trace *trace)
 
 /* ---- writing ---- */
 
-enum { ROWS_MAX = 128, NESTED_MAX = 16 };
+enum { ROWS_MAX = AQ_TRACE_NAMES_MAX - 1, NESTED_MAX = 16 };
 
 /* A line of the viewer: spans that follow each other or lie within each other. A lane whose spans overlap has several.
  */
@@ -141,10 +141,13 @@ enum aq_status aq_trace_write(struct aq_trace *trace, int rank, uint64_t zero_ns
         }
         const double begin = ((double)s->begin_ns - (double)zero_ns) * 1e-3;
         const double length = (double)(s->end_ns - s->begin_ns) * 1e-3;
-        good = fprintf(file,
-                       "{\"ph\":\"X\",\"name\":\"%s\",\"cat\":\"%s\",\"pid\":%d,\"tid\":%u,\"ts\":%.3f,\"dur\":%.3f,"
-                       "\"args\":{\"step\":%u,\"micro_batch\":%u}},\n",
-                       s->name, s->lane, rank, row + 1, begin, length, s->step, s->micro_batch) > 0;
+        const int written =
+            fprintf(file,
+                    "{\"ph\":\"X\",\"name\":\"%s\",\"cat\":\"%s\",\"pid\":%d,\"tid\":%u,\"ts\":%.3f,\"dur\":%.3f,"
+                    "\"args\":{\"step\":%u,\"micro_batch\":%u}},\n",
+                    s->name, s->lane, rank, row + 1, begin, length, s->step, s->micro_batch);
+        good = written > 0;
+        AQ_ASSERT(written <= AQ_TRACE_LINE_BYTES_MAX);
     }
     good = good && names_write(rows, row_count, rank, file);
     return good ? AQ_OK : aq_fail_errno("trace", "cannot write the trace");

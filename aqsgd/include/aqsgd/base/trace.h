@@ -19,6 +19,11 @@
 extern "C" {
 #endif
 
+enum {
+    AQ_TRACE_LINE_BYTES_MAX = 256, /* of what is written: names are short literals */
+    AQ_TRACE_NAMES_MAX = 129       /* lines that are no spans: of the process and its rows */
+};
+
 struct aq_trace; /* opaque */
 
 /* records: how many fit. AQ_NOMEM. */

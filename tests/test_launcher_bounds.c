@@ -1,0 +1,374 @@
+/*
+ * test_launcher_bounds.c -- a worker that says what the plan does not have ends the run, by name, and nothing of it is
+ * written.
+ *
+ * The launcher's events in this process: two replicas of three stages, twelve steps, a checkpoint every four, an
+ * evaluation every three. Lines come as from a daemon.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "launcher_private.h"
+#include "owned_folder.h"
+#include "remove_tree.h"
+#include "run_folder.h"
+
+enum { P = 3, W = 2, RANKS = P * W };
+
+static char folder[64], metrics_path[128], trace_path[128], checkpoint[128];
+static struct launcher launcher;
+static struct aq_launch launch;
+static struct aq_launch_result result;
+static struct aq_metrics *metrics;
+static struct aq_progress progress;
+static struct aq_owner owner;
+static int peer;
+
+static void quiet(int level, const char *line, void *context)
+{
+    (void)level;
+    (void)line;
+    (void)context;
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    int fds[2];
+    snprintf(folder, sizeof folder, "/tmp/aqpipe-bounds-XXXXXX");
+    if (!mkdtemp(folder)) return -1;
+    snprintf(metrics_path, sizeof metrics_path, "%s/metrics.jsonl", folder);
+    snprintf(trace_path, sizeof trace_path, "%s/trace.json", folder);
+    snprintf(checkpoint, sizeof checkpoint, "%s/checkpoint", folder);
+    aq_log_sink(quiet, NULL);
+    owner = (struct aq_owner){.job = "test", .plan_hash = 0x1234};
+    if (aq_owned_claim_run(folder, AQ_OWNED_MAKE_ALL, &owner, NULL) != AQ_OK) return -1;
+    if (aq_owned_claim(checkpoint, AQ_OWNED_CHECKPOINT, AQ_OWNED_MAKE_ALL, &owner) != AQ_OK) return -1;
+    progress = (struct aq_progress){.off = true};
+    const struct aq_metrics_config config = {.path = metrics_path, .stages = RANKS, .mark_every = 4};
+    if (aq_metrics_open(&config, &metrics) != AQ_OK) return -1;
+    launch = (struct aq_launch){
+        .name = "test",
+        .stages = P,
+        .replicas = W,
+        .plan_hash = 0x1234,
+        .run = folder,
+        .id = owner.id,
+        .checkpoint = checkpoint,
+        .trace = trace_path,
+        .keep = 2,
+        .bounds = {.steps = 12, .mark_every = 4, .evaluate_every = 3, .evaluates = true, .trace_bytes = 100},
+        .metrics = metrics,
+        .progress = &progress,
+        .signals = -1};
+    memset(&result, 0, sizeof result);
+    memset(&launcher, 0, sizeof launcher);
+    launcher.launch = &launch;
+    launcher.result = &result;
+    launcher.ranks = RANKS;
+    launcher.host_count = 1;
+    launcher.hosts[0].address = "test";
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, fds) != 0) return -1;
+    peer = fds[1];
+    if (aq_control_open(fds[0], &launcher.hosts[0].control) != AQ_OK) return -1;
+    for (int r = 0; r < RANKS; r++)
+        launcher.stages[r].state = STAGE_STARTED;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    for (int r = 0; r < RANKS; r++) {
+        json_decref(launcher.stages[r].report);
+        json_decref(launcher.stages[r].evals);
+    }
+    if (launcher.trace) fclose(launcher.trace);
+    aq_control_close(launcher.hosts[0].control);
+    aq_metrics_close(metrics);
+    close(peer);
+    const bool removed = remove_tree(folder) == 0;
+    aq_log_sink(NULL, NULL);
+    return removed && aq_memory_used() == 0 ? 0 : -1;
+}
+
+/* A line of a worker, as its daemon passes it on. */
+static void say(uint32_t rank, const char *line)
+{
+    char drained[4096];
+    json_t *message = json_loads(line, 0, NULL);
+    assert_non_null(message);
+    json_object_set_new(message, "rank", json_integer(rank));
+    launcher_event(&launcher, &launcher.hosts[0], message);
+    json_decref(message);
+    while (recv(peer, drained, sizeof drained, MSG_DONTWAIT) > 0)
+        continue;
+}
+
+static void say_step(uint32_t rank, uint64_t step, const char *event)
+{
+    char line[200];
+    snprintf(line, sizeof line, "{\"event\":\"%s\",\"step\":%llu,\"loss\":1.5,\"targets\":5}", event,
+             (unsigned long long)step);
+    say(rank, line);
+}
+
+static void begin(void)
+{
+    for (uint32_t r = 0; r < RANKS; r++)
+        say(r, "{\"event\":\"ready\",\"checkpoint_seconds\":0}");
+    assert_true(launcher.gone);
+}
+
+/* All ranks: steps up to this one, with what the plan has at them. */
+static void train(uint64_t last)
+{
+    for (uint64_t step = launcher.stages[0].step + 1; step <= last; step++) {
+        for (uint32_t r = 0; r < RANKS; r++) {
+            say_step(r, step, "step");
+            if (step % 3 == 0 && r % P == P - 1) say_step(r, step, "eval");
+        }
+        for (uint32_t r = 0; r < RANKS && step % 4 == 0; r++)
+            say_step(r, step, "mark");
+    }
+    assert_string_equal(result.cause, "");
+}
+
+static off_t size_of(const char *path)
+{
+    struct stat info;
+    return stat(path, &info) == 0 ? info.st_size : 0;
+}
+
+/* That was it: a cause that names the rank, nothing written, and nothing that it says later counts. */
+static void assert_refused(const char *who, const char *why, uint32_t rank, off_t metrics_bytes)
+{
+    if (launcher.trace) fflush(launcher.trace);
+    if (launcher.cause != CAUSE_OWN || !strstr(result.cause, who) || !strstr(result.cause, why))
+        fail_msg("the cause is '%s', and should say '%s' and '%s'", result.cause, who, why);
+    assert_int_equal(result.status, AQ_PROTO);
+    assert_false(result.transient);
+    assert_int_equal(size_of(metrics_path), metrics_bytes);
+    const uint64_t step = launcher.stages[rank].step;
+    say_step(rank, step + 1, "step");
+    say(rank, "{\"event\":\"trace\",\"text\":\"x\"}");
+    assert_int_equal(launcher.stages[rank].step, step);
+    assert_int_equal(size_of(metrics_path), metrics_bytes);
+}
+
+static void test_what_the_plan_has_is_taken(void **state)
+{
+    (void)state;
+    say(0, "{\"event\":\"listening\",\"address\":\"127.0.0.1:1\"}");
+    say(2, "{\"event\":\"listening\",\"address\":\"127.0.0.1:1\",\"peer\":1}");
+    say(1, "{\"event\":\"listening\",\"address\":\"[::1]:1\",\"peer\":4}");
+    begin();
+    train(12);
+    assert_int_equal(result.mark, 12);
+    for (uint32_t r = 0; r < RANKS; r++) {
+        say(r, "{\"event\":\"trace\",\"text\":\"{\\\"a\\\":1},\\n\"}");
+        say(r, "{\"event\":\"done\",\"stopped\":false,\"step\":12}");
+        say(r, "{\"event\":\"exited\",\"code\":0,\"pid\":1}");
+    }
+    assert_string_equal(result.cause, "");
+    assert_int_equal(launcher.ended, RANKS);
+    char *text;
+    uint64_t lines = 0;
+    assert_int_equal(aq_run_read(metrics_path, 1 << 20, &text, NULL), AQ_OK);
+    for (const char *at = text; (at = strchr(at, '\n')); at++)
+        lines++;
+    aq_free(text);
+    assert_int_equal(lines, 1 + 12 + 4); /* go, steps, evaluations */
+}
+
+static void test_lines_out_of_place_are_refused(void **state)
+{
+    static const struct {
+        uint32_t rank;
+        uint64_t trained; /* 0: before `go` */
+        const char *line, *who, *why;
+    } wrong[] = {
+        /* before they train */
+        {1, 0, "{\"event\":\"step\",\"step\":1}", "replica 0 stage 1", "says 'step' while it starts"},
+        {1, 0, "{\"event\":\"eval\",\"step\":0}", "replica 0 stage 1", "says 'eval' while it starts"},
+        {1, 0, "{\"event\":\"mark\",\"step\":0}", "replica 0 stage 1", "says 'mark' while it starts"},
+        {1, 0, "{\"event\":\"done\"}", "replica 0 stage 1", "says 'done' while it starts"},
+        {1, 0, "{\"event\":\"trace\",\"text\":\"x\"}", "replica 0 stage 1", "says 'trace' while it starts"},
+        {0, 0, "{\"event\":\"listening\",\"address\":\"a:1\",\"peer\":99}", "stage 0",
+         "rank 99, to which it has no link"},
+        {0, 0, "{\"event\":\"listening\",\"address\":\"a:1\",\"peer\":0}", "stage 0", "no link"},
+        {0, 0, "{\"event\":\"listening\",\"address\":\"a:1\",\"peer\":2}", "stage 0", "no link"},
+        {0, 0, "{\"event\":\"listening\",\"address\":\"a:1\",\"peer\":4}", "stage 0", "no link"},
+        {5, 0, "{\"event\":\"listening\",\"address\":\"a:1\"}", "replica 1 stage 2", "rank 6"},
+        {0, 0, "{\"event\":\"listening\",\"peer\":1}", "stage 0", "listens at no address"},
+        {0, 0, "{\"event\":\"listening\",\"address\":\"a\\u001b[2J:1\",\"peer\":1}", "stage 0", "no address"},
+        {0, 0, "{\"event\":\"listening\",\"address\":\"\\n\",\"peer\":1}", "stage 0", "no address"},
+        {0, 0, "{\"event\":\"dance\"}", "stage 0", "says 'dance', which is nothing that a worker says"},
+        {0, 0, "{\"event\":\"\"}", "stage 0", "nothing that a worker says"},
+        {0, 0, "{\"op\":\"abort\"}", "stage 0", "nothing that a worker says"},
+        /* steps */
+        {4, 5, "{\"event\":\"step\",\"step\":5}", "replica 1 stage 1", "reports step 5 while step 6 is due"},
+        {4, 5, "{\"event\":\"step\",\"step\":7}", "replica 1 stage 1", "reports step 7 while step 6 is due"},
+        {4, 5, "{\"event\":\"step\"}", "replica 1 stage 1", "reports step 0 while step 6 is due"},
+        {4, 5, "{\"event\":\"step\",\"step\":-6}", "replica 1 stage 1", "step 6 is due"},
+        {4, 5, "{\"event\":\"step\",\"step\":\"6\"}", "replica 1 stage 1", "step 6 is due"},
+        {4, 12, "{\"event\":\"step\",\"step\":13}", "replica 1 stage 1", "step 13, and step 12 was the last one"},
+        {4, 12, "{\"event\":\"step\",\"step\":29}", "replica 1 stage 1", "step 29, and step 12 was the last one"},
+        {4, 5, "{\"event\":\"step\",\"step\":6,\"epoch\":9223372036854775807}", "stage 1", "an epoch without steps"},
+        {4, 5, "{\"event\":\"step\",\"step\":6,\"x\":[1,2]}", "stage 1", "field 'x' is neither a number nor a name"},
+        {4, 5, "{\"event\":\"step\",\"step\":6,\"x\":{}}", "stage 1", "field 'x' is neither"},
+        {4, 5,
+         "{\"event\":\"step\",\"step\":6,\"x\":"
+         "\"0123456789012345678901234567890123456789012345678901234567890123456\"}",
+         "stage 1", "field 'x' is neither"},
+        {4, 5, "{\"event\":\"step\",\"step\":6,\"a123456789012345678901234567890123\":1}", "stage 1", "neither"},
+        {4, 5, "{\"event\":\"ready\"}", "replica 1 stage 1", "says 'ready' while it trains"},
+        {4, 5, "{\"event\":\"listening\",\"address\":\"a:1\"}", "stage 1", "says 'listening' while it trains"},
+        /* evaluations */
+        {4, 3, "{\"event\":\"eval\",\"step\":3}", "replica 1 stage 1", "which the plan does not have it do"},
+        {5, 4, "{\"event\":\"eval\",\"step\":4}", "replica 1 stage 2", "no evaluation is due"},
+        {5, 3, "{\"event\":\"eval\",\"step\":3}", "replica 1 stage 2", "no evaluation is due"}, /* it did */
+        {5, 5, "{\"event\":\"eval\",\"step\":6}", "replica 1 stage 2", "no evaluation is due"},
+        {5, 5, "{\"event\":\"eval\",\"step\":3}", "replica 1 stage 2", "no evaluation is due"},
+        {5, 5, "{\"event\":\"eval\"}", "replica 1 stage 2", "no evaluation is due"},
+        /* checkpoints */
+        {3, 5, "{\"event\":\"mark\",\"step\":5}", "replica 1 stage 0", "step 5, at which none is due"},
+        {3, 5, "{\"event\":\"mark\",\"step\":4}", "replica 1 stage 0", "that of step 4 is complete"},
+        {3, 5, "{\"event\":\"mark\",\"step\":8}", "replica 1 stage 0", "having trained 5"},
+        {3, 5, "{\"event\":\"mark\"}", "replica 1 stage 0", "having trained 5"},
+        /* traces */
+        {3, 5, "{\"event\":\"trace\",\"text\":\"\\u001b]0;x\"}", "replica 1 stage 0", "a trace that is no text"},
+        {3, 5, "{\"event\":\"trace\",\"text\":\"\\u00e9\"}", "replica 1 stage 0", "a trace that is no text"},
+        {3, 5,
+         "{\"event\":\"trace\",\"text\":\"01234567890123456789012345678901234567890123456789012345678901234567890123456"
+         "789012345678901234567890123456789\"}",
+         "replica 1 stage 0", "more than the 100 bytes"},
+        /* ends */
+        {3, 5, "{\"event\":\"done\",\"stopped\":false}", "replica 1 stage 0", "is done after step 5 of 12"},
+        {3, 5, "{\"event\":\"done\",\"stopped\":true}", "replica 1 stage 0", "nobody asked it to"},
+        {0, 5, "{\"event\":\"stopping\",\"step\":6}", "replica 0 stage 0", "was not asked"},
+        {3, 12, "{\"event\":\"done\",\"x\":[[[]]]}", "replica 1 stage 0", "field 'x'"},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        if (i > 0) assert_int_equal(setup(state), 0);
+        if (wrong[i].trained > 0) {
+            begin();
+            train(wrong[i].trained);
+        }
+        const off_t bytes = size_of(metrics_path);
+        say(wrong[i].rank, wrong[i].line);
+        assert_refused(wrong[i].who, wrong[i].why, wrong[i].rank, bytes);
+        assert_int_equal(size_of(trace_path), 0);
+        if (i + 1 < sizeof wrong / sizeof *wrong) assert_int_equal(teardown(state), 0);
+    }
+}
+
+static void test_lines_with_too_many_fields_are_refused(void **state)
+{
+    (void)state;
+    char line[4096];
+    int at = snprintf(line, sizeof line, "{\"event\":\"step\",\"step\":1");
+    begin();
+    for (int i = 0; i < 70; i++)
+        at += snprintf(line + at, sizeof line - (size_t)at, ",\"k%d\":1", i);
+    snprintf(line + at, sizeof line - (size_t)at, "}");
+    const off_t bytes = size_of(metrics_path);
+    say(2, line);
+    assert_refused("stage 2", "at most 64", 2, bytes);
+}
+
+static void test_second_of_what_comes_once_is_refused(void **state)
+{
+    static const struct {
+        const char *line, *why;
+    } once[] = {{"{\"event\":\"listening\",\"address\":\"a:1\",\"peer\":1}", "that is settled"},
+                {"{\"event\":\"ready\"}", "says 'ready'"}};
+    for (size_t i = 0; i < sizeof once / sizeof *once; i++) {
+        if (i > 0) assert_int_equal(setup(state), 0);
+        say(0, once[i].line);
+        assert_string_equal(result.cause, "");
+        say(0, once[i].line);
+        assert_refused("replica 0 stage 0", once[i].why, 0, 0);
+        assert_int_equal(teardown(state), 0);
+    }
+    /* Both ends of a link cannot listen. */
+    assert_int_equal(setup(state), 0);
+    say(0, once[0].line);
+    say(1, "{\"event\":\"listening\",\"address\":\"a:1\",\"peer\":0}");
+    assert_refused("replica 0 stage 1", "that is settled", 1, 0);
+    assert_int_equal(teardown(state), 0);
+    /* A checkpoint that not all have yet, twice; and a next one meanwhile. */
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(setup(state), 0);
+        begin();
+        train(3);
+        say_step(1, 4, "step");
+        say_step(1, 4, "mark");
+        for (uint64_t step = 5; step <= 8; step++)
+            say_step(1, step, "step");
+        assert_string_equal(result.cause, "");
+        const off_t bytes = size_of(metrics_path);
+        say_step(1, i ? 8 : 4, "mark");
+        assert_refused("replica 0 stage 1", "while that of step 4 is not complete", 1, bytes);
+        assert_int_equal(teardown(state), 0);
+    }
+    /* Pieces of a trace count together; after `done` nothing comes. */
+    assert_int_equal(setup(state), 0);
+    begin();
+    train(12);
+    say(1, "{\"event\":\"trace\",\"text\":\"01234567890123456789012345678901234567890123456789012345678\"}");
+    assert_string_equal(result.cause, "");
+    say(1, "{\"event\":\"trace\",\"text\":\"01234567890123456789012345678901234567890123456789012345678\"}");
+    assert_refused("replica 0 stage 1", "more than the 100 bytes", 1, size_of(metrics_path));
+    assert_int_equal(teardown(state), 0);
+    assert_int_equal(setup(state), 0);
+    begin();
+    train(12);
+    say(2, "{\"event\":\"done\"}");
+    say(2, "{\"event\":\"done\"}");
+    assert_refused("replica 0 stage 2", "says 'done' while it is done", 2, size_of(metrics_path));
+}
+
+static void test_stop_lets_another_step_be_the_last(void **state)
+{
+    (void)state;
+    begin();
+    train(5);
+    launcher_stop(&launcher, "the test");
+    say(0, "{\"event\":\"stopping\",\"step\":6}");
+    for (uint32_t r = 0; r < RANKS; r++) {
+        say_step(r, 6, "step");
+        if (r % P == P - 1) say_step(r, 6, "eval");
+    }
+    for (uint32_t r = 0; r < RANKS; r++)
+        say_step(r, 6, "mark");
+    for (uint32_t r = 0; r < RANKS; r++)
+        say(r, "{\"event\":\"done\",\"stopped\":true}");
+    assert_string_equal(result.cause, "");
+    assert_int_equal(result.mark, 6);
+    assert_true(launcher.stopped);
+    say(0, "{\"event\":\"stopping\",\"step\":6}");
+    assert_refused("replica 0 stage 0", "says 'stopping' while it is done", 0, size_of(metrics_path));
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        TEST(test_what_the_plan_has_is_taken),
+        TEST(test_lines_out_of_place_are_refused),
+        TEST(test_lines_with_too_many_fields_are_refused),
+        TEST(test_second_of_what_comes_once_is_refused),
+        TEST(test_stop_lets_another_step_be_the_last),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
