@@ -437,11 +437,18 @@ enum aq_status aq_edge_prefetch(struct aq_edge *edge, const struct aq_edge_batch
     return AQ_OK;
 }
 
+/* Uncompressed epochs: fp32, flagged as what every codec reads; one with messages makes keyframes, to have them. */
+static struct aq_codec *codec_now(struct aq_edge *edge, struct aq_codec *codec, const struct aq_edge_batch *batch)
+{
+    const bool keeps = aq_codec_message_bytes(codec) > 0;
+    return aq_edge_warms_up(edge, batch->step) && !keeps ? edge->raw : codec;
+}
+
 enum aq_status aq_edge_send_forward(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *a,
                                     struct aq_stream *stream)
 {
     AQ_ASSERT(edge->config.sender);
-    return send_batch(edge, AQ_FRAME_FORWARD, edge->forward, batch, a, stream);
+    return send_batch(edge, AQ_FRAME_FORWARD, codec_now(edge, edge->forward, batch), batch, a, stream);
 }
 
 bool aq_edge_forward_here(const struct aq_edge *edge, uint16_t *flags)
@@ -461,7 +468,7 @@ enum aq_status aq_edge_send_backward(struct aq_edge *edge, const struct aq_edge_
                                      struct aq_stream *stream)
 {
     AQ_ASSERT(!edge->config.sender);
-    return send_batch(edge, AQ_FRAME_BACKWARD, edge->backward, batch, g, stream);
+    return send_batch(edge, AQ_FRAME_BACKWARD, codec_now(edge, edge->backward, batch), batch, g, stream);
 }
 
 bool aq_edge_backward_here(const struct aq_edge *edge)

@@ -351,6 +351,7 @@ static enum aq_status encode_rows(struct aq_edge *edge, struct aq_edge_work *wor
         row->sample = work->sample_ids[i];
         row->body_bytes = result->body_bytes;
         row->flags = (uint16_t)result->flags;
+        if (work->codec == edge->raw) row->flags |= AQ_CODED_RAW; /* as edge_code.c */
         if (work->remembered) AQ_TRY(encode_keep(edge, work, i));
         /* A raw codec's bodies are raw by choice; the count is of those that their values forced. */
         if (aq_codec_config_of(work->codec)->kind == AQ_CODEC_RAW) result->flags = 0;

@@ -15,6 +15,12 @@ struct aq_cache_key aq_edge_key(const struct aq_edge *edge, uint64_t sample)
         .sample = sample, .edge = edge->config.edge, .variant = 0, .side = edge->config.sender ? 0 : 1};
 }
 
+bool aq_edge_warms_up(const struct aq_edge *edge, uint64_t step)
+{
+    const struct aq_plan *plan = edge->config.plan;
+    return step < plan->job->warmup_epochs * plan->steps_per_epoch;
+}
+
 /* The stream of random numbers of one sample in one direction. */
 struct aq_rng_key aq_edge_round_key(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
                                     bool forward)
@@ -59,11 +65,15 @@ static bool seen_before(struct aq_edge *edge, uint64_t step)
     return lasting ? step >= epoch : step - edge->start_step >= epoch;
 }
 
-/* The sender's reference: its own, else the receiver's, else none. *fetched: entry's bytes lie in *message. */
+/*
+ * The sender's reference: its own, else the receiver's, else none; none while epochs go uncompressed. *fetched: entry's
+ * bytes lie in *message.
+ */
 enum aq_status aq_edge_reference_for_sending(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
                                              struct aq_cache_entry *entry, struct aq_frame *message, bool *fetched)
 {
     *fetched = false;
+    if (aq_edge_warms_up(edge, batch->step)) return AQ_NOTFOUND;
     enum aq_status status = cache_get(edge, batch->sample_ids[i], entry);
     if (status != AQ_NOTFOUND && status != AQ_CORRUPT) return status;
     if (!seen_before(edge, batch->step)) return AQ_NOTFOUND;
@@ -155,6 +165,7 @@ static enum aq_status encode_stateless(struct aq_edge *edge, struct aq_codec *co
     AQ_TRY(aq_device_stream_sync(edge->config.device, stream));
     row->body_bytes = result.body_bytes;
     row->flags = (uint16_t)result.flags;
+    if (codec == edge->raw) row->flags |= AQ_CODED_RAW; /* for a receiver whose codec is another one */
     /* A raw codec's bodies are raw by choice; the count is of those that their values forced. */
     if (aq_codec_config_of(codec)->kind == AQ_CODEC_RAW) result.flags = 0;
     if (forward) aq_edge_measure_sample(&edge->measures, &result, (double)edge->T * edge->C);

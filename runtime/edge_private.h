@@ -122,6 +122,8 @@ enum aq_status aq_edge_decode(struct aq_edge *edge, struct aq_codec *codec, bool
                               const struct aq_edge_batch *batch, const struct aq_frame *frame, float *x,
                               struct aq_stream *stream);
 struct aq_cache_key aq_edge_key(const struct aq_edge *edge, uint64_t sample);
+/* Is this step one of the epochs that go uncompressed (edges.warmup_epochs)? */
+bool aq_edge_warms_up(const struct aq_edge *edge, uint64_t step);
 
 /* Of edge_code.c, for edge_batch.c. The stream of random numbers of one sample in one direction. */
 struct aq_rng_key aq_edge_round_key(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,

@@ -203,6 +203,7 @@ struct aq_job {
     struct aq_job_reduce reduce;
     struct aq_job_pipeline pipeline;
     const struct aq_job_edge *edges; /* stage_count - 1 of them                                            */
+    uint32_t warmup_epochs; /* of edges: uncompressed                                                      */
     struct aq_job_link link;
     struct aq_job_security security;
     struct aq_job_cache cache;

@@ -103,7 +103,11 @@ static enum aq_status edge_fill(struct aq_device *device, const struct aq_plan *
     const bool loopback = aq_plan_edge_loopback(job, e);
     edge->step_forward_warm = step_bytes(plan, edge->forward_warm_bytes, loopback);
     edge->step_forward_cold = step_bytes(plan, edge->forward_cold_bytes, loopback);
-    edge->step_backward = step_bytes(plan, edge->backward_bytes, loopback);
+    edge->step_backward = edge->step_backward_first = step_bytes(plan, edge->backward_bytes, loopback);
+    if (job->warmup_epochs) {
+        edge->step_backward_first = step_bytes(plan, raw, loopback);
+        if (!edge->message_bytes) edge->step_forward_cold = edge->step_backward_first;
+    }
     return AQ_OK;
 }
 

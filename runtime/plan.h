@@ -88,6 +88,7 @@ struct aq_plan_edge {
     uint64_t body_bytes_max;                /* of a frame of one micro-batch, room for its sample table included */
     /* A whole step on the wire: bodies, sample tables, frame headers, TCP/IP and Ethernet headers.             */
     uint64_t step_forward_warm, step_forward_cold, step_backward;
+    uint64_t step_backward_first; /* as the first epoch's: more where epochs go uncompressed */
 };
 
 struct aq_plan {

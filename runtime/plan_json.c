@@ -68,10 +68,12 @@ static void json_edge(const struct aq_plan *plan, uint32_t e, struct aq_text *te
     const struct aq_plan_edge *edge = &plan->edges[e];
     aq_text_add(text,
                 "%s{\"edge\": %u, \"step_bytes_forward_first\": %llu, \"step_bytes_forward\": %llu, "
-                "\"step_bytes_backward\": %llu, \"message_bytes\": %llu, \"transport\": \"%s\"}",
+                "\"step_bytes_backward_first\": %llu, \"step_bytes_backward\": %llu, \"message_bytes\": %llu, "
+                "\"transport\": \"%s\"}",
                 e ? ", " : "", e, (unsigned long long)edge->step_forward_cold,
-                (unsigned long long)edge->step_forward_warm, (unsigned long long)edge->step_backward,
-                (unsigned long long)edge->message_bytes, carrier_name(aq_plan_edge_carrier(plan, e)));
+                (unsigned long long)edge->step_forward_warm, (unsigned long long)edge->step_backward_first,
+                (unsigned long long)edge->step_backward, (unsigned long long)edge->message_bytes,
+                carrier_name(aq_plan_edge_carrier(plan, e)));
 }
 
 static void json_numbers(const char *name, const double *values, uint32_t count, struct aq_text *text)

@@ -142,7 +142,8 @@ static enum aq_status simulation_open(struct simulation *sim, void **memory)
         const struct aq_plan_edge *edge = &sim->plan->edges[s];
         pipe_open(sim, s, &sim->forward[s], costs->cold ? edge->step_forward_cold : edge->step_forward_warm,
                   costs->forward_share[s]);
-        pipe_open(sim, s, &sim->backward[s], edge->step_backward, costs->backward_share[s]);
+        pipe_open(sim, s, &sim->backward[s], costs->cold ? edge->step_backward_first : edge->step_backward,
+                  costs->backward_share[s]);
     }
     return AQ_OK;
 }

@@ -126,6 +126,9 @@ static void print_edges(const struct aq_plan *plan, struct aq_text *text)
         if (!same || aq_plan_edge_carrier(plan, e) != aq_plan_edge_carrier(plan, e - 1))
             aq_text_add(text, "       %s\n", edge_carrier_text(aq_plan_edge_carrier(plan, e)));
     }
+    if (plan->job->warmup_epochs)
+        aq_text_add(text, "%u epochs at the beginning go uncompressed: backward %llu bytes per step\n",
+                    plan->job->warmup_epochs, (unsigned long long)plan->edges[0].step_backward_first);
     aq_text_add(text, "\n");
 }
 

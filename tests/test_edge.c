@@ -37,7 +37,7 @@ static const char manifest[] = "model: {blocks: 2, heads: 2, channels: 20, conte
                                "data: {train: nowhere.txt}\n"
                                "train: {T: 8, batch: 6, micro_batch: 3, epochs: 5}\n"
                                "pipeline: {stages: 2}\n"
-                               "edges: {forward: {%s}, backward: {codec: directq, bits: 8}}\n"
+                               "edges: {warmup_epochs: %u, forward: {%s}, backward: {codec: directq, bits: 8}}\n"
                                "link: {send_frames: 4, receive_slots: 2}\n"
                                "cache: {kind: memory, slots: 32}\n"
                                "facts: {vocabulary: 256, train_samples: 6, train_digest: 1, heldout_samples: 0}\n";
@@ -309,6 +309,7 @@ struct result {
 
 static const char *kind = "cpu";
 static bool spoil, nccl;
+static uint32_t warmup; /* epochs, of a step each */
 
 static void run_sides(const char *codec, enum loss lose, enum odd odd, struct result *result)
 {
@@ -316,7 +317,7 @@ static void run_sides(const char *codec, enum loss lose, enum odd odd, struct re
     char text[1024];
     struct aq_job *job;
     struct aq_plan *plan;
-    const int bytes = snprintf(text, sizeof text, manifest, codec);
+    const int bytes = snprintf(text, sizeof text, manifest, warmup, codec);
     assert_int_equal(aq_job_parse(text, (size_t)bytes, "test.yaml", "/", NULL, 0, &job), AQ_OK);
     assert_int_equal(aq_plan_open(job, &plan), AQ_OK);
     const struct side side = {.plan = plan, .lose = lose, .odd = odd, .kind = kind, .nccl = nccl};
@@ -374,6 +375,29 @@ static void test_edge_holds_the_invariant_over_every_codec(void **state)
             assert_int_equal(result.sender.versions[s], remembers ? EPOCHS : 0);
         assert_int_equal(result.sender.measures.raws, 0);
     }
+}
+
+static void test_edge_sends_warm_up_epochs_uncompressed(void **state)
+{
+    (void)state;
+    static struct result whole, direct, kept;
+    run("codec: raw, precision: fp32", NOTHING, &whole);
+    warmup = 2;
+    run("codec: directq, bits: 3", NOTHING, &direct);
+    run("codec: aqsgd, bits: 3, keyframe: fp32", NOTHING, &kept);
+    warmup = 0;
+    const size_t first = 2 * SAMPLES * sizeof whole.receiver.decoded[0];
+    assert_memory_equal(direct.receiver.decoded, whole.receiver.decoded, first);
+    assert_memory_equal(kept.receiver.decoded, whole.receiver.decoded, first);
+    assert_memory_equal(kept.sender.gradients, direct.sender.gradients, first);
+    for (int visit = 2 * SAMPLES; visit < EPOCHS * SAMPLES; visit++) {
+        assert_true(direct.receiver.decoded[visit] != whole.receiver.decoded[visit]);
+        assert_true(kept.receiver.decoded[visit] != whole.receiver.decoded[visit]);
+    }
+    assert_int_equal(kept.sender.measures.keyframes, 2 * SAMPLES);
+    for (int s = 0; s < SAMPLES; s++)
+        assert_int_equal(kept.sender.versions[s], EPOCHS - 1);
+    assert_int_equal(direct.sender.measures.raws, 0);
 }
 
 static void test_edge_heals_a_lost_message_bit_for_bit(void **state)
@@ -439,8 +463,9 @@ static void edge_on(const char *device, bool over_nccl)
     static struct result here, there;
     for (size_t i = 0; i < sizeof codecs / sizeof codecs[0]; i++) {
         if (over_nccl && i % 10 != 3) continue; /* what carries a body knows no codec */
-        for (int which = 0; which < 4; which++) {
+        for (int which = 0; which < 5; which++) {
             spoil = which == 3;
+            warmup = which == 4 ? 2 : 0;
             const enum loss lose = which < 3 ? (enum loss)which : NOTHING;
             kind = "cpu";
             run(codecs[i], lose, &here);
@@ -451,6 +476,7 @@ static void edge_on(const char *device, bool over_nccl)
             same(&there, &here, codecs[i]);
         }
         spoil = false;
+        warmup = 0;
     }
     kind = "cpu";
 }
@@ -524,6 +550,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_edge_holds_the_invariant_over_every_codec),
+        cmocka_unit_test(test_edge_sends_warm_up_epochs_uncompressed),
         cmocka_unit_test(test_edge_heals_a_lost_message_bit_for_bit),
         cmocka_unit_test(test_edge_sends_a_keyframe_where_both_have_lost_it),
         cmocka_unit_test(test_edge_sends_raw_what_no_store_holds),
