@@ -724,6 +724,14 @@ static void test_daemon_keeps_strangers_out(void **state)
     end_daemon(pid);
 }
 
+static void no_daemon(const char *listen, const char *token_file, int code)
+{
+    char address[64];
+    const pid_t pid = start_daemon(listen, token_file, address, sizeof address);
+    if (pid > 0) end_daemon(pid);
+    assert_int_equal(pid, -code);
+}
+
 static void test_daemon_refuses_what_is_not_safe(void **state)
 {
     (void)state;
@@ -732,16 +740,16 @@ static void test_daemon_refuses_what_is_not_safe(void **state)
                                                                                       ":0"};
     write_token("far", "a secret of some length\n", 0600, path, sizeof path);
     for (size_t i = 0; i < sizeof far / sizeof *far; i++) {
-        assert_int_equal(start_daemon(far[i], NULL, address, sizeof address), -1);
-        assert_int_equal(start_daemon(far[i], path, address, sizeof address), -1); /* hides and guards nothing */
+        no_daemon(far[i], NULL, 1);
+        no_daemon(far[i], path, 1); /* hides and guards nothing */
     }
     end_daemon(start_daemon_with("0.0.0.0:0", path, "--insecure", address, sizeof address));
     for (size_t i = 0; i < sizeof none / sizeof *none; i++)
-        assert_int_equal(start_daemon(none[i], path, address, sizeof address), -1);
+        no_daemon(none[i], path, 1);
     write_token("loose", "a secret of some length\n", 0644, path, sizeof path);
-    assert_int_equal(start_daemon("127.0.0.1:0", path, address, sizeof address), -2);
+    no_daemon("127.0.0.1:0", path, 2);
     write_token("short", "secret\n", 0600, path, sizeof path);
-    assert_int_equal(start_daemon("127.0.0.1:0", path, address, sizeof address), -2);
+    no_daemon("127.0.0.1:0", path, 2);
     struct aq_token token;
     aq_log_sink(no_line, NULL);
     assert_int_equal(aq_token_load(path, &token), AQ_INVAL);

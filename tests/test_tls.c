@@ -636,9 +636,11 @@ static void test_revoked_serial_is_compared_whole(void **state)
         assert_int_equal(ASN1_STRING_set(part, ASN1_STRING_get0_data(own), cut), 1);
         write_list(lasting.folder, lasting.folder, part, number++, time(NULL) + tomorrow);
         assert_meets(&lasting);
-        assert_int_equal(ASN1_STRING_set(part, ASN1_STRING_get0_data(own) + cut, bytes - cut), 1);
-        write_list(lasting.folder, lasting.folder, part, number++, time(NULL) + tomorrow);
-        assert_meets(&lasting);
+        if (own->data[cut] != 0) { /* DER writes no number with zeros before it */
+            assert_int_equal(ASN1_STRING_set(part, ASN1_STRING_get0_data(own) + cut, bytes - cut), 1);
+            write_list(lasting.folder, lasting.folder, part, number++, time(NULL) + tomorrow);
+            assert_meets(&lasting);
+        }
         ASN1_INTEGER_free(part);
     }
     ASN1_INTEGER *near = ASN1_INTEGER_dup(own);
