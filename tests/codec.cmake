@@ -1,5 +1,5 @@
 # The codecs. They see the room's internal header, to run one table of kernels against another.
-foreach(codec_test test_codec test_codec_quality test_codec_rows conform_codec)
+foreach(codec_test test_codec test_codec_quality test_codec_rows test_codec_corners conform_codec)
   aq_test(${codec_test} SOURCES ${codec_test}.c codec_common.c LIBS aqsgd LABELS quick conform)
   target_include_directories(${codec_test} PRIVATE ${PROJECT_SOURCE_DIR}/aqsgd)
 endforeach()

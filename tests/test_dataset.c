@@ -313,6 +313,25 @@ static void test_sampler_shards_divide_the_samples_for_ever(void **state)
     assert_int_equal(aq_sampler_open_shard(COUNT, BATCH, 9, true, 2, 2, &s), AQ_INVAL);
 }
 
+/* Replicas and epochs each have an order of their own: one for all would show some pairs of samples always together. */
+static void test_sampler_replicas_and_epochs_shuffle_apart(void **state)
+{
+    enum { COUNT = 64, BATCH = 4, REPLICAS = 2, EPOCHS = 2 };
+    uint64_t order[REPLICAS * EPOCHS][COUNT / REPLICAS];
+    (void)state;
+    for (uint32_t w = 0; w < REPLICAS; w++) {
+        struct aq_sampler *s;
+        assert_int_equal(aq_sampler_open_shard(COUNT, BATCH, 9, true, w, REPLICAS, &s), AQ_OK);
+        for (uint64_t i = 0; i < EPOCHS * COUNT / REPLICAS; i++)
+            order[w * EPOCHS + i / (COUNT / REPLICAS)][i % (COUNT / REPLICAS)] =
+                aq_sampler_at(s, i / BATCH, i % BATCH) / REPLICAS;
+        aq_sampler_close(s);
+    }
+    for (int a = 0; a < REPLICAS * EPOCHS; a++)
+        for (int b = 0; b < a; b++)
+            assert_memory_not_equal(order[a], order[b], sizeof order[a]);
+}
+
 static int open_folder(void **state)
 {
     (void)state;
@@ -345,6 +364,7 @@ int main(void)
         cmocka_unit_test(test_sampler_epochs_and_seeds_differ),
         cmocka_unit_test(test_sampler_partial_last_batch_and_plain_order),
         cmocka_unit_test(test_sampler_shards_divide_the_samples_for_ever),
+        cmocka_unit_test(test_sampler_replicas_and_epochs_shuffle_apart),
     };
     return cmocka_run_group_tests(tests, open_folder, close_folder);
 }

@@ -226,6 +226,7 @@ static const struct bad bads[] = {
      "pipeline.stages.1.address: stage 1 dials: it listens nowhere"},
     {NULL, {"pipeline.stages.1.dials=maybe"}, "pipeline.stages.1.dials"},
     {NULL, {"link.port_first=65535"}, "3 stages need ports up to 65537"},
+    {NULL, {"link.port_first=65534"}, "3 stages need ports up to 65536"},
     {NULL, {"pipeline.stages.0.address=h:1", "pipeline.stages.2.address=h:1"}, "h:1 is the address of stage 0 already"},
     {NULL,
      {"pipeline.replicas=3"},

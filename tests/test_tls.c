@@ -752,6 +752,8 @@ static void test_open_loose_permissions_are_refused(void **state)
     assert_int_equal(chmod(file_in(ours, "authority.pem"), 0644), 0);
     assert_int_equal(chmod(ours, 0777), 0);
     open_fails(AQ_REFUSED, "chmod 700");
+    assert_int_equal(chmod(ours, 0720), 0);
+    open_fails(AQ_REFUSED, "chmod 700");
     assert_int_equal(chmod(ours, 0700), 0);
     struct aq_tls *tls;
     assert_int_equal(aq_tls_open(ours, AQ_TLS_STAGE, 2, &tls), AQ_OK);

@@ -1,0 +1,138 @@
+/*
+ * test_hostile_control.c -- tokens, proofs and fields of the control channel from somebody who means no good: each
+ * wrong by as little as can be.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "control.h"
+#include "control_token.h"
+#include "run_folder.h"
+
+static const struct aq_token token = {.bytes = 20, .secret = "0123456789abcdefghij"};
+
+static void quiet(int level, const char *line, void *context)
+{
+    (void)level;
+    (void)line;
+    (void)context;
+}
+
+static void test_proof_that_is_not_whole_is_none(void **state)
+{
+    char proof[AQ_PROOF_CHARS + 1], got[AQ_PROOF_CHARS + 2];
+    (void)state;
+    assert_int_equal(aq_token_proof(&token, "client", "a", "b", proof), AQ_OK);
+    assert_true(aq_token_proves(proof, proof));
+    for (size_t length = 0; length < AQ_PROOF_CHARS; length++) {
+        memcpy(got, proof, length);
+        got[length] = 0;
+        assert_false(aq_token_proves(proof, got));
+    }
+    for (size_t i = 0; i < AQ_PROOF_CHARS; i++) {
+        memcpy(got, proof, sizeof proof);
+        got[i] ^= 1;
+        assert_false(aq_token_proves(proof, got));
+    }
+    memcpy(got, proof, AQ_PROOF_CHARS);
+    got[AQ_PROOF_CHARS] = '0';
+    got[AQ_PROOF_CHARS + 1] = 0;
+    assert_false(aq_token_proves(proof, got));
+}
+
+/* Of another side, another nonce, the nonces the other way round, another token: another proof. */
+static void test_proof_is_of_one_side_and_both_nonces(void **state)
+{
+    char proofs[5][AQ_PROOF_CHARS + 1];
+    struct aq_token other = token;
+    (void)state;
+    other.secret[token.bytes - 1] ^= 1;
+    assert_int_equal(aq_token_proof(&token, "client", "a", "b", proofs[0]), AQ_OK);
+    assert_int_equal(aq_token_proof(&token, "daemon", "a", "b", proofs[1]), AQ_OK);
+    assert_int_equal(aq_token_proof(&token, "client", "b", "a", proofs[2]), AQ_OK);
+    assert_int_equal(aq_token_proof(&token, "client", "a", "c", proofs[3]), AQ_OK);
+    assert_int_equal(aq_token_proof(&other, "client", "a", "b", proofs[4]), AQ_OK);
+    for (int i = 0; i < 5; i++)
+        for (int j = 0; j < i; j++)
+            assert_string_not_equal(proofs[i], proofs[j]);
+}
+
+static void test_nonces_do_not_come_again(void **state)
+{
+    enum { COUNT = 64 };
+    char nonces[COUNT][AQ_NONCE_CHARS + 1];
+    (void)state;
+    for (int i = 0; i < COUNT; i++) {
+        assert_int_equal(aq_token_nonce(nonces[i]), AQ_OK);
+        assert_int_equal(strlen(nonces[i]), AQ_NONCE_CHARS);
+        for (int j = 0; j < i; j++)
+            assert_string_not_equal(nonces[i], nonces[j]);
+    }
+}
+
+static void test_token_file_is_private_and_long_enough(void **state)
+{
+    static const struct {
+        mode_t mode;
+        size_t bytes;
+        enum aq_status status;
+    } files[] = {{0600, AQ_TOKEN_BYTES_MIN, AQ_OK},      {0600, AQ_TOKEN_BYTES_MIN - 1, AQ_INVAL},
+                 {0600, AQ_TOKEN_BYTES_MAX, AQ_OK},      {0600, AQ_TOKEN_BYTES_MAX + 1, AQ_INVAL},
+                 {0640, AQ_TOKEN_BYTES_MIN, AQ_REFUSED}, {0620, AQ_TOKEN_BYTES_MIN, AQ_REFUSED},
+                 {0604, AQ_TOKEN_BYTES_MIN, AQ_REFUSED}, {0602, AQ_TOKEN_BYTES_MIN, AQ_REFUSED},
+                 {0400, AQ_TOKEN_BYTES_MIN, AQ_OK}};
+    static char text[AQ_TOKEN_BYTES_MAX + 2];
+    char folder[] = "/tmp/aqpipe-test-XXXXXX", path[64];
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/token", folder);
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        struct aq_token got;
+        memset(text, 'k', sizeof text);
+        text[files[i].bytes] = '\n';
+        assert_int_equal(aq_run_write(path, text, files[i].bytes + 1), AQ_OK);
+        assert_int_equal(chmod(path, files[i].mode), 0);
+        assert_int_equal(aq_token_load(path, &got), files[i].status);
+        if (files[i].status == AQ_OK) assert_int_equal(got.bytes, files[i].bytes);
+        assert_int_equal(unlink(path), 0);
+    }
+    assert_int_equal(rmdir(folder), 0);
+}
+
+static void test_number_below_zero_is_none(void **state)
+{
+    uint64_t u = 5;
+    uint32_t v = 5;
+    (void)state;
+    json_t *m = json_pack("{s:i, s:I, s:s}", "below", -1, "least", (json_int_t)INT64_MIN, "text", "7");
+    assert_int_equal(aq_control_get_u64(m, "below", &u), AQ_PROTO);
+    assert_int_equal(aq_control_get_u64(m, "least", &u), AQ_PROTO);
+    assert_int_equal(aq_control_get_u32(m, "below", &v), AQ_PROTO);
+    assert_int_equal(u, 5);
+    assert_int_equal(v, 5);
+    assert_int_equal(aq_control_u64_or(m, "below", 9), 9);
+    assert_int_equal(aq_control_u64_or(m, "least", 9), 9);
+    assert_int_equal(aq_control_u64_or(m, "text", 9), 9);
+    json_decref(m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_proof_that_is_not_whole_is_none),
+        cmocka_unit_test(test_proof_is_of_one_side_and_both_nonces),
+        cmocka_unit_test(test_nonces_do_not_come_again),
+        cmocka_unit_test(test_token_file_is_private_and_long_enough),
+        cmocka_unit_test(test_number_below_zero_is_none),
+    };
+    aq_log_sink(quiet, NULL);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
