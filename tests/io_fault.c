@@ -149,9 +149,10 @@ static void keep_names(struct durable *folder, int fd)
     folder->name_count = 0;
     while ((entry = readdir(walk))) {
         if (entry->d_name[0] == '.' && (!entry->d_name[1] || entry->d_name[1] == '.')) continue;
-        if (folder->name_count == NAMES_MAX || strlen(entry->d_name) >= sizeof folder->names[0].name)
+        const size_t length = strlen(entry->d_name);
+        if (folder->name_count == NAMES_MAX || length >= sizeof folder->names[0].name)
             give_up("too many names, or too long");
-        snprintf(folder->names[folder->name_count].name, sizeof folder->names[0].name, "%s", entry->d_name);
+        memcpy(folder->names[folder->name_count].name, entry->d_name, length + 1);
         folder->names[folder->name_count].folder = entry->d_type == DT_DIR;
         folder->names[folder->name_count++].inode = entry->d_ino;
     }
