@@ -190,13 +190,28 @@ static void frame_out(struct aq_edge *edge, uint64_t token)
     if ((uint32_t)token != AQ_EDGE_MIRROR_NO_PIECE) edge->mirrors_back |= 1u << (uint32_t)token;
 }
 
+/*
+ * Frames of this kind that may wait here, by the plan: a sender of activations has no more micro-batches in flight than
+ * slots, and each is in flight until its gradient is back. So what a stage that waits for a lost message takes out of
+ * the link's slots (edge_heal.c) is bounded, too. Evaluation is bounded by credits alone, and never taken out.
+ */
+static uint32_t queue_max(const struct aq_edge *edge, uint16_t kind)
+{
+    const uint32_t slots = edge->config.plan->stages[edge->config.edge].program.slots;
+    return kind == AQ_FRAME_EVAL || slots > AQ_EDGE_QUEUE_MAX ? AQ_EDGE_QUEUE_MAX : slots;
+}
+
 static enum aq_status queue_add(struct aq_edge *edge, struct aq_edge_queue *queue, const struct aq_frame *frame)
 {
     uint64_t number;
     AQ_TRY(aq_edge_carried_in(edge, frame, &number));
-    if (queue->count == AQ_EDGE_QUEUE_MAX)
-        return aq_fail(AQ_PROTO, "edge", "edge %u: more than %d frames of kind %u wait", edge->config.edge,
-                       AQ_EDGE_QUEUE_MAX, frame->kind);
+    if (queue->count >= queue_max(edge, frame->kind))
+        return aq_fail(
+            AQ_PROTO, "edge",
+            "edge %u: the other side sends step %llu micro-batch %u while %u frames of kind %u wait, as many as "
+            "can be in flight",
+            edge->config.edge, (unsigned long long)frame->step, frame->micro_batch, queue->count, frame->kind);
+    edge->fetches_since = 0;
     const uint32_t at = (queue->first + queue->count++) % AQ_EDGE_QUEUE_MAX;
     queue->frames[at] = *frame;
     queue->spilled[at] = false;
@@ -521,6 +536,13 @@ enum aq_status aq_edge_receive_norm(struct aq_edge *edge, uint64_t step, double 
     memmove(edge->norm_steps, edge->norm_steps + 1, edge->norm_count * sizeof edge->norm_steps[0]);
     memmove(edge->norm_flags, edge->norm_flags + 1, edge->norm_count * sizeof edge->norm_flags[0]);
     return AQ_OK;
+}
+
+bool aq_edge_norm_stops(const struct aq_edge *edge, uint64_t step)
+{
+    for (uint32_t i = 0; i < edge->norm_count; i++)
+        if (edge->norm_steps[i] == step && (edge->norm_flags[i] & AQ_EDGE_LAST_STEP)) return true;
+    return false;
 }
 
 enum aq_status aq_edge_wait(struct aq_edge *edge, uint32_t seen, uint64_t deadline_ns)

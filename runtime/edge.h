@@ -150,6 +150,9 @@ enum aq_status aq_edge_send_norm(struct aq_edge *edge, uint64_t step, double val
 /* AQ_AGAIN: none is here. */
 enum aq_status aq_edge_receive_norm(struct aq_edge *edge, uint64_t step, double *value, uint16_t *flags);
 
+/* Does a number of this step that has come, and was not received yet, say that the step is the last one? */
+bool aq_edge_norm_stops(const struct aq_edge *edge, uint64_t step);
+
 /*
  * Frames of mirrored checkpoints (mirror.h), whose bodies are the caller's. piece: a number below 32 by which
  * aq_edge_mirror_sent tells that the body is the caller's again, or AQ_EDGE_MIRROR_NO_PIECE for a frame without one.

@@ -285,6 +285,12 @@ enum aq_status aq_edge_row_check(const struct aq_edge *edge, const struct aq_edg
         wrong = "has versions that do not fit its flags";
     else if ((!remembered || rawed) && (row->version_before != 0 || row->version_after != 0))
         wrong = "names a message where none is kept";
+    else if (rawed && key)
+        wrong = "is raw and a keyframe";
+    else if (row->version_before == 0 && row->digest_before != 0)
+        wrong = "has a digest of what it was not coded against";
+    else if (i + 1 == batch->samples && row->body_bytes != body_bytes - at)
+        wrong = "is the last, and bytes follow it";
     if (!wrong) return AQ_OK;
     return aq_fail(AQ_PROTO, "edge", "edge %u step %llu micro-batch %u: row %u (sample %llu, expected %llu) %s",
                    edge->config.edge, (unsigned long long)batch->step, batch->micro_batch, i,

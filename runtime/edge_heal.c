@@ -66,23 +66,26 @@ static enum aq_status answer(struct aq_edge *edge, const struct aq_edge_fetch *f
 
 enum aq_status aq_edge_fetches_serve(struct aq_edge *edge)
 {
-    while (edge->fetch_count > 0) {
-        uint32_t index;
-        if (aq_edge_body_take(edge, &index) == AQ_AGAIN) return AQ_OK;
-        const struct aq_edge_fetch fetch = edge->fetches[0];
-        edge->fetch_count--;
-        memmove(edge->fetches, edge->fetches + 1, edge->fetch_count * sizeof fetch);
-        AQ_TRY(answer(edge, &fetch, index));
-    }
-    return AQ_OK;
+    uint32_t index;
+    if (!edge->fetch_waits || aq_edge_body_take(edge, &index) == AQ_AGAIN) return AQ_OK;
+    edge->fetch_waits = false;
+    return answer(edge, &edge->fetch, index);
 }
 
 enum aq_status aq_edge_fetch_asked(struct aq_edge *edge, const struct aq_frame *frame)
 {
-    if (edge->fetch_count == AQ_EDGE_FETCHES_MAX)
-        return aq_fail(AQ_PROTO, "edge", "edge %u: more than %d requests for messages wait", edge->config.edge,
-                       AQ_EDGE_FETCHES_MAX);
-    edge->fetches[edge->fetch_count++] = (struct aq_edge_fetch){.sample = frame->argument, .version = frame->step};
+    const char *wrong = NULL;
+    if (!edge->config.cache)
+        wrong = "while its codec keeps no messages";
+    else if (edge->fetch_waits)
+        wrong = "before the last one was answered";
+    else if (++edge->fetches_since > edge->config.plan->batch)
+        wrong = "more often than a step has samples, and sends none";
+    if (wrong)
+        return aq_fail(AQ_PROTO, "edge", "edge %u: the other side asks for the message of sample %llu %s",
+                       edge->config.edge, (unsigned long long)frame->argument, wrong);
+    edge->fetch = (struct aq_edge_fetch){.sample = frame->argument, .version = frame->step};
+    edge->fetch_waits = true;
     return AQ_OK;
 }
 
@@ -132,6 +135,14 @@ out:
                        edge->config.edge, (unsigned long long)sample, (unsigned long long)edge->message.argument);
     }
     if (!edge->message.body) return AQ_NOTFOUND;
+    /* Version 0 is none, and the last number has no successor. */
+    const uint64_t came = edge->message.step;
+    if (version ? came != version : came == 0 || came == UINT64_MAX) {
+        aq_edge_message_release(edge, &edge->message);
+        return aq_fail(
+            AQ_PROTO, "edge", "edge %u: asked for version %llu of the message of sample %llu (0: any), got %llu",
+            edge->config.edge, (unsigned long long)version, (unsigned long long)sample, (unsigned long long)came);
+    }
     if (edge->message.body_bytes != aq_codec_message_bytes(edge->forward)) {
         aq_edge_message_release(edge, &edge->message);
         return aq_fail(AQ_PROTO, "edge", "edge %u: a message of %u bytes came, it has %zu", edge->config.edge,

@@ -12,7 +12,6 @@ enum {
     AQ_EDGE_BODIES_MAX = 64,  /* send buffers: link.send_frames has the same bound                          */
     AQ_EDGE_QUEUE_MAX = 256,  /* frames received and not yet asked for: bounded by the link's receive slots  */
     AQ_EDGE_NORMS_MAX = 4,    /* a step has at most two: the norm, and what an optimizer decides by          */
-    AQ_EDGE_FETCHES_MAX = 64, /* requests of the other side that wait for a send buffer                      */
     AQ_EDGE_MIRRORS_MAX = 32, /* frames of mirrored checkpoints that wait for the worker: a window and its answers */
     AQ_EDGE_MIRROR_SHARE = 8  /* a busy link sends one piece of a checkpoint after so many training frames   */
 };
@@ -75,8 +74,9 @@ struct aq_edge {
     /* Healing. */
     struct aq_edge_held *held; /* config.slots of them */
     void *held_memory;
-    struct aq_edge_fetch fetches[AQ_EDGE_FETCHES_MAX];
-    uint32_t fetch_count;
+    struct aq_edge_fetch fetch; /* of the other side, which waits for its answer before it asks again */
+    bool fetch_waits;           /* for a send buffer                                                 */
+    uint64_t fetches_since;     /* asked for since the last frame of training came: at most a step's samples */
     /* Mirrored checkpoints. */
     struct aq_frame mirrors[AQ_EDGE_MIRRORS_MAX];
     uint32_t mirror_first, mirror_count;

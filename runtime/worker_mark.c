@@ -92,15 +92,16 @@ bool aq_worker_mark_is_due(const struct aq_worker *w)
 
 /*
  * The checkpoint that a neighbour may begin before this stage does: of the step that has just ended here, or of the one
- * under way. No stage ends a step before all of its pipeline have given their part of the norm, and then all know
- * whether it is the last.
+ * under way. That this is the last one the neighbour may have told in a NORM that came just before, and is not
+ * taken up yet.
  */
 static uint64_t mark_next(const struct aq_worker *w)
 {
     const uint64_t newest = w->mark_step > w->resumed_at ? w->mark_step : w->resumed_at;
     if (w->step > newest && aq_worker_mark_is_due(w)) return w->step;
     if (w->final) return 0;
-    return w->last_step || mark_due(w, w->step + 1) ? w->step + 1 : 0;
+    const bool last = w->last_step || (w->in && aq_edge_norm_stops(w->in, w->step));
+    return last || mark_due(w, w->step + 1) ? w->step + 1 : 0;
 }
 
 enum aq_status aq_worker_mark_advance(struct aq_worker *w)

@@ -57,6 +57,12 @@ target_link_libraries(test_edge_cuda PRIVATE aq_runtime)
 target_include_directories(test_edge_cuda PRIVATE ${PROJECT_SOURCE_DIR}/runtime)
 set_tests_properties(test_edge_cuda PROPERTIES ENVIRONMENT "AQ_DEVICES=cuda;AQ_GPU=required;CUDA_HOST_GPUS=2")
 
+aq_cuda_on_host_test(test_neighbour_edge_cuda SOURCES test_neighbour_edge.c LABELS quick TIMEOUT 900)
+target_sources(test_neighbour_edge_cuda PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
+target_link_libraries(test_neighbour_edge_cuda PRIVATE aq_runtime)
+target_include_directories(test_neighbour_edge_cuda PRIVATE ${PROJECT_SOURCE_DIR}/runtime)
+set_tests_properties(test_neighbour_edge_cuda PROPERTIES ENVIRONMENT "AQ_DEVICES=cuda;AQ_NEIGHBOUR_SEEDS=6")
+
 # The programs with that backend, for whole jobs: a GPU stage next to a CPU stage, their caches one.
 foreach(program aqpipe aqpiped)
   add_executable(${program}_cuda_host ${PROJECT_SOURCE_DIR}/runtime/main_${program}.c $<TARGET_OBJECTS:aq_cuda_on_host>

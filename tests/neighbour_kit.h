@@ -33,6 +33,8 @@ static const char kit_manifest[] =
     "facts: {vocabulary: 4096, train_samples: 6, train_digest: 1, heldout_samples: 6, "
     "heldout_digest: 2}\n";
 
+static uint64_t kit_silence_ns; /* that a victim bears; 0: PAIR_PATIENCE */
+
 struct kit {
     uint32_t stage; /* the victim's */
     const char *codec, *device_kind;
@@ -82,7 +84,7 @@ static inline void kit_open(struct kit *kit)
                                         .cache = kit->cache,
                                         .bell = kit->pair.bell,
                                         .slots = stages[kit->stage].program.slots,
-                                        .silence_ns = PAIR_PATIENCE * 1000000000ull,
+                                        .silence_ns = kit_silence_ns ? kit_silence_ns : PAIR_PATIENCE * 1000000000ull,
                                         .mirror = true};
     assert_int_equal(aq_edge_open(&edge, &kit->edge), AQ_OK);
     aq_error_clear();
