@@ -21,11 +21,7 @@ static const char usage[] =
 
 static int print_curve(const char *folder)
 {
-    struct aq_text text = {0};
-    const enum aq_status status = aq_report_tsv(folder, &text);
-    if (status == AQ_OK) fputs(aq_text_of(&text), stdout);
-    aq_text_deinit(&text);
-    return status == AQ_OK ? AQ_EXIT_DONE : AQ_EXIT_FAILED;
+    return aq_report_tsv(folder, stdout) == AQ_OK ? AQ_EXIT_DONE : AQ_EXIT_FAILED;
 }
 
 static int show(json_t *runs, const char *output, bool json, bool table)

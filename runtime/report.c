@@ -208,29 +208,24 @@ enum aq_status aq_report_write(json_t *runs, const char *path)
     return status;
 }
 
-struct tsv {
-    struct aq_text *text;
-    double heldout;
-};
-
 static enum aq_status tsv_line(const json_t *line, void *context)
 {
-    struct tsv *tsv = context;
+    FILE *file = context;
+    int written = 1;
     if (aq_control_is(line, "event", "eval"))
-        aq_text_add(tsv->text, "%llu\t%.6g\tnan\tnan\t%.9g\tnan\tnan\n",
-                    (unsigned long long)aq_control_u64_or(line, "step", 0), aq_control_number_or(line, "time", 0),
-                    aq_control_number_or(line, "loss", (double)NAN));
-    if (!aq_control_is(line, "event", "step")) return AQ_OK;
-    aq_text_add(tsv->text, "%llu\t%.6g\t%.6g\t%.9g\tnan\t%.6g\t%.4f\n",
-                (unsigned long long)aq_control_u64_or(line, "step", 0), aq_control_number_or(line, "time", 0),
-                aq_control_number_or(line, "epoch", 0), aq_control_number_or(line, "loss", (double)NAN),
-                aq_control_number_or(line, "sequences_per_second", 0), aq_progress_link_wait(line));
-    return tsv->text->status;
+        written = fprintf(file, "%llu\t%.6g\tnan\tnan\t%.9g\tnan\tnan\n",
+                          (unsigned long long)aq_control_u64_or(line, "step", 0), aq_control_number_or(line, "time", 0),
+                          aq_control_number_or(line, "loss", (double)NAN));
+    if (aq_control_is(line, "event", "step"))
+        written = fprintf(file, "%llu\t%.6g\t%.6g\t%.9g\tnan\t%.6g\t%.4f\n",
+                          (unsigned long long)aq_control_u64_or(line, "step", 0), aq_control_number_or(line, "time", 0),
+                          aq_control_number_or(line, "epoch", 0), aq_control_number_or(line, "loss", (double)NAN),
+                          aq_control_number_or(line, "sequences_per_second", 0), aq_progress_link_wait(line));
+    return written > 0 ? AQ_OK : aq_fail_errno("report", "cannot write the curve");
 }
 
-enum aq_status aq_report_tsv(const char *folder, struct aq_text *text)
+enum aq_status aq_report_tsv(const char *folder, FILE *file)
 {
-    struct tsv tsv = {.text = text};
-    aq_text_add(text, "step\ttime\tepoch\tloss\theldout_loss\tsequences_per_second\tlink_wait_share\n");
-    return walk(folder, 0, tsv_line, &tsv);
+    fputs("step\ttime\tepoch\tloss\theldout_loss\tsequences_per_second\tlink_wait_share\n", file);
+    return walk(folder, 0, tsv_line, file);
 }

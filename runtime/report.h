@@ -10,6 +10,7 @@
 #define RUNTIME_REPORT_H
 
 #include <jansson.h>
+#include <stdio.h>
 
 #include "aqsgd/base.h"
 #include "runtime_text.h"
@@ -24,7 +25,8 @@ enum aq_status aq_report_write(json_t *runs, const char *path);
 /* One aligned table of the runs. */
 void aq_report_table(const json_t *runs, struct aq_text *text);
 
-/* The run's curve for plotting: a head line and one line a step, tab-separated, "nan" where there is nothing. */
-enum aq_status aq_report_tsv(const char *folder, struct aq_text *text);
+/* The run's curve for plotting: a head line and one line a step, tab-separated, "nan" where there is nothing. All of
+ * the metrics are read for it, a line at a time. AQ_IO, AQ_NOSPC: it cannot be written there. */
+enum aq_status aq_report_tsv(const char *folder, FILE *file);
 
 #endif

@@ -2,9 +2,11 @@
  * fuzz_run.c -- any bytes as the files of a run folder: metrics.jsonl, run.json and checkpoint/complete, as resume and
  * report read them. What rewind leaves behind must be read without a complaint.
  *
- * Three pieces with ff between them (which is no UTF-8): metrics, mark, run.json.
+ * Pieces with ff between them (which is no UTF-8): metrics, mark, run.json, and what may be beside the metrics, index
+ * and tail.
  */
 #include <string.h>
+#include <unistd.h>
 
 #include "fuzz.h"
 #include "report.h"
@@ -39,15 +41,21 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     double seconds = 0;
     start();
     if (size > BYTES_MAX) return 0;
-    const struct fuzz_piece metrics = fuzz_cut(&rest, 0xff), complete = fuzz_cut(&rest, 0xff);
+    const struct fuzz_piece metrics = fuzz_cut(&rest, 0xff), complete = fuzz_cut(&rest, 0xff),
+                            identity = fuzz_cut(&rest, 0xff), index = fuzz_cut(&rest, 0xff);
     fuzz_write("metrics.jsonl", metrics.bytes, metrics.count);
     fuzz_write("checkpoint/complete", complete.bytes, complete.count);
-    fuzz_write("run.json", rest.bytes, rest.count);
+    fuzz_write("run.json", identity.bytes, identity.count);
+    fuzz_write("metrics.jsonl.index", index.bytes, index.count);
+    (void)unlink(fuzz_path("metrics.jsonl.tail"));
+    if (rest.count > 0) fuzz_write("metrics.jsonl.tail", rest.bytes, rest.count);
     const bool marked = aq_run_mark_read(fuzz_path("checkpoint"), &mark) == AQ_OK;
     const enum aq_status status = aq_report_run(fuzz_folder(), &report);
     fuzz_told(status == AQ_OK);
     if (status == AQ_OK) json_decref(report);
-    if (aq_run_rewind(fuzz_path("metrics.jsonl"), STEP, marked ? mark.metrics : 0, &seconds) == AQ_OK)
-        AQ_ASSERT(aq_run_lines(fuzz_path("metrics.jsonl"), count_line, &lines) == AQ_OK);
+    /* What stands before the bytes that a checkpoint knows is not looked at. */
+    const uint64_t known = marked ? mark.metrics : 0;
+    if (aq_run_rewind(fuzz_path("metrics.jsonl"), STEP, known, &seconds) == AQ_OK)
+        AQ_ASSERT(aq_run_lines_from(fuzz_path("metrics.jsonl"), known, count_line, &lines) == AQ_OK);
     return 0;
 }
