@@ -3,7 +3,7 @@
  *
  * Invariants: out[out_begin, out_end) is what the socket has not taken yet; in[in_begin, in_end) is what came and was
  * not yet given out, and in[in_begin, in_seen) is known to hold no newline. `ended` is the status that every later call
- * gets.
+ * gets. A buffer that grew for one long line is given back when it is empty, so that memory is what is under way.
  */
 #include "control.h"
 
@@ -18,7 +18,7 @@
 #include "aqsgd/base.h"
 #include "net/tls.h"
 
-enum { IN_BYTES_FIRST = 64 << 10 };
+enum { IN_BYTES_FIRST = 64 << 10, IN_BYTES_STRANGER = 2048, OUT_BYTES_STRANGER = 512 };
 static const uint64_t patience_default_ns = 60ULL * 1000 * 1000 * 1000;
 
 struct aq_control {
@@ -27,22 +27,24 @@ struct aq_control {
     enum aq_status ended;
     size_t line_bytes_max;
     uint64_t patience_ns;
+    bool queues;       /* sends never block                                    */
+    uint64_t taken_ns; /* when the socket last took something, or all was sent */
     uint8_t *out;
-    size_t out_begin, out_end;
+    size_t out_bytes, out_bytes_first, out_bytes_max, out_begin, out_end;
     uint8_t *in;
-    size_t in_bytes, in_begin, in_seen, in_end;
+    size_t in_bytes, in_bytes_first, in_begin, in_seen, in_end;
     bool peer_closed;
 };
 
-enum aq_status aq_control_open(int fd, struct aq_control **out)
+static enum aq_status open_sized(int fd, size_t in_bytes, size_t out_bytes, struct aq_control **out)
 {
     const int flags = fcntl(fd, F_GETFL);
     if (flags == -1) return aq_fail_errno("control", "descriptor %d is no control channel", fd);
     void *memory, *buffer = NULL, *in = NULL;
     enum aq_status status;
     AQ_TRY(aq_alloc(sizeof(struct aq_control), &memory));
-    AQ_TRY_GOTO(aq_alloc(AQ_CONTROL_BUFFER_BYTES, &buffer), out);
-    AQ_TRY_GOTO(aq_alloc(IN_BYTES_FIRST, &in), out);
+    AQ_TRY_GOTO(aq_alloc(out_bytes, &buffer), out);
+    AQ_TRY_GOTO(aq_alloc(in_bytes, &in), out);
     if (fcntl(fd, F_SETFL, flags | O_NONBLOCK) == -1 || fcntl(fd, F_SETFD, FD_CLOEXEC) == -1) {
         status = aq_fail_errno("control", "descriptor %d cannot be a control channel", fd);
         goto out;
@@ -51,9 +53,14 @@ enum aq_status aq_control_open(int fd, struct aq_control **out)
     *control = (struct aq_control){.fd = fd,
                                    .line_bytes_max = AQ_CONTROL_LINE_BYTES_MAX,
                                    .patience_ns = patience_default_ns,
+                                   .taken_ns = aq_clock_ns(),
                                    .out = buffer,
+                                   .out_bytes = out_bytes,
+                                   .out_bytes_first = out_bytes,
+                                   .out_bytes_max = out_bytes,
                                    .in = in,
-                                   .in_bytes = IN_BYTES_FIRST};
+                                   .in_bytes = in_bytes,
+                                   .in_bytes_first = in_bytes};
     *out = control;
     return AQ_OK;
 out:
@@ -61,6 +68,19 @@ out:
     aq_free(buffer);
     aq_free(memory);
     return status;
+}
+
+enum aq_status aq_control_open(int fd, struct aq_control **out)
+{
+    return open_sized(fd, IN_BYTES_FIRST, AQ_CONTROL_BUFFER_BYTES, out);
+}
+
+enum aq_status aq_control_open_stranger(int fd, struct aq_control **out)
+{
+    AQ_TRY(open_sized(fd, IN_BYTES_STRANGER, OUT_BYTES_STRANGER, out));
+    aq_control_queue(*out, AQ_CONTROL_STRANGER_BYTES);
+    aq_control_limit(*out, AQ_CONTROL_STRANGER_BYTES);
+    return AQ_OK;
 }
 
 void aq_control_close(struct aq_control *control)
@@ -96,6 +116,12 @@ void aq_control_patience(struct aq_control *control, uint64_t ns)
     control->patience_ns = ns;
 }
 
+void aq_control_queue(struct aq_control *control, size_t bytes)
+{
+    control->queues = true;
+    control->out_bytes_max = bytes > control->out_bytes ? bytes : control->out_bytes;
+}
+
 static bool unsent(const struct aq_control *control)
 {
     return control->out_begin < control->out_end;
@@ -115,7 +141,23 @@ bool aq_control_pending(const struct aq_control *control)
 
 size_t aq_control_room(const struct aq_control *control)
 {
-    return AQ_CONTROL_BUFFER_BYTES - (control->out_end - control->out_begin);
+    const size_t held = control->out_end - control->out_begin;
+    return held < AQ_CONTROL_BUFFER_BYTES ? AQ_CONTROL_BUFFER_BYTES - held : 0;
+}
+
+uint64_t aq_control_stuck_ns(const struct aq_control *control, uint64_t now_ns)
+{
+    return unsent(control) && now_ns > control->taken_ns ? now_ns - control->taken_ns : 0;
+}
+
+size_t aq_control_waiting(const struct aq_control *control)
+{
+    return control->out_end - control->out_begin;
+}
+
+bool aq_control_certified(const struct aq_control *control)
+{
+    return control->tls && aq_tls_session_peer(control->tls);
 }
 
 static enum aq_status end(struct aq_control *control, enum aq_status status)
@@ -174,6 +216,16 @@ static enum aq_status give(struct aq_control *control, const void *bytes, size_t
     return end(control, aq_fail_errno("control", "cannot send"));
 }
 
+/* An empty buffer that grew goes back to its first size; where that cannot be had it stays. */
+static void shrink(uint8_t **buffer, size_t *bytes, size_t first)
+{
+    void *memory;
+    if (*bytes <= AQ_CONTROL_BUFFER_BYTES || *bytes <= first || aq_alloc(first, &memory) != AQ_OK) return;
+    aq_free(*buffer);
+    *buffer = memory;
+    *bytes = first;
+}
+
 enum aq_status aq_control_push(struct aq_control *control)
 {
     if (control->ended != AQ_OK) return control->ended;
@@ -181,8 +233,10 @@ enum aq_status aq_control_push(struct aq_control *control)
         size_t sent = 0;
         AQ_TRY(give(control, control->out + control->out_begin, control->out_end - control->out_begin, &sent));
         control->out_begin += sent;
+        control->taken_ns = aq_clock_ns();
     }
     control->out_begin = control->out_end = 0;
+    shrink(&control->out, &control->out_bytes, control->out_bytes_first);
     return AQ_OK;
 }
 
@@ -198,22 +252,53 @@ enum aq_status aq_control_flush(struct aq_control *control, uint64_t deadline_ns
     }
 }
 
-/* Copy into the buffer what fits; for the rest wait until the socket has taken some. */
+/* Make room for `count` more bytes behind out_end, as far as the bound allows. */
+static enum aq_status grow_out(struct aq_control *control, size_t count)
+{
+    const size_t held = control->out_end - control->out_begin;
+    if (control->out_begin > 0 && control->out_end + count > control->out_bytes) {
+        memmove(control->out, control->out + control->out_begin, held);
+        control->out_end = held;
+        control->out_begin = 0;
+    }
+    if (held + count <= control->out_bytes || control->out_bytes == control->out_bytes_max) return AQ_OK;
+    size_t grown = control->out_bytes;
+    while (grown < held + count && grown < control->out_bytes_max)
+        grown = grown < control->out_bytes_max / 2 ? 2 * grown : control->out_bytes_max;
+    void *memory;
+    const enum aq_status status = aq_alloc(grown, &memory);
+    if (status != AQ_OK) return end(control, status);
+    memcpy(memory, control->out, control->out_end);
+    aq_free(control->out);
+    control->out = memory;
+    control->out_bytes = grown;
+    return AQ_OK;
+}
+
+/* Copy into the buffer what fits; for the rest wait until the socket has taken some, where the channel may wait. */
 static enum aq_status append(struct aq_control *control, const char *bytes, size_t count, uint64_t deadline_ns)
 {
+    if (!unsent(control)) control->taken_ns = aq_clock_ns();
     while (count > 0) {
-        if (control->out_begin > 0 && control->out_end + count > AQ_CONTROL_BUFFER_BYTES) {
-            memmove(control->out, control->out + control->out_begin, control->out_end - control->out_begin);
-            control->out_end -= control->out_begin;
-            control->out_begin = 0;
-        }
-        size_t fits = AQ_CONTROL_BUFFER_BYTES - control->out_end;
+        AQ_TRY(grow_out(control, count));
+        size_t fits = control->out_bytes - control->out_end;
         if (fits > count) fits = count;
         memcpy(control->out + control->out_end, bytes, fits);
         control->out_end += fits;
         bytes += fits;
         count -= fits;
-        if (count > 0) AQ_TRY(aq_control_flush(control, deadline_ns));
+        if (count == 0) return AQ_OK;
+        if (!control->queues) {
+            AQ_TRY(aq_control_flush(control, deadline_ns));
+            continue;
+        }
+        const enum aq_status status = aq_control_push(control);
+        if (status != AQ_OK && status != AQ_AGAIN) return status;
+        if (control->out_end - control->out_begin >= control->out_bytes_max)
+            return end(control, aq_fail(AQ_TIMEOUT, "control",
+                                        "the other side of the control channel does not read: "
+                                        "%zu bytes wait for it",
+                                        control->out_bytes_max));
     }
     return AQ_OK;
 }
@@ -266,7 +351,9 @@ static enum aq_status make_room(struct aq_control *control)
         control->in_begin = 0;
     }
     if (control->in_end < control->in_bytes) return AQ_OK;
-    const size_t grown = control->in_bytes * 2;
+    size_t grown = control->in_bytes * 2; /* never more than a line and its newline can need */
+    if (grown > control->line_bytes_max + 1 && control->line_bytes_max + 1 > control->in_bytes)
+        grown = control->line_bytes_max + 1;
     void *memory;
     const enum aq_status status = aq_alloc(grown, &memory);
     if (status != AQ_OK) return end(control, status);
@@ -277,12 +364,50 @@ static enum aq_status make_room(struct aq_control *control)
     return AQ_OK;
 }
 
+/*
+ * What a line would cost as values: each stands behind one of [ { , : or at the front. Strings are skipped over as JSON
+ * has them; whatever is no JSON the parser refuses.
+ */
+static bool too_many_values(const uint8_t *line, size_t count)
+{
+    size_t values = 1;
+    int depth = 0;
+    bool text = false;
+    for (size_t i = 0; i < count; i++) {
+        const uint8_t c = line[i];
+        if (text) {
+            if (c == '\\')
+                i++;
+            else if (c == '"')
+                text = false;
+            continue;
+        }
+        text = c == '"';
+        if (c == '[' || c == '{')
+            depth++;
+        else if (c == ']' || c == '}')
+            depth--;
+        values += c == '[' || c == '{' || c == ',' || c == ':';
+        if (depth > AQ_CONTROL_DEPTH_MAX || values > AQ_CONTROL_VALUES_MAX) return true;
+    }
+    return false;
+}
+
 static enum aq_status parse(struct aq_control *control, size_t count, json_t **out)
 {
     json_error_t error;
+    if (too_many_values(control->in + control->in_begin, count))
+        return end(control, aq_fail(AQ_PROTO, "control",
+                                    "a line of the control channel has more than %d values, or is "
+                                    "more than %d deep",
+                                    AQ_CONTROL_VALUES_MAX, AQ_CONTROL_DEPTH_MAX));
     json_t *message = json_loadb((const char *)control->in + control->in_begin, count, JSON_REJECT_DUPLICATES, &error);
     control->in_begin += count + 1;
     control->in_seen = control->in_begin;
+    if (control->in_begin == control->in_end) {
+        control->in_begin = control->in_seen = control->in_end = 0;
+        shrink(&control->in, &control->in_bytes, control->in_bytes_first);
+    }
     if (!message)
         return end(control, aq_fail(AQ_PROTO, "control", "a line of the control channel is no JSON: %s (byte %d)",
                                     error.text, error.position));

@@ -5,9 +5,11 @@
  * Caveats first.
  * - Bytes from the peer never reach an assertion: a line that is no JSON object, that is longer than the limit, or that
  * ends in the middle closes the channel with AQ_PROTO and one line in the log.
+ * - A line is measured before it is parsed: at most AQ_CONTROL_VALUES_MAX values, AQ_CONTROL_DEPTH_MAX deep, so that
+ * the memory it costs is a small multiple of its bytes, which the channel's state bounds (aq_control_limit).
  * - aq_control_send takes the reference of the message whatever it answers. It copies the line into a buffer of fixed
  * size and gives the socket what it takes; only when the buffer is full does it block, at most for the channel's
- * patience.
+ * patience. A channel with aq_control_queue never blocks: its buffer grows, up to a bound, and shrinks again.
  * - Sending takes no aq_alloc, and receiving none for lines up to 64 KiB: both are allowed while RUNNING (memory.h).
  * jansson takes its own memory.
  * - JSON has no NaN and no infinity: aq_control_number makes null of them, and aq_control_get_number reads null as NaN.
@@ -34,9 +36,12 @@
 #include "aqsgd/base.h"
 
 enum {
-    AQ_CONTROL_FD = 3,                    /* where a worker finds its channel                                    */
-    AQ_CONTROL_LINE_BYTES_MAX = 16 << 20, /* a manifest or a chunk of a trace, with room                         */
-    AQ_CONTROL_BUFFER_BYTES = 256 << 10   /* out: some hundred step lines, so that a busy peer delays nobody     */
+    AQ_CONTROL_FD = 3,                   /* where a worker finds its channel                                    */
+    AQ_CONTROL_LINE_BYTES_MAX = 2 << 20, /* a manifest (256 KiB), every byte of it escaped as \\u00xx, with room */
+    AQ_CONTROL_VALUES_MAX = 16384,       /* of a line: a step line has some 50, and jansson takes 100 bytes each */
+    AQ_CONTROL_DEPTH_MAX = 16,
+    AQ_CONTROL_STRANGER_BYTES = 4096,
+    AQ_CONTROL_BUFFER_BYTES = 256 << 10 /* out: some hundred step lines, so that a busy peer delays nobody     */
 };
 
 struct aq_control;     /* opaque */
@@ -45,6 +50,10 @@ struct aq_tls_session; /* net/tls.h */
 /* Takes the fd (a connected stream socket), makes it non-blocking and close-on-exec. On failure the fd stays the
  * caller's: AQ_NOMEM, AQ_INVAL (no socket there). */
 enum aq_status aq_control_open(int fd, struct aq_control **out);
+
+/* The same for a peer that nobody knows yet: a few KiB, which grow when they must; sends never block (aq_control_queue
+ * of AQ_CONTROL_STRANGER_BYTES), and lines have at most AQ_CONTROL_STRANGER_BYTES. */
+enum aq_status aq_control_open_stranger(int fd, struct aq_control **out);
 
 /* Sends nothing more; what is still in the buffer is dropped (aq_control_flush first). NULL is fine. */
 void aq_control_close(struct aq_control *control);
@@ -59,11 +68,24 @@ enum aq_status aq_control_check(struct aq_control *control);
 
 int aq_control_fd(const struct aq_control *control);
 
-/* For peers that nobody knows yet: lines of at most `bytes` are taken from now on (up to AQ_CONTROL_LINE_BYTES_MAX). */
+/* Lines of at most `bytes` are taken from now on (up to AQ_CONTROL_LINE_BYTES_MAX, the default). */
 void aq_control_limit(struct aq_control *control, size_t bytes);
 
 /* How long a send may block when the buffer is full. The default is 60 s. */
 void aq_control_patience(struct aq_control *control, uint64_t ns);
+
+/* From now on no send blocks: what the socket does not take is kept, up to `bytes`; a line that does not fit ends the
+ * channel with AQ_TIMEOUT. It takes memory, and gives it back when all is sent. */
+void aq_control_queue(struct aq_control *control, size_t bytes);
+
+/* For how long the peer has taken nothing of what waits for it; 0: nothing waits. */
+uint64_t aq_control_stuck_ns(const struct aq_control *control, uint64_t now_ns);
+
+/* Bytes that the socket has not taken. */
+size_t aq_control_waiting(const struct aq_control *control);
+
+/* Has the peer shown a certificate that we take? */
+bool aq_control_certified(const struct aq_control *control);
 
 /* Takes the reference, also on failure; NULL (a json_pack that failed) is AQ_NOMEM. AQ_CLOSED: the peer is gone (not
  * logged). AQ_TIMEOUT: it takes nothing. After a failure the channel takes no more. */
@@ -77,7 +99,8 @@ enum aq_status aq_control_flush(struct aq_control *control, uint64_t deadline_ns
 
 /* Is there something in the buffer that waits for POLLOUT? */
 bool aq_control_pending(const struct aq_control *control);
-size_t aq_control_room(const struct aq_control *control); /* bytes that fit without blocking */
+/* Bytes that fit into AQ_CONTROL_BUFFER_BYTES, whatever the queue may take beyond them. */
+size_t aq_control_room(const struct aq_control *control);
 
 /*
  * The next object; its reference is the caller's. Pushes the out buffer while it waits.

@@ -16,6 +16,8 @@
 #include "net/endpoint.h"
 #include "net/tls.h"
 
+enum { BACKLOG = 1024 }; /* the kernel's own bound (somaxconn) may be lower */
+
 static enum aq_status resolve(const char *address, bool passive, struct addrinfo **out)
 {
     struct aq_endpoint endpoint;
@@ -54,7 +56,7 @@ enum aq_status aq_control_listen(const char *address, bool far, int *fd, uint16_
     made = socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     const int one = 1;
     if (made == -1 || setsockopt(made, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) != 0 ||
-        bind(made, list->ai_addr, list->ai_addrlen) != 0 || listen(made, 16) != 0) {
+        bind(made, list->ai_addr, list->ai_addrlen) != 0 || listen(made, BACKLOG) != 0) {
         status = aq_fail_errno("control", "cannot listen on %s", address);
         if (made != -1) close(made);
         goto out;

@@ -43,11 +43,15 @@ static void gather(struct daemon *daemon, struct poll_set *set)
 {
     set->count = 0;
     add(set, daemon->signals, POLLIN, WATCH_SIGNAL, 0);
-    if (daemon->listener != -1) add(set, daemon->listener, POLLIN, WATCH_LISTENER, 0);
+    if (daemon->listener != -1 && aq_clock_ns() >= daemon->deaf_ns)
+        add(set, daemon->listener, POLLIN, WATCH_LISTENER, 0);
     for (int i = 0; i < DAEMON_CONNECTIONS_MAX; i++) {
         const struct connection *connection = &daemon->connections[i];
         if (connection->state == CONNECTION_FREE) continue;
-        const short events = aq_control_pending(connection->control) ? POLLIN | POLLOUT : POLLIN;
+        /* Who looks from outside is asked for more when it has read its answer: it cannot pile answers up here. */
+        const bool waits = aq_control_pending(connection->control),
+                   reads = !waits || connection == daemon->owner || connection->state == CONNECTION_GREETING;
+        const short events = (short)((waits ? POLLOUT : 0) | (reads ? POLLIN : 0));
         add(set, aq_control_fd(connection->control), events, WATCH_CONNECTION, i);
     }
     const bool room = !daemon->owner || aq_control_room(daemon->owner->control) >= DAEMON_ROOM;
@@ -100,7 +104,7 @@ static void dispatch(struct daemon *daemon, const struct poll_set *set)
             break;
         case WATCH_CONNECTION:
             if (connection->state == CONNECTION_FREE || aq_control_fd(connection->control) != set->fds[i].fd) break;
-            (void)aq_control_push(connection->control);
+            connection_push(daemon, connection);
             connection_serve(daemon, connection);
             break;
         case WATCH_CHANNEL:
@@ -143,6 +147,8 @@ static enum aq_status loop(struct daemon *daemon)
         worker_reap(daemon);
         connection_expire(daemon, aq_clock_ns());
         connection_check(daemon);
+        aq_log_limit_tell(&daemon->strangers);
+        aq_log_limit_tell(&daemon->owner_lines);
     }
     return AQ_OK;
 }
@@ -190,6 +196,8 @@ enum aq_status aq_daemon_run(const struct aq_daemon_config *config)
     struct daemon *daemon = memory;
     daemon->config = config;
     daemon->signals = daemon->listener = -1;
+    daemon->strangers.lines_max = DAEMON_STRANGER_LINES;
+    daemon->owner_lines.lines_max = DAEMON_OWNER_LINES;
     for (int i = 0; i < DAEMON_WORKERS_MAX; i++)
         daemon->workers[i].output = daemon->workers[i].log = -1;
     enum aq_status status;

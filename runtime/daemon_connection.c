@@ -18,7 +18,8 @@
 #include "net/tls.h"
 
 static const uint64_t second_ns = 1000ULL * 1000 * 1000;
-enum { GREETING_S = 5, IDLE_S = 120, PATIENCE_S = 30, LOG_BYTES_ASKED_MAX = 1 << 20 };
+enum { GREETING_S = 5, IDLE_S = 120, PATIENCE_S = 30, LOG_BYTES_ASKED_MAX = 256 << 10 };
+static const uint64_t deaf_ns = 100ULL * 1000 * 1000; /* descriptors are out: so long nobody is let in */
 
 void connection_close(struct daemon *daemon, struct connection *connection)
 {
@@ -55,7 +56,7 @@ void owner_send(struct daemon *daemon, json_t *message)
 
 /* ---- coming in ---- */
 
-static void peer_text(const struct sockaddr_storage *address, char *out, size_t bytes)
+static void peer_known(struct connection *connection, const struct sockaddr_storage *address)
 {
     char host[INET6_ADDRSTRLEN] = "?";
     unsigned port = 0;
@@ -63,33 +64,37 @@ static void peer_text(const struct sockaddr_storage *address, char *out, size_t 
         const struct sockaddr_in *in = (const void *)address;
         inet_ntop(AF_INET, &in->sin_addr, host, sizeof host);
         port = ntohs(in->sin_port);
+        connection->source = aq_source_of(&in->sin_addr, sizeof in->sin_addr);
     } else if (address->ss_family == AF_INET6) {
         const struct sockaddr_in6 *in = (const void *)address;
         inet_ntop(AF_INET6, &in->sin6_addr, host, sizeof host);
         port = ntohs(in->sin6_port);
+        connection->source = aq_source_of(&in->sin6_addr, sizeof in->sin6_addr);
     }
-    snprintf(out, bytes, "%s:%u", host, port);
+    snprintf(connection->peer, sizeof connection->peer, "%s:%u", host, port);
 }
 
-/* A free place; the oldest that has not proved itself gives way. NULL: all are in good use. */
-static struct connection *place(struct daemon *daemon)
+struct connection *connection_place(struct daemon *daemon, uint64_t source, uint64_t now_ns)
 {
-    struct connection *oldest = NULL;
+    struct aq_guest guests[DAEMON_CONNECTIONS_MAX];
     for (int i = 0; i < DAEMON_CONNECTIONS_MAX; i++) {
-        struct connection *connection = &daemon->connections[i];
-        if (connection->state == CONNECTION_FREE) return connection;
-        if (connection->state == CONNECTION_GREETING && (!oldest || connection->since_ns < oldest->since_ns))
-            oldest = connection;
+        const struct connection *connection = &daemon->connections[i];
+        const bool known = connection->state == CONNECTION_PROVED ||
+                           (connection->state == CONNECTION_GREETING && aq_control_certified(connection->control));
+        guests[i] = (struct aq_guest){.source = connection->source,
+                                      .since_ns = connection->since_ns,
+                                      .state = connection->state == CONNECTION_FREE ? AQ_GUEST_NONE
+                                               : known                              ? AQ_GUEST_PROVED
+                                                                                    : AQ_GUEST_UNPROVED};
     }
-    if (oldest) connection_close(daemon, oldest);
-    return oldest;
+    const uint32_t index = aq_admit(guests, DAEMON_CONNECTIONS_MAX, source, now_ns);
+    return index == AQ_ADMISSION_REFUSED ? NULL : &daemon->connections[index];
 }
 
 static enum aq_status greet(struct connection *connection)
 {
     AQ_TRY(aq_control_keep_alive(aq_control_fd(connection->control)));
     AQ_TRY(aq_token_nonce(connection->nonce));
-    aq_control_limit(connection->control, DAEMON_GREETING_BYTES_MAX);
     return aq_control_send(connection->control,
                            json_pack("{s:s, s:i, s:s, s:s}", "event", "hello", "protocol", AQ_CONTROL_PROTOCOL,
                                      "version", AQ_VERSION, "nonce", connection->nonce));
@@ -107,25 +112,44 @@ static enum aq_status secure(struct daemon *daemon, struct connection *connectio
     return AQ_OK;
 }
 
-void connection_accept(struct daemon *daemon)
+/* One newcomer is let in, or closed. */
+static void let_in(struct daemon *daemon, int fd, const struct sockaddr_storage *address)
 {
-    struct sockaddr_storage address = {0};
-    socklen_t bytes = sizeof address;
-    const int fd = accept4(daemon->listener, (struct sockaddr *)&address, &bytes, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd == -1) return; /* it went away again, or descriptors are out: the next poll tells */
-    struct connection *connection = place(daemon);
-    struct aq_control *control;
-    if (!connection || aq_control_open(fd, &control) != AQ_OK) {
+    struct connection newcomer = {
+        .state = CONNECTION_GREETING, .since_ns = aq_clock_ns(), .deadline_ns = aq_clock_after(GREETING_S * second_ns)};
+    peer_known(&newcomer, address);
+    struct connection *connection = connection_place(daemon, newcomer.source, newcomer.since_ns);
+    if (!connection || aq_control_open_stranger(fd, &newcomer.control) != AQ_OK) {
         close(fd);
+        if (!connection) aq_log("daemon", 1, "peer=%s refused: no place for it now", newcomer.peer);
         return;
     }
-    *connection = (struct connection){.state = CONNECTION_GREETING,
-                                      .control = control,
-                                      .since_ns = aq_clock_ns(),
-                                      .deadline_ns = aq_clock_after(GREETING_S * second_ns)};
-    peer_text(&address, connection->peer, sizeof connection->peer);
-    aq_control_patience(control, second_ns);
+    if (connection->state != CONNECTION_FREE) {
+        aq_log("daemon", 1, "peer=%s refused: it has proved nothing and gives its place to others", connection->peer);
+        connection_close(daemon, connection);
+    }
+    *connection = newcomer;
     if (secure(daemon, connection) != AQ_OK || greet(connection) != AQ_OK) connection_close(daemon, connection);
+}
+
+void connection_accept(struct daemon *daemon)
+{
+    aq_log_limit_thread(&daemon->strangers);
+    for (int i = 0; i < DAEMON_ACCEPTS_MAX; i++) {
+        struct sockaddr_storage address = {0};
+        socklen_t bytes = sizeof address;
+        const int fd = accept4(daemon->listener, (struct sockaddr *)&address, &bytes, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd != -1) {
+            let_in(daemon, fd, &address);
+            continue;
+        }
+        if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+            (void)aq_fail_errno("daemon", "nobody can be let in for now (ulimit -n)");
+            daemon->deaf_ns = aq_clock_after(deaf_ns);
+        }
+        if (errno != EINTR && errno != ECONNABORTED) break; /* EAGAIN: that was all */
+    }
+    aq_log_limit_thread(NULL);
 }
 
 void connection_open_private(struct daemon *daemon, struct aq_control *control)
@@ -133,7 +157,7 @@ void connection_open_private(struct daemon *daemon, struct aq_control *control)
     struct connection *connection = &daemon->connections[0];
     *connection = (struct connection){
         .state = CONNECTION_PROVED, .control = control, .since_ns = aq_clock_ns(), .deadline_ns = AQ_NEVER};
-    aq_control_patience(control, PATIENCE_S * second_ns);
+    aq_control_queue(control, DAEMON_QUEUE_BYTES_MAX);
     snprintf(connection->peer, sizeof connection->peer, "its launcher");
 }
 
@@ -141,9 +165,13 @@ void connection_expire(struct daemon *daemon, uint64_t now_ns)
 {
     for (int i = 0; i < DAEMON_CONNECTIONS_MAX; i++) {
         struct connection *connection = &daemon->connections[i];
-        if (connection->state == CONNECTION_FREE || connection == daemon->owner || now_ns < connection->deadline_ns)
-            continue;
-        aq_log("daemon", 2, "peer=%s silent, closed", connection->peer);
+        if (connection->state == CONNECTION_FREE) continue;
+        const bool owner = connection == daemon->owner;
+        /* The owner may sleep as long as it likes: its workers wait for it, and nobody else does. */
+        const bool stuck = aq_control_stuck_ns(connection->control, now_ns) > PATIENCE_S * second_ns;
+        if (owner || (!stuck && now_ns < connection->deadline_ns)) continue;
+        aq_log_limited(&daemon->strangers, "daemon", 2, "peer=%s %s, closed", connection->peer,
+                       stuck ? "does not read" : "silent");
         connection_close(daemon, connection);
     }
 }
@@ -177,8 +205,8 @@ static enum aq_status prove(struct daemon *daemon, struct connection *connection
     AQ_TRY(reply(daemon, connection, json_pack("{s:s, s:s}", "event", "welcome", "proof", proof)));
     connection->state = CONNECTION_PROVED;
     connection->deadline_ns = aq_clock_after(IDLE_S * second_ns);
-    aq_control_limit(connection->control, AQ_CONTROL_LINE_BYTES_MAX);
-    aq_control_patience(connection->control, PATIENCE_S * second_ns);
+    aq_control_limit(connection->control, DAEMON_LOOKER_BYTES_MAX);
+    aq_control_queue(connection->control, DAEMON_QUEUE_BYTES_MAX);
     return AQ_OK;
 }
 
@@ -233,6 +261,7 @@ static enum aq_status open_job(struct daemon *daemon, struct connection *connect
         return refuse(daemon, connection, text);
     }
     daemon->owner = connection;
+    aq_control_limit(connection->control, AQ_CONTROL_LINE_BYTES_MAX); /* a manifest comes with each start */
     daemon->job_since_ns = aq_clock_ns();
     aq_log("daemon", 2, "job=%s peer=%s", daemon->job, connection->peer);
     return reply(daemon, connection, json_pack("{s:s, s:i}", "event", "opened", "pid", (int)getpid()));
@@ -272,7 +301,7 @@ static enum aq_status from_owner(struct daemon *daemon, json_t *message)
     if (aq_control_is(message, "op", "start")) return start(daemon, message, rank);
     struct worker *worker = worker_find(daemon, rank);
     if (!worker || !worker->control) return AQ_OK; /* it has ended; `exited` is on its way */
-    if (aq_control_send(worker->control, json_incref(message)) != AQ_OK && worker->pid > 0) {
+    if (aq_control_send(worker->control, json_incref(message)) != AQ_OK && worker->pid > 0 && !worker->reaped) {
         aq_log("daemon", 1, "stage %u takes no message: killed", rank);
         kill(worker->pid, SIGKILL);
     }
@@ -291,6 +320,16 @@ static enum aq_status tell_status(struct daemon *daemon, struct connection *conn
                            worker_status(daemon)));
 }
 
+/* What waits for those who look from outside, all of them together. */
+static size_t lookers_wait(const struct daemon *daemon)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < DAEMON_CONNECTIONS_MAX; i++)
+        if (daemon->connections[i].state == CONNECTION_PROVED && &daemon->connections[i] != daemon->owner)
+            bytes += aq_control_waiting(daemon->connections[i].control);
+    return bytes;
+}
+
 static enum aq_status tell_log(struct daemon *daemon, struct connection *connection, const json_t *message)
 {
     uint32_t rank;
@@ -298,6 +337,8 @@ static enum aq_status tell_log(struct daemon *daemon, struct connection *connect
     uint64_t bytes = aq_control_u64_or(message, "bytes", 16384);
     AQ_TRY(aq_control_get_u32(message, "rank", &rank));
     if (bytes > LOG_BYTES_ASKED_MAX) bytes = LOG_BYTES_ASKED_MAX;
+    if (lookers_wait(daemon) > DAEMON_LOOKERS_BYTES_MAX)
+        return refuse(daemon, connection, "others have asked for logs and do not read them: try again");
     if (daemon->run[0] == 0) return refuse(daemon, connection, "it has had no job yet");
     snprintf(name, sizeof name, "logs/stage-%u.log", rank);
     char *text;
@@ -327,24 +368,40 @@ static enum aq_status from_proved(struct daemon *daemon, struct connection *conn
                    aq_control_text_or(message, "op", ""));
 }
 
+void connection_push(struct daemon *daemon, struct connection *connection)
+{
+    const enum aq_status status = aq_control_push(connection->control);
+    /* What the owner said before it went is still read. */
+    if (status != AQ_OK && status != AQ_AGAIN && connection != daemon->owner) connection_close(daemon, connection);
+}
+
+/* One line. AQ_AGAIN: there is none now. */
+static enum aq_status serve_line(struct daemon *daemon, struct connection *connection)
+{
+    json_t *message;
+    AQ_TRY(aq_control_receive(connection->control, 0, &message));
+    enum aq_status status;
+    if (connection->state == CONNECTION_GREETING) {
+        status = prove(daemon, connection, message);
+    } else {
+        if (connection->deadline_ns != AQ_NEVER) connection->deadline_ns = aq_clock_after(IDLE_S * second_ns);
+        status = from_proved(daemon, connection, message);
+    }
+    json_decref(message);
+    return status;
+}
+
 void connection_serve(struct daemon *daemon, struct connection *connection)
 {
     while (connection->state != CONNECTION_FREE) {
-        json_t *message;
-        enum aq_status status = aq_control_receive(connection->control, 0, &message);
-        if (status == AQ_AGAIN) return;
-        if (status == AQ_OK) {
-            if (connection->state == CONNECTION_GREETING) {
-                status = prove(daemon, connection, message);
-            } else {
-                if (connection->deadline_ns != AQ_NEVER) connection->deadline_ns = aq_clock_after(IDLE_S * second_ns);
-                status = from_proved(daemon, connection, message);
-            }
-            json_decref(message);
-        }
-        if (status != AQ_OK) {
-            connection_close(daemon, connection);
+        /* Who looks from outside gets its next answer when it has read this one. */
+        if (connection->state == CONNECTION_PROVED && connection != daemon->owner &&
+            aq_control_pending(connection->control))
             return;
-        }
+        aq_log_limit_thread(connection == daemon->owner ? &daemon->owner_lines : &daemon->strangers);
+        const enum aq_status status = serve_line(daemon, connection);
+        aq_log_limit_thread(NULL);
+        if (status == AQ_AGAIN) return;
+        if (status != AQ_OK) connection_close(daemon, connection);
     }
 }

@@ -14,12 +14,20 @@
 #include "run_folder.h"
 
 enum {
-    DAEMON_CONNECTIONS_MAX = 16,
+    DAEMON_CONNECTIONS_MAX = 512, /* some 4 KiB each until it has proved itself; half of them for one source */
+    DAEMON_ACCEPTS_MAX = 64,      /* in a turn of the loop: others have a turn, too                          */
     DAEMON_WORKERS_MAX = AQ_JOB_RANKS_MAX,
     DAEMON_TEXT_BYTES = 512,
-    DAEMON_LOG_BYTES_MAX = 4 << 20, /* of one of a worker's two log files                                   */
-    DAEMON_ROOM = 64 << 10,         /* a worker is read only while the owner's buffer takes this much more  */
-    DAEMON_GREETING_BYTES_MAX = 4096
+    DAEMON_LOG_BYTES_MAX = 4 << 20,      /* of one of a worker's two log files                                   */
+    DAEMON_ROOM = 64 << 10,              /* a worker is read only while the owner's buffer takes this much more  */
+    DAEMON_LOOKER_BYTES_MAX = 32 << 10,  /* of a line of one that has no job: three paths and a name          */
+    DAEMON_REPORT_BYTES_MAX = 512 << 10, /* of a line of a worker: 64 KiB of trace, escaped                   */
+    /* What may wait for a peer that has proved itself: a report, every byte of it written as \u00xx, or 256 KiB of a
+     * log likewise, behind a full buffer. For a worker: its start line behind one. */
+    DAEMON_QUEUE_BYTES_MAX = AQ_CONTROL_BUFFER_BYTES + 6 * DAEMON_REPORT_BYTES_MAX,
+    DAEMON_LOOKERS_BYTES_MAX = 8 << 20, /* of all that wait for answers; then there are no logs for a while */
+    DAEMON_STRANGER_LINES = 8,          /* of the log in 10 s about those who have no job    */
+    DAEMON_OWNER_LINES = 64             /* about the one that has it                         */
 };
 
 enum connection_state {
@@ -33,6 +41,7 @@ struct connection {
     struct aq_control *control;
     uint64_t deadline_ns; /* of the greeting, and of silence of one that has no job */
     uint64_t since_ns;
+    uint64_t source; /* aq_source_of its address */
     char nonce[AQ_NONCE_CHARS + 1];
     char peer[64];
 };
@@ -40,8 +49,8 @@ struct connection {
 struct worker {
     bool used;
     uint32_t rank;
-    pid_t pid; /* 0: reaped, or never started */
-    bool reaped;
+    pid_t pid;   /* 0: reaped, or never started */
+    bool reaped; /* waitpid has had it; what it said last is still to be told */
     int wait_status;
     struct aq_control *control; /* NULL: closed                  */
     int output;                 /* its stdout and stderr; -1: closed */
@@ -60,6 +69,8 @@ struct daemon {
     int listener; /* -1: private */
     bool ending;  /* SIGTERM without a job, or a second one */
     bool term_seen;
+    uint64_t deaf_ns; /* descriptors are out: nobody is let in until then */
+    struct aq_log_limit strangers, owner_lines;
     struct connection connections[DAEMON_CONNECTIONS_MAX];
     struct connection *owner; /* whose job runs; NULL: none    */
     char job[DAEMON_TEXT_BYTES];
@@ -74,9 +85,13 @@ struct daemon {
 void connection_accept(struct daemon *daemon);
 void connection_open_private(struct daemon *daemon, struct aq_control *control);
 void connection_serve(struct daemon *daemon, struct connection *connection);
+void connection_push(struct daemon *daemon, struct connection *connection); /* what waits for it */
 void connection_close(struct daemon *daemon, struct connection *connection);
 void connection_expire(struct daemon *daemon, uint64_t now_ns);
 void connection_check(struct daemon *daemon); /* ends those whose certificates have been revoked */
+/* Where a newcomer from `source` goes, by aq_admit: the place of a connection that has to leave it, or a free one.
+ * NULL: it is not let in. */
+struct connection *connection_place(struct daemon *daemon, uint64_t source, uint64_t now_ns);
 /* To the owner, if there is one; takes the reference. A failure ends the connection. */
 void owner_send(struct daemon *daemon, json_t *message);
 
@@ -85,7 +100,7 @@ enum aq_status worker_start(struct daemon *daemon, uint32_t rank, json_t *messag
 struct worker *worker_find(struct daemon *daemon, uint32_t rank);
 void worker_serve(struct daemon *daemon, struct worker *worker);  /* lines of its channel  */
 void worker_listen(struct daemon *daemon, struct worker *worker); /* its standard error    */
-void worker_reap(struct daemon *daemon);                          /* after SIGCHLD         */
+void worker_reap(struct daemon *daemon);                          /* after SIGCHLD, and at each turn */
 void worker_kill_all(struct daemon *daemon);
 bool worker_any(const struct daemon *daemon);
 json_t *worker_status(const struct daemon *daemon);

@@ -181,7 +181,8 @@ enum aq_status worker_start(struct daemon *daemon, uint32_t rank, json_t *messag
     log_open(daemon, worker, false);
     enum aq_status status = spawn(daemon, worker);
     if (status == AQ_OK) {
-        aq_control_patience(worker->control, 10ULL * 1000 * 1000 * 1000);
+        aq_control_queue(worker->control, AQ_CONTROL_BUFFER_BYTES + AQ_CONTROL_LINE_BYTES_MAX);
+        aq_control_limit(worker->control, DAEMON_REPORT_BYTES_MAX);
         status = aq_control_send(worker->control, json_incref(message));
     }
     if (status == AQ_OK) {
@@ -214,7 +215,7 @@ void worker_serve(struct daemon *daemon, struct worker *worker)
         const enum aq_status status = aq_control_receive(worker->control, 0, &message);
         if (status == AQ_AGAIN) return;
         if (status != AQ_OK) {
-            if (status != AQ_CLOSED && worker->pid > 0) {
+            if (status != AQ_CLOSED && worker->pid > 0 && !worker->reaped) {
                 snprintf(worker->last, sizeof worker->last, "its control channel broke: %s", aq_status_text(status));
                 kill(worker->pid, SIGKILL);
             }
@@ -240,17 +241,13 @@ void worker_serve(struct daemon *daemon, struct worker *worker)
     }
 }
 
-/* Everything that can still be read has been: tell the end and forget the worker. */
+/* It has ended. When everything that can still be read has been: tell the end and forget the worker. */
 static void worker_finish(struct daemon *daemon, struct worker *worker)
 {
-    for (;;) {
-        worker_serve(daemon, worker);
-        struct aq_control *owner = daemon->owner ? daemon->owner->control : NULL;
-        /* Left open without back-pressure: a descendant of the worker holds the other end, and nothing more will come.
-         */
-        if (!worker->control || !owner || aq_control_room(owner) >= DAEMON_ROOM) break;
-        if (aq_control_flush(owner, aq_clock_after(30ULL * 1000 * 1000 * 1000)) != AQ_OK) break;
-    }
+    worker_serve(daemon, worker);
+    /* Its last lines wait until its launcher has read what came before: the loop comes again. Left open without
+     * back-pressure: a descendant of the worker holds the other end, and nothing more will come. */
+    if (worker->control && daemon->owner && aq_control_room(daemon->owner->control) < DAEMON_ROOM) return;
     if (worker->output != -1) worker_listen(daemon, worker);
     if (worker->line_bytes > 0) log_scan(worker, "\n", 1);
     const bool signalled = WIFSIGNALED(worker->wait_status);
@@ -267,8 +264,8 @@ void worker_reap(struct daemon *daemon)
     for (int i = 0; i < DAEMON_WORKERS_MAX; i++) {
         struct worker *worker = &daemon->workers[i];
         if (!worker->used || worker->pid <= 0) continue;
-        const pid_t got = waitpid(worker->pid, &worker->wait_status, WNOHANG);
-        if (got == worker->pid)
+        if (!worker->reaped) worker->reaped = waitpid(worker->pid, &worker->wait_status, WNOHANG) == worker->pid;
+        if (worker->reaped)
             worker_finish(daemon, worker);
         else if (!worker->control && aq_clock_ns() > worker->kill_ns)
             kill(worker->pid, SIGKILL);
@@ -278,7 +275,8 @@ void worker_reap(struct daemon *daemon)
 void worker_kill_all(struct daemon *daemon)
 {
     for (int i = 0; i < DAEMON_WORKERS_MAX; i++)
-        if (daemon->workers[i].used && daemon->workers[i].pid > 0) kill(daemon->workers[i].pid, SIGKILL);
+        if (daemon->workers[i].used && daemon->workers[i].pid > 0 && !daemon->workers[i].reaped)
+            kill(daemon->workers[i].pid, SIGKILL);
 }
 
 /* ---- status ---- */

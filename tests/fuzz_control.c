@@ -82,7 +82,7 @@ static void to_daemon(const uint8_t *bytes, size_t count)
     daemon.config = &config;
     *connection = (struct connection){.state = CONNECTION_GREETING, .nonce = "00000000000000000000000000000000"};
     connection->control = channel(bytes, count, &peer);
-    aq_control_limit(connection->control, DAEMON_GREETING_BYTES_MAX);
+    aq_control_limit(connection->control, AQ_CONTROL_STRANGER_BYTES);
     connection_serve(&daemon, connection);
     AQ_ASSERT(connection->state == CONNECTION_FREE && !daemon.owner);
     close(peer);

@@ -124,6 +124,67 @@ static void test_limit_of_a_line_holds(void **state)
     assert_non_null(strstr(last_line, "longer than 64 bytes"));
 }
 
+/* What a line costs is measured before it is parsed: 2 bytes can make 100 of memory. */
+static void test_values_and_depth_of_a_line_are_bounded(void **state)
+{
+    (void)state;
+    static char line[4 * AQ_CONTROL_VALUES_MAX];
+    const struct {
+        int deep, values;
+        bool taken;
+    } cases[] = {{AQ_CONTROL_DEPTH_MAX - 2, 1, true},
+                 {AQ_CONTROL_DEPTH_MAX, 1, false},
+                 {2000, 1, false},
+                 {1, AQ_CONTROL_VALUES_MAX - 8, true},
+                 {1, AQ_CONTROL_VALUES_MAX + 1, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int fds[2];
+        struct aq_control *control;
+        json_t *message = NULL;
+        const int big = 1 << 20;
+        size_t at = (size_t)sprintf(line, "{\"t\":\"[[{,:\\\"[[{\",\"a\":");
+        for (int d = 0; d < cases[i].deep; d++)
+            line[at++] = '[';
+        for (int v = 0; v < cases[i].values; v++)
+            at += (size_t)sprintf(line + at, v ? ",1" : "1");
+        for (int d = 0; d < cases[i].deep; d++)
+            line[at++] = ']';
+        at += (size_t)sprintf(line + at, "}\n");
+        assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+        assert_int_equal(setsockopt(fds[1], SOL_SOCKET, SO_SNDBUF, &big, sizeof big), 0);
+        assert_int_equal(aq_control_open(fds[0], &control), AQ_OK);
+        assert_int_equal(write(fds[1], line, at), (ssize_t)at);
+        assert_int_equal(aq_control_receive(control, aq_clock_after(120ULL * SECOND), &message),
+                         cases[i].taken ? AQ_OK : AQ_PROTO);
+        if (!cases[i].taken) assert_non_null(strstr(last_line, "values"));
+        json_decref(message);
+        aq_control_close(control);
+        close(fds[1]);
+    }
+}
+
+/* A channel with a queue: no send waits, memory stays below the bound and goes back. */
+static void test_queue_never_blocks_and_is_bounded(void **state)
+{
+    struct pair *pair = *state;
+    enum { QUEUE = 1 << 20, BYTES = 100000 };
+    const uint64_t before = aq_memory_used();
+    void *text;
+    assert_int_equal(aq_alloc(BYTES + 1, &text), AQ_OK);
+    memset(text, 'x', BYTES);
+    aq_control_queue(pair->a, QUEUE);
+    int sent = 0;
+    enum aq_status status;
+    while ((status = aq_control_send(pair->a, json_pack("{s:s}", "text", (const char *)text))) == AQ_OK)
+        assert_true(++sent < 100);
+    assert_int_equal(status, AQ_TIMEOUT);
+    assert_true(sent >= 10);
+    assert_true(aq_memory_used() <= before + QUEUE + 2 * BYTES);
+    assert_int_equal(aq_control_send(pair->a, json_object()), AQ_TIMEOUT);
+    assert_non_null(strstr(last_line, "does not read"));
+    aq_free(text);
+}
+
 struct drain {
     int fd;
     uint64_t bytes;
@@ -147,7 +208,7 @@ static void drain(void *context)
 static void test_messages_larger_than_the_buffer_get_through(void **state)
 {
     struct pair *pair = *state;
-    enum { BYTES = 3 << 20 };
+    enum { BYTES = 3 << 19 };
     struct drain d = {.fd = pair->fd};
     struct aq_thread *thread;
     assert_int_equal(aq_thread_open("drain", drain, &d, &thread), AQ_OK);
@@ -275,6 +336,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_bytes_that_are_no_message_close_it, setup, teardown),
         cmocka_unit_test_setup_teardown(test_line_that_ends_early_is_proto, setup, teardown),
         cmocka_unit_test_setup_teardown(test_limit_of_a_line_holds, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_values_and_depth_of_a_line_are_bounded, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_queue_never_blocks_and_is_bounded, setup, teardown),
         cmocka_unit_test_setup_teardown(test_messages_larger_than_the_buffer_get_through, setup, teardown),
         cmocka_unit_test_setup_teardown(test_peer_that_takes_nothing_times_out, setup, teardown),
         cmocka_unit_test_setup_teardown(test_lines_of_a_dead_peer_are_still_read, setup, teardown),

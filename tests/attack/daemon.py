@@ -1,0 +1,267 @@
+#!/usr/bin/env python3
+"""Attacks on aqpiped: floods of strangers, clients that do not read, lines without an end."""
+import hashlib
+import hmac
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import kit
+from kit import attack, jobs
+
+SECRET = b"what only friends know.."
+
+
+class Daemon:
+    """A real aqpiped on loopback, its log and what it uses."""
+
+    def __init__(self, name, *options, **environment):
+        self.folder = jobs.ROOT / name
+        self.folder.mkdir()
+        token, port = self.folder / "token", self.folder / "port"
+        token.write_bytes(SECRET + b"\n")
+        token.chmod(0o600)
+        self.log = self.folder / "log"
+        self.process = subprocess.Popen(
+            [str(jobs.BIN / "aqpiped"), "--listen", "127.0.0.1:0", "--token-file", str(token), "--port-file", str(port),
+             *options], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self.log.open("wb"),
+            env={**os.environ, **environment})
+        jobs.await_file(port)
+        self.port = int(port.read_text())
+        self.address = f"127.0.0.1:{self.port}"
+        self.token = token
+
+    def connect(self, source="127.0.0.1"):
+        peer = socket.create_connection(("127.0.0.1", self.port), timeout=jobs.PATIENCE, source_address=(source, 0))
+        return peer
+
+    def peak_bytes(self):
+        for line in open(f"/proc/{self.process.pid}/status"):
+            if line.startswith("VmHWM"):
+                return int(line.split()[1]) << 10
+        return 0
+
+    def end(self):
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return None
+
+
+class Client:
+    """One that holds the token."""
+
+    def __init__(self, daemon, source="127.0.0.1", way=0):
+        self.peer = daemon.connect(source)
+        self.file = self.peer.makefile("rb")
+        nonce, ours = self.line()["nonce"], "0" * 32
+        time.sleep(way)  # what a long way takes: a stranger's flood has that long
+        proof = hmac.new(SECRET, f"aqpipe client 1 {nonce} {ours}".encode(), hashlib.sha256).hexdigest()
+        self.say({"op": "hello", "protocol": 1, "version": "x", "nonce": ours, "proof": proof})
+        self.line()
+
+    def close(self):
+        self.file.close()
+        self.peer.close()
+
+    def line(self):
+        text = self.file.readline()
+        if not text:
+            raise ConnectionError("the daemon closed the connection")
+        return json.loads(text)
+
+    def say(self, message):
+        self.peer.sendall(json.dumps(message).encode() + b"\n")
+
+    def ask(self, message):
+        self.say(message)
+        return self.line()
+
+    def open(self, folder, name="attack"):
+        return self.ask({"op": "open", "job": name, "protocol": 1, "version": "x", "plan_hash": "1" * 16,
+                         "kin": "1" * 16, "id": "1" * 16, "run": str(folder),
+                         "checkpoint": str(folder / "checkpoint"), "fresh": False, "resumed": False, "resume": 0})
+
+
+class Flood:
+    """So many connections a second from one source, each held for some time, until it is told to end."""
+
+    def __init__(self, daemon, rate, hold):
+        self.daemon, self.rate, self.hold = daemon, rate, hold
+        self.over, self.opened, self.closed = False, 0, 0
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self):
+        held, begin = [], time.monotonic()
+        while not self.over:
+            now = time.monotonic()
+            while held and held[0][0] < now:
+                held.pop(0)[1].close()
+            while self.opened < (now - begin) * self.rate and len(held) < 2000:
+                peer = socket.socket()
+                peer.setblocking(False)
+                try:
+                    peer.connect(("127.0.0.1", self.daemon.port))
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    peer.close()
+                    break
+                if self.opened % 2:
+                    try:
+                        peer.send(b"\x1b]0;hello\x07\n")
+                    except OSError:
+                        pass
+                held.append((now + self.hold, peer))
+                self.opened += 1
+            time.sleep(0.002)
+        for _, peer in held:
+            peer.close()
+
+    def end(self):
+        self.over = True
+        self.thread.join()
+
+
+def greeted(run, daemon, source, what, way=0):
+    """Does one who holds the token get in, and an answer?"""
+    begin = time.monotonic()
+    try:
+        client = Client(daemon, source, way)
+        ok = client.ask({"op": "status"})["event"] == "status"
+        client.close()
+    except (OSError, ValueError) as error:
+        run.wrong(f"{what}: {error}")
+        return
+    if not ok:
+        run.wrong(f"{what}: no status")
+    elif time.monotonic() - begin > 30:
+        run.hung(f"{what}: {time.monotonic() - begin:.0f} s")
+    else:
+        run.survived()
+
+
+@attack("flood", short=6, long=60)
+def flood(run, rng, count):
+    """80 and 200 connections a second that say nothing: friends get in, the owner of a job stays, the log stays small."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+    daemon = Daemon("flood")
+    owner = Client(daemon)
+    jobs.check(owner.open(jobs.ROOT / "flood" / "run")["event"] == "opened", "the job is not opened")
+    try:
+        for rate, hold in ((80, 5), (200, 5), (200, 0.1)):
+            strangers = Flood(daemon, rate, hold)
+            while strangers.opened < rate:  # a second of it
+                time.sleep(0.01)
+            for i in range(count // 3):
+                greeted(run, daemon, "127.0.0.2", f"another source, {rate}/s held {hold} s", 0.3)
+                greeted(run, daemon, "127.0.0.1", f"the same source, {rate}/s held {hold} s", 0.3)
+                if owner.ask({"op": "status"})["job"] != "attack":
+                    run.wrong("the owner has lost its job")
+            strangers.end()
+        size = daemon.log.stat().st_size
+        if size > 20000:
+            run.wrong(f"the log has {size} bytes")
+        else:
+            run.survived()
+    finally:
+        owner.close()
+        code = daemon.end()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if code != 0:
+        run.wrong(f"the daemon ended with {code}")
+
+
+@attack("slow_reader", short=4, long=100)
+def slow_reader(run, rng, count):
+    """Clients ask for logs, again and again, and read nothing: others get their answers at once."""
+    daemon = Daemon("slow")
+    folder = jobs.ROOT / "slow" / "run"
+    owner = Client(daemon)
+    jobs.check(owner.open(folder)["event"] == "opened", "the job is not opened")
+    (folder / "logs").mkdir(exist_ok=True)
+    (folder / "logs" / "stage-0.log").write_bytes(b'a line of "text" \x1b[31m\n' * 100000)
+    slow = []
+    question = b'{"op":"logs","rank":0,"bytes":1048576}\n'
+    for i in range(count):
+        client = Client(daemon, "127.0.0.3")
+        client.peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.peer.setblocking(False)
+        for _ in range(50):
+            try:
+                client.peer.send(question)
+            except BlockingIOError:
+                break
+        slow.append(client)
+        begin = time.monotonic()
+        owner.ask({"op": "status"})
+        took = time.monotonic() - begin
+        if took > 10:
+            run.hung(f"the owner waited {took:.1f} s")
+        greeted(run, daemon, "127.0.0.2", "beside clients that do not read")
+    peak = daemon.peak_bytes()
+    if peak > 64 << 20:
+        run.wrong(f"the daemon took {peak >> 20} MiB")
+    else:
+        run.survived()
+    for client in slow:
+        client.close()
+    owner.close()
+    if daemon.end() != 0:
+        run.wrong("the daemon did not end well")
+
+
+@attack("long_line", short=1, long=20)
+def long_line(run, rng, count):
+    """15 MiB in a line, as text and as values, of strangers, of clients, and of the owner of a job."""
+    daemon = Daemon("long")
+    for i in range(count):
+        for kind, piece in (("text", b"x" * 4096), ("values", b"[]," * 1365), ("depth", b"[" * 4096)):
+            for who in ("stranger", "client", "owner"):
+                before, client = daemon.peak_bytes(), None
+                if who == "stranger":
+                    peer = daemon.connect()
+                else:
+                    client = Client(daemon)
+                    peer = client.peer
+                    if who == "owner" and client.open(jobs.ROOT / "long" / "run")["event"] != "opened":
+                        run.wrong("the daemon did not take the next job")
+                sent = 0
+                try:
+                    peer.sendall(b'{"op":"start","rank":0,"a":' + (b'"' if kind == "text" else b"["))
+                    while sent < 15 << 20:
+                        peer.sendall(piece)
+                        sent += len(piece)
+                    peer.sendall(b"\n")
+                    peer.settimeout(jobs.PATIENCE)
+                    while peer.recv(4096):
+                        pass
+                except socket.timeout:
+                    run.hung(f"{kind} of a {who}: neither closed nor answered")
+                except OSError:
+                    pass
+                peer.close()
+                if client:
+                    client.close()
+                grown = daemon.peak_bytes() - before
+                if grown > 16 << 20:
+                    run.wrong(f"{kind} of a {who} cost {grown >> 20} MiB")
+                else:
+                    run.refused()
+    greeted(run, daemon, "127.0.0.1", "after long lines")
+    if daemon.end() != 0:
+        run.wrong("the daemon did not end well")
+
+
+if __name__ == "__main__":
+    kit.main("daemon")
