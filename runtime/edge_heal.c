@@ -135,6 +135,11 @@ out:
                        edge->config.edge, (unsigned long long)sample, (unsigned long long)edge->message.argument);
     }
     if (!edge->message.body) return AQ_NOTFOUND;
+    if (edge->message.body_bytes != aq_codec_message_bytes(edge->forward)) {
+        aq_edge_message_release(edge, &edge->message);
+        return aq_fail(AQ_PROTO, "edge", "edge %u: a message of %u bytes came, it has %zu", edge->config.edge,
+                       edge->message.body_bytes, aq_codec_message_bytes(edge->forward));
+    }
     /* Version 0 is none, and the last number has no successor. */
     const uint64_t came = edge->message.step;
     if (version ? came != version : came == 0 || came == UINT64_MAX) {
@@ -142,11 +147,6 @@ out:
         return aq_fail(
             AQ_PROTO, "edge", "edge %u: asked for version %llu of the message of sample %llu (0: any), got %llu",
             edge->config.edge, (unsigned long long)version, (unsigned long long)sample, (unsigned long long)came);
-    }
-    if (edge->message.body_bytes != aq_codec_message_bytes(edge->forward)) {
-        aq_edge_message_release(edge, &edge->message);
-        return aq_fail(AQ_PROTO, "edge", "edge %u: a message of %u bytes came, it has %zu", edge->config.edge,
-                       edge->message.body_bytes, aq_codec_message_bytes(edge->forward));
     }
     *message = edge->message;
     return AQ_OK;

@@ -42,6 +42,8 @@ aq_fuzz(keys RUNS 1500 LIBS aq_runtime aq_net aq_dep::ssl aq_dep::crypto
 aq_fuzz(handshake RUNS 1500 LIBS aq_net aq_dep::ssl aq_dep::crypto INCLUDES ${CMAKE_SOURCE_DIR}/net)
 aq_fuzz(edge RUNS 3000 LIBS aq_runtime aq_net aq_storage INCLUDES ${CMAKE_SOURCE_DIR}/runtime
   LINK -Wl,--wrap=aq_link_poll,--wrap=aq_link_send,--wrap=aq_link_release)
+aq_fuzz(mirror RUNS 1500 LIBS aq_runtime aq_net aq_storage INCLUDES ${CMAKE_SOURCE_DIR}/runtime
+  LINK -Wl,--wrap=aq_link_poll,--wrap=aq_link_send,--wrap=aq_link_release,--wrap=aq_ring_push)
 aq_fuzz(cache RUNS 300 LIBS aq_storage CORPUS golden/cache-1/index.mdb)
 aq_fuzz(weights RUNS 10000 LIBS aq_stages
   CORPUS golden/weights_types.safetensors golden/weights_written.safetensors)

@@ -1,11 +1,12 @@
 /*
  * fuzz_edge.c -- any bytes as what the neighbour of a stage sends: frames of any kind, with rows and bodies of any
- * content.
+ * content. Behind what is taken the edge goes on as a stage does: an activation is answered with a gradient, a gradient
+ * with the next activation, for which a message may be lost and asked for.
  *
  * The link is played by this file (its calls are wrapped by the linker): frames of the input come out of it one by one,
- * what the edge sends goes nowhere. Byte 0 chooses codec and side, byte 1 bit 0 whether the frames of activations are
- * sealed: their rows get the ids, versions and digests that fit, so that mutations of a body reach the decoder and the
- * cache.
+ * what the edge sends goes nowhere. Byte 0 chooses codec and side, byte 1 bit 1 whether messages are lost, bit 0
+ * whether the frames of activations are sealed: their rows get the ids, versions and digests that fit, so that
+ * mutations of a body reach the decoder and the cache.
  *
  * A frame of the input: kind, flags, step, micro-batch, argument (a byte each), the body's length (2 bytes), the body.
  */
@@ -159,8 +160,23 @@ static void seal(const struct aq_plan *plan, struct aq_cache *cache, struct aq_f
     aq_codec_close(codec);
 }
 
-/* Take in frame after frame, and decode whatever is there as what it says it is. */
-static enum aq_status play(const struct aq_plan *plan, struct aq_edge *edge, struct aq_cache *cache, bool sealed)
+/* The other direction, as a stage goes on when one has come; before it, with `lose`, this side has lost a message. */
+static enum aq_status go_on(struct aq_edge *edge, struct aq_cache *cache, struct aq_edge_batch batch, bool sender,
+                            bool lose)
+{
+    static float values[B * N];
+    const struct aq_cache_key key = {.sample = batch.sample_ids[0], .side = sender ? 0 : 1};
+    const struct aq_values from = {.at = values};
+    if (lose && cache) AQ_TRY(aq_cache_drop(cache, &key));
+    if (sender) batch.step++;
+    const enum aq_status status =
+        sender ? aq_edge_send_forward(edge, &batch, &from, NULL) : aq_edge_send_backward(edge, &batch, &from, NULL);
+    return status == AQ_AGAIN ? AQ_OK : status;
+}
+
+/* Take in frame after frame, decode whatever is there as what it says it is, and answer it. */
+static enum aq_status play(const struct aq_plan *plan, struct aq_edge *edge, struct aq_cache *cache, bool sealed,
+                           bool lose)
 {
     static const uint64_t ids[B] = {0, 1, 2};
     static uint8_t bodies[FRAMES_MAX][65536];
@@ -177,12 +193,16 @@ static enum aq_status play(const struct aq_plan *plan, struct aq_edge *edge, str
         const uint32_t samples = frame->argument >= 1 && frame->argument <= B ? (uint32_t)frame->argument : B;
         const struct aq_edge_batch batch = {
             .step = frame->step, .micro_batch = frame->micro_batch, .samples = samples, .sample_ids = ids};
-        if (aq_edge_forward_here(edge, NULL))
+        if (aq_edge_forward_here(edge, NULL)) {
             AQ_TRY(aq_edge_receive_forward(edge, &batch, &(struct aq_values){.at = values}, NULL));
+            AQ_TRY(go_on(edge, cache, batch, false, lose));
+        }
         if (aq_edge_eval_here(edge))
             AQ_TRY(aq_edge_receive_eval(edge, &batch, &(struct aq_values){.at = values}, NULL));
-        if (aq_edge_backward_here(edge))
+        if (aq_edge_backward_here(edge)) {
             AQ_TRY(aq_edge_receive_backward(edge, &batch, &(struct aq_values){.at = values}, NULL));
+            AQ_TRY(go_on(edge, cache, batch, true, lose));
+        }
         if (frame->kind == AQ_FRAME_NORM) AQ_TRY(aq_edge_receive_norm(edge, frame->step % 2, &norm, &flags));
     }
     return AQ_OK;
@@ -198,7 +218,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     start();
     const uint8_t which = fuzz_byte(&rest), how = fuzz_byte(&rest);
     const struct aq_plan *plan = plans[which % CODECS];
-    const bool sender = which / CODECS % 2 == 1, sealed = how % 2 == 1;
+    const bool sender = which / CODECS % 2 == 1, sealed = how % 2 == 1, lose = how / 2 % 2 == 1;
     wire_fill(rest, (uint32_t)plan->edges[0].body_bytes_max);
     if (plan->edges[0].message_bytes) {
         struct aq_cache_config config = plan->stages[sender ? 0 : 1].cache;
@@ -217,7 +237,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         const struct aq_edge_batch batch = {.samples = B, .sample_ids = ids};
         AQ_ASSERT(aq_edge_send_forward(edge, &batch, &(struct aq_values){.at = a}, NULL) == AQ_OK);
     }
-    fuzz_told(play(plan, edge, cache, sealed) == AQ_OK);
+    fuzz_told(play(plan, edge, cache, sealed, lose) == AQ_OK);
     aq_edge_close(edge);
     aq_cache_close(cache);
     AQ_ASSERT(wire.out == 0 || edge);

@@ -513,6 +513,7 @@ static void test_a_sealed_copy_that_was_touched_is_not_taken(void **state)
     memcpy(forged, kept, count);
     forged[count - 1] ^= 128;
     expect_back(DUE + 6, forged, count, AQ_CORRUPT, "the last bit");
+    memcpy(forged, kept, count);
     memcpy(forged + HEAD, kept + HEAD + BOX, BOX);
     memcpy(forged + HEAD + BOX, kept + HEAD, BOX);
     expect_back(DUE + 6, forged, count, AQ_CORRUPT, "two chunks changed places");
@@ -523,6 +524,7 @@ static void test_a_sealed_copy_that_was_touched_is_not_taken(void **state)
     memcpy(forged + 24, kept + 24, 8);
     expect_back(DUE + 6, forged, count, AQ_CORRUPT, "an older step that says it is this one");
     expect_back(DUE + 6, kept, HEAD + 2 * BOX, AQ_CORRUPT, "without its last chunk");
+    assert_non_null(strstr(aq_error_text(), "is cut off")); /* before any hash */
     expect_back(DUE + 6, kept, HEAD, AQ_CORRUPT, "its head alone");
     expect_back(DUE + 6, kept, HEAD - 1, AQ_CORRUPT, "not even its head");
     memcpy(forged, kept, count);
@@ -555,6 +557,22 @@ static void test_seals_are_of_a_key_and_a_length(void **state)
     less = about;
     less.rank = 2;
     assert_int_equal(aq_seal_open(seal, key, &less, head), AQ_CORRUPT);
+    /* Of a longer file: the second chunk is not the first, nor the third, which is the last. */
+    static uint8_t boxes[3][AQ_SEAL_BOX_BYTES], out[AQ_SEAL_CHUNK_BYTES];
+    less = about;
+    less.file_bytes = 3 * AQ_SEAL_CHUNK_BYTES;
+    assert_int_equal(aq_seal_begin(seal, key, &less, head), AQ_OK);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(aq_seal_chunk(seal, whole, boxes[i]), AQ_OK);
+    assert_int_equal(aq_seal_next(seal), 0);
+    for (int first = 0; first < 3; first++)
+        for (int second = 0; second < 3; second++) {
+            assert_int_equal(aq_seal_open(seal, key, &less, head), AQ_OK);
+            assert_int_equal(aq_seal_unchunk(seal, boxes[first], out), first == 0 ? AQ_OK : AQ_CORRUPT);
+            if (first > 0) continue;
+            assert_memory_equal(out, whole, sizeof out);
+            assert_int_equal(aq_seal_unchunk(seal, boxes[second], out), second == 1 ? AQ_OK : AQ_CORRUPT);
+        }
     less = about;
     less.kin = 2;
     assert_int_equal(aq_seal_open(seal, key, &less, head), AQ_CORRUPT);
