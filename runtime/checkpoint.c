@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "loss_scale.h"
+#include "stages/publish.h"
 #include "stages/weights.h"
 
 enum { PATH_BYTES = 4096, NAME_BYTES = 64, STATES_MAX = 16 };
@@ -358,6 +359,8 @@ out:
 struct join {
     struct aq_weights *files[AQ_JOB_STAGES_MAX];
     struct aq_weights_tensor *tensors;
+    const struct aq_model_config *model;
+    char (*names)[AQ_TENSOR_NAME_MAX]; /* as published */
     void *values;
     uint64_t floats;
     uint32_t count;
@@ -376,8 +379,10 @@ static enum aq_status join_file(struct join *join, const struct aq_weights *file
             continue;
         }
         float *values = (float *)join->values + *at;
+        char *name = join->names[join->count];
         struct aq_weights_tensor *t = &join->tensors[join->count++];
-        *t = (struct aq_weights_tensor){.name = info.name, .dimensions = info.dimensions, .values = values};
+        aq_publish_name(join->model, info.name, name, AQ_TENSOR_NAME_MAX);
+        *t = (struct aq_weights_tensor){.name = name, .dimensions = info.dimensions, .values = values};
         memcpy(t->shape, info.shape, sizeof t->shape);
         AQ_TRY(aq_weights_read(file, i, false, values, info.count));
         *at += info.count;
@@ -385,11 +390,11 @@ static enum aq_status join_file(struct join *join, const struct aq_weights *file
     return AQ_OK;
 }
 
-enum aq_status aq_checkpoint_join(const char *folder, uint64_t step, uint32_t stages, const char *const *metadata,
-                                  const char *path)
+enum aq_status aq_checkpoint_join(const char *folder, uint64_t step, uint32_t stages,
+                                  const struct aq_model_config *model, const char *const *metadata, const char *path)
 {
-    struct join join = {0};
-    void *tensors = NULL;
+    struct join join = {.model = model};
+    void *tensors = NULL, *names = NULL;
     uint64_t at = 0;
     enum aq_status status = AQ_OK;
     AQ_ASSERT(stages <= AQ_JOB_STAGES_MAX);
@@ -398,8 +403,10 @@ enum aq_status aq_checkpoint_join(const char *folder, uint64_t step, uint32_t st
         AQ_TRY_GOTO(join_file(&join, join.files[s], false, &join.floats), out);
     }
     AQ_TRY_GOTO(aq_alloc(join.count * sizeof *join.tensors, &tensors), out);
+    AQ_TRY_GOTO(aq_alloc(join.count * sizeof *join.names, &names), out);
     AQ_TRY_GOTO(aq_map(join.floats * sizeof(float), &join.values), out);
     join.tensors = tensors;
+    join.names = names;
     join.count = 0;
     for (uint32_t s = 0; s < stages; s++)
         AQ_TRY_GOTO(join_file(&join, join.files[s], true, &at), out);
@@ -409,5 +416,6 @@ out:
         aq_weights_close(join.files[s]);
     aq_unmap(join.values, join.floats * sizeof(float));
     aq_free(tensors);
+    aq_free(names);
     return status;
 }

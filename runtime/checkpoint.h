@@ -82,8 +82,9 @@ enum aq_status aq_checkpoint_reshard(const struct aq_checkpoint *checkpoint, uin
  */
 enum aq_status aq_checkpoint_import(const struct aq_checkpoint *checkpoint, const char *path);
 
-/* Join the weights of all stages' files of one step into one safetensors file; `metadata` as aq_weights_write. */
-enum aq_status aq_checkpoint_join(const char *folder, uint64_t step, uint32_t stages, const char *const *metadata,
-                                  const char *path);
+/* Join the weights of all stages' files of one step into one safetensors file, under their published names; `metadata`
+ * as aq_weights_write. */
+enum aq_status aq_checkpoint_join(const char *folder, uint64_t step, uint32_t stages,
+                                  const struct aq_model_config *model, const char *const *metadata, const char *path);
 
 #endif

@@ -28,6 +28,8 @@
 #include "run_lines.h"
 #include "run_rewind.h"
 #include "security.h"
+#include "stages/dataset.h"
+#include "stages/publish.h"
 
 static const char usage[] =
     "usage: aqpipe launch job.yaml [options]\n"
@@ -677,6 +679,29 @@ static enum aq_status leave_report(struct command *command)
     return aq_report_write(json_pack("[o]", report), path);
 }
 
+static enum aq_status leave_file(void *context, const char *name, const char *bytes, size_t count)
+{
+    char path[AQ_RUN_PATH_BYTES];
+    const struct command *command = context;
+    AQ_TRY(aq_run_path(command->job->output.path, name, path));
+    return aq_run_write(path, bytes, count);
+}
+
+/* What `transformers` wants beside the weights. A head that is tied but lives on a stage of its own is one of its own.
+ */
+static enum aq_status leave_description(struct command *command)
+{
+    const struct aq_plan *plan = command->plan;
+    const struct aq_job_data *data = &command->job->data;
+    struct aq_tokenizer *tokenizer;
+    AQ_TRY(aq_tokenizer_open(data->tokenizer, data->tokenizer_path, &tokenizer));
+    const int32_t end_of_text = aq_tokenizer_end_of_text(tokenizer);
+    aq_tokenizer_close(tokenizer);
+    AQ_TRY(
+        aq_publish_model(&plan->model, plan->model.tied && plan->stage_count == 1, end_of_text, leave_file, command));
+    return aq_publish_tokenizer(data->tokenizer, data->tokenizer_path, plan->model.context, leave_file, command);
+}
+
 /* The stages' weights in one file, where all of their files are on this machine. */
 static enum aq_status leave_model(struct command *command, uint64_t mark)
 {
@@ -691,8 +716,9 @@ static enum aq_status leave_model(struct command *command, uint64_t mark)
         return AQ_OK;
     }
     const char *const metadata[] = {"format", "pt", "producer", "aqpipe " AQ_VERSION, NULL};
+    AQ_TRY(leave_description(command));
     AQ_TRY(aq_run_path(command->job->output.path, "model.safetensors", path));
-    return aq_checkpoint_join(command->checkpoint, mark, plan->stage_count, metadata, path);
+    return aq_checkpoint_join(command->checkpoint, mark, plan->stage_count, &plan->model, metadata, path);
 }
 
 static void say_end(struct command *command, const struct aq_launch_result *result)

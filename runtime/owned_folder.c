@@ -540,6 +540,14 @@ enum aq_status aq_owned_clear_run(const char *run, const struct aq_owner *owner)
                                         "trace.json",
                                         "hashes.json",
                                         "hashes.json.new",
+                                        "config.json",
+                                        "config.json.new",
+                                        "vocab.json",
+                                        "vocab.json.new",
+                                        "merges.txt",
+                                        "merges.txt.new",
+                                        "tokenizer_config.json",
+                                        "tokenizer_config.json.new",
                                         "model.safetensors",
                                         "model.safetensors.partial"};
     AQ_TRY(aq_owned_check(run, AQ_OWNED_RUN, owner->id));

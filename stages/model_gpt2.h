@@ -105,6 +105,9 @@ void gpt2_place_work(const struct gpt2_shape *shape, struct aq_arena *arena, str
 /* Places a slot's pinned memory (slot NULL: only measures). */
 void gpt2_place_host(const struct gpt2_shape *shape, struct aq_arena *arena, struct gpt2_slot *slot);
 void gpt2_measure(const struct aq_stage_config *config, struct stage_memory *out);
+void gpt2_publish_name(const char *tensor, char *out, size_t bytes);
+enum aq_status gpt2_publish_config(const struct aq_model_config *model, bool tied, int32_t end_of_text, char *json,
+                                   size_t *count);
 enum aq_status gpt2_open(struct aq_stage *stage, void **state);
 void gpt2_close(void *state);
 

@@ -18,7 +18,7 @@ static const struct stage_model *const models[] = {
 
 enum { MODEL_COUNT = sizeof models / sizeof models[0] };
 
-static const struct stage_model *model_find(const char *kind)
+const struct stage_model *stage_model_find(const char *kind)
 {
     for (int i = 0; i < MODEL_COUNT; i++)
         if (kind && strcmp(models[i]->kind, kind) == 0) return models[i];
@@ -27,27 +27,27 @@ static const struct stage_model *model_find(const char *kind)
 
 void aq_model_config_default(struct aq_model_config *out, const char *kind)
 {
-    const struct stage_model *model = model_find(kind);
+    const struct stage_model *model = stage_model_find(kind);
     *out = (struct aq_model_config){.kind = kind};
     if (model) model->config_default(out);
 }
 
 enum aq_status aq_model_config_check(const struct aq_model_config *model)
 {
-    const struct stage_model *ops = model_find(model->kind);
+    const struct stage_model *ops = stage_model_find(model->kind);
     if (!ops) return aq_fail(AQ_INVAL, "stage", "model.kind: %s is unknown; say gpt2", model->kind ? model->kind : "");
     return ops->config_check(model);
 }
 
 uint32_t aq_model_layers(const struct aq_model_config *model)
 {
-    const struct stage_model *ops = model_find(model->kind);
+    const struct stage_model *ops = stage_model_find(model->kind);
     return ops ? ops->layers(model) : 0;
 }
 
 void aq_model_layer_name(const struct aq_model_config *model, uint32_t layer, char *text, size_t bytes)
 {
-    const struct stage_model *ops = model_find(model->kind);
+    const struct stage_model *ops = stage_model_find(model->kind);
     if (ops)
         ops->layer_name(model, layer, text, bytes);
     else
@@ -73,7 +73,7 @@ static enum aq_status config_check(const struct aq_stage_config *config)
 
 enum aq_status aq_stage_tensors(const struct aq_stage_config *config, struct aq_tensor_info **tensors, uint32_t *count)
 {
-    const struct stage_model *model = model_find(config->model.kind);
+    const struct stage_model *model = stage_model_find(config->model.kind);
     void *memory;
     *count = model->tensors(config, NULL);
     AQ_TRY(aq_alloc((*count + 1) * sizeof **tensors, &memory));
@@ -85,7 +85,7 @@ enum aq_status aq_stage_tensors(const struct aq_stage_config *config, struct aq_
 enum aq_status aq_stage_measure(const struct aq_stage_config *config, struct aq_stage_size *out)
 {
     AQ_TRY(config_check(config));
-    const struct stage_model *model = model_find(config->model.kind);
+    const struct stage_model *model = stage_model_find(config->model.kind);
     struct aq_tensor_info *tensors;
     uint32_t count;
     AQ_TRY(aq_stage_tensors(config, &tensors, &count));
@@ -152,7 +152,7 @@ enum aq_status aq_stage_open(struct aq_device *device, const struct aq_stage_con
     AQ_TRY(aq_alloc(sizeof(struct aq_stage), &memory));
     struct aq_stage *stage = memory;
     stage->device = device;
-    stage->model = model_find(config->model.kind);
+    stage->model = stage_model_find(config->model.kind);
     stage->config = mine;
     stage->config.model.kind = stage->model->kind; /* the caller's text may go */
     stage->size = size;

@@ -11,6 +11,8 @@
 #include "aqsgd/device_math.h"
 #include "stages/stage.h"
 
+enum { PUBLISHED_CONFIG_BYTES = 8192 };
+
 struct stage_memory {
     uint64_t slot_bytes, workspace_bytes;
     double flops_forward, flops_backward;
@@ -29,6 +31,10 @@ struct stage_model {
     void (*initial)(const struct aq_stage_config *config, const struct aq_tensor_info *tensor, float *std, float *value,
                     const char **name);
     void (*measure)(const struct aq_stage_config *config, struct stage_memory *out);
+    /* As stages/publish.h; json has room for PUBLISHED_CONFIG_BYTES, *count are used. */
+    void (*publish_name)(const char *tensor, char *out, size_t bytes);
+    enum aq_status (*publish_config)(const struct aq_model_config *model, bool tied, int32_t end_of_text, char *json,
+                                     size_t *count);
 
     enum aq_status (*open)(struct aq_stage *stage, void **state); /* buffers of the stage are there already */
     void (*close)(void *state);
@@ -49,6 +55,9 @@ static inline enum aq_element stage_compute(enum aq_stage_precision precision)
 {
     return precision == AQ_STAGE_TF32 ? AQ_TF32 : stage_type(precision);
 }
+
+/* The model of that kind, or NULL. */
+const struct stage_model *stage_model_find(const char *kind);
 
 /* The tensors of a stage, in order, into memory of aq_alloc. The config is one that was checked. AQ_NOMEM. */
 enum aq_status aq_stage_tensors(const struct aq_stage_config *config, struct aq_tensor_info **tensors, uint32_t *count);

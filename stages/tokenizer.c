@@ -30,12 +30,17 @@ enum aq_status aq_token_list_reserve(struct aq_token_list *list, size_t more)
     return AQ_OK;
 }
 
+const struct aq_tokenizer_kind *aq_tokenizer_kind_find(const char *name)
+{
+    for (size_t i = 0; i < KIND_COUNT; i++) {
+        if (name && strcmp(kinds[i]->name, name) == 0) return kinds[i];
+    }
+    return NULL;
+}
+
 enum aq_status aq_tokenizer_open(const char *kind, const char *path, struct aq_tokenizer **out)
 {
-    const struct aq_tokenizer_kind *found = NULL;
-    for (size_t i = 0; i < KIND_COUNT; i++) {
-        if (kind && strcmp(kinds[i]->name, kind) == 0) found = kinds[i];
-    }
+    const struct aq_tokenizer_kind *found = aq_tokenizer_kind_find(kind);
     if (!found)
         return aq_fail(AQ_INVAL, "tokenizer", "there is no tokenizer \"%s\"; known are bytes and gpt2",
                        kind ? kind : "(none)");

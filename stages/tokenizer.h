@@ -25,9 +25,18 @@ struct aq_tokenizer_kind {
     /* Appends the tokens of text to the list. */
     enum aq_status (*encode)(const struct aq_tokenizer *tokenizer, const uint8_t *text, size_t bytes,
                              struct aq_token_list *list);
+    /*
+     * File `index` of those that are published: its path (from, `bytes` of room) and published name, NULL behind the
+     * last. published_class: who reads them elsewhere. NULL: nothing is published.
+     */
+    enum aq_status (*published)(const char *path, uint32_t index, char *from, size_t bytes, const char **name);
+    const char *published_class;
     /* The bytes of one token in range: *bytes and their count. */
     const uint8_t *(*token)(const struct aq_tokenizer *tokenizer, uint32_t token, uint32_t *bytes);
 };
+
+/* The kind of that name, or NULL. */
+const struct aq_tokenizer_kind *aq_tokenizer_kind_find(const char *name);
 
 struct aq_tokenizer {
     const struct aq_tokenizer_kind *kind;

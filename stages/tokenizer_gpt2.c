@@ -134,4 +134,6 @@ const struct aq_tokenizer_kind aq_tokenizer_gpt2 = {
     .close = gpt2_close,
     .encode = gpt2_encode,
     .token = gpt2_token,
+    .published = aq_gpt2_published,
+    .published_class = "GPT2Tokenizer",
 };

@@ -32,6 +32,8 @@ struct aq_gpt2_vocabulary {
 
 /* folder has vocab.json or encoder.json, and merges.txt or vocab.bpe. AQ_NOTFOUND, AQ_IO, AQ_CORRUPT: file and line. */
 enum aq_status aq_gpt2_vocabulary_open(const char *folder, struct aq_gpt2_vocabulary *out);
+/* As struct aq_tokenizer_kind has it. */
+enum aq_status aq_gpt2_published(const char *folder, uint32_t index, char *from, size_t bytes, const char **name);
 void aq_gpt2_vocabulary_close(struct aq_gpt2_vocabulary *vocabulary);
 
 /* Spreads a pair over the table's slots; the multiplier is 2^64 divided by the golden ratio. */

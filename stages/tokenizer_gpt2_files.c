@@ -263,6 +263,18 @@ static enum aq_status find_file(const char *folder, const char *first, const cha
     return aq_fail(AQ_NOTFOUND, AREA, "%s: has neither %s nor %s", folder, first, second);
 }
 
+enum aq_status aq_gpt2_published(const char *folder, uint32_t index, char *from, size_t bytes, const char **name)
+{
+    char path[PATH_BYTES_MAX];
+    *name = NULL;
+    if (index > 1) return AQ_OK;
+    AQ_TRY(index == 0 ? find_file(folder, "vocab.json", "encoder.json", path)
+                      : find_file(folder, "merges.txt", "vocab.bpe", path));
+    snprintf(from, bytes, "%s", path);
+    *name = index == 0 ? "vocab.json" : "merges.txt";
+    return AQ_OK;
+}
+
 /* The tokens with a meaning: single bytes, which must all be there, and the end of a text. */
 static enum aq_status find_special(const char *path, const struct name_table *names, struct aq_gpt2_vocabulary *v)
 {

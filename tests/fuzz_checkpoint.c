@@ -114,6 +114,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     fuzz_told(aq_checkpoint_read(&checkpoint, STEP) == AQ_OK);
     (void)aq_checkpoint_import(&checkpoint, file);
     fuzz_write("checkpoint/4/stage-0.safetensors", bytes, size);
-    (void)aq_checkpoint_join(folder, 4, 1, NULL, joined);
+    const struct aq_model_config model = {.kind = "gpt2"};
+    (void)aq_checkpoint_join(folder, 4, 1, &model, NULL, joined);
     return 0;
 }

@@ -13,12 +13,13 @@
 #include <cmocka.h>
 
 #include "data_files.h"
+#include "stages/publish.h"
 #include "tokenizer_gpt2.h"
 
 static char folder[DATA_PATH_BYTES];
 
-static const char *const merges[] = {"h e", "l l", "he ll", "hell o", "\xC4\xA0 w", "o r", "\xC4\xA0w or", "l d",
-                                     "\xC4\xA0wor ld", "a a", "aa a"};
+static const char *const merges[] = {"h e",          "l l", "he ll",          "hell o", "\xC4\xA0 w", "o r",
+                                     "\xC4\xA0w or", "l d", "\xC4\xA0wor ld", "a a",    "aa a"};
 enum { MERGES = sizeof merges / sizeof merges[0], HELLO = 256 + 3, WORLD = 256 + 8, AA = 256 + 9, AAA = 256 + 10 };
 
 static struct aq_tokenizer *open_small(void)
@@ -61,8 +62,8 @@ static void test_gpt2_small_vocabulary_merges(void **state)
     assert_int_equal(aq_tokenizer_vocabulary(t), 256 + MERGES + 1);
     assert_int_equal(aq_tokenizer_end_of_text(t), 256 + MERGES);
     expect_tokens(t, "hello world", 11, (const int32_t[]){HELLO, WORLD}, 2);
-    expect_tokens(t, "hello world hello world", 23,
-                  (const int32_t[]){HELLO, WORLD, data_byte_token(' '), HELLO, WORLD}, 5);
+    expect_tokens(t, "hello world hello world", 23, (const int32_t[]){HELLO, WORLD, data_byte_token(' '), HELLO, WORLD},
+                  5);
     expect_tokens(t, "aaaaa", 5, (const int32_t[]){AA, AAA}, 2); /* leftmost first: aa aa a, then aa aaa */
     expect_tokens(t, "", 0, NULL, 0);
     expect_tokens(t, "\0", 1, (const int32_t[]){data_byte_token(0)}, 1);
@@ -120,17 +121,24 @@ static void test_words_published_pattern(void **state)
         {"end   ", "end|   "},
         {"\t\tx y", "\t|\t|x| y"},
         {"na\xC3\xAFve caf\xC3\xA9 \xE2\x80\x94 ok?", "na\xC3\xAFve| caf\xC3\xA9| \xE2\x80\x94| ok|?"},
-        {"\xE5\xAD\xA6\xC2\xBD\xD9\xA3", "\xE5\xAD\xA6|\xC2\xBD\xD9\xA3"},        /* a letter, then two numbers */
-        {"a\xC2\xA0\xC2\xA0" "b", "a|\xC2\xA0|\xC2\xA0|b"},                        /* no-break spaces are spaces */
-        {"a\xC2\x85" "b\xE3\x80\x80" "c", "a|\xC2\x85|b|\xE3\x80\x80|c"},         /* next line; ideographic space */
-        {"a\xE1\xA0\x8E\xE1\xA0\x8E" "b", "a|\xE1\xA0\x8E\xE1\xA0\x8E|b"},        /* U+180E is none any more */
-        {"a \x1C\x1D!", "a| \x1C\x1D!"},                                           /* nor are the separators of ASCII */
-        {"a\xFF\xFE b\x80", "a|\xFF\xFE| b|\x80"},                                 /* invalid bytes are words */
-        {"a \xFF", "a| |\xFF"},                                                    /* and end the text before them */
-        {"x\xED\xA0\x80y", "x|\xED\xA0\x80|y"},                                    /* a surrogate */
-        {"x\xC0\x80y\xE0\x80\x80z", "x|\xC0\x80|y|\xE0\x80\x80|z"},              /* overlong */
+        {"\xE5\xAD\xA6\xC2\xBD\xD9\xA3", "\xE5\xAD\xA6|\xC2\xBD\xD9\xA3"}, /* a letter, then two numbers */
+        {"a\xC2\xA0\xC2\xA0"
+         "b",
+         "a|\xC2\xA0|\xC2\xA0|b"}, /* no-break spaces are spaces */
+        {"a\xC2\x85"
+         "b\xE3\x80\x80"
+         "c",
+         "a|\xC2\x85|b|\xE3\x80\x80|c"}, /* next line; ideographic space */
+        {"a\xE1\xA0\x8E\xE1\xA0\x8E"
+         "b",
+         "a|\xE1\xA0\x8E\xE1\xA0\x8E|b"},                           /* U+180E is none any more */
+        {"a \x1C\x1D!", "a| \x1C\x1D!"},                            /* nor are the separators of ASCII */
+        {"a\xFF\xFE b\x80", "a|\xFF\xFE| b|\x80"},                  /* invalid bytes are words */
+        {"a \xFF", "a| |\xFF"},                                     /* and end the text before them */
+        {"x\xED\xA0\x80y", "x|\xED\xA0\x80|y"},                     /* a surrogate */
+        {"x\xC0\x80y\xE0\x80\x80z", "x|\xC0\x80|y|\xE0\x80\x80|z"}, /* overlong */
         {"x\xF4\x90\x80\x80y\xF0\x8F\x80\x80", "x|\xF4\x90\x80\x80|y|\xF0\x8F\x80\x80"},
-        {"x\xE2\x80", "x|\xE2\x80"},                                               /* cut short */
+        {"x\xE2\x80", "x|\xE2\x80"}, /* cut short */
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         expect_words(cases[i][0], strlen(cases[i][0]), cases[i][1]);
@@ -162,7 +170,8 @@ static size_t ascii_word(const char *text, size_t bytes)
         if (length <= bytes && memcmp(text, endings[i], length) == 0) return length;
     }
     size_t skip = text[0] == ' ' && bytes > 1 && !space(text[1]), length = skip;
-    while (length < bytes && kind(text[length]) == kind(text[skip])) length++;
+    while (length < bytes && kind(text[length]) == kind(text[skip]))
+        length++;
     if (kind(text[skip]) != 2) return length;
     return length == bytes || length == 1 ? length : length - 1;
 }
@@ -174,7 +183,8 @@ static void test_words_random_ascii_as_by_hand(void **state)
     struct aq_rng_key key = aq_rng_key(11, AQ_RNG_TEST, 0, 0);
     struct aq_gpt2_pattern *pattern;
     char text[4096];
-    for (size_t i = 0; i < sizeof text; i++) text[i] = alphabet[aq_rng_below(&key, i, sizeof alphabet - 1)];
+    for (size_t i = 0; i < sizeof text; i++)
+        text[i] = alphabet[aq_rng_below(&key, i, sizeof alphabet - 1)];
     assert_int_equal(aq_gpt2_pattern_open(&pattern), AQ_OK);
     struct aq_gpt2_words *words;
     assert_int_equal(aq_gpt2_words_open(pattern, (const uint8_t *)text, sizeof text, &words), AQ_OK);
@@ -212,8 +222,8 @@ static size_t merge_plainly(const struct aq_gpt2_vocabulary *v, int32_t *tokens,
 static void test_merge_random_words_as_plainly(void **state)
 {
     (void)state;
-    static const char *const abc[] = {"a b", "b a", "a a", "ab a", "c c",  "aa b", "ab ab", "cc c", "ba ba",
-                                      "b c", "aba c", "abab abab", "bc a", "cc cc", "aa aa", "aab a"};
+    static const char *const abc[] = {"a b",   "b a", "a a",   "ab a",      "c c",  "aa b",  "ab ab", "cc c",
+                                      "ba ba", "b c", "aba c", "abab abab", "bc a", "cc cc", "aa aa", "aab a"};
     struct aq_gpt2_vocabulary v;
     struct aq_gpt2_scratch scratch = {0};
     struct aq_rng_key key = aq_rng_key(12, AQ_RNG_TEST, 0, 0);
@@ -224,8 +234,10 @@ static void test_merge_random_words_as_plainly(void **state)
         uint8_t word[600];
         int32_t expected[600];
         size_t bytes = 1 + aq_rng_below(&key, number++, round % 100 == 0 ? 600 : 40);
-        for (size_t i = 0; i < bytes; i++) word[i] = (uint8_t)('a' + aq_rng_below(&key, number++, 3));
-        for (size_t i = 0; i < bytes; i++) expected[i] = data_byte_token(word[i]);
+        for (size_t i = 0; i < bytes; i++)
+            word[i] = (uint8_t)('a' + aq_rng_below(&key, number++, 3));
+        for (size_t i = 0; i < bytes; i++)
+            expected[i] = data_byte_token(word[i]);
         size_t count = merge_plainly(&v, expected, bytes);
         struct aq_token_list list = {0};
         assert_int_equal(aq_gpt2_merge_word(&v, &scratch, word, bytes, &list), AQ_OK);
@@ -351,6 +363,37 @@ static void test_open_windows_lines_and_other_names(void **state)
     remove(data_path(folder, "vocab.bpe", path));
 }
 
+static enum aq_status published(void *context, const char *name, const char *bytes, size_t count)
+{
+    static const char *const order[] = {"vocab.json", "merges.txt", "tokenizer_config.json"};
+    uint32_t *seen = context;
+    char path[DATA_PATH_BYTES];
+    assert_true(*seen < 3);
+    assert_string_equal(name, order[*seen]);
+    if (*seen == 2) {
+        assert_non_null(strstr(bytes, "\"tokenizer_class\": \"GPT2Tokenizer\""));
+        assert_non_null(strstr(bytes, "\"model_max_length\": 77"));
+    } else {
+        FILE *file = fopen(data_path(folder, name, path), "rb");
+        for (size_t i = 0; i < count; i++)
+            assert_int_equal(fgetc(file), (unsigned char)bytes[i]);
+        assert_int_equal(fgetc(file), EOF);
+        fclose(file);
+    }
+    return ++*seen == 3 ? AQ_NOSPC : AQ_OK;
+}
+
+static void test_published_files_are_those_that_were_read(void **state)
+{
+    (void)state;
+    uint32_t seen = 0;
+    data_write_vocabulary(folder, merges, MERGES);
+    assert_int_equal(aq_publish_tokenizer("gpt2", folder, 77, published, &seen), AQ_NOSPC); /* as the last one said */
+    assert_int_equal(seen, 3);
+    assert_int_equal(aq_publish_tokenizer("bytes", NULL, 77, published, &seen), AQ_OK);
+    assert_int_equal(aq_publish_tokenizer("gpt2", "/nonexistent", 77, published, &seen), AQ_NOTFOUND);
+}
+
 static void test_no_memory_at_any_place_leaks_nothing(void **state)
 {
     (void)state;
@@ -406,6 +449,7 @@ int main(void)
         cmocka_unit_test(test_open_unknown_kind_or_no_folder_fails),
         cmocka_unit_test(test_open_bad_vocabulary_names_the_place),
         cmocka_unit_test(test_open_windows_lines_and_other_names),
+        cmocka_unit_test(test_published_files_are_those_that_were_read),
         cmocka_unit_test(test_no_memory_at_any_place_leaks_nothing),
     };
     return cmocka_run_group_tests(tests, open_folder, close_folder);
