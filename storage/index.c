@@ -151,6 +151,11 @@ static enum aq_status index_open(const char *path, const struct aq_record_head *
     snprintf(index->path, sizeof(index->path), "%s", path);
     index->read_only = read_only;
     if (head != NULL) AQ_TRY_GOTO(index_make(index, head, map_bytes), out);
+    if (!read_only) { /* LMDB opens it by its name, and writes in place: it must have no other name */
+        int fd;
+        AQ_TRY_GOTO(aq_file_open(NULL, path, AQ_FILE_UPDATE, &fd), out);
+        close(fd);
+    }
     AQ_TRY_GOTO(aq_index_check(path), out);
     struct stat stat_of;
     if (stat(path, &stat_of) == 0 && (uint64_t)stat_of.st_size * 2 > map_bytes)

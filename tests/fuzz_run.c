@@ -1,6 +1,6 @@
 /*
- * fuzz_run.c -- any bytes as the files of a run folder: metrics.jsonl, run.json and checkpoint/complete, as resume and
- * report read them. What rewind leaves behind must be read without a complaint.
+ * fuzz_run.c -- any bytes as the files of a run folder: metrics.jsonl, run.json, its marker and checkpoint/complete, as
+ * resume and report read them. What rewind leaves behind must be read without a complaint.
  *
  * Pieces with ff between them (which is no UTF-8): metrics, mark, run.json, and what may be beside the metrics, index
  * and tail.
@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "fuzz.h"
+#include "owned_folder.h"
 #include "report.h"
 #include "run_folder.h"
 #include "run_lines.h"
@@ -49,6 +50,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     fuzz_write("metrics.jsonl.index", index.bytes, index.count);
     (void)unlink(fuzz_path("metrics.jsonl.tail"));
     if (rest.count > 0) fuzz_write("metrics.jsonl.tail", rest.bytes, rest.count);
+    fuzz_write(AQ_OWNED_MARKER, identity.bytes, identity.count);
+    const struct aq_owner owner = {.job = "fuzz", .id = 7, .resume = STEP};
+    enum aq_owned_state state;
+    for (enum aq_owned_kind kind = AQ_OWNED_RUN; kind <= AQ_OWNED_CACHE; kind++) {
+        (void)aq_owned_look(fuzz_folder(), kind, &owner, &state);
+        (void)aq_owned_look(fuzz_path("checkpoint"), kind, &owner, &state);
+    }
     const bool marked = aq_run_mark_read(fuzz_path("checkpoint"), &mark) == AQ_OK;
     const enum aq_status status = aq_report_run(fuzz_folder(), &report);
     fuzz_told(status == AQ_OK);

@@ -178,6 +178,33 @@ def attack_shared(run, rng, count):
                 run.wrong(f"{key} of another run is refused without saying so: {said[-300:]}")
 
 
+@kit.attack("race", 1, 8)
+def attack_race(run, rng, count):
+    """Two launches at the same moment want one folder: at most one trains, and what it leaves is its own."""
+    for number in range(count):
+        key = ("checkpoint.path", "output.path", "cache.path")[number % 3]
+        folder = jobs.ROOT / f"raced{number}"
+        names = [f"race{number}-{who}" for who in range(2)]
+        paths = [manifest(name, **{key: str(folder), "job.name": "race", "train.seed": 7}) for name in names]
+        both = [subprocess.Popen([str(jobs.BIN / "aqpipe"), "launch", str(path), "--no-progress"], stdin=subprocess.DEVNULL,
+                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for path in paths]
+        try:
+            said = [one.communicate(timeout=PATIENCE)[0].decode(errors="replace") for one in both]
+        except subprocess.TimeoutExpired:
+            for one in both:
+                one.kill()
+            run.hung(f"two launches with one {key}")
+            continue
+        codes = [one.returncode for one in both]
+        done = [name for name, code in zip(names, codes) if code == 0]
+        steps = [len(jobs.losses(folder.name if key == "output.path" else name)) for name in done]
+        # One that ends before the other begins leaves a folder that is not the other's, and a run that is done.
+        if len(done) > 1 or any(count != STEPS for count in steps) or not set(codes) <= {0, 1, 2}:
+            run.wrong(f"two launches with one {key}: {codes}, steps {steps}: {said[0][-200:]} {said[1][-200:]}")
+        else:
+            run.refused()
+
+
 LINKED = ["lock", "run.json", "run.json.new", "manifest.yaml", "manifest.yaml.new", "metrics.jsonl", "metrics.jsonl.new",
           "report.json", "report.json.new", "trace.json", "model.safetensors", "model.safetensors.partial", "logs/stage-0.log",
           "logs/stage-1.log.1", "checkpoint/complete", "checkpoint/complete.new", "checkpoint/4/stage-0.safetensors",
@@ -246,6 +273,27 @@ def attack_planted(run, rng, count):
         code, said = launch(path, "--resume")
         judge(run, f"{name} is a {kind}", before, [victims], code, said)
         shutil.rmtree(folder)
+
+
+@kit.attack("copied", 1, 2)
+def attack_copied(run, rng, count):
+    """A copy of a run that is made of hard links stays what it is when the run goes on, or its copy does."""
+    for number in range(count):
+        path, folder = copy_of(f"copied{number}")
+        copy = jobs.ROOT / f"copy{number}"
+        shutil.copytree(folder, copy, copy_function=os.link)
+        before = {name: what[:2] for name, what in tree(copy).items()}
+        code, said = launch(path, "--resume", *(["--run", copy] if number else []))
+        other = folder if number else copy
+        after = {name.replace(str(other), str(copy)): what[:2] for name, what in tree(other).items()}
+        if code is None:
+            run.hung("a run of hard links")
+        elif any(after.get(name) != what for name, what in before.items()):
+            run.lost(f"{next(name for name, what in before.items() if after.get(name) != what)} of the copy: {said[-300:]}")
+        elif code == 0:
+            run.survived()
+        else:
+            run.refused() if "hard links" in said else run.wrong(f"exit {code}: {said[-300:]}")
 
 
 @kit.attack("old", 1, 3)
