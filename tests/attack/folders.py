@@ -3,11 +3,13 @@
 
 A file of somebody else that is changed or gone counts as lost, a launch that does not end as hung.
 """
+import json
 import os
 import pathlib
 import shutil
 import stat
 import subprocess
+import time
 
 import kit
 import jobs
@@ -48,6 +50,19 @@ def tree(*folders):
             when = about.st_mtime_ns if stat.S_ISREG(about.st_mode) else 0
             found[str(path)] = (about.st_mode, bytes_of, link, when)
     return found
+
+
+def await_step(folder, step):
+    """The checkpoint of that step, or of a later one, is complete. Folders of steps come and go; what `complete` says only grows."""
+    deadline = time.time() + PATIENCE
+    while time.time() < deadline:
+        try:
+            if json.loads((folder / "complete").read_text())["step"] >= step:
+                return
+        except (OSError, ValueError):
+            pass
+        time.sleep(0.01)
+    raise TimeoutError(f"no checkpoint of step {step} in {folder}")
 
 
 def judge(run, what, before, folders, code, said, want=(0, 1, 2)):
@@ -134,8 +149,8 @@ def attack_digits(run, rng, count):
         program = subprocess.Popen([str(jobs.BIN / "aqpipe"), "launch", str(path), "--no-progress"], stdin=subprocess.DEVNULL,
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                    env={**os.environ, "AQ_CHECKPOINT_SLOW": "5"})
-        jobs.await_file(folder / "1")
-        mine = folder / "2"  # the name of a checkpoint to come, and names of none
+        await_step(folder, 1)
+        mine = folder / "9"  # the name of a checkpoint to come, and names of none
         mine.mkdir(exist_ok=True)
         (mine / "notes").write_text("theirs")
         for name in ("0", "1999", "20231105", str(rng.randrange(10**9, 10**12))):
@@ -224,7 +239,7 @@ def half_a_run():
         path = manifest("half")
         program = subprocess.Popen([str(jobs.BIN / "aqpipe"), "launch", str(path), "--no-progress"], stdin=subprocess.DEVNULL,
                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
-        jobs.await_file(folder / "checkpoint" / "3")
+        await_step(folder / "checkpoint", 2)
         program.kill()
         program.wait()
         jobs.no_workers("half")
@@ -296,14 +311,16 @@ def attack_copied(run, rng, count):
             run.refused() if "hard links" in said else run.wrong(f"exit {code}: {said[-300:]}")
 
 
-@kit.attack("old", 1, 3)
+@kit.attack("old", 1, 4)
 def attack_old(run, rng, count):
     """A run from before there were markers goes on; one that has lost a file that tells of its checkpoints does not begin anew."""
-    cases = [["aqpipe-folder.json", "checkpoint/aqpipe-folder.json", "cache/aqpipe-folder.json"], ["run.json"], ["checkpoint/complete"]]
+    cases = [["aqpipe-folder.json", "checkpoint/aqpipe-folder.json", "cache/aqpipe-folder.json"], ["run.json"], ["checkpoint/complete"], ["aqpipe-folder.json"]]
     for number, names in enumerate(cases[:count]):
         path, folder = copy_of(f"old{number}")
         for name in names:
             (folder / name).unlink()
+        if number == 3:  # of 0.1.0, and its checkpoints are not there
+            (folder / "checkpoint").rename(jobs.ROOT / "old-away")
         metrics = (folder / "metrics.jsonl").read_bytes()
         code, said = launch(path, "--resume")
         if number == 0 and (code != 0 or len(jobs.losses(f"old{number}")) != STEPS or "begins anew" in said):
@@ -326,7 +343,7 @@ def attack_unmounted(run, rng, count):
         program = subprocess.Popen([str(jobs.BIN / "aqpipe"), "launch", str(path), "--no-progress"], stdin=subprocess.DEVNULL,
                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                    env={**os.environ, "AQ_CHECKPOINT_SLOW": "20"})
-        jobs.await_file(folder / "3")
+        await_step(folder, 2)
         program.kill()
         program.wait()
         jobs.no_workers("unmounted")
@@ -353,6 +370,35 @@ def attack_unmounted(run, rng, count):
         code, said = launch(path, "--resume")
         if code != 0 or len(jobs.losses(f"mounted{number}")) != STEPS:
             run.wrong(f"mounted again: exit {code}: {said[-300:]}")
+        else:
+            run.survived()
+
+
+@kit.attack("vanishes", 1, 2)
+def attack_vanishes(run, rng, count):
+    """The checkpoints' disk goes while a run trains: the run ends with a line, and its mount point gets nothing."""
+    for number in range(count):
+        disk = jobs.ROOT / f"vanishing{number}"
+        path = manifest(f"vanishes{number}", **{"checkpoint.path": str(disk), "train.epochs": 200})
+        program = subprocess.Popen([str(jobs.BIN / "aqpipe"), "launch", str(path), "--no-progress"], stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        await_step(disk, 2)
+        disk.rename(jobs.ROOT / f"vanished{number}")
+        if number == 0:
+            try:
+                disk.mkdir()
+            except FileExistsError:
+                pass
+        try:
+            said = program.communicate(timeout=PATIENCE)[0].decode(errors="replace")
+        except subprocess.TimeoutExpired:
+            program.kill()
+            run.hung("the checkpoints' disk goes")
+            continue
+        if program.returncode != 1 or str(disk) not in said:
+            run.wrong(f"the checkpoints' disk goes: exit {program.returncode}: {said[-300:]}")
+        elif disk.exists() and list(disk.rglob("*.safetensors")):
+            run.wrong(f"the checkpoints' disk goes, and its mount point gets {list(disk.rglob('*'))}")
         else:
             run.survived()
 
@@ -410,7 +456,18 @@ def attack_remote(run, rng, count):
             there, keep = jobs.ROOT / f"there{number}", 1 + number
             path = manifest(f"remote{number}", **{"pipeline.stages": stages, "checkpoint.path": str(there), "train.epochs": 5,
                                                   "checkpoint.keep": keep})
-            code, said = launch(path, "--token-file", token)
+            again = []
+            if number == 1:  # the launcher's list outlives it
+                program = subprocess.Popen([str(jobs.BIN / "aqpipe"), "launch", str(path), "--no-progress", "--token-file",
+                                            str(token)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                           stderr=subprocess.DEVNULL)
+                await_step(there, 7)
+                program.kill()
+                program.wait()
+                again = ["--resume"]
+            code, said = launch(path, "--token-file", token, *again)
+            while "it runs the job" in said:  # the daemon still reaps what the killed one had there
+                code, said = launch(path, "--token-file", token, *again)
             left = [str(at) for at in there.glob("*/stage-0.safetensors")]
             if code != 0:
                 run.wrong(f"exit {code}: {said[-300:]}")
