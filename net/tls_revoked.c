@@ -109,6 +109,8 @@ static const char *check_list(X509_CRL *list, X509 *authority, int64_t *number)
         X509_CRL_verify(list, X509_get0_pubkey(authority)) != 1)
         return "it is not signed by the authority";
     if (X509_CRL_get_ext_by_critical(list, 1, -1) != -1) return "it is a list of another kind";
+    if (!X509_CRL_get0_nextUpdate(list))
+        return "it has no end"; /* X.509 allows it; whether it is over, nobody can say */
     return number_of(list, number) ? NULL : "it has no number";
 }
 

@@ -8,7 +8,7 @@
 #include "net/endpoint.h"
 #include "security.h"
 
-enum { KEY_BYTES = 96, LAYERS_BYTES = 48, VOCABULARY_BYTES = 256 };
+enum { KEY_BYTES = 96, HOSTS_BYTES = 256, LAYERS_BYTES = 48, VOCABULARY_BYTES = 256 };
 
 static void check_model(struct aq_manifest *manifest)
 {
@@ -305,22 +305,46 @@ static void check_mirror(struct aq_manifest *manifest)
         aq_manifest_error(manifest, "checkpoint.mirror_key", "there are no copies to seal: say mirror: true");
 }
 
+static bool host_name(const struct aq_job *job, uint32_t rank, char out[AQ_ENDPOINT_NAME_BYTES])
+{
+    struct aq_endpoint endpoint;
+    const char *host = job->pipeline.stages[rank].host, *why;
+    return host && aq_endpoint_parse(host, &endpoint, &why) == AQ_OK && aq_endpoint_identity(&endpoint, out);
+}
+
+/* " --hosts A,B": the job's daemons, as `aqpipe keys` wants them; "" where it has none. */
+static void hosts_text(const struct aq_job *job, char out[HOSTS_BYTES])
+{
+    char name[AQ_ENDPOINT_NAME_BYTES], earlier[AQ_ENDPOINT_NAME_BYTES];
+    size_t bytes = 0;
+    out[0] = 0;
+    for (uint32_t r = 0; r < aq_job_ranks(job); r++) {
+        bool known = !host_name(job, r, name);
+        for (uint32_t other = 0; other < r && !known; other++)
+            known = host_name(job, other, earlier) && strcmp(earlier, name) == 0;
+        if (known || bytes + sizeof name + 16 > HOSTS_BYTES) continue;
+        bytes += (size_t)snprintf(out + bytes, HOSTS_BYTES - bytes, "%s%s", bytes ? "," : " --hosts ", name);
+    }
+}
+
 /* What would leave this machine in the clear must be said to be wanted so. */
 static void check_security(struct aq_manifest *manifest)
 {
     const struct aq_job *job = &manifest->job;
     const char *outside = aq_security_outside(job);
+    char hosts[HOSTS_BYTES];
     if (!aq_security_on(job) || job->security.keys) return;
+    hosts_text(job, hosts);
     if (outside)
         aq_manifest_error(manifest, "security.keys",
                           "is missing, and %s is not on this machine: make a folder of keys (aqpipe keys init DIR "
-                          "--job NAME --stages %u --hosts A,B) and name it here, or say security.tls: off",
-                          outside, aq_job_ranks(job));
+                          "--job NAME --stages %u%s) and name it here, or say security.tls: off",
+                          outside, aq_job_ranks(job), hosts);
     else
         aq_manifest_error(manifest, "security.keys",
                           "is missing, and security.tls is on: make a folder of keys (aqpipe keys init DIR --job NAME "
-                          "--stages %u) and name it here",
-                          aq_job_ranks(job));
+                          "--stages %u%s) and name it here",
+                          aq_job_ranks(job), hosts);
 }
 
 void aq_manifest_check(struct aq_manifest *manifest)

@@ -508,11 +508,15 @@ static void test_parse_survives_failing_allocations(void **state)
 static void test_manifest_outside_without_keys_is_refused(void **state)
 {
     (void)state;
-    static const char *const outside[] = {
-        "link.host=10.0.0.9", "link.host='::'", "pipeline.stages=[{layers: 0-1}, {layers: 2-5, address: 'far:1'}]",
-        "pipeline.stages=[{layers: 0-5, host: 'tcp://10.1.2.3:7'}]", "security.tls=on",
-        "pipeline.stages=[{layers: 0-5, host: 'tcp://127.evil.example:7'}]", "link.host=127.evil.example",
-        "pipeline.stages=[{layers: 0-1}, {layers: 2-5, address: 'localhost.evil:1'}]", "link.host=0.0.0.0"};
+    static const char *const outside[] = {"link.host=10.0.0.9",
+                                          "link.host='::'",
+                                          "pipeline.stages=[{layers: 0-1}, {layers: 2-5, address: 'far:1'}]",
+                                          "pipeline.stages=[{layers: 0-5, host: 'tcp://10.1.2.3:7'}]",
+                                          "security.tls=on",
+                                          "pipeline.stages=[{layers: 0-5, host: 'tcp://127.evil.example:7'}]",
+                                          "link.host=127.evil.example",
+                                          "pipeline.stages=[{layers: 0-1}, {layers: 2-5, address: 'localhost.evil:1'}]",
+                                          "link.host=0.0.0.0"};
     static const char *const inside[] = {"link.host=127.3.2.1", "link.host=localhost",
                                          "pipeline.stages=[{layers: 0-1}, {layers: 2-5, address: '[::1]:1'}]",
                                          "pipeline.stages=[{layers: 0-5, host: 'tcp://127.0.0.1:7'}]",
@@ -524,6 +528,9 @@ static void test_manifest_outside_without_keys_is_refused(void **state)
         aq_error_clear();
         assert_int_equal(aq_job_parse(text, sizeof text - 1, "job.yaml", "/x", sets, 1, &job), AQ_INVAL);
         assert_non_null(strstr(aq_error_text(), "aqpipe keys init DIR"));
+        const bool daemon = strstr(outside[i], "10.1.2.3"),
+                   one = strstr(aq_error_text(), "--stages 1 --hosts 10.1.2.3)");
+        assert_int_equal(daemon, one);
         assert_int_equal(aq_job_parse(text, sizeof text - 1, "job.yaml", "/x", sets, 2, &job), AQ_OK);
         assert_true(aq_security_on(job));
         assert_string_equal(job->security.keys, "/x/k");

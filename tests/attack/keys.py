@@ -4,6 +4,8 @@
 Certificates of another authority, of another part of the same job, expired, revoked, of another host, malformed or huge; no TLS,
 old TLS; lists of revoked certificates that are damaged while a daemon runs; addresses that only look like this machine's own.
 """
+import hmac
+import json
 import os
 import pathlib
 import random
@@ -116,6 +118,26 @@ def knock(port, identity, newest=ssl.TLSVersion.TLSv1_3, first=b""):
             return b""
 
 
+def resume(port, identity):
+    """Is a session of before taken up again, with its certificate unseen?"""
+    ours = context(identity)
+    with socket.create_connection((HOST, port), timeout=20) as plain, ours.wrap_socket(plain) as sealed:
+        sealed.recv(4096)
+        earlier = sealed.session
+    with socket.create_connection((HOST, port), timeout=20) as plain, ours.wrap_socket(plain, session=earlier) as sealed:
+        return sealed.session_reused or (sealed.session is not None and sealed.session.has_ticket)
+
+
+def greet(port, identity):
+    """A connection that has proved itself (there is no token: its key is empty)."""
+    sealed = context(identity).wrap_socket(socket.create_connection((HOST, port), timeout=20))
+    theirs, ours = json.loads(sealed.recv(4096))["nonce"], "0" * 32
+    proof = hmac.new(b"", f"aqpipe client 1 {theirs} {ours}".encode(), "sha256").hexdigest()
+    sealed.sendall(json.dumps({"op": "hello", "protocol": 1, "version": "0", "nonce": ours, "proof": proof}).encode() + b"\n")
+    jobs.check(json.loads(sealed.recv(4096))["event"] == "welcome", "a good launcher is not welcome")
+    return sealed
+
+
 def judge(run, what, said):
     if said is None:
         run.hung(f"{what}: silence for 20 s")
@@ -167,6 +189,8 @@ def daemon(run, rng, count):
             plain.sendall(b'{"op":"hello","protocol":1,"nonce":"00","proof":""}\n')
             said = plain.recv(4096)
         judge(run, "a daemon to plain bytes", b"" if said[:1] in (b"\x15", b"") else said)
+        resumed = resume(met.port, ours / "launcher.pem")
+        run.wrong("a session is resumed: its certificate would not be looked at") if resumed else run.refused("resumption")
         if met.takes(ours / "launcher.pem"):
             run.survived()
         else:
@@ -228,12 +252,20 @@ def damaged_list(run, rng, count):
     with Daemon("list") as met:
         if not met.takes(stolen / "launcher.pem"):
             run.wrong("a good launcher is refused")
+        standing = greet(met.port, stolen / "launcher.pem")
         keys("revoke", ours, "launcher")
         keys("init", ours, "--renew", "--stages", STAGES)
         whole = (ours / "revoked.pem").read_bytes()
         earlier = (met.keys / "revoked.pem").read_bytes() if (met.keys / "revoked.pem").exists() else b""
         shutil.copy2(ours / "revoked.pem", met.keys / "revoked.pem")
         run.survived() if not met.takes(stolen / "launcher.pem") else run.wrong("a revoked launcher gets in")
+        try:  # one that has proved itself may be silent for 120 s
+            ended = standing.recv(4096)
+            run.refused("a connection that stood") if not ended else run.wrong(f"a revoked launcher is told {ended[:80]!r}")
+        except TimeoutError:
+            run.wrong("a revoked launcher's connection stands for 20 s")
+        except OSError:
+            run.refused("a connection that stood")
         for i in range(count):
             bytes_, kind = bytearray(whole), rng.randrange(5)
             if kind == 0:
@@ -320,7 +352,8 @@ def listens_beyond(pid, port):
         for line in pathlib.Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             local, state = line.split()[1], line.split()[3]
             address, at = local.split(":")
-            loopback = address in ("00000000000000000000000001000000",) or address[-2:] == "7F" and len(address) == 8
+            four = address if len(address) == 8 else address.removeprefix("0000000000000000FFFF0000")
+            loopback = address == "00000000000000000000000001000000" or len(four) == 8 and four.endswith("7F")
             if state == "0A" and int(at, 16) == port and not loopback:
                 return True
     return False
