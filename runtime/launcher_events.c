@@ -259,6 +259,10 @@ void launcher_event(struct launcher *launcher, struct host *host, json_t *messag
     }
     if (aq_control_get_u32(message, "rank", &rank) != AQ_OK || rank >= launcher->ranks ||
         &launcher->hosts[launcher->stages[rank].host] != host) {
+        launcher_fail(launcher, CAUSE_OWN, AQ_PROTO,
+                      "the daemon of %s breaks the protocol: its line '%.32s' is of no rank "
+                      "that it runs",
+                      host->address ? host->address : "this machine", event);
         host_lost(launcher, host, AQ_PROTO);
         return;
     }

@@ -338,6 +338,23 @@ static void test_second_of_what_comes_once_is_refused(void **state)
     assert_refused("replica 0 stage 2", "says 'done' while it is done", 2, size_of(metrics_path));
 }
 
+/* A daemon speaks for the ranks that it runs, and for no other's. */
+static void test_daemon_that_speaks_for_another_is_named(void **state)
+{
+    static const uint32_t ranks[] = {2, RANKS, UINT32_MAX};
+    for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++) {
+        if (i > 0) assert_int_equal(setup(state), 0);
+        launcher.host_count = 2;
+        launcher.stages[2].host = 1;
+        launcher.hosts[1].address = "another";
+        say(ranks[i], "{\"event\":\"ready\"}");
+        assert_non_null(strstr(result.cause, "the daemon of test breaks the protocol: its line 'ready' is of no rank"));
+        assert_int_equal(result.status, AQ_PROTO);
+        assert_int_equal(launcher.ready, 0);
+        if (i + 1 < sizeof ranks / sizeof *ranks) assert_int_equal(teardown(state), 0);
+    }
+}
+
 static void test_stop_lets_another_step_be_the_last(void **state)
 {
     (void)state;
@@ -368,6 +385,7 @@ int main(void)
         TEST(test_lines_out_of_place_are_refused),
         TEST(test_lines_with_too_many_fields_are_refused),
         TEST(test_second_of_what_comes_once_is_refused),
+        TEST(test_daemon_that_speaks_for_another_is_named),
         TEST(test_stop_lets_another_step_be_the_last),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
