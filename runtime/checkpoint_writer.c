@@ -7,6 +7,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "pulse.h"
+
 enum { RING_SLOTS = 2, SLOW_MS_MAX = 60000 };
 
 struct aq_checkpoint_writer {
@@ -45,6 +47,7 @@ static enum aq_status write_file(struct aq_checkpoint_writer *writer)
         if (writer->slow_ns) pause_for(writer, writer->slow_ns);
         if (stopped(writer)) return AQ_ABORTED;
         status = aq_checkpoint_file_piece(writer->file);
+        aq_pulse_work();
     }
     return status;
 }

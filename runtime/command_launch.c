@@ -624,6 +624,7 @@ static void run_once(struct command *command, struct aq_launch_result *result)
                                      .again = command->restart.total > 0,
                                      .token = &command->token,
                                      .tls = command->tls,
+                                     .watch = aq_watch_of_plan(command->plan),
                                      .metrics = command->metrics,
                                      .progress = &command->progress,
                                      .signals = command->signals};

@@ -140,7 +140,7 @@ static enum aq_status loop(struct daemon *daemon)
     struct poll_set set;
     while (!finished(daemon)) {
         gather(daemon, &set);
-        const int ready = poll(set.fds, (nfds_t)set.count, TICK_MS);
+        const int ready = poll(set.fds, (nfds_t)set.count, beat_tick_ms(daemon, TICK_MS));
         if (ready < 0 && errno != EINTR) return aq_fail_errno("daemon", "poll");
         if (ready > 0) dispatch(daemon, &set);
         resume(daemon);
@@ -149,6 +149,7 @@ static enum aq_status loop(struct daemon *daemon)
         connection_check(daemon);
         aq_log_limit_tell(&daemon->strangers);
         aq_log_limit_tell(&daemon->owner_lines);
+        beat_advance(daemon, aq_clock_ns());
     }
     return AQ_OK;
 }

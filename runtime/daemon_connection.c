@@ -264,7 +264,9 @@ static enum aq_status open_job(struct daemon *daemon, struct connection *connect
     aq_control_limit(connection->control, AQ_CONTROL_LINE_BYTES_MAX); /* a manifest comes with each start */
     daemon->job_since_ns = aq_clock_ns();
     aq_log("daemon", 2, "job=%s peer=%s", daemon->job, connection->peer);
-    return reply(daemon, connection, json_pack("{s:s, s:i}", "event", "opened", "pid", (int)getpid()));
+    beat_open(daemon, message);
+    return reply(daemon, connection,
+                 json_pack("{s:s, s:i, s:b}", "event", "opened", "pid", (int)getpid(), "beats", true));
 }
 
 static enum aq_status forget(struct daemon *daemon, const json_t *message)
@@ -291,6 +293,8 @@ static enum aq_status start(struct daemon *daemon, json_t *message, uint32_t ran
 static enum aq_status from_owner(struct daemon *daemon, json_t *message)
 {
     uint32_t rank;
+    beat_heard(daemon);
+    if (aq_control_is(message, "op", "beat")) return AQ_OK;
     if (aq_control_is(message, "op", "abort")) {
         worker_kill_all(daemon);
         return AQ_OK;

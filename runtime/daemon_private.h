@@ -11,7 +11,9 @@
 #include "daemon.h"
 #include "job.h"
 #include "owned_folder.h"
+#include "pulse.h"
 #include "run_folder.h"
+#include "watch.h"
 
 enum {
     DAEMON_CONNECTIONS_MAX = 512, /* some 4 KiB each until it has proved itself; half of them for one source */
@@ -52,6 +54,8 @@ struct worker {
     pid_t pid;   /* 0: reaped, or never started */
     bool reaped; /* waitpid has had it; what it said last is still to be told */
     int wait_status;
+    struct aq_pulse_page *pulse;
+    uint64_t beats_told;        /* of its pulse                  */
     struct aq_control *control; /* NULL: closed                  */
     int output;                 /* its stdout and stderr; -1: closed */
     int log;                    /* -1: cannot be written             */
@@ -78,6 +82,10 @@ struct daemon {
     char checkpoint[AQ_RUN_PATH_BYTES];
     struct aq_owner run_owner; /* whose these folders are; its job is the one above */
     uint64_t job_since_ns;
+    uint64_t beat_ns, beat_due_ns;     /* ours to the owner; 0: none                             */
+    uint64_t owner_silence_ns;         /* for so long the owner is waited for; 0: for ever       */
+    struct aq_watch_clock owner_clock; /* of the owner's silence, while this process runs        */
+    uint64_t owner_heard_ns;           /* on it                                                  */
     struct worker workers[DAEMON_WORKERS_MAX];
 };
 
@@ -94,6 +102,12 @@ void connection_check(struct daemon *daemon); /* ends those whose certificates h
 struct connection *connection_place(struct daemon *daemon, uint64_t source, uint64_t now_ns);
 /* To the owner, if there is one; takes the reference. A failure ends the connection. */
 void owner_send(struct daemon *daemon, json_t *message);
+
+/* daemon_beat.c: the owner's wish, from `open`; our beats and those of the workers, where they are due; its silence. */
+void beat_open(struct daemon *daemon, const json_t *message);
+void beat_heard(struct daemon *daemon);
+void beat_advance(struct daemon *daemon, uint64_t now_ns);
+int beat_tick_ms(const struct daemon *daemon, int most);
 
 /* daemon_worker.c */
 enum aq_status worker_start(struct daemon *daemon, uint32_t rank, json_t *message);

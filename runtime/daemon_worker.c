@@ -109,7 +109,7 @@ void worker_listen(struct daemon *daemon, struct worker *worker)
 /* ---- starting ---- */
 
 /* In the child: only what is safe between fork and exec. Never returns. */
-static void become_worker(const char *program, int channel, int output, pid_t daemon_pid)
+static void become_worker(const char *program, int channel, int output, int pulse, pid_t daemon_pid)
 {
     sigset_t none;
     sigemptyset(&none);
@@ -118,11 +118,11 @@ static void become_worker(const char *program, int channel, int output, pid_t da
     signal(SIGPIPE, SIG_DFL);
     /* The channel may be any number: move it out of the way of 0..3 first. */
     const int high = fcntl(channel, F_DUPFD_CLOEXEC, 10);
-    const int out = fcntl(output, F_DUPFD_CLOEXEC, 10);
-    if (null == -1 || high == -1 || out == -1 || dup2(null, 0) == -1 || dup2(out, 1) == -1 || dup2(out, 2) == -1 ||
-        dup2(high, AQ_CONTROL_FD) == -1)
+    const int out = fcntl(output, F_DUPFD_CLOEXEC, 10), page = fcntl(pulse, F_DUPFD_CLOEXEC, 10);
+    if (null == -1 || high == -1 || out == -1 || page == -1 || dup2(null, 0) == -1 || dup2(out, 1) == -1 ||
+        dup2(out, 2) == -1 || dup2(high, AQ_CONTROL_FD) == -1 || dup2(page, AQ_PULSE_FD) == -1)
         _exit(125);
-    (void)close_range(AQ_CONTROL_FD + 1, ~0U, 0);
+    (void)close_range(AQ_PULSE_FD + 1, ~0U, 0);
     sigprocmask(SIG_SETMASK, &none, NULL);
     char *const arguments[] = {(char *)(uintptr_t)program, (char *)(uintptr_t) "worker", NULL};
     execv(program, arguments);
@@ -132,21 +132,28 @@ static void become_worker(const char *program, int channel, int output, pid_t da
     _exit(126);
 }
 
+static enum aq_status close_failed(int fd, enum aq_status status)
+{
+    close(fd);
+    return status;
+}
+
 static enum aq_status spawn(struct daemon *daemon, struct worker *worker)
 {
-    int channel[2], output[2];
+    int channel[2], output[2], pulse;
+    AQ_TRY(aq_pulse_make(daemon->beat_ns, &pulse, &worker->pulse));
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, channel) != 0)
-        return aq_fail_errno("daemon", "no channel for stage %u", worker->rank);
+        return close_failed(pulse, aq_fail_errno("daemon", "no channel for stage %u", worker->rank));
     if (pipe2(output, O_CLOEXEC) != 0) {
         const enum aq_status failed = aq_fail_errno("daemon", "no pipe for stage %u", worker->rank);
         close(channel[0]);
         close(channel[1]);
-        return failed;
+        return close_failed(pulse, failed);
     }
     enum aq_status status = aq_control_open(channel[0], &worker->control);
     if (status == AQ_OK) {
         const pid_t self = getpid(), pid = fork();
-        if (pid == 0) become_worker(daemon->config->worker, channel[1], output[1], self);
+        if (pid == 0) become_worker(daemon->config->worker, channel[1], output[1], pulse, self);
         if (pid == -1)
             status = aq_fail_errno("daemon", "cannot start a process for stage %u", worker->rank);
         else
@@ -154,6 +161,7 @@ static enum aq_status spawn(struct daemon *daemon, struct worker *worker)
     } else {
         close(channel[0]);
     }
+    close(pulse);
     close(channel[1]);
     close(output[1]);
     if (status == AQ_OK && fcntl(output[0], F_SETFL, O_NONBLOCK) != 0)
@@ -165,6 +173,7 @@ static enum aq_status spawn(struct daemon *daemon, struct worker *worker)
 static void worker_free(struct worker *worker)
 {
     aq_control_close(worker->control);
+    aq_pulse_free(worker->pulse);
     if (worker->output != -1) close(worker->output);
     if (worker->log != -1) close(worker->log);
     *worker = (struct worker){.output = -1, .log = -1};

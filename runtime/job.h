@@ -156,6 +156,11 @@ struct aq_job_security {
     const char *keys; /* folder that aqpipe keys init made; NULL: none                                     */
 };
 
+struct aq_job_control {
+    uint64_t silence_ns_max; /* 0: never                                                                    */
+    uint64_t stall_ns_max;
+};
+
 struct aq_job_cache {
     const char *kind; /* "lmdb" or "memory"                                                                */
     const char *path; /* folder; each stage takes a folder below it. NULL: "cache" in output.path          */
@@ -206,6 +211,7 @@ struct aq_job {
     uint32_t warmup_epochs; /* of edges: uncompressed                                                      */
     struct aq_job_link link;
     struct aq_job_security security;
+    struct aq_job_control control;
     struct aq_job_cache cache;
     struct aq_job_checkpoint checkpoint;
     struct aq_job_output output;

@@ -129,6 +129,13 @@ static bool go_on(struct launcher *launcher)
     return true;
 }
 
+/* Often enough to beat in time. */
+static int tick_ms(const struct launcher *launcher)
+{
+    const uint64_t beat_ms = launcher->beat_ns / 1000000;
+    return beat_ms && beat_ms < TICK_MS ? (int)beat_ms : TICK_MS;
+}
+
 static void loop(struct launcher *launcher)
 {
     struct pollfd fds[AQ_JOB_RANKS_MAX + 1];
@@ -143,7 +150,7 @@ static void loop(struct launcher *launcher)
                 fds[count++] = (struct pollfd){.fd = aq_control_fd(control),
                                                .events = aq_control_pending(control) ? POLLIN | POLLOUT : POLLIN};
         }
-        if (poll(fds, count, more ? 0 : TICK_MS) < 0 && errno != EINTR) {
+        if (poll(fds, count, more ? 0 : tick_ms(launcher)) < 0 && errno != EINTR) {
             launcher_fail(launcher, CAUSE_OWN, AQ_IO, "poll: errno %d", errno);
             continue;
         }
@@ -151,6 +158,8 @@ static void loop(struct launcher *launcher)
         more = false;
         for (uint32_t i = 0; i < launcher->host_count; i++)
             more |= read_host(launcher, &launcher->hosts[i]);
+        watch_send(launcher);
+        watch_look(launcher);
     }
 }
 
@@ -201,10 +210,12 @@ void aq_launch_run(const struct aq_launch *launch, struct aq_launch_result *resu
         launcher->stages[r].step = launch->resume;
     launcher->result = result;
     launcher->ready_deadline_ns = aq_clock_after(launch->ready_ns_max);
+    watch_open(launcher);
     enum aq_status status = launcher_hashes_load(launcher);
     if (status == AQ_OK) status = hosts_open(launcher);
     if (status != AQ_OK) {
-        if (launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text())) result->transient = launch->again;
+        if (launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text()))
+            result->transient = launch->again || launcher->private_silent;
     } else if (hosts_start(launcher) == AQ_OK) {
         loop(launcher);
     }

@@ -15,6 +15,7 @@
 #include "control_token.h"
 #include "metrics.h"
 #include "progress.h"
+#include "watch.h"
 
 struct aq_tls; /* net/tls.h */
 
@@ -51,7 +52,8 @@ struct aq_launch {
     uint64_t begin_ns;     /* when whoever wants this run began: what the time until it trains is counted from */
     bool again;            /* a restart: a daemon that is not back yet is worth another one            */
     const struct aq_token *token;
-    struct aq_tls *tls; /* to daemons that listen; NULL: in the clear */
+    struct aq_tls *tls;           /* to daemons that listen; NULL: in the clear */
+    struct aq_watch_config watch; /* zeroes: nobody is watched */
     struct aq_metrics *metrics;
     struct aq_progress *progress;
     int signals; /* signalfd; -1: none */

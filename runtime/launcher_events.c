@@ -49,6 +49,7 @@ static void on_ready(struct launcher *launcher, uint32_t rank, const json_t *mes
     if (++launcher->ready < launcher->ranks || launcher->aborting) return;
     launcher->gone = true;
     aq_metrics_go(launcher->launch->metrics);
+    aq_watch_go(&launcher->watch);
     to_all(launcher, "go", 0);
     say_go(launcher);
 }
@@ -228,6 +229,7 @@ static void on_exited(struct launcher *launcher, uint32_t rank, const json_t *me
     if (stage->state == STAGE_EXITED || stage->state == STAGE_NONE) return;
     stage->state = STAGE_EXITED;
     launcher->ended++;
+    aq_watch_stage_gone(&launcher->watch, rank);
     const uint64_t sig = aq_control_u64_or(message, "signal", 0), code = aq_control_u64_or(message, "code", 0);
     const int pid = (int)aq_control_u64_or(message, "pid", 0);
     const char *last = aq_control_text_or(message, "last", "");
@@ -251,6 +253,8 @@ void launcher_event(struct launcher *launcher, struct host *host, json_t *messag
 {
     const char *event = aq_control_text_or(message, "event", "");
     uint32_t rank;
+    watch_heard(launcher, host);
+    if (strcmp(event, "beat") == 0 && !json_object_get(message, "rank")) return; /* the daemon's own */
     if (strcmp(event, "stop-asked") == 0) {
         char who[128];
         snprintf(who, sizeof who, "%s", aq_control_text_or(message, "by", "a daemon"));
@@ -266,7 +270,12 @@ void launcher_event(struct launcher *launcher, struct host *host, json_t *messag
         host_lost(launcher, host, AQ_PROTO);
         return;
     }
+    if (strcmp(event, "beat") == 0) {
+        watch_beat(launcher, rank, message);
+        return;
+    }
     if (!launcher_expects(launcher, rank, event, message)) return;
+    aq_watch_stage_heard(&launcher->watch, rank);
     if (strcmp(event, "listening") == 0)
         on_listening(launcher, rank, message);
     else if (strcmp(event, "ready") == 0)

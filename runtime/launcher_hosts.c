@@ -68,12 +68,14 @@ static enum aq_status take(struct launcher *launcher, struct host *host)
     const char *name = host->address ? host->address : "this machine";
     json_t *message;
     enum aq_status status = aq_control_send(
-        host->control, json_pack("{s:s, s:s, s:i, s:s, s:o, s:o, s:o, s:s, s:s, s:s?, s:I, s:b, s:b}", "op", "open",
-                                 "job", launch->name, "protocol", AQ_CONTROL_PROTOCOL, "version", AQ_VERSION,
-                                 "plan_hash", aq_control_hex(launch->plan_hash), "kin", aq_control_hex(launch->kin),
-                                 "id", aq_control_hex(launch->id), "run", launch->run, "checkpoint", launch->checkpoint,
-                                 "cache", launch->cache, "resume", (json_int_t)launch->resume, "resumed",
-                                 launch->resumed || launch->resume > 0, "fresh", launch->fresh));
+        host->control,
+        json_pack("{s:s, s:s, s:i, s:s, s:o, s:o, s:o, s:s, s:s, s:s?, s:I, s:b, s:b, s:f, s:f}", "op", "open", "job",
+                  launch->name, "protocol", AQ_CONTROL_PROTOCOL, "version", AQ_VERSION, "plan_hash",
+                  aq_control_hex(launch->plan_hash), "kin", aq_control_hex(launch->kin), "id",
+                  aq_control_hex(launch->id), "run", launch->run, "checkpoint", launch->checkpoint, "cache",
+                  launch->cache, "resume", (json_int_t)launch->resume, "resumed", launch->resumed || launch->resume > 0,
+                  "fresh", launch->fresh, "beat_seconds", (double)launcher->beat_ns * 1e-9, "silence_seconds",
+                  (double)launch->watch.silence_ns * 1e-9 * AQ_WATCH_STARTS));
     /* A daemon that is gone already may have said why; one that could never begin has not. */
     if (status == AQ_OK || status == AQ_CLOSED)
         status = aq_control_receive(host->control, aq_clock_after(OPEN_S * second_ns), &message);
@@ -82,6 +84,8 @@ static enum aq_status take(struct launcher *launcher, struct host *host)
                        host->address ? aq_status_text(status) : launch->daemon);
     AQ_TRY(status);
     const bool opened = aq_control_is(message, "event", "opened");
+    host->beats = launcher->beat_ns > 0 && aq_control_bool_or(message, "beats", false);
+    watch_heard(launcher, host);
     if (!opened)
         (void)aq_fail(AQ_REFUSED, "launch", "the daemon of %s does not take the job: %.300s", name,
                       aq_control_text_or(message, "text", "it gives no reason"));
@@ -108,6 +112,7 @@ static enum aq_status meet(struct launcher *launcher, struct host *host)
             return status;
         }
         aq_error_clear();
+        watch_send(launcher); /* to those that have the job already */
     }
 }
 
@@ -123,7 +128,9 @@ enum aq_status hosts_open(struct launcher *launcher)
             continue;
         }
         AQ_TRY(start_private(launcher, host));
-        AQ_TRY(take(launcher, host));
+        const enum aq_status status = take(launcher, host);
+        launcher->private_silent = status == AQ_TIMEOUT; /* stopped, or the machine is: not the job's fault */
+        AQ_TRY(status);
     }
     return AQ_OK;
 }
@@ -132,6 +139,7 @@ enum aq_status hosts_start(struct launcher *launcher)
 {
     const struct aq_launch *launch = launcher->launch;
     for (uint32_t r = 0; r < launcher->ranks; r++) {
+        aq_watch_stage_begin(&launcher->watch, r, launcher->stages[r].host);
         json_t *message =
             json_pack("{s:s, s:I, s:I, s:s, s:o, s:o, s:I, s:s, s:s}", "op", "start", "rank", (json_int_t)r, "stages",
                       (json_int_t)launcher->ranks, "manifest", launch->manifest, "plan_hash",
@@ -172,6 +180,7 @@ void host_lost(struct launcher *launcher, struct host *host, enum aq_status stat
     if (!host->control) return;
     aq_control_close(host->control);
     host->control = NULL;
+    aq_watch_host_gone(&launcher->watch, (uint32_t)(host - launcher->hosts));
     if (host->pid > 0)
         death_of(host, how, sizeof how);
     else
@@ -189,7 +198,7 @@ void host_lost(struct launcher *launcher, struct host *host, enum aq_status stat
     }
 }
 
-static void host_send(struct launcher *launcher, struct host *host, json_t *message)
+void host_send(struct launcher *launcher, struct host *host, json_t *message)
 {
     if (!host->control) {
         json_decref(message);

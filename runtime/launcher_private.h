@@ -19,6 +19,7 @@ struct host {
     const char *address;        /* NULL: the private daemon */
     struct aq_control *control; /* NULL: gone */
     pid_t pid;                  /* of a private daemon; 0: none, or reaped */
+    bool beats;                 /* it says that it lives               */
 };
 
 enum stage_state { STAGE_NONE = 0, STAGE_STARTED, STAGE_READY, STAGE_DONE, STAGE_EXITED };
@@ -31,6 +32,7 @@ struct stage {
     uint64_t step;                  /* newest that this rank has reported             */
     uint64_t evaluated;             /* newest step that it has evaluated after    */
     uint64_t trace_bytes;           /* that it has sent                         */
+    int pid;                        /* as its daemon tells                      */
     bool listens[AQ_JOB_RANKS_MAX]; /* for this rank it has said so   */
     bool stopping;                  /* said which step is the last one               */
     bool distrusted;                /* broke the protocol: nothing that it says counts any more */
@@ -50,6 +52,7 @@ struct launcher {
     struct stage stages[AQ_JOB_RANKS_MAX]; /* by rank */
     uint32_t ranks;
     uint32_t ready, ended; /* ranks */
+    bool private_silent;   /* the private daemon has not answered to the job */
     bool gone;             /* `go` was said                    */
     bool stopping;         /* a stop was asked for             */
     bool stopped;          /* the ranks say that they stopped  */
@@ -62,6 +65,8 @@ struct launcher {
     double read_seconds; /* of the slowest stage's checkpoint */
     uint64_t mark_bytes; /* of metrics.jsonl, at the newest complete checkpoint */
     json_t *hashes;      /* of complete checkpoints, by step; NULL: none */
+    struct aq_watch watch;
+    uint64_t beat_ns, beat_due_ns; /* ours to the daemons; 0: none */
     FILE *trace;
     bool trace_failed;
 };
@@ -71,6 +76,8 @@ enum aq_status hosts_open(struct launcher *launcher);
 enum aq_status hosts_start(struct launcher *launcher);
 void host_lost(struct launcher *launcher, struct host *host, enum aq_status status);
 void hosts_close(struct launcher *launcher);
+/* Takes the reference; a daemon that cannot be reached is a cause. */
+void host_send(struct launcher *launcher, struct host *host, json_t *message);
 /* To the daemon that has the stage; takes the reference. A daemon that cannot be reached is a cause. */
 void stage_send(struct launcher *launcher, uint32_t rank, json_t *message);
 void hosts_send(struct launcher *launcher, json_t *message); /* to every daemon; takes the reference */
@@ -90,6 +97,13 @@ void launcher_event(struct launcher *launcher, struct host *host, json_t *messag
 
 /* launcher_bounds.c: may the worker say this now? If not that is the run's cause, and the line is to be forgotten. */
 bool launcher_expects(struct launcher *launcher, uint32_t rank, const char *event, const json_t *message);
+
+/* launcher_watch.c */
+void watch_open(struct launcher *launcher);
+void watch_send(struct launcher *launcher);                           /* our own beat, where it is due          */
+void watch_heard(struct launcher *launcher, const struct host *host); /* something came from it                 */
+void watch_beat(struct launcher *launcher, uint32_t rank, const json_t *message);
+void watch_look(struct launcher *launcher); /* when all that came was read: who is silent, is the job stuck? */
 
 /* launcher.c: note a cause; the better one is kept, the first of its class. True: this one was. */
 bool launcher_fail(struct launcher *launcher, enum cause_class cause, enum aq_status status, const char *format, ...)

@@ -13,6 +13,7 @@
 #include "checkpoint.h"
 #include "net/collective.h"
 #include "net/tls.h"
+#include "pulse.h"
 #include "run_folder.h"
 
 enum {
@@ -349,6 +350,7 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(aq_control_get_hex(start, "id", &w->run_id));
     if (w->job->output.trace) AQ_TRY(aq_trace_open(AQ_PLAN_TRACE_RECORDS, &w->trace));
     AQ_TRY(aq_bell_open(&w->bell));
+    aq_pulse_bell(w->bell);
     AQ_TRY(open_stage(w));
     AQ_TRY(open_optimizer(w));
     AQ_TRY(open_data(w));
@@ -378,6 +380,7 @@ static enum aq_status train(struct aq_worker *w)
     AQ_TRY(aq_worker_prefetch_first(w));
     while (w->step < plan->steps) {
         AQ_TRY(aq_worker_control_poll(w));
+        aq_pulse_step(w->step + 1);
         AQ_TRY(aq_worker_step(w));
         if (w->step == first_step) AQ_TRY(tell_memory(w, "after its first step"));
         AQ_TRY(aq_worker_report_step(w));
@@ -447,6 +450,7 @@ static void close_all(struct aq_worker *w, enum aq_status status)
     if (w->device) aq_worker_device_close(w);
     aq_device_close(w->device);
     aq_trace_close(w->trace);
+    aq_pulse_bell(NULL);
     aq_bell_close(w->bell);
     aq_free(w->host_memory);
     aq_free(w->run_folder);
@@ -476,12 +480,15 @@ enum aq_status aq_worker_run(struct aq_control *control)
     json_decref(message);
     if (status != AQ_OK) goto out;
     AQ_TRY_GOTO(report_ready(&w), out);
+    aq_pulse_doing(AQ_DOING_GO);
     AQ_TRY_GOTO(aq_worker_await(&w, "go", aq_clock_after(seconds_ns(START_SECONDS)), &message), out);
     json_decref(message);
     w.go_ns = aq_clock_ns();
+    aq_pulse_doing(AQ_DOING_COMPUTE);
     w.waiting = false;
     if (w.mirror) aq_mirror_train(w.mirror);
     AQ_TRY_GOTO(train(&w), out);
+    aq_pulse_doing(AQ_DOING_END);
     status = finish(&w);
 out:
     if (status != AQ_OK) aq_worker_report_failed(&w, status);
@@ -506,7 +513,9 @@ int aq_command_worker(int argc, char **argv)
         aq_log("worker", 0, "no control channel at fd %d: this command is for aqpiped", AQ_CONTROL_FD);
         return 2;
     }
-    status = aq_worker_run(control);
+    status = aq_pulse_open();
+    if (status == AQ_OK) status = aq_worker_run(control);
+    aq_pulse_close();
     aq_control_close(control);
     return status == AQ_OK ? 0 : 1;
 }

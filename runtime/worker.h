@@ -290,6 +290,9 @@ enum aq_status aq_worker_serve(struct aq_worker *worker);
 /* worker_mark.c: open the copies; fetch this stage's own file from its keeper where it is lost. Edges are open. */
 enum aq_status aq_worker_mirror_open(struct aq_worker *worker);
 
+/* worker_mark.c: how long a checkpoint may take: the slowest disk, and a copy over a link of 1 Mbit/s. */
+uint64_t aq_worker_mark_ns_max(const struct aq_plan *plan);
+
 /* worker_mark.c: wait until no checkpoint is under way. */
 enum aq_status aq_worker_mark_wait(struct aq_worker *worker);
 

@@ -6,12 +6,15 @@
  */
 #include <math.h>
 
+#include "pulse.h"
 #include "worker.h"
 
 static enum aq_status wait_for(struct aq_worker *worker, uint32_t seen)
 {
     if (aq_worker_busy_since(worker) || aq_worker_carrying(worker)) return aq_worker_doze(worker, seen);
+    aq_pulse_doing(AQ_DOING_NEIGHBOUR);
     const enum aq_status status = aq_bell_wait(worker->bell, seen, aq_clock_after(worker->silence_ns));
+    aq_pulse_doing(AQ_DOING_EVALUATE);
     if (status == AQ_TIMEOUT) return aq_fail(AQ_TIMEOUT, "worker", "evaluation: nothing came from the neighbours");
     return status;
 }
@@ -91,11 +94,14 @@ enum aq_status aq_worker_evaluate(struct aq_worker *worker)
     struct aq_stage_loss total = {0};
     const uint64_t begin = aq_clock_ns();
     uint32_t micro_batch = 0;
+    aq_pulse_doing(AQ_DOING_EVALUATE);
     for (uint64_t first = from; first < end; first += B, micro_batch++) {
         const uint32_t samples = end - first < B ? (uint32_t)(end - first) : B;
         AQ_TRY(evaluate_batch(worker, micro_batch, first, samples, &total));
+        aq_pulse_work();
     }
     AQ_TRY(aq_worker_settle(worker));
+    aq_pulse_doing(AQ_DOING_COMPUTE);
     aq_trace_add(worker->trace, "compute", "evaluate", begin, aq_clock_ns(), (uint32_t)worker->step, 0);
     if (worker->position + 1 != worker->P) return AQ_OK;
     const double loss = total.targets ? total.sum / (double)total.targets : NAN;

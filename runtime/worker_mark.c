@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "owned_folder.h"
+#include "pulse.h"
 #include "worker.h"
 
 #define WAIT_NS_MAX      (600ull * 1000 * 1000 * 1000) /* for the slowest stage's disk */
@@ -153,17 +154,16 @@ static enum aq_status mark_late(const struct aq_worker *w)
                    (unsigned long long)w->mark_step, reasons[w->marking]);
 }
 
-/* How long the slowest stage may take: its disk, and its copy at COPY_BYTES_S_MIN. */
-static uint64_t mark_ns_max(const struct aq_worker *w)
+uint64_t aq_worker_mark_ns_max(const struct aq_plan *plan)
 {
-    const uint64_t parameters = w->plan->parameters,
-                   bytes = parameters * sizeof(float) + aq_plan_optimizer_bytes(w->plan, parameters);
-    return WAIT_NS_MAX + (w->mirror ? bytes / COPY_BYTES_S_MIN * 1000000000u : 0);
+    const uint64_t parameters = plan->parameters,
+                   bytes = parameters * sizeof(float) + aq_plan_optimizer_bytes(plan, parameters);
+    return WAIT_NS_MAX + (plan->job->checkpoint.mirror ? bytes / COPY_BYTES_S_MIN * 1000000000u : 0);
 }
 
 static enum aq_status mark_wait(struct aq_worker *w)
 {
-    const uint64_t end = aq_clock_after(mark_ns_max(w));
+    const uint64_t end = aq_clock_after(aq_worker_mark_ns_max(w->plan));
     while (w->marking != AQ_MARK_NONE) {
         const uint32_t seen = aq_bell_count(w->bell);
         AQ_TRY(aq_worker_serve(w));
@@ -183,7 +183,9 @@ static enum aq_status mark_wait(struct aq_worker *w)
 enum aq_status aq_worker_mark_wait(struct aq_worker *w)
 {
     w->waiting = true;
+    aq_pulse_doing(AQ_DOING_MARK);
     const enum aq_status status = mark_wait(w);
+    aq_pulse_doing(AQ_DOING_COMPUTE);
     w->waiting = false;
     return status;
 }
@@ -191,7 +193,7 @@ enum aq_status aq_worker_mark_wait(struct aq_worker *w)
 /* This stage's file from its keeper, into its place. */
 static enum aq_status fetch_copy(struct aq_worker *w)
 {
-    const uint64_t end = aq_clock_after(mark_ns_max(w));
+    const uint64_t end = aq_clock_after(aq_worker_mark_ns_max(w->plan));
     const uint32_t keeper = aq_mirror_keeper(w->plan, w->rank);
     aq_log("worker", 0, "stage %u has lost its checkpoint of step %llu: it comes from the copy at stage %u", w->rank,
            (unsigned long long)w->step, keeper);

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "aqsgd/device_math.h"
+#include "pulse.h"
 #include "worker.h"
 
 static bool is_forward(uint8_t op)
@@ -146,6 +147,7 @@ static enum aq_status chains_advance(struct aq_worker *worker, struct run *run)
             continue;
         }
         AQ_TRY(status);
+        aq_pulse_work();
         *at = chain_next(run, *at + 1, forward_now);
         return AQ_OK;
     }
@@ -192,8 +194,10 @@ static enum aq_status wait(struct aq_worker *worker, uint32_t seen, bool sending
     const uint64_t begin = aq_clock_ns();
     if (worker->link_in) aq_link_stats(worker->link_in, &before[0]);
     if (worker->link_out) aq_link_stats(worker->link_out, &before[1]);
+    aq_pulse_doing(AQ_DOING_NEIGHBOUR);
     const enum aq_status status =
         aq_bell_wait(worker->bell, seen, aq_clock_after(carrying ? AQ_EDGE_POLL_NS : worker->silence_ns));
+    aq_pulse_doing(AQ_DOING_COMPUTE);
     const uint64_t waited = aq_clock_ns() - begin;
     const bool by_nccl = carrying & AQ_EDGE_CARRY_IN || (sending && carrying);
     const uint64_t carried = by_nccl ? waited : carried_ns(worker, before, sending);
@@ -366,13 +370,17 @@ enum aq_status aq_worker_step(struct aq_worker *worker)
         switch (run.program->code[i].op) {
         case AQ_OP_REDUCE:
             if (worker->W > 1) AQ_TRY(aq_worker_stop_heard(worker));
+            aq_pulse_doing(AQ_DOING_REDUCE);
             AQ_TRY(aq_worker_reduce(worker));
+            aq_pulse_doing(AQ_DOING_COMPUTE);
             break;
         case AQ_OP_NORM:
             AQ_TRY(norm(worker));
             break;
         case AQ_OP_STEP:
+            aq_pulse_doing(AQ_DOING_UPDATE);
             AQ_TRY(optimize(worker));
+            aq_pulse_doing(AQ_DOING_COMPUTE);
             break;
         case AQ_OP_MARK:
         case AQ_OP_PREFETCH:

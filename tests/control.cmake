@@ -33,3 +33,5 @@ add_test(NAME test_plot COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test
 set_tests_properties(test_plot PROPERTIES LABELS quick)
 aq_test(test_hostile_control LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_hostile_control PRIVATE ${CMAKE_SOURCE_DIR}/runtime)
+aq_test(test_watch LIBS aq_runtime LABELS quick)
+target_include_directories(test_watch PRIVATE ${CMAKE_SOURCE_DIR}/runtime)

@@ -49,6 +49,7 @@ struct trial {
     const struct aq_token *token;
     bool trace;
     uint64_t trace_bytes; /* that a rank may send; 0: 64 KiB */
+    struct aq_watch_config watch;
 };
 
 /* ---- helpers ---- */
@@ -118,6 +119,7 @@ static void launch(const struct trial *trial, int signals, struct aq_launch_resu
                                      .begin_ns = aq_clock_ns(),
                                      .ready_ns_max = (trial->ready_s ? trial->ready_s : PATIENCE_S) * second_ns,
                                      .token = trial->token ? trial->token : &none,
+                                     .watch = trial->watch,
                                      .metrics = metrics,
                                      .progress = &progress,
                                      .signals = signals};
@@ -549,6 +551,65 @@ static void test_kill_leaves_nobody(void **state)
         kill_one(round);
 }
 
+/* ---- who neither dies nor goes on ---- */
+
+/* A launch in this process while a child stops one of its processes: 0 the worker, 1 the daemon, 2 none. */
+static void expect_noticed(int whom, const char *manifest, const char *cause)
+{
+    const struct trial trial = {
+        .manifest = manifest, .stages = 1, .watch = {.silence_ns = 2 * second_ns, .stall_ns = 2 * second_ns}};
+    struct aq_launch_result result;
+    int pids[64];
+    const pid_t helper = fork();
+    if (helper == 0) {
+        await_steps(3);
+        _exit(whom == 2 || (read_pids(pids, 64) >= 2 && kill(pids[whom], SIGSTOP) == 0) ? 0 : 1);
+    }
+    launch(&trial, -1, &result);
+    assert_int_equal(await_exit(helper), 0);
+    assert_int_equal(result.outcome, AQ_LAUNCH_FAILED);
+    if (!strstr(result.cause, cause)) fail_msg("the cause is '%s', not '%s'", result.cause, cause);
+    assert_true(result.transient);
+    json_decref(result.stages);
+    assert_nobody_left(0);
+}
+
+static void test_who_is_stopped_or_stuck_is_noticed(void **state)
+{
+    (void)state;
+    expect_noticed(0, "steps 1000000\nms 5\n", "its process is stopped or hangs");
+    each_setup(state);
+    expect_noticed(1, "steps 1000000\nms 5\n", "the daemon of this machine (pid ");
+    each_setup(state);
+    expect_noticed(2, "steps 1000000\nms 5\nhang 0 7\n", "lives, but in step 7 it computes since ");
+}
+
+static void stop_the_launcher(uint64_t silence_ns, uint64_t ms, int outcome)
+{
+    const struct trial trial = {
+        .manifest = "steps 400\nms 5\n", .stages = 2, .watch = {.silence_ns = silence_ns, .stall_ns = 10 * second_ns}};
+    const pid_t pid = launch_process(&trial);
+    await_steps(3);
+    kill(pid, SIGSTOP);
+    pause_ms(ms);
+    if (ms == 0) assert_nobody_left(pid); /* its daemon gives it up, and the workers with it */
+    kill(pid, SIGCONT);
+    assert_int_equal(await_exit(pid), outcome);
+    assert_nobody_left(0);
+}
+
+static void test_launcher_that_was_stopped_for_a_while_goes_on(void **state)
+{
+    (void)state;
+    stop_the_launcher(2 * second_ns, 3000, AQ_LAUNCH_DONE); /* longer than what it would wait for them */
+}
+
+static void test_launcher_that_stays_stopped_is_given_up(void **state)
+{
+    (void)state;
+    stop_the_launcher(second_ns / 8, 0, AQ_LAUNCH_FAILED);
+}
+
 /* ---- a listening daemon ---- */
 
 static pid_t start_daemon_with(const char *listen, const char *token_file, const char *flag, char *address,
@@ -804,6 +865,9 @@ int main(int argc, char **argv)
 #define TEST(name) cmocka_unit_test_setup(name, each_setup)
     const struct CMUnitTest tests[] = {
         TEST(test_job_runs_to_its_end),
+        TEST(test_who_is_stopped_or_stuck_is_noticed),
+        TEST(test_launcher_that_was_stopped_for_a_while_goes_on),
+        TEST(test_launcher_that_stays_stopped_is_given_up),
         TEST(test_rank_whose_lines_come_late_is_waited_for),
         TEST(test_report_is_computed_from_the_metrics),
         TEST(test_worker_that_fails_names_the_cause),
