@@ -40,6 +40,9 @@ aq_fuzz(run RUNS 3000 LIBS aq_runtime aq_dep::jansson INCLUDES ${CMAKE_SOURCE_DI
 aq_fuzz(keys RUNS 1500 LIBS aq_runtime aq_net aq_dep::ssl aq_dep::crypto
   INCLUDES ${CMAKE_SOURCE_DIR}/runtime ${CMAKE_SOURCE_DIR}/net)
 aq_fuzz(handshake RUNS 1500 LIBS aq_net aq_dep::ssl aq_dep::crypto INCLUDES ${CMAKE_SOURCE_DIR}/net)
+aq_fuzz(link RUNS 3000 LIBS aq_net INCLUDES ${CMAKE_SOURCE_DIR}/net)
+aq_fuzz(group RUNS 2000 LIBS aq_net INCLUDES ${CMAKE_SOURCE_DIR}/net
+  LINK -Wl,--wrap=aq_link_poll,--wrap=aq_link_send,--wrap=aq_link_release,--wrap=aq_bell_wait)
 aq_fuzz(edge RUNS 3000 LIBS aq_runtime aq_net aq_storage INCLUDES ${CMAKE_SOURCE_DIR}/runtime
   LINK -Wl,--wrap=aq_link_poll,--wrap=aq_link_send,--wrap=aq_link_release)
 aq_fuzz(mirror RUNS 1500 LIBS aq_runtime aq_net aq_storage INCLUDES ${CMAKE_SOURCE_DIR}/runtime
