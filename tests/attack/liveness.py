@@ -1,8 +1,13 @@
 #!/usr/bin/env python3
 """Processes that neither die nor go on, and a limit of file sizes: every one has its name, and an end."""
+import itertools
+import json
+import os
 import re
 import resource
+import signal
 import subprocess
+import time
 
 import kit
 import jobs
@@ -39,6 +44,72 @@ def file_size_limit(run, rng, count):
             run.wrong(f"after files of {size} bytes: {again.returncode}, another run: {again.stderr[-500:]}")
         else:
             run.refused()
+
+
+VICTIMS = ("aqpiped", "worker 0", "worker 1", "launcher")
+MOMENTS = ("start", "first step", "evaluation", "checkpoint")
+SLOW = {**AQSGD, "train.epochs": 6, "train.evaluate_every": "2 steps", "link.rate_mbps": 4, "control.silence_max": "1s"}
+
+
+def lines_of(name):
+    path = jobs.ROOT / name / "metrics.jsonl"
+    return path.read_text() if path.exists() else ""
+
+
+def reached(moment, name):
+    """Is the run there?"""
+    if moment == "first step":
+        return '"event":"go"' in lines_of(name)
+    if moment == "evaluation":  # of step 2: the step's line comes right before it
+        return '"step":2,' in lines_of(name)
+    if moment == "checkpoint":
+        return bool(list((jobs.ROOT / name / "checkpoint").glob("*/stage-*.safetensors.partial")))
+    return True
+
+
+def stop_one(run, name, victim, moment):
+    """One process stopped at one moment: noticed, begun again, and the undisturbed run's bits."""
+    process = subprocess.Popen([str(jobs.BIN / "aqpipe"), "launch", str(manifest(name, **SLOW)), "--no-progress"],
+                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL,
+                               env={**os.environ, "AQ_CHECKPOINT_SLOW": "20"})
+    word, _, number = victim.partition(" ")
+    end = time.time() + PATIENCE
+    while not reached(moment, name) and process.poll() is None and time.time() < end:
+        time.sleep(0.005)
+    target = process.pid if victim == "launcher" else jobs.descendant(process.pid, word, int(number or 0))
+    try:
+        os.kill(target or process.pid, signal.SIGSTOP if target else 0)
+        if victim == "launcher":
+            time.sleep(3)
+            os.kill(target, signal.SIGCONT)
+    except ProcessLookupError:
+        pass
+    began = time.time()
+    try:
+        errors = process.communicate(timeout=120)[1]
+    except subprocess.TimeoutExpired:
+        run.hung(f"{victim} stopped at {moment}")
+        process.kill()
+        return
+    restarts = lines_of(name).count('"event":"restart"')
+    same = process.returncode == 0 and losses(name) == losses("stop-none") and weights(name) == weights("stop-none")
+    noticed = "has been silent for" in errors or "does not take the job" in errors
+    if not same or (victim == "launcher") == (restarts > 0) or (restarts > 0 and not noticed):
+        run.wrong(f"{victim} stopped at {moment}: {process.returncode}, {restarts} restarts in {time.time() - began:.1f} s, "
+                  f"{errors[-600:]}")
+    else:
+        run.survived()
+
+
+@attack("stopped", 2, 32)
+def stopped(run, rng, count):
+    """SIGSTOP for every process at every moment; the launcher is let go on."""
+    jobs.launch(manifest("stop-none", **{**SLOW, "link.rate_mbps": 0}))
+    cases = list(itertools.product(VICTIMS, MOMENTS))
+    rng.shuffle(cases)
+    for number in range(count):
+        stop_one(run, f"stop-{number}", *cases[number % len(cases)])
+    jobs.no_workers("stopped")
 
 
 if __name__ == "__main__":
