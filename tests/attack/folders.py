@@ -225,7 +225,8 @@ LINKED = ["lock", "run.json", "run.json.new", "manifest.yaml", "manifest.yaml.ne
           "logs/stage-1.log.1", "checkpoint/complete", "checkpoint/complete.new", "checkpoint/4/stage-0.safetensors",
           "checkpoint/4/stage-0.safetensors.partial", "checkpoint/3/stage-1.safetensors", "checkpoint/lock",
           "cache/stage-0/slab", "cache/stage-1/index.mdb", "cache/stage-0/index.mdb.new", "cache/stage-1/lock",
-          "aqpipe-folder.json", "checkpoint/aqpipe-folder.json"]
+          "aqpipe-folder.json", "checkpoint/aqpipe-folder.json", "metrics.jsonl.index", "metrics.jsonl.tail",
+          "metrics.jsonl.tail.new", "hashes.json", "hashes.json.new", "config.json", "config.json.new"]
 FOLDERS = ["logs", "checkpoint", "checkpoint/4", "checkpoint/3", "cache", "cache/stage-0"]
 HEARD = ["metrics.jsonl", "logs/stage-0.log", "report.json", "trace.json", "model.safetensors", "checkpoint/4", "lock",
          "cache/stage-0/slab"]
@@ -269,7 +270,7 @@ def plant(path, kind, victims):
         path.symlink_to(victims / ("file" if kind == "link" else "none"))
 
 
-@kit.attack("planted", 10, 200)
+@kit.attack("planted", 10, 300)
 def attack_planted(run, rng, count):
     """Each name that a run writes is a link, a hard link or a FIFO when it is resumed, and when it begins."""
     cases = [(name, kind) for name in LINKED for kind in ("link", "dangling link", "hard link", "fifo")]
