@@ -90,8 +90,25 @@ static inline void kit_open(struct kit *kit)
     aq_error_clear();
 }
 
+/* The neighbour is gone, and what the victim has lent to its link is its own again: only then its memory may go. */
+static inline void kit_hang_up(struct kit *kit)
+{
+    struct aq_link_event event = {0};
+    if (!kit->pair.link[1]) return;
+    aq_link_close(kit->pair.link[1]);
+    kit->pair.link[1] = NULL;
+    while (kit->edge->ended == AQ_OK && event.kind != AQ_LINK_CLOSED) {
+        const uint32_t seen = aq_bell_count(kit->pair.bell);
+        if (aq_link_poll(kit->pair.link[0], &event) == AQ_AGAIN)
+            assert_int_equal(aq_bell_wait(kit->pair.bell, seen, PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
+        else if (event.kind == AQ_LINK_RECEIVED && event.frame.body)
+            aq_link_release(kit->pair.link[0], event.frame.body);
+    }
+}
+
 static inline void kit_close(struct kit *kit)
 {
+    kit_hang_up(kit);
     aq_mirror_close(kit->mirror);
     aq_edge_close(kit->edge);
     pair_close(&kit->pair);

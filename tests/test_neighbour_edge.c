@@ -58,6 +58,7 @@ static bool setup(struct kit *kit, struct peer *peer, uint32_t stage, const char
 
 static void teardown(struct kit *kit, struct peer *peer)
 {
+    kit_hang_up(kit);
     aq_edge_close(kit->edge);
     kit->edge = NULL;
     aq_values_close(kit->device, VALUES_BYTES, &peer->values);
