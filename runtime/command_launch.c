@@ -796,6 +796,10 @@ static int launch(struct command *command)
     command->progress.stages = command->plan->stage_count;
     if (open_metrics(command) != AQ_OK || aq_launch_signals(&command->signals) != AQ_OK) return AQ_EXIT_FAILED;
     aq_progress_begin(&command->progress);
+    if (command->plan->samples_dropped)
+        aq_progress_say(&command->progress,
+                        "the last %llu samples of data.train are left out, so that %u replicas have as many",
+                        (unsigned long long)command->plan->samples_dropped, command->plan->replicas);
     if (command->resume)
         aq_progress_say(&command->progress,
                         command->resume_step ? "goes on after step %llu"

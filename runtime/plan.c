@@ -436,14 +436,14 @@ static enum aq_status counts_fill(struct aq_plan *plan)
     plan->stage_count = job->pipeline.stage_count;
     plan->replicas = W;
     plan->ranks = aq_job_ranks(job);
-    if (plan->facts.train_samples % W) {
+    if (samples == 0) {
         char place[PLACE_BYTES];
         aq_job_place(job, "pipeline.replicas", place, sizeof place);
-        return aq_fail(AQ_INVAL, "manifest",
-                       "%s: pipeline.replicas: %u replicas do not divide the %llu samples of data.train; set "
-                       "data.train_samples_max: %llu, or another count of replicas",
-                       place, W, (unsigned long long)plan->facts.train_samples, (unsigned long long)(samples * W));
+        return aq_fail(AQ_INVAL, "manifest", "%s: pipeline.replicas: data.train has %llu samples for %u replicas",
+                       place, (unsigned long long)plan->facts.train_samples, W);
     }
+    plan->samples_dropped = plan->facts.train_samples - samples * W;
+    plan->facts.train_samples = samples * W; /* what the workers are told, too */
     plan->batch = (uint32_t)batch;
     plan->steps_per_epoch = (samples + batch - 1) / batch;
     plan->samples_last = (uint32_t)(samples % batch ? samples % batch : batch);

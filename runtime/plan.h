@@ -105,6 +105,7 @@ struct aq_plan {
     uint32_t micro_batches;           /* M of a whole step                                                          */
     uint32_t micro_batches_last;      /* of the last step of an epoch; == micro_batches where batch divides         */
     uint32_t samples_last;            /* samples of the last step of an epoch, on one replica                       */
+    uint64_t samples_dropped; /* of data.train, so that every replica has as many: not in facts */
     uint64_t steps_per_epoch;
     uint64_t steps; /* of the whole run: epochs and steps_max                                                   */
     uint64_t parameters;

@@ -117,10 +117,12 @@ enum aq_status aq_plan_print_json(const struct aq_plan *plan, const struct aq_pl
     json_text(plan->job->name, text);
     aq_text_add(text,
                 ", \"plan_hash\": \"%016llx\", \"job_digest\": \"%016llx\", \"parameters\": %llu, "
-                "\"train_samples\": %llu, \"heldout_samples\": %llu, \"steps_per_epoch\": %llu, \"steps\": %llu, "
+                "\"train_samples\": %llu, \"samples_dropped\": %llu, "
+                "\"heldout_samples\": %llu, \"steps_per_epoch\": %llu, \"steps\": %llu, "
                 "\"replicas\": %u, \"reduce_transport\": \"%s\", \"micro_batches\": %u, \"stages\": [",
                 (unsigned long long)plan->hash, (unsigned long long)plan->job_digest,
                 (unsigned long long)plan->parameters, (unsigned long long)plan->facts.train_samples,
+                (unsigned long long)plan->samples_dropped,
                 (unsigned long long)plan->facts.heldout_samples, (unsigned long long)plan->steps_per_epoch,
                 (unsigned long long)plan->steps, plan->replicas, carrier_name(aq_plan_reduce_carrier(plan)),
                 plan->micro_batches);

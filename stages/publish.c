@@ -1,10 +1,11 @@
 /* publish.c -- asks the model's and the tokenizer's tables for what they publish. See the header. */
 #include "stages/publish.h"
 
+#include <stdio.h>
+
 #include "dataset_file.h"
 #include "stage_model.h"
 #include "tokenizer.h"
-#include <stdio.h>
 
 enum { TOKENIZER_FILE_BYTES_MAX = 256 << 20 };
 

@@ -101,7 +101,7 @@ static enum aq_status match_rest(const struct aq_weights *weights, const struct 
         unused_count++;
     }
     if (unused)
-        aq_log(AREA, 0, "%s: %u tensors are of no use to this model, %s the first", weights->path, unused_count,
+        aq_log(AREA, 1, "%s: %u tensors are of no use to this model, %s the first", weights->path, unused_count,
                unused);
     return AQ_OK;
 }
