@@ -23,6 +23,7 @@
 #include "job.h"
 #include "metrics.h"
 #include "run_folder.h"
+#include "run_rewind.h"
 #include "stages/weights.h"
 
 enum { PATH_BYTES = 512, CALLS_MAX = 400, LINES = 3, FLOATS = 3000 };
@@ -265,6 +266,50 @@ static enum what metrics_there(const char *folder)
     return count >= LINES ? NEW : OLD;
 }
 
+/* ---- metrics that go back to a checkpoint: restarts are never lost, and nothing before it is ---- */
+
+#define KEPT  "{\"event\":\"start\"}\n{\"event\":\"step\",\"step\":1,\"time\":2}\n"
+#define AGAIN "{\"event\":\"restart\",\"step\":1,\"cause\":\"%d\"}\n"
+enum { LATER_STEPS = 150, LATER_BYTES = 60 + LATER_STEPS * 100 }; /* some blocks */
+
+static void rewind_old(void)
+{
+    static char text[sizeof KEPT + LATER_BYTES];
+    size_t at = (size_t)snprintf(text, sizeof text, KEPT);
+    for (int i = 0; i < LATER_STEPS; i++)
+        at += (size_t)snprintf(
+            text + at, sizeof text - at,
+            i % 50 == 20 ? AGAIN : "{\"event\":\"step\",\"step\":2,\"attempt\":%d,\"pad\":\"........\"}\n", i);
+    assert_int_equal(aq_run_write(in(root, "metrics.jsonl"), text, at), AQ_OK);
+}
+
+static enum aq_status rewind_new(void)
+{
+    double seconds = 0;
+    return aq_run_rewind(in(root, "metrics.jsonl"), 1, sizeof KEPT - 1, &seconds);
+}
+
+static bool is_rewound(const char *folder)
+{
+    char wanted[sizeof KEPT + 256], *text;
+    snprintf(wanted, sizeof wanted, KEPT AGAIN AGAIN AGAIN, 20, 70, 120);
+    if (aq_run_read(in(folder, "metrics.jsonl"), 1 << 20, &text, NULL) != AQ_OK) return false;
+    const bool same = strcmp(text, wanted) == 0;
+    aq_free(text);
+    return same;
+}
+
+static enum what rewind_there(const char *folder)
+{
+    double seconds = 0;
+    const bool there = is_rewound(folder) && access(in(folder, "metrics.jsonl.tail"), F_OK) != 0;
+    /* Whatever was left: the next launch makes the same of it. */
+    if (aq_run_rewind(in(folder, "metrics.jsonl"), 1, sizeof KEPT - 1, &seconds) != AQ_OK || !is_rewound(folder) ||
+        seconds != 2)
+        return BROKEN;
+    return there ? NEW : OLD;
+}
+
 /* ---- every call ---- */
 
 static const struct io_case {
@@ -278,12 +323,15 @@ static const struct io_case {
     {"weights", weights_old, weights_new, weights_there},
     {"checkpoint", checkpoint_old, checkpoint_new, checkpoint_there},
     {"metrics", metrics_old, metrics_new, metrics_there},
+    {"rewind", rewind_old, rewind_new, rewind_there},
 };
 
 /* Names in the folder that end so. */
 static int left(const char *folder)
 {
-    static const char *const ends[] = {"file.new", "complete.new", "weights.partial", "6/stage-1.safetensors.partial"};
+    static const char *const ends[] = {"file.new",           "complete.new",
+                                       "weights.partial",    "6/stage-1.safetensors.partial",
+                                       "metrics.jsonl.tail", "metrics.jsonl.tail.new"};
     int count = 0;
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
         count += access(in(folder, ends[i]), F_OK) == 0;
