@@ -50,7 +50,8 @@ static struct results right; /* rank 0's */
 
 static struct {
     struct fuzz_piece rest;
-    uint32_t held, late, changes;
+    uint32_t late, changes, given[RANKS];
+    bool wrong; /* a chunk came that was not the one that is due */
     const void *lent[RANKS][AQ_GROUP_FRAMES];
     bool ended[RANKS], told[RANKS]; /* the end of a link is told once */
 } play;
@@ -171,6 +172,16 @@ static bool room(uint32_t peer)
     return false;
 }
 
+static void compare(uint32_t peer, const struct aq_frame *frame)
+{
+    const struct way *way = &ways[peer][0];
+    if (play.given[peer] == way->count) return; /* behind the last: nobody takes it */
+    const struct aq_frame *due = &way->said[play.given[peer]++].frame;
+    play.wrong |= frame->kind != due->kind || frame->flags != due->flags || frame->step != due->step ||
+                  frame->micro_batch != due->micro_batch || frame->argument != due->argument ||
+                  frame->body_bytes != due->body_bytes;
+}
+
 static enum aq_status played(uint32_t peer, struct aq_link_event *out)
 {
     struct way *way = &ways[peer][0];
@@ -191,6 +202,7 @@ static enum aq_status played(uint32_t peer, struct aq_link_event *out)
     const bool broken = what == 0x80;
     if (what > 0 && what < 0x20 && !change(way, peer, &out->frame, what)) return AQ_AGAIN;
     if (broken) play.changes++;
+    compare(peer, &out->frame);
     if (out->frame.body) out->frame.body = lend(peer, &out->frame, broken);
     return AQ_OK;
 }
@@ -336,6 +348,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         AQ_ASSERT(status == AQ_OK);
         AQ_ASSERT(memcmp(&right, &others[0], sizeof right) == 0);
     }
+    AQ_ASSERT(status != AQ_OK || !play.wrong);
     fuzz_told(status == AQ_OK);
     /* Broken for good, but for digests that came well and differ. */
     if (status != AQ_OK && !agreeing) AQ_ASSERT(aq_allreduce(group, others[0].sums, 1) == status);

@@ -366,7 +366,11 @@ static void speak(struct fuzz_piece *rest, struct aq_header h, uint8_t twists)
         uint8_t gap_bytes[AQ_FRAME_GAP_BYTES];
         aq_gap_encode(&gap, h.sequence, gap_bytes);
         put(wire, gap_bytes, sizeof gap_bytes);
-        if (gap.cut) wire->wrong = true;
+        if (gap.cut) { /* an ABORT may follow, and nothing else */
+            wire->wrong = true;
+            wire->next++;
+            break;
+        }
     }
     /* Gaps acknowledge, whatever becomes of the body around them. */
     if ((good || h.part_bytes > 0) && h.acknowledge > w.acked && h.acknowledge <= wire->heard) w.acked = h.acknowledge;
@@ -381,6 +385,25 @@ static void speak(struct fuzz_piece *rest, struct aq_header h, uint8_t twists)
     if (h.body_bytes > 0 && wire->credit > 0) wire->credit--;
     AQ_ASSERT(w.said_count < SAID_MAX);
     w.said[w.said_count++].header = h;
+}
+
+/* A good frame breaks off in the midst of its body, with its connection: it has not been said. */
+static void break_off(uint8_t bytes)
+{
+    struct wire *wire = w.wire;
+    uint8_t header[AQ_FRAME_HEADER_BYTES], body[256];
+    fill(body, sizeof body, 1);
+    const struct aq_header h = {.kind = AQ_FRAME_FORWARD,
+                                .from = PEER,
+                                .edge = EDGE,
+                                .plan_hash = w.config.plan_hash,
+                                .sequence = wire->next,
+                                .body_bytes = sizeof body,
+                                .body_digest = aq_digest(body, sizeof body)};
+    aq_header_encode(&h, header);
+    put(wire, header, sizeof header);
+    put(wire, body, bytes);
+    wire->wrong = true;
 }
 
 static void greet(struct fuzz_piece *rest, bool right)
@@ -554,6 +577,7 @@ static void act(struct fuzz_piece *rest)
         break;
     }
     case 10:
+        if (w.wire && w.wire->adopted && more & 2) break_off(more);
         if (w.wire && more & 1) w.wire->ended = true;
         greet(rest, false);
         break;

@@ -119,17 +119,6 @@ static inline bool raw_read(struct raw *raw, struct aq_header *header, uint8_t *
     return true;
 }
 
-/* Read until the link gives up: why it did. AQ_OK: it hung up without a word. */
-static inline enum aq_status raw_ended(struct raw *raw)
-{
-    static uint8_t body[RAW_BODY_MAX];
-    struct aq_header header;
-    raw->text[0] = '\0';
-    while (raw_read(raw, &header, body))
-        if (header.kind == AQ_FRAME_ABORT) return aq_abort_decode(body, header.body_bytes, raw->text);
-    return AQ_OK;
-}
-
 /* The answer to its HELLO: AQ_OK, or why it is refused. */
 static inline enum aq_status raw_answer(struct raw *raw, struct aq_hello *out)
 {
