@@ -307,7 +307,7 @@ static enum aq_status from_owner(struct daemon *daemon, json_t *message)
     if (!worker || !worker->control) return AQ_OK; /* it has ended; `exited` is on its way */
     if (aq_control_send(worker->control, json_incref(message)) != AQ_OK && worker->pid > 0 && !worker->reaped) {
         aq_log("daemon", 1, "stage %u takes no message: killed", rank);
-        kill(worker->pid, SIGKILL);
+        worker_kill(worker);
     }
     return AQ_OK;
 }

@@ -54,6 +54,9 @@ struct worker {
     pid_t pid;   /* 0: reaped, or never started */
     bool reaped; /* waitpid has had it; what it said last is still to be told */
     int wait_status;
+    bool killed;           /* by this daemon                                   */
+    uint64_t memory_kills; /* of this cgroup when it was started               */
+    uint64_t peak_bytes;   /* that it ever held, when it is reaped             */
     struct aq_pulse_page *pulse;
     uint64_t beats_told;        /* of its pulse                  */
     struct aq_control *control; /* NULL: closed                  */
@@ -115,6 +118,7 @@ struct worker *worker_find(struct daemon *daemon, uint32_t rank);
 void worker_serve(struct daemon *daemon, struct worker *worker);  /* lines of its channel  */
 void worker_listen(struct daemon *daemon, struct worker *worker); /* its standard error    */
 void worker_reap(struct daemon *daemon);                          /* after SIGCHLD, and at each turn */
+void worker_kill(struct worker *worker);
 void worker_kill_all(struct daemon *daemon);
 bool worker_any(const struct daemon *daemon);
 json_t *worker_status(const struct daemon *daemon);

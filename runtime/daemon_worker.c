@@ -12,12 +12,14 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "daemon_private.h"
+#include "runtime_text.h"
 
 #define LINGER_NS (5ULL * 1000 * 1000 * 1000) /* of a worker that has closed its channel: to write what it must */
 
@@ -33,6 +35,45 @@ bool worker_any(const struct daemon *daemon)
     for (int i = 0; i < DAEMON_WORKERS_MAX; i++)
         if (daemon->workers[i].used) return true;
     return false;
+}
+
+void worker_kill(struct worker *worker)
+{
+    worker->killed = true;
+    kill(worker->pid, SIGKILL);
+}
+
+/* How often the kernel has killed for want of memory in this process's cgroup, which its workers share; 0: unknown. */
+static uint64_t memory_kills(void)
+{
+    char line[AQ_RUN_PATH_BYTES], path[AQ_RUN_PATH_BYTES] = "";
+    unsigned long long count = 0;
+    FILE *file = fopen("/proc/self/cgroup", "re");
+    while (file && fgets(line, sizeof line, file))
+        if (strncmp(line, "0::", 3) == 0) {
+            line[strcspn(line, "\n")] = 0;
+            if (snprintf(path, sizeof path, "/sys/fs/cgroup%s/memory.events", line + 3) >= (int)sizeof path)
+                path[0] = 0;
+        }
+    if (file) fclose(file);
+    file = path[0] ? fopen(path, "re") : NULL;
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "oom_kill %llu", &count) == 1) break;
+    if (file) fclose(file);
+    return count;
+}
+
+/* Why a worker was killed that nobody of ours has killed; "": there is nothing to say. */
+static void say_why(const struct worker *worker, char *text, size_t bytes)
+{
+    char held[AQ_TEXT_NUMBER];
+    text[0] = 0;
+    if (worker->killed || !WIFSIGNALED(worker->wait_status) || WTERMSIG(worker->wait_status) != SIGKILL) return;
+    snprintf(text, bytes, "%s; it held %s at most",
+             memory_kills() > worker->memory_kills
+                 ? "the kernel kills here for want of memory (oom_kill in memory.events)"
+                 : "not by aqpipe: perhaps by the kernel for want of memory (dmesg says)",
+             aq_text_size(worker->peak_bytes, held));
 }
 
 /* ---- the log ---- */
@@ -186,7 +227,8 @@ enum aq_status worker_start(struct daemon *daemon, uint32_t rank, json_t *messag
     for (int i = 0; i < DAEMON_WORKERS_MAX && !worker; i++)
         if (!daemon->workers[i].used) worker = &daemon->workers[i];
     if (!worker) return aq_fail(AQ_NOSPC, "daemon", "at most %d stages run on one machine", DAEMON_WORKERS_MAX);
-    *worker = (struct worker){.used = true, .rank = rank, .output = -1, .log = -1, .since_ns = aq_clock_ns()};
+    *worker = (struct worker){
+        .used = true, .rank = rank, .output = -1, .log = -1, .since_ns = aq_clock_ns(), .memory_kills = memory_kills()};
     log_open(daemon, worker, false);
     enum aq_status status = spawn(daemon, worker);
     if (status == AQ_OK) {
@@ -199,7 +241,7 @@ enum aq_status worker_start(struct daemon *daemon, uint32_t rank, json_t *messag
         return AQ_OK;
     }
     if (worker->pid > 0)
-        kill(worker->pid, SIGKILL); /* reaped in the loop, which tells `exited` */
+        worker_kill(worker); /* reaped in the loop, which tells `exited` */
     else
         worker_free(worker);
     return status;
@@ -226,7 +268,7 @@ void worker_serve(struct daemon *daemon, struct worker *worker)
         if (status != AQ_OK) {
             if (status != AQ_CLOSED && worker->pid > 0 && !worker->reaped) {
                 snprintf(worker->last, sizeof worker->last, "its control channel broke: %s", aq_status_text(status));
-                kill(worker->pid, SIGKILL);
+                worker_kill(worker);
             }
             aq_control_close(worker->control);
             worker->control = NULL;
@@ -235,7 +277,7 @@ void worker_serve(struct daemon *daemon, struct worker *worker)
         }
         if (is_ours(message)) {
             snprintf(worker->last, sizeof worker->last, "it spoke for its daemon");
-            if (worker->pid > 0) kill(worker->pid, SIGKILL);
+            if (worker->pid > 0) worker_kill(worker);
             json_decref(message);
             aq_control_close(worker->control);
             worker->control = NULL;
@@ -259,12 +301,14 @@ static void worker_finish(struct daemon *daemon, struct worker *worker)
     if (worker->control && daemon->owner && aq_control_room(daemon->owner->control) < DAEMON_ROOM) return;
     if (worker->output != -1) worker_listen(daemon, worker);
     if (worker->line_bytes > 0) log_scan(worker, "\n", 1);
+    char why[160];
+    say_why(worker, why, sizeof why);
     const bool signalled = WIFSIGNALED(worker->wait_status);
     const int number = signalled ? WTERMSIG(worker->wait_status) : WEXITSTATUS(worker->wait_status);
     aq_log("daemon", 2, "stage=%u pid=%d %s=%d", worker->rank, (int)worker->pid, signalled ? "signal" : "code", number);
-    owner_send(daemon,
-               json_pack("{s:s, s:I, s:I, s:i, s:s}", "event", "exited", "rank", (json_int_t)worker->rank, "pid",
-                         (json_int_t)worker->pid, signalled ? "signal" : "code", number, "last", worker->last));
+    owner_send(daemon, json_pack("{s:s, s:I, s:I, s:i, s:s, s:s}", "event", "exited", "rank", (json_int_t)worker->rank,
+                                 "pid", (json_int_t)worker->pid, signalled ? "signal" : "code", number, "last",
+                                 worker->last, "why", why));
     worker_free(worker);
 }
 
@@ -273,11 +317,15 @@ void worker_reap(struct daemon *daemon)
     for (int i = 0; i < DAEMON_WORKERS_MAX; i++) {
         struct worker *worker = &daemon->workers[i];
         if (!worker->used || worker->pid <= 0) continue;
-        if (!worker->reaped) worker->reaped = waitpid(worker->pid, &worker->wait_status, WNOHANG) == worker->pid;
+        struct rusage usage;
+        if (!worker->reaped) {
+            worker->reaped = wait4(worker->pid, &worker->wait_status, WNOHANG, &usage) == worker->pid;
+            if (worker->reaped) worker->peak_bytes = (uint64_t)usage.ru_maxrss * 1024;
+        }
         if (worker->reaped)
             worker_finish(daemon, worker);
         else if (!worker->control && aq_clock_ns() > worker->kill_ns)
-            kill(worker->pid, SIGKILL);
+            worker_kill(worker);
     }
 }
 
@@ -285,7 +333,7 @@ void worker_kill_all(struct daemon *daemon)
 {
     for (int i = 0; i < DAEMON_WORKERS_MAX; i++)
         if (daemon->workers[i].used && daemon->workers[i].pid > 0 && !daemon->workers[i].reaped)
-            kill(daemon->workers[i].pid, SIGKILL);
+            worker_kill(&daemon->workers[i]);
 }
 
 /* ---- status ---- */

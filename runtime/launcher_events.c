@@ -234,14 +234,16 @@ static void on_exited(struct launcher *launcher, uint32_t rank, const json_t *me
     const int pid = (int)aq_control_u64_or(message, "pid", 0);
     const char *last = aq_control_text_or(message, "last", "");
     if (stage->failed || (stage->done && sig == 0 && code == 0)) return;
+    const char *why = aq_control_text_or(message, "why", "");
     const char *gap = *last ? "; its last line: " : "";
     char who[RANK_NAME_BYTES];
     bool noted;
     rank_name(launcher, rank, who);
     if (sig > 0)
-        noted = launcher_fail(launcher, CAUSE_OWN, AQ_ABORTED, "%s (pid %d) was killed by signal %llu (%s)%s%.400s",
-                              who, pid, (unsigned long long)sig, sigabbrev_np((int)sig) ? sigabbrev_np((int)sig) : "?",
-                              gap, last);
+        noted =
+            launcher_fail(launcher, CAUSE_OWN, AQ_ABORTED, "%s (pid %d) was killed by signal %llu (%s)%s%.200s%s%.400s",
+                          who, pid, (unsigned long long)sig, sigabbrev_np((int)sig) ? sigabbrev_np((int)sig) : "?",
+                          *why ? ": " : "", why, gap, last);
     else
         noted = launcher_fail(launcher, CAUSE_OWN, AQ_ABORTED,
                               "%s (pid %d) ended with code %llu before it was done%s%.400s", who, pid,

@@ -112,5 +112,26 @@ def stopped(run, rng, count):
     jobs.no_workers("stopped")
 
 
+@attack("killed by nobody", 1, 3)
+def killed_by_nobody(run, rng, count):
+    """SIGKILL that no process of ours sent: the line says who may have, and how much memory the worker held."""
+    for number in range(count):
+        name = f"killed-{number}"
+        process = subprocess.Popen([str(jobs.BIN / "aqpipe"), "launch", str(manifest(name, **SLOW)), "--no-progress",
+                                    "--restarts", "0"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                                   stdin=subprocess.DEVNULL)
+        target = jobs.descendant(process.pid, "worker", rng.randrange(2))
+        try:
+            os.kill(target or 0, signal.SIGKILL if target else 0)
+        except ProcessLookupError:
+            pass
+        errors = process.communicate(timeout=PATIENCE)[1]
+        if process.returncode == 1 and re.search(r"killed by signal 9 \(KILL\): .*for want of memory.*; it held .*B at most", errors):
+            run.survived()
+        else:
+            run.wrong(f"{process.returncode}: {errors[-500:]}")
+    jobs.no_workers("killed by nobody")
+
+
 if __name__ == "__main__":
     kit.main("liveness")
