@@ -139,6 +139,26 @@ static enum aq_status ask(const struct asked *asked, json_t *question, const cha
     return AQ_REFUSED;
 }
 
+/* A peer's or a file's text as a terminal may get it; good until the eighth call after this one. */
+static const char *shown(const json_t *message, const char *key, const char *otherwise)
+{
+    static char texts[8][1024];
+    static unsigned turn;
+    return aq_printable_text(aq_control_text_or(message, key, otherwise), texts[turn++ % 8], sizeof texts[0]);
+}
+
+/* Many lines of it. */
+static void print_lines(const char *text, size_t count)
+{
+    char piece[4096];
+    while (count > 0) {
+        const size_t used = aq_printable(text, count, true, piece, sizeof piece);
+        fputs(piece, stdout);
+        text += used;
+        count -= used;
+    }
+}
+
 static void print_json(const json_t *value)
 {
     json_dumpf(value, stdout, JSON_COMPACT | JSON_ENSURE_ASCII);
@@ -149,14 +169,14 @@ static int daemon_status(const struct asked *asked)
 {
     json_t *answer;
     if (ask(asked, json_pack("{s:s}", "op", "status"), "status", &answer) != AQ_OK) return AQ_EXIT_FAILED;
-    const char *job = aq_control_text_or(answer, "job", NULL);
+    const char *job = aq_control_text_or(answer, "job", NULL) ? shown(answer, "job", "") : NULL;
     if (asked->json) {
         print_json(answer);
     } else if (!job) {
-        printf("aqpiped %s at %s: no job\n", aq_control_text_or(answer, "version", "?"), asked->daemon);
+        printf("aqpiped %s at %s: no job\n", shown(answer, "version", "?"), asked->daemon);
     } else {
-        printf("aqpiped %s at %s: job '%s' for %.0f s, run %s\n", aq_control_text_or(answer, "version", "?"),
-               asked->daemon, job, aq_control_number_or(answer, "seconds", 0), aq_control_text_or(answer, "run", "?"));
+        printf("aqpiped %s at %s: job '%s' for %.0f s, run %s\n", shown(answer, "version", "?"), asked->daemon, job,
+               aq_control_number_or(answer, "seconds", 0), shown(answer, "run", "?"));
         const json_t *worker;
         size_t i;
         json_array_foreach(json_object_get(answer, "workers"), i, worker)
@@ -226,7 +246,7 @@ static enum aq_status read_latest(const char *folder, struct latest *latest)
 static const char *state_of(const char *folder, const struct latest *latest)
 {
     if (aq_run_holder(folder) > 0) return latest->step ? "running" : "starting";
-    return latest->end ? aq_control_text_or(latest->end, "state", "ended") : "interrupted";
+    return latest->end ? shown(latest->end, "state", "ended") : "interrupted";
 }
 
 static int folder_status(const struct asked *asked)
@@ -238,15 +258,14 @@ static int folder_status(const struct asked *asked)
     const unsigned long long steps = aq_control_u64_or(latest.start, "steps_planned", 0);
     const pid_t holder = aq_run_holder(asked->folder);
     if (asked->json) {
-        json_t *all = json_pack("{s:s, s:s, s:i, s:I, s:I, s:O*, s:O*, s:O*}", "name",
-                                aq_control_text_or(latest.start, "name", "?"), "state", state, "pid", (int)holder,
-                                "step", (json_int_t)step, "steps", (json_int_t)steps, "last", latest.step, "eval",
-                                latest.eval, "end", latest.end);
+        json_t *all = json_pack("{s:s, s:s, s:i, s:I, s:I, s:O*, s:O*, s:O*}", "name", shown(latest.start, "name", "?"),
+                                "state", state, "pid", (int)holder, "step", (json_int_t)step, "steps",
+                                (json_int_t)steps, "last", latest.step, "eval", latest.eval, "end", latest.end);
         print_json(all);
         json_decref(all);
     } else {
-        printf("%s: '%s' (%s) is %s", asked->folder, aq_control_text_or(latest.start, "name", "?"),
-               aq_control_text_or(latest.start, "codec", "?"), state);
+        printf("%s: '%s' (%s) is %s", asked->folder, shown(latest.start, "name", "?"),
+               shown(latest.start, "codec", "?"), state);
         if (holder > 0) printf(" (pid %d)", (int)holder);
         printf("\nstep %llu of %llu", step, steps);
         if (latest.step)
@@ -259,7 +278,7 @@ static int folder_status(const struct asked *asked)
                    (unsigned long long)aq_control_u64_or(latest.eval, "step", 0),
                    aq_control_number_or(latest.eval, "loss", (double)NAN),
                    aq_control_number_or(latest.eval, "perplexity", (double)NAN));
-        if (aq_control_text_or(latest.end, "cause", NULL)) printf("\n%s", aq_control_text_or(latest.end, "cause", ""));
+        if (aq_control_text_or(latest.end, "cause", NULL)) printf("\n%s", shown(latest.end, "cause", ""));
         putchar('\n');
     }
     latest_close(&latest);
@@ -317,7 +336,7 @@ static void show_top(const struct latest *latest, const char *state)
 {
     const json_t *line = latest->step;
     printf("%s (%s), %s: step %llu of %llu, loss %.4f, %.2f seq/s, %.3f s a step\n\n",
-           aq_control_text_or(latest->start, "name", "?"), aq_control_text_or(latest->start, "codec", "?"), state,
+           shown(latest->start, "name", "?"), shown(latest->start, "codec", "?"), state,
            (unsigned long long)aq_control_u64_or(line, "step", 0),
            (unsigned long long)aq_control_u64_or(latest->start, "steps_planned", 0),
            aq_control_number_or(line, "loss", (double)NAN), aq_control_number_or(line, "sequences_per_second", 0),
@@ -417,7 +436,8 @@ static int daemon_logs(const struct asked *asked)
     if (!asked->has_rank) return aq_usage("logs", "of a daemon: which stage?");
     json_t *question = json_pack("{s:s, s:I, s:i}", "op", "logs", "rank", (json_int_t)asked->rank, "bytes", LOG_BYTES);
     if (ask(asked, question, "logs", &answer) != AQ_OK) return AQ_EXIT_FAILED;
-    fputs(aq_control_text_or(answer, "text", ""), stdout);
+    const char *text = aq_control_text_or(answer, "text", "");
+    print_lines(text, strlen(text));
     json_decref(answer);
     return AQ_EXIT_DONE;
 }
@@ -433,8 +453,8 @@ static bool folder_log(const char *folder, uint32_t rank, bool head)
     if (head) printf("==> %s <==\n", path);
     size_t skip = count > LOG_BYTES ? count - LOG_BYTES : 0;
     while (skip > 0 && skip < count && text[skip - 1] != '\n')
-        skip++; /* from the begin of a line */
-    fwrite(text + skip, 1, count - skip, stdout);
+        skip++;                             /* from the begin of a line */
+    print_lines(text + skip, count - skip); /* what a worker wrote may come from its peers */
     aq_free(text);
     return true;
 }

@@ -210,6 +210,7 @@ enum aq_status aq_daemon_run(const struct aq_daemon_config *config)
     } else {
         AQ_TRY_GOTO(open_listener(daemon), out);
     }
+    AQ_TRY_GOTO(aq_confine_enter(&config->confine, config->worker, config->keys), out);
     status = loop(daemon);
 out:
     for (int i = 0; i < DAEMON_CONNECTIONS_MAX; i++)

@@ -17,18 +17,21 @@
 #include <stdint.h>
 
 #include "aqsgd/base.h"
+#include "confine.h"
 #include "control_token.h"
 
 struct aq_tls; /* net/tls.h */
 
 struct aq_daemon_config {
-    int fd;                /* a private daemon's only connection; -1: listen                              */
-    const char *listen;    /* address, where fd is -1                                                     */
-    const char *port_file; /* write the real port here once listening; may be NULL                        */
-    struct aq_token token; /* of clients; bytes 0: none is asked for (loopback only)                      */
-    bool insecure;         /* a token without keys will do on any address                                 */
-    struct aq_tls *tls;    /* clients must hold a launcher's certificate; NULL: connections are in the clear */
-    const char *worker;    /* program to run as `worker`                                                  */
+    int fd;                    /* a private daemon's only connection; -1: listen                              */
+    const char *listen;        /* address, where fd is -1                                                     */
+    const char *port_file;     /* write the real port here once listening; may be NULL                        */
+    struct aq_token token;     /* of clients; bytes 0: none is asked for (loopback only)                      */
+    bool insecure;             /* a token without keys will do on any address                                 */
+    struct aq_tls *tls;        /* clients must hold a launcher's certificate; NULL: connections are in the clear */
+    const char *keys;          /* the folder of `tls`, which is read again; may be NULL                      */
+    struct aq_confine confine; /* what it and its workers may touch */
+    const char *worker;        /* program to run as `worker`                                                  */
 };
 
 /* Serves until SIGTERM/SIGINT, or, with fd, until the connection ends. All workers are reaped when it returns.

@@ -233,6 +233,12 @@ static enum aq_status enter_folders(struct daemon *daemon, const json_t *message
     AQ_TRY(aq_control_get_hex(message, "plan_hash", &owner->plan_hash));
     if (daemon->run[0] != '/' || daemon->checkpoint[0] != '/' || (cache && cache[0] != '/') || owner->id == 0)
         return aq_fail(AQ_INVAL, "daemon", "run, checkpoint and cache must be absolute paths, and the run have an id");
+    const struct aq_confine_list *run = &daemon->config->confine.run;
+    const char *const asked[] = {daemon->run, daemon->checkpoint, cache ? cache : daemon->run};
+    for (size_t i = 0; i < sizeof asked / sizeof *asked; i++)
+        if (run->count + daemon->config->confine.data.count > 0 && !aq_confine_below(run, asked[i]))
+            return aq_fail(AQ_REFUSED, "daemon",
+                           "%.300s lies in no folder that this daemon allows for runs (--allow-run)", asked[i]);
     const struct aq_owned_folders folders = {daemon->run, daemon->checkpoint, cache};
     const bool resumed = aq_control_bool_or(message, "resumed", false);
     AQ_TRY(aq_owned_enter(&folders, resumed ? AQ_OWNED_MAKE_LAST : AQ_OWNED_MAKE_ALL, owner));

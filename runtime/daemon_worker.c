@@ -150,13 +150,16 @@ void worker_listen(struct daemon *daemon, struct worker *worker)
 /* ---- starting ---- */
 
 /* In the child: only what is safe between fork and exec. Never returns. */
-static void become_worker(const char *program, int channel, int output, int pulse, pid_t daemon_pid)
+static void become_worker(const struct aq_daemon_config *config, int channel, int output, int pulse, pid_t daemon_pid)
 {
     sigset_t none;
     sigemptyset(&none);
     const int null = open("/dev/null", O_RDONLY);
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != daemon_pid) _exit(125);
     signal(SIGPIPE, SIG_DFL);
+    const uint64_t bytes = config->confine.memory_bytes_max;
+    const struct rlimit memory = {bytes, bytes};
+    if (bytes > 0 && setrlimit(RLIMIT_DATA, &memory) != 0) _exit(125);
     /* The channel may be any number: move it out of the way of 0..3 first. */
     const int high = fcntl(channel, F_DUPFD_CLOEXEC, 10);
     const int out = fcntl(output, F_DUPFD_CLOEXEC, 10), page = fcntl(pulse, F_DUPFD_CLOEXEC, 10);
@@ -165,8 +168,8 @@ static void become_worker(const char *program, int channel, int output, int puls
         _exit(125);
     (void)close_range(AQ_PULSE_FD + 1, ~0U, 0);
     sigprocmask(SIG_SETMASK, &none, NULL);
-    char *const arguments[] = {(char *)(uintptr_t)program, (char *)(uintptr_t) "worker", NULL};
-    execv(program, arguments);
+    char *const arguments[] = {(char *)(uintptr_t)config->worker, (char *)(uintptr_t) "worker", NULL};
+    execv(config->worker, arguments);
     static const char text[] = "aqpiped: cannot run the worker program\n";
     ssize_t written = write(2, text, sizeof text - 1);
     (void)written;
@@ -194,7 +197,7 @@ static enum aq_status spawn(struct daemon *daemon, struct worker *worker)
     enum aq_status status = aq_control_open(channel[0], &worker->control);
     if (status == AQ_OK) {
         const pid_t self = getpid(), pid = fork();
-        if (pid == 0) become_worker(daemon->config->worker, channel[1], output[1], pulse, self);
+        if (pid == 0) become_worker(daemon->config, channel[1], output[1], pulse, self);
         if (pid == -1)
             status = aq_fail_errno("daemon", "cannot start a process for stage %u", worker->rank);
         else

@@ -41,7 +41,9 @@ bool launcher_fail(struct launcher *launcher, enum cause_class cause, enum aq_st
     if (launcher->aborting || cause <= launcher->cause) return false;
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(launcher->result->cause, sizeof launcher->result->cause, format, arguments);
+    char text[sizeof launcher->result->cause];
+    vsnprintf(text, sizeof text, format, arguments);
+    (void)aq_printable(text, strlen(text), true, launcher->result->cause, sizeof launcher->result->cause);
     va_end(arguments);
     launcher->result->status = status;
     launcher->result->transient = false; /* the caller knows better */

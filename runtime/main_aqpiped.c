@@ -31,6 +31,11 @@ static const char usage[] =
     "  --insecure           take a token without keys on any address. The token says who begins to talk; whoever is on "
     "the\n"
     "                       way can read and change all that follows, and so run what he likes as this user\n"
+    "  --allow-run DIR      runs, checkpoints and caches may lie below DIR; may be given again. With one of these two, "
+    "the\n"
+    "                       kernel (Landlock) keeps daemon and workers from all else but programs and devices\n"
+    "  --allow-data DIR     data, weights and tokenizers may be read below DIR; may be given again\n"
+    "  --max-memory BYTES   of each worker (RLIMIT_DATA); also 512M, 16G\n"
     "  --port-file FILE     write the port there once listening\n"
     "  --fd N               serve the connected socket N and end with it (what `aqpipe launch` does)\n"
     "  --help, --version\n"
@@ -79,6 +84,22 @@ static enum aq_status open_keys(struct aq_daemon_config *config, const char *key
     return aq_tls_open_daemon(keys, host ? name : NULL, listen, &config->tls);
 }
 
+/* "512M": false where it is no size. */
+static bool size_of(const char *text, uint64_t *out)
+{
+    static const char units[] = "KMGT";
+    char *end;
+    errno = 0;
+    const unsigned long long value = strtoull(text, &end, 10);
+    const char *unit = *end ? strchr(units, *end) : NULL;
+    const int shift = unit ? 10 * (int)(unit + 1 - units) : 0;
+    if (errno != 0 || end == text || text[0] == '-' || (*end && (!unit || end[1])) || value == 0 ||
+        value > UINT64_MAX >> shift)
+        return false;
+    *out = value << shift;
+    return true;
+}
+
 static int serve(struct aq_daemon_config *config, const char *token_file, const char *keys, const char *host)
 {
     static char program[4096];
@@ -87,7 +108,9 @@ static int serve(struct aq_daemon_config *config, const char *token_file, const 
     if (!config->worker || access(config->worker, X_OK) != 0) return wrong("there is no aqpipe beside this program");
     if (token_file && aq_token_load(token_file, &config->token) != AQ_OK) return 2;
     if (keys && open_keys(config, keys, host) != AQ_OK) return 2;
+    if ((config->tls || config->token.bytes > 0) && prctl(PR_SET_DUMPABLE, 0) != 0) return wrong("prctl failed");
     if (share_keys(keys) != 0) return wrong("the environment cannot be changed");
+    config->keys = getenv(AQ_SECURITY_WORKER_KEYS);
     if (config->fd >= 0) {
         /* A private daemon must not outlive its launcher nor get the terminal's Ctrl-C. */
         if (prctl(PR_SET_PDEATHSIG, SIGTERM) != 0) return wrong("prctl failed");
@@ -98,12 +121,19 @@ static int serve(struct aq_daemon_config *config, const char *token_file, const 
 
 int main(int argc, char **argv)
 {
-    static const struct option options[] = {
-        {"listen", required_argument, NULL, 'l'},     {"keys", required_argument, NULL, 'k'},
-        {"token-file", required_argument, NULL, 't'}, {"port-file", required_argument, NULL, 'p'},
-        {"fd", required_argument, NULL, 'f'},         {"insecure", no_argument, NULL, 'i'},
-        {"host", required_argument, NULL, 'o'},       {"help", no_argument, NULL, 'h'},
-        {"version", no_argument, NULL, 'v'},          {NULL, 0, NULL, 0}};
+    static const struct option options[] = {{"listen", required_argument, NULL, 'l'},
+                                            {"keys", required_argument, NULL, 'k'},
+                                            {"token-file", required_argument, NULL, 't'},
+                                            {"port-file", required_argument, NULL, 'p'},
+                                            {"fd", required_argument, NULL, 'f'},
+                                            {"insecure", no_argument, NULL, 'i'},
+                                            {"host", required_argument, NULL, 'o'},
+                                            {"help", no_argument, NULL, 'h'},
+                                            {"allow-run", required_argument, NULL, 'r'},
+                                            {"allow-data", required_argument, NULL, 'd'},
+                                            {"max-memory", required_argument, NULL, 'm'},
+                                            {"version", no_argument, NULL, 'v'},
+                                            {NULL, 0, NULL, 0}};
     static struct aq_daemon_config config = {.fd = -1};
     const char *token_file = NULL, *keys = NULL, *host = NULL;
     signal(SIGXFSZ, SIG_IGN); /* a file over its limit is a failed write (EFBIG), which has a name */
@@ -125,6 +155,15 @@ int main(int argc, char **argv)
         case 'f':
             config.fd = (int)strtol(optarg, &end, 10);
             if (*end || config.fd < 3) return wrong("--fd wants the number of a descriptor, at least 3");
+            break;
+        case 'r':
+            if (aq_confine_allow(&config.confine.run, optarg) != AQ_OK) return 2;
+            break;
+        case 'd':
+            if (aq_confine_allow(&config.confine.data, optarg) != AQ_OK) return 2;
+            break;
+        case 'm':
+            if (!size_of(optarg, &config.confine.memory_bytes_max)) return wrong("--max-memory wants bytes, or 512M");
             break;
         case 'o':
             host = optarg;

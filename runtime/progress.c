@@ -33,10 +33,11 @@ void aq_progress_say(struct aq_progress *progress, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    for (char *c = text; *c; c++) /* what a peer sent must not steer the terminal */
-        if ((unsigned char)*c < 32 || *c == 127) *c = ' ';
+    for (char *c = text; *c; c++)
+        if (*c == '\n' || *c == '\r' || *c == '\t') *c = ' ';
+    char clean[SAY_BYTES]; /* what a peer sent must not steer the terminal */
     aq_progress_end(progress);
-    fprintf(stderr, "aqpipe: %s\n", text);
+    fprintf(stderr, "aqpipe: %s\n", aq_printable_text(text, clean, sizeof clean));
 }
 
 void aq_progress_json(struct aq_progress *progress, const json_t *line)

@@ -6,7 +6,7 @@
 #include "control.h"
 #include "report.h"
 
-enum { COLUMNS = 15, CELL_BYTES = 40, ROWS_MAX = 256 };
+enum { COLUMNS = 15, CELL_BYTES = 40, NAME_BYTES = 31, ROWS_MAX = 256 };
 
 static const char *const heads[2][COLUMNS] = {
     {"run", "codec", "seq/s", "warm", "sent fwd", "sent bwd", "gradients", "packed", "waits for", "loss", "loss",
@@ -46,8 +46,8 @@ static double sent(const json_t *run, const char *packed, const char *plain)
 
 static void fill(const json_t *run, char cells[COLUMNS][CELL_BYTES])
 {
-    snprintf(cells[0], CELL_BYTES, "%.30s", aq_control_text_or(run, "name", "?"));
-    snprintf(cells[1], CELL_BYTES, "%.30s", aq_control_text_or(run, "codec", "?"));
+    (void)aq_printable_text(aq_control_text_or(run, "name", "?"), cells[0], NAME_BYTES);
+    (void)aq_printable_text(aq_control_text_or(run, "codec", "?"), cells[1], NAME_BYTES);
     number(cells[2], at(run, "sequences_per_second", NULL), 2, "");
     number(cells[3], at(run, "sequences_per_second_warm", NULL), 2, "");
     size(cells[4], sent(run, "forward_wire", "forward"));
@@ -61,9 +61,12 @@ static void fill(const json_t *run, char cells[COLUMNS][CELL_BYTES])
     number(cells[12], at(run, "heldout", "perplexity"), 3, "");
     size(cells[13], at(run, "cache_bytes", NULL));
     number(cells[14], at(run, "heals", NULL), 0, "");
-    if (!aq_control_is(run, "state", "done"))
-        snprintf(cells[0], CELL_BYTES, "%.20s (%.12s)", aq_control_text_or(run, "name", "?"),
-                 aq_control_text_or(run, "state", "?"));
+    if (!aq_control_is(run, "state", "done")) {
+        char name[21], state[AQ_PRINTABLE_BYTES_MIN];
+        snprintf(cells[0], CELL_BYTES, "%s (%.12s)",
+                 aq_printable_text(aq_control_text_or(run, "name", "?"), name, sizeof name),
+                 aq_printable_text(aq_control_text_or(run, "state", "?"), state, sizeof state));
+    }
 }
 
 static void put_row(struct aq_text *text, const size_t *widths, const char *const *cells)

@@ -3,6 +3,8 @@
  */
 #include "worker.h"
 
+#include "confine.h"
+
 #include <inttypes.h>
 #include <math.h>
 #include <signal.h>
@@ -513,6 +515,7 @@ int aq_command_worker(int argc, char **argv)
         aq_log("worker", 0, "no control channel at fd %d: this command is for aqpiped", AQ_CONTROL_FD);
         return 2;
     }
+    if (!aq_confine_worker()) aq_log("worker", 2, "no seccomp filter here: nothing keeps this worker from exec");
     status = aq_pulse_open();
     if (status == AQ_OK) status = aq_worker_run(control);
     aq_pulse_close();

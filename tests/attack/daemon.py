@@ -32,7 +32,10 @@ class Daemon:
             [str(jobs.BIN / "aqpiped"), "--listen", "127.0.0.1:0", "--token-file", str(token), "--port-file", str(port),
              *options], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self.log.open("wb"),
             env={**os.environ, **environment})
-        jobs.await_file(port)
+        while not port.exists():
+            if self.process.poll() is not None:
+                sys.exit(f"aqpiped ended: {self.log.read_text()}")
+            time.sleep(0.02)
         self.port = int(port.read_text())
         self.address = f"127.0.0.1:{self.port}"
         self.token = token
@@ -88,7 +91,7 @@ class Client:
     def open(self, folder, name="attack"):
         return self.ask({"op": "open", "job": name, "protocol": 1, "version": "x", "plan_hash": "1" * 16,
                          "kin": "1" * 16, "id": "1" * 16, "run": str(folder),
-                         "checkpoint": str(folder / "checkpoint"), "fresh": False, "resumed": False, "resume": 0})
+                         "checkpoint": f"{folder}/checkpoint", "fresh": False, "resumed": False, "resume": 0})
 
 
 class Flood:
@@ -261,6 +264,130 @@ def long_line(run, rng, count):
     greeted(run, daemon, "127.0.0.1", "after long lines")
     if daemon.end() != 0:
         run.wrong("the daemon did not end well")
+
+
+PROBE = """#!/bin/sh
+for path in {secret} /etc/shadow {data}/ok; do if cat $path >/dev/null 2>&1; then echo "read $path"; fi; done
+for path in {outside}/written {data}/written {run}/written; do if (echo x >$path) 2>/dev/null; then echo "wrote $path"; fi; done
+echo "memory $(ulimit -d)"
+echo done
+"""
+
+
+@attack("forbidden_paths", short=1)
+def forbidden_paths(run, rng, count):
+    """Runs and data outside the allowed folders: asked for by name, by .., by symlink, and by what a worker itself opens."""
+    top = jobs.ROOT / "paths"
+    runs, data, outside, programs = (top / name for name in ("runs", "data", "outside", "programs"))
+    for folder in (runs, data, outside, programs, top / "runs-too"):
+        folder.mkdir(parents=True)
+    (outside / "secret").write_text("secret")
+    (data / "ok").write_text("data")
+    (runs / "link").symlink_to(outside)
+    (runs / "nowhere").symlink_to(outside / "absent")
+    inside = runs / "job"
+    script = programs / "probe"
+    script.write_text(PROBE.format(secret=outside / "secret", data=data, outside=outside, run=inside))
+    script.chmod(0o755)
+    try:
+        daemon = Daemon("paths-daemon", "--allow-run", str(runs), "--allow-data", str(data), "--max-memory", "512M",
+                        AQPIPE_WORKER=str(script))
+    except SystemExit:
+        run.skip("aqpiped does not start with --allow-run: this kernel has no Landlock")
+        return
+    for path in (outside / "job", top / "runs-too" / "job", runs / ".." / "outside" / "job", runs / "link" / "job",
+                 runs / "nowhere" / "job", data / "job", "/", "relative"):
+        client = Client(daemon)
+        answer = client.open(path)
+        if answer["event"] != "refused" or len(list(outside.iterdir())) != 1:
+            run.wrong(f"{path}: {answer}")
+        else:
+            run.refused(answer["text"])
+        client.close()
+    owner = Client(daemon)
+    if owner.open(inside)["event"] != "opened":
+        run.wrong("an allowed folder is refused")
+    owner.say({"op": "start", "rank": 0, "stages": 1, "manifest": "", "plan_hash": "1" * 16, "resume": 0})
+    while owner.line().get("event") != "exited":
+        pass
+    log = (inside / "logs" / "stage-0.log").read_text()
+    wanted = [f"read {data}/ok", f"wrote {inside}/written", "memory 524288", "done"]
+    if log.splitlines() != wanted:
+        run.wrong(f"a worker could do this: {log!r}, not {wanted}")
+    else:
+        run.survived()
+    owner.close()
+    if daemon.end() != 0:
+        run.wrong("the daemon did not end well")
+
+
+@attack("allowed_job", short=1)
+def allowed_job(run, rng, count):
+    """A real worker trains in the folders that are allowed, and ends in a line where its data lies elsewhere."""
+    top = jobs.ROOT / "job"
+    runs, data = top / "runs", top / "data"
+    runs.mkdir(parents=True)
+    data.mkdir()
+    for name in ("train.txt", "heldout.txt"):
+        (data / name).write_text((jobs.ROOT / name).read_text())
+    try:
+        daemon = Daemon("job-daemon", "--allow-run", str(runs), "--allow-data", str(data), "--max-memory", "4G")
+    except SystemExit:
+        run.skip("aqpiped does not start with --allow-run: this kernel has no Landlock")
+        return
+    stages = f"[{{layers: '0-2'}}, {{layers: '3-5', host: 'tcp://{daemon.address}'}}]"
+    for name, folder, want in (("good", data, 0), ("bad", jobs.ROOT, 1)):
+        path = jobs.manifest(name, pipeline__stages=stages, train__epochs=1, cache__kind="memory",
+                             output__path=str(runs / name), data__train=str(folder / "train.txt"),
+                             data__heldout=str(folder / "heldout.txt"))
+        done = jobs.aqpipe("launch", path, "--no-progress", "--restarts", "0", "--token-file", daemon.token)
+        if done.returncode != want or (want and "train.txt" not in done.stderr):
+            run.wrong(f"{name} ended with {done.returncode}: {done.stderr[-500:]}")
+        elif want:
+            run.refused(done.stderr)
+        else:
+            run.survived()
+    if daemon.end() != 0:
+        run.wrong("the daemon did not end well")
+
+
+NASTY = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eevil\u2066 \x7f"
+
+
+@attack("escapes", short=1)
+def escapes(run, rng, count):
+    """A job's name, a log and a stranger's line that would steer a terminal."""
+    daemon = Daemon("escapes")
+    folder = jobs.ROOT / "escapes" / "run"
+    owner = Client(daemon)
+    jobs.check(owner.open(folder, "job" + NASTY)["event"] == "opened", "the job is not opened")
+    (folder / "logs").mkdir(exist_ok=True)
+    (folder / "logs" / "stage-0.log").write_bytes(b"line\xff\xc2\x9b " + NASTY.encode() + b"\n")
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (
+        {"event": "start", "name": NASTY, "codec": NASTY, "steps_planned": 3},
+        {"event": "end", "state": NASTY, "cause": NASTY})))
+    other = Client(daemon)
+    other.say({"op": NASTY})
+    there = ("--daemon", daemon.address, "--token-file", daemon.token)
+    for command in (("status", *there), ("logs", *there, "0"), ("top", "--once", *there), ("status", folder),
+                    ("logs", folder), ("top", "--once", folder), ("report", folder)):
+        done = subprocess.run([str(jobs.BIN / "aqpipe"), *map(str, command)], capture_output=True, stdin=subprocess.DEVNULL,
+                              timeout=jobs.PATIENCE)
+        said = (done.stdout + done.stderr).decode(errors="surrogateescape")
+        bad = [c for c in said if c not in "\n\t" and (c < " " or "\x7f" <= c < "\xa0" or c in "\u202e\u2066" or c > "\ud7ff")]
+        if bad:
+            run.wrong(f"{command[0]} showed {bad}: {said[:300]!r}")
+        else:
+            run.survived()
+    other.close()
+    owner.close()
+    if daemon.end() != 0:
+        run.wrong("the daemon did not end well")
+    log = daemon.log.read_bytes().decode(errors="surrogateescape")
+    if any(c != "\n" and (c < " " or c >= "\x7f") for c in log):
+        run.wrong(f"the daemon's log: {log!r}")
+    else:
+        run.survived()
 
 
 if __name__ == "__main__":
