@@ -226,6 +226,7 @@ void __wrap_aq_link_release(struct aq_link *link, const void *body)
     uint32_t me, peer, i = 0;
     find(link, &me, &peer);
     if (recording) return;
+    AQ_ASSERT(body != NULL);
     while (i < AQ_GROUP_FRAMES && play.lent[peer][i] != body)
         i++;
     AQ_ASSERT(i < AQ_GROUP_FRAMES); /* lent, and not yet given back */
