@@ -181,11 +181,18 @@ out:
     return status;
 }
 
+void aq_link_halt(struct aq_link *link)
+{
+    if (!link || link->halted) return;
+    link->halted = true;
+    aq_net_detach(link->net, link);
+}
+
 void aq_link_close(struct aq_link *link)
 {
     if (!link) return;
     struct aq_net *net = link->net;
-    aq_net_detach(net, link);
+    aq_link_halt(link);
     struct aq_link **at = &net->links;
     while (*at != link)
         at = &(*at)->next;

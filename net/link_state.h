@@ -104,6 +104,7 @@ struct aq_link {
     atomic_int ended;         /* enum aq_status, AQ_OK: not yet. Release in the loop, acquire in the caller           */
     atomic_bool starved;      /* the loop waits for records. Exchanged by both: a record pushed before the loop's
                                  exchange is seen by the loop, one pushed after it wakes it                          */
+    bool halted;              /* the caller's: the loop was asked to forget the link                                  */
     atomic_bool detached;     /* the loop has forgotten the link. Release in the loop, acquire in the caller          */
     struct aq_link_counters counters;
 

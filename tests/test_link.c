@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 /* The last lines of the log, for tests of what is said. */
@@ -575,6 +576,34 @@ static void test_finish_peer_does_not_answer_times_out(void **state)
     pair_close(&pair);
 }
 
+/* Whoever has to free what was lent first: a halted link sends none of it, and takes back what it gave. */
+static void test_halted_link_leaves_lent_bodies_alone(void **state)
+{
+    struct link_pair pair = {0};
+    struct aq_link_stats halted, later;
+    static uint8_t body[70000];
+    (void)state;
+    pair_config(&pair);
+    pair_open(&pair, "sim", "rate_mbps=1"); /* half a second a body */
+    const struct aq_frame frame = {.kind = AQ_FRAME_FORWARD, .body_bytes = sizeof body, .body = body};
+    assert_int_equal(aq_link_send(pair.link[1], &frame, 0), AQ_OK);
+    const struct aq_link_event event = pair_event_of(&pair, 0, AQ_LINK_RECEIVED, PAIR_PATIENCE);
+    for (uint64_t n = 1; n < 4; n++)
+        assert_int_equal(aq_link_send(pair.link[1], &frame, n), AQ_OK);
+    aq_link_halt(pair.link[1]);
+    aq_link_halt(pair.link[1]);
+    aq_link_stats(pair.link[1], &halted);
+    aq_link_release(pair.link[0], event.frame.body);
+    aq_link_halt(pair.link[0]);
+    const struct timespec while_it_might_go_on = {.tv_nsec = 50000000};
+    nanosleep(&while_it_might_go_on, NULL);
+    aq_link_stats(pair.link[1], &later);
+    assert_memory_equal(&halted, &later, sizeof later);
+    assert_true(later.sent_body_bytes < 4 * sizeof body);
+    pair_close(&pair);
+    aq_link_halt(NULL);
+}
+
 static void test_rate_sim_is_kept(void **state)
 {
     struct link_pair pair = {0};
@@ -702,6 +731,7 @@ int main(void)
         TEST(test_small_frames_beside_large_ones_get_their_turn),
         TEST(test_heartbeat_measures_the_round_trip),
         TEST(test_finish_peer_does_not_answer_times_out),
+        TEST(test_halted_link_leaves_lent_bodies_alone),
         TEST(test_rate_sim_is_kept),
         TEST(test_open_memory_runs_out_anywhere_is_nomem),
         TEST(test_connect_memory_runs_out_anywhere_is_nomem),

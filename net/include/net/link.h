@@ -139,6 +139,11 @@ enum aq_status aq_link_accept(struct aq_listener *listener, const struct aq_link
 enum aq_status aq_link_connect(struct aq_net *net, const char *address, const struct aq_link_config *config,
                                uint64_t deadline_ns, struct aq_link **out);
 
+/*
+ * The first half of close: nothing moves on it any more, and no body that was lent is read or written after this
+ * returns. For whoever has to free lent memory first, and still has bodies to release. NULL is fine, twice too.
+ */
+void aq_link_halt(struct aq_link *link);
 /* Hard: whatever is queued is dropped. NULL is fine. */
 void aq_link_close(struct aq_link *link);
 
