@@ -15,7 +15,7 @@
 
 static const char usage[] =
     "usage: aqpiped --listen HOST:PORT [--keys DIR [--host NAME]] [--token-file FILE [--insecure]]\n"
-    "               [--port-file FILE]\n"
+    "               [--allow-run DIR]... [--allow-data DIR]... [--max-memory BYTES] [--port-file FILE]\n"
     "\n"
     "Starts and supervises the stage workers of one job at a time on this machine, for `aqpipe launch` elsewhere. A "
     "job on\n"
@@ -35,7 +35,7 @@ static const char usage[] =
     "the\n"
     "                       kernel (Landlock) keeps daemon and workers from all else but programs and devices\n"
     "  --allow-data DIR     data, weights and tokenizers may be read below DIR; may be given again\n"
-    "  --max-memory BYTES   of each worker (RLIMIT_DATA); also 512M, 16G\n"
+    "  --max-memory BYTES   of each worker (RLIMIT_DATA); also 512M, 16G. A plan that wants more is refused\n"
     "  --port-file FILE     write the port there once listening\n"
     "  --fd N               serve the connected socket N and end with it (what `aqpipe launch` does)\n"
     "  --help, --version\n"

@@ -153,6 +153,12 @@ uint64_t aq_plan_coded_bytes(const struct aq_plan *plan, uint32_t s, const struc
 enum aq_status aq_plan_fits(const struct aq_plan *plan, uint64_t memory_bytes);
 
 /*
+ * Does this rank, what is on a GPU aside, fit into what its daemon lets a worker have? AQ_NOMEM: says both figures, the
+ * largest part and the remedy. For the worker, before it allocates anything of the plan.
+ */
+enum aq_status aq_plan_rank_fits(const struct aq_plan *plan, uint32_t rank, uint64_t memory_bytes);
+
+/*
  * Do the caches of this machine's stages fit onto the disk of `folder` (which need not exist yet), counting what they
  * hold there already? AQ_NOSPC: not even one copy of each message does; says needed and free bytes. A second copy is
  * needed between two checkpoints: where only that does not fit, a line warns.

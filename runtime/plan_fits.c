@@ -1,6 +1,6 @@
 /*
- * plan_fits.c -- do the stages of this machine fit into its memory, and their caches onto its disk? What a plan cannot
- * know of itself.
+ * plan_fits.c -- do the stages of this machine fit into its memory, a rank into what its daemon allows, and caches onto
+ * the disk? What a plan cannot know of itself.
  */
 #include <stdio.h>
 #include <string.h>
@@ -62,6 +62,29 @@ enum aq_status aq_plan_fits(const struct aq_plan *plan, uint64_t memory_bytes)
         "%s: pipeline.stages: the stages of this machine need %s, it has %s; the largest part is %s on stage "
         "%u: lower pipeline.in_flight or train.micro_batch, set model.recompute, or move stages to another host",
         place, aq_text_size(sum, needs), aq_text_size(memory_bytes, has), aq_text_size(largest, most), worst);
+}
+
+enum aq_status aq_plan_rank_fits(const struct aq_plan *plan, uint32_t rank, uint64_t memory_bytes)
+{
+    AQ_ASSERT(rank < plan->ranks);
+    const struct aq_plan_stage *stage = &plan->stages[rank % plan->stage_count];
+    const uint64_t first = stage->config.rounds ? stage->device_bytes : 0; /* of a GPU's own memory */
+    if (stage->memory_bytes - first <= memory_bytes) return AQ_OK;
+    const struct aq_plan_line *largest = NULL;
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < stage->line_count; i++) {
+        const bool here = sum >= first;
+        sum += stage->lines[i].bytes;
+        if (here && (!largest || stage->lines[i].bytes > largest->bytes)) largest = &stage->lines[i];
+    }
+    char needs[AQ_TEXT_NUMBER], has[AQ_TEXT_NUMBER], most[AQ_TEXT_NUMBER];
+    return aq_fail(
+        AQ_NOMEM, "plan",
+        "rank %u needs %s by its plan, a worker may have %s here (aqpiped --max-memory); the largest part is "
+        "%s (%s): raise --max-memory, lower pipeline.in_flight or train.micro_batch, set model.recompute, "
+        "or cut into more stages",
+        rank, aq_text_size(stage->memory_bytes - first, needs), aq_text_size(memory_bytes, has),
+        largest ? largest->name : "?", aq_text_size(largest ? largest->bytes : 0, most));
 }
 
 /* What the slab of a stage's cache takes on disk already: a run that goes on needs no second copy of it. */

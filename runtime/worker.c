@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "checkpoint.h"
 #include "net/collective.h"
@@ -65,6 +66,14 @@ static enum aq_status open_plan(struct aq_worker *w, const json_t *start)
     /* A neighbour may be averaging its gradients meanwhile; whether it lives, the links' own heartbeats tell. */
     if (w->W > 1 && link->silence_ns_max) w->silence_ns += seconds_ns(REDUCE_SECONDS);
     return AQ_OK;
+}
+
+/* A plan that wants more than the daemon allows (--max-memory) is refused before it allocates. */
+static enum aq_status within_limit(const struct aq_worker *w)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_DATA, &limit) != 0) return aq_fail_errno("worker", "cannot ask for the limit of memory");
+    return limit.rlim_cur == RLIM_INFINITY ? AQ_OK : aq_plan_rank_fits(w->plan, w->rank, limit.rlim_cur);
 }
 
 static int by_bytes(const void *a, const void *b)
@@ -344,6 +353,7 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     const char *folder;
     AQ_TRY(open_plan(w, start));
     aq_log_init((int)w->rank);
+    AQ_TRY(within_limit(w));
     AQ_TRY(aq_control_get_text(start, "checkpoint", &folder));
     AQ_TRY(aq_alloc_text(folder, &w->checkpoint_folder));
     const char *hash = aq_control_text_or(start, "sha256", "");

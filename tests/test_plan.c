@@ -614,6 +614,33 @@ static void test_fits_adds_the_stages_of_this_machine(void **state)
     done(plan, job);
 }
 
+static void test_rank_fits_its_daemons_limit(void **state)
+{
+    (void)state;
+    struct aq_job *job;
+    struct aq_plan *plan = plan_of(NULL, &job);
+    for (uint32_t r = 0; r < plan->ranks; r++) {
+        const uint64_t bytes = plan->stages[r % plan->stage_count].memory_bytes;
+        assert_int_equal(aq_plan_rank_fits(plan, r, bytes), AQ_OK);
+        capture_begin();
+        assert_int_equal(aq_plan_rank_fits(plan, r, bytes - 1), AQ_NOMEM);
+        capture_end();
+        assert_true(captured_has("by its plan, a worker may have"));
+        assert_true(captured_has("--max-memory"));
+    }
+    /* What lies on a GPU, the first lines, is none of its memory, nor named as the largest part of it. */
+    struct aq_plan_stage *stage = (struct aq_plan_stage *)(uintptr_t)plan->stages;
+    const uint64_t host = stage->memory_bytes - stage->lines[0].bytes;
+    stage->config.rounds = true;
+    stage->device_bytes = stage->lines[0].bytes;
+    assert_int_equal(aq_plan_rank_fits(plan, 0, host), AQ_OK);
+    capture_begin();
+    assert_int_equal(aq_plan_rank_fits(plan, 0, host - 1), AQ_NOMEM);
+    capture_end();
+    assert_false(captured_has(stage->lines[0].name));
+    done(plan, job);
+}
+
 static void test_disk_fits_counts_caches_of_this_machine(void **state)
 {
     (void)state;
@@ -685,6 +712,7 @@ int main(void)
         cmocka_unit_test(test_measured_costs_are_positive),
         cmocka_unit_test(test_print_names_what_it_must),
         cmocka_unit_test(test_fits_adds_the_stages_of_this_machine),
+        cmocka_unit_test(test_rank_fits_its_daemons_limit),
         cmocka_unit_test(test_disk_fits_counts_caches_of_this_machine),
         cmocka_unit_test(test_open_survives_failing_allocations),
     };

@@ -351,6 +351,23 @@ def allowed_job(run, rng, count):
         run.wrong("the daemon did not end well")
 
 
+@attack("too_small", short=1)
+def too_small(run, rng, count):
+    """A plan that wants more than --max-memory is refused in one line, with both figures, before it has begun."""
+    daemon = Daemon("small-daemon", "--max-memory", "32M")
+    stages = f"[{{layers: '0-2'}}, {{layers: '3-5', host: 'tcp://{daemon.address}'}}]"
+    path = jobs.manifest("small", pipeline__stages=stages, train__epochs=1, cache__kind="memory")
+    done = jobs.aqpipe("launch", path, "--no-progress", "--token-file", daemon.token)
+    said = [line for line in done.stderr.splitlines() if "by its plan" in line]
+    if done.returncode != 1 or len(said) != 1 or "32.0 MiB here" not in said[0] or "--max-memory" not in said[0]:
+        run.wrong(f"it ended with {done.returncode}: {done.stderr[-1000:]}")
+    else:
+        run.refused(said[0])
+    greeted(run, daemon, "127.0.0.1", "after the refusal")
+    if daemon.end() != 0:
+        run.wrong("the daemon did not end well")
+
+
 NASTY = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eevil\u2066 \x7f"
 
 
