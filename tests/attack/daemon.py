@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -59,11 +60,22 @@ class Daemon:
             return None
 
 
+def sealed(identity):
+    """TLS with a launcher's certificate; who the daemon is, others look at (attack_keys)."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.load_cert_chain(identity)
+    return context
+
+
 class Client:
     """One that holds the token."""
 
-    def __init__(self, daemon, source="127.0.0.1", way=0):
+    def __init__(self, daemon, source="127.0.0.1", way=0, identity=None):
         self.peer = daemon.connect(source)
+        if identity:  # both wait for each other's part of the handshake: a way each
+            time.sleep(way)
+            self.peer = sealed(identity).wrap_socket(self.peer)
         self.file = self.peer.makefile("rb")
         nonce, ours = self.line()["nonce"], "0" * 32
         time.sleep(way)  # what a long way takes: a stranger's flood has that long
@@ -135,11 +147,11 @@ class Flood:
         self.thread.join()
 
 
-def greeted(run, daemon, source, what, way=0):
+def greeted(run, daemon, source, what, way=0, identity=None):
     """Does one who holds the token get in, and an answer?"""
     begin = time.monotonic()
     try:
-        client = Client(daemon, source, way)
+        client = Client(daemon, source, way, identity)
         ok = client.ask({"op": "status"})["event"] == "status"
         client.close()
     except (OSError, ValueError) as error:
@@ -153,36 +165,54 @@ def greeted(run, daemon, source, what, way=0):
         run.survived()
 
 
-@attack("flood", short=6, long=60)
-def flood(run, rng, count):
-    """80 and 200 connections a second that say nothing: friends get in, the owner of a job stays, the log stays small."""
+def flooded(run, daemon, owner, count, what, identity=None):
+    """Crowds of strangers at the doors: friends get in, the owner of a job stays, the log stays small."""
+    for rate, hold in ((80, 5), (200, 5), (200, 0.1)):
+        strangers = Flood(daemon, rate, hold)
+        while strangers.opened < rate:  # a second of it
+            time.sleep(0.01)
+        for i in range(count // 3):
+            for source in ("127.0.0.2", "127.0.0.1"):
+                greeted(run, daemon, source, f"{what} from {source}, {rate}/s held {hold} s", 0.3, identity)
+            if owner.ask({"op": "status"})["job"] != "attack":
+                run.wrong("the owner has lost its job")
+        strangers.end()
+    size = daemon.log.stat().st_size
+    if size > 20000:
+        run.wrong(f"the log has {size} bytes")
+    else:
+        run.survived()
+
+
+def under_flood(run, name, count, *options, identity=None):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
-    daemon = Daemon("flood")
-    owner = Client(daemon)
-    jobs.check(owner.open(jobs.ROOT / "flood" / "run")["event"] == "opened", "the job is not opened")
+    daemon = Daemon(name, *options)
+    owner = Client(daemon, identity=identity)
+    jobs.check(owner.open(jobs.ROOT / name / "run")["event"] == "opened", "the job is not opened")
     try:
-        for rate, hold in ((80, 5), (200, 5), (200, 0.1)):
-            strangers = Flood(daemon, rate, hold)
-            while strangers.opened < rate:  # a second of it
-                time.sleep(0.01)
-            for i in range(count // 3):
-                greeted(run, daemon, "127.0.0.2", f"another source, {rate}/s held {hold} s", 0.3)
-                greeted(run, daemon, "127.0.0.1", f"the same source, {rate}/s held {hold} s", 0.3)
-                if owner.ask({"op": "status"})["job"] != "attack":
-                    run.wrong("the owner has lost its job")
-            strangers.end()
-        size = daemon.log.stat().st_size
-        if size > 20000:
-            run.wrong(f"the log has {size} bytes")
-        else:
-            run.survived()
+        flooded(run, daemon, owner, count, name, identity)
     finally:
         owner.close()
         code = daemon.end()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if code != 0:
         run.wrong(f"the daemon ended with {code}")
+
+
+@attack("flood", short=6, long=60)
+def flood(run, rng, count):
+    """80 and 200 connections a second that say nothing, or garbage, to a daemon with a token."""
+    under_flood(run, "flood", count)
+
+
+@attack("tls_flood", short=3, long=30)
+def tls_flood(run, rng, count):
+    """The same to a daemon with keys: a launcher has to finish a handshake while strangers hold the doors."""
+    keys = jobs.ROOT / "flood-keys"
+    done = jobs.aqpipe("keys", "init", keys, "--job", "attack", "--stages", "1", "--hosts", "127.0.0.1")
+    jobs.check(done.returncode == 0, f"no keys: {done.stderr}")
+    under_flood(run, "tls-flood", count, "--keys", str(keys), identity=keys / "launcher.pem")
 
 
 @attack("slow_reader", short=4, long=100)
