@@ -113,8 +113,10 @@ def no_workers(tag):
                 continue
             if "aqpipe" in command.split(" ")[0] and str(BIN) in command and (str(ROOT) in command or str(ROOT) in folder
                                                                               or "worker" in command):
-                parent = (entry / "stat").read_text().split()[3] if (entry / "stat").exists() else "?"
-                left.append((entry.name, command, parent))
+                try:
+                    left.append((entry.name, command, (entry / "stat").read_text().split()[3]))
+                except OSError:  # it has just ended
+                    pass
         if not left or time.time() > deadline:
             break
         time.sleep(0.1)
