@@ -241,7 +241,9 @@ static void show_list(const struct aq_tls_list *list)
            list->count == 1 ? "" : "s", from, to);
     for (uint32_t i = 0; i < list->count; i++) {
         date(list->of[i].when, from);
-        printf("%24s serial %s, %s %s\n", "", list->of[i].serial, from, list->of[i].uri);
+        char uri[sizeof list->of[i].uri]; /* of a file */
+        printf("%24s serial %s, %s %s\n", "", list->of[i].serial, from,
+               aq_printable_text(list->of[i].uri, uri, sizeof uri));
     }
 }
 

@@ -76,6 +76,17 @@ static void put_row(struct aq_text *text, const size_t *widths, const char *cons
     aq_text_add(text, "\n");
 }
 
+/* A name of a run or of what it chose, as a terminal may get it. */
+static const char *shown(const char *text, char out[NAME_BYTES])
+{
+    return aq_printable_text(text ? text : "?", out, NAME_BYTES);
+}
+
+static const char *name_of(const json_t *run, char out[NAME_BYTES])
+{
+    return shown(aq_control_text_or(run, "name", "?"), out);
+}
+
 /* What a run went through, where it went through something. */
 static void add_mishaps(struct aq_text *text, const json_t *run)
 {
@@ -83,15 +94,15 @@ static void add_mishaps(struct aq_text *text, const json_t *run)
     const uint64_t skipped = aq_control_u64_or(run, "steps_skipped", 0);
     const double fetched = at(run, "fetched", NULL);
     const double loss_scale = at(run, "loss_scale", NULL);
+    char name[NAME_BYTES];
     if (skipped > 0)
-        aq_text_add(text, "%.30s: %llu steps were skipped, their gradients were not finite\n",
-                    aq_control_text_or(run, "name", "?"), (unsigned long long)skipped);
+        aq_text_add(text, "%s: %llu steps were skipped, their gradients were not finite\n", name_of(run, name),
+                    (unsigned long long)skipped);
     if (loss_scale > 0)
-        aq_text_add(text, "%.30s: fp16, the loss scale was %g at the end\n", aq_control_text_or(run, "name", "?"),
-                    loss_scale);
+        aq_text_add(text, "%s: fp16, the loss scale was %g at the end\n", name_of(run, name), loss_scale);
     if (restarts == 0 && !(fetched > 0)) return;
-    aq_text_add(text, "%.30s: begun again %llu times by itself, %.0f lost messages fetched from the other side\n",
-                aq_control_text_or(run, "name", "?"), (unsigned long long)restarts, isfinite(fetched) ? fetched : 0);
+    aq_text_add(text, "%s: begun again %llu times by itself, %.0f lost messages fetched from the other side\n",
+                name_of(run, name), (unsigned long long)restarts, isfinite(fetched) ? fetched : 0);
 }
 
 /* What stages chose to average in (reduce.codec: auto); replicas chose alike. */
@@ -99,11 +110,12 @@ static void add_choice(struct aq_text *text, const json_t *run)
 {
     const json_t *codecs = json_object_get(run, "reduce_codec");
     const size_t stages = (size_t)aq_control_u64_or(run, "stages", 0);
+    char name[NAME_BYTES];
     if (!json_is_array(codecs)) return;
-    aq_text_add(text, "%.30s: replicas averaged, stage by stage, in", aq_control_text_or(run, "name", "?"));
+    aq_text_add(text, "%s: replicas averaged, stage by stage, in", name_of(run, name));
     for (size_t s = 0; s < stages && s < json_array_size(codecs); s++) {
-        const char *name = json_string_value(json_array_get(codecs, s));
-        aq_text_add(text, "%s %.16s", s ? "," : "", name ? name : "?");
+        const char *codec = json_string_value(json_array_get(codecs, s));
+        aq_text_add(text, "%s %.16s", s ? "," : "", shown(codec, name));
     }
     aq_text_add(text, ", chosen by themselves\n");
 }

@@ -13,6 +13,7 @@
 
 #include "aqsgd/base.h"
 #include "control.h"
+#include "report.h"
 
 enum { SECOND = 1000000000 };
 
@@ -329,6 +330,26 @@ static void test_random_bytes_give_statuses(void **state)
     }
 }
 
+/* What metrics say of a run may have been said by a peer: every column and every line below them. */
+static void test_table_of_runs_is_printable(void **state)
+{
+    (void)state;
+    static const char nasty[] = "\x1b]0;x\x07 \xc2\x9b[31m \xe2\x80\xae\x7f";
+    struct aq_text text = {0};
+    json_t *runs =
+        json_pack("[{s:s, s:s, s:s, s:i, s:i, s:f, s:i, s:[s, s]}]", "name", nasty, "codec", nasty, "state", nasty,
+                  "restarts", 2, "steps_skipped", 3, "loss_scale", 8.0, "stages", 2, "reduce_codec", nasty, "int8");
+    assert_non_null(runs);
+    aq_report_table(runs, &text);
+    const char *shown = aq_text_of(&text);
+    assert_non_null(strstr(shown, "averaged"));
+    assert_non_null(strstr(shown, "skipped"));
+    for (const char *c = shown; *c; c++)
+        assert_true(*c == '\n' || (*c >= ' ' && *c <= '~'));
+    aq_text_deinit(&text);
+    json_decref(runs);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -343,6 +364,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_lines_of_a_dead_peer_are_still_read, setup, teardown),
         cmocka_unit_test_setup_teardown(test_fields_are_typed, setup, teardown),
         cmocka_unit_test_setup_teardown(test_random_bytes_give_statuses, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_table_of_runs_is_printable, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
