@@ -3,6 +3,8 @@ aq_test(test_control LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_control PRIVATE ${CMAKE_SOURCE_DIR}/runtime)
 aq_test(test_daemon LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_daemon PRIVATE ${CMAKE_SOURCE_DIR}/runtime)
+aq_test(test_confine LIBS aq_runtime LABELS quick)
+target_include_directories(test_confine PRIVATE ${CMAKE_SOURCE_DIR}/runtime)
 
 # Processes: the real daemon and launcher, with a worker that trains nothing and misbehaves on demand.
 add_executable(puppet_worker puppet_worker.c)
