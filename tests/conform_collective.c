@@ -361,7 +361,11 @@ static enum aq_status run_disagree(struct kit_rank *rank)
 {
     const enum aq_status status = aq_group_agree(rank->group, rank->rank == 2 ? 5 : 4, "the plan");
     KIT_EXPECT(rank, status == AQ_MISMATCH); /* on every rank */
-    return AQ_OK;
+    /* Also where the one that differs has less, or is rank 0; and the group is whole. */
+    KIT_EXPECT(rank, aq_group_agree(rank->group, rank->rank == 2 ? 3 : 4, "the plan") == AQ_MISMATCH);
+    KIT_EXPECT(rank, aq_group_agree(rank->group, rank->rank == 0 ? 5 : 4, "the plan") == AQ_MISMATCH);
+    KIT_EXPECT(rank, aq_group_agree(rank->group, rank->rank == 0 ? 3 : 4, "the plan") == AQ_MISMATCH);
+    return aq_group_agree(rank->group, UINT64_MAX, "the plan");
 }
 
 static void test_agree_one_differs_is_named_on_every_rank(void **state)

@@ -7,7 +7,9 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <openssl/err.h>
+#include <openssl/pem.h>
 #include <openssl/ssl.h>
+#include <openssl/x509v3.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
@@ -223,6 +225,76 @@ static void test_accept_plain_bytes_are_refused(void **state)
     refuse(&plain, "does not speak TLS, expected aqpipe://demo/stage/1");
     struct stranger browser = {.bytes = "GET / HTTP/1.1\r\nHost: here\r\n\r\n"};
     refuse(&browser, "does not speak TLS, expected aqpipe://demo/stage/1");
+}
+
+static void extend(X509 *certificate, X509 *issuer, int nid, const char *value)
+{
+    X509V3_CTX context;
+    X509V3_set_ctx(&context, issuer, certificate, NULL, NULL, 0);
+    X509_EXTENSION *extension = X509V3_EXT_conf_nid(NULL, &context, nid, value);
+    assert_non_null(extension);
+    assert_int_equal(X509_add_ext(certificate, extension, -1), 1);
+    X509_EXTENSION_free(extension);
+}
+
+/* A file that our authority signs, with these alternative names, which the house itself would not write. */
+static void certify(const char *file, const char *names)
+{
+    BIO *bio = BIO_new_file(file_in(ours, "authority.pem"), "r");
+    X509 *authority = PEM_read_bio_X509(bio, NULL, NULL, NULL), *made = X509_new();
+    BIO_free(bio);
+    bio = BIO_new_file(file_in(ours, "authority-key.pem"), "r");
+    EVP_PKEY *authority_key = PEM_read_bio_PrivateKey(bio, NULL, NULL, NULL), *key = EVP_EC_gen("P-256");
+    BIO_free(bio);
+    assert_true(authority && authority_key && made && key);
+    assert_int_equal(X509_set_version(made, X509_VERSION_3), 1);
+    assert_int_equal(ASN1_INTEGER_set(X509_get_serialNumber(made), 99), 1);
+    assert_int_equal(X509_set_issuer_name(made, X509_get_subject_name(authority)), 1);
+    assert_non_null(X509_gmtime_adj(X509_getm_notBefore(made), -3600));
+    assert_non_null(X509_gmtime_adj(X509_getm_notAfter(made), 3600));
+    assert_int_equal(X509_set_pubkey(made, key), 1);
+    extend(made, authority, NID_basic_constraints, "critical,CA:FALSE");
+    extend(made, authority, NID_key_usage, "critical,digitalSignature");
+    extend(made, authority, NID_subject_key_identifier, "hash");
+    extend(made, authority, NID_authority_key_identifier, "keyid:always");
+    extend(made, authority, NID_subject_alt_name, names);
+    extend(made, authority, NID_ext_key_usage, "clientAuth,serverAuth");
+    assert_true(X509_sign(made, authority_key, EVP_sha256()) > 0);
+    bio = BIO_new_file(file_in(ours, file), "w");
+    assert_int_equal(PEM_write_bio_X509(bio, made), 1);
+    assert_int_equal(PEM_write_bio_PKCS8PrivateKey(bio, key, NULL, NULL, 0, NULL, NULL), 1);
+    BIO_free(bio);
+    EVP_PKEY_free(key);
+    EVP_PKEY_free(authority_key);
+    X509_free(made);
+    X509_free(authority);
+}
+
+static void refuse_named(const char *names, const char *words)
+{
+    struct stranger s = {.folder = ours, .certificate = "odd.pem", .version = TLS1_3_VERSION};
+    certify("odd.pem", names);
+    refuse(&s, words);
+    assert_int_equal(unlink(file_in(ours, "odd.pem")), 0);
+}
+
+/* One authority may sign for two jobs: who belongs to the other is still a stranger. */
+static void test_accept_certificate_of_another_job_is_refused(void **state)
+{
+    (void)state;
+    refuse_named("URI:aqpipe://demo2/stage/1", "presents aqpipe://demo2/stage/1, expected aqpipe://demo/stage/1 of");
+    refuse_named("URI:aqpipe://dem/stage/1", "presents aqpipe://dem/stage/1, expected aqpipe://demo/stage/1 of");
+}
+
+/* Who has two names has none, in whatever order they stand. */
+static void test_accept_certificate_of_two_names_is_refused(void **state)
+{
+    static const char WORDS[] = "presents a certificate without an aqpipe:// name, expected aqpipe://demo/stage/1 of";
+    (void)state;
+    refuse_named("URI:aqpipe://demo/stage/1,URI:aqpipe://demo/stage/3", WORDS);
+    refuse_named("URI:aqpipe://demo/stage/3,URI:aqpipe://demo/stage/1", WORDS);
+    refuse_named("URI:aqpipe://demo/stage/1,URI:https://demo/stage/1", WORDS);
+    refuse_named("DNS:demo", WORDS);
 }
 
 /* ---- what the connector sees ---- */
@@ -493,6 +565,8 @@ int main(void)
         cmocka_unit_test(test_accept_no_certificate_is_refused),
         cmocka_unit_test(test_accept_tls_1_2_is_refused),
         cmocka_unit_test(test_accept_plain_bytes_are_refused),
+        cmocka_unit_test(test_accept_certificate_of_another_job_is_refused),
+        cmocka_unit_test(test_accept_certificate_of_two_names_is_refused),
         cmocka_unit_test(test_connect_wrong_listener_is_refused),
         cmocka_unit_test(test_hello_of_another_rank_than_the_certificate_is_refused),
         cmocka_unit_test(test_connect_without_keys_is_refused),
