@@ -46,6 +46,13 @@ static void take_abort(struct aq_link *link, const struct aq_reader_frame *in)
     aq_link_fail(link, AQ_ABORTED, text);
 }
 
+/* The peer has broken a rule: where that is behind its BYE, it has not left in good order. */
+static void broken(struct aq_link *link, enum aq_status status, const char *text)
+{
+    link->bye_received = false;
+    aq_link_fail(link, status, text);
+}
+
 static void handle(struct aq_link *link, const struct aq_reader_frame *in, uint64_t now_ns)
 {
     const struct aq_header *h = &in->header;
@@ -65,6 +72,10 @@ static void handle(struct aq_link *link, const struct aq_reader_frame *in, uint6
             atomic_store_explicit(&link->counters.round_trip_ns, now_ns - h->argument, memory_order_relaxed);
         break;
     case AQ_FRAME_BYE:
+        if (link->bye_received) {
+            broken(link, AQ_PROTO, "a second BYE came");
+            return;
+        }
         link->bye_received = true;
         link->want_bye = true; /* ours follows when what is queued has gone out */
         break;
@@ -73,7 +84,7 @@ static void handle(struct aq_link *link, const struct aq_reader_frame *in, uint6
         break;
     default:
         if (link->bye_received)
-            aq_link_fail(link, AQ_PROTO, "a frame came after the BYE");
+            broken(link, AQ_PROTO, "a frame came after the BYE");
         else
             deliver(link, in);
     }
@@ -90,7 +101,7 @@ static void frames(struct aq_link *link, uint64_t now_ns)
         const enum aq_status status = aq_reader_next(&link->reader, &in);
         if (status == AQ_AGAIN) return;
         if (status != AQ_OK) {
-            aq_link_fail(link, status, link->reader.text);
+            broken(link, status, link->reader.text);
             return;
         }
         handle(link, &in, now_ns);

@@ -126,12 +126,21 @@ static void test_one_peer_at_a_time_is_promised_the_link(void **state)
     pair_close(&pair);
 }
 
-static void test_frame_behind_a_bye_reaches_nobody(void **state)
+static void test_frame_behind_a_bye_reaches_nobody_and_is_proto(void **state)
 {
+    static const struct {
+        struct aq_header header;
+        const char *words;
+    } CASES[] = {{{.kind = AQ_FRAME_CONTROL}, "a frame came after the BYE"},
+                 {{.kind = AQ_FRAME_CONTROL, .body_bytes = 1}, "a frame came after the BYE"},
+                 {{.kind = AQ_FRAME_BYE}, "a second BYE came"},
+                 {{.kind = AQ_FRAME_CREDIT, .sequence = 9}, "sent frame 9 where 2 was due"}};
     struct link_pair pair;
     struct aq_hello answer;
+    struct aq_header header;
+    uint8_t why[RAW_BODY_MAX];
     (void)state;
-    for (uint32_t bytes = 0; bytes < 2; bytes++) { /* also one without a body */
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
         listening(&pair, false);
         struct raw raw = raw_peer(&pair);
         raw.hello.receive_slots = 1;
@@ -141,12 +150,20 @@ static void test_frame_behind_a_bye_reaches_nobody(void **state)
             assert_int_equal(aq_link_send(pair.link[0], &frame, n), AQ_OK);
         }
         raw_send(&raw, (struct aq_header){.kind = AQ_FRAME_BYE}, NULL);
-        raw_send(&raw, (struct aq_header){.kind = AQ_FRAME_CONTROL, .body_bytes = bytes}, "b");
-        for (struct aq_link_event event = {0}; event.kind != AQ_LINK_CLOSED;) { /* the link ends, and nobody gets it */
+        raw_send(&raw, CASES[i].header, "b");
+        do
+            assert_true(raw_read(&raw, &header, why)); /* our first frame, and then why we give up */
+        while (header.kind != AQ_FRAME_ABORT);
+        assert_int_equal(aq_abort_decode(why, header.body_bytes, raw.text), AQ_PROTO);
+        assert_non_null(strstr(raw.text, CASES[i].words));
+        close(raw.fd);
+        struct aq_link_event event = {0};
+        while (event.kind != AQ_LINK_CLOSED) { /* the link ends, and nobody gets it */
             event = pair_event(&pair, 0, PAIR_PATIENCE);
             assert_int_not_equal(event.kind, AQ_LINK_RECEIVED);
         }
-        close(raw.fd);
+        assert_int_equal(event.status, AQ_PROTO);
+        assert_non_null(strstr(event.text, CASES[i].words));
         pair_close(&pair);
     }
 }
@@ -307,7 +324,7 @@ int main(void)
         cmocka_unit_test(test_who_looks_for_another_rank_is_at_the_wrong_address),
         cmocka_unit_test(test_two_links_of_one_peer_have_two_sessions),
         cmocka_unit_test(test_one_peer_at_a_time_is_promised_the_link),
-        cmocka_unit_test(test_frame_behind_a_bye_reaches_nobody),
+        cmocka_unit_test(test_frame_behind_a_bye_reaches_nobody_and_is_proto),
         cmocka_unit_test(test_pong_of_the_future_measures_nothing),
         cmocka_unit_test(test_peer_that_comes_again_ends_its_earlier_try),
         cmocka_unit_test(test_answer_with_another_session_is_not_taken),
