@@ -312,5 +312,6 @@ enum aq_status aq_abort_decode(const uint8_t *body, uint32_t body_bytes, char te
     for (uint32_t i = 4; i < body_bytes && used < AQ_TEXT_BYTES - 1; i++)
         text[used++] = body[i] < ' ' || body[i] == 127 ? '.' : (char)body[i];
     text[used] = '\0';
+    if (used == 0) snprintf(text, AQ_TEXT_BYTES, "gave no reason");
     return cause > 0 && cause < AQ_STATUS_COUNT ? (enum aq_status)cause : AQ_ABORTED;
 }

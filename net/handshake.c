@@ -310,6 +310,13 @@ bool aq_handshake_due(const struct aq_handshake *h, uint64_t now_ns)
            (h->ready || now_ns >= h->deadline_ns || (h->stage == STAGE_READING && h->hello_read));
 }
 
+/* Why TLS refused, or was refused. Nothing: the status is the peer's own word, and so is the text. */
+static void tell_refusal(struct aq_handshake *h)
+{
+    const char *refusal = aq_stream_refusal(h->stream);
+    if (refusal[0] != '\0') snprintf(h->text, sizeof h->text, "%s", refusal);
+}
+
 enum aq_status aq_handshake_failed(struct aq_handshake *h, enum aq_status status)
 {
     if (status == AQ_AGAIN) {
@@ -317,7 +324,7 @@ enum aq_status aq_handshake_failed(struct aq_handshake *h, enum aq_status status
         return AQ_TIMEOUT; /* it may come again: an accept for it may be on its way */
     }
     if (status == AQ_TLSERR)
-        snprintf(h->text, sizeof h->text, "%s", aq_stream_refusal(h->stream));
+        tell_refusal(h);
     else if (status == AQ_CLOSED || status == AQ_IO)
         snprintf(h->text, sizeof h->text, "hung up during the handshake");
     return status;
@@ -568,7 +575,7 @@ enum aq_status aq_handshake_try(struct aq_net *net, struct aq_handshake *h, cons
     for (;;) {
         struct aq_stream_wait wait;
         const enum aq_status status = advance_connector(h, config, hello);
-        if (status == AQ_TLSERR) snprintf(h->text, sizeof h->text, "%s", aq_stream_refusal(h->stream));
+        if (status == AQ_TLSERR) tell_refusal(h);
         if (status != AQ_AGAIN) return status;
         const uint64_t now = aq_clock_ns();
         if (now >= h->deadline_ns) {
