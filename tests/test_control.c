@@ -13,6 +13,7 @@
 
 #include "aqsgd/base.h"
 #include "control.h"
+#include "progress.h"
 #include "report.h"
 
 enum { SECOND = 1000000000 };
@@ -330,11 +331,35 @@ static void test_random_bytes_give_statuses(void **state)
     }
 }
 
+static const char nasty[] = "\x1b]0;x\x07 \xc2\x9b[31m \xe2\x80\xae\x7f\r\nmore";
+
+/* A cause that a peer has written, as `aqpipe launch` says it: one line, and no escape. */
+static void test_progress_says_printable_lines(void **state)
+{
+    (void)state;
+    struct aq_progress progress = {.off = true};
+    int fds[2];
+    char said[512] = "";
+    assert_int_equal(pipe(fds), 0);
+    const int before = dup(STDERR_FILENO);
+    dup2(fds[1], STDERR_FILENO);
+    aq_progress_say(&progress, "stage 1 failed: %s", nasty);
+    dup2(before, STDERR_FILENO);
+    close(before);
+    close(fds[1]);
+    const ssize_t count = read(fds[0], said, sizeof said - 1);
+    close(fds[0]);
+    assert_true(count > 0);
+    assert_ptr_equal(strchr(said, '\n'), said + count - 1);
+    for (ssize_t i = 0; i + 1 < count; i++)
+        assert_true(said[i] >= ' ' && said[i] <= '~');
+    assert_non_null(strstr(said, "\\xc2\\x9b[31m"));
+}
+
 /* What metrics say of a run may have been said by a peer: every column and every line below them. */
 static void test_table_of_runs_is_printable(void **state)
 {
     (void)state;
-    static const char nasty[] = "\x1b]0;x\x07 \xc2\x9b[31m \xe2\x80\xae\x7f";
     struct aq_text text = {0};
     json_t *runs =
         json_pack("[{s:s, s:s, s:s, s:i, s:i, s:f, s:i, s:[s, s]}]", "name", nasty, "codec", nasty, "state", nasty,
@@ -364,6 +389,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_lines_of_a_dead_peer_are_still_read, setup, teardown),
         cmocka_unit_test_setup_teardown(test_fields_are_typed, setup, teardown),
         cmocka_unit_test_setup_teardown(test_random_bytes_give_statuses, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_progress_says_printable_lines, setup, teardown),
         cmocka_unit_test_setup_teardown(test_table_of_runs_is_printable, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
