@@ -2,112 +2,7 @@
  * test_daemon.c -- a daemon's door, in this process: whose proof counts, who gets a place, and that nobody waits for
  * one who does not read. The loop's calls are made by hand, so that nothing here depends on time.
  */
-#include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cmocka.h>
-
-#include "daemon_private.h"
-
-static const uint64_t second_ns = 1000ULL * 1000 * 1000;
-static struct aq_daemon_config config;
-static struct daemon *daemon_;
-static char address[64];
-static uint32_t lines_logged;
-
-static void count_line(int level, const char *line, void *context)
-{
-    (void)level;
-    (void)line;
-    (void)context;
-    lines_logged++;
-}
-
-static int setup(void **state)
-{
-    (void)state;
-    void *memory;
-    uint16_t port;
-    aq_log_sink(count_line, NULL);
-    if (aq_alloc(sizeof(struct daemon), &memory) != AQ_OK) return -1;
-    daemon_ = memory;
-    config = (struct aq_daemon_config){.token = {.bytes = 24, .secret = "what only friends know.."}};
-    daemon_->config = &config;
-    daemon_->signals = -1;
-    if (aq_control_listen("127.0.0.1:0", true, &daemon_->listener, &port) != AQ_OK) return -1;
-    for (int i = 0; i < DAEMON_WORKERS_MAX; i++)
-        daemon_->workers[i].output = daemon_->workers[i].log = -1;
-    snprintf(address, sizeof address, "127.0.0.1:%u", port);
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    for (int i = 0; i < DAEMON_CONNECTIONS_MAX; i++)
-        if (daemon_->connections[i].control) connection_close(daemon_, &daemon_->connections[i]);
-    close(daemon_->listener);
-    aq_free(daemon_);
-    aq_log_sink(NULL, NULL);
-    return aq_memory_used() == 0 ? 0 : -1;
-}
-
-/* A client of the daemon, byte by byte, and the daemon's end of it. */
-struct client {
-    int fd;
-    struct connection *connection;
-    char nonce[AQ_NONCE_CHARS + 1];
-};
-
-/* The next line the daemon has sent, or "" where the connection has ended. */
-static const char *line_of(struct client *client, char *out, size_t bytes)
-{
-    size_t at = 0;
-    while (at + 1 < bytes) {
-        const ssize_t got = recv(client->fd, out + at, 1, 0);
-        if (got <= 0) break;
-        if (out[at++] == '\n') break;
-    }
-    out[at] = 0;
-    return out;
-}
-
-static void come(struct client *client)
-{
-    char line[1024];
-    assert_int_equal(aq_control_connect(address, aq_clock_after(120 * second_ns), &client->fd), AQ_OK);
-    struct timeval patience = {.tv_sec = 120};
-    assert_int_equal(setsockopt(client->fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience), 0);
-    assert_int_equal(fcntl(client->fd, F_SETFL, 0), 0); /* our end blocks */
-    client->connection = NULL;
-    for (int i = 0; i < DAEMON_CONNECTIONS_MAX; i++)
-        if (daemon_->connections[i].state == CONNECTION_FREE) {
-            client->connection = &daemon_->connections[i];
-            break;
-        }
-    connection_accept(daemon_);
-    assert_non_null(client->connection);
-    assert_int_equal(client->connection->state, CONNECTION_GREETING);
-    json_t *hello = json_loads(line_of(client, line, sizeof line), 0, NULL);
-    assert_true(aq_control_is(hello, "event", "hello"));
-    assert_int_equal(strlen(aq_control_text_or(hello, "nonce", "")), AQ_NONCE_CHARS);
-    memcpy(client->nonce, aq_control_text_or(hello, "nonce", ""), sizeof client->nonce);
-    json_decref(hello);
-}
-
-static void say(struct client *client, const char *line)
-{
-    assert_int_equal(send(client->fd, line, strlen(line), MSG_NOSIGNAL), (ssize_t)strlen(line));
-    /* What loopback has been given it delivers before send returns. */
-    connection_serve(daemon_, client->connection);
-}
+#include "daemon_kit.h"
 
 static void prove_with(struct client *client, const char *nonce, const char *proof)
 {
@@ -323,11 +218,13 @@ static void test_client_that_does_not_read_costs_nobody_anything(void **state)
     welcome(&other);
     say(&other, "{\"op\":\"status\"}\n");
     assert_non_null(strstr(line_of(&other, line, sizeof line), "\"status\""));
-    /* They have 30 s. */
-    connection_expire(daemon_, aq_clock_ns());
+    /* They have 30 s, from when the first did not read; it took as long as it took to come here. */
+    const uint64_t now = aq_clock_ns();
+    const uint64_t begin = now - aq_control_stuck_ns(lookers[0].connection->control, now);
+    connection_expire(daemon_, begin + 30 * second_ns);
     assert_int_equal(lookers[0].connection->state, CONNECTION_PROVED);
     assert_true(aq_control_waiting(lookers[0].connection->control) > 0);
-    connection_expire(daemon_, aq_clock_ns() + 31 * second_ns);
+    connection_expire(daemon_, begin + 31 * second_ns);
     assert_int_equal(lookers[0].connection->state, CONNECTION_FREE);
     assert_int_equal(other.connection->state, CONNECTION_PROVED);
     for (int i = 0; i < LOOKERS; i++)
