@@ -722,6 +722,23 @@ static enum aq_status leave_model(struct command *command, uint64_t mark)
     return aq_checkpoint_join(command->checkpoint, mark, plan->stage_count, &plan->model, metadata, path);
 }
 
+/* The command that goes on with this run, as it was called: with its manifest, folder and settings. */
+static void say_resume(struct command *command, const char *before, uint64_t step, const char *behind)
+{
+    struct aq_text text = {0};
+    aq_text_shell(&text, command->manifest_path);
+    aq_text_add(&text, " --resume");
+    for (uint32_t i = 0; i < command->set_count; i++) {
+        aq_text_add(&text, " --set ");
+        aq_text_shell(&text, command->sets[i]);
+    }
+    if (command->token_file) aq_text_add(&text, " --token-file ");
+    if (command->token_file) aq_text_shell(&text, command->token_file);
+    aq_progress_say(&command->progress, "%s %llu%s; go on with: aqpipe launch %s", before, (unsigned long long)step,
+                    behind, aq_text_of(&text));
+    aq_text_deinit(&text);
+}
+
 static void say_end(struct command *command, const struct aq_launch_result *result)
 {
     json_t *report = NULL;
@@ -736,8 +753,7 @@ static void say_end(struct command *command, const struct aq_launch_result *resu
     aq_text_deinit(&table);
     json_decref(report);
     if (result->outcome == AQ_LAUNCH_STOPPED)
-        aq_progress_say(&command->progress, "stopped after step %llu; go on with: aqpipe launch %s --resume",
-                        (unsigned long long)result->mark, command->manifest_path);
+        say_resume(command, "stopped after step", result->mark, "");
     else
         aq_progress_say(&command->progress, "done: %s", command->job->output.path);
 }
@@ -761,10 +777,7 @@ static int conclude(struct command *command, struct aq_launch_result *result)
     show_errors(command, failed ? result->cause : "");
     if (failed) {
         aq_progress_say(&command->progress, "%s", result->cause);
-        if (result->mark > 0)
-            aq_progress_say(&command->progress,
-                            "the checkpoint of step %llu stands; go on with: aqpipe launch %s --resume",
-                            (unsigned long long)result->mark, command->manifest_path);
+        if (result->mark > 0) say_resume(command, "the checkpoint of step", result->mark, " stands");
         return AQ_EXIT_FAILED;
     }
     if (status != AQ_OK) return AQ_EXIT_FAILED;

@@ -51,6 +51,24 @@ void aq_text_add(struct aq_text *text, const char *format, ...)
     va_end(again);
 }
 
+void aq_text_shell(struct aq_text *text, const char *word)
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./=:,@%+-";
+    if (*word && strspn(word, plain) == strlen(word)) {
+        aq_text_add(text, "%s", word);
+        return;
+    }
+    aq_text_add(text, "'");
+    for (const char *at = word; *at;) {
+        const size_t run = strcspn(at, "'");
+        aq_text_bytes(text, at, run);
+        at += run;
+        if (*at) aq_text_add(text, "'\\''");
+        at += *at != 0;
+    }
+    aq_text_add(text, "'");
+}
+
 const char *aq_text_of(const struct aq_text *text)
 {
     return text->bytes ? text->bytes : "";

@@ -28,6 +28,9 @@ struct aq_text {
 void aq_text_add(struct aq_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void aq_text_bytes(struct aq_text *text, const char *bytes, size_t count);
 
+/* A word as a shell wants it: as it is, or in single quotes. */
+void aq_text_shell(struct aq_text *text, const char *word);
+
 /* What stands in it, "" where nothing does. Borrowed until the next call. */
 const char *aq_text_of(const struct aq_text *text);
 
