@@ -15,6 +15,7 @@
 #include "control.h"
 #include "progress.h"
 #include "report.h"
+#include "runtime_text.h"
 
 enum { SECOND = 1000000000 };
 
@@ -375,6 +376,26 @@ static void test_table_of_runs_is_printable(void **state)
     json_decref(runs);
 }
 
+static void test_words_for_a_shell_are_quoted_where_they_must(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *word, *quoted;
+    } cases[] = {{"job.yaml", "job.yaml"},
+                 {"train.lr=1e-4", "train.lr=1e-4"},
+                 {"output.path=my runs/a", "'output.path=my runs/a'"},
+                 {"it's", "'it'\\''s'"},
+                 {"'", "''\\'''"},
+                 {"$(reboot);`x`\n", "'$(reboot);`x`\n'"},
+                 {"", "''"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct aq_text text = {0};
+        aq_text_shell(&text, cases[i].word);
+        assert_string_equal(aq_text_of(&text), cases[i].quoted);
+        aq_text_deinit(&text);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -391,6 +412,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_random_bytes_give_statuses, setup, teardown),
         cmocka_unit_test_setup_teardown(test_progress_says_printable_lines, setup, teardown),
         cmocka_unit_test_setup_teardown(test_table_of_runs_is_printable, setup, teardown),
+        cmocka_unit_test(test_words_for_a_shell_are_quoted_where_they_must),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
