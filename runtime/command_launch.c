@@ -368,8 +368,7 @@ static enum aq_status find(const char *metrics, struct found *found)
 /* When the first checkpoint of this job is due; 0: only at its end. */
 static uint64_t first_due(const struct command *command)
 {
-    const struct aq_job_every *every = &command->job->checkpoint.every;
-    return every->epochs ? every->count * command->plan->steps_per_epoch : every->count;
+    return aq_job_every_steps(&command->job->checkpoint.every, command->plan->steps_per_epoch);
 }
 
 /*
@@ -717,7 +716,11 @@ static enum aq_status leave_model(struct command *command, uint64_t mark)
         return AQ_OK;
     }
     const char *const metadata[] = {"format", "pt", "producer", "aqpipe " AQ_VERSION, NULL};
-    AQ_TRY(leave_description(command));
+    if (leave_description(command) != AQ_OK) { /* the weights are what was trained for: they come all the same */
+        aq_progress_say(&command->progress, "config.json and the tokenizer's files are not all there: %s",
+                        aq_error_text());
+        aq_error_clear();
+    }
     AQ_TRY(aq_run_path(command->job->output.path, "model.safetensors", path));
     return aq_checkpoint_join(command->checkpoint, mark, plan->stage_count, &plan->model, metadata, path);
 }
