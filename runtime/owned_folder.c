@@ -538,8 +538,6 @@ enum aq_status aq_owned_clear_run(const char *run, const struct aq_owner *owner)
                                         "report.json",
                                         "report.json.new",
                                         "trace.json",
-                                        "hashes.json",
-                                        "hashes.json.new",
                                         "config.json",
                                         "config.json.new",
                                         "vocab.json",

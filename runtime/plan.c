@@ -525,14 +525,12 @@ void aq_plan_close(struct aq_plan *plan)
 float aq_plan_learning_rate(const struct aq_plan *plan, uint64_t step)
 {
     const struct aq_job_train *train = &plan->job->train;
-    const struct aq_job_every *every = &train->decay_every;
     const struct aq_lr_schedule schedule = {.decay = train->decay,
                                             .peak = train->lr,
                                             .least = train->lr_min,
                                             .warmup = train->warmup_steps,
                                             .total = plan->steps,
-                                            .every =
-                                                every->epochs ? every->count * plan->steps_per_epoch : every->count,
+                                            .every = aq_job_every_steps(&train->decay_every, plan->steps_per_epoch),
                                             .rate = train->decay_rate,
                                             .power = train->decay_power};
     return aq_learning_rate(&schedule, step);
