@@ -338,7 +338,7 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     line(stage, "optimizer", aq_plan_optimizer_bytes(plan, size->parameters));
     line(stage, "slots", size->slot_bytes * stage->config.slots);
     line(stage, "workspace", size->workspace_bytes);
-    line(stage, "boundary", size->boundary_bytes * stage->boundary_copies * ((first ? 0 : 2) + (last ? 0 : 2)));
+    line(stage, "boundary", 2 * (size->x_bytes + size->y_bytes) * stage->boundary_copies);
     line(stage, "reduction", reduction_bytes(open, s));
     if (stage->config.rounds) {
         line(stage, "edge kernels",

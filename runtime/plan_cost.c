@@ -71,7 +71,7 @@ void aq_plan_costs_assumed(const struct aq_plan *plan, double gflops, uint32_t c
         out->backward_s[s] = stage->size.flops_backward / flops_s;
         out->step_s[s] = (double)(2 + 2 * state + 1) * (double)stage->size.parameter_bytes / (stream_bytes_s * threads);
         if (s + 1 == plan->stage_count) continue;
-        const double stream = (double)stage->size.boundary_bytes / (stream_bytes_s * threads);
+        const double stream = (double)stage->size.y_bytes / (stream_bytes_s * threads);
         out->send_s[s] = 2 * stream; /* values and references are read, references written */
         out->receive_s[s] = stream;
         out->send_back_s[s] = stream;

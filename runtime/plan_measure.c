@@ -28,8 +28,8 @@ struct bench {
     double forward_s[ROUNDS_MAX], backward_s[ROUNDS_MAX];
     struct aq_device *device;
     struct aq_stream *stream;
-    float *x, *y; /* (B, T, C) */
-    uint64_t boundary_bytes;
+    float *x, *y; /* at the cut before and behind */
+    uint64_t x_bytes, y_bytes;
     int32_t *tokens;
     uint64_t *ids;
 };
@@ -38,13 +38,30 @@ static void bench_close(struct bench *bench)
 {
     if (!bench->device) return;
     aq_stage_close(bench->stage);
-    if (bench->x) aq_device_free(bench->device, AQ_MEMORY_DEVICE, bench->x, bench->boundary_bytes);
-    if (bench->y) aq_device_free(bench->device, AQ_MEMORY_DEVICE, bench->y, bench->boundary_bytes);
+    if (bench->x) aq_device_free(bench->device, AQ_MEMORY_DEVICE, bench->x, bench->x_bytes);
+    if (bench->y) aq_device_free(bench->device, AQ_MEMORY_DEVICE, bench->y, bench->y_bytes);
     aq_free(bench->tokens);
     aq_free(bench->ids);
     if (bench->stream) aq_device_stream_close(bench->device, bench->stream);
     aq_device_close(bench->device);
     *bench = (struct bench){0};
+}
+
+/* Values of a cut (bytes 0: there is none), at random. */
+static enum aq_status values_open(const struct bench *bench, uint64_t bytes, float **out)
+{
+    void *host = NULL;
+    if (bytes == 0) return AQ_OK;
+    AQ_TRY(aq_device_alloc(bench->device, AQ_MEMORY_DEVICE, bytes, (void **)out));
+    AQ_TRY(aq_alloc(bytes, &host));
+    float *values = host;
+    const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_TEST, bench->rank, 0);
+    for (uint64_t i = 0; i < bytes / sizeof *values; i++)
+        values[i] = aq_rng_uniform(&key, i) - 0.5f;
+    enum aq_status status = aq_device_copy(bench->device, *out, values, bytes, bench->stream);
+    if (status == AQ_OK) status = aq_device_stream_sync(bench->device, bench->stream);
+    aq_free(host);
+    return status;
 }
 
 static enum aq_status bench_open(struct bench *bench, const struct aq_plan *plan, uint32_t s, uint32_t threads)
@@ -53,28 +70,22 @@ static enum aq_status bench_open(struct bench *bench, const struct aq_plan *plan
     const struct aq_device_config config = {.kind = place->device, .index = place->device_index, .threads = threads};
     const struct aq_stage_config *stage = &plan->stages[s].config;
     const uint64_t tokens = (uint64_t)stage->B * stage->T;
-    *bench = (struct bench){
-        .plan = plan, .rank = s, .slots = stage->slots, .boundary_bytes = plan->stages[s].size.boundary_bytes};
+    *bench = (struct bench){.plan = plan,
+                            .rank = s,
+                            .slots = stage->slots,
+                            .x_bytes = plan->stages[s].size.x_bytes,
+                            .y_bytes = plan->stages[s].size.y_bytes};
     AQ_TRY(aq_device_open(&config, &bench->device));
     AQ_TRY(aq_device_stream_open(bench->device, &bench->stream));
     AQ_TRY(aq_stage_open(bench->device, stage, &bench->stage));
-    AQ_TRY(aq_device_alloc(bench->device, AQ_MEMORY_DEVICE, bench->boundary_bytes, (void **)&bench->x));
-    AQ_TRY(aq_device_alloc(bench->device, AQ_MEMORY_DEVICE, bench->boundary_bytes, (void **)&bench->y));
+    AQ_TRY(values_open(bench, bench->x_bytes, &bench->x));
+    AQ_TRY(values_open(bench, bench->y_bytes, &bench->y));
     AQ_TRY(aq_alloc(tokens * sizeof *bench->tokens, (void **)&bench->tokens));
     AQ_TRY(aq_alloc(stage->B * sizeof *bench->ids, (void **)&bench->ids));
-    void *host = NULL;
-    AQ_TRY(aq_alloc(bench->boundary_bytes, &host));
-    float *values = host;
-    const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_TEST, s, 0);
-    for (uint64_t i = 0; i < bench->boundary_bytes / sizeof *values; i++)
-        values[i] = aq_rng_uniform(&key, i) - 0.5f;
+    const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_TEST, s, 1);
     for (uint64_t i = 0; i < tokens; i++)
-        bench->tokens[i] = (int32_t)aq_rng_below(&key, i + bench->boundary_bytes, plan->facts.vocabulary);
-    enum aq_status status = aq_device_copy(bench->device, bench->x, values, bench->boundary_bytes, bench->stream);
-    if (status == AQ_OK) status = aq_device_copy(bench->device, bench->y, values, bench->boundary_bytes, bench->stream);
-    if (status == AQ_OK) status = aq_device_stream_sync(bench->device, bench->stream);
-    aq_free(host);
-    return status;
+        bench->tokens[i] = (int32_t)aq_rng_below(&key, i, plan->facts.vocabulary);
+    return AQ_OK;
 }
 
 static double seconds_since(uint64_t begin)
@@ -274,16 +285,16 @@ static enum aq_status time_rest(struct bench *bench, struct aq_plan_costs *out)
     const bool sends = s + 1 < bench->plan->stage_count;
     void *before = NULL;
     enum aq_status status;
-    if (sends) AQ_TRY(aq_device_alloc(bench->device, AQ_MEMORY_DEVICE, bench->boundary_bytes, &before));
+    if (sends) AQ_TRY(aq_device_alloc(bench->device, AQ_MEMORY_DEVICE, bench->y_bytes, &before));
     if (sends) AQ_TRY_GOTO(forward(bench, 0), out);
-    if (sends) AQ_TRY_GOTO(aq_device_copy(bench->device, before, bench->y, bench->boundary_bytes, bench->stream), out);
+    if (sends) AQ_TRY_GOTO(aq_device_copy(bench->device, before, bench->y, bench->y_bytes, bench->stream), out);
     AQ_TRY_GOTO(time_update(bench, s, bench->stage, out), out);
     AQ_TRY_GOTO(forward(bench, 0), out);
     if (sends) AQ_TRY_GOTO(time_edge_out(bench, before, out), out);
     AQ_TRY_GOTO(backward(bench, 0), out);
     if (s > 0) status = time_edge_in(bench, out);
 out:
-    if (before) aq_device_free(bench->device, AQ_MEMORY_DEVICE, before, bench->boundary_bytes);
+    if (before) aq_device_free(bench->device, AQ_MEMORY_DEVICE, before, bench->y_bytes);
     return status;
 }
 

@@ -120,7 +120,6 @@ struct aq_worker {
     /* At the cuts, of micro-batch i in [i % copies]. */
     struct aq_values x[AQ_PLAN_COPIES_MAX], y[AQ_PLAN_COPIES_MAX], dx[AQ_PLAN_COPIES_MAX], dy[AQ_PLAN_COPIES_MAX];
     uint32_t copies;
-    uint64_t boundary_bytes;
     /* Forwards and backwards that the device has not done, oldest first (worker_device.c). */
     struct aq_worker_issue issues[AQ_WORKER_ISSUES];
     uint32_t issue_first, issue_count;

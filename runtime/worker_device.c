@@ -14,17 +14,20 @@
 
 static const uint64_t DEVICE_NS_MAX = UINT64_C(600) * 1000000000; /* nothing on a device takes so long */
 
+/* Of x, dx, y, dy: 0 where there is no such cut. */
+static uint64_t cut_bytes(const struct aq_worker *w, int i)
+{
+    return i < 2 ? w->me->size.x_bytes : w->me->size.y_bytes;
+}
+
 static enum aq_status values_open(struct aq_worker *w)
 {
     struct aq_values *const all[] = {w->x, w->dx, w->y, w->dy};
     w->copies = w->me->boundary_copies;
     AQ_ASSERT(w->copies >= 1 && w->copies <= AQ_PLAN_COPIES_MAX);
-    w->boundary_bytes = (uint64_t)w->me->config.B * w->me->config.T * w->plan->model.channels * sizeof(float);
-    for (int i = 0; i < 4; i++) {
-        const bool needed = i < 2 ? w->position > 0 : w->position + 1 < w->P;
-        for (uint32_t k = 0; needed && k < w->copies; k++)
-            AQ_TRY(aq_values_open(w->device, w->boundary_bytes, &all[i][k]));
-    }
+    for (int i = 0; i < 4; i++)
+        for (uint32_t k = 0; cut_bytes(w, i) && k < w->copies; k++)
+            AQ_TRY(aq_values_open(w->device, cut_bytes(w, i), &all[i][k]));
     return AQ_OK;
 }
 
@@ -53,7 +56,7 @@ void aq_worker_device_close(struct aq_worker *w)
     struct aq_values *const all[] = {w->x, w->dx, w->y, w->dy};
     for (int i = 0; i < 4; i++)
         for (uint32_t k = 0; k < AQ_PLAN_COPIES_MAX; k++)
-            aq_values_close(w->device, w->boundary_bytes, &all[i][k]);
+            aq_values_close(w->device, cut_bytes(w, i), &all[i][k]);
     for (uint32_t i = 0; i < AQ_WORKER_ISSUES; i++) {
         aq_device_event_close(w->device, w->issues[i].begun);
         aq_device_event_close(w->device, w->issues[i].ended);

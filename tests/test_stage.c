@@ -355,6 +355,28 @@ static void test_measure_equals_use(void **state)
     aq_device_close(device);
 }
 
+/* Both sides of a cut measure what the model says crosses it; there is none before the first layer or behind the last.
+ */
+static void test_both_sides_measure_the_cut_that_the_model_says(void **state)
+{
+    (void)state;
+    const struct run run = {.threads = 1, .precision = AQ_STAGE_FP32};
+    const struct aq_model_config model = config_of(&run, 0, LAYERS).model;
+    struct aq_cut_shape cut;
+    assert_int_equal(aq_model_cut(&model, 0, T, &cut), AQ_INVAL);
+    assert_int_equal(aq_model_cut(&model, LAYERS, T, &cut), AQ_INVAL);
+    for (uint32_t end = 1; end < LAYERS; end++) {
+        const struct aq_stage_config before = config_of(&run, 0, end), after = config_of(&run, end, LAYERS);
+        struct aq_stage_size a, b;
+        assert_int_equal(aq_model_cut(&model, end, T, &cut), AQ_OK);
+        assert_int_equal(aq_stage_measure(&before, &a), AQ_OK);
+        assert_int_equal(aq_stage_measure(&after, &b), AQ_OK);
+        assert_int_equal(a.x_bytes + b.y_bytes, 0);
+        assert_int_equal(a.y_bytes, (uint64_t)B * cut.rows * cut.columns * sizeof(float));
+        assert_int_equal(b.x_bytes, a.y_bytes);
+    }
+}
+
 static void test_gpt2_124m_has_its_published_size(void **state)
 {
     (void)state;
@@ -483,6 +505,7 @@ int main(void)
         cmocka_unit_test(test_gradient_matches_finite_differences),
         cmocka_unit_test(test_fp16_keeps_gradients_that_are_scaled),
         cmocka_unit_test(test_measure_equals_use),
+        cmocka_unit_test(test_both_sides_measure_the_cut_that_the_model_says),
         cmocka_unit_test(test_gpt2_124m_has_its_published_size),
         cmocka_unit_test(test_generation_sees_the_prefix_alone),
         cmocka_unit_test(test_bad_input_gives_a_status),

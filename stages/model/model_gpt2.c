@@ -65,6 +65,12 @@ static void layer_name(const struct aq_model_config *model, uint32_t layer, char
         snprintf(text, bytes, "head");
 }
 
+static void cut(const struct aq_model_config *model, uint32_t layer_end, uint32_t tokens, struct aq_cut_shape *out)
+{
+    (void)layer_end; /* the residual stream is as wide everywhere */
+    *out = (struct aq_cut_shape){.rows = tokens, .columns = model->channels};
+}
+
 struct list {
     struct aq_tensor_info *out; /* NULL: count only */
     uint32_t count, layer;
@@ -269,6 +275,7 @@ const struct stage_model stage_model_gpt2 = {.kind = "gpt2",
                                              .config_check = config_check,
                                              .layers = layers,
                                              .layer_name = layer_name,
+                                             .cut = cut,
                                              .tensors = tensors,
                                              .initial = initial,
                                              .measure = gpt2_measure,

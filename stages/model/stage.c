@@ -54,6 +54,17 @@ void aq_model_layer_name(const struct aq_model_config *model, uint32_t layer, ch
         snprintf(text, bytes, "layer %u", layer);
 }
 
+enum aq_status aq_model_cut(const struct aq_model_config *model, uint32_t layer_end, uint32_t tokens,
+                            struct aq_cut_shape *out)
+{
+    const struct stage_model *ops = stage_model_find(model->kind);
+    const uint32_t layers = aq_model_layers(model);
+    if (layer_end == 0 || layer_end >= layers)
+        return aq_fail(AQ_INVAL, "stage", "a cut before layer %u of %u: there is none", layer_end, layers);
+    ops->cut(model, layer_end, tokens, out);
+    return AQ_OK;
+}
+
 static enum aq_status config_check(const struct aq_stage_config *config)
 {
     AQ_TRY(aq_model_config_check(&config->model));
@@ -82,6 +93,15 @@ enum aq_status aq_stage_tensors(const struct aq_stage_config *config, struct aq_
     return AQ_OK;
 }
 
+/* One micro-batch at the cut behind layer layer_end - 1. */
+static uint64_t cut_bytes(const struct aq_stage_config *config, uint32_t layer_end)
+{
+    struct aq_cut_shape cut;
+    if (layer_end == 0 || layer_end == aq_model_layers(&config->model)) return 0;
+    stage_model_find(config->model.kind)->cut(&config->model, layer_end, config->T, &cut);
+    return (uint64_t)config->B * cut.rows * cut.columns * sizeof(float);
+}
+
 enum aq_status aq_stage_measure(const struct aq_stage_config *config, struct aq_stage_size *out)
 {
     AQ_TRY(config_check(config));
@@ -95,8 +115,8 @@ enum aq_status aq_stage_measure(const struct aq_stage_config *config, struct aq_
                                   .workspace_bytes = sizes.workspace_bytes,
                                   .flops_forward = sizes.flops_forward,
                                   .flops_backward = sizes.flops_backward,
-                                  .boundary_bytes =
-                                      (uint64_t)config->B * config->T * config->model.channels * sizeof(float)};
+                                  .x_bytes = cut_bytes(config, config->layer_first),
+                                  .y_bytes = cut_bytes(config, config->layer_end)};
     for (uint32_t i = 0; i < count; i++)
         out->parameters += tensors[i].count;
     out->parameter_bytes = out->parameters * sizeof(float);

@@ -24,6 +24,7 @@ struct stage_model {
     enum aq_status (*config_check)(const struct aq_model_config *model);
     uint32_t (*layers)(const struct aq_model_config *model);
     void (*layer_name)(const struct aq_model_config *model, uint32_t layer, char *text, size_t bytes);
+    void (*cut)(const struct aq_model_config *model, uint32_t layer_end, uint32_t tokens, struct aq_cut_shape *out);
 
     /* The tensors of the stage, in order, with offsets; returns how many. out NULL: only counts. */
     uint32_t (*tensors)(const struct aq_stage_config *config, struct aq_tensor_info *out);

@@ -70,6 +70,18 @@ uint32_t aq_model_layers(const struct aq_model_config *model);
 /* "embedding", "block 3", "head": for plan and errors. */
 void aq_model_layer_name(const struct aq_model_config *model, uint32_t layer, char *text, size_t bytes);
 
+/* What crosses a cut, of one sample: a (rows, columns) matrix of fp32. */
+struct aq_cut_shape {
+    uint32_t rows, columns;
+};
+
+/*
+ * The shape at the cut behind layer layer_end - 1, of samples of `tokens` tokens: (T, C) for gpt2, wherever it is cut.
+ * AQ_INVAL: an unknown kind, or no cut between two layers.
+ */
+enum aq_status aq_model_cut(const struct aq_model_config *model, uint32_t layer_end, uint32_t tokens,
+                            struct aq_cut_shape *out);
+
 struct aq_stage_config {
     struct aq_model_config model;
     uint32_t layer_first, layer_end; /* [first, end)                                                    */
@@ -89,7 +101,7 @@ struct aq_stage_size {
     uint64_t gradient_bytes;
     uint64_t slot_bytes;        /* what one slot keeps between forward and backward                    */
     uint64_t workspace_bytes;   /* shared by all                                                       */
-    uint64_t boundary_bytes;    /* one micro-batch of fp32 activations at an inner cut: B*T*C*4        */
+    uint64_t x_bytes, y_bytes;  /* one micro-batch of fp32 values at the cut before and behind; 0: no cut */
     double flops_forward;       /* of one micro-batch: 2 a multiply-add                                */
     double flops_backward;
 };
