@@ -40,7 +40,8 @@ static const char usage[] =
     "the current\n"
     "step with a checkpoint; twice stops at once.\n"
     "\n"
-    "  --set KEY=VALUE     override a key of the manifest; they are listed below\n"
+    "  --set KEY=VALUE     override a key of the manifest; they are listed below. A path is relative to the current "
+    "folder\n"
     "  --run DIR           the run folder (the same as --set output.path=DIR)\n"
     "  --resume            go on from the newest complete checkpoint of the run folder\n"
     "  --fresh             throw away what this run left in its folder and its checkpoints', and begin anew; nothing "
@@ -174,7 +175,6 @@ static int parse(struct command *command, int argc, char **argv)
         {"restarts", required_argument, NULL, 'N'}, {"json", no_argument, NULL, 'j'},
         {"no-progress", no_argument, NULL, 'n'},    {"token-file", required_argument, NULL, 't'},
         {"help", no_argument, NULL, 'h'},           {NULL, 0, NULL, 0}};
-    char path[AQ_RUN_PATH_BYTES];
     command->token_file = getenv("AQPIPE_TOKEN_FILE");
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         int wrong = AQ_EXIT_DONE;
@@ -183,7 +183,7 @@ static int parse(struct command *command, int argc, char **argv)
             wrong = add_set(command, optarg);
             break;
         case 'r':
-            if (!aq_absolute(optarg, path) || !quote_set("output.path=", path, command->run_set))
+            if (!quote_set("output.path=", optarg, command->run_set))
                 return aq_usage("launch", "--run: the path is too long");
             wrong = add_set(command, command->run_set);
             break;

@@ -14,7 +14,7 @@
  * - Errors name the place, "job.yaml:12:7: train.batch: 33 is not a multiple of train.micro_batch (4); ...", and up to
  * ten are reported in one go; the first is aq_error_text().
  * - A job is immutable once it is open; all its texts and arrays live until aq_job_close.
- * - Paths are made absolute: relative to the folder of the manifest (for --set: to the folder of the manifest, too).
+ * - Paths are made absolute: those of the manifest are relative to its folder, those of sets to the current folder.
  * - model.config.kind points into the job: a copy of the struct does not outlive it.
  *
  * Locking: a job is read-only after open; any thread.
@@ -225,7 +225,8 @@ struct aq_job {
  */
 enum aq_status aq_job_load(const char *path, const char *const *sets, uint32_t set_count, struct aq_job **out);
 
-/* The same from text; `source` names it in messages, paths are relative to `folder` (absolute). Any bytes are safe. */
+/* The same from text; `source` names it in messages, its paths are relative to `folder` (absolute). Any bytes are
+ * safe. */
 enum aq_status aq_job_parse(const char *text, size_t bytes, const char *source, const char *folder,
                             const char *const *sets, uint32_t set_count, struct aq_job **out);
 

@@ -132,7 +132,8 @@ enum aq_status aq_keys_help(char **out)
     struct aq_text text = {0};
     uint32_t count;
     const struct aq_key_section *sections = aq_keys_sections(&count);
-    aq_text_add(&text, "Keys of a manifest; any of them also as --set key=value.\n");
+    aq_text_add(&text, "Keys of a manifest; any of them also as --set key=value. Relative paths are "
+                       "relative to the manifest's\nfolder; those of --set to the current one.\n");
     for (uint32_t i = 0; i < count; i++)
         help_section(&text, &sections[i]);
     return aq_text_take(&text, out);
@@ -179,14 +180,16 @@ enum aq_status aq_keys_markdown(char **out)
     uint32_t count;
     const struct aq_key_section *sections = aq_keys_sections(&count);
     const struct aq_key_table keys = aq_keys_job();
-    aq_text_add(&text, "# The manifest\n\n"
-                       "Made from `runtime/keys.def` by `aqpipe help keys --markdown`; a test checks that it is up to "
-                       "date.\n\n"
-                       "A manifest is one YAML document of sections and keys. Every key can be given on the command "
-                       "line, too, and wins there:\n`--set train.batch=16`, `--set \"data.train=[a.txt, b.txt]\"`, "
-                       "`--set pipeline.stages.1.threads=2` (entries count from 0).\nPaths are relative to the "
-                       "manifest's folder. Sizes take kB, MB, GB, KiB, MiB, GiB; rates kbit, mbit, gbit; durations ns, "
-                       "us, ms, s,\nmin, h. Anchors, aliases and tags are refused, and so is a key given twice.\n");
+    aq_text_add(&text,
+                "# The manifest\n\n"
+                "Made from `runtime/keys.def` by `aqpipe help keys --markdown`; a test checks that it is up to "
+                "date.\n\n"
+                "A manifest is one YAML document of sections and keys. Every key can be given on the command "
+                "line, too, and wins there:\n`--set train.batch=16`, `--set \"data.train=[a.txt, b.txt]\"`, "
+                "`--set pipeline.stages.1.threads=2` (entries count from 0).\nA relative path in the "
+                "manifest is relative to the manifest's folder, one on the command line (`--set`, `--run`) to the "
+                "current folder.\nSizes take kB, MB, GB, KiB, MiB, GiB; rates kbit, mbit, gbit; durations ns, "
+                "us, ms, s,\nmin, h. Anchors, aliases and tags are refused, and so is a key given twice.\n");
     for (uint32_t s = 0; s < count; s++) {
         aq_text_add(&text, "\n## %s\n\n%s\n", sections[s].name, sections[s].help);
         page_head(&text);

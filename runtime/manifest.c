@@ -49,14 +49,19 @@ void aq_manifest_unknown(struct aq_manifest *manifest, const struct aq_yaml_node
         aq_yaml_error(&manifest->errors, node, "%s: there is no such key; `aqpipe help keys` lists them all", path);
 }
 
-static enum aq_status absolute(struct aq_manifest *manifest, const char *path, const char **out)
+/* What the manifest says is relative to its folder, what was typed (--set) to where it was typed. NULL: a default. */
+static enum aq_status absolute(struct aq_manifest *manifest, const struct aq_yaml_node *node, const char *path,
+                               const char **out)
 {
-    char joined[PATH_MAX];
+    char here[PATH_MAX], joined[PATH_MAX];
+    const char *folder = manifest->job.folder;
     if (*path == '/') {
         *out = path;
         return AQ_OK;
     }
-    const int bytes = snprintf(joined, sizeof joined, "%s/%s", manifest->job.folder, path);
+    if (node && node->source != manifest->job.source) folder = getcwd(here, sizeof here);
+    if (!folder) return AQ_INVAL;
+    const int bytes = snprintf(joined, sizeof joined, "%s/%s", folder, path);
     if (bytes < 0 || (size_t)bytes >= sizeof joined) return AQ_INVAL;
     return aq_pool_text(&manifest->pool, joined, (size_t)bytes, out);
 }
@@ -83,7 +88,7 @@ enum aq_status aq_manifest_scalar(struct aq_manifest *manifest, const struct aq_
     if (key->kind != AQ_KEY_PATH) return AQ_OK;
     const char **to = (const char **)((char *)base + key->offset);
     if (!*to) return AQ_OK;
-    const enum aq_status status = absolute(manifest, *to, to);
+    const enum aq_status status = absolute(manifest, node, *to, to);
     if (status == AQ_INVAL) aq_yaml_error(&manifest->errors, node, "%s: the path is too long", path);
     return status == AQ_INVAL ? AQ_OK : status;
 }
@@ -110,7 +115,7 @@ static enum aq_status read_paths(struct aq_manifest *manifest, const struct aq_k
     const char **paths = memory;
     const struct aq_yaml_node *at = first;
     for (uint32_t i = 0; i < count; i++, at = at->next) {
-        const enum aq_status status = absolute(manifest, at->text, &paths[i]);
+        const enum aq_status status = absolute(manifest, at, at->text, &paths[i]);
         if (status == AQ_INVAL) {
             aq_yaml_error(&manifest->errors, at, "%s: the path is too long", key->name);
             return AQ_OK;
@@ -198,7 +203,7 @@ static enum aq_status read_defaults(struct aq_manifest *manifest)
         AQ_TRY(aq_key_read(key, key->fallback, false, &manifest->job));
         if (key->kind != AQ_KEY_PATH) continue;
         const char **path = (const char **)((char *)&manifest->job + key->offset);
-        AQ_TRY(absolute(manifest, *path, path));
+        AQ_TRY(absolute(manifest, NULL, *path, path));
     }
     return AQ_OK;
 }

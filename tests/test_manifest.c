@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -101,6 +102,7 @@ static void test_manifest_sets_win(void **state)
     (void)state;
     static const char *const sets[] = {"train.batch=32",
                                        "data.train=[x.txt]",
+                                       "output.path=out",
                                        "pipeline.stages.1.threads=7",
                                        "edges.forward.codec=raw",
                                        "edges.list=[]",
@@ -110,10 +112,15 @@ static void test_manifest_sets_win(void **state)
                                        "checkpoint.every=250 steps",
                                        "link.silence_max=1500ms",
                                        "pipeline.in_flight=classic"};
+    char before[4096];
+    assert_non_null(getcwd(before, sizeof before));
+    assert_int_equal(chdir("/tmp"), 0);
     struct aq_job *job = parse_good(sets, sizeof sets / sizeof *sets);
+    assert_int_equal(chdir(before), 0);
     assert_int_equal(job->train.batch, 32);
     assert_int_equal(job->data.train_count, 1);
-    assert_string_equal(job->data.train[0], "/folder/x.txt");
+    assert_string_equal(job->data.train[0], "/tmp/x.txt"); /* typed: of the current folder */
+    assert_string_equal(job->output.path, "/tmp/out");
     assert_int_equal(job->pipeline.stages[1].threads, 7);
     assert_int_equal(job->edges[0].forward.kind, AQ_CODEC_RAW);
     assert_true(job->link.rate_mbps == 500);
@@ -524,7 +531,7 @@ static void test_manifest_outside_without_keys_is_refused(void **state)
     static const char text[] = "model: {blocks: 4}\npipeline: {stages: 2}\ndata: {train: a}\n";
     struct aq_job *job;
     for (size_t i = 0; i < sizeof outside / sizeof *outside; i++) {
-        const char *const sets[] = {outside[i], "security.keys=k"}, *const off[] = {outside[i], "security.tls=off"};
+        const char *const sets[] = {outside[i], "security.keys=/k"}, *const off[] = {outside[i], "security.tls=off"};
         aq_error_clear();
         assert_int_equal(aq_job_parse(text, sizeof text - 1, "job.yaml", "/x", sets, 1, &job), AQ_INVAL);
         assert_non_null(strstr(aq_error_text(), "aqpipe keys init DIR"));
@@ -533,7 +540,7 @@ static void test_manifest_outside_without_keys_is_refused(void **state)
         assert_int_equal(daemon, one);
         assert_int_equal(aq_job_parse(text, sizeof text - 1, "job.yaml", "/x", sets, 2, &job), AQ_OK);
         assert_true(aq_security_on(job));
-        assert_string_equal(job->security.keys, "/x/k");
+        assert_string_equal(job->security.keys, "/k");
         aq_job_close(job);
         assert_int_equal(aq_job_parse(text, sizeof text - 1, "job.yaml", "/", off, 2, &job), AQ_OK);
         assert_false(aq_security_on(job));
