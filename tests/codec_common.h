@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-#include "codec/codec_internal.h"
+#include "codec_internal.h"
 
 enum shape { SHAPE_GAUSS, SHAPE_LAPLACE, SHAPE_STUDENT3 };
 

@@ -2,7 +2,7 @@
  * conform_collective.c -- every collective over links of every transport, bare, under fault+ and under tls+, and for W
  * = 1 to 8: the right bits, the same on all ranks.
  *
- * A new transport is one line in net/transports.def and is run here unasked. The collectives are those of
+ * A new transport is one line in net/transport/transports.def and is run here unasked. The collectives are those of
  * collective_cases.c.
  */
 #include <math.h>

@@ -10,7 +10,7 @@
 
 #include "aqsgd/grad.h"
 #include "collective_cases.h"
-#include "grad/optimizer.h"
+#include "optimizer.h"
 #include "group_kit.h"
 #if !AQ_WITH_CUDA
 #include "cuda_runtime_api.h"
@@ -42,7 +42,7 @@ enum { NEAR_SIZE = 2 };
 
 static const struct aq_optimizer_kind *const kinds[] = {
 #define AQ_OPTIMIZER(name) &aq_optimizer_##name,
-#include "grad/optimizers.def"
+#include "optimizers.def"
 #undef AQ_OPTIMIZER
 };
 

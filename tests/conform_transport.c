@@ -1,6 +1,6 @@
 /*
- * conform_transport.c -- every transport of net/transports.def, bare, under fault+, under tls+ and under both, must
- * carry a link in the same way.
+ * conform_transport.c -- every transport of net/transport/transports.def, bare, under fault+, under tls+ and under
+ * both, must carry a link in the same way.
  *
  * A new transport is one line there and is run here unasked. Each case runs for each address scheme, with both engines.
  */

@@ -40,13 +40,13 @@ function(aq_cuda_host_sources)
   set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-x;c++" COMPILE_DEFINITIONS AQ_CUDA_HOST)
 endfunction()
 
-file(GLOB CUDA_KERNELS CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/aqsgd/device/cuda_*.cu ${PROJECT_SOURCE_DIR}/aqsgd/codec/cuda_*.cu
-  ${PROJECT_SOURCE_DIR}/aqsgd/grad/cuda_*.cu)
+file(GLOB CUDA_KERNELS CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/aqsgd/device/cuda/cuda_*.cu ${PROJECT_SOURCE_DIR}/aqsgd/codec/cuda/cuda_*.cu
+  ${PROJECT_SOURCE_DIR}/aqsgd/grad/cuda/cuda_*.cu)
 aq_cuda_host_sources(${CUDA_KERNELS})
 add_library(aq_cuda_host STATIC cuda_host/cuda_host.cpp cuda_host/cuda_host_mma.cpp cuda_host/cuda_host_switch.cpp
   ${CUDA_KERNELS})
-target_include_directories(aq_cuda_host PUBLIC ${CMAKE_CURRENT_SOURCE_DIR}/cuda_host ${PROJECT_SOURCE_DIR}/aqsgd/device
-  PRIVATE ${PROJECT_SOURCE_DIR}/aqsgd)
+target_include_directories(aq_cuda_host PUBLIC ${CMAKE_CURRENT_SOURCE_DIR}/cuda_host ${aqsgd_ROOMS}
+  PRIVATE ${aqsgd_ROOMS})
 target_link_libraries(aq_cuda_host PUBLIC aqsgd PRIVATE aq_flags_cuda_host)
 
 # aq_cuda_test(NAME [SOURCES ...] ...): aq_test with the emulation; kernels of its own may stand among its sources.
@@ -62,7 +62,7 @@ function(aq_cuda_test name)
     target_link_libraries(${name}_kernels PRIVATE aq_cuda_host aq_flags_cuda_host)
     target_sources(${name} PRIVATE $<TARGET_OBJECTS:${name}_kernels>)
   endif()
-  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/aqsgd)
+  target_include_directories(${name} PRIVATE ${aqsgd_ROOMS})
   set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX)
 endfunction()
 

@@ -5,25 +5,25 @@ if(NOT COMMAND aq_cuda_test OR AQ_CUDA)
 endif()
 add_library(aq_cuda_on_host OBJECT cuda_host/runtime/device_on_host.c cuda_host/runtime/cuda_runtime_host.c
   cuda_host/runtime/cuda_streams_host.c)
-target_include_directories(aq_cuda_on_host PUBLIC cuda_host/runtime cuda_host ${PROJECT_SOURCE_DIR}/aqsgd/device)
-target_include_directories(aq_cuda_on_host PRIVATE ${PROJECT_SOURCE_DIR}/aqsgd)
+target_include_directories(aq_cuda_on_host PUBLIC cuda_host/runtime cuda_host ${aqsgd_ROOMS})
+target_include_directories(aq_cuda_on_host PRIVATE ${aqsgd_ROOMS})
 target_link_libraries(aq_cuda_on_host PRIVATE aqsgd aq_flags)
 function(aq_cuda_on_host_test name)
   aq_cuda_test(${name} ${ARGN})
   target_sources(${name} PRIVATE $<TARGET_OBJECTS:aq_cuda_on_host>)
   target_link_libraries(${name} PRIVATE aq_stages)
-  target_include_directories(${name} PRIVATE cuda_host/runtime ${PROJECT_SOURCE_DIR}/aqsgd/device)
+  target_include_directories(${name} PRIVATE cuda_host/runtime ${aqsgd_ROOMS})
 endfunction()
 
 # What is over NCCL (the group, pairs), over an NCCL of tests.
 add_library(aq_nccl_on_host OBJECT cuda_host/runtime/nccl_comm_on_host.c cuda_host/runtime/group_nccl_on_host.c
   cuda_host/runtime/pair_nccl_on_host.c cuda_host/runtime/nccl_host.c)
-target_include_directories(aq_nccl_on_host PRIVATE cuda_host/runtime ${PROJECT_SOURCE_DIR}/net)
+target_include_directories(aq_nccl_on_host PRIVATE cuda_host/runtime ${aq_net_ROOMS})
 target_link_libraries(aq_nccl_on_host PRIVATE aq_net aq_flags)
 aq_cuda_on_host_test(conform_collective_device SOURCES conform_collective_device.c collective_cases.c
   LABELS conform quick TIMEOUT 900)
 target_sources(conform_collective_device PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
-target_include_directories(conform_collective_device PRIVATE ${PROJECT_SOURCE_DIR}/net)
+target_include_directories(conform_collective_device PRIVATE ${aq_net_ROOMS})
 target_link_libraries(conform_collective_device PRIVATE aq_net)
 
 # Optimizers over such groups.
@@ -54,20 +54,20 @@ set_tests_properties(test_device_training_cuda PROPERTIES ENVIRONMENT "AQ_DEVICE
 aq_cuda_on_host_test(test_edge_cuda SOURCES test_edge.c LABELS quick TIMEOUT 900)
 target_sources(test_edge_cuda PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
 target_link_libraries(test_edge_cuda PRIVATE aq_runtime)
-target_include_directories(test_edge_cuda PRIVATE ${PROJECT_SOURCE_DIR}/runtime)
+target_include_directories(test_edge_cuda PRIVATE ${aq_runtime_ROOMS})
 set_tests_properties(test_edge_cuda PROPERTIES ENVIRONMENT "AQ_DEVICES=cuda;AQ_GPU=required;CUDA_HOST_GPUS=2")
 
 aq_cuda_on_host_test(test_neighbour_edge_cuda SOURCES test_neighbour_edge.c LABELS quick TIMEOUT 900)
 target_sources(test_neighbour_edge_cuda PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
 target_link_libraries(test_neighbour_edge_cuda PRIVATE aq_runtime)
-target_include_directories(test_neighbour_edge_cuda PRIVATE ${PROJECT_SOURCE_DIR}/runtime)
+target_include_directories(test_neighbour_edge_cuda PRIVATE ${aq_runtime_ROOMS})
 set_tests_properties(test_neighbour_edge_cuda PROPERTIES ENVIRONMENT "AQ_DEVICES=cuda;AQ_NEIGHBOUR_SEEDS=6")
 
 # The programs with that backend, for whole jobs: a GPU stage next to a CPU stage, their caches one.
 foreach(program aqpipe aqpiped)
-  add_executable(${program}_cuda_host ${PROJECT_SOURCE_DIR}/runtime/main_${program}.c $<TARGET_OBJECTS:aq_cuda_on_host>
+  add_executable(${program}_cuda_host ${PROJECT_SOURCE_DIR}/runtime/cli/main_${program}.c $<TARGET_OBJECTS:aq_cuda_on_host>
     $<TARGET_OBJECTS:aq_nccl_on_host>)
-  target_include_directories(${program}_cuda_host PRIVATE ${PROJECT_SOURCE_DIR}/runtime)
+  target_include_directories(${program}_cuda_host PRIVATE ${aq_runtime_ROOMS})
   target_link_libraries(${program}_cuda_host PRIVATE aq_runtime aq_cuda_host aqsgd aq_flags Threads::Threads m)
   set_target_properties(${program}_cuda_host PROPERTIES OUTPUT_NAME ${program} LINKER_LANGUAGE CXX
     RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin/cuda_host)

@@ -1,8 +1,8 @@
 # Devices: every backend in every variant against the plain truth.
 aq_test(conform_device LIBS aqsgd aq_stages LABELS conform quick)
-target_include_directories(conform_device PRIVATE ${CMAKE_SOURCE_DIR}/aqsgd/device)
+target_include_directories(conform_device PRIVATE ${aqsgd_ROOMS})
 aq_test(test_device_training LIBS aqsgd aq_stages LABELS quick)
-target_include_directories(test_device_training PRIVATE ${CMAKE_SOURCE_DIR}/aqsgd/device)
+target_include_directories(test_device_training PRIVATE ${aqsgd_ROOMS})
 # On a GPU (label gpu, tools/test-gpu): the same two, of kind cuda alone.
 if(AQ_CUDA)
   foreach(test conform_device test_device_training)
@@ -12,4 +12,4 @@ if(AQ_CUDA)
   endforeach()
 endif()
 aq_test(test_device_corners LIBS aqsgd LABELS quick)
-target_include_directories(test_device_corners PRIVATE ${CMAKE_SOURCE_DIR}/aqsgd/device)
+target_include_directories(test_device_corners PRIVATE ${aqsgd_ROOMS})

@@ -1,8 +1,8 @@
 aq_test(test_edge LIBS aq_runtime aq_stages aq_net aq_storage aqsgd LABELS quick)
-target_include_directories(test_edge PRIVATE ${CMAKE_SOURCE_DIR}/runtime)
+target_include_directories(test_edge PRIVATE ${aq_runtime_ROOMS})
 
 # A neighbour that misbehaves: copies of checkpoints; rows, messages and requests.
 foreach(test neighbour neighbour_edge hostile_edge)
   aq_test(test_${test} LIBS aq_runtime aq_stages aq_net aq_storage aqsgd LABELS quick)
-  target_include_directories(test_${test} PRIVATE ${CMAKE_SOURCE_DIR}/runtime)
+  target_include_directories(test_${test} PRIVATE ${aq_runtime_ROOMS})
 endforeach()

@@ -31,25 +31,25 @@ if(AQ_FUZZ) # as in data.cmake
   target_link_libraries(data_files PUBLIC aqsgd PRIVATE aq_flags)
   target_compile_definitions(data_files PRIVATE AQ_SOURCE_FOLDER="${CMAKE_SOURCE_DIR}")
 endif()
-aq_fuzz(manifest RUNS 20000 LIBS aq_runtime INCLUDES ${CMAKE_SOURCE_DIR}/runtime)
-aq_fuzz(frame RUNS 100000 LIBS aq_net INCLUDES ${CMAKE_SOURCE_DIR}/net)
+aq_fuzz(manifest RUNS 20000 LIBS aq_runtime INCLUDES ${aq_runtime_ROOMS})
+aq_fuzz(frame RUNS 100000 LIBS aq_net INCLUDES ${aq_net_ROOMS})
 aq_fuzz(codec RUNS 20000)
 aq_fuzz(grad RUNS 20000)
-aq_fuzz(control RUNS 8000 LIBS aq_runtime aq_dep::jansson INCLUDES ${CMAKE_SOURCE_DIR}/runtime)
-aq_fuzz(run RUNS 3000 LIBS aq_runtime aq_dep::jansson INCLUDES ${CMAKE_SOURCE_DIR}/runtime)
+aq_fuzz(control RUNS 8000 LIBS aq_runtime aq_dep::jansson INCLUDES ${aq_runtime_ROOMS})
+aq_fuzz(run RUNS 3000 LIBS aq_runtime aq_dep::jansson INCLUDES ${aq_runtime_ROOMS})
 aq_fuzz(keys RUNS 1500 LIBS aq_runtime aq_net aq_dep::ssl aq_dep::crypto
-  INCLUDES ${CMAKE_SOURCE_DIR}/runtime ${CMAKE_SOURCE_DIR}/net)
-aq_fuzz(handshake RUNS 1500 LIBS aq_net aq_dep::ssl aq_dep::crypto INCLUDES ${CMAKE_SOURCE_DIR}/net)
-aq_fuzz(link RUNS 3000 LIBS aq_net INCLUDES ${CMAKE_SOURCE_DIR}/net)
-aq_fuzz(group RUNS 2000 LIBS aq_net INCLUDES ${CMAKE_SOURCE_DIR}/net
+  INCLUDES ${aq_runtime_ROOMS} ${aq_net_ROOMS})
+aq_fuzz(handshake RUNS 1500 LIBS aq_net aq_dep::ssl aq_dep::crypto INCLUDES ${aq_net_ROOMS})
+aq_fuzz(link RUNS 3000 LIBS aq_net INCLUDES ${aq_net_ROOMS})
+aq_fuzz(group RUNS 2000 LIBS aq_net INCLUDES ${aq_net_ROOMS}
   LINK -Wl,--wrap=aq_link_poll,--wrap=aq_link_send,--wrap=aq_link_release,--wrap=aq_bell_wait)
-aq_fuzz(edge RUNS 3000 LIBS aq_runtime aq_net aq_storage INCLUDES ${CMAKE_SOURCE_DIR}/runtime
+aq_fuzz(edge RUNS 3000 LIBS aq_runtime aq_net aq_storage INCLUDES ${aq_runtime_ROOMS}
   LINK -Wl,--wrap=aq_link_poll,--wrap=aq_link_send,--wrap=aq_link_release)
-aq_fuzz(mirror RUNS 1500 LIBS aq_runtime aq_net aq_storage INCLUDES ${CMAKE_SOURCE_DIR}/runtime
+aq_fuzz(mirror RUNS 1500 LIBS aq_runtime aq_net aq_storage INCLUDES ${aq_runtime_ROOMS}
   LINK -Wl,--wrap=aq_link_poll,--wrap=aq_link_send,--wrap=aq_link_release,--wrap=aq_ring_push)
 aq_fuzz(cache RUNS 300 LIBS aq_storage CORPUS golden/cache-1/index.mdb)
 aq_fuzz(weights RUNS 10000 LIBS aq_stages
   CORPUS golden/weights_types.safetensors golden/weights_written.safetensors)
-aq_fuzz(checkpoint RUNS 3000 LIBS aq_runtime aq_stages INCLUDES ${CMAKE_SOURCE_DIR}/runtime)
+aq_fuzz(checkpoint RUNS 3000 LIBS aq_runtime aq_stages INCLUDES ${aq_runtime_ROOMS})
 aq_fuzz(tokenizer RUNS 1500 LIBS aq_stages data_files)
 aq_fuzz(dataset RUNS 10000 LIBS aq_stages data_files)

@@ -2,7 +2,7 @@
 aq_test(test_optimizer LIBS aqsgd data_files LABELS quick)
 # The gradient codecs see the room's internal header, to run one table of kernels against another.
 aq_test(test_grad_codec LIBS aqsgd LABELS quick conform)
-target_include_directories(test_grad_codec PRIVATE ${PROJECT_SOURCE_DIR}/aqsgd)
+target_include_directories(test_grad_codec PRIVATE ${aqsgd_ROOMS})
 # Every optimizer and every gradient codec, with 1 to 8 ranks in one process.
 aq_test(conform_grad SOURCES conform_grad.c optimizer_ranks.c LIBS aqsgd LABELS quick conform)
 aq_test(test_optimizer_ranks SOURCES test_optimizer_ranks.c optimizer_ranks.c LIBS aqsgd LABELS quick)

@@ -1,7 +1,7 @@
 # The net room: frames, links, transports, tools/netlab.
 function(aq_net_test name)
   aq_test(${name} LIBS aq_net ${ARGN})
-  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/net)
+  target_include_directories(${name} PRIVATE ${aq_net_ROOMS})
 endfunction()
 
 aq_net_test(test_frame LABELS quick)
@@ -19,7 +19,7 @@ aq_net_test(conform_collective_mpi SOURCES conform_collective_mpi.c collective_c
 if(AQ_CUDA AND AQ_NCCL)
   aq_net_test(conform_collective_gpu SOURCES conform_collective_gpu.c collective_cases.c LABELS gpu)
   aq_net_test(conform_grad_gpu SOURCES conform_grad_device.c LABELS gpu TIMEOUT 300)
-  target_include_directories(conform_grad_gpu PRIVATE ${CMAKE_SOURCE_DIR}/aqsgd)
+  target_include_directories(conform_grad_gpu PRIVATE ${aqsgd_ROOMS})
 endif()
 if(AQ_MPI) # it has run alone, W = 1; here with ranks, more than there are cores where need be
   foreach(ranks 2 3 4)

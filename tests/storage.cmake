@@ -3,7 +3,7 @@ aq_test(conform_store LIBS aq_storage SOURCES conform_store.c cache_kit.c LABELS
 aq_test(test_cache LIBS aq_storage SOURCES test_cache.c cache_kit.c LABELS quick)
 aq_test(test_cache_marks LIBS aq_storage SOURCES test_cache_marks.c cache_kit.c LABELS quick)
 aq_test(test_cache_cells LIBS aq_storage aq_dep::lmdb SOURCES test_cache_cells.c cache_kit.c LABELS quick)
-target_include_directories(test_cache_cells PRIVATE ${PROJECT_SOURCE_DIR}/storage)
+target_include_directories(test_cache_cells PRIVATE ${aq_storage_ROOMS})
 aq_test(test_cache_kill LIBS aq_storage SOURCES test_cache_kill.c cache_kit.c LABELS quick fault ARGS 12)
 aq_test(test_cache_disk LIBS aq_storage SOURCES test_cache_disk.c cache_kit.c LABELS quick fault)
 aq_test(test_cache_bytes LIBS aq_storage SOURCES test_cache_bytes.c cache_kit.c LABELS quick fuzz ARGS 100)

@@ -14,8 +14,8 @@
 #include <string.h>
 
 #include "cuda_host_test.h"
-#include "grad/cuda_grad.h"
-#include "grad/grad_internal.h"
+#include "cuda_grad.h"
+#include "grad_internal.h"
 
 enum { PARAMETERS = 150000, STEPS = 3, CANARY = 32 };
 

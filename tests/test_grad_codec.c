@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "grad/grad_internal.h"
+#include "grad_internal.h"
 
 /* Tensors that begin and end anywhere, a gap between two of them and one behind the last. */
 enum { FLOATS = 9000, GAP = 1003, GAP_END = 1017, END = 8990 };

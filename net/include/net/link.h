@@ -22,9 +22,9 @@
  * sequence number, and a checksum of the body; the layout is docs/FRAME.md.
  *
  * Addresses: "tcp://host:port", "sim://name?rate_mbps=100&latency_ms=5" (in this process; both optional), each also as
- * "fault+tcp://host:port?seed=1&split=7" (tests; net/transport_fault.c lists what can go wrong). "tls+tcp://host:port
- * ?peer=2" is under mutual TLS 1.3: the other end must hold the certificate of stage 2 of this job (without peer: of
- * the rank that it says it is). A peer that does not is refused with AQ_TLSERR.
+ * "fault+tcp://host:port?seed=1&split=7" (tests; net/transport/transport_fault.c lists what can go wrong).
+ * "tls+tcp://host:port?peer=2" is under mutual TLS 1.3: the other end must hold the certificate of stage 2 of this job
+ * (without peer: of the rank that it says it is). A peer that does not is refused with AQ_TLSERR.
  *
  * Environment: AQ_NET_ENGINE=uring or poll forces how the loop waits; without it io_uring is taken where it is
  * permitted, and poll() where it is not (said in the log).
@@ -62,7 +62,7 @@ struct aq_net_config {
 enum aq_status aq_net_open(const struct aq_net_config *config, struct aq_net **out);
 void aq_net_close(struct aq_net *net); /* closes what is left, hard. NULL is fine */
 
-/* Bodies that get smaller by it are sent packed, without loss; both ends must say AUTO or ZSTD (net/packer.h). */
+/* Bodies that get smaller by it are sent packed, without loss; both ends must say AUTO or ZSTD (net/link/packer.h). */
 enum aq_link_entropy {
     AQ_LINK_ENTROPY_OFF = 0,
     AQ_LINK_ENTROPY_AUTO = 1, /* where it saves more than it costs: packer.h has the rule */
@@ -103,7 +103,7 @@ enum aq_frame_kind {
     AQ_FRAME_MESSAGE = 21,  /* answers it                                                    */
     AQ_FRAME_CONTROL = 22,  /* runtime's own: results of a step, stop, mark                  */
     AQ_FRAME_CHUNK = 23,    /* collectives                                                   */
-    AQ_FRAME_MIRROR = 24    /* copies of checkpoints at a neighbour (runtime/mirror.h)       */
+    AQ_FRAME_MIRROR = 24    /* copies of checkpoints at a neighbour (runtime/checkpoint/mirror.h)       */
 };
 
 struct aq_frame {

@@ -13,5 +13,5 @@
 #include "cuda_probe.c"
 #include "device_cuda.c"
 
-#include "codec/cuda_codec_open.c"
-#include "grad/cuda_grad_open.c"
+#include "cuda_codec_open.c"
+#include "cuda_grad_open.c"

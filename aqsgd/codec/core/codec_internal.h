@@ -1,0 +1,357 @@
+/*
+ * codec_internal.h -- what the files of this room share: the arithmetic of one quantizer, the kernel table, the codec
+ * object.
+ *
+ * The idea: a body is made row by row, so that the second look at a row finds it in the first-level cache. A *kernel*
+ * does one pass over one row; there is a table of kernels for plain C (the readable truth), AVX2, AVX-512 and AVX-512
+ * with VBMI, and all of them give the same bits, sums included: a sum is always 32 partial sums, lane c%32, folded in
+ * one fixed order.
+ *
+ * Map:
+ *     codec.c                  config, layout, open and close
+ *     codec_encode.c, codec_decode.c   the drivers: which kernel, row by row
+ *     codec_batch.c            many samples at once; a GPU's by its launchers (cuda_codec.h)
+ *     codec_scale.c            how a scale is chosen, written and read
+ *     codec_store.c            streams of codes, rows of stored messages
+ *     codec_topk.c             which values are kept, and their positions
+ *     codec_scalar.h           the truth of every kernel
+ *     codec_kernels.c          which table this machine runs
+ *     codec_kernels_*.c, codec_streams_avx512.c, codec_avx512.h    the tables
+ */
+#ifndef AQSGD_CODEC_INTERNAL_H
+#define AQSGD_CODEC_INTERNAL_H
+
+#include <string.h>
+
+#include "aqsgd/codec.h"
+#include "cuda_codec.h"
+
+enum {
+    AQ_LANES = 32,            /* partial sums of every sum: two registers of 16, so that additions overlap */
+    AQ_CODEC_SHRINKS = 8,     /* candidates of AQ_SCALE_SEARCH */
+    AQ_CODEC_PIECES_MAX = 16, /* pieces that one sample is cut into for the pool: more gain nothing for one sample */
+    AQ_CODEC_CHUNK_ROWS = 8,  /* pieces are multiples of it: eight rows end on a byte in every bit stream */
+    AQ_CODEC_PAD = 128,       /* bytes that a kernel may read or write past a row's scratch */
+    AQ_CODEC_PRESCALE_MAX = 64,
+    AQ_CODEC_ROWS_MAX = 1 << 20,
+    AQ_CODEC_COLUMNS_MAX = 1 << 20
+};
+
+static const uint64_t AQ_CODEC_VALUES_MAX = UINT64_C(1) << 29; /* raw fp32 of it stays below 2^31 bytes */
+
+static inline uint32_t aq_bits_of(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static inline float aq_float_of(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* 2^exponent, exponent in -126..127. */
+static inline float aq_power_of_two(int exponent)
+{
+    return aq_float_of((uint32_t)(exponent + 127) << 23);
+}
+
+/* One quantizer ready for use: i = clamp(round(x * inverse), low, high), code = i + half, deq = rise ? (2i+1)*unit :
+ * i*unit. */
+struct aq_quant {
+    float unit;
+    float inverse;
+    float low, high;
+    uint32_t half;
+    uint32_t bits;
+    bool rise;
+};
+
+/* What the choice of a scale wants to know of a group. */
+struct aq_span {
+    uint32_t peak; /* bits of max |d|: as integers they are ordered like magnitudes, infinity and NaN above all */
+    float sum_abs;
+    float sum_square;
+};
+
+/* The live measures, 32 partial sums each, in double. */
+struct aq_codec_sums {
+    double a[AQ_LANES], a2[AQ_LANES], delta2[AQ_LANES], error2[AQ_LANES];
+};
+
+/* How the values of a row lie in memory; of enum aq_codec_precision only those a kernel reads or writes itself. */
+enum aq_row_kind { AQ_ROW_NONE = 0, AQ_ROW_FP32 = 1, AQ_ROW_FP16 = 2, AQ_ROW_BF16 = 3 };
+
+/*
+ * One pass over one row each. n values; nothing is aligned; no operand overlaps another unless named. Where `hat` or
+ * `m_out` may be NULL it says so. m_out may be m (each value is read before it is written). The returned or `peak`
+ * value is the largest |x^| by its bits.
+ */
+struct aq_codec_kernels {
+    const char *name;
+    /*
+     * d = a - m (d = a for AQ_ROW_NONE); the span of d; adds to sums->a, a2, delta2, unless sums is NULL. peak_only:
+     * the sums of the span are not wanted, and may be made or not. ahead: a later row of a, to be fetched while this
+     * one is worked on (a hint, never read), or NULL.
+     */
+    void (*delta)(const float *a, const void *m, enum aq_row_kind m_kind, float *d, size_t n, struct aq_span *span,
+                  struct aq_codec_sums *sums, bool peak_only, const float *ahead);
+    void (*span)(const float *d, size_t n, struct aq_span *span);
+    /* error[l] += (x - deq)^2 over lane l. */
+    void (*error)(const float *d, size_t n, const struct aq_quant *quant, float error[AQ_LANES]);
+    /* Codes and their deq. noise NULL: nearest, else u of stochastic rounding. error2 (not NULL): as `error`, in
+     * double. */
+    void (*quantize)(const float *d, size_t n, const struct aq_quant *quant, const float *noise, uint8_t *codes,
+                     float *levels, double *error2);
+    void (*levels)(const uint8_t *codes, size_t n, const struct aq_quant *quant, float *levels);
+    /* x^ = m + levels (levels alone for AQ_ROW_NONE), to hat (may be NULL, may be levels) and, rounded, to m_out. */
+    uint32_t (*update)(const void *m, enum aq_row_kind m_kind, const float *levels, size_t n, float *hat, void *m_out,
+                       enum aq_row_kind out_kind);
+    /* The values of a row as they are, in fp32. */
+    void (*expand)(const void *m, enum aq_row_kind m_kind, size_t n, float *out);
+    /* quantize (nearest) and update at once. m and m_out have the same kind, or out_kind is AQ_ROW_NONE. error2 may be
+     * NULL. */
+    uint32_t (*step)(const float *d, size_t n, const struct aq_quant *quant, uint8_t *codes, const void *m, float *hat,
+                     void *m_out, enum aq_row_kind m_kind, enum aq_row_kind out_kind, double *error2);
+    /* levels and update at once, as the receiver does it. */
+    uint32_t (*apply)(const uint8_t *codes, size_t n, const struct aq_quant *quant, const void *m, float *hat,
+                      void *m_out, enum aq_row_kind m_kind, enum aq_row_kind out_kind);
+    /*
+     * The same two on the bit stream itself, for codes that begin on a byte of it: they do as many of the n values as
+     * they can, always a multiple of AQ_LANES, and return how many. May be NULL. step_stream writes only whole bytes of
+     * those values (and may write anything into the bytes of values that are still to come, below out + n*bits/8);
+     * apply_stream reads only in .. in + bytes. *peak is raised, not set, and may be left
+     * alone where finite values cannot give a sum beyond the store. Preconditions otherwise as for step and apply.
+     */
+    size_t (*step_stream)(const float *d, size_t n, const struct aq_quant *quant, uint8_t *out, const void *m,
+                          float *hat, void *m_out, enum aq_row_kind m_kind, enum aq_row_kind out_kind, double *error2,
+                          uint32_t *peak, const void *ahead_m);
+    size_t (*apply_stream)(const uint8_t *in, size_t bytes, size_t n, const struct aq_quant *quant, const void *m,
+                           float *hat, void *m_out, enum aq_row_kind m_kind, enum aq_row_kind out_kind, uint32_t *peak);
+    /* units of eight codes to `bits` bytes each, and back. unpack may write 64 codes past the last unit's, and never
+     * reads beyond in + units*bits; pack never writes beyond out + units*bits. */
+    void (*pack)(const uint8_t *codes, size_t units, uint32_t bits, uint8_t *out);
+    void (*unpack)(const uint8_t *in, size_t units, uint32_t bits, uint8_t *codes);
+    /* u of elements first .. first+n-1; may write 64 floats past the end. */
+    void (*noise)(const struct aq_rng_key *key, uint64_t first, size_t n, float *out);
+    /* The rotation of docs/FORMAT.md, in place, over a row cut into tiles. */
+    void (*rotate)(float *row, size_t n, uint32_t tile);
+};
+
+extern const struct aq_codec_kernels aq_codec_kernels_plain;
+#if defined(__x86_64__)
+extern const struct aq_codec_kernels aq_codec_kernels_avx2;
+extern const struct aq_codec_kernels aq_codec_kernels_avx512;
+extern const struct aq_codec_kernels aq_codec_kernels_vbmi;
+#endif
+
+/* The table of that name if this machine can run it, else NULL: "plain", "avx2", "avx512", "vbmi". */
+const struct aq_codec_kernels *aq_codec_kernels_named(const char *name);
+
+/* The best of this machine, or what the environment's AQ_CPU names ("avx512" stands for the best of AVX-512). */
+const struct aq_codec_kernels *aq_codec_kernels_best(void);
+
+/* Where the parts of a body and of a message lie; a pure function of config and shape. */
+struct aq_codec_layout {
+    uint64_t values;       /* N */
+    uint64_t kept;         /* K; N without top-k */
+    uint32_t groups;       /* scales in all */
+    uint32_t groups_row;   /* scales that one row uses: 1 (row, tensor), C (channel), ceil(C/tile) */
+    uint32_t scale_bytes;  /* of one */
+    uint64_t positions_at; /* offsets in the body */
+    uint64_t positions_bytes;
+    uint64_t codes_at;
+    uint64_t body_bytes;     /* not a keyframe */
+    uint64_t keyframe_bytes; /* 0 for stateless kinds */
+    uint64_t message_bytes;  /* 0 for stateless kinds */
+    uint64_t bound;
+    uint32_t low_bits; /* Elias-Fano: l */
+    bool bitmap;       /* positions as a bitmap */
+};
+
+/* Row-sized scratch of one piece; pieces run side by side. */
+struct aq_codec_scratch {
+    float *d; /* the values to quantize */
+    float *levels;
+    float *reference; /* m of the row in fp32 where the store is Q */
+    float *noise;
+    float *error;            /* of the candidates: [shrink][lane], or [shrink][C] for channel groups */
+    struct aq_span *spans;   /* per scale of one row, of this piece for tensor and channel groups */
+    struct aq_quant *quants; /* per scale of one row */
+    uint32_t *columns;       /* top-k: the columns kept */
+    uint8_t *codes;          /* of the row, after up to seven carried over */
+    uint8_t *codes_store;
+};
+
+struct aq_codec {
+    struct aq_codec_config config;
+    struct aq_codec_layout layout;
+    uint32_t rows, columns;
+    uint32_t pieces, piece_rows;
+    struct aq_device *device;
+    const struct aq_codec_kernels *kernels;
+    struct aq_codec_scratch scratch[AQ_CODEC_PIECES_MAX];
+    uint8_t *old; /* the reference, where m_out is m and x^, which goes to a, is made last */
+    struct aq_span *spans;   /* of all groups, merged: tensor and channel */
+    struct aq_quant *quants; /* likewise */
+    void *memory;
+    size_t memory_bytes;
+    float *staging; /* pinned, T*C: where a and x^ pass on a device whose memory the host cannot reach; else NULL */
+    struct aq_codec_remote *remote; /* codec_batch.c: what a GPU's launchers want; else NULL */
+};
+
+/* codec_staged.c: the two calls of codec.h where codec->staging is there. */
+enum aq_status aq_codec_encode_staged(struct aq_codec *codec, const float *a, const void *m,
+                                      const struct aq_rng_key *key, void *body, size_t capacity, float *hat,
+                                      void *m_out, struct aq_codec_result *result, struct aq_stream *stream);
+enum aq_status aq_codec_decode_staged(struct aq_codec *codec, const void *body, size_t body_bytes, uint32_t flags,
+                                      const void *m, float *hat, void *m_out, struct aq_stream *stream);
+
+/* The CPU's coder, all operands in host memory. */
+enum aq_status aq_codec_encode_here(struct aq_codec *codec, const float *a, const void *m,
+                                    const struct aq_rng_key *key, void *body, size_t capacity, float *hat, void *m_out,
+                                    struct aq_codec_result *result);
+enum aq_status aq_codec_decode_here(struct aq_codec *codec, const void *body, size_t body_bytes, uint32_t flags,
+                                    const void *m, float *hat, void *m_out);
+
+uint32_t aq_precision_bits(enum aq_codec_precision precision);        /* of one value; 0 for no precision */
+enum aq_row_kind aq_precision_row(enum aq_codec_precision precision); /* AQ_ROW_NONE for Q */
+uint64_t aq_precision_bytes(enum aq_codec_precision precision, uint32_t rows, uint32_t columns); /* of a message */
+void aq_codec_layout_of(const struct aq_codec_config *config, uint32_t rows, uint32_t columns,
+                        struct aq_codec_layout *out);
+
+/* -- codec_scale.c
+ * ----------------------------------------------------------------------------------------------------- */
+
+/* The part of a quantizer that does not depend on the scale. */
+void aq_quant_grid(enum aq_codec_grid grid, uint32_t bits, struct aq_quant *out);
+/* unit and inverse of a scale s >= 0 as FORMAT.md defines them; false where 256 * unit is not finite. */
+bool aq_quant_scale(enum aq_codec_grid grid, uint32_t bits, int32_t prescale_log2, float s, struct aq_quant *out);
+
+/* s before it is written: by the rule of config, for a group of n values. Not for SEARCH, whose shrinks start from
+ * absmax. */
+float aq_scale_choose(const struct aq_codec_config *config, const struct aq_span *span, uint64_t n);
+/* The candidate of SEARCH with that index. */
+float aq_scale_shrink(const struct aq_codec_config *config, const struct aq_span *span, uint32_t index);
+bool aq_scale_searches(const struct aq_codec_config *config); /* does this config look at candidates? */
+bool aq_scale_is_peak(const struct aq_codec_config *config);  /* does it look at nothing but the largest magnitude? */
+
+/* Write s * 2^prescale in the config's format and make the quantizer of what was written: false where it does not fit.
+ */
+bool aq_scale_write(const struct aq_codec_config *config, float s, uint8_t *out, struct aq_quant *quant);
+/* Read one: false for a scale that no sender writes. */
+bool aq_scale_read(const struct aq_codec_config *config, const uint8_t *in, struct aq_quant *quant);
+
+/* k(b): the best scale over rms for a Gaussian, and for a Laplacian. */
+float aq_scale_gauss(enum aq_codec_grid grid, uint32_t bits);
+float aq_scale_laplace(enum aq_codec_grid grid, uint32_t bits);
+/* What each candidate of SEARCH is of the one before. */
+float aq_scale_shrink_ratio(uint32_t bits);
+
+/* -- codec_store.c
+ * ----------------------------------------------------------------------------------------------------- */
+
+/* A stream of codes that is written row by row: up to seven codes wait for the next row. */
+struct aq_code_writer {
+    const struct aq_codec_kernels *kernels;
+    uint8_t *codes; /* scratch: the carried codes, then the row's */
+    uint8_t *out;
+    uint32_t bits;
+    uint32_t carried;
+};
+void aq_code_writer_init(struct aq_code_writer *writer, const struct aq_codec_kernels *kernels, uint8_t *scratch,
+                         uint8_t *out, uint32_t bits);
+static inline uint8_t *aq_code_writer_row(const struct aq_code_writer *writer)
+{
+    return writer->codes + writer->carried; /* where the next row's codes go */
+}
+void aq_code_writer_push(struct aq_code_writer *writer, size_t n);
+void aq_code_writer_flush(struct aq_code_writer *writer); /* the last, partial unit */
+
+/* Codes first .. first+n-1 of a stream of `total`; returns where in scratch they lie. */
+const uint8_t *aq_code_read(const struct aq_codec_kernels *kernels, const uint8_t *stream, uint32_t bits,
+                            uint64_t total, uint64_t first, size_t n, uint8_t *scratch);
+
+/* |x^| from these bits on would be stored as infinity. */
+uint32_t aq_store_limit(enum aq_codec_precision precision);
+
+/* Row `row` of a message, in fp32. False for bytes that no message has (a Q scale); not for FP32/16/BF16. */
+bool aq_store_read_row(const struct aq_codec *codec, enum aq_codec_precision precision, const uint8_t *message,
+                       uint32_t row, uint8_t *scratch, float *out);
+/* One row into a Q message; writer stands at this row's codes. False where |x| is not finite. */
+bool aq_store_write_q(const struct aq_codec *codec, enum aq_codec_precision precision, uint8_t *message, uint32_t row,
+                      const float *x, float *scratch, struct aq_code_writer *writer);
+
+/* -- codec_topk.c
+ * ------------------------------------------------------------------------------------------------------ */
+
+/* The K-th largest magnitude's bits, and how many values of exactly that magnitude are kept. */
+void aq_topk_threshold(const float *a, uint64_t values, uint64_t kept, uint32_t *threshold, uint64_t *ties);
+
+struct aq_position_writer {
+    const struct aq_codec_layout *layout;
+    uint8_t *out;
+    uint64_t count;
+};
+void aq_position_writer_init(struct aq_position_writer *writer, const struct aq_codec_layout *layout, uint8_t *out);
+void aq_position_write(struct aq_position_writer *writer, uint64_t element); /* in increasing order */
+
+struct aq_position_reader {
+    const struct aq_codec_layout *layout;
+    const uint8_t *in;
+    uint64_t bit;   /* where in the bitmap the next look starts */
+    uint64_t count; /* elements given */
+};
+bool aq_position_check(const struct aq_codec_layout *layout, const uint8_t *in); /* is this well-formed? */
+void aq_position_reader_init(struct aq_position_reader *reader, const struct aq_codec_layout *layout,
+                             const uint8_t *in);
+uint64_t aq_position_read(struct aq_position_reader *reader); /* the next element; layout->values after the last */
+
+/* -- codec_batch.c
+ * ----------------------------------------------------------------------------------------------------- */
+
+/* A GPU's kernels, as cuda_codec.h declares them. */
+struct aq_codec_launchers {
+    enum aq_status (*encode)(const struct aq_cuda_codec_plan *plan, const struct aq_cuda_codec_scratch *scratch,
+                             const struct aq_cuda_codec_job *jobs, uint32_t count, struct aq_codec_result *results,
+                             void *stream);
+    enum aq_status (*decode)(const struct aq_cuda_codec_plan *plan, const struct aq_cuda_codec_scratch *scratch,
+                             const struct aq_cuda_codec_job *jobs, uint32_t count, uint32_t *corrupt, void *stream);
+    void *(*stream_of)(struct aq_device *device, struct aq_stream *stream); /* theirs; NULL is the device's own */
+};
+
+/* What the kernels want to know of a codec. */
+void aq_codec_plan_of(const struct aq_codec *codec, struct aq_cuda_codec_plan *out);
+
+/* From now on these launchers code the codec's batches, with scratch of the codec's device. AQ_NOMEM. */
+enum aq_status aq_codec_remote_open(struct aq_codec *codec, const struct aq_codec_launchers *launchers);
+void aq_codec_remote_close(struct aq_codec *codec); /* nothing where there is none */
+
+/* -- codec_encode.c, codec_decode.c
+ * ------------------------------------------------------------------------------------ */
+
+/* Rows [*first, *end) of a piece. */
+static inline void aq_codec_piece(const struct aq_codec *codec, uint32_t piece, uint32_t *first, uint32_t *end)
+{
+    *first = piece * codec->piece_rows;
+    *end = *first + codec->piece_rows < codec->rows ? *first + codec->piece_rows : codec->rows;
+}
+
+/* Are the live measures of this codec's deltas estimated from some of the rows? */
+bool aq_codec_measures_part(const struct aq_codec *codec);
+
+/* Run the pieces on the device's pool, or here where there is none. */
+void aq_codec_run(const struct aq_codec *codec, void (*run)(uint32_t piece, void *context), void *context);
+
+/* Elements that the scale `group` of a row covers: columns [*first, *end) (tile, row, tensor). */
+static inline void aq_codec_span_of(const struct aq_codec *codec, uint32_t group, uint32_t *first, uint32_t *end)
+{
+    const uint32_t width = codec->config.group == AQ_GROUP_TILE ? codec->config.tile : codec->columns;
+    *first = group * width;
+    *end = codec->columns - *first > width ? *first + width : codec->columns;
+}
+
+#endif

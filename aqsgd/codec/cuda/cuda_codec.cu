@@ -1,0 +1,178 @@
+/*
+ * cuda_codec.cu -- the launchers of cuda_codec.h: which way a list of samples goes, the scratch, and what comes back.
+ *
+ * A call's jobs go out in launches of at most scratch.jobs, deltas and plain bodies apart. After the kernels that code
+ * comes codec_finish: it adds up the live measures, writes the results, and sends raw what could not be coded.
+ */
+#include "cuda_codec_launch.cuh"
+#include "cuda_codec_row.cuh"
+
+enum {
+    FINISH_BLOCK = 256,
+    FINISH_BLOCKS = 32,   /* of each sample, at most: the first one adds up, all copy what is sent raw */
+    FINISH_VALUES = 4096  /* values of one of them, at least */
+};
+
+/* -- what comes back
+ * ---------------------------------------------------------------------------------------------------- */
+
+/* The sum of all threads' x, by halves; every thread calls, thread 0 has it. */
+static __device__ double block_sum(double *shared, double x)
+{
+    __syncthreads();
+    shared[threadIdx.x] = x;
+    for (uint32_t half = FINISH_BLOCK / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half) shared[threadIdx.x] += shared[threadIdx.x + half];
+    }
+    __syncthreads();
+    return shared[0];
+}
+
+/* The live measures: of all rows, or of those that stand for the others (codec_encode.c, measure_factor). */
+static __device__ void measures_sum(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
+                                    uint32_t sample, bool part, double *shared, struct aq_codec_result *out)
+{
+    const uint32_t later = plan.rows - 8;
+    const double factor = part ? (double)later / (double)((later + 3) / 8) : 1.0;
+    double sums[4] = {0.0, 0.0, 0.0, 0.0};
+    for (uint32_t r = threadIdx.x; r < plan.rows; r += FINISH_BLOCK) {
+        if (part && r >= 8 && r % 8 != 4) continue;
+        const double weight = r < 8 ? 1.0 : factor;
+        const float *from = mem.sums + 4 * ((uint64_t)sample * plan.rows + r);
+        for (int i = 0; i < 4; i++)
+            sums[i] += weight * (double)from[i];
+    }
+    for (int i = 0; i < 4; i++)
+        sums[i] = block_sum(shared, sums[i]);
+    out->sum_a = sums[0];
+    out->sum_a2 = sums[1];
+    out->sum_delta2 = sums[2];
+    out->sum_error2 = sums[3];
+}
+
+/* Those of a sample that goes raw. */
+static __device__ void measures_raw(const struct aq_cuda_codec_plan &plan, const float *a, double *shared,
+                                    struct aq_codec_result *out)
+{
+    double sum = 0.0, sum2 = 0.0;
+    for (uint64_t e = threadIdx.x; e < plan.values; e += FINISH_BLOCK) {
+        sum += (double)a[e];
+        sum2 += (double)a[e] * (double)a[e];
+    }
+    sum = block_sum(shared, sum);
+    sum2 = block_sum(shared, sum2);
+    out->sum_a = sum;
+    out->sum_a2 = sum2;
+    out->sum_delta2 = sum2;
+    out->sum_error2 = 0.0;
+}
+
+/* Grid (some, samples). */
+__global__ void __launch_bounds__(FINISH_BLOCK)
+    codec_finish_encode(const __grid_constant__ struct aq_cuda_codec_plan plan,
+                        const __grid_constant__ struct aq_cuda_codec_scratch mem,
+                        const __grid_constant__ struct job_list list, struct aq_codec_result *results, bool part)
+{
+    AQ_SHARED(double, shared, [FINISH_BLOCK]);
+    const struct aq_cuda_codec_job &job = list.jobs[blockIdx.y];
+    const bool raw = mem.status[blockIdx.y] != 0, plain = job.plain != 0;
+    for (uint64_t e = aq_thread_index(); raw && e < plan.values; e += (uint64_t)gridDim.x * FINISH_BLOCK) {
+        bytes_write((uint8_t *)job.body + 4 * e, __float_as_uint(job.a[e]), 4);
+        if (job.hat != NULL) job.hat[e] = job.a[e];
+    }
+    if (blockIdx.x != 0) return;
+    struct aq_codec_result out;
+    out.body_bytes = (uint32_t)(raw ? 4 * plan.values : plain ? plan.plain_bytes : plan.body_bytes);
+    out.flags = raw ? (uint32_t)AQ_CODED_RAW : plain && plan.warm ? (uint32_t)AQ_CODED_KEYFRAME : 0;
+    if (raw)
+        measures_raw(plan, job.a, shared, &out);
+    else
+        measures_sum(plan, mem, blockIdx.y, part, shared, &out);
+    if (threadIdx.x == 0) results[job.index] = out;
+}
+
+__global__ void codec_finish_decode(const __grid_constant__ struct aq_cuda_codec_scratch mem,
+                                    const __grid_constant__ struct job_list list, uint32_t *corrupt)
+{
+    corrupt[list.jobs[threadIdx.x].index] = mem.status[threadIdx.x] != 0;
+}
+
+/* -- the calls
+ * ---------------------------------------------------------------------------------------------------------- */
+
+static enum aq_status encode_list(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
+                                  const struct job_list &list, bool plain, struct CUstream_st *stream)
+{
+    const bool units = codec_units_can(plan, list, plain, false);
+    if (!plain && plan.sparse) return codec_launch_encode_topk(plan, mem, list, stream);
+    if (!plain && (plan.group == AQ_GROUP_TENSOR || plan.group == AQ_GROUP_CHANNEL))
+        AQ_TRY(codec_launch_whole_scales(plan, mem, list, stream));
+    return units ? codec_launch_encode_units(plan, mem, list, plain, stream)
+                 : codec_launch_encode_rows(plan, mem, list, plain, stream);
+}
+
+static enum aq_status decode_list(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
+                                  const struct job_list &list, bool plain, struct CUstream_st *stream)
+{
+    if (!plain && plan.sparse) return codec_launch_decode_topk(plan, mem, list, stream);
+    return codec_units_can(plan, list, plain, true) ? codec_launch_decode_units(plan, mem, list, plain, stream)
+                                                    : codec_launch_decode_rows(plan, mem, list, plain, stream);
+}
+
+/* Where the answers go: `results` of encode, `corrupt` of decode. */
+struct answers {
+    struct aq_codec_result *results;
+    uint32_t *corrupt;
+};
+
+static enum aq_status run_list(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
+                               const struct job_list &list, bool plain, const struct answers &answers,
+                               struct CUstream_st *stream)
+{
+    const bool part = !plain && plan.measure_part;
+    const cudaError_t error = cudaMemsetAsync(mem.status, 0, 4 * mem.jobs, stream);
+    if (error != cudaSuccess) return aq_cuda_launched("memset", dim3(1), dim3(1), 0, error, stream);
+    if (answers.results == NULL) {
+        AQ_TRY(decode_list(plan, mem, list, plain, stream));
+        return AQ_LAUNCH(codec_finish_decode, 1, list.count, 0, stream, mem, list, answers.corrupt);
+    }
+    AQ_TRY(encode_list(plan, mem, list, plain, stream));
+    dim3 grid = aq_blocks(plan.values, FINISH_VALUES);
+    grid.x = grid.x < FINISH_BLOCKS ? grid.x : (unsigned)FINISH_BLOCKS;
+    grid.y = list.count;
+    return AQ_LAUNCH(codec_finish_encode, grid, FINISH_BLOCK, 0, stream, plan, mem, list, answers.results, part);
+}
+
+static enum aq_status run_jobs(const struct aq_cuda_codec_plan *plan, const struct aq_cuda_codec_scratch *mem,
+                               const struct aq_cuda_codec_job *jobs, uint32_t count, const struct answers &answers,
+                               void *stream)
+{
+    for (uint32_t plain = 0; plain < 2; plain++) {
+        struct job_list list;
+        list.count = 0;
+        for (uint32_t i = 0; i < count; i++) {
+            if ((jobs[i].plain != 0) == (plain != 0)) list.jobs[list.count++] = jobs[i];
+            if (list.count == 0 || (list.count < mem->jobs && i + 1 < count)) continue;
+            AQ_TRY(run_list(*plan, *mem, list, plain != 0, answers, (struct CUstream_st *)stream));
+            list.count = 0;
+        }
+    }
+    return AQ_OK;
+}
+
+extern "C" enum aq_status aq_cuda_codec_encode(const struct aq_cuda_codec_plan *plan,
+                                               const struct aq_cuda_codec_scratch *scratch,
+                                               const struct aq_cuda_codec_job *jobs, uint32_t count,
+                                               struct aq_codec_result *results, void *stream)
+{
+    return run_jobs(plan, scratch, jobs, count, {results, NULL}, stream);
+}
+
+extern "C" enum aq_status aq_cuda_codec_decode(const struct aq_cuda_codec_plan *plan,
+                                               const struct aq_cuda_codec_scratch *scratch,
+                                               const struct aq_cuda_codec_job *jobs, uint32_t count, uint32_t *corrupt,
+                                               void *stream)
+{
+    return run_jobs(plan, scratch, jobs, count, {NULL, corrupt}, stream);
+}

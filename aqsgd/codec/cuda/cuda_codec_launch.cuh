@@ -1,0 +1,47 @@
+/*
+ * cuda_codec_launch.cuh -- what the launchers of this room's files call of each other; each enqueues on `stream`.
+ */
+#ifndef AQSGD_CUDA_CODEC_LAUNCH_CUH
+#define AQSGD_CUDA_CODEC_LAUNCH_CUH
+
+#include "cuda_codec_math.cuh"
+
+enum {
+    ROW_BLOCK = AQ_CUDA_CODEC_BLOCK_ROWS * AQ_CUDA_CODEC_WARP, /* threads */
+    PACK_BLOCK = 256
+};
+
+static inline uint32_t codec_precision_bits(uint32_t precision)
+{
+    return precision == AQ_PRECISION_FP32 ? 32 : precision <= AQ_PRECISION_BF16 ? 16 : 32u >> (precision - 2);
+}
+
+/* Codes that lie unpacked, `plan.values` bytes a sample, to streams at `offset` of the bodies or of m_out. */
+enum aq_status codec_launch_pack(const struct aq_cuda_codec_plan &plan, const struct job_list &list,
+                                 const uint8_t *codes, uint64_t offset, uint64_t total, uint32_t bits, bool store,
+                                 struct CUstream_st *stream);
+
+/* cuda_codec_rows.cu: any configuration but top-k; plain: keyframes or raw bodies. */
+enum aq_status codec_launch_encode_rows(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
+                                        const struct job_list &list, bool plain, struct CUstream_st *stream);
+enum aq_status codec_launch_decode_rows(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
+                                        const struct job_list &list, bool plain, struct CUstream_st *stream);
+
+/* cuda_codec_whole.cu: the scales of tensor and channel groups, before the rows. */
+enum aq_status codec_launch_whole_scales(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
+                                         const struct job_list &list, struct CUstream_st *stream);
+
+/* cuda_codec_topk.cu. */
+enum aq_status codec_launch_encode_topk(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
+                                        const struct job_list &list, struct CUstream_st *stream);
+enum aq_status codec_launch_decode_topk(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
+                                        const struct job_list &list, struct CUstream_st *stream);
+
+/* cuda_codec_units.cu: can these samples go that way, and there they go. */
+bool codec_units_can(const struct aq_cuda_codec_plan &plan, const struct job_list &list, bool plain, bool decode);
+enum aq_status codec_launch_encode_units(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
+                                         const struct job_list &list, bool plain, struct CUstream_st *stream);
+enum aq_status codec_launch_decode_units(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
+                                         const struct job_list &list, bool plain, struct CUstream_st *stream);
+
+#endif

@@ -1,0 +1,897 @@
+/*
+ * device_apart.c -- the CPU backend behind a wall: a device whose memory the host cannot reach and whose streams run as
+ * late as they may.
+ *
+ * For tests (kind "apart", or AQ_CPU_APART=1 for every device that says cpu). What works here works on a GPU, as far as
+ * host and device go together, and gives the bits of the CPU backend, so that any job can be compared:
+ *
+ * - Device memory is handed out as addresses that no page stands behind; the mathematics runs on an alias at a constant
+ *   distance. A host that reads or writes a device pointer dies at that instruction. An operand that has to be device
+ *   memory and is not stops the program, as a GPU would with an illegal address.
+ * - A stream only notes what it is told. It runs when somebody waits for it (sync, an event of it that another stream
+ *   waits for, the second look at an event), so that operands that are reused too early, results that are read too
+ * early and events that are missing show as wrong numbers, every time.
+ *
+ * Locking: as device.h says; memory has a lock of its own.
+ */
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "device_ops.h"
+#include "grad_launchers.h"
+
+extern const struct aq_device_ops aq_device_apart, aq_device_cpu;
+
+enum {
+    COMMANDS_MAX = 4096, /* of a stream, noted and not yet run: some steps of a small model; then the oldest run */
+    ALLOCATIONS_MAX = 4096
+};
+
+static const uint64_t SPAN_BYTES = UINT64_C(1)
+                                   << 38; /* addresses of one device: 256 GiB, of which pages are seldom many */
+static const uint64_t GRAIN_BYTES = UINT64_C(2) << 20;
+
+struct aq_stream;
+
+struct wait {
+    struct aq_stream *stream;
+    uint64_t position;
+};
+
+struct copy {
+    void *to;
+    const void *from;
+    size_t bytes;
+};
+
+struct column_sum {
+    const void *x;
+    enum aq_element type;
+    uint64_t rows, C, stride;
+    float *sums;
+};
+
+struct fill {
+    float *x;
+    uint64_t count;
+    struct aq_rng_key key;
+    float std, value;
+};
+
+struct coding { /* of a range, piece by piece */
+    const struct aq_grad_codec *codec;
+    struct aq_grad_span span;
+    const float *x;
+    float *to; /* error, or sum */
+    uint8_t *wire;
+    uint64_t step;
+    float weight;
+    bool add;
+};
+
+enum operation {
+    DO_WAIT,
+    DO_STAMP,
+    DO_COPY,
+    DO_ZERO,
+    DO_MATMUL,
+    DO_LAYERNORM,
+    DO_LAYERNORM_BACKWARD,
+    DO_ATTENTION,
+    DO_ATTENTION_BACKWARD,
+    DO_EMBEDDING,
+    DO_EMBEDDING_BACKWARD,
+    DO_CROSS_ENTROPY,
+    DO_COLUMN_SUM,
+    DO_DROPOUT,
+    DO_FILL_NORMAL,
+    DO_ADAMW,
+    DO_SGD,
+    DO_LION,
+    DO_LAMB,
+    DO_GRAD_ENCODE,
+    DO_GRAD_DECODE,
+    DO_SUM_RANKS,
+    DO_WALK,
+    DO_SCALE
+};
+
+struct command {
+    enum operation operation;
+    union {
+        struct wait wait;
+        struct aq_event *stamp;
+        struct copy copy;
+        struct aq_matmul matmul;
+        struct aq_layernorm layernorm;
+        struct aq_layernorm_backward layernorm_backward;
+        struct aq_attention attention;
+        struct aq_embedding embedding;
+        struct aq_embedding_backward embedding_backward;
+        struct aq_cross_entropy cross_entropy;
+        struct column_sum column_sum;
+        struct aq_dropout_apply dropout;
+        struct fill fill;
+        struct aq_adamw adamw;
+        struct aq_sgd sgd;
+        struct aq_lion lion;
+        struct aq_lamb_tensor lamb;
+        struct coding coding;
+        struct aq_sum_ranks sum_ranks;
+        struct aq_walk walk;
+        struct {
+            float *x;
+            uint64_t count;
+            float factor;
+        } scale;
+    } with;
+};
+
+struct aq_stream {
+    struct apart *apart;
+    struct aq_stream *next; /* of all ever opened: events may name one that is closed */
+    uint64_t noted, done;   /* commands, ever */
+    bool light;             /* not for mathematics */
+    enum aq_status status;  /* the first failure; stays */
+    struct command *commands;
+};
+
+struct aq_event {
+    struct aq_stream *stream; /* NULL: never recorded */
+    uint64_t position;
+    uint64_t passed_ns;
+    bool timed;
+    bool asked; /* since it was recorded: a second look makes the stream run */
+};
+
+struct allocation {
+    uint64_t at, bytes; /* bytes 0: free */
+};
+
+struct apart {
+    struct aq_device base;
+    struct aq_device *inner;
+    struct aq_stream *own; /* of calls that name none */
+    struct aq_stream *streams;
+    uint8_t *wall, *alias; /* SPAN_BYTES each: what the caller sees, and where it is */
+    struct aq_mutex *lock;
+    struct allocation allocations[ALLOCATIONS_MAX]; /* in order of addresses */
+    uint32_t allocation_count;
+};
+
+static struct apart *apart_of(struct aq_device *device)
+{
+    return (struct apart *)device;
+}
+
+static bool is_device(const struct apart *apart, const void *pointer)
+{
+    const uintptr_t at = (uintptr_t)pointer, wall = (uintptr_t)apart->wall;
+    return at >= wall && at < wall + SPAN_BYTES;
+}
+
+/* Where a pointer of either kind really is. */
+static void *reach(const struct apart *apart, const void *pointer)
+{
+    if (!is_device(apart, pointer)) return (void *)(uintptr_t)pointer;
+    return apart->alias + ((const uint8_t *)pointer - apart->wall);
+}
+
+/* The same for what must be device memory, or NULL. */
+static void *within(const struct apart *apart, const void *pointer)
+{
+    AQ_ASSERT(!pointer || is_device(apart, pointer));
+    return pointer ? reach(apart, pointer) : NULL;
+}
+
+#define WITHIN(field) ((field) = within(apart, (field)))
+
+/* --- streams ---------------------------------------------------------------------------------------------------- */
+
+static enum aq_status stream_run(struct aq_stream *stream, uint64_t position);
+
+static enum aq_status coding_run(const struct coding *coding, bool encode)
+{
+    uint8_t *wire = coding->wire;
+    for (uint64_t at = 0; at < coding->span.count; at += AQ_GRAD_PIECE) {
+        const uint64_t left = coding->span.count - at, count = left < AQ_GRAD_PIECE ? left : AQ_GRAD_PIECE;
+        const uint64_t first = coding->span.first + at;
+        const size_t bytes = aq_grad_codec_bytes(coding->codec, first, count);
+        float *to = coding->to ? coding->to + at : NULL;
+        AQ_TRY(encode ? aq_grad_encode(coding->codec, first, count, coding->x + at, to, coding->step, wire)
+                      : aq_grad_decode(coding->codec, first, count, wire, bytes, coding->weight, coding->add, to));
+        wire += bytes;
+    }
+    return AQ_OK;
+}
+
+static void sum_run(const struct aq_sum_ranks *args)
+{
+    for (uint64_t i = 0; i < args->count; i++) {
+        float sum = args->rank == 0 ? args->own[i] : args->parts[0][i];
+        for (uint32_t rank = 1; rank < args->size; rank++)
+            sum += rank == args->rank ? args->own[i] : args->parts[rank][i];
+        args->own[i] = args->scale == 1.0f ? sum : sum * args->scale;
+    }
+}
+
+static enum aq_status command_run(struct aq_device *inner, const struct command *command)
+{
+    switch (command->operation) {
+    case DO_WAIT:
+        return stream_run(command->with.wait.stream, command->with.wait.position);
+    case DO_STAMP:
+        command->with.stamp->passed_ns = aq_clock_ns();
+        return AQ_OK;
+    case DO_COPY:
+        return aq_device_copy(inner, command->with.copy.to, command->with.copy.from, command->with.copy.bytes, NULL);
+    case DO_ZERO:
+        return aq_device_zero(inner, command->with.copy.to, command->with.copy.bytes, NULL);
+    case DO_MATMUL:
+        return aq_device_matmul(inner, &command->with.matmul, NULL);
+    case DO_LAYERNORM:
+        return aq_device_layernorm(inner, &command->with.layernorm, NULL);
+    case DO_LAYERNORM_BACKWARD:
+        return aq_device_layernorm_backward(inner, &command->with.layernorm_backward, NULL);
+    case DO_ATTENTION:
+        return aq_device_attention(inner, &command->with.attention, NULL);
+    case DO_ATTENTION_BACKWARD:
+        return aq_device_attention_backward(inner, &command->with.attention, NULL);
+    case DO_EMBEDDING:
+        return aq_device_embedding(inner, &command->with.embedding, NULL);
+    case DO_EMBEDDING_BACKWARD:
+        return aq_device_embedding_backward(inner, &command->with.embedding_backward, NULL);
+    case DO_CROSS_ENTROPY:
+        return aq_device_cross_entropy(inner, &command->with.cross_entropy, NULL);
+    case DO_COLUMN_SUM: {
+        const struct column_sum *args = &command->with.column_sum;
+        return aq_device_column_sum(inner, args->x, args->type, args->rows, args->C, args->stride, args->sums, NULL);
+    }
+    case DO_DROPOUT:
+        return aq_device_dropout(inner, &command->with.dropout, NULL);
+    case DO_FILL_NORMAL: {
+        const struct fill *args = &command->with.fill;
+        return aq_device_fill_normal(inner, args->x, args->count, args->key, args->std, args->value, NULL);
+    }
+    case DO_ADAMW:
+        return aq_device_adamw(inner, &command->with.adamw, NULL);
+    case DO_SGD:
+        return aq_device_sgd(inner, &command->with.sgd, NULL);
+    case DO_LION:
+        return aq_device_lion(inner, &command->with.lion, NULL);
+    case DO_LAMB:
+        return aq_device_lamb(inner, &command->with.lamb, NULL);
+    case DO_GRAD_ENCODE:
+    case DO_GRAD_DECODE:
+        return coding_run(&command->with.coding, command->operation == DO_GRAD_ENCODE);
+    case DO_SUM_RANKS:
+        sum_run(&command->with.sum_ranks);
+        return AQ_OK;
+    case DO_WALK:
+        aq_walk_pieces(&command->with.walk);
+        return AQ_OK;
+    case DO_SCALE:
+        return aq_device_scale(inner, command->with.scale.x, command->with.scale.count, command->with.scale.factor,
+                               NULL);
+    }
+    AQ_ASSERT(!"an operation that no stream has");
+    return AQ_INVAL;
+}
+
+/* Run until `position` commands are done. Waits point backwards in time only, so that this ends. */
+static enum aq_status stream_run(struct aq_stream *stream, uint64_t position)
+{
+    AQ_ASSERT(position <= stream->noted);
+    while (stream->done < position) {
+        const struct command *command = &stream->commands[stream->done++ % COMMANDS_MAX];
+        const enum aq_status status = command_run(stream->apart->inner, command);
+        if (stream->status == AQ_OK) stream->status = status;
+    }
+    return stream->status;
+}
+
+/* Room for one more command; what it says is then written by the caller. */
+static struct command *note(struct apart *apart, struct aq_stream *stream, enum operation operation)
+{
+    if (!stream) stream = apart->own;
+    AQ_ASSERT(stream->apart == apart && (!stream->light || operation <= DO_ZERO));
+    if (stream->noted - stream->done == COMMANDS_MAX) (void)stream_run(stream, stream->done + 1);
+    struct command *command = &stream->commands[stream->noted++ % COMMANDS_MAX];
+    command->operation = operation;
+    return command;
+}
+
+static enum aq_status apart_stream_open(struct aq_device *device, bool light, struct aq_stream **out)
+{
+    void *memory = NULL;
+    AQ_TRY(aq_alloc(sizeof(struct aq_stream), &memory));
+    struct aq_stream *stream = memory;
+    const enum aq_status status = aq_alloc(COMMANDS_MAX * sizeof *stream->commands, &memory);
+    if (status != AQ_OK) {
+        aq_free(stream);
+        return status;
+    }
+    stream->commands = memory;
+    stream->apart = apart_of(device);
+    stream->light = light;
+    stream->next = stream->apart->streams;
+    stream->apart->streams = stream;
+    *out = stream;
+    return AQ_OK;
+}
+
+static enum aq_status apart_stream_sync(struct aq_device *device, struct aq_stream *stream)
+{
+    if (!stream) stream = apart_of(device)->own;
+    return stream_run(stream, stream->noted);
+}
+
+static void apart_stream_close(struct aq_device *device, struct aq_stream *stream)
+{
+    (void)apart_stream_sync(device, stream);
+}
+
+static enum aq_status apart_event_open(struct aq_device *device, bool timed, struct aq_event **out)
+{
+    (void)device;
+    void *memory = NULL;
+    AQ_TRY(aq_alloc(sizeof(struct aq_event), &memory));
+    *out = memory;
+    (*out)->timed = timed;
+    return AQ_OK;
+}
+
+static void apart_event_close(struct aq_device *device, struct aq_event *event)
+{
+    (void)device;
+    if (event->timed && event->stream) (void)stream_run(event->stream, event->position); /* its stamp */
+    aq_free(event);
+}
+
+static enum aq_status apart_event_record(struct aq_device *device, struct aq_event *event, struct aq_stream *stream)
+{
+    if (!stream) stream = apart_of(device)->own;
+    if (event->timed) note(apart_of(device), stream, DO_STAMP)->with.stamp = event;
+    event->stream = stream;
+    event->position = stream->noted;
+    event->asked = false;
+    return AQ_OK;
+}
+
+static enum aq_status apart_event_wait(struct aq_device *device, struct aq_event *event, struct aq_stream *stream)
+{
+    if (!event->stream) return AQ_OK;
+    struct command *command = note(apart_of(device), stream, DO_WAIT);
+    command->with.wait = (struct wait){.stream = event->stream, .position = event->position};
+    return AQ_OK;
+}
+
+static enum aq_status apart_event_query(struct aq_device *device, struct aq_event *event)
+{
+    (void)device;
+    if (!event->stream) return AQ_OK;
+    if (event->stream->done < event->position && !event->asked) {
+        event->asked = true;
+        return AQ_AGAIN;
+    }
+    return stream_run(event->stream, event->position);
+}
+
+static enum aq_status apart_event_elapsed(struct aq_device *device, struct aq_event *first, struct aq_event *last,
+                                          uint64_t *ns)
+{
+    (void)device;
+    AQ_ASSERT(first->timed && last->timed && first->stream && last->stream);
+    if (first->stream->done < first->position || last->stream->done < last->position) return AQ_AGAIN;
+    *ns = last->passed_ns > first->passed_ns ? last->passed_ns - first->passed_ns : 0;
+    return AQ_OK;
+}
+
+/* --- memory ----------------------------------------------------------------------------------------------------- */
+
+/* The first gap that is large enough, in whole grains. */
+static enum aq_status allocation_take(struct apart *apart, uint64_t bytes, uint64_t *at)
+{
+    uint64_t end = 0;
+    uint32_t i = 0;
+    if (apart->allocation_count == ALLOCATIONS_MAX)
+        return aq_fail(AQ_NOMEM, "device", "apart: more than %d pieces of memory", ALLOCATIONS_MAX);
+    while (i < apart->allocation_count && apart->allocations[i].at - end < bytes) {
+        end = apart->allocations[i].at + apart->allocations[i].bytes;
+        i++;
+    }
+    if (SPAN_BYTES - end < bytes)
+        return aq_fail(AQ_NOMEM, "device", "apart: %llu bytes do not fit the %llu addresses of a device",
+                       (unsigned long long)bytes, (unsigned long long)SPAN_BYTES);
+    memmove(&apart->allocations[i + 1], &apart->allocations[i],
+            (apart->allocation_count - i) * sizeof apart->allocations[0]);
+    apart->allocations[i] = (struct allocation){.at = end, .bytes = bytes};
+    apart->allocation_count++;
+    *at = end;
+    return AQ_OK;
+}
+
+static void allocation_return(struct apart *apart, uint64_t at)
+{
+    uint32_t i = 0;
+    while (i < apart->allocation_count && apart->allocations[i].at != at)
+        i++;
+    AQ_ASSERT(i < apart->allocation_count);
+    apart->allocation_count--;
+    memmove(&apart->allocations[i], &apart->allocations[i + 1],
+            (apart->allocation_count - i) * sizeof apart->allocations[0]);
+}
+
+static uint64_t grains(size_t bytes)
+{
+    return (bytes / GRAIN_BYTES + 1) * GRAIN_BYTES; /* at least a byte of no man's land behind it */
+}
+
+static enum aq_status apart_reserve(struct aq_device *device, uint64_t bytes, const char *what)
+{
+    return aq_device_reserve(apart_of(device)->inner, bytes, what);
+}
+
+static enum aq_status apart_alloc(struct aq_device *device, enum aq_memory_kind kind, size_t bytes, void **out)
+{
+    struct apart *apart = apart_of(device);
+    if (kind == AQ_MEMORY_PINNED) return aq_map(bytes, out);
+    uint64_t at = 0;
+    aq_mutex_lock(apart->lock);
+    enum aq_status status = allocation_take(apart, grains(bytes), &at);
+    aq_mutex_unlock(apart->lock);
+    AQ_TRY(status);
+    void *pages =
+        mmap(apart->alias + at, bytes + !bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    if (pages == MAP_FAILED) return aq_fail(AQ_NOMEM, "device", "apart: cannot map %zu bytes", bytes);
+    *out = apart->wall + at;
+    return AQ_OK;
+}
+
+static void apart_free(struct aq_device *device, enum aq_memory_kind kind, void *memory, size_t bytes)
+{
+    struct apart *apart = apart_of(device);
+    if (kind == AQ_MEMORY_PINNED) {
+        aq_unmap(memory, bytes);
+        return;
+    }
+    const uint64_t at = (uint64_t)((uint8_t *)within(apart, memory) - apart->alias);
+    /* Freed memory is no memory: what a stream still does to it shows. */
+    AQ_ASSERT(mmap(apart->alias + at, grains(bytes), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
+                   -1, 0) != MAP_FAILED);
+    aq_mutex_lock(apart->lock);
+    allocation_return(apart, at);
+    aq_mutex_unlock(apart->lock);
+}
+
+static enum aq_status apart_copy(struct aq_device *device, void *to, const void *from, size_t bytes,
+                                 struct aq_stream *stream)
+{
+    struct apart *apart = apart_of(device);
+    struct command *command = note(apart, stream, DO_COPY);
+    command->with.copy = (struct copy){.to = reach(apart, to), .from = reach(apart, from), .bytes = bytes};
+    return AQ_OK;
+}
+
+static enum aq_status apart_zero(struct aq_device *device, void *to, size_t bytes, struct aq_stream *stream)
+{
+    struct apart *apart = apart_of(device);
+    struct command *command = note(apart, stream, DO_ZERO);
+    command->with.copy = (struct copy){.to = reach(apart, to), .bytes = bytes};
+    return AQ_OK;
+}
+
+static void apart_parallel(struct aq_device *device, uint32_t pieces, void (*run)(uint32_t piece, void *context),
+                           void *context)
+{
+    aq_device_parallel(apart_of(device)->inner, pieces, run, context);
+}
+
+/* --- mathematics ------------------------------------------------------------------------------------------------ */
+
+static enum aq_status apart_matmul(struct aq_device *device, const struct aq_matmul *args, struct aq_stream *stream)
+{
+    struct apart *apart = apart_of(device);
+    struct aq_matmul *mine = &note(apart, stream, DO_MATMUL)->with.matmul;
+    *mine = *args;
+    WITHIN(mine->a);
+    WITHIN(mine->b);
+    WITHIN(mine->c);
+    WITHIN(mine->bias);
+    WITHIN(mine->bias_rounded);
+    WITHIN(mine->other);
+    WITHIN(mine->dropout.keys);
+    return AQ_OK;
+}
+
+static enum aq_status apart_layernorm(struct aq_device *device, const struct aq_layernorm *args,
+                                      struct aq_stream *stream)
+{
+    struct apart *apart = apart_of(device);
+    struct aq_layernorm *mine = &note(apart, stream, DO_LAYERNORM)->with.layernorm;
+    *mine = *args;
+    WITHIN(mine->x);
+    WITHIN(mine->gamma);
+    WITHIN(mine->beta);
+    WITHIN(mine->y);
+    WITHIN(mine->mean);
+    WITHIN(mine->rstd);
+    return AQ_OK;
+}
+
+static enum aq_status apart_layernorm_backward(struct aq_device *device, const struct aq_layernorm_backward *args,
+                                               struct aq_stream *stream)
+{
+    struct apart *apart = apart_of(device);
+    struct aq_layernorm_backward *mine = &note(apart, stream, DO_LAYERNORM_BACKWARD)->with.layernorm_backward;
+    *mine = *args;
+    WITHIN(mine->dy);
+    WITHIN(mine->x);
+    WITHIN(mine->gamma);
+    WITHIN(mine->mean);
+    WITHIN(mine->rstd);
+    WITHIN(mine->dx);
+    WITHIN(mine->dgamma);
+    WITHIN(mine->dbeta);
+    WITHIN(mine->rounded);
+    WITHIN(mine->sums);
+    return AQ_OK;
+}
+
+static enum aq_status attention_note(struct apart *apart, const struct aq_attention *args, enum operation operation,
+                                     struct aq_stream *stream)
+{
+    struct aq_attention *mine = &note(apart, stream, operation)->with.attention;
+    *mine = *args;
+    WITHIN(mine->qkv);
+    WITHIN(mine->out);
+    WITHIN(mine->lse);
+    WITHIN(mine->dropout.keys);
+    WITHIN(mine->dout);
+    WITHIN(mine->dqkv);
+    WITHIN(mine->dqkv_rounded);
+    return AQ_OK;
+}
+
+static enum aq_status apart_attention(struct aq_device *device, const struct aq_attention *args,
+                                      struct aq_stream *stream)
+{
+    return attention_note(apart_of(device), args, DO_ATTENTION, stream);
+}
+
+static enum aq_status apart_attention_backward(struct aq_device *device, const struct aq_attention *args,
+                                               struct aq_stream *stream)
+{
+    return attention_note(apart_of(device), args, DO_ATTENTION_BACKWARD, stream);
+}
+
+static enum aq_status apart_embedding(struct aq_device *device, const struct aq_embedding *args,
+                                      struct aq_stream *stream)
+{
+    struct apart *apart = apart_of(device);
+    struct aq_embedding *mine = &note(apart, stream, DO_EMBEDDING)->with.embedding;
+    *mine = *args;
+    WITHIN(mine->tokens);
+    WITHIN(mine->token_table);
+    WITHIN(mine->position_table);
+    WITHIN(mine->x);
+    WITHIN(mine->dropout.keys);
+    return AQ_OK;
+}
+
+static enum aq_status apart_embedding_backward(struct aq_device *device, const struct aq_embedding_backward *args,
+                                               struct aq_stream *stream)
+{
+    struct apart *apart = apart_of(device);
+    struct aq_embedding_backward *mine = &note(apart, stream, DO_EMBEDDING_BACKWARD)->with.embedding_backward;
+    *mine = *args;
+    WITHIN(mine->tokens);
+    WITHIN(mine->dx);
+    WITHIN(mine->token_gradient);
+    WITHIN(mine->position_gradient);
+    WITHIN(mine->dropout.keys);
+    return AQ_OK;
+}
+
+static enum aq_status apart_cross_entropy(struct aq_device *device, const struct aq_cross_entropy *args,
+                                          struct aq_stream *stream)
+{
+    struct apart *apart = apart_of(device);
+    struct aq_cross_entropy *mine = &note(apart, stream, DO_CROSS_ENTROPY)->with.cross_entropy;
+    *mine = *args;
+    WITHIN(mine->logits);
+    WITHIN(mine->targets);
+    WITHIN(mine->losses);
+    WITHIN(mine->gradient);
+    return AQ_OK;
+}
+
+static enum aq_status apart_column_sum(struct aq_device *device, const void *x, enum aq_element type, uint64_t rows,
+                                       uint64_t C, uint64_t stride, float *sums, struct aq_stream *stream)
+{
+    struct apart *apart = apart_of(device);
+    note(apart, stream, DO_COLUMN_SUM)->with.column_sum = (struct column_sum){
+        .x = within(apart, x), .type = type, .rows = rows, .C = C, .stride = stride, .sums = within(apart, sums)};
+    return AQ_OK;
+}
+
+static enum aq_status apart_dropout(struct aq_device *device, const struct aq_dropout_apply *args,
+                                    struct aq_stream *stream)
+{
+    struct apart *apart = apart_of(device);
+    struct aq_dropout_apply *mine = &note(apart, stream, DO_DROPOUT)->with.dropout;
+    *mine = *args;
+    WITHIN(mine->x);
+    WITHIN(mine->y);
+    WITHIN(mine->dropout.keys);
+    return AQ_OK;
+}
+
+static enum aq_status apart_fill_normal(struct aq_device *device, float *x, uint64_t count, struct aq_rng_key key,
+                                        float std, float value, struct aq_stream *stream)
+{
+    struct apart *apart = apart_of(device);
+    note(apart, stream, DO_FILL_NORMAL)->with.fill =
+        (struct fill){.x = within(apart, x), .count = count, .key = key, .std = std, .value = value};
+    return AQ_OK;
+}
+
+static enum aq_status apart_adamw(struct aq_device *device, const struct aq_adamw *args, struct aq_stream *stream)
+{
+    struct apart *apart = apart_of(device);
+    struct aq_adamw *mine = &note(apart, stream, DO_ADAMW)->with.adamw;
+    *mine = *args;
+    WITHIN(mine->parameters);
+    WITHIN(mine->gradients);
+    WITHIN(mine->m);
+    WITHIN(mine->v);
+    return AQ_OK;
+}
+
+static enum aq_status apart_sgd(struct aq_device *device, const struct aq_sgd *args, struct aq_stream *stream)
+{
+    struct apart *apart = apart_of(device);
+    struct aq_sgd *mine = &note(apart, stream, DO_SGD)->with.sgd;
+    *mine = *args;
+    WITHIN(mine->parameters);
+    WITHIN(mine->gradients);
+    WITHIN(mine->velocity);
+    return AQ_OK;
+}
+
+static enum aq_status apart_lion(struct aq_device *device, const struct aq_lion *args, struct aq_stream *stream)
+{
+    struct apart *apart = apart_of(device);
+    struct aq_lion *mine = &note(apart, stream, DO_LION)->with.lion;
+    *mine = *args;
+    WITHIN(mine->parameters);
+    WITHIN(mine->gradients);
+    WITHIN(mine->m);
+    return AQ_OK;
+}
+
+static enum aq_status apart_lamb(struct aq_device *device, const struct aq_lamb_tensor *args, struct aq_stream *stream)
+{
+    struct apart *apart = apart_of(device);
+    struct aq_lamb_tensor *mine = &note(apart, stream, DO_LAMB)->with.lamb;
+    *mine = *args;
+    WITHIN(mine->parameters);
+    WITHIN(mine->gradients);
+    WITHIN(mine->m);
+    WITHIN(mine->v);
+    return AQ_OK;
+}
+
+static enum aq_status apart_scale(struct aq_device *device, float *x, uint64_t count, float factor,
+                                  struct aq_stream *stream)
+{
+    struct apart *apart = apart_of(device);
+    struct command *command = note(apart, stream, DO_SCALE);
+    command->with.scale.x = x;
+    command->with.scale.count = count;
+    command->with.scale.factor = factor;
+    WITHIN(command->with.scale.x);
+    return AQ_OK;
+}
+
+static enum aq_status apart_squares(struct aq_device *device, const float *x, const struct aq_range *spans,
+                                    uint32_t count, double *sums, struct aq_stream *stream)
+{
+    struct apart *apart = apart_of(device);
+    AQ_TRY(apart_stream_sync(device, stream));
+    return aq_device_squares(apart->inner, within(apart, x), spans, count, sums, NULL);
+}
+
+/* --- gradient codecs: the CPU's, when the stream gets there ------------------------------------------------------ */
+
+struct apart_coder {
+    struct aq_grad_coder base;
+    struct aq_grad_span spans[];
+};
+
+static enum aq_status coder_check_config(const struct aq_grad_codec_config *config)
+{
+    (void)config;
+    return AQ_OK;
+}
+
+static enum aq_status coder_open(struct aq_device *device, const struct aq_grad_codec *codec,
+                                 const struct aq_grad_span *spans, uint32_t span_count, struct aq_grad_coder **out)
+{
+    void *memory;
+    AQ_TRY(aq_alloc(sizeof(struct apart_coder) + span_count * sizeof *spans, &memory));
+    struct apart_coder *coder = memory;
+    coder->base = (struct aq_grad_coder){.device = device, .codec = codec, .span_count = span_count};
+    memcpy(coder->spans, spans, span_count * sizeof *spans);
+    *out = &coder->base;
+    return AQ_OK;
+}
+
+static void coder_close(struct aq_grad_coder *coder)
+{
+    aq_free(coder);
+}
+
+static enum aq_status coder_encode(struct aq_grad_coder *base, uint32_t span, const float *x, float *error,
+                                   uint64_t step, void *wire, struct aq_stream *stream)
+{
+    struct apart *apart = apart_of(base->device);
+    note(apart, stream, DO_GRAD_ENCODE)->with.coding =
+        (struct coding){.codec = base->codec,
+                        .span = ((const struct apart_coder *)base)->spans[span],
+                        .x = within(apart, x),
+                        .to = within(apart, error),
+                        .wire = within(apart, wire),
+                        .step = step};
+    return AQ_OK;
+}
+
+static enum aq_status coder_decode(struct aq_grad_coder *base, uint32_t span, const void *wire, float weight, bool add,
+                                   float *sum, struct aq_stream *stream)
+{
+    struct apart *apart = apart_of(base->device);
+    note(apart, stream, DO_GRAD_DECODE)->with.coding =
+        (struct coding){.codec = base->codec,
+                        .span = ((const struct apart_coder *)base)->spans[span],
+                        .to = within(apart, sum),
+                        .wire = within(apart, wire),
+                        .weight = weight,
+                        .add = add};
+    return AQ_OK;
+}
+
+/* What a decode met is the stream's status. */
+static enum aq_status coder_check(struct aq_grad_coder *base, struct aq_stream *stream)
+{
+    return apart_stream_sync(base->device, stream);
+}
+
+static enum aq_status apart_sum_ranks(struct aq_device *device, const struct aq_sum_ranks *args,
+                                      struct aq_stream *stream)
+{
+    struct apart *apart = apart_of(device);
+    struct aq_sum_ranks *mine = &note(apart, stream, DO_SUM_RANKS)->with.sum_ranks;
+    *mine = *args;
+    WITHIN(mine->own);
+    for (uint32_t rank = 0; rank < args->size; rank++)
+        if (rank != args->rank) WITHIN(mine->parts[rank]);
+    return AQ_OK;
+}
+
+static void *walk_within(const void *context, const void *pointer)
+{
+    return within(context, pointer);
+}
+
+static enum aq_status apart_walk(struct aq_device *device, const struct aq_walk *args, struct aq_stream *stream)
+{
+    struct aq_walk *mine = &note(apart_of(device), stream, DO_WALK)->with.walk;
+    *mine = *args;
+    aq_walk_move(mine, walk_within, device);
+    return AQ_OK;
+}
+
+static const struct aq_grad_launchers apart_grad = {.check_config = coder_check_config,
+                                                    .open = coder_open,
+                                                    .close = coder_close,
+                                                    .encode = coder_encode,
+                                                    .decode = coder_decode,
+                                                    .check = coder_check,
+                                                    .sum_ranks = apart_sum_ranks,
+                                                    .walk = apart_walk};
+
+static uint64_t apart_scratch_bytes(const struct aq_device *device)
+{
+    return aq_device_scratch_bytes(((const struct apart *)device)->inner);
+}
+
+/* --- the device ------------------------------------------------------------------------------------------------- */
+
+static void apart_info(const struct aq_device *device, struct aq_device_info *out)
+{
+    char name[sizeof out->name];
+    aq_device_info(((const struct apart *)device)->inner, out);
+    snprintf(name, sizeof name, "apart %.120s", out->name);
+    memcpy(out->name, name, sizeof name);
+    out->host_memory = false;
+    out->rounds = true; /* as a GPU's: the same bits, rounded once instead of in every product */
+}
+
+static void apart_close(struct aq_device *device)
+{
+    struct apart *apart = apart_of(device);
+    while (apart->streams) {
+        struct aq_stream *stream = apart->streams;
+        apart->streams = stream->next;
+        aq_free(stream->commands);
+        aq_free(stream);
+    }
+    if (apart->wall) munmap(apart->wall, 2 * SPAN_BYTES);
+    aq_mutex_close(apart->lock);
+    aq_device_close(apart->inner);
+    aq_free(apart);
+}
+
+static enum aq_status apart_open(const struct aq_device_config *config, struct aq_device **out)
+{
+    void *memory = NULL;
+    AQ_TRY(aq_alloc(sizeof(struct apart), &memory));
+    struct apart *apart = memory;
+    enum aq_status status;
+    apart->base.ops = &aq_device_apart;
+    AQ_TRY_GOTO(aq_device_cpu.open(config, &apart->inner), out);
+    AQ_TRY_GOTO(aq_mutex_open(&apart->lock), out);
+    AQ_TRY_GOTO(apart_stream_open(&apart->base, false, &apart->own), out);
+    memory = mmap(NULL, 2 * SPAN_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) {
+        status = aq_fail(AQ_NOMEM, "device", "apart: no room for %llu addresses", 2ull * SPAN_BYTES);
+        goto out;
+    }
+    apart->wall = memory;
+    apart->alias = apart->wall + SPAN_BYTES;
+    *out = &apart->base;
+    return AQ_OK;
+out:
+    apart_close(&apart->base);
+    return status;
+}
+
+const struct aq_device_ops aq_device_apart = {.kind = "apart",
+                                              .grad = &apart_grad,
+                                              .open = apart_open,
+                                              .close = apart_close,
+                                              .info = apart_info,
+                                              .reserve = apart_reserve,
+                                              .alloc = apart_alloc,
+                                              .free = apart_free,
+                                              .stream_open = apart_stream_open,
+                                              .stream_close = apart_stream_close,
+                                              .stream_sync = apart_stream_sync,
+                                              .event_open = apart_event_open,
+                                              .event_close = apart_event_close,
+                                              .event_record = apart_event_record,
+                                              .event_wait = apart_event_wait,
+                                              .event_query = apart_event_query,
+                                              .event_elapsed = apart_event_elapsed,
+                                              .copy = apart_copy,
+                                              .zero = apart_zero,
+                                              .parallel = apart_parallel,
+                                              .scratch_bytes = apart_scratch_bytes,
+                                              .matmul = apart_matmul,
+                                              .layernorm = apart_layernorm,
+                                              .layernorm_backward = apart_layernorm_backward,
+                                              .attention = apart_attention,
+                                              .attention_backward = apart_attention_backward,
+                                              .embedding = apart_embedding,
+                                              .embedding_backward = apart_embedding_backward,
+                                              .cross_entropy = apart_cross_entropy,
+                                              .column_sum = apart_column_sum,
+                                              .dropout = apart_dropout,
+                                              .fill_normal = apart_fill_normal,
+                                              .adamw = apart_adamw,
+                                              .sgd = apart_sgd,
+                                              .lion = apart_lion,
+                                              .lamb = apart_lamb,
+                                              .scale = apart_scale,
+                                              .squares = apart_squares};

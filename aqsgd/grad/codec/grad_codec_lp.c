@@ -1,0 +1,91 @@
+/*
+ * grad_codec_lp.c -- Lion Cub's quantizer (Ishikawa et al., equation 1): the step comes from the mean of |x|^p, not
+ * from the largest value, so that one outlier does not round all others to zero.
+ *
+ *     Q(x) = clamp(round(K x / (2 M)), +-K),   M = (mean |x|^p)^(1/p),   K = 2^(b-1) - 1,   decoded Q 2 M / K
+ *
+ * p = 1 is the paper's choice; p = infinity stands for the absmax grid Q_inf of section 2, without the factor 2.
+ * Differs from it: rounds to nearest there too, as in equation 1, where the paper has stochastic rounding for Q_inf
+ * alone.
+ */
+#include <math.h>
+
+#include "grad_internal.h"
+
+static void lp_config_default(struct aq_grad_codec_config *out)
+{
+    out->bits = 8;
+    out->norm = 1.0f;
+}
+
+static enum aq_status lp_config_check(const struct aq_grad_codec_config *config)
+{
+    AQ_TRY(aq_grad_check_bits(config));
+    AQ_TRY(aq_grad_check_bucket(config));
+    if (config->norm >= 0.001f) return AQ_OK; /* false for NaN */
+    return aq_fail(AQ_INVAL, "grad", "norm is %g, must be at least 0.001, or infinity", (double)config->norm);
+}
+
+static uint32_t lp_bits(const struct aq_grad_codec_config *config)
+{
+    return config->bits;
+}
+
+/* (mean |y|^p)^(1/p) over its largest value, in double: no power overflows. */
+static double power_mean(const float *y, uint64_t n, float p, float peak)
+{
+    double sum = 0.0;
+    for (uint64_t i = 0; i < n; i++)
+        sum += pow(fabs((double)y[i]) / (double)peak, (double)p);
+    return (double)peak * pow(sum / (double)n, 1.0 / (double)p);
+}
+
+static bool choose(const struct aq_grad_codec *codec, const float *y, uint64_t n, float *scale)
+{
+    struct aq_span span, part;
+    double sum_abs = 0.0;
+    span.peak = 0;
+    for (uint64_t at = 0; at < n; at += AQ_GRAD_ROW) {
+        codec->rows->span(y + at, (size_t)(n - at < AQ_GRAD_ROW ? n - at : AQ_GRAD_ROW), &part);
+        if (part.peak > span.peak) span.peak = part.peak;
+        sum_abs += (double)part.sum_abs;
+    }
+    const float peak = aq_float_of(span.peak), p = codec->config.norm;
+    *scale = peak;
+    if (!aq_grad_scale_valid(peak)) return false;
+    if (peak == 0.0f || isinf(p)) return true;
+    /* A row of enormous values may have no finite sum. */
+    const double mean = p == 1.0f && isfinite(sum_abs) ? sum_abs / (double)n : power_mean(y, n, p, peak);
+    *scale = (float)(2.0 * mean);
+    return aq_grad_scale_valid(*scale);
+}
+
+static bool quantizer(const struct aq_grad_codec *codec, float scale, struct aq_quant *quant)
+{
+    return aq_quant_scale(AQ_GRID_MIDTREAD, codec->config.bits, 0, scale, quant);
+}
+
+static const struct aq_grad_scaling mean_power = {.choose = choose, .quantizer = quantizer};
+
+static void lp_encode(const struct aq_grad_codec *codec, const struct aq_grad_range *range, const float *x,
+                      float *error)
+{
+    aq_grad_rows_encode(codec, &mean_power, range, x, error);
+}
+
+static enum aq_status lp_decode(const struct aq_grad_codec *codec, const struct aq_grad_range *range, float weight,
+                                bool add, float *sum)
+{
+    return aq_grad_rows_decode(codec, &mean_power, range, weight, add, sum);
+}
+
+const struct aq_grad_kind aq_grad_codec_kind_lp = {
+    .name = "lp",
+    .lossy = true,
+    .config_default = lp_config_default,
+    .config_check = lp_config_check,
+    .bits = lp_bits,
+    .scales = aq_grad_scales_bucket,
+    .encode = lp_encode,
+    .decode = lp_decode,
+};

@@ -1,0 +1,133 @@
+/*
+ * grad_tables.c -- where the pieces and buckets of a range lie, for the kernels of cuda_grad_codec.cu.
+ */
+#include <math.h>
+
+#include "cuda_grad.h"
+#include "grad_internal.h"
+
+/* Called twice: to count, with tables NULL, and to write. */
+struct tables {
+    struct aq_cuda_grad_piece *pieces;
+    struct aq_cuda_grad_bucket *buckets;
+    uint32_t piece_count, bucket_count;
+};
+
+static bool has_scales(const struct aq_grad_codec *codec)
+{
+    return codec->kind->scales != aq_grad_scales_none;
+}
+
+/* The buckets of the piece at `at` of the range, whose bytes begin at wire_at. */
+static void walk_piece(const struct aq_grad_codec *codec, uint64_t first, uint64_t at, uint64_t count, uint64_t wire_at,
+                       struct tables *out)
+{
+    struct aq_grad_walk walk;
+    struct aq_grad_run run;
+    if (!has_scales(codec)) return;
+    aq_grad_walk_init(&walk, codec, first + at, count);
+    while (aq_grad_walk_next(&walk, &run)) {
+        const uint64_t bucket = codec->config.bucket == 0 || run.padding ? run.count : codec->config.bucket;
+        for (uint64_t from = 0; from < run.count; from += bucket) {
+            const uint64_t n = run.count - from < bucket ? run.count - from : bucket;
+            const uint64_t to_byte = (8 - (run.offset + from) % 8) % 8;
+            if (out->buckets != NULL)
+                out->buckets[out->bucket_count] =
+                    (struct aq_cuda_grad_bucket){.offset = at + run.offset + from,
+                                                 .count = n,
+                                                 .scale_at = wire_at,
+                                                 .head = (uint32_t)(n < to_byte ? n : to_byte),
+                                                 .padding = run.padding};
+            if (!run.padding) wire_at += sizeof(float);
+            out->bucket_count++;
+        }
+    }
+}
+
+static void walk(const struct aq_grad_codec *codec, uint64_t first, uint64_t count, struct tables *out)
+{
+    uint64_t wire_at = 0;
+    for (uint64_t at = 0; at < count; at += AQ_GRAD_PIECE) {
+        const uint64_t n = count - at < AQ_GRAD_PIECE ? count - at : AQ_GRAD_PIECE;
+        const uint64_t bytes = aq_grad_codec_bytes(codec, first + at, n);
+        const uint64_t bits = codec->kind->bits(&codec->config), codes = n / 8 * bits + (n % 8 * bits + 7) / 8;
+        const uint32_t buckets = out->bucket_count;
+        walk_piece(codec, first, at, n, wire_at, out);
+        if (out->pieces != NULL)
+            out->pieces[out->piece_count] = (struct aq_cuda_grad_piece){
+                .codes_at = wire_at + bytes - codes, .count = (uint32_t)n, .first = buckets, .last = out->bucket_count};
+        out->piece_count++;
+        wire_at += bytes;
+    }
+}
+
+static enum aq_status check(const struct aq_grad_codec *codec, uint64_t first, uint64_t count)
+{
+    const float norm = codec->config.norm;
+    if (first > codec->parameters || count > codec->parameters - first)
+        return aq_fail(AQ_INVAL, "grad", "floats %llu + %llu are not all of a buffer of %llu",
+                       (unsigned long long)first, (unsigned long long)count, (unsigned long long)codec->parameters);
+    if (strcmp(codec->kind->name, "lp") == 0 && norm != 1.0f && !isinf(norm))
+        return aq_fail(AQ_INVAL, "grad", "norm is %g; on a GPU it must be 1 or infinity", (double)norm);
+    return AQ_OK;
+}
+
+enum aq_status aq_cuda_grad_tables_bytes(const struct aq_grad_codec *codec, uint64_t first, uint64_t count,
+                                         size_t *bytes)
+{
+    struct tables tables = {0};
+    AQ_TRY(check(codec, first, count));
+    walk(codec, first, count, &tables);
+    *bytes =
+        tables.piece_count * sizeof *tables.pieces + tables.bucket_count * (sizeof *tables.buckets + 2 * sizeof(float));
+    return AQ_OK;
+}
+
+/* What the kernels call the kind, and the grid that quantizes it. */
+static void kind_of(const struct aq_grad_codec *codec, struct aq_cuda_grad_tables *out)
+{
+    static const char *const names[] = {"", "fp32", "fp16", "bf16", "sign", "uniform", "lp", "vote"};
+    const struct aq_grad_codec_config *config = &codec->config;
+    enum aq_codec_grid grid = AQ_GRID_MIDTREAD;
+    struct aq_quant quant;
+    for (uint32_t i = 1; i < sizeof names / sizeof names[0]; i++) {
+        if (strcmp(names[i], codec->kind->name) == 0) out->kind = i;
+    }
+    AQ_ASSERT(out->kind != 0);
+    out->bits = codec->kind->bits(config);
+    out->squares = config->scale != NULL && strcmp(config->scale, "l2") == 0;
+    out->infinite = isinf(config->norm) != 0;
+    if (out->kind == AQ_CUDA_GRAD_UNIFORM) grid = aq_grad_uniform_grid(config);
+    if (out->kind != AQ_CUDA_GRAD_UNIFORM && out->kind != AQ_CUDA_GRAD_LP) return;
+    aq_quant_grid(grid, config->bits, &quant);
+    out->grid = (uint32_t)grid;
+    out->half = quant.half;
+    out->low = quant.low;
+    out->high = quant.high;
+}
+
+enum aq_status aq_cuda_grad_tables_fill(const struct aq_grad_codec *codec, uint64_t first, uint64_t count, void *memory,
+                                        struct aq_cuda_grad_tables *out)
+{
+    struct tables counted = {0};
+    AQ_TRY(check(codec, first, count));
+    walk(codec, first, count, &counted);
+    *out = (struct aq_cuda_grad_tables){
+        .count = count, .piece_count = counted.piece_count, .bucket_count = counted.bucket_count};
+    kind_of(codec, out);
+    struct tables tables = {.pieces = memory};
+    tables.buckets = (struct aq_cuda_grad_bucket *)(tables.pieces + counted.piece_count);
+    walk(codec, first, count, &tables);
+    AQ_ASSERT(tables.piece_count == counted.piece_count && tables.bucket_count == counted.bucket_count);
+    aq_cuda_grad_tables_at(out, memory);
+    return AQ_OK;
+}
+
+void aq_cuda_grad_tables_at(struct aq_cuda_grad_tables *tables, void *memory)
+{
+    struct aq_cuda_grad_piece *pieces = memory;
+    struct aq_cuda_grad_bucket *buckets = (struct aq_cuda_grad_bucket *)(pieces + tables->piece_count);
+    tables->pieces = pieces;
+    tables->buckets = buckets;
+    tables->steps = (float *)(buckets + tables->bucket_count);
+}

@@ -1,0 +1,320 @@
+/*
+ * cuda_grad_codec.cu -- gradient codecs on a GPU: see cuda_grad.h. The truth is grad_codec_*.c and grad_scalar.h.
+ *
+ * Encode is two launches where there are scales: a warp a bucket makes y = x + error and its scale, adding up as the
+ * CPU does; then a thread codes eight floats, which are whole bytes of the wire whatever the bits, and leaves their
+ * error. Decode is one, eight floats a thread. Which bucket a float belongs to is looked up in its piece's part of the
+ * tables.
+ */
+#include "cuda_codec_math.cuh"
+
+#include "cuda_grad.h"
+
+enum {
+    GRAD_BLOCK = 256,
+    GRAD_ROW = 512, /* floats whose magnitudes the CPU adds up at a time (lp) */
+    UNIT = 8
+};
+
+/* -- scales
+ * ------------------------------------------------------------------------------------------------------------- */
+
+/* Sum of |y| or y^2 over n values by the warp, in the CPU's order. */
+static __device__ inline float sum_of(const float *y, uint64_t n, bool squares, uint32_t lane)
+{
+    float sum = 0.0f;
+    for (uint64_t i = lane; i < n; i += WARP)
+        sum = __fadd_rn(sum, squares ? __fmul_rn(y[i], y[i]) : __uint_as_float(magnitude_of(y[i])));
+    return warp_fold(sum);
+}
+
+static __device__ inline float sign_scale(const struct aq_cuda_grad_tables &tables,
+                                          const struct aq_cuda_grad_bucket &bucket, const float *y, uint32_t lane)
+{
+    const bool squares = tables.squares != 0;
+    double sum = bucket.head > 0 ? (double)sum_of(y, bucket.head, squares, lane) : 0.0;
+    if (bucket.count > bucket.head)
+        sum = __dadd_rn(sum, (double)sum_of(y + bucket.head, bucket.count - bucket.head, squares, lane));
+    const double mean = __ddiv_rn(sum, (double)bucket.count);
+    return __double2float_rn(squares ? __dsqrt_rn(mean) : mean);
+}
+
+static __device__ inline bool finite64(double x)
+{
+    return ((unsigned long long)__double_as_longlong(x) >> 52 & 0x7ffu) != 0x7ffu;
+}
+
+/* lp with norm 1, where a row's magnitudes have no finite sum in binary32: over the largest, one after another. */
+static __device__ inline double mean_of_huge(const float *y, uint64_t n, float peak)
+{
+    double sum = 0.0;
+    for (uint64_t i = 0; i < n; i++)
+        sum = __dadd_rn(sum, __ddiv_rn((double)__uint_as_float(magnitude_of(y[i])), (double)peak));
+    return __dmul_rn((double)peak, __ddiv_rn(sum, (double)n));
+}
+
+/* The scale of uniform and lp; infinity where y is not finite. */
+static __device__ inline float level_scale(const struct aq_cuda_grad_tables &tables, const float *y, uint64_t n,
+                                           uint32_t lane)
+{
+    uint32_t peak = 0;
+    for (uint64_t i = lane; i < n; i += WARP)
+        peak = magnitude_of(y[i]) > peak ? magnitude_of(y[i]) : peak;
+    peak = warp_max(peak);
+    const float largest = __uint_as_float(peak);
+    if (peak >= INFINITE_BITS) return __uint_as_float(INFINITE_BITS);
+    if (tables.kind == AQ_CUDA_GRAD_UNIFORM || peak == 0 || tables.infinite) return largest;
+    double sum = 0.0;
+    for (uint64_t at = 0; at < n; at += GRAD_ROW)
+        sum = __dadd_rn(sum, (double)sum_of(y + at, n - at < GRAD_ROW ? n - at : (uint64_t)GRAD_ROW, false, lane));
+    const double mean = finite64(sum) ? __ddiv_rn(sum, (double)n) : mean_of_huge(y, n, largest);
+    const float scale = __double2float_rn(__dmul_rn(2.0, mean));
+    return is_finite(scale) ? scale : __uint_as_float(INFINITE_BITS);
+}
+
+/* A warp a bucket: y = x + error in place of error, the scale into the wire, the quantizer into the tables. */
+__global__ void __launch_bounds__(GRAD_BLOCK)
+    grad_scales(const __grid_constant__ struct aq_cuda_grad_tables tables, const float *x, float *error, uint8_t *wire)
+{
+    const uint64_t at = aq_thread_index() / WARP;
+    const uint32_t lane = threadIdx.x % WARP;
+    if (at >= tables.bucket_count) return;
+    const struct aq_cuda_grad_bucket bucket = tables.buckets[at];
+    const float *y = x + bucket.offset;
+    if (bucket.padding) return;
+    if (error != NULL) {
+        float *e = error + bucket.offset;
+        for (uint64_t i = lane; i < bucket.count; i += WARP)
+            e[i] = __fadd_rn(y[i], e[i]);
+        y = e;
+        __syncwarp();
+    }
+    struct step step = {0.0f, 0.0f};
+    float scale;
+    if (tables.kind == AQ_CUDA_GRAD_SIGN) {
+        scale = sign_scale(tables, bucket, y, lane);
+        step.unit = scale;
+    } else {
+        scale = level_scale(tables, y, bucket.count, lane);
+        if (!is_finite(scale) || !step_of_scale(tables.grid, tables.bits, 0, scale, &step)) {
+            scale = __uint_as_float(INFINITE_BITS); /* decode refuses it; error holds what was not finite */
+            step.unit = __uint_as_float(0x7fc00000u);
+        }
+    }
+    if (lane != 0) return;
+    bytes_write(wire + bucket.scale_at, __float_as_uint(scale), 4);
+    ((struct step *)tables.steps)[at] = step;
+}
+
+/* -- eight floats
+ * ------------------------------------------------------------------------------------------------------- */
+
+/* Eight floats of a piece, and the bucket that the first of them lies in. */
+struct unit {
+    const struct aq_cuda_grad_piece *piece;
+    uint64_t offset; /* of the range */
+    uint64_t index;  /* of the piece's codes */
+    uint32_t count;  /* 8, or fewer at the piece's end */
+    uint32_t bucket;
+};
+
+static __device__ inline bool unit_of(const struct aq_cuda_grad_tables &tables, bool buckets, struct unit *out)
+{
+    const uint64_t offset = aq_thread_index() * UNIT; /* a piece is whole units, but the last */
+    if (offset >= tables.count) return false;
+    out->piece = &tables.pieces[offset / AQ_GRAD_PIECE];
+    out->offset = offset;
+    out->index = offset % AQ_GRAD_PIECE;
+    out->count = out->piece->count - out->index < UNIT ? (uint32_t)(out->piece->count - out->index) : (uint32_t)UNIT;
+    out->bucket = out->piece->first;
+    for (uint32_t end = out->piece->last;
+         buckets && end - out->bucket > 1;) { /* the last that begins at offset or before */
+        const uint32_t middle = out->bucket + (end - out->bucket) / 2;
+        if (tables.buckets[middle].offset <= offset)
+            out->bucket = middle;
+        else
+            end = middle;
+    }
+    return true;
+}
+
+static __device__ __forceinline__ void bucket_step(const struct aq_cuda_grad_tables &tables, struct unit *unit,
+                                                   uint64_t offset)
+{
+    const struct aq_cuda_grad_bucket &bucket = tables.buckets[unit->bucket];
+    if (offset >= bucket.offset + bucket.count) unit->bucket++;
+}
+
+/* -- encode
+ * ------------------------------------------------------------------------------------------------------------- */
+
+/* Codes of kinds with scales; error becomes what they lost. */
+__global__ void __launch_bounds__(GRAD_BLOCK)
+    grad_codes(const __grid_constant__ struct aq_cuda_grad_tables tables, const float *x, float *error, uint8_t *wire)
+{
+    const struct grid_of grid = {tables.low, tables.high, (int)tables.half, tables.grid == AQ_GRID_MIDRISE};
+    struct unit unit;
+    uint64_t word = 0;
+    if (!unit_of(tables, true, &unit)) return;
+    for (uint32_t k = 0; k < unit.count; k++) {
+        const uint64_t at = unit.offset + k;
+        bucket_step(tables, &unit, at);
+        if (tables.buckets[unit.bucket].padding) continue;
+        const struct step step = ((const struct step *)tables.steps)[unit.bucket];
+        const float y = error != NULL ? error[at] : x[at];
+        float level;
+        uint32_t code;
+        if (tables.kind == AQ_CUDA_GRAD_SIGN) {
+            code = y >= 0.0f;
+            level = code ? step.unit : -step.unit;
+        } else {
+            if (!is_finite(step.unit)) continue;
+            const int i = quantize_nearest(y, step.inverse, grid);
+            code = (uint32_t)(i + grid.half);
+            level = dequantize(i, step.unit, grid.rise);
+        }
+        word |= (uint64_t)code << k * tables.bits;
+        if (error != NULL) error[at] = __fsub_rn(y, level);
+    }
+    uint8_t *out = wire + unit.piece->codes_at + unit.index / UNIT * tables.bits;
+    for (uint32_t b = 0; b < (unit.count * tables.bits + 7) / 8; b++)
+        out[b] = (uint8_t)(word >> 8 * b);
+}
+
+/* binary16 with the CPU's NaNs, and clamped as grad_codec_fp16.c clamps. */
+static __device__ __forceinline__ uint16_t clamped_half(float y)
+{
+    const uint32_t bits = __float_as_uint(y), magnitude = magnitude_of(y);
+    if (magnitude > INFINITE_BITS) return (uint16_t)((bits >> 16 & 0x8000u) | 0x7e00u | (magnitude >> 13 & 0x3ffu));
+    if (__uint_as_float(magnitude) > 65504.0f) return half_from_float(y > 0.0f ? 65504.0f : -65504.0f);
+    return half_from_float(y);
+}
+
+/* Kinds without scales. */
+__global__ void __launch_bounds__(GRAD_BLOCK) grad_values(const __grid_constant__ struct aq_cuda_grad_tables tables,
+                                                          const float *x, float *error, bool ties_up, uint8_t *wire)
+{
+    struct unit unit;
+    uint32_t votes = 0;
+    if (!unit_of(tables, false, &unit)) return;
+    for (uint32_t k = 0; k < unit.count; k++) {
+        const uint64_t at = unit.offset + k;
+        uint8_t *out = wire + unit.piece->codes_at + (unit.index + k) * (tables.bits / 8);
+        const float y = error != NULL ? __fadd_rn(x[at], error[at]) : x[at];
+        float value = y;
+        if (tables.kind == AQ_CUDA_GRAD_FP32) {
+            bytes_write(out, __float_as_uint(y), 4);
+        } else if (tables.kind == AQ_CUDA_GRAD_VOTE) {
+            const uint32_t vote = y > 0.0f || (ties_up && y == 0.0f);
+            votes |= vote << k;
+            value = vote ? 1.0f : -1.0f;
+        } else {
+            const bool fp16 = tables.kind == AQ_CUDA_GRAD_FP16;
+            const uint16_t half = fp16 ? clamped_half(y) : bfloat_from_float(y);
+            bytes_write(out, half, 2);
+            value = fp16 ? half_to_float(half) : bfloat_to_float(half);
+        }
+        if (error != NULL) error[at] = __fsub_rn(y, value);
+    }
+    if (tables.kind == AQ_CUDA_GRAD_VOTE) wire[unit.piece->codes_at + unit.index / UNIT] = (uint8_t)votes;
+}
+
+/* -- decode
+ * ------------------------------------------------------------------------------------------------------------- */
+
+/* What one float decodes to, weighted, for kinds with scales; false for a scale that no encoder writes. */
+static __device__ inline bool scaled_value(const struct aq_cuda_grad_tables &tables, const struct unit &unit,
+                                           uint32_t k, const uint8_t *wire, float weight, float *value)
+{
+    const uint32_t scale = bytes_read(wire + tables.buckets[unit.bucket].scale_at, 4);
+    const uint32_t code = code_read(wire + unit.piece->codes_at, unit.index + k, tables.bits);
+    struct step step;
+    if (scale >= INFINITE_BITS) return false;
+    if (tables.kind == AQ_CUDA_GRAD_SIGN) {
+        const float s = __fmul_rn(weight, __uint_as_float(scale));
+        *value = code ? s : -s;
+        return true;
+    }
+    if (!step_of_scale(tables.grid, tables.bits, 0, __uint_as_float(scale), &step)) return false;
+    const float level = dequantize((int)code - (int)tables.half, step.unit, tables.grid == AQ_GRID_MIDRISE);
+    *value = __fmul_rn(weight, level);
+    return true;
+}
+
+__global__ void __launch_bounds__(GRAD_BLOCK)
+    grad_decode_scaled(const __grid_constant__ struct aq_cuda_grad_tables tables, const uint8_t *wire, float weight,
+                       bool add, float *sum, uint32_t *corrupt)
+{
+    struct unit unit;
+    if (!unit_of(tables, true, &unit)) return;
+    for (uint32_t k = 0; k < unit.count; k++) {
+        const uint64_t at = unit.offset + k;
+        float value = 0.0f;
+        bucket_step(tables, &unit, at);
+        if (tables.buckets[unit.bucket].padding) {
+            if (!add) sum[at] = 0.0f;
+            continue;
+        }
+        if (!scaled_value(tables, unit, k, wire, weight, &value)) {
+            *corrupt = 1; /* whoever says so says the same */
+            return;
+        }
+        sum[at] = add ? __fadd_rn(sum[at], value) : value;
+    }
+}
+
+__global__ void __launch_bounds__(GRAD_BLOCK)
+    grad_decode_values(const __grid_constant__ struct aq_cuda_grad_tables tables, const uint8_t *wire, float weight,
+                       bool add, float *sum)
+{
+    struct unit unit;
+    if (!unit_of(tables, false, &unit)) return;
+    for (uint32_t k = 0; k < unit.count; k++) {
+        const uint64_t at = unit.offset + k;
+        const uint8_t *from = wire + unit.piece->codes_at + (unit.index + k) * (tables.bits / 8);
+        float value;
+        if (tables.kind == AQ_CUDA_GRAD_VOTE)
+            value = code_read(wire + unit.piece->codes_at, unit.index + k, 1) ? weight : -weight;
+        else if (tables.kind == AQ_CUDA_GRAD_FP32)
+            value = __fmul_rn(weight, __uint_as_float(bytes_read(from, 4)));
+        else if (tables.kind == AQ_CUDA_GRAD_FP16)
+            value = __fmul_rn(weight, half_to_float((uint16_t)bytes_read(from, 2)));
+        else
+            value = __fmul_rn(weight, bfloat_to_float((uint16_t)bytes_read(from, 2)));
+        sum[at] = add ? __fadd_rn(sum[at], value) : value;
+    }
+}
+
+/* -- launchers
+ * ---------------------------------------------------------------------------------------------------------- */
+
+static bool has_scales(const struct aq_cuda_grad_tables *tables)
+{
+    return tables->kind == AQ_CUDA_GRAD_SIGN || tables->kind == AQ_CUDA_GRAD_UNIFORM || tables->kind == AQ_CUDA_GRAD_LP;
+}
+
+extern "C" enum aq_status aq_cuda_grad_encode(const struct aq_cuda_grad_tables *tables, const float *x, float *error,
+                                              uint64_t step, void *wire, void *stream)
+{
+    struct CUstream_st *at = (struct CUstream_st *)stream;
+    const dim3 units = aq_blocks((tables->count + UNIT - 1) / UNIT, GRAD_BLOCK);
+    if (tables->count == 0) return AQ_OK;
+    if (!has_scales(tables))
+        return AQ_LAUNCH(grad_values, units, GRAD_BLOCK, 0, at, *tables, x, error, step % 2 == 1, (uint8_t *)wire);
+    const dim3 buckets = aq_blocks((uint64_t)tables->bucket_count * WARP, GRAD_BLOCK);
+    AQ_TRY(AQ_LAUNCH(grad_scales, buckets, GRAD_BLOCK, 0, at, *tables, x, error, (uint8_t *)wire));
+    return AQ_LAUNCH(grad_codes, units, GRAD_BLOCK, 0, at, *tables, x, error, (uint8_t *)wire);
+}
+
+extern "C" enum aq_status aq_cuda_grad_decode(const struct aq_cuda_grad_tables *tables, const void *wire, float weight,
+                                              bool add, float *sum, uint32_t *corrupt, void *stream)
+{
+    struct CUstream_st *at = (struct CUstream_st *)stream;
+    const dim3 units = aq_blocks((tables->count + UNIT - 1) / UNIT, GRAD_BLOCK);
+    if (tables->count == 0) return AQ_OK;
+    if (!has_scales(tables))
+        return AQ_LAUNCH(grad_decode_values, units, GRAD_BLOCK, 0, at, *tables, (const uint8_t *)wire, weight, add,
+                         sum);
+    return AQ_LAUNCH(grad_decode_scaled, units, GRAD_BLOCK, 0, at, *tables, (const uint8_t *)wire, weight, add, sum,
+                     corrupt);
+}

@@ -1,0 +1,209 @@
+/*
+ * optimizer.h -- the seam behind aq_optimizer_*: a kind of optimizer is a row of optimizers.def and one file.
+ *
+ * A kind says what memory it wants (place), whether it wants the mean of the gradients first (averages), and does one
+ * update in rounds (update): round 0 begins, and each later one follows on what the round before has asked for. What is
+ * common lies in optimizer.c (the table, memory, checks), optimizer_average.c (the mean of gradients, through codecs)
+ * and optimizer_flat.c (walks over the flat buffer, in pieces that belong to one tensor each: optimizer_walk.h).
+ *
+ * Where memory is a device's. What walks touch is device memory; what a kind itself reads and writes, a few floats a
+ * tensor, is host memory, state too (aq_optimizer_take_few). Walks are enqueued on the call's stream; one with sums is
+ * waited for.
+ *
+ * Determinism: what has to be equal on all ranks is computed elementwise, in plain C without contraction, or summed in
+ * a fixed order, from values that are equal on all ranks.
+ *
+ * Locking: as grad.h.
+ */
+#ifndef AQSGD_GRAD_OPTIMIZER_H
+#define AQSGD_GRAD_OPTIMIZER_H
+
+#include "aqsgd/device_math.h"
+#include "aqsgd/grad.h"
+#include "optimizer_walk.h"
+
+enum { AQ_OPTIMIZER_STATES_MAX = 12, AQ_OPTIMIZER_SCRATCH_MAX = 16 };
+
+typedef void aq_flat_run(struct aq_optimizer *optimizer, const struct aq_flat_piece *piece, uint32_t index);
+
+struct aq_optimizer_array {
+    struct aq_optimizer_state_info info;
+    enum aq_memory_kind where;
+    float *values;
+};
+
+/* Memory that no checkpoint sees. */
+struct aq_optimizer_scratch {
+    bool mapped; /* of the host alone; else the device's, of a kind */
+    enum aq_memory_kind where;
+    void *memory;
+    size_t bytes;
+};
+
+/* The call under way. */
+struct aq_optimizer_call {
+    bool averaging, updating, void_step;
+    uint32_t round; /* that comes next */
+    float *parameters, *gradients;
+    const float *update_gradients;
+    float lr, grad_scale;
+    uint64_t step;
+    struct aq_stream *stream;
+    struct aq_walk before, after; /* what goes along with the reduction that was asked for */
+};
+
+struct aq_low_rank; /* optimizer_low_rank.c */
+
+struct aq_optimizer {
+    struct aq_device *device; /* borrowed; NULL while measuring */
+    const struct aq_optimizer_kind *kind;
+    struct aq_optimizer_config config;
+    struct aq_optimizer_group group;
+    uint64_t parameters;
+    struct aq_optimizer_tensor *tensors; /* those that are not empty; names are copies */
+    uint32_t tensor_count;
+    struct aq_optimizer_tensor *stretches; /* merged where they touch and decay alike */
+    uint32_t stretch_count;
+    struct aq_flat_piece *pieces; /* of kinds that walk */
+    uint32_t piece_count;
+    double *piece_sums; /* AQ_FLAT_SUMS a piece */
+    float *values;      /* AQ_WALK_VALUES a tensor, for walks: aq_optimizer_values */
+    bool apart;         /* memory is a device's, which has a copy of the three: */
+    struct {
+        struct aq_flat_piece *pieces;
+        double *sums;
+        float *values;
+    } there; /* the same as here where memory is the host's */
+    struct aq_optimizer_array states[AQ_OPTIMIZER_STATES_MAX];
+    uint32_t state_count;
+    struct aq_optimizer_scratch scratch[AQ_OPTIMIZER_SCRATCH_MAX];
+    uint32_t scratch_count;
+    bool measuring;
+    uint64_t measured;
+    struct aq_grad_codec *codec;        /* of config.reduce, with W > 1 */
+    float *worker_error, *server_error; /* of config.reduce, where they are kept */
+    float *choice; /* the candidate's number + 1, where the codec is chosen under way (grad_choice.c); 0: none yet */
+    struct aq_low_rank *low_rank; /* PowerSGD, with W > 1 */
+    bool gauged;                  /* gauge holds the whole model's number for the next update */
+    double gauge;
+    void *own;                    /* the kind's, from scratch memory */
+    struct aq_optimizer_call call;
+};
+
+struct aq_optimizer_kind {
+    const char *name;
+    bool walks; /* over pieces */
+    /* config.reduce is for the mean of the gradients (optimizer_average.c); else the kind's own affair. */
+    bool averages_gradients;
+    void (*config_default)(struct aq_optimizer_config *out); /* out is zero but for its kind */
+    enum aq_status (*config_check)(const struct aq_optimizer_config *config);
+    /* aq_optimizer_config_check_device; why is not NULL. NULL: it works on any device. */
+    enum aq_status (*config_check_device)(const struct aq_optimizer_config *config, char *why);
+    /* Takes arrays and scratch. Called twice, first to measure: every pointer is NULL then. */
+    enum aq_status (*place)(struct aq_optimizer *optimizer);
+    /* Kinds that do not always average: does this step? NULL: as averages_gradients. In fp32 where it is theirs. */
+    bool (*averages)(const struct aq_optimizer *optimizer, uint64_t step);
+    /* Kinds whose decisions want a number of the whole model: aq_optimizer_gauges, aq_optimizer_gauge. NULL: none. */
+    bool (*gauges)(const struct aq_optimizer *optimizer);
+    enum aq_status (*gauge)(struct aq_optimizer *optimizer, double *sum);
+    /* out is zero (AQ_REDUCE_NONE) at entry. */
+    enum aq_status (*update)(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out);
+    /* What is due at this step whatever its gradient, in rounds as update's: the end of update, and all of a void step.
+     * NULL: nothing. */
+    enum aq_status (*due)(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out);
+    /* The share of a pending error in tensor t that its first state array takes up (aq_optimizer_absorb); NULL: none.
+     */
+    float (*absorbs)(const struct aq_optimizer *optimizer, uint32_t t);
+};
+
+/* absorbs of kinds that average gradients with an exponential mean, and of those that send their momentum. */
+float aq_optimizer_absorbs_gradient(const struct aq_optimizer *optimizer, uint32_t t);
+float aq_optimizer_absorbs_momentum(const struct aq_optimizer *optimizer, uint32_t t);
+
+/* AQ_INVAL, naming the field, unless least <= value < below. */
+enum aq_status aq_optimizer_check_range(const char *field, float value, float least, float below);
+/* beta1, beta2, epsilon of Adam's family. */
+enum aq_status aq_optimizer_check_adam(const struct aq_optimizer_config *config);
+
+/* ---- for place: NULL in *out while measuring ---- */
+
+/* The next state array, zero. count 0 takes nothing but a row. */
+enum aq_status aq_optimizer_take(struct aq_optimizer *optimizer, const char *name, uint64_t count,
+                                 enum aq_state_class belongs, float **out);
+/* The same of a few floats that the kind itself reads and writes: host memory everywhere. */
+enum aq_status aq_optimizer_take_few(struct aq_optimizer *optimizer, const char *name, uint64_t count,
+                                     enum aq_state_class belongs, float **out);
+/* The server error of this rank: its chunk of `count` floats. */
+enum aq_status aq_optimizer_take_server(struct aq_optimizer *optimizer, const char *name, uint64_t count, float **out);
+/* Memory that no checkpoint sees, zero: the host's; what walks touch; and what the device copies from and to. */
+enum aq_status aq_optimizer_scratch(struct aq_optimizer *optimizer, size_t bytes, void **out);
+enum aq_status aq_optimizer_scratch_device(struct aq_optimizer *optimizer, size_t bytes, void **out);
+enum aq_status aq_optimizer_scratch_pinned(struct aq_optimizer *optimizer, size_t bytes, void **out);
+/* The two errors of config.reduce, where it is lossy, they are wanted and W > 1. */
+enum aq_status aq_optimizer_take_errors(struct aq_optimizer *optimizer);
+
+/* Asks for the mean of x, the whole buffer, through config.reduce. */
+void aq_optimizer_ask(struct aq_optimizer *optimizer, float *x, struct aq_reduce *out);
+/*
+ * The same, with walks over x before and after it (AQ_WALK_NONE: none), without sums: along with the reduction where it
+ * goes through a codec, so that they are done in the cache and while other pieces travel; else before it is asked for,
+ * and in the next round, which begins with aq_optimizer_asked.
+ */
+enum aq_status aq_optimizer_ask_along(struct aq_optimizer *optimizer, float *x, const struct aq_walk *before,
+                                      const struct aq_walk *after, struct aq_reduce *out);
+enum aq_status aq_optimizer_asked(struct aq_optimizer *optimizer);
+
+/* ---- grad_choice.c ---- */
+enum aq_status aq_optimizer_choice_place(struct aq_optimizer *optimizer);
+
+/* ---- optimizer_average.c ---- */
+enum aq_status aq_optimizer_average_place(struct aq_optimizer *optimizer);
+enum aq_status aq_optimizer_average_round(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out);
+
+/* ---- optimizer_flat.c ---- */
+enum aq_status aq_optimizer_cut(struct aq_optimizer *optimizer); /* makes the pieces */
+/* A walk over all pieces with what all have: the call's arrays and numbers, the two betas, epsilon, the errors. */
+struct aq_walk aq_optimizer_walk_of(const struct aq_optimizer *optimizer, enum aq_walk_kind kind);
+/* All of its pieces, which begin with the first; piece_sums are there afterwards where it has any. */
+enum aq_status aq_optimizer_walk(struct aq_optimizer *optimizer, const struct aq_walk *walk);
+/*
+ * Number `which` of every tensor's values for the walks to come, 1 to AQ_WALK_VALUES - 1 (0 is its decay): of[t]. Where
+ * it changes any, it waits for walks that may still read the last ones.
+ */
+enum aq_status aq_optimizer_values(struct aq_optimizer *optimizer, uint32_t which, const float *of);
+/* run(optimizer, piece, index) for every piece, on the pool: host memory. */
+void aq_optimizer_each(struct aq_optimizer *optimizer, aq_flat_run *run);
+/* sums[t] = sum `which` of tensor t's pieces, added up in order; the largest of them. */
+void aq_optimizer_fold(const struct aq_optimizer *optimizer, uint32_t which, double *sums);
+void aq_optimizer_fold_max(const struct aq_optimizer *optimizer, uint32_t which, double *sums);
+static inline double *aq_optimizer_sums(struct aq_optimizer *optimizer, uint32_t index)
+{
+    return optimizer->piece_sums + (size_t)AQ_FLAT_SUMS * index;
+}
+/* 1 / (1 - beta^step), in double and rounded once; 1 where config.bias_correction is off. */
+float aq_optimizer_correct(const struct aq_optimizer *optimizer, float beta, uint64_t step);
+/* The decay of a tensor. */
+static inline float aq_optimizer_decay(const struct aq_optimizer *optimizer, uint32_t t)
+{
+    return optimizer->tensors[t].decay ? optimizer->config.weight_decay : 0.0f;
+}
+
+/*
+ * ---- optimizer_momentum.c: what qadam, onebit_adam and onebit_lamb share ----
+ * A number of steps kept as two floats of state, each exact: when v was frozen (0: not yet), updates made.
+ */
+uint64_t aq_optimizer_step_read(const float frozen[2]);
+void aq_optimizer_step_write(float frozen[2], uint64_t step);
+/* A walk of m and v, whose zeros are masked. */
+struct aq_walk aq_optimizer_walk_moments(const struct aq_optimizer *optimizer, enum aq_walk_kind kind, float *m,
+                                         float *v);
+/* *sum += ||v||_1, the same on every rank; tensor by tensor from the last to the first, as aq_optimizer_gauge wants. */
+enum aq_status aq_optimizer_norm1(struct aq_optimizer *optimizer, float *v, double *sum);
+/* The whole model's number for this update: what aq_optimizer_gauged was told, else this optimizer's own. */
+enum aq_status aq_optimizer_gauge_taken(struct aq_optimizer *optimizer, double *out);
+
+#define AQ_OPTIMIZER(name) extern const struct aq_optimizer_kind aq_optimizer_##name;
+#include "optimizers.def"
+#undef AQ_OPTIMIZER
+
+#endif

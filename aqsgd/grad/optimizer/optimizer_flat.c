@@ -1,0 +1,247 @@
+/*
+ * optimizer_flat.c -- walks over the flat buffer: on the CPU pool, or by a device's kernels. A piece belongs to one
+ * tensor and its cut depends on the tensors alone, so that sums by piece, folded in order, do not depend on the number
+ * of threads.
+ */
+#include <math.h>
+
+#include "device_ops.h"
+#include "grad_launchers.h"
+#include "optimizer.h"
+
+static uint64_t pieces_of(const struct aq_optimizer *optimizer)
+{
+    uint64_t pieces = 0;
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++)
+        pieces += (optimizer->tensors[t].count + AQ_FLAT_PIECE - 1) / AQ_FLAT_PIECE;
+    return pieces;
+}
+
+static void fill_tables(struct aq_optimizer *optimizer)
+{
+    struct aq_flat_piece *piece = optimizer->pieces;
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++) {
+        const struct aq_optimizer_tensor *tensor = &optimizer->tensors[t];
+        optimizer->values[(size_t)AQ_WALK_VALUES * t] = aq_optimizer_decay(optimizer, t);
+        for (uint64_t at = 0; at < tensor->count; at += AQ_FLAT_PIECE) {
+            const uint64_t left = tensor->count - at;
+            *piece++ = (struct aq_flat_piece){.first = tensor->offset + at,
+                                              .count = left < AQ_FLAT_PIECE ? (uint32_t)left : AQ_FLAT_PIECE,
+                                              .tensor = t};
+        }
+    }
+}
+
+/* The device's copies: what a plan has counted for the host's is about what they take there. */
+static enum aq_status copy_tables(struct aq_optimizer *optimizer, size_t piece_bytes, size_t sum_bytes,
+                                  size_t value_bytes)
+{
+    void *pieces, *sums, *values;
+    AQ_TRY(aq_optimizer_scratch_device(optimizer, piece_bytes, &pieces));
+    AQ_TRY(aq_optimizer_scratch_device(optimizer, sum_bytes, &sums));
+    AQ_TRY(aq_optimizer_scratch_device(optimizer, value_bytes, &values));
+    optimizer->there.pieces = pieces;
+    optimizer->there.sums = sums;
+    optimizer->there.values = values;
+    AQ_TRY(aq_device_copy(optimizer->device, pieces, optimizer->pieces, piece_bytes, NULL));
+    AQ_TRY(aq_device_copy(optimizer->device, values, optimizer->values, value_bytes, NULL));
+    return aq_device_stream_sync(optimizer->device, NULL);
+}
+
+enum aq_status aq_optimizer_cut(struct aq_optimizer *optimizer)
+{
+    const uint64_t pieces = pieces_of(optimizer);
+    const size_t piece_bytes = (size_t)pieces * sizeof(struct aq_flat_piece);
+    const size_t sum_bytes = (size_t)pieces * AQ_FLAT_SUMS * sizeof(double);
+    const size_t value_bytes = (size_t)optimizer->tensor_count * AQ_WALK_VALUES * sizeof(float);
+    void *memory, *sums, *values;
+    if (pieces > UINT32_MAX)
+        return aq_fail(AQ_INVAL, "optimizer", "%llu pieces of %d parameters are too many", (unsigned long long)pieces,
+                       AQ_FLAT_PIECE);
+    AQ_TRY(aq_optimizer_scratch_pinned(optimizer, piece_bytes, &memory));
+    AQ_TRY(aq_optimizer_scratch_pinned(optimizer, sum_bytes, &sums));
+    AQ_TRY(aq_optimizer_scratch_pinned(optimizer, value_bytes, &values));
+    optimizer->there.pieces = optimizer->pieces = memory;
+    optimizer->there.sums = optimizer->piece_sums = sums;
+    optimizer->there.values = optimizer->values = values;
+    optimizer->piece_count = (uint32_t)pieces;
+    if (optimizer->measuring) return AQ_OK;
+    fill_tables(optimizer);
+    return optimizer->apart ? copy_tables(optimizer, piece_bytes, sum_bytes, value_bytes) : AQ_OK;
+}
+
+struct each {
+    struct aq_optimizer *optimizer;
+    aq_flat_run *run;
+};
+
+static void run_piece(uint32_t piece, void *context)
+{
+    const struct each *each = context;
+    each->run(each->optimizer, &each->optimizer->pieces[piece], piece);
+}
+
+void aq_optimizer_each(struct aq_optimizer *optimizer, aq_flat_run *run)
+{
+    struct each each = {.optimizer = optimizer, .run = run};
+    if (optimizer->piece_count == 0) return;
+    aq_device_parallel(optimizer->device, optimizer->piece_count, run_piece, &each);
+}
+
+/* ---- walks ---- */
+
+struct aq_walk aq_optimizer_walk_of(const struct aq_optimizer *optimizer, enum aq_walk_kind kind)
+{
+    const struct aq_optimizer_config *config = &optimizer->config;
+    const struct aq_optimizer_call *call = &optimizer->call;
+    struct aq_walk walk = {.kind = kind,
+                           .piece_count = optimizer->piece_count,
+                           .end = optimizer->parameters,
+                           .pieces = optimizer->there.pieces,
+                           .values = optimizer->there.values,
+                           .sums = optimizer->there.sums,
+                           .g = call->update_gradients,
+                           .p = call->parameters,
+                           .worker_error = optimizer->worker_error,
+                           .server_error = optimizer->server_error,
+                           .b1 = config->beta1,
+                           .c1 = 1.0f - config->beta1,
+                           .b2 = config->beta2,
+                           .c2 = 1.0f - config->beta2,
+                           .eps = config->epsilon,
+                           .lr = call->lr,
+                           .scale = call->grad_scale};
+    aq_grad_chunk(optimizer->parameters, optimizer->group.size, optimizer->group.rank, &walk.chunk_first, &walk.chunk);
+    return walk;
+}
+
+static enum aq_status launch(struct aq_optimizer *optimizer, const struct aq_walk *walk)
+{
+    return optimizer->device->ops->grad->walk(optimizer->device, walk, optimizer->call.stream);
+}
+
+static void walk_piece(uint32_t piece, void *context)
+{
+    const struct aq_walk *walk = context;
+    aq_walk_piece(walk, piece);
+}
+
+enum aq_status aq_optimizer_walk(struct aq_optimizer *optimizer, const struct aq_walk *walk)
+{
+    struct aq_walk own = *walk;
+    if (walk->piece_count == 0) return AQ_OK;
+    if (!optimizer->apart) {
+        aq_device_parallel(optimizer->device, walk->piece_count, walk_piece, &own);
+        return AQ_OK;
+    }
+    AQ_TRY(launch(optimizer, walk));
+    if (aq_walk_sums(walk->kind) == 0) return AQ_OK;
+    AQ_TRY(aq_device_copy(optimizer->device, optimizer->piece_sums, optimizer->there.sums,
+                          (size_t)optimizer->piece_count * AQ_FLAT_SUMS * sizeof(double), optimizer->call.stream));
+    return aq_device_stream_sync(optimizer->device, optimizer->call.stream);
+}
+
+/* The first piece that ends behind float `at`. */
+static uint32_t piece_at(const struct aq_optimizer *optimizer, uint64_t at)
+{
+    uint32_t low = 0, high = optimizer->piece_count;
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        if (optimizer->pieces[middle].first + optimizer->pieces[middle].count <= at)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Floats first..first + count - 1, but what lies between tensors; on this thread, or enqueued. */
+static enum aq_status walk_range(struct aq_optimizer *optimizer, const struct aq_walk *whole, uint64_t first,
+                                 uint64_t count)
+{
+    struct aq_walk walk = *whole;
+    walk.begin = first;
+    walk.end = first + count;
+    walk.piece_first = piece_at(optimizer, first);
+    walk.piece_count = 0;
+    for (uint32_t i = walk.piece_first; i < optimizer->piece_count && optimizer->pieces[i].first < walk.end; i++) {
+        walk.piece_count++;
+        if (!optimizer->apart) aq_walk_piece(&walk, i);
+    }
+    return optimizer->apart && walk.piece_count > 0 ? launch(optimizer, &walk) : AQ_OK;
+}
+
+static enum aq_status go_before(void *work, uint64_t first, uint64_t count)
+{
+    struct aq_optimizer *optimizer = work;
+    return walk_range(optimizer, &optimizer->call.before, first, count);
+}
+
+static enum aq_status go_after(void *work, uint64_t first, uint64_t count)
+{
+    struct aq_optimizer *optimizer = work;
+    return walk_range(optimizer, &optimizer->call.after, first, count);
+}
+
+enum aq_status aq_optimizer_ask_along(struct aq_optimizer *optimizer, float *x, const struct aq_walk *before,
+                                      const struct aq_walk *after, struct aq_reduce *out)
+{
+    struct aq_optimizer_call *call = &optimizer->call;
+    aq_optimizer_ask(optimizer, x, out);
+    AQ_ASSERT(aq_walk_sums(before->kind) == 0 && aq_walk_sums(after->kind) == 0);
+    call->before = *before;
+    call->after = *after;
+    if (out->kind != AQ_REDUCE_COMPRESSED) return before->kind ? aq_optimizer_walk(optimizer, before) : AQ_OK;
+    out->before = before->kind ? go_before : NULL;
+    out->after = after->kind ? go_after : NULL;
+    out->work = optimizer;
+    return AQ_OK;
+}
+
+enum aq_status aq_optimizer_asked(struct aq_optimizer *optimizer)
+{
+    if (optimizer->codec || !optimizer->call.after.kind) return AQ_OK;
+    return aq_optimizer_walk(optimizer, &optimizer->call.after);
+}
+
+enum aq_status aq_optimizer_values(struct aq_optimizer *optimizer, uint32_t which, const float *of)
+{
+    const size_t bytes = (size_t)optimizer->tensor_count * AQ_WALK_VALUES * sizeof(float);
+    bool changed = false;
+    AQ_ASSERT(which >= 1 && which < AQ_WALK_VALUES);
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++)
+        changed = changed || optimizer->values[(size_t)AQ_WALK_VALUES * t + which] != of[t];
+    if (!changed) return AQ_OK;
+    if (optimizer->apart) AQ_TRY(aq_device_stream_sync(optimizer->device, optimizer->call.stream));
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++)
+        optimizer->values[(size_t)AQ_WALK_VALUES * t + which] = of[t];
+    if (!optimizer->apart) return AQ_OK;
+    return aq_device_copy(optimizer->device, optimizer->there.values, optimizer->values, bytes, optimizer->call.stream);
+}
+
+/* ---- sums ---- */
+
+void aq_optimizer_fold(const struct aq_optimizer *optimizer, uint32_t which, double *sums)
+{
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++)
+        sums[t] = 0.0;
+    for (uint32_t i = 0; i < optimizer->piece_count; i++)
+        sums[optimizer->pieces[i].tensor] += optimizer->piece_sums[(size_t)AQ_FLAT_SUMS * i + which];
+}
+
+void aq_optimizer_fold_max(const struct aq_optimizer *optimizer, uint32_t which, double *sums)
+{
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++)
+        sums[t] = 0.0;
+    for (uint32_t i = 0; i < optimizer->piece_count; i++) {
+        const double value = optimizer->piece_sums[(size_t)AQ_FLAT_SUMS * i + which];
+        double *most = &sums[optimizer->pieces[i].tensor];
+        if (value > *most) *most = value;
+    }
+}
+
+float aq_optimizer_correct(const struct aq_optimizer *optimizer, float beta, uint64_t step)
+{
+    if (!optimizer->config.bias_correction) return 1.0f;
+    return (float)(1.0 / (1.0 - pow((double)beta, (double)step)));
+}

@@ -1,0 +1,204 @@
+/*
+ * keys_help.c -- the table of keys for people: the text of --help, and docs/MANIFEST.md. See job.h.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "keys.h"
+
+enum { WANTS_BYTES = 256, HELP_COLUMN = 36 };
+
+static void type_of(const struct aq_key *key, char *text, size_t bytes)
+{
+    static const char *const words[] = {[AQ_KEY_U32] = "whole number",
+                                        [AQ_KEY_U64] = "whole number",
+                                        [AQ_KEY_I32] = "whole number",
+                                        [AQ_KEY_F32] = "number",
+                                        [AQ_KEY_BOOL] = "true or false",
+                                        [AQ_KEY_TEXT] = "text",
+                                        [AQ_KEY_PATH] = "path",
+                                        [AQ_KEY_PATHS] = "path or list",
+                                        [AQ_KEY_ENUM] = "",
+                                        [AQ_KEY_CHOICE] = "",
+                                        [AQ_KEY_BYTES] = "size",
+                                        [AQ_KEY_RATE] = "rate",
+                                        [AQ_KEY_DURATION] = "duration",
+                                        [AQ_KEY_EVERY] = "interval",
+                                        [AQ_KEY_IN_FLIGHT] = "count or word",
+                                        [AQ_KEY_SCALE] = "number or word",
+                                        [AQ_KEY_LAYERS] = "range",
+                                        [AQ_KEY_STAGES] = "count or list",
+                                        [AQ_KEY_CODEC] = "section",
+                                        [AQ_KEY_CODEC_FORWARD] = "section",
+                                        [AQ_KEY_CODEC_BACKWARD] = "section",
+                                        [AQ_KEY_EDGES] = "list"};
+    if (!key->names) {
+        snprintf(text, bytes, "%s", words[key->kind]);
+        return;
+    }
+    size_t used = 0;
+    text[0] = 0;
+    for (const struct aq_key_name *name = key->names; name->name && used < bytes; name++)
+        used += (size_t)snprintf(text + used, bytes - used, "%s%s", used ? ", " : "", name->name);
+}
+
+/* A limit in the unit a person writes it in. */
+static void limit_text(const struct aq_key *key, double value, char *text, size_t bytes)
+{
+    if (key->kind == AQ_KEY_DURATION)
+        snprintf(text, bytes, "%gs", value * 1e-9);
+    else
+        snprintf(text, bytes, value < 1e7 && value == (double)(int64_t)value ? "%.0f" : "%g", value);
+}
+
+static bool range_of(const struct aq_key *key, char *text, size_t bytes)
+{
+    char low[32], high[32];
+    const bool number = key->kind <= AQ_KEY_F32 || key->kind == AQ_KEY_BYTES || key->kind == AQ_KEY_RATE ||
+                        key->kind == AQ_KEY_DURATION || key->kind == AQ_KEY_IN_FLIGHT || key->kind == AQ_KEY_STAGES ||
+                        key->kind == AQ_KEY_SCALE;
+    text[0] = 0;
+    if (!number) return false;
+    limit_text(key, key->min, low, sizeof low);
+    limit_text(key, key->max, high, sizeof high);
+    if (key->max > key->min)
+        snprintf(text, bytes, "%s to %s", low, high);
+    else
+        snprintf(text, bytes, "%s or more", low);
+    return true;
+}
+
+void aq_key_wants(const struct aq_key *key, char *text, size_t bytes)
+{
+    char type[128], range[80];
+    type_of(key, type, sizeof type);
+    const bool ranged = range_of(key, range, sizeof range);
+    const char *hint = key->kind == AQ_KEY_BYTES       ? ", as in 64MiB"
+                       : key->kind == AQ_KEY_RATE      ? ", as in 100mbit"
+                       : key->kind == AQ_KEY_DURATION  ? ", as in 30s"
+                       : key->kind == AQ_KEY_EVERY     ? ", as in '1 epoch' or '200 steps'"
+                       : key->kind == AQ_KEY_IN_FLIGHT ? ", 'default' or 'classic'"
+                       : key->kind == AQ_KEY_SCALE     ? ", or 'auto'"
+                                                       : "";
+    snprintf(text, bytes, "%s%s%s%s%s%s%s",
+             key->names                  ? "one of "
+             : key->kind == AQ_KEY_BOOL  ? ""
+             : key->kind == AQ_KEY_EVERY ? "an "
+                                         : "a ",
+             type, ranged ? ", " : "", range, *key->unit && key->kind != AQ_KEY_EVERY ? " " : "",
+             key->kind != AQ_KEY_EVERY ? key->unit : "", hint);
+}
+
+static void help_line(struct aq_text *text, const char *prefix, const struct aq_key *key)
+{
+    char wants[WANTS_BYTES];
+    aq_key_wants(key, wants, sizeof wants);
+    const int used = (int)(strlen(prefix) + strlen(key->name));
+    aq_text_add(text, "  %s%s%*s%s", prefix, key->name, used < HELP_COLUMN ? HELP_COLUMN - used : 1, "", wants);
+    if (*key->fallback) aq_text_add(text, "; default %s", key->fallback);
+    aq_text_add(text, "\n  %*s%s\n", HELP_COLUMN, "", key->help);
+}
+
+static void help_table(struct aq_text *text, const char *prefix, struct aq_key_table table)
+{
+    for (uint32_t i = 0; i < table.count; i++)
+        help_line(text, prefix, &table.keys[i]);
+}
+
+static bool in_section(const struct aq_key *key, const char *section)
+{
+    const size_t bytes = strlen(section);
+    return strncmp(key->name, section, bytes) == 0 && key->name[bytes] == '.';
+}
+
+static void help_section(struct aq_text *text, const struct aq_key_section *section)
+{
+    const struct aq_key_table keys = aq_keys_job();
+    aq_text_add(text, "\n%s: %s\n", section->name, section->help);
+    for (uint32_t i = 0; i < keys.count; i++)
+        if (in_section(&keys.keys[i], section->name)) help_line(text, "", &keys.keys[i]);
+    if (strcmp(section->name, "pipeline") == 0) {
+        aq_text_add(text, "  keys of an entry of pipeline.stages:\n");
+        help_table(text, "  ", aq_keys_stage());
+    }
+    if (strcmp(section->name, "edges") == 0) {
+        aq_text_add(text, "  keys of a codec (edges.forward.bits, ...):\n");
+        help_table(text, "  ", aq_keys_codec());
+    }
+}
+
+enum aq_status aq_keys_help(char **out)
+{
+    struct aq_text text = {0};
+    uint32_t count;
+    const struct aq_key_section *sections = aq_keys_sections(&count);
+    aq_text_add(&text, "Keys of a manifest; any of them also as --set key=value. Relative paths are "
+                       "relative to the manifest's\nfolder; those of --set to the current one.\n");
+    for (uint32_t i = 0; i < count; i++)
+        help_section(&text, &sections[i]);
+    return aq_text_take(&text, out);
+}
+
+/* A cell of a table: "|" would end it. */
+static void cell(struct aq_text *text, const char *words)
+{
+    for (; *words; words++) {
+        if (*words == '|') aq_text_bytes(text, "\\", 1);
+        aq_text_bytes(text, words, 1);
+    }
+}
+
+static void page_row(struct aq_text *text, const struct aq_key *key)
+{
+    char type[128], range[80];
+    type_of(key, type, sizeof type);
+    (void)range_of(key, range, sizeof range);
+    aq_text_add(text, "| `%s` | ", key->name);
+    cell(text, type);
+    aq_text_add(text, " | %s | %s | %s%s%s | ", key->unit, range, *key->fallback ? "`" : "", key->fallback,
+                *key->fallback ? "`" : "");
+    cell(text, key->help);
+    aq_text_add(text, " |\n");
+}
+
+static void page_head(struct aq_text *text)
+{
+    aq_text_add(text, "\n| key | type | unit | range | default | meaning |\n|---|---|---|---|---|---|\n");
+}
+
+static void page_table(struct aq_text *text, const char *title, struct aq_key_table table)
+{
+    aq_text_add(text, "\n### %s\n", title);
+    page_head(text);
+    for (uint32_t i = 0; i < table.count; i++)
+        page_row(text, &table.keys[i]);
+}
+
+enum aq_status aq_keys_markdown(char **out)
+{
+    struct aq_text text = {0};
+    uint32_t count;
+    const struct aq_key_section *sections = aq_keys_sections(&count);
+    const struct aq_key_table keys = aq_keys_job();
+    aq_text_add(&text,
+                "# The manifest\n\n"
+                "Made from `runtime/manifest/keys.def` by `aqpipe help keys --markdown`; a test checks that it is up "
+                "to date.\n\n"
+                "A manifest is one YAML document of sections and keys. Every key can be given on the command "
+                "line, too, and wins there:\n`--set train.batch=16`, `--set \"data.train=[a.txt, b.txt]\"`, "
+                "`--set pipeline.stages.1.threads=2` (entries count from 0).\nA relative path in the "
+                "manifest is relative to the manifest's folder, one on the command line (`--set`, `--run`) to the "
+                "current folder.\nSizes take kB, MB, GB, KiB, MiB, GiB; rates kbit, mbit, gbit; durations ns, "
+                "us, ms, s,\nmin, h. Anchors, aliases and tags are refused, and so is a key given twice.\n");
+    for (uint32_t s = 0; s < count; s++) {
+        aq_text_add(&text, "\n## %s\n\n%s\n", sections[s].name, sections[s].help);
+        page_head(&text);
+        for (uint32_t i = 0; i < keys.count; i++)
+            if (in_section(&keys.keys[i], sections[s].name)) page_row(&text, &keys.keys[i]);
+        if (strcmp(sections[s].name, "pipeline") == 0)
+            page_table(&text, "An entry of `pipeline.stages`", aq_keys_stage());
+        if (strcmp(sections[s].name, "edges") == 0)
+            page_table(&text, "A codec: `edges.forward`, `edges.backward` and those of `edges.list`", aq_keys_codec());
+    }
+    return aq_text_take(&text, out);
+}
