@@ -341,7 +341,8 @@ static enum aq_status use_range(void *work, uint64_t first, uint64_t count)
     const struct along *along = work;
     for (uint64_t i = first; i < first + count; i++)
         along->used[i]++;
-    if (behind) return aq_device_scale(behind, along->x + first, count, -1.0f, NULL);
+    const struct aq_scale negate = {.x = along->x + first, .count = count, .factor = -1.0f};
+    if (behind) return aq_device_scale(behind, &negate, NULL);
     for (uint64_t i = first; i < first + count; i++)
         along->x[i] = -along->x[i];
     return AQ_OK;

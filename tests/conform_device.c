@@ -568,7 +568,7 @@ static enum aq_status flat_call(struct aq_device *where, struct array *arrays, c
                                .grad_scale = 2.0f};
     status = aq_device_sgd(where, &sgd, NULL);
     if (status != AQ_OK) return status;
-    status = aq_device_scale(where, arrays[4].at, x->T, 1.0f / 3.0f, NULL);
+    status = aq_device_scale(where, &(struct aq_scale){.x = arrays[4].at, .count = x->T, .factor = 1.0f / 3.0f}, NULL);
     if (status != AQ_OK) return status;
     const struct aq_dropout_apply dropout = {.samples = x->samples,
                                              .sample_elements = x->T / x->samples,
@@ -578,7 +578,9 @@ static enum aq_status flat_call(struct aq_device *where, struct array *arrays, c
                                              .dropout = {.probability = x->dropout, .keys = arrays[7].at}};
     status = aq_device_dropout(where, &dropout, NULL);
     if (status != AQ_OK) return status;
-    return aq_device_column_sum(where, arrays[6].at, x->type, x->T, 1, 1, arrays[8].at, NULL);
+    const struct aq_column_sum sum = {
+        .rows = x->T, .C = 1, .stride = 1, .x = arrays[6].at, .type = x->type, .sums = arrays[8].at};
+    return aq_device_column_sum(where, &sum, NULL);
 }
 
 static void test_flat_ranges_match_truth(void **state)
@@ -688,7 +690,9 @@ static void test_lion_and_lamb_match_truth(void **state)
 static enum aq_status column_sum_call(struct aq_device *where, struct array *arrays, const void *context)
 {
     const struct rows_case *x = context;
-    return aq_device_column_sum(where, arrays[0].at, x->type, x->T, x->D, x->D + x->H, arrays[1].at, NULL);
+    const struct aq_column_sum sum = {
+        .rows = x->T, .C = x->D, .stride = x->D + x->H, .x = arrays[0].at, .type = x->type, .sums = arrays[1].at};
+    return aq_device_column_sum(where, &sum, NULL);
 }
 
 static void test_column_sums_match_truth(void **state)
@@ -712,12 +716,14 @@ static void test_initial_values_are_the_same_bits(void **state)
     float *mine = help_alloc(N * sizeof(float));
     const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_INIT, 2, 3);
     float *x = on(device, NULL, N * sizeof(float));
-    assert_int_equal(aq_device_fill_normal(device, x, N, key, 0.5f, 0.0f, NULL), AQ_OK);
+    struct aq_fill_normal fill = {.x = x, .count = N, .key = key, .std = 0.5f};
+    assert_int_equal(aq_device_fill_normal(device, &fill, NULL), AQ_OK);
     off(device, x, mine, N * sizeof(float));
     for (int i = 0; i < N; i++)
         assert_true(mine[i] == 0.5f * aq_rng_normal(&key, (uint64_t)i));
     x = on(device, NULL, N * sizeof(float));
-    assert_int_equal(aq_device_fill_normal(device, x, N, key, 0.0f, 3.0f, NULL), AQ_OK);
+    fill = (struct aq_fill_normal){.x = x, .count = N, .key = key, .value = 3.0f};
+    assert_int_equal(aq_device_fill_normal(device, &fill, NULL), AQ_OK);
     off(device, x, mine, N * sizeof(float));
     for (int i = 0; i < N; i++)
         assert_true(mine[i] == 3.0f);

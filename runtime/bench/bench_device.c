@@ -45,7 +45,8 @@ static enum aq_status copies_run(const struct aq_bench_options *options, struct 
     AQ_TRY_GOTO(aq_device_alloc(device, AQ_MEMORY_DEVICE, bytes, &b), out);
     AQ_TRY_GOTO(aq_device_alloc(device, AQ_MEMORY_PINNED, bytes, &host), out);
     const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_TEST, 4, 0);
-    AQ_TRY_GOTO(aq_device_fill_normal(device, a, SAMPLES * VALUES, key, 1.0f, 0.0f, NULL), out);
+    const struct aq_fill_normal fill = {.x = a, .count = SAMPLES * VALUES, .key = key, .std = 1.0f};
+    AQ_TRY_GOTO(aq_device_fill_normal(device, &fill, NULL), out);
     AQ_TRY_GOTO(aq_device_copy(device, host, a, bytes, NULL), out);
     const struct {
         const char *name;
@@ -100,8 +101,9 @@ static enum aq_status coding_run(const struct aq_bench_options *options, struct 
     const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_TEST, 3, 0);
     double seconds;
     char name[64];
-    AQ_TRY(aq_device_fill_normal(coding->device, (float *)(void *)coding->a, SAMPLES * VALUES, key, 1.0f, 0.0f,
-                                 coding->stream));
+    const struct aq_fill_normal fill = {
+        .x = (float *)(void *)coding->a, .count = SAMPLES * VALUES, .key = key, .std = 1.0f};
+    AQ_TRY(aq_device_fill_normal(coding->device, &fill, coding->stream));
     AQ_TRY(aq_bench_median(coding->device, coding->stream, repeats, encode_once, coding, &seconds));
     snprintf(name, sizeof name, "device encode aqsgd%u", bits);
     aq_bench_emit(options, name, 1e-9 * bytes / seconds, "GB/s");

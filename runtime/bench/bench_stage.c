@@ -56,9 +56,11 @@ static const struct bench_case gpu_cases[] = {{"stage gpt2-124m bf16 B16 T1024",
  * cores.
  */
 #define RATES(half, tf32, fp32)                                                                                        \
-    {[AQ_STAGE_BF16] = half, [AQ_STAGE_FP16] = half, [AQ_STAGE_TF32] = tf32, [AQ_STAGE_FP32] = fp32}
+    {                                                                                                                  \
+        [AQ_STAGE_BF16] = half, [AQ_STAGE_FP16] = half, [AQ_STAGE_TF32] = tf32, [AQ_STAGE_FP32] = fp32                 \
+    }
 static const struct rate {
-    const char *name; /* in what the device calls itself */
+    const char *name;             /* in what the device calls itself */
     double of[AQ_STAGE_FP16 + 1]; /* by precision */
 } rates[] = {{"A100", RATES(312.0, 156.0, 19.5)},
              {"H100 PCIe", RATES(756.0, 378.0, 51.0)},
@@ -82,8 +84,11 @@ static enum aq_status optimize(const struct trainer *self, uint64_t step)
 {
     double sum2 = 0.0;
     if (self->loss_scale != 1.0f)
-        AQ_TRY(aq_device_scale(self->device, aq_stage_gradients(self->stage), aq_stage_parameter_count(self->stage),
-                               1.0f / self->loss_scale, NULL));
+        AQ_TRY(aq_device_scale(self->device,
+                               &(struct aq_scale){.x = aq_stage_gradients(self->stage),
+                                                  .count = aq_stage_parameter_count(self->stage),
+                                                  .factor = 1.0f / self->loss_scale},
+                               NULL));
     AQ_TRY(aq_stage_gradient_sum2(self->stage, &sum2, NULL));
     const double norm = sqrt(sum2);
     float *parameters = aq_stage_parameters(self->stage), *gradients = aq_stage_gradients(self->stage);
@@ -283,7 +288,8 @@ enum aq_status aq_bench_product(struct aq_device *device, enum aq_element type, 
     enum aq_status status;
     const struct aq_dropout_apply convert = {
         .samples = 1, .sample_elements = values, .x = made, .y = memory, .y_type = type};
-    AQ_TRY_GOTO(aq_device_fill_normal(device, made, values, key, 1.0f, 0.0f, NULL), out);
+    const struct aq_fill_normal fill = {.x = made, .count = values, .key = key, .std = 1.0f};
+    AQ_TRY_GOTO(aq_device_fill_normal(device, &fill, NULL), out);
     AQ_TRY_GOTO(aq_device_dropout(device, &convert, NULL), out);
     struct product product = {.device = device,
                               .args = {.M = M,

@@ -129,7 +129,8 @@ static void give(struct aq_device *device, bool host_memory, uint64_t bytes, voi
 static enum aq_status make_up(struct aq_device *device, bool host_memory, float *x, uint64_t values)
 {
     const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_TEST, 0, 0);
-    if (!host_memory) return aq_device_fill_normal(device, x, values, key, 1.0f, 0.0f, NULL);
+    const struct aq_fill_normal fill = {.x = x, .count = values, .key = key, .std = 1.0f};
+    if (!host_memory) return aq_device_fill_normal(device, &fill, NULL);
     for (uint64_t i = 0; i < values; i++)
         x[i] = aq_rng_uniform(&key, i) - 0.5f;
     return AQ_OK;

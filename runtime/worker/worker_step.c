@@ -288,8 +288,10 @@ static enum aq_status unscale(struct aq_worker *worker)
 {
     if (worker->times.loss_scale == 1.0f) return AQ_OK;
     const uint64_t begin = aq_clock_ns();
-    AQ_TRY(aq_device_scale(worker->device, aq_stage_gradients(worker->stage), aq_stage_parameter_count(worker->stage),
-                           1.0f / worker->times.loss_scale, worker->stream));
+    const struct aq_scale scale = {.x = aq_stage_gradients(worker->stage),
+                                   .count = aq_stage_parameter_count(worker->stage),
+                                   .factor = 1.0f / worker->times.loss_scale};
+    AQ_TRY(aq_device_scale(worker->device, &scale, worker->stream));
     worker->times.optimizer_ns += aq_clock_ns() - begin;
     return AQ_OK;
 }

@@ -76,6 +76,14 @@ static enum aq_status norm_gradient(const struct gpt2 *gpt2, uint64_t rows, cons
     return aq_device_layernorm_backward(gpt2->device, &args, stream);
 }
 
+/* A bias' gradient: sums += the columns of a matrix of the products' type. */
+static enum aq_status column_sum(const struct gpt2 *gpt2, const void *x, uint64_t rows, uint64_t C, float *sums,
+                                 struct aq_stream *stream)
+{
+    const struct aq_column_sum args = {.rows = rows, .C = C, .stride = C, .x = x, .type = gpt2->type, .sums = sums};
+    return aq_device_column_sum(gpt2->device, &args, stream);
+}
+
 /*
  * The gradient of what a residual added: dx itself, or dx masked or rounded into work.dout; and its bias' gradient.
  * made: a layer norm has made both.
@@ -95,7 +103,7 @@ static enum aq_status branch_gradient(const struct gpt2 *gpt2, const struct gpt2
                                           .y_type = gpt2->type,
                                           .dropout = gpt2_dropout(gpt2, slot, block + 1, site)};
     if (copied) AQ_TRY(aq_device_dropout(gpt2->device, &args, stream));
-    return aq_device_column_sum(gpt2->device, *out, gpt2->type, rows, C, C, bias, stream);
+    return column_sum(gpt2, *out, rows, C, bias, stream);
 }
 
 static enum aq_status mlp_backward(const struct gpt2 *gpt2, const struct gpt2_slot *slot, uint32_t block,
@@ -113,7 +121,7 @@ static enum aq_status mlp_backward(const struct gpt2 *gpt2, const struct gpt2_sl
     args.other = kept->before_gelu;
     AQ_TRY(aq_device_matmul(gpt2->device, &args, stream));
     AQ_TRY(weight_gradient(gpt2, rows, C, 4 * C, kept->norm2, work->du, type, g->fc_weight, stream));
-    AQ_TRY(aq_device_column_sum(gpt2->device, work->du, type, rows, 4 * C, 4 * C, g->fc_bias, stream));
+    AQ_TRY(column_sum(gpt2, work->du, rows, 4 * C, g->fc_bias, stream));
     args = input_gradient(gpt2, rows, C, 4 * C, work->du, type, w->fc_weight, work->dnorm, AQ_F32);
     AQ_TRY(aq_device_matmul(gpt2->device, &args, stream));
     return norm_gradient(gpt2, rows, kept->middle, w->norm2_weight, kept->mean2, kept->rstd2, dx, g->norm2_weight,
@@ -151,7 +159,7 @@ static enum aq_status attention_backward(const struct gpt2 *gpt2, const struct g
     AQ_TRY(aq_device_attention_backward(gpt2->device, &attention, stream));
     const void *dqkv = type == AQ_F32 ? (const void *)work->dqkv : work->dqkv_rounded;
     AQ_TRY(weight_gradient(gpt2, rows, C, 3 * C, kept->norm1, dqkv, type, g->qkv_weight, stream));
-    AQ_TRY(aq_device_column_sum(gpt2->device, dqkv, type, rows, 3 * C, 3 * C, g->qkv_bias, stream));
+    AQ_TRY(column_sum(gpt2, dqkv, rows, 3 * C, g->qkv_bias, stream));
     args = input_gradient(gpt2, rows, C, 3 * C, dqkv, type, w->qkv_weight, work->dnorm, AQ_F32);
     AQ_TRY(aq_device_matmul(gpt2->device, &args, stream));
     float *next = block > 0 && !slot->dropped ? gpt2->gradients.blocks[block - 1].mlp_bias : NULL;
@@ -250,8 +258,7 @@ enum aq_status gpt2_backward(void *state, uint32_t index, const float *dy, float
         AQ_TRY(aq_device_copy(gpt2->device, flow, dy, bytes, stream));
     for (uint32_t i = gpt2->blocks; i-- > 0;) {
         const struct gpt2_kept *kept = &slot->kept[i];
-        if (gpt2->stage->config.recompute)
-            AQ_TRY(gpt2_block_forward(gpt2, slot, i, slot->x[i], NULL, kept, stream));
+        if (gpt2->stage->config.recompute) AQ_TRY(gpt2_block_forward(gpt2, slot, i, slot->x[i], NULL, kept, stream));
         const bool made = !slot->dropped && (gpt2->last || i + 1 < gpt2->blocks);
         AQ_TRY(mlp_backward(gpt2, slot, i, kept, flow, made, stream));
         AQ_TRY(attention_backward(gpt2, slot, i, kept, slot->x[i], flow, stream));

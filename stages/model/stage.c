@@ -237,8 +237,9 @@ enum aq_status aq_stage_init(struct aq_stage *stage, uint64_t seed)
         const char *name = tensor->name;
         stage->model->initial(&stage->config, tensor, &std, &value, &name);
         const struct aq_rng_key key = aq_rng_key(seed, AQ_RNG_INIT, aq_digest(name, strlen(name)), 0);
-        AQ_TRY(aq_device_fill_normal(stage->device, stage->parameters + tensor->offset, tensor->count, key, std, value,
-                                     NULL));
+        const struct aq_fill_normal fill = {
+            .x = stage->parameters + tensor->offset, .count = tensor->count, .key = key, .std = std, .value = value};
+        AQ_TRY(aq_device_fill_normal(stage->device, &fill, NULL));
     }
     return aq_stage_parameters_changed(stage, NULL);
 }

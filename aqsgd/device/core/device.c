@@ -3,6 +3,7 @@
  */
 #include "device_ops.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -188,106 +189,24 @@ uint64_t aq_device_scratch_bytes(const struct aq_device *device)
     return device->ops->scratch_bytes(device);
 }
 
-enum aq_status aq_device_matmul(struct aq_device *device, const struct aq_matmul *args, struct aq_stream *stream)
-{
-    AQ_ASSERT(!args->accumulate || (args->c_type == AQ_F32 && !args->bias && args->after == AQ_AFTER_NONE));
-    AQ_ASSERT(args->after == AQ_AFTER_NONE || (args->other && args->other != args->c));
-    AQ_ASSERT(!args->bias_rounded || (args->bias && aq_element_bytes(args->c_type) == 2));
-    AQ_ASSERT(args->after != AQ_AFTER_RESIDUAL || args->c_type == AQ_F32);
-    AQ_ASSERT(args->c_stride >= args->N && args->a_stride >= (args->a_transposed ? args->M : args->K));
-    AQ_ASSERT(args->b_stride >= (args->b_transposed ? args->K : args->N));
-    return args->M && args->N ? device->ops->matmul(device, args, stream) : AQ_OK;
-}
+/* --- mathematics: a function for each row of math.def ----------------------------------------------------------- */
 
-enum aq_status aq_device_layernorm(struct aq_device *device, const struct aq_layernorm *args, struct aq_stream *stream)
-{
-    return device->ops->layernorm(device, args, stream);
-}
-
-enum aq_status aq_device_layernorm_backward(struct aq_device *device, const struct aq_layernorm_backward *args,
-                                            struct aq_stream *stream)
-{
-    AQ_ASSERT(!args->rounded || aq_element_bytes(args->rounded_type) == 2);
-    return device->ops->layernorm_backward(device, args, stream);
-}
-
-enum aq_status aq_device_attention(struct aq_device *device, const struct aq_attention *args, struct aq_stream *stream)
-{
-    AQ_ASSERT(args->T <= args->T_mask && args->H > 0 && args->D > 0);
-    return device->ops->attention(device, args, stream);
-}
-
-enum aq_status aq_device_attention_backward(struct aq_device *device, const struct aq_attention *args,
-                                            struct aq_stream *stream)
-{
-    AQ_ASSERT(args->T <= args->T_mask && args->H > 0 && args->D > 0 && args->dout && args->dqkv);
-    AQ_ASSERT(!args->dqkv_rounded || aq_element_bytes(args->type) == 2);
-    return device->ops->attention_backward(device, args, stream);
-}
-
-enum aq_status aq_device_embedding(struct aq_device *device, const struct aq_embedding *args, struct aq_stream *stream)
-{
-    return device->ops->embedding(device, args, stream);
-}
-
-enum aq_status aq_device_embedding_backward(struct aq_device *device, const struct aq_embedding_backward *args,
-                                            struct aq_stream *stream)
-{
-    return device->ops->embedding_backward(device, args, stream);
-}
-
-enum aq_status aq_device_cross_entropy(struct aq_device *device, const struct aq_cross_entropy *args,
-                                       struct aq_stream *stream)
-{
-    AQ_ASSERT(args->logits_stride >= args->V && (!args->gradient || args->gradient_stride >= args->V));
-    return device->ops->cross_entropy(device, args, stream);
-}
-
-enum aq_status aq_device_column_sum(struct aq_device *device, const void *x, enum aq_element type, uint64_t rows,
-                                    uint64_t C, uint64_t stride, float *sums, struct aq_stream *stream)
-{
-    return device->ops->column_sum(device, x, type, rows, C, stride, sums, stream);
-}
-
-enum aq_status aq_device_dropout(struct aq_device *device, const struct aq_dropout_apply *args,
-                                 struct aq_stream *stream)
-{
-    return device->ops->dropout(device, args, stream);
-}
-
-enum aq_status aq_device_fill_normal(struct aq_device *device, float *x, uint64_t count, struct aq_rng_key key,
-                                     float std, float value, struct aq_stream *stream)
-{
-    return device->ops->fill_normal(device, x, count, key, std, value, stream);
-}
-
-enum aq_status aq_device_adamw(struct aq_device *device, const struct aq_adamw *args, struct aq_stream *stream)
-{
-    if (args->step == 0) return aq_fail(AQ_INVAL, "device", "adamw: step counts from 1");
-    return args->count ? device->ops->adamw(device, args, stream) : AQ_OK;
-}
-
-enum aq_status aq_device_sgd(struct aq_device *device, const struct aq_sgd *args, struct aq_stream *stream)
-{
-    AQ_ASSERT(args->velocity || args->momentum == 0.0f);
-    return args->count ? device->ops->sgd(device, args, stream) : AQ_OK;
-}
-
-enum aq_status aq_device_lion(struct aq_device *device, const struct aq_lion *args, struct aq_stream *stream)
-{
-    return args->count ? device->ops->lion(device, args, stream) : AQ_OK;
-}
-
-enum aq_status aq_device_lamb(struct aq_device *device, const struct aq_lamb_tensor *args, struct aq_stream *stream)
-{
-    return args->count ? device->ops->lamb(device, args, stream) : AQ_OK;
-}
-
-enum aq_status aq_device_scale(struct aq_device *device, float *x, uint64_t count, float factor,
-                               struct aq_stream *stream)
-{
-    return count ? device->ops->scale(device, x, count, factor, stream) : AQ_OK;
-}
+#define AQ_IN(member) AQ_ASSERT(args->member);
+#define AQ_IN_OR_NULL(member)
+#define AQ_OUT(member) AQ_OUT_OR_NULL(member) AQ_ASSERT(args->member);
+/* What is written is no pointer to const. */
+#define AQ_OUT_OR_NULL(member)                                                                                         \
+    static_assert(_Generic(true ? args->member : nowhere, const void * : false, void * : true), #member);
+#define AQ_MATH(name, type, work, legal, operands)                                                                     \
+    enum aq_status aq_device_##name(struct aq_device *device, const struct type *args, struct aq_stream *stream)       \
+    {                                                                                                                  \
+        void *const nowhere = NULL;                                                                                    \
+        (void)nowhere;                                                                                                 \
+        AQ_ASSERT(legal);                                                                                              \
+        if (!(work)) return AQ_OK;                                                                                     \
+        operands return device->ops->name(device, args, stream);                                                       \
+    }
+#include "aqsgd/math.def"
 
 enum aq_status aq_device_squares(struct aq_device *device, const float *x, const struct aq_range *spans, uint32_t count,
                                  double *sums, struct aq_stream *stream)

@@ -45,20 +45,6 @@ struct copy {
     size_t bytes;
 };
 
-struct column_sum {
-    const void *x;
-    enum aq_element type;
-    uint64_t rows, C, stride;
-    float *sums;
-};
-
-struct fill {
-    float *x;
-    uint64_t count;
-    struct aq_rng_key key;
-    float std, value;
-};
-
 struct coding { /* of a range, piece by piece */
     const struct aq_grad_codec *codec;
     struct aq_grad_span span;
@@ -75,26 +61,12 @@ enum operation {
     DO_STAMP,
     DO_COPY,
     DO_ZERO,
-    DO_MATMUL,
-    DO_LAYERNORM,
-    DO_LAYERNORM_BACKWARD,
-    DO_ATTENTION,
-    DO_ATTENTION_BACKWARD,
-    DO_EMBEDDING,
-    DO_EMBEDDING_BACKWARD,
-    DO_CROSS_ENTROPY,
-    DO_COLUMN_SUM,
-    DO_DROPOUT,
-    DO_FILL_NORMAL,
-    DO_ADAMW,
-    DO_SGD,
-    DO_LION,
-    DO_LAMB,
     DO_GRAD_ENCODE,
     DO_GRAD_DECODE,
     DO_SUM_RANKS,
     DO_WALK,
-    DO_SCALE
+#define AQ_MATH(name, ...) DO_##name,
+#include "aqsgd/math.def"
 };
 
 struct command {
@@ -103,28 +75,11 @@ struct command {
         struct wait wait;
         struct aq_event *stamp;
         struct copy copy;
-        struct aq_matmul matmul;
-        struct aq_layernorm layernorm;
-        struct aq_layernorm_backward layernorm_backward;
-        struct aq_attention attention;
-        struct aq_embedding embedding;
-        struct aq_embedding_backward embedding_backward;
-        struct aq_cross_entropy cross_entropy;
-        struct column_sum column_sum;
-        struct aq_dropout_apply dropout;
-        struct fill fill;
-        struct aq_adamw adamw;
-        struct aq_sgd sgd;
-        struct aq_lion lion;
-        struct aq_lamb_tensor lamb;
         struct coding coding;
         struct aq_sum_ranks sum_ranks;
         struct aq_walk walk;
-        struct {
-            float *x;
-            uint64_t count;
-            float factor;
-        } scale;
+#define AQ_MATH(name, type, ...) struct type name;
+#include "aqsgd/math.def"
     } with;
 };
 
@@ -228,40 +183,6 @@ static enum aq_status command_run(struct aq_device *inner, const struct command 
         return aq_device_copy(inner, command->with.copy.to, command->with.copy.from, command->with.copy.bytes, NULL);
     case DO_ZERO:
         return aq_device_zero(inner, command->with.copy.to, command->with.copy.bytes, NULL);
-    case DO_MATMUL:
-        return aq_device_matmul(inner, &command->with.matmul, NULL);
-    case DO_LAYERNORM:
-        return aq_device_layernorm(inner, &command->with.layernorm, NULL);
-    case DO_LAYERNORM_BACKWARD:
-        return aq_device_layernorm_backward(inner, &command->with.layernorm_backward, NULL);
-    case DO_ATTENTION:
-        return aq_device_attention(inner, &command->with.attention, NULL);
-    case DO_ATTENTION_BACKWARD:
-        return aq_device_attention_backward(inner, &command->with.attention, NULL);
-    case DO_EMBEDDING:
-        return aq_device_embedding(inner, &command->with.embedding, NULL);
-    case DO_EMBEDDING_BACKWARD:
-        return aq_device_embedding_backward(inner, &command->with.embedding_backward, NULL);
-    case DO_CROSS_ENTROPY:
-        return aq_device_cross_entropy(inner, &command->with.cross_entropy, NULL);
-    case DO_COLUMN_SUM: {
-        const struct column_sum *args = &command->with.column_sum;
-        return aq_device_column_sum(inner, args->x, args->type, args->rows, args->C, args->stride, args->sums, NULL);
-    }
-    case DO_DROPOUT:
-        return aq_device_dropout(inner, &command->with.dropout, NULL);
-    case DO_FILL_NORMAL: {
-        const struct fill *args = &command->with.fill;
-        return aq_device_fill_normal(inner, args->x, args->count, args->key, args->std, args->value, NULL);
-    }
-    case DO_ADAMW:
-        return aq_device_adamw(inner, &command->with.adamw, NULL);
-    case DO_SGD:
-        return aq_device_sgd(inner, &command->with.sgd, NULL);
-    case DO_LION:
-        return aq_device_lion(inner, &command->with.lion, NULL);
-    case DO_LAMB:
-        return aq_device_lamb(inner, &command->with.lamb, NULL);
     case DO_GRAD_ENCODE:
     case DO_GRAD_DECODE:
         return coding_run(&command->with.coding, command->operation == DO_GRAD_ENCODE);
@@ -271,9 +192,10 @@ static enum aq_status command_run(struct aq_device *inner, const struct command 
     case DO_WALK:
         aq_walk_pieces(&command->with.walk);
         return AQ_OK;
-    case DO_SCALE:
-        return aq_device_scale(inner, command->with.scale.x, command->with.scale.count, command->with.scale.factor,
-                               NULL);
+#define AQ_MATH(name, ...)                                                                                             \
+    case DO_##name:                                                                                                    \
+        return aq_device_##name(inner, &command->with.name, NULL);
+#include "aqsgd/math.def"
     }
     AQ_ASSERT(!"an operation that no stream has");
     return AQ_INVAL;
@@ -490,210 +412,19 @@ static void apart_parallel(struct aq_device *device, uint32_t pieces, void (*run
 
 /* --- mathematics ------------------------------------------------------------------------------------------------ */
 
-static enum aq_status apart_matmul(struct aq_device *device, const struct aq_matmul *args, struct aq_stream *stream)
-{
-    struct apart *apart = apart_of(device);
-    struct aq_matmul *mine = &note(apart, stream, DO_MATMUL)->with.matmul;
-    *mine = *args;
-    WITHIN(mine->a);
-    WITHIN(mine->b);
-    WITHIN(mine->c);
-    WITHIN(mine->bias);
-    WITHIN(mine->bias_rounded);
-    WITHIN(mine->other);
-    WITHIN(mine->dropout.keys);
-    return AQ_OK;
-}
-
-static enum aq_status apart_layernorm(struct aq_device *device, const struct aq_layernorm *args,
-                                      struct aq_stream *stream)
-{
-    struct apart *apart = apart_of(device);
-    struct aq_layernorm *mine = &note(apart, stream, DO_LAYERNORM)->with.layernorm;
-    *mine = *args;
-    WITHIN(mine->x);
-    WITHIN(mine->gamma);
-    WITHIN(mine->beta);
-    WITHIN(mine->y);
-    WITHIN(mine->mean);
-    WITHIN(mine->rstd);
-    return AQ_OK;
-}
-
-static enum aq_status apart_layernorm_backward(struct aq_device *device, const struct aq_layernorm_backward *args,
-                                               struct aq_stream *stream)
-{
-    struct apart *apart = apart_of(device);
-    struct aq_layernorm_backward *mine = &note(apart, stream, DO_LAYERNORM_BACKWARD)->with.layernorm_backward;
-    *mine = *args;
-    WITHIN(mine->dy);
-    WITHIN(mine->x);
-    WITHIN(mine->gamma);
-    WITHIN(mine->mean);
-    WITHIN(mine->rstd);
-    WITHIN(mine->dx);
-    WITHIN(mine->dgamma);
-    WITHIN(mine->dbeta);
-    WITHIN(mine->rounded);
-    WITHIN(mine->sums);
-    return AQ_OK;
-}
-
-static enum aq_status attention_note(struct apart *apart, const struct aq_attention *args, enum operation operation,
-                                     struct aq_stream *stream)
-{
-    struct aq_attention *mine = &note(apart, stream, operation)->with.attention;
-    *mine = *args;
-    WITHIN(mine->qkv);
-    WITHIN(mine->out);
-    WITHIN(mine->lse);
-    WITHIN(mine->dropout.keys);
-    WITHIN(mine->dout);
-    WITHIN(mine->dqkv);
-    WITHIN(mine->dqkv_rounded);
-    return AQ_OK;
-}
-
-static enum aq_status apart_attention(struct aq_device *device, const struct aq_attention *args,
-                                      struct aq_stream *stream)
-{
-    return attention_note(apart_of(device), args, DO_ATTENTION, stream);
-}
-
-static enum aq_status apart_attention_backward(struct aq_device *device, const struct aq_attention *args,
-                                               struct aq_stream *stream)
-{
-    return attention_note(apart_of(device), args, DO_ATTENTION_BACKWARD, stream);
-}
-
-static enum aq_status apart_embedding(struct aq_device *device, const struct aq_embedding *args,
-                                      struct aq_stream *stream)
-{
-    struct apart *apart = apart_of(device);
-    struct aq_embedding *mine = &note(apart, stream, DO_EMBEDDING)->with.embedding;
-    *mine = *args;
-    WITHIN(mine->tokens);
-    WITHIN(mine->token_table);
-    WITHIN(mine->position_table);
-    WITHIN(mine->x);
-    WITHIN(mine->dropout.keys);
-    return AQ_OK;
-}
-
-static enum aq_status apart_embedding_backward(struct aq_device *device, const struct aq_embedding_backward *args,
-                                               struct aq_stream *stream)
-{
-    struct apart *apart = apart_of(device);
-    struct aq_embedding_backward *mine = &note(apart, stream, DO_EMBEDDING_BACKWARD)->with.embedding_backward;
-    *mine = *args;
-    WITHIN(mine->tokens);
-    WITHIN(mine->dx);
-    WITHIN(mine->token_gradient);
-    WITHIN(mine->position_gradient);
-    WITHIN(mine->dropout.keys);
-    return AQ_OK;
-}
-
-static enum aq_status apart_cross_entropy(struct aq_device *device, const struct aq_cross_entropy *args,
-                                          struct aq_stream *stream)
-{
-    struct apart *apart = apart_of(device);
-    struct aq_cross_entropy *mine = &note(apart, stream, DO_CROSS_ENTROPY)->with.cross_entropy;
-    *mine = *args;
-    WITHIN(mine->logits);
-    WITHIN(mine->targets);
-    WITHIN(mine->losses);
-    WITHIN(mine->gradient);
-    return AQ_OK;
-}
-
-static enum aq_status apart_column_sum(struct aq_device *device, const void *x, enum aq_element type, uint64_t rows,
-                                       uint64_t C, uint64_t stride, float *sums, struct aq_stream *stream)
-{
-    struct apart *apart = apart_of(device);
-    note(apart, stream, DO_COLUMN_SUM)->with.column_sum = (struct column_sum){
-        .x = within(apart, x), .type = type, .rows = rows, .C = C, .stride = stride, .sums = within(apart, sums)};
-    return AQ_OK;
-}
-
-static enum aq_status apart_dropout(struct aq_device *device, const struct aq_dropout_apply *args,
-                                    struct aq_stream *stream)
-{
-    struct apart *apart = apart_of(device);
-    struct aq_dropout_apply *mine = &note(apart, stream, DO_DROPOUT)->with.dropout;
-    *mine = *args;
-    WITHIN(mine->x);
-    WITHIN(mine->y);
-    WITHIN(mine->dropout.keys);
-    return AQ_OK;
-}
-
-static enum aq_status apart_fill_normal(struct aq_device *device, float *x, uint64_t count, struct aq_rng_key key,
-                                        float std, float value, struct aq_stream *stream)
-{
-    struct apart *apart = apart_of(device);
-    note(apart, stream, DO_FILL_NORMAL)->with.fill =
-        (struct fill){.x = within(apart, x), .count = count, .key = key, .std = std, .value = value};
-    return AQ_OK;
-}
-
-static enum aq_status apart_adamw(struct aq_device *device, const struct aq_adamw *args, struct aq_stream *stream)
-{
-    struct apart *apart = apart_of(device);
-    struct aq_adamw *mine = &note(apart, stream, DO_ADAMW)->with.adamw;
-    *mine = *args;
-    WITHIN(mine->parameters);
-    WITHIN(mine->gradients);
-    WITHIN(mine->m);
-    WITHIN(mine->v);
-    return AQ_OK;
-}
-
-static enum aq_status apart_sgd(struct aq_device *device, const struct aq_sgd *args, struct aq_stream *stream)
-{
-    struct apart *apart = apart_of(device);
-    struct aq_sgd *mine = &note(apart, stream, DO_SGD)->with.sgd;
-    *mine = *args;
-    WITHIN(mine->parameters);
-    WITHIN(mine->gradients);
-    WITHIN(mine->velocity);
-    return AQ_OK;
-}
-
-static enum aq_status apart_lion(struct aq_device *device, const struct aq_lion *args, struct aq_stream *stream)
-{
-    struct apart *apart = apart_of(device);
-    struct aq_lion *mine = &note(apart, stream, DO_LION)->with.lion;
-    *mine = *args;
-    WITHIN(mine->parameters);
-    WITHIN(mine->gradients);
-    WITHIN(mine->m);
-    return AQ_OK;
-}
-
-static enum aq_status apart_lamb(struct aq_device *device, const struct aq_lamb_tensor *args, struct aq_stream *stream)
-{
-    struct apart *apart = apart_of(device);
-    struct aq_lamb_tensor *mine = &note(apart, stream, DO_LAMB)->with.lamb;
-    *mine = *args;
-    WITHIN(mine->parameters);
-    WITHIN(mine->gradients);
-    WITHIN(mine->m);
-    WITHIN(mine->v);
-    return AQ_OK;
-}
-
-static enum aq_status apart_scale(struct aq_device *device, float *x, uint64_t count, float factor,
-                                  struct aq_stream *stream)
-{
-    struct apart *apart = apart_of(device);
-    struct command *command = note(apart, stream, DO_SCALE);
-    command->with.scale.x = x;
-    command->with.scale.count = count;
-    command->with.scale.factor = factor;
-    WITHIN(command->with.scale.x);
-    return AQ_OK;
-}
+#define AQ_IN(member)          WITHIN(mine->member);
+#define AQ_IN_OR_NULL(member)  WITHIN(mine->member);
+#define AQ_OUT(member)         WITHIN(mine->member);
+#define AQ_OUT_OR_NULL(member) WITHIN(mine->member);
+#define AQ_MATH(name, type, work, legal, operands)                                                                     \
+    static enum aq_status apart_##name(struct aq_device *device, const struct type *args, struct aq_stream *stream)    \
+    {                                                                                                                  \
+        struct apart *apart = apart_of(device);                                                                        \
+        struct type *mine = &note(apart, stream, DO_##name)->with.name;                                                \
+        *mine = *args;                                                                                                 \
+        operands return AQ_OK;                                                                                         \
+    }
+#include "aqsgd/math.def"
 
 static enum aq_status apart_squares(struct aq_device *device, const float *x, const struct aq_range *spans,
                                     uint32_t count, double *sums, struct aq_stream *stream)
@@ -878,20 +609,6 @@ const struct aq_device_ops aq_device_apart = {.kind = "apart",
                                               .zero = apart_zero,
                                               .parallel = apart_parallel,
                                               .scratch_bytes = apart_scratch_bytes,
-                                              .matmul = apart_matmul,
-                                              .layernorm = apart_layernorm,
-                                              .layernorm_backward = apart_layernorm_backward,
-                                              .attention = apart_attention,
-                                              .attention_backward = apart_attention_backward,
-                                              .embedding = apart_embedding,
-                                              .embedding_backward = apart_embedding_backward,
-                                              .cross_entropy = apart_cross_entropy,
-                                              .column_sum = apart_column_sum,
-                                              .dropout = apart_dropout,
-                                              .fill_normal = apart_fill_normal,
-                                              .adamw = apart_adamw,
-                                              .sgd = apart_sgd,
-                                              .lion = apart_lion,
-                                              .lamb = apart_lamb,
-                                              .scale = apart_scale,
+#define AQ_MATH(name, ...) .name = apart_##name,
+#include "aqsgd/math.def"
                                               .squares = apart_squares};

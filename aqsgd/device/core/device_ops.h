@@ -47,29 +47,9 @@ struct aq_device_ops {
                      void *context);
 
     uint64_t (*scratch_bytes)(const struct aq_device *device);
-    enum aq_status (*matmul)(struct aq_device *device, const struct aq_matmul *args, struct aq_stream *stream);
-    enum aq_status (*layernorm)(struct aq_device *device, const struct aq_layernorm *args, struct aq_stream *stream);
-    enum aq_status (*layernorm_backward)(struct aq_device *device, const struct aq_layernorm_backward *args,
-                                         struct aq_stream *stream);
-    enum aq_status (*attention)(struct aq_device *device, const struct aq_attention *args, struct aq_stream *stream);
-    enum aq_status (*attention_backward)(struct aq_device *device, const struct aq_attention *args,
-                                         struct aq_stream *stream);
-    enum aq_status (*embedding)(struct aq_device *device, const struct aq_embedding *args, struct aq_stream *stream);
-    enum aq_status (*embedding_backward)(struct aq_device *device, const struct aq_embedding_backward *args,
-                                         struct aq_stream *stream);
-    enum aq_status (*cross_entropy)(struct aq_device *device, const struct aq_cross_entropy *args,
-                                    struct aq_stream *stream);
-    enum aq_status (*column_sum)(struct aq_device *device, const void *x, enum aq_element type, uint64_t rows,
-                                 uint64_t C, uint64_t stride, float *sums, struct aq_stream *stream);
-    enum aq_status (*dropout)(struct aq_device *device, const struct aq_dropout_apply *args, struct aq_stream *stream);
-    enum aq_status (*fill_normal)(struct aq_device *device, float *x, uint64_t count, struct aq_rng_key key, float std,
-                                  float value, struct aq_stream *stream);
-    enum aq_status (*adamw)(struct aq_device *device, const struct aq_adamw *args, struct aq_stream *stream);
-    enum aq_status (*sgd)(struct aq_device *device, const struct aq_sgd *args, struct aq_stream *stream);
-    enum aq_status (*lion)(struct aq_device *device, const struct aq_lion *args, struct aq_stream *stream);
-    enum aq_status (*lamb)(struct aq_device *device, const struct aq_lamb_tensor *args, struct aq_stream *stream);
-    enum aq_status (*scale)(struct aq_device *device, float *x, uint64_t count, float factor,
-                            struct aq_stream *stream);
+#define AQ_MATH(name, type, ...)                                                                                       \
+    enum aq_status (*name)(struct aq_device * device, const struct type *args, struct aq_stream *stream);
+#include "aqsgd/math.def"
     enum aq_status (*squares)(struct aq_device *device, const float *x, const struct aq_range *spans, uint32_t count,
                               double *sums, struct aq_stream *stream);
 };

@@ -22,7 +22,7 @@ struct cpu_device {
     const struct cpu_rows *rows;
     const struct cpu_gemm *gemm;
     uint32_t threads;
-    bool bf16; /* products of bf16 are faster than of fp32 */
+    bool bf16;        /* products of bf16 are faster than of fp32 */
     uint8_t *scratch; /* CPU_SHARED_BYTES, then CPU_WORKER_BYTES for each thread */
     size_t scratch_bytes;
     char name[128];
@@ -53,37 +53,14 @@ static inline struct cpu_mask cpu_mask_of(const struct aq_dropout *dropout, uint
                              .factor = 1.0f / (1.0f - dropout->probability)};
 }
 
-/* cpu_matmul.c */
-enum aq_status cpu_matmul(struct aq_device *device, const struct aq_matmul *args, struct aq_stream *stream);
-
-/* cpu_attention.c */
-enum aq_status cpu_attention(struct aq_device *device, const struct aq_attention *args, struct aq_stream *stream);
-enum aq_status cpu_attention_backward(struct aq_device *device, const struct aq_attention *args,
-                                      struct aq_stream *stream);
-
-/* cpu_pieces.c */
-enum aq_status cpu_layernorm(struct aq_device *device, const struct aq_layernorm *args, struct aq_stream *stream);
-enum aq_status cpu_layernorm_backward(struct aq_device *device, const struct aq_layernorm_backward *args,
-                                      struct aq_stream *stream);
-enum aq_status cpu_embedding(struct aq_device *device, const struct aq_embedding *args, struct aq_stream *stream);
-enum aq_status cpu_embedding_backward(struct aq_device *device, const struct aq_embedding_backward *args,
-                                      struct aq_stream *stream);
-enum aq_status cpu_cross_entropy(struct aq_device *device, const struct aq_cross_entropy *args,
-                                 struct aq_stream *stream);
-enum aq_status cpu_column_sum(struct aq_device *device, const void *x, enum aq_element type, uint64_t rows, uint64_t C,
-                              uint64_t stride, float *sums, struct aq_stream *stream);
-enum aq_status cpu_dropout(struct aq_device *device, const struct aq_dropout_apply *args, struct aq_stream *stream);
-enum aq_status cpu_fill_normal(struct aq_device *device, float *x, uint64_t count, struct aq_rng_key key, float std,
-                               float value, struct aq_stream *stream);
+/* What math.def has: cpu_matmul.c, cpu_attention.c, cpu_pieces.c (rows) and cpu_flat.c (elements, optimizers). */
+#define AQ_MATH(name, type, ...)                                                                                       \
+    enum aq_status cpu_##name(struct aq_device *device, const struct type *args, struct aq_stream *stream);
+#include "aqsgd/math.def"
 
 /* cpu_flat.c */
 enum aq_status cpu_copy(struct aq_device *device, void *to, const void *from, size_t bytes, struct aq_stream *stream);
 enum aq_status cpu_zero(struct aq_device *device, void *to, size_t bytes, struct aq_stream *stream);
-enum aq_status cpu_adamw(struct aq_device *device, const struct aq_adamw *args, struct aq_stream *stream);
-enum aq_status cpu_sgd(struct aq_device *device, const struct aq_sgd *args, struct aq_stream *stream);
-enum aq_status cpu_lion(struct aq_device *device, const struct aq_lion *args, struct aq_stream *stream);
-enum aq_status cpu_lamb(struct aq_device *device, const struct aq_lamb_tensor *args, struct aq_stream *stream);
-enum aq_status cpu_scale(struct aq_device *device, float *x, uint64_t count, float factor, struct aq_stream *stream);
 enum aq_status cpu_squares(struct aq_device *device, const float *x, const struct aq_range *spans, uint32_t count,
                            double *sums, struct aq_stream *stream);
 

@@ -173,7 +173,8 @@ enum aq_status cpu_lamb(struct aq_device *device, const struct aq_lamb_tensor *a
     (void)stream;
     struct cpu_device *cpu = cpu_device_of(device);
     struct flat_lamb flat = {.args = args, .piece = FLAT_FLOATS, .sums = (double *)(void *)cpu_shared(cpu)};
-    while (pieces_of(args->count, flat.piece) > CPU_SHARED_BYTES / (2 * sizeof *flat.sums)) flat.piece *= 2;
+    while (pieces_of(args->count, flat.piece) > CPU_SHARED_BYTES / (2 * sizeof *flat.sums))
+        flat.piece *= 2;
     const uint64_t pieces = pieces_of(args->count, flat.piece);
     cpu_pool_run(cpu->pool, pieces, lamb_moments_piece, &flat);
     double p2 = 0.0, u2 = 0.0;
@@ -190,25 +191,23 @@ enum aq_status cpu_lamb(struct aq_device *device, const struct aq_lamb_tensor *a
 
 struct flat_scale {
     const struct cpu_rows *rows;
-    float *x;
-    uint64_t count;
-    float factor;
+    const struct aq_scale *args;
 };
 
 static void scale_piece(uint64_t piece, uint32_t worker, void *context)
 {
     (void)worker;
     const struct flat_scale *flat = context;
-    float *x = flat->x + piece * FLAT_FLOATS;
-    flat->rows->scale(x, count_of(piece, flat->count, FLAT_FLOATS), flat->factor, x, AQ_F32);
+    float *x = flat->args->x + piece * FLAT_FLOATS;
+    flat->rows->scale(x, count_of(piece, flat->args->count, FLAT_FLOATS), flat->args->factor, x, AQ_F32);
 }
 
-enum aq_status cpu_scale(struct aq_device *device, float *x, uint64_t count, float factor, struct aq_stream *stream)
+enum aq_status cpu_scale(struct aq_device *device, const struct aq_scale *args, struct aq_stream *stream)
 {
     (void)stream;
     struct cpu_device *cpu = cpu_device_of(device);
-    struct flat_scale flat = {.rows = cpu->rows, .x = x, .count = count, .factor = factor};
-    cpu_pool_run(cpu->pool, pieces_of(count, FLAT_FLOATS), scale_piece, &flat);
+    struct flat_scale flat = {.rows = cpu->rows, .args = args};
+    cpu_pool_run(cpu->pool, pieces_of(args->count, FLAT_FLOATS), scale_piece, &flat);
     return AQ_OK;
 }
 
@@ -235,7 +234,8 @@ static double squares_of(struct cpu_device *cpu, const float *x, uint64_t count)
         const uint64_t n = count - first < round ? count - first : round;
         struct flat_squares flat = {.rows = cpu->rows, .x = x + first, .count = n, .partial = partial};
         cpu_pool_run(cpu->pool, pieces_of(n, FLAT_FLOATS), squares_piece, &flat);
-        for (uint64_t i = 0; i < pieces_of(n, FLAT_FLOATS); i++) total += partial[i];
+        for (uint64_t i = 0; i < pieces_of(n, FLAT_FLOATS); i++)
+            total += partial[i];
     }
     return total;
 }

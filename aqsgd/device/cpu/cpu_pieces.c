@@ -27,7 +27,8 @@ static uint64_t end_of(uint64_t index, uint64_t count, uint64_t piece)
 static uint64_t group_rows(uint64_t rows, uint64_t width)
 {
     uint64_t group = ROWS;
-    while (pieces_of(rows, group) * width * sizeof(float) > CPU_SHARED_BYTES) group *= 2;
+    while (pieces_of(rows, group) * width * sizeof(float) > CPU_SHARED_BYTES)
+        group *= 2;
     return group;
 }
 
@@ -44,7 +45,8 @@ static void reduce_piece(uint64_t piece, uint32_t worker, void *context)
     const uint64_t first = piece * COLUMNS, end = end_of(piece, reduce->columns, COLUMNS);
     for (uint64_t group = 0; group < reduce->groups; group++) {
         const float *row = reduce->partial + group * reduce->width + reduce->offset;
-        for (uint64_t c = first; c < end; c++) reduce->sums[c] += row[c];
+        for (uint64_t c = first; c < end; c++)
+            reduce->sums[c] += row[c];
     }
 }
 
@@ -120,40 +122,35 @@ enum aq_status cpu_layernorm_backward(struct aq_device *device, const struct aq_
     if (!args->sums) return AQ_OK;
     const void *summed = args->rounded ? (const void *)args->rounded : args->dx;
     const enum aq_element type = args->rounded ? args->rounded_type : AQ_F32;
-    return cpu_column_sum(device, summed, type, args->rows, args->C, args->C, args->sums, stream);
+    const struct aq_column_sum sum = {
+        .rows = args->rows, .C = args->C, .stride = args->C, .x = summed, .type = type, .sums = args->sums};
+    return cpu_column_sum(device, &sum, stream);
 }
 
 struct column_sum {
     struct cpu_device *cpu;
-    const void *x;
-    enum aq_element type;
-    uint64_t rows, C, stride, group;
+    const struct aq_column_sum *args;
+    uint64_t group;
 };
 
 static void column_sum_piece(uint64_t piece, uint32_t worker, void *context)
 {
     (void)worker;
     const struct column_sum *self = context;
-    float *sums = cpu_shared(self->cpu) + piece * self->C;
-    memset(sums, 0, self->C * sizeof *sums);
-    for (uint64_t r = piece * self->group; r < end_of(piece, self->rows, self->group); r++)
-        self->cpu->rows->add(sums, cpu_at(self->x, self->type, r * self->stride), self->type, self->C);
+    const struct aq_column_sum *args = self->args;
+    float *sums = cpu_shared(self->cpu) + piece * args->C;
+    memset(sums, 0, args->C * sizeof *sums);
+    for (uint64_t r = piece * self->group; r < end_of(piece, args->rows, self->group); r++)
+        self->cpu->rows->add(sums, cpu_at(args->x, args->type, r * args->stride), args->type, args->C);
 }
 
-enum aq_status cpu_column_sum(struct aq_device *device, const void *x, enum aq_element type, uint64_t rows, uint64_t C,
-                              uint64_t stride, float *sums, struct aq_stream *stream)
+enum aq_status cpu_column_sum(struct aq_device *device, const struct aq_column_sum *args, struct aq_stream *stream)
 {
     (void)stream;
-    struct column_sum self = {.cpu = cpu_device_of(device),
-                              .x = x,
-                              .type = type,
-                              .rows = rows,
-                              .C = C,
-                              .stride = stride,
-                              .group = group_rows(rows, C)};
-    const uint64_t groups = pieces_of(rows, self.group);
+    struct column_sum self = {.cpu = cpu_device_of(device), .args = args, .group = group_rows(args->rows, args->C)};
+    const uint64_t groups = pieces_of(args->rows, self.group);
     cpu_pool_run(self.cpu->pool, groups, column_sum_piece, &self);
-    reduce_run(self.cpu, groups, C, 0, C, sums);
+    reduce_run(self.cpu, groups, args->C, 0, args->C, args->sums);
     return AQ_OK;
 }
 
@@ -297,26 +294,18 @@ enum aq_status cpu_dropout(struct aq_device *device, const struct aq_dropout_app
     return AQ_OK;
 }
 
-struct fill {
-    float *x;
-    uint64_t count;
-    struct aq_rng_key key;
-    float std, value;
-};
-
 static void fill_piece(uint64_t piece, uint32_t worker, void *context)
 {
     (void)worker;
-    const struct fill *fill = context;
-    for (uint64_t i = piece * FLAT; i < end_of(piece, fill->count, FLAT); i++)
-        fill->x[i] = fill->std == 0.0f ? fill->value : fill->std * aq_rng_normal(&fill->key, i);
+    const struct aq_fill_normal *args = context;
+    for (uint64_t i = piece * FLAT; i < end_of(piece, args->count, FLAT); i++)
+        args->x[i] = args->std == 0.0f ? args->value : args->std * aq_rng_normal(&args->key, i);
 }
 
-enum aq_status cpu_fill_normal(struct aq_device *device, float *x, uint64_t count, struct aq_rng_key key, float std,
-                               float value, struct aq_stream *stream)
+enum aq_status cpu_fill_normal(struct aq_device *device, const struct aq_fill_normal *args, struct aq_stream *stream)
 {
     (void)stream;
-    struct fill fill = {.x = x, .count = count, .key = key, .std = std, .value = value};
-    cpu_pool_run(cpu_device_of(device)->pool, pieces_of(count, FLAT), fill_piece, &fill);
+    struct aq_fill_normal own = *args;
+    cpu_pool_run(cpu_device_of(device)->pool, pieces_of(args->count, FLAT), fill_piece, &own);
     return AQ_OK;
 }

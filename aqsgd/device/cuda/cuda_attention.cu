@@ -416,7 +416,7 @@ static uint64_t least(uint64_t x, uint64_t y)
     return x < y ? x : y;
 }
 
-enum aq_status aq_cuda_attention(const struct aq_attention *args, struct CUstream_st *stream)
+enum aq_status aq_cuda_attention(const struct aq_attention *args, void *, struct CUstream_st *stream)
 {
     AQ_TRY(attention_check(args));
     if (args->T == 0) return AQ_OK;

@@ -108,28 +108,10 @@ static inline void *cuda_part(const struct aq_stream *stream, uint32_t part)
     return stream->scratch + (size_t)part * CUDA_PART_BYTES;
 }
 
-/* cuda_math.c */
-enum aq_status cuda_layernorm(struct aq_device *device, const struct aq_layernorm *args, struct aq_stream *stream);
-enum aq_status cuda_layernorm_backward(struct aq_device *device, const struct aq_layernorm_backward *args,
-                                       struct aq_stream *stream);
-enum aq_status cuda_attention(struct aq_device *device, const struct aq_attention *args, struct aq_stream *stream);
-enum aq_status cuda_attention_backward(struct aq_device *device, const struct aq_attention *args,
-                                       struct aq_stream *stream);
-enum aq_status cuda_embedding(struct aq_device *device, const struct aq_embedding *args, struct aq_stream *stream);
-enum aq_status cuda_embedding_backward(struct aq_device *device, const struct aq_embedding_backward *args,
-                                       struct aq_stream *stream);
-enum aq_status cuda_cross_entropy(struct aq_device *device, const struct aq_cross_entropy *args,
-                                  struct aq_stream *stream);
-enum aq_status cuda_column_sum(struct aq_device *device, const void *x, enum aq_element type, uint64_t rows, uint64_t C,
-                               uint64_t stride, float *sums, struct aq_stream *stream);
-enum aq_status cuda_dropout(struct aq_device *device, const struct aq_dropout_apply *args, struct aq_stream *stream);
-enum aq_status cuda_fill_normal(struct aq_device *device, float *x, uint64_t count, struct aq_rng_key key, float std,
-                                float value, struct aq_stream *stream);
-enum aq_status cuda_adamw(struct aq_device *device, const struct aq_adamw *args, struct aq_stream *stream);
-enum aq_status cuda_sgd(struct aq_device *device, const struct aq_sgd *args, struct aq_stream *stream);
-enum aq_status cuda_lion(struct aq_device *device, const struct aq_lion *args, struct aq_stream *stream);
-enum aq_status cuda_lamb(struct aq_device *device, const struct aq_lamb_tensor *args, struct aq_stream *stream);
-enum aq_status cuda_scale(struct aq_device *device, float *x, uint64_t count, float factor, struct aq_stream *stream);
+/* cuda_math.c; cuda_matmul.c */
+#define AQ_MATH(name, type, ...)                                                                                       \
+    enum aq_status cuda_##name(struct aq_device *device, const struct type *args, struct aq_stream *stream);
+#include "aqsgd/math.def"
 enum aq_status cuda_squares(struct aq_device *device, const float *x, const struct aq_range *spans, uint32_t count,
                             double *sums, struct aq_stream *stream);
 
@@ -142,6 +124,5 @@ extern const struct aq_grad_launchers aq_grad_launchers_cuda;
 /* cuda_matmul.c */
 enum aq_status cuda_matmul_open(struct cuda_device *cuda, struct cuda_matmul **out);
 void cuda_matmul_close(struct cuda_matmul *matmul); /* NULL is fine */
-enum aq_status cuda_matmul(struct aq_device *device, const struct aq_matmul *args, struct aq_stream *stream);
 
 #endif

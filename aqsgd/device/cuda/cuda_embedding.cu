@@ -28,7 +28,7 @@ static __global__ void __launch_bounds__(EMBED_THREADS) embedding(struct aq_embe
     }
 }
 
-enum aq_status aq_cuda_embedding(const struct aq_embedding *args, struct CUstream_st *stream)
+enum aq_status aq_cuda_embedding(const struct aq_embedding *args, void *, struct CUstream_st *stream)
 {
     const uint64_t rows = args->samples * args->T;
     if (rows == 0 || args->C == 0) return AQ_OK;
@@ -135,7 +135,7 @@ static enum aq_status embedding_backward_wide(const struct aq_embedding_backward
     return AQ_LAUNCH(position_backward<W>, aq_blocks(args->T, 1), threads, 0, stream, *args, mask);
 }
 
-enum aq_status aq_cuda_embedding_backward(const struct aq_embedding_backward *args, struct CUstream_st *stream)
+enum aq_status aq_cuda_embedding_backward(const struct aq_embedding_backward *args, void *, struct CUstream_st *stream)
 {
     const uint64_t rows = args->samples * args->T;
     if (rows == 0 || args->C == 0) return AQ_OK;

@@ -143,7 +143,7 @@ template <typename Y> static enum aq_status dropout_typed(const struct aq_dropou
     return AQ_LAUNCH((dropout<Y, 1>), grid.grid, grid.threads, 0, stream, args->x, y, args->sample_elements, mask);
 }
 
-enum aq_status aq_cuda_dropout(const struct aq_dropout_apply *args, struct CUstream_st *stream)
+enum aq_status aq_cuda_dropout(const struct aq_dropout_apply *args, void *, struct CUstream_st *stream)
 {
     if (args->samples == 0 || args->sample_elements == 0) return AQ_OK;
     if (args->y_type == AQ_BF16) return dropout_typed<uint16_t>(args, stream);
@@ -201,27 +201,25 @@ enum aq_status aq_cuda_convert(const void *x, enum aq_element x_type, uint64_t x
 /* ---- Initial values. */
 
 /* Box-Muller in double, as aq_rng_normal (aqsgd/base/rng.c). */
-static __global__ void __launch_bounds__(FLAT_THREADS)
-    fill_normal(float *x, uint64_t count, struct aq_rng_key key, float std, float value)
+static __global__ void __launch_bounds__(FLAT_THREADS) fill_normal(struct aq_fill_normal args)
 {
     const uint64_t i = aq_thread_index();
-    if (i >= count) return;
-    if (std == 0.0f) {
-        x[i] = value;
+    if (i >= args.count) return;
+    if (args.std == 0.0f) {
+        args.x[i] = args.value;
         return;
     }
-    const uint4 block = aq_philox(key, i / 2);
+    const uint4 block = aq_philox(args.key, i / 2);
     const uint32_t first = i % 2 ? block.z : block.x, second = i % 2 ? block.w : block.y;
     const double radius = sqrt(-2.0 * log((static_cast<double>(first) + 0.5) * (1.0 / 4294967296.0)));
     const double angle = 6.283185307179586476925 * static_cast<double>(second) * (1.0 / 4294967296.0);
-    x[i] = std * static_cast<float>(radius * cos(angle));
+    args.x[i] = args.std * static_cast<float>(radius * cos(angle));
 }
 
-enum aq_status aq_cuda_fill_normal(float *x, uint64_t count, struct aq_rng_key key, float std, float value,
-                                   struct CUstream_st *stream)
+enum aq_status aq_cuda_fill_normal(const struct aq_fill_normal *args, void *, struct CUstream_st *stream)
 {
-    if (count == 0) return AQ_OK;
-    return AQ_LAUNCH(fill_normal, aq_blocks(count, FLAT_THREADS), FLAT_THREADS, 0, stream, x, count, key, std, value);
+    if (args->count == 0) return AQ_OK;
+    return AQ_LAUNCH(fill_normal, aq_blocks(args->count, FLAT_THREADS), FLAT_THREADS, 0, stream, *args);
 }
 
 /* ---- Optimizers. */
@@ -249,7 +247,7 @@ static __global__ void __launch_bounds__(FLAT_THREADS) adamw(struct aq_adamw arg
     aq_store_wide(args.parameters + at, p);
 }
 
-enum aq_status aq_cuda_adamw(const struct aq_adamw *args, struct CUstream_st *stream)
+enum aq_status aq_cuda_adamw(const struct aq_adamw *args, void *, struct CUstream_st *stream)
 {
     if (args->count == 0) return AQ_OK;
     const float correction1 = static_cast<float>(1.0 / (1.0 - pow(args->beta1, static_cast<double>(args->step))));
@@ -281,7 +279,7 @@ template <int W> static __global__ void __launch_bounds__(FLAT_THREADS) sgd(stru
     aq_store_wide(args.parameters + at, p);
 }
 
-enum aq_status aq_cuda_sgd(const struct aq_sgd *args, struct CUstream_st *stream)
+enum aq_status aq_cuda_sgd(const struct aq_sgd *args, void *, struct CUstream_st *stream)
 {
     if (args->count == 0) return AQ_OK;
     const bool fours = args->count % 4 == 0 && aq_fours(args->parameters, AQ_F32) &&
@@ -291,25 +289,24 @@ enum aq_status aq_cuda_sgd(const struct aq_sgd *args, struct CUstream_st *stream
     return AQ_LAUNCH(sgd<1>, grid, FLAT_THREADS, 0, stream, *args);
 }
 
-template <int W>
-static __global__ void __launch_bounds__(FLAT_THREADS) scale(float *x, uint64_t count, float factor)
+template <int W> static __global__ void __launch_bounds__(FLAT_THREADS) scale(struct aq_scale args)
 {
     const uint64_t at = aq_thread_index() * W;
-    if (at >= count) return;
+    if (at >= args.count) return;
     float values[W];
-    aq_load_wide(x + at, values);
+    aq_load_wide(args.x + at, values);
     for (int i = 0; i < W; i++)
-        values[i] *= factor;
-    aq_store_wide(x + at, values);
+        values[i] *= args.factor;
+    aq_store_wide(args.x + at, values);
 }
 
-enum aq_status aq_cuda_scale(float *x, uint64_t count, float factor, struct CUstream_st *stream)
+enum aq_status aq_cuda_scale(const struct aq_scale *args, void *, struct CUstream_st *stream)
 {
-    if (count == 0) return AQ_OK;
-    const bool fours = count % 4 == 0 && aq_fours(x, AQ_F32);
-    const dim3 grid = aq_blocks(count, FLAT_THREADS * (fours ? 4 : 1));
-    if (fours) return AQ_LAUNCH(scale<4>, grid, FLAT_THREADS, 0, stream, x, count, factor);
-    return AQ_LAUNCH(scale<1>, grid, FLAT_THREADS, 0, stream, x, count, factor);
+    if (args->count == 0) return AQ_OK;
+    const bool fours = args->count % 4 == 0 && aq_fours(args->x, AQ_F32);
+    const dim3 grid = aq_blocks(args->count, FLAT_THREADS * (fours ? 4 : 1));
+    if (fours) return AQ_LAUNCH(scale<4>, grid, FLAT_THREADS, 0, stream, *args);
+    return AQ_LAUNCH(scale<1>, grid, FLAT_THREADS, 0, stream, *args);
 }
 
 /* ---- The sum of squares. */
@@ -343,8 +340,7 @@ struct squares {
     } span[SQUARES_SPANS + 1];
 };
 
-template <int W>
-static __forceinline__ __device__ double squares_of(const float *x, uint64_t count)
+template <int W> static __forceinline__ __device__ double squares_of(const float *x, uint64_t count)
 {
     double sums[4] = {};
     for (uint64_t i = threadIdx.x * 4; i + 4 <= count; i += 4 * FLAT_THREADS) {
@@ -432,7 +428,7 @@ static __global__ void __launch_bounds__(FLAT_THREADS) lion(struct aq_lion args)
     args.m[i] = args.beta2 * m + (1.0f - args.beta2) * g;
 }
 
-enum aq_status aq_cuda_lion(const struct aq_lion *args, struct CUstream_st *stream)
+enum aq_status aq_cuda_lion(const struct aq_lion *args, void *, struct CUstream_st *stream)
 {
     if (args->count == 0) return AQ_OK;
     return AQ_LAUNCH(lion, aq_blocks(args->count, FLAT_THREADS), FLAT_THREADS, 0, stream, *args);

@@ -28,10 +28,18 @@ struct CUstream_st; /* cudaStream_t is a pointer to it */
 
 enum { AQ_CUDA_SCRATCH_BYTES = 32 << 20 };
 
-/* As aq_device_layernorm and aq_device_layernorm_backward (device_math.h). */
-enum aq_status aq_cuda_layernorm(const struct aq_layernorm *args, struct CUstream_st *stream);
-enum aq_status aq_cuda_layernorm_backward(const struct aq_layernorm_backward *args, void *scratch,
-                                          struct CUstream_st *stream);
+/*
+ * aq_cuda_NAME, as aq_device_NAME (device_math.h), for each row of math.def that no library of the GPU has.
+ *
+ *   attention   bf16 and fp16 with D of 64 or 128 go through the tensor cores, everything else through fp32
+ *               multiply-adds. AQ_INVAL: D above 512, or (backward) H * T above 8388608.
+ *   embedding_backward   AQ_INVAL: samples * T above 2^31 - 1.
+ *   cross_entropy   reads each row of logits twice, keeps no second copy.
+ */
+#define AQ_MATH_LIBRARY(...)
+#define AQ_MATH(name, type, ...)                                                                                       \
+    enum aq_status aq_cuda_##name(const struct type *args, void *scratch, struct CUstream_st *stream);
+#include "aqsgd/math.def"
 
 /*
  * What follows a matrix product, where the product itself could not do it: c = after(sums + bias), with args' c,
@@ -40,42 +48,6 @@ enum aq_status aq_cuda_layernorm_backward(const struct aq_layernorm_backward *ar
  */
 enum aq_status aq_cuda_matmul_finish(const struct aq_matmul *args, const void *sums, enum aq_element sums_type,
                                      uint64_t sums_stride, struct CUstream_st *stream);
-
-/*
- * As aq_device_attention and aq_device_attention_backward. bf16 and fp16 with D of 64 or 128 go through the tensor
- * cores, everything else through fp32 multiply-adds. AQ_INVAL: D above 512, or (backward) H * T above 8388608.
- */
-enum aq_status aq_cuda_attention(const struct aq_attention *args, struct CUstream_st *stream);
-enum aq_status aq_cuda_attention_backward(const struct aq_attention *args, void *scratch, struct CUstream_st *stream);
-
-/* As aq_device_embedding and aq_device_embedding_backward. AQ_INVAL (backward): samples * T above 2^31 - 1. */
-enum aq_status aq_cuda_embedding(const struct aq_embedding *args, struct CUstream_st *stream);
-enum aq_status aq_cuda_embedding_backward(const struct aq_embedding_backward *args, struct CUstream_st *stream);
-
-/* As aq_device_cross_entropy: reads each row of logits twice, keeps no second copy. */
-enum aq_status aq_cuda_cross_entropy(const struct aq_cross_entropy *args, struct CUstream_st *stream);
-
-/* As aq_device_column_sum. */
-enum aq_status aq_cuda_column_sum(const void *x, enum aq_element type, uint64_t rows, uint64_t C, uint64_t stride,
-                                  float *sums, void *scratch, struct CUstream_st *stream);
-
-/* As aq_device_dropout. */
-enum aq_status aq_cuda_dropout(const struct aq_dropout_apply *args, struct CUstream_st *stream);
-
-/* As aq_device_fill_normal. */
-enum aq_status aq_cuda_fill_normal(float *x, uint64_t count, struct aq_rng_key key, float std, float value,
-                                   struct CUstream_st *stream);
-
-/* As aq_device_adamw and aq_device_sgd. */
-enum aq_status aq_cuda_adamw(const struct aq_adamw *args, struct CUstream_st *stream);
-enum aq_status aq_cuda_sgd(const struct aq_sgd *args, struct CUstream_st *stream);
-
-/* As aq_device_lion and aq_device_lamb. */
-enum aq_status aq_cuda_lion(const struct aq_lion *args, struct CUstream_st *stream);
-enum aq_status aq_cuda_lamb(const struct aq_lamb_tensor *args, void *scratch, struct CUstream_st *stream);
-
-/* As aq_device_scale. */
-enum aq_status aq_cuda_scale(float *x, uint64_t count, float factor, struct CUstream_st *stream);
 
 /* As aq_device_squares, sums on the device. */
 enum aq_status aq_cuda_squares(const float *x, const struct aq_range *spans, uint32_t count, double *sums,

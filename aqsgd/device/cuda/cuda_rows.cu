@@ -118,7 +118,7 @@ template <typename Y> static enum aq_status layernorm_typed(const struct aq_laye
                      args->C, args->epsilon, y, out);
 }
 
-enum aq_status aq_cuda_layernorm(const struct aq_layernorm *args, struct CUstream_st *stream)
+enum aq_status aq_cuda_layernorm(const struct aq_layernorm *args, void *, struct CUstream_st *stream)
 {
     if (args->rows == 0 || args->C == 0) return AQ_OK;
     if (args->y_type == AQ_BF16) return layernorm_typed<uint16_t>(args, stream);
@@ -366,11 +366,12 @@ static enum aq_status layernorm_backward_any(const struct aq_layernorm_backward 
     AQ_TRY(AQ_LAUNCH(layernorm_partial, columns, COLUMN_THREADS, 0, stream, *args, group, partial));
     AQ_TRY(reduce_run(partial, groups, C, 2, to, stream));
     const struct aq_dropout_apply round = {1, args->rows * C, args->dx, args->rounded, args->rounded_type, {}};
-    if (args->rounded) AQ_TRY(aq_cuda_dropout(&round, stream));
+    if (args->rounded) AQ_TRY(aq_cuda_dropout(&round, partial, stream));
     if (!args->sums) return AQ_OK;
     const void *summed = args->rounded ? static_cast<const void *>(args->rounded) : args->dx;
     const enum aq_element type = args->rounded ? args->rounded_type : AQ_F32;
-    return aq_cuda_column_sum(summed, type, args->rows, C, C, args->sums, partial, stream);
+    const struct aq_column_sum sum = {args->rows, C, C, summed, type, args->sums};
+    return aq_cuda_column_sum(&sum, partial, stream);
 }
 
 enum aq_status aq_cuda_layernorm_backward(const struct aq_layernorm_backward *args, void *scratch,
@@ -387,10 +388,11 @@ enum aq_status aq_cuda_layernorm_backward(const struct aq_layernorm_backward *ar
 }
 
 template <typename T>
-static enum aq_status column_sum_typed(const T *x, enum aq_element type, uint64_t rows, uint64_t C, uint64_t stride,
-                                       float *sums, float *partial, cudaStream_t stream)
+static enum aq_status column_sum_typed(const struct aq_column_sum *args, float *partial, cudaStream_t stream)
 {
-    const bool fours = C % 4 == 0 && stride % 4 == 0 && aq_fours(x, type);
+    const T *x = static_cast<const T *>(args->x);
+    const uint64_t rows = args->rows, C = args->C, stride = args->stride;
+    const bool fours = C % 4 == 0 && stride % 4 == 0 && aq_fours(x, args->type);
     const uint64_t group = group_rows(rows, C), groups = (rows + group - 1) / group;
     const uint64_t wide = COLUMN_THREADS * (fours ? 4 : 1);
     const dim3 grid(static_cast<unsigned>(groups), static_cast<unsigned>((C + wide - 1) / wide));
@@ -398,19 +400,16 @@ static enum aq_status column_sum_typed(const T *x, enum aq_element type, uint64_
         AQ_TRY(AQ_LAUNCH((column_partial<T, 4>), grid, COLUMN_THREADS, 0, stream, x, rows, C, stride, group, partial));
     else
         AQ_TRY(AQ_LAUNCH((column_partial<T, 1>), grid, COLUMN_THREADS, 0, stream, x, rows, C, stride, group, partial));
-    return reduce_run(partial, groups, C, 1, {{sums, nullptr, nullptr}}, stream);
+    return reduce_run(partial, groups, C, 1, {{args->sums, nullptr, nullptr}}, stream);
 }
 
-enum aq_status aq_cuda_column_sum(const void *x, enum aq_element type, uint64_t rows, uint64_t C, uint64_t stride,
-                                  float *sums, void *scratch, struct CUstream_st *stream)
+enum aq_status aq_cuda_column_sum(const struct aq_column_sum *args, void *scratch, struct CUstream_st *stream)
 {
-    if (rows == 0 || C == 0) return AQ_OK;
+    if (args->rows == 0 || args->C == 0) return AQ_OK;
     float *partial = static_cast<float *>(scratch);
-    if (type == AQ_BF16)
-        return column_sum_typed(static_cast<const uint16_t *>(x), type, rows, C, stride, sums, partial, stream);
-    if (type == AQ_F16)
-        return column_sum_typed(static_cast<const aq_half *>(x), type, rows, C, stride, sums, partial, stream);
-    return column_sum_typed(static_cast<const float *>(x), type, rows, C, stride, sums, partial, stream);
+    if (args->type == AQ_BF16) return column_sum_typed<uint16_t>(args, partial, stream);
+    if (args->type == AQ_F16) return column_sum_typed<aq_half>(args, partial, stream);
+    return column_sum_typed<float>(args, partial, stream);
 }
 
 /* ---- Softmax and cross-entropy: a block a row. */
@@ -504,8 +503,7 @@ static __global__ void __launch_bounds__(LOSS_THREADS) cross_entropy(struct aq_c
             const uint64_t v = first + (a * LOSS_THREADS + threadIdx.x) * W;
             for (int i = 0; i < W; i++) {
                 const float e = expf(values[a][i] - top);
-                values[a][i] =
-                    v + i == static_cast<uint64_t>(target) ? (e / sum - 1.0f) * args.scale : e * factor;
+                values[a][i] = v + i == static_cast<uint64_t>(target) ? (e / sum - 1.0f) * args.scale : e * factor;
             }
             if (v + W <= V)
                 aq_store_wide(gradient + v, values[a]);
@@ -528,7 +526,7 @@ static enum aq_status cross_entropy_typed(const struct aq_cross_entropy *args, c
     return AQ_LAUNCH((cross_entropy<G, 1>), grid, LOSS_THREADS, 0, stream, *args);
 }
 
-enum aq_status aq_cuda_cross_entropy(const struct aq_cross_entropy *args, struct CUstream_st *stream)
+enum aq_status aq_cuda_cross_entropy(const struct aq_cross_entropy *args, void *, struct CUstream_st *stream)
 {
     if (args->rows == 0 || args->V == 0) return AQ_OK;
     if (args->gradient_type == AQ_BF16) return cross_entropy_typed<uint16_t>(args, stream);

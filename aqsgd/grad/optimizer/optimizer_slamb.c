@@ -117,7 +117,8 @@ static enum aq_status fill(struct aq_optimizer *optimizer, struct slamb *own)
     for (uint32_t t = 0; t < optimizer->tensor_count; t++)
         own->shares[t] = is_dense(optimizer, t) ? 2.0f : optimizer->config.density;
     AQ_TRY(aq_optimizer_values(optimizer, SHARE, own->shares));
-    AQ_TRY(aq_device_fill_normal(optimizer->device, own->c, optimizer->parameters, none, 0.0f, 1.0f, NULL));
+    const struct aq_fill_normal ones = {.x = own->c, .count = optimizer->parameters, .key = none, .value = 1.0f};
+    AQ_TRY(aq_device_fill_normal(optimizer->device, &ones, NULL));
     return aq_device_stream_sync(optimizer->device, NULL);
 }
 

@@ -8,8 +8,10 @@
  * Results do not depend on the number of threads: an element is computed by one piece of work, in one order, and the
  * pieces are cut by the operands' extents alone. On one machine a result is therefore the same bits every time.
  *
- * Every kernel has a plain C truth (device/cpu_rows_plain.c, cpu_gemm_plain.c). The best variant of the processor is
- * taken, or what the environment says: AQ_CPU=plain, base, avx2, avx512 or avx512bf16.
+ * Every kernel has a plain C truth (device/cpu: cpu_rows_plain.c, cpu_gemm_plain.c). The best variant of the processor
+ * is taken, or what the environment says: AQ_CPU=plain, base, avx2, avx512 or avx512bf16.
+ *
+ * An operation is a struct of arguments here and a row of math.def; to add one, see docs/ARCHITECTURE.md.
  *
  * Letters: rows = samples * T; C channels; H heads; D = C / H; V vocabulary.
  * bf16 values are uint16_t, the upper half of a float, rounded to nearest even; fp16 values are uint16_t too, IEEE
@@ -85,7 +87,6 @@ struct aq_matmul {
     struct aq_dropout dropout;    /* AFTER_RESIDUAL                                                     */
     uint64_t dropout_sample_rows; /* rows of c that belong to one sample                                */
 };
-enum aq_status aq_device_matmul(struct aq_device *device, const struct aq_matmul *args, struct aq_stream *stream);
 
 /* y = (x - mean) rstd gamma + beta, row by row; variance of the population, epsilon added before the root. */
 struct aq_layernorm {
@@ -96,7 +97,6 @@ struct aq_layernorm {
     enum aq_element y_type;
     float *mean, *rstd; /* rows; out in forward, in in backward */
 };
-enum aq_status aq_device_layernorm(struct aq_device *device, const struct aq_layernorm *args, struct aq_stream *stream);
 
 /*
  * dx += gradient (dx holds the residual's), dgamma += , dbeta += . What the products of the next layer back want comes
@@ -111,8 +111,6 @@ struct aq_layernorm_backward {
     enum aq_element rounded_type; /* AQ_BF16 or AQ_F16 */
     float *sums;                  /* or NULL */
 };
-enum aq_status aq_device_layernorm_backward(struct aq_device *device, const struct aq_layernorm_backward *args,
-                                            struct aq_stream *stream);
 
 /*
  * Causal attention of `samples` sequences of T tokens. A row of qkv is q, k and v of all heads, H*D each; out has H*D.
@@ -132,10 +130,6 @@ struct aq_attention {
     float *dqkv;
     uint16_t *dqkv_rounded;
 };
-enum aq_status aq_device_attention(struct aq_device *device, const struct aq_attention *args, struct aq_stream *stream);
-/* dqkv is written, not added to. Reads qkv, out, lse, dout. AQ_INVAL: T above 131072 (a row must fit the scratch). */
-enum aq_status aq_device_attention_backward(struct aq_device *device, const struct aq_attention *args,
-                                            struct aq_stream *stream);
 
 /*
  * x[row] = token_table[tokens[row]] + position_table[row % T], then dropout. tokens are in range (checked by the
@@ -149,7 +143,6 @@ struct aq_embedding {
     float *x;
     struct aq_dropout dropout;
 };
-enum aq_status aq_device_embedding(struct aq_device *device, const struct aq_embedding *args, struct aq_stream *stream);
 
 /* token_gradient[tokens[row]] += dropout'(dx[row]), position_gradient[row % T] += the same, rows in ascending order. */
 struct aq_embedding_backward {
@@ -160,8 +153,6 @@ struct aq_embedding_backward {
     float *token_gradient, *position_gradient;
     struct aq_dropout dropout;
 };
-enum aq_status aq_device_embedding_backward(struct aq_device *device, const struct aq_embedding_backward *args,
-                                            struct aq_stream *stream);
 
 /*
  * Softmax and cross-entropy of rows of V logits, which are used up. losses[row] = log(sum exp) - logit[target] in nats,
@@ -180,12 +171,14 @@ struct aq_cross_entropy {
     enum aq_element gradient_type;
     float scale;
 };
-enum aq_status aq_device_cross_entropy(struct aq_device *device, const struct aq_cross_entropy *args,
-                                       struct aq_stream *stream);
 
 /* sums[c] += sum over rows of x[row][c], rows in ascending order. */
-enum aq_status aq_device_column_sum(struct aq_device *device, const void *x, enum aq_element type, uint64_t rows,
-                                    uint64_t C, uint64_t stride, float *sums, struct aq_stream *stream);
+struct aq_column_sum {
+    uint64_t rows, C, stride;
+    const void *x;
+    enum aq_element type;
+    float *sums;
+};
 
 /* y = dropout(x) of (samples, sample_elements), as type; with probability 0 a copy or conversion. */
 struct aq_dropout_apply {
@@ -195,15 +188,14 @@ struct aq_dropout_apply {
     enum aq_element y_type;
     struct aq_dropout dropout;
 };
-enum aq_status aq_device_dropout(struct aq_device *device, const struct aq_dropout_apply *args,
-                                 struct aq_stream *stream);
-
-/* Bytes of scratch that a device of so many threads takes when it is opened. */
-uint64_t aq_device_scratch_bytes(const struct aq_device *device);
 
 /* x = std * normal(key, element) for `count` elements; std 0 with a value: x = value. */
-enum aq_status aq_device_fill_normal(struct aq_device *device, float *x, uint64_t count, struct aq_rng_key key,
-                                     float std, float value, struct aq_stream *stream);
+struct aq_fill_normal {
+    float *x;
+    uint64_t count;
+    struct aq_rng_key key;
+    float std, value;
+};
 
 /*
  * One AdamW update of `count` floats (Loshchilov and Hutter 2019, Algorithm 2, with decoupled decay):
@@ -213,7 +205,7 @@ enum aq_status aq_device_fill_normal(struct aq_device *device, float *x, uint64_
  *     p = p - lr weight_decay p - lr (m / (1 - beta1^step)) / (sqrt(v / (1 - beta2^step)) + epsilon)
  *
  * weight_decay: 0 where the tensor does not decay. step counts from 1. Gradients are not changed. The four arrays do
- * not overlap. AQ_INVAL: step 0.
+ * not overlap.
  */
 struct aq_adamw {
     float *parameters;
@@ -223,7 +215,6 @@ struct aq_adamw {
     float lr, beta1, beta2, epsilon, weight_decay, grad_scale;
     uint64_t step;
 };
-enum aq_status aq_device_adamw(struct aq_device *device, const struct aq_adamw *args, struct aq_stream *stream);
 
 /*
  * p -= lr weight_decay p + lr u with u = velocity = momentum velocity + grad_scale gradients. velocity may be NULL
@@ -236,7 +227,6 @@ struct aq_sgd {
     uint64_t count;
     float lr, momentum, weight_decay, grad_scale;
 };
-enum aq_status aq_device_sgd(struct aq_device *device, const struct aq_sgd *args, struct aq_stream *stream);
 
 /*
  * One Lion update (Chen et al. 2023, Program 1), with g = gradients * grad_scale and sign(0) = 0:
@@ -250,7 +240,6 @@ struct aq_lion {
     uint64_t count;
     float lr, beta1, beta2, weight_decay, grad_scale;
 };
-enum aq_status aq_device_lion(struct aq_device *device, const struct aq_lion *args, struct aq_stream *stream);
 
 /*
  * One LAMB update of one tensor (You et al. 2020, Algorithm 2, the ratio clipped), g as above:
@@ -270,11 +259,25 @@ struct aq_lamb_tensor {
     float lr, beta1, beta2, epsilon, weight_decay, grad_scale;
     float correction1, correction2, coefficient_min, coefficient_max;
 };
-enum aq_status aq_device_lamb(struct aq_device *device, const struct aq_lamb_tensor *args, struct aq_stream *stream);
 
 /* x *= factor. What is not finite stays so. */
-enum aq_status aq_device_scale(struct aq_device *device, float *x, uint64_t count, float factor,
-                               struct aq_stream *stream);
+struct aq_scale {
+    float *x;
+    uint64_t count;
+    float factor;
+};
+
+/*
+ * The functions themselves, aq_device_NAME(device, args, stream): math.def has a row for each, and says what must hold
+ * of its arguments. NAME is the struct's, with these exceptions: aq_device_dropout takes struct aq_dropout_apply,
+ * aq_device_lamb struct aq_lamb_tensor, aq_device_attention_backward struct aq_attention.
+ */
+#define AQ_MATH(name, type, ...)                                                                                       \
+    enum aq_status aq_device_##name(struct aq_device *device, const struct type *args, struct aq_stream *stream);
+#include "aqsgd/math.def"
+
+/* Bytes of scratch that a device of so many threads takes when it is opened. */
+uint64_t aq_device_scratch_bytes(const struct aq_device *device);
 
 /* Elements `first` to first + count - 1 of an array. */
 struct aq_range {
