@@ -43,7 +43,7 @@ static void slot_clear(struct lmdb_store *store, uint32_t number)
 }
 
 /* The entry lets go of its slot; whoever else has it keeps it. */
-static void entry_leave_slot(struct lmdb_store *store, struct aq_keys_entry *entry)
+static void entry_leave_slot(struct lmdb_store *store, struct aq_key_entry *entry)
 {
     if (entry->slot == AQ_STORE_NONE) return;
     struct lmdb_slot *slot = &store->slots[entry->slot];
@@ -53,7 +53,7 @@ static void entry_leave_slot(struct lmdb_store *store, struct aq_keys_entry *ent
 }
 
 /* The entry's cell is free, now or when no mark and no write needs it any more. */
-static void entry_leave_cell(struct lmdb_store *store, struct aq_keys_entry *entry)
+static void entry_leave_cell(struct lmdb_store *store, struct aq_key_entry *entry)
 {
     const uint32_t cell = entry->cell;
     struct lmdb_slot *slot = entry->slot == AQ_STORE_NONE ? NULL : &store->slots[entry->slot];
@@ -69,7 +69,7 @@ static void entry_leave_cell(struct lmdb_store *store, struct aq_keys_entry *ent
 /* The message is gone: cold from now on. */
 static void entry_drop(struct lmdb_store *store, uint32_t number)
 {
-    struct aq_keys_entry *entry = &store->keys.entries[number];
+    struct aq_key_entry *entry = &store->keys.entries[number];
     AQ_ASSERT(entry->present);
     entry_leave_cell(store, entry);
     entry_leave_slot(store, entry);
@@ -105,18 +105,18 @@ static void read_finished(struct lmdb_store *store, uint32_t number, enum aq_sta
 
 static void mark_finished(struct lmdb_store *store, enum aq_status status)
 {
-    struct aq_keys *keys = &store->keys;
+    struct aq_key_table *keys = &store->keys;
     if (status == AQ_OK)
         aq_cells_mark_made(&store->cells);
     else
         aq_cells_mark_failed(&store->cells);
     for (uint64_t i = 0; i < store->marking_count; ++i) {
         const uint32_t number = store->marking[i];
-        const struct aq_keys_entry *entry = &keys->entries[number];
+        const struct aq_key_entry *entry = &keys->entries[number];
         if (status != AQ_OK)
             lmdb_store_touch(store, number);
         else if (!entry->present && !entry->dirty)
-            aq_keys_remove(keys, number);
+            aq_key_table_remove(keys, number);
     }
     store->marking_count = 0;
     store->index_bytes = aq_index_bytes(store->index);
@@ -199,7 +199,7 @@ static enum aq_status slot_wait(struct lmdb_store *store, uint64_t deadline_ns, 
 
 static void read_begin(struct lmdb_store *store, uint32_t number, uint32_t slot_number, bool wanted)
 {
-    struct aq_keys_entry *entry = &store->keys.entries[number];
+    struct aq_key_entry *entry = &store->keys.entries[number];
     struct lmdb_slot *slot = &store->slots[slot_number];
     slot->state = SLOT_READING;
     slot->entry = number;
@@ -211,9 +211,9 @@ static void read_begin(struct lmdb_store *store, uint32_t number, uint32_t slot_
                  aq_store_blocks(entry->bytes));
 }
 
-static struct aq_keys_entry *entry_find(struct lmdb_store *store, const struct aq_cache_key *key, uint32_t *number)
+static struct aq_key_entry *entry_find(struct lmdb_store *store, const struct aq_cache_key *key, uint32_t *number)
 {
-    *number = aq_keys_find(&store->keys, key);
+    *number = aq_key_table_find(&store->keys, key);
     if (*number == AQ_STORE_NONE || !store->keys.entries[*number].present) return NULL;
     return &store->keys.entries[*number];
 }
@@ -224,7 +224,7 @@ static enum aq_status lmdb_prefetch(struct aq_cache *cache, const struct aq_cach
     uint32_t number;
     bool may_come;
     events_take_all(store);
-    struct aq_keys_entry *entry = entry_find(store, key, &number);
+    struct aq_key_entry *entry = entry_find(store, key, &number);
     if (entry == NULL) return AQ_OK;
     if (entry->slot != AQ_STORE_NONE) {
         store->slots[entry->slot].wanted = true;
@@ -239,7 +239,7 @@ static enum aq_status lmdb_prefetch(struct aq_cache *cache, const struct aq_cach
 /* The bytes have come, or not: is this the message that was put? Checked once for each read. */
 static enum aq_status slot_check(struct lmdb_store *store, uint32_t number)
 {
-    const struct aq_keys_entry *entry = &store->keys.entries[number];
+    const struct aq_key_entry *entry = &store->keys.entries[number];
     struct lmdb_slot *slot = &store->slots[entry->slot];
     if (slot->checked) return AQ_OK;
     const uint64_t begin_ns = aq_clock_ns();
@@ -265,7 +265,7 @@ static enum aq_status lmdb_get(struct aq_cache *cache, const struct aq_cache_key
                                struct aq_cache_entry *out)
 {
     struct lmdb_store *store = store_of(cache);
-    struct aq_keys_entry *entry;
+    struct aq_key_entry *entry;
     uint32_t number;
     uint64_t begin_ns = 0;
     events_take_all(store);
@@ -318,7 +318,7 @@ static enum aq_status lmdb_peek(struct aq_cache *cache, const struct aq_cache_ke
     struct lmdb_store *store = store_of(cache);
     uint32_t number;
     events_take_all(store);
-    const struct aq_keys_entry *entry = entry_find(store, key, &number);
+    const struct aq_key_entry *entry = entry_find(store, key, &number);
     if (entry == NULL) return AQ_NOTFOUND;
     *out = (struct aq_cache_entry){
         .byte_count = entry->bytes, .version = entry->version, .digest = entry->digest, .slot = AQ_STORE_NONE};
@@ -395,13 +395,13 @@ static enum aq_status lmdb_put(struct aq_cache *cache, const struct aq_cache_key
     events_take_all(store);
     AQ_TRY(failure_tell(store));
     AQ_TRY(cell_take(store, &cell));
-    const uint32_t number = aq_keys_add(&store->keys, key);
+    const uint32_t number = aq_key_table_add(&store->keys, key);
     if (number == AQ_STORE_NONE) {
         aq_cells_give(&store->cells, cell);
         return aq_fail(AQ_NOSPC, "cache", "%s: more than samples_max = %" PRIu32 " messages", store->folder.slab_path,
                        store->keys.capacity);
     }
-    struct aq_keys_entry *entry = &store->keys.entries[number];
+    struct aq_key_entry *entry = &store->keys.entries[number];
     if (entry->present) {
         entry_leave_cell(store, entry);
         entry_leave_slot(store, entry);
@@ -444,7 +444,7 @@ static enum aq_status lmdb_mark_begin(struct aq_cache *cache, uint64_t mark)
     AQ_ASSERT(store->marking_count == 0);
     for (uint64_t i = 0; i < store->dirty_count; ++i) {
         const uint32_t number = store->dirty[i];
-        struct aq_keys_entry *entry = &store->keys.entries[number];
+        struct aq_key_entry *entry = &store->keys.entries[number];
         entry->dirty = false;
         store->changes[i] = (struct aq_index_change){.key = entry->key,
                                                      .version = entry->version,

@@ -10,7 +10,7 @@
 #include "cells.h"
 #include "disk.h"
 #include "folder.h"
-#include "keys.h"
+#include "key_table.h"
 
 enum lmdb_slot_state {
     SLOT_FREE = 0,
@@ -38,7 +38,7 @@ struct lmdb_store {
     struct aq_folder folder;
     struct aq_index *index; /* the storage thread's while disk is open */
     struct aq_disk *disk;
-    struct aq_keys keys;
+    struct aq_key_table keys;
     struct aq_cells cells;
     struct lmdb_slot *slots;
     struct aq_index_change *changes; /* of the mark that is being made */

@@ -25,7 +25,7 @@ static uint32_t cells_capacity(const struct aq_cache_config *config)
 static void tables_place(struct lmdb_store *store, struct aq_arena *arena, const struct aq_cache_config *config)
 {
     const uint32_t samples = (uint32_t)config->samples_max;
-    aq_keys_place(&store->keys, arena, samples);
+    aq_key_table_place(&store->keys, arena, samples);
     aq_cells_place(&store->cells, arena, cells_capacity(config));
     store->slots = aq_arena_take(arena, sizeof(struct lmdb_slot) * config->slots);
     store->changes = aq_arena_take(arena, sizeof(struct aq_index_change) * samples);
@@ -156,9 +156,9 @@ static enum aq_status entries_read(struct lmdb_store *store, uint64_t mark)
     while ((status = aq_index_walk_next(store->index, &item)) == AQ_OK) {
         const struct aq_record *now = aq_record_at(item.records, item.count, mark);
         if (now == NULL || now->cell == AQ_STORE_NONE) continue;
-        const uint32_t number = aq_keys_add(&store->keys, &item.key);
+        const uint32_t number = aq_key_table_add(&store->keys, &item.key);
         AQ_ASSERT(number != AQ_STORE_NONE); /* claims_read counted them */
-        struct aq_keys_entry *entry = &store->keys.entries[number];
+        struct aq_key_entry *entry = &store->keys.entries[number];
         entry->version = now->version;
         entry->digest = now->digest;
         entry->bytes = now->bytes;

@@ -7,7 +7,7 @@
  */
 #include <inttypes.h>
 
-#include "keys.h"
+#include "key_table.h"
 
 struct buffer {
     uint32_t entry; /* whose message it holds, AQ_STORE_NONE: nobody's */
@@ -18,7 +18,7 @@ struct buffer {
 struct memory_store {
     struct aq_cache base;
     struct aq_pages pages;
-    struct aq_keys keys;
+    struct aq_key_table keys;
     struct buffer *buffers;
     uint32_t *free;
     uint8_t *memory;
@@ -43,7 +43,7 @@ static uint32_t entries_max(const struct aq_cache_config *config)
 static void tables_place(struct memory_store *store, struct aq_arena *arena, const struct aq_cache_config *config)
 {
     store->buffer_count = entries_max(config) + config->slots;
-    aq_keys_place(&store->keys, arena, (uint32_t)config->samples_max);
+    aq_key_table_place(&store->keys, arena, (uint32_t)config->samples_max);
     store->buffers = aq_arena_take(arena, sizeof(struct buffer) * store->buffer_count);
     store->free = aq_arena_take(arena, sizeof(uint32_t) * store->buffer_count);
 }
@@ -108,9 +108,9 @@ static void buffer_leave(struct memory_store *store, uint32_t number)
     store->free[store->free_count++] = number;
 }
 
-static struct aq_keys_entry *entry_find(struct memory_store *store, const struct aq_cache_key *key, uint32_t *number)
+static struct aq_key_entry *entry_find(struct memory_store *store, const struct aq_cache_key *key, uint32_t *number)
 {
-    *number = aq_keys_find(&store->keys, key);
+    *number = aq_key_table_find(&store->keys, key);
     return *number == AQ_STORE_NONE ? NULL : &store->keys.entries[*number];
 }
 
@@ -128,12 +128,12 @@ static enum aq_status memory_prefetch(struct aq_cache *cache, const struct aq_ca
 
 static void entry_drop(struct memory_store *store, uint32_t number)
 {
-    struct aq_keys_entry *entry = &store->keys.entries[number];
+    struct aq_key_entry *entry = &store->keys.entries[number];
     store->buffers[entry->cell].entry = AQ_STORE_NONE;
     buffer_leave(store, entry->cell);
     --store->base.stats.entries;
     store->base.stats.entry_bytes -= entry->bytes;
-    aq_keys_remove(&store->keys, number);
+    aq_key_table_remove(&store->keys, number);
 }
 
 static enum aq_status memory_get(struct aq_cache *cache, const struct aq_cache_key *key, uint64_t deadline_ns,
@@ -142,7 +142,7 @@ static enum aq_status memory_get(struct aq_cache *cache, const struct aq_cache_k
     struct memory_store *store = store_of(cache);
     uint32_t number;
     (void)deadline_ns;
-    const struct aq_keys_entry *entry = entry_find(store, key, &number);
+    const struct aq_key_entry *entry = entry_find(store, key, &number);
     if (entry == NULL) return AQ_NOTFOUND;
     ++cache->stats.prefetched;
     const uint8_t *bytes = bytes_of(store, entry->cell);
@@ -177,7 +177,7 @@ static void memory_release(struct aq_cache *cache, uint32_t number)
 static enum aq_status memory_peek(struct aq_cache *cache, const struct aq_cache_key *key, struct aq_cache_entry *out)
 {
     uint32_t number;
-    const struct aq_keys_entry *entry = entry_find(store_of(cache), key, &number);
+    const struct aq_key_entry *entry = entry_find(store_of(cache), key, &number);
     if (entry == NULL) return AQ_NOTFOUND;
     *out = (struct aq_cache_entry){
         .byte_count = entry->bytes, .version = entry->version, .digest = entry->digest, .slot = AQ_STORE_NONE};
@@ -218,7 +218,7 @@ static enum aq_status memory_put(struct aq_cache *cache, const struct aq_cache_k
     struct memory_store *store = store_of(cache);
     const uint32_t buffer = buffer_of(store, bytes);
     AQ_ASSERT(store->buffers[buffer].lent);
-    uint32_t number = aq_keys_find(&store->keys, key);
+    uint32_t number = aq_key_table_find(&store->keys, key);
     if (number == AQ_STORE_NONE && cache->stats.entries >= store->entries_max) {
         if (store->full_said) return AQ_NOSPC;
         store->full_said = true;
@@ -227,9 +227,9 @@ static enum aq_status memory_put(struct aq_cache *cache, const struct aq_cache_k
                        cache->stats.entries);
     }
     if (number != AQ_STORE_NONE) entry_drop(store, number);
-    number = aq_keys_add(&store->keys, key);
+    number = aq_key_table_add(&store->keys, key);
     AQ_ASSERT(number != AQ_STORE_NONE); /* entries_max <= samples_max */
-    struct aq_keys_entry *entry = &store->keys.entries[number];
+    struct aq_key_entry *entry = &store->keys.entries[number];
     entry->present = true;
     entry->version = version;
     entry->digest = digest;

@@ -144,7 +144,7 @@ static void test_directq_decodes_as_encoded(void **state)
             struct aq_codec_config config = config_of(AQ_CODEC_DIRECTQ, bits, number);
             config.top_k = fractions[number / 2 % 5];
             if (config.grid == AQ_GRID_MIDTREAD && bits == 1) continue;
-            if (config.hadamard || config.group == AQ_GROUP_CHANNEL) config.top_k = 1.0f;
+            if (config.hadamard || config.group == AQ_PER_CHANNEL) config.top_k = 1.0f;
             const uint32_t *shape = shapes[runs++ % 8];
             run_edge(&config, shape[0], shape[1], 4);
         }
@@ -186,12 +186,12 @@ static void test_every_table_writes_the_same_body(void **state)
 static void test_pieces_join_without_a_seam(void **state)
 {
     (void)state;
-    for (uint32_t group = AQ_GROUP_TENSOR; group <= AQ_GROUP_TILE; group++) {
+    for (uint32_t group = AQ_PER_TENSOR; group <= AQ_PER_TILE; group++) {
         struct aq_codec_config config;
-        aq_codec_config_default(&config, AQ_CODEC_AQSGD, group == AQ_GROUP_ROW ? 3 : 5);
+        aq_codec_config_default(&config, AQ_CODEC_AQSGD, group == AQ_PER_ROW ? 3 : 5);
         config.group = (enum aq_codec_group)group;
-        config.scale = group == AQ_GROUP_ROW ? AQ_SCALE_AUTO : AQ_SCALE_SEARCH;
-        config.store = group == AQ_GROUP_TENSOR ? AQ_PRECISION_Q2 : AQ_PRECISION_FP16;
+        config.scale = group == AQ_PER_ROW ? AQ_SCALE_AUTO : AQ_SCALE_SEARCH;
+        config.store = group == AQ_PER_TENSOR ? AQ_PRECISION_Q2 : AQ_PRECISION_FP16;
         run_edge(&config, 203, 401, 3);
         run_tables(&config, 203, 401);
     }

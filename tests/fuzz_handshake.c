@@ -11,12 +11,12 @@
 enum { BYTES_MAX = 1 << 16 };
 
 struct played { /* a stream that gives the input, and takes everything */
-    struct aq_stream stream;
+    struct aq_byte_stream stream;
     const uint8_t *bytes;
     size_t count, cut, taken;
 };
 
-static enum aq_status played_read(struct aq_stream *stream, const struct iovec *iov, int count, size_t *got)
+static enum aq_status played_read(struct aq_byte_stream *stream, const struct iovec *iov, int count, size_t *got)
 {
     struct played *played = (struct played *)stream;
     (void)count;
@@ -30,7 +30,7 @@ static enum aq_status played_read(struct aq_stream *stream, const struct iovec *
     return AQ_OK;
 }
 
-static enum aq_status played_write(struct aq_stream *stream, const struct iovec *iov, int count, size_t *put)
+static enum aq_status played_write(struct aq_byte_stream *stream, const struct iovec *iov, int count, size_t *put)
 {
     struct played *played = (struct played *)stream;
     *put = 0;
@@ -40,18 +40,18 @@ static enum aq_status played_write(struct aq_stream *stream, const struct iovec 
     return AQ_OK;
 }
 
-static void played_wait(struct aq_stream *stream, bool write, struct aq_stream_wait *out)
+static void played_wait(struct aq_byte_stream *stream, bool write, struct aq_byte_stream_wait *out)
 {
     (void)stream, (void)write;
-    *out = (struct aq_stream_wait){.fd = -1, .wake_ns = 0};
+    *out = (struct aq_byte_stream_wait){.fd = -1, .wake_ns = 0};
 }
 
-static void played_shut(struct aq_stream *stream)
+static void played_shut(struct aq_byte_stream *stream)
 {
     (void)stream;
 }
 
-static const struct aq_stream_ops PLAYED = {
+static const struct aq_byte_stream_ops PLAYED = {
     .read = played_read, .write = played_write, .wait = played_wait, .shut = played_shut};
 
 static struct aq_tls *identity(void)

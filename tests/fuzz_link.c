@@ -35,7 +35,7 @@ struct said { /* a frame that the link may hand out */
 };
 
 struct wire { /* one connection: a stream whose other end is the input's */
-    struct aq_stream stream;
+    struct aq_byte_stream stream;
     bool open, ended, adopted, answered, wrong, last_word;
     uint8_t in[WIRE_BYTES];
     uint32_t begin, end, piece;
@@ -131,13 +131,13 @@ static void parse(struct wire *wire)
 
 /* ---- the stream ---- */
 
-static enum aq_status wire_connected(struct aq_stream *stream)
+static enum aq_status wire_connected(struct aq_byte_stream *stream)
 {
     (void)stream;
     return AQ_OK;
 }
 
-static enum aq_status wire_read(struct aq_stream *stream, const struct iovec *iov, int count, size_t *got)
+static enum aq_status wire_read(struct aq_byte_stream *stream, const struct iovec *iov, int count, size_t *got)
 {
     struct wire *wire = (struct wire *)stream;
     size_t left = wire->end - wire->begin, total = 0;
@@ -173,7 +173,7 @@ static void adopt(struct wire *wire)
     AQ_ASSERT(wire->credit <= SLOTS);
 }
 
-static enum aq_status wire_write(struct aq_stream *stream, const struct iovec *iov, int count, size_t *put)
+static enum aq_status wire_write(struct aq_byte_stream *stream, const struct iovec *iov, int count, size_t *put)
 {
     struct wire *wire = (struct wire *)stream;
     if (wire->ended) return AQ_CLOSED;
@@ -195,30 +195,30 @@ static enum aq_status wire_write(struct aq_stream *stream, const struct iovec *i
     return AQ_OK;
 }
 
-static void wire_wait(struct aq_stream *stream, bool write, struct aq_stream_wait *out)
+static void wire_wait(struct aq_byte_stream *stream, bool write, struct aq_byte_stream_wait *out)
 {
     (void)stream, (void)write;
-    *out = (struct aq_stream_wait){.fd = -1, .wake_ns = AQ_NEVER};
+    *out = (struct aq_byte_stream_wait){.fd = -1, .wake_ns = AQ_NEVER};
 }
 
-static int wire_direct(struct aq_stream *stream)
+static int wire_direct(struct aq_byte_stream *stream)
 {
     (void)stream;
     return -1;
 }
 
-static double wire_measure(struct aq_stream *stream)
+static double wire_measure(struct aq_byte_stream *stream)
 {
     (void)stream;
     return 0;
 }
 
-static void wire_shut(struct aq_stream *stream)
+static void wire_shut(struct aq_byte_stream *stream)
 {
     (void)stream;
 }
 
-static void wire_close(struct aq_stream *stream)
+static void wire_close(struct aq_byte_stream *stream)
 {
     struct wire *wire = (struct wire *)stream;
     AQ_ASSERT(wire->open);
@@ -226,16 +226,16 @@ static void wire_close(struct aq_stream *stream)
     if (w.wire == wire) w.wire = NULL;
 }
 
-static const struct aq_stream_ops WIRE_OPS = {.connected = wire_connected,
-                                              .read = wire_read,
-                                              .write = wire_write,
-                                              .wait = wire_wait,
-                                              .direct = wire_direct,
-                                              .measure = wire_measure,
-                                              .shut = wire_shut,
-                                              .close = wire_close};
+static const struct aq_byte_stream_ops WIRE_OPS = {.connected = wire_connected,
+                                                   .read = wire_read,
+                                                   .write = wire_write,
+                                                   .wait = wire_wait,
+                                                   .direct = wire_direct,
+                                                   .measure = wire_measure,
+                                                   .shut = wire_shut,
+                                                   .close = wire_close};
 
-static enum aq_status door_accept(struct aq_door *door, struct aq_stream **out)
+static enum aq_status door_accept(struct aq_door *door, struct aq_byte_stream **out)
 {
     (void)door;
     if (w.waiting == 0) return AQ_AGAIN;
@@ -246,9 +246,9 @@ static enum aq_status door_accept(struct aq_door *door, struct aq_stream **out)
 
 static void door_shut(struct aq_door *door)
 {
-    struct aq_stream *stream;
+    struct aq_byte_stream *stream;
     while (door_accept(door, &stream) == AQ_OK)
-        aq_stream_close(stream);
+        aq_byte_stream_close(stream);
 }
 
 static const struct aq_transport FUZZ_DOOR = {.scheme = "fuzz", .accept = door_accept, .shut = door_shut};

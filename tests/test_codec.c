@@ -27,7 +27,7 @@ static void test_defaults_are_the_recommended(void **state)
         const struct aq_codec_config config = default_of(AQ_CODEC_AQSGD, bits);
         assert_int_equal(aq_codec_config_check(&config, 4, 5), AQ_OK);
         assert_int_equal(config.grid, AQ_GRID_MIDRISE);
-        assert_int_equal(config.group, AQ_GROUP_ROW);
+        assert_int_equal(config.group, AQ_PER_ROW);
         assert_int_equal(config.scale_format, AQ_SCALE_FP16);
         assert_int_equal(config.rounding, AQ_ROUND_NEAREST);
         assert_int_equal(config.store, AQ_PRECISION_FP16);
@@ -100,8 +100,8 @@ static void test_digest_covers_what_decode_reads_and_nothing_else(void **state)
 #define OTHER(field, value) (variants[count] = variants[0], variants[count++].field = (value))
     OTHER(bits, 3);
     OTHER(grid, AQ_GRID_MIDTREAD);
-    OTHER(group, AQ_GROUP_TENSOR);
-    OTHER(group, AQ_GROUP_TILE);
+    OTHER(group, AQ_PER_TENSOR);
+    OTHER(group, AQ_PER_TILE);
     OTHER(scale_format, AQ_SCALE_BF16);
     OTHER(hadamard, true);
     OTHER(prescale_log2, 1);
@@ -137,11 +137,11 @@ static void test_lengths_are_the_formula(void **state)
         const uint64_t n = (uint64_t)rows * columns;
         for (uint32_t bits = 1; bits <= 8; bits++) {
             for (uint32_t format = AQ_SCALE_FP16; format <= AQ_SCALE_POW2; format++) {
-                for (uint32_t group = AQ_GROUP_TENSOR; group <= AQ_GROUP_TILE + 2; group++) {
+                for (uint32_t group = AQ_PER_TENSOR; group <= AQ_PER_TILE + 2; group++) {
                     struct aq_codec_config config = default_of(AQ_CODEC_AQSGD, bits);
                     struct aq_codec_layout layout;
-                    const uint32_t tile = group >= AQ_GROUP_TILE ? tiles[group - AQ_GROUP_TILE] : 32;
-                    config.group = (enum aq_codec_group)(group > AQ_GROUP_TILE ? AQ_GROUP_TILE : group);
+                    const uint32_t tile = group >= AQ_PER_TILE ? tiles[group - AQ_PER_TILE] : 32;
+                    config.group = (enum aq_codec_group)(group > AQ_PER_TILE ? AQ_PER_TILE : group);
                     config.tile = tile;
                     config.scale_format = (enum aq_codec_scale_format)format;
                     const uint64_t groups[] = {0, 1, rows, columns, (uint64_t)rows * ((columns + tile - 1) / tile)};
@@ -272,14 +272,14 @@ static void test_what_cannot_be_stored_is_sent_raw_and_m_apart_is_untouched(void
 {
     (void)state;
     for (uint32_t store = AQ_PRECISION_FP32; store <= AQ_PRECISION_Q2; store++) {
-        for (uint32_t group = AQ_GROUP_TENSOR; group <= AQ_GROUP_TILE; group++) {
+        for (uint32_t group = AQ_PER_TENSOR; group <= AQ_PER_TILE; group++) {
             struct aq_codec_config config = default_of(AQ_CODEC_AQSGD, 1 + (store + group) % 8);
             config.store = (enum aq_codec_precision)store;
             config.group = (enum aq_codec_group)group;
             config.scale = AQ_SCALE_ABSMAX;
             config.scale_format = AQ_SCALE_FP32;
             config.keyframe = AQ_PRECISION_FP32;
-            config.hadamard = group == AQ_GROUP_ROW && store % 2 == 0;
+            config.hadamard = group == AQ_PER_ROW && store % 2 == 0;
             spoil(config, NAN, group % 3, true);
             spoil(config, INFINITY, (group + 1) % 3, true);
             spoil(config, -INFINITY, (group + 2) % 3, true);
@@ -520,8 +520,7 @@ static void test_any_bytes_give_ok_or_corrupt(void **state)
         config.prescale_log2 = (int32_t)(number % 9) * 16 - 64;
         config.store = (enum aq_codec_precision)(1 + number / 2 % 6);
         config.keyframe = (enum aq_codec_precision)(1 + number / 7 % 4);
-        if (config.kind == AQ_CODEC_DIRECTQ && config.group != AQ_GROUP_CHANNEL)
-            config.top_k = number % 4 ? 0.02f : 0.5f;
+        if (config.kind == AQ_CODEC_DIRECTQ && config.group != AQ_PER_CHANNEL) config.top_k = number % 4 ? 0.02f : 0.5f;
         struct end end;
         end_open(&end, &config, 5, 37);
         end.codec->kernels = all[number % count];

@@ -151,7 +151,7 @@ static void test_bias_is_zero_but_for_the_signed_grid(void **state)
             for (uint32_t grid = AQ_GRID_MIDRISE; grid <= AQ_GRID_SIGNED; grid++) {
                 struct aq_codec_config config = direct(bits, (enum aq_codec_grid)grid, AQ_SCALE_ABSMAX);
                 config.rounding = (enum aq_codec_rounding)rounding;
-                config.group = AQ_GROUP_TILE; /* short groups, so that their extremes weigh */
+                config.group = AQ_PER_TILE; /* short groups, so that their extremes weigh */
                 config.tile = 32;
                 if (grid == AQ_GRID_MIDTREAD && bits == 1) continue;
                 const double bias = bias_of(&config);

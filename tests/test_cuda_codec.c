@@ -266,7 +266,7 @@ static void test_the_defaults_have_the_bits_of_the_cpu(void **state)
         config.store = stores[bits % 3];
         run_edge(&config, 70, 64, 3, 0);
         run_edge(&config, 4, 768, 3, bits % 2);
-        config.group = AQ_GROUP_TENSOR;
+        config.group = AQ_PER_TENSOR;
         run_edge(&config, 5, 136, 3, 0);
         aq_codec_config_default(&config, AQ_CODEC_DIRECTQ, bits);
         run_edge(&config, 6, 264, 2, 0);
@@ -281,7 +281,7 @@ static void test_directq_and_top_k_have_the_bits_of_the_cpu(void **state)
         const uint32_t number = run / 8;
         struct aq_codec_config config = config_of(AQ_CODEC_DIRECTQ, 1 + run % 8, number);
         config.top_k = fractions[number / 2 % 5];
-        if (config.hadamard || config.group == AQ_GROUP_CHANNEL) config.top_k = 1.0f;
+        if (config.hadamard || config.group == AQ_PER_CHANNEL) config.top_k = 1.0f;
         run_edge(&config, shape_of(run)[0], shape_of(run)[1], 2, run % 5 == 0 ? 1 : 0);
     }
 }
@@ -332,7 +332,7 @@ static void test_sums_over_rows_go_in_the_order_of_the_cpu(void **state)
     for (uint32_t run = 0; run < 6; run++) {
         struct aq_codec_config config;
         aq_codec_config_default(&config, AQ_CODEC_AQSGD, run < 4 ? 2 : 5);
-        config.group = run % 2 == 0 ? AQ_GROUP_TENSOR : AQ_GROUP_CHANNEL;
+        config.group = run % 2 == 0 ? AQ_PER_TENSOR : AQ_PER_CHANNEL;
         config.scale = run < 2 ? AQ_SCALE_RMS : run < 4 ? AQ_SCALE_SEARCH : AQ_SCALE_AUTO;
         config.hadamard = run == 3;
         run_edge(&config, 163, run % 2 == 0 ? 401 : 264, 2, 0);
@@ -350,8 +350,7 @@ static void test_a_value_that_does_not_fit_sends_its_sample_raw(void **state)
         struct side ends[2];
         struct epoch epoch = {.hat = true};
         config.store = (enum aq_codec_precision)(1 + run % 6);
-        config.top_k =
-            config.kind == AQ_CODEC_DIRECTQ && !config.hadamard && config.group != AQ_GROUP_CHANNEL ? 0.1f : 0;
+        config.top_k = config.kind == AQ_CODEC_DIRECTQ && !config.hadamard && config.group != AQ_PER_CHANNEL ? 0.1f : 0;
         for (int i = 0; i < SAMPLES; i++) {
             epoch.keys[i] = test_key((uint64_t)i);
             epoch.cold[i] = run % 3 == 0;
@@ -391,8 +390,7 @@ static void test_any_body_gets_the_verdict_of_the_cpu(void **state)
         struct epoch epoch = {.hat = true};
         struct aq_codec_result results[SAMPLES];
         config.store = (enum aq_codec_precision)(1 + run % 6);
-        config.top_k =
-            config.kind == AQ_CODEC_DIRECTQ && !config.hadamard && config.group != AQ_GROUP_CHANNEL ? 0.1f : 0;
+        config.top_k = config.kind == AQ_CODEC_DIRECTQ && !config.hadamard && config.group != AQ_PER_CHANNEL ? 0.1f : 0;
         for (int end = 0; end < 2; end++)
             side_open(&ends[end], &config, 5, run % 2 == 0 ? 72 : 35, end == GPU_SENDER, 0);
         for (int i = 0; i < SAMPLES; i++) {

@@ -155,19 +155,19 @@ static void test_paced_socket_holds_little(void **state)
 static void test_unpaced_socket_measures_the_network(void **state)
 {
     struct aq_door door;
-    struct aq_stream *ends[2];
+    struct aq_byte_stream *ends[2];
     char address[64];
     uint8_t sink[4096];
     const uint64_t deadline_ns = PAIR_SECONDS(PAIR_PATIENCE);
     (void)state;
     assert_int_equal(aq_door_open("tcp://127.0.0.1:0", NULL, &door), AQ_OK);
     snprintf(address, sizeof address, "tcp://127.0.0.1:%u", door.port);
-    assert_int_equal(aq_stream_connect(address, NULL, 0, false, &ends[0]), AQ_OK);
+    assert_int_equal(aq_byte_stream_connect(address, NULL, 0, false, &ends[0]), AQ_OK);
     while (ends[0]->ops->connected(ends[0]) == AQ_AGAIN)
         assert_true(aq_clock_ns() < deadline_ns);
     while (aq_door_accept(&door, &ends[1]) == AQ_AGAIN)
         assert_true(aq_clock_ns() < deadline_ns);
-    assert_true(aq_stream_local(ends[0]));
+    assert_true(aq_byte_stream_local(ends[0]));
     while (ends[0]->ops->measure(ends[0]) == 0) {
         size_t bytes;
         const struct iovec out = {.iov_base = large_body, .iov_len = 100000};
@@ -180,7 +180,7 @@ static void test_unpaced_socket_measures_the_network(void **state)
     assert_int_equal(ends[0]->ops->pace(ends[0], 10), AQ_OK);
     assert_true(ends[0]->ops->measure(ends[0]) == 0); /* its rate is what was asked for */
     for (int i = 0; i < 2; i++)
-        aq_stream_close(ends[i]);
+        aq_byte_stream_close(ends[i]);
     aq_door_close(&door);
 }
 

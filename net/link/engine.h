@@ -15,10 +15,10 @@
 
 #include "aqsgd/base.h"
 
-enum aq_op_kind { AQ_OP_RECEIVE, AQ_OP_SEND, AQ_OP_POLL };
+enum aq_io_kind { AQ_IO_RECEIVE, AQ_IO_SEND, AQ_IO_POLL };
 
-struct aq_op {
-    enum aq_op_kind kind;
+struct aq_io {
+    enum aq_io_kind kind;
     int fd;
     short events;          /* POLL */
     struct msghdr message; /* RECEIVE, SEND: stays as it is while busy */
@@ -34,10 +34,10 @@ struct aq_engine_ops {
     const char *name;
     enum aq_status (*open)(uint32_t ops_max, struct aq_engine **out); /* AQ_NODEV: not on this machine. Not logged */
     void (*close)(struct aq_engine *engine);
-    void (*submit)(struct aq_engine *engine, struct aq_op *op); /* at most ops_max are busy */
-    void (*cancel)(struct aq_engine *engine, struct aq_op *op); /* of a busy op             */
+    void (*submit)(struct aq_engine *engine, struct aq_io *op); /* at most ops_max are busy */
+    void (*cancel)(struct aq_engine *engine, struct aq_io *op); /* of a busy op             */
     /* Sleep until an operation is done or the absolute time; returns how many of done[] were filled. */
-    uint32_t (*wait)(struct aq_engine *engine, uint64_t deadline_ns, struct aq_op **done, uint32_t count);
+    uint32_t (*wait)(struct aq_engine *engine, uint64_t deadline_ns, struct aq_io **done, uint32_t count);
 };
 
 extern const struct aq_engine_ops aq_engine_uring;

@@ -12,8 +12,8 @@
 
 struct aq_engine {
     uint32_t ops_max, busy_count, done_count;
-    struct aq_op **busy; /* waiting for their fd              */
-    struct aq_op **done; /* result is there, not yet reported */
+    struct aq_io **busy; /* waiting for their fd              */
+    struct aq_io **done; /* result is there, not yet reported */
     struct pollfd *fds;
 };
 
@@ -46,14 +46,14 @@ static void poll_close(struct aq_engine *engine)
 }
 
 /* Try it now; true: result is set. revents: what poll() said, 0 before the first poll. */
-static bool attempt(struct aq_op *op, short revents)
+static bool attempt(struct aq_io *op, short revents)
 {
     ssize_t n;
-    if (op->kind == AQ_OP_POLL) {
+    if (op->kind == AQ_IO_POLL) {
         op->result = revents;
         return revents != 0;
     }
-    if (op->kind == AQ_OP_RECEIVE)
+    if (op->kind == AQ_IO_RECEIVE)
         n = recvmsg(op->fd, &op->message, MSG_DONTWAIT);
     else
         n = sendmsg(op->fd, &op->message, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -62,7 +62,7 @@ static bool attempt(struct aq_op *op, short revents)
     return true;
 }
 
-static void poll_submit(struct aq_engine *engine, struct aq_op *op)
+static void poll_submit(struct aq_engine *engine, struct aq_io *op)
 {
     AQ_ASSERT(!op->busy);
     AQ_ASSERT(engine->busy_count + engine->done_count < engine->ops_max);
@@ -73,7 +73,7 @@ static void poll_submit(struct aq_engine *engine, struct aq_op *op)
         engine->busy[engine->busy_count++] = op;
 }
 
-static void poll_cancel(struct aq_engine *engine, struct aq_op *op)
+static void poll_cancel(struct aq_engine *engine, struct aq_io *op)
 {
     for (uint32_t i = 0; i < engine->busy_count; i++)
         if (engine->busy[i] == op) {
@@ -87,7 +87,7 @@ static void poll_cancel(struct aq_engine *engine, struct aq_op *op)
 
 static void sleep_and_attempt(struct aq_engine *engine, uint64_t deadline_ns)
 {
-    static const short EVENTS[] = {[AQ_OP_RECEIVE] = POLLIN, [AQ_OP_SEND] = POLLOUT};
+    static const short EVENTS[] = {[AQ_IO_RECEIVE] = POLLIN, [AQ_IO_SEND] = POLLOUT};
     struct timespec left = {0}, *timeout = &left;
     const uint64_t now = aq_clock_ns();
     if (deadline_ns == AQ_NEVER)
@@ -97,14 +97,14 @@ static void sleep_and_attempt(struct aq_engine *engine, uint64_t deadline_ns)
                                  .tv_nsec = (long)((deadline_ns - now) % 1000000000u)};
     if (engine->done_count > 0) timeout = &left;
     for (uint32_t i = 0; i < engine->busy_count; i++) {
-        struct aq_op *op = engine->busy[i];
+        struct aq_io *op = engine->busy[i];
         engine->fds[i] =
-            (struct pollfd){.fd = op->fd, .events = op->kind == AQ_OP_POLL ? op->events : EVENTS[op->kind]};
+            (struct pollfd){.fd = op->fd, .events = op->kind == AQ_IO_POLL ? op->events : EVENTS[op->kind]};
     }
     if (ppoll(engine->fds, engine->busy_count, timeout, NULL) <= 0) return;
     uint32_t kept = 0;
     for (uint32_t i = 0; i < engine->busy_count; i++) {
-        struct aq_op *op = engine->busy[i];
+        struct aq_io *op = engine->busy[i];
         if (engine->fds[i].revents != 0 && attempt(op, engine->fds[i].revents))
             engine->done[engine->done_count++] = op;
         else
@@ -113,7 +113,7 @@ static void sleep_and_attempt(struct aq_engine *engine, uint64_t deadline_ns)
     engine->busy_count = kept;
 }
 
-static uint32_t poll_wait(struct aq_engine *engine, uint64_t deadline_ns, struct aq_op **done, uint32_t count)
+static uint32_t poll_wait(struct aq_engine *engine, uint64_t deadline_ns, struct aq_io **done, uint32_t count)
 {
     sleep_and_attempt(engine, deadline_ns);
     const uint32_t n = engine->done_count < count ? engine->done_count : count;

@@ -58,14 +58,14 @@ static struct io_uring_sqe *next_sqe(struct aq_engine *engine)
     return sqe;
 }
 
-static void uring_submit(struct aq_engine *engine, struct aq_op *op)
+static void uring_submit(struct aq_engine *engine, struct aq_io *op)
 {
     AQ_ASSERT(!op->busy);
     AQ_ASSERT(engine->busy_count < engine->ops_max);
     struct io_uring_sqe *sqe = next_sqe(engine);
-    if (op->kind == AQ_OP_RECEIVE)
+    if (op->kind == AQ_IO_RECEIVE)
         io_uring_prep_recvmsg(sqe, op->fd, &op->message, 0);
-    else if (op->kind == AQ_OP_SEND)
+    else if (op->kind == AQ_IO_SEND)
         io_uring_prep_sendmsg(sqe, op->fd, &op->message, MSG_NOSIGNAL);
     else
         io_uring_prep_poll_add(sqe, op->fd, (unsigned)op->events);
@@ -74,14 +74,14 @@ static void uring_submit(struct aq_engine *engine, struct aq_op *op)
     engine->busy_count++;
 }
 
-static void uring_cancel(struct aq_engine *engine, struct aq_op *op)
+static void uring_cancel(struct aq_engine *engine, struct aq_io *op)
 {
     struct io_uring_sqe *sqe = next_sqe(engine);
     io_uring_prep_cancel(sqe, op, 0);
     io_uring_sqe_set_data(sqe, NULL); /* the cancellation's own completion says nothing: the operation's will */
 }
 
-static uint32_t uring_wait(struct aq_engine *engine, uint64_t deadline_ns, struct aq_op **done, uint32_t count)
+static uint32_t uring_wait(struct aq_engine *engine, uint64_t deadline_ns, struct aq_io **done, uint32_t count)
 {
     struct io_uring_cqe *cqe;
     struct __kernel_timespec left = {0}, *timeout = NULL;
@@ -100,7 +100,7 @@ static uint32_t uring_wait(struct aq_engine *engine, uint64_t deadline_ns, struc
     {
         if (n == count) break;
         seen++;
-        struct aq_op *op = io_uring_cqe_get_data(cqe);
+        struct aq_io *op = io_uring_cqe_get_data(cqe);
         if (!op) continue;
         op->result = cqe->res;
         op->busy = false;

@@ -23,7 +23,7 @@ static const char *const AREA = "net";
 
 void aq_handshake_drop(struct aq_handshake *h)
 {
-    aq_stream_close(h->stream);
+    aq_byte_stream_close(h->stream);
     h->stream = NULL;
     h->stage = STAGE_NONE;
 }
@@ -132,7 +132,7 @@ enum aq_status aq_handshake_match(struct aq_handshake *h, const struct aq_link_c
 {
     const struct aq_hello *p = &h->hello;
     char here[32], there[32];
-    if (!aq_stream_proves(h->stream, p->rank)) {
+    if (!aq_byte_stream_proves(h->stream, p->rank)) {
         snprintf(h->text, sizeof h->text, "says it is rank %u, but its certificate is another stage's", p->rank);
         return AQ_MISMATCH;
     }
@@ -252,19 +252,19 @@ void aq_handshake_log(struct aq_listener *listener, const struct aq_handshake *h
 static enum aq_guest_state guest_state(const struct aq_handshake *h)
 {
     if (h->stage == STAGE_NONE) return AQ_GUEST_NONE;
-    return h->hello_read || aq_stream_proved(h->stream) ? AQ_GUEST_PROVED : AQ_GUEST_UNPROVED;
+    return h->hello_read || aq_byte_stream_proved(h->stream) ? AQ_GUEST_PROVED : AQ_GUEST_UNPROVED;
 }
 
 /* A place for the newcomer. NULL: there is none for it. */
-static struct aq_handshake *take_place(struct aq_listener *listener, const struct aq_stream *newcomer)
+static struct aq_handshake *take_place(struct aq_listener *listener, const struct aq_byte_stream *newcomer)
 {
     struct aq_guest guests[AQ_HANDSHAKES];
     for (uint32_t i = 0; i < AQ_HANDSHAKES; i++) {
         const struct aq_handshake *h = &listener->hands[i];
         guests[i] = (struct aq_guest){.since_ns = h->since_ns, .state = guest_state(h)};
-        if (h->stage != STAGE_NONE) guests[i].source = aq_stream_source(h->stream);
+        if (h->stage != STAGE_NONE) guests[i].source = aq_byte_stream_source(h->stream);
     }
-    const uint32_t at = aq_admit(guests, AQ_HANDSHAKES, aq_stream_source(newcomer), aq_clock_ns());
+    const uint32_t at = aq_admit(guests, AQ_HANDSHAKES, aq_byte_stream_source(newcomer), aq_clock_ns());
     if (at == AQ_ADMISSION_REFUSED) return NULL;
     struct aq_handshake *h = &listener->hands[at];
     if (h->stage == STAGE_NONE) return h;
@@ -276,7 +276,7 @@ static struct aq_handshake *take_place(struct aq_listener *listener, const struc
 
 enum aq_status aq_listener_let_in(struct aq_listener *listener, uint64_t *again_ns)
 {
-    struct aq_stream *stream;
+    struct aq_byte_stream *stream;
     *again_ns = 0;
     aq_log_limit_tell(&listener->refusals);
     for (uint32_t i = 0; i < AQ_HANDSHAKES; i++) {
@@ -291,7 +291,7 @@ enum aq_status aq_listener_let_in(struct aq_listener *listener, uint64_t *again_
             aq_log_limited(&listener->refusals, AREA, 1,
                            "refused peer=%s: no place: too many of its address, or of all, are at the door",
                            stream->name);
-            aq_stream_close(stream);
+            aq_byte_stream_close(stream);
             continue;
         }
         *h = (struct aq_handshake){.stage = STAGE_READING,
@@ -313,7 +313,7 @@ bool aq_handshake_due(const struct aq_handshake *h, uint64_t now_ns)
 /* Why TLS refused, or was refused. Nothing: the status is the peer's own word, and so is the text. */
 static void tell_refusal(struct aq_handshake *h)
 {
-    const char *refusal = aq_stream_refusal(h->stream);
+    const char *refusal = aq_byte_stream_refusal(h->stream);
     if (refusal[0] != '\0') snprintf(h->text, sizeof h->text, "%s", refusal);
 }
 
@@ -427,7 +427,7 @@ void aq_listener_sleep(struct aq_listener *listener, uint64_t again_ns, uint64_t
     if (again_ns > 0 && again_ns < wake_ns) wake_ns = again_ns;
     for (uint32_t i = 0; i < AQ_HANDSHAKES; i++) {
         struct aq_handshake *h = &listener->hands[i];
-        struct aq_stream_wait wait;
+        struct aq_byte_stream_wait wait;
         if (h->stage == STAGE_NONE) continue;
         if (h->deadline_ns < wake_ns) wake_ns = h->deadline_ns;
         if (h->stage == STAGE_READING && h->hello_read) continue; /* kept for its time, nothing to be read */
@@ -486,14 +486,14 @@ enum aq_status aq_link_accept(struct aq_listener *listener, const struct aq_link
         }
         aq_listener_sleep(listener, again_ns, deadline_ns);
     }
-    struct aq_stream *stream = done->stream; /* aq_link_make takes it in any case */
+    struct aq_byte_stream *stream = done->stream; /* aq_link_make takes it in any case */
     const struct aq_hello hello = done->hello;
     *done = (struct aq_handshake){0};
     struct aq_heal *heal = NULL;
     if (config->outage_ns_max > 0 && (hello.features & AQ_FEATURE_HEAL)) {
         const enum aq_status status = add_heal(listener, config, hello.rank, &heal);
         if (status != AQ_OK) {
-            aq_stream_close(stream);
+            aq_byte_stream_close(stream);
             return status;
         }
     }
@@ -568,12 +568,12 @@ enum aq_status aq_handshake_try(struct aq_net *net, struct aq_handshake *h, cons
                                 uint64_t deadline_ns)
 {
     *h = (struct aq_handshake){.stage = STAGE_CONNECTING};
-    AQ_TRY(aq_stream_connect(address, net->config.tls, attempt, config->rate_mbps > 0, &h->stream));
+    AQ_TRY(aq_byte_stream_connect(address, net->config.tls, attempt, config->rate_mbps > 0, &h->stream));
     AQ_TRY(aq_fault_environment(&h->stream));
     const uint64_t own_ns = aq_clock_after(AQ_HANDSHAKE_NS);
     h->deadline_ns = own_ns < deadline_ns ? own_ns : deadline_ns;
     for (;;) {
-        struct aq_stream_wait wait;
+        struct aq_byte_stream_wait wait;
         const enum aq_status status = advance_connector(h, config, hello);
         if (status == AQ_TLSERR) tell_refusal(h);
         if (status != AQ_AGAIN) return status;

@@ -24,7 +24,7 @@ enum aq_stage_of_hand { STAGE_NONE, STAGE_CONNECTING, STAGE_WRITING, STAGE_READI
 
 struct aq_handshake {
     enum aq_stage_of_hand stage;
-    struct aq_stream *stream;
+    struct aq_byte_stream *stream;
     uint64_t deadline_ns;
     uint64_t since_ns; /* when it came to the door                         */
     bool writing_now;  /* which direction to wait for                      */

@@ -45,7 +45,7 @@ struct aq_heal {
     uint64_t deadline_ns; /* of the outage                           */
 
     /* Written by the healer before GIVEN. */
-    struct aq_stream *stream; /* NULL: the peer refuses for good: status and text say why */
+    struct aq_byte_stream *stream; /* NULL: the peer refuses for good: status and text say why */
     uint64_t peer_position;
     uint32_t peer_slots;
     enum aq_status status;

@@ -32,8 +32,8 @@ static void hear(int wake_fd)
 }
 
 /* To the loop: a stream (taken, also where the link has ended meanwhile), or why there will be none. */
-static void give(struct aq_heal *heal, struct aq_stream *stream, const struct aq_hello *peer, enum aq_status status,
-                 const char *text)
+static void give(struct aq_heal *heal, struct aq_byte_stream *stream, const struct aq_hello *peer,
+                 enum aq_status status, const char *text)
 {
     if (stream && heal->config.rate_mbps > 0 && stream->ops->pace(stream, heal->config.rate_mbps) != AQ_OK)
         aq_log(AREA, 1, "the new connection to rank %u is not paced", heal->config.peer_rank);
@@ -46,7 +46,7 @@ static void give(struct aq_heal *heal, struct aq_stream *stream, const struct aq
     if (aq_heal_turn(heal, HEAL_PARKED, HEAL_GIVEN))
         aq_net_wake(heal->net);
     else
-        aq_stream_close(stream);
+        aq_byte_stream_close(stream);
 }
 
 static struct aq_hello hello_that_resumes(const struct aq_heal *heal)

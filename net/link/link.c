@@ -95,7 +95,7 @@ static uint32_t part_bytes(double rate_mbps, uint32_t chunk_bytes)
 }
 
 static void fill(struct aq_link *link, struct aq_net *net, const struct aq_link_config *config,
-                 struct aq_stream *stream, const struct aq_hello *peer, struct aq_heal *heal,
+                 struct aq_byte_stream *stream, const struct aq_hello *peer, struct aq_heal *heal,
                  struct aq_entropy *entropy)
 {
     link->net = net;
@@ -132,7 +132,7 @@ static void fill(struct aq_link *link, struct aq_net *net, const struct aq_link_
     link->reader.entropy = entropy;
     link->reader.parts = peer->features & AQ_FEATURE_PARTS;
     link->ahead_entry = UINT32_MAX;
-    aq_packer_start(&link->packer, config, aq_stream_local(stream), entropy);
+    aq_packer_start(&link->packer, config, aq_byte_stream_local(stream), entropy);
 }
 
 static void free_link(struct aq_link *link)
@@ -143,7 +143,7 @@ static void free_link(struct aq_link *link)
     aq_pages_give(&pages, link->memory, link->memory_bytes);
 }
 
-enum aq_status aq_link_make(struct aq_net *net, const struct aq_link_config *config, struct aq_stream *stream,
+enum aq_status aq_link_make(struct aq_net *net, const struct aq_link_config *config, struct aq_byte_stream *stream,
                             const struct aq_hello *peer, struct aq_heal *heal, struct aq_link **out)
 {
     const bool packs = config->entropy != AQ_LINK_ENTROPY_OFF && (peer->features & AQ_FEATURE_PACK);
@@ -176,7 +176,7 @@ enum aq_status aq_link_make(struct aq_net *net, const struct aq_link_config *con
 out:
     if (status != AQ_OK) {
         if (link) free_link(link);
-        aq_stream_close(stream);
+        aq_byte_stream_close(stream);
     }
     return status;
 }

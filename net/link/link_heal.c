@@ -56,7 +56,7 @@ static void settle(struct aq_link *link)
 {
     struct aq_heal *heal = link->heal;
     if (link->receive_op.busy || link->send_op.busy) return;
-    aq_stream_close(link->stream);
+    aq_byte_stream_close(link->stream);
     link->stream = NULL;
     link->direct = -1;
     aq_reader_cut(&link->reader);
@@ -159,7 +159,7 @@ void aq_link_heal_over(struct aq_link *link)
     /* Pairs with aq_heal_turn in healer.c: either its stream was given before and is ours to close, or it keeps it. */
     const int phase = atomic_exchange_explicit(&heal->phase, HEAL_OVER, memory_order_acq_rel);
     if (phase == HEAL_GIVEN) {
-        aq_stream_close(heal->stream);
+        aq_byte_stream_close(heal->stream);
         heal->stream = NULL;
     }
     aq_heal_wake(heal->wake_fd);

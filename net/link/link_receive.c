@@ -137,7 +137,7 @@ void aq_link_receive_done(struct aq_link *link, int result)
     if (result > 0)
         took(link, (size_t)result, aq_clock_ns());
     else if (result != -EAGAIN && result != -EINTR)
-        aq_link_lost(link, result == 0 ? AQ_CLOSED : aq_stream_errno(-result));
+        aq_link_lost(link, result == 0 ? AQ_CLOSED : aq_byte_stream_errno(-result));
 }
 
 /* Frames that were read while no record was free come first. True: the caller must poll before more is read. */
@@ -155,7 +155,7 @@ static bool starved(struct aq_link *link, uint64_t now_ns)
 /* A stream without a socket of its own: ask it. */
 static void receive_through(struct aq_link *link, uint64_t now_ns)
 {
-    struct aq_stream_wait wait;
+    struct aq_byte_stream_wait wait;
     for (int i = 0; i < AQ_LINK_TURNS; i++) {
         size_t got;
         if (!aq_link_flows(link) || starved(link, now_ns)) return;
@@ -172,7 +172,7 @@ static void receive_through(struct aq_link *link, uint64_t now_ns)
         link->stream->ops->wait(link->stream, false, &wait);
         link->receive_wake_ns = wait.wake_ns;
         if (wait.fd == -1 || link->receive_op.busy) return;
-        link->receive_op.kind = AQ_OP_POLL;
+        link->receive_op.kind = AQ_IO_POLL;
         link->receive_op.fd = wait.fd;
         link->receive_op.events = wait.events;
         link->net->engine_ops->submit(link->net->engine, &link->receive_op);
@@ -190,7 +190,7 @@ void aq_link_receive(struct aq_link *link, uint64_t now_ns)
     }
     if (link->receive_op.busy || starved(link, now_ns)) return;
     const int count = room(link);
-    link->receive_op.kind = AQ_OP_RECEIVE;
+    link->receive_op.kind = AQ_IO_RECEIVE;
     link->receive_op.fd = link->direct;
     link->receive_op.message = (struct msghdr){.msg_iov = link->receive_iov, .msg_iovlen = (size_t)count};
     link->net->engine_ops->submit(link->net->engine, &link->receive_op);

@@ -285,7 +285,7 @@ void aq_link_send_done(struct aq_link *link, int result)
     if (result > 0)
         advance(link, (size_t)result, aq_clock_ns());
     else if (result != 0 && result != -EAGAIN && result != -EINTR)
-        aq_link_lost(link, aq_stream_errno(-result));
+        aq_link_lost(link, aq_byte_stream_errno(-result));
 }
 
 static void fill(struct aq_link *link, uint64_t now_ns)
@@ -309,7 +309,7 @@ static void pack_ahead(struct aq_link *link)
 
 static void send_through(struct aq_link *link, uint64_t now_ns)
 {
-    struct aq_stream_wait wait;
+    struct aq_byte_stream_wait wait;
     for (int i = 0; i < AQ_LINK_TURNS; i++) {
         size_t put;
         fill(link, now_ns);
@@ -331,7 +331,7 @@ static void send_through(struct aq_link *link, uint64_t now_ns)
         link->stream->ops->wait(link->stream, true, &wait);
         link->send_wake_ns = wait.wake_ns;
         if (wait.fd == -1 || link->send_op.busy) return;
-        link->send_op.kind = AQ_OP_POLL;
+        link->send_op.kind = AQ_IO_POLL;
         link->send_op.fd = wait.fd;
         link->send_op.events = wait.events;
         link->net->engine_ops->submit(link->net->engine, &link->send_op);
@@ -352,7 +352,7 @@ void aq_link_send_work(struct aq_link *link, uint64_t now_ns)
         pack_ahead(link);
         return;
     }
-    link->send_op.kind = AQ_OP_SEND;
+    link->send_op.kind = AQ_IO_SEND;
     link->send_op.fd = link->direct;
     link->send_op.message = (struct msghdr){.msg_iov = link->send_iov, .msg_iovlen = (size_t)gather(link)};
     link->net->engine_ops->submit(link->net->engine, &link->send_op);

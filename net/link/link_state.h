@@ -110,9 +110,9 @@ struct aq_link {
 
     /* The loop's. */
     enum aq_link_state state;
-    struct aq_stream *stream;
+    struct aq_byte_stream *stream;
     int direct; /* the stream's socket; -1: ask the stream */
-    struct aq_op receive_op, send_op;
+    struct aq_io receive_op, send_op;
     struct iovec receive_iov[2], send_iov[2 * AQ_LINK_BATCH];
     uint64_t receive_wake_ns, send_wake_ns;
     bool more; /* there is work left that needs no waiting */
@@ -176,7 +176,7 @@ struct aq_net {
     /* The loop's. */
     const struct aq_engine_ops *engine_ops;
     struct aq_engine *engine;
-    struct aq_op wake_op;
+    struct aq_io wake_op;
     struct aq_link **work;
     uint32_t work_count;
 };
@@ -190,13 +190,13 @@ void aq_net_add(struct aq_net *net, struct aq_link *link);
 void aq_net_detach(struct aq_net *net, struct aq_link *link);
 
 /* link.c: takes the stream (also on failure); heal is lent until aq_link_close, NULL: the link does not heal. */
-enum aq_status aq_link_make(struct aq_net *net, const struct aq_link_config *config, struct aq_stream *stream,
+enum aq_status aq_link_make(struct aq_net *net, const struct aq_link_config *config, struct aq_byte_stream *stream,
                             const struct aq_hello *peer, struct aq_heal *heal, struct aq_link **out);
 enum aq_status aq_link_config_check(const struct aq_link_config *config);
 
 /* link_work.c: the loop's side. */
 void aq_link_work(struct aq_link *link, uint64_t now_ns, uint64_t *next_ns);
-void aq_link_done(struct aq_link *link, struct aq_op *op);
+void aq_link_done(struct aq_link *link, struct aq_io *op);
 void aq_link_leave(struct aq_link *link); /* hard end, nothing told; detached when operations are back */
 void aq_link_tell(struct aq_link *link, uint64_t token);
 void aq_link_fail(struct aq_link *link, enum aq_status status, const char *text); /* the world's or the peer's fault */

@@ -47,7 +47,7 @@ void aq_link_lost(struct aq_link *link, enum aq_status status)
     if (link->state != LINK_OPEN) return;
     if (status == AQ_TLSERR) { /* its certificate has been revoked: it need not come again */
         char text[AQ_TEXT_BYTES];
-        snprintf(text, sizeof text, "the peer %.500s", aq_stream_refusal(link->stream));
+        snprintf(text, sizeof text, "the peer %.500s", aq_byte_stream_refusal(link->stream));
         aq_link_fail(link, AQ_TLSERR, text);
         return;
     }
@@ -122,7 +122,7 @@ static void end(struct aq_link *link)
 {
     if (link->receive_op.busy || link->send_op.busy) return;
     aq_link_heal_over(link);
-    aq_stream_close(link->stream);
+    aq_byte_stream_close(link->stream);
     link->stream = NULL;
     link->state = LINK_ENDED;
     aq_link_count_time(link, aq_clock_ns());
@@ -179,11 +179,11 @@ void aq_link_work(struct aq_link *link, uint64_t now_ns, uint64_t *next_ns)
     if (link->more) sooner(next_ns, now_ns);
 }
 
-void aq_link_done(struct aq_link *link, struct aq_op *op)
+void aq_link_done(struct aq_link *link, struct aq_io *op)
 {
     if (link->state >= LINK_ENDING) return; /* the next turn ends it */
     if (!aq_link_flows(link)) return;       /* bytes of a lost stream */
-    if (op->kind == AQ_OP_POLL) return;     /* the next turn asks the stream */
+    if (op->kind == AQ_IO_POLL) return;     /* the next turn asks the stream */
     if (op == &link->receive_op)
         aq_link_receive_done(link, op->result);
     else

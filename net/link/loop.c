@@ -62,7 +62,7 @@ static void sweep(struct aq_net *net)
 
 static void turn(struct aq_net *net)
 {
-    struct aq_op *done[AQ_NET_REAP];
+    struct aq_io *done[AQ_NET_REAP];
     uint64_t next_ns = AQ_NEVER;
     take_commands(net);
     const uint64_t now_ns = aq_clock_ns();
@@ -91,7 +91,7 @@ static void run(void *context)
     atomic_store_explicit(&net->started, (int)status, memory_order_release); /* pairs with aq_net_open */
     aq_bell_ring(net->call_bell);
     if (status != AQ_OK) return;
-    net->wake_op = (struct aq_op){.kind = AQ_OP_POLL, .fd = net->wake_fd, .events = POLLIN, .owner = net};
+    net->wake_op = (struct aq_io){.kind = AQ_IO_POLL, .fd = net->wake_fd, .events = POLLIN, .owner = net};
     net->engine_ops->submit(net->engine, &net->wake_op);
     /* Every link has been detached before stop is set. */
     while (!atomic_load_explicit(&net->stop, memory_order_acquire))

@@ -49,7 +49,7 @@ enum aq_status aq_tls_save(const char *folder, const char *name, const char *byt
 enum aq_status aq_tls_authority(const char *folder, struct aq_tls_name *name, X509 **certificate, EVP_PKEY **key);
 
 /* A session on a stream below, which stays the caller's. */
-enum aq_status aq_tls_session_over(struct aq_tls *tls, struct aq_stream *below, bool server,
+enum aq_status aq_tls_session_over(struct aq_tls *tls, struct aq_byte_stream *below, bool server,
                                    const struct aq_tls_name *expect, struct aq_tls_session **out);
 
 #endif

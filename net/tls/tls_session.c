@@ -25,7 +25,7 @@ enum { RECORD_BYTES = 16384, RECORDS_A_READ = 16 };
 struct aq_tls_session {
     struct aq_tls *tls;
     SSL *ssl;
-    struct aq_stream *below; /* NULL: a socket */
+    struct aq_byte_stream *below; /* NULL: a socket */
     enum aq_status below_ended;
     struct aq_tls_name expect, peer;
     char peer_name[AQ_NAME_BYTES];
@@ -154,7 +154,7 @@ static CRYPTO_ONCE below_once = CRYPTO_ONCE_STATIC_INIT;
 
 static void make_below_method(void)
 {
-    BIO_METHOD *method = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "aq_stream");
+    BIO_METHOD *method = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "aq_byte_stream");
     if (!method) return;
     BIO_meth_set_write_ex(method, below_write);
     BIO_meth_set_read_ex(method, below_read);
@@ -174,7 +174,7 @@ static BIO *below_bio(struct aq_tls_session *s)
 
 /* ---- life ---- */
 
-static enum aq_status open_session(struct aq_tls *tls, struct aq_stream *below, int fd, bool server,
+static enum aq_status open_session(struct aq_tls *tls, struct aq_byte_stream *below, int fd, bool server,
                                    const struct aq_tls_name *expect, const char *peer, struct aq_tls_session **out)
 {
     void *memory;
@@ -211,7 +211,7 @@ enum aq_status aq_tls_session_open(struct aq_tls *tls, int fd, bool server, cons
     return open_session(tls, NULL, fd, server, expect, peer, out);
 }
 
-enum aq_status aq_tls_session_over(struct aq_tls *tls, struct aq_stream *below, bool server,
+enum aq_status aq_tls_session_over(struct aq_tls *tls, struct aq_byte_stream *below, bool server,
                                    const struct aq_tls_name *expect, struct aq_tls_session **out)
 {
     return open_session(tls, below, -1, server, expect, below->name, out);
@@ -284,7 +284,7 @@ static enum aq_status failed(struct aq_tls_session *s, int result, int error_num
         return end(s, AQ_CLOSED);
     case SSL_ERROR_SYSCALL:
         if (s->below_ended != AQ_OK) return end(s, s->below_ended);
-        return end(s, error_number == 0 ? AQ_CLOSED : aq_stream_errno(error_number));
+        return end(s, error_number == 0 ? AQ_CLOSED : aq_byte_stream_errno(error_number));
     default:
         break;
     }

@@ -15,26 +15,26 @@
 #include "tls_private.h"
 
 struct tls_stream {
-    struct aq_stream stream;
+    struct aq_byte_stream stream;
     struct aq_tls *tls;
     struct aq_tls_name expect;
     bool server;
     struct aq_tls_session *session; /* NULL: the stream below does not stand yet */
 };
 
-static const struct aq_stream_ops TLS_OPS;
+static const struct aq_byte_stream_ops TLS_OPS;
 
 static enum aq_status begin(struct tls_stream *tls)
 {
-    struct aq_stream *below = tls->stream.next;
+    struct aq_byte_stream *below = tls->stream.next;
     const int fd = below->ops->direct(below);
     if (tls->session) return AQ_OK;
     if (fd == -1) return aq_tls_session_over(tls->tls, below, tls->server, &tls->expect, &tls->session);
     return aq_tls_session_open(tls->tls, fd, tls->server, &tls->expect, below->name, &tls->session);
 }
 
-enum aq_status aq_tls_wrap(const struct aq_address *address, struct aq_tls *tls, bool server, struct aq_stream *below,
-                           struct aq_stream **out)
+enum aq_status aq_tls_wrap(const struct aq_address *address, struct aq_tls *tls, bool server,
+                           struct aq_byte_stream *below, struct aq_byte_stream **out)
 {
     double peer, other;
     void *memory;
@@ -65,60 +65,60 @@ enum aq_status aq_tls_wrap(const struct aq_address *address, struct aq_tls *tls,
     return status;
 }
 
-static enum aq_status tls_connected(struct aq_stream *stream)
+static enum aq_status tls_connected(struct aq_byte_stream *stream)
 {
     AQ_TRY(stream->next->ops->connected(stream->next));
     return begin((struct tls_stream *)stream);
 }
 
-static enum aq_status tls_read(struct aq_stream *stream, const struct iovec *iov, int count, size_t *got)
+static enum aq_status tls_read(struct aq_byte_stream *stream, const struct iovec *iov, int count, size_t *got)
 {
     return aq_tls_session_read(((struct tls_stream *)stream)->session, iov, count, got);
 }
 
-static enum aq_status tls_write(struct aq_stream *stream, const struct iovec *iov, int count, size_t *put)
+static enum aq_status tls_write(struct aq_byte_stream *stream, const struct iovec *iov, int count, size_t *put)
 {
     return aq_tls_session_write(((struct tls_stream *)stream)->session, iov, count, put);
 }
 
-static void tls_wait(struct aq_stream *stream, bool write, struct aq_stream_wait *out)
+static void tls_wait(struct aq_byte_stream *stream, bool write, struct aq_byte_stream_wait *out)
 {
     const struct tls_stream *tls = (const struct tls_stream *)stream;
     if (tls->session) write = aq_tls_session_events(tls->session) == POLLOUT;
     stream->next->ops->wait(stream->next, write, out);
 }
 
-static int tls_direct(struct aq_stream *stream)
+static int tls_direct(struct aq_byte_stream *stream)
 {
     (void)stream;
     return -1;
 }
 
-static enum aq_status tls_pace(struct aq_stream *stream, double rate_mbps)
+static enum aq_status tls_pace(struct aq_byte_stream *stream, double rate_mbps)
 {
     return stream->next->ops->pace(stream->next, rate_mbps);
 }
 
-static double tls_measure(struct aq_stream *stream)
+static double tls_measure(struct aq_byte_stream *stream)
 {
     return stream->next->ops->measure(stream->next);
 }
 
-static void tls_shut(struct aq_stream *stream)
+static void tls_shut(struct aq_byte_stream *stream)
 {
     struct tls_stream *tls = (struct tls_stream *)stream;
     if (tls->session) aq_tls_session_shut(tls->session);
     stream->next->ops->shut(stream->next);
 }
 
-static void tls_close(struct aq_stream *stream)
+static void tls_close(struct aq_byte_stream *stream)
 {
     aq_tls_session_close(((struct tls_stream *)stream)->session);
-    aq_stream_close(stream->next);
+    aq_byte_stream_close(stream->next);
     aq_free(stream);
 }
 
-static const struct aq_stream_ops TLS_OPS = {
+static const struct aq_byte_stream_ops TLS_OPS = {
     .connected = tls_connected,
     .read = tls_read,
     .write = tls_write,
@@ -130,20 +130,20 @@ static const struct aq_stream_ops TLS_OPS = {
     .close = tls_close,
 };
 
-static const struct tls_stream *find(const struct aq_stream *stream)
+static const struct tls_stream *find(const struct aq_byte_stream *stream)
 {
     while (stream && stream->ops != &TLS_OPS)
         stream = stream->next;
     return (const struct tls_stream *)stream;
 }
 
-const char *aq_stream_refusal(const struct aq_stream *stream)
+const char *aq_byte_stream_refusal(const struct aq_byte_stream *stream)
 {
     const struct tls_stream *tls = find(stream);
     return tls && tls->session ? aq_tls_session_text(tls->session) : "";
 }
 
-bool aq_stream_proves(const struct aq_stream *stream, uint32_t rank)
+bool aq_byte_stream_proves(const struct aq_byte_stream *stream, uint32_t rank)
 {
     const struct tls_stream *tls = find(stream);
     if (!tls) return true;
@@ -151,7 +151,7 @@ bool aq_stream_proves(const struct aq_stream *stream, uint32_t rank)
     return peer && peer->role == AQ_TLS_STAGE && peer->stage == rank;
 }
 
-bool aq_stream_proved(const struct aq_stream *stream)
+bool aq_byte_stream_proved(const struct aq_byte_stream *stream)
 {
     const struct tls_stream *tls = find(stream);
     return tls && tls->session && aq_tls_session_peer(tls->session);

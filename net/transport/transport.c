@@ -99,19 +99,19 @@ static enum aq_status find_transport(const struct aq_address *address, const str
 }
 
 /* Put the address's filters on top of a stream, the last one first; it is closed where that fails. */
-static enum aq_status wrap(const struct aq_address *address, struct aq_tls *tls, bool server, struct aq_stream *below,
-                           struct aq_stream **out)
+static enum aq_status wrap(const struct aq_address *address, struct aq_tls *tls, bool server,
+                           struct aq_byte_stream *below, struct aq_byte_stream **out)
 {
     char filters[sizeof address->filter];
     memcpy(filters, address->filter, sizeof filters);
     while (filters[0] != '\0') {
         char *const plus = strrchr(filters, '+');
         const char *const last = plus ? plus + 1 : filters;
-        struct aq_stream *above = NULL;
+        struct aq_byte_stream *above = NULL;
         const enum aq_status status = strcmp(last, "tls") == 0 ? aq_tls_wrap(address, tls, server, below, &above)
                                                                : aq_fault_wrap(address, below, &above);
         if (status != AQ_OK) {
-            aq_stream_close(below);
+            aq_byte_stream_close(below);
             return status;
         }
         below = above;
@@ -134,9 +134,9 @@ enum aq_status aq_door_open(const char *address, struct aq_tls *tls, struct aq_d
     return AQ_OK;
 }
 
-enum aq_status aq_door_accept(struct aq_door *door, struct aq_stream **out)
+enum aq_status aq_door_accept(struct aq_door *door, struct aq_byte_stream **out)
 {
-    struct aq_stream *stream;
+    struct aq_byte_stream *stream;
     AQ_TRY(door->transport->accept(door, &stream));
     return wrap(&door->address, door->tls, true, stream, out);
 }
@@ -146,38 +146,38 @@ void aq_door_close(struct aq_door *door)
     door->transport->shut(door);
 }
 
-enum aq_status aq_stream_connect(const char *address, struct aq_tls *tls, uint32_t attempt, bool paced,
-                                 struct aq_stream **out)
+enum aq_status aq_byte_stream_connect(const char *address, struct aq_tls *tls, uint32_t attempt, bool paced,
+                                      struct aq_byte_stream **out)
 {
     struct aq_address parsed;
     const struct aq_transport *transport = NULL;
-    struct aq_stream *stream;
+    struct aq_byte_stream *stream;
     AQ_TRY(aq_address_parse(address, &parsed));
     AQ_TRY(find_transport(&parsed, &transport));
     AQ_TRY(transport->connect(&parsed, attempt, paced, &stream));
     return wrap(&parsed, tls, false, stream, out);
 }
 
-bool aq_stream_local(const struct aq_stream *stream)
+bool aq_byte_stream_local(const struct aq_byte_stream *stream)
 {
     while (stream->next)
         stream = stream->next;
     return stream->local;
 }
 
-uint64_t aq_stream_source(const struct aq_stream *stream)
+uint64_t aq_byte_stream_source(const struct aq_byte_stream *stream)
 {
     while (stream->next)
         stream = stream->next;
     return stream->source;
 }
 
-void aq_stream_close(struct aq_stream *stream)
+void aq_byte_stream_close(struct aq_byte_stream *stream)
 {
     if (stream) stream->ops->close(stream);
 }
 
-enum aq_status aq_stream_errno(int error)
+enum aq_status aq_byte_stream_errno(int error)
 {
     switch (error) {
     case EAGAIN:

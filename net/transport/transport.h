@@ -40,40 +40,40 @@ enum aq_status aq_address_parse(const char *text,
 enum aq_status aq_address_number(const struct aq_address *address, const char *key, double otherwise, double *out);
 
 /* What to sleep on: events (POLLIN, POLLOUT) of fd, or the time, whichever is first. fd -1: only the time. */
-struct aq_stream_wait {
+struct aq_byte_stream_wait {
     int fd;
     short events;
     uint64_t wake_ns;
 };
 
-struct aq_stream {
-    const struct aq_stream_ops *ops;
-    struct aq_stream *next;   /* of a filter: the stream below, owned                  */
-    bool local;               /* the peer is on this machine (below a filter: ask aq_stream_local) */
-    uint64_t source;          /* of the peer's address, for aq_admit (below a filter: aq_stream_source) */
+struct aq_byte_stream {
+    const struct aq_byte_stream_ops *ops;
+    struct aq_byte_stream *next; /* of a filter: the stream below, owned                  */
+    bool local;                  /* the peer is on this machine (below a filter: ask aq_byte_stream_local) */
+    uint64_t source;             /* of the peer's address, for aq_admit (below a filter: aq_byte_stream_source) */
     char name[AQ_NAME_BYTES]; /* the peer, for people                                  */
 };
 
-struct aq_stream_ops {
+struct aq_byte_stream_ops {
     /* Of a connecting stream: AQ_OK it stands, AQ_AGAIN (wait for write), AQ_REFUSED nobody listens, AQ_TIMEOUT,
      * AQ_IO. */
-    enum aq_status (*connected)(struct aq_stream *stream);
+    enum aq_status (*connected)(struct aq_byte_stream *stream);
     /* *got > 0 on AQ_OK. AQ_AGAIN; AQ_CLOSED: the peer ended its direction; AQ_IO: broken;
-     * AQ_TLSERR: aq_stream_refusal says why. Never logs. */
-    enum aq_status (*read)(struct aq_stream *stream, const struct iovec *iov, int count, size_t *got);
+     * AQ_TLSERR: aq_byte_stream_refusal says why. Never logs. */
+    enum aq_status (*read)(struct aq_byte_stream *stream, const struct iovec *iov, int count, size_t *got);
     /* *put > 0 on AQ_OK. AQ_AGAIN; AQ_CLOSED: the peer is gone; AQ_IO. Never logs. */
-    enum aq_status (*write)(struct aq_stream *stream, const struct iovec *iov, int count, size_t *put);
+    enum aq_status (*write)(struct aq_byte_stream *stream, const struct iovec *iov, int count, size_t *put);
     /* After AQ_AGAIN of read (or write): until when to sleep. */
-    void (*wait)(struct aq_stream *stream, bool write, struct aq_stream_wait *out);
+    void (*wait)(struct aq_byte_stream *stream, bool write, struct aq_byte_stream_wait *out);
     /* The socket that the loop may read and write without asking the stream; -1: none. */
-    int (*direct)(struct aq_stream *stream);
+    int (*direct)(struct aq_byte_stream *stream);
     /* Pace what is written to rate_mbps 10^6 bit/s, and keep what is queued below to some milliseconds of it. */
-    enum aq_status (*pace)(struct aq_stream *stream, double rate_mbps);
+    enum aq_status (*pace)(struct aq_byte_stream *stream, double rate_mbps);
     /* Of a stream that is not paced: 10^6 bit/s that the network has last been seen to carry; 0: not known, or there is
      * no network. What is queued below is kept to some milliseconds of it. */
-    double (*measure)(struct aq_stream *stream);
-    void (*shut)(struct aq_stream *stream); /* no more writes: the peer reads an end */
-    void (*close)(struct aq_stream *stream);
+    double (*measure)(struct aq_byte_stream *stream);
+    void (*shut)(struct aq_byte_stream *stream); /* no more writes: the peer reads an end */
+    void (*close)(struct aq_byte_stream *stream);
 };
 
 /* A door: where streams come in. */
@@ -90,41 +90,43 @@ struct aq_transport {
     const char *scheme;
     /* Fills door (transport and address are set). AQ_REFUSED: in use; AQ_INVAL. Logged. */
     enum aq_status (*listen)(struct aq_door *door);
-    enum aq_status (*accept)(struct aq_door *door, struct aq_stream **out); /* AQ_AGAIN; else logged */
+    enum aq_status (*accept)(struct aq_door *door, struct aq_byte_stream **out); /* AQ_AGAIN; else logged */
     void (*shut)(struct aq_door *door);
     /* Begin; ops->connected says when it stands. attempt numbers the tries (a name may have several addresses); paced:
      * ops->pace will be called, so that what must be set before the connection stands is.
      * AQ_REFUSED: nobody listens. AQ_INVAL, AQ_NOTFOUND (no such name): logged. */
-    enum aq_status (*connect)(const struct aq_address *address, uint32_t attempt, bool paced, struct aq_stream **out);
+    enum aq_status (*connect)(const struct aq_address *address, uint32_t attempt, bool paced,
+                              struct aq_byte_stream **out);
 };
 
 /* Through the table transports.def, with the filter that the address asks for on top. */
 enum aq_status aq_door_open(const char *address, struct aq_tls *tls, struct aq_door *out);
-enum aq_status aq_door_accept(struct aq_door *door, struct aq_stream **out);
+enum aq_status aq_door_accept(struct aq_door *door, struct aq_byte_stream **out);
 void aq_door_close(struct aq_door *door);
-enum aq_status aq_stream_connect(const char *address, struct aq_tls *tls, uint32_t attempt, bool paced,
-                                 struct aq_stream **out);
-void aq_stream_close(struct aq_stream *stream); /* NULL is fine */
-bool aq_stream_local(const struct aq_stream *stream);
-uint64_t aq_stream_source(const struct aq_stream *stream);
+enum aq_status aq_byte_stream_connect(const char *address, struct aq_tls *tls, uint32_t attempt, bool paced,
+                                      struct aq_byte_stream **out);
+void aq_byte_stream_close(struct aq_byte_stream *stream); /* NULL is fine */
+bool aq_byte_stream_local(const struct aq_byte_stream *stream);
+uint64_t aq_byte_stream_source(const struct aq_byte_stream *stream);
 
 /* For streams that are sockets: the status of a failed read or write. EPIPE, ECONNRESET: AQ_CLOSED. */
-enum aq_status aq_stream_errno(int error);
+enum aq_status aq_byte_stream_errno(int error);
 
 /* transport_fault.c: put the filter on top; takes `below` on success. */
-enum aq_status aq_fault_wrap(const struct aq_address *address, struct aq_stream *below, struct aq_stream **out);
+enum aq_status aq_fault_wrap(const struct aq_address *address, struct aq_byte_stream *below,
+                             struct aq_byte_stream **out);
 /* The same with what AQ_NET_CUT and AQ_NET_DOWN ask for; without them nothing happens. */
-enum aq_status aq_fault_environment(struct aq_stream **stream);
+enum aq_status aq_fault_environment(struct aq_byte_stream **stream);
 
 /* transport_tls.c: the same, with an identity (NULL: AQ_INVAL, logged). */
-enum aq_status aq_tls_wrap(const struct aq_address *address, struct aq_tls *tls, bool server, struct aq_stream *below,
-                           struct aq_stream **out);
+enum aq_status aq_tls_wrap(const struct aq_address *address, struct aq_tls *tls, bool server,
+                           struct aq_byte_stream *below, struct aq_byte_stream **out);
 /* After AQ_TLSERR of a stream: why, as the end of "the peer ...". "": nothing is wrong, or no TLS is there. */
-const char *aq_stream_refusal(const struct aq_stream *stream);
+const char *aq_byte_stream_refusal(const struct aq_byte_stream *stream);
 /* Is the peer's certificate that of this rank? Also where there is no TLS. */
-bool aq_stream_proves(const struct aq_stream *stream, uint32_t rank);
+bool aq_byte_stream_proves(const struct aq_byte_stream *stream, uint32_t rank);
 /* Has the peer shown a certificate of this job? Never where there is no TLS. */
-bool aq_stream_proved(const struct aq_stream *stream);
+bool aq_byte_stream_proved(const struct aq_byte_stream *stream);
 
 #define AQ_TRANSPORT(scheme) extern const struct aq_transport aq_transport_##scheme;
 #include "transports.def"

@@ -30,7 +30,7 @@
 enum { BLOCK_BYTES = 1024, BOUNCE_BYTES = 16384 };
 
 struct fault_stream {
-    struct aq_stream stream;
+    struct aq_byte_stream stream;
     struct aq_rng_key key, drop_key, split_key, delay_key;
     double split, flip, drop, flip_after, cut_after, stall_after, delay_ms;
     uint64_t written, got, reads, writes;
@@ -41,7 +41,7 @@ struct fault_stream {
     uint8_t bounce[BOUNCE_BYTES];
 };
 
-static const struct aq_stream_ops FAULT_OPS;
+static const struct aq_byte_stream_ops FAULT_OPS;
 static atomic_uint_fast64_t cuts; /* streams with cut_every so far: relaxed, it only numbers them */
 
 static uint64_t place_of_cut(double seed, double every)
@@ -52,7 +52,8 @@ static uint64_t place_of_cut(double seed, double every)
     return (uint64_t)(every / 2) + 1 + aq_rng_below(&key, number, (uint64_t)every);
 }
 
-enum aq_status aq_fault_wrap(const struct aq_address *address, struct aq_stream *below, struct aq_stream **out)
+enum aq_status aq_fault_wrap(const struct aq_address *address, struct aq_byte_stream *below,
+                             struct aq_byte_stream **out)
 {
     void *memory;
     double seed, cut_every;
@@ -81,7 +82,7 @@ enum aq_status aq_fault_wrap(const struct aq_address *address, struct aq_stream 
     return AQ_OK;
 }
 
-enum aq_status aq_fault_environment(struct aq_stream **stream)
+enum aq_status aq_fault_environment(struct aq_byte_stream **stream)
 {
     struct aq_address address = {.whole = "AQ_NET_CUT"};
     const char *asked = getenv("AQ_NET_CUT"), *down = getenv("AQ_NET_DOWN");
@@ -122,12 +123,12 @@ static size_t piece(const struct fault_stream *fault, uint64_t turn, size_t byte
     return bytes < most ? bytes : most;
 }
 
-static enum aq_status fault_connected(struct aq_stream *stream)
+static enum aq_status fault_connected(struct aq_byte_stream *stream)
 {
     return stream->next->ops->connected(stream->next);
 }
 
-static enum aq_status fault_read(struct aq_stream *stream, const struct iovec *iov, int count, size_t *got)
+static enum aq_status fault_read(struct aq_byte_stream *stream, const struct iovec *iov, int count, size_t *got)
 {
     struct fault_stream *fault = (struct fault_stream *)stream;
     if (cut(fault)) return AQ_CLOSED;
@@ -157,7 +158,7 @@ static size_t prepare(struct fault_stream *fault, const uint8_t *from, size_t by
     return bytes;
 }
 
-static enum aq_status fault_write(struct aq_stream *stream, const struct iovec *iov, int count, size_t *put)
+static enum aq_status fault_write(struct aq_byte_stream *stream, const struct iovec *iov, int count, size_t *put)
 {
     struct fault_stream *fault = (struct fault_stream *)stream;
     (void)count;
@@ -188,45 +189,45 @@ static enum aq_status fault_write(struct aq_stream *stream, const struct iovec *
     return status;
 }
 
-static void fault_wait(struct aq_stream *stream, bool write, struct aq_stream_wait *out)
+static void fault_wait(struct aq_byte_stream *stream, bool write, struct aq_byte_stream_wait *out)
 {
     const struct fault_stream *fault = (const struct fault_stream *)stream;
     if (stalled(fault))
-        *out = (struct aq_stream_wait){.fd = -1, .wake_ns = AQ_NEVER};
+        *out = (struct aq_byte_stream_wait){.fd = -1, .wake_ns = AQ_NEVER};
     else if (write && fault->write_held)
-        *out = (struct aq_stream_wait){.fd = -1, .wake_ns = fault->hold_ns};
+        *out = (struct aq_byte_stream_wait){.fd = -1, .wake_ns = fault->hold_ns};
     else
         stream->next->ops->wait(stream->next, write, out);
 }
 
-static int fault_direct(struct aq_stream *stream)
+static int fault_direct(struct aq_byte_stream *stream)
 {
     (void)stream;
     return -1;
 }
 
-static enum aq_status fault_pace(struct aq_stream *stream, double rate_mbps)
+static enum aq_status fault_pace(struct aq_byte_stream *stream, double rate_mbps)
 {
     return stream->next->ops->pace(stream->next, rate_mbps);
 }
 
-static double fault_measure(struct aq_stream *stream)
+static double fault_measure(struct aq_byte_stream *stream)
 {
     return stream->next->ops->measure(stream->next);
 }
 
-static void fault_shut(struct aq_stream *stream)
+static void fault_shut(struct aq_byte_stream *stream)
 {
     if (!stalled((struct fault_stream *)stream)) stream->next->ops->shut(stream->next);
 }
 
-static void fault_close(struct aq_stream *stream)
+static void fault_close(struct aq_byte_stream *stream)
 {
-    aq_stream_close(stream->next);
+    aq_byte_stream_close(stream->next);
     aq_free(stream);
 }
 
-static const struct aq_stream_ops FAULT_OPS = {
+static const struct aq_byte_stream_ops FAULT_OPS = {
     .connected = fault_connected,
     .read = fault_read,
     .write = fault_write,

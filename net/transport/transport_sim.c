@@ -51,7 +51,7 @@ struct sim_pair {
 };
 
 struct sim_stream {
-    struct aq_stream stream;
+    struct aq_byte_stream stream;
     struct sim_pair *pair;
     struct sim_pipe *in, *out;
     uint64_t read_wake_ns, write_wake_ns;
@@ -67,7 +67,7 @@ struct sim_door {
     struct sim_door *next;
 };
 
-static const struct aq_stream_ops SIM_OPS;
+static const struct aq_byte_stream_ops SIM_OPS;
 static _Atomic(struct aq_mutex *) table_mutex; /* opened by whoever comes first: release there, acquire everywhere */
 static struct sim_door *table;                 /* under table_mutex */
 
@@ -199,7 +199,7 @@ static enum aq_status sim_listen(struct aq_door *door)
     return AQ_OK;
 }
 
-static enum aq_status sim_accept(struct aq_door *door, struct aq_stream **out)
+static enum aq_status sim_accept(struct aq_door *door, struct aq_byte_stream **out)
 {
     struct sim_door *mine = door->state;
     AQ_TRY(lock_table());
@@ -218,9 +218,9 @@ static enum aq_status sim_accept(struct aq_door *door, struct aq_stream **out)
 static void sim_shut_door(struct aq_door *door)
 {
     struct sim_door *mine = door->state;
-    struct aq_stream *stream;
+    struct aq_byte_stream *stream;
     while (sim_accept(door, &stream) == AQ_OK)
-        aq_stream_close(stream);
+        aq_byte_stream_close(stream);
     if (lock_table() != AQ_OK) return;
     struct sim_door **at = &table;
     while (*at != mine)
@@ -230,14 +230,14 @@ static void sim_shut_door(struct aq_door *door)
     while (mine->first) { /* who came between the two locks */
         struct sim_stream *late = mine->first;
         mine->first = late->waiting;
-        aq_stream_close(&late->stream);
+        aq_byte_stream_close(&late->stream);
     }
     close(mine->fd);
     aq_free(mine);
 }
 
 /* Under the table's lock: both ends of a new pair, the other one waiting at the door. */
-static enum aq_status knock(struct sim_door *at, const struct aq_address *address, struct aq_stream **out)
+static enum aq_status knock(struct sim_door *at, const struct aq_address *address, struct aq_byte_stream **out)
 {
     double rate_mbps, latency_ms;
     struct sim_pair *pair;
@@ -267,7 +267,7 @@ static enum aq_status knock(struct sim_door *at, const struct aq_address *addres
 }
 
 static enum aq_status sim_connect(const struct aq_address *address, uint32_t attempt, bool paced,
-                                  struct aq_stream **out)
+                                  struct aq_byte_stream **out)
 {
     enum aq_status status = AQ_REFUSED;
     (void)attempt;
@@ -279,7 +279,7 @@ static enum aq_status sim_connect(const struct aq_address *address, uint32_t att
     return status;
 }
 
-static enum aq_status sim_connected(struct aq_stream *stream)
+static enum aq_status sim_connected(struct aq_byte_stream *stream)
 {
     (void)stream;
     return AQ_OK;
@@ -312,7 +312,7 @@ static void copy_out(struct sim_pipe *pipe, uint8_t *to, size_t bytes)
         pipe->chunk_head++;
 }
 
-static enum aq_status sim_read(struct aq_stream *stream, const struct iovec *iov, int count, size_t *got)
+static enum aq_status sim_read(struct aq_byte_stream *stream, const struct iovec *iov, int count, size_t *got)
 {
     struct sim_stream *sim = (struct sim_stream *)stream;
     struct sim_pipe *pipe = sim->in;
@@ -364,7 +364,7 @@ static void copy_in(struct sim_pipe *pipe, const uint8_t *from, size_t bytes)
     pipe->tail += bytes;
 }
 
-static enum aq_status sim_write(struct aq_stream *stream, const struct iovec *iov, int count, size_t *put)
+static enum aq_status sim_write(struct aq_byte_stream *stream, const struct iovec *iov, int count, size_t *put)
 {
     struct sim_stream *sim = (struct sim_stream *)stream;
     struct sim_pipe *pipe = sim->out;
@@ -396,21 +396,21 @@ static enum aq_status sim_write(struct aq_stream *stream, const struct iovec *io
     return status;
 }
 
-static void sim_wait(struct aq_stream *stream, bool write, struct aq_stream_wait *out)
+static void sim_wait(struct aq_byte_stream *stream, bool write, struct aq_byte_stream_wait *out)
 {
     const struct sim_stream *sim = (const struct sim_stream *)stream;
-    *out = (struct aq_stream_wait){.fd = write ? sim->out->writable_fd : sim->in->readable_fd,
-                                   .events = POLLIN,
-                                   .wake_ns = write ? sim->write_wake_ns : sim->read_wake_ns};
+    *out = (struct aq_byte_stream_wait){.fd = write ? sim->out->writable_fd : sim->in->readable_fd,
+                                        .events = POLLIN,
+                                        .wake_ns = write ? sim->write_wake_ns : sim->read_wake_ns};
 }
 
-static int sim_direct(struct aq_stream *stream)
+static int sim_direct(struct aq_byte_stream *stream)
 {
     (void)stream;
     return -1;
 }
 
-static enum aq_status sim_pace(struct aq_stream *stream, double rate_mbps)
+static enum aq_status sim_pace(struct aq_byte_stream *stream, double rate_mbps)
 {
     struct sim_stream *sim = (struct sim_stream *)stream;
     const double asked = 8e3 / rate_mbps;
@@ -420,13 +420,13 @@ static enum aq_status sim_pace(struct aq_stream *stream, double rate_mbps)
     return AQ_OK;
 }
 
-static double sim_measure(struct aq_stream *stream)
+static double sim_measure(struct aq_byte_stream *stream)
 {
     (void)stream;
     return 0;
 }
 
-static void sim_shut(struct aq_stream *stream)
+static void sim_shut(struct aq_byte_stream *stream)
 {
     struct sim_stream *sim = (struct sim_stream *)stream;
     aq_mutex_lock(sim->pair->mutex);
@@ -435,7 +435,7 @@ static void sim_shut(struct aq_stream *stream)
     aq_mutex_unlock(sim->pair->mutex);
 }
 
-static void sim_close(struct aq_stream *stream)
+static void sim_close(struct aq_byte_stream *stream)
 {
     struct sim_stream *sim = (struct sim_stream *)stream;
     struct sim_pair *pair = sim->pair;
@@ -449,7 +449,7 @@ static void sim_close(struct aq_stream *stream)
     aq_free(sim);
 }
 
-static const struct aq_stream_ops SIM_OPS = {
+static const struct aq_byte_stream_ops SIM_OPS = {
     .connected = sim_connected,
     .read = sim_read,
     .write = sim_write,

@@ -35,13 +35,13 @@ enum {
 };
 
 struct tcp_stream {
-    struct aq_stream stream;
+    struct aq_byte_stream stream;
     int fd;
     bool connecting, paced;
     int queue_bytes; /* TCP_NOTSENT_LOWAT */
 };
 
-static const struct aq_stream_ops TCP_OPS;
+static const struct aq_byte_stream_ops TCP_OPS;
 
 static void name_of(const struct sockaddr *address, socklen_t bytes, char *out)
 {
@@ -74,7 +74,7 @@ static uint64_t source_of(const struct sockaddr *address)
                                           : aq_source_of(&four->sin_addr, sizeof four->sin_addr);
 }
 
-static enum aq_status wrap_socket(int fd, const struct sockaddr *peer, socklen_t bytes, struct aq_stream **out)
+static enum aq_status wrap_socket(int fd, const struct sockaddr *peer, socklen_t bytes, struct aq_byte_stream **out)
 {
     void *memory;
     const int on = 1, queue = QUEUE_BYTES;
@@ -124,7 +124,7 @@ out:
     return status;
 }
 
-static enum aq_status tcp_accept(struct aq_door *door, struct aq_stream **out)
+static enum aq_status tcp_accept(struct aq_door *door, struct aq_byte_stream **out)
 {
     struct sockaddr_storage peer;
     socklen_t bytes = sizeof peer;
@@ -146,7 +146,7 @@ static void tcp_door_shut(struct aq_door *door)
 }
 
 static enum aq_status tcp_connect(const struct aq_address *address, uint32_t attempt, bool paced,
-                                  struct aq_stream **out)
+                                  struct aq_byte_stream **out)
 {
     struct addrinfo *list = NULL;
     uint32_t count = 0;
@@ -158,7 +158,7 @@ static enum aq_status tcp_connect(const struct aq_address *address, uint32_t att
         info = info->ai_next;
 
     enum aq_status status = AQ_OK;
-    struct aq_stream *stream = NULL;
+    struct aq_byte_stream *stream = NULL;
     const int fd = socket(info->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd == -1) {
         status = aq_fail_errno("net", "connect to '%s': socket", address->whole);
@@ -177,14 +177,14 @@ static enum aq_status tcp_connect(const struct aq_address *address, uint32_t att
     *out = stream;
 out:
     if (status != AQ_OK && stream)
-        aq_stream_close(stream);
+        aq_byte_stream_close(stream);
     else if (status != AQ_OK && fd != -1)
         close(fd);
     freeaddrinfo(list);
     return status;
 }
 
-static enum aq_status tcp_connected(struct aq_stream *stream)
+static enum aq_status tcp_connected(struct aq_byte_stream *stream)
 {
     struct tcp_stream *tcp = (struct tcp_stream *)stream;
     int error = 0;
@@ -193,7 +193,7 @@ static enum aq_status tcp_connected(struct aq_stream *stream)
     struct pollfd ready = {.fd = tcp->fd, .events = POLLOUT};
     if (poll(&ready, 1, 0) == 0) return AQ_AGAIN;
     if (getsockopt(tcp->fd, SOL_SOCKET, SO_ERROR, &error, &bytes) == -1) error = errno;
-    if (error != 0) return aq_stream_errno(error);
+    if (error != 0) return aq_byte_stream_errno(error);
     /* A port of one's own machine can connect to itself when nobody listens there; that is nobody. */
     struct sockaddr_storage here = {0}, there = {0};
     socklen_t here_bytes = sizeof here, there_bytes = sizeof there;
@@ -208,40 +208,40 @@ static enum aq_status tcp_connected(struct aq_stream *stream)
     return AQ_OK;
 }
 
-static enum aq_status tcp_read(struct aq_stream *stream, const struct iovec *iov, int count, size_t *got)
+static enum aq_status tcp_read(struct aq_byte_stream *stream, const struct iovec *iov, int count, size_t *got)
 {
     struct msghdr message = {.msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)count};
     const ssize_t n = recvmsg(((struct tcp_stream *)stream)->fd, &message, MSG_DONTWAIT);
-    if (n == -1) return aq_stream_errno(errno);
+    if (n == -1) return aq_byte_stream_errno(errno);
     if (n == 0) return AQ_CLOSED;
     *got = (size_t)n;
     return AQ_OK;
 }
 
-static enum aq_status tcp_write(struct aq_stream *stream, const struct iovec *iov, int count, size_t *put)
+static enum aq_status tcp_write(struct aq_byte_stream *stream, const struct iovec *iov, int count, size_t *put)
 {
     const struct tcp_stream *tcp = (const struct tcp_stream *)stream;
     struct msghdr message = {.msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)count};
     struct pollfd room = {.fd = tcp->fd, .events = POLLOUT};
     if (tcp->paced && poll(&room, 1, 0) == 0) return AQ_AGAIN;
     const ssize_t n = sendmsg(tcp->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (n == -1) return aq_stream_errno(errno);
+    if (n == -1) return aq_byte_stream_errno(errno);
     *put = (size_t)n;
     return AQ_OK;
 }
 
-static void tcp_wait(struct aq_stream *stream, bool write, struct aq_stream_wait *out)
+static void tcp_wait(struct aq_byte_stream *stream, bool write, struct aq_byte_stream_wait *out)
 {
-    *out = (struct aq_stream_wait){
+    *out = (struct aq_byte_stream_wait){
         .fd = ((struct tcp_stream *)stream)->fd, .events = write ? POLLOUT : POLLIN, .wake_ns = AQ_NEVER};
 }
 
-static int tcp_direct(struct aq_stream *stream)
+static int tcp_direct(struct aq_byte_stream *stream)
 {
     return ((struct tcp_stream *)stream)->fd;
 }
 
-static enum aq_status tcp_pace(struct aq_stream *stream, double rate_mbps)
+static enum aq_status tcp_pace(struct aq_byte_stream *stream, double rate_mbps)
 {
     const int fd = ((struct tcp_stream *)stream)->fd;
     const double bytes_per_s = rate_mbps * 1e6 / 8;
@@ -258,7 +258,7 @@ static enum aq_status tcp_pace(struct aq_stream *stream, double rate_mbps)
 }
 
 /* The kernel's: of the last flight that the sender was not short of bytes for, or of a quicker one. */
-static double tcp_measure(struct aq_stream *stream)
+static double tcp_measure(struct aq_byte_stream *stream)
 {
     struct tcp_stream *tcp = (struct tcp_stream *)stream;
     struct tcp_info info = {0};
@@ -274,18 +274,18 @@ static double tcp_measure(struct aq_stream *stream)
     return bytes_per_s * 8e-6;
 }
 
-static void tcp_shut(struct aq_stream *stream)
+static void tcp_shut(struct aq_byte_stream *stream)
 {
     shutdown(((struct tcp_stream *)stream)->fd, SHUT_WR); /* fails only where the peer is gone already */
 }
 
-static void tcp_close(struct aq_stream *stream)
+static void tcp_close(struct aq_byte_stream *stream)
 {
     close(((struct tcp_stream *)stream)->fd);
     aq_free(stream);
 }
 
-static const struct aq_stream_ops TCP_OPS = {
+static const struct aq_byte_stream_ops TCP_OPS = {
     .connected = tcp_connected,
     .read = tcp_read,
     .write = tcp_write,

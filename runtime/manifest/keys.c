@@ -45,11 +45,8 @@ static const struct aq_key_name raw_names[] = {
     {"fp32", AQ_PRECISION_FP32}, {"fp16", AQ_PRECISION_FP16}, {"bf16", AQ_PRECISION_BF16}, {NULL, 0}};
 static const struct aq_key_name grid_names[] = {
     {"midrise", AQ_GRID_MIDRISE}, {"midtread", AQ_GRID_MIDTREAD}, {"signed", AQ_GRID_SIGNED}, {NULL, 0}};
-static const struct aq_key_name group_names[] = {{"tensor", AQ_GROUP_TENSOR},
-                                                 {"row", AQ_GROUP_ROW},
-                                                 {"channel", AQ_GROUP_CHANNEL},
-                                                 {"tile", AQ_GROUP_TILE},
-                                                 {NULL, 0}};
+static const struct aq_key_name group_names[] = {
+    {"tensor", AQ_PER_TENSOR}, {"row", AQ_PER_ROW}, {"channel", AQ_PER_CHANNEL}, {"tile", AQ_PER_TILE}, {NULL, 0}};
 static const struct aq_key_name scale_names[] = {{"absmax", AQ_SCALE_ABSMAX},
                                                  {"rms", AQ_SCALE_RMS},
                                                  {"search", AQ_SCALE_SEARCH},

@@ -135,7 +135,7 @@ static void check_codec(struct aq_manifest *manifest, uint32_t edge, bool backwa
     if (config->grid == AQ_GRID_MIDTREAD && config->bits < 2)
         codec_error(manifest, edge, backward, "grid", "midtread needs at least 2 bits");
     if (config->tile != 32 && config->tile != 64 && config->tile != 128 &&
-        (config->hadamard || config->group == AQ_GROUP_TILE))
+        (config->hadamard || config->group == AQ_PER_TILE))
         codec_error(manifest, edge, backward, "tile", "must be 32, 64 or 128");
     if (config->kind != AQ_CODEC_DIRECTQ && config->top_k > 0 && config->top_k < 1)
         codec_error(manifest, edge, backward, "top_k", "is for directq only");

@@ -15,7 +15,7 @@ void aq_codec_config_default(struct aq_codec_config *out, enum aq_codec_kind kin
         .raw = AQ_PRECISION_FP32,
         .bits = bits,
         .grid = AQ_GRID_MIDRISE,
-        .group = AQ_GROUP_ROW,
+        .group = AQ_PER_ROW,
         .tile = 64,
         /* In a closed loop what is clipped stays behind, visit after visit: docs/DECISIONS.md 0030. */
         .scale = bits >= 2 ? AQ_SCALE_ABSMAX : AQ_SCALE_AUTO,
@@ -35,7 +35,7 @@ static bool sparse(const struct aq_codec_config *config)
 
 static bool tiled(const struct aq_codec_config *config)
 {
-    return config->group == AQ_GROUP_TILE || config->hadamard;
+    return config->group == AQ_PER_TILE || config->hadamard;
 }
 
 static enum aq_status refuse(const char *field, const char *may)
@@ -50,7 +50,7 @@ static enum aq_status check_quantizer(const struct aq_codec_config *config)
         return refuse("grid", "mid-rise, mid-tread or signed");
     if (config->grid == AQ_GRID_MIDTREAD && config->bits < 2)
         return refuse("grid mid-tread", "it needs 2 bits or more");
-    if (config->group < AQ_GROUP_TENSOR || config->group > AQ_GROUP_TILE)
+    if (config->group < AQ_PER_TENSOR || config->group > AQ_PER_TILE)
         return refuse("group", "tensor, row, channel or tile");
     if (tiled(config) && config->tile != 32 && config->tile != 64 && config->tile != 128)
         return refuse("tile", "32, 64 or 128");
@@ -76,7 +76,7 @@ static enum aq_status check_kind(const struct aq_codec_config *config)
         if (!(config->top_k >= 0.0f && config->top_k <= 1.0f)) return refuse("top_k", "a fraction from 0 to 1");
         if (sparse(config) && config->hadamard)
             return refuse("top_k with hadamard", "a rotation leaves nothing sparse");
-        if (sparse(config) && config->group == AQ_GROUP_CHANNEL)
+        if (sparse(config) && config->group == AQ_PER_CHANNEL)
             return refuse("top_k with group channel", "tensor, row or tile");
         return AQ_OK;
     case AQ_CODEC_AQSGD:
@@ -127,9 +127,9 @@ void aq_codec_layout_of(const struct aq_codec_config *config, uint32_t rows, uin
     if (config->kind == AQ_CODEC_RAW) {
         out->body_bytes = aq_precision_bytes(config->raw, rows, columns);
     } else {
-        if (config->group == AQ_GROUP_CHANNEL) out->groups_row = columns;
-        if (config->group == AQ_GROUP_TILE) out->groups_row = (columns + config->tile - 1) / config->tile;
-        const bool rowwise = config->group == AQ_GROUP_ROW || config->group == AQ_GROUP_TILE;
+        if (config->group == AQ_PER_CHANNEL) out->groups_row = columns;
+        if (config->group == AQ_PER_TILE) out->groups_row = (columns + config->tile - 1) / config->tile;
+        const bool rowwise = config->group == AQ_PER_ROW || config->group == AQ_PER_TILE;
         out->groups = rowwise ? rows * out->groups_row : out->groups_row;
         out->scale_bytes = scale_bytes(config->scale_format);
         out->positions_at = (uint64_t)out->groups * out->scale_bytes;
@@ -191,7 +191,7 @@ void aq_codec_config_text(const struct aq_codec_config *config, char *text, size
         snprintf(text, bytes, "raw %s", word_of(precisions, 7, (int)config->raw));
         return;
     }
-    if (config->group == AQ_GROUP_TILE) snprintf(tile, sizeof tile, " %u", config->tile);
+    if (config->group == AQ_PER_TILE) snprintf(tile, sizeof tile, " %u", config->tile);
     if (config->hadamard) snprintf(hadamard, sizeof hadamard, " hadamard %u", config->tile);
     if (config->prescale_log2 != 0) snprintf(prescale, sizeof prescale, " prescale 2^%d", config->prescale_log2);
     if (config->kind == AQ_CODEC_AQSGD) {
@@ -212,7 +212,7 @@ static void place(struct aq_codec *codec, struct aq_arena *arena)
     const size_t row = (size_t)codec->columns * sizeof(float) + AQ_CODEC_PAD * sizeof(float);
     const size_t codes = (size_t)codec->columns + 2 * AQ_CODEC_PAD;
     const size_t groups_row = codec->layout.groups_row;
-    const bool channel = codec->config.kind != AQ_CODEC_RAW && codec->config.group == AQ_GROUP_CHANNEL;
+    const bool channel = codec->config.kind != AQ_CODEC_RAW && codec->config.group == AQ_PER_CHANNEL;
     const size_t errors = channel ? (size_t)AQ_CODEC_SHRINKS * codec->columns : AQ_CODEC_SHRINKS * AQ_LANES;
     for (uint32_t p = 0; p < codec->pieces; p++) {
         struct aq_codec_scratch *scratch = &codec->scratch[p];

@@ -88,7 +88,7 @@ static bool row_quants(const struct decoder *job, uint32_t piece, uint32_t row, 
     const struct aq_codec *codec = job->codec;
     const struct aq_codec_layout *layout = &codec->layout;
     struct aq_quant *out = codec->scratch[piece].quants;
-    const bool rowwise = codec->config.group == AQ_GROUP_ROW || codec->config.group == AQ_GROUP_TILE;
+    const bool rowwise = codec->config.group == AQ_PER_ROW || codec->config.group == AQ_PER_TILE;
     *quants = rowwise ? out : codec->quants;
     if (!rowwise) return true;
     bool good = true;
@@ -155,7 +155,7 @@ static bool dense_row(const struct decoder *job, uint32_t piece, uint32_t row, s
                                             codec->layout.values, (uint64_t)row * n, n, scratch->codes);
         for (uint32_t g = 0; g < codec->layout.groups_row; g++) {
             uint32_t from = g, to = g + 1;
-            if (codec->config.group != AQ_GROUP_CHANNEL) aq_codec_span_of(codec, g, &from, &to);
+            if (codec->config.group != AQ_PER_CHANNEL) aq_codec_span_of(codec, g, &from, &to);
             codec->kernels->levels(codes + from, to - from, &quants[g], scratch->levels + from);
         }
         if (codec->config.hadamard) codec->kernels->rotate(scratch->levels, n, codec->config.tile);
@@ -204,7 +204,7 @@ static void decode_sparse(const struct decoder *job)
                                             layout->kept, done, count, scratch->codes);
         for (uint32_t i = 0; i < count; i++) {
             const uint32_t c = scratch->columns[i];
-            const uint32_t g = codec->config.group == AQ_GROUP_TILE ? c / codec->config.tile : 0;
+            const uint32_t g = codec->config.group == AQ_PER_TILE ? c / codec->config.tile : 0;
             codec->kernels->levels(codes + i, 1, &quants[g], hat + c);
         }
         done += count;
@@ -215,7 +215,7 @@ static void decode_sparse(const struct decoder *job)
 static bool check_scales(struct aq_codec *codec, const uint8_t *body)
 {
     const struct aq_codec_layout *layout = &codec->layout;
-    const bool rowwise = codec->config.group == AQ_GROUP_ROW || codec->config.group == AQ_GROUP_TILE;
+    const bool rowwise = codec->config.group == AQ_PER_ROW || codec->config.group == AQ_PER_TILE;
     if (rowwise && codec->config.scale_format == AQ_SCALE_FP16) { /* 256 * unit is finite for any of them */
         uint32_t largest = 0;
         for (uint32_t g = 0; g < layout->groups; g++) {

@@ -267,7 +267,7 @@ static void stats_piece(uint32_t piece, void *context)
         const void *m = reference_row(job, piece, row, &kind);
         job->failed[piece] = m == NULL || !delta_row(job, row, m, kind, scratch->d, &span, &unused);
         if (job->failed[piece]) return;
-        if (codec->config.group == AQ_GROUP_TENSOR)
+        if (codec->config.group == AQ_PER_TENSOR)
             merge_span(&scratch->spans[0], &span);
         else
             channel_spans(scratch->d, codec->columns, scratch->spans);
@@ -285,7 +285,7 @@ static void search_piece(uint32_t piece, void *context)
     uint32_t first, end;
     memset(&unused, 0, sizeof unused);
     aq_codec_piece(codec, piece, &first, &end);
-    const bool tensor = codec->config.group == AQ_GROUP_TENSOR;
+    const bool tensor = codec->config.group == AQ_PER_TENSOR;
     memset(scratch->error, 0, AQ_CODEC_SHRINKS * (tensor ? (size_t)AQ_LANES : n) * sizeof(float));
     for (uint32_t row = first; row < end; row++) {
         enum aq_row_kind kind;
@@ -312,8 +312,8 @@ static bool make_whole_scales(struct encoder *job)
     struct aq_codec *codec = job->codec;
     const struct aq_codec_config *config = &codec->config;
     const uint32_t groups = codec->layout.groups_row;
-    const uint64_t n = config->group == AQ_GROUP_TENSOR ? codec->layout.values : codec->rows;
-    const bool search = aq_scale_searches(config), tensor = config->group == AQ_GROUP_TENSOR;
+    const uint64_t n = config->group == AQ_PER_TENSOR ? codec->layout.values : codec->rows;
+    const bool search = aq_scale_searches(config), tensor = config->group == AQ_PER_TENSOR;
     aq_codec_run(codec, stats_piece, job);
     if (any_failed(job)) return false;
     memset(codec->spans, 0, groups * sizeof *codec->spans);
@@ -355,10 +355,10 @@ static bool row_quants(struct encoder *job, uint32_t piece, uint32_t row, const 
     const struct aq_codec *codec = job->codec;
     const struct aq_codec_scratch *scratch = &codec->scratch[piece];
     *quants = codec->quants;
-    if (codec->config.group == AQ_GROUP_TENSOR || codec->config.group == AQ_GROUP_CHANNEL) return true;
+    if (codec->config.group == AQ_PER_TENSOR || codec->config.group == AQ_PER_CHANNEL) return true;
     const float *d = scratch->d;
     *quants = scratch->quants;
-    if (codec->config.group == AQ_GROUP_ROW)
+    if (codec->config.group == AQ_PER_ROW)
         return make_scale(codec, span, d, codec->columns, scale_at(job, row), scratch->quants);
     for (uint32_t g = 0; g < codec->layout.groups_row; g++) {
         struct aq_span tile;
@@ -382,7 +382,7 @@ static void quantize_row(struct encoder *job, uint32_t piece, uint32_t row, cons
     const float *noise = stochastic ? scratch->noise : NULL;
     const size_t n = codec->columns;
     if (stochastic) codec->kernels->noise(job->key, (uint64_t)row * n, n, scratch->noise);
-    const bool channel = codec->config.group == AQ_GROUP_CHANNEL;
+    const bool channel = codec->config.group == AQ_PER_CHANNEL;
     for (uint32_t g = 0; g < codec->layout.groups_row; g++) {
         uint32_t from = g, to = g + 1;
         if (!channel) aq_codec_span_of(codec, g, &from, &to);
@@ -480,7 +480,7 @@ enum {
 static bool is_rowwise(const struct aq_codec *codec)
 {
     const struct aq_codec_config *config = &codec->config;
-    return config->kind == AQ_CODEC_AQSGD && config->group == AQ_GROUP_ROW && config->rounding == AQ_ROUND_NEAREST &&
+    return config->kind == AQ_CODEC_AQSGD && config->group == AQ_PER_ROW && config->rounding == AQ_ROUND_NEAREST &&
            config->scale != AQ_SCALE_SEARCH && !config->hadamard && !is_store_q(codec);
 }
 
@@ -639,7 +639,7 @@ static bool sparse_row(struct encoder *job, uint32_t row, uint32_t count, uint8_
         aq_codec_span_of(codec, g, &from, &to);
         while (next < count && scratch->columns[next] < to)
             next++;
-        if (codec->config.group != AQ_GROUP_TENSOR) {
+        if (codec->config.group != AQ_PER_TENSOR) {
             struct aq_span span;
             codec->kernels->span(scratch->d + at, next - at, &span);
             quant = &scratch->quants[g];
@@ -670,7 +670,7 @@ static bool encode_sparse(struct encoder *job)
         if (span.peak >= 0x7f800000u) return false;
     }
     aq_topk_threshold(job->a, codec->layout.values, codec->layout.kept, &sparse.threshold, &sparse.ties);
-    if (codec->config.group == AQ_GROUP_TENSOR && !sparse_tensor_scale(job, sparse)) return false;
+    if (codec->config.group == AQ_PER_TENSOR && !sparse_tensor_scale(job, sparse)) return false;
     aq_position_writer_init(&positions, &codec->layout, job->body + codec->layout.positions_at);
     aq_code_writer_init(&writer, codec->kernels, scratch->codes, job->body + codec->layout.codes_at,
                         codec->config.bits);
@@ -734,7 +734,7 @@ static bool encode_ordinary(struct encoder *job, bool plain)
         return !any_failed(job);
     }
     if (codec->layout.positions_bytes > 0) return encode_sparse(job);
-    const bool whole = config->group == AQ_GROUP_TENSOR || config->group == AQ_GROUP_CHANNEL;
+    const bool whole = config->group == AQ_PER_TENSOR || config->group == AQ_PER_CHANNEL;
     if (whole && !make_whole_scales(job)) return false;
     aq_codec_run(codec, is_rowwise(codec) ? rowwise_piece : dense_piece, job);
     return !any_failed(job);

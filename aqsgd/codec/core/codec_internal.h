@@ -349,7 +349,7 @@ void aq_codec_run(const struct aq_codec *codec, void (*run)(uint32_t piece, void
 /* Elements that the scale `group` of a row covers: columns [*first, *end) (tile, row, tensor). */
 static inline void aq_codec_span_of(const struct aq_codec *codec, uint32_t group, uint32_t *first, uint32_t *end)
 {
-    const uint32_t width = codec->config.group == AQ_GROUP_TILE ? codec->config.tile : codec->columns;
+    const uint32_t width = codec->config.group == AQ_PER_TILE ? codec->config.tile : codec->columns;
     *first = group * width;
     *end = codec->columns - *first > width ? *first + width : codec->columns;
 }

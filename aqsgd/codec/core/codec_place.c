@@ -28,7 +28,7 @@ static uint8_t *take(uint8_t *base, size_t *used, uint64_t bytes)
 /* Bytes that one more sample in a launch wants of the buffers that hold a byte or more of each value. */
 static uint64_t staged_bytes(const struct aq_cuda_codec_plan *plan)
 {
-    const bool channel = plan->group == AQ_GROUP_CHANNEL;
+    const bool channel = plan->group == AQ_PER_CHANNEL;
     const uint64_t errors =
         (uint64_t)plan->pieces * AQ_CUDA_CODEC_SHRINKS * 4 * (channel ? plan->columns : (uint32_t)AQ_CUDA_CODEC_WARP);
     uint64_t bytes = 0;
@@ -43,7 +43,7 @@ static void place_samples(const struct aq_cuda_codec_plan *plan, uint8_t *base, 
                           struct aq_cuda_codec_scratch *out)
 {
     const uint64_t jobs = out->jobs, rows = plan->rows;
-    const bool channel = plan->group == AQ_GROUP_CHANNEL, tensor = plan->group == AQ_GROUP_TENSOR;
+    const bool channel = plan->group == AQ_PER_CHANNEL, tensor = plan->group == AQ_PER_TENSOR;
     const bool waits = plan->columns % 8 != 0 || plan->sparse, search = plan->scale == AQ_SCALE_SEARCH;
     const uint64_t spans = tensor ? rows + 1 : channel ? ((uint64_t)plan->pieces + 1) * plan->columns : 0;
     const uint64_t lanes = tensor ? (uint32_t)AQ_CUDA_CODEC_WARP : channel ? plan->columns : 0;

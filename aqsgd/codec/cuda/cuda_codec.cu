@@ -106,7 +106,7 @@ static enum aq_status encode_list(const struct aq_cuda_codec_plan &plan, const s
 {
     const bool units = codec_units_can(plan, list, plain, false);
     if (!plain && plan.sparse) return codec_launch_encode_topk(plan, mem, list, stream);
-    if (!plain && (plan.group == AQ_GROUP_TENSOR || plan.group == AQ_GROUP_CHANNEL))
+    if (!plain && (plan.group == AQ_PER_TENSOR || plan.group == AQ_PER_CHANNEL))
         AQ_TRY(codec_launch_whole_scales(plan, mem, list, stream));
     return units ? codec_launch_encode_units(plan, mem, list, plain, stream)
                  : codec_launch_encode_rows(plan, mem, list, plain, stream);

@@ -17,11 +17,11 @@ static __device__ bool row_steps(const struct aq_cuda_codec_plan &plan, const st
 {
     uint8_t *body = (uint8_t *)row.job->body;
     *steps = row.steps;
-    if (plan.group == AQ_GROUP_TENSOR || plan.group == AQ_GROUP_CHANNEL) {
+    if (plan.group == AQ_PER_TENSOR || plan.group == AQ_PER_CHANNEL) {
         *steps = (const struct step *)mem.quants + (uint64_t)row.sample * plan.groups_row;
         return true;
     }
-    if (plan.group == AQ_GROUP_ROW) {
+    if (plan.group == AQ_PER_ROW) {
         struct step step = {0.0f, 0.0f};
         uint8_t *out = body + (uint64_t)row.number * plan.scale_bytes;
         const bool good = row_scale(plan, row, span, row.d, plan.columns, out, &step);
@@ -45,7 +45,7 @@ static __device__ bool row_steps(const struct aq_cuda_codec_plan &plan, const st
 
 static __device__ __forceinline__ uint32_t group_of(const struct aq_cuda_codec_plan &plan, uint32_t c)
 {
-    return plan.group == AQ_GROUP_CHANNEL ? c : plan.group == AQ_GROUP_TILE ? c / plan.tile : 0;
+    return plan.group == AQ_PER_CHANNEL ? c : plan.group == AQ_PER_TILE ? c / plan.tile : 0;
 }
 
 /* Codes of row.d, their levels to row.x; returns this lane's squared error. */
@@ -139,7 +139,7 @@ static __device__ bool decode_row(const struct aq_cuda_codec_plan &plan, const s
 {
     const uint64_t first = (uint64_t)row.number * plan.columns;
     const uint8_t *body = (const uint8_t *)row.job->body, *m = (const uint8_t *)row.job->m;
-    const bool rowwise = plan.group == AQ_GROUP_ROW || plan.group == AQ_GROUP_TILE;
+    const bool rowwise = plan.group == AQ_PER_ROW || plan.group == AQ_PER_TILE;
     const uint64_t group = rowwise ? (uint64_t)row.number * plan.groups_row : 0;
     float unit = 0.0f;
     bool good = !plan.warm || row_unit(plan.store, m, row.number, &unit);

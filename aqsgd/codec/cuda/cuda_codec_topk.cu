@@ -357,7 +357,7 @@ __global__ void __launch_bounds__(ROW_BLOCK) codec_topk_codes(const __grid_const
                     here++;
                 to = at + __reduce_add_sync(WHOLE_WARP, here);
             }
-            if (plan.group != AQ_GROUP_TENSOR) {
+            if (plan.group != AQ_PER_TENSOR) {
                 const struct span span = row_span(row, row.d + at, to - at);
                 uint8_t *out = (uint8_t *)row.job->body + (item % plan.rows * plan.groups_row + g) * plan.scale_bytes;
                 good = row_scale(plan, row, span, row.d + at, to - at, out, &step) && good;
@@ -469,8 +469,8 @@ __global__ void __launch_bounds__(PACK_BLOCK)
     if (job.hat == NULL) return;
     const uint32_t row = (uint32_t)(e / plan.columns), c = (uint32_t)(e % plan.columns);
     uint64_t group = 0;
-    if (plan.group == AQ_GROUP_ROW) group = row;
-    if (plan.group == AQ_GROUP_TILE) group = (uint64_t)row * plan.groups_row + c / plan.tile;
+    if (plan.group == AQ_PER_ROW) group = row;
+    if (plan.group == AQ_PER_TILE) group = (uint64_t)row * plan.groups_row + c / plan.tile;
     (void)scale_decode(plan, bytes_read(body + group * plan.scale_bytes, plan.scale_bytes), &step);
     const int i = (int)code_read(body + plan.codes_at, j, plan.bits) - (int)plan.half;
     job.hat[e] = dequantize(i, step.unit, plan.rise);
@@ -519,7 +519,7 @@ enum aq_status codec_launch_encode_topk(const struct aq_cuda_codec_plan &plan, c
     AQ_TRY(
         AQ_LAUNCH(codec_topk_bits, grid_of_jobs(plan.kept, PACK_BLOCK, list.count), PACK_BLOCK, 0, stream, plan, mem));
     AQ_TRY(AQ_LAUNCH(codec_topk_positions, bytes, PACK_BLOCK, 0, stream, plan, mem, list));
-    if (plan.group == AQ_GROUP_TENSOR)
+    if (plan.group == AQ_PER_TENSOR)
         AQ_TRY(AQ_LAUNCH(codec_topk_tensor, list.count, WARP, 0, stream, plan, mem, list));
     AQ_TRY(AQ_LAUNCH(codec_topk_codes, rows, ROW_BLOCK, 0, stream, plan, mem, list));
     return codec_launch_pack(plan, list, mem.codes, plan.codes_at, plan.kept, plan.bits, false, stream);

@@ -423,7 +423,7 @@ static __device__ inline void measures_write(const struct aq_cuda_codec_scratch 
 /* Spans of a row's tiles in shared memory. */
 static __host__ __device__ __forceinline__ uint32_t tile_spans_bytes(const struct aq_cuda_codec_plan &plan)
 {
-    return plan.group == AQ_GROUP_TILE ? (plan.groups_row * (uint32_t)sizeof(struct span) + 15) / 16 * 16 : 0;
+    return plan.group == AQ_PER_TILE ? (plan.groups_row * (uint32_t)sizeof(struct span) + 15) / 16 * 16 : 0;
 }
 
 /* Shared memory of a row: its head, the live measures of its warps, d (where sums are wanted), the staged codes. */
@@ -451,7 +451,7 @@ static __device__ inline void sums_make(const struct aq_cuda_codec_plan &plan, c
     }
     row_sync(warps);
     struct span span = {0, 0.0f, 0.0f};
-    if (plan.group == AQ_GROUP_TILE && at.there) {
+    if (plan.group == AQ_PER_TILE && at.there) {
         for (uint32_t g = at.warp; g < plan.groups_row; g += warps) {
             const uint32_t from = g * plan.tile, rest = plan.columns - from;
             span_sums(row_d + from, rest < plan.tile ? rest : plan.tile, at.lane, &span);
@@ -534,13 +534,13 @@ __global__ void __launch_bounds__(ROW_WARPS_MAX *WARP)
     bool good = peak < INFINITE_BITS;
     struct step step = {0.0f, 0.0f};
     if (sums) sums_make<K>(plan, at, warps, d, memory, row_d, tiles);
-    if (plan.group == AQ_GROUP_ROW) {
+    if (plan.group == AQ_PER_ROW) {
         struct span span = {row_peak(peak, warps, at, memory), 0.0f, 0.0f};
         if (sums) span.sum_abs = memory->sum_abs;
         if (sums) span.sum_square = memory->sum_square;
         uint8_t *out = (uint8_t *)job.body + (uint64_t)at.row * plan.scale_bytes;
         if (at.there) good = scale_of_row(plan, at, span, out, &step) && good;
-    } else if (plan.group == AQ_GROUP_TENSOR) {
+    } else if (plan.group == AQ_PER_TENSOR) {
         step = ((const struct step *)mem.quants)[(uint64_t)at.sample * plan.groups_row];
     }
     staged += (uintptr_t)stream & 3u;
@@ -548,12 +548,12 @@ __global__ void __launch_bounds__(ROW_WARPS_MAX *WARP)
     {
         const uint32_t u = at.thread + (uint32_t)k * at.threads, c = u * UNIT;
         struct steps steps;
-        if (WAY == WAY_ANY && plan.group == AQ_GROUP_TILE) {
+        if (WAY == WAY_ANY && plan.group == AQ_PER_TILE) {
             const uint32_t tile = tile_peak(eight_peak(d[k]), plan.tile);
             if (u < units) good = scale_of_tile(plan, at, u, tile, tiles, (uint8_t *)job.body, &step) && good;
         }
         UNROLL for (int i = 0; i < UNIT; i++) steps.each[i] = step;
-        if (WAY == WAY_ANY && plan.group == AQ_GROUP_CHANNEL && u < units) steps = steps_of_channels(mem, plan, at, c);
+        if (WAY == WAY_ANY && plan.group == AQ_PER_CHANNEL && u < units) steps = steps_of_channels(mem, plan, at, c);
         float off = 0.0f;
         const bool stochastic = WAY == WAY_ANY && plan.stochastic;
         const uint64_t word =
@@ -588,7 +588,7 @@ static __device__ inline bool steps_read(const struct aq_cuda_codec_plan &plan, 
 {
     uint64_t group = 0;
     bool good = true;
-    if (plan.group == AQ_GROUP_CHANNEL) {
+    if (plan.group == AQ_PER_CHANNEL) {
         UNROLL for (int i = 0; i < UNIT; i++)
         {
             const uint8_t *from = body + (uint64_t)(c + (uint32_t)i) * plan.scale_bytes;
@@ -596,8 +596,8 @@ static __device__ inline bool steps_read(const struct aq_cuda_codec_plan &plan, 
         }
         return good;
     }
-    if (plan.group == AQ_GROUP_ROW) group = at.row;
-    if (plan.group == AQ_GROUP_TILE) group = (uint64_t)at.row * plan.groups_row + c / plan.tile;
+    if (plan.group == AQ_PER_ROW) group = at.row;
+    if (plan.group == AQ_PER_TILE) group = (uint64_t)at.row * plan.groups_row + c / plan.tile;
     struct step step;
     good = scale_decode(plan, bytes_read(body + group * plan.scale_bytes, plan.scale_bytes), &step);
     UNROLL for (int i = 0; i < UNIT; i++) out->each[i] = step;
@@ -621,7 +621,7 @@ __global__ void __launch_bounds__(UNIT_BLOCK)
     uint32_t peak = 0;
     bool good = true;
     struct steps steps;
-    const bool once = plan.group == AQ_GROUP_ROW || plan.group == AQ_GROUP_TENSOR; /* a row has one quantizer */
+    const bool once = plan.group == AQ_PER_ROW || plan.group == AQ_PER_TENSOR; /* a row has one quantizer */
     if (once && at.there) good = steps_read(plan, at, body, 0, &steps);
     for (uint32_t from = 0; from < units; from += WARP) {
         const uint32_t u = from + at.lane, c = u * UNIT;
@@ -791,10 +791,10 @@ enum aq_status codec_launch_encode_units(const struct aq_cuda_codec_plan &plan, 
 {
     if (plain)
         return AQ_LAUNCH(codec_plain_units, warp_a_row(plan, list), UNIT_BLOCK, 0, stream, plan, mem, list, true);
-    const bool rowwise = plan.group == AQ_GROUP_ROW || plan.group == AQ_GROUP_TILE;
+    const bool rowwise = plan.group == AQ_PER_ROW || plan.group == AQ_PER_TILE;
     const bool sums = rowwise && !scale_is_peak(plan);
     const bool usual =
-        !sums && !plan.stochastic && !plan.hadamard && (plan.group == AQ_GROUP_ROW || plan.group == AQ_GROUP_TENSOR);
+        !sums && !plan.stochastic && !plan.hadamard && (plan.group == AQ_PER_ROW || plan.group == AQ_PER_TENSOR);
     switch (plan.warm ? plan.store : 0) {
     case M_FP32:
         return usual ? encode_units<M_FP32, WAY_USUAL>(plan, mem, list, sums, stream)

@@ -11,7 +11,7 @@
 
 static __device__ __forceinline__ uint64_t span_slots(const struct aq_cuda_codec_plan &plan)
 {
-    return plan.group == AQ_GROUP_TENSOR ? plan.rows : (uint64_t)plan.pieces * plan.columns;
+    return plan.group == AQ_PER_TENSOR ? plan.rows : (uint64_t)plan.pieces * plan.columns;
 }
 
 static __device__ __forceinline__ struct span *spans_of(const struct aq_cuda_codec_plan &plan,
@@ -52,7 +52,7 @@ static __device__ void group_end(const struct aq_cuda_codec_plan &plan, const st
         spans_of(plan, mem, sample)[span_slots(plan) + group] = span;
         return;
     }
-    const uint64_t n = plan.group == AQ_GROUP_TENSOR ? plan.values : plan.rows;
+    const uint64_t n = plan.group == AQ_PER_TENSOR ? plan.values : plan.rows;
     const uint32_t word = scale_word(plan, scale_choose(plan, span, n));
     if (!scale_decode(plan, word, &step)) {
         atomicOr(&mem.status[sample], 1u);
@@ -329,6 +329,6 @@ static enum aq_status channel_scales(const struct aq_cuda_codec_plan &plan, cons
 enum aq_status codec_launch_whole_scales(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
                                          const struct job_list &list, struct CUstream_st *stream)
 {
-    return plan.group == AQ_GROUP_TENSOR ? tensor_scales(plan, mem, list, stream)
+    return plan.group == AQ_PER_TENSOR ? tensor_scales(plan, mem, list, stream)
                                          : channel_scales(plan, mem, list, stream);
 }

@@ -66,7 +66,7 @@ enum aq_codec_precision {
 };
 
 /* Which values share one scale. Rows are tokens (T of them), channels are columns (C of them). */
-enum aq_codec_group { AQ_GROUP_TENSOR = 1, AQ_GROUP_ROW = 2, AQ_GROUP_CHANNEL = 3, AQ_GROUP_TILE = 4 };
+enum aq_codec_group { AQ_PER_TENSOR = 1, AQ_PER_ROW = 2, AQ_PER_CHANNEL = 3, AQ_PER_TILE = 4 };
 
 /*
  * The grid of b bits over [-s, s]. L = 2^b.

@@ -1,15 +1,15 @@
 /*
- * keys.h -- the table of keys: what the exec thread knows of every message, found by key in one probe or two.
+ * key_table.h -- the table of keys: what the exec thread knows of every message, found by key in one probe or two.
  *
  * Entries live in an array of samples_max and keep their number while they live; a hash of numbers (open addressing,
  * linear probing, at most half full) finds them. All memory is placed in the caller's arena once. Locking: one thread.
  */
-#ifndef STORAGE_KEYS_H
-#define STORAGE_KEYS_H
+#ifndef STORAGE_KEY_TABLE_H
+#define STORAGE_KEY_TABLE_H
 
 #include "store.h"
 
-struct aq_keys_entry {
+struct aq_key_entry {
     struct aq_cache_key key;
     uint64_t version;
     uint64_t digest;
@@ -21,8 +21,8 @@ struct aq_keys_entry {
     bool used;
 };
 
-struct aq_keys {
-    struct aq_keys_entry *entries;
+struct aq_key_table {
+    struct aq_key_entry *entries;
     uint32_t *hash; /* numbers of entries, AQ_STORE_NONE where empty */
     uint32_t *free; /* a stack of unused numbers                     */
     uint32_t free_count;
@@ -31,15 +31,15 @@ struct aq_keys {
 };
 
 /* Places and empties a table for `capacity` keys (1 to AQ_STORE_SAMPLES_MAX); with a measuring arena only adds up. */
-void aq_keys_place(struct aq_keys *keys, struct aq_arena *arena, uint32_t capacity);
+void aq_key_table_place(struct aq_key_table *keys, struct aq_arena *arena, uint32_t capacity);
 
 /* The number of key's entry, or AQ_STORE_NONE. */
-uint32_t aq_keys_find(const struct aq_keys *keys, const struct aq_cache_key *key);
+uint32_t aq_key_table_find(const struct aq_key_table *keys, const struct aq_cache_key *key);
 
 /* The number of key's entry, made (absent, clean) where there is none; AQ_STORE_NONE: the table is full. */
-uint32_t aq_keys_add(struct aq_keys *keys, const struct aq_cache_key *key);
+uint32_t aq_key_table_add(struct aq_key_table *keys, const struct aq_cache_key *key);
 
 /* Forget an entry; its number will be given out again. */
-void aq_keys_remove(struct aq_keys *keys, uint32_t number);
+void aq_key_table_remove(struct aq_key_table *keys, uint32_t number);
 
 #endif
