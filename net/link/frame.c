@@ -4,9 +4,8 @@
  * Header (128 bytes): 0 magic, 4 version, 6 kind, 8 flags, 10 link_flags, 12 body_bytes, 16 from, 20 edge, 24
  * plan_hash, 32 sequence, 40 acknowledge, 48 credit, 52 micro_batch, 56 step, 64 argument, 72 body_digest, 80
  * raw_bytes, 84 part_bytes, 88 reserved, 120 digest. A gap (24 bytes): 0 acknowledge, 8 credit, 12 flags, 16 digest.
- * The
- * struct below is the first table once more, so that the compiler checks size and offsets; it is never cast onto the
- * wire.
+ * The struct below is the first table once more, so that the compiler checks size and offsets; it is never cast onto
+ * the wire.
  */
 #include "frame.h"
 

@@ -13,13 +13,12 @@
  *
  * Caveats first.
  * - Sending and receiving are *issued*: where the device codes (a GPU), values are read or written when the stream gets
- *   there (values.h), and the frame leaves, or a bad one is told, in a later pump. While aq_edge_busy_since,
- *   pump again soon:
- *   no bell rings for a device. On a CPU everything has happened when a call returns.
+ *   there (values.h), and the frame leaves, or a bad one is told, in a later pump. While aq_edge_busy_since, pump again
+ *   soon: no bell rings for a device. On a CPU everything has happened when a call returns.
  * - aq_edge_send_* and aq_edge_receive_* answer AQ_AGAIN while all send buffers, or the micro-batch before in that
  *   direction, are on their way: pump and try again. Nothing has happened then.
  * - Frames are handed out in the order of the program: a frame of another step or micro-batch than asked for is
- * AQ_PROTO.
+ *   AQ_PROTO.
  * - Bodies may go over NCCL (aq_edge_join). Nobody is told by a bell when they have come or gone either: while
  *   aq_edge_carrying, pump again soon. After a failure call aq_edge_abandon, of all edges, before memory of the device
  *   is freed: it would wait for an end that may never come.

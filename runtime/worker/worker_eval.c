@@ -1,8 +1,9 @@
 /*
  * worker_eval.c -- the held-out loss: forward only, through all stages, edges raw fp32, dropout off.
  *
- * The figure is that of the model as trained, not of the compression: what `aqpipe eval` on the exported weights would
- * give. Replicas take a part of the samples each; the launcher adds up what their last stages say.
+ * The figure is that of the model as trained, without the edges' compression: what any program finds that computes the
+ * exported weights' loss in fp32 on the same text. Replicas take a part of the samples each; the launcher adds up
+ * what their last stages say.
  */
 #include <math.h>
 

@@ -1,9 +1,9 @@
 /*
  * codec_scale.c -- how the sender chooses a scale, and how a scale is written and read.
  *
- * Differs from papers/004 and its published code, which take fp16(absmax) always: a scale chosen by error costs no byte
- * and cuts the 2-bit error by a third. The decoder neither knows nor needs the rule; only aq_quant_scale and the
- * formats are part of the wire.
+ * The default, absmax, is the rule of papers/004 and its published code (there always rounded to fp16). `search` and
+ * `auto` choose by error instead: they cost no byte and cut the 2-bit error by a third. The decoder neither knows nor
+ * needs the rule; only aq_quant_scale and the formats are part of the wire.
  */
 #include <math.h>
 

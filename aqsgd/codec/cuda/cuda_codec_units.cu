@@ -4,9 +4,8 @@
  *
  * A *unit* is eight columns: 32 bytes of a and of x^, 16 of an fp16 m, and exactly b bytes of codes, so that no two
  * threads share a byte. A row has W warps (1, or a block of up to 8) of R = 32 W threads; thread t has the units t,
- * t+R,
- * .., K of them, all loaded before the first is used, so that some ten KiB of a warp's loads are on their way at once.
- * The usual configuration (WAY_USUAL) is compiled by itself, so that what it does not do costs it no register.
+ * t+R, .., K of them, all loaded before the first is used, so that some ten KiB of a warp's loads are on their way at
+ * once. The usual configuration (WAY_USUAL) is compiled by itself, so that what it does not do costs it no register.
  * Codes of 1, 2, 4 and 8 bits leave as words of b bytes, neighbours next to each other; the others are put together in
  * shared memory first and leave four bytes a thread.
  *

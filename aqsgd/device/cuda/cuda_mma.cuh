@@ -1,9 +1,8 @@
 /*
  * cuda_mma.cuh -- a warp's matrix products and the loads that feed them, by the names of this house.
  *
- * One product is 16 x 8 x 16: sums (16 x 8, fp32) += a (16 x 16) b (16 x 8), both bf16 or both fp16
- * (T: uint16_t or aq_half). With g = lane / 4 and
- * t = lane % 4, PTX (mma.m16n8k16, ldmatrix) lays them out so:
+ * One product is 16 x 8 x 16: sums (16 x 8, fp32) += a (16 x 16) b (16 x 8), both bf16 or both fp16 (T: uint16_t or
+ * aq_half). With g = lane / 4 and t = lane % 4, PTX (mma.m16n8k16, ldmatrix) lays them out so:
  *
  *     sums[0], [1]    row g,     columns 2 t, 2 t + 1        a[0]   row g,     k 2 t, 2 t + 1
  *     sums[2], [3]    row g + 8, the same columns            a[1]   row g + 8, the same k

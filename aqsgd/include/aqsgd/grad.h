@@ -15,9 +15,8 @@
  *   calling neither. A gradient that is not finite must not be begun with (all replicas skip the step alike).
  * - With W = 1 no round asks for anything and nothing is quantized; aq_optimizer_step does it all.
  * - average leaves in `gradients` what all replicas agree on, bit for bit. Kinds that send momenta instead (qadam,
- *   onebit_adam,
- *   onebit_lamb after their warm-up, lioncub, slamb) leave `gradients` to each replica, and a norm taken of
- *   them differs among replicas: see aq_optimizer_averages.
+ *   onebit_adam, onebit_lamb after their warm-up, lioncub, slamb) leave `gradients` to each replica, and a norm taken
+ *   of them differs among replicas: see aq_optimizer_averages.
  * - After begin's last round all replicas hold the same parameters bit for bit, if they did so before and their
  *   processors run the same variant of the device's kernels; slamb only after steps that are multiples of sync_every.
  * - Every rank calls the same sequence with the same lr and step. grad_scale may differ where gradients do.

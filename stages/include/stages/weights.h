@@ -78,11 +78,10 @@ enum aq_status aq_weights_write(const char *path, const struct aq_weights_tensor
 
 /*
  * The same in pieces, for a thread that writes beside other work. folder, name (a place of aqsgd/base/file.h: folder
- * NULL: name is the path) and metadata are copied; the tensors and their
- * values are lent until close. aq_weights_writer_piece writes the next piece, of at most AQ_WEIGHTS_PIECE_BYTES and of
- * one tensor: AQ_AGAIN while there is more, AQ_OK when the file stands under its name, any other status as
- * aq_weights_write. Close before that gives up: the old file is as it was and the neighbour is gone. Locking: one
- * thread at a time.
+ * NULL: name is the path) and metadata are copied; the tensors and their values are lent until close.
+ * aq_weights_writer_piece writes the next piece, of at most AQ_WEIGHTS_PIECE_BYTES and of one tensor: AQ_AGAIN while
+ * there is more, AQ_OK when the file stands under its name, any other status as aq_weights_write. Close before that
+ * gives up: the old file is as it was and the neighbour is gone. Locking: one thread at a time.
  */
 struct aq_weights_writer; /* opaque */
 enum { AQ_WEIGHTS_PIECE_BYTES = 4 << 20 };

@@ -4,10 +4,9 @@
  * A stream only notes what it is told: copies, products, launches of kernels. It runs when somebody waits for it: sync,
  * an event of it that another stream waits for, one of the next looks at an event, or memory that is freed. After how
  * many looks (1 to LOOKS_MAX, or as many as CUDA_HOST_LOOKS says) is drawn from a fixed sequence, so that streams
- * overtake each other in many ways. So
- * operands that are reused too early, results that are read too early and events that are missing show as wrong
- * numbers. CUDA_HOST_STREAMS=early in the environment runs everything at once: a program that waits where it must gives
- * the same bits either way.
+ * overtake each other in many ways. So operands that are reused too early, results that are read too early and events
+ * that are missing show as wrong numbers. CUDA_HOST_STREAMS=early in the environment runs everything at once: a program
+ * that waits where it must gives the same bits either way.
  *
  * What NCCL has put on a stream (nccl_host.c) may have to wait for another rank: who only looks is told that it is not
  * ready, and who waits for it without an end is shown.
