@@ -17,6 +17,7 @@
 
 #include <cmocka.h>
 
+#include "cache_rot.h"
 #include "edge_private.h"
 #include "job.h"
 #include "plan.h"
@@ -137,7 +138,7 @@ static enum aq_status lose_message(struct side *s, uint32_t epoch)
     if (!mine || epoch != 2 || !s->cache) return AQ_OK;
     for (uint64_t sample = 4; sample <= 5; sample++) {
         const struct aq_cache_key key = message_key(s, sample);
-        AQ_TRY(aq_cache_drop(s->cache, &key));
+        AQ_TRY(cache_rot(s->cache, &key));
     }
     return AQ_OK;
 }

@@ -76,7 +76,7 @@ static void connector(void *context)
 static void edge_open(struct side *s)
 {
     struct aq_cache_config cache = plan->stages[s->sender ? 0 : 1].cache;
-    cache.kind = "memory"; /* the job's own is lasting: what is met again is asked for */
+    cache.kind = "memory";
     cache.bell = s->bell;
     cache.job_digest = plan->job_digest;
     cache.job_name = "test";
@@ -294,6 +294,16 @@ static void other_side(void *context)
     }
 }
 
+static void receiving_side(void *context)
+{
+    (void)context;
+    while (!atomic_load_explicit(&over, memory_order_acquire)) {
+        const uint32_t seen = aq_bell_count(receiver.bell);
+        (void)aq_edge_pump(receiver.edge);
+        (void)aq_bell_wait(receiver.bell, seen, aq_clock_after(UINT64_C(10000000)));
+    }
+}
+
 static struct aq_thread *other_side_open(enum answer with)
 {
     struct aq_thread *thread;
@@ -385,13 +395,37 @@ static void test_sender_answers_with_the_version_that_was_asked_for(void **state
     aq_edge_message_release(receiver.edge, &message);
 }
 
-/* In the first epoch nothing can have been lost: a cold sample is no reason to ask (nobody would answer here). */
-static void test_cold_sample_of_the_first_epoch_asks_nobody(void **state)
+/* A sample that the cache never had is no loss, whatever the step: nobody is asked (nobody would answer here). */
+static void test_cold_sample_asks_nobody(void **state)
 {
     (void)state;
     assert_int_equal(plan->steps_per_epoch, 1);
     assert_true(code(0).flags & AQ_CODED_KEYFRAME);
+    const struct aq_cache_key key = aq_edge_key(sender.edge, SAMPLE);
+    assert_int_equal(aq_cache_drop(sender.cache, &key), AQ_OK); /* as after a raw body */
+    assert_true(code(7).flags & AQ_CODED_KEYFRAME);
     assert_int_equal(sender.edge->measures.fetched, 0);
+}
+
+/* A cache that stands for one that was lost: what it does not hold may be at the other side. */
+static void test_sender_asks_for_what_a_lost_cache_had(void **state)
+{
+    (void)state;
+    const struct aq_edge_row first = code(0);
+    assert_int_equal(decode(0, &first), AQ_OK);
+    const struct aq_cache_key key = aq_edge_key(sender.edge, SAMPLE);
+    assert_int_equal(aq_cache_drop(sender.cache, &key), AQ_OK);
+    sender.edge->config.cache_lost = true;
+    struct aq_thread *thread;
+    atomic_store_explicit(&over, false, memory_order_release);
+    assert_int_equal(aq_thread_open("receiver", receiving_side, NULL, &thread), AQ_OK);
+    const struct aq_edge_row second = code(1);
+    atomic_store_explicit(&over, true, memory_order_release);
+    aq_bell_ring(receiver.bell);
+    aq_thread_close(thread);
+    assert_int_equal(second.flags, 0);
+    assert_int_equal(second.version_before, 1);
+    assert_int_equal(sender.edge->measures.fetched, 1);
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_sides, close_sides)
@@ -405,7 +439,8 @@ int main(void)
         TEST(test_reference_with_other_bytes_is_fetched),
         TEST(test_message_that_is_not_the_one_is_refused),
         TEST(test_sender_answers_with_the_version_that_was_asked_for),
-        TEST(test_cold_sample_of_the_first_epoch_asks_nobody),
+        TEST(test_cold_sample_asks_nobody),
+        TEST(test_sender_asks_for_what_a_lost_cache_had),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

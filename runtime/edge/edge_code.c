@@ -29,13 +29,14 @@ struct aq_rng_key aq_edge_round_key(const struct aq_edge *edge, const struct aq_
     return aq_rng_key(edge->seed, AQ_RNG_ROUND, edge_step, batch->sample_ids[i]);
 }
 
-static enum aq_status cache_get(struct aq_edge *edge, uint64_t sample, struct aq_cache_entry *entry)
+enum aq_status aq_edge_cache_get(struct aq_edge *edge, uint64_t sample, struct aq_cache_entry *entry)
 {
     const struct aq_cache_key key = aq_edge_key(edge, sample);
     const uint64_t begin = aq_clock_ns();
     const enum aq_status status =
         aq_cache_get(edge->config.cache, &key, aq_clock_after(edge->config.silence_ns), entry);
     edge->measures.cache_ns += aq_clock_ns() - begin;
+    if (status == AQ_CORRUPT) aq_error_clear(); /* a loss is dealt with: a later failure is not this one */
     return status;
 }
 
@@ -52,19 +53,6 @@ enum aq_status aq_edge_cache_slot(struct aq_edge *edge, void **slot)
     return status;
 }
 
-/* Has this sample been met before in this cache's life? Then a missing message is a loss, and the other side is asked.
- */
-static bool seen_before(struct aq_edge *edge, uint64_t step)
-{
-    const uint64_t epoch = edge->config.plan->steps_per_epoch;
-    if (!edge->started) {
-        edge->started = true;
-        edge->start_step = step;
-    }
-    const bool lasting = strcmp(edge->config.plan->job->cache.kind, "memory") != 0;
-    return lasting ? step >= epoch : step - edge->start_step >= epoch;
-}
-
 /*
  * The sender's reference: its own, else the receiver's, else none; none while epochs go uncompressed. *fetched: entry's
  * bytes lie in *message.
@@ -74,9 +62,9 @@ enum aq_status aq_edge_reference_for_sending(struct aq_edge *edge, const struct 
 {
     *fetched = false;
     if (aq_edge_warms_up(edge, batch->step)) return AQ_NOTFOUND;
-    enum aq_status status = cache_get(edge, batch->sample_ids[i], entry);
+    enum aq_status status = aq_edge_cache_get(edge, batch->sample_ids[i], entry);
+    if (status == AQ_NOTFOUND && !edge->config.cache_lost) return AQ_NOTFOUND;
     if (status != AQ_NOTFOUND && status != AQ_CORRUPT) return status;
-    if (!seen_before(edge, batch->step)) return AQ_NOTFOUND;
     status = aq_edge_fetch(edge, batch->sample_ids[i], 0, message);
     if (status != AQ_OK) return status;
     *fetched = true;
@@ -200,7 +188,7 @@ enum aq_status aq_edge_reference_for_receiving(struct aq_edge *edge, const struc
                                                struct aq_cache_entry *entry, struct aq_frame *message, bool *fetched)
 {
     *fetched = false;
-    enum aq_status status = cache_get(edge, row->sample, entry);
+    enum aq_status status = aq_edge_cache_get(edge, row->sample, entry);
     if (status == AQ_OK) {
         if (entry->version == row->version_before && entry->digest == row->digest_before) return AQ_OK;
         aq_log("edge", 1, "edge %u sample %llu: holds version %llu, coded against %llu: fetching it", edge->config.edge,

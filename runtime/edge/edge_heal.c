@@ -42,9 +42,7 @@ static enum aq_status answer(struct aq_edge *edge, const struct aq_edge_fetch *f
     const struct aq_cache_entry *entry = edge->config.sender ? held_find(edge, fetch) : NULL;
     bool borrowed = false;
     if (!edge->config.sender && edge->config.cache) {
-        const struct aq_cache_key key = aq_edge_key(edge, fetch->sample);
-        const enum aq_status status =
-            aq_cache_get(edge->config.cache, &key, aq_clock_after(edge->config.silence_ns), &mine);
+        const enum aq_status status = aq_edge_cache_get(edge, fetch->sample, &mine);
         if (status != AQ_OK && status != AQ_NOTFOUND && status != AQ_CORRUPT) return status;
         borrowed = status == AQ_OK;
         entry = borrowed ? &mine : NULL;

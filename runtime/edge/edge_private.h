@@ -52,8 +52,6 @@ struct aq_edge {
     const struct aq_plan_edge *plan;
     uint32_t B, T, C;
     uint64_t seed;
-    uint64_t start_step; /* of this process: a memory cache is cold before                  */
-    bool started;
     struct aq_codec *forward, *backward, *raw;
     struct aq_edge_batcher *batcher; /* NULL: samples are coded one by one */
     struct aq_edge_carrier *carrier; /* NULL: bodies go over the link      */
@@ -128,6 +126,8 @@ bool aq_edge_warms_up(const struct aq_edge *edge, uint64_t step);
 /* Of edge_code.c, for edge_batch.c. The stream of random numbers of one sample in one direction. */
 struct aq_rng_key aq_edge_round_key(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
                                     bool forward);
+/* AQ_NOTFOUND: cold; AQ_CORRUPT: lost. */
+enum aq_status aq_edge_cache_get(struct aq_edge *edge, uint64_t sample, struct aq_cache_entry *entry);
 enum aq_status aq_edge_cache_slot(struct aq_edge *edge, void **slot);
 /* The sender's reference: its own, else the receiver's, else none. *fetched: entry's bytes lie in *message. */
 enum aq_status aq_edge_reference_for_sending(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,

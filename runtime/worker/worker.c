@@ -273,6 +273,7 @@ static enum aq_status open_or_rebuild(struct aq_worker *w, struct aq_cache_confi
     AQ_TRY(aq_cache_discard(config->path));
     aq_error_clear(); /* dealt with: a later failure is not this one */
     config->mark = 0;
+    w->cache_lost = true;
     return aq_cache_open(config, &w->cache);
 }
 
@@ -328,6 +329,7 @@ static enum aq_status open_edges(struct aq_worker *w)
                                     .trace = w->trace,
                                     .slots = w->me->program.slots,
                                     .silence_ns = w->silence_ns,
+                                    .cache_lost = w->cache_lost,
                                     .mirror = w->job->checkpoint.mirror};
     if (w->position > 0) {
         config.edge = w->position - 1;

@@ -144,6 +144,7 @@ struct aq_worker {
     struct aq_worker_machine machine;
     struct aq_worker_choice choice;
     struct aq_cache *cache;
+    bool cache_lost; /* it is empty, and those of the neighbours are not */
     /* The run. */
     uint64_t step; /* steps done */
     uint64_t resumed_at;

@@ -97,9 +97,9 @@ struct aq_cache_entry {
 
 /*
  * The message of key, read now if it was not prefetched; its digest is checked against its bytes.
- * AQ_NOTFOUND: cold (an answer, not logged). AQ_CORRUPT: the bytes are not those that were put (logged, counted; the
- * entry is dropped: the sample is cold from now on). AQ_TIMEOUT, AQ_AGAIN (no slot, and none can come without the
- * caller).
+ * AQ_NOTFOUND: cold, never put or dropped (an answer, not logged). AQ_CORRUPT: the bytes are not those that were put
+ * (logged, counted; the entry is dropped: the sample is cold from now on). AQ_TIMEOUT, AQ_AGAIN (no slot, and none can
+ * come without the caller).
  */
 enum aq_status aq_cache_get(struct aq_cache *cache, const struct aq_cache_key *key, uint64_t deadline_ns,
                             struct aq_cache_entry *out);
