@@ -18,6 +18,7 @@
 #include "edge_row.h"
 #include "fuzz.h"
 #include "job.h"
+#include "plan.h"
 
 enum { SAMPLES = 6, B = 3, T = 4, C = 6, N = T * C, CODECS = 4, FRAMES_MAX = 24, TOKENS_MAX = 64, HEAD_BYTES = 7 };
 
@@ -126,7 +127,7 @@ static void seal(const struct aq_plan *plan, struct aq_cache *cache, struct aq_f
     float hat[N];
     uint64_t message[64];
     memcpy(body, frame->body, frame->body_bytes);
-    AQ_ASSERT(aq_codec_open(device, &plan->edges[0].forward, T, C, &codec) == AQ_OK);
+    AQ_ASSERT(aq_codec_open(device, &plan->edges[0].shape.forward, T, C, &codec) == AQ_OK);
     const uint64_t bytes = aq_codec_message_bytes(codec);
     AQ_ASSERT(bytes <= sizeof message);
     uint32_t at = aq_edge_body_align((uint32_t)frame->argument * AQ_EDGE_ROW_BYTES);
@@ -220,18 +221,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const uint8_t which = fuzz_byte(&rest), how = fuzz_byte(&rest);
     const struct aq_plan *plan = plans[which % CODECS];
     const bool sender = which / CODECS % 2 == 1, sealed = how % 2 == 1, lose = how / 2 % 2 == 1;
-    wire_fill(rest, (uint32_t)plan->edges[0].body_bytes_max);
-    if (plan->edges[0].message_bytes) {
+    wire_fill(rest, (uint32_t)plan->edges[0].size.body_bytes_max);
+    if (plan->edges[0].size.message_bytes) {
         struct aq_cache_config config = plan->stages[sender ? 0 : 1].cache;
         config.job_name = "fuzz";
         AQ_ASSERT(aq_cache_open(&config, &cache) == AQ_OK);
     }
     const struct aq_edge_config config = {.device = device,
-                                          .plan = plan,
+                                          .shape = &plan->edges[0].shape,
                                           .sender = sender,
                                           .cache = cache,
                                           .bell = bell,
-                                          .slots = plan->stages[0].program.slots,
                                           .silence_ns = 0}; /* nobody answers later than at once */
     AQ_ASSERT(aq_edge_open(&config, &edge) == AQ_OK);
     if (sender) {

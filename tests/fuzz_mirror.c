@@ -20,6 +20,7 @@
 #include "fuzz.h"
 #include "job.h"
 #include "mirror.h"
+#include "plan.h"
 #include "seal.h"
 
 enum { TOKENS_MAX = 64, MOVE_BYTES = 5, OWN_BYTES = 3000, STEPS = 3, BYTES_MAX = 1 << 20 };
@@ -190,8 +191,8 @@ static enum aq_status move(struct state *state, struct fuzz_piece *rest)
     uint32_t bytes = fuzz_byte(rest);
     bytes |= (uint32_t)fuzz_byte(rest) << 8;
     if (bytes > rest->count) bytes = (uint32_t)rest->count;
-    if (bytes > plan->edges[0].body_bytes_max)
-        bytes = (uint32_t)plan->edges[0].body_bytes_max; /* the link's own promise */
+    if (bytes > plan->edges[0].size.body_bytes_max)
+        bytes = (uint32_t)plan->edges[0].size.body_bytes_max; /* the link's own promise */
     if (what == DUE)
         aq_mirror_due(state->mirror, steps[which % STEPS], how % 2 ? steps[how / 2 % STEPS] : 0);
     else if (what == TRAIN)
@@ -241,17 +242,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         fuzz_write(name, own, sizeof own);
     }
     const struct aq_edge_config edge = {
-        .device = device, .plan = plan, .sender = stage == 0, .bell = bell, .slots = 1, .mirror = true};
+        .device = device, .shape = &plan->edges[0].shape, .sender = stage == 0, .bell = bell, .mirror = true};
     AQ_ASSERT(aq_edge_open(&edge, &state.edge) == AQ_OK);
-    const struct aq_mirror_config config = {.plan = plan,
-                                            .folder = fuzz_folder(),
-                                            .rank = stage,
-                                            .in = stage == 1 ? state.edge : NULL,
-                                            .out = stage == 0 ? state.edge : NULL,
-                                            .bell = bell,
-                                            .resumed = which / 2 % 2 ? 6 : 0,
-                                            .key = which / 8 % 2 ? key : NULL,
-                                            .hash = hash};
+    struct aq_mirror_config config = {.folder = fuzz_folder(),
+                                      .in = stage == 1 ? state.edge : NULL,
+                                      .out = stage == 0 ? state.edge : NULL,
+                                      .bell = bell,
+                                      .resumed = which / 2 % 2 ? 6 : 0,
+                                      .key = which / 8 % 2 ? key : NULL,
+                                      .hash = hash};
+    aq_plan_mirror_shape(plan, stage, &config.shape);
     AQ_ASSERT(aq_mirror_open(&config, &state.mirror) == AQ_OK);
     fuzz_told(play(&state, rest, which / 4 % 2) == AQ_OK);
     aq_mirror_close(state.mirror);

@@ -71,19 +71,18 @@ static inline void kit_open(struct kit *kit)
     kit->pair.config[0].silence_ns_max = kit->pair.config[0].outage_ns_max = 0;
     kit->pair.config[0].send_frames += 8 + AQ_MIRROR_FRAMES;
     pair_open(&kit->pair, "sim", "");
-    if (kit->plan->edges[0].message_bytes) {
+    if (kit->plan->edges[0].size.message_bytes) {
         struct aq_cache_config cache = stages[kit->stage].cache;
         cache.bell = kit->pair.bell;
         cache.job_name = "test";
         assert_int_equal(aq_cache_open(&cache, &kit->cache), AQ_OK);
     }
     const struct aq_edge_config edge = {.device = kit->device,
-                                        .plan = kit->plan,
+                                        .shape = &kit->plan->edges[0].shape,
                                         .sender = kit->stage == 0,
                                         .link = kit->pair.link[0],
                                         .cache = kit->cache,
                                         .bell = kit->pair.bell,
-                                        .slots = stages[kit->stage].program.slots,
                                         .silence_ns = kit_silence_ns ? kit_silence_ns : PAIR_PATIENCE * 1000000000ull,
                                         .mirror = true};
     assert_int_equal(aq_edge_open(&edge, &kit->edge), AQ_OK);

@@ -53,8 +53,9 @@ struct side {
     enum loss lose; /* of samples 4 and 5, before the third epoch: the second answer comes to the first one's slot */
     bool spoil;     /* sample 2 has a value in the second epoch that no store holds */
     const char *kind;
-    bool nccl;    /* bodies go from GPU to GPU */
-    enum odd odd; /* the sender's: what is wrong with a frame */
+    bool nccl;     /* bodies go from GPU to GPU */
+    uint32_t rows; /* of a cut that is not (T, C); 0: it is */
+    enum odd odd;  /* the sender's: what is wrong with a frame */
     struct aq_device *device;
     struct aq_stream *compute, *send, *receive;
     struct aq_values values, back; /* activations, gradients */
@@ -106,14 +107,14 @@ static enum aq_status side_open(struct side *s)
     AQ_TRY(aq_device_stream_open_light(s->device, &s->receive));
     AQ_TRY(aq_values_open(s->device, BYTES, &s->values));
     AQ_TRY(aq_values_open(s->device, BYTES, &s->back));
+    struct aq_edge_shape shape = s->plan->edges[0].shape;
+    if (s->rows) shape.rows = s->rows, shape.columns = N / s->rows;
     const struct aq_edge_config edge = {.device = s->device,
-                                        .plan = s->plan,
-                                        .edge = 0,
+                                        .shape = &shape,
                                         .sender = s->sender,
                                         .link = s->link,
-                                        .cache = s->plan->edges[0].message_bytes ? s->cache : NULL,
+                                        .cache = s->plan->edges[0].size.message_bytes ? s->cache : NULL,
                                         .bell = s->bell,
-                                        .slots = stage->program.slots,
                                         .silence_ns = 120000000000u};
     AQ_TRY(aq_edge_open(&edge, &s->edge));
     return aq_edge_join(s->edge, s->nccl ? AQ_CARRIER_NCCL : AQ_CARRIER_LINKS);
@@ -311,6 +312,7 @@ struct result {
 static const char *kind = "cpu";
 static bool spoil, nccl;
 static uint32_t warmup; /* epochs, of a step each */
+static uint32_t rows;   /* of a sample at the cut; 0: T */
 
 static void run_sides(const char *codec, enum loss lose, enum odd odd, struct result *result)
 {
@@ -321,7 +323,7 @@ static void run_sides(const char *codec, enum loss lose, enum odd odd, struct re
     const int bytes = snprintf(text, sizeof text, manifest, warmup, codec);
     assert_int_equal(aq_job_parse(text, (size_t)bytes, "test.yaml", "/", NULL, 0, &job), AQ_OK);
     assert_int_equal(aq_plan_open(job, &plan), AQ_OK);
-    const struct side side = {.plan = plan, .lose = lose, .odd = odd, .kind = kind, .nccl = nccl};
+    const struct side side = {.plan = plan, .lose = lose, .odd = odd, .kind = kind, .nccl = nccl, .rows = rows};
     *result = (struct result){.sender = side, .receiver = side};
     result->sender.sender = true;
     result->sender.spoil = spoil;
@@ -376,6 +378,24 @@ static void test_edge_holds_the_invariant_over_every_codec(void **state)
             assert_int_equal(result.sender.versions[s], remembers ? EPOCHS : 0);
         assert_int_equal(result.sender.measures.raws, 0);
     }
+}
+
+/* Columns of 4 values, rows of 160: the shape is the cut's own, and the bytes follow it. */
+static void test_edge_codes_the_shape_of_its_own_cut(void **state)
+{
+    (void)state;
+    static struct result tall, flat;
+    rows = N / 4;
+    run("codec: aqsgd, bits: 4", NOTHING, &tall);
+    rows = 1;
+    run("codec: aqsgd, bits: 4", NOTHING, &flat);
+    rows = 0;
+    const uint64_t keyframes = SAMPLES * (2 * N), changes = (EPOCHS - 1) * SAMPLES * (N / 2);
+    const uint64_t table = EPOCHS * SAMPLES * AQ_EDGE_ROW_BYTES, gaps = EPOCHS * SAMPLES * AQ_EDGE_BODY_ALIGN;
+    const uint64_t least = table + keyframes + changes;
+    const uint64_t tall_scales = (EPOCHS - 1) * SAMPLES * 2 * (N / 4), flat_scales = (EPOCHS - 1) * SAMPLES * 2;
+    assert_in_range(tall.sender.measures.sent_bytes, least + tall_scales, least + tall_scales + gaps);
+    assert_in_range(flat.sender.measures.sent_bytes, least + flat_scales, least + flat_scales + gaps);
 }
 
 static void test_edge_sends_warm_up_epochs_uncompressed(void **state)
@@ -552,6 +572,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_edge_holds_the_invariant_over_every_codec),
+        cmocka_unit_test(test_edge_codes_the_shape_of_its_own_cut),
         cmocka_unit_test(test_edge_sends_warm_up_epochs_uncompressed),
         cmocka_unit_test(test_edge_heals_a_lost_message_bit_for_bit),
         cmocka_unit_test(test_edge_sends_a_keyframe_where_both_have_lost_it),

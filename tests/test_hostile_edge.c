@@ -84,13 +84,11 @@ static void edge_open(struct side *s)
     const struct aq_device_config device = {.kind = "cpu", .threads = 1};
     assert_int_equal(aq_device_open(&device, &s->device), AQ_OK);
     const struct aq_edge_config edge = {.device = s->device,
-                                        .plan = plan,
-                                        .edge = 0,
+                                        .shape = &plan->edges[0].shape,
                                         .sender = s->sender,
                                         .link = s->link,
                                         .cache = s->cache,
                                         .bell = s->bell,
-                                        .slots = 4,
                                         .silence_ns = UINT64_C(5000000000)};
     assert_int_equal(aq_edge_open(&edge, &s->edge), AQ_OK);
 }

@@ -19,15 +19,14 @@ static bool sealing;
 
 static void open_mirror(struct kit *kit, uint64_t resumed)
 {
-    const struct aq_mirror_config config = {.plan = kit->plan,
-                                            .folder = kit->folder,
-                                            .rank = kit->stage,
-                                            .in = kit->stage == 1 ? kit->edge : NULL,
-                                            .out = kit->stage == 0 ? kit->edge : NULL,
-                                            .bell = kit->pair.bell,
-                                            .resumed = resumed,
-                                            .key = sealing ? key : NULL,
-                                            .hash = hash};
+    struct aq_mirror_config config = {.folder = kit->folder,
+                                      .in = kit->stage == 1 ? kit->edge : NULL,
+                                      .out = kit->stage == 0 ? kit->edge : NULL,
+                                      .bell = kit->pair.bell,
+                                      .resumed = resumed,
+                                      .key = sealing ? key : NULL,
+                                      .hash = hash};
+    aq_plan_mirror_shape(kit->plan, kit->stage, &config.shape);
     assert_int_equal(aq_mirror_open(&config, &kit->mirror), AQ_OK);
 }
 
@@ -49,7 +48,7 @@ static void teardown(struct kit *kit)
 /* As the room itself computes it. */
 static uint32_t piece_bytes(const struct kit *kit)
 {
-    const uint64_t most = kit->plan->edges[0].body_bytes_max;
+    const uint64_t most = kit->plan->edges[0].size.body_bytes_max;
     return most < AQ_MIRROR_PIECE_BYTES_MAX ? (uint32_t)most : AQ_MIRROR_PIECE_BYTES_MAX;
 }
 

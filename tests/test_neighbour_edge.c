@@ -47,9 +47,10 @@ static bool setup(struct kit *kit, struct peer *peer, uint32_t stage, const char
     assert_int_equal(kit->edge->batcher != NULL, strcmp(kind, "cuda") == 0);
     assert_int_equal(aq_device_open(&cpu, &peer->device), AQ_OK);
     assert_int_equal(aq_device_stream_open_light(kit->device, &peer->stream), AQ_OK);
-    assert_int_equal(aq_codec_open(peer->device, &kit->plan->edges[0].forward, KIT_T, KIT_C, &peer->codec), AQ_OK);
-    peer->message_bytes = kit->plan->edges[0].message_bytes;
-    assert_true(peer->message_bytes <= MESSAGE_MAX && kit->plan->edges[0].body_bytes_max <= BODY_MAX);
+    assert_int_equal(aq_codec_open(peer->device, &kit->plan->edges[0].shape.forward, KIT_T, KIT_C, &peer->codec),
+                     AQ_OK);
+    peer->message_bytes = kit->plan->edges[0].size.message_bytes;
+    assert_true(peer->message_bytes <= MESSAGE_MAX && kit->plan->edges[0].size.body_bytes_max <= BODY_MAX);
     assert_int_equal(aq_values_open(kit->device, VALUES_BYTES, &peer->values), AQ_OK);
     assert_int_equal(aq_device_zero(kit->device, peer->values.at, VALUES_BYTES, peer->stream), AQ_OK);
     assert_int_equal(aq_device_stream_sync(kit->device, peer->stream), AQ_OK);
@@ -559,7 +560,7 @@ static void test_gradients_that_no_stage_sends_are_refused(void **state)
         struct aq_codec_result result;
         const float g[KIT_N] = {1, 2, 3};
         uint32_t at = aq_edge_body_align(KIT_B * AQ_EDGE_ROW_BYTES);
-        assert_int_equal(aq_codec_open(peer.device, &kit.plan->edges[0].backward, KIT_T, KIT_C, &codec), AQ_OK);
+        assert_int_equal(aq_codec_open(peer.device, &kit.plan->edges[0].shape.backward, KIT_T, KIT_C, &codec), AQ_OK);
         for (uint32_t i = 0; i < KIT_B; i++) {
             const struct aq_rng_key key = aq_rng_key(3, AQ_RNG_TEST, 0, i);
             assert_int_equal(

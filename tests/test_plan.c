@@ -155,7 +155,7 @@ static void test_plan_memory_is_the_sum_of_its_lines(void **state)
         assert_true(sum >= stage->size.parameters * 16); /* weights, gradients, two of AdamW */
         assert_int_equal(stage->config.slots, stage->program.slots);
         parameters += stage->size.parameters;
-        const uint64_t sides = s == 0 || s == 3 ? 1 : 2, message = plan->edges[0].message_bytes;
+        const uint64_t sides = s == 0 || s == 3 ? 1 : 2, message = plan->edges[0].size.message_bytes;
         assert_int_equal(stage->cache_bytes, 2 * sides * 156 * message); /* two versions between marks */
         assert_int_equal(stage->cache.samples_max, sides * 156);
         assert_int_equal(stage->cache.value_bytes_max, message);
@@ -185,12 +185,12 @@ static void test_plan_of_a_gpu_has_its_scratch_and_two_of_each_boundary(void **s
         const struct aq_plan_stage *stage = &plan->stages[s];
         const uint64_t cuts = s == 1 ? 2 : 1, gpu = s < 2;
         assert_int_equal(line_of(stage, "boundary"), 2 * cuts * boundary * (1 + gpu));
-        assert_int_equal(line_of(stage, "edge kernels"), gpu * cuts * aq_edge_measure_device(plan, 0));
+        assert_int_equal(line_of(stage, "edge kernels"), gpu * cuts * plan->edges[0].size.device_bytes);
         assert_int_equal(line_of(stage, "device scratch"), gpu * 2 * aq_device_stream_bytes());
         assert_true(stage->device_bytes < stage->memory_bytes);
     }
-    const uint64_t message = plan->edges[0].message_bytes, raw = 32 * 64 * sizeof(float);
-    assert_true(aq_edge_measure_device(plan, 0) > 2 * (message + 2 * raw)); /* both works, and the kernels' own */
+    const uint64_t message = plan->edges[0].size.message_bytes, raw = 32 * 64 * sizeof(float);
+    assert_true(plan->edges[0].size.device_bytes > 2 * (message + 2 * raw)); /* both works, and the kernels' own */
     done(plan, job);
 }
 
@@ -202,14 +202,14 @@ static void test_plan_bytes_of_raw_edges_by_hand(void **state)
     struct aq_job *job;
     struct aq_plan *plan = plan_of(sets, &job);
     const struct aq_plan_edge *edge = &plan->edges[1];
-    assert_int_equal(edge->forward_warm_bytes, 32 * 64 * 4);
-    assert_int_equal(edge->forward_cold_bytes, 32 * 64 * 4);
-    assert_int_equal(edge->backward_bytes, 32 * 64 * 2);
-    assert_int_equal(edge->message_bytes, 0);
+    assert_int_equal(edge->size.forward_warm_bytes, 32 * 64 * 4);
+    assert_int_equal(edge->size.forward_cold_bytes, 32 * 64 * 4);
+    assert_int_equal(edge->size.backward_bytes, 32 * 64 * 2);
+    assert_int_equal(edge->size.message_bytes, 0);
     /* 4 frames of 128 + 2 rows of 48 + 2 bodies; on the loopback device one packet of 66 carries it. */
     assert_int_equal(edge->step_forward_warm, 4 * (128 + 96 + 2 * 8192 + 66));
     assert_int_equal(edge->step_backward, 4 * (128 + 96 + 2 * 4096 + 66));
-    assert_true(edge->body_bytes_max >= 96 + 2 * 8192);
+    assert_true(edge->size.body_bytes_max >= 96 + 2 * 8192);
     assert_int_equal(plan->stages[1].cache.slots, 0);
     assert_int_equal(plan->stages[1].program.window, 0);
     assert_int_equal(plan->stages[1].link_in.rank, 1);

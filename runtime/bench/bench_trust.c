@@ -82,8 +82,9 @@ static enum aq_status bench_digests(const struct aq_bench_options *options, cons
     AQ_TRY_GOTO(aq_job_load(manifest, NULL, 0, &job), out);
     AQ_TRY_GOTO(aq_plan_open(job, &plan), out);
     const struct aq_plan_edge *edge = &plan->edges[0];
-    const uint64_t sample_bytes = 2 * edge->forward_warm_bytes + 4 * edge->message_bytes + 2 * edge->backward_bytes;
-    AQ_TRY_GOTO(digest_rate(options, edge->message_bytes, &rate), out);
+    const uint64_t sample_bytes =
+        2 * edge->size.forward_warm_bytes + 4 * edge->size.message_bytes + 2 * edge->size.backward_bytes;
+    AQ_TRY_GOTO(digest_rate(options, edge->size.message_bytes, &rate), out);
     AQ_TRY_GOTO(aq_bench_job_run(folder, "digests", as_is, &step), out);
     const double digest_s = (double)(sample_bytes * job->train.batch) / rate;
     aq_bench_emit(options, "digest of a message", rate * 1e-9, "GB/s");

@@ -74,7 +74,7 @@ static enum aq_status lane_begin(struct aq_mirror *mirror, struct lane *lane, bo
 {
     /* A copy lies at the keeper: where the file is sent from when it is not one's own, and stored where it is not. */
     const char *kind = own ? "" : "mirror-";
-    const uint32_t rank = own ? mirror->config.rank : lane->peer;
+    const uint32_t rank = own ? mirror->config.shape.rank : lane->peer;
     AQ_ASSERT(!lane->active && lane->jobs_out == 0 && lane->file < 0);
     lane->folder = mirror->config.folder;
     snprintf(lane->name, sizeof lane->name, "%" PRIu64 "/%sstage-%u.safetensors", step, kind, rank);
@@ -180,7 +180,7 @@ static enum aq_status jobs_done(struct aq_mirror *mirror)
         AQ_TRY(say(lane, job->kind == JOB_WRITE ? OP_TAKEN : OP_KEPT, 0));
         if (job->kind == JOB_FINISH) {
             aq_log("mirror", 2, "stage %u's checkpoint of step %" PRIu64 " is here",
-                   lane->own ? mirror->config.rank : lane->peer, lane->step);
+                   lane->own ? mirror->config.shape.rank : lane->peer, lane->step);
             if (!lane->own) lane->kept = lane->step;
             lane_end(mirror, lane, AQ_OK);
         }
@@ -190,18 +190,20 @@ static enum aq_status jobs_done(struct aq_mirror *mirror)
 
 /* ---- frames ---- */
 
-/* The longest file that a stage of this job can have. */
-static uint64_t file_bytes_max(const struct aq_plan *plan, uint32_t rank)
+uint64_t aq_mirror_file_bytes(uint64_t values_bytes, uint32_t layers)
 {
-    const struct aq_plan_stage *stage = &plan->stages[rank % plan->stage_count];
-    const uint64_t parameters = stage->size.parameters, layers = stage->layer_end - stage->layer_first;
-    return aq_seal_bytes(parameters * sizeof(float) + aq_plan_optimizer_bytes(plan, parameters) + HEADER_BYTES +
-                         layers * LAYER_BYTES);
+    return aq_seal_bytes(values_bytes + HEADER_BYTES + (uint64_t)layers * LAYER_BYTES);
 }
 
-uint32_t aq_mirror_keeper(const struct aq_plan *plan, uint32_t rank)
+uint32_t aq_mirror_keeper(uint32_t rank, uint32_t stages)
 {
-    return rank % plan->stage_count + 1 < plan->stage_count ? rank + 1 : rank - 1;
+    return rank % stages + 1 < stages ? rank + 1 : rank - 1;
+}
+
+/* Does this stage keep the copies of that neighbour? */
+static bool keeps(const struct aq_mirror *mirror, const struct lane *lane)
+{
+    return aq_mirror_keeper(lane->peer, mirror->config.shape.stages) == mirror->config.shape.rank;
 }
 
 static enum aq_status wrong(const struct lane *lane, const struct aq_frame *frame)
@@ -223,27 +225,25 @@ static uint64_t lane_due(const struct aq_mirror *mirror, const struct lane *lane
 static enum aq_status copy_begin(struct aq_mirror *mirror, struct lane *lane, const struct aq_frame *frame)
 {
     const uint64_t due = lane_due(mirror, lane);
-    if (aq_mirror_keeper(mirror->config.plan, lane->peer) != mirror->config.rank || frame->argument != 0)
-        return wrong(lane, frame);
+    if (!keeps(mirror, lane) || frame->argument != 0) return wrong(lane, frame);
     if (due == 0 || frame->step != due) {
         if (frame->body) aq_edge_mirror_release(lane->edge, frame->body);
         return aq_fail(AQ_PROTO, "mirror",
                        "stage %u sends its checkpoint of step %" PRIu64 " to stage %u, where %s%.0" PRIu64 " is due",
-                       lane->peer, frame->step, mirror->config.rank, due ? "that of step " : "none", due);
+                       lane->peer, frame->step, mirror->config.shape.rank, due ? "that of step " : "none", due);
     }
     return lane_begin(mirror, lane, false, frame->step);
 }
 
 static enum aq_status piece_in(struct aq_mirror *mirror, struct lane *lane, const struct aq_frame *frame)
 {
-    const struct aq_plan *plan = mirror->config.plan;
-    const uint32_t piece_bytes = mirror->piece_bytes[(lane - mirror->lanes) / 2];
+    const uint32_t side = (uint32_t)(lane - mirror->lanes) / 2, piece_bytes = mirror->piece_bytes[side];
     if (!lane->active) AQ_TRY(copy_begin(mirror, lane, frame));
-    const uint32_t rank = lane->own ? mirror->config.rank : lane->peer;
+    const uint64_t file_bytes_max = mirror->config.shape.file_bytes_max[lane->own ? 1 : 2 * side];
     /* Only the last piece is shorter: what comes behind it does not begin at a multiple. */
     if (lane->ending || frame->body_bytes == 0 || frame->body_bytes > piece_bytes || frame->step != lane->step ||
         frame->argument != lane->next || lane->next % piece_bytes != 0 ||
-        lane->next + frame->body_bytes > file_bytes_max(plan, rank) || lane->jobs_out >= AQ_MIRROR_WINDOW)
+        lane->next + frame->body_bytes > file_bytes_max || lane->jobs_out >= AQ_MIRROR_WINDOW)
         return wrong(lane, frame);
     const struct job job = {.kind = JOB_WRITE, .body = frame->body, .count = frame->body_bytes};
     lane->next += frame->body_bytes;
@@ -256,7 +256,7 @@ static enum aq_status want_in(struct aq_mirror *mirror, struct lane *lane, const
 {
     const struct aq_mirror_config *config = &mirror->config;
     if (lane->active || lane->wanted || mirror->training || frame->body_bytes || config->resumed == 0 ||
-        frame->step != config->resumed || aq_mirror_keeper(config->plan, lane->peer) != config->rank)
+        frame->step != config->resumed || !keeps(mirror, lane))
         return wrong(lane, frame);
     lane->wanted = true;
     return lane_begin(mirror, lane, false, frame->step);
@@ -320,7 +320,7 @@ enum aq_status aq_mirror_pump(struct aq_mirror *mirror, bool hurry)
 
 static uint32_t side_of_keeper(const struct aq_mirror_config *config)
 {
-    return aq_mirror_keeper(config->plan, config->rank) > config->rank ? 1 : 0;
+    return aq_mirror_keeper(config->shape.rank, config->shape.stages) > config->shape.rank ? 1 : 0;
 }
 
 void aq_mirror_send(struct aq_mirror *mirror, uint64_t step)
@@ -369,12 +369,12 @@ const char *aq_mirror_hash(const struct aq_mirror *mirror)
 /* ---- opening and closing ---- */
 
 /* Small against the link's rate, so that a training frame waits for no more than PIECE_MS. */
-static uint32_t piece_size(const struct aq_plan *plan, uint32_t edge)
+static uint32_t piece_size(const struct aq_mirror_shape *shape, uint32_t side)
 {
     uint64_t bytes = AQ_MIRROR_PIECE_BYTES_MAX;
-    const double rate = plan->job->link.rate_mbps, paced = rate * 1e6 / 8 * 1e-3 * PIECE_MS;
+    const double rate = shape->rate_mbps, paced = rate * 1e6 / 8 * 1e-3 * PIECE_MS;
     if (rate > 0 && paced < (double)bytes) bytes = paced > PIECE_BYTES_MIN ? (uint64_t)paced : PIECE_BYTES_MIN;
-    return (uint32_t)(bytes < plan->edges[edge].body_bytes_max ? bytes : plan->edges[edge].body_bytes_max);
+    return (uint32_t)(bytes < shape->body_bytes_max[side] ? bytes : shape->body_bytes_max[side]);
 }
 
 enum aq_status aq_mirror_open(const struct aq_mirror_config *config, struct aq_mirror **out)
@@ -388,21 +388,20 @@ enum aq_status aq_mirror_open(const struct aq_mirror_config *config, struct aq_m
     for (uint32_t i = 0; i < LANES; i++)
         mirror->lanes[i] = (struct lane){.edge = edges[i / 2],
                                          .folder = config->folder,
-                                         .peer = config->rank + (i / 2 ? 1 : -1u),
+                                         .peer = config->shape.rank + (i / 2 ? 1 : -1u),
                                          .sends = i % 2 == 0,
                                          .file = -1};
     mirror->memory_bytes = aq_mirror_measure((config->in != NULL) + (config->out != NULL));
     AQ_TRY_GOTO(aq_map(mirror->memory_bytes, &mirror->memory), out);
     uint8_t *places = mirror->memory;
     AQ_TRY_GOTO(mirror_own_open(config, places, &mirror->own), out);
-    mirror->own->about.file_bytes = file_bytes_max(config->plan, config->rank); /* of what may come back */
+    mirror->own->about.file_bytes = config->shape.file_bytes_max[1]; /* of what may come back */
     places += MIRROR_OWN_BYTES;
     for (uint32_t i = 0; i < LANES; i++)
         mirror->lanes[i].file_own = mirror->own;
     for (uint32_t side = 0; side < 2; side++) {
         if (!edges[side]) continue;
-        mirror->piece_bytes[side] =
-            piece_size(config->plan, config->rank % config->plan->stage_count + (side ? 0 : -1u));
+        mirror->piece_bytes[side] = piece_size(&config->shape, side);
         lane_of(mirror, side, true)->places = places;
         places += AQ_MIRROR_WINDOW * AQ_MIRROR_PIECE_BYTES_MAX;
     }

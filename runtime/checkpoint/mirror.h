@@ -28,7 +28,6 @@
 
 #include "aqsgd/base.h"
 #include "edge.h"
-#include "plan.h"
 
 struct aq_mirror; /* opaque */
 
@@ -38,10 +37,21 @@ enum {
     AQ_MIRROR_PIECE_BYTES_MAX = 256 << 10
 };
 
+/* What is known of a rank's files and links; the plan makes it. Neighbours are of the same replica. */
+struct aq_mirror_shape {
+    uint64_t kin;               /* of the plan: a sealed copy says what run it is of                          */
+    uint32_t rank, stages;      /* P, at least two                                                            */
+    double rate_mbps;           /* of the links; 0: no limit                                                  */
+    uint64_t file_bytes_max[3]; /* that travel of the file of the stage before, of this one, and of the next  */
+    uint32_t body_bytes_max[2]; /* of a frame to the stage before and to the next                             */
+};
+
+/* The most bytes that travel of the file of a stage of so many layers and bytes of weights and state. */
+uint64_t aq_mirror_file_bytes(uint64_t values_bytes, uint32_t layers);
+
 struct aq_mirror_config {
-    const struct aq_plan *plan; /* borrowed, as all pointers here */
-    const char *folder;         /* of all checkpoints             */
-    uint32_t rank;
+    struct aq_mirror_shape shape;
+    const char *folder;       /* of all checkpoints; borrowed, as all pointers here */
     struct aq_edge *in, *out; /* NULL: no neighbour there */
     struct aq_bell *bell;     /* rung when the disk is done */
     uint64_t resumed;         /* the step that all stages go on from, of which a copy may be wanted; 0: none */
@@ -49,8 +59,8 @@ struct aq_mirror_config {
     const char *hash;   /* of this stage's file of `resumed`, as the launcher has kept it; NULL: it has none */
 };
 
-/* Who keeps the copies of this rank: a neighbour in the same replica of the pipeline, of at least two stages. */
-uint32_t aq_mirror_keeper(const struct aq_plan *plan, uint32_t rank);
+/* Who keeps the copies of this rank: a neighbour in the same replica of the pipeline of so many stages. */
+uint32_t aq_mirror_keeper(uint32_t rank, uint32_t stages);
 
 /* At least one edge. AQ_NOMEM. */
 enum aq_status aq_mirror_open(const struct aq_mirror_config *config, struct aq_mirror **out);

@@ -517,7 +517,7 @@ static void codec_name(const struct aq_plan *plan, char *out, size_t bytes)
         snprintf(out, bytes, "none");
         return;
     }
-    const struct aq_codec_config *forward = &plan->edges[0].forward, *backward = &plan->edges[0].backward;
+    const struct aq_codec_config *forward = &plan->edges[0].shape.forward, *backward = &plan->edges[0].shape.backward;
     char back[24];
     if (backward->kind == AQ_CODEC_RAW)
         snprintf(back, sizeof back, "bw %s", raw[backward->raw < 4 ? backward->raw : 0]);
@@ -537,9 +537,9 @@ static json_t *start_line(const struct command *command)
     char text[200], name[48];
     json_t *edges = json_array(), *memory = json_array();
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
-        aq_codec_config_text(&plan->edges[e].forward, text, sizeof text);
+        aq_codec_config_text(&plan->edges[e].shape.forward, text, sizeof text);
         json_t *edge = json_pack("{s:I, s:s}", "edge", (json_int_t)e, "forward", text);
-        aq_codec_config_text(&plan->edges[e].backward, text, sizeof text);
+        aq_codec_config_text(&plan->edges[e].shape.backward, text, sizeof text);
         json_object_set_new(edge, "backward", json_string(text));
         json_array_append_new(edges, edge);
     }

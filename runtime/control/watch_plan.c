@@ -22,7 +22,7 @@ static double slowest_work_s(const struct aq_plan *plan)
         if (work > most) most = work;
     }
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
-        const double message = 2 * (double)plan->edges[e].body_bytes_max / rate;
+        const double message = 2 * (double)plan->edges[e].size.body_bytes_max / rate;
         if (message > most) most = message;
     }
     return most;

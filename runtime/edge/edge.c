@@ -10,30 +10,25 @@
 
 #include "edge_private.h"
 
-static const struct aq_link_config *link_config(const struct aq_plan *plan, uint32_t edge, bool sender)
+void aq_edge_raw_config(struct aq_codec_config *out)
 {
-    return sender ? &plan->stages[edge].link_out : &plan->stages[edge + 1].link_in;
-}
-
-uint64_t aq_edge_measure(const struct aq_plan *plan, uint32_t edge, bool sender)
-{
-    const struct aq_link_config *link = link_config(plan, edge, sender);
-    return (uint64_t)link->send_frames * plan->edges[edge].body_bytes_max;
+    aq_codec_config_default(out, AQ_CODEC_RAW, 0);
+    out->raw = AQ_PRECISION_FP32;
 }
 
 static enum aq_status open_codecs(struct aq_edge *edge)
 {
+    const struct aq_edge_shape *shape = &edge->shape;
     struct aq_codec_config raw;
-    aq_codec_config_default(&raw, AQ_CODEC_RAW, 0);
-    raw.raw = AQ_PRECISION_FP32;
-    AQ_TRY(aq_codec_open(edge->config.device, &edge->plan->forward, edge->T, edge->C, &edge->forward));
-    AQ_TRY(aq_codec_open(edge->config.device, &edge->plan->backward, edge->T, edge->C, &edge->backward));
-    return aq_codec_open(edge->config.device, &raw, edge->T, edge->C, &edge->raw);
+    aq_edge_raw_config(&raw);
+    AQ_TRY(aq_codec_open(edge->config.device, &shape->forward, shape->rows, shape->columns, &edge->forward));
+    AQ_TRY(aq_codec_open(edge->config.device, &shape->backward, shape->rows, shape->columns, &edge->backward));
+    return aq_codec_open(edge->config.device, &raw, shape->rows, shape->columns, &edge->raw);
 }
 
 static enum aq_status open_held(struct aq_edge *edge)
 {
-    const uint32_t slots = edge->config.slots, B = edge->B;
+    const uint32_t slots = edge->shape.slots, B = edge->shape.micro_batch;
     if (!edge->config.sender || !edge->config.cache || slots == 0) return AQ_OK;
     struct aq_arena arena = {0};
     for (int pass = 0; pass < 2; pass++) {
@@ -56,30 +51,30 @@ static enum aq_status open_held(struct aq_edge *edge)
 
 enum aq_status aq_edge_open(const struct aq_edge_config *config, struct aq_edge **out)
 {
-    const struct aq_plan *plan = config->plan;
-    const struct aq_link_config *link = link_config(plan, config->edge, config->sender);
-    if (link->send_frames == 0 || link->send_frames > AQ_EDGE_BODIES_MAX)
-        return aq_fail(AQ_INVAL, "edge", "link.send_frames is %u: from 1 to %d", link->send_frames, AQ_EDGE_BODIES_MAX);
-    if (link->receive_slots > AQ_EDGE_QUEUE_MAX)
-        return aq_fail(AQ_INVAL, "edge", "link.receive_slots is %u: at most %d", link->receive_slots,
+    const struct aq_edge_shape *shape = config->shape;
+    struct aq_edge_size size;
+    if (shape->send_frames == 0 || shape->send_frames > AQ_EDGE_BODIES_MAX)
+        return aq_fail(AQ_INVAL, "edge", "link.send_frames is %u: from 1 to %d", shape->send_frames,
+                       AQ_EDGE_BODIES_MAX);
+    if (shape->receive_slots > AQ_EDGE_QUEUE_MAX)
+        return aq_fail(AQ_INVAL, "edge", "link.receive_slots is %u: at most %d", shape->receive_slots,
                        AQ_EDGE_QUEUE_MAX);
+    AQ_TRY(aq_edge_size_of(shape, &size));
     void *memory;
     AQ_TRY(aq_alloc(sizeof(struct aq_edge), &memory));
     struct aq_edge *edge = memory;
     edge->config = *config;
-    edge->plan = &plan->edges[config->edge];
-    edge->B = plan->stages[config->edge].config.B;
-    edge->T = plan->stages[config->edge].config.T;
-    edge->C = plan->model.channels;
-    edge->seed = plan->job->train.seed;
-    edge->body_bytes = edge->plan->body_bytes_max;
-    edge->body_count = link->send_frames;
+    edge->shape = *shape;
+    edge->config.shape = &edge->shape;
+    edge->size = size;
+    edge->values = (uint64_t)shape->rows * shape->columns;
+    edge->body_count = shape->send_frames;
     enum aq_status status;
     AQ_TRY_GOTO(open_codecs(edge), out);
     AQ_TRY_GOTO(open_held(edge), out);
     AQ_TRY_GOTO(aq_edge_batcher_open(edge), out);
     edge->pages = aq_device_pages(config->device);
-    AQ_TRY_GOTO(aq_pages_take(&edge->pages, edge->body_bytes * edge->body_count, (void **)&edge->bodies), out);
+    AQ_TRY_GOTO(aq_pages_take(&edge->pages, edge->size.host_bytes, (void **)&edge->bodies), out);
     for (uint32_t i = 0; i < edge->body_count; i++)
         edge->free_bodies[i] = i;
     edge->free_count = edge->body_count;
@@ -95,7 +90,7 @@ void aq_edge_close(struct aq_edge *edge)
     if (!edge) return;
     if (aq_edge_carrying(edge)) aq_edge_abandon(edge); /* what frees memory waits for all that runs on the device */
     if (edge->held)
-        for (uint32_t i = 0; i < edge->config.slots; i++)
+        for (uint32_t i = 0; i < edge->shape.slots; i++)
             aq_edge_unhold(edge, i);
     aq_edge_queue_release(edge, &edge->forwards);
     aq_edge_queue_release(edge, &edge->backwards);
@@ -105,7 +100,7 @@ void aq_edge_close(struct aq_edge *edge)
     aq_codec_close(edge->forward);
     aq_codec_close(edge->backward);
     aq_codec_close(edge->raw);
-    aq_pages_give(&edge->pages, edge->bodies, edge->body_bytes * edge->body_count);
+    aq_pages_give(&edge->pages, edge->bodies, edge->size.host_bytes);
     aq_free(edge->held_memory);
     aq_free(edge);
 }
@@ -142,7 +137,7 @@ enum aq_status aq_edge_send_mirror(struct aq_edge *edge, const struct aq_frame *
     /* The link has room for all that the window allows: more is the other side's doing. */
     if (status == AQ_AGAIN)
         return aq_fail(AQ_PROTO, "edge", "edge %u: the other side asks for more than the window of a checkpoint",
-                       edge->config.edge);
+                       edge->shape.edge);
     AQ_TRY(status);
     edge->sends_out++;
     edge->mirrors_out++;
@@ -197,7 +192,7 @@ static void frame_out(struct aq_edge *edge, uint64_t token)
  */
 static uint32_t queue_max(const struct aq_edge *edge, uint16_t kind)
 {
-    const uint32_t slots = edge->config.plan->stages[edge->config.edge].program.slots;
+    const uint32_t slots = edge->shape.slots;
     return kind == AQ_FRAME_EVAL || slots > AQ_EDGE_QUEUE_MAX ? AQ_EDGE_QUEUE_MAX : slots;
 }
 
@@ -210,7 +205,7 @@ static enum aq_status queue_add(struct aq_edge *edge, struct aq_edge_queue *queu
             AQ_PROTO, "edge",
             "edge %u: the other side sends step %llu micro-batch %u while %u frames of kind %u wait, as many as "
             "can be in flight",
-            edge->config.edge, (unsigned long long)frame->step, frame->micro_batch, queue->count, frame->kind);
+            edge->shape.edge, (unsigned long long)frame->step, frame->micro_batch, queue->count, frame->kind);
     edge->fetches_since = 0;
     const uint32_t at = (queue->first + queue->count++) % AQ_EDGE_QUEUE_MAX;
     queue->frames[at] = *frame;
@@ -294,13 +289,13 @@ static enum aq_status frame_in(struct aq_edge *edge, const struct aq_frame *fram
     }
     if (frame->body) aq_link_release(edge->config.link, frame->body);
     return aq_fail(AQ_PROTO, "edge", "edge %u: unexpected frame of kind %u (step %llu, micro-batch %u, %u bytes)",
-                   edge->config.edge, frame->kind, (unsigned long long)frame->step, frame->micro_batch,
+                   edge->shape.edge, frame->kind, (unsigned long long)frame->step, frame->micro_batch,
                    frame->body_bytes);
 }
 
 static enum aq_status link_ended(struct aq_edge *edge, const struct aq_link_event *event)
 {
-    const uint32_t peer = edge->config.sender ? edge->config.edge + 1 : edge->config.edge;
+    const uint32_t peer = edge->config.sender ? edge->shape.edge + 1 : edge->shape.edge;
     edge->ended = event->status == AQ_OK ? AQ_CLOSED : event->status;
     if (edge->ended == AQ_CLOSED) return AQ_OK; /* in good order: told when nothing is left to hand out */
     return aq_fail(edge->ended, "edge", "the link to stage %u ended: %s", peer, event->text ? event->text : "");
@@ -380,7 +375,7 @@ static enum aq_status send_batch(struct aq_edge *edge, enum aq_frame_kind kind, 
 {
     uint32_t index;
     uint8_t *bodies;
-    AQ_ASSERT(batch->samples >= 1 && batch->samples <= edge->B);
+    AQ_ASSERT(batch->samples >= 1 && batch->samples <= edge->shape.micro_batch);
     if (aq_edge_encoding(edge)) return AQ_AGAIN;
     AQ_TRY(aq_edge_carry_slot(edge, &bodies));
     AQ_TRY(aq_edge_body_take(edge, &index));
@@ -397,11 +392,11 @@ static enum aq_status received_check(const struct aq_edge *edge, const struct aq
     if (frame->step != batch->step || frame->micro_batch != batch->micro_batch || frame->argument != batch->samples)
         return aq_fail(AQ_PROTO, "edge",
                        "edge %u: got step %llu micro-batch %u of %llu samples, expected step %llu micro-batch %u of %u",
-                       edge->config.edge, (unsigned long long)frame->step, frame->micro_batch,
+                       edge->shape.edge, (unsigned long long)frame->step, frame->micro_batch,
                        (unsigned long long)frame->argument, (unsigned long long)batch->step, batch->micro_batch,
                        batch->samples);
     if (frame->body_bytes < batch->samples * AQ_EDGE_ROW_BYTES)
-        return aq_fail(AQ_PROTO, "edge", "edge %u: a body of %u bytes has no room for %u rows", edge->config.edge,
+        return aq_fail(AQ_PROTO, "edge", "edge %u: a body of %u bytes has no room for %u rows", edge->shape.edge,
                        frame->body_bytes, batch->samples);
     return AQ_OK;
 }
@@ -527,7 +522,7 @@ enum aq_status aq_edge_receive_norm(struct aq_edge *edge, uint64_t step, double 
 {
     if (edge->norm_count == 0) return AQ_AGAIN;
     if (edge->norm_steps[0] != step)
-        return aq_fail(AQ_PROTO, "edge", "edge %u: a norm of step %llu came in step %llu", edge->config.edge,
+        return aq_fail(AQ_PROTO, "edge", "edge %u: a norm of step %llu came in step %llu", edge->shape.edge,
                        (unsigned long long)edge->norm_steps[0], (unsigned long long)step);
     *value = edge->norms[0];
     *flags = edge->norm_flags[0];

@@ -37,8 +37,9 @@
 #include "aqsgd/base.h"
 #include "aqsgd/codec.h"
 #include "aqsgd/device.h"
+#include "edge_shape.h"
+#include "job.h"
 #include "net/link.h"
-#include "plan.h"
 #include "storage/cache.h"
 #include "values.h"
 
@@ -46,28 +47,19 @@ struct aq_edge; /* opaque */
 
 struct aq_edge_config {
     struct aq_device *device;
-    const struct aq_plan *plan; /* borrowed */
-    uint32_t edge;
-    bool sender;            /* this is stage `edge`; false: stage edge + 1      */
-    struct aq_link *link;   /* borrowed; closed by whoever opened it            */
-    struct aq_cache *cache; /* borrowed; NULL: the forward codec is stateless   */
-    struct aq_bell *bell;   /* rung by link and cache                           */
-    struct aq_trace *trace; /* may be NULL                                      */
-    uint32_t slots;         /* micro-batches in flight of this stage: whose m the sender keeps */
-    uint64_t silence_ns;    /* longest wait for the other side                  */
-    bool cache_lost;        /* cache stands for one that is gone: the other side is asked for what it does not hold */
-    bool mirror;            /* frames of kind MIRROR are let in                 */
+    const struct aq_edge_shape *shape; /* copied */
+    bool sender;                       /* this is stage `edge`; false: stage edge + 1      */
+    struct aq_link *link;              /* borrowed; closed by whoever opened it            */
+    struct aq_cache *cache;            /* borrowed; NULL: the forward codec is stateless   */
+    struct aq_bell *bell;              /* rung by link and cache                           */
+    struct aq_trace *trace;            /* may be NULL                                      */
+    uint64_t silence_ns;               /* longest wait for the other side                  */
+    bool cache_lost; /* cache stands for one that is gone: the other side is asked for what it does not hold */
+    bool mirror;     /* frames of kind MIRROR are let in                 */
 };
 
 enum aq_status aq_edge_open(const struct aq_edge_config *config, struct aq_edge **out);
 void aq_edge_close(struct aq_edge *edge); /* NULL is fine */
-
-/* Bytes of RAM that an edge takes beside link and cache; what `aqpipe plan` prints. */
-uint64_t aq_edge_measure(const struct aq_plan *plan, uint32_t edge, bool sender);
-
-/* Device memory that an edge takes on a GPU, at either end; and for bodies that NCCL may carry, of any replica. */
-uint64_t aq_edge_measure_device(const struct aq_plan *plan, uint32_t edge);
-uint64_t aq_edge_measure_carrier(const struct aq_plan *plan, uint32_t edge);
 
 /*
  * After open, once, at both ends, each in the order of its edges: what carries bodies. asked: aq_job_edge_carrier, the

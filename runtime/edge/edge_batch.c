@@ -84,20 +84,19 @@ static void place_told(struct aq_edge_work *work, struct aq_arena *arena, uint32
 }
 
 /* Activations (of training and evaluation) go one way, gradients the other. */
-static void strides_of(const struct aq_plan_edge *plan, bool forward, size_t *body, size_t *message)
+static void strides_of(const struct aq_edge_size *size, bool forward, size_t *body, size_t *message)
 {
-    *body = aligned(forward ? largest(plan->forward_bound, plan->raw_bound) : plan->backward_bound);
-    *message = forward ? aligned(plan->message_bytes) : 0;
+    *body = aligned(forward ? largest(size->forward_bound, size->raw_bound) : size->backward_bound);
+    *message = forward ? aligned(size->message_bytes) : 0;
 }
 
-uint64_t aq_edge_measure_device(const struct aq_plan *plan, uint32_t edge)
+uint64_t aq_edge_batcher_bytes(const struct aq_edge_shape *shape, const struct aq_edge_size *size)
 {
-    const struct aq_plan_edge *about = &plan->edges[edge];
-    uint64_t bytes = about->kernel_bytes;
+    uint64_t bytes = size->kernel_bytes;
     for (int forward = 0; forward < 2; forward++) {
         size_t body, message;
-        strides_of(about, forward, &body, &message);
-        bytes += plan->stages[edge].config.B * (uint64_t)(body + message);
+        strides_of(size, forward, &body, &message);
+        bytes += shape->micro_batch * (uint64_t)(body + message);
     }
     return bytes;
 }
@@ -107,17 +106,17 @@ static enum aq_status work_open(struct aq_edge *edge, struct aq_edge_work *work,
     struct aq_device *device = edge->config.device;
     struct aq_arena own = {0}, told = {0};
     void *memory;
-    place_own(work, &own, edge->B);
-    place_told(work, &told, edge->B);
+    place_own(work, &own, edge->shape.micro_batch);
+    place_told(work, &told, edge->shape.micro_batch);
     AQ_TRY(aq_alloc(own.used, &work->own));
     own = (struct aq_arena){.base = work->own, .bytes = own.used};
-    place_own(work, &own, edge->B);
+    place_own(work, &own, edge->shape.micro_batch);
     AQ_TRY(aq_device_alloc(device, AQ_MEMORY_PINNED, told.used, &work->told));
     work->told_bytes = told.used;
     told = (struct aq_arena){.base = work->told, .bytes = told.used};
-    place_told(work, &told, edge->B);
-    strides_of(edge->plan, forward, &work->body_stride, &work->message_stride);
-    const size_t bytes = edge->B * (work->body_stride + work->message_stride);
+    place_told(work, &told, edge->shape.micro_batch);
+    strides_of(&edge->size, forward, &work->body_stride, &work->message_stride);
+    const size_t bytes = edge->shape.micro_batch * (work->body_stride + work->message_stride);
     AQ_TRY(aq_device_alloc(device, AQ_MEMORY_DEVICE, bytes, &memory));
     work->memory = memory;
     work->memory_bytes = bytes;
@@ -136,8 +135,8 @@ enum aq_status aq_edge_batcher_open(struct aq_edge *edge)
     struct aq_edge_batcher *batcher = edge->batcher = memory; /* from here on aq_edge_close frees it */
     AQ_TRY(work_open(edge, &batcher->encode, edge->config.sender));
     AQ_TRY(work_open(edge, &batcher->decode, !edge->config.sender));
-    aq_log("edge", 2, "edge %u: the device codes micro-batches of %u, with %zu bytes of its own", edge->config.edge,
-           edge->B, batcher->encode.memory_bytes + batcher->decode.memory_bytes);
+    aq_log("edge", 2, "edge %u: the device codes micro-batches of %u, with %zu bytes of its own", edge->shape.edge,
+           edge->shape.micro_batch, batcher->encode.memory_bytes + batcher->decode.memory_bytes);
     return AQ_OK;
 }
 
@@ -156,7 +155,7 @@ static void work_begin(struct aq_edge *edge, struct aq_edge_work *work, struct a
                        const struct aq_edge_batch *batch, struct aq_stream *stream)
 {
     const uint32_t count = batch->samples;
-    AQ_ASSERT(!work->pending && count <= edge->B);
+    AQ_ASSERT(!work->pending && count <= edge->shape.micro_batch);
     work->codec = codec;
     work->kind = kind;
     work->forward = kind == AQ_FRAME_FORWARD;
@@ -236,7 +235,7 @@ static enum aq_status encode_references(struct aq_edge *edge, struct aq_edge_wor
 
 static enum aq_status encode_kernels(struct aq_edge *edge, struct aq_edge_work *work, const float *a)
 {
-    const uint64_t N = (uint64_t)edge->T * edge->C;
+    const uint64_t N = edge->values;
     for (uint32_t i = 0; i < work->batch.samples; i++) {
         work->keys[i] = aq_edge_round_key(edge, &work->batch, i, work->forward);
         work->samples[i] = (struct aq_codec_sample){.a = a + i * N,
@@ -271,7 +270,7 @@ static enum aq_status encode_down(struct aq_edge *edge, struct aq_edge_work *wor
     uint32_t place = work->batch.samples * AQ_EDGE_ROW_BYTES;
     for (uint32_t i = 0; i < work->batch.samples; i++) {
         const uint32_t at = aq_edge_body_align(place), bytes = body_length(work, i);
-        AQ_ASSERT(at + (uint64_t)bytes <= edge->body_bytes);
+        AQ_ASSERT(at + (uint64_t)bytes <= edge->size.body_bytes_max);
         AQ_TRY(encode_gap(edge, work, body + place, at - place));
         AQ_TRY(aq_device_copy(device, body + at, body_at(work, i), bytes, work->stream));
         if (work->remembered && !work->settled)
@@ -327,7 +326,7 @@ static enum aq_status encode_keep(struct aq_edge *edge, struct aq_edge_work *wor
     const uint64_t bytes = aq_codec_message_bytes(edge->forward);
     if (row->flags & AQ_CODED_RAW) {
         aq_log("edge", 2, "edge %u sample %llu step %llu: values beyond the store or not finite, sent raw",
-               edge->config.edge, (unsigned long long)row->sample, (unsigned long long)work->batch.step);
+               edge->shape.edge, (unsigned long long)row->sample, (unsigned long long)work->batch.step);
         AQ_TRY(aq_cache_drop(edge->config.cache, &where));
     } else {
         row->version_before = work->warm[i] ? work->entries[i].version : 0;
@@ -355,7 +354,7 @@ static enum aq_status encode_rows(struct aq_edge *edge, struct aq_edge_work *wor
         if (work->remembered) AQ_TRY(encode_keep(edge, work, i));
         /* A raw codec's bodies are raw by choice; the count is of those that their values forced. */
         if (aq_codec_config_of(work->codec)->kind == AQ_CODEC_RAW) result->flags = 0;
-        if (work->forward) aq_edge_measure_sample(&edge->measures, result, (double)edge->T * edge->C);
+        if (work->forward) aq_edge_measure_sample(&edge->measures, result, (double)edge->values);
         aq_edge_row_write(row, body + (size_t)i * AQ_EDGE_ROW_BYTES);
     }
     return AQ_OK;
@@ -413,7 +412,7 @@ static enum aq_status decode_up(struct aq_edge *edge, struct aq_edge_work *work,
 static enum aq_status decode_enqueue(struct aq_edge *edge, struct aq_edge_work *work, const struct aq_values *values)
 {
     struct aq_device *device = edge->config.device;
-    const uint64_t N = (uint64_t)edge->T * edge->C;
+    const uint64_t N = edge->values;
     const struct aq_edge_received *got = &work->got;
     const uint8_t *const rows = got->frame.body;
     uint32_t at = aq_edge_body_align(work->batch.samples * AQ_EDGE_ROW_BYTES);
@@ -455,7 +454,7 @@ static enum aq_status decode_keep(struct aq_edge *edge, struct aq_edge_work *wor
     const uint64_t digest = aq_digest(work->slots[i], bytes);
     if (digest != row->digest_after || row->version_after != row->version_before + 1)
         return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: the message after decoding is not the sender's",
-                       edge->config.edge, (unsigned long long)row->sample);
+                       edge->shape.edge, (unsigned long long)row->sample);
     AQ_TRY(aq_cache_put(edge->config.cache, &where, row->version_after, digest, work->slots[i], bytes));
     work->slots[i] = NULL;
     return AQ_OK;
@@ -468,7 +467,7 @@ static enum aq_status decode_done(struct aq_edge *edge, struct aq_edge_work *wor
     for (uint32_t i = 0; i < work->batch.samples; i++) {
         if (work->corrupt[i])
             return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: its body of %u bytes is no body of its codec",
-                           edge->config.edge, (unsigned long long)work->rows[i].sample, work->rows[i].body_bytes);
+                           edge->shape.edge, (unsigned long long)work->rows[i].sample, work->rows[i].body_bytes);
         if (work->remembered) AQ_TRY(decode_keep(edge, work, i));
         if (work->forward && !edge->config.sender) aq_edge_measure_row(&edge->measures, &work->rows[i]);
     }

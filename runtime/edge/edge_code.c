@@ -12,21 +12,20 @@
 struct aq_cache_key aq_edge_key(const struct aq_edge *edge, uint64_t sample)
 {
     return (struct aq_cache_key){
-        .sample = sample, .edge = edge->config.edge, .variant = 0, .side = edge->config.sender ? 0 : 1};
+        .sample = sample, .edge = edge->shape.edge, .variant = 0, .side = edge->config.sender ? 0 : 1};
 }
 
 bool aq_edge_warms_up(const struct aq_edge *edge, uint64_t step)
 {
-    const struct aq_plan *plan = edge->config.plan;
-    return step < plan->job->warmup_epochs * plan->steps_per_epoch;
+    return step < edge->shape.warmup_steps;
 }
 
 /* The stream of random numbers of one sample in one direction. */
 struct aq_rng_key aq_edge_round_key(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
                                     bool forward)
 {
-    const uint64_t edge_step = ((uint64_t)edge->config.edge * 2 + (forward ? 0 : 1)) << 48 | batch->step;
-    return aq_rng_key(edge->seed, AQ_RNG_ROUND, edge_step, batch->sample_ids[i]);
+    const uint64_t edge_step = ((uint64_t)edge->shape.edge * 2 + (forward ? 0 : 1)) << 48 | batch->step;
+    return aq_rng_key(edge->shape.seed, AQ_RNG_ROUND, edge_step, batch->sample_ids[i]);
 }
 
 enum aq_status aq_edge_cache_get(struct aq_edge *edge, uint64_t sample, struct aq_cache_entry *entry)
@@ -49,7 +48,7 @@ enum aq_status aq_edge_cache_slot(struct aq_edge *edge, void **slot)
         return aq_fail(AQ_INVAL, "edge",
                        "edge %u: the cache has too few slots for the micro-batches in flight; "
                        "raise cache.slots",
-                       edge->config.edge);
+                       edge->shape.edge);
     return status;
 }
 
@@ -120,7 +119,7 @@ static enum aq_status encode_remembered(struct aq_edge *edge, const struct aq_ed
     row->flags = (uint16_t)result.flags;
     if (result.flags & AQ_CODED_RAW) {
         aq_log("edge", 2, "edge %u sample %llu step %llu: values beyond the store or not finite, sent raw",
-               edge->config.edge, (unsigned long long)row->sample, (unsigned long long)batch->step);
+               edge->shape.edge, (unsigned long long)row->sample, (unsigned long long)batch->step);
         AQ_TRY_GOTO(aq_cache_drop(cache, &where), out);
     } else {
         const uint64_t bytes = aq_codec_message_bytes(edge->forward);
@@ -131,7 +130,7 @@ static enum aq_status encode_remembered(struct aq_edge *edge, const struct aq_ed
         AQ_TRY_GOTO(aq_cache_put(cache, &where, row->version_after, row->digest_after, slot, bytes), out);
         slot = NULL;
     }
-    aq_edge_measure_sample(&edge->measures, &result, (double)edge->T * edge->C);
+    aq_edge_measure_sample(&edge->measures, &result, (double)edge->values);
 out:
     if (slot) aq_cache_slot_return(cache, slot);
     if (fetched)
@@ -156,7 +155,7 @@ static enum aq_status encode_stateless(struct aq_edge *edge, struct aq_codec *co
     if (codec == edge->raw) row->flags |= AQ_CODED_RAW; /* for a receiver whose codec is another one */
     /* A raw codec's bodies are raw by choice; the count is of those that their values forced. */
     if (aq_codec_config_of(codec)->kind == AQ_CODEC_RAW) result.flags = 0;
-    if (forward) aq_edge_measure_sample(&edge->measures, &result, (double)edge->T * edge->C);
+    if (forward) aq_edge_measure_sample(&edge->measures, &result, (double)edge->values);
     return AQ_OK;
 }
 
@@ -164,13 +163,13 @@ enum aq_status aq_edge_encode(struct aq_edge *edge, struct aq_codec *codec, bool
                               const struct aq_edge_batch *batch, const float *a, uint8_t *body, uint32_t *bytes,
                               struct aq_stream *stream)
 {
-    const uint64_t N = (uint64_t)edge->T * edge->C;
+    const uint64_t N = edge->values;
     uint32_t at = aq_edge_body_align(batch->samples * AQ_EDGE_ROW_BYTES);
     uint32_t end = batch->samples * AQ_EDGE_ROW_BYTES;
     for (uint32_t i = 0; i < batch->samples; i++) {
         struct aq_edge_row row = {.sample = batch->sample_ids[i]};
         memset(body + end, 0, at - end);
-        const uint32_t capacity = (uint32_t)(edge->body_bytes - at);
+        const uint32_t capacity = (uint32_t)(edge->size.body_bytes_max - at);
         if (forward && edge->config.cache)
             AQ_TRY(encode_remembered(edge, batch, i, a + i * N, body + at, capacity, &row, stream));
         else
@@ -191,7 +190,7 @@ enum aq_status aq_edge_reference_for_receiving(struct aq_edge *edge, const struc
     enum aq_status status = aq_edge_cache_get(edge, row->sample, entry);
     if (status == AQ_OK) {
         if (entry->version == row->version_before && entry->digest == row->digest_before) return AQ_OK;
-        aq_log("edge", 1, "edge %u sample %llu: holds version %llu, coded against %llu: fetching it", edge->config.edge,
+        aq_log("edge", 1, "edge %u sample %llu: holds version %llu, coded against %llu: fetching it", edge->shape.edge,
                (unsigned long long)row->sample, (unsigned long long)entry->version,
                (unsigned long long)row->version_before);
         aq_cache_release(edge->config.cache, entry);
@@ -201,7 +200,7 @@ enum aq_status aq_edge_reference_for_receiving(struct aq_edge *edge, const struc
     status = aq_edge_fetch(edge, row->sample, row->version_before, message);
     if (status == AQ_NOTFOUND)
         return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: the sender no longer has message version %llu",
-                       edge->config.edge, (unsigned long long)row->sample, (unsigned long long)row->version_before);
+                       edge->shape.edge, (unsigned long long)row->sample, (unsigned long long)row->version_before);
     AQ_TRY(status);
     *fetched = true;
     edge->measures.fetched++;
@@ -213,7 +212,7 @@ enum aq_status aq_edge_reference_for_receiving(struct aq_edge *edge, const struc
     aq_edge_message_release(edge, message);
     return aq_fail(AQ_CORRUPT, "edge",
                    "edge %u sample %llu: the message that was fetched is not the one it was coded against",
-                   edge->config.edge, (unsigned long long)row->sample);
+                   edge->shape.edge, (unsigned long long)row->sample);
 }
 
 static enum aq_status decode_remembered(struct aq_edge *edge, const struct aq_edge_row *row, const uint8_t *body,
@@ -243,7 +242,7 @@ static enum aq_status decode_remembered(struct aq_edge *edge, const struct aq_ed
     const uint64_t digest = aq_digest(slot, bytes);
     if (digest != row->digest_after || row->version_after != row->version_before + 1) {
         status = aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: the message after decoding is not the sender's",
-                         edge->config.edge, (unsigned long long)row->sample);
+                         edge->shape.edge, (unsigned long long)row->sample);
         goto out;
     }
     AQ_TRY_GOTO(aq_cache_put(cache, &where, row->version_after, digest, slot, bytes), out);
@@ -281,7 +280,7 @@ enum aq_status aq_edge_row_check(const struct aq_edge *edge, const struct aq_edg
         wrong = "is the last, and bytes follow it";
     if (!wrong) return AQ_OK;
     return aq_fail(AQ_PROTO, "edge", "edge %u step %llu micro-batch %u: row %u (sample %llu, expected %llu) %s",
-                   edge->config.edge, (unsigned long long)batch->step, batch->micro_batch, i,
+                   edge->shape.edge, (unsigned long long)batch->step, batch->micro_batch, i,
                    (unsigned long long)row->sample, (unsigned long long)batch->sample_ids[i], wrong);
 }
 
@@ -289,7 +288,7 @@ enum aq_status aq_edge_decode(struct aq_edge *edge, struct aq_codec *codec, bool
                               const struct aq_edge_batch *batch, const struct aq_frame *frame, float *x,
                               struct aq_stream *stream)
 {
-    const uint64_t N = (uint64_t)edge->T * edge->C;
+    const uint64_t N = edge->values;
     const bool remembered = forward && edge->config.cache;
     const uint8_t *body = frame->body;
     uint32_t at = aq_edge_body_align(batch->samples * AQ_EDGE_ROW_BYTES);

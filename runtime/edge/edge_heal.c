@@ -13,8 +13,8 @@
 
 void aq_edge_hold(struct aq_edge *edge, uint32_t micro_batch, uint64_t sample, const struct aq_cache_entry *entry)
 {
-    struct aq_edge_held *held = &edge->held[micro_batch % edge->config.slots];
-    AQ_ASSERT(held->count < edge->B);
+    struct aq_edge_held *held = &edge->held[micro_batch % edge->shape.slots];
+    AQ_ASSERT(held->count < edge->shape.micro_batch);
     held->samples[held->count] = sample;
     held->entries[held->count++] = *entry;
 }
@@ -22,14 +22,14 @@ void aq_edge_hold(struct aq_edge *edge, uint32_t micro_batch, uint64_t sample, c
 void aq_edge_unhold(struct aq_edge *edge, uint32_t micro_batch)
 {
     if (!edge->held) return;
-    struct aq_edge_held *held = &edge->held[micro_batch % edge->config.slots];
+    struct aq_edge_held *held = &edge->held[micro_batch % edge->shape.slots];
     while (held->count > 0)
         aq_cache_release(edge->config.cache, &held->entries[--held->count]);
 }
 
 static const struct aq_cache_entry *held_find(const struct aq_edge *edge, const struct aq_edge_fetch *fetch)
 {
-    for (uint32_t i = 0; edge->held && i < edge->config.slots; i++)
+    for (uint32_t i = 0; edge->held && i < edge->shape.slots; i++)
         for (uint32_t j = 0; j < edge->held[i].count; j++)
             if (edge->held[i].samples[j] == fetch->sample && edge->held[i].entries[j].version == fetch->version)
                 return &edge->held[i].entries[j];
@@ -48,14 +48,14 @@ static enum aq_status answer(struct aq_edge *edge, const struct aq_edge_fetch *f
         entry = borrowed ? &mine : NULL;
     }
     struct aq_frame frame = {.kind = AQ_FRAME_MESSAGE, .argument = fetch->sample, .step = entry ? entry->version : 0};
-    if (entry && entry->byte_count <= edge->body_bytes) {
+    if (entry && entry->byte_count <= edge->size.body_bytes_max) {
         memcpy(aq_edge_body(edge, index), entry->bytes, entry->byte_count);
         frame.body = aq_edge_body(edge, index);
         frame.body_bytes = (uint32_t)entry->byte_count;
         edge->measures.served++;
     }
     if (borrowed) aq_cache_release(edge->config.cache, &mine);
-    aq_log("edge", 1, "edge %u: the other side lost the message of sample %llu: %s", edge->config.edge,
+    aq_log("edge", 1, "edge %u: the other side lost the message of sample %llu: %s", edge->shape.edge,
            (unsigned long long)fetch->sample, frame.body ? "sent" : "not here either");
     if (frame.body) return aq_edge_post(edge, &frame, index);
     aq_edge_body_return(edge, index);
@@ -77,11 +77,11 @@ enum aq_status aq_edge_fetch_asked(struct aq_edge *edge, const struct aq_frame *
         wrong = "while its codec keeps no messages";
     else if (edge->fetch_waits)
         wrong = "before the last one was answered";
-    else if (++edge->fetches_since > edge->config.plan->batch)
+    else if (++edge->fetches_since > edge->shape.batch)
         wrong = "more often than a step has samples, and sends none";
     if (wrong)
         return aq_fail(AQ_PROTO, "edge", "edge %u: the other side asks for the message of sample %llu %s",
-                       edge->config.edge, (unsigned long long)frame->argument, wrong);
+                       edge->shape.edge, (unsigned long long)frame->argument, wrong);
     edge->fetch = (struct aq_edge_fetch){.sample = frame->argument, .version = frame->step};
     edge->fetch_waits = true;
     return AQ_OK;
@@ -122,7 +122,7 @@ enum aq_status aq_edge_fetch(struct aq_edge *edge, uint64_t sample, uint64_t ver
         if (status == AQ_TIMEOUT && soon < deadline) status = AQ_OK;
         if (status == AQ_TIMEOUT)
             status = aq_fail(AQ_TIMEOUT, "edge", "edge %u: no answer for the lost message of sample %llu",
-                             edge->config.edge, (unsigned long long)sample);
+                             edge->shape.edge, (unsigned long long)sample);
     }
 out:
     edge->awaiting = false;
@@ -130,12 +130,12 @@ out:
     if (edge->message.argument != sample) {
         aq_edge_message_release(edge, &edge->message);
         return aq_fail(AQ_PROTO, "edge", "edge %u: asked for the message of sample %llu, got that of %llu",
-                       edge->config.edge, (unsigned long long)sample, (unsigned long long)edge->message.argument);
+                       edge->shape.edge, (unsigned long long)sample, (unsigned long long)edge->message.argument);
     }
     if (!edge->message.body) return AQ_NOTFOUND;
     if (edge->message.body_bytes != aq_codec_message_bytes(edge->forward)) {
         aq_edge_message_release(edge, &edge->message);
-        return aq_fail(AQ_PROTO, "edge", "edge %u: a message of %u bytes came, it has %zu", edge->config.edge,
+        return aq_fail(AQ_PROTO, "edge", "edge %u: a message of %u bytes came, it has %zu", edge->shape.edge,
                        edge->message.body_bytes, aq_codec_message_bytes(edge->forward));
     }
     /* Version 0 is none, and the last number has no successor. */
@@ -144,7 +144,7 @@ out:
         aq_edge_message_release(edge, &edge->message);
         return aq_fail(
             AQ_PROTO, "edge", "edge %u: asked for version %llu of the message of sample %llu (0: any), got %llu",
-            edge->config.edge, (unsigned long long)version, (unsigned long long)sample, (unsigned long long)came);
+            edge->shape.edge, (unsigned long long)version, (unsigned long long)sample, (unsigned long long)came);
     }
     *message = edge->message;
     return AQ_OK;

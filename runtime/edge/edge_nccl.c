@@ -63,15 +63,14 @@ static size_t slot_bytes(uint64_t body_bytes_max)
     return (body_bytes_max + SLOT_ALIGN - 1) / SLOT_ALIGN * SLOT_ALIGN;
 }
 
-uint64_t aq_edge_measure_carrier(const struct aq_plan *plan, uint32_t edge)
+uint64_t aq_edge_carrier_bytes(const struct aq_edge_size *size)
 {
-    if (aq_plan_edge_carrier(plan, edge) == AQ_CARRIER_LINKS) return 0;
-    return 2 * AQ_EDGE_CARRY_SLOTS * slot_bytes(plan->edges[edge].body_bytes_max);
+    return 2 * AQ_EDGE_CARRY_SLOTS * slot_bytes(size->body_bytes_max);
 }
 
 static uint32_t peer_stage(const struct aq_edge *edge)
 {
-    return edge->config.edge + (edge->config.sender ? 1 : 0);
+    return edge->shape.edge + (edge->config.sender ? 1 : 0);
 }
 
 /* Where the other end has died or given up, the link knows why, and says so soon; NCCL knows only that it is gone. */
@@ -117,7 +116,7 @@ enum aq_status aq_edge_carrier_told(struct aq_edge *edge, const struct aq_frame 
     }
     if (frame->body) aq_link_release(edge->config.link, frame->body);
     return aq_fail(AQ_PROTO, "edge", "edge %u: stage %u says something of NCCL (%u) that was not asked",
-                   edge->config.edge, peer_stage(edge), frame->flags);
+                   edge->shape.edge, peer_stage(edge), frame->flags);
 }
 
 /* One turn of a wait for the other end. */
@@ -126,7 +125,7 @@ static enum aq_status await_peer(struct aq_edge *edge, uint64_t deadline_ns, con
     const uint32_t seen = aq_bell_count(edge->config.bell);
     AQ_TRY(aq_edge_pump(edge));
     if (aq_clock_ns() >= deadline_ns)
-        return aq_fail(AQ_TIMEOUT, "edge", "edge %u: waited %llu s for stage %u to %s", edge->config.edge,
+        return aq_fail(AQ_TIMEOUT, "edge", "edge %u: waited %llu s for stage %u to %s", edge->shape.edge,
                        JOIN_NS / 1000000000, peer_stage(edge), what);
     const enum aq_status status = aq_bell_wait(edge->config.bell, seen, aq_clock_after(AQ_EDGE_POLL_NS));
     return status == AQ_TIMEOUT ? AQ_OK : status;
@@ -178,8 +177,8 @@ static enum aq_status open_way(struct aq_edge *edge, bool forward, uint64_t dead
     const bool sends = forward == edge->config.sender;
     struct way *way = sends ? &carrier->out : &carrier->in;
     char name[NAME_BYTES];
-    snprintf(name, sizeof name, "edge %u %s, stage %u", edge->config.edge, forward ? "forward" : "backward",
-             edge->config.edge + (edge->config.sender ? 0 : 1));
+    snprintf(name, sizeof name, "edge %u %s, stage %u", edge->shape.edge, forward ? "forward" : "backward",
+             edge->shape.edge + (edge->config.sender ? 0 : 1));
     AQ_TRY(exchange_id(edge, deadline_ns));
     const struct aq_pair_config config = {.id = &carrier->id,
                                           .name = name,
@@ -198,7 +197,7 @@ static enum aq_status open_way(struct aq_edge *edge, bool forward, uint64_t dead
 static enum aq_status open_ways(struct aq_edge *edge, uint64_t deadline_ns)
 {
     struct aq_edge_carrier *carrier = edge->carrier;
-    carrier->slot_bytes = slot_bytes(edge->plan->body_bytes_max);
+    carrier->slot_bytes = slot_bytes(edge->size.body_bytes_max);
     carrier->memory_bytes = 2 * AQ_EDGE_CARRY_SLOTS * carrier->slot_bytes;
     AQ_TRY(aq_device_alloc(edge->config.device, AQ_MEMORY_DEVICE, carrier->memory_bytes, &carrier->memory));
     AQ_TRY(open_way(edge, true, deadline_ns));
@@ -219,12 +218,12 @@ static enum aq_status join(struct aq_edge *edge, enum aq_carrier asked, bool *nc
     aq_nccl_judge(all, 2, &facts);
     *nccl = asked == AQ_CARRIER_NCCL || (facts.built && facts.apart && facts.one_machine);
     if (!*nccl) return AQ_OK;
-    AQ_TRY(aq_nccl_refuse(all, 2, "stage", edge->config.edge, "say link.transport: links"));
+    AQ_TRY(aq_nccl_refuse(all, 2, "stage", edge->shape.edge, "say link.transport: links"));
     if (!facts.one_machine && sender)
         aq_log("edge", 0, "edge %u goes by NCCL between machines, on connections that are not encrypted",
-               edge->config.edge);
+               edge->shape.edge);
     AQ_TRY(open_ways(edge, deadline_ns));
-    if (sender) aq_log("edge", 0, "edge %u goes by NCCL, from GPU to GPU", edge->config.edge);
+    if (sender) aq_log("edge", 0, "edge %u goes by NCCL, from GPU to GPU", edge->shape.edge);
     return AQ_OK;
 }
 
@@ -302,14 +301,14 @@ uint64_t aq_edge_carried_bytes(const struct aq_edge *edge)
 static uint32_t body_bytes(const struct aq_edge *edge, const struct aq_frame *frame)
 {
     const uint64_t samples = frame->argument;
-    if (samples < 1 || samples > edge->B || frame->body_bytes != samples * AQ_EDGE_ROW_BYTES) return 0;
+    if (samples < 1 || samples > edge->shape.micro_batch || frame->body_bytes != samples * AQ_EDGE_ROW_BYTES) return 0;
     const uint32_t rows = aq_edge_body_align(frame->body_bytes);
     uint64_t end = frame->body_bytes;
     for (uint32_t i = 0; i < samples; i++) {
         struct aq_edge_row row;
         aq_edge_row_read((const uint8_t *)frame->body + (size_t)i * AQ_EDGE_ROW_BYTES, &row);
         end = (uint64_t)aq_edge_body_align((uint32_t)end) + row.body_bytes;
-        if (end > edge->body_bytes) return 0;
+        if (end > edge->size.body_bytes_max) return 0;
     }
     return end > rows ? (uint32_t)end : 0;
 }
@@ -324,7 +323,7 @@ enum aq_status aq_edge_carried_in(struct aq_edge *edge, const struct aq_frame *f
         return aq_fail(AQ_PROTO, "edge",
                        "edge %u: a frame of kind %u (step %llu, micro-batch %u) says that NCCL carries its bodies, and "
                        "its %u bytes are no rows of such",
-                       edge->config.edge, frame->kind, (unsigned long long)frame->step, frame->micro_batch,
+                       edge->shape.edge, frame->kind, (unsigned long long)frame->step, frame->micro_batch,
                        frame->body_bytes);
     *number = ++carrier->arrived;
     carrier->landings[*number % BODIES_MAX] =
@@ -344,7 +343,7 @@ enum aq_status aq_edge_carried_take(const struct aq_edge *edge, struct aq_edge_r
     AQ_ASSERT(aq_edge_carried_here(edge, got->carried));
     if (got->carried != carrier->released + 1)
         return aq_fail(AQ_PROTO, "edge", "edge %u: a frame of kind %u (step %llu, micro-batch %u) came before its turn",
-                       edge->config.edge, got->frame.kind, (unsigned long long)got->frame.step, got->frame.micro_batch);
+                       edge->shape.edge, got->frame.kind, (unsigned long long)got->frame.step, got->frame.micro_batch);
     got->bodies = slot_of(carrier, &carrier->in, got->carried);
     got->bytes = carrier->landings[got->carried % BODIES_MAX].bytes;
     return AQ_OK;

@@ -49,16 +49,15 @@ struct aq_edge_fetch {
 
 struct aq_edge {
     struct aq_edge_config config;
-    const struct aq_plan_edge *plan;
-    uint32_t B, T, C;
-    uint64_t seed;
+    struct aq_edge_shape shape;
+    struct aq_edge_size size;
+    uint64_t values; /* of a sample: rows x columns */
     struct aq_codec *forward, *backward, *raw;
     struct aq_edge_batcher *batcher; /* NULL: samples are coded one by one */
     struct aq_edge_carrier *carrier; /* NULL: bodies go over the link      */
     /* Send buffers. */
     struct aq_pages pages;
     uint8_t *bodies;
-    uint64_t body_bytes;
     uint32_t body_count, free_count;
     uint32_t free_bodies[AQ_EDGE_BODIES_MAX];
     uint32_t sends_out; /* frames lent to the link */
@@ -70,7 +69,7 @@ struct aq_edge {
     uint32_t norm_count;
     enum aq_status ended; /* the link's end, AQ_OK while it lives */
     /* Healing. */
-    struct aq_edge_held *held; /* config.slots of them */
+    struct aq_edge_held *held; /* shape.slots of them */
     void *held_memory;
     struct aq_edge_fetch fetch; /* of the other side, which waits for its answer before it asks again */
     bool fetch_waits;           /* for a send buffer                                                 */
@@ -94,7 +93,7 @@ enum aq_status aq_edge_body_take(struct aq_edge *edge, uint32_t *index);
 void aq_edge_body_return(struct aq_edge *edge, uint32_t index);
 static inline uint8_t *aq_edge_body(struct aq_edge *edge, uint32_t index)
 {
-    return edge->bodies + (uint64_t)index * edge->body_bytes;
+    return edge->bodies + (uint64_t)index * edge->size.body_bytes_max;
 }
 
 /* Hand a frame to the link; takes the body's index (or AQ_EDGE_NO_BODY). On failure the body is free again. */
@@ -111,6 +110,13 @@ enum aq_status aq_edge_post_batch(struct aq_edge *edge, enum aq_frame_kind kind,
 enum aq_status aq_edge_link_pump(struct aq_edge *edge);
 
 void aq_edge_received_release(struct aq_edge *edge, const struct aq_edge_received *got);
+
+/* What evaluation goes in, and training where it goes uncompressed. */
+void aq_edge_raw_config(struct aq_codec_config *out);
+
+/* Device memory that edge_batch.c takes of its own, and edge_nccl.c, at either end. */
+uint64_t aq_edge_batcher_bytes(const struct aq_edge_shape *shape, const struct aq_edge_size *size);
+uint64_t aq_edge_carrier_bytes(const struct aq_edge_size *size);
 
 /* edge_code.c: the samples of a micro-batch to a body and back, on this thread. */
 enum aq_status aq_edge_encode(struct aq_edge *edge, struct aq_codec *codec, bool forward,

@@ -22,12 +22,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "plan.h"
+#include "aqsgd/base.h"
 
-enum { AQ_EDGE_ROW_BYTES = 48, AQ_EDGE_BODY_ALIGN = 16 };
+enum {
+    AQ_EDGE_ROW_BYTES = 48,
+    AQ_EDGE_BODY_ALIGN = 16,
+    AQ_EDGE_SAMPLE_BYTES = 64 /* room in the body of a frame for one sample's row and the gap behind its body */
+};
 
-static_assert(AQ_EDGE_ROW_BYTES + AQ_EDGE_BODY_ALIGN <= AQ_PLAN_SAMPLE_BYTES,
-              "the plan must leave room for a row and its gap");
+static_assert(AQ_EDGE_ROW_BYTES + AQ_EDGE_BODY_ALIGN <= AQ_EDGE_SAMPLE_BYTES,
+              "there must be room for a row and its gap");
 
 struct aq_edge_row {
     uint64_t sample;

@@ -10,7 +10,6 @@
 #include "aqsgd/grad_device.h"
 #include "checkpoint_writer.h"
 #include "edge.h"
-#include "edge_row.h"
 #include "mirror.h"
 #include "net/collective.h"
 #include "plan_private.h"
@@ -36,13 +35,6 @@ uint64_t aq_wire_bytes(uint64_t body_bytes, bool loopback)
     return bytes + (bytes + segment - 1) / segment * AQ_WIRE_PACKET_BYTES;
 }
 
-uint64_t aq_plan_body_bytes(uint32_t samples, uint64_t coded)
-{
-    const uint64_t align = AQ_EDGE_BODY_ALIGN;
-    const uint64_t table = ((uint64_t)samples * AQ_EDGE_ROW_BYTES + align - 1) / align * align;
-    return samples == 0 ? 0 : table + (samples - 1) * ((coded + align - 1) / align * align) + coded;
-}
-
 bool aq_plan_edge_loopback(const struct aq_job *job, uint32_t edge)
 {
     const char *address = job->pipeline.stages[aq_job_listener(job, edge, edge + 1)].address;
@@ -52,92 +44,57 @@ bool aq_plan_edge_loopback(const struct aq_job *job, uint32_t edge)
 
 /* --- edges ------------------------------------------------------------------------------------------------------ */
 
-static enum aq_status codec_sizes(struct aq_device *device, const struct aq_codec_config *config, uint32_t T,
-                                  uint32_t C, uint64_t *warm, uint64_t *cold, uint64_t *bound, uint64_t *message,
-                                  uint64_t *kernels)
-{
-    struct aq_codec *codec;
-    AQ_TRY(aq_codec_open(device, config, T, C, &codec));
-    *warm = aq_codec_body_bytes(codec, false);
-    *cold = config->kind == AQ_CODEC_AQSGD ? aq_codec_body_bytes(codec, true) : *warm;
-    *bound = aq_codec_bound(codec);
-    *message = aq_codec_message_bytes(codec);
-    *kernels += aq_codec_kernel_bytes(codec);
-    aq_codec_close(codec);
-    return AQ_OK;
-}
-
 /* The wire bytes of a step: whole micro-batches of B, the frames of one direction of one edge. */
 static uint64_t step_bytes(const struct aq_plan *plan, uint64_t coded, bool loopback)
 {
-    return plan->micro_batches * aq_wire_bytes(aq_plan_body_bytes(plan->job->train.micro_batch, coded), loopback);
+    return plan->micro_batches * aq_wire_bytes(aq_edge_body_bytes(plan->job->train.micro_batch, coded), loopback);
 }
 
-static enum aq_status edge_fill(struct aq_device *device, const struct aq_plan *plan, uint32_t e,
-                                struct aq_plan_edge *edge)
+/* What crosses the cut behind a stage, and how. Slots come later, with the program. */
+static enum aq_status shape_fill(const struct plan_open *open, uint32_t e, struct aq_edge_shape *out)
 {
+    const struct aq_plan *plan = &open->plan;
     const struct aq_job *job = plan->job;
-    const uint32_t T = job->train.T, C = plan->model.channels;
-    const uint64_t raw = (uint64_t)T * C * sizeof(float); /* evaluation and the raw fallback */
-    uint64_t unused, largest;
-    edge->forward = job->edges[e].forward;
-    edge->backward = job->edges[e].backward;
-    AQ_TRY(codec_sizes(device, &edge->forward, T, C, &edge->forward_warm_bytes, &edge->forward_cold_bytes,
-                       &edge->forward_bound, &edge->message_bytes, &edge->kernel_bytes));
-    AQ_TRY(codec_sizes(device, &edge->backward, T, C, &edge->backward_bytes, &unused, &edge->backward_bound, &unused,
-                       &edge->kernel_bytes));
-    struct aq_codec_config evaluation;
-    aq_codec_config_default(&evaluation, AQ_CODEC_RAW, 0);
-    evaluation.raw = AQ_PRECISION_FP32;
-    AQ_TRY(codec_sizes(device, &evaluation, T, C, &unused, &unused, &edge->raw_bound, &unused, &edge->kernel_bytes));
-    largest = raw;
-    if (edge->forward_bound > largest) largest = edge->forward_bound;
-    if (edge->backward_bound > largest) largest = edge->backward_bound;
-    if (edge->message_bytes > largest) largest = edge->message_bytes;
-    edge->body_bytes_max = job->train.micro_batch * (AQ_PLAN_SAMPLE_BYTES + largest);
-    if (edge->body_bytes_max > UINT32_MAX / 2)
-        return aq_fail(AQ_INVAL, "plan",
-                       "edge %u: a micro-batch of %u samples takes %llu bytes in a frame, 2 GiB is the "
-                       "most; lower train.micro_batch or train.T",
-                       e, job->train.micro_batch, (unsigned long long)edge->body_bytes_max);
-    const bool loopback = aq_plan_edge_loopback(job, e);
-    edge->step_forward_warm = step_bytes(plan, edge->forward_warm_bytes, loopback);
-    edge->step_forward_cold = step_bytes(plan, edge->forward_cold_bytes, loopback);
-    edge->step_backward = edge->step_backward_first = step_bytes(plan, edge->backward_bytes, loopback);
-    if (job->warmup_epochs) {
-        edge->step_backward_first = step_bytes(plan, raw, loopback);
-        if (!edge->message_bytes) edge->step_forward_cold = edge->step_backward_first;
-    }
+    struct aq_cut_shape cut;
+    AQ_TRY(aq_model_cut(&plan->model, open->stages[e].layer_end, job->train.T, &cut));
+    *out = (struct aq_edge_shape){.edge = e,
+                                  .rows = cut.rows,
+                                  .columns = cut.columns,
+                                  .micro_batch = job->train.micro_batch,
+                                  .batch = plan->batch,
+                                  .send_frames = job->link.send_frames,
+                                  .receive_slots = job->link.receive_slots,
+                                  .warmup_steps = job->warmup_epochs * plan->steps_per_epoch,
+                                  .seed = job->train.seed,
+                                  .forward = job->edges[e].forward,
+                                  .backward = job->edges[e].backward};
+    /* Pieces of mirrored checkpoints have receive slots of their own: they take no credit from training. */
+    if (job->checkpoint.mirror) out->receive_slots += AQ_MIRROR_WINDOW;
     return AQ_OK;
 }
 
-/* A codec tells its sizes when it is open, and wants a device for its scratch memory: the CPU, one thread. */
-static enum aq_status edges_fill(struct plan_open *open)
+static enum aq_status edge_fill(struct plan_open *open, uint32_t e)
 {
-    const uint32_t edges = open->plan.stage_count - 1;
-    const struct aq_device_config config = {.kind = "cpu", .threads = 1};
-    struct aq_device *device;
-    if (edges == 0) return AQ_OK;
-    AQ_TRY(aq_device_open(&config, &device));
-    enum aq_status status = AQ_OK;
-    for (uint32_t e = 0; e < edges && status == AQ_OK; e++) {
-        const struct aq_job_edge *now = &open->plan.job->edges[e], *before = e ? now - 1 : NULL;
-        const bool same = before && memcmp(before, now, sizeof *now) == 0 &&
-                          aq_plan_edge_loopback(open->plan.job, e) == aq_plan_edge_loopback(open->plan.job, e - 1);
-        if (same)
-            open->edges[e] = open->edges[e - 1];
-        else
-            status = edge_fill(device, &open->plan, e, &open->edges[e]);
+    const struct aq_plan *plan = &open->plan;
+    const bool loopback = aq_plan_edge_loopback(plan->job, e);
+    struct aq_plan_edge *edge = &open->edges[e];
+    AQ_TRY(shape_fill(open, e, &edge->shape));
+    AQ_TRY(aq_edge_size_of(&edge->shape, &edge->size));
+    edge->step_forward_warm = step_bytes(plan, edge->size.forward_warm_bytes, loopback);
+    edge->step_forward_cold = step_bytes(plan, edge->size.forward_cold_bytes, loopback);
+    edge->step_backward = edge->step_backward_first = step_bytes(plan, edge->size.backward_bytes, loopback);
+    if (plan->job->warmup_epochs) {
+        edge->step_backward_first = step_bytes(plan, edge->size.values_bytes, loopback);
+        if (!edge->size.message_bytes) edge->step_forward_cold = edge->step_backward_first;
     }
-    aq_device_close(device);
-    return status;
+    return AQ_OK;
 }
 
 /* --- stages ----------------------------------------------------------------------------------------------------- */
 
 static bool edge_stores(const struct plan_open *open, uint32_t e)
 {
-    return open->edges[e].message_bytes > 0;
+    return open->edges[e].size.message_bytes > 0;
 }
 
 /* Does any edge keep messages? Then all programs prefetch; a stage whose edges do not has nothing to do for it. */
@@ -232,7 +189,7 @@ static enum aq_status cache_fill(struct plan_open *open, uint32_t s)
     const uint32_t sides[2] = {s > 0 ? s - 1 : UINT32_MAX, s + 1 < open->plan.stage_count ? s : UINT32_MAX};
     for (int k = 0; k < 2; k++) {
         if (sides[k] == UINT32_MAX || !edge_stores(open, sides[k])) continue;
-        const uint64_t bytes = open->edges[sides[k]].message_bytes;
+        const uint64_t bytes = open->edges[sides[k]].size.message_bytes;
         const uint32_t versions = strcmp(cache->kind, "memory") == 0 ? 1 : 2; /* on disk the last mark's stay, too */
         cache->samples_max += samples;
         if (bytes > cache->value_bytes_max) cache->value_bytes_max = bytes;
@@ -262,16 +219,15 @@ static void link_common(const struct plan_open *open, struct aq_link_config *out
 static void link_fill(const struct plan_open *open, uint32_t s, uint32_t peer, uint32_t edge,
                       struct aq_link_config *out)
 {
-    const struct aq_job *job = open->plan.job;
+    const struct aq_plan_edge *about = &open->edges[edge];
     aq_link_config_default(out);
     link_common(open, out);
     out->rank = s;
     out->peer_rank = peer;
     out->edge = edge;
-    out->body_bytes_max = (uint32_t)open->edges[edge].body_bytes_max;
-    out->send_frames = job->link.send_frames;
-    /* Pieces of mirrored checkpoints have receive slots of their own: they take no credit from training. */
-    out->receive_slots = job->link.receive_slots + (job->checkpoint.mirror ? AQ_MIRROR_WINDOW : 0);
+    out->body_bytes_max = (uint32_t)about->size.body_bytes_max;
+    out->send_frames = about->shape.send_frames;
+    out->receive_slots = about->shape.receive_slots;
 }
 
 /* A link to another replica of the stage; collectives cut what they send into pieces of the body's size. */
@@ -324,6 +280,11 @@ static uint64_t reduction_bytes(const struct plan_open *open, uint32_t s)
            aq_grad_coder_measure(&plan->job->train.optimizer.reduce, stage->size.parameters, tensors);
 }
 
+static uint64_t carrier_bytes(const struct plan_open *open, uint32_t e)
+{
+    return aq_plan_edge_carrier(&open->plan, e) == AQ_CARRIER_LINKS ? 0 : open->edges[e].size.carrier_bytes;
+}
+
 /* The sum, one line per consumer; what each takes is its own room's measure. */
 static void memory_fill(struct plan_open *open, uint32_t s)
 {
@@ -342,14 +303,13 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     line(stage, "reduction", reduction_bytes(open, s));
     if (stage->config.rounds) {
         line(stage, "edge kernels",
-             (first ? 0 : aq_edge_measure_device(plan, s - 1)) + (last ? 0 : aq_edge_measure_device(plan, s)));
-        line(stage, "bodies by NCCL",
-             (first ? 0 : aq_edge_measure_carrier(plan, s - 1)) + (last ? 0 : aq_edge_measure_carrier(plan, s)));
+             (first ? 0 : open->edges[s - 1].size.device_bytes) + (last ? 0 : open->edges[s].size.device_bytes));
+        line(stage, "bodies by NCCL", (first ? 0 : carrier_bytes(open, s - 1)) + (last ? 0 : carrier_bytes(open, s)));
         line(stage, "device scratch", 2 * aq_device_stream_bytes()); /* the stage's stream's, the device's own one's */
     }
     stage->device_bytes = stage->memory_bytes;
     line(stage, "edge buffers",
-         (first ? 0 : aq_edge_measure(plan, s - 1, false)) + (last ? 0 : aq_edge_measure(plan, s, true)));
+         (first ? 0 : open->edges[s - 1].size.host_bytes) + (last ? 0 : open->edges[s].size.host_bytes));
     line(stage, "link buffers",
          (first ? 0 : aq_link_measure(&stage->link_in)) + (last ? 0 : aq_link_measure(&stage->link_out)));
     const struct aq_group_config group = {.size = plan->replicas, .piece_bytes = AQ_PLAN_PIECE_BYTES};
@@ -380,7 +340,12 @@ static enum aq_status stages_fill(struct plan_open *open)
     for (uint32_t s = 0; s < open->plan.stage_count; s++) {
         open->stages[s].layer_first = first[s];
         open->stages[s].layer_end = end[s];
+    }
+    for (uint32_t e = 0; e + 1 < open->plan.stage_count; e++)
+        AQ_TRY(edge_fill(open, e));
+    for (uint32_t s = 0; s < open->plan.stage_count; s++) {
         AQ_TRY(programs_fill(open, s, &code));
+        open->edges[s].shape.slots = open->stages[s].program.slots;
         AQ_TRY(stage_fill(open, s));
         AQ_TRY(cache_fill(open, s));
         if (s > 0) link_fill(open, s, s - 1, s - 1, &open->stages[s].link_in);
@@ -492,7 +457,6 @@ enum aq_status aq_plan_open(const struct aq_job *job, struct aq_plan **out)
     AQ_TRY_GOTO(counts_fill(&open->plan), out);
     if (job->facts.train_samples == 0) AQ_TRY_GOTO(weights_match(&open->plan), out);
     AQ_TRY_GOTO(arrays_take(open), out);
-    AQ_TRY_GOTO(edges_fill(open), out);
     AQ_TRY_GOTO(stages_fill(open), out);
     AQ_TRY_GOTO(dry_run(open), out);
     AQ_TRY_GOTO(aq_plan_digests(&open->plan), out);
@@ -510,6 +474,23 @@ enum aq_status aq_plan_open(const struct aq_job *job, struct aq_plan **out)
 out:
     aq_plan_close(&open->plan);
     return status;
+}
+
+void aq_plan_mirror_shape(const struct aq_plan *plan, uint32_t rank, struct aq_mirror_shape *out)
+{
+    const uint32_t stages = plan->stage_count, position = rank % stages;
+    *out = (struct aq_mirror_shape){
+        .kin = plan->kin, .rank = rank, .stages = stages, .rate_mbps = plan->job->link.rate_mbps};
+    for (uint32_t i = 0; i < 3; i++) {
+        const uint32_t s = position + i - 1; /* before the first stage: beyond the last */
+        if (s >= stages) continue;
+        const uint64_t parameters = plan->stages[s].size.parameters;
+        out->file_bytes_max[i] =
+            aq_mirror_file_bytes(parameters * sizeof(float) + aq_plan_optimizer_bytes(plan, parameters),
+                                 plan->stages[s].layer_end - plan->stages[s].layer_first);
+    }
+    if (position > 0) out->body_bytes_max[0] = (uint32_t)plan->edges[position - 1].size.body_bytes_max;
+    if (position + 1 < stages) out->body_bytes_max[1] = (uint32_t)plan->edges[position].size.body_bytes_max;
 }
 
 void aq_plan_close(struct aq_plan *plan)

@@ -23,7 +23,9 @@
 
 #include "aqsgd/base.h"
 #include "aqsgd/grad_choice.h"
+#include "edge_shape.h"
 #include "job.h"
+#include "mirror.h"
 #include "net/link.h"
 #include "program.h"
 #include "runtime_text.h"
@@ -41,11 +43,6 @@ enum {
      * seen to have beside its sum, alike on stages of 45 and of 98 MB (docs/DECISIONS.md).
      */
     AQ_PLAN_PROCESS_BYTES = 32 << 20,
-    /*
-     * Room in the body of a frame for one sample's row (id, versions, digests, flags, length); the edge, which defines
-     * the row, asserts statically that it is no longer. Bodies of samples follow the table.
-     */
-    AQ_PLAN_SAMPLE_BYTES = 64,
     /* Numbers of the edges between replicas, above all edges between stages: this + stage. */
     AQ_PLAN_GROUP_EDGE = 0x10000,
     AQ_PLAN_PIECE_BYTES = 256 << 10 /* of a frame between replicas                                                */
@@ -71,21 +68,16 @@ struct aq_plan_stage {
     struct aq_link_config link_group; /* to each other replica of this stage                                        */
     struct aq_plan_line lines[AQ_PLAN_LINES_MAX];
     uint32_t line_count;
-    uint64_t memory_bytes; /* the sum of the lines                                                              */
-    uint64_t device_bytes; /* of them on the device: the host's too where that is a CPU                         */
+    uint64_t memory_bytes;    /* the sum of the lines                                                              */
+    uint64_t device_bytes;    /* of them on the device: the host's too where that is a CPU                         */
     uint32_t boundary_copies; /* of the values at each cut: on a GPU one is sent or received while one is computed */
-    uint64_t cache_bytes;  /* on disk ("memory": in RAM): samples x messages x sides, two versions between marks */
+    uint64_t cache_bytes;     /* on disk ("memory": in RAM): samples x messages x sides, two versions between marks */
 };
 
-/* Edge e joins stage e and e+1. Bytes of one sample's body unless said otherwise. */
+/* Edge e joins stage e and e+1. */
 struct aq_plan_edge {
-    struct aq_codec_config forward, backward;
-    uint64_t forward_warm_bytes, forward_cold_bytes, backward_bytes;
-    uint64_t forward_bound, backward_bound; /* what any body fits into                                          */
-    uint64_t raw_bound;                     /* the same of evaluation                                           */
-    uint64_t kernel_bytes;                  /* that the kernels of its codecs want on a GPU, at either end      */
-    uint64_t message_bytes;                 /* of a stored m; 0: stateless                                      */
-    uint64_t body_bytes_max;                /* of a frame of one micro-batch, room for its sample table included */
+    struct aq_edge_shape shape; /* ready for aq_edge_open */
+    struct aq_edge_size size;
     /* A whole step on the wire: bodies, sample tables, frame headers, TCP/IP and Ethernet headers.             */
     uint64_t step_forward_warm, step_forward_cold, step_backward;
     uint64_t step_backward_first; /* as the first epoch's: more where epochs go uncompressed */
@@ -105,7 +97,7 @@ struct aq_plan {
     uint32_t micro_batches;           /* M of a whole step                                                          */
     uint32_t micro_batches_last;      /* of the last step of an epoch; == micro_batches where batch divides         */
     uint32_t samples_last;            /* samples of the last step of an epoch, on one replica                       */
-    uint64_t samples_dropped; /* of data.train, so that every replica has as many: not in facts */
+    uint64_t samples_dropped;         /* of data.train, so that every replica has as many: not in facts */
     uint64_t steps_per_epoch;
     uint64_t steps; /* of the whole run: epochs and steps_max                                                   */
     uint64_t parameters;
@@ -123,6 +115,9 @@ enum aq_status aq_plan_facts(const struct aq_job *job, struct aq_job_facts *out)
 /* AQ_INVAL: the job cannot be (names place, cause, remedy). As aq_plan_facts where it reads files. AQ_NOMEM. */
 enum aq_status aq_plan_open(const struct aq_job *job, struct aq_plan **out);
 void aq_plan_close(struct aq_plan *plan); /* NULL is fine */
+
+/* What the room that mirrors checkpoints is told of a rank, of at least two stages. */
+void aq_plan_mirror_shape(const struct aq_plan *plan, uint32_t rank, struct aq_mirror_shape *out);
 
 /* The learning rate of a step, which counts from 1. */
 float aq_plan_learning_rate(const struct aq_plan *plan, uint64_t step);
@@ -193,12 +188,12 @@ struct aq_plan_costs {
      */
     double forward_share[AQ_JOB_STAGES_MAX], backward_share[AQ_JOB_STAGES_MAX], value_share[AQ_GRAD_CANDIDATES_MAX];
     bool packed;
-    double latency_s;                         /* of a link, one way                                                 */
-    double rate_mbps;                         /* 0: links take no time                                              */
-    double cache_mbps;                        /* 10^6 byte/s of the store, read and write together; 0: no limit     */
-    uint32_t threads[AQ_JOB_STAGES_MAX];      /* that each worker runs with                                         */
-    uint32_t cores;                           /* of each host                                                       */
-    bool cold;                                /* first epoch: keyframes                                             */
+    double latency_s;                    /* of a link, one way                                                 */
+    double rate_mbps;                    /* 0: links take no time                                              */
+    double cache_mbps;                   /* 10^6 byte/s of the store, read and write together; 0: no limit     */
+    uint32_t threads[AQ_JOB_STAGES_MAX]; /* that each worker runs with                                         */
+    uint32_t cores;                      /* of each host                                                       */
+    bool cold;                           /* first epoch: keyframes                                             */
 };
 
 /*

@@ -91,9 +91,9 @@ static void plan_text(const struct aq_plan *plan, bool kin, struct aq_text *text
     for (uint32_t s = 0; s < plan->stage_count && !kin; s++)
         aq_text_add(text, "slots=%u\n", plan->stages[s].config.slots);
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
-        add_keys(aq_keys_codec(), &plan->edges[e].forward, "forward.", true, text);
-        add_keys(aq_keys_codec(), &plan->edges[e].backward, "backward.", true, text);
-        aq_text_add(text, "body=%llu\n", (unsigned long long)plan->edges[e].body_bytes_max);
+        add_keys(aq_keys_codec(), &plan->edges[e].shape.forward, "forward.", true, text);
+        add_keys(aq_keys_codec(), &plan->edges[e].shape.backward, "backward.", true, text);
+        aq_text_add(text, "body=%llu\n", (unsigned long long)plan->edges[e].size.body_bytes_max);
     }
 }
 
@@ -109,8 +109,9 @@ static void job_text(const struct aq_plan *plan, struct aq_text *text)
     add_cut(plan, text);
     add_facts(plan, text);
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++)
-        aq_text_add(text, "edge=%d %d %016llx\n", (int)plan->edges[e].forward.kind, (int)plan->edges[e].forward.store,
-                    (unsigned long long)aq_codec_config_digest(&plan->edges[e].forward));
+        aq_text_add(text, "edge=%d %d %016llx\n", (int)plan->edges[e].shape.forward.kind,
+                    (int)plan->edges[e].shape.forward.store,
+                    (unsigned long long)aq_codec_config_digest(&plan->edges[e].shape.forward));
 }
 
 /* Line by line, for whoever wonders why two ranks differ. */

@@ -72,7 +72,7 @@ static void json_edge(const struct aq_plan *plan, uint32_t e, struct aq_text *te
                 "\"transport\": \"%s\"}",
                 e ? ", " : "", e, (unsigned long long)edge->step_forward_cold,
                 (unsigned long long)edge->step_forward_warm, (unsigned long long)edge->step_backward_first,
-                (unsigned long long)edge->step_backward, (unsigned long long)edge->message_bytes,
+                (unsigned long long)edge->step_backward, (unsigned long long)edge->size.message_bytes,
                 carrier_name(aq_plan_edge_carrier(plan, e)));
 }
 

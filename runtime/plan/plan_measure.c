@@ -217,16 +217,18 @@ static enum aq_status time_update(struct bench *bench, uint32_t s, struct aq_sta
     return status;
 }
 
-static struct aq_plan_coding coding_of(const struct bench *bench, const struct aq_codec_config *config)
+/* The coding at a cut in one direction, of values that either call may change. */
+static struct aq_plan_coding coding_of(const struct bench *bench, const struct aq_edge_shape *shape, bool forward,
+                                       const float *values)
 {
     return (struct aq_plan_coding){.device = bench->device,
                                    .stream = bench->stream,
-                                   .config = config,
-                                   .T = bench->plan->job->train.T,
-                                   .C = bench->plan->model.channels,
-                                   .B = bench->plan->job->train.micro_batch,
-                                   .before = bench->x,
-                                   .after = bench->x};
+                                   .config = forward ? &shape->forward : &shape->backward,
+                                   .rows = shape->rows,
+                                   .columns = shape->columns,
+                                   .B = shape->micro_batch,
+                                   .before = values,
+                                   .after = values};
 }
 
 /* What a link leaves of the bytes that one end coded. */
@@ -247,10 +249,10 @@ static enum aq_status share_of(const struct bench *bench, const struct aq_link_c
 static enum aq_status time_edge_out(struct bench *bench, const float *before, struct aq_plan_costs *out)
 {
     const uint32_t s = bench->rank;
-    const struct aq_plan_edge *edge = &bench->plan->edges[s];
-    struct aq_plan_coding send = coding_of(bench, &edge->forward), receive = coding_of(bench, &edge->backward);
+    const struct aq_edge_shape *shape = &bench->plan->edges[s].shape;
+    struct aq_plan_coding send = coding_of(bench, shape, true, bench->y);
+    struct aq_plan_coding receive = coding_of(bench, shape, false, bench->y);
     send.before = before;
-    send.after = receive.before = receive.after = bench->y;
     AQ_TRY(aq_plan_time_coding(&send));
     enum aq_status status = share_of(bench, &bench->plan->stages[s].link_out, s + 1, &send, &out->forward_share[s]);
     out->send_s[s] = send.encode_s;
@@ -266,8 +268,9 @@ static enum aq_status time_edge_out(struct bench *bench, const float *before, st
 static enum aq_status time_edge_in(struct bench *bench, struct aq_plan_costs *out)
 {
     const uint32_t e = bench->rank - 1;
-    const struct aq_plan_edge *edge = &bench->plan->edges[e];
-    struct aq_plan_coding send = coding_of(bench, &edge->backward), receive = coding_of(bench, &edge->forward);
+    const struct aq_edge_shape *shape = &bench->plan->edges[e].shape;
+    struct aq_plan_coding send = coding_of(bench, shape, false, bench->x);
+    struct aq_plan_coding receive = coding_of(bench, shape, true, bench->x);
     AQ_TRY(aq_plan_time_coding(&send));
     enum aq_status status = share_of(bench, &bench->plan->stages[e + 1].link_in, e, &send, &out->backward_share[e]);
     out->send_back_s[e] = send.encode_s;

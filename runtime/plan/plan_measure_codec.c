@@ -44,7 +44,7 @@ static size_t aligned(size_t bytes)
 static enum aq_status places_open(const struct aq_plan_coding *coding, struct places *places)
 {
     void *memory;
-    AQ_TRY(aq_codec_open(coding->device, coding->config, coding->T, coding->C, &places->codec));
+    AQ_TRY(aq_codec_open(coding->device, coding->config, coding->rows, coding->columns, &places->codec));
     AQ_TRY(aq_codec_take_device(places->codec));
     places->kind = aq_codec_on_device(places->codec) ? AQ_MEMORY_DEVICE : AQ_MEMORY_PINNED;
     places->body_stride = aligned(aq_codec_bound(places->codec));
@@ -70,7 +70,7 @@ static void visit(const struct aq_plan_coding *coding, struct places *places, co
     const bool keeps = aq_codec_message_bytes(places->codec) > 0;
     for (uint32_t b = 0; b < coding->B; b++) {
         void *m = places->memory + coding->B * places->body_stride + b * places->message_stride;
-        places->samples[b] = (struct aq_codec_sample){.a = values + (size_t)b * coding->T * coding->C,
+        places->samples[b] = (struct aq_codec_sample){.a = values + (size_t)b * coding->rows * coding->columns,
                                                       .m = keeps && warm ? m : NULL,
                                                       .key = key,
                                                       .body = places->memory + b * places->body_stride,
@@ -118,7 +118,7 @@ static enum aq_status decode(struct aq_plan_coding *coding, struct places *place
     for (uint32_t b = 0; b < coding->B; b++) {
         places->samples[b].body_bytes = places->results[b].body_bytes;
         places->samples[b].flags = places->results[b].flags;
-        places->samples[b].hat = hat + (size_t)b * coding->T * coding->C;
+        places->samples[b].hat = hat + (size_t)b * coding->rows * coding->columns;
     }
     AQ_TRY(copy(coding, places, false, true, true));
     AQ_TRY(aq_codec_decode_batch(places->codec, places->samples, coding->B, places->corrupt, coding->stream));
@@ -145,7 +145,7 @@ static enum aq_status keep_bodies(struct aq_plan_coding *coding, const struct pl
 enum aq_status aq_plan_time_coding(struct aq_plan_coding *coding)
 {
     const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_TEST, 0, 0);
-    const size_t hat_bytes = (size_t)coding->B * coding->T * coding->C * sizeof(float);
+    const size_t hat_bytes = (size_t)coding->B * coding->rows * coding->columns * sizeof(float);
     struct places places = {0};
     void *hat = NULL;
     enum aq_status status;

@@ -499,8 +499,8 @@ static double stage_busy(const struct aq_plan *plan, const struct aq_plan_costs 
 static double cache_traffic(const struct aq_plan *plan, uint32_t s)
 {
     double bytes = 0;
-    if (s > 0) bytes += (double)plan->edges[s - 1].message_bytes;
-    if (s + 1 < plan->stage_count) bytes += (double)plan->edges[s].message_bytes;
+    if (s > 0) bytes += (double)plan->edges[s - 1].size.message_bytes;
+    if (s + 1 < plan->stage_count) bytes += (double)plan->edges[s].size.message_bytes;
     return strcmp(plan->job->cache.kind, "memory") == 0 ? 0 : 2 * bytes * plan->batch;
 }
 

@@ -112,19 +112,18 @@ static void print_edges(const struct aq_plan *plan, struct aq_text *text)
                 plan->job->link.entropy == AQ_LINK_ENTROPY_OFF
                     ? "bytes on the wire per step"
                     : "bytes on the wire per step at most: bodies may go packed");
-    const uint64_t raw = (uint64_t)plan->batch * plan->job->train.T * plan->model.channels * sizeof(float);
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
         const struct aq_plan_edge *edge = &plan->edges[e];
         char name[24], codec[CODEC_BYTES], back[CODEC_BYTES];
         snprintf(name, sizeof name, "%u-%u", e, e + 1);
-        aq_codec_config_text(&edge->forward, codec, sizeof codec);
-        aq_codec_config_text(&edge->backward, back, sizeof back);
+        aq_codec_config_text(&edge->shape.forward, codec, sizeof codec);
+        aq_codec_config_text(&edge->shape.backward, back, sizeof back);
         const struct aq_job_edge *mine = &plan->job->edges[e], *before = e ? mine - 1 : NULL;
         const bool same =
             before && same_codec(&before->forward, &mine->forward) && same_codec(&before->backward, &mine->backward);
         aq_text_add(text, "%-5s  %12llu  %12llu  %12llu  %12llu%s", name, (unsigned long long)edge->step_forward_cold,
                     (unsigned long long)edge->step_forward_warm, (unsigned long long)edge->step_backward,
-                    (unsigned long long)raw, same ? "  as above\n" : "\n");
+                    (unsigned long long)(plan->batch * edge->size.values_bytes), same ? "  as above\n" : "\n");
         if (!same) aq_text_add(text, "       forward  %s\n       backward %s\n", codec, back);
         if (!same || aq_plan_edge_carrier(plan, e) != aq_plan_edge_carrier(plan, e - 1))
             aq_text_add(text, "       %s\n", edge_carrier_text(aq_plan_edge_carrier(plan, e)));

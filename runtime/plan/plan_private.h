@@ -17,9 +17,6 @@ enum {
 /* Bytes on the wire of a frame with a body of so many bytes. loopback: both ends are on this machine. */
 uint64_t aq_wire_bytes(uint64_t body_bytes, bool loopback);
 
-/* Bytes of the body of a micro-batch of `samples` samples that are coded in `coded` bytes each (docs/FORMAT.md). */
-uint64_t aq_plan_body_bytes(uint32_t samples, uint64_t coded);
-
 /* Do the ends of edge e share a machine's loopback device, as far as the manifest tells? */
 bool aq_plan_edge_loopback(const struct aq_job *job, uint32_t edge);
 
@@ -35,15 +32,15 @@ void aq_plan_costs_common(const struct aq_plan *plan, uint32_t cores, struct aq_
 
 /*
  * plan_measure_codec.c: the coding of one micro-batch, timed on a device: the least of some repeats, with the copies
- * between device and host that a GPU's edge makes. before, after: (B, T, C) of device memory; the first visit is a
- * keyframe of `before`, the later ones are `after` against what was kept. bodies: those of the second visit, one behind
- * the other, for the caller to free.
+ * between device and host that a GPU's edge makes. before, after: (B, rows, columns) of device memory; the first visit
+ * is a keyframe of `before`, the later ones are `after` against what was kept. bodies: those of the second visit, one
+ * behind the other, for the caller to free.
  */
 struct aq_plan_coding {
     struct aq_device *device;
     struct aq_stream *stream;
     const struct aq_codec_config *config;
-    uint32_t B, T, C;
+    uint32_t B, rows, columns;
     const float *before, *after;
     double encode_s, decode_s; /* out */
     uint8_t *bodies;           /* out */

@@ -324,26 +324,26 @@ enum aq_status aq_worker_await(struct aq_worker *w, const char *op, uint64_t dea
 static enum aq_status open_edges(struct aq_worker *w)
 {
     struct aq_edge_config config = {.device = w->device,
-                                    .plan = w->plan,
                                     .bell = w->bell,
                                     .trace = w->trace,
-                                    .slots = w->me->program.slots,
                                     .silence_ns = w->silence_ns,
                                     .cache_lost = w->cache_lost,
                                     .mirror = w->job->checkpoint.mirror};
     if (w->position > 0) {
-        config.edge = w->position - 1;
+        const struct aq_plan_edge *edge = &w->plan->edges[w->position - 1];
+        config.shape = &edge->shape;
         config.sender = false;
         config.link = w->link_in;
-        config.cache = w->plan->edges[config.edge].message_bytes ? w->cache : NULL;
+        config.cache = edge->size.message_bytes ? w->cache : NULL;
         AQ_TRY(aq_edge_open(&config, &w->in));
         AQ_TRY(aq_edge_join(w->in, aq_job_edge_carrier(w->job, w->rank - 1)));
     }
     if (w->position + 1 < w->P) {
-        config.edge = w->position;
+        const struct aq_plan_edge *edge = &w->plan->edges[w->position];
+        config.shape = &edge->shape;
         config.sender = true;
         config.link = w->link_out;
-        config.cache = w->plan->edges[config.edge].message_bytes ? w->cache : NULL;
+        config.cache = edge->size.message_bytes ? w->cache : NULL;
         AQ_TRY(aq_edge_open(&config, &w->out));
         AQ_TRY(aq_edge_join(w->out, aq_job_edge_carrier(w->job, w->rank)));
     }

@@ -194,7 +194,7 @@ enum aq_status aq_worker_mark_wait(struct aq_worker *w)
 static enum aq_status fetch_copy(struct aq_worker *w)
 {
     const uint64_t end = aq_clock_after(aq_worker_mark_ns_max(w->plan));
-    const uint32_t keeper = aq_mirror_keeper(w->plan, w->rank);
+    const uint32_t keeper = aq_mirror_keeper(w->rank, w->P);
     aq_log("worker", 0, "stage %u has lost its checkpoint of step %llu: it comes from the copy at stage %u", w->rank,
            (unsigned long long)w->step, keeper);
     enum aq_status status;
@@ -225,15 +225,14 @@ static enum aq_status open_mirror(struct aq_worker *w)
     uint8_t key[AQ_SEAL_KEY_BYTES];
     const char *path = w->job->checkpoint.mirror_key;
     if (path) AQ_TRY(aq_seal_key_load(path, key));
-    const struct aq_mirror_config config = {.plan = w->plan,
-                                            .folder = w->checkpoint_folder,
-                                            .rank = w->rank,
-                                            .in = w->in,
-                                            .out = w->out,
-                                            .bell = w->bell,
-                                            .resumed = w->resumed_at,
-                                            .key = path ? key : NULL,
-                                            .hash = w->hash[0] ? w->hash : NULL};
+    struct aq_mirror_config config = {.folder = w->checkpoint_folder,
+                                      .in = w->in,
+                                      .out = w->out,
+                                      .bell = w->bell,
+                                      .resumed = w->resumed_at,
+                                      .key = path ? key : NULL,
+                                      .hash = w->hash[0] ? w->hash : NULL};
+    aq_plan_mirror_shape(w->plan, w->rank, &config.shape);
     const enum aq_status status = aq_mirror_open(&config, &w->mirror);
     if (path) explicit_bzero(key, sizeof key);
     return status;

@@ -1,0 +1,50 @@
+/*
+ * edge_shape.h -- what an edge is told: the matrix that crosses its cut, how it is coded, and how much can be on its
+ * way.
+ *
+ * Every cut has a shape of its own: the model says its rows and columns a sample, the manifest its codecs, the schedule
+ * its slots. Both ends have the same; the plan makes it, and edge, mirror and codec know no more of the job.
+ *
+ * Locking: plain data.
+ */
+#ifndef RUNTIME_EDGE_SHAPE_H
+#define RUNTIME_EDGE_SHAPE_H
+
+#include <stdint.h>
+
+#include "aqsgd/base.h"
+#include "aqsgd/codec.h"
+
+struct aq_edge_shape {
+    uint32_t edge;                       /* its number: edge e joins stage e and e + 1                             */
+    uint32_t rows, columns;              /* of one sample at this cut, fp32                                        */
+    uint32_t micro_batch;                /* B: samples of a micro-batch, at most                                   */
+    uint32_t batch;                      /* samples of a step, at most: of as many a message can have been lost    */
+    uint32_t slots;                      /* micro-batches of the sender whose gradient is not back, at most        */
+    uint32_t send_frames, receive_slots; /* of the link, each way */
+    uint64_t warmup_steps;               /* the first ones go uncompressed */
+    uint64_t seed;                       /* of stochastic rounding */
+    struct aq_codec_config forward, backward;
+};
+
+/* What follows from it. Bytes of one sample's body unless said otherwise. */
+struct aq_edge_size {
+    uint64_t values_bytes; /* of one sample, as it is */
+    uint64_t forward_warm_bytes, forward_cold_bytes, backward_bytes;
+    uint64_t forward_bound, backward_bound; /* what any body fits into                                           */
+    uint64_t raw_bound;                     /* the same of evaluation                                            */
+    uint64_t kernel_bytes;                  /* that the kernels of its codecs want on a GPU, at either end       */
+    uint64_t message_bytes;                 /* of a stored m; 0: stateless                                       */
+    uint64_t body_bytes_max;                /* of a frame of one micro-batch, room for its sample table included */
+    uint64_t host_bytes;                    /* RAM of an end, beside link and cache                              */
+    uint64_t device_bytes;                  /* device memory of an end on a GPU                                  */
+    uint64_t carrier_bytes;                 /* and for bodies that NCCL carries                                  */
+};
+
+/* AQ_INVAL: a codec cannot be built for this shape, or a micro-batch is longer than a frame can be. AQ_NOMEM. */
+enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge_size *out);
+
+/* Bytes of the body of a micro-batch of `samples` samples that are coded in `coded` bytes each (docs/FORMAT.md). */
+uint64_t aq_edge_body_bytes(uint32_t samples, uint64_t coded);
+
+#endif

@@ -1,0 +1,68 @@
+/*
+ * edge_size.c -- what follows from the shape of an edge: bytes on the wire, of messages and of memory. See
+ * edge_shape.h.
+ */
+#include "edge_private.h"
+
+struct codec_bytes {
+    uint64_t warm, cold, bound, message;
+};
+
+/* A codec tells its sizes when it is open. */
+static enum aq_status codec_bytes_of(const struct aq_edge_shape *shape, const struct aq_codec_config *config,
+                                     struct codec_bytes *out, uint64_t *kernel_bytes)
+{
+    struct aq_codec *codec;
+    AQ_TRY(aq_codec_open(NULL, config, shape->rows, shape->columns, &codec));
+    *out = (struct codec_bytes){.warm = aq_codec_body_bytes(codec, false),
+                                .cold = aq_codec_body_bytes(codec, true),
+                                .bound = aq_codec_bound(codec),
+                                .message = aq_codec_message_bytes(codec)};
+    *kernel_bytes += aq_codec_kernel_bytes(codec);
+    aq_codec_close(codec);
+    return AQ_OK;
+}
+
+static uint64_t largest(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+uint64_t aq_edge_body_bytes(uint32_t samples, uint64_t coded)
+{
+    const uint64_t align = AQ_EDGE_BODY_ALIGN;
+    const uint64_t table = ((uint64_t)samples * AQ_EDGE_ROW_BYTES + align - 1) / align * align;
+    return samples == 0 ? 0 : table + (samples - 1) * ((coded + align - 1) / align * align) + coded;
+}
+
+enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge_size *out)
+{
+    struct aq_codec_config raw;
+    struct codec_bytes forward, backward, evaluation;
+    uint64_t kernel_bytes = 0;
+    aq_edge_raw_config(&raw);
+    AQ_TRY(codec_bytes_of(shape, &shape->forward, &forward, &kernel_bytes));
+    AQ_TRY(codec_bytes_of(shape, &shape->backward, &backward, &kernel_bytes));
+    AQ_TRY(codec_bytes_of(shape, &raw, &evaluation, &kernel_bytes));
+    const uint64_t bound = largest(largest(evaluation.bound, forward.bound), largest(backward.bound, forward.message));
+    struct aq_edge_size size = {.values_bytes = (uint64_t)shape->rows * shape->columns * sizeof(float),
+                                .forward_warm_bytes = forward.warm,
+                                .forward_cold_bytes = forward.cold,
+                                .backward_bytes = backward.warm,
+                                .forward_bound = forward.bound,
+                                .backward_bound = backward.bound,
+                                .raw_bound = evaluation.bound,
+                                .kernel_bytes = kernel_bytes,
+                                .message_bytes = forward.message,
+                                .body_bytes_max = shape->micro_batch * (AQ_EDGE_SAMPLE_BYTES + bound)};
+    if (size.body_bytes_max > UINT32_MAX / 2)
+        return aq_fail(AQ_INVAL, "edge",
+                       "edge %u: a micro-batch of %u samples takes %llu bytes in a frame, 2 GiB is the most; lower "
+                       "train.micro_batch or train.T",
+                       shape->edge, shape->micro_batch, (unsigned long long)size.body_bytes_max);
+    size.host_bytes = shape->send_frames * size.body_bytes_max;
+    size.device_bytes = aq_edge_batcher_bytes(shape, &size);
+    size.carrier_bytes = aq_edge_carrier_bytes(&size);
+    *out = size;
+    return AQ_OK;
+}
