@@ -111,7 +111,10 @@ enum aq_status aq_group_begin(struct aq_group *group, enum aq_collective collect
 /* Waits until nothing is lent any more, where status is AQ_OK; else breaks the group. */
 enum aq_status aq_group_end(struct aq_group *group, enum aq_status status);
 
-/* group_links.c: all links of this group of links are looked at; why one ended. For who waits for something else. */
+/*
+ * group_links.c: all links of this group of links are looked at; why one ended. For who waits for something else that
+ * all ranks have begun: a rank that left in good order was through with it, and is no error.
+ */
 enum aq_status aq_group_links_watch(struct aq_group *group);
 
 /* AQ_MISMATCH, with the line that says where both are. */
