@@ -4,6 +4,7 @@
 #ifndef TESTS_LOG_CAPTURE_H
 #define TESTS_LOG_CAPTURE_H
 
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,20 +14,22 @@
 enum { CAPTURE_LINES = 32, CAPTURE_BYTES = 1024 };
 
 static struct {
-    uint32_t count;
+    _Atomic uint32_t count; /* published after the line: read while other threads log */
     char lines[CAPTURE_LINES][CAPTURE_BYTES];
 } captured;
 
 static void capture_line(int level, const char *line, void *context)
 {
     (void)context;
-    if (level == 0 && captured.count < CAPTURE_LINES)
-        snprintf(captured.lines[captured.count++], CAPTURE_BYTES, "%s", line);
+    const uint32_t at = captured.count; /* the log calls one at a time */
+    if (level > 0 || at >= CAPTURE_LINES) return;
+    snprintf(captured.lines[at], CAPTURE_BYTES, "%s", line);
+    captured.count = at + 1;
 }
 
 static inline void capture_begin(void)
 {
-    memset(&captured, 0, sizeof captured);
+    captured.count = 0;
     aq_log_sink(capture_line, NULL);
 }
 
@@ -38,7 +41,8 @@ static inline void capture_end(void)
 /* Is there a line with this in it? */
 static inline int captured_has(const char *words)
 {
-    for (uint32_t i = 0; i < captured.count; i++)
+    const uint32_t count = captured.count;
+    for (uint32_t i = 0; i < count; i++)
         if (strstr(captured.lines[i], words)) return 1;
     return 0;
 }

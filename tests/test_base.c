@@ -442,6 +442,34 @@ static void hear(int level, const char *line, void *context)
     snprintf(heard->last, sizeof heard->last, "%s", line);
 }
 
+enum { TALKER_LINES = 20000 };
+
+static void talk(void *context)
+{
+    (void)context;
+    for (int i = 0; i < TALKER_LINES; i++)
+        aq_log("test", 0, "line %d", i);
+}
+
+/* Lines come one at a time, and none to a sink that has been replaced: no lock but the log's is needed to hear them. */
+static void test_log_sink_is_replaced_while_others_log(void **state)
+{
+    (void)state;
+    struct heard heard[3] = {{0}};
+    struct aq_thread *talker[2];
+    aq_log_sink(hear, &heard[0]);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(aq_thread_open("talker", talk, NULL, &talker[i]), AQ_OK);
+    aq_log_sink(hear, &heard[1]);
+    const int early = heard[0].lines;
+    aq_log_sink(hear, &heard[2]);
+    for (int i = 0; i < 2; i++)
+        aq_thread_close(talker[i]);
+    aq_log_sink(NULL, NULL);
+    assert_int_equal(heard[0].lines, early);
+    assert_int_equal(heard[0].lines + heard[1].lines + heard[2].lines, 2 * TALKER_LINES);
+}
+
 static void test_log_limit_counts_what_it_holds_back(void **state)
 {
     (void)state;
@@ -491,6 +519,7 @@ int main(void)
         cmocka_unit_test(test_printable_is_clean_for_all_short_texts),
         cmocka_unit_test(test_log_and_errors_are_printable),
         cmocka_unit_test(test_log_limit_counts_what_it_holds_back),
+        cmocka_unit_test(test_log_sink_is_replaced_while_others_log),
         cmocka_unit_test(test_memory_counts_and_fails_on_demand),
         cmocka_unit_test(test_arena_measures_what_it_places),
         cmocka_unit_test(test_ring_passes_every_token_in_order),

@@ -14,6 +14,7 @@
 
 #include "aqsgd/base/clock.h"
 #include "aqsgd/base/printable.h"
+#include "aqsgd/base/thread.h"
 
 enum { AREAS_MAX = 16, AREA_BYTES = 16, LINE_BYTES = 2048, AREA_ROOM = 128, WINDOW_LINES = 8 };
 #define WINDOW_NS (10ULL * 1000 * 1000 * 1000)
@@ -25,8 +26,9 @@ static struct {
 static int area_count;
 static int default_level = 1;
 static int rank_shown = -1;
-static void (*sink)(int level, const char *line, void *context);
+static void (*sink)(int level, const char *line, void *context); /* this and the next: aq_mutex_log guards them */
 static void *sink_context;
+static atomic_bool sink_set; /* without a sink no lock is taken: a child may log between fork and exec */
 static _Thread_local struct aq_log_limit *thread_limit; /* NULL: every line goes out */
 
 static void area_add(const char *begin, const char *end)
@@ -62,8 +64,22 @@ void aq_log_init(int rank)
 
 void aq_log_sink(void (*to)(int level, const char *line, void *context), void *context)
 {
+    aq_mutex_lock(aq_mutex_log());
     sink_context = context;
     sink = to;
+    atomic_store_explicit(&sink_set, to != NULL, memory_order_relaxed); /* a hint; the mutex orders the rest */
+    aq_mutex_unlock(aq_mutex_log());
+}
+
+/* The sink takes the line, if there is one. */
+static bool sink_takes(int level, const char *line)
+{
+    if (!atomic_load_explicit(&sink_set, memory_order_relaxed)) return false;
+    aq_mutex_lock(aq_mutex_log());
+    const bool takes = sink != NULL;
+    if (takes) sink(level, line, sink_context);
+    aq_mutex_unlock(aq_mutex_log());
+    return takes;
 }
 
 bool aq_log_on(const char *area, int level)
@@ -89,10 +105,7 @@ static void write_line(const char *area, int level, const char *text, uint64_t m
     at += strlen(line + at);
     memcpy(line + at, tail, strlen(tail) + 1);
     at += strlen(tail);
-    if (sink) {
-        sink(level, line, sink_context);
-        return;
-    }
+    if (sink_takes(level, line)) return;
     line[at++] = '\n';
     ssize_t written = write(STDERR_FILENO, line, at);
     (void)written; /* nowhere is left to say that the log cannot be written */

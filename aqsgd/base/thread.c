@@ -73,6 +73,12 @@ void aq_mutex_close(struct aq_mutex *mutex)
     aq_free(mutex);
 }
 
+struct aq_mutex *aq_mutex_log(void)
+{
+    static struct aq_mutex mutex = {PTHREAD_MUTEX_INITIALIZER};
+    return &mutex;
+}
+
 void aq_mutex_lock(struct aq_mutex *mutex)
 {
     pthread_mutex_lock(&mutex->mutex);

@@ -62,7 +62,8 @@ void aq_log_limit_tell(struct aq_log_limit *limit);
 /* Lines of the calling thread go through this limit, those of aq_fail too, until NULL is set. It must live as long. */
 void aq_log_limit_thread(struct aq_log_limit *limit);
 
-/* Where lines go; NULL for standard error. line has no newline. sink must be thread-safe and must not log. */
+/* Where lines go; NULL for standard error. line has no newline. Lines of all threads come one at a time, none after the
+ * sink has been replaced; so sink needs no lock of its own. It must not log, nor wait. */
 void aq_log_sink(void (*sink)(int level, const char *line, void *context), void *context);
 
 #ifdef __cplusplus

@@ -25,6 +25,7 @@ void aq_thread_close(struct aq_thread *thread);
 
 enum aq_status aq_mutex_open(struct aq_mutex **out); /* AQ_NOMEM */
 void aq_mutex_close(struct aq_mutex *mutex);         /* NULL is fine */
+struct aq_mutex *aq_mutex_log(void);                 /* the log's: there before anything is opened */
 void aq_mutex_lock(struct aq_mutex *mutex);
 void aq_mutex_unlock(struct aq_mutex *mutex);
 
