@@ -143,7 +143,7 @@ static void test_a_runs_id_is_kept_and_its_first_checkpoint_noted(void **state)
     bool checkpointed = true;
     assert_int_equal(aq_owned_claim_run(in("run"), AQ_OWNED_MAKE_ALL, &first, &checkpointed), AQ_OK);
     assert_true(first.id != 0 && !checkpointed);
-    assert_int_equal(aq_owned_note(in("run"), &first), AQ_OK);
+    assert_int_equal(aq_owned_note(in("run"), &first, true), AQ_OK);
     assert_int_equal(aq_owned_claim_run(in("run"), AQ_OWNED_MAKE_NONE, &second, &checkpointed), AQ_OK);
     assert_true(second.id == first.id && checkpointed);
     struct aq_owner third = {.job = "demo", .id = first.id + 1};

@@ -224,6 +224,34 @@ static void test_plan_bytes_of_raw_edges_by_hand(void **state)
     done(plan, job);
 }
 
+/* What a run may go on with is the same but for its extent; with another count of replicas, but for that, too. */
+static void test_plan_resume_hash_leaves_out_the_extent(void **state)
+{
+    (void)state;
+    static const char *const extents[] = {"train.epochs=4", "train.steps_max=7", "train.evaluate_every=5 steps",
+                                          "checkpoint.every=0"};
+    static const char *const others[] = {"train.lr=2e-4", "edges.warmup_epochs=1", "pipeline.replicas=2"};
+    struct aq_job *job, *job_other;
+    struct aq_plan *plan = plan_of(NULL, &job);
+    for (size_t i = 0; i < 7; i++) {
+        const char *const sets[] = {i < 4 ? extents[i] : others[i - 4], NULL};
+        struct aq_plan *other = plan_of(sets, &job_other);
+        assert_true(other->hash != plan->hash);
+        assert_int_equal(other->resume_hash == plan->resume_hash, i < 4);
+        assert_int_equal(other->kin == plan->kin, i < 4 || i == 6);
+        struct aq_text text = {0};
+        assert_int_equal(aq_plan_differences(plan, other, true, &text), AQ_OK);
+        assert_int_equal(text.used == 0, i < 4 || i == 6);
+        aq_text_deinit(&text);
+        assert_int_equal(aq_plan_differences(plan, other, false, &text), AQ_OK);
+        if (strncmp(aq_text_of(&text), sets[0], strcspn(sets[0], "=")) != 0)
+            fail_msg("%s: %s", sets[0], aq_text_of(&text));
+        aq_text_deinit(&text);
+        done(other, job_other);
+    }
+    done(plan, job);
+}
+
 static uint64_t hash_of(const char *set, uint64_t *digest)
 {
     const char *const sets[] = {set, NULL};
@@ -697,6 +725,7 @@ int main(void)
         cmocka_unit_test(test_plan_memory_is_the_sum_of_its_lines),
         cmocka_unit_test(test_plan_of_a_gpu_has_its_scratch_and_two_of_each_boundary),
         cmocka_unit_test(test_plan_bytes_of_raw_edges_by_hand),
+        cmocka_unit_test(test_plan_resume_hash_leaves_out_the_extent),
         cmocka_unit_test(test_plan_hash_sees_what_matters_and_nothing_else),
         cmocka_unit_test(test_plan_manifest_gives_the_same_hash_without_the_data),
         cmocka_unit_test(test_plan_refuses_what_cannot_be),

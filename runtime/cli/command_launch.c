@@ -23,9 +23,7 @@
 #include "plan.h"
 #include "report.h"
 #include "restart.h"
-#include "resume_check.h"
-#include "run_folder.h"
-#include "run_lines.h"
+#include "run_enter.h"
 #include "run_rewind.h"
 #include "security.h"
 #include "stages/dataset.h"
@@ -63,7 +61,6 @@ enum {
     ERROR_BYTES = 1100,
     READY_S = 900,
     RUN_SET_BYTES = AQ_RUN_PATH_BYTES + 64,
-    LAST_LINES = 256, /* after a step's line there are few others */
     HELPED = -1
 };
 
@@ -77,25 +74,16 @@ struct command {
     const char *sets[SETS_MAX];
     uint32_t set_count;
     char run_set[RUN_SET_BYTES];
-    bool resume, fresh;
+    struct aq_run_entry entry;
     struct aq_progress progress;
     struct aq_job *job;
     struct aq_plan *plan;
     char *manifest;
     char daemon[AQ_RUN_PATH_BYTES];
-    char checkpoint[AQ_RUN_PATH_BYTES], cache[AQ_RUN_PATH_BYTES];
-    struct aq_owned_folders folders;
-    struct aq_owner owner;
-    bool marked, checkpointed; /* the run folder had its marker, and it says that there was a checkpoint */
-    bool rewinds;              /* the metrics are cut to the step that is gone on from                   */
     struct aq_token token;
     struct aq_tls *tls;
-    int lock, checkpoint_lock, signals;
-    uint64_t resume_step;
-    uint64_t resume_bytes; /* of metrics.jsonl, at that step; 0: not known */
-    double seconds;        /* of the run before this start    */
-    uint64_t begin_ns;     /* when this command began         */
-    bool finished;         /* the run in the folder has come to its end */
+    int signals;
+    uint64_t begin_ns; /* when this command began */
     struct aq_restart restart;
     struct aq_metrics *metrics;
     struct errors errors;
@@ -188,10 +176,10 @@ static int parse(struct command *command, int argc, char **argv)
             wrong = add_set(command, command->run_set);
             break;
         case 'R':
-            command->resume = true;
+            command->entry.resume = true;
             break;
         case 'F':
-            command->fresh = true;
+            command->entry.fresh = true;
             break;
         case 'N':
             wrong = take_restarts(command, optarg);
@@ -213,7 +201,7 @@ static int parse(struct command *command, int argc, char **argv)
         if (wrong) return wrong;
     }
     if (optind + 1 != argc) return aq_usage("launch", optind == argc ? "no manifest" : "one manifest, please");
-    if (command->resume && command->fresh) return aq_usage("launch", "--resume or --fresh, not both");
+    if (command->entry.resume && command->entry.fresh) return aq_usage("launch", "--resume or --fresh, not both");
     command->manifest_path = argv[optind];
     return AQ_EXIT_DONE;
 }
@@ -241,7 +229,7 @@ static enum aq_status open_keys(struct command *command)
 static enum aq_status check_names(const struct command *command)
 {
     const char *const names[][2] = {{"the run folder (--run, output.path)", command->job->output.path},
-                                    {"the folder of checkpoints (checkpoint.path)", command->checkpoint},
+                                    {"the folder of checkpoints (checkpoint.path)", command->entry.checkpoint},
                                     {"the folder of caches (cache.path)", command->job->cache.path}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         json_t *text = names[i][1] ? json_string(names[i][1]) : json_null();
@@ -260,10 +248,11 @@ static enum aq_status prepare(struct command *command)
     AQ_TRY(open_keys(command));
     AQ_TRY(find_daemon(command));
     if (command->job->checkpoint.path)
-        snprintf(command->checkpoint, sizeof command->checkpoint, "%s", command->job->checkpoint.path);
+        snprintf(command->entry.checkpoint, sizeof command->entry.checkpoint, "%s", command->job->checkpoint.path);
     else
-        AQ_TRY(aq_run_path(command->job->output.path, "checkpoint", command->checkpoint));
-    command->folders = (struct aq_owned_folders){.run = command->job->output.path, .checkpoint = command->checkpoint};
+        AQ_TRY(aq_run_path(command->job->output.path, "checkpoint", command->entry.checkpoint));
+    command->entry.plan = command->plan;
+    command->entry.manifest = command->manifest;
     return check_names(command);
 }
 
@@ -275,236 +264,6 @@ static enum aq_status fits(const struct command *command)
     if (command->job->cache.path) return aq_plan_disk_fits(command->plan, command->job->cache.path);
     AQ_TRY(aq_run_path(command->job->output.path, "cache", caches));
     return aq_plan_disk_fits(command->plan, caches);
-}
-
-/* ---- the run folder ---- */
-
-/* What run.json says; zero hash: there is none. */
-static enum aq_status read_identity(const char *run, uint64_t *hash, uint64_t *kin, char *name, size_t bytes)
-{
-    char path[AQ_RUN_PATH_BYTES], *text;
-    size_t count;
-    *hash = 0;
-    AQ_TRY(aq_run_path(run, "run.json", path));
-    const enum aq_status status = aq_run_read(path, 1 << 20, &text, &count);
-    if (status == AQ_NOTFOUND) return AQ_OK;
-    AQ_TRY(status);
-    json_t *identity = json_loadb(text, count, 0, NULL);
-    aq_free(text);
-    enum aq_status got = AQ_OK;
-    if (!json_is_object(identity) || aq_control_get_hex(identity, "plan_hash", hash) != AQ_OK)
-        got = aq_fail(AQ_CORRUPT, "launch", "%s is damaged: choose another folder with --run", path);
-    if (got == AQ_OK && json_object_get(identity, "kin")) got = aq_control_get_hex(identity, "kin", kin);
-    snprintf(name, bytes, "%.60s", aq_control_text_or(identity, "name", "?"));
-    json_decref(identity);
-    return got;
-}
-
-static enum aq_status write_identity(const struct command *command)
-{
-    const struct aq_plan *plan = command->plan;
-    char path[AQ_RUN_PATH_BYTES];
-    struct aq_text text = {0};
-    json_t *name = json_string(command->job->name);
-    char *quoted = name ? json_dumps(name, JSON_ENCODE_ANY | JSON_ENSURE_ASCII) : NULL;
-    aq_text_add(&text,
-                "{\"name\":%s,\"plan_hash\":\"%016llx\",\"kin\":\"%016llx\",\"replicas\":%u,\"stages\":%u,\"steps\":%"
-                "llu,\"steps_per_epoch\":%llu,"
-                "\"parameters\":%llu,\"version\":\"%s\"}\n",
-                quoted ? quoted : "\"?\"", (unsigned long long)aq_plan_hash(plan), (unsigned long long)plan->kin,
-                plan->replicas, plan->stage_count, (unsigned long long)plan->steps,
-                (unsigned long long)plan->steps_per_epoch, (unsigned long long)plan->parameters, AQ_VERSION);
-    (free)(quoted); /* jansson's own memory */
-    json_decref(name);
-    enum aq_status status = aq_run_path(command->job->output.path, "run.json", path);
-    if (status == AQ_OK) status = text.status;
-    if (status == AQ_OK) status = aq_run_write(path, aq_text_of(&text), text.used);
-    aq_text_deinit(&text);
-    if (status == AQ_OK) status = aq_run_path(command->job->output.path, "manifest.yaml", path);
-    if (status == AQ_OK) status = aq_run_write(path, command->manifest, strlen(command->manifest));
-    return status;
-}
-
-struct found {
-    uint64_t step; /* the last that was trained; 0: none */
-    bool done;     /* the run came to its end            */
-};
-
-/* Steps begin early in the file, and the end is its last line: no more of it is read. */
-static enum aq_status find(const char *metrics, struct found *found)
-{
-    struct aq_run_lines *lines;
-    const char *text;
-    char *last;
-    uint64_t begin = UINT64_MAX;
-    size_t count;
-    enum aq_status status = aq_run_lines_open(metrics, 0, &lines);
-    *found = (struct found){0};
-    if (status == AQ_NOTFOUND) return AQ_OK;
-    AQ_TRY(status);
-    while (!found->step && (status = aq_run_lines_next(lines, &text, &count)) == AQ_OK) {
-        json_t *line = json_loadb(text, count, 0, NULL);
-        if (aq_control_is(line, "event", "step")) found->step = aq_control_u64_or(line, "step", 1);
-        json_decref(line);
-    }
-    aq_run_lines_close(lines);
-    /* The last line tells of an end; the last step's is not far before it. */
-    for (int i = 0; i < LAST_LINES && status == AQ_OK; i++) {
-        status = aq_run_line_before(metrics, begin, &last, &count, &begin);
-        if (status == AQ_CORRUPT && i > 0) status = AQ_NOTFOUND; /* a hole: the rewind says whether it matters */
-        if (status != AQ_OK) break;
-        json_t *line = json_loadb(last, count, 0, NULL);
-        const bool step = aq_control_is(line, "event", "step");
-        if (i == 0) found->done = aq_control_is(line, "event", "end") && aq_control_is(line, "state", "done");
-        if (step) found->step = aq_control_u64_or(line, "step", 1);
-        json_decref(line);
-        aq_free(last);
-        if (step) break;
-    }
-    if (status != AQ_NOTFOUND) AQ_TRY(status);
-    return AQ_OK;
-}
-
-/* When the first checkpoint of this job is due; 0: only at its end. */
-static uint64_t first_due(const struct command *command)
-{
-    return aq_job_every_steps(&command->job->checkpoint.every, command->plan->steps_per_epoch);
-}
-
-/*
- * The run has been further than its folders tell: without this it would begin anew, and what another disk holds of it
- * would be overwritten.
- */
-static enum aq_status refuse_gone(const struct command *command, enum aq_owned_state state, uint64_t step)
-{
-    static const char *const what[] = {[AQ_OWNED_MISSING] = "is not there",
-                                       [AQ_OWNED_EMPTY] = "is empty",
-                                       [AQ_OWNED_OLD] = "holds no complete checkpoint",
-                                       [AQ_OWNED_OURS] = "holds no complete checkpoint"};
-    return aq_fail(AQ_REFUSED, "launch",
-                   "%s has been trained up to step %llu, but the folder of its checkpoints, %s, %s: is its disk "
-                   "mounted? Where they are lost for good, --fresh begins anew",
-                   command->job->output.path, (unsigned long long)step, command->checkpoint, what[state]);
-}
-
-/* A run that has not begun, as far as can be told: where its checkpoints lie, that must be certain. */
-static enum aq_status begin_anew(struct command *command, enum aq_owned_state state, const struct found *found)
-{
-    const uint64_t due = first_due(command);
-    const bool there = state == AQ_OWNED_OURS || state == AQ_OWNED_OLD;
-    if (command->checkpointed || (found->step > 0 && !there && (command->marked || (due > 0 && found->step >= due))))
-        return refuse_gone(command, state, found->step);
-    return AQ_OK;
-}
-
-/* A folder that holds something: may we, and where do we go on? */
-static enum aq_status enter_used(struct command *command, uint64_t hash, uint64_t kin, const char *name)
-{
-    const char *run = command->job->output.path;
-    char metrics[AQ_RUN_PATH_BYTES];
-    struct aq_run_mark mark;
-    struct found found = {0};
-    enum aq_owned_state state;
-    /* The same but for the count of replicas: its checkpoint serves, its caches do not. */
-    const bool kindred = command->resume && kin == command->plan->kin;
-    if (hash != aq_plan_hash(command->plan) && !kindred)
-        return aq_fail(
-            AQ_MISMATCH, "launch",
-            "%s holds the run '%s' of another plan (%016llx, this job has %016llx): choose another folder with --run, "
-            "or remove it",
-            run, name, (unsigned long long)hash, (unsigned long long)aq_plan_hash(command->plan));
-    if (command->fresh) return AQ_OK;
-    AQ_TRY(aq_run_path(run, "metrics.jsonl", metrics));
-    AQ_TRY(find(metrics, &found)); /* whether holes matter aq_run_rewind says */
-    AQ_TRY(aq_owned_look(command->checkpoint, AQ_OWNED_CHECKPOINT, &command->owner, &state));
-    if (state == AQ_OWNED_OTHERS) return AQ_OK; /* claiming it says whose it is */
-    const enum aq_status status = aq_run_mark_read(command->checkpoint, &mark);
-    const bool marked = status == AQ_OK;
-    if (status != AQ_NOTFOUND) AQ_TRY(status);
-    if (!command->resume && (marked || found.step || command->checkpointed))
-        return aq_fail(AQ_REFUSED, "launch",
-                       "%s holds this very job already (%s): --resume goes on with it, --fresh throws it away", run,
-                       marked ? "with a checkpoint" : "without a checkpoint");
-    if (!marked) AQ_TRY(begin_anew(command, state, &found));
-    if (marked && mark.plan_hash != hash && mark.kin != command->plan->kin)
-        return aq_fail(AQ_MISMATCH, "launch", "the checkpoint of %s is of plan %016llx, the run of %016llx", run,
-                       (unsigned long long)mark.plan_hash, (unsigned long long)hash);
-    command->resume_step = marked ? mark.step : 0;
-    command->resume_bytes = marked ? mark.metrics : 0;
-    /* Killed after its last checkpoint, a run still has to leave its model; one without metrics cannot tell. */
-    command->finished = command->resume_step >= command->plan->steps && (found.done || !command->job->output.metrics);
-    if (command->finished) return AQ_OK; /* its report stays as it is */
-    if (marked) AQ_TRY(aq_resume_check(command->plan, run, command->resume_step));
-    command->rewinds = true;
-    return AQ_OK;
-}
-
-/* Where the caches of this machine's stages lie, all of them; NULL: none does. */
-static enum aq_status find_caches(struct command *command)
-{
-    const struct aq_job *job = command->job;
-    bool any = false;
-    for (uint32_t s = 0; s < command->plan->stage_count; s++) {
-        const struct aq_cache_config *cache = &command->plan->stages[s].cache;
-        any |= cache->slots > 0 && strcmp(cache->kind, "memory") != 0;
-    }
-    if (!any) return AQ_OK;
-    command->folders.cache = command->cache;
-    if (!job->cache.path) return aq_run_path(job->output.path, "cache", command->cache);
-    return aq_absolute(job->cache.path, command->cache) ? AQ_OK : aq_fail(AQ_INVAL, "launch", "cache.path is too long");
-}
-
-/* These folders are the run's: from here on it may write in them, and, with --fresh, remove what it left there. */
-static enum aq_status own_folders(struct command *command)
-{
-    const char *run = command->job->output.path;
-    char metrics[AQ_RUN_PATH_BYTES];
-    struct aq_owned_folders folders = command->folders;
-    bool here = false;
-    for (uint32_t r = 0; r < command->plan->ranks; r++)
-        here |= command->job->pipeline.stages[r].host == NULL;
-    if (!here) folders.cache = NULL;
-    AQ_TRY(aq_owned_enter(&folders, command->resume ? AQ_OWNED_MAKE_LAST : AQ_OWNED_MAKE_ALL, &command->owner));
-    AQ_TRY(aq_run_lock(command->checkpoint, &command->checkpoint_lock));
-    AQ_TRY(aq_owned_check(command->checkpoint, AQ_OWNED_CHECKPOINT, command->owner.id)); /* nobody was quicker */
-    if (command->fresh) {
-        AQ_TRY(aq_owned_clear_run(run, &command->owner));
-        AQ_TRY(aq_owned_clear_checkpoints(command->checkpoint, &command->owner));
-    }
-    if (!command->rewinds) return AQ_OK;
-    AQ_TRY(aq_run_path(run, "metrics.jsonl", metrics));
-    return aq_run_rewind(metrics, command->resume_step, command->resume_bytes, &command->seconds);
-}
-
-static enum aq_status enter_folder(struct command *command)
-{
-    const char *run = command->job->output.path;
-    uint64_t hash, kin = 0;
-    char name[64] = "?";
-    enum aq_owned_state state;
-    const enum aq_owned_make make = command->resume ? AQ_OWNED_MAKE_NONE : AQ_OWNED_MAKE_ALL;
-    command->owner = (struct aq_owner){
-        .job = command->job->name, .kin = command->plan->kin, .plan_hash = aq_plan_hash(command->plan)};
-    if (command->resume && access(run, F_OK) != 0)
-        return aq_fail(AQ_NOTFOUND, "launch", "--resume: there is no run folder %s", run);
-    AQ_TRY(find_caches(command));
-    AQ_TRY(aq_owned_look(run, AQ_OWNED_RUN, &command->owner, &state));
-    command->marked = state == AQ_OWNED_OURS;
-    AQ_TRY(aq_owned_claim_run(run, make, &command->owner, NULL));
-    AQ_TRY(aq_run_lock(run, &command->lock));
-    /* Of two that began at once one has the lock, and the other's marker may stand. */
-    command->owner.id = 0;
-    AQ_TRY(aq_owned_claim_run(run, make, &command->owner, &command->checkpointed));
-    AQ_TRY(read_identity(run, &hash, &kin, name, sizeof name));
-    if (hash == 0 && command->checkpointed && !command->fresh)
-        return aq_fail(AQ_REFUSED, "launch",
-                       "%s had checkpoints and has lost its run.json, so that nobody can tell of which plan they are: "
-                       "put it back, or begin anew with --fresh",
-                       run);
-    if (hash) AQ_TRY(enter_used(command, hash, kin, name));
-    if (command->finished) return AQ_OK;
-    AQ_TRY(own_folders(command));
-    return write_identity(command);
 }
 
 /* ---- the run ---- */
@@ -551,7 +310,7 @@ static json_t *start_line(const struct command *command)
                      "version", AQ_VERSION, "stages", (json_int_t)plan->stage_count, "replicas",
                      (json_int_t)plan->replicas, "steps_planned", (json_int_t)plan->steps, "steps_per_epoch",
                      (json_int_t)plan->steps_per_epoch, "parameters", (json_int_t)plan->parameters, "resumed",
-                     (json_int_t)command->resume_step, "rate_mbps", command->job->link.rate_mbps, "batch",
+                     (json_int_t)command->entry.resume_step, "rate_mbps", command->job->link.rate_mbps, "batch",
                      (json_int_t)command->job->train.batch, "edges", edges, "memory_planned", memory);
 }
 
@@ -571,8 +330,8 @@ static enum aq_status open_metrics(struct command *command)
     const struct aq_metrics_config config = {
         .path = path,
         .stages = command->plan->ranks,
-        .step = command->resume_step,
-        .seconds = command->seconds,
+        .step = command->entry.resume_step,
+        .seconds = command->entry.seconds,
         .mark_every = aq_job_every_steps(&command->job->checkpoint.every, command->plan->steps_per_epoch)};
     AQ_TRY(aq_metrics_open(&config, &command->metrics));
     return write_line(command, start_line(command));
@@ -606,14 +365,14 @@ static void run_once(struct command *command, struct aq_launch_result *result)
                                      .manifest = command->manifest,
                                      .plan_hash = aq_plan_hash(command->plan),
                                      .kin = command->plan->kin,
-                                     .resume = command->resume_step,
-                                     .resume_bytes = command->resume_bytes,
+                                     .resume = command->entry.resume_step,
+                                     .resume_bytes = command->entry.resume_bytes,
                                      .run = job->output.path,
-                                     .checkpoint = command->checkpoint,
-                                     .cache = command->folders.cache,
-                                     .id = command->owner.id,
-                                     .resumed = command->resume || command->restart.total > 0,
-                                     .fresh = command->fresh && command->restart.total == 0,
+                                     .checkpoint = command->entry.checkpoint,
+                                     .cache = command->entry.folders.cache,
+                                     .id = command->entry.owner.id,
+                                     .resumed = command->entry.resume || command->restart.total > 0,
+                                     .fresh = command->entry.fresh && command->restart.total == 0,
                                      .trace = traced ? trace : NULL,
                                      .daemon = command->daemon,
                                      .keep = job->checkpoint.keep,
@@ -639,10 +398,10 @@ static enum aq_status roll_back(struct command *command, const struct aq_launch_
     struct aq_run_mark mark;
     struct aq_metrics *before = command->metrics;
     AQ_TRY(aq_run_path(command->job->output.path, "metrics.jsonl", path));
-    const bool marked = step > 0 && aq_run_mark_read(command->checkpoint, &mark) == AQ_OK && mark.step == step;
-    command->resume_bytes = marked ? mark.metrics : 0;
-    AQ_TRY(aq_run_rewind(path, step, command->resume_bytes, &command->seconds));
-    command->resume_step = step;
+    const bool marked = step > 0 && aq_run_mark_read(command->entry.checkpoint, &mark) == AQ_OK && mark.step == step;
+    command->entry.resume_bytes = marked ? mark.metrics : 0;
+    AQ_TRY(aq_run_rewind(path, step, command->entry.resume_bytes, &command->entry.seconds));
+    command->entry.resume_step = step;
     AQ_TRY(open_metrics(command)); /* on failure the old ones stay: there must be some to end with */
     aq_metrics_close(before);
     return write_line(command, json_pack("{s:s, s:I, s:I, s:s}", "event", "restart", "step", (json_int_t)step,
@@ -655,7 +414,7 @@ static void run(struct command *command, struct aq_launch_result *result)
     uint64_t step;
     for (;;) {
         run_once(command, result);
-        if (!aq_restart_due(&command->restart, result, command->checkpoint, &step)) return;
+        if (!aq_restart_due(&command->restart, result, command->entry.checkpoint, &step)) return;
         if (roll_back(command, result, step) != AQ_OK) return;
         aq_progress_say(&command->progress, "%s: begins again from %s step %llu (restart %u)", result->cause,
                         result->unreadable ? "the older checkpoint of" : "the checkpoint of", (unsigned long long)step,
@@ -709,7 +468,7 @@ static enum aq_status leave_model(struct command *command, uint64_t mark)
     const struct aq_plan *plan = command->plan;
     for (uint32_t s = 0; s < plan->stage_count; s++) {
         snprintf(name, sizeof name, "%llu/stage-%u.safetensors", (unsigned long long)mark, s);
-        AQ_TRY(aq_run_path(command->checkpoint, name, path));
+        AQ_TRY(aq_run_path(command->entry.checkpoint, name, path));
         if (access(path, R_OK) == 0) continue;
         aq_progress_say(&command->progress, "stage %u's weights are at %s: no model.safetensors here", s,
                         command->job->pipeline.stages[s].host ? command->job->pipeline.stages[s].host : path);
@@ -722,7 +481,7 @@ static enum aq_status leave_model(struct command *command, uint64_t mark)
         aq_error_clear();
     }
     AQ_TRY(aq_run_path(command->job->output.path, "model.safetensors", path));
-    return aq_checkpoint_join(command->checkpoint, mark, plan->stage_count, &plan->model, metadata, path);
+    return aq_checkpoint_join(command->entry.checkpoint, mark, plan->stage_count, &plan->model, metadata, path);
 }
 
 /* The command that goes on with this run, as it was called: with its manifest, folder and settings. */
@@ -800,12 +559,12 @@ static int launch(struct command *command)
     struct aq_launch_result result = {0};
     if (prepare(command) != AQ_OK) return AQ_EXIT_USAGE;
     if (fits(command) != AQ_OK) return AQ_EXIT_FAILED;
-    const enum aq_status status = enter_folder(command);
+    const enum aq_status status = aq_run_enter(&command->entry);
     if (status != AQ_OK) return status == AQ_MISMATCH || status == AQ_REFUSED ? AQ_EXIT_USAGE : AQ_EXIT_FAILED;
-    if (command->finished) {
+    if (command->entry.finished) {
         if (command->job->output.metrics && leave_report(command) != AQ_OK) return AQ_EXIT_FAILED;
         aq_progress_say(&command->progress, "%s is finished: step %llu of %llu", command->job->output.path,
-                        (unsigned long long)command->resume_step, (unsigned long long)command->plan->steps);
+                        (unsigned long long)command->entry.resume_step, (unsigned long long)command->plan->steps);
         return AQ_EXIT_DONE;
     }
     command->progress.steps = command->plan->steps;
@@ -816,11 +575,12 @@ static int launch(struct command *command)
         aq_progress_say(&command->progress,
                         "the last %llu samples of data.train are left out, so that %u replicas have as many",
                         (unsigned long long)command->plan->samples_dropped, command->plan->replicas);
-    if (command->resume)
+    if (command->entry.resume)
         aq_progress_say(&command->progress,
-                        command->resume_step ? "goes on after step %llu"
-                                             : "there is no checkpoint yet: begins anew (step %llu)",
-                        (unsigned long long)command->resume_step);
+                        command->entry.resume_step ? "goes on after step %llu"
+                                                   : "there is no checkpoint yet: begins anew (step %llu)",
+                        (unsigned long long)command->entry.resume_step);
+    if (*command->entry.extended) aq_progress_say(&command->progress, "%s", command->entry.extended);
     aq_log_sink(keep_error, &command->errors);
     run(command, &result);
     const int code = conclude(command, &result);
@@ -833,7 +593,7 @@ int aq_command_launch(int argc, char **argv)
     void *memory;
     if (aq_alloc(sizeof(struct command), &memory) != AQ_OK) return AQ_EXIT_FAILED;
     struct command *command = memory;
-    command->lock = command->checkpoint_lock = command->signals = -1;
+    command->entry.lock = command->entry.checkpoint_lock = command->signals = -1;
     command->begin_ns = aq_clock_ns();
     command->restart.max = AQ_RESTARTS_DEFAULT;
     int code = parse(command, argc, argv);
@@ -847,8 +607,7 @@ int aq_command_launch(int argc, char **argv)
     aq_plan_close(command->plan);
     aq_job_close(command->job);
     if (command->signals != -1) close(command->signals);
-    if (command->checkpoint_lock != -1) close(command->checkpoint_lock);
-    if (command->lock != -1) close(command->lock);
+    aq_run_leave(&command->entry);
     aq_free(command);
     return code;
 }

@@ -242,7 +242,9 @@ static enum aq_status enter_folders(struct daemon *daemon, const json_t *message
     const struct aq_owned_folders folders = {daemon->run, daemon->checkpoint, cache};
     const bool resumed = aq_control_bool_or(message, "resumed", false);
     AQ_TRY(aq_owned_enter(&folders, resumed ? AQ_OWNED_MAKE_LAST : AQ_OWNED_MAKE_ALL, owner));
-    return aq_control_bool_or(message, "fresh", false) ? aq_owned_clear_checkpoints(daemon->checkpoint, owner) : AQ_OK;
+    if (!aq_control_bool_or(message, "fresh", false)) return AQ_OK;
+    if (cache) AQ_TRY(aq_owned_clear_caches(cache, owner));
+    return aq_owned_clear_checkpoints(daemon->checkpoint, owner);
 }
 
 static enum aq_status open_job(struct daemon *daemon, struct connection *connection, const json_t *message)

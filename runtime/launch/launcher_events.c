@@ -138,7 +138,7 @@ static enum aq_status complete(struct launcher *launcher, uint64_t step)
     AQ_TRY(launcher_hashes_note(launcher, step, mark.older));
     AQ_TRY(aq_run_mark_write(launch->checkpoint, &mark));
     /* After the mark: killed in between, the run has its checkpoint. */
-    if (!launcher->noted) AQ_TRY(aq_owned_note(launch->run, &owner));
+    if (!launcher->noted) AQ_TRY(aq_owned_note(launch->run, &owner, true));
     launcher->noted = true;
     launcher->result->mark = step;
     launcher->mark_bytes = mark.metrics;

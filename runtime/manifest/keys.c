@@ -387,6 +387,17 @@ static bool write_every(const struct aq_job_every *every, struct aq_text *out)
     return true;
 }
 
+/* The shortest that reads to the same bits: 0.0002, not 0.000199999995. */
+static void write_float(float value, struct aq_text *out)
+{
+    char text[NUMBER_BYTES];
+    int digits = 6;
+    do {
+        snprintf(text, sizeof text, "%.*g", digits, (double)value);
+    } while ((float)strtod(text, NULL) != value && ++digits <= 9); /* as aq_key_read does */
+    aq_text_add(out, "%s", text);
+}
+
 bool aq_key_write(const struct aq_key *key, const void *base, struct aq_text *out)
 {
     const void *from = (const char *)base + key->offset;
@@ -425,7 +436,7 @@ bool aq_key_write(const struct aq_key *key, const void *base, struct aq_text *ou
         }
         /* fall through */
     case AQ_KEY_F32:
-        aq_text_add(out, "%.9g", (double)*(const float *)from);
+        write_float(*(const float *)from, out);
         return true;
     case AQ_KEY_RATE:
         aq_text_add(out, "%.17g", *(const double *)from);

@@ -101,8 +101,9 @@ struct aq_plan {
     uint64_t steps_per_epoch;
     uint64_t steps; /* of the whole run: epochs and steps_max                                                   */
     uint64_t parameters;
-    uint64_t hash;       /* of everything that the ranks must agree on                                          */
-    uint64_t kin;        /* the hash but for the count of replicas: checkpoints of one serve the other          */
+    uint64_t hash;        /* of everything that the ranks must agree on                                          */
+    uint64_t resume_hash; /* the hash but for how far the run goes and when it looks and saves: a checkpoint's  */
+    uint64_t kin; /* the resume hash but for the count of replicas: checkpoints of one serve the other          */
     uint64_t job_digest; /* identity of model, data, cut and codecs' stores: what a cache belongs to            */
 };
 
@@ -123,6 +124,13 @@ void aq_plan_mirror_shape(const struct aq_plan *plan, uint32_t rank, struct aq_m
 float aq_plan_learning_rate(const struct aq_plan *plan, uint64_t step);
 
 uint64_t aq_plan_hash(const struct aq_plan *plan);
+
+/*
+ * What tells two plans apart, by the names of keys: "train.lr: 0.0002 there, 0.001 here; ...". resume: only what keeps
+ * the one from going on from a checkpoint of the other. Nothing where they agree. AQ_NOMEM.
+ */
+enum aq_status aq_plan_differences(const struct aq_plan *there, const struct aq_plan *here, bool resume,
+                                   struct aq_text *out);
 
 /* Bytes of state, errors and scratch of the optimizer of so many parameters; tensors change next to nothing of it. */
 uint64_t aq_plan_optimizer_bytes(const struct aq_plan *plan, uint64_t parameters);

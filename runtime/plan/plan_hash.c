@@ -1,14 +1,22 @@
 /*
- * plan_hash.c -- what all ranks must agree on, as one number; and what a cache belongs to, as another.
+ * plan_hash.c -- what all ranks must agree on, as one number; what a run can go on with, as two; and what a cache
+ * belongs to, as another.
  *
- * Both are digests of a text, so that a difference can be looked at (AQ_LOG=plan:2 prints the texts). What cannot
- * change a result is left out: where things lie, who runs them with how many threads, how links and caches are
- * buffered.
+ * All are digests of a text, so that a difference can be looked at (AQ_LOG=plan:2 prints the texts, and
+ * aq_plan_differences compares them). What cannot change a result is left out: where things lie, who runs them with how
+ * many threads, how links and caches are buffered. How far the run goes and when it looks and saves changes nothing
+ * that was done before: a checkpoint serves a run that differs in this.
  */
+#include <stdio.h>
 #include <string.h>
 
 #include "keys.h"
 #include "plan_private.h"
+
+/* Whom it is for: the ranks of a run; a run that goes on; one that goes on with another count of replicas. */
+enum scope { OF_RANKS, OF_RESUME, OF_KIN };
+
+enum { DIFFERENCES_SHOWN = 12 };
 
 /* Keys, or sections with their dot, that change no result. */
 static const char *const indifferent[] = {"job.name",
@@ -21,7 +29,6 @@ static const char *const indifferent[] = {"job.name",
                                           "reduce.transport",
                                           "pipeline.threads",
                                           "pipeline.stages",
-                                          "edges.",
                                           "link.",
                                           "security.",
                                           "control.",
@@ -33,81 +40,162 @@ static const char *const indifferent[] = {"job.name",
                                           "output.",
                                           "facts."};
 
-static bool matters(const char *name)
+/* Keys that change no step that was made: a run may go on with others. */
+static const char *const extent[] = {"train.epochs", "train.steps_max", "train.evaluate_every", "checkpoint.every"};
+
+static bool names(const char *const *list, size_t count, const char *name)
 {
-    for (size_t i = 0; i < sizeof indifferent / sizeof *indifferent; i++) {
-        const size_t bytes = strlen(indifferent[i]);
-        const bool section = indifferent[i][bytes - 1] == '.';
-        if (strncmp(name, indifferent[i], section ? bytes : bytes + 1) == 0) return false;
+    for (size_t i = 0; i < count; i++) {
+        const size_t bytes = strlen(list[i]);
+        const bool section = list[i][bytes - 1] == '.';
+        if (strncmp(name, list[i], section ? bytes : bytes + 1) == 0) return true;
     }
-    return true;
+    return false;
 }
 
-static void add_keys(const struct aq_key_table keys, const void *base, const char *prefix, bool all,
-                     struct aq_text *text)
+static bool matters(const char *name, enum scope scope)
 {
-    for (uint32_t i = 0; i < keys.count; i++) {
-        const struct aq_key *key = &keys.keys[i];
-        if (!aq_key_is_scalar(key) || !(all || matters(key->name))) continue;
-        aq_text_add(text, "%s%s=", prefix, key->name);
-        (void)aq_key_write(key, base, text);
-        aq_text_add(text, "\n");
-    }
+    if (names(indifferent, sizeof indifferent / sizeof *indifferent, name)) return false;
+    return scope == OF_RANKS || !names(extent, sizeof extent / sizeof *extent, name);
+}
+
+static void add_key(const struct aq_key *key, const void *base, const char *prefix, struct aq_text *text)
+{
+    if (!aq_key_is_scalar(key)) return;
+    aq_text_add(text, "%s%s=", prefix, key->name);
+    (void)aq_key_write(key, base, text);
+    aq_text_add(text, "\n");
+}
+
+static void add_codec(const struct aq_codec_config *codec, uint32_t edge, const char *direction, struct aq_text *text)
+{
+    const struct aq_key_table keys = aq_keys_codec();
+    char prefix[48];
+    snprintf(prefix, sizeof prefix, "edges.list.%u.%s.", edge, direction);
+    for (uint32_t i = 0; i < keys.count; i++)
+        add_key(&keys.keys[i], codec, prefix, text);
 }
 
 static void add_cut(const struct aq_plan *plan, struct aq_text *text)
 {
-    aq_text_add(text, "vocabulary=%u\n", plan->model.vocabulary);
+    aq_text_add(text, "model.vocabulary=%u\n", plan->model.vocabulary);
     for (uint32_t s = 0; s < plan->stage_count; s++)
-        aq_text_add(text, "stage=%u-%u\n", plan->stages[s].layer_first, plan->stages[s].layer_end);
+        aq_text_add(text, "pipeline.stages.%u.layers=%u-%u\n", s, plan->stages[s].layer_first,
+                    plan->stages[s].layer_end - 1);
 }
 
 /* Who averages first decides what is averaged then: hosts matter, if not where they are. */
 static void add_machines(const struct aq_job *job, struct aq_text *text)
 {
     for (uint32_t v = 0; job->reduce.machine_first && v < job->pipeline.replicas; v++)
-        aq_text_add(text, "replica %u on machine %u\n", v, aq_job_machine(job, v));
+        aq_text_add(text, "machine of replica %u=%u\n", v, aq_job_machine(job, v));
+}
+
+static void add_file(const char *name, uint64_t samples, uint64_t digest, struct aq_text *text)
+{
+    aq_text_add(text, "%s=%llu samples (digest %016llx)\n", name, (unsigned long long)samples,
+                (unsigned long long)digest);
 }
 
 static void add_facts(const struct aq_plan *plan, struct aq_text *text)
 {
     const struct aq_job_facts *facts = &plan->facts;
-    aq_text_add(text, "train=%llu %016llx\nheldout=%llu %016llx\nweights=%016llx\n",
-                (unsigned long long)facts->train_samples, (unsigned long long)facts->train_digest,
-                (unsigned long long)facts->heldout_samples, (unsigned long long)facts->heldout_digest,
-                (unsigned long long)facts->weights_digest);
+    add_file("data.train", facts->train_samples, facts->train_digest, text);
+    add_file("data.heldout", facts->heldout_samples, facts->heldout_digest, text);
+    aq_text_add(text, "model.weights=digest %016llx\n", (unsigned long long)facts->weights_digest);
 }
 
-/* kin: what also a run with another count of replicas has. */
-static void plan_text(const struct aq_plan *plan, bool kin, struct aq_text *text)
+/* A line a setting: its name, "=", its value. */
+static void plan_text(const struct aq_plan *plan, enum scope scope, struct aq_text *text)
 {
+    const struct aq_key_table keys = aq_keys_job();
     struct aq_job job = *plan->job; /* the values alone are read */
-    if (kin) job.pipeline.replicas = 1;
-    aq_text_add(text, "plan 1\n");
-    add_keys(aq_keys_job(), &job, "", false, text);
+    if (scope == OF_KIN) job.pipeline.replicas = 1;
+    for (uint32_t i = 0; i < keys.count; i++)
+        if (matters(keys.keys[i].name, scope)) add_key(&keys.keys[i], &job, "", text);
     add_cut(plan, text);
     add_facts(plan, text);
-    if (!kin) add_machines(plan->job, text);
-    for (uint32_t s = 0; s < plan->stage_count && !kin; s++)
-        aq_text_add(text, "slots=%u\n", plan->stages[s].config.slots);
+    if (scope != OF_KIN) add_machines(plan->job, text);
+    for (uint32_t s = 0; s < plan->stage_count && scope != OF_KIN; s++)
+        aq_text_add(text, "slots of stage %u=%u\n", s, plan->stages[s].config.slots);
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
-        add_keys(aq_keys_codec(), &plan->edges[e].shape.forward, "forward.", true, text);
-        add_keys(aq_keys_codec(), &plan->edges[e].shape.backward, "backward.", true, text);
-        aq_text_add(text, "body=%llu\n", (unsigned long long)plan->edges[e].size.body_bytes_max);
+        add_codec(&plan->edges[e].shape.forward, e, "forward", text);
+        add_codec(&plan->edges[e].shape.backward, e, "backward", text);
+        aq_text_add(text, "bytes of a body on edge %u=%llu\n", e,
+                    (unsigned long long)plan->edges[e].size.body_bytes_max);
     }
 }
+
+/* ---- differences ---- */
+
+/* The value of a line's name in a text of such lines; its length to *bytes. NULL: no such line. */
+static const char *value_of(const char *text, const char *line, size_t name, size_t *bytes)
+{
+    for (; *text; text += strcspn(text, "\n") + 1) {
+        if (strncmp(text, line, name + 1) != 0) continue; /* with its "=" */
+        *bytes = strcspn(text + name + 1, "\n");
+        return text + name + 1;
+    }
+    return NULL;
+}
+
+/* Lines of `from` that `other` has not, or otherwise; there: `from` is what was. Only what follows from keys, or keys?
+ */
+static uint32_t compare(const char *from, const char *other, bool there, bool derived, uint32_t found,
+                        struct aq_text *out)
+{
+    for (; *from; from += strcspn(from, "\n") + 1) {
+        const size_t name = strcspn(from, "="), mine = strcspn(from + name + 1, "\n");
+        size_t bytes = 4;
+        const char *value = value_of(other, from, name, &bytes);
+        if ((memchr(from, ' ', name) != NULL) != derived) continue;
+        if (value && (there || (bytes == mine && strncmp(value, from + name + 1, bytes) == 0))) continue;
+        if (!value) value = "none";
+        const char *was = there ? from + name + 1 : value, *is = there ? value : from + name + 1;
+        if (found++ >= DIFFERENCES_SHOWN) continue;
+        aq_text_add(out, "%s%.*s: %.*s there, %.*s here", found > 1 ? "; " : "", (int)name, from,
+                    (int)(there ? mine : bytes), was, (int)(there ? bytes : mine), is);
+    }
+    return found;
+}
+
+enum aq_status aq_plan_differences(const struct aq_plan *there, const struct aq_plan *here, bool resume,
+                                   struct aq_text *out)
+{
+    struct aq_text was = {0}, is = {0};
+    plan_text(there, resume ? OF_KIN : OF_RANKS, &was);
+    plan_text(here, resume ? OF_KIN : OF_RANKS, &is);
+    const enum aq_status status = was.status != AQ_OK ? was.status : is.status;
+    uint32_t found = 0;
+    for (int derived = 0; status == AQ_OK && derived < 2 && found == 0; derived++) {
+        found = compare(aq_text_of(&is), aq_text_of(&was), false, derived, found, out);
+        found = compare(aq_text_of(&was), aq_text_of(&is), true, derived, found, out);
+    }
+    if (found > DIFFERENCES_SHOWN) aq_text_add(out, "; and %u more", found - DIFFERENCES_SHOWN);
+    aq_text_deinit(&was);
+    aq_text_deinit(&is);
+    return status != AQ_OK ? status : out->status;
+}
+
+/* ---- digests ---- */
 
 /* What a message is a message of: the model and its beginning, the sample's tokens, the cut, and how it is kept. */
 static void job_text(const struct aq_plan *plan, struct aq_text *text)
 {
     const struct aq_job *job = plan->job;
     const struct aq_model_config *model = &plan->model;
+    const struct aq_job_facts *facts = &plan->facts;
     aq_text_add(text, "job 1\n%s %u %u %u %u %u %d\n", model->kind, model->blocks, model->heads, model->channels,
                 model->vocabulary, model->context, model->tied);
     aq_text_add(text, "T=%u tokenizer=%s skip=%llu seed=%llu\n", job->train.T, job->data.tokenizer,
                 (unsigned long long)job->data.skip, (unsigned long long)job->train.seed);
-    add_cut(plan, text);
-    add_facts(plan, text);
+    aq_text_add(text, "vocabulary=%u\n", model->vocabulary);
+    for (uint32_t s = 0; s < plan->stage_count; s++)
+        aq_text_add(text, "stage=%u-%u\n", plan->stages[s].layer_first, plan->stages[s].layer_end);
+    aq_text_add(text, "train=%llu %016llx\nheldout=%llu %016llx\nweights=%016llx\n",
+                (unsigned long long)facts->train_samples, (unsigned long long)facts->train_digest,
+                (unsigned long long)facts->heldout_samples, (unsigned long long)facts->heldout_digest,
+                (unsigned long long)facts->weights_digest);
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++)
         aq_text_add(text, "edge=%d %d %016llx\n", (int)plan->edges[e].shape.forward.kind,
                     (int)plan->edges[e].shape.forward.store,
@@ -124,21 +212,28 @@ static void log_text(const char *name, const char *text)
     }
 }
 
+static enum aq_status digest_of(const struct aq_plan *plan, enum scope scope, uint64_t *out)
+{
+    struct aq_text text = {0};
+    aq_text_add(&text, "plan 2\n");
+    plan_text(plan, scope, &text);
+    *out = aq_digest(aq_text_of(&text), text.used);
+    if (scope == OF_RANKS) log_text("hash", aq_text_of(&text));
+    const enum aq_status status = text.status;
+    aq_text_deinit(&text);
+    return status;
+}
+
 enum aq_status aq_plan_digests(struct aq_plan *plan)
 {
     struct aq_text text = {0};
-    plan_text(plan, true, &text);
-    plan->kin = aq_digest(aq_text_of(&text), text.used);
-    aq_text_deinit(&text);
-    plan_text(plan, false, &text);
-    plan->hash = aq_digest(aq_text_of(&text), text.used);
-    log_text("hash", aq_text_of(&text));
-    enum aq_status status = text.status;
-    aq_text_deinit(&text);
+    AQ_TRY(digest_of(plan, OF_KIN, &plan->kin));
+    AQ_TRY(digest_of(plan, OF_RESUME, &plan->resume_hash));
+    AQ_TRY(digest_of(plan, OF_RANKS, &plan->hash));
     job_text(plan, &text);
     plan->job_digest = aq_digest(aq_text_of(&text), text.used);
     log_text("job digest", aq_text_of(&text));
-    if (status == AQ_OK) status = text.status;
+    const enum aq_status status = text.status;
     aq_text_deinit(&text);
     return status;
 }

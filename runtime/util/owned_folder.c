@@ -425,10 +425,10 @@ enum aq_status aq_owned_enter(const struct aq_owned_folders *folders, enum aq_ow
     return folders->cache ? aq_owned_claim(folders->cache, AQ_OWNED_CACHE, make, owner) : AQ_OK;
 }
 
-enum aq_status aq_owned_note(const char *run, const struct aq_owner *owner)
+enum aq_status aq_owned_note(const char *run, const struct aq_owner *owner, bool checkpointed)
 {
     AQ_TRY(aq_owned_check(run, AQ_OWNED_RUN, owner->id));
-    return marker_write(run, AQ_OWNED_RUN, owner, true);
+    return marker_write(run, AQ_OWNED_RUN, owner, checkpointed);
 }
 
 enum aq_status aq_owned_check(const char *path, enum aq_owned_kind kind, uint64_t id)
@@ -504,6 +504,28 @@ enum aq_status aq_owned_clear_checkpoints(const char *checkpoint, const struct a
         if (!is_step(name)) continue;
         status = step_remove(checkpoint, owner, name, &removed);
         if (status == AQ_OK && removed) status = remove_empty(checkpoint, name);
+    }
+    closedir(list);
+    return status;
+}
+
+enum aq_status aq_owned_clear_caches(const char *cache, const struct aq_owner *owner)
+{
+    static const char *const names[] = {"index.mdb", "index.mdb.new", "slab"};
+    char file[NAME_BYTES + 16];
+    DIR *list = NULL;
+    const char *name;
+    AQ_TRY(aq_owned_check(cache, AQ_OWNED_CACHE, owner->id));
+    AQ_TRY(list_open(cache, "", &list));
+    enum aq_status status = AQ_OK;
+    while (status == AQ_OK && (name = list_next(list))) {
+        DIR *inner = NULL; /* a link or a file is nothing of ours */
+        if (!is_cache_name(name) || list_open(cache, name, &inner) != AQ_OK) continue;
+        closedir(inner);
+        for (size_t i = 0; status == AQ_OK && i < sizeof names / sizeof *names; i++) {
+            snprintf(file, sizeof file, "%s/%s", name, names[i]);
+            status = aq_file_remove(cache, file);
+        }
     }
     closedir(list);
     return status;

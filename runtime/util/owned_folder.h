@@ -72,8 +72,9 @@ struct aq_owned_folders {
 enum aq_status aq_owned_enter(const struct aq_owned_folders *folders, enum aq_owned_make make,
                               const struct aq_owner *owner);
 
-/* Note in the run folder's marker that a checkpoint became complete: from now on there must be one. */
-enum aq_status aq_owned_note(const char *run, const struct aq_owner *owner);
+/* Note in the run folder's marker that a checkpoint became complete, so that from now on there must be one; or, when
+ * the run begins anew, that none did. */
+enum aq_status aq_owned_note(const char *run, const struct aq_owner *owner, bool checkpointed);
 
 /* The marker is still there and ours: before something is written that a vanished disk must not get. AQ_NOTFOUND. */
 enum aq_status aq_owned_check(const char *path, enum aq_owned_kind kind, uint64_t id);
@@ -86,6 +87,9 @@ enum aq_status aq_owned_forget(const char *checkpoint, const struct aq_owner *ow
 
 /* Remove all of this run's checkpoints and `complete` (--fresh); else as aq_owned_forget. */
 enum aq_status aq_owned_clear_checkpoints(const char *checkpoint, const struct aq_owner *owner);
+
+/* Remove what this run's caches hold (--fresh): index and slab of each stage. The caches' locks stay. */
+enum aq_status aq_owned_clear_caches(const char *cache, const struct aq_owner *owner);
 
 /* Remove what a run leaves in its folder: metrics, report, model, trace, logs (--fresh). */
 enum aq_status aq_owned_clear_run(const char *run, const struct aq_owner *owner);

@@ -1,0 +1,53 @@
+/*
+ * run_enter.h -- a launch enters its run folder: may it, where does it go on, and what goes first?
+ *
+ * The folder is locked, and its folders become the run's (owned_folder.h). What it holds decides the rest:
+ * - nothing that was trained: the launch begins, whatever was planned there before;
+ * - a run of this plan: --resume goes on with it, --fresh throws it away, else the launch is refused;
+ * - a run of another plan: --resume goes on where it differs only in how far it goes, when it looks and saves, or in
+ * the count of replicas; --fresh throws it away where it has the same job.name; else it is refused by the keys that
+ * differ.
+ *
+ * Locking: one thread; between processes the locks of run_folder.h, held until aq_run_leave.
+ */
+#ifndef RUNTIME_RUN_ENTER_H
+#define RUNTIME_RUN_ENTER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "owned_folder.h"
+#include "plan.h"
+#include "run_folder.h"
+
+struct aq_run_entry {
+    /* The caller's: */
+    const struct aq_plan *plan; /* borrowed; its job has the run folder, and what aq_plan_manifest made of it here: */
+    const char *manifest;
+    bool resume;
+    bool fresh; /* begin anew; set, too, where a run that made no step gives way */
+    char checkpoint[AQ_RUN_PATH_BYTES];
+    /* Filled in: */
+    char cache[AQ_RUN_PATH_BYTES];
+    struct aq_owned_folders folders;
+    struct aq_owner owner;
+    bool finished;         /* the run in the folder has come to its end: nothing was changed */
+    uint64_t resume_step;  /* 0: from the beginning */
+    uint64_t resume_bytes; /* of metrics.jsonl, at that step; 0: not known */
+    double seconds;        /* of the run before this start */
+    char extended[400];    /* the run goes further than it was to, or less far: what that means; else "" */
+    int lock, checkpoint_lock;
+    bool marked, checkpointed; /* the run folder had its marker, and it says that there was a checkpoint */
+    bool rewinds;              /* the metrics are cut to the step that is gone on from                   */
+};
+
+/*
+ * AQ_MISMATCH, AQ_REFUSED: not this launch in this folder; the line says why and how to go on. AQ_NOTFOUND: --resume,
+ * and no such folder. AQ_CORRUPT, AQ_NOSPC, AQ_IO. Whatever it answers, aq_run_leave is due.
+ */
+enum aq_status aq_run_enter(struct aq_run_entry *entry);
+
+/* Give the locks back. */
+void aq_run_leave(struct aq_run_entry *entry);
+
+#endif
