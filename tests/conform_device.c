@@ -541,6 +541,8 @@ static void test_cross_entropy_matches_truth(void **state)
     }
 }
 
+#include "conform_device_image.h"
+
 static enum aq_status flat_call(struct aq_device *where, struct array *arrays, const void *context)
 {
     const struct rows_case *x = context;
@@ -795,6 +797,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_attention_matches_truth),
         cmocka_unit_test(test_embedding_matches_truth),
         cmocka_unit_test(test_cross_entropy_matches_truth),
+        cmocka_unit_test(test_relu_matches_truth),
+        cmocka_unit_test(test_batch_norm_matches_truth),
+        cmocka_unit_test(test_batch_norm_is_its_definition),
+        cmocka_unit_test(test_argmax_is_the_first_of_the_largest),
         cmocka_unit_test(test_flat_ranges_match_truth),
         cmocka_unit_test(test_squares_of_spans_match_truth),
         cmocka_unit_test(test_lion_and_lamb_match_truth),

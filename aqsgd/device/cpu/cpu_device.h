@@ -44,6 +44,17 @@ static inline float *cpu_scratch(struct cpu_device *cpu, uint32_t worker)
     return (float *)(void *)(cpu->scratch + CPU_SHARED_BYTES + (size_t)worker * CPU_WORKER_BYTES);
 }
 
+/* How many pieces of so many elements cpu_pool_run has to run, and where one of them ends. */
+static inline uint64_t pieces_of(uint64_t count, uint64_t piece)
+{
+    return (count + piece - 1) / piece;
+}
+
+static inline uint64_t end_of(uint64_t index, uint64_t count, uint64_t piece)
+{
+    return (index + 1) * piece < count ? (index + 1) * piece : count;
+}
+
 static inline struct cpu_mask cpu_mask_of(const struct aq_dropout *dropout, uint64_t sample, uint64_t offset)
 {
     if (dropout->probability <= 0.0f) return (struct cpu_mask){0};
@@ -53,7 +64,7 @@ static inline struct cpu_mask cpu_mask_of(const struct aq_dropout *dropout, uint
                              .factor = 1.0f / (1.0f - dropout->probability)};
 }
 
-/* What math.def has: cpu_matmul.c, cpu_attention.c, cpu_pieces.c (rows) and cpu_flat.c (elements, optimizers). */
+/* What math.def has: cpu_matmul.c, cpu_attention.c, cpu_pieces.c (rows), cpu_flat.c (elements), cpu_image.c. */
 #define AQ_MATH(name, type, ...)                                                                                       \
     enum aq_status cpu_##name(struct aq_device *device, const struct type *args, struct aq_stream *stream);
 #include "aqsgd/math.def"

@@ -9,11 +9,6 @@
 
 enum { FLAT_BYTES = 1 << 20, FLAT_FLOATS = 64 << 10 };
 
-static uint64_t pieces_of(uint64_t count, uint64_t piece)
-{
-    return (count + piece - 1) / piece;
-}
-
 static uint64_t count_of(uint64_t index, uint64_t count, uint64_t piece)
 {
     const uint64_t left = count - index * piece;

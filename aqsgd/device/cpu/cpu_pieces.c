@@ -13,16 +13,6 @@
 
 enum { ROWS = 16, COLUMNS = 64 };
 
-static uint64_t pieces_of(uint64_t count, uint64_t piece)
-{
-    return (count + piece - 1) / piece;
-}
-
-static uint64_t end_of(uint64_t index, uint64_t count, uint64_t piece)
-{
-    return (index + 1) * piece < count ? (index + 1) * piece : count;
-}
-
 /* Rows of a group, so that a partial row of `width` floats for each group fits the shared scratch. */
 static uint64_t group_rows(uint64_t rows, uint64_t width)
 {

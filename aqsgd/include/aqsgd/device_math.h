@@ -155,10 +155,10 @@ struct aq_embedding_backward {
 };
 
 /*
- * Softmax and cross-entropy of rows of V logits, which are used up. losses[row] = log(sum exp) - logit[target] in nats,
- * 0 where the target is -1. With gradient != NULL also gradient[row][v] = scale * (softmax - one at the target), 0
- * where the target is -1; it may be logits itself, or an array of 16 bits that starts at the same byte with twice the
- * stride; columns V..stride-1 become 0.
+ * Softmax and cross-entropy of rows of V logits (words of a vocabulary, classes of an image), which are used up.
+ * losses[row] = log(sum exp) - logit[target] in nats, 0 where the target is -1. With gradient != NULL also
+ * gradient[row][v] = scale * (softmax - one at the target), 0 where the target is -1; it may be logits itself, or an
+ * array of 16 bits that starts at the same byte with twice the stride; columns V..stride-1 become 0.
  */
 struct aq_cross_entropy {
     uint64_t rows, V;
@@ -195,6 +195,55 @@ struct aq_fill_normal {
     uint64_t count;
     struct aq_rng_key key;
     float std, value;
+};
+
+/* y = max(x, 0); what is not a number stays so. y may be x. */
+struct aq_relu {
+    uint64_t count;
+    const float *x;
+    float *y;
+};
+
+/* dx = dy where y (forward's) is above 0, else 0. dx may be dy. */
+struct aq_relu_backward {
+    uint64_t count;
+    const float *y, *dy;
+    float *dx;
+};
+
+/*
+ * Batch normalization of a rows x C matrix, column by column (Ioffe and Szegedy 2015, Algorithms 1 and 2; an image's
+ * rows are its samples' pixels):
+ *
+ *     y = (x - mean) rstd gamma + beta,   rstd = 1 / sqrt(variance + epsilon)
+ *
+ * training: mean and variance (of the population) are those of this call, are kept in mean and rstd for backward, and
+ * move the running ones, where they are not NULL, as PyTorch's do: running += momentum (this call's - running), with
+ * the variance of the sample, rows / (rows - 1) times the population's (rows 1: the population's, 0). Not training:
+ * the running ones are taken, and nothing is written but y. y may be x only where no backward follows.
+ */
+struct aq_batch_norm {
+    uint64_t rows, C;
+    bool training;
+    float epsilon, momentum;
+    const float *x, *gamma, *beta;
+    float *y;
+    float *mean, *rstd;                     /* C; training */
+    float *running_mean, *running_variance; /* C; or NULL in training */
+};
+
+/* dx is written, dgamma and dbeta are added to; of a forward in training. dx may be dy. */
+struct aq_batch_norm_backward {
+    uint64_t rows, C;
+    const float *x, *dy, *gamma, *mean, *rstd;
+    float *dx, *dgamma, *dbeta;
+};
+
+/* index[row] = the column of the row's largest value, the first of equal ones: the class that logits predict. */
+struct aq_argmax {
+    uint64_t rows, C, stride;
+    const float *x;
+    int32_t *index;
 };
 
 /*

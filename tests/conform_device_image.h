@@ -1,0 +1,212 @@
+/*
+ * conform_device_image.h -- the part of conform_device.c that asks for what networks of images want; included there.
+ */
+#ifndef CONFORM_DEVICE_IMAGE_H
+#define CONFORM_DEVICE_IMAGE_H
+
+static enum aq_status relu_call(struct aq_device *where, struct array *arrays, const void *context)
+{
+    const struct rows_case *x = context;
+    const struct aq_relu args = {.count = x->T, .x = arrays[0].at, .y = arrays[1].at};
+    const enum aq_status status = aq_device_relu(where, &args, NULL);
+    const struct aq_relu_backward back = {
+        .count = x->T, .y = arrays[1].at, .dy = arrays[2].at, .dx = x->H ? arrays[2].at : arrays[3].at};
+    return status == AQ_OK ? aq_device_relu_backward(where, &back, NULL) : status;
+}
+
+static void test_relu_matches_truth(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[] = {1, 3, 64, 1001, 70004};
+    for (size_t s = 0; s < 2 * sizeof sizes / sizeof sizes[0]; s++) {
+        const struct rows_case x = {.T = sizes[s / 2], .H = s % 2};
+        struct array arrays[4] = {{AQ_F32, x.T, random_of(AQ_F32, x.T, 1, 1.0f), EXACT, NULL, {0}},
+                                  {AQ_F32, x.T, NULL, EXACT, NULL, {0}},
+                                  {AQ_F32, x.T, random_of(AQ_F32, x.T, 2, 1.0f), EXACT, NULL, {0}},
+                                  {AQ_F32, x.T, NULL, EXACT, NULL, {0}}};
+        float *host = arrays[0].host;
+        host[0] = -1.0f;
+        if (x.T > 2) host[1] = 0.0f;
+        both("relu", arrays, 4, relu_call, &x);
+    }
+    const float in[4] = {-2.0f, 0.0f, 3.0f, NAN};
+    float out[4], *memory = on(device, in, sizeof in);
+    const struct aq_relu args = {.count = 4, .x = memory, .y = memory};
+    assert_int_equal(aq_device_relu(device, &args, NULL), AQ_OK);
+    off(device, memory, out, sizeof out);
+    assert_true(out[0] == 0.0f && out[1] == 0.0f && out[2] == 3.0f && isnan(out[3])); /* an overflow is not hidden */
+}
+
+/* 0 x, 1 gamma, 2 beta, 3 y, 4 mean, 5 rstd, 6 and 7 running, 8 dy, 9 dx, 10 dgamma, 11 dbeta, 12 y when not training
+ */
+static enum aq_status batch_norm_call(struct aq_device *where, struct array *arrays, const void *context)
+{
+    const struct rows_case *x = context;
+    struct aq_batch_norm args = {.rows = x->T,
+                                 .C = x->D,
+                                 .training = true,
+                                 .epsilon = 1e-5f,
+                                 .momentum = 0.1f,
+                                 .x = arrays[0].at,
+                                 .gamma = arrays[1].at,
+                                 .beta = arrays[2].at,
+                                 .y = arrays[3].at,
+                                 .mean = arrays[4].at,
+                                 .rstd = arrays[5].at,
+                                 .running_mean = x->H ? arrays[6].at : NULL,
+                                 .running_variance = x->H ? arrays[7].at : NULL};
+    enum aq_status status = aq_device_batch_norm(where, &args, NULL);
+    if (status != AQ_OK) return status;
+    const struct aq_batch_norm_backward back = {.rows = x->T,
+                                                .C = x->D,
+                                                .x = arrays[0].at,
+                                                .dy = arrays[8].at,
+                                                .gamma = arrays[1].at,
+                                                .mean = arrays[4].at,
+                                                .rstd = arrays[5].at,
+                                                .dx = arrays[9].at,
+                                                .dgamma = arrays[10].at,
+                                                .dbeta = arrays[11].at};
+    status = aq_device_batch_norm_backward(where, &back, NULL);
+    if (status != AQ_OK) return status;
+    args.training = false;
+    args.running_mean = arrays[6].at;
+    args.running_variance = arrays[7].at;
+    args.y = arrays[12].at;
+    return aq_device_batch_norm(where, &args, NULL);
+}
+
+static void batch_norm_arrays(struct array arrays[13], const struct rows_case *x)
+{
+    const uint64_t N = x->T * x->D;
+    for (int i = 0; i < 13; i++) {
+        const uint64_t count = i == 0 || i == 3 || i == 8 || i == 9 || i == 12 ? N : x->D;
+        const bool given = i < 3 || i == 6 || i == 7 || i == 8 || i == 10 || i == 11;
+        const enum compare compare = i < 3 || i == 8 ? NOT_COMPARED : COMPARED;
+        arrays[i] = (struct array){AQ_F32,  count, given ? random_of(AQ_F32, count, 1 + (uint64_t)i, 1.0f) : NULL,
+                                   compare, NULL,  {0}};
+    }
+    for (uint64_t i = 0; i < N; i++)
+        ((float *)arrays[0].host)[i] = 3.0f + 2.0f * ((float *)arrays[0].host)[i];
+    for (uint64_t c = 0; c < x->D; c++)
+        ((float *)arrays[7].host)[c] = 1.0f + fabsf(((float *)arrays[7].host)[c]);
+}
+
+static void test_batch_norm_matches_truth(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[][2] = {{1, 1}, {2, 3}, {3, 130}, {17, 64}, {100, 65}, {1500, 33}, {9000, 5}};
+    for (size_t s = 0; s < 2 * sizeof sizes / sizeof sizes[0]; s++) {
+        const struct rows_case x = {.T = sizes[s / 2][0], .D = sizes[s / 2][1], .H = s % 2};
+        struct array arrays[13];
+        batch_norm_arrays(arrays, &x);
+        if (x.T < 8) arrays[9].compare = NOT_COMPARED; /* dx cancels: nothing to measure its distance by */
+        both("batch norm", arrays, 13, batch_norm_call, &x);
+    }
+}
+
+/* The sum over a batch norm's y times `weights`, in double: by its definition, of float inputs. */
+static double batch_norm_loss(const struct rows_case *x, const float *in, const float *gamma, const float *beta,
+                              const float *weights)
+{
+    double loss = 0.0;
+    for (uint64_t c = 0; c < x->D; c++) {
+        double mean = 0.0, variance = 0.0;
+        for (uint64_t r = 0; r < x->T; r++)
+            mean += (double)in[r * x->D + c] / (double)x->T;
+        for (uint64_t r = 0; r < x->T; r++)
+            variance += (in[r * x->D + c] - mean) * (in[r * x->D + c] - mean) / (double)x->T;
+        for (uint64_t r = 0; r < x->T; r++)
+            loss += weights[r * x->D + c] *
+                    ((in[r * x->D + c] - mean) / sqrt(variance + 1e-5) * (double)gamma[c] + (double)beta[c]);
+    }
+    return loss;
+}
+
+/* Gradients by finite differences of the definition; running statistics as PyTorch defines them. */
+static void test_batch_norm_is_its_definition(void **state)
+{
+    (void)state;
+    enum { R = 6, C = 4, N = R * C };
+    const struct rows_case x = {.T = R, .D = C, .H = 1};
+    struct array arrays[13];
+    float results[13][N], before[13][N];
+    batch_norm_arrays(arrays, &x);
+    for (int i = 0; i < 13; i++) {
+        const size_t bytes = arrays[i].count * sizeof(float);
+        if (arrays[i].host) memcpy(before[i], arrays[i].host, bytes);
+        arrays[i].at = on(device, arrays[i].host, bytes);
+        aq_free(arrays[i].host);
+    }
+    assert_int_equal(batch_norm_call(device, arrays, &x), AQ_OK);
+    for (int i = 0; i < 13; i++)
+        off(device, arrays[i].at, results[i], arrays[i].count * sizeof(float));
+    static const struct {
+        int of, gradient;
+        uint64_t count;
+    } tensors[] = {{0, 9, N}, {1, 10, C}, {2, 11, C}};
+    const float step = 1.0f / 256;
+    for (size_t t = 0; t < 3; t++)
+        for (uint64_t i = 0; i < tensors[t].count; i++) {
+            float *value = &before[tensors[t].of][i];
+            const float kept = *value, added = t == 0 ? 0.0f : before[tensors[t].gradient][i];
+            *value = kept + step;
+            const double up = batch_norm_loss(&x, before[0], before[1], before[2], before[8]);
+            *value = kept - step;
+            const double down = batch_norm_loss(&x, before[0], before[1], before[2], before[8]);
+            *value = kept;
+            const double wanted = (up - down) / (2.0 * (double)step) + (double)added;
+            if (!(fabs(wanted - (double)results[tensors[t].gradient][i]) < 1e-4))
+                fail_msg("gradient %d of %llu is %g, not %g", tensors[t].gradient, (unsigned long long)i,
+                         (double)results[tensors[t].gradient][i], wanted);
+        }
+    for (uint64_t c = 0; c < C; c++) {
+        double mean = 0.0, variance = 0.0;
+        for (uint64_t r = 0; r < R; r++)
+            mean += (double)before[0][r * C + c] / R;
+        for (uint64_t r = 0; r < R; r++)
+            variance += (before[0][r * C + c] - mean) * (before[0][r * C + c] - mean) / (R - 1);
+        assert_true(fabs(results[6][c] - (0.9 * before[6][c] + 0.1 * mean)) < 1e-5);
+        assert_true(fabs(results[7][c] - (0.9 * before[7][c] + 0.1 * variance)) < 1e-5);
+        for (uint64_t r = 0; r < R; r++) {
+            const double y = (before[0][r * C + c] - results[6][c]) / sqrt((double)results[7][c] + 1e-5);
+            assert_true(fabs(results[12][r * C + c] - (y * before[1][c] + before[2][c])) < 1e-4);
+        }
+    }
+}
+
+static enum aq_status argmax_call(struct aq_device *where, struct array *arrays, const void *context)
+{
+    const struct rows_case *x = context;
+    const struct aq_argmax args = {
+        .rows = x->T, .C = x->D, .stride = x->D + x->H, .x = arrays[0].at, .index = arrays[1].at};
+    return aq_device_argmax(where, &args, NULL);
+}
+
+static void test_argmax_is_the_first_of_the_largest(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[][2] = {{1, 1}, {5, 10}, {70, 10}, {9, 1000}, {130, 31}};
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        const struct rows_case x = {.T = sizes[s][0], .D = sizes[s][1], .H = s % 3};
+        const uint64_t N = x.T * (x.D + x.H);
+        struct array arrays[2] = {{AQ_F32, N, random_of(AQ_F32, N, 1, 1.0f), NOT_COMPARED, NULL, {0}},
+                                  {AQ_F32, x.T, NULL, EXACT, NULL, {0}}};
+        float *host = arrays[0].host;
+        for (uint64_t i = 0; i < N; i++)
+            host[i] = s % 2 ? floorf(2.0f * host[i]) : host[i]; /* with ties */
+        both("argmax", arrays, 2, argmax_call, &x);
+    }
+    const float in[6] = {-3.0f, 2.0f, 2.0f, -1.0f, -2.0f, -3.0f};
+    int32_t index[2] = {-1, -1};
+    float *memory = on(device, in, sizeof in);
+    int32_t *there = on(device, NULL, sizeof index);
+    const struct aq_argmax args = {.rows = 2, .C = 3, .stride = 3, .x = memory, .index = there};
+    assert_int_equal(aq_device_argmax(device, &args, NULL), AQ_OK);
+    off(device, memory, NULL, sizeof in);
+    off(device, there, index, sizeof index);
+    assert_int_equal(index[0], 1);
+    assert_int_equal(index[1], 0);
+}
+
+#endif
