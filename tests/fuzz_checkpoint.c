@@ -12,6 +12,7 @@
 #include "checkpoint.h"
 #include "fuzz.h"
 #include "job.h"
+#include "plan.h"
 #include "stages/weights.h"
 
 enum { BYTES_MAX = 1 << 16, RANK = 1, STEP = 3, HEX = 16, VALUES_MAX = 4096 };
@@ -31,10 +32,11 @@ static void start(void)
     struct aq_job *job;
     struct aq_plan *plan;
     struct aq_optimizer_tensor tensors[32];
-    if (checkpoint.plan) return;
+    if (checkpoint.stage) return;
     AQ_ASSERT(aq_job_parse(manifest, strlen(manifest), "fuzz.yaml", "/", NULL, 0, &job) == AQ_OK);
     AQ_ASSERT(aq_plan_open(job, &plan) == AQ_OK);
-    checkpoint = (struct aq_checkpoint){.folder = folder, .plan = plan, .rank = RANK};
+    checkpoint = (struct aq_checkpoint){.folder = folder, .rank = RANK};
+    aq_plan_checkpoint_run(plan, &checkpoint.run);
     const struct aq_device_config config = {.kind = "cpu", .threads = 1};
     AQ_ASSERT(aq_device_open(&config, &checkpoint.device) == AQ_OK);
     AQ_ASSERT(aq_stage_open(checkpoint.device, &plan->stages[RANK].config, &checkpoint.stage) == AQ_OK);

@@ -22,6 +22,7 @@
 #include "io_fault.h"
 #include "job.h"
 #include "metrics.h"
+#include "plan.h"
 #include "run_folder.h"
 #include "run_rewind.h"
 #include "stages/weights.h"
@@ -158,7 +159,8 @@ static void stage_open(void)
     const struct aq_device_config config = {.kind = "cpu", .threads = 1};
     assert_int_equal(aq_job_parse(manifest, strlen(manifest), "io.yaml", "/", NULL, 0, &job), AQ_OK);
     assert_int_equal(aq_plan_open(job, &plan), AQ_OK);
-    checkpoint = (struct aq_checkpoint){.folder = root, .plan = plan, .rank = 1};
+    checkpoint = (struct aq_checkpoint){.folder = root, .rank = 1};
+    aq_plan_checkpoint_run(plan, &checkpoint.run);
     assert_int_equal(aq_device_open(&config, &checkpoint.device), AQ_OK);
     assert_int_equal(aq_stage_open(checkpoint.device, &plan->stages[1].config, &checkpoint.stage), AQ_OK);
     const uint32_t count = aq_stage_tensor_count(checkpoint.stage);

@@ -141,11 +141,11 @@ static enum aq_status file_begin(struct aq_checkpoint_file *file)
     uint64_t all = 0;
     for (uint32_t i = 0; i < table->count + table->states; i++)
         all = aq_digest_seeded(table->tensors[i].values, tensor_floats(&table->tensors[i]) * sizeof(float), all);
-    snprintf(hash, sizeof hash, "%016" PRIx64, aq_plan_hash(c->plan));
-    snprintf(resume, sizeof resume, "%016" PRIx64, c->plan->resume_hash);
-    snprintf(kin, sizeof kin, "%016" PRIx64, c->plan->kin);
-    snprintf(replicas, sizeof replicas, "%u", c->plan->replicas);
-    snprintf(job, sizeof job, "%016" PRIx64, c->plan->job_digest);
+    snprintf(hash, sizeof hash, "%016" PRIx64, c->run.plan_hash);
+    snprintf(resume, sizeof resume, "%016" PRIx64, c->run.resume_hash);
+    snprintf(kin, sizeof kin, "%016" PRIx64, c->run.kin);
+    snprintf(replicas, sizeof replicas, "%u", c->run.replicas);
+    snprintf(job, sizeof job, "%016" PRIx64, c->run.job_digest);
     snprintf(digest, sizeof digest, "%016" PRIx64, all);
     file_name(file->step, c->rank, name);
     snprintf(rank, sizeof rank, "%u", c->rank);
@@ -255,9 +255,9 @@ static enum aq_status headers_check(const struct aq_checkpoint *c, const struct 
     AQ_TRY(metadata_check(weights, path, "format", "aqpipe checkpoint 1"));
     /* Of this plan, or of one that made the same steps and was to end or to save at others. */
     const char *resume = aq_weights_metadata(weights, "resume_hash");
-    snprintf(text, sizeof text, "%016" PRIx64, c->plan->resume_hash);
+    snprintf(text, sizeof text, "%016" PRIx64, c->run.resume_hash);
     const bool goes_on = resume && strcmp(resume, text) == 0;
-    snprintf(text, sizeof text, "%016" PRIx64, aq_plan_hash(c->plan));
+    snprintf(text, sizeof text, "%016" PRIx64, c->run.plan_hash);
     if (!goes_on) AQ_TRY(metadata_check(weights, path, "plan_hash", text));
     snprintf(text, sizeof text, "%" PRIu64, step);
     AQ_TRY(metadata_check(weights, path, "step", text));

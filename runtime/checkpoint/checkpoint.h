@@ -22,13 +22,20 @@
 #include "aqsgd/base.h"
 #include "aqsgd/device.h"
 #include "aqsgd/grad.h"
-#include "plan.h"
 #include "stages/stage.h"
 #include "stages/weights.h"
 
+/* The run that a checkpoint is of (aq_plan_checkpoint_run). */
+struct aq_checkpoint_run {
+    uint64_t plan_hash, job_digest;
+    uint64_t resume_hash;      /* a file of another is refused                 */
+    uint64_t kin;              /* of another count of replicas: it is re-sharded */
+    uint32_t stages, replicas; /* a rank is replica x stages + stage           */
+};
+
 struct aq_checkpoint {
     const char *folder; /* of all checkpoints */
-    const struct aq_plan *plan;
+    struct aq_checkpoint_run run;
     uint32_t rank;
     struct aq_device *device;
     struct aq_stage *stage;

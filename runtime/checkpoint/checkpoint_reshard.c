@@ -44,7 +44,7 @@ static enum aq_status open_file(const struct aq_checkpoint *c, uint64_t step, ui
     char kin[20], number[24], stage[16], replicas[16];
     AQ_TRY(aq_checkpoint_path(c->folder, step, rank, files->path));
     AQ_TRY(aq_checkpoint_open(c->folder, step, rank, out));
-    snprintf(kin, sizeof kin, "%016" PRIx64, c->plan->kin);
+    snprintf(kin, sizeof kin, "%016" PRIx64, c->run.kin);
     snprintf(number, sizeof number, "%" PRIu64, step);
     snprintf(stage, sizeof stage, "%u", rank);
     snprintf(replicas, sizeof replicas, "%u", files->count);
@@ -58,20 +58,19 @@ uint32_t aq_checkpoint_replicas(const struct aq_checkpoint *c, uint64_t step)
 {
     char kin[20], hash[20], path[4096];
     struct aq_weights *weights;
-    if (aq_checkpoint_path(c->folder, step, c->rank % c->plan->stage_count, path) != AQ_OK) return 0;
-    if (access(path, R_OK) != 0 ||
-        aq_checkpoint_open(c->folder, step, c->rank % c->plan->stage_count, &weights) != AQ_OK) {
+    if (aq_checkpoint_path(c->folder, step, c->rank % c->run.stages, path) != AQ_OK) return 0;
+    if (access(path, R_OK) != 0 || aq_checkpoint_open(c->folder, step, c->rank % c->run.stages, &weights) != AQ_OK) {
         aq_error_clear(); /* the reader of this rank's own file tells what is wrong */
         return 0;
     }
-    snprintf(kin, sizeof kin, "%016" PRIx64, c->plan->kin);
-    snprintf(hash, sizeof hash, "%016" PRIx64, aq_plan_hash(c->plan));
+    snprintf(kin, sizeof kin, "%016" PRIx64, c->run.kin);
+    snprintf(hash, sizeof hash, "%016" PRIx64, c->run.plan_hash);
     const bool other = strcmp(fact(weights, "kin"), kin) == 0 && strcmp(fact(weights, "plan_hash"), hash) != 0;
     const unsigned long replicas = other ? strtoul(fact(weights, "replicas"), NULL, 10) : 0;
     aq_weights_close(weights);
     /* As many, and yet another plan: their machines are others (reduce.machine_first), who have nothing to share out.
      */
-    return replicas <= AQ_JOB_RANKS_MAX && replicas != c->plan->replicas ? (uint32_t)replicas : 0;
+    return replicas <= AQ_JOB_RANKS_MAX && replicas != c->run.replicas ? (uint32_t)replicas : 0;
 }
 
 /* Its bytes are those that were written: the chain over its arrays in the order of the file. */
@@ -151,8 +150,8 @@ static enum aq_status load_state(const struct aq_checkpoint *c, const struct fil
     const enum aq_status status = take_all(files, name, state.belongs, state.of, all, each);
     if (status == AQ_NOTFOUND || state.count == 0) return AQ_OK; /* it begins with nothing, as in a run of this kind */
     AQ_TRY(status);
-    AQ_TRY(aq_grad_reshard(state.belongs, state.of, files->count, each, c->plan->replicas,
-                           c->rank / c->plan->stage_count, staging));
+    AQ_TRY(aq_grad_reshard(state.belongs, state.of, files->count, each, c->run.replicas, c->rank / c->run.stages,
+                           staging));
     return put(c, aq_optimizer_state(c->optimizer, index), staging, state.count);
 }
 
@@ -161,7 +160,7 @@ static enum aq_status absorb(const struct aq_checkpoint *c, const struct files *
 {
     const uint64_t of = aq_stage_parameter_count(c->stage);
     const float *worker[AQ_JOB_RANKS_MAX], *server[AQ_JOB_RANKS_MAX];
-    if (c->plan->replicas > 1) return AQ_OK;
+    if (c->run.replicas > 1) return AQ_OK;
     const enum aq_status first = take_all(files, "optimizer.worker_error", AQ_STATE_WORKER_ERROR, of, all, worker);
     if (first != AQ_NOTFOUND) AQ_TRY(first);
     const enum aq_status second =
@@ -194,7 +193,7 @@ enum aq_status aq_checkpoint_reshard(const struct aq_checkpoint *c, uint64_t ste
     enum aq_status status = AQ_OK;
     AQ_ASSERT(replicas >= 1 && replicas <= AQ_JOB_RANKS_MAX);
     for (uint32_t v = 0; v < replicas; v++) {
-        const uint32_t rank = v * c->plan->stage_count + c->rank % c->plan->stage_count;
+        const uint32_t rank = v * c->run.stages + c->rank % c->run.stages;
         AQ_TRY_GOTO(open_file(c, step, rank, &files, &files.of[v]), out);
         for (uint32_t i = 0; i < aq_weights_count(files.of[v]); i++) {
             struct aq_weights_info info;
@@ -206,8 +205,7 @@ enum aq_status aq_checkpoint_reshard(const struct aq_checkpoint *c, uint64_t ste
     AQ_TRY_GOTO(aq_map(floats * sizeof(float), &memory), out);
     float *staging = memory, *all = staging + longest;
     for (uint32_t v = replicas; v-- > 0 && status == AQ_OK;) { /* replica 0's last: what is missing is missing there */
-        status =
-            aq_checkpoint_path(c->folder, step, v * c->plan->stage_count + c->rank % c->plan->stage_count, files.path);
+        status = aq_checkpoint_path(c->folder, step, v * c->run.stages + c->rank % c->run.stages, files.path);
         if (status == AQ_OK) status = file_check(files.of[v], files.path, staging);
     }
     if (status == AQ_OK) status = load_all(c, &files, all, staging);

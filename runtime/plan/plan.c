@@ -493,6 +493,16 @@ void aq_plan_mirror_shape(const struct aq_plan *plan, uint32_t rank, struct aq_m
     if (position + 1 < stages) out->body_bytes_max[1] = (uint32_t)plan->edges[position].size.body_bytes_max;
 }
 
+void aq_plan_checkpoint_run(const struct aq_plan *plan, struct aq_checkpoint_run *out)
+{
+    *out = (struct aq_checkpoint_run){.plan_hash = aq_plan_hash(plan),
+                                      .job_digest = plan->job_digest,
+                                      .resume_hash = plan->resume_hash,
+                                      .kin = plan->kin,
+                                      .stages = plan->stage_count,
+                                      .replicas = plan->replicas};
+}
+
 void aq_plan_close(struct aq_plan *plan)
 {
     if (!plan) return;

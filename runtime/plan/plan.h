@@ -23,6 +23,7 @@
 
 #include "aqsgd/base.h"
 #include "aqsgd/grad_choice.h"
+#include "checkpoint.h"
 #include "edge_shape.h"
 #include "job.h"
 #include "mirror.h"
@@ -119,6 +120,9 @@ void aq_plan_close(struct aq_plan *plan); /* NULL is fine */
 
 /* What the room that mirrors checkpoints is told of a rank, of at least two stages. */
 void aq_plan_mirror_shape(const struct aq_plan *plan, uint32_t rank, struct aq_mirror_shape *out);
+
+/* What the room of checkpoints is told of the run. */
+void aq_plan_checkpoint_run(const struct aq_plan *plan, struct aq_checkpoint_run *out);
 
 /* The learning rate of a step, which counts from 1. */
 float aq_plan_learning_rate(const struct aq_plan *plan, uint64_t step);

@@ -21,8 +21,10 @@
 
 struct aq_checkpoint aq_worker_checkpoint(struct aq_worker *w)
 {
+    struct aq_checkpoint_run run;
+    aq_plan_checkpoint_run(w->plan, &run);
     return (struct aq_checkpoint){.folder = w->checkpoint_folder,
-                                  .plan = w->plan,
+                                  .run = run,
                                   .rank = w->rank,
                                   .device = w->device,
                                   .stage = w->stage,
