@@ -77,9 +77,9 @@ add_test(NAME test_bench_allreduce_on_host
 set_tests_properties(test_bench_allreduce_on_host PROPERTIES LABELS quick TIMEOUT 120)
 foreach(scenario gpu replicas_one_gpu replicas_gpu edges_gpu edges_gpu_fault)
   add_test(NAME e2e_${scenario}_on_host
-    COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e ${CMAKE_BINARY_DIR}/bin/cuda_host ${scenario})
+    COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run ${CMAKE_BINARY_DIR}/bin/cuda_host ${scenario})
   set_tests_properties(e2e_${scenario}_on_host PROPERTIES LABELS e2e TIMEOUT 600 PROCESSORS 2 ENVIRONMENT "AQ_GPU=required")
 endforeach()
 add_test(NAME e2e_gpu_bad_input
-  COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e ${CMAKE_BINARY_DIR}/bin/cuda_host gpu_bad_input)
+  COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run ${CMAKE_BINARY_DIR}/bin/cuda_host gpu_bad_input)
 set_tests_properties(e2e_gpu_bad_input PROPERTIES LABELS e2e TIMEOUT 600 PROCESSORS 2)

@@ -7,7 +7,7 @@ if(TARGET aqpipe)
       replicas replicas_resume replicas_bad_input replicas_optimizers replicas_defaults
       replicas_reshard replicas_apart replicas_auto replicas_nan replicas_machines)
     add_test(NAME e2e_${scenario}
-      COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e $<TARGET_FILE_DIR:aqpipe> ${scenario})
+      COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run $<TARGET_FILE_DIR:aqpipe> ${scenario})
     set_tests_properties(e2e_${scenario} PROPERTIES LABELS "e2e;fault" TIMEOUT 1200 PROCESSORS 2)
   endforeach()
   add_test(NAME golden_runs COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/golden_runs --build $<TARGET_FILE_DIR:aqpipe>
@@ -23,7 +23,7 @@ if(TARGET aqpipe)
       set(with_nccl edges_gpu)
     endif()
     foreach(scenario gpu replicas_one_gpu ${with_nccl})
-      add_test(NAME e2e_${scenario} COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e $<TARGET_FILE_DIR:aqpipe> ${scenario})
+      add_test(NAME e2e_${scenario} COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run $<TARGET_FILE_DIR:aqpipe> ${scenario})
       set_tests_properties(e2e_${scenario} PROPERTIES LABELS gpu TIMEOUT 300 SKIP_RETURN_CODE 77)
     endforeach()
   endif()

@@ -3,8 +3,8 @@
  *
  * POSIX promises little: of a file what was there at its last fsync (or was written through O_DSYNC), of a folder the
  * names that it had at its own last fsync. That, and no more, is kept in a store: f-ID has a file's bytes, d-ID a
- * folder's names. tests/e2e kills everything and makes the folder anew from the store, alone or mixed, block by block,
- * with what had been written and not synced, for a disk may have got to that, too.
+ * folder's names. tests/e2e/power.py kills everything and makes the folder anew from the store, alone or mixed block by
+ * block, with what had been written and not synced, for a disk may have got to that, too.
  *
  * Nothing is written down but at these moments, so that it is all the same how bytes came into a file; only io_uring,
  * whose syncs pass no library, is refused (its users then go on without). Syncs are kept, not done.

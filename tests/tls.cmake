@@ -9,7 +9,7 @@ target_link_libraries(test_revoked PRIVATE aq_dep::ssl aq_dep::crypto)
 if(TARGET aqpipe)
   foreach(scenario tls tls_daemon)
     add_test(NAME e2e_${scenario}
-      COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e $<TARGET_FILE_DIR:aqpipe> ${scenario})
+      COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run $<TARGET_FILE_DIR:aqpipe> ${scenario})
     set_tests_properties(e2e_${scenario} PROPERTIES LABELS "e2e;fault" TIMEOUT 1200 PROCESSORS 2)
   endforeach()
 endif()

@@ -1,7 +1,6 @@
 """Loss of power, simulated: what of a folder was synced is kept by power_loss.c; see there. For scenario power of e2e."""
 import ctypes
 import os
-import pathlib
 import random
 import shutil
 

@@ -1,0 +1,293 @@
+"""Stages on GPUs, real or emulated (tests/cuda_host), compared with the CPU and with links."""
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+from jobs import aqpipe, check, descendant, launch, losses, manifest, metrics, no_workers, weights
+from kit import BIN, OPTIMIZERS, REPLICAS, RESTARTED, ROOT, arrays, end, interrupt, launch_and_kill, refused, same_run
+
+
+def scenario_gpu():
+    """A job on a GPU learns as it does on the CPU, and a stage on each keep their caches one."""
+    keys = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.backward.codec": "directq",
+            "edges.backward.bits": 8, "pipeline.stages": 2, "model.channels": 64}
+    launch(manifest("cpu", **keys))
+    for name, devices in (("gpu", ("cuda", "cuda")), ("mixed", ("cpu", "cuda")), ("mixed-back", ("cuda", "cpu")),
+                          ("fp16", ("cuda", "cuda"))):
+        if name == "fp16":
+            keys = {**keys, "train.epochs": 1}
+            launch(manifest("short", **keys))
+            keys["model.precision"] = "fp16"
+        like = "short" if name == "fp16" else "cpu"
+        stages = f"[{{layers: 0-2, device: {devices[0]}}}, {{layers: 3-5, device: {devices[1]}}}]"
+        path = manifest(name, **{**keys, "pipeline.stages": stages})
+        done = aqpipe("launch", path, "--no-progress")
+        if done.returncode and "device: cuda" in done.stderr and os.environ.get("AQ_GPU") != "required":
+            print(done.stderr.strip().split("\n")[-1])
+            sys.exit(77)
+        check(done.returncode == 0, f"{name}: {done.stderr[-2000:]}")
+        for a, b in zip(losses(name), losses(like), strict=True):
+            check(abs(a - b) < 0.02 * abs(b), f"{name}: losses {losses(name)}, on the CPU {losses(like)}")
+        fetched = sum(x or 0 for line in metrics(name) for x in line["fetched"])
+        check(fetched == 0, f"{name}: {fetched} messages were fetched: the caches were not one")
+        for log in (ROOT / name / "logs").glob("stage-*.log"):
+            check("beyond the plan" not in log.read_text(), f"{log}: the plan is not all that the GPU has to hold")
+    # Streams that run at once, or (on a GPU) in another time: who waits where it must gets the same bits.
+    stages = "[{layers: 0-2, device: cuda}, {layers: 3-5, device: cuda}]"
+    gpipe = {**keys, "pipeline.stages": stages, "pipeline.schedule": "gpipe", "train.micro_batch": 1, "train.epochs": 2,
+             "data.train_samples_max": 8, "data.heldout_samples_max": 2}
+    launch(manifest("gpipe", **gpipe))
+    os.environ["CUDA_HOST_STREAMS"] = "early"
+    launch(manifest("early", **gpipe))
+    os.environ.pop("CUDA_HOST_STREAMS")
+    check(losses("early") == losses("gpipe"), f"losses {losses('gpipe')}, with other timing {losses('early')}")
+    check(weights("early") == weights("gpipe"), "with other timing model.safetensors differs")
+    # One slot for all micro-batches, the last one shorter: a forward waits until the loss of the one before is taken up.
+    slot = {**SMALL, "train.epochs": 1, "pipeline.stages": "[{layers: 0-2, device: cuda}]", "train.micro_batch": 2,
+            "data.train_samples_max": 7}
+    for name, key, value in (("slot", "CUDA_HOST_STREAMS", "early"), ("slot-late", "CUDA_HOST_LOOKS", "300")):
+        os.environ[key] = value
+        launch(manifest(name, **slot))
+        os.environ.pop(key)
+    check(losses("slot-late") == losses("slot"), f"losses {losses('slot-late')}, in time {losses('slot')}")
+    check(weights("slot-late") == weights("slot"), "a slot was taken before its time: model.safetensors differs")
+    no_workers("gpu")
+
+
+def scenario_gpu_bad_input():
+    """What keeps a stage from its GPU is one line with cause and remedy; auto takes the CPU where there is none, and says so."""
+    def stages(device):
+        return {"pipeline.stages": f"[{{layers: 0-5, device: {device}}}]", "train.epochs": 1}
+
+    def wrong(tag, device, pattern, **environment):
+        os.environ.update(environment)
+        refused(tag, manifest(f"{tag}-{device}", **stages(device)), pattern, 1)
+        for name in environment:
+            os.environ.pop(name)
+
+    for device in ("cuda", "auto"):
+        wrong("driver", device, r"the driver is for CUDA 12\.4, this build for 13\.0; install a later driver", CUDA_HOST_DRIVER="12040")
+        wrong("old", device, r"capability 7\.5; this build is for sm_.*build with -DCMAKE_CUDA_ARCHITECTURES=75",
+              CUDA_HOST_CAPABILITY="75")
+        wrong("memory", device, r"needs 0\.\d+ GiB, 0\.\d+ of 0\.13 GiB are free; this process holds 0\.13, and 0\.00 are the CUDA context's.*"
+              r"; stage 0: device scratch 256 MiB, slots [0-9.]+ KiB, .*; lower train\.micro_batch", CUDA_HOST_MIB="129")
+        wrong("little", device, r"needs 0\.\d+ GiB, 0\.06 of 0\.06 GiB are free.*; take another GPU", CUDA_HOST_MIB="64")
+    wrong("none", "cuda", r"no NVIDIA driver here .*; install the driver for CUDA 13\.0 or later, or say device: cpu",
+          CUDA_HOST_DRIVER="0")
+    # A plan assumes nothing of a GPU: its time is measured on one, or not told.
+    path = manifest("plan", **stages("cuda"))
+    measured = aqpipe("plan", path, "--measure")
+    check(measured.returncode == 0 and "predicted step" in measured.stdout, f"plan --measure: {measured.stdout} {measured.stderr}")
+    os.environ["CUDA_HOST_DRIVER"] = "0"
+    for arguments, code in (((), 0), (("--measure",), 1)):
+        told = aqpipe("plan", path, *arguments)
+        check(told.returncode == code and "time: a GPU's cannot be foretold" in told.stdout and "predicted" not in told.stdout,
+              f"plan {arguments}: {told.stdout}")
+        check(code == 0 or "no NVIDIA driver here" in told.stderr, f"plan {arguments} does not say why: {told.stderr}")
+    check(json.loads(aqpipe("plan", path, "--json").stdout)["time"] is None, "plan --json tells a GPU's time")
+    path = manifest("cpu-auto", **stages("auto"))
+    done = launch(path)
+    check(re.search(r"rank 0, whose device is auto, is on cpu: ", done.stderr), f"auto does not say where: {done.stderr}")
+    os.environ.pop("CUDA_HOST_DRIVER")
+    no_workers("gpu_bad_input")
+
+
+def scenario_replicas_one_gpu():
+    """Two replicas whose stages share one GPU learn as on the CPU, and stay bit-identical."""
+    keys = {**REPLICAS, "edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.backward.codec": "directq",
+            "edges.backward.bits": 8, "model.channels": 64, "reduce.codec": "q4"}
+    launch(manifest("cpu", **keys))
+    path = manifest("gpu", **{**keys, "pipeline.stages": "[{layers: 0-2, device: cuda}, {layers: 3-5, device: cuda}]"})
+    done = aqpipe("launch", path, "--no-progress")
+    if done.returncode and "device: cuda" in done.stderr and os.environ.get("AQ_GPU") != "required":
+        print(done.stderr.strip().split("\n")[-1])
+        sys.exit(77)
+    check(done.returncode == 0, f"gpu: {done.stderr[-2000:]}")
+    for a, b in zip(losses("gpu"), losses("cpu")):
+        check(abs(a - b) < 0.02 * abs(b), f"losses {losses('gpu')}, on the CPU {losses('cpu')}")
+    for rank in (2, 3):
+        mine, other = arrays("gpu", rank), arrays("gpu", rank - 2)
+        check(all(mine[key] == other[key] for key in mine if "error" not in key), f"rank {rank} differs")
+    no_workers("replicas_one_gpu")
+
+
+def scenario_replicas_gpu():
+    """Replicas on GPUs of their own average over NCCL, on one GPU over links, with the same bits; what cannot be is said."""
+    os.environ["CUDA_HOST_GPUS"] = "2"
+    codecs = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.backward.codec": "directq",
+              "edges.backward.bits": 8}
+    base = {**REPLICAS, **codecs, "model.channels": 32, "train.epochs": 1, "reduce.codec": "q4"}
+
+    def stages(*places):
+        return ("[" + ", ".join(f"{{layers: {layers}, device: [{a}, {b}], device_index: [{i}, {j}]}}"
+                                for layers, ((a, i), (b, j)) in zip(("0-2", "3-5"), places)) + "]")
+
+    def log(name):
+        return "".join(file.read_text() for file in (ROOT / name / "logs").iterdir())
+    apart, one = (("cuda", 0), ("cuda", 1)), (("cuda", 0), ("cuda", 0))
+    cpus = (("cpu", 0), ("cpu", 0))
+    momenta = {**base, "train.optimizer": "qadam", "optimizer.warmup_steps": 2}
+    nccl = manifest("nccl", **{**momenta, "pipeline.stages": stages(apart, apart)})
+    plan = aqpipe("plan", nccl).stdout
+    check("over NCCL where the replicas of a stage have GPUs of their own" in plan and " reduction " in plan, plan)
+    launch(nccl)
+    check(all(f"stage {s} reduces by NCCL" in log("nccl") for s in (0, 1)), log("nccl"))
+    for name, places, keys in (("links", apart, {"reduce.transport": "links"}), ("shared", one, {}),
+                               ("paced", apart, {"link.rate_mbps": 400})):
+        launch(manifest(name, **{**momenta, **keys, "pipeline.stages": stages(places, places)}))
+        check("NCCL" not in log(name), f"{name}: {log(name)}")
+        check(losses(name) == losses("nccl"), f"{name}: losses {losses(name)}, over NCCL {losses('nccl')}")
+        check(weights(name) == weights("nccl"), f"{name}: model.safetensors differs")
+    fp32 = {**base, "reduce.codec": "fp32", "pipeline.stages": stages(apart, apart)}
+    launch(manifest("fp32", **fp32))
+    launch(manifest("fp32-links", **{**fp32, "reduce.transport": "links"}))
+    check(losses("fp32-links") == losses("fp32") and weights("fp32-links") == weights("fp32"), "sums in fp32 differ")
+    longer = {**momenta, **RESTARTED, "train.epochs": 4, "pipeline.stages": stages(apart, apart)}
+    launch(manifest("whole", **longer))
+
+    def kill(process, number):
+        pid = descendant(process.pid, "worker", number)
+        return pid is not None and end(pid)
+
+    launch_and_kill(manifest("killed", **longer), [(5, 3)], kill)  # all others leave NCCL, and begin again
+    same_run("killed", "whole")
+    auto = manifest("auto", **{**base, "reduce.codec": "auto", "pipeline.stages": stages(apart, apart)})
+    launch(auto)
+    check(all(codecs[:2] == codecs[2:] for codecs in (line["reduce_codec"] for line in metrics("auto"))), "auto")
+    refused("one GPU", manifest("one", **{**base, "reduce.transport": "nccl", "pipeline.stages": stages(one, one)}),
+            r"ranks 0 and 1 share a GPU, and NCCL wants one for each", 1)
+    refused("a CPU", manifest("cpu", **{**base, "reduce.transport": "nccl", "pipeline.stages": stages(cpus, apart)}),
+            r"cpu\.yaml:\d+:\d+: reduce\.transport: nccl goes between GPUs, and stage 0 is on the CPU", 2)
+    refused("beside a CPU", manifest("beside", **{**base, "pipeline.stages": stages(apart, (("cpu", 0), ("cuda", 1)))}),
+            r"beside\.yaml:\d+:\d+: pipeline\.stages: stage 1 has replicas on cpu and on cuda", 2)
+    refused("machine first", manifest("machine", **{**base, **OPTIMIZERS["slamb"], "reduce.codec": "fp32",
+                                                    "reduce.machine_first": "true", "pipeline.stages": stages(one, one)}),
+            r"machine\.yaml:\d+:\d+: reduce\.machine_first: stage 0 is on a GPU: replicas of a host average", 2)
+    no_workers("replicas_gpu")
+
+
+SMALL = {"model.blocks": 1, "model.channels": 16, "model.context": 16, "train.T": 16, "data.train_samples_max": 8,
+         "data.heldout_samples_max": 3, "train.batch": 4, "train.micro_batch": 1}
+
+
+def on_gpus(*indices):
+    """pipeline.stages of a SMALL model, each on the GPU of its index."""
+    cuts = {2: ("0-1", "2"), 3: ("0", "1", "2")}[len(indices)]
+    return ("[" + ", ".join(f"{{layers: {cut}, device: cuda, device_index: {i}}}" for cut, i in zip(cuts, indices)) + "]")
+
+
+def logs(name):
+    return "".join(file.read_text() for file in (ROOT / name / "logs").iterdir())
+
+
+def gpus_here():
+    """Of tests as many as are wanted."""
+    if BIN.name == "cuda_host":
+        os.environ["CUDA_HOST_GPUS"] = "4"
+        return 4
+    try:
+        return subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.count("GPU ")
+    except OSError:
+        return 0
+
+
+def scenario_edges_gpu():
+    """Stages on GPUs of their own hand bodies on over NCCL, with the bits of links; what cannot be is said, or heals, or ends."""
+    codecs = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.backward.codec": "directq",
+              "edges.backward.bits": 8}
+    base = {**SMALL, **codecs, "train.epochs": 2, "pipeline.stages": on_gpus(0, 1, 2)}
+    links = {"link.transport": "links"}
+    gpus = gpus_here()
+    if gpus == 0:
+        print("no GPU here")
+        sys.exit(77)
+    one = {**base, "pipeline.stages": on_gpus(0, 0)}
+    launch(manifest("one", **one))
+    check("NCCL" not in logs("one"), logs("one"))
+    refused("one GPU", manifest("one-nccl", **{**one, "link.transport": "nccl"}),
+            r"stages 0 and 1 share a GPU, and NCCL wants one for each: give each its own, or say link\.transport: links", 1)
+
+    def same(name, other):
+        check(losses(name) == losses(other), f"{name}: losses {losses(name)}, {other} {losses(other)}")
+        check([x["loss"] for x in metrics(name, "eval")] == [x["loss"] for x in metrics(other, "eval")], f"{name}: eval")
+        check(weights(name) == weights(other), f"{name}: model.safetensors differs from {other}'s")
+
+    if gpus > 1:
+        launch(manifest("two", **{**base, "pipeline.stages": on_gpus(0, 1)}))
+        check("edge 0 goes by NCCL, from GPU to GPU" in logs("two"), logs("two"))
+        same("two", "one")
+    if gpus < 4:
+        print(f"{gpus} GPUs: the rest wants 4")
+        return
+    path = manifest("nccl", **base)
+    plan, told = aqpipe("plan", path).stdout, json.loads(aqpipe("plan", path, "--json").stdout)
+    check("over NCCL where the two stages have GPUs of their own" in plan and " bodies by NCCL " in plan, plan)
+    check([edge["transport"] for edge in told["edges"]] == ["auto", "auto"], told["edges"])
+    launch(path)
+    launch(manifest("links", **{**base, **links}))
+    check(all(f"edge {e} goes by NCCL, from GPU to GPU" in logs("nccl") for e in (0, 1)), logs("nccl"))
+    check("beyond the plan" not in logs("nccl"), "the plan is not all that a GPU has to hold")
+    check("NCCL" not in logs("links"), logs("links"))
+    same("nccl", "links")
+    for line, like in zip(metrics("nccl"), metrics("links")):
+        for key in ("forward_bytes", "backward_bytes", "keyframes", "fetched"):
+            check(line[key] == like[key], f"{key}: {line[key]}, over links {like[key]}")
+        check(set(line["forward_packed"][:2] + line["backward_packed"][1:]) == {1}, f"nothing is packed: {line}")
+    # Where two stages share a GPU their edge is the link's; the other is not.
+    launch(manifest("shared", **{**base, "pipeline.stages": on_gpus(0, 0, 1)}))
+    check("edge 0 goes" not in logs("shared") and "edge 1 goes by NCCL" in logs("shared"), logs("shared"))
+    same("shared", "nccl")
+    launch(manifest("paced", **{**base, "link.rate_mbps": 400}))
+    check("NCCL" not in logs("paced"), logs("paced"))
+    # Raw bodies, fewer frames in flight than NCCL has slots; messages in 8 bits, part of a gradient.
+    short = {**base, "train.epochs": 1, "pipeline.stages": on_gpus(3, 1)}
+    for name, keys in (("bf16", {"edges.forward.codec": "raw", "edges.forward.precision": "bf16", "edges.backward.codec":
+                                 "raw", "edges.backward.precision": "bf16", "pipeline.schedule": "gpipe",
+                                 "link.receive_slots": 1, "link.send_frames": 1, "cache.kind": "memory"}),
+                       ("fp16", {"model.precision": "fp16", "edges.forward.store": "q8", "edges.backward.top_k": 0.3,
+                                 "train.micro_batch": 2})):
+        launch(manifest(name, **{**short, **keys}))
+        launch(manifest(f"{name}-links", **{**short, **keys, **links}))
+        check("edge 0 goes by NCCL" in logs(name), logs(name))
+        same(name, f"{name}-links")
+    # Two replicas of two stages: their gradients over NCCL, too.
+    both = {**short, "pipeline.replicas": 2, "pipeline.stages": "[{layers: 0-1, device: cuda, device_index: [0, 1]}, "
+            "{layers: 2, device: cuda, device_index: [2, 3]}]"}
+    launch(manifest("both", **both))
+    launch(manifest("both-links", **{**both, **links, "reduce.transport": "links"}))
+    check("goes by NCCL" in logs("both") and "reduces by NCCL" in logs("both") and "NCCL" not in logs("both-links"), "both")
+    same("both", "both-links")
+    no_workers("edges_gpu")
+
+
+def scenario_edges_gpu_fault():
+    """Over NCCL: a link that is cut heals, lost messages are fetched, and a stage that dies ends all others, which begin again."""
+    gpus_here()
+    base = {**RESTARTED, **SMALL, "train.epochs": 9, "pipeline.stages": on_gpus(0, 1, 2), "link.transport": "nccl"}
+    launch(manifest("whole", **base))
+    os.environ["AQ_NET_CUT"] = "1:1500"
+    launch(manifest("cut", **base))
+    del os.environ["AQ_NET_CUT"]
+    heals = sum(metrics("cut")[-1]["heals"])
+    check(heals >= 5, f"only {heals} links were healed")
+    check(same_run("cut", "whole") == 0 and "goes by NCCL" in logs("cut"), "a message was fetched, or it was not over NCCL")
+    path = manifest("lost", **base)
+    interrupt("sigint", path, 9)
+    shutil.rmtree(ROOT / "lost" / "cache" / "stage-1")
+    launch(path, "--resume")
+    check(same_run("lost", "whole") > 0, "nothing was fetched")
+
+    def kill(process, number):
+        pid = descendant(process.pid, "worker", number)
+        return pid is not None and end(pid)
+
+    launch_and_kill(manifest("killed", **base), [(4, 1), (11, 2)], kill)
+    same_run("killed", "whole")
+    refused("one GPU", manifest("one", **{**base, "pipeline.stages": on_gpus(0, 1, 1)}), r"stages 1 and 2 share a GPU", 1)
+    cpu = "[{layers: 0-1, device: cpu}, {layers: 2, device: cuda}]"
+    refused("a CPU", manifest("cpu", **{**base, "pipeline.stages": cpu}),
+            r"cpu\.yaml:\d+:\d+: link\.transport: nccl goes between GPUs, and stage 0 is on the CPU", 2)
+    no_workers("edges_gpu_fault")

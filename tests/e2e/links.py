@@ -1,0 +1,280 @@
+"""Links: cut, gone, paced, packed, dialled, under TLS."""
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+
+import jobs
+from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers, weights
+from kit import BIN, REPLICAS, RESTARTED, ROOT, refused, same_run, slower, start
+
+
+def scenario_tls():
+    """Links under mutual TLS change no bit; a worker with another stage's key, or of another authority, is refused by name."""
+    keys = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 3, "edges.backward.codec": "directq",
+            "edges.backward.bits": 6}
+    folder = ROOT / "keys"
+    done = aqpipe("keys", "init", folder, "--job", "e2e", "--stages", 4)
+    check(done.returncode == 0 and "aqpipe://e2e/stage/3" in done.stdout, f"keys init: {done.stdout}{done.stderr}")
+    launch(manifest("plain", **keys))
+    secure = {**keys, "security.tls": "on", "security.keys": str(folder)}
+    launch(manifest("tls", **secure))
+    check(losses("tls") == losses("plain"), f"losses under TLS {losses('tls')} are not {losses('plain')}")
+    check(weights("tls") == weights("plain"), "model.safetensors differs under TLS")
+    launch(manifest("tls-paced", **secure), "--set", "link.rate_mbps=200")
+    check(losses("tls-paced") == losses("plain"), "losses under paced TLS differ")
+
+    def refused(name, want, words, **changes):
+        done = launch(manifest(name, **{**secure, **changes}), want=want)
+        logs = "".join(log.read_text() for log in (ROOT / name / "logs").glob("*")) if (ROOT / name / "logs").exists() else ""
+        check(words in done.stderr + logs, f"{name}: nothing says '{words}':\n{done.stderr}\n{logs}")
+        check(not metrics(name) if (ROOT / name / "metrics.jsonl").exists() else True, f"{name}: it has trained")
+
+    stranger = ROOT / "stranger"
+    aqpipe("keys", "init", stranger, "--job", "e2e", "--stages", 4)
+    mine = (folder / "stage-2.pem").read_bytes()
+    for name, pem, words in (("stage", (folder / "stage-1.pem").read_bytes(), "is the certificate of aqpipe://e2e/stage/1"),
+                             ("authority", (stranger / "stage-2.pem").read_bytes(), "is no good"),
+                             ("damaged", mine[:300], "copy it again")):
+        (folder / "stage-2.pem").write_bytes(pem)
+        refused(name, 1, words)
+    (folder / "stage-2.pem").write_bytes(mine)
+    (folder / "stage-2.pem").chmod(0o644)
+    refused("loose", 1, f"chmod 600 {folder}/stage-2.pem")
+    check("chmod 600" in aqpipe("keys", "show", folder).stderr, "keys show takes a file that others may read")
+    (folder / "stage-2.pem").chmod(0o600)
+    refused("without", 2, "aqpipe keys init", **{"security.keys": "''"})
+    refused("outside", 2, "security.tls: off", **{"security.tls": "auto", "security.keys": "''", "link.host": "0.0.0.0"})
+    launch(manifest("outside-off", **{**keys, "security.tls": "off", "link.host": "0.0.0.0"}))
+    check(losses("outside-off") == losses("plain"), "losses without TLS on all addresses differ")
+    launch(manifest("outside-on", **{**secure, "security.tls": "auto", "link.host": "0.0.0.0"}))
+    check(losses("outside-on") == losses("plain"), "losses with TLS by default differ")
+    no_workers("tls")
+
+
+def scenario_tls_daemon():
+    """Daemons under TLS: each takes its own host's keys; a launcher of another authority, or none, gets nothing."""
+    folder, here, stranger = ROOT / "keys", ROOT / "host", ROOT / "stranger"
+    for path in (folder, stranger):
+        check(aqpipe("keys", "init", path, "--job", "e2e", "--stages", 2, "--hosts", "127.0.0.1,other").returncode == 0, "keys init")
+    done = aqpipe("keys", "bundle", folder, here, "--host", "127.0.0.1", "--stages", 1)
+    check(done.returncode == 0 and sorted(p.name for p in here.iterdir()) ==
+          ["authority.pem", "daemon-127.0.0.1.pem", "stage-1.pem"], f"keys bundle: {done.stdout}{done.stderr}")
+    (folder / "stage-1.pem").unlink()  # the launcher's host has no need of it
+    done = subprocess.run([BIN / "aqpiped", "--listen", "0.0.0.0:0"], capture_output=True, text=True,
+                          timeout=jobs.PATIENCE)
+    check(done.returncode == 1 and "--keys DIR" in done.stderr, f"a daemon open to all has begun: {done.stderr}")
+    log = open(ROOT / "daemon.log", "wb")
+    daemon = subprocess.Popen([BIN / "aqpiped", "--listen", "0.0.0.0:0", "--keys", here, "--port-file", ROOT / "port"],
+                              stdin=subprocess.DEVNULL, stderr=log, stdout=log)
+    try:
+        jobs.await_file(ROOT / "port")
+        address = "127.0.0.1:" + (ROOT / "port").read_text().strip()
+
+        def ask(*arguments):
+            done = aqpipe("status", "--daemon", address, *arguments)
+            return done.returncode, done.stdout + done.stderr
+        code, said = ask("--keys", folder)
+        check(code == 0 and "no job" in said, f"status under TLS: {said}")
+        code, said = ask("--keys", stranger)
+        check(code == 1 and "presents aqpipe://e2e/daemon/127.0.0.1, which is no good" in said, f"another authority: {said}")
+        shutil.copy2(folder / "authority.pem", stranger / "authority.pem")
+        code, said = ask("--keys", stranger)
+        check(code == 1 and "no good" in said, f"a certificate that is not of the authority beside it: {said}")
+        code, said = ask()
+        check(code == 1 and "security.keys" in said, f"without keys: {said}")
+        done = aqpipe("status", "--daemon", f"other@{address}", "--keys", folder)
+        check(done.returncode == 1 and "presents aqpipe://e2e/daemon/127.0.0.1, expected aqpipe://e2e/daemon/other of" in done.stderr,
+              f"another host's daemon: {done.stderr}")
+        with socket.create_connection(("127.0.0.1", int(address.split(":")[1]))) as plain:
+            plain.sendall(b'{"op":"hello","protocol":1}\n')
+            plain.settimeout(jobs.PATIENCE)
+            check(b"{" not in plain.recv(4096), "plain bytes were answered")
+        two = {"train.epochs": 2, "edges.forward.codec": "aqsgd", "edges.backward.bits": 6}
+        stages = "[{layers: '0-2'}, {layers: '3-5'%s}]"
+        launch(manifest("plain", **{**two, "pipeline.stages": stages % ""}))
+        stolen = ROOT / "stolen"
+        aqpipe("keys", "bundle", folder, stolen, "--launcher")
+        path = manifest("far", **{**two, "pipeline.stages": stages % f", host: 'tcp://{address}'",
+                                  "security.tls": "on", "security.keys": str(folder)})
+        launch(path)
+        check(losses("far") == losses("plain"), f"losses {losses('far')} are not {losses('plain')}")
+        done = aqpipe("keys", "revoke", folder, "launcher")
+        check(done.returncode == 0 and "REVOKED" in done.stdout, f"keys revoke: {done.stdout}{done.stderr}")
+        shutil.copy2(folder / "revoked.pem", here / "revoked.pem")  # the daemon runs on
+        code, said = ask("--keys", stolen)
+        check(code == 1 and "refuses our certificate aqpipe://e2e/launcher" in said, f"a revoked launcher: {said}")
+        done = aqpipe("keys", "init", folder, "--renew", "--stages", 2)
+        code, said = ask("--keys", folder)
+        check(code == 0 and "no job" in said, f"the new launcher's certificate: {done.stderr}{said}")
+        refused = launch(manifest("refused", **{**two, "pipeline.stages": stages % f", host: 'tcp://{address}'",
+                                                "security.tls": "off"}), want=1)
+        check("security.keys" in refused.stderr, f"a launcher without TLS: {refused.stderr}")
+    finally:
+        daemon.terminate()
+        daemon.wait(jobs.PATIENCE)
+    said = (ROOT / "daemon.log").read_text()
+    check("the peer does not speak TLS, expected aqpipe://e2e/launcher" in said, f"the daemon's log: {said}")
+    check("presents aqpipe://e2e/launcher, which was revoked on 20" in said, f"the daemon's log: {said}")
+    no_workers("tls_daemon")
+
+
+CUT = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 3, "edges.backward.codec": "directq",
+       "edges.backward.bits": 6, "checkpoint.every": "3 steps", "train.epochs": 6}
+
+
+def scenario_outage():
+    """Links that are cut again and again heal, and the losses are the undisturbed run's, bit for bit."""
+    keys = CUT
+    launch(manifest("whole", **keys))
+    for seed in (1, 2):
+        name = f"cut{seed}"
+        os.environ["AQ_NET_CUT"] = f"{seed}:6000"
+        try:
+            launch(manifest(name, **keys))
+        finally:
+            del os.environ["AQ_NET_CUT"]
+        heals = sum(metrics(name)[-1]["heals"])
+        check(heals >= 50, f"{name}: only {heals} links were healed")
+        check(losses(name) == losses("whole"), f"{name}: losses {losses(name)} are not {losses('whole')}")
+        check(weights(name) == weights("whole"), f"{name}: model.safetensors differs")
+        check(metrics(name, "end")[-1]["state"] == "done", f"{name}: {metrics(name, 'end')}")
+        print(f"{name}: {heals} links healed")
+    no_workers("outage")
+    path = manifest("ends", **{**keys, "link.outage_max": 0})
+    os.environ["AQ_NET_CUT"] = "1:20000"
+    try:
+        refused("outage_max 0", path, r"without a BYE|connection broke", 1)
+    finally:
+        del os.environ["AQ_NET_CUT"]
+
+
+def scenario_packed():
+    """Packing changes no bit: losses and weights are those without, also where links are cut; the figures say what went out."""
+    keys = {**CUT, **REPLICAS, "model.channels": 64, "reduce.codec": "q4", "link.entropy": "off"}
+    launch(manifest("off", **keys))
+    report = json.loads((ROOT / "off" / "report.json").read_text())["runs"][0]
+    check(report["packed"] == 1 and report["packing_share"] == 0, f"off: packed to {report['packed']}")
+    plain = report["bytes_per_step"]
+    check(plain["forward"] == plain["forward_wire"] and plain["gradient"] == plain["gradient_wire"], f"off: {plain}")
+    cases = {"zstd": {"link.entropy": "zstd"}, "auto": {"link.entropy": "auto", "link.rate_mbps": 200},
+             "cut": {"link.entropy": "zstd"}}
+    for name, changes in cases.items():
+        if name == "cut":
+            os.environ["AQ_NET_CUT"] = "1:20000"
+        try:
+            launch(manifest(name, **{**keys, **changes}))
+        finally:
+            os.environ.pop("AQ_NET_CUT", None)
+        check(losses(name) == losses("off"), f"{name}: losses {losses(name)} are not {losses('off')}")
+        check(weights(name) == weights("off"), f"{name}: model.safetensors differs")
+        fetched = sum(x or 0 for line in metrics(name) for x in line["fetched"])
+        check(fetched == 0, f"{name}: {fetched} messages were fetched: the caches were not one")
+        run = json.loads((ROOT / name / "report.json").read_text())["runs"][0]
+        sent = run["bytes_per_step"]
+        for way in ("forward", "backward", "gradient"):
+            check(sent[way] == plain[way], f"{name}: {way} of {sent[way]} bytes before packing, without it {plain[way]}")
+            check(sent[way + "_wire"] <= sent[way], f"{name}: {way}: {sent}")
+        check(sent["gradient_wire"] < 0.9 * sent["gradient"] and run["packed"] < 0.95, f"{name}: nothing was packed: {sent}")
+        check(run["packing_share"] > 0 and (name == "cut" or run["sent_wire_bytes"] < report["sent_wire_bytes"]),
+              f"{name}: {run['sent_wire_bytes']} bytes went out, without packing {report['sent_wire_bytes']}")
+        print(f"{name}: packed to {run['packed']:.3f}: {sent}")
+    check(sum(sum(line["heals"]) for line in metrics("cut")[-1:]) >= 10, "the links were not cut")
+    no_workers("packed")
+
+
+def scenario_long_outage():
+    """A link that stays away for longer than outage_max: the job stops, says which link, and its last checkpoint is whole."""
+    keys = {**RESTARTED, "pipeline.stages": 2, "link.outage_max": "1s", "link.connect_max": "2s"}
+    launch(manifest("whole", **{**RESTARTED, "pipeline.stages": 2}))
+    down = ROOT / "down"
+    os.environ["AQ_NET_DOWN"] = str(down)
+
+    def run(path, *arguments, back=False):
+        """Launch; at step 8 the link goes down, for good or (back) until the launcher has given up waiting for it."""
+        def attempt(rate):
+            down.unlink(missing_ok=True)
+            process, once = start(path, rate, *arguments), True
+            for line in process.stdout:
+                event = json.loads(line)
+                if once and event.get("event") == "step" and event["step"] >= 8:
+                    down.touch()
+                    once = False
+                if event.get("event") == "restart" and back:
+                    down.unlink()
+            _, errors = process.communicate(timeout=jobs.PATIENCE)
+            down.unlink(missing_ok=True)
+            no_workers(path.stem)
+            if process.returncode == 0 and not metrics(path.stem, "restart"):
+                return None
+            return process.returncode, errors
+        return slower(path, (1, 0.3, 0.1, 0.03), attempt)
+
+    for name, arguments in (("stops", ("--restarts", "0")), ("tries", ("--restarts", "1"))):
+        path = manifest(name, **keys)
+        code, errors = run(path, *arguments)
+        check(code == 1, f"{name}: exit code {code}\n{errors}")
+        check(re.search(r"stage \d failed: .*outage has lasted .* longer than the 1\.0 s of outage_max", errors),
+              f"{name}: not said:\n{errors}")
+        check(metrics(name, "end")[-1]["state"] == "failed", f"{name}: {metrics(name, 'end')}")
+        mark = json.loads((ROOT / name / "checkpoint" / "complete").read_text())["step"]
+        check(mark >= 6 and mark % 3 == 0, f"{name}: the complete checkpoint is that of step {mark}")
+        check(re.search(rf"the checkpoint of step {mark} stands; go on with: aqpipe launch .* --resume --set link\.rate_mbps=", errors),
+              f"{name}: not said:\n{errors}")
+        launch(path, "--resume")
+        same_run(name, "whole")
+        print(f"{name}: stopped with the checkpoint of step {mark}")
+    path = manifest("back", **keys)
+    code, errors = run(path, back=True)
+    check(code == 0, f"back: exit code {code}\n{errors}")
+    same_run("back", "whole")
+    del os.environ["AQ_NET_DOWN"]
+
+
+def scenario_dials():
+    """A stage that dials both its neighbours, as one behind NAT must: no bit changes, cut links heal, TLS holds."""
+    keys = {**CUT, "pipeline.stages": "[{layers: 0-1}, {layers: 2-3}, {layers: 4-5}]"}
+    dials = "[{layers: 0-1}, {layers: 2-3, dials: true}, {layers: 4-5}]"
+    launch(manifest("listens", **keys))
+    launch(manifest("dials", **{**keys, "pipeline.stages": dials}))
+    same_run("dials", "listens")
+    # One port a stage, for whoever comes: stage 0 and 2 listen, 1 does not; or 0 and 2 dial, and 1 listens for both.
+    ports = free_ports(6)
+    at = "[{layers: 0-1, address: 127.0.0.1:%d}, {layers: 2-3, dials: true}, {layers: 4-5, address: 127.0.0.1:%d}]"
+    launch(manifest("ports", **{**keys, "pipeline.stages": at % (ports[0], ports[2])}))
+    same_run("ports", "listens")
+    between = "[{layers: 0-1, dials: true}, {layers: 2-3, address: 127.0.0.1:%d}, {layers: 4-5, dials: true}]" % ports[1]
+    launch(manifest("between", **{**keys, "pipeline.stages": between}))
+    same_run("between", "listens")
+    folder = ROOT / "keys"
+    check(aqpipe("keys", "init", folder, "--job", "e2e", "--stages", 3).returncode == 0, "keys init")
+    secure = {**keys, "security.tls": "on", "security.keys": str(folder)}
+    for name, stages in (("dials", dials), ("between", between)):
+        for tls, base in (("", keys), ("-tls", secure)):
+            cut = f"{name}-cut{tls}"
+            os.environ["AQ_NET_CUT"] = "3:6000"
+            try:
+                launch(manifest(cut, **{**base, "pipeline.stages": stages}))
+            finally:
+                del os.environ["AQ_NET_CUT"]
+            heals = sum(metrics(cut)[-1]["heals"])
+            check(heals >= 30, f"{cut}: only {heals} links were healed")
+            same_run(cut, "listens")
+            print(f"{cut}: {heals} links healed")
+    path = manifest("both", **{**keys, "pipeline.stages": "[{layers: 0-1}, {layers: 2-3, dials: true}, {layers: 4-5}]"})
+    path.write_text(path.read_text().replace("{layers: 4-5}", "{layers: 4-5, dials: true}"))
+    refused("both dial", path, r"both\.yaml:\d+:\d+: pipeline\.stages\.2\.dials: stage 1 dials too", 2)
+    no_workers("dials")
+
+
+def free_ports(count):
+    """Ports that nobody has at this moment, each once."""
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports

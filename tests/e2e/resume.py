@@ -1,0 +1,442 @@
+"""Resume: runs that are stopped, killed, robbed of disks or power go on as the runs that would have been."""
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import time
+
+import jobs
+from jobs import check, descendant, launch, losses, manifest, metrics, no_workers, weights
+from kit import (BIN, REPLICAS, RESTARTED, ROOT, SLOW, end, interrupt, launch_and_kill, refused, same_run, serve,
+                 slower, start)
+from power import Power
+
+
+def scenario_resume():
+    """Stop and resume equals an undisturbed run, bit for bit: Ctrl-C, kill -9 of a worker, of the daemon, of the launcher."""
+    keys = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 3, "edges.backward.codec": "directq",
+            "edges.backward.bits": 6, "checkpoint.every": "3 steps", "train.epochs": 20, "model.dropout": 0.1}
+    launch(manifest("whole", **keys))
+    want = losses("whole")
+    for name in ("sigint", "worker", "daemon", "launcher"):
+        path = manifest(name, **keys)
+        interrupt(name, path, 7)
+        launch(path, "--resume")
+        check(losses(name) == want, f"{name}: losses after the resume are not those of the undisturbed run:\n"
+              f"{losses(name)}\n{want}")
+        check(weights(name) == weights("whole"), f"{name}: model.safetensors differs")
+        steps = metrics(name)
+        keyframes = sum(x or 0 for line in steps[len(steps) // 20:] for x in line["keyframes"])
+        check(keyframes == 0, f"{name}: {keyframes} keyframes after the first epoch: a cache was lost")
+
+
+def scenario_power():
+    """Power fails at seeded moments: what was not synced is gone, wholly or in parts; --resume goes on all the same."""
+    launch(manifest("whole", **RESTARTED))
+    for seed, mixed in ((1, False), (2, True)):
+        name = f"power{seed}"
+        power = Power(ROOT / name, seed)
+        path = manifest(name, **{**RESTARTED, "output.path": str(ROOT / name / "run")})
+        losses_of_power = lost = 0
+        while True:
+            resumes = ["--resume"] if (ROOT / name / "run").exists() else []
+            process = start(path, 3, "--restarts", "0", *resumes, environment=power.environment())
+            left = power.rng.randrange(1, 9)  # steps until the power fails
+            for line in process.stdout:
+                left -= json.loads(line).get("event") == "step"
+                if left <= 0:
+                    break
+            time.sleep(power.rng.uniform(0, 0.03))
+            if not left:
+                power.off()
+                process.kill()
+            _, errors = process.communicate(timeout=jobs.PATIENCE)
+            no_workers(name)
+            if process.returncode == 0:
+                break
+            check(process.returncode == -signal.SIGKILL, f"{name}: the launcher ended with {process.returncode}\n{errors}")
+            power.on(mixed)
+            losses_of_power, lost = losses_of_power + 1, lost + power.lost_bytes
+        shutil.rmtree(ROOT / "now", ignore_errors=True)
+        shutil.copytree(ROOT / name / "run", ROOT / "now")
+        same_run("now", "whole")
+        check(losses_of_power >= 5 and lost > 0, f"{name}: {losses_of_power} losses of power, {lost} bytes lost: no test")
+        print(f"{name}: {losses_of_power} losses of power, {lost} bytes lost{' in parts' if mixed else ''}")
+
+
+LONG = (8, *SLOW)  # Mbit/s, for runs that go on for dozens of steps after the one they are caught at
+
+
+def scenario_stop():
+    """SIGINT: the step that is being made is the last one, on all ranks, and what follows --resume is the same run."""
+    big = {"model.channels": 128, "train.T": 64, "model.context": 64, "data.train_samples_max": 20, "train.epochs": 3,
+           "train.batch": 4, "train.micro_batch": 2, "train.clip": 1.0, "data.heldout_samples_max": 2}
+    cases = {"one": {**big, "pipeline.stages": 1, "model.channels": 256, "train.T": 128, "model.context": 128,
+                     "data.train_samples_max": 8},
+             "two": {**big, "pipeline.stages": 2},
+             "replicas": {**big, "pipeline.stages": 2, "pipeline.replicas": 2}}
+    for name, keys in cases.items():
+        launch(manifest(f"{name}-whole", **keys))
+
+        def attempt(rate):
+            process = start(path, rate)
+            for line in process.stdout:
+                if json.loads(line).get("event") == "step" and json.loads(line)["step"] >= 2:
+                    break
+            end(process.pid, signal.SIGINT)
+            before = metrics(name)[-1]["step"]  # at least: the line of the step before may still be on its way
+            lines, errors = process.communicate(timeout=jobs.PATIENCE)
+            if process.returncode == 0:
+                return None
+            check(process.returncode == 3, f"{name}: exit code {process.returncode}, wanted 3\n{errors[-2000:]}")
+            return before, errors
+        path = manifest(name, **keys)
+        before, errors = slower(path, (1000,) if name == "one" else (12, 3, 0.5), attempt)
+        last = complete(name)
+        check(last <= before + 1, f"{name}: asked in step {before + 1}, it stopped after step {last}")
+        check(f"step {last} is the last one" in errors, f"{name}: it stopped after step {last} and says {errors}")
+        (ROOT / name / "config.json").mkdir()  # what stands beside the weights cannot be written: they are, and it is said
+        done = launch(path, "--resume")
+        check("config.json and the tokenizer's files are not all there" in done.stderr, f"{name}: {done.stderr}")
+        check(losses(name) == losses(f"{name}-whole"), f"{name}: losses differ after the stop")
+        check(weights(name) == weights(f"{name}-whole"), f"{name}: weights differ after the stop")
+    no_workers("stop")
+
+
+def complete(name):
+    """The step of the newest complete checkpoint; 0: none."""
+    path = ROOT / name / "checkpoint" / "complete"
+    return json.loads(path.read_text())["step"] if path.exists() else 0
+
+
+def half_written(name):
+    """Checkpoint files that are being written at this moment."""
+    return list((ROOT / name / "checkpoint").glob("*/stage-*.safetensors.partial"))
+
+
+def while_writing(name, path, act, want):
+    """Launch with slow checkpoints; when one is half written and steps beyond it are trained, act. The launcher's stderr."""
+    process = subprocess.Popen([str(BIN / "aqpipe"), "launch", str(path), "--no-progress", "--json", "--restarts", "0",
+                                "--set", "link.rate_mbps=1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               stdin=subprocess.DEVNULL, env={**os.environ, "AQ_CHECKPOINT_SLOW": "25"},
+                               restore_signals=False)  # SIGXFSZ stays ignored: a file that is too long is a status
+    met = 0
+    for line in process.stdout:
+        event = json.loads(line)
+        if event.get("event") != "step" or not complete(name):
+            continue
+        newer = [int(file.parent.name) for file in half_written(name) if int(file.parent.name) > complete(name)]
+        if newer and event["step"] > max(newer):
+            met = max(newer)
+            act(process)
+            break
+    for line in process.stdout:
+        pass
+    process.wait(60)
+    errors = process.stderr.read()
+    check(met, f"{name}: no step was trained while a checkpoint was written\n{errors[-2000:]}")
+    check(process.returncode == want, f"{name}: exit code {process.returncode}, wanted {want}\n{errors[-2000:]}")
+    no_workers(name)
+    return errors, met
+
+
+def scenario_background():
+    """Training goes on while a checkpoint is written; whatever happens then, the older one is whole, and resuming exact."""
+    keys = {**RESTARTED, "checkpoint.every": "6 steps"}
+    launch(manifest("whole", **keys))
+
+    def kill(word):
+        return lambda process: os.kill(descendant(process.pid, word, 0) if word else process.pid, signal.SIGKILL)
+
+    for name, word, want in (("worker", "worker", 1), ("daemon", "aqpiped", 1), ("launcher", None, -9)):
+        path = manifest(name, **keys)
+        _, met = while_writing(name, path, kill(word), want)
+        check(complete(name) < met, f"{name}: step {met} counts as complete, killed while it was written")
+        check(half_written(name), f"{name}: nothing was half written")
+        launch(path, "--resume")
+        same_run(name, "whole")
+    path = manifest("sigint", **keys)
+    while_writing("sigint", path, lambda process: process.send_signal(signal.SIGINT), 3)
+    check(not half_written("sigint"), "sigint: ended with a checkpoint half written")
+    check(complete("sigint") == metrics("sigint")[-1]["step"], f"sigint: the last checkpoint is of {complete('sigint')}")
+    launch(path, "--resume")
+    same_run("sigint", "whole")
+    # No cache here, so that nothing but the checkpoint meets the bound on the length of files.
+    keys = {**keys, "edges.forward.codec": "directq"}
+    launch(manifest("whole-direct", **keys))
+    path = manifest("full", **keys)
+    errors, met = while_writing("full", path, lambda process: resource.prlimit(
+        descendant(process.pid, "worker", 1), resource.RLIMIT_FSIZE, (4096, 4096)), 1)
+    check(re.search(r"stage \d failed: .*/\d+/stage-\d\.safetensors\.partial.*(too large|space)", errors),
+          f"a disk that is full is not named:\n{errors}")
+    check(len(half_written("full")) < 4, "full: the file that could not be written was left")
+    launch(path, "--resume")
+    check(losses("full") == losses("whole-direct"), "full: losses differ after the resume")
+    check(weights("full") == weights("whole-direct"), "full: model.safetensors differs")
+    # A checkpoint that is due while the last one is being written waits for it, and changes nothing.
+    launch(manifest("each", **{**RESTARTED, "checkpoint.every": "1 steps", "train.epochs": 3}))
+    os.environ["AQ_CHECKPOINT_SLOW"] = "5"
+    try:
+        launch(manifest("each-slow", **{**RESTARTED, "checkpoint.every": "1 steps", "train.epochs": 3}))
+    finally:
+        del os.environ["AQ_CHECKPOINT_SLOW"]
+    waited = sum(sum(line["mark_wait_ns"]) for line in metrics("each-slow"))
+    check(waited > 0, "a checkpoint that was due while the last one was written has not waited")
+    check(losses("each-slow") == losses("each"), "losses differ where checkpoints wait for each other")
+
+
+def scenario_restart():
+    """kill -9 of a worker three times, of the daemon once: the launcher goes back to the last checkpoint by itself."""
+    launch(manifest("whole", **RESTARTED))
+    path = manifest("killed", **RESTARTED)
+
+    def kill(process, victim):
+        pid = descendant(process.pid, *victim)
+        return pid is not None and end(pid)
+
+    errors = launch_and_kill(path, [(5, ("worker", 0)), (17, ("worker", 2)), (31, ("aqpiped", 0)), (44, ("worker", 3))],
+                             kill)
+    same_run("killed", "whole")
+    check(len(metrics("killed", "restart")) == 4, f"restarts in the metrics: {metrics('killed', 'restart')}")
+    report = json.loads((ROOT / "killed" / "report.json").read_text())["runs"][0]
+    check(report["restarts"] == 4 and report["state"] == "done", f"the report says {report}")
+    check(errors.count("begins again from the checkpoint of step") == 4, f"not said:\n{errors}")
+    no_workers("restart")
+
+
+def scenario_restart_daemon():
+    """The same with a listening daemon: its worker is killed, then the daemon itself, which comes back a second later."""
+    keys = {**RESTARTED, "pipeline.stages": "[{layers: '0-2'}, {layers: '3-5'}]"}
+    launch(manifest("whole", **keys))
+    daemon, port = serve(0)
+    far = f"[{{layers: '0-2'}}, {{layers: '3-5', host: 'tcp://127.0.0.1:{port}'}}]"
+    path = manifest("killed", **{**keys, "pipeline.stages": far})
+
+    def kill(process, victim):
+        nonlocal daemon
+        if victim == "worker":
+            workers = jobs.descendants(daemon.pid, "worker")
+            return bool(workers) and end(workers[0])
+        daemon.kill()
+        daemon.wait()
+        time.sleep(1)
+        daemon, _ = serve(port)
+        return True
+
+    try:
+        launch_and_kill(path, [(5, "worker"), (17, "daemon")], kill)
+        same_run("killed", "whole")
+        check(len(metrics("killed", "restart")) == 2, f"restarts in the metrics: {metrics('killed', 'restart')}")
+    finally:
+        daemon.terminate()
+        daemon.wait(jobs.PATIENCE)
+    no_workers("restart_daemon")
+
+
+def flip(path, first, share, seed):
+    """Flip bits in the file from byte `first` on, in about so many places of a thousand blocks."""
+    data = bytearray(path.read_bytes())
+    state = seed
+    for at in range(first, len(data), 512):
+        state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+        if (state >> 33) % 1000 < share:
+            data[min(at + (state >> 43) % 512, len(data) - 1)] ^= 1 << (state >> 53) % 8
+    path.write_bytes(data)
+
+
+def scenario_lost_disk():
+    """A cache that is gone or damaged is filled from the neighbours; a damaged checkpoint gives way to the one before."""
+    launch(manifest("whole", **RESTARTED))
+
+    def stopped(name, hurt, *arguments):
+        path = manifest(name, **RESTARTED)
+        interrupt("sigint", path, 13, LONG)
+        hurt(ROOT / name)
+        done = launch(path, "--resume", *arguments)
+        return same_run(name, "whole"), done.stderr
+
+    fetched, said = stopped("gone", lambda run: shutil.rmtree(run / "cache" / "stage-1"))
+    check(fetched > 0, f"gone: nothing was fetched:\n{said}")
+    fetched, said = stopped("flipped", lambda run: flip(run / "cache" / "stage-2" / "slab", 4096, 300, 5))
+    check(fetched > 0, f"flipped: nothing was fetched:\n{said}")
+    fetched, said = stopped("index", lambda run: flip(run / "cache" / "stage-1" / "index.mdb", 0, 200, 6))
+    check(fetched > 0, f"index: nothing was fetched:\n{said}")
+
+    def newest(run):
+        return run / "checkpoint" / str(json.loads((run / "checkpoint" / "complete").read_text())["step"])
+
+    fetched, said = stopped("checkpoint", lambda run: flip(newest(run) / "stage-2.safetensors", 2000, 100, 7))
+    check(re.search(r"stage-2\.safetensors.*damaged.*begins again from the older checkpoint of step \d+", said),
+          f"checkpoint: not said:\n{said}")
+    check(fetched == 0, f"checkpoint: {fetched} messages were fetched: the caches had both marks")
+    stopped("missing", lambda run: (newest(run) / "stage-0.safetensors").unlink())
+    launch(manifest("other", **{**RESTARTED, "train.seed": 8}), "--set", "train.steps_max=4")
+    path = manifest("foreign", **RESTARTED)
+    interrupt("sigint", path, 13, LONG)
+    cache = ROOT / "foreign" / "cache" / "stage-1"
+    shutil.rmtree(cache)
+    shutil.copytree(ROOT / "other" / "cache" / "stage-1", cache)
+    before = (cache / "slab").read_bytes()
+    done = launch(path, "--resume", want=1)
+    check(re.search(r'stage 1 failed: .*job "other"', done.stderr), f"another job's cache: not named:\n{done.stderr}")
+    check((cache / "slab").read_bytes() == before, "another job's cache was overwritten")
+    no_workers("lost_disk")
+
+
+def scenario_mirror():
+    """Each checkpoint has a copy at the neighbour; a stage whose whole disk is lost goes on from it, bit for bit."""
+    keys = {**RESTARTED, "checkpoint.mirror": "true", "checkpoint.every": "6 steps"}
+    launch(manifest("whole", **{**keys, "checkpoint.mirror": "false"}))
+    launch(manifest("whole-two", **{**keys, "checkpoint.mirror": "false", "pipeline.stages": 2}))
+
+    def copies(name, stages):
+        for step in (ROOT / name / "checkpoint").glob("[0-9]*"):
+            for rank in range(stages):
+                own, copy = step / f"stage-{rank}.safetensors", step / f"mirror-stage-{rank}.safetensors"
+                check(own.read_bytes() == copy.read_bytes(), f"{name}: {copy} is not {own}")
+
+    launch(manifest("copied", **keys))
+    same_run("copied", "whole")
+    copies("copied", 4)
+    os.environ["AQ_NET_CUT"] = "3:40000"
+    try:
+        launch(manifest("cut", **keys))
+    finally:
+        del os.environ["AQ_NET_CUT"]
+    same_run("cut", "whole")
+    copies("cut", 4)
+
+    def lose(name, rank, stages):
+        """What lies on the disk of that stage: its files, the copies that it keeps, its cache."""
+        kept = [r for r in range(stages) if (r + 1 if r + 1 < stages else r - 1) == rank]
+        for step in (ROOT / name / "checkpoint").glob("[0-9]*"):
+            (step / f"stage-{rank}.safetensors").unlink()
+            for other in kept:
+                (step / f"mirror-stage-{other}.safetensors").unlink()
+        shutil.rmtree(ROOT / name / "cache" / f"stage-{rank}")
+
+    for name, rank, stages in (("first", 0, 4), ("middle", 1, 4), ("beside-last", 2, 4), ("last", 3, 4), ("of-two", 0, 2),
+                               ("other-of-two", 1, 2)):
+        path = manifest(name, **{**keys, "pipeline.stages": stages})
+        interrupt("sigint", path, 13, LONG)
+        copies(name, stages)
+        lose(name, rank, stages)
+        done = launch(path, "--resume", "--restarts", "0")
+        check(same_run(name, "whole" if stages == 4 else "whole-two") > 0, f"{name}: nothing was fetched")
+        logs = (ROOT / name / "logs" / f"stage-{rank}.log").read_text()
+        check("has lost its checkpoint" in logs, f"{name}: not said:\n{logs}\n{done.stderr}")
+
+    # Two replicas of two stages: a neighbour is one of the same replica.
+    both = {**keys, **REPLICAS, "train.epochs": 8}
+    launch(manifest("whole-replicas", **{**both, "checkpoint.mirror": "false"}))
+    path = manifest("replica", **both)
+    interrupt("sigint", path, 7, LONG)
+    for step in (ROOT / "replica" / "checkpoint").glob("[0-9]*"):
+        for file in ("stage-2.safetensors", "mirror-stage-3.safetensors"):
+            (step / file).unlink()
+    shutil.rmtree(ROOT / "replica" / "cache" / "stage-2")
+    launch(path, "--resume", "--restarts", "0")
+    same_run("replica", "whole-replicas")
+
+    path = manifest("killed", **keys)  # copies of a run that is killed while it makes them
+    for how, step in (("worker", 8), ("launcher", 16), ("daemon", 26)):
+        interrupt_again(how, path, step)
+    launch(path, "--resume")
+    same_run("killed", "whole")
+    copies("killed", 4)
+
+    def newest(name):
+        return ROOT / name / "checkpoint" / str(complete(name))
+
+    path = manifest("damaged", **keys)  # its own file damaged: the copy takes its place, no older checkpoint is needed
+    interrupt("sigint", path, 13, LONG)
+    good = (newest("damaged") / "stage-2.safetensors").read_bytes()
+    flip(newest("damaged") / "stage-2.safetensors", 2000, 100, 7)
+    done = launch(path, "--resume")
+    same_run("damaged", "whole")
+    check("begins again" not in done.stderr, f"damaged: an older checkpoint was taken:\n{done.stderr}")
+    path = manifest("both", **keys)
+    interrupt("sigint", path, 13, LONG)
+    for file in ("stage-1.safetensors", "mirror-stage-1.safetensors"):
+        (newest("both") / file).unlink()
+    refused("both gone", path, r"step \d+ of stage 1 is gone or damaged, and stage 2 holds no copy of it", 1, "--resume",
+            "--restarts", "0")
+    done = launch(path, "--resume")
+    check("begins again from the older checkpoint" in done.stderr, f"both: the older one was not taken:\n{done.stderr}")
+    same_run("both", "whole")
+    refused("alone", manifest("alone", **{**keys, "pipeline.stages": 1}), r"checkpoint\.mirror: one stage has no neighbour", 2)
+    no_workers("mirror")
+
+
+def interrupt_again(how, path, step):
+    """interrupt, of a run that goes on from where it was interrupted before."""
+    process = start(path, 4, "--restarts", "0", *(["--resume"] if (ROOT / path.stem).exists() else []))
+    for line in process.stdout:
+        if json.loads(line).get("event") == "step" and json.loads(line)["step"] >= step:
+            break
+    end(process.pid if how == "launcher" else descendant(process.pid, "worker" if how == "worker" else "aqpiped"))
+    process.communicate(timeout=jobs.PATIENCE)
+    no_workers(how)
+
+
+def scenario_wrong_position():
+    """What a run is to go on from is of another step, seed or job: refused in a line that names it, and left as it is."""
+    def stopped(name, step=13):
+        path = manifest(name, **RESTARTED)
+        interrupt("sigint", path, step, LONG)
+        mark = json.loads((ROOT / name / "checkpoint" / "complete").read_text())
+        return path, ROOT / name / "checkpoint", mark["step"], mark["older"]
+
+    launch(manifest("whole", **RESTARTED))
+    launch(manifest("seed", **{**RESTARTED, "train.seed": 8, "train.steps_max": 13}))
+    launch(manifest("model", **{**RESTARTED, "model.channels": 48, "train.steps_max": 13}))
+
+    # A stage's file of another step, of another seed, of another model.
+    path, folder, step, older = stopped("file")
+    good = (folder / str(step) / "stage-1.safetensors").read_bytes()
+    for what, foreign, pattern in (
+            ("step", folder / str(older), rf"step is {older}, this run has {step}"),
+            ("seed", ROOT / "seed" / "checkpoint" / "13", r"plan_hash is \w{16}, this run has \w{16}"),
+            ("model", ROOT / "model" / "checkpoint" / "13", r"plan_hash is \w{16}, this run has \w{16}"),
+            ("stage", folder / str(step), r"stage is 2, this run has 1")):
+        source = foreign / ("stage-2.safetensors" if what == "stage" else "stage-1.safetensors")
+        target = folder / str(step) / "stage-1.safetensors"
+        target.write_bytes(source.read_bytes())
+        refused(what, path, r"stage 1 failed: .*stage-1\.safetensors: " + pattern, 1, "--resume")
+        check(target.read_bytes() == source.read_bytes(), f"{what}: the foreign file was touched")
+    target.write_bytes(good)
+    launch(path, "--resume")
+    same_run("file", "whole")
+
+    # The whole position is of another plan, or of no step that the caches hold.
+    path, folder, step, older = stopped("position", 16)
+    complete_file = folder / "complete"
+    noted = complete_file.read_text()
+    mark = json.loads(noted)
+    complete_file.write_text(json.dumps({**mark, "plan_hash": "0123456789abcdef", "kin": "fedcba9876543210"}) + "\n")
+    refused("plan", path, r"the checkpoint of .* is of plan 0123456789abcdef, the run of \w{16}", 2, "--resume")
+    backup = ROOT / "backup"
+    shutil.copytree(ROOT / "position", backup)
+    complete_file.write_text(json.dumps({**mark, "step": 3, "older": 0}) + "\n")
+    shutil.copytree(folder / str(older), folder / "3", dirs_exist_ok=True)
+    before = {cache.name: (cache / "index.mdb").read_bytes() for cache in (ROOT / "position" / "cache").glob("stage-*")}
+    refused("behind", path, rf"the checkpoint is of step 3, but no cache here holds its mark .*{older} and {step}", 2, "--resume")
+    after = {cache.name: (cache / "index.mdb").read_bytes() for cache in (ROOT / "position" / "cache").glob("stage-*")}
+    check(before == after, "caches of another position were touched")
+    # One stage's cache that is ahead of the others is filled from its neighbours: nothing is lost.
+    complete_file.write_text(noted)
+    other = manifest("ahead", **{**RESTARTED, "job.name": "position"})
+    interrupt("sigint", other, 30, LONG)
+    shutil.rmtree(ROOT / "position" / "cache" / "stage-1")
+    shutil.copytree(ROOT / "ahead" / "cache" / "stage-1", ROOT / "position" / "cache" / "stage-1")
+    launch(path, "--resume")
+    check(same_run("position", "whole") > 0, "nothing was fetched for a cache of another step")
+
+    # The manifest has another seed than the run in the folder.
+    path = manifest("reseeded", **RESTARTED)
+    interrupt("sigint", path, 7, LONG)
+    refused("seed", path, r"holds the run 'reseeded' of another plan", 2, "--resume", "--set", "train.seed=8")
+    no_workers("wrong_position")

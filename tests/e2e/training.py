@@ -1,0 +1,248 @@
+"""Training: what a run learns does not depend on how it is cut, coded or packed; every precision; wrong input."""
+import json
+import math
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+
+from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers, raw, weights
+from kit import BIN, REPLICAS, ROOT, interrupt, refused
+
+
+def scenario_equal():
+    """P stages without compression equal one stage, bit for bit: losses, held-out loss, every weight."""
+    base = {**raw(), **raw("backward")}
+    launch(manifest("one", **{**base, "pipeline.stages": 1}))
+    for name, changes in (("two", {"pipeline.stages": 2}), ("four", {}), ("four-gpipe", {"pipeline.schedule": "gpipe"}),
+                          ("three-classic", {"pipeline.stages": 3, "pipeline.in_flight": "classic"}),
+                          ("two-threads", {"pipeline.stages": 2, "pipeline.threads": 2}),
+                          ("four-paced", {"link.rate_mbps": 200})):
+        launch(manifest(name, **{**base, **changes}))
+        check(losses(name) == losses("one"), f"{name}: losses {losses(name)} are not those of one stage {losses('one')}")
+        one, other = metrics("one", "eval")[-1], metrics(name, "eval")[-1]
+        check(one["loss"] == other["loss"], f"{name}: held-out loss {other['loss']} is not {one['loss']}")
+        check(weights(name) == weights("one"), f"{name}: model.safetensors differs")
+    check(losses("one")[-1] < losses("one")[0] * 0.9, f"nothing was learnt: {losses('one')}")
+    no_workers("equal")
+
+
+def scenario_apart():
+    """Stages whose device memory no host can reach, with streams that run as late as they may, train bit for bit as on a CPU."""
+    codecs = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.backward.codec": "directq",
+              "edges.backward.bits": 8}
+    cases = {
+        "raw": {**raw(), **raw("backward"), "pipeline.stages": 2},
+        "one": {"pipeline.stages": 1, "model.dropout": 0.1},
+        "four": {**codecs, "checkpoint.every": 4},
+        "three": {**codecs, "pipeline.stages": 3, "model.dropout": 0.1, "model.recompute": "true",
+                  "edges.forward.rounding": "stochastic", "cache.kind": "memory", "pipeline.schedule": "gpipe"},
+        "two-fp16": {**codecs, "pipeline.stages": 2, "model.precision": "fp16", "train.loss_scale_window": 1},
+        "two-bf16": {**codecs, "pipeline.stages": 2, "model.precision": "bf16", "edges.forward.store": "q8",
+                     "edges.backward.top_k": 0.3},
+    }
+    for name, changes in cases.items():
+        os.environ.pop("AQ_CPU_APART", None)
+        launch(manifest(name, **changes))
+        os.environ["AQ_CPU_APART"] = "1"
+        launch(manifest(f"{name}-apart", **changes))
+        check(losses(f"{name}-apart") == losses(name), f"{name}: losses {losses(f'{name}-apart')} are not {losses(name)}")
+        mine, whole = metrics(f"{name}-apart", "eval")[-1], metrics(name, "eval")[-1]
+        check(mine["loss"] == whole["loss"], f"{name}: held-out loss {mine['loss']} is not {whole['loss']}")
+        check(weights(f"{name}-apart") == weights(name), f"{name}: model.safetensors differs")
+    no_workers("apart")
+
+
+def scenario_cut():
+    """The loss of a step does not depend on how the batch is cut into micro-batches (but for rounding)."""
+    base = {**raw(), **raw("backward"), "pipeline.stages": 2}
+    launch(manifest("mb2", **base))
+    for B in (1, 4, 8):
+        launch(manifest(f"mb{B}", **{**base, "train.micro_batch": B}))
+        for a, b in zip(losses("mb2"), losses(f"mb{B}")):
+            check(abs(a - b) < 2e-4 * abs(a), f"micro_batch {B}: loss {b} against {a}")
+
+
+def scenario_codecs():
+    """AQ-SGD and DirectQ train through every kind of edge; only the first visit of a sample is a keyframe."""
+    launch(manifest("raw", **{**raw(), **raw("backward")}))
+    reference = losses("raw")[-1]
+    cases = {
+        "aq4": {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4},
+        "aq2": {"edges.forward.codec": "aqsgd", "edges.forward.bits": 2, "edges.backward.bits": 4},
+        "aq3-tile": {"edges.forward.codec": "aqsgd", "edges.forward.bits": 3, "edges.forward.group": "tile",
+                     "edges.forward.tile": 32, "edges.forward.hadamard": "true"},
+        "aq4-q8": {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.forward.store": "q8"},
+        "aq4-memory": {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "cache.kind": "memory"},
+        "aq4-stochastic": {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.forward.rounding": "stochastic"},
+        "direct4": {"edges.forward.codec": "directq", "edges.forward.bits": 4},
+        "topk": {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.backward.top_k": 0.3},
+    }
+    for name, changes in cases.items():
+        base = {"edges.backward.codec": "directq", "edges.backward.bits": 8}
+        launch(manifest(name, **{**base, **changes}))
+        last = losses(name)[-1]
+        check(abs(last - reference) < 0.1 * reference, f"{name}: last loss {last}, uncompressed {reference}")
+        steps = metrics(name)
+        per_epoch = len(steps) // 4
+        fetched = sum(x or 0 for line in steps for x in line["fetched"])
+        check(fetched == 0, f"{name}: {fetched} messages were fetched in an undisturbed run")
+        keyframes = [sum(x or 0 for x in line["keyframes"]) for line in steps]
+        if "codec" in str(changes) and changes["edges.forward.codec"] == "aqsgd":
+            check(sum(keyframes[:per_epoch]) == 22 * 3, f"{name}: {keyframes} keyframes, wanted 66 in the first epoch")
+            check(sum(keyframes[per_epoch:]) == 0, f"{name}: keyframes after the first epoch: {keyframes}")
+    check(losses("aq4-memory") == losses("aq4"), "a cache in memory gives other losses than one on disk")
+    no_workers("codecs")
+
+
+def scales(name):
+    return [line["loss_scale"] for line in metrics(name)]
+
+
+def scenario_warmup():
+    """Uncompressed epochs at the beginning are those of an uncompressed run, bit for bit; then codecs begin, and resume exactly."""
+    few = {"edges.backward.codec": "directq", "edges.backward.bits": 4, "train.epochs": 4, "checkpoint.every": "2 steps"}
+    direct = {**few, "edges.forward.codec": "directq", "edges.forward.bits": 3}
+    whole = {**few, "edges.forward.codec": "aqsgd", "edges.forward.bits": 3, "edges.forward.keyframe": "fp32"}
+    launch(manifest("plain", **{"train.epochs": 4, **raw(), **raw("backward")}))
+    steps = len(metrics("plain")) // 4
+    for name, keys in (("direct", direct), ("aqsgd", whole)):
+        launch(manifest(name + "-cold", **keys))
+        for epochs in (1, 2):
+            tag = f"{name}-{epochs}"
+            path = manifest(tag, **keys, edges__warmup_epochs=epochs)
+            launch(path)
+            equal = [a == b for a, b in zip(losses(tag), losses("plain"))]
+            check(all(equal[:epochs * steps]), f"{tag}: uncompressed epochs differ from an uncompressed run's: {equal}")
+            check(not any(equal[epochs * steps + 1:]), f"{tag}: nothing is compressed after them")
+        sent = [sum(line["forward_bytes"]) + sum(line["backward_bytes"]) for line in metrics(f"{name}-1")]
+        check(min(sent[:steps - 1]) > 3 * max(sent[steps:]), f"{name}: bytes of steps: {sent}")
+        path = manifest(name + "-stopped", **keys, edges__warmup_epochs=1)
+        interrupt("sigint", path, 2)
+        launch(path, "--resume")
+        check(losses(name + "-stopped") == losses(name + "-1"), f"{name}: the resumed run differs")
+    plan = json.loads(aqpipe("plan", manifest("plan", **direct, edges__warmup_epochs=1), "--json").stdout)
+    edge = plan["edges"][0]
+    check(edge["step_bytes_backward_first"] > 5 * edge["step_bytes_backward"] and
+          edge["step_bytes_forward_first"] > 6 * edge["step_bytes_forward"], f"the plan: {edge}")
+    no_workers("warmup")
+
+
+def scenario_examples():
+    """Every example plans as shipped, and the small one runs; those that want published files say so by name."""
+    source = pathlib.Path(__file__).resolve().parents[2]
+    folder = ROOT / "examples"
+    shutil.copytree(source / "examples", folder, ignore=shutil.ignore_patterns("text", "run"))
+    subprocess.run([source / "tools" / "text", folder / "text"], check=True, stdout=subprocess.DEVNULL)
+    for path in sorted(folder.glob("*.yaml")):
+        done = aqpipe("plan", path)
+        if path.stem == "gpt2-wikitext2":
+            check(done.returncode == 2 and "data.tokenizer_path" in done.stderr, f"{path}: {done}")
+        else:
+            check(done.returncode == 0, f"{path}: {done.stderr}")
+    launch(folder / "bytes-4-stages.yaml", "--set", "train.steps_max=1", "--set", "link.rate_mbps=0", "--set",
+           f"output.path={ROOT}/example", "--set", "train.evaluate_every=0", "--set", "data.heldout_samples_max=1")
+    check(len(losses("example")) == 1, "bytes-4-stages.yaml does not run")
+    no_workers("examples")
+
+
+def scenario_fp16():
+    """fp16 learns as fp32 does; its loss scale is found, kept over a resume, and one on all ranks."""
+    base = {**raw(), **raw("backward"), "pipeline.stages": 2}
+    codecs = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.backward.codec": "directq",
+              "edges.backward.bits": 8, "pipeline.stages": 2}
+    fp16 = {"model.precision": "fp16"}
+    for tag, keys in (("raw", base), ("coded", codecs)):
+        launch(manifest(tag, **keys))
+        launch(manifest(f"{tag}-fp16", **keys, **fp16))
+        check(all("loss_scale" not in line for line in metrics(tag)), f"{tag}: a loss scale where none is needed")
+        check(set(scales(f"{tag}-fp16")) == {65536}, f"{tag}: loss scales {scales(f'{tag}-fp16')}")
+        for line, truth in zip(metrics(f"{tag}-fp16"), metrics(tag)):
+            check(not line["skipped"] and abs(line["loss"] / truth["loss"] - 1) < 0.02, f"{tag}: {line}, in fp32 {truth}")
+            check(abs(line["grad_norm"] / truth["grad_norm"] - 1) < 0.1, f"{tag}: norm of {line}, in fp32 {truth}")
+        raws = sum(x or 0 for line in metrics(f"{tag}-fp16") for x in line["raws"])
+        check(raws == 0 or tag == "raw", f"{tag}: {raws} samples did not fit the codec")
+    launch(manifest("one-fp16", **{**base, **fp16, "pipeline.stages": 1}))
+    check(losses("one-fp16") == losses("raw-fp16"), f"one stage: {losses('one-fp16')}, two: {losses('raw-fp16')}")
+
+    # A window of one step: twice the scale each step until a gradient overflows, and on and on about there.
+    search = {**codecs, **fp16, "train.loss_scale_window": 1, "checkpoint.every": "3 steps", "train.epochs": 10}
+    launch(manifest("search", **search))
+    steps = metrics("search")
+    check(scales("search")[:4] == [65536, 131072, 262144, 524288], f"the scale does not double: {scales('search')}")
+    for before, after in zip(steps, steps[1:]):
+        wanted = before["loss_scale"] * (0.5 if before["skipped"] else 2)
+        check(after["loss_scale"] == min(wanted, 2**24), f"loss scale {after['loss_scale']} after {before}")
+    skipped = sum(line["skipped"] for line in steps)
+    check(0 < skipped < len(steps) / 2 + 1, f"{skipped} of {len(steps)} steps were skipped: {scales('search')}")
+    check(losses("search")[-1] < losses("search")[0] * 0.9, f"nothing was learnt: {losses('search')}")
+    report = json.loads((ROOT / "search" / "report.json").read_text())["runs"][0]
+    check(report["loss_scale"] == scales("search")[-1] and report["steps_skipped"] == skipped, f"report: {report}")
+    path = manifest("resumed", **search)
+    interrupt("sigint", path, 7)
+    launch(path, "--resume")
+    check(scales("resumed") == scales("search"), f"loss scales {scales('resumed')}, undisturbed {scales('search')}")
+    check(losses("resumed") == losses("search"), f"losses {losses('resumed')}, undisturbed {losses('search')}")
+    check(weights("resumed") == weights("search"), "resumed: model.safetensors differs")
+
+    # Replicas skip and scale alike. Gradients that never are finite bring the scale down, and end the run only then.
+    path = manifest("replicas", **{**REPLICAS, **fp16, "train.loss_scale_window": 1, "train.epochs": 8})
+    launch(path)
+    check(any(line["skipped"] for line in metrics("replicas")), f"no scale was too large: {scales('replicas')}")
+    lost = {**base, **fp16, "train.lr": 100, "train.optimizer": "sgd", "train.clip": 0, "train.warmup_steps": 0,
+            "train.epochs": 40}
+    path = manifest("lost", **lost)
+    refused("lost", path, r"10 steps in a row without a finite gradient \(train\.skips_max\): lower train\.lr", 1)
+    check(scales("lost")[-1] == 1, f"it ended before the scale was 1: {scales('lost')}")
+    path = manifest("fixed", **lost, **{"train.loss_scale": 1048576})
+    refused("fixed", path, r"10 steps in a row without a finite gradient \(train\.skips_max\): lower train\.loss_scale", 1)
+    refused("bf16", path, r"train\.loss_scale: is of fp16 alone", 2, "--set", "train.loss_scale=8", "--set",
+            "model.precision=bf16")
+    no_workers("fp16")
+
+
+def scenario_bad_input():
+    """Each wrong input ends in a line that names place and cause, a non-zero exit, and no worker left."""
+    path = manifest("bad")
+    good = path.read_text()
+
+    def wrong(tag, old, new, pattern, code=2):
+        check(old in good, f"{tag}: '{old}' is not in the manifest")
+        path.write_text(good.replace(old, new))
+        refused(tag, path, pattern, code)
+
+    for arguments, code in ((["help", "lanuch"], 2), (["help", "plan"], 0), (["plan", ROOT / "none.yaml"], 2), (["--version"], 0)):
+        check(aqpipe(*arguments).returncode == code, f"{arguments}: exit code {aqpipe(*arguments).returncode}")
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([str(BIN / "aqpipe"), *map(str, arguments)], stdout=full, stderr=subprocess.PIPE, text=True)
+        check(done.returncode == (code or 1), f"{arguments} with a full disk behind its output: {done.returncode}, {done.stderr}")
+    launch(manifest("deep", **{"train.steps_max": 1}))
+    for command in ("plan", "launch"):
+        done = aqpipe(command, path, "--set", "model.blocks=3", "--set", f"model.weights={ROOT}/deep/model.safetensors")
+        check(done.returncode == 2 and "is model.blocks right?" in done.stderr, f"{command} of fewer blocks: {done}")
+    wrong("unknown key", "  batch: 8", "  btach: 8", r"bad\.yaml:\d+:\d+: .*btach.*batch")
+    wrong("ill-typed key", "  batch: 8", "  batch: many", r"bad\.yaml:\d+:\d+: train\.batch")
+    wrong("no partition", "  stages: 4", "  stages: [{layers: 0-2}, {layers: 4-5}]", r"bad\.yaml:\d+:\d+: .*layer")
+    wrong("missing text", "train.txt", "nowhere.txt", r"nowhere\.txt", 2)
+    path.write_text(good)
+    refused("nan", path, r"10 steps in a row without a finite gradient \(train\.skips_max\)", 1, "--set", "train.lr=100",
+            "--set", "train.clip=0", "--set", "train.epochs=40", "--set", "train.optimizer=sgd", "--set",
+            "train.warmup_steps=0")
+    check(math.isfinite(metrics("bad")[-1]["loss"]) or metrics("bad")[-1]["skipped"], "a step of no finite gradient was made")
+    shutil.rmtree(ROOT / "bad")
+    refused("missing manifest", ROOT / "none.yaml", r"none\.yaml", 2)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1] - 1
+        refused("port in use", path, rf"{port + 1}", 1, "--set", f"link.port_first={port}")
+    shutil.rmtree(ROOT / "bad", ignore_errors=True)
+    path.write_text(good.replace("  epochs: 4", "  epochs: 400"))
+    interrupt("sigint", path, 2)
+    files = list((ROOT / "bad" / "checkpoint").glob("*/stage-1.safetensors"))
+    check(len(files) == 1, f"one checkpoint file of stage 1: {files}")
+    data = bytearray(files[0].read_bytes())
+    data[-100] ^= 1
+    files[0].write_bytes(data)
+    refused("corrupt checkpoint", path, r"stage-1\.safetensors.*damaged", 1, "--resume")
