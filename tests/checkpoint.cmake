@@ -1,14 +1,10 @@
 # Checkpoints beside the training, and what a run may go on from.
 if(TARGET aqpipe)
-  foreach(scenario background wrong_position mirror)
+  foreach(scenario background wrong_position mirror extend late)
     add_test(NAME e2e_${scenario}
       COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run $<TARGET_FILE_DIR:aqpipe> ${scenario})
     set_tests_properties(e2e_${scenario} PROPERTIES LABELS "e2e;fault" TIMEOUT 1200 PROCESSORS 2)
   endforeach()
-endif()
-if(TARGET aqpipe)
-  add_test(NAME test_extend COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/test_extend $<TARGET_FILE_DIR:aqpipe>)
-  set_tests_properties(test_extend PROPERTIES LABELS e2e TIMEOUT 600 PROCESSORS 2)
 endif()
 aq_test(test_io_runtime LIBS aq_runtime aq_dep::jansson aq_dep::uring SOURCES test_io_runtime.c io_fault.c LABELS quick fault)
 target_include_directories(test_io_runtime PRIVATE ${aq_runtime_ROOMS})

@@ -14,9 +14,9 @@
 
 #include <cmocka.h>
 
-#include "commands.h"
 #include "control.h"
 #include "metrics.h"
+#include "nearest.h"
 #include "remove_tree.h"
 #include "report.h"
 #include "run_folder.h"
@@ -296,15 +296,24 @@ static void test_report_takes_any_json(void **state)
     }
 }
 
-static void test_mistyped_command_finds_the_nearest(void **state)
+static const char *nearest(const char *word)
+{
+    static const char *const names[] = {"launch", "plan", "logs", "token-file"};
+    struct aq_nearest found = {.word = word};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        aq_nearest_try(&found, names[i]);
+    return aq_nearest_of(&found);
+}
+
+static void test_mistyped_word_finds_the_nearest(void **state)
 {
     (void)state;
-    static const struct aq_command commands[] = {{"launch", "x", NULL}, {"plan", "x", NULL}, {"worker", NULL, NULL}};
-    assert_string_equal(aq_command_nearest(commands, 3, "lunch"), "launch");
-    assert_string_equal(aq_command_nearest(commands, 3, "plna"), "plan");
-    assert_null(aq_command_nearest(commands, 3, "worke"));
-    assert_null(aq_command_nearest(commands, 3, "something"));
-    assert_null(aq_command_nearest(commands, 3, "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"));
+    assert_string_equal(nearest("lunch"), "launch");
+    assert_string_equal(nearest("plna"), "plan");
+    assert_string_equal(nearest("tokenfile"), "token-file");
+    assert_null(nearest("worker"));
+    assert_null(nearest("something"));
+    assert_null(nearest("x"));
 }
 
 int main(void)
@@ -319,7 +328,7 @@ int main(void)
         TEST(test_metrics_join_ranks_in_order),
         TEST(test_metrics_wait_for_a_rank_that_is_far_behind),
         TEST(test_report_takes_any_json),
-        TEST(test_mistyped_command_finds_the_nearest),
+        TEST(test_mistyped_word_finds_the_nearest),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,12 +1,11 @@
 /*
- * command_launch.c -- `aqpipe launch`: from a manifest to a trained model and a report.
+ * command_launch.c -- `aqpipe launch` and `aqpipe resume`: from a manifest, or a run folder, to a trained model and a
+ * report.
  *
  * The order: plan (a bad manifest ends here, with 2), the run folder (its lock, what may be in it), the run
  * (launcher.h), and what it leaves: metrics, report, model, trace.
  */
 #include <errno.h>
-#include <fcntl.h>
-#include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +18,7 @@
 #include "launcher.h"
 #include "metrics_index.h"
 #include "net/tls.h"
+#include "options.h"
 #include "owned_folder.h"
 #include "plan.h"
 #include "report.h"
@@ -29,39 +29,12 @@
 #include "stages/dataset.h"
 #include "stages/publish.h"
 
-static const char usage[] =
-    "usage: aqpipe launch job.yaml [options]\n"
-    "\n"
-    "Trains the job: starts one worker a stage (here, or through the aqpiped that a stage's `host` names), shows "
-    "progress, and\n"
-    "leaves in the run folder: model.safetensors, report.json, metrics.jsonl, checkpoints, logs. Ctrl-C stops after "
-    "the current\n"
-    "step with a checkpoint; twice stops at once.\n"
-    "\n"
-    "  --set KEY=VALUE     override a key of the manifest; they are listed below. A path is relative to the current "
-    "folder\n"
-    "  --run DIR           the run folder (the same as --set output.path=DIR)\n"
-    "  --resume            go on from the newest complete checkpoint of the run folder\n"
-    "  --fresh             throw away what this run left in its folder and its checkpoints', and begin anew; nothing "
-    "else goes\n"
-    "  --restarts N        begin again from the last checkpoint when a process, a link or a machine fails: at most N "
-    "times in a row\n"
-    "                      without a new checkpoint (3); 0: end with the cause\n"
-    "  --json              metrics on standard output, one JSON object a line\n"
-    "  --no-progress       say nothing while all is well\n"
-    "  --token-file FILE   the secret shared with the daemons of other machines (also AQPIPE_TOKEN_FILE)\n"
-    "  --help\n"
-    "\n"
-    "Exit status: 0 done; 1 failed; 2 usage or manifest; 3 stopped by the user, with a checkpoint.\n"
-    "AQPIPE_DAEMON names another program than the aqpiped beside this one.\n";
-
 enum {
-    SETS_MAX = 256,
     ERRORS_KEPT = 8,
     ERROR_BYTES = 1100,
     READY_S = 900,
-    RUN_SET_BYTES = AQ_RUN_PATH_BYTES + 64,
-    HELPED = -1
+    SET_BYTES = AQ_RUN_PATH_BYTES + 64,
+    SETS_OWN = 4 /* that options stand for */
 };
 
 struct errors { /* error lines while the progress line is live; they come out at the end */
@@ -70,10 +43,12 @@ struct errors { /* error lines while the progress line is live; they come out at
 };
 
 struct command {
-    const char *manifest_path, *token_file;
-    const char *sets[SETS_MAX];
-    uint32_t set_count;
-    char run_set[RUN_SET_BYTES];
+    const char *run, *token_file;
+    struct aq_arguments sets;
+    bool go_on;      /* `aqpipe resume`: the manifest is the run's own */
+    uint32_t epochs; /* that it goes on to; 0: as before               */
+    uint64_t steps;
+    char manifest_path[AQ_RUN_PATH_BYTES];
     struct aq_run_entry entry;
     struct aq_progress progress;
     struct aq_job *job;
@@ -113,97 +88,124 @@ static void show_errors(struct command *command, const char *cause)
 
 /* ---- the command line ---- */
 
-static int add_set(struct command *command, const char *set)
-{
-    if (command->set_count == SETS_MAX) return aq_usage("launch", "more than %d --set", SETS_MAX);
-    command->sets[command->set_count++] = set;
-    return AQ_EXIT_DONE;
-}
-
-/* key + 'value', a YAML text in single quotes, into out (RUN_SET_BYTES). */
-static bool quote_set(const char *key, const char *value, char *out)
-{
-    size_t at = (size_t)snprintf(out, RUN_SET_BYTES, "%s'", key);
-    for (; *value && at + 3 < RUN_SET_BYTES; value++) {
-        if (*value == '\'') out[at++] = '\'';
-        out[at++] = *value;
-    }
-    out[at++] = '\'';
-    out[at] = 0;
-    return *value == 0;
-}
-
 /* With every key that --set takes. */
-static int help(void)
+static int print_keys(void)
 {
     char *keys;
-    fputs(usage, stdout);
     if (aq_keys_help(&keys) != AQ_OK) return AQ_EXIT_FAILED;
     printf("\n%s", keys);
     aq_free(keys);
-    return HELPED;
-}
-
-static int take_restarts(struct command *command, const char *text)
-{
-    char *end;
-    errno = 0;
-    const unsigned long long count = strtoull(text, &end, 10);
-    if (*text < '0' || *text > '9' || *end || errno || count > AQ_RESTARTS_MAX)
-        return aq_usage("launch", "--restarts: a count from 0 to %d", AQ_RESTARTS_MAX);
-    command->restart.max = (uint32_t)count;
     return AQ_EXIT_DONE;
 }
+
+/* What launch and resume have in common. */
+#define OPTIONS_OF_BOTH                                                                                                \
+    AQ_ROW(LIST, struct command, sets, "set", "KEY=VALUE",                                                             \
+           "override a key of the manifest; they are listed below. A path is relative to the current folder"),         \
+        AQ_ROW_RANGE(U32, struct command, restart.max, "restarts", "N", 0, AQ_RESTARTS_MAX,                            \
+                     "begin again from the last checkpoint when a process, a link or a machine fails: at most N "      \
+                     "times in a row without a new checkpoint (3); 0: end with the cause"),                            \
+        AQ_ROW(FLAG, struct command, progress.json, "json", NULL,                                                      \
+               "metrics on standard output, one JSON object a line"),                                                  \
+        AQ_ROW(FLAG, struct command, progress.off, "no-progress", NULL, "say nothing while all is well"),              \
+        AQ_ROW(TEXT, struct command, token_file, "token-file", "FILE",                                                 \
+               "the secret shared with the daemons of other machines (also AQPIPE_TOKEN_FILE)")
+
+static const char after[] = "Exit status: 0 done; 1 failed; 2 usage or manifest; 3 stopped by the user, with a "
+                            "checkpoint.\nAQPIPE_DAEMON names another program than the aqpiped beside this one.";
+
+static const struct aq_option launch_options[] = {
+    AQ_ROW(TEXT, struct command, run, "run", "DIR", "the run folder (the same as --set output.path=DIR)"),
+    AQ_ROW(FLAG, struct command, entry.resume, "resume", NULL,
+           "go on from the newest complete checkpoint of the run folder, as `aqpipe resume` does"),
+    AQ_ROW(FLAG, struct command, entry.fresh, "fresh", NULL,
+           "throw away what a run of this job.name left in its folder and its checkpoints', and begin anew; nothing "
+           "else goes"),
+    OPTIONS_OF_BOTH,
+    {0}};
+
+static const struct aq_option resume_options[] = {
+    AQ_ROW_RANGE(U32, struct command, epochs, "epochs", "N", 1, 1e6,
+                 "go on until every sample was seen N times (train.epochs)"),
+    AQ_ROW_RANGE(U64, struct command, steps, "steps", "N", 1, 1e18, "go on until step N, at most (train.steps_max)"),
+    OPTIONS_OF_BOTH,
+    {0}};
+
+static const struct aq_command_line launch_line = {
+    "aqpipe launch",
+    "JOB.yaml",
+    "Trains the job: starts one worker a stage (here, or through the aqpiped that a\nstage's `host` names), shows "
+    "progress, and leaves in the run folder:\nmodel.safetensors, report.json, metrics.jsonl, checkpoints, logs. Ctrl-C "
+    "stops\nafter the current step with a checkpoint; twice stops at once.",
+    launch_options,
+    after,
+    print_keys};
+
+static const struct aq_command_line resume_line = {
+    "aqpipe resume",
+    "RUN",
+    "Goes on with the run in the folder RUN from its newest complete checkpoint, with\nthe manifest and the settings "
+    "that it was launched with; a run that ended goes\nfurther with --epochs or --steps, with the state of its "
+    "optimizer "
+    "and its caches.\nWhat changes a step that was made (train.lr, the cut, the data) is refused.",
+    resume_options,
+    after,
+    print_keys};
 
 static int parse(struct command *command, int argc, char **argv)
 {
-    static const struct option options[] = {
-        {"set", required_argument, NULL, 's'},      {"run", required_argument, NULL, 'r'},
-        {"resume", no_argument, NULL, 'R'},         {"fresh", no_argument, NULL, 'F'},
-        {"restarts", required_argument, NULL, 'N'}, {"json", no_argument, NULL, 'j'},
-        {"no-progress", no_argument, NULL, 'n'},    {"token-file", required_argument, NULL, 't'},
-        {"help", no_argument, NULL, 'h'},           {NULL, 0, NULL, 0}};
+    const struct aq_command_line *line = command->go_on ? &resume_line : &launch_line;
+    struct aq_arguments rest;
     command->token_file = getenv("AQPIPE_TOKEN_FILE");
-    for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
-        int wrong = AQ_EXIT_DONE;
-        switch (option) {
-        case 's':
-            wrong = add_set(command, optarg);
-            break;
-        case 'r':
-            if (!quote_set("output.path=", optarg, command->run_set))
-                return aq_usage("launch", "--run: the path is too long");
-            wrong = add_set(command, command->run_set);
-            break;
-        case 'R':
-            command->entry.resume = true;
-            break;
-        case 'F':
-            command->entry.fresh = true;
-            break;
-        case 'N':
-            wrong = take_restarts(command, optarg);
-            break;
-        case 'j':
-            command->progress.json = true;
-            break;
-        case 'n':
-            command->progress.off = true;
-            break;
-        case 't':
-            command->token_file = optarg;
-            break;
-        case 'h':
-            return help();
-        default:
-            return aq_usage("launch", "the options are wrong");
-        }
-        if (wrong) return wrong;
+    const int code = aq_options_read(line, argc, argv, command, &rest);
+    if (code != AQ_OPTIONS_READ) return code;
+    if (rest.count != 1)
+        return aq_options_wrong(line->name, "%s %s, please", rest.count ? "one" : "a",
+                                command->go_on ? "run folder" : "manifest");
+    if (command->entry.resume && command->entry.fresh)
+        return aq_options_wrong(line->name, "--resume or --fresh, not both");
+    if (command->go_on) {
+        command->entry.resume = true;
+        command->run = rest.of[0];
     }
-    if (optind + 1 != argc) return aq_usage("launch", optind == argc ? "no manifest" : "one manifest, please");
-    if (command->entry.resume && command->entry.fresh) return aq_usage("launch", "--resume or --fresh, not both");
-    command->manifest_path = argv[optind];
-    return AQ_EXIT_DONE;
+    const int bytes = snprintf(command->manifest_path, sizeof command->manifest_path, "%s%s", rest.of[0],
+                               command->go_on ? "/manifest.yaml" : "");
+    if (bytes >= (int)sizeof command->manifest_path) return aq_options_wrong(line->name, "the path is too long");
+    if (command->go_on && access(command->manifest_path, F_OK) != 0)
+        return aq_options_wrong(line->name, "%s is no run folder: it has no manifest.yaml", command->run);
+    return AQ_OPTIONS_READ;
+}
+
+/* "output.path='DIR'", a YAML text in single quotes. */
+static enum aq_status run_set(const char *run, char out[SET_BYTES])
+{
+    size_t at = (size_t)snprintf(out, SET_BYTES, "output.path='");
+    for (; *run && at + 3 < SET_BYTES; run++) {
+        if (*run == '\'') out[at++] = '\'';
+        out[at++] = *run;
+    }
+    out[at++] = '\'';
+    out[at] = 0;
+    return *run ? aq_fail(AQ_INVAL, "launch", "the path of the run folder is too long") : AQ_OK;
+}
+
+/* The manifest, with what was said by --set, and then by other options. */
+static enum aq_status load_job(struct command *command)
+{
+    const char *sets[AQ_ARGUMENTS_MAX + SETS_OWN];
+    char run[SET_BYTES], epochs[48], steps[48];
+    uint32_t count = command->sets.count;
+    memcpy(sets, command->sets.of, count * sizeof *sets);
+    if (command->run) {
+        AQ_TRY(run_set(command->run, run));
+        sets[count++] = run;
+    }
+    snprintf(epochs, sizeof epochs, "train.epochs=%u", command->epochs);
+    snprintf(steps, sizeof steps, "train.steps_max=%llu", (unsigned long long)command->steps);
+    if (command->epochs) sets[count++] = epochs;
+    if (command->steps) sets[count++] = steps;
+    if (command->go_on) sets[count++] = "facts.train_samples=0"; /* the data is read again: is it what it was? */
+    return aq_job_load(command->manifest_path, sets, count, &command->job);
 }
 
 static enum aq_status find_daemon(struct command *command)
@@ -241,7 +243,7 @@ static enum aq_status check_names(const struct command *command)
 
 static enum aq_status prepare(struct command *command)
 {
-    AQ_TRY(aq_job_load(command->manifest_path, command->sets, command->set_count, &command->job));
+    AQ_TRY(load_job(command));
     AQ_TRY(aq_plan_open(command->job, &command->plan));
     AQ_TRY(aq_plan_manifest(command->plan, &command->manifest));
     if (command->token_file) AQ_TRY(aq_token_load(command->token_file, &command->token));
@@ -484,19 +486,18 @@ static enum aq_status leave_model(struct command *command, uint64_t mark)
     return aq_checkpoint_join(command->entry.checkpoint, mark, plan->stage_count, &plan->model, metadata, path);
 }
 
-/* The command that goes on with this run, as it was called: with its manifest, folder and settings. */
+/* The command that goes on with this run, from any folder: all but the token's file is in the run's. */
 static void say_resume(struct command *command, const char *before, uint64_t step, const char *behind)
 {
     struct aq_text text = {0};
-    aq_text_shell(&text, command->manifest_path);
-    aq_text_add(&text, " --resume");
-    for (uint32_t i = 0; i < command->set_count; i++) {
-        aq_text_add(&text, " --set ");
-        aq_text_shell(&text, command->sets[i]);
+    char token[AQ_RUN_PATH_BYTES];
+    aq_text_shell(&text, command->job->output.path);
+    if (command->restart.max != AQ_RESTARTS_DEFAULT) aq_text_add(&text, " --restarts %u", command->restart.max);
+    if (command->token_file && aq_absolute(command->token_file, token)) {
+        aq_text_add(&text, " --token-file ");
+        aq_text_shell(&text, token);
     }
-    if (command->token_file) aq_text_add(&text, " --token-file ");
-    if (command->token_file) aq_text_shell(&text, command->token_file);
-    aq_progress_say(&command->progress, "%s %llu%s; go on with: aqpipe launch %s", before, (unsigned long long)step,
+    aq_progress_say(&command->progress, "%s %llu%s; go on with: aqpipe resume %s", before, (unsigned long long)step,
                     behind, aq_text_of(&text));
     aq_text_deinit(&text);
 }
@@ -563,8 +564,9 @@ static int launch(struct command *command)
     if (status != AQ_OK) return status == AQ_MISMATCH || status == AQ_REFUSED ? AQ_EXIT_USAGE : AQ_EXIT_FAILED;
     if (command->entry.finished) {
         if (command->job->output.metrics && leave_report(command) != AQ_OK) return AQ_EXIT_FAILED;
-        aq_progress_say(&command->progress, "%s is finished: step %llu of %llu", command->job->output.path,
-                        (unsigned long long)command->entry.resume_step, (unsigned long long)command->plan->steps);
+        aq_progress_say(&command->progress, "%s is finished: step %llu of %llu (aqpipe resume --epochs N goes further)",
+                        command->job->output.path, (unsigned long long)command->entry.resume_step,
+                        (unsigned long long)command->plan->steps);
         return AQ_EXIT_DONE;
     }
     command->progress.steps = command->plan->steps;
@@ -588,7 +590,7 @@ static int launch(struct command *command)
     return code;
 }
 
-int aq_command_launch(int argc, char **argv)
+static int run_command(bool go_on, int argc, char **argv)
 {
     void *memory;
     if (aq_alloc(sizeof(struct command), &memory) != AQ_OK) return AQ_EXIT_FAILED;
@@ -596,11 +598,9 @@ int aq_command_launch(int argc, char **argv)
     command->entry.lock = command->entry.checkpoint_lock = command->signals = -1;
     command->begin_ns = aq_clock_ns();
     command->restart.max = AQ_RESTARTS_DEFAULT;
+    command->go_on = go_on;
     int code = parse(command, argc, argv);
-    if (code == AQ_EXIT_DONE)
-        code = launch(command);
-    else if (code == HELPED)
-        code = AQ_EXIT_DONE;
+    if (code == AQ_OPTIONS_READ) code = launch(command);
     aq_metrics_close(command->metrics);
     aq_tls_close(command->tls);
     aq_free(command->manifest);
@@ -610,4 +610,14 @@ int aq_command_launch(int argc, char **argv)
     aq_run_leave(&command->entry);
     aq_free(command);
     return code;
+}
+
+int aq_command_launch(int argc, char **argv)
+{
+    return run_command(false, argc, argv);
+}
+
+int aq_command_resume(int argc, char **argv)
+{
+    return run_command(true, argc, argv);
 }

@@ -9,47 +9,6 @@
 
 #include "run_folder.h"
 
-enum { NAME_MAX_COMPARED = 32 };
-
-/* Levenshtein's distance, one row at a time. */
-static int distance(const char *a, const char *b)
-{
-    const size_t n = strlen(b);
-    int row[NAME_MAX_COMPARED + 1];
-    if (n > NAME_MAX_COMPARED) return NAME_MAX_COMPARED;
-    for (size_t j = 0; j <= n; j++)
-        row[j] = (int)j;
-    for (size_t i = 1; a[i - 1]; i++) {
-        int diagonal = row[0];
-        row[0] = (int)i;
-        for (size_t j = 1; j <= n; j++) {
-            const int above = row[j];
-            int best = diagonal + (a[i - 1] != b[j - 1]);
-            if (above + 1 < best) best = above + 1;
-            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
-            diagonal = above;
-            row[j] = best;
-        }
-    }
-    return row[n];
-}
-
-const char *aq_command_nearest(const struct aq_command *commands, size_t count, const char *name)
-{
-    const char *nearest = NULL;
-    int least = 3;
-    if (strlen(name) > NAME_MAX_COMPARED) return NULL;
-    for (size_t i = 0; i < count; i++) {
-        if (!commands[i].help) continue;
-        const int d = distance(name, commands[i].name);
-        if (d < least) {
-            least = d;
-            nearest = commands[i].name;
-        }
-    }
-    return nearest;
-}
-
 int aq_usage(const char *command, const char *format, ...)
 {
     va_list arguments;

@@ -13,6 +13,7 @@
 enum { AQ_EXIT_DONE = 0, AQ_EXIT_FAILED = 1, AQ_EXIT_USAGE = 2, AQ_EXIT_STOPPED = 3 };
 
 int aq_command_launch(int argc, char **argv);
+int aq_command_resume(int argc, char **argv);
 int aq_command_report(int argc, char **argv);
 int aq_command_status(int argc, char **argv);
 int aq_command_top(int argc, char **argv);
@@ -28,9 +29,6 @@ struct aq_command {
     const char *help; /* one line; NULL: not for people */
     int (*run)(int argc, char **argv);
 };
-
-/* The name in the table that is nearest to a mistyped one (edit distance at most 2), or NULL. */
-const char *aq_command_nearest(const struct aq_command *commands, size_t count, const char *name);
 
 /* Say on standard error what is wrong with the command line; returns AQ_EXIT_USAGE. */
 int aq_usage(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));

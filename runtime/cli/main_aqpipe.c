@@ -6,12 +6,14 @@
 
 #include "aqsgd/base.h"
 #include "commands.h"
+#include "nearest.h"
 #include "plan.h"
 #include "worker.h"
 
 static const struct aq_command commands[] = {
     {"plan", "check a manifest; print its stages, memory, bytes, schedule and predicted step time", aq_command_plan},
     {"launch", "run a job: from a manifest to a trained model and a report", aq_command_launch},
+    {"resume", "go on with a run that stopped, or further with one that ended", aq_command_resume},
     {"status", "what a run, or a daemon, is doing", aq_command_status},
     {"top", "watch a run: where each stage's time goes", aq_command_top},
     {"stop", "stop a run after its current step, with a checkpoint", aq_command_stop},
@@ -33,8 +35,8 @@ static const char examples[] =
     "A job is one manifest (YAML). Begin with the plan, then launch:\n"
     "  aqpipe plan job.yaml                          what would run, and how fast\n"
     "  aqpipe launch job.yaml                        run it; Ctrl-C stops with a checkpoint\n"
-    "  aqpipe launch job.yaml --resume               go on\n"
     "  aqpipe launch job.yaml --run out --set train.lr=1e-4 --set link.rate_mbps=100\n"
+    "  aqpipe resume out                             go on\n"
     "  aqpipe report run-a run-b                     compare\n"
     "  aqpipe cache verify out                       are its message caches whole?\n"
     "\n"
@@ -60,9 +62,12 @@ static const struct aq_command *find(const char *name)
 
 static int unknown(const char *name)
 {
-    const char *nearest = aq_command_nearest(commands, COMMANDS, name);
-    if (nearest)
-        fprintf(stderr, "aqpipe: there is no command '%s'; did you mean '%s'?\n", name, nearest);
+    struct aq_nearest nearest = {.word = name};
+    for (int i = 0; i < COMMANDS; i++)
+        if (commands[i].help) aq_nearest_try(&nearest, commands[i].name);
+    aq_nearest_try(&nearest, "help");
+    if (aq_nearest_of(&nearest))
+        fprintf(stderr, "aqpipe: there is no command '%s'; did you mean '%s'?\n", name, aq_nearest_of(&nearest));
     else
         fprintf(stderr, "aqpipe: there is no command '%s'; aqpipe --help lists them\n", name);
     return AQ_EXIT_USAGE;

@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "nearest.h"
+
 enum { NUMBER_BYTES = 48 };
 
 static const struct aq_key_name precision_names[] = {
@@ -457,37 +459,13 @@ bool aq_key_write(const struct aq_key *key, const void *base, struct aq_text *ou
 
 /* --- names near each other -------------------------------------------------------------------------------------- */
 
-uint32_t aq_key_distance(const char *a, const char *b)
-{
-    enum { WORD_MAX = 63 };
-    size_t rows = strlen(a), columns = strlen(b);
-    if (rows > WORD_MAX) rows = WORD_MAX;
-    if (columns > WORD_MAX) columns = WORD_MAX;
-    uint32_t line[WORD_MAX + 1];
-    for (size_t j = 0; j <= columns; j++)
-        line[j] = (uint32_t)j;
-    for (size_t i = 1; i <= rows; i++) {
-        uint32_t diagonal = line[0];
-        line[0] = (uint32_t)i;
-        for (size_t j = 1; j <= columns; j++) {
-            const uint32_t above = line[j];
-            uint32_t best = diagonal + (a[i - 1] != b[j - 1]);
-            if (above + 1 < best) best = above + 1;
-            if (line[j - 1] + 1 < best) best = line[j - 1] + 1;
-            line[j] = best;
-            diagonal = above;
-        }
-    }
-    return line[columns];
-}
-
 const char *aq_key_nearest(struct aq_key_table table, const char *name)
 {
     const char *last = strrchr(name, '.'), *nearest = NULL;
     uint32_t best = UINT32_MAX;
     for (uint32_t i = 0; i < table.count; i++) {
         const char *key = table.keys[i].name, *key_last = strrchr(key, '.');
-        uint32_t distance = 2 * aq_key_distance(name, key);
+        uint32_t distance = 2 * aq_word_distance(name, key);
         /* The right word in the wrong section is nearer than a wrong word. */
         if (last && key_last && strcmp(last, key_last) == 0 && distance > 1) distance = 1;
         if (distance < best) {

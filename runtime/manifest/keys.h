@@ -91,9 +91,6 @@ bool aq_key_write(const struct aq_key *key, const void *base, struct aq_text *ou
 /* A YAML scalar in double quotes, with escapes where needed. */
 void aq_key_quote(const char *text, struct aq_text *out);
 
-/* Fewest edits (insert, delete, change) between two short words, at most 63 characters looked at. */
-uint32_t aq_key_distance(const char *a, const char *b);
-
 /* The key whose name is nearest to `name` and near enough to be meant, or NULL. */
 const char *aq_key_nearest(struct aq_key_table table, const char *name);
 

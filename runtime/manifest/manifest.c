@@ -16,6 +16,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "nearest.h"
+
 enum { WANTS_BYTES = 256, NAME_BYTES = 128, TEXT_BYTES = 512 };
 
 static struct aq_manifest *manifest_of(const struct aq_job *job)
@@ -155,21 +157,17 @@ static enum aq_status read_section(struct aq_manifest *manifest, const struct aq
 
 static void unknown_section(struct aq_manifest *manifest, const struct aq_yaml_node *node)
 {
-    uint32_t count, best = UINT32_MAX;
+    uint32_t count;
     const struct aq_key_section *sections = aq_keys_sections(&count);
-    const char *nearest = "";
-    for (uint32_t i = 0; i < count; i++) {
-        const uint32_t distance = aq_key_distance(node->key, sections[i].name);
-        if (distance < best) {
-            best = distance;
-            nearest = sections[i].name;
-        }
-    }
+    struct aq_nearest nearest = {.word = node->key};
+    for (uint32_t i = 0; i < count; i++)
+        aq_nearest_try(&nearest, sections[i].name);
     char path[NAME_BYTES];
     snprintf(path, sizeof path, ".%s", node->key);
     const char *key = aq_key_nearest(aq_keys_job(), path); /* "batch: 8" without its section */
-    if (best <= 2)
-        aq_yaml_error(&manifest->errors, node, "%s: there is no such section; did you mean %s?", node->key, nearest);
+    if (aq_nearest_of(&nearest))
+        aq_yaml_error(&manifest->errors, node, "%s: there is no such section; did you mean %s?", node->key,
+                      aq_nearest_of(&nearest));
     else if (key)
         aq_yaml_error(&manifest->errors, node, "%s: there is no such section; did you mean the key %s?", node->key,
                       key);

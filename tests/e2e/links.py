@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -221,9 +222,10 @@ def scenario_long_outage():
         check(metrics(name, "end")[-1]["state"] == "failed", f"{name}: {metrics(name, 'end')}")
         mark = json.loads((ROOT / name / "checkpoint" / "complete").read_text())["step"]
         check(mark >= 6 and mark % 3 == 0, f"{name}: the complete checkpoint is that of step {mark}")
-        check(re.search(rf"the checkpoint of step {mark} stands; go on with: aqpipe launch .* --resume --set link\.rate_mbps=", errors),
-              f"{name}: not said:\n{errors}")
-        launch(path, "--resume")
+        hint = re.search(rf"the checkpoint of step {mark} stands; go on with: aqpipe (resume .*)", errors)
+        check(hint, f"{name}: not said:\n{errors}")
+        done = aqpipe(*shlex.split(hint[1]), "--no-progress", "--set", "link.rate_mbps=0")
+        check(done.returncode == 0, f"{name}: {hint[0]}: {done.returncode}\n{done.stderr}")
         same_run(name, "whole")
         print(f"{name}: stopped with the checkpoint of step {mark}")
     path = manifest("back", **keys)

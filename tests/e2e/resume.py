@@ -5,11 +5,12 @@ import re
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import time
 
 import jobs
-from jobs import check, descendant, launch, losses, manifest, metrics, no_workers, weights
+from jobs import aqpipe, check, descendant, launch, losses, manifest, metrics, no_workers, weights
 from kit import (BIN, REPLICAS, RESTARTED, ROOT, SLOW, end, interrupt, launch_and_kill, refused, same_run, serve,
                  slower, start)
 from power import Power
@@ -380,6 +381,50 @@ def interrupt_again(how, path, step):
     end(process.pid if how == "launcher" else descendant(process.pid, "worker" if how == "worker" else "aqpiped"))
     process.communicate(timeout=jobs.PATIENCE)
     no_workers(how)
+
+
+EXTENDED = {"pipeline.stages": 2, "edges.forward.codec": "aqsgd", "edges.forward.bits": 3, "train.decay": "constant",
+            "model.dropout": 0.1, "model.blocks": 2, "train.epochs": 1}
+
+
+def scenario_extend():
+    """One epoch and then a second: the run of two epochs, bit for bit, from the caches of the first."""
+    launch(manifest("whole", **{**EXTENDED, "train.epochs": 2}))
+    path = manifest("further", **EXTENDED)
+    launch(path)
+    check(losses("further") == losses("whole")[:3], "the first epochs differ")
+    (ROOT / "further").rename(ROOT / "moved")
+    folder = os.path.relpath(ROOT / "moved")
+    done = aqpipe("resume", folder, "--no-progress", "--epochs", "2", "--set", "train.evaluate_every=2 steps")
+    check(done.returncode == 0, f"it does not go further: {done.returncode} {done.stderr}")
+    check("it ends at step 6, not 3" in done.stderr, f"nothing is said of it: {done.stderr}")
+    check(losses("moved") == losses("whole"), f"{losses('moved')} are not the losses of two epochs: {losses('whole')}")
+    check(weights("moved") == weights("whole"), "the weights differ")
+    check([line["step"] for line in metrics("moved", "eval")] == [3, 4, 6], "held-out losses are not as asked")
+    check(sum(x or 0 for line in metrics("moved")[3:] for x in line["keyframes"]) == 0, "the caches were lost")
+    done = aqpipe("resume", folder, "--no-progress")
+    check(done.returncode == 0 and "is finished: step 6 of 6" in done.stderr, f"{done.returncode} {done.stderr}")
+    text = (ROOT / "train.txt").read_text()
+    (ROOT / "train.txt").write_text(text[::-1])
+    done = aqpipe("resume", folder, "--no-progress", "--epochs", "3")
+    check(done.returncode == 2 and "data.train: 22 samples" in done.stderr, f"another text: {done.returncode} {done.stderr}")
+    (ROOT / "train.txt").write_text(text)
+    no_workers("extend")
+
+
+def scenario_late():
+    """A launch that failed before its first step is launched again, changed; one that trained is not, and says why."""
+    taken = socket.create_server(("127.0.0.1", 0))
+    path = manifest("late", **{**EXTENDED, "model.channels": 16, "train.steps_max": 1, "link.port_first": taken.getsockname()[1] - 1})
+    done = aqpipe("launch", path, "--no-progress", "--restarts", "0")
+    check(done.returncode == 1, f"it was to fail: {done.returncode} {done.stderr}")
+    path = manifest("late", **{**EXTENDED, "model.channels": 16, "train.steps_max": 1})
+    launch(path, "--set", "train.seed=8", "--set", "model.blocks=3")
+    done = aqpipe("launch", path, "--no-progress", "--resume", "--set", "train.lr=0.5", "--set", "model.blocks=3")
+    check(done.returncode == 2 and "train.lr: 0.002 there, 0.5 here; train.seed: 8 there, 7 here. To go on"
+          in done.stderr, f"not told by its keys: {done.returncode} {done.stderr}")
+    launch(path, "--fresh")
+    no_workers("late")
 
 
 def scenario_wrong_position():

@@ -1,0 +1,88 @@
+/*
+ * options.h -- the command lines of aqpipe and aqpiped: one table of options a command, read by argp.
+ *
+ * The table is what is read and what --help shows: an option is added by its row. Every command gets --help and
+ * --usage, options before and behind its arguments, --name VALUE and --name=VALUE, names cut short where that is clear;
+ * an option that is not there is refused with the nearest one that is.
+ *
+ *     static const struct aq_option options[] = {
+ *         AQ_ROW(FLAG, struct asked, json, "json", NULL, "one JSON object"),
+ *         AQ_ROW_RANGE(U32, struct asked, days, "days", "D", 1, 365, "how long they are good"),
+ *         {0}};
+ *     static const struct aq_command_line line = {"aqpipe status", "RUN", "What a run is doing.", options, NULL, NULL};
+ *     const int code = aq_options_read(&line, argc, argv, &asked, &arguments);
+ *     if (code != AQ_OPTIONS_READ) return code;
+ *
+ * Locking: one thread.
+ */
+#ifndef RUNTIME_OPTIONS_H
+#define RUNTIME_OPTIONS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { AQ_OPTIONS_MAX = 24, AQ_ARGUMENTS_MAX = 256, AQ_OPTIONS_READ = -1 };
+
+enum aq_option_kind {
+    AQ_OPTION_FLAG,   /* bool: it was given                             */
+    AQ_OPTION_TEXT,   /* const char *: as it was written                */
+    AQ_OPTION_U32,    /* uint32_t: a whole number from min to max       */
+    AQ_OPTION_U64,    /* uint64_t, the same                             */
+    AQ_OPTION_NUMBER, /* double, from min to max                        */
+    AQ_OPTION_LIST,   /* struct aq_arguments: as often as it is given   */
+    AQ_OPTION_READ    /* whatever `read` makes of it                    */
+};
+
+/* Texts as they were given, borrowed from argv. */
+struct aq_arguments {
+    uint32_t count;
+    const char *of[AQ_ARGUMENTS_MAX];
+};
+
+struct aq_option {
+    const char *name; /* "restarts": --restarts. NULL ends the table */
+    char letter;      /* 'o': also -o; 0: none                       */
+    enum aq_option_kind kind;
+    size_t offset;     /* of what it sets in the command's struct; of READ: what `read` gets */
+    const char *value; /* what its value is called in --help; NULL: it takes none            */
+    const char *help;  /* NULL: not for people                                               */
+    double min, max;
+    const char *(*read)(const char *value, void *to); /* NULL, or what is wrong: "bytes, or 512M" were wanted */
+};
+
+#define AQ_ROW(kind_, type_, member_, name_, value_, help_)                                                            \
+    {                                                                                                                  \
+        .name = (name_), .kind = AQ_OPTION_##kind_, .offset = offsetof(type_, member_), .value = (value_),             \
+        .help = (help_)                                                                                                \
+    }
+#define AQ_ROW_RANGE(kind_, type_, member_, name_, value_, min_, max_, help_)                                          \
+    {                                                                                                                  \
+        .name = (name_), .kind = AQ_OPTION_##kind_, .offset = offsetof(type_, member_), .value = (value_),             \
+        .help = (help_), .min = (min_), .max = (max_)                                                                  \
+    }
+#define AQ_ROW_READ(read_, type_, member_, name_, value_, help_)                                                       \
+    {                                                                                                                  \
+        .name = (name_), .kind = AQ_OPTION_READ, .offset = offsetof(type_, member_), .value = (value_),                \
+        .help = (help_), .read = (read_)                                                                               \
+    }
+
+struct aq_command_line {
+    const char *name;      /* "aqpipe launch"                                              */
+    const char *arguments; /* "JOB.yaml"; one line each where there are several ways       */
+    const char *about;     /* above the options                                            */
+    const struct aq_option *options;
+    const char *more;  /* below them, or NULL                                             */
+    int (*keys)(void); /* prints what else --help shows, and answers the exit status; or NULL */
+};
+
+/*
+ * Read argv (its first is the command's name) into the struct at `to`; *arguments gets what is no option.
+ * AQ_OPTIONS_READ: go on. Else the exit status: --help was printed, or what is wrong was said.
+ */
+int aq_options_read(const struct aq_command_line *line, int argc, char **argv, void *to,
+                    struct aq_arguments *arguments);
+
+/* Say on standard error what is wrong with a command line of that name ("aqpipe launch"); answers AQ_EXIT_USAGE. */
+int aq_options_wrong(const char *name, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#endif
