@@ -39,6 +39,17 @@ static inline struct aq_stage_config help_config(uint32_t blocks, uint32_t heads
     return config;
 }
 
+/* A batch of texts; tokens or targets may be NULL. */
+static inline struct aq_batch help_batch(const int32_t *tokens, const int32_t *targets, const uint64_t *ids,
+                                         uint32_t samples, uint32_t T)
+{
+    return (struct aq_batch){.samples = samples,
+                             .sample_ids = ids,
+                             .fields = {{"tokens", AQ_FIELD_I32, T, (void *)(uintptr_t)tokens},
+                                        {"targets", AQ_FIELD_I32, T, (void *)(uintptr_t)targets}},
+                             .field_count = 2};
+}
+
 static inline void help_normal(float *x, uint64_t count, uint64_t stream, float std)
 {
     const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_TEST, stream, 0);

@@ -659,7 +659,7 @@ static void test_rank_fits_its_daemons_limit(void **state)
     /* What lies on a GPU, the first lines, is none of its memory, nor named as the largest part of it. */
     struct aq_plan_stage *stage = (struct aq_plan_stage *)(uintptr_t)plan->stages;
     const uint64_t host = stage->memory_bytes - stage->lines[0].bytes;
-    stage->config.rounds = true;
+    stage->config.weights_16bit = true;
     stage->device_bytes = stage->lines[0].bytes;
     assert_int_equal(aq_plan_rank_fits(plan, 0, host), AQ_OK);
     capture_begin();

@@ -47,21 +47,17 @@ struct pipeline {
 static void forward(struct pipeline *p, uint32_t micro, double *loss_out)
 {
     static const uint64_t ids[B * MICRO] = {4, 9, 1, 0, 7, 3, 12, 5, 8};
-    struct aq_stage_input input = {.tokens = p->tokens + micro * B * T,
-                                   .targets = p->targets + micro * B * T,
-                                   .sample_ids = ids + (size_t)micro * B,
-                                   .samples = micro == 1 ? B - 1 : B, /* a partial one among them */
-                                   .seed = 3,
-                                   .step = 11,
-                                   .loss_scale = p->loss_scale};
+    const uint32_t samples = micro == 1 ? B - 1 : B; /* a partial one among them */
+    const struct aq_batch batch =
+        help_batch(p->tokens + micro * B * T, p->targets + micro * B * T, ids + (size_t)micro * B, samples, T);
+    struct aq_stage_input input = {.batch = &batch, .seed = 3, .step = 11, .loss_scale = p->loss_scale};
     struct aq_stage_loss loss = {0};
     if (p->count == 2) {
         assert_int_equal(aq_stage_forward(p->stages[0], micro, &input, p->activation, NULL, NULL), AQ_OK);
         input.x = p->activation;
-        input.tokens = NULL;
     }
     assert_int_equal(aq_stage_forward(p->stages[p->count - 1], micro, &input, NULL, &loss, NULL), AQ_OK);
-    assert_int_equal(loss.targets, (uint64_t)input.samples * T - 1);
+    assert_int_equal(loss.targets, (uint64_t)samples * T - 1);
     *loss_out = loss.sum;
 }
 
@@ -227,15 +223,13 @@ static void test_masks_follow_the_sample(void **state)
     help_tokens(tokens, 2 * T, 31, V);
     help_tokens(targets, 2 * T, 32, V);
     const uint64_t ids[2] = {40, 41};
-    struct aq_stage_input input = {
-        .tokens = tokens, .targets = targets, .sample_ids = ids, .samples = 2, .seed = 1, .step = 1};
+    struct aq_batch batch = help_batch(tokens, targets, ids, 2, T);
+    struct aq_stage_input input = {.batch = &batch, .seed = 1, .step = 1};
     struct aq_stage_loss both, first, second, later;
     assert_int_equal(aq_stage_forward(stage, 0, &input, NULL, &both, NULL), AQ_OK);
-    input.samples = 1;
+    batch.samples = 1;
     assert_int_equal(aq_stage_forward(stage, 0, &input, NULL, &first, NULL), AQ_OK);
-    input.tokens += T;
-    input.targets += T;
-    input.sample_ids += 1;
+    batch = help_batch(tokens + T, targets + T, ids + 1, 1, T);
     assert_int_equal(aq_stage_forward(stage, 0, &input, NULL, &second, NULL), AQ_OK);
     assert_float_equal(both.sum, first.sum + second.sum, 1e-5 * both.sum);
     input.step = 2;
@@ -264,13 +258,8 @@ static void test_gradient_matches_finite_differences(void **state)
         help_tokens(tokens, B * T, 41, V);
         help_tokens(targets, B * T, 42, V);
         const uint64_t ids[B] = {0, 1, 2};
-        const struct aq_stage_input input = {.tokens = tokens,
-                                             .targets = targets,
-                                             .sample_ids = ids,
-                                             .samples = B,
-                                             .seed = 1,
-                                             .step = 1,
-                                             .loss_scale = 1.0f};
+        const struct aq_batch batch = help_batch(tokens, targets, ids, B, T);
+        const struct aq_stage_input input = {.batch = &batch, .seed = 1, .step = 1, .loss_scale = 1.0f};
         struct aq_stage_loss loss, up, down;
         assert_int_equal(aq_stage_forward(stage, 0, &input, NULL, &loss, NULL), AQ_OK);
         assert_int_equal(aq_stage_backward(stage, 0, NULL, NULL, NULL), AQ_OK);
@@ -403,11 +392,12 @@ static void test_generation_sees_the_prefix_alone(void **state)
     int32_t tokens[2 * T];
     float cut[V], whole[V];
     help_tokens(tokens, 2 * T, 61, V);
-    struct aq_stage_input input = {.tokens = tokens, .samples = 1, .evaluate = true};
+    struct aq_batch batch = help_batch(tokens, NULL, NULL, 1, T);
+    struct aq_stage_input input = {.batch = &batch, .evaluate = true};
     assert_int_equal(aq_stage_forward(stage, 0, &input, NULL, NULL, NULL), AQ_OK);
     assert_int_equal(aq_stage_logits(stage, 0, 6, whole, NULL), AQ_OK);
     for (uint32_t samples = 1; samples <= 2; samples++) {
-        input.samples = samples;
+        batch.samples = samples;
         input.tokens_used = 7;
         for (int i = 7; i < T; i++) tokens[i] = -5; /* not real: must not be looked at */
         help_tokens(tokens + T, T, 62, V);
@@ -439,12 +429,13 @@ static void test_bad_input_gives_a_status(void **state)
 
     assert_int_equal(aq_stage_open(device, &config, &stage), AQ_OK);
     int32_t tokens[2 * T] = {0}, targets[2 * T] = {0};
-    struct aq_stage_input input = {.tokens = tokens, .targets = targets, .samples = 2, .loss_scale = 1.0f};
+    struct aq_batch batch = help_batch(tokens, targets, NULL, 2, T);
+    struct aq_stage_input input = {.batch = &batch, .loss_scale = 1.0f};
     assert_int_equal(aq_stage_backward(stage, 0, NULL, NULL, NULL), AQ_INVAL); /* no forward went before */
     assert_int_equal(aq_stage_forward(stage, 1, &input, NULL, NULL, NULL), AQ_INVAL);
-    input.samples = 3;
+    batch.samples = 3;
     assert_int_equal(aq_stage_forward(stage, 0, &input, NULL, NULL, NULL), AQ_INVAL);
-    input.samples = 2;
+    batch.samples = 2;
     tokens[2 * T - 1] = V;
     assert_int_equal(aq_stage_forward(stage, 0, &input, NULL, NULL, NULL), AQ_INVAL);
     tokens[2 * T - 1] = 0;

@@ -115,12 +115,13 @@ static enum aq_status optimize(const struct trainer *self, uint64_t step)
 
 static enum aq_status step_run(const struct trainer *self, uint64_t step, double *loss_out)
 {
-    const struct aq_stage_input input = {.tokens = self->tokens,
-                                         .targets = self->targets,
-                                         .sample_ids = self->ids,
-                                         .samples = self->B,
-                                         .step = step,
-                                         .loss_scale = self->loss_scale / (float)(self->B * self->T)};
+    const struct aq_batch batch = {
+        .samples = self->B,
+        .sample_ids = self->ids,
+        .fields = {{"tokens", AQ_FIELD_I32, self->T, self->tokens}, {"targets", AQ_FIELD_I32, self->T, self->targets}},
+        .field_count = 2};
+    const struct aq_stage_input input = {
+        .batch = &batch, .step = step, .loss_scale = self->loss_scale / (float)(self->B * self->T)};
     struct aq_stage_loss loss = {0};
     AQ_TRY(aq_stage_forward(self->stage, 0, &input, NULL, &loss, NULL));
     AQ_TRY(aq_stage_backward(self->stage, 0, NULL, NULL, NULL));

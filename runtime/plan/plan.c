@@ -137,8 +137,8 @@ static enum aq_status stage_fill(struct plan_open *open, uint32_t s)
                                              .slots = stage->program.slots,
                                              .precision = job->model.precision,
                                              .recompute = job->model.recompute,
-                                             .rounds = strcmp(job->pipeline.stages[s].device, "cpu") != 0};
-    stage->boundary_copies = stage->config.rounds ? AQ_PLAN_COPIES_MAX : 1;
+                                             .weights_16bit = strcmp(job->pipeline.stages[s].device, "cpu") != 0};
+    stage->boundary_copies = stage->config.weights_16bit ? AQ_PLAN_COPIES_MAX : 1;
     aq_model_layer_name(&open->plan.model, stage->layer_first, stage->name_first, sizeof stage->name_first);
     aq_model_layer_name(&open->plan.model, stage->layer_end - 1, stage->name_last, sizeof stage->name_last);
     AQ_TRY(aq_stage_measure(&stage->config, &stage->size));
@@ -301,7 +301,7 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     line(stage, "workspace", size->workspace_bytes);
     line(stage, "boundary", 2 * (size->x_bytes + size->y_bytes) * stage->boundary_copies);
     line(stage, "reduction", reduction_bytes(open, s));
-    if (stage->config.rounds) {
+    if (stage->config.weights_16bit) {
         line(stage, "edge kernels",
              (first ? 0 : open->edges[s - 1].size.device_bytes) + (last ? 0 : open->edges[s].size.device_bytes));
         line(stage, "bodies by NCCL", (first ? 0 : carrier_bytes(open, s - 1)) + (last ? 0 : carrier_bytes(open, s)));

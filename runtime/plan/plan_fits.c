@@ -68,7 +68,7 @@ enum aq_status aq_plan_rank_fits(const struct aq_plan *plan, uint32_t rank, uint
 {
     AQ_ASSERT(rank < plan->ranks);
     const struct aq_plan_stage *stage = &plan->stages[rank % plan->stage_count];
-    const uint64_t first = stage->config.rounds ? stage->device_bytes : 0; /* of a GPU's own memory */
+    const uint64_t first = stage->config.weights_16bit ? stage->device_bytes : 0; /* of a GPU's own memory */
     if (stage->memory_bytes - first <= memory_bytes) return AQ_OK;
     const struct aq_plan_line *largest = NULL;
     uint64_t sum = 0;

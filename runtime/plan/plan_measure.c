@@ -105,24 +105,20 @@ static double median(double *values, uint32_t count)
     return values[count / 2];
 }
 
-static struct aq_stage_input input_of(const struct bench *bench)
-{
-    const bool first = bench->rank == 0, last = bench->rank + 1 == bench->plan->stage_count;
-    return (struct aq_stage_input){.x = first ? NULL : bench->x,
-                                   .tokens = first ? bench->tokens : NULL,
-                                   .targets = last ? bench->tokens : NULL,
-                                   .sample_ids = bench->ids,
-                                   .samples = bench->plan->job->train.micro_batch,
-                                   .seed = bench->plan->job->train.seed,
-                                   .loss_scale = 1};
-}
-
 static enum aq_status forward(struct bench *bench, uint32_t slot)
 {
-    const struct aq_stage_input input = input_of(bench);
+    const struct aq_plan *plan = bench->plan;
+    const bool first = bench->rank == 0, last = bench->rank + 1 == plan->stage_count;
+    const uint32_t T = plan->job->train.T;
+    const struct aq_batch batch = {
+        .samples = plan->job->train.micro_batch,
+        .sample_ids = bench->ids,
+        .fields = {{"tokens", AQ_FIELD_I32, T, bench->tokens}, {"targets", AQ_FIELD_I32, T, bench->tokens}},
+        .field_count = 2};
+    const struct aq_stage_input input = {
+        .x = first ? NULL : bench->x, .batch = &batch, .seed = plan->job->train.seed, .loss_scale = 1};
     struct aq_stage_loss loss;
-    AQ_TRY(aq_stage_forward(bench->stage, slot, &input, input.targets ? NULL : bench->y, input.targets ? &loss : NULL,
-                            bench->stream));
+    AQ_TRY(aq_stage_forward(bench->stage, slot, &input, last ? NULL : bench->y, last ? &loss : NULL, bench->stream));
     return aq_device_stream_sync(bench->device, bench->stream);
 }
 

@@ -101,7 +101,7 @@ static void add_consumers(const struct aq_plan_stage *me, struct aq_text *what)
 /* All that the plan puts on the device, in one allocation; the scratch of the device's own stream it has already. */
 static enum aq_status reserve(struct aq_worker *w)
 {
-    const bool gpu = w->me->config.rounds;
+    const bool gpu = w->me->config.weights_16bit;
     const uint64_t bytes = w->me->device_bytes - (gpu ? aq_device_stream_bytes() : 0);
     struct aq_text what = {0};
     aq_text_add(&what, "stage %u:", w->rank);

@@ -121,11 +121,13 @@ enum aq_status aq_worker_forward(struct aq_worker *w, const struct aq_instructio
      * have as many samples each, so that the mean of their means is the mean over the whole batch.
      */
     const double targets = (double)aq_sampler_size(w->sampler, w->step) * T;
+    const struct aq_batch of = {
+        .samples = batch.samples,
+        .sample_ids = batch.sample_ids,
+        .fields = {{"tokens", AQ_FIELD_I32, T, w->tokens}, {"targets", AQ_FIELD_I32, T, w->targets}},
+        .field_count = w->train ? 2 : 0};
     const struct aq_stage_input input = {.x = first ? NULL : w->x[copy].at,
-                                         .tokens = first ? w->tokens : NULL,
-                                         .targets = last ? w->targets : NULL,
-                                         .sample_ids = batch.sample_ids,
-                                         .samples = batch.samples,
+                                         .batch = &of,
                                          .seed = w->job->train.seed,
                                          .step = w->step,
                                          .loss_scale = (float)((double)w->times.loss_scale / targets)};

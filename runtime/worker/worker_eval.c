@@ -66,11 +66,13 @@ static enum aq_status evaluate_batch(struct aq_worker *worker, uint32_t micro_ba
                               worker->targets + (size_t)i * T));
     if (!is_first) AQ_TRY(receive(worker, &batch));
     const struct aq_values *x = values_of(worker, worker->x, &batch), *y = values_of(worker, worker->y, &batch);
+    const struct aq_batch of = {
+        .samples = samples,
+        .sample_ids = worker->sample_ids,
+        .fields = {{"tokens", AQ_FIELD_I32, T, worker->tokens}, {"targets", AQ_FIELD_I32, T, worker->targets}},
+        .field_count = worker->heldout ? 2 : 0};
     const struct aq_stage_input input = {.x = is_first ? NULL : x->at,
-                                         .tokens = is_first ? worker->tokens : NULL,
-                                         .targets = is_last ? worker->targets : NULL,
-                                         .sample_ids = worker->sample_ids,
-                                         .samples = samples,
+                                         .batch = &of,
                                          .seed = worker->job->train.seed,
                                          .step = worker->step,
                                          .evaluate = true,
@@ -81,8 +83,7 @@ static enum aq_status evaluate_batch(struct aq_worker *worker, uint32_t micro_ba
     AQ_TRY(aq_stage_forward(worker->stage, 0, &input, is_last ? NULL : y->at, is_last ? &loss : NULL, worker->stream));
     if (!is_first) AQ_TRY(aq_values_read_end(worker->device, x, worker->stream));
     if (!is_last) AQ_TRY(aq_values_write_end(worker->device, y, worker->stream));
-    total->sum += loss.sum;
-    total->targets += loss.targets;
+    aq_task_add(total, &loss);
     return is_last ? AQ_OK : send(worker, &batch);
 }
 

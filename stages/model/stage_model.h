@@ -1,83 +1,97 @@
 /*
- * stage_model.h -- what a model must tell stage.c; private to this folder.
+ * stage_model.h -- what a model must tell stage.c; private to stages/.
  *
- * A model is a const table: its layers, its tensors in order, where its memory goes, and forward and backward of any
- * range of its layers. stage.c owns the flat parameter and gradient buffers, the slots and the workspace, and checks
- * the callers. A new model is one family of files model_<name>*.c and one line in models.def.
+ * A model is a const table: its configuration, and the list of layers that follows from it (layer/layer.h). A new model
+ * is a file model_<name>.c and one line in models.def, and a new kind of layer where none serves.
  */
 #ifndef STAGE_MODEL_H
 #define STAGE_MODEL_H
 
-#include "aqsgd/device_math.h"
-#include "stages/stage.h"
+#include "layer.h"
 
 enum { PUBLISHED_CONFIG_BYTES = 8192 };
 
-struct stage_memory {
-    uint64_t slot_bytes, workspace_bytes;
-    double flops_forward, flops_backward;
-};
-
 struct stage_model {
     const char *kind;
+    const char *task; /* what it learns unless told otherwise */
     void (*config_default)(struct aq_model_config *out);
     enum aq_status (*config_check)(const struct aq_model_config *model);
     uint32_t (*layers)(const struct aq_model_config *model);
-    void (*layer_name)(const struct aq_model_config *model, uint32_t layer, char *text, size_t bytes);
-    void (*cut)(const struct aq_model_config *model, uint32_t layer_end, uint32_t tokens, struct aq_cut_shape *out);
-
-    /* The tensors of the stage, in order, with offsets; returns how many. out NULL: only counts. */
-    uint32_t (*tensors)(const struct aq_stage_config *config, struct aq_tensor_info *out);
-    /* Normal with this deviation, or (0) a constant; *name is the tensor whose stream of numbers it takes. */
-    void (*initial)(const struct aq_stage_config *config, const struct aq_tensor_info *tensor, float *std, float *value,
-                    const char **name);
-    void (*measure)(const struct aq_stage_config *config, struct stage_memory *out);
+    /* Layer `index` of samples of T tokens; *out is zero but for its number. */
+    void (*layer)(const struct aq_model_config *model, uint32_t T, uint32_t index, struct layer *out);
     /* As stages/publish.h; json has room for PUBLISHED_CONFIG_BYTES, *count are used. */
     void (*publish_name)(const char *tensor, char *out, size_t bytes);
     enum aq_status (*publish_config)(const struct aq_model_config *model, bool tied, int32_t end_of_text, char *json,
                                      size_t *count);
-
-    enum aq_status (*open)(struct aq_stage *stage, void **state); /* buffers of the stage are there already */
-    void (*close)(void *state);
-    enum aq_status (*forward)(void *state, uint32_t slot, const struct aq_stage_input *input, float *y,
-                              struct aq_stage_loss *loss, struct aq_stream *stream);
-    void (*loss)(void *state, uint32_t slot, struct aq_stage_loss *out); /* of what the stream has passed */
-    enum aq_status (*backward)(void *state, uint32_t slot, const float *dy, float *dx, struct aq_stream *stream);
-    enum aq_status (*logits)(void *state, uint32_t slot, uint32_t position, float *logits, struct aq_stream *stream);
 };
-
-/* What lies between a stage's products, and what the products do with it. */
-static inline enum aq_element stage_type(enum aq_stage_precision precision)
-{
-    return precision == AQ_STAGE_BF16 ? AQ_BF16 : precision == AQ_STAGE_FP16 ? AQ_F16 : AQ_F32;
-}
-
-static inline enum aq_element stage_compute(enum aq_stage_precision precision)
-{
-    return precision == AQ_STAGE_TF32 ? AQ_TF32 : stage_type(precision);
-}
 
 /* The model of that kind, or NULL. */
 const struct stage_model *stage_model_find(const char *kind);
 
-/* The tensors of a stage, in order, into memory of aq_alloc. The config is one that was checked. AQ_NOMEM. */
-enum aq_status aq_stage_tensors(const struct aq_stage_config *config, struct aq_tensor_info **tensors, uint32_t *count);
+/* stage_layers.c: a layer of the model; the configuration is one that was checked. */
+void stage_layer(const struct aq_model_config *model, uint32_t T, uint32_t index, struct layer *out);
+
+/*
+ * stage_layers.c: the tensors of a stage, parameters first, into memory of aq_alloc. The configuration is one that was
+ * checked. uses: NULL, or for each layer of the stage which tensors are its own (LAYER_TENSORS_MAX of them). AQ_NOMEM.
+ */
+enum aq_status stage_tensors(const struct aq_stage_config *config, struct layer_tensor **tensors, uint32_t *count,
+                             uint32_t (*uses)[LAYER_TENSORS_MAX]);
+
+/* One micro-batch in flight. */
+struct stage_slot {
+    float **x;   /* of each layer of the stage: its input                                        */
+    void **kept; /* of each layer: its struct                                                    */
+    struct aq_rng_key *keys, *host_keys; /* (site of the stage, B): dropout                       */
+    struct aq_event *copied;             /* what the host has written for this slot               */
+    uint32_t samples, tokens;
+    float loss_scale;
+    bool train, dropped, compares;
+    bool forwarded; /* a backward may follow */
+};
+
+/* A layer of a stage. */
+struct stage_layer {
+    struct layer layer;
+    float *w[LAYER_TENSORS_MAX], *g[LAYER_TENSORS_MAX];
+    void *state;
+    uint32_t site; /* its first row of keys                                                      */
+    uint32_t flow; /* backward: where the gradient of its input goes (enum stage_flow)           */
+    uint64_t in_bytes;
+    bool again; /* with recomputation, its forward is made again                              */
+};
+
+/* The caller's memory, or one of the stage's two. */
+enum stage_flow { STAGE_FLOW_OUT, STAGE_FLOW_A, STAGE_FLOW_B, STAGE_FLOWS };
 
 struct aq_stage {
     struct aq_device *device;
-    const struct stage_model *model;
+    const struct aq_task *task;
     struct aq_stage_config config;
     struct aq_stage_size size;
-    struct aq_tensor_info *tensors;
-    uint32_t tensor_count;
-    struct aq_range *spans;        /* where each tensor lies */
+    struct layer_tensor *tensors;
+    uint32_t tensor_count, saved_count;
+    struct aq_range *spans;        /* where each parameter tensor lies */
     double *squares;               /* of each tensor's gradient, between the device's sums and theirs */
     float *parameters, *gradients; /* flat; gradients NULL for inference */
     uint16_t *rounded;             /* parameters in the products' 16 bits, where the device wants them so */
-    void *slots;                   /* config.slots times size.slot_bytes */
+    void *slots_memory;            /* config.slots times size.slot_bytes */
     void *workspace;
-    bool *forwarded; /* of each slot: a backward may follow */
-    void *state;
+    struct stage_layer *layers;
+    uint32_t layer_count;
+    struct stage_slot *slots;
+    float *flow[STAGE_FLOWS]; /* of the gradient, in the workspace */
+    void *ending;             /* the gradient in the stage's type, for endings */
+    void *host;               /* pinned: what slots have there */
+    size_t host_bytes;
+    void *structs; /* the host structs of layers and slots */
 };
+
+/* stage_layers.c: what one slot and the workspace take; of a configuration that was checked. AQ_NOMEM. */
+enum aq_status stage_layers_measure(const struct aq_stage_config *config, struct aq_stage_size *size);
+
+/* stage_layers.c: the layers, their structs and their memory; parameters and gradients are there. */
+enum aq_status stage_layers_open(struct aq_stage *stage);
+void stage_layers_close(struct aq_stage *stage);
 
 #endif

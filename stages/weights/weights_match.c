@@ -77,7 +77,7 @@ static enum aq_status match_tied(const struct aq_weights *weights, uint32_t head
 }
 
 /* What the file has and the model has not. */
-static enum aq_status match_rest(const struct aq_weights *weights, const struct aq_tensor_info *tensors, uint32_t count)
+static enum aq_status match_rest(const struct aq_weights *weights, const struct layer_tensor *tensors, uint32_t count)
 {
     const char *unused = NULL;
     uint32_t unused_count = 0;
@@ -85,8 +85,8 @@ static enum aq_status match_rest(const struct aq_weights *weights, const struct 
         const char *name = aq_weights_bare_name(weights->entries[i].name), *kin = NULL;
         bool known = is_mask(name);
         for (uint32_t t = 0; !known && t < count; t++) {
-            known = strcmp(tensors[t].name, name) == 0;
-            if (same_kind(tensors[t].name, name)) kin = tensors[t].name;
+            known = strcmp(tensors[t].info.name, name) == 0;
+            if (same_kind(tensors[t].info.name, name)) kin = tensors[t].info.name;
         }
         if (known) continue;
         if (strcmp(name, "lm_head.weight") == 0) {
@@ -114,19 +114,19 @@ enum aq_status aq_weights_match(const struct aq_weights *weights, const struct a
                                           .T = model->context,
                                           .slots = 1,
                                           .precision = AQ_STAGE_FP32};
-    struct aq_tensor_info *tensors;
+    struct layer_tensor *tensors;
     uint32_t count;
-    AQ_TRY(aq_stage_tensors(&whole, &tensors, &count));
+    AQ_TRY(stage_tensors(&whole, &tensors, &count, NULL));
     enum aq_status status = AQ_OK;
     for (uint32_t t = 0; t < count && status == AQ_OK; t++) {
         uint32_t index;
         const bool head =
-            strcmp(tensors[t].name, "lm_head.weight") == 0; /* an untied head may begin as the embedding */
-        if (aq_weights_find(weights, tensors[t].name, &index) == AQ_OK)
-            status = match_shape(weights->path, &weights->entries[index], &tensors[t]);
+            strcmp(tensors[t].info.name, "lm_head.weight") == 0; /* an untied head may begin as the embedding */
+        if (aq_weights_find(weights, tensors[t].info.name, &index) == AQ_OK)
+            status = match_shape(weights->path, &weights->entries[index], &tensors[t].info);
         else if (!head)
             status = aq_fail(AQ_MISMATCH, AREA, "%s: there is no %s, which the model of the manifest has",
-                             weights->path, tensors[t].name);
+                             weights->path, tensors[t].info.name);
     }
     if (status == AQ_OK) status = match_rest(weights, tensors, count);
     aq_free(tensors);

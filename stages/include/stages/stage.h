@@ -33,6 +33,8 @@
 
 #include "aqsgd/base.h"
 #include "aqsgd/device.h"
+#include "stages/batch.h"
+#include "stages/task.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -57,6 +59,9 @@ struct aq_model_config {
     bool tied;          /* head = embedding, where both live on one stage                     */
     float init_std;     /* of the normal initial weights; residual projections / sqrt(2L)     */
 };
+
+/* The name of the task that a model of that kind learns unless told otherwise; NULL: an unknown kind. */
+const char *aq_model_task(const char *kind);
 
 /* GPT-2 124M for "gpt2": 12 blocks of 768 channels, no dropout, tied. An unknown kind gives zeroes. */
 void aq_model_config_default(struct aq_model_config *out, const char *kind);
@@ -84,6 +89,7 @@ enum aq_status aq_model_cut(const struct aq_model_config *model, uint32_t layer_
 
 struct aq_stage_config {
     struct aq_model_config model;
+    const char *task;                /* of tasks.def; NULL: the model's own                             */
     uint32_t layer_first, layer_end; /* [first, end)                                                    */
     uint32_t B;                      /* most samples of a micro-batch                                   */
     uint32_t T;                      /* tokens of a sample                                              */
@@ -91,13 +97,14 @@ struct aq_stage_config {
     enum aq_stage_precision precision;
     bool recompute;                  /* keep only each block's input, run its forward again in backward */
     bool inference;                  /* no gradients: no gradient buffer, backward is refused           */
-    bool rounds;                     /* count copies of the weights in 16 bits: for a device that wants them */
+    bool weights_16bit;              /* count copies of the weights in 16 bits: for a device that wants them */
     uint32_t logits_rows;            /* of logits that exist at a time; 0: as many as 256 MiB hold      */
 };
 
 struct aq_stage_size {
     uint64_t parameters;        /* count of floats                                                     */
-    uint64_t parameter_bytes;   /* flat fp32 buffer, plus low-precision copies                         */
+    uint64_t buffers;           /* count of floats that are saved and not trained                      */
+    uint64_t parameter_bytes;   /* flat fp32 buffer with both, plus low-precision copies of parameters */
     uint64_t gradient_bytes;
     uint64_t slot_bytes;        /* what one slot keeps between forward and backward                    */
     uint64_t workspace_bytes;   /* shared by all                                                       */
@@ -122,10 +129,16 @@ struct aq_tensor_info {
     uint64_t offset; /* in the flat buffers, in floats                                                 */
     uint64_t count;
     bool decay;      /* weight decay applies (not to bias and LayerNorm)                               */
+    bool buffer;     /* statistics: saved, but without gradient and optimizer                          */
+    char begins_as[AQ_TENSOR_NAME_MAX]; /* the tensor whose initial numbers it takes: mostly its own name */
 };
+/* Parameters, 0 .. tensor_count - 1, in order of layers; buffers come behind them, up to saved_count - 1. */
 uint32_t aq_stage_tensor_count(const struct aq_stage *stage);
+uint32_t aq_stage_saved_count(const struct aq_stage *stage);
 void aq_stage_tensor(const struct aq_stage *stage, uint32_t index, struct aq_tensor_info *out);
+/* Floats of parameters, and of parameters and buffers together. */
 uint64_t aq_stage_parameter_count(const struct aq_stage *stage);
+uint64_t aq_stage_saved_floats(const struct aq_stage *stage);
 float *aq_stage_parameters(struct aq_stage *stage); /* device memory, borrowed */
 float *aq_stage_gradients(struct aq_stage *stage);  /* device memory, borrowed */
 
@@ -136,28 +149,21 @@ enum aq_status aq_stage_init(struct aq_stage *stage, uint64_t seed);
 enum aq_status aq_stage_parameters_changed(struct aq_stage *stage, struct aq_stream *stream);
 
 struct aq_stage_input {
-    const float *x;          /* (samples, T, C) device fp32 from the stage before; NULL on the first stage         */
-    const int32_t *tokens;   /* (samples, T) host; first stage                                                     */
-    const int32_t *targets;  /* (samples, T) host, -1: not counted; last stage; NULL: no loss (generation)         */
-    const uint64_t *sample_ids; /* samples of them, host: keys of the dropout masks                                */
-    uint32_t samples;        /* 1..B: a last partial micro-batch has fewer                                         */
-    uint32_t tokens_used;    /* 0: all T. Generation: only the first so many positions are real                    */
-    uint64_t seed, step;     /* keys of the dropout masks                                                          */
-    bool evaluate;           /* no dropout; backward will not follow                                               */
+    const float *x;               /* (samples, rows, columns) device fp32 from the stage before; NULL on the first */
+    const struct aq_batch *batch; /* first stage: what the model reads; last: what its task compares with, else no
+                                     loss (generation). Its ids are the keys of the dropout masks                  */
+    uint32_t tokens_used;         /* 0: all T. Generation: only the first so many positions are real               */
+    uint64_t seed, step;          /* keys of the dropout masks                                                     */
+    bool evaluate;                /* no dropout; backward will not follow                                          */
     /*
-     * The gradient of a token's loss: 1 / (targets of the whole batch), times whatever keeps gradients within fp16's
+     * The gradient of a target's loss: 1 / (targets of the whole batch), times whatever keeps gradients within fp16's
      * range: every gradient comes out with that factor, and is infinite or NaN where it was too much.
      */
     float loss_scale;
 };
 
-struct aq_stage_loss {
-    double sum;       /* of the cross-entropies of all counted targets, in nats, not scaled */
-    uint64_t targets; /* how many were counted                                              */
-};
-
 /*
- * y     out, (samples, T, C) device fp32 to the stage after; NULL on the last stage.
+ * y     out, (samples, rows, columns) device fp32 to the stage after; NULL on the last stage.
  * loss  out, host; waits for the stream. NULL: not wanted, or asked for by aq_stage_loss, which waits for nothing.
  * AQ_INVAL: slot, samples or a token out of range (says which).
  */
@@ -170,7 +176,7 @@ enum aq_status aq_stage_forward(struct aq_stage *stage, uint32_t slot, const str
  */
 enum aq_status aq_stage_loss(struct aq_stage *stage, uint32_t slot, struct aq_stage_loss *out);
 
-/* dy (samples, T, C) from the stage after, NULL on the last; dx out, to the stage before, NULL on the first. */
+/* dy (samples, rows, columns) from the stage after, NULL on the last; dx to the stage before, NULL on the first. */
 enum aq_status aq_stage_backward(struct aq_stage *stage, uint32_t slot, const float *dy, float *dx,
                                  struct aq_stream *stream);
 

@@ -1,0 +1,47 @@
+/*
+ * batch.h -- what a micro-batch is, on every rank: the samples' ids and lengths, and the arrays that the data set
+ * names.
+ *
+ *     struct aq_batch batch = {.samples = 2, .sample_ids = ids, .field_count = 1,
+ *                              .fields = {{"tokens", AQ_FIELD_I32, T, tokens}}};
+ *     const int32_t *tokens = aq_batch_find(&batch, "tokens", AQ_FIELD_I32, T);
+ *
+ * A middle stage has the ids and the lengths alone: field_count is 0 there. All memory is the host's, and borrowed.
+ * Locking: none; plain values.
+ */
+#ifndef STAGES_BATCH_H
+#define STAGES_BATCH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { AQ_BATCH_FIELDS_MAX = 4, AQ_FIELD_NAME_MAX = 16 };
+
+enum aq_field_type { AQ_FIELD_I32 = 1, AQ_FIELD_F32 = 2 }; /* both 4 bytes */
+
+struct aq_field {
+    const char *name; /* "tokens", "targets", "images", "labels" */
+    enum aq_field_type type;
+    uint32_t count; /* values of one sample               */
+    void *values;   /* (samples, count), host             */
+};
+
+struct aq_batch {
+    uint32_t samples;
+    const uint64_t *sample_ids; /* samples of them                                                       */
+    const uint32_t *lengths;    /* rows of each sample that are real, or NULL: all are                   */
+    struct aq_field fields[AQ_BATCH_FIELDS_MAX];
+    uint32_t field_count;
+};
+
+/* The values of the field, or NULL: there is none of that name, type and count. */
+void *aq_batch_find(const struct aq_batch *batch, const char *name, enum aq_field_type type, uint32_t count);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,162 @@
+/*
+ * layer.h -- what a layer must tell stage.c; private to stages/.
+ *
+ * A model is a list of layers. A layer takes a (rows, columns) activation of each sample and gives another; the first
+ * reads the batch, the last makes the loss. It names its tensors, says where its memory lies, and knows its forward and
+ * its backward. stage.c owns everything else: parameters and gradients, slots, recomputation, dropout's keys, the
+ * gradient's way from layer to layer.
+ *
+ * Memory, by what it is for (enum layer_memory). A layer's place() takes the same from the arena whether it measures
+ * (the arena has no base) or places. KEPT   what backward reads of forward, beside the layer's input; with
+ * recomputation, and for inference, all layers of a stage share one set in the workspace, and backward makes it again
+ *     SLOT   what a micro-batch in flight has always
+ *     HOST   the same in pinned memory, which the stream copies from and to
+ *     WORK   scratch of one call; all layers share it
+ *     STAGE  of the layer as long as the stage lives
+ *
+ * A layer whose backward turns the gradient of its output into that of its input in the same memory is `in_place`: a
+ * residual stream. What such a layer wants first of that gradient (rounded to the products' type, and summed over rows
+ * for a bias) the layer above may make in the same pass: its *ending* (struct layer_ending).
+ *
+ * A new kind is one file layer_<name>.c and one line in layers.def.
+ */
+#ifndef LAYER_H
+#define LAYER_H
+
+#include "aqsgd/device_math.h"
+#include "stage_task.h"
+#include "stages/stage.h"
+
+enum { LAYER_TENSORS_MAX = 16, LAYER_NAME_MAX = 32, LAYER_STRUCT_MAX = 256 };
+
+enum layer_memory { LAYER_KEPT, LAYER_SLOT, LAYER_HOST, LAYER_WORK, LAYER_STAGE };
+
+struct layer_kind;
+
+/* A layer as a model lists it. */
+struct layer {
+    const struct layer_kind *kind;
+    uint32_t number;             /* the model's                                             */
+    char name[LAYER_NAME_MAX];   /* for plan and errors: "block 3"                          */
+    char prefix[LAYER_NAME_MAX]; /* of its tensors' names: "h.3."                           */
+    struct aq_cut_shape in, out; /* of one sample of T tokens; in 0 x 0: it reads the batch */
+};
+
+/* A tensor as a layer names it, and what it begins with: normal numbers of a deviation, or (0) a constant. */
+struct layer_tensor {
+    struct aq_tensor_info info;
+    float std, value;
+};
+
+struct layer_list; /* stage.c's */
+
+/* Names the layer's next tensor; rows 0: a vector. std and value: what it begins with. Weight decay is of matrices. */
+void layer_list_add(struct layer_list *list, const char *name, uint64_t rows, uint64_t columns, float std, float value);
+/* What was added last begins with the numbers of another tensor, and may be read as that one where a file lacks it. */
+void layer_list_begins_as(struct layer_list *list, const char *name);
+/* The layer's next tensor is no parameter: statistics, saved and never trained. */
+void layer_list_buffer(struct layer_list *list, const char *name, uint64_t columns, float value);
+/* The layer's next tensor is one of the first layer's, of that full name. */
+void layer_list_alias(struct layer_list *list, const char *name);
+
+/* Of what a layer of a stage does now. */
+struct layer_run {
+    struct aq_stage *stage;
+    struct aq_device *device;
+    const struct aq_stage_config *config;
+    const struct layer *layer;
+    const struct aq_task *task;
+    float *const *w, *const *g; /* its tensors in the order that it named them, and their gradients (NULL: none) */
+    void *state, *slot;         /* its structs: of the stage, of the slot                                        */
+    uint32_t slot_index;
+    uint32_t samples, tokens; /* of this micro-batch                                                             */
+    uint64_t rows_in, rows_out;
+    float loss_scale;
+    bool train;                    /* a backward follows                                                         */
+    bool compares;                 /* the batch has what the task compares with: a loss is wanted                */
+    bool again;                    /* forward for a backward: the statistics have been taken, y may be NULL      */
+    bool dropped;                  /* dropout is on                                                              */
+    bool made;                     /* backward: the layer above has made this one's ending                       */
+    const struct aq_rng_key *keys; /* dropout: (site, B), device                                                 */
+    struct aq_stream *stream;
+};
+
+/* What a layer wants of the gradient of its output before all else. */
+struct layer_ending {
+    float *sums;       /* += its sums over rows                     */
+    uint16_t *rounded; /* the gradient in 16 bits, or NULL          */
+    enum aq_element type;
+};
+
+struct layer_kind {
+    const char *name;
+    bool in_place;                    /* see above                                                                  */
+    bool makes_ending;                /* of the layer below, in its backward                                        */
+    uint32_t sites;                   /* dropout masks                                                              */
+    uint32_t state_bytes, slot_bytes; /* of its structs on the host; at most LAYER_STRUCT_MAX                    */
+    void (*tensors)(const struct layer *layer, const struct aq_stage_config *config, struct layer_list *list);
+    /* to: the slot's struct, or the stage's (WORK, STAGE). */
+    void (*place)(const struct layer *layer, const struct aq_stage_config *config, enum layer_memory what,
+                  struct aq_arena *arena, void *to);
+    /* Of a micro-batch of B samples: 2 a multiply-add. */
+    void (*flops)(const struct layer *layer, const struct aq_stage_config *config, double *forward, double *backward);
+    /* First and last: is what it reads of the batch in range? Then: to the device. */
+    enum aq_status (*check)(const struct layer *layer, const struct aq_stage_config *config,
+                            const struct aq_batch *batch, uint32_t tokens_used);
+    enum aq_status (*take)(const struct layer_run *run, const struct aq_batch *batch, uint32_t tokens_used);
+    enum aq_status (*forward)(const struct layer_run *run, const float *x, float *y);
+    /* dx written, not added to; in_place: dx is dy. below: what to make for the layer below, or NULL. */
+    enum aq_status (*backward)(const struct layer_run *run, const float *x, const float *dy, float *dx,
+                               const struct layer_ending *below);
+    void (*ending)(const struct layer_run *run, struct layer_ending *out);
+    /* Last: adds what the stream has passed to *out; the output of one row of sample 0. */
+    void (*count)(const struct layer_run *run, struct aq_stage_loss *out);
+    enum aq_status (*output)(const struct layer_run *run, uint32_t row, float *values);
+};
+
+/* layers.def: the kinds. */
+#define AQ_LAYER(name) extern const struct layer_kind layer_##name;
+#include "layers.def"
+#undef AQ_LAYER
+
+/* What lies between a stage's products, and what the products do with it. */
+static inline enum aq_element stage_type(enum aq_stage_precision precision)
+{
+    return precision == AQ_STAGE_BF16 ? AQ_BF16 : precision == AQ_STAGE_FP16 ? AQ_F16 : AQ_F32;
+}
+
+static inline enum aq_element stage_compute(enum aq_stage_precision precision)
+{
+    return precision == AQ_STAGE_TF32 ? AQ_TF32 : stage_type(precision);
+}
+
+/* layer_common.c: the dropout of one of a layer's sites. */
+struct aq_dropout layer_dropout(const struct layer_run *run, uint32_t site);
+
+/* x (M, K) of the stage's type times weights (K, N) + bias, to c: as an argument list, for what follows differs. */
+struct aq_matmul layer_product(const struct layer_run *run, uint64_t M, uint64_t N, uint64_t K, const void *x,
+                               const float *weights, void *c, enum aq_element c_type, const float *bias);
+/* dx (rows, in) = dy (rows, out) W^T, W (in, out). */
+struct aq_matmul layer_input_gradient(const struct layer_run *run, uint64_t rows, uint64_t in, uint64_t out,
+                                      const void *dy, const float *weights, void *dx, enum aq_element dx_type);
+/* dW += x^T dy, both of the stage's type. */
+enum aq_status layer_weight_gradient(const struct layer_run *run, uint64_t rows, uint64_t in, uint64_t out,
+                                     const void *x, const void *dy, float *dw);
+/* A bias' gradient: sums += the columns of a matrix of the stage's type. */
+enum aq_status layer_column_sum(const struct layer_run *run, const void *x, uint64_t rows, uint64_t columns,
+                                float *sums);
+/* Layer norm of fp32 rows, and its backward: dx += . ending: made along, or NULL. */
+enum aq_status layer_norm(const struct layer_run *run, uint64_t rows, const float *x, float *const w[2], void *y,
+                          float *mean, float *rstd);
+enum aq_status layer_norm_gradient(const struct layer_run *run, uint64_t rows, const float *dy, const float *x,
+                                   const float *gamma, const float *mean, const float *rstd, float *dx,
+                                   float *const g[2], const struct layer_ending *ending);
+/* Weights as products read them: fp32, or the device's copy in 16 bits. */
+const void *layer_operand(const struct layer_run *run, const float *weights, enum aq_element *type);
+/* Memory of the residual stream's gradient in the stage's type, for endings. */
+void *layer_rounded(const struct aq_stage *stage);
+/* A batch's int32 field: `count` of each sample, each -1 (where that may be) or 0 to below `bound`. AQ_INVAL. */
+enum aq_status layer_check_field(const struct aq_batch *batch, const char *name, uint32_t count, uint32_t used,
+                                 int32_t least, uint32_t bound);
+
+#endif

@@ -1,0 +1,88 @@
+/* layer_embedding.c -- tokens and their places as rows of two tables, added: the first layer of a language model. */
+#include "layer.h"
+
+enum { TOKEN_TABLE, POSITION_TABLE };
+
+struct embedding_slot {
+    int32_t *tokens, *host_tokens; /* device; pinned: not written again before the stream has copied it */
+};
+
+static void tensors(const struct layer *layer, const struct aq_stage_config *config, struct layer_list *list)
+{
+    const float std = config->model.init_std;
+    layer_list_add(list, "wte.weight", config->model.vocabulary, layer->out.columns, std, 0);
+    layer_list_add(list, "wpe.weight", config->model.context, layer->out.columns, std, 0);
+}
+
+static void place(const struct layer *layer, const struct aq_stage_config *config, enum layer_memory what,
+                  struct aq_arena *arena, void *to)
+{
+    struct embedding_slot *slot = to;
+    const uint64_t bytes = (uint64_t)config->B * layer->out.rows * sizeof(int32_t);
+    if (what == LAYER_SLOT) slot->tokens = aq_arena_take(arena, bytes);
+    if (what == LAYER_HOST) slot->host_tokens = aq_arena_take(arena, bytes);
+}
+
+static enum aq_status check(const struct layer *layer, const struct aq_stage_config *config,
+                            const struct aq_batch *batch, uint32_t tokens_used)
+{
+    return layer_check_field(batch, "tokens", layer->out.rows, tokens_used, 0, config->model.vocabulary);
+}
+
+/* (samples, T of the stage) to (samples, T of this forward); tokens beyond `used` become 0. */
+static enum aq_status take(const struct layer_run *run, const struct aq_batch *batch, uint32_t used)
+{
+    const struct embedding_slot *slot = run->slot;
+    const uint32_t T = run->config->T;
+    const int32_t *tokens = aq_batch_find(batch, "tokens", AQ_FIELD_I32, T);
+    for (uint32_t sample = 0; sample < run->samples; sample++)
+        for (uint32_t t = 0; t < run->tokens; t++)
+            slot->host_tokens[(uint64_t)sample * run->tokens + t] = t < used ? tokens[(uint64_t)sample * T + t] : 0;
+    return aq_device_copy(run->device, slot->tokens, slot->host_tokens, run->rows_out * sizeof *slot->tokens,
+                          run->stream);
+}
+
+static enum aq_status forward(const struct layer_run *run, const float *x, float *y)
+{
+    const struct embedding_slot *slot = run->slot;
+    (void)x;
+    const struct aq_embedding args = {.samples = run->samples,
+                                      .T = run->tokens,
+                                      .C = run->layer->out.columns,
+                                      .V = run->config->model.vocabulary,
+                                      .tokens = slot->tokens,
+                                      .token_table = run->w[TOKEN_TABLE],
+                                      .position_table = run->w[POSITION_TABLE],
+                                      .x = y,
+                                      .dropout = layer_dropout(run, 0)};
+    return aq_device_embedding(run->device, &args, run->stream);
+}
+
+static enum aq_status backward(const struct layer_run *run, const float *x, const float *dy, float *dx,
+                               const struct layer_ending *below)
+{
+    const struct embedding_slot *slot = run->slot;
+    (void)x;
+    (void)dx;
+    (void)below;
+    const struct aq_embedding_backward args = {.samples = run->samples,
+                                               .T = run->tokens,
+                                               .C = run->layer->out.columns,
+                                               .V = run->config->model.vocabulary,
+                                               .tokens = slot->tokens,
+                                               .dx = dy,
+                                               .token_gradient = run->g[TOKEN_TABLE],
+                                               .position_gradient = run->g[POSITION_TABLE],
+                                               .dropout = layer_dropout(run, 0)};
+    return aq_device_embedding_backward(run->device, &args, run->stream);
+}
+
+const struct layer_kind layer_embedding = {.name = "embedding",
+                                           .sites = 1,
+                                           .slot_bytes = sizeof(struct embedding_slot),
+                                           .tensors = tensors,
+                                           .place = place,
+                                           .check = check,
+                                           .take = take,
+                                           .forward = forward,
+                                           .backward = backward};

@@ -1,0 +1,282 @@
+/*
+ * layer_language_head.c -- final norm, the product with the vocabulary, and the task's loss, in one: logits exist for a
+ * chunk of rows at a time and belong to the stage.
+ *
+ * The gradient of the last chunk made is used where backward follows at once; else backward makes the logits again from
+ * the final norm. Of several chunks all gradients are kept, in the products' type: the logits' product, a tenth of a
+ * small model's work, is then not made twice, and the head's weights get theirs in one. With recomputation memory
+ * counts more than that.
+ *
+ * The weights are the embedding's table where both are on one stage and the model is tied; else a tensor of their own
+ * that begins with the same values.
+ */
+#include "layer.h"
+
+enum { NORM, NORM_BIAS, WEIGHT };
+
+/* Logits of a chunk take at most this much; a micro-batch of 1024 tokens of GPT-2's vocabulary is one chunk. */
+enum { LOGITS_BYTES_MAX = 256 << 20 };
+
+struct head_slot {
+    void *norm; /* final norm, type */
+    float *mean, *rstd, *losses;
+    int32_t *targets;
+    int32_t *host_targets;
+    float *host_losses;
+};
+
+struct head_state {
+    float *dnorm;         /* WORK                                                                     */
+    float *logits;        /* a chunk of rows; in backward their gradient                              */
+    void *dlogits;        /* the gradient of all rows, type, or NULL                                  */
+    uint32_t logits_slot; /* 1 + the slot whose gradient of logits lies here; 0: none                 */
+};
+
+struct chunks {
+    uint64_t rows, stride; /* of a chunk; floats of a row of logits */
+    bool keeps;            /* the gradient of all                    */
+};
+
+/* Rows of logits start on cache lines; a chunk is a multiple of 64 rows where it is not all of them. */
+static struct chunks chunks_of(const struct layer *layer, const struct aq_stage_config *config)
+{
+    const uint64_t all = (uint64_t)config->B * layer->in.rows;
+    struct chunks chunks = {.stride = (layer->out.columns + 31) / 32 * 32};
+    chunks.rows = LOGITS_BYTES_MAX / (chunks.stride * sizeof(float)) / 64 * 64;
+    if (chunks.rows == 0) chunks.rows = 64;
+    if (config->logits_rows) chunks.rows = config->logits_rows;
+    if (chunks.rows > all) chunks.rows = all;
+    chunks.keeps = !config->recompute && !config->inference && all > chunks.rows;
+    return chunks;
+}
+
+static void tensors(const struct layer *layer, const struct aq_stage_config *config, struct layer_list *list)
+{
+    layer_list_add(list, "ln_f.weight", 0, layer->in.columns, 0, 1);
+    layer_list_add(list, "ln_f.bias", 0, layer->in.columns, 0, 0);
+    if (config->model.tied && config->layer_first == 0) {
+        layer_list_alias(list, "wte.weight");
+        return;
+    }
+    layer_list_add(list, "lm_head.weight", layer->out.columns, layer->in.columns, config->model.init_std, 0);
+    layer_list_begins_as(list, "wte.weight");
+}
+
+static void place(const struct layer *layer, const struct aq_stage_config *config, enum layer_memory what,
+                  struct aq_arena *arena, void *to)
+{
+    const uint64_t rows = (uint64_t)config->B * layer->in.rows, N = rows * layer->in.columns;
+    const uint64_t typed = aq_element_bytes(stage_type(config->precision));
+    const struct chunks chunks = chunks_of(layer, config);
+    struct head_slot *slot = to;
+    struct head_state *state = to;
+    switch (what) {
+    case LAYER_SLOT:
+        slot->norm = aq_arena_take(arena, N * typed);
+        slot->mean = aq_arena_take(arena, rows * sizeof(float));
+        slot->rstd = aq_arena_take(arena, rows * sizeof(float));
+        slot->losses = aq_arena_take(arena, rows * sizeof(float));
+        slot->targets = aq_arena_take(arena, rows * sizeof *slot->targets);
+        break;
+    case LAYER_HOST:
+        slot->host_targets = aq_arena_take(arena, rows * sizeof *slot->host_targets);
+        slot->host_losses = aq_arena_take(arena, rows * sizeof *slot->host_losses);
+        break;
+    case LAYER_WORK:
+        if (!config->inference) state->dnorm = aq_arena_take(arena, N * sizeof(float));
+        break;
+    case LAYER_STAGE:
+        state->logits = aq_arena_take(arena, chunks.rows * chunks.stride * sizeof(float));
+        state->dlogits = chunks.keeps ? aq_arena_take(arena, rows * chunks.stride * typed) : NULL;
+        break;
+    default:
+        break;
+    }
+}
+
+static void flops(const struct layer *layer, const struct aq_stage_config *config, double *forward, double *backward)
+{
+    *forward = 2.0 * config->B * layer->in.rows * layer->in.columns * (double)layer->out.columns;
+    *backward = 2.0 * *forward;
+}
+
+static enum aq_status check(const struct layer *layer, const struct aq_stage_config *config,
+                            const struct aq_batch *batch, uint32_t tokens_used)
+{
+    (void)tokens_used;
+    const char *field = aq_task_field(aq_task_find(config->task));
+    return layer_check_field(batch, field, layer->in.rows, layer->in.rows, -1, layer->out.columns);
+}
+
+static enum aq_status take(const struct layer_run *run, const struct aq_batch *batch, uint32_t used)
+{
+    const struct head_slot *slot = run->slot;
+    const uint32_t T = run->config->T;
+    const int32_t *targets = aq_batch_find(batch, run->task->field, AQ_FIELD_I32, T);
+    for (uint32_t sample = 0; sample < run->samples; sample++)
+        for (uint32_t t = 0; t < run->tokens; t++)
+            slot->host_targets[(uint64_t)sample * run->tokens + t] = t < used ? targets[(uint64_t)sample * T + t] : -1;
+    return aq_device_copy(run->device, slot->targets, slot->host_targets, run->rows_in * sizeof *slot->targets,
+                          run->stream);
+}
+
+/* Where not all are kept, a gradient starts where its logits do. */
+static void *dlogits_of(const struct layer_run *run, uint64_t first, uint64_t *stride)
+{
+    const struct head_state *state = run->state;
+    const uint64_t typed = aq_element_bytes(stage_type(run->config->precision));
+    const struct chunks chunks = chunks_of(run->layer, run->config);
+    *stride = state->dlogits ? chunks.stride : chunks.stride * (sizeof(float) / typed);
+    return state->dlogits ? (uint8_t *)state->dlogits + first * chunks.stride * typed : (void *)state->logits;
+}
+
+/* Logits of `rows` rows of the norm from `first` on. */
+static enum aq_status logits_make(const struct layer_run *run, uint64_t first, uint64_t rows, uint64_t stride)
+{
+    const struct head_slot *slot = run->slot;
+    const struct head_state *state = run->state;
+    const uint64_t C = run->layer->in.columns, V = run->layer->out.columns;
+    const uint8_t *norm =
+        (const uint8_t *)slot->norm + first * C * aq_element_bytes(stage_type(run->config->precision));
+    struct aq_matmul args = layer_product(run, rows, V, C, norm, run->w[WEIGHT], state->logits, AQ_F32, NULL);
+    args.b_transposed = true;
+    args.b_stride = C;
+    args.c_stride = stride;
+    return aq_device_matmul(run->device, &args, run->stream);
+}
+
+/* Logits of rows [first, first+rows) and their losses; their gradient too, where `gradient`. */
+static enum aq_status head_chunk(const struct layer_run *run, uint64_t first, uint64_t rows, bool gradient)
+{
+    const struct head_slot *slot = run->slot;
+    const struct head_state *state = run->state;
+    const struct chunks chunks = chunks_of(run->layer, run->config);
+    AQ_TRY(logits_make(run, first, rows, chunks.stride));
+    uint64_t stride;
+    void *dlogits = dlogits_of(run, first, &stride);
+    const struct aq_cross_entropy loss = {.rows = rows,
+                                          .V = run->layer->out.columns,
+                                          .logits = state->logits,
+                                          .logits_stride = chunks.stride,
+                                          .targets = slot->targets + first,
+                                          .losses = slot->losses + first,
+                                          .gradient = gradient ? dlogits : NULL,
+                                          .gradient_stride = stride,
+                                          .gradient_type = stage_type(run->config->precision),
+                                          .scale = run->loss_scale};
+    return run->task->loss(run->device, &loss, run->stream);
+}
+
+static enum aq_status forward(const struct layer_run *run, const float *x, float *y)
+{
+    const struct head_slot *slot = run->slot;
+    struct head_state *state = run->state;
+    const uint64_t rows = run->rows_in;
+    (void)y;
+    AQ_TRY(layer_norm(run, rows, x, &run->w[NORM], slot->norm, slot->mean, slot->rstd));
+    if (!run->compares) return AQ_OK;
+    const uint64_t chunk = chunks_of(run->layer, run->config).rows;
+    const bool gradient = run->train && (state->dlogits || rows <= chunk);
+    for (uint64_t first = 0; first < rows; first += chunk)
+        AQ_TRY(head_chunk(run, first, rows - first < chunk ? rows - first : chunk, gradient));
+    state->logits_slot = gradient ? run->slot_index + 1 : 0;
+    return aq_device_copy(run->device, slot->host_losses, slot->losses, rows * sizeof *slot->losses, run->stream);
+}
+
+static void count(const struct layer_run *run, struct aq_stage_loss *out)
+{
+    const struct head_slot *slot = run->slot;
+    const struct stage_counted rows = {
+        .rows = run->rows_in, .losses = slot->host_losses, .targets = slot->host_targets};
+    run->task->count(&rows, out);
+}
+
+/* The product and its weights of a chunk of rows: the gradient of the norm's rows is written, not added to. */
+static enum aq_status head_chunk_backward(const struct layer_run *run, uint64_t first, uint64_t rows)
+{
+    const struct head_slot *slot = run->slot;
+    const struct head_state *state = run->state;
+    const uint64_t C = run->layer->in.columns, V = run->layer->out.columns;
+    const enum aq_element type = stage_type(run->config->precision);
+    uint64_t stride;
+    const void *dlogits = dlogits_of(run, first, &stride);
+    const uint8_t *norm = (const uint8_t *)slot->norm + first * C * aq_element_bytes(type);
+    enum aq_element b_type;
+    const void *weights = layer_operand(run, run->w[WEIGHT], &b_type);
+    struct aq_matmul args = {.M = rows,
+                             .N = C,
+                             .K = V,
+                             .a = dlogits,
+                             .a_stride = stride,
+                             .a_type = type,
+                             .b = weights,
+                             .b_stride = C,
+                             .b_type = b_type,
+                             .compute = stage_compute(run->config->precision),
+                             .c = state->dnorm + first * C,
+                             .c_stride = C,
+                             .c_type = AQ_F32};
+    AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
+    args = (struct aq_matmul){.M = V,
+                              .N = C,
+                              .K = rows,
+                              .a = dlogits,
+                              .a_stride = stride,
+                              .a_type = type,
+                              .a_transposed = true,
+                              .b = norm,
+                              .b_stride = C,
+                              .b_type = type,
+                              .compute = stage_compute(run->config->precision),
+                              .c = run->g[WEIGHT],
+                              .c_stride = C,
+                              .c_type = AQ_F32,
+                              .accumulate = true};
+    return aq_device_matmul(run->device, &args, run->stream);
+}
+
+/*
+ * The gradient of the logits still lies here where this slot's forward was the last to use it; else the logits are made
+ * again from the final norm. Keeping them for every slot would cost more memory than all else together.
+ */
+static enum aq_status backward(const struct layer_run *run, const float *x, const float *dy, float *dx,
+                               const struct layer_ending *below)
+{
+    const struct head_slot *slot = run->slot;
+    struct head_state *state = run->state;
+    const uint64_t rows = run->rows_in, chunk = chunks_of(run->layer, run->config).rows;
+    (void)dy;
+    for (uint64_t first = 0; first < rows; first += chunk) {
+        const uint64_t some = rows - first < chunk ? rows - first : chunk;
+        if (state->logits_slot != run->slot_index + 1) AQ_TRY(head_chunk(run, first, some, true));
+        if (!state->dlogits) AQ_TRY(head_chunk_backward(run, first, some));
+    }
+    if (state->dlogits) AQ_TRY(head_chunk_backward(run, 0, rows));
+    state->logits_slot = 0;
+    AQ_TRY(aq_device_zero(run->device, dx, rows * run->layer->in.columns * sizeof *dx, run->stream));
+    return layer_norm_gradient(run, rows, state->dnorm, x, run->w[NORM], slot->mean, slot->rstd, dx, &run->g[NORM],
+                               below);
+}
+
+static enum aq_status output(const struct layer_run *run, uint32_t row, float *values)
+{
+    struct head_state *state = run->state;
+    const uint64_t V = run->layer->out.columns;
+    AQ_TRY(logits_make(run, row, 1, V));
+    state->logits_slot = 0;
+    return aq_device_copy(run->device, values, state->logits, V * sizeof *values, run->stream);
+}
+
+const struct layer_kind layer_language_head = {.name = "language_head",
+                                               .makes_ending = true,
+                                               .state_bytes = sizeof(struct head_state),
+                                               .slot_bytes = sizeof(struct head_slot),
+                                               .tensors = tensors,
+                                               .place = place,
+                                               .flops = flops,
+                                               .check = check,
+                                               .take = take,
+                                               .forward = forward,
+                                               .backward = backward,
+                                               .count = count,
+                                               .output = output};

@@ -1,0 +1,390 @@
+/*
+ * stage_layers.c -- the layers of a stage: which tensors they have, and where everything lies. Measured and placed by
+ * the same code.
+ *
+ * The workspace holds, from its beginning: the gradient's way from layer to layer (none, one or two arrays, as layers
+ * work in place or not), the gradient in 16 bits, what layers have for themselves (STAGE), one scratch for all (WORK),
+ * and with recomputation or for inference one set of kept values for all (KEPT).
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "stage_model.h"
+
+void stage_layer(const struct aq_model_config *model, uint32_t T, uint32_t index, struct layer *out)
+{
+    *out = (struct layer){.number = index};
+    stage_model_find(model->kind)->layer(model, T, index, out);
+}
+
+/* --- tensors ---------------------------------------------------------------------------------------------------- */
+
+struct layer_list {
+    struct layer_tensor *out;            /* NULL: count only */
+    uint32_t (*uses)[LAYER_TENSORS_MAX]; /* or NULL          */
+    const struct layer *layer;
+    uint32_t index; /* of the layer in the stage               */
+    uint32_t named; /* tensors that the layer has named so far */
+    bool buffers;   /* this pass takes those                   */
+    bool added;     /* the last one was taken                  */
+    uint32_t count;
+    uint64_t offset;
+};
+
+static void list_take(struct layer_list *list, struct layer_tensor tensor, const char *name)
+{
+    const uint32_t number = list->named++;
+    AQ_ASSERT(number < LAYER_TENSORS_MAX);
+    list->added = tensor.info.buffer == list->buffers;
+    if (!list->added) return;
+    tensor.info.offset = list->offset;
+    tensor.info.layer = list->layer->number;
+    snprintf(tensor.info.name, sizeof tensor.info.name, "%s%s", list->layer->prefix, name);
+    memcpy(tensor.info.begins_as, tensor.info.name, sizeof tensor.info.name);
+    if (list->uses) list->uses[list->index][number] = list->count;
+    if (list->out) list->out[list->count] = tensor;
+    list->offset += tensor.info.count;
+    list->count++;
+}
+
+void layer_list_add(struct layer_list *list, const char *name, uint64_t rows, uint64_t columns, float std, float value)
+{
+    const struct aq_tensor_info info = {.dimensions = rows ? 2 : 1,
+                                        .shape = {rows ? rows : columns, rows ? columns : 0},
+                                        .count = (rows ? rows : 1) * columns,
+                                        .decay = rows > 0};
+    list_take(list, (struct layer_tensor){.info = info, .std = std, .value = value}, name);
+}
+
+void layer_list_begins_as(struct layer_list *list, const char *name)
+{
+    if (!list->added || !list->out) return;
+    struct aq_tensor_info *info = &list->out[list->count - 1].info;
+    snprintf(info->begins_as, sizeof info->begins_as, "%s", name);
+}
+
+void layer_list_buffer(struct layer_list *list, const char *name, uint64_t columns, float value)
+{
+    const struct aq_tensor_info info = {.dimensions = 1, .shape = {columns}, .count = columns, .buffer = true};
+    list_take(list, (struct layer_tensor){.info = info, .value = value}, name);
+}
+
+void layer_list_alias(struct layer_list *list, const char *name)
+{
+    const uint32_t number = list->named++;
+    for (uint32_t i = 0; !list->buffers && list->out && list->uses && i < list->count; i++)
+        if (strcmp(list->out[i].info.name, name) == 0) list->uses[list->index][number] = i;
+}
+
+static void list_all(const struct aq_stage_config *config, struct layer_list *list)
+{
+    for (int buffers = 0; buffers < 2; buffers++) {
+        list->buffers = buffers;
+        for (uint32_t i = config->layer_first; i < config->layer_end; i++) {
+            struct layer layer;
+            stage_layer(&config->model, config->T, i, &layer);
+            list->layer = &layer;
+            list->index = i - config->layer_first;
+            list->named = 0;
+            if (layer.kind->tensors) layer.kind->tensors(&layer, config, list);
+        }
+    }
+}
+
+enum aq_status stage_tensors(const struct aq_stage_config *config, struct layer_tensor **tensors, uint32_t *count,
+                             uint32_t (*uses)[LAYER_TENSORS_MAX])
+{
+    struct layer_list list = {0};
+    void *memory;
+    list_all(config, &list);
+    AQ_TRY(aq_alloc((list.count + 1) * sizeof **tensors, &memory));
+    list = (struct layer_list){.out = memory, .uses = uses};
+    list_all(config, &list);
+    *tensors = memory;
+    *count = list.count;
+    return AQ_OK;
+}
+
+/* --- memory ----------------------------------------------------------------------------------------------------- */
+
+/* The layers of a stage and what must be known of them to place their memory. */
+struct layout {
+    const struct aq_stage_config *config;
+    struct stage_layer *layers;
+    uint32_t count, sites;
+    uint64_t flow_bytes[STAGE_FLOWS], ending_bytes, widest; /* widest: of the layers' inputs */
+    struct aq_stage *stage;                                 /* NULL: only measures           */
+};
+
+static uint64_t line_bytes(uint64_t bytes)
+{
+    return (bytes + AQ_ALIGN - 1) / AQ_ALIGN * AQ_ALIGN;
+}
+
+/* One set of kept values in the workspace serves all layers. */
+static bool shared(const struct aq_stage_config *config)
+{
+    return config->recompute || config->inference;
+}
+
+/*
+ * Backward, from the last layer to the first: where each layer's input gradient goes. What reaches the caller without
+ * leaving its memory goes there at once; otherwise two arrays take turns. The first stage has no caller to give it to.
+ */
+static void flow_choose(struct layout *layout)
+{
+    uint32_t in_place = 0; /* layers from the first on */
+    while (in_place < layout->count && layout->layers[in_place].layer.kind->in_place)
+        in_place++;
+    uint32_t from = STAGE_FLOW_OUT;
+    for (uint32_t l = layout->count; l-- > 0;) {
+        struct stage_layer *layer = &layout->layers[l];
+        if (layer->layer.in.rows == 0) continue; /* the batch has no gradient */
+        const bool stays = layer->layer.kind->in_place && from != STAGE_FLOW_OUT;
+        if (stays)
+            layer->flow = from;
+        else if (in_place >= l)
+            layer->flow = STAGE_FLOW_OUT;
+        else
+            layer->flow = from == STAGE_FLOW_A ? STAGE_FLOW_B : STAGE_FLOW_A;
+        from = layer->flow;
+        if (layer->in_bytes > layout->flow_bytes[from]) layout->flow_bytes[from] = layer->in_bytes;
+    }
+    layout->flow_bytes[STAGE_FLOW_OUT] = 0;
+}
+
+static void layout_make(struct layout *layout)
+{
+    const struct aq_stage_config *config = layout->config;
+    for (uint32_t i = 0; i < layout->count; i++) {
+        struct stage_layer *to = &layout->layers[i];
+        stage_layer(&config->model, config->T, config->layer_first + i, &to->layer);
+        const struct layer *layer = &to->layer;
+        AQ_ASSERT(layer->kind->state_bytes <= LAYER_STRUCT_MAX && layer->kind->slot_bytes <= LAYER_STRUCT_MAX);
+        to->in_bytes = (uint64_t)config->B * layer->in.rows * layer->in.columns * sizeof(float);
+        to->site = layout->sites;
+        layout->sites += layer->kind->sites;
+        if (to->in_bytes > layout->widest) layout->widest = to->in_bytes;
+        const uint64_t typed = (uint64_t)config->B * layer->out.rows * layer->out.columns *
+                               aq_element_bytes(stage_type(config->precision));
+        if (layer->kind->ending && typed > layout->ending_bytes) layout->ending_bytes = typed;
+    }
+    if (!config->inference) flow_choose(layout);
+}
+
+/* One kind of memory of one layer; to NULL: into the scratch, while measuring. */
+static void layer_place(const struct layout *layout, uint32_t l, enum layer_memory what, struct aq_arena *arena,
+                        void *to)
+{
+    _Alignas(16) uint8_t nowhere[LAYER_STRUCT_MAX];
+    const struct layer *layer = &layout->layers[l].layer;
+    if (layer->kind->place) layer->kind->place(layer, layout->config, what, arena, to ? to : nowhere);
+}
+
+/* Memory that layers share: each begins where the arena stands. slot NULL: of the stage. Does any take some? */
+static void layers_share(const struct layout *layout, enum layer_memory what, struct aq_arena *arena,
+                         const struct stage_slot *slot)
+{
+    const size_t begin = line_bytes(arena->used);
+    size_t end = begin;
+    for (uint32_t l = 0; l < layout->count; l++) {
+        struct aq_arena part = {.base = arena->base, .bytes = arena->bytes, .used = begin};
+        void *to = slot ? slot->kept[l] : layout->stage && what != LAYER_KEPT ? layout->layers[l].state : NULL;
+        layer_place(layout, l, what, &part, to);
+        if (part.used > end) end = part.used;
+    }
+    arena->used = end;
+}
+
+/* slot NULL: only measures. workspace: the arena after its other parts, where kept values are shared. */
+static void slot_place(const struct layout *layout, struct aq_arena *arena, struct stage_slot *slot,
+                       const struct aq_arena *workspace)
+{
+    const struct aq_stage_config *config = layout->config;
+    uint32_t inputs = 0;
+    for (uint32_t l = 0; l < layout->count; l++) {
+        if (layout->layers[l].in_bytes == 0) continue;
+        const bool again = config->inference && inputs >= 2; /* two arrays in turn: nothing is kept */
+        float *x = again ? (slot ? slot->x[l - 2] : NULL)
+                         : aq_arena_take(arena, config->inference ? layout->widest : layout->layers[l].in_bytes);
+        if (slot) slot->x[l] = x;
+        inputs++;
+    }
+    if (shared(config)) {
+        struct aq_arena kept = *workspace;
+        layers_share(layout, LAYER_KEPT, &kept, slot);
+    }
+    for (uint32_t l = 0; l < layout->count; l++) {
+        if (!shared(config)) layer_place(layout, l, LAYER_KEPT, arena, slot ? slot->kept[l] : NULL);
+        layer_place(layout, l, LAYER_SLOT, arena, slot ? slot->kept[l] : NULL);
+    }
+    if (config->model.dropout > 0.0f) {
+        void *keys = aq_arena_take(arena, (uint64_t)layout->sites * config->B * sizeof *slot->keys);
+        if (slot) slot->keys = keys;
+    }
+}
+
+static void host_place(const struct layout *layout, struct aq_arena *arena, struct stage_slot *slot)
+{
+    for (uint32_t l = 0; l < layout->count; l++)
+        layer_place(layout, l, LAYER_HOST, arena, slot ? slot->kept[l] : NULL);
+    if (layout->config->model.dropout > 0.0f) {
+        void *keys = aq_arena_take(arena, (uint64_t)layout->sites * layout->config->B * sizeof *slot->host_keys);
+        if (slot) slot->host_keys = keys;
+    }
+}
+
+/* Everything but the kept values that may be shared, which come last. */
+static void workspace_place(const struct layout *layout, struct aq_arena *arena)
+{
+    struct aq_stage *stage = layout->stage;
+    const bool inference = layout->config->inference;
+    for (uint32_t i = STAGE_FLOW_OUT; !inference && i < STAGE_FLOWS; i++) {
+        if (layout->flow_bytes[i] == 0) continue;
+        float *flow = aq_arena_take(arena, layout->flow_bytes[i]);
+        if (stage) stage->flow[i] = flow;
+    }
+    if (!inference && layout->ending_bytes) {
+        void *ending = aq_arena_take(arena, layout->ending_bytes);
+        if (stage) stage->ending = ending;
+    }
+    for (uint32_t l = 0; l < layout->count; l++)
+        layer_place(layout, l, LAYER_STAGE, arena, stage ? layout->layers[l].state : NULL);
+    layers_share(layout, LAYER_WORK, arena, NULL);
+}
+
+static double layer_flops(const struct layout *layout, double *backward_all)
+{
+    double forward_all = 0;
+    for (uint32_t l = 0; l < layout->count; l++) {
+        const struct layer *layer = &layout->layers[l].layer;
+        struct aq_arena kept = {0};
+        double forward = 0, backward = 0;
+        if (layer->kind->flops) layer->kind->flops(layer, layout->config, &forward, &backward);
+        layer_place(layout, l, LAYER_KEPT, &kept, NULL);
+        if (layout->config->recompute && kept.used) backward += forward;
+        forward_all += forward;
+        *backward_all += backward;
+    }
+    return forward_all;
+}
+
+enum aq_status stage_layers_measure(const struct aq_stage_config *config, struct aq_stage_size *size)
+{
+    struct layout layout = {.config = config, .count = config->layer_end - config->layer_first};
+    struct aq_arena workspace = {0}, slot = {0};
+    double backward = 0;
+    void *memory;
+    AQ_TRY(aq_alloc(layout.count * sizeof *layout.layers, &memory));
+    layout.layers = memory;
+    layout_make(&layout);
+    workspace_place(&layout, &workspace);
+    slot_place(&layout, &slot, NULL, &workspace);
+    if (shared(config)) layers_share(&layout, LAYER_KEPT, &workspace, NULL);
+    size->slot_bytes = line_bytes(slot.used);
+    size->workspace_bytes = line_bytes(workspace.used);
+    size->flops_forward = layer_flops(&layout, &backward);
+    if (!config->inference) size->flops_backward = backward;
+    aq_free(memory);
+    return AQ_OK;
+}
+
+/* --- a stage's own ---------------------------------------------------------------------------------------------- */
+
+/* Structs of layers and slots on the host; aligned for any pointer. */
+static enum aq_status structs_open(struct aq_stage *stage)
+{
+    struct aq_arena arena = {0};
+    for (int pass = 0; pass < 2; pass++) {
+        stage->slots = aq_arena_take(&arena, stage->config.slots * sizeof *stage->slots);
+        for (uint32_t l = 0; l < stage->layer_count; l++)
+            stage->layers[l].state = aq_arena_take(&arena, stage->layers[l].layer.kind->state_bytes);
+        for (uint32_t i = 0; i < stage->config.slots; i++) {
+            float **x = aq_arena_take(&arena, stage->layer_count * sizeof *x);
+            void **kept = aq_arena_take(&arena, stage->layer_count * sizeof *kept);
+            for (uint32_t l = 0; l < stage->layer_count; l++) {
+                void *of = aq_arena_take(&arena, stage->layers[l].layer.kind->slot_bytes);
+                if (pass > 0) kept[l] = of;
+            }
+            if (pass > 0) stage->slots[i] = (struct stage_slot){.x = x, .kept = kept};
+        }
+        if (pass > 0) break;
+        AQ_TRY(aq_alloc(arena.used, &stage->structs));
+        arena = (struct aq_arena){.base = stage->structs, .bytes = arena.used};
+    }
+    return AQ_OK;
+}
+
+static void pointers_set(struct aq_stage *stage, uint32_t (*uses)[LAYER_TENSORS_MAX])
+{
+    for (uint32_t l = 0; l < stage->layer_count; l++)
+        for (uint32_t k = 0; k < LAYER_TENSORS_MAX; k++) {
+            const uint32_t index = uses[l][k];
+            if (index == UINT32_MAX) continue;
+            const struct aq_tensor_info *info = &stage->tensors[index].info;
+            stage->layers[l].w[k] = stage->parameters + info->offset;
+            if (stage->gradients && !info->buffer) stage->layers[l].g[k] = stage->gradients + info->offset;
+        }
+}
+
+static enum aq_status tensors_open(struct aq_stage *stage)
+{
+    uint32_t(*uses)[LAYER_TENSORS_MAX];
+    void *memory;
+    AQ_TRY(aq_alloc(stage->layer_count * sizeof *uses, &memory));
+    uses = memory;
+    memset(uses, 0xff, stage->layer_count * sizeof *uses);
+    const enum aq_status status = stage_tensors(&stage->config, &stage->tensors, &stage->saved_count, uses);
+    if (status == AQ_OK) pointers_set(stage, uses);
+    aq_free(uses);
+    AQ_TRY(status);
+    AQ_TRY(aq_alloc((stage->saved_count + 1) * sizeof *stage->spans, &memory));
+    stage->spans = memory;
+    AQ_TRY(aq_alloc((stage->saved_count + 1) * sizeof *stage->squares, &memory));
+    stage->squares = memory;
+    while (stage->tensor_count < stage->saved_count && !stage->tensors[stage->tensor_count].info.buffer) {
+        const struct aq_tensor_info *info = &stage->tensors[stage->tensor_count].info;
+        stage->spans[stage->tensor_count++] = (struct aq_range){info->offset, info->count};
+    }
+    return AQ_OK;
+}
+
+enum aq_status stage_layers_open(struct aq_stage *stage)
+{
+    struct layout layout = {
+        .config = &stage->config, .layers = stage->layers, .count = stage->layer_count, .stage = stage};
+    layout_make(&layout);
+    AQ_TRY(structs_open(stage));
+    AQ_TRY(tensors_open(stage));
+    struct aq_arena workspace = {.base = stage->workspace, .bytes = stage->size.workspace_bytes}, host = {0};
+    workspace_place(&layout, &workspace);
+    for (uint32_t i = 0; i < stage->config.slots; i++) {
+        struct aq_arena slot = {.base = (uint8_t *)stage->slots_memory + i * stage->size.slot_bytes,
+                                .bytes = stage->size.slot_bytes};
+        slot_place(&layout, &slot, &stage->slots[i], &workspace);
+        host_place(&layout, &host, NULL);
+        AQ_TRY(aq_device_event_open(stage->device, &stage->slots[i].copied));
+    }
+    for (uint32_t l = 0; l < stage->layer_count; l++) {
+        struct aq_arena kept = {0};
+        layer_place(&layout, l, LAYER_KEPT, &kept, NULL);
+        stage->layers[l].again = stage->config.recompute && kept.used > 0;
+    }
+    if (host.used) AQ_TRY(aq_device_alloc(stage->device, AQ_MEMORY_PINNED, host.used, &stage->host));
+    stage->host_bytes = host.used;
+    host = (struct aq_arena){.base = stage->host, .bytes = host.used};
+    for (uint32_t i = 0; stage->host && i < stage->config.slots; i++)
+        host_place(&layout, &host, &stage->slots[i]);
+    return AQ_OK;
+}
+
+void stage_layers_close(struct aq_stage *stage)
+{
+    for (uint32_t i = 0; stage->slots && i < stage->config.slots; i++)
+        aq_device_event_close(stage->device, stage->slots[i].copied);
+    if (stage->host) aq_device_free(stage->device, AQ_MEMORY_PINNED, stage->host, stage->host_bytes);
+    aq_free(stage->structs);
+    aq_free(stage->squares);
+    aq_free(stage->spans);
+    aq_free(stage->tensors);
+}

@@ -1,0 +1,241 @@
+/*
+ * stage_run.c -- a stage's forward and backward: what the host knows goes to the device, then layer after layer, and
+ * back.
+ */
+#include <string.h>
+
+#include "stage_model.h"
+
+static bool is_last(const struct aq_stage *stage)
+{
+    return stage->config.layer_end == aq_model_layers(&stage->config.model);
+}
+
+const void *layer_operand(const struct layer_run *run, const float *weights, enum aq_element *type)
+{
+    const struct aq_stage *stage = run->stage;
+    *type = stage->rounded ? stage_type(stage->config.precision) : AQ_F32;
+    return stage->rounded ? (const void *)(stage->rounded + (weights - stage->parameters)) : weights;
+}
+
+void *layer_rounded(const struct aq_stage *stage)
+{
+    return stage->ending;
+}
+
+static struct layer_run run_of(struct aq_stage *stage, uint32_t index, uint32_t l, struct aq_stream *stream)
+{
+    const struct stage_slot *slot = &stage->slots[index];
+    struct stage_layer *layer = &stage->layers[l];
+    const struct layer *of = &layer->layer;
+    /* A sample cut short has fewer rows of every shape. */
+    const uint64_t samples = slot->samples, T = stage->config.T;
+    return (struct layer_run){.stage = stage,
+                              .device = stage->device,
+                              .config = &stage->config,
+                              .layer = of,
+                              .task = stage->task,
+                              .w = layer->w,
+                              .g = layer->g,
+                              .state = layer->state,
+                              .slot = slot->kept[l],
+                              .slot_index = index,
+                              .samples = slot->samples,
+                              .tokens = slot->tokens,
+                              .rows_in = samples * of->in.rows * slot->tokens / T,
+                              .rows_out = samples * of->out.rows * slot->tokens / T,
+                              .loss_scale = slot->loss_scale,
+                              .train = slot->train,
+                              .compares = slot->compares,
+                              .dropped = slot->dropped,
+                              .keys = slot->keys ? slot->keys + (uint64_t)layer->site * stage->config.B : NULL,
+                              .stream = stream};
+}
+
+/* --- forward ---------------------------------------------------------------------------------------------------- */
+
+static enum aq_status input_check(const struct aq_stage *stage, uint32_t slot, const struct aq_stage_input *input)
+{
+    const struct aq_stage_config *config = &stage->config;
+    const bool first = config->layer_first == 0;
+    const struct layer *last = &stage->layers[stage->layer_count - 1].layer;
+    if (slot >= config->slots)
+        return aq_fail(AQ_INVAL, "stage", "forward of slot %u: the stage has %u", slot, config->slots);
+    const struct aq_batch *batch = input->batch;
+    if (!batch || batch->samples == 0 || batch->samples > config->B)
+        return aq_fail(AQ_INVAL, "stage", "forward of %u samples: 1 to %u", batch ? batch->samples : 0, config->B);
+    if (input->tokens_used > config->T)
+        return aq_fail(AQ_INVAL, "stage", "forward of %u tokens: at most %u", input->tokens_used, config->T);
+    if (!first && !input->x)
+        return aq_fail(AQ_INVAL, "stage", "forward of layer %u on wants the activation of the stage before",
+                       config->layer_first);
+    if (!batch->sample_ids && config->model.dropout > 0.0f && !input->evaluate)
+        return aq_fail(AQ_INVAL, "stage", "forward with dropout wants sample ids");
+    const struct layer *layer = &stage->layers[0].layer;
+    const uint32_t used = input->tokens_used ? input->tokens_used : config->T;
+    if (first) AQ_TRY(layer->kind->check(layer, config, batch, used));
+    return stage->slots[slot].compares ? last->kind->check(last, config, batch, used) : AQ_OK;
+}
+
+/*
+ * The keys of all masks of this micro-batch. They hold seed, step, the model's layer (not the stage's), site and
+ * sample, so that a mask is the same wherever the model is cut and in whatever micro-batch the sample comes.
+ */
+static enum aq_status keys_make(const struct aq_stage *stage, struct stage_slot *slot,
+                                const struct aq_stage_input *input, struct aq_stream *stream)
+{
+    const uint32_t B = stage->config.B;
+    uint64_t row = 0;
+    for (uint32_t l = 0; l < stage->layer_count; l++) {
+        const struct layer *layer = &stage->layers[l].layer;
+        for (uint32_t site = 0; site < layer->kind->sites; site++, row++)
+            for (uint32_t sample = 0; sample < slot->samples; sample++)
+                slot->host_keys[row * B + sample] =
+                    aq_rng_key(input->seed, AQ_RNG_DROPOUT, input->step << 20 | (uint64_t)layer->number << 4 | site,
+                               input->batch->sample_ids[sample]);
+    }
+    return aq_device_copy(stage->device, slot->keys, slot->host_keys, (size_t)row * B * sizeof *slot->keys, stream);
+}
+
+/* What the host knows of this micro-batch, to the device. The slot's last copies must have been made by then. */
+static enum aq_status input_take(struct aq_stage *stage, uint32_t index, const struct aq_stage_input *input,
+                                 struct aq_stream *stream)
+{
+    struct stage_slot *slot = &stage->slots[index];
+    const uint32_t used = input->tokens_used ? input->tokens_used : stage->config.T, end = stage->layer_count - 1;
+    enum aq_status status = aq_device_event_query(stage->device, slot->copied);
+    if (status == AQ_AGAIN) status = aq_device_stream_sync(stage->device, stream);
+    AQ_TRY(status);
+    if (slot->dropped) AQ_TRY(keys_make(stage, slot, input, stream));
+    struct layer_run run = run_of(stage, index, 0, stream);
+    if (stage->config.layer_first == 0) AQ_TRY(run.layer->kind->take(&run, input->batch, used));
+    run = run_of(stage, index, end, stream);
+    if (slot->compares) AQ_TRY(run.layer->kind->take(&run, input->batch, used));
+    return aq_device_event_record(stage->device, slot->copied, stream);
+}
+
+static bool has_targets(const struct aq_stage *stage, const struct aq_batch *batch)
+{
+    for (uint32_t i = 0; batch && is_last(stage) && i < batch->field_count; i++)
+        if (batch->fields[i].values && strcmp(batch->fields[i].name, stage->task->field) == 0) return true;
+    return false;
+}
+
+static enum aq_status forward_layers(struct aq_stage *stage, uint32_t index, const float *x, float *y,
+                                     struct aq_stream *stream)
+{
+    const struct stage_slot *slot = &stage->slots[index];
+    for (uint32_t l = 0; l < stage->layer_count; l++) {
+        const struct layer_run run = run_of(stage, index, l, stream);
+        if (l == 0 && x) {
+            const size_t bytes = (size_t)run.rows_in * run.layer->in.columns * sizeof *x;
+            AQ_TRY(aq_device_copy(stage->device, slot->x[0], x, bytes, stream));
+        }
+        float *to = l + 1 < stage->layer_count ? slot->x[l + 1] : y;
+        AQ_TRY(run.layer->kind->forward(&run, slot->x[l], to));
+    }
+    return AQ_OK;
+}
+
+enum aq_status aq_stage_forward(struct aq_stage *stage, uint32_t index, const struct aq_stage_input *input, float *y,
+                                struct aq_stage_loss *loss, struct aq_stream *stream)
+{
+    const struct aq_stage_config *config = &stage->config;
+    struct stage_slot *slot = index < config->slots ? &stage->slots[index] : &stage->slots[0];
+    slot->compares = has_targets(stage, input->batch);
+    AQ_TRY(input_check(stage, index, input));
+    const bool last = is_last(stage), train = !input->evaluate && !config->inference;
+    if (!last && !y) return aq_fail(AQ_INVAL, "stage", "forward of an inner stage wants room for its activation");
+    slot->forwarded = false;
+    slot->samples = input->batch->samples;
+    /* One sample cut short is a shorter sample; several keep their length, and causality keeps the rest away. */
+    slot->tokens = slot->samples == 1 && input->tokens_used ? input->tokens_used : config->T;
+    slot->loss_scale = input->loss_scale;
+    slot->train = train;
+    slot->dropped = config->model.dropout > 0.0f && train;
+    AQ_TRY(input_take(stage, index, input, stream));
+    AQ_TRY(forward_layers(stage, index, config->layer_first == 0 ? NULL : input->x, y, stream));
+    slot->forwarded = train && (!last || slot->compares);
+    if (!last || !slot->compares || !loss) return AQ_OK;
+    AQ_TRY(aq_device_stream_sync(stage->device, stream));
+    return aq_stage_loss(stage, index, loss);
+}
+
+enum aq_status aq_stage_loss(struct aq_stage *stage, uint32_t slot, struct aq_stage_loss *out)
+{
+    if (!is_last(stage) || slot >= stage->config.slots)
+        return aq_fail(AQ_INVAL, "stage", "the loss of slot %u: the last stage has one, and %u slots", slot,
+                       stage->config.slots);
+    const struct layer_run run = run_of(stage, slot, stage->layer_count - 1, NULL);
+    *out = (struct aq_stage_loss){0};
+    run.layer->kind->count(&run, out);
+    return AQ_OK;
+}
+
+/* --- backward --------------------------------------------------------------------------------------------------- */
+
+/*
+ * One layer: *gradient is that of its output (NULL: it makes the loss), then that of its input. made: the layer above
+ * has made its ending; then whether it has made that of the layer below.
+ */
+static enum aq_status backward_layer(struct aq_stage *stage, uint32_t index, uint32_t l, float *caller,
+                                     const float **gradient, bool *made, struct aq_stream *stream)
+{
+    const struct stage_slot *slot = &stage->slots[index];
+    const struct stage_layer *layer = &stage->layers[l];
+    const struct layer_kind *kind = layer->layer.kind, *under = l > 0 ? stage->layers[l - 1].layer.kind : NULL;
+    struct layer_run run = run_of(stage, index, l, stream);
+    float *dx = layer->flow == STAGE_FLOW_OUT ? caller : stage->flow[layer->flow];
+    run.made = *made;
+    if (kind->in_place && *gradient != dx) {
+        const size_t bytes = (size_t)run.rows_in * run.layer->in.columns * sizeof *dx;
+        AQ_TRY(aq_device_copy(stage->device, dx, *gradient, bytes, stream));
+        *gradient = dx;
+    }
+    if (layer->again) {
+        run.again = true;
+        AQ_TRY(kind->forward(&run, slot->x[l], NULL));
+        run.again = false;
+    }
+    struct layer_ending below;
+    *made = under && under->ending && kind->makes_ending && !slot->dropped;
+    if (*made) {
+        const struct layer_run next = run_of(stage, index, l - 1, stream);
+        under->ending(&next, &below);
+    }
+    AQ_TRY(kind->backward(&run, slot->x[l], *gradient, dx, *made ? &below : NULL));
+    *gradient = dx;
+    return AQ_OK;
+}
+
+enum aq_status aq_stage_backward(struct aq_stage *stage, uint32_t index, const float *dy, float *dx,
+                                 struct aq_stream *stream)
+{
+    if (index >= stage->config.slots || !stage->slots[index].forwarded)
+        return aq_fail(AQ_INVAL, "stage", "backward of slot %u: no forward that keeps activations went before", index);
+    if (!is_last(stage) && !dy)
+        return aq_fail(AQ_INVAL, "stage", "backward of an inner stage wants its output's gradient");
+    if (stage->config.layer_first > 0 && !dx)
+        return aq_fail(AQ_INVAL, "stage", "backward of an inner stage wants room for its input's gradient");
+    stage->slots[index].forwarded = false;
+    const float *gradient = is_last(stage) ? NULL : dy;
+    bool made = false;
+    for (uint32_t l = stage->layer_count; l-- > 0;)
+        AQ_TRY(backward_layer(stage, index, l, dx, &gradient, &made, stream));
+    return AQ_OK;
+}
+
+enum aq_status aq_stage_logits(struct aq_stage *stage, uint32_t slot, uint32_t position, float *logits,
+                               struct aq_stream *stream)
+{
+    if (!is_last(stage)) return aq_fail(AQ_INVAL, "stage", "logits come from the last stage alone");
+    if (slot >= stage->config.slots || position >= stage->config.T)
+        return aq_fail(AQ_INVAL, "stage", "logits of slot %u, position %u: %u slots, %u positions", slot, position,
+                       stage->config.slots, stage->config.T);
+    if (position >= stage->slots[slot].tokens)
+        return aq_fail(AQ_INVAL, "stage", "logits of position %u: the last forward had %u tokens", position,
+                       stage->slots[slot].tokens);
+    const struct layer_run run = run_of(stage, slot, stage->layer_count - 1, stream);
+    AQ_TRY(run.layer->kind->output(&run, position, logits));
+    return aq_device_stream_sync(stage->device, stream);
+}

@@ -1,0 +1,40 @@
+/*
+ * stage_task.h -- what a task must tell the last layer of a model; private to stages/.
+ *
+ * The loss is asked for rows of the output, some at a time where they are many, so that logits need not exist at once.
+ */
+#ifndef STAGE_TASK_H
+#define STAGE_TASK_H
+
+#include "aqsgd/device_math.h"
+#include "stages/task.h"
+
+/* Rows of one micro-batch as the host has them, for counting. */
+struct stage_counted {
+    uint64_t rows;
+    const float *losses;
+    const int32_t *targets;
+    const int32_t *guesses; /* the column of each row's largest output; NULL where the task wants none */
+};
+
+struct aq_metric {
+    const char *name; /* NULL: no more */
+    bool higher;      /* is better     */
+    double (*value)(const struct aq_stage_loss *loss);
+};
+
+struct aq_task {
+    const char *name;
+    const char *field;  /* of a batch: int32, one a row of the output, -1: not counted */
+    bool wants_guesses; /* for counting */
+    /* losses and gradient of rows, on the device; the output is used up. Arguments as aq_device_cross_entropy's. */
+    enum aq_status (*loss)(struct aq_device *device, const struct aq_cross_entropy *rows, struct aq_stream *stream);
+    /* Adds the rows to *loss, in order. */
+    void (*count)(const struct stage_counted *rows, struct aq_stage_loss *loss);
+    struct aq_metric metrics[AQ_TASK_METRICS_MAX];
+};
+
+/* loss->sum and loss->targets, which all tasks have. */
+void stage_task_count_losses(const struct stage_counted *rows, struct aq_stage_loss *loss);
+
+#endif
