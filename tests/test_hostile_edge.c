@@ -5,6 +5,7 @@
  * Two edges in one process. What the sender codes is altered before the receiver decodes it. A thread is the other side
  * where the receiver has to ask: the edge itself, or a peer that answers what a test wants.
  */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -154,19 +155,28 @@ static struct aq_edge_row code(uint64_t step)
     aq_edge_unhold(sender.edge, 0);
     values[0] += 0.125f;
     memset(body, 0xee, sizeof body);
-    assert_int_equal(aq_edge_encode(sender.edge, sender.edge->forward, true, &batch, values, body, &body_bytes, NULL),
-                     AQ_OK);
+    assert_int_equal(
+        aq_edge_encode(sender.edge, sender.edge->forward, AQ_FRAME_FORWARD, &batch, values, body, &body_bytes, NULL),
+        AQ_OK);
     aq_edge_row_read(body, &row);
     return row;
+}
+
+/* The body as a frame that has come. */
+static struct aq_edge_received received(void)
+{
+    return (struct aq_edge_received){.frame = {.kind = AQ_FRAME_FORWARD, .body = body, .body_bytes = body_bytes},
+                                     .bodies = body,
+                                     .bytes = body_bytes};
 }
 
 static enum aq_status decode(uint64_t step, const struct aq_edge_row *row)
 {
     const struct aq_edge_batch batch = batch_of(step, 1);
-    const struct aq_frame frame = {.kind = AQ_FRAME_FORWARD, .body = body, .body_bytes = body_bytes};
+    const struct aq_edge_received got = received();
     aq_edge_row_write(row, body);
     aq_error_clear();
-    return aq_edge_decode(receiver.edge, receiver.edge->forward, true, &batch, &frame, decoded, NULL);
+    return aq_edge_decode(receiver.edge, receiver.edge->forward, &batch, &got, decoded, NULL);
 }
 
 static void refused(uint64_t step, struct aq_edge_row row, enum aq_status wanted, const char *text)
@@ -178,7 +188,7 @@ static void refused(uint64_t step, struct aq_edge_row row, enum aq_status wanted
 static uint64_t version_there(const struct side *s)
 {
     struct aq_cache_entry entry;
-    const struct aq_cache_key key = aq_edge_key(s->edge, SAMPLE);
+    const struct aq_cache_key key = aq_edge_key(s->edge, SAMPLE, 0);
     return aq_cache_peek(s->cache, &key, &entry) == AQ_OK ? entry.version : 0;
 }
 
@@ -196,7 +206,7 @@ static void test_row_with_a_wrong_field_is_refused(void **state)
         refused(step, row, AQ_PROTO, "is of another sample");
         row = good;
         row.variant = 1;
-        refused(step, row, AQ_PROTO, "has unknown flags");
+        refused(step, row, AQ_PROTO, "is of another variant");
         row = good;
         row.flags |= 1u << 15;
         refused(step, row, AQ_PROTO, "has unknown flags");
@@ -236,7 +246,8 @@ static void test_bytes_between_two_bodies_are_zero(void **state)
         const struct aq_edge_batch batch = batch_of(step, B);
         memset(body, 0xee, sizeof body);
         assert_int_equal(
-            aq_edge_encode(sender.edge, sender.edge->forward, true, &batch, three, body, &body_bytes, NULL), AQ_OK);
+            aq_edge_encode(sender.edge, sender.edge->forward, AQ_FRAME_FORWARD, &batch, three, body, &body_bytes, NULL),
+            AQ_OK);
     }
     for (int i = 0; i < B; i++) {
         struct aq_edge_row row;
@@ -321,7 +332,7 @@ static void other_side_close(struct aq_thread *thread)
 /* A reference of the right version and other bytes: not used, but fetched. */
 static void test_reference_with_other_bytes_is_fetched(void **state)
 {
-    const struct aq_cache_key key = aq_edge_key(receiver.edge, SAMPLE);
+    const struct aq_cache_key key = aq_edge_key(receiver.edge, SAMPLE, 0);
     struct aq_cache_entry entry;
     void *slot;
     (void)state;
@@ -358,13 +369,13 @@ static void test_message_that_is_not_the_one_is_refused(void **state)
     (void)state;
     const struct aq_edge_row first = code(0);
     assert_int_equal(decode(0, &first), AQ_OK);
-    struct aq_cache_key key = aq_edge_key(sender.edge, SAMPLE);
+    struct aq_cache_key key = aq_edge_key(sender.edge, SAMPLE, 0);
     assert_int_equal(aq_cache_get(sender.cache, &key, aq_clock_after(PATIENCE_NS), &entry), AQ_OK);
     message_count = entry.byte_count;
     memcpy(message_bytes, entry.bytes, message_count);
     aq_cache_release(sender.cache, &entry);
     const struct aq_edge_row second = code(1);
-    key = aq_edge_key(receiver.edge, SAMPLE);
+    key = aq_edge_key(receiver.edge, SAMPLE, 0);
     assert_int_equal(aq_cache_drop(receiver.cache, &key), AQ_OK);
     for (size_t i = 0; i < sizeof answers / sizeof *answers; i++) {
         struct aq_thread *thread = other_side_open(answers[i].answer);
@@ -376,16 +387,62 @@ static void test_message_that_is_not_the_one_is_refused(void **state)
     assert_int_equal(version_there(&receiver), 2);
 }
 
+/* A flipped image is no change of the image: each variant has its own m, on both sides, also where one is lost. */
+static void test_variants_of_a_sample_keep_references_of_their_own(void **state)
+{
+    static float both[2 * N], back[2 * N];
+    const uint64_t twice[2] = {SAMPLE, SAMPLE};
+    const uint16_t variants[2] = {0, 7};
+    struct aq_cache_entry entries[2];
+    (void)state;
+    for (uint64_t step = 0; step < 3; step++) {
+        const struct aq_edge_batch batch = {.step = step, .samples = 2, .sample_ids = twice, .variants = variants};
+        aq_edge_unhold(sender.edge, 0);
+        for (int i = 0; i < N; i++) {
+            both[i] = (float)i + 0.5f * (float)step;
+            both[N + i] = (float)(N - i) + 0.5f * (float)step;
+        }
+        assert_int_equal(
+            aq_edge_encode(sender.edge, sender.edge->forward, AQ_FRAME_FORWARD, &batch, both, body, &body_bytes, NULL),
+            AQ_OK);
+        const struct aq_edge_received got = received();
+        if (step == 2) { /* one of the receiver's is lost: the sender has it, of that variant */
+            const struct aq_cache_key key = aq_edge_key(receiver.edge, SAMPLE, 7);
+            assert_int_equal(aq_cache_drop(receiver.cache, &key), AQ_OK);
+        }
+        struct aq_thread *thread = other_side_open(AS_AN_EDGE);
+        const enum aq_status status = aq_edge_decode(receiver.edge, receiver.edge->forward, &batch, &got, back, NULL);
+        other_side_close(thread);
+        assert_int_equal(status, AQ_OK);
+        for (int i = 0; i < 2; i++) {
+            struct aq_edge_row row;
+            aq_edge_row_read(body + i * AQ_EDGE_ROW_BYTES, &row);
+            assert_int_equal(row.variant, variants[i]);
+            assert_int_equal(row.version_before, step);
+            const struct aq_cache_key key = aq_edge_key(sender.edge, SAMPLE, variants[i]);
+            assert_int_equal(aq_cache_peek(sender.cache, &key, &entries[i]), AQ_OK);
+            assert_int_equal(entries[i].digest, row.digest_after);
+        }
+        assert_true(entries[0].digest != entries[1].digest);
+        for (int i = 0; i < 2 * N; i++)
+            if (fabsf(back[i] - both[i]) > 1)
+                fail_msg("step %u value %d: %g, sent %g", (unsigned)step, i, back[i], both[i]);
+    }
+    assert_int_equal(receiver.edge->measures.fetched, 1);
+    assert_int_equal(sender.edge->measures.keyframes, 2);
+}
+
 /* The sender has a reference in flight, of one version: that one is to be had, and no other. */
 static void test_sender_answers_with_the_version_that_was_asked_for(void **state)
 {
+    const struct aq_cache_key key = aq_edge_key(receiver.edge, SAMPLE, 0);
     struct aq_frame message = {0};
     (void)state;
     (void)code(0);
     (void)code(1); /* version 1 is held, until the gradient is back */
     struct aq_thread *thread = other_side_open(AS_AN_EDGE);
-    const enum aq_status other = aq_edge_fetch(receiver.edge, SAMPLE, 7, &message);
-    const enum aq_status right = aq_edge_fetch(receiver.edge, SAMPLE, 1, &message);
+    const enum aq_status other = aq_edge_fetch(receiver.edge, &key, 7, &message);
+    const enum aq_status right = aq_edge_fetch(receiver.edge, &key, 1, &message);
     other_side_close(thread);
     assert_int_equal(other, AQ_NOTFOUND);
     assert_int_equal(right, AQ_OK);
@@ -399,7 +456,7 @@ static void test_cold_sample_asks_nobody(void **state)
     (void)state;
     assert_int_equal(plan->steps_per_epoch, 1);
     assert_true(code(0).flags & AQ_CODED_KEYFRAME);
-    const struct aq_cache_key key = aq_edge_key(sender.edge, SAMPLE);
+    const struct aq_cache_key key = aq_edge_key(sender.edge, SAMPLE, 0);
     assert_int_equal(aq_cache_drop(sender.cache, &key), AQ_OK); /* as after a raw body */
     assert_true(code(7).flags & AQ_CODED_KEYFRAME);
     assert_int_equal(sender.edge->measures.fetched, 0);
@@ -411,7 +468,7 @@ static void test_sender_asks_for_what_a_lost_cache_had(void **state)
     (void)state;
     const struct aq_edge_row first = code(0);
     assert_int_equal(decode(0, &first), AQ_OK);
-    const struct aq_cache_key key = aq_edge_key(sender.edge, SAMPLE);
+    const struct aq_cache_key key = aq_edge_key(sender.edge, SAMPLE, 0);
     assert_int_equal(aq_cache_drop(sender.cache, &key), AQ_OK);
     sender.edge->config.cache_lost = true;
     struct aq_thread *thread;
@@ -433,6 +490,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_row_with_a_wrong_field_is_refused),
         TEST(test_bytes_between_two_bodies_are_zero),
+        TEST(test_variants_of_a_sample_keep_references_of_their_own),
         TEST(test_each_way_rounds_by_its_own_numbers),
         TEST(test_reference_with_other_bytes_is_fetched),
         TEST(test_message_that_is_not_the_one_is_refused),

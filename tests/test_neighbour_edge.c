@@ -44,7 +44,7 @@ static bool setup(struct kit *kit, struct peer *peer, uint32_t stage, const char
     *kit = (struct kit){.stage = stage, .codec = codec, .device_kind = kind};
     memset(peer, 0, sizeof *peer);
     kit_open(kit);
-    assert_int_equal(kit->edge->batcher != NULL, strcmp(kind, "cuda") == 0);
+    assert_int_equal(kit->edge->on_device, strcmp(kind, "cuda") == 0);
     assert_int_equal(aq_device_open(&cpu, &peer->device), AQ_OK);
     assert_int_equal(aq_device_stream_open_light(kit->device, &peer->stream), AQ_OK);
     assert_int_equal(aq_codec_open(peer->device, &kit->plan->edges[0].shape.forward, KIT_T, KIT_C, &peer->codec),
@@ -201,7 +201,7 @@ static const char *spoil(struct peer *peer, struct aq_frame *frame, enum spoil h
 {
     struct aq_edge_row *row = &peer->rows[1];
     static const char *const texts[SPOILS] = {[SAMPLE] = "is of another sample",
-                                              [VARIANT] = "has unknown flags",
+                                              [VARIANT] = "is of another variant",
                                               [FLAGS] = "has unknown flags",
                                               [KEY_OF_A_CHANGE] = "versions that do not fit its flags",
                                               [CHANGE_OF_NOTHING] = "versions that do not fit its flags",

@@ -1,5 +1,5 @@
 /*
- * edge.c -- frames in and out of an edge. Samples are coded in edge_code.c, lost messages fetched in edge_heal.c.
+ * edge.c -- frames in and out of an edge. Samples are coded in edge_work.c, lost messages fetched in edge_heal.c.
  *
  * Send buffers are lent to the link and come back as AQ_LINK_SENT events; received bodies stay in the link's slots
  * until they are decoded, so that a stage that falls behind holds its neighbour back by credits, not by memory.
@@ -34,7 +34,7 @@ static enum aq_status open_held(struct aq_edge *edge)
     for (int pass = 0; pass < 2; pass++) {
         struct aq_edge_held *held = aq_arena_take(&arena, slots * sizeof *held);
         struct aq_cache_entry *entries = aq_arena_take(&arena, (size_t)slots * B * sizeof *entries);
-        uint64_t *samples = aq_arena_take(&arena, (size_t)slots * B * sizeof *samples);
+        struct aq_cache_key *keys = aq_arena_take(&arena, (size_t)slots * B * sizeof *keys);
         if (pass == 0) {
             AQ_TRY(aq_alloc(arena.used, &edge->held_memory));
             arena = (struct aq_arena){.base = edge->held_memory, .bytes = arena.used};
@@ -42,7 +42,7 @@ static enum aq_status open_held(struct aq_edge *edge)
         }
         for (uint32_t i = 0; i < slots; i++) {
             held[i].entries = entries + (size_t)i * B;
-            held[i].samples = samples + (size_t)i * B;
+            held[i].keys = keys + (size_t)i * B;
         }
         edge->held = held;
     }
@@ -72,7 +72,7 @@ enum aq_status aq_edge_open(const struct aq_edge_config *config, struct aq_edge 
     enum aq_status status;
     AQ_TRY_GOTO(open_codecs(edge), out);
     AQ_TRY_GOTO(open_held(edge), out);
-    AQ_TRY_GOTO(aq_edge_batcher_open(edge), out);
+    AQ_TRY_GOTO(aq_edge_works_open(edge), out);
     edge->pages = aq_device_pages(config->device);
     AQ_TRY_GOTO(aq_pages_take(&edge->pages, edge->size.host_bytes, (void **)&edge->bodies), out);
     for (uint32_t i = 0; i < edge->body_count; i++)
@@ -95,7 +95,7 @@ void aq_edge_close(struct aq_edge *edge)
     aq_edge_queue_release(edge, &edge->forwards);
     aq_edge_queue_release(edge, &edge->backwards);
     aq_edge_queue_release(edge, &edge->evals);
-    aq_edge_batcher_close(edge);
+    aq_edge_works_close(edge);
     aq_edge_carrier_close(edge);
     aq_codec_close(edge->forward);
     aq_codec_close(edge->backward);
@@ -346,29 +346,6 @@ enum aq_status aq_edge_post_batch(struct aq_edge *edge, enum aq_frame_kind kind,
     return AQ_OK;
 }
 
-/* Coded by this thread, and posted. */
-static enum aq_status send_here(struct aq_edge *edge, enum aq_frame_kind kind, struct aq_codec *codec,
-                                const struct aq_edge_batch *batch, const struct aq_values *values, uint32_t index,
-                                struct aq_stream *stream)
-{
-    struct aq_device *device = edge->config.device;
-    uint32_t bytes = 0;
-    enum aq_status status;
-    const uint64_t begin = aq_clock_ns();
-    AQ_TRY_GOTO(aq_values_read_begin(device, values, stream), out);
-    AQ_TRY_GOTO(aq_edge_encode(edge, codec, kind == AQ_FRAME_FORWARD, batch, values->at, aq_edge_body(edge, index),
-                               &bytes, stream),
-                out);
-    AQ_TRY_GOTO(aq_values_read_end(device, values, stream), out);
-    const uint64_t end = aq_clock_ns();
-    aq_trace_add(edge->config.trace, "codec", "encode", begin, end, (uint32_t)batch->step, batch->micro_batch);
-    edge->measures.codec_ns += end - begin;
-    return aq_edge_post_batch(edge, kind, batch, index, bytes);
-out:
-    aq_edge_body_return(edge, index);
-    return status;
-}
-
 static enum aq_status send_batch(struct aq_edge *edge, enum aq_frame_kind kind, struct aq_codec *codec,
                                  const struct aq_edge_batch *batch, const struct aq_values *values,
                                  struct aq_stream *stream)
@@ -379,10 +356,7 @@ static enum aq_status send_batch(struct aq_edge *edge, enum aq_frame_kind kind, 
     if (aq_edge_encoding(edge)) return AQ_AGAIN;
     AQ_TRY(aq_edge_carry_slot(edge, &bodies));
     AQ_TRY(aq_edge_body_take(edge, &index));
-    if (!edge->batcher) return send_here(edge, kind, codec, batch, values, index, stream);
-    const enum aq_status status = aq_edge_encode_issue(edge, codec, kind, batch, values, index, bodies, stream);
-    if (status != AQ_OK) aq_edge_body_return(edge, index);
-    return status;
+    return aq_edge_encode_issue(edge, codec, kind, batch, values, index, bodies, stream);
 }
 
 /* Is it the frame that is due? */
@@ -401,22 +375,6 @@ static enum aq_status received_check(const struct aq_edge *edge, const struct aq
     return AQ_OK;
 }
 
-/* Decoded by this thread. */
-static enum aq_status receive_here(struct aq_edge *edge, struct aq_codec *codec, const struct aq_edge_batch *batch,
-                                   const struct aq_frame *frame, const struct aq_values *values,
-                                   struct aq_stream *stream)
-{
-    struct aq_device *device = edge->config.device;
-    const uint64_t begin = aq_clock_ns();
-    AQ_TRY(aq_values_write_begin(device, values, stream));
-    AQ_TRY(aq_edge_decode(edge, codec, frame->kind == AQ_FRAME_FORWARD, batch, frame, values->at, stream));
-    AQ_TRY(aq_values_write_end(device, values, stream));
-    const uint64_t end = aq_clock_ns();
-    aq_trace_add(edge->config.trace, "codec", "decode", begin, end, (uint32_t)batch->step, batch->micro_batch);
-    edge->measures.codec_ns += end - begin;
-    return AQ_OK;
-}
-
 static enum aq_status receive_batch(struct aq_edge *edge, struct aq_edge_queue *queue, struct aq_codec *codec,
                                     const struct aq_edge_batch *batch, const struct aq_values *values,
                                     struct aq_stream *stream)
@@ -425,12 +383,7 @@ static enum aq_status receive_batch(struct aq_edge *edge, struct aq_edge_queue *
     struct aq_edge_received got = queue_take(queue);
     enum aq_status status = received_check(edge, &got.frame, batch);
     if (status == AQ_OK) status = aq_edge_carried_take(edge, &got);
-    if (status == AQ_OK && edge->batcher) {
-        status = aq_edge_decode_issue(edge, codec, batch, &got, values, stream);
-        if (status == AQ_OK) return AQ_OK; /* released when it is done */
-    } else if (status == AQ_OK) {
-        status = receive_here(edge, codec, batch, &got.frame, values, stream);
-    }
+    if (status == AQ_OK) return aq_edge_decode_issue(edge, codec, batch, &got, values, stream);
     aq_edge_received_release(edge, &got);
     return status;
 }
@@ -439,7 +392,7 @@ enum aq_status aq_edge_prefetch(struct aq_edge *edge, const struct aq_edge_batch
 {
     if (!edge->config.cache) return AQ_OK;
     for (uint32_t i = 0; i < batch->samples; i++) {
-        const struct aq_cache_key key = aq_edge_key(edge, batch->sample_ids[i]);
+        const struct aq_cache_key key = aq_edge_key_of(edge, batch, i);
         const enum aq_status status = aq_cache_prefetch(edge->config.cache, &key);
         if (status == AQ_AGAIN) return AQ_OK; /* no slot now: get will read it itself */
         AQ_TRY(status);

@@ -80,6 +80,7 @@ struct aq_edge_batch {
     uint32_t micro_batch;
     uint32_t samples;           /* 1..B                                   */
     const uint64_t *sample_ids; /* samples of them                        */
+    const uint16_t *variants;   /* which augmentation each is: it has its own m; NULL: 0, all of them */
     uint16_t flags;             /* of the frame: enum aq_edge_flag        */
 };
 enum aq_edge_flag {

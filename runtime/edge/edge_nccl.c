@@ -212,7 +212,7 @@ static enum aq_status join(struct aq_edge *edge, enum aq_carrier asked, bool *nc
     const bool sender = edge->config.sender;
     struct aq_nccl_facts facts;
     struct aq_nccl_rank all[2];
-    aq_nccl_rank_here(edge->batcher ? edge->config.device : NULL, &all[sender ? 0 : 1]);
+    aq_nccl_rank_here(edge->on_device ? edge->config.device : NULL, &all[sender ? 0 : 1]);
     AQ_TRY(exchange(edge, &all[sender ? 0 : 1], deadline_ns));
     all[sender ? 1 : 0] = edge->carrier->theirs;
     aq_nccl_judge(all, 2, &facts);

@@ -1,6 +1,6 @@
 /*
- * edge_private.h -- the inside of an edge, shared by edge.c (frames), edge_code.c (samples) and edge_heal.c (lost
- * messages).
+ * edge_private.h -- the inside of an edge, shared by edge.c (frames), edge_work.c (micro-batches), edge_reference.c
+ * (which message a sample is coded against), edge_heal.c (lost messages) and edge_nccl.c (bodies from GPU to GPU).
  */
 #ifndef RUNTIME_EDGE_PRIVATE_H
 #define RUNTIME_EDGE_PRIVATE_H
@@ -28,7 +28,7 @@ struct aq_edge_queue {
 struct aq_edge_held {
     uint32_t count;
     struct aq_cache_entry *entries; /* B of them */
-    uint64_t *samples;
+    struct aq_cache_key *keys;
 };
 
 /* A frame that has been taken from its queue; its body is ours until aq_edge_received_release. */
@@ -40,11 +40,22 @@ struct aq_edge_received {
     uint32_t bytes;        /* up to the end of the last                                           */
 };
 
-struct aq_edge_batcher; /* edge_batch.c: micro-batches on a device with codec kernels */
+struct aq_edge_works;   /* edge_work.c: the micro-batches that are being coded and decoded */
 struct aq_edge_carrier; /* edge_nccl.c: bodies from GPU to GPU                        */
 
+/* What the other side asks for. */
 struct aq_edge_fetch {
-    uint64_t sample, version;
+    struct aq_cache_key key;
+    uint64_t version;
+};
+
+/* What a sample of a codec with messages is coded against, and where the message after goes. Zeroed: nothing yet. */
+struct aq_edge_reference {
+    bool warm;    /* there is one: entry */
+    bool fetched; /* entry's bytes are the other side's, in message; else the cache's */
+    struct aq_cache_entry entry;
+    struct aq_frame message;
+    void *slot; /* of the cache; NULL: nothing is stored */
 };
 
 struct aq_edge {
@@ -53,7 +64,8 @@ struct aq_edge {
     struct aq_edge_size size;
     uint64_t values; /* of a sample: rows x columns */
     struct aq_codec *forward, *backward, *raw;
-    struct aq_edge_batcher *batcher; /* NULL: samples are coded one by one */
+    struct aq_edge_works *works;
+    bool on_device;                  /* the device codes; else this thread does */
     struct aq_edge_carrier *carrier; /* NULL: bodies go over the link      */
     /* Send buffers. */
     struct aq_pages pages;
@@ -114,45 +126,62 @@ void aq_edge_received_release(struct aq_edge *edge, const struct aq_edge_receive
 /* What evaluation goes in, and training where it goes uncompressed. */
 void aq_edge_raw_config(struct aq_codec_config *out);
 
-/* Device memory that edge_batch.c takes of its own, and edge_nccl.c, at either end. */
-uint64_t aq_edge_batcher_bytes(const struct aq_edge_shape *shape, const struct aq_edge_size *size);
+/* Device memory that edge_work.c takes of its own, and edge_nccl.c, at either end. */
+uint64_t aq_edge_works_bytes(const struct aq_edge_shape *shape, const struct aq_edge_size *size);
 uint64_t aq_edge_carrier_bytes(const struct aq_edge_size *size);
 
-/* edge_code.c: the samples of a micro-batch to a body and back, on this thread. */
-enum aq_status aq_edge_encode(struct aq_edge *edge, struct aq_codec *codec, bool forward,
-                              const struct aq_edge_batch *batch, const float *a, uint8_t *body, uint32_t *bytes,
-                              struct aq_stream *stream);
-enum aq_status aq_edge_decode(struct aq_edge *edge, struct aq_codec *codec, bool forward,
-                              const struct aq_edge_batch *batch, const struct aq_frame *frame, float *x,
-                              struct aq_stream *stream);
-struct aq_cache_key aq_edge_key(const struct aq_edge *edge, uint64_t sample);
+/* --- edge_reference.c -------------------------------------------------------------------------------------------- */
+
+struct aq_cache_key aq_edge_key(const struct aq_edge *edge, uint64_t sample, uint16_t variant);
+struct aq_cache_key aq_edge_key_of(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i);
 /* Is this step one of the epochs that go uncompressed (edges.warmup_epochs)? */
 bool aq_edge_warms_up(const struct aq_edge *edge, uint64_t step);
-
-/* Of edge_code.c, for edge_batch.c. The stream of random numbers of one sample in one direction. */
+/* The stream of random numbers of one sample in one direction. */
 struct aq_rng_key aq_edge_round_key(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
                                     bool forward);
 /* AQ_NOTFOUND: cold; AQ_CORRUPT: lost. */
-enum aq_status aq_edge_cache_get(struct aq_edge *edge, uint64_t sample, struct aq_cache_entry *entry);
-enum aq_status aq_edge_cache_slot(struct aq_edge *edge, void **slot);
-/* The sender's reference: its own, else the receiver's, else none. *fetched: entry's bytes lie in *message. */
-enum aq_status aq_edge_reference_for_sending(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
-                                             struct aq_cache_entry *entry, struct aq_frame *message, bool *fetched);
-/* The receiver's reference for a row: its own where version and digest agree, else the sender's. */
-enum aq_status aq_edge_reference_for_receiving(struct aq_edge *edge, const struct aq_edge_row *row,
-                                               struct aq_cache_entry *entry, struct aq_frame *message, bool *fetched);
+enum aq_status aq_edge_cache_get(struct aq_edge *edge, const struct aq_cache_key *key, struct aq_cache_entry *entry);
+
+/*
+ * The reference of a sample that is sent, or of a row that has come, and a slot for the message after. After a failure,
+ * and when the sample is done, close gives back what is still ours; release only the reference.
+ */
+enum aq_status aq_edge_reference_send(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
+                                      struct aq_edge_reference *out);
+enum aq_status aq_edge_reference_receive(struct aq_edge *edge, const struct aq_edge_row *row,
+                                         struct aq_edge_reference *out);
+void aq_edge_reference_release(struct aq_edge *edge, struct aq_edge_reference *reference);
+void aq_edge_reference_close(struct aq_edge *edge, struct aq_edge_reference *reference);
+
+/*
+ * A sample is coded: its message goes to the cache, its reference to those that are held; fills the row. And one is
+ * decoded: AQ_CORRUPT where the message after is not the sender's. reference NULL: the codec keeps no messages.
+ */
+enum aq_status aq_edge_sent(struct aq_edge *edge, const struct aq_codec *codec, bool forward,
+                            const struct aq_edge_batch *batch, uint32_t i, const struct aq_codec_result *result,
+                            struct aq_edge_reference *reference, struct aq_edge_row *row);
+enum aq_status aq_edge_received(struct aq_edge *edge, bool forward, const struct aq_edge_row *row,
+                                struct aq_edge_reference *reference);
+
 /* Everything about a row that can be known before its body is touched. */
 enum aq_status aq_edge_row_check(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
                                  const struct aq_edge_row *row, uint32_t at, uint32_t body_bytes, bool remembered);
-void aq_edge_measure_sample(struct aq_edge_measures *m, const struct aq_codec_result *result, double values);
-void aq_edge_measure_row(struct aq_edge_measures *m, const struct aq_edge_row *row);
 
-/* edge_batch.c: nothing where the device has no kernels for codecs; closing is fine then, too. */
-enum aq_status aq_edge_batcher_open(struct aq_edge *edge);
-void aq_edge_batcher_close(struct aq_edge *edge);
+/* --- edge_work.c -------------------------------------------------------------------------------------------------- */
+
+enum aq_status aq_edge_works_open(struct aq_edge *edge);
+void aq_edge_works_close(struct aq_edge *edge);
+
+/* A micro-batch to a body and back, by this thread. */
+enum aq_status aq_edge_encode(struct aq_edge *edge, struct aq_codec *codec, enum aq_frame_kind kind,
+                              const struct aq_edge_batch *batch, const float *a, uint8_t *body, uint32_t *bytes,
+                              struct aq_stream *stream);
+enum aq_status aq_edge_decode(struct aq_edge *edge, struct aq_codec *codec, const struct aq_edge_batch *batch,
+                              const struct aq_edge_received *got, float *x, struct aq_stream *stream);
+
 /*
- * Issue: the micro-batch is on its way when this returns, and done by a later aq_edge_works_advance. body: a send
- * buffer; on failure it stays the caller's, as `got` does. bodies: of aq_edge_carry_slot.
+ * Code it and post it, decode it: at once, or on the device, and then it is on its way when this returns, and done by a
+ * later aq_edge_works_advance. body, a send buffer, and got are taken, also on failure. bodies: of aq_edge_carry_slot.
  */
 enum aq_status aq_edge_encode_issue(struct aq_edge *edge, struct aq_codec *codec, enum aq_frame_kind kind,
                                     const struct aq_edge_batch *batch, const struct aq_values *values, uint32_t body,
@@ -181,7 +210,8 @@ void aq_edge_carrier_close(struct aq_edge *edge);
 
 /* edge_heal.c */
 /* Keep the references of a micro-batch until its gradient is back; takes them. */
-void aq_edge_hold(struct aq_edge *edge, uint32_t micro_batch, uint64_t sample, const struct aq_cache_entry *entry);
+void aq_edge_hold(struct aq_edge *edge, uint32_t micro_batch, const struct aq_cache_key *key,
+                  const struct aq_cache_entry *entry);
 void aq_edge_unhold(struct aq_edge *edge, uint32_t micro_batch);
 /* The other side asked for a message: now, or when a send buffer is free. */
 enum aq_status aq_edge_fetch_asked(struct aq_edge *edge, const struct aq_frame *frame);
@@ -190,8 +220,9 @@ enum aq_status aq_edge_fetches_serve(struct aq_edge *edge);
  * Ask the other side for a message and wait. AQ_OK: *message has it (release with aq_edge_message_release);
  * AQ_NOTFOUND: it has none. version 0: any.
  */
-enum aq_status aq_edge_fetch(struct aq_edge *edge, uint64_t sample, uint64_t version, struct aq_frame *message);
-void aq_edge_message_release(struct aq_edge *edge, const struct aq_frame *message);
+enum aq_status aq_edge_fetch(struct aq_edge *edge, const struct aq_cache_key *key, uint64_t version,
+                             struct aq_frame *message);
+void aq_edge_message_release(struct aq_edge *edge, struct aq_frame *message); /* once; later calls do nothing */
 void aq_edge_queue_release(struct aq_edge *edge, struct aq_edge_queue *queue);
 
 #endif

@@ -300,6 +300,11 @@ size_t aq_codec_body_bytes(const struct aq_codec *codec, bool keyframe)
     return (size_t)(cold ? codec->layout.keyframe_bytes : codec->layout.body_bytes);
 }
 
+bool aq_codec_is_plain(const struct aq_codec *codec)
+{
+    return codec->config.kind == AQ_CODEC_RAW;
+}
+
 size_t aq_codec_message_bytes(const struct aq_codec *codec)
 {
     return (size_t)codec->layout.message_bytes;

@@ -156,6 +156,9 @@ size_t aq_codec_bound(const struct aq_codec *codec);
 /* Bytes of a body in the ordinary case: keyframe or not. Exact; what `aqpipe plan` prints. */
 size_t aq_codec_body_bytes(const struct aq_codec *codec, bool keyframe);
 
+/* Are its bodies the values as they are? */
+bool aq_codec_is_plain(const struct aq_codec *codec);
+
 /* Bytes of a stored message; 0 for stateless kinds. */
 size_t aq_codec_message_bytes(const struct aq_codec *codec);
 

@@ -1,0 +1,248 @@
+/*
+ * edge_reference.c -- which message a sample is coded against, and what the rows say of it: the rules of version and
+ * digest, of both ends and any device.
+ *
+ * Both directions follow Algorithm 2 of AQ-SGD (Wang et al. 2022, appendix D): the sender codes a - m, both ends add
+ * the decoded change to their own m. The rows carry what proves that the two m are one.
+ */
+#include "edge_private.h"
+
+struct aq_cache_key aq_edge_key(const struct aq_edge *edge, uint64_t sample, uint16_t variant)
+{
+    return (struct aq_cache_key){
+        .sample = sample, .edge = edge->shape.edge, .variant = variant, .side = edge->config.sender ? 0 : 1};
+}
+
+struct aq_cache_key aq_edge_key_of(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i)
+{
+    return aq_edge_key(edge, batch->sample_ids[i], batch->variants ? batch->variants[i] : 0);
+}
+
+bool aq_edge_warms_up(const struct aq_edge *edge, uint64_t step)
+{
+    return step < edge->shape.warmup_steps;
+}
+
+/* The stream of random numbers of one sample in one direction. */
+struct aq_rng_key aq_edge_round_key(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
+                                    bool forward)
+{
+    const uint64_t edge_step = ((uint64_t)edge->shape.edge * 2 + (forward ? 0 : 1)) << 48 | batch->step;
+    const uint64_t variant = batch->variants ? batch->variants[i] : 0;
+    return aq_rng_key(edge->shape.seed, AQ_RNG_ROUND, edge_step, batch->sample_ids[i] ^ variant << 48);
+}
+
+enum aq_status aq_edge_cache_get(struct aq_edge *edge, const struct aq_cache_key *key, struct aq_cache_entry *entry)
+{
+    const uint64_t begin = aq_clock_ns();
+    const enum aq_status status = aq_cache_get(edge->config.cache, key, aq_clock_after(edge->config.silence_ns), entry);
+    edge->measures.cache_ns += aq_clock_ns() - begin;
+    if (status == AQ_CORRUPT) aq_error_clear(); /* a loss is dealt with: a later failure is not this one */
+    return status;
+}
+
+static enum aq_status cache_slot(struct aq_edge *edge, void **slot)
+{
+    const uint64_t begin = aq_clock_ns();
+    const enum aq_status status = aq_cache_slot(edge->config.cache, aq_clock_after(edge->config.silence_ns), slot);
+    edge->measures.cache_ns += aq_clock_ns() - begin;
+    if (status == AQ_AGAIN)
+        return aq_fail(AQ_INVAL, "edge",
+                       "edge %u: the cache has too few slots for the micro-batches in flight; "
+                       "raise cache.slots",
+                       edge->shape.edge);
+    return status;
+}
+
+/* The other side's message: AQ_NOTFOUND where it has none. */
+static enum aq_status reference_fetch(struct aq_edge *edge, const struct aq_cache_key *key, uint64_t version,
+                                      struct aq_edge_reference *out)
+{
+    AQ_TRY(aq_edge_fetch(edge, key, version, &out->message));
+    const struct aq_frame *message = &out->message;
+    out->fetched = true;
+    edge->measures.fetched++;
+    out->entry = (struct aq_cache_entry){.bytes = message->body,
+                                         .byte_count = message->body_bytes,
+                                         .version = message->step,
+                                         .digest = aq_digest(message->body, message->body_bytes)};
+    return AQ_OK;
+}
+
+/* Its own, else the receiver's, else none; none while epochs go uncompressed. */
+static enum aq_status reference_for_sending(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
+                                            struct aq_edge_reference *out)
+{
+    const struct aq_cache_key key = aq_edge_key_of(edge, batch, i);
+    if (aq_edge_warms_up(edge, batch->step)) return AQ_NOTFOUND;
+    const enum aq_status status = aq_edge_cache_get(edge, &key, &out->entry);
+    if (status == AQ_NOTFOUND && !edge->config.cache_lost) return AQ_NOTFOUND;
+    if (status != AQ_NOTFOUND && status != AQ_CORRUPT) return status;
+    return reference_fetch(edge, &key, 0, out);
+}
+
+/* Its own where version and digest agree with the row, else the sender's. */
+static enum aq_status reference_for_receiving(struct aq_edge *edge, const struct aq_edge_row *row,
+                                              struct aq_edge_reference *out)
+{
+    const struct aq_cache_key key = aq_edge_key(edge, row->sample, row->variant);
+    const struct aq_cache_entry *entry = &out->entry;
+    enum aq_status status = aq_edge_cache_get(edge, &key, &out->entry);
+    if (status == AQ_OK) {
+        if (entry->version == row->version_before && entry->digest == row->digest_before) return AQ_OK;
+        aq_log("edge", 1, "edge %u sample %llu: holds version %llu, coded against %llu: fetching it", edge->shape.edge,
+               (unsigned long long)row->sample, (unsigned long long)entry->version,
+               (unsigned long long)row->version_before);
+        aq_cache_release(edge->config.cache, &out->entry);
+    } else if (status != AQ_NOTFOUND && status != AQ_CORRUPT) {
+        return status;
+    }
+    status = reference_fetch(edge, &key, row->version_before, out);
+    if (status == AQ_NOTFOUND)
+        return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: the sender no longer has message version %llu",
+                       edge->shape.edge, (unsigned long long)row->sample, (unsigned long long)row->version_before);
+    AQ_TRY(status);
+    if (entry->digest == row->digest_before && entry->byte_count == edge->size.message_bytes) return AQ_OK;
+    aq_edge_reference_release(edge, out);
+    return aq_fail(AQ_CORRUPT, "edge",
+                   "edge %u sample %llu: the message that was fetched is not the one it was coded against",
+                   edge->shape.edge, (unsigned long long)row->sample);
+}
+
+enum aq_status aq_edge_reference_send(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
+                                      struct aq_edge_reference *out)
+{
+    const enum aq_status status = reference_for_sending(edge, batch, i, out);
+    if (status != AQ_NOTFOUND) AQ_TRY(status);
+    out->warm = status == AQ_OK;
+    return cache_slot(edge, &out->slot);
+}
+
+enum aq_status aq_edge_reference_receive(struct aq_edge *edge, const struct aq_edge_row *row,
+                                         struct aq_edge_reference *out)
+{
+    if (row->flags & AQ_CODED_RAW) return AQ_OK;
+    if (!(row->flags & AQ_CODED_KEYFRAME)) {
+        AQ_TRY(reference_for_receiving(edge, row, out));
+        out->warm = true;
+    }
+    return cache_slot(edge, &out->slot);
+}
+
+void aq_edge_reference_release(struct aq_edge *edge, struct aq_edge_reference *reference)
+{
+    aq_edge_message_release(edge, &reference->message);
+    if (reference->warm && !reference->fetched) aq_cache_release(edge->config.cache, &reference->entry);
+    reference->warm = reference->fetched = false;
+}
+
+void aq_edge_reference_close(struct aq_edge *edge, struct aq_edge_reference *reference)
+{
+    if (reference->slot) aq_cache_slot_return(edge->config.cache, reference->slot);
+    aq_edge_reference_release(edge, reference);
+    *reference = (struct aq_edge_reference){0};
+}
+
+/* m' to the cache; m to those that are held until the gradient is back. */
+static enum aq_status keep_sent(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
+                                struct aq_edge_reference *reference, struct aq_edge_row *row)
+{
+    const struct aq_cache_key key = aq_edge_key_of(edge, batch, i);
+    if (row->flags & AQ_CODED_RAW) {
+        aq_log("edge", 2, "edge %u sample %llu step %llu: values beyond the store or not finite, sent raw",
+               edge->shape.edge, (unsigned long long)row->sample, (unsigned long long)batch->step);
+        AQ_TRY(aq_cache_drop(edge->config.cache, &key));
+    } else {
+        const uint64_t bytes = edge->size.message_bytes;
+        row->version_before = reference->warm ? reference->entry.version : 0;
+        row->digest_before = reference->warm ? reference->entry.digest : 0;
+        row->version_after = row->version_before + 1;
+        row->digest_after = aq_digest(reference->slot, bytes);
+        AQ_TRY(aq_cache_put(edge->config.cache, &key, row->version_after, row->digest_after, reference->slot, bytes));
+        reference->slot = NULL;
+    }
+    if (!reference->warm || reference->fetched) return AQ_OK;
+    aq_edge_hold(edge, batch->micro_batch, &key, &reference->entry);
+    reference->warm = false;
+    return AQ_OK;
+}
+
+enum aq_status aq_edge_sent(struct aq_edge *edge, const struct aq_codec *codec, bool forward,
+                            const struct aq_edge_batch *batch, uint32_t i, const struct aq_codec_result *result,
+                            struct aq_edge_reference *reference, struct aq_edge_row *row)
+{
+    const bool chosen = aq_codec_is_plain(codec); /* raw by choice: counted are those that their values forced */
+    *row = (struct aq_edge_row){.sample = batch->sample_ids[i],
+                                .body_bytes = result->body_bytes,
+                                .flags = (uint16_t)result->flags,
+                                .variant = batch->variants ? batch->variants[i] : 0};
+    if (codec == edge->raw) row->flags |= AQ_CODED_RAW; /* for a receiver whose codec is another one */
+    if (reference) AQ_TRY(keep_sent(edge, batch, i, reference, row));
+    if (!forward) return AQ_OK;
+    struct aq_edge_measures *m = &edge->measures;
+    m->samples++;
+    m->keyframes += !chosen && result->flags & AQ_CODED_KEYFRAME ? 1 : 0;
+    m->raws += !chosen && result->flags & AQ_CODED_RAW ? 1 : 0;
+    m->sum_a2 += result->sum_a2;
+    m->sum_delta2 += result->sum_delta2;
+    m->sum_error2 += result->sum_error2;
+    m->sum_a += result->sum_a;
+    m->values += (double)edge->values;
+    return AQ_OK;
+}
+
+/* The message after is the sender's, and goes to the cache. */
+static enum aq_status keep_received(struct aq_edge *edge, const struct aq_edge_row *row,
+                                    struct aq_edge_reference *reference)
+{
+    const struct aq_cache_key key = aq_edge_key(edge, row->sample, row->variant);
+    if (row->flags & AQ_CODED_RAW) return aq_cache_drop(edge->config.cache, &key);
+    const uint64_t bytes = edge->size.message_bytes, digest = aq_digest(reference->slot, bytes);
+    if (digest != row->digest_after || row->version_after != row->version_before + 1)
+        return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: the message after decoding is not the sender's",
+                       edge->shape.edge, (unsigned long long)row->sample);
+    AQ_TRY(aq_cache_put(edge->config.cache, &key, row->version_after, digest, reference->slot, bytes));
+    reference->slot = NULL;
+    return AQ_OK;
+}
+
+enum aq_status aq_edge_received(struct aq_edge *edge, bool forward, const struct aq_edge_row *row,
+                                struct aq_edge_reference *reference)
+{
+    if (reference) AQ_TRY(keep_received(edge, row, reference));
+    if (!forward || edge->config.sender) return AQ_OK;
+    edge->measures.samples++;
+    edge->measures.keyframes += row->flags & AQ_CODED_KEYFRAME ? 1 : 0;
+    edge->measures.raws += row->flags & AQ_CODED_RAW ? 1 : 0;
+    return AQ_OK;
+}
+
+/* Everything about a row that can be known before its body is touched. */
+enum aq_status aq_edge_row_check(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
+                                 const struct aq_edge_row *row, uint32_t at, uint32_t body_bytes, bool remembered)
+{
+    const char *wrong = NULL;
+    const bool rawed = row->flags & AQ_CODED_RAW, key = row->flags & AQ_CODED_KEYFRAME;
+    if (row->sample != batch->sample_ids[i])
+        wrong = "is of another sample";
+    else if (row->variant != (batch->variants ? batch->variants[i] : 0))
+        wrong = "is of another variant";
+    else if ((row->flags & ~(unsigned)(AQ_CODED_RAW | AQ_CODED_KEYFRAME)) != 0)
+        wrong = "has unknown flags";
+    else if (at > body_bytes || row->body_bytes > body_bytes - at)
+        wrong = "is longer than its frame";
+    else if (remembered && !rawed && (row->version_after == 0 || key != (row->version_before == 0)))
+        wrong = "has versions that do not fit its flags";
+    else if ((!remembered || rawed) && (row->version_before != 0 || row->version_after != 0))
+        wrong = "names a message where none is kept";
+    else if (rawed && key)
+        wrong = "is raw and a keyframe";
+    else if (row->version_before == 0 && row->digest_before != 0)
+        wrong = "has a digest of what it was not coded against";
+    else if (i + 1 == batch->samples && row->body_bytes != body_bytes - at)
+        wrong = "is the last, and bytes follow it";
+    if (!wrong) return AQ_OK;
+    return aq_fail(AQ_PROTO, "edge", "edge %u step %llu micro-batch %u: row %u (sample %llu, expected %llu) %s",
+                   edge->shape.edge, (unsigned long long)batch->step, batch->micro_batch, i,
+                   (unsigned long long)row->sample, (unsigned long long)batch->sample_ids[i], wrong);
+}

@@ -1,0 +1,590 @@
+/*
+ * edge_work.c -- a micro-batch's samples to a body and back.
+ *
+ * There is one path, and where it is left is the device's: where the host codes, a sample goes through reference,
+ * codec and cache before the next one begins, and all has happened when the call returns. Where the device has kernels
+ * for codecs, the micro-batch goes through each of these in a few launches, and nobody waits: its *work* is issued
+ * (references, kernels and copies are enqueued, an event behind them) and done later, by whoever pumps the edge and
+ * finds that the stream has passed the event. What is done to a sample (edge_reference.c) is the same.
+ *
+ * Each direction has one work. On a device it has memory there and beside it; bodies go straight to their places in the
+ * frame, for their lengths are known but for samples whose values force them to be raw: where one was, all are copied a
+ * second time. Only host memory that is pinned, or lies in slots until the work is done, is copied. Of one direction
+ * one micro-batch is on its way; the next is AQ_AGAIN until then.
+ */
+#include <string.h>
+
+#include "edge_private.h"
+
+enum { PLACE_ALIGN = 256 };
+
+/* One direction's: what is coded and sent, or received and decoded. */
+struct aq_edge_work {
+    /* Of each sample. */
+    struct aq_edge_reference *references; /* of a codec with messages */
+    struct aq_edge_row *rows;
+    uint64_t *sample_ids;
+    uint16_t *variants;
+    struct aq_codec_sample *samples;
+    struct aq_rng_key *keys;
+    void *own;
+    /* Of the micro-batch. */
+    struct aq_codec *codec;
+    struct aq_edge_batch batch;
+    enum aq_frame_kind kind;
+    bool forward, remembered;
+    struct aq_stream *stream;
+    uint32_t body_bytes; /* encode: how long all is; decode: where the next body begins */
+    /* What the codec tells. */
+    struct aq_codec_result *results;
+    uint32_t *corrupt;
+    /* The rest is for a device that codes. Its memory of each sample: the body, the message (of forward codecs). */
+    uint8_t *memory;
+    size_t memory_bytes, body_stride, message_stride;
+    void *told; /* pinned: results, corrupt */
+    size_t told_bytes;
+    struct aq_event *begun, *ended; /* timed */
+    /* On its way. */
+    bool pending;
+    bool settled;                /* encode: bodies have been copied by their real lengths */
+    uint32_t body;               /* encode: index of the send buffer            */
+    uint8_t *bodies;             /* encode: of the device, where NCCL carries them; NULL: in the send buffer */
+    struct aq_edge_received got; /* decode: the frame                           */
+    uint64_t issued_ns, host_ns; /* when; of this thread                        */
+};
+
+struct aq_edge_works {
+    struct aq_edge_work encode, decode;
+};
+
+static size_t aligned(size_t bytes)
+{
+    return (bytes + PLACE_ALIGN - 1) / PLACE_ALIGN * PLACE_ALIGN;
+}
+
+static size_t largest(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+static void place_told(struct aq_edge_work *work, struct aq_arena *arena, uint32_t B)
+{
+    work->results = aq_arena_take(arena, B * sizeof *work->results);
+    work->corrupt = aq_arena_take(arena, B * sizeof *work->corrupt);
+}
+
+static void place_own(struct aq_edge_work *work, struct aq_arena *arena, uint32_t B)
+{
+    place_told(work, arena, B);
+    work->references = aq_arena_take(arena, B * sizeof *work->references);
+    work->rows = aq_arena_take(arena, B * sizeof *work->rows);
+    work->sample_ids = aq_arena_take(arena, B * sizeof *work->sample_ids);
+    work->variants = aq_arena_take(arena, B * sizeof *work->variants);
+    work->samples = aq_arena_take(arena, B * sizeof *work->samples);
+    work->keys = aq_arena_take(arena, B * sizeof *work->keys);
+}
+
+/* Activations (of training and evaluation) go one way, gradients the other. */
+static void strides_of(const struct aq_edge_size *size, bool forward, size_t *body, size_t *message)
+{
+    *body = aligned(forward ? largest(size->forward_bound, size->raw_bound) : size->backward_bound);
+    *message = forward ? aligned(size->message_bytes) : 0;
+}
+
+uint64_t aq_edge_works_bytes(const struct aq_edge_shape *shape, const struct aq_edge_size *size)
+{
+    uint64_t bytes = size->kernel_bytes;
+    for (int forward = 0; forward < 2; forward++) {
+        size_t body, message;
+        strides_of(size, forward, &body, &message);
+        bytes += shape->micro_batch * (uint64_t)(body + message);
+    }
+    return bytes;
+}
+
+static enum aq_status work_open(struct aq_edge_work *work, uint32_t B)
+{
+    struct aq_arena own = {0};
+    place_own(work, &own, B);
+    AQ_TRY(aq_alloc(own.used, &work->own));
+    own = (struct aq_arena){.base = work->own, .bytes = own.used};
+    place_own(work, &own, B);
+    return AQ_OK;
+}
+
+static enum aq_status work_open_device(struct aq_edge *edge, struct aq_edge_work *work, bool forward)
+{
+    struct aq_device *device = edge->config.device;
+    const uint32_t B = edge->shape.micro_batch;
+    struct aq_arena told = {0};
+    void *memory;
+    place_told(work, &told, B);
+    AQ_TRY(aq_device_alloc(device, AQ_MEMORY_PINNED, told.used, &work->told));
+    work->told_bytes = told.used;
+    told = (struct aq_arena){.base = work->told, .bytes = told.used};
+    place_told(work, &told, B);
+    strides_of(&edge->size, forward, &work->body_stride, &work->message_stride);
+    const size_t bytes = B * (work->body_stride + work->message_stride);
+    AQ_TRY(aq_device_alloc(device, AQ_MEMORY_DEVICE, bytes, &memory));
+    work->memory = memory;
+    work->memory_bytes = bytes;
+    AQ_TRY(aq_device_event_open_timed(device, &work->begun));
+    return aq_device_event_open_timed(device, &work->ended);
+}
+
+enum aq_status aq_edge_works_open(struct aq_edge *edge)
+{
+    struct aq_codec *const codecs[] = {edge->forward, edge->backward, edge->raw};
+    void *memory;
+    AQ_TRY(aq_alloc(sizeof(struct aq_edge_works), &memory));
+    struct aq_edge_works *works = edge->works = memory; /* from here on aq_edge_close frees it */
+    AQ_TRY(work_open(&works->encode, edge->shape.micro_batch));
+    AQ_TRY(work_open(&works->decode, edge->shape.micro_batch));
+    for (int i = 0; i < 3; i++)
+        AQ_TRY(aq_codec_take_device(codecs[i]));
+    edge->on_device = aq_codec_on_device(edge->forward);
+    if (!edge->on_device) return AQ_OK;
+    AQ_TRY(work_open_device(edge, &works->encode, edge->config.sender));
+    AQ_TRY(work_open_device(edge, &works->decode, !edge->config.sender));
+    aq_log("edge", 2, "edge %u: the device codes micro-batches of %u, with %zu bytes of its own", edge->shape.edge,
+           edge->shape.micro_batch, works->encode.memory_bytes + works->decode.memory_bytes);
+    return AQ_OK;
+}
+
+static uint8_t *body_at(const struct aq_edge_work *work, uint32_t i)
+{
+    return work->memory + i * (work->body_stride + work->message_stride);
+}
+
+static uint8_t *message_at(const struct aq_edge_work *work, uint32_t i)
+{
+    return body_at(work, i) + work->body_stride;
+}
+
+/* Takes the micro-batch; its arrays may change under us. */
+static void work_begin(struct aq_edge *edge, struct aq_edge_work *work, struct aq_codec *codec, enum aq_frame_kind kind,
+                       const struct aq_edge_batch *batch, struct aq_stream *stream)
+{
+    const uint32_t count = batch->samples;
+    AQ_ASSERT(!work->pending && count <= edge->shape.micro_batch);
+    work->codec = codec;
+    work->kind = kind;
+    work->forward = kind == AQ_FRAME_FORWARD;
+    work->remembered = work->forward && edge->config.cache;
+    work->stream = stream;
+    work->settled = false;
+    work->batch = *batch;
+    work->batch.sample_ids = work->sample_ids;
+    work->batch.variants = work->variants;
+    memcpy(work->sample_ids, batch->sample_ids, count * sizeof *work->sample_ids);
+    memset(work->variants, 0, count * sizeof *work->variants);
+    if (batch->variants) memcpy(work->variants, batch->variants, count * sizeof *work->variants);
+    memset(work->references, 0, count * sizeof *work->references);
+    memset(work->samples, 0, count * sizeof *work->samples);
+}
+
+/* Whatever is still ours goes back: all of it after a failure, and then only when the stream has let go of it. */
+static enum aq_status work_end(struct aq_edge *edge, struct aq_edge_work *work, enum aq_status status)
+{
+    if (status != AQ_OK) (void)aq_device_stream_sync(edge->config.device, work->stream);
+    for (uint32_t i = 0; i < work->batch.samples; i++)
+        aq_edge_reference_close(edge, &work->references[i]);
+    work->pending = false;
+    return status;
+}
+
+static void measure(struct aq_edge *edge, const struct aq_edge_work *work, const char *what, uint64_t begin_ns,
+                    uint64_t end_ns, uint64_t codec_ns)
+{
+    aq_trace_add(edge->config.trace, "codec", what, begin_ns, end_ns, (uint32_t)work->batch.step,
+                 work->batch.micro_batch);
+    edge->measures.codec_ns += codec_ns;
+}
+
+/* How long the device took, up to now, and this thread for it. */
+static enum aq_status measure_device(struct aq_edge *edge, struct aq_edge_work *work, const char *what)
+{
+    uint64_t ns = 0;
+    const uint64_t now = aq_clock_ns();
+    AQ_TRY(aq_device_event_elapsed(edge->config.device, work->begun, work->ended, &ns));
+    measure(edge, work, what, now - ns, now, ns + work->host_ns);
+    return AQ_OK;
+}
+
+/* Where the codec reads sample i's reference (NULL: a keyframe) and writes the message after (NULL: none is kept). */
+static const void *message_before(const struct aq_edge *edge, const struct aq_edge_work *work, uint32_t i)
+{
+    const struct aq_edge_reference *reference = &work->references[i];
+    if (!reference->warm) return NULL;
+    return edge->on_device ? message_at(work, i) : reference->entry.bytes;
+}
+
+static void *message_after(const struct aq_edge *edge, const struct aq_edge_work *work, uint32_t i)
+{
+    void *slot = work->references[i].slot;
+    return slot && edge->on_device ? message_at(work, i) : slot;
+}
+
+/*
+ * The reference of sample i to the device. A message that had to be fetched lies in a slot of the link, which others
+ * need: it is given back as soon as it has been copied.
+ */
+static enum aq_status reference_up(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i)
+{
+    struct aq_device *device = edge->config.device;
+    struct aq_edge_reference *reference = &work->references[i];
+    if (!edge->on_device || !reference->warm) return AQ_OK;
+    AQ_TRY(aq_device_copy(device, message_at(work, i), reference->entry.bytes, edge->size.message_bytes, work->stream));
+    if (!reference->fetched) return AQ_OK;
+    AQ_TRY(aq_device_stream_sync(device, work->stream));
+    aq_edge_message_release(edge, &reference->message);
+    return AQ_OK;
+}
+
+/* --- sending ---------------------------------------------------------------------------------------------------- */
+
+static enum aq_status encode_reference(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i)
+{
+    if (!work->remembered) return AQ_OK;
+    AQ_TRY(aq_edge_reference_send(edge, &work->batch, i, &work->references[i]));
+    return reference_up(edge, work, i);
+}
+
+static void encode_ready(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i, const float *a, uint8_t *body)
+{
+    work->keys[i] = aq_edge_round_key(edge, &work->batch, i, work->forward);
+    work->samples[i] = (struct aq_codec_sample){.a = a + i * edge->values,
+                                                .m = message_before(edge, work, i),
+                                                .key = &work->keys[i],
+                                                .body = body,
+                                                .m_out = message_after(edge, work, i)};
+}
+
+/* Sample i is coded: its row, at the head of the frame. */
+static enum aq_status encode_row(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i, uint8_t *frame)
+{
+    AQ_TRY(aq_edge_sent(edge, work->codec, work->forward, &work->batch, i, &work->results[i],
+                        work->remembered ? &work->references[i] : NULL, &work->rows[i]));
+    aq_edge_row_write(&work->rows[i], frame + (size_t)i * AQ_EDGE_ROW_BYTES);
+    return AQ_OK;
+}
+
+static enum aq_status encode_host(struct aq_edge *edge, struct aq_edge_work *work, const float *a, uint8_t *body)
+{
+    work->body_bytes = work->batch.samples * AQ_EDGE_ROW_BYTES;
+    for (uint32_t i = 0; i < work->batch.samples; i++) {
+        const uint32_t at = aq_edge_body_align(work->body_bytes);
+        memset(body + work->body_bytes, 0, at - work->body_bytes);
+        AQ_TRY(encode_reference(edge, work, i));
+        encode_ready(edge, work, i, a, body + at);
+        AQ_TRY(aq_codec_encode_batch(work->codec, &work->samples[i], 1, &work->results[i], work->stream));
+        AQ_TRY(aq_device_stream_sync(edge->config.device, work->stream));
+        AQ_TRY(encode_row(edge, work, i, body));
+        aq_edge_reference_close(edge, &work->references[i]);
+        work->body_bytes = at + work->results[i].body_bytes;
+    }
+    return AQ_OK;
+}
+
+enum aq_status aq_edge_encode(struct aq_edge *edge, struct aq_codec *codec, enum aq_frame_kind kind,
+                              const struct aq_edge_batch *batch, const float *a, uint8_t *body, uint32_t *bytes,
+                              struct aq_stream *stream)
+{
+    struct aq_edge_work *work = &edge->works->encode;
+    work_begin(edge, work, codec, kind, batch, stream);
+    AQ_TRY(work_end(edge, work, encode_host(edge, work, a, body)));
+    *bytes = work->body_bytes;
+    return AQ_OK;
+}
+
+static enum aq_status send_host(struct aq_edge *edge, struct aq_codec *codec, enum aq_frame_kind kind,
+                                const struct aq_edge_batch *batch, const struct aq_values *values, uint32_t body,
+                                struct aq_stream *stream)
+{
+    struct aq_device *device = edge->config.device;
+    uint32_t bytes = 0;
+    enum aq_status status;
+    const uint64_t begin = aq_clock_ns();
+    AQ_TRY_GOTO(aq_values_read_begin(device, values, stream), out);
+    AQ_TRY_GOTO(aq_edge_encode(edge, codec, kind, batch, values->at, aq_edge_body(edge, body), &bytes, stream), out);
+    AQ_TRY_GOTO(aq_values_read_end(device, values, stream), out);
+    const uint64_t end = aq_clock_ns();
+    measure(edge, &edge->works->encode, "encode", begin, end, end - begin);
+    return aq_edge_post_batch(edge, kind, batch, body, bytes);
+out:
+    aq_edge_body_return(edge, body);
+    return status;
+}
+
+/* What sample i's body is long: as every body is, or, when the kernels have told, as it came out. */
+static uint32_t body_length(const struct aq_edge_work *work, uint32_t i)
+{
+    if (work->settled) return work->results[i].body_bytes;
+    return (uint32_t)aq_codec_body_bytes(work->codec, work->remembered && !work->references[i].warm);
+}
+
+/* Zeros between two bodies. */
+static enum aq_status encode_gap(struct aq_edge *edge, struct aq_edge_work *work, uint8_t *at, uint32_t bytes)
+{
+    if (work->bodies && bytes) return aq_device_zero(edge->config.device, at, bytes, work->stream);
+    memset(at, 0, bytes);
+    return AQ_OK;
+}
+
+/* Bodies to their places in the frame, messages to their slots, and the event behind them. */
+static enum aq_status encode_down(struct aq_edge *edge, struct aq_edge_work *work)
+{
+    struct aq_device *device = edge->config.device;
+    uint8_t *const body = work->bodies ? work->bodies : aq_edge_body(edge, work->body);
+    uint32_t place = work->batch.samples * AQ_EDGE_ROW_BYTES;
+    for (uint32_t i = 0; i < work->batch.samples; i++) {
+        const uint32_t at = aq_edge_body_align(place), bytes = body_length(work, i);
+        AQ_ASSERT(at + (uint64_t)bytes <= edge->size.body_bytes_max);
+        AQ_TRY(encode_gap(edge, work, body + place, at - place));
+        AQ_TRY(aq_device_copy(device, body + at, body_at(work, i), bytes, work->stream));
+        if (work->remembered && !work->settled)
+            AQ_TRY(aq_device_copy(device, work->references[i].slot, message_at(work, i), edge->size.message_bytes,
+                                  work->stream));
+        place = at + bytes;
+    }
+    work->body_bytes = place;
+    return aq_device_event_record(device, work->ended, work->stream);
+}
+
+static enum aq_status encode_enqueue(struct aq_edge *edge, struct aq_edge_work *work, const struct aq_values *values)
+{
+    struct aq_device *device = edge->config.device;
+    for (uint32_t i = 0; i < work->batch.samples; i++) {
+        AQ_TRY(encode_reference(edge, work, i));
+        encode_ready(edge, work, i, values->at, body_at(work, i));
+    }
+    AQ_TRY(aq_values_read_begin(device, values, work->stream));
+    AQ_TRY(aq_device_event_record(device, work->begun, work->stream));
+    AQ_TRY(aq_codec_encode_batch(work->codec, work->samples, work->batch.samples, work->results, work->stream));
+    AQ_TRY(aq_values_read_end(device, values, work->stream));
+    return encode_down(edge, work);
+}
+
+/* After enqueueing, which began then: pending, or undone. */
+static enum aq_status issued(struct aq_edge *edge, struct aq_edge_work *work, enum aq_status status, uint64_t begin_ns)
+{
+    if (status != AQ_OK) return work_end(edge, work, status);
+    work->pending = true;
+    work->issued_ns = aq_clock_ns();
+    work->host_ns = work->issued_ns - begin_ns;
+    return AQ_OK;
+}
+
+enum aq_status aq_edge_encode_issue(struct aq_edge *edge, struct aq_codec *codec, enum aq_frame_kind kind,
+                                    const struct aq_edge_batch *batch, const struct aq_values *values, uint32_t body,
+                                    uint8_t *bodies, struct aq_stream *stream)
+{
+    struct aq_edge_work *work = &edge->works->encode;
+    if (!edge->on_device) return send_host(edge, codec, kind, batch, values, body, stream);
+    const uint64_t begin = aq_clock_ns();
+    work_begin(edge, work, codec, kind, batch, stream);
+    work->body = body;
+    work->bodies = bodies;
+    const enum aq_status status = issued(edge, work, encode_enqueue(edge, work, values), begin);
+    if (status != AQ_OK) aq_edge_body_return(edge, body);
+    return status;
+}
+
+/* The stream has passed. */
+static enum aq_status encode_done(struct aq_edge *edge, struct aq_edge_work *work)
+{
+    bool foreseen = true;
+    for (uint32_t i = 0; i < work->batch.samples; i++)
+        foreseen = foreseen && work->results[i].body_bytes == body_length(work, i);
+    work->settled = true;
+    if (!foreseen) return encode_down(edge, work);
+    const uint64_t begin = aq_clock_ns();
+    for (uint32_t i = 0; i < work->batch.samples; i++)
+        AQ_TRY(encode_row(edge, work, i, aq_edge_body(edge, work->body)));
+    work->host_ns += aq_clock_ns() - begin;
+    AQ_TRY(measure_device(edge, work, "encode"));
+    (void)work_end(edge, work, AQ_OK);
+    if (work->bodies) {
+        aq_edge_carry_out(edge, work->bodies, work->batch.samples, work->body_bytes);
+        work->batch.flags |= AQ_EDGE_CARRIED;
+    }
+    return aq_edge_post_batch(edge, work->kind, &work->batch, work->body, work->body_bytes);
+}
+
+/* --- receiving -------------------------------------------------------------------------------------------------- */
+
+/* Row i of the frame, checked, its reference, and where its body lies. */
+static enum aq_status decode_ready(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i,
+                                   const struct aq_edge_received *got, float *x)
+{
+    struct aq_edge_row *row = &work->rows[i];
+    const uint8_t *const rows = got->frame.body, *const body = got->bodies + work->body_bytes;
+    aq_edge_row_read(rows + (size_t)i * AQ_EDGE_ROW_BYTES, row);
+    AQ_TRY(aq_edge_row_check(edge, &work->batch, i, row, work->body_bytes, got->bytes, work->remembered));
+    work->body_bytes = aq_edge_body_align(work->body_bytes + row->body_bytes);
+    if (work->remembered) AQ_TRY(aq_edge_reference_receive(edge, row, &work->references[i]));
+    AQ_TRY(reference_up(edge, work, i));
+    if (edge->on_device && row->body_bytes <= work->body_stride)
+        AQ_TRY(aq_device_copy(edge->config.device, body_at(work, i), body, row->body_bytes, work->stream));
+    work->samples[i] = (struct aq_codec_sample){.m = message_before(edge, work, i),
+                                                .body = edge->on_device ? body_at(work, i) : (void *)(uintptr_t)body,
+                                                .body_bytes = row->body_bytes,
+                                                .flags = row->flags,
+                                                .hat = x + i * edge->values,
+                                                .m_out = message_after(edge, work, i)};
+    return AQ_OK;
+}
+
+/* Sample i is decoded. */
+static enum aq_status decode_row(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i)
+{
+    if (work->corrupt[i])
+        return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: its body of %u bytes is no body of its codec",
+                       edge->shape.edge, (unsigned long long)work->rows[i].sample, work->rows[i].body_bytes);
+    return aq_edge_received(edge, work->forward, &work->rows[i], work->remembered ? &work->references[i] : NULL);
+}
+
+static enum aq_status decode_host(struct aq_edge *edge, struct aq_edge_work *work, const struct aq_edge_received *got,
+                                  float *x)
+{
+    work->body_bytes = aq_edge_body_align(work->batch.samples * AQ_EDGE_ROW_BYTES);
+    for (uint32_t i = 0; i < work->batch.samples; i++) {
+        AQ_TRY(decode_ready(edge, work, i, got, x));
+        AQ_TRY(aq_codec_decode_batch(work->codec, &work->samples[i], 1, &work->corrupt[i], work->stream));
+        AQ_TRY(aq_device_stream_sync(edge->config.device, work->stream));
+        AQ_TRY(decode_row(edge, work, i));
+        aq_edge_reference_close(edge, &work->references[i]);
+    }
+    return AQ_OK;
+}
+
+enum aq_status aq_edge_decode(struct aq_edge *edge, struct aq_codec *codec, const struct aq_edge_batch *batch,
+                              const struct aq_edge_received *got, float *x, struct aq_stream *stream)
+{
+    struct aq_edge_work *work = &edge->works->decode;
+    work_begin(edge, work, codec, got->frame.kind, batch, stream);
+    return work_end(edge, work, decode_host(edge, work, got, x));
+}
+
+static enum aq_status receive_host(struct aq_edge *edge, struct aq_codec *codec, const struct aq_edge_batch *batch,
+                                   const struct aq_edge_received *got, const struct aq_values *values,
+                                   struct aq_stream *stream)
+{
+    struct aq_device *device = edge->config.device;
+    const uint64_t begin = aq_clock_ns();
+    AQ_TRY(aq_values_write_begin(device, values, stream));
+    AQ_TRY(aq_edge_decode(edge, codec, batch, got, values->at, stream));
+    AQ_TRY(aq_values_write_end(device, values, stream));
+    const uint64_t end = aq_clock_ns();
+    measure(edge, &edge->works->decode, "decode", begin, end, end - begin);
+    return AQ_OK;
+}
+
+static enum aq_status decode_enqueue(struct aq_edge *edge, struct aq_edge_work *work, const struct aq_values *values)
+{
+    struct aq_device *device = edge->config.device;
+    work->body_bytes = aq_edge_body_align(work->batch.samples * AQ_EDGE_ROW_BYTES);
+    AQ_TRY(aq_device_event_record(device, work->begun, work->stream));
+    for (uint32_t i = 0; i < work->batch.samples; i++)
+        AQ_TRY(decode_ready(edge, work, i, &work->got, values->at));
+    AQ_TRY(aq_values_write_begin(device, values, work->stream));
+    AQ_TRY(aq_codec_decode_batch(work->codec, work->samples, work->batch.samples, work->corrupt, work->stream));
+    AQ_TRY(aq_values_write_end(device, values, work->stream));
+    for (uint32_t i = 0; i < work->batch.samples; i++)
+        if (work->references[i].slot)
+            AQ_TRY(aq_device_copy(device, work->references[i].slot, message_at(work, i), edge->size.message_bytes,
+                                  work->stream));
+    return aq_device_event_record(device, work->ended, work->stream);
+}
+
+enum aq_status aq_edge_decode_issue(struct aq_edge *edge, struct aq_codec *codec, const struct aq_edge_batch *batch,
+                                    const struct aq_edge_received *got, const struct aq_values *values,
+                                    struct aq_stream *stream)
+{
+    struct aq_edge_work *work = &edge->works->decode;
+    enum aq_status status;
+    if (edge->on_device) {
+        const uint64_t begin = aq_clock_ns();
+        work_begin(edge, work, codec, got->frame.kind, batch, stream);
+        work->got = *got;
+        status = issued(edge, work, decode_enqueue(edge, work, values), begin);
+        if (status == AQ_OK) return AQ_OK; /* released when it is done */
+    } else {
+        status = receive_host(edge, codec, batch, got, values, stream);
+    }
+    aq_edge_received_release(edge, got);
+    return status;
+}
+
+/* The stream has passed. */
+static enum aq_status decode_done(struct aq_edge *edge, struct aq_edge_work *work)
+{
+    const uint64_t begin = aq_clock_ns();
+    for (uint32_t i = 0; i < work->batch.samples; i++)
+        AQ_TRY(decode_row(edge, work, i));
+    work->host_ns += aq_clock_ns() - begin;
+    AQ_TRY(measure_device(edge, work, "decode"));
+    (void)work_end(edge, work, AQ_OK);
+    aq_edge_received_release(edge, &work->got);
+    return AQ_OK;
+}
+
+/* --- both ways -------------------------------------------------------------------------------------------------- */
+
+uint64_t aq_edge_busy_since(const struct aq_edge *edge)
+{
+    const uint64_t encode = aq_edge_encoding(edge) ? edge->works->encode.issued_ns : 0;
+    const uint64_t decode = aq_edge_decoding(edge) ? edge->works->decode.issued_ns : 0;
+    if (!encode || !decode) return encode + decode;
+    return encode < decode ? encode : decode;
+}
+
+bool aq_edge_encoding(const struct aq_edge *edge)
+{
+    return edge->works->encode.pending;
+}
+
+bool aq_edge_decoding(const struct aq_edge *edge)
+{
+    return edge->works->decode.pending;
+}
+
+static enum aq_status work_advance(struct aq_edge *edge, struct aq_edge_work *work,
+                                   enum aq_status (*done)(struct aq_edge *edge, struct aq_edge_work *work))
+{
+    if (!work->pending) return AQ_OK;
+    const enum aq_status passed = aq_device_event_query(edge->config.device, work->ended);
+    if (passed == AQ_AGAIN) return AQ_OK;
+    return passed == AQ_OK ? done(edge, work) : passed;
+}
+
+enum aq_status aq_edge_works_advance(struct aq_edge *edge)
+{
+    AQ_TRY(work_advance(edge, &edge->works->encode, encode_done));
+    return work_advance(edge, &edge->works->decode, decode_done);
+}
+
+static void work_close(struct aq_edge *edge, struct aq_edge_work *work, bool decode)
+{
+    struct aq_device *device = edge->config.device;
+    if (work->pending) {
+        (void)work_end(edge, work, AQ_CLOSED);
+        if (decode) aq_edge_received_release(edge, &work->got);
+    }
+    if (edge->on_device) {
+        aq_device_event_close(device, work->begun);
+        aq_device_event_close(device, work->ended);
+        aq_device_free(device, AQ_MEMORY_DEVICE, work->memory, work->memory_bytes);
+        aq_device_free(device, AQ_MEMORY_PINNED, work->told, work->told_bytes);
+    }
+    aq_free(work->own);
+}
+
+void aq_edge_works_close(struct aq_edge *edge)
+{
+    if (!edge->works) return;
+    work_close(edge, &edge->works->encode, false);
+    work_close(edge, &edge->works->decode, true);
+    aq_free(edge->works);
+    edge->works = NULL;
+}
