@@ -1,5 +1,5 @@
 /*
- * conform_grad_device.c -- optimizers where memory is a device's: every kind of optimizers.def that has kernels, over
+ * conform_grad_device.c -- optimizers where memory is a device's: every kind of optimizers.def, over
  * groups of 1 to 4 ranks, on a device behind a wall and on GPUs over links and over NCCL, has the bits of the CPU: the
  * parameters and every array of state, after every step, also when it begins anew from its state on the way.
  *
@@ -34,26 +34,11 @@ static uint32_t config_count;
 /* Of the parameters, every array of state, and the first of them when it has taken up what was owed. */
 static uint64_t wanted[CONFIGS][RANKS + 1][RANKS][STEPS][ARRAYS];
 static bool learning; /* on CPUs: what is wanted */
-static bool gpu;      /* whose products and roots are its own, but in walks */
+static bool gpu;      /* whose products are its own */
 /* Parameters of a kind with such products, on a CPU: over links a GPU is near them, over NCCL it has the links' bits.
  */
 static float near_these[CONFIGS][FLOATS];
 enum { NEAR_SIZE = 2 };
-
-static const struct aq_optimizer_kind *const kinds[] = {
-#define AQ_OPTIMIZER(name) &aq_optimizer_##name,
-#include "optimizers.def"
-#undef AQ_OPTIMIZER
-};
-
-/* Has the kind the CPU's bits on a GPU? Those of device_math.h have them but for rounding (conform_device.c). */
-static bool walks(const char *kind)
-{
-    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-        if (strcmp(kinds[i]->name, kind) == 0) return kinds[i]->walks;
-    }
-    return false;
-}
 
 static bool fits(const struct aq_optimizer_config *config)
 {
@@ -306,8 +291,8 @@ static enum aq_status run_all(struct kit_rank *rank)
     run.parameters = memory;
     run.gradients = run.parameters + FLOATS;
     for (uint32_t c = 0; c < config_count && status == AQ_OK; c++) {
-        const bool own = gpu && !walks(configs[c].kind);
-        if (own && (configs[c].low_rank == 0 || rank->kit->size != NEAR_SIZE)) continue;
+        const bool own = gpu && configs[c].low_rank > 0;
+        if (own && rank->kit->size != NEAR_SIZE) continue;
         run.config = &configs[c];
         run.learns = learning || (own && !rank->kit->nccl);
         status = run_config(&run);

@@ -273,7 +273,7 @@ static void fill_flat(void)
         const float values[AQ_WALK_VALUES] = {0.01f * (float)t, 0.7f, 1.3f, 0.9f, t == 1 ? 2.0f : 0.3f};
         memcpy(first.values[t], values, sizeof values);
     }
-    first.values[2][1] = 0.0f; /* PowerSGD's, and its first: not whole */
+    first.values[2][4] = 0.0f; /* PowerSGD's, and its first: not whole */
     first.matrices[0] = (struct aq_walk_matrix){.columns = 100};
     first.matrices[2] = (struct aq_walk_matrix){.offset = 18410, .columns = 50, .p_at = 600, .q_at = 300};
 }
@@ -281,6 +281,7 @@ static void fill_flat(void)
 static struct aq_walk walk_over(struct flat *flat, enum aq_walk_kind kind)
 {
     return (struct aq_walk){.kind = kind,
+                            .runs = aq_walk_runs_named("plain"),
                             .piece_count = PIECES,
                             .end = FLAT,
                             .pieces = pieces,
@@ -328,13 +329,22 @@ static struct aq_walk walk_over(struct flat *flat, enum aq_walk_kind kind)
                             .rank = RANK};
 }
 
-/* Both sides from the same beginning; the GPU's in another order of blocks and threads each time. */
+/* From one beginning: plain C, each instruction set, and the GPU in another order of blocks and threads each time. */
 static void expect_walk(struct aq_walk (*walk_of)(struct flat *flat, enum aq_walk_kind kind), enum aq_walk_kind kind)
 {
+    static const char *const sets[] = {"avx2", "avx512"};
     const struct aq_walk on_cpu = walk_of(&here, kind), on_gpu = walk_of(&there, kind);
+    struct aq_walk on_set = on_gpu;
     memcpy(&here, &first, sizeof here);
     aq_walk_pieces(&on_cpu);
     assert_memory_not_equal(&here, &first, sizeof here); /* it does something */
+    for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++) {
+        on_set.runs = aq_walk_runs_named(sets[i]);
+        memcpy(&there, &first, sizeof there);
+        if (on_set.runs) aq_walk_pieces(&on_set);
+        if (on_set.runs && memcmp(&here, &there, sizeof here) != 0)
+            fail_msg("walk %d, %s: other bits than plain C's", (int)kind, sets[i]);
+    }
     for (uint64_t order = 0; order < ORDERS; order++) {
         memcpy(&there, &first, sizeof there);
         cuda_host_seed(order);
@@ -369,7 +379,7 @@ static struct aq_walk range(struct flat *flat, enum aq_walk_kind kind)
     return walk;
 }
 
-static void test_every_walk_has_the_bits_of_the_cpu_in_any_order(void **state)
+static void test_every_walk_has_the_bits_of_plain_c_everywhere_in_any_order(void **state)
 {
     (void)state;
     fill_flat();
@@ -391,6 +401,34 @@ static void test_every_walk_has_the_bits_of_the_cpu_in_any_order(void **state)
     }
 }
 
+/* Plain C has to make up its fused multiply-add: sums that cancel, that are far apart, that are hardly floats. */
+static void test_plain_c_rounds_a_fused_multiply_add_once(void **state)
+{
+    static const struct aq_flat_piece whole_flat = {.count = AQ_FLAT_PIECE};
+    const struct aq_rng_key key = aq_rng_key(9, AQ_RNG_TEST, 8, 0);
+    struct aq_walk walk = walk_over(&here, AQ_WALK_SGD);
+    (void)state;
+    memset(&here, 0, sizeof here);
+    walk.pieces = &whole_flat;
+    walk.piece_count = 1;
+    walk.scale = 1.0f;
+    walk.lr = 0.123456789f;
+    for (uint64_t i = 0; i < AQ_FLAT_PIECE; i++) {
+        const uint32_t g = aq_rng_u32(&key, 2 * i), p = aq_rng_u32(&key, 2 * i + 1);
+        const float near = aq_float_of((g & 0x807fffffu) | (0x40000000u + (p % 64 << 23)));
+        here.g[i] = i % 4 == 0 ? aq_float_of(g) : near;
+        here.p[i] = i % 4 == 0 ? aq_float_of(p) : i % 4 == 1 ? walk.lr * near : ldexpf(near, (int)(p >> 8) % 100 - 50);
+    }
+    memcpy(&there, &here, sizeof there);
+    aq_walk_pieces(&walk);
+    for (uint64_t i = 0; i < AQ_FLAT_PIECE; i++) {
+        const float wanted = fmaf(-walk.lr, there.g[i], fmaf(-0.0f, there.p[i], there.p[i]));
+        if (isnan(wanted) ? !isnan(here.p[i]) : aq_bits_of(wanted) != aq_bits_of(here.p[i]))
+            fail_msg("%a - %a %a is %a, not %a", (double)there.p[i], (double)walk.lr, (double)there.g[i],
+                     (double)wanted, (double)here.p[i]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -399,7 +437,8 @@ int main(void)
         cmocka_unit_test(test_levels_of_all_bits_have_the_bits_of_the_cpu),
         cmocka_unit_test(test_wild_values_have_the_bits_of_the_cpu),
         cmocka_unit_test(test_what_no_gpu_has_is_refused),
-        cmocka_unit_test(test_every_walk_has_the_bits_of_the_cpu_in_any_order),
+        cmocka_unit_test(test_every_walk_has_the_bits_of_plain_c_everywhere_in_any_order),
+        cmocka_unit_test(test_plain_c_rounds_a_fused_multiply_add_once),
     };
     return cmocka_run_group_tests_name("cuda grad", tests, NULL, NULL);
 }

@@ -8,6 +8,10 @@
 #include "cuda_codec_math.cuh"
 
 #define AQ_ELEMENT static __device__ __forceinline__
+AQ_ELEMENT float element_fma(float a, float b, float c)
+{
+    return __fmaf_rn(a, b, c);
+}
 #include "optimizer_element.h"
 
 #include "cuda_grad.h"

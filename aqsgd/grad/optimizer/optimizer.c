@@ -1,8 +1,5 @@
 /*
  * optimizer.c -- what all optimizers have in common: the table of kinds, memory, checks, and the sequence of rounds.
- *
- * Tensors that touch and decay alike become one stretch, so that a model's hundred tensors cost the device's kernels a
- * handful of calls. What lies between tensors (padding) is never touched by an update.
  */
 #include "optimizer.h"
 
@@ -90,7 +87,7 @@ enum aq_status aq_optimizer_config_check(const struct aq_optimizer_config *confi
     return kind->config_check(config);
 }
 
-/* Checks that tensors are in order, within the buffer and apart; copies those that are not empty, and merges. */
+/* Checks that tensors are in order, within the buffer and apart; copies those that are not empty. */
 static enum aq_status copy_tensors(const struct aq_optimizer_tensor *tensors, uint32_t tensor_count,
                                    struct aq_optimizer *optimizer)
 {
@@ -114,12 +111,6 @@ static enum aq_status copy_tensors(const struct aq_optimizer_tensor *tensors, ui
             AQ_TRY(aq_alloc_text(tensor->name, &text));
             copy->name = text;
         }
-        struct aq_optimizer_tensor *last =
-            optimizer->stretch_count ? &optimizer->stretches[optimizer->stretch_count - 1] : NULL;
-        if (last && last->decay == tensor->decay && tensor->offset == end)
-            last->count += tensor->count;
-        else
-            optimizer->stretches[optimizer->stretch_count++] = *tensor;
         end = tensor->offset + tensor->count;
     }
     return AQ_OK;
@@ -202,7 +193,7 @@ enum aq_status aq_optimizer_take_errors(struct aq_optimizer *optimizer)
 /* Everything that open takes for the kind. */
 static enum aq_status place(struct aq_optimizer *optimizer)
 {
-    if (optimizer->kind->walks || optimizer->config.low_rank > 0) AQ_TRY(aq_optimizer_cut(optimizer));
+    AQ_TRY(aq_optimizer_cut(optimizer));
     AQ_TRY(optimizer->kind->place(optimizer));
     AQ_TRY(aq_optimizer_average_place(optimizer));
     return aq_optimizer_choice_place(optimizer);
@@ -251,6 +242,7 @@ static enum aq_status optimizer_make(struct aq_device *device, const struct aq_o
                                        .config = *config,
                                        .group = *group,
                                        .parameters = parameters,
+                                       .runs = aq_walk_runs_best(),
                                        .measuring = measuring};
     if (device) aq_device_info(device, &info);
     optimizer->apart = !info.host_memory;
@@ -259,8 +251,6 @@ static enum aq_status optimizer_make(struct aq_device *device, const struct aq_o
     AQ_TRY_GOTO(keep_texts(optimizer), out);
     AQ_TRY_GOTO(aq_alloc((size_t)tensor_count * sizeof(struct aq_optimizer_tensor), &memory), out);
     optimizer->tensors = memory;
-    AQ_TRY_GOTO(aq_alloc((size_t)tensor_count * sizeof(struct aq_optimizer_tensor), &memory), out);
-    optimizer->stretches = memory;
     AQ_TRY_GOTO(copy_tensors(tensors, tensor_count, optimizer), out);
     AQ_TRY_GOTO(open_codec(optimizer, tensors, tensor_count), out);
     AQ_TRY_GOTO(place(optimizer), out);
@@ -354,7 +344,6 @@ void aq_optimizer_close(struct aq_optimizer *optimizer)
     for (uint32_t t = 0; optimizer->tensors && t < optimizer->tensor_count; t++)
         aq_free((void *)(uintptr_t)optimizer->tensors[t].name);
     aq_free(optimizer->tensors);
-    aq_free(optimizer->stretches);
     aq_free((void *)(uintptr_t)optimizer->config.form);
     aq_free((void *)(uintptr_t)optimizer->config.momentum_names);
     aq_free(optimizer);

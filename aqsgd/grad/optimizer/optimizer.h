@@ -62,9 +62,8 @@ struct aq_optimizer {
     uint64_t parameters;
     struct aq_optimizer_tensor *tensors; /* those that are not empty; names are copies */
     uint32_t tensor_count;
-    struct aq_optimizer_tensor *stretches; /* merged where they touch and decay alike */
-    uint32_t stretch_count;
-    struct aq_flat_piece *pieces; /* of kinds that walk */
+    aq_walk_run *const *runs;            /* of walks in host memory */
+    struct aq_flat_piece *pieces;
     uint32_t piece_count;
     double *piece_sums; /* AQ_FLAT_SUMS a piece */
     float *values;      /* AQ_WALK_VALUES a tensor, for walks: aq_optimizer_values */
@@ -92,7 +91,6 @@ struct aq_optimizer {
 
 struct aq_optimizer_kind {
     const char *name;
-    bool walks; /* over pieces */
     /* config.reduce is for the mean of the gradients (optimizer_average.c); else the kind's own affair. */
     bool averages_gradients;
     void (*config_default)(struct aq_optimizer_config *out); /* out is zero but for its kind */
@@ -180,7 +178,8 @@ static inline double *aq_optimizer_sums(struct aq_optimizer *optimizer, uint32_t
 {
     return optimizer->piece_sums + (size_t)AQ_FLAT_SUMS * index;
 }
-/* 1 / (1 - beta^step), in double and rounded once; 1 where config.bias_correction is off. */
+/* 1 / (1 - beta^step), in double and rounded once; and 1 where config.bias_correction is off. */
+float aq_optimizer_corrected(float beta, uint64_t step);
 float aq_optimizer_correct(const struct aq_optimizer *optimizer, float beta, uint64_t step);
 /* The decay of a tensor. */
 static inline float aq_optimizer_decay(const struct aq_optimizer *optimizer, uint32_t t)

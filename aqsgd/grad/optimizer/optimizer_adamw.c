@@ -1,7 +1,10 @@
 /*
  * optimizer_adamw.c -- AdamW: Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019, Algorithm 2.
  *
- * The kernel is the device's (device_math.h); here are its settings. Defaults are PyTorch's.
+ *     m = b1 m + (1 - b1) g,   v = b2 v + (1 - b2) g g
+ *     x = x - lr weight_decay x - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+ *
+ * Defaults are PyTorch's.
  */
 #include "optimizer.h"
 
@@ -22,27 +25,13 @@ static enum aq_status adamw_place(struct aq_optimizer *optimizer)
 
 static enum aq_status adamw_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
 {
-    const struct aq_optimizer_config *config = &optimizer->config;
-    const struct aq_optimizer_call *call = &optimizer->call;
+    struct aq_walk walk = aq_optimizer_walk_moments(optimizer, AQ_WALK_ADAMW, optimizer->states[0].values,
+                                                    optimizer->states[1].values);
     (void)round;
     (void)out;
-    for (uint32_t i = 0; i < optimizer->stretch_count; i++) {
-        const struct aq_optimizer_tensor *stretch = &optimizer->stretches[i];
-        const struct aq_adamw args = {.parameters = call->parameters + stretch->offset,
-                                      .gradients = call->update_gradients + stretch->offset,
-                                      .m = optimizer->states[0].values + stretch->offset,
-                                      .v = optimizer->states[1].values + stretch->offset,
-                                      .count = stretch->count,
-                                      .lr = call->lr,
-                                      .beta1 = config->beta1,
-                                      .beta2 = config->beta2,
-                                      .epsilon = config->epsilon,
-                                      .weight_decay = stretch->decay ? config->weight_decay : 0.0f,
-                                      .grad_scale = call->grad_scale,
-                                      .step = call->step};
-        AQ_TRY(aq_device_adamw(optimizer->device, &args, call->stream));
-    }
-    return AQ_OK;
+    walk.k1 = aq_optimizer_corrected(optimizer->config.beta1, optimizer->call.step);
+    walk.k2 = aq_optimizer_corrected(optimizer->config.beta2, optimizer->call.step);
+    return aq_optimizer_walk(optimizer, &walk);
 }
 
 const struct aq_optimizer_kind aq_optimizer_adamw = {

@@ -1,9 +1,10 @@
 /*
  * optimizer_element.h -- the arithmetic of the walks, one element at a time: the truth for the CPU and for a GPU.
  *
- * Included by optimizer_walk.c and by cuda_grad_walk.cu, which say what AQ_ELEMENT is there. Every operation is rounded
- * once: both are compiled without contraction, and tests/cuda_ptx looks at what nvcc made of it. `kind` and `masks` are
- * constants where this is compiled; formulas and their sources stand at the kinds (optimizer_*.c).
+ * Included by optimizer_walk.inc.h and by cuda_grad_walk.cu, which say what AQ_ELEMENT and element_fma (a b + c,
+ * rounded once) are there. Every operation is rounded once: both are compiled without contraction, and tests/cuda_ptx
+ * looks at what nvcc made of it. `kind` and `masks` are constants where this is compiled; formulas and their sources
+ * stand at the kinds (optimizer_*.c).
  */
 #ifndef AQSGD_GRAD_OPTIMIZER_ELEMENT_H
 #define AQSGD_GRAD_OPTIMIZER_ELEMENT_H
@@ -107,6 +108,26 @@ AQ_ELEMENT void element_onebit_lamb_step(const struct aq_walk w, const float *va
 {
     const float size = w.lr * values[1];
     w.p[i] -= size * (w.m[i] / (sqrtf(w.frozen[i]) + w.eps) + values[0] * w.p[i]);
+}
+
+/* k1 and k2: the corrections. */
+AQ_ELEMENT void element_adamw(const struct aq_walk w, const float *values, uint64_t i)
+{
+    const float g = w.g[i] * w.scale, decay = w.lr * values[0];
+    const float m = element_fma(w.b1, w.m[i], w.c1 * g), v = element_fma(w.b2, w.v[i], w.c2 * g * g);
+    const float step = m * w.k1 / (sqrtf(v * w.k2) + w.eps);
+    w.m[i] = m;
+    w.v[i] = v;
+    w.p[i] = element_fma(-w.lr, step, element_fma(-decay, w.p[i], w.p[i]));
+}
+
+/* b1: the momentum; m: the velocity. */
+AQ_ELEMENT void element_sgd(bool momentum, const struct aq_walk w, const float *values, uint64_t i)
+{
+    const float g = w.g[i] * w.scale, decay = w.lr * values[0];
+    const float u = momentum ? element_fma(w.b1, w.m[i], g) : g;
+    if (momentum) w.m[i] = u;
+    w.p[i] = element_fma(-w.lr, u, element_fma(-decay, w.p[i], w.p[i]));
 }
 
 /* The walks of qadam and onebit_adam. */
@@ -214,7 +235,7 @@ AQ_ELEMENT void element_lion(enum aq_walk_kind kind, const struct aq_walk w, con
 {
     if (kind == AQ_WALK_LIONCUB_STEP) {
         element_lion_step(w, values, i, w.c[i]);
-    } else if (kind == AQ_WALK_LIONCUB_ALONE) {
+    } else if (kind == AQ_WALK_LION) {
         element_lion_step(w, values, i, element_lion_vector(w, i));
     } else if (kind == AQ_WALK_LIONCUB_VOTE) {
         w.codes[i] = (uint8_t)(w.tie ? w.c[i] >= 0.0f : w.c[i] > 0.0f);
@@ -234,6 +255,13 @@ AQ_ELEMENT void element(enum aq_walk_kind kind, bool masks, const struct aq_walk
                         double *terms)
 {
     switch (kind) {
+    case AQ_WALK_ADAMW:
+        element_adamw(w, values, i);
+        return;
+    case AQ_WALK_SGD:
+    case AQ_WALK_SGD_MOMENTUM:
+        element_sgd(kind == AQ_WALK_SGD_MOMENTUM, w, values, i);
+        return;
     case AQ_WALK_MOMENTUM:
         element_momentum(w, i);
         return;
@@ -268,11 +296,11 @@ AQ_ELEMENT void element(enum aq_walk_kind kind, bool masks, const struct aq_walk
     case AQ_WALK_LIONCUB_VOTE:
     case AQ_WALK_LIONCUB_QUANTIZE:
     case AQ_WALK_LIONCUB_STEP:
-    case AQ_WALK_LIONCUB_ALONE:
+    case AQ_WALK_LION:
         element_lion(kind, w, values, i, terms);
         return;
-    case AQ_WALK_LOW_RANK_ADD: /* values[1]: the tensor goes whole */
-        if (values[1] == 0.0f) w.worker_error[i] += w.g[i];
+    case AQ_WALK_LOW_RANK_ADD: /* values[4]: the tensor goes whole; [1] to [3] are the update's */
+        if (values[4] == 0.0f) w.worker_error[i] += w.g[i];
         return;
     default:
         element_adam(kind, masks, w, values, i);

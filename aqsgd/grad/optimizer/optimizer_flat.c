@@ -95,6 +95,7 @@ struct aq_walk aq_optimizer_walk_of(const struct aq_optimizer *optimizer, enum a
     const struct aq_optimizer_config *config = &optimizer->config;
     const struct aq_optimizer_call *call = &optimizer->call;
     struct aq_walk walk = {.kind = kind,
+                           .runs = optimizer->runs,
                            .piece_count = optimizer->piece_count,
                            .end = optimizer->parameters,
                            .pieces = optimizer->there.pieces,
@@ -240,8 +241,12 @@ void aq_optimizer_fold_max(const struct aq_optimizer *optimizer, uint32_t which,
     }
 }
 
+float aq_optimizer_corrected(float beta, uint64_t step)
+{
+    return (float)(1.0 / (1.0 - pow((double)beta, (double)step)));
+}
+
 float aq_optimizer_correct(const struct aq_optimizer *optimizer, float beta, uint64_t step)
 {
-    if (!optimizer->config.bias_correction) return 1.0f;
-    return (float)(1.0 / (1.0 - pow((double)beta, (double)step)));
+    return optimizer->config.bias_correction ? aq_optimizer_corrected(beta, step) : 1.0f;
 }

@@ -12,8 +12,6 @@
 
 #include <math.h>
 
-enum { M, V };
-
 void aq_lamb_config_default(struct aq_optimizer_config *out)
 {
     out->beta1 = 0.9f;
@@ -79,38 +77,18 @@ enum aq_status aq_lamb_place(struct aq_optimizer *optimizer, struct aq_lamb *lam
 
 static enum aq_status lamb_place(struct aq_optimizer *optimizer)
 {
-    float *m, *v;
-    AQ_TRY(aq_optimizer_take(optimizer, "m", optimizer->parameters, AQ_STATE_REPLICATED, &m));
-    return aq_optimizer_take(optimizer, "v", optimizer->parameters, AQ_STATE_REPLICATED, &v);
+    struct aq_lamb unplaced = {.m = NULL};
+    void *memory;
+    AQ_TRY(aq_optimizer_scratch(optimizer, sizeof unplaced, &memory));
+    optimizer->own = memory;
+    return aq_lamb_place(optimizer, memory ? memory : &unplaced);
 }
 
-/* The device's kernel, a tensor at a time: what the pieces above do for 1-bit LAMB, without a look at the norms. */
 static enum aq_status lamb_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
 {
-    const struct aq_optimizer_config *config = &optimizer->config;
-    const struct aq_optimizer_call *call = &optimizer->call;
     (void)round;
     (void)out;
-    for (uint32_t t = 0; t < optimizer->tensor_count; t++) {
-        const struct aq_optimizer_tensor *tensor = &optimizer->tensors[t];
-        const struct aq_lamb_tensor args = {.parameters = call->parameters + tensor->offset,
-                                            .gradients = call->update_gradients + tensor->offset,
-                                            .m = optimizer->states[M].values + tensor->offset,
-                                            .v = optimizer->states[V].values + tensor->offset,
-                                            .count = tensor->count,
-                                            .lr = call->lr,
-                                            .beta1 = config->beta1,
-                                            .beta2 = config->beta2,
-                                            .epsilon = config->epsilon,
-                                            .weight_decay = tensor->decay ? config->weight_decay : 0.0f,
-                                            .grad_scale = call->grad_scale,
-                                            .correction1 = aq_optimizer_correct(optimizer, config->beta1, call->step),
-                                            .correction2 = aq_optimizer_correct(optimizer, config->beta2, call->step),
-                                            .coefficient_min = config->coefficient_min,
-                                            .coefficient_max = config->coefficient_max};
-        AQ_TRY(aq_device_lamb(optimizer->device, &args, call->stream));
-    }
-    return AQ_OK;
+    return aq_lamb_step(optimizer, optimizer->own);
 }
 
 const struct aq_optimizer_kind aq_optimizer_lamb = {

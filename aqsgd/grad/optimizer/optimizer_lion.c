@@ -3,7 +3,7 @@
  *
  *     c = b1 m + (1 - b1) g;   x -= lr (sign(c) + weight_decay x);   m = b2 m + (1 - b2) g
  *
- * sign(0) = 0. The kernel is the device's (device_math.h).
+ * sign(0) = 0.
  */
 #include "optimizer.h"
 
@@ -28,24 +28,11 @@ static enum aq_status lion_place(struct aq_optimizer *optimizer)
 
 static enum aq_status lion_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
 {
-    const struct aq_optimizer_config *config = &optimizer->config;
-    const struct aq_optimizer_call *call = &optimizer->call;
+    struct aq_walk walk = aq_optimizer_walk_of(optimizer, AQ_WALK_LION);
     (void)round;
     (void)out;
-    for (uint32_t i = 0; i < optimizer->stretch_count; i++) {
-        const struct aq_optimizer_tensor *stretch = &optimizer->stretches[i];
-        const struct aq_lion args = {.parameters = call->parameters + stretch->offset,
-                                     .gradients = call->update_gradients + stretch->offset,
-                                     .m = optimizer->states[0].values + stretch->offset,
-                                     .count = stretch->count,
-                                     .lr = call->lr,
-                                     .beta1 = config->beta1,
-                                     .beta2 = config->beta2,
-                                     .weight_decay = stretch->decay ? config->weight_decay : 0.0f,
-                                     .grad_scale = call->grad_scale};
-        AQ_TRY(aq_device_lion(optimizer->device, &args, call->stream));
-    }
-    return AQ_OK;
+    walk.m = optimizer->states[0].values;
+    return aq_optimizer_walk(optimizer, &walk);
 }
 
 static float lion_absorbs(const struct aq_optimizer *optimizer, uint32_t t)

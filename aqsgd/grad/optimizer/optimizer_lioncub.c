@@ -251,7 +251,7 @@ static enum aq_status lioncub_update(struct aq_optimizer *optimizer, uint32_t ro
     const bool alone = optimizer->group.size == 1;
     if (round == 0 && !alone) return ask(optimizer, out);
     if (round <= 1) {
-        const struct aq_walk step = walk_of(optimizer, alone ? AQ_WALK_LIONCUB_ALONE : AQ_WALK_LIONCUB_STEP);
+        const struct aq_walk step = walk_of(optimizer, alone ? AQ_WALK_LION : AQ_WALK_LIONCUB_STEP);
         if (own->lanes) AQ_TRY(take_lanes(optimizer));
         AQ_TRY(aq_optimizer_walk(optimizer, &step));
     }
@@ -270,7 +270,6 @@ static enum aq_status lioncub_config_check_device(const struct aq_optimizer_conf
 
 const struct aq_optimizer_kind aq_optimizer_lioncub = {
     .name = "lioncub",
-    .walks = true,
     .config_default = lioncub_config_default,
     .config_check = lioncub_config_check,
     .config_check_device = lioncub_config_check_device,

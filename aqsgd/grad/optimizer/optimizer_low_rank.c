@@ -123,7 +123,7 @@ enum aq_status aq_low_rank_place(struct aq_optimizer *optimizer)
     low->q = q;
     low->error = error;
     if (optimizer->apart) AQ_TRY(place_apart(optimizer, low));
-    AQ_TRY(aq_optimizer_values(optimizer, 1, low->whole));
+    AQ_TRY(aq_optimizer_values(optimizer, 4, low->whole));
     AQ_TRY(aq_device_stream_sync(optimizer->device, NULL));
     return fill_q(optimizer, low);
 }

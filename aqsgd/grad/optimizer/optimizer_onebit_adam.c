@@ -156,7 +156,6 @@ static enum aq_status onebit_adam_update(struct aq_optimizer *optimizer, uint32_
 
 const struct aq_optimizer_kind aq_optimizer_onebit_adam = {
     .name = "onebit_adam",
-    .walks = true,
     .config_default = onebit_adam_config_default,
     .config_check = onebit_adam_config_check,
     .place = onebit_adam_place,

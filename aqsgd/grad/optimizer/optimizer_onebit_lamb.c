@@ -215,7 +215,6 @@ static float onebit_lamb_absorbs(const struct aq_optimizer *optimizer, uint32_t 
 
 const struct aq_optimizer_kind aq_optimizer_onebit_lamb = {
     .name = "onebit_lamb",
-    .walks = true,
     .config_default = onebit_lamb_config_default,
     .config_check = onebit_lamb_config_check,
     .place = onebit_lamb_place,

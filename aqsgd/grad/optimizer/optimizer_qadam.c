@@ -72,7 +72,6 @@ static enum aq_status qadam_update(struct aq_optimizer *optimizer, uint32_t roun
 
 const struct aq_optimizer_kind aq_optimizer_qadam = {
     .name = "qadam",
-    .walks = true,
     .config_default = qadam_config_default,
     .config_check = qadam_config_check,
     .place = qadam_place,

@@ -2,7 +2,7 @@
  * optimizer_sgd.c -- stochastic gradient descent with momentum, and the same decoupled weight decay as AdamW's.
  *
  * Differs from PyTorch's SGD: its weight decay goes through the momentum, this one does not. Without momentum there
- * is no state. The kernel is the device's (device_math.h).
+ * is no state.
  */
 #include "optimizer.h"
 
@@ -25,23 +25,13 @@ static enum aq_status sgd_place(struct aq_optimizer *optimizer)
 
 static enum aq_status sgd_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
 {
-    const struct aq_optimizer_call *call = &optimizer->call;
-    float *velocity = optimizer->config.momentum > 0.0f ? optimizer->states[0].values : NULL;
+    const float momentum = optimizer->config.momentum;
+    struct aq_walk walk = aq_optimizer_walk_of(optimizer, momentum > 0.0f ? AQ_WALK_SGD_MOMENTUM : AQ_WALK_SGD);
     (void)round;
     (void)out;
-    for (uint32_t i = 0; i < optimizer->stretch_count; i++) {
-        const struct aq_optimizer_tensor *stretch = &optimizer->stretches[i];
-        const struct aq_sgd args = {.parameters = call->parameters + stretch->offset,
-                                    .gradients = call->update_gradients + stretch->offset,
-                                    .velocity = velocity ? velocity + stretch->offset : NULL,
-                                    .count = stretch->count,
-                                    .lr = call->lr,
-                                    .momentum = optimizer->config.momentum,
-                                    .weight_decay = stretch->decay ? optimizer->config.weight_decay : 0.0f,
-                                    .grad_scale = call->grad_scale};
-        AQ_TRY(aq_device_sgd(optimizer->device, &args, call->stream));
-    }
-    return AQ_OK;
+    walk.b1 = momentum;
+    walk.m = momentum > 0.0f ? optimizer->states[0].values : NULL;
+    return aq_optimizer_walk(optimizer, &walk);
 }
 
 /* The velocity adds up gradients as they are; without one there is nothing that could take them. */

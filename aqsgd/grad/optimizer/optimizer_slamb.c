@@ -251,7 +251,6 @@ static enum aq_status slamb_update(struct aq_optimizer *optimizer, uint32_t roun
 
 const struct aq_optimizer_kind aq_optimizer_slamb = {
     .name = "slamb",
-    .walks = true,
     .config_default = slamb_config_default,
     .config_check = slamb_config_check,
     .place = slamb_place,

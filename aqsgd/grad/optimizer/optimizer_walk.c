@@ -1,219 +1,35 @@
 /*
- * optimizer_walk.c -- walks on the CPU: the arithmetic of optimizer_element.h over a piece, once for each kind, so that
- * the compiler makes a loop of vectors of each.
+ * optimizer_walk.c -- which instruction set walks of host memory run on, and a walk's arrays. The choice changes the
+ * speed and no bit.
  */
-#define AQ_ELEMENT static inline __attribute__((always_inline))
-#include "optimizer_element.h"
+#include "optimizer_walk.h"
 
 #include <string.h>
 
 #include "codec_internal.h"
 
-enum { MASK_ROW = 512 };
-
-/* The partial sums of one piece. */
-struct lanes {
-    double of[AQ_FLAT_SUMS][AQ_WALK_LANES];
-};
-
-AQ_ELEMENT void run_element(enum aq_walk_kind kind, bool masks, const struct aq_walk *walk, const float *values,
-                            uint64_t begin, uint64_t end)
+aq_walk_run *const *aq_walk_runs_named(const char *name)
 {
-    const struct aq_walk w = *walk; /* a copy, which no store can change */
-    for (uint64_t i = begin; i < end; i++)
-        element(kind, masks, w, values, i, NULL);
+    if (strcmp(name, "plain") == 0) return aq_walk_runs_plain;
+#if defined(__x86_64__)
+    /* The codecs' own tables want the same instructions and more: where they run, these do. */
+    if (strcmp(name, "avx2") == 0 && aq_codec_kernels_named("avx2")) return aq_walk_runs_avx2;
+    if (strcmp(name, "avx512") == 0 && aq_codec_kernels_named("avx512")) return aq_walk_runs_avx512;
+#endif
+    return NULL;
 }
 
-AQ_ELEMENT void add_term(double *sum, double term, bool most)
+aq_walk_run *const *aq_walk_runs_best(void)
 {
-    *sum = !most ? *sum + term : term > *sum ? term : *sum;
+    const char *name = aq_codec_kernels_best()->name;
+    aq_walk_run *const *found = aq_walk_runs_named(strcmp(name, "vbmi") == 0 ? "avx512" : name);
+    return found ? found : aq_walk_runs_plain;
 }
-
-AQ_ELEMENT void fold_lanes(struct lanes *lanes, uint32_t sums, uint32_t maxima, double *out)
-{
-    for (uint32_t k = 0; k < sums; k++) {
-        for (uint32_t width = AQ_WALK_LANES / 2; width > 0; width /= 2) {
-            for (uint32_t j = 0; j < width; j++)
-                add_term(&lanes->of[k][j], lanes->of[k][j + width], maxima >> k & 1);
-        }
-        out[k] = lanes->of[k][0];
-    }
-}
-
-/* Of a whole piece. */
-AQ_ELEMENT void run_sums(enum aq_walk_kind kind, bool masks, uint32_t sums, uint32_t maxima, const struct aq_walk *walk,
-                         const float *values, const struct aq_flat_piece *piece, double *out)
-{
-    const struct aq_walk w = *walk;
-    struct lanes lanes;
-    memset(lanes.of, 0, sums * sizeof lanes.of[0]);
-    for (uint32_t at = 0; at < piece->count; at += AQ_WALK_LANES) {
-        const uint32_t n = piece->count - at < AQ_WALK_LANES ? piece->count - at : AQ_WALK_LANES;
-        for (uint32_t j = 0; j < n; j++) {
-            double terms[AQ_FLAT_SUMS];
-            element(kind, masks, w, values, piece->first + at + j, terms);
-            for (uint32_t k = 0; k < sums; k++)
-                add_term(&lanes.of[k][j], terms[k], maxima >> k & 1);
-        }
-    }
-    fold_lanes(&lanes, sums, maxima, out);
-}
-
-static bool has_zero(const float *v, uint64_t count)
-{
-    uint32_t zeros = 0;
-    for (uint64_t i = 0; i < count; i++)
-        zeros += v[i] == 0.0f;
-    return zeros > 0;
-}
-
-AQ_ELEMENT void run(enum aq_walk_kind kind, bool may_mask, uint32_t sums, uint32_t maxima, const struct aq_walk *walk,
-                    uint32_t index)
-{
-    const struct aq_flat_piece *piece = &walk->pieces[index];
-    const float *values = walk->values + (size_t)AQ_WALK_VALUES * piece->tensor;
-    const uint64_t last = piece->first + piece->count;
-    const uint64_t begin = piece->first > walk->begin ? piece->first : walk->begin;
-    const uint64_t end = last < walk->end ? last : walk->end;
-    double *out = walk->sums + (size_t)AQ_FLAT_SUMS * index;
-    if (begin >= end) return;
-    /* As a rule there is no zero, and neither m nor the errors need be written. */
-    const bool masks = may_mask && has_zero(walk->frozen + begin, end - begin);
-    if (sums > 0) AQ_ASSERT(begin == piece->first && end == last);
-    if (sums > 0 && masks)
-        run_sums(kind, true, sums, maxima, walk, values, piece, out);
-    else if (sums > 0)
-        run_sums(kind, false, sums, maxima, walk, values, piece, out);
-    else if (masks)
-        run_element(kind, true, walk, values, begin, end);
-    else
-        run_element(kind, false, walk, values, begin, end);
-}
-
-/* slamb's lines 6 and 7; how many are in the mask. */
-static void run_mask(const struct aq_walk *walk, uint32_t index)
-{
-    const struct aq_walk w = *walk;
-    const struct aq_flat_piece *piece = &w.pieces[index];
-    const float share = w.values[(size_t)AQ_WALK_VALUES * piece->tensor + 4];
-    uint8_t *mask = w.mask + (size_t)AQ_WALK_MASK_BYTES * index;
-    float uniform[MASK_ROW + AQ_CODEC_PAD / 2];
-    uint32_t count = 0;
-    run_element(AQ_WALK_MOMENTUM, false, walk, NULL, piece->first, piece->first + piece->count);
-    memset(mask, 0, (piece->count + 31) / 32 * 4);
-    for (uint32_t at = 0; at < piece->count; at += MASK_ROW) {
-        const uint32_t n = piece->count - at < MASK_ROW ? piece->count - at : MASK_ROW;
-        if (share < 1.0f) aq_codec_kernels_best()->noise(&w.key, piece->first + at, n, uniform);
-        for (uint32_t i = 0; i < n; i++) {
-            if (share < 1.0f && !(uniform[i] < share)) continue;
-            mask[(at + i) / 8] = (uint8_t)(mask[(at + i) / 8] | 1u << (at + i) % 8);
-            count++;
-        }
-    }
-    w.sums[(size_t)AQ_FLAT_SUMS * index] = (double)count;
-}
-
-static void run_gather(const struct aq_walk *walk, uint32_t index)
-{
-    const struct aq_walk w = *walk;
-    const struct aq_flat_piece *piece = &w.pieces[index];
-    uint64_t at = w.sent_at[index];
-    for (uint32_t j = 0; j < piece->count; j++) {
-        const bool in = element_masked(w, index, j);
-        element_slamb_gather(w, piece->first + j, in, at);
-        at += in;
-    }
-}
-
-/* A row at a time: what came for it is put in its places first, one after another. */
-static void run_moments(const struct aq_walk *walk, uint32_t index)
-{
-    const struct aq_walk w = *walk;
-    const struct aq_flat_piece *piece = &w.pieces[index];
-    const float *values = w.values + (size_t)AQ_WALK_VALUES * piece->tensor;
-    uint64_t place = w.sent_at ? w.sent_at[index] : 0;
-    struct lanes lanes;
-    memset(&lanes, 0, sizeof lanes);
-    for (uint32_t at = 0; at < piece->count; at += AQ_WALK_LANES) {
-        const uint32_t n = piece->count - at < AQ_WALK_LANES ? piece->count - at : AQ_WALK_LANES;
-        uint32_t in[AQ_WALK_LANES];
-        float g[AQ_WALK_LANES];
-        for (uint32_t j = 0; j < n; j++) {
-            in[j] = element_masked(w, index, at + j);
-            g[j] = element_slamb_take(w, piece->first + at + j, in[j], place);
-            place += in[j];
-        }
-        for (uint32_t j = 0; j < n; j++) {
-            double terms[AQ_FLAT_SUMS];
-            element_slamb_moments(w, values, piece->first + at + j, in[j] != 0, g[j], terms);
-            for (uint32_t k = 0; k < AQ_FLAT_SUMS; k++)
-                lanes.of[k][j] += terms[k];
-        }
-    }
-    fold_lanes(&lanes, AQ_FLAT_SUMS, 0, w.sums + (size_t)AQ_FLAT_SUMS * index);
-}
-
-AQ_ELEMENT void run_words(enum aq_walk_kind kind, const struct aq_walk *walk, uint32_t index)
-{
-    const struct aq_walk w = *walk;
-    const uint64_t begin = (uint64_t)AQ_FLAT_PIECE * index;
-    const uint64_t end = w.end - begin < AQ_FLAT_PIECE ? w.end : begin + AQ_FLAT_PIECE;
-    for (uint64_t i = begin; i < end; i++) {
-        if (kind == AQ_WALK_LIONCUB_PACK)
-            element_lion_pack(w, i);
-        else
-            element_lion_unpack(w, i);
-    }
-}
-
-/* P Q' where a matrix has factors, and the error that it leaves: row by row, each factor over the whole of it. */
-static void run_rows(const struct aq_walk *walk, uint32_t index)
-{
-    const struct aq_walk w = *walk;
-    const struct aq_flat_piece *piece = &w.pieces[index];
-    const struct aq_walk_matrix *matrix = &w.matrices[piece->tensor];
-    const uint64_t end = piece->first + piece->count;
-    for (uint64_t at = piece->first; matrix->columns && at < end;) {
-        const uint64_t row = (at - matrix->offset) / matrix->columns, column = (at - matrix->offset) % matrix->columns;
-        const uint64_t left = matrix->columns - column, n = left < end - at ? left : end - at;
-        const float *p = w.factor_p + matrix->p_at + row * w.rank, *q = w.factor_q + matrix->q_at + column;
-        float *out = w.out + at;
-        for (uint64_t j = 0; j < n; j++)
-            out[j] = p[0] * q[j];
-        for (uint32_t k = 1; k < w.rank; k++) {
-            for (uint64_t j = 0; j < n; j++)
-                out[j] += p[k] * q[k * matrix->columns + j];
-        }
-        for (uint64_t j = 0; w.worker_error && j < n; j++)
-            w.worker_error[at + j] -= out[j];
-        at += n;
-    }
-}
-
-#define RUN(name, call)                                                                                                \
-    static void run_##name(const struct aq_walk *walk, uint32_t index)                                                 \
-    {                                                                                                                  \
-        call;                                                                                                          \
-    }
-#define AQ_WALK(name, sums, maxima, masks) RUN(name, run(AQ_WALK_##name, masks, sums, maxima, walk, index))
-#define AQ_WALK_MASK(name)                 RUN(name, run_mask(walk, index))
-#define AQ_WALK_SPARSE(name, sums)         RUN(name, (sums > 0 ? run_moments : run_gather)(walk, index))
-#define AQ_WALK_WORDS(name)                RUN(name, run_words(AQ_WALK_##name, walk, index))
-#define AQ_WALK_ROWS(name)                 RUN(name, run_rows(walk, index))
-#include "optimizer_walks.def"
 
 void aq_walk_piece(const struct aq_walk *walk, uint32_t index)
 {
-    static void (*const runs[AQ_WALK_KINDS])(const struct aq_walk *walk, uint32_t index) = {
-#define AQ_WALK(name, sums, maxima, masks) [AQ_WALK_##name] = run_##name,
-#define AQ_WALK_MASK(name)                 [AQ_WALK_##name] = run_##name,
-#define AQ_WALK_SPARSE(name, sums)         [AQ_WALK_##name] = run_##name,
-#define AQ_WALK_WORDS(name)                [AQ_WALK_##name] = run_##name,
-#define AQ_WALK_ROWS(name)                 [AQ_WALK_##name] = run_##name,
-#include "optimizer_walks.def"
-    };
     AQ_ASSERT(walk->kind > AQ_WALK_NONE && walk->kind < AQ_WALK_KINDS);
-    runs[walk->kind](walk, index);
+    walk->runs[walk->kind](walk, index);
 }
 
 void aq_walk_pieces(const struct aq_walk *walk)

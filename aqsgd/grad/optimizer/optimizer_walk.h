@@ -3,8 +3,8 @@
  * sums of it, over pieces that belong to one tensor each; on the CPU's pool, or as a kernel.
  *
  * A walk is a struct by value: what it does (optimizer_walks.def), the arrays and the numbers that it does it with. Its
- * arithmetic is written once, in optimizer_element.h, which optimizer_walk.c compiles for the CPU and
- * cuda_grad_walk.cu for a GPU; both without contraction, so that an update has the same bits on either.
+ * arithmetic is written once, in optimizer_element.h, which optimizer_walk_*.c compile for the CPU's instruction sets
+ * and cuda_grad_walk.cu for a GPU; all without contraction, so that an update has the same bits everywhere.
  *
  * A piece is cut by its tensor alone. A sum over it is AQ_WALK_LANES partial sums in double (float i of the piece is
  * in lane i % AQ_WALK_LANES), folded by halves: the same on every device, with any number of threads.
@@ -52,8 +52,13 @@ struct aq_walk_matrix {
     uint64_t offset, columns, p_at, q_at;
 };
 
+struct aq_walk;
+/* The walk over the piece with that index, on the calling thread: host memory. */
+typedef void aq_walk_run(const struct aq_walk *walk, uint32_t index);
+
 struct aq_walk {
     enum aq_walk_kind kind;
+    aq_walk_run *const *runs; /* of the CPU: by kind */
     /* The pieces [piece_first, piece_first + piece_count), as far as they lie in [begin, end) of the buffer. */
     uint32_t piece_first, piece_count;
     uint64_t begin, end;
@@ -107,7 +112,16 @@ static inline uint32_t aq_walk_sums(enum aq_walk_kind kind)
     }
 }
 
-/* Of the piece with that index, on the calling thread: host memory. */
+extern aq_walk_run *const aq_walk_runs_plain[AQ_WALK_KINDS];
+#if defined(__x86_64__)
+extern aq_walk_run *const aq_walk_runs_avx2[AQ_WALK_KINDS];
+extern aq_walk_run *const aq_walk_runs_avx512[AQ_WALK_KINDS];
+#endif
+
+/* Those of "plain", "avx2" or "avx512" if this machine can run them, else NULL; the best, or what AQ_CPU names. */
+aq_walk_run *const *aq_walk_runs_named(const char *name);
+aq_walk_run *const *aq_walk_runs_best(void);
+/* The piece with that index, on the calling thread: host memory. */
 void aq_walk_piece(const struct aq_walk *walk, uint32_t index);
 /* Of all its pieces. */
 void aq_walk_pieces(const struct aq_walk *walk);

@@ -17,8 +17,9 @@
  * - average leaves in `gradients` what all replicas agree on, bit for bit. Kinds that send momenta instead (qadam,
  *   onebit_adam, onebit_lamb after their warm-up, lioncub, slamb) leave `gradients` to each replica, and a norm taken
  *   of them differs among replicas: see aq_optimizer_averages.
- * - After begin's last round all replicas hold the same parameters bit for bit, if they did so before and their
- *   processors run the same variant of the device's kernels; slamb only after steps that are multiples of sync_every.
+ * - After begin's last round all replicas hold the same parameters bit for bit, on any processors, if they did so
+ *   before; slamb only after steps that are multiples of sync_every. (PowerSGD's products are a device's: with them the
+ *   processors must run the same variant of its kernels.)
  * - Every rank calls the same sequence with the same lr and step. grad_scale may differ where gradients do.
  *
  * State is named arrays of floats that a checkpoint saves as they are, each with a class that says how it belongs to
