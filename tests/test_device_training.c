@@ -6,6 +6,7 @@
  * fp32, 5e-3 in bf16 and 1e-3 in fp16, weights within 2e-3, 5e-2 and 1e-2 of what they have moved by. AQ_DEVICES=cuda
  * takes one kind alone; AQ_GPU=required makes a missing GPU a failure.
  */
+#include "aqsgd/grad.h"
 #include "stage_help.h"
 
 #include <stdio.h>
@@ -45,7 +46,7 @@ static void read_back(struct aq_device *device, float *host, const float *from, 
     assert_int_equal(aq_device_stream_sync(device, NULL), AQ_OK);
 }
 
-static void step(struct aq_device *device, struct aq_stage *stage, float *m, float *v, uint64_t number,
+static void step(struct aq_device *device, struct aq_stage *stage, struct aq_optimizer *optimizer, uint64_t number,
                  double *loss_out)
 {
     const float scale = 1024.0f; /* of the loss: for fp16, and as good for others */
@@ -65,18 +66,9 @@ static void step(struct aq_device *device, struct aq_stage *stage, float *m, flo
     memset(tokens, 0x7f, sizeof tokens); /* the caller's again: nobody may read them now */
     assert_int_equal(aq_stage_backward(stage, 0, NULL, NULL, NULL), AQ_OK);
     assert_int_equal(aq_stage_gradient_sum2(stage, &norm2, NULL), AQ_OK);
-    const struct aq_adamw args = {.parameters = aq_stage_parameters(stage),
-                                  .gradients = aq_stage_gradients(stage),
-                                  .m = m,
-                                  .v = v,
-                                  .count = aq_stage_parameter_count(stage),
-                                  .lr = 1e-3f,
-                                  .beta1 = 0.9f,
-                                  .beta2 = 0.999f,
-                                  .epsilon = 1e-4f, /* a gradient near 0 must not decide a whole step by its sign */
-                                  .grad_scale = (float)(1.0 / fmax((double)scale, sqrt(norm2))),
-                                  .step = number};
-    assert_int_equal(aq_device_adamw(device, &args, NULL), AQ_OK);
+    assert_int_equal(aq_optimizer_step(optimizer, aq_stage_parameters(stage), aq_stage_gradients(stage), 1e-3f,
+                                       (float)(1.0 / fmax((double)scale, sqrt(norm2))), number, NULL),
+                     AQ_OK);
     assert_int_equal(aq_stage_parameters_changed(stage, NULL), AQ_OK);
     assert_int_equal(aq_stage_zero_grads(stage, NULL), AQ_OK);
     *loss_out = loss.sum / (double)loss.targets;
@@ -86,7 +78,8 @@ static void train(struct aq_device *device, const struct way *way, struct outcom
 {
     struct aq_stage_config config = help_config(BLOCKS, HEADS, CHANNELS, VOCABULARY, SAMPLES, TOKENS);
     struct aq_stage *stage = NULL;
-    void *m = NULL, *v = NULL;
+    struct aq_optimizer_config adamw;
+    struct aq_optimizer *optimizer;
     config.precision = way->precision;
     config.recompute = way->recompute;
     config.logits_rows = way->logits_rows;
@@ -94,16 +87,17 @@ static void train(struct aq_device *device, const struct way *way, struct outcom
     assert_int_equal(aq_stage_open(device, &config, &stage), AQ_OK);
     assert_int_equal(aq_stage_init(stage, 11), AQ_OK);
     const uint64_t count = out->count = aq_stage_parameter_count(stage);
-    assert_int_equal(aq_device_alloc(device, AQ_MEMORY_DEVICE, count * sizeof(float), &m), AQ_OK);
-    assert_int_equal(aq_device_alloc(device, AQ_MEMORY_DEVICE, count * sizeof(float), &v), AQ_OK);
+    aq_optimizer_config_default(&adamw, "adamw");
+    adamw.epsilon = 1e-4f; /* a gradient near 0 must not decide a whole step by its sign */
+    const struct aq_optimizer_tensor whole = {.count = count};
+    assert_int_equal(aq_optimizer_open(device, &adamw, &whole, 1, count, &optimizer), AQ_OK);
     out->before = help_alloc(count * sizeof(float));
     out->after = help_alloc(count * sizeof(float));
     read_back(device, out->before, aq_stage_parameters(stage), count);
     for (uint64_t s = 0; s < STEPS; s++)
-        step(device, stage, m, v, s + 1, &out->losses[s]);
+        step(device, stage, optimizer, s + 1, &out->losses[s]);
     read_back(device, out->after, aq_stage_parameters(stage), count);
-    aq_device_free(device, AQ_MEMORY_DEVICE, m, count * sizeof(float));
-    aq_device_free(device, AQ_MEMORY_DEVICE, v, count * sizeof(float));
+    aq_optimizer_close(optimizer);
     aq_stage_close(stage);
 }
 

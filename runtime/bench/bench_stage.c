@@ -23,6 +23,7 @@
 #include <string.h>
 
 #include "aqsgd/device_math.h"
+#include "aqsgd/grad.h"
 #include "stages/stage.h"
 
 enum { STEPS_MAX = 12, WARM = 2 };
@@ -71,8 +72,7 @@ static const struct rate {
 struct trainer {
     struct aq_device *device;
     struct aq_stage *stage;
-    float *m, *v;
-    size_t state_bytes;
+    struct aq_optimizer *optimizer;
     int32_t *tokens, *targets;
     uint64_t *ids;
     uint32_t B, T;
@@ -91,24 +91,8 @@ static enum aq_status optimize(const struct trainer *self, uint64_t step)
                                NULL));
     AQ_TRY(aq_stage_gradient_sum2(self->stage, &sum2, NULL));
     const double norm = sqrt(sum2);
-    float *parameters = aq_stage_parameters(self->stage), *gradients = aq_stage_gradients(self->stage);
-    for (uint32_t i = 0; i < aq_stage_tensor_count(self->stage); i++) {
-        struct aq_tensor_info info;
-        aq_stage_tensor(self->stage, i, &info);
-        const struct aq_adamw args = {.parameters = parameters + info.offset,
-                                      .gradients = gradients + info.offset,
-                                      .m = self->m + info.offset,
-                                      .v = self->v + info.offset,
-                                      .count = info.count,
-                                      .lr = 1e-4f,
-                                      .beta1 = 0.9f,
-                                      .beta2 = 0.999f,
-                                      .epsilon = 1e-8f,
-                                      .weight_decay = info.decay ? 0.01f : 0.0f,
-                                      .grad_scale = norm > 1.0 ? (float)(1.0 / norm) : 1.0f,
-                                      .step = step};
-        AQ_TRY(aq_device_adamw(self->device, &args, NULL));
-    }
+    AQ_TRY(aq_optimizer_step(self->optimizer, aq_stage_parameters(self->stage), aq_stage_gradients(self->stage), 1e-4f,
+                             norm > 1.0 ? (float)(1.0 / norm) : 1.0f, step, NULL));
     AQ_TRY(aq_stage_parameters_changed(self->stage, NULL));
     return aq_stage_zero_grads(self->stage, NULL);
 }
@@ -132,12 +116,31 @@ static enum aq_status step_run(const struct trainer *self, uint64_t step, double
 
 static void trainer_close(struct trainer *self)
 {
+    aq_optimizer_close(self->optimizer);
     aq_stage_close(self->stage);
-    aq_device_free(self->device, AQ_MEMORY_DEVICE, self->m, self->state_bytes);
-    aq_device_free(self->device, AQ_MEMORY_DEVICE, self->v, self->state_bytes);
     aq_free(self->tokens);
     aq_free(self->targets);
     aq_free(self->ids);
+}
+
+/* AdamW, as a job has it by default. */
+static enum aq_status optimizer_open(struct trainer *self)
+{
+    const uint32_t count = aq_stage_tensor_count(self->stage);
+    struct aq_optimizer_config config;
+    void *memory;
+    AQ_TRY(aq_alloc(count * sizeof(struct aq_optimizer_tensor), &memory));
+    struct aq_optimizer_tensor *tensors = memory;
+    for (uint32_t i = 0; i < count; i++) {
+        struct aq_tensor_info info;
+        aq_stage_tensor(self->stage, i, &info);
+        tensors[i] = (struct aq_optimizer_tensor){.offset = info.offset, .count = info.count, .decay = info.decay};
+    }
+    aq_optimizer_config_default(&config, "adamw");
+    const enum aq_status status = aq_optimizer_open(self->device, &config, tensors, count,
+                                                    aq_stage_parameter_count(self->stage), &self->optimizer);
+    aq_free(memory);
+    return status;
 }
 
 static enum aq_status trainer_open(struct trainer *self, struct aq_device *device, const struct bench_case *which)
@@ -159,13 +162,9 @@ static enum aq_status trainer_open(struct trainer *self, struct aq_device *devic
     self->flops = 3.0 * size.flops_forward;
     AQ_TRY(aq_stage_open(device, &config, &self->stage));
     AQ_TRY(aq_stage_init(self->stage, 1));
-    self->state_bytes = aq_stage_parameter_count(self->stage) * sizeof(float);
+    AQ_TRY(optimizer_open(self));
     const size_t rows = (size_t)which->B * which->T;
     void *memory = NULL;
-    AQ_TRY(aq_device_alloc(device, AQ_MEMORY_DEVICE, self->state_bytes, &memory));
-    self->m = memory;
-    AQ_TRY(aq_device_alloc(device, AQ_MEMORY_DEVICE, self->state_bytes, &memory));
-    self->v = memory;
     AQ_TRY(aq_alloc(rows * sizeof *self->tokens, &memory));
     self->tokens = memory;
     AQ_TRY(aq_alloc(rows * sizeof *self->targets, &memory));

@@ -46,9 +46,6 @@ struct cpu_rows {
     /* y = x times mask */
     void (*mask)(const float *x, uint64_t n, const struct cpu_mask *mask, void *y, enum aq_element type);
     double (*sum2)(const float *x, uint64_t n);
-    /* correction1 = 1 / (1 - beta1^step), correction2 = 1 / (1 - beta2^step); first..first+n of the arrays */
-    void (*adamw)(const struct aq_adamw *args, uint64_t first, uint64_t n, float correction1, float correction2);
-    void (*sgd)(const struct aq_sgd *args, uint64_t first, uint64_t n);
 };
 
 extern const struct cpu_rows cpu_rows_plain;

@@ -138,31 +138,6 @@ static double sum2(const float *x, uint64_t n)
     return sum;
 }
 
-static void adamw(const struct aq_adamw *args, uint64_t first, uint64_t n, float correction1, float correction2)
-{
-    const float b1 = args->beta1, b2 = args->beta2;
-    for (uint64_t i = first; i < first + n; i++) {
-        const float g = args->gradients[i] * args->grad_scale;
-        const float m = b1 * args->m[i] + (1.0f - b1) * g;
-        const float v = b2 * args->v[i] + (1.0f - b2) * g * g;
-        const float p = args->parameters[i];
-        args->m[i] = m;
-        args->v[i] = v;
-        args->parameters[i] = p - args->lr * args->weight_decay * p -
-                              args->lr * (m * correction1) / (sqrtf(v * correction2) + args->epsilon);
-    }
-}
-
-static void sgd(const struct aq_sgd *args, uint64_t first, uint64_t n)
-{
-    for (uint64_t i = first; i < first + n; i++) {
-        float u = args->gradients[i] * args->grad_scale;
-        if (args->velocity) args->velocity[i] = u = args->momentum * args->velocity[i] + u;
-        const float p = args->parameters[i];
-        args->parameters[i] = p - args->lr * args->weight_decay * p - args->lr * u;
-    }
-}
-
 const struct cpu_rows cpu_rows_plain = {.name = "plain",
                                         .layernorm = layernorm,
                                         .layernorm_backward = layernorm_backward,
@@ -174,6 +149,4 @@ const struct cpu_rows cpu_rows_plain = {.name = "plain",
                                         .dot = dot,
                                         .add = add,
                                         .mask = mask_apply,
-                                        .sum2 = sum2,
-                                        .adamw = adamw,
-                                        .sgd = sgd};
+                                        .sum2 = sum2};

@@ -273,44 +273,6 @@ static double sum2(const float *x, uint64_t n)
     return total;
 }
 
-static void adamw(const struct aq_adamw *args, uint64_t first, uint64_t n, float correction1, float correction2)
-{
-    const vf b1 = v_set(args->beta1), c1 = v_set(1.0f - args->beta1), b2 = v_set(args->beta2);
-    const vf c2 = v_set(1.0f - args->beta2), k1 = v_set(correction1), k2 = v_set(correction2);
-    const vf lr = v_set(args->lr), decay = v_set(args->lr * args->weight_decay), epsilon = v_set(args->epsilon);
-    const vf factor = v_set(args->grad_scale);
-    float *p = args->parameters + first, *m = args->m + first, *v = args->v + first;
-    const float *g = args->gradients + first;
-    EACH(i, n)
-    {
-        const uint64_t left = n - i;
-        const vf gi = v_mul(v_load(g + i, left), factor), pi = v_load(p + i, left);
-        const vf mi = v_fma(b1, v_load(m + i, left), v_mul(c1, gi));
-        const vf vi2 = v_fma(b2, v_load(v + i, left), v_mul(v_mul(c2, gi), gi));
-        v_store(m + i, mi, left);
-        v_store(v + i, vi2, left);
-        const vf step = v_div(v_mul(mi, k1), v_add(v_sqrt(v_mul(vi2, k2)), epsilon));
-        v_store(p + i, v_fnma(lr, step, v_fnma(decay, pi, pi)), left);
-    }
-}
-
-static void sgd(const struct aq_sgd *args, uint64_t first, uint64_t n)
-{
-    const vf lr = v_set(args->lr), decay = v_set(args->lr * args->weight_decay), momentum = v_set(args->momentum);
-    float *p = args->parameters + first;
-    EACH(i, n)
-    {
-        const uint64_t left = n - i;
-        vf u = v_mul(v_load(args->gradients + first + i, left), v_set(args->grad_scale));
-        if (args->velocity) {
-            u = v_fma(momentum, v_load(args->velocity + first + i, left), u);
-            v_store(args->velocity + first + i, u, left);
-        }
-        const vf pi = v_load(p + i, left);
-        v_store(p + i, v_fnma(lr, u, v_fnma(decay, pi, pi)), left);
-    }
-}
-
 #define CPU_ROWS_TABLE(variable, text)                                                                                 \
     const struct cpu_rows variable = {.name = text,                                                                    \
                                       .layernorm = layernorm,                                                          \
@@ -323,6 +285,4 @@ static void sgd(const struct aq_sgd *args, uint64_t first, uint64_t n)
                                       .dot = dot,                                                                      \
                                       .add = add,                                                                      \
                                       .mask = mask_apply,                                                              \
-                                      .sum2 = sum2,                                                                    \
-                                      .adamw = adamw,                                                                  \
-                                      .sgd = sgd}
+                                      .sum2 = sum2}

@@ -246,69 +246,6 @@ struct aq_argmax {
     int32_t *index;
 };
 
-/*
- * One AdamW update of `count` floats (Loshchilov and Hutter 2019, Algorithm 2, with decoupled decay):
- *
- *     g = gradients * grad_scale
- *     m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g g
- *     p = p - lr weight_decay p - lr (m / (1 - beta1^step)) / (sqrt(v / (1 - beta2^step)) + epsilon)
- *
- * weight_decay: 0 where the tensor does not decay. step counts from 1. Gradients are not changed. The four arrays do
- * not overlap.
- */
-struct aq_adamw {
-    float *parameters;
-    const float *gradients;
-    float *m, *v;
-    uint64_t count;
-    float lr, beta1, beta2, epsilon, weight_decay, grad_scale;
-    uint64_t step;
-};
-
-/*
- * p -= lr weight_decay p + lr u with u = velocity = momentum velocity + grad_scale gradients. velocity may be NULL
- * where momentum is 0.
- */
-struct aq_sgd {
-    float *parameters;
-    const float *gradients;
-    float *velocity;
-    uint64_t count;
-    float lr, momentum, weight_decay, grad_scale;
-};
-
-/*
- * One Lion update (Chen et al. 2023, Program 1), with g = gradients * grad_scale and sign(0) = 0:
- *
- *     p -= lr (sign(beta1 m + (1 - beta1) g) + weight_decay p),   m = beta2 m + (1 - beta2) g
- */
-struct aq_lion {
-    float *parameters;
-    const float *gradients;
-    float *m;
-    uint64_t count;
-    float lr, beta1, beta2, weight_decay, grad_scale;
-};
-
-/*
- * One LAMB update of one tensor (You et al. 2020, Algorithm 2, the ratio clipped), g as above:
- *
- *     m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g g
- *     u = m correction1 / (sqrt(v correction2) + epsilon) + weight_decay p
- *     p -= lr c u,   c = ||p|| / ||u|| within coefficient_min..coefficient_max, 1 where a norm is 0
- *
- * correction1 = 1 / (1 - beta1^step) and correction2 likewise, or 1. Norms are summed in double, in a fixed order; c
- * does not leave the device.
- */
-struct aq_lamb_tensor {
-    float *parameters;
-    const float *gradients;
-    float *m, *v;
-    uint64_t count;
-    float lr, beta1, beta2, epsilon, weight_decay, grad_scale;
-    float correction1, correction2, coefficient_min, coefficient_max;
-};
-
 /* x *= factor. What is not finite stays so. */
 struct aq_scale {
     float *x;
@@ -319,7 +256,7 @@ struct aq_scale {
 /*
  * The functions themselves, aq_device_NAME(device, args, stream): math.def has a row for each, and says what must hold
  * of its arguments. NAME is the struct's, with these exceptions: aq_device_dropout takes struct aq_dropout_apply,
- * aq_device_lamb struct aq_lamb_tensor, aq_device_attention_backward struct aq_attention.
+ * aq_device_attention_backward struct aq_attention.
  */
 #define AQ_MATH(name, type, ...)                                                                                       \
     enum aq_status aq_device_##name(struct aq_device *device, const struct type *args, struct aq_stream *stream);
