@@ -2,7 +2,9 @@
  * test_file.c -- files in folders where others may write: what was planted there is refused or replaced, never
  * followed, waited for, or written through.
  */
+#include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -200,6 +202,64 @@ static void test_what_is_made_is_private(void **state)
     assert_int_not_equal(access(path_of(root, "gone"), F_OK), 0);
 }
 
+static void test_a_file_is_replaced_whole_or_not_at_all(void **state)
+{
+    (void)state;
+    struct stat info;
+    char *bytes;
+    size_t count;
+    const mode_t before = umask(022);
+    put(path_of(folder, "file"), "before");
+    assert_int_equal(aq_file_replace(folder, "file", 0644, "after", 5), AQ_OK);
+    umask(before);
+    assert_text(path_of(folder, "file"), "after");
+    assert_int_equal(stat(path_of(folder, "file"), &info), 0);
+    assert_int_equal(info.st_mode & 0777, 0644);
+    assert_int_equal(aq_file_load(folder, "file", 5, &bytes, &count), AQ_OK);
+    assert_int_equal(count, 5);
+    assert_string_equal(bytes, "after");
+    aq_free(bytes);
+    assert_int_equal(aq_file_load(folder, "file", 4, &bytes, NULL), AQ_NOSPC);
+    assert_int_equal(aq_file_load(folder, "none", 4, &bytes, NULL), AQ_NOTFOUND);
+    /* What cannot take the name leaves nothing aside. */
+    assert_int_equal(mkdir(path_of(folder, "other"), 0700), 0);
+    assert_int_not_equal(aq_file_replace(folder, "other", 0600, "x", 1), AQ_OK);
+    assert_int_not_equal(access(path_of(folder, "other.new"), F_OK), 0);
+}
+
+static void *write_pieces(void *fd)
+{
+    for (int i = 0; i < 100; i++)
+        if (write(*(int *)fd, "0123456789", 10) != 10) break;
+    close(*(int *)fd);
+    return NULL;
+}
+
+static void test_all_bytes_move_in_pieces(void **state)
+{
+    (void)state;
+    int ends[2];
+    char bytes[1024];
+    pthread_t thread;
+    assert_int_equal(pipe(ends), 0);
+    assert_int_equal(pthread_create(&thread, NULL, write_pieces, &ends[1]), 0);
+    assert_int_equal(aq_read_all(ends[0], bytes, 995), 995);
+    assert_memory_equal(bytes + 990, "01234", 5);
+    assert_int_equal(aq_read_all(ends[0], bytes, sizeof bytes), 5); /* what was left, and the end */
+    pthread_join(thread, NULL);
+    close(ends[0]);
+    const int full = open("/dev/full", O_WRONLY | O_CLOEXEC);
+    assert_false(aq_write_all(full, "x", 1));
+    assert_int_equal(errno, ENOSPC);
+    close(full);
+    assert_int_equal(aq_read_all(-1, bytes, 1), -1);
+    char hex[7];
+    assert_string_equal(aq_hex("\x00\xfa\x39", 3, hex), "00fa39");
+    assert_true(aq_is_hex(hex, 6));
+    assert_false(aq_is_hex(hex, 5));
+    assert_false(aq_is_hex("00FA39", 6));
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -209,6 +269,8 @@ int main(void)
         TEST(test_what_is_no_file_is_refused_at_once),
         TEST(test_a_file_of_two_names_is_not_written_through),
         TEST(test_what_is_made_is_private),
+        TEST(test_a_file_is_replaced_whole_or_not_at_all),
+        TEST(test_all_bytes_move_in_pieces),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -98,7 +98,7 @@ static void test_token_file_is_private_and_long_enough(void **state)
         struct aq_token got;
         memset(text, 'k', sizeof text);
         text[files[i].bytes] = '\n';
-        assert_int_equal(aq_run_write(path, text, files[i].bytes + 1), AQ_OK);
+        assert_int_equal(aq_file_replace(NULL, path, 0600, text, files[i].bytes + 1), AQ_OK);
         assert_int_equal(chmod(path, files[i].mode), 0);
         assert_int_equal(aq_token_load(path, &got), files[i].status);
         if (files[i].status == AQ_OK) assert_int_equal(got.bytes, files[i].bytes);

@@ -61,18 +61,18 @@ static const char *const texts[] = {"{\"old\": 1}\n", "{\"and what is new\": [2,
 
 static void text_old(void)
 {
-    assert_int_equal(aq_run_write(in(root, "file"), texts[OLD], strlen(texts[OLD])), AQ_OK);
+    assert_int_equal(aq_file_replace(NULL, in(root, "file"), 0600, texts[OLD], strlen(texts[OLD])), AQ_OK);
 }
 
 static enum aq_status text_new(void)
 {
-    return aq_run_write(in(root, "file"), texts[NEW], strlen(texts[NEW]));
+    return aq_file_replace(NULL, in(root, "file"), 0600, texts[NEW], strlen(texts[NEW]));
 }
 
 static enum what text_there(const char *folder)
 {
     char *text;
-    if (aq_run_read(in(folder, "file"), 4096, &text, NULL) != AQ_OK) return BROKEN;
+    if (aq_file_load(NULL, in(folder, "file"), 4096, &text, NULL) != AQ_OK) return BROKEN;
     const enum what there = strcmp(text, texts[OLD]) == 0 ? OLD : strcmp(text, texts[NEW]) == 0 ? NEW : BROKEN;
     aq_free(text);
     return there;
@@ -251,7 +251,7 @@ static enum what metrics_there(const char *folder)
     bool broken = false;
     char *text;
     size_t bytes;
-    const enum aq_status read = aq_run_read(in(folder, "metrics.jsonl"), 1 << 20, &text, &bytes);
+    const enum aq_status read = aq_file_load(NULL, in(folder, "metrics.jsonl"), 1 << 20, &text, &bytes);
     if (read == AQ_NOTFOUND) return OLD;
     if (read != AQ_OK) return BROKEN;
     for (char *at = text, *end; at < text + bytes && !broken; at = end + 1) {
@@ -282,7 +282,7 @@ static void rewind_old(void)
         at += (size_t)snprintf(
             text + at, sizeof text - at,
             i % 50 == 20 ? AGAIN : "{\"event\":\"step\",\"step\":2,\"attempt\":%d,\"pad\":\"........\"}\n", i);
-    assert_int_equal(aq_run_write(in(root, "metrics.jsonl"), text, at), AQ_OK);
+    assert_int_equal(aq_file_replace(NULL, in(root, "metrics.jsonl"), 0600, text, at), AQ_OK);
 }
 
 static enum aq_status rewind_new(void)
@@ -295,7 +295,7 @@ static bool is_rewound(const char *folder)
 {
     char wanted[sizeof KEPT + 256], *text;
     snprintf(wanted, sizeof wanted, KEPT AGAIN AGAIN AGAIN, 20, 70, 120);
-    if (aq_run_read(in(folder, "metrics.jsonl"), 1 << 20, &text, NULL) != AQ_OK) return false;
+    if (aq_file_load(NULL, in(folder, "metrics.jsonl"), 1 << 20, &text, NULL) != AQ_OK) return false;
     const bool same = strcmp(text, wanted) == 0;
     aq_free(text);
     return same;
@@ -420,7 +420,7 @@ static void test_checkpoint_that_is_not_ours_is_refused(void **state)
     assert_non_null(mkdtemp(root));
     checkpoint_old();
     snprintf(path, sizeof path, "%s/3/stage-1.safetensors", root);
-    assert_int_equal(aq_run_read(path, 1 << 20, &bytes, &count), AQ_OK);
+    assert_int_equal(aq_file_load(NULL, path, 1 << 20, &bytes, &count), AQ_OK);
     assert_int_equal(aq_checkpoint_read(&checkpoint, 3), AQ_OK);
     /* One of the two hashes is enough: the plan's, or that of plans which make the same steps. */
     static const char *const hashes[] = {"\"plan_hash\":\"", "\"resume_hash\":\""};
@@ -428,7 +428,7 @@ static void test_checkpoint_that_is_not_ours_is_refused(void **state)
         char *digit = (char *)memmem(bytes, count, hashes[i], strlen(hashes[i])) + strlen(hashes[i]);
         const char before = *digit;
         *digit = before == 'f' ? '0' : 'f';
-        assert_int_equal(aq_run_write(path, bytes, count), AQ_OK);
+        assert_int_equal(aq_file_replace(NULL, path, 0600, bytes, count), AQ_OK);
         assert_int_equal(aq_checkpoint_read(&checkpoint, 3), AQ_OK);
         if (i == 0) *digit = before; /* the other one stays wrong */
     }
@@ -440,7 +440,7 @@ static void test_checkpoint_that_is_not_ours_is_refused(void **state)
         const bool same = strcmp(changes[i].there, changes[i].here) == 0; /* then the first digit behind it */
         const char before = *digit;
         if (same) *digit = before == 'f' ? '0' : 'f';
-        assert_int_equal(aq_run_write(path, bytes, count), AQ_OK);
+        assert_int_equal(aq_file_replace(NULL, path, 0600, bytes, count), AQ_OK);
         first_line[0] = 0;
         assert_int_equal(aq_checkpoint_read(&checkpoint, 3), changes[i].status);
         if (!strstr(first_line, changes[i].said)) fail_msg("said: %s", first_line);
@@ -448,7 +448,7 @@ static void test_checkpoint_that_is_not_ours_is_refused(void **state)
         *digit = before;
     }
     bytes[count - 1] ^= 1;
-    assert_int_equal(aq_run_write(path, bytes, count), AQ_OK);
+    assert_int_equal(aq_file_replace(NULL, path, 0600, bytes, count), AQ_OK);
     assert_int_equal(aq_checkpoint_read(&checkpoint, 3), AQ_CORRUPT);
     aq_free(bytes);
     io_fault_remove(root);

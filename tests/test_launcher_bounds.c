@@ -183,7 +183,7 @@ static void test_what_the_plan_has_is_taken(void **state)
     assert_int_equal(launcher.ended, RANKS);
     char *text;
     uint64_t lines = 0;
-    assert_int_equal(aq_run_read(metrics_path, 1 << 20, &text, NULL), AQ_OK);
+    assert_int_equal(aq_file_load(NULL, metrics_path, 1 << 20, &text, NULL), AQ_OK);
     for (const char *at = text; (at = strchr(at, '\n')); at++)
         lines++;
     aq_free(text);

@@ -65,7 +65,7 @@ static void put_at(const char *name, const char *text)
 static void assert_file(const char *wanted)
 {
     char *text;
-    assert_int_equal(aq_run_read(path, 1 << 20, &text, NULL), AQ_OK);
+    assert_int_equal(aq_file_load(NULL, path, 1 << 20, &text, NULL), AQ_OK);
     assert_string_equal(text, wanted);
     aq_free(text);
 }
@@ -311,7 +311,7 @@ static void test_index_that_does_not_fit_is_passed_over(void **state)
     aq_metrics_close(metrics);
     char *text, *damaged;
     size_t count;
-    assert_int_equal(aq_run_read(beside(".index"), 1 << 24, &text, &count), AQ_OK);
+    assert_int_equal(aq_file_load(NULL, beside(".index"), 1 << 24, &text, &count), AQ_OK);
     assert_true(count > 20 * 1000);
     const struct aq_rng_key key = aq_rng_key(72, AQ_RNG_INIT, 1, 0);
     uint64_t drawn = 0;
@@ -326,12 +326,12 @@ static void test_index_that_does_not_fit_is_passed_over(void **state)
             damaged[count - 1 - back] ^= (char)(1 + aq_rng_below(&key, drawn++, 255));
         }
         const size_t kept = trial % 3 ? count : aq_rng_below(&key, drawn++, count);
-        assert_int_equal(aq_run_write(beside(".index"), damaged, kept), AQ_OK);
+        assert_int_equal(aq_file_replace(NULL, beside(".index"), 0600, damaged, kept), AQ_OK);
         aq_free(damaged);
         assert_same_report(0);
     }
     /* Another run's index, whole in itself. */
-    assert_int_equal(aq_run_write(beside(".index"), text, count), AQ_OK);
+    assert_int_equal(aq_file_replace(NULL, beside(".index"), 0600, text, count), AQ_OK);
     aq_free(text);
     assert_int_equal(unlink(path), 0);
     assert_int_equal(rename(beside(".index"), beside(".aside")), 0);

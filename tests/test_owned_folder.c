@@ -255,7 +255,7 @@ static void put_sealed(const char *name, uint64_t kin)
     assert_int_equal(aq_seal_new(&seal), AQ_OK);
     assert_int_equal(aq_seal_begin(seal, key, &about, head), AQ_OK);
     aq_seal_close(seal);
-    assert_int_equal(aq_run_write(in(name), (const char *)head, sizeof head), AQ_OK);
+    assert_int_equal(aq_file_replace(NULL, in(name), 0600, (const char *)head, sizeof head), AQ_OK);
 }
 
 /* A neighbour's copy that this host cannot read says of which run it is; one's own file is never sealed. */

@@ -103,7 +103,7 @@ static void train(uint64_t steps)
     char *identity;
     size_t count;
     snprintf(text, sizeof text, "%s/run/run.json", root);
-    assert_int_equal(aq_run_read(text, 4096, &identity, &count), AQ_OK);
+    assert_int_equal(aq_file_load(NULL, text, 4096, &identity, &count), AQ_OK);
     struct aq_run_mark mark = {.step = steps, .metrics = (uint64_t)used, .kept_count = 1, .kept = {steps}};
     mark.plan_hash = strtoull(strstr(identity, "plan_hash") + 12, NULL, 16);
     mark.kin = strtoull(strstr(identity, "\"kin") + 7, NULL, 16);

@@ -70,17 +70,17 @@ static void test_written_file_is_whole(void **state)
     (void)state;
     char *text;
     size_t count;
-    assert_int_equal(aq_run_read(in_folder("none"), 100, &text, &count), AQ_NOTFOUND);
-    assert_int_equal(aq_run_write(in_folder("a"), "first", 5), AQ_OK);
-    assert_int_equal(aq_run_write(in_folder("a"), "second", 6), AQ_OK);
-    assert_int_equal(aq_run_read(in_folder("a"), 100, &text, &count), AQ_OK);
+    assert_int_equal(aq_file_load(NULL, in_folder("none"), 100, &text, &count), AQ_NOTFOUND);
+    assert_int_equal(aq_file_replace(NULL, in_folder("a"), 0600, "first", 5), AQ_OK);
+    assert_int_equal(aq_file_replace(NULL, in_folder("a"), 0600, "second", 6), AQ_OK);
+    assert_int_equal(aq_file_load(NULL, in_folder("a"), 100, &text, &count), AQ_OK);
     assert_string_equal(text, "second");
     assert_int_equal(count, 6);
     aq_free(text);
-    assert_int_equal(aq_run_read(in_folder("a"), 5, &text, &count), AQ_NOSPC);
+    assert_int_equal(aq_file_load(NULL, in_folder("a"), 5, &text, &count), AQ_NOSPC);
     assert_int_not_equal(access(in_folder("a.new"), F_OK), 0);
-    assert_int_equal(aq_run_read(folder, 100, &text, &count), AQ_REFUSED);
-    assert_int_equal(aq_run_write(in_folder("no/such/folder"), "x", 1), AQ_NOTFOUND);
+    assert_int_equal(aq_file_load(NULL, folder, 100, &text, &count), AQ_REFUSED);
+    assert_int_equal(aq_file_replace(NULL, in_folder("no/such/folder"), 0600, "x", 1), AQ_NOTFOUND);
 }
 
 static void test_folders_are_made(void **state)
@@ -145,7 +145,7 @@ static void test_rewind_drops_what_comes_after_and_a_torn_line(void **state)
                          "{\"event\":\"step\",\"st");
     assert_int_equal(aq_run_rewind(in_folder("metrics.jsonl"), 1, 0, &seconds), AQ_OK);
     assert_true(seconds == 2.5);
-    assert_int_equal(aq_run_read(in_folder("metrics.jsonl"), 10000, &text, NULL), AQ_OK);
+    assert_int_equal(aq_file_load(NULL, in_folder("metrics.jsonl"), 10000, &text, NULL), AQ_OK);
     assert_non_null(strstr(text, "\"eval\""));
     assert_null(strstr(text, "\"end\""));
     assert_null(strstr(text, "\"step\":2"));
@@ -158,7 +158,7 @@ static void test_rewind_drops_what_comes_after_and_a_torn_line(void **state)
     put("metrics.jsonl", "{\"event\":\"start\"}\n{\"event\":\"step\",\"step\":1}\n\1\2\3ep\":2}\n"
                          "{\"event\":\"step\",\"step\":3}\n");
     assert_int_equal(aq_run_rewind(in_folder("metrics.jsonl"), 1, 0, &seconds), AQ_OK);
-    assert_int_equal(aq_run_read(in_folder("metrics.jsonl"), 10000, &text, NULL), AQ_OK);
+    assert_int_equal(aq_file_load(NULL, in_folder("metrics.jsonl"), 10000, &text, NULL), AQ_OK);
     assert_string_equal(text, "{\"event\":\"start\"}\n{\"event\":\"step\",\"step\":1}\n");
     aq_free(text);
     put("metrics.jsonl", "{\"event\":\"start\"}\nnonsense\n{\"event\":\"step\",\"step\":1}\n");

@@ -153,7 +153,7 @@ static int read_pids(int *pids, int room)
     char path[200], *text;
     int count = 0, worker, parent;
     snprintf(path, sizeof path, "%s/pids", run);
-    if (aq_run_read(path, 1 << 20, &text, NULL) != AQ_OK) return 0;
+    if (aq_file_load(NULL, path, 1 << 20, &text, NULL) != AQ_OK) return 0;
     for (const char *line = text; count + 1 < room && sscanf(line, "%d %d", &worker, &parent) == 2;) {
         pids[count++] = worker;
         pids[count++] = parent;
@@ -199,7 +199,7 @@ static uint64_t count_lines(const char *event)
     uint64_t count = 0;
     snprintf(path, sizeof path, "%s/metrics.jsonl", run);
     snprintf(wanted, sizeof wanted, "\"event\":\"%s\"", event);
-    if (aq_run_read(path, 1 << 24, &text, NULL) != AQ_OK) return 0;
+    if (aq_file_load(NULL, path, 1 << 24, &text, NULL) != AQ_OK) return 0;
     for (const char *at = text; (at = strstr(at, wanted)); at++)
         count++;
     aq_free(text);
@@ -241,7 +241,7 @@ static void test_job_runs_to_its_end(void **state)
     assert_int_equal(steps[0] + steps[1], 17);
     char path[200], *text;
     snprintf(path, sizeof path, "%s/trace.json", run);
-    assert_int_equal(aq_run_read(path, 1 << 20, &text, NULL), AQ_OK);
+    assert_int_equal(aq_file_load(NULL, path, 1 << 20, &text, NULL), AQ_OK);
     json_t *trace = json_loads(text, 0, NULL);
     assert_int_equal(json_array_size(trace), 4 + 1);
     json_decref(trace);
@@ -629,7 +629,7 @@ static pid_t start_daemon_with(const char *listen, const char *token_file, const
     }
     char *text;
     const uint64_t deadline = aq_clock_after(PATIENCE_S * second_ns);
-    while (aq_run_read(port_file, 100, &text, NULL) != AQ_OK) {
+    while (aq_file_load(NULL, port_file, 100, &text, NULL) != AQ_OK) {
         int how;
         if (waitpid(pid, &how, WNOHANG) == pid) return -WEXITSTATUS(how);
         assert_true(aq_clock_ns() < deadline);

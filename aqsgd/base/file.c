@@ -6,11 +6,12 @@
 
 #include <fcntl.h>
 #include <limits.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "aqsgd/base/memory.h"
 
 #define AREA "file"
 
@@ -114,7 +115,7 @@ static enum aq_status check_open(int fd, const struct place *place, bool in_plac
     return AQ_OK;
 }
 
-enum aq_status aq_file_open(const char *folder, const char *name, enum aq_file_how how, int *fd)
+static enum aq_status open_mode(const char *folder, const char *name, enum aq_file_how how, mode_t mode, int *fd)
 {
     static const int flags_of[] = {[AQ_FILE_READ] = O_RDONLY,
                                    [AQ_FILE_UPDATE] = O_RDWR,
@@ -134,7 +135,7 @@ enum aq_status aq_file_open(const char *folder, const char *name, enum aq_file_h
         return status;
     }
     const int opened =
-        openat(place.parent, place.base, flags_of[how] | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0600);
+        openat(place.parent, place.base, flags_of[how] | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, mode);
     if (opened != -1)
         status = check_open(opened, &place, how != AQ_FILE_READ && how != AQ_FILE_ANEW);
     else
@@ -145,6 +146,11 @@ enum aq_status aq_file_open(const char *folder, const char *name, enum aq_file_h
     else if (opened != -1)
         close(opened);
     return status;
+}
+
+enum aq_status aq_file_open(const char *folder, const char *name, enum aq_file_how how, int *fd)
+{
+    return open_mode(folder, name, how, 0600, fd);
 }
 
 enum aq_status aq_file_rename(const char *folder, const char *from, const char *to)
@@ -247,4 +253,106 @@ enum aq_status aq_file_make_folder(const char *folder, const char *name)
         AQ_TRY(status);
     }
     return AQ_OK;
+}
+
+/* ---- whole files ---- */
+
+enum aq_status aq_file_replace(const char *folder, const char *name, mode_t mode, const void *bytes, size_t count)
+{
+    char aside[PATH_MAX];
+    int fd;
+    const int length = snprintf(aside, sizeof aside, "%s.new", name);
+    if (length < 0 || (size_t)length >= sizeof aside)
+        return aq_fail(AQ_INVAL, AREA, "the path %.80s... is too long", name);
+    AQ_TRY(open_mode(folder, aside, AQ_FILE_ANEW, mode, &fd));
+    enum aq_status status = AQ_OK;
+    if (!aq_write_all(fd, bytes, count)) status = aq_fail_errno(AREA, "cannot write %s", aside);
+    if (status == AQ_OK && fsync(fd) != 0) status = aq_fail_errno(AREA, "cannot sync %s", aside);
+    if (close(fd) != 0 && status == AQ_OK) status = aq_fail_errno(AREA, "cannot close %s", aside);
+    if (status == AQ_OK) status = aq_file_rename(folder, aside, name);
+    if (status != AQ_OK) {
+        (void)aq_file_remove(folder, aside);
+        return status;
+    }
+    return aq_file_sync_folder(folder, name);
+}
+
+enum aq_status aq_file_load(const char *folder, const char *name, size_t bytes_max, char **bytes, size_t *count)
+{
+    int fd;
+    struct stat info;
+    void *memory = NULL;
+    ssize_t got;
+    AQ_TRY(aq_file_open(folder, name, AQ_FILE_READ, &fd));
+    enum aq_status status = AQ_OK;
+    if (fstat(fd, &info) != 0)
+        status = aq_fail_errno(AREA, "%s", name);
+    else if (info.st_size < 0 || (uint64_t)info.st_size > bytes_max)
+        status = aq_fail(AQ_NOSPC, AREA, "%s has %lld bytes, more than %zu", name, (long long)info.st_size, bytes_max);
+    if (status != AQ_OK) goto out;
+    AQ_TRY_GOTO(aq_alloc((size_t)info.st_size + 1, &memory), out);
+    got = aq_read_all(fd, memory, (size_t)info.st_size);
+    if (got < 0) {
+        status = aq_fail_errno(AREA, "cannot read %s", name);
+        goto out;
+    }
+    *bytes = memory;
+    (*bytes)[got] = 0;
+    memory = NULL;
+    if (count) *count = (size_t)got;
+out:
+    aq_free(memory);
+    close(fd);
+    return status;
+}
+
+/* ---- all bytes ---- */
+
+/* After one transfer of a loop: did it fail for good? A write that takes nothing has no room. */
+static bool failed(ssize_t moved, bool writes)
+{
+    if (moved == 0 && writes) errno = ENOSPC;
+    return moved < 0 ? errno != EINTR : moved == 0 && writes;
+}
+
+bool aq_write_all(int fd, const void *bytes, size_t count)
+{
+    for (size_t done = 0; done < count;) {
+        const ssize_t put = write(fd, (const char *)bytes + done, count - done);
+        if (failed(put, true)) return false;
+        if (put > 0) done += (size_t)put;
+    }
+    return true;
+}
+
+bool aq_pwrite_all(int fd, const void *bytes, size_t count, uint64_t offset)
+{
+    for (size_t done = 0; done < count;) {
+        const ssize_t put = pwrite(fd, (const char *)bytes + done, count - done, (off_t)(offset + done));
+        if (failed(put, true)) return false;
+        if (put > 0) done += (size_t)put;
+    }
+    return true;
+}
+
+ssize_t aq_read_all(int fd, void *bytes, size_t count)
+{
+    for (size_t done = 0; done < count;) {
+        const ssize_t got = read(fd, (char *)bytes + done, count - done);
+        if (failed(got, false)) return -1;
+        if (got == 0) return (ssize_t)done;
+        if (got > 0) done += (size_t)got;
+    }
+    return (ssize_t)count;
+}
+
+ssize_t aq_pread_all(int fd, void *bytes, size_t count, uint64_t offset)
+{
+    for (size_t done = 0; done < count;) {
+        const ssize_t got = pread(fd, (char *)bytes + done, count - done, (off_t)(offset + done));
+        if (failed(got, false)) return -1;
+        if (got == 0) return (ssize_t)done;
+        if (got > 0) done += (size_t)got;
+    }
+    return (ssize_t)count;
 }

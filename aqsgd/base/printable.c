@@ -49,9 +49,10 @@ static bool shown(uint32_t value, bool lines)
     return value <= 0x10ffff;
 }
 
+static const char digits[] = "0123456789abcdef";
+
 size_t aq_printable(const char *text, size_t count, bool lines, char *out, size_t bytes)
 {
-    static const char digits[] = "0123456789abcdef";
     AQ_ASSERT(bytes >= AQ_PRINTABLE_BYTES_MIN);
     const unsigned char *in = (const void *)text;
     size_t at = 0, to = 0;
@@ -80,4 +81,20 @@ const char *aq_printable_text(const char *text, char *out, size_t bytes)
 {
     (void)aq_printable(text ? text : "", text ? strlen(text) : 0, false, out, bytes);
     return out;
+}
+
+const char *aq_hex(const void *bytes, size_t count, char *out)
+{
+    const unsigned char *in = bytes;
+    for (size_t i = 0; i < count; i++) {
+        out[2 * i] = digits[in[i] >> 4];
+        out[2 * i + 1] = digits[in[i] & 15];
+    }
+    out[2 * count] = 0;
+    return out;
+}
+
+bool aq_is_hex(const char *text, size_t count)
+{
+    return strlen(text) == count && strspn(text, digits) == count;
 }

@@ -75,7 +75,7 @@ static enum aq_status read_file(const char *path, char *bytes, int *count, bool 
         status = aq_fail_errno(AREA, "%s", path);
     else
         status = mode_check(path, &info, false);
-    if (status == AQ_OK && (got = read(fd, bytes, AQ_TLS_PEM_BYTES_MAX + 1)) < 0)
+    if (status == AQ_OK && (got = aq_read_all(fd, bytes, AQ_TLS_PEM_BYTES_MAX + 1)) < 0)
         status = aq_fail_errno(AREA, "cannot read %s", path);
     close(fd);
     AQ_TRY(status);

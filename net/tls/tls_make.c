@@ -94,32 +94,11 @@ static enum aq_status certify(const struct aq_tls_name *name, EVP_PKEY *key, X50
 
 /* ---- files ---- */
 
-static enum aq_status write_all(int fd, const char *bytes, size_t count)
-{
-    while (count > 0) {
-        const ssize_t put = write(fd, bytes, count);
-        if (put == -1 && errno == EINTR) continue;
-        if (put == -1) return aq_fail_errno(AREA, "cannot write keys");
-        bytes += put;
-        count -= (size_t)put;
-    }
-    return fsync(fd) == 0 ? AQ_OK : aq_fail_errno(AREA, "cannot write keys");
-}
-
 enum aq_status aq_tls_save(const char *folder, const char *name, const char *bytes, size_t count, bool secret)
 {
-    char path[AQ_TLS_PATH_BYTES], aside[AQ_TLS_PATH_BYTES], aside_name[AQ_TLS_FILE_BYTES + 8];
-    snprintf(aside_name, sizeof aside_name, ".%s.new", name);
+    char path[AQ_TLS_PATH_BYTES];
     AQ_TRY(aq_tls_path(folder, name, path));
-    AQ_TRY(aq_tls_path(folder, aside_name, aside));
-    (void)unlink(aside);
-    const int fd = open(aside, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, secret ? 0600 : 0644);
-    enum aq_status status = fd == -1 ? aq_fail_errno(AREA, "cannot write %s", path) : AQ_OK;
-    if (status == AQ_OK) status = write_all(fd, bytes, count);
-    if (fd != -1) close(fd);
-    if (status == AQ_OK && rename(aside, path) != 0) status = aq_fail_errno(AREA, "cannot write %s", path);
-    if (status != AQ_OK && fd != -1) (void)unlink(aside);
-    return status;
+    return aq_file_replace(NULL, path, secret ? 0600 : 0644, bytes, count);
 }
 
 /* A certificate, a private key, or both, into folder/name. */

@@ -110,9 +110,7 @@ void aq_tls_print(X509 *certificate, char out[AQ_TLS_PRINT_BYTES])
     unsigned char digest[EVP_MAX_MD_SIZE];
     unsigned bytes = 0;
     if (X509_digest(certificate, EVP_sha256(), digest, &bytes) != 1) bytes = 0;
-    for (unsigned i = 0; i < bytes && i < 32; i++)
-        snprintf(out + (size_t)2 * i, 3, "%02x", digest[i]);
-    out[bytes < 32 ? 2 * bytes : 64] = 0;
+    aq_hex(digest, bytes < 32 ? bytes : 32, out);
 }
 
 const char *aq_tls_reason(void)

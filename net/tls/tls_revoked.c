@@ -75,20 +75,15 @@ static const char *read_quietly(const char *path, char *bytes, size_t most, size
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd == -1) return "it cannot be opened";
     const char *wrong = NULL;
-    *count = 0;
     if (fstat(fd, info) != 0 || !S_ISREG(info->st_mode))
         wrong = "it is no regular file";
     else if (info->st_uid != geteuid() && info->st_uid != 0)
         wrong = "it belongs to another user";
     else if (info->st_mode & 022)
         wrong = "others may write it (chmod 644)";
-    while (!wrong && *count < most) {
-        const ssize_t got = read(fd, bytes + *count, most - *count);
-        if (got == -1 && errno == EINTR) continue;
-        if (got == -1) wrong = "it cannot be read";
-        if (got <= 0) break;
-        *count += (size_t)got;
-    }
+    const ssize_t got = wrong ? 0 : aq_read_all(fd, bytes, most);
+    if (got < 0) wrong = "it cannot be read";
+    *count = got > 0 ? (size_t)got : 0;
     if (!wrong && *count == most) wrong = "it is too long";
     close(fd);
     return wrong;
@@ -228,10 +223,8 @@ void aq_tls_watch_close(struct aq_tls_watch *watch)
 void aq_tls_serial(const ASN1_INTEGER *serial, char out[AQ_TLS_SERIAL_BYTES])
 {
     const unsigned char *bytes = ASN1_STRING_get0_data(serial);
-    const int count = ASN1_STRING_length(serial);
-    out[0] = 0;
-    for (int i = 0; i < count && i < (AQ_TLS_SERIAL_BYTES - 1) / 2; i++)
-        snprintf(out + (size_t)2 * (size_t)i, 3, "%02x", bytes[i]);
+    const int count = ASN1_STRING_length(serial), most = (AQ_TLS_SERIAL_BYTES - 1) / 2;
+    aq_hex(bytes, (size_t)(count < most ? count : most), out);
 }
 
 enum aq_status aq_tls_issued(const char *folder, X509 *certificate, const struct aq_tls_name *name)
@@ -242,7 +235,7 @@ enum aq_status aq_tls_issued(const char *folder, X509 *certificate, const struct
     const int count = snprintf(line, sizeof line, "%s %s\n", serial, aq_tls_uri(name, uri));
     const int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd == -1) return aq_fail_errno(AREA, "cannot write %s", path);
-    const bool written = write(fd, line, (size_t)count) == count && fsync(fd) == 0;
+    const bool written = aq_write_all(fd, line, (size_t)count) && fsync(fd) == 0;
     const enum aq_status status = written ? AQ_OK : aq_fail_errno(AREA, "cannot write %s", path);
     close(fd);
     return status;
@@ -307,8 +300,8 @@ static bool add_issued(void *context, const char *serial, const char *uri)
     BIGNUM *number = NULL;
     ASN1_INTEGER *integer = NULL;
     if (strcmp(uri, making->uri) != 0) return true;
-    const bool read = strlen(serial) == strspn(serial, "0123456789abcdef") &&
-                      BN_hex2bn(&number, serial) == (int)strlen(serial) && (integer = BN_to_ASN1_INTEGER(number, NULL));
+    const bool read = aq_is_hex(serial, strlen(serial)) && BN_hex2bn(&number, serial) == (int)strlen(serial) &&
+                      (integer = BN_to_ASN1_INTEGER(number, NULL));
     const bool added = read && add_serial(making, integer);
     ASN1_INTEGER_free(integer);
     BN_free(number);

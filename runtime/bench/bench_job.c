@@ -59,11 +59,11 @@ static enum aq_status write_inputs(const char *folder)
     for (uint64_t i = 0; i < TEXT_WORDS; i++)
         aq_text_add(&text, "%llu ", (unsigned long long)aq_rng_below(&key, i, 5000));
     enum aq_status status = aq_run_path(folder, "text.txt", path);
-    if (status == AQ_OK) status = aq_run_write(path, aq_text_of(&text), text.used);
+    if (status == AQ_OK) status = aq_file_replace(NULL, path, 0600, aq_text_of(&text), text.used);
     aq_text_deinit(&text);
     AQ_TRY(status);
     AQ_TRY(aq_run_path(folder, "job.yaml", path));
-    return aq_run_write(path, manifest_text, sizeof manifest_text - 1);
+    return aq_file_replace(NULL, path, 0600, manifest_text, sizeof manifest_text - 1);
 }
 
 /* In the child: only what is safe between fork and exec. Whoever kills the bench ends its run, with a checkpoint. */
@@ -96,7 +96,7 @@ static enum aq_status run_self(const char *folder, char *const *arguments)
     if (WIFEXITED(code) && WEXITSTATUS(code) == 0) return AQ_OK;
     char *text;
     size_t count;
-    if (aq_run_read(log, 1 << 20, &text, &count) == AQ_OK) {
+    if (aq_file_load(NULL, log, 1 << 20, &text, &count) == AQ_OK) {
         aq_fail(AQ_ABORTED, "bench", "aqpipe launch failed: %.*s", (int)(count > 600 ? 600 : count), text);
         aq_free(text);
     }

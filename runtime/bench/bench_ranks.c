@@ -59,14 +59,8 @@ static enum aq_status put(int fd, const void *bytes, size_t count)
 /* AQ_CLOSED: the other end is gone. */
 static enum aq_status get(int fd, void *bytes, size_t count)
 {
-    for (size_t done = 0; done < count;) {
-        const ssize_t got = read(fd, (uint8_t *)bytes + done, count - done);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return AQ_IO;
-        if (got == 0) return AQ_CLOSED;
-        done += (size_t)got;
-    }
-    return AQ_OK;
+    const ssize_t got = aq_read_all(fd, bytes, count);
+    return got == (ssize_t)count ? AQ_OK : got < 0 ? AQ_IO : AQ_CLOSED;
 }
 
 /* AQ_NODEV where the shell says no: `ip` or `tc` are missing, or the kernel does not permit it. */

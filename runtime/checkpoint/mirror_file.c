@@ -82,15 +82,9 @@ static enum aq_status lane_open_file(struct lane *lane)
 /* So many bytes of the file from `offset` on, fewer at its end. */
 static enum aq_status read_at(const struct lane *lane, uint8_t *bytes, uint64_t offset, uint32_t *count)
 {
-    uint32_t have = 0;
-    while (have < *count) {
-        const ssize_t got = pread(lane->file, bytes + have, *count - have, (off_t)(offset + have));
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return aq_fail_errno("mirror", "cannot read %s/%s", lane->folder, lane->name);
-        if (got == 0) break;
-        have += (uint32_t)got;
-    }
-    *count = have;
+    const ssize_t got = aq_pread_all(lane->file, bytes, *count, offset);
+    if (got < 0) return aq_fail_errno("mirror", "cannot read %s/%s", lane->folder, lane->name);
+    *count = (uint32_t)got;
     return AQ_OK;
 }
 
@@ -146,12 +140,8 @@ static enum aq_status read_piece(struct lane *lane, struct job *job)
 
 static enum aq_status write_all(const struct lane *lane, const uint8_t *bytes, uint32_t count)
 {
-    for (uint32_t done = 0; done < count;) {
-        const ssize_t part = write(lane->file, bytes + done, count - done);
-        if (part < 0 && errno == EINTR) continue;
-        if (part < 0) return aq_fail_errno("mirror", "%s/%s: cannot be written", lane->folder, lane->partial);
-        done += (uint32_t)part;
-    }
+    if (!aq_write_all(lane->file, bytes, count))
+        return aq_fail_errno("mirror", "%s/%s: cannot be written", lane->folder, lane->partial);
     return AQ_OK;
 }
 

@@ -445,7 +445,7 @@ static enum aq_status leave_file(void *context, const char *name, const char *by
     char path[AQ_RUN_PATH_BYTES];
     const struct command *command = context;
     AQ_TRY(aq_run_path(command->job->output.path, name, path));
-    return aq_run_write(path, bytes, count);
+    return aq_file_replace(NULL, path, 0600, bytes, count);
 }
 
 /* What `transformers` wants beside the weights. A head that is tied but lives on a stage of its own is one of its own.

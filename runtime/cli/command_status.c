@@ -448,7 +448,7 @@ static bool folder_log(const char *folder, uint32_t rank, bool head)
     char name[48], path[AQ_RUN_PATH_BYTES], *text;
     size_t count;
     snprintf(name, sizeof name, "logs/stage-%u.log", rank);
-    if (aq_run_path(folder, name, path) != AQ_OK || aq_run_read(path, LOG_BYTES_MAX, &text, &count) != AQ_OK)
+    if (aq_run_path(folder, name, path) != AQ_OK || aq_file_load(NULL, path, LOG_BYTES_MAX, &text, &count) != AQ_OK)
         return false;
     if (head) printf("==> %s <==\n", path);
     size_t skip = count > LOG_BYTES ? count - LOG_BYTES : 0;

@@ -13,16 +13,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static void hex(const unsigned char *bytes, size_t count, char *out)
-{
-    static const char digits[] = "0123456789abcdef";
-    for (size_t i = 0; i < count; i++) {
-        out[2 * i] = digits[bytes[i] >> 4];
-        out[2 * i + 1] = digits[bytes[i] & 15];
-    }
-    out[2 * count] = 0;
-}
-
 /* May this open file hold a secret? */
 static enum aq_status check_file(const char *path, const struct stat *info)
 {
@@ -47,7 +37,7 @@ enum aq_status aq_token_load(const char *path, struct aq_token *out)
         status = aq_fail_errno("token", "%s", path);
     else
         status = check_file(path, &info);
-    if (status == AQ_OK && (count = read(fd, bytes, sizeof bytes)) < 0)
+    if (status == AQ_OK && (count = aq_read_all(fd, bytes, sizeof bytes)) < 0)
         status = aq_fail_errno("token", "cannot read the token file %s", path);
     close(fd);
     if (status != AQ_OK || count < 0) return status;
@@ -74,7 +64,7 @@ enum aq_status aq_token_nonce(char out[AQ_NONCE_CHARS + 1])
     unsigned char bytes[AQ_NONCE_CHARS / 2];
     if (getrandom(bytes, sizeof bytes, 0) != (ssize_t)sizeof bytes)
         return aq_fail_errno("token", "the system gives no random numbers");
-    hex(bytes, sizeof bytes, out);
+    aq_hex(bytes, sizeof bytes, out);
     return AQ_OK;
 }
 
@@ -90,7 +80,7 @@ enum aq_status aq_token_proof(const struct aq_token *token, const char *side, co
               &bytes))
         return aq_fail(AQ_NODEV, "token", "libcrypto has no HMAC-SHA-256 here");
     AQ_ASSERT(bytes * 2 == AQ_PROOF_CHARS);
-    hex(digest, bytes, out);
+    aq_hex(digest, bytes, out);
     return AQ_OK;
 }
 

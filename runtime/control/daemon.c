@@ -187,7 +187,7 @@ static enum aq_status open_listener(struct daemon *daemon)
     if (!config->port_file) return AQ_OK;
     char text[16];
     const int count = snprintf(text, sizeof text, "%u\n", port);
-    return aq_run_write(config->port_file, text, (size_t)count);
+    return aq_file_replace(NULL, config->port_file, 0600, text, (size_t)count);
 }
 
 enum aq_status aq_daemon_run(const struct aq_daemon_config *config)

@@ -355,7 +355,7 @@ static enum aq_status tell_log(struct daemon *daemon, struct connection *connect
     snprintf(name, sizeof name, "logs/stage-%u.log", rank);
     char *text;
     size_t count;
-    if (aq_run_read_in(daemon->run, name, 2 * DAEMON_LOG_BYTES_MAX, &text, &count) != AQ_OK)
+    if (aq_file_load(daemon->run, name, 2 * DAEMON_LOG_BYTES_MAX, &text, &count) != AQ_OK)
         return refuse(daemon, connection, "there is no log of this stage");
     const size_t skip = count > bytes ? count - (size_t)bytes : 0;
     for (size_t i = 0; i < count; i++) /* a log may hold any byte, JSON only text */

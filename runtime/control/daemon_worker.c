@@ -104,8 +104,7 @@ static void log_write(struct daemon *daemon, struct worker *worker, const char *
         log_open(daemon, worker, true);
         if (worker->log == -1) return;
     }
-    const ssize_t written = write(worker->log, bytes, count);
-    if (written == (ssize_t)count) {
+    if (aq_write_all(worker->log, bytes, count)) {
         worker->log_bytes += count;
         return;
     }

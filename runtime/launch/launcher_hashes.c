@@ -18,7 +18,7 @@ enum aq_status launcher_hashes_load(struct launcher *launcher)
     char path[AQ_RUN_PATH_BYTES], *text;
     size_t count;
     AQ_TRY(aq_run_path(launcher->launch->run, "hashes.json", path));
-    const enum aq_status status = aq_run_read(path, BYTES_MAX, &text, &count);
+    const enum aq_status status = aq_file_load(NULL, path, BYTES_MAX, &text, &count);
     if (status == AQ_NOTFOUND) return AQ_OK;
     AQ_TRY(status);
     launcher->hashes = json_loadb(text, count, JSON_REJECT_DUPLICATES, NULL);
@@ -72,7 +72,7 @@ enum aq_status launcher_hashes_note(struct launcher *launcher, uint64_t step, ui
     launcher->hashes = all;
     enum aq_status status = text ? aq_run_path(launcher->launch->run, "hashes.json", path)
                                  : aq_fail(AQ_NOMEM, "launch", "no memory for the hashes of step %s", name);
-    if (status == AQ_OK) status = aq_run_write(path, text, strlen(text));
+    if (status == AQ_OK) status = aq_file_replace(NULL, path, 0600, text, strlen(text));
     (free)(text); /* jansson's own memory */
     return status;
 }

@@ -139,18 +139,10 @@ static enum aq_status write_line(struct aq_metrics *metrics, const json_t *line)
         return aq_fail(AQ_NOMEM, "metrics", "no memory for a line");
     aq_text_bytes(&metrics->text, "\n", 1);
     AQ_TRY(metrics->text.status);
-    const char *bytes = metrics->text.bytes;
-    for (size_t left = metrics->text.used; left > 0;) {
-        const ssize_t written = write(metrics->fd, bytes, left);
-        if (written < 0 && errno == EINTR) continue;
-        if (written < 0) {
-            const enum aq_status status = aq_fail_errno("metrics", "cannot write metrics.jsonl");
-            if (ftruncate(metrics->fd, (off_t)metrics->bytes) != 0)
-                metrics->fd = -1; /* nothing may follow half a line */
-            return status;
-        }
-        bytes += written;
-        left -= (size_t)written;
+    if (!aq_write_all(metrics->fd, metrics->text.bytes, metrics->text.used)) {
+        const enum aq_status status = aq_fail_errno("metrics", "cannot write metrics.jsonl");
+        if (ftruncate(metrics->fd, (off_t)metrics->bytes) != 0) metrics->fd = -1; /* nothing may follow half a line */
+        return status;
     }
     metrics->bytes += metrics->text.used;
     aq_metrics_index_add(metrics->index, line, metrics->text.bytes, metrics->text.used);

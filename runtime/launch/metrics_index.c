@@ -53,7 +53,7 @@ static bool fits(int metrics, const struct entry *entry)
     if (entry->bytes == 0 || entry->bytes > AQ_RUN_LINE_BYTES_MAX || entry->offset < entry->bytes ||
         entry->offset > INT64_MAX || aq_alloc(entry->bytes, &bytes) != AQ_OK)
         return false;
-    const ssize_t got = pread(metrics, bytes, entry->bytes, (off_t)(entry->offset - entry->bytes));
+    const ssize_t got = aq_pread_all(metrics, bytes, entry->bytes, entry->offset - entry->bytes);
     const bool same = got == (ssize_t)entry->bytes && aq_digest(bytes, entry->bytes) == entry->digest;
     aq_free(bytes);
     return same;
@@ -133,7 +133,7 @@ static void write_entry(struct aq_metrics_index *index)
     /* Half an entry has no digest of its own, and no newline: the next one would be lost with it. */
     if (text.used == 0 || text.status != AQ_OK)
         give_up(index, "no memory");
-    else if (write(index->fd, text.bytes, text.used) != (ssize_t)text.used)
+    else if (!aq_write_all(index->fd, text.bytes, text.used))
         give_up(index, "it cannot be written");
     index->written = index->last.offset;
     aq_text_deinit(&text);

@@ -203,7 +203,7 @@ enum aq_status aq_report_write(json_t *runs, const char *path)
     json_decref(report);
     aq_text_add(&text, "\n");
     if (status == AQ_OK) status = text.status;
-    if (status == AQ_OK) status = aq_run_write(path, aq_text_of(&text), text.used);
+    if (status == AQ_OK) status = aq_file_replace(NULL, path, 0600, aq_text_of(&text), text.used);
     aq_text_deinit(&text);
     return status;
 }

@@ -125,21 +125,18 @@ void aq_report_sums_deinit(struct aq_report_sums *sums)
 
 json_t *aq_report_sums_json(const struct aq_report_sums *sums)
 {
-    static const char digits[] = "0123456789abcdef";
     uint64_t words[WORDS];
     char text[16 * WORDS + 1];
     memcpy(words, &sums->n, sizeof words);
     for (size_t i = 0; i < WORDS; i++)
-        for (unsigned d = 0; d < 16; d++)
-            text[16 * i + d] = digits[words[i] >> (60 - 4 * d) & 15];
-    text[16 * WORDS] = 0;
+        snprintf(text + 16 * i, 17, "%016llx", (unsigned long long)words[i]);
     return json_pack("{s:s, s:s, s:O*, s:O*, s:O*, s:O*}", "version", AQ_VERSION, "numbers", text, "start", sums->start,
                      "eval", sums->eval, "end", sums->end, "choice", sums->choice);
 }
 
 static bool take_words(const char *text, uint64_t *words)
 {
-    if (strlen(text) != 16 * WORDS || strspn(text, "0123456789abcdef") != 16 * WORDS) return false;
+    if (!aq_is_hex(text, 16 * WORDS)) return false;
     for (size_t i = 0; i < 16 * WORDS; i++)
         words[i / 16] = words[i / 16] << 4 | (uint64_t)(text[i] <= '9' ? text[i] - '0' : text[i] - 'a' + 10);
     return true;

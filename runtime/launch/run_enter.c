@@ -26,7 +26,7 @@ static enum aq_status read_identity(const char *run, struct identity *out)
     size_t count;
     *out = (struct identity){.name = "?"};
     AQ_TRY(aq_run_path(run, "run.json", path));
-    const enum aq_status status = aq_run_read(path, 1 << 20, &text, &count);
+    const enum aq_status status = aq_file_load(NULL, path, 1 << 20, &text, &count);
     if (status == AQ_NOTFOUND) return AQ_OK;
     AQ_TRY(status);
     json_t *identity = json_loadb(text, count, 0, NULL);
@@ -58,10 +58,10 @@ static enum aq_status write_identity(const struct aq_run_entry *entry)
     json_decref(name);
     enum aq_status status = aq_run_path(plan->job->output.path, "run.json", path);
     if (status == AQ_OK) status = text.status;
-    if (status == AQ_OK) status = aq_run_write(path, aq_text_of(&text), text.used);
+    if (status == AQ_OK) status = aq_file_replace(NULL, path, 0600, aq_text_of(&text), text.used);
     aq_text_deinit(&text);
     if (status == AQ_OK) status = aq_run_path(plan->job->output.path, "manifest.yaml", path);
-    if (status == AQ_OK) status = aq_run_write(path, entry->manifest, strlen(entry->manifest));
+    if (status == AQ_OK) status = aq_file_replace(NULL, path, 0600, entry->manifest, strlen(entry->manifest));
     return status;
 }
 

@@ -133,13 +133,8 @@ static enum aq_status cut(const char *path, uint64_t bytes, const char *kept, si
     AQ_TRY(aq_file_open(NULL, path, AQ_FILE_UPDATE, &fd));
     enum aq_status status = AQ_OK;
     if (ftruncate(fd, (off_t)bytes) != 0) status = aq_fail_errno("run", "cannot cut %s", path);
-    for (size_t at = 0; status == AQ_OK && at < count;) {
-        const ssize_t written = pwrite(fd, kept + at, count - at, (off_t)(bytes + at));
-        if (written > 0)
-            at += (size_t)written;
-        else if (errno != EINTR)
-            status = aq_fail_errno("run", "cannot write %s", path);
-    }
+    if (status == AQ_OK && !aq_pwrite_all(fd, kept, count, bytes))
+        status = aq_fail_errno("run", "cannot write %s", path);
     if (status == AQ_OK && fsync(fd) != 0) status = aq_fail_errno("run", "cannot sync %s", path);
     close(fd);
     return status;
@@ -158,7 +153,7 @@ static enum aq_status finish_cut(const char *path)
     struct stat info;
     size_t count;
     AQ_TRY(beside(path, ".tail", tail));
-    enum aq_status status = aq_run_read(tail, TAIL_BYTES_MAX + 64, &text, &count);
+    enum aq_status status = aq_file_load(NULL, tail, TAIL_BYTES_MAX + 64, &text, &count);
     if (status == AQ_NOTFOUND) return AQ_OK;
     AQ_TRY(status);
     const unsigned long long bytes = strtoull(text, &end, 10);
@@ -181,7 +176,7 @@ static enum aq_status cut_with_care(const char *path, uint64_t bytes, const stru
     aq_text_add(&text, "%llu\n", (unsigned long long)bytes);
     aq_text_bytes(&text, kept->bytes, kept->used);
     enum aq_status status = text.status;
-    if (status == AQ_OK) status = aq_run_write(tail, text.bytes, text.used);
+    if (status == AQ_OK) status = aq_file_replace(NULL, tail, 0600, text.bytes, text.used);
     aq_text_deinit(&text);
     AQ_TRY(status);
     AQ_TRY(cut(path, bytes, kept->bytes, kept->used));

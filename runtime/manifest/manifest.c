@@ -294,21 +294,16 @@ static enum aq_status read_file(const char *path, char **text, size_t *bytes)
         return errno == ENOENT ? AQ_NOTFOUND : status;
     }
     void *memory = NULL;
-    size_t used = 0;
+    ssize_t used;
     enum aq_status status;
     AQ_TRY_GOTO(aq_alloc(AQ_YAML_BYTES_MAX + 1, &memory), out);
-    while (used <= AQ_YAML_BYTES_MAX) { /* one byte more than allowed tells that it is too long */
-        const ssize_t got = read(fd, (char *)memory + used, AQ_YAML_BYTES_MAX + 1 - used);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) {
-            status = aq_fail_errno("manifest", "cannot read the manifest %s", path);
-            goto out;
-        }
-        if (got == 0) break;
-        used += (size_t)got;
+    used = aq_read_all(fd, memory, AQ_YAML_BYTES_MAX + 1); /* one byte more than allowed tells that it is too long */
+    if (used < 0) {
+        status = aq_fail_errno("manifest", "cannot read the manifest %s", path);
+        goto out;
     }
     *text = memory;
-    *bytes = used;
+    *bytes = (size_t)used;
     memory = NULL;
 out:
     aq_free(memory);

@@ -61,7 +61,7 @@ static enum aq_status weights_facts(const struct aq_job *job, uint64_t *digest)
     struct stat about;
     enum aq_status status;
     AQ_TRY_GOTO(aq_alloc(WEIGHTS_HEAD_BYTES, &head), out);
-    const ssize_t bytes = pread(fd, head, WEIGHTS_HEAD_BYTES, 0);
+    const ssize_t bytes = aq_pread_all(fd, head, WEIGHTS_HEAD_BYTES, 0);
     if (bytes < 0 || fstat(fd, &about) < 0)
         status = aq_fail_errno("plan", "cannot read %s", path);
     else

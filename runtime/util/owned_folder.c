@@ -144,7 +144,7 @@ static enum aq_status marker_read(const char *path, struct marker *out)
 {
     char *text;
     size_t count;
-    AQ_TRY(aq_run_read_in(path, AQ_OWNED_MARKER, MARKER_BYTES_MAX, &text, &count));
+    AQ_TRY(aq_file_load(path, AQ_OWNED_MARKER, MARKER_BYTES_MAX, &text, &count));
     json_t *json = json_loadb(text, count, JSON_REJECT_DUPLICATES, NULL);
     aq_free(text);
     struct marker got = {0};
@@ -179,7 +179,7 @@ static enum aq_status marker_write(const char *path, enum aq_owned_kind kind, co
     (free)(dumped); /* jansson's own memory */
     json_decref(json);
     if (status == AQ_OK) status = aq_run_path(path, AQ_OWNED_MARKER, file);
-    if (status == AQ_OK) status = aq_run_write(file, aq_text_of(&text), text.used);
+    if (status == AQ_OK) status = aq_file_replace(NULL, file, 0600, aq_text_of(&text), text.used);
     aq_text_deinit(&text);
     return status;
 }
@@ -215,7 +215,7 @@ static bool copy_is_ours(const char *folder, const char *name, const struct aq_o
     uint8_t head[AQ_SEAL_HEAD_BYTES];
     int file;
     if (!strstr(name, "/mirror-") || aq_file_open(folder, name, AQ_FILE_READ, &file) != AQ_OK) return false;
-    const ssize_t got = read(file, head, sizeof head);
+    const ssize_t got = aq_read_all(file, head, sizeof head);
     close(file);
     return got == (ssize_t)sizeof head && aq_seal_is_of(head, owner->kin);
 }
@@ -266,7 +266,7 @@ static bool run_proves(const char *path, const struct aq_owner *owner, uint64_t 
 {
     char *text, other[NAME_BYTES];
     size_t count;
-    if (aq_run_read_in(path, "run.json", 1 << 20, &text, &count) == AQ_OK) {
+    if (aq_file_load(path, "run.json", 1 << 20, &text, &count) == AQ_OK) {
         json_t *json = json_loadb(text, count, 0, NULL);
         aq_free(text);
         const bool proved = json_is_object(json) && json_object_get(json, "plan_hash");

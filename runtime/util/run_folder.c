@@ -50,82 +50,6 @@ enum aq_status aq_run_make_folder(const char *path)
     return AQ_OK;
 }
 
-static enum aq_status write_all(int fd, const char *path, const char *bytes, size_t count)
-{
-    while (count > 0) {
-        const ssize_t written = write(fd, bytes, count);
-        if (written < 0 && errno == EINTR) continue;
-        if (written < 0) return aq_fail_errno("run", "cannot write %s", path);
-        bytes += written;
-        count -= (size_t)written;
-    }
-    return AQ_OK;
-}
-
-enum aq_status aq_run_write(const char *path, const char *bytes, size_t count)
-{
-    char aside[AQ_RUN_PATH_BYTES];
-    int fd;
-    const int length = snprintf(aside, sizeof aside, "%s.new", path);
-    if (length < 0 || (size_t)length >= sizeof aside)
-        return aq_fail(AQ_INVAL, "run", "the path %.80s... is too long", path);
-    AQ_TRY(aq_file_open(NULL, aside, AQ_FILE_ANEW, &fd));
-    enum aq_status status = write_all(fd, aside, bytes, count);
-    if (status == AQ_OK && fsync(fd) != 0) status = aq_fail_errno("run", "cannot sync %s", aside);
-    if (close(fd) != 0 && status == AQ_OK) status = aq_fail_errno("run", "cannot close %s", aside);
-    if (status == AQ_OK) status = aq_file_rename(NULL, aside, path);
-    if (status != AQ_OK) {
-        (void)aq_file_remove(NULL, aside);
-        return status;
-    }
-    return aq_run_sync_folder_of(path);
-}
-
-static enum aq_status read_all(int fd, const char *path, char *bytes, size_t *count)
-{
-    size_t have = 0;
-    while (have < *count) {
-        const ssize_t got = read(fd, bytes + have, *count - have);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return aq_fail_errno("run", "cannot read %s", path);
-        if (got == 0) break;
-        have += (size_t)got;
-    }
-    bytes[have] = 0;
-    *count = have;
-    return AQ_OK;
-}
-
-enum aq_status aq_run_read_in(const char *folder, const char *name, size_t bytes_max, char **text, size_t *count)
-{
-    const char *path = name;
-    int fd;
-    struct stat info;
-    void *memory = NULL;
-    AQ_TRY(aq_file_open(folder, name, AQ_FILE_READ, &fd));
-    enum aq_status status = AQ_OK;
-    if (fstat(fd, &info) != 0)
-        status = aq_fail_errno("run", "%s", path);
-    else if (info.st_size < 0 || (uint64_t)info.st_size > bytes_max)
-        status = aq_fail(AQ_NOSPC, "run", "%s has %lld bytes, more than %zu", path, (long long)info.st_size, bytes_max);
-    if (status != AQ_OK) goto out;
-    size_t have = (size_t)info.st_size;
-    AQ_TRY_GOTO(aq_alloc(have + 1, &memory), out);
-    AQ_TRY_GOTO(read_all(fd, path, memory, &have), out);
-    *text = memory;
-    memory = NULL;
-    if (count) *count = have;
-out:
-    aq_free(memory);
-    close(fd);
-    return status;
-}
-
-enum aq_status aq_run_read(const char *path, size_t bytes_max, char **text, size_t *count)
-{
-    return aq_run_read_in(NULL, path, bytes_max, text, count);
-}
-
 enum aq_status aq_run_lock(const char *folder, int *fd)
 {
     int lock;
@@ -180,7 +104,7 @@ enum aq_status aq_run_mark_read(const char *checkpoint, struct aq_run_mark *out)
     char *text;
     size_t count;
     AQ_TRY(aq_run_path(checkpoint, "complete", path));
-    AQ_TRY(aq_run_read(path, MARK_BYTES_MAX, &text, &count));
+    AQ_TRY(aq_file_load(NULL, path, MARK_BYTES_MAX, &text, &count));
     json_t *mark = json_loadb(text, count, JSON_REJECT_DUPLICATES, NULL);
     aq_free(text);
     struct aq_run_mark got;
@@ -216,7 +140,7 @@ enum aq_status aq_run_mark_write(const char *checkpoint, const struct aq_run_mar
         aq_text_add(&text, "%s%llu", i ? "," : "", (unsigned long long)mark->kept[i]);
     aq_text_add(&text, "]}\n");
     enum aq_status status = text.status;
-    if (status == AQ_OK) status = aq_run_write(path, aq_text_of(&text), text.used);
+    if (status == AQ_OK) status = aq_file_replace(NULL, path, 0600, aq_text_of(&text), text.used);
     aq_text_deinit(&text);
     return status;
 }

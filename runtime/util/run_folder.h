@@ -32,15 +32,6 @@ enum aq_status aq_run_make_folder(const char *path);
 /* The name at `path` is on disk after this, new, renamed or gone. */
 enum aq_status aq_run_sync_folder_of(const char *path);
 
-/* Write the whole file aside, sync it, rename it, sync its folder: after a crash there is the old one or this one. */
-enum aq_status aq_run_write(const char *path, const char *bytes, size_t count);
-
-/* The whole file as text (memory of aq_alloc, a zero behind it). AQ_NOTFOUND is not logged; AQ_NOSPC: over bytes_max.
- */
-enum aq_status aq_run_read(const char *path, size_t bytes_max, char **text, size_t *count);
-/* The same of a name in a folder: no part of it may be a link (file.h). */
-enum aq_status aq_run_read_in(const char *folder, const char *name, size_t bytes_max, char **text, size_t *count);
-
 /* Take the lock of the folder. AQ_REFUSED names the process that has it. The fd keeps it; close it to give it back. */
 enum aq_status aq_run_lock(const char *folder, int *fd);
 

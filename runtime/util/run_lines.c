@@ -133,16 +133,9 @@ enum aq_status aq_run_lines_next(struct aq_run_lines *lines, const char **text, 
 
 static enum aq_status read_at(int fd, const char *path, char *bytes, size_t count, uint64_t offset)
 {
-    while (count > 0) {
-        const ssize_t got = pread(fd, bytes, count, (off_t)offset);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return aq_fail_errno("run", "cannot read %s", path);
-        if (got == 0) return aq_fail(AQ_IO, "run", "%s became shorter while it was read", path);
-        bytes += got;
-        offset += (uint64_t)got;
-        count -= (size_t)got;
-    }
-    return AQ_OK;
+    const ssize_t got = aq_pread_all(fd, bytes, count, offset);
+    if (got < 0) return aq_fail_errno("run", "cannot read %s", path);
+    return (size_t)got == count ? AQ_OK : aq_fail(AQ_IO, "run", "%s became shorter while it was read", path);
 }
 
 /* The last newline before the byte `end`; *found gets the byte behind it, 0 where there is none. */

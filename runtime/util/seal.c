@@ -78,20 +78,15 @@ void aq_hash_add(struct aq_hash *hash, const void *bytes, size_t count)
 
 void aq_hash_end(struct aq_hash *hash, char text[AQ_HASH_TEXT_BYTES])
 {
-    static const char digits[] = "0123456789abcdef";
     uint8_t bytes[EVP_MAX_MD_SIZE];
     unsigned count = 0;
-    if (EVP_DigestFinal_ex(hash->context, bytes, &count) != 1 || hash->wrong) count = 0;
-    for (unsigned i = 0; i < count && 2 * i + 2 < AQ_HASH_TEXT_BYTES; i++) {
-        text[2 * i] = digits[bytes[i] >> 4];
-        text[2 * i + 1] = digits[bytes[i] & 15];
-    }
-    text[count ? AQ_HASH_TEXT_BYTES - 1 : 0] = 0;
+    const bool good = EVP_DigestFinal_ex(hash->context, bytes, &count) == 1 && !hash->wrong;
+    aq_hex(bytes, good ? (AQ_HASH_TEXT_BYTES - 1) / 2 : 0, text);
 }
 
 bool aq_hash_is(const char *text)
 {
-    return strlen(text) == AQ_HASH_TEXT_BYTES - 1 && strspn(text, "0123456789abcdef") == AQ_HASH_TEXT_BYTES - 1;
+    return aq_is_hex(text, AQ_HASH_TEXT_BYTES - 1);
 }
 
 /* ---- seals ---- */
@@ -285,7 +280,7 @@ static enum aq_status key_write(int fd, const char *path)
     enum aq_status status = AQ_OK;
     if (RAND_priv_bytes(key, sizeof key) != 1)
         status = refused("give random numbers");
-    else if (write(fd, key, sizeof key) != (ssize_t)sizeof key || fsync(fd) != 0)
+    else if (!aq_write_all(fd, key, sizeof key) || fsync(fd) != 0)
         status = aq_fail_errno("keys", "cannot write %s", path);
     OPENSSL_cleanse(key, sizeof key);
     return status;
@@ -328,7 +323,7 @@ enum aq_status aq_seal_key_load(const char *path, uint8_t key[AQ_SEAL_KEY_BYTES]
                        path);
     AQ_TRY(status);
     status = fstat(fd, &info) == 0 ? key_check(path, &info) : aq_fail_errno("keys", "cannot look at %s", path);
-    if (status == AQ_OK && read(fd, key, AQ_SEAL_KEY_BYTES) != AQ_SEAL_KEY_BYTES)
+    if (status == AQ_OK && aq_read_all(fd, key, AQ_SEAL_KEY_BYTES) != AQ_SEAL_KEY_BYTES)
         status = aq_fail_errno("keys", "cannot read %s", path);
     close(fd);
     return status;

@@ -7,24 +7,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Fills memory from the file; *got is less than bytes where the file ends early. */
-static enum aq_status read_all(const char *area, const char *path, int file, uint8_t *memory, size_t bytes, size_t *got)
-{
-    size_t done = 0;
-    while (done < bytes) {
-        ssize_t part = read(file, memory + done, bytes - done);
-        if (part == 0) break;
-        if (part < 0 && errno == EINTR) continue;
-        if (part < 0) {
-            aq_fail_errno(area, "%s: cannot be read at byte %zu", path, done);
-            return AQ_IO;
-        }
-        done += (size_t)part;
-    }
-    *got = done;
-    return AQ_OK;
-}
-
 static enum aq_status read_open(const char *area, const char *path, int file, uint64_t bytes_max, uint8_t **out,
                                 size_t *bytes)
 {
@@ -34,14 +16,18 @@ static enum aq_status read_open(const char *area, const char *path, int file, ui
     if (about.st_size < 0 || (uint64_t)about.st_size > bytes_max)
         return aq_fail(AQ_INVAL, area, "%s: has %lld bytes, at most %llu are read", path, (long long)about.st_size,
                        (unsigned long long)bytes_max);
-    size_t size = (size_t)about.st_size, got;
+    const size_t size = (size_t)about.st_size;
     void *memory;
     AQ_TRY(aq_alloc(size + 1, &memory));
     /* One byte more than the size is asked for, so that a file that grows is seen too. */
-    enum aq_status status = read_all(area, path, file, memory, size + 1, &got);
-    if (status == AQ_OK && got != size)
+    const ssize_t got = aq_read_all(file, memory, size + 1);
+    enum aq_status status = AQ_OK;
+    if (got < 0) {
+        (void)aq_fail_errno(area, "%s: cannot be read", path);
+        status = AQ_IO;
+    } else if ((size_t)got != size)
         status = aq_fail(AQ_IO, area, "%s: had %zu bytes and now has %s; do not write to it during a run", path, size,
-                         got < size ? "fewer" : "more");
+                         (size_t)got < size ? "fewer" : "more");
     if (status != AQ_OK) {
         aq_free(memory);
         return status;

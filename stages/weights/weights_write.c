@@ -80,13 +80,7 @@ out:
 
 static enum aq_status write_all(const char *path, int file, const void *bytes, size_t count)
 {
-    for (size_t done = 0; done < count;) {
-        ssize_t part = write(file, (const uint8_t *)bytes + done, count - done);
-        if (part < 0 && errno == EINTR) continue;
-        if (part < 0) return aq_fail_errno(AREA, "%s: cannot be written", path);
-        if (part == 0) return aq_fail(AQ_IO, AREA, "%s: takes no more bytes after %zu", path, done);
-        done += (size_t)part;
-    }
+    if (!aq_write_all(file, bytes, count)) return aq_fail_errno(AREA, "%s: cannot be written", path);
     return AQ_OK;
 }
 

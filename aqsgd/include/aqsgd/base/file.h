@@ -22,6 +22,11 @@
 #ifndef AQSGD_BASE_FILE_H
 #define AQSGD_BASE_FILE_H
 
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
 #include "aqsgd/base/status.h"
 
 #ifdef __cplusplus
@@ -56,6 +61,27 @@ enum aq_status aq_file_open_folder(const char *folder, const char *name, int *fd
 
 /* The name is on disk after this: new, renamed or gone. */
 enum aq_status aq_file_sync_folder(const char *folder, const char *name);
+
+/*
+ * The whole file: written to `name`.new with this mode (less the umask), synced, renamed, its folder synced. After a
+ * crash there is the old one or this one; after a failure the old one.
+ */
+enum aq_status aq_file_replace(const char *folder, const char *name, mode_t mode, const void *bytes, size_t count);
+
+/* The file as it is when it is opened, in memory of aq_alloc with a zero behind it; count may be NULL. AQ_NOTFOUND is
+ * not logged; AQ_NOSPC: over bytes_max. */
+enum aq_status aq_file_load(const char *folder, const char *name, size_t bytes_max, char **bytes, size_t *count);
+
+/*
+ * All bytes, through interruptions and short transfers, of a descriptor that blocks (a file, a pipe, a socket in a
+ * child). False: errno says why. Whoever calls knows the name and logs.
+ */
+bool aq_write_all(int fd, const void *bytes, size_t count);
+bool aq_pwrite_all(int fd, const void *bytes, size_t count, uint64_t offset);
+
+/* How many bytes were read: fewer than count where the file ends; -1: errno says why. */
+ssize_t aq_read_all(int fd, void *bytes, size_t count);
+ssize_t aq_pread_all(int fd, void *bytes, size_t count, uint64_t offset);
 
 #ifdef __cplusplus
 }

@@ -36,6 +36,11 @@ size_t aq_printable(const char *text, size_t count, bool lines, char *out, size_
 /* A whole text in one line, cut where it does not fit; answers out. NULL is "". */
 const char *aq_printable_text(const char *text, char *out, size_t bytes);
 
+/* Two small hexadecimal digits a byte into out, which has 2 * count + 1 bytes; answers out. */
+const char *aq_hex(const void *bytes, size_t count, char *out);
+/* Is text exactly so many small hexadecimal digits? */
+bool aq_is_hex(const char *text, size_t digits);
+
 #ifdef __cplusplus
 }
 #endif
