@@ -21,6 +21,9 @@ target_include_directories(test_run_folder PRIVATE ${aq_runtime_ROOMS})
 aq_test(test_owned_folder LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_owned_folder PRIVATE ${aq_runtime_ROOMS})
 
+aq_test(test_options LIBS aq_runtime LABELS quick)
+target_include_directories(test_options PRIVATE ${aq_runtime_ROOMS})
+
 aq_test(test_run_enter LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_run_enter PRIVATE ${aq_runtime_ROOMS})
 

@@ -217,7 +217,7 @@ static void test_usage_is_told(void **state)
 {
     (void)state;
     assert_int_equal(command("--help"), 0);
-    assert_true(said("usage: aqpipe cache stat"));
+    assert_true(said("Usage: aqpipe cache [OPTION...] stat PATH..."));
     assert_int_equal(command(""), 2);
     assert_int_equal(command("shrink x"), 2);
     assert_true(said("'shrink' is not one of"));

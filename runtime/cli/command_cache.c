@@ -4,7 +4,6 @@
  * A path names a cache, a folder of caches, or a run folder, whose caches lie in cache/. stat and verify write nothing.
  */
 #include <dirent.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,36 +11,12 @@
 #include <sys/stat.h>
 
 #include "commands.h"
+#include "options.h"
 #include "run_folder.h"
 #include "runtime_text.h"
 #include "storage/cache.h"
 
 enum { BAD_SHOWN = 1000 };
-
-static const char usage[] =
-    "usage: aqpipe cache stat    [--json] [--mark N] PATH...\n"
-    "       aqpipe cache verify  [--json] [--mark N] PATH...\n"
-    "       aqpipe cache compact PATH...\n"
-    "\n"
-    "A stage keeps, for every training sample, the message that its neighbour holds too: what the next change is "
-    "coded\n"
-    "against. These commands look at the files of such caches while no run has them open. PATH is one cache\n"
-    "(out/cache/stage-0), a folder of caches, or a run folder.\n"
-    "\n"
-    "  stat     whose it is, its marks (a mark goes with the checkpoint of the same step), messages and bytes of "
-    "every\n"
-    "           edge (sent, received), and what the files take. Reads the index alone.\n"
-    "  verify   reads every message and compares it with its digest; names each that is broken. A broken message "
-    "costs\n"
-    "           a run some bytes (it is fetched from the neighbour, or sent whole), never a wrong number.\n"
-    "  compact  moves the messages of the two newest marks to the head of the slab and cuts off the rest. Both are "
-    "kept:\n"
-    "           a run whose stages were killed between two checkpoints goes back to the older one.\n"
-    "\n"
-    "  --mark N  the cache as it was at this mark (one of the two); the newest otherwise\n"
-    "  --json    one JSON object a cache, one a line\n"
-    "\n"
-    "Exit status: 0 all is well; 1 broken messages, or a cache that cannot be read or is in use; 2 usage.\n";
 
 struct asked {
     const char *verb;
@@ -256,41 +231,48 @@ static void path_do(struct asked *asked, const char *path)
     asked->failed = true;
 }
 
-static bool mark_read(const char *text, uint64_t *out)
-{
-    char *end;
-    if (text[0] < '0' || text[0] > '9') return false;
-    *out = strtoull(text, &end, 10);
-    return *end == 0 && *out > 0;
-}
+static const struct aq_option options[] = {
+    AQ_ROW_WORD("stat",
+                "whose it is, its marks (a mark goes with the checkpoint of the same step), messages and bytes of "
+                "every edge (sent, received), and what the files take. Reads the index alone"),
+    AQ_ROW_WORD("verify",
+                "reads every message and compares it with its digest; names each that is broken. A broken message "
+                "costs a run some bytes (it is fetched from the neighbour, or sent whole), never a wrong number"),
+    AQ_ROW_WORD("compact",
+                "moves the messages of the two newest marks to the head of the slab and cuts off the rest. Both "
+                "are kept: a run whose stages were killed between two checkpoints goes back to the older one"),
+    AQ_ROW_RANGE(U64, struct asked, mark, "mark", "N", 1, 1e18,
+                 "stat, verify: the cache as it was at this mark (one of the two); the newest otherwise"),
+    AQ_ROW(FLAG, struct asked, json, "json", NULL, "stat, verify: one JSON object a cache, one a line"),
+    {0}};
+
+static const struct aq_command_line line = {
+    "aqpipe cache",
+    "stat PATH...\nverify PATH...\ncompact PATH...",
+    "A stage keeps, for every training sample, the message that its neighbour holds too: what the next change is "
+    "coded "
+    "against. These commands look at the files of such caches while no run has them open. PATH is one cache "
+    "(out/cache/stage-0), a folder of caches, or a run folder.",
+    options,
+    "Exit status: 0 all is well; 1 broken messages, or a cache that cannot be read or is in use; 2 usage.",
+    NULL};
 
 int aq_command_cache(int argc, char **argv)
 {
-    static const struct option options[] = {{"json", no_argument, NULL, 'j'},
-                                            {"mark", required_argument, NULL, 'm'},
-                                            {"help", no_argument, NULL, 'h'},
-                                            {NULL, 0, NULL, 0}};
     struct asked asked = {0};
-    for (int option; (option = getopt_long(argc, argv, "h", options, NULL)) != -1;) {
-        if (option == 'h') {
-            fputs(usage, stdout);
-            return AQ_EXIT_DONE;
-        }
-        if (option == 'j')
-            asked.json = true;
-        else if (option != 'm' || !mark_read(optarg, &asked.mark))
-            return aq_usage("cache", option == 'm' ? "--mark: '%s' is no mark" : "the options are wrong", optarg);
-    }
-    if (optind == argc) return aq_usage("cache", "stat, verify or compact?");
-    asked.verb = argv[optind];
+    struct aq_arguments rest;
+    const int code = aq_options_read(&line, argc, argv, &asked, &rest);
+    if (code != AQ_OPTIONS_READ) return code;
+    if (rest.count == 0) return aq_options_wrong(line.name, "stat, verify or compact?");
+    asked.verb = rest.of[0];
     asked.verify = strcmp(asked.verb, "verify") == 0;
     if (!asked.verify && strcmp(asked.verb, "stat") != 0 && strcmp(asked.verb, "compact") != 0)
-        return aq_usage("cache", "'%s' is not one of stat, verify and compact", asked.verb);
+        return aq_options_wrong(line.name, "'%s' is not one of stat, verify and compact", asked.verb);
     if (strcmp(asked.verb, "compact") == 0 && (asked.json || asked.mark))
-        return aq_usage("cache", "compact takes no options");
-    if (optind + 1 == argc) return aq_usage("cache", "no path: a cache, or a run folder");
-    for (int i = optind + 1; i < argc; i++)
-        path_do(&asked, argv[i]);
+        return aq_options_wrong(line.name, "compact takes no options");
+    if (rest.count == 1) return aq_options_wrong(line.name, "no path: a cache, or a run folder");
+    for (uint32_t i = 1; i < rest.count; i++)
+        path_do(&asked, rest.of[i]);
     if (fflush(stdout) != 0) return AQ_EXIT_FAILED;
     return asked.failed ? AQ_EXIT_FAILED : AQ_EXIT_DONE;
 }

@@ -3,7 +3,6 @@
  *
  * (`aqpipe help keys` is about keys of a manifest.) What the files mean is net/tls.h.
  */
-#include <getopt.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,62 +12,24 @@
 
 #include "commands.h"
 #include "job.h"
+#include "nearest.h"
 #include "net/endpoint.h"
 #include "net/tls.h"
+#include "options.h"
 #include "seal.h"
-
-static const char usage[] =
-    "usage: aqpipe keys init DIR --job NAME --stages N [--hosts A,B,...] [--days D] [--renew]\n"
-    "       aqpipe keys add-host DIR HOST... [--days D]\n"
-    "       aqpipe keys bundle DIR OUT [--host HOST] [--stages 2-3,5] [--launcher]\n"
-    "       aqpipe keys revoke DIR NAME|FILE...\n"
-    "       aqpipe keys show DIR\n"
-    "       aqpipe keys mirror FILE\n"
-    "\n"
-    "init makes the authority of a job and, signed by it, one certificate with its private key for each stage, one "
-    "for\n"
-    "launchers and one for the daemon of each host. Peers talk to each other by mutual TLS 1.3 when both hold\n"
-    "certificates of one authority, each for its own part. A host is called what launchers dial, in the manifest's\n"
-    "`host: tcp://HOST:PORT` and in --daemon; where that is a tunnel, tcp://NAME@127.0.0.1:PORT says whose end it "
-    "has.\n"
-    "Give each host only what it needs, with mode 600:\n"
-    "\n"
-    "  the launcher's host            authority.pem launcher.pem                          (bundle --launcher)\n"
-    "  host A, with stages 2 and 3    authority.pem daemon-A.pem stage-2.pem stage-3.pem  (bundle --host A --stages "
-    "2-3)\n"
-    "  one machine runs all           the folder as it is                                 (security.keys: DIR)\n"
-    "\n"
-    "authority-key.pem makes new certificates: keep it off the hosts that train.\n"
-    "\n"
-    "  --job NAME     in every certificate: 1 to 64 of A-Z a-z 0-9 . _ -\n"
-    "  --stages N     certificates for stages 0 to N-1; of bundle: which ones go there\n"
-    "  --hosts A,B    certificates for the daemons of these hosts\n"
-    "  --days D       how long the certificates are good (365); the authority is good for ten years\n"
-    "  --renew        the folder has an authority: sign new certificates with it, for the same job and hosts\n"
-    "\n"
-    "add-host makes the certificate of one more host's daemon, or a new one.\n"
-    "bundle puts what one host needs into the folder OUT, to be carried there (scp -rp OUT HOST:keys).\n"
-    "revoke puts certificates on the list revoked.pem: all that were ever made for stage-3, launcher or daemon-HOST, "
-    "or the\n"
-    "one in FILE. Copy revoked.pem into every folder of keys (scp DIR/revoked.pem HOST:keys/): whoever runs there "
-    "reads it\n"
-    "at the next handshake. Then --renew, or add-host, makes new ones.\n"
-    "show prints names, fingerprints and dates, what is revoked, and refuses files that others may read.\n"
-    "mirror makes a file of 32 random bytes for checkpoint.mirror_key, with which a host encrypts the copies of its\n"
-    "checkpoints that neighbours keep. Keep another copy of it off that host: without it they cannot be read.\n";
 
 static const int64_t day_s = 86400;
 enum { AUTHORITY_DAYS = 3650, DAYS_DEFAULT = 365, SOON_DAYS = 14 };
 
 struct asked {
     const char *job, *folder, *stages, *hosts, *host;
-    char **rest; /* behind the folder */
-    int rest_count;
+    const char *const *rest; /* behind the folder */
+    uint32_t rest_count;
     uint32_t days;
     bool renew, launcher;
 };
 
-static bool number(const char *text, uint32_t most, uint32_t *out)
+static bool count_read(const char *text, uint32_t most, uint32_t *out)
 {
     char *end;
     const unsigned long value = strtoul(text, &end, 10);
@@ -77,47 +38,54 @@ static bool number(const char *text, uint32_t most, uint32_t *out)
     return true;
 }
 
-static int parse(struct asked *asked, int argc, char **argv)
-{
-    static const struct option options[] = {
-        {"job", required_argument, NULL, 'j'},  {"stages", required_argument, NULL, 's'},
-        {"days", required_argument, NULL, 'd'}, {"hosts", required_argument, NULL, 'H'},
-        {"host", required_argument, NULL, 'h'}, {"launcher", no_argument, NULL, 'l'},
-        {"renew", no_argument, NULL, 'r'},      {NULL, 0, NULL, 0}};
-    for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
-        switch (option) {
-        case 'j':
-            asked->job = optarg;
-            break;
-        case 's':
-            asked->stages = optarg;
-            break;
-        case 'd':
-            if (!number(optarg, AUTHORITY_DAYS, &asked->days))
-                return aq_usage("keys", "--days wants 1 to %d", AUTHORITY_DAYS);
-            break;
-        case 'H':
-            asked->hosts = optarg;
-            break;
-        case 'h':
-            asked->host = optarg;
-            break;
-        case 'l':
-            asked->launcher = true;
-            break;
-        case 'r':
-            asked->renew = true;
-            break;
-        default:
-            return aq_usage("keys", "the options are wrong");
-        }
-    }
-    if (optind == argc) return aq_usage("keys", "which folder?");
-    asked->folder = argv[optind];
-    asked->rest = argv + optind + 1;
-    asked->rest_count = argc - optind - 1;
-    return AQ_EXIT_DONE;
-}
+static const struct aq_option options[] = {
+    AQ_ROW_WORD("init", "makes the authority of a job and, signed by it, one certificate with its private key for each "
+                        "stage, one for launchers and one for the daemon of each host"),
+    AQ_ROW_WORD("add-host", "makes the certificate of one more host's daemon, or a new one"),
+    AQ_ROW_WORD("bundle", "puts what one host needs into the folder OUT, to be carried there (scp -rp OUT HOST:keys)"),
+    AQ_ROW_WORD("revoke",
+                "puts certificates on the list revoked.pem: all that were ever made for stage-3, launcher or "
+                "daemon-HOST, or the one in FILE. Copy revoked.pem into every folder of keys (scp "
+                "DIR/revoked.pem HOST:keys/): whoever runs there reads it at the next handshake. Then --renew, "
+                "or add-host, makes new ones"),
+    AQ_ROW_WORD("show",
+                "prints names, fingerprints and dates, what is revoked, and refuses files that others may read"),
+    AQ_ROW_WORD("mirror",
+                "makes a file of 32 random bytes for checkpoint.mirror_key, with which a host encrypts the copies "
+                "of its checkpoints that neighbours keep. Keep another copy of it off that host: without it they "
+                "cannot be read"),
+    AQ_ROW(TEXT, struct asked, job, "job", "NAME", "in every certificate: 1 to 64 of A-Z a-z 0-9 . _ -"),
+    AQ_ROW(TEXT, struct asked, stages, "stages", "N",
+           "certificates for stages 0 to N-1; of bundle: which ones go there, as in 2-3,5"),
+    AQ_ROW(TEXT, struct asked, hosts, "hosts", "A,B", "certificates for the daemons of these hosts"),
+    AQ_ROW_RANGE(U32, struct asked, days, "days", "D", 1, AUTHORITY_DAYS,
+                 "how long the certificates are good (365); the authority is good for ten years"),
+    AQ_ROW(FLAG, struct asked, renew, "renew", NULL,
+           "the folder has an authority: sign new certificates with it, for the same job and hosts"),
+    AQ_ROW(TEXT, struct asked, host, "host", "HOST", "bundle: the certificate of this host's daemon goes there"),
+    AQ_ROW(FLAG, struct asked, launcher, "launcher", NULL, "bundle: that of launchers goes there"),
+    {0}};
+
+static const struct aq_command_line line = {
+    "aqpipe keys",
+    "init DIR --job NAME --stages N\nadd-host DIR HOST...\nbundle DIR OUT\nrevoke DIR NAME|FILE...\nshow DIR\nmirror "
+    "FILE",
+    "Makes and shows the certificates of a job. Peers talk to each other by mutual TLS 1.3 when both hold certificates "
+    "of "
+    "one authority, each for its own part. A host is called what launchers dial, in the manifest's `host: "
+    "tcp://HOST:PORT` "
+    "and in --daemon; where that is a tunnel, tcp://NAME@127.0.0.1:PORT says whose end it has. Give each host only "
+    "what it "
+    "needs, with mode 600:\n\n"
+    "  the launcher's host            authority.pem launcher.pem\n"
+    "                                 (bundle --launcher)\n"
+    "  host A, with stages 2 and 3    authority.pem daemon-A.pem stage-2.pem\n"
+    "                                 stage-3.pem (bundle --host A --stages 2-3)\n"
+    "  one machine runs all           the folder as it is (security.keys: DIR)\n\n"
+    "authority-key.pem makes new certificates: keep it off the hosts that train.",
+    options,
+    NULL,
+    NULL};
 
 /* ---- making ---- */
 
@@ -277,19 +245,20 @@ static int show(const char *folder)
 static int init(const struct asked *asked)
 {
     uint32_t stages;
-    if (asked->rest_count) return aq_usage("keys", "one folder, please");
+    if (asked->rest_count) return aq_options_wrong(line.name, "one folder, please");
     if (!asked->job == !asked->renew)
-        return aq_usage("keys", "init wants --job NAME, or --renew for a folder that has an authority");
-    if (!asked->stages) return aq_usage("keys", "init wants --stages N");
-    if (!number(asked->stages, AQ_JOB_RANKS_MAX, &stages))
-        return aq_usage("keys", "--stages wants 1 to %d", AQ_JOB_RANKS_MAX);
+        return aq_options_wrong(line.name, "init wants --job NAME, or --renew for a folder that has an authority");
+    if (!asked->stages) return aq_options_wrong(line.name, "init wants --stages N");
+    if (!count_read(asked->stages, AQ_JOB_RANKS_MAX, &stages))
+        return aq_options_wrong(line.name, "--stages wants 1 to %d", AQ_JOB_RANKS_MAX);
     return make_all(asked, stages) == AQ_OK ? show(asked->folder) : AQ_EXIT_FAILED;
 }
 
 static int add_host(const struct asked *asked)
 {
-    if (asked->rest_count == 0) return aq_usage("keys", "add-host wants the names of hosts behind the folder");
-    for (int i = 0; i < asked->rest_count; i++)
+    if (asked->rest_count == 0)
+        return aq_options_wrong(line.name, "add-host wants the names of hosts behind the folder");
+    for (uint32_t i = 0; i < asked->rest_count; i++)
         if (make_host(asked, asked->rest[i], strlen(asked->rest[i])) != AQ_OK) return AQ_EXIT_FAILED;
     return show(asked->folder);
 }
@@ -330,9 +299,10 @@ static enum aq_status copy_list(const struct asked *asked)
 static int bundle(const struct asked *asked)
 {
     struct aq_tls_name daemon = {.role = AQ_TLS_DAEMON};
-    if (asked->rest_count != 1) return aq_usage("keys", "bundle wants two folders: of the keys, and where they go");
+    if (asked->rest_count != 1)
+        return aq_options_wrong(line.name, "bundle wants two folders: of the keys, and where they go");
     if (!asked->host && !asked->stages && !asked->launcher)
-        return aq_usage("keys", "bundle wants --host, --stages or --launcher");
+        return aq_options_wrong(line.name, "bundle wants --host, --stages or --launcher");
     enum aq_status status = copy(asked, &(struct aq_tls_name){.role = AQ_TLS_AUTHORITY});
     if (status == AQ_OK && asked->host) {
         status = host_name(asked->host, strlen(asked->host), daemon.host);
@@ -342,7 +312,8 @@ static int bundle(const struct asked *asked)
     for (const char *at = asked->stages; status == AQ_OK && at;) {
         uint32_t first, last;
         if (!next_range(&at, &first, &last))
-            return aq_usage("keys", "--stages wants numbers and ranges, as in 2-3,5, below %d", AQ_JOB_RANKS_MAX);
+            return aq_options_wrong(line.name, "--stages wants numbers and ranges, as in 2-3,5, below %d",
+                                    AQ_JOB_RANKS_MAX);
         for (uint32_t s = first; status == AQ_OK && s <= last; s++)
             status = copy(asked, &(struct aq_tls_name){.role = AQ_TLS_STAGE, .stage = s});
     }
@@ -362,14 +333,15 @@ static bool read_name(const char *text, struct aq_tls_name *out)
 
 static int revoke_these(const struct asked *asked)
 {
-    if (asked->rest_count == 0) return aq_usage("keys", "revoke wants names (stage-3, launcher, daemon-HOST) or files");
-    for (int i = 0; i < asked->rest_count; i++) {
+    if (asked->rest_count == 0)
+        return aq_options_wrong(line.name, "revoke wants names (stage-3, launcher, daemon-HOST) or files");
+    for (uint32_t i = 0; i < asked->rest_count; i++) {
         const char *text = asked->rest[i];
         struct aq_tls_name name;
         uint32_t added = 0;
         const bool file = strchr(text, '/') || strstr(text, ".pem");
         if (!file && !read_name(text, &name))
-            return aq_usage("keys", "'%.80s' is neither stage-N, launcher, daemon-HOST nor a file", text);
+            return aq_options_wrong(line.name, "'%.80s' is neither stage-N, launcher, daemon-HOST nor a file", text);
         if (aq_tls_revoke(asked->folder, file ? NULL : &name, file ? text : NULL, &added) != AQ_OK)
             return AQ_EXIT_FAILED;
         printf("%s: %u revoked%s\n", text, added, added ? "" : " (it was on the list already)");
@@ -381,7 +353,13 @@ static int revoke_these(const struct asked *asked)
 
 static int show_folder(const struct asked *asked)
 {
-    return asked->rest_count ? aq_usage("keys", "one folder, please") : show(asked->folder);
+    return asked->rest_count ? aq_options_wrong(line.name, "one folder, please") : show(asked->folder);
+}
+
+static int mirror(const struct asked *asked)
+{
+    if (asked->rest_count) return aq_options_wrong(line.name, "mirror wants one file to make");
+    return aq_seal_key_make(asked->folder) == AQ_OK ? AQ_EXIT_DONE : AQ_EXIT_FAILED;
 }
 
 int aq_command_keys(int argc, char **argv)
@@ -389,21 +367,25 @@ int aq_command_keys(int argc, char **argv)
     static const struct {
         const char *name;
         int (*run)(const struct asked *asked);
-    } commands[] = {
-        {"init", init}, {"add-host", add_host}, {"bundle", bundle}, {"revoke", revoke_these}, {"show", show_folder}};
+    } commands[] = {{"init", init},           {"add-host", add_host}, {"bundle", bundle},
+                    {"revoke", revoke_these}, {"show", show_folder},  {"mirror", mirror}};
     struct asked asked = {.days = DAYS_DEFAULT};
-    if (argc < 2 || strcmp(argv[1], "--help") == 0) {
-        fputs(usage, argc < 2 ? stderr : stdout);
-        return argc < 2 ? AQ_EXIT_USAGE : AQ_EXIT_DONE;
-    }
-    if (strcmp(argv[1], "mirror") == 0) {
-        if (argc != 3) return aq_usage("keys", "mirror wants one file to make");
-        return aq_seal_key_make(argv[2]) == AQ_OK ? AQ_EXIT_DONE : AQ_EXIT_FAILED;
-    }
+    struct aq_arguments rest;
+    const int code = aq_options_read(&line, argc, argv, &asked, &rest);
+    if (code != AQ_OPTIONS_READ) return code;
+    if (rest.count == 0) return aq_options_wrong(line.name, "init, add-host, bundle, revoke, show or mirror?");
+    struct aq_nearest nearest = {.word = rest.of[0]};
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
-        if (strcmp(argv[1], commands[i].name) != 0) continue;
-        const int code = parse(&asked, argc - 1, argv + 1);
-        return code == AQ_EXIT_DONE ? commands[i].run(&asked) : code;
+        aq_nearest_try(&nearest, commands[i].name);
+        if (strcmp(rest.of[0], commands[i].name) != 0) continue;
+        if (rest.count == 1)
+            return aq_options_wrong(line.name, commands[i].run == mirror ? "which file?" : "which folder?");
+        asked.folder = rest.of[1];
+        asked.rest = &rest.of[2];
+        asked.rest_count = rest.count - 2;
+        return commands[i].run(&asked);
     }
-    return aq_usage("keys", "init, add-host, bundle, revoke, show or mirror, not '%s'", argv[1]);
+    const char *meant = aq_nearest_of(&nearest);
+    return aq_options_wrong(line.name, "init, add-host, bundle, revoke, show or mirror, not '%s'%s%s", rest.of[0],
+                            meant ? "; did you mean " : "", meant ? meant : "");
 }

@@ -105,8 +105,7 @@ static int print_keys(void)
         AQ_ROW_RANGE(U32, struct command, restart.max, "restarts", "N", 0, AQ_RESTARTS_MAX,                            \
                      "begin again from the last checkpoint when a process, a link or a machine fails: at most N "      \
                      "times in a row without a new checkpoint (3); 0: end with the cause"),                            \
-        AQ_ROW(FLAG, struct command, progress.json, "json", NULL,                                                      \
-               "metrics on standard output, one JSON object a line"),                                                  \
+        AQ_ROW(FLAG, struct command, progress.json, "json", NULL, "metrics on standard output, a JSON object a line"), \
         AQ_ROW(FLAG, struct command, progress.off, "no-progress", NULL, "say nothing while all is well"),              \
         AQ_ROW(TEXT, struct command, token_file, "token-file", "FILE",                                                 \
                "the secret shared with the daemons of other machines (also AQPIPE_TOKEN_FILE)")
@@ -134,9 +133,9 @@ static const struct aq_option resume_options[] = {
 static const struct aq_command_line launch_line = {
     "aqpipe launch",
     "JOB.yaml",
-    "Trains the job: starts one worker a stage (here, or through the aqpiped that a\nstage's `host` names), shows "
-    "progress, and leaves in the run folder:\nmodel.safetensors, report.json, metrics.jsonl, checkpoints, logs. Ctrl-C "
-    "stops\nafter the current step with a checkpoint; twice stops at once.",
+    "Trains the job: starts one worker a stage (here, or through the aqpiped that a stage's `host` names), shows "
+    "progress, and leaves in the run folder: model.safetensors, report.json, metrics.jsonl, checkpoints, logs. Ctrl-C "
+    "stops after the current step with a checkpoint; twice stops at once.",
     launch_options,
     after,
     print_keys};
@@ -144,10 +143,10 @@ static const struct aq_command_line launch_line = {
 static const struct aq_command_line resume_line = {
     "aqpipe resume",
     "RUN",
-    "Goes on with the run in the folder RUN from its newest complete checkpoint, with\nthe manifest and the settings "
-    "that it was launched with; a run that ended goes\nfurther with --epochs or --steps, with the state of its "
+    "Goes on with the run in the folder RUN from its newest complete checkpoint, with the manifest and the settings "
+    "that it was launched with; a run that ended goes further with --epochs or --steps, with the state of its "
     "optimizer "
-    "and its caches.\nWhat changes a step that was made (train.lr, the cut, the data) is refused.",
+    "and its caches. What changes a step that was made (train.lr, the cut, the data) is refused.",
     resume_options,
     after,
     print_keys};

@@ -9,80 +9,46 @@
 #include <string.h>
 
 #include "commands.h"
+#include "options.h"
 #include "plan.h"
-
-enum { SETS_MAX = 256 };
 
 /* Of one core, where nothing was measured: an AVX-512 server core at half of its peak in fp32. Printed with the result.
  */
 static const double assumed_gflops = 100;
 
 struct options {
-    const char *path;
-    const char *sets[SETS_MAX];
-    uint32_t set_count;
+    struct aq_arguments sets;
     bool json, measure, cold;
     double forward_ms, backward_ms; /* of every stage; < 0: not given */
     double gflops;
     uint32_t cores;
 };
 
-static const char usage[] =
-    "usage: aqpipe plan JOB.yaml [--set KEY=VALUE]... [options]\n"
-    "  --json                      one JSON object instead of tables\n"
-    "  --measure                   time each stage and codec on this machine (idle: nothing else should run), on its\n"
-    "                              GPU where the stage is on one, and pack a sample of what is coded\n"
-    "  --compute-forward-ms X      of one micro-batch on every stage, instead of measuring\n"
-    "  --compute-backward-ms Y\n"
-    "  --gflops G                  a core's rate, where nothing is measured or given (100)\n"
-    "  --cores N                   of each host (those of this machine)\n"
-    "  --first-epoch               predict the first epoch, when samples are sent whole\n"
-    "`aqpipe help keys` lists the keys of a job.\n";
+static const struct aq_option rows[] = {
+    AQ_ROW(LIST, struct options, sets, "set", "KEY=VALUE",
+           "override a key of the manifest (`aqpipe help keys` lists them). A path is relative to the current folder"),
+    AQ_ROW(FLAG, struct options, json, "json", NULL, "one JSON object instead of tables"),
+    AQ_ROW(
+        FLAG, struct options, measure, "measure", NULL,
+        "time each stage and codec on this machine (idle: nothing else should run), on its GPU where the stage is on "
+        "one, and pack a sample of what is coded"),
+    AQ_ROW_RANGE(NUMBER, struct options, forward_ms, "compute-forward-ms", "X", 0, 1e12,
+                 "of one micro-batch on every stage, instead of measuring"),
+    AQ_ROW_RANGE(NUMBER, struct options, backward_ms, "compute-backward-ms", "Y", 0, 1e12, "the same of its backward"),
+    AQ_ROW_RANGE(NUMBER, struct options, gflops, "gflops", "G", 1e-9, 1e12,
+                 "a core's rate, where nothing is measured or given (100)"),
+    AQ_ROW_RANGE(U32, struct options, cores, "cores", "N", 1, 4096, "of each host (those of this machine)"),
+    AQ_ROW(FLAG, struct options, cold, "first-epoch", NULL, "predict the first epoch, when samples are sent whole"),
+    {0}};
 
-static bool number(const char *text, double *out)
-{
-    char *end;
-    if (!text) return false;
-    *out = strtod(text, &end);
-    return end != text && !*end && isfinite(*out) && *out >= 0;
-}
-
-/* The option at argv[*i] with its value; false: it is none of these, or its value is no number. */
-static bool option_number(int argc, char **argv, int *i, struct options *options)
-{
-    const char *name = argv[*i], *value = *i + 1 < argc ? argv[*i + 1] : NULL;
-    double cores = 0;
-    ++*i;
-    if (strcmp(name, "--compute-forward-ms") == 0) return number(value, &options->forward_ms);
-    if (strcmp(name, "--compute-backward-ms") == 0) return number(value, &options->backward_ms);
-    if (strcmp(name, "--gflops") == 0) return number(value, &options->gflops) && options->gflops > 0;
-    if (strcmp(name, "--cores") != 0 || !number(value, &cores) || cores < 1 || cores > 4096) return false;
-    options->cores = (uint32_t)cores;
-    return true;
-}
-
-static bool options_read(int argc, char **argv, struct options *options)
-{
-    for (int i = 1; i < argc; i++) {
-        const char *name = argv[i];
-        if (strcmp(name, "--json") == 0)
-            options->json = true;
-        else if (strcmp(name, "--measure") == 0)
-            options->measure = true;
-        else if (strcmp(name, "--first-epoch") == 0)
-            options->cold = true;
-        else if (strcmp(name, "--set") == 0 && i + 1 < argc && options->set_count < SETS_MAX)
-            options->sets[options->set_count++] = argv[++i];
-        else if (name[0] != '-' && !options->path)
-            options->path = name;
-        else if (!option_number(argc, argv, &i, options)) {
-            (void)aq_fail(AQ_INVAL, "plan", "cannot understand '%s'; `aqpipe plan --help` says what can be", name);
-            return false;
-        }
-    }
-    if (!options->path) (void)aq_fail(AQ_INVAL, "plan", "no manifest is named: aqpipe plan JOB.yaml");
-    return options->path != NULL;
-}
+static const struct aq_command_line line = {
+    "aqpipe plan",
+    "JOB.yaml",
+    "Checks the manifest and prints what would run: stages, memory, bytes of each link and step, the schedule, the "
+    "predicted step time.",
+    rows,
+    "Exit status: 0 it can run; 1 this machine has no memory for it, or a measurement failed; 2 usage or manifest.",
+    NULL};
 
 static enum aq_status costs_fill(const struct options *options, const struct aq_plan *plan, struct aq_plan_costs *costs)
 {
@@ -142,10 +108,11 @@ int aq_command_plan(int argc, char **argv)
     struct options options = {.forward_ms = -1, .backward_ms = -1, .gflops = assumed_gflops};
     struct aq_job *job = NULL;
     struct aq_plan *plan = NULL;
-    for (int i = 1; i < argc; i++)
-        if (strcmp(argv[i], "--help") == 0) return fputs(usage, stdout) < 0;
-    if (!options_read(argc, argv, &options)) return AQ_EXIT_USAGE;
-    enum aq_status status = aq_job_load(options.path, options.sets, options.set_count, &job);
+    struct aq_arguments rest;
+    const int code = aq_options_read(&line, argc, argv, &options, &rest);
+    if (code != AQ_OPTIONS_READ) return code;
+    if (rest.count != 1) return aq_options_wrong(line.name, "%s manifest, please", rest.count ? "one" : "a");
+    enum aq_status status = aq_job_load(rest.of[0], options.sets.of, options.sets.count, &job);
     if (status == AQ_OK) status = aq_plan_open(job, &plan);
     const bool planned = status == AQ_OK;
     if (status == AQ_OK) status = print(&options, plan);

@@ -1,23 +1,10 @@
 /* command_report.c -- `aqpipe report`: figures of one or several runs, as a table, report.json, or a curve for
  * plotting. */
-#include <getopt.h>
 #include <stdio.h>
 
 #include "commands.h"
+#include "options.h"
 #include "report.h"
-
-static const char usage[] =
-    "usage: aqpipe report RUN... [-o report.json] [--json] [--no-table]\n"
-    "       aqpipe report --tsv RUN\n"
-    "\n"
-    "Computes the figures of run folders from their metrics.jsonl, also of runs that are still going on. Bytes sent\n"
-    "are those of bodies as the links carried them; 'packed to' is what packing (link.entropy) left of them.\n"
-    "\n"
-    "  -o FILE      write {\"runs\": [...]} there\n"
-    "  --json       write it to standard output instead of the table\n"
-    "  --no-table   print no table\n"
-    "  --tsv        the run's curve, tab-separated: step, time, epoch, loss, heldout_loss, sequences_per_second,\n"
-    "               link_wait_share\n";
 
 static int print_curve(const char *folder)
 {
@@ -41,54 +28,55 @@ static int show(json_t *runs, const char *output, bool json, bool table)
     return aq_report_write(json_incref(runs), output) == AQ_OK ? AQ_EXIT_DONE : AQ_EXIT_FAILED;
 }
 
+struct asked {
+    const char *output;
+    bool json, table, no_table, tsv;
+};
+
+static const struct aq_option options[] = {
+    {.name = "output",
+     .letter = 'o',
+     .kind = AQ_OPTION_TEXT,
+     .offset = offsetof(struct asked, output),
+     .value = "FILE",
+     .help = "write {\"runs\": [...]} there"},
+    AQ_ROW(FLAG, struct asked, json, "json", NULL, "write it to standard output instead of the table"),
+    AQ_ROW(FLAG, struct asked, no_table, "no-table", NULL, "print no table"),
+    AQ_ROW(FLAG, struct asked, table, "table", NULL, NULL), /* as it is */
+    AQ_ROW(FLAG, struct asked, tsv, "tsv", NULL,
+           "the run's curve, tab-separated: step, time, epoch, loss, heldout_loss, sequences_per_second, "
+           "link_wait_share"),
+    {0}};
+
+static const struct aq_command_line line = {
+    "aqpipe report",
+    "RUN...\n--tsv RUN",
+    "Computes the figures of run folders from their metrics.jsonl, also of runs that are still going on. Bytes sent "
+    "are "
+    "those of bodies as the links carried them; 'packed to' is what packing (link.entropy) left of them.",
+    options,
+    NULL,
+    NULL};
+
 int aq_command_report(int argc, char **argv)
 {
-    static const struct option options[] = {{"json", no_argument, NULL, 'j'},
-                                            {"table", no_argument, NULL, 'T'},
-                                            {"no-table", no_argument, NULL, 'n'},
-                                            {"tsv", no_argument, NULL, 't'},
-                                            {"output", required_argument, NULL, 'o'},
-                                            {"help", no_argument, NULL, 'h'},
-                                            {NULL, 0, NULL, 0}};
-    const char *output = NULL;
-    bool json = false, table = true, tsv = false;
-    for (int option; (option = getopt_long(argc, argv, "o:", options, NULL)) != -1;) {
-        switch (option) {
-        case 'j':
-            json = true;
-            break;
-        case 'T':
-            table = true;
-            break;
-        case 'n':
-            table = false;
-            break;
-        case 't':
-            tsv = true;
-            break;
-        case 'o':
-            output = optarg;
-            break;
-        case 'h':
-            fputs(usage, stdout);
-            return AQ_EXIT_DONE;
-        default:
-            return aq_usage("report", "the options are wrong");
-        }
-    }
-    if (optind == argc) return aq_usage("report", "which run folder?");
-    if (tsv && optind + 1 != argc) return aq_usage("report", "--tsv takes one run folder");
-    if (tsv) return print_curve(argv[optind]);
+    struct asked asked = {0};
+    struct aq_arguments rest;
+    int code = aq_options_read(&line, argc, argv, &asked, &rest);
+    if (code != AQ_OPTIONS_READ) return code;
+    if (rest.count == 0) return aq_options_wrong(line.name, "which run folder?");
+    if (asked.tsv && rest.count != 1) return aq_options_wrong(line.name, "--tsv takes one run folder");
+    if (asked.tsv) return print_curve(rest.of[0]);
     json_t *runs = json_array();
-    int code = AQ_EXIT_DONE;
-    for (int i = optind; i < argc && code == AQ_EXIT_DONE; i++) {
+    code = AQ_EXIT_DONE;
+    for (uint32_t i = 0; i < rest.count && code == AQ_EXIT_DONE; i++) {
         json_t *run;
-        if (aq_report_run(argv[i], &run) != AQ_OK)
+        if (aq_report_run(rest.of[i], &run) != AQ_OK)
             code = AQ_EXIT_FAILED;
         else
             json_array_append_new(runs, run);
     }
-    if (code == AQ_EXIT_DONE) code = show(runs, output, json, table);
+    if (code == AQ_EXIT_DONE) code = show(runs, asked.output, asked.json, !asked.no_table);
     json_decref(runs);
     return code;
 }

@@ -4,7 +4,6 @@
  * Nothing here disturbs a run: the folder is only read, and a stop is the same signal that Ctrl-C is.
  */
 #include <errno.h>
-#include <getopt.h>
 #include <math.h>
 #include <poll.h>
 #include <signal.h>
@@ -19,6 +18,7 @@
 #include "job.h"
 #include "metrics_index.h"
 #include "net/tls.h"
+#include "options.h"
 #include "progress.h"
 #include "run_folder.h"
 #include "run_lines.h"
@@ -28,7 +28,6 @@ enum { DAEMON_S = 15, STOP_S = 600, LOG_BYTES = 16384, LOG_BYTES_MAX = 64 << 20 
 static const uint64_t second_ns = 1000ULL * 1000 * 1000;
 
 struct asked {
-    const char *command;
     const char *daemon, *token_file, *keys; /* daemon NULL: a run folder */
     const char *folder;
     uint32_t rank;
@@ -36,78 +35,52 @@ struct asked {
     double seconds;
 };
 
-static void usage(const char *command)
-{
-    const bool logs = strcmp(command, "logs") == 0, top = strcmp(command, "top") == 0;
-    printf("usage: aqpipe %s RUN%s\n"
-           "       aqpipe %s --daemon HOST:PORT [--token-file FILE]%s\n\n",
-           command, logs ? " [STAGE]" : "", command, logs ? " STAGE" : "");
-    printf("%s\n\n", strcmp(command, "status") == 0 ? "What a run, or a daemon, is doing."
-                     : strcmp(command, "stop") == 0
-                         ? "Stops a run after its current step, with a checkpoint, and waits for its end."
-                     : logs ? "The end of what a stage's worker has written; of all stages without STAGE."
-                            : "Where each stage's time goes, refreshed as the run goes on; q or Ctrl-C ends.");
-    puts("  --daemon HOST:PORT   ask the aqpiped there\n"
-         "  --token-file FILE    the secret shared with it (also AQPIPE_TOKEN_FILE)\n"
-         "  --keys DIR           authority.pem and launcher.pem of aqpipe keys init (also AQPIPE_KEYS)\n"
-         "  --json               one JSON object");
-    if (top) puts("  --once               show once\n  --seconds S          refresh every S seconds (1)");
-}
+#define OPTIONS_OF_ALL                                                                                                 \
+    AQ_ROW(TEXT, struct asked, daemon, "daemon", "HOST:PORT", "ask the aqpiped there"),                                \
+        AQ_ROW(TEXT, struct asked, token_file, "token-file", "FILE",                                                   \
+               "the secret shared with it (also AQPIPE_TOKEN_FILE)"),                                                  \
+        AQ_ROW(TEXT, struct asked, keys, "keys", "DIR",                                                                \
+               "authority.pem and launcher.pem of aqpipe keys init (also AQPIPE_KEYS)"),                               \
+        AQ_ROW(FLAG, struct asked, json, "json", NULL, "one JSON object")
 
-/* -1: go on; else the exit status. */
-static int parse(struct asked *asked, int argc, char **argv)
+static const struct aq_option options[] = {OPTIONS_OF_ALL, {0}};
+
+static const struct aq_option top_options[] = {
+    OPTIONS_OF_ALL,
+    AQ_ROW(FLAG, struct asked, once, "once", NULL, "show once"),
+    AQ_ROW_RANGE(NUMBER, struct asked, seconds, "seconds", "S", 0.1, 3600, "refresh every S seconds (1)"),
+    {0}};
+
+static const char of_run[] = "RUN\n--daemon HOST:PORT", of_stage[] = "RUN [STAGE]\n--daemon HOST:PORT STAGE";
+
+static const struct aq_command_line
+    status_line = {"aqpipe status", of_run, "What a run, or a daemon, is doing.", options, NULL, NULL},
+    top_line = {"aqpipe top", of_run, "Where each stage's time goes, refreshed as the run goes on; q or Ctrl-C ends.",
+                top_options,  NULL,   NULL},
+    stop_line = {"aqpipe stop", of_run, "Stops a run after its current step, with a checkpoint, and waits for its end.",
+                 options,       NULL,   NULL},
+    logs_line = {"aqpipe logs", of_stage, "The end of what a stage's worker has written; of all stages without STAGE.",
+                 options,       NULL,     NULL};
+
+/* AQ_OPTIONS_READ: go on; else the exit status. */
+static int parse(struct asked *asked, const struct aq_command_line *line, int argc, char **argv)
 {
-    static const struct option options[] = {
-        {"daemon", required_argument, NULL, 'd'}, {"token-file", required_argument, NULL, 't'},
-        {"keys", required_argument, NULL, 'k'},   {"json", no_argument, NULL, 'j'},
-        {"once", no_argument, NULL, '1'},         {"seconds", required_argument, NULL, 's'},
-        {"help", no_argument, NULL, 'h'},         {NULL, 0, NULL, 0}};
-    *asked = (struct asked){
-        .command = argv[0], .token_file = getenv("AQPIPE_TOKEN_FILE"), .keys = getenv("AQPIPE_KEYS"), .seconds = 1};
-    for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+    struct aq_arguments rest;
+    uint32_t used = 0;
+    *asked = (struct asked){.token_file = getenv("AQPIPE_TOKEN_FILE"), .keys = getenv("AQPIPE_KEYS"), .seconds = 1};
+    const int code = aq_options_read(line, argc, argv, asked, &rest);
+    if (code != AQ_OPTIONS_READ) return code;
+    if (!asked->daemon && rest.count == 0) return aq_options_wrong(line->name, "which run folder?");
+    if (!asked->daemon) asked->folder = rest.of[used++];
+    if (used < rest.count && line == &logs_line) {
         char *end;
-        switch (option) {
-        case 'd':
-            asked->daemon = optarg;
-            break;
-        case 't':
-            asked->token_file = optarg;
-            break;
-        case 'k':
-            asked->keys = optarg;
-            break;
-        case 'j':
-            asked->json = true;
-            break;
-        case '1':
-            asked->once = true;
-            break;
-        case 's':
-            asked->seconds = strtod(optarg, &end);
-            if (*end || !(asked->seconds >= 0.1 && asked->seconds <= 3600))
-                return aq_usage(argv[0], "--seconds wants 0.1 to 3600");
-            break;
-        case 'h':
-            usage(argv[0]);
-            return AQ_EXIT_DONE;
-        default:
-            return aq_usage(argv[0], "the options are wrong");
-        }
-    }
-    if (!asked->daemon) {
-        if (optind == argc) return aq_usage(argv[0], "which run folder?");
-        asked->folder = argv[optind++];
-    }
-    if (optind < argc && strcmp(argv[0], "logs") == 0) {
-        char *end;
-        const unsigned long rank = strtoul(argv[optind], &end, 10);
-        if (*end || end == argv[optind] || rank > 9999) return aq_usage("logs", "'%s' is no stage", argv[optind]);
+        const char *stage = rest.of[used++];
+        const unsigned long rank = strtoul(stage, &end, 10);
+        if (*end || end == stage || rank > 9999) return aq_options_wrong(line->name, "'%s' is no stage", stage);
         asked->rank = (uint32_t)rank;
         asked->has_rank = true;
-        optind++;
     }
-    if (optind < argc) return aq_usage(argv[0], "'%s' is too much", argv[optind]);
-    return -1;
+    return used == rest.count ? AQ_OPTIONS_READ : aq_options_wrong(line->name, "'%s' is too much", rest.of[used]);
 }
 
 /* ---- of a daemon ---- */
@@ -288,8 +261,8 @@ static int folder_status(const struct asked *asked)
 int aq_command_status(int argc, char **argv)
 {
     struct asked asked;
-    const int code = parse(&asked, argc, argv);
-    if (code >= 0) return code;
+    const int code = parse(&asked, &status_line, argc, argv);
+    if (code != AQ_OPTIONS_READ) return code;
     return asked.daemon ? daemon_status(&asked) : folder_status(&asked);
 }
 
@@ -366,8 +339,8 @@ static void show_top(const struct latest *latest, const char *state)
 int aq_command_top(int argc, char **argv)
 {
     struct asked asked;
-    const int code = parse(&asked, argc, argv);
-    if (code >= 0) return code;
+    const int code = parse(&asked, &top_line, argc, argv);
+    if (code != AQ_OPTIONS_READ) return code;
     if (asked.daemon) return daemon_status(&asked);
     const bool terminal = isatty(STDOUT_FILENO) == 1 && !asked.once;
     for (;;) {
@@ -419,8 +392,8 @@ int aq_command_stop(int argc, char **argv)
 {
     struct asked asked;
     json_t *answer;
-    const int code = parse(&asked, argc, argv);
-    if (code >= 0) return code;
+    const int code = parse(&asked, &stop_line, argc, argv);
+    if (code != AQ_OPTIONS_READ) return code;
     if (!asked.daemon) return folder_stop(&asked);
     if (ask(&asked, json_pack("{s:s}", "op", "stop"), "stopping", &answer) != AQ_OK) return AQ_EXIT_FAILED;
     json_decref(answer);
@@ -433,7 +406,7 @@ int aq_command_stop(int argc, char **argv)
 static int daemon_logs(const struct asked *asked)
 {
     json_t *answer;
-    if (!asked->has_rank) return aq_usage("logs", "of a daemon: which stage?");
+    if (!asked->has_rank) return aq_options_wrong(logs_line.name, "of a daemon: which stage?");
     json_t *question = json_pack("{s:s, s:I, s:i}", "op", "logs", "rank", (json_int_t)asked->rank, "bytes", LOG_BYTES);
     if (ask(asked, question, "logs", &answer) != AQ_OK) return AQ_EXIT_FAILED;
     const char *text = aq_control_text_or(answer, "text", "");
@@ -462,8 +435,8 @@ static bool folder_log(const char *folder, uint32_t rank, bool head)
 int aq_command_logs(int argc, char **argv)
 {
     struct asked asked;
-    const int code = parse(&asked, argc, argv);
-    if (code >= 0) return code;
+    const int code = parse(&asked, &logs_line, argc, argv);
+    if (code != AQ_OPTIONS_READ) return code;
     if (asked.daemon) return daemon_logs(&asked);
     bool any = false;
     for (uint32_t rank = asked.rank; asked.has_rank ? rank == asked.rank : rank < AQ_JOB_RANKS_MAX; rank++)

@@ -1,24 +1,12 @@
 /* commands.c -- what the commands have in common. */
 #include "commands.h"
 
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "run_folder.h"
-
-int aq_usage(const char *command, const char *format, ...)
-{
-    va_list arguments;
-    fprintf(stderr, "aqpipe %s: ", command);
-    va_start(arguments, format);
-    vfprintf(stderr, format, arguments);
-    va_end(arguments);
-    fprintf(stderr, " (aqpipe %s --help tells more)\n", command);
-    return AQ_EXIT_USAGE;
-}
 
 bool aq_program_beside(const char *name, char *path)
 {

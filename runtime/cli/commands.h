@@ -30,9 +30,6 @@ struct aq_command {
     int (*run)(int argc, char **argv);
 };
 
-/* Say on standard error what is wrong with the command line; returns AQ_EXIT_USAGE. */
-int aq_usage(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
 /* The program `name` in the folder of this one, into path (4096 bytes); NULL-safe answer false: there is none. */
 bool aq_program_beside(const char *name, char *path);
 

@@ -1,6 +1,6 @@
 /* main_aqpiped.c -- the stage-scheduler daemon's command line. */
 #include <errno.h>
-#include <getopt.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,53 +8,12 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include "commands.h"
 #include "daemon.h"
 #include "net/endpoint.h"
 #include "net/tls.h"
+#include "options.h"
 #include "security.h"
-
-static const char usage[] =
-    "usage: aqpiped --listen HOST:PORT [--keys DIR [--host NAME]] [--token-file FILE [--insecure]]\n"
-    "               [--allow-run DIR]... [--allow-data DIR]... [--max-memory BYTES] [--port-file FILE]\n"
-    "\n"
-    "Starts and supervises the stage workers of one job at a time on this machine, for `aqpipe launch` elsewhere. A "
-    "job on\n"
-    "this machine alone needs no daemon: `aqpipe launch` starts a private one.\n"
-    "\n"
-    "  --listen HOST:PORT   where launchers connect; port 0 lets the system choose. Loopback only, unless there are "
-    "keys\n"
-    "  --keys DIR           authority.pem, daemon-HOST.pem and the stage-N.pem of the stages that run here (aqpipe "
-    "keys\n"
-    "                       bundle): mutual TLS 1.3 with launchers and between stages\n"
-    "  --host NAME          which daemon-NAME.pem is this host's, where there are several: what launchers dial\n"
-    "  --token-file FILE    first line: a secret of at least 16 bytes that launchers must hold, too; mode 600\n"
-    "  --insecure           take a token without keys on any address. The token says who begins to talk; whoever is on "
-    "the\n"
-    "                       way can read and change all that follows, and so run what he likes as this user\n"
-    "  --allow-run DIR      runs, checkpoints and caches may lie below DIR; may be given again. With one of these two, "
-    "the\n"
-    "                       kernel (Landlock) keeps daemon and workers from all else but programs and devices\n"
-    "  --allow-data DIR     data, weights and tokenizers may be read below DIR; may be given again\n"
-    "  --max-memory BYTES   of each worker (RLIMIT_DATA); also 512M, 16G. A plan that wants more is refused\n"
-    "  --port-file FILE     write the port there once listening\n"
-    "  --fd N               serve the connected socket N and end with it (what `aqpipe launch` does)\n"
-    "  --help, --version\n"
-    "\n"
-    "AQPIPE_WORKER names another program to run as `worker` (the default is the aqpipe beside this program).\n"
-    "Whoever holds the token runs jobs as the user of this daemon. Make one with:\n"
-    "  (umask 077; head -c 32 /dev/urandom | base64 > token)\n";
-
-/* The program `name` beside this one. */
-static int beside(const char *name, char *path, size_t bytes)
-{
-    const ssize_t count = readlink("/proc/self/exe", path, bytes - 1);
-    if (count <= 0) return -1;
-    path[count] = 0;
-    char *slash = strrchr(path, '/');
-    if (!slash || (size_t)(slash + 1 - path) + strlen(name) >= bytes) return -1;
-    memcpy(slash + 1, name, strlen(name) + 1);
-    return 0;
-}
 
 static int wrong(const char *text)
 {
@@ -84,30 +43,22 @@ static enum aq_status open_keys(struct aq_daemon_config *config, const char *key
     return aq_tls_open_daemon(keys, host ? name : NULL, listen, &config->tls);
 }
 
-/* "512M": false where it is no size. */
-static bool size_of(const char *text, uint64_t *out)
-{
-    static const char units[] = "KMGT";
-    char *end;
-    errno = 0;
-    const unsigned long long value = strtoull(text, &end, 10);
-    const char *unit = *end ? strchr(units, *end) : NULL;
-    const int shift = unit ? 10 * (int)(unit + 1 - units) : 0;
-    if (errno != 0 || end == text || text[0] == '-' || (*end && (!unit || end[1])) || value == 0 ||
-        value > UINT64_MAX >> shift)
-        return false;
-    *out = value << shift;
-    return true;
-}
+struct asked {
+    struct aq_daemon_config config;
+    const char *token_file, *keys, *host;
+    bool version;
+};
 
-static int serve(struct aq_daemon_config *config, const char *token_file, const char *keys, const char *host)
+static int serve(struct asked *asked)
 {
     static char program[4096];
+    struct aq_daemon_config *config = &asked->config;
+    const char *token_file = asked->token_file, *keys = asked->keys;
     config->worker = getenv("AQPIPE_WORKER");
-    if (!config->worker && beside("aqpipe", program, sizeof program) == 0) config->worker = program;
+    if (!config->worker && aq_program_beside("aqpipe", program)) config->worker = program;
     if (!config->worker || access(config->worker, X_OK) != 0) return wrong("there is no aqpipe beside this program");
     if (token_file && aq_token_load(token_file, &config->token) != AQ_OK) return 2;
-    if (keys && open_keys(config, keys, host) != AQ_OK) return 2;
+    if (keys && open_keys(config, keys, asked->host) != AQ_OK) return 2;
     if ((config->tls || config->token.bytes > 0) && prctl(PR_SET_DUMPABLE, 0) != 0) return wrong("prctl failed");
     if (share_keys(keys) != 0) return wrong("the environment cannot be changed");
     config->keys = getenv(AQ_SECURITY_WORKER_KEYS);
@@ -119,71 +70,90 @@ static int serve(struct aq_daemon_config *config, const char *token_file, const 
     return aq_daemon_run(config) == AQ_OK ? 0 : 1;
 }
 
+/* "512M" */
+static const char *size_read(const char *text, void *to)
+{
+    static const char units[] = "KMGT";
+    char *end;
+    errno = 0;
+    const unsigned long long value = strtoull(text, &end, 10);
+    const char *unit = *end ? strchr(units, *end) : NULL;
+    const int shift = unit ? 10 * (int)(unit + 1 - units) : 0;
+    if (errno != 0 || end == text || text[0] == '-' || (*end && (!unit || end[1])) || value == 0 ||
+        value > UINT64_MAX >> shift)
+        return "bytes are wanted, or 512M";
+    *(uint64_t *)to = value << shift;
+    return NULL;
+}
+
+static const char *folder_read(const char *text, void *to)
+{
+    return aq_confine_allow(to, text) == AQ_OK ? NULL : aq_error_text();
+}
+
+static const char *descriptor_read(const char *text, void *to)
+{
+    char *end;
+    const long number = strtol(text, &end, 10);
+    *(int *)to = (int)number;
+    return *text && !*end && number >= 3 && number <= INT_MAX ? NULL
+                                                              : "the number of a descriptor is wanted, at least 3";
+}
+
+static const struct aq_option options[] = {
+    AQ_ROW(TEXT, struct asked, config.listen, "listen", "HOST:PORT",
+           "where launchers connect; port 0 lets the system choose. Loopback only, unless there are keys"),
+    AQ_ROW(
+        TEXT, struct asked, keys, "keys", "DIR",
+        "authority.pem, daemon-HOST.pem and the stage-N.pem of the stages that run here (aqpipe keys bundle): mutual "
+        "TLS 1.3 with launchers and between stages"),
+    AQ_ROW(TEXT, struct asked, host, "host", "NAME",
+           "which daemon-NAME.pem is this host's, where there are several: what launchers dial"),
+    AQ_ROW(TEXT, struct asked, token_file, "token-file", "FILE",
+           "first line: a secret of at least 16 bytes that launchers must hold, too; mode 600"),
+    AQ_ROW(
+        FLAG, struct asked, config.insecure, "insecure", NULL,
+        "take a token without keys on any address. The token says who begins to talk; whoever is on the way can read "
+        "and change all that follows, and so run what he likes as this user"),
+    AQ_ROW_READ(folder_read, struct asked, config.confine.run, "allow-run", "DIR",
+                "runs, checkpoints and caches may lie below DIR; may be given again. With one of these two, the kernel "
+                "(Landlock) keeps daemon and workers from all else but programs and devices"),
+    AQ_ROW_READ(folder_read, struct asked, config.confine.data, "allow-data", "DIR",
+                "data, weights and tokenizers may be read below DIR; may be given again"),
+    AQ_ROW_READ(size_read, struct asked, config.confine.memory_bytes_max, "max-memory", "BYTES",
+                "of each worker (RLIMIT_DATA); also 512M, 16G. A plan that wants more is refused"),
+    AQ_ROW(TEXT, struct asked, config.port_file, "port-file", "FILE", "write the port there once listening"),
+    AQ_ROW_READ(descriptor_read, struct asked, config.fd, "fd", "N",
+                "serve the connected socket N and end with it (what `aqpipe launch` does)"),
+    AQ_ROW(FLAG, struct asked, version, "version", NULL, "which version this is"),
+    {0}};
+
+static const struct aq_command_line line = {
+    "aqpiped",
+    NULL,
+    "Starts and supervises the stage workers of one job at a time on this machine, for `aqpipe launch` elsewhere. A "
+    "job "
+    "on this machine alone needs no daemon: `aqpipe launch` starts a private one.",
+    options,
+    "AQPIPE_WORKER names another program to run as `worker` (the default is the aqpipe beside this program). Whoever "
+    "holds the token runs jobs as the user of this daemon. Make one with:\n"
+    "  (umask 077; head -c 32 /dev/urandom | base64 > token)",
+    NULL};
+
 int main(int argc, char **argv)
 {
-    static const struct option options[] = {{"listen", required_argument, NULL, 'l'},
-                                            {"keys", required_argument, NULL, 'k'},
-                                            {"token-file", required_argument, NULL, 't'},
-                                            {"port-file", required_argument, NULL, 'p'},
-                                            {"fd", required_argument, NULL, 'f'},
-                                            {"insecure", no_argument, NULL, 'i'},
-                                            {"host", required_argument, NULL, 'o'},
-                                            {"help", no_argument, NULL, 'h'},
-                                            {"allow-run", required_argument, NULL, 'r'},
-                                            {"allow-data", required_argument, NULL, 'd'},
-                                            {"max-memory", required_argument, NULL, 'm'},
-                                            {"version", no_argument, NULL, 'v'},
-                                            {NULL, 0, NULL, 0}};
-    static struct aq_daemon_config config = {.fd = -1};
-    const char *token_file = NULL, *keys = NULL, *host = NULL;
+    static struct asked asked = {.config.fd = -1};
+    struct aq_arguments rest;
     signal(SIGXFSZ, SIG_IGN); /* a file over its limit is a failed write (EFBIG), which has a name */
-    for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
-        char *end = NULL;
-        switch (option) {
-        case 'l':
-            config.listen = optarg;
-            break;
-        case 'k':
-            keys = optarg;
-            break;
-        case 't':
-            token_file = optarg;
-            break;
-        case 'p':
-            config.port_file = optarg;
-            break;
-        case 'f':
-            config.fd = (int)strtol(optarg, &end, 10);
-            if (*end || config.fd < 3) return wrong("--fd wants the number of a descriptor, at least 3");
-            break;
-        case 'r':
-            if (aq_confine_allow(&config.confine.run, optarg) != AQ_OK) return 2;
-            break;
-        case 'd':
-            if (aq_confine_allow(&config.confine.data, optarg) != AQ_OK) return 2;
-            break;
-        case 'm':
-            if (!size_of(optarg, &config.confine.memory_bytes_max)) return wrong("--max-memory wants bytes, or 512M");
-            break;
-        case 'o':
-            host = optarg;
-            break;
-        case 'i':
-            config.insecure = true;
-            break;
-        case 'h':
-            fputs(usage, stdout);
-            return 0;
-        case 'v':
-            puts("aqpiped " AQ_VERSION);
-            return 0;
-        default:
-            return wrong("--help tells the options");
-        }
+    const int code = aq_options_read(&line, argc, argv, &asked, &rest);
+    if (code != AQ_OPTIONS_READ) return code;
+    if (asked.version) {
+        puts("aqpiped " AQ_VERSION);
+        return 0;
     }
-    if (optind < argc) return wrong("takes options only; --help tells them");
-    if ((config.fd >= 0) == (config.listen != NULL))
-        return wrong("either --listen HOST:PORT or --fd N; --help tells more");
+    if (rest.count > 0) return aq_options_wrong(line.name, "'%s' is too much: it takes options only", rest.of[0]);
+    if ((asked.config.fd >= 0) == (asked.config.listen != NULL))
+        return aq_options_wrong(line.name, "either --listen HOST:PORT or --fd N");
     aq_log_init(-1);
-    return serve(&config, token_file, keys, host);
+    return serve(&asked);
 }

@@ -18,6 +18,8 @@
 
 enum { KEY_FIRST = 0x1000, KEY_HELP = 'h', KEY_USAGE = KEY_FIRST - 1, ABOUT_BYTES = 8192 }; /* keys: no letters */
 
+static const double MAX_TOLD = 1e11; /* more is no limit */
+
 struct reading {
     const struct aq_command_line *line;
     struct aq_arguments *arguments;
@@ -92,8 +94,10 @@ static error_t take(struct reading *reading, const struct aq_option *option, con
     case AQ_OPTION_U32:
     case AQ_OPTION_U64:
         if (!whole(text, option->min, option->max, &count))
-            return wrong(reading, "--%s: '%.80s' is no whole number from %.0f to %.0f", option->name, text, option->min,
-                         option->max);
+            return wrong(reading,
+                         option->max > MAX_TOLD ? "--%s: '%.80s' is no whole number, %.0f or more"
+                                                : "--%s: '%.80s' is no whole number from %.0f to %.0f",
+                         option->name, text, option->min, option->max);
         if (option->kind == AQ_OPTION_U64)
             *(uint64_t *)(void *)to = count;
         else
@@ -101,8 +105,10 @@ static error_t take(struct reading *reading, const struct aq_option *option, con
         return 0;
     case AQ_OPTION_NUMBER:
         if (!number(text, option->min, option->max, (double *)(void *)to))
-            return wrong(reading, "--%s: '%.80s' is no number from %g to %g", option->name, text, option->min,
-                         option->max);
+            return wrong(reading,
+                         option->max > MAX_TOLD ? "--%s: '%.80s' is no number, %g or more"
+                                                : "--%s: '%.80s' is no number from %g to %g",
+                         option->name, text, option->min, option->max);
         return 0;
     case AQ_OPTION_LIST:
         if (list->count == AQ_ARGUMENTS_MAX) return wrong(reading, "more than %d --%s", AQ_ARGUMENTS_MAX, option->name);
@@ -119,7 +125,8 @@ static error_t take(struct reading *reading, const struct aq_option *option, con
 static const struct aq_option *find(const struct aq_command_line *line, const char *name, size_t bytes)
 {
     for (const struct aq_option *option = line->options; option->name; option++)
-        if (strncmp(option->name, name, bytes) == 0 && option->name[bytes] == 0) return option;
+        if (option->kind != AQ_OPTION_WORD && strncmp(option->name, name, bytes) == 0 && option->name[bytes] == 0)
+            return option;
     return NULL;
 }
 
@@ -140,7 +147,7 @@ static error_t explain(struct reading *reading, const struct argp_state *state)
     snprintf(name, sizeof name, "%.*s", (int)bytes, word + 2);
     struct aq_nearest nearest = {.word = name};
     for (option = reading->line->options; option->name; option++)
-        if (option->help) aq_nearest_try(&nearest, option->name);
+        if (option->help && option->kind != AQ_OPTION_WORD) aq_nearest_try(&nearest, option->name);
     aq_nearest_try(&nearest, "help");
     if (aq_nearest_of(&nearest))
         return wrong(reading, "there is no option '--%s'; did you mean '--%s'?", name, aq_nearest_of(&nearest));
@@ -180,7 +187,9 @@ int aq_options_read(const struct aq_command_line *line, int argc, char **argv, v
         rows[count] = (struct argp_option){.name = option->name,
                                            .key = option->letter ? option->letter : KEY_FIRST + count,
                                            .arg = option->value,
-                                           .flags = option->help ? 0 : OPTION_HIDDEN,
+                                           .flags = option->kind == AQ_OPTION_WORD ? OPTION_DOC
+                                                    : option->help                 ? 0
+                                                                                   : OPTION_HIDDEN,
                                            .doc = option->help ? option->help : "",
                                            .group = count + 1 /* as they stand in the table */};
     }

@@ -21,7 +21,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { AQ_OPTIONS_MAX = 24, AQ_ARGUMENTS_MAX = 256, AQ_OPTIONS_READ = -1 };
+enum { AQ_OPTIONS_MAX = 32, AQ_ARGUMENTS_MAX = 256, AQ_OPTIONS_READ = -1 };
 
 enum aq_option_kind {
     AQ_OPTION_FLAG,   /* bool: it was given                             */
@@ -30,6 +30,7 @@ enum aq_option_kind {
     AQ_OPTION_U64,    /* uint64_t, the same                             */
     AQ_OPTION_NUMBER, /* double, from min to max                        */
     AQ_OPTION_LIST,   /* struct aq_arguments: as often as it is given   */
+    AQ_OPTION_WORD,   /* no option: an argument that --help explains    */
     AQ_OPTION_READ    /* whatever `read` makes of it                    */
 };
 
@@ -60,6 +61,10 @@ struct aq_option {
         .name = (name_), .kind = AQ_OPTION_##kind_, .offset = offsetof(type_, member_), .value = (value_),             \
         .help = (help_), .min = (min_), .max = (max_)                                                                  \
     }
+#define AQ_ROW_WORD(name_, help_)                                                                                      \
+    {                                                                                                                  \
+        .name = (name_), .kind = AQ_OPTION_WORD, .help = (help_)                                                       \
+    }
 #define AQ_ROW_READ(read_, type_, member_, name_, value_, help_)                                                       \
     {                                                                                                                  \
         .name = (name_), .kind = AQ_OPTION_READ, .offset = offsetof(type_, member_), .value = (value_),                \
@@ -68,7 +73,7 @@ struct aq_option {
 
 struct aq_command_line {
     const char *name;      /* "aqpipe launch"                                              */
-    const char *arguments; /* "JOB.yaml"; one line each where there are several ways       */
+    const char *arguments; /* "JOB.yaml"; one line each where there are several ways; NULL: none */
     const char *about;     /* above the options                                            */
     const struct aq_option *options;
     const char *more;  /* below them, or NULL                                             */
