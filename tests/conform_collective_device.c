@@ -10,6 +10,7 @@
 
 #include "collective_cases.h"
 #include "cuda_runtime_api.h"
+#include "device_isolated.h"
 #include "group.h"
 #include "group_kit.h"
 #include "nccl.h"
@@ -58,7 +59,7 @@ static void test_memory_behind_a_wall_is_never_read_by_the_host(void **state)
 {
     (void)state;
     for (uint32_t size = 2; size <= 3; size++) {
-        struct kit kit = kit_of(size, "apart", run_every);
+        struct kit kit = kit_of(size, "isolated", run_every);
         kit_run_well(&kit);
     }
 }
@@ -389,6 +390,7 @@ static void quiet(int level, const char *line, void *context)
 
 int main(void)
 {
+    isolated_register("isolated");
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gpus_over_links_have_the_bits_of_the_cpu),
         cmocka_unit_test(test_a_gpu_beside_a_cpu_the_same_bits),

@@ -1,6 +1,6 @@
 /*
- * conform_device.c -- every backend of devices.def, in every variant that this machine can run, against the plain
- * truth.
+ * conform_device.c -- every backend of devices.def and the isolated device, in every variant that this machine can
+ * run, against the plain truth.
  *
  * The truth is the CPU backend with AQ_CPU=plain. Distances are Euclidean, relative to the truth: 3e-6 for results in
  * fp32 (a few units of 2^-24, sums in another order), 6e-3 for results rounded to bf16 (one unit of 2^-8), 8e-4 for
@@ -8,6 +8,7 @@
  * and must give the same bits: under the launch emulation in three orders of blocks and threads. A new backend needs
  * one line in devices.def; its results are copied to the host with aq_device_copy, so it need not share memory.
  */
+#include "device_isolated.h"
 #include "stage_help.h"
 
 #include <stdatomic.h>
@@ -21,7 +22,7 @@
 #define AQ_DEVICE(name) #name,
 static const char *const kinds[] = {
 #include "devices.def"
-};
+    "isolated"};
 #undef AQ_DEVICE
 
 static const char *const variants[] = {"base", "avx2", "avx512", "avx512bf16"};
@@ -732,6 +733,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_dropout_drops_its_share),
     };
     if (argc > 1) cmocka_set_test_filter(argv[1]);
+    isolated_register("isolated");
     if (open_variant("cpu", "plain") != 0) return 1;
     truth = device;
     int failed = 0, ran = 0;

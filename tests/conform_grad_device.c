@@ -10,6 +10,7 @@
 
 #include "aqsgd/grad.h"
 #include "collective_cases.h"
+#include "device_isolated.h"
 #include "optimizer.h"
 #include "group_kit.h"
 #if !AQ_WITH_CUDA
@@ -365,7 +366,7 @@ static void test_memory_behind_a_wall_the_bits_of_the_cpu(void **state)
 {
     (void)state;
     for (uint32_t size = 1; size <= RANKS; size += size)
-        run_kit(size, "apart", false);
+        run_kit(size, "isolated", false);
 }
 
 static void test_gpus_over_links_the_bits_of_the_cpu(void **state)
@@ -392,6 +393,7 @@ static void quiet(int level, const char *line, void *context)
 
 int main(void)
 {
+    isolated_register("isolated");
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cpus_say_what_is_wanted), /* first */
         cmocka_unit_test(test_memory_behind_a_wall_the_bits_of_the_cpu),

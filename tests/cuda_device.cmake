@@ -12,6 +12,7 @@ function(aq_cuda_on_host_test name)
   aq_cuda_test(${name} ${ARGN})
   target_sources(${name} PRIVATE $<TARGET_OBJECTS:aq_cuda_on_host>)
   target_link_libraries(${name} PRIVATE aq_stages)
+  aq_isolated(${name})
   target_include_directories(${name} PRIVATE cuda_host/runtime ${aqsgd_ROOMS})
 endfunction()
 

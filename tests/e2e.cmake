@@ -1,11 +1,20 @@
 # Whole jobs, as a user runs them. Those that kill and cut take longer: they are not quick.
 if(TARGET aqpipe)
+  # The programs whose CPU is the isolated device (isolated/device_isolated.c): scenarios isolated and replicas_isolated.
+  foreach(program aqpipe aqpiped)
+    add_executable(${program}_isolated ${PROJECT_SOURCE_DIR}/runtime/cli/main_${program}.c isolated/isolated_cpu.c)
+    aq_isolated(${program}_isolated)
+    target_include_directories(${program}_isolated PRIVATE ${aq_runtime_ROOMS})
+    target_link_libraries(${program}_isolated PRIVATE aq_runtime aqsgd aq_flags Threads::Threads m)
+    set_target_properties(${program}_isolated PROPERTIES OUTPUT_NAME ${program}
+      RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin/isolated)
+  endforeach()
   add_library(power_loss MODULE power_loss.c)
   target_link_libraries(power_loss PRIVATE aq_flags ${CMAKE_DL_LIBS})
   set_target_properties(power_loss PROPERTIES LIBRARY_OUTPUT_DIRECTORY $<TARGET_FILE_DIR:aqpipe>)
-  foreach(scenario equal apart cut codecs warmup examples fp16 bad_input resume stop restart restart_daemon lost_disk outage packed long_outage dials power
+  foreach(scenario equal isolated cut codecs warmup examples fp16 bad_input resume stop restart restart_daemon lost_disk outage packed long_outage dials power
       replicas replicas_resume replicas_bad_input replicas_optimizers replicas_defaults
-      replicas_reshard replicas_apart replicas_auto replicas_nan replicas_machines)
+      replicas_reshard replicas_isolated replicas_auto replicas_nan replicas_machines)
     add_test(NAME e2e_${scenario}
       COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run $<TARGET_FILE_DIR:aqpipe> ${scenario})
     set_tests_properties(e2e_${scenario} PROPERTIES LABELS "e2e;fault" TIMEOUT 1200 PROCESSORS 2)
@@ -27,7 +36,7 @@ if(TARGET aqpipe)
       set_tests_properties(e2e_${scenario} PROPERTIES LABELS gpu TIMEOUT 300 SKIP_RETURN_CODE 77)
     endforeach()
   endif()
-  set_tests_properties(e2e_equal e2e_apart e2e_cut e2e_codecs e2e_warmup e2e_examples e2e_fp16 e2e_packed e2e_bad_input PROPERTIES LABELS "e2e;quick")
+  set_tests_properties(e2e_equal e2e_isolated e2e_cut e2e_codecs e2e_warmup e2e_examples e2e_fp16 e2e_packed e2e_bad_input PROPERTIES LABELS "e2e;quick")
 endif()
 if(TARGET aqpipe AND AQ_TORCH_PYTHON)
   # Runs are compared with runs elsewhere; here with an implementation that shares no fault with ours.

@@ -1,5 +1,6 @@
 aq_test(test_edge LIBS aq_runtime aq_stages aq_net aq_storage aqsgd LABELS quick)
-target_include_directories(test_edge PRIVATE ${aq_runtime_ROOMS})
+target_include_directories(test_edge PRIVATE ${aq_runtime_ROOMS} ${aqsgd_ROOMS})
+aq_isolated(test_edge)
 
 # A neighbour that misbehaves: copies of checkpoints; rows, messages and requests.
 foreach(test neighbour neighbour_edge hostile_edge)

@@ -23,6 +23,12 @@ def begin(folder, tag, again):
     return ROOT
 
 
+def isolated(on):
+    """Programs whose CPU is the isolated device (isolated/device_isolated.c) from here on, or the plain ones again."""
+    global BIN
+    BIN = BIN / "isolated" if on else BIN.parent
+
+
 WORDS = ("the pipeline sends what changed and keeps what it has seen a link is slow and a disk is near so every sample "
          "meets its own message again the sum stays the same on both ends of the edge").split()
 

@@ -20,6 +20,7 @@ if(AQ_CUDA AND AQ_NCCL)
   aq_net_test(conform_collective_gpu SOURCES conform_collective_gpu.c collective_cases.c LABELS gpu)
   aq_net_test(conform_grad_gpu SOURCES conform_grad_device.c LABELS gpu TIMEOUT 300)
   target_include_directories(conform_grad_gpu PRIVATE ${aqsgd_ROOMS})
+  aq_isolated(conform_grad_gpu)
 endif()
 if(AQ_MPI) # it has run alone, W = 1; here with ranks, more than there are cores where need be
   foreach(ranks 2 3 4)

@@ -18,6 +18,7 @@
 #include <cmocka.h>
 
 #include "cache_rot.h"
+#include "device_isolated.h"
 #include "edge_private.h"
 #include "job.h"
 #include "plan.h"
@@ -549,7 +550,7 @@ static void test_edge_on_other_devices_has_the_bits_of_the_cpu(void **state)
 {
     (void)state;
     const char *only = getenv("AQ_DEVICES"), *gpu = getenv("AQ_GPU");
-    static const char *const kinds[] = {"apart", "cuda"};
+    static const char *const kinds[] = {"isolated", "cuda"};
     uint32_t seen = 0;
     for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
         if (only && strcmp(only, kinds[k]) != 0) continue;
@@ -570,6 +571,7 @@ static void test_edge_on_other_devices_has_the_bits_of_the_cpu(void **state)
 
 int main(void)
 {
+    isolated_register("isolated");
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_edge_holds_the_invariant_over_every_codec),
         cmocka_unit_test(test_edge_codes_the_shape_of_its_own_cut),

@@ -81,7 +81,7 @@ def end(pid, how=signal.SIGKILL):
 
 
 def start(path, rate, *arguments, environment=None):
-    return subprocess.Popen([str(BIN / "aqpipe"), "launch", str(path), "--no-progress", "--json", "--set",
+    return subprocess.Popen([str(jobs.BIN / "aqpipe"), "launch", str(path), "--no-progress", "--json", "--set",
                              f"link.rate_mbps={rate}", *arguments],
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL,
                             env={**os.environ, **(environment or {})})

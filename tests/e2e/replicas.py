@@ -237,7 +237,7 @@ def scenario_replicas_machines():
     no_workers("replicas_machines")
 
 
-def scenario_replicas_apart():
+def scenario_replicas_isolated():
     """Replicas whose memory no host can reach reduce and update bit for bit as on a CPU, with every kind of optimizer."""
     codecs = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.backward.codec": "directq",
               "edges.backward.bits": 8}
@@ -247,15 +247,16 @@ def scenario_replicas_apart():
              "lp4": {"reduce.codec": "lp4", "train.optimizer": "sgd", "pipeline.stages": 1}}
     cases.update({name: OPTIMIZERS[name] for name in ("qadam", "onebit_lamb", "slamb", "lioncub-lanes", "adamw-powersgd")})
     for name, changes in cases.items():
-        os.environ.pop("AQ_CPU_APART", None)
         launch(manifest(name, **{**base, **changes}))
-        os.environ["AQ_CPU_APART"] = "1"
-        launch(manifest(f"{name}-apart", **{**base, **changes}))
-        check(losses(f"{name}-apart") == losses(name), f"{name}: losses {losses(name)}, apart {losses(f'{name}-apart')}")
-        check(weights(f"{name}-apart") == weights(name), f"{name}: model.safetensors differs")
+        jobs.isolated(True)
+        launch(manifest(f"{name}-isolated", **{**base, **changes}))
+        jobs.isolated(False)
+        check(losses(f"{name}-isolated") == losses(name), f"{name}: losses {losses(name)}, isolated {losses(f'{name}-isolated')}")
+        check(weights(f"{name}-isolated") == weights(name), f"{name}: model.safetensors differs")
         P = changes.get("pipeline.stages", 2)
         for rank in range(P * changes.get("pipeline.replicas", 2)):
-            check(arrays(f"{name}-apart", rank) == arrays(name, rank), f"{name}: the checkpoint of rank {rank} differs")
+            check(arrays(f"{name}-isolated", rank) == arrays(name, rank), f"{name}: the checkpoint of rank {rank} differs")
+    jobs.isolated(True)
     path = manifest("again", **{**base, **cases["qadam"]})
     interrupt("sigint", path, 5)
     launch(path, "--resume")
@@ -263,8 +264,8 @@ def scenario_replicas_apart():
     auto = {**base, "reduce.codec": "auto", "link.rate_mbps": 4}
     launch(manifest("auto", **auto))
     check(len(metrics("auto")) == len(metrics("qadam")), "reduce.codec: auto")
-    os.environ.pop("AQ_CPU_APART", None)
-    no_workers("replicas_apart")
+    jobs.isolated(False)
+    no_workers("replicas_isolated")
 
 
 def scenario_replicas_reshard():

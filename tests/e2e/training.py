@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 
+import jobs
 from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers, raw, weights
 from kit import BIN, REPLICAS, ROOT, interrupt, refused
 
@@ -28,7 +29,7 @@ def scenario_equal():
     no_workers("equal")
 
 
-def scenario_apart():
+def scenario_isolated():
     """Stages whose device memory no host can reach, with streams that run as late as they may, train bit for bit as on a CPU."""
     codecs = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.backward.codec": "directq",
               "edges.backward.bits": 8}
@@ -43,15 +44,15 @@ def scenario_apart():
                      "edges.backward.top_k": 0.3},
     }
     for name, changes in cases.items():
-        os.environ.pop("AQ_CPU_APART", None)
         launch(manifest(name, **changes))
-        os.environ["AQ_CPU_APART"] = "1"
-        launch(manifest(f"{name}-apart", **changes))
-        check(losses(f"{name}-apart") == losses(name), f"{name}: losses {losses(f'{name}-apart')} are not {losses(name)}")
-        mine, whole = metrics(f"{name}-apart", "eval")[-1], metrics(name, "eval")[-1]
+        jobs.isolated(True)
+        launch(manifest(f"{name}-isolated", **changes))
+        jobs.isolated(False)
+        check(losses(f"{name}-isolated") == losses(name), f"{name}: losses {losses(f'{name}-isolated')} are not {losses(name)}")
+        mine, whole = metrics(f"{name}-isolated", "eval")[-1], metrics(name, "eval")[-1]
         check(mine["loss"] == whole["loss"], f"{name}: held-out loss {mine['loss']} is not {whole['loss']}")
-        check(weights(f"{name}-apart") == weights(name), f"{name}: model.safetensors differs")
-    no_workers("apart")
+        check(weights(f"{name}-isolated") == weights(name), f"{name}: model.safetensors differs")
+    no_workers("isolated")
 
 
 def scenario_cut():

@@ -58,4 +58,7 @@ struct aq_device {
     const struct aq_device_ops *ops;
 };
 
+/* One more backend, which a test program brings itself; found before those of devices.def. Before threads start. */
+void aq_device_register(const struct aq_device_ops *ops);
+
 #endif

@@ -5,10 +5,10 @@
  * its results are there only after an event or aq_device_stream_sync. The CPU backend runs everything at once on the
  * calling thread and its pool, so its streams are always drained; code that relies on that breaks on a GPU.
  *
- * A device is a const table of functions (struct aq_device_ops), one file per backend: device_cpu.c; device_apart.c,
- * for tests: the CPU as a device whose memory the host cannot reach and whose streams run as late as they may
- * (AQ_CPU_APART=1 gives it to whoever asks for the CPU). The mathematics (matrix products, layer norm, attention ...)
- * is in device_math.h, a part of the same table.
+ * A device is a const table of functions (struct aq_device_ops), one file per backend: device_cpu.c, device_cuda.c.
+ * Tests bring one more, tests/isolated: the CPU as a device whose memory the host cannot reach and whose streams run as
+ * late as they may. The mathematics (matrix products, layer norm, attention ...) is in device_math.h, a part of the
+ * same table.
  *
  * The CPU backend owns one thread pool, sized by the manifest. Work is cut into pieces whose size does not depend on
  * the number of threads and handed out dynamically, so that a descheduled thread holds nobody up; every output element

@@ -1,9 +1,9 @@
 /*
- * device_apart.c -- the CPU backend behind a wall: a device whose memory the host cannot reach and whose streams run as
- * late as they may.
+ * device_isolated.c -- the CPU backend behind a wall: a device whose memory the host cannot reach and whose streams run
+ * as late as they may.
  *
- * For tests (kind "apart", or AQ_CPU_APART=1 for every device that says cpu). What works here works on a GPU, as far as
- * host and device go together, and gives the bits of the CPU backend, so that any job can be compared:
+ * A test program registers it (device_isolated.h). What works here works on a GPU, as far as host and device go
+ * together, and gives the bits of the CPU backend, so that any job can be compared:
  *
  * - Device memory is handed out as addresses that no page stands behind; the mathematics runs on an alias at a constant
  *   distance. A host that reads or writes a device pointer dies at that instruction. An operand that has to be device
@@ -18,10 +18,12 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "device_isolated.h"
 #include "device_ops.h"
 #include "grad_launchers.h"
 
-extern const struct aq_device_ops aq_device_apart, aq_device_cpu;
+extern const struct aq_device_ops aq_device_cpu;
+static const struct aq_device_ops isolated_ops;
 
 enum {
     COMMANDS_MAX = 4096, /* of a stream, noted and not yet run: some steps of a small model; then the oldest run */
@@ -84,7 +86,7 @@ struct command {
 };
 
 struct aq_stream {
-    struct apart *apart;
+    struct isolated *isolated;
     struct aq_stream *next; /* of all ever opened: events may name one that is closed */
     uint64_t noted, done;   /* commands, ever */
     bool light;             /* not for mathematics */
@@ -104,7 +106,7 @@ struct allocation {
     uint64_t at, bytes; /* bytes 0: free */
 };
 
-struct apart {
+struct isolated {
     struct aq_device base;
     struct aq_device *inner;
     struct aq_stream *own; /* of calls that name none */
@@ -115,32 +117,32 @@ struct apart {
     uint32_t allocation_count;
 };
 
-static struct apart *apart_of(struct aq_device *device)
+static struct isolated *isolated_of(struct aq_device *device)
 {
-    return (struct apart *)device;
+    return (struct isolated *)device;
 }
 
-static bool is_device(const struct apart *apart, const void *pointer)
+static bool is_device(const struct isolated *isolated, const void *pointer)
 {
-    const uintptr_t at = (uintptr_t)pointer, wall = (uintptr_t)apart->wall;
+    const uintptr_t at = (uintptr_t)pointer, wall = (uintptr_t)isolated->wall;
     return at >= wall && at < wall + SPAN_BYTES;
 }
 
 /* Where a pointer of either kind really is. */
-static void *reach(const struct apart *apart, const void *pointer)
+static void *reach(const struct isolated *isolated, const void *pointer)
 {
-    if (!is_device(apart, pointer)) return (void *)(uintptr_t)pointer;
-    return apart->alias + ((const uint8_t *)pointer - apart->wall);
+    if (!is_device(isolated, pointer)) return (void *)(uintptr_t)pointer;
+    return isolated->alias + ((const uint8_t *)pointer - isolated->wall);
 }
 
 /* The same for what must be device memory, or NULL. */
-static void *within(const struct apart *apart, const void *pointer)
+static void *within(const struct isolated *isolated, const void *pointer)
 {
-    AQ_ASSERT(!pointer || is_device(apart, pointer));
-    return pointer ? reach(apart, pointer) : NULL;
+    AQ_ASSERT(!pointer || is_device(isolated, pointer));
+    return pointer ? reach(isolated, pointer) : NULL;
 }
 
-#define WITHIN(field) ((field) = within(apart, (field)))
+#define WITHIN(field) ((field) = within(isolated, (field)))
 
 /* --- streams ---------------------------------------------------------------------------------------------------- */
 
@@ -207,24 +209,24 @@ static enum aq_status stream_run(struct aq_stream *stream, uint64_t position)
     AQ_ASSERT(position <= stream->noted);
     while (stream->done < position) {
         const struct command *command = &stream->commands[stream->done++ % COMMANDS_MAX];
-        const enum aq_status status = command_run(stream->apart->inner, command);
+        const enum aq_status status = command_run(stream->isolated->inner, command);
         if (stream->status == AQ_OK) stream->status = status;
     }
     return stream->status;
 }
 
 /* Room for one more command; what it says is then written by the caller. */
-static struct command *note(struct apart *apart, struct aq_stream *stream, enum operation operation)
+static struct command *note(struct isolated *isolated, struct aq_stream *stream, enum operation operation)
 {
-    if (!stream) stream = apart->own;
-    AQ_ASSERT(stream->apart == apart && (!stream->light || operation <= DO_ZERO));
+    if (!stream) stream = isolated->own;
+    AQ_ASSERT(stream->isolated == isolated && (!stream->light || operation <= DO_ZERO));
     if (stream->noted - stream->done == COMMANDS_MAX) (void)stream_run(stream, stream->done + 1);
     struct command *command = &stream->commands[stream->noted++ % COMMANDS_MAX];
     command->operation = operation;
     return command;
 }
 
-static enum aq_status apart_stream_open(struct aq_device *device, bool light, struct aq_stream **out)
+static enum aq_status isolated_stream_open(struct aq_device *device, bool light, struct aq_stream **out)
 {
     void *memory = NULL;
     AQ_TRY(aq_alloc(sizeof(struct aq_stream), &memory));
@@ -235,26 +237,26 @@ static enum aq_status apart_stream_open(struct aq_device *device, bool light, st
         return status;
     }
     stream->commands = memory;
-    stream->apart = apart_of(device);
+    stream->isolated = isolated_of(device);
     stream->light = light;
-    stream->next = stream->apart->streams;
-    stream->apart->streams = stream;
+    stream->next = stream->isolated->streams;
+    stream->isolated->streams = stream;
     *out = stream;
     return AQ_OK;
 }
 
-static enum aq_status apart_stream_sync(struct aq_device *device, struct aq_stream *stream)
+static enum aq_status isolated_stream_sync(struct aq_device *device, struct aq_stream *stream)
 {
-    if (!stream) stream = apart_of(device)->own;
+    if (!stream) stream = isolated_of(device)->own;
     return stream_run(stream, stream->noted);
 }
 
-static void apart_stream_close(struct aq_device *device, struct aq_stream *stream)
+static void isolated_stream_close(struct aq_device *device, struct aq_stream *stream)
 {
-    (void)apart_stream_sync(device, stream);
+    (void)isolated_stream_sync(device, stream);
 }
 
-static enum aq_status apart_event_open(struct aq_device *device, bool timed, struct aq_event **out)
+static enum aq_status isolated_event_open(struct aq_device *device, bool timed, struct aq_event **out)
 {
     (void)device;
     void *memory = NULL;
@@ -264,32 +266,32 @@ static enum aq_status apart_event_open(struct aq_device *device, bool timed, str
     return AQ_OK;
 }
 
-static void apart_event_close(struct aq_device *device, struct aq_event *event)
+static void isolated_event_close(struct aq_device *device, struct aq_event *event)
 {
     (void)device;
     if (event->timed && event->stream) (void)stream_run(event->stream, event->position); /* its stamp */
     aq_free(event);
 }
 
-static enum aq_status apart_event_record(struct aq_device *device, struct aq_event *event, struct aq_stream *stream)
+static enum aq_status isolated_event_record(struct aq_device *device, struct aq_event *event, struct aq_stream *stream)
 {
-    if (!stream) stream = apart_of(device)->own;
-    if (event->timed) note(apart_of(device), stream, DO_STAMP)->with.stamp = event;
+    if (!stream) stream = isolated_of(device)->own;
+    if (event->timed) note(isolated_of(device), stream, DO_STAMP)->with.stamp = event;
     event->stream = stream;
     event->position = stream->noted;
     event->asked = false;
     return AQ_OK;
 }
 
-static enum aq_status apart_event_wait(struct aq_device *device, struct aq_event *event, struct aq_stream *stream)
+static enum aq_status isolated_event_wait(struct aq_device *device, struct aq_event *event, struct aq_stream *stream)
 {
     if (!event->stream) return AQ_OK;
-    struct command *command = note(apart_of(device), stream, DO_WAIT);
+    struct command *command = note(isolated_of(device), stream, DO_WAIT);
     command->with.wait = (struct wait){.stream = event->stream, .position = event->position};
     return AQ_OK;
 }
 
-static enum aq_status apart_event_query(struct aq_device *device, struct aq_event *event)
+static enum aq_status isolated_event_query(struct aq_device *device, struct aq_event *event)
 {
     (void)device;
     if (!event->stream) return AQ_OK;
@@ -300,8 +302,8 @@ static enum aq_status apart_event_query(struct aq_device *device, struct aq_even
     return stream_run(event->stream, event->position);
 }
 
-static enum aq_status apart_event_elapsed(struct aq_device *device, struct aq_event *first, struct aq_event *last,
-                                          uint64_t *ns)
+static enum aq_status isolated_event_elapsed(struct aq_device *device, struct aq_event *first, struct aq_event *last,
+                                             uint64_t *ns)
 {
     (void)device;
     AQ_ASSERT(first->timed && last->timed && first->stream && last->stream);
@@ -313,36 +315,36 @@ static enum aq_status apart_event_elapsed(struct aq_device *device, struct aq_ev
 /* --- memory ----------------------------------------------------------------------------------------------------- */
 
 /* The first gap that is large enough, in whole grains. */
-static enum aq_status allocation_take(struct apart *apart, uint64_t bytes, uint64_t *at)
+static enum aq_status allocation_take(struct isolated *isolated, uint64_t bytes, uint64_t *at)
 {
     uint64_t end = 0;
     uint32_t i = 0;
-    if (apart->allocation_count == ALLOCATIONS_MAX)
-        return aq_fail(AQ_NOMEM, "device", "apart: more than %d pieces of memory", ALLOCATIONS_MAX);
-    while (i < apart->allocation_count && apart->allocations[i].at - end < bytes) {
-        end = apart->allocations[i].at + apart->allocations[i].bytes;
+    if (isolated->allocation_count == ALLOCATIONS_MAX)
+        return aq_fail(AQ_NOMEM, "device", "isolated: more than %d pieces of memory", ALLOCATIONS_MAX);
+    while (i < isolated->allocation_count && isolated->allocations[i].at - end < bytes) {
+        end = isolated->allocations[i].at + isolated->allocations[i].bytes;
         i++;
     }
     if (SPAN_BYTES - end < bytes)
-        return aq_fail(AQ_NOMEM, "device", "apart: %llu bytes do not fit the %llu addresses of a device",
+        return aq_fail(AQ_NOMEM, "device", "isolated: %llu bytes do not fit the %llu addresses of a device",
                        (unsigned long long)bytes, (unsigned long long)SPAN_BYTES);
-    memmove(&apart->allocations[i + 1], &apart->allocations[i],
-            (apart->allocation_count - i) * sizeof apart->allocations[0]);
-    apart->allocations[i] = (struct allocation){.at = end, .bytes = bytes};
-    apart->allocation_count++;
+    memmove(&isolated->allocations[i + 1], &isolated->allocations[i],
+            (isolated->allocation_count - i) * sizeof isolated->allocations[0]);
+    isolated->allocations[i] = (struct allocation){.at = end, .bytes = bytes};
+    isolated->allocation_count++;
     *at = end;
     return AQ_OK;
 }
 
-static void allocation_return(struct apart *apart, uint64_t at)
+static void allocation_return(struct isolated *isolated, uint64_t at)
 {
     uint32_t i = 0;
-    while (i < apart->allocation_count && apart->allocations[i].at != at)
+    while (i < isolated->allocation_count && isolated->allocations[i].at != at)
         i++;
-    AQ_ASSERT(i < apart->allocation_count);
-    apart->allocation_count--;
-    memmove(&apart->allocations[i], &apart->allocations[i + 1],
-            (apart->allocation_count - i) * sizeof apart->allocations[0]);
+    AQ_ASSERT(i < isolated->allocation_count);
+    isolated->allocation_count--;
+    memmove(&isolated->allocations[i], &isolated->allocations[i + 1],
+            (isolated->allocation_count - i) * sizeof isolated->allocations[0]);
 }
 
 static uint64_t grains(size_t bytes)
@@ -350,64 +352,64 @@ static uint64_t grains(size_t bytes)
     return (bytes / GRAIN_BYTES + 1) * GRAIN_BYTES; /* at least a byte of no man's land behind it */
 }
 
-static enum aq_status apart_reserve(struct aq_device *device, uint64_t bytes, const char *what)
+static enum aq_status isolated_reserve(struct aq_device *device, uint64_t bytes, const char *what)
 {
-    return aq_device_reserve(apart_of(device)->inner, bytes, what);
+    return aq_device_reserve(isolated_of(device)->inner, bytes, what);
 }
 
-static enum aq_status apart_alloc(struct aq_device *device, enum aq_memory_kind kind, size_t bytes, void **out)
+static enum aq_status isolated_alloc(struct aq_device *device, enum aq_memory_kind kind, size_t bytes, void **out)
 {
-    struct apart *apart = apart_of(device);
+    struct isolated *isolated = isolated_of(device);
     if (kind == AQ_MEMORY_PINNED) return aq_map(bytes, out);
     uint64_t at = 0;
-    aq_mutex_lock(apart->lock);
-    enum aq_status status = allocation_take(apart, grains(bytes), &at);
-    aq_mutex_unlock(apart->lock);
+    aq_mutex_lock(isolated->lock);
+    enum aq_status status = allocation_take(isolated, grains(bytes), &at);
+    aq_mutex_unlock(isolated->lock);
     AQ_TRY(status);
-    void *pages =
-        mmap(apart->alias + at, bytes + !bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-    if (pages == MAP_FAILED) return aq_fail(AQ_NOMEM, "device", "apart: cannot map %zu bytes", bytes);
-    *out = apart->wall + at;
+    void *pages = mmap(isolated->alias + at, bytes + !bytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    if (pages == MAP_FAILED) return aq_fail(AQ_NOMEM, "device", "isolated: cannot map %zu bytes", bytes);
+    *out = isolated->wall + at;
     return AQ_OK;
 }
 
-static void apart_free(struct aq_device *device, enum aq_memory_kind kind, void *memory, size_t bytes)
+static void isolated_free(struct aq_device *device, enum aq_memory_kind kind, void *memory, size_t bytes)
 {
-    struct apart *apart = apart_of(device);
+    struct isolated *isolated = isolated_of(device);
     if (kind == AQ_MEMORY_PINNED) {
         aq_unmap(memory, bytes);
         return;
     }
-    const uint64_t at = (uint64_t)((uint8_t *)within(apart, memory) - apart->alias);
+    const uint64_t at = (uint64_t)((uint8_t *)within(isolated, memory) - isolated->alias);
     /* Freed memory is no memory: what a stream still does to it shows. */
-    AQ_ASSERT(mmap(apart->alias + at, grains(bytes), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
-                   -1, 0) != MAP_FAILED);
-    aq_mutex_lock(apart->lock);
-    allocation_return(apart, at);
-    aq_mutex_unlock(apart->lock);
+    AQ_ASSERT(mmap(isolated->alias + at, grains(bytes), PROT_NONE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED);
+    aq_mutex_lock(isolated->lock);
+    allocation_return(isolated, at);
+    aq_mutex_unlock(isolated->lock);
 }
 
-static enum aq_status apart_copy(struct aq_device *device, void *to, const void *from, size_t bytes,
-                                 struct aq_stream *stream)
+static enum aq_status isolated_copy(struct aq_device *device, void *to, const void *from, size_t bytes,
+                                    struct aq_stream *stream)
 {
-    struct apart *apart = apart_of(device);
-    struct command *command = note(apart, stream, DO_COPY);
-    command->with.copy = (struct copy){.to = reach(apart, to), .from = reach(apart, from), .bytes = bytes};
+    struct isolated *isolated = isolated_of(device);
+    struct command *command = note(isolated, stream, DO_COPY);
+    command->with.copy = (struct copy){.to = reach(isolated, to), .from = reach(isolated, from), .bytes = bytes};
     return AQ_OK;
 }
 
-static enum aq_status apart_zero(struct aq_device *device, void *to, size_t bytes, struct aq_stream *stream)
+static enum aq_status isolated_zero(struct aq_device *device, void *to, size_t bytes, struct aq_stream *stream)
 {
-    struct apart *apart = apart_of(device);
-    struct command *command = note(apart, stream, DO_ZERO);
-    command->with.copy = (struct copy){.to = reach(apart, to), .bytes = bytes};
+    struct isolated *isolated = isolated_of(device);
+    struct command *command = note(isolated, stream, DO_ZERO);
+    command->with.copy = (struct copy){.to = reach(isolated, to), .bytes = bytes};
     return AQ_OK;
 }
 
-static void apart_parallel(struct aq_device *device, uint32_t pieces, void (*run)(uint32_t piece, void *context),
-                           void *context)
+static void isolated_parallel(struct aq_device *device, uint32_t pieces, void (*run)(uint32_t piece, void *context),
+                              void *context)
 {
-    aq_device_parallel(apart_of(device)->inner, pieces, run, context);
+    aq_device_parallel(isolated_of(device)->inner, pieces, run, context);
 }
 
 /* --- mathematics ------------------------------------------------------------------------------------------------ */
@@ -417,26 +419,26 @@ static void apart_parallel(struct aq_device *device, uint32_t pieces, void (*run
 #define AQ_OUT(member)         WITHIN(mine->member);
 #define AQ_OUT_OR_NULL(member) WITHIN(mine->member);
 #define AQ_MATH(name, type, work, legal, operands)                                                                     \
-    static enum aq_status apart_##name(struct aq_device *device, const struct type *args, struct aq_stream *stream)    \
+    static enum aq_status isolated_##name(struct aq_device *device, const struct type *args, struct aq_stream *stream) \
     {                                                                                                                  \
-        struct apart *apart = apart_of(device);                                                                        \
-        struct type *mine = &note(apart, stream, DO_##name)->with.name;                                                \
+        struct isolated *isolated = isolated_of(device);                                                               \
+        struct type *mine = &note(isolated, stream, DO_##name)->with.name;                                             \
         *mine = *args;                                                                                                 \
         operands return AQ_OK;                                                                                         \
     }
 #include "aqsgd/math.def"
 
-static enum aq_status apart_squares(struct aq_device *device, const float *x, const struct aq_range *spans,
-                                    uint32_t count, double *sums, struct aq_stream *stream)
+static enum aq_status isolated_squares(struct aq_device *device, const float *x, const struct aq_range *spans,
+                                       uint32_t count, double *sums, struct aq_stream *stream)
 {
-    struct apart *apart = apart_of(device);
-    AQ_TRY(apart_stream_sync(device, stream));
-    return aq_device_squares(apart->inner, within(apart, x), spans, count, sums, NULL);
+    struct isolated *isolated = isolated_of(device);
+    AQ_TRY(isolated_stream_sync(device, stream));
+    return aq_device_squares(isolated->inner, within(isolated, x), spans, count, sums, NULL);
 }
 
 /* --- gradient codecs: the CPU's, when the stream gets there ------------------------------------------------------ */
 
-struct apart_coder {
+struct isolated_coder {
     struct aq_grad_coder base;
     struct aq_grad_span spans[];
 };
@@ -451,8 +453,8 @@ static enum aq_status coder_open(struct aq_device *device, const struct aq_grad_
                                  const struct aq_grad_span *spans, uint32_t span_count, struct aq_grad_coder **out)
 {
     void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct apart_coder) + span_count * sizeof *spans, &memory));
-    struct apart_coder *coder = memory;
+    AQ_TRY(aq_alloc(sizeof(struct isolated_coder) + span_count * sizeof *spans, &memory));
+    struct isolated_coder *coder = memory;
     coder->base = (struct aq_grad_coder){.device = device, .codec = codec, .span_count = span_count};
     memcpy(coder->spans, spans, span_count * sizeof *spans);
     *out = &coder->base;
@@ -467,13 +469,13 @@ static void coder_close(struct aq_grad_coder *coder)
 static enum aq_status coder_encode(struct aq_grad_coder *base, uint32_t span, const float *x, float *error,
                                    uint64_t step, void *wire, struct aq_stream *stream)
 {
-    struct apart *apart = apart_of(base->device);
-    note(apart, stream, DO_GRAD_ENCODE)->with.coding =
+    struct isolated *isolated = isolated_of(base->device);
+    note(isolated, stream, DO_GRAD_ENCODE)->with.coding =
         (struct coding){.codec = base->codec,
-                        .span = ((const struct apart_coder *)base)->spans[span],
-                        .x = within(apart, x),
-                        .to = within(apart, error),
-                        .wire = within(apart, wire),
+                        .span = ((const struct isolated_coder *)base)->spans[span],
+                        .x = within(isolated, x),
+                        .to = within(isolated, error),
+                        .wire = within(isolated, wire),
                         .step = step};
     return AQ_OK;
 }
@@ -481,12 +483,12 @@ static enum aq_status coder_encode(struct aq_grad_coder *base, uint32_t span, co
 static enum aq_status coder_decode(struct aq_grad_coder *base, uint32_t span, const void *wire, float weight, bool add,
                                    float *sum, struct aq_stream *stream)
 {
-    struct apart *apart = apart_of(base->device);
-    note(apart, stream, DO_GRAD_DECODE)->with.coding =
+    struct isolated *isolated = isolated_of(base->device);
+    note(isolated, stream, DO_GRAD_DECODE)->with.coding =
         (struct coding){.codec = base->codec,
-                        .span = ((const struct apart_coder *)base)->spans[span],
-                        .to = within(apart, sum),
-                        .wire = within(apart, wire),
+                        .span = ((const struct isolated_coder *)base)->spans[span],
+                        .to = within(isolated, sum),
+                        .wire = within(isolated, wire),
                         .weight = weight,
                         .add = add};
     return AQ_OK;
@@ -495,14 +497,14 @@ static enum aq_status coder_decode(struct aq_grad_coder *base, uint32_t span, co
 /* What a decode met is the stream's status. */
 static enum aq_status coder_check(struct aq_grad_coder *base, struct aq_stream *stream)
 {
-    return apart_stream_sync(base->device, stream);
+    return isolated_stream_sync(base->device, stream);
 }
 
-static enum aq_status apart_sum_ranks(struct aq_device *device, const struct aq_sum_ranks *args,
-                                      struct aq_stream *stream)
+static enum aq_status isolated_sum_ranks(struct aq_device *device, const struct aq_sum_ranks *args,
+                                         struct aq_stream *stream)
 {
-    struct apart *apart = apart_of(device);
-    struct aq_sum_ranks *mine = &note(apart, stream, DO_SUM_RANKS)->with.sum_ranks;
+    struct isolated *isolated = isolated_of(device);
+    struct aq_sum_ranks *mine = &note(isolated, stream, DO_SUM_RANKS)->with.sum_ranks;
     *mine = *args;
     WITHIN(mine->own);
     for (uint32_t rank = 0; rank < args->size; rank++)
@@ -515,100 +517,108 @@ static void *walk_within(const void *context, const void *pointer)
     return within(context, pointer);
 }
 
-static enum aq_status apart_walk(struct aq_device *device, const struct aq_walk *args, struct aq_stream *stream)
+static enum aq_status isolated_walk(struct aq_device *device, const struct aq_walk *args, struct aq_stream *stream)
 {
-    struct aq_walk *mine = &note(apart_of(device), stream, DO_WALK)->with.walk;
+    struct aq_walk *mine = &note(isolated_of(device), stream, DO_WALK)->with.walk;
     *mine = *args;
     aq_walk_move(mine, walk_within, device);
     return AQ_OK;
 }
 
-static const struct aq_grad_launchers apart_grad = {.check_config = coder_check_config,
-                                                    .open = coder_open,
-                                                    .close = coder_close,
-                                                    .encode = coder_encode,
-                                                    .decode = coder_decode,
-                                                    .check = coder_check,
-                                                    .sum_ranks = apart_sum_ranks,
-                                                    .walk = apart_walk};
+static const struct aq_grad_launchers isolated_grad = {.check_config = coder_check_config,
+                                                       .open = coder_open,
+                                                       .close = coder_close,
+                                                       .encode = coder_encode,
+                                                       .decode = coder_decode,
+                                                       .check = coder_check,
+                                                       .sum_ranks = isolated_sum_ranks,
+                                                       .walk = isolated_walk};
 
-static uint64_t apart_scratch_bytes(const struct aq_device *device)
+static uint64_t isolated_scratch_bytes(const struct aq_device *device)
 {
-    return aq_device_scratch_bytes(((const struct apart *)device)->inner);
+    return aq_device_scratch_bytes(((const struct isolated *)device)->inner);
 }
 
 /* --- the device ------------------------------------------------------------------------------------------------- */
 
-static void apart_info(const struct aq_device *device, struct aq_device_info *out)
+static void isolated_info(const struct aq_device *device, struct aq_device_info *out)
 {
     char name[sizeof out->name];
-    aq_device_info(((const struct apart *)device)->inner, out);
-    snprintf(name, sizeof name, "apart %.120s", out->name);
+    aq_device_info(((const struct isolated *)device)->inner, out);
+    snprintf(name, sizeof name, "isolated %.110s", out->name);
     memcpy(out->name, name, sizeof name);
     out->host_memory = false;
     out->rounds = true; /* as a GPU's: the same bits, rounded once instead of in every product */
 }
 
-static void apart_close(struct aq_device *device)
+static void isolated_close(struct aq_device *device)
 {
-    struct apart *apart = apart_of(device);
-    while (apart->streams) {
-        struct aq_stream *stream = apart->streams;
-        apart->streams = stream->next;
+    struct isolated *isolated = isolated_of(device);
+    while (isolated->streams) {
+        struct aq_stream *stream = isolated->streams;
+        isolated->streams = stream->next;
         aq_free(stream->commands);
         aq_free(stream);
     }
-    if (apart->wall) munmap(apart->wall, 2 * SPAN_BYTES);
-    aq_mutex_close(apart->lock);
-    aq_device_close(apart->inner);
-    aq_free(apart);
+    if (isolated->wall) munmap(isolated->wall, 2 * SPAN_BYTES);
+    aq_mutex_close(isolated->lock);
+    aq_device_close(isolated->inner);
+    aq_free(isolated);
 }
 
-static enum aq_status apart_open(const struct aq_device_config *config, struct aq_device **out)
+static enum aq_status isolated_open(const struct aq_device_config *config, struct aq_device **out)
 {
     void *memory = NULL;
-    AQ_TRY(aq_alloc(sizeof(struct apart), &memory));
-    struct apart *apart = memory;
+    AQ_TRY(aq_alloc(sizeof(struct isolated), &memory));
+    struct isolated *isolated = memory;
     enum aq_status status;
-    apart->base.ops = &aq_device_apart;
-    AQ_TRY_GOTO(aq_device_cpu.open(config, &apart->inner), out);
-    AQ_TRY_GOTO(aq_mutex_open(&apart->lock), out);
-    AQ_TRY_GOTO(apart_stream_open(&apart->base, false, &apart->own), out);
+    isolated->base.ops = &isolated_ops;
+    AQ_TRY_GOTO(aq_device_cpu.open(config, &isolated->inner), out);
+    AQ_TRY_GOTO(aq_mutex_open(&isolated->lock), out);
+    AQ_TRY_GOTO(isolated_stream_open(&isolated->base, false, &isolated->own), out);
     memory = mmap(NULL, 2 * SPAN_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) {
-        status = aq_fail(AQ_NOMEM, "device", "apart: no room for %llu addresses", 2ull * SPAN_BYTES);
+        status = aq_fail(AQ_NOMEM, "device", "isolated: no room for %llu addresses", 2ull * SPAN_BYTES);
         goto out;
     }
-    apart->wall = memory;
-    apart->alias = apart->wall + SPAN_BYTES;
-    *out = &apart->base;
+    isolated->wall = memory;
+    isolated->alias = isolated->wall + SPAN_BYTES;
+    *out = &isolated->base;
     return AQ_OK;
 out:
-    apart_close(&apart->base);
+    isolated_close(&isolated->base);
     return status;
 }
 
-const struct aq_device_ops aq_device_apart = {.kind = "apart",
-                                              .grad = &apart_grad,
-                                              .open = apart_open,
-                                              .close = apart_close,
-                                              .info = apart_info,
-                                              .reserve = apart_reserve,
-                                              .alloc = apart_alloc,
-                                              .free = apart_free,
-                                              .stream_open = apart_stream_open,
-                                              .stream_close = apart_stream_close,
-                                              .stream_sync = apart_stream_sync,
-                                              .event_open = apart_event_open,
-                                              .event_close = apart_event_close,
-                                              .event_record = apart_event_record,
-                                              .event_wait = apart_event_wait,
-                                              .event_query = apart_event_query,
-                                              .event_elapsed = apart_event_elapsed,
-                                              .copy = apart_copy,
-                                              .zero = apart_zero,
-                                              .parallel = apart_parallel,
-                                              .scratch_bytes = apart_scratch_bytes,
-#define AQ_MATH(name, ...) .name = apart_##name,
+static const struct aq_device_ops isolated_ops = {.kind = "isolated",
+                                                  .grad = &isolated_grad,
+                                                  .open = isolated_open,
+                                                  .close = isolated_close,
+                                                  .info = isolated_info,
+                                                  .reserve = isolated_reserve,
+                                                  .alloc = isolated_alloc,
+                                                  .free = isolated_free,
+                                                  .stream_open = isolated_stream_open,
+                                                  .stream_close = isolated_stream_close,
+                                                  .stream_sync = isolated_stream_sync,
+                                                  .event_open = isolated_event_open,
+                                                  .event_close = isolated_event_close,
+                                                  .event_record = isolated_event_record,
+                                                  .event_wait = isolated_event_wait,
+                                                  .event_query = isolated_event_query,
+                                                  .event_elapsed = isolated_event_elapsed,
+                                                  .copy = isolated_copy,
+                                                  .zero = isolated_zero,
+                                                  .parallel = isolated_parallel,
+                                                  .scratch_bytes = isolated_scratch_bytes,
+#define AQ_MATH(name, ...) .name = isolated_##name,
 #include "aqsgd/math.def"
-                                              .squares = apart_squares};
+                                                  .squares = isolated_squares};
+
+void isolated_register(const char *kind)
+{
+    static struct aq_device_ops named;
+    named = isolated_ops;
+    named.kind = kind;
+    aq_device_register(&named);
+}
