@@ -52,11 +52,11 @@ static void samples_of(const struct aq_dataset_config *config)
     }
     const uint64_t count = aq_dataset_count(dataset);
     for (uint64_t i = 0; i < count; i++) {
-        AQ_ASSERT(aq_dataset_get(dataset, i, tokens, targets) == AQ_OK);
+        AQ_ASSERT(aq_dataset_get(dataset, i, (void *const[AQ_BATCH_FIELDS_MAX]){tokens, targets}) == AQ_OK);
         AQ_ASSERT(memcmp(tokens + 1, targets, (config->T - 1) * sizeof *tokens) == 0);
         AQ_ASSERT(aq_dataset_id(dataset, i) == config->skip + i);
     }
-    AQ_ASSERT(aq_dataset_get(dataset, count, tokens, targets) == AQ_INVAL);
+    AQ_ASSERT(aq_dataset_get(dataset, count, (void *const[AQ_BATCH_FIELDS_MAX]){tokens, targets}) == AQ_INVAL);
     aq_dataset_close(dataset);
 }
 

@@ -36,7 +36,7 @@ static void expect_sample(const struct aq_dataset *dataset, uint64_t index, cons
     int32_t tokens[16], targets[16];
     uint32_t T = aq_dataset_tokens(dataset);
     assert_int_equal(strlen(text), T + 1);
-    assert_int_equal(aq_dataset_get(dataset, index, tokens, targets), AQ_OK);
+    assert_int_equal(aq_dataset_get(dataset, index, (void *const[AQ_BATCH_FIELDS_MAX]){tokens, targets}), AQ_OK);
     for (uint32_t i = 0; i < T; i++) {
         assert_int_equal(tokens[i], text[i]);
         assert_int_equal(targets[i], text[i + 1]);
@@ -55,7 +55,7 @@ static void test_blocks_overlap_by_one_target(void **state)
     expect_sample(d, 1, "efghi");
     assert_int_equal(aq_dataset_id(d, 1), 1);
     int32_t tokens[4], targets[4];
-    assert_int_equal(aq_dataset_get(d, 2, tokens, targets), AQ_INVAL);
+    assert_int_equal(aq_dataset_get(d, 2, (void *const[AQ_BATCH_FIELDS_MAX]){tokens, targets}), AQ_INVAL);
     aq_dataset_close(d);
     data_write_text(folder, "first", "abcdefghi"); /* exactly two blocks */
     d = open_dataset(1, 4, 0, 0);
@@ -112,7 +112,7 @@ static void test_end_of_text_stands_behind_every_file(void **state)
     assert_int_equal(aq_tokenizer_open("gpt2", folder, &t), AQ_OK);
     config.tokenizer = t;
     assert_int_equal(aq_dataset_open(&config, &d), AQ_OK); /* ab <end> b a <end> */
-    assert_int_equal(aq_dataset_get(d, 0, tokens, targets), AQ_OK);
+    assert_int_equal(aq_dataset_get(d, 0, (void *const[AQ_BATCH_FIELDS_MAX]){tokens, targets}), AQ_OK);
     const int32_t b = data_byte_token('b'), a = data_byte_token('a'), end = aq_tokenizer_end_of_text(t);
     assert_memory_equal(tokens, ((const int32_t[]){256, end, b}), sizeof tokens);
     assert_memory_equal(targets, ((const int32_t[]){end, b, a}), sizeof targets);
@@ -157,7 +157,7 @@ static void test_bad_input_names_the_file(void **state)
     expect_fails(&config, AQ_INVAL, "make 0 blocks");
     config.T = 4;
     config.path_count = 0;
-    expect_fails(&config, AQ_INVAL, "no text file");
+    expect_fails(&config, AQ_INVAL, "no file is named");
     config.path_count = 2;
     paths[1] = data_path(folder, "missing", missing);
     expect_fails(&config, AQ_NOTFOUND, missing);

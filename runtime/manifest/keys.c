@@ -16,6 +16,11 @@ enum { NUMBER_BYTES = 48 };
 static const struct aq_key_name precision_names[] = {
     {"fp32", AQ_STAGE_FP32}, {"tf32", AQ_STAGE_TF32}, {"bf16", AQ_STAGE_BF16}, {"fp16", AQ_STAGE_FP16}, {NULL, 0}};
 static const struct aq_key_name tokenizer_names[] = {{"bytes", 0}, {"gpt2", 1}, {NULL, 0}};
+static const struct aq_key_name dataset_names[] = {
+#define AQ_DATASET(name) {#name, 0},
+#include "stages/datasets.def"
+#undef AQ_DATASET
+    {NULL, 0}};
 static const struct aq_key_name optimizer_names[] = {
     {"adamw", 0},       {"sgd", 1},         {"lamb", 2},    {"lion", 3},  {"qadam", 4},
     {"onebit_adam", 5}, {"onebit_lamb", 6}, {"lioncub", 7}, {"slamb", 8}, {NULL, 0}};

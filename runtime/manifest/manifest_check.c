@@ -44,7 +44,7 @@ static void check_data(struct aq_manifest *manifest)
     const struct aq_job *job = &manifest->job;
     const struct aq_yaml_node file = {.source = job->source};
     if (job->data.train_count == 0)
-        aq_yaml_error(&manifest->errors, &file, "data.train: is missing; name a text file to train on");
+        aq_yaml_error(&manifest->errors, &file, "data.train: is missing; name a file to train on");
     if (strcmp(job->data.tokenizer, "gpt2") == 0 && !job->data.tokenizer_path)
         aq_manifest_error(manifest, "data.tokenizer",
                           "gpt2 needs data.tokenizer_path: a folder with vocab.json and merges.txt");

@@ -17,7 +17,7 @@
 #include "security.h"
 #include "stages/weights.h"
 
-enum { PLACE_BYTES = 512, TOKEN_BYTES = sizeof(int32_t), LAYER_TENSORS_MAX = 16 };
+enum { PLACE_BYTES = 512, LAYER_TENSORS_MAX = 16 };
 
 struct plan_open {
     struct aq_plan plan; /* first: aq_plan_close gets from the one to the other */
@@ -319,8 +319,8 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     if (plan->replicas > 1 && job->train.optimizer.reduce_automatic)
         line(stage, "measuring", aq_reduce_measure_bytes(size->parameters, plan->replicas));
     if (stage->cache.slots) line(stage, "cache", aq_cache_measure(&stage->cache));
-    /* The first stage reads tokens, the last targets; samples overlap by one token. */
-    if (first || last) line(stage, "tokens", (samples * job->train.T + 2) * TOKEN_BYTES);
+    /* The first stage reads what its model reads, the last what its task compares with. */
+    if (first || last) line(stage, "samples", aq_dataset_bytes(job->data.kind, job->train.T, samples));
     line(stage, "order of samples", 2 * plan->facts.train_samples / plan->replicas * sizeof(uint32_t));
     line(stage, "program", AQ_PLAN_PROCESS_BYTES);
     /* A checkpoint is written from a copy while training goes on; one at the end alone needs none. */

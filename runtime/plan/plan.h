@@ -30,6 +30,7 @@
 #include "net/link.h"
 #include "program.h"
 #include "runtime_text.h"
+#include "stages/dataset.h"
 #include "stages/stage.h"
 #include "storage/cache.h"
 
@@ -113,6 +114,9 @@ struct aq_plan {
  * AQ_NOTFOUND, AQ_IO, AQ_CORRUPT, AQ_INVAL: the manifest's place and the file.
  */
 enum aq_status aq_plan_facts(const struct aq_job *job, struct aq_job_facts *out);
+
+/* The job's training or held-out samples, as aq_dataset_open takes them; paths and texts are the job's. */
+struct aq_dataset_config aq_plan_dataset(const struct aq_job *job, bool heldout);
 
 /* AQ_INVAL: the job cannot be (names place, cause, remedy). As aq_plan_facts where it reads files. AQ_NOMEM. */
 enum aq_status aq_plan_open(const struct aq_job *job, struct aq_plan **out);

@@ -26,23 +26,17 @@ static enum aq_status readable(const struct aq_job *job, const char *key, const 
     return error == ENOENT ? AQ_NOTFOUND : status;
 }
 
-static enum aq_status dataset_facts(const struct aq_job *job, const struct aq_tokenizer *tokenizer, bool heldout,
-                                    uint64_t *samples, uint64_t *digest)
+static enum aq_status dataset_facts(const struct aq_job *job, bool heldout, uint64_t *samples, uint64_t *digest,
+                                    uint32_t *outputs)
 {
-    const struct aq_job_data *data = &job->data;
-    const struct aq_dataset_config config = {.paths = heldout ? data->heldout : data->train,
-                                             .path_count = heldout ? data->heldout_count : data->train_count,
-                                             .tokenizer = tokenizer,
-                                             .T = job->train.T,
-                                             .samples_max =
-                                                 heldout ? data->heldout_samples_max : data->train_samples_max,
-                                             .skip = heldout ? 0 : data->skip};
+    const struct aq_dataset_config config = aq_plan_dataset(job, heldout);
     for (uint32_t i = 0; i < config.path_count; i++)
         AQ_TRY(readable(job, heldout ? "data.heldout" : "data.train", config.paths[i]));
     struct aq_dataset *dataset;
     AQ_TRY(aq_dataset_open(&config, &dataset));
     *samples = aq_dataset_count(dataset);
     *digest = aq_dataset_digest(dataset);
+    *outputs = aq_dataset_outputs(dataset);
     aq_dataset_close(dataset);
     return AQ_OK;
 }
@@ -72,21 +66,29 @@ out:
     return status;
 }
 
+struct aq_dataset_config aq_plan_dataset(const struct aq_job *job, bool heldout)
+{
+    const struct aq_job_data *data = &job->data;
+    return (struct aq_dataset_config){.kind = data->kind,
+                                      .paths = heldout ? data->heldout : data->train,
+                                      .path_count = heldout ? data->heldout_count : data->train_count,
+                                      .tokenizer_kind = data->tokenizer,
+                                      .tokenizer_path = data->tokenizer_path,
+                                      .T = job->train.T,
+                                      .samples_max = heldout ? data->heldout_samples_max : data->train_samples_max,
+                                      .skip = heldout ? 0 : data->skip};
+}
+
 enum aq_status aq_plan_facts(const struct aq_job *job, struct aq_job_facts *out)
 {
     struct aq_job_facts facts = {0};
-    struct aq_tokenizer *tokenizer;
+    uint32_t outputs;
     if (job->data.tokenizer_path && strcmp(job->data.tokenizer, "bytes") != 0)
         AQ_TRY(readable(job, "data.tokenizer_path", job->data.tokenizer_path));
-    AQ_TRY(aq_tokenizer_open(job->data.tokenizer, job->data.tokenizer_path, &tokenizer));
-    enum aq_status status;
-    facts.vocabulary = aq_tokenizer_vocabulary(tokenizer);
-    AQ_TRY_GOTO(dataset_facts(job, tokenizer, false, &facts.train_samples, &facts.train_digest), out);
+    AQ_TRY(dataset_facts(job, false, &facts.train_samples, &facts.train_digest, &facts.vocabulary));
     if (job->data.heldout_count)
-        AQ_TRY_GOTO(dataset_facts(job, tokenizer, true, &facts.heldout_samples, &facts.heldout_digest), out);
-    if (job->model.weights) AQ_TRY_GOTO(weights_facts(job, &facts.weights_digest), out);
+        AQ_TRY(dataset_facts(job, true, &facts.heldout_samples, &facts.heldout_digest, &outputs));
+    if (job->model.weights) AQ_TRY(weights_facts(job, &facts.weights_digest));
     *out = facts;
-out:
-    aq_tokenizer_close(tokenizer);
-    return status;
+    return AQ_OK;
 }

@@ -30,7 +30,7 @@ struct bench {
     struct aq_stream *stream;
     float *x, *y; /* at the cut before and behind */
     uint64_t x_bytes, y_bytes;
-    int32_t *tokens;
+    struct aq_batch batch; /* of the first and the last stage: values at random */
     uint64_t *ids;
 };
 
@@ -40,7 +40,8 @@ static void bench_close(struct bench *bench)
     aq_stage_close(bench->stage);
     if (bench->x) aq_device_free(bench->device, AQ_MEMORY_DEVICE, bench->x, bench->x_bytes);
     if (bench->y) aq_device_free(bench->device, AQ_MEMORY_DEVICE, bench->y, bench->y_bytes);
-    aq_free(bench->tokens);
+    for (uint32_t i = 0; i < bench->batch.field_count; i++)
+        aq_free(bench->batch.fields[i].values);
     aq_free(bench->ids);
     if (bench->stream) aq_device_stream_close(bench->device, bench->stream);
     aq_device_close(bench->device);
@@ -64,12 +65,32 @@ static enum aq_status values_open(const struct bench *bench, uint64_t bytes, flo
     return status;
 }
 
+/* A batch of what the data set names: targets that it may have, and numbers about 0. */
+static enum aq_status batch_open(struct bench *bench, const struct aq_stage_config *stage)
+{
+    struct aq_batch *batch = &bench->batch;
+    struct aq_field fields[AQ_BATCH_FIELDS_MAX];
+    const uint32_t count = aq_dataset_fields(bench->plan->job->data.kind, stage->T, fields);
+    const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_TEST, bench->rank, 1);
+    *batch = (struct aq_batch){.samples = stage->B, .sample_ids = bench->ids};
+    for (uint32_t f = 0; f < count; f++) {
+        const uint64_t values = (uint64_t)stage->B * fields[f].count;
+        AQ_TRY(aq_alloc(values * AQ_FIELD_BYTES, &fields[f].values));
+        batch->fields[batch->field_count++] = fields[f];
+        for (uint64_t i = 0; i < values; i++)
+            if (fields[f].type == AQ_FIELD_I32)
+                ((int32_t *)fields[f].values)[i] = (int32_t)aq_rng_below(&key, i, bench->plan->facts.vocabulary);
+            else
+                ((float *)fields[f].values)[i] = aq_rng_uniform(&key, i) - 0.5f;
+    }
+    return AQ_OK;
+}
+
 static enum aq_status bench_open(struct bench *bench, const struct aq_plan *plan, uint32_t s, uint32_t threads)
 {
     const struct aq_job_stage *place = &plan->job->pipeline.stages[s];
     const struct aq_device_config config = {.kind = place->device, .index = place->device_index, .threads = threads};
     const struct aq_stage_config *stage = &plan->stages[s].config;
-    const uint64_t tokens = (uint64_t)stage->B * stage->T;
     *bench = (struct bench){.plan = plan,
                             .rank = s,
                             .slots = stage->slots,
@@ -80,12 +101,8 @@ static enum aq_status bench_open(struct bench *bench, const struct aq_plan *plan
     AQ_TRY(aq_stage_open(bench->device, stage, &bench->stage));
     AQ_TRY(values_open(bench, bench->x_bytes, &bench->x));
     AQ_TRY(values_open(bench, bench->y_bytes, &bench->y));
-    AQ_TRY(aq_alloc(tokens * sizeof *bench->tokens, (void **)&bench->tokens));
     AQ_TRY(aq_alloc(stage->B * sizeof *bench->ids, (void **)&bench->ids));
-    const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_TEST, s, 1);
-    for (uint64_t i = 0; i < tokens; i++)
-        bench->tokens[i] = (int32_t)aq_rng_below(&key, i, plan->facts.vocabulary);
-    return AQ_OK;
+    return batch_open(bench, stage);
 }
 
 static double seconds_since(uint64_t begin)
@@ -109,14 +126,8 @@ static enum aq_status forward(struct bench *bench, uint32_t slot)
 {
     const struct aq_plan *plan = bench->plan;
     const bool first = bench->rank == 0, last = bench->rank + 1 == plan->stage_count;
-    const uint32_t T = plan->job->train.T;
-    const struct aq_batch batch = {
-        .samples = plan->job->train.micro_batch,
-        .sample_ids = bench->ids,
-        .fields = {{"tokens", AQ_FIELD_I32, T, bench->tokens}, {"targets", AQ_FIELD_I32, T, bench->tokens}},
-        .field_count = 2};
     const struct aq_stage_input input = {
-        .x = first ? NULL : bench->x, .batch = &batch, .seed = plan->job->train.seed, .loss_scale = 1};
+        .x = first ? NULL : bench->x, .batch = &bench->batch, .seed = plan->job->train.seed, .loss_scale = 1};
     struct aq_stage_loss loss;
     AQ_TRY(aq_stage_forward(bench->stage, slot, &input, last ? NULL : bench->y, last ? &loss : NULL, bench->stream));
     return aq_device_stream_sync(bench->device, bench->stream);

@@ -190,41 +190,34 @@ static enum aq_status open_optimizer(struct aq_worker *w)
 
 static enum aq_status open_dataset(const struct aq_worker *w, bool heldout, struct aq_dataset **out)
 {
-    const struct aq_job_data *data = &w->job->data;
-    struct aq_tokenizer *tokenizer;
-    AQ_TRY(aq_tokenizer_open(data->tokenizer, data->tokenizer_path, &tokenizer));
-    const struct aq_dataset_config config = {.paths = heldout ? data->heldout : data->train,
-                                             .path_count = heldout ? data->heldout_count : data->train_count,
-                                             .tokenizer = tokenizer,
-                                             .T = w->job->train.T,
-                                             .samples_max =
-                                                 heldout ? data->heldout_samples_max : data->train_samples_max,
-                                             .skip = heldout ? 0 : data->skip};
-    enum aq_status status = aq_dataset_open(&config, out);
-    aq_tokenizer_close(tokenizer);
-    AQ_TRY(status);
+    const struct aq_dataset_config config = aq_plan_dataset(w->job, heldout);
+    AQ_TRY(aq_dataset_open(&config, out));
     const uint64_t want = heldout ? w->plan->facts.heldout_digest : w->plan->facts.train_digest;
     if (aq_dataset_digest(*out) == want) return AQ_OK;
     return aq_fail(AQ_MISMATCH, "worker",
-                   "%s is not the text that the job was planned with (tokens %016" PRIx64 ", planned %016" PRIx64 ")",
+                   "%s is not the data that the job was planned with (digest %016" PRIx64 ", planned %016" PRIx64 ")",
                    config.paths[0], aq_dataset_digest(*out), want);
 }
 
+/* First and last stage read the data; the others know its samples by their ids. */
 static enum aq_status open_data(struct aq_worker *w)
 {
     const bool reads = w->position == 0 || w->position + 1 == w->P;
     const uint32_t B = w->me->config.B, T = w->me->config.T;
+    struct aq_batch *batch = &w->batch;
     AQ_TRY(aq_sampler_open_shard(w->plan->facts.train_samples, w->plan->batch, w->job->train.seed,
                                  w->job->train.shuffle, w->replica, w->W, &w->sampler));
+    if (reads) batch->field_count = aq_dataset_fields(w->job->data.kind, T, batch->fields);
     struct aq_arena arena = {0};
     for (int pass = 0; pass < 2; pass++) {
         w->sample_ids = aq_arena_take(&arena, B * sizeof *w->sample_ids);
-        w->tokens = aq_arena_take(&arena, (size_t)B * T * sizeof *w->tokens);
-        w->targets = aq_arena_take(&arena, (size_t)B * T * sizeof *w->targets);
+        for (uint32_t i = 0; i < batch->field_count; i++)
+            batch->fields[i].values = aq_arena_take(&arena, (size_t)B * batch->fields[i].count * AQ_FIELD_BYTES);
         if (pass > 0) break;
         AQ_TRY(aq_alloc(arena.used, &w->host_memory));
         arena = (struct aq_arena){.base = w->host_memory, .bytes = arena.used};
     }
+    batch->sample_ids = w->sample_ids;
     if (!reads) return AQ_OK;
     AQ_TRY(open_dataset(w, false, &w->train));
     return w->plan->facts.heldout_samples ? open_dataset(w, true, &w->heldout) : AQ_OK;

@@ -128,7 +128,7 @@ struct aq_worker {
     /* Data. */
     struct aq_dataset *train, *heldout; /* first and last stage only */
     struct aq_sampler *sampler;
-    int32_t *tokens, *targets; /* (B, T) */
+    struct aq_batch batch;     /* room for B samples of what the data set names; a middle stage has ids alone */
     uint64_t *sample_ids;      /* B */
     void *host_memory;
     /* Neighbours. */

@@ -113,21 +113,16 @@ enum aq_status aq_worker_forward(struct aq_worker *w, const struct aq_instructio
     if (forward_is_out(w, instruction->slot)) return AQ_AGAIN; /* its losses and tokens lie in the slot */
     AQ_TRY(issue_begin(w, instruction, &issue));
     aq_worker_batch(w, w->step, instruction->micro_batch, &batch);
+    w->batch.samples = batch.samples;
     for (uint32_t i = 0; w->train && i < batch.samples; i++)
-        AQ_TRY(aq_dataset_get(w->train, batch.sample_ids[i] - w->job->data.skip, w->tokens + (size_t)i * T,
-                              w->targets + (size_t)i * T));
+        AQ_TRY(aq_dataset_put(w->train, batch.sample_ids[i] - w->job->data.skip, &w->batch, i));
     /*
      * Every sample has T targets: the mean over the step's targets does not depend on how the batch is cut. Replicas
      * have as many samples each, so that the mean of their means is the mean over the whole batch.
      */
     const double targets = (double)aq_sampler_size(w->sampler, w->step) * T;
-    const struct aq_batch of = {
-        .samples = batch.samples,
-        .sample_ids = batch.sample_ids,
-        .fields = {{"tokens", AQ_FIELD_I32, T, w->tokens}, {"targets", AQ_FIELD_I32, T, w->targets}},
-        .field_count = w->train ? 2 : 0};
     const struct aq_stage_input input = {.x = first ? NULL : w->x[copy].at,
-                                         .batch = &of,
+                                         .batch = &w->batch,
                                          .seed = w->job->train.seed,
                                          .step = w->step,
                                          .loss_scale = (float)((double)w->times.loss_scale / targets)};

@@ -55,24 +55,18 @@ static enum aq_status send(struct aq_worker *worker, const struct aq_edge_batch 
 static enum aq_status evaluate_batch(struct aq_worker *worker, uint32_t micro_batch, uint64_t first, uint32_t samples,
                                      struct aq_stage_loss *total)
 {
-    const uint32_t T = worker->me->config.T;
     const bool is_first = worker->position == 0, is_last = worker->position + 1 == worker->P;
     for (uint32_t i = 0; i < samples; i++)
         worker->sample_ids[i] = first + i;
     const struct aq_edge_batch batch = {
         .step = worker->step, .micro_batch = micro_batch, .samples = samples, .sample_ids = worker->sample_ids};
+    worker->batch.samples = samples;
     for (uint32_t i = 0; worker->heldout && i < samples; i++)
-        AQ_TRY(aq_dataset_get(worker->heldout, first + i, worker->tokens + (size_t)i * T,
-                              worker->targets + (size_t)i * T));
+        AQ_TRY(aq_dataset_put(worker->heldout, first + i, &worker->batch, i));
     if (!is_first) AQ_TRY(receive(worker, &batch));
     const struct aq_values *x = values_of(worker, worker->x, &batch), *y = values_of(worker, worker->y, &batch);
-    const struct aq_batch of = {
-        .samples = samples,
-        .sample_ids = worker->sample_ids,
-        .fields = {{"tokens", AQ_FIELD_I32, T, worker->tokens}, {"targets", AQ_FIELD_I32, T, worker->targets}},
-        .field_count = worker->heldout ? 2 : 0};
     const struct aq_stage_input input = {.x = is_first ? NULL : x->at,
-                                         .batch = &of,
+                                         .batch = &worker->batch,
                                          .seed = worker->job->train.seed,
                                          .step = worker->step,
                                          .evaluate = true,

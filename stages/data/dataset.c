@@ -1,107 +1,79 @@
-/*
- * dataset.c -- text files as blocks of T tokens with stable ids.
- *
- * All tokens lie in one array; block i is tokens[i*T .. i*T+T], the last of which is only a target, so that N tokens
- * give (N-1)/T blocks. What the ids mean depends on files, tokenizer and T alone.
- */
+/* dataset.c -- the table of kinds, and the part of the samples that a configuration takes. See stages/dataset.h. */
 #include <string.h>
 
-#include "dataset_file.h"
-#include "tokenizer.h"
+#include "dataset_kind.h"
 
-#define AREA "dataset"
-#define FILE_BYTES_MAX (UINT64_C(1) << 40) /* a TiB: beyond any memory, and far from running over a size_t */
+#define AQ_DATASET(name) extern const struct aq_dataset_kind aq_dataset_##name;
+#include "stages/datasets.def"
+#undef AQ_DATASET
+
+#define AQ_DATASET(name) &aq_dataset_##name,
+static const struct aq_dataset_kind *const kinds[] = {
+#include "stages/datasets.def"
+};
+#undef AQ_DATASET
 
 struct aq_dataset {
-    int32_t *tokens;
-    uint64_t token_count;
+    const struct aq_dataset_kind *kind;
+    void *state;
+    uint64_t skip, count;
+    struct dataset_facts facts;
     uint32_t T;
-    uint64_t skip, count, dropped;
-    uint64_t digest;
 };
 
-/* Appends the tokens of one file. */
-static enum aq_status add_file(const struct aq_dataset_config *config, const char *path, struct aq_token_list *all)
+/* NULL: text. */
+static const struct aq_dataset_kind *kind_find(const char *name)
 {
-    uint8_t *text;
-    size_t bytes, count = 0;
-    int32_t *tokens = NULL;
-    AQ_TRY(aq_file_read(AREA, path, FILE_BYTES_MAX, &text, &bytes));
-    enum aq_status status = aq_tokenizer_encode(config->tokenizer, (const char *)text, bytes, &tokens, &count);
-    aq_free(text);
-    if (status != AQ_OK) return status;
-    if (!all->at) { /* the first file's tokens are not copied: often there is no other */
-        *all = (struct aq_token_list){.at = tokens, .count = count, .capacity = count};
-        tokens = NULL;
-    } else {
-        AQ_TRY_GOTO(aq_token_list_reserve(all, count), out);
-        memcpy(all->at + all->count, tokens, count * sizeof(int32_t));
-        all->count += count;
-    }
-    if (config->end_of_text) {
-        AQ_TRY_GOTO(aq_token_list_reserve(all, 1), out);
-        all->at[all->count++] = aq_tokenizer_end_of_text(config->tokenizer);
-    }
-    aq_log(AREA, 2, "file=%s bytes=%zu tokens=%zu", path, bytes, count);
-out:
-    aq_free(tokens);
-    return status;
+    if (!name) return kinds[0];
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
+        if (strcmp(kinds[i]->name, name) == 0) return kinds[i];
+    return NULL;
 }
 
-static enum aq_status check_config(const struct aq_dataset_config *config)
+uint32_t aq_dataset_fields(const char *kind, uint32_t T, struct aq_field fields[AQ_BATCH_FIELDS_MAX])
 {
-    if (config->path_count == 0) return aq_fail(AQ_INVAL, AREA, "no text file is named");
-    if (config->T == 0) return aq_fail(AQ_INVAL, AREA, "a block must have at least 1 token, T is 0");
-    if (config->end_of_text && aq_tokenizer_end_of_text(config->tokenizer) < 0)
-        return aq_fail(AQ_INVAL, AREA, "the tokenizer has no end-of-text token to put between files");
-    return AQ_OK;
+    const struct aq_dataset_kind *of = kind_find(kind);
+    return of ? of->fields(T, fields) : 0;
 }
 
-/* Which blocks the configuration takes of those there are. */
-static enum aq_status cut_blocks(const struct aq_dataset_config *config, struct aq_dataset *dataset)
+uint64_t aq_dataset_bytes(const char *kind, uint32_t T, uint64_t samples)
 {
-    uint64_t blocks = dataset->token_count ? (dataset->token_count - 1) / config->T : 0;
-    const char *more = config->path_count > 1 ? " and others" : "";
-    if (blocks <= config->skip)
-        return aq_fail(AQ_INVAL, AREA, "%s%s: %llu tokens make %llu blocks of T=%u (each takes T+1), %llu left out: "
-                       "none remains", config->paths[0], more, (unsigned long long)dataset->token_count,
-                       (unsigned long long)blocks, (unsigned)config->T, (unsigned long long)config->skip);
-    dataset->T = config->T;
-    dataset->skip = config->skip;
-    dataset->count = blocks - config->skip;
-    if (config->samples_max && dataset->count > config->samples_max) dataset->count = config->samples_max;
-    dataset->dropped = dataset->token_count - 1 - blocks * config->T;
-    return AQ_OK;
+    const struct aq_dataset_kind *of = kind_find(kind);
+    return of ? of->bytes(T, samples) : 0;
 }
 
 enum aq_status aq_dataset_open(const struct aq_dataset_config *config, struct aq_dataset **out)
 {
-    AQ_TRY(check_config(config));
+    const struct aq_dataset_kind *kind = kind_find(config->kind);
     void *memory;
+    enum aq_status status;
+    if (!kind) return aq_fail(AQ_INVAL, DATASET_AREA, "there is no data set of kind %s", config->kind);
+    if (config->path_count == 0) return aq_fail(AQ_INVAL, DATASET_AREA, "no file is named");
     AQ_TRY(aq_alloc(sizeof(struct aq_dataset), &memory));
     struct aq_dataset *dataset = memory;
-    struct aq_token_list all = {0};
-    enum aq_status status = AQ_OK;
-    for (uint32_t i = 0; i < config->path_count && status == AQ_OK; i++)
-        status = add_file(config, config->paths[i], &all);
-    dataset->tokens = all.at;
-    dataset->token_count = all.count;
-    if (status == AQ_OK) status = cut_blocks(config, dataset);
-    if (status != AQ_OK) {
-        aq_dataset_close(dataset);
-        return status;
+    *dataset = (struct aq_dataset){.kind = kind, .skip = config->skip, .T = config->T};
+    AQ_TRY_GOTO(kind->open(config, &dataset->state, &dataset->facts), out);
+    const uint64_t samples = dataset->facts.samples;
+    if (samples <= config->skip) {
+        status = aq_fail(AQ_INVAL, DATASET_AREA, "%s%s: %llu %ss, %llu left out: none remains", config->paths[0],
+                         config->path_count > 1 ? " and others" : "", (unsigned long long)samples, kind->what,
+                         (unsigned long long)config->skip);
+        goto out;
     }
-    dataset->digest = aq_digest(all.at, all.count * sizeof(int32_t));
-    aq_log(AREA, 2, "tokens=%zu samples=%llu dropped_tokens=%llu", all.count, (unsigned long long)dataset->count,
-           (unsigned long long)dataset->dropped);
+    dataset->count = samples - config->skip;
+    if (config->samples_max && dataset->count > config->samples_max) dataset->count = config->samples_max;
+    aq_log(DATASET_AREA, 2, "kind=%s samples=%llu", kind->name, (unsigned long long)dataset->count);
     *out = dataset;
     return AQ_OK;
+out:
+    aq_dataset_close(dataset);
+    return status;
 }
 
 void aq_dataset_close(struct aq_dataset *dataset)
 {
     if (!dataset) return;
-    aq_free(dataset->tokens);
+    if (dataset->state) dataset->kind->close(dataset->state);
     aq_free(dataset);
 }
 
@@ -115,14 +87,19 @@ uint32_t aq_dataset_tokens(const struct aq_dataset *dataset)
     return dataset->T;
 }
 
+uint32_t aq_dataset_outputs(const struct aq_dataset *dataset)
+{
+    return dataset->facts.outputs;
+}
+
 uint64_t aq_dataset_dropped(const struct aq_dataset *dataset)
 {
-    return dataset->dropped;
+    return dataset->facts.dropped;
 }
 
 uint64_t aq_dataset_digest(const struct aq_dataset *dataset)
 {
-    return dataset->digest;
+    return dataset->facts.digest;
 }
 
 uint64_t aq_dataset_id(const struct aq_dataset *dataset, uint64_t index)
@@ -131,13 +108,20 @@ uint64_t aq_dataset_id(const struct aq_dataset *dataset, uint64_t index)
     return dataset->skip + index;
 }
 
-enum aq_status aq_dataset_get(const struct aq_dataset *dataset, uint64_t index, int32_t *tokens, int32_t *targets)
+enum aq_status aq_dataset_get(const struct aq_dataset *dataset, uint64_t index, void *const values[AQ_BATCH_FIELDS_MAX])
 {
     if (index >= dataset->count)
-        return aq_fail(AQ_INVAL, AREA, "sample %llu of %llu", (unsigned long long)index,
+        return aq_fail(AQ_INVAL, DATASET_AREA, "sample %llu of %llu", (unsigned long long)index,
                        (unsigned long long)dataset->count);
-    const int32_t *block = dataset->tokens + (dataset->skip + index) * dataset->T;
-    memcpy(tokens, block, dataset->T * sizeof(int32_t));
-    memcpy(targets, block + 1, dataset->T * sizeof(int32_t));
+    dataset->kind->get(dataset->state, dataset->skip + index, values);
     return AQ_OK;
+}
+
+enum aq_status aq_dataset_put(const struct aq_dataset *dataset, uint64_t index, struct aq_batch *batch,
+                              uint32_t position)
+{
+    void *values[AQ_BATCH_FIELDS_MAX] = {NULL};
+    for (uint32_t i = 0; i < batch->field_count; i++)
+        values[i] = (uint8_t *)batch->fields[i].values + (size_t)position * batch->fields[i].count * AQ_FIELD_BYTES;
+    return aq_dataset_get(dataset, index, values);
 }

@@ -79,7 +79,8 @@ uint32_t aq_sampler_size(const struct aq_sampler *sampler, uint64_t step)
 static void make_order(const struct aq_sampler *sampler, uint64_t epoch, uint32_t *order)
 {
     struct aq_rng_key key = aq_rng_key(sampler->seed, AQ_RNG_SHUFFLE, epoch, sampler->replica);
-    for (uint64_t i = 0; i < sampler->count; i++) order[i] = (uint32_t)i;
+    for (uint64_t i = 0; i < sampler->count; i++)
+        order[i] = (uint32_t)i;
     for (uint64_t i = sampler->count - 1; i > 0; i--) {
         uint64_t j = aq_rng_below(&key, i, i + 1);
         uint32_t other = order[j];

@@ -21,7 +21,8 @@ extern "C" {
 
 enum { AQ_BATCH_FIELDS_MAX = 4, AQ_FIELD_NAME_MAX = 16 };
 
-enum aq_field_type { AQ_FIELD_I32 = 1, AQ_FIELD_F32 = 2 }; /* both 4 bytes */
+enum aq_field_type { AQ_FIELD_I32 = 1, AQ_FIELD_F32 = 2 };
+enum { AQ_FIELD_BYTES = 4 }; /* of a value of either */
 
 struct aq_field {
     const char *name; /* "tokens", "targets", "images", "labels" */

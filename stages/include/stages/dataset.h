@@ -1,10 +1,13 @@
 /*
  * dataset.h -- texts, tokenizers, samples with stable ids, and the order in which training meets them.
  *
- * A text data set is one or more UTF-8 files, tokenized and joined, cut into blocks of T+1 tokens that overlap by
- * one: block i has tokens [i*T, i*T+T) and targets one further. Sample id = block number; the last part that does not
- * fill a block is dropped, and the count of dropped tokens is told. The ids do not depend on seed, batch or number of
- * stages.
+ * Kinds are rows of datasets.def. A sample is a set of named fields; its id is its place in the files, whatever the
+ * seed, the batch or the number of stages.
+ *
+ * A text data set is one or more UTF-8 files, tokenized and joined, cut into blocks of T+1 tokens that overlap by one:
+ * block i has tokens [i*T, i*T+T) and targets one further. Of a .jsonl file the string `text` of each line is taken, an
+ * end-of-text token behind it. Sample id = block number; the last part that does not fill a block is dropped, and the
+ * count of dropped tokens is told.
  *
  * The sampler's order is a pure function of (seed, epoch): every rank knows all of it ahead, after a restart too.
  *
@@ -18,6 +21,7 @@
 #include <stdint.h>
 
 #include "aqsgd/base.h"
+#include "stages/batch.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -50,28 +54,45 @@ enum aq_status aq_tokenizer_decode(const struct aq_tokenizer *tokenizer, const i
 struct aq_dataset; /* opaque */
 
 struct aq_dataset_config {
-    const char *const *paths; /* text files, in order                                                   */
+    const char *kind;         /* of datasets.def; NULL: "text"                                          */
+    const char *const *paths; /* files, in order                                                        */
     uint32_t path_count;
-    const struct aq_tokenizer *tokenizer; /* borrowed while open only                                   */
-    uint32_t T;
-    uint64_t samples_max; /* take only the first so many blocks; 0: all                                 */
-    uint64_t skip;        /* leave out the first so many blocks (their ids are not reused)              */
-    bool end_of_text;     /* put the tokenizer's end-of-text token behind every file                    */
+    const struct aq_tokenizer *tokenizer; /* text: borrowed while open only; NULL: these are opened     */
+    const char *tokenizer_kind, *tokenizer_path;
+    uint32_t T;           /* text: tokens of a sample                                                   */
+    uint64_t samples_max; /* take only the first so many samples; 0: all                                */
+    uint64_t skip;        /* leave out the first so many samples (their ids are not reused)             */
+    bool end_of_text;     /* text: put the tokenizer's end-of-text token behind every file              */
 };
 
-/* AQ_NOTFOUND, AQ_IO: names the file. AQ_INVAL: no whole block (says how many tokens there are). */
+/*
+ * What a sample of such a data set has, values NULL; how many fields. T: tokens of a text's sample. 0: no such kind.
+ */
+uint32_t aq_dataset_fields(const char *kind, uint32_t T, struct aq_field fields[AQ_BATCH_FIELDS_MAX]);
+/* Memory that so many samples take while the data set is open. */
+uint64_t aq_dataset_bytes(const char *kind, uint32_t T, uint64_t samples);
+
+/*
+ * AQ_NOTFOUND, AQ_IO, AQ_CORRUPT: names the file and what is wrong. AQ_INVAL: no such kind, or no whole sample (says
+ * how much there is).
+ */
 enum aq_status aq_dataset_open(const struct aq_dataset_config *config, struct aq_dataset **out);
 void aq_dataset_close(struct aq_dataset *dataset); /* NULL is fine */
 uint64_t aq_dataset_count(const struct aq_dataset *dataset);
-uint32_t aq_dataset_tokens(const struct aq_dataset *dataset);   /* T */
-uint64_t aq_dataset_dropped(const struct aq_dataset *dataset);  /* tokens at the end that fill no block */
-uint64_t aq_dataset_digest(const struct aq_dataset *dataset);   /* of all tokens: part of the job's identity */
+uint32_t aq_dataset_tokens(const struct aq_dataset *dataset);  /* T */
+uint32_t aq_dataset_outputs(const struct aq_dataset *dataset); /* values of a target: tokens, classes */
+uint64_t aq_dataset_dropped(const struct aq_dataset *dataset); /* tokens at the end that fill no block */
+uint64_t aq_dataset_digest(const struct aq_dataset *dataset);  /* of all tokens: part of the job's identity */
 
 /* The stable id of sample `index` (0..count-1). */
 uint64_t aq_dataset_id(const struct aq_dataset *dataset, uint64_t index);
 
-/* tokens, targets: T each, written. index < count, else AQ_INVAL. */
-enum aq_status aq_dataset_get(const struct aq_dataset *dataset, uint64_t index, int32_t *tokens, int32_t *targets);
+/* Writes the sample's fields, in the order of aq_dataset_fields. index < count, else AQ_INVAL. */
+enum aq_status aq_dataset_get(const struct aq_dataset *dataset, uint64_t index,
+                              void *const values[AQ_BATCH_FIELDS_MAX]);
+/* The same into a batch that has these fields, as its sample `position`. */
+enum aq_status aq_dataset_put(const struct aq_dataset *dataset, uint64_t index, struct aq_batch *batch,
+                              uint32_t position);
 
 /* The order of the samples. */
 struct aq_sampler; /* opaque */

@@ -1,0 +1,35 @@
+/*
+ * dataset_kind.h -- what a kind of data set must tell dataset.c; private to this folder.
+ *
+ * A kind reads its files once, counts its samples and gives the values of one: dataset.c takes the part of them that
+ * the configuration names, and owns their ids. A new kind is one file dataset_<name>.c and one line in datasets.def.
+ */
+#ifndef DATASET_KIND_H
+#define DATASET_KIND_H
+
+#include "dataset_file.h"
+#include "stages/dataset.h"
+
+#define DATASET_AREA "dataset"
+
+/* Of all files together. */
+struct dataset_facts {
+    uint64_t samples, digest, dropped;
+    uint32_t outputs; /* how many values a target can have: tokens of the vocabulary, classes */
+};
+
+struct aq_dataset_kind {
+    const char *name;
+    const char *what; /* a sample is, in messages: "block", "image" */
+    /* The fields of a sample, values NULL; how many. */
+    uint32_t (*fields)(uint32_t T, struct aq_field fields[AQ_BATCH_FIELDS_MAX]);
+    /* state: NULL until there is something to close, also where it fails. */
+    enum aq_status (*open)(const struct aq_dataset_config *config, void **state, struct dataset_facts *facts);
+    void (*close)(void *state);
+    /* One sample of all, each field to its place. */
+    void (*get)(const void *state, uint64_t sample, void *const values[AQ_BATCH_FIELDS_MAX]);
+    /* Memory that so many samples take. */
+    uint64_t (*bytes)(uint32_t T, uint64_t samples);
+};
+
+#endif

@@ -1,0 +1,291 @@
+/*
+ * conform_dataset.c -- what every kind of data set promises: stable ids, parts of the samples, the same digest for the
+ * same bytes, damaged files refused with their name, nothing lost where memory ends.
+ *
+ * A new kind is named in datasets.def, and says here how to make a file of it, and a damaged one.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <string.h>
+
+#include "data_files.h"
+#include "stages/dataset.h"
+
+enum { SAMPLES = 7, T = 4, RECORD = 3073, ROOM = 4096 };
+
+static char folder[DATA_PATH_BYTES], path[DATA_PATH_BYTES], damaged[DATA_PATH_BYTES];
+
+/* SAMPLES samples to `path`, and what must be refused to `damaged`. */
+static void text_make(void)
+{
+    char text[SAMPLES * T + 2];
+    for (int i = 0; i <= SAMPLES * T; i++)
+        text[i] = (char)('a' + i % 26);
+    data_write(folder, "samples", text, SAMPLES * T + 1);
+    data_write(folder, "damaged", text, T); /* no whole sample */
+}
+
+static void cifar10_make(void)
+{
+    static uint8_t records[SAMPLES * RECORD];
+    for (int i = 0; i < SAMPLES * RECORD; i++)
+        records[i] = (uint8_t)(i * 7 + i / RECORD);
+    for (int i = 0; i < SAMPLES; i++)
+        records[i * RECORD] = (uint8_t)(9 - i);
+    data_write(folder, "samples", records, sizeof records);
+    data_write(folder, "damaged", records, sizeof records - 1);
+}
+
+static const struct kind {
+    const char *name;
+    void (*make)(void);
+} kinds[] = {
+#define AQ_DATASET(name) {#name, name##_make},
+#include "stages/datasets.def"
+#undef AQ_DATASET
+};
+
+enum { KINDS = sizeof kinds / sizeof kinds[0] };
+
+static struct aq_dataset *data_open(const char *kind, const char *file, uint64_t skip, uint64_t most,
+                                    enum aq_status wanted)
+{
+    const char *const paths[] = {file};
+    const struct aq_dataset_config config = {.kind = kind,
+                                             .paths = paths,
+                                             .path_count = 1,
+                                             .tokenizer_kind = "bytes",
+                                             .T = T,
+                                             .samples_max = most,
+                                             .skip = skip};
+    struct aq_dataset *data = NULL;
+    assert_int_equal(aq_dataset_open(&config, &data), wanted);
+    return data;
+}
+
+/* All values of a sample, field after field, with what lies behind them. */
+static void sample_get(const char *kind, const struct aq_dataset *data, uint64_t index, uint32_t values[ROOM])
+{
+    struct aq_field fields[AQ_BATCH_FIELDS_MAX];
+    void *to[AQ_BATCH_FIELDS_MAX] = {NULL};
+    const uint32_t count = aq_dataset_fields(kind, T, fields);
+    uint32_t at = 0;
+    memset(values, 0x5a, ROOM * sizeof *values);
+    for (uint32_t i = 0; i < count; i++) {
+        to[i] = values + at;
+        at += fields[i].count;
+    }
+    assert_true(at < ROOM);
+    assert_int_equal(aq_dataset_get(data, index, to), AQ_OK);
+    assert_int_equal(values[at], 0x5a5a5a5a);
+}
+
+static void test_fields_have_names_and_targets_are_in_range(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++) {
+        struct aq_field fields[AQ_BATCH_FIELDS_MAX];
+        const uint32_t count = aq_dataset_fields(kinds[k].name, T, fields);
+        assert_true(count >= 2 && count <= AQ_BATCH_FIELDS_MAX);
+        kinds[k].make();
+        struct aq_dataset *data = data_open(kinds[k].name, path, 0, 0, AQ_OK);
+        uint32_t values[ROOM], at = 0;
+        sample_get(kinds[k].name, data, 0, values);
+        for (uint32_t i = 0; i < count; i++) {
+            assert_true(strlen(fields[i].name) < AQ_FIELD_NAME_MAX && fields[i].count > 0);
+            for (uint32_t j = 0; j < fields[i].count && fields[i].type == AQ_FIELD_I32; j++)
+                assert_true(values[at + j] < aq_dataset_outputs(data));
+            at += fields[i].count;
+        }
+        aq_dataset_close(data);
+    }
+    assert_int_equal(aq_dataset_fields("no such", T, (struct aq_field[AQ_BATCH_FIELDS_MAX]){{0}}), 0);
+}
+
+static void test_a_part_has_the_ids_and_values_of_the_whole(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++) {
+        uint32_t all[ROOM], part[ROOM];
+        kinds[k].make();
+        struct aq_dataset *whole = data_open(kinds[k].name, path, 0, 0, AQ_OK);
+        struct aq_dataset *some = data_open(kinds[k].name, path, 2, 3, AQ_OK);
+        assert_int_equal(aq_dataset_count(whole), SAMPLES);
+        assert_int_equal(aq_dataset_count(some), 3);
+        assert_true(aq_dataset_digest(whole) == aq_dataset_digest(some)); /* of the files: the part is the job's */
+        for (uint64_t i = 0; i < 3; i++) {
+            assert_int_equal(aq_dataset_id(some, i), i + 2);
+            sample_get(kinds[k].name, whole, i + 2, all);
+            sample_get(kinds[k].name, some, i, part);
+            assert_memory_equal(all, part, sizeof all);
+        }
+        void *const nowhere[AQ_BATCH_FIELDS_MAX] = {NULL};
+        assert_int_equal(aq_dataset_get(some, 3, nowhere), AQ_INVAL);
+        aq_dataset_close(whole);
+        aq_dataset_close(some);
+        assert_null(data_open(kinds[k].name, path, SAMPLES, 0, AQ_INVAL));
+    }
+}
+
+static void test_a_batch_has_the_samples_in_their_places(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++) {
+        struct aq_batch batch = {.samples = 2};
+        batch.field_count = aq_dataset_fields(kinds[k].name, T, batch.fields);
+        kinds[k].make();
+        struct aq_dataset *data = data_open(kinds[k].name, path, 0, 0, AQ_OK);
+        for (uint32_t i = 0; i < batch.field_count; i++)
+            assert_int_equal(aq_alloc(2ul * batch.fields[i].count * AQ_FIELD_BYTES, &batch.fields[i].values), AQ_OK);
+        assert_int_equal(aq_dataset_put(data, 5, &batch, 1), AQ_OK);
+        assert_int_equal(aq_dataset_put(data, 3, &batch, 0), AQ_OK);
+        for (uint32_t position = 0; position < 2; position++) {
+            uint32_t values[ROOM], at = 0;
+            sample_get(kinds[k].name, data, position ? 5 : 3, values);
+            for (uint32_t i = 0; i < batch.field_count; i++) {
+                const struct aq_field *field = &batch.fields[i];
+                const uint32_t *here = aq_batch_find(&batch, field->name, field->type, field->count);
+                assert_memory_equal(here + (size_t)position * field->count, values + at, field->count * 4ul);
+                at += field->count;
+            }
+        }
+        for (uint32_t i = 0; i < batch.field_count; i++)
+            aq_free(batch.fields[i].values);
+        aq_dataset_close(data);
+    }
+}
+
+static void test_another_byte_gives_another_digest(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++) {
+        kinds[k].make();
+        struct aq_dataset *data = data_open(kinds[k].name, path, 0, 0, AQ_OK);
+        const uint64_t before = aq_dataset_digest(data);
+        aq_dataset_close(data);
+        FILE *file = fopen(path, "r+b");
+        assert_non_null(file);
+        assert_int_equal(fseek(file, 3, SEEK_SET), 0);
+        assert_int_equal(fputc('!', file), '!');
+        assert_int_equal(fclose(file), 0);
+        data = data_open(kinds[k].name, path, 0, 0, AQ_OK);
+        assert_true(aq_dataset_digest(data) != before);
+        aq_dataset_close(data);
+    }
+}
+
+static void test_damaged_files_are_refused_by_name(void **state)
+{
+    (void)state;
+    const uint64_t used = aq_memory_used();
+    for (int k = 0; k < KINDS; k++) {
+        const char *const paths[] = {path, damaged};
+        kinds[k].make();
+        struct aq_dataset_config config = {
+            .kind = kinds[k].name, .paths = paths + 1, .path_count = 1, .tokenizer_kind = "bytes", .T = T};
+        struct aq_dataset *data = NULL;
+        aq_error_clear();
+        const enum aq_status status = aq_dataset_open(&config, &data);
+        assert_true(status == AQ_INVAL || status == AQ_CORRUPT);
+        assert_non_null(strstr(aq_error_text(), damaged));
+        config.paths = paths;
+        for (uint64_t n = 1; n <= 8; n++) { /* and a whole file where memory ends */
+            aq_memory_fail_at(n);
+            const enum aq_status out = aq_dataset_open(&config, &data);
+            aq_memory_fail_at(0);
+            if (out == AQ_OK) aq_dataset_close(data);
+            assert_int_equal(aq_memory_used(), used);
+            if (out == AQ_OK) break;
+            assert_int_equal(out, AQ_NOMEM);
+        }
+    }
+}
+
+/* Its published shape: labels and colours, and a label that no class has. */
+static void test_cifar10_reads_its_records(void **state)
+{
+    (void)state;
+    static uint8_t records[2 * RECORD];
+    memset(records, 0, sizeof records);
+    records[RECORD] = 6;
+    records[RECORD + 1] = 255;            /* red of the first pixel    */
+    records[RECORD + 1 + 1024 + 33] = 51; /* green, second row, second */
+    data_write(folder, "samples", records, sizeof records);
+    struct aq_dataset *data = data_open("cifar10", path, 0, 0, AQ_OK);
+    static float images[1024 * 3];
+    int32_t label = -1;
+    assert_int_equal(aq_dataset_get(data, 1, (void *const[AQ_BATCH_FIELDS_MAX]){images, &label}), AQ_OK);
+    assert_int_equal(label, 6);
+    assert_float_equal(images[0], 1.0f, 0);
+    assert_float_equal(images[1], -1.0f, 0);
+    assert_float_equal(images[33 * 3 + 1], 51 / 127.5f - 1.0f, 0);
+    aq_dataset_close(data);
+    records[RECORD] = 10;
+    data_write(folder, "samples", records, sizeof records);
+    aq_error_clear();
+    assert_null(data_open("cifar10", path, 0, 0, AQ_CORRUPT));
+    assert_non_null(strstr(aq_error_text(), "record 1 has label 10"));
+}
+
+/* A text a line, an end behind each; a broken line is said by its number. */
+static void test_jsonl_gives_the_texts_of_its_lines(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *file, *part;
+    } broken[] = {{"{\"text\": \"ab\"}\n{\"text\": 7}\n", "lines.jsonl:2:"},
+                  {"{\"text\": \"ab\"}\n\n{\"text\": \"c\"\n", "lines.jsonl:3:"},
+                  {"[1]\n", "lines.jsonl:1:"}};
+    char lines[DATA_PATH_BYTES];
+    int32_t tokens[T], targets[T];
+    data_path(folder, "lines.jsonl", lines);
+    data_write_text(folder, "lines.jsonl", "{\"id\": 1, \"text\": \"ab\"}\n\n{\"text\": \"c\\u00e9\"}\r\n");
+    struct aq_dataset *data = data_open("text", lines, 0, 0, AQ_OK); /* a b LF c 0xc3 0xa9 LF */
+    assert_int_equal(aq_dataset_get(data, 0, (void *const[AQ_BATCH_FIELDS_MAX]){tokens, targets}), AQ_OK);
+    assert_memory_equal(tokens, ((const int32_t[]){'a', 'b', '\n', 'c'}), sizeof tokens);
+    assert_int_equal(targets[3], 0xc3);
+    assert_int_equal(aq_dataset_dropped(data), 2);
+    aq_dataset_close(data);
+    for (size_t i = 0; i < sizeof broken / sizeof broken[0]; i++) {
+        data_write_text(folder, "lines.jsonl", broken[i].file);
+        aq_error_clear();
+        assert_null(data_open("text", lines, 0, 0, AQ_CORRUPT));
+        if (!strstr(aq_error_text(), broken[i].part)) fail_msg("%s: not %s", aq_error_text(), broken[i].part);
+    }
+}
+
+static int open_folder(void **state)
+{
+    (void)state;
+    data_folder_open(folder);
+    data_path(folder, "samples", path);
+    data_path(folder, "damaged", damaged);
+    return 0;
+}
+
+static int close_folder(void **state)
+{
+    (void)state;
+    data_folder_close(folder);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_fields_have_names_and_targets_are_in_range),
+        cmocka_unit_test(test_a_part_has_the_ids_and_values_of_the_whole),
+        cmocka_unit_test(test_a_batch_has_the_samples_in_their_places),
+        cmocka_unit_test(test_another_byte_gives_another_digest),
+        cmocka_unit_test(test_damaged_files_are_refused_by_name),
+        cmocka_unit_test(test_cifar10_reads_its_records),
+        cmocka_unit_test(test_jsonl_gives_the_texts_of_its_lines),
+    };
+    return cmocka_run_group_tests(tests, open_folder, close_folder);
+}
