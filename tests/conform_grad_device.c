@@ -65,9 +65,12 @@ static void add_slambs(struct aq_optimizer_config config)
     add(config);
 }
 
-/* Lanes of levels and, where W ranks leave none, of votes. */
+/* Masked votes; lanes of levels and, where W ranks leave none, of votes. */
 static void add_lioncubs(struct aq_optimizer_config config)
 {
+    config.mask_names = "wte,dead";
+    add(config);
+    config.mask_names = NULL;
     aq_grad_codec_config_default(&config.reduce, "lp");
     config.momentum_every = 3;
     config.momentum_names = "wte,head";

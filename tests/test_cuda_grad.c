@@ -240,14 +240,18 @@ static void test_what_no_gpu_has_is_refused(void **state)
 
 /* ---- walks ---- */
 
-enum { FLAT = 21000, PIECES = 4, WALK_TENSORS = 3, RANK = 3, LANE_BITS = 4, ORDERS = 3 };
+enum { FLAT = 21000, PIECES = 4, WALK_TENSORS = 3, RANK = 3, LANE_BITS = 4, ROWS = 5, ORDERS = 3 };
 
 static const struct aq_flat_piece pieces[PIECES] = {
     {0, AQ_FLAT_PIECE, 0}, {AQ_FLAT_PIECE, 2001, 0}, {18400, 7, 1}, {18410, 2500, 2}};
 
+static const struct aq_flat_piece rows[ROWS] = {
+    {0, 100, 0}, {100, 100, 0}, {200, 100, 0}, {18400, 7, 1}, {18410, 50, 2}};
+
 /* Everything that a walk may change, and what it reads. */
 struct flat {
     float p[FLAT], m[FLAT], v[FLAT], last[FLAT], c[FLAT], worker_error[FLAT], server_error[FLAT], out[FLAT];
+    float used[ROWS];
     float g[FLAT], sent[FLAT], sent_g[FLAT], factor_p[FLAT], factor_q[FLAT], values[WALK_TENSORS][AQ_WALK_VALUES];
     double sums[PIECES][AQ_FLAT_SUMS];
     uint64_t sent_at[PIECES + 1], lanes[FLAT * LANE_BITS / 64 + 1];
@@ -269,6 +273,8 @@ static void fill_flat(void)
         first.v[i] = i % 53 == 0 ? 0.0f : fabsf(first.v[i]);
         first.codes[i] = (uint8_t)(i % 15);
     }
+    memset(first.c + rows[1].first, 0, rows[1].count * sizeof(float));
+    first.used[2] = 0.0f;
     for (uint32_t t = 0; t < WALK_TENSORS; t++) {
         const float values[AQ_WALK_VALUES] = {0.01f * (float)t, 0.7f, 1.3f, 0.9f, t == 1 ? 2.0f : 0.3f};
         memcpy(first.values[t], values, sizeof values);
@@ -322,6 +328,8 @@ static struct aq_walk walk_over(struct flat *flat, enum aq_walk_kind kind)
                             .times = 1,
                             .middle = 7,
                             .tie = true,
+                            .rows = rows,
+                            .used = flat->used,
                             .matrices = flat->matrices,
                             .factor_p = flat->factor_p,
                             .factor_q = flat->factor_q,
@@ -355,17 +363,14 @@ static void expect_walk(struct aq_walk (*walk_of)(struct flat *flat, enum aq_wal
     assert_string_equal(cuda_host_error(), "");
 }
 
-static bool of_words(enum aq_walk_kind kind)
-{
-    return kind == AQ_WALK_LIONCUB_PACK || kind == AQ_WALK_LIONCUB_UNPACK;
-}
-
 static struct aq_walk whole(struct flat *flat, enum aq_walk_kind kind)
 {
+    const bool of_words = kind == AQ_WALK_LIONCUB_PACK || kind == AQ_WALK_LIONCUB_UNPACK;
+    const bool of_rows = kind == AQ_WALK_LIONCUB_USED || kind == AQ_WALK_LIONCUB_MASK;
     struct aq_walk walk = walk_over(flat, kind);
-    if (!of_words(kind)) return walk;
-    walk.end = FLAT * LANE_BITS / 64 + 1;
-    walk.piece_count = 1;
+    if (of_words || of_rows) walk.piece_count = 1;
+    if (of_words) walk.end = FLAT * LANE_BITS / 64 + 1;
+    if (of_rows) walk.end = ROWS;
     return walk;
 }
 

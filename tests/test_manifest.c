@@ -3,6 +3,7 @@
  *
  * docs/MANIFEST.md is made anew by this test where AQ_GOLDEN is set.
  */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -135,6 +136,25 @@ static void test_manifest_sets_win(void **state)
     assert_string_equal(place, "--set train.batch");
     aq_job_place(job, "train.T", place, sizeof place);
     assert_string_equal(place, "job.yaml:11:3");
+    aq_job_close(job);
+}
+
+/* Lion Cub's own: p of its norm, 0 for infinity, and whose unused rows are masked. */
+static void test_manifest_lioncub_has_a_norm_and_a_mask(void **state)
+{
+    (void)state;
+    const char *sets[] = {"train.optimizer=lioncub", "optimizer.lane_bits=8", "reduce.codec=lp5",
+                          "optimizer.mask_names=wpe", "reduce.norm=0"};
+    struct aq_job *job = parse_good(sets, 4);
+    assert_true(job->train.optimizer.reduce.norm == 1.0f);
+    assert_string_equal(job->train.optimizer.mask_names, "wpe");
+    aq_job_close(job);
+    job = parse_good(sets, 5);
+    assert_true(isinf(job->train.optimizer.reduce.norm));
+    aq_job_close(job);
+    sets[4] = "reduce.norm=0.5";
+    job = parse_good(sets, 5);
+    assert_true(job->train.optimizer.reduce.norm == 0.5f);
     aq_job_close(job);
 }
 
@@ -601,6 +621,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_manifest_good_gives_its_values),
         cmocka_unit_test(test_manifest_sets_win),
+        cmocka_unit_test(test_manifest_lioncub_has_a_norm_and_a_mask),
         cmocka_unit_test(test_manifest_stage_count_is_an_automatic_cut),
         cmocka_unit_test(test_manifest_bad_is_refused_with_its_place),
         cmocka_unit_test(test_manifest_several_errors_are_told_at_once),

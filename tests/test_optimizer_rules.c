@@ -200,6 +200,78 @@ static void test_errors_of_workers_and_servers_telescope(void **state)
     }
 }
 
+/* The first row never has a gradient, the second one on the last rank alone. */
+static void rows_without_gradients(uint64_t step)
+{
+    const uint64_t columns = rank_tensors[0].count / rank_tensors[0].rows;
+    ranks_gradients(&ranks, 29, step);
+    for (uint32_t w = 0; w < ranks.W; w++)
+        memset(ranks.gradients[w], 0, (w + 1 < ranks.W ? 2 : 1) * columns * sizeof(float));
+}
+
+static void run_votes(const struct aq_optimizer_config *config, uint32_t W, float *out)
+{
+    ranks_open(&ranks, config, W);
+    for (uint64_t step = 1; step <= 7; step++) {
+        rows_without_gradients(step);
+        ranks_step(&ranks, 0.01f / (float)step, 1.0f, step);
+    }
+    ranks_expect_equal_parameters(&ranks);
+    memcpy(out, ranks.parameters[0], N * sizeof *out);
+    ranks_close(&ranks);
+}
+
+/* Votes have no zero (Lion Cub, B.1): rows that nobody uses drift, unless they are masked. Lanes of 4 bits vote too. */
+static void test_lioncub_rows_that_no_replica_uses_move_by_their_decay_alone(void **state)
+{
+    static const struct {
+        uint32_t lane_bits, W;
+    } cases[] = {{0, 2}, {0, 3}, {4, 8}};
+    (void)state;
+    for (int c = 0; c < 3; c++) {
+        struct aq_optimizer_config config;
+        float begin[N], plain[N], masked[N];
+        aq_optimizer_config_default(&config, "lioncub");
+        config.lane_bits = cases[c].lane_bits;
+        if (config.lane_bits > 0) aq_grad_codec_config_default(&config.reduce, "lp");
+        ranks_open(&ranks, &config, cases[c].W);
+        memcpy(begin, ranks.parameters[0], sizeof begin);
+        ranks_close(&ranks);
+        run_votes(&config, cases[c].W, plain);
+        config.mask_names = "wte,dead";
+        run_votes(&config, cases[c].W, masked);
+        for (uint64_t i = 0; i < N; i++) {
+            const uint64_t columns = rank_tensors[0].count / rank_tensors[0].rows, dead = rank_tensors[4].offset;
+            float decayed = begin[i];
+            for (int step = 1; step <= 7 && i < columns; step++)
+                decayed -= 0.01f / (float)step * decayed;
+            const bool unused = i < columns || (i >= dead && i < dead + rank_tensors[4].count);
+            if (masked[i] != (unused ? decayed : plain[i])) fail_msg("float %u is pushed", (unsigned)i);
+            if (unused) assert_true(plain[i] != decayed);
+        }
+    }
+}
+
+/* As in the published code: a tensor of zeros has the coefficient 1, beyond the largest (equation 1 clips to c_min). */
+static void test_onebit_lamb_coefficient_of_a_tensor_of_zeros_is_one(void **state)
+{
+    (void)state;
+    struct aq_optimizer_config config;
+    aq_optimizer_config_default(&config, "onebit_lamb");
+    config.beta3 = 0.75f;
+    ranks_open(&ranks, &config, 2);
+    for (uint32_t w = 0; w < 2; w++)
+        memset(ranks.parameters[w] + rank_tensors[1].offset, 0, rank_tensors[1].count * sizeof(float));
+    ranks_gradients(&ranks, 30, 1);
+    ranks_step(&ranks, 0.01f, 1.0f, 1);
+    const float *average = aq_optimizer_state(ranks.optimizers[0], ranks_state(&ranks, "coefficient"));
+    assert_true(average[1] == 0.25f); /* 1 - b3, times 1 */
+    assert_true(average[0] <= 0.25f * config.coefficient_max);
+    for (uint64_t i = rank_tensors[1].offset; i < rank_tensors[1].offset + rank_tensors[1].count; i++)
+        assert_true(ranks.parameters[0][i] != 0.0f && fabsf(ranks.parameters[0][i]) < 0.05f);
+    ranks_close(&ranks);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -208,6 +280,8 @@ int main(void)
         cmocka_unit_test(test_void_steps_keep_what_is_due),
         cmocka_unit_test(test_dead_parameters_are_found_and_left_alone),
         cmocka_unit_test(test_errors_of_workers_and_servers_telescope),
+        cmocka_unit_test(test_lioncub_rows_that_no_replica_uses_move_by_their_decay_alone),
+        cmocka_unit_test(test_onebit_lamb_coefficient_of_a_tensor_of_zeros_is_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

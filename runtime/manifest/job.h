@@ -118,6 +118,7 @@ struct aq_job_reduce {
     const char *scale;   /* of sign; NULL: the optimizer's                                                */
     uint32_t bucket;     /* values that share a scale; 0: the codec's own                                 */
     bool machine_first;  /* the replicas of a host average first, and one of them with other hosts        */
+    float norm;          /* of lp2..lp8: p; 0: infinity                                                   */
     uint32_t rank;       /* of powersgd                                                                   */
     uint64_t start_step; /* powersgd: fp32 until then                                                     */
     enum aq_carrier transport;

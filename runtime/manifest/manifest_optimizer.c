@@ -2,6 +2,7 @@
  * manifest_optimizer.c -- the optimizer and how what replicas average travels: published settings as defaults, and what
  * does not fit together.
  */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -106,6 +107,7 @@ void aq_manifest_reduce(struct aq_manifest *manifest)
     if ((config->reduce_automatic || strcmp(config->reduce.kind, "uniform") == 0) && reduce->grid)
         config->reduce.grid = reduce->grid;
     if (reduce->bucket) config->reduce.bucket = reduce->bucket;
+    if (strcmp(config->reduce.kind, "lp") == 0) config->reduce.norm = reduce->norm > 0.0f ? reduce->norm : INFINITY;
     if (reduce->codec && strcmp(reduce->codec, "powersgd") == 0) {
         config->low_rank = reduce->rank;
         config->low_rank_start = reduce->start_step;

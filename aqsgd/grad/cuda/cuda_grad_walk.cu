@@ -147,11 +147,7 @@ template <int KIND>
 __global__ void __launch_bounds__(AQ_WALK_LANES) walk_words(const __grid_constant__ struct aq_walk w)
 {
     const uint64_t i = aq_thread_index();
-    if (i >= w.end) return;
-    if (KIND == AQ_WALK_LIONCUB_PACK)
-        element_lion_pack(w, i);
-    else
-        element_lion_unpack(w, i);
+    if (i < w.end) element_word((enum aq_walk_kind)KIND, w, i);
 }
 
 __global__ void __launch_bounds__(AQ_WALK_LANES) walk_rows(const __grid_constant__ struct aq_walk w)

@@ -208,18 +208,23 @@ static enum aq_status open_codec(struct aq_optimizer *optimizer, const struct aq
                               &optimizer->codec);
 }
 
-/* The texts of a config that an optimizer keeps: those of tables, or a copy. */
+/* The texts of a config that an optimizer keeps: the table's, and copies. */
 static enum aq_status keep_texts(struct aq_optimizer *optimizer)
 {
     struct aq_optimizer_config *config = &optimizer->config;
-    char *form = NULL, *names = NULL;
-    const char *wanted_form = config->form, *wanted_names = config->momentum_names;
+    const char **const texts[] = {&config->form, &config->momentum_names, &config->mask_names};
+    const char *wanted[sizeof texts / sizeof texts[0]];
+    char *copy;
     config->kind = optimizer->kind->name;
-    config->form = config->momentum_names = NULL;
-    if (wanted_form) AQ_TRY(aq_alloc_text(wanted_form, &form));
-    config->form = form;
-    if (wanted_names) AQ_TRY(aq_alloc_text(wanted_names, &names));
-    config->momentum_names = names;
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        wanted[i] = *texts[i];
+        *texts[i] = NULL;
+    }
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        if (!wanted[i]) continue;
+        AQ_TRY(aq_alloc_text(wanted[i], &copy));
+        *texts[i] = copy;
+    }
     return AQ_OK;
 }
 
@@ -346,6 +351,7 @@ void aq_optimizer_close(struct aq_optimizer *optimizer)
     aq_free(optimizer->tensors);
     aq_free((void *)(uintptr_t)optimizer->config.form);
     aq_free((void *)(uintptr_t)optimizer->config.momentum_names);
+    aq_free((void *)(uintptr_t)optimizer->config.mask_names);
     aq_free(optimizer);
 }
 

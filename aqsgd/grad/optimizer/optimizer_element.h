@@ -230,6 +230,36 @@ AQ_ELEMENT void element_lion_unpack(const struct aq_walk w, uint64_t i)
     }
 }
 
+/* Is there any c in row i? */
+AQ_ELEMENT void element_lion_used(const struct aq_walk w, uint64_t i)
+{
+    const struct aq_flat_piece row = w.rows[i];
+    uint64_t j = row.first;
+    while (j < row.first + row.count && w.c[j] == 0.0f)
+        j++;
+    w.used[i] = j < row.first + row.count ? 1.0f : 0.0f;
+}
+
+AQ_ELEMENT void element_lion_mask(const struct aq_walk w, uint64_t i)
+{
+    const struct aq_flat_piece row = w.rows[i];
+    for (uint64_t j = row.first; w.used[i] == 0.0f && j < row.first + row.count; j++)
+        w.c[j] = 0.0f;
+}
+
+/* Of a word, or a row. */
+AQ_ELEMENT void element_word(enum aq_walk_kind kind, const struct aq_walk w, uint64_t i)
+{
+    if (kind == AQ_WALK_LIONCUB_PACK)
+        element_lion_pack(w, i);
+    else if (kind == AQ_WALK_LIONCUB_UNPACK)
+        element_lion_unpack(w, i);
+    else if (kind == AQ_WALK_LIONCUB_USED)
+        element_lion_used(w, i);
+    else
+        element_lion_mask(w, i);
+}
+
 AQ_ELEMENT void element_lion(enum aq_walk_kind kind, const struct aq_walk w, const float *values, uint64_t i,
                              double *terms)
 {

@@ -14,6 +14,11 @@
  * 8 ranks in 4 bits leave no K, and votes of 0 and 1 are summed (F.1), where a tie is seen and moves nothing. W ranks
  * whose votes do not fit are refused.
  *
+ * A bit has no zero, and rows of an embedding that no batch ever asks for (positions beyond the longest text) are
+ * pushed to and fro by their votes. With mask_names the ranks tell each other first which rows of those tensors have an
+ * update vector anywhere; the others move by their decay alone, as sign(0) has it (B.1: "identified in advance and the
+ * updates masked"). Levels need no mask: they have a zero.
+ *
  * Section 5: every momentum_every steps the momenta of the tensors whose names have one of momentum_names are averaged
  * in fp32 (the paper: embedding and head every 10 steps with b2 = 0.95; none needed at 0.99).
  */
@@ -33,6 +38,9 @@ struct lioncub {
     uint32_t levels;                    /* K; 0: votes */
     struct aq_optimizer_tensor *synced; /* merged tensors of momentum_names */
     uint32_t synced_count;
+    const struct aq_flat_piece *rows; /* of mask_names, as they can be masked */
+    float *used;                      /* by row: above 0 where a rank has an update vector */
+    uint32_t row_count;
 };
 
 static void lioncub_config_default(struct aq_optimizer_config *out)
@@ -88,6 +96,41 @@ static enum aq_status place_synced(struct aq_optimizer *optimizer, struct lioncu
     return AQ_OK;
 }
 
+/* The rows that can be masked; a tensor that is no matrix is one row. */
+static uint32_t list_rows(const struct aq_optimizer *optimizer, struct aq_flat_piece *out)
+{
+    uint32_t count = 0;
+    for (uint32_t t = 0; t < optimizer->tensor_count; t++) {
+        const struct aq_optimizer_tensor *tensor = &optimizer->tensors[t];
+        const uint64_t rows = tensor->rows > 1 ? tensor->rows : 1, columns = tensor->count / rows;
+        if (!name_matches(tensor->name, optimizer->config.mask_names)) continue;
+        for (uint64_t r = 0; r < rows; r++, count++)
+            if (out)
+                out[count] = (struct aq_flat_piece){
+                    .first = tensor->offset + r * columns, .count = (uint32_t)columns, .tensor = t};
+    }
+    return count;
+}
+
+static enum aq_status place_rows(struct aq_optimizer *optimizer, struct lioncub *own)
+{
+    const uint32_t count = own->levels > 0 ? 0 : list_rows(optimizer, NULL);
+    const size_t bytes = count * sizeof *own->rows;
+    void *rows, *used, *there;
+    if (count == 0) return AQ_OK;
+    AQ_TRY(aq_optimizer_scratch_pinned(optimizer, bytes, &rows));
+    AQ_TRY(aq_optimizer_scratch_device(optimizer, count * sizeof *own->used, &used));
+    own->used = used;
+    own->row_count = count;
+    own->rows = rows;
+    if (rows) (void)list_rows(optimizer, rows);
+    if (!optimizer->apart) return AQ_OK;
+    AQ_TRY(aq_optimizer_scratch_device(optimizer, bytes, &there));
+    own->rows = there;
+    AQ_TRY(aq_device_copy(optimizer->device, there, rows, bytes, NULL));
+    return aq_device_stream_sync(optimizer->device, NULL);
+}
+
 /* K: what the lanes hold of W ranks, and the quantizer's bits allow. */
 static enum aq_status fit_levels(const struct aq_optimizer *optimizer, uint32_t *levels)
 {
@@ -130,6 +173,7 @@ static enum aq_status lioncub_place(struct aq_optimizer *optimizer)
     AQ_TRY(aq_optimizer_scratch_device(optimizer, (size_t)optimizer->parameters * sizeof(float), &memory));
     own->c = memory;
     if (optimizer->config.lane_bits > 0) AQ_TRY(place_lanes(optimizer, own));
+    AQ_TRY(place_rows(optimizer, own));
     return place_synced(optimizer, own);
 }
 
@@ -141,6 +185,8 @@ static struct aq_walk walk_of(const struct aq_optimizer *optimizer, enum aq_walk
     walk.c = own->c;
     walk.codes = own->codes;
     walk.lanes = own->lanes_there;
+    walk.rows = own->rows;
+    walk.used = own->used;
     walk.count = optimizer->parameters;
     walk.lane_bits = optimizer->config.lane_bits;
     walk.size = (float)own->levels;
@@ -151,13 +197,19 @@ static struct aq_walk walk_of(const struct aq_optimizer *optimizer, enum aq_walk
     return walk;
 }
 
-/* Over the words of the lanes. */
-static enum aq_status walk_words(struct aq_optimizer *optimizer, enum aq_walk_kind kind)
+/* Over so many things that are of no tensor. */
+static enum aq_status walk_things(struct aq_optimizer *optimizer, enum aq_walk_kind kind, uint64_t count)
 {
     struct aq_walk walk = walk_of(optimizer, kind);
-    walk.end = aq_lanes_bytes(optimizer->parameters, optimizer->config.lane_bits) / sizeof(uint64_t);
-    walk.piece_count = (uint32_t)((walk.end + AQ_FLAT_PIECE - 1) / AQ_FLAT_PIECE);
+    walk.end = count;
+    walk.piece_count = (uint32_t)((count + AQ_FLAT_PIECE - 1) / AQ_FLAT_PIECE);
     return aq_optimizer_walk(optimizer, &walk);
+}
+
+static enum aq_status walk_words(struct aq_optimizer *optimizer, enum aq_walk_kind kind)
+{
+    const size_t bytes = aq_lanes_bytes(optimizer->parameters, optimizer->config.lane_bits);
+    return walk_things(optimizer, kind, bytes / sizeof(uint64_t));
 }
 
 /* Of a norm that is neither 1 nor infinity: the C library's powers, in host memory. */
@@ -194,10 +246,7 @@ static enum aq_status send_lanes(struct aq_optimizer *optimizer, struct aq_reduc
 {
     struct lioncub *own = optimizer->own;
     const size_t bytes = aq_lanes_bytes(optimizer->parameters, optimizer->config.lane_bits);
-    const struct aq_walk vector =
-        walk_of(optimizer, own->levels ? AQ_WALK_LIONCUB_VECTOR_SIZES : AQ_WALK_LIONCUB_VECTOR);
     const struct aq_walk code = walk_of(optimizer, own->levels ? AQ_WALK_LIONCUB_QUANTIZE : AQ_WALK_LIONCUB_VOTE);
-    AQ_TRY(aq_optimizer_walk(optimizer, &vector));
     if (own->levels > 0) AQ_TRY(measure(optimizer));
     AQ_TRY(aq_optimizer_walk(optimizer, &code));
     AQ_TRY(walk_words(optimizer, AQ_WALK_LIONCUB_PACK));
@@ -223,14 +272,40 @@ static enum aq_status take_lanes(struct aq_optimizer *optimizer)
     return walk_words(optimizer, AQ_WALK_LIONCUB_UNPACK);
 }
 
-static enum aq_status ask(struct aq_optimizer *optimizer, struct aq_reduce *out)
+static enum aq_status make_vector(struct aq_optimizer *optimizer)
+{
+    const struct lioncub *own = optimizer->own;
+    const struct aq_walk vector =
+        walk_of(optimizer, own->levels ? AQ_WALK_LIONCUB_VECTOR_SIZES : AQ_WALK_LIONCUB_VECTOR);
+    return aq_optimizer_walk(optimizer, &vector);
+}
+
+/* Which rows have an update vector anywhere: a mean of zeros and ones, of which it matters that it is above zero. */
+static enum aq_status ask_used(struct aq_optimizer *optimizer, struct aq_reduce *out)
+{
+    const struct lioncub *own = optimizer->own;
+    AQ_TRY(walk_things(optimizer, AQ_WALK_LIONCUB_USED, own->row_count));
+    *out = (struct aq_reduce){
+        .kind = AQ_REDUCE_MEAN, .x = own->used, .count = own->row_count, .step = optimizer->call.step};
+    return AQ_OK;
+}
+
+static enum aq_status ask_votes(struct aq_optimizer *optimizer, struct aq_reduce *out)
 {
     const struct lioncub *own = optimizer->own;
     if (own->lanes) return send_lanes(optimizer, out);
-    const struct aq_walk vector = walk_of(optimizer, AQ_WALK_LIONCUB_VECTOR);
-    AQ_TRY(aq_optimizer_walk(optimizer, &vector));
     aq_optimizer_ask(optimizer, own->c, out);
     return AQ_OK;
+}
+
+/* Lines 5 and 6, with what the ranks have agreed on. */
+static enum aq_status take_step(struct aq_optimizer *optimizer)
+{
+    const struct lioncub *own = optimizer->own;
+    const struct aq_walk step = walk_of(optimizer, AQ_WALK_LIONCUB_STEP);
+    if (own->lanes) AQ_TRY(take_lanes(optimizer));
+    if (own->row_count > 0) AQ_TRY(walk_things(optimizer, AQ_WALK_LIONCUB_MASK, own->row_count));
+    return aq_optimizer_walk(optimizer, &step);
 }
 
 /* The momenta that are averaged, one a round; also of a step that is void. */
@@ -248,14 +323,16 @@ static enum aq_status lioncub_due(struct aq_optimizer *optimizer, uint32_t round
 static enum aq_status lioncub_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
 {
     const struct lioncub *own = optimizer->own;
-    const bool alone = optimizer->group.size == 1;
-    if (round == 0 && !alone) return ask(optimizer, out);
-    if (round <= 1) {
-        const struct aq_walk step = walk_of(optimizer, alone ? AQ_WALK_LION : AQ_WALK_LIONCUB_STEP);
-        if (own->lanes) AQ_TRY(take_lanes(optimizer));
-        AQ_TRY(aq_optimizer_walk(optimizer, &step));
+    const uint32_t votes = own->row_count > 0 ? 1 : 0; /* the round that asks for them */
+    if (optimizer->group.size == 1) {
+        const struct aq_walk step = walk_of(optimizer, AQ_WALK_LION);
+        return aq_optimizer_walk(optimizer, &step);
     }
-    return alone ? AQ_OK : lioncub_due(optimizer, round - 1, out);
+    if (round == 0) AQ_TRY(make_vector(optimizer));
+    if (round < votes) return ask_used(optimizer, out);
+    if (round == votes) return ask_votes(optimizer, out);
+    if (round == votes + 1) AQ_TRY(take_step(optimizer));
+    return lioncub_due(optimizer, round - votes - 1, out);
 }
 
 /* Sums of other powers are the C library's (pow), and no GPU has its bits. */

@@ -11,10 +11,12 @@
  *     line 18, 19  r clipped to (1 +- ratio_threshold) r_last, then to [ratio_min, ratio_max]
  *     line 20, 21  x -= lr r c_avg (m / (sqrt(v_Tw) + eps) + weight_decay x)
  *
- * Differs from the paper: eps beside the root, and the decay, which the algorithm does not have. form "sqrt" is
- * DeepSpeed's: r = max((sqrt(v_Tw) + eps) / (sqrt(v) + eps)), blended with 1 by ||u|| / ||u + decay||, clipped to
- * [ratio_min, ratio_max] first and to the threshold then. No bias corrections, as equation 1. Parameters whose v is
- * exactly zero are left alone. Defaults: the paper's for BERT (c in [0.01, 0.3], r in [0.5, 4], threshold 0.1, b3 0.9).
+ * Differs from the paper: where ||x|| or ||u|| of a tensor is 0, c is 1 and not clipped, as in the published code
+ * (equation 1 would clip 0 to c_min: a bias that begins with zeros would hardly move); eps beside the root, and the
+ * decay, which the algorithm does not have. form "sqrt" is DeepSpeed's: r = max((sqrt(v_Tw) + eps) / (sqrt(v) + eps)),
+ * blended with 1 by ||u|| / ||u + decay||, clipped to [ratio_min, ratio_max] first and to the threshold then. No bias
+ * corrections, as equation 1. Parameters whose v is exactly zero are left alone. Defaults: the paper's for BERT (c in
+ * [0.01, 0.3], r in [0.5, 4], threshold 0.1, b3 0.9).
  */
 #include <math.h>
 #include <string.h>

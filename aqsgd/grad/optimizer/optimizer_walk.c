@@ -58,6 +58,8 @@ void aq_walk_move(struct aq_walk *walk, void *(*to)(const void *context, const v
     walk->c = to(context, walk->c);
     walk->codes = to(context, walk->codes);
     walk->lanes = to(context, walk->lanes);
+    walk->rows = to(context, walk->rows);
+    walk->used = to(context, walk->used);
     walk->matrices = to(context, walk->matrices);
     walk->factor_p = to(context, walk->factor_p);
     walk->factor_q = to(context, walk->factor_q);

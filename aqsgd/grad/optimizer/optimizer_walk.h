@@ -88,6 +88,8 @@ struct aq_walk {
     uint64_t count; /* of codes */
     uint32_t lane_bits, times, middle;
     bool tie;
+    const struct aq_flat_piece *rows;
+    float *used; /* by row */
     /* PowerSGD */
     const struct aq_walk_matrix *matrices;
     const float *factor_p, *factor_q;

@@ -189,12 +189,8 @@ AQ_ELEMENT void run_words(enum aq_walk_kind kind, const struct aq_walk *walk, ui
     const struct aq_walk w = *walk;
     const uint64_t begin = (uint64_t)AQ_FLAT_PIECE * index;
     const uint64_t end = w.end - begin < AQ_FLAT_PIECE ? w.end : begin + AQ_FLAT_PIECE;
-    for (uint64_t i = begin; i < end; i++) {
-        if (kind == AQ_WALK_LIONCUB_PACK)
-            element_lion_pack(w, i);
-        else
-            element_lion_unpack(w, i);
-    }
+    for (uint64_t i = begin; i < end; i++)
+        element_word(kind, w, i);
 }
 
 /* P Q' where a matrix has factors, and the error that it leaves: row by row, each factor over the whole of it. */

@@ -87,6 +87,7 @@ struct aq_optimizer_config {
     uint32_t lane_bits;         /* 0: votes of 1 bit (reduce is "vote"); 2, 4, 8, 16: sums in lanes              */
     uint32_t momentum_every;    /* steps between two averages of the momentum of `momentum_names`; 0: never      */
     const char *momentum_names; /* tensors whose name has one of these, separated by commas; "*": all            */
+    const char *mask_names;     /* the same: rows that no replica has an update for move by their decay alone    */
 };
 void aq_optimizer_config_default(struct aq_optimizer_config *out, const char *kind);
 enum aq_status aq_optimizer_config_check(const struct aq_optimizer_config *config); /* AQ_INVAL names the field */
