@@ -82,13 +82,13 @@ static enum what text_there(const char *folder)
 
 static void mark_old(void)
 {
-    const struct aq_run_mark mark = {.step = 3, .plan_hash = 5, .kin = 7};
+    const struct aq_run_mark mark = {.step = 3, .plan_hash = 5, .resume_hash = 7};
     assert_int_equal(aq_run_mark_write(root, &mark), AQ_OK);
 }
 
 static enum aq_status mark_new(void)
 {
-    const struct aq_run_mark mark = {.step = 6, .older = 3, .plan_hash = 5, .kin = 7};
+    const struct aq_run_mark mark = {.step = 6, .older = 3, .plan_hash = 5, .resume_hash = 7};
     return aq_run_mark_write(root, &mark);
 }
 
@@ -423,7 +423,7 @@ static void test_checkpoint_that_is_not_ours_is_refused(void **state)
     assert_int_equal(aq_file_load(NULL, path, 1 << 20, &bytes, &count), AQ_OK);
     assert_int_equal(aq_checkpoint_read(&checkpoint, 3), AQ_OK);
     /* One of the two hashes is enough: the plan's, or that of plans which make the same steps. */
-    static const char *const hashes[] = {"\"plan_hash\":\"", "\"resume_hash\":\""};
+    static const char *const hashes[] = {"\"plan_hash\":\"", "\"rank_hash\":\""};
     for (size_t i = 0; i < 2; i++) {
         char *digit = (char *)memmem(bytes, count, hashes[i], strlen(hashes[i])) + strlen(hashes[i]);
         const char before = *digit;

@@ -536,7 +536,7 @@ static void test_a_sealed_copy_that_was_touched_is_not_taken(void **state)
 static void test_seals_are_of_a_key_and_a_length(void **state)
 {
     uint8_t head[AQ_SEAL_HEAD_BYTES], box[100 + AQ_SEAL_TAG_BYTES], plain[100];
-    const struct aq_seal_about about = {.kin = 1, .step = 2, .rank = 3, .file_bytes = 100};
+    const struct aq_seal_about about = {.resume_hash = 1, .step = 2, .rank = 3, .file_bytes = 100};
     struct aq_seal_about less = about;
     struct aq_seal *seal;
     (void)state;
@@ -573,7 +573,7 @@ static void test_seals_are_of_a_key_and_a_length(void **state)
             assert_int_equal(aq_seal_unchunk(seal, boxes[second], out), second == 1 ? AQ_OK : AQ_CORRUPT);
         }
     less = about;
-    less.kin = 2;
+    less.resume_hash = 2;
     assert_int_equal(aq_seal_open(seal, key, &less, head), AQ_CORRUPT);
     aq_seal_close(seal);
 }

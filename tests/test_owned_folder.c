@@ -20,8 +20,8 @@
 #include "stages/weights.h"
 
 static char root[64];
-static const struct aq_owner ours = {.job = "demo", .id = 7, .kin = 0xabc, .plan_hash = 0xdef};
-static const struct aq_owner theirs = {.job = "other", .id = 8, .kin = 0xabc, .plan_hash = 0xdef};
+static const struct aq_owner ours = {.job = "demo", .id = 7, .resume_hash = 0xabc, .plan_hash = 0xdef};
+static const struct aq_owner theirs = {.job = "other", .id = 8, .resume_hash = 0xabc, .plan_hash = 0xdef};
 
 static int setup(void **state)
 {
@@ -61,16 +61,17 @@ static bool there(const char *name)
     return lstat(in(name), &info) == 0;
 }
 
-/* A checkpoint's file; kin "" leaves its metadata out. */
-static void put_checkpoint(const char *name, const char *kin)
+/* A checkpoint's file; resume_hash "" leaves its metadata out. */
+static void put_checkpoint(const char *name, const char *resume_hash)
 {
     static const float values[2] = {1, 2};
     const struct aq_weights_tensor tensor = {.name = "w", .dimensions = 1, .shape = {2}, .values = values};
-    const char *const metadata[] = {"format", "aqpipe checkpoint 1", "kin", kin, "plan_hash", "0000000000000001", NULL};
-    assert_int_equal(aq_weights_write(in(name), &tensor, 1, *kin ? metadata : NULL), AQ_OK);
+    const char *const metadata[] = {"format",    "aqpipe checkpoint 1", "resume_hash", resume_hash,
+                                    "plan_hash", "0000000000000001",    NULL};
+    assert_int_equal(aq_weights_write(in(name), &tensor, 1, *resume_hash ? metadata : NULL), AQ_OK);
 }
 
-static const char *const kin_ours = "0000000000000abc", *const kin_theirs = "0000000000000abd";
+static const char *const hash_ours = "0000000000000abc", *const hash_theirs = "0000000000000abd";
 
 static void test_a_folder_is_ours_when_it_was_made_or_empty(void **state)
 {
@@ -139,7 +140,7 @@ static void test_a_disk_that_is_gone_is_not_made_anew(void **state)
 static void test_a_runs_id_is_kept_and_its_first_checkpoint_noted(void **state)
 {
     (void)state;
-    struct aq_owner first = {.job = "demo", .kin = 1}, second = {.job = "demo", .kin = 1};
+    struct aq_owner first = {.job = "demo", .resume_hash = 1}, second = {.job = "demo", .resume_hash = 1};
     bool checkpointed = true;
     assert_int_equal(aq_owned_claim_run(in("run"), AQ_OWNED_MAKE_ALL, &first, &checkpointed), AQ_OK);
     assert_true(first.id != 0 && !checkpointed);
@@ -173,10 +174,10 @@ static void test_folders_from_before_markers_need_proof(void **state)
     assert_int_equal(aq_owned_look(in("c"), AQ_OWNED_CHECKPOINT, &ours, &is), AQ_OK);
     assert_int_equal(is, AQ_OWNED_OLD);
     unlink(in("c/complete"));
-    put_checkpoint("c/12/stage-1.safetensors", kin_theirs);
+    put_checkpoint("c/12/stage-1.safetensors", hash_theirs);
     later.resume = 12;
     assert_int_equal(aq_owned_claim(in("c"), AQ_OWNED_CHECKPOINT, AQ_OWNED_MAKE_NONE, &later), AQ_REFUSED);
-    put_checkpoint("c/12/stage-1.safetensors", kin_ours);
+    put_checkpoint("c/12/stage-1.safetensors", hash_ours);
     put("c/notes", "theirs");
     assert_int_equal(aq_owned_claim(in("c"), AQ_OWNED_CHECKPOINT, AQ_OWNED_MAKE_NONE, &ours), AQ_REFUSED);
     unlink(in("c/notes"));
@@ -206,9 +207,9 @@ static void test_only_our_checkpoints_are_forgotten(void **state)
         snprintf(name, sizeof name, "c/%d", step);
         assert_int_equal(mkdir(in(name), 0700), 0);
         snprintf(name, sizeof name, "c/%d/stage-0.safetensors", step);
-        put_checkpoint(name, step == 5 ? kin_theirs : kin_ours);
+        put_checkpoint(name, step == 5 ? hash_theirs : hash_ours);
     }
-    put_checkpoint("c/1/mirror-stage-12.safetensors", kin_ours);
+    put_checkpoint("c/1/mirror-stage-12.safetensors", hash_ours);
     put("c/1/stage-3.safetensors.partial", "half");
     put("c/2/notes.txt", "theirs");
     put("c/2/stage-1.safetensors", "no checkpoint of ours");
@@ -219,7 +220,7 @@ static void test_only_our_checkpoints_are_forgotten(void **state)
     put("c/20231105/photo", "theirs");
     snprintf(victim, sizeof victim, "%s", in("victim"));
     assert_int_equal(mkdir(victim, 0700), 0);
-    put_checkpoint("victim/stage-0.safetensors", kin_ours);
+    put_checkpoint("victim/stage-0.safetensors", hash_ours);
     assert_int_equal(symlink(victim, in("c/6")), 0);
 
     assert_int_equal(aq_owned_forget(in("c"), &theirs, 1), AQ_REFUSED);
@@ -246,10 +247,10 @@ static void test_only_our_checkpoints_are_forgotten(void **state)
     assert_true(there("c/5/stage-0.safetensors") && there("c/2/notes.txt") && there("c/" AQ_OWNED_MARKER));
 }
 
-static void put_sealed(const char *name, uint64_t kin)
+static void put_sealed(const char *name, uint64_t resume_hash)
 {
     static const uint8_t key[AQ_SEAL_KEY_BYTES] = {1};
-    const struct aq_seal_about about = {.kin = kin, .step = 1, .file_bytes = 10};
+    const struct aq_seal_about about = {.resume_hash = resume_hash, .step = 1, .file_bytes = 10};
     uint8_t head[AQ_SEAL_HEAD_BYTES];
     struct aq_seal *seal;
     assert_int_equal(aq_seal_new(&seal), AQ_OK);
@@ -264,9 +265,9 @@ static void test_sealed_copies_of_our_run_are_forgotten(void **state)
     (void)state;
     assert_int_equal(aq_owned_claim(in("c"), AQ_OWNED_CHECKPOINT, AQ_OWNED_MAKE_ALL, &ours), AQ_OK);
     assert_int_equal(mkdir(in("c/1"), 0700), 0);
-    put_sealed("c/1/mirror-stage-0.safetensors", ours.kin);
-    put_sealed("c/1/mirror-stage-1.safetensors", ours.kin + 1);
-    put_sealed("c/1/stage-2.safetensors", ours.kin);
+    put_sealed("c/1/mirror-stage-0.safetensors", ours.resume_hash);
+    put_sealed("c/1/mirror-stage-1.safetensors", ours.resume_hash + 1);
+    put_sealed("c/1/stage-2.safetensors", ours.resume_hash);
     assert_int_equal(aq_owned_forget(in("c"), &ours, 1), AQ_OK);
     assert_false(there("c/1/mirror-stage-0.safetensors"));
     assert_true(there("c/1/mirror-stage-1.safetensors") && there("c/1/stage-2.safetensors"));

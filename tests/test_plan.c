@@ -237,8 +237,8 @@ static void test_plan_resume_hash_leaves_out_the_extent(void **state)
         const char *const sets[] = {i < 4 ? extents[i] : others[i - 4], NULL};
         struct aq_plan *other = plan_of(sets, &job_other);
         assert_true(other->hash != plan->hash);
-        assert_int_equal(other->resume_hash == plan->resume_hash, i < 4);
-        assert_int_equal(other->kin == plan->kin, i < 4 || i == 6);
+        assert_int_equal(other->rank_hash == plan->rank_hash, i < 4);
+        assert_int_equal(other->resume_hash == plan->resume_hash, i < 4 || i == 6);
         struct aq_text text = {0};
         assert_int_equal(aq_plan_differences(plan, other, true, &text), AQ_OK);
         assert_int_equal(text.used == 0, i < 4 || i == 6);

@@ -106,7 +106,7 @@ static void train(uint64_t steps)
     assert_int_equal(aq_file_load(NULL, text, 4096, &identity, &count), AQ_OK);
     struct aq_run_mark mark = {.step = steps, .metrics = (uint64_t)used, .kept_count = 1, .kept = {steps}};
     mark.plan_hash = strtoull(strstr(identity, "plan_hash") + 12, NULL, 16);
-    mark.kin = strtoull(strstr(identity, "\"kin") + 7, NULL, 16);
+    mark.resume_hash = strtoull(strstr(identity, "resume_hash") + 14, NULL, 16);
     aq_free(identity);
     snprintf(text, sizeof text, "%s/run/checkpoint", root);
     assert_int_equal(aq_run_mark_write(text, &mark), AQ_OK);

@@ -135,24 +135,31 @@ static enum aq_status file_begin(struct aq_checkpoint_file *file)
 {
     const struct aq_checkpoint *c = &file->checkpoint;
     const struct table *table = &file->table;
-    char name[NAME_BYTES], hash[20], job[20], digest[20], number[24], rank[16], kin[20], replicas[16], resume[20];
+    char name[NAME_BYTES], hash[20], job[20], digest[20], number[24], rank[16], resume_hash[20], replicas[16],
+        resume[20];
     snprintf(number, sizeof number, "%" PRIu64, file->step);
     AQ_TRY(aq_file_make_folder(c->folder, number)); /* not the folder around it: its disk may be gone */
     uint64_t all = 0;
     for (uint32_t i = 0; i < table->count + table->states; i++)
         all = aq_digest_seeded(table->tensors[i].values, tensor_floats(&table->tensors[i]) * sizeof(float), all);
     snprintf(hash, sizeof hash, "%016" PRIx64, c->run.plan_hash);
-    snprintf(resume, sizeof resume, "%016" PRIx64, c->run.resume_hash);
-    snprintf(kin, sizeof kin, "%016" PRIx64, c->run.kin);
+    snprintf(resume, sizeof resume, "%016" PRIx64, c->run.rank_hash);
+    snprintf(resume_hash, sizeof resume_hash, "%016" PRIx64, c->run.resume_hash);
     snprintf(replicas, sizeof replicas, "%u", c->run.replicas);
     snprintf(job, sizeof job, "%016" PRIx64, c->run.job_digest);
     snprintf(digest, sizeof digest, "%016" PRIx64, all);
     file_name(file->step, c->rank, name);
     snprintf(rank, sizeof rank, "%u", c->rank);
-    const char *const metadata[] = {
-        "format", "aqpipe checkpoint 1", "plan_hash", hash,   "resume_hash", resume,  "kin", kin,      "replicas",
-        replicas, "job_digest",          job,         "step", number,        "stage", rank,  "digest", digest,
-        NULL};
+    const char *const metadata[] = {"format",      "aqpipe checkpoint 1",
+                                    "plan_hash",   hash,
+                                    "rank_hash",   resume,
+                                    "resume_hash", resume_hash,
+                                    "replicas",    replicas,
+                                    "job_digest",  job,
+                                    "step",        number,
+                                    "stage",       rank,
+                                    "digest",      digest,
+                                    NULL};
     return aq_weights_writer_open(c->folder, name, table->tensors, table->count + table->states, metadata,
                                   &file->writer);
 }
@@ -254,8 +261,8 @@ static enum aq_status headers_check(const struct aq_checkpoint *c, const struct 
     char text[24];
     AQ_TRY(metadata_check(weights, path, "format", "aqpipe checkpoint 1"));
     /* Of this plan, or of one that made the same steps and was to end or to save at others. */
-    const char *resume = aq_weights_metadata(weights, "resume_hash");
-    snprintf(text, sizeof text, "%016" PRIx64, c->run.resume_hash);
+    const char *resume = aq_weights_metadata(weights, "rank_hash");
+    snprintf(text, sizeof text, "%016" PRIx64, c->run.rank_hash);
     const bool goes_on = resume && strcmp(resume, text) == 0;
     snprintf(text, sizeof text, "%016" PRIx64, c->run.plan_hash);
     if (!goes_on) AQ_TRY(metadata_check(weights, path, "plan_hash", text));

@@ -28,8 +28,8 @@
 /* The run that a checkpoint is of (aq_plan_checkpoint_run). */
 struct aq_checkpoint_run {
     uint64_t plan_hash, job_digest;
-    uint64_t resume_hash;      /* a file of another is refused                 */
-    uint64_t kin;              /* of another count of replicas: it is re-sharded */
+    uint64_t rank_hash;        /* a file of another is refused                 */
+    uint64_t resume_hash;      /* of another count of replicas: it is re-sharded */
     uint32_t stages, replicas; /* a rank is replica x stages + stage           */
 };
 

@@ -41,14 +41,14 @@ static enum aq_status fact_check(const struct aq_weights *weights, const char *p
 static enum aq_status open_file(const struct aq_checkpoint *c, uint64_t step, uint32_t rank, struct files *files,
                                 struct aq_weights **out)
 {
-    char kin[20], number[24], stage[16], replicas[16];
+    char resume_hash[20], number[24], stage[16], replicas[16];
     AQ_TRY(aq_checkpoint_path(c->folder, step, rank, files->path));
     AQ_TRY(aq_checkpoint_open(c->folder, step, rank, out));
-    snprintf(kin, sizeof kin, "%016" PRIx64, c->run.kin);
+    snprintf(resume_hash, sizeof resume_hash, "%016" PRIx64, c->run.resume_hash);
     snprintf(number, sizeof number, "%" PRIu64, step);
     snprintf(stage, sizeof stage, "%u", rank);
     snprintf(replicas, sizeof replicas, "%u", files->count);
-    AQ_TRY(fact_check(*out, files->path, "kin", kin));
+    AQ_TRY(fact_check(*out, files->path, "resume_hash", resume_hash));
     AQ_TRY(fact_check(*out, files->path, "step", number));
     AQ_TRY(fact_check(*out, files->path, "stage", stage));
     return fact_check(*out, files->path, "replicas", replicas);
@@ -56,16 +56,17 @@ static enum aq_status open_file(const struct aq_checkpoint *c, uint64_t step, ui
 
 uint32_t aq_checkpoint_replicas(const struct aq_checkpoint *c, uint64_t step)
 {
-    char kin[20], hash[20], path[4096];
+    char resume_hash[20], hash[20], path[4096];
     struct aq_weights *weights;
     if (aq_checkpoint_path(c->folder, step, c->rank % c->run.stages, path) != AQ_OK) return 0;
     if (access(path, R_OK) != 0 || aq_checkpoint_open(c->folder, step, c->rank % c->run.stages, &weights) != AQ_OK) {
         aq_error_clear(); /* the reader of this rank's own file tells what is wrong */
         return 0;
     }
-    snprintf(kin, sizeof kin, "%016" PRIx64, c->run.kin);
+    snprintf(resume_hash, sizeof resume_hash, "%016" PRIx64, c->run.resume_hash);
     snprintf(hash, sizeof hash, "%016" PRIx64, c->run.plan_hash);
-    const bool other = strcmp(fact(weights, "kin"), kin) == 0 && strcmp(fact(weights, "plan_hash"), hash) != 0;
+    const bool other =
+        strcmp(fact(weights, "resume_hash"), resume_hash) == 0 && strcmp(fact(weights, "plan_hash"), hash) != 0;
     const unsigned long replicas = other ? strtoul(fact(weights, "replicas"), NULL, 10) : 0;
     aq_weights_close(weights);
     /* As many, and yet another plan: their machines are others (reduce.machine_first), who have nothing to share out.

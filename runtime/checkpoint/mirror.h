@@ -39,7 +39,7 @@ enum {
 
 /* What is known of a rank's files and links; the plan makes it. Neighbours are of the same replica. */
 struct aq_mirror_shape {
-    uint64_t kin;               /* of the plan: a sealed copy says what run it is of                          */
+    uint64_t resume_hash;       /* of the plan: a sealed copy says what run it is of                          */
     uint32_t rank, stages;      /* P, at least two                                                            */
     double rate_mbps;           /* of the links; 0: no limit                                                  */
     uint64_t file_bytes_max[3]; /* that travel of the file of the stage before, of this one, and of the next  */

@@ -256,7 +256,7 @@ enum aq_status mirror_own_open(const struct aq_mirror_config *config, uint8_t *m
     void *room;
     AQ_TRY(aq_alloc(sizeof(struct mirror_own), &room));
     struct mirror_own *own = room;
-    own->about = (struct aq_seal_about){.kin = config->shape.kin, .rank = config->shape.rank};
+    own->about = (struct aq_seal_about){.resume_hash = config->shape.resume_hash, .rank = config->shape.rank};
     own->want = config->hash;
     own->box = memory;
     own->plain = memory + MIRROR_OWN_BYTES / 2;

@@ -365,7 +365,7 @@ static void run_once(struct command *command, struct aq_launch_result *result)
                                      .hosts = hosts,
                                      .manifest = command->manifest,
                                      .plan_hash = aq_plan_hash(command->plan),
-                                     .kin = command->plan->kin,
+                                     .resume_hash = command->plan->resume_hash,
                                      .resume = command->entry.resume_step,
                                      .resume_bytes = command->entry.resume_bytes,
                                      .run = job->output.path,

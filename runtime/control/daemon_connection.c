@@ -229,7 +229,7 @@ static enum aq_status enter_folders(struct daemon *daemon, const json_t *message
     const char *cache = aq_control_text_or(message, "cache", NULL);
     *owner = (struct aq_owner){.job = daemon->job, .resume = aq_control_u64_or(message, "resume", 0)};
     AQ_TRY(aq_control_get_hex(message, "id", &owner->id));
-    AQ_TRY(aq_control_get_hex(message, "kin", &owner->kin));
+    AQ_TRY(aq_control_get_hex(message, "resume_hash", &owner->resume_hash));
     AQ_TRY(aq_control_get_hex(message, "plan_hash", &owner->plan_hash));
     if (daemon->run[0] != '/' || daemon->checkpoint[0] != '/' || (cache && cache[0] != '/') || owner->id == 0)
         return aq_fail(AQ_INVAL, "daemon", "run, checkpoint and cache must be absolute paths, and the run have an id");

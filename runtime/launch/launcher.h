@@ -35,7 +35,7 @@ struct aq_launch {
     const char *const *hosts; /* of each rank: the address of its daemon, or NULL: this machine           */
     const char *manifest;
     uint64_t plan_hash;
-    uint64_t kin;           /* plan.h                                                                   */
+    uint64_t resume_hash;   /* plan.h                                                                   */
     uint64_t resume;        /* the mark to go on from; 0: from the beginning                            */
     uint64_t resume_bytes;  /* of metrics.jsonl, at that mark; 0: not known                             */
     const char *run;        /* absolute                                                                 */

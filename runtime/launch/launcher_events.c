@@ -123,14 +123,14 @@ static enum aq_status complete(struct launcher *launcher, uint64_t step)
 {
     const struct aq_launch *launch = launcher->launch;
     const struct aq_owner owner = {
-        .job = launch->name, .id = launch->id, .kin = launch->kin, .plan_hash = launch->plan_hash};
+        .job = launch->name, .id = launch->id, .resume_hash = launch->resume_hash, .plan_hash = launch->plan_hash};
     const uint64_t before = launcher->result->mark;
     struct aq_run_mark old = {0}, mark = {.step = step,
                                           .older = launch->keep > 1 && before < step ? before : 0,
                                           .metrics = aq_metrics_bytes_after(launch->metrics, step),
                                           .older_metrics = launcher->mark_bytes,
                                           .plan_hash = launch->plan_hash,
-                                          .kin = launch->kin};
+                                          .resume_hash = launch->resume_hash};
     AQ_TRY(aq_metrics_sync(launch->metrics));
     AQ_TRY(aq_owned_check(launch->checkpoint, AQ_OWNED_CHECKPOINT, launch->id));
     if (before > 0) AQ_TRY(aq_run_mark_read(launch->checkpoint, &old));

@@ -71,7 +71,7 @@ static enum aq_status take(struct launcher *launcher, struct host *host)
         host->control,
         json_pack("{s:s, s:s, s:i, s:s, s:o, s:o, s:o, s:s, s:s, s:s?, s:I, s:b, s:b, s:f, s:f}", "op", "open", "job",
                   launch->name, "protocol", AQ_CONTROL_PROTOCOL, "version", AQ_VERSION, "plan_hash",
-                  aq_control_hex(launch->plan_hash), "kin", aq_control_hex(launch->kin), "id",
+                  aq_control_hex(launch->plan_hash), "resume_hash", aq_control_hex(launch->resume_hash), "id",
                   aq_control_hex(launch->id), "run", launch->run, "checkpoint", launch->checkpoint, "cache",
                   launch->cache, "resume", (json_int_t)launch->resume, "resumed", launch->resumed || launch->resume > 0,
                   "fresh", launch->fresh, "beat_seconds", (double)launcher->beat_ns * 1e-9, "silence_seconds",

@@ -16,7 +16,7 @@ enum { LAST_LINES = 256 /* after a step's line there are few others */ };
 
 /* What run.json says; hash 0: there is none. */
 struct identity {
-    uint64_t hash, kin;
+    uint64_t hash, resume_hash;
     char name[64];
 };
 
@@ -34,7 +34,8 @@ static enum aq_status read_identity(const char *run, struct identity *out)
     enum aq_status got = AQ_OK;
     if (!json_is_object(identity) || aq_control_get_hex(identity, "plan_hash", &out->hash) != AQ_OK)
         got = aq_fail(AQ_CORRUPT, "launch", "%s is damaged: choose another folder with --run", path);
-    if (got == AQ_OK && json_object_get(identity, "kin")) got = aq_control_get_hex(identity, "kin", &out->kin);
+    if (got == AQ_OK && json_object_get(identity, "resume_hash"))
+        got = aq_control_get_hex(identity, "resume_hash", &out->resume_hash);
     snprintf(out->name, sizeof out->name, "%.60s", aq_control_text_or(identity, "name", "?"));
     json_decref(identity);
     return got;
@@ -47,13 +48,14 @@ static enum aq_status write_identity(const struct aq_run_entry *entry)
     struct aq_text text = {0};
     json_t *name = json_string(plan->job->name);
     char *quoted = name ? json_dumps(name, JSON_ENCODE_ANY | JSON_ENSURE_ASCII) : NULL;
-    aq_text_add(&text,
-                "{\"name\":%s,\"plan_hash\":\"%016llx\",\"kin\":\"%016llx\",\"replicas\":%u,\"stages\":%u,\"steps\":%"
-                "llu,\"steps_per_epoch\":%llu,"
-                "\"parameters\":%llu,\"version\":\"%s\"}\n",
-                quoted ? quoted : "\"?\"", (unsigned long long)aq_plan_hash(plan), (unsigned long long)plan->kin,
-                plan->replicas, plan->stage_count, (unsigned long long)plan->steps,
-                (unsigned long long)plan->steps_per_epoch, (unsigned long long)plan->parameters, AQ_VERSION);
+    aq_text_add(
+        &text,
+        "{\"name\":%s,\"plan_hash\":\"%016llx\",\"resume_hash\":\"%016llx\",\"replicas\":%u,\"stages\":%u,\"steps\":%"
+        "llu,\"steps_per_epoch\":%llu,"
+        "\"parameters\":%llu,\"version\":\"%s\"}\n",
+        quoted ? quoted : "\"?\"", (unsigned long long)aq_plan_hash(plan), (unsigned long long)plan->resume_hash,
+        plan->replicas, plan->stage_count, (unsigned long long)plan->steps, (unsigned long long)plan->steps_per_epoch,
+        (unsigned long long)plan->parameters, AQ_VERSION);
     (free)(quoted); /* jansson's own memory */
     json_decref(name);
     enum aq_status status = aq_run_path(plan->job->output.path, "run.json", path);
@@ -162,14 +164,16 @@ static enum aq_status refuse_other(const struct aq_run_entry *entry, const struc
     struct aq_text differences = {0};
     struct aq_job *job;
     struct aq_plan *plan;
-    if (plan_before(run, &job, &plan)) {
+    const bool planned = plan_before(run, &job, &plan);
+    if (planned) {
         if (aq_plan_differences(plan, entry->plan, entry->resume, &differences) != AQ_OK) aq_text_deinit(&differences);
         aq_plan_close(plan);
         aq_job_close(job);
     }
-    if (differences.used == 0) /* its manifest is gone, or of another version */
-        aq_text_add(&differences, "its hash is %016llx, this job's is %016llx", (unsigned long long)there->hash,
-                    (unsigned long long)aq_plan_hash(entry->plan));
+    if (differences.used == 0) /* its manifest is gone, or cannot be read */
+        aq_text_add(&differences, "its hash is %016llx, this job's is %016llx%s", (unsigned long long)there->hash,
+                    (unsigned long long)aq_plan_hash(entry->plan),
+                    planned ? ", and no key differs: another version of aqpipe made it" : "");
     const bool same_name = strcmp(there->name, entry->plan->job->name) == 0;
     const enum aq_status status =
         aq_fail(AQ_MISMATCH, "launch",
@@ -190,7 +194,7 @@ static enum aq_status enter_other(struct aq_run_entry *entry, const struct ident
     const bool thrown = entry->fresh && strcmp(there->name, entry->plan->job->name) == 0;
     if (begun && !thrown) return refuse_other(entry, there);
     entry->fresh = true;
-    entry->owner.kin = there->kin;
+    entry->owner.resume_hash = there->resume_hash;
     entry->owner.plan_hash = there->hash;
     return AQ_OK;
 }
@@ -212,9 +216,7 @@ static enum aq_status extend(struct aq_run_entry *entry)
                        "train.steps_max is needed to go on",
                        here->job->output.path, (unsigned long long)at, (unsigned long long)here->steps);
     if (!plan_before(here->job->output.path, &job, &there)) return AQ_OK;
-    bool same = true;
-    for (uint64_t s = 1; s <= at && same; s++)
-        same = aq_plan_learning_rate(there, s) == aq_plan_learning_rate(here, s);
+    const bool same = at == 0 || aq_plan_learning_rate(there, at) == aq_plan_learning_rate(here, at);
     const bool averaged = strcmp(here->job->train.optimizer.kind, "slamb") == 0 && at == there->steps && H && at % H;
     int used = 0;
     if (here->steps != there->steps)
@@ -244,7 +246,8 @@ static enum aq_status enter_used(struct aq_run_entry *entry, const struct identi
     struct found found = {0};
     enum aq_owned_state state;
     /* The same but for its extent or the count of replicas: its checkpoint serves. */
-    const bool same = there->hash == aq_plan_hash(plan), other = !same && !(entry->resume && there->kin == plan->kin);
+    const bool same = there->hash == aq_plan_hash(plan),
+               other = !same && !(entry->resume && there->resume_hash == plan->resume_hash);
     if (entry->fresh && !other) return AQ_OK;
     AQ_TRY(aq_run_path(run, "metrics.jsonl", metrics));
     AQ_TRY(find(metrics, &found)); /* whether holes matter aq_run_rewind says */
@@ -259,7 +262,7 @@ static enum aq_status enter_used(struct aq_run_entry *entry, const struct identi
                        "%s holds this very job already (%s): --resume goes on with it, --fresh throws it away", run,
                        marked ? "with a checkpoint" : "without a checkpoint");
     if (!marked) AQ_TRY(begin_anew(entry, state, &found));
-    if (marked && mark.plan_hash != there->hash && mark.kin != plan->kin)
+    if (marked && mark.plan_hash != there->hash && mark.resume_hash != plan->resume_hash)
         return aq_fail(AQ_MISMATCH, "launch", "the checkpoint of %s is of plan %016llx, the run of %016llx", run,
                        (unsigned long long)mark.plan_hash, (unsigned long long)there->hash);
     entry->resume_step = marked ? mark.step : 0;
@@ -309,7 +312,7 @@ static enum aq_status own_folders(struct aq_run_entry *entry)
         AQ_TRY(aq_owned_clear_run(run, owner));
         AQ_TRY(aq_owned_clear_checkpoints(entry->checkpoint, owner));
     }
-    owner->kin = entry->plan->kin;
+    owner->resume_hash = entry->plan->resume_hash;
     owner->plan_hash = aq_plan_hash(entry->plan);
     if (entry->fresh) AQ_TRY(aq_owned_note(run, owner, false));
     if (!entry->rewinds) return AQ_OK;
@@ -326,7 +329,8 @@ enum aq_status aq_run_enter(struct aq_run_entry *entry)
     const enum aq_owned_make make = entry->resume ? AQ_OWNED_MAKE_NONE : AQ_OWNED_MAKE_ALL;
     entry->lock = entry->checkpoint_lock = -1;
     entry->folders = (struct aq_owned_folders){.run = run, .checkpoint = entry->checkpoint};
-    entry->owner = (struct aq_owner){.job = plan->job->name, .kin = plan->kin, .plan_hash = aq_plan_hash(plan)};
+    entry->owner =
+        (struct aq_owner){.job = plan->job->name, .resume_hash = plan->resume_hash, .plan_hash = aq_plan_hash(plan)};
     if (entry->resume && access(run, F_OK) != 0)
         return aq_fail(AQ_NOTFOUND, "launch", "--resume: there is no run folder %s", run);
     AQ_TRY(find_caches(entry));

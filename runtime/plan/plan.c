@@ -480,7 +480,7 @@ void aq_plan_mirror_shape(const struct aq_plan *plan, uint32_t rank, struct aq_m
 {
     const uint32_t stages = plan->stage_count, position = rank % stages;
     *out = (struct aq_mirror_shape){
-        .kin = plan->kin, .rank = rank, .stages = stages, .rate_mbps = plan->job->link.rate_mbps};
+        .resume_hash = plan->resume_hash, .rank = rank, .stages = stages, .rate_mbps = plan->job->link.rate_mbps};
     for (uint32_t i = 0; i < 3; i++) {
         const uint32_t s = position + i - 1; /* before the first stage: beyond the last */
         if (s >= stages) continue;
@@ -497,8 +497,8 @@ void aq_plan_checkpoint_run(const struct aq_plan *plan, struct aq_checkpoint_run
 {
     *out = (struct aq_checkpoint_run){.plan_hash = aq_plan_hash(plan),
                                       .job_digest = plan->job_digest,
+                                      .rank_hash = plan->rank_hash,
                                       .resume_hash = plan->resume_hash,
-                                      .kin = plan->kin,
                                       .stages = plan->stage_count,
                                       .replicas = plan->replicas};
 }

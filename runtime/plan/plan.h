@@ -104,9 +104,9 @@ struct aq_plan {
     uint64_t steps; /* of the whole run: epochs and steps_max                                                   */
     uint64_t parameters;
     uint64_t hash;        /* of everything that the ranks must agree on                                          */
-    uint64_t resume_hash; /* the hash but for how far the run goes and when it looks and saves: a checkpoint's  */
-    uint64_t kin; /* the resume hash but for the count of replicas: checkpoints of one serve the other          */
-    uint64_t job_digest; /* identity of model, data, cut and codecs' stores: what a cache belongs to            */
+    uint64_t rank_hash;   /* the hash but for how far the run goes and when it looks and saves: its own checkpoints */
+    uint64_t resume_hash; /* the same but for the count of replicas, too: what a run can go on from */
+    uint64_t job_digest;  /* identity of model, data, cut and codecs' stores: what a cache belongs to            */
 };
 
 /*

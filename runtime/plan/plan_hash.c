@@ -13,8 +13,8 @@
 #include "keys.h"
 #include "plan_private.h"
 
-/* Whom it is for: the ranks of a run; a run that goes on; one that goes on with another count of replicas. */
-enum scope { OF_RANKS, OF_RESUME, OF_KIN };
+/* Of what: what the ranks of a run agree on; what the file of a rank serves; what a run can go on from at all. */
+enum scope { OF_PLAN, OF_RANK, OF_RESUME };
 
 enum { DIFFERENCES_SHOWN = 12 };
 
@@ -56,7 +56,7 @@ static bool names(const char *const *list, size_t count, const char *name)
 static bool matters(const char *name, enum scope scope)
 {
     if (names(indifferent, sizeof indifferent / sizeof *indifferent, name)) return false;
-    return scope == OF_RANKS || !names(extent, sizeof extent / sizeof *extent, name);
+    return scope == OF_PLAN || !names(extent, sizeof extent / sizeof *extent, name);
 }
 
 static void add_key(const struct aq_key *key, const void *base, const char *prefix, struct aq_text *text)
@@ -110,13 +110,13 @@ static void plan_text(const struct aq_plan *plan, enum scope scope, struct aq_te
 {
     const struct aq_key_table keys = aq_keys_job();
     struct aq_job job = *plan->job; /* the values alone are read */
-    if (scope == OF_KIN) job.pipeline.replicas = 1;
+    if (scope == OF_RESUME) job.pipeline.replicas = 1;
     for (uint32_t i = 0; i < keys.count; i++)
         if (matters(keys.keys[i].name, scope)) add_key(&keys.keys[i], &job, "", text);
     add_cut(plan, text);
     add_facts(plan, text);
-    if (scope != OF_KIN) add_machines(plan->job, text);
-    for (uint32_t s = 0; s < plan->stage_count && scope != OF_KIN; s++)
+    if (scope != OF_RESUME) add_machines(plan->job, text);
+    for (uint32_t s = 0; s < plan->stage_count && scope != OF_RESUME; s++)
         aq_text_add(text, "slots of stage %u=%u\n", s, plan->stages[s].config.slots);
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
         add_codec(&plan->edges[e].shape.forward, e, "forward", text);
@@ -163,8 +163,8 @@ enum aq_status aq_plan_differences(const struct aq_plan *there, const struct aq_
                                    struct aq_text *out)
 {
     struct aq_text was = {0}, is = {0};
-    plan_text(there, resume ? OF_KIN : OF_RANKS, &was);
-    plan_text(here, resume ? OF_KIN : OF_RANKS, &is);
+    plan_text(there, resume ? OF_RESUME : OF_PLAN, &was);
+    plan_text(here, resume ? OF_RESUME : OF_PLAN, &is);
     const enum aq_status status = was.status != AQ_OK ? was.status : is.status;
     uint32_t found = 0;
     for (int derived = 0; status == AQ_OK && derived < 2 && found == 0; derived++) {
@@ -218,7 +218,7 @@ static enum aq_status digest_of(const struct aq_plan *plan, enum scope scope, ui
     aq_text_add(&text, "plan 2\n");
     plan_text(plan, scope, &text);
     *out = aq_digest(aq_text_of(&text), text.used);
-    if (scope == OF_RANKS) log_text("hash", aq_text_of(&text));
+    if (scope == OF_PLAN) log_text("hash", aq_text_of(&text));
     const enum aq_status status = text.status;
     aq_text_deinit(&text);
     return status;
@@ -227,9 +227,9 @@ static enum aq_status digest_of(const struct aq_plan *plan, enum scope scope, ui
 enum aq_status aq_plan_digests(struct aq_plan *plan)
 {
     struct aq_text text = {0};
-    AQ_TRY(digest_of(plan, OF_KIN, &plan->kin));
     AQ_TRY(digest_of(plan, OF_RESUME, &plan->resume_hash));
-    AQ_TRY(digest_of(plan, OF_RANKS, &plan->hash));
+    AQ_TRY(digest_of(plan, OF_RANK, &plan->rank_hash));
+    AQ_TRY(digest_of(plan, OF_PLAN, &plan->hash));
     job_text(plan, &text);
     plan->job_digest = aq_digest(aq_text_of(&text), text.used);
     log_text("job digest", aq_text_of(&text));

@@ -29,7 +29,7 @@ static const char *const kinds[] = {[AQ_OWNED_RUN] = "run",
 struct marker {
     char kind[16];
     char job[64];
-    uint64_t id, kin;
+    uint64_t id;
     bool checkpointed;
 };
 
@@ -150,7 +150,7 @@ static enum aq_status marker_read(const char *path, struct marker *out)
     struct marker got = {0};
     enum aq_status status = AQ_OK;
     if (!json_is_object(json) || !aq_control_is(json, "format", FORMAT) ||
-        aq_control_get_hex(json, "id", &got.id) != AQ_OK || aq_control_get_hex(json, "kin", &got.kin) != AQ_OK)
+        aq_control_get_hex(json, "id", &got.id) != AQ_OK)
         status = aq_fail(AQ_CORRUPT, AREA,
                          "%s/" AQ_OWNED_MARKER " is damaged, so that nobody can tell whose the folder is: name another "
                          "one, or remove that file where its contents may be overwritten",
@@ -168,9 +168,9 @@ static enum aq_status marker_write(const char *path, enum aq_owned_kind kind, co
 {
     char file[AQ_RUN_PATH_BYTES];
     struct aq_text text = {0};
-    json_t *json =
-        json_pack("{s:s, s:s, s:s, s:o, s:o}", "format", FORMAT, "kind", kinds[kind], "job",
-                  owner->job ? owner->job : "?", "id", aq_control_hex(owner->id), "kin", aq_control_hex(owner->kin));
+    json_t *json = json_pack("{s:s, s:s, s:s, s:o, s:o}", "format", FORMAT, "kind", kinds[kind], "job",
+                             owner->job ? owner->job : "?", "id", aq_control_hex(owner->id), "resume_hash",
+                             aq_control_hex(owner->resume_hash));
     if (json && checkpointed) json_object_set_new(json, "checkpointed", json_true());
     char *dumped = json ? json_dumps(json, JSON_COMPACT | JSON_ENSURE_ASCII) : NULL;
     aq_text_add(&text, "%s\n", dumped ? dumped : "");
@@ -203,7 +203,7 @@ static bool checkpoint_is_ours(const char *folder, const char *name, const struc
     }
     const char *format = aq_weights_metadata(weights, "format");
     const bool ours = format && strncmp(format, "aqpipe checkpoint ", 18) == 0 &&
-                      (same_hex(aq_weights_metadata(weights, "kin"), owner->kin) ||
+                      (same_hex(aq_weights_metadata(weights, "resume_hash"), owner->resume_hash) ||
                        same_hex(aq_weights_metadata(weights, "plan_hash"), owner->plan_hash));
     aq_weights_close(weights);
     return ours;
@@ -217,7 +217,7 @@ static bool copy_is_ours(const char *folder, const char *name, const struct aq_o
     if (!strstr(name, "/mirror-") || aq_file_open(folder, name, AQ_FILE_READ, &file) != AQ_OK) return false;
     const ssize_t got = aq_read_all(file, head, sizeof head);
     close(file);
-    return got == (ssize_t)sizeof head && aq_seal_is_of(head, owner->kin);
+    return got == (ssize_t)sizeof head && aq_seal_is_of(head, owner->resume_hash);
 }
 
 /* Of the names in the folder of a step: those that are this run's files, and all others. */
@@ -285,7 +285,7 @@ static bool is_proved(const char *path, enum aq_owned_kind kind, const struct aq
         return run_proves(path, owner, names);
     case AQ_OWNED_CHECKPOINT:
         if (aq_run_mark_read(path, &mark) == AQ_OK)
-            return mark.plan_hash == owner->plan_hash || (mark.kin && mark.kin == owner->kin);
+            return mark.plan_hash == owner->plan_hash || (mark.resume_hash && mark.resume_hash == owner->resume_hash);
         return steps_prove(path, owner);
     case AQ_OWNED_CACHE: /* each cache's own head says whose it is, and is read before anything is written */
         return first_foreign(path, is_cache_name, other, &names) == AQ_OK && !*other;

@@ -42,7 +42,7 @@ enum aq_owned_state {
 struct aq_owner {
     const char *job; /* the job's name, borrowed                                              */
     uint64_t id;     /* the run's; 0 only for aq_owned_claim_run, which finds or draws it     */
-    uint64_t kin, plan_hash;
+    uint64_t resume_hash, plan_hash;
     uint64_t resume; /* the step whose checkpoint may prove an old folder ours; 0: none       */
 };
 

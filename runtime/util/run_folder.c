@@ -116,8 +116,9 @@ enum aq_status aq_run_mark_read(const char *checkpoint, struct aq_run_mark *out)
     got.older = aq_control_u64_or(mark, "older", 0);
     got.metrics = aq_control_u64_or(mark, "metrics", 0);
     got.older_metrics = aq_control_u64_or(mark, "older_metrics", 0);
-    got.kin = 0;
-    if (status == AQ_OK && json_object_get(mark, "kin")) status = aq_control_get_hex(mark, "kin", &got.kin);
+    got.resume_hash = 0;
+    if (status == AQ_OK && json_object_get(mark, "resume_hash"))
+        status = aq_control_get_hex(mark, "resume_hash", &got.resume_hash);
     if (status == AQ_OK) status = kept_read(json_object_get(mark, "kept"), path, &got);
     if (status == AQ_OK) *out = got;
     json_decref(mark);
@@ -131,10 +132,10 @@ enum aq_status aq_run_mark_write(const char *checkpoint, const struct aq_run_mar
     AQ_ASSERT(mark->kept_count <= AQ_RUN_KEPT_MAX);
     AQ_TRY(aq_run_path(checkpoint, "complete", path));
     aq_text_add(&text,
-                "{\"step\":%llu,\"older\":%llu,\"plan_hash\":\"%016llx\",\"kin\":\"%016llx\",\"metrics\":%llu,"
+                "{\"step\":%llu,\"older\":%llu,\"plan_hash\":\"%016llx\",\"resume_hash\":\"%016llx\",\"metrics\":%llu,"
                 "\"older_metrics\":%llu,\"kept\":[",
                 (unsigned long long)mark->step, (unsigned long long)mark->older, (unsigned long long)mark->plan_hash,
-                (unsigned long long)mark->kin, (unsigned long long)mark->metrics,
+                (unsigned long long)mark->resume_hash, (unsigned long long)mark->metrics,
                 (unsigned long long)mark->older_metrics);
     for (uint32_t i = 0; i < mark->kept_count; i++)
         aq_text_add(&text, "%s%llu", i ? "," : "", (unsigned long long)mark->kept[i]);

@@ -42,7 +42,7 @@ struct aq_run_mark {
     uint64_t step;  /* of the newest checkpoint that every rank has        */
     uint64_t older; /* of the complete one before it, if kept; 0: none     */
     uint64_t plan_hash;
-    uint64_t kin;           /* plan.h; 0: not told */
+    uint64_t resume_hash;   /* plan.h; 0: not told */
     uint64_t metrics;       /* bytes of metrics.jsonl up to `step` (run_rewind.h); 0: not told */
     uint64_t older_metrics; /* up to `older` */
     /* Those that became complete, the newest first: `step`, and behind the newest checkpoint.keep those that are being

@@ -3,7 +3,7 @@
  *
  *     offset bytes
  *          0    16  "aqpipe mirror 1\n"
- *         16     8  kin of the plan (plan.h)
+ *         16     8  resume_hash of the plan (plan.h)
  *         24     8  step
  *         32     8  bytes of the file
  *         40     4  rank
@@ -148,9 +148,9 @@ bool aq_seal_is(const uint8_t head[AQ_SEAL_HEAD_BYTES])
     return memcmp(head, MAGIC, MAGIC_BYTES) == 0;
 }
 
-bool aq_seal_is_of(const uint8_t head[AQ_SEAL_HEAD_BYTES], uint64_t kin)
+bool aq_seal_is_of(const uint8_t head[AQ_SEAL_HEAD_BYTES], uint64_t resume_hash)
 {
-    return aq_seal_is(head) && take(head + 16, 8) == kin;
+    return aq_seal_is(head) && take(head + 16, 8) == resume_hash;
 }
 
 static enum aq_status refused(const char *what)
@@ -186,7 +186,7 @@ enum aq_status aq_seal_begin(struct aq_seal *seal, const uint8_t key[AQ_SEAL_KEY
 {
     AQ_ASSERT(about->file_bytes > 0);
     memcpy(seal->head, MAGIC, MAGIC_BYTES);
-    put(seal->head + 16, about->kin, 8);
+    put(seal->head + 16, about->resume_hash, 8);
     put(seal->head + 24, about->step, 8);
     put(seal->head + 32, about->file_bytes, 8);
     put(seal->head + 40, about->rank, 4);
@@ -201,13 +201,13 @@ enum aq_status aq_seal_begin(struct aq_seal *seal, const uint8_t key[AQ_SEAL_KEY
 enum aq_status aq_seal_open(struct aq_seal *seal, const uint8_t key[AQ_SEAL_KEY_BYTES],
                             const struct aq_seal_about *about, const uint8_t head[AQ_SEAL_HEAD_BYTES])
 {
-    const uint64_t kin = take(head + 16, 8), step = take(head + 24, 8), bytes = take(head + 32, 8);
+    const uint64_t resume_hash = take(head + 16, 8), step = take(head + 24, 8), bytes = take(head + 32, 8);
     const uint32_t rank = (uint32_t)take(head + 40, 4), chunk = (uint32_t)take(head + 44, 4);
-    if (!aq_seal_is(head) || kin != about->kin || step != about->step || rank != about->rank)
+    if (!aq_seal_is(head) || resume_hash != about->resume_hash || step != about->step || rank != about->rank)
         return aq_fail(AQ_CORRUPT, AREA,
                        "the copy is of stage %u, step %llu, plan %016llx; wanted is stage %u, step %llu, plan %016llx",
-                       rank, (unsigned long long)step, (unsigned long long)kin, about->rank,
-                       (unsigned long long)about->step, (unsigned long long)about->kin);
+                       rank, (unsigned long long)step, (unsigned long long)resume_hash, about->rank,
+                       (unsigned long long)about->step, (unsigned long long)about->resume_hash);
     if (bytes == 0 || bytes > about->file_bytes || chunk != AQ_SEAL_CHUNK_BYTES)
         return aq_fail(AQ_CORRUPT, AREA, "the copy is of %llu bytes in chunks of %u; at most %llu in chunks of %d",
                        (unsigned long long)bytes, chunk, (unsigned long long)about->file_bytes, AQ_SEAL_CHUNK_BYTES);

@@ -49,7 +49,7 @@ void aq_hash_end(struct aq_hash *hash, char text[AQ_HASH_TEXT_BYTES]);
 bool aq_hash_is(const char *text);
 
 struct aq_seal_about {
-    uint64_t kin; /* of the plan (plan.h) */
+    uint64_t resume_hash; /* of the plan (plan.h) */
     uint64_t step;
     uint64_t file_bytes; /* of the file, at least 1; when it is opened: the most that it may have */
     uint32_t rank;
@@ -68,7 +68,7 @@ uint64_t aq_seal_bytes(uint64_t file_bytes);
 bool aq_seal_is(const uint8_t head[AQ_SEAL_HEAD_BYTES]);
 
 /* And does it say that it is of this run (nothing proves it: whoever removes such files may believe it)? */
-bool aq_seal_is_of(const uint8_t head[AQ_SEAL_HEAD_BYTES], uint64_t kin);
+bool aq_seal_is_of(const uint8_t head[AQ_SEAL_HEAD_BYTES], uint64_t resume_hash);
 
 /* Seal a file: its head. AQ_IO: no random numbers are to be had. */
 enum aq_status aq_seal_begin(struct aq_seal *seal, const uint8_t key[AQ_SEAL_KEY_BYTES],

@@ -102,7 +102,7 @@ class Client:
 
     def open(self, folder, name="attack"):
         return self.ask({"op": "open", "job": name, "protocol": 1, "version": "x", "plan_hash": "1" * 16,
-                         "kin": "1" * 16, "id": "1" * 16, "run": str(folder),
+                         "resume_hash": "1" * 16, "id": "1" * 16, "run": str(folder),
                          "checkpoint": f"{folder}/checkpoint", "fresh": False, "resumed": False, "resume": 0})
 
 

@@ -461,7 +461,7 @@ def scenario_wrong_position():
     complete_file = folder / "complete"
     noted = complete_file.read_text()
     mark = json.loads(noted)
-    complete_file.write_text(json.dumps({**mark, "plan_hash": "0123456789abcdef", "kin": "fedcba9876543210"}) + "\n")
+    complete_file.write_text(json.dumps({**mark, "plan_hash": "0123456789abcdef", "resume_hash": "fedcba9876543210"}) + "\n")
     refused("plan", path, r"the checkpoint of .* is of plan 0123456789abcdef, the run of \w{16}", 2, "--resume")
     backup = ROOT / "backup"
     shutil.copytree(ROOT / "position", backup)
