@@ -1,9 +1,10 @@
 # The codecs. They see the room's internal header, to run one table of kernels against another.
 foreach(codec_test test_codec test_codec_quality test_codec_rows test_codec_corners conform_codec)
-  aq_test(${codec_test} SOURCES ${codec_test}.c codec_common.c LIBS aqsgd LABELS quick conform)
+  aq_test_source(${codec_test} source)
+  aq_test(${codec_test} SOURCES ${source} kit/codec_common.c LIBS aqsgd LABELS quick conform)
   target_include_directories(${codec_test} PRIVATE ${aqsgd_ROOMS})
 endforeach()
-aq_test(test_codec_golden SOURCES test_codec_golden.c codec_common.c LIBS aqsgd LABELS quick
+aq_test(test_codec_golden SOURCES aqsgd/test_codec_golden.c kit/codec_common.c LIBS aqsgd LABELS quick
   ARGS ${CMAKE_CURRENT_SOURCE_DIR}/golden)
 target_include_directories(test_codec_golden PRIVATE ${aqsgd_ROOMS})
 # The page docs/FORMAT.md, in another language, against the same golden bodies.

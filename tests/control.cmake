@@ -7,7 +7,7 @@ aq_test(test_confine LIBS aq_runtime LABELS quick)
 target_include_directories(test_confine PRIVATE ${aq_runtime_ROOMS})
 
 # Processes: the real daemon and launcher, with a worker that trains nothing and misbehaves on demand.
-add_executable(puppet_worker puppet_worker.c)
+add_executable(puppet_worker kit/puppet_worker.c)
 target_include_directories(puppet_worker PRIVATE ${aq_runtime_ROOMS})
 target_link_libraries(puppet_worker PRIVATE aq_runtime aq_dep::jansson aq_flags)
 aq_test(test_supervision LIBS aq_runtime aq_dep::jansson LABELS fault

@@ -21,7 +21,7 @@ add_library(aq_nccl_on_host OBJECT cuda_host/runtime/nccl_comm_on_host.c cuda_ho
   cuda_host/runtime/pair_nccl_on_host.c cuda_host/runtime/nccl_host.c)
 target_include_directories(aq_nccl_on_host PRIVATE cuda_host/runtime ${aq_net_ROOMS})
 target_link_libraries(aq_nccl_on_host PRIVATE aq_net aq_flags)
-aq_cuda_on_host_test(conform_collective_device SOURCES conform_collective_device.c collective_cases.c
+aq_cuda_on_host_test(conform_collective_device SOURCES conform/conform_collective_device.c kit/collective_cases.c
   LABELS conform quick TIMEOUT 900)
 target_sources(conform_collective_device PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
 target_include_directories(conform_collective_device PRIVATE ${aq_net_ROOMS})
@@ -38,7 +38,7 @@ target_sources(test_pair PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
 target_link_libraries(test_pair PRIVATE aq_net)
 
 aq_cuda_on_host_test(test_cuda_device LABELS quick)
-aq_cuda_on_host_test(test_cuda_codec_device SOURCES test_cuda_codec_device.c codec_common.c LABELS quick)
+aq_cuda_on_host_test(test_cuda_codec_device SOURCES cuda/test_cuda_codec_device.c kit/codec_common.c LABELS quick)
 # The conformance of devices, of kind cuda alone: with every ending of a product that cuBLASLt has, and with none.
 aq_cuda_on_host_test(conform_device_cuda LABELS conform quick TIMEOUT 900)
 set_tests_properties(conform_device_cuda PROPERTIES ENVIRONMENT "AQ_CONFORM=cuda")
@@ -52,13 +52,13 @@ aq_cuda_on_host_test(test_device_training_cuda LABELS quick TIMEOUT 900)
 set_tests_properties(test_device_training_cuda PROPERTIES ENVIRONMENT "AQ_DEVICES=cuda")
 
 # Both ends of an edge on that backend: kernels, copies and events on three late streams, and NCCL's.
-aq_cuda_on_host_test(test_edge_cuda SOURCES test_edge.c LABELS quick TIMEOUT 900)
+aq_cuda_on_host_test(test_edge_cuda SOURCES runtime/test_edge.c LABELS quick TIMEOUT 900)
 target_sources(test_edge_cuda PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
 target_link_libraries(test_edge_cuda PRIVATE aq_runtime)
 target_include_directories(test_edge_cuda PRIVATE ${aq_runtime_ROOMS})
 set_tests_properties(test_edge_cuda PROPERTIES ENVIRONMENT "AQ_DEVICES=cuda;AQ_GPU=required;CUDA_HOST_GPUS=2")
 
-aq_cuda_on_host_test(test_neighbour_edge_cuda SOURCES test_neighbour_edge.c LABELS quick TIMEOUT 900)
+aq_cuda_on_host_test(test_neighbour_edge_cuda SOURCES runtime/test_neighbour_edge.c LABELS quick TIMEOUT 900)
 target_sources(test_neighbour_edge_cuda PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
 target_link_libraries(test_neighbour_edge_cuda PRIVATE aq_runtime)
 target_include_directories(test_neighbour_edge_cuda PRIVATE ${aq_runtime_ROOMS})

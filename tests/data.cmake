@@ -1,5 +1,5 @@
 # The data room: tokenizers, text data sets, the sampler, weights files.
-add_library(data_files STATIC data_files.c)
+add_library(data_files STATIC kit/data_files.c)
 target_link_libraries(data_files PUBLIC aqsgd PRIVATE aq_flags)
 target_compile_definitions(data_files PRIVATE AQ_SOURCE_FOLDER="${CMAKE_SOURCE_DIR}")
 

@@ -9,7 +9,7 @@ if(TARGET aqpipe)
     set_target_properties(${program}_isolated PROPERTIES OUTPUT_NAME ${program}
       RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin/isolated)
   endforeach()
-  add_library(power_loss MODULE power_loss.c)
+  add_library(power_loss MODULE kit/power_loss.c)
   target_link_libraries(power_loss PRIVATE aq_flags ${CMAKE_DL_LIBS})
   set_target_properties(power_loss PROPERTIES LIBRARY_OUTPUT_DIRECTORY $<TARGET_FILE_DIR:aqpipe>)
   foreach(scenario equal isolated cut codecs warmup examples fp16 bad_input resume stop restart restart_daemon lost_disk outage packed long_outage dials power

@@ -1,16 +1,16 @@
 # Readers of bytes from outside. Each has one file fuzz_<reader>.c with LLVMFuzzerTestOneInput and a kept corpus in
-# corpus/<reader>/. Here it is a short replay (fuzz_driver.c): the corpus, and a fixed number of damaged copies of it. With
+# corpus/<reader>/. Here it is a short replay (fuzz/fuzz_driver.c): the corpus, and a fixed number of damaged copies of it. With
 # the preset fuzz it is libFuzzer's; tools/fuzz builds and runs that.
 #
 # aq_fuzz(READER RUNS n [LIBS ...] [INCLUDES ...] [LINK options ...] [CORPUS more files, below tests/ ...])
 function(aq_fuzz reader)
   cmake_parse_arguments(ARG "" "RUNS" "LIBS;INCLUDES;LINK;CORPUS" ${ARGN})
-  set(sources fuzz_${reader}.c fuzz_common.c)
+  set(sources fuzz/fuzz_${reader}.c fuzz/fuzz_common.c)
   if(NOT AQ_FUZZ)
-    list(APPEND sources fuzz_driver.c)
+    list(APPEND sources fuzz/fuzz_driver.c)
   endif()
   add_executable(fuzz_${reader} ${sources})
-  target_include_directories(fuzz_${reader} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${ARG_INCLUDES})
+  target_include_directories(fuzz_${reader} PRIVATE ${AQ_TEST_KIT} ${ARG_INCLUDES})
   target_link_libraries(fuzz_${reader} PRIVATE ${ARG_LIBS} aqsgd aq_flags m)
   target_link_options(fuzz_${reader} PRIVATE ${ARG_LINK})
   if(AQ_FUZZ)
@@ -27,7 +27,7 @@ function(aq_fuzz reader)
 endfunction()
 
 if(AQ_FUZZ) # as in data.cmake
-  add_library(data_files STATIC data_files.c)
+  add_library(data_files STATIC kit/data_files.c)
   target_link_libraries(data_files PUBLIC aqsgd PRIVATE aq_flags)
   target_compile_definitions(data_files PRIVATE AQ_SOURCE_FOLDER="${CMAKE_SOURCE_DIR}")
 endif()

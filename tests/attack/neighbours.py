@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """neighbours: what the keeper of a checkpoint's copy may do to it: forge it, swap it, cut it, read it.
 
-What a neighbour may say on a link is attacked in tests/test_neighbour.c and tests/test_neighbour_edge.c; the long form runs them
+What a neighbour may say on a link is attacked in tests/runtime/test_neighbour.c and tests/runtime/test_neighbour_edge.c; the long form runs them
 over many seeds."""
 import ctypes
 import ctypes.util

@@ -3,8 +3,8 @@
  *
  * cpu_rows_plain.c is the readable truth; cpu_rows_vector.inc.h is the same in vectors, compiled for AVX2 and for
  * AVX-512. Variants agree within a few units in the last place of each operation's largest operand
- * (tests/conform_device.c says how many), not bit for bit; on one machine one variant runs, so results are the same
- * bits every time.
+ * (tests/conform/conform_device.c says how many), not bit for bit; on one machine one variant runs, so results are
+ * the same bits every time.
  *
  * n counts elements; memory needs no alignment. `type` says whether a void pointer is float, bf16 or fp16.
  */

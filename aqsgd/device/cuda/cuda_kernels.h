@@ -7,8 +7,8 @@
  *
  * Results do not depend on the GPU, on how many blocks run at once or on their order: every sum is added in an order
  * that the extents give, and no kernel adds floats atomically. They agree with the plain CPU kernels
- * (cpu_rows_plain.c) within the limits that tests/conform_device.c states; dropout masks, initial values, optimizer
- * updates and the embedding's gradients are the CPU's bits.
+ * (cpu_rows_plain.c) within the limits that tests/conform/conform_device.c states; dropout masks, initial values,
+ * optimizer updates and the embedding's gradients are the CPU's bits.
  *
  * Errors, of all: AQ_CUDAERR where CUDA refused the launch (logged with its text). Others are named below. Extents of
  * 0 launch nothing.

@@ -5,4 +5,4 @@
 #undef AQ_WITH_CUDA
 #define AQ_WITH_CUDA 1
 
-#include "test_device_training.c"
+#include "aqsgd/test_device_training.c"
