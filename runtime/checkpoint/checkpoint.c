@@ -69,18 +69,18 @@ static void table_close(struct table *table)
 /* Every tensor of the file, with its values: those of the snapshot, or (NULL) the stage's own. */
 static enum aq_status table_open(const struct aq_checkpoint *c, const float *snapshot, struct table *table)
 {
-    *table = (struct table){.count = aq_stage_tensor_count(c->stage)};
+    *table = (struct table){.count = aq_stage_saved_count(c->stage)};
     table->states = c->optimizer ? aq_optimizer_state_count(c->optimizer) : 0;
     AQ_ASSERT(table->states < STATES_MAX);
     const uint32_t all = table->count + table->states + 1;
     AQ_TRY(aq_alloc(all * (sizeof *table->tensors + sizeof *table->infos), &table->memory));
     table->tensors = table->memory;
     table->infos = (struct aq_tensor_info *)(table->tensors + all);
-    const uint64_t parameters = aq_stage_parameter_count(c->stage);
-    table->copy_bytes[STATES_MAX] = parameters * sizeof(float);
+    const uint64_t saved = aq_stage_saved_floats(c->stage);
+    table->copy_bytes[STATES_MAX] = saved * sizeof(float);
     const float *values = snapshot;
     if (!snapshot)
-        AQ_TRY(host_view(c->device, aq_stage_parameters(c->stage), parameters, &values, &table->copies[STATES_MAX]));
+        AQ_TRY(host_view(c->device, aq_stage_parameters(c->stage), saved, &values, &table->copies[STATES_MAX]));
     for (uint32_t i = 0; i < table->count; i++) {
         struct aq_tensor_info *info = &table->infos[i];
         aq_stage_tensor(c->stage, i, info);
@@ -89,7 +89,7 @@ static enum aq_status table_open(const struct aq_checkpoint *c, const float *sna
             .name = info->name, .dimensions = info->dimensions, .values = values + info->offset};
         memcpy(t->shape, info->shape, info->dimensions * sizeof info->shape[0]);
     }
-    uint64_t at = parameters; /* in the snapshot */
+    uint64_t at = saved; /* in the snapshot */
     uint32_t written = 0;
     for (uint32_t i = 0; i < table->states; i++) {
         struct aq_optimizer_state_info state;
@@ -209,7 +209,7 @@ enum aq_status aq_checkpoint_write(const struct aq_checkpoint *c, uint64_t step)
 
 uint64_t aq_checkpoint_floats(const struct aq_checkpoint *c)
 {
-    uint64_t floats = aq_stage_parameter_count(c->stage);
+    uint64_t floats = aq_stage_saved_floats(c->stage);
     for (uint32_t i = 0; c->optimizer && i < aq_optimizer_state_count(c->optimizer); i++) {
         struct aq_optimizer_state_info state;
         aq_optimizer_state_info(c->optimizer, i, &state);
@@ -220,7 +220,7 @@ uint64_t aq_checkpoint_floats(const struct aq_checkpoint *c)
 
 enum aq_status aq_checkpoint_snapshot(const struct aq_checkpoint *c, float *snapshot)
 {
-    uint64_t at = aq_stage_parameter_count(c->stage);
+    uint64_t at = aq_stage_saved_floats(c->stage);
     AQ_TRY(aq_device_copy(c->device, snapshot, aq_stage_parameters(c->stage), at * sizeof(float), NULL));
     for (uint32_t i = 0; c->optimizer && i < aq_optimizer_state_count(c->optimizer); i++) {
         struct aq_optimizer_state_info state;
@@ -236,7 +236,7 @@ enum aq_status aq_checkpoint_snapshot(const struct aq_checkpoint *c, float *snap
 /* Bytes of the longest array of the file, or of all parameters. */
 static uint64_t longest_bytes(const struct aq_checkpoint *c)
 {
-    uint64_t most = aq_stage_parameter_count(c->stage);
+    uint64_t most = aq_stage_saved_floats(c->stage);
     for (uint32_t i = 0; c->optimizer && i < aq_optimizer_state_count(c->optimizer); i++) {
         struct aq_optimizer_state_info state;
         aq_optimizer_state_info(c->optimizer, i, &state);
@@ -295,7 +295,7 @@ static enum aq_status load_all(const struct aq_checkpoint *c, const struct aq_we
 {
     uint64_t digest = 0;
     char text[NAME_BYTES];
-    for (uint32_t i = 0; i < aq_stage_tensor_count(c->stage); i++) {
+    for (uint32_t i = 0; i < aq_stage_saved_count(c->stage); i++) {
         struct aq_tensor_info info;
         aq_stage_tensor(c->stage, i, &info);
         AQ_TRY(tensor_load(c, weights, path, info.name, aq_stage_parameters(c->stage) + info.offset, info.count,
@@ -342,16 +342,16 @@ enum aq_status aq_checkpoint_import(const struct aq_checkpoint *c, const char *p
 {
     struct aq_weights *weights = NULL;
     void *staging = NULL;
-    const uint64_t bytes = aq_stage_parameter_count(c->stage) * sizeof(float);
+    const uint64_t bytes = aq_stage_saved_floats(c->stage) * sizeof(float);
     enum aq_status status;
     AQ_TRY_GOTO(aq_weights_open(path, &weights), out);
     AQ_TRY_GOTO(aq_map(bytes, &staging), out);
-    for (uint32_t i = 0; i < aq_stage_tensor_count(c->stage); i++) {
+    for (uint32_t i = 0; i < aq_stage_saved_count(c->stage); i++) {
         struct aq_tensor_info info;
         uint32_t index;
         aq_stage_tensor(c->stage, i, &info);
         const char *name = info.name;
-        if (strcmp(name, "lm_head.weight") == 0 && aq_weights_find(weights, name, &index) != AQ_OK) name = "wte.weight";
+        if (aq_weights_find(weights, name, &index) != AQ_OK) name = info.begins_as;
         AQ_TRY_GOTO(
             tensor_load(c, weights, path, name, aq_stage_parameters(c->stage) + info.offset, info.count, staging, NULL),
             out);

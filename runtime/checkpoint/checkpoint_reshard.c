@@ -113,7 +113,7 @@ static enum aq_status take(const struct aq_weights *weights, const char *name, u
 
 static enum aq_status load_weights(const struct aq_checkpoint *c, const struct files *files, float *staging)
 {
-    for (uint32_t i = 0; i < aq_stage_tensor_count(c->stage); i++) {
+    for (uint32_t i = 0; i < aq_stage_saved_count(c->stage); i++) {
         struct aq_tensor_info info;
         aq_stage_tensor(c->stage, i, &info);
         const enum aq_status status = take(files->of[0], info.name, info.count, staging);
@@ -189,7 +189,7 @@ static enum aq_status load_all(const struct aq_checkpoint *c, const struct files
 enum aq_status aq_checkpoint_reshard(const struct aq_checkpoint *c, uint64_t step, uint32_t replicas)
 {
     struct files files = {.count = replicas};
-    uint64_t longest = aq_stage_parameter_count(c->stage);
+    uint64_t longest = aq_stage_saved_floats(c->stage);
     void *memory = NULL;
     enum aq_status status = AQ_OK;
     AQ_ASSERT(replicas >= 1 && replicas <= AQ_JOB_RANKS_MAX);

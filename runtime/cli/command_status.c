@@ -15,6 +15,7 @@
 
 #include "commands.h"
 #include "control_socket.h"
+#include "heldout.h"
 #include "job.h"
 #include "metrics_index.h"
 #include "net/tls.h"
@@ -246,11 +247,14 @@ static int folder_status(const struct asked *asked)
                    aq_control_number_or(latest.step, "loss", (double)NAN),
                    aq_control_number_or(latest.step, "sequences_per_second", 0),
                    aq_progress_link_wait(latest.step) * 100, aq_control_number_or(latest.step, "time", 0));
+        const char *metric;
+        double value;
+        bool higher;
         if (latest.eval)
-            printf("\nheld-out after step %llu: loss %.4f, perplexity %.3f",
+            printf("\nheld-out after step %llu: loss %.4f",
                    (unsigned long long)aq_control_u64_or(latest.eval, "step", 0),
-                   aq_control_number_or(latest.eval, "loss", (double)NAN),
-                   aq_control_number_or(latest.eval, "perplexity", (double)NAN));
+                   aq_control_number_or(latest.eval, "loss", (double)NAN));
+        if (latest.eval && aq_heldout_metric(latest.eval, &metric, &value, &higher)) printf(", %s %.3f", metric, value);
         if (aq_control_text_or(latest.end, "cause", NULL)) printf("\n%s", shown(latest.end, "cause", ""));
         putchar('\n');
     }

@@ -1,10 +1,10 @@
 /* launcher_events.c -- what daemons and workers report, and what follows from it. */
 #include <errno.h>
-#include <math.h>
 #include <signal.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "heldout.h"
 #include "launcher_private.h"
 #include "owned_folder.h"
 
@@ -73,7 +73,7 @@ static json_t *join_eval(struct launcher *launcher, uint32_t rank, json_t *messa
 {
     const uint32_t P = launcher->launch->stages, W = launcher->launch->replicas;
     struct stage *lasts = &launcher->stages[P - 1], *stage = &launcher->stages[rank];
-    double sum = 0, targets = 0;
+    struct aq_stage_loss all = {0};
     if (W == 1) return json_incref(message);
     if (!stage->evals) stage->evals = json_array();
     json_array_append(stage->evals, message);
@@ -83,17 +83,12 @@ static json_t *join_eval(struct launcher *launcher, uint32_t rank, json_t *messa
     const uint64_t step = aq_control_u64_or(joined, "step", 0);
     for (uint32_t w = 0; w < W; w++) {
         const json_t *part = json_array_get(lasts[w * P].evals, 0);
-        const double some = aq_control_number_or(part, "targets", 0);
         if (aq_control_u64_or(part, "step", 0) != step)
             launcher_fail(launcher, CAUSE_OWN, AQ_PROTO, "replicas 0 and %u evaluate after different steps", w);
-        targets += some;
-        if (some > 0) sum += some * aq_control_number_or(part, "loss", (double)NAN);
+        aq_heldout_add(&all, part);
         json_array_remove(lasts[w * P].evals, 0);
     }
-    const double loss = targets > 0 ? sum / targets : (double)NAN;
-    json_object_set_new(joined, "loss", aq_control_number(loss));
-    json_object_set_new(joined, "perplexity", aq_control_number(exp(loss)));
-    json_object_set_new(joined, "targets", json_integer((json_int_t)targets));
+    aq_heldout_say(joined, aq_heldout_task(joined), &all);
     return joined;
 }
 

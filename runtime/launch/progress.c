@@ -4,11 +4,13 @@
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "aqsgd/base.h"
 #include "control.h"
+#include "heldout.h"
 
 static const uint64_t live_ns = 150ULL * 1000 * 1000, plain_ns = 5000ULL * 1000 * 1000;
 enum { LINE_BYTES = 400, BAR_CELLS = 20, SAY_BYTES = 1400 };
@@ -116,7 +118,8 @@ void aq_progress_step(struct aq_progress *progress, const json_t *joined)
     const double left = progress->steps > step ? (double)(progress->steps - step) : 0;
     duration(progress->rate > 0 ? left / progress->rate : (double)NAN, eta, sizeof eta);
     bar(share > 1 ? 1 : share, cells);
-    if (isfinite(progress->heldout)) snprintf(heldout, sizeof heldout, "  held-out ppl %.3f", progress->heldout);
+    if (isfinite(progress->heldout))
+        snprintf(heldout, sizeof heldout, "  held-out %s %.3f", progress->metric, progress->heldout);
     snprintf(line, sizeof line, "%s %3.0f%%  step %llu/%llu  loss %.4f%s  %.2f seq/s  wait for links %.0f%%  left %s",
              cells, share * 100, (unsigned long long)step, (unsigned long long)progress->steps, progress->loss, heldout,
              aq_control_number_or(joined, "sequences_per_second", 0), aq_progress_link_wait(joined) * 100, eta);
@@ -125,6 +128,8 @@ void aq_progress_step(struct aq_progress *progress, const json_t *joined)
 
 void aq_progress_eval(struct aq_progress *progress, const json_t *line)
 {
-    progress->heldout = aq_control_number_or(line, "perplexity", (double)NAN);
+    bool higher;
+    if (!aq_heldout_metric(line, &progress->metric, &progress->heldout, &higher)) progress->heldout = (double)NAN;
+    if (progress->metric && strcmp(progress->metric, "perplexity") == 0) progress->metric = "ppl";
     aq_progress_json(progress, line);
 }

@@ -21,7 +21,8 @@ struct aq_progress {
     bool live;         /* a live line stands there, unfinished  */
     double rate;       /* smoothed steps per second             */
     double loss;
-    double heldout; /* perplexity; NaN: none yet */
+    const char *metric; /* of the last evaluation: the task's first */
+    double heldout;     /* its value; NaN: none yet */
 };
 
 /* Fill `steps`, `stages`, `off` and `json` before. */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "control.h"
+#include "heldout.h"
 #include "metrics_index.h"
 #include "progress.h"
 #include "report_sums.h"
@@ -15,6 +16,20 @@ static json_t *copy(const json_t *line, const char *key)
 {
     json_t *value = json_object_get(line, key);
     return value ? json_incref(value) : json_null();
+}
+
+/* Loss, the task's metrics, targets and step of the last evaluation; nulls where there was none. */
+static json_t *heldout_of(const json_t *eval)
+{
+    const struct aq_task *task = aq_heldout_task(eval);
+    json_t *all = json_pack("{s:o}", "loss", copy(eval, "loss"));
+    const char *name;
+    bool higher;
+    for (uint32_t i = 0; (name = aq_task_metric(task, i, &higher)) != NULL; i++)
+        json_object_set_new(all, name, copy(eval, name));
+    json_object_set_new(all, "targets", copy(eval, "targets"));
+    json_object_set_new(all, "step", copy(eval, "step"));
+    return all;
 }
 
 static json_t *mean(double sum, double count)
@@ -151,10 +166,7 @@ static json_t *make(const struct aq_report_sums *g)
                                   mean(g->n.loss_last, (double)g->n.first_epoch.count > 0), "first_epoch",
                                   mean(g->n.first_epoch.sum, (double)g->n.first_epoch.count), "last_epoch",
                                   mean(g->n.last_epoch.sum, (double)g->n.last_epoch.count)));
-    json_object_set_new(report, "heldout",
-                        json_pack("{s:o, s:o, s:o, s:o}", "loss", copy(g->eval, "loss"), "perplexity",
-                                  copy(g->eval, "perplexity"), "targets", copy(g->eval, "targets"), "step",
-                                  copy(g->eval, "step")));
+    json_object_set_new(report, "heldout", heldout_of(g->eval));
     add_stages(g, report);
     return report;
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "control.h"
+#include "heldout.h"
 #include "report.h"
 
 enum { COLUMNS = 15, CELL_BYTES = 40, NAME_BYTES = 31, ROWS_MAX = 256 };
@@ -58,7 +59,11 @@ static void fill(const json_t *run, char cells[COLUMNS][CELL_BYTES])
     number(cells[9], at(run, "train_loss", "first"), 4, "");
     number(cells[10], at(run, "train_loss", "last"), 4, "");
     number(cells[11], at(run, "heldout", "loss"), 4, "");
-    number(cells[12], at(run, "heldout", "perplexity"), 3, "");
+    const char *metric_name;
+    double metric;
+    bool higher;
+    if (!aq_heldout_metric(json_object_get(run, "heldout"), &metric_name, &metric, &higher)) metric = (double)NAN;
+    number(cells[12], metric, 3, "");
     size(cells[13], at(run, "cache_bytes", NULL));
     number(cells[14], at(run, "heals", NULL), 0, "");
     if (!aq_control_is(run, "state", "done")) {

@@ -213,6 +213,7 @@ enum aq_status aq_job_canonical(const struct aq_job *job, char **out)
     size_t section = 0; /* bytes of the current section's name */
     for (uint32_t i = 0; i < keys.count; i++) {
         const struct aq_key *key = &keys.keys[i];
+        if (!aq_key_applies(key, job->model.config.kind)) continue;
         const size_t bytes = (size_t)(strchr(key->name, '.') - key->name);
         if (i == 0 || bytes != section || strncmp(key->name, keys.keys[i - 1].name, bytes + 1) != 0)
             aq_text_add(&text, "%.*s:\n", (int)bytes, key->name);

@@ -57,6 +57,7 @@ struct aq_job_every {
 uint64_t aq_job_every_steps(const struct aq_job_every *every, uint64_t steps_per_epoch);
 
 struct aq_job_model {
+    const char *task; /* of tasks.def; NULL: the model's own                                              */
     struct aq_model_config config; /* vocabulary 0: the tokenizer's; the resolved one is in the plan      */
     enum aq_stage_precision precision;
     bool recompute;

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <threads.h>
 
 #include "nearest.h"
 
@@ -20,6 +21,11 @@ static const struct aq_key_name dataset_names[] = {
 #define AQ_DATASET(name) {#name, 0},
 #include "stages/datasets.def"
 #undef AQ_DATASET
+    {NULL, 0}};
+static const struct aq_key_name task_names[] = {
+#define AQ_TASK(name) {#name, 0},
+#include "stages/tasks.def"
+#undef AQ_TASK
     {NULL, 0}};
 static const struct aq_key_name optimizer_names[] = {
     {"adamw", 0},       {"sgd", 1},         {"lamb", 2},    {"lion", 3},  {"qadam", 4},
@@ -82,17 +88,17 @@ static const struct aq_key_name cache_names[] = {{"lmdb", 0}, {"memory", 1}, {NU
 
 static const struct aq_key job_keys[] = {
 #define AQ_KEY(name, kind, member, names, unit, min, max, fallback, help)                                              \
-    {name, AQ_KEY_##kind, offsetof(struct aq_job, member), names, unit, min, max, fallback, help},
+    {name, AQ_KEY_##kind, offsetof(struct aq_job, member), names, unit, min, max, fallback, help, false},
 #include "keys.def"
 };
 static const struct aq_key stage_keys[] = {
 #define AQ_STAGE_KEY(name, kind, member, names, unit, min, max, fallback, help)                                        \
-    {name, AQ_KEY_##kind, offsetof(struct aq_job_stage, member), names, unit, min, max, fallback, help},
+    {name, AQ_KEY_##kind, offsetof(struct aq_job_stage, member), names, unit, min, max, fallback, help, false},
 #include "keys.def"
 };
 static const struct aq_key codec_keys[] = {
 #define AQ_CODEC_KEY(name, kind, member, names, unit, min, max, fallback, help)                                        \
-    {name, AQ_KEY_##kind, offsetof(struct aq_codec_config, member), names, unit, min, max, fallback, help},
+    {name, AQ_KEY_##kind, offsetof(struct aq_codec_config, member), names, unit, min, max, fallback, help, false},
 #include "keys.def"
 };
 static const struct aq_key_section sections[] = {
@@ -106,9 +112,65 @@ static const struct aq_key_section sections[] = {
         array, (uint32_t)(sizeof array / sizeof *array)                                                                \
     }
 
+enum { MODEL_KEYS_MAX = 64 };
+
+/* keys.def with the models' own keys in their place: made once, by whoever asks first. */
+static struct aq_key all_keys[sizeof job_keys / sizeof *job_keys + MODEL_KEYS_MAX];
+static uint32_t all_count;
+static once_flag all_once = ONCE_FLAG_INIT;
+
+static void add_model_key(const struct aq_model_key *from)
+{
+    static const enum aq_key_kind kinds[] = {
+        [AQ_MODEL_U32] = AQ_KEY_U32, [AQ_MODEL_F32] = AQ_KEY_F32, [AQ_MODEL_BOOL] = AQ_KEY_BOOL};
+    const size_t offset = offsetof(struct aq_job, model.config) + from->offset;
+    for (uint32_t i = 0; i < all_count; i++) {
+        if (strcmp(all_keys[i].name, from->name) != 0) continue;
+        AQ_ASSERT(all_keys[i].of_model && all_keys[i].offset == offset); /* models share a key as it is, or not */
+        return;
+    }
+    AQ_ASSERT(all_count < sizeof all_keys / sizeof *all_keys);
+    all_keys[all_count++] = (struct aq_key){.name = from->name,
+                                            .kind = kinds[from->kind],
+                                            .offset = offset,
+                                            .unit = from->unit,
+                                            .min = from->min,
+                                            .max = from->max,
+                                            .fallback = from->fallback,
+                                            .help = from->help,
+                                            .of_model = true};
+}
+
+static void all_make(void)
+{
+    for (size_t i = 0; i < sizeof job_keys / sizeof *job_keys; i++) {
+        if (job_keys[i].kind != AQ_KEY_OF_MODEL) {
+            all_keys[all_count++] = job_keys[i];
+            continue;
+        }
+        const char *kind;
+        for (uint32_t m = 0; (kind = aq_model_kind(m)) != NULL; m++) {
+            uint32_t count;
+            const struct aq_model_key *keys = aq_model_keys(kind, &count);
+            for (uint32_t k = 0; k < count; k++)
+                add_model_key(&keys[k]);
+        }
+    }
+}
+
 struct aq_key_table aq_keys_job(void)
 {
-    return TABLE(job_keys);
+    call_once(&all_once, all_make);
+    return (struct aq_key_table){all_keys, all_count};
+}
+
+bool aq_key_applies(const struct aq_key *key, const char *model_kind)
+{
+    uint32_t count;
+    const struct aq_model_key *keys = aq_model_keys(model_kind, &count);
+    for (uint32_t i = 0; key->of_model && i < count; i++)
+        if (strcmp(keys[i].name, key->name) == 0) return true;
+    return !key->of_model;
 }
 
 struct aq_key_table aq_keys_stage(void)

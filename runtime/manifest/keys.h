@@ -32,6 +32,7 @@ enum aq_key_kind {
     AQ_KEY_IN_FLIGHT, /* uint32_t, "default", "classic"                                           */
     AQ_KEY_SCALE,     /* float, "auto" is 0                                                        */
     /* Read by manifest.c itself: */
+    AQ_KEY_OF_MODEL, /* in keys.def alone: the models' own keys take its place */
     AQ_KEY_LAYERS,
     AQ_KEY_STAGES,
     AQ_KEY_CODEC,
@@ -54,6 +55,7 @@ struct aq_key {
     double min, max; /* base unit; max 0: no limit */
     const char *fallback;
     const char *help;
+    bool of_model; /* one of those that models bring: see aq_key_applies */
 };
 
 struct aq_key_section {
@@ -69,6 +71,9 @@ struct aq_key_table aq_keys_job(void);
 struct aq_key_table aq_keys_stage(void);
 struct aq_key_table aq_keys_codec(void);
 const struct aq_key_section *aq_keys_sections(uint32_t *count);
+
+/* Has a job with such a model this key? */
+bool aq_key_applies(const struct aq_key *key, const char *model_kind);
 
 const struct aq_key *aq_key_find(struct aq_key_table table, const char *name); /* NULL */
 

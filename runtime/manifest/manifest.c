@@ -255,6 +255,8 @@ static enum aq_status read_job(struct aq_manifest *manifest, const char *text, s
     AQ_TRY(read_defaults(manifest));
     aq_manifest_optimizer_defaults(manifest);
     AQ_TRY(read_sections(manifest));
+    const uint32_t tokens = aq_model_tokens(manifest->job.model.config.kind);
+    if (tokens) manifest->job.train.T = tokens; /* the model says it */
     aq_manifest_reduce(manifest);
     AQ_TRY(aq_manifest_stages(manifest));
     AQ_TRY(aq_manifest_edges(manifest));

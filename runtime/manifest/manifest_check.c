@@ -4,22 +4,26 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "keys.h"
 #include "manifest.h"
 #include "net/endpoint.h"
 #include "security.h"
+#include "stages/dataset.h"
 
-enum { KEY_BYTES = 96, HOSTS_BYTES = 256, LAYERS_BYTES = 48, VOCABULARY_BYTES = 256 };
+enum { KEY_BYTES = 96, HOSTS_BYTES = 256, LAYERS_BYTES = 48, VOCABULARY_BYTES = 256, TEXT_BYTES = 160 };
 
 static void check_model(struct aq_manifest *manifest)
 {
     const struct aq_job *job = &manifest->job;
     const struct aq_model_config *model = &job->model.config;
-    if (model->channels % model->heads)
-        aq_manifest_error(manifest, "model.heads", "%u heads do not divide %u channels (model.channels)", model->heads,
-                          model->channels);
-    if (job->train.T > model->context)
-        aq_manifest_error(manifest, "train.T", "%u tokens, but the position table has %u rows; raise model.context",
-                          job->train.T, model->context);
+    const struct aq_key_table keys = aq_keys_job();
+    const char *key;
+    char text[TEXT_BYTES];
+    for (uint32_t i = 0; aq_model_problem(model, job->train.T, i, &key, text, sizeof text); i++)
+        aq_manifest_error(manifest, key, "%s", text);
+    for (uint32_t i = 0; aq_model_task(model->kind) && i < keys.count; i++)
+        if (!aq_key_applies(&keys.keys[i], model->kind) && aq_yaml_find(manifest->root, keys.keys[i].name))
+            aq_manifest_error(manifest, keys.keys[i].name, "%s has no such key (model.kind)", model->kind);
     if (strcmp(job->data.tokenizer, "bytes") == 0 && model->vocabulary && model->vocabulary < VOCABULARY_BYTES)
         aq_manifest_error(manifest, "model.vocabulary", "%u is less than the 256 tokens of the tokenizer bytes",
                           model->vocabulary);
@@ -34,7 +38,16 @@ static bool check_kind(struct aq_manifest *manifest)
         return false;
     }
     if (model.vocabulary == 0) model.vocabulary = VOCABULARY_BYTES;
-    if (aq_model_config_check(&model) == AQ_OK) return true;
+    if (aq_model_config_check(&model) == AQ_OK) {
+        const struct aq_job *job = &manifest->job;
+        struct aq_field fields[AQ_BATCH_FIELDS_MAX];
+        const uint32_t count = aq_dataset_fields(job->data.kind, job->train.T, fields);
+        const char *key;
+        char text[TEXT_BYTES];
+        if (!aq_model_fits(&model, job->train.T, job->model.task, fields, count, &key, text, sizeof text))
+            aq_manifest_error(manifest, key, "%s", text);
+        return true;
+    }
     aq_manifest_error(manifest, "model.kind", "there can be no such model (the line before says why)");
     return false;
 }
@@ -96,8 +109,8 @@ static void check_ranges(struct aq_manifest *manifest, uint32_t layers)
                               layers_text(stage->layer_first, stage->layer_end < end ? stage->layer_end : end, range),
                               end - stage->layer_first == 1 ? "s" : "", end);
         if (stage->layer_end > layers)
-            aq_manifest_error(manifest, key, "ends at layer %u, but %u is the model's last (model.blocks %u)",
-                              stage->layer_end - 1, layers - 1, job->model.config.blocks);
+            aq_manifest_error(manifest, key, "ends at layer %u, but %u is the model's last", stage->layer_end - 1,
+                              layers - 1);
         if (stage->layer_end > end) end = stage->layer_end;
         if (s + 1 == job->pipeline.stage_count && end < layers)
             aq_manifest_error(manifest, key, "a gap: the last stage ends at layer %u, but no stage has %s", end - 1,
@@ -110,8 +123,8 @@ static void check_cut(struct aq_manifest *manifest)
     const struct aq_job *job = &manifest->job;
     const uint32_t layers = aq_model_layers(&job->model.config), stages = job->pipeline.stage_count;
     if (stages > layers)
-        aq_manifest_error(manifest, "pipeline.stages", "%u stages, but %s with %u blocks has only %u layers", stages,
-                          job->model.config.kind, job->model.config.blocks, layers);
+        aq_manifest_error(manifest, "pipeline.stages", "%u stages, but this %s has only %u layers", stages,
+                          job->model.config.kind, layers);
     else if (!job->pipeline.automatic)
         check_ranges(manifest, layers);
 }

@@ -130,6 +130,7 @@ static enum aq_status stage_fill(struct plan_open *open, uint32_t s)
     const struct aq_job *job = open->plan.job;
     struct aq_plan_stage *stage = &open->stages[s];
     stage->config = (struct aq_stage_config){.model = open->plan.model,
+                                             .task = job->model.task,
                                              .layer_first = stage->layer_first,
                                              .layer_end = stage->layer_end,
                                              .B = job->train.micro_batch,
@@ -326,7 +327,7 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     /* A checkpoint is written from a copy while training goes on; one at the end alone needs none. */
     if (job->checkpoint.every.count)
         line(stage, "snapshot",
-             size->parameters * sizeof(float) +
+             (size->parameters + size->buffers) * sizeof(float) +
                  aq_plan_optimizer_bytes(plan, size->parameters)); /* scratch: a little more */
     if (job->checkpoint.mirror) line(stage, "mirror", aq_mirror_measure((first ? 0 : 1) + (last ? 0 : 1)));
     if (job->output.trace) line(stage, "trace", (uint64_t)AQ_PLAN_TRACE_RECORDS * AQ_PLAN_TRACE_BYTES);

@@ -14,6 +14,7 @@ static enum aq_status layer_flops(const struct aq_job *job, const struct aq_mode
     sums[0] = 0;
     for (uint32_t l = 0; l < layers; l++) {
         const struct aq_stage_config config = {.model = *model,
+                                               .task = job->model.task,
                                                .layer_first = l,
                                                .layer_end = l + 1,
                                                .B = job->train.micro_batch,

@@ -16,7 +16,7 @@
 /* Of what: what the ranks of a run agree on; what the file of a rank serves; what a run can go on from at all. */
 enum scope { OF_PLAN, OF_RANK, OF_RESUME };
 
-enum { DIFFERENCES_SHOWN = 12 };
+enum { DIFFERENCES_SHOWN = 12, IDENTITY_BYTES = 256 };
 
 /* Keys, or sections with their dot, that change no result. */
 static const char *const indifferent[] = {"job.name",
@@ -112,7 +112,8 @@ static void plan_text(const struct aq_plan *plan, enum scope scope, struct aq_te
     struct aq_job job = *plan->job; /* the values alone are read */
     if (scope == OF_RESUME) job.pipeline.replicas = 1;
     for (uint32_t i = 0; i < keys.count; i++)
-        if (matters(keys.keys[i].name, scope)) add_key(&keys.keys[i], &job, "", text);
+        if (matters(keys.keys[i].name, scope) && aq_key_applies(&keys.keys[i], plan->model.kind))
+            add_key(&keys.keys[i], &job, "", text);
     add_cut(plan, text);
     add_facts(plan, text);
     if (scope != OF_RESUME) add_machines(plan->job, text);
@@ -185,8 +186,9 @@ static void job_text(const struct aq_plan *plan, struct aq_text *text)
     const struct aq_job *job = plan->job;
     const struct aq_model_config *model = &plan->model;
     const struct aq_job_facts *facts = &plan->facts;
-    aq_text_add(text, "job 1\n%s %u %u %u %u %u %d\n", model->kind, model->blocks, model->heads, model->channels,
-                model->vocabulary, model->context, model->tied);
+    char identity[IDENTITY_BYTES];
+    aq_model_identity(model, identity, sizeof identity);
+    aq_text_add(text, "job 1\n%s\n", identity);
     aq_text_add(text, "T=%u tokenizer=%s skip=%llu seed=%llu\n", job->train.T, job->data.tokenizer,
                 (unsigned long long)job->data.skip, (unsigned long long)job->train.seed);
     aq_text_add(text, "vocabulary=%u\n", model->vocabulary);

@@ -6,7 +6,7 @@
 
 #include "plan_private.h"
 
-enum { GRID_COLUMNS = 108, CODEC_BYTES = 120 };
+enum { GRID_COLUMNS = 108, CODEC_BYTES = 120, ABOUT_BYTES = 256 };
 
 static void print_head(const struct aq_plan *plan, struct aq_text *text)
 {
@@ -16,8 +16,9 @@ static void print_head(const struct aq_plan *plan, struct aq_text *text)
                                            [AQ_STAGE_FP16] = "fp16 products"};
     const struct aq_job *job = plan->job;
     const struct aq_model_config *model = &plan->model;
-    aq_text_add(text, "job %s: %s, %u blocks, %u heads, %u channels, vocabulary %u, %s; %llu parameters\n", job->name,
-                model->kind, model->blocks, model->heads, model->channels, model->vocabulary,
+    char about[ABOUT_BYTES];
+    aq_model_describe(model, about, sizeof about);
+    aq_text_add(text, "job %s: %s, %s, %s; %llu parameters\n", job->name, model->kind, about,
                 products[job->model.precision], (unsigned long long)plan->parameters);
     char replicas[32] = "";
     if (plan->replicas > 1) snprintf(replicas, sizeof replicas, "%u replicas x ", plan->replicas);

@@ -5,8 +5,7 @@
  * exported weights' loss in fp32 on the same text. Replicas take a part of the samples each; the launcher adds up
  * what their last stages say.
  */
-#include <math.h>
-
+#include "heldout.h"
 #include "pulse.h"
 #include "worker.h"
 
@@ -100,10 +99,9 @@ enum aq_status aq_worker_evaluate(struct aq_worker *worker)
     aq_pulse_doing(AQ_DOING_COMPUTE);
     aq_trace_add(worker->trace, "compute", "evaluate", begin, aq_clock_ns(), (uint32_t)worker->step, 0);
     if (worker->position + 1 != worker->P) return AQ_OK;
-    const double loss = total.targets ? total.sum / (double)total.targets : NAN;
-    return aq_control_send(worker->control,
-                           json_pack("{s:s, s:I, s:o, s:o, s:I, s:o}", "event", "eval", "step",
-                                     (json_int_t)worker->step, "loss", aq_control_number(loss), "perplexity",
-                                     aq_control_number(exp(loss)), "targets", (json_int_t)total.targets, "seconds",
-                                     aq_control_number((double)(aq_clock_ns() - worker->go_ns) * 1e-9)));
+    json_t *line = json_pack("{s:s, s:I}", "event", "eval", "step", (json_int_t)worker->step);
+    if (!line) return aq_fail(AQ_NOMEM, "worker", "no memory for a line of metrics");
+    aq_heldout_say(line, aq_stage_task(worker->stage), &total);
+    json_object_set_new(line, "seconds", aq_control_number((double)(aq_clock_ns() - worker->go_ns) * 1e-9));
+    return aq_control_send(worker->control, line);
 }

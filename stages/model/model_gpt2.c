@@ -11,6 +11,47 @@
 
 #include "stage_model.h"
 
+#define FIELD(member) offsetof(struct aq_model_config, member)
+static const struct aq_model_key keys[] = {
+    {"model.blocks", AQ_MODEL_U32, FIELD(blocks), "blocks", 1, 1024, "12", "transformer blocks, L"},
+    {"model.heads", AQ_MODEL_U32, FIELD(heads), "heads", 1, 1024, "12", "attention heads, H; divides channels"},
+    {"model.channels", AQ_MODEL_U32, FIELD(channels), "channels", 1, 65536, "768", "width, C"},
+    {"model.vocabulary", AQ_MODEL_U32, FIELD(vocabulary), "tokens", 0, 1048576, "0", "V; 0: the tokenizer's"},
+    {"model.context", AQ_MODEL_U32, FIELD(context), "tokens", 1, 1048576, "1024",
+     "rows of the position table; at least train.T"},
+    {"model.dropout", AQ_MODEL_F32, FIELD(dropout), "probability", 0, 0.9, "0",
+     "on embedding, attention and residuals; never at a cut"},
+    {"model.tied", AQ_MODEL_BOOL, FIELD(tied), "", 0, 0, "true",
+     "head = embedding where both lie on one stage (else they are two tensors)"},
+    {"model.init_std", AQ_MODEL_F32, FIELD(init_std), "", 0, 1, "0.02", "of the normal initial weights"}};
+
+static void describe(const struct aq_model_config *model, char *text, size_t bytes)
+{
+    snprintf(text, bytes, "%u blocks, %u heads, %u channels, vocabulary %u", model->blocks, model->heads,
+             model->channels, model->vocabulary);
+}
+
+static void identity(const struct aq_model_config *model, char *text, size_t bytes)
+{
+    snprintf(text, bytes, "gpt2 %u %u %u %u %u %d", model->blocks, model->heads, model->channels, model->vocabulary,
+             model->context, model->tied);
+}
+
+static bool problem(const struct aq_model_config *model, uint32_t T, uint32_t index, const char **key, char *text,
+                    size_t bytes)
+{
+    const bool heads = model->channels % model->heads, tokens = T > model->context;
+    if (heads && index == 0) {
+        *key = "model.heads";
+        snprintf(text, bytes, "%u heads do not divide %u channels (model.channels)", model->heads, model->channels);
+        return true;
+    }
+    if (!tokens || index > heads) return false;
+    *key = "train.T";
+    snprintf(text, bytes, "%u tokens, but the position table has %u rows; raise model.context", T, model->context);
+    return true;
+}
+
 static void config_default(struct aq_model_config *out)
 {
     *out = (struct aq_model_config){.kind = "gpt2",
@@ -99,6 +140,12 @@ static enum aq_status publish_config(const struct aq_model_config *model, bool t
 extern const struct stage_model stage_model_gpt2;
 const struct stage_model stage_model_gpt2 = {.kind = "gpt2",
                                              .task = "language_model",
+                                             .input = "tokens",
+                                             .keys = keys,
+                                             .key_count = sizeof keys / sizeof keys[0],
+                                             .describe = describe,
+                                             .identity = identity,
+                                             .problem = problem,
                                              .config_default = config_default,
                                              .config_check = config_check,
                                              .layers = layers,

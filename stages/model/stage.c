@@ -31,6 +31,69 @@ const char *aq_model_task(const char *kind)
     return model ? model->task : NULL;
 }
 
+const char *aq_model_kind(uint32_t index)
+{
+    return index < MODEL_COUNT ? models[index]->kind : NULL;
+}
+
+const struct aq_model_key *aq_model_keys(const char *kind, uint32_t *count)
+{
+    const struct stage_model *model = stage_model_find(kind);
+    *count = model ? model->key_count : 0;
+    return model ? model->keys : NULL;
+}
+
+uint32_t aq_model_tokens(const char *kind)
+{
+    const struct stage_model *model = stage_model_find(kind);
+    return model ? model->tokens : 0;
+}
+
+void aq_model_describe(const struct aq_model_config *model, char *text, size_t bytes)
+{
+    stage_model_find(model->kind)->describe(model, text, bytes);
+}
+
+void aq_model_identity(const struct aq_model_config *model, char *text, size_t bytes)
+{
+    stage_model_find(model->kind)->identity(model, text, bytes);
+}
+
+bool aq_model_problem(const struct aq_model_config *model, uint32_t T, uint32_t index, const char **key, char *text,
+                      size_t bytes)
+{
+    const struct stage_model *ops = stage_model_find(model->kind);
+    return ops && ops->problem && ops->problem(model, T, index, key, text, bytes);
+}
+
+static const struct aq_field *field_find(const struct aq_field *fields, uint32_t count, const char *name)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (strcmp(fields[i].name, name) == 0) return &fields[i];
+    return NULL;
+}
+
+bool aq_model_fits(const struct aq_model_config *model, uint32_t T, const char *task, const struct aq_field *fields,
+                   uint32_t count, const char **key, char *text, size_t bytes)
+{
+    const struct stage_model *ops = stage_model_find(model->kind);
+    const struct aq_task *of = aq_task_find(task ? task : ops->task);
+    struct layer last;
+    stage_layer(model, T, ops->layers(model) - 1, &last);
+    const struct aq_field *target = field_find(fields, count, of->field);
+    *key = "data.kind";
+    if (!field_find(fields, count, ops->input))
+        snprintf(text, bytes, "its samples have no %s, which model.kind %s reads", ops->input, ops->kind);
+    else if (!target)
+        snprintf(text, bytes, "its samples have no %s, which the task %s compares with", of->field, of->name);
+    else if (target->count != last.out.rows)
+        snprintf(text, bytes, "its samples have %u %s each, but %s gives %u rows", target->count, of->field, ops->kind,
+                 last.out.rows);
+    else
+        return true;
+    return false;
+}
+
 void aq_model_config_default(struct aq_model_config *out, const char *kind)
 {
     const struct stage_model *model = stage_model_find(kind);
@@ -41,8 +104,11 @@ void aq_model_config_default(struct aq_model_config *out, const char *kind)
 enum aq_status aq_model_config_check(const struct aq_model_config *model)
 {
     const struct stage_model *ops = stage_model_find(model->kind);
-    if (!ops) return aq_fail(AQ_INVAL, "stage", "model.kind: %s is unknown; say gpt2", model->kind ? model->kind : "");
-    return ops->config_check(model);
+    if (ops) return ops->config_check(model);
+    char kinds[128] = "";
+    for (int i = 0; i < MODEL_COUNT; i++)
+        snprintf(kinds + strlen(kinds), sizeof kinds - strlen(kinds), "%s%s", i ? " or " : "", models[i]->kind);
+    return aq_fail(AQ_INVAL, "stage", "model.kind: %s is unknown; say %s", model->kind ? model->kind : "", kinds);
 }
 
 uint32_t aq_model_layers(const struct aq_model_config *model)
@@ -78,8 +144,11 @@ static enum aq_status config_check(const struct aq_stage_config *config)
         return aq_fail(AQ_INVAL, "stage", "layers %u..%u: the model has layers 0..%u", config->layer_first,
                        config->layer_end, layers);
     if (config->B == 0 || config->B > 65536) return aq_fail(AQ_INVAL, "stage", "B is %u: 1 to 65536", config->B);
-    if (config->T == 0 || config->T > config->model.context)
-        return aq_fail(AQ_INVAL, "stage", "T is %u: 1 to model.context, %u", config->T, config->model.context);
+    const char *key;
+    char text[128];
+    if (config->T == 0) return aq_fail(AQ_INVAL, "stage", "T is 0: at least 1");
+    if (aq_model_problem(&config->model, config->T, 0, &key, text, sizeof text))
+        return aq_fail(AQ_INVAL, "stage", "%s: %s", key, text);
     if (!aq_task_find(config->task))
         return aq_fail(AQ_INVAL, "stage", "there is no task %s", config->task ? config->task : "");
     if (config->slots == 0 || config->slots > 4096)
@@ -218,6 +287,11 @@ uint64_t aq_stage_saved_floats(const struct aq_stage *stage)
 uint64_t aq_stage_parameter_count(const struct aq_stage *stage)
 {
     return stage->size.parameters;
+}
+
+const struct aq_task *aq_stage_task(const struct aq_stage *stage)
+{
+    return stage->task;
 }
 
 float *aq_stage_parameters(struct aq_stage *stage)

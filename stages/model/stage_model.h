@@ -13,7 +13,15 @@ enum { PUBLISHED_CONFIG_BYTES = 8192 };
 
 struct stage_model {
     const char *kind;
-    const char *task; /* what it learns unless told otherwise */
+    const char *task;  /* what it learns unless told otherwise            */
+    const char *input; /* the field of a batch that its first layer reads */
+    const struct aq_model_key *keys;
+    uint32_t key_count;
+    uint32_t tokens; /* of a sample, where the model says it; 0: the job does */
+    void (*describe)(const struct aq_model_config *model, char *text, size_t bytes);
+    void (*identity)(const struct aq_model_config *model, char *text, size_t bytes);
+    bool (*problem)(const struct aq_model_config *model, uint32_t T, uint32_t index, const char **key, char *text,
+                    size_t bytes); /* NULL: none */
     void (*config_default)(struct aq_model_config *out);
     enum aq_status (*config_check)(const struct aq_model_config *model);
     uint32_t (*layers)(const struct aq_model_config *model);

@@ -213,7 +213,7 @@ static const struct bad bads[] = {
     {NULL, {"data.tokenizer=gpt2"}, "gpt2 needs data.tokenizer_path"},
     {NULL, {"model.vocabulary=100"}, "less than the 256 tokens"},
     {NULL, {"model.kind=gpt7"}, "model.kind"},
-    {NULL, {"pipeline.stages=9", "edges.list=[]"}, "9 stages, but gpt2 with 6 blocks has only 8 layers"},
+    {NULL, {"pipeline.stages=9", "edges.list=[]"}, "9 stages, but this gpt2 has only 8 layers"},
     {NULL, {"pipeline.stages=0"}, "must be a count of stages, 1 to 64"},
     {NULL, {"pipeline.stages=[]"}, "0 entries"},
     {NULL, {"pipeline.stages.1.layers=4-5"}, "a gap: begins at layer 4, but no stage has layer 3"},

@@ -48,23 +48,61 @@ enum aq_stage_precision {
     AQ_STAGE_FP16 = 4  /* wants a scaled loss: see aq_stage_input.loss_scale */
 };
 
+enum { AQ_MODEL_OWN_MAX = 8 };
+
+/* A model reads the fields that its keys name (aq_model_keys). */
 struct aq_model_config {
     const char *kind;   /* a row of models.def: "gpt2"                                        */
     uint32_t blocks;    /* L                                                                  */
     uint32_t heads;     /* H, divides C                                                       */
     uint32_t channels;  /* C                                                                  */
-    uint32_t vocabulary;/* V                                                                  */
+    uint32_t vocabulary;/* V: values that a target can have, tokens or classes                */
     uint32_t context;   /* most tokens of a sequence: rows of the position table              */
     float dropout;      /* probability, on embedding, attention and residuals; 0: none        */
     bool tied;          /* head = embedding, where both live on one stage                     */
     float init_std;     /* of the normal initial weights; residual projections / sqrt(2L)     */
+    uint32_t own[AQ_MODEL_OWN_MAX]; /* of models that none of these serves                    */
 };
+
+/* A key of a manifest that a model has: where it lies and what it may be. */
+struct aq_model_key {
+    const char *name; /* "model.blocks" */
+    enum aq_model_key_kind { AQ_MODEL_U32, AQ_MODEL_F32, AQ_MODEL_BOOL } kind;
+    size_t offset; /* in struct aq_model_config */
+    const char *unit;
+    double min, max; /* max 0: no limit */
+    const char *fallback, *help;
+};
+
+/* The kinds of models in order, NULL behind the last. */
+const char *aq_model_kind(uint32_t index);
+/* The keys that a model of that kind has, in order; none of an unknown kind. */
+const struct aq_model_key *aq_model_keys(const char *kind, uint32_t *count);
+/* Tokens of a sample where that is not the job's to say (1 for images); 0: it is. */
+uint32_t aq_model_tokens(const char *kind);
+/* "12 blocks, 12 heads, 768 channels, vocabulary 50257": for a plan's head. */
+void aq_model_describe(const struct aq_model_config *model, char *text, size_t bytes);
+/* All that says which model it is, kind first: part of a cache's identity. Never changes for a kind. */
+void aq_model_identity(const struct aq_model_config *model, char *text, size_t bytes);
+/*
+ * Problem `index` of a configuration whose values are each in range, with samples of T tokens: false, there is none.
+ * The key that it is told of, and its text.
+ */
+bool aq_model_problem(const struct aq_model_config *model, uint32_t T, uint32_t index, const char **key, char *text,
+                      size_t bytes);
 
 /* The name of the task that a model of that kind learns unless told otherwise; NULL: an unknown kind. */
 const char *aq_model_task(const char *kind);
 
 /* GPT-2 124M for "gpt2": 12 blocks of 768 channels, no dropout, tied. An unknown kind gives zeroes. */
 void aq_model_config_default(struct aq_model_config *out, const char *kind);
+
+/*
+ * Can such a model (checked, but for its vocabulary) learn such a task (NULL: its own) from samples with these fields?
+ * False: the key to name and the reason.
+ */
+bool aq_model_fits(const struct aq_model_config *model, uint32_t T, const char *task, const struct aq_field *fields,
+                   uint32_t count, const char **key, char *text, size_t bytes);
 
 /* AQ_INVAL with a text that names the field. */
 enum aq_status aq_model_config_check(const struct aq_model_config *model);
@@ -139,6 +177,8 @@ void aq_stage_tensor(const struct aq_stage *stage, uint32_t index, struct aq_ten
 /* Floats of parameters, and of parameters and buffers together. */
 uint64_t aq_stage_parameter_count(const struct aq_stage *stage);
 uint64_t aq_stage_saved_floats(const struct aq_stage *stage);
+/* What it learns. */
+const struct aq_task *aq_stage_task(const struct aq_stage *stage);
 float *aq_stage_parameters(struct aq_stage *stage); /* device memory, borrowed */
 float *aq_stage_gradients(struct aq_stage *stage);  /* device memory, borrowed */
 

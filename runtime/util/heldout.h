@@ -1,0 +1,27 @@
+/*
+ * heldout.h -- the figures of an evaluation: the task's metrics, by their names, in the lines that workers and launcher
+ * write: {"event": "eval", "loss": ..., "perplexity": ..., "targets": ...}.
+ *
+ * Locking: none; pure functions of their arguments.
+ */
+#ifndef RUNTIME_HELDOUT_H
+#define RUNTIME_HELDOUT_H
+
+#include <jansson.h>
+#include <stdbool.h>
+
+#include "stages/task.h"
+
+/* Loss, metrics, targets and what the task counted ("counts", where it counts more), into the line. */
+void aq_heldout_say(json_t *line, const struct aq_task *task, const struct aq_stage_loss *loss);
+
+/* Of lines of parts of the samples: adds what one says. Its values are not trusted: a count that is none is 0. */
+void aq_heldout_add(struct aq_stage_loss *total, const json_t *line);
+
+/* The task whose metrics the line has; the first of tasks.def where it has none. */
+const struct aq_task *aq_heldout_task(const json_t *line);
+
+/* The first metric that the line has, of whatever task: its name and value, and whether more is better. False: none. */
+bool aq_heldout_metric(const json_t *line, const char **name, double *value, bool *higher);
+
+#endif
