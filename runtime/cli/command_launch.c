@@ -125,8 +125,9 @@ static const struct aq_option launch_options[] = {
 
 static const struct aq_option resume_options[] = {
     AQ_ROW_RANGE(U32, struct command, epochs, "epochs", "N", 1, 1e6,
-                 "go on until every sample was seen N times (train.epochs)"),
-    AQ_ROW_RANGE(U64, struct command, steps, "steps", "N", 1, 1e18, "go on until step N, at most (train.steps_max)"),
+                 "go on until every sample was seen N times (train.epochs; without --steps, train.steps_max is 0)"),
+    AQ_ROW_RANGE(U64, struct command, steps, "steps", "N", 1, 1e18,
+                 "go on until step N (train.steps_max), or to the end of train.epochs"),
     OPTIONS_OF_BOTH,
     {0}};
 
@@ -202,8 +203,8 @@ static enum aq_status load_job(struct command *command)
     snprintf(epochs, sizeof epochs, "train.epochs=%u", command->epochs);
     snprintf(steps, sizeof steps, "train.steps_max=%llu", (unsigned long long)command->steps);
     if (command->epochs) sets[count++] = epochs;
-    if (command->steps) sets[count++] = steps;
-    if (command->go_on) sets[count++] = "facts.train_samples=0"; /* the data is read again: is it what it was? */
+    if (command->epochs || command->steps) sets[count++] = steps; /* 0: epochs decide */
+    if (command->go_on) sets[count++] = "facts.train_samples=0";  /* the data is read again: is it what it was? */
     return aq_job_load(command->manifest_path, sets, count, &command->job);
 }
 
@@ -563,7 +564,8 @@ static int launch(struct command *command)
     if (status != AQ_OK) return status == AQ_MISMATCH || status == AQ_REFUSED ? AQ_EXIT_USAGE : AQ_EXIT_FAILED;
     if (command->entry.finished) {
         if (command->job->output.metrics && leave_report(command) != AQ_OK) return AQ_EXIT_FAILED;
-        aq_progress_say(&command->progress, "%s is finished: step %llu of %llu (aqpipe resume --epochs N goes further)",
+        aq_progress_say(&command->progress,
+                        "%s is finished: step %llu of %llu (aqpipe resume --epochs N, or --steps N, goes further)",
                         command->job->output.path, (unsigned long long)command->entry.resume_step,
                         (unsigned long long)command->plan->steps);
         return AQ_EXIT_DONE;

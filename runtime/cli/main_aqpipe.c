@@ -62,10 +62,12 @@ static const struct aq_command *find(const char *name)
 
 static int unknown(const char *name)
 {
+    static const char *const others[] = {"help", "--help", "--version"};
     struct aq_nearest nearest = {.word = name};
     for (int i = 0; i < COMMANDS; i++)
         if (commands[i].help) aq_nearest_try(&nearest, commands[i].name);
-    aq_nearest_try(&nearest, "help");
+    for (int i = 0; i < 3; i++)
+        aq_nearest_try(&nearest, others[i]);
     if (aq_nearest_of(&nearest))
         fprintf(stderr, "aqpipe: there is no command '%s'; did you mean '%s'?\n", name, aq_nearest_of(&nearest));
     else

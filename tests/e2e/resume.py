@@ -402,6 +402,8 @@ def scenario_extend():
     check(weights("moved") == weights("whole"), "the weights differ")
     check([line["step"] for line in metrics("moved", "eval")] == [3, 4, 6], "held-out losses are not as asked")
     check(sum(x or 0 for line in metrics("moved")[3:] for x in line["keyframes"]) == 0, "the caches were lost")
+    done = aqpipe("resume", folder, "--no-progress", "--steps", 5)
+    check(done.returncode == 2 and "has made 6 steps already" in done.stderr, f"{done.returncode} {done.stderr}")
     done = aqpipe("resume", folder, "--no-progress")
     check(done.returncode == 0 and "is finished: step 6 of 6" in done.stderr, f"{done.returncode} {done.stderr}")
     text = (ROOT / "train.txt").read_text()
