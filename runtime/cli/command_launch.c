@@ -280,16 +280,16 @@ static void codec_name(const struct aq_plan *plan, char *out, size_t bytes)
     }
     const struct aq_codec_config *forward = &plan->edges[0].shape.forward, *backward = &plan->edges[0].shape.backward;
     char back[24];
-    if (backward->kind == AQ_CODEC_RAW)
+    if (aq_codec_about(backward->kind)->plain)
         snprintf(back, sizeof back, "bw %s", raw[backward->raw < 4 ? backward->raw : 0]);
     else
         snprintf(back, sizeof back, "bw%u", backward->bits);
-    if (forward->kind == AQ_CODEC_RAW && backward->kind == AQ_CODEC_RAW && forward->raw == backward->raw)
+    if (aq_codec_about(forward->kind)->plain && aq_codec_about(backward->kind)->plain && forward->raw == backward->raw)
         snprintf(out, bytes, "%s", raw[forward->raw < 4 ? forward->raw : 0]);
-    else if (forward->kind == AQ_CODEC_RAW)
+    else if (aq_codec_about(forward->kind)->plain)
         snprintf(out, bytes, "fw %s %s", raw[forward->raw < 4 ? forward->raw : 0], back);
     else
-        snprintf(out, bytes, "%s fw%u %s", forward->kind == AQ_CODEC_AQSGD ? "AQ-SGD" : "DirectQ", forward->bits, back);
+        snprintf(out, bytes, "%s fw%u %s", aq_codec_about(forward->kind)->label, forward->bits, back);
 }
 
 static json_t *start_line(const struct command *command)

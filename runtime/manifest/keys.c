@@ -53,7 +53,9 @@ static const struct aq_key_name schedule_names[] = {
     {NULL, 0}};
 static const struct aq_key_name device_names[] = {{"cpu", 0}, {"cuda", 1}, {"auto", 2}, {NULL, 0}};
 static const struct aq_key_name codec_names[] = {
-    {"raw", AQ_CODEC_RAW}, {"directq", AQ_CODEC_DIRECTQ}, {"aqsgd", AQ_CODEC_AQSGD}, {NULL, 0}};
+#define AQ_CODEC(NAME, name, id) {#name, id},
+#include "aqsgd/codecs.def"
+    {NULL, 0}};
 static const struct aq_key_name raw_names[] = {
     {"fp32", AQ_PRECISION_FP32}, {"fp16", AQ_PRECISION_FP16}, {"bf16", AQ_PRECISION_BF16}, {NULL, 0}};
 static const struct aq_key_name grid_names[] = {
@@ -69,13 +71,9 @@ static const struct aq_key_name scale_format_names[] = {
     {"fp16", AQ_SCALE_FP16}, {"bf16", AQ_SCALE_BF16}, {"fp32", AQ_SCALE_FP32}, {"pow2", AQ_SCALE_POW2}, {NULL, 0}};
 static const struct aq_key_name rounding_names[] = {
     {"nearest", AQ_ROUND_NEAREST}, {"stochastic", AQ_ROUND_STOCHASTIC}, {NULL, 0}};
-static const struct aq_key_name store_names[] = {{"fp32", AQ_PRECISION_FP32},
-                                                 {"fp16", AQ_PRECISION_FP16},
-                                                 {"bf16", AQ_PRECISION_BF16},
-                                                 {"q8", AQ_PRECISION_Q8},
-                                                 {"q4", AQ_PRECISION_Q4},
-                                                 {"q2", AQ_PRECISION_Q2},
-                                                 {NULL, 0}};
+static const struct aq_key_name store_names[] = {
+    {"fp32", AQ_PRECISION_FP32}, {"fp16", AQ_PRECISION_FP16}, {"bf16", AQ_PRECISION_BF16}, {"q8", AQ_PRECISION_Q8},
+    {"q4", AQ_PRECISION_Q4},     {"q2", AQ_PRECISION_Q2},     {"none", AQ_PRECISION_NONE}, {NULL, 0}};
 static const struct aq_key_name keyframe_names[] = {{"fp32", AQ_PRECISION_FP32},
                                                     {"fp16", AQ_PRECISION_FP16},
                                                     {"bf16", AQ_PRECISION_BF16},

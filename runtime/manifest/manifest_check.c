@@ -144,14 +144,20 @@ static void codec_error(struct aq_manifest *manifest, uint32_t edge, bool backwa
 static void check_codec(struct aq_manifest *manifest, uint32_t edge, bool backward,
                         const struct aq_codec_config *config)
 {
-    if (config->kind == AQ_CODEC_RAW) return;
+    const struct aq_codec_about *about = aq_codec_about(config->kind);
+    if (!about->grid) return;
     if (config->grid == AQ_GRID_MIDTREAD && config->bits < 2)
         codec_error(manifest, edge, backward, "grid", "midtread needs at least 2 bits");
     if (config->tile != 32 && config->tile != 64 && config->tile != 128 &&
         (config->hadamard || config->group == AQ_PER_TILE))
         codec_error(manifest, edge, backward, "tile", "must be 32, 64 or 128");
-    if (config->kind != AQ_CODEC_DIRECTQ && config->top_k > 0 && config->top_k < 1)
-        codec_error(manifest, edge, backward, "top_k", "is for directq only");
+    if (!about->sparse && config->top_k > 0 && config->top_k < 1) {
+        char why[KEY_BYTES] = "";
+        enum aq_codec_kind kind;
+        for (uint32_t i = 0; aq_codec_kind_at(i, &kind); i++)
+            if (aq_codec_about(kind)->sparse) snprintf(why, sizeof why, "is for %s only", aq_codec_about(kind)->name);
+        codec_error(manifest, edge, backward, "top_k", why);
+    }
 }
 
 static void check_edges(struct aq_manifest *manifest)

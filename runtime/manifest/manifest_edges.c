@@ -18,6 +18,20 @@ struct layers {
     int32_t prescale_log2; /* where they say nothing of it */
 };
 
+static void tell_activations(struct aq_manifest *manifest, const struct aq_yaml_node *node, const char *path,
+                             const struct aq_codec_about *about)
+{
+    char others[TEXT_BYTES];
+    int used = 0;
+    enum aq_codec_kind kind;
+    for (uint32_t i = 0; aq_codec_kind_at(i, &kind) && used < TEXT_BYTES; i++)
+        if (!aq_codec_about(kind)->activations)
+            used += snprintf(others + used, (size_t)(TEXT_BYTES - used), "%s%s", used ? ", " : "",
+                             aq_codec_about(kind)->name);
+    aq_yaml_error(&manifest->errors, node, "%s: %s is for activations; gradients are coded by one of %s", path,
+                  about->name, others);
+}
+
 /* Tell what is wrong in one section of codec keys, once. */
 static enum aq_status codec_validate(struct aq_manifest *manifest, const struct aq_yaml_node *section, const char *path,
                                      bool backward)
@@ -36,9 +50,8 @@ static enum aq_status codec_validate(struct aq_manifest *manifest, const struct 
             aq_manifest_unknown(manifest, node, full, node->key, aq_keys_codec());
         else
             AQ_TRY(aq_manifest_scalar(manifest, key, node, full, &scratch));
-        if (key && backward && scratch.kind == AQ_CODEC_AQSGD)
-            aq_yaml_error(&manifest->errors, node,
-                          "%s: aqsgd is for activations; gradients are coded by directq or sent raw", full);
+        const struct aq_codec_about *about = aq_codec_about(scratch.kind);
+        if (backward && about && about->activations) tell_activations(manifest, node, full, about);
     }
     return AQ_OK;
 }
@@ -58,12 +71,11 @@ static void codec_apply(const struct layers *layers, const char *only, struct aq
 
 static void codec_make(const struct layers *layers, struct aq_codec_config *out)
 {
-    struct aq_codec_config first = {.kind = layers->backward ? AQ_CODEC_DIRECTQ : AQ_CODEC_AQSGD,
-                                    .bits = layers->backward ? 8 : 4};
+    struct aq_codec_config first = {.kind = aq_codec_kind_usual(layers->backward), .bits = layers->backward ? 8 : 4};
     codec_apply(layers, "codec", &first);
     codec_apply(layers, "bits", &first);
     aq_codec_config_default(out, first.kind, first.bits);
-    out->bits = first.bits;
+    if (layers->backward && !aq_codec_about(first.kind)->stateless) out->store = AQ_PRECISION_NONE;
     out->prescale_log2 = layers->prescale_log2;
     codec_apply(layers, NULL, out);
 }

@@ -165,6 +165,15 @@ static void test_bias_is_zero_but_for_the_signed_grid(void **state)
             }
         }
     }
+    enum aq_codec_kind kind;
+    for (uint32_t i = 0; aq_codec_kind_at(i, &kind); i++) { /* every codec that gradients may go through */
+        struct aq_codec_config config;
+        aq_codec_config_default(&config, kind, 4);
+        if (aq_codec_about(kind)->activations || aq_codec_about(kind)->plain) continue;
+        config.store = AQ_PRECISION_NONE;
+        config.prescale_log2 = 0;
+        assert_true(fabs(bias_of(&config)) < 4.5);
+    }
     for (uint32_t bits = 1; bits <= 8; bits++) { /* and with the default rule, row by row */
         const struct aq_codec_config config = direct(bits, AQ_GRID_MIDRISE, AQ_SCALE_AUTO);
         assert_true(fabs(bias_of(&config)) < 4.5);

@@ -23,7 +23,7 @@ static void run_edge(const struct aq_codec_config *config, uint32_t rows, uint32
     for (uint32_t u = 0; u < updates; u++) {
         struct aq_codec_result result;
         const struct aq_rng_key key = test_key(1000 + u);
-        const bool keyframe = config->kind == AQ_CODEC_AQSGD && u == 0;
+        const bool keyframe = message > 0 && u == 0;
         sender.codec->kernels = all[u % count];
         receiver.codec->kernels = all[u / count % count];
         fill(drift, values, u % 3 == 0 ? SHAPE_STUDENT3 : SHAPE_LAPLACE, 0.3f, 2 + u);
@@ -151,6 +151,56 @@ static void test_directq_decodes_as_encoded(void **state)
     }
 }
 
+/* Every row of codecs.def with every store and none, as it is recommended: what a codec owes that has just come. */
+static void test_every_codec_of_the_table(void **state)
+{
+    (void)state;
+    enum aq_codec_kind kind;
+    for (uint32_t i = 0; aq_codec_kind_at(i, &kind); i++) {
+        const struct aq_codec_about *about = aq_codec_about(kind);
+        for (uint32_t store = AQ_PRECISION_NONE; store <= AQ_PRECISION_Q2; store++) {
+            struct aq_codec_config config;
+            aq_codec_config_default(&config, kind, 3);
+            config.prescale_log2 = 0; /* these values are no gradients */
+            config.store = (enum aq_codec_precision)store;
+            if (store == AQ_PRECISION_NONE && about->activations) continue;
+            for (size_t s = 0; s < 8; s++) {
+                run_edge(&config, shapes[s][0], shapes[s][1], 12);
+                run_tables(&config, shapes[s][0], shapes[s][1]);
+            }
+            run_edge(&config, 203, 401, 3);
+        }
+        for (uint32_t keyframe = AQ_PRECISION_FP32; keyframe <= AQ_PRECISION_Q8; keyframe++) {
+            struct aq_codec_config config;
+            aq_codec_config_default(&config, kind, 3);
+            config.prescale_log2 = 0; /* these values are no gradients */
+            config.keyframe = (enum aq_codec_precision)keyframe;
+            run_edge(&config, 17, 33, 6);
+        }
+    }
+}
+
+/* Their settings tell them apart, their texts begin with their names, and none is there twice. */
+static void test_codecs_of_the_table_are_told_apart(void **state)
+{
+    (void)state;
+    enum aq_codec_kind kind, other;
+    for (uint32_t i = 0; aq_codec_kind_at(i, &kind); i++) {
+        char text[160];
+        struct aq_codec_config config, theirs;
+        const struct aq_codec_about *about = aq_codec_about(kind);
+        aq_codec_config_default(&config, kind, 4);
+        aq_codec_config_text(&config, text, sizeof text);
+        assert_int_equal(strncmp(text, about->name, strlen(about->name)), 0);
+        for (uint32_t j = 0; j < i && aq_codec_kind_at(j, &other); j++) {
+            aq_codec_config_default(&theirs, other, 4);
+            assert_true(aq_codec_config_digest(&config) != aq_codec_config_digest(&theirs));
+            assert_true(kind != other && strcmp(about->name, aq_codec_about(other)->name) != 0);
+        }
+    }
+    assert_false(aq_codec_about(aq_codec_kind_usual(true))->activations);
+}
+
 static void test_raw_is_the_rounding_itself(void **state)
 {
     (void)state;
@@ -249,6 +299,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_aqsgd_invariant_holds_for_every_config_and_store),
         cmocka_unit_test(test_directq_decodes_as_encoded),
+        cmocka_unit_test(test_every_codec_of_the_table),
+        cmocka_unit_test(test_codecs_of_the_table_are_told_apart),
         cmocka_unit_test(test_raw_is_the_rounding_itself),
         cmocka_unit_test(test_every_table_writes_the_same_body),
         cmocka_unit_test(test_pieces_join_without_a_seam),

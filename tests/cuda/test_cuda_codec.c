@@ -255,6 +255,24 @@ static void test_aqsgd_has_the_bits_of_the_cpu_in_every_config(void **state)
     }
 }
 
+/* Every row of codecs.def, with every store and none, as it is recommended. */
+static void test_every_codec_of_the_table_has_the_bits_of_the_cpu(void **state)
+{
+    (void)state;
+    enum aq_codec_kind kind;
+    for (uint32_t i = 0; aq_codec_kind_at(i, &kind); i++)
+        for (uint32_t store = AQ_PRECISION_NONE; store <= AQ_PRECISION_Q2; store++) {
+            struct aq_codec_config config;
+            aq_codec_config_default(&config, kind, 3);
+            config.prescale_log2 = 0;
+            config.store = (enum aq_codec_precision)store;
+            if (store == AQ_PRECISION_NONE && aq_codec_about(kind)->activations) continue;
+            const uint32_t *shape = shapes[(i + 2 * store) % SHAPES];
+            run_edge(&config, shape[0], shape[1], 3, store % 2);
+            run_edge(&config, 5, 40, 2, 0);
+        }
+}
+
 /* What users run, over all bits, and enough rows for the live measures to look at a part of them. */
 static void test_the_defaults_have_the_bits_of_the_cpu(void **state)
 {
@@ -492,6 +510,7 @@ int main(int argc, char **argv)
     if (argc > 1) stride = (uint32_t)strtoul(argv[1], NULL, 10);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_aqsgd_has_the_bits_of_the_cpu_in_every_config),
+        cmocka_unit_test(test_every_codec_of_the_table_has_the_bits_of_the_cpu),
         cmocka_unit_test(test_the_defaults_have_the_bits_of_the_cpu),
         cmocka_unit_test(test_directq_and_top_k_have_the_bits_of_the_cpu),
         cmocka_unit_test(test_top_k_keeps_the_first_of_equals),

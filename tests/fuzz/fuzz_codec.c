@@ -15,7 +15,12 @@ static struct aq_codec_config config_of(const uint8_t *byte)
     static const uint32_t tiles[] = {32, 64, 128};
     static const float fractions[] = {0.0f, 0.01f, 0.2f, 0.7f};
     struct aq_codec_config config;
-    aq_codec_config_default(&config, (enum aq_codec_kind)(1 + byte[0] % 3), 1 + byte[1] % 8);
+    enum aq_codec_kind kind;
+    uint32_t kinds = 0;
+    while (aq_codec_kind_at(kinds, &kind))
+        kinds++;
+    (void)aq_codec_kind_at(byte[0] % kinds, &kind);
+    aq_codec_config_default(&config, kind, 1 + byte[1] % 8);
     config.raw = (enum aq_codec_precision)(1 + byte[2] % 3);
     config.grid = (enum aq_codec_grid)(1 + byte[2] / 3 % 3);
     config.group = (enum aq_codec_group)(1 + byte[3] % 4);
@@ -25,8 +30,14 @@ static struct aq_codec_config config_of(const uint8_t *byte)
     config.prescale_log2 = (int32_t)(byte[5] % 129) - 64;
     config.store = (enum aq_codec_precision)(1 + byte[6] % 6);
     config.keyframe = (enum aq_codec_precision)(1 + byte[6] / 6 % 4);
-    if (config.kind == AQ_CODEC_DIRECTQ) config.top_k = fractions[byte[7] % 4];
-    return config;
+    if (aq_codec_about(kind)->sparse) config.top_k = fractions[byte[7] % 4];
+    if (aq_codec_about(kind)->grid || aq_codec_about(kind)->plain) return config;
+    struct aq_codec_config own; /* its other settings are its own */
+    aq_codec_config_default(&own, kind, 1);
+    own.prescale_log2 = config.prescale_log2;
+    own.keyframe = config.keyframe;
+    own.store = byte[7] % 4 ? config.store : AQ_PRECISION_NONE;
+    return own;
 }
 
 static void check(enum aq_status status)

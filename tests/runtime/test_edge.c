@@ -39,7 +39,7 @@ static const char manifest[] = "model: {blocks: 2, heads: 2, channels: 20, conte
                                "data: {train: nowhere.txt}\n"
                                "train: {T: 8, batch: 6, micro_batch: 3, epochs: 5}\n"
                                "pipeline: {stages: 2}\n"
-                               "edges: {warmup_epochs: %u, forward: {%s}, backward: {codec: directq, bits: 8}}\n"
+                               "edges: {warmup_epochs: %u, forward: {%s}, backward: {%s}}\n"
                                "link: {send_frames: 4, receive_slots: 2}\n"
                                "cache: {kind: memory, slots: 32}\n"
                                "facts: {vocabulary: 256, train_samples: 6, train_digest: 1, heldout_samples: 0}\n";
@@ -312,6 +312,7 @@ struct result {
 
 static const char *kind = "cpu";
 static bool spoil, nccl;
+static const char *backward = "codec: directq, bits: 8";
 static uint32_t warmup; /* epochs, of a step each */
 static uint32_t rows;   /* of a sample at the cut; 0: T */
 
@@ -321,7 +322,7 @@ static void run_sides(const char *codec, enum loss lose, enum odd odd, struct re
     char text[1024];
     struct aq_job *job;
     struct aq_plan *plan;
-    const int bytes = snprintf(text, sizeof text, manifest, warmup, codec);
+    const int bytes = snprintf(text, sizeof text, manifest, warmup, codec, backward);
     assert_int_equal(aq_job_parse(text, (size_t)bytes, "test.yaml", "/", NULL, 0, &job), AQ_OK);
     assert_int_equal(aq_plan_open(job, &plan), AQ_OK);
     const struct side side = {.plan = plan, .lose = lose, .odd = odd, .kind = kind, .nccl = nccl, .rows = rows};
@@ -364,6 +365,26 @@ static const char *const codecs[] = {
     "codec: raw, precision: fp32",
     "codec: raw, precision: bf16",
 };
+
+/* Every row of codecs.def, of activations and, where it may be, of gradients. */
+static void test_edge_takes_every_codec_of_the_table(void **state)
+{
+    (void)state;
+    static struct result result;
+    enum aq_codec_kind codec;
+    for (uint32_t i = 0; aq_codec_kind_at(i, &codec); i++) {
+        const struct aq_codec_about *about = aq_codec_about(codec);
+        char forward[64];
+        snprintf(forward, sizeof forward, "codec: %s", about->name);
+        const char *const before = backward;
+        if (!about->activations) backward = forward;
+        run(forward, NOTHING, &result);
+        backward = before;
+        assert_int_equal(result.sender.measures.keyframes, about->stateless ? 0 : SAMPLES);
+        for (int s = 0; s < SAMPLES; s++)
+            assert_int_equal(result.sender.versions[s], about->stateless ? 0 : EPOCHS);
+    }
+}
 
 static void test_edge_holds_the_invariant_over_every_codec(void **state)
 {
@@ -573,6 +594,7 @@ int main(void)
 {
     isolated_register("isolated");
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_edge_takes_every_codec_of_the_table),
         cmocka_unit_test(test_edge_holds_the_invariant_over_every_codec),
         cmocka_unit_test(test_edge_codes_the_shape_of_its_own_cut),
         cmocka_unit_test(test_edge_sends_warm_up_epochs_uncompressed),

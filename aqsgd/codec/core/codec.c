@@ -3,10 +3,51 @@
  *
  * Invariant: everything that decode reads of a config is in aq_codec_config_digest, and nothing else is.
  */
-#include "codec_internal.h"
+#include "codec_member.h"
 
-#include <math.h>
 #include <stdio.h>
+
+#define AQ_CODEC(NAME, name, id) extern const struct aq_codec_member aq_codec_##name;
+#include "aqsgd/codecs.def"
+
+static const struct {
+    enum aq_codec_kind kind;
+    const struct aq_codec_member *member;
+} members[] = {
+#define AQ_CODEC(NAME, name, id) {AQ_CODEC_##NAME, &aq_codec_##name},
+#include "aqsgd/codecs.def"
+};
+
+enum { MEMBERS = sizeof members / sizeof members[0] };
+
+const struct aq_codec_member *aq_codec_member_of(enum aq_codec_kind kind)
+{
+    for (int i = 0; i < MEMBERS; i++)
+        if (members[i].kind == kind) return members[i].member;
+    return NULL;
+}
+
+bool aq_codec_kind_at(uint32_t number, enum aq_codec_kind *out)
+{
+    if (number >= MEMBERS) return false;
+    *out = members[number].kind;
+    return true;
+}
+
+const struct aq_codec_about *aq_codec_about(enum aq_codec_kind kind)
+{
+    const struct aq_codec_member *member = aq_codec_member_of(kind);
+    return member == NULL ? NULL : &member->about;
+}
+
+enum aq_codec_kind aq_codec_kind_usual(bool gradients)
+{
+    int i = 0;
+    while (i < MEMBERS && !members[i].member->about.usual[gradients])
+        i++;
+    AQ_ASSERT(i < MEMBERS);
+    return members[i].kind;
+}
 
 void aq_codec_config_default(struct aq_codec_config *out, enum aq_codec_kind kind, uint32_t bits)
 {
@@ -21,123 +62,52 @@ void aq_codec_config_default(struct aq_codec_config *out, enum aq_codec_kind kin
         .scale = bits >= 2 ? AQ_SCALE_ABSMAX : AQ_SCALE_AUTO,
         .scale_format = AQ_SCALE_FP16,
         .rounding = AQ_ROUND_NEAREST,
-        /* Direct quantization is what gradients go through, and fp16 ends where their scales begin. */
-        .prescale_log2 = kind == AQ_CODEC_DIRECTQ ? 16 : 0,
         .store = AQ_PRECISION_FP16,
         .keyframe = AQ_PRECISION_FP16,
     };
+    const struct aq_codec_member *member = aq_codec_member_of(kind);
+    if (member != NULL && member->defaults != NULL) member->defaults(out);
 }
 
-static bool sparse(const struct aq_codec_config *config)
-{
-    return config->kind == AQ_CODEC_DIRECTQ && config->top_k > 0.0f && config->top_k < 1.0f;
-}
-
-static bool tiled(const struct aq_codec_config *config)
-{
-    return config->group == AQ_PER_TILE || config->hadamard;
-}
-
-static enum aq_status refuse(const char *field, const char *may)
+enum aq_status aq_codec_refuse(const char *field, const char *may)
 {
     return aq_fail(AQ_INVAL, "codec", "%s is not possible: %s", field, may);
 }
 
-static enum aq_status check_quantizer(const struct aq_codec_config *config)
+static bool keeps(const struct aq_codec_member *member, const struct aq_codec_config *config)
 {
-    if (config->bits < 1 || config->bits > 8) return refuse("bits", "1 to 8");
-    if (config->grid < AQ_GRID_MIDRISE || config->grid > AQ_GRID_SIGNED)
-        return refuse("grid", "mid-rise, mid-tread or signed");
-    if (config->grid == AQ_GRID_MIDTREAD && config->bits < 2)
-        return refuse("grid mid-tread", "it needs 2 bits or more");
-    if (config->group < AQ_PER_TENSOR || config->group > AQ_PER_TILE)
-        return refuse("group", "tensor, row, channel or tile");
-    if (tiled(config) && config->tile != 32 && config->tile != 64 && config->tile != 128)
-        return refuse("tile", "32, 64 or 128");
-    if (config->scale < AQ_SCALE_ABSMAX || config->scale > AQ_SCALE_AUTO)
-        return refuse("scale", "absmax, rms, search or auto");
-    if (config->scale_format < AQ_SCALE_FP16 || config->scale_format > AQ_SCALE_POW2)
-        return refuse("scale_format", "fp16, bf16, fp32 or pow2");
-    if (config->rounding != AQ_ROUND_NEAREST && config->rounding != AQ_ROUND_STOCHASTIC)
-        return refuse("rounding", "nearest or stochastic");
-    if (config->prescale_log2 < -AQ_CODEC_PRESCALE_MAX || config->prescale_log2 > AQ_CODEC_PRESCALE_MAX)
-        return refuse("prescale_log2", "-64 to 64");
-    return AQ_OK;
+    return !member->about.stateless && config->store != AQ_PRECISION_NONE;
 }
 
-static enum aq_status check_kind(const struct aq_codec_config *config)
+static enum aq_status check_messages(const struct aq_codec_config *config)
 {
-    switch (config->kind) {
-    case AQ_CODEC_RAW:
-        if (aq_precision_row(config->raw) == AQ_ROW_NONE) return refuse("raw", "fp32, fp16 or bf16");
-        return AQ_OK;
-    case AQ_CODEC_DIRECTQ:
-        AQ_TRY(check_quantizer(config));
-        if (!(config->top_k >= 0.0f && config->top_k <= 1.0f)) return refuse("top_k", "a fraction from 0 to 1");
-        if (sparse(config) && config->hadamard)
-            return refuse("top_k with hadamard", "a rotation leaves nothing sparse");
-        if (sparse(config) && config->group == AQ_PER_CHANNEL)
-            return refuse("top_k with group channel", "tensor, row or tile");
-        return AQ_OK;
-    case AQ_CODEC_AQSGD:
-        AQ_TRY(check_quantizer(config));
-        if (config->top_k != 0.0f && config->top_k != 1.0f) return refuse("top_k with aqsgd", "only with directq");
-        if (config->store < AQ_PRECISION_FP32 || config->store > AQ_PRECISION_Q2)
-            return refuse("store", "fp32, fp16, bf16, q8, q4 or q2");
-        if (config->keyframe < AQ_PRECISION_FP32 || config->keyframe > AQ_PRECISION_Q8)
-            return refuse("keyframe", "fp32, fp16, bf16 or q8");
-        return AQ_OK;
-    }
-    return refuse("kind", "raw, directq or aqsgd");
+    if (config->store > AQ_PRECISION_Q2) return aq_codec_refuse("store", "fp32, fp16, bf16, q8, q4 or q2");
+    if (config->keyframe < AQ_PRECISION_FP32 || config->keyframe > AQ_PRECISION_Q8)
+        return aq_codec_refuse("keyframe", "fp32, fp16, bf16 or q8");
+    return AQ_OK;
 }
 
 enum aq_status aq_codec_config_check(const struct aq_codec_config *config, uint32_t rows, uint32_t columns)
 {
-    AQ_TRY(check_kind(config));
-    if (rows < 1 || rows > AQ_CODEC_ROWS_MAX) return refuse("rows", "1 to 2^20");
-    if (columns < 1 || columns > AQ_CODEC_COLUMNS_MAX) return refuse("columns", "1 to 2^20");
-    if ((uint64_t)rows * columns > AQ_CODEC_VALUES_MAX) return refuse("rows times columns", "at most 2^29");
+    const struct aq_codec_member *member = aq_codec_member_of(config->kind);
+    if (member == NULL) return aq_codec_refuse("kind", "raw, directq or aqsgd");
+    AQ_TRY(member->check(config));
+    if (keeps(member, config)) AQ_TRY(check_messages(config));
+    if (rows < 1 || rows > AQ_CODEC_ROWS_MAX) return aq_codec_refuse("rows", "1 to 2^20");
+    if (columns < 1 || columns > AQ_CODEC_COLUMNS_MAX) return aq_codec_refuse("columns", "1 to 2^20");
+    if ((uint64_t)rows * columns > AQ_CODEC_VALUES_MAX) return aq_codec_refuse("rows times columns", "at most 2^29");
     return AQ_OK;
-}
-
-static uint32_t scale_bytes(enum aq_codec_scale_format format)
-{
-    return format == AQ_SCALE_FP32 ? 4 : format == AQ_SCALE_POW2 ? 1 : 2;
-}
-
-static void layout_positions(const struct aq_codec_config *config, struct aq_codec_layout *out)
-{
-    out->kept = (uint64_t)ceil((double)config->top_k * (double)out->values);
-    out->kept = out->kept < 1 ? 1 : out->kept > out->values ? out->values : out->kept;
-    for (uint64_t gap = out->values / out->kept; gap > 1; gap /= 2)
-        out->low_bits++;
-    const uint64_t bitmap = (out->values + 7) / 8;
-    const uint64_t fano =
-        (out->kept * out->low_bits + 7) / 8 + (out->kept + (out->values >> out->low_bits) + 1 + 7) / 8;
-    out->bitmap = bitmap <= fano;
-    out->positions_bytes = out->bitmap ? bitmap : fano;
 }
 
 void aq_codec_layout_of(const struct aq_codec_config *config, uint32_t rows, uint32_t columns,
                         struct aq_codec_layout *out)
 {
+    const struct aq_codec_member *member = aq_codec_member_of(config->kind);
     *out = (struct aq_codec_layout){.values = (uint64_t)rows * columns};
     out->kept = out->values;
     out->groups_row = 1;
-    if (config->kind == AQ_CODEC_RAW) {
-        out->body_bytes = aq_precision_bytes(config->raw, rows, columns);
-    } else {
-        if (config->group == AQ_PER_CHANNEL) out->groups_row = columns;
-        if (config->group == AQ_PER_TILE) out->groups_row = (columns + config->tile - 1) / config->tile;
-        const bool rowwise = config->group == AQ_PER_ROW || config->group == AQ_PER_TILE;
-        out->groups = rowwise ? rows * out->groups_row : out->groups_row;
-        out->scale_bytes = scale_bytes(config->scale_format);
-        out->positions_at = (uint64_t)out->groups * out->scale_bytes;
-        if (sparse(config)) layout_positions(config, out);
-        out->codes_at = out->positions_at + out->positions_bytes;
-        out->body_bytes = out->codes_at + (out->kept * config->bits + 7) / 8;
-    }
-    if (config->kind == AQ_CODEC_AQSGD) {
+    member->layout(config, rows, columns, out);
+    if (keeps(member, config)) {
         out->keyframe_bytes = aq_precision_bytes(config->keyframe, rows, columns);
         out->message_bytes = aq_precision_bytes(config->store, rows, columns);
     }
@@ -148,20 +118,12 @@ void aq_codec_layout_of(const struct aq_codec_config *config, uint32_t rows, uin
 
 uint64_t aq_codec_config_digest(const struct aq_codec_config *config)
 {
-    uint32_t words[12] = {1 /* of this layout of bodies */, (uint32_t)config->kind};
-    if (config->kind == AQ_CODEC_RAW) {
-        words[2] = (uint32_t)config->raw;
-    } else {
-        words[3] = config->bits;
-        words[4] = (uint32_t)config->grid;
-        words[5] = (uint32_t)config->group;
-        words[6] = tiled(config) ? config->tile : 0;
-        words[7] = (uint32_t)config->scale_format;
-        words[8] = config->hadamard;
-        words[9] = (uint32_t)config->prescale_log2;
-        words[10] = sparse(config) ? aq_bits_of(config->top_k) : 0;
-        if (config->kind == AQ_CODEC_AQSGD) words[11] = (uint32_t)config->store << 8 | (uint32_t)config->keyframe;
-        if (config->kind == AQ_CODEC_AQSGD && config->store > AQ_PRECISION_Q8)
+    uint32_t words[AQ_CODEC_WORDS] = {1 /* of this layout of bodies */, (uint32_t)config->kind};
+    const struct aq_codec_member *member = aq_codec_member_of(config->kind);
+    if (member != NULL) member->digest(config, words);
+    if (member != NULL && keeps(member, config)) {
+        words[11] = (uint32_t)config->store << 8 | (uint32_t)config->keyframe;
+        if (config->store > AQ_PRECISION_Q8)
             words[11] |= 1u << 16; /* s of Q4 and Q2 is the row's maximum; it was smaller once */
     }
     uint8_t bytes[sizeof words]; /* little endian, so that both ends agree on any machine */
@@ -172,38 +134,29 @@ uint64_t aq_codec_config_digest(const struct aq_codec_config *config)
     return aq_digest_seeded(bytes, sizeof bytes, UINT64_C(0x6171636f64656300)); /* "aqcodec" */
 }
 
-static const char *word_of(const char *const *words, int count, int index)
+const char *aq_codec_precision_word(enum aq_codec_precision precision)
 {
-    return index >= 0 && index < count && words[index] != NULL ? words[index] : "?";
+    static const char *const words[] = {"none", "fp32", "fp16", "bf16", "q8", "q4", "q2"};
+    return (uint32_t)precision < sizeof words / sizeof words[0] ? words[precision] : "?";
+}
+
+void aq_codec_messages_text(const struct aq_codec_config *config, char *text, size_t bytes)
+{
+    const struct aq_codec_member *member = aq_codec_member_of(config->kind);
+    text[0] = '\0';
+    if (keeps(member, config))
+        snprintf(text, bytes, " store %s keyframe %s", aq_codec_precision_word(config->store),
+                 aq_codec_precision_word(config->keyframe));
 }
 
 void aq_codec_config_text(const struct aq_codec_config *config, char *text, size_t bytes)
 {
-    static const char *const precisions[] = {NULL, "fp32", "fp16", "bf16", "q8", "q4", "q2"};
-    static const char *const grids[] = {NULL, "mid-rise", "mid-tread", "signed"};
-    static const char *const groups[] = {NULL, "tensor", "row", "channel", "tile"};
-    static const char *const scales[] = {NULL, "absmax", "rms", "search", "auto"};
-    static const char *const formats[] = {NULL, "fp16", "bf16", "fp32", "pow2"};
-    static const char *const roundings[] = {NULL, "nearest", "stochastic"};
-    char tile[32] = "", hadamard[32] = "", prescale[32] = "", tail[64] = "";
+    const struct aq_codec_member *member = aq_codec_member_of(config->kind);
     if (bytes == 0) return;
-    if (config->kind == AQ_CODEC_RAW) {
-        snprintf(text, bytes, "raw %s", word_of(precisions, 7, (int)config->raw));
-        return;
-    }
-    if (config->group == AQ_PER_TILE) snprintf(tile, sizeof tile, " %u", config->tile);
-    if (config->hadamard) snprintf(hadamard, sizeof hadamard, " hadamard %u", config->tile);
-    if (config->prescale_log2 != 0) snprintf(prescale, sizeof prescale, " prescale 2^%d", config->prescale_log2);
-    if (config->kind == AQ_CODEC_AQSGD) {
-        snprintf(tail, sizeof tail, " store %s keyframe %s", word_of(precisions, 7, (int)config->store),
-                 word_of(precisions, 7, (int)config->keyframe));
-    } else if (sparse(config)) {
-        snprintf(tail, sizeof tail, " top %.4g", (double)config->top_k);
-    }
-    snprintf(text, bytes, "%s %u bits %s %s%s %s %s %s%s%s%s", config->kind == AQ_CODEC_AQSGD ? "aqsgd" : "directq",
-             config->bits, word_of(grids, 4, (int)config->grid), word_of(groups, 5, (int)config->group), tile,
-             word_of(formats, 5, (int)config->scale_format), word_of(scales, 5, (int)config->scale),
-             word_of(roundings, 3, (int)config->rounding), hadamard, prescale, tail);
+    if (member == NULL)
+        snprintf(text, bytes, "?");
+    else
+        member->text(config, text, bytes);
 }
 
 /* Called twice: to measure, and to cut the memory. */
@@ -212,7 +165,7 @@ static void place(struct aq_codec *codec, struct aq_arena *arena)
     const size_t row = (size_t)codec->columns * sizeof(float) + AQ_CODEC_PAD * sizeof(float);
     const size_t codes = (size_t)codec->columns + 2 * AQ_CODEC_PAD;
     const size_t groups_row = codec->layout.groups_row;
-    const bool channel = codec->config.kind != AQ_CODEC_RAW && codec->config.group == AQ_PER_CHANNEL;
+    const bool channel = codec->layout.groups_row == codec->columns && codec->config.group == AQ_PER_CHANNEL;
     const size_t errors = channel ? (size_t)AQ_CODEC_SHRINKS * codec->columns : AQ_CODEC_SHRINKS * AQ_LANES;
     for (uint32_t p = 0; p < codec->pieces; p++) {
         struct aq_codec_scratch *scratch = &codec->scratch[p];
@@ -246,6 +199,7 @@ enum aq_status aq_codec_open(struct aq_device *device, const struct aq_codec_con
     AQ_TRY(aq_codec_config_check(config, rows, columns));
     AQ_TRY(aq_alloc(sizeof(struct aq_codec), &memory));
     struct aq_codec *codec = memory;
+    codec->member = aq_codec_member_of(config->kind);
     codec->config = *config;
     codec->rows = rows;
     codec->columns = columns;
@@ -296,13 +250,13 @@ size_t aq_codec_bound(const struct aq_codec *codec)
 
 size_t aq_codec_body_bytes(const struct aq_codec *codec, bool keyframe)
 {
-    const bool cold = keyframe && codec->config.kind == AQ_CODEC_AQSGD;
+    const bool cold = keyframe && aq_codec_keeps(codec);
     return (size_t)(cold ? codec->layout.keyframe_bytes : codec->layout.body_bytes);
 }
 
 bool aq_codec_is_plain(const struct aq_codec *codec)
 {
-    return codec->config.kind == AQ_CODEC_RAW;
+    return codec->member->about.plain;
 }
 
 size_t aq_codec_message_bytes(const struct aq_codec *codec)

@@ -4,7 +4,7 @@
  * A codec whose device has kernels of its own is *remote*: it has a plan and scratch on that device. Bodies and
  * messages are the same bits either way.
  */
-#include "codec_internal.h"
+#include "codec_member.h"
 #include "device_ops.h"
 
 struct aq_codec_remote {
@@ -36,41 +36,17 @@ static void plan_layout(const struct aq_codec *codec, struct aq_cuda_codec_plan 
     out->piece_rows = codec->piece_rows;
 }
 
-static void plan_quantizer(const struct aq_codec_config *config, struct aq_cuda_codec_plan *out)
-{
-    struct aq_quant quant;
-    aq_quant_grid(config->grid, config->bits, &quant);
-    out->grid = (uint32_t)config->grid;
-    out->group = (uint32_t)config->group;
-    out->tile = config->tile;
-    out->scale = (uint32_t)config->scale;
-    out->scale_format = (uint32_t)config->scale_format;
-    out->bits = config->bits;
-    out->half = quant.half;
-    out->low = quant.low;
-    out->high = quant.high;
-    out->rise = quant.rise;
-    out->prescale_log2 = config->prescale_log2;
-    out->gauss = aq_scale_gauss(config->grid, config->bits);
-    out->laplace = aq_scale_laplace(config->grid, config->bits);
-    out->shrink = aq_scale_shrink_ratio(config->bits);
-    out->stochastic = config->rounding == AQ_ROUND_STOCHASTIC;
-    out->hadamard = config->hadamard;
-}
-
 void aq_codec_plan_of(const struct aq_codec *codec, struct aq_cuda_codec_plan *out)
 {
     const struct aq_codec_config *config = &codec->config;
-    const bool warm = config->kind == AQ_CODEC_AQSGD;
+    const bool warm = aq_codec_keeps(codec);
     *out = (struct aq_cuda_codec_plan){.kind = (uint32_t)config->kind, .warm = warm};
     plan_layout(codec, out);
-    if (config->kind != AQ_CODEC_RAW) plan_quantizer(config, out);
+    if (codec->member->plan != NULL) codec->member->plan(codec, out);
     out->plain = (uint32_t)(warm ? config->keyframe : config->raw);
     out->plain_bytes = warm ? codec->layout.keyframe_bytes : codec->layout.body_bytes;
     out->limit = aq_store_limit(warm ? config->store : AQ_PRECISION_FP32);
-    if (!warm) return;
-    out->store = (uint32_t)config->store;
-    out->measure_part = aq_codec_measures_part(codec);
+    if (warm) out->store = (uint32_t)config->store;
 }
 
 enum aq_status aq_codec_remote_open(struct aq_codec *codec, const struct aq_codec_launchers *launchers)
@@ -133,7 +109,7 @@ bool aq_codec_on_device(const struct aq_codec *codec)
 static struct aq_cuda_codec_job job_of(const struct aq_codec *codec, const struct aq_codec_sample *sample,
                                        uint32_t index, bool plain)
 {
-    const bool warm = codec->config.kind == AQ_CODEC_AQSGD;
+    const bool warm = aq_codec_keeps(codec);
     struct aq_cuda_codec_job job = {.a = sample->a,
                                     .m = warm && !plain ? sample->m : NULL,
                                     .body = sample->body,
@@ -162,8 +138,7 @@ static enum aq_status remote_encode(struct aq_codec *codec, const struct aq_code
     uint32_t held = 0;
     for (uint32_t i = 0; i < count; i++) {
         const struct aq_codec_sample *sample = &samples[i];
-        const bool plain =
-            codec->config.kind == AQ_CODEC_RAW || (codec->config.kind == AQ_CODEC_AQSGD && sample->m == NULL);
+        const bool plain = codec->member->encode == NULL || (aq_codec_keeps(codec) && sample->m == NULL);
         if (!plain && codec->config.rounding == AQ_ROUND_STOCHASTIC && sample->key == NULL)
             return aq_fail(AQ_INVAL, "codec", "stochastic rounding needs a random key");
         if (overlaps(codec, sample))
@@ -179,9 +154,9 @@ static enum aq_status remote_encode(struct aq_codec *codec, const struct aq_code
 /* What a frame says of a body, checked before the GPU sees it; false: corrupt. */
 static bool frame_fits(const struct aq_codec *codec, const struct aq_codec_sample *sample)
 {
-    const bool aqsgd = codec->config.kind == AQ_CODEC_AQSGD;
+    const bool keeps = aq_codec_keeps(codec);
     if (sample->flags == AQ_CODED_RAW) return sample->body_bytes == 4 * codec->layout.values;
-    if (sample->flags != 0 && !(aqsgd && sample->flags == AQ_CODED_KEYFRAME)) return false;
+    if (sample->flags != 0 && !(keeps && sample->flags == AQ_CODED_KEYFRAME)) return false;
     return sample->body_bytes == aq_codec_body_bytes(codec, sample->flags != 0);
 }
 
@@ -205,10 +180,10 @@ static enum aq_status remote_decode(struct aq_codec *codec, const struct aq_code
     uint32_t held = 0;
     for (uint32_t i = 0; i < count; i++) {
         const struct aq_codec_sample *sample = &samples[i];
-        const bool plain = codec->config.kind == AQ_CODEC_RAW || sample->flags == AQ_CODED_KEYFRAME;
+        const bool plain = codec->member->decode == NULL || sample->flags == AQ_CODED_KEYFRAME;
         bool done;
         AQ_TRY(decode_at_once(codec, sample, &corrupt[i], &done, stream));
-        if (!done && !plain && codec->config.kind == AQ_CODEC_AQSGD && sample->m == NULL)
+        if (!done && !plain && aq_codec_keeps(codec) && sample->m == NULL)
             return aq_fail(AQ_INVAL, "codec", "a delta came for a sample without a reference");
         if (!done) jobs[held++] = job_of(codec, sample, i, plain);
         if (held == 0 || (held < AQ_CUDA_CODEC_JOBS && i + 1 < count)) continue;

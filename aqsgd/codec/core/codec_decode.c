@@ -5,16 +5,7 @@
  * only be seen underway (x^ beyond what the store holds) leaves m_out in ruins and answers AQ_CORRUPT: the caller drops
  * that sample.
  */
-#include "codec_internal.h"
-
-struct decoder {
-    struct aq_codec *codec;
-    const uint8_t *body;
-    const uint8_t *m;
-    float *hat;
-    uint8_t *m_out;
-    bool failed[AQ_CODEC_PIECES_MAX];
-};
+#include "codec_member.h"
 
 static enum aq_status corrupt(const char *what)
 {
@@ -31,7 +22,7 @@ static size_t message_row_bytes(const struct aq_codec *codec)
     return (size_t)codec->columns * (aq_precision_bits(codec->config.store) / 8);
 }
 
-static void store_writer(const struct decoder *job, uint32_t piece, uint32_t first, struct aq_code_writer *out)
+static void store_writer(const struct aq_codec_decoder *job, uint32_t piece, uint32_t first, struct aq_code_writer *out)
 {
     const struct aq_codec *codec = job->codec;
     *out = (struct aq_code_writer){0};
@@ -42,13 +33,13 @@ static void store_writer(const struct decoder *job, uint32_t piece, uint32_t fir
 }
 
 /* x^ of a plain or keyframe row, then hat and m_out. */
-static bool plain_row(const struct decoder *job, enum aq_codec_precision precision, uint32_t piece, uint32_t row,
-                      struct aq_code_writer *store)
+static bool plain_row(const struct aq_codec_decoder *job, enum aq_codec_precision precision, uint32_t piece,
+                      uint32_t row, struct aq_code_writer *store)
 {
     const struct aq_codec *codec = job->codec;
     const struct aq_codec_scratch *scratch = &codec->scratch[piece];
     const enum aq_row_kind kind = aq_precision_row(precision);
-    const bool cold = codec->config.kind == AQ_CODEC_AQSGD;
+    const bool cold = aq_codec_keeps(codec);
     const size_t n = codec->columns;
     if (kind == AQ_ROW_NONE) {
         if (!aq_store_read_row(codec, precision, job->body, row, scratch->codes, scratch->levels)) return false;
@@ -68,9 +59,9 @@ static bool plain_row(const struct decoder *job, enum aq_codec_precision precisi
 
 static void plain_piece(uint32_t piece, void *context)
 {
-    struct decoder *job = context;
+    struct aq_codec_decoder *job = context;
     const struct aq_codec *codec = job->codec;
-    const bool cold = codec->config.kind == AQ_CODEC_AQSGD;
+    const bool cold = aq_codec_keeps(codec);
     uint32_t first, end;
     struct aq_code_writer store;
     aq_codec_piece(codec, piece, &first, &end);
@@ -83,7 +74,7 @@ static void plain_piece(uint32_t piece, void *context)
 }
 
 /* The quantizers of a row's groups; the scales have been checked. */
-static bool row_quants(const struct decoder *job, uint32_t piece, uint32_t row, const struct aq_quant **quants)
+static bool row_quants(const struct aq_codec_decoder *job, uint32_t piece, uint32_t row, const struct aq_quant **quants)
 {
     const struct aq_codec *codec = job->codec;
     const struct aq_codec_layout *layout = &codec->layout;
@@ -100,7 +91,7 @@ static bool row_quants(const struct decoder *job, uint32_t piece, uint32_t row, 
 }
 
 /* A row with one quantizer: as much as possible straight from the stream, the rest by way of scratch. */
-static uint32_t apply_row(const struct decoder *job, const struct aq_codec_scratch *scratch, uint32_t row,
+static uint32_t apply_row(const struct aq_codec_decoder *job, const struct aq_codec_scratch *scratch, uint32_t row,
                           const struct aq_quant *quant, const uint8_t *m, float *hat, uint8_t *out,
                           enum aq_row_kind kind, enum aq_row_kind out_kind)
 {
@@ -127,11 +118,11 @@ static uint32_t apply_row(const struct decoder *job, const struct aq_codec_scrat
     return peak > rest ? peak : rest;
 }
 
-static bool dense_row(const struct decoder *job, uint32_t piece, uint32_t row, struct aq_code_writer *store)
+static bool dense_row(const struct aq_codec_decoder *job, uint32_t piece, uint32_t row, struct aq_code_writer *store)
 {
     const struct aq_codec *codec = job->codec;
     const struct aq_codec_scratch *scratch = &codec->scratch[piece];
-    const bool warm = codec->config.kind == AQ_CODEC_AQSGD, direct = warm && !is_store_q(codec);
+    const bool warm = aq_codec_keeps(codec), direct = warm && !is_store_q(codec);
     const size_t n = codec->columns;
     const struct aq_quant *quants;
     enum aq_row_kind kind = direct ? aq_precision_row(codec->config.store) : AQ_ROW_NONE;
@@ -140,7 +131,7 @@ static bool dense_row(const struct decoder *job, uint32_t piece, uint32_t row, s
     uint8_t *out = out_kind == AQ_ROW_NONE ? NULL : job->m_out + row * message_row_bytes(codec);
     float *hat = job->hat == NULL ? NULL : job->hat + row * n;
     uint32_t peak;
-    if (!row_quants(job, piece, row, &quants)) return false;
+    if (!job->scale(job, piece, row, &quants)) return false;
     if (warm && !direct) {
         if (!aq_store_read_row(codec, codec->config.store, job->m, row, scratch->codes, scratch->reference))
             return false;
@@ -167,7 +158,7 @@ static bool dense_row(const struct decoder *job, uint32_t piece, uint32_t row, s
 
 static void dense_piece(uint32_t piece, void *context)
 {
-    struct decoder *job = context;
+    struct aq_codec_decoder *job = context;
     uint32_t first, end;
     struct aq_code_writer store;
     aq_codec_piece(job->codec, piece, &first, &end);
@@ -179,7 +170,7 @@ static void dense_piece(uint32_t piece, void *context)
     if (store.out != NULL) aq_code_writer_flush(&store);
 }
 
-static void decode_sparse(const struct decoder *job)
+static void decode_sparse(const struct aq_codec_decoder *job)
 {
     const struct aq_codec *codec = job->codec;
     const struct aq_codec_layout *layout = &codec->layout;
@@ -233,13 +224,29 @@ static bool check_scales(struct aq_codec *codec, const uint8_t *body)
     return good;
 }
 
-static enum aq_status run_pieces(struct decoder *job, void (*run)(uint32_t piece, void *context))
+static enum aq_status run_pieces(struct aq_codec_decoder *job, void (*run)(uint32_t piece, void *context))
 {
     bool failed = false;
     aq_codec_run(job->codec, run, job);
     for (uint32_t piece = 0; piece < job->codec->pieces; piece++)
         failed = failed || job->failed[piece];
     return failed ? corrupt("a value, or the reference it is added to, is beyond what can be stored") : AQ_OK;
+}
+
+enum aq_status aq_codec_decode_rows(struct aq_codec_decoder *job, aq_codec_scale_take *scale)
+{
+    job->scale = scale;
+    return run_pieces(job, dense_piece);
+}
+
+enum aq_status aq_quantizer_decode(struct aq_codec_decoder *job)
+{
+    const struct aq_codec_layout *layout = &job->codec->layout;
+    if (!check_scales(job->codec, job->body)) return corrupt("a scale is negative, infinite or no number");
+    if (layout->positions_bytes == 0) return aq_codec_decode_rows(job, row_quants);
+    if (!aq_position_check(layout, job->body + layout->positions_at)) return corrupt("the positions are none");
+    if (job->hat != NULL) decode_sparse(job);
+    return AQ_OK;
 }
 
 enum aq_status aq_codec_decode(struct aq_codec *codec, const void *body, size_t body_bytes, uint32_t flags,
@@ -253,23 +260,19 @@ enum aq_status aq_codec_decode_here(struct aq_codec *codec, const void *body, si
                                     const void *m, float *hat, void *m_out)
 {
     const struct aq_codec_layout *layout = &codec->layout;
-    const bool aqsgd = codec->config.kind == AQ_CODEC_AQSGD;
-    struct decoder job = {.codec = codec, .body = body, .m = m, .hat = hat, .m_out = aqsgd ? m_out : NULL};
-    if (flags != 0 && flags != AQ_CODED_RAW && !(aqsgd && flags == AQ_CODED_KEYFRAME))
+    const bool keeps = aq_codec_keeps(codec);
+    struct aq_codec_decoder job = {.codec = codec, .body = body, .m = m, .hat = hat, .m_out = keeps ? m_out : NULL};
+    if (flags != 0 && flags != AQ_CODED_RAW && !(keeps && flags == AQ_CODED_KEYFRAME))
         return corrupt("flags that this codec never sets");
     if (flags == AQ_CODED_RAW) {
         if (body_bytes != 4 * layout->values) return corrupt("a raw body of another length");
         if (hat != NULL) memcpy(hat, body, body_bytes);
         return AQ_OK;
     }
-    if (aqsgd && hat != NULL && hat == m_out && codec->config.store == AQ_PRECISION_FP32) job.hat = NULL; /* m' is x^ */
+    if (keeps && hat != NULL && hat == m_out && codec->config.store == AQ_PRECISION_FP32) job.hat = NULL; /* m' is x^ */
     const bool keyframe = flags == AQ_CODED_KEYFRAME;
     if (body_bytes != aq_codec_body_bytes(codec, keyframe)) return corrupt("another length than its kind has");
-    if (keyframe || codec->config.kind == AQ_CODEC_RAW) return run_pieces(&job, plain_piece);
-    if (aqsgd && m == NULL) return aq_fail(AQ_INVAL, "codec", "a delta came for a sample without a reference");
-    if (!check_scales(codec, body)) return corrupt("a scale is negative, infinite or no number");
-    if (layout->positions_bytes == 0) return run_pieces(&job, dense_piece);
-    if (!aq_position_check(layout, job.body + layout->positions_at)) return corrupt("the positions are none");
-    if (hat != NULL) decode_sparse(&job);
-    return AQ_OK;
+    if (keyframe || codec->member->decode == NULL) return run_pieces(&job, plain_piece);
+    if (keeps && m == NULL) return aq_fail(AQ_INVAL, "codec", "a delta came for a sample without a reference");
+    return codec->member->decode(&job);
 }

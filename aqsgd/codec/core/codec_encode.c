@@ -7,20 +7,7 @@
  */
 #include <math.h>
 
-#include "codec_internal.h"
-
-struct encoder {
-    struct aq_codec *codec;
-    const float *a;
-    const uint8_t *m;
-    const struct aq_rng_key *key;
-    uint8_t *body;
-    float *hat;
-    uint8_t *m_out;
-    bool failed[AQ_CODEC_PIECES_MAX];
-    struct aq_codec_sums sums[AQ_CODEC_PIECES_MAX];
-    struct aq_codec_sums head; /* of the first rows, where only a part of the later ones is measured */
-};
+#include "codec_member.h"
 
 static bool is_store_q(const struct aq_codec *codec)
 {
@@ -32,7 +19,7 @@ static size_t message_row_bytes(const struct aq_codec *codec)
     return (size_t)codec->columns * (aq_precision_bits(codec->config.store) / 8);
 }
 
-static bool any_failed(const struct encoder *job)
+static bool any_failed(const struct aq_codec_encoder *job)
 {
     bool failed = false;
     for (uint32_t piece = 0; piece < job->codec->pieces; piece++)
@@ -47,12 +34,13 @@ static uint8_t *codes_from(uint8_t *stream, const struct aq_codec *codec, uint32
 }
 
 /* x^ of one row, already at `x`, into m_out where the store is Q. */
-static bool store_q(struct encoder *job, uint32_t row, const float *x, float *scratch, struct aq_code_writer *writer)
+static bool store_q(struct aq_codec_encoder *job, uint32_t row, const float *x, float *scratch,
+                    struct aq_code_writer *writer)
 {
     return aq_store_write_q(job->codec, job->codec->config.store, job->m_out, row, x, scratch, writer);
 }
 
-static void store_writer(struct encoder *job, uint32_t piece, uint32_t first, struct aq_code_writer *out)
+static void store_writer(struct aq_codec_encoder *job, uint32_t piece, uint32_t first, struct aq_code_writer *out)
 {
     const struct aq_codec *codec = job->codec;
     if (job->m_out == NULL || !is_store_q(codec)) {
@@ -79,7 +67,7 @@ static void add_error(const float *a, const float *x, size_t n, struct aq_codec_
 }
 
 /* One row as values of `precision`; *x: where its x^ lies. */
-static bool plain_row(struct encoder *job, enum aq_codec_precision precision, uint32_t piece, uint32_t row,
+static bool plain_row(struct aq_codec_encoder *job, enum aq_codec_precision precision, uint32_t piece, uint32_t row,
                       struct aq_code_writer *writer, const float **x)
 {
     const struct aq_codec *codec = job->codec;
@@ -101,10 +89,10 @@ static bool plain_row(struct encoder *job, enum aq_codec_precision precision, ui
 
 static void plain_piece(uint32_t piece, void *context)
 {
-    struct encoder *job = context;
+    struct aq_codec_encoder *job = context;
     const struct aq_codec *codec = job->codec;
     const struct aq_codec_scratch *scratch = &codec->scratch[piece];
-    const bool cold = codec->config.kind == AQ_CODEC_AQSGD;
+    const bool cold = aq_codec_keeps(codec);
     const enum aq_codec_precision precision = cold ? codec->config.keyframe : codec->config.raw;
     const enum aq_row_kind out_kind = cold && job->m_out != NULL ? aq_precision_row(codec->config.store) : AQ_ROW_NONE;
     const uint32_t limit = aq_store_limit(cold ? codec->config.store : AQ_PRECISION_FP32);
@@ -187,7 +175,7 @@ static bool make_scale(const struct aq_codec *codec, const struct aq_span *span,
     return pick_shrink(&codec->config, span, errors, 1, out, quant);
 }
 
-static uint8_t *scale_at(const struct encoder *job, uint64_t group)
+static uint8_t *scale_at(const struct aq_codec_encoder *job, uint64_t group)
 {
     return job->body + group * job->codec->layout.scale_bytes;
 }
@@ -213,12 +201,13 @@ static void channel_spans(const float *d, size_t n, struct aq_span *spans)
  * ------------------------------------------------------------------------------------------------------ */
 
 /* m of a row as the kernels can read it. Returns NULL for a message that is not one. */
-static const void *reference_row(const struct encoder *job, uint32_t piece, uint32_t row, enum aq_row_kind *kind)
+static const void *reference_row(const struct aq_codec_encoder *job, uint32_t piece, uint32_t row,
+                                 enum aq_row_kind *kind)
 {
     const struct aq_codec *codec = job->codec;
     static const uint8_t none = 0;
     *kind = AQ_ROW_NONE;
-    if (codec->config.kind != AQ_CODEC_AQSGD) return &none;
+    if (!aq_codec_keeps(codec)) return &none;
     *kind = aq_precision_row(codec->config.store);
     if (*kind != AQ_ROW_NONE) return job->m + row * message_row_bytes(codec);
     *kind = AQ_ROW_FP32;
@@ -230,13 +219,13 @@ static const void *reference_row(const struct encoder *job, uint32_t piece, uint
 }
 
 /* A later row of a to fetch, or the last one. */
-static const float *row_ahead(const struct encoder *job, uint32_t row, uint32_t ahead)
+static const float *row_ahead(const struct aq_codec_encoder *job, uint32_t row, uint32_t ahead)
 {
     return job->a + (row + ahead < job->codec->rows ? row + ahead : job->codec->rows - 1) * (size_t)job->codec->columns;
 }
 
 /* d of a row, rotated if the config says so, and its span. False where d is not finite. */
-static bool delta_row(const struct encoder *job, uint32_t row, const void *m, enum aq_row_kind kind, float *d,
+static bool delta_row(const struct aq_codec_encoder *job, uint32_t row, const void *m, enum aq_row_kind kind, float *d,
                       struct aq_span *span, struct aq_codec_sums *sums)
 {
     const struct aq_codec *codec = job->codec;
@@ -253,7 +242,7 @@ static bool delta_row(const struct encoder *job, uint32_t row, const void *m, en
 /* First look at a sample whose groups run over rows: spans (tensor: one, channel: C) of this piece. */
 static void stats_piece(uint32_t piece, void *context)
 {
-    struct encoder *job = context;
+    struct aq_codec_encoder *job = context;
     const struct aq_codec *codec = job->codec;
     const struct aq_codec_scratch *scratch = &codec->scratch[piece];
     struct aq_codec_sums unused;
@@ -277,7 +266,7 @@ static void stats_piece(uint32_t piece, void *context)
 /* Second look, only to search: the errors of all candidates over this piece. */
 static void search_piece(uint32_t piece, void *context)
 {
-    struct encoder *job = context;
+    struct aq_codec_encoder *job = context;
     const struct aq_codec *codec = job->codec;
     const struct aq_codec_scratch *scratch = &codec->scratch[piece];
     const size_t n = codec->columns;
@@ -307,7 +296,7 @@ static void search_piece(uint32_t piece, void *context)
 }
 
 /* The scales of tensor and channel groups, from all pieces, into the body and codec->quants. */
-static bool make_whole_scales(struct encoder *job)
+static bool make_whole_scales(struct aq_codec_encoder *job)
 {
     struct aq_codec *codec = job->codec;
     const struct aq_codec_config *config = &codec->config;
@@ -349,7 +338,7 @@ static bool make_whole_scales(struct encoder *job)
 }
 
 /* The quantizers of a row; span is that of the whole row. */
-static bool row_quants(struct encoder *job, uint32_t piece, uint32_t row, const struct aq_span *span,
+static bool row_quants(struct aq_codec_encoder *job, uint32_t piece, uint32_t row, const struct aq_span *span,
                        const struct aq_quant **quants)
 {
     const struct aq_codec *codec = job->codec;
@@ -372,7 +361,7 @@ static bool row_quants(struct encoder *job, uint32_t piece, uint32_t row, const 
 }
 
 /* Codes and deq of a row whose quantizers stand: the way of every config that the fused step does not know. */
-static void quantize_row(struct encoder *job, uint32_t piece, uint32_t row, const struct aq_quant *quants,
+static void quantize_row(struct aq_codec_encoder *job, uint32_t piece, uint32_t row, const struct aq_quant *quants,
                          uint8_t *codes)
 {
     const struct aq_codec *codec = job->codec;
@@ -416,13 +405,13 @@ static uint32_t step_row(const struct aq_codec *codec, const float *d, const str
     return peak > rest ? peak : rest;
 }
 
-static bool dense_row(struct encoder *job, uint32_t piece, uint32_t row, struct aq_code_writer *writer,
+static bool dense_row(struct aq_codec_encoder *job, uint32_t piece, uint32_t row, struct aq_code_writer *writer,
                       struct aq_code_writer *store)
 {
     const struct aq_codec *codec = job->codec;
     const struct aq_codec_scratch *scratch = &codec->scratch[piece];
     const size_t n = codec->columns;
-    const bool warm = codec->config.kind == AQ_CODEC_AQSGD;
+    const bool warm = aq_codec_keeps(codec);
     const uint32_t limit = aq_store_limit(warm ? codec->config.store : AQ_PRECISION_FP32);
     float *hat = job->hat == NULL ? NULL : job->hat + row * n;
     enum aq_row_kind kind, out_kind = AQ_ROW_NONE;
@@ -432,7 +421,7 @@ static bool dense_row(struct encoder *job, uint32_t piece, uint32_t row, struct 
     uint32_t peak;
     const void *m = reference_row(job, piece, row, &kind);
     if (m == NULL || !delta_row(job, row, m, kind, scratch->d, &span, &job->sums[piece])) return false;
-    if (!row_quants(job, piece, row, &span, &quants)) return false;
+    if (!job->scale(job, piece, row, &span, &quants)) return false;
     if (warm && job->m_out != NULL && !is_store_q(codec)) {
         out_kind = aq_precision_row(codec->config.store);
         out = job->m_out + row * message_row_bytes(codec);
@@ -451,7 +440,7 @@ static bool dense_row(struct encoder *job, uint32_t piece, uint32_t row, struct 
 
 static void dense_piece(uint32_t piece, void *context)
 {
-    struct encoder *job = context;
+    struct aq_codec_encoder *job = context;
     const struct aq_codec *codec = job->codec;
     uint32_t first, end;
     struct aq_code_writer writer, store;
@@ -480,7 +469,7 @@ enum {
 static bool is_rowwise(const struct aq_codec *codec)
 {
     const struct aq_codec_config *config = &codec->config;
-    return config->kind == AQ_CODEC_AQSGD && config->group == AQ_PER_ROW && config->rounding == AQ_ROUND_NEAREST &&
+    return aq_codec_keeps(codec) && config->group == AQ_PER_ROW && config->rounding == AQ_ROUND_NEAREST &&
            config->scale != AQ_SCALE_SEARCH && !config->hadamard && !is_store_q(codec);
 }
 
@@ -488,14 +477,14 @@ static bool is_rowwise(const struct aq_codec *codec)
  * Where the live measures of a row are added up; NULL: nowhere. The first tokens of a text are not like the others (the
  * first of all has by far the largest activation in many models), so that they stand for themselves.
  */
-static struct aq_codec_sums *row_sums(struct encoder *job, uint32_t piece, uint32_t row)
+static struct aq_codec_sums *row_sums(struct aq_codec_encoder *job, uint32_t piece, uint32_t row)
 {
     if (job->codec->rows < MEASURE_ROWS_MIN) return &job->sums[piece];
     if (row < MEASURE_EACH) return &job->head;
     return row % MEASURE_EACH == MEASURE_EACH / 2 ? &job->sums[piece] : NULL;
 }
 
-bool aq_codec_measures_part(const struct aq_codec *codec)
+static bool measures_part(const struct aq_codec *codec)
 {
     return is_rowwise(codec) && codec->rows >= MEASURE_ROWS_MIN;
 }
@@ -503,7 +492,7 @@ bool aq_codec_measures_part(const struct aq_codec *codec)
 /* How many rows each of the later measured rows stands for. */
 static double measure_factor(const struct aq_codec *codec)
 {
-    if (!aq_codec_measures_part(codec)) return 1.0;
+    if (!measures_part(codec)) return 1.0;
     const uint32_t later = codec->rows - MEASURE_EACH;
     return (double)later / (double)((later + MEASURE_EACH / 2 - 1) / MEASURE_EACH);
 }
@@ -514,7 +503,7 @@ struct look {
     struct aq_quant quant;
 };
 
-static bool look_at(struct encoder *job, uint32_t piece, uint32_t row, struct look *look)
+static bool look_at(struct aq_codec_encoder *job, uint32_t piece, uint32_t row, struct look *look)
 {
     const struct aq_codec *codec = job->codec;
     const size_t n = codec->columns;
@@ -528,7 +517,7 @@ static bool look_at(struct encoder *job, uint32_t piece, uint32_t row, struct lo
 
 /* The first look at the next row comes before the second look at this one, so that its arithmetic fills the time in
  * which the few operations that make a scale wait for each other. */
-static bool rowwise_rows(struct encoder *job, uint32_t piece, uint32_t first, uint32_t end)
+static bool rowwise_rows(struct aq_codec_encoder *job, uint32_t piece, uint32_t first, uint32_t end)
 {
     const struct aq_codec *codec = job->codec;
     const enum aq_row_kind kind = aq_precision_row(codec->config.store);
@@ -558,7 +547,7 @@ static bool rowwise_rows(struct encoder *job, uint32_t piece, uint32_t first, ui
 
 static void rowwise_piece(uint32_t piece, void *context)
 {
-    struct encoder *job = context;
+    struct aq_codec_encoder *job = context;
     uint32_t first, end;
     aq_codec_piece(job->codec, piece, &first, &end);
     job->failed[piece] = !rowwise_rows(job, piece, first, end);
@@ -573,7 +562,7 @@ struct sparse {
 };
 
 /* The kept values of a row into scratch d and their columns; returns how many. */
-static uint32_t gather_row(const struct encoder *job, uint32_t row, struct sparse *sparse, double *dropped)
+static uint32_t gather_row(const struct aq_codec_encoder *job, uint32_t row, struct sparse *sparse, double *dropped)
 {
     const struct aq_codec *codec = job->codec;
     const struct aq_codec_scratch *scratch = &codec->scratch[0];
@@ -597,7 +586,7 @@ static uint32_t gather_row(const struct encoder *job, uint32_t row, struct spars
 }
 
 /* One scale for all kept values: the looks before the last. */
-static bool sparse_tensor_scale(struct encoder *job, struct sparse start)
+static bool sparse_tensor_scale(struct aq_codec_encoder *job, struct sparse start)
 {
     const struct aq_codec *codec = job->codec;
     const struct aq_codec_scratch *scratch = &codec->scratch[0];
@@ -623,7 +612,7 @@ static bool sparse_tensor_scale(struct encoder *job, struct sparse start)
 }
 
 /* Quantize the kept values of a row, group by group. */
-static bool sparse_row(struct encoder *job, uint32_t row, uint32_t count, uint8_t *codes)
+static bool sparse_row(struct aq_codec_encoder *job, uint32_t row, uint32_t count, uint8_t *codes)
 {
     const struct aq_codec *codec = job->codec;
     const struct aq_codec_scratch *scratch = &codec->scratch[0];
@@ -655,7 +644,7 @@ static bool sparse_row(struct encoder *job, uint32_t row, uint32_t count, uint8_
 }
 
 /* Positions depend on what went before them, so that this is one piece whatever the pool. */
-static bool encode_sparse(struct encoder *job)
+static bool encode_sparse(struct aq_codec_encoder *job)
 {
     const struct aq_codec *codec = job->codec;
     const struct aq_codec_scratch *scratch = &codec->scratch[0];
@@ -703,7 +692,7 @@ static double fold_sums(const struct aq_codec_sums *sums, size_t offset)
 }
 
 /* One of the live measures of a delta or, where the factor is 1, of any sample. */
-static double fold(const struct encoder *job, size_t offset, double factor)
+static double fold(const struct aq_codec_encoder *job, size_t offset, double factor)
 {
     double total = 0;
     for (uint32_t piece = 0; piece < job->codec->pieces; piece++)
@@ -711,7 +700,7 @@ static double fold(const struct encoder *job, size_t offset, double factor)
     return fold_sums(&job->head, offset) + factor * total;
 }
 
-static void encode_raw(struct encoder *job, struct aq_codec_result *result)
+static void encode_raw(struct aq_codec_encoder *job, struct aq_codec_result *result)
 {
     const struct aq_codec *codec = job->codec;
     const size_t values = (size_t)codec->layout.values;
@@ -725,18 +714,53 @@ static void encode_raw(struct encoder *job, struct aq_codec_result *result)
     result->sum_delta2 = result->sum_a2;
 }
 
-static bool encode_ordinary(struct encoder *job, bool plain)
+bool aq_codec_encode_rows(struct aq_codec_encoder *job, aq_codec_scale_choose *scale)
+{
+    job->scale = scale;
+    aq_codec_run(job->codec, dense_piece, job);
+    return !any_failed(job);
+}
+
+bool aq_quantizer_encode(struct aq_codec_encoder *job)
 {
     struct aq_codec *codec = job->codec;
     const struct aq_codec_config *config = &codec->config;
-    if (plain) {
-        aq_codec_run(codec, plain_piece, job);
-        return !any_failed(job);
-    }
     if (codec->layout.positions_bytes > 0) return encode_sparse(job);
     const bool whole = config->group == AQ_PER_TENSOR || config->group == AQ_PER_CHANNEL;
     if (whole && !make_whole_scales(job)) return false;
-    aq_codec_run(codec, is_rowwise(codec) ? rowwise_piece : dense_piece, job);
+    if (!is_rowwise(codec)) return aq_codec_encode_rows(job, row_quants);
+    job->factor = measure_factor(codec);
+    aq_codec_run(codec, rowwise_piece, job);
+    return !any_failed(job);
+}
+
+void aq_quantizer_plan(const struct aq_codec *codec, struct aq_cuda_codec_plan *out)
+{
+    const struct aq_codec_config *config = &codec->config;
+    struct aq_quant quant;
+    aq_quant_grid(config->grid, config->bits, &quant);
+    out->grid = (uint32_t)config->grid;
+    out->group = (uint32_t)config->group;
+    out->tile = config->tile;
+    out->scale = (uint32_t)config->scale;
+    out->scale_format = (uint32_t)config->scale_format;
+    out->bits = config->bits;
+    out->half = quant.half;
+    out->low = quant.low;
+    out->high = quant.high;
+    out->rise = quant.rise;
+    out->prescale_log2 = config->prescale_log2;
+    out->gauss = aq_scale_gauss(config->grid, config->bits);
+    out->laplace = aq_scale_laplace(config->grid, config->bits);
+    out->shrink = aq_scale_shrink_ratio(config->bits);
+    out->stochastic = config->rounding == AQ_ROUND_STOCHASTIC;
+    out->hadamard = config->hadamard;
+    out->measure_part = measures_part(codec);
+}
+
+static bool encode_plain(struct aq_codec_encoder *job)
+{
+    aq_codec_run(job->codec, plain_piece, job);
     return !any_failed(job);
 }
 
@@ -753,8 +777,8 @@ enum aq_status aq_codec_encode_here(struct aq_codec *codec, const float *a, cons
                                     const struct aq_rng_key *key, void *body, size_t capacity, float *hat, void *m_out,
                                     struct aq_codec_result *result)
 {
-    const bool warm = codec->config.kind == AQ_CODEC_AQSGD;
-    const bool plain = codec->config.kind == AQ_CODEC_RAW || (warm && m == NULL);
+    const bool warm = aq_codec_keeps(codec);
+    const bool plain = codec->member->encode == NULL || (warm && m == NULL);
     const bool one = hat != NULL && hat == m_out && warm && codec->config.store == AQ_PRECISION_FP32;
     const bool last = hat == a; /* rows of a would be gone when a later row forces the sample to be raw */
     if (capacity < codec->layout.bound)
@@ -762,27 +786,27 @@ enum aq_status aq_codec_encode_here(struct aq_codec *codec, const float *a, cons
                        (unsigned long long)codec->layout.bound, capacity);
     if (!plain && codec->config.rounding == AQ_ROUND_STOCHASTIC && key == NULL)
         return aq_fail(AQ_INVAL, "codec", "stochastic rounding needs a random key");
-    struct encoder job = {.codec = codec,
-                          .a = a,
-                          .m = warm ? m : NULL,
-                          .key = key,
-                          .body = body,
-                          .hat = last || one ? NULL : hat,
-                          .m_out = warm ? m_out : NULL};
+    struct aq_codec_encoder job = {.codec = codec,
+                                   .a = a,
+                                   .m = warm ? m : NULL,
+                                   .key = key,
+                                   .body = body,
+                                   .hat = last || one ? NULL : hat,
+                                   .m_out = warm ? m_out : NULL,
+                                   .factor = 1.0};
     if (last && m != NULL && m == m_out) memcpy(codec->old, m, (size_t)codec->layout.message_bytes);
-    if (!encode_ordinary(&job, plain)) {
+    if (!(plain ? encode_plain(&job) : codec->member->encode(&job))) {
         if (one) job.hat = hat;
         encode_raw(&job, result);
         return AQ_OK;
     }
-    const double factor = plain ? 1.0 : measure_factor(codec);
     *result = (struct aq_codec_result){
         .body_bytes = (uint32_t)aq_codec_body_bytes(codec, plain),
         .flags = plain && warm ? AQ_CODED_KEYFRAME : 0,
-        .sum_a = fold(&job, offsetof(struct aq_codec_sums, a), factor),
-        .sum_a2 = fold(&job, offsetof(struct aq_codec_sums, a2), factor),
-        .sum_delta2 = fold(&job, offsetof(struct aq_codec_sums, delta2), factor),
-        .sum_error2 = fold(&job, offsetof(struct aq_codec_sums, error2), factor),
+        .sum_a = fold(&job, offsetof(struct aq_codec_sums, a), job.factor),
+        .sum_a2 = fold(&job, offsetof(struct aq_codec_sums, a2), job.factor),
+        .sum_delta2 = fold(&job, offsetof(struct aq_codec_sums, delta2), job.factor),
+        .sum_error2 = fold(&job, offsetof(struct aq_codec_sums, error2), job.factor),
     };
     if (!last) return AQ_OK;
     const void *old = m != NULL && m == m_out ? codec->old : m;

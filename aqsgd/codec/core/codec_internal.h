@@ -9,6 +9,8 @@
  *
  * Map:
  *     codec.c                  config, layout, open and close
+ *     codec_member.h, codec_raw.c, codec_directq.c, codec_aqsgd.c, ...   the seam, and the codecs of codecs.def
+ *     codec_quantizer.c        what codecs with a grid share
  *     codec_encode.c, codec_decode.c   the drivers: which kernel, row by row
  *     codec_batch.c            many samples at once; a GPU's by its launchers (cuda_codec.h)
  *     codec_scale.c            how a scale is chosen, written and read
@@ -186,7 +188,10 @@ struct aq_codec_scratch {
     uint8_t *codes_store;
 };
 
+struct aq_codec_member; /* codec_member.h */
+
 struct aq_codec {
+    const struct aq_codec_member *member;
     struct aq_codec_config config;
     struct aq_codec_layout layout;
     uint32_t rows, columns;
@@ -202,6 +207,40 @@ struct aq_codec {
     float *staging; /* pinned, T*C: where a and x^ pass on a device whose memory the host cannot reach; else NULL */
     struct aq_codec_remote *remote; /* codec_batch.c: what a GPU's launchers want; else NULL */
 };
+
+/* One sample on its way out. */
+struct aq_codec_encoder {
+    struct aq_codec *codec;
+    const float *a;
+    const uint8_t *m;
+    const struct aq_rng_key *key;
+    uint8_t *body;
+    float *hat;
+    uint8_t *m_out;
+    bool (*scale)(struct aq_codec_encoder *job, uint32_t piece, uint32_t row, const struct aq_span *span,
+                  const struct aq_quant **quants);
+    bool failed[AQ_CODEC_PIECES_MAX];
+    struct aq_codec_sums sums[AQ_CODEC_PIECES_MAX];
+    struct aq_codec_sums head; /* of the first rows, where only a part of the later ones is measured */
+    double factor;             /* how many rows each row in `sums` stands for */
+};
+
+/* And in. */
+struct aq_codec_decoder {
+    struct aq_codec *codec;
+    const uint8_t *body;
+    const uint8_t *m;
+    float *hat;
+    uint8_t *m_out;
+    bool (*scale)(const struct aq_codec_decoder *job, uint32_t piece, uint32_t row, const struct aq_quant **quants);
+    bool failed[AQ_CODEC_PIECES_MAX];
+};
+
+/* Does it keep a message of each sample? */
+static inline bool aq_codec_keeps(const struct aq_codec *codec)
+{
+    return codec->layout.message_bytes > 0;
+}
 
 /* codec_staged.c: the two calls of codec.h where codec->staging is there. */
 enum aq_status aq_codec_encode_staged(struct aq_codec *codec, const float *a, const void *m,
@@ -339,9 +378,6 @@ static inline void aq_codec_piece(const struct aq_codec *codec, uint32_t piece, 
     *first = piece * codec->piece_rows;
     *end = *first + codec->piece_rows < codec->rows ? *first + codec->piece_rows : codec->rows;
 }
-
-/* Are the live measures of this codec's deltas estimated from some of the rows? */
-bool aq_codec_measures_part(const struct aq_codec *codec);
 
 /* Run the pieces on the device's pool, or here where there is none. */
 void aq_codec_run(const struct aq_codec *codec, void (*run)(uint32_t piece, void *context), void *context);

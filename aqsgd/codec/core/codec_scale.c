@@ -106,7 +106,7 @@ float aq_scale_choose(const struct aq_codec_config *config, const struct aq_span
 {
     const float whole = scale_whole(config, span);
     /* Kept values have a hole around zero: no bell, so that the tables do not speak of them. */
-    const bool kept = config->kind == AQ_CODEC_DIRECTQ && config->top_k > 0.0f && config->top_k < 1.0f;
+    const bool kept = config->top_k > 0.0f && config->top_k < 1.0f;
     if (config->scale == AQ_SCALE_ABSMAX || n == 0 || !(span->sum_square >= SQUARE_MIN)) return whole;
     const float rms = sqrtf(span->sum_square / (float)n);
     const float gauss = best_gauss[config->grid - 1][config->bits - 1];

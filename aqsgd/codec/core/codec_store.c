@@ -61,8 +61,9 @@ uint32_t aq_precision_bits(enum aq_codec_precision precision)
         return 4;
     case AQ_PRECISION_Q2:
         return 2;
+    default:
+        return 0;
     }
-    return 0;
 }
 
 enum aq_row_kind aq_precision_row(enum aq_codec_precision precision)

@@ -101,23 +101,40 @@ __global__ void codec_finish_decode(const __grid_constant__ struct aq_cuda_codec
 /* -- the calls
  * ---------------------------------------------------------------------------------------------------------- */
 
+static const struct {
+    uint32_t kind;
+    enum aq_status (*encode)(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
+                             const struct job_list &list, struct CUstream_st *stream);
+    enum aq_status (*decode)(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
+                             const struct job_list &list, struct CUstream_st *stream);
+} ways[] = {
+#define AQ_CODEC(NAME, name, id) {id, codec_launch_encode_##name, codec_launch_decode_##name},
+#include "aqsgd/codecs.def"
+};
+
+/* The codec's own, in `ways`. */
+static uint32_t way_of(const struct aq_cuda_codec_plan &plan)
+{
+    uint32_t way = 0;
+    while (ways[way].kind != plan.kind)
+        way++;
+    return way;
+}
+
 static enum aq_status encode_list(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
                                   const struct job_list &list, bool plain, struct CUstream_st *stream)
 {
-    const bool units = codec_units_can(plan, list, plain, false);
-    if (!plain && plan.sparse) return codec_launch_encode_topk(plan, mem, list, stream);
-    if (!plain && (plan.group == AQ_PER_TENSOR || plan.group == AQ_PER_CHANNEL))
-        AQ_TRY(codec_launch_whole_scales(plan, mem, list, stream));
-    return units ? codec_launch_encode_units(plan, mem, list, plain, stream)
-                 : codec_launch_encode_rows(plan, mem, list, plain, stream);
+    if (!plain) return ways[way_of(plan)].encode(plan, mem, list, stream);
+    return codec_units_can(plan, list, true, false) ? codec_launch_encode_units(plan, mem, list, true, stream)
+                                                    : codec_launch_encode_rows(plan, mem, list, true, stream);
 }
 
 static enum aq_status decode_list(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
                                   const struct job_list &list, bool plain, struct CUstream_st *stream)
 {
-    if (!plain && plan.sparse) return codec_launch_decode_topk(plan, mem, list, stream);
-    return codec_units_can(plan, list, plain, true) ? codec_launch_decode_units(plan, mem, list, plain, stream)
-                                                    : codec_launch_decode_rows(plan, mem, list, plain, stream);
+    if (!plain) return ways[way_of(plan)].decode(plan, mem, list, stream);
+    return codec_units_can(plan, list, true, true) ? codec_launch_decode_units(plan, mem, list, true, stream)
+                                                   : codec_launch_decode_rows(plan, mem, list, true, stream);
 }
 
 /* Where the answers go: `results` of encode, `corrupt` of decode. */

@@ -44,4 +44,20 @@ enum aq_status codec_launch_encode_units(const struct aq_cuda_codec_plan &plan, 
 enum aq_status codec_launch_decode_units(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
                                          const struct job_list &list, bool plain, struct CUstream_st *stream);
 
+/* cuda_codec_grid.cu: deltas, or values, on a grid. */
+enum aq_status codec_launch_encode_grid(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
+                                        const struct job_list &list, struct CUstream_st *stream);
+enum aq_status codec_launch_decode_grid(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
+                                        const struct job_list &list, struct CUstream_st *stream);
+
+/* A way for each row of codecs.def, in cuda_codec_<name>.cu, of samples that are no keyframes. */
+#define AQ_CODEC(NAME, name, id)                                                                                       \
+    enum aq_status codec_launch_encode_##name(                                                                         \
+        const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem, const struct job_list &list,   \
+        struct CUstream_st *stream);                                                                                   \
+    enum aq_status codec_launch_decode_##name(                                                                         \
+        const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem, const struct job_list &list,   \
+        struct CUstream_st *stream);
+#include "aqsgd/codecs.def"
+
 #endif

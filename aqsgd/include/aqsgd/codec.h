@@ -52,11 +52,15 @@
 extern "C" {
 #endif
 
-/* Wire ids, for ever. */
-enum aq_codec_kind { AQ_CODEC_RAW = 1, AQ_CODEC_DIRECTQ = 2, AQ_CODEC_AQSGD = 3 };
+/* AQ_CODEC_RAW and so on: a row of codecs.def each. */
+enum aq_codec_kind {
+#define AQ_CODEC(NAME, name, id) AQ_CODEC_##NAME = (id),
+#include "aqsgd/codecs.def"
+};
 
 /* How a value is kept: raw bodies, keyframes, stored messages. Q8, Q4, Q2: symmetric codes with one scale a row. */
 enum aq_codec_precision {
+    AQ_PRECISION_NONE = 0, /* of config.store: no messages are kept */
     AQ_PRECISION_FP32 = 1,
     AQ_PRECISION_FP16 = 2,
     AQ_PRECISION_BF16 = 3,
@@ -106,6 +110,23 @@ struct aq_codec_config {
     enum aq_codec_precision store; /* AQSGD: how m is kept                                                            */
     enum aq_codec_precision keyframe; /* AQSGD: how a cold sample is sent: FP32, FP16, BF16 or Q8 */
 };
+
+/* What is to be known of a kind by those who choose one. */
+struct aq_codec_about {
+    const char *name;  /* in manifests: "aqsgd"                                                       */
+    const char *label; /* for people: "AQ-SGD"                                                        */
+    bool activations;  /* for them alone: a gradient has no message                                   */
+    bool plain;        /* bodies are the values as they are, in config.raw                            */
+    bool stateless;    /* keeps no messages, whatever config.store says                               */
+    bool grid;         /* bits, grid, group, tile, scale, rounding and hadamard are the user's        */
+    bool sparse;       /* top_k is the user's                                                         */
+    bool usual[2];     /* what a manifest means that names none: of activations, of gradients         */
+};
+
+/* Every kind there is, in the order of codecs.def; false beyond the last. And one of them; NULL: there is none. */
+bool aq_codec_kind_at(uint32_t number, enum aq_codec_kind *out);
+const struct aq_codec_about *aq_codec_about(enum aq_codec_kind kind);
+enum aq_codec_kind aq_codec_kind_usual(bool gradients);
 
 /* The recommended settings for a kind and bits: mid-rise, one fp16 scale a row (absmax, at 1 bit auto), nearest, store
  * and keyframe fp16; directq, which gradients go through, with a prescale of 2^16. */
