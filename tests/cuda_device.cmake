@@ -65,14 +65,16 @@ target_include_directories(test_neighbour_edge_cuda PRIVATE ${aq_runtime_ROOMS})
 set_tests_properties(test_neighbour_edge_cuda PROPERTIES ENVIRONMENT "AQ_DEVICES=cuda;AQ_NEIGHBOUR_SEEDS=6")
 
 # The programs with that backend, for whole jobs: a GPU stage next to a CPU stage, their caches one.
-foreach(program aqpipe aqpiped)
-  add_executable(${program}_cuda_host ${PROJECT_SOURCE_DIR}/runtime/cli/main_${program}.c $<TARGET_OBJECTS:aq_cuda_on_host>
+foreach(program aqpipe aqpiped aqpipe_faulty)
+  string(REPLACE _faulty "" main ${program})
+  add_executable(${program}_cuda_host ${PROJECT_SOURCE_DIR}/runtime/cli/main_${main}.c $<TARGET_OBJECTS:aq_cuda_on_host>
     $<TARGET_OBJECTS:aq_nccl_on_host>)
   target_include_directories(${program}_cuda_host PRIVATE ${aq_runtime_ROOMS})
   target_link_libraries(${program}_cuda_host PRIVATE aq_runtime aq_cuda_host aqsgd aq_flags Threads::Threads m)
   set_target_properties(${program}_cuda_host PROPERTIES OUTPUT_NAME ${program} LINKER_LANGUAGE CXX
     RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin/cuda_host)
 endforeach()
+aq_faulty(aqpipe_faulty_cuda_host)
 add_test(NAME test_bench_allreduce_on_host
   COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/test_bench_allreduce $<TARGET_FILE:aqpipe_cuda_host> cuda)
 set_tests_properties(test_bench_allreduce_on_host PROPERTIES LABELS quick TIMEOUT 120)

@@ -9,6 +9,11 @@ if(TARGET aqpipe)
     set_target_properties(${program}_isolated PROPERTIES OUTPUT_NAME ${program}
       RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin/isolated)
   endforeach()
+  # The program that workers of tests run where links are to break and checkpoints to be slow.
+  add_executable(aqpipe_faulty ${PROJECT_SOURCE_DIR}/runtime/cli/main_aqpipe.c)
+  aq_faulty(aqpipe_faulty)
+  target_include_directories(aqpipe_faulty PRIVATE ${aq_runtime_ROOMS})
+  target_link_libraries(aqpipe_faulty PRIVATE aq_runtime aq_flags)
   add_library(power_loss MODULE kit/power_loss.c)
   target_link_libraries(power_loss PRIVATE aq_flags ${CMAKE_DL_LIBS})
   set_target_properties(power_loss PROPERTIES LIBRARY_OUTPUT_DIRECTORY $<TARGET_FILE_DIR:aqpipe>)

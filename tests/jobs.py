@@ -1,4 +1,5 @@
 """Small whole jobs for tests: manifests, launches, what they leave, and the processes below them. See e2e and chaos."""
+import contextlib
 import json
 import os
 import pathlib
@@ -27,6 +28,23 @@ def isolated(on):
     """Programs whose CPU is the isolated device (isolated/device_isolated.c) from here on, or the plain ones again."""
     global BIN
     BIN = BIN / "isolated" if on else BIN.parent
+
+
+def faulty(links=None, checkpoint=None):
+    """What to add to the environment of a launch for links that break and checkpoints that are slow (kit/faulty_worker.c)."""
+    asked = {"AQPIPE_WORKER": str(BIN / "aqpipe_faulty"), "FAULTY_LINKS": links, "FAULTY_CHECKPOINT": checkpoint}
+    return {name: str(value) for name, value in asked.items() if value is not None}
+
+
+@contextlib.contextmanager
+def faults(**asked):
+    """The same for everything that is launched meanwhile."""
+    os.environ.update(faulty(**asked))
+    try:
+        yield
+    finally:
+        for name in faulty(**asked):
+            del os.environ[name]
 
 
 WORDS = ("the pipeline sends what changed and keeps what it has seen a link is slow and a disk is near so every sample "

@@ -1,5 +1,5 @@
 /*
- * group.h -- the seam below the collectives: messages in order between each pair of ranks, by links, MPI or NCCL.
+ * group.h -- the seam below the collectives: messages in order between each pair of ranks, by links or NCCL.
  *
  * A member is a const table over a struct that begins with struct aq_group. Both ends of a pair run the same program of
  * posts and takes, so that the next message of a rank is always the one that is expected; struct aq_chunk travels with

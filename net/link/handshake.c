@@ -569,7 +569,6 @@ enum aq_status aq_handshake_try(struct aq_net *net, struct aq_handshake *h, cons
 {
     *h = (struct aq_handshake){.stage = STAGE_CONNECTING};
     AQ_TRY(aq_byte_stream_connect(address, net->config.tls, attempt, config->rate_mbps > 0, &h->stream));
-    AQ_TRY(aq_fault_environment(&h->stream));
     const uint64_t own_ns = aq_clock_after(AQ_HANDSHAKE_NS);
     h->deadline_ns = own_ns < deadline_ns ? own_ns : deadline_ns;
     for (;;) {

@@ -115,8 +115,6 @@ enum aq_status aq_byte_stream_errno(int error);
 /* transport_fault.c: put the filter on top; takes `below` on success. */
 enum aq_status aq_fault_wrap(const struct aq_address *address, struct aq_byte_stream *below,
                              struct aq_byte_stream **out);
-/* The same with what AQ_NET_CUT and AQ_NET_DOWN ask for; without them nothing happens. */
-enum aq_status aq_fault_environment(struct aq_byte_stream **stream);
 
 /* transport_tls.c: the same, with an identity (NULL: AQ_INVAL, logged). */
 enum aq_status aq_tls_wrap(const struct aq_address *address, struct aq_tls *tls, bool server,

@@ -10,18 +10,16 @@
  *     cut_after=n    after n bytes written the connection is cut
  *     cut_every=n    the connection is cut after some n/2 to 3n/2 bytes in both directions; a later connection of this
  *                    process is cut at another place
+ *     cut_while=path the connection is cut while there is such a file
  *     stall_after=n  after n bytes written nothing moves any more, in either direction (a half-open connection)
  *     delay_ms=t     one write in eight is put off by t milliseconds
  *
  * Each decision is a function of the seed and the place in the stream, not of time or of how the bytes were cut.
- * Environment, for tests: AQ_NET_CUT=seed:n puts cut_every=n under every connection that this process makes;
- * AQ_NET_DOWN=path: while there is such a file, every connection that this process makes is cut.
  * Locking: as any stream.
  */
 #include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -36,7 +34,7 @@ struct fault_stream {
     uint64_t written, got, reads, writes;
     uint64_t cut_at;  /* bytes in both directions; 0: never */
     uint64_t hold_ns; /* no write before */
-    const char *down; /* cut while there is such a file; NULL: never */
+    char down[AQ_ADDRESS_BYTES]; /* cut while there is such a file; "": never */
     bool write_held;
     uint8_t bounce[BOUNCE_BYTES];
 };
@@ -70,6 +68,8 @@ enum aq_status aq_fault_wrap(const struct aq_address *address, struct aq_byte_st
     AQ_TRY(aq_alloc(sizeof(struct fault_stream), &memory));
     struct fault_stream *fault = memory;
     *fault = read;
+    const char *down = strstr(address->query, "cut_while=");
+    if (down) snprintf(fault->down, sizeof fault->down, "%.*s", (int)strcspn(down + 10, "&"), down + 10);
     fault->cut_at = place_of_cut(seed, cut_every);
     fault->key = aq_rng_key((uint64_t)seed, AQ_RNG_TEST, 1, 0);
     fault->drop_key = aq_rng_key((uint64_t)seed, AQ_RNG_TEST, 2, 0);
@@ -82,20 +82,6 @@ enum aq_status aq_fault_wrap(const struct aq_address *address, struct aq_byte_st
     return AQ_OK;
 }
 
-enum aq_status aq_fault_environment(struct aq_byte_stream **stream)
-{
-    struct aq_address address = {.whole = "AQ_NET_CUT"};
-    const char *asked = getenv("AQ_NET_CUT"), *down = getenv("AQ_NET_DOWN");
-    if (!asked && !down) return AQ_OK;
-    const char *colon = asked ? strchr(asked, ':') : NULL;
-    if (asked && !colon) return aq_fail(AQ_INVAL, "net", "AQ_NET_CUT=%s: wanted seed:bytes", asked);
-    if (asked)
-        snprintf(address.query, sizeof address.query, "seed=%.*s&cut_every=%s", (int)(colon - asked), asked, colon + 1);
-    AQ_TRY(aq_fault_wrap(&address, *stream, stream));
-    ((struct fault_stream *)*stream)->down = down;
-    return AQ_OK;
-}
-
 static bool stalled(const struct fault_stream *fault)
 {
     return fault->stall_after >= 0 && (double)fault->written >= fault->stall_after;
@@ -103,7 +89,7 @@ static bool stalled(const struct fault_stream *fault)
 
 static bool cut(const struct fault_stream *fault)
 {
-    if (fault->down && access(fault->down, F_OK) == 0) return true;
+    if (fault->down[0] && access(fault->down, F_OK) == 0) return true;
     if (fault->cut_at > 0 && fault->written + fault->got >= fault->cut_at) return true;
     return fault->cut_after >= 0 && (double)fault->written >= fault->cut_after;
 }

@@ -5,16 +5,15 @@
 #include "checkpoint_writer.h"
 
 #include <stdatomic.h>
-#include <stdlib.h>
 
 #include "pulse.h"
 
-enum { RING_SLOTS = 2, SLOW_MS_MAX = 60000 };
+enum { RING_SLOTS = 2 };
 
 struct aq_checkpoint_writer {
     struct aq_checkpoint checkpoint;
     float *snapshot; /* NULL: the stage's own values are written */
-    uint64_t snapshot_bytes, slow_ns;
+    uint64_t snapshot_bytes;
     struct aq_bell *caller; /* rung when a file is done */
     struct aq_bell *bell;   /* the thread sleeps on it  */
     struct aq_ring *asked, *told;
@@ -30,21 +29,10 @@ static bool stopped(const struct aq_checkpoint_writer *writer)
     return atomic_load_explicit(&writer->stop, memory_order_acquire);
 }
 
-/* Until so much time has passed, or the writer is to stop. */
-static void pause_for(struct aq_checkpoint_writer *writer, uint64_t ns)
-{
-    const uint64_t end = aq_clock_after(ns);
-    for (;;) {
-        const uint32_t seen = aq_bell_count(writer->bell);
-        if (stopped(writer) || aq_bell_wait(writer->bell, seen, end) == AQ_TIMEOUT) return;
-    }
-}
-
 static enum aq_status write_file(struct aq_checkpoint_writer *writer)
 {
     enum aq_status status = AQ_AGAIN;
     while (status == AQ_AGAIN) {
-        if (writer->slow_ns) pause_for(writer, writer->slow_ns);
         if (stopped(writer)) return AQ_ABORTED;
         status = aq_checkpoint_file_piece(writer->file);
         aq_pulse_work();
@@ -71,19 +59,6 @@ static void run(void *context)
     }
 }
 
-static enum aq_status slowness(uint64_t *ns)
-{
-    const char *asked = getenv("AQ_CHECKPOINT_SLOW");
-    char *end;
-    *ns = 0;
-    if (!asked) return AQ_OK;
-    const unsigned long ms = strtoul(asked, &end, 10);
-    if (*asked < '0' || *asked > '9' || *end || ms > SLOW_MS_MAX)
-        return aq_fail(AQ_INVAL, "checkpoint", "AQ_CHECKPOINT_SLOW=%s: wanted 0 to %d ms", asked, SLOW_MS_MAX);
-    *ns = ms * 1000000u;
-    return AQ_OK;
-}
-
 enum aq_status aq_checkpoint_writer_open(const struct aq_checkpoint *checkpoint, bool snapshot, struct aq_bell *bell,
                                          struct aq_checkpoint_writer **out)
 {
@@ -93,7 +68,6 @@ enum aq_status aq_checkpoint_writer_open(const struct aq_checkpoint *checkpoint,
     writer->checkpoint = *checkpoint;
     writer->caller = bell;
     enum aq_status status;
-    AQ_TRY_GOTO(slowness(&writer->slow_ns), out);
     if (snapshot) {
         writer->snapshot_bytes = aq_checkpoint_floats(checkpoint) * sizeof(float);
         AQ_TRY_GOTO(aq_map(writer->snapshot_bytes, &memory), out);

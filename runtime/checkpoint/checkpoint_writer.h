@@ -9,9 +9,6 @@
  *     ... train on; the bell rings ...
  *     status = aq_checkpoint_writer_done(writer);      // AQ_AGAIN: not yet
  *
- * Environment, for tests: AQ_CHECKPOINT_SLOW=ms makes the thread wait so long before each piece of a file (a tensor, or
- * 4 MiB of one), so that a test can meet a checkpoint that is half written.
- *
  * Locking: all calls from one thread (exec).
  */
 #ifndef RUNTIME_CHECKPOINT_WRITER_H
@@ -25,7 +22,7 @@
 
 struct aq_checkpoint_writer; /* opaque */
 
-/* snapshot: take the memory for one. The bell is rung when a file is done. AQ_NOMEM; AQ_INVAL: AQ_CHECKPOINT_SLOW. */
+/* snapshot: take the memory for one. The bell is rung when a file is done. AQ_NOMEM. */
 enum aq_status aq_checkpoint_writer_open(const struct aq_checkpoint *checkpoint, bool snapshot, struct aq_bell *bell,
                                          struct aq_checkpoint_writer **out);
 

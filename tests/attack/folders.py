@@ -138,7 +138,7 @@ def attack_digits(run, rng, count):
         folder = jobs.ROOT / f"digits-checkpoints{number}"
         path = manifest(f"digits{number}", **{"checkpoint.path": str(folder), "checkpoint.keep": 1 + number % 3,
                                               "train.epochs": 4})
-        code, said = launch(path, "--set", "train.epochs=4", env={**os.environ, "AQ_CHECKPOINT_SLOW": "0"})
+        code, said = launch(path, "--set", "train.epochs=4", env=dict(os.environ))
         if code != 0:
             run.wrong(f"the first launch: {said[-300:]}")
             continue
@@ -148,7 +148,7 @@ def attack_digits(run, rng, count):
         # As the first step ends they come.
         program = subprocess.Popen([str(jobs.BIN / "aqpipe"), "launch", str(path), "--no-progress"], stdin=subprocess.DEVNULL,
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                   env={**os.environ, "AQ_CHECKPOINT_SLOW": "5"})
+                                   env={**os.environ, **jobs.faulty(checkpoint=5)})
         await_step(folder, 1)
         mine = folder / "9"  # the name of a checkpoint to come, and names of none
         mine.mkdir(exist_ok=True)
@@ -236,7 +236,7 @@ def half_a_run():
     """A run that stands after step 3 of 6, once, to be copied."""
     folder = jobs.ROOT / "half"
     if not folder.exists():
-        env = {**os.environ, "AQ_CHECKPOINT_SLOW": "20"}
+        env = {**os.environ, **jobs.faulty(checkpoint=20)}
         path = manifest("half")
         program = subprocess.Popen([str(jobs.BIN / "aqpipe"), "launch", str(path), "--no-progress"], stdin=subprocess.DEVNULL,
                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
@@ -343,7 +343,7 @@ def attack_unmounted(run, rng, count):
         path = manifest(f"mounted{number}", **{"checkpoint.path": str(folder)})
         program = subprocess.Popen([str(jobs.BIN / "aqpipe"), "launch", str(path), "--no-progress"], stdin=subprocess.DEVNULL,
                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                                   env={**os.environ, "AQ_CHECKPOINT_SLOW": "20"})
+                                   env={**os.environ, **jobs.faulty(checkpoint=20)})
         await_step(folder, 2)
         program.kill()
         program.wait()

@@ -19,7 +19,7 @@ STAGES = 3
 EPOCHS = 100      # some seconds
 RATE = 200        # connections a second and door
 HELD = 150        # that stay open, a stranger
-CUT = "5:90000"   # AQ_NET_CUT: a connection breaks after some 90 KB
+CUT = "seed=5&cut_every=90000"   # a connection breaks after some 90 KB
 
 
 def free_ports():
@@ -118,7 +118,7 @@ def run_job(name, strangers_at, tls, seed):
                  for stage in range(1, STAGES) for source in sources]
     for stranger in strangers:
         stranger.start()
-    environment = dict(os.environ, AQ_NET_CUT=CUT)
+    environment = {**os.environ, **jobs.faulty(links=CUT)}
     work = subprocess.Popen([str(jobs.BIN / "aqpipe"), "launch", str(path), "--no-progress", "--restarts", "0"], env=environment,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True)
     try:

@@ -71,7 +71,7 @@ def stop_one(run, name, victim, moment):
     """One process stopped at one moment: noticed, begun again, and the undisturbed run's bits."""
     process = subprocess.Popen([str(jobs.BIN / "aqpipe"), "launch", str(manifest(name, **SLOW)), "--no-progress"],
                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL,
-                               env={**os.environ, "AQ_CHECKPOINT_SLOW": "20"})
+                               env={**os.environ, **jobs.faulty(checkpoint=20)})
     word, _, number = victim.partition(" ")
     end = time.time() + PATIENCE
     while not reached(moment, name) and process.poll() is None and time.time() < end:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 
+import jobs
 from jobs import aqpipe, check, descendant, launch, losses, manifest, metrics, no_workers, weights
 from kit import BIN, OPTIMIZERS, REPLICAS, RESTARTED, ROOT, arrays, end, interrupt, launch_and_kill, refused, same_run
 
@@ -268,9 +269,8 @@ def scenario_edges_gpu_fault():
     gpus_here()
     base = {**RESTARTED, **SMALL, "train.epochs": 9, "pipeline.stages": on_gpus(0, 1, 2), "link.transport": "nccl"}
     launch(manifest("whole", **base))
-    os.environ["AQ_NET_CUT"] = "1:1500"
-    launch(manifest("cut", **base))
-    del os.environ["AQ_NET_CUT"]
+    with jobs.faults(links="seed=1&cut_every=1500"):
+        launch(manifest("cut", **base))
     heals = sum(metrics("cut")[-1]["heals"])
     check(heals >= 5, f"only {heals} links were healed")
     check(same_run("cut", "whole") == 0 and "goes by NCCL" in logs("cut"), "a message was fetched, or it was not over NCCL")

@@ -1,4 +1,5 @@
 """Links: cut, gone, paced, packed, dialled, under TLS."""
+import contextlib
 import json
 import os
 import re
@@ -132,11 +133,8 @@ def scenario_outage():
     launch(manifest("whole", **keys))
     for seed in (1, 2):
         name = f"cut{seed}"
-        os.environ["AQ_NET_CUT"] = f"{seed}:6000"
-        try:
+        with jobs.faults(links=f"seed={seed}&cut_every=6000"):
             launch(manifest(name, **keys))
-        finally:
-            del os.environ["AQ_NET_CUT"]
         heals = sum(metrics(name)[-1]["heals"])
         check(heals >= 50, f"{name}: only {heals} links were healed")
         check(losses(name) == losses("whole"), f"{name}: losses {losses(name)} are not {losses('whole')}")
@@ -145,11 +143,8 @@ def scenario_outage():
         print(f"{name}: {heals} links healed")
     no_workers("outage")
     path = manifest("ends", **{**keys, "link.outage_max": 0})
-    os.environ["AQ_NET_CUT"] = "1:20000"
-    try:
+    with jobs.faults(links="seed=1&cut_every=20000"):
         refused("outage_max 0", path, r"without a BYE|connection broke", 1)
-    finally:
-        del os.environ["AQ_NET_CUT"]
 
 
 def scenario_packed():
@@ -163,12 +158,8 @@ def scenario_packed():
     cases = {"zstd": {"link.entropy": "zstd"}, "auto": {"link.entropy": "auto", "link.rate_mbps": 200},
              "cut": {"link.entropy": "zstd"}}
     for name, changes in cases.items():
-        if name == "cut":
-            os.environ["AQ_NET_CUT"] = "1:20000"
-        try:
+        with jobs.faults(links="seed=1&cut_every=20000") if name == "cut" else contextlib.nullcontext():
             launch(manifest(name, **{**keys, **changes}))
-        finally:
-            os.environ.pop("AQ_NET_CUT", None)
         check(losses(name) == losses("off"), f"{name}: losses {losses(name)} are not {losses('off')}")
         check(weights(name) == weights("off"), f"{name}: model.safetensors differs")
         fetched = sum(x or 0 for line in metrics(name) for x in line["fetched"])
@@ -191,7 +182,7 @@ def scenario_long_outage():
     keys = {**RESTARTED, "pipeline.stages": 2, "link.outage_max": "1s", "link.connect_max": "2s"}
     launch(manifest("whole", **{**RESTARTED, "pipeline.stages": 2}))
     down = ROOT / "down"
-    os.environ["AQ_NET_DOWN"] = str(down)
+    os.environ.update(jobs.faulty(links=f"cut_while={down}"))
 
     def run(path, *arguments, back=False):
         """Launch; at step 8 the link goes down, for good or (back) until the launcher has given up waiting for it."""
@@ -232,7 +223,6 @@ def scenario_long_outage():
     code, errors = run(path, back=True)
     check(code == 0, f"back: exit code {code}\n{errors}")
     same_run("back", "whole")
-    del os.environ["AQ_NET_DOWN"]
 
 
 def scenario_dials():
@@ -256,11 +246,8 @@ def scenario_dials():
     for name, stages in (("dials", dials), ("between", between)):
         for tls, base in (("", keys), ("-tls", secure)):
             cut = f"{name}-cut{tls}"
-            os.environ["AQ_NET_CUT"] = "3:6000"
-            try:
+            with jobs.faults(links="seed=3&cut_every=6000"):
                 launch(manifest(cut, **{**base, "pipeline.stages": stages}))
-            finally:
-                del os.environ["AQ_NET_CUT"]
             heals = sum(metrics(cut)[-1]["heals"])
             check(heals >= 30, f"{cut}: only {heals} links were healed")
             same_run(cut, "listens")

@@ -122,7 +122,7 @@ def while_writing(name, path, act, want):
     """Launch with slow checkpoints; when one is half written and steps beyond it are trained, act. The launcher's stderr."""
     process = subprocess.Popen([str(BIN / "aqpipe"), "launch", str(path), "--no-progress", "--json", "--restarts", "0",
                                 "--set", "link.rate_mbps=1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               stdin=subprocess.DEVNULL, env={**os.environ, "AQ_CHECKPOINT_SLOW": "25"},
+                               stdin=subprocess.DEVNULL, env={**os.environ, **jobs.faulty(checkpoint=25)},
                                restore_signals=False)  # SIGXFSZ stays ignored: a file that is too long is a status
     met = 0
     for line in process.stdout:
@@ -179,11 +179,8 @@ def scenario_background():
     check(weights("full") == weights("whole-direct"), "full: model.safetensors differs")
     # A checkpoint that is due while the last one is being written waits for it, and changes nothing.
     launch(manifest("each", **{**RESTARTED, "checkpoint.every": "1 steps", "train.epochs": 3}))
-    os.environ["AQ_CHECKPOINT_SLOW"] = "5"
-    try:
+    with jobs.faults(checkpoint=5):
         launch(manifest("each-slow", **{**RESTARTED, "checkpoint.every": "1 steps", "train.epochs": 3}))
-    finally:
-        del os.environ["AQ_CHECKPOINT_SLOW"]
     waited = sum(sum(line["mark_wait_ns"]) for line in metrics("each-slow"))
     check(waited > 0, "a checkpoint that was due while the last one was written has not waited")
     check(losses("each-slow") == losses("each"), "losses differ where checkpoints wait for each other")
@@ -302,11 +299,8 @@ def scenario_mirror():
     launch(manifest("copied", **keys))
     same_run("copied", "whole")
     copies("copied", 4)
-    os.environ["AQ_NET_CUT"] = "3:40000"
-    try:
+    with jobs.faults(links="seed=3&cut_every=40000"):
         launch(manifest("cut", **keys))
-    finally:
-        del os.environ["AQ_NET_CUT"]
     same_run("cut", "whole")
     copies("cut", 4)
 

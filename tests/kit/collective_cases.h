@@ -1,6 +1,6 @@
 /*
  * collective_cases.h -- every collective with its right answer, as a rank of any group runs it: shared by the suites of
- * all members (links: conform_collective.c, MPI: conform_collective_mpi.c).
+ * all members (links: conform_collective.c, GPUs: conform_collective_device.c, conform_collective_gpu.c).
  *
  * A new collective is one function in the .c file and one line in its table. Cases answer a status and say what is
  * wrong by aq_fail: they run on threads and in processes where there is no cmocka.

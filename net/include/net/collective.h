@@ -79,13 +79,6 @@ void aq_group_link_config(uint32_t piece_bytes, struct aq_link_config *config);
 enum aq_status aq_group_open_links(const struct aq_group_config *config, struct aq_group **out);
 
 /*
- * The same over MPI_COMM_WORLD: rank and size are MPI's, links and bell are not looked at. MPI is initialized where it
- * was not; then closing the group finalizes it, and closing a broken one ends all ranks (MPI_Abort), as MPI_Finalize
- * would wait for them. AQ_NODEV: built without AQ_MPI. AQ_IO: MPI said no.
- */
-enum aq_status aq_group_open_mpi(const struct aq_group_config *config, struct aq_group **out);
-
-/*
  * The same between GPUs, by NCCL, above a group of links whose device is a GPU: it tells NCCL's id, is what the ranks
  * agree over, moves host memory, and ends the group when a rank dies. The new group takes it; where this fails it did
  * not. NCCL's own connections are neither encrypted nor authenticated. All ranks call it together; what they find to
