@@ -70,7 +70,7 @@ foreach(program aqpipe aqpiped aqpipe_faulty)
   add_executable(${program}_cuda_host ${PROJECT_SOURCE_DIR}/runtime/cli/main_${main}.c $<TARGET_OBJECTS:aq_cuda_on_host>
     $<TARGET_OBJECTS:aq_nccl_on_host>)
   target_include_directories(${program}_cuda_host PRIVATE ${aq_runtime_ROOMS})
-  target_link_libraries(${program}_cuda_host PRIVATE aq_runtime aq_cuda_host aqsgd aq_flags Threads::Threads m)
+  target_link_libraries(${program}_cuda_host PRIVATE $<$<STREQUAL:${main},aqpipe>:aq_bench> aq_runtime aq_cuda_host aqsgd aq_flags Threads::Threads m)
   set_target_properties(${program}_cuda_host PROPERTIES OUTPUT_NAME ${program} LINKER_LANGUAGE CXX
     RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin/cuda_host)
 endforeach()

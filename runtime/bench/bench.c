@@ -1,8 +1,6 @@
-/* bench.c -- `aqpipe bench`: the dispatch, and the one way a figure is printed. */
+/* bench.c -- `aqpipe bench`: its command line, and which benches run. */
 #include "bench.h"
 
-#include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,32 +16,6 @@ static const struct {
 #include "benches.def"
 };
 enum { BENCHES = sizeof benches / sizeof *benches };
-
-/* more: further fields of the object, each with its comma. */
-static void emit(const struct aq_bench_options *options, const char *name, double value, const char *unit,
-                 const char *more)
-{
-    if (!options->json)
-        printf("%-44s %12.6g %s\n", name, value, unit);
-    else if (isfinite(value))
-        printf("{\"case\": \"%s\", \"value\": %.9g, \"unit\": \"%s\"%s}\n", name, value, unit, more);
-    else
-        printf("{\"case\": \"%s\", \"value\": null, \"unit\": \"%s\"%s}\n", name, unit, more);
-    fflush(stdout);
-}
-
-void aq_bench_emit(const struct aq_bench_options *options, const char *name, double value, const char *unit)
-{
-    emit(options, name, value, unit, "");
-}
-
-void aq_bench_emit_by(const struct aq_bench_options *options, const char *name, double value, const char *unit,
-                      const char *by, uint64_t parameters)
-{
-    char more[128];
-    snprintf(more, sizeof more, ", \"by\": \"%s\", \"parameters\": %llu", by, (unsigned long long)parameters);
-    emit(options, name, value, unit, more);
-}
 
 static const struct aq_command_line line;
 
@@ -95,8 +67,8 @@ static const struct aq_option options[] = {
     AQ_ROW(FLAG, struct aq_bench_options, full, "full", NULL,
            "of allreduce: nothing is made smaller to save time (5 minutes)"),
     AQ_ROW(TEXT, struct aq_bench_options, only, "only", "TEXT",
-           "of allreduce, and of stage on a GPU: the cases whose name has TEXT; of job: the part with these words "
-           "(\"dp2pp4\")"),
+           "the cases of codec, pack, allreduce and stage with all these words in their names; of job: the part with "
+           "these words (\"dp2pp4\")"),
     AQ_ROW_RANGE(U64, struct aq_bench_options, parameters, "parameters", "N", 1, 17179869184.0,
                  "of allreduce: so many floats instead of 124439808"),
     {0}};

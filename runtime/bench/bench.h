@@ -2,7 +2,8 @@
  * bench.h -- what every `aqpipe bench` has in common. Each bench lives in bench_<room>.c.
  *
  * A bench prints figures and judges nothing. With --json every case is one line: {"case": "...", "value": ..., "unit":
- * "..."}.
+ * "..."}. What a case does is the bench's; which cases run, how often, what of the repeats counts and how the figure is
+ * printed are bench_case.c's.
  */
 #ifndef RUNTIME_BENCH_H
 #define RUNTIME_BENCH_H
@@ -20,7 +21,7 @@ struct aq_bench_options {
     const char *device;    /* "cpu" or "cuda": of stage, device and allreduce          */
     uint32_t device_index; /* which GPU                                                */
     bool full;             /* allreduce: nothing is made smaller to save time          */
-    const char *only;      /* allreduce, stage on a GPU: cases whose name has this     */
+    const char *only;      /* aq_bench_wanted                                          */
     uint64_t parameters;   /* allreduce: floats; 0: those of GPT-2 124M                */
 };
 
@@ -30,6 +31,15 @@ void aq_bench_emit(const struct aq_bench_options *options, const char *name, dou
 /* The same, and how the link was shaped and how many floats there were. */
 void aq_bench_emit_by(const struct aq_bench_options *options, const char *name, double value, const char *unit,
                       const char *by, uint64_t parameters);
+
+/* --only: does every word of its text stand in this name? Whoever has made nothing for the case asks first. */
+bool aq_bench_wanted(const struct aq_bench_options *options, const char *name);
+
+/* The best of so many repeats, in seconds: for work that other programs can only slow down. */
+enum aq_status aq_bench_best(uint32_t repeats, enum aq_status (*run)(void *context), void *context, double *seconds);
+
+/* Sorts the values; the one in the middle. */
+double aq_bench_middle(double *values, size_t count);
 
 /*
  * The median time that `run` takes the device, of so many repeats after two that do not count: between two events, and,

@@ -257,7 +257,7 @@ static enum aq_status bench_case(const struct aq_bench_options *options, const s
     bool shaped;
     snprintf(name, sizeof name, "allreduce %s%s W%u %gmbit time/limit", gpu ? "cuda " : "", codec->name, size,
              rate_mbps);
-    if (options->only && !strstr(name, options->only)) return AQ_OK;
+    if (!aq_bench_wanted(options, name)) return AQ_OK;
     if (whole_s > seconds_max) work.count = (uint64_t)((double)parameters * seconds_max / whole_s);
     AQ_TRY(run_ranks(name, &ranks, &work, &seconds, &bytes, &shaped));
     aq_bench_emit_by(options, name, seconds / (bytes / (rate_mbps * 1e6 / 8)), "ratio",
@@ -275,7 +275,7 @@ static enum aq_status nccl_case(const struct aq_bench_options *options, const st
     double seconds, bytes;
     bool shaped;
     snprintf(name, sizeof name, "allreduce nccl %s W%u", codec->name, size);
-    if (options->only && !strstr(name, options->only)) return AQ_OK;
+    if (!aq_bench_wanted(options, name)) return AQ_OK;
     AQ_TRY(run_ranks(name, &ranks, &work, &seconds, &bytes, &shaped));
     aq_bench_emit_by(options, name, bytes / seconds * 1e-9, "GB/s", "nccl", work.count);
     return AQ_OK;
@@ -334,7 +334,7 @@ static enum aq_status pack_case(const struct aq_bench_options *options, const st
                                 bool unpack, bool stay)
 {
     double best = 0;
-    if (options->only && !strstr(name, options->only)) return AQ_OK;
+    if (!aq_bench_wanted(options, name)) return AQ_OK;
     for (int i = 0; i < (options->quick ? 3 : 7); i++) {
         const uint64_t begin_ns = aq_clock_ns();
         AQ_TRY(pack_all(pack, unpack, pack->x, stay));

@@ -224,12 +224,6 @@ static enum aq_status fio_turn(struct bench *bench, double *rate)
     return fio_parse(out, rate);
 }
 
-static int ascending(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* The median of one field (its offset in doubles) over the turns; ratio: of read/fio of each turn. */
 static double median(const struct turn *turns, uint32_t count, size_t offset, bool ratio)
 {
@@ -238,8 +232,7 @@ static double median(const struct turn *turns, uint32_t count, size_t offset, bo
         memcpy(&values[i], (const char *)&turns[i] + offset, sizeof values[i]);
         if (ratio) values[i] = turns[i].read / turns[i].fio;
     }
-    qsort(values, count, sizeof values[0], ascending);
-    return count % 2 == 1 ? values[count / 2] : (values[count / 2 - 1] + values[count / 2]) / 2;
+    return aq_bench_middle(values, count);
 }
 
 static enum aq_status cache_make(struct bench *bench)

@@ -110,12 +110,6 @@ struct run_figures {
     double loss;     /* the mean of the last epoch                                         */
 };
 
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static enum aq_status run_figures(const char *run, struct run_figures *out)
 {
     static double each[STEPS_MAX];
@@ -153,9 +147,9 @@ static enum aq_status run_figures(const char *run, struct run_figures *out)
     fclose(file);
     if (steps == 0 || first < 0) return aq_fail(AQ_CORRUPT, "bench", "%s has no steps after the first epoch", path);
     const long counted = steps < STEPS_MAX ? steps : STEPS_MAX;
-    qsort(each, (size_t)counted, sizeof each[0], by_value);
-    *out = (struct run_figures){
-        .mean_s = (last - first) / (double)steps, .median_s = each[counted / 2], .loss = sum / (double)losses};
+    *out = (struct run_figures){.mean_s = (last - first) / (double)steps,
+                                .median_s = aq_bench_middle(each, (size_t)counted),
+                                .loss = sum / (double)losses};
     return AQ_OK;
 }
 
@@ -194,10 +188,8 @@ enum aq_status aq_bench_job_pair(const struct aq_bench_options *options, const c
         AQ_TRY(aq_bench_job_run(folder, "one", one, &ones[i]));
         AQ_TRY(aq_bench_job_run(folder, "other", other, &others[i]));
     }
-    qsort(ones, (size_t)rounds, sizeof ones[0], by_value);
-    qsort(others, (size_t)rounds, sizeof others[0], by_value);
-    *one_s = ones[rounds / 2];
-    *other_s = others[rounds / 2];
+    *one_s = aq_bench_middle(ones, (size_t)rounds);
+    *other_s = aq_bench_middle(others, (size_t)rounds);
     return AQ_OK;
 }
 
@@ -295,17 +287,6 @@ static enum aq_status bench_bound(const struct aq_bench_options *options, const 
     return AQ_OK;
 }
 
-/* --only: does every word of its text stand among those of this part? */
-static bool wanted(const struct aq_bench_options *options, const char *words)
-{
-    char text[256];
-    if (!options->only) return true;
-    snprintf(text, sizeof text, "%s", options->only);
-    for (char *rest = text, *word; (word = strsep(&rest, " "));)
-        if (!strstr(words, word)) return false;
-    return true;
-}
-
 /* Some two seconds of steps each. */
 #define SHORT "train.batch=32", "train.epochs=3", "cache.kind=memory"
 #define TWO   "pipeline.stages=2"
@@ -360,14 +341,12 @@ static enum aq_status bench_prediction(const struct aq_bench_options *options, c
         const int rounds = options->quick ? 1 : ROUNDS;
         char name[96];
         snprintf(name, sizeof name, "job %s step predicted/measured", one->name);
-        if (!wanted(options, name)) continue;
+        if (!aq_bench_wanted(options, name)) continue;
         AQ_TRY(predict_and_run(folder, one->sets, rounds, steps, ratios));
-        qsort(steps, (size_t)rounds, sizeof steps[0], by_value);
-        qsort(ratios, (size_t)rounds, sizeof ratios[0], by_value);
         snprintf(name, sizeof name, "job %s step", one->name);
-        aq_bench_emit(options, name, steps[rounds / 2] * 1e3, "ms");
+        aq_bench_emit(options, name, aq_bench_middle(steps, (size_t)rounds) * 1e3, "ms");
         snprintf(name, sizeof name, "job %s predicted/measured", one->name);
-        aq_bench_emit(options, name, ratios[rounds / 2], "ratio");
+        aq_bench_emit(options, name, aq_bench_middle(ratios, (size_t)rounds), "ratio");
     }
     return AQ_OK;
 }
@@ -401,7 +380,7 @@ enum aq_status aq_bench_job(const struct aq_bench_options *options)
                  {"job dp2pp4 step compressed/uncompressed loss 100mbit without entropy", bench_replicas}};
     bool any = false;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0] && status == AQ_OK; i++) {
-        if (!wanted(options, parts[i].words)) continue;
+        if (!aq_bench_wanted(options, parts[i].words)) continue;
         any = true;
         status = parts[i].run(options, folder);
     }

@@ -286,18 +286,12 @@ static enum aq_status time_against(struct ends *ends, double *ms)
     return AQ_OK;
 }
 
-static int by_size(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static void emit_spread(const struct aq_bench_options *options, const char *what, double *ms, int rounds)
 {
     char name[96];
-    qsort(ms, (size_t)rounds, sizeof *ms, by_size);
+    const double middle = aq_bench_middle(ms, (size_t)rounds);
     snprintf(name, sizeof name, "link %dmbit %s p50", PASS_RATE_MBPS, what);
-    aq_bench_emit(options, name, ms[rounds / 2], "ms");
+    aq_bench_emit(options, name, middle, "ms");
     snprintf(name, sizeof name, "link %dmbit %s p99", PASS_RATE_MBPS, what);
     aq_bench_emit(options, name, ms[(rounds * 99 - 1) / 100], "ms");
 }

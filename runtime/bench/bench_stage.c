@@ -179,12 +179,6 @@ static enum aq_status trainer_open(struct trainer *self, struct aq_device *devic
     return AQ_OK;
 }
 
-static int by_size(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* Utilisation over what the maker names, where he is known, and over the largest product measured. */
 static void emit_utilisation(const struct aq_bench_options *options, const struct bench_case *which, const char *device,
                              double flops_a_second, double product)
@@ -206,7 +200,7 @@ static enum aq_status case_run(const struct aq_bench_options *options, struct aq
                                const struct bench_case *which, double product)
 {
     struct trainer trainer;
-    double seconds[STEPS_MAX], loss = 0.0;
+    double seconds[STEPS_MAX], middle, loss = 0.0;
     const uint32_t steps = options->quick ? 3 : STEPS_MAX;
     enum aq_status status;
     AQ_TRY_GOTO(trainer_open(&trainer, device, which), out);
@@ -216,49 +210,19 @@ static enum aq_status case_run(const struct aq_bench_options *options, struct aq
         AQ_TRY_GOTO(aq_device_stream_sync(device, NULL), out);
         if (i >= WARM) seconds[i - WARM] = (double)(aq_clock_ns() - start) * 1e-9;
     }
-    qsort(seconds, steps, sizeof seconds[0], by_size);
+    middle = aq_bench_middle(seconds, steps);
     if (!isfinite(loss)) {
         status = aq_fail(AQ_CORRUPT, "bench", "%s: the loss is %g", which->name, loss);
         goto out;
     }
-    aq_bench_emit(options, which->name, which->B * which->T / seconds[steps / 2], "tokens/s");
+    aq_bench_emit(options, which->name, which->B * which->T / middle, "tokens/s");
     if (which->blocks) {
         struct aq_device_info info;
         aq_device_info(device, &info);
-        emit_utilisation(options, which, info.name, trainer.flops / seconds[steps / 2], product);
+        emit_utilisation(options, which, info.name, trainer.flops / middle, product);
     }
 out:
     trainer_close(&trainer);
-    return status;
-}
-
-enum aq_status aq_bench_median(struct aq_device *device, struct aq_stream *stream, uint32_t repeats,
-                               enum aq_status (*run)(void *context), void *context, double *seconds)
-{
-    enum { WARM_RUNS = 2, RUNS_MAX = 64 };
-    struct aq_event *events[2] = {NULL, NULL};
-    double took[RUNS_MAX];
-    struct aq_device_info info;
-    enum aq_status status;
-    aq_device_info(device, &info);
-    const uint32_t at_once = info.host_memory ? 1 : 3, counted = repeats < RUNS_MAX ? repeats : RUNS_MAX;
-    for (int i = 0; i < 2; i++)
-        AQ_TRY_GOTO(aq_device_event_open_timed(device, &events[i]), out);
-    for (uint32_t i = 0; i < WARM_RUNS + counted; i++) {
-        uint64_t ns = 0;
-        AQ_TRY_GOTO(aq_device_event_record(device, events[0], stream), out);
-        for (uint32_t k = 0; k < at_once; k++)
-            AQ_TRY_GOTO(run(context), out);
-        AQ_TRY_GOTO(aq_device_event_record(device, events[1], stream), out);
-        AQ_TRY_GOTO(aq_device_stream_sync(device, stream), out);
-        AQ_TRY_GOTO(aq_device_event_elapsed(device, events[0], events[1], &ns), out);
-        if (i >= WARM_RUNS) took[i - WARM_RUNS] = 1e-9 * (double)ns / at_once;
-    }
-    qsort(took, counted, sizeof took[0], by_size);
-    *seconds = took[counted / 2];
-out:
-    for (int i = 0; i < 2; i++)
-        aq_device_event_close(device, events[i]);
     return status;
 }
 
@@ -348,7 +312,7 @@ static enum aq_status gpu_run(const struct aq_bench_options *options, struct aq_
         if (status == AQ_OK) status = one;
     }
     for (size_t i = 0; i < sizeof gpu_cases / sizeof gpu_cases[0]; i++) {
-        if (options->only && !strstr(gpu_cases[i].name, options->only)) continue;
+        if (!aq_bench_wanted(options, gpu_cases[i].name)) continue;
         const enum aq_status one = case_run(options, device, &gpu_cases[i], reached[gpu_cases[i].precision]);
         if (one != AQ_OK) aq_bench_emit(options, gpu_cases[i].name, (double)NAN, "tokens/s");
         if (status == AQ_OK) status = one;

@@ -46,27 +46,34 @@ static enum aq_status bench_step(const struct aq_bench_options *options, const c
     return AQ_OK;
 }
 
+struct digests {
+    const uint8_t *bytes;
+    uint64_t piece, sum;
+};
+enum { PIECES = 256 };
+
+static enum aq_status digests_run(void *context)
+{
+    struct digests *digests = context;
+    for (uint64_t i = 0; i < PIECES; i++)
+        digests->sum ^= aq_digest(digests->bytes + i * digests->piece, digests->piece);
+    return AQ_OK;
+}
+
 /* Bytes a second of digests over pieces of this size, that do not lie in a cache; the best of some turns. */
 static enum aq_status digest_rate(const struct aq_bench_options *options, uint64_t piece, double *bytes_per_s)
 {
-    enum { PIECES = 256 };
-    const int turns = options->quick ? 3 : 15;
     void *memory;
-    uint64_t sum = 0;
+    double seconds;
     AQ_TRY(aq_map(piece * PIECES, &memory));
     const struct aq_rng_key key = aq_rng_key(3, AQ_RNG_TEST, 0, 0);
     for (uint64_t i = 0; i < piece * PIECES / sizeof(uint32_t); i++)
         ((uint32_t *)memory)[i] = aq_rng_u32(&key, i);
-    *bytes_per_s = 0;
-    for (int turn = 0; turn < turns; turn++) {
-        const uint64_t begin = aq_clock_ns();
-        for (uint64_t i = 0; i < PIECES; i++)
-            sum ^= aq_digest((const uint8_t *)memory + i * piece, piece);
-        const double rate = (double)(piece * PIECES) / (double)(aq_clock_ns() - begin) * 1e9;
-        if (rate > *bytes_per_s) *bytes_per_s = rate;
-    }
+    struct digests digests = {.bytes = memory, .piece = piece};
+    (void)aq_bench_best(options->quick ? 3 : 15, digests_run, &digests, &seconds);
+    *bytes_per_s = (double)(piece * PIECES) / seconds;
     aq_unmap(memory, piece * PIECES);
-    aq_log("bench", 3, "digests=%llx", (unsigned long long)sum); /* so that they are made */
+    aq_log("bench", 3, "digests=%llx", (unsigned long long)digests.sum); /* so that they are made */
     return AQ_OK;
 }
 
