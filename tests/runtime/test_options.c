@@ -119,6 +119,7 @@ static void test_what_is_wrong_is_said_with_what_was_meant(void **state)
         {"a --set", "--set wants a value: --set KEY=VALUE"},
         {"--json=3", "--json takes no value"},
         {"--count 1", "--count: '1' is no whole number from 2 to 9"},
+        {"--count 10", "--count: '10' is no whole number from 2 to 9"},
         {"--count -3", "--count: '-3' is no whole number from 2 to 9"},
         {"--count 3x", "--count: '3x' is no whole number"},
         {"--count 99999999999999999999", "is no whole number"},

@@ -139,11 +139,14 @@ static void test_refusal_names_the_keys_that_differ(void **state)
                                "train.clip: 0 there, 1 here. To go on with it, undo that"));
         assert_non_null(strstr(aq_error_text(), "--fresh"));
     }
+    char path[128];
+    snprintf(path, sizeof path, "%s/run/metrics.jsonl", root);
+    assert_int_equal(unlink(path), 0); /* its checkpoint is still something to lose */
+    assert_int_equal(enter(LAUNCH, other_rate, NULL, NULL), AQ_MISMATCH);
     put("text.txt",
         "another text, which is as long as it has to be for one batch of samples at the very least, and a bit");
     assert_int_equal(enter(RESUME, NULL, NULL, NULL), AQ_MISMATCH);
     assert_non_null(strstr(aq_error_text(), "data.train: 39 samples (digest "));
-    char path[128];
     snprintf(path, sizeof path, "%s/run/manifest.yaml", root);
     assert_int_equal(unlink(path), 0); /* then only the hashes are left to tell of */
     assert_int_equal(enter(LAUNCH, other_rate, NULL, NULL), AQ_MISMATCH);
