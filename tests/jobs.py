@@ -73,6 +73,8 @@ def manifest(name, **changes):
     path = ROOT / (name + ".yaml")
     tree = {}
     for key, value in keys.items():
+        if value is None:  # leave it out
+            continue
         node = tree
         *parents, leaf = key.split(".")
         for parent in parents:

@@ -83,7 +83,7 @@ static enum aq_status table_open(const struct aq_checkpoint *c, const float *sna
         AQ_TRY(host_view(c->device, aq_stage_parameters(c->stage), saved, &values, &table->copies[STATES_MAX]));
     for (uint32_t i = 0; i < table->count; i++) {
         struct aq_tensor_info *info = &table->infos[i];
-        aq_stage_tensor(c->stage, i, info);
+        aq_stage_saved(c->stage, i, info);
         struct aq_weights_tensor *t = &table->tensors[i];
         *t = (struct aq_weights_tensor){
             .name = info->name, .dimensions = info->dimensions, .values = values + info->offset};
@@ -297,7 +297,7 @@ static enum aq_status load_all(const struct aq_checkpoint *c, const struct aq_we
     char text[NAME_BYTES];
     for (uint32_t i = 0; i < aq_stage_saved_count(c->stage); i++) {
         struct aq_tensor_info info;
-        aq_stage_tensor(c->stage, i, &info);
+        aq_stage_saved(c->stage, i, &info);
         AQ_TRY(tensor_load(c, weights, path, info.name, aq_stage_parameters(c->stage) + info.offset, info.count,
                            staging, &digest));
     }
@@ -349,7 +349,7 @@ enum aq_status aq_checkpoint_import(const struct aq_checkpoint *c, const char *p
     for (uint32_t i = 0; i < aq_stage_saved_count(c->stage); i++) {
         struct aq_tensor_info info;
         uint32_t index;
-        aq_stage_tensor(c->stage, i, &info);
+        aq_stage_saved(c->stage, i, &info);
         const char *name = info.name;
         if (aq_weights_find(weights, name, &index) != AQ_OK) name = info.begins_as;
         AQ_TRY_GOTO(

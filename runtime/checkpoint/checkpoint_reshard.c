@@ -115,7 +115,7 @@ static enum aq_status load_weights(const struct aq_checkpoint *c, const struct f
 {
     for (uint32_t i = 0; i < aq_stage_saved_count(c->stage); i++) {
         struct aq_tensor_info info;
-        aq_stage_tensor(c->stage, i, &info);
+        aq_stage_saved(c->stage, i, &info);
         const enum aq_status status = take(files->of[0], info.name, info.count, staging);
         if (status == AQ_NOTFOUND)
             return aq_fail(AQ_NOTFOUND, "checkpoint", "%s: no tensor %s", files->path, info.name);

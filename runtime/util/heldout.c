@@ -5,33 +5,29 @@
 
 #include "control.h"
 
+static const char *const count_names[AQ_TASK_COUNTS] = {"count0", "count1", "count2", "count3"};
+
 void aq_heldout_say(json_t *line, const struct aq_task *task, const struct aq_stage_loss *loss)
 {
     const char *name;
-    bool higher, counted = false;
+    bool higher;
     const double mean = loss->targets ? loss->sum / (double)loss->targets : (double)NAN;
     json_object_set_new(line, "loss", aq_control_number(mean));
     for (uint32_t i = 0; (name = aq_task_metric(task, i, &higher)) != NULL; i++)
         json_object_set_new(line, name, aq_control_number(aq_task_value(task, i, loss)));
     json_object_set_new(line, "targets", json_integer((json_int_t)loss->targets));
     for (int i = 0; i < AQ_TASK_COUNTS; i++)
-        counted = counted || loss->counts[i] != 0;
-    if (!counted) return;
-    json_t *counts = json_array();
-    for (int i = 0; i < AQ_TASK_COUNTS; i++)
-        json_array_append_new(counts, aq_control_number(loss->counts[i]));
-    json_object_set_new(line, "counts", counts);
+        if (loss->counts[i] != 0) json_object_set_new(line, count_names[i], aq_control_number(loss->counts[i]));
 }
 
 void aq_heldout_add(struct aq_stage_loss *total, const json_t *line)
 {
     const double targets = aq_control_number_or(line, "targets", 0);
-    const json_t *counts = json_object_get(line, "counts");
     if (!(targets > 0)) return;
     total->sum += targets * aq_control_number_or(line, "loss", (double)NAN);
     total->targets += (uint64_t)targets;
-    for (size_t i = 0; i < AQ_TASK_COUNTS; i++)
-        total->counts[i] += json_number_value(json_array_get(counts, i));
+    for (int i = 0; i < AQ_TASK_COUNTS; i++)
+        total->counts[i] += aq_control_number_or(line, count_names[i], 0);
 }
 
 const struct aq_task *aq_heldout_task(const json_t *line)

@@ -12,7 +12,7 @@
 
 #include "stages/task.h"
 
-/* Loss, metrics, targets and what the task counted ("counts", where it counts more), into the line. */
+/* Loss, metrics, targets and what the task counted ("count0" and so on, where it counts more), into the line. */
 void aq_heldout_say(json_t *line, const struct aq_task *task, const struct aq_stage_loss *loss);
 
 /* Of lines of parts of the samples: adds what one says. Its values are not trusted: a count that is none is 0. */

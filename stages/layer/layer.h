@@ -105,7 +105,10 @@ struct layer_kind {
                             const struct aq_batch *batch, uint32_t tokens_used);
     enum aq_status (*take)(const struct layer_run *run, const struct aq_batch *batch, uint32_t tokens_used);
     enum aq_status (*forward)(const struct layer_run *run, const float *x, float *y);
-    /* dx written, not added to; in_place: dx is dy. below: what to make for the layer below, or NULL. */
+    /*
+     * dx written, not added to; in_place: dx is dy. dx NULL: the layer below wants none. below: what to make for the
+     * layer below, or NULL. A first layer that has nothing to train has no backward.
+     */
     enum aq_status (*backward)(const struct layer_run *run, const float *x, const float *dy, float *dx,
                                const struct layer_ending *below);
     void (*ending)(const struct layer_run *run, struct layer_ending *out);

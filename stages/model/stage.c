@@ -275,8 +275,23 @@ uint32_t aq_stage_saved_count(const struct aq_stage *stage)
 
 void aq_stage_tensor(const struct aq_stage *stage, uint32_t index, struct aq_tensor_info *out)
 {
-    AQ_ASSERT(index < stage->saved_count);
+    AQ_ASSERT(index < stage->tensor_count);
     *out = stage->tensors[index].info;
+}
+
+void aq_stage_saved(const struct aq_stage *stage, uint32_t index, struct aq_tensor_info *out)
+{
+    uint32_t parameter = 0, buffer = stage->tensor_count;
+    for (uint32_t i = 0;; i++) {
+        const bool more = buffer < stage->saved_count;
+        const bool first = parameter < stage->tensor_count &&
+                           (!more || stage->tensors[parameter].info.layer <= stage->tensors[buffer].info.layer);
+        const uint32_t next = first ? parameter++ : buffer++;
+        if (i < index) continue;
+        AQ_ASSERT(next < stage->saved_count);
+        *out = stage->tensors[next].info;
+        return;
+    }
 }
 
 uint64_t aq_stage_saved_floats(const struct aq_stage *stage)

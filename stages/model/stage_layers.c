@@ -141,6 +141,7 @@ static void flow_choose(struct layout *layout)
         struct stage_layer *layer = &layout->layers[l];
         if (layer->layer.in.rows == 0) continue; /* the batch has no gradient */
         const bool stays = layer->layer.kind->in_place && from != STAGE_FLOW_OUT;
+        if (l > 0 && !layout->layers[l - 1].layer.kind->backward) continue; /* nobody wants it */
         if (stays)
             layer->flow = from;
         else if (in_place >= l)

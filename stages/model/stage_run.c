@@ -186,6 +186,8 @@ static enum aq_status backward_layer(struct aq_stage *stage, uint32_t index, uin
     const struct layer_kind *kind = layer->layer.kind, *under = l > 0 ? stage->layers[l - 1].layer.kind : NULL;
     struct layer_run run = run_of(stage, index, l, stream);
     float *dx = layer->flow == STAGE_FLOW_OUT ? caller : stage->flow[layer->flow];
+    if (!kind->backward) return AQ_OK; /* a first layer that has nothing to train */
+    AQ_ASSERT(dx || !kind->in_place);
     run.made = *made;
     if (kind->in_place && *gradient != dx) {
         const size_t bytes = (size_t)run.rows_in * run.layer->in.columns * sizeof *dx;
@@ -232,6 +234,8 @@ enum aq_status aq_stage_logits(struct aq_stage *stage, uint32_t slot, uint32_t p
     if (slot >= stage->config.slots || position >= stage->config.T)
         return aq_fail(AQ_INVAL, "stage", "logits of slot %u, position %u: %u slots, %u positions", slot, position,
                        stage->config.slots, stage->config.T);
+    if (!stage->layers[stage->layer_count - 1].layer.kind->output)
+        return aq_fail(AQ_INVAL, "stage", "a model of kind %s has no logits to give", stage->config.model.kind);
     if (position >= stage->slots[slot].tokens)
         return aq_fail(AQ_INVAL, "stage", "logits of position %u: the last forward had %u tokens", position,
                        stage->slots[slot].tokens);

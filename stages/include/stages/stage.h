@@ -170,10 +170,12 @@ struct aq_tensor_info {
     bool buffer;     /* statistics: saved, but without gradient and optimizer                          */
     char begins_as[AQ_TENSOR_NAME_MAX]; /* the tensor whose initial numbers it takes: mostly its own name */
 };
-/* Parameters, 0 .. tensor_count - 1, in order of layers; buffers come behind them, up to saved_count - 1. */
+/* Parameters, in order of layers: their values lie so in the flat buffer, and those of the buffers behind them. */
 uint32_t aq_stage_tensor_count(const struct aq_stage *stage);
-uint32_t aq_stage_saved_count(const struct aq_stage *stage);
 void aq_stage_tensor(const struct aq_stage *stage, uint32_t index, struct aq_tensor_info *out);
+/* What is saved: parameters and buffers, in order of layers, so that files do not show where a model was cut. */
+uint32_t aq_stage_saved_count(const struct aq_stage *stage);
+void aq_stage_saved(const struct aq_stage *stage, uint32_t index, struct aq_tensor_info *out);
 /* Floats of parameters, and of parameters and buffers together. */
 uint64_t aq_stage_parameter_count(const struct aq_stage *stage);
 uint64_t aq_stage_saved_floats(const struct aq_stage *stage);
