@@ -1,0 +1,78 @@
+/*
+ * layer_patch.c -- rows that follow each other, joined, times a matrix: a convolution whose kernel is as large as its
+ * step, where rows are in Morton order (layer_images.c). No bias: a normalization follows.
+ */
+#include "layer.h"
+
+#include <math.h>
+
+/* Values of the rows that make one. */
+static uint64_t joined(const struct layer *layer)
+{
+    return (uint64_t)layer->in.rows / layer->out.rows * layer->in.columns;
+}
+
+static void tensors(const struct layer *layer, const struct aq_stage_config *config, struct layer_list *list)
+{
+    (void)config;
+    layer_list_add(list, "weight", joined(layer), layer->out.columns, sqrtf(2.0f / (float)joined(layer)), 0);
+}
+
+static void flops(const struct layer *layer, const struct aq_stage_config *config, double *forward, double *backward)
+{
+    *forward = 2.0 * config->B * layer->out.rows * (double)joined(layer) * layer->out.columns;
+    *backward = 2.0 * *forward;
+}
+
+static enum aq_status forward(const struct layer_run *run, const float *x, float *y)
+{
+    const uint64_t K = joined(run->layer), N = run->layer->out.columns;
+    const struct aq_matmul args = {.M = run->rows_out,
+                                   .N = N,
+                                   .K = K,
+                                   .a = x,
+                                   .a_stride = K,
+                                   .b = run->w[0],
+                                   .b_stride = N,
+                                   .c = y,
+                                   .c_stride = N,
+                                   .compute = stage_compute(run->config->precision)};
+    return aq_device_matmul(run->device, &args, run->stream);
+}
+
+/* dx NULL: what is below has no gradient. */
+static enum aq_status backward(const struct layer_run *run, const float *x, const float *dy, float *dx,
+                               const struct layer_ending *below)
+{
+    const uint64_t K = joined(run->layer), N = run->layer->out.columns;
+    (void)below;
+    struct aq_matmul args = {.M = K,
+                             .N = N,
+                             .K = run->rows_out,
+                             .a = x,
+                             .a_stride = K,
+                             .a_transposed = true,
+                             .b = dy,
+                             .b_stride = N,
+                             .c = run->g[0],
+                             .c_stride = N,
+                             .accumulate = true,
+                             .compute = stage_compute(run->config->precision)};
+    AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
+    if (!dx) return AQ_OK;
+    args = (struct aq_matmul){.M = run->rows_out,
+                              .N = K,
+                              .K = N,
+                              .a = dy,
+                              .a_stride = N,
+                              .b = run->w[0],
+                              .b_stride = N,
+                              .b_transposed = true,
+                              .c = dx,
+                              .c_stride = K,
+                              .compute = stage_compute(run->config->precision)};
+    return aq_device_matmul(run->device, &args, run->stream);
+}
+
+const struct layer_kind layer_patch = {
+    .name = "patch", .tensors = tensors, .flops = flops, .forward = forward, .backward = backward};

@@ -1,0 +1,64 @@
+"""Images: a network that shares nothing with GPT-2, cut into stages whose cuts have shapes of their own."""
+import json
+import os
+import pathlib
+import sys
+
+import jobs
+from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers, raw, weights
+from kit import ROOT
+
+CODECS = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.backward.codec": "directq",
+          "edges.backward.bits": 8}
+
+
+def cifar10():
+    source = pathlib.Path(__file__).resolve().parent.parent.parent
+    folder = pathlib.Path(os.environ.get("AQ_SHARED", source.parent / "shared")) / "data" / "cifar10"
+    if not (folder / "train_10k.bin").exists():
+        print(f"skipped: {folder}/train_10k.bin is not there (AQ_SHARED names the folder of shared data)")
+        sys.exit(77)
+    return folder
+
+
+def job(name, **changes):
+    folder = cifar10()
+    gpt2 = dict.fromkeys(("model.blocks", "model.heads", "model.channels", "model.context", "model.tied", "train.T"))
+    return manifest(name, **{**gpt2, "model.kind": "pyramid", "model.width": 8, "model.levels": 4, "data.kind": "cifar10",
+                             "data.train": str(folder / "train_10k.bin"), "data.heldout": str(folder / "test_2k.bin"),
+                             "data.train_samples_max": 500, "data.heldout_samples_max": 300, "train.batch": 50,
+                             "train.micro_batch": 25, "train.epochs": 6, "train.lr": "5e-3", "train.decay": "constant", "pipeline.stages": 3, **changes})
+
+
+def scenario_images():
+    """CIFAR-10 over 3 stages: as one stage bit for bit, with AQ-SGD nearly as well, through a resume, and on two replicas."""
+    plain = {**raw(), **raw("backward"), "train.epochs": 2}
+    launch(job("one", **{**plain, "pipeline.stages": 1}))
+    launch(job("three", **plain))
+    check(losses("three") == losses("one"), f"losses {losses('three')} are not those of one stage {losses('one')}")
+    check(weights("three") == weights("one"), "model.safetensors differs, or its batch statistics")
+    for key in ("loss", "accuracy"):
+        check(metrics("three", "eval")[-1][key] == metrics("one", "eval")[-1][key], f"held-out {key} differs")
+    refused = aqpipe("plan", str(job("mixed", **{"model.blocks": 2})))
+    check(refused.returncode != 0 and "pyramid has no such key" in refused.stderr, refused.stderr)
+
+    launch(job("aqsgd", **CODECS, **{"checkpoint.every": 10}))
+    first, last = metrics("aqsgd")[0], metrics("aqsgd")[-1]
+    check(last["loss"] < first["loss"] * 0.75, f"loss {first['loss']} to {last['loss']}")
+    accuracy = metrics("aqsgd", "eval")[-1]["accuracy"]
+    check(0.2 < accuracy < 1, f"accuracy {accuracy}: a guess has 0.1")
+    plan = json.loads(aqpipe("plan", str(job("plan", **CODECS)), "--json").stdout)
+    cuts = [edge["message_bytes"] for edge in plan["edges"]]
+    check(cuts[0] != cuts[1], f"both cuts have one shape: {cuts}")
+
+    path = job("resumed", **CODECS, **{"checkpoint.every": 10, "train.epochs": 3})
+    launch(path)
+    launch(path, "--resume", "--set", "train.epochs=6")
+    check(losses("resumed")[30:] == losses("aqsgd")[30:] and weights("resumed") == weights("aqsgd"),
+          "resumed: not the run that would have been: optimizer, statistics or caches were lost")
+    launch(job("replicas", **CODECS, **{"pipeline.stages": 2, "pipeline.replicas": 2, "train.epochs": 2}))
+    line = metrics("replicas", "eval")[-1]
+    check(line["targets"] == 300 and 0 < line["accuracy"] < 1, f"of both replicas: {line}")
+    report = json.loads(aqpipe("report", str(ROOT / "replicas"), "--json").stdout)["runs"][0]
+    check(report["heldout"]["accuracy"] == line["accuracy"], f"the report has {report['heldout']}")
+    no_workers("images")
