@@ -175,11 +175,13 @@ static enum aq_status refuse_other(const struct aq_run_entry *entry, const struc
                     (unsigned long long)aq_plan_hash(entry->plan),
                     planned ? ", and no key differs: another version of aqpipe made it" : "");
     const bool same_name = strcmp(there->name, entry->plan->job->name) == 0;
+    const bool serves = there->resume_hash == entry->plan->resume_hash; /* but --resume was not said */
     const enum aq_status status =
         aq_fail(AQ_MISMATCH, "launch",
-                "%s holds the run '%s' of another plan: %s. To go on with it, undo that; for this job, choose another "
-                "folder with --run%s",
-                run, there->name, aq_text_of(&differences), same_name ? ", or throw the run away with --fresh" : "");
+                "%s holds the run '%s' of another plan: %s. %s; for this job, choose another folder with --run%s", run,
+                there->name, aq_text_of(&differences),
+                serves ? "With --resume it goes on like this" : "To go on with it, undo that",
+                same_name ? ", or throw the run away with --fresh" : "");
     aq_text_deinit(&differences);
     return status;
 }
