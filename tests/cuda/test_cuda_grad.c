@@ -1,7 +1,7 @@
 /*
  * test_cuda_grad.c -- the GPU's gradient codecs against the CPU's plain table, under the launch emulation: the same
  * bytes, errors and sums, step after step, over tensors that end anywhere, padding, and ranges that begin anywhere. And
- * every walk of optimizers against the CPU's, in three orders of blocks and threads.
+ * every fused kernel of optimizers against the CPU's, in three orders of blocks and threads.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -238,9 +238,9 @@ static void test_what_no_gpu_has_is_refused(void **state)
     aq_grad_codec_close(codec);
 }
 
-/* ---- walks ---- */
+/* ---- fused kernels ---- */
 
-enum { FLAT = 21000, PIECES = 4, WALK_TENSORS = 3, RANK = 3, LANE_BITS = 4, ROWS = 5, ORDERS = 3 };
+enum { FLAT = 21000, PIECES = 4, KERNEL_TENSORS = 3, RANK = 3, LANE_BITS = 4, ROWS = 5, ORDERS = 3 };
 
 static const struct aq_flat_piece pieces[PIECES] = {
     {0, AQ_FLAT_PIECE, 0}, {AQ_FLAT_PIECE, 2001, 0}, {18400, 7, 1}, {18410, 2500, 2}};
@@ -248,15 +248,15 @@ static const struct aq_flat_piece pieces[PIECES] = {
 static const struct aq_flat_piece rows[ROWS] = {
     {0, 100, 0}, {100, 100, 0}, {200, 100, 0}, {18400, 7, 1}, {18410, 50, 2}};
 
-/* Everything that a walk may change, and what it reads. */
+/* Everything that a kernel may change, and what it reads. */
 struct flat {
     float p[FLAT], m[FLAT], v[FLAT], last[FLAT], c[FLAT], worker_error[FLAT], server_error[FLAT], out[FLAT];
     float used[ROWS];
-    float g[FLAT], sent[FLAT], sent_g[FLAT], factor_p[FLAT], factor_q[FLAT], values[WALK_TENSORS][AQ_WALK_VALUES];
+    float g[FLAT], sent[FLAT], sent_g[FLAT], factor_p[FLAT], factor_q[FLAT], values[KERNEL_TENSORS][AQ_FUSED_VALUES];
     double sums[PIECES][AQ_FLAT_SUMS];
     uint64_t sent_at[PIECES + 1], lanes[FLAT * LANE_BITS / 64 + 1];
-    uint8_t mask[PIECES * AQ_WALK_MASK_BYTES], codes[FLAT];
-    struct aq_walk_matrix matrices[WALK_TENSORS];
+    uint8_t mask[PIECES * AQ_FUSED_MASK_BYTES], codes[FLAT];
+    struct aq_fused_matrix matrices[KERNEL_TENSORS];
 };
 
 static struct flat first, here, there;
@@ -275,134 +275,151 @@ static void fill_flat(void)
     }
     memset(first.c + rows[1].first, 0, rows[1].count * sizeof(float));
     first.used[2] = 0.0f;
-    for (uint32_t t = 0; t < WALK_TENSORS; t++) {
-        const float values[AQ_WALK_VALUES] = {0.01f * (float)t, 0.7f, 1.3f, 0.9f, t == 1 ? 2.0f : 0.3f};
+    for (uint32_t t = 0; t < KERNEL_TENSORS; t++) {
+        const float values[AQ_FUSED_VALUES] = {0.01f * (float)t, 0.7f, 1.3f, 0.9f, t == 1 ? 2.0f : 0.3f};
         memcpy(first.values[t], values, sizeof values);
     }
     first.values[2][4] = 0.0f; /* PowerSGD's, and its first: not whole */
-    first.matrices[0] = (struct aq_walk_matrix){.columns = 100};
-    first.matrices[2] = (struct aq_walk_matrix){.offset = 18410, .columns = 50, .p_at = 600, .q_at = 300};
+    first.matrices[0] = (struct aq_fused_matrix){.columns = 100};
+    first.matrices[2] = (struct aq_fused_matrix){.offset = 18410, .columns = 50, .p_at = 600, .q_at = 300};
 }
 
-static struct aq_walk walk_over(struct flat *flat, enum aq_walk_kind kind)
+static struct aq_fused kernel_over(struct flat *flat, enum aq_fused_kind kind)
 {
-    return (struct aq_walk){.kind = kind,
-                            .runs = aq_walk_runs_named("plain"),
-                            .piece_count = PIECES,
-                            .end = FLAT,
-                            .pieces = pieces,
-                            .values = flat->values[0],
-                            .sums = flat->sums[0],
-                            .g = flat->g,
-                            .p = flat->p,
-                            .m = flat->m,
-                            .v = flat->v,
-                            .last = flat->last,
-                            .frozen = flat->v,
-                            .worker_error = flat->worker_error,
-                            .server_error = flat->server_error,
-                            .chunk_first = 5000,
-                            .chunk = 9000,
-                            .b1 = 0.9f,
-                            .c1 = 1.0f - 0.9f,
-                            .b2 = 0.99f,
-                            .c2 = 1.0f - 0.99f,
-                            .k1 = 1.5f,
-                            .k2 = 3.0f,
-                            .eps = 1e-6f,
-                            .lr = 0.01f,
-                            .size = 7.0f,
-                            .scale = 0.5f,
-                            .mask = flat->mask,
-                            .sent_at = flat->sent_at,
-                            .sent = flat->sent,
-                            .sent_g = flat->sent_g,
-                            .key = aq_rng_key(3, AQ_RNG_TEST, 1, 2),
-                            .b3 = 0.95f,
-                            .low = 0.007f,
-                            .c = flat->c,
-                            .codes = flat->codes,
-                            .lanes = flat->lanes,
-                            .count = FLAT,
-                            .lane_bits = LANE_BITS,
-                            .times = 1,
-                            .middle = 7,
-                            .tie = true,
-                            .rows = rows,
-                            .used = flat->used,
-                            .matrices = flat->matrices,
-                            .factor_p = flat->factor_p,
-                            .factor_q = flat->factor_q,
-                            .out = flat->out,
-                            .rank = RANK};
+    return (struct aq_fused){.kind = kind,
+                             .runs = aq_fused_runs_named("plain"),
+                             .piece_count = PIECES,
+                             .end = FLAT,
+                             .pieces = pieces,
+                             .values = flat->values[0],
+                             .sums = flat->sums[0],
+                             .g = flat->g,
+                             .p = flat->p,
+                             .m = flat->m,
+                             .v = flat->v,
+                             .last = flat->last,
+                             .frozen = flat->v,
+                             .worker_error = flat->worker_error,
+                             .server_error = flat->server_error,
+                             .chunk_first = 5000,
+                             .chunk = 9000,
+                             .b1 = 0.9f,
+                             .c1 = 1.0f - 0.9f,
+                             .b2 = 0.99f,
+                             .c2 = 1.0f - 0.99f,
+                             .k1 = 1.5f,
+                             .k2 = 3.0f,
+                             .eps = 1e-6f,
+                             .lr = 0.01f,
+                             .size = 7.0f,
+                             .scale = 0.5f,
+                             .mask = flat->mask,
+                             .sent_at = flat->sent_at,
+                             .sent = flat->sent,
+                             .sent_g = flat->sent_g,
+                             .key = aq_rng_key(3, AQ_RNG_TEST, 1, 2),
+                             .b3 = 0.95f,
+                             .low = 0.007f,
+                             .c = flat->c,
+                             .codes = flat->codes,
+                             .lanes = flat->lanes,
+                             .count = FLAT,
+                             .lane_bits = LANE_BITS,
+                             .times = 1,
+                             .middle = 7,
+                             .tie = true,
+                             .rows = rows,
+                             .used = flat->used,
+                             .matrices = flat->matrices,
+                             .factor_p = flat->factor_p,
+                             .factor_q = flat->factor_q,
+                             .out = flat->out,
+                             .rank = RANK};
 }
 
 /* From one beginning: plain C, each instruction set, and the GPU in another order of blocks and threads each time. */
-static void expect_walk(struct aq_walk (*walk_of)(struct flat *flat, enum aq_walk_kind kind), enum aq_walk_kind kind)
+static void expect_kernel(struct aq_fused (*kernel_of)(struct flat *flat, enum aq_fused_kind kind),
+                          enum aq_fused_kind kind)
 {
     static const char *const sets[] = {"avx2", "avx512"};
-    const struct aq_walk on_cpu = walk_of(&here, kind), on_gpu = walk_of(&there, kind);
-    struct aq_walk on_set = on_gpu;
+    const struct aq_fused on_cpu = kernel_of(&here, kind), on_gpu = kernel_of(&there, kind);
+    struct aq_fused on_set = on_gpu;
     memcpy(&here, &first, sizeof here);
-    aq_walk_pieces(&on_cpu);
-    assert_memory_not_equal(&here, &first, sizeof here); /* it does something */
+    aq_fused_pieces(&on_cpu);
+    if (memcmp(&here, &first, sizeof here) == 0) fail_msg("kernel %d does nothing", (int)kind);
     for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++) {
-        on_set.runs = aq_walk_runs_named(sets[i]);
+        on_set.runs = aq_fused_runs_named(sets[i]);
         memcpy(&there, &first, sizeof there);
-        if (on_set.runs) aq_walk_pieces(&on_set);
+        if (on_set.runs) aq_fused_pieces(&on_set);
         if (on_set.runs && memcmp(&here, &there, sizeof here) != 0)
-            fail_msg("walk %d, %s: other bits than plain C's", (int)kind, sets[i]);
+            fail_msg("kernel %d, %s: other bits than plain C's", (int)kind, sets[i]);
     }
     for (uint64_t order = 0; order < ORDERS; order++) {
         memcpy(&there, &first, sizeof there);
         cuda_host_seed(order);
-        assert_int_equal(aq_cuda_walk(&on_gpu, NULL), AQ_OK);
+        assert_int_equal(aq_cuda_fused(&on_gpu, NULL), AQ_OK);
         if (memcmp(&here, &there, sizeof here) != 0)
-            fail_msg("walk %d, order %d: other bits than the CPU's", (int)kind, (int)order);
+            fail_msg("kernel %d, order %d: other bits than the CPU's", (int)kind, (int)order);
     }
     assert_string_equal(cuda_host_error(), "");
 }
 
-static struct aq_walk whole(struct flat *flat, enum aq_walk_kind kind)
+static struct aq_fused whole(struct flat *flat, enum aq_fused_kind kind)
 {
-    const bool of_words = kind == AQ_WALK_LIONCUB_PACK || kind == AQ_WALK_LIONCUB_UNPACK;
-    const bool of_rows = kind == AQ_WALK_LIONCUB_USED || kind == AQ_WALK_LIONCUB_MASK;
-    struct aq_walk walk = walk_over(flat, kind);
-    if (of_words || of_rows) walk.piece_count = 1;
-    if (of_words) walk.end = FLAT * LANE_BITS / 64 + 1;
-    if (of_rows) walk.end = ROWS;
-    return walk;
+    const bool of_words = kind == AQ_FUSED_LIONCUB_PACK || kind == AQ_FUSED_LIONCUB_UNPACK;
+    const bool of_rows = kind == AQ_FUSED_LIONCUB_USED || kind == AQ_FUSED_LIONCUB_MASK;
+    struct aq_fused kernel = kernel_over(flat, kind);
+    if (of_words || of_rows) kernel.piece_count = 1;
+    if (of_words) kernel.end = FLAT * LANE_BITS / 64 + 1;
+    if (of_rows) kernel.end = ROWS;
+    return kernel;
 }
 
-/* Within the first piece, across two of a tensor, and behind the last one. */
-static struct aq_walk range(struct flat *flat, enum aq_walk_kind kind)
+/* From within the first piece into the last. */
+static struct aq_fused range(struct flat *flat, enum aq_fused_kind kind)
 {
-    struct aq_walk walk = walk_over(flat, kind);
-    walk.begin = 5003;
-    walk.end = 18405;
-    walk.piece_count = 3;
-    return walk;
+    struct aq_fused kernel = kernel_over(flat, kind);
+    kernel.begin = 5003;
+    kernel.end = 18500;
+    return kernel;
 }
 
-static void test_every_walk_has_the_bits_of_plain_c_everywhere_in_any_order(void **state)
+/* Of elements alone: can it begin at any float? */
+static bool of_elements(enum aq_fused_kind kind)
+{
+    switch (kind) {
+#define AQ_FUSED(name, sums, maxima, masks)                                                                            \
+    case AQ_FUSED_##name:                                                                                              \
+        return sums == 0;
+#define AQ_FUSED_MASK(name)
+#define AQ_FUSED_SPARSE(name, sums)
+#define AQ_FUSED_WORDS(name)
+#define AQ_FUSED_ROWS(name)
+#include "optimizer_fused.def"
+    default:
+        return false;
+    }
+}
+
+static void test_every_kernel_has_the_bits_of_plain_c_everywhere_in_any_order(void **state)
 {
     (void)state;
     fill_flat();
-    struct aq_walk mask = walk_over(&first, AQ_WALK_SLAMB_MASK);
+    struct aq_fused mask = kernel_over(&first, AQ_FUSED_SLAMB_MASK);
     mask.m = here.m; /* the mask alone */
-    aq_walk_pieces(&mask);
+    aq_fused_pieces(&mask);
     for (uint32_t i = 0; i < PIECES; i++)
         first.sent_at[i + 1] = first.sent_at[i] + (uint64_t)first.sums[i][0];
     assert_true(first.sent_at[PIECES] > FLAT / 5 && first.sent_at[PIECES] < FLAT / 2);
     for (uint64_t i = 0; i < FLAT; i++) /* lanes to be taken apart */
         first.lanes[i * LANE_BITS / 64] |= i * 7 % 15 << i * LANE_BITS % 64;
-    for (int kind = AQ_WALK_NONE + 1; kind < AQ_WALK_KINDS; kind++) {
-        const bool masks = kind == AQ_WALK_SLAMB_MASK, along = aq_walk_sums((enum aq_walk_kind)kind) == 0;
+    for (int kind = AQ_FUSED_NONE + 1; kind < AQ_FUSED_KINDS; kind++) {
+        const bool masks = kind == AQ_FUSED_SLAMB_MASK;
         if (masks) memset(first.mask, 0xA5, sizeof first.mask);
-        expect_walk(whole, (enum aq_walk_kind)kind);
+        expect_kernel(whole, (enum aq_fused_kind)kind);
         if (masks) memcpy(first.mask, here.mask, sizeof first.mask);
         /* Those that go along with a reduction are asked for ranges; so can all be that begin at any float. */
-        if (along && kind < AQ_WALK_SLAMB_MASK) expect_walk(range, (enum aq_walk_kind)kind);
+        if (of_elements((enum aq_fused_kind)kind)) expect_kernel(range, (enum aq_fused_kind)kind);
     }
 }
 
@@ -411,25 +428,27 @@ static void test_plain_c_rounds_a_fused_multiply_add_once(void **state)
 {
     static const struct aq_flat_piece whole_flat = {.count = AQ_FLAT_PIECE};
     const struct aq_rng_key key = aq_rng_key(9, AQ_RNG_TEST, 8, 0);
-    struct aq_walk walk = walk_over(&here, AQ_WALK_SGD);
+    struct aq_fused kernel = kernel_over(&here, AQ_FUSED_SGD);
     (void)state;
     memset(&here, 0, sizeof here);
-    walk.pieces = &whole_flat;
-    walk.piece_count = 1;
-    walk.scale = 1.0f;
-    walk.lr = 0.123456789f;
+    kernel.pieces = &whole_flat;
+    kernel.piece_count = 1;
+    kernel.scale = 1.0f;
+    kernel.lr = 0.123456789f;
     for (uint64_t i = 0; i < AQ_FLAT_PIECE; i++) {
         const uint32_t g = aq_rng_u32(&key, 2 * i), p = aq_rng_u32(&key, 2 * i + 1);
         const float near = aq_float_of((g & 0x807fffffu) | (0x40000000u + (p % 64 << 23)));
         here.g[i] = i % 4 == 0 ? aq_float_of(g) : near;
-        here.p[i] = i % 4 == 0 ? aq_float_of(p) : i % 4 == 1 ? walk.lr * near : ldexpf(near, (int)(p >> 8) % 100 - 50);
+        here.p[i] = i % 4 == 0   ? aq_float_of(p)
+                    : i % 4 == 1 ? kernel.lr * near
+                                 : ldexpf(near, (int)(p >> 8) % 100 - 50);
     }
     memcpy(&there, &here, sizeof there);
-    aq_walk_pieces(&walk);
+    aq_fused_pieces(&kernel);
     for (uint64_t i = 0; i < AQ_FLAT_PIECE; i++) {
-        const float wanted = fmaf(-walk.lr, there.g[i], fmaf(-0.0f, there.p[i], there.p[i]));
+        const float wanted = fmaf(-kernel.lr, there.g[i], fmaf(-0.0f, there.p[i], there.p[i]));
         if (isnan(wanted) ? !isnan(here.p[i]) : aq_bits_of(wanted) != aq_bits_of(here.p[i]))
-            fail_msg("%a - %a %a is %a, not %a", (double)there.p[i], (double)walk.lr, (double)there.g[i],
+            fail_msg("%a - %a %a is %a, not %a", (double)there.p[i], (double)kernel.lr, (double)there.g[i],
                      (double)wanted, (double)here.p[i]);
     }
 }
@@ -442,7 +461,7 @@ int main(void)
         cmocka_unit_test(test_levels_of_all_bits_have_the_bits_of_the_cpu),
         cmocka_unit_test(test_wild_values_have_the_bits_of_the_cpu),
         cmocka_unit_test(test_what_no_gpu_has_is_refused),
-        cmocka_unit_test(test_every_walk_has_the_bits_of_plain_c_everywhere_in_any_order),
+        cmocka_unit_test(test_every_kernel_has_the_bits_of_plain_c_everywhere_in_any_order),
         cmocka_unit_test(test_plain_c_rounds_a_fused_multiply_add_once),
     };
     return cmocka_run_group_tests_name("cuda grad", tests, NULL, NULL);

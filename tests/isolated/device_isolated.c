@@ -66,7 +66,7 @@ enum operation {
     DO_GRAD_ENCODE,
     DO_GRAD_DECODE,
     DO_SUM_RANKS,
-    DO_WALK,
+    DO_FUSED,
 #define AQ_MATH(name, ...) DO_##name,
 #include "aqsgd/math.def"
 };
@@ -79,7 +79,7 @@ struct command {
         struct copy copy;
         struct coding coding;
         struct aq_sum_ranks sum_ranks;
-        struct aq_walk walk;
+        struct aq_fused kernel;
 #define AQ_MATH(name, type, ...) struct type name;
 #include "aqsgd/math.def"
     } with;
@@ -191,8 +191,8 @@ static enum aq_status command_run(struct aq_device *inner, const struct command 
     case DO_SUM_RANKS:
         sum_run(&command->with.sum_ranks);
         return AQ_OK;
-    case DO_WALK:
-        aq_walk_pieces(&command->with.walk);
+    case DO_FUSED:
+        aq_fused_pieces(&command->with.kernel);
         return AQ_OK;
 #define AQ_MATH(name, ...)                                                                                             \
     case DO_##name:                                                                                                    \
@@ -512,16 +512,16 @@ static enum aq_status isolated_sum_ranks(struct aq_device *device, const struct 
     return AQ_OK;
 }
 
-static void *walk_within(const void *context, const void *pointer)
+static void *fused_within(const void *context, const void *pointer)
 {
     return within(context, pointer);
 }
 
-static enum aq_status isolated_walk(struct aq_device *device, const struct aq_walk *args, struct aq_stream *stream)
+static enum aq_status isolated_fused(struct aq_device *device, const struct aq_fused *args, struct aq_stream *stream)
 {
-    struct aq_walk *mine = &note(isolated_of(device), stream, DO_WALK)->with.walk;
+    struct aq_fused *mine = &note(isolated_of(device), stream, DO_FUSED)->with.kernel;
     *mine = *args;
-    aq_walk_move(mine, walk_within, device);
+    aq_fused_move(mine, fused_within, device);
     return AQ_OK;
 }
 
@@ -532,7 +532,7 @@ static const struct aq_grad_launchers isolated_grad = {.check_config = coder_che
                                                        .decode = coder_decode,
                                                        .check = coder_check,
                                                        .sum_ranks = isolated_sum_ranks,
-                                                       .walk = isolated_walk};
+                                                       .fused = isolated_fused};
 
 static uint64_t isolated_scratch_bytes(const struct aq_device *device)
 {

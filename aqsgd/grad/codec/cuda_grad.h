@@ -26,7 +26,7 @@
 
 #include "aqsgd/grad_codec.h"
 #include "aqsgd/grad_device.h"
-#include "optimizer_walk.h"
+#include "optimizer_fused.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -91,8 +91,8 @@ enum aq_status aq_cuda_grad_encode(const struct aq_cuda_grad_tables *tables, con
 enum aq_status aq_cuda_grad_decode(const struct aq_cuda_grad_tables *tables, const void *wire, float weight, bool add,
                                    float *sum, uint32_t *corrupt, void *stream);
 
-/* The walk's pieces, arrays and sums in device memory: as aq_walk_piece of each of them. */
-enum aq_status aq_cuda_walk(const struct aq_walk *walk, void *stream);
+/* The kernel's pieces, arrays and sums in device memory: as aq_fused_piece of each of them. */
+enum aq_status aq_cuda_fused(const struct aq_fused *kernel, void *stream);
 
 /* As aq_device_sum_ranks: everything in device memory. */
 enum aq_status aq_cuda_sum_ranks(const struct aq_sum_ranks *args, void *stream);

@@ -1,5 +1,5 @@
 /*
- * grad_codec.c -- the table of gradient codecs, the walk over a range's tensors, lengths, and the two calls.
+ * grad_codec.c -- the table of gradient codecs, a range's runs, lengths, and the two calls.
  */
 #include <math.h>
 
@@ -166,41 +166,41 @@ uint32_t aq_grad_tensor_at(const struct aq_optimizer_tensor *tensors, uint32_t t
     return low;
 }
 
-void aq_grad_walk_init(struct aq_grad_walk *walk, const struct aq_grad_codec *codec, uint64_t first, uint64_t count)
+void aq_grad_runs_init(struct aq_grad_runs *runs, const struct aq_grad_codec *codec, uint64_t first, uint64_t count)
 {
-    *walk = (struct aq_grad_walk){.codec = codec,
+    *runs = (struct aq_grad_runs){.codec = codec,
                                   .first = first,
                                   .end = first + count,
                                   .at = first,
                                   .tensor = aq_grad_tensor_at(codec->tensors, codec->tensor_count, first)};
 }
 
-bool aq_grad_walk_next(struct aq_grad_walk *walk, struct aq_grad_run *out)
+bool aq_grad_runs_next(struct aq_grad_runs *runs, struct aq_grad_run *out)
 {
-    if (walk->at == walk->end) return false;
-    const bool left = walk->tensor < walk->codec->tensor_count;
-    const struct aq_optimizer_tensor *tensor = left ? &walk->codec->tensors[walk->tensor] : NULL;
-    const bool inside = left && tensor->offset <= walk->at;
-    uint64_t stop = walk->end;
+    if (runs->at == runs->end) return false;
+    const bool left = runs->tensor < runs->codec->tensor_count;
+    const struct aq_optimizer_tensor *tensor = left ? &runs->codec->tensors[runs->tensor] : NULL;
+    const bool inside = left && tensor->offset <= runs->at;
+    uint64_t stop = runs->end;
     if (inside)
         stop = tensor->offset + tensor->count;
     else if (left)
         stop = tensor->offset;
-    if (stop > walk->end) stop = walk->end;
-    *out = (struct aq_grad_run){.offset = walk->at - walk->first, .count = stop - walk->at, .padding = !inside};
-    if (inside && stop == tensor->offset + tensor->count) walk->tensor++;
-    walk->at = stop;
+    if (stop > runs->end) stop = runs->end;
+    *out = (struct aq_grad_run){.offset = runs->at - runs->first, .count = stop - runs->at, .padding = !inside};
+    if (inside && stop == tensor->offset + tensor->count) runs->tensor++;
+    runs->at = stop;
     return true;
 }
 
 static uint64_t scale_bytes(const struct aq_grad_codec *codec, uint64_t first, uint64_t count)
 {
-    struct aq_grad_walk walk;
+    struct aq_grad_runs runs;
     struct aq_grad_run run;
     uint64_t scales = 0;
     if (codec->kind->scales == aq_grad_scales_none) return 0;
-    aq_grad_walk_init(&walk, codec, first, count);
-    while (aq_grad_walk_next(&walk, &run)) {
+    aq_grad_runs_init(&runs, codec, first, count);
+    while (aq_grad_runs_next(&runs, &run)) {
         if (!run.padding) scales += codec->kind->scales(&codec->config, run.count);
     }
     return scales * sizeof(float);

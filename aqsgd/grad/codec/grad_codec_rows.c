@@ -54,12 +54,12 @@ void aq_grad_rows_encode(const struct aq_grad_codec *codec, const struct aq_grad
 {
     uint8_t scratch[8 + AQ_GRAD_ROW + AQ_CODEC_PAD];
     struct aq_code_writer writer;
-    struct aq_grad_walk walk;
+    struct aq_grad_runs runs;
     struct aq_grad_run run;
     uint8_t *scale_at = range->scales;
     aq_code_writer_init(&writer, codec->rows, scratch, range->codes, codec->config.bits);
-    aq_grad_walk_init(&walk, codec, range->first, range->count);
-    while (aq_grad_walk_next(&walk, &run)) {
+    aq_grad_runs_init(&runs, codec, range->first, range->count);
+    while (aq_grad_runs_next(&runs, &run)) {
         if (run.padding) {
             push_zeros(&writer, run.count);
             continue;
@@ -79,11 +79,11 @@ enum aq_status aq_grad_rows_decode(const struct aq_grad_codec *codec, const stru
 {
     uint8_t scratch[16 + AQ_GRAD_ROW + AQ_CODEC_PAD];
     float levels[AQ_GRAD_ROW + AQ_CODEC_PAD / 4];
-    struct aq_grad_walk walk;
+    struct aq_grad_runs runs;
     struct aq_grad_run run;
     const uint8_t *scale_at = range->scales;
-    aq_grad_walk_init(&walk, codec, range->first, range->count);
-    while (aq_grad_walk_next(&walk, &run)) {
+    aq_grad_runs_init(&runs, codec, range->first, range->count);
+    while (aq_grad_runs_next(&runs, &run)) {
         float *to = sum + run.offset;
         if (run.padding) {
             if (!add) memset(to, 0, (size_t)run.count * sizeof *to);

@@ -70,12 +70,12 @@ static void encode_bucket(const struct aq_grad_codec *codec, uint8_t *stream, ui
 static void sign_encode(const struct aq_grad_codec *codec, const struct aq_grad_range *range, const float *x,
                         float *error)
 {
-    struct aq_grad_walk walk;
+    struct aq_grad_runs runs;
     struct aq_grad_run run;
     uint8_t *scale_at = range->scales;
     memset(range->codes, 0, (size_t)((range->count + 7) / 8));
-    aq_grad_walk_init(&walk, codec, range->first, range->count);
-    while (aq_grad_walk_next(&walk, &run)) {
+    aq_grad_runs_init(&runs, codec, range->first, range->count);
+    while (aq_grad_runs_next(&runs, &run)) {
         if (run.padding) continue;
         const uint64_t bucket = codec->config.bucket ? codec->config.bucket : run.count;
         for (uint64_t at = 0; at < run.count; at += bucket) {
@@ -100,11 +100,11 @@ static void decode_bucket(const struct aq_grad_codec *codec, const uint8_t *stre
 static enum aq_status sign_decode(const struct aq_grad_codec *codec, const struct aq_grad_range *range, float weight,
                                   bool add, float *sum)
 {
-    struct aq_grad_walk walk;
+    struct aq_grad_runs runs;
     struct aq_grad_run run;
     const uint8_t *scale_at = range->scales;
-    aq_grad_walk_init(&walk, codec, range->first, range->count);
-    while (aq_grad_walk_next(&walk, &run)) {
+    aq_grad_runs_init(&runs, codec, range->first, range->count);
+    while (aq_grad_runs_next(&runs, &run)) {
         float *to = sum + run.offset;
         if (run.padding) {
             if (!add) memset(to, 0, (size_t)run.count * sizeof *to);

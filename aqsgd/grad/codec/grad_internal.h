@@ -1,6 +1,6 @@
 /*
  * grad_internal.h -- the seam behind aq_grad_encode and aq_grad_decode: a kind of codec is a row of grad_codecs.def and
- * one file; what they share are the walk over the tensors of a range and a small table of kernels.
+ * one file; what they share are the runs of a range and a small table of kernels.
  *
  * A range falls into *runs*: the parts of its tensors, and between them padding. A kind is asked for the scales of a
  * run and codes or decodes all runs in order.
@@ -68,14 +68,14 @@ struct aq_grad_codec {
     const struct aq_codec_kernels *rows;
 };
 
-/* Where a walk over the runs of [first, first + count) stands. */
-struct aq_grad_walk {
+/* How far the runs of [first, first + count) stands. */
+struct aq_grad_runs {
     const struct aq_grad_codec *codec;
     uint64_t first, end, at;
     uint32_t tensor;
 };
-void aq_grad_walk_init(struct aq_grad_walk *walk, const struct aq_grad_codec *codec, uint64_t first, uint64_t count);
-bool aq_grad_walk_next(struct aq_grad_walk *walk, struct aq_grad_run *out); /* false: the range is at its end */
+void aq_grad_runs_init(struct aq_grad_runs *runs, const struct aq_grad_codec *codec, uint64_t first, uint64_t count);
+bool aq_grad_runs_next(struct aq_grad_runs *runs, struct aq_grad_run *out); /* false: the range is at its end */
 
 /* One call of encode or decode. */
 struct aq_grad_range {
@@ -98,7 +98,7 @@ struct aq_grad_kind {
                              bool add, float *sum);
 };
 
-/* For kinds whose codes are made row by row: the walk, the bit stream, the rows. See grad_codec_rows.c. */
+/* For kinds whose codes are made row by row: the runs, the bit stream, the rows. See grad_codec_rows.c. */
 struct aq_grad_scaling {
     /* The scale of n values of y; it says what quantizer `quant` is. False: y is not finite. */
     bool (*choose)(const struct aq_grad_codec *codec, const float *y, uint64_t n, float *scale);

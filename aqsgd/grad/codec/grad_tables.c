@@ -19,14 +19,14 @@ static bool has_scales(const struct aq_grad_codec *codec)
 }
 
 /* The buckets of the piece at `at` of the range, whose bytes begin at wire_at. */
-static void walk_piece(const struct aq_grad_codec *codec, uint64_t first, uint64_t at, uint64_t count, uint64_t wire_at,
-                       struct tables *out)
+static void lay_piece(const struct aq_grad_codec *codec, uint64_t first, uint64_t at, uint64_t count, uint64_t wire_at,
+                      struct tables *out)
 {
-    struct aq_grad_walk walk;
+    struct aq_grad_runs runs;
     struct aq_grad_run run;
     if (!has_scales(codec)) return;
-    aq_grad_walk_init(&walk, codec, first + at, count);
-    while (aq_grad_walk_next(&walk, &run)) {
+    aq_grad_runs_init(&runs, codec, first + at, count);
+    while (aq_grad_runs_next(&runs, &run)) {
         const uint64_t bucket = codec->config.bucket == 0 || run.padding ? run.count : codec->config.bucket;
         for (uint64_t from = 0; from < run.count; from += bucket) {
             const uint64_t n = run.count - from < bucket ? run.count - from : bucket;
@@ -44,7 +44,7 @@ static void walk_piece(const struct aq_grad_codec *codec, uint64_t first, uint64
     }
 }
 
-static void walk(const struct aq_grad_codec *codec, uint64_t first, uint64_t count, struct tables *out)
+static void lay_out(const struct aq_grad_codec *codec, uint64_t first, uint64_t count, struct tables *out)
 {
     uint64_t wire_at = 0;
     for (uint64_t at = 0; at < count; at += AQ_GRAD_PIECE) {
@@ -52,7 +52,7 @@ static void walk(const struct aq_grad_codec *codec, uint64_t first, uint64_t cou
         const uint64_t bytes = aq_grad_codec_bytes(codec, first + at, n);
         const uint64_t bits = codec->kind->bits(&codec->config), codes = n / 8 * bits + (n % 8 * bits + 7) / 8;
         const uint32_t buckets = out->bucket_count;
-        walk_piece(codec, first, at, n, wire_at, out);
+        lay_piece(codec, first, at, n, wire_at, out);
         if (out->pieces != NULL)
             out->pieces[out->piece_count] = (struct aq_cuda_grad_piece){
                 .codes_at = wire_at + bytes - codes, .count = (uint32_t)n, .first = buckets, .last = out->bucket_count};
@@ -77,7 +77,7 @@ enum aq_status aq_cuda_grad_tables_bytes(const struct aq_grad_codec *codec, uint
 {
     struct tables tables = {0};
     AQ_TRY(check(codec, first, count));
-    walk(codec, first, count, &tables);
+    lay_out(codec, first, count, &tables);
     *bytes =
         tables.piece_count * sizeof *tables.pieces + tables.bucket_count * (sizeof *tables.buckets + 2 * sizeof(float));
     return AQ_OK;
@@ -111,13 +111,13 @@ enum aq_status aq_cuda_grad_tables_fill(const struct aq_grad_codec *codec, uint6
 {
     struct tables counted = {0};
     AQ_TRY(check(codec, first, count));
-    walk(codec, first, count, &counted);
+    lay_out(codec, first, count, &counted);
     *out = (struct aq_cuda_grad_tables){
         .count = count, .piece_count = counted.piece_count, .bucket_count = counted.bucket_count};
     kind_of(codec, out);
     struct tables tables = {.pieces = memory};
     tables.buckets = (struct aq_cuda_grad_bucket *)(tables.pieces + counted.piece_count);
-    walk(codec, first, count, &tables);
+    lay_out(codec, first, count, &tables);
     AQ_ASSERT(tables.piece_count == counted.piece_count && tables.bucket_count == counted.bucket_count);
     aq_cuda_grad_tables_at(out, memory);
     return AQ_OK;

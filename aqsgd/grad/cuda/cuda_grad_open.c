@@ -125,9 +125,9 @@ static enum aq_status sum_ranks(struct aq_device *device, const struct aq_sum_ra
     return aq_cuda_sum_ranks(args, native_of(device, stream));
 }
 
-static enum aq_status walk(struct aq_device *device, const struct aq_walk *args, struct aq_stream *stream)
+static enum aq_status fused(struct aq_device *device, const struct aq_fused *args, struct aq_stream *stream)
 {
-    return aq_cuda_walk(args, native_of(device, stream));
+    return aq_cuda_fused(args, native_of(device, stream));
 }
 
 const struct aq_grad_launchers aq_grad_launchers_cuda = {.check_config = coder_check_config,
@@ -137,4 +137,4 @@ const struct aq_grad_launchers aq_grad_launchers_cuda = {.check_config = coder_c
                                                          .decode = coder_decode,
                                                          .check = coder_check,
                                                          .sum_ranks = sum_ranks,
-                                                         .walk = walk};
+                                                         .fused = fused};

@@ -6,7 +6,7 @@
 #define AQSGD_GRAD_LAUNCHERS_H
 
 #include "aqsgd/grad_device.h"
-#include "optimizer_walk.h"
+#include "optimizer_fused.h"
 
 /* A backend's coder begins with it. */
 struct aq_grad_coder {
@@ -26,8 +26,8 @@ struct aq_grad_launchers {
                              float *sum, struct aq_stream *stream);
     enum aq_status (*check)(struct aq_grad_coder *coder, struct aq_stream *stream);
     enum aq_status (*sum_ranks)(struct aq_device *device, const struct aq_sum_ranks *args, struct aq_stream *stream);
-    /* As aq_walk_piece of each of its pieces: everything in device memory. */
-    enum aq_status (*walk)(struct aq_device *device, const struct aq_walk *walk, struct aq_stream *stream);
+    /* As aq_fused_piece of each of its pieces: everything in device memory. */
+    enum aq_status (*fused)(struct aq_device *device, const struct aq_fused *kernel, struct aq_stream *stream);
 };
 
 #endif

@@ -247,7 +247,7 @@ static enum aq_status optimizer_make(struct aq_device *device, const struct aq_o
                                        .config = *config,
                                        .group = *group,
                                        .parameters = parameters,
-                                       .runs = aq_walk_runs_best(),
+                                       .runs = aq_fused_runs_best(),
                                        .measuring = measuring};
     if (device) aq_device_info(device, &info);
     optimizer->apart = !info.host_memory;

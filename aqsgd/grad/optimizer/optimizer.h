@@ -4,11 +4,12 @@
  * A kind says what memory it wants (place), whether it wants the mean of the gradients first (averages), and does one
  * update in rounds (update): round 0 begins, and each later one follows on what the round before has asked for. What is
  * common lies in optimizer.c (the table, memory, checks), optimizer_average.c (the mean of gradients, through codecs)
- * and optimizer_flat.c (walks over the flat buffer, in pieces that belong to one tensor each: optimizer_walk.h).
+ * and optimizer_flat.c (fused kernels over the flat buffer, in pieces that belong to one tensor each:
+ * optimizer_fused.h).
  *
- * Where memory is a device's. What walks touch is device memory; what a kind itself reads and writes, a few floats a
- * tensor, is host memory, state too (aq_optimizer_take_few). Walks are enqueued on the call's stream; one with sums is
- * waited for.
+ * Where memory is a device's. What kernels touch is device memory; what a kind itself reads and writes, a few floats a
+ * tensor, is host memory, state too (aq_optimizer_take_few). Kernels are enqueued on the call's stream; one with sums
+ * is waited for.
  *
  * Determinism: what has to be equal on all ranks is computed elementwise, in plain C without contraction, or summed in
  * a fixed order, from values that are equal on all ranks.
@@ -20,7 +21,7 @@
 
 #include "aqsgd/device_math.h"
 #include "aqsgd/grad.h"
-#include "optimizer_walk.h"
+#include "optimizer_fused.h"
 
 enum { AQ_OPTIMIZER_STATES_MAX = 12, AQ_OPTIMIZER_SCRATCH_MAX = 16 };
 
@@ -49,7 +50,7 @@ struct aq_optimizer_call {
     float lr, grad_scale;
     uint64_t step;
     struct aq_stream *stream;
-    struct aq_walk before, after; /* what goes along with the reduction that was asked for */
+    struct aq_fused before, after; /* what goes along with the reduction that was asked for */
 };
 
 struct aq_low_rank; /* optimizer_low_rank.c */
@@ -62,11 +63,11 @@ struct aq_optimizer {
     uint64_t parameters;
     struct aq_optimizer_tensor *tensors; /* those that are not empty; names are copies */
     uint32_t tensor_count;
-    aq_walk_run *const *runs;            /* of walks in host memory */
+    aq_fused_run *const *runs; /* of kernels in host memory */
     struct aq_flat_piece *pieces;
     uint32_t piece_count;
     double *piece_sums; /* AQ_FLAT_SUMS a piece */
-    float *values;      /* AQ_WALK_VALUES a tensor, for walks: aq_optimizer_values */
+    float *values;      /* AQ_FUSED_VALUES a tensor, for kernels: aq_optimizer_values */
     bool apart;         /* memory is a device's, which has a copy of the three: */
     struct {
         struct aq_flat_piece *pieces;
@@ -133,7 +134,7 @@ enum aq_status aq_optimizer_take_few(struct aq_optimizer *optimizer, const char 
                                      enum aq_state_class belongs, float **out);
 /* The server error of this rank: its chunk of `count` floats. */
 enum aq_status aq_optimizer_take_server(struct aq_optimizer *optimizer, const char *name, uint64_t count, float **out);
-/* Memory that no checkpoint sees, zero: the host's; what walks touch; and what the device copies from and to. */
+/* Memory that no checkpoint sees, zero: the host's; what kernels touch; and what the device copies from and to. */
 enum aq_status aq_optimizer_scratch(struct aq_optimizer *optimizer, size_t bytes, void **out);
 enum aq_status aq_optimizer_scratch_device(struct aq_optimizer *optimizer, size_t bytes, void **out);
 enum aq_status aq_optimizer_scratch_pinned(struct aq_optimizer *optimizer, size_t bytes, void **out);
@@ -143,12 +144,12 @@ enum aq_status aq_optimizer_take_errors(struct aq_optimizer *optimizer);
 /* Asks for the mean of x, the whole buffer, through config.reduce. */
 void aq_optimizer_ask(struct aq_optimizer *optimizer, float *x, struct aq_reduce *out);
 /*
- * The same, with walks over x before and after it (AQ_WALK_NONE: none), without sums: along with the reduction where it
- * goes through a codec, so that they are done in the cache and while other pieces travel; else before it is asked for,
- * and in the next round, which begins with aq_optimizer_asked.
+ * The same, with kernels over x before and after it (AQ_FUSED_NONE: none), without sums: along with the reduction where
+ * it goes through a codec, so that they are done in the cache and while other pieces travel; else before it is asked
+ * for, and in the next round, which begins with aq_optimizer_asked.
  */
-enum aq_status aq_optimizer_ask_along(struct aq_optimizer *optimizer, float *x, const struct aq_walk *before,
-                                      const struct aq_walk *after, struct aq_reduce *out);
+enum aq_status aq_optimizer_ask_along(struct aq_optimizer *optimizer, float *x, const struct aq_fused *before,
+                                      const struct aq_fused *after, struct aq_reduce *out);
 enum aq_status aq_optimizer_asked(struct aq_optimizer *optimizer);
 
 /* ---- grad_choice.c ---- */
@@ -160,13 +161,13 @@ enum aq_status aq_optimizer_average_round(struct aq_optimizer *optimizer, uint32
 
 /* ---- optimizer_flat.c ---- */
 enum aq_status aq_optimizer_cut(struct aq_optimizer *optimizer); /* makes the pieces */
-/* A walk over all pieces with what all have: the call's arrays and numbers, the two betas, epsilon, the errors. */
-struct aq_walk aq_optimizer_walk_of(const struct aq_optimizer *optimizer, enum aq_walk_kind kind);
+/* A kernel over all pieces with what all have: the call's arrays and numbers, the two betas, epsilon, the errors. */
+struct aq_fused aq_optimizer_fused_of(const struct aq_optimizer *optimizer, enum aq_fused_kind kind);
 /* All of its pieces, which begin with the first; piece_sums are there afterwards where it has any. */
-enum aq_status aq_optimizer_walk(struct aq_optimizer *optimizer, const struct aq_walk *walk);
+enum aq_status aq_optimizer_fused(struct aq_optimizer *optimizer, const struct aq_fused *kernel);
 /*
- * Number `which` of every tensor's values for the walks to come, 1 to AQ_WALK_VALUES - 1 (0 is its decay): of[t]. Where
- * it changes any, it waits for walks that may still read the last ones.
+ * Number `which` of every tensor's values for the kernels to come, 1 to AQ_FUSED_VALUES - 1 (0 is its decay): of[t].
+ * Where it changes any, it waits for kernels that may still read the last ones.
  */
 enum aq_status aq_optimizer_values(struct aq_optimizer *optimizer, uint32_t which, const float *of);
 /* run(optimizer, piece, index) for every piece, on the pool: host memory. */
@@ -193,9 +194,9 @@ static inline float aq_optimizer_decay(const struct aq_optimizer *optimizer, uin
  */
 uint64_t aq_optimizer_step_read(const float frozen[2]);
 void aq_optimizer_step_write(float frozen[2], uint64_t step);
-/* A walk of m and v, whose zeros are masked. */
-struct aq_walk aq_optimizer_walk_moments(const struct aq_optimizer *optimizer, enum aq_walk_kind kind, float *m,
-                                         float *v);
+/* A kernel of m and v, whose zeros are masked. */
+struct aq_fused aq_optimizer_fused_moments(const struct aq_optimizer *optimizer, enum aq_fused_kind kind, float *m,
+                                           float *v);
 /* *sum += ||v||_1, the same on every rank; tensor by tensor from the last to the first, as aq_optimizer_gauge wants. */
 enum aq_status aq_optimizer_norm1(struct aq_optimizer *optimizer, float *v, double *sum);
 /* The whole model's number for this update: what aq_optimizer_gauged was told, else this optimizer's own. */

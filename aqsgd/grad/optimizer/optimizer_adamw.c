@@ -25,13 +25,13 @@ static enum aq_status adamw_place(struct aq_optimizer *optimizer)
 
 static enum aq_status adamw_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
 {
-    struct aq_walk walk = aq_optimizer_walk_moments(optimizer, AQ_WALK_ADAMW, optimizer->states[0].values,
-                                                    optimizer->states[1].values);
+    struct aq_fused kernel =
+        aq_optimizer_fused_moments(optimizer, AQ_FUSED_ADAMW, optimizer->states[0].values, optimizer->states[1].values);
     (void)round;
     (void)out;
-    walk.k1 = aq_optimizer_corrected(optimizer->config.beta1, optimizer->call.step);
-    walk.k2 = aq_optimizer_corrected(optimizer->config.beta2, optimizer->call.step);
-    return aq_optimizer_walk(optimizer, &walk);
+    kernel.k1 = aq_optimizer_corrected(optimizer->config.beta1, optimizer->call.step);
+    kernel.k2 = aq_optimizer_corrected(optimizer->config.beta2, optimizer->call.step);
+    return aq_optimizer_fused(optimizer, &kernel);
 }
 
 const struct aq_optimizer_kind aq_optimizer_adamw = {

@@ -1,5 +1,5 @@
 /*
- * optimizer_flat.c -- walks over the flat buffer: on the CPU pool, or by a device's kernels. A piece belongs to one
+ * optimizer_flat.c -- fused kernels over the flat buffer: on the CPU pool, or on a GPU. A piece belongs to one
  * tensor and its cut depends on the tensors alone, so that sums by piece, folded in order, do not depend on the number
  * of threads.
  */
@@ -22,7 +22,7 @@ static void fill_tables(struct aq_optimizer *optimizer)
     struct aq_flat_piece *piece = optimizer->pieces;
     for (uint32_t t = 0; t < optimizer->tensor_count; t++) {
         const struct aq_optimizer_tensor *tensor = &optimizer->tensors[t];
-        optimizer->values[(size_t)AQ_WALK_VALUES * t] = aq_optimizer_decay(optimizer, t);
+        optimizer->values[(size_t)AQ_FUSED_VALUES * t] = aq_optimizer_decay(optimizer, t);
         for (uint64_t at = 0; at < tensor->count; at += AQ_FLAT_PIECE) {
             const uint64_t left = tensor->count - at;
             *piece++ = (struct aq_flat_piece){.first = tensor->offset + at,
@@ -53,7 +53,7 @@ enum aq_status aq_optimizer_cut(struct aq_optimizer *optimizer)
     const uint64_t pieces = pieces_of(optimizer);
     const size_t piece_bytes = (size_t)pieces * sizeof(struct aq_flat_piece);
     const size_t sum_bytes = (size_t)pieces * AQ_FLAT_SUMS * sizeof(double);
-    const size_t value_bytes = (size_t)optimizer->tensor_count * AQ_WALK_VALUES * sizeof(float);
+    const size_t value_bytes = (size_t)optimizer->tensor_count * AQ_FUSED_VALUES * sizeof(float);
     void *memory, *sums, *values;
     if (pieces > UINT32_MAX)
         return aq_fail(AQ_INVAL, "optimizer", "%llu pieces of %d parameters are too many", (unsigned long long)pieces,
@@ -88,55 +88,56 @@ void aq_optimizer_each(struct aq_optimizer *optimizer, aq_flat_run *run)
     aq_device_parallel(optimizer->device, optimizer->piece_count, run_piece, &each);
 }
 
-/* ---- walks ---- */
+/* ---- kernels ---- */
 
-struct aq_walk aq_optimizer_walk_of(const struct aq_optimizer *optimizer, enum aq_walk_kind kind)
+struct aq_fused aq_optimizer_fused_of(const struct aq_optimizer *optimizer, enum aq_fused_kind kind)
 {
     const struct aq_optimizer_config *config = &optimizer->config;
     const struct aq_optimizer_call *call = &optimizer->call;
-    struct aq_walk walk = {.kind = kind,
-                           .runs = optimizer->runs,
-                           .piece_count = optimizer->piece_count,
-                           .end = optimizer->parameters,
-                           .pieces = optimizer->there.pieces,
-                           .values = optimizer->there.values,
-                           .sums = optimizer->there.sums,
-                           .g = call->update_gradients,
-                           .p = call->parameters,
-                           .worker_error = optimizer->worker_error,
-                           .server_error = optimizer->server_error,
-                           .b1 = config->beta1,
-                           .c1 = 1.0f - config->beta1,
-                           .b2 = config->beta2,
-                           .c2 = 1.0f - config->beta2,
-                           .eps = config->epsilon,
-                           .lr = call->lr,
-                           .scale = call->grad_scale};
-    aq_grad_chunk(optimizer->parameters, optimizer->group.size, optimizer->group.rank, &walk.chunk_first, &walk.chunk);
-    return walk;
+    struct aq_fused kernel = {.kind = kind,
+                              .runs = optimizer->runs,
+                              .piece_count = optimizer->piece_count,
+                              .end = optimizer->parameters,
+                              .pieces = optimizer->there.pieces,
+                              .values = optimizer->there.values,
+                              .sums = optimizer->there.sums,
+                              .g = call->update_gradients,
+                              .p = call->parameters,
+                              .worker_error = optimizer->worker_error,
+                              .server_error = optimizer->server_error,
+                              .b1 = config->beta1,
+                              .c1 = 1.0f - config->beta1,
+                              .b2 = config->beta2,
+                              .c2 = 1.0f - config->beta2,
+                              .eps = config->epsilon,
+                              .lr = call->lr,
+                              .scale = call->grad_scale};
+    aq_grad_chunk(optimizer->parameters, optimizer->group.size, optimizer->group.rank, &kernel.chunk_first,
+                  &kernel.chunk);
+    return kernel;
 }
 
-static enum aq_status launch(struct aq_optimizer *optimizer, const struct aq_walk *walk)
+static enum aq_status launch(struct aq_optimizer *optimizer, const struct aq_fused *kernel)
 {
-    return optimizer->device->ops->grad->walk(optimizer->device, walk, optimizer->call.stream);
+    return optimizer->device->ops->grad->fused(optimizer->device, kernel, optimizer->call.stream);
 }
 
-static void walk_piece(uint32_t piece, void *context)
+static void fused_piece(uint32_t piece, void *context)
 {
-    const struct aq_walk *walk = context;
-    aq_walk_piece(walk, piece);
+    const struct aq_fused *kernel = context;
+    aq_fused_piece(kernel, piece);
 }
 
-enum aq_status aq_optimizer_walk(struct aq_optimizer *optimizer, const struct aq_walk *walk)
+enum aq_status aq_optimizer_fused(struct aq_optimizer *optimizer, const struct aq_fused *kernel)
 {
-    struct aq_walk own = *walk;
-    if (walk->piece_count == 0) return AQ_OK;
+    struct aq_fused own = *kernel;
+    if (kernel->piece_count == 0) return AQ_OK;
     if (!optimizer->apart) {
-        aq_device_parallel(optimizer->device, walk->piece_count, walk_piece, &own);
+        aq_device_parallel(optimizer->device, kernel->piece_count, fused_piece, &own);
         return AQ_OK;
     }
-    AQ_TRY(launch(optimizer, walk));
-    if (aq_walk_sums(walk->kind) == 0) return AQ_OK;
+    AQ_TRY(launch(optimizer, kernel));
+    if (aq_fused_sums(kernel->kind) == 0) return AQ_OK;
     AQ_TRY(aq_device_copy(optimizer->device, optimizer->piece_sums, optimizer->there.sums,
                           (size_t)optimizer->piece_count * AQ_FLAT_SUMS * sizeof(double), optimizer->call.stream));
     return aq_device_stream_sync(optimizer->device, optimizer->call.stream);
@@ -157,42 +158,42 @@ static uint32_t piece_at(const struct aq_optimizer *optimizer, uint64_t at)
 }
 
 /* Floats first..first + count - 1, but what lies between tensors; on this thread, or enqueued. */
-static enum aq_status walk_range(struct aq_optimizer *optimizer, const struct aq_walk *whole, uint64_t first,
-                                 uint64_t count)
+static enum aq_status fused_range(struct aq_optimizer *optimizer, const struct aq_fused *whole, uint64_t first,
+                                  uint64_t count)
 {
-    struct aq_walk walk = *whole;
-    walk.begin = first;
-    walk.end = first + count;
-    walk.piece_first = piece_at(optimizer, first);
-    walk.piece_count = 0;
-    for (uint32_t i = walk.piece_first; i < optimizer->piece_count && optimizer->pieces[i].first < walk.end; i++) {
-        walk.piece_count++;
-        if (!optimizer->apart) aq_walk_piece(&walk, i);
+    struct aq_fused kernel = *whole;
+    kernel.begin = first;
+    kernel.end = first + count;
+    kernel.piece_first = piece_at(optimizer, first);
+    kernel.piece_count = 0;
+    for (uint32_t i = kernel.piece_first; i < optimizer->piece_count && optimizer->pieces[i].first < kernel.end; i++) {
+        kernel.piece_count++;
+        if (!optimizer->apart) aq_fused_piece(&kernel, i);
     }
-    return optimizer->apart && walk.piece_count > 0 ? launch(optimizer, &walk) : AQ_OK;
+    return optimizer->apart && kernel.piece_count > 0 ? launch(optimizer, &kernel) : AQ_OK;
 }
 
 static enum aq_status go_before(void *work, uint64_t first, uint64_t count)
 {
     struct aq_optimizer *optimizer = work;
-    return walk_range(optimizer, &optimizer->call.before, first, count);
+    return fused_range(optimizer, &optimizer->call.before, first, count);
 }
 
 static enum aq_status go_after(void *work, uint64_t first, uint64_t count)
 {
     struct aq_optimizer *optimizer = work;
-    return walk_range(optimizer, &optimizer->call.after, first, count);
+    return fused_range(optimizer, &optimizer->call.after, first, count);
 }
 
-enum aq_status aq_optimizer_ask_along(struct aq_optimizer *optimizer, float *x, const struct aq_walk *before,
-                                      const struct aq_walk *after, struct aq_reduce *out)
+enum aq_status aq_optimizer_ask_along(struct aq_optimizer *optimizer, float *x, const struct aq_fused *before,
+                                      const struct aq_fused *after, struct aq_reduce *out)
 {
     struct aq_optimizer_call *call = &optimizer->call;
     aq_optimizer_ask(optimizer, x, out);
-    AQ_ASSERT(aq_walk_sums(before->kind) == 0 && aq_walk_sums(after->kind) == 0);
+    AQ_ASSERT(aq_fused_sums(before->kind) == 0 && aq_fused_sums(after->kind) == 0);
     call->before = *before;
     call->after = *after;
-    if (out->kind != AQ_REDUCE_COMPRESSED) return before->kind ? aq_optimizer_walk(optimizer, before) : AQ_OK;
+    if (out->kind != AQ_REDUCE_COMPRESSED) return before->kind ? aq_optimizer_fused(optimizer, before) : AQ_OK;
     out->before = before->kind ? go_before : NULL;
     out->after = after->kind ? go_after : NULL;
     out->work = optimizer;
@@ -202,20 +203,20 @@ enum aq_status aq_optimizer_ask_along(struct aq_optimizer *optimizer, float *x, 
 enum aq_status aq_optimizer_asked(struct aq_optimizer *optimizer)
 {
     if (optimizer->codec || !optimizer->call.after.kind) return AQ_OK;
-    return aq_optimizer_walk(optimizer, &optimizer->call.after);
+    return aq_optimizer_fused(optimizer, &optimizer->call.after);
 }
 
 enum aq_status aq_optimizer_values(struct aq_optimizer *optimizer, uint32_t which, const float *of)
 {
-    const size_t bytes = (size_t)optimizer->tensor_count * AQ_WALK_VALUES * sizeof(float);
+    const size_t bytes = (size_t)optimizer->tensor_count * AQ_FUSED_VALUES * sizeof(float);
     bool changed = false;
-    AQ_ASSERT(which >= 1 && which < AQ_WALK_VALUES);
+    AQ_ASSERT(which >= 1 && which < AQ_FUSED_VALUES);
     for (uint32_t t = 0; t < optimizer->tensor_count; t++)
-        changed = changed || optimizer->values[(size_t)AQ_WALK_VALUES * t + which] != of[t];
+        changed = changed || optimizer->values[(size_t)AQ_FUSED_VALUES * t + which] != of[t];
     if (!changed) return AQ_OK;
     if (optimizer->apart) AQ_TRY(aq_device_stream_sync(optimizer->device, optimizer->call.stream));
     for (uint32_t t = 0; t < optimizer->tensor_count; t++)
-        optimizer->values[(size_t)AQ_WALK_VALUES * t + which] = of[t];
+        optimizer->values[(size_t)AQ_FUSED_VALUES * t + which] = of[t];
     if (!optimizer->apart) return AQ_OK;
     return aq_device_copy(optimizer->device, optimizer->there.values, optimizer->values, bytes, optimizer->call.stream);
 }

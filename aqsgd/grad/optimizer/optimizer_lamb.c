@@ -48,17 +48,17 @@ enum aq_status aq_lamb_step(struct aq_optimizer *optimizer, struct aq_lamb *lamb
 {
     const struct aq_optimizer_config *config = &optimizer->config;
     const uint64_t step = optimizer->call.step;
-    struct aq_walk walk = aq_optimizer_walk_moments(optimizer, AQ_WALK_LAMB_MOMENTS, lamb->m, lamb->v);
-    walk.k1 = aq_optimizer_correct(optimizer, config->beta1, step);
-    walk.k2 = aq_optimizer_correct(optimizer, config->beta2, step);
-    AQ_TRY(aq_optimizer_walk(optimizer, &walk));
+    struct aq_fused kernel = aq_optimizer_fused_moments(optimizer, AQ_FUSED_LAMB_MOMENTS, lamb->m, lamb->v);
+    kernel.k1 = aq_optimizer_correct(optimizer, config->beta1, step);
+    kernel.k2 = aq_optimizer_correct(optimizer, config->beta2, step);
+    AQ_TRY(aq_optimizer_fused(optimizer, &kernel));
     aq_optimizer_fold(optimizer, 0, lamb->x2);
     aq_optimizer_fold(optimizer, 1, lamb->u2);
     for (uint32_t t = 0; t < optimizer->tensor_count; t++)
         lamb->coefficient[t] = aq_lamb_clip(lamb->x2[t], lamb->u2[t], config->coefficient_min, config->coefficient_max);
     AQ_TRY(aq_optimizer_values(optimizer, 1, lamb->coefficient));
-    walk.kind = AQ_WALK_LAMB_STEP;
-    return aq_optimizer_walk(optimizer, &walk);
+    kernel.kind = AQ_FUSED_LAMB_STEP;
+    return aq_optimizer_fused(optimizer, &kernel);
 }
 
 enum aq_status aq_lamb_place(struct aq_optimizer *optimizer, struct aq_lamb *lamb)

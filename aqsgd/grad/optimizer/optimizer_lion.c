@@ -28,11 +28,11 @@ static enum aq_status lion_place(struct aq_optimizer *optimizer)
 
 static enum aq_status lion_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
 {
-    struct aq_walk walk = aq_optimizer_walk_of(optimizer, AQ_WALK_LION);
+    struct aq_fused kernel = aq_optimizer_fused_of(optimizer, AQ_FUSED_LION);
     (void)round;
     (void)out;
-    walk.m = optimizer->states[0].values;
-    return aq_optimizer_walk(optimizer, &walk);
+    kernel.m = optimizer->states[0].values;
+    return aq_optimizer_fused(optimizer, &kernel);
 }
 
 static float lion_absorbs(const struct aq_optimizer *optimizer, uint32_t t)

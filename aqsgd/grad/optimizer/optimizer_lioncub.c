@@ -177,39 +177,39 @@ static enum aq_status lioncub_place(struct aq_optimizer *optimizer)
     return place_synced(optimizer, own);
 }
 
-static struct aq_walk walk_of(const struct aq_optimizer *optimizer, enum aq_walk_kind kind)
+static struct aq_fused kernel_of(const struct aq_optimizer *optimizer, enum aq_fused_kind kind)
 {
     const struct lioncub *own = optimizer->own;
-    struct aq_walk walk = aq_optimizer_walk_of(optimizer, kind);
-    walk.m = own->m;
-    walk.c = own->c;
-    walk.codes = own->codes;
-    walk.lanes = own->lanes_there;
-    walk.rows = own->rows;
-    walk.used = own->used;
-    walk.count = optimizer->parameters;
-    walk.lane_bits = optimizer->config.lane_bits;
-    walk.size = (float)own->levels;
-    walk.tie = optimizer->call.step % 2 == 1;
+    struct aq_fused kernel = aq_optimizer_fused_of(optimizer, kind);
+    kernel.m = own->m;
+    kernel.c = own->c;
+    kernel.codes = own->codes;
+    kernel.lanes = own->lanes_there;
+    kernel.rows = own->rows;
+    kernel.used = own->used;
+    kernel.count = optimizer->parameters;
+    kernel.lane_bits = optimizer->config.lane_bits;
+    kernel.size = (float)own->levels;
+    kernel.tie = optimizer->call.step % 2 == 1;
     /* Twice the sum of votes, or the sum of Q + K: what is no tie lies on one side of this. */
-    walk.times = own->levels ? 1 : 2;
-    walk.middle = own->levels ? own->levels * optimizer->group.size : optimizer->group.size;
-    return walk;
+    kernel.times = own->levels ? 1 : 2;
+    kernel.middle = own->levels ? own->levels * optimizer->group.size : optimizer->group.size;
+    return kernel;
 }
 
 /* Over so many things that are of no tensor. */
-static enum aq_status walk_things(struct aq_optimizer *optimizer, enum aq_walk_kind kind, uint64_t count)
+static enum aq_status fused_things(struct aq_optimizer *optimizer, enum aq_fused_kind kind, uint64_t count)
 {
-    struct aq_walk walk = walk_of(optimizer, kind);
-    walk.end = count;
-    walk.piece_count = (uint32_t)((count + AQ_FLAT_PIECE - 1) / AQ_FLAT_PIECE);
-    return aq_optimizer_walk(optimizer, &walk);
+    struct aq_fused kernel = kernel_of(optimizer, kind);
+    kernel.end = count;
+    kernel.piece_count = (uint32_t)((count + AQ_FLAT_PIECE - 1) / AQ_FLAT_PIECE);
+    return aq_optimizer_fused(optimizer, &kernel);
 }
 
-static enum aq_status walk_words(struct aq_optimizer *optimizer, enum aq_walk_kind kind)
+static enum aq_status fused_words(struct aq_optimizer *optimizer, enum aq_fused_kind kind)
 {
     const size_t bytes = aq_lanes_bytes(optimizer->parameters, optimizer->config.lane_bits);
-    return walk_things(optimizer, kind, bytes / sizeof(uint64_t));
+    return fused_things(optimizer, kind, bytes / sizeof(uint64_t));
 }
 
 /* Of a norm that is neither 1 nor infinity: the C library's powers, in host memory. */
@@ -246,10 +246,10 @@ static enum aq_status send_lanes(struct aq_optimizer *optimizer, struct aq_reduc
 {
     struct lioncub *own = optimizer->own;
     const size_t bytes = aq_lanes_bytes(optimizer->parameters, optimizer->config.lane_bits);
-    const struct aq_walk code = walk_of(optimizer, own->levels ? AQ_WALK_LIONCUB_QUANTIZE : AQ_WALK_LIONCUB_VOTE);
+    const struct aq_fused code = kernel_of(optimizer, own->levels ? AQ_FUSED_LIONCUB_QUANTIZE : AQ_FUSED_LIONCUB_VOTE);
     if (own->levels > 0) AQ_TRY(measure(optimizer));
-    AQ_TRY(aq_optimizer_walk(optimizer, &code));
-    AQ_TRY(walk_words(optimizer, AQ_WALK_LIONCUB_PACK));
+    AQ_TRY(aq_optimizer_fused(optimizer, &code));
+    AQ_TRY(fused_words(optimizer, AQ_FUSED_LIONCUB_PACK));
     if (optimizer->apart) {
         AQ_TRY(aq_device_copy(optimizer->device, own->lanes, own->lanes_there, bytes, optimizer->call.stream));
         AQ_TRY(aq_device_stream_sync(optimizer->device, optimizer->call.stream));
@@ -269,22 +269,22 @@ static enum aq_status take_lanes(struct aq_optimizer *optimizer)
     const size_t bytes = aq_lanes_bytes(optimizer->parameters, optimizer->config.lane_bits);
     if (optimizer->apart)
         AQ_TRY(aq_device_copy(optimizer->device, own->lanes_there, own->lanes, bytes, optimizer->call.stream));
-    return walk_words(optimizer, AQ_WALK_LIONCUB_UNPACK);
+    return fused_words(optimizer, AQ_FUSED_LIONCUB_UNPACK);
 }
 
 static enum aq_status make_vector(struct aq_optimizer *optimizer)
 {
     const struct lioncub *own = optimizer->own;
-    const struct aq_walk vector =
-        walk_of(optimizer, own->levels ? AQ_WALK_LIONCUB_VECTOR_SIZES : AQ_WALK_LIONCUB_VECTOR);
-    return aq_optimizer_walk(optimizer, &vector);
+    const struct aq_fused vector =
+        kernel_of(optimizer, own->levels ? AQ_FUSED_LIONCUB_VECTOR_SIZES : AQ_FUSED_LIONCUB_VECTOR);
+    return aq_optimizer_fused(optimizer, &vector);
 }
 
 /* Which rows have an update vector anywhere: a mean of zeros and ones, of which it matters that it is above zero. */
 static enum aq_status ask_used(struct aq_optimizer *optimizer, struct aq_reduce *out)
 {
     const struct lioncub *own = optimizer->own;
-    AQ_TRY(walk_things(optimizer, AQ_WALK_LIONCUB_USED, own->row_count));
+    AQ_TRY(fused_things(optimizer, AQ_FUSED_LIONCUB_USED, own->row_count));
     *out = (struct aq_reduce){
         .kind = AQ_REDUCE_MEAN, .x = own->used, .count = own->row_count, .step = optimizer->call.step};
     return AQ_OK;
@@ -302,10 +302,10 @@ static enum aq_status ask_votes(struct aq_optimizer *optimizer, struct aq_reduce
 static enum aq_status take_step(struct aq_optimizer *optimizer)
 {
     const struct lioncub *own = optimizer->own;
-    const struct aq_walk step = walk_of(optimizer, AQ_WALK_LIONCUB_STEP);
+    const struct aq_fused step = kernel_of(optimizer, AQ_FUSED_LIONCUB_STEP);
     if (own->lanes) AQ_TRY(take_lanes(optimizer));
-    if (own->row_count > 0) AQ_TRY(walk_things(optimizer, AQ_WALK_LIONCUB_MASK, own->row_count));
-    return aq_optimizer_walk(optimizer, &step);
+    if (own->row_count > 0) AQ_TRY(fused_things(optimizer, AQ_FUSED_LIONCUB_MASK, own->row_count));
+    return aq_optimizer_fused(optimizer, &step);
 }
 
 /* The momenta that are averaged, one a round; also of a step that is void. */
@@ -325,8 +325,8 @@ static enum aq_status lioncub_update(struct aq_optimizer *optimizer, uint32_t ro
     const struct lioncub *own = optimizer->own;
     const uint32_t votes = own->row_count > 0 ? 1 : 0; /* the round that asks for them */
     if (optimizer->group.size == 1) {
-        const struct aq_walk step = walk_of(optimizer, AQ_WALK_LION);
-        return aq_optimizer_walk(optimizer, &step);
+        const struct aq_fused step = kernel_of(optimizer, AQ_FUSED_LION);
+        return aq_optimizer_fused(optimizer, &step);
     }
     if (round == 0) AQ_TRY(make_vector(optimizer));
     if (round < votes) return ask_used(optimizer, out);

@@ -8,8 +8,8 @@
  *
  * A matrix is compressed where its factors have less than half of its floats, as in PyTorch's hook; all other tensors
  * travel whole, in the same round as P. Q is stored by columns of M (rank x columns), P by rows (rows x rank). The
- * products M Q and M' P are the device's; P Q' has to be the same on every rank and is a walk. P is orthogonalized by
- * the host, column after column.
+ * products M Q and M' P are the device's; P Q' has to be the same on every rank and is a fused kernel. P is
+ * orthogonalized by the host, column after column.
  */
 #include "optimizer_low_rank.h"
 
@@ -27,7 +27,7 @@ struct aq_low_rank {
     float *p, *q, *error;
     float *p_here;                                  /* P where the host reaches it */
     float *whole;                                   /* by tensor: 1 where it goes whole */
-    struct aq_walk_matrix *factors, *factors_there; /* by tensor */
+    struct aq_fused_matrix *factors, *factors_there; /* by tensor */
 };
 
 static bool compresses(const struct aq_optimizer_tensor *tensor, uint32_t rank)
@@ -50,7 +50,7 @@ static void lay_out(const struct aq_optimizer *optimizer, struct aq_low_rank *lo
         }
         const uint64_t columns = tensor->count / tensor->rows;
         if (low->factors)
-            low->factors[t] = (struct aq_walk_matrix){
+            low->factors[t] = (struct aq_fused_matrix){
                 .offset = tensor->offset, .columns = columns, .p_at = low->p_floats, .q_at = low->q_floats};
         if (low->matrices)
             low->matrices[low->count] = (struct matrix){.offset = tensor->offset,
@@ -108,7 +108,7 @@ enum aq_status aq_low_rank_place(struct aq_optimizer *optimizer)
     if (low) {
         *low = (struct aq_low_rank){.rank = size.rank};
         low->matrices = (struct matrix *)(low + 1);
-        low->factors_there = low->factors = (struct aq_walk_matrix *)(low->matrices + size.count);
+        low->factors_there = low->factors = (struct aq_fused_matrix *)(low->matrices + size.count);
         low->whole = (float *)(low->factors + tensors);
         lay_out(optimizer, low);
         optimizer->low_rank = low;
@@ -148,17 +148,17 @@ static void orthogonalize(float *p, uint64_t rows, uint32_t rank)
     }
 }
 
-static struct aq_walk walk_of(const struct aq_optimizer *optimizer, enum aq_walk_kind kind, float *gradients)
+static struct aq_fused kernel_of(const struct aq_optimizer *optimizer, enum aq_fused_kind kind, float *gradients)
 {
     const struct aq_low_rank *low = optimizer->low_rank;
-    struct aq_walk walk = aq_optimizer_walk_of(optimizer, kind);
-    walk.g = walk.out = gradients;
-    walk.worker_error = low->error;
-    walk.matrices = low->factors_there;
-    walk.factor_p = low->p;
-    walk.factor_q = low->q;
-    walk.rank = low->rank;
-    return walk;
+    struct aq_fused kernel = aq_optimizer_fused_of(optimizer, kind);
+    kernel.g = kernel.out = gradients;
+    kernel.worker_error = low->error;
+    kernel.matrices = low->factors_there;
+    kernel.factor_p = low->p;
+    kernel.factor_q = low->q;
+    kernel.rank = low->rank;
+    return kernel;
 }
 
 /* Between the tensors that go whole and the end of the buffer of P. */
@@ -239,8 +239,8 @@ enum aq_status aq_low_rank_round(struct aq_optimizer *optimizer, float *gradient
     *out = (struct aq_reduce){.kind = AQ_REDUCE_MEAN, .step = optimizer->call.step};
     if (round == 0) {
         /* M: the error's place where there is one, which takes up the gradient; else the gradient itself. */
-        const struct aq_walk add = walk_of(optimizer, AQ_WALK_LOW_RANK_ADD, gradients);
-        if (low->error) AQ_TRY(aq_optimizer_walk(optimizer, &add));
+        const struct aq_fused add = kernel_of(optimizer, AQ_FUSED_LOW_RANK_ADD, gradients);
+        if (low->error) AQ_TRY(aq_optimizer_fused(optimizer, &add));
         AQ_TRY(copy_whole(optimizer, gradients, false));
         AQ_TRY(factor_p(optimizer, values));
         out->x = low->p;
@@ -252,8 +252,8 @@ enum aq_status aq_low_rank_round(struct aq_optimizer *optimizer, float *gradient
         out->x = low->q;
         out->count = low->q_floats;
     } else {
-        const struct aq_walk rebuild = walk_of(optimizer, AQ_WALK_LOW_RANK_REBUILD, gradients);
-        AQ_TRY(aq_optimizer_walk(optimizer, &rebuild));
+        const struct aq_fused rebuild = kernel_of(optimizer, AQ_FUSED_LOW_RANK_REBUILD, gradients);
+        AQ_TRY(aq_optimizer_fused(optimizer, &rebuild));
         out->kind = AQ_REDUCE_NONE;
     }
     return AQ_OK;

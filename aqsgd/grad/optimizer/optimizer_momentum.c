@@ -14,20 +14,20 @@ void aq_optimizer_step_write(float frozen[2], uint64_t step)
     frozen[1] = (float)(step >> 24);
 }
 
-struct aq_walk aq_optimizer_walk_moments(const struct aq_optimizer *optimizer, enum aq_walk_kind kind, float *m,
-                                         float *v)
+struct aq_fused aq_optimizer_fused_moments(const struct aq_optimizer *optimizer, enum aq_fused_kind kind, float *m,
+                                           float *v)
 {
-    struct aq_walk walk = aq_optimizer_walk_of(optimizer, kind);
-    walk.m = m;
-    walk.v = v;
-    walk.frozen = v;
-    return walk;
+    struct aq_fused kernel = aq_optimizer_fused_of(optimizer, kind);
+    kernel.m = m;
+    kernel.v = v;
+    kernel.frozen = v;
+    return kernel;
 }
 
 enum aq_status aq_optimizer_norm1(struct aq_optimizer *optimizer, float *v, double *sum)
 {
-    const struct aq_walk walk = aq_optimizer_walk_moments(optimizer, AQ_WALK_NORM1, NULL, v);
-    AQ_TRY(aq_optimizer_walk(optimizer, &walk));
+    const struct aq_fused kernel = aq_optimizer_fused_moments(optimizer, AQ_FUSED_NORM1, NULL, v);
+    AQ_TRY(aq_optimizer_fused(optimizer, &kernel));
     for (uint32_t end = optimizer->piece_count, begin; end > 0; end = begin) {
         double tensor = 0.0;
         for (begin = end; begin > 0 && optimizer->pieces[begin - 1].tensor == optimizer->pieces[end - 1].tensor;)

@@ -86,15 +86,15 @@ static bool onebit_adam_averages(const struct aq_optimizer *optimizer, uint64_t 
     return aq_optimizer_step_read(own->frozen) == 0;
 }
 
-static struct aq_walk walk_of(const struct aq_optimizer *optimizer, enum aq_walk_kind kind)
+static struct aq_fused kernel_of(const struct aq_optimizer *optimizer, enum aq_fused_kind kind)
 {
     const struct onebit_adam *own = optimizer->own;
     const uint64_t step = optimizer->call.step, frozen_at = aq_optimizer_step_read(own->frozen);
-    struct aq_walk walk =
-        aq_optimizer_walk_moments(optimizer, kind, optimizer->states[M].values, optimizer->states[V].values);
-    walk.k1 = aq_optimizer_correct(optimizer, optimizer->config.beta1, step);
-    walk.k2 = aq_optimizer_correct(optimizer, optimizer->config.beta2, frozen_at ? frozen_at : step);
-    return walk;
+    struct aq_fused kernel =
+        aq_optimizer_fused_moments(optimizer, kind, optimizer->states[M].values, optimizer->states[V].values);
+    kernel.k1 = aq_optimizer_correct(optimizer, optimizer->config.beta1, step);
+    kernel.k2 = aq_optimizer_correct(optimizer, optimizer->config.beta2, frozen_at ? frozen_at : step);
+    return kernel;
 }
 
 static bool onebit_adam_gauges(const struct aq_optimizer *optimizer)
@@ -129,28 +129,28 @@ static enum aq_status warm(struct aq_optimizer *optimizer)
 {
     const struct onebit_adam *own = optimizer->own;
     const uint64_t step = optimizer->call.step;
-    const struct aq_walk walk = walk_of(optimizer, AQ_WALK_ONEBIT_ADAM_WARM);
+    const struct aq_fused kernel = kernel_of(optimizer, AQ_FUSED_ONEBIT_ADAM_WARM);
     bool freeze = true;
     if (own->history) AQ_TRY(settled(optimizer, &freeze));
-    AQ_TRY(aq_optimizer_walk(optimizer, &walk));
+    AQ_TRY(aq_optimizer_fused(optimizer, &kernel));
     if (!freeze || step < optimizer->config.warmup_steps) return AQ_OK;
     aq_optimizer_step_write(own->frozen, step);
     aq_log("optimizer", 2, "1-bit Adam: the variance is frozen after step %llu", (unsigned long long)step);
     return AQ_OK;
 }
 
-/* Where nobody is asked a walk does all of it, so that a piece stays in the cache. */
+/* Where nobody is asked one kernel does all of it, so that a piece stays in the cache. */
 static enum aq_status onebit_adam_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
 {
     const struct onebit_adam *own = optimizer->own;
     if (aq_optimizer_step_read(own->frozen) == 0) return warm(optimizer);
     if (optimizer->group.size == 1) {
-        const struct aq_walk walk = walk_of(optimizer, AQ_WALK_ONEBIT_ADAM_ALONE);
-        return aq_optimizer_walk(optimizer, &walk);
+        const struct aq_fused kernel = kernel_of(optimizer, AQ_FUSED_ONEBIT_ADAM_ALONE);
+        return aq_optimizer_fused(optimizer, &kernel);
     }
     if (round > 0) return aq_optimizer_asked(optimizer);
-    const struct aq_walk before = walk_of(optimizer, AQ_WALK_MOMENTUM);
-    const struct aq_walk after = walk_of(optimizer, AQ_WALK_ONEBIT_ADAM_FROZEN);
+    const struct aq_fused before = kernel_of(optimizer, AQ_FUSED_MOMENTUM);
+    const struct aq_fused after = kernel_of(optimizer, AQ_FUSED_ONEBIT_ADAM_FROZEN);
     return aq_optimizer_ask_along(optimizer, optimizer->states[M].values, &before, &after, out);
 }
 

@@ -29,7 +29,7 @@ struct onebit_lamb {
     float *average, *ratio, *scale;   /* by tensor: c_avg, r, momentum scale */
     float *last;                      /* m of the step before */
     double *most, *plain2, *decayed2; /* by tensor */
-    float *number;                    /* by tensor, for a walk */
+    float *number;                    /* by tensor, for a kernel */
     bool root;
 };
 
@@ -101,24 +101,24 @@ static bool onebit_lamb_averages(const struct aq_optimizer *optimizer, uint64_t 
     return aq_optimizer_step_read(own->frozen) == 0;
 }
 
-static struct aq_walk walk_of(const struct aq_optimizer *optimizer, enum aq_walk_kind kind)
+static struct aq_fused kernel_of(const struct aq_optimizer *optimizer, enum aq_fused_kind kind)
 {
     const struct onebit_lamb *own = optimizer->own;
-    struct aq_walk walk = aq_optimizer_walk_moments(optimizer, kind, own->lamb.m, own->lamb.v);
-    walk.frozen = own->frozen_v;
-    walk.last = own->last;
-    return walk;
+    struct aq_fused kernel = aq_optimizer_fused_moments(optimizer, kind, own->lamb.m, own->lamb.v);
+    kernel.frozen = own->frozen_v;
+    kernel.last = own->last;
+    return kernel;
 }
 
 /* Line 3 and A.5.2, at the end of the last step of the warm-up. */
 static enum aq_status freeze(struct aq_optimizer *optimizer)
 {
     struct onebit_lamb *own = optimizer->own;
-    const struct aq_walk walk = walk_of(optimizer, AQ_WALK_SQUARES);
+    const struct aq_fused kernel = kernel_of(optimizer, AQ_FUSED_SQUARES);
     double mean = 0.0;
     AQ_TRY(aq_device_copy(optimizer->device, own->frozen_v, own->lamb.v, (size_t)optimizer->parameters * sizeof(float),
                           optimizer->call.stream));
-    AQ_TRY(aq_optimizer_walk(optimizer, &walk));
+    AQ_TRY(aq_optimizer_fused(optimizer, &kernel));
     aq_optimizer_fold(optimizer, 0, own->most);
     for (uint32_t t = 0; t < optimizer->tensor_count; t++) {
         own->most[t] = sqrt(own->most[t] / (double)optimizer->tensors[t].count);
@@ -142,7 +142,7 @@ static enum aq_status warm_up(struct aq_optimizer *optimizer)
     return optimizer->call.step >= optimizer->config.warmup_steps ? freeze(optimizer) : AQ_OK;
 }
 
-/* The momentum's scale and what undoes it, for the walks; one replica sends nothing that has to have one size. */
+/* The momentum's scale and what undoes it, for the kernels; one replica sends nothing that has to have one size. */
 static enum aq_status set_scales(struct aq_optimizer *optimizer)
 {
     struct onebit_lamb *own = optimizer->own;
@@ -181,10 +181,10 @@ static float next_ratio(const struct aq_optimizer *optimizer, uint32_t t)
 static enum aq_status step_with_ratio(struct aq_optimizer *optimizer)
 {
     struct onebit_lamb *own = optimizer->own;
-    const struct aq_walk rebuild =
-        walk_of(optimizer, own->root ? AQ_WALK_ONEBIT_LAMB_REBUILD_ROOT : AQ_WALK_ONEBIT_LAMB_REBUILD);
-    const struct aq_walk step = walk_of(optimizer, AQ_WALK_ONEBIT_LAMB_STEP);
-    AQ_TRY(aq_optimizer_walk(optimizer, &rebuild));
+    const struct aq_fused rebuild =
+        kernel_of(optimizer, own->root ? AQ_FUSED_ONEBIT_LAMB_REBUILD_ROOT : AQ_FUSED_ONEBIT_LAMB_REBUILD);
+    const struct aq_fused step = kernel_of(optimizer, AQ_FUSED_ONEBIT_LAMB_STEP);
+    AQ_TRY(aq_optimizer_fused(optimizer, &rebuild));
     aq_optimizer_fold_max(optimizer, 0, own->most);
     if (own->root) aq_optimizer_fold(optimizer, 1, own->plain2);
     if (own->root) aq_optimizer_fold(optimizer, 2, own->decayed2);
@@ -193,7 +193,7 @@ static enum aq_status step_with_ratio(struct aq_optimizer *optimizer)
         own->number[t] = own->ratio[t] * own->average[t];
     }
     AQ_TRY(aq_optimizer_values(optimizer, 1, own->number));
-    return aq_optimizer_walk(optimizer, &step);
+    return aq_optimizer_fused(optimizer, &step);
 }
 
 static enum aq_status onebit_lamb_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
@@ -202,9 +202,9 @@ static enum aq_status onebit_lamb_update(struct aq_optimizer *optimizer, uint32_
     if (round > 0) return step_with_ratio(optimizer);
     if (aq_optimizer_step_read(own->frozen) == 0) return warm_up(optimizer);
     AQ_TRY(set_scales(optimizer));
-    const struct aq_walk scale = walk_of(optimizer, AQ_WALK_ONEBIT_LAMB_SCALE), none = {.kind = AQ_WALK_NONE};
+    const struct aq_fused scale = kernel_of(optimizer, AQ_FUSED_ONEBIT_LAMB_SCALE), none = {.kind = AQ_FUSED_NONE};
     if (optimizer->group.size > 1) return aq_optimizer_ask_along(optimizer, own->lamb.m, &scale, &none, out);
-    AQ_TRY(aq_optimizer_walk(optimizer, &scale));
+    AQ_TRY(aq_optimizer_fused(optimizer, &scale));
     return step_with_ratio(optimizer);
 }
 

@@ -45,28 +45,28 @@ static bool qadam_averages(const struct aq_optimizer *optimizer, uint64_t step)
     return step <= optimizer->config.warmup_steps;
 }
 
-static struct aq_walk walk_of(const struct aq_optimizer *optimizer, enum aq_walk_kind kind)
+static struct aq_fused kernel_of(const struct aq_optimizer *optimizer, enum aq_fused_kind kind)
 {
     const struct aq_optimizer_call *call = &optimizer->call;
     const double one = 1.0 - pow((double)optimizer->config.beta1, (double)call->step);
     const double two = 1.0 - pow((double)optimizer->config.beta2, (double)call->step);
-    struct aq_walk walk =
-        aq_optimizer_walk_moments(optimizer, kind, optimizer->states[M].values, optimizer->states[V].values);
-    walk.size = (float)((double)call->lr * sqrt(two) / one);
-    return walk;
+    struct aq_fused kernel =
+        aq_optimizer_fused_moments(optimizer, kind, optimizer->states[M].values, optimizer->states[V].values);
+    kernel.size = (float)((double)call->lr * sqrt(two) / one);
+    return kernel;
 }
 
-/* Where nobody is asked a walk does all of it, so that a piece stays in the cache. */
+/* Where nobody is asked one kernel does all of it, so that a piece stays in the cache. */
 static enum aq_status qadam_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
 {
     const bool frozen = optimizer->call.step > optimizer->config.warmup_steps;
     if (!frozen || optimizer->group.size == 1) {
-        const struct aq_walk walk = walk_of(optimizer, frozen ? AQ_WALK_QADAM_ALONE : AQ_WALK_QADAM_WARM);
-        return aq_optimizer_walk(optimizer, &walk);
+        const struct aq_fused kernel = kernel_of(optimizer, frozen ? AQ_FUSED_QADAM_ALONE : AQ_FUSED_QADAM_WARM);
+        return aq_optimizer_fused(optimizer, &kernel);
     }
     if (round > 0) return aq_optimizer_asked(optimizer);
-    const struct aq_walk before = walk_of(optimizer, AQ_WALK_MOMENTUM);
-    const struct aq_walk after = walk_of(optimizer, AQ_WALK_QADAM_FROZEN);
+    const struct aq_fused before = kernel_of(optimizer, AQ_FUSED_MOMENTUM);
+    const struct aq_fused after = kernel_of(optimizer, AQ_FUSED_QADAM_FROZEN);
     return aq_optimizer_ask_along(optimizer, optimizer->states[M].values, &before, &after, out);
 }
 

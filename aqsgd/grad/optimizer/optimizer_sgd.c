@@ -26,12 +26,12 @@ static enum aq_status sgd_place(struct aq_optimizer *optimizer)
 static enum aq_status sgd_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
 {
     const float momentum = optimizer->config.momentum;
-    struct aq_walk walk = aq_optimizer_walk_of(optimizer, momentum > 0.0f ? AQ_WALK_SGD_MOMENTUM : AQ_WALK_SGD);
+    struct aq_fused kernel = aq_optimizer_fused_of(optimizer, momentum > 0.0f ? AQ_FUSED_SGD_MOMENTUM : AQ_FUSED_SGD);
     (void)round;
     (void)out;
-    walk.b1 = momentum;
-    walk.m = momentum > 0.0f ? optimizer->states[0].values : NULL;
-    return aq_optimizer_walk(optimizer, &walk);
+    kernel.b1 = momentum;
+    kernel.m = momentum > 0.0f ? optimizer->states[0].values : NULL;
+    return aq_optimizer_fused(optimizer, &kernel);
 }
 
 /* The velocity adds up gradients as they are; without one there is nothing that could take them. */

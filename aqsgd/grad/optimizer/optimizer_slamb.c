@@ -133,7 +133,7 @@ static enum aq_status slamb_place(struct aq_optimizer *optimizer)
     AQ_TRY(aq_optimizer_take(optimizer, "m", optimizer->parameters, AQ_STATE_LOCAL, &own->m));
     AQ_TRY(aq_optimizer_take(optimizer, "v", optimizer->parameters, AQ_STATE_LOCAL, &own->v));
     AQ_TRY(aq_optimizer_take(optimizer, "staleness", optimizer->parameters, AQ_STATE_LOCAL, &own->c));
-    AQ_TRY(aq_optimizer_scratch_device(optimizer, (size_t)optimizer->piece_count * AQ_WALK_MASK_BYTES, &memory));
+    AQ_TRY(aq_optimizer_scratch_device(optimizer, (size_t)optimizer->piece_count * AQ_FUSED_MASK_BYTES, &memory));
     own->mask = memory;
     AQ_TRY(aq_optimizer_scratch(optimizer, tensors * (4 * sizeof(double) + 4 * sizeof(float)), &memory));
     if (optimizer->group.size > 1) AQ_TRY(place_exchange(optimizer, own));
@@ -147,23 +147,23 @@ static enum aq_status slamb_place(struct aq_optimizer *optimizer)
     return fill(optimizer, own);
 }
 
-static struct aq_walk walk_of(const struct aq_optimizer *optimizer, enum aq_walk_kind kind)
+static struct aq_fused kernel_of(const struct aq_optimizer *optimizer, enum aq_fused_kind kind)
 {
     const struct slamb *own = optimizer->own;
     const struct aq_optimizer_config *config = &optimizer->config;
     const struct aq_optimizer_call *call = &optimizer->call;
-    struct aq_walk walk = aq_optimizer_walk_moments(optimizer, kind, own->m, own->v);
-    walk.k1 = aq_optimizer_correct(optimizer, config->beta1, call->step);
-    walk.k2 = aq_optimizer_correct(optimizer, config->beta2, call->step);
-    walk.b3 = config->beta3;
-    walk.low = call->lr / sqrtf((float)optimizer->group.size);
-    walk.c = own->c;
-    walk.mask = own->mask;
-    walk.key = aq_rng_key(config->seed, AQ_RNG_REDUCE, call->step, 0);
-    walk.sent_at = own->sent_at_there;
-    walk.sent = own->sent;
-    if (own->sent && config->sync_gradient) walk.sent_g = own->sent + own->sent_at[optimizer->piece_count];
-    return walk;
+    struct aq_fused kernel = aq_optimizer_fused_moments(optimizer, kind, own->m, own->v);
+    kernel.k1 = aq_optimizer_correct(optimizer, config->beta1, call->step);
+    kernel.k2 = aq_optimizer_correct(optimizer, config->beta2, call->step);
+    kernel.b3 = config->beta3;
+    kernel.low = call->lr / sqrtf((float)optimizer->group.size);
+    kernel.c = own->c;
+    kernel.mask = own->mask;
+    kernel.key = aq_rng_key(config->seed, AQ_RNG_REDUCE, call->step, 0);
+    kernel.sent_at = own->sent_at_there;
+    kernel.sent = own->sent;
+    if (own->sent && config->sync_gradient) kernel.sent_g = own->sent + own->sent_at[optimizer->piece_count];
+    return kernel;
 }
 
 static enum aq_status exchange(struct aq_optimizer *optimizer, struct aq_reduce *out)
@@ -182,8 +182,8 @@ static enum aq_status exchange(struct aq_optimizer *optimizer, struct aq_reduce 
     if (optimizer->apart)
         AQ_TRY(aq_device_copy(optimizer->device, own->sent_at_there, own->sent_at,
                               (optimizer->piece_count + (size_t)1) * sizeof(uint64_t), optimizer->call.stream));
-    const struct aq_walk gather = walk_of(optimizer, AQ_WALK_SLAMB_GATHER);
-    AQ_TRY(aq_optimizer_walk(optimizer, &gather));
+    const struct aq_fused gather = kernel_of(optimizer, AQ_FUSED_SLAMB_GATHER);
+    AQ_TRY(aq_optimizer_fused(optimizer, &gather));
     *out = (struct aq_reduce){.kind = AQ_REDUCE_MEAN,
                               .x = own->sent,
                               .count = optimizer->config.sync_gradient ? 2 * all : all,
@@ -236,16 +236,16 @@ static enum aq_status slamb_update(struct aq_optimizer *optimizer, uint32_t roun
 {
     const struct slamb *own = optimizer->own;
     if (round == 0) {
-        const struct aq_walk mask = walk_of(optimizer, AQ_WALK_SLAMB_MASK);
-        AQ_TRY(aq_optimizer_walk(optimizer, &mask));
+        const struct aq_fused mask = kernel_of(optimizer, AQ_FUSED_SLAMB_MASK);
+        AQ_TRY(aq_optimizer_fused(optimizer, &mask));
         if (optimizer->group.size > 1) return exchange(optimizer, out);
     }
     if (round > 1) return AQ_OK;
-    const struct aq_walk moments = walk_of(optimizer, AQ_WALK_SLAMB_MOMENTS);
-    AQ_TRY(aq_optimizer_walk(optimizer, &moments));
+    const struct aq_fused moments = kernel_of(optimizer, AQ_FUSED_SLAMB_MOMENTS);
+    AQ_TRY(aq_optimizer_fused(optimizer, &moments));
     AQ_TRY(scale_tensors(optimizer));
-    const struct aq_walk last = walk_of(optimizer, own->code ? AQ_WALK_SLAMB_STEP_CODE : AQ_WALK_SLAMB_STEP);
-    AQ_TRY(aq_optimizer_walk(optimizer, &last));
+    const struct aq_fused last = kernel_of(optimizer, own->code ? AQ_FUSED_SLAMB_STEP_CODE : AQ_FUSED_SLAMB_STEP);
+    AQ_TRY(aq_optimizer_fused(optimizer, &last));
     return slamb_due(optimizer, 0, out);
 }
 

@@ -1,15 +1,15 @@
 /*
- * optimizer_walk.inc.h -- walks on the CPU: the arithmetic of optimizer_element.h over a piece, once for each kind, so
- * that the compiler makes a loop of vectors of each.
+ * optimizer_fused.inc.h -- fused kernels on the CPU: the arithmetic of optimizer_bodies.h over a piece, once for each,
+ * so that the compiler makes a loop of vectors of each.
  *
- * Each optimizer_walk_*.c is this file for one instruction set, and says what its table is called: AQ_WALK_TABLE.
+ * Each optimizer_fused_*.c is this file for one instruction set, and says what its table is called: AQ_FUSED_TABLE.
  */
 #include <string.h>
 
 #include "codec_internal.h"
 
 #define AQ_ELEMENT static inline __attribute__((always_inline))
-/* No array of a walk overlaps another. */
+/* No array of a kernel overlaps another. */
 #if defined(__clang__)
 #define AQ_APART _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -37,19 +37,19 @@ AQ_ELEMENT float element_fma(float a, float b, float c)
 #endif
 }
 
-#include "optimizer_element.h"
+#include "optimizer_bodies.h"
 
 enum { MASK_ROW = 512 };
 
 /* The partial sums of one piece. */
 struct lanes {
-    double of[AQ_FLAT_SUMS][AQ_WALK_LANES];
+    double of[AQ_FLAT_SUMS][AQ_FUSED_LANES];
 };
 
-AQ_ELEMENT void run_element(enum aq_walk_kind kind, bool masks, const struct aq_walk *walk, const float *values,
+AQ_ELEMENT void run_element(enum aq_fused_kind kind, bool masks, const struct aq_fused *kernel, const float *values,
                             uint64_t begin, uint64_t end)
 {
-    const struct aq_walk w = *walk; /* a copy, which no store can change */
+    const struct aq_fused w = *kernel; /* a copy, which no store can change */
     AQ_APART
     for (uint64_t i = begin; i < end; i++)
         element(kind, masks, w, values, i, NULL);
@@ -63,7 +63,7 @@ AQ_ELEMENT void add_term(double *sum, double term, bool most)
 AQ_ELEMENT void fold_lanes(struct lanes *lanes, uint32_t sums, uint32_t maxima, double *out)
 {
     for (uint32_t k = 0; k < sums; k++) {
-        for (uint32_t width = AQ_WALK_LANES / 2; width > 0; width /= 2) {
+        for (uint32_t width = AQ_FUSED_LANES / 2; width > 0; width /= 2) {
             for (uint32_t j = 0; j < width; j++)
                 add_term(&lanes->of[k][j], lanes->of[k][j + width], maxima >> k & 1);
         }
@@ -72,14 +72,15 @@ AQ_ELEMENT void fold_lanes(struct lanes *lanes, uint32_t sums, uint32_t maxima, 
 }
 
 /* Of a whole piece. */
-AQ_ELEMENT void run_sums(enum aq_walk_kind kind, bool masks, uint32_t sums, uint32_t maxima, const struct aq_walk *walk,
-                         const float *values, const struct aq_flat_piece *piece, double *out)
+AQ_ELEMENT void run_sums(enum aq_fused_kind kind, bool masks, uint32_t sums, uint32_t maxima,
+                         const struct aq_fused *kernel, const float *values, const struct aq_flat_piece *piece,
+                         double *out)
 {
-    const struct aq_walk w = *walk;
+    const struct aq_fused w = *kernel;
     struct lanes lanes;
     memset(lanes.of, 0, sums * sizeof lanes.of[0]);
-    for (uint32_t at = 0; at < piece->count; at += AQ_WALK_LANES) {
-        const uint32_t n = piece->count - at < AQ_WALK_LANES ? piece->count - at : AQ_WALK_LANES;
+    for (uint32_t at = 0; at < piece->count; at += AQ_FUSED_LANES) {
+        const uint32_t n = piece->count - at < AQ_FUSED_LANES ? piece->count - at : AQ_FUSED_LANES;
         for (uint32_t j = 0; j < n; j++) {
             double terms[AQ_FLAT_SUMS];
             element(kind, masks, w, values, piece->first + at + j, terms);
@@ -98,39 +99,40 @@ static bool has_zero(const float *v, uint64_t count)
     return zeros > 0;
 }
 
-AQ_ELEMENT void run(enum aq_walk_kind kind, bool may_mask, uint32_t sums, uint32_t maxima, const struct aq_walk *walk,
-                    uint32_t index)
+AQ_ELEMENT void run(enum aq_fused_kind kind, bool may_mask, uint32_t sums, uint32_t maxima,
+                    const struct aq_fused *kernel, uint32_t index)
 {
-    const struct aq_flat_piece *piece = &walk->pieces[index];
-    const float *values = walk->values + (size_t)AQ_WALK_VALUES * piece->tensor;
+    const struct aq_flat_piece *piece = &kernel->pieces[index];
+    const float *values = kernel->values + (size_t)AQ_FUSED_VALUES * piece->tensor;
     const uint64_t last = piece->first + piece->count;
-    const uint64_t begin = piece->first > walk->begin ? piece->first : walk->begin;
-    const uint64_t end = last < walk->end ? last : walk->end;
-    double *out = walk->sums + (size_t)AQ_FLAT_SUMS * index;
+    const uint64_t begin = piece->first > kernel->begin ? piece->first : kernel->begin;
+    const uint64_t end = last < kernel->end ? last : kernel->end;
+    double *out = kernel->sums + (size_t)AQ_FLAT_SUMS * index;
     if (begin >= end) return;
     /* As a rule there is no zero, and neither m nor the errors need be written. */
-    const bool masks = may_mask && has_zero(walk->frozen + begin, end - begin);
+    const bool masks = may_mask && has_zero(kernel->frozen + begin, end - begin);
     if (sums > 0) AQ_ASSERT(begin == piece->first && end == last);
     if (sums > 0 && masks)
-        run_sums(kind, true, sums, maxima, walk, values, piece, out);
+        run_sums(kind, true, sums, maxima, kernel, values, piece, out);
     else if (sums > 0)
-        run_sums(kind, false, sums, maxima, walk, values, piece, out);
+        run_sums(kind, false, sums, maxima, kernel, values, piece, out);
     else if (masks)
-        run_element(kind, true, walk, values, begin, end);
+        run_element(kind, true, kernel, values, begin, end);
     else
-        run_element(kind, false, walk, values, begin, end);
+        run_element(kind, false, kernel, values, begin, end);
 }
 
-/* slamb's lines 6 and 7; how many are in the mask. */
-static void run_mask(const struct aq_walk *walk, uint32_t index)
+/* Draws the mask; how many are in it. */
+AQ_ELEMENT void run_mask(enum aq_fused_kind kind, const struct aq_fused *kernel, uint32_t index)
 {
-    const struct aq_walk w = *walk;
+    const struct aq_fused w = *kernel;
     const struct aq_flat_piece *piece = &w.pieces[index];
-    const float share = w.values[(size_t)AQ_WALK_VALUES * piece->tensor + 4];
-    uint8_t *mask = w.mask + (size_t)AQ_WALK_MASK_BYTES * index;
+    const float *values = w.values + (size_t)AQ_FUSED_VALUES * piece->tensor;
+    const float share = values[4];
+    uint8_t *mask = w.mask + (size_t)AQ_FUSED_MASK_BYTES * index;
     float uniform[MASK_ROW + AQ_CODEC_PAD / 2];
     uint32_t count = 0;
-    run_element(AQ_WALK_MOMENTUM, false, walk, NULL, piece->first, piece->first + piece->count);
+    run_element(kind, false, kernel, values, piece->first, piece->first + piece->count);
     memset(mask, 0, (piece->count + 31) / 32 * 4);
     for (uint32_t at = 0; at < piece->count; at += MASK_ROW) {
         const uint32_t n = piece->count - at < MASK_ROW ? piece->count - at : MASK_ROW;
@@ -144,49 +146,37 @@ static void run_mask(const struct aq_walk *walk, uint32_t index)
     w.sums[(size_t)AQ_FLAT_SUMS * index] = (double)count;
 }
 
-static void run_gather(const struct aq_walk *walk, uint32_t index)
+/* A row at a time: what is masked of it has its places first, one after another. */
+AQ_ELEMENT void run_sparse(enum aq_fused_kind kind, uint32_t sums, const struct aq_fused *kernel, uint32_t index)
 {
-    const struct aq_walk w = *walk;
+    const struct aq_fused w = *kernel;
     const struct aq_flat_piece *piece = &w.pieces[index];
-    uint64_t at = w.sent_at[index];
-    for (uint32_t j = 0; j < piece->count; j++) {
-        const bool in = element_masked(w, index, j);
-        element_slamb_gather(w, piece->first + j, in, at);
-        at += in;
-    }
-}
-
-/* A row at a time: what came for it is put in its places first, one after another. */
-static void run_moments(const struct aq_walk *walk, uint32_t index)
-{
-    const struct aq_walk w = *walk;
-    const struct aq_flat_piece *piece = &w.pieces[index];
-    const float *values = w.values + (size_t)AQ_WALK_VALUES * piece->tensor;
+    const float *values = w.values + (size_t)AQ_FUSED_VALUES * piece->tensor;
     uint64_t place = w.sent_at ? w.sent_at[index] : 0;
     struct lanes lanes;
-    memset(&lanes, 0, sizeof lanes);
-    for (uint32_t at = 0; at < piece->count; at += AQ_WALK_LANES) {
-        const uint32_t n = piece->count - at < AQ_WALK_LANES ? piece->count - at : AQ_WALK_LANES;
-        uint32_t in[AQ_WALK_LANES];
-        float g[AQ_WALK_LANES];
+    memset(lanes.of, 0, sums * sizeof lanes.of[0]);
+    for (uint32_t at = 0; at < piece->count; at += AQ_FUSED_LANES) {
+        const uint32_t n = piece->count - at < AQ_FUSED_LANES ? piece->count - at : AQ_FUSED_LANES;
+        uint32_t in[AQ_FUSED_LANES];
+        float g[AQ_FUSED_LANES];
         for (uint32_t j = 0; j < n; j++) {
             in[j] = element_masked(w, index, at + j);
-            g[j] = element_slamb_take(w, piece->first + at + j, in[j], place);
+            g[j] = element_place(kind, w, piece->first + at + j, in[j], place);
             place += in[j];
         }
-        for (uint32_t j = 0; j < n; j++) {
+        for (uint32_t j = 0; j < n && sums > 0; j++) {
             double terms[AQ_FLAT_SUMS];
-            element_slamb_moments(w, values, piece->first + at + j, in[j] != 0, g[j], terms);
-            for (uint32_t k = 0; k < AQ_FLAT_SUMS; k++)
+            element_sparse(kind, w, values, piece->first + at + j, in[j] != 0, g[j], terms);
+            for (uint32_t k = 0; k < sums; k++)
                 lanes.of[k][j] += terms[k];
         }
     }
-    fold_lanes(&lanes, AQ_FLAT_SUMS, 0, w.sums + (size_t)AQ_FLAT_SUMS * index);
+    if (sums > 0) fold_lanes(&lanes, sums, 0, w.sums + (size_t)AQ_FLAT_SUMS * index);
 }
 
-AQ_ELEMENT void run_words(enum aq_walk_kind kind, const struct aq_walk *walk, uint32_t index)
+AQ_ELEMENT void run_words(enum aq_fused_kind kind, const struct aq_fused *kernel, uint32_t index)
 {
-    const struct aq_walk w = *walk;
+    const struct aq_fused w = *kernel;
     const uint64_t begin = (uint64_t)AQ_FLAT_PIECE * index;
     const uint64_t end = w.end - begin < AQ_FLAT_PIECE ? w.end : begin + AQ_FLAT_PIECE;
     for (uint64_t i = begin; i < end; i++)
@@ -194,11 +184,11 @@ AQ_ELEMENT void run_words(enum aq_walk_kind kind, const struct aq_walk *walk, ui
 }
 
 /* P Q' where a matrix has factors, and the error that it leaves: row by row, each factor over the whole of it. */
-static void run_rows(const struct aq_walk *walk, uint32_t index)
+static void run_rows(const struct aq_fused *kernel, uint32_t index)
 {
-    const struct aq_walk w = *walk;
+    const struct aq_fused w = *kernel;
     const struct aq_flat_piece *piece = &w.pieces[index];
-    const struct aq_walk_matrix *matrix = &w.matrices[piece->tensor];
+    const struct aq_fused_matrix *matrix = &w.matrices[piece->tensor];
     const uint64_t end = piece->first + piece->count;
     for (uint64_t at = piece->first; matrix->columns && at < end;) {
         const uint64_t row = (at - matrix->offset) / matrix->columns, column = (at - matrix->offset) % matrix->columns;
@@ -218,22 +208,18 @@ static void run_rows(const struct aq_walk *walk, uint32_t index)
 }
 
 #define RUN(name, call)                                                                                                \
-    static void run_##name(const struct aq_walk *walk, uint32_t index)                                                 \
+    static void run_##name(const struct aq_fused *kernel, uint32_t index)                                              \
     {                                                                                                                  \
         call;                                                                                                          \
     }
-#define AQ_WALK(name, sums, maxima, masks) RUN(name, run(AQ_WALK_##name, masks, sums, maxima, walk, index))
-#define AQ_WALK_MASK(name)                 RUN(name, run_mask(walk, index))
-#define AQ_WALK_SPARSE(name, sums)         RUN(name, (sums > 0 ? run_moments : run_gather)(walk, index))
-#define AQ_WALK_WORDS(name)                RUN(name, run_words(AQ_WALK_##name, walk, index))
-#define AQ_WALK_ROWS(name)                 RUN(name, run_rows(walk, index))
-#include "optimizer_walks.def"
+#define AQ_FUSED(name, sums, maxima, masks) RUN(name, run(AQ_FUSED_##name, masks, sums, maxima, kernel, index))
+#define AQ_FUSED_MASK(name)                 RUN(name, run_mask(AQ_FUSED_##name, kernel, index))
+#define AQ_FUSED_SPARSE(name, sums)         RUN(name, run_sparse(AQ_FUSED_##name, sums, kernel, index))
+#define AQ_FUSED_WORDS(name)                RUN(name, run_words(AQ_FUSED_##name, kernel, index))
+#define AQ_FUSED_ROWS(name)                 RUN(name, run_rows(kernel, index))
+#include "optimizer_fused.def"
 
-aq_walk_run *const AQ_WALK_TABLE[AQ_WALK_KINDS] = {
-#define AQ_WALK(name, sums, maxima, masks) [AQ_WALK_##name] = run_##name,
-#define AQ_WALK_MASK(name)                 [AQ_WALK_##name] = run_##name,
-#define AQ_WALK_SPARSE(name, sums)         [AQ_WALK_##name] = run_##name,
-#define AQ_WALK_WORDS(name)                [AQ_WALK_##name] = run_##name,
-#define AQ_WALK_ROWS(name)                 [AQ_WALK_##name] = run_##name,
-#include "optimizer_walks.def"
+aq_fused_run *const AQ_FUSED_TABLE[AQ_FUSED_KINDS] = {
+#define AQ_FUSED(name, sums, maxima, masks) [AQ_FUSED_##name] = run_##name,
+#include "optimizer_fused.def"
 };

@@ -1,0 +1,14 @@
+/* fused_adamw.inc.h -- AdamW: k1 and k2 are the corrections. */
+AQ_FUSED(ADAMW, 0, 0, false)
+
+#ifdef AQ_BODY
+AQ_BODY(ADAMW)
+{
+    const float g = w.g[i] * w.scale, decay = w.lr * values[0];
+    const float m = element_fma(w.b1, w.m[i], w.c1 * g), v = element_fma(w.b2, w.v[i], w.c2 * g * g);
+    const float step = m * w.k1 / (sqrtf(v * w.k2) + w.eps);
+    w.m[i] = m;
+    w.v[i] = v;
+    w.p[i] = element_fma(-w.lr, step, element_fma(-decay, w.p[i], w.p[i]));
+}
+#endif

@@ -1,0 +1,67 @@
+/*
+ * optimizer_fused.c -- which instruction set kernels run on in host memory, and where their arrays lie. The choice
+ * changes the speed and no bit.
+ */
+#include "optimizer_fused.h"
+
+#include <string.h>
+
+#include "codec_internal.h"
+
+aq_fused_run *const *aq_fused_runs_named(const char *name)
+{
+    if (strcmp(name, "plain") == 0) return aq_fused_runs_plain;
+#if defined(__x86_64__)
+    /* The codecs' own tables want the same instructions and more: where they run, these do. */
+    if (strcmp(name, "avx2") == 0 && aq_codec_kernels_named("avx2")) return aq_fused_runs_avx2;
+    if (strcmp(name, "avx512") == 0 && aq_codec_kernels_named("avx512")) return aq_fused_runs_avx512;
+#endif
+    return NULL;
+}
+
+aq_fused_run *const *aq_fused_runs_best(void)
+{
+    const char *name = aq_codec_kernels_best()->name;
+    aq_fused_run *const *found = aq_fused_runs_named(strcmp(name, "vbmi") == 0 ? "avx512" : name);
+    return found ? found : aq_fused_runs_plain;
+}
+
+void aq_fused_piece(const struct aq_fused *kernel, uint32_t index)
+{
+    AQ_ASSERT(kernel->kind > AQ_FUSED_NONE && kernel->kind < AQ_FUSED_KINDS);
+    kernel->runs[kernel->kind](kernel, index);
+}
+
+void aq_fused_pieces(const struct aq_fused *kernel)
+{
+    for (uint32_t i = 0; i < kernel->piece_count; i++)
+        aq_fused_piece(kernel, kernel->piece_first + i);
+}
+
+void aq_fused_move(struct aq_fused *kernel, void *(*to)(const void *context, const void *pointer), const void *context)
+{
+    kernel->pieces = to(context, kernel->pieces);
+    kernel->values = to(context, kernel->values);
+    kernel->sums = to(context, kernel->sums);
+    kernel->g = to(context, kernel->g);
+    kernel->p = to(context, kernel->p);
+    kernel->m = to(context, kernel->m);
+    kernel->v = to(context, kernel->v);
+    kernel->last = to(context, kernel->last);
+    kernel->frozen = to(context, kernel->frozen);
+    kernel->worker_error = to(context, kernel->worker_error);
+    kernel->server_error = to(context, kernel->server_error);
+    kernel->mask = to(context, kernel->mask);
+    kernel->sent_at = to(context, kernel->sent_at);
+    kernel->sent = to(context, kernel->sent);
+    kernel->sent_g = to(context, kernel->sent_g);
+    kernel->c = to(context, kernel->c);
+    kernel->codes = to(context, kernel->codes);
+    kernel->lanes = to(context, kernel->lanes);
+    kernel->rows = to(context, kernel->rows);
+    kernel->used = to(context, kernel->used);
+    kernel->matrices = to(context, kernel->matrices);
+    kernel->factor_p = to(context, kernel->factor_p);
+    kernel->factor_q = to(context, kernel->factor_q);
+    kernel->out = to(context, kernel->out);
+}
