@@ -111,10 +111,6 @@ static const struct aq_option options[] = {
            "which daemon-NAME.pem is this host's, where there are several: what launchers dial"),
     AQ_ROW(TEXT, struct asked, token_file, "token-file", "FILE",
            "first line: a secret of at least 16 bytes that launchers must hold, too; mode 600"),
-    AQ_ROW(
-        FLAG, struct asked, config.insecure, "insecure", NULL,
-        "take a token without keys on any address. The token says who begins to talk; whoever is on the way can read "
-        "and change all that follows, and so run what he likes as this user"),
     AQ_ROW_READ(folder_read, struct asked, config.confine.run, "allow-run", "DIR",
                 "runs, checkpoints and caches may lie below DIR; may be given again. With one of these two, the kernel "
                 "(Landlock) keeps daemon and workers from all else but programs and devices"),

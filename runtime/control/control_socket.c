@@ -49,7 +49,7 @@ enum aq_status aq_control_listen(const char *address, bool far, int *fd, uint16_
     if (!far && !aq_endpoint_loopback_address(list->ai_addr)) {
         status = aq_fail(AQ_REFUSED, "control",
                          "will not listen on %s without keys (--keys DIR): others would hear what is said and could "
-                         "change it, with a token too (a token with --insecure is taken nevertheless)",
+                         "change it, with a token too",
                          address);
         goto out;
     }
@@ -66,14 +66,6 @@ enum aq_status aq_control_listen(const char *address, bool far, int *fd, uint16_
 out:
     freeaddrinfo(list);
     return status;
-}
-
-bool aq_control_is_loopback(int fd)
-{
-    struct sockaddr_storage bound = {0};
-    socklen_t bytes = sizeof bound;
-    return getsockname(fd, (struct sockaddr *)&bound, &bytes) == 0 &&
-           aq_endpoint_loopback_address((const struct sockaddr *)&bound);
 }
 
 enum aq_status aq_control_keep_alive(int fd)
@@ -223,9 +215,13 @@ enum aq_status aq_control_meet(const char *address, const struct aq_token *token
     socklen_t bytes = sizeof there;
     AQ_TRY(aq_control_connect(address, deadline_ns, &fd));
     if (!tls && (getpeername(fd, (struct sockaddr *)&there, &bytes) != 0 ||
-                 !aq_endpoint_loopback_address((const struct sockaddr *)&there)))
-        aq_log("control", 1, "INSECURE: %s without keys: whoever is on the way can read and change what is said",
-               address);
+                 !aq_endpoint_loopback_address((const struct sockaddr *)&there))) {
+        close(fd);
+        return aq_fail(AQ_REFUSED, "control",
+                       "will not talk to %s without keys (security.keys, --keys DIR): whoever is on the way could read "
+                       "and change what is said; make them with aqpipe keys, or go through a tunnel to 127.0.0.1",
+                       address);
+    }
     struct aq_control *control;
     enum aq_status status = aq_control_open(fd, &control);
     if (status != AQ_OK) {

@@ -16,7 +16,6 @@ enum { AQ_CONTROL_PROTOCOL = 1, AQ_ADDRESS_BYTES = 300 };
 /* A listening socket. `far` false: only a loopback address will do (AQ_REFUSED says why). *port gets the real one.
  * AQ_INVAL, AQ_NOTFOUND: no address. AQ_REFUSED: in use, or no permission. */
 enum aq_status aq_control_listen(const char *address, bool far, int *fd, uint16_t *port);
-bool aq_control_is_loopback(int fd); /* the address that a socket is bound to */
 
 /* A connected socket with keep-alive: a peer that vanished is noticed within about 30 s. AQ_TIMEOUT, AQ_REFUSED,
  * AQ_INVAL, AQ_NOTFOUND. */

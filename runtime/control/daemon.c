@@ -174,13 +174,7 @@ static enum aq_status open_listener(struct daemon *daemon)
 {
     const struct aq_daemon_config *config = daemon->config;
     uint16_t port;
-    const bool far = config->tls || (config->token.bytes > 0 && config->insecure);
-    AQ_TRY(aq_control_listen(config->listen, far, &daemon->listener, &port));
-    if (!config->tls && !aq_control_is_loopback(daemon->listener))
-        aq_log("daemon", 1,
-               "INSECURE: %s without keys: the token says who begins to talk, but whoever is on the way can read and "
-               "change all that follows, and so run what he likes as this user; --keys DIR ends that",
-               config->listen);
+    AQ_TRY(aq_control_listen(config->listen, config->tls != NULL, &daemon->listener, &port));
     if (config->token.bytes == 0 && !config->tls)
         aq_log("daemon", 1, "no token: every user of this machine can run jobs here as this user");
     aq_log("daemon", 1, "listening at %s, port %u", config->listen, port);

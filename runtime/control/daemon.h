@@ -27,7 +27,6 @@ struct aq_daemon_config {
     const char *listen;        /* address, where fd is -1                                                     */
     const char *port_file;     /* write the real port here once listening; may be NULL                        */
     struct aq_token token;     /* of clients; bytes 0: none is asked for (loopback only)                      */
-    bool insecure;             /* a token without keys will do on any address                                 */
     struct aq_tls *tls;        /* clients must hold a launcher's certificate; NULL: connections are in the clear */
     const char *keys;          /* the folder of `tls`, which is read again; may be NULL                      */
     struct aq_confine confine; /* what it and its workers may touch */

@@ -2,6 +2,10 @@
  * test_hostile_control.c -- tokens, proofs and fields of the control channel from somebody who means no good: each
  * wrong by as little as can be.
  */
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,6 +18,7 @@
 #include <cmocka.h>
 
 #include "control.h"
+#include "control_socket.h"
 #include "control_token.h"
 #include "run_folder.h"
 
@@ -124,6 +129,37 @@ static void test_number_below_zero_is_none(void **state)
     json_decref(m);
 }
 
+/* An address of this machine that is not loopback; "": it has none. */
+static void own_address(char *out, size_t bytes)
+{
+    struct ifaddrs *all = NULL;
+    out[0] = 0;
+    assert_int_equal(getifaddrs(&all), 0);
+    for (const struct ifaddrs *one = all; one && !out[0]; one = one->ifa_next)
+        if (one->ifa_addr && one->ifa_addr->sa_family == AF_INET && !(one->ifa_flags & IFF_LOOPBACK))
+            getnameinfo(one->ifa_addr, sizeof(struct sockaddr_in), out, (socklen_t)bytes, NULL, 0, NI_NUMERICHOST);
+    freeifaddrs(all);
+}
+
+static void test_nobody_talks_to_a_daemon_elsewhere_without_keys(void **state)
+{
+    (void)state;
+    char host[64], address[80];
+    int door;
+    uint16_t port;
+    struct aq_control *control;
+    const struct aq_token held = {.bytes = 16, .secret = "a secret of some"};
+    own_address(host, sizeof host);
+    if (!host[0]) {
+        print_message("skip: this machine has no address but loopback\n");
+        skip();
+    }
+    assert_int_equal(aq_control_listen("0.0.0.0:0", true, &door, &port), AQ_OK);
+    snprintf(address, sizeof address, "%s:%u", host, port);
+    assert_int_equal(aq_control_greet(address, &held, aq_clock_after(60000000000u), &control), AQ_REFUSED);
+    close(door);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -132,6 +168,7 @@ int main(void)
         cmocka_unit_test(test_nonces_do_not_come_again),
         cmocka_unit_test(test_token_file_is_private_and_long_enough),
         cmocka_unit_test(test_number_below_zero_is_none),
+        cmocka_unit_test(test_nobody_talks_to_a_daemon_elsewhere_without_keys),
     };
     aq_log_sink(quiet, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
