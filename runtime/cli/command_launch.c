@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -164,6 +165,11 @@ static int parse(struct command *command, int argc, char **argv)
                                 command->go_on ? "run folder" : "manifest");
     if (command->entry.resume && command->entry.fresh)
         return aq_options_wrong(line->name, "--resume or --fresh, not both");
+    struct stat about;
+    const bool folder = stat(rest.of[0], &about) == 0 && S_ISDIR(about.st_mode);
+    if (folder && !command->go_on)
+        return aq_options_wrong(line->name, "%s is a folder: `aqpipe resume %s` goes on with a run", rest.of[0],
+                                rest.of[0]);
     if (command->go_on) {
         command->entry.resume = true;
         command->run = rest.of[0];
@@ -172,7 +178,10 @@ static int parse(struct command *command, int argc, char **argv)
                                command->go_on ? "/manifest.yaml" : "");
     if (bytes >= (int)sizeof command->manifest_path) return aq_options_wrong(line->name, "the path is too long");
     if (command->go_on && access(command->manifest_path, F_OK) != 0)
-        return aq_options_wrong(line->name, "%s is no run folder: it has no manifest.yaml", command->run);
+        return aq_options_wrong(line->name,
+                                errno == ENOTDIR ? "%s is a file: `aqpipe launch %s --resume` takes a manifest"
+                                                 : "%s is no run folder: there is no %s",
+                                command->run, errno == ENOTDIR ? command->run : command->manifest_path);
     return AQ_OPTIONS_READ;
 }
 

@@ -420,6 +420,10 @@ def scenario_late():
     check(done.returncode == 2 and "train.lr: 0.002 there, 0.5 here; train.seed: 8 there, 7 here. To go on"
           in done.stderr, f"not told by its keys: {done.returncode} {done.stderr}")
     launch(path, "--fresh")
+    for command, at, words in (("launch", ROOT / "late", "`aqpipe resume "), ("resume", path, "`aqpipe launch "),
+                               ("resume", ROOT, "is no run folder: there is no ")):
+        done = aqpipe(command, at)
+        check(done.returncode == 2 and words in done.stderr, f"{command} {at}: {done.returncode} {done.stderr}")
     no_workers("late")
 
 
