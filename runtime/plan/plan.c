@@ -309,6 +309,7 @@ static void memory_fill(struct plan_open *open, uint32_t s)
         line(stage, "device scratch", 2 * aq_device_stream_bytes()); /* the stage's stream's, the device's own one's */
     }
     stage->device_bytes = stage->memory_bytes;
+    line(stage, "pinned", size->host_bytes);
     line(stage, "edge buffers",
          (first ? 0 : open->edges[s - 1].size.host_bytes) + (last ? 0 : open->edges[s].size.host_bytes));
     line(stage, "link buffers",

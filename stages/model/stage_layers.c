@@ -273,7 +273,7 @@ static double layer_flops(const struct layout *layout, double *backward_all)
 enum aq_status stage_layers_measure(const struct aq_stage_config *config, struct aq_stage_size *size)
 {
     struct layout layout = {.config = config, .count = config->layer_end - config->layer_first};
-    struct aq_arena workspace = {0}, slot = {0};
+    struct aq_arena workspace = {0}, slot = {0}, host = {0};
     double backward = 0;
     void *memory;
     AQ_TRY(aq_alloc(layout.count * sizeof *layout.layers, &memory));
@@ -282,6 +282,9 @@ enum aq_status stage_layers_measure(const struct aq_stage_config *config, struct
     workspace_place(&layout, &workspace);
     slot_place(&layout, &slot, NULL, &workspace);
     if (shared(config)) layers_share(&layout, LAYER_KEPT, &workspace, NULL);
+    for (uint32_t i = 0; i < config->slots; i++)
+        host_place(&layout, &host, NULL);
+    size->host_bytes = host.used;
     size->slot_bytes = line_bytes(slot.used);
     size->workspace_bytes = line_bytes(workspace.used);
     size->flops_forward = layer_flops(&layout, &backward);
@@ -357,13 +360,12 @@ enum aq_status stage_layers_open(struct aq_stage *stage)
     layout_make(&layout);
     AQ_TRY(structs_open(stage));
     AQ_TRY(tensors_open(stage));
-    struct aq_arena workspace = {.base = stage->workspace, .bytes = stage->size.workspace_bytes}, host = {0};
+    struct aq_arena workspace = {.base = stage->workspace, .bytes = stage->size.workspace_bytes};
     workspace_place(&layout, &workspace);
     for (uint32_t i = 0; i < stage->config.slots; i++) {
         struct aq_arena slot = {.base = (uint8_t *)stage->slots_memory + i * stage->size.slot_bytes,
                                 .bytes = stage->size.slot_bytes};
         slot_place(&layout, &slot, &stage->slots[i], &workspace);
-        host_place(&layout, &host, NULL);
         AQ_TRY(aq_device_event_open(stage->device, &stage->slots[i].copied));
     }
     for (uint32_t l = 0; l < stage->layer_count; l++) {
@@ -371,9 +373,9 @@ enum aq_status stage_layers_open(struct aq_stage *stage)
         layer_place(&layout, l, LAYER_KEPT, &kept, NULL);
         stage->layers[l].again = stage->config.recompute && kept.used > 0;
     }
-    if (host.used) AQ_TRY(aq_device_alloc(stage->device, AQ_MEMORY_PINNED, host.used, &stage->host));
-    stage->host_bytes = host.used;
-    host = (struct aq_arena){.base = stage->host, .bytes = host.used};
+    const uint64_t bytes = stage->size.host_bytes;
+    if (bytes) AQ_TRY(aq_device_alloc(stage->device, AQ_MEMORY_PINNED, bytes, &stage->host));
+    struct aq_arena host = {.base = stage->host, .bytes = bytes};
     for (uint32_t i = 0; stage->host && i < stage->config.slots; i++)
         host_place(&layout, &host, &stage->slots[i]);
     return AQ_OK;
@@ -383,7 +385,7 @@ void stage_layers_close(struct aq_stage *stage)
 {
     for (uint32_t i = 0; stage->slots && i < stage->config.slots; i++)
         aq_device_event_close(stage->device, stage->slots[i].copied);
-    if (stage->host) aq_device_free(stage->device, AQ_MEMORY_PINNED, stage->host, stage->host_bytes);
+    if (stage->host) aq_device_free(stage->device, AQ_MEMORY_PINNED, stage->host, stage->size.host_bytes);
     aq_free(stage->structs);
     aq_free(stage->squares);
     aq_free(stage->spans);

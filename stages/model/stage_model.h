@@ -91,7 +91,6 @@ struct aq_stage {
     float *flow[STAGE_FLOWS]; /* of the gradient, in the workspace */
     void *ending;             /* the gradient in the stage's type, for endings */
     void *host;               /* pinned: what slots have there */
-    size_t host_bytes;
     void *structs; /* the host structs of layers and slots */
 };
 

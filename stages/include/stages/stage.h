@@ -146,6 +146,7 @@ struct aq_stage_size {
     uint64_t gradient_bytes;
     uint64_t slot_bytes;        /* what one slot keeps between forward and backward                    */
     uint64_t workspace_bytes;   /* shared by all                                                       */
+    uint64_t host_bytes;        /* pinned, of all slots: what the host gives a device and gets from it */
     uint64_t x_bytes, y_bytes;  /* one micro-batch of fp32 values at the cut before and behind; 0: no cut */
     double flops_forward;       /* of one micro-batch: 2 a multiply-add                                */
     double flops_backward;

@@ -1,0 +1,481 @@
+/*
+ * conform_model.c -- what every model promises, whatever its layers are: the same bits however it is cut, by however
+ * many threads, whether or not activations are made again; gradients that finite differences confirm; plain C;
+ * memory as measured; evaluations that change nothing; weights that come back by their names.
+ *
+ * A new model is named in models.def, and says here how small it can be. Its batches have the fields of the first kind
+ * of data set that it fits.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "stage_help.h"
+#include "stages/dataset.h"
+#include "stages/weights.h"
+
+enum { B = 3, T = 12, MICRO = 2, LAYERS_MAX = 32 };
+
+static void gpt2_small(struct aq_model_config *model)
+{
+    model->blocks = 2;
+    model->heads = 2;
+    model->channels = 16;
+    model->vocabulary = 37;
+    model->context = T;
+    model->tied = false;
+}
+
+static void pyramid_small(struct aq_model_config *model)
+{
+    model->own[0] = 4; /* width  */
+    model->own[1] = 3; /* levels */
+    model->vocabulary = 7;
+}
+
+static const struct kind {
+    const char *name;
+    void (*small)(struct aq_model_config *model);
+} kinds[] = {
+#define STAGE_MODEL(name) {#name, name##_small},
+#include "models.def"
+#undef STAGE_MODEL
+};
+
+enum { KINDS = sizeof kinds / sizeof kinds[0] };
+
+static const char *const datasets[] = {
+#define AQ_DATASET(name) #name,
+#include "stages/datasets.def"
+#undef AQ_DATASET
+};
+
+struct run {
+    const struct kind *kind;
+    uint32_t threads, cut; /* cut: layers before it are one stage; 0: one stage */
+    bool recompute;
+    const char *cpu; /* AQ_CPU, or NULL */
+};
+
+static struct aq_stage_config config_of(const struct kind *kind)
+{
+    struct aq_stage_config config = {.B = B, .slots = MICRO, .precision = AQ_STAGE_FP32};
+    aq_model_config_default(&config.model, kind->name);
+    kind->small(&config.model);
+    config.T = aq_model_tokens(kind->name) ? aq_model_tokens(kind->name) : T;
+    config.layer_end = aq_model_layers(&config.model);
+    assert_true(config.layer_end <= LAYERS_MAX);
+    return config;
+}
+
+/* Batch `number`, its values at random; fields are freed by batch_close. */
+static struct aq_batch batch_make(const struct aq_stage_config *config, uint32_t number)
+{
+    static uint64_t ids[MICRO][B] = {{4, 9, 1}, {0, 7, 3}};
+    struct aq_batch batch = {.samples = number == 1 ? B - 1 : B, .sample_ids = ids[number]};
+    const char *key;
+    char why[160];
+    for (size_t d = 0; d < sizeof datasets / sizeof datasets[0] && batch.field_count == 0; d++) {
+        const uint32_t count = aq_dataset_fields(datasets[d], config->T, batch.fields);
+        if (aq_model_fits(&config->model, config->T, NULL, batch.fields, count, &key, why, sizeof why))
+            batch.field_count = count;
+    }
+    if (batch.field_count == 0) fail_msg("no data set fits %s: %s", config->model.kind, why);
+    for (uint32_t f = 0; f < batch.field_count; f++) {
+        struct aq_field *field = &batch.fields[f];
+        const uint64_t values = (uint64_t)B * field->count;
+        field->values = help_alloc(values * AQ_FIELD_BYTES);
+        if (field->type == AQ_FIELD_I32)
+            help_tokens(field->values, values, 10 * number + f, config->model.vocabulary);
+        else
+            help_normal(field->values, values, 10 * number + f, 1.0f);
+    }
+    return batch;
+}
+
+static void batch_close(struct aq_batch *batch)
+{
+    for (uint32_t f = 0; f < batch->field_count; f++)
+        aq_free(batch->fields[f].values);
+}
+
+/* A model in one stage or two, and batches for it. */
+struct pipeline {
+    struct aq_device *device;
+    struct aq_stage_config config;
+    struct aq_stage *stages[2];
+    uint32_t count;
+    struct aq_batch batches[MICRO];
+    float *activation, *gradient;
+};
+
+static struct pipeline pipeline_open(const struct run *run)
+{
+    struct pipeline p = {.config = config_of(run->kind), .count = run->cut ? 2 : 1};
+    const uint32_t bounds[3] = {0, run->cut ? run->cut : p.config.layer_end, p.config.layer_end};
+    if (run->cpu) setenv("AQ_CPU", run->cpu, 1);
+    p.device = help_device(run->threads);
+    if (run->cpu) unsetenv("AQ_CPU");
+    for (uint32_t s = 0; s < p.count; s++) {
+        struct aq_stage_config config = p.config;
+        struct aq_stage_size size;
+        config.layer_first = bounds[s];
+        config.layer_end = bounds[s + 1];
+        config.recompute = run->recompute;
+        assert_int_equal(aq_stage_measure(&config, &size), AQ_OK);
+        assert_int_equal(aq_stage_open(p.device, &config, &p.stages[s]), AQ_OK);
+        help_init(p.stages[s], 5);
+        if (s == 0 && p.count == 2) {
+            assert_true(size.y_bytes > 0);
+            p.activation = help_alloc(size.y_bytes);
+            p.gradient = help_alloc(size.y_bytes);
+        }
+    }
+    for (uint32_t m = 0; m < MICRO; m++)
+        p.batches[m] = batch_make(&p.config, m);
+    return p;
+}
+
+static void pipeline_close(struct pipeline *p)
+{
+    for (uint32_t s = 0; s < p->count; s++)
+        aq_stage_close(p->stages[s]);
+    for (uint32_t m = 0; m < MICRO; m++)
+        batch_close(&p->batches[m]);
+    aq_free(p->activation);
+    aq_free(p->gradient);
+    aq_device_close(p->device);
+}
+
+static double forward(struct pipeline *p, uint32_t micro, bool evaluate)
+{
+    struct aq_stage_input input = {
+        .batch = &p->batches[micro], .seed = 3, .step = 11, .evaluate = evaluate, .loss_scale = 0.25f};
+    struct aq_stage_loss loss = {0};
+    if (p->count == 2) {
+        assert_int_equal(aq_stage_forward(p->stages[0], micro, &input, p->activation, NULL, NULL), AQ_OK);
+        input.x = p->activation;
+    }
+    assert_int_equal(aq_stage_forward(p->stages[p->count - 1], micro, &input, NULL, &loss, NULL), AQ_OK);
+    assert_true(loss.targets >= p->batches[micro].samples);
+    return loss.sum;
+}
+
+static void backward(struct pipeline *p, uint32_t micro)
+{
+    float *between = p->count == 2 ? p->gradient : NULL;
+    assert_int_equal(aq_stage_backward(p->stages[p->count - 1], micro, NULL, between, NULL), AQ_OK);
+    if (p->count == 2) assert_int_equal(aq_stage_backward(p->stages[0], micro, between, NULL, NULL), AQ_OK);
+}
+
+/* The tensors of a run by number: every cut has the same in the same order, as a file has them. */
+struct result {
+    double loss[MICRO];
+    uint32_t count;
+    float *values[64]; /* of parameters their gradients, of buffers what they are */
+    uint64_t sizes[64];
+    char names[64][AQ_TENSOR_NAME_MAX];
+};
+
+static struct result run_once(const struct run *run)
+{
+    struct pipeline p = pipeline_open(run);
+    struct result result = {0};
+    for (uint32_t m = 0; m < MICRO; m++) {
+        result.loss[m] = forward(&p, m, false);
+        backward(&p, m);
+    }
+    for (uint32_t s = 0; s < p.count; s++)
+        for (uint32_t i = 0; i < aq_stage_saved_count(p.stages[s]); i++) {
+            struct aq_tensor_info info;
+            aq_stage_saved(p.stages[s], i, &info);
+            const float *from = info.buffer ? aq_stage_parameters(p.stages[s]) : aq_stage_gradients(p.stages[s]);
+            assert_true(result.count < 64);
+            result.sizes[result.count] = info.count;
+            result.values[result.count] = help_alloc(info.count * sizeof(float));
+            memcpy(result.values[result.count], from + info.offset, info.count * sizeof(float));
+            snprintf(result.names[result.count++], AQ_TENSOR_NAME_MAX, "%s", info.name);
+        }
+    pipeline_close(&p);
+    return result;
+}
+
+static void result_free(struct result *result)
+{
+    for (uint32_t i = 0; i < result->count; i++)
+        aq_free(result->values[i]);
+}
+
+/* tolerance 0: bit for bit. */
+static void expect_same(const struct result *a, const struct result *b, double tolerance, const char *what)
+{
+    assert_int_equal(a->count, b->count);
+    for (uint32_t m = 0; m < MICRO; m++)
+        if (!(fabs(a->loss[m] - b->loss[m]) <= tolerance * fabs(a->loss[m])))
+            fail_msg("%s: loss %.17g, %.17g", what, a->loss[m], b->loss[m]);
+    for (uint32_t i = 0; i < a->count; i++) {
+        assert_string_equal(a->names[i], b->names[i]);
+        const bool same = memcmp(a->values[i], b->values[i], a->sizes[i] * sizeof(float)) == 0;
+        const double distance = same ? 0 : help_distance(b->values[i], a->values[i], a->sizes[i]);
+        if (!same && !(distance <= tolerance && tolerance > 0))
+            fail_msg("%s: %s differs by %g", what, a->names[i], distance);
+    }
+}
+
+static void test_cut_anywhere_equals_uncut(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++) {
+        struct run run = {.kind = &kinds[k], .threads = 2};
+        struct result whole = run_once(&run);
+        const uint32_t layers = config_of(&kinds[k]).layer_end;
+        for (run.cut = 1; run.cut < layers; run.cut++) {
+            char what[64];
+            snprintf(what, sizeof what, "%s cut at %u", kinds[k].name, run.cut);
+            struct result parts = run_once(&run);
+            expect_same(&whole, &parts, 0, what);
+            result_free(&parts);
+        }
+        result_free(&whole);
+    }
+}
+
+static void test_threads_and_recomputation_keep_the_bits(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++) {
+        const struct run one = {.kind = &kinds[k], .threads = 1}, three = {.kind = &kinds[k], .threads = 3},
+                         again = {.kind = &kinds[k], .threads = 1, .recompute = true};
+        struct result a = run_once(&one), b = run_once(&three), c = run_once(&again);
+        expect_same(&a, &b, 0, "three threads");
+        expect_same(&a, &c, 0, "recomputation");
+        result_free(&a);
+        result_free(&b);
+        result_free(&c);
+    }
+}
+
+static void test_the_plain_truth_agrees(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++) {
+        const struct run best = {.kind = &kinds[k], .threads = 2},
+                         plain = {.kind = &kinds[k], .threads = 1, .cpu = "plain"};
+        struct result a = run_once(&best), b = run_once(&plain);
+        expect_same(&b, &a, 2e-4, "plain C");
+        result_free(&a);
+        result_free(&b);
+    }
+}
+
+/*
+ * Directional derivatives of the loss in training, as test_stage.c has them: for a random direction in each tensor the
+ * quotient of differences against gradient times direction. A ReLU has kinks: the bound is 3e-2 of |gradient|.
+ */
+static void test_gradients_match_finite_differences(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++) {
+        const struct run run = {.kind = &kinds[k], .threads = 2};
+        struct pipeline p = pipeline_open(&run);
+        struct aq_stage *stage = p.stages[0];
+        (void)forward(&p, 0, false);
+        backward(&p, 0);
+        for (uint32_t i = 0; i < aq_stage_tensor_count(stage); i++) {
+            struct aq_tensor_info info;
+            aq_stage_tensor(stage, i, &info);
+            float *x = aq_stage_parameters(stage) + info.offset;
+            const float *g = aq_stage_gradients(stage) + info.offset;
+            float *before = help_alloc(info.count * sizeof(float)), *d = help_alloc(info.count * sizeof(float));
+            double slope = 0, size = 0;
+            memcpy(before, x, info.count * sizeof(float));
+            help_normal(d, info.count, 50 + i, 1.0f);
+            for (uint64_t n = 0; n < info.count; n++) {
+                slope += (double)g[n] * d[n] / 0.25; /* loss_scale */
+                size += (double)g[n] * g[n] / 0.0625;
+            }
+            const float h = (float)(2e-3 / sqrt(size));
+            for (uint64_t n = 0; n < info.count; n++)
+                x[n] = before[n] + h * d[n];
+            const double up = forward(&p, 0, false);
+            for (uint64_t n = 0; n < info.count; n++)
+                x[n] = before[n] - h * d[n];
+            const double down = forward(&p, 0, false), quotient = (up - down) / (2.0 * h);
+            memcpy(x, before, info.count * sizeof(float));
+            if (!(fabs(quotient - slope) <= 3e-2 * sqrt(size)))
+                fail_msg("%s %s: slope %g, differences %g, |gradient| %g", kinds[k].name, info.name, slope, quotient,
+                         sqrt(size));
+            aq_free(before);
+            aq_free(d);
+        }
+        pipeline_close(&p);
+    }
+}
+
+/* Forward without backward: nothing moves, statistics least of all, and samples do not see each other. */
+static void test_evaluation_changes_nothing_and_adds_up(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++) {
+        const struct run run = {.kind = &kinds[k], .threads = 1};
+        struct pipeline p = pipeline_open(&run);
+        const uint64_t floats = aq_stage_saved_floats(p.stages[0]);
+        (void)forward(&p, 0, false);
+        float *before = help_alloc(floats * sizeof(float));
+        memcpy(before, aq_stage_parameters(p.stages[0]), floats * sizeof(float));
+        const double all = forward(&p, 0, true), again = forward(&p, 0, true);
+        assert_true(all == again);
+        assert_memory_equal(before, aq_stage_parameters(p.stages[0]), floats * sizeof(float));
+        double sum = 0;
+        struct aq_batch whole = p.batches[0];
+        for (uint32_t i = 0; i < B; i++) {
+            p.batches[0] = whole;
+            p.batches[0].samples = 1;
+            p.batches[0].sample_ids += i;
+            for (uint32_t f = 0; f < whole.field_count; f++)
+                p.batches[0].fields[f].values =
+                    (uint8_t *)whole.fields[f].values + (size_t)i * whole.fields[f].count * AQ_FIELD_BYTES;
+            sum += forward(&p, 0, true);
+        }
+        p.batches[0] = whole;
+        assert_true(fabs(sum - all) <= 1e-5 * fabs(all));
+        assert_int_equal(aq_stage_backward(p.stages[0], 0, NULL, NULL, NULL), AQ_INVAL);
+        aq_free(before);
+        pipeline_close(&p);
+    }
+}
+
+static void test_measure_equals_use(void **state)
+{
+    (void)state;
+    struct aq_device *device = help_device(1);
+    for (int k = 0; k < KINDS; k++)
+        for (int round = 0; round < 4; round++) {
+            struct aq_stage_config config = config_of(&kinds[k]);
+            struct aq_stage_size size;
+            struct aq_stage *stage = NULL;
+            config.B = 16; /* beside what the host has for each tensor and layer */
+            config.recompute = round == 1;
+            config.inference = round == 2;
+            config.layer_first = round == 3 ? 2 : 0;
+            assert_int_equal(aq_stage_measure(&config, &size), AQ_OK);
+            const uint64_t before = aq_memory_used();
+            assert_int_equal(aq_stage_open(device, &config, &stage), AQ_OK);
+            const double used = (double)(aq_memory_used() - before);
+            const double sum = (double)(size.parameter_bytes + size.gradient_bytes + size.slot_bytes * config.slots +
+                                        size.workspace_bytes + size.host_bytes);
+            if (!(used >= sum && used <= 1.02 * sum + 8192))
+                fail_msg("%s round %d: %g bytes used, %g measured", kinds[k].name, round, used, sum);
+            assert_int_equal(size.parameters + size.buffers, aq_stage_saved_floats(stage));
+            aq_stage_close(stage);
+            assert_int_equal(aq_memory_used(), before);
+        }
+    aq_device_close(device);
+}
+
+/* Saved by one stage, found by two others by name: the model is the same one. */
+static void test_weights_come_back_by_their_names(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++) {
+        const struct run run = {.kind = &kinds[k], .threads = 1}, cut = {.kind = &kinds[k], .threads = 1, .cut = 3};
+        struct pipeline from = pipeline_open(&run), to = pipeline_open(&cut);
+        struct aq_weights_tensor tensors[64];
+        struct aq_tensor_info infos[64];
+        const uint32_t count = aq_stage_saved_count(from.stages[0]);
+        char path[] = "/tmp/aq-model-XXXXXX";
+        struct aq_weights *weights;
+        (void)forward(&from, 0, false); /* statistics that are not those of the beginning */
+        for (uint32_t i = 0; i < count; i++) {
+            aq_stage_saved(from.stages[0], i, &infos[i]);
+            tensors[i] = (struct aq_weights_tensor){.name = infos[i].name,
+                                                    .dimensions = infos[i].dimensions,
+                                                    .values = aq_stage_parameters(from.stages[0]) + infos[i].offset};
+            memcpy(tensors[i].shape, infos[i].shape, sizeof infos[i].shape);
+        }
+        const int fd = mkstemp(path);
+        assert_true(fd >= 0);
+        fclose(fdopen(fd, "w"));
+        assert_int_equal(aq_weights_write(path, tensors, count, NULL), AQ_OK);
+        assert_int_equal(aq_weights_open(path, &weights), AQ_OK);
+        assert_int_equal(aq_weights_match(weights, &from.config.model), AQ_OK);
+        for (uint32_t s = 0; s < 2; s++)
+            for (uint32_t i = 0; i < aq_stage_saved_count(to.stages[s]); i++) {
+                struct aq_tensor_info info;
+                uint32_t index;
+                aq_stage_saved(to.stages[s], i, &info);
+                float *values = aq_stage_parameters(to.stages[s]) + info.offset;
+                assert_int_equal(aq_weights_find(weights, info.name, &index), AQ_OK);
+                memset(values, 0, info.count * sizeof *values);
+                assert_int_equal(aq_weights_read(weights, index, false, values, info.count), AQ_OK);
+            }
+        assert_true(forward(&to, 1, true) == forward(&from, 1, true));
+        aq_weights_close(weights);
+        remove(path);
+        pipeline_close(&from);
+        pipeline_close(&to);
+    }
+}
+
+static void test_defaults_are_models_and_keys_fit(void **state)
+{
+    (void)state;
+    const char *name;
+    for (uint32_t m = 0; (name = aq_model_kind(m)) != NULL; m++) {
+        struct aq_model_config model;
+        uint32_t count;
+        aq_model_config_default(&model, name);
+        assert_string_equal(name, kinds[m].name);
+        assert_int_equal(aq_model_config_check(&model), AQ_OK);
+        assert_non_null(aq_task_find(aq_model_task(name)));
+        const struct aq_model_key *keys = aq_model_keys(name, &count);
+        for (uint32_t i = 0; i < count; i++)
+            assert_true(strncmp(keys[i].name, "model.", 6) == 0 && keys[i].offset < sizeof model);
+        const uint32_t tokens = aq_model_tokens(name) ? aq_model_tokens(name) : T;
+        for (uint32_t end = 1; end < aq_model_layers(&model); end++) {
+            struct aq_cut_shape cut;
+            char text[64];
+            assert_int_equal(aq_model_cut(&model, end, tokens, &cut), AQ_OK);
+            assert_true(cut.rows > 0 && cut.columns > 0);
+            aq_model_layer_name(&model, end, text, sizeof text);
+            assert_true(strlen(text) > 0);
+        }
+    }
+}
+
+static void test_open_without_memory_gives_a_status(void **state)
+{
+    (void)state;
+    struct aq_device *device = help_device(1);
+    for (int k = 0; k < KINDS; k++) {
+        const struct aq_stage_config config = config_of(&kinds[k]);
+        const uint64_t before = aq_memory_used();
+        for (uint64_t n = 1;; n++) {
+            struct aq_stage *stage = NULL;
+            aq_memory_fail_at(n);
+            const enum aq_status status = aq_stage_open(device, &config, &stage);
+            aq_memory_fail_at(0);
+            aq_stage_close(stage);
+            assert_int_equal(aq_memory_used(), before);
+            if (status == AQ_OK) break;
+            assert_int_equal(status, AQ_NOMEM);
+            assert_true(n < 100);
+        }
+    }
+    aq_device_close(device);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_cut_anywhere_equals_uncut),
+        cmocka_unit_test(test_threads_and_recomputation_keep_the_bits),
+        cmocka_unit_test(test_the_plain_truth_agrees),
+        cmocka_unit_test(test_gradients_match_finite_differences),
+        cmocka_unit_test(test_evaluation_changes_nothing_and_adds_up),
+        cmocka_unit_test(test_measure_equals_use),
+        cmocka_unit_test(test_weights_come_back_by_their_names),
+        cmocka_unit_test(test_defaults_are_models_and_keys_fit),
+        cmocka_unit_test(test_open_without_memory_gives_a_status),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
