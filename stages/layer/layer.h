@@ -56,8 +56,11 @@ void layer_list_add(struct layer_list *list, const char *name, uint64_t rows, ui
 void layer_list_begins_as(struct layer_list *list, const char *name);
 /* The layer's next tensor is no parameter: statistics, saved and never trained. */
 void layer_list_buffer(struct layer_list *list, const char *name, uint64_t columns, float value);
-/* The layer's next tensor is one of the first layer's, of that full name. */
-void layer_list_alias(struct layer_list *list, const char *name);
+/*
+ * The layer's next tensor is one of the first layer's, of the full name `of`. A file may have it again, as `name`: then
+ * it must be the same, or the hint says what to do.
+ */
+void layer_list_alias(struct layer_list *list, const char *name, const char *of, const char *hint);
 
 /* Of what a layer of a stage does now. */
 struct layer_run {

@@ -55,7 +55,7 @@ static void tensors(const struct layer *layer, const struct aq_stage_config *con
     layer_list_add(list, "ln_f.weight", 0, layer->in.columns, 0, 1);
     layer_list_add(list, "ln_f.bias", 0, layer->in.columns, 0, 0);
     if (config->model.tied && config->layer_first == 0) {
-        layer_list_alias(list, "wte.weight");
+        layer_list_alias(list, "lm_head.weight", "wte.weight", "say model.tied: false");
         return;
     }
     layer_list_add(list, "lm_head.weight", layer->out.columns, layer->in.columns, config->model.init_std, 0);

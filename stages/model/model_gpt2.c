@@ -111,6 +111,18 @@ static void layer(const struct aq_model_config *model, uint32_t T, uint32_t inde
     }
 }
 
+/* Buffers that published files have beside their parameters: attention's masks. */
+static bool ignores(const char *name)
+{
+    static const char *const ends[] = {".attn.bias", ".attn.masked_bias"};
+    const size_t length = strlen(name);
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+        const size_t end = strlen(ends[i]);
+        if (length > end && strcmp(name + length - end, ends[i]) == 0) return true;
+    }
+    return false;
+}
+
 /* As Hugging Face's GPT2LMHeadModel has them: names of tensors and config.json. */
 static void publish_name(const char *tensor, char *out, size_t bytes)
 {
@@ -150,5 +162,6 @@ const struct stage_model stage_model_gpt2 = {.kind = "gpt2",
                                              .config_check = config_check,
                                              .layers = layers,
                                              .layer = layer,
+                                             .ignores = ignores,
                                              .publish_name = publish_name,
                                              .publish_config = publish_config};

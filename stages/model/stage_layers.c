@@ -29,6 +29,8 @@ struct layer_list {
     bool added;     /* the last one was taken                  */
     uint32_t count;
     uint64_t offset;
+    struct stage_alias *aliases; /* or NULL */
+    uint32_t alias_count, alias_most;
 };
 
 static void list_take(struct layer_list *list, struct layer_tensor tensor, const char *name)
@@ -69,11 +71,14 @@ void layer_list_buffer(struct layer_list *list, const char *name, uint64_t colum
     list_take(list, (struct layer_tensor){.info = info, .value = value}, name);
 }
 
-void layer_list_alias(struct layer_list *list, const char *name)
+void layer_list_alias(struct layer_list *list, const char *name, const char *of, const char *hint)
 {
     const uint32_t number = list->named++;
-    for (uint32_t i = 0; !list->buffers && list->out && list->uses && i < list->count; i++)
-        if (strcmp(list->out[i].info.name, name) == 0) list->uses[list->index][number] = i;
+    if (list->buffers) return;
+    for (uint32_t i = 0; list->out && list->uses && i < list->count; i++)
+        if (strcmp(list->out[i].info.name, of) == 0) list->uses[list->index][number] = i;
+    if (list->alias_count < list->alias_most)
+        list->aliases[list->alias_count++] = (struct stage_alias){.name = name, .of = of, .hint = hint};
 }
 
 static void list_all(const struct aq_stage_config *config, struct layer_list *list)
@@ -103,6 +108,13 @@ enum aq_status stage_tensors(const struct aq_stage_config *config, struct layer_
     *tensors = memory;
     *count = list.count;
     return AQ_OK;
+}
+
+uint32_t stage_aliases(const struct aq_stage_config *config, struct stage_alias *out, uint32_t most)
+{
+    struct layer_list list = {.aliases = out, .alias_most = most};
+    list_all(config, &list);
+    return list.alias_count;
 }
 
 /* --- memory ----------------------------------------------------------------------------------------------------- */

@@ -28,6 +28,8 @@ struct stage_model {
     /* Layer `index` of samples of T tokens; *out is zero but for its number. */
     void (*layer)(const struct aq_model_config *model, uint32_t T, uint32_t index, struct layer *out);
     /* As stages/publish.h; json has room for PUBLISHED_CONFIG_BYTES, *count are used. */
+    /* Is a tensor of a published file no parameter and of no use? NULL: none is. */
+    bool (*ignores)(const char *name);
     void (*publish_name)(const char *tensor, char *out, size_t bytes);
     enum aq_status (*publish_config)(const struct aq_model_config *model, bool tied, int32_t end_of_text, char *json,
                                      size_t *count);
@@ -45,6 +47,14 @@ void stage_layer(const struct aq_model_config *model, uint32_t T, uint32_t index
  */
 enum aq_status stage_tensors(const struct aq_stage_config *config, struct layer_tensor **tensors, uint32_t *count,
                              uint32_t (*uses)[LAYER_TENSORS_MAX]);
+
+/* A tensor that a layer shares with the first, as a file may have it again; texts are constants. */
+struct stage_alias {
+    const char *name, *of, *hint;
+};
+
+/* stage_layers.c: those of a stage, at most `most`; how many. */
+uint32_t stage_aliases(const struct aq_stage_config *config, struct stage_alias *out, uint32_t most);
 
 /* One micro-batch in flight. */
 struct stage_slot {
@@ -91,7 +101,7 @@ struct aq_stage {
     float *flow[STAGE_FLOWS]; /* of the gradient, in the workspace */
     void *ending;             /* the gradient in the stage's type, for endings */
     void *host;               /* pinned: what slots have there */
-    void *structs; /* the host structs of layers and slots */
+    void *structs;            /* the host structs of layers and slots */
 };
 
 /* stage_layers.c: what one slot and the workspace take; of a configuration that was checked. AQ_NOMEM. */

@@ -11,17 +11,7 @@
 
 #define AREA "weights"
 
-/* Buffers that published files have beside their parameters: attention's masks. */
-static bool is_mask(const char *name)
-{
-    static const char *const ends[] = {".attn.bias", ".attn.masked_bias"};
-    const size_t length = strlen(name);
-    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
-        const size_t end = strlen(ends[i]);
-        if (length > end && strcmp(name + length - end, ends[i]) == 0) return true;
-    }
-    return false;
-}
+enum { ALIASES_MAX = 8 };
 
 /* Equal but for numbers: "h.2.ln_1.bias" is of the kind of "h.0.ln_1.bias". */
 static bool same_kind(const char *a, const char *b)
@@ -63,34 +53,41 @@ static enum aq_status match_shape(const char *path, const struct aq_weights_entr
                    here, turned ? ": its matrices are the other way round (nn.Linear's [out, in], not Conv1D's)" : "");
 }
 
-/* A tied head may stand in the file beside the embedding: then it must be the same, or it would be lost. */
-static enum aq_status match_tied(const struct aq_weights *weights, uint32_t head)
+/* A shared tensor may stand in the file again: then it must be the same, or it would be lost. */
+static enum aq_status match_alias(const struct aq_weights *weights, uint32_t index, const struct stage_alias *alias)
 {
-    uint32_t embedding;
-    if (aq_weights_find(weights, "wte.weight", &embedding) != AQ_OK) return AQ_OK; /* missed elsewhere */
-    const struct aq_weights_entry *a = &weights->entries[head], *b = &weights->entries[embedding];
+    uint32_t other;
+    if (aq_weights_find(weights, alias->of, &other) != AQ_OK) return AQ_OK; /* missed elsewhere */
+    const struct aq_weights_entry *a = &weights->entries[index], *b = &weights->entries[other];
     const uint64_t bytes = a->end - a->begin;
     if (a->type == b->type && bytes == b->end - b->begin &&
         memcmp(weights->data + a->begin, weights->data + b->begin, (size_t)bytes) == 0)
         return AQ_OK;
-    return aq_fail(AQ_MISMATCH, AREA, "%s: lm_head.weight is not wte.weight; say model.tied: false", weights->path);
+    return aq_fail(AQ_MISMATCH, AREA, "%s: %s is not %s; %s", weights->path, alias->name, alias->of, alias->hint);
 }
 
 /* What the file has and the model has not. */
-static enum aq_status match_rest(const struct aq_weights *weights, const struct layer_tensor *tensors, uint32_t count)
+static enum aq_status match_rest(const struct aq_weights *weights, const struct aq_stage_config *config,
+                                 const struct layer_tensor *tensors, uint32_t count)
 {
+    const struct stage_model *model = stage_model_find(config->model.kind);
+    struct stage_alias aliases[ALIASES_MAX];
+    const uint32_t alias_count = stage_aliases(config, aliases, ALIASES_MAX);
     const char *unused = NULL;
     uint32_t unused_count = 0;
     for (uint32_t i = 0; i < weights->count; i++) {
         const char *name = aq_weights_bare_name(weights->entries[i].name), *kin = NULL;
-        bool known = is_mask(name);
+        bool known = model->ignores && model->ignores(name);
         for (uint32_t t = 0; !known && t < count; t++) {
             known = strcmp(tensors[t].info.name, name) == 0;
             if (same_kind(tensors[t].info.name, name)) kin = tensors[t].info.name;
         }
         if (known) continue;
-        if (strcmp(name, "lm_head.weight") == 0) {
-            AQ_TRY(match_tied(weights, i));
+        uint32_t alias = 0;
+        while (alias < alias_count && strcmp(aliases[alias].name, name) != 0)
+            alias++;
+        if (alias < alias_count) {
+            AQ_TRY(match_alias(weights, i, &aliases[alias]));
             continue;
         }
         if (kin)
@@ -120,15 +117,15 @@ enum aq_status aq_weights_match(const struct aq_weights *weights, const struct a
     enum aq_status status = AQ_OK;
     for (uint32_t t = 0; t < count && status == AQ_OK; t++) {
         uint32_t index;
-        const bool head =
-            strcmp(tensors[t].info.name, "lm_head.weight") == 0; /* an untied head may begin as the embedding */
+        /* An untied head may begin as the embedding. */
+        const bool other = strcmp(tensors[t].info.name, tensors[t].info.begins_as) != 0;
         if (aq_weights_find(weights, tensors[t].info.name, &index) == AQ_OK)
             status = match_shape(weights->path, &weights->entries[index], &tensors[t].info);
-        else if (!head)
+        else if (!other)
             status = aq_fail(AQ_MISMATCH, AREA, "%s: there is no %s, which the model of the manifest has",
                              weights->path, tensors[t].info.name);
     }
-    if (status == AQ_OK) status = match_rest(weights, tensors, count);
+    if (status == AQ_OK) status = match_rest(weights, &whole, tensors, count);
     aq_free(tensors);
     return status;
 }
