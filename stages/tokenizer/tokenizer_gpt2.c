@@ -5,7 +5,8 @@
  * The cache is of one call and holds no copies: an entry says where in the text a word was seen and where in the list
  * of tokens its own stand. A word seen again costs a hash, a comparison and a copy of one or two tokens.
  *
- * "<|endoftext|>" in a text is plain text; whoever wants the token asks aq_tokenizer_end_of_text.
+ * "<|endoftext|>" in a text is the one token of that name, where the vocabulary has it: what stands before it and
+ * behind it is cut into words apart.
  */
 #include "tokenizer_gpt2.h"
 
@@ -80,7 +81,8 @@ static enum aq_status encode_word(struct encoding *e, size_t start, size_t end)
     struct aq_token_list *list = e->list;
     if (seen->bytes == bytes && seen->hash == hash >> 32 && memcmp(e->text + seen->text, word, bytes) == 0) {
         AQ_TRY(aq_token_list_reserve(list, seen->count));
-        for (uint32_t i = 0; i < seen->count; i++) list->at[list->count + i] = list->at[seen->tokens + i];
+        for (uint32_t i = 0; i < seen->count; i++)
+            list->at[list->count + i] = list->at[seen->tokens + i];
         list->count += seen->count;
         return AQ_OK;
     }
@@ -94,27 +96,54 @@ static enum aq_status encode_word(struct encoding *e, size_t start, size_t end)
     return AQ_OK;
 }
 
+/* The words of text[first .. end). */
+static enum aq_status encode_part(struct encoding *e, const struct aq_gpt2_pattern *pattern, size_t first, size_t end)
+{
+    struct aq_gpt2_words *words = NULL;
+    enum aq_status status;
+    if (first == end) return AQ_OK;
+    AQ_TRY(aq_gpt2_words_open(pattern, e->text + first, end - first, &words));
+    for (size_t from, to;;) {
+        status = aq_gpt2_words_next(words, &from, &to);
+        if (status != AQ_OK) break;
+        AQ_TRY_GOTO(encode_word(e, first + from, first + to), out);
+    }
+    if (status == AQ_NOTFOUND) status = AQ_OK; /* the end of the part */
+out:
+    aq_gpt2_words_close(words);
+    return status;
+}
+
+/* Part after part, with the end-of-text token between them. */
+static enum aq_status encode_parts(struct encoding *e, const struct gpt2 *state, size_t bytes)
+{
+    const struct aq_gpt2_vocabulary *v = &state->vocabulary;
+    const int32_t end = v->end_of_text;
+    const uint8_t *special = end >= 0 ? v->bytes + v->start[end] : NULL;
+    const size_t special_bytes = end >= 0 ? v->start[end + 1] - v->start[end] : 0;
+    for (size_t at = 0;;) {
+        const uint8_t *found = special_bytes ? memmem(e->text + at, bytes - at, special, special_bytes) : NULL;
+        const size_t until = found ? (size_t)(found - e->text) : bytes;
+        AQ_TRY(encode_part(e, state->pattern, at, until));
+        if (!found) return AQ_OK;
+        AQ_TRY(aq_token_list_reserve(e->list, 1));
+        e->list->at[e->list->count++] = end;
+        at = until + special_bytes;
+    }
+}
+
 static enum aq_status gpt2_encode(const struct aq_tokenizer *tokenizer, const uint8_t *text, size_t bytes,
                                   struct aq_token_list *list)
 {
     const struct gpt2 *state = tokenizer->state;
     struct encoding e = {.vocabulary = &state->vocabulary, .text = text, .list = list, .slots = CACHE_SLOTS_MIN};
-    struct aq_gpt2_words *words = NULL;
     AQ_ASSERT(list->count == 0); /* seen words point into this list */
-    while (e.slots < CACHE_SLOTS_MAX && e.slots < bytes / 8) e.slots *= 2;
+    while (e.slots < CACHE_SLOTS_MAX && e.slots < bytes / 8)
+        e.slots *= 2;
     void *memory;
     AQ_TRY(aq_alloc(e.slots * sizeof(struct seen_word), &memory));
     e.seen = memory;
-    enum aq_status status;
-    AQ_TRY_GOTO(aq_gpt2_words_open(state->pattern, text, bytes, &words), out);
-    for (size_t start, end;;) {
-        status = aq_gpt2_words_next(words, &start, &end);
-        if (status != AQ_OK) break;
-        AQ_TRY_GOTO(encode_word(&e, start, end), out);
-    }
-    if (status == AQ_NOTFOUND) status = AQ_OK; /* the end of the text */
-out:
-    aq_gpt2_words_close(words);
+    const enum aq_status status = encode_parts(&e, state, bytes);
     aq_gpt2_scratch_free(&e.scratch);
     aq_free(e.seen);
     return status;

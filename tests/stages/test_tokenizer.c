@@ -68,11 +68,14 @@ static void test_gpt2_small_vocabulary_merges(void **state)
     expect_tokens(t, "", 0, NULL, 0);
     expect_tokens(t, "\0", 1, (const int32_t[]){data_byte_token(0)}, 1);
     expect_tokens(t, "\xFF\xFE", 2, (const int32_t[]){data_byte_token(0xFF), data_byte_token(0xFE)}, 2);
-    /* The end of text is plain text where it stands in a text. */
+    /* The end of text is one token wherever it stands whole; what is about it is cut into words apart. */
+    const int32_t end = 256 + MERGES, less = data_byte_token('<');
+    expect_tokens(t, "<|endoftext|>", 13, &end, 1);
+    expect_tokens(t, "hello<|endoftext|><|endoftext|> world<", 38, (const int32_t[]){HELLO, end, end, WORLD, less}, 5);
     int32_t *tokens;
     size_t count;
-    assert_int_equal(aq_tokenizer_encode(t, "<|endoftext|>", 13, &tokens, &count), AQ_OK);
-    assert_int_equal(count, 13);
+    assert_int_equal(aq_tokenizer_encode(t, "<|endoftext|", 12, &tokens, &count), AQ_OK);
+    assert_int_equal(count, 12);
     aq_free(tokens);
     aq_tokenizer_close(t);
 }

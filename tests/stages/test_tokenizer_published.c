@@ -61,6 +61,12 @@ static void test_published_sentence_same_tokens(void **state)
     assert_int_equal(count, sizeof expected / sizeof expected[0]);
     assert_memory_equal(tokens, expected, sizeof expected);
     aq_free(tokens);
+    static const char two[] = "Hello world<|endoftext|>Hello world";
+    static const int32_t parted[] = {15496, 995, 50256, 15496, 995};
+    assert_int_equal(aq_tokenizer_encode(tokenizer, two, sizeof two - 1, &tokens, &count), AQ_OK);
+    assert_int_equal(count, sizeof parted / sizeof parted[0]);
+    assert_memory_equal(tokens, parted, sizeof parted);
+    aq_free(tokens);
     assert_int_equal(aq_tokenizer_vocabulary(tokenizer), 50257);
     assert_int_equal(aq_tokenizer_end_of_text(tokenizer), 50256);
 }

@@ -43,7 +43,7 @@ int32_t aq_tokenizer_end_of_text(const struct aq_tokenizer *tokenizer);
 /*
  * Tokens of `bytes` of text, into memory of aq_alloc (caller frees with aq_free). Any bytes are accepted, and
  * decoding gives them back: where text is no UTF-8, gpt2 takes each run of invalid bytes as a word of its own.
- * "<|endoftext|>" in a text is plain text. A word beyond 1 MiB is merged in pieces of that length.
+ * "<|endoftext|>" in a text is gpt2's one token of that name. A word beyond 1 MiB is merged in pieces of that length.
  */
 enum aq_status aq_tokenizer_encode(const struct aq_tokenizer *tokenizer, const char *text, size_t bytes,
                                    int32_t **tokens, size_t *count);
