@@ -440,7 +440,7 @@ static enum aq_status arrays_take(struct plan_open *open)
 static enum aq_status weights_match(const struct aq_plan *plan)
 {
     struct aq_weights *weights;
-    if (!plan->job->model.weights) return AQ_OK;
+    if (!plan->job->model.weights || aq_plan_weights_gone(plan->job)) return AQ_OK;
     AQ_TRY(aq_weights_open(plan->job->model.weights, &weights));
     const enum aq_status status = aq_weights_match(weights, &plan->model);
     aq_weights_close(weights);

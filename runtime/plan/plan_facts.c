@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "plan.h"
+#include "plan_private.h"
 #include "stages/dataset.h"
 #include "stages/weights.h"
 
@@ -79,6 +79,11 @@ struct aq_dataset_config aq_plan_dataset(const struct aq_job *job, bool heldout)
                                       .skip = heldout ? 0 : data->skip};
 }
 
+bool aq_plan_weights_gone(const struct aq_job *job)
+{
+    return job->model.weights && job->facts.weights_digest && access(job->model.weights, F_OK) != 0;
+}
+
 enum aq_status aq_plan_facts(const struct aq_job *job, struct aq_job_facts *out)
 {
     struct aq_job_facts facts = {0};
@@ -88,7 +93,10 @@ enum aq_status aq_plan_facts(const struct aq_job *job, struct aq_job_facts *out)
     AQ_TRY(dataset_facts(job, false, &facts.train_samples, &facts.train_digest, &facts.vocabulary));
     if (job->data.heldout_count)
         AQ_TRY(dataset_facts(job, true, &facts.heldout_samples, &facts.heldout_digest, &outputs));
-    if (job->model.weights) AQ_TRY(weights_facts(job, &facts.weights_digest));
+    if (aq_plan_weights_gone(job))
+        facts.weights_digest = job->facts.weights_digest;
+    else if (job->model.weights)
+        AQ_TRY(weights_facts(job, &facts.weights_digest));
     *out = facts;
     return AQ_OK;
 }

@@ -20,6 +20,10 @@ uint64_t aq_wire_bytes(uint64_t body_bytes, bool loopback);
 /* Do the ends of edge e share a machine's loopback device, as far as the manifest tells? */
 bool aq_plan_edge_loopback(const struct aq_job *job, uint32_t edge);
 
+/* plan_facts.c: is the file of initial weights gone, of which the job knows what it was? A run that goes on needs it no
+ * more: its checkpoints have what became of it. */
+bool aq_plan_weights_gone(const struct aq_job *job);
+
 /* plan_hash.c: fills hash and job_digest. AQ_NOMEM. */
 enum aq_status aq_plan_digests(struct aq_plan *plan);
 

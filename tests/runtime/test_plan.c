@@ -252,6 +252,18 @@ static void test_plan_resume_hash_leaves_out_the_extent(void **state)
     done(plan, job);
 }
 
+/* A run that goes on has what became of its initial weights: their file may be gone. */
+static void test_plan_goes_on_without_the_weights_file(void **state)
+{
+    (void)state;
+    static const char *const sets[] = {"model.weights=/nonexistent/w.safetensors", "facts.weights_digest=5", NULL};
+    struct aq_job *job;
+    struct aq_plan *plan = plan_of(sets, &job);
+    assert_int_equal(plan->facts.weights_digest, 5);
+    assert_int_equal(plan->facts.train_samples, 156);
+    done(plan, job);
+}
+
 static uint64_t hash_of(const char *set, uint64_t *digest)
 {
     const char *const sets[] = {set, NULL};
@@ -725,6 +737,7 @@ int main(void)
         cmocka_unit_test(test_plan_memory_is_the_sum_of_its_lines),
         cmocka_unit_test(test_plan_of_a_gpu_has_its_scratch_and_two_of_each_boundary),
         cmocka_unit_test(test_plan_bytes_of_raw_edges_by_hand),
+        cmocka_unit_test(test_plan_goes_on_without_the_weights_file),
         cmocka_unit_test(test_plan_resume_hash_leaves_out_the_extent),
         cmocka_unit_test(test_plan_hash_sees_what_matters_and_nothing_else),
         cmocka_unit_test(test_plan_manifest_gives_the_same_hash_without_the_data),
