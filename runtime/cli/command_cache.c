@@ -11,6 +11,8 @@
 #include <sys/stat.h>
 
 #include "commands.h"
+#include "control.h"
+#include "json_text.h"
 #include "options.h"
 #include "run_folder.h"
 #include "runtime_text.h"
@@ -38,38 +40,41 @@ static const char *side_name(uint16_t side)
     return side == 0 ? "sent" : side == 1 ? "received" : "unknown side";
 }
 
-static void group_end(const struct asked *asked, const struct group *group, bool first, struct aq_text *text)
+/* For people texts, for programs arrays. */
+struct sums {
+    uint64_t messages, bytes, bad;
+    struct aq_text groups, broken;
+    json_t *groups_json, *broken_json;
+};
+
+static void group_end(const struct asked *asked, const struct group *group, struct sums *sums)
 {
     char size[AQ_TEXT_NUMBER];
     if (group->messages == 0) return;
     if (asked->json)
-        aq_text_add(text, "%s{\"edge\":%" PRIu32 ",\"side\":\"%s\",\"messages\":%" PRIu64 ",\"bytes\":%" PRIu64 "}",
-                    first ? "" : ",", group->edge, side_name(group->side), group->messages, group->bytes);
+        json_array_append_new(sums->groups_json,
+                              json_pack("{s:I, s:s, s:I, s:I}", "edge", (json_int_t)group->edge, "side",
+                                        side_name(group->side), "messages", (json_int_t)group->messages, "bytes",
+                                        (json_int_t)group->bytes));
     else
-        aq_text_add(text, "  edge %-5" PRIu32 " %-9s %" PRIu64 " messages, %s\n", group->edge, side_name(group->side),
-                    group->messages, aq_text_size(group->bytes, size));
+        aq_text_add(&sums->groups, "  edge %-5" PRIu32 " %-9s %" PRIu64 " messages, %s\n", group->edge,
+                    side_name(group->side), group->messages, aq_text_size(group->bytes, size));
 }
 
-static void bad_add(const struct asked *asked, const char *path, const struct aq_cache_visit *visit, uint64_t number,
-                    struct aq_text *bad)
+static void bad_add(const struct asked *asked, const char *path, const struct aq_cache_visit *visit, struct sums *sums)
 {
     const struct aq_cache_key *key = &visit->key;
-    if (number >= BAD_SHOWN) return;
+    if (sums->bad++ >= BAD_SHOWN) return;
     if (asked->json)
-        aq_text_add(bad,
-                    "%s{\"edge\":%" PRIu32 ",\"side\":\"%s\",\"sample\":%" PRIu64 ",\"variant\":%u,\"version\":%" PRIu64
-                    "}",
-                    number ? "," : "", key->edge, side_name(key->side), key->sample, key->variant, visit->version);
+        json_array_append_new(sums->broken_json,
+                              json_pack("{s:I, s:s, s:I, s:I, s:I}", "edge", (json_int_t)key->edge, "side",
+                                        side_name(key->side), "sample", (json_int_t)key->sample, "variant",
+                                        (json_int_t)key->variant, "version", (json_int_t)visit->version));
     else
-        aq_text_add(bad, "%s: edge %" PRIu32 " %s, sample %" PRIu64 ", variant %u, version %" PRIu64 ": %s\n", path,
-                    key->edge, side_name(key->side), key->sample, key->variant, visit->version,
+        aq_text_add(&sums->broken, "%s: edge %" PRIu32 " %s, sample %" PRIu64 ", variant %u, version %" PRIu64 ": %s\n",
+                    path, key->edge, side_name(key->side), key->sample, key->variant, visit->version,
                     visit->byte_count ? "its bytes are not those that were put" : "its index entry is broken");
 }
-
-struct sums {
-    uint64_t messages, bytes, bad;
-    struct aq_text groups, broken;
-};
 
 static enum aq_status walk_all(const struct asked *asked, const char *path, struct aq_cache_walk *walk,
                                struct sums *sums)
@@ -77,12 +82,10 @@ static enum aq_status walk_all(const struct asked *asked, const char *path, stru
     struct group group = {0};
     struct aq_cache_visit visit;
     enum aq_status status;
-    bool first = true;
     while ((status = aq_cache_walk_next(walk, &visit)) == AQ_OK) {
-        if (visit.status != AQ_OK) bad_add(asked, path, &visit, sums->bad++, &sums->broken);
+        if (visit.status != AQ_OK) bad_add(asked, path, &visit, sums);
         if (visit.key.edge != group.edge || visit.key.side != group.side) {
-            group_end(asked, &group, first, &sums->groups);
-            first = first && group.messages == 0;
+            group_end(asked, &group, sums);
             group = (struct group){.edge = visit.key.edge, .side = visit.key.side};
         }
         group.messages++;
@@ -90,7 +93,7 @@ static enum aq_status walk_all(const struct asked *asked, const char *path, stru
         sums->messages++;
         sums->bytes += visit.byte_count;
     }
-    group_end(asked, &group, first, &sums->groups);
+    group_end(asked, &group, sums);
     return status == AQ_NOTFOUND ? AQ_OK : status;
 }
 
@@ -115,27 +118,30 @@ static const char *name_clean(const struct aq_cache_info *info, char out[sizeof 
     return out;
 }
 
-static void show_json(const struct asked *asked, const char *path, const struct aq_cache_info *info, struct sums *sums)
+static enum aq_status show_json(const struct asked *asked, const char *path, const struct aq_cache_info *info,
+                                struct sums *sums)
 {
-    char name[sizeof info->job_name];
-    printf("{\"path\":\"");
-    for (const char *c = path; *c; c++)
-        if ((unsigned char)*c < ' ')
-            printf("\\u%04x", (unsigned char)*c);
-        else
-            printf(*c == '"' || *c == '\\' ? "\\%c" : "%c", *c);
-    printf("\",\"job\":\"%s\",\"job_digest\":\"%016" PRIx64 "\",\"format\":%" PRIu32 ",\"mark_last\":%" PRIu64
-           ",\"mark_previous\":%" PRIu64 ",\"mark\":%" PRIu64 ",\"messages\":%" PRIu64 ",\"bytes\":%" PRIu64
-           ",\"message_bytes_max\":%" PRIu64 ",\"slab_bytes\":%" PRIu64 ",\"index_bytes\":%" PRIu64
-           ",\"cells\":%" PRIu64 ",\"cell_bytes\":%" PRIu64 ",\"edges\":[%s]",
-           name_clean(info, name), info->job_digest, info->format, info->mark_last, info->mark_previous, info->mark,
-           sums->messages, sums->bytes, info->value_bytes_max, file_bytes(path, "slab"), file_bytes(path, "index.mdb"),
-           info->cells, info->cell_bytes, aq_text_of(&sums->groups));
-    printf(",\"%s\":%" PRIu64 ",\"bad_messages\":[%s]}\n", asked->verify ? "bad" : "bad_entries", sums->bad,
-           aq_text_of(&sums->broken));
+    char name[sizeof info->job_name], shown[AQ_RUN_PATH_BYTES];
+    struct aq_text text = {0};
+    json_t *cache = json_pack(
+        "{s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:O, s:I, s:O}", "path",
+        aq_printable_text(path, shown, sizeof shown), "job", name_clean(info, name), "job_digest",
+        aq_control_hex(info->job_digest), "format", (json_int_t)info->format, "mark_last", (json_int_t)info->mark_last,
+        "mark_previous", (json_int_t)info->mark_previous, "mark", (json_int_t)info->mark, "messages",
+        (json_int_t)sums->messages, "bytes", (json_int_t)sums->bytes, "message_bytes_max",
+        (json_int_t)info->value_bytes_max, "slab_bytes", (json_int_t)file_bytes(path, "slab"), "index_bytes",
+        (json_int_t)file_bytes(path, "index.mdb"), "cells", (json_int_t)info->cells, "cell_bytes",
+        (json_int_t)info->cell_bytes, "edges", sums->groups_json, asked->verify ? "bad" : "bad_entries",
+        (json_int_t)sums->bad, "bad_messages", sums->broken_json);
+    enum aq_status status = aq_json_text(cache, JSON_COMPACT, &text);
+    json_decref(cache);
+    if (status == AQ_OK) puts(aq_text_of(&text));
+    aq_text_deinit(&text);
+    return status;
 }
 
-static void show_text(const struct asked *asked, const char *path, const struct aq_cache_info *info, struct sums *sums)
+static enum aq_status show_text(const struct asked *asked, const char *path, const struct aq_cache_info *info,
+                                struct sums *sums)
 {
     char size[AQ_TEXT_NUMBER], slab[AQ_TEXT_NUMBER], index[AQ_TEXT_NUMBER], most[AQ_TEXT_NUMBER];
     char name[sizeof info->job_name];
@@ -158,6 +164,7 @@ static void show_text(const struct asked *asked, const char *path, const struct 
     }
     fputs(aq_text_of(&sums->broken), stdout);
     if (sums->bad > BAD_SHOWN) printf("%s: and %" PRIu64 " more\n", path, sums->bad - BAD_SHOWN);
+    return AQ_OK;
 }
 
 static enum aq_status look(struct asked *asked, const char *path)
@@ -167,13 +174,17 @@ static enum aq_status look(struct asked *asked, const char *path)
     struct sums sums = {0};
     AQ_TRY(aq_cache_walk_open(path, asked->mark, asked->verify, &walk));
     aq_cache_walk_info(walk, &info);
+    sums.groups_json = json_array();
+    sums.broken_json = json_array();
     enum aq_status status = walk_all(asked, path, walk, &sums);
     aq_cache_walk_close(walk);
     if (status == AQ_OK) status = sums.groups.status != AQ_OK ? sums.groups.status : sums.broken.status;
-    if (status == AQ_OK) (asked->json ? show_json : show_text)(asked, path, &info, &sums);
+    if (status == AQ_OK) status = (asked->json ? show_json : show_text)(asked, path, &info, &sums);
     if (sums.bad) asked->failed = true;
     aq_text_deinit(&sums.groups);
     aq_text_deinit(&sums.broken);
+    json_decref(sums.groups_json);
+    json_decref(sums.broken_json);
     return status;
 }
 

@@ -7,6 +7,7 @@
  */
 #include <string.h>
 
+#include "json_text.h"
 #include "launcher_private.h"
 #include "seal.h"
 
@@ -67,12 +68,8 @@ enum aq_status launcher_hashes_note(struct launcher *launcher, uint64_t step, ui
         json_array_append_new(now, json_string(launcher->stages[r].hash));
     step_name(step, name);
     json_object_set_new(all, name, now);
-    char *text = json_dumps(all, JSON_COMPACT | JSON_SORT_KEYS);
     json_decref(launcher->hashes);
     launcher->hashes = all;
-    enum aq_status status = text ? aq_run_path(launcher->launch->run, "hashes.json", path)
-                                 : aq_fail(AQ_NOMEM, "launch", "no memory for the hashes of step %s", name);
-    if (status == AQ_OK) status = aq_file_replace(NULL, path, 0600, text, strlen(text));
-    (free)(text); /* jansson's own memory */
-    return status;
+    AQ_TRY(aq_run_path(launcher->launch->run, "hashes.json", path));
+    return aq_json_replace(path, json_incref(all), JSON_COMPACT | JSON_SORT_KEYS);
 }

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "control.h"
+#include "json_text.h"
 #include "metrics_index.h"
 #include "run_folder.h"
 #include "runtime_text.h"
@@ -124,19 +125,12 @@ double aq_metrics_seconds(const struct aq_metrics *metrics)
     return metrics->seconds_before + (metrics->go_ns ? (double)(aq_clock_ns() - metrics->go_ns) * 1e-9 : 0);
 }
 
-static int add_piece(const char *bytes, size_t count, void *text)
-{
-    aq_text_bytes(text, bytes, count);
-    return ((struct aq_text *)text)->status == AQ_OK ? 0 : -1;
-}
-
 /* A line is in the file whole or not at all: what a full disk took of it is cut off again. */
 static enum aq_status write_line(struct aq_metrics *metrics, const json_t *line)
 {
     if (metrics->fd == -1) return AQ_OK;
     metrics->text.used = 0;
-    if (json_dump_callback(line, add_piece, &metrics->text, JSON_COMPACT | JSON_ENSURE_ASCII) != 0)
-        return aq_fail(AQ_NOMEM, "metrics", "no memory for a line");
+    AQ_TRY(aq_json_text(line, JSON_COMPACT, &metrics->text));
     aq_text_bytes(&metrics->text, "\n", 1);
     AQ_TRY(metrics->text.status);
     if (!aq_write_all(metrics->fd, metrics->text.bytes, metrics->text.used)) {

@@ -6,6 +6,7 @@
 
 #include "control.h"
 #include "heldout.h"
+#include "json_text.h"
 #include "metrics_index.h"
 #include "progress.h"
 #include "report_sums.h"
@@ -198,26 +199,9 @@ enum aq_status aq_report_run(const char *folder, json_t **out)
     return status;
 }
 
-static int add_piece(const char *bytes, size_t count, void *text)
-{
-    aq_text_bytes(text, bytes, count);
-    return ((struct aq_text *)text)->status == AQ_OK ? 0 : -1;
-}
-
 enum aq_status aq_report_write(json_t *runs, const char *path)
 {
-    json_t *report = json_pack("{s:o}", "runs", runs);
-    struct aq_text text = {0};
-    enum aq_status status = AQ_OK;
-    if (!report ||
-        json_dump_callback(report, add_piece, &text, JSON_INDENT(1) | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(9)) != 0)
-        status = aq_fail(AQ_NOMEM, "report", "no memory for the report");
-    json_decref(report);
-    aq_text_add(&text, "\n");
-    if (status == AQ_OK) status = text.status;
-    if (status == AQ_OK) status = aq_file_replace(NULL, path, 0600, aq_text_of(&text), text.used);
-    aq_text_deinit(&text);
-    return status;
+    return aq_json_replace(path, json_pack("{s:o}", "runs", runs), JSON_INDENT(1) | JSON_REAL_PRECISION(9));
 }
 
 static enum aq_status tsv_line(const json_t *line, void *context)

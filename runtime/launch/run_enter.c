@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "control.h"
+#include "json_text.h"
 #include "resume_check.h"
 #include "run_lines.h"
 #include "run_rewind.h"
@@ -45,23 +46,16 @@ static enum aq_status write_identity(const struct aq_run_entry *entry)
 {
     const struct aq_plan *plan = entry->plan;
     char path[AQ_RUN_PATH_BYTES];
-    struct aq_text text = {0};
-    json_t *name = json_string(plan->job->name);
-    char *quoted = name ? json_dumps(name, JSON_ENCODE_ANY | JSON_ENSURE_ASCII) : NULL;
-    aq_text_add(
-        &text,
-        "{\"name\":%s,\"plan_hash\":\"%016llx\",\"resume_hash\":\"%016llx\",\"replicas\":%u,\"stages\":%u,\"steps\":%"
-        "llu,\"steps_per_epoch\":%llu,"
-        "\"parameters\":%llu,\"version\":\"%s\"}\n",
-        quoted ? quoted : "\"?\"", (unsigned long long)aq_plan_hash(plan), (unsigned long long)plan->resume_hash,
-        plan->replicas, plan->stage_count, (unsigned long long)plan->steps, (unsigned long long)plan->steps_per_epoch,
-        (unsigned long long)plan->parameters, AQ_VERSION);
-    (free)(quoted); /* jansson's own memory */
-    json_decref(name);
+    json_t *identity = json_pack("{s:s, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:s}", "name", plan->job->name, "plan_hash",
+                                 aq_control_hex(aq_plan_hash(plan)), "resume_hash", aq_control_hex(plan->resume_hash),
+                                 "replicas", (json_int_t)plan->replicas, "stages", (json_int_t)plan->stage_count,
+                                 "steps", (json_int_t)plan->steps, "steps_per_epoch", (json_int_t)plan->steps_per_epoch,
+                                 "parameters", (json_int_t)plan->parameters, "version", AQ_VERSION);
     enum aq_status status = aq_run_path(plan->job->output.path, "run.json", path);
-    if (status == AQ_OK) status = text.status;
-    if (status == AQ_OK) status = aq_file_replace(NULL, path, 0600, aq_text_of(&text), text.used);
-    aq_text_deinit(&text);
+    if (status == AQ_OK)
+        status = aq_json_replace(path, identity, JSON_COMPACT);
+    else
+        json_decref(identity);
     if (status == AQ_OK) status = aq_run_path(plan->job->output.path, "manifest.yaml", path);
     if (status == AQ_OK) status = aq_file_replace(NULL, path, 0600, entry->manifest, strlen(entry->manifest));
     return status;

@@ -1,61 +1,48 @@
 /*
  * plan_json.c -- a plan as one JSON object: `aqpipe plan --json`. Numbers are in bytes and seconds.
  */
-#include <stdio.h>
-
+#include "control.h"
+#include "json_text.h"
 #include "keys.h"
 #include "plan_private.h"
 
-static void json_text(const char *text, struct aq_text *out)
+static json_t *whole(uint64_t value)
 {
-    aq_text_bytes(out, "\"", 1);
-    for (const unsigned char *at = (const unsigned char *)text; *at; at++) {
-        if (*at == '"' || *at == '\\')
-            aq_text_add(out, "\\%c", *at);
-        else if (*at < 0x20 || *at == 0x7f)
-            aq_text_add(out, "\\u%04x", *at);
-        else
-            aq_text_bytes(out, (const char *)at, 1);
-    }
-    aq_text_bytes(out, "\"", 1);
+    return json_integer((json_int_t)value);
 }
 
 /* What a stage is expected to choose, and bytes in that; null: unknown, or (no key) nothing is chosen. */
-static void json_choice(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t s, struct aq_text *text)
+static void add_choice(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t s, json_t *stage)
 {
     struct aq_grad_candidate candidates[AQ_GRAD_CANDIDATES_MAX];
     const uint32_t choice = costs ? costs->choice[s] : AQ_CHOICE_NONE;
     (void)aq_grad_candidates(&plan->job->train.optimizer, candidates);
     if (!plan->job->train.optimizer.reduce_automatic || plan->replicas == 1) {
-        aq_text_add(text, "\"step_bytes_gradient\": %llu, ", (unsigned long long)aq_plan_reduce_bytes(plan, s));
+        json_object_set_new(stage, "step_bytes_gradient", whole(aq_plan_reduce_bytes(plan, s)));
     } else if (choice == AQ_CHOICE_NONE) {
-        aq_text_add(text, "\"step_bytes_gradient\": null, \"reduce_codec\": null, ");
+        json_object_set_new(stage, "step_bytes_gradient", json_null());
+        json_object_set_new(stage, "reduce_codec", json_null());
     } else {
-        aq_text_add(text, "\"step_bytes_gradient\": %llu, \"reduce_codec\": ",
-                    (unsigned long long)aq_plan_coded_bytes(plan, s, &candidates[choice].config));
-        json_text(candidates[choice].name, text);
-        aq_text_add(text, ", ");
+        json_object_set_new(stage, "step_bytes_gradient",
+                            whole(aq_plan_coded_bytes(plan, s, &candidates[choice].config)));
+        json_object_set_new(stage, "reduce_codec", json_string(candidates[choice].name));
     }
 }
 
-static void json_stage(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t s, struct aq_text *text)
+static json_t *stage_json(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t s)
 {
     const struct aq_plan_stage *stage = &plan->stages[s];
-    aq_text_add(text,
-                "%s{\"stage\": %u, \"layer_first\": %u, \"layer_last\": %u, \"parameters\": %llu, \"slots\": %u, ",
-                s ? ", " : "", s, stage->layer_first, stage->layer_end - 1, (unsigned long long)stage->size.parameters,
-                stage->config.slots);
-    aq_text_add(text, "\"memory\": {");
-    for (uint32_t i = 0; i < stage->line_count; i++) {
-        aq_text_add(text, "%s", i ? ", " : "");
-        json_text(stage->lines[i].name, text);
-        aq_text_add(text, ": %llu", (unsigned long long)stage->lines[i].bytes);
-    }
-    aq_text_add(text, "}, \"memory_bytes\": %llu, \"cache_bytes\": %llu, ", (unsigned long long)stage->memory_bytes,
-                (unsigned long long)stage->cache_bytes);
-    json_choice(plan, costs, s, text);
-    aq_text_add(text, "\"flops_forward\": %.17g, \"flops_backward\": %.17g}", stage->size.flops_forward,
-                stage->size.flops_backward);
+    json_t *memory = json_object();
+    for (uint32_t i = 0; i < stage->line_count; i++)
+        json_object_set_new(memory, stage->lines[i].name, whole(stage->lines[i].bytes));
+    json_t *out = json_pack("{s:i, s:i, s:i, s:o, s:i, s:o, s:o, s:o}", "stage", (int)s, "layer_first",
+                            (int)stage->layer_first, "layer_last", (int)stage->layer_end - 1, "parameters",
+                            whole(stage->size.parameters), "slots", (int)stage->config.slots, "memory", memory,
+                            "memory_bytes", whole(stage->memory_bytes), "cache_bytes", whole(stage->cache_bytes));
+    add_choice(plan, costs, s, out);
+    json_object_set_new(out, "flops_forward", whole((uint64_t)stage->size.flops_forward));
+    json_object_set_new(out, "flops_backward", whole((uint64_t)stage->size.flops_backward));
+    return out;
 }
 
 static const char *carrier_name(enum aq_carrier carrier)
@@ -63,79 +50,67 @@ static const char *carrier_name(enum aq_carrier carrier)
     return carrier == AQ_CARRIER_LINKS ? "links" : carrier == AQ_CARRIER_NCCL ? "nccl" : "auto";
 }
 
-static void json_edge(const struct aq_plan *plan, uint32_t e, struct aq_text *text)
+static json_t *edge_json(const struct aq_plan *plan, uint32_t e)
 {
     const struct aq_plan_edge *edge = &plan->edges[e];
-    aq_text_add(text,
-                "%s{\"edge\": %u, \"step_bytes_forward_first\": %llu, \"step_bytes_forward\": %llu, "
-                "\"step_bytes_backward_first\": %llu, \"step_bytes_backward\": %llu, \"message_bytes\": %llu, "
-                "\"transport\": \"%s\"}",
-                e ? ", " : "", e, (unsigned long long)edge->step_forward_cold,
-                (unsigned long long)edge->step_forward_warm, (unsigned long long)edge->step_backward_first,
-                (unsigned long long)edge->step_backward, (unsigned long long)edge->size.message_bytes,
-                carrier_name(aq_plan_edge_carrier(plan, e)));
+    return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:s}", "edge", (int)e, "step_bytes_forward_first",
+                     whole(edge->step_forward_cold), "step_bytes_forward", whole(edge->step_forward_warm),
+                     "step_bytes_backward_first", whole(edge->step_backward_first), "step_bytes_backward",
+                     whole(edge->step_backward), "message_bytes", whole(edge->size.message_bytes), "transport",
+                     carrier_name(aq_plan_edge_carrier(plan, e)));
 }
 
-static void json_numbers(const char *name, const double *values, uint32_t count, struct aq_text *text)
+static void add_numbers(json_t *time, const char *name, const double *values, uint32_t count)
 {
-    aq_text_add(text, ", \"%s\": [", name);
+    json_t *array = json_array();
     for (uint32_t i = 0; i < count; i++)
-        aq_text_add(text, "%s%.9g", i ? ", " : "", values[i]);
-    aq_text_add(text, "]");
+        json_array_append_new(array, aq_control_number(values[i]));
+    json_object_set_new(time, name, array);
 }
 
-static void json_time(const struct aq_plan *plan, const struct aq_plan_costs *costs,
-                      const struct aq_plan_prediction *prediction, struct aq_text *text)
+static json_t *time_json(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                         const struct aq_plan_prediction *prediction)
 {
-    aq_text_add(text, ", \"time\": {\"origin\": ");
-    json_text(costs->origin, text);
-    aq_text_add(text,
-                ", \"cores\": %u, \"rate_mbps\": %.9g, \"step_s\": %.9g, \"bound_s\": %.9g, \"binds\": ", costs->cores,
-                costs->rate_mbps, prediction->step_s, prediction->bound_s);
-    json_text(prediction->binds, text);
-    json_numbers("forward_s", costs->forward_s, plan->stage_count, text);
-    json_numbers("backward_s", costs->backward_s, plan->stage_count, text);
-    json_numbers("stage_s", prediction->compute_s, plan->stage_count, text);
-    json_numbers("link_forward_s", prediction->forward_s, plan->stage_count - 1, text);
-    json_numbers("link_backward_s", prediction->backward_s, plan->stage_count - 1, text);
-    aq_text_add(text, ", \"packed\": %s", costs->packed ? "true" : "false");
-    json_numbers("packed_forward", costs->forward_share, plan->stage_count - 1, text);
-    json_numbers("packed_backward", costs->backward_share, plan->stage_count - 1, text);
+    const uint32_t P = plan->stage_count;
+    json_t *time =
+        json_pack("{s:s, s:i, s:o, s:o, s:o, s:s}", "origin", costs->origin, "cores", (int)costs->cores, "rate_mbps",
+                  aq_control_number(costs->rate_mbps), "step_s", aq_control_number(prediction->step_s), "bound_s",
+                  aq_control_number(prediction->bound_s), "binds", prediction->binds);
+    add_numbers(time, "forward_s", costs->forward_s, P);
+    add_numbers(time, "backward_s", costs->backward_s, P);
+    add_numbers(time, "stage_s", prediction->compute_s, P);
+    add_numbers(time, "link_forward_s", prediction->forward_s, P - 1);
+    add_numbers(time, "link_backward_s", prediction->backward_s, P - 1);
+    json_object_set_new(time, "packed", json_boolean(costs->packed));
+    add_numbers(time, "packed_forward", costs->forward_share, P - 1);
+    add_numbers(time, "packed_backward", costs->backward_share, P - 1);
     if (plan->replicas > 1) {
         const uint32_t c = costs->choice[0] == AQ_CHOICE_NONE ? 0 : costs->choice[0];
-        json_numbers("reduce_links_s", costs->reduce_s, plan->stage_count, text);
-        json_numbers("reduce_compute_s", costs->pack_s, plan->stage_count, text);
-        json_numbers("packed_gradient", &costs->value_share[c], 1, text);
+        add_numbers(time, "reduce_links_s", costs->reduce_s, P);
+        add_numbers(time, "reduce_compute_s", costs->pack_s, P);
+        add_numbers(time, "packed_gradient", &costs->value_share[c], 1);
     }
-    aq_text_add(text, "}");
+    return time;
 }
 
 enum aq_status aq_plan_print_json(const struct aq_plan *plan, const struct aq_plan_costs *costs,
                                   const struct aq_plan_prediction *prediction, struct aq_text *text)
 {
-    aq_text_add(text, "{\"job\": ");
-    json_text(plan->job->name, text);
-    aq_text_add(text,
-                ", \"plan_hash\": \"%016llx\", \"job_digest\": \"%016llx\", \"parameters\": %llu, "
-                "\"train_samples\": %llu, \"samples_dropped\": %llu, "
-                "\"heldout_samples\": %llu, \"steps_per_epoch\": %llu, \"steps\": %llu, "
-                "\"replicas\": %u, \"reduce_transport\": \"%s\", \"micro_batches\": %u, \"stages\": [",
-                (unsigned long long)plan->hash, (unsigned long long)plan->job_digest,
-                (unsigned long long)plan->parameters, (unsigned long long)plan->facts.train_samples,
-                (unsigned long long)plan->samples_dropped,
-                (unsigned long long)plan->facts.heldout_samples, (unsigned long long)plan->steps_per_epoch,
-                (unsigned long long)plan->steps, plan->replicas, carrier_name(aq_plan_reduce_carrier(plan)),
-                plan->micro_batches);
+    json_t *stages = json_array(), *edges = json_array();
     for (uint32_t s = 0; s < plan->stage_count; s++)
-        json_stage(plan, costs, s, text);
-    aq_text_add(text, "], \"edges\": [");
+        json_array_append_new(stages, stage_json(plan, costs, s));
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++)
-        json_edge(plan, e, text);
-    aq_text_add(text, "]");
-    if (costs && prediction)
-        json_time(plan, costs, prediction, text);
-    else
-        aq_text_add(text, ", \"time\": null");
-    aq_text_add(text, "}\n");
-    return text->status;
+        json_array_append_new(edges, edge_json(plan, e));
+    json_t *out = json_pack(
+        "{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:s, s:i, s:o, s:o, s:o}", "job", plan->job->name,
+        "plan_hash", aq_control_hex(plan->hash), "job_digest", aq_control_hex(plan->job_digest), "parameters",
+        whole(plan->parameters), "train_samples", whole(plan->facts.train_samples), "samples_dropped",
+        whole(plan->samples_dropped), "heldout_samples", whole(plan->facts.heldout_samples), "steps_per_epoch",
+        whole(plan->steps_per_epoch), "steps", whole(plan->steps), "replicas", (int)plan->replicas, "reduce_transport",
+        carrier_name(aq_plan_reduce_carrier(plan)), "micro_batches", (int)plan->micro_batches, "stages", stages,
+        "edges", edges, "time", costs && prediction ? time_json(plan, costs, prediction) : json_null());
+    const enum aq_status status = aq_json_text(out, JSON_REAL_PRECISION(9), text);
+    json_decref(out);
+    aq_text_bytes(text, "\n", 1);
+    return status == AQ_OK ? text->status : status;
 }

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "control.h"
+#include "json_text.h"
 #include "run_folder.h"
 #include "runtime_text.h"
 #include "seal.h"
@@ -167,20 +168,13 @@ static enum aq_status marker_write(const char *path, enum aq_owned_kind kind, co
                                    bool checkpointed)
 {
     char file[AQ_RUN_PATH_BYTES];
-    struct aq_text text = {0};
     json_t *json = json_pack("{s:s, s:s, s:s, s:o, s:o}", "format", FORMAT, "kind", kinds[kind], "job",
                              owner->job ? owner->job : "?", "id", aq_control_hex(owner->id), "resume_hash",
                              aq_control_hex(owner->resume_hash));
     if (json && checkpointed) json_object_set_new(json, "checkpointed", json_true());
-    char *dumped = json ? json_dumps(json, JSON_COMPACT | JSON_ENSURE_ASCII) : NULL;
-    aq_text_add(&text, "%s\n", dumped ? dumped : "");
-    enum aq_status status = text.status;
-    if (!dumped) status = aq_fail(AQ_NOMEM, AREA, "no memory for the marker of %s", path);
-    (free)(dumped); /* jansson's own memory */
+    const enum aq_status status = aq_run_path(path, AQ_OWNED_MARKER, file);
+    if (status == AQ_OK) return aq_json_replace(file, json, JSON_COMPACT);
     json_decref(json);
-    if (status == AQ_OK) status = aq_run_path(path, AQ_OWNED_MARKER, file);
-    if (status == AQ_OK) status = aq_file_replace(NULL, file, 0600, aq_text_of(&text), text.used);
-    aq_text_deinit(&text);
     return status;
 }
 

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "control.h"
+#include "json_text.h"
 #include "runtime_text.h"
 
 enum { MARK_BYTES_MAX = 64 << 10 };
@@ -128,22 +129,16 @@ enum aq_status aq_run_mark_read(const char *checkpoint, struct aq_run_mark *out)
 enum aq_status aq_run_mark_write(const char *checkpoint, const struct aq_run_mark *mark)
 {
     char path[AQ_RUN_PATH_BYTES];
-    struct aq_text text = {0};
     AQ_ASSERT(mark->kept_count <= AQ_RUN_KEPT_MAX);
     AQ_TRY(aq_run_path(checkpoint, "complete", path));
-    aq_text_add(&text,
-                "{\"step\":%llu,\"older\":%llu,\"plan_hash\":\"%016llx\",\"resume_hash\":\"%016llx\",\"metrics\":%llu,"
-                "\"older_metrics\":%llu,\"kept\":[",
-                (unsigned long long)mark->step, (unsigned long long)mark->older, (unsigned long long)mark->plan_hash,
-                (unsigned long long)mark->resume_hash, (unsigned long long)mark->metrics,
-                (unsigned long long)mark->older_metrics);
+    json_t *kept = json_array();
     for (uint32_t i = 0; i < mark->kept_count; i++)
-        aq_text_add(&text, "%s%llu", i ? "," : "", (unsigned long long)mark->kept[i]);
-    aq_text_add(&text, "]}\n");
-    enum aq_status status = text.status;
-    if (status == AQ_OK) status = aq_file_replace(NULL, path, 0600, aq_text_of(&text), text.used);
-    aq_text_deinit(&text);
-    return status;
+        json_array_append_new(kept, json_integer((json_int_t)mark->kept[i]));
+    json_t *complete = json_pack("{s:I, s:I, s:o, s:o, s:I, s:I, s:o}", "step", (json_int_t)mark->step, "older",
+                                 (json_int_t)mark->older, "plan_hash", aq_control_hex(mark->plan_hash), "resume_hash",
+                                 aq_control_hex(mark->resume_hash), "metrics", (json_int_t)mark->metrics,
+                                 "older_metrics", (json_int_t)mark->older_metrics, "kept", kept);
+    return aq_json_replace(path, complete, JSON_COMPACT);
 }
 
 /* A folder's name as a step: digits only. */
