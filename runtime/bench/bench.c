@@ -89,6 +89,9 @@ int aq_command_bench(int argc, char **argv)
     if (code != AQ_OPTIONS_READ) return code;
     if (names.count == 0) return aq_options_wrong(line.name, "which one?");
     code = AQ_EXIT_DONE;
+    char instructions[64];
+    aq_processor_text(aq_processor_used(), instructions);
+    fprintf(stderr, "aqpipe bench: instructions %s\n", instructions);
     for (uint32_t i = 0; i < names.count && code == AQ_EXIT_DONE; i++)
         code = run_one(&bench, names.of[i]);
     return code;

@@ -103,6 +103,8 @@ static int run(int argc, char **argv)
         return AQ_EXIT_DONE;
     }
     const struct aq_command *command = find(argv[1]);
+    uint32_t instructions;
+    if (command && aq_processor_choose(&instructions) != AQ_OK) return AQ_EXIT_USAGE;
     return command ? command->run(argc - 1, argv + 1) : unknown(argv[1]);
 }
 

@@ -154,7 +154,10 @@ static enum aq_status open_stage(struct aq_worker *w)
     AQ_TRY(reserve(w));
     AQ_TRY(tell_memory(w, "begins"));
     aq_device_info(w->device, &info);
-    aq_log("worker", 2, "stage %u of replica %u on %s", w->position, w->replica, info.name);
+    char instructions[64];
+    aq_processor_text(aq_processor_used(), instructions);
+    aq_log("worker", 2, "stage %u of replica %u on %s, instructions %s", w->position, w->replica, info.name,
+           instructions);
     AQ_TRY(aq_stage_open(w->device, &w->me->config, &w->stage));
     return aq_worker_device_open(w);
 }

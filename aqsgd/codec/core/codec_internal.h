@@ -153,7 +153,7 @@ extern const struct aq_codec_kernels aq_codec_kernels_vbmi;
 /* The table of that name if this machine can run it, else NULL: "plain", "avx2", "avx512", "vbmi". */
 const struct aq_codec_kernels *aq_codec_kernels_named(const char *name);
 
-/* The best of this machine, or what the environment's AQ_CPU names ("avx512" stands for the best of AVX-512). */
+/* The best of what is used of this machine (aq_processor_used). */
 const struct aq_codec_kernels *aq_codec_kernels_best(void);
 
 /* Where the parts of a body and of a message lie; a pure function of config and shape. */

@@ -2,18 +2,13 @@
  * device_cpu.c -- the CPU backend: plain memory, streams that are always drained, one pool of threads.
  *
  * Everything is done when the call returns, so a stream is a name and an event is passed as soon as it is recorded. The
- * instruction set is chosen once, when the device is opened: the best of the processor, or what AQ_CPU asks for.
+ * instruction set is chosen once, when the device is opened (aqsgd/base/processor.h).
  */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "cpu_device.h"
-
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 
 struct aq_stream {
     struct cpu_device *device;
@@ -25,70 +20,17 @@ struct aq_event {
     bool timed;
 };
 
-enum level {
-    LEVEL_PLAIN = 0,  /* AQ_CPU=plain: the truth, for tests          */
-    LEVEL_BASE = 1,   /* any x86-64-v2: plain rows, oneDNN's product */
-    LEVEL_AVX2 = 2,
-    LEVEL_AVX512 = 3,
-    LEVEL_AVX512_BF16 = 4
-};
-
-#if defined(__x86_64__)
-/* Not every compiler of ours knows this one by name. */
-static bool has_f16c(void)
-{
-    unsigned a, b, c, d;
-    return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
-}
-#endif
-
-static enum level level_best(void)
-{
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
-    if (avx512 && avx2) return __builtin_cpu_supports("avx512bf16") ? LEVEL_AVX512_BF16 : LEVEL_AVX512;
-    if (avx2) return LEVEL_AVX2;
-#endif
-    return LEVEL_BASE;
-}
-
-static enum aq_status level_choose(enum level *out)
-{
-    static const struct {
-        const char *name;
-        enum level level;
-    } names[] = {{"plain", LEVEL_PLAIN},
-                 {"base", LEVEL_BASE},
-                 {"avx2", LEVEL_AVX2},
-                 {"avx512", LEVEL_AVX512},
-                 {"avx512bf16", LEVEL_AVX512_BF16}};
-    const enum level best = level_best();
-    const char *wish = getenv("AQ_CPU");
-    *out = best;
-    if (!wish || !*wish) return AQ_OK;
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        if (strcmp(names[i].name, wish) != 0) continue;
-        if (names[i].level > best)
-            return aq_fail(AQ_NODEV, "device", "AQ_CPU=%s: this processor does not have it; unset AQ_CPU", wish);
-        *out = names[i].level;
-        return AQ_OK;
-    }
-    return aq_fail(AQ_INVAL, "device", "AQ_CPU=%s is unknown; say plain, base, avx2, avx512 or avx512bf16", wish);
-}
-
-static void variants_choose(struct cpu_device *cpu, enum level level)
+static void variants_choose(struct cpu_device *cpu, uint32_t instructions)
 {
     cpu->rows = &cpu_rows_plain;
-    cpu->gemm = level == LEVEL_PLAIN ? &cpu_gemm_plain : &cpu_gemm_dnnl;
+    cpu->gemm = instructions & AQ_BASE ? &cpu_gemm_dnnl : &cpu_gemm_plain;
+    cpu->bf16 = (instructions & AQ_AVX512_BF16) != 0;
 #if defined(__x86_64__)
-    if (level >= LEVEL_AVX2) cpu->rows = &cpu_rows_avx2;
-    if (level >= LEVEL_AVX512) cpu->rows = &cpu_rows_avx512;
-    if (level >= LEVEL_AVX512) cpu->gemm = &cpu_gemm_avx512;
-    if (level >= LEVEL_AVX512_BF16) cpu->rows = &cpu_rows_avx512bf16;
-    if (level >= LEVEL_AVX512_BF16) cpu->gemm = &cpu_gemm_avx512bf16;
+    if (instructions & AQ_AVX2) cpu->rows = &cpu_rows_avx2;
+    if (instructions & AQ_AVX512) cpu->rows = &cpu_rows_avx512;
+    if (instructions & AQ_AVX512) cpu->gemm = &cpu_gemm_avx512;
+    if (instructions & AQ_AVX512_BF16) cpu->rows = &cpu_rows_avx512bf16;
+    if (instructions & AQ_AVX512_BF16) cpu->gemm = &cpu_gemm_avx512bf16;
 #endif
 }
 
@@ -122,14 +64,13 @@ extern const struct aq_device_ops aq_device_cpu;
 
 static enum aq_status cpu_open(const struct aq_device_config *config, struct aq_device **out)
 {
-    enum level level;
-    AQ_TRY(level_choose(&level));
+    uint32_t instructions;
+    AQ_TRY(aq_processor_choose(&instructions));
     void *memory = NULL;
     AQ_TRY(aq_alloc(sizeof(struct cpu_device), &memory));
     struct cpu_device *cpu = memory;
     cpu->base.ops = &aq_device_cpu;
-    variants_choose(cpu, level);
-    cpu->bf16 = level >= LEVEL_AVX512_BF16;
+    variants_choose(cpu, instructions);
     enum aq_status status;
     AQ_TRY_GOTO(cpu_pool_open(config->threads, &cpu->pool), out);
     cpu->threads = cpu_pool_threads(cpu->pool);

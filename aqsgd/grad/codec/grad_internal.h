@@ -50,7 +50,7 @@ extern const struct aq_grad_kernels aq_grad_kernels_avx512;
 
 /* The table of that name if this machine can run it, else NULL: "plain", "avx2", "avx512". */
 const struct aq_grad_kernels *aq_grad_kernels_named(const char *name);
-/* The best of this machine, or what the environment's AQ_CPU names. */
+/* The best of what is used of this machine (aq_processor_used). */
 const struct aq_grad_kernels *aq_grad_kernels_best(void);
 
 struct aq_grad_run {

@@ -6,24 +6,32 @@
 
 #include <string.h>
 
-#include "codec_internal.h"
+static const struct {
+    const char *name;
+    enum aq_instructions needs;
+    aq_fused_run *const *runs;
+} tables[] = { /* the best first */
+#if defined(__x86_64__)
+    {"avx512", AQ_AVX512, aq_fused_runs_avx512},
+    {"avx2", AQ_AVX2, aq_fused_runs_avx2},
+#endif
+    {"plain", AQ_PLAIN, aq_fused_runs_plain}};
+enum { TABLES = sizeof tables / sizeof tables[0] };
 
 aq_fused_run *const *aq_fused_runs_named(const char *name)
 {
-    if (strcmp(name, "plain") == 0) return aq_fused_runs_plain;
-#if defined(__x86_64__)
-    /* The codecs' own tables want the same instructions and more: where they run, these do. */
-    if (strcmp(name, "avx2") == 0 && aq_codec_kernels_named("avx2")) return aq_fused_runs_avx2;
-    if (strcmp(name, "avx512") == 0 && aq_codec_kernels_named("avx512")) return aq_fused_runs_avx512;
-#endif
+    for (int i = 0; i < TABLES; i++)
+        if (strcmp(tables[i].name, name) == 0) return aq_processor_has() & tables[i].needs ? tables[i].runs : NULL;
     return NULL;
 }
 
 aq_fused_run *const *aq_fused_runs_best(void)
 {
-    const char *name = aq_codec_kernels_best()->name;
-    aq_fused_run *const *found = aq_fused_runs_named(strcmp(name, "vbmi") == 0 ? "avx512" : name);
-    return found ? found : aq_fused_runs_plain;
+    const uint32_t used = aq_processor_used();
+    int i = 0;
+    while (!(used & tables[i].needs))
+        i++;
+    return tables[i].runs;
 }
 
 void aq_fused_piece(const struct aq_fused *kernel, uint32_t index)

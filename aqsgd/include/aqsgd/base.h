@@ -1,6 +1,6 @@
 /*
- * base.h -- the vocabulary of the house: status, log, printable text, memory, rings, random numbers, time, digests,
- * threads, traces, places at a door.
+ * base.h -- the vocabulary of the house: status, log, printable text, the processor, memory, rings, random numbers,
+ * time, digests, threads, traces, places at a door.
  *
  * Every other room may use it; it uses nothing but the C library and xxHash. Each part has its own header with its
  * manual.
@@ -15,6 +15,7 @@
 #include "aqsgd/base/log.h"
 #include "aqsgd/base/memory.h"
 #include "aqsgd/base/printable.h"
+#include "aqsgd/base/processor.h"
 #include "aqsgd/base/ring.h"
 #include "aqsgd/base/rng.h"
 #include "aqsgd/base/status.h"

@@ -9,7 +9,7 @@
  * pieces are cut by the operands' extents alone. On one machine a result is therefore the same bits every time.
  *
  * Every kernel has a plain C truth (device/cpu: cpu_rows_plain.c, cpu_gemm_plain.c). The best variant of the processor
- * is taken, or what the environment says: AQ_CPU=plain, base, avx2, avx512 or avx512bf16.
+ * is taken, or what AQ_CPU asks for (aqsgd/base/processor.h).
  *
  * An operation is a struct of arguments here and a row of math.def; to add one, see docs/ARCHITECTURE.md.
  *

@@ -1,0 +1,85 @@
+/*
+ * test_processor.c -- one table of instruction sets: what AQ_CPU says is taken, or refused, by device, codecs, gradient
+ * codecs and optimizers alike.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "aqsgd/device.h"
+#include "codec_internal.h"
+#include "grad_internal.h"
+#include "log_capture.h"
+#include "optimizer_fused.h"
+
+static enum aq_status device_status(void)
+{
+    const struct aq_device_config config = {.kind = "cpu", .threads = 1};
+    struct aq_device *device = NULL;
+    const enum aq_status status = aq_device_open(&config, &device);
+    aq_device_close(device);
+    return status;
+}
+
+static void test_every_name_is_known_to_all(void **state)
+{
+    static const struct {
+        const char *name, *codec, *others;
+        enum aq_instructions needs;
+    } levels[] = {{"plain", "plain", "plain", AQ_PLAIN},
+                  {"base", "plain", "plain", AQ_BASE},
+                  {"avx2", "avx2", "avx2", AQ_AVX2},
+                  {"avx512", "avx512", "avx512", AQ_AVX512},
+                  {"avx512bf16", "avx512", "avx512", AQ_AVX512_BF16},
+                  {"vbmi", "vbmi", "avx512", AQ_AVX512_VBMI}};
+    (void)state;
+    for (size_t i = 0; i < sizeof levels / sizeof levels[0]; i++) {
+        uint32_t set = 0;
+        setenv("AQ_CPU", levels[i].name, 1);
+        capture_begin();
+        const enum aq_status chosen = aq_processor_choose(&set), opened = device_status();
+        capture_end();
+        assert_int_equal(chosen, aq_processor_has() & levels[i].needs ? AQ_OK : AQ_NODEV);
+        assert_int_equal(opened, chosen);
+        if (chosen != AQ_OK) {
+            assert_non_null(strstr(captured.lines[0], "it has plain base"));
+            continue;
+        }
+        assert_true((set & levels[i].needs) && set == aq_processor_used() && (set & ~aq_processor_has()) == 0);
+        assert_string_equal(aq_codec_kernels_best()->name, levels[i].codec);
+        assert_string_equal(aq_grad_kernels_best()->name, levels[i].others);
+        assert_ptr_equal(aq_fused_runs_best(), aq_fused_runs_named(levels[i].others));
+    }
+    unsetenv("AQ_CPU");
+}
+
+static void test_an_unknown_name_is_refused_with_those_there_are(void **state)
+{
+    uint32_t set = 0;
+    (void)state;
+    setenv("AQ_CPU", "sse9", 1);
+    capture_begin();
+    const enum aq_status chosen = aq_processor_choose(&set), opened = device_status();
+    capture_end();
+    unsetenv("AQ_CPU");
+    assert_int_equal(chosen, AQ_INVAL);
+    assert_int_equal(opened, AQ_INVAL);
+    assert_non_null(strstr(captured.lines[0], "AQ_CPU=sse9 is unknown; this processor has plain base"));
+    assert_string_equal(captured.lines[0], captured.lines[1]);
+    assert_int_equal(aq_processor_choose(&set), AQ_OK);
+    assert_int_equal(set, aq_processor_has());
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_name_is_known_to_all),
+        cmocka_unit_test(test_an_unknown_name_is_refused_with_those_there_are),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
