@@ -10,17 +10,11 @@
 
 #include "edge_private.h"
 
-void aq_edge_raw_config(struct aq_codec_config *out)
-{
-    aq_codec_config_default(out, AQ_CODEC_RAW, 0);
-    out->raw = AQ_PRECISION_FP32;
-}
-
 static enum aq_status open_codecs(struct aq_edge *edge)
 {
     const struct aq_edge_shape *shape = &edge->shape;
     struct aq_codec_config raw;
-    aq_edge_raw_config(&raw);
+    aq_codec_config_plain(&raw);
     AQ_TRY(aq_codec_open(edge->config.device, &shape->forward, shape->rows, shape->columns, &edge->forward));
     AQ_TRY(aq_codec_open(edge->config.device, &shape->backward, shape->rows, shape->columns, &edge->backward));
     return aq_codec_open(edge->config.device, &raw, shape->rows, shape->columns, &edge->raw);

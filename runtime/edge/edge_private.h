@@ -123,9 +123,6 @@ enum aq_status aq_edge_link_pump(struct aq_edge *edge);
 
 void aq_edge_received_release(struct aq_edge *edge, const struct aq_edge_received *got);
 
-/* What evaluation goes in, and training where it goes uncompressed. */
-void aq_edge_raw_config(struct aq_codec_config *out);
-
 /* Device memory that edge_work.c takes of its own, and edge_nccl.c, at either end. */
 uint64_t aq_edge_works_bytes(const struct aq_edge_shape *shape, const struct aq_edge_size *size);
 uint64_t aq_edge_carrier_bytes(const struct aq_edge_size *size);

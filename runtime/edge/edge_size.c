@@ -40,7 +40,7 @@ enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge
     struct aq_codec_config raw;
     struct codec_bytes forward, backward, evaluation;
     uint64_t kernel_bytes = 0;
-    aq_edge_raw_config(&raw);
+    aq_codec_config_plain(&raw);
     AQ_TRY(codec_bytes_of(shape, &shape->forward, &forward, &kernel_bytes));
     AQ_TRY(codec_bytes_of(shape, &shape->backward, &backward, &kernel_bytes));
     AQ_TRY(codec_bytes_of(shape, &raw, &evaluation, &kernel_bytes));

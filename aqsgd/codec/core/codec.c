@@ -69,6 +69,15 @@ void aq_codec_config_default(struct aq_codec_config *out, enum aq_codec_kind kin
     if (member != NULL && member->defaults != NULL) member->defaults(out);
 }
 
+void aq_codec_config_plain(struct aq_codec_config *out)
+{
+    int i = 0;
+    while (i < MEMBERS && !members[i].member->about.plain)
+        i++;
+    AQ_ASSERT(i < MEMBERS);
+    aq_codec_config_default(out, members[i].kind, 0);
+}
+
 enum aq_status aq_codec_refuse(const char *field, const char *may)
 {
     return aq_fail(AQ_INVAL, "codec", "%s is not possible: %s", field, may);

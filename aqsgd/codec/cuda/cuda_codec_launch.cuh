@@ -21,6 +21,14 @@ enum aq_status codec_launch_pack(const struct aq_cuda_codec_plan &plan, const st
                                  const uint8_t *codes, uint64_t offset, uint64_t total, uint32_t bits, bool store,
                                  struct CUstream_st *stream);
 
+/*
+ * cuda_codec_rows.cu, for kernels of a warp a row (row_place): their grid; and the codes of rows that do not end on a
+ * byte, of the body (encode) and of a Q store, into their streams.
+ */
+dim3 codec_row_grid(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem, uint32_t count);
+enum aq_status codec_launch_waiting(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
+                                    const struct job_list &list, bool encode, struct CUstream_st *stream);
+
 /* cuda_codec_rows.cu: any configuration but top-k; plain: keyframes or raw bodies. */
 enum aq_status codec_launch_encode_rows(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
                                         const struct job_list &list, bool plain, struct CUstream_st *stream);

@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(PACK_BLOCK)
 /* -- launchers
  * ---------------------------------------------------------------------------------------------------------- */
 
-static dim3 row_grid(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem, uint32_t count)
+dim3 codec_row_grid(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem, uint32_t count)
 {
     const uint64_t items = (uint64_t)count * plan.rows, warps = items < mem.warps ? items : mem.warps;
     return aq_blocks(warps, ROW_BLOCK / WARP);
@@ -234,14 +234,22 @@ static enum aq_status pack_store(const struct aq_cuda_codec_plan &plan, const st
                              codec_precision_bits(plan.store), true, stream);
 }
 
+enum aq_status codec_launch_waiting(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
+                                    const struct job_list &list, bool encode, struct CUstream_st *stream)
+{
+    if (plan.columns % 8 == 0) return AQ_OK;
+    if (encode) AQ_TRY(codec_launch_pack(plan, list, mem.codes, plan.codes_at, plan.values, plan.bits, false, stream));
+    return pack_store(plan, mem, list, stream);
+}
+
 enum aq_status codec_launch_encode_rows(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
                                         const struct job_list &list, bool plain, struct CUstream_st *stream)
 {
-    AQ_TRY(AQ_LAUNCH(codec_encode_rows, row_grid(plan, mem, list.count), ROW_BLOCK, 0, stream, plan, mem, list, plain));
+    const dim3 grid = codec_row_grid(plan, mem, list.count);
+    AQ_TRY(AQ_LAUNCH(codec_encode_rows, grid, ROW_BLOCK, 0, stream, plan, mem, list, plain));
+    if (!plain) return codec_launch_waiting(plan, mem, list, true, stream);
     if (plan.columns % 8 == 0) return AQ_OK;
-    if (!plain)
-        AQ_TRY(codec_launch_pack(plan, list, mem.codes, plan.codes_at, plan.values, plan.bits, false, stream));
-    else if (plan.plain > AQ_PRECISION_BF16)
+    if (plan.plain > AQ_PRECISION_BF16)
         AQ_TRY(codec_launch_pack(plan, list, mem.codes, 4 * (uint64_t)plan.rows, plan.values,
                                  codec_precision_bits(plan.plain), false, stream));
     return pack_store(plan, mem, list, stream);
@@ -250,6 +258,7 @@ enum aq_status codec_launch_encode_rows(const struct aq_cuda_codec_plan &plan, c
 enum aq_status codec_launch_decode_rows(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
                                         const struct job_list &list, bool plain, struct CUstream_st *stream)
 {
-    AQ_TRY(AQ_LAUNCH(codec_decode_rows, row_grid(plan, mem, list.count), ROW_BLOCK, 0, stream, plan, mem, list, plain));
-    return plan.columns % 8 == 0 ? AQ_OK : pack_store(plan, mem, list, stream);
+    const dim3 grid = codec_row_grid(plan, mem, list.count);
+    AQ_TRY(AQ_LAUNCH(codec_decode_rows, grid, ROW_BLOCK, 0, stream, plan, mem, list, plain));
+    return codec_launch_waiting(plan, mem, list, false, stream);
 }

@@ -132,6 +132,9 @@ enum aq_codec_kind aq_codec_kind_usual(bool gradients);
  * and keyframe fp16; directq, which gradients go through, with a prescale of 2^16. */
 void aq_codec_config_default(struct aq_codec_config *out, enum aq_codec_kind kind, uint32_t bits);
 
+/* fp32 as it is, by a codec that sends plain values. */
+void aq_codec_config_plain(struct aq_codec_config *out);
+
 /* Can this be built for (T, C)? AQ_INVAL, with a text that names the field and what it may be. */
 enum aq_status aq_codec_config_check(const struct aq_codec_config *config, uint32_t rows, uint32_t columns);
 
