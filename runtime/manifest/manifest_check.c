@@ -145,6 +145,8 @@ static void check_codec(struct aq_manifest *manifest, uint32_t edge, bool backwa
                         const struct aq_codec_config *config)
 {
     const struct aq_codec_about *about = aq_codec_about(config->kind);
+    if (backward && !about->stateless && config->store != AQ_PRECISION_NONE)
+        codec_error(manifest, edge, backward, "store", "gradients have no messages to keep: write none");
     if (!about->grid) return;
     if (config->grid == AQ_GRID_MIDTREAD && config->bits < 2)
         codec_error(manifest, edge, backward, "grid", "midtread needs at least 2 bits");

@@ -234,6 +234,7 @@ static const struct bad bads[] = {
     {NULL, {"edges.forward.bits=9"}, "edges.forward.bits: '9' is not a whole number, 1 to 8 bits"},
     {NULL, {"edges.forward.bit=2"}, "edges.forward.bit: there is no such key; did you mean bits?"},
     {NULL, {"edges.backward.codec=aqsgd"}, "aqsgd is for activations"},
+    {NULL, {"edges.backward.codec=sign", "edges.backward.store=fp16"}, "gradients have no messages to keep"},
     {NULL, {"edges.list.0.edge=2"}, "edge '2' is not one of the edges 0 to 1"},
     {NULL, {"edges.list=[{edge: 0}, {edge: 0}]"}, "edge 0 has an entry already"},
     {NULL, {"edges.list=[{forward: {bits: 2}}]"}, "an entry without 'edge: NUMBER'"},
