@@ -33,7 +33,9 @@ namespace cuda_host
 void turn_start(turn *self, void (*entry)())
 {
 #ifdef CUDA_HOST_ASAN
-    __asan_unpoison_memory_region(self->bottom, self->bytes);
+    /* What returned has cleaned up behind itself; only a stack that was left in the middle keeps forbidden places. */
+    if (self->left) __asan_unpoison_memory_region(self->bottom, self->bytes);
+    self->left = true;
 #endif
     self->fake = nullptr;
 #ifdef CUDA_HOST_UCONTEXT
@@ -71,6 +73,7 @@ void turn_switch(turn *from, turn *to)
 void turn_leave(turn *from, turn *to)
 {
 #ifdef CUDA_HOST_ASAN
+    from->left = false;
     __sanitizer_start_switch_fiber(nullptr, to->bottom, to->bytes);
 #endif
 #ifdef CUDA_HOST_UCONTEXT
@@ -79,7 +82,6 @@ void turn_leave(turn *from, turn *to)
 #else
     cuda_host_swap(&from->pointer, to->pointer);
 #endif
-    __builtin_unreachable();
 }
 
 void turn_entered(turn *from)

@@ -43,6 +43,7 @@ struct turn {
     void *pointer;
 #endif
     void *fake; /* AddressSanitizer's */
+    bool left;  /* its last thread did not return: a launch failed */
 };
 
 /* Makes `self` start at `entry`, on its stack, at the first switch to it. entry never returns. */
@@ -51,8 +52,9 @@ void turn_start(turn *self, void (*entry)());
 /* Leaves `from`, goes on in `to`; returns when somebody switches to `from` again. */
 void turn_switch(turn *from, turn *to);
 
-/* As turn_switch, from a stack that never runs again. */
-[[noreturn]] void turn_leave(turn *from, turn *to);
+/* As turn_switch, from a stack that never runs again. (Not [[noreturn]]: AddressSanitizer cleans the stack before each
+ * call of such a function, by asking the kernel.) */
+void turn_leave(turn *from, turn *to);
 
 /* The first thing that entry does. `from` is who switched to it. */
 void turn_entered(turn *from);
