@@ -203,6 +203,16 @@ static bool checkpoint_is_ours(const char *folder, const char *name, const struc
     return ours;
 }
 
+/* Where the folder is shared, another of this run may have removed it since it was listed. */
+static bool is_gone(const char *folder, const char *name)
+{
+    int fd;
+    const enum aq_status status = aq_file_open(folder, name, AQ_FILE_READ, &fd);
+    if (status == AQ_OK) close(fd);
+    aq_error_clear(); /* whoever opens it to read tells what it is */
+    return status == AQ_NOTFOUND;
+}
+
 /* The sealed copy of a neighbour's checkpoint (seal.h) of this run: its head says so. It may go, but proves nothing. */
 static bool copy_is_ours(const char *folder, const char *name, const struct aq_owner *owner)
 {
@@ -451,11 +461,12 @@ static enum aq_status step_remove(const char *folder, const struct aq_owner *own
     while (status == AQ_OK && (name = list_next(list))) {
         const enum file_name what = checkpoint_name(name);
         snprintf(file, sizeof file, "%s/%s", step, name);
+        if (what == NAME_WHOLE && is_gone(folder, file)) continue;
         if (what == NAME_ASIDE ||
             (what == NAME_WHOLE && (copy_is_ours(folder, file, owner) || checkpoint_is_ours(folder, file, owner)))) {
             status = aq_file_remove(folder, file);
             ++*removed;
-        } else if (!*stays) {
+        } else if (!*stays && !(what == NAME_WHOLE && is_gone(folder, file))) {
             printable(name, stays);
         }
     }

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -247,6 +248,35 @@ static void test_only_our_checkpoints_are_forgotten(void **state)
     assert_true(there("c/5/stage-0.safetensors") && there("c/2/notes.txt") && there("c/" AQ_OWNED_MARKER));
 }
 
+/* Where a folder of checkpoints is shared, all who write there forget the same step at the same time. */
+static void test_two_forget_the_same_steps(void **state)
+{
+    (void)state;
+    enum { STEPS = 200 };
+    char name[64];
+    assert_int_equal(aq_owned_claim(in("c"), AQ_OWNED_CHECKPOINT, AQ_OWNED_MAKE_ALL, &ours), AQ_OK);
+    for (int step = 1; step <= STEPS; step++) {
+        snprintf(name, sizeof name, "c/%d", step);
+        assert_int_equal(mkdir(in(name), 0700), 0);
+        for (int rank = 0; rank < 4; rank++) {
+            snprintf(name, sizeof name, "c/%d/stage-%d.safetensors", step, rank);
+            put_checkpoint(name, hash_ours);
+        }
+    }
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    int failed = 0;
+    for (uint64_t step = 1; step <= STEPS; step++)
+        failed += aq_owned_forget(in("c"), &ours, step) != AQ_OK;
+    failed += captured_has("keeps 'stage-");
+    if (child == 0) _exit(failed != 0);
+    int ended;
+    assert_int_equal(waitpid(child, &ended, 0), child);
+    assert_int_equal(failed, 0);
+    assert_true(WIFEXITED(ended) && WEXITSTATUS(ended) == 0);
+    assert_false(there("c/7"));
+}
+
 static void put_sealed(const char *name, uint64_t resume_hash)
 {
     static const uint8_t key[AQ_SEAL_KEY_BYTES] = {1};
@@ -333,6 +363,7 @@ int main(void)
         TEST(test_a_runs_id_is_kept_and_its_first_checkpoint_noted),
         TEST(test_folders_from_before_markers_need_proof),
         TEST(test_only_our_checkpoints_are_forgotten),
+        TEST(test_two_forget_the_same_steps),
         TEST(test_sealed_copies_of_our_run_are_forgotten),
         TEST(test_a_run_is_cleared_of_its_own_names),
         TEST(test_scratch_folders_alone_are_removed_whole),
