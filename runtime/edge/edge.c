@@ -90,7 +90,7 @@ void aq_edge_close(struct aq_edge *edge)
     aq_edge_queue_release(edge, &edge->backwards);
     aq_edge_queue_release(edge, &edge->evals);
     aq_edge_works_close(edge);
-    aq_edge_carrier_close(edge);
+    aq_edge_nccl_close(edge);
     aq_codec_close(edge->forward);
     aq_codec_close(edge->backward);
     aq_codec_close(edge->raw);
@@ -273,7 +273,7 @@ static enum aq_status frame_in(struct aq_edge *edge, const struct aq_frame *fram
         edge->message = *frame;
         return AQ_OK;
     case AQ_FRAME_CONTROL:
-        return aq_edge_carrier_told(edge, frame);
+        return aq_edge_nccl_told(edge, frame);
     case AQ_FRAME_MIRROR:
         if (!edge->config.mirror || edge->mirror_count == AQ_EDGE_MIRRORS_MAX) break;
         edge->mirrors[(edge->mirror_first + edge->mirror_count++) % AQ_EDGE_MIRRORS_MAX] = *frame;
@@ -315,7 +315,7 @@ enum aq_status aq_edge_link_pump(struct aq_edge *edge)
 enum aq_status aq_edge_pump(struct aq_edge *edge)
 {
     AQ_TRY(aq_edge_link_pump(edge));
-    AQ_TRY(aq_edge_carrier_advance(edge));
+    AQ_TRY(aq_edge_nccl_advance(edge));
     AQ_TRY(aq_edge_works_advance(edge));
     AQ_TRY(aq_edge_fetches_serve(edge));
     /* What came before the goodbye is still to be had: the end counts when nothing is left. */

@@ -62,11 +62,11 @@ enum aq_status aq_edge_open(const struct aq_edge_config *config, struct aq_edge 
 void aq_edge_close(struct aq_edge *edge); /* NULL is fine */
 
 /*
- * After open, once, at both ends, each in the order of its edges: what carries bodies. asked: aq_job_edge_carrier, the
- * same at both. Waits for the other end. AQ_NODEV, AQ_MISMATCH: NCCL is asked for and cannot be, the same line at both
- * ends; AQ_NCCLERR, AQ_CUDAERR, AQ_TIMEOUT, and why the link ended.
+ * After open, once, at both ends, each in the order of its edges: what carries bodies. asked: aq_job_edge_transport,
+ * the same at both. Waits for the other end. AQ_NODEV, AQ_MISMATCH: NCCL is asked for and cannot be, the same line at
+ * both ends; AQ_NCCLERR, AQ_CUDAERR, AQ_TIMEOUT, and why the link ended.
  */
-enum aq_status aq_edge_join(struct aq_edge *edge, enum aq_carrier asked);
+enum aq_status aq_edge_join(struct aq_edge *edge, enum aq_transport_kind asked);
 
 /* What NCCL does for this edge ends. For the end of a run that has failed; NULL is fine. */
 void aq_edge_abandon(struct aq_edge *edge);

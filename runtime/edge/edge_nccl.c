@@ -9,8 +9,8 @@
  * when its stream has passed, then posts the frame. A receiver checks what a frame says against the plan before it
  * tells NCCL of it, as soon as a slot is free; the frame is here when its bodies are.
  *
- * Joining. Where the manifest leaves it open (aq_job_edge_carrier) both ends tell each other who they are, and know the
- * answer from the two. Where it is NCCL, the end of stage e makes an id for each way, and both open their pairs.
+ * Joining. Where the manifest leaves it open (aq_job_edge_transport) both ends tell each other who they are, and know
+ * the answer from the two. Where it is NCCL, the end of stage e makes an id for each way, and both open their pairs.
  */
 #include <assert.h>
 #include <stdio.h>
@@ -42,7 +42,7 @@ struct way {
     uint8_t *slots;
 };
 
-struct aq_edge_carrier {
+struct aq_edge_nccl {
     bool ready; /* bodies go here; false: joining */
     struct way out, in;
     size_t slot_bytes, memory_bytes;
@@ -63,7 +63,7 @@ static size_t slot_bytes(uint64_t body_bytes_max)
     return (body_bytes_max + SLOT_ALIGN - 1) / SLOT_ALIGN * SLOT_ALIGN;
 }
 
-uint64_t aq_edge_carrier_bytes(const struct aq_edge_size *size)
+uint64_t aq_edge_nccl_bytes(const struct aq_edge_size *size)
 {
     return 2 * AQ_EDGE_CARRY_SLOTS * slot_bytes(size->body_bytes_max);
 }
@@ -96,19 +96,19 @@ static enum aq_status way_advance(struct aq_edge *edge, struct way *way)
 
 /* --- joining ---------------------------------------------------------------------------------------------------- */
 
-enum aq_status aq_edge_carrier_told(struct aq_edge *edge, const struct aq_frame *frame)
+enum aq_status aq_edge_nccl_told(struct aq_edge *edge, const struct aq_frame *frame)
 {
-    struct aq_edge_carrier *carrier = edge->carrier;
-    if (carrier && !carrier->ready && frame->body_bytes == 0) {
-        if (frame->flags == SAYS_FACTS && !carrier->told) {
-            carrier->theirs =
+    struct aq_edge_nccl *nccl = edge->nccl;
+    if (nccl && !nccl->ready && frame->body_bytes == 0) {
+        if (frame->flags == SAYS_FACTS && !nccl->told) {
+            nccl->theirs =
                 (struct aq_nccl_rank){.gpu = frame->argument, .machine = frame->step, .built = frame->micro_batch};
-            carrier->told = true;
+            nccl->told = true;
             return AQ_OK;
         }
-        if (frame->flags == SAYS_ID && !edge->config.sender && carrier->id_pieces < ID_PIECES &&
-            frame->micro_batch == carrier->id_pieces) {
-            uint8_t *at = carrier->id.bytes + (size_t)carrier->id_pieces++ * ID_PIECE_BYTES;
+        if (frame->flags == SAYS_ID && !edge->config.sender && nccl->id_pieces < ID_PIECES &&
+            frame->micro_batch == nccl->id_pieces) {
+            uint8_t *at = nccl->id.bytes + (size_t)nccl->id_pieces++ * ID_PIECE_BYTES;
             memcpy(at, &frame->step, sizeof frame->step);
             memcpy(at + sizeof frame->step, &frame->argument, sizeof frame->argument);
             return AQ_OK;
@@ -149,43 +149,43 @@ static enum aq_status exchange(struct aq_edge *edge, const struct aq_nccl_rank *
                                    .step = mine->machine,
                                    .micro_batch = mine->built};
     AQ_TRY(say(edge, &facts, deadline_ns));
-    while (!edge->carrier->told || edge->sends_out > 0)
+    while (!edge->nccl->told || edge->sends_out > 0)
         AQ_TRY(await_peer(edge, deadline_ns, "say which GPU it is on"));
     return AQ_OK;
 }
 
 static enum aq_status exchange_id(struct aq_edge *edge, uint64_t deadline_ns)
 {
-    struct aq_edge_carrier *carrier = edge->carrier;
-    if (edge->config.sender) AQ_TRY(aq_nccl_id(&carrier->id));
+    struct aq_edge_nccl *nccl = edge->nccl;
+    if (edge->config.sender) AQ_TRY(aq_nccl_id(&nccl->id));
     for (uint32_t i = 0; edge->config.sender && i < ID_PIECES; i++) {
         struct aq_frame frame = {.kind = AQ_FRAME_CONTROL, .flags = SAYS_ID, .micro_batch = i};
-        const uint8_t *at = carrier->id.bytes + (size_t)i * ID_PIECE_BYTES;
+        const uint8_t *at = nccl->id.bytes + (size_t)i * ID_PIECE_BYTES;
         memcpy(&frame.step, at, sizeof frame.step);
         memcpy(&frame.argument, at + sizeof frame.step, sizeof frame.argument);
         AQ_TRY(say(edge, &frame, deadline_ns));
     }
-    while (!edge->config.sender && carrier->id_pieces < ID_PIECES)
+    while (!edge->config.sender && nccl->id_pieces < ID_PIECES)
         AQ_TRY(await_peer(edge, deadline_ns, "begin with NCCL"));
-    carrier->id_pieces = 0; /* of the next */
+    nccl->id_pieces = 0; /* of the next */
     return AQ_OK;
 }
 
 static enum aq_status open_way(struct aq_edge *edge, bool forward, uint64_t deadline_ns)
 {
-    struct aq_edge_carrier *carrier = edge->carrier;
+    struct aq_edge_nccl *nccl = edge->nccl;
     const bool sends = forward == edge->config.sender;
-    struct way *way = sends ? &carrier->out : &carrier->in;
+    struct way *way = sends ? &nccl->out : &nccl->in;
     char name[NAME_BYTES];
     snprintf(name, sizeof name, "edge %u %s, stage %u", edge->shape.edge, forward ? "forward" : "backward",
              edge->shape.edge + (edge->config.sender ? 0 : 1));
     AQ_TRY(exchange_id(edge, deadline_ns));
-    const struct aq_pair_config config = {.id = &carrier->id,
+    const struct aq_pair_config config = {.id = &nccl->id,
                                           .name = name,
                                           .first = edge->config.sender,
                                           .sends = sends,
                                           .silence_ns = edge->config.silence_ns};
-    way->slots = (uint8_t *)carrier->memory + (sends ? 0 : AQ_EDGE_CARRY_SLOTS * carrier->slot_bytes);
+    way->slots = (uint8_t *)nccl->memory + (sends ? 0 : AQ_EDGE_CARRY_SLOTS * nccl->slot_bytes);
     AQ_TRY(aq_pair_open(&config, &way->pair));
     for (;;) {
         const enum aq_status status = way_advance(edge, way);
@@ -196,17 +196,17 @@ static enum aq_status open_way(struct aq_edge *edge, bool forward, uint64_t dead
 
 static enum aq_status open_ways(struct aq_edge *edge, uint64_t deadline_ns)
 {
-    struct aq_edge_carrier *carrier = edge->carrier;
-    carrier->slot_bytes = slot_bytes(edge->size.body_bytes_max);
-    carrier->memory_bytes = 2 * AQ_EDGE_CARRY_SLOTS * carrier->slot_bytes;
-    AQ_TRY(aq_device_alloc(edge->config.device, AQ_MEMORY_DEVICE, carrier->memory_bytes, &carrier->memory));
+    struct aq_edge_nccl *nccl = edge->nccl;
+    nccl->slot_bytes = slot_bytes(edge->size.body_bytes_max);
+    nccl->memory_bytes = 2 * AQ_EDGE_CARRY_SLOTS * nccl->slot_bytes;
+    AQ_TRY(aq_device_alloc(edge->config.device, AQ_MEMORY_DEVICE, nccl->memory_bytes, &nccl->memory));
     AQ_TRY(open_way(edge, true, deadline_ns));
     AQ_TRY(open_way(edge, false, deadline_ns));
-    carrier->ready = true;
+    nccl->ready = true;
     return AQ_OK;
 }
 
-static enum aq_status join(struct aq_edge *edge, enum aq_carrier asked, bool *nccl)
+static enum aq_status join(struct aq_edge *edge, enum aq_transport_kind asked, bool *nccl)
 {
     const uint64_t deadline_ns = aq_clock_after(JOIN_NS);
     const bool sender = edge->config.sender;
@@ -214,9 +214,9 @@ static enum aq_status join(struct aq_edge *edge, enum aq_carrier asked, bool *nc
     struct aq_nccl_rank all[2];
     aq_nccl_rank_here(edge->on_device ? edge->config.device : NULL, &all[sender ? 0 : 1]);
     AQ_TRY(exchange(edge, &all[sender ? 0 : 1], deadline_ns));
-    all[sender ? 1 : 0] = edge->carrier->theirs;
+    all[sender ? 1 : 0] = edge->nccl->theirs;
     aq_nccl_judge(all, 2, &facts);
-    *nccl = asked == AQ_CARRIER_NCCL || (facts.built && facts.apart && facts.one_machine);
+    *nccl = asked == AQ_TRANSPORT_NCCL || (facts.built && facts.apart && facts.one_machine);
     if (!*nccl) return AQ_OK;
     AQ_TRY(aq_nccl_refuse(all, 2, "stage", edge->shape.edge, "say link.transport: links"));
     if (!facts.one_machine && sender)
@@ -227,42 +227,42 @@ static enum aq_status join(struct aq_edge *edge, enum aq_carrier asked, bool *nc
     return AQ_OK;
 }
 
-enum aq_status aq_edge_join(struct aq_edge *edge, enum aq_carrier asked)
+enum aq_status aq_edge_join(struct aq_edge *edge, enum aq_transport_kind asked)
 {
     void *memory;
     bool nccl = false;
-    if (asked == AQ_CARRIER_LINKS) return AQ_OK;
-    AQ_TRY(aq_alloc(sizeof(struct aq_edge_carrier), &memory));
-    edge->carrier = memory;
+    if (asked == AQ_TRANSPORT_LINKS) return AQ_OK;
+    AQ_TRY(aq_alloc(sizeof(struct aq_edge_nccl), &memory));
+    edge->nccl = memory;
     AQ_TRY(join(edge, asked, &nccl));
-    if (!nccl) aq_edge_carrier_close(edge);
+    if (!nccl) aq_edge_nccl_close(edge);
     return AQ_OK;
 }
 
 void aq_edge_abandon(struct aq_edge *edge)
 {
-    if (!edge || !edge->carrier) return;
-    aq_pair_abandon(edge->carrier->out.pair);
-    aq_pair_abandon(edge->carrier->in.pair);
+    if (!edge || !edge->nccl) return;
+    aq_pair_abandon(edge->nccl->out.pair);
+    aq_pair_abandon(edge->nccl->in.pair);
 }
 
-void aq_edge_carrier_close(struct aq_edge *edge)
+void aq_edge_nccl_close(struct aq_edge *edge)
 {
-    struct aq_edge_carrier *carrier = edge->carrier;
-    if (!carrier) return;
+    struct aq_edge_nccl *nccl = edge->nccl;
+    if (!nccl) return;
     /* Forward first, at both ends: closing in good order is done together. */
-    aq_pair_close(edge->config.sender ? carrier->out.pair : carrier->in.pair);
-    aq_pair_close(edge->config.sender ? carrier->in.pair : carrier->out.pair);
-    if (carrier->memory) aq_device_free(edge->config.device, AQ_MEMORY_DEVICE, carrier->memory, carrier->memory_bytes);
-    aq_free(carrier);
-    edge->carrier = NULL;
+    aq_pair_close(edge->config.sender ? nccl->out.pair : nccl->in.pair);
+    aq_pair_close(edge->config.sender ? nccl->in.pair : nccl->out.pair);
+    if (nccl->memory) aq_device_free(edge->config.device, AQ_MEMORY_DEVICE, nccl->memory, nccl->memory_bytes);
+    aq_free(nccl);
+    edge->nccl = NULL;
 }
 
 /* --- sending ---------------------------------------------------------------------------------------------------- */
 
-static uint8_t *slot_of(const struct aq_edge_carrier *carrier, const struct way *way, uint64_t number)
+static uint8_t *slot_of(const struct aq_edge_nccl *nccl, const struct way *way, uint64_t number)
 {
-    return way->slots + number % AQ_EDGE_CARRY_SLOTS * carrier->slot_bytes;
+    return way->slots + number % AQ_EDGE_CARRY_SLOTS * nccl->slot_bytes;
 }
 
 /* Moves noted and not passed. */
@@ -273,26 +273,26 @@ static uint64_t under_way(const struct way *way)
 
 enum aq_status aq_edge_carry_slot(struct aq_edge *edge, uint8_t **bodies)
 {
-    const struct aq_edge_carrier *carrier = edge->carrier;
+    const struct aq_edge_nccl *nccl = edge->nccl;
     *bodies = NULL;
-    if (!carrier) return AQ_OK;
-    if (under_way(&carrier->out) == AQ_EDGE_CARRY_SLOTS) return AQ_AGAIN;
-    *bodies = slot_of(carrier, &carrier->out, aq_pair_noted(carrier->out.pair) + 1);
+    if (!nccl) return AQ_OK;
+    if (under_way(&nccl->out) == AQ_EDGE_CARRY_SLOTS) return AQ_AGAIN;
+    *bodies = slot_of(nccl, &nccl->out, aq_pair_noted(nccl->out.pair) + 1);
     return AQ_OK;
 }
 
 void aq_edge_carry_out(struct aq_edge *edge, uint8_t *bodies, uint32_t samples, uint32_t bytes)
 {
-    struct aq_edge_carrier *carrier = edge->carrier;
+    struct aq_edge_nccl *nccl = edge->nccl;
     const uint32_t rows = aq_edge_body_align(samples * AQ_EDGE_ROW_BYTES);
-    AQ_ASSERT(bytes > rows && bodies == slot_of(carrier, &carrier->out, aq_pair_noted(carrier->out.pair) + 1));
-    carrier->sent_bytes += bytes - rows;
-    aq_pair_move(carrier->out.pair, bodies + rows, bytes - rows);
+    AQ_ASSERT(bytes > rows && bodies == slot_of(nccl, &nccl->out, aq_pair_noted(nccl->out.pair) + 1));
+    nccl->sent_bytes += bytes - rows;
+    aq_pair_move(nccl->out.pair, bodies + rows, bytes - rows);
 }
 
 uint64_t aq_edge_carried_bytes(const struct aq_edge *edge)
 {
-    return edge->carrier ? edge->carrier->sent_bytes : 0;
+    return edge->nccl ? edge->nccl->sent_bytes : 0;
 }
 
 /* --- receiving -------------------------------------------------------------------------------------------------- */
@@ -315,71 +315,71 @@ static uint32_t body_bytes(const struct aq_edge *edge, const struct aq_frame *fr
 
 enum aq_status aq_edge_carried_in(struct aq_edge *edge, const struct aq_frame *frame, uint64_t *number)
 {
-    struct aq_edge_carrier *carrier = edge->carrier;
+    struct aq_edge_nccl *nccl = edge->nccl;
     *number = 0;
     if (!(frame->flags & AQ_EDGE_CARRIED)) return AQ_OK;
-    const uint32_t bytes = carrier && carrier->ready && frame->body ? body_bytes(edge, frame) : 0;
-    if (bytes == 0 || carrier->arrived - carrier->released >= BODIES_MAX)
+    const uint32_t bytes = nccl && nccl->ready && frame->body ? body_bytes(edge, frame) : 0;
+    if (bytes == 0 || nccl->arrived - nccl->released >= BODIES_MAX)
         return aq_fail(AQ_PROTO, "edge",
                        "edge %u: a frame of kind %u (step %llu, micro-batch %u) says that NCCL carries its bodies, and "
                        "its %u bytes are no rows of such",
                        edge->shape.edge, frame->kind, (unsigned long long)frame->step, frame->micro_batch,
                        frame->body_bytes);
-    *number = ++carrier->arrived;
-    carrier->landings[*number % BODIES_MAX] =
+    *number = ++nccl->arrived;
+    nccl->landings[*number % BODIES_MAX] =
         (struct aq_edge_landing){.rows = aq_edge_body_align(frame->body_bytes), .bytes = bytes};
     return AQ_OK;
 }
 
 bool aq_edge_carried_here(const struct aq_edge *edge, uint64_t number)
 {
-    return number == 0 || aq_pair_passed(edge->carrier->in.pair) >= number;
+    return number == 0 || aq_pair_passed(edge->nccl->in.pair) >= number;
 }
 
 enum aq_status aq_edge_carried_take(const struct aq_edge *edge, struct aq_edge_received *got)
 {
-    const struct aq_edge_carrier *carrier = edge->carrier;
+    const struct aq_edge_nccl *nccl = edge->nccl;
     if (got->carried == 0) return AQ_OK;
     AQ_ASSERT(aq_edge_carried_here(edge, got->carried));
-    if (got->carried != carrier->released + 1)
+    if (got->carried != nccl->released + 1)
         return aq_fail(AQ_PROTO, "edge", "edge %u: a frame of kind %u (step %llu, micro-batch %u) came before its turn",
                        edge->shape.edge, got->frame.kind, (unsigned long long)got->frame.step, got->frame.micro_batch);
-    got->bodies = slot_of(carrier, &carrier->in, got->carried);
-    got->bytes = carrier->landings[got->carried % BODIES_MAX].bytes;
+    got->bodies = slot_of(nccl, &nccl->in, got->carried);
+    got->bytes = nccl->landings[got->carried % BODIES_MAX].bytes;
     return AQ_OK;
 }
 
 void aq_edge_carried_release(struct aq_edge *edge, uint64_t number)
 {
-    if (number && edge->carrier) edge->carrier->released++;
+    if (number && edge->nccl) edge->nccl->released++;
 }
 
 /* --- both ------------------------------------------------------------------------------------------------------- */
 
 uint32_t aq_edge_carrying(const struct aq_edge *edge)
 {
-    const struct aq_edge_carrier *carrier = edge->carrier;
-    if (!carrier) return 0;
-    return (under_way(&carrier->in) ? AQ_EDGE_CARRY_IN : 0) | (under_way(&carrier->out) ? AQ_EDGE_CARRY_OUT : 0);
+    const struct aq_edge_nccl *nccl = edge->nccl;
+    if (!nccl) return 0;
+    return (under_way(&nccl->in) ? AQ_EDGE_CARRY_IN : 0) | (under_way(&nccl->out) ? AQ_EDGE_CARRY_OUT : 0);
 }
 
 /* The slot of body `number` is free: NCCL may bring it. */
-static void land(struct aq_edge_carrier *carrier, uint64_t number)
+static void land(struct aq_edge_nccl *nccl, uint64_t number)
 {
-    const struct aq_edge_landing *landing = &carrier->landings[number % BODIES_MAX];
-    uint8_t *slot = slot_of(carrier, &carrier->in, number);
-    aq_pair_move(carrier->in.pair, slot + landing->rows, landing->bytes - landing->rows);
+    const struct aq_edge_landing *landing = &nccl->landings[number % BODIES_MAX];
+    uint8_t *slot = slot_of(nccl, &nccl->in, number);
+    aq_pair_move(nccl->in.pair, slot + landing->rows, landing->bytes - landing->rows);
 }
 
-enum aq_status aq_edge_carrier_advance(struct aq_edge *edge)
+enum aq_status aq_edge_nccl_advance(struct aq_edge *edge)
 {
-    struct aq_edge_carrier *carrier = edge->carrier;
-    if (!carrier) return AQ_OK;
-    while (carrier->ready && aq_pair_noted(carrier->in.pair) < carrier->arrived &&
-           aq_pair_noted(carrier->in.pair) - carrier->released < AQ_EDGE_CARRY_SLOTS)
-        land(carrier, aq_pair_noted(carrier->in.pair) + 1);
-    const enum aq_status status = way_advance(edge, &carrier->out);
+    struct aq_edge_nccl *nccl = edge->nccl;
+    if (!nccl) return AQ_OK;
+    while (nccl->ready && aq_pair_noted(nccl->in.pair) < nccl->arrived &&
+           aq_pair_noted(nccl->in.pair) - nccl->released < AQ_EDGE_CARRY_SLOTS)
+        land(nccl, aq_pair_noted(nccl->in.pair) + 1);
+    const enum aq_status status = way_advance(edge, &nccl->out);
     if (status != AQ_AGAIN) AQ_TRY(status);
-    const enum aq_status other = way_advance(edge, &carrier->in);
+    const enum aq_status other = way_advance(edge, &nccl->in);
     return other == AQ_AGAIN ? AQ_OK : other;
 }

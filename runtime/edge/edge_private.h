@@ -41,7 +41,7 @@ struct aq_edge_received {
 };
 
 struct aq_edge_works;   /* edge_work.c: the micro-batches that are being coded and decoded */
-struct aq_edge_carrier; /* edge_nccl.c: bodies from GPU to GPU                        */
+struct aq_edge_nccl;    /* edge_nccl.c: bodies from GPU to GPU                        */
 
 /* What the other side asks for. */
 struct aq_edge_fetch {
@@ -66,7 +66,7 @@ struct aq_edge {
     struct aq_codec *forward, *backward, *raw;
     struct aq_edge_works *works;
     bool on_device;                  /* the device codes; else this thread does */
-    struct aq_edge_carrier *carrier; /* NULL: bodies go over the link      */
+    struct aq_edge_nccl *nccl;       /* NULL: bodies go over the link      */
     /* Send buffers. */
     struct aq_pages pages;
     uint8_t *bodies;
@@ -125,7 +125,7 @@ void aq_edge_received_release(struct aq_edge *edge, const struct aq_edge_receive
 
 /* Device memory that edge_work.c takes of its own, and edge_nccl.c, at either end. */
 uint64_t aq_edge_works_bytes(const struct aq_edge_shape *shape, const struct aq_edge_size *size);
-uint64_t aq_edge_carrier_bytes(const struct aq_edge_size *size);
+uint64_t aq_edge_nccl_bytes(const struct aq_edge_size *size);
 
 /* --- edge_reference.c -------------------------------------------------------------------------------------------- */
 
@@ -194,7 +194,7 @@ enum aq_status aq_edge_works_advance(struct aq_edge *edge);
  * edge_nccl.c. What the other end says of itself. The slot for the bodies of the next micro-batch (NULL: the frame
  * itself), or AQ_AGAIN. The bodies are coded: they go, before their frame.
  */
-enum aq_status aq_edge_carrier_told(struct aq_edge *edge, const struct aq_frame *frame);
+enum aq_status aq_edge_nccl_told(struct aq_edge *edge, const struct aq_frame *frame);
 enum aq_status aq_edge_carry_slot(struct aq_edge *edge, uint8_t **bodies);
 void aq_edge_carry_out(struct aq_edge *edge, uint8_t *bodies, uint32_t samples, uint32_t bytes);
 /* A frame has come: is it sound, and what number have its bodies? Are they here? Fills in where they lie. */
@@ -202,8 +202,8 @@ enum aq_status aq_edge_carried_in(struct aq_edge *edge, const struct aq_frame *f
 bool aq_edge_carried_here(const struct aq_edge *edge, uint64_t number);
 enum aq_status aq_edge_carried_take(const struct aq_edge *edge, struct aq_edge_received *got);
 void aq_edge_carried_release(struct aq_edge *edge, uint64_t number);
-enum aq_status aq_edge_carrier_advance(struct aq_edge *edge);
-void aq_edge_carrier_close(struct aq_edge *edge);
+enum aq_status aq_edge_nccl_advance(struct aq_edge *edge);
+void aq_edge_nccl_close(struct aq_edge *edge);
 
 /* edge_heal.c */
 /* Keep the references of a micro-batch until its gradient is back; takes them. */

@@ -38,7 +38,7 @@ struct aq_edge_size {
     uint64_t body_bytes_max;                /* of a frame of one micro-batch, room for its sample table included */
     uint64_t host_bytes;                    /* RAM of an end, beside link and cache                              */
     uint64_t device_bytes;                  /* device memory of an end on a GPU                                  */
-    uint64_t carrier_bytes;                 /* and for bodies that NCCL carries                                  */
+    uint64_t nccl_bytes;                    /* and for bodies that NCCL carries                                  */
 };
 
 /* AQ_INVAL: a codec cannot be built for this shape, or a micro-batch is longer than a frame can be. AQ_NOMEM. */

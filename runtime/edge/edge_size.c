@@ -62,7 +62,7 @@ enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge
                        shape->edge, shape->micro_batch, (unsigned long long)size.body_bytes_max);
     size.host_bytes = shape->send_frames * size.body_bytes_max;
     size.device_bytes = aq_edge_works_bytes(shape, &size);
-    size.carrier_bytes = aq_edge_carrier_bytes(&size);
+    size.nccl_bytes = aq_edge_nccl_bytes(&size);
     *out = size;
     return AQ_OK;
 }

@@ -110,7 +110,7 @@ struct aq_job_stage {
 };
 
 /* What carries bytes between GPUs: of reductions, and of an edge's bodies. */
-enum aq_carrier { AQ_CARRIER_AUTO = 0, AQ_CARRIER_LINKS = 1, AQ_CARRIER_NCCL = 2 };
+enum aq_transport_kind { AQ_TRANSPORT_AUTO = 0, AQ_TRANSPORT_LINKS = 1, AQ_TRANSPORT_NCCL = 2 };
 
 /* How what replicas average travels, as it was written; resolved in train.optimizer. */
 struct aq_job_reduce {
@@ -122,7 +122,7 @@ struct aq_job_reduce {
     float norm;          /* of lp2..lp8: p; 0: infinity                                                   */
     uint32_t rank;       /* of powersgd                                                                   */
     uint64_t start_step; /* powersgd: fp32 until then                                                     */
-    enum aq_carrier transport;
+    enum aq_transport_kind transport;
 };
 
 struct aq_job_pipeline {
@@ -144,7 +144,7 @@ struct aq_job_edge {
 struct aq_job_link {
     double rate_mbps; /* 10^6 bit/s each way; 0: as fast as it goes                                    */
     enum aq_link_entropy entropy;
-    enum aq_carrier transport; /* of bodies, between GPUs                                                  */
+    enum aq_transport_kind transport; /* of bodies, between GPUs                                                  */
     const char *host;          /* where workers listen that have no address of their own                        */
     uint32_t port_first;       /* stage s listens on port_first + s; 0: the system chooses                      */
     uint32_t send_frames;      /* frames that may be queued at once                                             */
@@ -258,9 +258,9 @@ bool aq_job_same_host(const struct aq_job *job, uint32_t a, uint32_t b);
 
 /*
  * What carries the bodies between a rank and the next stage's of its replica, as far as it is known before workers
- * join: links, NCCL (asked for), or AQ_CARRIER_AUTO: NCCL if each turns out to have a GPU of its own on one machine.
+ * join: links, NCCL (asked for), or AQ_TRANSPORT_AUTO: NCCL if each turns out to have a GPU of its own on one machine.
  */
-enum aq_carrier aq_job_edge_carrier(const struct aq_job *job, uint32_t rank);
+enum aq_transport_kind aq_job_edge_transport(const struct aq_job *job, uint32_t rank);
 
 /* The machine of a replica, by the host of its first stage: numbers from 0 on, in the order of replicas. */
 uint32_t aq_job_machine(const struct aq_job *job, uint32_t replica);

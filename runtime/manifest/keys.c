@@ -38,8 +38,8 @@ static const struct aq_key_name reduce_names[] = {
     {"lp4", 16}, {"lp3", 17}, {"lp2", 18},  {"powersgd", 19}, {"auto", 20}, {NULL, 0}};
 static const struct aq_key_name reduce_grid_names[] = {{"tread", 0}, {"rise", 1}, {"signed", 2}, {NULL, 0}};
 static const struct aq_key_name reduce_scale_names[] = {{"l1", 0}, {"l2", 1}, {NULL, 0}};
-static const struct aq_key_name carrier_names[] = {
-    {"auto", AQ_CARRIER_AUTO}, {"links", AQ_CARRIER_LINKS}, {"nccl", AQ_CARRIER_NCCL}, {NULL, 0}};
+static const struct aq_key_name transport_names[] = {
+    {"auto", AQ_TRANSPORT_AUTO}, {"links", AQ_TRANSPORT_LINKS}, {"nccl", AQ_TRANSPORT_NCCL}, {NULL, 0}};
 static const struct aq_key_name decay_names[] = {{"constant", AQ_DECAY_CONSTANT},
                                                  {"linear", AQ_DECAY_LINEAR},
                                                  {"cosine", AQ_DECAY_COSINE},

@@ -293,14 +293,14 @@ static void check_devices(struct aq_manifest *manifest)
                               r % P);
             return;
         }
-        if (strcmp(device, "cpu") == 0 && W > 1 && job->reduce.transport == AQ_CARRIER_NCCL) {
+        if (strcmp(device, "cpu") == 0 && W > 1 && job->reduce.transport == AQ_TRANSPORT_NCCL) {
             aq_manifest_error(manifest, "reduce.transport",
                               "nccl goes between GPUs, and stage %u is on the CPU: say auto, or device: cuda for every "
                               "replica",
                               r % P);
             return;
         }
-        if (strcmp(device, "cpu") == 0 && P > 1 && job->link.transport == AQ_CARRIER_NCCL) {
+        if (strcmp(device, "cpu") == 0 && P > 1 && job->link.transport == AQ_TRANSPORT_NCCL) {
             aq_manifest_error(manifest, "link.transport",
                               "nccl goes between GPUs, and stage %u is on the CPU: say auto, or device: cuda for every "
                               "stage",

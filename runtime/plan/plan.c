@@ -281,9 +281,9 @@ static uint64_t reduction_bytes(const struct plan_open *open, uint32_t s)
            aq_grad_coder_measure(&plan->job->train.optimizer.reduce, stage->size.parameters, tensors);
 }
 
-static uint64_t carrier_bytes(const struct plan_open *open, uint32_t e)
+static uint64_t nccl_bytes(const struct plan_open *open, uint32_t e)
 {
-    return aq_plan_edge_carrier(&open->plan, e) == AQ_CARRIER_LINKS ? 0 : open->edges[e].size.carrier_bytes;
+    return aq_plan_edge_transport(&open->plan, e) == AQ_TRANSPORT_LINKS ? 0 : open->edges[e].size.nccl_bytes;
 }
 
 /* The sum, one line per consumer; what each takes is its own room's measure. */
@@ -305,7 +305,7 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     if (stage->config.weights_16bit) {
         line(stage, "edge kernels",
              (first ? 0 : open->edges[s - 1].size.device_bytes) + (last ? 0 : open->edges[s].size.device_bytes));
-        line(stage, "bodies by NCCL", (first ? 0 : carrier_bytes(open, s - 1)) + (last ? 0 : carrier_bytes(open, s)));
+        line(stage, "bodies by NCCL", (first ? 0 : nccl_bytes(open, s - 1)) + (last ? 0 : nccl_bytes(open, s)));
         line(stage, "device scratch", 2 * aq_device_stream_bytes()); /* the stage's stream's, the device's own one's */
     }
     stage->device_bytes = stage->memory_bytes;
@@ -366,7 +366,7 @@ static enum aq_status dry_run(const struct plan_open *open)
     struct aq_program_limits limits = {
         .credits = job->link.receive_slots, .send_frames = job->link.send_frames, .replicas = open->plan.replicas};
     for (uint32_t e = 0; e + 1 < open->plan.stage_count; e++) {
-        if (aq_plan_edge_carrier(&open->plan, e) == AQ_CARRIER_LINKS) continue;
+        if (aq_plan_edge_transport(&open->plan, e) == AQ_TRANSPORT_LINKS) continue;
         if (limits.credits > AQ_EDGE_CARRY_SLOTS) limits.credits = AQ_EDGE_CARRY_SLOTS; /* bodies wait there */
         if (limits.send_frames > AQ_EDGE_CARRY_SLOTS) limits.send_frames = AQ_EDGE_CARRY_SLOTS;
     }

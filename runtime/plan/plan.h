@@ -149,10 +149,10 @@ uint64_t aq_plan_reduce_bytes(const struct aq_plan *plan, uint32_t s);
 
 /*
  * What carries the bodies of an edge, and the reductions, in all replicas, as far as it is known before workers join;
- * AQ_CARRIER_AUTO: that is found out then.
+ * AQ_TRANSPORT_AUTO: that is found out then.
  */
-enum aq_carrier aq_plan_edge_carrier(const struct aq_plan *plan, uint32_t edge);
-enum aq_carrier aq_plan_reduce_carrier(const struct aq_plan *plan);
+enum aq_transport_kind aq_plan_edge_transport(const struct aq_plan *plan, uint32_t edge);
+enum aq_transport_kind aq_plan_reduce_transport(const struct aq_plan *plan);
 
 /* The same in another codec. */
 uint64_t aq_plan_coded_bytes(const struct aq_plan *plan, uint32_t s, const struct aq_grad_codec_config *codec);

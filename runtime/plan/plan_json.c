@@ -45,9 +45,9 @@ static json_t *stage_json(const struct aq_plan *plan, const struct aq_plan_costs
     return out;
 }
 
-static const char *carrier_name(enum aq_carrier carrier)
+static const char *transport_name(enum aq_transport_kind transport)
 {
-    return carrier == AQ_CARRIER_LINKS ? "links" : carrier == AQ_CARRIER_NCCL ? "nccl" : "auto";
+    return transport == AQ_TRANSPORT_LINKS ? "links" : transport == AQ_TRANSPORT_NCCL ? "nccl" : "auto";
 }
 
 static json_t *edge_json(const struct aq_plan *plan, uint32_t e)
@@ -57,7 +57,7 @@ static json_t *edge_json(const struct aq_plan *plan, uint32_t e)
                      whole(edge->step_forward_cold), "step_bytes_forward", whole(edge->step_forward_warm),
                      "step_bytes_backward_first", whole(edge->step_backward_first), "step_bytes_backward",
                      whole(edge->step_backward), "message_bytes", whole(edge->size.message_bytes), "transport",
-                     carrier_name(aq_plan_edge_carrier(plan, e)));
+                     transport_name(aq_plan_edge_transport(plan, e)));
 }
 
 static void add_numbers(json_t *time, const char *name, const double *values, uint32_t count)
@@ -107,7 +107,7 @@ enum aq_status aq_plan_print_json(const struct aq_plan *plan, const struct aq_pl
         whole(plan->parameters), "train_samples", whole(plan->facts.train_samples), "samples_dropped",
         whole(plan->samples_dropped), "heldout_samples", whole(plan->facts.heldout_samples), "steps_per_epoch",
         whole(plan->steps_per_epoch), "steps", whole(plan->steps), "replicas", (int)plan->replicas, "reduce_transport",
-        carrier_name(aq_plan_reduce_carrier(plan)), "micro_batches", (int)plan->micro_batches, "stages", stages,
+        transport_name(aq_plan_reduce_transport(plan)), "micro_batches", (int)plan->micro_batches, "stages", stages,
         "edges", edges, "time", costs && prediction ? time_json(plan, costs, prediction) : json_null());
     const enum aq_status status = aq_json_text(out, JSON_REAL_PRECISION(9), text);
     json_decref(out);

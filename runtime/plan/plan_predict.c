@@ -102,7 +102,7 @@ static void place(struct aq_arena *arena, struct simulation *sim)
  */
 static void pipe_open(const struct simulation *sim, uint32_t edge, struct pipe *pipe, uint64_t step_bytes, double share)
 {
-    const bool nccl = aq_plan_edge_carrier(sim->plan, edge) == AQ_CARRIER_NCCL;
+    const bool nccl = aq_plan_edge_transport(sim->plan, edge) == AQ_TRANSPORT_NCCL;
     const double rate = nccl ? 0 : sim->costs->rate_mbps, frame = nccl ? 0 : (double)step_bytes / sim->M;
     pipe->done_at = DBL_MAX;
     pipe->seconds = rate > 0 ? frame * share * 8 / (rate * 1e6) : 0;

@@ -99,10 +99,10 @@ static bool same_codec(const struct aq_codec_config *a, const struct aq_codec_co
            aq_codec_config_digest(a) == aq_codec_config_digest(b);
 }
 
-static const char *edge_carrier_text(enum aq_carrier carrier)
+static const char *edge_transport_text(enum aq_transport_kind transport)
 {
-    if (carrier == AQ_CARRIER_LINKS) return "over links";
-    if (carrier == AQ_CARRIER_NCCL) return "over NCCL, from GPU to GPU, as coded; frames' heads over links";
+    if (transport == AQ_TRANSPORT_LINKS) return "over links";
+    if (transport == AQ_TRANSPORT_NCCL) return "over NCCL, from GPU to GPU, as coded; frames' heads over links";
     return "over NCCL where the two stages have GPUs of their own on one machine, else over links";
 }
 
@@ -126,8 +126,8 @@ static void print_edges(const struct aq_plan *plan, struct aq_text *text)
                     (unsigned long long)edge->step_forward_warm, (unsigned long long)edge->step_backward,
                     (unsigned long long)(plan->batch * edge->size.values_bytes), same ? "  as above\n" : "\n");
         if (!same) aq_text_add(text, "       forward  %s\n       backward %s\n", codec, back);
-        if (!same || aq_plan_edge_carrier(plan, e) != aq_plan_edge_carrier(plan, e - 1))
-            aq_text_add(text, "       %s\n", edge_carrier_text(aq_plan_edge_carrier(plan, e)));
+        if (!same || aq_plan_edge_transport(plan, e) != aq_plan_edge_transport(plan, e - 1))
+            aq_text_add(text, "       %s\n", edge_transport_text(aq_plan_edge_transport(plan, e)));
     }
     if (plan->job->warmup_epochs)
         aq_text_add(text, "%u epochs at the beginning go uncompressed: backward %llu bytes per step\n",
@@ -135,10 +135,10 @@ static void print_edges(const struct aq_plan *plan, struct aq_text *text)
     aq_text_add(text, "\n");
 }
 
-static const char *reduce_carrier_text(enum aq_carrier carrier)
+static const char *reduce_transport_text(enum aq_transport_kind transport)
 {
-    if (carrier == AQ_CARRIER_LINKS) return "over links";
-    if (carrier == AQ_CARRIER_NCCL) return "over NCCL, from GPU to GPU";
+    if (transport == AQ_TRANSPORT_LINKS) return "over links";
+    if (transport == AQ_TRANSPORT_NCCL) return "over NCCL, from GPU to GPU";
     return "over NCCL where the replicas of a stage have GPUs of their own on one machine, else over links";
 }
 
@@ -161,7 +161,7 @@ static void print_groups(const struct aq_plan *plan, const struct aq_plan_costs 
                         (unsigned long long)aq_plan_coded_bytes(plan, s, &candidates[c].config), candidates[c].name,
                         costs && costs->choice[s] == c ? " (expected)" : "", c + 1 < count ? "" : "\n");
     }
-    aq_text_add(text, "%s\n", reduce_carrier_text(aq_plan_reduce_carrier(plan)));
+    aq_text_add(text, "%s\n", reduce_transport_text(aq_plan_reduce_transport(plan)));
     if (config->reduce_automatic)
         aq_text_add(text, "reduce.codec: auto: each stage chooses in the first step, by what it measures then%s\n",
                     costs && costs->choice[0] == AQ_CHOICE_NONE ? "; expected where link.rate_mbps is given" : "");

@@ -44,22 +44,22 @@ uint64_t aq_plan_reduce_bytes(const struct aq_plan *plan, uint32_t s)
     return both_ways(coded_bytes(&config->reduce, count), W); /* PowerSGD: of the steps before it begins */
 }
 
-enum aq_carrier aq_plan_reduce_carrier(const struct aq_plan *plan)
+enum aq_transport_kind aq_plan_reduce_transport(const struct aq_plan *plan)
 {
     const struct aq_job *job = plan->job;
     bool gpu = false;
     for (uint32_t r = 0; r < plan->ranks; r++)
         gpu = gpu || strcmp(job->pipeline.stages[r].device, "cpu") != 0;
-    if (!gpu) return AQ_CARRIER_LINKS;
-    if (job->reduce.transport != AQ_CARRIER_AUTO) return job->reduce.transport;
-    return job->link.rate_mbps > 0 ? AQ_CARRIER_LINKS : AQ_CARRIER_AUTO;
+    if (!gpu) return AQ_TRANSPORT_LINKS;
+    if (job->reduce.transport != AQ_TRANSPORT_AUTO) return job->reduce.transport;
+    return job->link.rate_mbps > 0 ? AQ_TRANSPORT_LINKS : AQ_TRANSPORT_AUTO;
 }
 
-enum aq_carrier aq_plan_edge_carrier(const struct aq_plan *plan, uint32_t edge)
+enum aq_transport_kind aq_plan_edge_transport(const struct aq_plan *plan, uint32_t edge)
 {
-    const enum aq_carrier first = aq_job_edge_carrier(plan->job, edge);
+    const enum aq_transport_kind first = aq_job_edge_transport(plan->job, edge);
     for (uint32_t rank = edge; rank < plan->ranks; rank += plan->stage_count)
-        if (aq_job_edge_carrier(plan->job, rank) != first) return AQ_CARRIER_AUTO;
+        if (aq_job_edge_transport(plan->job, rank) != first) return AQ_TRANSPORT_AUTO;
     return first;
 }
 

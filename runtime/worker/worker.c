@@ -136,8 +136,8 @@ static enum aq_status tell_memory(const struct aq_worker *w, const char *when)
  */
 static bool may_carry(const struct aq_worker *w)
 {
-    return (w->position > 0 && aq_job_edge_carrier(w->job, w->rank - 1) != AQ_CARRIER_LINKS) ||
-           (w->position + 1 < w->P && aq_job_edge_carrier(w->job, w->rank) != AQ_CARRIER_LINKS);
+    return (w->position > 0 && aq_job_edge_transport(w->job, w->rank - 1) != AQ_TRANSPORT_LINKS) ||
+           (w->position + 1 < w->P && aq_job_edge_transport(w->job, w->rank) != AQ_TRANSPORT_LINKS);
 }
 
 static enum aq_status open_stage(struct aq_worker *w)
@@ -332,7 +332,7 @@ static enum aq_status open_edges(struct aq_worker *w)
         config.link = w->link_in;
         config.cache = edge->size.message_bytes ? w->cache : NULL;
         AQ_TRY(aq_edge_open(&config, &w->in));
-        AQ_TRY(aq_edge_join(w->in, aq_job_edge_carrier(w->job, w->rank - 1)));
+        AQ_TRY(aq_edge_join(w->in, aq_job_edge_transport(w->job, w->rank - 1)));
     }
     if (w->position + 1 < w->P) {
         const struct aq_plan_edge *edge = &w->plan->edges[w->position];
@@ -341,7 +341,7 @@ static enum aq_status open_edges(struct aq_worker *w)
         config.link = w->link_out;
         config.cache = edge->size.message_bytes ? w->cache : NULL;
         AQ_TRY(aq_edge_open(&config, &w->out));
-        AQ_TRY(aq_edge_join(w->out, aq_job_edge_carrier(w->job, w->rank)));
+        AQ_TRY(aq_edge_join(w->out, aq_job_edge_transport(w->job, w->rank)));
     }
     return AQ_OK;
 }

@@ -19,9 +19,9 @@ enum { BOUNCE_BYTES = 1 << 20 }; /* weights are digested so many at a time, on e
  * Who carries what lies on GPUs. The ranks find out together what there is, so that all choose alike; where NCCL is
  * what the manifest asks for, they say together why it cannot be.
  */
-static enum aq_status choose_carrier(struct aq_worker *worker)
+static enum aq_status choose_transport(struct aq_worker *worker)
 {
-    const enum aq_carrier asked = worker->job->reduce.transport;
+    const enum aq_transport_kind asked = worker->job->reduce.transport;
     struct aq_nccl_facts facts;
     AQ_TRY(aq_nccl_facts(worker->group, worker->device, &facts));
     if (facts.gpus > 0 && facts.gpus < worker->W)
@@ -29,9 +29,9 @@ static enum aq_status choose_carrier(struct aq_worker *worker)
                        "stage %u has %u of its %u replicas on GPUs: an update is not rounded alike on a CPU, and their "
                        "weights would drift apart; say device: cpu, or cuda, for all of them",
                        worker->position, facts.gpus, worker->W);
-    if (asked == AQ_CARRIER_LINKS) return AQ_OK;
+    if (asked == AQ_TRANSPORT_LINKS) return AQ_OK;
     const bool fits = facts.built && facts.apart && facts.one_machine && worker->job->link.rate_mbps == 0;
-    if (asked != AQ_CARRIER_NCCL && !fits) return AQ_OK;
+    if (asked != AQ_TRANSPORT_NCCL && !fits) return AQ_OK;
     if (!facts.one_machine)
         aq_log("worker", 0, "stage %u reduces by NCCL between machines, on connections that are not encrypted",
                worker->position);
@@ -62,7 +62,7 @@ enum aq_status aq_worker_group_open(struct aq_worker *worker)
     AQ_TRY(aq_group_open_links(&config, &worker->group));
     aq_device_info(worker->device, &info);
     if (!info.host_memory) AQ_TRY(aq_device_alloc(worker->device, AQ_MEMORY_PINNED, BOUNCE_BYTES, &worker->bounce));
-    AQ_TRY(choose_carrier(worker));
+    AQ_TRY(choose_transport(worker));
     /* What is chosen under way is prepared for then (worker_choose.c). */
     if (!worker->job->train.optimizer.reduce_automatic) AQ_TRY(aq_worker_group_prepare(worker));
     return aq_worker_machine_open(worker);

@@ -118,7 +118,7 @@ static enum aq_status side_open(struct side *s)
                                         .bell = s->bell,
                                         .silence_ns = 120000000000u};
     AQ_TRY(aq_edge_open(&edge, &s->edge));
-    return aq_edge_join(s->edge, s->nccl ? AQ_CARRIER_NCCL : AQ_CARRIER_LINKS);
+    return aq_edge_join(s->edge, s->nccl ? AQ_TRANSPORT_NCCL : AQ_TRANSPORT_LINKS);
 }
 
 static void activation(uint64_t sample, uint32_t epoch, float *a)
