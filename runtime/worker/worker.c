@@ -365,7 +365,7 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(open_optimizer(w));
     AQ_TRY(open_data(w));
     AQ_TRY(load_weights(w, aq_control_u64_or(start, "resume", 0)));
-    AQ_TRY(aq_worker_mark_open(w));
+    AQ_TRY(aq_worker_snapshot_open(w));
     AQ_TRY(open_cache(w));
     AQ_TRY(aq_worker_links_open(w));
     AQ_TRY(aq_worker_group_open(w));
@@ -399,13 +399,13 @@ static enum aq_status train(struct aq_worker *w)
         w->stopped = w->last_step && !end;
         w->final = end || w->last_step;
         if (due(&w->job->train.evaluate_every, w->step, plan->steps_per_epoch) || end) AQ_TRY(aq_worker_evaluate(w));
-        if (aq_worker_mark_is_due(w)) {
+        if (aq_worker_snapshot_is_due(w)) {
             AQ_TRY(aq_worker_agree(w));
-            AQ_TRY(aq_worker_mark_begin(w));
+            AQ_TRY(aq_worker_snapshot_begin(w));
         }
         if (w->final) break;
     }
-    return aq_worker_mark_wait(w);
+    return aq_worker_snapshot_wait(w);
 }
 
 /* All links of this worker, 0 .. W + 1, for their end; some are NULL. */

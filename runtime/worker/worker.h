@@ -73,7 +73,7 @@ struct aq_worker_packing {
 };
 
 /* How far a checkpoint is. */
-enum aq_worker_mark {
+enum aq_worker_snapshot {
     AQ_MARK_NONE = 0,  /* none under way: the launcher has noted the last one as complete      */
     AQ_MARK_WRITING,   /* weights and cache are on their way to the disk                       */
     AQ_MARK_MIRRORING, /* they are there; the copy is on its way to the neighbour                */
@@ -159,13 +159,13 @@ struct aq_worker {
     bool stopped;
     struct aq_loss_scale loss_scale;
     uint32_t skipped_in_row;
-    /* Checkpoints (worker_mark.c). */
+    /* Checkpoints (worker_snapshot.c). */
     struct aq_checkpoint_writer *writer;
     struct aq_mirror *mirror; /* NULL: the job wants no copies                                       */
     char hash[AQ_HASH_TEXT_BYTES]; /* of this stage's file of resumed_at, as the launcher has it; "": it has none */
     bool lost;                /* this stage's file is gone or damaged: a copy is needed              */
     bool waiting;             /* for a checkpoint or a start: links have nothing else to carry       */
-    enum aq_worker_mark marking;
+    enum aq_worker_snapshot marking;
     uint64_t mark_step;    /* of the checkpoint that is under way                                    */
     uint64_t mark_ns;      /* in which checkpoints kept this stage from training, since the last report */
     uint64_t mark_wait_ns; /* of it, for the checkpoint before                                       */
@@ -266,42 +266,45 @@ enum aq_status aq_worker_agree(struct aq_worker *worker);
 /* worker_eval.c: the held-out samples through the whole pipeline, uncompressed; the last stage reports the loss. */
 enum aq_status aq_worker_evaluate(struct aq_worker *worker);
 
-/* worker_mark.c: this stage's checkpoints. Borrows from the worker. */
+/* worker_snapshot.c: this stage's checkpoints. Borrows from the worker. */
 struct aq_checkpoint aq_worker_checkpoint(struct aq_worker *worker);
 
-/* worker_mark.c: open the writer; the stage's weights are there already. */
-enum aq_status aq_worker_mark_open(struct aq_worker *worker);
+/* worker_snapshot.c: open the writer; the stage's weights are there already. */
+enum aq_status aq_worker_snapshot_open(struct aq_worker *worker);
 
 /*
- * worker_mark.c: begin a checkpoint of the state after worker->step steps: one point in time for weights, optimizer
+ * worker_snapshot.c: begin a checkpoint of the state after worker->step steps: one point in time for weights, optimizer
  * and cache. Training goes on while it is written; one that is still under way is waited for first.
  */
-enum aq_status aq_worker_mark_begin(struct aq_worker *worker);
+enum aq_status aq_worker_snapshot_begin(struct aq_worker *worker);
 
-/* worker_mark.c: is a checkpoint due after worker->step steps? */
-bool aq_worker_mark_is_due(const struct aq_worker *worker);
+/* worker_snapshot.c: is a checkpoint due after worker->step steps? */
+bool aq_worker_snapshot_is_due(const struct aq_worker *worker);
 
-/* worker_mark.c: what the disk has done meanwhile; why a checkpoint failed. Called with every pump. */
-enum aq_status aq_worker_mark_advance(struct aq_worker *worker);
+/* worker_snapshot.c: what the disk has done meanwhile; why a checkpoint failed. Called with every pump. */
+enum aq_status aq_worker_snapshot_advance(struct aq_worker *worker);
 
-/* worker_mark.c: serve the neighbours while this stage waits; a neighbour that has left in good order is no failure. */
+/* worker_snapshot.c: serve the neighbours while this stage waits; a neighbour that has left in good order is no
+ * failure. */
 enum aq_status aq_worker_serve(struct aq_worker *worker);
 
-/* worker_mark.c: open the copies; fetch this stage's own file from its keeper where it is lost. Edges are open. */
+/* worker_snapshot.c: open the copies; fetch this stage's own file from its keeper where it is lost. Edges are open. */
 enum aq_status aq_worker_mirror_open(struct aq_worker *worker);
 
-/* worker_mark.c: how long a checkpoint may take: the slowest disk, and a copy over a link of 1 Mbit/s. */
-uint64_t aq_worker_mark_ns_max(const struct aq_plan *plan);
+/* worker_snapshot.c: how long a checkpoint may take: the slowest disk, and a copy over a link of 1 Mbit/s. */
+uint64_t aq_worker_snapshot_ns_max(const struct aq_plan *plan);
 
-/* worker_mark.c: wait until no checkpoint is under way. */
-enum aq_status aq_worker_mark_wait(struct aq_worker *worker);
+/* worker_snapshot.c: wait until no checkpoint is under way. */
+enum aq_status aq_worker_snapshot_wait(struct aq_worker *worker);
 
-/* worker_mark.c: what the launcher has said meanwhile: a stop (rank 0 tells the others in band), a complete mark. */
+/* worker_snapshot.c: what the launcher has said meanwhile: a stop (rank 0 tells the others in band), a complete
+ * mark. */
 enum aq_status aq_worker_control_poll(struct aq_worker *worker);
 
 /*
- * worker_mark.c: rank 0, at the latest moment at which all ranks still hear of it within this step: has the launcher
- * asked for a stop? Then this step is the last one, and the launcher is told which one that is. Others: nothing.
+ * worker_snapshot.c: rank 0, at the latest moment at which all ranks still hear of it within this step: has the
+ * launcher asked for a stop? Then this step is the last one, and the launcher is told which one that is. Others:
+ * nothing.
  */
 enum aq_status aq_worker_stop_heard(struct aq_worker *worker);
 

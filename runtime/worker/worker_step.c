@@ -165,7 +165,7 @@ enum aq_status aq_worker_pump(struct aq_worker *worker)
         AQ_TRY(status);
     }
     AQ_TRY(aq_worker_issues_advance(worker));
-    return aq_worker_mark_advance(worker);
+    return aq_worker_snapshot_advance(worker);
 }
 
 /* Time that the busier of the two links has carried what comes here, or what keeps this stage's send buffers. */

@@ -1,5 +1,6 @@
 /*
- * worker_mark.c -- checkpoints beside the training: a snapshot between two steps, the disk meanwhile, one at a time.
+ * worker_snapshot.c -- checkpoints beside the training: a snapshot between two steps, the disk meanwhile, one at a
+ * time.
  *
  * A checkpoint is one point in time: between two steps, when every message of the step before has been put and none of
  * the next, the weights are copied and the cache's mark is begun. Both become durable while training goes on; only then
@@ -32,7 +33,7 @@ struct aq_checkpoint aq_worker_checkpoint(struct aq_worker *w)
                                   .loss_scale = aq_loss_scale_moves(&w->loss_scale) ? w->loss_scale.state : NULL};
 }
 
-enum aq_status aq_worker_mark_open(struct aq_worker *w)
+enum aq_status aq_worker_snapshot_open(struct aq_worker *w)
 {
     const struct aq_checkpoint checkpoint = aq_worker_checkpoint(w);
     /* A job that keeps checkpoints only at its end has nothing to do while they are written: it needs no copy. */
@@ -88,7 +89,7 @@ static bool mark_due(const struct aq_worker *w, uint64_t step)
     return step == w->plan->steps || (steps > 0 && step % steps == 0);
 }
 
-bool aq_worker_mark_is_due(const struct aq_worker *w)
+bool aq_worker_snapshot_is_due(const struct aq_worker *w)
 {
     return w->final || mark_due(w, w->step);
 }
@@ -101,13 +102,13 @@ bool aq_worker_mark_is_due(const struct aq_worker *w)
 static uint64_t mark_next(const struct aq_worker *w)
 {
     const uint64_t newest = w->mark_step > w->resumed_at ? w->mark_step : w->resumed_at;
-    if (w->step > newest && aq_worker_mark_is_due(w)) return w->step;
+    if (w->step > newest && aq_worker_snapshot_is_due(w)) return w->step;
     if (w->final) return 0;
     const bool last = w->last_step || (w->in && aq_edge_norm_stops(w->in, w->step));
     return last || mark_due(w, w->step + 1) ? w->step + 1 : 0;
 }
 
-enum aq_status aq_worker_mark_advance(struct aq_worker *w)
+enum aq_status aq_worker_snapshot_advance(struct aq_worker *w)
 {
     if (w->mirror) {
         aq_mirror_due(w->mirror, w->mark_step, w->go_ns ? mark_next(w) : 0);
@@ -144,7 +145,7 @@ static enum aq_status pump_edges(struct aq_worker *w)
 enum aq_status aq_worker_serve(struct aq_worker *w)
 {
     AQ_TRY(pump_edges(w));
-    return aq_worker_mark_advance(w);
+    return aq_worker_snapshot_advance(w);
 }
 
 static enum aq_status mark_late(const struct aq_worker *w)
@@ -156,7 +157,7 @@ static enum aq_status mark_late(const struct aq_worker *w)
                    (unsigned long long)w->mark_step, reasons[w->marking]);
 }
 
-uint64_t aq_worker_mark_ns_max(const struct aq_plan *plan)
+uint64_t aq_worker_snapshot_ns_max(const struct aq_plan *plan)
 {
     const uint64_t parameters = plan->parameters,
                    bytes = parameters * sizeof(float) + aq_plan_optimizer_bytes(plan, parameters);
@@ -165,7 +166,7 @@ uint64_t aq_worker_mark_ns_max(const struct aq_plan *plan)
 
 static enum aq_status mark_wait(struct aq_worker *w)
 {
-    const uint64_t end = aq_clock_after(aq_worker_mark_ns_max(w->plan));
+    const uint64_t end = aq_clock_after(aq_worker_snapshot_ns_max(w->plan));
     while (w->marking != AQ_MARK_NONE) {
         const uint32_t seen = aq_bell_count(w->bell);
         AQ_TRY(aq_worker_serve(w));
@@ -182,7 +183,7 @@ static enum aq_status mark_wait(struct aq_worker *w)
     return AQ_OK;
 }
 
-enum aq_status aq_worker_mark_wait(struct aq_worker *w)
+enum aq_status aq_worker_snapshot_wait(struct aq_worker *w)
 {
     w->waiting = true;
     aq_pulse_doing(AQ_DOING_MARK);
@@ -195,7 +196,7 @@ enum aq_status aq_worker_mark_wait(struct aq_worker *w)
 /* This stage's file from its keeper, into its place. */
 static enum aq_status fetch_copy(struct aq_worker *w)
 {
-    const uint64_t end = aq_clock_after(aq_worker_mark_ns_max(w->plan));
+    const uint64_t end = aq_clock_after(aq_worker_snapshot_ns_max(w->plan));
     const uint32_t keeper = aq_mirror_keeper(w->rank, w->P);
     aq_log("worker", 0, "stage %u has lost its checkpoint of step %llu: it comes from the copy at stage %u", w->rank,
            (unsigned long long)w->step, keeper);
@@ -258,14 +259,14 @@ enum aq_status aq_worker_mirror_open(struct aq_worker *w)
     return status;
 }
 
-enum aq_status aq_worker_mark_begin(struct aq_worker *w)
+enum aq_status aq_worker_snapshot_begin(struct aq_worker *w)
 {
     const uint64_t begin = aq_clock_ns();
     AQ_TRY(aq_worker_control_poll(w)); /* the word that the last one is complete may be there */
     if (w->marking != AQ_MARK_NONE) {
         aq_log("worker", 2, "step %llu: the checkpoint of step %llu is still being written: waits",
                (unsigned long long)w->step, (unsigned long long)w->mark_step);
-        AQ_TRY(aq_worker_mark_wait(w));
+        AQ_TRY(aq_worker_snapshot_wait(w));
         w->mark_wait_ns += aq_clock_ns() - begin;
     }
     /* A disk that has gone since must not get a checkpoint where it was mounted. */
