@@ -4,11 +4,9 @@
  * Caveats first.
  * - Backward of a slot needs what forward of that slot kept: a slot is busy from its forward to its backward.
  * - Gradients are *added* to the gradient buffer, in the order of the calls; aq_stage_zero_grads clears it. The sums
- * over
- *   micro-batches are therefore the same bits in every schedule that runs the backwards in order of micro-batches.
+ *   over micro-batches are therefore the same bits in every schedule that runs the backwards in order of micro-batches.
  * - A model cut anywhere gives the same bits as uncut: every tensor's initial values depend on (seed, its name) alone,
- * every
- *   kernel's result on its operands alone (not on the number of threads). The one exception is a head tied to the
+ *   every kernel's result on its operands alone (not on the number of threads). The one exception is a head tied to the
  *   embedding: it is tied only where both live on the same stage; to compare, set tied to false.
  *
  * Dropout, where a model has it, lies inside the layers: what crosses a cut is the residual stream, and nothing is
