@@ -69,6 +69,14 @@ static enum aq_status reference_fetch(struct aq_edge *edge, const struct aq_cach
     return AQ_OK;
 }
 
+/* Can the cache have had what it does not hold? Of an entry of its index that is broken nobody knows whose it was. */
+static bool may_have_lost(const struct aq_edge *edge)
+{
+    struct aq_cache_stats stats;
+    aq_cache_stats(edge->config.cache, &stats);
+    return edge->config.cache_lost || stats.corrupt > 0;
+}
+
 /* Its own, else the receiver's, else none; none while epochs go uncompressed. */
 static enum aq_status reference_for_sending(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
                                             struct aq_edge_reference *out)
@@ -76,7 +84,7 @@ static enum aq_status reference_for_sending(struct aq_edge *edge, const struct a
     const struct aq_cache_key key = aq_edge_key_of(edge, batch, i);
     if (aq_edge_warms_up(edge, batch->step)) return AQ_NOTFOUND;
     const enum aq_status status = aq_edge_cache_get(edge, &key, &out->entry);
-    if (status == AQ_NOTFOUND && !edge->config.cache_lost) return AQ_NOTFOUND;
+    if (status == AQ_NOTFOUND && !may_have_lost(edge)) return AQ_NOTFOUND;
     if (status != AQ_NOTFOUND && status != AQ_CORRUPT) return status;
     return reference_fetch(edge, &key, 0, out);
 }

@@ -462,6 +462,22 @@ static void test_cold_sample_asks_nobody(void **state)
     assert_int_equal(sender.edge->measures.fetched, 0);
 }
 
+/* A sample that goes raw is cold on both sides. */
+static void test_raw_sample_is_forgotten_by_both(void **state)
+{
+    (void)state;
+    const struct aq_edge_row first = code(0);
+    assert_int_equal(decode(0, &first), AQ_OK);
+    const float before = values[3];
+    values[3] = INFINITY;
+    const struct aq_edge_row second = code(1);
+    values[3] = before;
+    assert_int_equal(second.flags, AQ_CODED_RAW);
+    assert_int_equal(decode(1, &second), AQ_OK);
+    assert_int_equal(version_there(&sender), 0);
+    assert_int_equal(version_there(&receiver), 0);
+}
+
 /* A cache that stands for one that was lost: what it does not hold may be at the other side. */
 static void test_sender_asks_for_what_a_lost_cache_had(void **state)
 {
@@ -496,6 +512,7 @@ int main(void)
         TEST(test_message_that_is_not_the_one_is_refused),
         TEST(test_sender_answers_with_the_version_that_was_asked_for),
         TEST(test_cold_sample_asks_nobody),
+        TEST(test_raw_sample_is_forgotten_by_both),
         TEST(test_sender_asks_for_what_a_lost_cache_had),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
