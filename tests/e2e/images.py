@@ -39,6 +39,10 @@ def scenario_images():
     check(weights("three") == weights("one"), "model.safetensors differs, or its batch statistics")
     for key in ("loss", "accuracy"):
         check(metrics("three", "eval")[-1][key] == metrics("one", "eval")[-1][key], f"held-out {key} differs")
+    jobs.isolated(True)
+    launch(job("isolated", **plain))
+    jobs.isolated(False)
+    check(weights("isolated") == weights("one"), "on a device whose memory no host can reach: model.safetensors differs")
     refused = aqpipe("plan", str(job("mixed", **{"model.blocks": 2})))
     check(refused.returncode != 0 and "pyramid has no such key" in refused.stderr, refused.stderr)
 
