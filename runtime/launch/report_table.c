@@ -64,6 +64,8 @@ static void fill(const json_t *run, char cells[COLUMNS][CELL_BYTES])
     bool higher;
     if (!aq_heldout_metric(json_object_get(run, "heldout"), &metric_name, &metric, &higher)) metric = (double)NAN;
     number(cells[12], metric, 3, "");
+    if (isfinite(metric) && strcmp(metric_name, "perplexity") != 0)
+        snprintf(cells[12], CELL_BYTES, "%.20s %.3f", metric_name, metric);
     size(cells[13], at(run, "cache_bytes", NULL));
     number(cells[14], at(run, "heals", NULL), 0, "");
     if (!aq_control_is(run, "state", "done")) {

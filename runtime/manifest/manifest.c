@@ -256,6 +256,9 @@ static enum aq_status read_job(struct aq_manifest *manifest, const char *text, s
     aq_manifest_optimizer_defaults(manifest);
     AQ_TRY(read_sections(manifest));
     const uint32_t tokens = aq_model_tokens(manifest->job.model.config.kind);
+    if (tokens && aq_yaml_find(manifest->root, "train.T") && manifest->job.train.T != tokens)
+        aq_manifest_error(manifest, "train.T", "a sample of %s has no tokens to count; leave it out",
+                          manifest->job.model.config.kind);
     if (tokens) manifest->job.train.T = tokens; /* the model says it */
     aq_manifest_reduce(manifest);
     AQ_TRY(aq_manifest_stages(manifest));

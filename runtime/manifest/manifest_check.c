@@ -24,7 +24,13 @@ static void check_model(struct aq_manifest *manifest)
     for (uint32_t i = 0; aq_model_task(model->kind) && i < keys.count; i++)
         if (!aq_key_applies(&keys.keys[i], model->kind) && aq_yaml_find(manifest->root, keys.keys[i].name))
             aq_manifest_error(manifest, keys.keys[i].name, "%s has no such key (model.kind)", model->kind);
-    if (strcmp(job->data.tokenizer, "bytes") == 0 && model->vocabulary && model->vocabulary < VOCABULARY_BYTES)
+    struct aq_field fields[AQ_BATCH_FIELDS_MAX];
+    const uint32_t count = aq_dataset_fields(job->data.kind, job->train.T, fields);
+    bool tokenized = false; /* other data has no use for a tokenizer */
+    for (uint32_t i = 0; i < count; i++)
+        tokenized = tokenized || strcmp(fields[i].name, "tokens") == 0;
+    if (tokenized && strcmp(job->data.tokenizer, "bytes") == 0 && model->vocabulary &&
+        model->vocabulary < VOCABULARY_BYTES)
         aq_manifest_error(manifest, "model.vocabulary", "%u is less than the 256 tokens of the tokenizer bytes",
                           model->vocabulary);
 }

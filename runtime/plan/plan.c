@@ -394,10 +394,10 @@ static enum aq_status counts_fill(struct aq_plan *plan)
     if (plan->model.vocabulary == 0) plan->model.vocabulary = plan->facts.vocabulary;
     if (plan->model.vocabulary < plan->facts.vocabulary) {
         char place[PLACE_BYTES];
-        aq_job_place(job, "model.vocabulary", place, sizeof place);
-        return aq_fail(AQ_INVAL, "manifest",
-                       "%s: model.vocabulary: %u, but the tokenizer has %u tokens; write 0 or more", place,
-                       plan->model.vocabulary, plan->facts.vocabulary);
+        const char *key = aq_model_outputs_key(plan->model.kind);
+        aq_job_place(job, key, place, sizeof place);
+        return aq_fail(AQ_INVAL, "manifest", "%s: %s: %u, but the data's targets have %u values; write 0, or more",
+                       place, key, plan->model.vocabulary, plan->facts.vocabulary);
     }
     plan->layers = aq_model_layers(&plan->model);
     plan->stage_count = job->pipeline.stage_count;

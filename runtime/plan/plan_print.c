@@ -22,8 +22,10 @@ static void print_head(const struct aq_plan *plan, struct aq_text *text)
                 products[job->model.precision], (unsigned long long)plan->parameters);
     char replicas[32] = "";
     if (plan->replicas > 1) snprintf(replicas, sizeof replicas, "%u replicas x ", plan->replicas);
-    aq_text_add(text, "data %llu samples of %u tokens, %llu held out; batch %u = %s%u micro-batches of %u\n",
-                (unsigned long long)plan->facts.train_samples, job->train.T,
+    char tokens[32] = "";
+    if (!aq_model_tokens(model->kind)) snprintf(tokens, sizeof tokens, " of %u tokens", job->train.T);
+    aq_text_add(text, "data %llu samples%s, %llu held out; batch %u = %s%u micro-batches of %u\n",
+                (unsigned long long)plan->facts.train_samples, tokens,
                 (unsigned long long)plan->facts.heldout_samples, job->train.batch, replicas, plan->micro_batches,
                 job->train.micro_batch);
     if (plan->samples_dropped)

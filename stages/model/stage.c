@@ -43,6 +43,15 @@ const struct aq_model_key *aq_model_keys(const char *kind, uint32_t *count)
     return model ? model->keys : NULL;
 }
 
+const char *aq_model_outputs_key(const char *kind)
+{
+    const struct stage_model *model = stage_model_find(kind);
+    uint32_t i = 0;
+    while (model && i < model->key_count && model->keys[i].offset != offsetof(struct aq_model_config, vocabulary))
+        i++;
+    return model && i < model->key_count ? model->keys[i].name : "model.kind";
+}
+
 uint32_t aq_model_tokens(const char *kind)
 {
     const struct stage_model *model = stage_model_find(kind);

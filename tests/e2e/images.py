@@ -46,6 +46,12 @@ def scenario_images():
     refused = aqpipe("plan", str(job("mixed", **{"model.blocks": 2})))
     check(refused.returncode != 0 and "pyramid has no such key" in refused.stderr, refused.stderr)
 
+    for key, value, wanted in (("train.T", 8, "has no tokens to count"), ("model.classes", 5, "targets have 10 values"),
+                               ("model.side", 24, "no power of two"), ("data.kind", "text", "have no images"),
+                               ("model.task", "language_model", "have no targets")):
+        refused = aqpipe("plan", str(job("refused", **{key: value})))
+        check(refused.returncode != 0 and wanted in refused.stderr, f"{key}: {value}: {refused.stderr}")
+
     launch(job("aqsgd", **CODECS, **{"checkpoint.every": 10}))
     first, last = metrics("aqsgd")[0], metrics("aqsgd")[-1]
     check(last["loss"] < first["loss"] * 0.75, f"loss {first['loss']} to {last['loss']}")

@@ -76,6 +76,8 @@ struct aq_model_key {
 const char *aq_model_kind(uint32_t index);
 /* The keys that a model of that kind has, in order; none of an unknown kind. */
 const struct aq_model_key *aq_model_keys(const char *kind, uint32_t *count);
+/* The key that says how many values a target can have: "model.vocabulary". */
+const char *aq_model_outputs_key(const char *kind);
 /* Tokens of a sample where that is not the job's to say (1 for images); 0: it is. */
 uint32_t aq_model_tokens(const char *kind);
 /* "12 blocks, 12 heads, 768 channels, vocabulary 50257": for a plan's head. */
