@@ -2,8 +2,8 @@
  * checkpoint_reshard.c -- a stage goes on from the checkpoint of a run with another count of replicas.
  *
  * The files of all replicas of the stage must be here. Weights, and state that replicas share, are those of replica 0;
- * what each had for itself is made anew so that what codecs still owe is neither lost nor doubled (aq_grad_reshard).
- * One replica alone has no errors: what was owed goes into its first moment (aq_optimizer_absorb).
+ * what each had for itself is made anew so that the residuals of codecs are neither lost nor doubled (aq_grad_reshard).
+ * One replica alone has no errors: the residuals go into its first moment (aq_optimizer_absorb).
  */
 #include <inttypes.h>
 #include <stdio.h>

@@ -203,7 +203,7 @@ static enum aq_status extend(struct aq_run_entry *entry)
 {
     const struct aq_plan *here = entry->plan;
     const uint64_t at = entry->resume_step;
-    const uint64_t H = here->job->train.optimizer.sync_every;
+    const struct aq_optimizer_config *optimizer = &here->job->train.optimizer;
     struct aq_job *job;
     struct aq_plan *there;
     if (at > here->steps)
@@ -213,7 +213,7 @@ static enum aq_status extend(struct aq_run_entry *entry)
                        here->job->output.path, (unsigned long long)at, (unsigned long long)here->steps);
     if (!plan_before(here->job->output.path, &job, &there)) return AQ_OK;
     const bool same = at == 0 || aq_plan_learning_rate(there, at) == aq_plan_learning_rate(here, at);
-    const bool averaged = strcmp(here->job->train.optimizer.kind, "slamb") == 0 && at == there->steps && H && at % H;
+    const bool averaged = at == there->steps && aq_optimizer_config_drifts(optimizer, at);
     int used = 0;
     if (here->steps != there->steps)
         used = snprintf(entry->extended, sizeof entry->extended, "it ends at step %llu, not %llu",
@@ -226,7 +226,8 @@ static enum aq_status extend(struct aq_run_entry *entry)
                          (double)aq_plan_learning_rate(here, at + 1), (unsigned long long)here->steps);
     if (used > 0 && averaged)
         (void)snprintf(entry->extended + used, sizeof entry->extended - (size_t)used,
-                       "; slamb averaged the weights at step %llu, where it was to end", (unsigned long long)at);
+                       "; %s averaged the weights at step %llu, where it was to end", optimizer->kind,
+                       (unsigned long long)at);
     aq_plan_close(there);
     aq_job_close(job);
     return AQ_OK;

@@ -28,14 +28,22 @@ static const struct aq_key_name task_names[] = {
 #undef AQ_TASK
     {NULL, 0}};
 static const struct aq_key_name optimizer_names[] = {
-    {"adamw", 0},       {"sgd", 1},         {"lamb", 2},    {"lion", 3},  {"qadam", 4},
-    {"onebit_adam", 5}, {"onebit_lamb", 6}, {"lioncub", 7}, {"slamb", 8}, {NULL, 0}};
+#define AQ_OPTIMIZER(name) {#name, 0},
+#include "aqsgd/optimizers.def"
+    {NULL, 0}};
 static const struct aq_key_name form_names[] = {{"paper", 0},     {"sqrt", 1}, {"appendix", 2},
                                                 {"algorithm", 3}, {"code", 4}, {NULL, 0}};
+#define BITS(prefix, bits)                                                                                             \
+    {                                                                                                                  \
+#prefix #bits, 0                                                                                               \
+    }
 static const struct aq_key_name reduce_names[] = {
-    {"fp32", 0}, {"fp16", 1}, {"bf16", 2},  {"q8", 3},        {"q7", 4},    {"q6", 5},   {"q5", 6},   {"q4", 7},
-    {"q3", 8},   {"q2", 9},   {"sign", 10}, {"vote", 11},     {"lp8", 12},  {"lp7", 13}, {"lp6", 14}, {"lp5", 15},
-    {"lp4", 16}, {"lp3", 17}, {"lp2", 18},  {"powersgd", 19}, {"auto", 20}, {NULL, 0}};
+#define AQ_GRAD_CODEC(name) {#name, 0},
+#define AQ_GRAD_CODEC_BITS(kind, prefix)                                                                               \
+    BITS(prefix, 8), BITS(prefix, 7), BITS(prefix, 6), BITS(prefix, 5), BITS(prefix, 4), BITS(prefix, 3),              \
+        BITS(prefix, 2),
+#include "aqsgd/grad_codecs.def"
+    {"powersgd", 0}, {"auto", 0}, {NULL, 0}};
 static const struct aq_key_name reduce_grid_names[] = {{"tread", 0}, {"rise", 1}, {"signed", 2}, {NULL, 0}};
 static const struct aq_key_name reduce_scale_names[] = {{"l1", 0}, {"l2", 1}, {NULL, 0}};
 static const struct aq_key_name transport_names[] = {

@@ -1,6 +1,7 @@
 /*
  * manifest_machines.c -- reduce.machine_first: can the replicas of a host average among themselves first?
  */
+#include <stdio.h>
 #include <string.h>
 
 #include "manifest.h"
@@ -16,6 +17,18 @@ static bool apart(const struct aq_job *job, uint32_t stage, uint32_t *a, uint32_
     return false;
 }
 
+/* The optimizers that it fits, for the message. */
+static const char *who_fits(char *text, size_t bytes)
+{
+    text[0] = '\0';
+    for (uint32_t i = 0; aq_optimizer_kind_name(i); i++) {
+        const struct aq_optimizer_config config = {.kind = aq_optimizer_kind_name(i)};
+        if (!aq_optimizer_config_machines(&config)) continue;
+        snprintf(text + strlen(text), bytes - strlen(text), "%s%s", text[0] ? ", " : "", config.kind);
+    }
+    return text;
+}
+
 /*
  * reduce.machine_first: replicas of a machine must do the same in every stage, because the norm that clips their
  * gradients is of all stages; and means over machines must weigh all samples alike.
@@ -25,12 +38,13 @@ void aq_manifest_machines(struct aq_manifest *manifest)
     const struct aq_job *job = &manifest->job;
     const uint32_t W = job->pipeline.replicas;
     uint32_t count[AQ_JOB_RANKS_MAX] = {0}, a, b;
+    char kinds[128];
     if (!job->reduce.machine_first) return;
-    if (strcmp(job->train.optimizer.kind, "slamb") != 0)
+    if (!aq_optimizer_config_machines(&job->train.optimizer))
         aq_manifest_error(manifest, "reduce.machine_first",
-                          "does not fit train.optimizer %s: only slamb has no errors of codecs, "
+                          "does not fit train.optimizer %s: only %s has no errors of codecs, "
                           "which would belong to one replica of a machine",
-                          job->train.optimizer.kind);
+                          job->train.optimizer.kind, who_fits(kinds, sizeof kinds));
     for (uint32_t v = 0; v < W; v++)
         count[aq_job_machine(job, v)]++;
     for (uint32_t v = 0; v < W; v++)

@@ -52,7 +52,7 @@ static void assume_packing(const struct aq_plan *plan, uint32_t threads, struct 
     const uint32_t count = aq_plan_reduce_candidates(plan, candidates);
     const double value_s = sizeof(float) / (stream_bytes_s * threads);
     for (uint32_t c = 0; c < count; c++)
-        out->value_s[c] = strcmp(candidates[c].config.kind, "fp32") == 0
+        out->value_s[c] = aq_grad_codec_config_plain(&candidates[c].config)
                               ? 4 * value_s
                               : (3 * (1 + 1.0 / plan->replicas) + 4) * value_s;
 }

@@ -29,18 +29,13 @@ uint64_t aq_plan_coded_bytes(const struct aq_plan *plan, uint32_t s, const struc
     return plan->replicas == 1 ? 0 : both_ways(coded_bytes(codec, plan->stages[s].size.parameters), plan->replicas);
 }
 
-static bool sends_lanes(const struct aq_optimizer_config *config)
-{
-    return strcmp(config->kind, "lioncub") == 0 && config->lane_bits > 0;
-}
-
 uint64_t aq_plan_reduce_bytes(const struct aq_plan *plan, uint32_t s)
 {
     const struct aq_optimizer_config *config = &plan->job->train.optimizer;
     const uint64_t W = aq_job_reducers(plan->job), count = plan->stages[s].size.parameters;
+    uint64_t bytes;
     if (W == 1) return 0;
-    if (strcmp(config->kind, "slamb") == 0) return both_ways((uint64_t)(config->density * (double)count) * 4, W);
-    if (sends_lanes(config)) return both_ways(count * config->lane_bits / 8, W);
+    if (aq_optimizer_config_sends(config, count, &bytes)) return both_ways(bytes, W);
     return both_ways(coded_bytes(&config->reduce, count), W); /* PowerSGD: of the steps before it begins */
 }
 
@@ -66,7 +61,8 @@ enum aq_transport_kind aq_plan_edge_transport(const struct aq_plan *plan, uint32
 uint32_t aq_plan_reduce_candidates(const struct aq_plan *plan, struct aq_grad_candidate out[AQ_GRAD_CANDIDATES_MAX])
 {
     const struct aq_optimizer_config *config = &plan->job->train.optimizer;
-    if (plan->replicas == 1 || sends_lanes(config) || strcmp(config->kind, "slamb") == 0) return 0;
+    uint64_t bytes;
+    if (plan->replicas == 1 || aq_optimizer_config_sends(config, 0, &bytes)) return 0;
     if (config->reduce_automatic) return aq_grad_candidates(config, out);
     out[0] = (struct aq_grad_candidate){.config = config->reduce};
     if (!out[0].config.kind) out[0].config.kind = "fp32";

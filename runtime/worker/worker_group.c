@@ -213,8 +213,8 @@ static enum aq_status weights_digest(const struct aq_worker *worker, uint64_t *o
 enum aq_status aq_worker_agree(struct aq_worker *worker)
 {
     const struct aq_optimizer_config *config = &worker->job->train.optimizer;
-    const bool apart = strcmp(config->kind, "slamb") == 0 && worker->step % config->sync_every != 0 &&
-                       worker->step != worker->plan->steps;                 /* it lets them drift, and averages then */
+    /* Some let them drift, and average them now and then, and at the end. */
+    const bool apart = worker->step != worker->plan->steps && aq_optimizer_config_drifts(config, worker->step);
     struct aq_group *group = apart ? worker->machine.local : worker->group; /* those of a machine never drift */
     if (worker->W == 1 || !group) return AQ_OK;
     uint64_t digest;

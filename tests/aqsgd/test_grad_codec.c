@@ -57,7 +57,7 @@ static bool in_gap(uint64_t i)
     return (i >= GAP && i < GAP_END) || i >= END;
 }
 
-static const char *const kinds[] = {"fp32", "fp16", "bf16", "sign", "uniform", "lp", "vote"};
+static const char *const kinds[] = {"fp32", "fp16", "bf16", "uniform", "sign", "vote", "lp"};
 
 static void test_the_table_has_these_kinds(void **state)
 {
@@ -498,9 +498,38 @@ static void test_lanes_add_each_for_itself(void **state)
     }
 }
 
+/* What manifests call them, and the settings that a kind takes over. */
+static void test_names_of_manifests_are_kinds_with_their_bits(void **state)
+{
+    static const char *const wrong[] = {"q", "q1", "q9", "q44", "lp", "lp1", "uniform", "fp3", "fp322", ""};
+    const struct aq_grad_codec_config wished = {.bucket = 128, .grid = "rise", .scale = "l2", .norm = 0.5f};
+    struct aq_grad_codec_config config;
+    (void)state;
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
+        assert_false(aq_grad_codec_config_named(&config, wrong[i]));
+    assert_true(aq_grad_codec_config_named(&config, "q4"));
+    assert_string_equal(config.kind, "uniform");
+    assert_int_equal(config.bits, 4);
+    aq_grad_codec_config_take(&config, &wished);
+    assert_true(config.bucket == 128 && config.grid == wished.grid && !config.scale && config.norm == 0.0f);
+    assert_true(aq_grad_codec_config_named(&config, "lp8"));
+    assert_true(config.bits == 8 && config.norm == 1.0f);
+    aq_grad_codec_config_take(&config, &wished);
+    assert_true(config.bucket == 128 && !config.grid && config.norm == 0.5f);
+    assert_int_equal(aq_grad_codec_config_check_device(&config), AQ_NODEV);
+    assert_true(aq_grad_codec_config_named(&config, "sign"));
+    aq_grad_codec_config_take(&config, &wished);
+    assert_true(config.scale == wished.scale && !config.grid && aq_grad_codec_config_needs_errors(&config));
+    assert_true(aq_grad_codec_config_named(&config, "vote") && aq_grad_codec_config_signs(&config));
+    assert_true(aq_grad_codec_config_named(&config, "fp32") && aq_grad_codec_config_plain(&config));
+    aq_grad_codec_config_take(&config, &wished);
+    assert_true(config.bucket == 0 && !config.scale);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_names_of_manifests_are_kinds_with_their_bits),
         cmocka_unit_test(test_the_table_has_these_kinds),
         cmocka_unit_test(test_bytes_are_scales_and_codes),
         cmocka_unit_test(test_every_kind_any_range_comes_back_with_its_error),

@@ -1,5 +1,5 @@
 /*
- * test_grad_reshard.c -- errors and moments of W ranks as those of another number: what was owed stays owed.
+ * test_grad_reshard.c -- errors and moments of W ranks as those of another number: residuals stay.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -127,7 +127,7 @@ static void sum_of_errors(const struct ranks *ranks, double *sum)
     }
 }
 
-/* A run of 4 ranks goes on with 2, 3 or 8: what was owed is owed still, and the ranks agree at every step. */
+/* A run of 4 ranks goes on with 2, 3 or 8: residuals stay, and the ranks agree at every step. */
 static void test_a_run_goes_on_with_another_width(void **state)
 {
     (void)state;
@@ -161,8 +161,8 @@ static void test_a_run_goes_on_with_another_width(void **state)
     }
 }
 
-/* Alone, there are no errors: what was owed comes into the first moment. */
-static void test_one_rank_takes_up_what_was_owed(void **state)
+/* Alone, there are no errors: residuals come into the first moment. */
+static void test_one_rank_takes_up_residuals(void **state)
 {
     (void)state;
     static const struct {
@@ -171,7 +171,7 @@ static void test_one_rank_takes_up_what_was_owed(void **state)
     } rows[] = {{"qadam", "uniform", "m", 1}, {"onebit_adam", "sign", "m", 1}, {"adamw", "uniform", "m", 0.1},
                 {"lamb", "sign", "m", 0.1},   {"lion", "uniform", "m", 0.01},  {"sgd", "lp", "velocity", 1}};
     for (int k = 0; k < 6; k++) {
-        static double owed[N];
+        static double residual[N];
         static float pending[N], before[N];
         const float *workers[3], *servers[3];
         struct aq_optimizer_config config;
@@ -187,7 +187,7 @@ static void test_one_rank_takes_up_what_was_owed(void **state)
             ranks_step(&three, 0.01f, 1.0f, step);
         }
         hand_over(&three, &one);
-        sum_of_errors(&three, owed);
+        sum_of_errors(&three, residual);
         for (uint32_t w = 0; w < 3; w++) {
             workers[w] = aq_optimizer_state(three.optimizers[w], ranks_state(&three, "worker_error"));
             servers[w] = aq_optimizer_state(three.optimizers[w], ranks_state(&three, "server_error"));
@@ -197,8 +197,8 @@ static void test_one_rank_takes_up_what_was_owed(void **state)
         memcpy(before, first, sizeof before);
         assert_int_equal(aq_optimizer_absorb(one.optimizers[0], pending), AQ_OK);
         for (uint64_t i = 0; i < N; i++) {
-            const double expected = (double)before[i] + (ranks_is_in(i) ? rows[k].share * owed[i] : 0);
-            assert_true(fabs((double)first[i] - expected) <= 1e-5 * (fabs(expected) + fabs(owed[i])));
+            const double expected = (double)before[i] + (ranks_is_in(i) ? rows[k].share * residual[i] : 0);
+            assert_true(fabs((double)first[i] - expected) <= 1e-5 * (fabs(expected) + fabs(residual[i])));
         }
         ranks_close(&three);
         ranks_close(&one);
@@ -218,7 +218,7 @@ int main(void)
         cmocka_unit_test(test_server_errors_are_the_same_buffer),
         cmocka_unit_test(test_local_is_the_mean_and_replicated_the_first),
         cmocka_unit_test(test_a_run_goes_on_with_another_width),
-        cmocka_unit_test(test_one_rank_takes_up_what_was_owed),
+        cmocka_unit_test(test_one_rank_takes_up_residuals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -32,7 +32,7 @@ enum { TENSORS = sizeof tensors / sizeof tensors[0], DEAD = 3 };
 
 static struct aq_optimizer_config configs[CONFIGS];
 static uint32_t config_count;
-/* Of the parameters, every array of state, and the first of them when it has taken up what was owed. */
+/* Of the parameters, every array of state, and the first of them when it has taken up residuals. */
 static uint64_t wanted[CONFIGS][RANKS + 1][RANKS][STEPS][ARRAYS];
 static bool learning; /* on CPUs: what is wanted */
 static bool gpu;      /* whose products are its own */

@@ -70,7 +70,8 @@ struct aq_cuda_grad_tables {
     float *steps; /* bucket_count * 2: unit and inverse; NaN where the values were not finite */
 };
 
-/* Bytes of the tables of a range. AQ_INVAL: a range outside the buffer, or a norm that no GPU has. */
+/* Bytes of the tables of a range. AQ_INVAL: a range outside the buffer. AQ_NODEV: as
+ * aq_grad_codec_config_check_device. */
 enum aq_status aq_cuda_grad_tables_bytes(const struct aq_grad_codec *codec, uint64_t first, uint64_t count,
                                          size_t *bytes);
 /* Makes them in host memory of that size, at a multiple of 8. */

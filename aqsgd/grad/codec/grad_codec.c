@@ -9,8 +9,7 @@
 
 static const struct aq_grad_kind *const kinds[] = {
 #define AQ_GRAD_CODEC(name) &aq_grad_codec_kind_##name,
-#include "grad_codecs.def"
-#undef AQ_GRAD_CODEC
+#include "aqsgd/grad_codecs.def"
 };
 
 enum { KIND_COUNT = sizeof kinds / sizeof kinds[0] };
@@ -28,6 +27,16 @@ const char *aq_grad_codec_kind(uint32_t index)
     return index < KIND_COUNT ? kinds[index]->name : NULL;
 }
 
+const char *aq_grad_list(char *text, size_t bytes, const char *(*name)(uint32_t index))
+{
+    text[0] = '\0';
+    for (uint32_t i = 0; name(i); i++) {
+        strncat(text, i == 0 ? "" : name(i + 1) ? ", " : " and ", bytes - strlen(text) - 1);
+        strncat(text, name(i), bytes - strlen(text) - 1);
+    }
+    return text;
+}
+
 void aq_grad_codec_config_default(struct aq_grad_codec_config *out, const char *kind)
 {
     const struct aq_grad_kind *found = find_kind(kind);
@@ -38,12 +47,71 @@ void aq_grad_codec_config_default(struct aq_grad_codec_config *out, const char *
 enum aq_status aq_grad_codec_config_check(const struct aq_grad_codec_config *config)
 {
     const struct aq_grad_kind *kind = find_kind(config->kind);
+    char known[AQ_GRAD_LIST_BYTES];
     if (!kind)
-        return aq_fail(
-            AQ_INVAL, AREA,
-            "kind: there is no gradient codec \"%s\"; known are fp32, fp16, bf16, sign, uniform, lp and vote",
-            config->kind ? config->kind : "(none)");
+        return aq_fail(AQ_INVAL, AREA, "kind: there is no gradient codec \"%s\"; known are %s",
+                       config->kind ? config->kind : "(none)", aq_grad_list(known, sizeof known, aq_grad_codec_kind));
     return kind->config_check(config);
+}
+
+/* What manifests call them. */
+static const struct {
+    const char *prefix; /* the whole name, or what stands before the bits */
+    const char *kind;
+    bool bits;
+} names[] = {
+#define AQ_GRAD_CODEC(kind)              {#kind, #kind, false},
+#define AQ_GRAD_CODEC_BITS(kind, prefix) {#prefix, #kind, true},
+#include "aqsgd/grad_codecs.def"
+};
+
+bool aq_grad_codec_config_named(struct aq_grad_codec_config *out, const char *name)
+{
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        const size_t length = strlen(names[i].prefix);
+        if (strncmp(name, names[i].prefix, length) != 0) continue;
+        const char *rest = name + length;
+        if (names[i].bits ? rest[0] < '2' || rest[0] > '8' || rest[1] : rest[0]) continue;
+        aq_grad_codec_config_default(out, names[i].kind);
+        if (names[i].bits) out->bits = (uint32_t)(rest[0] - '0');
+        return true;
+    }
+    return false;
+}
+
+void aq_grad_codec_config_take(struct aq_grad_codec_config *out, const struct aq_grad_codec_config *wished)
+{
+    const struct aq_grad_kind *kind = find_kind(out->kind);
+    const uint32_t has = kind ? kind->has : 0;
+    if (has & AQ_GRAD_HAS_BUCKET && wished->bucket) out->bucket = wished->bucket;
+    if (has & AQ_GRAD_HAS_GRID && wished->grid) out->grid = wished->grid;
+    if (has & AQ_GRAD_HAS_SCALE && wished->scale) out->scale = wished->scale;
+    if (has & AQ_GRAD_HAS_NORM && wished->norm != 0.0f) out->norm = wished->norm;
+}
+
+enum aq_status aq_grad_codec_config_check_device(const struct aq_grad_codec_config *config)
+{
+    const struct aq_grad_kind *kind = find_kind(config->kind);
+    AQ_ASSERT(kind != NULL);
+    if (kind->gpu == 0) return aq_fail(AQ_NODEV, AREA, "%s has no kernels for a GPU", kind->name);
+    return kind->config_check_device ? kind->config_check_device(config) : AQ_OK;
+}
+
+bool aq_grad_codec_config_plain(const struct aq_grad_codec_config *config)
+{
+    return !config->kind || strcmp(config->kind, aq_grad_codec_kind_fp32.name) == 0;
+}
+
+bool aq_grad_codec_config_signs(const struct aq_grad_codec_config *config)
+{
+    const struct aq_grad_kind *kind = find_kind(config->kind);
+    return kind != NULL && kind->signs_alone;
+}
+
+bool aq_grad_codec_config_needs_errors(const struct aq_grad_codec_config *config)
+{
+    const struct aq_grad_kind *kind = find_kind(config->kind);
+    return kind != NULL && kind->needs_errors;
 }
 
 bool aq_grad_codec_config_lossy(const struct aq_grad_codec_config *config)

@@ -3,6 +3,7 @@
  *
  * Padding travels as it is: it has no scale to spoil.
  */
+#include "cuda_grad.h"
 #include "grad_internal.h"
 
 static uint32_t bf16_bits(const struct aq_grad_codec_config *config)
@@ -26,6 +27,7 @@ static enum aq_status bf16_decode(const struct aq_grad_codec *codec, const struc
 
 const struct aq_grad_kind aq_grad_codec_kind_bf16 = {
     .name = "bf16",
+    .gpu = AQ_CUDA_GRAD_BF16,
     .config_check = aq_grad_check_nothing,
     .bits = bf16_bits,
     .scales = aq_grad_scales_none,

@@ -4,6 +4,7 @@
  *
  * Padding travels as it is: it has no scale to spoil.
  */
+#include "cuda_grad.h"
 #include "grad_internal.h"
 
 static uint32_t fp16_bits(const struct aq_grad_codec_config *config)
@@ -27,6 +28,7 @@ static enum aq_status fp16_decode(const struct aq_grad_codec *codec, const struc
 
 const struct aq_grad_kind aq_grad_codec_kind_fp16 = {
     .name = "fp16",
+    .gpu = AQ_CUDA_GRAD_FP16,
     .config_check = aq_grad_check_nothing,
     .bits = fp16_bits,
     .scales = aq_grad_scales_none,

@@ -3,6 +3,7 @@
  *
  * Padding travels as it is: it has no scale to spoil.
  */
+#include "cuda_grad.h"
 #include "grad_internal.h"
 
 static uint32_t fp32_bits(const struct aq_grad_codec_config *config)
@@ -26,6 +27,7 @@ static enum aq_status fp32_decode(const struct aq_grad_codec *codec, const struc
 
 const struct aq_grad_kind aq_grad_codec_kind_fp32 = {
     .name = "fp32",
+    .gpu = AQ_CUDA_GRAD_FP32,
     .config_check = aq_grad_check_nothing,
     .bits = fp32_bits,
     .scales = aq_grad_scales_none,

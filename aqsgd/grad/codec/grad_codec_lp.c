@@ -10,6 +10,7 @@
  */
 #include <math.h>
 
+#include "cuda_grad.h"
 #include "grad_internal.h"
 
 static void lp_config_default(struct aq_grad_codec_config *out)
@@ -24,6 +25,20 @@ static enum aq_status lp_config_check(const struct aq_grad_codec_config *config)
     AQ_TRY(aq_grad_check_bucket(config));
     if (config->norm >= 0.001f) return AQ_OK; /* false for NaN */
     return aq_fail(AQ_INVAL, "grad", "norm is %g, must be at least 0.001, or infinity", (double)config->norm);
+}
+
+/* Sums of other powers are the C library's (pow), and no GPU has its bits. */
+static enum aq_status lp_config_check_device(const struct aq_grad_codec_config *config)
+{
+    if (config->norm == 1.0f || isinf(config->norm)) return AQ_OK;
+    return aq_fail(AQ_NODEV, "grad", "lp with norm %g: a GPU has kernels for norm 1 and infinity alone",
+                   (double)config->norm);
+}
+
+static enum aq_codec_grid lp_grid(const struct aq_grad_codec_config *config)
+{
+    (void)config;
+    return AQ_GRID_MIDTREAD;
 }
 
 static uint32_t lp_bits(const struct aq_grad_codec_config *config)
@@ -81,10 +96,14 @@ static enum aq_status lp_decode(const struct aq_grad_codec *codec, const struct 
 
 const struct aq_grad_kind aq_grad_codec_kind_lp = {
     .name = "lp",
+    .has = AQ_GRAD_HAS_BUCKET | AQ_GRAD_HAS_NORM,
+    .gpu = AQ_CUDA_GRAD_LP,
     .lossy = true,
     .config_default = lp_config_default,
     .config_check = lp_config_check,
+    .config_check_device = lp_config_check_device,
     .bits = lp_bits,
+    .grid = lp_grid,
     .scales = aq_grad_scales_bucket,
     .encode = lp_encode,
     .decode = lp_decode,

@@ -6,10 +6,11 @@
  * and never a larger one than x itself, whatever x looks like; the other has, where x is heavy-tailed.
  *
  * Differs from DeepSpeed: a scale is of a tensor's part of one piece, not of a whole tensor, so that a piece travels
- * while the next is packed; and padding is not in it.
+ * while the next is encoded; and padding is not in it.
  */
 #include <math.h>
 
+#include "cuda_grad.h"
 #include "grad_internal.h"
 
 static void sign_config_default(struct aq_grad_codec_config *out)
@@ -125,6 +126,9 @@ static enum aq_status sign_decode(const struct aq_grad_codec *codec, const struc
 
 const struct aq_grad_kind aq_grad_codec_kind_sign = {
     .name = "sign",
+    .has = AQ_GRAD_HAS_BUCKET | AQ_GRAD_HAS_SCALE,
+    .gpu = AQ_CUDA_GRAD_SIGN,
+    .needs_errors = true,
     .lossy = true,
     .config_default = sign_config_default,
     .config_check = sign_config_check,

@@ -8,9 +8,10 @@
  * tread has a zero, so that rows of an embedding without gradient stay still; at 2 bits it has three levels for four
  * codes, and rise is better by a factor of 1.6 in error.
  */
+#include "cuda_grad.h"
 #include "grad_internal.h"
 
-enum aq_codec_grid aq_grad_uniform_grid(const struct aq_grad_codec_config *config)
+static enum aq_codec_grid uniform_grid(const struct aq_grad_codec_config *config)
 {
     if (config->grid == NULL) return config->bits == 2 ? AQ_GRID_MIDRISE : AQ_GRID_MIDTREAD;
     if (strcmp(config->grid, "rise") == 0) return AQ_GRID_MIDRISE;
@@ -48,7 +49,7 @@ static bool choose(const struct aq_grad_codec *codec, const float *y, uint64_t n
 
 static bool quantizer(const struct aq_grad_codec *codec, float scale, struct aq_quant *quant)
 {
-    return aq_quant_scale(aq_grad_uniform_grid(&codec->config), codec->config.bits, 0, scale, quant);
+    return aq_quant_scale(uniform_grid(&codec->config), codec->config.bits, 0, scale, quant);
 }
 
 static const struct aq_grad_scaling absmax = {.choose = choose, .quantizer = quantizer};
@@ -67,10 +68,13 @@ static enum aq_status uniform_decode(const struct aq_grad_codec *codec, const st
 
 const struct aq_grad_kind aq_grad_codec_kind_uniform = {
     .name = "uniform",
+    .has = AQ_GRAD_HAS_BUCKET | AQ_GRAD_HAS_GRID,
+    .gpu = AQ_CUDA_GRAD_UNIFORM,
     .lossy = true,
     .config_default = uniform_config_default,
     .config_check = uniform_config_check,
     .bits = uniform_bits,
+    .grid = uniform_grid,
     .scales = aq_grad_scales_bucket,
     .encode = uniform_encode,
     .decode = uniform_decode,

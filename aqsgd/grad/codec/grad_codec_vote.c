@@ -5,6 +5,7 @@
  * third of all votes are ties, and a tie that always falls to one side drives the weights away. Votes are counted with
  * weight 1: sums of 1 / W are not exact where W is no power of two, and then a tie of 6, 10 or 12 voters is none.
  */
+#include "cuda_grad.h"
 #include "grad_internal.h"
 
 static uint32_t vote_bits(const struct aq_grad_codec_config *config)
@@ -30,6 +31,7 @@ static enum aq_status vote_decode(const struct aq_grad_codec *codec, const struc
 
 const struct aq_grad_kind aq_grad_codec_kind_vote = {
     .name = "vote",
+    .gpu = AQ_CUDA_GRAD_VOTE,
     .signs_alone = true,
     .config_check = aq_grad_check_nothing,
     .bits = vote_bits,

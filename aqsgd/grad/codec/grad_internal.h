@@ -21,7 +21,7 @@ enum {
     AQ_GRAD_ROW = 512, /* floats that are worked on at a time by the quantizers: the first-level cache holds them */
 };
 
-/* What the vector of x + error is asked about while its signs are packed. */
+/* What the vector of x + error is asked about while its signs become bits. */
 enum aq_sign_sum { AQ_SIGN_NOTHING = 0, AQ_SIGN_ABS = 1, AQ_SIGN_SQUARE = 2 };
 
 struct aq_grad_kernels {
@@ -85,12 +85,21 @@ struct aq_grad_range {
     uint8_t *codes;
 };
 
+/* Settings that a kind has beside its bits. */
+enum { AQ_GRAD_HAS_BUCKET = 1, AQ_GRAD_HAS_GRID = 2, AQ_GRAD_HAS_SCALE = 4, AQ_GRAD_HAS_NORM = 8 };
+
 struct aq_grad_kind {
     const char *name;
+    uint32_t has; /* AQ_GRAD_HAS_* */
+    uint32_t gpu; /* enum aq_cuda_grad_kind: its kernels; 0: none */
     bool lossy;
+    bool needs_errors; /* is no choice without error feedback: it forgets every size */
     bool signs_alone; /* sizes are nothing to it: a mean is added up with weight 1, so that ties are exact zeros */
     void (*config_default)(struct aq_grad_codec_config *out);
     enum aq_status (*config_check)(const struct aq_grad_codec_config *config);
+    /* AQ_NODEV, logged: a setting that its kernels do not know. NULL: they know all. */
+    enum aq_status (*config_check_device)(const struct aq_grad_codec_config *config);
+    enum aq_codec_grid (*grid)(const struct aq_grad_codec_config *config); /* of kinds with levels, for kernels */
     uint32_t (*bits)(const struct aq_grad_codec_config *config);                   /* of one code */
     uint64_t (*scales)(const struct aq_grad_codec_config *config, uint64_t count); /* of a run of so many values */
     void (*encode)(const struct aq_grad_codec *codec, const struct aq_grad_range *range, const float *x, float *error);
@@ -114,9 +123,6 @@ void aq_grad_plain_encode(const struct aq_grad_codec *codec, const struct aq_gra
                           const float *x, float *error);
 void aq_grad_plain_decode(const struct aq_grad_codec *codec, const struct aq_grad_range *range, enum aq_row_kind kind,
                           float weight, bool add, float *sum);
-
-/* The grid of uniform. */
-enum aq_codec_grid aq_grad_uniform_grid(const struct aq_grad_codec_config *config);
 
 /* Settings that a kind has not; bits, bucket, 2..8. */
 enum aq_status aq_grad_check_nothing(const struct aq_grad_codec_config *config);
@@ -146,8 +152,7 @@ static inline bool aq_grad_scale_valid(float s)
 }
 
 #define AQ_GRAD_CODEC(name) extern const struct aq_grad_kind aq_grad_codec_kind_##name;
-#include "grad_codecs.def"
-#undef AQ_GRAD_CODEC
+#include "aqsgd/grad_codecs.def"
 
 /* The first tensor that ends behind float `at`; tensor_count: none. */
 uint32_t aq_grad_tensor_at(const struct aq_optimizer_tensor *tensors, uint32_t tensor_count, uint64_t at);

@@ -63,13 +63,10 @@ static void lay_out(const struct aq_grad_codec *codec, uint64_t first, uint64_t 
 
 static enum aq_status check(const struct aq_grad_codec *codec, uint64_t first, uint64_t count)
 {
-    const float norm = codec->config.norm;
     if (first > codec->parameters || count > codec->parameters - first)
         return aq_fail(AQ_INVAL, "grad", "floats %llu + %llu are not all of a buffer of %llu",
                        (unsigned long long)first, (unsigned long long)count, (unsigned long long)codec->parameters);
-    if (strcmp(codec->kind->name, "lp") == 0 && norm != 1.0f && !isinf(norm))
-        return aq_fail(AQ_INVAL, "grad", "norm is %g; on a GPU it must be 1 or infinity", (double)norm);
-    return AQ_OK;
+    return aq_grad_codec_config_check_device(&codec->config);
 }
 
 enum aq_status aq_cuda_grad_tables_bytes(const struct aq_grad_codec *codec, uint64_t first, uint64_t count,
@@ -86,19 +83,14 @@ enum aq_status aq_cuda_grad_tables_bytes(const struct aq_grad_codec *codec, uint
 /* What the kernels call the kind, and the grid that quantizes it. */
 static void kind_of(const struct aq_grad_codec *codec, struct aq_cuda_grad_tables *out)
 {
-    static const char *const names[] = {"", "fp32", "fp16", "bf16", "sign", "uniform", "lp", "vote"};
     const struct aq_grad_codec_config *config = &codec->config;
-    enum aq_codec_grid grid = AQ_GRID_MIDTREAD;
     struct aq_quant quant;
-    for (uint32_t i = 1; i < sizeof names / sizeof names[0]; i++) {
-        if (strcmp(names[i], codec->kind->name) == 0) out->kind = i;
-    }
-    AQ_ASSERT(out->kind != 0);
+    out->kind = codec->kind->gpu;
     out->bits = codec->kind->bits(config);
     out->squares = config->scale != NULL && strcmp(config->scale, "l2") == 0;
     out->infinite = isinf(config->norm) != 0;
-    if (out->kind == AQ_CUDA_GRAD_UNIFORM) grid = aq_grad_uniform_grid(config);
-    if (out->kind != AQ_CUDA_GRAD_UNIFORM && out->kind != AQ_CUDA_GRAD_LP) return;
+    if (!codec->kind->grid) return;
+    const enum aq_codec_grid grid = codec->kind->grid(config);
     aq_quant_grid(grid, config->bits, &quant);
     out->grid = (uint32_t)grid;
     out->half = quant.half;

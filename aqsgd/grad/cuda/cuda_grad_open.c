@@ -4,7 +4,6 @@
  *
  * The tables of all spans lie in one piece of device memory; a word behind them says that something corrupt was met.
  */
-#include <math.h>
 #include <string.h>
 
 #include "cuda_device.h"
@@ -23,13 +22,6 @@ struct cuda_coder {
 static void *native_of(struct aq_device *device, struct aq_stream *stream)
 {
     return cuda_stream_of(cuda_device_of(device), stream)->at;
-}
-
-static enum aq_status coder_check_config(const struct aq_grad_codec_config *config)
-{
-    if (strcmp(config->kind, "lp") != 0 || config->norm == 1.0f || isinf(config->norm)) return AQ_OK;
-    return aq_fail(AQ_NODEV, "grad", "lp with norm %g: a GPU has kernels for norm 1 and infinity alone",
-                   (double)config->norm);
 }
 
 static void coder_close(struct aq_grad_coder *base)
@@ -130,7 +122,7 @@ static enum aq_status fused(struct aq_device *device, const struct aq_fused *arg
     return aq_cuda_fused(args, native_of(device, stream));
 }
 
-const struct aq_grad_launchers aq_grad_launchers_cuda = {.check_config = coder_check_config,
+const struct aq_grad_launchers aq_grad_launchers_cuda = {.check_config = aq_grad_codec_config_check_device,
                                                          .open = coder_open,
                                                          .close = coder_close,
                                                          .encode = coder_encode,

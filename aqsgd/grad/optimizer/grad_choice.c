@@ -8,11 +8,8 @@
 
 #include "optimizer.h"
 
-static const struct {
-    const char *name, *kind;
-    uint32_t bits;
-} table[AQ_GRAD_CANDIDATES_MAX] = {
-    {"fp32", "fp32", 0}, {"bf16", "bf16", 0}, {"q8", "uniform", 8}, {"q4", "uniform", 4}, {"sign", "sign", 0}};
+/* From the most exact to the coarsest. */
+static const char *const names[AQ_GRAD_CANDIDATES_MAX] = {"fp32", "bf16", "q8", "q4", "sign"};
 
 uint32_t aq_grad_candidates(const struct aq_optimizer_config *config,
                             struct aq_grad_candidate out[AQ_GRAD_CANDIDATES_MAX])
@@ -20,14 +17,11 @@ uint32_t aq_grad_candidates(const struct aq_optimizer_config *config,
     uint32_t count = 0;
     for (uint32_t i = 0; i < AQ_GRAD_CANDIDATES_MAX; i++) {
         struct aq_grad_codec_config *reduce = &out[count].config;
-        const bool sign = strcmp(table[i].kind, "sign") == 0, uniform = strcmp(table[i].kind, "uniform") == 0;
-        if (sign && !config->error_feedback) continue; /* signs alone forget every size */
-        aq_grad_codec_config_default(reduce, table[i].kind);
-        if (uniform) reduce->bits = table[i].bits;
-        if (uniform && config->reduce.grid) reduce->grid = config->reduce.grid;
-        if (sign && config->reduce.scale) reduce->scale = config->reduce.scale;
-        if ((sign || uniform) && config->reduce.bucket) reduce->bucket = config->reduce.bucket;
-        out[count++].name = table[i].name;
+        const bool known = aq_grad_codec_config_named(reduce, names[i]);
+        AQ_ASSERT(known);
+        if (aq_grad_codec_config_needs_errors(reduce) && !config->error_feedback) continue;
+        aq_grad_codec_config_take(reduce, &config->reduce);
+        out[count++].name = names[i];
     }
     return count;
 }
@@ -71,7 +65,7 @@ enum aq_status aq_optimizer_choose(struct aq_optimizer *optimizer, uint32_t inde
     if (index >= count)
         return aq_fail(AQ_INVAL, "optimizer", "codec %u was chosen, there are %u", (unsigned)index, (unsigned)count);
     struct aq_grad_codec *codec = NULL;
-    if (strcmp(candidates[index].config.kind, "fp32") != 0)
+    if (!aq_grad_codec_config_plain(&candidates[index].config))
         AQ_TRY(aq_grad_codec_open(&candidates[index].config, optimizer->tensors, optimizer->tensor_count,
                                   optimizer->parameters, &codec));
     aq_grad_codec_close(optimizer->codec);

@@ -1,5 +1,5 @@
 /*
- * grad_reshard.c -- the state of W ranks as that of another number of them, with what they still owe each other kept.
+ * grad_reshard.c -- the state of W ranks as that of another number of them, with the residuals of their codecs kept.
  */
 #include <string.h>
 
@@ -59,7 +59,7 @@ enum aq_status aq_grad_reshard(enum aq_state_class belongs, uint64_t of, uint32_
 enum aq_status aq_grad_pending(uint64_t of, uint32_t old_size, const float *const *worker, const float *const *server,
                                float *out)
 {
-    if (old_size == 0) return aq_fail(AQ_INVAL, "grad", "no replica owes anything");
+    if (old_size == 0) return aq_fail(AQ_INVAL, "grad", "no replica has residuals");
     memset(out, 0, (size_t)of * sizeof *out);
     if (worker) take_mean(of, old_size, worker, 1, false, out);
     for (uint32_t w = 0; w < old_size && server; w++) {
@@ -107,7 +107,7 @@ enum aq_status aq_optimizer_absorb(struct aq_optimizer *optimizer, const float *
     enum aq_status status = AQ_OK;
     void *some;
     if (!optimizer->kind->absorbs || optimizer->state_count == 0)
-        return aq_fail(AQ_INVAL, "optimizer", "%s has no momentum that takes up what replicas owed each other",
+        return aq_fail(AQ_INVAL, "optimizer", "%s has no momentum that takes up the residuals of its replicas",
                        optimizer->kind->name);
     AQ_TRY(aq_alloc(AQ_FLAT_PIECE * sizeof(float), &some));
     for (uint32_t t = 0; t < optimizer->tensor_count && status == AQ_OK; t++)

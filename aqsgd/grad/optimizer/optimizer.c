@@ -11,8 +11,7 @@
 
 static const struct aq_optimizer_kind *const kinds[] = {
 #define AQ_OPTIMIZER(name) &aq_optimizer_##name,
-#include "optimizers.def"
-#undef AQ_OPTIMIZER
+#include "aqsgd/optimizers.def"
 };
 
 enum { KIND_COUNT = sizeof kinds / sizeof kinds[0] };
@@ -66,23 +65,19 @@ static struct aq_grad_codec_config reduce_of(const struct aq_optimizer_config *c
 enum aq_status aq_optimizer_config_check(const struct aq_optimizer_config *config)
 {
     const struct aq_optimizer_kind *kind = find_kind(config->kind);
-    if (!kind) {
-        char known[256] = "";
-        for (size_t i = 0; i < KIND_COUNT; i++) {
-            strncat(known, i == 0 ? "" : i + 1 < KIND_COUNT ? ", " : " and ", sizeof known - strlen(known) - 1);
-            strncat(known, kinds[i]->name, sizeof known - strlen(known) - 1);
-        }
+    char known[AQ_GRAD_LIST_BYTES];
+    if (!kind)
         return aq_fail(AQ_INVAL, AREA, "kind: there is no optimizer \"%s\"; known are %s",
-                       config->kind ? config->kind : "(none)", known);
-    }
+                       config->kind ? config->kind : "(none)",
+                       aq_grad_list(known, sizeof known, aq_optimizer_kind_name));
     AQ_TRY(aq_optimizer_check_range("weight_decay", config->weight_decay, 0.0f, INFINITY));
     const struct aq_grad_codec_config reduce = reduce_of(config);
     AQ_TRY(aq_grad_codec_config_check(&reduce));
     if (config->low_rank > 0 && !kind->averages_gradients)
         return aq_fail(AQ_INVAL, AREA, "low_rank: %s sends no gradients that could be of low rank", kind->name);
-    if (config->low_rank > 0 && strcmp(reduce.kind, "fp32") != 0)
+    if (config->low_rank > 0 && !aq_grad_codec_config_plain(&reduce))
         return aq_fail(AQ_INVAL, AREA, "low_rank goes with reduce fp32, not with %s", reduce.kind);
-    if (kind->averages_gradients && strcmp(reduce.kind, "vote") == 0)
+    if (kind->averages_gradients && aq_grad_codec_config_signs(&reduce))
         return aq_fail(AQ_INVAL, AREA, "reduce: %s needs gradients with a size; vote has signs alone", kind->name);
     return kind->config_check(config);
 }
@@ -202,7 +197,7 @@ static enum aq_status place(struct aq_optimizer *optimizer)
 static enum aq_status open_codec(struct aq_optimizer *optimizer, const struct aq_optimizer_tensor *tensors,
                                  uint32_t tensor_count)
 {
-    const bool plain = strcmp(optimizer->config.reduce.kind, "fp32") == 0 || optimizer->config.reduce_automatic;
+    const bool plain = aq_grad_codec_config_plain(&optimizer->config.reduce) || optimizer->config.reduce_automatic;
     if (optimizer->group.size == 1 || plain || optimizer->measuring) return AQ_OK;
     return aq_grad_codec_open(&optimizer->config.reduce, tensors, tensor_count, optimizer->parameters,
                               &optimizer->codec);
@@ -271,6 +266,37 @@ bool aq_optimizer_config_averages(const struct aq_optimizer_config *config)
 {
     const struct aq_optimizer_kind *kind = find_kind(config->kind);
     return kind && kind->averages_gradients;
+}
+
+const char *aq_optimizer_config_takes(const struct aq_optimizer_config *config)
+{
+    const struct aq_optimizer_kind *kind = find_kind(config->kind);
+    if (kind->takes) return kind->takes(config);
+    const bool signs = aq_grad_codec_config_signs(&config->reduce);
+    if (kind->averages_gradients) return signs ? "any codec but vote, which has no sizes" : NULL;
+    return signs || config->low_rank > 0 ? "fp32, fp16, bf16, q8..q2, lp8..lp2 or sign" : NULL;
+}
+
+bool aq_optimizer_config_sends(const struct aq_optimizer_config *config, uint64_t parameters, uint64_t *bytes)
+{
+    const struct aq_optimizer_kind *kind = find_kind(config->kind);
+    return kind->sends && kind->sends(config, parameters, bytes);
+}
+
+bool aq_optimizer_config_drifts(const struct aq_optimizer_config *config, uint64_t step)
+{
+    const struct aq_optimizer_kind *kind = find_kind(config->kind);
+    return kind->drifts && kind->drifts(config, step);
+}
+
+bool aq_optimizer_config_machines(const struct aq_optimizer_config *config)
+{
+    return find_kind(config->kind)->machines;
+}
+
+bool aq_optimizer_config_unpublished(const struct aq_optimizer_config *config)
+{
+    return find_kind(config->kind)->unpublished;
 }
 
 enum aq_status aq_optimizer_config_check_device(const struct aq_optimizer_config *config, char *why)

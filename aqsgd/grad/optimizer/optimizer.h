@@ -94,10 +94,18 @@ struct aq_optimizer_kind {
     const char *name;
     /* config.reduce is for the mean of the gradients (optimizer_average.c); else the kind's own affair. */
     bool averages_gradients;
+    bool machines;    /* keeps no error of a codec that would belong to one replica: aq_optimizer_config_machines */
+    bool unpublished; /* aq_optimizer_config_unpublished */
     void (*config_default)(struct aq_optimizer_config *out); /* out is zero but for its kind */
     enum aq_status (*config_check)(const struct aq_optimizer_config *config);
     /* aq_optimizer_config_check_device; why is not NULL. NULL: it works on any device. */
     enum aq_status (*config_check_device)(const struct aq_optimizer_config *config, char *why);
+    /* aq_optimizer_config_takes. NULL: any codec; but gradients need sizes, and momenta are of no low rank. */
+    const char *(*takes)(const struct aq_optimizer_config *config);
+    /* aq_optimizer_config_sends. NULL: it does not. */
+    bool (*sends)(const struct aq_optimizer_config *config, uint64_t parameters, uint64_t *bytes);
+    /* aq_optimizer_config_drifts. NULL: never. */
+    bool (*drifts)(const struct aq_optimizer_config *config, uint64_t step);
     /* Takes arrays and scratch. Called twice, first to measure: every pointer is NULL then. */
     enum aq_status (*place)(struct aq_optimizer *optimizer);
     /* Kinds that do not always average: does this step? NULL: as averages_gradients. In fp32 where it is theirs. */
@@ -203,7 +211,6 @@ enum aq_status aq_optimizer_norm1(struct aq_optimizer *optimizer, float *v, doub
 enum aq_status aq_optimizer_gauge_taken(struct aq_optimizer *optimizer, double *out);
 
 #define AQ_OPTIMIZER(name) extern const struct aq_optimizer_kind aq_optimizer_##name;
-#include "optimizers.def"
-#undef AQ_OPTIMIZER
+#include "aqsgd/optimizers.def"
 
 #endif

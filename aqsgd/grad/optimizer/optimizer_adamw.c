@@ -37,6 +37,7 @@ static enum aq_status adamw_update(struct aq_optimizer *optimizer, uint32_t roun
 const struct aq_optimizer_kind aq_optimizer_adamw = {
     .name = "adamw",
     .averages_gradients = true,
+    .unpublished = true,
     .config_default = adamw_config_default,
     .config_check = aq_optimizer_check_adam,
     .place = adamw_place,

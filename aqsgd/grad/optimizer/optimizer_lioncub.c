@@ -32,7 +32,7 @@ struct lioncub {
     float *m;
     float *c;                           /* the update vector, or what came of the votes on it */
     uint8_t *codes;                     /* Q + K of every parameter, lane_bits > 0 */
-    uint64_t *lanes, *lanes_there;      /* where the host sends them from, and where they are packed */
+    uint64_t *lanes, *lanes_there;      /* where the host sends them from, and where they are made */
     double *mean;                       /* M by tensor */
     float *factor;                      /* what makes levels of c, by tensor */
     uint32_t levels;                    /* K; 0: votes */
@@ -63,6 +63,19 @@ static enum aq_status lioncub_config_check(const struct aq_optimizer_config *con
         return aq_fail(AQ_INVAL, "optimizer", "lioncub with lane_bits %u reduces by %s, not by %s",
                        (unsigned)config->lane_bits, wanted, config->reduce.kind ? config->reduce.kind : "fp32");
     return AQ_OK;
+}
+
+static const char *lioncub_takes(const struct aq_optimizer_config *config)
+{
+    const bool lanes = config->lane_bits > 0;
+    if (strcmp(config->reduce.kind, lanes ? "lp" : "vote") == 0) return NULL;
+    return lanes ? "lp2..lp8, for its lanes are numbers" : "vote (or lp2..lp8 with optimizer.lane_bits)";
+}
+
+static bool lioncub_sends(const struct aq_optimizer_config *config, uint64_t parameters, uint64_t *bytes)
+{
+    *bytes = parameters * config->lane_bits / 8;
+    return config->lane_bits > 0;
 }
 
 static bool name_matches(const char *name, const char *patterns)
@@ -350,6 +363,8 @@ const struct aq_optimizer_kind aq_optimizer_lioncub = {
     .config_default = lioncub_config_default,
     .config_check = lioncub_config_check,
     .config_check_device = lioncub_config_check_device,
+    .takes = lioncub_takes,
+    .sends = lioncub_sends,
     .place = lioncub_place,
     .update = lioncub_update,
     .due = lioncub_due,

@@ -44,6 +44,7 @@ static float sgd_absorbs(const struct aq_optimizer *optimizer, uint32_t t)
 const struct aq_optimizer_kind aq_optimizer_sgd = {
     .name = "sgd",
     .averages_gradients = true,
+    .unpublished = true,
     .config_default = sgd_config_default,
     .config_check = sgd_config_check,
     .place = sgd_place,

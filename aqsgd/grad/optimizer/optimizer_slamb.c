@@ -68,7 +68,7 @@ static enum aq_status slamb_config_check(const struct aq_optimizer_config *confi
     AQ_TRY(aq_optimizer_check_range("density", config->density, 1e-6f, 1.0000001f));
     if (config->sync_every == 0)
         return aq_fail(AQ_INVAL, "optimizer", "sync_every is 0: the replicas' parameters would never meet");
-    if (config->reduce.kind && strcmp(config->reduce.kind, "fp32") != 0)
+    if (!aq_grad_codec_config_plain(&config->reduce))
         return aq_fail(AQ_INVAL, "optimizer", "slamb sends fp32 values of a few parameters; reduce %s does not fit it",
                        config->reduce.kind);
     if (config->form && (strcmp(config->form, "appendix") == 0 || strcmp(config->form, "algorithm") == 0 ||
@@ -76,6 +76,22 @@ static enum aq_status slamb_config_check(const struct aq_optimizer_config *confi
         return AQ_OK;
     return aq_fail(AQ_INVAL, "optimizer", "form is \"%s\", must be appendix, algorithm or code",
                    config->form ? config->form : "(none)");
+}
+
+static const char *slamb_takes(const struct aq_optimizer_config *config)
+{
+    return aq_grad_codec_config_plain(&config->reduce) && config->low_rank == 0 ? NULL : "fp32, of few values";
+}
+
+static bool slamb_sends(const struct aq_optimizer_config *config, uint64_t parameters, uint64_t *bytes)
+{
+    *bytes = (uint64_t)(config->density * (double)parameters) * sizeof(float);
+    return true;
+}
+
+static bool slamb_drifts(const struct aq_optimizer_config *config, uint64_t step)
+{
+    return step % config->sync_every != 0;
 }
 
 static bool is_dense(const struct aq_optimizer *optimizer, uint32_t tensor)
@@ -251,8 +267,12 @@ static enum aq_status slamb_update(struct aq_optimizer *optimizer, uint32_t roun
 
 const struct aq_optimizer_kind aq_optimizer_slamb = {
     .name = "slamb",
+    .machines = true,
     .config_default = slamb_config_default,
     .config_check = slamb_config_check,
+    .takes = slamb_takes,
+    .sends = slamb_sends,
+    .drifts = slamb_drifts,
     .place = slamb_place,
     .update = slamb_update,
     .due = slamb_due,

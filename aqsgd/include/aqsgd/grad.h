@@ -93,6 +93,16 @@ void aq_optimizer_config_default(struct aq_optimizer_config *out, const char *ki
 enum aq_status aq_optimizer_config_check(const struct aq_optimizer_config *config); /* AQ_INVAL names the field */
 /* Does it average gradients, before its update? Other kinds send what they make of them, in it. */
 bool aq_optimizer_config_averages(const struct aq_optimizer_config *config);
+/* NULL: `reduce` and low_rank fit the kind; else what the kind takes in their place, in a manifest's words. */
+const char *aq_optimizer_config_takes(const struct aq_optimizer_config *config);
+/* Does it send something else than so many parameters in the codec of `reduce`? Then *bytes of it, once. */
+bool aq_optimizer_config_sends(const struct aq_optimizer_config *config, uint64_t parameters, uint64_t *bytes);
+/* Are replicas' parameters apart after this step, unless it is the last? */
+bool aq_optimizer_config_drifts(const struct aq_optimizer_config *config, uint64_t step);
+/* May the replicas of a machine average first, and be one rank? (reduce.machine_first) */
+bool aq_optimizer_config_machines(const struct aq_optimizer_config *config);
+/* Are its defaults those of everybody, and none that were published with it? Then a manifest's own hold. */
+bool aq_optimizer_config_unpublished(const struct aq_optimizer_config *config);
 /*
  * Does it work where memory is a device's? AQ_NODEV with the reason (unlogged, into `why`, where that is not NULL):
  * lioncub's lanes want norm 1 or infinity there.
@@ -167,7 +177,7 @@ enum aq_status aq_grad_reshard(enum aq_state_class belongs, uint64_t of, uint32_
                                uint32_t size, uint32_t rank, float *out);
 
 /*
- * What old_size ranks still owed their mean: out = mean of the worker errors + the server errors; either may be NULL.
+ * The residuals of old_size ranks: out = mean of the worker errors + the server errors; either may be NULL.
  * One rank alone takes it over by aq_optimizer_absorb after its state is loaded: into the first moment, as a gradient
  * or momentum of that size would have come there. AQ_INVAL where a kind has nothing that takes it up.
  */

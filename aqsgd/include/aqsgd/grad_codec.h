@@ -74,11 +74,29 @@ struct aq_grad_codec_config {
 /* uniform: 4 bits, buckets of 512. sign: l1. lp: 8 bits, p = 1. An unknown kind is kept: config_check names it. */
 void aq_grad_codec_config_default(struct aq_grad_codec_config *out, const char *kind);
 enum aq_status aq_grad_codec_config_check(const struct aq_grad_codec_config *config); /* AQ_INVAL names the field */
+/*
+ * The defaults of what a manifest calls it: a kind's name, or "q4" for uniform with 4 bits, "lp8" for lp with 8. False:
+ * there is no such name.
+ */
+bool aq_grad_codec_config_named(struct aq_grad_codec_config *out, const char *name);
+/* Takes over bucket, grid, scale and norm, where they are not 0 or NULL and the kind of `out` has them. */
+void aq_grad_codec_config_take(struct aq_grad_codec_config *out, const struct aq_grad_codec_config *wished);
+/* AQ_NODEV, logged: a GPU has no kernels for the kind, or not with these settings. */
+enum aq_status aq_grad_codec_config_check_device(const struct aq_grad_codec_config *config);
+/* Does it say fp32, floats as they are, which need no codec? So does a config without a kind. */
+bool aq_grad_codec_config_plain(const struct aq_grad_codec_config *config);
+/* Are sizes nothing to it (vote)? */
+bool aq_grad_codec_config_signs(const struct aq_grad_codec_config *config);
+/* Is it no choice without error feedback (sign)? */
+bool aq_grad_codec_config_needs_errors(const struct aq_grad_codec_config *config);
 /* Does a value come back with a loss that error feedback should keep? False for fp32, fp16, bf16, vote. */
 bool aq_grad_codec_config_lossy(const struct aq_grad_codec_config *config);
 
 /* The kinds, in the order of the table; NULL behind the last. */
 const char *aq_grad_codec_kind(uint32_t index);
+/* "a, b and c" of such a table, for messages: written to `text`, and returned. */
+enum { AQ_GRAD_LIST_BYTES = 256 };
+const char *aq_grad_list(char *text, size_t bytes, const char *(*name)(uint32_t index));
 
 struct aq_grad_codec; /* opaque, constant */
 
