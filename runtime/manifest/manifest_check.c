@@ -316,8 +316,8 @@ static void check_devices(struct aq_manifest *manifest)
         const char *first = job->pipeline.stages[r % P].device;
         if (strcmp(device, first) != 0 && strcmp(device, "auto") != 0 && strcmp(first, "auto") != 0) {
             aq_manifest_error(manifest, "pipeline.stages",
-                              "stage %u has replicas on %s and on %s: an update is not rounded alike there, and their "
-                              "weights would drift apart",
+                              "stage %u has replicas on %s and on %s: a gradient norm is not summed alike there, and "
+                              "their weights would drift apart",
                               r % P, first, device);
             return;
         }

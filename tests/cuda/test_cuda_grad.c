@@ -434,7 +434,7 @@ static void test_plain_c_rounds_a_fused_multiply_add_once(void **state)
     kernel.pieces = &whole_flat;
     kernel.piece_count = 1;
     kernel.scale = 1.0f;
-    kernel.lr = 0.123456789f;
+    kernel.lr = 0x1.000002p+0f;
     for (uint64_t i = 0; i < AQ_FLAT_PIECE; i++) {
         const uint32_t g = aq_rng_u32(&key, 2 * i), p = aq_rng_u32(&key, 2 * i + 1);
         const float near = aq_float_of((g & 0x807fffffu) | (0x40000000u + (p % 64 << 23)));
@@ -442,6 +442,10 @@ static void test_plain_c_rounds_a_fused_multiply_add_once(void **state)
         here.p[i] = i % 4 == 0   ? aq_float_of(p)
                     : i % 4 == 1 ? kernel.lr * near
                                  : ldexpf(near, (int)(p >> 8) % 100 - 50);
+    }
+    for (uint64_t i = 3; i < AQ_FLAT_PIECE; i += 4) { /* just below half a bit of an odd p; in double the half */
+        here.g[i] = -ldexpf(0x1.fffffcp-1f, (int)(i % 64) - 24);
+        here.p[i] = ldexpf(0x1.000002p+0f, (int)(i % 64));
     }
     memcpy(&there, &here, sizeof there);
     aq_fused_pieces(&kernel);
