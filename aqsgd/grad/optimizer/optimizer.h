@@ -1,5 +1,6 @@
 /*
- * optimizer.h -- the seam behind aq_optimizer_*: a kind of optimizer is a row of optimizers.def and one file.
+ * optimizer.h -- the seam behind aq_optimizer_*: a kind of optimizer is a row of optimizers.def, its file, and the
+ * bodies of its kernels in fused_NAME.inc.h, a row of optimizer_fused.def.
  *
  * A kind says what memory it wants (place), whether it wants the mean of the gradients first (averages), and does one
  * update in rounds (update): round 0 begins, and each later one follows on what the round before has asked for. What is
