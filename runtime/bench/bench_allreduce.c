@@ -242,7 +242,7 @@ static enum aq_status bench_case(const struct aq_bench_options *options, const s
                                  double rate_mbps)
 {
     char name[96];
-    const bool gpu = strcmp(options->device, "cuda") == 0;
+    const bool gpu = aq_device_gpu(options->device) == AQ_GPU_YES;
     const uint64_t parameters = parameters_of(options);
     const double whole_s = (double)parameters * codec->bits / 8 * 2 * (size - 1) / size / (rate_mbps * 1e6 / 8);
     /* What would take more than 6 s is made smaller: what is measured is a ratio. */
@@ -379,7 +379,7 @@ enum aq_status aq_bench_allreduce(const struct aq_bench_options *options)
 {
     static const double RATES_MBPS[] = {1000, 100};
     static const uint32_t SIZES[] = {2, 4};
-    const bool gpu = strcmp(options->device, "cuda") == 0;
+    const bool gpu = aq_device_gpu(options->device) == AQ_GPU_YES;
     const uint32_t gpus = gpu ? gpus_here(options) : 0;
     if (gpu && gpus == 0) return AQ_NODEV;
     for (uint32_t size = 2; size <= gpus; size += 2)

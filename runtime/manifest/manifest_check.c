@@ -270,7 +270,7 @@ static void check_precision(struct aq_manifest *manifest)
         aq_manifest_error(manifest, "train.loss_scale", "is of fp16 alone (model.precision); leave it out");
     if (job->model.precision != AQ_STAGE_TF32) return;
     for (uint32_t r = 0; r < aq_job_ranks(job); r++) {
-        if (strcmp(job->pipeline.stages[r].device, "cpu") != 0) continue;
+        if (aq_device_gpu(job->pipeline.stages[r].device) != AQ_GPU_NO) continue;
         aq_manifest_error(manifest, "model.precision",
                           "tf32 is of GPUs, and stage %u is on the CPU: say fp32, or device: cuda for every stage",
                           r % job->pipeline.stage_count);
@@ -287,26 +287,27 @@ static void check_devices(struct aq_manifest *manifest)
     char why[AQ_OPTIMIZER_WHY_BYTES];
     for (uint32_t r = 0; r < aq_job_ranks(job); r++) {
         const char *device = job->pipeline.stages[r].device;
-        if (strcmp(device, "cuda") == 0 && job->train.optimizer.kind &&
+        const enum aq_device_gpu gpu = aq_device_gpu(device);
+        if (gpu == AQ_GPU_YES && job->train.optimizer.kind &&
             aq_optimizer_config_check_device(&job->train.optimizer, why) != AQ_OK) {
             aq_manifest_error(manifest, "train.optimizer", "stage %u is on a GPU: %s", r % P, why);
             return;
         }
-        if (strcmp(device, "cuda") == 0 && job->reduce.machine_first) {
+        if (gpu == AQ_GPU_YES && job->reduce.machine_first) {
             aq_manifest_error(manifest, "reduce.machine_first",
                               "stage %u is on a GPU: replicas of a host average among themselves on CPUs alone; say "
                               "false",
                               r % P);
             return;
         }
-        if (strcmp(device, "cpu") == 0 && W > 1 && job->reduce.transport == AQ_TRANSPORT_NCCL) {
+        if (gpu == AQ_GPU_NO && W > 1 && job->reduce.transport == AQ_TRANSPORT_NCCL) {
             aq_manifest_error(manifest, "reduce.transport",
                               "nccl goes between GPUs, and stage %u is on the CPU: say auto, or device: cuda for every "
                               "replica",
                               r % P);
             return;
         }
-        if (strcmp(device, "cpu") == 0 && P > 1 && job->link.transport == AQ_TRANSPORT_NCCL) {
+        if (gpu == AQ_GPU_NO && P > 1 && job->link.transport == AQ_TRANSPORT_NCCL) {
             aq_manifest_error(manifest, "link.transport",
                               "nccl goes between GPUs, and stage %u is on the CPU: say auto, or device: cuda for every "
                               "stage",
@@ -314,7 +315,7 @@ static void check_devices(struct aq_manifest *manifest)
             return;
         }
         const char *first = job->pipeline.stages[r % P].device;
-        if (strcmp(device, first) != 0 && strcmp(device, "auto") != 0 && strcmp(first, "auto") != 0) {
+        if (gpu != aq_device_gpu(first) && gpu != AQ_GPU_MAYBE && aq_device_gpu(first) != AQ_GPU_MAYBE) {
             aq_manifest_error(manifest, "pipeline.stages",
                               "stage %u has replicas on %s and on %s: a gradient norm is not summed alike there, and "
                               "their weights would drift apart",

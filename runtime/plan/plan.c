@@ -129,16 +129,17 @@ static enum aq_status stage_fill(struct plan_open *open, uint32_t s)
 {
     const struct aq_job *job = open->plan.job;
     struct aq_plan_stage *stage = &open->stages[s];
-    stage->config = (struct aq_stage_config){.model = open->plan.model,
-                                             .task = job->model.task,
-                                             .layer_first = stage->layer_first,
-                                             .layer_end = stage->layer_end,
-                                             .B = job->train.micro_batch,
-                                             .T = job->train.T,
-                                             .slots = stage->program.slots,
-                                             .precision = job->model.precision,
-                                             .recompute = job->model.recompute,
-                                             .weights_16bit = strcmp(job->pipeline.stages[s].device, "cpu") != 0};
+    stage->config =
+        (struct aq_stage_config){.model = open->plan.model,
+                                 .task = job->model.task,
+                                 .layer_first = stage->layer_first,
+                                 .layer_end = stage->layer_end,
+                                 .B = job->train.micro_batch,
+                                 .T = job->train.T,
+                                 .slots = stage->program.slots,
+                                 .precision = job->model.precision,
+                                 .recompute = job->model.recompute,
+                                 .weights_16bit = aq_device_gpu(job->pipeline.stages[s].device) != AQ_GPU_NO};
     stage->boundary_copies = stage->config.weights_16bit ? AQ_PLAN_COPIES_MAX : 1;
     aq_model_layer_name(&open->plan.model, stage->layer_first, stage->name_first, sizeof stage->name_first);
     aq_model_layer_name(&open->plan.model, stage->layer_end - 1, stage->name_last, sizeof stage->name_last);
@@ -275,7 +276,7 @@ static uint64_t reduction_bytes(const struct plan_open *open, uint32_t s)
     const uint32_t tensors = LAYER_TENSORS_MAX * (stage->layer_end - stage->layer_first);
     bool gpu = false;
     for (uint32_t w = 0; w < plan->replicas; w++)
-        gpu = gpu || strcmp(plan->job->pipeline.stages[w * plan->stage_count + s].device, "cpu") != 0;
+        gpu = gpu || aq_device_gpu(plan->job->pipeline.stages[w * plan->stage_count + s].device) != AQ_GPU_NO;
     if (plan->replicas == 1 || !gpu) return 0;
     return aq_group_measure_device(&group) +
            aq_grad_coder_measure(&plan->job->train.optimizer.reduce, stage->size.parameters, tensors);

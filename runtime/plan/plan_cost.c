@@ -28,7 +28,8 @@ void aq_plan_costs_common(const struct aq_plan *plan, uint32_t cores, struct aq_
 
 bool aq_plan_on_gpu(const struct aq_plan *plan, uint32_t s)
 {
-    return strcmp(plan->job->pipeline.stages[s].device, "cuda") == 0;
+    const struct aq_job_stage *place = &plan->job->pipeline.stages[s];
+    return aq_device_gpu_here(place->device, place->device_index);
 }
 
 bool aq_plan_same_gpu(const struct aq_plan *plan, uint32_t s, uint32_t r)

@@ -46,7 +46,7 @@ enum aq_status aq_plan_fits(const struct aq_plan *plan, uint64_t memory_bytes)
         const struct aq_job_stage *place = &plan->job->pipeline.stages[r];
         if (place->host) continue;
         /* What is on a GPU is weighed when the stage opens it: the launcher may sit elsewhere. */
-        const bool gpu = strcmp(place->device, "cuda") == 0;
+        const bool gpu = aq_device_gpu_here(place->device, place->device_index);
         sum += stage->memory_bytes - (gpu ? stage->device_bytes : 0);
         for (uint32_t i = 0; !gpu && i < stage->line_count; i++)
             if (stage->lines[i].bytes > largest) {

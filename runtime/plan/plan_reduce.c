@@ -44,7 +44,7 @@ enum aq_transport_kind aq_plan_reduce_transport(const struct aq_plan *plan)
     const struct aq_job *job = plan->job;
     bool gpu = false;
     for (uint32_t r = 0; r < plan->ranks; r++)
-        gpu = gpu || strcmp(job->pipeline.stages[r].device, "cpu") != 0;
+        gpu = gpu || aq_device_gpu(job->pipeline.stages[r].device) != AQ_GPU_NO;
     if (!gpu) return AQ_TRANSPORT_LINKS;
     if (job->reduce.transport != AQ_TRANSPORT_AUTO) return job->reduce.transport;
     return job->link.rate_mbps > 0 ? AQ_TRANSPORT_LINKS : AQ_TRANSPORT_AUTO;

@@ -478,7 +478,7 @@ static enum aq_status report_ready(const struct aq_worker *w)
     struct aq_device_info info;
     json_t *line = json_pack("{s:s, s:f}", "event", "ready", "checkpoint_seconds", (double)w->read_ns * 1e-9);
     aq_device_info(w->device, &info);
-    if (line && strcmp(w->job->pipeline.stages[w->rank].device, "auto") == 0)
+    if (line && aq_device_gpu(w->job->pipeline.stages[w->rank].device) == AQ_GPU_MAYBE)
         json_object_set_new(line, "device", json_string(info.name));
     return aq_control_send(w->control, line);
 }

@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "aqsgd/base.h"
+#include "aqsgd/device.h"
 #include "cpu_rows.h"
 
 static void test_masks_across_every_carry_are_those_of_the_stream(void **state)
@@ -58,9 +59,28 @@ static void test_streams_do_not_come_again(void **state)
     }
 }
 
+/* Of a kind every machine says the same; what auto is here is what opening it takes. */
+static void test_who_asks_for_a_gpu_is_told_one_thing(void **state)
+{
+    const struct aq_device_config config = {.kind = "auto", .threads = 1};
+    struct aq_device *device = NULL;
+    struct aq_device_info info;
+    (void)state;
+    assert_int_equal(aq_device_gpu("cpu"), AQ_GPU_NO);
+    assert_int_equal(aq_device_gpu("cuda"), AQ_GPU_YES);
+    assert_int_equal(aq_device_gpu("auto"), AQ_GPU_MAYBE);
+    assert_int_equal(aq_device_gpu(NULL), AQ_GPU_MAYBE);
+    assert_true(!aq_device_gpu_here("cpu", 0) && aq_device_gpu_here("cuda", 0));
+    if (aq_device_open(&config, &device) != AQ_OK) return; /* a GPU that is there and cannot be had */
+    aq_device_info(device, &info);
+    assert_true(info.host_memory != aq_device_gpu_here("auto", 0));
+    aq_device_close(device);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_who_asks_for_a_gpu_is_told_one_thing),
         cmocka_unit_test(test_masks_across_every_carry_are_those_of_the_stream),
         cmocka_unit_test(test_streams_do_not_come_again),
     };

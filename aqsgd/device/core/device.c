@@ -52,6 +52,19 @@ enum aq_status aq_device_open(const struct aq_device_config *config, struct aq_d
     return aq_fail(AQ_INVAL, "device", "device: %s is unknown; say cpu, cuda or auto", kind);
 }
 
+enum aq_device_gpu aq_device_gpu(const char *kind)
+{
+    if (!kind || strcmp(kind, "auto") == 0) return AQ_GPU_MAYBE;
+    return strcmp(kind, "cuda") == 0 ? AQ_GPU_YES : AQ_GPU_NO;
+}
+
+bool aq_device_gpu_here(const char *kind, uint32_t index)
+{
+    const struct aq_device_ops *gpu = backend_find("cuda");
+    const enum aq_device_gpu answer = aq_device_gpu(kind);
+    return answer == AQ_GPU_MAYBE ? gpu && gpu->present && gpu->present(index) : answer == AQ_GPU_YES;
+}
+
 void aq_device_close(struct aq_device *device)
 {
     if (device) device->ops->close(device);

@@ -22,6 +22,7 @@ struct aq_device_ops {
     const struct aq_codec_launchers *codec; /* kernels of its own for codecs; NULL: the CPU's, by way of the host */
     const struct aq_grad_launchers *grad;   /* what replicas reduce with; NULL where memory is the host's */
     void *(*stream_native)(struct aq_device *device, struct aq_stream *stream); /* NULL: there is none */
+    bool (*present)(uint32_t index); /* of a kind that auto takes: is there one on this machine? NULL on a CPU */
     enum aq_status (*open)(const struct aq_device_config *config, struct aq_device **out);
     void (*close)(struct aq_device *device);
     void (*info)(const struct aq_device *device, struct aq_device_info *out);

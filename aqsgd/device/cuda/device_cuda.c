@@ -336,6 +336,14 @@ static enum aq_status context_open(struct cuda_device *cuda)
     return cuda_failed(error, "cudaSetDevice", __FILE__, __LINE__);
 }
 
+/* As cuda_open decides for auto. */
+static bool cuda_present(uint32_t index)
+{
+    struct cuda_probe probe;
+    char why[CUDA_TEXT_BYTES];
+    return cuda_probe(index, &probe, why) != AQ_NOTFOUND;
+}
+
 static enum aq_status cuda_open(const struct aq_device_config *config, struct aq_device **out)
 {
     const bool wanted = config->kind && strcmp(config->kind, "cuda") == 0;
@@ -392,6 +400,7 @@ const struct aq_device_ops aq_device_cuda = {.kind = "cuda",
                                              .codec = &aq_codec_launchers_cuda,
                                              .grad = &aq_grad_launchers_cuda,
                                              .stream_native = cuda_stream_native,
+                                             .present = cuda_present,
                                              .open = cuda_open,
                                              .close = cuda_close,
                                              .info = cuda_info,

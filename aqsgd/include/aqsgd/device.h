@@ -62,6 +62,19 @@ struct aq_device_info {
  * build, no driver, none shown): one line of the log. A GPU that is there and cannot be had is an error there too.
  */
 enum aq_status aq_device_open(const struct aq_device_config *config, struct aq_device **out);
+
+/*
+ * Is a device of that kind (NULL: auto) a GPU? The answer is the kind's alone, the same on every machine: what is
+ * agreed between machines (memory that is planned, checks, hashes) asks this, and provides for a GPU where it may be.
+ */
+enum aq_device_gpu { AQ_GPU_NO = 0, AQ_GPU_MAYBE = 1, AQ_GPU_YES = 2 };
+enum aq_device_gpu aq_device_gpu(const char *kind);
+
+/*
+ * What aq_device_open would take on this machine, without opening it: "auto" is a GPU where there is one, also one that
+ * cannot be had. For what holds of this machine alone: times that are predicted, memory that is here.
+ */
+bool aq_device_gpu_here(const char *kind, uint32_t index);
 void aq_device_close(struct aq_device *device); /* NULL is fine */
 void aq_device_info(const struct aq_device *device, struct aq_device_info *out);
 
