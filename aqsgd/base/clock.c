@@ -1,11 +1,7 @@
-/* clock.c -- the one source of time. */
+/* clock.c -- the one source of time. Tests may bring another in its place: tests/kit/virtual_clock.c. */
 #include "aqsgd/base/clock.h"
 
-#include <stddef.h>
 #include <time.h>
-
-static uint64_t (*virtual_source)(void *context);
-static void *virtual_context;
 
 static uint64_t read_clock(clockid_t id)
 {
@@ -16,7 +12,7 @@ static uint64_t read_clock(clockid_t id)
 
 uint64_t aq_clock_ns(void)
 {
-    return virtual_source ? virtual_source(virtual_context) : read_clock(CLOCK_MONOTONIC);
+    return read_clock(CLOCK_MONOTONIC);
 }
 
 uint64_t aq_clock_wall_ns(void)
@@ -33,10 +29,4 @@ uint64_t aq_clock_after(uint64_t ns)
 uint64_t aq_clock_cpu_ns(void)
 {
     return read_clock(CLOCK_PROCESS_CPUTIME_ID);
-}
-
-void aq_clock_virtual(uint64_t (*source)(void *context), void *context)
-{
-    virtual_context = context;
-    virtual_source = source;
 }

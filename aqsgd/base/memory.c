@@ -12,7 +12,6 @@
 
 static atomic_uint_fast64_t used;    /* a statistic: relaxed everywhere */
 static atomic_uint_fast64_t fail_at; /* tests only: relaxed             */
-static _Thread_local bool frozen;
 
 static bool must_fail(void)
 {
@@ -23,7 +22,6 @@ static bool must_fail(void)
 
 enum aq_status aq_alloc(size_t bytes, void **out)
 {
-    AQ_DEBUG(!frozen);
     if (bytes > SIZE_MAX / 2) return aq_fail(AQ_NOMEM, "memory", "cannot allocate %zu bytes", bytes);
     const size_t all = (bytes + 2 * AQ_ALIGN - 1) / AQ_ALIGN * AQ_ALIGN + (bytes == 0 ? AQ_ALIGN : 0);
     uint8_t *block = must_fail() ? NULL : aligned_alloc(AQ_ALIGN, all);
@@ -92,11 +90,6 @@ void aq_pages_give(const struct aq_pages *pages, void *memory, size_t bytes)
         pages->give(pages->context, memory, bytes);
     else
         aq_unmap(memory, bytes);
-}
-
-void aq_memory_freeze(bool now)
-{
-    frozen = now;
 }
 
 void aq_memory_fail_at(uint64_t n)

@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "aqsgd/base.h"
+#include "virtual_clock.h"
 
 static void quiet(int level, const char *line, void *context)
 {
@@ -476,7 +477,7 @@ static void test_log_limit_counts_what_it_holds_back(void **state)
     struct heard heard = {0};
     struct aq_log_limit limit = {.window_ns = 1000, .lines_max = 3};
     now_ns = 0;
-    aq_clock_virtual(virtual_now, NULL);
+    virtual_clock(virtual_now, NULL);
     aq_log_sink(hear, &heard);
     for (int i = 0; i < 10; i++)
         assert_int_equal(aq_log_limited(&limit, "test", 1, "refused %d", i), i < 3);
@@ -507,7 +508,7 @@ static void test_log_limit_counts_what_it_holds_back(void **state)
     (void)aq_fail(AQ_PROTO, "test", "no message");
     assert_int_equal(heard.lines, 10);
     aq_log_sink(NULL, NULL);
-    aq_clock_virtual(NULL, NULL);
+    virtual_clock(NULL, NULL);
     aq_error_clear();
 }
 

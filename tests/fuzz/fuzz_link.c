@@ -16,6 +16,7 @@
 #include "handshake.h"
 #include "heal.h"
 #include "link_state.h"
+#include "virtual_clock.h"
 
 enum {
     INPUT_BYTES_MAX = 4096,
@@ -606,7 +607,7 @@ static const struct aq_net *bare_net(void)
     static struct aq_net net;
     if (net.commands) return &net;
     fuzz_quiet();
-    aq_clock_virtual(virtual_ns, NULL);
+    virtual_clock(virtual_ns, NULL);
     net.config.links_max = 4;
     net.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     AQ_ASSERT(aq_ring_open(16, &net.commands) == AQ_OK && aq_bell_open(&net.call_bell) == AQ_OK);

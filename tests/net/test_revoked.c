@@ -10,6 +10,7 @@
 #include "link_pair.h"
 #include "log_capture.h"
 #include "tls_talk.h"
+#include "virtual_clock.h"
 
 static char theirs[KEYS_PATH_BYTES]; /* another authority, of the same job */
 
@@ -161,7 +162,7 @@ static void test_revoked_session_that_stands_ends(void **state)
     assert_int_equal(talk.status[1], AQ_OK);
     revoke_name(lasting.folder, &LAUNCHER, 1);
     assert_int_equal(aq_tls_session_check(talk.end[1]), AQ_OK); /* it was asked a moment ago */
-    aq_clock_virtual(later, NULL);
+    virtual_clock(later, NULL);
     const enum aq_status status = aq_tls_session_check(talk.end[1]);
     assert_int_equal(status, AQ_TLSERR);
     assert_non_null(strstr(aq_tls_session_text(talk.end[1]), "is aqpipe://demo/launcher, which was revoked on 20"));
@@ -171,7 +172,7 @@ static void test_revoked_session_that_stands_ends(void **state)
     const struct iovec iov = {.iov_base = &byte, .iov_len = 1};
     assert_int_equal(aq_tls_session_read(talk.end[1], &iov, 1, &done), AQ_TLSERR);
     assert_int_equal(aq_tls_session_write(talk.end[1], &iov, 1, &done), AQ_TLSERR);
-    aq_clock_virtual(NULL, NULL);
+    virtual_clock(NULL, NULL);
     talk_end(&talk);
     lasting_end(&lasting);
 }

@@ -1,8 +1,8 @@
 /*
- * clock.h -- the one source of time: nanoseconds of a monotonic clock, and the virtual clock of a simulation.
+ * clock.h -- the one source of time: nanoseconds of a monotonic clock.
  *
  * Every wait of this house has an absolute deadline on this clock.
- * Locking: any thread. aq_clock_virtual only before threads start.
+ * Locking: any thread.
  */
 #ifndef AQSGD_BASE_CLOCK_H
 #define AQSGD_BASE_CLOCK_H
@@ -15,7 +15,7 @@ extern "C" {
 
 #define AQ_NEVER UINT64_MAX /* a deadline that does not come */
 
-/* Nanoseconds since some fixed moment of this machine (CLOCK_MONOTONIC), or the virtual time. */
+/* Nanoseconds since some fixed moment of this machine (CLOCK_MONOTONIC). */
 uint64_t aq_clock_ns(void);
 
 /* Wall time, nanoseconds since 1970, for people's eyes and file names only. */
@@ -26,9 +26,6 @@ uint64_t aq_clock_after(uint64_t ns);
 
 /* CPU time of this process, user and system, in nanoseconds. */
 uint64_t aq_clock_cpu_ns(void);
-
-/* Take the time from source (a simulation), or from the system again (NULL). */
-void aq_clock_virtual(uint64_t (*source)(void *context), void *context);
 
 #ifdef __cplusplus
 }

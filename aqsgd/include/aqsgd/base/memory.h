@@ -1,9 +1,9 @@
 /*
  * memory.h -- memory is measured from the plan and taken once.
  *
- * Caveats first. aq_alloc is for the time before RUNNING and for short-lived control work: after aq_memory_freeze(true)
- * a debug build aborts where the freezing thread calls it. Everything large comes from aq_map (huge pages, touched, so
- * that the first step does not pay for page faults at seconds per GiB) and is cut by an arena.
+ * Caveats first. aq_alloc is for the time before RUNNING and for short-lived control work. Everything large comes from
+ * aq_map (huge pages, touched, so that the first step does not pay for page faults at seconds per GiB) and is cut by an
+ * arena.
  *
  * An arena is used twice with the same code: once with base NULL, which only adds up, once with the memory:
  *
@@ -50,9 +50,6 @@ struct aq_pages {
 };
 enum aq_status aq_pages_take(const struct aq_pages *pages, size_t bytes, void **out);
 void aq_pages_give(const struct aq_pages *pages, void *memory, size_t bytes); /* memory NULL is fine */
-
-/* From now on (true) aq_alloc on this thread is a bug; debug builds abort at it. */
-void aq_memory_freeze(bool frozen);
 
 /* The n-th aq_alloc or aq_map from now fails with AQ_NOMEM (n = 1 is the next); 0 switches it off. For tests. */
 void aq_memory_fail_at(uint64_t n);
