@@ -17,7 +17,7 @@ if(TARGET aqpipe)
   add_library(power_loss MODULE kit/power_loss.c)
   target_link_libraries(power_loss PRIVATE aq_flags ${CMAKE_DL_LIBS})
   set_target_properties(power_loss PROPERTIES LIBRARY_OUTPUT_DIRECTORY $<TARGET_FILE_DIR:aqpipe>)
-  foreach(scenario equal images isolated cut codecs warmup examples fp16 bad_input resume stop restart restart_daemon lost_disk outage packed long_outage dials power
+  foreach(scenario seen equal images isolated cut codecs warmup examples fp16 bad_input resume stop restart restart_daemon lost_disk outage packed long_outage dials power
       replicas replicas_resume replicas_bad_input replicas_optimizers replicas_defaults
       replicas_reshard replicas_isolated replicas_auto replicas_nan replicas_machines)
     add_test(NAME e2e_${scenario}
@@ -42,7 +42,7 @@ if(TARGET aqpipe)
     endforeach()
   endif()
   set_tests_properties(e2e_images PROPERTIES SKIP_RETURN_CODE 77)
-  set_tests_properties(e2e_equal e2e_images e2e_isolated e2e_cut e2e_codecs e2e_warmup e2e_examples e2e_fp16 e2e_packed e2e_bad_input PROPERTIES LABELS "e2e;quick")
+  set_tests_properties(e2e_seen e2e_equal e2e_images e2e_isolated e2e_cut e2e_codecs e2e_warmup e2e_examples e2e_fp16 e2e_packed e2e_bad_input PROPERTIES LABELS "e2e;quick")
 endif()
 if(TARGET aqpipe AND AQ_TORCH_PYTHON)
   # Runs are compared with runs elsewhere; here with an implementation that shares no fault with ours.

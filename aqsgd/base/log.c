@@ -16,7 +16,7 @@
 #include "aqsgd/base/printable.h"
 #include "aqsgd/base/thread.h"
 
-enum { AREAS_MAX = 16, AREA_BYTES = 16, LINE_BYTES = 2048, AREA_ROOM = 128, WINDOW_LINES = 8 };
+enum { AREAS_MAX = 16, AREA_BYTES = 16, LINE_BYTES = 2048, AREA_ROOM = 128, UTC_BYTES = 40, WINDOW_LINES = 8 };
 #define WINDOW_NS (10ULL * 1000 * 1000 * 1000)
 
 static struct {
@@ -25,7 +25,7 @@ static struct {
 } areas[AREAS_MAX];
 static int area_count;
 static int default_level = 1;
-static int rank_shown = -1;
+static int rank_shown = AQ_LOG_COMMAND;
 static void (*sink)(int level, const char *line, void *context); /* this and the next: aq_mutex_log guards them */
 static void *sink_context;
 static atomic_bool sink_set; /* without a sink no lock is taken: a child may log between fork and exec */
@@ -90,16 +90,47 @@ bool aq_log_on(const char *area, int level)
     return level <= default_level;
 }
 
+/* "2026-11-22T22:27:15.123Z" of the calendar of 1582; by hand, because gmtime_r may open a file. */
+static void utc_text(uint64_t wall_ns, char out[UTC_BYTES])
+{
+    const uint64_t ms = wall_ns / 1000000, s = ms / 1000;
+    const uint64_t days = s / 86400 + 719468;                       /* since 1 March of the year 0 */
+    const uint64_t era = days / 146097, day_of_era = days % 146097; /* of 400 years                */
+    const uint64_t year = (day_of_era - day_of_era / 1460 + day_of_era / 36524 - day_of_era / 146096) / 365;
+    const uint64_t day_of_year = day_of_era - (365 * year + year / 4 - year / 100);
+    const uint64_t march = (5 * day_of_year + 2) / 153; /* months since March */
+    const uint64_t day = day_of_year - (153 * march + 2) / 5 + 1, month = march < 10 ? march + 3 : march - 9;
+    snprintf(out, UTC_BYTES, "%04u-%02u-%02uT%02u:%02u:%02u.%03uZ", (unsigned)(era * 400 + year + (month <= 2)),
+             (unsigned)month, (unsigned)day, (unsigned)(s / 3600 % 24), (unsigned)(s / 60 % 60), (unsigned)(s % 60),
+             (unsigned)(ms % 1000));
+}
+
+bool aq_log_is_info(const char *line)
+{
+    enum { AFTER_DATE = 10, AFTER_TIME = 23, WORDS_MAX = 24 };
+    if (strlen(line) < UTC_BYTES || line[AFTER_DATE] != 'T' || line[AFTER_TIME] != 'Z') return false;
+    const char *info = strstr(line, " info ");
+    return info && info - line <= AFTER_TIME + WORDS_MAX;
+}
+
+/* What stands before the text: of a log when, who, how grave and which area; of a command which area. */
+static size_t write_head(char *line, const char *area, int level)
+{
+    const char *const grave = level == AQ_LOG_ERROR ? "error" : level == AQ_LOG_WARNING ? "warning" : "info";
+    char time[UTC_BYTES], rank[24] = "";
+    if (rank_shown == AQ_LOG_COMMAND)
+        return (size_t)snprintf(line, AREA_ROOM, "aqpipe: %s%s%.40s: ", level > 0 ? "" : grave, level > 0 ? "" : ": ",
+                                area);
+    utc_text(aq_clock_wall_ns(), time);
+    if (rank_shown >= 0) snprintf(rank, sizeof rank, "rank %d ", rank_shown);
+    return (size_t)snprintf(line, AREA_ROOM, "%s %s%s %.40s: ", time, rank, grave, area);
+}
+
 /* Make the line printable and let it go. `more`: said behind it. */
 static void write_line(const char *area, int level, const char *text, uint64_t more)
 {
     char line[LINE_BYTES], tail[64] = "";
-    size_t at;
-    if (rank_shown >= 0)
-        at = (size_t)snprintf(line, AREA_ROOM, "%.3f rank %d %s%.40s: ", (double)aq_clock_ns() * 1e-9, rank_shown,
-                              level <= 0 ? "error " : "", area);
-    else
-        at = (size_t)snprintf(line, AREA_ROOM, "aqpipe: %s%.40s: ", level <= 0 ? "error: " : "", area);
+    size_t at = write_head(line, area, level);
     if (more > 0) snprintf(tail, sizeof tail, " (and %llu more lines were held back)", (unsigned long long)more);
     (void)aq_printable(text, strlen(text), false, line + at, LINE_BYTES - at - sizeof tail);
     at += strlen(line + at);

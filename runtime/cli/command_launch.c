@@ -492,6 +492,8 @@ static enum aq_status leave_model(struct command *command, uint64_t mark)
         aq_error_clear();
     }
     AQ_TRY(aq_run_path(command->job->output.path, "model.safetensors", path));
+    if (command->progress.terminal && !command->progress.off)
+        aq_progress_say(&command->progress, "writes model.safetensors");
     return aq_checkpoint_join(command->entry.checkpoint, mark, plan->stage_count, &plan->model, metadata, path);
 }
 
@@ -567,6 +569,9 @@ static int conclude(struct command *command, struct aq_launch_result *result)
 static int launch(struct command *command)
 {
     struct aq_launch_result result = {0};
+    aq_progress_begin(&command->progress);
+    if (command->progress.terminal && !command->progress.off)
+        aq_progress_say(&command->progress, "reads the data and plans the job");
     if (prepare(command) != AQ_OK) return AQ_EXIT_USAGE;
     if (fits(command) != AQ_OK) return AQ_EXIT_FAILED;
     const enum aq_status status = aq_run_enter(&command->entry);
@@ -582,7 +587,6 @@ static int launch(struct command *command)
     command->progress.steps = command->plan->steps;
     command->progress.stages = command->plan->stage_count;
     if (open_metrics(command) != AQ_OK || aq_launch_signals(&command->signals) != AQ_OK) return AQ_EXIT_FAILED;
-    aq_progress_begin(&command->progress);
     if (command->plan->samples_dropped)
         aq_progress_say(&command->progress,
                         "the last %llu samples of data.train are left out, so that %u replicas have as many",

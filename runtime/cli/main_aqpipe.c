@@ -111,7 +111,7 @@ static int run(int argc, char **argv)
 /* What a command printed may still lie in the buffer: a full disk behind it is a failure of the command. */
 int main(int argc, char **argv)
 {
-    aq_log_init(-1);
+    aq_log_init(AQ_LOG_COMMAND);
     signal(SIGXFSZ, SIG_IGN); /* a file over its limit is a failed write (EFBIG), which has a name */
     const int code = run(argc, argv);
     if (fflush(stdout) == 0 && !ferror(stdout)) return code;

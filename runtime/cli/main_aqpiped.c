@@ -150,6 +150,6 @@ int main(int argc, char **argv)
     if (rest.count > 0) return aq_options_wrong(line.name, "'%s' is too much: it takes options only", rest.of[0]);
     if ((asked.config.fd >= 0) == (asked.config.listen != NULL))
         return aq_options_wrong(line.name, "either --listen HOST:PORT or --fd N");
-    aq_log_init(-1);
+    aq_log_init(asked.config.listen ? AQ_LOG_DAEMON : AQ_LOG_COMMAND);
     return serve(&asked);
 }

@@ -176,7 +176,7 @@ static enum aq_status open_listener(struct daemon *daemon)
     uint16_t port;
     AQ_TRY(aq_control_listen(config->listen, config->tls != NULL, &daemon->listener, &port));
     if (config->token.bytes == 0 && !config->tls)
-        aq_log("daemon", 1, "no token: every user of this machine can run jobs here as this user");
+        aq_log("daemon", AQ_LOG_WARNING, "no token: every user of this machine can run jobs here as this user");
     aq_log("daemon", 1, "listening at %s, port %u", config->listen, port);
     if (!config->port_file) return AQ_OK;
     char text[16];

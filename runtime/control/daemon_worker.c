@@ -113,7 +113,8 @@ static void log_write(struct daemon *daemon, struct worker *worker, const char *
     worker->log = -1;
 }
 
-/* Remember the last line that says something: it explains a crash better than its signal does. */
+/* Remember the last line that says something: it explains a crash better than its signal does. That all went well until
+ * then does not. */
 static void log_scan(struct worker *worker, const char *bytes, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -124,7 +125,8 @@ static void log_scan(struct worker *worker, const char *bytes, size_t count)
             continue;
         }
         worker->line[worker->line_bytes] = 0;
-        if (strspn(worker->line, " ") < worker->line_bytes) memcpy(worker->last, worker->line, worker->line_bytes + 1);
+        if (strspn(worker->line, " ") < worker->line_bytes && !aq_log_is_info(worker->line))
+            memcpy(worker->last, worker->line, worker->line_bytes + 1);
         worker->line_bytes = 0;
     }
 }

@@ -220,10 +220,10 @@ static enum aq_status join(struct aq_edge *edge, enum aq_transport_kind asked, b
     if (!*nccl) return AQ_OK;
     AQ_TRY(aq_nccl_refuse(all, 2, "stage", edge->shape.edge, "say link.transport: links"));
     if (!facts.one_machine && sender)
-        aq_log("edge", 0, "edge %u goes by NCCL between machines, on connections that are not encrypted",
+        aq_log("edge", AQ_LOG_WARNING, "edge %u goes by NCCL between machines, on connections that are not encrypted",
                edge->shape.edge);
     AQ_TRY(open_ways(edge, deadline_ns));
-    if (sender) aq_log("edge", 0, "edge %u goes by NCCL, from GPU to GPU", edge->shape.edge);
+    if (sender) aq_log("edge", 1, "edge %u goes by NCCL, from GPU to GPU", edge->shape.edge);
     return AQ_OK;
 }
 

@@ -162,6 +162,8 @@ static void loop(struct launcher *launcher)
             more |= read_host(launcher, &launcher->hosts[i]);
         watch_send(launcher);
         watch_look(launcher);
+        launcher_starting(launcher);
+        aq_progress_tick(launcher->launch->progress);
     }
 }
 

@@ -64,7 +64,7 @@ static bool linked(const struct launcher *launcher, uint32_t a, uint32_t b)
     return a / P == b / P ? a + 1 == b || b + 1 == a : a % P == b % P;
 }
 
-static bool is_due(uint64_t every, uint64_t step, uint64_t steps)
+bool launcher_is_due(uint64_t every, uint64_t step, uint64_t steps)
 {
     return step == steps || (every > 0 && step % every == 0);
 }
@@ -84,6 +84,17 @@ static bool check_listening(struct launcher *launcher, uint32_t rank, const json
         if (address[i] <= ' ' || address[i] > '~') return refuse(launcher, rank, "listens at no address");
     if (length == 0 || length > ADDRESS_CHARS_MAX) return refuse(launcher, rank, "listens at no address");
     stage->listens[peer] = true;
+    return true;
+}
+
+static bool check_doing(struct launcher *launcher, uint32_t rank, const json_t *message)
+{
+    struct stage *stage = &launcher->stages[rank];
+    const uint64_t doing = aq_control_u64_or(message, "doing", 0);
+    if (doing < AQ_DOING_DEVICE || doing >= AQ_DOINGS || doing <= stage->doing)
+        return refuse(launcher, rank, "begins part %llu of its start, which does not come now",
+                      (unsigned long long)doing);
+    stage->doing = (enum aq_doing)doing;
     return true;
 }
 
@@ -119,7 +130,7 @@ static bool check_eval(struct launcher *launcher, uint32_t rank, const json_t *m
     if (rank % launch->stages + 1 != launch->stages || !launch->bounds.evaluates)
         return refuse(launcher, rank, "evaluates, which the plan does not have it do");
     if (step != stage->step || step == stage->evaluated ||
-        !is_due(launch->bounds.evaluate_every, step, launch->bounds.steps))
+        !launcher_is_due(launch->bounds.evaluate_every, step, launch->bounds.steps))
         return refuse(launcher, rank, "evaluates after step %llu, having trained %llu: no evaluation is due",
                       (unsigned long long)step, (unsigned long long)stage->step);
     if (!(targets >= 0 && targets <= exact_max)) return refuse(launcher, rank, "evaluates no count of targets");
@@ -140,7 +151,7 @@ static bool check_mark(struct launcher *launcher, uint32_t rank, const json_t *m
         return refuse(launcher, rank,
                       "has a checkpoint of step %llu, having trained %llu; that of step %llu is complete",
                       (unsigned long long)step, (unsigned long long)stage->step, (unsigned long long)complete);
-    if (!launcher->stopping && !is_due(launch->bounds.mark_every, step, launch->bounds.steps))
+    if (!launcher->stopping && !launcher_is_due(launch->bounds.mark_every, step, launch->bounds.steps))
         return refuse(launcher, rank, "has a checkpoint of step %llu, at which none is due", (unsigned long long)step);
     return true;
 }
@@ -194,6 +205,7 @@ static const struct expected {
     bool (*check)(struct launcher *launcher, uint32_t rank, const json_t *message); /* NULL: nothing more */
 } expected[] = {
     {"listening", STARTING, check_listening},
+    {"doing", STARTING, check_doing},
     {"ready", STARTING, check_ready},
     {"step", RUNNING, check_step},
     {"eval", RUNNING, check_eval},

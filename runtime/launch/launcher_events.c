@@ -39,19 +39,47 @@ static void say_go(struct launcher *launcher)
                         seconds, launcher->read_seconds);
 }
 
+/* Before the first step: what the last of those does that are not ready yet. */
+void launcher_starting(struct launcher *launcher)
+{
+    uint32_t last = launcher->ranks;
+    char who[RANK_NAME_BYTES];
+    if (launcher->gone) return;
+    for (uint32_t r = 0; r < launcher->ranks; r++)
+        if (launcher->stages[r].state == STAGE_STARTED &&
+            (last == launcher->ranks || launcher->stages[r].doing < launcher->stages[last].doing))
+            last = r;
+    if (last == launcher->ranks) return;
+    aq_progress_phase(launcher->launch->progress, "%s %s (%u of %u ready)", rank_name(launcher, last, who),
+                      aq_doing_text(launcher->stages[last].doing), launcher->ready, launcher->ranks);
+}
+
 static void on_ready(struct launcher *launcher, uint32_t rank, const json_t *message)
 {
     launcher->stages[rank].state = STAGE_READY;
     const double seconds = aq_control_number_or(message, "checkpoint_seconds", 0);
     if (seconds > launcher->read_seconds) launcher->read_seconds = seconds;
     const char *device = aq_control_text_or(message, "device", NULL);
-    if (device) aq_log("launch", 0, "rank %u, whose device is auto, is on %.200s", rank, device);
+    if (device)
+        aq_progress_say(launcher->launch->progress, "rank %u, whose device is auto, is on %.200s", rank, device);
     if (++launcher->ready < launcher->ranks || launcher->aborting) return;
     launcher->gone = true;
     aq_metrics_go(launcher->launch->metrics);
     aq_watch_go(&launcher->watch);
     to_all(launcher, "go", 0);
+    aq_progress_phase(launcher->launch->progress, "computes the first step");
     say_go(launcher);
+}
+
+/* What comes behind this step, before the next one: the plan says it, so no worker need. */
+static void phase_after(struct launcher *launcher, uint64_t step)
+{
+    const struct aq_launch_bounds *bounds = &launcher->launch->bounds;
+    const bool last = step == (launcher->last_step ? launcher->last_step : bounds->steps);
+    const bool evaluates = bounds->evaluates && launcher_is_due(bounds->evaluate_every, step, bounds->steps);
+    const bool told = launcher->stages[launcher->launch->stages - 1].evaluated >= step;
+    const char *phase = evaluates && !told ? "evaluates" : last ? "writes the checkpoint" : "computes the next step";
+    aq_progress_phase(launcher->launch->progress, "%s", phase);
 }
 
 static void on_step(struct launcher *launcher, uint32_t rank, json_t *message)
@@ -60,6 +88,7 @@ static void on_step(struct launcher *launcher, uint32_t rank, json_t *message)
     enum aq_status status = aq_metrics_step(launcher->launch->metrics, rank, json_incref(message), &joined);
     while (status == AQ_OK && joined) {
         aq_progress_step(launcher->launch->progress, joined);
+        phase_after(launcher, aq_control_u64_or(joined, "step", 0));
         status = aq_metrics_step(launcher->launch->metrics, 0, NULL, &joined);
     }
     if (status != AQ_OK) launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text());
@@ -98,6 +127,7 @@ static void on_eval(struct launcher *launcher, uint32_t rank, json_t *message)
     if (!joined) return;
     const enum aq_status status = aq_metrics_line(launcher->launch->metrics, json_incref(joined));
     aq_progress_eval(launcher->launch->progress, joined);
+    phase_after(launcher, aq_control_u64_or(joined, "step", 0));
     json_decref(joined);
     if (status != AQ_OK) launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text());
 }
@@ -179,8 +209,8 @@ static void on_trace(struct launcher *launcher, const json_t *message)
 
 static void on_stopping(struct launcher *launcher, const json_t *message)
 {
-    aq_progress_say(launcher->launch->progress, "step %llu is the last one",
-                    (unsigned long long)aq_control_u64_or(message, "step", 0));
+    launcher->last_step = aq_control_u64_or(message, "step", 0);
+    aq_progress_say(launcher->launch->progress, "step %llu is the last one", (unsigned long long)launcher->last_step);
 }
 
 static void on_done(struct launcher *launcher, uint32_t rank, json_t *message)
@@ -275,6 +305,8 @@ void launcher_event(struct launcher *launcher, struct host *host, json_t *messag
     aq_watch_stage_heard(&launcher->watch, rank);
     if (strcmp(event, "listening") == 0)
         on_listening(launcher, rank, message);
+    else if (strcmp(event, "doing") == 0)
+        launcher_starting(launcher); /* the check has noted it */
     else if (strcmp(event, "ready") == 0)
         on_ready(launcher, rank, message);
     else if (strcmp(event, "step") == 0)

@@ -123,6 +123,9 @@ enum aq_status hosts_open(struct launcher *launcher)
         launcher->stages[r].host = host_of(launcher, launch->hosts[r]);
     for (uint32_t i = 0; i < launcher->host_count; i++) {
         struct host *host = &launcher->hosts[i];
+        aq_progress_phase(launch->progress, host->address ? "connects to the daemon at %s" : "starts a daemon%.0s",
+                          host->address ? host->address : "");
+        aq_progress_tick(launch->progress);
         if (host->address) {
             AQ_TRY(meet(launcher, host));
             continue;

@@ -9,6 +9,7 @@
 #include "control.h"
 #include "control_socket.h"
 #include "launcher.h"
+#include "pulse.h"
 #include "run_folder.h"
 #include "seal.h"
 
@@ -29,6 +30,7 @@ struct stage {
     enum stage_state state;
     uint64_t mark;                  /* newest step that this rank has a checkpoint of */
     char hash[AQ_HASH_TEXT_BYTES];  /* of its file; "": it tells none, for there are no copies */
+    enum aq_doing doing;            /* before the first step: what it told last          */
     uint64_t step;                  /* newest that this rank has reported             */
     uint64_t evaluated;             /* newest step that it has evaluated after    */
     uint64_t trace_bytes;           /* that it has sent                         */
@@ -62,6 +64,7 @@ struct launcher {
     uint64_t cause_deadline_ns; /* an echo waits so long for a better cause  */
     uint64_t end_deadline_ns;   /* of an abort                               */
     uint64_t ready_deadline_ns;
+    uint64_t last_step;  /* after which the ranks say that they stop; 0: the plan's */
     double read_seconds; /* of the slowest stage's checkpoint */
     uint64_t mark_bytes; /* of metrics.jsonl, at the newest complete checkpoint */
     json_t *hashes;      /* of complete checkpoints, by step; NULL: none */
@@ -94,9 +97,13 @@ const char *rank_name(const struct launcher *launcher, uint32_t rank, char text[
 
 /* launcher_events.c */
 void launcher_event(struct launcher *launcher, struct host *host, json_t *message);
+void launcher_starting(struct launcher *launcher); /* say what is waited for */
 
 /* launcher_bounds.c: may the worker say this now? If not that is the run's cause, and the line is to be forgotten. */
 bool launcher_expects(struct launcher *launcher, uint32_t rank, const char *event, const json_t *message);
+
+/* launcher_bounds.c: does it come after this step, or after the last one? every 0: after that alone. */
+bool launcher_is_due(uint64_t every, uint64_t step, uint64_t steps);
 
 /* launcher_watch.c */
 void watch_open(struct launcher *launcher);

@@ -115,7 +115,7 @@ void aq_metrics_index_cut(const char *metrics_path, uint64_t bytes)
 
 static void give_up(struct aq_metrics_index *index, const char *why)
 {
-    aq_log("metrics", 1, "no more index of metrics.jsonl: %s", why);
+    aq_log("metrics", AQ_LOG_WARNING, "no more index of metrics.jsonl: %s", why);
     if (index->fd != -1) close(index->fd);
     index->fd = -1;
 }

@@ -5,15 +5,19 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "aqsgd/base.h"
 #include "control.h"
 #include "heldout.h"
+#include "runtime_text.h"
 
 static const uint64_t live_ns = 150ULL * 1000 * 1000, plain_ns = 5000ULL * 1000 * 1000;
-enum { LINE_BYTES = 400, BAR_CELLS = 20, SAY_BYTES = 1400 };
+static const uint64_t phase_ns_min = 2000ULL * 1000 * 1000; /* what is over sooner is not said between steps */
+enum { BAR_CELLS = 20, SAY_BYTES = 1400, FIELD_BYTES = AQ_PROGRESS_PHASE_BYTES + 40 };
+
+/* The fields of the line as they stand in it. */
+enum { BAR, PERCENT, STEP, PHASE, LOSS, HELDOUT, SEQUENCES, LINK_WAIT, LEFT, FIELDS };
 
 void aq_progress_begin(struct aq_progress *progress)
 {
@@ -88,42 +92,115 @@ static void bar(double share, char out[BAR_CELLS + 1])
     out[BAR_CELLS] = 0;
 }
 
-static void show(struct aq_progress *progress, const char *line)
+static bool shows(const struct aq_progress *progress)
 {
-    if (!progress->terminal) {
-        fprintf(stderr, "%s\n", line);
-        return;
+    return !progress->off && (!progress->json || progress->terminal);
+}
+
+/* What is being done, and for how long; of the words at most so many. */
+static void phase_fill(const struct aq_progress *p, uint64_t now_ns, size_t words_max, char field[FIELD_BYTES])
+{
+    char text[32];
+    const uint64_t phase_ns = now_ns > p->phase_ns ? now_ns - p->phase_ns : 0;
+    field[0] = 0;
+    if (!*p->phase || (p->step > 0 && phase_ns < phase_ns_min)) return;
+    duration((double)phase_ns * 1e-9, text, sizeof text);
+    snprintf(field, FIELD_BYTES, "%.*s %s", (int)words_max, p->phase, text);
+}
+
+/* The text of each field; "": there is nothing to say. */
+static void fields_fill(const struct aq_progress *p, uint64_t now_ns, char fields[FIELDS][FIELD_BYTES])
+{
+    char text[32], cells[BAR_CELLS + 1];
+    for (int i = 0; i < FIELDS; i++)
+        fields[i][0] = 0;
+    phase_fill(p, now_ns, AQ_PROGRESS_PHASE_BYTES, fields[PHASE]);
+    if (p->step == 0) return;
+    const double share = p->steps ? (double)p->step / (double)p->steps : 0;
+    const double left = p->steps > p->step ? (double)(p->steps - p->step) : 0;
+    duration(p->rate > 0 ? left / p->rate : (double)NAN, text, sizeof text);
+    bar(share > 1 ? 1 : share, cells);
+    snprintf(fields[BAR], FIELD_BYTES, "%s", cells);
+    snprintf(fields[PERCENT], FIELD_BYTES, "%3.0f%%", share * 100);
+    snprintf(fields[STEP], FIELD_BYTES, "step %llu/%llu", (unsigned long long)p->step, (unsigned long long)p->steps);
+    if (isfinite(p->loss)) snprintf(fields[LOSS], FIELD_BYTES, "loss %.4f", p->loss);
+    if (p->metric && isfinite(p->heldout)) snprintf(fields[HELDOUT], FIELD_BYTES, "held-out %s %.3f", p->metric, p->heldout);
+    snprintf(fields[SEQUENCES], FIELD_BYTES, "%.2f seq/s", p->sequences);
+    snprintf(fields[LINK_WAIT], FIELD_BYTES, "wait for links %.0f%%", p->link_wait * 100);
+    snprintf(fields[LEFT], FIELD_BYTES, "left %s", text);
+}
+
+void aq_progress_line(const struct aq_progress *progress, uint64_t now_ns, unsigned columns,
+                      char out[AQ_PROGRESS_LINE_BYTES])
+{
+    static const int lesser[] = {BAR, LINK_WAIT, PERCENT, HELDOUT, SEQUENCES, LOSS}; /* what goes first */
+    char fields[FIELDS][FIELD_BYTES];
+    size_t width = 0, at = 0;
+    fields_fill(progress, now_ns, fields);
+    for (int i = 0; i < FIELDS; i++)
+        if (*fields[i]) width += strlen(fields[i]) + (width ? 2 : 0);
+    for (size_t i = 0; columns > 0 && width > columns && i < sizeof lesser / sizeof *lesser; i++) {
+        if (*fields[lesser[i]]) width -= strlen(fields[lesser[i]]) + 2;
+        *fields[lesser[i]] = 0;
     }
-    struct winsize size;
-    int columns = 100;
-    if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) columns = size.ws_col;
-    fprintf(stderr, "\r%.*s\033[K", columns - 1, line);
-    progress->live = true;
+    const size_t words = strlen(progress->phase), over = width > columns ? width - columns : 0;
+    if (columns > 0 && over > 0) phase_fill(progress, now_ns, words > over ? words - over : 0, fields[PHASE]);
+    out[0] = 0;
+    for (int i = 0; i < FIELDS && at < AQ_PROGRESS_LINE_BYTES; i++)
+        if (*fields[i])
+            at += (size_t)snprintf(out + at, AQ_PROGRESS_LINE_BYTES - at, "%s%s", at ? "  " : "", fields[i]);
+    if (columns > 0 && columns < AQ_PROGRESS_LINE_BYTES) out[columns] = 0;
+}
+
+static void show(struct aq_progress *progress, uint64_t now_ns)
+{
+    char line[AQ_PROGRESS_LINE_BYTES];
+    const unsigned columns = aq_text_columns(STDERR_FILENO);
+    progress->shown_ns = now_ns;
+    /* In the last column a terminal would begin another line. */
+    aq_progress_line(progress, now_ns, progress->terminal && columns > 1 ? columns - 1 : columns, line);
+    if (!*line) return;
+    fprintf(stderr, progress->terminal ? "\r%s\033[K" : "%s\n", line);
+    progress->live = progress->terminal;
+}
+
+void aq_progress_phase(struct aq_progress *progress, const char *format, ...)
+{
+    char text[AQ_PROGRESS_PHASE_BYTES], clean[AQ_PROGRESS_PHASE_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    (void)aq_printable_text(text, clean, sizeof clean);
+    if (strcmp(clean, progress->phase) == 0) return;
+    memcpy(progress->phase, clean, sizeof clean);
+    progress->phase_ns = aq_clock_ns();
+}
+
+void aq_progress_tick(struct aq_progress *progress)
+{
+    const uint64_t now = aq_clock_ns(), since = now - progress->phase_ns;
+    const uint64_t least = !progress->terminal ? plain_ns : progress->step == 0 ? 0 : phase_ns_min;
+    if (!shows(progress) || !*progress->phase || since < least) return;
+    if (now - progress->shown_ns < (progress->terminal ? live_ns : plain_ns)) return;
+    show(progress, now);
 }
 
 void aq_progress_step(struct aq_progress *progress, const json_t *joined)
 {
     const double seconds = aq_control_number_or(joined, "seconds", 0);
     const double loss = aq_control_number_or(joined, "loss", (double)NAN);
-    const uint64_t step = aq_control_u64_or(joined, "step", 0), now = aq_clock_ns();
+    const uint64_t now = aq_clock_ns();
     aq_progress_json(progress, joined);
+    progress->step = aq_control_u64_or(joined, "step", 0);
+    progress->phase[0] = 0;
+    progress->sequences = aq_control_number_or(joined, "sequences_per_second", 0);
+    progress->link_wait = aq_progress_link_wait(joined);
     if (seconds > 0) progress->rate = progress->rate > 0 ? 0.9 * progress->rate + 0.1 / seconds : 1 / seconds;
     if (isfinite(loss)) progress->loss = isfinite(progress->loss) ? 0.9 * progress->loss + 0.1 * loss : loss;
-    if (progress->off || (progress->json && !progress->terminal)) return;
-    const bool last = step >= progress->steps;
-    if (!last && now - progress->shown_ns < (progress->terminal ? live_ns : plain_ns)) return;
-    progress->shown_ns = now;
-    char line[LINE_BYTES], eta[32], cells[BAR_CELLS + 1], heldout[48] = "";
-    const double share = progress->steps ? (double)step / (double)progress->steps : 0;
-    const double left = progress->steps > step ? (double)(progress->steps - step) : 0;
-    duration(progress->rate > 0 ? left / progress->rate : (double)NAN, eta, sizeof eta);
-    bar(share > 1 ? 1 : share, cells);
-    if (isfinite(progress->heldout))
-        snprintf(heldout, sizeof heldout, "  held-out %s %.3f", progress->metric, progress->heldout);
-    snprintf(line, sizeof line, "%s %3.0f%%  step %llu/%llu  loss %.4f%s  %.2f seq/s  wait for links %.0f%%  left %s",
-             cells, share * 100, (unsigned long long)step, (unsigned long long)progress->steps, progress->loss, heldout,
-             aq_control_number_or(joined, "sequences_per_second", 0), aq_progress_link_wait(joined) * 100, eta);
-    show(progress, line);
+    if (!shows(progress)) return;
+    const bool last = progress->step >= progress->steps;
+    if (last || now - progress->shown_ns >= (progress->terminal ? live_ns : plain_ns)) show(progress, now);
 }
 
 void aq_progress_eval(struct aq_progress *progress, const json_t *line)

@@ -1,6 +1,14 @@
 /*
  * progress.h -- what a person sees while a job runs: one live line on a terminal, a plain line every few seconds
- * elsewhere.
+ * elsewhere. It says how far the run is, and what is being done where that is no step: starting, evaluating, writing.
+ *
+ * The line fits into the terminal (aq_text_columns): where it is narrow the lesser fields go first, and never the step,
+ * what is being done, and the time that is left.
+ *
+ *     aq_progress_begin(&progress);
+ *     aq_progress_phase(&progress, "stage %u loads its weights", s);   whenever it may have changed
+ *     aq_progress_tick(&progress);                                     several times a second
+ *     aq_progress_step(&progress, joined);                             ends the phase
  *
  * Locking: one thread.
  */
@@ -11,24 +19,40 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+enum { AQ_PROGRESS_LINE_BYTES = 512, AQ_PROGRESS_PHASE_BYTES = 160 };
+
 struct aq_progress {
     bool off;       /* --no-progress */
     bool json;      /* --json: metrics lines on standard output instead */
     bool terminal;  /* standard error is one; set by aq_progress_begin  */
     uint64_t steps; /* of the whole run */
     uint64_t stages;
-    uint64_t shown_ns; /* when a line was last shown            */
-    bool live;         /* a live line stands there, unfinished  */
-    double rate;       /* smoothed steps per second             */
+    uint64_t step;     /* the last one that is done; 0: none yet */
+    uint64_t shown_ns; /* when a line was last shown             */
+    bool live;         /* a live line stands there, unfinished   */
+    double rate;       /* smoothed steps per second              */
     double loss;
     const char *metric; /* of the last evaluation: the task's first */
     double heldout;     /* its value; NaN: none yet */
+    double sequences, link_wait; /* a second; share: of the last step  */
+    char phase[AQ_PROGRESS_PHASE_BYTES];
+    uint64_t phase_ns; /* since when */
 };
 
 /* Fill `steps`, `stages`, `off` and `json` before. */
 void aq_progress_begin(struct aq_progress *progress);
 void aq_progress_step(struct aq_progress *progress, const json_t *joined);
 void aq_progress_eval(struct aq_progress *progress, const json_t *line);
+
+/* What is being done from now on, until the next step. The same text again: it goes on. */
+void aq_progress_phase(struct aq_progress *progress, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Show the line again, if it is time to and something is being done for long enough. */
+void aq_progress_tick(struct aq_progress *progress);
+
+/* The line as it is now, in at most `columns` (0: any number). */
+void aq_progress_line(const struct aq_progress *progress, uint64_t now_ns, unsigned columns,
+                      char out[AQ_PROGRESS_LINE_BYTES]);
 
 /* A sentence for the person, on a line of its own; "aqpipe: " stands before it. */
 void aq_progress_say(struct aq_progress *progress, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -112,7 +112,7 @@ static enum aq_status each(struct rewind *rewind, uint64_t offset, uint64_t *end
 
 static void say_dropped(const struct rewind *rewind)
 {
-    aq_log("run", 1, "%s: damaged after step %llu: what cannot be read is dropped", rewind->path,
+    aq_log("run", AQ_LOG_WARNING, "%s: damaged after step %llu: what cannot be read is dropped", rewind->path,
            (unsigned long long)rewind->step);
 }
 
@@ -226,8 +226,8 @@ static enum aq_status rewind_tail(struct rewind *rewind, uint64_t bytes)
     uint64_t end;
     if (stat(rewind->path, &info) != 0) {
         if (errno != ENOENT) return aq_fail_errno("run", "%s", rewind->path);
-        aq_log("run", 0, "%s is gone: the run goes on without the metrics of its first %llu steps", rewind->path,
-               (unsigned long long)rewind->step);
+        aq_log("run", AQ_LOG_WARNING, "%s is gone: the run goes on without the metrics of its first %llu steps",
+               rewind->path, (unsigned long long)rewind->step);
         return AQ_OK;
     }
     AQ_TRY(look_before(rewind, bytes));

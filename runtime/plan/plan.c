@@ -378,8 +378,8 @@ static enum aq_status dry_run(const struct plan_open *open)
             programs[s] = last ? open->stages[s].program_last : open->stages[s].program;
         const enum aq_status status = aq_program_check(programs, open->plan.stage_count, &limits, &why);
         if (status != AQ_OK)
-            aq_log("plan", 0, "link.receive_slots %u and link.send_frames %u may be too few: %s", limits.credits,
-                   limits.send_frames, aq_text_of(&why));
+            aq_log("plan", AQ_LOG_WARNING, "link.receive_slots %u and link.send_frames %u may be too few: %s",
+                   limits.credits, limits.send_frames, aq_text_of(&why));
         aq_text_deinit(&why);
         AQ_TRY(status);
     }

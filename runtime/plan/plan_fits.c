@@ -134,7 +134,7 @@ enum aq_status aq_plan_disk_fits(const struct aq_plan *plan, const char *folder)
                        "(edges.forward.store), or train on fewer samples",
                        place, needs, folder, more, has);
     if (2 * least > free_bytes + held)
-        aq_log("plan", 1,
+        aq_log("plan", AQ_LOG_WARNING,
                "%s: the messages need %s, and up to %s while a checkpoint is kept; %s is free: the run may stop on a "
                "full disk",
                folder, needs, more, has);

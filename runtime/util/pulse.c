@@ -34,7 +34,7 @@ static struct {
 
 const char *aq_doing_text(enum aq_doing doing)
 {
-    static const char *const texts[AQ_DOINGS] = {[AQ_DOING_START] = "starts",
+    static const char *const texts[AQ_DOINGS] = {[AQ_DOING_START] = "reads its plan",
                                                  [AQ_DOING_GO] = "waits for the others to be ready",
                                                  [AQ_DOING_COMPUTE] = "computes",
                                                  [AQ_DOING_NEIGHBOUR] = "waits for its neighbours",
@@ -42,7 +42,13 @@ const char *aq_doing_text(enum aq_doing doing)
                                                  [AQ_DOING_UPDATE] = "updates its weights",
                                                  [AQ_DOING_EVALUATE] = "evaluates",
                                                  [AQ_DOING_MARK] = "waits for a checkpoint",
-                                                 [AQ_DOING_END] = "ends"};
+                                                 [AQ_DOING_END] = "ends",
+                                                 [AQ_DOING_DEVICE] = "opens its device and takes its memory",
+                                                 [AQ_DOING_DATA] = "reads and tokenizes the data",
+                                                 [AQ_DOING_WEIGHTS] = "loads its weights",
+                                                 [AQ_DOING_CACHE] = "opens its cache",
+                                                 [AQ_DOING_CONNECT] = "connects to its neighbours",
+                                                 [AQ_DOING_MEASURE] = "measures its links"};
     return (unsigned)doing < AQ_DOINGS ? texts[doing] : "does something";
 }
 

@@ -5,7 +5,10 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
 enum { TEXT_FIRST = 4096 };
 static const size_t text_bytes_max = (size_t)64 << 20; /* a text of this house is a page, not a data set */
@@ -90,6 +93,17 @@ void aq_text_deinit(struct aq_text *text)
 {
     aq_free(text->bytes);
     *text = (struct aq_text){0};
+}
+
+unsigned aq_text_columns(int fd)
+{
+    enum { COLUMNS_MAX = 10000, COLUMNS_USUAL = 80 };
+    struct winsize size;
+    const char *told = getenv("COLUMNS");
+    const long columns = told ? strtol(told, NULL, 10) : 0;
+    if (columns > 0 && columns <= COLUMNS_MAX) return (unsigned)columns;
+    if (isatty(fd) != 1) return 0;
+    return ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : COLUMNS_USUAL;
 }
 
 const char *aq_text_size(uint64_t bytes, char out[AQ_TEXT_NUMBER])

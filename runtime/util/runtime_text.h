@@ -38,6 +38,10 @@ const char *aq_text_of(const struct aq_text *text);
 enum aq_status aq_text_take(struct aq_text *text, char **out);
 void aq_text_deinit(struct aq_text *text);
 
+/* The columns that a line written to fd may have: $COLUMNS where it is a number above 0, else those of the terminal
+ * that fd is. 0: no limit, for it is a file or a pipe, whose reader wraps by itself. */
+unsigned aq_text_columns(int fd);
+
 /* For people: "1.50 GiB", "36.9 kB" style numbers into a small buffer, which is returned. */
 enum { AQ_TEXT_NUMBER = 24 };
 const char *aq_text_size(uint64_t bytes, char out[AQ_TEXT_NUMBER]);

@@ -156,8 +156,10 @@ static enum aq_status open_stage(struct aq_worker *w)
     aq_device_info(w->device, &info);
     char instructions[64];
     aq_processor_text(aq_processor_used(), instructions);
-    aq_log("worker", 2, "stage %u of replica %u on %s, instructions %s", w->position, w->replica, info.name,
-           instructions);
+    aq_log("worker", 1,
+           "stage %u of %u, replica %u of %u: layers %u-%u (%s .. %s), %" PRIu64 " parameters, on %s, instructions %s",
+           w->position, w->P, w->replica, w->W, w->me->layer_first, w->me->layer_end - 1, w->me->name_first,
+           w->me->name_last, w->me->size.parameters, info.name, instructions);
     AQ_TRY(aq_stage_open(w->device, &w->me->config, &w->stage));
     return aq_worker_device_open(w);
 }
@@ -238,7 +240,7 @@ static enum aq_status load_weights(struct aq_worker *w, uint64_t resume)
         const enum aq_status status =
             replicas ? aq_checkpoint_reshard(&checkpoint, resume, replicas) : aq_checkpoint_read(&checkpoint, resume);
         if (w->resharded && w->position == 0 && w->replica == 0)
-            aq_log("worker", 0,
+            aq_log("worker", AQ_LOG_WARNING,
                    "the checkpoint of step %" PRIu64 " is of %u replicas, this run has %u: samples move, and "
                    "begin with keyframes",
                    resume, replicas, w->W);
@@ -263,7 +265,7 @@ static enum aq_status open_or_rebuild(struct aq_worker *w, struct aq_cache_confi
     const enum aq_status status = aq_cache_open(config, &w->cache);
     const bool lost = status == AQ_NOTFOUND || status == AQ_CORRUPT || status == AQ_IO;
     if (!lost || config->mark == 0) return status;
-    aq_log("worker", 0,
+    aq_log("worker", AQ_LOG_WARNING,
            "rank %u has lost its cache of step %" PRIu64 " (%s): it begins empty, messages come from the neighbours",
            w->rank, w->step, aq_status_text(status));
     AQ_TRY(aq_cache_discard(config->path));
@@ -294,7 +296,7 @@ static enum aq_status open_cache(struct aq_worker *w)
     config.fresh = w->step == 0 || w->resharded;
     if (w->resharded) config.mark = 0;
     if (w->step > 0 && config.mark == 0)
-        aq_log("worker", 1, "a cache in memory begins cold: the first epoch from here sends keyframes");
+        aq_log("worker", AQ_LOG_WARNING, "a cache in memory begins cold: the first epoch from here sends keyframes");
     return open_or_rebuild(w, &config);
 }
 
@@ -346,6 +348,14 @@ static enum aq_status open_edges(struct aq_worker *w)
     return AQ_OK;
 }
 
+/* What is done before the first step, in this order: for the pulse, the log, and whoever waits for the launcher. */
+static enum aq_status begins(const struct aq_worker *w, enum aq_doing doing)
+{
+    aq_pulse_doing(doing);
+    aq_log("worker", 2, "%s", aq_doing_text(doing));
+    return aq_control_send(w->control, json_pack("{s:s, s:i}", "event", "doing", "doing", (int)doing));
+}
+
 static enum aq_status open_all(struct aq_worker *w, const json_t *start)
 {
     const char *folder;
@@ -361,16 +371,22 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     if (w->job->output.trace) AQ_TRY(aq_trace_open(AQ_PLAN_TRACE_RECORDS, &w->trace));
     AQ_TRY(aq_bell_open(&w->bell));
     aq_pulse_bell(w->bell);
+    AQ_TRY(begins(w, AQ_DOING_DEVICE));
     AQ_TRY(open_stage(w));
     AQ_TRY(open_optimizer(w));
+    AQ_TRY(begins(w, AQ_DOING_DATA));
     AQ_TRY(open_data(w));
+    AQ_TRY(begins(w, AQ_DOING_WEIGHTS));
     AQ_TRY(load_weights(w, aq_control_u64_or(start, "resume", 0)));
     AQ_TRY(aq_worker_snapshot_open(w));
+    AQ_TRY(begins(w, AQ_DOING_CACHE));
     AQ_TRY(open_cache(w));
+    AQ_TRY(begins(w, AQ_DOING_CONNECT));
     AQ_TRY(aq_worker_links_open(w));
     AQ_TRY(aq_worker_group_open(w));
     AQ_TRY(open_edges(w));
     AQ_TRY(aq_worker_mirror_open(w));
+    AQ_TRY(begins(w, AQ_DOING_MEASURE));
     return aq_worker_choose_open(w);
 }
 
@@ -393,6 +409,9 @@ static enum aq_status train(struct aq_worker *w)
         aq_pulse_step(w->step + 1);
         AQ_TRY(aq_worker_step(w));
         if (w->step == first_step) AQ_TRY(tell_memory(w, "after its first step"));
+        if (w->step == first_step)
+            aq_log("worker", 1, "step %" PRIu64 ", the first, took %.3f s", w->step + 1,
+                   (double)(aq_clock_ns() - w->times.begin_ns) * 1e-9);
         AQ_TRY(aq_worker_report_step(w));
         w->step++;
         const bool end = w->step == plan->steps;
@@ -499,10 +518,14 @@ enum aq_status aq_worker_run(struct aq_control *control)
     w.go_ns = aq_clock_ns();
     aq_pulse_doing(AQ_DOING_COMPUTE);
     w.waiting = false;
+    aq_log("worker", 1, "trains: steps %" PRIu64 " to %" PRIu64, w.step + 1, w.plan->steps);
     if (w.mirror) aq_mirror_train(w.mirror);
     AQ_TRY_GOTO(train(&w), out);
     aq_pulse_doing(AQ_DOING_END);
     status = finish(&w);
+    if (status == AQ_OK)
+        aq_log("worker", 1, "%s after step %" PRIu64 ", %.1f s of training", w.stopped ? "stopped" : "done", w.step,
+               (double)(aq_clock_ns() - w.go_ns) * 1e-9);
 out:
     if (status != AQ_OK) aq_worker_report_failed(&w, status);
     close_all(&w, status);
@@ -515,7 +538,7 @@ int aq_command_worker(int argc, char **argv)
         aq_log("worker", 0, "%s takes no arguments: it is started by aqpiped", argv[0]);
         return 2;
     }
-    aq_log_init(-1);
+    aq_log_init(AQ_LOG_COMMAND);
     /* Ctrl-C reaches the whole foreground group: stopping is the launcher's to say. */
     signal(SIGINT, SIG_IGN);
     signal(SIGHUP, SIG_IGN);

@@ -167,6 +167,7 @@ struct aq_worker {
     bool waiting;             /* for a checkpoint or a start: links have nothing else to carry       */
     enum aq_worker_snapshot marking;
     uint64_t mark_step;    /* of the checkpoint that is under way                                    */
+    uint64_t mark_begin_ns;
     uint64_t mark_ns;      /* in which checkpoints kept this stage from training, since the last report */
     uint64_t mark_wait_ns; /* of it, for the checkpoint before                                       */
     uint64_t read_ns;      /* that reading the checkpoint took at the start                          */

@@ -26,7 +26,7 @@ enum aq_status aq_worker_choose_open(struct aq_worker *worker)
     AQ_TRY(aq_optimizer_chosen(worker->optimizer, &index));
     if (index != AQ_CHOICE_NONE) {
         choice->name = choice->candidates[index].name;
-        aq_log("worker", 0, "stage %u averages in %s, as its checkpoint says (reduce.codec: auto)", worker->position,
+        aq_log("worker", 1, "stage %u averages in %s, as its checkpoint says (reduce.codec: auto)", worker->position,
                choice->name);
         AQ_TRY(aq_optimizer_choose(worker->optimizer, index));
         return aq_worker_group_prepare(worker);
@@ -62,7 +62,7 @@ static void say(const struct aq_worker *worker, const struct said *said, const s
     for (uint32_t c = 0; c < worker->choice.count; c++)
         aq_text_add(&text, "%s%s %.4g s (packing %.3g ns a value)", c ? ", " : "", worker->choice.candidates[c].name,
                     aq_grad_cost_seconds(&costs[c], &said->scene), said->value_s[c] * 1e9);
-    aq_log("worker", 0,
+    aq_log("worker", 1,
            "stage %u averages in %s (reduce.codec: auto): links carry %.4g Mbit/s, a message takes %.3g s, a step "
            "computes %.4g s, a reduction takes in %s",
            worker->position, worker->choice.name, said->scene.rate * 8e-6, said->scene.latency_s, said->scene.compute_s,

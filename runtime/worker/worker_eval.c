@@ -5,6 +5,8 @@
  * exported weights' loss in fp32 on the same text. Replicas take a part of the samples each; the launcher adds up
  * what their last stages say.
  */
+#include <math.h>
+
 #include "heldout.h"
 #include "pulse.h"
 #include "worker.h"
@@ -98,10 +100,21 @@ enum aq_status aq_worker_evaluate(struct aq_worker *worker)
     AQ_TRY(aq_worker_settle(worker));
     aq_pulse_doing(AQ_DOING_COMPUTE);
     aq_trace_add(worker->trace, "compute", "evaluate", begin, aq_clock_ns(), (uint32_t)worker->step, 0);
-    if (worker->position + 1 != worker->P) return AQ_OK;
+    const double seconds = (double)(aq_clock_ns() - begin) * 1e-9;
+    if (worker->position + 1 != worker->P) {
+        aq_log("worker", 1, "step %llu: evaluated in %.2f s", (unsigned long long)worker->step, seconds);
+        return AQ_OK;
+    }
     json_t *line = json_pack("{s:s, s:I}", "event", "eval", "step", (json_int_t)worker->step);
     if (!line) return aq_fail(AQ_NOMEM, "worker", "no memory for a line of metrics");
     aq_heldout_say(line, aq_stage_task(worker->stage), &total);
+    const char *metric = "no metric";
+    double value = (double)NAN;
+    bool higher;
+    (void)aq_heldout_metric(line, &metric, &value, &higher);
+    aq_log("worker", 1, "step %llu: evaluated in %.2f s: held-out loss %.4f, %s %.3f, %llu targets",
+           (unsigned long long)worker->step, seconds, aq_control_number_or(line, "loss", (double)NAN), metric, value,
+           (unsigned long long)aq_control_u64_or(line, "targets", 0));
     json_object_set_new(line, "seconds", aq_control_number((double)(aq_clock_ns() - worker->go_ns) * 1e-9));
     return aq_control_send(worker->control, line);
 }

@@ -33,10 +33,10 @@ static enum aq_status choose_transport(struct aq_worker *worker)
     const bool fits = facts.built && facts.apart && facts.one_machine && worker->job->link.rate_mbps == 0;
     if (asked != AQ_TRANSPORT_NCCL && !fits) return AQ_OK;
     if (!facts.one_machine)
-        aq_log("worker", 0, "stage %u reduces by NCCL between machines, on connections that are not encrypted",
-               worker->position);
+        aq_log("worker", AQ_LOG_WARNING,
+               "stage %u reduces by NCCL between machines, on connections that are not encrypted", worker->position);
     AQ_TRY(aq_group_open_nccl(worker->group, &worker->group));
-    if (worker->replica == 0) aq_log("worker", 0, "stage %u reduces by NCCL, from GPU to GPU", worker->position);
+    if (worker->replica == 0) aq_log("worker", 1, "stage %u reduces by NCCL, from GPU to GPU", worker->position);
     return AQ_OK;
 }
 

@@ -81,6 +81,7 @@ static enum aq_status listen_here(struct aq_worker *w, struct aq_listener **list
     uint16_t port;
     status = aq_link_listen(w->net, aq_text_of(&address), listener, &port);
     if (status == AQ_OK) aq_endpoint_text(&endpoint, port, reached);
+    if (status == AQ_OK) aq_log("worker", 1, "listens at %s%s", reached, w->tls ? ", by TLS" : "");
     for (uint32_t peer = 0; peer < w->plan->ranks && status == AQ_OK; peer++)
         if (listens_for(w, peer))
             status = aq_control_send(w->control, json_pack("{s:s, s:s, s:I}", "event", "listening", "address", reached,
@@ -133,9 +134,11 @@ static enum aq_status join(struct aq_worker *w, struct aq_listener *listener, st
         if (listens_for(w, peer)) { /* who comes out of turn is kept until it is its turn */
             const struct aq_link_config config = config_to(w, peer);
             AQ_TRY(aq_link_accept(listener, &config, deadline, link_to(w, peer)));
+            aq_log("worker", 1, "rank %u has connected", peer);
         } else {
             AQ_TRY(await_address(w, known, peer, deadline));
             AQ_TRY(connect_to(w, known->of[peer], peer));
+            aq_log("worker", 1, "connected to rank %u at %s", peer, known->of[peer]);
         }
     }
     return AQ_OK;

@@ -77,6 +77,8 @@ enum aq_status aq_worker_stop_heard(struct aq_worker *w)
 static enum aq_status say_mark(struct aq_worker *w)
 {
     w->marking = AQ_MARK_SAID;
+    aq_log("worker", 1, "step %llu: its checkpoint is on disk after %.2f s", (unsigned long long)w->mark_step,
+           (double)(aq_clock_ns() - w->mark_begin_ns) * 1e-9);
     json_t *line = json_pack("{s:s, s:I}", "event", "mark", "step", (json_int_t)w->mark_step);
     if (w->mirror) json_object_set_new(line, "sha256", json_string(aq_mirror_hash(w->mirror)));
     return aq_control_send(w->control, line);
@@ -198,7 +200,8 @@ static enum aq_status fetch_copy(struct aq_worker *w)
 {
     const uint64_t end = aq_clock_after(aq_worker_snapshot_ns_max(w->plan));
     const uint32_t keeper = aq_mirror_keeper(w->rank, w->P);
-    aq_log("worker", 0, "stage %u has lost its checkpoint of step %llu: it comes from the copy at stage %u", w->rank,
+    aq_log("worker", AQ_LOG_WARNING,
+           "stage %u has lost its checkpoint of step %llu: it comes from the copy at stage %u", w->rank,
            (unsigned long long)w->step, keeper);
     enum aq_status status;
     if (!w->hash[0])
@@ -274,6 +277,7 @@ enum aq_status aq_worker_snapshot_begin(struct aq_worker *w)
     if (w->cache) AQ_TRY(aq_cache_mark_begin(w->cache, w->step));
     AQ_TRY(aq_checkpoint_writer_begin(w->writer, w->step));
     w->mark_step = w->step;
+    w->mark_begin_ns = begin;
     w->marking = AQ_MARK_WRITING;
     w->mark_ns += aq_clock_ns() - begin;
     aq_trace_add(w->trace, "compute", "checkpoint", begin, aq_clock_ns(), (uint32_t)w->step, 0);

@@ -302,11 +302,13 @@ static enum aq_status skip(struct aq_worker *worker)
     const struct aq_job_train *train = &worker->job->train;
     worker->times.skipped = true;
     if (aq_loss_scale_halve(&worker->loss_scale)) {
-        aq_log("worker", 1, "step %llu: the gradient is not finite, the step is skipped; the loss scale is %g now",
+        aq_log("worker", AQ_LOG_WARNING,
+               "step %llu: the gradient is not finite, the step is skipped; the loss scale is %g now",
                (unsigned long long)worker->step, (double)aq_loss_scale_now(&worker->loss_scale));
         return AQ_OK;
     }
-    aq_log("worker", 1, "step %llu: the gradient is not finite, the step is skipped", (unsigned long long)worker->step);
+    aq_log("worker", AQ_LOG_WARNING, "step %llu: the gradient is not finite, the step is skipped",
+           (unsigned long long)worker->step);
     if (++worker->skipped_in_row < train->skips_max) return AQ_OK;
     if (train->loss_scale > 1.0f)
         return aq_fail(AQ_INVAL, "worker",

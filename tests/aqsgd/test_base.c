@@ -7,6 +7,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -443,6 +444,35 @@ static void hear(int level, const char *line, void *context)
     snprintf(heard->last, sizeof heard->last, "%s", line);
 }
 
+/* Of a log: when (UTC), who, how grave, where. Of a command: how grave where it is, and where. */
+static void test_log_lines_say_when_who_and_how_grave(void **state)
+{
+    (void)state;
+    char line[256] = "", heads[4][64] = {"rank 3 error test: x", "rank 3 warning test: x", "rank 3 info test: x",
+                                         "error test: x"};
+    const int levels[4] = {AQ_LOG_ERROR, AQ_LOG_WARNING, 1, AQ_LOG_ERROR};
+    aq_log_sink(quiet, line);
+    for (int i = 0; i < 4; i++) {
+        struct tm date = {0};
+        aq_log_init(i < 3 ? 3 : AQ_LOG_DAEMON);
+        const time_t before = time(NULL);
+        aq_log("test", levels[i], "x");
+        const char *rest = strptime(line, "%Y-%m-%dT%H:%M:%S", &date);
+        assert_non_null(rest);
+        assert_in_range(timegm(&date), before, time(NULL));
+        assert_true(rest[0] == '.' && rest[4] == 'Z' && rest[5] == ' ' && strspn(rest + 1, "0123456789") == 3);
+        assert_string_equal(rest + 6, heads[i]);
+        assert_true(aq_log_is_info(line) == (i == 2));
+    }
+    aq_log_init(AQ_LOG_COMMAND);
+    aq_log("test", AQ_LOG_WARNING, "x");
+    assert_string_equal(line, "aqpipe: warning: test: x");
+    aq_log("test", 1, "x");
+    assert_string_equal(line, "aqpipe: test: x");
+    assert_false(aq_log_is_info("Segmentation info fault of another program, which is no line of ours"));
+    aq_log_sink(NULL, NULL);
+}
+
 enum { TALKER_LINES = 20000 };
 
 static void talk(void *context)
@@ -520,6 +550,7 @@ int main(void)
         cmocka_unit_test(test_printable_is_clean_for_all_short_texts),
         cmocka_unit_test(test_log_and_errors_are_printable),
         cmocka_unit_test(test_log_limit_counts_what_it_holds_back),
+        cmocka_unit_test(test_log_lines_say_when_who_and_how_grave),
         cmocka_unit_test(test_log_sink_is_replaced_while_others_log),
         cmocka_unit_test(test_memory_counts_and_fails_on_demand),
         cmocka_unit_test(test_arena_measures_what_it_places),

@@ -22,7 +22,7 @@ static void capture_line(int level, const char *line, void *context)
 {
     (void)context;
     const uint32_t at = captured.count; /* the log calls one at a time */
-    if (level > 0 || at >= CAPTURE_LINES) return;
+    if (level != AQ_LOG_ERROR || at >= CAPTURE_LINES) return;
     snprintf(captured.lines[at], CAPTURE_BYTES, "%s", line);
     captured.count = at + 1;
 }

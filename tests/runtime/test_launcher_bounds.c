@@ -355,6 +355,40 @@ static void test_daemon_that_speaks_for_another_is_named(void **state)
     }
 }
 
+/* What a worker does before the first step: each part once, in order. */
+static void test_parts_of_a_start_come_in_order(void **state)
+{
+    (void)state;
+    for (int doing = AQ_DOING_DEVICE; doing < AQ_DOINGS; doing++) {
+        char line[64];
+        snprintf(line, sizeof line, "{\"event\":\"doing\",\"doing\":%d}", doing);
+        say(1, line);
+    }
+    assert_string_equal(result.cause, "");
+    assert_int_equal(launcher.stages[1].doing, AQ_DOING_MEASURE);
+    launcher_starting(&launcher);
+    assert_string_equal(progress.phase, "replica 0 stage 0 reads its plan (0 of 6 ready)");
+    say(1, "{\"event\":\"doing\",\"doing\":9}");
+    assert_refused("replica 0 stage 1", "begins part 9 of its start, which does not come now", 1, 0);
+    for (int r = 0; r < RANKS; r++)
+        say((uint32_t)r, "{\"event\":\"ready\"}");
+}
+
+static void test_what_follows_a_step_is_said(void **state)
+{
+    (void)state;
+    begin();
+    assert_string_equal(progress.phase, "computes the first step");
+    train(2);
+    assert_string_equal(progress.phase, "computes the next step");
+    for (uint32_t r = 0; r < RANKS; r++)
+        say_step(r, 3, "step");
+    assert_string_equal(progress.phase, "evaluates");
+    say_step(P - 1, 3, "eval");
+    say_step(2 * P - 1, 3, "eval");
+    assert_string_equal(progress.phase, "computes the next step");
+}
+
 static void test_stop_lets_another_step_be_the_last(void **state)
 {
     (void)state;
@@ -386,6 +420,8 @@ int main(void)
         TEST(test_lines_with_too_many_fields_are_refused),
         TEST(test_second_of_what_comes_once_is_refused),
         TEST(test_daemon_that_speaks_for_another_is_named),
+        TEST(test_parts_of_a_start_come_in_order),
+        TEST(test_what_follows_a_step_is_said),
         TEST(test_stop_lets_another_step_be_the_last),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,9 +1,14 @@
 /*
- * log.h -- one line an event: seconds, rank, area, text.
+ * log.h -- one line an event: time, rank, how grave, area, text.
  *
- * Levels by how often the line comes, not by mood: 1 once a process, 2 once an object, 3 once a step, 4 once a
- * micro-batch, 5 once a frame. Errors (level 0) always come. AQ_LOG=net:4,edge:3 sets levels by area, AQ_LOG=2 for all;
- * the default is 1. Lines go to standard error, or where aq_log_sink says. No secrets, no bytes of the user's data.
+ *     2026-11-22T22:27:15.123Z rank 1 warning worker: stage 1 has lost its cache ...     of a worker (UTC)
+ *     2026-11-22T22:27:15.123Z info daemon: listening at ...                             of a daemon that listens
+ *     aqpipe: error: plan: job.yaml:7: ...                                               of a command
+ *
+ * Errors and warnings always come. Info has levels by how often the line comes, not by mood: 1 is what the log of a run
+ * that goes well says (start, first step, evaluations, checkpoints, end), 2 once an object, 3 once a step, 4 once a
+ * micro-batch, 5 once a frame. AQ_LOG=net:4,edge:3 sets levels by area, AQ_LOG=2 for all; the default is 1. Lines go to
+ * standard error, or where aq_log_sink says. No secrets, no bytes of the user's data.
  * What a line brings is made printable (printable.h): peers' texts may be put into it as they came.
  *
  * What a stranger can cause must not fill a disk: such lines go through a limit, which lets some of them out in a
@@ -30,8 +35,14 @@
 extern "C" {
 #endif
 
-/* Reads AQ_LOG. rank is printed in every line; -1 for a process that is no rank. Call once, before threads. */
+enum { AQ_LOG_ERROR = 0, AQ_LOG_WARNING = -1 };  /* levels; above 0: info                          */
+enum { AQ_LOG_COMMAND = -1, AQ_LOG_DAEMON = -2 }; /* in place of a rank, for a process that is none */
+
+/* Reads AQ_LOG. rank is printed in every line. Call once, before threads. */
 void aq_log_init(int rank);
+
+/* Is this line of a log information: neither an error, nor a warning, nor another program's? */
+bool aq_log_is_info(const char *line);
 
 /* Would a line of this area and level be written? For callers whose arguments are dear. */
 bool aq_log_on(const char *area, int level);

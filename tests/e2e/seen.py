@@ -1,0 +1,49 @@
+"""What a person sees of a run: the live line on a narrow terminal, and the logs of a run that goes well."""
+import fcntl
+import os
+import pty
+import re
+import struct
+import termios
+
+from kit import BIN, ROOT, check
+from jobs import manifest
+
+
+def on_terminal(columns, *arguments):
+    """What `aqpipe` writes to a terminal so wide, line by line; a line that was written over is one as well."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ.pop("COLUMNS", None)
+        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        os.execv(BIN / "aqpipe", ["aqpipe", *map(str, arguments)])
+    said = b""
+    while True:
+        try:
+            piece = os.read(terminal, 65536)
+        except OSError:  # the other end is closed
+            break
+        said += piece
+    os.close(terminal)
+    check(os.waitpid(pid, 0)[1] == 0, f"aqpipe {arguments}: {said.decode(errors='replace')}")
+    return [line.replace("\033[K", "") for line in re.split("[\r\n]+", said.decode())]
+
+
+def scenario_seen():
+    """One job of two stages on a terminal of 80 columns; then its logs."""
+    job = manifest("one", **{"pipeline.stages": 2, "train.evaluate_every": "1 epoch", "checkpoint.every": "5 steps"})
+    lines = on_terminal(80, "launch", job)
+    live = [line for line in lines if re.search(r"step \d+/12 .* left \d+:\d\d$", line)]
+    check(live, f"no line of progress with what is left: {lines}")
+    check(any("ready) 0:0" in line for line in lines), f"nothing is said before the first step: {lines}")
+    for line in live + [line for line in lines if " ready) " in line]:
+        check(len(line) < 80, f"{len(line)} columns of 80: {line}")
+
+    for rank in range(2):
+        log = (ROOT / "one" / "logs" / f"stage-{rank}.log").read_text().splitlines()
+        for line in log:
+            check(re.match(rf"20\d\d-[01]\d-[0-3]\dT\d\d:\d\d:\d\d\.\d{{3}}Z rank {rank} info \w+: ", line), f"no line of a log: {line}")
+        for words in (f"stage {rank} of 2, replica 0 of 1: layers", "on cpu:", "at 127.0.0.1:" if rank == 0 else "connected",
+                      "trains: steps 1 to 12", "step 1, the first, took", "step 3: evaluated in", "step 5: its checkpoint is on disk",
+                      "step 12: its checkpoint is on disk", "done after step 12"):
+            check(any(words in line for line in log), f"the log of rank {rank} does not say '{words}': {log}")
