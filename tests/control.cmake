@@ -36,6 +36,9 @@ target_include_directories(test_metrics_file PRIVATE ${aq_runtime_ROOMS})
 aq_test(test_progress LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_progress PRIVATE ${aq_runtime_ROOMS})
 
+aq_test(test_report LIBS aq_runtime aq_dep::jansson LABELS quick)
+target_include_directories(test_report PRIVATE ${aq_runtime_ROOMS})
+
 aq_test(test_loss_scale LIBS aq_runtime LABELS quick)
 target_include_directories(test_loss_scale PRIVATE ${aq_runtime_ROOMS})
 aq_test(test_restart LIBS aq_runtime aq_dep::jansson LABELS quick)

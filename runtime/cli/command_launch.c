@@ -316,13 +316,16 @@ static json_t *start_line(const struct command *command)
     for (uint32_t r = 0; r < plan->ranks; r++)
         json_array_append_new(memory, json_integer((json_int_t)plan->stages[r % plan->stage_count].memory_bytes));
     codec_name(plan, name, sizeof name);
-    return json_pack("{s:s, s:s, s:s, s:o, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:I, s:o, s:o}", "event", "start",
-                     "name", command->job->name, "codec", name, "plan_hash", aq_control_hex(aq_plan_hash(plan)),
-                     "version", AQ_VERSION, "stages", (json_int_t)plan->stage_count, "replicas",
-                     (json_int_t)plan->replicas, "steps_planned", (json_int_t)plan->steps, "steps_per_epoch",
-                     (json_int_t)plan->steps_per_epoch, "parameters", (json_int_t)plan->parameters, "resumed",
-                     (json_int_t)command->entry.resume_step, "rate_mbps", command->job->link.rate_mbps, "batch",
-                     (json_int_t)command->job->train.batch, "edges", edges, "memory_planned", memory);
+    json_t *line =
+        json_pack("{s:s, s:s, s:s, s:o, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:I, s:o, s:o}", "event", "start",
+                  "name", command->job->name, "codec", name, "plan_hash", aq_control_hex(aq_plan_hash(plan)), "version",
+                  AQ_VERSION, "stages", (json_int_t)plan->stage_count, "replicas", (json_int_t)plan->replicas,
+                  "steps_planned", (json_int_t)plan->steps, "steps_per_epoch", (json_int_t)plan->steps_per_epoch,
+                  "parameters", (json_int_t)plan->parameters, "resumed", (json_int_t)command->entry.resume_step,
+                  "rate_mbps", command->job->link.rate_mbps, "batch", (json_int_t)command->job->train.batch, "edges",
+                  edges, "memory_planned", memory);
+    aq_report_start(plan, line);
+    return line;
 }
 
 /* Into metrics.jsonl, and to standard output with --json. Takes the reference. */
@@ -520,7 +523,7 @@ static void say_end(struct command *command, const struct aq_launch_result *resu
     if (command->progress.off || command->progress.json) return;
     if (aq_report_run(command->job->output.path, &report) == AQ_OK) {
         json_t *runs = json_pack("[O]", report);
-        aq_report_table(runs, &table);
+        aq_report_table(runs, aq_text_columns(STDERR_FILENO), &table);
         fputs(aq_text_of(&table), stderr);
         json_decref(runs);
     }

@@ -1,6 +1,7 @@
 /* command_report.c -- `aqpipe report`: figures of one or several runs, as a table, report.json, or a curve for
  * plotting. */
 #include <stdio.h>
+#include <unistd.h>
 
 #include "commands.h"
 #include "options.h"
@@ -20,7 +21,7 @@ static int show(json_t *runs, const char *output, bool json, bool table)
         json_decref(report);
     } else if (table) {
         struct aq_text text = {0};
-        aq_report_table(runs, &text);
+        aq_report_table(runs, aq_text_columns(STDOUT_FILENO), &text);
         fputs(aq_text_of(&text), stdout);
         aq_text_deinit(&text);
     }

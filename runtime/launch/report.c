@@ -1,7 +1,9 @@
 /* report.c -- what the report says, of what report_sums.c has added up; see the header for what is a mean over what. */
 #include "report.h"
 
+#include <limits.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "control.h"
@@ -125,11 +127,40 @@ static void add_stages(const struct aq_report_sums *g, json_t *report)
     json_object_set_new(report, "memory", memory);
 }
 
+/*
+ * What each machine sent and holds on disk: caches as they are at the end, and the checkpoints that are kept as the
+ * plan says. Which ranks are on which machine the start line says (report_start.c); one of before does not: null.
+ */
+static json_t *machines(const struct aq_report_sums *g)
+{
+    const json_t *of = json_object_get(g->start, "machines"),
+                 *written = json_object_get(g->start, "checkpoint_planned");
+    const json_t *stages = json_object_get(g->end, "stages");
+    const size_t ranks = json_array_size(of);
+    double sent[AQ_JOB_RANKS_MAX] = {0}, disk[AQ_JOB_RANKS_MAX] = {0};
+    json_int_t count = 0;
+    if (!json_is_array(of) || ranks > AQ_JOB_RANKS_MAX) return json_null();
+    for (size_t r = 0; r < ranks; r++) {
+        const json_int_t machine = json_integer_value(json_array_get(of, r));
+        if (machine < 0 || machine >= (json_int_t)ranks) return json_null();
+        if (machine >= count) count = machine + 1;
+        sent[machine] += g->n.sent[r];
+        disk[machine] += json_number_value(json_array_get(written, r)) +
+                         aq_control_number_or(json_array_get(stages, r), "cache_file_bytes", 0);
+    }
+    json_t *list = json_array();
+    for (json_int_t m = 0; m < count; m++)
+        json_array_append_new(list, json_pack("{s:I, s:o, s:o}", "machine", m, "sent_bytes", whole(sent[m]),
+                                              "disk_bytes", stages ? whole(disk[m]) : json_null()));
+    return list;
+}
+
 static json_t *make(const struct aq_report_sums *g)
 {
     const struct aq_report_part *c = &g->n.cold, *w = &g->n.warm;
     json_t *report = json_object();
-    static const char *const copied[] = {"name", "codec", "plan_hash", "edges", "rate_mbps", "batch", "steps_planned"};
+    static const char *const copied[] = {"name",  "codec",     "optimizer", "reduce",       "plan_hash",
+                                         "edges", "rate_mbps", "batch",     "steps_planned"};
     for (size_t i = 0; i < sizeof copied / sizeof *copied; i++)
         json_object_set_new(report, copied[i], copy(g->start, copied[i]));
     json_object_set_new(report, "state", g->end ? copy(g->end, "state") : json_string("unfinished"));
@@ -144,6 +175,8 @@ static json_t *make(const struct aq_report_sums *g)
                         g->n.epoch_first < 0 ? json_integer(0)
                                              : whole((double)g->n.epoch_last - (double)g->n.epoch_first + 1));
     json_object_set_new(report, "seconds", aq_control_number(g->n.time));
+    json_object_set_new(report, "compute_seconds", aq_control_number(g->n.compute_ns * 1e-9)); /* of all stages */
+    json_object_set_new(report, "machines", machines(g));
     json_object_set_new(report, "sequences_per_second", mean(c->samples + w->samples, c->seconds + w->seconds));
     json_object_set_new(report, "sequences_per_second_warm", mean(w->samples, w->seconds));
     json_object_set_new(report, "step_seconds", mean(c->seconds + w->seconds, (double)(c->steps + w->steps)));
@@ -184,6 +217,16 @@ static enum aq_status walk(const char *folder, uint64_t offset, enum aq_status (
     return status;
 }
 
+/* What tells runs apart whose jobs have one name: the folder, as it was named and its own name alone. */
+static void add_folder(json_t *report, const char *folder)
+{
+    char path[PATH_MAX];
+    const char *whole_path = realpath(folder, path) ? path : folder, *slash = strrchr(whole_path, '/');
+    json_t *run = json_string(slash && slash[1] ? slash + 1 : whole_path), *named = json_string(folder);
+    json_object_set_new(report, "run", run ? run : json_null()); /* a name that is no UTF-8 */
+    json_object_set_new(report, "folder", named ? named : json_null());
+}
+
 enum aq_status aq_report_run(const char *folder, json_t **out)
 {
     struct aq_report_sums sums;
@@ -194,7 +237,7 @@ enum aq_status aq_report_run(const char *folder, json_t **out)
     enum aq_status status = walk(folder, offset, aq_report_sums_add, &sums);
     if (status == AQ_OK && !sums.start)
         status = aq_fail(AQ_CORRUPT, "report", "the metrics of %s have no start line", folder);
-    if (status == AQ_OK) *out = make(&sums);
+    if (status == AQ_OK) add_folder(*out = make(&sums), folder);
     aq_report_sums_deinit(&sums);
     return status;
 }

@@ -15,6 +15,12 @@
 #include "aqsgd/base.h"
 #include "runtime_text.h"
 
+struct aq_plan; /* plan.h */
+
+/* report_start.c: what a start line has so that reports can tell runs apart and add up by machine: "optimizer",
+ * "reduce" (null: one replica), "machines" (of each rank) and "checkpoint_planned" (bytes of those kept, of each). */
+void aq_report_start(const struct aq_plan *plan, json_t *line);
+
 /* The report of one run folder, an object as it stands in report.json's "runs". AQ_NOTFOUND (logged): no metrics there.
  * AQ_CORRUPT: not ours. */
 enum aq_status aq_report_run(const char *folder, json_t **out);
@@ -22,8 +28,8 @@ enum aq_status aq_report_run(const char *folder, json_t **out);
 /* {"runs":[...]} written whole to path. Takes the reference of runs. */
 enum aq_status aq_report_write(json_t *runs, const char *path);
 
-/* One aligned table of the runs. */
-void aq_report_table(const json_t *runs, struct aq_text *text);
+/* One aligned table of the runs, in so many columns of text (0: any number). */
+void aq_report_table(const json_t *runs, unsigned columns, struct aq_text *text);
 
 /* The run's curve for plotting: a head line and one line a step, tab-separated, "nan" where there is nothing. All of
  * the metrics are read for it, a line at a time. AQ_IO, AQ_NOSPC: it cannot be written there. */

@@ -58,9 +58,14 @@ static void add_step(struct aq_report_numbers *g, const json_t *line)
         part->forward[s] += item(line, "forward_bytes", r);
         if (s > 0) part->backward[s - 1] += item(line, "backward_bytes", r);
         part->gradient += item(line, "gradient_bytes", r);
-        part->forward_wire += wire(line, "forward_bytes", "forward_packed", r);
-        part->backward_wire += wire(line, "backward_bytes", "backward_packed", r);
-        part->gradient_wire += wire(line, "gradient_bytes", "gradient_packed", r);
+        const double forward = wire(line, "forward_bytes", "forward_packed", r),
+                     backward = wire(line, "backward_bytes", "backward_packed", r),
+                     gradient = wire(line, "gradient_bytes", "gradient_packed", r);
+        part->forward_wire += forward;
+        part->backward_wire += backward;
+        part->gradient_wire += gradient;
+        g->sent[r] += forward + backward + gradient;
+        g->compute_ns += item(line, "compute_ns", r);
         g->packing_ns += item(line, "packing_ns", r);
         g->reduce_ns += item(line, "reduce_ns", r);
         g->optimizer_ns += item(line, "optimizer_ns", r);

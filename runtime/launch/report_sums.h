@@ -37,7 +37,8 @@ struct aq_report_numbers {
     double fetched, loss_scale;      /* of the last step; 0: not fp16 */
     int64_t epoch_first, epoch_last; /* -1: none yet */
     struct aq_report_part cold, warm;
-    double packing_ns, link_wait_ns, wait_ns, reduce_ns, optimizer_ns, stage_seconds;
+    double sent[AQ_JOB_RANKS_MAX]; /* bodies that each rank sent, as links carried them */
+    double compute_ns, packing_ns, link_wait_ns, wait_ns, reduce_ns, optimizer_ns, stage_seconds;
     double time, loss_first, loss_last;
     struct aq_report_curve first_epoch, last_epoch;
 };

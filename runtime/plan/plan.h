@@ -140,6 +140,9 @@ uint64_t aq_plan_hash(const struct aq_plan *plan);
 enum aq_status aq_plan_differences(const struct aq_plan *there, const struct aq_plan *here, bool resume,
                                    struct aq_text *out);
 
+/* Bytes of the checkpoints that a rank of stage s keeps (checkpoint.keep), with its neighbour's copies. */
+uint64_t aq_plan_checkpoint_bytes(const struct aq_plan *plan, uint32_t s);
+
 /* Bytes of state, errors and scratch of the optimizer of so many parameters; tensors change next to nothing of it. */
 uint64_t aq_plan_optimizer_bytes(const struct aq_plan *plan, uint64_t parameters);
 

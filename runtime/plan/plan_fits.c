@@ -87,6 +87,13 @@ enum aq_status aq_plan_rank_fits(const struct aq_plan *plan, uint32_t rank, uint
         largest ? largest->name : "?", aq_text_size(largest ? largest->bytes : 0, most));
 }
 
+uint64_t aq_plan_checkpoint_bytes(const struct aq_plan *plan, uint32_t s)
+{
+    const uint64_t parameters = plan->stages[s].size.parameters;
+    const uint64_t bytes = parameters * sizeof(float) + aq_plan_optimizer_bytes(plan, parameters);
+    return bytes * plan->job->checkpoint.keep * (plan->job->checkpoint.mirror ? 2 : 1);
+}
+
 /* What the slab of a stage's cache takes on disk already: a run that goes on needs no second copy of it. */
 static uint64_t slab_held(const char *folder, uint32_t rank)
 {

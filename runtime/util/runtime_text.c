@@ -3,6 +3,7 @@
  */
 #include "runtime_text.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -104,6 +105,41 @@ unsigned aq_text_columns(int fd)
     if (columns > 0 && columns <= COLUMNS_MAX) return (unsigned)columns;
     if (isatty(fd) != 1) return 0;
     return ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : COLUMNS_USUAL;
+}
+
+void aq_text_fold(struct aq_text *text, const char *from, unsigned columns)
+{
+    enum { DEEPER = 4 };
+    while (*from) {
+        const char *end = strchr(from, '\n');
+        size_t length = end ? (size_t)(end - from) : strlen(from), room = columns;
+        while (columns > 2 * DEEPER && length > room) {
+            size_t cut = room;
+            while (cut > DEEPER && from[cut] != ' ')
+                cut--;
+            if (cut == DEEPER) { /* one long word */
+                const char *blank = memchr(from + room, ' ', length - room);
+                if (!blank) break;
+                cut = (size_t)(blank - from);
+            }
+            aq_text_bytes(text, from, cut);
+            aq_text_add(text, "\n%*s", DEEPER, "");
+            from += cut + 1;
+            length -= cut + 1;
+            room = columns - DEEPER;
+        }
+        aq_text_bytes(text, from, length + (end != NULL));
+        from += length + (end != NULL);
+    }
+}
+
+const char *aq_text_figure(double value, int decimals, char out[AQ_TEXT_NUMBER])
+{
+    if (isfinite(value))
+        snprintf(out, AQ_TEXT_NUMBER, "%.*f", decimals, value);
+    else
+        snprintf(out, AQ_TEXT_NUMBER, "-");
+    return out;
 }
 
 const char *aq_text_size(uint64_t bytes, char out[AQ_TEXT_NUMBER])

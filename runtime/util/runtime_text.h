@@ -42,8 +42,15 @@ void aq_text_deinit(struct aq_text *text);
  * that fd is. 0: no limit, for it is a file or a pipe, whose reader wraps by itself. */
 unsigned aq_text_columns(int fd);
 
-/* For people: "1.50 GiB", "36.9 kB" style numbers into a small buffer, which is returned. */
+/* Add `from`, its lines folded at blanks so that they have at most `columns` (0: as they are), with four blanks before
+ * what goes on. A word that is longer stays whole. */
+void aq_text_fold(struct aq_text *text, const char *from, unsigned columns);
+
+/* For people: so many decimals; "-" where the value is none (not finite). */
 enum { AQ_TEXT_NUMBER = 24 };
+const char *aq_text_figure(double value, int decimals, char out[AQ_TEXT_NUMBER]);
+
+/* For people: "1.50 GiB", "36.9 kB" style numbers into a small buffer, which is returned. */
 const char *aq_text_size(uint64_t bytes, char out[AQ_TEXT_NUMBER]);
 const char *aq_text_seconds(double seconds, char out[AQ_TEXT_NUMBER]);
 

@@ -363,10 +363,11 @@ static void test_table_of_runs_is_printable(void **state)
     (void)state;
     struct aq_text text = {0};
     json_t *runs =
-        json_pack("[{s:s, s:s, s:s, s:i, s:i, s:f, s:i, s:[s, s]}]", "name", nasty, "codec", nasty, "state", nasty,
+        json_pack("[{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:f, s:i, s:[s, s]}]", "name", nasty, "run", nasty,
+                  "folder", nasty, "optimizer", nasty, "reduce", nasty, "codec", nasty, "state", nasty,
                   "restarts", 2, "steps_skipped", 3, "loss_scale", 8.0, "stages", 2, "reduce_codec", nasty, "int8");
     assert_non_null(runs);
-    aq_report_table(runs, &text);
+    aq_report_table(runs, 0, &text);
     const char *shown = aq_text_of(&text);
     assert_non_null(strstr(shown, "averaged"));
     assert_non_null(strstr(shown, "skipped"));

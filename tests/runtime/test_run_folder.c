@@ -289,7 +289,7 @@ static void test_report_takes_any_json(void **state)
         fclose(curve);
         if (status != AQ_OK) continue;
         json_t *runs = json_pack("[o]", report);
-        aq_report_table(runs, &text);
+        aq_report_table(runs, 0, &text);
         assert_int_equal(text.status, AQ_OK);
         aq_text_deinit(&text);
         assert_int_equal(aq_report_write(runs, in_folder("report.json")), AQ_OK);

@@ -1,0 +1,32 @@
+/* report_start.c -- what the start line of metrics.jsonl says of the plan, for reports; see report.h. */
+#include "plan.h"
+#include "report.h"
+
+/* Machines by number, in the order of the ranks that are first on them. */
+static json_t *machines(const struct aq_plan *plan)
+{
+    uint32_t number[AQ_JOB_RANKS_MAX], count = 0;
+    json_t *list = json_array();
+    for (uint32_t r = 0; r < plan->ranks; r++) {
+        uint32_t first = 0;
+        while (first < r && !aq_job_same_host(plan->job, first, r))
+            first++;
+        number[r] = first < r ? number[first] : count++;
+        json_array_append_new(list, json_integer(number[r]));
+    }
+    return list;
+}
+
+void aq_report_start(const struct aq_plan *plan, json_t *line)
+{
+    const struct aq_job *job = plan->job;
+    const struct aq_optimizer_config *config = &job->train.optimizer;
+    const char *reduce = job->reduce.codec ? job->reduce.codec : config->reduce.kind;
+    json_t *written = json_array();
+    for (uint32_t r = 0; r < plan->ranks; r++)
+        json_array_append_new(written, json_integer((json_int_t)aq_plan_checkpoint_bytes(plan, r % plan->stage_count)));
+    json_object_set_new(line, "optimizer", json_string(config->kind));
+    json_object_set_new(line, "reduce", plan->replicas > 1 ? json_string(reduce) : json_null());
+    json_object_set_new(line, "machines", machines(plan));
+    json_object_set_new(line, "checkpoint_planned", written);
+}
