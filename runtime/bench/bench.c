@@ -21,10 +21,12 @@ static const struct aq_command_line line;
 
 static int run_one(const struct aq_bench_options *options, const char *name)
 {
+    static bool told; /* the machine stands before all figures, once */
     bool found = false;
     for (int i = 0; i < BENCHES; i++) {
         if (strcmp(name, "all") != 0 && strcmp(name, benches[i].name) != 0) continue;
-        found = true;
+        if (!told) aq_bench_machine(options);
+        found = told = true;
         if (benches[i].run(options) != AQ_OK) return AQ_EXIT_FAILED;
     }
     if (found) return AQ_EXIT_DONE;

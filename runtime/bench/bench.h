@@ -1,9 +1,9 @@
 /*
  * bench.h -- what every `aqpipe bench` has in common. Each bench lives in bench_<room>.c.
  *
- * A bench prints figures and judges nothing. With --json every case is one line: {"case": "...", "value": ..., "unit":
- * "..."}. What a case does is the bench's; which cases run, how often, what of the repeats counts and how the figure is
- * printed are bench_case.c's.
+ * A bench prints figures and judges nothing; its first line says on what machine. With --json every case is one line:
+ * {"case": "...", "value": ..., "unit": "..."}, the machine (whose value are its cores) as well. What a case does is the
+ * bench's; which cases run, how often, what of the repeats counts and how the figure is printed are bench_case.c's.
  */
 #ifndef RUNTIME_BENCH_H
 #define RUNTIME_BENCH_H
@@ -51,6 +51,9 @@ enum aq_status aq_bench_median(struct aq_device *device, struct aq_stream *strea
 /* Operations a second of a product M x N x K of random operands of `type`; the result is of it, too, in 16 bits. */
 enum aq_status aq_bench_product(struct aq_device *device, enum aq_element type, enum aq_element compute, uint64_t M,
                                 uint64_t N, uint64_t K, double *rate);
+
+/* What stands before all figures: processor, cores, kernel, this version, and the libraries that are loaded. */
+void aq_bench_machine(const struct aq_bench_options *options);
 
 enum aq_status aq_bench_stage(const struct aq_bench_options *options);
 enum aq_status aq_bench_codec(const struct aq_bench_options *options);

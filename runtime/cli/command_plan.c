@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "commands.h"
 #include "options.h"
@@ -79,8 +80,8 @@ static enum aq_status print_with(const struct options *options, const struct aq_
     struct aq_text text = {0};
     if (costs) AQ_TRY(aq_plan_predict(plan, costs, &prediction));
     const struct aq_plan_prediction *foretold = costs ? &prediction : NULL;
-    enum aq_status status =
-        options->json ? aq_plan_print_json(plan, costs, foretold, &text) : aq_plan_print(plan, costs, foretold, &text);
+    enum aq_status status = options->json ? aq_plan_print_json(plan, costs, foretold, &text)
+                                          : aq_plan_print(plan, costs, foretold, aq_text_columns(STDOUT_FILENO), &text);
     if (status == AQ_OK && fputs(aq_text_of(&text), stdout) < 0) status = aq_fail_errno("plan", "cannot print");
     aq_text_deinit(&text);
     return status;

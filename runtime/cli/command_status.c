@@ -24,6 +24,7 @@
 #include "run_folder.h"
 #include "run_lines.h"
 #include "runtime_text.h"
+#include "table.h"
 
 enum { DAEMON_S = 15, STOP_S = 600, LOG_BYTES = 16384, LOG_BYTES_MAX = 64 << 20 };
 static const uint64_t second_ns = 1000ULL * 1000 * 1000;
@@ -168,6 +169,11 @@ static int daemon_status(const struct asked *asked)
 
 /* ---- of a run folder ---- */
 
+static double number_of(const json_t *line, const char *key)
+{
+    return aq_control_number_or(line, key, (double)NAN);
+}
+
 struct latest {
     json_t *start, *step, *eval, *end;
 };
@@ -223,41 +229,71 @@ static const char *state_of(const char *folder, const struct latest *latest)
     return latest->end ? shown(latest->end, "state", "ended") : "interrupted";
 }
 
+/* One object: what status tells, and of `top` what it shows of each rank (takes the reference; NULL: nothing). */
+static void print_status(const struct asked *asked, const struct latest *latest, json_t *ranks)
+{
+    const json_t *step = latest->step;
+    json_t *all = json_pack("{s:O?, s:O?, s:s, s:i, s:I, s:I, s:o, s:o, s:o, s:o}", "name",
+                            json_object_get(latest->start, "name"), "codec", json_object_get(latest->start, "codec"),
+                            "state", state_of(asked->folder, latest), "pid", (int)aq_run_holder(asked->folder), "step",
+                            (json_int_t)aq_control_u64_or(step, "step", 0), "steps",
+                            (json_int_t)aq_control_u64_or(latest->start, "steps_planned", 0), "loss",
+                            aq_control_number(number_of(step, "loss")), "sequences_per_second",
+                            aq_control_number(number_of(step, "sequences_per_second")), "seconds",
+                            aq_control_number(number_of(step, "time")), "link_wait_share",
+                            step ? aq_control_number(aq_progress_link_wait(step)) : json_null());
+    if (ranks) {
+        json_object_set_new(all, "ranks", ranks);
+    } else {
+        json_object_set(all, "last", latest->step);
+        json_object_set(all, "eval", latest->eval);
+        json_object_set(all, "end", latest->end);
+    }
+    print_json(all);
+    json_decref(all);
+}
+
+static void add_folder_status(const struct asked *asked, const struct latest *latest, struct aq_text *text)
+{
+    const json_t *step = latest->step, *eval = latest->eval;
+    const pid_t holder = aq_run_holder(asked->folder);
+    char loss[AQ_TEXT_NUMBER], more[AQ_TEXT_NUMBER];
+    aq_text_add(text, "%s: '%s' (%s) is %s", asked->folder, shown(latest->start, "name", "?"),
+                shown(latest->start, "codec", "?"), state_of(asked->folder, latest));
+    if (holder > 0) aq_text_add(text, " (pid %d)", (int)holder);
+    aq_text_add(text, "\nstep %llu of %llu", (unsigned long long)aq_control_u64_or(step, "step", 0),
+                (unsigned long long)aq_control_u64_or(latest->start, "steps_planned", 0));
+    if (step)
+        aq_text_add(text, ", loss %s, %s seq/s, waits for links %.0f %%, %.0f s",
+                    aq_text_figure(number_of(step, "loss"), 4, loss),
+                    aq_text_figure(number_of(step, "sequences_per_second"), 2, more), aq_progress_link_wait(step) * 100,
+                    aq_control_number_or(step, "time", 0));
+    const char *metric;
+    double value;
+    bool higher;
+    if (eval)
+        aq_text_add(text, "\nheld-out after step %llu: loss %s", (unsigned long long)aq_control_u64_or(eval, "step", 0),
+                    aq_text_figure(number_of(eval, "loss"), 4, loss));
+    if (eval && aq_heldout_metric(eval, &metric, &value, &higher))
+        aq_text_add(text, ", %s %s", metric, aq_text_figure(value, 3, more));
+    if (aq_control_text_or(latest->end, "cause", NULL)) aq_text_add(text, "\n%s", shown(latest->end, "cause", ""));
+    aq_text_add(text, "\n");
+}
+
 static int folder_status(const struct asked *asked)
 {
     struct latest latest;
+    struct aq_text text = {0}, folded = {0};
     if (read_latest(asked->folder, &latest) != AQ_OK) return AQ_EXIT_FAILED;
-    const char *state = state_of(asked->folder, &latest);
-    const unsigned long long step = aq_control_u64_or(latest.step, "step", 0);
-    const unsigned long long steps = aq_control_u64_or(latest.start, "steps_planned", 0);
-    const pid_t holder = aq_run_holder(asked->folder);
     if (asked->json) {
-        json_t *all = json_pack("{s:s, s:s, s:i, s:I, s:I, s:O*, s:O*, s:O*}", "name", shown(latest.start, "name", "?"),
-                                "state", state, "pid", (int)holder, "step", (json_int_t)step, "steps",
-                                (json_int_t)steps, "last", latest.step, "eval", latest.eval, "end", latest.end);
-        print_json(all);
-        json_decref(all);
+        print_status(asked, &latest, NULL);
     } else {
-        printf("%s: '%s' (%s) is %s", asked->folder, shown(latest.start, "name", "?"),
-               shown(latest.start, "codec", "?"), state);
-        if (holder > 0) printf(" (pid %d)", (int)holder);
-        printf("\nstep %llu of %llu", step, steps);
-        if (latest.step)
-            printf(", loss %.4f, %.2f seq/s, waits for links %.0f %%, %.0f s",
-                   aq_control_number_or(latest.step, "loss", (double)NAN),
-                   aq_control_number_or(latest.step, "sequences_per_second", 0),
-                   aq_progress_link_wait(latest.step) * 100, aq_control_number_or(latest.step, "time", 0));
-        const char *metric;
-        double value;
-        bool higher;
-        if (latest.eval)
-            printf("\nheld-out after step %llu: loss %.4f",
-                   (unsigned long long)aq_control_u64_or(latest.eval, "step", 0),
-                   aq_control_number_or(latest.eval, "loss", (double)NAN));
-        if (latest.eval && aq_heldout_metric(latest.eval, &metric, &value, &higher)) printf(", %s %.3f", metric, value);
-        if (aq_control_text_or(latest.end, "cause", NULL)) printf("\n%s", shown(latest.end, "cause", ""));
-        putchar('\n');
+        add_folder_status(asked, &latest, &text);
+        aq_text_fold(&folded, aq_text_of(&text), aq_text_columns(STDOUT_FILENO));
+        fputs(aq_text_of(&folded), stdout);
     }
+    aq_text_deinit(&text);
+    aq_text_deinit(&folded);
     latest_close(&latest);
     return AQ_EXIT_DONE;
 }
@@ -272,12 +308,13 @@ int aq_command_status(int argc, char **argv)
 
 /* ---- top ---- */
 
+/* Of the step's time at this rank; NaN: it has no such part. */
 static double share(const json_t *line, const char *key, size_t stage)
 {
     const json_t *value = json_array_get(json_object_get(line, key), stage);
     const json_t *all = json_array_get(json_object_get(line, "stage_seconds"), stage);
     const double seconds = json_number_value(all);
-    return json_is_number(value) && seconds > 0 ? json_number_value(value) * 1e-7 / seconds : 0;
+    return json_is_number(value) && seconds > 0 ? json_number_value(value) * 1e-9 / seconds : (double)NAN;
 }
 
 static double plain(const json_t *line, const char *key, size_t stage)
@@ -309,35 +346,97 @@ static struct carried carried(const json_t *line, size_t rank)
     return out;
 }
 
+enum { SHARES = 7, BYTES = 3, MEASURES = 3 };
+
+static const struct {
+    const char *key, *head, *name; /* of the step's line; of the column; in JSON */
+} shares[SHARES] = {{"compute_ns", "compute", "compute"},
+                    {"codec_ns", "codec", "codec"},
+                    {"optimizer_ns", "optim.", "optimizer"},
+                    {"reduce_ns", "reduce", "reduce"},
+                    {"wait_ns", "idle", "idle"},
+                    {"link_wait_ns", "links", "links"},
+                    {"cache_wait_ns", "cache", "cache"}},
+  sizes[BYTES] = {{NULL, "sent fwd", "forward_bytes"},
+                  {NULL, "sent bwd", "backward_bytes"},
+                  {NULL, "gradients", "gradient_bytes"}},
+  measures[MEASURES] = {{"delta_ratio", "|a-m|/|a|", "delta_ratio"},
+                        {"error_ratio", "|d-Q|/|d|", "error_ratio"},
+                        {"common_mode", "mean/rms", "common_mode"}};
+
+static void top_table(const struct latest *latest, struct aq_text *text)
+{
+    const json_t *line = latest->step;
+    const size_t ranks = json_array_size(json_object_get(line, "compute_ns"));
+    const size_t P = (size_t)aq_control_u64_or(latest->start, "stages", 0);
+    const uint32_t replicas = P > 0 && ranks > P;
+    struct aq_table table = {.columns = 2 + replicas + SHARES + BYTES + MEASURES, .keys = 1 + replicas};
+    if (replicas) aq_table_cell(&table, "replica");
+    aq_table_cell(&table, "stage");
+    for (int i = 0; i < SHARES; i++)
+        aq_table_cell(&table, "%s", shares[i].head);
+    for (int i = 0; i < BYTES; i++)
+        aq_table_cell(&table, "%s", sizes[i].head);
+    aq_table_cell(&table, "packed");
+    for (int i = 0; i < MEASURES; i++)
+        aq_table_cell(&table, "%s", measures[i].head);
+    for (size_t r = 0; r < ranks; r++) {
+        const struct carried sent = carried(line, r);
+        if (replicas) aq_table_cell(&table, "%zu", r / P);
+        aq_table_cell(&table, "%zu", P > 0 ? r % P : r);
+        for (int i = 0; i < SHARES; i++)
+            aq_table_figure(&table, share(line, shares[i].key, r) * 100, 0, " %");
+        for (int i = 0; i < BYTES; i++)
+            aq_table_size(&table, sent.bytes[i]);
+        aq_table_figure(&table, sent.left * 100, 0, " %");
+        for (int i = 0; i < MEASURES; i++)
+            aq_table_figure(&table, plain(line, measures[i].key, r), 4, "");
+    }
+    aq_table_print(&table, aq_text_columns(STDOUT_FILENO), text);
+    aq_table_deinit(&table);
+}
+
 static void show_top(const struct latest *latest, const char *state)
 {
     const json_t *line = latest->step;
-    printf("%s (%s), %s: step %llu of %llu, loss %.4f, %.2f seq/s, %.3f s a step\n\n",
-           shown(latest->start, "name", "?"), shown(latest->start, "codec", "?"), state,
-           (unsigned long long)aq_control_u64_or(line, "step", 0),
-           (unsigned long long)aq_control_u64_or(latest->start, "steps_planned", 0),
-           aq_control_number_or(line, "loss", (double)NAN), aq_control_number_or(line, "sequences_per_second", 0),
-           aq_control_number_or(line, "seconds", 0));
-    puts("stage  compute   codec  optim.  reduce    idle   links   cache  sent fwd  sent bwd  gradients  packed  "
-         "|a-m|/|a|  "
-         "|d-Q|/|d|  "
-         "mean/rms");
+    struct aq_text head = {0}, text = {0};
+    char loss[AQ_TEXT_NUMBER], rate[AQ_TEXT_NUMBER], seconds[AQ_TEXT_NUMBER];
+    aq_text_add(&head, "%s (%s), %s: step %llu of %llu, loss %s, %s seq/s, %s s a step\n",
+                shown(latest->start, "name", "?"), shown(latest->start, "codec", "?"), state,
+                (unsigned long long)aq_control_u64_or(line, "step", 0),
+                (unsigned long long)aq_control_u64_or(latest->start, "steps_planned", 0),
+                aq_text_figure(number_of(line, "loss"), 4, loss),
+                aq_text_figure(number_of(line, "sequences_per_second"), 2, rate),
+                aq_text_figure(number_of(line, "seconds"), 3, seconds));
+    aq_text_fold(&text, aq_text_of(&head), aq_text_columns(STDOUT_FILENO));
+    aq_text_add(&text, "\n");
+    top_table(latest, &text);
+    fputs(aq_text_of(&text), stdout);
+    aq_text_deinit(&head);
+    aq_text_deinit(&text);
+}
+
+/* The table as an object: shares of the step's time from 0 to 1, null where there is none. */
+static json_t *top_ranks(const struct latest *latest)
+{
+    const json_t *line = latest->step;
     const size_t ranks = json_array_size(json_object_get(line, "compute_ns"));
-    const uint64_t P = aq_control_u64_or(latest->start, "stages", 0);
+    const size_t P = (size_t)aq_control_u64_or(latest->start, "stages", 0);
+    json_t *list = json_array();
     for (size_t r = 0; r < ranks; r++) {
-        if (P > 0 && ranks > P && r % P == 0) printf("replica %llu\n", (unsigned long long)(r / P));
-        char forward[AQ_TEXT_NUMBER], backward[AQ_TEXT_NUMBER], gradient[AQ_TEXT_NUMBER];
         const struct carried sent = carried(line, r);
-        printf("%5zu  %5.0f %%  %4.0f %%  %4.0f %%  %4.0f %%  %4.0f %%  %4.0f %%  %4.0f %%  %8s  %8s  %9s  %4.0f %%  "
-               "%9.4f  "
-               "%9.4f  %8.4f\n",
-               P > 0 ? r % P : r, share(line, "compute_ns", r), share(line, "codec_ns", r),
-               share(line, "optimizer_ns", r), share(line, "reduce_ns", r), share(line, "wait_ns", r),
-               share(line, "link_wait_ns", r), share(line, "cache_wait_ns", r),
-               aq_text_size((uint64_t)sent.bytes[0], forward), aq_text_size((uint64_t)sent.bytes[1], backward),
-               aq_text_size((uint64_t)sent.bytes[2], gradient), sent.left * 100, plain(line, "delta_ratio", r),
-               plain(line, "error_ratio", r), plain(line, "common_mode", r));
+        json_t *rank = json_pack("{s:I, s:I}", "replica", (json_int_t)(P > 0 ? r / P : 0), "stage",
+                                 (json_int_t)(P > 0 ? r % P : r));
+        for (int i = 0; i < SHARES; i++)
+            json_object_set_new(rank, shares[i].name, aq_control_number(share(line, shares[i].key, r)));
+        for (int i = 0; i < BYTES; i++)
+            json_object_set_new(rank, sizes[i].name, aq_control_number(sent.bytes[i]));
+        json_object_set_new(rank, "packed", aq_control_number(sent.left));
+        for (int i = 0; i < MEASURES; i++)
+            json_object_set_new(rank, measures[i].name, aq_control_number(plain(line, measures[i].key, r)));
+        json_array_append_new(list, rank);
     }
+    return list;
 }
 
 int aq_command_top(int argc, char **argv)
@@ -351,8 +450,10 @@ int aq_command_top(int argc, char **argv)
         struct latest latest;
         if (read_latest(asked.folder, &latest) != AQ_OK) return AQ_EXIT_FAILED;
         const char *state = state_of(asked.folder, &latest);
-        if (terminal) fputs("\033[H\033[2J", stdout);
-        if (latest.step)
+        if (terminal && !asked.json) fputs("\033[H\033[2J", stdout);
+        if (asked.json)
+            print_status(&asked, &latest, top_ranks(&latest));
+        else if (latest.step)
             show_top(&latest, state);
         else
             printf("%s: %s, no step yet\n", asked.folder, state);

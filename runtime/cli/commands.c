@@ -1,6 +1,7 @@
 /* commands.c -- what the commands have in common. */
 #include "commands.h"
 
+#include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -26,4 +27,13 @@ bool aq_absolute(const char *path, char *out)
     const size_t length = strlen(out);
     const int more = snprintf(out + length, AQ_RUN_PATH_BYTES - length, "/%s", path);
     return more > 0 && (size_t)more < AQ_RUN_PATH_BYTES - length;
+}
+
+int aq_command_end(const char *program, int code)
+{
+    errno = 0;
+    const bool flushed = fflush(stdout) == 0;
+    if (flushed && !ferror(stdout)) return code;
+    fprintf(stderr, "%s: cannot write the output%s%s\n", program, errno ? ": " : "", errno ? strerror(errno) : "");
+    return code == AQ_EXIT_DONE ? AQ_EXIT_FAILED : code;
 }

@@ -30,6 +30,10 @@ struct aq_command {
     int (*run)(int argc, char **argv);
 };
 
+/* The exit status of a program that ends with `code`: what it printed may lie in the buffer yet, and a full disk behind
+ * that is a failure (told). */
+int aq_command_end(const char *program, int code);
+
 /* The program `name` in the folder of this one, into path (4096 bytes); NULL-safe answer false: there is none. */
 bool aq_program_beside(const char *name, char *path);
 

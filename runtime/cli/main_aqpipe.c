@@ -1,5 +1,4 @@
 /* main_aqpipe.c -- the command `aqpipe`: a table of commands, and help that teaches. */
-#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -108,13 +107,9 @@ static int run(int argc, char **argv)
     return command ? command->run(argc - 1, argv + 1) : unknown(argv[1]);
 }
 
-/* What a command printed may still lie in the buffer: a full disk behind it is a failure of the command. */
 int main(int argc, char **argv)
 {
     aq_log_init(AQ_LOG_COMMAND);
     signal(SIGXFSZ, SIG_IGN); /* a file over its limit is a failed write (EFBIG), which has a name */
-    const int code = run(argc, argv);
-    if (fflush(stdout) == 0 && !ferror(stdout)) return code;
-    fprintf(stderr, "aqpipe: cannot write the output: %s\n", strerror(errno));
-    return code == AQ_EXIT_DONE ? AQ_EXIT_FAILED : code;
+    return aq_command_end("aqpipe", run(argc, argv));
 }

@@ -136,7 +136,7 @@ static const struct aq_command_line line = {
     "  (umask 077; head -c 32 /dev/urandom | base64 > token)",
     NULL};
 
-int main(int argc, char **argv)
+static int run(int argc, char **argv)
 {
     static struct asked asked = {.config.fd = -1};
     struct aq_arguments rest;
@@ -152,4 +152,9 @@ int main(int argc, char **argv)
         return aq_options_wrong(line.name, "either --listen HOST:PORT or --fd N");
     aq_log_init(asked.config.listen ? AQ_LOG_DAEMON : AQ_LOG_COMMAND);
     return serve(&asked);
+}
+
+int main(int argc, char **argv)
+{
+    return aq_command_end("aqpiped", run(argc, argv));
 }

@@ -63,18 +63,11 @@ static const char *name_of(const json_t *run, const json_t *runs, char out[NAME_
     return shown(name, out);
 }
 
-/* Hours, but for what is short. */
-static void add_time(struct aq_table *table, double seconds)
-{
-    const double unit = seconds < 60 ? 1 : seconds < 360 ? 60 : 3600;
-    aq_table_figure(table, seconds / unit, seconds < 360 ? 1 : 2, seconds < 60 ? " s" : seconds < 360 ? " min" : " h");
-}
-
 static void add_row(struct aq_table *table, const json_t *run, const json_t *runs)
 {
     static const char *const words[] = {"codec", "optimizer", "reduce"};
     const uint64_t stages = aq_control_u64_or(run, "stages", 0), replicas = aq_control_u64_or(run, "replicas", 1);
-    char name[NAME_BYTES], state[AQ_PRINTABLE_BYTES_MIN];
+    char name[NAME_BYTES], state[AQ_PRINTABLE_BYTES_MIN], number[AQ_TEXT_NUMBER];
     name_of(run, runs, name);
     if (aq_control_is(run, "state", "done"))
         aq_table_cell(table, "%s", name);
@@ -101,8 +94,8 @@ static void add_row(struct aq_table *table, const json_t *run, const json_t *run
         aq_table_cell(table, "%.3f %.24s", value, metric);
     else
         aq_table_cell(table, "-");
-    add_time(table, at(run, "seconds", NULL));
-    add_time(table, at(run, "compute_seconds", NULL));
+    aq_table_cell(table, "%s", aq_text_hours(at(run, "seconds", NULL), number));
+    aq_table_cell(table, "%s", aq_text_hours(at(run, "compute_seconds", NULL), number));
     aq_table_size(table, most(run, "sent_bytes"));
     aq_table_size(table, most(run, "disk_bytes"));
     aq_table_size(table, at(run, "cache_bytes", NULL));

@@ -257,9 +257,24 @@ struct aq_plan_prediction {
 enum aq_status aq_plan_predict(const struct aq_plan *plan, const struct aq_plan_costs *costs,
                                struct aq_plan_prediction *out);
 
-/* For people, and for programs (one JSON object). costs and prediction may be NULL: then nothing is said about time. */
+/* Of a whole run. "A machine": that of those which has most. */
+struct aq_plan_totals {
+    double seconds, compute_seconds; /* by the prediction, of all stages; 0: there is none       */
+    uint32_t machines;
+    uint64_t sent_bytes;  /* that a machine's stages send, at most; bodies go packed      */
+    uint64_t disk_bytes;  /* of a machine's caches and of the checkpoints that are kept   */
+    uint64_t cache_bytes; /* of the caches of all machines; 0: in memory, or there are none */
+    uint64_t data_bytes;  /* of the files of data.train                                   */
+};
+
+/* costs and prediction may be NULL. */
+void aq_plan_totals(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                    const struct aq_plan_prediction *prediction, struct aq_plan_totals *out);
+
+/* For people, in so many columns (0: any number), and for programs (one JSON object). costs and prediction may be NULL:
+ * then nothing is said about time. */
 enum aq_status aq_plan_print(const struct aq_plan *plan, const struct aq_plan_costs *costs,
-                             const struct aq_plan_prediction *prediction, struct aq_text *text);
+                             const struct aq_plan_prediction *prediction, unsigned columns, struct aq_text *text);
 enum aq_status aq_plan_print_json(const struct aq_plan *plan, const struct aq_plan_costs *costs,
                                   const struct aq_plan_prediction *prediction, struct aq_text *text);
 

@@ -93,6 +93,18 @@ static json_t *time_json(const struct aq_plan *plan, const struct aq_plan_costs 
     return time;
 }
 
+static json_t *totals_json(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                           const struct aq_plan_prediction *prediction)
+{
+    struct aq_plan_totals totals;
+    aq_plan_totals(plan, costs, prediction, &totals);
+    return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "machines", (int)totals.machines, "sent_bytes",
+                     whole(totals.sent_bytes), "disk_bytes", whole(totals.disk_bytes), "cache_bytes",
+                     whole(totals.cache_bytes), "data_bytes", whole(totals.data_bytes), "seconds",
+                     prediction ? aq_control_number(totals.seconds) : json_null(), "compute_seconds",
+                     prediction ? aq_control_number(totals.compute_seconds) : json_null());
+}
+
 enum aq_status aq_plan_print_json(const struct aq_plan *plan, const struct aq_plan_costs *costs,
                                   const struct aq_plan_prediction *prediction, struct aq_text *text)
 {
@@ -102,13 +114,14 @@ enum aq_status aq_plan_print_json(const struct aq_plan *plan, const struct aq_pl
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++)
         json_array_append_new(edges, edge_json(plan, e));
     json_t *out = json_pack(
-        "{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:s, s:i, s:o, s:o, s:o}", "job", plan->job->name,
+        "{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:s, s:i, s:o, s:o, s:o, s:o}", "job", plan->job->name,
         "plan_hash", aq_control_hex(plan->hash), "job_digest", aq_control_hex(plan->job_digest), "parameters",
         whole(plan->parameters), "train_samples", whole(plan->facts.train_samples), "samples_dropped",
         whole(plan->samples_dropped), "heldout_samples", whole(plan->facts.heldout_samples), "steps_per_epoch",
         whole(plan->steps_per_epoch), "steps", whole(plan->steps), "replicas", (int)plan->replicas, "reduce_transport",
         transport_name(aq_plan_reduce_transport(plan)), "micro_batches", (int)plan->micro_batches, "stages", stages,
-        "edges", edges, "time", costs && prediction ? time_json(plan, costs, prediction) : json_null());
+        "edges", edges, "totals", totals_json(plan, costs, prediction), "time",
+        costs && prediction ? time_json(plan, costs, prediction) : json_null());
     const enum aq_status status = aq_json_text(out, JSON_REAL_PRECISION(9), text);
     json_decref(out);
     aq_text_bytes(text, "\n", 1);

@@ -1,12 +1,14 @@
 /*
  * plan_print.c -- a plan for people: the tables of `aqpipe plan`. The same for programs is plan_json.c.
  */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "plan_private.h"
+#include "table.h"
 
-enum { GRID_COLUMNS = 108, CODEC_BYTES = 120, ABOUT_BYTES = 256 };
+enum { GRID_COLUMNS = 108, GRID_HEAD = 18, CODEC_BYTES = 120, ABOUT_BYTES = 256 };
 
 static void print_head(const struct aq_plan *plan, struct aq_text *text)
 {
@@ -38,33 +40,39 @@ static void print_head(const struct aq_plan *plan, struct aq_text *text)
                 (unsigned long long)plan->job_digest);
 }
 
-static void print_stages(const struct aq_plan *plan, struct aq_text *text)
+static void print_stages(const struct aq_plan *plan, unsigned columns, struct aq_text *text)
 {
-    aq_text_add(text, "%-5s  %-8s  %-22s  %12s  %5s  %10s  %10s  %s\n", "stage", "layers", "", "parameters", "slots",
-                "memory", "cache", "where");
+    static const char *const heads[] = {"stage", "layers", "", "parameters", "slots", "memory", "cache", "where"};
+    enum { COLUMNS = sizeof heads / sizeof *heads, LEFT = 1 | 2 | 4 | 128 };
+    struct aq_table table = {.columns = COLUMNS, .left = LEFT, .keys = 1};
+    for (int c = 0; c < COLUMNS; c++)
+        aq_table_cell(&table, "%s", heads[c]);
     for (uint32_t s = 0; s < plan->stage_count; s++) {
         const struct aq_plan_stage *stage = &plan->stages[s];
         const struct aq_job_stage *place = &plan->job->pipeline.stages[s];
-        char memory[AQ_TEXT_NUMBER], cache[AQ_TEXT_NUMBER], range[24], names[2 * AQ_PLAN_NAME_MAX + 8];
-        snprintf(range, sizeof range, "%u-%u", stage->layer_first, stage->layer_end - 1);
+        aq_table_cell(&table, "%u", s);
+        aq_table_cell(&table, "%u-%u", stage->layer_first, stage->layer_end - 1);
         if (stage->layer_end - stage->layer_first == 1)
-            snprintf(names, sizeof names, "%s", stage->name_first);
+            aq_table_cell(&table, "%s", stage->name_first);
         else
-            snprintf(names, sizeof names, "%s .. %s", stage->name_first, stage->name_last);
-        aq_text_add(text, "%-5u  %-8s  %-22s  %12llu  %5u  %10s  %10s  %s %s\n", s, range, names,
-                    (unsigned long long)stage->size.parameters, stage->config.slots,
-                    aq_text_size(stage->memory_bytes, memory), aq_text_size(stage->cache_bytes, cache),
-                    place->host ? place->host : "this machine", place->device);
+            aq_table_cell(&table, "%s .. %s", stage->name_first, stage->name_last);
+        aq_table_cell(&table, "%llu", (unsigned long long)stage->size.parameters);
+        aq_table_cell(&table, "%u", stage->config.slots);
+        aq_table_size(&table, (double)stage->memory_bytes);
+        aq_table_size(&table, stage->cache_bytes ? (double)stage->cache_bytes : (double)NAN);
+        aq_table_cell(&table, "%s %s", place->host ? place->host : "this machine", place->device);
     }
+    aq_table_print(&table, columns, text);
+    aq_table_deinit(&table);
     aq_text_add(text, "\n");
 }
 
 /* One line per consumer, a column per stage. Stages list the same consumers, some of them not all: by name. */
-static void print_memory(const struct aq_plan *plan, struct aq_text *text)
+static void print_memory(const struct aq_plan *plan, unsigned columns, struct aq_text *text)
 {
     const char *names[AQ_PLAN_LINES_MAX];
     uint32_t count = 0;
-    char number[AQ_TEXT_NUMBER];
+    struct aq_table table = {.columns = 1 + plan->stage_count, .left = 1, .keys = 1};
     for (uint32_t s = 0; s < plan->stage_count; s++)
         for (uint32_t i = 0; i < plan->stages[s].line_count; i++) {
             uint32_t k = 0;
@@ -72,23 +80,24 @@ static void print_memory(const struct aq_plan *plan, struct aq_text *text)
                 k++;
             if (k == count && count < AQ_PLAN_LINES_MAX) names[count++] = plan->stages[s].lines[i].name;
         }
-    aq_text_add(text, "memory            ");
+    aq_table_cell(&table, "memory");
     for (uint32_t s = 0; s < plan->stage_count; s++)
-        aq_text_add(text, "  %5s%4u", "stage", s);
+        aq_table_cell(&table, "stage %u", s);
     for (uint32_t k = 0; k < count; k++) {
-        aq_text_add(text, "\n  %-16s", names[k]);
+        aq_table_cell(&table, "  %s", names[k]);
         for (uint32_t s = 0; s < plan->stage_count; s++) {
             const struct aq_plan_stage *stage = &plan->stages[s];
             uint64_t bytes = 0;
             for (uint32_t i = 0; i < stage->line_count; i++)
                 if (strcmp(stage->lines[i].name, names[k]) == 0) bytes = stage->lines[i].bytes;
-            aq_text_add(text, "  %9s", bytes ? aq_text_size(bytes, number) : "-");
+            aq_table_size(&table, bytes ? (double)bytes : (double)NAN);
         }
     }
-    aq_text_add(text, "\n  %-16s", "sum");
+    aq_table_cell(&table, "  sum");
     for (uint32_t s = 0; s < plan->stage_count; s++)
-        aq_text_add(text, "  %9s", aq_text_size(plan->stages[s].memory_bytes, number));
-    aq_text_add(text, "\n");
+        aq_table_size(&table, (double)plan->stages[s].memory_bytes);
+    aq_table_print(&table, columns, text);
+    aq_table_deinit(&table);
     if (aq_plan_wants_gpu(plan))
         aq_text_add(text, "a GPU also holds a CUDA context, the code of libraries and kernels, and NCCL's buffers: its "
                           "worker measures them at the start, its log has them\n");
@@ -111,10 +120,11 @@ static const char *edge_transport_text(enum aq_transport_kind transport)
 static void print_edges(const struct aq_plan *plan, struct aq_text *text)
 {
     if (plan->stage_count == 1) return;
-    aq_text_add(text, "%-5s  %12s  %12s  %12s  %12s  %s\n", "link", "fwd first", "fwd", "bwd", "uncompressed",
+    aq_text_add(text, "%s\n",
                 plan->job->link.entropy == AQ_LINK_ENTROPY_OFF
-                    ? "bytes on the wire per step"
-                    : "bytes on the wire per step at most: bodies may go packed");
+                    ? "bytes on the wire per step:"
+                    : "bytes on the wire per step, at most (bodies may go packed):");
+    aq_text_add(text, "%-5s  %11s  %11s  %11s  %12s\n", "link", "fwd first", "fwd", "bwd", "uncompressed");
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
         const struct aq_plan_edge *edge = &plan->edges[e];
         char name[24], codec[CODEC_BYTES], back[CODEC_BYTES];
@@ -124,7 +134,7 @@ static void print_edges(const struct aq_plan *plan, struct aq_text *text)
         const struct aq_job_edge *mine = &plan->job->edges[e], *before = e ? mine - 1 : NULL;
         const bool same =
             before && same_codec(&before->forward, &mine->forward) && same_codec(&before->backward, &mine->backward);
-        aq_text_add(text, "%-5s  %12llu  %12llu  %12llu  %12llu%s", name, (unsigned long long)edge->step_forward_cold,
+        aq_text_add(text, "%-5s  %11llu  %11llu  %11llu  %12llu%s", name, (unsigned long long)edge->step_forward_cold,
                     (unsigned long long)edge->step_forward_warm, (unsigned long long)edge->step_backward,
                     (unsigned long long)(plan->batch * edge->size.values_bytes), same ? "  as above\n" : "\n");
         if (!same) aq_text_add(text, "       forward  %s\n       backward %s\n", codec, back);
@@ -170,26 +180,19 @@ static void print_groups(const struct aq_plan *plan, const struct aq_plan_costs 
     aq_text_add(text, "\n");
 }
 
-static enum aq_status print_grid(const struct aq_plan *plan, struct aq_text *text)
+static enum aq_status print_grid(const struct aq_plan *plan, unsigned columns, struct aq_text *text)
 {
     struct aq_program programs[AQ_JOB_STAGES_MAX];
+    const unsigned grid_columns = columns >= GRID_COLUMNS + GRID_HEAD || columns == 0 ? GRID_COLUMNS
+                                  : columns > 2 * GRID_HEAD                           ? columns - GRID_HEAD
+                                                                                      : GRID_HEAD;
     for (uint32_t s = 0; s < plan->stage_count; s++)
         programs[s] = plan->stages[s].program;
     aq_text_add(text, "schedule %s, a column is the time of one forward or backward:\n",
                 aq_schedule_name(plan->job->pipeline.schedule));
-    AQ_TRY(aq_program_grid(programs, plan->stage_count, GRID_COLUMNS, text));
+    AQ_TRY(aq_program_grid(programs, plan->stage_count, grid_columns, text));
     aq_text_add(text, "\n");
     return AQ_OK;
-}
-
-/* What is packed on a link of those that are, of its bytes. */
-static const char *share_text(double share, char out[AQ_TEXT_NUMBER])
-{
-    if (share < 1)
-        snprintf(out, AQ_TEXT_NUMBER, "%.2f", share);
-    else
-        snprintf(out, AQ_TEXT_NUMBER, "-");
-    return out;
 }
 
 static bool any_packed(const struct aq_plan *plan, const struct aq_plan_costs *costs)
@@ -213,30 +216,43 @@ static void print_reduction(const struct aq_plan *plan, const struct aq_plan_cos
                 costs->reduce_in_step ? ", along with the update" : ", before the update");
 }
 
-static void print_time(const struct aq_plan *plan, const struct aq_plan_costs *costs,
-                       const struct aq_plan_prediction *prediction, struct aq_text *text)
+static void print_stage_times(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                              const struct aq_plan_prediction *prediction, unsigned columns, struct aq_text *text)
 {
-    char a[AQ_TEXT_NUMBER], b[AQ_TEXT_NUMBER], c[AQ_TEXT_NUMBER], d[AQ_TEXT_NUMBER];
+    static const char *const heads[] = {"stage",    "threads",  "forward",    "backward",  "a step",
+                                        "link fwd", "link bwd", "packed fwd", "packed bwd"};
+    enum { COLUMNS = sizeof heads / sizeof *heads };
+    struct aq_table table = {.columns = any_packed(plan, costs) ? COLUMNS : COLUMNS - 2, .left = 1, .keys = 1};
+    for (uint32_t c = 0; c < table.columns; c++)
+        aq_table_cell(&table, "%s", heads[c]);
+    for (uint32_t s = 0; s < plan->stage_count; s++) {
+        const double seconds[] = {costs->forward_s[s], costs->backward_s[s], prediction->compute_s[s],
+                                  prediction->forward_s[s], prediction->backward_s[s]};
+        const double shares[] = {costs->forward_share[s], costs->backward_share[s]};
+        const bool last = s + 1 == plan->stage_count;
+        char number[AQ_TEXT_NUMBER];
+        aq_table_cell(&table, "%u", s);
+        aq_table_cell(&table, "%u", costs->threads[s]);
+        for (size_t i = 0; i < sizeof seconds / sizeof *seconds; i++)
+            aq_table_cell(&table, "%s", last && i > 2 ? "-" : aq_text_seconds(seconds[i], number));
+        for (uint32_t i = 0; i + COLUMNS - 2 < table.columns; i++)
+            aq_table_figure(&table, !last && shares[i] < 1 ? shares[i] : (double)NAN, 2, "");
+    }
+    aq_table_print(&table, columns, text);
+    aq_table_deinit(&table);
+}
+
+static void print_time(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                       const struct aq_plan_prediction *prediction, unsigned columns, struct aq_text *text)
+{
+    char a[AQ_TEXT_NUMBER], b[AQ_TEXT_NUMBER], c[AQ_TEXT_NUMBER];
     aq_text_add(text, "time, %s; %u cores a host", costs->origin, costs->cores);
     if (costs->rate_mbps > 0)
         aq_text_add(text, ", links %g Mbit/s each way%s\n", costs->rate_mbps,
                     costs->packed ? "" : ", bodies before packing (--measure packs a sample)");
     else
         aq_text_add(text, ", links as fast as they go (taken as 0 s)\n");
-    const bool packed = any_packed(plan, costs);
-    aq_text_add(text, "%-5s  %7s  %10s  %10s  %10s  %12s  %12s%s\n", "stage", "threads", "forward", "backward",
-                "a step", "link fwd", "link bwd", packed ? "  packed fwd  packed bwd" : "");
-    for (uint32_t s = 0; s < plan->stage_count; s++) {
-        const bool last = s + 1 == plan->stage_count;
-        aq_text_add(text, "%-5u  %7u  %10s  %10s  %10s", s, costs->threads[s], aq_text_seconds(costs->forward_s[s], a),
-                    aq_text_seconds(costs->backward_s[s], b), aq_text_seconds(prediction->compute_s[s], c));
-        aq_text_add(text, "  %12s  %12s", last ? "-" : aq_text_seconds(prediction->forward_s[s], c),
-                    last ? "-" : aq_text_seconds(prediction->backward_s[s], d));
-        if (packed && !last)
-            aq_text_add(text, "  %10s  %10s", share_text(costs->forward_share[s], a),
-                        share_text(costs->backward_share[s], b));
-        aq_text_add(text, "\n");
-    }
+    print_stage_times(plan, costs, prediction, columns, text);
     print_reduction(plan, costs, text);
     aq_text_add(text, "predicted step %s = %.3g sequences/s; bound %s by %s (%.0f %%); %s an epoch\n",
                 aq_text_seconds(prediction->step_s, a), plan->job->train.batch / prediction->step_s,
@@ -245,20 +261,75 @@ static void print_time(const struct aq_plan *plan, const struct aq_plan_costs *c
                 aq_text_seconds(prediction->step_s * (double)plan->steps_per_epoch, c));
 }
 
-enum aq_status aq_plan_print(const struct aq_plan *plan, const struct aq_plan_costs *costs,
-                             const struct aq_plan_prediction *prediction, struct aq_text *text)
+/* What messages in fewer bits would take, but for their scales. */
+static void print_smaller(const struct aq_plan *plan, uint64_t cache_bytes, struct aq_text *text)
 {
+    static const struct {
+        const char *name;
+        uint32_t bits;
+    } stores[] = {
+        [AQ_PRECISION_FP32] = {"fp32", 32}, [AQ_PRECISION_FP16] = {"fp16", 16}, [AQ_PRECISION_BF16] = {"bf16", 16},
+        [AQ_PRECISION_Q8] = {"q8", 8},      [AQ_PRECISION_Q4] = {"q4", 4},      [AQ_PRECISION_Q2] = {"q2", 2}};
+    uint32_t most = 0; /* bits of a value, of the edge that stores in most */
+    for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
+        const struct aq_codec_config *forward = &plan->job->edges[e].forward;
+        if (forward->kind == AQ_CODEC_AQSGD && stores[forward->store].bits > most) most = stores[forward->store].bits;
+    }
+    aq_text_add(text, "     to have less: ");
+    for (size_t i = 0; i < sizeof stores / sizeof *stores; i++) {
+        char number[AQ_TEXT_NUMBER];
+        if (stores[i].bits == 0 || stores[i].bits >= most || stores[i].bits > 8) continue;
+        aq_text_add(text, "edges.forward.store: %s (about %s), ", stores[i].name,
+                    aq_text_size(cache_bytes * stores[i].bits / most, number));
+    }
+    aq_text_add(text, "fewer samples (data.train_samples_max) or fewer cuts\n");
+}
+
+/* A cache much larger than what is trained on is worth a word before it fills a disk. */
+static void print_totals(const struct aq_plan *plan, const struct aq_plan_totals *totals, struct aq_text *text)
+{
+    char a[AQ_TEXT_NUMBER], b[AQ_TEXT_NUMBER];
+    if (totals->seconds > 0)
+        aq_text_add(text, "all  %s, %s of computing on %u stages; ", aq_text_hours(totals->seconds, a),
+                    aq_text_hours(totals->compute_seconds, b), plan->ranks);
+    else
+        aq_text_add(text, "all  ");
+    aq_text_add(text, "a machine sends %s and has %s on disk%s\n", aq_text_size(totals->sent_bytes, a),
+                aq_text_size(totals->disk_bytes, b), totals->machines > 1 ? " at most" : "");
+    if (totals->cache_bytes == 0) return;
+    aq_text_add(text, "disk %s of caches for %s of data: %s\n", aq_text_size(totals->cache_bytes, a),
+                aq_text_size(totals->data_bytes, b),
+                "each sample's message at both ends of each link, and again until the next checkpoint");
+    if (totals->cache_bytes >> 30 > 0) print_smaller(plan, totals->cache_bytes, text);
+}
+
+static enum aq_status print_all(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                                const struct aq_plan_prediction *prediction, unsigned columns, struct aq_text *text)
+{
+    struct aq_plan_totals totals;
+    aq_plan_totals(plan, costs, prediction, &totals);
     print_head(plan, text);
-    print_stages(plan, text);
-    print_memory(plan, text);
+    print_stages(plan, columns, text);
+    print_memory(plan, columns, text);
     print_edges(plan, text);
     print_groups(plan, costs, text);
-    AQ_TRY(print_grid(plan, text));
+    AQ_TRY(print_grid(plan, columns, text));
     if (costs && prediction)
-        print_time(plan, costs, prediction, text);
+        print_time(plan, costs, prediction, columns, text);
     else if (aq_plan_wants_gpu(plan))
         aq_text_add(text,
                     "time: a GPU's cannot be foretold without one. `aqpipe plan --measure` times its stages where it "
                     "is; --compute-forward-ms and --compute-backward-ms name what they take\n");
+    print_totals(plan, &totals, text);
     return text->status;
+}
+
+enum aq_status aq_plan_print(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                             const struct aq_plan_prediction *prediction, unsigned columns, struct aq_text *text)
+{
+    struct aq_text wide = {0};
+    enum aq_status status = print_all(plan, costs, prediction, columns, &wide);
+    aq_text_fold(text, aq_text_of(&wide), columns);
+    aq_text_deinit(&wide);
+    return status == AQ_OK ? text->status : status;
 }

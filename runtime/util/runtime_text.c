@@ -122,10 +122,15 @@ void aq_text_fold(struct aq_text *text, const char *from, unsigned columns)
                 if (!blank) break;
                 cut = (size_t)(blank - from);
             }
-            aq_text_bytes(text, from, cut);
+            size_t end_of_words = cut;
+            while (end_of_words > 0 && from[end_of_words - 1] == ' ')
+                end_of_words--;
+            aq_text_bytes(text, from, end_of_words);
             aq_text_add(text, "\n%*s", DEEPER, "");
-            from += cut + 1;
-            length -= cut + 1;
+            for (; length > 0 && from[cut] == ' '; length--)
+                from++;
+            from += cut;
+            length -= cut;
             room = columns - DEEPER;
         }
         aq_text_bytes(text, from, length + (end != NULL));
@@ -156,6 +161,19 @@ const char *aq_text_size(uint64_t bytes, char out[AQ_TEXT_NUMBER])
              : value >= 10             ? "%.1f %s"
                                        : "%.2f %s",
              value, units[unit]);
+    return out;
+}
+
+const char *aq_text_hours(double seconds, char out[AQ_TEXT_NUMBER])
+{
+    if (!(seconds >= 0 && seconds < 1e12))
+        snprintf(out, AQ_TEXT_NUMBER, "-");
+    else if (seconds < 60)
+        snprintf(out, AQ_TEXT_NUMBER, "%.1f s", seconds);
+    else if (seconds < 360)
+        snprintf(out, AQ_TEXT_NUMBER, "%.1f min", seconds / 60);
+    else
+        snprintf(out, AQ_TEXT_NUMBER, "%.2f h", seconds / 3600);
     return out;
 }
 

@@ -52,6 +52,7 @@ const char *aq_text_figure(double value, int decimals, char out[AQ_TEXT_NUMBER])
 
 /* For people: "1.50 GiB", "36.9 kB" style numbers into a small buffer, which is returned. */
 const char *aq_text_size(uint64_t bytes, char out[AQ_TEXT_NUMBER]);
+const char *aq_text_hours(double seconds, char out[AQ_TEXT_NUMBER]); /* of a run; "-": there is none */
 const char *aq_text_seconds(double seconds, char out[AQ_TEXT_NUMBER]);
 
 #endif

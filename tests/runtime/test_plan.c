@@ -620,7 +620,7 @@ static void test_print_names_what_it_must(void **state)
     struct aq_plan_costs costs = unit_costs(plan, 2);
     const struct aq_plan_prediction prediction = predict(plan, &costs);
     struct aq_text text = {0}, json = {0};
-    assert_int_equal(aq_plan_print(plan, &costs, &prediction, &text), AQ_OK);
+    assert_int_equal(aq_plan_print(plan, &costs, &prediction, 0, &text), AQ_OK);
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (!strstr(aq_text_of(&text), words[i])) fail_msg("'%s' is not in:\n%s", words[i], aq_text_of(&text));
     assert_int_equal(aq_plan_print_json(plan, &costs, &prediction, &json), AQ_OK);

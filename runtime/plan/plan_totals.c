@@ -1,0 +1,70 @@
+/*
+ * plan_totals.c -- what a whole run comes to: hours, bytes that a machine sends, and what lies on its disk.
+ *
+ * Bytes are those on the wire of all steps, without evaluations. The first epoch's steps (those of edges.warmup_epochs)
+ * send samples whole.
+ */
+#include <string.h>
+#include <sys/stat.h>
+
+#include "plan_private.h"
+
+/* The machine of a rank: the first rank that shares its host stands for it. */
+static uint32_t machine_of(const struct aq_plan *plan, uint32_t rank)
+{
+    uint32_t first = 0;
+    while (first < rank && !aq_job_same_host(plan->job, first, rank))
+        first++;
+    return first;
+}
+
+/* What a rank sends to its neighbours in the run, and to the other replicas. */
+static uint64_t sent_by(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t rank)
+{
+    const uint32_t s = rank % plan->stage_count;
+    const uint64_t whole = (plan->job->warmup_epochs ? plan->job->warmup_epochs : 1) * plan->steps_per_epoch;
+    const uint64_t first = whole < plan->steps ? whole : plan->steps, later = plan->steps - first;
+    uint64_t bytes = 0;
+    if (s + 1 < plan->stage_count)
+        bytes += first * plan->edges[s].step_forward_cold + later * plan->edges[s].step_forward_warm;
+    if (s > 0) bytes += first * plan->edges[s - 1].step_backward_first + later * plan->edges[s - 1].step_backward;
+    if (plan->replicas == 1) return bytes;
+    struct aq_grad_candidate candidates[AQ_GRAD_CANDIDATES_MAX];
+    (void)aq_grad_candidates(&plan->job->train.optimizer, candidates);
+    const uint32_t choice = costs ? costs->choice[s] : AQ_CHOICE_NONE;
+    const bool chosen = plan->job->train.optimizer.reduce_automatic && choice != AQ_CHOICE_NONE;
+    return bytes + plan->steps * (chosen ? aq_plan_coded_bytes(plan, s, &candidates[choice].config)
+                                         : aq_plan_reduce_bytes(plan, s));
+}
+
+static uint64_t data_bytes(const struct aq_job *job)
+{
+    uint64_t bytes = 0;
+    struct stat about;
+    for (uint32_t i = 0; i < job->data.train_count; i++)
+        if (stat(job->data.train[i], &about) == 0 && about.st_size > 0) bytes += (uint64_t)about.st_size;
+    return bytes;
+}
+
+void aq_plan_totals(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                    const struct aq_plan_prediction *prediction, struct aq_plan_totals *out)
+{
+    uint64_t sent[AQ_JOB_RANKS_MAX] = {0}, disk[AQ_JOB_RANKS_MAX] = {0};
+    *out = (struct aq_plan_totals){.data_bytes = data_bytes(plan->job)};
+    for (uint32_t r = 0; r < plan->ranks; r++) {
+        const struct aq_plan_stage *stage = &plan->stages[r % plan->stage_count];
+        const uint32_t machine = machine_of(plan, r);
+        const bool on_disk = stage->cache.slots > 0 && strcmp(stage->cache.kind, "memory") != 0;
+        const uint64_t cache = on_disk ? stage->cache_bytes : 0;
+        out->cache_bytes += cache;
+        out->machines += machine == r;
+        sent[machine] += sent_by(plan, costs, r);
+        disk[machine] += cache + aq_plan_checkpoint_bytes(plan, r % plan->stage_count);
+        if (sent[machine] > out->sent_bytes) out->sent_bytes = sent[machine];
+        if (disk[machine] > out->disk_bytes) out->disk_bytes = disk[machine];
+    }
+    if (!prediction) return;
+    out->seconds = prediction->step_s * (double)plan->steps;
+    for (uint32_t s = 0; s < plan->stage_count; s++)
+        out->compute_seconds += prediction->compute_s[s] * (double)plan->steps * plan->replicas;
+}
