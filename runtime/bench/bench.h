@@ -2,8 +2,8 @@
  * bench.h -- what every `aqpipe bench` has in common. Each bench lives in bench_<room>.c.
  *
  * A bench prints figures and judges nothing; its first line says on what machine. With --json every case is one line:
- * {"case": "...", "value": ..., "unit": "..."}, the machine (whose value are its cores) as well. What a case does is the
- * bench's; which cases run, how often, what of the repeats counts and how the figure is printed are bench_case.c's.
+ * {"case": "...", "value": ..., "unit": "..."}, the machine (whose value are its cores) as well. What a case does is
+ * the bench's; which cases run, how often, what of the repeats counts and how the figure is printed are bench_case.c's.
  */
 #ifndef RUNTIME_BENCH_H
 #define RUNTIME_BENCH_H

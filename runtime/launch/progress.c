@@ -124,7 +124,8 @@ static void fields_fill(const struct aq_progress *p, uint64_t now_ns, char field
     snprintf(fields[PERCENT], FIELD_BYTES, "%3.0f%%", share * 100);
     snprintf(fields[STEP], FIELD_BYTES, "step %llu/%llu", (unsigned long long)p->step, (unsigned long long)p->steps);
     if (isfinite(p->loss)) snprintf(fields[LOSS], FIELD_BYTES, "loss %.4f", p->loss);
-    if (p->metric && isfinite(p->heldout)) snprintf(fields[HELDOUT], FIELD_BYTES, "held-out %s %.3f", p->metric, p->heldout);
+    if (p->metric && isfinite(p->heldout))
+        snprintf(fields[HELDOUT], FIELD_BYTES, "held-out %s %.3f", p->metric, p->heldout);
     snprintf(fields[SEQUENCES], FIELD_BYTES, "%.2f seq/s", p->sequences);
     snprintf(fields[LINK_WAIT], FIELD_BYTES, "wait for links %.0f%%", p->link_wait * 100);
     snprintf(fields[LEFT], FIELD_BYTES, "left %s", text);
