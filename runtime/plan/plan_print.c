@@ -273,7 +273,8 @@ static void print_smaller(const struct aq_plan *plan, uint64_t cache_bytes, stru
     uint32_t most = 0; /* bits of a value, of the edge that stores in most */
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
         const struct aq_codec_config *forward = &plan->job->edges[e].forward;
-        if (forward->kind == AQ_CODEC_AQSGD && stores[forward->store].bits > most) most = stores[forward->store].bits;
+        if (plan->edges[e].size.message_bytes > 0 && stores[forward->store].bits > most)
+            most = stores[forward->store].bits;
     }
     aq_text_add(text, "     to have less: ");
     for (size_t i = 0; i < sizeof stores / sizeof *stores; i++) {
