@@ -91,7 +91,7 @@ static void add_row(struct aq_table *table, const json_t *run, const json_t *run
     double value;
     bool higher;
     if (aq_heldout_metric(json_object_get(run, "heldout"), &metric, &value, &higher) && isfinite(value))
-        aq_table_cell(table, "%.3f %.24s", value, metric);
+        aq_table_cell(table, "%.24s %.3f", metric, value);
     else
         aq_table_cell(table, "-");
     aq_table_cell(table, "%s", aq_text_hours(at(run, "seconds", NULL), number));
