@@ -189,7 +189,7 @@ static enum aq_status open_optimizer(struct aq_worker *w)
                                                           aq_stage_parameter_count(w->stage), &group, &w->optimizer);
     aq_free(memory);
     AQ_TRY(status);
-    if (w->W > 1) AQ_TRY(aq_alloc(count * sizeof *w->squares, (void **)&w->squares));
+    if (w->W > 1) AQ_TRY(aq_alloc(count * sizeof *w->replicas.squares, (void **)&w->replicas.squares));
     return AQ_OK;
 }
 
@@ -236,21 +236,21 @@ static enum aq_status load_weights(struct aq_worker *w, uint64_t resume)
     if (resume) {
         const uint64_t begin = aq_clock_ns();
         const uint32_t replicas = aq_checkpoint_replicas(&checkpoint, resume);
-        w->resharded = replicas > 0;
+        w->replicas.resharded = replicas > 0;
         const enum aq_status status =
             replicas ? aq_checkpoint_reshard(&checkpoint, resume, replicas) : aq_checkpoint_read(&checkpoint, resume);
-        if (w->resharded && w->position == 0 && w->replica == 0)
+        if (w->replicas.resharded && w->position == 0 && w->replica == 0)
             aq_log("worker", AQ_LOG_WARNING,
                    "the checkpoint of step %" PRIu64 " is of %u replicas, this run has %u: samples move, and "
                    "begin with keyframes",
                    resume, replicas, w->W);
-        w->read_ns = aq_clock_ns() - begin;
+        w->checkpoints.read_ns = aq_clock_ns() - begin;
         /* An older one may be whole. But a file of another run or step was put there by somebody: it is left alone. */
         if (status == AQ_OK || status == AQ_NOMEM || status == AQ_MISMATCH) return status;
-        w->lost = w->job->checkpoint.mirror; /* there may be a copy */
-        if (!w->lost) w->unreadable = resume;
-        if (w->lost) aq_error_clear();
-        return w->lost ? AQ_OK : status;
+        w->checkpoints.lost = w->job->checkpoint.mirror; /* there may be a copy */
+        if (!w->checkpoints.lost) w->checkpoints.unreadable = resume;
+        if (w->checkpoints.lost) aq_error_clear();
+        return w->checkpoints.lost ? AQ_OK : status;
     }
     if (w->job->model.weights) return aq_checkpoint_import(&checkpoint, w->job->model.weights);
     return aq_stage_init(w->stage, w->job->train.seed);
@@ -262,7 +262,7 @@ static enum aq_status load_weights(struct aq_worker *w, uint64_t resume)
  */
 static enum aq_status open_or_rebuild(struct aq_worker *w, struct aq_cache_config *config)
 {
-    const enum aq_status status = aq_cache_open(config, &w->cache);
+    const enum aq_status status = aq_cache_open(config, &w->pipeline.cache);
     const bool lost = status == AQ_NOTFOUND || status == AQ_CORRUPT || status == AQ_IO;
     if (!lost || config->mark == 0) return status;
     aq_log("worker", AQ_LOG_WARNING,
@@ -271,8 +271,8 @@ static enum aq_status open_or_rebuild(struct aq_worker *w, struct aq_cache_confi
     AQ_TRY(aq_cache_discard(config->path));
     aq_error_clear(); /* dealt with: a later failure is not this one */
     config->mark = 0;
-    w->cache_lost = true;
-    return aq_cache_open(config, &w->cache);
+    w->pipeline.cache_lost = true;
+    return aq_cache_open(config, &w->pipeline.cache);
 }
 
 static enum aq_status open_cache(struct aq_worker *w)
@@ -293,8 +293,8 @@ static enum aq_status open_cache(struct aq_worker *w)
     config.job_digest = w->plan->job_digest;
     config.job_name = w->job->name;
     config.mark = strcmp(config.kind, "memory") == 0 ? 0 : w->step;
-    config.fresh = w->step == 0 || w->resharded;
-    if (w->resharded) config.mark = 0;
+    config.fresh = w->step == 0 || w->replicas.resharded;
+    if (w->replicas.resharded) config.mark = 0;
     if (w->step > 0 && config.mark == 0)
         aq_log("worker", AQ_LOG_WARNING, "a cache in memory begins cold: the first epoch from here sends keyframes");
     return open_or_rebuild(w, &config);
@@ -304,7 +304,7 @@ enum aq_status aq_worker_await(struct aq_worker *w, const char *op, uint64_t dea
 {
     for (;;) {
         /* A neighbour may need a copy of its checkpoint before it is ready. */
-        const uint64_t soon = w->mirror ? aq_clock_after(SERVE_NS) : deadline;
+        const uint64_t soon = w->checkpoints.mirror ? aq_clock_after(SERVE_NS) : deadline;
         const enum aq_status status = aq_control_receive(w->control, soon < deadline ? soon : deadline, out);
         if (status == AQ_TIMEOUT && soon < deadline) {
             AQ_TRY(aq_worker_serve(w));
@@ -325,25 +325,25 @@ static enum aq_status open_edges(struct aq_worker *w)
                                     .bell = w->bell,
                                     .trace = w->trace,
                                     .silence_ns = w->silence_ns,
-                                    .cache_lost = w->cache_lost,
+                                    .cache_lost = w->pipeline.cache_lost,
                                     .mirror = w->job->checkpoint.mirror};
     if (w->position > 0) {
         const struct aq_plan_edge *edge = &w->plan->edges[w->position - 1];
         config.shape = &edge->shape;
         config.sender = false;
-        config.link = w->link_in;
-        config.cache = edge->size.message_bytes ? w->cache : NULL;
-        AQ_TRY(aq_edge_open(&config, &w->in));
-        AQ_TRY(aq_edge_join(w->in, aq_job_edge_transport(w->job, w->rank - 1)));
+        config.link = w->pipeline.link_in;
+        config.cache = edge->size.message_bytes ? w->pipeline.cache : NULL;
+        AQ_TRY(aq_edge_open(&config, &w->pipeline.in));
+        AQ_TRY(aq_edge_join(w->pipeline.in, aq_job_edge_transport(w->job, w->rank - 1)));
     }
     if (w->position + 1 < w->P) {
         const struct aq_plan_edge *edge = &w->plan->edges[w->position];
         config.shape = &edge->shape;
         config.sender = true;
-        config.link = w->link_out;
-        config.cache = edge->size.message_bytes ? w->cache : NULL;
-        AQ_TRY(aq_edge_open(&config, &w->out));
-        AQ_TRY(aq_edge_join(w->out, aq_job_edge_transport(w->job, w->rank)));
+        config.link = w->pipeline.link_out;
+        config.cache = edge->size.message_bytes ? w->pipeline.cache : NULL;
+        AQ_TRY(aq_edge_open(&config, &w->pipeline.out));
+        AQ_TRY(aq_edge_join(w->pipeline.out, aq_job_edge_transport(w->job, w->rank)));
     }
     return AQ_OK;
 }
@@ -366,7 +366,7 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(aq_alloc_text(folder, &w->checkpoint_folder));
     const char *hash = aq_control_text_or(start, "sha256", "");
     if (*hash && !aq_hash_is(hash)) return aq_fail(AQ_PROTO, "worker", "told of no SHA-256: %.80s", hash);
-    snprintf(w->hash, sizeof w->hash, "%s", hash);
+    snprintf(w->checkpoints.hash, sizeof w->checkpoints.hash, "%s", hash);
     AQ_TRY(aq_control_get_hex(start, "id", &w->run_id));
     if (w->job->output.trace) AQ_TRY(aq_trace_open(AQ_PLAN_TRACE_RECORDS, &w->trace));
     AQ_TRY(aq_bell_open(&w->bell));
@@ -430,15 +430,15 @@ static enum aq_status train(struct aq_worker *w)
 /* All links of this worker, 0 .. W + 1, for their end; some are NULL. */
 static struct aq_link *link_number(const struct aq_worker *w, uint32_t number)
 {
-    if (number < 2) return number == 0 ? w->link_out : w->link_in;
-    return w->peers ? w->peers[number - 2] : NULL;
+    if (number < 2) return number == 0 ? w->pipeline.link_out : w->pipeline.link_in;
+    return w->replicas.peers ? w->replicas.peers[number - 2] : NULL;
 }
 
 static enum aq_status finish(struct aq_worker *w)
 {
     const uint64_t deadline = aq_clock_after(seconds_ns(60) + w->outages_ns);
-    if (w->out) AQ_TRY(aq_edge_drain(w->out, deadline));
-    if (w->in) AQ_TRY(aq_edge_drain(w->in, deadline));
+    if (w->pipeline.out) AQ_TRY(aq_edge_drain(w->pipeline.out, deadline));
+    if (w->pipeline.in) AQ_TRY(aq_edge_drain(w->pipeline.in, deadline));
     AQ_TRY(aq_worker_report_done(w));
     for (uint32_t i = 0; i < 2 + w->W; i++) {
         struct aq_link *link = link_number(w, i);
@@ -454,30 +454,30 @@ static void close_all(struct aq_worker *w, enum aq_status status)
         const uint64_t deadline = aq_clock_after(seconds_ns(2));
         for (uint32_t i = 0; i < 2 + w->W; i++)
             if (link_number(w, i)) (void)aq_link_abort(link_number(w, i), status, aq_error_text(), deadline);
-        aq_edge_abandon(w->out); /* what frees memory of the device waits for all that runs there */
-        aq_edge_abandon(w->in);
+        aq_edge_abandon(w->pipeline.out); /* what frees memory of the device waits for all that runs there */
+        aq_edge_abandon(w->pipeline.in);
     }
     aq_worker_device_quiet(w);
     aq_worker_machine_close(w);
     aq_worker_group_close(w);
-    aq_mirror_close(w->mirror); /* before the edges, whose bodies it may be writing */
+    aq_mirror_close(w->checkpoints.mirror); /* before the edges, whose bodies it may be writing */
     /* A peer that does not read keeps an ABORT from going out, and bodies of edges on their way. */
     for (uint32_t i = 0; i < 2 + w->W; i++)
         aq_link_halt(link_number(w, i));
-    aq_edge_close(w->out);
-    aq_edge_close(w->in);
+    aq_edge_close(w->pipeline.out);
+    aq_edge_close(w->pipeline.in);
     for (uint32_t i = 0; i < 2 + w->W; i++)
         aq_link_close(link_number(w, i));
-    aq_free((void *)w->peers);
+    aq_free((void *)w->replicas.peers);
     aq_net_close(w->net);
     aq_tls_close(w->tls);
-    aq_checkpoint_writer_close(w->writer); /* before the stage, whose values it may be writing */
-    aq_cache_close(w->cache);
+    aq_checkpoint_writer_close(w->checkpoints.writer); /* before the stage, whose values it may be writing */
+    aq_cache_close(w->pipeline.cache);
     aq_sampler_close(w->sampler);
     aq_dataset_close(w->train);
     aq_dataset_close(w->heldout);
     aq_optimizer_close(w->optimizer);
-    aq_free(w->squares);
+    aq_free(w->replicas.squares);
     aq_stage_close(w->stage);
     if (w->device) aq_worker_device_close(w);
     aq_device_close(w->device);
@@ -495,7 +495,8 @@ static void close_all(struct aq_worker *w, enum aq_status status)
 static enum aq_status report_ready(const struct aq_worker *w)
 {
     struct aq_device_info info;
-    json_t *line = json_pack("{s:s, s:f}", "event", "ready", "checkpoint_seconds", (double)w->read_ns * 1e-9);
+    json_t *line =
+        json_pack("{s:s, s:f}", "event", "ready", "checkpoint_seconds", (double)w->checkpoints.read_ns * 1e-9);
     aq_device_info(w->device, &info);
     if (line && aq_device_gpu(w->job->pipeline.stages[w->rank].device) == AQ_GPU_MAYBE)
         json_object_set_new(line, "device", json_string(info.name));
@@ -517,9 +518,9 @@ enum aq_status aq_worker_run(struct aq_control *control)
     json_decref(message);
     w.go_ns = aq_clock_ns();
     aq_pulse_doing(AQ_DOING_COMPUTE);
-    w.waiting = false;
+    w.checkpoints.waiting = false;
     aq_log("worker", 1, "trains: steps %" PRIu64 " to %" PRIu64, w.step + 1, w.plan->steps);
-    if (w.mirror) aq_mirror_train(w.mirror);
+    if (w.checkpoints.mirror) aq_mirror_train(w.checkpoints.mirror);
     AQ_TRY_GOTO(train(&w), out);
     aq_pulse_doing(AQ_DOING_END);
     status = finish(&w);

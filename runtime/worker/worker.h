@@ -100,6 +100,50 @@ struct aq_worker_machine {
     struct aq_group *leaders; /* one replica of each machine; NULL: this is none, or there is one machine */
 };
 
+/* What joins this stage to those before and behind it. */
+struct aq_worker_pipeline {
+    struct aq_stream *send_stream, *receive_stream;
+    /* At the cuts, of micro-batch i in [i % copies]. */
+    struct aq_values x[AQ_PLAN_COPIES_MAX], y[AQ_PLAN_COPIES_MAX], dx[AQ_PLAN_COPIES_MAX], dy[AQ_PLAN_COPIES_MAX];
+    uint32_t copies;
+    /* Forwards and backwards that the device has not done, oldest first (worker_device.c). */
+    struct aq_worker_issue issues[AQ_WORKER_ISSUES];
+    uint32_t issue_first, issue_count;
+    struct aq_event *anchor; /* of the step's begin, which was at anchor_ns */
+    uint64_t anchor_ns;
+    struct aq_link *link_in, *link_out;
+    struct aq_edge *in, *out;
+    struct aq_cache *cache;
+    bool cache_lost; /* it is empty, and those of the neighbours are not */
+};
+
+/* What joins this stage to its copies in the other pipelines; W > 1 (worker_group.c, _machine.c, _choose.c). */
+struct aq_worker_replicas {
+    struct aq_link **peers; /* [W], to the other replicas of this stage; NULL where W is 1 */
+    struct aq_group *group; /* over them                                                   */
+    void *bounce;           /* pinned: weights on their way to a digest; NULL where the host reaches them */
+    double *squares;        /* |g|^2 of each tensor                                        */
+    struct aq_worker_machine machine;
+    struct aq_worker_choice choice;
+    bool resharded; /* from a checkpoint of another count of replicas: caches begin empty */
+};
+
+/* This stage's checkpoints (worker_snapshot.c). */
+struct aq_worker_checkpoints {
+    struct aq_checkpoint_writer *writer;
+    struct aq_mirror *mirror;      /* NULL: the job wants no copies                                   */
+    char hash[AQ_HASH_TEXT_BYTES]; /* of this stage's file of resumed_at, as the launcher has it; "": it has none */
+    bool lost;                     /* this stage's file is gone or damaged: a copy is needed          */
+    bool waiting;                  /* for a checkpoint or a start: links have nothing else to carry   */
+    uint64_t unreadable;           /* the step of a checkpoint that could not be read; 0: none        */
+    enum aq_worker_snapshot state;
+    uint64_t step;    /* of the checkpoint that is under way                                          */
+    uint64_t begin_ns;
+    uint64_t held_ns; /* in which checkpoints kept this stage from training, since the last report    */
+    uint64_t wait_ns; /* of it, for the checkpoint before                                             */
+    uint64_t read_ns; /* that reading the checkpoint took at the start                                */
+};
+
 struct aq_worker {
     struct aq_control *control; /* borrowed */
     struct aq_job *job;
@@ -110,46 +154,28 @@ struct aq_worker {
     uint32_t replica, W;  /* the copy of the pipeline, of so many                  */
     char *run_folder, *checkpoint_folder;
     uint64_t run_id; /* whose they are: owned_folder.h */
+    struct aq_worker_pipeline pipeline;
+    struct aq_worker_replicas replicas;
+    struct aq_worker_checkpoints checkpoints;
     /* The stage. */
     struct aq_device *device;
-    struct aq_stream *stream; /* compute: stage and optimizer                        */
-    struct aq_stream *send_stream, *receive_stream;
+    struct aq_stream *stream; /* compute: stage and optimizer */
     struct aq_stage *stage;
     struct aq_optimizer *optimizer;
-    double *squares; /* |g|^2 of each tensor; W > 1 */
-    /* At the cuts, of micro-batch i in [i % copies]. */
-    struct aq_values x[AQ_PLAN_COPIES_MAX], y[AQ_PLAN_COPIES_MAX], dx[AQ_PLAN_COPIES_MAX], dy[AQ_PLAN_COPIES_MAX];
-    uint32_t copies;
-    /* Forwards and backwards that the device has not done, oldest first (worker_device.c). */
-    struct aq_worker_issue issues[AQ_WORKER_ISSUES];
-    uint32_t issue_first, issue_count;
-    struct aq_event *anchor; /* of the step's begin, which was at anchor_ns */
-    uint64_t anchor_ns;
     /* Data. */
     struct aq_dataset *train, *heldout; /* first and last stage only */
     struct aq_sampler *sampler;
-    struct aq_batch batch;     /* room for B samples of what the data set names; a middle stage has ids alone */
-    uint64_t *sample_ids;      /* B */
+    struct aq_batch batch; /* room for B samples of what the data set names; a middle stage has ids alone */
+    uint64_t *sample_ids;  /* B */
     void *host_memory;
-    /* Neighbours. */
+    /* What links stand on. */
     struct aq_bell *bell;
     struct aq_trace *trace;
     struct aq_tls *tls; /* NULL: links are not under TLS */
     struct aq_net *net;
-    struct aq_link *link_in, *link_out;
-    struct aq_edge *in, *out;
-    struct aq_link **peers; /* [W], to the other replicas of this stage; NULL where W is 1 */
-    struct aq_group *group; /* over them                                                   */
-    void *bounce;           /* pinned: weights on their way to a digest; NULL where the host reaches them */
-    struct aq_worker_machine machine;
-    struct aq_worker_choice choice;
-    struct aq_cache *cache;
-    bool cache_lost; /* it is empty, and those of the neighbours are not */
     /* The run. */
     uint64_t step; /* steps done */
     uint64_t resumed_at;
-    bool resharded;      /* from a checkpoint of another count of replicas: caches begin empty */
-    uint64_t unreadable; /* the step of a checkpoint that could not be read; 0: none */
     uint64_t go_ns;
     uint64_t silence_ns; /* longest wait for a neighbour */
     uint64_t outages_ns; /* all links, one after the other: how long outages may last */
@@ -159,18 +185,6 @@ struct aq_worker {
     bool stopped;
     struct aq_loss_scale loss_scale;
     uint32_t skipped_in_row;
-    /* Checkpoints (worker_snapshot.c). */
-    struct aq_checkpoint_writer *writer;
-    struct aq_mirror *mirror; /* NULL: the job wants no copies                                       */
-    char hash[AQ_HASH_TEXT_BYTES]; /* of this stage's file of resumed_at, as the launcher has it; "": it has none */
-    bool lost;                /* this stage's file is gone or damaged: a copy is needed              */
-    bool waiting;             /* for a checkpoint or a start: links have nothing else to carry       */
-    enum aq_worker_snapshot marking;
-    uint64_t mark_step;    /* of the checkpoint that is under way                                    */
-    uint64_t mark_begin_ns;
-    uint64_t mark_ns;      /* in which checkpoints kept this stage from training, since the last report */
-    uint64_t mark_wait_ns; /* of it, for the checkpoint before                                       */
-    uint64_t read_ns;      /* that reading the checkpoint took at the start                          */
     struct aq_worker_times times;
     struct aq_worker_packing packing;
 };

@@ -19,7 +19,7 @@ struct said {
 enum aq_status aq_worker_choose_open(struct aq_worker *worker)
 {
     const struct aq_optimizer_config *config = &worker->job->train.optimizer;
-    struct aq_worker_choice *choice = &worker->choice;
+    struct aq_worker_choice *choice = &worker->replicas.choice;
     uint32_t index;
     if (!config->reduce_automatic || worker->W == 1) return AQ_OK;
     choice->count = aq_grad_candidates(config, choice->candidates);
@@ -33,7 +33,7 @@ enum aq_status aq_worker_choose_open(struct aq_worker *worker)
     }
     AQ_TRY(aq_reduce_measure_packing(worker->device, choice->candidates, choice->count, worker->me->size.parameters,
                                      worker->W, choice->value_s));
-    AQ_TRY(aq_reduce_measure_links(worker->group, worker->device, worker->stream, &choice->links));
+    AQ_TRY(aq_reduce_measure_links(worker->replicas.group, worker->device, worker->stream, &choice->links));
     choice->due = true;
     return AQ_OK;
 }
@@ -42,15 +42,15 @@ enum aq_status aq_worker_choose_open(struct aq_worker *worker)
 static enum aq_status join(struct aq_worker *worker, struct said *slowest)
 {
     struct said all[AQ_GROUP_SIZE_MAX];
-    *slowest = (struct said){.scene = {.rate = worker->choice.links.rate,
-                                       .latency_s = worker->choice.links.latency_s,
+    *slowest = (struct said){.scene = {.rate = worker->replicas.choice.links.rate,
+                                       .latency_s = worker->replicas.choice.links.latency_s,
                                        .compute_s = (double)worker->times.compute_ns * 1e-9}};
-    for (uint32_t c = 0; c < worker->choice.count; c++)
-        slowest->value_s[c] = worker->choice.value_s[c];
-    AQ_TRY(aq_all_gather(worker->group, slowest, sizeof *slowest, all));
+    for (uint32_t c = 0; c < worker->replicas.choice.count; c++)
+        slowest->value_s[c] = worker->replicas.choice.value_s[c];
+    AQ_TRY(aq_all_gather(worker->replicas.group, slowest, sizeof *slowest, all));
     for (uint32_t w = 0; w < worker->W; w++) {
         if (all[w].scene.compute_s > slowest->scene.compute_s) slowest->scene.compute_s = all[w].scene.compute_s;
-        for (uint32_t c = 0; c < worker->choice.count; c++)
+        for (uint32_t c = 0; c < worker->replicas.choice.count; c++)
             if (all[w].value_s[c] > slowest->value_s[c]) slowest->value_s[c] = all[w].value_s[c];
     }
     return AQ_OK;
@@ -59,20 +59,21 @@ static enum aq_status join(struct aq_worker *worker, struct said *slowest)
 static void say(const struct aq_worker *worker, const struct said *said, const struct aq_grad_cost *costs)
 {
     struct aq_text text = {0};
-    for (uint32_t c = 0; c < worker->choice.count; c++)
-        aq_text_add(&text, "%s%s %.4g s (packing %.3g ns a value)", c ? ", " : "", worker->choice.candidates[c].name,
-                    aq_grad_cost_seconds(&costs[c], &said->scene), said->value_s[c] * 1e9);
+    for (uint32_t c = 0; c < worker->replicas.choice.count; c++)
+        aq_text_add(&text, "%s%s %.4g s (packing %.3g ns a value)", c ? ", " : "",
+                    worker->replicas.choice.candidates[c].name, aq_grad_cost_seconds(&costs[c], &said->scene),
+                    said->value_s[c] * 1e9);
     aq_log("worker", 1,
            "stage %u averages in %s (reduce.codec: auto): links carry %.4g Mbit/s, a message takes %.3g s, a step "
            "computes %.4g s, a reduction takes in %s",
-           worker->position, worker->choice.name, said->scene.rate * 8e-6, said->scene.latency_s, said->scene.compute_s,
-           aq_text_of(&text));
+           worker->position, worker->replicas.choice.name, said->scene.rate * 8e-6, said->scene.latency_s,
+           said->scene.compute_s, aq_text_of(&text));
     aq_text_deinit(&text);
 }
 
 enum aq_status aq_worker_choose(struct aq_worker *worker)
 {
-    struct aq_worker_choice *choice = &worker->choice;
+    struct aq_worker_choice *choice = &worker->replicas.choice;
     struct aq_grad_cost costs[AQ_GRAD_CANDIDATES_MAX];
     struct said said;
     if (!choice->due) return AQ_OK;
@@ -82,7 +83,8 @@ enum aq_status aq_worker_choose(struct aq_worker *worker)
         costs[c].pack_s = said.value_s[c] * (double)worker->me->size.parameters;
     }
     uint32_t index = aq_grad_choose(costs, choice->count, &said.scene);
-    AQ_TRY(aq_broadcast(worker->group, 0, &index, sizeof index)); /* one chooses: no arithmetic need be alike */
+    AQ_TRY(
+        aq_broadcast(worker->replicas.group, 0, &index, sizeof index)); /* one chooses: no arithmetic need be alike */
     AQ_TRY(aq_optimizer_choose(worker->optimizer, index));
     AQ_TRY(aq_worker_group_prepare(worker));
     choice->due = false;

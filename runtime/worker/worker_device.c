@@ -22,11 +22,11 @@ static uint64_t cut_bytes(const struct aq_worker *w, int i)
 
 static enum aq_status values_open(struct aq_worker *w)
 {
-    struct aq_values *const all[] = {w->x, w->dx, w->y, w->dy};
-    w->copies = w->me->boundary_copies;
-    AQ_ASSERT(w->copies >= 1 && w->copies <= AQ_PLAN_COPIES_MAX);
+    struct aq_values *const all[] = {w->pipeline.x, w->pipeline.dx, w->pipeline.y, w->pipeline.dy};
+    w->pipeline.copies = w->me->boundary_copies;
+    AQ_ASSERT(w->pipeline.copies >= 1 && w->pipeline.copies <= AQ_PLAN_COPIES_MAX);
     for (int i = 0; i < 4; i++)
-        for (uint32_t k = 0; cut_bytes(w, i) && k < w->copies; k++)
+        for (uint32_t k = 0; cut_bytes(w, i) && k < w->pipeline.copies; k++)
             AQ_TRY(aq_values_open(w->device, cut_bytes(w, i), &all[i][k]));
     return AQ_OK;
 }
@@ -34,43 +34,43 @@ static enum aq_status values_open(struct aq_worker *w)
 enum aq_status aq_worker_device_open(struct aq_worker *w)
 {
     AQ_TRY(aq_device_stream_open(w->device, &w->stream));
-    AQ_TRY(aq_device_stream_open_light(w->device, &w->send_stream));
-    AQ_TRY(aq_device_stream_open_light(w->device, &w->receive_stream));
+    AQ_TRY(aq_device_stream_open_light(w->device, &w->pipeline.send_stream));
+    AQ_TRY(aq_device_stream_open_light(w->device, &w->pipeline.receive_stream));
     for (uint32_t i = 0; i < AQ_WORKER_ISSUES; i++) {
-        AQ_TRY(aq_device_event_open_timed(w->device, &w->issues[i].begun));
-        AQ_TRY(aq_device_event_open_timed(w->device, &w->issues[i].ended));
+        AQ_TRY(aq_device_event_open_timed(w->device, &w->pipeline.issues[i].begun));
+        AQ_TRY(aq_device_event_open_timed(w->device, &w->pipeline.issues[i].ended));
     }
-    AQ_TRY(aq_device_event_open_timed(w->device, &w->anchor));
+    AQ_TRY(aq_device_event_open_timed(w->device, &w->pipeline.anchor));
     return values_open(w);
 }
 
 void aq_worker_device_quiet(struct aq_worker *w)
 {
-    struct aq_stream *const streams[] = {w->stream, w->send_stream, w->receive_stream};
+    struct aq_stream *const streams[] = {w->stream, w->pipeline.send_stream, w->pipeline.receive_stream};
     for (int i = 0; i < 3; i++)
         if (streams[i]) (void)aq_device_stream_sync(w->device, streams[i]);
 }
 
 void aq_worker_device_close(struct aq_worker *w)
 {
-    struct aq_values *const all[] = {w->x, w->dx, w->y, w->dy};
+    struct aq_values *const all[] = {w->pipeline.x, w->pipeline.dx, w->pipeline.y, w->pipeline.dy};
     for (int i = 0; i < 4; i++)
         for (uint32_t k = 0; k < AQ_PLAN_COPIES_MAX; k++)
             aq_values_close(w->device, cut_bytes(w, i), &all[i][k]);
     for (uint32_t i = 0; i < AQ_WORKER_ISSUES; i++) {
-        aq_device_event_close(w->device, w->issues[i].begun);
-        aq_device_event_close(w->device, w->issues[i].ended);
+        aq_device_event_close(w->device, w->pipeline.issues[i].begun);
+        aq_device_event_close(w->device, w->pipeline.issues[i].ended);
     }
-    aq_device_event_close(w->device, w->anchor);
-    aq_device_stream_close(w->device, w->receive_stream);
-    aq_device_stream_close(w->device, w->send_stream);
+    aq_device_event_close(w->device, w->pipeline.anchor);
+    aq_device_stream_close(w->device, w->pipeline.receive_stream);
+    aq_device_stream_close(w->device, w->pipeline.send_stream);
     aq_device_stream_close(w->device, w->stream);
 }
 
 enum aq_status aq_worker_anchor(struct aq_worker *w)
 {
-    AQ_TRY(aq_device_event_record(w->device, w->anchor, w->stream));
-    w->anchor_ns = aq_clock_ns();
+    AQ_TRY(aq_device_event_record(w->device, w->pipeline.anchor, w->stream));
+    w->pipeline.anchor_ns = aq_clock_ns();
     return AQ_OK;
 }
 
@@ -80,8 +80,9 @@ enum aq_status aq_worker_anchor(struct aq_worker *w)
 static enum aq_status issue_begin(struct aq_worker *w, const struct aq_instruction *instruction,
                                   struct aq_worker_issue **out)
 {
-    if (w->issue_count == AQ_WORKER_ISSUES) return AQ_AGAIN;
-    struct aq_worker_issue *issue = &w->issues[(w->issue_first + w->issue_count) % AQ_WORKER_ISSUES];
+    if (w->pipeline.issue_count == AQ_WORKER_ISSUES) return AQ_AGAIN;
+    struct aq_worker_issue *issue =
+        &w->pipeline.issues[(w->pipeline.issue_first + w->pipeline.issue_count) % AQ_WORKER_ISSUES];
     issue->instruction = *instruction;
     *out = issue;
     return AQ_OK;
@@ -91,14 +92,15 @@ static enum aq_status issue_end(struct aq_worker *w, struct aq_worker_issue *iss
 {
     AQ_TRY(aq_device_event_record(w->device, issue->ended, w->stream));
     issue->issued_ns = aq_clock_ns();
-    w->issue_count++;
+    w->pipeline.issue_count++;
     return aq_worker_issues_advance(w); /* on a CPU it is done */
 }
 
 static bool forward_is_out(const struct aq_worker *w, uint16_t slot)
 {
-    for (uint32_t i = 0; i < w->issue_count; i++) {
-        const struct aq_instruction *it = &w->issues[(w->issue_first + i) % AQ_WORKER_ISSUES].instruction;
+    for (uint32_t i = 0; i < w->pipeline.issue_count; i++) {
+        const struct aq_instruction *it =
+            &w->pipeline.issues[(w->pipeline.issue_first + i) % AQ_WORKER_ISSUES].instruction;
         if (it->op == AQ_OP_FORWARD && it->slot == slot) return true;
     }
     return false;
@@ -106,7 +108,7 @@ static bool forward_is_out(const struct aq_worker *w, uint16_t slot)
 
 enum aq_status aq_worker_forward(struct aq_worker *w, const struct aq_instruction *instruction)
 {
-    const uint32_t T = w->me->config.T, copy = instruction->micro_batch % w->copies;
+    const uint32_t T = w->me->config.T, copy = instruction->micro_batch % w->pipeline.copies;
     const bool first = w->position == 0, last = w->position + 1 == w->P;
     struct aq_worker_issue *issue;
     struct aq_edge_batch batch;
@@ -121,33 +123,34 @@ enum aq_status aq_worker_forward(struct aq_worker *w, const struct aq_instructio
      * have as many samples each, so that the mean of their means is the mean over the whole batch.
      */
     const double targets = (double)aq_sampler_size(w->sampler, w->step) * T;
-    const struct aq_stage_input input = {.x = first ? NULL : w->x[copy].at,
+    const struct aq_stage_input input = {.x = first ? NULL : w->pipeline.x[copy].at,
                                          .batch = &w->batch,
                                          .seed = w->job->train.seed,
                                          .step = w->step,
                                          .loss_scale = (float)((double)w->times.loss_scale / targets)};
-    if (!first) AQ_TRY(aq_values_read_begin(w->device, &w->x[copy], w->stream));
-    if (!last) AQ_TRY(aq_values_write_begin(w->device, &w->y[copy], w->stream));
+    if (!first) AQ_TRY(aq_values_read_begin(w->device, &w->pipeline.x[copy], w->stream));
+    if (!last) AQ_TRY(aq_values_write_begin(w->device, &w->pipeline.y[copy], w->stream));
     AQ_TRY(aq_device_event_record(w->device, issue->begun, w->stream));
-    AQ_TRY(aq_stage_forward(w->stage, instruction->slot, &input, last ? NULL : w->y[copy].at, NULL, w->stream));
-    if (!first) AQ_TRY(aq_values_read_end(w->device, &w->x[copy], w->stream));
-    if (!last) AQ_TRY(aq_values_write_end(w->device, &w->y[copy], w->stream));
+    AQ_TRY(
+        aq_stage_forward(w->stage, instruction->slot, &input, last ? NULL : w->pipeline.y[copy].at, NULL, w->stream));
+    if (!first) AQ_TRY(aq_values_read_end(w->device, &w->pipeline.x[copy], w->stream));
+    if (!last) AQ_TRY(aq_values_write_end(w->device, &w->pipeline.y[copy], w->stream));
     return issue_end(w, issue);
 }
 
 enum aq_status aq_worker_backward(struct aq_worker *w, const struct aq_instruction *instruction)
 {
-    const uint32_t copy = instruction->micro_batch % w->copies;
+    const uint32_t copy = instruction->micro_batch % w->pipeline.copies;
     const bool first = w->position == 0, last = w->position + 1 == w->P;
     struct aq_worker_issue *issue;
     AQ_TRY(issue_begin(w, instruction, &issue));
-    if (!last) AQ_TRY(aq_values_read_begin(w->device, &w->dy[copy], w->stream));
-    if (!first) AQ_TRY(aq_values_write_begin(w->device, &w->dx[copy], w->stream));
+    if (!last) AQ_TRY(aq_values_read_begin(w->device, &w->pipeline.dy[copy], w->stream));
+    if (!first) AQ_TRY(aq_values_write_begin(w->device, &w->pipeline.dx[copy], w->stream));
     AQ_TRY(aq_device_event_record(w->device, issue->begun, w->stream));
-    AQ_TRY(aq_stage_backward(w->stage, instruction->slot, last ? NULL : w->dy[copy].at, first ? NULL : w->dx[copy].at,
-                             w->stream));
-    if (!last) AQ_TRY(aq_values_read_end(w->device, &w->dy[copy], w->stream));
-    if (!first) AQ_TRY(aq_values_write_end(w->device, &w->dx[copy], w->stream));
+    AQ_TRY(aq_stage_backward(w->stage, instruction->slot, last ? NULL : w->pipeline.dy[copy].at,
+                             first ? NULL : w->pipeline.dx[copy].at, w->stream));
+    if (!last) AQ_TRY(aq_values_read_end(w->device, &w->pipeline.dy[copy], w->stream));
+    if (!first) AQ_TRY(aq_values_write_end(w->device, &w->pipeline.dx[copy], w->stream));
     return issue_end(w, issue);
 }
 
@@ -156,10 +159,10 @@ static enum aq_status issue_done(struct aq_worker *w, const struct aq_worker_iss
 {
     const bool forward = issue->instruction.op == AQ_OP_FORWARD;
     uint64_t before = 0, took = 0;
-    AQ_TRY(aq_device_event_elapsed(w->device, w->anchor, issue->begun, &before));
+    AQ_TRY(aq_device_event_elapsed(w->device, w->pipeline.anchor, issue->begun, &before));
     AQ_TRY(aq_device_event_elapsed(w->device, issue->begun, issue->ended, &took));
     w->times.compute_ns += took;
-    const uint64_t begin = w->anchor_ns + before;
+    const uint64_t begin = w->pipeline.anchor_ns + before;
     aq_trace_add(w->trace, "compute", forward ? "forward" : "backward", begin, begin + took, (uint32_t)w->step,
                  issue->instruction.micro_batch);
     if (!forward || w->position + 1 < w->P) return AQ_OK;
@@ -172,14 +175,14 @@ static enum aq_status issue_done(struct aq_worker *w, const struct aq_worker_iss
 
 enum aq_status aq_worker_issues_advance(struct aq_worker *w)
 {
-    while (w->issue_count > 0) {
-        const struct aq_worker_issue *issue = &w->issues[w->issue_first];
+    while (w->pipeline.issue_count > 0) {
+        const struct aq_worker_issue *issue = &w->pipeline.issues[w->pipeline.issue_first];
         const enum aq_status status = aq_device_event_query(w->device, issue->ended);
         if (status == AQ_AGAIN) return AQ_OK;
         AQ_TRY(status);
         AQ_TRY(issue_done(w, issue));
-        w->issue_first = (w->issue_first + 1) % AQ_WORKER_ISSUES;
-        w->issue_count--;
+        w->pipeline.issue_first = (w->pipeline.issue_first + 1) % AQ_WORKER_ISSUES;
+        w->pipeline.issue_count--;
     }
     return AQ_OK;
 }
@@ -188,8 +191,8 @@ enum aq_status aq_worker_issues_advance(struct aq_worker *w)
 
 uint64_t aq_worker_busy_since(const struct aq_worker *w)
 {
-    const struct aq_edge *const edges[] = {w->in, w->out};
-    uint64_t since = w->issue_count ? w->issues[w->issue_first].issued_ns : UINT64_MAX;
+    const struct aq_edge *const edges[] = {w->pipeline.in, w->pipeline.out};
+    uint64_t since = w->pipeline.issue_count ? w->pipeline.issues[w->pipeline.issue_first].issued_ns : UINT64_MAX;
     for (int i = 0; i < 2; i++) {
         const uint64_t edge = edges[i] ? aq_edge_busy_since(edges[i]) : 0;
         if (edge && edge < since) since = edge;
@@ -199,7 +202,8 @@ uint64_t aq_worker_busy_since(const struct aq_worker *w)
 
 uint32_t aq_worker_carrying(const struct aq_worker *w)
 {
-    return (w->in ? aq_edge_carrying(w->in) : 0) | (w->out ? aq_edge_carrying(w->out) : 0);
+    return (w->pipeline.in ? aq_edge_carrying(w->pipeline.in) : 0) |
+           (w->pipeline.out ? aq_edge_carrying(w->pipeline.out) : 0);
 }
 
 enum aq_status aq_worker_doze(struct aq_worker *w, uint32_t seen)

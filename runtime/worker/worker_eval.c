@@ -24,7 +24,7 @@ static enum aq_status wait_for(struct aq_worker *worker, uint32_t seen)
 static const struct aq_values *values_of(const struct aq_worker *worker, const struct aq_values *copies,
                                          const struct aq_edge_batch *batch)
 {
-    return &copies[batch->micro_batch % worker->copies];
+    return &copies[batch->micro_batch % worker->pipeline.copies];
 }
 
 static enum aq_status receive(struct aq_worker *worker, const struct aq_edge_batch *batch)
@@ -33,8 +33,9 @@ static enum aq_status receive(struct aq_worker *worker, const struct aq_edge_bat
         const uint32_t seen = aq_bell_count(worker->bell);
         AQ_TRY(aq_worker_pump(worker));
         const enum aq_status status =
-            aq_edge_eval_here(worker->in)
-                ? aq_edge_receive_eval(worker->in, batch, values_of(worker, worker->x, batch), worker->receive_stream)
+            aq_edge_eval_here(worker->pipeline.in)
+                ? aq_edge_receive_eval(worker->pipeline.in, batch, values_of(worker, worker->pipeline.x, batch),
+                                       worker->pipeline.receive_stream)
                 : AQ_AGAIN;
         if (status != AQ_AGAIN) return status;
         AQ_TRY(wait_for(worker, seen));
@@ -46,8 +47,8 @@ static enum aq_status send(struct aq_worker *worker, const struct aq_edge_batch 
     for (;;) {
         const uint32_t seen = aq_bell_count(worker->bell);
         AQ_TRY(aq_worker_pump(worker));
-        const enum aq_status status =
-            aq_edge_send_eval(worker->out, batch, values_of(worker, worker->y, batch), worker->send_stream);
+        const enum aq_status status = aq_edge_send_eval(
+            worker->pipeline.out, batch, values_of(worker, worker->pipeline.y, batch), worker->pipeline.send_stream);
         if (status != AQ_AGAIN) return status;
         AQ_TRY(wait_for(worker, seen));
     }
@@ -65,7 +66,8 @@ static enum aq_status evaluate_batch(struct aq_worker *worker, uint32_t micro_ba
     for (uint32_t i = 0; worker->heldout && i < samples; i++)
         AQ_TRY(aq_dataset_put(worker->heldout, first + i, &worker->batch, i));
     if (!is_first) AQ_TRY(receive(worker, &batch));
-    const struct aq_values *x = values_of(worker, worker->x, &batch), *y = values_of(worker, worker->y, &batch);
+    const struct aq_values *x = values_of(worker, worker->pipeline.x, &batch),
+                           *y = values_of(worker, worker->pipeline.y, &batch);
     const struct aq_stage_input input = {.x = is_first ? NULL : x->at,
                                          .batch = &worker->batch,
                                          .seed = worker->job->train.seed,

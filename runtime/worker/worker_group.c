@@ -23,7 +23,7 @@ static enum aq_status choose_transport(struct aq_worker *worker)
 {
     const enum aq_transport_kind asked = worker->job->reduce.transport;
     struct aq_nccl_facts facts;
-    AQ_TRY(aq_nccl_facts(worker->group, worker->device, &facts));
+    AQ_TRY(aq_nccl_facts(worker->replicas.group, worker->device, &facts));
     if (facts.gpus > 0 && facts.gpus < worker->W)
         return aq_fail(AQ_MISMATCH, "worker",
                        "stage %u has %u of its %u replicas on GPUs: a gradient norm is not summed alike on a CPU, and "
@@ -35,7 +35,7 @@ static enum aq_status choose_transport(struct aq_worker *worker)
     if (!facts.one_machine)
         aq_log("worker", AQ_LOG_WARNING,
                "stage %u reduces by NCCL between machines, on connections that are not encrypted", worker->position);
-    AQ_TRY(aq_group_open_nccl(worker->group, &worker->group));
+    AQ_TRY(aq_group_open_nccl(worker->replicas.group, &worker->replicas.group));
     if (worker->replica == 0) aq_log("worker", 1, "stage %u reduces by NCCL, from GPU to GPU", worker->position);
     return AQ_OK;
 }
@@ -44,7 +44,7 @@ enum aq_status aq_worker_group_prepare(struct aq_worker *worker)
 {
     const struct aq_grad_codec *codec = aq_optimizer_codec(worker->optimizer);
     if (!codec) return AQ_OK;
-    return aq_group_prepare(worker->group, codec, aq_stage_parameter_count(worker->stage));
+    return aq_group_prepare(worker->replicas.group, codec, aq_stage_parameter_count(worker->stage));
 }
 
 enum aq_status aq_worker_group_open(struct aq_worker *worker)
@@ -53,15 +53,16 @@ enum aq_status aq_worker_group_open(struct aq_worker *worker)
     if (worker->W == 1) return AQ_OK;
     const struct aq_group_config config = {.rank = worker->replica,
                                            .size = worker->W,
-                                           .links = worker->peers,
+                                           .links = worker->replicas.peers,
                                            .bell = worker->bell,
                                            .device = worker->device,
                                            .stream = worker->stream,
                                            .silence_ns = worker->silence_ns,
                                            .piece_bytes = AQ_PLAN_PIECE_BYTES};
-    AQ_TRY(aq_group_open_links(&config, &worker->group));
+    AQ_TRY(aq_group_open_links(&config, &worker->replicas.group));
     aq_device_info(worker->device, &info);
-    if (!info.host_memory) AQ_TRY(aq_device_alloc(worker->device, AQ_MEMORY_PINNED, BOUNCE_BYTES, &worker->bounce));
+    if (!info.host_memory)
+        AQ_TRY(aq_device_alloc(worker->device, AQ_MEMORY_PINNED, BOUNCE_BYTES, &worker->replicas.bounce));
     AQ_TRY(choose_transport(worker));
     /* What is chosen under way is prepared for then (worker_choose.c). */
     if (!worker->job->train.optimizer.reduce_automatic) AQ_TRY(aq_worker_group_prepare(worker));
@@ -70,8 +71,9 @@ enum aq_status aq_worker_group_open(struct aq_worker *worker)
 
 void aq_worker_group_close(struct aq_worker *worker)
 {
-    aq_group_close(worker->group);
-    if (worker->bounce) aq_device_free(worker->device, AQ_MEMORY_PINNED, worker->bounce, BOUNCE_BYTES);
+    aq_group_close(worker->replicas.group);
+    if (worker->replicas.bounce)
+        aq_device_free(worker->device, AQ_MEMORY_PINNED, worker->replicas.bounce, BOUNCE_BYTES);
 }
 
 /*
@@ -85,13 +87,13 @@ static enum aq_status agree_on_the_step(struct aq_worker *worker)
     double sum = 0;
     AQ_ASSERT(worker->W <= AQ_GROUP_SIZE_MAX);
     const uint64_t begin = aq_clock_ns();
-    AQ_TRY(aq_stage_gradient_squares(worker->stage, worker->squares, worker->stream));
+    AQ_TRY(aq_stage_gradient_squares(worker->stage, worker->replicas.squares, worker->stream));
     const uint64_t squared = aq_clock_ns();
     aq_trace_add(worker->trace, "compute", "squares", begin, squared, (uint32_t)worker->step, 0);
     for (uint32_t i = 0; i < aq_stage_tensor_count(worker->stage); i++)
-        sum += worker->squares[i];
+        sum += worker->replicas.squares[i];
     if (!isfinite(sum)) mine |= SAYS_NOT_FINITE;
-    AQ_TRY(aq_all_gather(worker->group, &mine, sizeof mine, all));
+    AQ_TRY(aq_all_gather(worker->replicas.group, &mine, sizeof mine, all));
     aq_trace_add(worker->trace, "compute", "agree", squared, aq_clock_ns(), (uint32_t)worker->step, 0);
     for (uint32_t v = 0; v < worker->W; v++) {
         if (all[v] & SAYS_LAST_STEP) worker->last_step = true;
@@ -112,7 +114,7 @@ static enum aq_status before_and_clear(void *work, uint64_t first, uint64_t coun
 {
     const struct along *along = work;
     AQ_TRY(along->asked->before(along->asked->work, first, count));
-    if (along->worker->bounce)
+    if (along->worker->replicas.bounce)
         return aq_device_zero(along->worker->device, along->gradients + first, count * sizeof *along->gradients,
                               along->worker->stream);
     memset(along->gradients + first, 0, count * sizeof *along->gradients);
@@ -140,19 +142,19 @@ static enum aq_status compressed(struct aq_worker *worker, const struct aq_reduc
                                              .work = &along};
     AQ_ASSERT(!asked->before || asked->count == aq_stage_parameter_count(worker->stage));
     if (asked->before) worker->times.cleared = true;
-    return aq_compressed_allreduce(worker->group, &compressed);
+    return aq_compressed_allreduce(worker->replicas.group, &compressed);
 }
 
 static enum aq_status perform(struct aq_worker *worker, const struct aq_reduce *asked)
 {
-    if (worker->machine.local) return aq_worker_machine_perform(worker, asked);
+    if (worker->replicas.machine.local) return aq_worker_machine_perform(worker, asked);
     switch (asked->kind) {
     case AQ_REDUCE_MEAN:
-        return aq_allreduce_mean(worker->group, asked->x, asked->count);
+        return aq_allreduce_mean(worker->replicas.group, asked->x, asked->count);
     case AQ_REDUCE_COMPRESSED:
         return compressed(worker, asked);
     default:
-        return aq_allreduce_lanes(worker->group, asked->lanes, asked->count, asked->lane_bits);
+        return aq_allreduce_lanes(worker->replicas.group, asked->lanes, asked->count, asked->lane_bits);
     }
 }
 
@@ -161,7 +163,8 @@ enum aq_status aq_worker_rounds(struct aq_worker *worker)
     struct aq_reduce asked;
     AQ_TRY(aq_optimizer_round(worker->optimizer, &asked));
     while (asked.kind != AQ_REDUCE_NONE) {
-        const struct aq_group *group = worker->machine.local ? worker->machine.leaders : worker->group;
+        const struct aq_group *group =
+            worker->replicas.machine.local ? worker->replicas.machine.leaders : worker->replicas.group;
         struct aq_group_stats before = {0}, after = {0}; /* no group: a replica that sends nothing to other machines */
         const uint64_t begin = aq_clock_ns();
         if (group) aq_group_stats(group, &before);
@@ -199,10 +202,10 @@ static enum aq_status weights_digest(const struct aq_worker *worker, uint64_t *o
     for (uint64_t at = 0; at < bytes; at += BOUNCE_BYTES) {
         const size_t count = bytes - at < BOUNCE_BYTES ? (size_t)(bytes - at) : BOUNCE_BYTES;
         const void *piece = weights + at;
-        if (worker->bounce) {
-            AQ_TRY(aq_device_copy(worker->device, worker->bounce, piece, count, worker->stream));
+        if (worker->replicas.bounce) {
+            AQ_TRY(aq_device_copy(worker->device, worker->replicas.bounce, piece, count, worker->stream));
             AQ_TRY(aq_device_stream_sync(worker->device, worker->stream));
-            piece = worker->bounce;
+            piece = worker->replicas.bounce;
         }
         digest = aq_digest_seeded(piece, count, digest);
     }
@@ -215,7 +218,8 @@ enum aq_status aq_worker_agree(struct aq_worker *worker)
     const struct aq_optimizer_config *config = &worker->job->train.optimizer;
     /* Some let them drift, and average them now and then, and at the end. */
     const bool apart = worker->step != worker->plan->steps && aq_optimizer_config_drifts(config, worker->step);
-    struct aq_group *group = apart ? worker->machine.local : worker->group; /* those of a machine never drift */
+    struct aq_group *group =
+        apart ? worker->replicas.machine.local : worker->replicas.group; /* those of a machine never drift */
     if (worker->W == 1 || !group) return AQ_OK;
     uint64_t digest;
     AQ_TRY(weights_digest(worker, &digest));

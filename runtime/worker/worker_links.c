@@ -27,8 +27,8 @@ struct addresses {
 
 static struct aq_link **link_to(struct aq_worker *w, uint32_t peer)
 {
-    if (peer / w->P != w->replica) return &w->peers[peer / w->P];
-    return peer < w->rank ? &w->link_in : &w->link_out;
+    if (peer / w->P != w->replica) return &w->replicas.peers[peer / w->P];
+    return peer < w->rank ? &w->pipeline.link_in : &w->pipeline.link_out;
 }
 
 static struct aq_link_config config_to(const struct aq_worker *w, uint32_t peer)
@@ -149,7 +149,7 @@ enum aq_status aq_worker_links_open(struct aq_worker *w)
     void *memory;
     if (w->W > 1) {
         AQ_TRY(aq_alloc(w->W * sizeof(struct aq_link *), &memory));
-        w->peers = memory;
+        w->replicas.peers = memory;
     }
     if (aq_security_on(w->job) && w->plan->ranks > 1)
         AQ_TRY(aq_tls_open(aq_security_folder(w->job), AQ_TLS_STAGE, w->rank, &w->tls));

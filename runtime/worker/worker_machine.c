@@ -11,7 +11,7 @@
 
 enum aq_status aq_worker_machine_open(struct aq_worker *worker)
 {
-    struct aq_worker_machine *machine = &worker->machine;
+    struct aq_worker_machine *machine = &worker->replicas.machine;
     uint32_t local[AQ_GROUP_SIZE_MAX], leaders[AQ_GROUP_SIZE_MAX], mates = 0, machines = 0;
     if (!worker->job->reduce.machine_first || worker->W == 1) return AQ_OK;
     for (uint32_t v = 0; v < worker->W; v++) {
@@ -19,24 +19,24 @@ enum aq_status aq_worker_machine_open(struct aq_worker *worker)
         if (index == aq_job_machine(worker->job, worker->replica)) local[mates++] = v;
         if (index == machines) leaders[machines++] = v; /* the first replica of the next machine */
     }
-    AQ_TRY(aq_group_open_part(worker->group, local, mates, &machine->local));
+    AQ_TRY(aq_group_open_part(worker->replicas.group, local, mates, &machine->local));
     if (local[0] != worker->replica || machines == 1) return AQ_OK;
-    return aq_group_open_part(worker->group, leaders, machines, &machine->leaders);
+    return aq_group_open_part(worker->replicas.group, leaders, machines, &machine->leaders);
 }
 
 void aq_worker_machine_close(struct aq_worker *worker)
 {
-    aq_group_close(worker->machine.local);
-    aq_group_close(worker->machine.leaders);
+    aq_group_close(worker->replicas.machine.local);
+    aq_group_close(worker->replicas.machine.leaders);
 }
 
 enum aq_status aq_worker_machine_average(struct aq_worker *worker)
 {
-    if (!worker->machine.local) return AQ_OK;
+    if (!worker->replicas.machine.local) return AQ_OK;
     AQ_TRY(aq_device_stream_sync(worker->device, worker->stream));
     const uint64_t begin = aq_clock_ns();
     worker->times.squared = false; /* of the gradients as they were */
-    AQ_TRY(aq_allreduce_mean(worker->machine.local, aq_stage_gradients(worker->stage),
+    AQ_TRY(aq_allreduce_mean(worker->replicas.machine.local, aq_stage_gradients(worker->stage),
                              aq_stage_parameter_count(worker->stage)));
     const uint64_t end = aq_clock_ns();
     worker->times.reduce_ns += end - begin;
@@ -46,7 +46,7 @@ enum aq_status aq_worker_machine_average(struct aq_worker *worker)
 
 enum aq_status aq_worker_machine_perform(struct aq_worker *worker, const struct aq_reduce *asked)
 {
-    const struct aq_worker_machine *machine = &worker->machine;
+    const struct aq_worker_machine *machine = &worker->replicas.machine;
     AQ_ASSERT(asked->kind == AQ_REDUCE_MEAN); /* slamb's, to which manifests are held */
     if (machine->leaders) AQ_TRY(aq_allreduce_mean(machine->leaders, asked->x, asked->count));
     return aq_broadcast(machine->local, 0, asked->x, asked->count * sizeof *asked->x);

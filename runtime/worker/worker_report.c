@@ -25,7 +25,7 @@ static void add_measures(json_t *line, const struct aq_edge_measures *m)
 static void add_outages(const struct aq_worker *worker, json_t *line)
 {
     struct aq_link_stats out = {0};
-    if (worker->link_out) aq_link_stats(worker->link_out, &out);
+    if (worker->pipeline.link_out) aq_link_stats(worker->pipeline.link_out, &out);
     json_object_set_new(line, "heals", json_integer((json_int_t)out.heals));
     json_object_set_new(line, "outage_ns", json_integer((json_int_t)out.outage_ns));
 }
@@ -56,24 +56,24 @@ static void add_packing(struct aq_worker *worker, json_t *line)
     struct aq_worker_packing *p = &worker->packing;
     struct aq_link_stats in = {0}, out = {0};
     struct aq_link_bytes gradient = {0};
-    if (worker->link_in) aq_link_stats(worker->link_in, &in);
-    if (worker->link_out) aq_link_stats(worker->link_out, &out);
+    if (worker->pipeline.link_in) aq_link_stats(worker->pipeline.link_in, &in);
+    if (worker->pipeline.link_out) aq_link_stats(worker->pipeline.link_out, &out);
     uint64_t ns = in.packing_ns + out.packing_ns;
     struct aq_link_bytes *forward = &out.sent_kinds[AQ_FRAME_FORWARD - 16],
                          *backward = &in.sent_kinds[AQ_FRAME_BACKWARD - 16];
-    if (worker->out) add_carried(forward, aq_edge_carried_bytes(worker->out));
-    if (worker->in) add_carried(backward, aq_edge_carried_bytes(worker->in));
+    if (worker->pipeline.out) add_carried(forward, aq_edge_carried_bytes(worker->pipeline.out));
+    if (worker->pipeline.in) add_carried(backward, aq_edge_carried_bytes(worker->pipeline.in));
     p->forward_left = left_of(forward, &p->forward, p->forward_left);
     p->backward_left = left_of(backward, &p->backward, p->backward_left);
-    for (uint32_t v = 0; worker->peers && v < worker->W; v++) {
-        if (!worker->peers[v]) continue;
-        aq_link_stats(worker->peers[v], &in);
+    for (uint32_t v = 0; worker->replicas.peers && v < worker->W; v++) {
+        if (!worker->replicas.peers[v]) continue;
+        aq_link_stats(worker->replicas.peers[v], &in);
         add_bytes(&gradient, &in.sent_kinds[AQ_FRAME_CHUNK - 16]);
         ns += in.packing_ns;
     }
     p->gradient_left = left_of(&gradient, &p->gradient, p->gradient_left);
-    if (worker->link_out) json_object_set_new(line, "forward_packed", aq_control_number(p->forward_left));
-    if (worker->link_in) json_object_set_new(line, "backward_packed", aq_control_number(p->backward_left));
+    if (worker->pipeline.link_out) json_object_set_new(line, "forward_packed", aq_control_number(p->forward_left));
+    if (worker->pipeline.link_in) json_object_set_new(line, "backward_packed", aq_control_number(p->backward_left));
     if (worker->W > 1) json_object_set_new(line, "gradient_packed", aq_control_number(p->gradient_left));
     json_object_set_new(line, "packing_ns", json_integer((json_int_t)(ns - p->ns)));
     p->ns = ns;
@@ -82,15 +82,15 @@ static void add_packing(struct aq_worker *worker, json_t *line)
 /* What checkpoints have cost since the last line: the copy, and the wait for one that was still being written. */
 static void add_marks(struct aq_worker *worker, json_t *line)
 {
-    json_object_set_new(line, "mark_ns", json_integer((json_int_t)worker->mark_ns));
-    json_object_set_new(line, "mark_wait_ns", json_integer((json_int_t)worker->mark_wait_ns));
-    worker->mark_ns = worker->mark_wait_ns = 0;
+    json_object_set_new(line, "mark_ns", json_integer((json_int_t)worker->checkpoints.held_ns));
+    json_object_set_new(line, "mark_wait_ns", json_integer((json_int_t)worker->checkpoints.wait_ns));
+    worker->checkpoints.held_ns = worker->checkpoints.wait_ns = 0;
 }
 
 /* What replicas average in, where that was chosen; and by what, in the step that chose. */
 static void add_choice(struct aq_worker *worker, json_t *line)
 {
-    struct aq_worker_choice *choice = &worker->choice;
+    struct aq_worker_choice *choice = &worker->replicas.choice;
     if (choice->name) json_object_set_new(line, "reduce_codec", json_string(choice->name));
     if (!choice->measured) return;
     json_object_set_new(line, "reduce_rate_mbps", aq_control_number(choice->links.rate * 8e-6));
@@ -102,8 +102,8 @@ enum aq_status aq_worker_report_step(struct aq_worker *worker)
 {
     const struct aq_worker_times *t = &worker->times;
     struct aq_edge_measures in = {0}, out = {0};
-    if (worker->in) aq_edge_measures(worker->in, &in);
-    if (worker->out) aq_edge_measures(worker->out, &out);
+    if (worker->pipeline.in) aq_edge_measures(worker->pipeline.in, &in);
+    if (worker->pipeline.out) aq_edge_measures(worker->pipeline.out, &out);
     const uint64_t now = aq_clock_ns(), done = worker->step + 1;
     const double lr = (double)aq_plan_learning_rate(worker->plan, done);
     json_t *line = json_pack(
@@ -175,14 +175,14 @@ enum aq_status aq_worker_report_done(struct aq_worker *worker)
 {
     AQ_TRY(report_trace(worker));
     struct aq_cache_stats cache = {0};
-    if (worker->cache) aq_cache_stats(worker->cache, &cache);
+    if (worker->pipeline.cache) aq_cache_stats(worker->pipeline.cache, &cache);
     struct aq_link_stats in = {0}, out = {0};
-    if (worker->link_in) aq_link_stats(worker->link_in, &in);
-    if (worker->link_out) aq_link_stats(worker->link_out, &out);
+    if (worker->pipeline.link_in) aq_link_stats(worker->pipeline.link_in, &in);
+    if (worker->pipeline.link_out) aq_link_stats(worker->pipeline.link_out, &out);
     uint64_t wire_bytes = in.sent_wire_bytes + out.sent_wire_bytes;
-    for (uint32_t v = 0; worker->peers && v < worker->W; v++) {
-        if (!worker->peers[v]) continue;
-        aq_link_stats(worker->peers[v], &in);
+    for (uint32_t v = 0; worker->replicas.peers && v < worker->W; v++) {
+        if (!worker->replicas.peers[v]) continue;
+        aq_link_stats(worker->replicas.peers[v], &in);
         wire_bytes += in.sent_wire_bytes;
     }
     json_t *line = json_pack(
@@ -204,7 +204,8 @@ void aq_worker_report_failed(const struct aq_worker *worker, enum aq_status stat
     const char *text = aq_error_text();
     json_t *line = json_pack("{s:s, s:s, s:s+}", "event", "failed", "status", aq_status_text(status), "text",
                              *text ? text : aq_status_text(status), "");
-    if (worker->unreadable) json_object_set_new(line, "checkpoint", json_integer((json_int_t)worker->unreadable));
+    if (worker->checkpoints.unreadable)
+        json_object_set_new(line, "checkpoint", json_integer((json_int_t)worker->checkpoints.unreadable));
     /* If the channel is gone too there is nobody left to tell; the exit status remains. */
     if (aq_control_send(worker->control, line) == AQ_OK)
         (void)aq_control_flush(worker->control, aq_clock_after(2000000000u));

@@ -37,7 +37,7 @@ enum aq_status aq_worker_snapshot_open(struct aq_worker *w)
 {
     const struct aq_checkpoint checkpoint = aq_worker_checkpoint(w);
     /* A job that keeps checkpoints only at its end has nothing to do while they are written: it needs no copy. */
-    return aq_checkpoint_writer_open(&checkpoint, w->job->checkpoint.every.count > 0, w->bell, &w->writer);
+    return aq_checkpoint_writer_open(&checkpoint, w->job->checkpoint.every.count > 0, w->bell, &w->checkpoints.writer);
 }
 
 /* The next thing the launcher says, until the deadline (0: now). AQ_AGAIN: nothing. */
@@ -49,9 +49,9 @@ static enum aq_status control_take(struct aq_worker *w, uint64_t deadline_ns)
     if (status == AQ_CLOSED) return aq_fail(AQ_CLOSED, "worker", "the launcher is gone");
     AQ_TRY(status);
     if (aq_control_is(message, "op", "stop") && w->rank == 0) w->stop_asked = true;
-    if (aq_control_is(message, "op", "marked") && w->marking == AQ_MARK_SAID &&
-        aq_control_u64_or(message, "step", 0) == w->mark_step)
-        w->marking = AQ_MARK_NONE;
+    if (aq_control_is(message, "op", "marked") && w->checkpoints.state == AQ_MARK_SAID &&
+        aq_control_u64_or(message, "step", 0) == w->checkpoints.step)
+        w->checkpoints.state = AQ_MARK_NONE;
     json_decref(message);
     return AQ_OK;
 }
@@ -76,11 +76,11 @@ enum aq_status aq_worker_stop_heard(struct aq_worker *w)
 
 static enum aq_status say_mark(struct aq_worker *w)
 {
-    w->marking = AQ_MARK_SAID;
-    aq_log("worker", 1, "step %llu: its checkpoint is on disk after %.2f s", (unsigned long long)w->mark_step,
-           (double)(aq_clock_ns() - w->mark_begin_ns) * 1e-9);
-    json_t *line = json_pack("{s:s, s:I}", "event", "mark", "step", (json_int_t)w->mark_step);
-    if (w->mirror) json_object_set_new(line, "sha256", json_string(aq_mirror_hash(w->mirror)));
+    w->checkpoints.state = AQ_MARK_SAID;
+    aq_log("worker", 1, "step %llu: its checkpoint is on disk after %.2f s", (unsigned long long)w->checkpoints.step,
+           (double)(aq_clock_ns() - w->checkpoints.begin_ns) * 1e-9);
+    json_t *line = json_pack("{s:s, s:I}", "event", "mark", "step", (json_int_t)w->checkpoints.step);
+    if (w->checkpoints.mirror) json_object_set_new(line, "sha256", json_string(aq_mirror_hash(w->checkpoints.mirror)));
     return aq_control_send(w->control, line);
 }
 
@@ -103,31 +103,31 @@ bool aq_worker_snapshot_is_due(const struct aq_worker *w)
  */
 static uint64_t mark_next(const struct aq_worker *w)
 {
-    const uint64_t newest = w->mark_step > w->resumed_at ? w->mark_step : w->resumed_at;
+    const uint64_t newest = w->checkpoints.step > w->resumed_at ? w->checkpoints.step : w->resumed_at;
     if (w->step > newest && aq_worker_snapshot_is_due(w)) return w->step;
     if (w->final) return 0;
-    const bool last = w->last_step || (w->in && aq_edge_norm_stops(w->in, w->step));
+    const bool last = w->last_step || (w->pipeline.in && aq_edge_norm_stops(w->pipeline.in, w->step));
     return last || mark_due(w, w->step + 1) ? w->step + 1 : 0;
 }
 
 enum aq_status aq_worker_snapshot_advance(struct aq_worker *w)
 {
-    if (w->mirror) {
-        aq_mirror_due(w->mirror, w->mark_step, w->go_ns ? mark_next(w) : 0);
-        AQ_TRY(aq_mirror_pump(w->mirror, w->waiting));
+    if (w->checkpoints.mirror) {
+        aq_mirror_due(w->checkpoints.mirror, w->checkpoints.step, w->go_ns ? mark_next(w) : 0);
+        AQ_TRY(aq_mirror_pump(w->checkpoints.mirror, w->checkpoints.waiting));
     }
-    if (w->marking == AQ_MARK_WRITING) {
-        enum aq_status status = aq_checkpoint_writer_done(w->writer);
-        if (status == AQ_OK && w->cache) status = aq_cache_mark_done(w->cache);
+    if (w->checkpoints.state == AQ_MARK_WRITING) {
+        enum aq_status status = aq_checkpoint_writer_done(w->checkpoints.writer);
+        if (status == AQ_OK && w->pipeline.cache) status = aq_cache_mark_done(w->pipeline.cache);
         if (status == AQ_AGAIN) return AQ_OK;
         AQ_TRY(status);
-        if (!w->mirror) return say_mark(w);
-        w->marking = AQ_MARK_MIRRORING;
-        aq_mirror_send(w->mirror, w->mark_step);
-        AQ_TRY(aq_mirror_pump(w->mirror, w->waiting));
+        if (!w->checkpoints.mirror) return say_mark(w);
+        w->checkpoints.state = AQ_MARK_MIRRORING;
+        aq_mirror_send(w->checkpoints.mirror, w->checkpoints.step);
+        AQ_TRY(aq_mirror_pump(w->checkpoints.mirror, w->checkpoints.waiting));
     }
-    if (w->marking != AQ_MARK_MIRRORING) return AQ_OK;
-    const enum aq_status status = aq_mirror_done(w->mirror);
+    if (w->checkpoints.state != AQ_MARK_MIRRORING) return AQ_OK;
+    const enum aq_status status = aq_mirror_done(w->checkpoints.mirror);
     if (status == AQ_AGAIN) return AQ_OK;
     AQ_TRY(status);
     return say_mark(w);
@@ -136,7 +136,7 @@ enum aq_status aq_worker_snapshot_advance(struct aq_worker *w)
 /* A neighbour that has left in good order is at the end of the run, as this stage is. */
 static enum aq_status pump_edges(struct aq_worker *w)
 {
-    struct aq_edge *const edges[] = {w->in, w->out};
+    struct aq_edge *const edges[] = {w->pipeline.in, w->pipeline.out};
     for (int i = 0; i < 2; i++) {
         const enum aq_status status = edges[i] ? aq_edge_pump(edges[i]) : AQ_OK;
         if (status != AQ_CLOSED) AQ_TRY(status);
@@ -156,7 +156,7 @@ static enum aq_status mark_late(const struct aq_worker *w)
                                           [AQ_MARK_MIRRORING] = "the copy at the neighbour takes too long",
                                           [AQ_MARK_SAID] = "another stage's part is missing"};
     return aq_fail(AQ_TIMEOUT, "worker", "the checkpoint of step %llu does not become complete: %s",
-                   (unsigned long long)w->mark_step, reasons[w->marking]);
+                   (unsigned long long)w->checkpoints.step, reasons[w->checkpoints.state]);
 }
 
 uint64_t aq_worker_snapshot_ns_max(const struct aq_plan *plan)
@@ -169,29 +169,30 @@ uint64_t aq_worker_snapshot_ns_max(const struct aq_plan *plan)
 static enum aq_status mark_wait(struct aq_worker *w)
 {
     const uint64_t end = aq_clock_after(aq_worker_snapshot_ns_max(w->plan));
-    while (w->marking != AQ_MARK_NONE) {
+    while (w->checkpoints.state != AQ_MARK_NONE) {
         const uint32_t seen = aq_bell_count(w->bell);
         AQ_TRY(aq_worker_serve(w));
-        if (w->marking == AQ_MARK_SAID && !w->mirror) {
+        if (w->checkpoints.state == AQ_MARK_SAID && !w->checkpoints.mirror) {
             const enum aq_status status = control_take(w, aq_clock_after(LOOK_NS));
             if (status != AQ_AGAIN) AQ_TRY(status);
         } else { /* the disk, or a neighbour's copy, rings the bell */
             AQ_TRY(aq_worker_control_poll(w));
-            if (w->marking == AQ_MARK_NONE) break;
-            (void)aq_bell_wait(w->bell, seen, aq_clock_after(w->marking == AQ_MARK_SAID ? LOOK_NS / 10 : LOOK_NS));
+            if (w->checkpoints.state == AQ_MARK_NONE) break;
+            (void)aq_bell_wait(w->bell, seen,
+                               aq_clock_after(w->checkpoints.state == AQ_MARK_SAID ? LOOK_NS / 10 : LOOK_NS));
         }
-        if (w->marking != AQ_MARK_NONE && aq_clock_ns() > end) return mark_late(w);
+        if (w->checkpoints.state != AQ_MARK_NONE && aq_clock_ns() > end) return mark_late(w);
     }
     return AQ_OK;
 }
 
 enum aq_status aq_worker_snapshot_wait(struct aq_worker *w)
 {
-    w->waiting = true;
+    w->checkpoints.waiting = true;
     aq_pulse_doing(AQ_DOING_MARK);
     const enum aq_status status = mark_wait(w);
     aq_pulse_doing(AQ_DOING_COMPUTE);
-    w->waiting = false;
+    w->checkpoints.waiting = false;
     return status;
 }
 
@@ -204,17 +205,18 @@ static enum aq_status fetch_copy(struct aq_worker *w)
            "stage %u has lost its checkpoint of step %llu: it comes from the copy at stage %u", w->rank,
            (unsigned long long)w->step, keeper);
     enum aq_status status;
-    if (!w->hash[0])
+    if (!w->checkpoints.hash[0])
         return aq_fail(
             AQ_NOTFOUND, "worker",
             "the checkpoint of step %llu of stage %u is gone or damaged, and the launcher has no SHA-256 of it to "
             "tell a true copy by",
             (unsigned long long)w->step, w->rank);
-    AQ_TRY(aq_mirror_fetch(w->mirror, w->step));
-    while ((status = aq_mirror_done(w->mirror)) == AQ_AGAIN) {
+    AQ_TRY(aq_mirror_fetch(w->checkpoints.mirror, w->step));
+    while ((status = aq_mirror_done(w->checkpoints.mirror)) == AQ_AGAIN) {
         const uint32_t seen = aq_bell_count(w->bell);
         AQ_TRY(aq_worker_serve(w));
-        if (aq_mirror_done(w->mirror) == AQ_AGAIN) (void)aq_bell_wait(w->bell, seen, aq_clock_after(LOOK_NS));
+        if (aq_mirror_done(w->checkpoints.mirror) == AQ_AGAIN)
+            (void)aq_bell_wait(w->bell, seen, aq_clock_after(LOOK_NS));
         if (aq_clock_ns() > end)
             return aq_fail(AQ_TIMEOUT, "worker", "stage %u does not send the copy of this stage's checkpoint", keeper);
     }
@@ -232,14 +234,14 @@ static enum aq_status open_mirror(struct aq_worker *w)
     const char *path = w->job->checkpoint.mirror_key;
     if (path) AQ_TRY(aq_seal_key_load(path, key));
     struct aq_mirror_config config = {.folder = w->checkpoint_folder,
-                                      .in = w->in,
-                                      .out = w->out,
+                                      .in = w->pipeline.in,
+                                      .out = w->pipeline.out,
                                       .bell = w->bell,
                                       .resumed = w->resumed_at,
                                       .key = path ? key : NULL,
-                                      .hash = w->hash[0] ? w->hash : NULL};
+                                      .hash = w->checkpoints.hash[0] ? w->checkpoints.hash : NULL};
     aq_plan_mirror_shape(w->plan, w->rank, &config.shape);
-    const enum aq_status status = aq_mirror_open(&config, &w->mirror);
+    const enum aq_status status = aq_mirror_open(&config, &w->checkpoints.mirror);
     if (path) explicit_bzero(key, sizeof key);
     return status;
 }
@@ -248,17 +250,18 @@ enum aq_status aq_worker_mirror_open(struct aq_worker *w)
 {
     if (!w->job->checkpoint.mirror) return AQ_OK;
     AQ_TRY(open_mirror(w));
-    w->waiting = true; /* until the first step */
-    if (!w->lost) return AQ_OK;
+    w->checkpoints.waiting = true; /* until the first step */
+    if (!w->checkpoints.lost) return AQ_OK;
     const uint64_t begin = aq_clock_ns();
     const struct aq_checkpoint checkpoint = aq_worker_checkpoint(w);
     enum aq_status status = fetch_copy(w);
     /* No copy, or one that is not this stage's file: an older one may be whole. */
-    if (status == AQ_NOTFOUND || aq_mirror_done(w->mirror) == AQ_CORRUPT) w->unreadable = w->step;
+    if (status == AQ_NOTFOUND || aq_mirror_done(w->checkpoints.mirror) == AQ_CORRUPT)
+        w->checkpoints.unreadable = w->step;
     AQ_TRY(status);
     status = aq_checkpoint_read(&checkpoint, w->step);
-    if (status != AQ_OK && status != AQ_NOMEM && status != AQ_MISMATCH) w->unreadable = w->step;
-    w->read_ns += aq_clock_ns() - begin;
+    if (status != AQ_OK && status != AQ_NOMEM && status != AQ_MISMATCH) w->checkpoints.unreadable = w->step;
+    w->checkpoints.read_ns += aq_clock_ns() - begin;
     return status;
 }
 
@@ -266,20 +269,20 @@ enum aq_status aq_worker_snapshot_begin(struct aq_worker *w)
 {
     const uint64_t begin = aq_clock_ns();
     AQ_TRY(aq_worker_control_poll(w)); /* the word that the last one is complete may be there */
-    if (w->marking != AQ_MARK_NONE) {
+    if (w->checkpoints.state != AQ_MARK_NONE) {
         aq_log("worker", 2, "step %llu: the checkpoint of step %llu is still being written: waits",
-               (unsigned long long)w->step, (unsigned long long)w->mark_step);
+               (unsigned long long)w->step, (unsigned long long)w->checkpoints.step);
         AQ_TRY(aq_worker_snapshot_wait(w));
-        w->mark_wait_ns += aq_clock_ns() - begin;
+        w->checkpoints.wait_ns += aq_clock_ns() - begin;
     }
     /* A disk that has gone since must not get a checkpoint where it was mounted. */
     AQ_TRY(aq_owned_check(w->checkpoint_folder, AQ_OWNED_CHECKPOINT, w->run_id));
-    if (w->cache) AQ_TRY(aq_cache_mark_begin(w->cache, w->step));
-    AQ_TRY(aq_checkpoint_writer_begin(w->writer, w->step));
-    w->mark_step = w->step;
-    w->mark_begin_ns = begin;
-    w->marking = AQ_MARK_WRITING;
-    w->mark_ns += aq_clock_ns() - begin;
+    if (w->pipeline.cache) AQ_TRY(aq_cache_mark_begin(w->pipeline.cache, w->step));
+    AQ_TRY(aq_checkpoint_writer_begin(w->checkpoints.writer, w->step));
+    w->checkpoints.step = w->step;
+    w->checkpoints.begin_ns = begin;
+    w->checkpoints.state = AQ_MARK_WRITING;
+    w->checkpoints.held_ns += aq_clock_ns() - begin;
     aq_trace_add(w->trace, "compute", "checkpoint", begin, aq_clock_ns(), (uint32_t)w->step, 0);
     return AQ_OK;
 }

@@ -64,8 +64,8 @@ static enum aq_status prefetch(struct aq_worker *worker, uint64_t step, uint32_t
     }
     struct aq_edge_batch batch;
     aq_worker_batch(worker, step, micro_batch, &batch);
-    if (worker->in) AQ_TRY(aq_edge_prefetch(worker->in, &batch));
-    if (worker->out) AQ_TRY(aq_edge_prefetch(worker->out, &batch));
+    if (worker->pipeline.in) AQ_TRY(aq_edge_prefetch(worker->pipeline.in, &batch));
+    if (worker->pipeline.out) AQ_TRY(aq_edge_prefetch(worker->pipeline.out, &batch));
     return AQ_OK;
 }
 
@@ -83,11 +83,11 @@ static bool ready(const struct aq_worker *worker, const struct run *run, const s
     const bool free_slot = !run->busy[instruction->slot];
     switch (instruction->op) {
     case AQ_OP_RECV_FWD:
-        return free_slot && aq_edge_forward_here(worker->in, NULL);
+        return free_slot && aq_edge_forward_here(worker->pipeline.in, NULL);
     case AQ_OP_FORWARD:
         return worker->position > 0 || free_slot;
     case AQ_OP_RECV_BWD:
-        return aq_edge_backward_here(worker->out);
+        return aq_edge_backward_here(worker->pipeline.out);
     case AQ_OP_BACKWARD:
         return run->forwards_done > instruction->micro_batch;
     default:
@@ -101,10 +101,11 @@ static enum aq_status execute(struct aq_worker *worker, struct run *run, const s
     struct aq_edge_batch batch;
     if (instruction->op == AQ_OP_PREFETCH) return prefetch(worker, worker->step, instruction->micro_batch);
     aq_worker_batch(worker, worker->step, instruction->micro_batch, &batch);
-    const uint32_t copy = instruction->micro_batch % worker->copies;
+    const uint32_t copy = instruction->micro_batch % worker->pipeline.copies;
     switch (instruction->op) {
     case AQ_OP_RECV_FWD:
-        AQ_TRY(aq_edge_receive_forward(worker->in, &batch, &worker->x[copy], worker->receive_stream));
+        AQ_TRY(aq_edge_receive_forward(worker->pipeline.in, &batch, &worker->pipeline.x[copy],
+                                       worker->pipeline.receive_stream));
         run->busy[instruction->slot] = true;
         return AQ_OK;
     case AQ_OP_FORWARD:
@@ -113,15 +114,18 @@ static enum aq_status execute(struct aq_worker *worker, struct run *run, const s
         run->forwards_done++;
         return AQ_OK;
     case AQ_OP_SEND_FWD:
-        return aq_edge_send_forward(worker->out, &batch, &worker->y[copy], worker->send_stream);
+        return aq_edge_send_forward(worker->pipeline.out, &batch, &worker->pipeline.y[copy],
+                                    worker->pipeline.send_stream);
     case AQ_OP_RECV_BWD:
-        return aq_edge_receive_backward(worker->out, &batch, &worker->dy[copy], worker->receive_stream);
+        return aq_edge_receive_backward(worker->pipeline.out, &batch, &worker->pipeline.dy[copy],
+                                        worker->pipeline.receive_stream);
     case AQ_OP_BACKWARD:
         AQ_TRY(aq_worker_backward(worker, instruction));
         if (worker->position == 0) run->busy[instruction->slot] = false;
         return AQ_OK;
     case AQ_OP_SEND_BWD:
-        AQ_TRY(aq_edge_send_backward(worker->in, &batch, &worker->dx[copy], worker->send_stream));
+        AQ_TRY(aq_edge_send_backward(worker->pipeline.in, &batch, &worker->pipeline.dx[copy],
+                                     worker->pipeline.send_stream));
         run->busy[instruction->slot] = false;
         return AQ_OK;
     default:
@@ -156,7 +160,7 @@ static enum aq_status chains_advance(struct aq_worker *worker, struct run *run)
 
 enum aq_status aq_worker_pump(struct aq_worker *worker)
 {
-    struct aq_edge *const edges[] = {worker->in, worker->out};
+    struct aq_edge *const edges[] = {worker->pipeline.in, worker->pipeline.out};
     for (uint32_t i = 0; i < 2; i++) {
         const enum aq_status status = edges[i] ? aq_edge_pump(edges[i]) : AQ_OK;
         if (status == AQ_CLOSED)
@@ -171,7 +175,7 @@ enum aq_status aq_worker_pump(struct aq_worker *worker)
 /* Time that the busier of the two links has carried what comes here, or what keeps this stage's send buffers. */
 static uint64_t carried_ns(const struct aq_worker *worker, const struct aq_link_stats before[2], bool sending)
 {
-    struct aq_link *const links[] = {worker->link_in, worker->link_out};
+    struct aq_link *const links[] = {worker->pipeline.link_in, worker->pipeline.link_out};
     uint64_t most = 0;
     for (uint32_t i = 0; i < 2; i++) {
         struct aq_link_stats now;
@@ -192,8 +196,8 @@ static enum aq_status wait(struct aq_worker *worker, uint32_t seen, bool sending
     if (aq_worker_busy_since(worker)) return aq_worker_doze(worker, seen);
     const uint32_t carrying = aq_worker_carrying(worker);
     const uint64_t begin = aq_clock_ns();
-    if (worker->link_in) aq_link_stats(worker->link_in, &before[0]);
-    if (worker->link_out) aq_link_stats(worker->link_out, &before[1]);
+    if (worker->pipeline.link_in) aq_link_stats(worker->pipeline.link_in, &before[0]);
+    if (worker->pipeline.link_out) aq_link_stats(worker->pipeline.link_out, &before[1]);
     aq_pulse_doing(AQ_DOING_NEIGHBOUR);
     const enum aq_status status =
         aq_bell_wait(worker->bell, seen, aq_clock_after(carrying ? AQ_EDGE_POLL_NS : worker->silence_ns));
@@ -261,23 +265,23 @@ static enum aq_status norm(struct aq_worker *worker)
 {
     double sums[2] = {0, 0}, sum;
     const uint32_t count = aq_optimizer_gauges(worker->optimizer) ? 2 : 1;
-    if (worker->out) AQ_TRY(numbers_receive(worker, worker->out, sums, count));
+    if (worker->pipeline.out) AQ_TRY(numbers_receive(worker, worker->pipeline.out, sums, count));
     sum = sums[0];
     const uint64_t begin = aq_clock_ns();
     if (!worker->times.squared) AQ_TRY(aq_stage_gradient_sum2(worker->stage, &sum, worker->stream));
     for (uint32_t i = worker->times.squared ? aq_stage_tensor_count(worker->stage) : 0; i-- > 0;)
-        sum += worker->squares[i]; /* REDUCE had to know them */
+        sum += worker->replicas.squares[i]; /* REDUCE had to know them */
     if (count > 1) AQ_TRY(aq_optimizer_gauge(worker->optimizer, &sums[1]));
     worker->times.optimizer_ns += aq_clock_ns() - begin;
     if (worker->times.skipped) sum = (double)NAN; /* on another replica: all stages of all replicas hear of it */
     sums[0] = sum;
-    if (worker->in) {
-        AQ_TRY(numbers_send(worker, worker->in, sums, count));
-        AQ_TRY(numbers_receive(worker, worker->in, sums, count));
+    if (worker->pipeline.in) {
+        AQ_TRY(numbers_send(worker, worker->pipeline.in, sums, count));
+        AQ_TRY(numbers_receive(worker, worker->pipeline.in, sums, count));
     } else if (worker->W == 1) {
         AQ_TRY(aq_worker_stop_heard(worker));
     }
-    if (worker->out) AQ_TRY(numbers_send(worker, worker->out, sums, count));
+    if (worker->pipeline.out) AQ_TRY(numbers_send(worker, worker->pipeline.out, sums, count));
     if (count > 1) aq_optimizer_gauged(worker->optimizer, sums[1]);
     worker->times.gradient_norm = sqrt(sums[0]);
     return AQ_OK;
