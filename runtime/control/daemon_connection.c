@@ -382,7 +382,9 @@ static enum aq_status from_proved(struct daemon *daemon, struct connection *conn
 
 void connection_push(struct daemon *daemon, struct connection *connection)
 {
+    aq_log_limit_thread(connection == daemon->owner ? &daemon->owner_lines : &daemon->strangers); /* TLS may say why */
     const enum aq_status status = aq_control_push(connection->control);
+    aq_log_limit_thread(NULL);
     /* What the owner said before it went is still read. */
     if (status != AQ_OK && status != AQ_AGAIN && connection != daemon->owner) connection_close(daemon, connection);
 }

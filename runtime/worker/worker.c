@@ -458,12 +458,12 @@ static void close_all(struct aq_worker *w, enum aq_status status)
         aq_edge_abandon(w->pipeline.in);
     }
     aq_worker_device_quiet(w);
+    /* A peer that does not read keeps an ABORT from going out, and bodies of groups and edges on their way. */
+    for (uint32_t i = 0; i < 2 + w->W; i++)
+        aq_link_halt(link_number(w, i));
     aq_worker_machine_close(w);
     aq_worker_group_close(w);
     aq_mirror_close(w->checkpoints.mirror); /* before the edges, whose bodies it may be writing */
-    /* A peer that does not read keeps an ABORT from going out, and bodies of edges on their way. */
-    for (uint32_t i = 0; i < 2 + w->W; i++)
-        aq_link_halt(link_number(w, i));
     aq_edge_close(w->pipeline.out);
     aq_edge_close(w->pipeline.in);
     for (uint32_t i = 0; i < 2 + w->W; i++)

@@ -110,14 +110,14 @@ static inline void kit_thread(void *context)
     struct kit_rank *rank = context;
     rank->opened = kit_open(rank);
     rank->status = rank->opened == AQ_OK ? rank->kit->run(rank) : rank->opened;
-    aq_group_close(rank->group);
-    for (uint32_t peer = 0; peer < rank->kit->size; peer++) {
+    for (uint32_t peer = 0; peer < rank->kit->size && rank->status != AQ_OK; peer++) {
         if (!rank->links[peer]) continue;
-        if (rank->status == AQ_OK)
-            rank->status = aq_link_finish(rank->links[peer], KIT_SECONDS(60));
-        else
-            (void)aq_link_abort(rank->links[peer], rank->status, "this rank failed", KIT_SECONDS(2));
+        (void)aq_link_abort(rank->links[peer], rank->status, "this rank failed", KIT_SECONDS(2));
+        aq_link_halt(rank->links[peer]);
     }
+    aq_group_close(rank->group);
+    for (uint32_t peer = 0; peer < rank->kit->size && rank->status == AQ_OK; peer++)
+        if (rank->links[peer]) rank->status = aq_link_finish(rank->links[peer], KIT_SECONDS(60));
     aq_net_close(rank->net);
     aq_device_close(rank->device);
 }
