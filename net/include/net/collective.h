@@ -111,8 +111,8 @@ enum aq_status aq_nccl_facts(struct aq_group *group, const struct aq_device *dev
 enum aq_status aq_group_open_part(struct aq_group *whole, const uint32_t *ranks, uint32_t count, struct aq_group **out);
 
 /*
- * The links stay open. After a call that failed they may still be sending from the group's memory, and from the caller's:
- * halt them first (aq_link_halt). NULL is fine.
+ * The links stay open. After a call that failed they may still be sending from the group's memory, and from the
+ * caller's: halt them first (aq_link_halt). NULL is fine.
  */
 void aq_group_close(struct aq_group *group);
 
