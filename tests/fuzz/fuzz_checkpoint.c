@@ -25,12 +25,12 @@ static const char manifest[] = "model: {blocks: 1, heads: 1, channels: 2, contex
                                "facts: {vocabulary: 256, train_samples: 2, train_digest: 1, heldout_samples: 0}\n";
 
 static struct aq_checkpoint checkpoint;
+static struct aq_plan *plan; /* of the stage's shape, as long as the stage is open */
 static char folder[512], file[512], joined[512], hash[HEX + 1];
 
 static void start(void)
 {
     struct aq_job *job;
-    struct aq_plan *plan;
     struct aq_optimizer_tensor tensors[32];
     if (checkpoint.stage) return;
     AQ_ASSERT(aq_job_parse(manifest, strlen(manifest), "fuzz.yaml", "/", NULL, 0, &job) == AQ_OK);
