@@ -208,7 +208,8 @@ static void mark_finish(struct aq_disk *disk, enum aq_status status)
 {
     if (status == AQ_OK) {
         const struct aq_disk_mark *mark = &disk->mark;
-        status = aq_index_mark(disk->config.index, mark->mark, mark->changes, mark->count, mark->entries);
+        status = aq_index_mark(disk->config.index, mark->mark, mark->changes, mark->count, mark->entries,
+                               mark->lost);
     }
     disk->mark_state = MARK_NONE;
     disk->mark_status = status;

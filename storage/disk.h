@@ -47,6 +47,7 @@ struct aq_disk_mark {
     const struct aq_index_change *changes; /* lent until the event */
     uint64_t count;
     uint64_t entries;        /* messages held                                                   */
+    bool lost;               /* messages were lost                                              */
     uint64_t failures_known; /* failed writes whose events were polled: the changes reckon with them */
 };
 

@@ -232,7 +232,7 @@ out:
 }
 
 enum aq_status aq_index_mark(struct aq_index *index, uint64_t mark, const struct aq_index_change *changes,
-                             uint64_t count, uint64_t entries)
+                             uint64_t count, uint64_t entries, bool lost)
 {
     enum aq_status status = AQ_OK;
     MDB_txn *txn = NULL;
@@ -241,6 +241,7 @@ enum aq_status aq_index_mark(struct aq_index *index, uint64_t mark, const struct
     head.mark_previous = index->head.mark_last;
     head.mark_last = mark;
     head.entries = entries;
+    if (lost) head.lost = 1;
     aq_record_head_seal(&head);
     LMDB_TRY(index, out, mdb_txn_begin(index->env, NULL, 0, &txn));
     for (uint64_t i = 0; i < count; ++i)
@@ -255,9 +256,9 @@ out:
     return status;
 }
 
-/* What of a chain is kept; how many records, 0: the key goes. */
+/* What of a chain is kept; how many records, 0: the key goes. *lost: a cell that it needs is none. */
 static uint32_t chain_prune(struct aq_record *records, uint32_t count, uint64_t mark_last, uint64_t mark_previous,
-                            const uint32_t *moved, uint32_t cells)
+                            const uint32_t *moved, uint32_t cells, uint8_t *lost)
 {
     const uint64_t marks[AQ_RECORD_CHAIN] = {mark_last, mark_previous};
     struct aq_record kept[AQ_RECORD_CHAIN];
@@ -269,15 +270,18 @@ static uint32_t chain_prune(struct aq_record *records, uint32_t count, uint64_t 
         kept[kept_count] = *record;
         /* A record of no cell becomes a drop, so that the one before it does not come up in its place. */
         if (moved != NULL) kept[kept_count].cell = record->cell < cells ? moved[record->cell] : AQ_STORE_NONE;
-        if (kept[kept_count].cell != AQ_STORE_NONE) holds = true;
+        if (kept[kept_count].cell != AQ_STORE_NONE)
+            holds = true;
+        else if (record->cell != AQ_STORE_NONE)
+            *lost = 1;
         ++kept_count;
     }
     memcpy(records, kept, sizeof(kept[0]) * kept_count);
     return holds ? kept_count : 0;
 }
 
-static enum aq_status prune_all(struct aq_index *index, MDB_cursor *cursor, uint64_t mark_last, uint64_t mark_previous,
-                                const uint32_t *moved, uint32_t cells, uint64_t *entries)
+static enum aq_status prune_all(struct aq_index *index, MDB_cursor *cursor, const uint32_t *moved, uint32_t cells,
+                                struct aq_record_head *head)
 {
     enum aq_status status = AQ_OK;
     MDB_val key, value;
@@ -291,15 +295,16 @@ static enum aq_status prune_all(struct aq_index *index, MDB_cursor *cursor, uint
             memcpy(key_bytes, key.mv_data, sizeof(key_bytes));
             count = aq_record_chain(value.mv_data, value.mv_size, key_bytes, &index->head, records);
         }
-        count = chain_prune(records, count, mark_last, mark_previous, moved, cells);
+        if (count == 0) head->lost = 1; /* broken */
+        count = chain_prune(records, count, head->mark_last, head->mark_previous, moved, cells, &head->lost);
         if (count == 0) {
             LMDB_TRY(index, out, mdb_cursor_del(cursor, 0));
             continue;
         }
         for (uint32_t i = 0; i < count; ++i)
             aq_record_seal(&records[i], key_bytes);
-        const struct aq_record *now = aq_record_at(records, count, mark_last);
-        if (now != NULL && now->cell != AQ_STORE_NONE) ++*entries;
+        const struct aq_record *now = aq_record_at(records, count, head->mark_last);
+        if (now != NULL && now->cell != AQ_STORE_NONE) ++head->entries;
         if (value.mv_size == sizeof(records[0]) * count && memcmp(value.mv_data, records, value.mv_size) == 0) continue;
         key = (MDB_val){.mv_size = sizeof(key_bytes), .mv_data = key_bytes};
         value = (MDB_val){.mv_size = sizeof(records[0]) * count, .mv_data = records};
@@ -322,7 +327,7 @@ enum aq_status aq_index_prune(struct aq_index *index, uint64_t mark_last, uint64
     head.entries = 0;
     LMDB_TRY(index, out, mdb_txn_begin(index->env, NULL, 0, &txn));
     LMDB_TRY(index, out, mdb_cursor_open(txn, index->dbi, &cursor));
-    AQ_TRY_GOTO(prune_all(index, cursor, mark_last, mark_previous, moved, cells, &head.entries), out);
+    AQ_TRY_GOTO(prune_all(index, cursor, moved, cells, &head), out);
     mdb_cursor_close(cursor); /* a cursor of a write transaction goes before it */
     cursor = NULL;
     aq_record_head_seal(&head);

@@ -39,15 +39,17 @@ uint64_t aq_index_bytes(const struct aq_index *index); /* of the file */
 
 /*
  * One transaction: mark_previous = mark_last, mark_last = mark, and the changes hold since then. entries: messages
- * held. On failure nothing changed. AQ_NOSPC, AQ_NOMEM, AQ_IO, AQ_CORRUPT.
+ * held. lost: the head says so from now on (it never forgets it). On failure nothing changed. AQ_NOSPC, AQ_NOMEM,
+ * AQ_IO, AQ_CORRUPT.
  */
 enum aq_status aq_index_mark(struct aq_index *index, uint64_t mark, const struct aq_index_change *changes,
-                             uint64_t count, uint64_t entries);
+                             uint64_t count, uint64_t entries, bool lost);
 
 /*
  * One transaction: keep what holds at mark_last and mark_previous (0: no such mark), forget every other record, broken
  * values and keys that hold nothing. moved not NULL: cell c < cells is now moved[c] (AQ_STORE_NONE, or c beyond: there
- * is no such cell, the message counts as dropped).
+ * is no such cell, the message counts as dropped). Where a message went that way, or a value was broken, the head says
+ * `lost`.
  */
 enum aq_status aq_index_prune(struct aq_index *index, uint64_t mark_last, uint64_t mark_previous, const uint32_t *moved,
                               uint32_t cells);

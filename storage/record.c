@@ -57,7 +57,7 @@ enum aq_status aq_record_head_check(const struct aq_record_head *head, uint32_t 
     }
     if (head->kind != kind || head->value_bytes_max == 0 || head->value_bytes_max > AQ_STORE_VALUE_BYTES_MAX ||
         head->cell_bytes != aq_store_blocks(head->value_bytes_max) || head->mark_previous > head->mark_last ||
-        head->entries > AQ_STORE_SAMPLES_MAX || head->name[AQ_RECORD_NAME_BYTES - 1] != 0) {
+        head->entries > AQ_STORE_SAMPLES_MAX || head->lost > 1 || head->name[AQ_RECORD_NAME_BYTES - 1] != 0) {
         return aq_fail(AQ_CORRUPT, "cache", "%s: the head's numbers contradict each other", place);
     }
     return AQ_OK;

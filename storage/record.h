@@ -30,7 +30,8 @@ struct aq_record_head {
     uint64_t mark_previous; /* 0: none                            */
     uint64_t entries;       /* messages held at mark_last         */
     char name[AQ_RECORD_NAME_BYTES];
-    uint8_t zero[48];
+    uint8_t lost; /* index: 1 since messages were lost that a neighbour may still hold; else 0 */
+    uint8_t zero[47];
     uint64_t check; /* digest of the bytes before it */
 };
 

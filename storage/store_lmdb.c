@@ -79,6 +79,13 @@ static void entry_drop(struct lmdb_store *store, uint32_t number)
     lmdb_store_touch(store, number);
 }
 
+/* Dropped against the caller's will: a neighbour may hold it, and later processes must know that. */
+static void entry_lose(struct lmdb_store *store, uint32_t number)
+{
+    entry_drop(store, number);
+    store->base.stats.lost = true;
+}
+
 static void write_finished(struct lmdb_store *store, uint32_t number, enum aq_status status)
 {
     struct lmdb_slot *slot = &store->slots[number];
@@ -89,7 +96,7 @@ static void write_finished(struct lmdb_store *store, uint32_t number, enum aq_st
     if (status != AQ_OK) { /* the storage thread has said it; the sample is cold, and the next put or mark answers it */
         ++store->failures;
         store->failure = status;
-        if (slot->entry != AQ_STORE_NONE) entry_drop(store, slot->entry);
+        if (slot->entry != AQ_STORE_NONE) entry_lose(store, slot->entry);
     }
     if (slot->entry == AQ_STORE_NONE && slot->refs == 0) slot_clear(store, number);
 }
@@ -257,7 +264,7 @@ static enum aq_status slot_check(struct lmdb_store *store, uint32_t number)
            store->folder.slab_path, entry->key.sample, entry->key.edge, entry->key.variant, entry->key.side,
            entry->version,
            slot->status == AQ_OK ? "its bytes are not those that were put" : "its bytes cannot be read");
-    entry_drop(store, number);
+    entry_lose(store, number);
     return AQ_CORRUPT;
 }
 
@@ -463,6 +470,7 @@ static enum aq_status lmdb_mark_begin(struct aq_cache *cache, uint64_t mark)
                                          .changes = store->changes,
                                          .count = store->marking_count,
                                          .entries = cache->stats.entries,
+                                         .lost = cache->stats.lost,
                                          .failures_known = store->failures};
     aq_disk_mark(store->disk, &request);
     return AQ_OK;

@@ -88,6 +88,8 @@ static enum aq_status cache_make(struct lmdb_store *store, const struct aq_cache
     aq_record_head_make(&head, AQ_RECORD_SLAB, identity, nonce);
     AQ_TRY(aq_folder_slab_make(&store->folder, config->direct, &head));
     aq_record_head_make(&head, AQ_RECORD_INDEX, identity, nonce);
+    head.lost = config->lost;
+    aq_record_head_seal(&head);
     AQ_TRY(aq_index_open(store->folder.index_path, &head, config->samples_max, &store->index));
     return aq_folder_sync(&store->folder);
 }
@@ -266,6 +268,7 @@ enum aq_status lmdb_store_open(const struct aq_cache_config *config, struct aq_c
     AQ_TRY_GOTO(aq_folder_open(config->path, true, &store->folder), out);
     AQ_TRY_GOTO(folder_load(store, config), out);
     store->index_bytes = aq_index_bytes(store->index);
+    store->base.stats.lost = aq_index_head(store->index)->lost != 0;
     const struct aq_disk_config disk = {.fd = store->folder.slab_fd,
                                         .memory = store->memory,
                                         .slot_bytes = store->cell_bytes,

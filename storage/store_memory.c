@@ -72,6 +72,7 @@ static enum aq_status memory_open(const struct aq_cache_config *config, struct a
     struct memory_store *store = memory;
     struct aq_arena arena = {.base = NULL};
     store->base.store = &aq_store_memory;
+    store->base.stats.lost = config->lost;
     store->cell_bytes = aq_store_blocks(config->value_bytes_max);
     store->entries_max = entries_max(config);
     tables_place(store, &arena, config);
@@ -151,6 +152,7 @@ static enum aq_status memory_get(struct aq_cache *cache, const struct aq_cache_k
     cache->stats.check_ns += aq_clock_ns() - begin_ns;
     if (!same) {
         ++cache->stats.corrupt;
+        cache->stats.lost = true;
         aq_fail(AQ_CORRUPT, "cache",
                 "memory: sample %" PRIu64 " edge %" PRIu32 ": its bytes are not those that were put", key->sample,
                 key->edge);

@@ -54,7 +54,6 @@ struct aq_edge_config {
     struct aq_bell *bell;              /* rung by link and cache                           */
     struct aq_trace *trace;            /* may be NULL                                      */
     uint64_t silence_ns;               /* longest wait for the other side                  */
-    bool cache_lost; /* cache stands for one that is gone: the other side is asked for what it does not hold */
     bool mirror;     /* frames of kind MIRROR are let in                 */
 };
 

@@ -69,12 +69,12 @@ static enum aq_status reference_fetch(struct aq_edge *edge, const struct aq_cach
     return AQ_OK;
 }
 
-/* Can the cache have had what it does not hold? Of an entry of its index that is broken nobody knows whose it was. */
+/* Can the cache have had what it does not hold? */
 static bool may_have_lost(const struct aq_edge *edge)
 {
     struct aq_cache_stats stats;
     aq_cache_stats(edge->config.cache, &stats);
-    return edge->config.cache_lost || stats.corrupt > 0;
+    return stats.lost;
 }
 
 /* Its own, else the receiver's, else none; none while epochs go uncompressed. */

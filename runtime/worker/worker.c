@@ -271,7 +271,7 @@ static enum aq_status open_or_rebuild(struct aq_worker *w, struct aq_cache_confi
     AQ_TRY(aq_cache_discard(config->path));
     aq_error_clear(); /* dealt with: a later failure is not this one */
     config->mark = 0;
-    w->pipeline.cache_lost = true;
+    config->lost = true;
     return aq_cache_open(config, &w->pipeline.cache);
 }
 
@@ -325,7 +325,6 @@ static enum aq_status open_edges(struct aq_worker *w)
                                     .bell = w->bell,
                                     .trace = w->trace,
                                     .silence_ns = w->silence_ns,
-                                    .cache_lost = w->pipeline.cache_lost,
                                     .mirror = w->job->checkpoint.mirror};
     if (w->position > 0) {
         const struct aq_plan_edge *edge = &w->plan->edges[w->position - 1];

@@ -114,7 +114,6 @@ struct aq_worker_pipeline {
     struct aq_link *link_in, *link_out;
     struct aq_edge *in, *out;
     struct aq_cache *cache;
-    bool cache_lost; /* it is empty, and those of the neighbours are not */
 };
 
 /* What joins this stage to its copies in the other pipelines; W > 1 (worker_group.c, _machine.c, _choose.c). */

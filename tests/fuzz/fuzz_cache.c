@@ -40,7 +40,8 @@ static void index_write(uint8_t *bytes, size_t count)
     }
     file_write("cache/index.mdb", bytes, count, count);
     head[12] = 2;             /* kind: slab */
-    memset(head + 48, 0, 24); /* marks and entries */
+    memset(head + 48, 0, 24);  /* marks and entries */
+    memset(head + 200, 0, 48); /* lost, and what has no meaning yet */
     head_seal(head);
     file_write("cache/slab", head, sizeof(head), SLAB_BYTES);
 }

@@ -74,14 +74,20 @@ static void connector(void *context)
     connected = link_open(context);
 }
 
-static void edge_open(struct side *s)
+static void cache_open(struct side *s, bool lost)
 {
     struct aq_cache_config cache = plan->stages[s->sender ? 0 : 1].cache;
     cache.kind = "memory";
     cache.bell = s->bell;
     cache.job_digest = plan->job_digest;
     cache.job_name = "test";
+    cache.lost = lost;
     assert_int_equal(aq_cache_open(&cache, &s->cache), AQ_OK);
+}
+
+static void edge_open(struct side *s)
+{
+    cache_open(s, false);
     const struct aq_device_config device = {.kind = "cpu", .threads = 1};
     assert_int_equal(aq_device_open(&device, &s->device), AQ_OK);
     const struct aq_edge_config edge = {.device = s->device,
@@ -484,9 +490,9 @@ static void test_sender_asks_for_what_a_lost_cache_had(void **state)
     (void)state;
     const struct aq_edge_row first = code(0);
     assert_int_equal(decode(0, &first), AQ_OK);
-    const struct aq_cache_key key = aq_edge_key(sender.edge, SAMPLE, 0);
-    assert_int_equal(aq_cache_drop(sender.cache, &key), AQ_OK);
-    sender.edge->config.cache_lost = true;
+    aq_cache_close(sender.cache);
+    cache_open(&sender, true);
+    sender.edge->config.cache = sender.cache;
     struct aq_thread *thread;
     atomic_store_explicit(&over, false, memory_order_release);
     assert_int_equal(aq_thread_open("receiver", receiving_side, NULL, &thread), AQ_OK);

@@ -217,6 +217,7 @@ static void test_broken_message_corrupt_then_cold(void **state)
     assert_int_equal(aq_cache_get(cache, &key, kit_deadline(), &entry), AQ_NOTFOUND);
     aq_cache_stats(cache, &stats);
     assert_int_equal(stats.corrupt, 1);
+    assert_true(stats.lost);
     assert_int_equal(stats.entries, 7);
     for (uint64_t sample = 0; sample < 8; ++sample)
         assert_true(sample == 3 || kit_same(cache, sample, 1, 10000));
@@ -248,6 +249,78 @@ static void test_cut_slab_corrupt_then_cold(void **state)
     for (uint64_t sample = 0; sample < 8; ++sample)
         assert_true(kit_same(cache, sample, 2, 10000));
     aq_cache_close(cache);
+}
+
+static bool loses(uint64_t mark)
+{
+    struct aq_cache *cache = open_at(mark);
+    struct aq_cache_stats stats;
+    aq_cache_stats(cache, &stats);
+    aq_cache_close(cache);
+    return stats.lost;
+}
+
+/* What one process lost, those after it know, though they find an index that is whole. */
+static void test_lost_is_known_to_later_processes(void **state)
+{
+    (void)state;
+    char file[KIT_PATH + 32];
+    make_marked(8);
+    assert_false(loses(1));
+    file_path("slab", file);
+    assert_int_equal(truncate(file, 4096 + 3 * 12288 + 100), 0);
+    for (int opened = 0; opened < 3; ++opened)
+        assert_true(loses(1));
+    struct aq_cache *cache = open_at(1);
+    assert_int_equal(kit_put(cache, 7, 2, 10000), AQ_OK);
+    assert_int_equal(kit_mark(cache, 2), AQ_OK);
+    aq_cache_close(cache);
+    assert_true(loses(2));
+    assert_true(loses(1)); /* back to the mark before */
+    uint64_t freed;
+    assert_int_equal(aq_cache_compact(path, &freed), AQ_OK);
+    assert_true(loses(1));
+}
+
+/* The same of one that was found broken while the cache was open, and of a message whose sample went cold by will. */
+static void test_lost_at_a_read_is_told_by_the_mark(void **state)
+{
+    (void)state;
+    struct aq_cache_entry entry;
+    struct aq_cache_key key = kit_key(5);
+    make_marked(8);
+    struct aq_cache *cache = open_at(1);
+    assert_int_equal(aq_cache_drop(cache, &key), AQ_OK);
+    assert_int_equal(kit_mark(cache, 2), AQ_OK);
+    aq_cache_close(cache);
+    assert_false(loses(2));
+    file_write("slab", offset_of(3), "another", 7);
+    cache = open_at(2);
+    key = kit_key(3);
+    assert_int_equal(aq_cache_get(cache, &key, kit_deadline(), &entry), AQ_CORRUPT);
+    assert_int_equal(kit_mark(cache, 3), AQ_OK);
+    aq_cache_close(cache);
+    assert_true(loses(3));
+}
+
+/* A cache made in place of one that is gone says so until it is made afresh. */
+static void test_lost_of_a_cache_made_anew(void **state)
+{
+    (void)state;
+    struct aq_cache_config config;
+    struct aq_cache *cache;
+    kit_config(folder, path, &config);
+    config.lost = true;
+    assert_int_equal(aq_cache_open(&config, &cache), AQ_OK);
+    assert_int_equal(kit_put(cache, 1, 1, 10000), AQ_OK);
+    assert_int_equal(kit_mark(cache, 1), AQ_OK);
+    aq_cache_close(cache);
+    assert_true(loses(1));
+    kit_config(folder, path, &config);
+    config.fresh = true;
+    assert_int_equal(aq_cache_open(&config, &cache), AQ_OK);
+    aq_cache_close(cache);
+    assert_false(loses(0));
 }
 
 static void test_slab_gone_corrupt(void **state)
@@ -480,6 +553,9 @@ int main(void)
         TEST(test_in_use_refused),
         TEST(test_broken_message_corrupt_then_cold),
         TEST(test_cut_slab_corrupt_then_cold),
+        TEST(test_lost_is_known_to_later_processes),
+        TEST(test_lost_at_a_read_is_told_by_the_mark),
+        TEST(test_lost_of_a_cache_made_anew),
         TEST(test_slab_gone_corrupt),
         TEST(test_index_gone_mismatch),
         TEST(test_walk_tells_all),

@@ -207,7 +207,7 @@ static void test_cell_of_two_messages_is_nobodys(void **state)
     for (int i = 0; i < 2; i++)
         changes[i] =
             (struct aq_index_change){.key = kit_key((uint64_t)i), .version = 2, .digest = 7, .bytes = 9, .cell = 3};
-    assert_int_equal(aq_index_mark(index, 2, changes, 2, 4), AQ_OK);
+    assert_int_equal(aq_index_mark(index, 2, changes, 2, 4, false), AQ_OK);
     aq_index_close(index);
     cache = open_at(2);
     aq_cache_stats(cache, &stats);
@@ -234,10 +234,10 @@ static void test_dropped_message_leaves_the_index(void **state)
     assert_int_equal(aq_index_open(name, &head, 64, &index), AQ_OK);
     struct aq_index_change change = {.key = kit_key(1), .version = 1, .digest = 1, .bytes = 1, .cell = 0};
     struct aq_index_change other = {.key = kit_key(2), .version = 1, .digest = 1, .bytes = 1, .cell = 1};
-    assert_int_equal(aq_index_mark(index, 1, &change, 1, 1), AQ_OK);
+    assert_int_equal(aq_index_mark(index, 1, &change, 1, 1, false), AQ_OK);
     change.cell = AQ_STORE_NONE;
-    assert_int_equal(aq_index_mark(index, 2, &change, 1, 0), AQ_OK);
-    assert_int_equal(aq_index_mark(index, 3, &other, 1, 1), AQ_OK);
+    assert_int_equal(aq_index_mark(index, 2, &change, 1, 0, false), AQ_OK);
+    assert_int_equal(aq_index_mark(index, 3, &other, 1, 1, false), AQ_OK);
     assert_int_equal(aq_index_prune(index, 3, 2, NULL, 0), AQ_OK);
     assert_int_equal(aq_index_walk_begin(index), AQ_OK);
     assert_int_equal(aq_index_walk_next(index, &item), AQ_OK);

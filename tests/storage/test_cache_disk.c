@@ -200,10 +200,13 @@ static void child_write_fails(void)
     CHECK(status == AQ_OK);
     aq_cache_stats(cache, &stats);
     CHECK(stats.entries == SAMPLES);
+    CHECK(stats.lost);
     aq_cache_close(cache);
     cache = NULL;
     config.mark = next;
     CHECK(aq_cache_open(&config, &cache) == AQ_OK);
+    aq_cache_stats(cache, &stats);
+    CHECK(stats.lost); /* told by the mark */
     same_all(cache, SAMPLES, 5);
     aq_cache_close(cache);
     config.mark = next - 1;

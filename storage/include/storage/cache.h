@@ -60,6 +60,7 @@ struct aq_cache_config {
     uint64_t mark;            /* open the cache as it was at this mark; 0: a cache without marks */
     bool direct;              /* O_DIRECT where the file system takes it (it says when it does not) */
     bool fresh;               /* throw away what is there (same job) and begin empty             */
+    bool lost;                /* a cache that begins empty stands for one that is gone           */
     struct aq_bell *bell;     /* rung when a read or write has come back; may be NULL            */
     struct aq_trace *trace;   /* lane "cache"; may be NULL                                       */
     struct aq_pages pages;    /* where the slots come from; zeroed: plain memory                 */
@@ -138,6 +139,8 @@ struct aq_cache_stats {
     uint64_t gets, hits, colds; /* gets = hits + colds + those that were corrupt */
     uint64_t prefetched;        /* gets that found the message in memory         */
     uint64_t corrupt;           /* messages and index entries found broken       */
+    bool lost; /* it held messages that it lost: of a cold sample the other side may hold one. Told by a mark to those
+                  who open it later, until the cache begins afresh. */
     uint64_t puts, drops;
     uint64_t read_bytes, written_bytes;
     uint64_t wait_ns;        /* that gets and slots made the caller wait      */
