@@ -15,6 +15,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "congestion.h"
 #include "handshake.h"
 #include "heal.h"
 #include "link_state.h"
@@ -369,6 +370,7 @@ static enum aq_status advance(struct aq_listener *listener, struct aq_handshake 
         AQ_TRY(aq_handshake_match(h, config));
         AQ_TRY(match_session(listener, h, config));
         if (!may_answer) return AQ_AGAIN;
+        aq_congestion_choose(h->stream, config->congestion, &listener->net->slowed);
         struct aq_hello hello = aq_hello_of(config);
         hello.features &= h->hello.features;
         if (hello.features & AQ_FEATURE_HEAL) hello.session = session_of(listener, config, h->hello.rank);
@@ -536,12 +538,13 @@ static enum aq_status check_answer(struct aq_handshake *h, const struct aq_hello
     return AQ_PROTO;
 }
 
-static enum aq_status advance_connector(struct aq_handshake *h, const struct aq_link_config *config,
+static enum aq_status advance_connector(struct aq_net *net, struct aq_handshake *h, const struct aq_link_config *config,
                                         const struct aq_hello *hello)
 {
     if (h->stage == STAGE_CONNECTING) {
         h->writing_now = true;
         AQ_TRY(h->stream->ops->connected(h->stream));
+        aq_congestion_choose(h->stream, config->congestion, &net->slowed);
         aq_handshake_say(h, config, hello);
         h->stage = STAGE_WRITING;
     }
@@ -573,7 +576,7 @@ enum aq_status aq_handshake_try(struct aq_net *net, struct aq_handshake *h, cons
     h->deadline_ns = own_ns < deadline_ns ? own_ns : deadline_ns;
     for (;;) {
         struct aq_byte_stream_wait wait;
-        const enum aq_status status = advance_connector(h, config, hello);
+        const enum aq_status status = advance_connector(net, h, config, hello);
         if (status == AQ_TLSERR) tell_refusal(h);
         if (status != AQ_AGAIN) return status;
         const uint64_t now = aq_clock_ns();

@@ -11,6 +11,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "congestion.h"
 #include "handshake.h"
 #include "heal.h"
 #include "link_state.h"
@@ -193,6 +194,7 @@ static enum aq_status advance(struct aq_listener *listener, struct aq_handshake 
             return AQ_MISMATCH;
         }
         if (phase != HEAL_PARKED) return AQ_AGAIN; /* the loop rings when it is */
+        aq_congestion_choose(h->stream, heal->config.congestion, &heal->net->slowed);
         struct aq_hello hello = hello_that_resumes(heal);
         hello.features &= h->hello.features;
         aq_handshake_say(h, &heal->config, &hello);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "congestion.h"
 #include "heal.h"
 #include "link_state.h"
 
@@ -17,6 +18,7 @@ void aq_link_config_default(struct aq_link_config *out)
                                    .edge = UINT32_MAX,
                                    .body_bytes_max = 1 << 20,
                                    .send_frames = 8,
+                                   .congestion = "auto",
                                    .receive_slots = 4,
                                    .heartbeat_ns = UINT64_C(2000000000),
                                    .silence_ns_max = UINT64_C(20000000000)};
@@ -35,7 +37,7 @@ enum aq_status aq_link_config_check(const struct aq_link_config *config)
         return aq_fail(AQ_INVAL, AREA, "rate_mbps %g: the kernel paces from 0.01 on", config->rate_mbps);
     if (config->body_bytes_max > AQ_LINK_BODY_BYTES_MAX)
         return aq_fail(AQ_INVAL, AREA, "body_bytes_max %u: at most %d", config->body_bytes_max, AQ_LINK_BODY_BYTES_MAX);
-    return AQ_OK;
+    return aq_congestion_check(config->congestion);
 }
 
 static uint32_t power_of_two(uint32_t at_least)

@@ -167,6 +167,7 @@ struct aq_net {
     atomic_bool wake_pending; /* exchanged by both, as `starved` */
     atomic_int started;       /* -1: not yet; else enum aq_status. Release in the loop, acquire in the caller */
     atomic_bool stop;         /* release in the caller, acquire in the loop */
+    atomic_bool slowed;       /* the line of aq_congestion_choose has been said */
 
     /* The caller's. */
     struct aq_link *links;

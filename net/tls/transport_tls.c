@@ -104,6 +104,16 @@ static double tls_measure(struct aq_byte_stream *stream)
     return stream->next->ops->measure(stream->next);
 }
 
+static void tls_path(struct aq_byte_stream *stream, struct aq_path *out)
+{
+    stream->next->ops->path(stream->next, out);
+}
+
+static enum aq_status tls_congestion(struct aq_byte_stream *stream, const char *name)
+{
+    return stream->next->ops->congestion(stream->next, name);
+}
+
 static void tls_shut(struct aq_byte_stream *stream)
 {
     struct tls_stream *tls = (struct tls_stream *)stream;
@@ -126,6 +136,8 @@ static const struct aq_byte_stream_ops TLS_OPS = {
     .direct = tls_direct,
     .pace = tls_pace,
     .measure = tls_measure,
+    .path = tls_path,
+    .congestion = tls_congestion,
     .shut = tls_shut,
     .close = tls_close,
 };

@@ -43,6 +43,8 @@ static inline uint32_t aq_packed_bytes_max(uint32_t body_bytes_max)
 #define AQ_PACK_SLOWER_MAX 8
 /* Between two gaps of a body (docs/FRAME.md): what waits in them waits so long, and they are 0.4 % at 10 Mbit/s. */
 #define AQ_LINK_PART_NS 5e6
+/* A peer with a round trip of so much is far: nearer ones get through a loss, or a slow start, in less than a step. */
+#define AQ_FAR_NS UINT64_C(5000000)
 /* A peer has 10 s for its HELLO; 1 s less where it is kept for another accept: so it still hears the reason. */
 #define AQ_HANDSHAKE_NS        UINT64_C(10000000000)
 #define AQ_HANDSHAKE_SOONER_NS UINT64_C(1000000000)

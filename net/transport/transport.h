@@ -46,12 +46,18 @@ struct aq_byte_stream_wait {
     uint64_t wake_ns;
 };
 
+/* What a stream knows of the way to its peer. */
+struct aq_path {
+    uint64_t round_trip_ns; /* 0: not known, or none     */
+    bool steady;            /* a lost packet alone does not slow what is written: its congestion control is BBR */
+};
+
 struct aq_byte_stream {
     const struct aq_byte_stream_ops *ops;
     struct aq_byte_stream *next; /* of a filter: the stream below, owned                  */
     bool local;                  /* the peer is on this machine (below a filter: ask aq_byte_stream_local) */
     uint64_t source;             /* of the peer's address, for aq_admit (below a filter: aq_byte_stream_source) */
-    char name[AQ_NAME_BYTES]; /* the peer, for people                                  */
+    char name[AQ_NAME_BYTES];    /* the peer, for people                                  */
 };
 
 struct aq_byte_stream_ops {
@@ -72,6 +78,11 @@ struct aq_byte_stream_ops {
     /* Of a stream that is not paced: 10^6 bit/s that the network has last been seen to carry; 0: not known, or there is
      * no network. What is queued below is kept to some milliseconds of it. */
     double (*measure)(struct aq_byte_stream *stream);
+    /* Of a stream that stands. */
+    void (*path)(struct aq_byte_stream *stream, struct aq_path *out);
+    /* From now on the kernel's congestion control of this name. AQ_NODEV: it has none such; AQ_REFUSED: it has, but not
+     * for this process. Never logs. A stream that has no congestion control is content with any. */
+    enum aq_status (*congestion)(struct aq_byte_stream *stream, const char *name);
     void (*shut)(struct aq_byte_stream *stream); /* no more writes: the peer reads an end */
     void (*close)(struct aq_byte_stream *stream);
 };

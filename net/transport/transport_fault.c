@@ -32,8 +32,8 @@ struct fault_stream {
     struct aq_rng_key key, drop_key, split_key, delay_key;
     double split, flip, drop, flip_after, cut_after, stall_after, delay_ms;
     uint64_t written, got, reads, writes;
-    uint64_t cut_at;  /* bytes in both directions; 0: never */
-    uint64_t hold_ns; /* no write before */
+    uint64_t cut_at;             /* bytes in both directions; 0: never */
+    uint64_t hold_ns;            /* no write before */
     char down[AQ_ADDRESS_BYTES]; /* cut while there is such a file; "": never */
     bool write_held;
     uint8_t bounce[BOUNCE_BYTES];
@@ -202,6 +202,16 @@ static double fault_measure(struct aq_byte_stream *stream)
     return stream->next->ops->measure(stream->next);
 }
 
+static void fault_path(struct aq_byte_stream *stream, struct aq_path *out)
+{
+    stream->next->ops->path(stream->next, out);
+}
+
+static enum aq_status fault_congestion(struct aq_byte_stream *stream, const char *name)
+{
+    return stream->next->ops->congestion(stream->next, name);
+}
+
 static void fault_shut(struct aq_byte_stream *stream)
 {
     if (!stalled((struct fault_stream *)stream)) stream->next->ops->shut(stream->next);
@@ -221,6 +231,8 @@ static const struct aq_byte_stream_ops FAULT_OPS = {
     .direct = fault_direct,
     .pace = fault_pace,
     .measure = fault_measure,
+    .path = fault_path,
+    .congestion = fault_congestion,
     .shut = fault_shut,
     .close = fault_close,
 };

@@ -426,6 +426,17 @@ static double sim_measure(struct aq_byte_stream *stream)
     return 0;
 }
 
+static void sim_path(struct aq_byte_stream *stream, struct aq_path *out)
+{
+    *out = (struct aq_path){.round_trip_ns = 2 * ((struct sim_stream *)stream)->out->latency_ns};
+}
+
+static enum aq_status sim_congestion(struct aq_byte_stream *stream, const char *name)
+{
+    (void)stream, (void)name;
+    return AQ_OK;
+}
+
 static void sim_shut(struct aq_byte_stream *stream)
 {
     struct sim_stream *sim = (struct sim_stream *)stream;
@@ -457,6 +468,8 @@ static const struct aq_byte_stream_ops SIM_OPS = {
     .direct = sim_direct,
     .pace = sim_pace,
     .measure = sim_measure,
+    .path = sim_path,
+    .congestion = sim_congestion,
     .shut = sim_shut,
     .close = sim_close,
 };

@@ -274,6 +274,26 @@ static double tcp_measure(struct aq_byte_stream *stream)
     return bytes_per_s * 8e-6;
 }
 
+static void tcp_path(struct aq_byte_stream *stream, struct aq_path *out)
+{
+    const struct tcp_stream *tcp = (const struct tcp_stream *)stream;
+    struct tcp_info info = {0};
+    char name[16] = "";
+    socklen_t bytes = sizeof info, name_bytes = sizeof name - 1;
+    *out = (struct aq_path){0};
+    if (getsockopt(tcp->fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0)
+        out->round_trip_ns = UINT64_C(1000) * (info.tcpi_min_rtt > 0 ? info.tcpi_min_rtt : info.tcpi_rtt);
+    if (getsockopt(tcp->fd, IPPROTO_TCP, TCP_CONGESTION, name, &name_bytes) == 0)
+        out->steady = strncmp(name, "bbr", 3) == 0;
+}
+
+static enum aq_status tcp_congestion(struct aq_byte_stream *stream, const char *name)
+{
+    const int fd = ((struct tcp_stream *)stream)->fd;
+    if (setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name)) == 0) return AQ_OK;
+    return errno == EPERM ? AQ_REFUSED : AQ_NODEV;
+}
+
 static void tcp_shut(struct aq_byte_stream *stream)
 {
     shutdown(((struct tcp_stream *)stream)->fd, SHUT_WR); /* fails only where the peer is gone already */
@@ -293,6 +313,8 @@ static const struct aq_byte_stream_ops TCP_OPS = {
     .direct = tcp_direct,
     .pace = tcp_pace,
     .measure = tcp_measure,
+    .path = tcp_path,
+    .congestion = tcp_congestion,
     .shut = tcp_shut,
     .close = tcp_close,
 };

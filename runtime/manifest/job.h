@@ -144,10 +144,11 @@ struct aq_job_edge {
 struct aq_job_link {
     double rate_mbps; /* 10^6 bit/s each way; 0: as fast as it goes                                    */
     enum aq_link_entropy entropy;
+    const char *congestion;           /* of sockets: the kernel's name, or "auto"                                 */
     enum aq_transport_kind transport; /* of bodies, between GPUs                                                  */
-    const char *host;          /* where workers listen that have no address of their own                        */
-    uint32_t port_first;       /* stage s listens on port_first + s; 0: the system chooses                      */
-    uint32_t send_frames;      /* frames that may be queued at once                                             */
+    const char *host;     /* where workers listen that have no address of their own                        */
+    uint32_t port_first;  /* stage s listens on port_first + s; 0: the system chooses                      */
+    uint32_t send_frames; /* frames that may be queued at once                                             */
     uint32_t receive_slots;
     uint64_t silence_ns_max;
     uint64_t outage_ns_max; /* a lost connection is made again within this; 0: it ends the link            */
@@ -211,7 +212,7 @@ struct aq_job {
     struct aq_job_reduce reduce;
     struct aq_job_pipeline pipeline;
     const struct aq_job_edge *edges; /* stage_count - 1 of them                                            */
-    uint32_t warmup_epochs; /* of edges: uncompressed                                                      */
+    uint32_t warmup_epochs;          /* of edges: uncompressed                                                      */
     struct aq_job_link link;
     struct aq_job_security security;
     struct aq_job_control control;

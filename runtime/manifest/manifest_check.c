@@ -211,6 +211,17 @@ static void check_endpoints(struct aq_manifest *manifest)
         aq_manifest_error(manifest, "link.host", "'%.80s' is no host: %s", host, why);
 }
 
+static void check_link(struct aq_manifest *manifest)
+{
+    const char *name = manifest->job.link.congestion;
+    const size_t letters = name ? strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_-") : 0;
+    if (name && (name[letters] != '\0' || letters >= AQ_LINK_CONGESTION_BYTES))
+        aq_manifest_error(
+            manifest, "link.congestion",
+            "'%.80s' is no name of the kernel's: auto, or one of sysctl net.ipv4.tcp_available_congestion_control",
+            name);
+}
+
 static void check_addresses(struct aq_manifest *manifest)
 {
     const struct aq_job *job = &manifest->job;
@@ -386,6 +397,7 @@ void aq_manifest_check(struct aq_manifest *manifest)
     check_edges(manifest);
     check_endpoints(manifest);
     check_addresses(manifest);
+    check_link(manifest);
     check_dials(manifest);
     check_precision(manifest);
     check_devices(manifest);

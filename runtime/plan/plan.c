@@ -213,6 +213,7 @@ static void link_common(const struct plan_open *open, struct aq_link_config *out
     const struct aq_job_link *link = &open->plan.job->link;
     out->rate_mbps = link->rate_mbps;
     out->entropy = link->entropy;
+    snprintf(out->congestion, sizeof out->congestion, "%s", link->congestion ? link->congestion : "");
     out->silence_ns_max = link->silence_ns_max;
     out->outage_ns_max = link->outage_ns_max;
     out->heartbeat_ns = link->silence_ns_max / 4; /* three may be lost */

@@ -214,6 +214,18 @@ static double wire_measure(struct aq_byte_stream *stream)
     return 0;
 }
 
+static void wire_path(struct aq_byte_stream *stream, struct aq_path *out)
+{
+    (void)stream;
+    *out = (struct aq_path){0};
+}
+
+static enum aq_status wire_congestion(struct aq_byte_stream *stream, const char *name)
+{
+    (void)stream, (void)name;
+    return AQ_OK;
+}
+
 static void wire_shut(struct aq_byte_stream *stream)
 {
     (void)stream;
@@ -233,6 +245,8 @@ static const struct aq_byte_stream_ops WIRE_OPS = {.connected = wire_connected,
                                                    .wait = wire_wait,
                                                    .direct = wire_direct,
                                                    .measure = wire_measure,
+                                                   .path = wire_path,
+                                                   .congestion = wire_congestion,
                                                    .shut = wire_shut,
                                                    .close = wire_close};
 

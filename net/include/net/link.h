@@ -69,6 +69,8 @@ enum aq_link_entropy {
     AQ_LINK_ENTROPY_ZSTD = 2  /* every body is tried                                     */
 };
 
+enum { AQ_LINK_CONGESTION_BYTES = 16 }; /* the kernel's names have 15 letters at most */
+
 struct aq_link_config {
     uint64_t job_digest; /* identity of the job; both ends must agree */
     uint64_t plan_hash;
@@ -76,9 +78,12 @@ struct aq_link_config {
     uint32_t peer_rank; /* whom I expect; UINT32_MAX: anybody of the job                     */
     uint32_t edge;      /* number of the edge; UINT32_MAX: none                              */
     uint32_t body_bytes_max;
-    uint32_t send_frames;    /* frames that may be queued by the caller at once           */
-    uint32_t receive_slots;  /* buffers of body_bytes_max: the peer's credits             */
-    double rate_mbps;        /* pace my sending to this many 10^6 bit/s of headers and bodies; 0: do not */
+    uint32_t send_frames;   /* frames that may be queued by the caller at once           */
+    uint32_t receive_slots; /* buffers of body_bytes_max: the peer's credits             */
+    double rate_mbps;       /* pace my sending to this many 10^6 bit/s of headers and bodies; 0: do not */
+    /* Congestion control of my sockets by the kernel's name ("cubic"); "auto": bbr to peers that are far, where this
+     * process may have it; "": the kernel's default. AQ_INVAL of accept and connect where it may not. */
+    char congestion[AQ_LINK_CONGESTION_BYTES];
     uint64_t heartbeat_ns;   /* silent for so long: send a PING; 0: none                  */
     uint64_t silence_ns_max; /* nothing received for so long: the link is dead; 0: never  */
     enum aq_link_entropy entropy;
