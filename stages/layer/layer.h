@@ -18,6 +18,11 @@
  * residual stream. What such a layer wants first of that gradient (rounded to the products' type, and summed over rows
  * for a bias) the layer above may make in the same pass: its *ending* (struct layer_ending).
  *
+ * Where the stage splits backward (run.split), a layer's backward leaves the gradients of its products' weights to its
+ * weights(), which comes later and finds in the slot what it multiplies: their inputs, which forward kept, and the
+ * gradients of their outputs, which backward keeps then. A tensor that two layers share is added to by the same half in
+ * both. A layer without weights() does all in backward.
+ *
  * A new kind is one file layer_<name>.c and one line in layers.def.
  */
 #ifndef LAYER_H
@@ -79,6 +84,7 @@ struct layer_run {
     bool compares;                 /* the batch has what the task compares with: a loss is wanted                */
     bool again;                    /* forward for a backward: the statistics have been taken, y may be NULL      */
     bool dropped;                  /* dropout is on                                                              */
+    bool split;                    /* backward leaves the weights of products to weights()                       */
     bool made;                     /* backward: the layer above has made this one's ending                       */
     const struct aq_rng_key *keys; /* dropout: (site, B), device                                                 */
     struct aq_stream *stream;
@@ -91,6 +97,12 @@ struct layer_ending {
     enum aq_element type;
 };
 
+/* Of a micro-batch of B samples: 2 a multiply-add. */
+struct layer_flops {
+    double forward, backward;
+    double weights; /* of backward, what weights() does */
+};
+
 struct layer_kind {
     const char *name;
     bool in_place;                    /* see above                                                                  */
@@ -101,8 +113,7 @@ struct layer_kind {
     /* to: the slot's struct, or the stage's (WORK, STAGE). */
     void (*place)(const struct layer *layer, const struct aq_stage_config *config, enum layer_memory what,
                   struct aq_arena *arena, void *to);
-    /* Of a micro-batch of B samples: 2 a multiply-add. */
-    void (*flops)(const struct layer *layer, const struct aq_stage_config *config, double *forward, double *backward);
+    void (*flops)(const struct layer *layer, const struct aq_stage_config *config, struct layer_flops *out);
     /* First and last: is what it reads of the batch in range? Then: to the device. */
     enum aq_status (*check)(const struct layer *layer, const struct aq_stage_config *config,
                             const struct aq_batch *batch, uint32_t tokens_used);
@@ -114,6 +125,8 @@ struct layer_kind {
      */
     enum aq_status (*backward)(const struct layer_run *run, const float *x, const float *dy, float *dx,
                                const struct layer_ending *below);
+    /* What a split backward left: += . NULL: nothing. */
+    enum aq_status (*weights)(const struct layer_run *run, const float *x);
     void (*ending)(const struct layer_run *run, struct layer_ending *out);
     /* Last: adds what the stream has passed to *out; the output of one row of sample 0. */
     void (*count)(const struct layer_run *run, struct aq_stage_loss *out);

@@ -45,10 +45,10 @@ static void place(const struct layer *layer, const struct aq_stage_config *confi
     }
 }
 
-static void flops(const struct layer *layer, const struct aq_stage_config *config, double *forward, double *backward)
+static void flops(const struct layer *layer, const struct aq_stage_config *config, struct layer_flops *out)
 {
-    *forward = 2.0 * config->B * (double)values_of(layer) * layer->out.columns;
-    *backward = 2.0 * *forward;
+    const double product = 2.0 * config->B * (double)values_of(layer) * layer->out.columns;
+    *out = (struct layer_flops){product, 2.0 * product, product};
 }
 
 static enum aq_status check(const struct layer *layer, const struct aq_stage_config *config,
@@ -121,6 +121,20 @@ static void count(const struct layer_run *run, struct aq_stage_loss *out)
     run->task->count(&rows, out);
 }
 
+/* The slot has what it multiplies in any case. */
+static enum aq_status weights(const struct layer_run *run, const float *x)
+{
+    const struct classifier_slot *slot = run->slot;
+    const uint64_t K = values_of(run->layer), classes = run->layer->out.columns;
+    struct aq_matmul args = product(run, K, classes, run->samples, x, slot->logits, run->g[WEIGHT]);
+    args.a_transposed = args.accumulate = true;
+    args.a_stride = K;
+    AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
+    const struct aq_column_sum bias = {
+        .rows = run->samples, .C = classes, .stride = classes, .x = slot->logits, .sums = run->g[BIAS]};
+    return aq_device_column_sum(run->device, &bias, run->stream);
+}
+
 static enum aq_status backward(const struct layer_run *run, const float *x, const float *dy, float *dx,
                                const struct layer_ending *below)
 {
@@ -128,14 +142,8 @@ static enum aq_status backward(const struct layer_run *run, const float *x, cons
     const uint64_t K = values_of(run->layer), classes = run->layer->out.columns;
     (void)dy;
     (void)below;
-    struct aq_matmul args = product(run, K, classes, run->samples, x, slot->logits, run->g[WEIGHT]);
-    args.a_transposed = args.accumulate = true;
-    args.a_stride = K;
-    AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
-    const struct aq_column_sum bias = {
-        .rows = run->samples, .C = classes, .stride = classes, .x = slot->logits, .sums = run->g[BIAS]};
-    AQ_TRY(aq_device_column_sum(run->device, &bias, run->stream));
-    args = product(run, run->samples, K, classes, slot->logits, run->w[WEIGHT], dx);
+    if (!run->split) AQ_TRY(weights(run, x));
+    struct aq_matmul args = product(run, run->samples, K, classes, slot->logits, run->w[WEIGHT], dx);
     args.b_transposed = true;
     args.b_stride = classes;
     return aq_device_matmul(run->device, &args, run->stream);
@@ -150,4 +158,5 @@ const struct layer_kind layer_classifier = {.name = "classifier",
                                             .take = take,
                                             .forward = forward,
                                             .backward = backward,
+                                            .weights = weights,
                                             .count = count};

@@ -8,6 +8,10 @@
  * attention. A branch begins with that gradient rounded to the products' type and its sum over rows (its bias'
  * gradient): without dropout the layer norm above makes both in its own pass, which is this block's second norm for
  * attention and the layer above for the MLP (layer.h: ending). Everything is added in one fixed order.
+ *
+ * Split, backward keeps the gradients of its four products' outputs in the slot: those of both branches in memory that
+ * the slot has for them, du and dqkv in the place of u and qkv, which nobody reads any more. These two change places
+ * with memory of the layer that backward has just written: no copy, and one set more a layer, not one a slot.
  */
 #include "layer.h"
 
@@ -22,14 +26,20 @@ struct decoder_slot {
     void *norm1, *qkv, *attention, *norm2, *before_gelu, *after_gelu; /* the stage's type */
     float *mean1, *rstd1, *mean2, *rstd2, *lse;
     float *middle; /* x' */
+    void *dprojection, *dmlp; /* split: what the branches' products gave, its gradient; the stage's type */
 };
 
 struct decoder_state {
     float *dnorm;     /* gradient of a layer norm's output              */
     void *dattention; /* gradient of attention's output, type           */
     void *du;         /* gradient before GELU, type                     */
-    float *dqkv;
-    uint16_t *dqkv_rounded; /* the same in 16 bits, where products are of them */
+    void *dqkv;             /* fp32                                         */
+    void *dqkv_rounded;     /* the same in 16 bits, where products are of them */
+};
+
+/* The operands of the weights' gradients, the stage's type: of what the four products gave. */
+struct decoder_gradients {
+    const void *mlp, *u, *projection, *qkv;
 };
 
 static void tensors(const struct layer *layer, const struct aq_stage_config *config, struct layer_list *list)
@@ -73,23 +83,31 @@ static void place(const struct layer *layer, const struct aq_stage_config *confi
     const enum aq_element type = stage_type(config->precision);
     const uint64_t rows = (uint64_t)config->B * layer->in.rows, N = rows * layer->in.columns;
     const uint64_t typed = aq_element_bytes(type);
+    const enum layer_memory swapped = config->split ? LAYER_STAGE : LAYER_WORK;
+    struct decoder_slot *kept = to;
     struct decoder_state *work = to;
-    if (what == LAYER_KEPT) place_kept(rows, N, config->model.heads, typed, arena, to);
-    if (what != LAYER_WORK || config->inference) return;
-    work->dnorm = aq_arena_take(arena, N * sizeof(float));
-    work->dattention = aq_arena_take(arena, N * typed);
-    work->du = aq_arena_take(arena, 4 * N * typed);
-    work->dqkv = aq_arena_take(arena, 3 * N * sizeof(float));
-    if (type != AQ_F32) work->dqkv_rounded = aq_arena_take(arena, 3 * N * sizeof *work->dqkv_rounded);
+    if (what == LAYER_KEPT) place_kept(rows, N, config->model.heads, typed, arena, kept);
+    if (what == LAYER_KEPT && config->split) {
+        kept->dprojection = aq_arena_take(arena, N * typed);
+        kept->dmlp = aq_arena_take(arena, N * typed);
+    }
+    if (config->inference) return;
+    if (what == LAYER_WORK) {
+        work->dnorm = aq_arena_take(arena, N * sizeof(float));
+        work->dattention = aq_arena_take(arena, N * typed);
+    }
+    if (what == swapped) work->du = aq_arena_take(arena, 4 * N * typed);
+    if (what == (type == AQ_F32 ? swapped : LAYER_WORK)) work->dqkv = aq_arena_take(arena, 3 * N * sizeof(float));
+    if (what == swapped && type != AQ_F32)
+        work->dqkv_rounded = aq_arena_take(arena, 3 * N * sizeof(uint16_t));
 }
 
 /* Two products for each of forward's, and the scores of attention once more. */
-static void flops(const struct layer *layer, const struct aq_stage_config *config, double *forward, double *backward)
+static void flops(const struct layer *layer, const struct aq_stage_config *config, struct layer_flops *out)
 {
     const double rows = (double)config->B * layer->in.rows, C = layer->in.columns;
     const double products = 24.0 * rows * C * C, attention = 2.0 * rows * config->T * C; /* half of T x T */
-    *forward = products + attention;
-    *backward = 2.0 * products + 2.5 * attention;
+    *out = (struct layer_flops){products + attention, 2.0 * products + 2.5 * attention, products};
 }
 
 static struct aq_attention attention_of(const struct layer_run *run)
@@ -141,6 +159,14 @@ static enum aq_status forward(const struct layer_run *run, const float *x, float
     return y ? residual(run, 4 * C, kept->after_gelu, MLP, SITE_MLP, kept->middle, y) : AQ_OK;
 }
 
+/* Where that gradient of a branch lies which its weights are multiplied by: in the slot, where that comes later. */
+static void *branch_memory(const struct layer_run *run, uint32_t site)
+{
+    const struct decoder_slot *kept = run->slot;
+    if (!run->split) return layer_rounded(run->stage);
+    return site == SITE_MLP ? kept->dmlp : kept->dprojection;
+}
+
 /*
  * The gradient of what a residual added: dx itself, or dx masked or rounded; and its bias' gradient. made: a layer norm
  * has made both.
@@ -151,8 +177,10 @@ static enum aq_status branch_gradient(const struct layer_run *run, uint32_t site
     const uint64_t C = run->layer->in.columns;
     const enum aq_element type = stage_type(run->config->precision);
     const bool copied = type != AQ_F32 || run->dropped;
-    void *rounded = layer_rounded(run->stage);
+    void *rounded = branch_memory(run, site);
     *out = copied ? rounded : dx;
+    if (run->split && !copied)
+        AQ_TRY(aq_device_copy(run->device, rounded, dx, run->rows_in * C * sizeof *dx, run->stream));
     if (made) return AQ_OK;
     const struct aq_dropout_apply args = {.samples = run->samples,
                                           .sample_elements = run->tokens * C,
@@ -164,37 +192,70 @@ static enum aq_status branch_gradient(const struct layer_run *run, uint32_t site
     return layer_column_sum(run, *out, run->rows_in, C, bias);
 }
 
-static struct layer_ending ending_at(const struct layer_run *run, uint32_t bias)
+static struct layer_ending ending_at(const struct layer_run *run, uint32_t site, uint32_t bias)
 {
     const enum aq_element type = stage_type(run->config->precision);
     return (struct layer_ending){
-        .sums = run->g[bias], .rounded = type == AQ_F32 ? NULL : layer_rounded(run->stage), .type = type};
+        .sums = run->g[bias], .rounded = type == AQ_F32 ? NULL : branch_memory(run, site), .type = type};
 }
 
 static void ending(const struct layer_run *run, struct layer_ending *out)
 {
-    *out = ending_at(run, MLP_BIAS);
+    *out = ending_at(run, SITE_MLP, MLP_BIAS);
+}
+
+static enum aq_status mlp_weights(const struct layer_run *run, const struct decoder_gradients *of)
+{
+    const struct decoder_slot *kept = run->slot;
+    const uint64_t C = run->layer->in.columns, rows = run->rows_in;
+    AQ_TRY(layer_weight_gradient(run, rows, 4 * C, C, kept->after_gelu, of->mlp, run->g[MLP]));
+    AQ_TRY(layer_weight_gradient(run, rows, C, 4 * C, kept->norm2, of->u, run->g[FC]));
+    return layer_column_sum(run, of->u, rows, 4 * C, run->g[FC_BIAS]);
+}
+
+static enum aq_status attention_weights(const struct layer_run *run, const struct decoder_gradients *of)
+{
+    const struct decoder_slot *kept = run->slot;
+    const uint64_t C = run->layer->in.columns, rows = run->rows_in;
+    AQ_TRY(layer_weight_gradient(run, rows, C, C, kept->attention, of->projection, run->g[PROJECTION]));
+    AQ_TRY(layer_weight_gradient(run, rows, C, 3 * C, kept->norm1, of->qkv, run->g[QKV]));
+    return layer_column_sum(run, of->qkv, rows, 3 * C, run->g[QKV_BIAS]);
+}
+
+static enum aq_status weights(const struct layer_run *run, const float *x)
+{
+    const struct decoder_slot *kept = run->slot;
+    const struct decoder_gradients of = {kept->dmlp, kept->before_gelu, kept->dprojection, kept->qkv};
+    (void)x;
+    AQ_TRY(mlp_weights(run, &of));
+    return attention_weights(run, &of);
+}
+
+static void swap(void **a, void **b)
+{
+    void *kept = *a;
+    *a = *b;
+    *b = kept;
 }
 
 static enum aq_status mlp_backward(const struct layer_run *run, float *dx)
 {
-    const struct decoder_slot *kept = run->slot;
-    const struct decoder_state *work = run->state;
+    struct decoder_slot *kept = run->slot;
+    struct decoder_state *work = run->state;
     const uint64_t C = run->layer->in.columns, rows = run->rows_in;
     const enum aq_element type = stage_type(run->config->precision);
     float *const *w = run->w, *const *g = run->g;
-    const void *dout;
-    AQ_TRY(branch_gradient(run, SITE_MLP, dx, g[MLP_BIAS], run->made, &dout));
-    AQ_TRY(layer_weight_gradient(run, rows, 4 * C, C, kept->after_gelu, dout, g[MLP]));
-    struct aq_matmul args = layer_input_gradient(run, rows, 4 * C, C, dout, w[MLP], work->du, type);
+    struct decoder_gradients of = {.u = work->du};
+    AQ_TRY(branch_gradient(run, SITE_MLP, dx, g[MLP_BIAS], run->made, &of.mlp));
+    struct aq_matmul args = layer_input_gradient(run, rows, 4 * C, C, of.mlp, w[MLP], work->du, type);
     args.after = AQ_AFTER_GELU_BACKWARD;
     args.other = kept->before_gelu;
     AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
-    AQ_TRY(layer_weight_gradient(run, rows, C, 4 * C, kept->norm2, work->du, g[FC]));
-    AQ_TRY(layer_column_sum(run, work->du, rows, 4 * C, g[FC_BIAS]));
-    args = layer_input_gradient(run, rows, C, 4 * C, work->du, w[FC], work->dnorm, AQ_F32);
+    if (!run->split) AQ_TRY(mlp_weights(run, &of));
+    args = layer_input_gradient(run, rows, C, 4 * C, of.u, w[FC], work->dnorm, AQ_F32);
     AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
-    const struct layer_ending next = ending_at(run, PROJECTION_BIAS);
+    if (run->split) swap(&work->du, &kept->before_gelu);
+    const struct layer_ending next = ending_at(run, SITE_PROJECTION, PROJECTION_BIAS);
     return layer_norm_gradient(run, rows, work->dnorm, kept->middle, w[NORM2], kept->mean2, kept->rstd2, dx, &g[NORM2],
                                run->dropped ? NULL : &next);
 }
@@ -202,26 +263,25 @@ static enum aq_status mlp_backward(const struct layer_run *run, float *dx)
 static enum aq_status attention_backward(const struct layer_run *run, const float *x, float *dx,
                                          const struct layer_ending *below)
 {
-    const struct decoder_slot *kept = run->slot;
-    const struct decoder_state *work = run->state;
+    struct decoder_slot *kept = run->slot;
+    struct decoder_state *work = run->state;
     const uint64_t C = run->layer->in.columns, rows = run->rows_in;
     const enum aq_element type = stage_type(run->config->precision);
     float *const *w = run->w, *const *g = run->g;
-    const void *dout;
-    AQ_TRY(branch_gradient(run, SITE_PROJECTION, dx, g[PROJECTION_BIAS], !run->dropped, &dout));
-    AQ_TRY(layer_weight_gradient(run, rows, C, C, kept->attention, dout, g[PROJECTION]));
-    struct aq_matmul args = layer_input_gradient(run, rows, C, C, dout, w[PROJECTION], work->dattention, type);
+    void **dqkv = type == AQ_F32 ? &work->dqkv : &work->dqkv_rounded;
+    struct decoder_gradients of = {.qkv = *dqkv};
+    AQ_TRY(branch_gradient(run, SITE_PROJECTION, dx, g[PROJECTION_BIAS], !run->dropped, &of.projection));
+    struct aq_matmul args = layer_input_gradient(run, rows, C, C, of.projection, w[PROJECTION], work->dattention, type);
     AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
     struct aq_attention attention = attention_of(run);
     attention.dout = work->dattention;
     attention.dqkv = work->dqkv;
     attention.dqkv_rounded = work->dqkv_rounded;
     AQ_TRY(aq_device_attention_backward(run->device, &attention, run->stream));
-    const void *dqkv = type == AQ_F32 ? (const void *)work->dqkv : work->dqkv_rounded;
-    AQ_TRY(layer_weight_gradient(run, rows, C, 3 * C, kept->norm1, dqkv, g[QKV]));
-    AQ_TRY(layer_column_sum(run, dqkv, rows, 3 * C, g[QKV_BIAS]));
-    args = layer_input_gradient(run, rows, C, 3 * C, dqkv, w[QKV], work->dnorm, AQ_F32);
+    if (!run->split) AQ_TRY(attention_weights(run, &of));
+    args = layer_input_gradient(run, rows, C, 3 * C, of.qkv, w[QKV], work->dnorm, AQ_F32);
     AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
+    if (run->split) swap(dqkv, &kept->qkv);
     return layer_norm_gradient(run, rows, work->dnorm, x, w[NORM1], kept->mean1, kept->rstd1, dx, &g[NORM1], below);
 }
 
@@ -244,4 +304,5 @@ const struct layer_kind layer_decoder = {.name = "decoder",
                                          .flops = flops,
                                          .forward = forward,
                                          .backward = backward,
+                                         .weights = weights,
                                          .ending = ending};

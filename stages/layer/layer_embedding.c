@@ -1,10 +1,16 @@
-/* layer_embedding.c -- tokens and their places as rows of two tables, added: the first layer of a language model. */
+/*
+ * layer_embedding.c -- tokens and their places as rows of two tables, added: the first layer of a language model.
+ *
+ * There is nothing below it: its backward is its tables' gradients alone, and split all of it is the weight half. So a
+ * head that shares the table is added first in both.
+ */
 #include "layer.h"
 
 enum { TOKEN_TABLE, POSITION_TABLE };
 
 struct embedding_slot {
     int32_t *tokens, *host_tokens; /* device; pinned: not written again before the stream has copied it */
+    float *dy;                     /* split: the gradient of the output                                  */
 };
 
 static void tensors(const struct layer *layer, const struct aq_stage_config *config, struct layer_list *list)
@@ -20,6 +26,8 @@ static void place(const struct layer *layer, const struct aq_stage_config *confi
     struct embedding_slot *slot = to;
     const uint64_t bytes = (uint64_t)config->B * layer->out.rows * sizeof(int32_t);
     if (what == LAYER_SLOT) slot->tokens = aq_arena_take(arena, bytes);
+    if (what == LAYER_SLOT && config->split)
+        slot->dy = aq_arena_take(arena, (uint64_t)config->B * layer->out.rows * layer->out.columns * sizeof(float));
     if (what == LAYER_HOST) slot->host_tokens = aq_arena_take(arena, bytes);
 }
 
@@ -58,13 +66,9 @@ static enum aq_status forward(const struct layer_run *run, const float *x, float
     return aq_device_embedding(run->device, &args, run->stream);
 }
 
-static enum aq_status backward(const struct layer_run *run, const float *x, const float *dy, float *dx,
-                               const struct layer_ending *below)
+static enum aq_status tables_gradient(const struct layer_run *run, const float *dy)
 {
     const struct embedding_slot *slot = run->slot;
-    (void)x;
-    (void)dx;
-    (void)below;
     const struct aq_embedding_backward args = {.samples = run->samples,
                                                .T = run->tokens,
                                                .C = run->layer->out.columns,
@@ -77,6 +81,24 @@ static enum aq_status backward(const struct layer_run *run, const float *x, cons
     return aq_device_embedding_backward(run->device, &args, run->stream);
 }
 
+static enum aq_status backward(const struct layer_run *run, const float *x, const float *dy, float *dx,
+                               const struct layer_ending *below)
+{
+    const struct embedding_slot *slot = run->slot;
+    const size_t bytes = run->rows_out * run->layer->out.columns * sizeof *dy;
+    (void)x;
+    (void)dx;
+    (void)below;
+    return run->split ? aq_device_copy(run->device, slot->dy, dy, bytes, run->stream) : tables_gradient(run, dy);
+}
+
+static enum aq_status weights(const struct layer_run *run, const float *x)
+{
+    const struct embedding_slot *slot = run->slot;
+    (void)x;
+    return tables_gradient(run, slot->dy);
+}
+
 const struct layer_kind layer_embedding = {.name = "embedding",
                                            .sites = 1,
                                            .slot_bytes = sizeof(struct embedding_slot),
@@ -85,4 +107,5 @@ const struct layer_kind layer_embedding = {.name = "embedding",
                                            .check = check,
                                            .take = take,
                                            .forward = forward,
-                                           .backward = backward};
+                                           .backward = backward,
+                                           .weights = weights};

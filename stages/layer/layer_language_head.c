@@ -5,7 +5,8 @@
  * The gradient of the last chunk made is used where backward follows at once; else backward makes the logits again from
  * the final norm. Of several chunks all gradients are kept, in the products' type: the logits' product, a tenth of a
  * small model's work, is then not made twice, and the head's weights get theirs in one. With recomputation memory
- * counts more than that.
+ * counts more than that. Where backward is split the weights wait for that gradient: each slot has its own, from its
+ * forward to its weight half, and no logits are made twice.
  *
  * The weights are the embedding's table where both are on one stage and the model is tied; else a tensor of their own
  * that begins with the same values.
@@ -20,6 +21,7 @@ enum { LOGITS_BYTES_MAX = 256 << 20 };
 struct head_slot {
     void *norm; /* final norm, type */
     float *mean, *rstd, *losses;
+    void *dlogits; /* split: the gradient of all rows, type; else NULL */
     int32_t *targets;
     int32_t *host_targets;
     float *host_losses;
@@ -46,7 +48,7 @@ static struct chunks chunks_of(const struct layer *layer, const struct aq_stage_
     if (chunks.rows == 0) chunks.rows = 64;
     if (config->logits_rows) chunks.rows = config->logits_rows;
     if (chunks.rows > all) chunks.rows = all;
-    chunks.keeps = !config->recompute && !config->inference && all > chunks.rows;
+    chunks.keeps = !config->recompute && !config->inference && !config->split && all > chunks.rows;
     return chunks;
 }
 
@@ -76,6 +78,7 @@ static void place(const struct layer *layer, const struct aq_stage_config *confi
         slot->mean = aq_arena_take(arena, rows * sizeof(float));
         slot->rstd = aq_arena_take(arena, rows * sizeof(float));
         slot->losses = aq_arena_take(arena, rows * sizeof(float));
+        slot->dlogits = config->split ? aq_arena_take(arena, rows * chunks.stride * typed) : NULL;
         slot->targets = aq_arena_take(arena, rows * sizeof *slot->targets);
         break;
     case LAYER_HOST:
@@ -94,10 +97,10 @@ static void place(const struct layer *layer, const struct aq_stage_config *confi
     }
 }
 
-static void flops(const struct layer *layer, const struct aq_stage_config *config, double *forward, double *backward)
+static void flops(const struct layer *layer, const struct aq_stage_config *config, struct layer_flops *out)
 {
-    *forward = 2.0 * config->B * layer->in.rows * layer->in.columns * (double)layer->out.columns;
-    *backward = 2.0 * *forward;
+    const double product = 2.0 * config->B * layer->in.rows * layer->in.columns * (double)layer->out.columns;
+    *out = (struct layer_flops){product, 2.0 * product, product};
 }
 
 static enum aq_status check(const struct layer *layer, const struct aq_stage_config *config,
@@ -120,14 +123,23 @@ static enum aq_status take(const struct layer_run *run, const struct aq_batch *b
                           run->stream);
 }
 
+/* Memory of the gradient of all rows: the slot's, the stage's, or NULL. */
+static void *dlogits_kept(const struct layer_run *run)
+{
+    const struct head_slot *slot = run->slot;
+    const struct head_state *state = run->state;
+    return slot->dlogits ? slot->dlogits : state->dlogits;
+}
+
 /* Where not all are kept, a gradient starts where its logits do. */
 static void *dlogits_of(const struct layer_run *run, uint64_t first, uint64_t *stride)
 {
     const struct head_state *state = run->state;
     const uint64_t typed = aq_element_bytes(stage_type(run->config->precision));
     const struct chunks chunks = chunks_of(run->layer, run->config);
-    *stride = state->dlogits ? chunks.stride : chunks.stride * (sizeof(float) / typed);
-    return state->dlogits ? (uint8_t *)state->dlogits + first * chunks.stride * typed : (void *)state->logits;
+    uint8_t *const kept = dlogits_kept(run);
+    *stride = kept ? chunks.stride : chunks.stride * (sizeof(float) / typed);
+    return kept ? kept + first * chunks.stride * typed : (void *)state->logits;
 }
 
 /* Logits of `rows` rows of the norm from `first` on. */
@@ -176,7 +188,7 @@ static enum aq_status forward(const struct layer_run *run, const float *x, float
     AQ_TRY(layer_norm(run, rows, x, &run->w[NORM], slot->norm, slot->mean, slot->rstd));
     if (!run->compares) return AQ_OK;
     const uint64_t chunk = chunks_of(run->layer, run->config).rows;
-    const bool gradient = run->train && (state->dlogits || rows <= chunk);
+    const bool gradient = run->train && (dlogits_kept(run) || rows <= chunk);
     for (uint64_t first = 0; first < rows; first += chunk)
         AQ_TRY(head_chunk(run, first, rows - first < chunk ? rows - first : chunk, gradient));
     state->logits_slot = gradient ? run->slot_index + 1 : 0;
@@ -191,53 +203,72 @@ static void count(const struct layer_run *run, struct aq_stage_loss *out)
     run->task->count(&rows, out);
 }
 
-/* The product and its weights of a chunk of rows: the gradient of the norm's rows is written, not added to. */
-static enum aq_status head_chunk_backward(const struct layer_run *run, uint64_t first, uint64_t rows)
+static enum aq_status head_chunk_weights(const struct layer_run *run, uint64_t first, uint64_t rows)
 {
     const struct head_slot *slot = run->slot;
-    const struct head_state *state = run->state;
     const uint64_t C = run->layer->in.columns, V = run->layer->out.columns;
     const enum aq_element type = stage_type(run->config->precision);
     uint64_t stride;
     const void *dlogits = dlogits_of(run, first, &stride);
     const uint8_t *norm = (const uint8_t *)slot->norm + first * C * aq_element_bytes(type);
-    enum aq_element b_type;
-    const void *weights = layer_operand(run, run->w[WEIGHT], &b_type);
-    struct aq_matmul args = {.M = rows,
-                             .N = C,
-                             .K = V,
-                             .a = dlogits,
-                             .a_stride = stride,
-                             .a_type = type,
-                             .b = weights,
-                             .b_stride = C,
-                             .b_type = b_type,
-                             .compute = stage_compute(run->config->precision),
-                             .c = state->dnorm + first * C,
-                             .c_stride = C,
-                             .c_type = AQ_F32};
-    AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
-    args = (struct aq_matmul){.M = V,
-                              .N = C,
-                              .K = rows,
-                              .a = dlogits,
-                              .a_stride = stride,
-                              .a_type = type,
-                              .a_transposed = true,
-                              .b = norm,
-                              .b_stride = C,
-                              .b_type = type,
-                              .compute = stage_compute(run->config->precision),
-                              .c = run->g[WEIGHT],
-                              .c_stride = C,
-                              .c_type = AQ_F32,
-                              .accumulate = true};
+    const struct aq_matmul args = {.M = V,
+                                   .N = C,
+                                   .K = rows,
+                                   .a = dlogits,
+                                   .a_stride = stride,
+                                   .a_type = type,
+                                   .a_transposed = true,
+                                   .b = norm,
+                                   .b_stride = C,
+                                   .b_type = type,
+                                   .compute = stage_compute(run->config->precision),
+                                   .c = run->g[WEIGHT],
+                                   .c_stride = C,
+                                   .c_type = AQ_F32,
+                                   .accumulate = true};
     return aq_device_matmul(run->device, &args, run->stream);
+}
+
+static enum aq_status weights(const struct layer_run *run, const float *x)
+{
+    (void)x;
+    return head_chunk_weights(run, 0, run->rows_in);
+}
+
+/*
+ * The product and, unless they come later, its weights of a chunk of rows: the gradient of the norm's rows is written,
+ * not added to.
+ */
+static enum aq_status head_chunk_backward(const struct layer_run *run, uint64_t first, uint64_t rows)
+{
+    const struct head_state *state = run->state;
+    const uint64_t C = run->layer->in.columns, V = run->layer->out.columns;
+    const enum aq_element type = stage_type(run->config->precision);
+    uint64_t stride;
+    const void *dlogits = dlogits_of(run, first, &stride);
+    enum aq_element b_type;
+    const void *operand = layer_operand(run, run->w[WEIGHT], &b_type);
+    const struct aq_matmul args = {.M = rows,
+                                   .N = C,
+                                   .K = V,
+                                   .a = dlogits,
+                                   .a_stride = stride,
+                                   .a_type = type,
+                                   .b = operand,
+                                   .b_stride = C,
+                                   .b_type = b_type,
+                                   .compute = stage_compute(run->config->precision),
+                                   .c = state->dnorm + first * C,
+                                   .c_stride = C,
+                                   .c_type = AQ_F32};
+    AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
+    return run->split ? AQ_OK : head_chunk_weights(run, first, rows);
 }
 
 /*
  * The gradient of the logits still lies here where this slot's forward was the last to use it; else the logits are made
- * again from the final norm. Keeping them for every slot would cost more memory than all else together.
+ * again from the final norm. Keeping them for every slot would cost more memory than all else together: only a split
+ * backward does.
  */
 static enum aq_status backward(const struct layer_run *run, const float *x, const float *dy, float *dx,
                                const struct layer_ending *below)
@@ -246,12 +277,12 @@ static enum aq_status backward(const struct layer_run *run, const float *x, cons
     struct head_state *state = run->state;
     const uint64_t rows = run->rows_in, chunk = chunks_of(run->layer, run->config).rows;
     (void)dy;
-    for (uint64_t first = 0; first < rows; first += chunk) {
+    for (uint64_t first = 0; !run->split && first < rows; first += chunk) {
         const uint64_t some = rows - first < chunk ? rows - first : chunk;
         if (state->logits_slot != run->slot_index + 1) AQ_TRY(head_chunk(run, first, some, true));
         if (!state->dlogits) AQ_TRY(head_chunk_backward(run, first, some));
     }
-    if (state->dlogits) AQ_TRY(head_chunk_backward(run, 0, rows));
+    if (dlogits_kept(run)) AQ_TRY(head_chunk_backward(run, 0, rows));
     state->logits_slot = 0;
     AQ_TRY(aq_device_zero(run->device, dx, rows * run->layer->in.columns * sizeof *dx, run->stream));
     return layer_norm_gradient(run, rows, state->dnorm, x, run->w[NORM], slot->mean, slot->rstd, dx, &run->g[NORM],
@@ -278,5 +309,6 @@ const struct layer_kind layer_language_head = {.name = "language_head",
                                                .take = take,
                                                .forward = forward,
                                                .backward = backward,
+                                               .weights = weights,
                                                .count = count,
                                                .output = output};

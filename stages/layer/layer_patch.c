@@ -6,6 +6,10 @@
 
 #include <math.h>
 
+struct patch_slot {
+    float *dy; /* split: the gradient of the output */
+};
+
 /* Values of the rows that make one. */
 static uint64_t joined(const struct layer *layer)
 {
@@ -18,10 +22,18 @@ static void tensors(const struct layer *layer, const struct aq_stage_config *con
     layer_list_add(list, "weight", joined(layer), layer->out.columns, sqrtf(2.0f / (float)joined(layer)), 0);
 }
 
-static void flops(const struct layer *layer, const struct aq_stage_config *config, double *forward, double *backward)
+static void place(const struct layer *layer, const struct aq_stage_config *config, enum layer_memory what,
+                  struct aq_arena *arena, void *to)
 {
-    *forward = 2.0 * config->B * layer->out.rows * (double)joined(layer) * layer->out.columns;
-    *backward = 2.0 * *forward;
+    struct patch_slot *slot = to;
+    const uint64_t floats = (uint64_t)config->B * layer->out.rows * layer->out.columns;
+    if (what == LAYER_SLOT && config->split) slot->dy = aq_arena_take(arena, floats * sizeof(float));
+}
+
+static void flops(const struct layer *layer, const struct aq_stage_config *config, struct layer_flops *out)
+{
+    const double product = 2.0 * config->B * layer->out.rows * (double)joined(layer) * layer->out.columns;
+    *out = (struct layer_flops){product, 2.0 * product, product};
 }
 
 static enum aq_status forward(const struct layer_run *run, const float *x, float *y)
@@ -40,39 +52,61 @@ static enum aq_status forward(const struct layer_run *run, const float *x, float
     return aq_device_matmul(run->device, &args, run->stream);
 }
 
+static enum aq_status weight_gradient(const struct layer_run *run, const float *x, const float *dy)
+{
+    const uint64_t K = joined(run->layer), N = run->layer->out.columns;
+    const struct aq_matmul args = {.M = K,
+                                   .N = N,
+                                   .K = run->rows_out,
+                                   .a = x,
+                                   .a_stride = K,
+                                   .a_transposed = true,
+                                   .b = dy,
+                                   .b_stride = N,
+                                   .c = run->g[0],
+                                   .c_stride = N,
+                                   .accumulate = true,
+                                   .compute = stage_compute(run->config->precision)};
+    return aq_device_matmul(run->device, &args, run->stream);
+}
+
 /* dx NULL: what is below has no gradient. */
 static enum aq_status backward(const struct layer_run *run, const float *x, const float *dy, float *dx,
                                const struct layer_ending *below)
 {
+    const struct patch_slot *slot = run->slot;
     const uint64_t K = joined(run->layer), N = run->layer->out.columns;
     (void)below;
-    struct aq_matmul args = {.M = K,
-                             .N = N,
-                             .K = run->rows_out,
-                             .a = x,
-                             .a_stride = K,
-                             .a_transposed = true,
-                             .b = dy,
-                             .b_stride = N,
-                             .c = run->g[0],
-                             .c_stride = N,
-                             .accumulate = true,
-                             .compute = stage_compute(run->config->precision)};
-    AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
+    if (run->split)
+        AQ_TRY(aq_device_copy(run->device, slot->dy, dy, run->rows_out * N * sizeof *dy, run->stream));
+    else
+        AQ_TRY(weight_gradient(run, x, dy));
     if (!dx) return AQ_OK;
-    args = (struct aq_matmul){.M = run->rows_out,
-                              .N = K,
-                              .K = N,
-                              .a = dy,
-                              .a_stride = N,
-                              .b = run->w[0],
-                              .b_stride = N,
-                              .b_transposed = true,
-                              .c = dx,
-                              .c_stride = K,
-                              .compute = stage_compute(run->config->precision)};
+    const struct aq_matmul args = {.M = run->rows_out,
+                                   .N = K,
+                                   .K = N,
+                                   .a = dy,
+                                   .a_stride = N,
+                                   .b = run->w[0],
+                                   .b_stride = N,
+                                   .b_transposed = true,
+                                   .c = dx,
+                                   .c_stride = K,
+                                   .compute = stage_compute(run->config->precision)};
     return aq_device_matmul(run->device, &args, run->stream);
 }
 
-const struct layer_kind layer_patch = {
-    .name = "patch", .tensors = tensors, .flops = flops, .forward = forward, .backward = backward};
+static enum aq_status weights(const struct layer_run *run, const float *x)
+{
+    const struct patch_slot *slot = run->slot;
+    return weight_gradient(run, x, slot->dy);
+}
+
+const struct layer_kind layer_patch = {.name = "patch",
+                                       .slot_bytes = sizeof(struct patch_slot),
+                                       .tensors = tensors,
+                                       .place = place,
+                                       .flops = flops,
+                                       .forward = forward,
+                                       .backward = backward,
+                                       .weights = weights};

@@ -160,6 +160,8 @@ static enum aq_status config_check(const struct aq_stage_config *config)
         return aq_fail(AQ_INVAL, "stage", "%s: %s", key, text);
     if (!aq_task_find(config->task))
         return aq_fail(AQ_INVAL, "stage", "there is no task %s", config->task ? config->task : "");
+    if (config->split && config->recompute)
+        return aq_fail(AQ_INVAL, "stage", "a split backward keeps what recompute does not: one of the two");
     if (config->slots == 0 || config->slots > 4096)
         return aq_fail(AQ_INVAL, "stage", "%u slots: 1 to 4096", config->slots);
     if (config->precision < AQ_STAGE_FP32 || config->precision > AQ_STAGE_FP16)
@@ -176,7 +178,7 @@ static uint64_t cut_bytes(const struct aq_stage_config *config, uint32_t layer_e
     return (uint64_t)config->B * layer.out.rows * layer.out.columns * sizeof(float);
 }
 
-/* The configuration as a stage takes it: its task resolved. */
+/* The configuration as a stage takes it: its task resolved, nothing for a backward that never comes. */
 static struct aq_stage_config config_of(const struct aq_stage_config *config)
 {
     struct aq_stage_config mine = *config;
@@ -185,6 +187,7 @@ static struct aq_stage_config config_of(const struct aq_stage_config *config)
     if (model && !mine.task) mine.task = model->task;
     const struct aq_task *task = aq_task_find(mine.task);
     if (task) mine.task = task->name;
+    mine.split = config->split && !config->inference;
     return mine;
 }
 

@@ -180,7 +180,8 @@ static void layout_make(struct layout *layout)
         if (to->in_bytes > layout->widest) layout->widest = to->in_bytes;
         const uint64_t typed = (uint64_t)config->B * layer->out.rows * layer->out.columns *
                                aq_element_bytes(stage_type(config->precision));
-        if (layer->kind->ending && typed > layout->ending_bytes) layout->ending_bytes = typed;
+        /* A split backward keeps its endings in the slot. */
+        if (layer->kind->ending && !config->split && typed > layout->ending_bytes) layout->ending_bytes = typed;
     }
     if (!config->inference) flow_choose(layout);
 }
@@ -266,27 +267,27 @@ static void workspace_place(const struct layout *layout, struct aq_arena *arena)
     layers_share(layout, LAYER_WORK, arena, NULL);
 }
 
-static double layer_flops(const struct layout *layout, double *backward_all)
+static struct layer_flops layout_flops(const struct layout *layout)
 {
-    double forward_all = 0;
+    struct layer_flops all = {0};
     for (uint32_t l = 0; l < layout->count; l++) {
         const struct layer *layer = &layout->layers[l].layer;
         struct aq_arena kept = {0};
-        double forward = 0, backward = 0;
-        if (layer->kind->flops) layer->kind->flops(layer, layout->config, &forward, &backward);
+        struct layer_flops of = {0};
+        if (layer->kind->flops) layer->kind->flops(layer, layout->config, &of);
         layer_place(layout, l, LAYER_KEPT, &kept, NULL);
-        if (layout->config->recompute && kept.used) backward += forward;
-        forward_all += forward;
-        *backward_all += backward;
+        if (layout->config->recompute && kept.used) of.backward += of.forward;
+        all.forward += of.forward;
+        all.backward += of.backward;
+        all.weights += of.weights;
     }
-    return forward_all;
+    return all;
 }
 
 enum aq_status stage_layers_measure(const struct aq_stage_config *config, struct aq_stage_size *size)
 {
     struct layout layout = {.config = config, .count = config->layer_end - config->layer_first};
     struct aq_arena workspace = {0}, slot = {0}, host = {0};
-    double backward = 0;
     void *memory;
     AQ_TRY(aq_alloc(layout.count * sizeof *layout.layers, &memory));
     layout.layers = memory;
@@ -299,8 +300,10 @@ enum aq_status stage_layers_measure(const struct aq_stage_config *config, struct
     size->host_bytes = host.used;
     size->slot_bytes = line_bytes(slot.used);
     size->workspace_bytes = line_bytes(workspace.used);
-    size->flops_forward = layer_flops(&layout, &backward);
-    if (!config->inference) size->flops_backward = backward;
+    const struct layer_flops flops = layout_flops(&layout);
+    size->flops_forward = flops.forward;
+    if (!config->inference) size->flops_backward = flops.backward;
+    if (config->split) size->flops_weights = flops.weights;
     aq_free(memory);
     return AQ_OK;
 }

@@ -66,6 +66,7 @@ struct stage_slot {
     float loss_scale;
     bool train, dropped, compares;
     bool forwarded; /* a backward may follow */
+    bool halved;    /* a weight half may follow: split */
 };
 
 /* A layer of a stage. */

@@ -48,6 +48,7 @@ static struct layer_run run_of(struct aq_stage *stage, uint32_t index, uint32_t 
                               .train = slot->train,
                               .compares = slot->compares,
                               .dropped = slot->dropped,
+                              .split = stage->config.split,
                               .keys = slot->keys ? slot->keys + (uint64_t)layer->site * stage->config.B : NULL,
                               .stream = stream};
 }
@@ -146,7 +147,7 @@ enum aq_status aq_stage_forward(struct aq_stage *stage, uint32_t index, const st
     AQ_TRY(input_check(stage, index, input));
     const bool last = is_last(stage), train = !input->evaluate && !config->inference;
     if (!last && !y) return aq_fail(AQ_INVAL, "stage", "forward of an inner stage wants room for its activation");
-    slot->forwarded = false;
+    slot->forwarded = slot->halved = false;
     slot->samples = input->batch->samples;
     /* One sample cut short is a shorter sample; several keep their length, and causality keeps the rest away. */
     slot->tokens = slot->samples == 1 && input->tokens_used ? input->tokens_used : config->T;
@@ -220,10 +221,23 @@ enum aq_status aq_stage_backward(struct aq_stage *stage, uint32_t index, const f
     if (stage->config.layer_first > 0 && !dx)
         return aq_fail(AQ_INVAL, "stage", "backward of an inner stage wants room for its input's gradient");
     stage->slots[index].forwarded = false;
+    stage->slots[index].halved = stage->config.split;
     const float *gradient = is_last(stage) ? NULL : dy;
     bool made = false;
     for (uint32_t l = stage->layer_count; l-- > 0;)
         AQ_TRY(backward_layer(stage, index, l, dx, &gradient, &made, stream));
+    return AQ_OK;
+}
+
+enum aq_status aq_stage_weights(struct aq_stage *stage, uint32_t index, struct aq_stream *stream)
+{
+    if (index >= stage->config.slots || !stage->slots[index].halved)
+        return aq_fail(AQ_INVAL, "stage", "the weight half of slot %u: no split backward went before", index);
+    stage->slots[index].halved = false;
+    for (uint32_t l = stage->layer_count; l-- > 0;) {
+        const struct layer_run run = run_of(stage, index, l, stream);
+        if (run.layer->kind->weights) AQ_TRY(run.layer->kind->weights(&run, stage->slots[index].x[l]));
+    }
     return AQ_OK;
 }
 

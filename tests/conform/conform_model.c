@@ -1,6 +1,7 @@
 /*
  * conform_model.c -- what every model promises, whatever its layers are: the same bits however it is cut, by however
- * many threads, whether or not activations are made again; gradients that finite differences confirm; plain C;
+ * many threads, whether or not activations are made again or backward is split; gradients that finite differences
+ * confirm; plain C;
  * memory as measured; evaluations that change nothing; weights that come back by their names.
  *
  * A new model is named in models.def, and says here how small it can be. Its batches have the fields of the first kind
@@ -52,7 +53,11 @@ static const char *const datasets[] = {
 struct run {
     const struct kind *kind;
     uint32_t threads, cut; /* cut: layers before it are one stage; 0: one stage */
-    bool recompute;
+    bool recompute, split;
+    bool tied;
+    enum aq_stage_precision precision; /* 0: fp32 */
+    float dropout;
+    uint32_t logits_rows;
     const char *cpu; /* AQ_CPU, or NULL */
 };
 
@@ -111,6 +116,10 @@ struct pipeline {
 static struct pipeline pipeline_open(const struct run *run)
 {
     struct pipeline p = {.config = config_of(run->kind), .count = run->cut ? 2 : 1};
+    if (run->precision) p.config.precision = run->precision;
+    p.config.model.dropout = run->dropout;
+    p.config.model.tied = run->tied;
+    p.config.logits_rows = run->logits_rows;
     const uint32_t bounds[3] = {0, run->cut ? run->cut : p.config.layer_end, p.config.layer_end};
     if (run->cpu) setenv("AQ_CPU", run->cpu, 1);
     p.device = help_device(run->threads);
@@ -121,6 +130,7 @@ static struct pipeline pipeline_open(const struct run *run)
         config.layer_first = bounds[s];
         config.layer_end = bounds[s + 1];
         config.recompute = run->recompute;
+        config.split = run->split;
         assert_int_equal(aq_stage_measure(&config, &size), AQ_OK);
         assert_int_equal(aq_stage_open(p.device, &config, &p.stages[s]), AQ_OK);
         help_init(p.stages[s], 5);
@@ -176,14 +186,27 @@ struct result {
     char names[64][AQ_TENSOR_NAME_MAX];
 };
 
+/* Weight halves as late as can be, stage by stage: whatever they read must have stayed. */
+static void weights(struct pipeline *p)
+{
+    for (uint32_t s = 0; s < p->count; s++)
+        for (uint32_t m = 0; m < MICRO; m++) {
+            assert_int_equal(aq_stage_weights(p->stages[s], m, NULL), AQ_OK);
+            assert_int_equal(aq_stage_weights(p->stages[s], m, NULL), AQ_INVAL); /* once */
+        }
+}
+
 static struct result run_once(const struct run *run)
 {
     struct pipeline p = pipeline_open(run);
     struct result result = {0};
     for (uint32_t m = 0; m < MICRO; m++) {
         result.loss[m] = forward(&p, m, false);
-        backward(&p, m);
+        if (!run->split) backward(&p, m);
     }
+    for (uint32_t m = 0; run->split && m < MICRO; m++)
+        backward(&p, m);
+    if (run->split) weights(&p);
     for (uint32_t s = 0; s < p.count; s++)
         for (uint32_t i = 0; i < aq_stage_saved_count(p.stages[s]); i++) {
             struct aq_tensor_info info;
@@ -251,6 +274,57 @@ static void test_threads_and_recomputation_keep_the_bits(void **state)
         result_free(&a);
         result_free(&b);
         result_free(&c);
+    }
+}
+
+/* Every cut, every type, masks, a shared table: two halves give the bits of the whole, however late the second is. */
+static void test_split_backward_keeps_the_bits(void **state)
+{
+    (void)state;
+    static const enum aq_stage_precision precisions[] = {AQ_STAGE_FP32, AQ_STAGE_BF16, AQ_STAGE_FP16};
+    for (int k = 0; k < KINDS; k++)
+        for (int i = 0; i < 12; i++) {
+            struct run run = {.kind = &kinds[k], .threads = 2, .precision = precisions[i % 3]};
+            if (i / 3 & 1) run.dropout = 0.25f;
+            run.tied = i / 6;
+            run.logits_rows = i & 1 ? 5 : 0; /* of several chunks, or of one */
+            struct result whole = run_once(&run);
+            run.split = true;
+            const uint32_t layers = run.tied ? 1 : config_of(&kinds[k]).layer_end; /* a cut parts what is tied */
+            for (run.cut = 0; run.cut < layers; run.cut++) {
+                char what[64];
+                snprintf(what, sizeof what, "%s split, case %d, cut at %u", kinds[k].name, i, run.cut);
+                struct result halves = run_once(&run);
+                expect_same(&whole, &halves, 0, what);
+                result_free(&halves);
+            }
+            result_free(&whole);
+        }
+}
+
+static void test_halves_come_in_turn(void **state)
+{
+    (void)state;
+    struct aq_stage *stage;
+    for (int k = 0; k < KINDS; k++) {
+        struct run run = {.kind = &kinds[k], .threads = 1};
+        struct pipeline p = pipeline_open(&run);
+        (void)forward(&p, 0, false);
+        backward(&p, 0);
+        assert_int_equal(aq_stage_weights(p.stages[0], 0, NULL), AQ_INVAL); /* it is whole */
+        pipeline_close(&p);
+        run.split = true;
+        p = pipeline_open(&run);
+        (void)forward(&p, 0, false);
+        assert_int_equal(aq_stage_weights(p.stages[0], 0, NULL), AQ_INVAL); /* before its backward */
+        backward(&p, 0);
+        (void)forward(&p, 0, false);
+        assert_int_equal(aq_stage_weights(p.stages[0], 0, NULL), AQ_INVAL); /* the slot has another micro-batch */
+        assert_int_equal(aq_stage_weights(p.stages[0], MICRO, NULL), AQ_INVAL);
+        struct aq_stage_config config = p.config;
+        config.split = config.recompute = true;
+        assert_int_equal(aq_stage_open(p.device, &config, &stage), AQ_INVAL);
+        pipeline_close(&p);
     }
 }
 
@@ -349,14 +423,16 @@ static void test_measure_equals_use(void **state)
     (void)state;
     struct aq_device *device = help_device(1);
     for (int k = 0; k < KINDS; k++)
-        for (int round = 0; round < 4; round++) {
+        for (int round = 0; round < 8; round++) {
             struct aq_stage_config config = config_of(&kinds[k]);
             struct aq_stage_size size;
             struct aq_stage *stage = NULL;
             config.B = 16; /* beside what the host has for each tensor and layer */
             config.recompute = round == 1;
-            config.inference = round == 2;
-            config.layer_first = round == 3 ? 2 : 0;
+            config.inference = round == 2 || round == 7;
+            config.layer_first = round == 3 || round == 6 ? 2 : 0;
+            config.split = round > 3;
+            if (round == 5) config.precision = AQ_STAGE_BF16;
             assert_int_equal(aq_stage_measure(&config, &size), AQ_OK);
             const uint64_t before = aq_memory_used();
             assert_int_equal(aq_stage_open(device, &config, &stage), AQ_OK);
@@ -469,6 +545,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cut_anywhere_equals_uncut),
         cmocka_unit_test(test_threads_and_recomputation_keep_the_bits),
+        cmocka_unit_test(test_split_backward_keeps_the_bits),
+        cmocka_unit_test(test_halves_come_in_turn),
         cmocka_unit_test(test_the_plain_truth_agrees),
         cmocka_unit_test(test_gradients_match_finite_differences),
         cmocka_unit_test(test_evaluation_changes_nothing_and_adds_up),

@@ -2,9 +2,11 @@
  * stage.h -- a stage: a range of a model's layers with its parameters, forward and backward, on one device.
  *
  * Caveats first.
- * - Backward of a slot needs what forward of that slot kept: a slot is busy from its forward to its backward.
+ * - Backward of a slot needs what forward of that slot kept: a slot is busy from its forward to its backward, and where
+ *   backward is split to its weight half.
  * - Gradients are *added* to the gradient buffer, in the order of the calls; aq_stage_zero_grads clears it. The sums
- *   over micro-batches are therefore the same bits in every schedule that runs the backwards in order of micro-batches.
+ *   over micro-batches are therefore the same bits in every schedule that runs the backwards in order of micro-batches,
+ *   and the weight halves, where there are some, in that order too.
  * - A model cut anywhere gives the same bits as uncut: every tensor's initial values depend on (seed, its name) alone,
  *   every kernel's result on its operands alone (not on the number of threads). The one exception is a head tied to the
  *   embedding: it is tied only where both live on the same stage; to compare, set tied to false.
@@ -135,6 +137,7 @@ struct aq_stage_config {
     enum aq_stage_precision precision;
     bool recompute;                  /* keep only each block's input, run its forward again in backward */
     bool inference;                  /* no gradients: no gradient buffer, backward is refused           */
+    bool split;                      /* aq_stage_weights has the other half of backward; not with recompute */
     bool weights_16bit;              /* count copies of the weights in 16 bits: for a device that wants them */
     uint32_t logits_rows;            /* of logits that exist at a time; 0: as many as 256 MiB hold      */
 };
@@ -150,6 +153,7 @@ struct aq_stage_size {
     uint64_t x_bytes, y_bytes;  /* one micro-batch of fp32 values at the cut before and behind; 0: no cut */
     double flops_forward;       /* of one micro-batch: 2 a multiply-add                                */
     double flops_backward;
+    double flops_weights;       /* of them: the weight half, where backward is split                   */
 };
 
 /* The sum that aq_stage_open will take, without taking it. AQ_INVAL. */
@@ -222,6 +226,13 @@ enum aq_status aq_stage_loss(struct aq_stage *stage, uint32_t slot, struct aq_st
 /* dy (samples, rows, columns) from the stage after, NULL on the last; dx to the stage before, NULL on the first. */
 enum aq_status aq_stage_backward(struct aq_stage *stage, uint32_t slot, const float *dy, float *dx,
                                  struct aq_stream *stream);
+
+/*
+ * The weight half of a split backward, any time after the other: adds the gradients that are products of what forward
+ * and backward kept in the slot. What a layer makes in one pass with its input's gradient (norms, the biases that a
+ * norm sums on its way) backward has added. AQ_INVAL: the stage is not split, or no backward of this slot went before.
+ */
+enum aq_status aq_stage_weights(struct aq_stage *stage, uint32_t slot, struct aq_stream *stream);
 
 /* Gradients = 0. AQ_INVAL: a stage for inference has none. */
 enum aq_status aq_stage_zero_grads(struct aq_stage *stage, struct aq_stream *stream);
