@@ -1,4 +1,4 @@
-# The net room: frames, links, transports, tools/netlab.
+# The net room: frames, links, transports; tools/wanlab.
 function(aq_net_test name)
   aq_test(${name} LIBS aq_net ${ARGN})
   target_include_directories(${name} PRIVATE ${aq_net_ROOMS})
@@ -22,8 +22,10 @@ if(AQ_CUDA AND AQ_NCCL)
   target_include_directories(conform_grad_gpu PRIVATE ${aqsgd_ROOMS})
   aq_isolated(conform_grad_gpu)
 endif()
-add_test(NAME test_netlab COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/test_netlab)
-set_tests_properties(test_netlab PROPERTIES SKIP_RETURN_CODE 77 LABELS quick TIMEOUT 300 RUN_SERIAL TRUE)
+aq_test(test_wan_line LIBS aq_bench aqsgd LABELS quick)
+target_include_directories(test_wan_line PRIVATE ${aq_bench_ROOMS})
+add_test(NAME test_wanlab COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_wanlab $<TARGET_FILE_DIR:aqpipe>)
+set_tests_properties(test_wanlab PROPERTIES SKIP_RETURN_CODE 77 LABELS quick TIMEOUT 300 RUN_SERIAL TRUE)
 
 add_test(NAME test_bench_allreduce COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/test_bench_allreduce $<TARGET_FILE:aqpipe>)
 set_tests_properties(test_bench_allreduce PROPERTIES LABELS quick TIMEOUT 120)

@@ -22,6 +22,7 @@ static const struct aq_command commands[] = {
     {"cache", "look at the message caches of a run: stat, verify, compact", aq_command_cache},
     {"bench", "measure this machine: stages, codecs, cache, links, whole jobs", aq_command_bench},
     {"worker", NULL, aq_command_worker},
+    {"wanlab", NULL, aq_command_wanlab}, /* tools/wanlab */
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
 

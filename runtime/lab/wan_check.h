@@ -1,0 +1,15 @@
+/*
+ * wan_check.h -- `wanlab --check`: does a lab do what was asked of it?
+ *
+ * Locking: from a process without other threads.
+ */
+#ifndef RUNTIME_WAN_CHECK_H
+#define RUNTIME_WAN_CHECK_H
+
+/*
+ * Build a lab, measure it, print a line a figure. The exit status: 0, every one is within 5 %; 1; 77, no lab here
+ * (said).
+ */
+int aq_wan_check(void);
+
+#endif
