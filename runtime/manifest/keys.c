@@ -82,6 +82,8 @@ static const struct aq_key_name rounding_names[] = {
 static const struct aq_key_name store_names[] = {
     {"fp32", AQ_PRECISION_FP32}, {"fp16", AQ_PRECISION_FP16}, {"bf16", AQ_PRECISION_BF16}, {"q8", AQ_PRECISION_Q8},
     {"q4", AQ_PRECISION_Q4},     {"q2", AQ_PRECISION_Q2},     {"none", AQ_PRECISION_NONE}, {NULL, 0}};
+static const struct aq_key_name store_group_names[] = {
+    {"row", AQ_PER_ROW}, {"channel", AQ_PER_CHANNEL}, {NULL, 0}};
 static const struct aq_key_name keyframe_names[] = {{"fp32", AQ_PRECISION_FP32},
                                                     {"fp16", AQ_PRECISION_FP16},
                                                     {"bf16", AQ_PRECISION_BF16},

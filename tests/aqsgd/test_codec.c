@@ -63,6 +63,7 @@ static void test_check_names_the_field(void **state)
     BAD(AQ_CODEC_AQSGD, rounding, (enum aq_codec_rounding)0, "rounding");
     BAD(AQ_CODEC_AQSGD, prescale_log2, 65, "prescale_log2");
     BAD(AQ_CODEC_AQSGD, store, (enum aq_codec_precision)7, "store");
+    BAD(AQ_CODEC_AQSGD, store_group, AQ_PER_TILE, "store_group");
     BAD(AQ_CODEC_AQSGD, keyframe, AQ_PRECISION_Q4, "keyframe");
     BAD(AQ_CODEC_AQSGD, top_k, 0.5f, "top_k");
     BAD(AQ_CODEC_DIRECTQ, top_k, 1.5f, "top_k");
@@ -114,6 +115,9 @@ static void test_digest_covers_what_decode_reads_and_nothing_else(void **state)
     variants[count++].tile = 128;
     variants[count] = default_of(AQ_CODEC_RAW, 0);
     count++;
+    variants[count] = variants[8]; /* a store of another kind of scale */
+    assert_int_equal(variants[count].store, AQ_PRECISION_Q8);
+    variants[count++].store_group = AQ_PER_CHANNEL;
     for (size_t i = 0; i < count; i++) {
         for (size_t j = 0; j < i; j++)
             assert_true(aq_codec_config_digest(&variants[i]) != aq_codec_config_digest(&variants[j]));
@@ -123,6 +127,7 @@ static void test_digest_covers_what_decode_reads_and_nothing_else(void **state)
     same.rounding = AQ_ROUND_STOCHASTIC;
     same.tile = 32; /* unused by row groups */
     same.raw = AQ_PRECISION_BF16;
+    same.store_group = AQ_PER_CHANNEL; /* unused by fp16 */
     assert_true(aq_codec_config_digest(&same) == aq_codec_config_digest(&variants[0]));
 #undef OTHER
 }
@@ -160,6 +165,9 @@ static void test_lengths_are_the_formula(void **state)
     config.store = AQ_PRECISION_Q2;
     aq_codec_layout_of(&config, 3, 5, &layout);
     assert_int_equal(layout.message_bytes, 12 + 4);
+    config.store_group = AQ_PER_CHANNEL;
+    aq_codec_layout_of(&config, 3, 5, &layout);
+    assert_int_equal(layout.message_bytes, 20 + 4);
     config = default_of(AQ_CODEC_DIRECTQ, 8);
     config.top_k = 0.2f;
     aq_codec_layout_of(&config, 10, 100, &layout);

@@ -6,14 +6,14 @@
  *     test_codec_golden GOLDEN_FOLDER --write   make the file anew: only with a new version of the format
  *
  * A line: name, fourteen numbers (kind raw bits grid group tile scale_format hadamard top_k_bits prescale store
- * keyframe rows columns), flags, then m, body, x^ and m' in hexadecimal, "-" for nothing. golden/codec_check.py decodes
- * the same file by docs/FORMAT.md alone, in another language.
+ * keyframe rows columns; store and 16: a scale a channel), flags, then m, body, x^ and m' in hexadecimal, "-" for
+ * nothing. golden/codec_check.py decodes the same file by docs/FORMAT.md alone, in another language.
  */
 #include <stdlib.h>
 
 #include "codec_common.h"
 
-enum { FIELDS = 14, LINE_MAX_BYTES = 1 << 16, BYTES_MAX = 1 << 14 };
+enum { FIELDS = 14, LINE_MAX_BYTES = 1 << 16, BYTES_MAX = 1 << 14, CHANNEL = 16 };
 
 static char path[512];
 
@@ -28,7 +28,8 @@ static void set_config(const uint32_t *field, struct aq_codec_config *out)
     out->hadamard = field[7] != 0;
     out->top_k = aq_float_of(field[8]);
     out->prescale_log2 = (int32_t)field[9];
-    out->store = (enum aq_codec_precision)field[10];
+    out->store = (enum aq_codec_precision)(field[10] % CHANNEL);
+    out->store_group = field[10] < CHANNEL ? AQ_PER_ROW : AQ_PER_CHANNEL;
     out->keyframe = (enum aq_codec_precision)field[11];
 }
 
@@ -141,7 +142,7 @@ static int write_all(void)
     FILE *file = fopen(path, "w");
     if (file == NULL) return 1;
     quiet_begin();
-    for (uint32_t n = 0; n < 96; n++) {
+    for (uint32_t n = 0; n < 108; n++) {
         const uint32_t kind = n < 6 ? AQ_CODEC_RAW : n % 3 == 0 ? AQ_CODEC_DIRECTQ : AQ_CODEC_AQSGD;
         const bool sparse = kind == AQ_CODEC_DIRECTQ && n % 2 == 0;
         const uint32_t field[FIELDS] = {kind,
@@ -154,7 +155,7 @@ static int write_all(void)
                                         !sparse && n / 7 % 2 == 1,
                                         sparse ? aq_bits_of(n % 4 == 0 ? 0.3f : 0.02f) : 0,
                                         n % 5 * 4,
-                                        1 + n / 4 % 6,
+                                        n < 96 ? 1 + n / 4 % 6 : CHANNEL + AQ_PRECISION_Q8 + n / 2 % 3,
                                         1 + n / 6 % 4,
                                         3,
                                         n % 2 ? 37 : 80};

@@ -242,7 +242,8 @@ static void test_delta_error_shrinks_with_the_delta(void **state)
 
 /* ||x^ - a|| / ||a|| of the eighth visit of samples that move a little less each time; two channels `loud` times the
  * rest. */
-static double error_after_visits(enum aq_codec_precision store, float loud)
+static double error_after_visits(enum aq_codec_precision store, enum aq_codec_group group, enum aq_codec_group of_m,
+                                 float loud)
 {
     struct aq_codec_config config;
     struct end end;
@@ -250,6 +251,8 @@ static double error_after_visits(enum aq_codec_precision store, float loud)
     void *memory = NULL;
     aq_codec_config_default(&config, AQ_CODEC_AQSGD, 4);
     config.store = store;
+    config.group = group;
+    config.store_group = of_m;
     end_open(&end, &config, 16, 512);
     fill(end.a, end.values, SHAPE_GAUSS, 1.0f, 15);
     assert_int_equal(aq_alloc(4 * end.values, &memory), AQ_OK);
@@ -276,12 +279,27 @@ static double error_after_visits(enum aq_codec_precision store, float loud)
 static void test_stores_of_few_bits_do_not_clip(void **state)
 {
     (void)state;
-    const double q4 = error_after_visits(AQ_PRECISION_Q4, 1.0f), q2 = error_after_visits(AQ_PRECISION_Q2, 1.0f);
-    const double q4_loud = error_after_visits(AQ_PRECISION_Q4, 50.0f),
-                 whole = error_after_visits(AQ_PRECISION_FP16, 1.0f);
+    const double q4 = error_after_visits(AQ_PRECISION_Q4, AQ_PER_ROW, AQ_PER_ROW, 1.0f),
+                 q2 = error_after_visits(AQ_PRECISION_Q2, AQ_PER_ROW, AQ_PER_ROW, 1.0f),
+                 q4_loud = error_after_visits(AQ_PRECISION_Q4, AQ_PER_ROW, AQ_PER_ROW, 50.0f),
+                 whole = error_after_visits(AQ_PRECISION_FP16, AQ_PER_ROW, AQ_PER_ROW, 1.0f);
     printf("relative error after 8 visits, 4 bits: fp16 %.4f, q4 %.4f, q2 %.4f; two loud channels: q4 %.4f\n", whole,
            q4, q2, q4_loud);
     assert_true(q4 < 0.015 && q4_loud < 0.06 && q2 < 0.05);
+}
+
+/* As published: deltas and messages with a scale a channel. What a loud channel's message loses then makes nobody
+ * else's delta coarse. */
+static void test_stores_with_a_scale_a_channel_bear_loud_channels(void **state)
+{
+    (void)state;
+    static const enum aq_codec_precision stores[] = {AQ_PRECISION_Q8, AQ_PRECISION_Q4, AQ_PRECISION_Q2};
+    for (int i = 0; i < 3; i++) {
+        const double row = error_after_visits(stores[i], AQ_PER_ROW, AQ_PER_ROW, 50.0f),
+                     channel = error_after_visits(stores[i], AQ_PER_CHANNEL, AQ_PER_CHANNEL, 50.0f);
+        printf("two loud channels, store q%d: a scale a row %.4f, a channel %.4f\n", 8 >> i, row, channel);
+        assert_true(channel < row / 5.0 && channel < (i == 2 ? 0.03 : 0.007));
+    }
 }
 
 int main(void)
@@ -295,6 +313,7 @@ int main(void)
         cmocka_unit_test(test_stochastic_rounding_is_unbiased_value_by_value),
         cmocka_unit_test(test_delta_error_shrinks_with_the_delta),
         cmocka_unit_test(test_stores_of_few_bits_do_not_clip),
+        cmocka_unit_test(test_stores_with_a_scale_a_channel_bear_loud_channels),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -107,6 +107,7 @@ static struct aq_codec_config config_of(enum aq_codec_kind kind, uint32_t bits, 
     config.rounding = (enum aq_codec_rounding)(1 + number / 7 % 2);
     config.prescale_log2 = (int32_t)(number % 5) * 4 - 8;
     config.keyframe = (enum aq_codec_precision)(1 + (number / 3 + bits) % 4);
+    config.store_group = (number + bits) % 2 == 0 ? AQ_PER_ROW : AQ_PER_CHANNEL;
     return config;
 }
 
@@ -165,6 +166,7 @@ static void test_every_codec_of_the_table(void **state)
             config.store = (enum aq_codec_precision)store;
             if (store == AQ_PRECISION_NONE && about->activations) continue;
             for (size_t s = 0; s < 8; s++) {
+                config.store_group = s % 2 == 0 ? AQ_PER_ROW : AQ_PER_CHANNEL;
                 run_edge(&config, shapes[s][0], shapes[s][1], 12);
                 run_tables(&config, shapes[s][0], shapes[s][1]);
             }

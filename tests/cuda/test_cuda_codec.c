@@ -229,6 +229,7 @@ static struct aq_codec_config config_of(enum aq_codec_kind kind, uint32_t bits, 
     config.rounding = (enum aq_codec_rounding)(1 + number / 7 % 2);
     config.prescale_log2 = (int32_t)(number % 5) * 4 - 8;
     config.keyframe = (enum aq_codec_precision)(1 + (number / 3 + bits) % 4);
+    config.store_group = (number + bits) % 2 == 0 ? AQ_PER_ROW : AQ_PER_CHANNEL;
     return config;
 }
 
@@ -269,7 +270,9 @@ static void test_every_codec_of_the_table_has_the_bits_of_the_cpu(void **state)
             if (store == AQ_PRECISION_NONE && aq_codec_about(kind)->activations) continue;
             const uint32_t *shape = shapes[(i + 2 * store) % SHAPES];
             run_edge(&config, shape[0], shape[1], 3, store % 2);
+            config.store_group = AQ_PER_CHANNEL;
             run_edge(&config, 5, 40, 2, 0);
+            run_edge(&config, 11, 33, 2, 0);
         }
 }
 

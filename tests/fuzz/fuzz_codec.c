@@ -30,12 +30,14 @@ static struct aq_codec_config config_of(const uint8_t *byte)
     config.prescale_log2 = (int32_t)(byte[5] % 129) - 64;
     config.store = (enum aq_codec_precision)(1 + byte[6] % 6);
     config.keyframe = (enum aq_codec_precision)(1 + byte[6] / 6 % 4);
+    config.store_group = byte[6] / 24 % 2 == 0 ? AQ_PER_ROW : AQ_PER_CHANNEL;
     if (aq_codec_about(kind)->sparse) config.top_k = fractions[byte[7] % 4];
     if (aq_codec_about(kind)->grid || aq_codec_about(kind)->plain) return config;
     struct aq_codec_config own; /* its other settings are its own */
     aq_codec_config_default(&own, kind, 1);
     own.prescale_log2 = config.prescale_log2;
     own.keyframe = config.keyframe;
+    own.store_group = config.store_group;
     own.store = byte[7] % 4 ? config.store : AQ_PRECISION_NONE;
     return own;
 }

@@ -16,6 +16,7 @@ except ImportError:
 
 F = np.float32
 BITS = {1: 32, 2: 16, 3: 16, 4: 8, 5: 4, 6: 2}
+CHANNEL = 16  # added to a store's number: a scale a channel
 
 
 def codes(data, count, bits):
@@ -42,10 +43,11 @@ def rise(code, bits, unit):
 def message_read(data, kind, rows, cols):
     if kind <= 3:
         return plain(data, kind).reshape(rows, cols)
-    bits = BITS[kind]
-    scales = np.frombuffer(data[: 4 * rows], "<f4")
-    c = codes(data[4 * rows :], rows * cols, bits)
-    return np.array([rise(c[i], bits, scales[i // cols] * power(-bits)) for i in range(rows * cols)], F).reshape(rows, cols)
+    bits, groups = BITS[kind % CHANNEL], cols if kind >= CHANNEL else rows
+    scales = np.frombuffer(data[: 4 * groups], "<f4")
+    c = codes(data[4 * groups :], rows * cols, bits)
+    s = [scales[i % cols if kind >= CHANNEL else i // cols] for i in range(rows * cols)]
+    return np.array([rise(c[i], bits, s[i] * power(-bits)) for i in range(rows * cols)], F).reshape(rows, cols)
 
 
 def pack(values, bits):
@@ -66,18 +68,18 @@ def message_write(x, kind):
         return x.astype("<f2").tobytes()
     if kind == 3:
         return bfloat(x).tobytes()
-    bits, scales, out = BITS[kind], b"", []
+    bits, scales, out = BITS[kind % CHANNEL], b"", []
     half = 1 << (bits - 1)
-    for row in x:
-        a = np.max(np.abs(row))
-        s = a
+    for group in x.T if kind >= CHANNEL else x:
+        s = np.max(np.abs(group))
         unit = s * power(-bits)
         inverse = F(1) / (F(2) * unit)
         if not np.isfinite(inverse):
             s = inverse = F(0)
         scales += struct.pack("<f", s)
-        out += [int(min(max(np.floor(v * inverse), -half), half - 1)) + half for v in row]
-    return scales + pack(out, bits)
+        out.append([int(min(max(np.floor(v * inverse), -half), half - 1)) + half for v in group])
+    out = np.array(out).T if kind >= CHANNEL else np.array(out)
+    return scales + pack([int(v) for v in out.flatten()], bits)
 
 
 def scale_read(data, fmt):

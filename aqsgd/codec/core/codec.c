@@ -63,6 +63,7 @@ void aq_codec_config_default(struct aq_codec_config *out, enum aq_codec_kind kin
         .scale_format = AQ_SCALE_FP16,
         .rounding = AQ_ROUND_NEAREST,
         .store = AQ_PRECISION_FP16,
+        .store_group = AQ_PER_ROW,
         .keyframe = AQ_PRECISION_FP16,
     };
     const struct aq_codec_member *member = aq_codec_member_of(kind);
@@ -88,11 +89,18 @@ static bool keeps(const struct aq_codec_member *member, const struct aq_codec_co
     return !member->about.stateless && config->store != AQ_PRECISION_NONE;
 }
 
+static bool store_is_q(const struct aq_codec_config *config)
+{
+    return config->store >= AQ_PRECISION_Q8;
+}
+
 static enum aq_status check_messages(const struct aq_codec_config *config)
 {
     if (config->store > AQ_PRECISION_Q2) return aq_codec_refuse("store", "fp32, fp16, bf16, q8, q4 or q2");
     if (config->keyframe < AQ_PRECISION_FP32 || config->keyframe > AQ_PRECISION_Q8)
         return aq_codec_refuse("keyframe", "fp32, fp16, bf16 or q8");
+    if (config->store_group != AQ_PER_ROW && config->store_group != AQ_PER_CHANNEL)
+        return aq_codec_refuse("store_group", "row or channel");
     return AQ_OK;
 }
 
@@ -117,8 +125,9 @@ void aq_codec_layout_of(const struct aq_codec_config *config, uint32_t rows, uin
     out->groups_row = 1;
     member->layout(config, rows, columns, out);
     if (keeps(member, config)) {
-        out->keyframe_bytes = aq_precision_bytes(config->keyframe, rows, columns);
-        out->message_bytes = aq_precision_bytes(config->store, rows, columns);
+        out->keyframe_bytes = aq_precision_bytes(config->keyframe, out->values, rows);
+        out->message_bytes =
+            aq_precision_bytes(config->store, out->values, config->store_group == AQ_PER_CHANNEL ? columns : rows);
     }
     out->bound = 4 * out->values;
     if (out->body_bytes > out->bound) out->bound = out->body_bytes;
@@ -133,7 +142,8 @@ uint64_t aq_codec_config_digest(const struct aq_codec_config *config)
     if (member != NULL && keeps(member, config)) {
         words[11] = (uint32_t)config->store << 8 | (uint32_t)config->keyframe;
         if (config->store > AQ_PRECISION_Q8)
-            words[11] |= 1u << 16; /* s of Q4 and Q2 is the row's maximum; it was smaller once */
+            words[11] |= 1u << 16; /* s of Q4 and Q2 is the group's maximum; it was smaller once */
+        if (store_is_q(config) && config->store_group == AQ_PER_CHANNEL) words[11] |= 1u << 17;
     }
     uint8_t bytes[sizeof words]; /* little endian, so that both ends agree on any machine */
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
@@ -154,7 +164,8 @@ void aq_codec_messages_text(const struct aq_codec_config *config, char *text, si
     const struct aq_codec_member *member = aq_codec_member_of(config->kind);
     text[0] = '\0';
     if (keeps(member, config))
-        snprintf(text, bytes, " store %s keyframe %s", aq_codec_precision_word(config->store),
+        snprintf(text, bytes, " store %s%s keyframe %s", aq_codec_precision_word(config->store),
+                 store_is_q(config) && config->store_group == AQ_PER_CHANNEL ? " a channel" : "",
                  aq_codec_precision_word(config->keyframe));
 }
 
@@ -173,25 +184,25 @@ static void place(struct aq_codec *codec, struct aq_arena *arena)
 {
     const size_t row = (size_t)codec->columns * sizeof(float) + AQ_CODEC_PAD * sizeof(float);
     const size_t codes = (size_t)codec->columns + 2 * AQ_CODEC_PAD;
-    const size_t groups_row = codec->layout.groups_row;
+    const bool packs = aq_store_is_q(codec);
     const bool channel = codec->layout.groups_row == codec->columns && codec->config.group == AQ_PER_CHANNEL;
+    const size_t groups_row = packs && codec->config.store_group == AQ_PER_CHANNEL ? codec->columns /* >= the body's */
+                                                                                   : codec->layout.groups_row;
     const size_t errors = channel ? (size_t)AQ_CODEC_SHRINKS * codec->columns : AQ_CODEC_SHRINKS * AQ_LANES;
     for (uint32_t p = 0; p < codec->pieces; p++) {
         struct aq_codec_scratch *scratch = &codec->scratch[p];
         scratch->d = aq_arena_take(arena, row);         /* d, or kept values */
         scratch->levels = aq_arena_take(arena, row);    /* deq of a row */
-        scratch->reference = aq_arena_take(arena, row); /* m of a row where the kernels cannot read it */
         scratch->noise = aq_arena_take(arena, row);     /* u of a row */
         scratch->error = aq_arena_take(arena, errors * sizeof(float));
         scratch->spans = aq_arena_take(arena, groups_row * sizeof *scratch->spans);
         scratch->quants = aq_arena_take(arena, groups_row * sizeof *scratch->quants);
         scratch->columns = aq_arena_take(arena, row);
         scratch->codes = aq_arena_take(arena, codes);
-        scratch->codes_store = aq_arena_take(arena, codes);
     }
     codec->spans = aq_arena_take(arena, groups_row * sizeof *codec->spans);
     codec->quants = aq_arena_take(arena, groups_row * sizeof *codec->quants);
-    codec->old = aq_arena_take(arena, (size_t)codec->layout.message_bytes);
+    codec->old = aq_arena_take(arena, packs ? codec->layout.values * sizeof(float) : codec->layout.message_bytes);
 }
 
 static size_t staging_bytes(const struct aq_codec *codec)
@@ -215,6 +226,7 @@ enum aq_status aq_codec_open(struct aq_device *device, const struct aq_codec_con
     codec->device = device;
     codec->kernels = aq_codec_kernels_best();
     aq_codec_layout_of(config, rows, columns, &codec->layout);
+    codec->store = keeps(codec->member, config) && store_is_q(config) ? AQ_PRECISION_FP32 : config->store;
     uint32_t piece = (rows + AQ_CODEC_PIECES_MAX - 1) / AQ_CODEC_PIECES_MAX;
     if ((uint64_t)piece * columns < PIECE_VALUES) piece = (PIECE_VALUES + columns - 1) / columns;
     codec->piece_rows = (piece + AQ_CODEC_CHUNK_ROWS - 1) / AQ_CODEC_CHUNK_ROWS * AQ_CODEC_CHUNK_ROWS;

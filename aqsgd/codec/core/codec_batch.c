@@ -45,8 +45,10 @@ void aq_codec_plan_of(const struct aq_codec *codec, struct aq_cuda_codec_plan *o
     if (codec->member->plan != NULL) codec->member->plan(codec, out);
     out->plain = (uint32_t)(warm ? config->keyframe : config->raw);
     out->plain_bytes = warm ? codec->layout.keyframe_bytes : codec->layout.body_bytes;
-    out->limit = aq_store_limit(warm ? config->store : AQ_PRECISION_FP32);
-    if (warm) out->store = (uint32_t)config->store;
+    out->limit = aq_store_limit(warm ? codec->store : AQ_PRECISION_FP32);
+    if (warm) out->store = (uint32_t)codec->store;
+    if (aq_store_is_q(codec)) out->packed = (uint32_t)config->store;
+    out->packed_channel = config->store_group == AQ_PER_CHANNEL;
 }
 
 enum aq_status aq_codec_remote_open(struct aq_codec *codec, const struct aq_codec_launchers *launchers)

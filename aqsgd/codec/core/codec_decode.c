@@ -7,34 +7,21 @@
  */
 #include "codec_member.h"
 
+static const char *const BEYOND = "a value, or the reference it is added to, is beyond what can be stored";
+
 static enum aq_status corrupt(const char *what)
 {
     return aq_fail(AQ_CORRUPT, "codec", "a body is corrupt: %s", what);
 }
 
-static bool is_store_q(const struct aq_codec *codec)
-{
-    return aq_precision_row(codec->config.store) == AQ_ROW_NONE;
-}
-
 static size_t message_row_bytes(const struct aq_codec *codec)
 {
-    return (size_t)codec->columns * (aq_precision_bits(codec->config.store) / 8);
-}
-
-static void store_writer(const struct aq_codec_decoder *job, uint32_t piece, uint32_t first, struct aq_code_writer *out)
-{
-    const struct aq_codec *codec = job->codec;
-    *out = (struct aq_code_writer){0};
-    if (job->m_out == NULL || !is_store_q(codec)) return;
-    const uint32_t bits = aq_precision_bits(codec->config.store);
-    uint8_t *codes = job->m_out + 4 * (size_t)codec->rows + (uint64_t)first * codec->columns * bits / 8;
-    aq_code_writer_init(out, codec->kernels, codec->scratch[piece].codes_store, codes, bits);
+    return (size_t)codec->columns * (aq_precision_bits(codec->store) / 8);
 }
 
 /* x^ of a plain or keyframe row, then hat and m_out. */
 static bool plain_row(const struct aq_codec_decoder *job, enum aq_codec_precision precision, uint32_t piece,
-                      uint32_t row, struct aq_code_writer *store)
+                      uint32_t row)
 {
     const struct aq_codec *codec = job->codec;
     const struct aq_codec_scratch *scratch = &codec->scratch[piece];
@@ -47,14 +34,12 @@ static bool plain_row(const struct aq_codec_decoder *job, enum aq_codec_precisio
         const size_t bytes = n * (aq_precision_bits(precision) / 8);
         codec->kernels->expand(job->body + row * bytes, kind, n, scratch->levels);
     }
-    const bool direct = cold && job->m_out != NULL && !is_store_q(codec);
-    const enum aq_row_kind out_kind = direct ? aq_precision_row(codec->config.store) : AQ_ROW_NONE;
+    const bool direct = cold && job->m_out != NULL;
+    const enum aq_row_kind out_kind = direct ? aq_precision_row(codec->store) : AQ_ROW_NONE;
     uint8_t *out = direct ? job->m_out + row * message_row_bytes(codec) : NULL;
     float *hat = job->hat == NULL ? NULL : job->hat + row * n;
     const uint32_t peak = codec->kernels->update(NULL, AQ_ROW_NONE, scratch->levels, n, hat, out, out_kind);
-    if (peak >= aq_store_limit(cold ? codec->config.store : AQ_PRECISION_FP32)) return false;
-    return store->out == NULL ||
-           aq_store_write_q(codec, codec->config.store, job->m_out, row, scratch->levels, scratch->d, store);
+    return peak < aq_store_limit(cold ? codec->store : AQ_PRECISION_FP32);
 }
 
 static void plain_piece(uint32_t piece, void *context)
@@ -63,14 +48,11 @@ static void plain_piece(uint32_t piece, void *context)
     const struct aq_codec *codec = job->codec;
     const bool cold = aq_codec_keeps(codec);
     uint32_t first, end;
-    struct aq_code_writer store;
     aq_codec_piece(codec, piece, &first, &end);
-    store_writer(job, piece, first, &store);
     for (uint32_t row = first; row < end; row++) {
-        job->failed[piece] = !plain_row(job, cold ? codec->config.keyframe : codec->config.raw, piece, row, &store);
+        job->failed[piece] = !plain_row(job, cold ? codec->config.keyframe : codec->config.raw, piece, row);
         if (job->failed[piece]) return;
     }
-    if (store.out != NULL) aq_code_writer_flush(&store);
 }
 
 /* The quantizers of a row's groups; the scales have been checked. */
@@ -118,27 +100,20 @@ static uint32_t apply_row(const struct aq_codec_decoder *job, const struct aq_co
     return peak > rest ? peak : rest;
 }
 
-static bool dense_row(const struct aq_codec_decoder *job, uint32_t piece, uint32_t row, struct aq_code_writer *store)
+static bool dense_row(const struct aq_codec_decoder *job, uint32_t piece, uint32_t row)
 {
     const struct aq_codec *codec = job->codec;
     const struct aq_codec_scratch *scratch = &codec->scratch[piece];
-    const bool warm = aq_codec_keeps(codec), direct = warm && !is_store_q(codec);
+    const bool warm = aq_codec_keeps(codec);
     const size_t n = codec->columns;
     const struct aq_quant *quants;
-    enum aq_row_kind kind = direct ? aq_precision_row(codec->config.store) : AQ_ROW_NONE;
-    enum aq_row_kind out_kind = job->m_out == NULL ? AQ_ROW_NONE : kind;
-    const void *m = direct ? job->m + row * message_row_bytes(codec) : NULL;
+    const enum aq_row_kind kind = warm ? aq_precision_row(codec->store) : AQ_ROW_NONE;
+    const enum aq_row_kind out_kind = job->m_out == NULL ? AQ_ROW_NONE : kind;
+    const void *m = warm ? job->m + row * message_row_bytes(codec) : NULL;
     uint8_t *out = out_kind == AQ_ROW_NONE ? NULL : job->m_out + row * message_row_bytes(codec);
     float *hat = job->hat == NULL ? NULL : job->hat + row * n;
     uint32_t peak;
     if (!job->scale(job, piece, row, &quants)) return false;
-    if (warm && !direct) {
-        if (!aq_store_read_row(codec, codec->config.store, job->m, row, scratch->codes, scratch->reference))
-            return false;
-        m = scratch->reference;
-        kind = AQ_ROW_FP32;
-    }
-    if (store->out != NULL && hat == NULL) hat = scratch->levels;
     if (codec->layout.groups_row == 1 && !codec->config.hadamard) {
         peak = apply_row(job, scratch, row, quants, m, hat, out, kind, out_kind);
     } else {
@@ -152,22 +127,18 @@ static bool dense_row(const struct aq_codec_decoder *job, uint32_t piece, uint32
         if (codec->config.hadamard) codec->kernels->rotate(scratch->levels, n, codec->config.tile);
         peak = codec->kernels->update(m, kind, scratch->levels, n, hat, out, out_kind);
     }
-    if (peak >= aq_store_limit(warm ? codec->config.store : AQ_PRECISION_FP32)) return false;
-    return store->out == NULL || aq_store_write_q(codec, codec->config.store, job->m_out, row, hat, scratch->d, store);
+    return peak < aq_store_limit(warm ? codec->store : AQ_PRECISION_FP32);
 }
 
 static void dense_piece(uint32_t piece, void *context)
 {
     struct aq_codec_decoder *job = context;
     uint32_t first, end;
-    struct aq_code_writer store;
     aq_codec_piece(job->codec, piece, &first, &end);
-    store_writer(job, piece, first, &store);
     for (uint32_t row = first; row < end; row++) {
-        job->failed[piece] = !dense_row(job, piece, row, &store);
+        job->failed[piece] = !dense_row(job, piece, row);
         if (job->failed[piece]) return;
     }
-    if (store.out != NULL) aq_code_writer_flush(&store);
 }
 
 static void decode_sparse(const struct aq_codec_decoder *job)
@@ -230,7 +201,7 @@ static enum aq_status run_pieces(struct aq_codec_decoder *job, void (*run)(uint3
     aq_codec_run(job->codec, run, job);
     for (uint32_t piece = 0; piece < job->codec->pieces; piece++)
         failed = failed || job->failed[piece];
-    return failed ? corrupt("a value, or the reference it is added to, is beyond what can be stored") : AQ_OK;
+    return failed ? corrupt(BEYOND) : AQ_OK;
 }
 
 enum aq_status aq_codec_decode_rows(struct aq_codec_decoder *job, aq_codec_scale_take *scale)
@@ -256,7 +227,8 @@ enum aq_status aq_codec_decode(struct aq_codec *codec, const void *body, size_t 
     return aq_codec_decode_here(codec, body, body_bytes, flags, m, hat, m_out);
 }
 
-enum aq_status aq_codec_decode_here(struct aq_codec *codec, const void *body, size_t body_bytes, uint32_t flags,
+/* With m and m' in codec->store. */
+static enum aq_status decode_values(struct aq_codec *codec, const void *body, size_t body_bytes, uint32_t flags,
                                     const void *m, float *hat, void *m_out)
 {
     const struct aq_codec_layout *layout = &codec->layout;
@@ -269,10 +241,22 @@ enum aq_status aq_codec_decode_here(struct aq_codec *codec, const void *body, si
         if (hat != NULL) memcpy(hat, body, body_bytes);
         return AQ_OK;
     }
-    if (keeps && hat != NULL && hat == m_out && codec->config.store == AQ_PRECISION_FP32) job.hat = NULL; /* m' is x^ */
+    if (keeps && hat != NULL && hat == m_out && codec->store == AQ_PRECISION_FP32) job.hat = NULL; /* m' is x^ */
     const bool keyframe = flags == AQ_CODED_KEYFRAME;
     if (body_bytes != aq_codec_body_bytes(codec, keyframe)) return corrupt("another length than its kind has");
     if (keyframe || codec->member->decode == NULL) return run_pieces(&job, plain_piece);
     if (keeps && m == NULL) return aq_fail(AQ_INVAL, "codec", "a delta came for a sample without a reference");
     return codec->member->decode(&job);
+}
+
+enum aq_status aq_codec_decode_here(struct aq_codec *codec, const void *body, size_t body_bytes, uint32_t flags,
+                                    const void *m, float *hat, void *m_out)
+{
+    if (!aq_store_is_q(codec)) return decode_values(codec, body, body_bytes, flags, m, hat, m_out);
+    float *old = (float *)(void *)codec->old, *x = hat == NULL ? old : hat;
+    const bool warm = flags == 0 && m != NULL;
+    if (warm && !aq_store_unpack(codec, m)) return corrupt(BEYOND);
+    AQ_TRY(decode_values(codec, body, body_bytes, flags, warm ? old : NULL, x, x));
+    if (flags == AQ_CODED_RAW || m_out == NULL || aq_store_pack(codec, x, m_out)) return AQ_OK;
+    return corrupt(BEYOND);
 }

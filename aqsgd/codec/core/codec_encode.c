@@ -9,14 +9,9 @@
 
 #include "codec_member.h"
 
-static bool is_store_q(const struct aq_codec *codec)
-{
-    return aq_precision_row(codec->config.store) == AQ_ROW_NONE;
-}
-
 static size_t message_row_bytes(const struct aq_codec *codec)
 {
-    return (size_t)codec->columns * (aq_precision_bits(codec->config.store) / 8);
+    return (size_t)codec->columns * (aq_precision_bits(codec->store) / 8);
 }
 
 static bool any_failed(const struct aq_codec_encoder *job)
@@ -31,25 +26,6 @@ static bool any_failed(const struct aq_codec_encoder *job)
 static uint8_t *codes_from(uint8_t *stream, const struct aq_codec *codec, uint32_t row, uint32_t bits)
 {
     return stream + (uint64_t)row * codec->columns * bits / 8;
-}
-
-/* x^ of one row, already at `x`, into m_out where the store is Q. */
-static bool store_q(struct aq_codec_encoder *job, uint32_t row, const float *x, float *scratch,
-                    struct aq_code_writer *writer)
-{
-    return aq_store_write_q(job->codec, job->codec->config.store, job->m_out, row, x, scratch, writer);
-}
-
-static void store_writer(struct aq_codec_encoder *job, uint32_t piece, uint32_t first, struct aq_code_writer *out)
-{
-    const struct aq_codec *codec = job->codec;
-    if (job->m_out == NULL || !is_store_q(codec)) {
-        *out = (struct aq_code_writer){0};
-        return;
-    }
-    const uint32_t bits = aq_precision_bits(codec->config.store);
-    aq_code_writer_init(out, codec->kernels, codec->scratch[piece].codes_store,
-                        codes_from(job->m_out + 4 * (size_t)codec->rows, codec, first, bits), bits);
 }
 
 /* -- raw and keyframes
@@ -80,7 +56,7 @@ static bool plain_row(struct aq_codec_encoder *job, enum aq_codec_precision prec
                           NULL);
     if (span.peak >= aq_store_limit(precision)) return false;
     *x = scratch->levels;
-    if (kind == AQ_ROW_NONE) return aq_store_write_q(codec, precision, job->body, row, a, scratch->levels, writer);
+    if (kind == AQ_ROW_NONE) return aq_store_write_row(codec, precision, job->body, row, a, scratch->levels, writer);
     uint8_t *out = job->body + (size_t)row * n * (aq_precision_bits(precision) / 8);
     codec->kernels->update(NULL, AQ_ROW_NONE, a, n, NULL, out, kind);
     codec->kernels->expand(out, kind, n, scratch->levels);
@@ -94,14 +70,13 @@ static void plain_piece(uint32_t piece, void *context)
     const struct aq_codec_scratch *scratch = &codec->scratch[piece];
     const bool cold = aq_codec_keeps(codec);
     const enum aq_codec_precision precision = cold ? codec->config.keyframe : codec->config.raw;
-    const enum aq_row_kind out_kind = cold && job->m_out != NULL ? aq_precision_row(codec->config.store) : AQ_ROW_NONE;
-    const uint32_t limit = aq_store_limit(cold ? codec->config.store : AQ_PRECISION_FP32);
+    const enum aq_row_kind out_kind = cold && job->m_out != NULL ? aq_precision_row(codec->store) : AQ_ROW_NONE;
+    const uint32_t limit = aq_store_limit(cold ? codec->store : AQ_PRECISION_FP32);
     const uint32_t bits = aq_precision_bits(precision);
     const size_t n = codec->columns;
     uint32_t first, end;
-    struct aq_code_writer writer = {0}, store;
+    struct aq_code_writer writer = {0};
     aq_codec_piece(codec, piece, &first, &end);
-    store_writer(job, piece, first, &store);
     if (bits < 16)
         aq_code_writer_init(&writer, codec->kernels, scratch->codes,
                             codes_from(job->body + 4 * (size_t)codec->rows, codec, first, bits), bits);
@@ -113,11 +88,10 @@ static void plain_piece(uint32_t piece, void *context)
         uint8_t *out = out_kind == AQ_ROW_NONE ? NULL : job->m_out + row * message_row_bytes(codec);
         float *hat = job->hat == NULL ? NULL : job->hat + row * n;
         const uint32_t peak = codec->kernels->update(NULL, AQ_ROW_NONE, x, n, hat, out, out_kind);
-        job->failed[piece] = peak >= limit || (store.out != NULL && !store_q(job, row, x, scratch->d, &store));
+        job->failed[piece] = peak >= limit;
         if (job->failed[piece]) return;
     }
     if (bits < 16) aq_code_writer_flush(&writer);
-    if (store.out != NULL) aq_code_writer_flush(&store);
 }
 
 /* -- scales
@@ -200,22 +174,14 @@ static void channel_spans(const float *d, size_t n, struct aq_span *spans)
 /* -- dense deltas
  * ------------------------------------------------------------------------------------------------------ */
 
-/* m of a row as the kernels can read it. Returns NULL for a message that is not one. */
-static const void *reference_row(const struct aq_codec_encoder *job, uint32_t piece, uint32_t row,
-                                 enum aq_row_kind *kind)
+/* m of a row; of a codec that keeps none, something that is not NULL. */
+static const void *reference_row(const struct aq_codec_encoder *job, uint32_t row, enum aq_row_kind *kind)
 {
     const struct aq_codec *codec = job->codec;
     static const uint8_t none = 0;
-    *kind = AQ_ROW_NONE;
-    if (!aq_codec_keeps(codec)) return &none;
-    *kind = aq_precision_row(codec->config.store);
-    if (*kind != AQ_ROW_NONE) return job->m + row * message_row_bytes(codec);
-    *kind = AQ_ROW_FP32;
-    const struct aq_codec_scratch *scratch = &codec->scratch[piece];
-    return aq_store_read_row(codec, codec->config.store, job->m, row, scratch->codes_store + AQ_CODEC_PAD,
-                             scratch->reference)
-               ? scratch->reference
-               : NULL;
+    const bool keeps = aq_codec_keeps(codec);
+    *kind = keeps ? aq_precision_row(codec->store) : AQ_ROW_NONE;
+    return keeps ? job->m + row * message_row_bytes(codec) : &none;
 }
 
 /* A later row of a to fetch, or the last one. */
@@ -253,8 +219,8 @@ static void stats_piece(uint32_t piece, void *context)
     for (uint32_t row = first; row < end; row++) {
         enum aq_row_kind kind;
         struct aq_span span;
-        const void *m = reference_row(job, piece, row, &kind);
-        job->failed[piece] = m == NULL || !delta_row(job, row, m, kind, scratch->d, &span, &unused);
+        const void *m = reference_row(job, row, &kind);
+        job->failed[piece] = !delta_row(job, row, m, kind, scratch->d, &span, &unused);
         if (job->failed[piece]) return;
         if (codec->config.group == AQ_PER_TENSOR)
             merge_span(&scratch->spans[0], &span);
@@ -279,8 +245,8 @@ static void search_piece(uint32_t piece, void *context)
     for (uint32_t row = first; row < end; row++) {
         enum aq_row_kind kind;
         struct aq_span span;
-        const void *m = reference_row(job, piece, row, &kind);
-        job->failed[piece] = m == NULL || !delta_row(job, row, m, kind, scratch->d, &span, &unused);
+        const void *m = reference_row(job, row, &kind);
+        job->failed[piece] = !delta_row(job, row, m, kind, scratch->d, &span, &unused);
         if (job->failed[piece]) return;
         if (tensor) {
             try_shrinks(codec, &codec->spans[0], scratch->d, n, scratch->error);
@@ -405,28 +371,26 @@ static uint32_t step_row(const struct aq_codec *codec, const float *d, const str
     return peak > rest ? peak : rest;
 }
 
-static bool dense_row(struct aq_codec_encoder *job, uint32_t piece, uint32_t row, struct aq_code_writer *writer,
-                      struct aq_code_writer *store)
+static bool dense_row(struct aq_codec_encoder *job, uint32_t piece, uint32_t row, struct aq_code_writer *writer)
 {
     const struct aq_codec *codec = job->codec;
     const struct aq_codec_scratch *scratch = &codec->scratch[piece];
     const size_t n = codec->columns;
     const bool warm = aq_codec_keeps(codec);
-    const uint32_t limit = aq_store_limit(warm ? codec->config.store : AQ_PRECISION_FP32);
+    const uint32_t limit = aq_store_limit(warm ? codec->store : AQ_PRECISION_FP32);
     float *hat = job->hat == NULL ? NULL : job->hat + row * n;
     enum aq_row_kind kind, out_kind = AQ_ROW_NONE;
     const struct aq_quant *quants;
     struct aq_span span;
     uint8_t *out = NULL;
     uint32_t peak;
-    const void *m = reference_row(job, piece, row, &kind);
-    if (m == NULL || !delta_row(job, row, m, kind, scratch->d, &span, &job->sums[piece])) return false;
+    const void *m = reference_row(job, row, &kind);
+    if (!delta_row(job, row, m, kind, scratch->d, &span, &job->sums[piece])) return false;
     if (!job->scale(job, piece, row, &span, &quants)) return false;
-    if (warm && job->m_out != NULL && !is_store_q(codec)) {
-        out_kind = aq_precision_row(codec->config.store);
+    if (warm && job->m_out != NULL) {
+        out_kind = aq_precision_row(codec->store);
         out = job->m_out + row * message_row_bytes(codec);
     }
-    if (store->out != NULL && hat == NULL) hat = scratch->levels; /* x^ is wanted here, if nowhere else */
     if (codec->layout.groups_row == 1 && codec->config.rounding == AQ_ROUND_NEAREST && !codec->config.hadamard) {
         double *error2 = job->sums[piece].error2;
         peak = step_row(codec, scratch->d, quants, writer, m, hat, out, kind, out_kind, error2, m);
@@ -435,7 +399,7 @@ static bool dense_row(struct aq_codec_encoder *job, uint32_t piece, uint32_t row
         peak = codec->kernels->update(m, kind, scratch->levels, n, hat, out, out_kind);
         aq_code_writer_push(writer, n);
     }
-    return peak < limit && (store->out == NULL || store_q(job, row, hat, scratch->d, store));
+    return peak < limit;
 }
 
 static void dense_piece(uint32_t piece, void *context)
@@ -443,18 +407,16 @@ static void dense_piece(uint32_t piece, void *context)
     struct aq_codec_encoder *job = context;
     const struct aq_codec *codec = job->codec;
     uint32_t first, end;
-    struct aq_code_writer writer, store;
+    struct aq_code_writer writer;
     aq_codec_piece(codec, piece, &first, &end);
-    store_writer(job, piece, first, &store);
     aq_code_writer_init(&writer, codec->kernels, codec->scratch[piece].codes,
                         codes_from(job->body + codec->layout.codes_at, codec, first, codec->config.bits),
                         codec->config.bits);
     for (uint32_t row = first; row < end; row++) {
-        job->failed[piece] = !dense_row(job, piece, row, &writer, &store);
+        job->failed[piece] = !dense_row(job, piece, row, &writer);
         if (job->failed[piece]) return;
     }
     aq_code_writer_flush(&writer);
-    if (store.out != NULL) aq_code_writer_flush(&store);
 }
 
 /* -- deltas with one scale a row
@@ -470,7 +432,7 @@ static bool is_rowwise(const struct aq_codec *codec)
 {
     const struct aq_codec_config *config = &codec->config;
     return aq_codec_keeps(codec) && config->group == AQ_PER_ROW && config->rounding == AQ_ROUND_NEAREST &&
-           config->scale != AQ_SCALE_SEARCH && !config->hadamard && !is_store_q(codec);
+           config->scale != AQ_SCALE_SEARCH && !config->hadamard;
 }
 
 /*
@@ -509,7 +471,7 @@ static bool look_at(struct aq_codec_encoder *job, uint32_t piece, uint32_t row, 
     const size_t n = codec->columns;
     struct aq_span span;
     codec->kernels->delta(job->a + row * n, job->m + row * message_row_bytes(codec),
-                          aq_precision_row(codec->config.store), look->d, n, &span, row_sums(job, piece, row),
+                          aq_precision_row(codec->store), look->d, n, &span, row_sums(job, piece, row),
                           aq_scale_is_peak(&codec->config), row_ahead(job, row, 1));
     return span.peak < 0x7f800000u && aq_scale_write(&codec->config, aq_scale_choose(&codec->config, &span, n),
                                                      scale_at(job, row), &look->quant);
@@ -520,9 +482,9 @@ static bool look_at(struct aq_codec_encoder *job, uint32_t piece, uint32_t row, 
 static bool rowwise_rows(struct aq_codec_encoder *job, uint32_t piece, uint32_t first, uint32_t end)
 {
     const struct aq_codec *codec = job->codec;
-    const enum aq_row_kind kind = aq_precision_row(codec->config.store);
+    const enum aq_row_kind kind = aq_precision_row(codec->store);
     const enum aq_row_kind out_kind = job->m_out == NULL ? AQ_ROW_NONE : kind;
-    const uint32_t limit = aq_store_limit(codec->config.store);
+    const uint32_t limit = aq_store_limit(codec->store);
     const size_t n = codec->columns, bytes = message_row_bytes(codec);
     struct look looks[2] = {{.d = codec->scratch[piece].d}, {.d = codec->scratch[piece].levels}};
     struct aq_code_writer writer;
@@ -773,17 +735,14 @@ enum aq_status aq_codec_encode(struct aq_codec *codec, const float *a, const voi
     return aq_codec_encode_here(codec, a, m, key, body, capacity, hat, m_out, result);
 }
 
-enum aq_status aq_codec_encode_here(struct aq_codec *codec, const float *a, const void *m,
-                                    const struct aq_rng_key *key, void *body, size_t capacity, float *hat, void *m_out,
-                                    struct aq_codec_result *result)
+/* With m and m' in codec->store. */
+static enum aq_status encode_values(struct aq_codec *codec, const float *a, const void *m, const struct aq_rng_key *key,
+                                    void *body, float *hat, void *m_out, struct aq_codec_result *result)
 {
     const bool warm = aq_codec_keeps(codec);
     const bool plain = codec->member->encode == NULL || (warm && m == NULL);
-    const bool one = hat != NULL && hat == m_out && warm && codec->config.store == AQ_PRECISION_FP32;
+    const bool one = hat != NULL && hat == m_out && warm && codec->store == AQ_PRECISION_FP32;
     const bool last = hat == a; /* rows of a would be gone when a later row forces the sample to be raw */
-    if (capacity < codec->layout.bound)
-        return aq_fail(AQ_NOSPC, "codec", "a body needs room for %llu bytes, there are %zu",
-                       (unsigned long long)codec->layout.bound, capacity);
     if (!plain && codec->config.rounding == AQ_ROUND_STOCHASTIC && key == NULL)
         return aq_fail(AQ_INVAL, "codec", "stochastic rounding needs a random key");
     struct aq_codec_encoder job = {.codec = codec,
@@ -811,4 +770,23 @@ enum aq_status aq_codec_encode_here(struct aq_codec *codec, const float *a, cons
     if (!last) return AQ_OK;
     const void *old = m != NULL && m == m_out ? codec->old : m;
     return aq_codec_decode_here(codec, body, result->body_bytes, result->flags, old, hat, NULL);
+}
+
+enum aq_status aq_codec_encode_here(struct aq_codec *codec, const float *a, const void *m,
+                                    const struct aq_rng_key *key, void *body, size_t capacity, float *hat, void *m_out,
+                                    struct aq_codec_result *result)
+{
+    if (capacity < codec->layout.bound)
+        return aq_fail(AQ_NOSPC, "codec", "a body needs room for %llu bytes, there are %zu",
+                       (unsigned long long)codec->layout.bound, capacity);
+    if (!aq_store_is_q(codec)) return encode_values(codec, a, m, key, body, hat, m_out, result);
+    float *old = (float *)(void *)codec->old, *x = hat == NULL || hat == a ? old : hat;
+    bool good = m == NULL || aq_store_unpack(codec, m);
+    if (good) AQ_TRY(encode_values(codec, a, m == NULL ? NULL : old, key, body, x, x, result));
+    if (good && result->flags == AQ_CODED_RAW) return AQ_OK;
+    good = good && (m_out == NULL || aq_store_pack(codec, x, m_out));
+    struct aq_codec_encoder raw = {.codec = codec, .a = a, .body = body, .hat = x};
+    if (!good) encode_raw(&raw, result);
+    if (hat == a && good) memcpy(hat, x, (size_t)codec->layout.values * sizeof *x);
+    return AQ_OK;
 }

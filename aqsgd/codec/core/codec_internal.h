@@ -14,7 +14,7 @@
  *     codec_encode.c, codec_decode.c   the drivers: which kernel, row by row
  *     codec_batch.c            many samples at once; a GPU's by its launchers (cuda_codec.h)
  *     codec_scale.c            how a scale is chosen, written and read
- *     codec_store.c            streams of codes, rows of stored messages
+ *     codec_store.c            streams of codes, messages in Q
  *     codec_topk.c             which values are kept, and their positions
  *     codec_scalar.h           the truth of every kernel
  *     codec_kernels.c          which table this machine runs
@@ -178,14 +178,12 @@ struct aq_codec_layout {
 struct aq_codec_scratch {
     float *d; /* the values to quantize */
     float *levels;
-    float *reference; /* m of the row in fp32 where the store is Q */
     float *noise;
     float *error;            /* of the candidates: [shrink][lane], or [shrink][C] for channel groups */
     struct aq_span *spans;   /* per scale of one row, of this piece for tensor and channel groups */
     struct aq_quant *quants; /* per scale of one row */
     uint32_t *columns;       /* top-k: the columns kept */
     uint8_t *codes;          /* of the row, after up to seven carried over */
-    uint8_t *codes_store;
 };
 
 struct aq_codec_member; /* codec_member.h */
@@ -194,12 +192,13 @@ struct aq_codec {
     const struct aq_codec_member *member;
     struct aq_codec_config config;
     struct aq_codec_layout layout;
+    enum aq_codec_precision store; /* of m while a sample is coded: config.store, or FP32 where that is Q */
     uint32_t rows, columns;
     uint32_t pieces, piece_rows;
     struct aq_device *device;
     const struct aq_codec_kernels *kernels;
     struct aq_codec_scratch scratch[AQ_CODEC_PIECES_MAX];
-    uint8_t *old; /* the reference, where m_out is m and x^, which goes to a, is made last */
+    uint8_t *old; /* the reference, where m_out is m and x^, which goes to a, is made last; m in FP32 where it is Q */
     struct aq_span *spans;   /* of all groups, merged: tensor and channel */
     struct aq_quant *quants; /* likewise */
     void *memory;
@@ -258,7 +257,8 @@ enum aq_status aq_codec_decode_here(struct aq_codec *codec, const void *body, si
 
 uint32_t aq_precision_bits(enum aq_codec_precision precision);        /* of one value; 0 for no precision */
 enum aq_row_kind aq_precision_row(enum aq_codec_precision precision); /* AQ_ROW_NONE for Q */
-uint64_t aq_precision_bytes(enum aq_codec_precision precision, uint32_t rows, uint32_t columns); /* of a message */
+/* Of `values` values with `scales` scales where it is Q. */
+uint64_t aq_precision_bytes(enum aq_codec_precision precision, uint64_t values, uint32_t scales);
 void aq_codec_layout_of(const struct aq_codec_config *config, uint32_t rows, uint32_t columns,
                         struct aq_codec_layout *out);
 
@@ -317,12 +317,22 @@ const uint8_t *aq_code_read(const struct aq_codec_kernels *kernels, const uint8_
 /* |x^| from these bits on would be stored as infinity. */
 uint32_t aq_store_limit(enum aq_codec_precision precision);
 
-/* Row `row` of a message, in fp32. False for bytes that no message has (a Q scale); not for FP32/16/BF16. */
-bool aq_store_read_row(const struct aq_codec *codec, enum aq_codec_precision precision, const uint8_t *message,
+/* One row of Q values with a scale a row: the keyframe's, a message's. False for bytes that no sender writes. */
+bool aq_store_read_row(const struct aq_codec *codec, enum aq_codec_precision precision, const uint8_t *body,
                        uint32_t row, uint8_t *scratch, float *out);
-/* One row into a Q message; writer stands at this row's codes. False where |x| is not finite. */
-bool aq_store_write_q(const struct aq_codec *codec, enum aq_codec_precision precision, uint8_t *message, uint32_t row,
-                      const float *x, float *scratch, struct aq_code_writer *writer);
+/* And into a body; writer stands at this row's codes; levels: what they come back as. False where |x| is too large. */
+bool aq_store_write_row(const struct aq_codec *codec, enum aq_codec_precision precision, uint8_t *body, uint32_t row,
+                        const float *x, float *levels, struct aq_code_writer *writer);
+
+/* Is a stored message Q? Then a sample is coded with m and m' in fp32 (codec->store), and around that stand: */
+static inline bool aq_store_is_q(const struct aq_codec *codec)
+{
+    return codec->store != codec->config.store;
+}
+/* m, in fp32 to codec->old. False for bytes that no message has. */
+bool aq_store_unpack(struct aq_codec *codec, const void *message);
+/* m' = store(x). False where |x| is too large; then it holds rubbish. */
+bool aq_store_pack(struct aq_codec *codec, const float *x, void *message);
 
 /* -- codec_topk.c
  * ------------------------------------------------------------------------------------------------------ */

@@ -9,12 +9,11 @@ enum {
     SCRATCH_BYTES_MAX = 1 << 26 /* of their rows, and of each of the buffers that grow with the samples of a launch */
 };
 
-/* Of one warp: d, x and reference of a row, its steps, codes and the store's codes (row_place in cuda_codec_row.cuh).
- */
+/* Of one warp: d, x and reference of a row, its steps and codes (row_place in cuda_codec_row.cuh). */
 static uint64_t row_scratch_bytes(uint32_t columns)
 {
     const uint64_t codes = ((uint64_t)columns + 15) / 16 * 16, steps = (uint64_t)columns / 32 + 1;
-    return 3 * 4 * codes + (AQ_CUDA_CODEC_STEP_BYTES * steps + 15) / 16 * 16 + 2 * codes;
+    return 3 * 4 * codes + (AQ_CUDA_CODEC_STEP_BYTES * steps + 15) / 16 * 16 + codes;
 }
 
 /* The next `bytes` at a multiple of 256. */
@@ -32,7 +31,8 @@ static uint64_t staged_bytes(const struct aq_cuda_codec_plan *plan)
     const uint64_t errors =
         (uint64_t)plan->pieces * AQ_CUDA_CODEC_SHRINKS * 4 * (channel ? plan->columns : (uint32_t)AQ_CUDA_CODEC_WARP);
     uint64_t bytes = 0;
-    if (plan->columns % 8 != 0 || plan->sparse) bytes += 2 * plan->values;
+    if (plan->columns % 8 != 0 || plan->sparse) bytes += plan->values;
+    if (plan->packed != 0) bytes += 4 * plan->values;
     if (plan->sparse) bytes += 4 * plan->kept;
     if (channel && plan->hadamard) bytes += 4 * plan->values;
     if (plan->scale == AQ_SCALE_SEARCH) bytes += errors;
@@ -54,7 +54,7 @@ static void place_samples(const struct aq_cuda_codec_plan *plan, uint8_t *base, 
     out->spans = (float *)take(base, used, AQ_CUDA_CODEC_SPAN_BYTES * jobs * spans);
     out->errors = (float *)take(base, used, search ? 4 * jobs * plan->pieces * AQ_CUDA_CODEC_SHRINKS * lanes : 0);
     out->codes = take(base, used, waits ? jobs * plan->values : 0);
-    out->codes_store = take(base, used, waits && plan->warm ? jobs * plan->values : 0);
+    out->messages = (float *)take(base, used, plan->packed != 0 ? 4 * jobs * plan->values : 0);
     out->deltas = (float *)take(base, used, channel && plan->hadamard ? 4 * jobs * plan->values : 0);
     out->positions = (uint32_t *)take(base, used, 4 * jobs * bitmap);
     out->elements = (uint32_t *)take(base, used, plan->sparse ? 4 * jobs * plan->kept : 0);

@@ -10,7 +10,8 @@ static enum aq_status check(const struct aq_codec_config *config)
 
 static void layout(const struct aq_codec_config *config, uint32_t rows, uint32_t columns, struct aq_codec_layout *out)
 {
-    out->body_bytes = aq_precision_bytes(config->raw, rows, columns);
+    (void)rows, (void)columns;
+    out->body_bytes = aq_precision_bytes(config->raw, out->values, 0);
 }
 
 static void digest(const struct aq_codec_config *config, uint32_t words[AQ_CODEC_WORDS])

@@ -6,18 +6,19 @@
  *   what the pointers name must stay until the stream has passed.
  * - Bodies, x^ and m' have the bits that the CPU's truth (codec_scalar.h, codec_scale.c, codec_store.c) gives, encode's
  *   bodies included: a sum has 32 partial sums, lane c%32, in the order of the columns, which is a warp's own order.
- * The live measures agree to rounding only.
+ *   The live measures agree to rounding only.
  * - hat must not overlap a (codec.h allows it for one sample at a time on a CPU). m_out may be m.
  * - A sample that encode had to send raw has AQ_CODED_RAW in its result's flags and 4 T C bytes of body; its m_out
- * holds rubbish, as codec.h says. A body that decode refuses is marked corrupt; its hat and m_out hold rubbish.
+ *   holds rubbish, as codec.h says. A body that decode refuses is marked corrupt; its hat and m_out hold rubbish.
  * - A launch takes at most AQ_CUDA_CODEC_JOBS samples and fewer where the scratch was cut for fewer; the launchers cut
  *   a longer list themselves.
  *
  * Two ways through memory, chosen by aq_cuda_codec_encode and _decode from the plan and the pointers:
  *   units   eight columns a thread, a row in the registers of one warp (or of a few), 16-byte loads and stores: one
- * pass over memory for row and tile scales, two for tensor and channel. Wants whole units (C % 8 == 0), pointers at
- * multiples of 16, a store of fp32, fp16 or bf16, no search and no top-k. rows    a warp a row with the row in scratch
- * memory: everything else.
+ *           pass over memory for row and tile scales, two for tensor and channel. Wants whole units (C % 8 == 0),
+ *           pointers at multiples of 16, no search and no top-k.
+ *   rows    a warp a row with the row in scratch memory: everything else.
+ * Messages in Q are unpacked to fp32 before and packed after (cuda_codec_store.cu).
  *
  * Needs compute capability 8.0. This header compiles as C and as CUDA C++; it knows no CUDA type.
  *
@@ -48,7 +49,9 @@ struct aq_cuda_codec_plan {
     uint64_t positions_at, positions_bytes, codes_at;
     uint64_t body_bytes, plain_bytes; /* of a delta; of a keyframe or raw body */
     uint32_t rows, columns;
-    uint32_t kind, grid, group, tile, scale, scale_format, store;
+    uint32_t kind, grid, group, tile, scale, scale_format;
+    uint32_t store; /* of m while a sample is coded: fp32, fp16 or bf16 */
+    uint32_t packed; /* the Q in which messages are kept; 0: as `store` says */
     uint32_t plain; /* the precision of a body without a reference: keyframe or raw */
     uint32_t bits, half;
     uint32_t groups, groups_row, scale_bytes;
@@ -58,7 +61,8 @@ struct aq_cuda_codec_plan {
     int32_t prescale_log2;
     float low, high;
     float gauss, laplace, shrink; /* of this grid and these bits: codec_scale.c */
-    uint8_t stochastic, hadamard, rise, bitmap, sparse, warm /* kind is aqsgd */, measure_part /* some rows only */;
+    uint8_t stochastic, hadamard, rise, bitmap, sparse, warm /* messages are kept */;
+    uint8_t measure_part /* some rows only */, packed_channel /* a scale a channel, not a row */;
 };
 
 /* One sample. encode: a, m, key in; body, hat, m_out out. decode: body, m in; hat, m_out out. NULL as in codec.h. */
@@ -85,7 +89,7 @@ struct aq_cuda_codec_scratch {
     float *spans;         /* jobs * max(T, pieces) * groups * 3: peak, sum_abs, sum_square */
     float *errors;        /* jobs * pieces * 8 * 32 (tensor) or C (channel): the candidates of SEARCH */
     uint8_t *codes;       /* jobs * N: codes that wait for their neighbours' row */
-    uint8_t *codes_store; /* likewise, of a Q store */
+    float *messages;      /* jobs * N: m, and m' where hat is not wanted, of messages in Q */
     uint32_t *positions;  /* jobs * words of the positions' bitmap */
     uint32_t *elements;   /* jobs * K: the kept ones */
     uint32_t *row_start;  /* jobs * (T + 1): kept before each row */

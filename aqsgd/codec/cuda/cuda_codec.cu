@@ -143,18 +143,30 @@ struct answers {
     uint32_t *corrupt;
 };
 
+/* The samples as they are coded where their messages are Q: with m and m' in fp32. */
+static void unpacked_list(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
+                          struct job_list *list)
+{
+    for (uint32_t i = 0; i < list->count; i++) {
+        float *message = mem.messages + i * plan.values;
+        list->jobs[i].m = message;
+        list->jobs[i].m_out = list->jobs[i].hat != NULL ? list->jobs[i].hat : message;
+    }
+}
+
 static enum aq_status run_list(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
                                const struct job_list &list, bool plain, const struct answers &answers,
                                struct CUstream_st *stream)
 {
-    const bool part = !plain && plan.measure_part;
+    const bool part = !plain && plan.measure_part, encode = answers.results != NULL;
     const cudaError_t error = cudaMemsetAsync(mem.status, 0, 4 * mem.jobs, stream);
+    struct job_list inner = list;
     if (error != cudaSuccess) return aq_cuda_launched("memset", dim3(1), dim3(1), 0, error, stream);
-    if (answers.results == NULL) {
-        AQ_TRY(decode_list(plan, mem, list, plain, stream));
-        return AQ_LAUNCH(codec_finish_decode, 1, list.count, 0, stream, mem, list, answers.corrupt);
-    }
-    AQ_TRY(encode_list(plan, mem, list, plain, stream));
+    if (plan.packed != 0) unpacked_list(plan, mem, &inner);
+    if (plan.packed != 0 && !plain) AQ_TRY(codec_launch_message_unpack(plan, mem, list, stream));
+    AQ_TRY(encode ? encode_list(plan, mem, inner, plain, stream) : decode_list(plan, mem, inner, plain, stream));
+    if (plan.packed != 0) AQ_TRY(codec_launch_message_pack(plan, mem, list, stream));
+    if (!encode) return AQ_LAUNCH(codec_finish_decode, 1, list.count, 0, stream, mem, list, answers.corrupt);
     dim3 grid = aq_blocks(plan.values, FINISH_VALUES);
     grid.x = grid.x < FINISH_BLOCKS ? grid.x : (unsigned)FINISH_BLOCKS;
     grid.y = list.count;

@@ -16,18 +16,18 @@ static inline uint32_t codec_precision_bits(uint32_t precision)
     return precision == AQ_PRECISION_FP32 ? 32 : precision <= AQ_PRECISION_BF16 ? 16 : 32u >> (precision - 2);
 }
 
-/* Codes that lie unpacked, `plan.values` bytes a sample, to streams at `offset` of the bodies or of m_out. */
+/* Codes that lie unpacked, `plan.values` bytes a sample, to streams at `offset` of the bodies. */
 enum aq_status codec_launch_pack(const struct aq_cuda_codec_plan &plan, const struct job_list &list,
-                                 const uint8_t *codes, uint64_t offset, uint64_t total, uint32_t bits, bool store,
+                                 const uint8_t *codes, uint64_t offset, uint64_t total, uint32_t bits,
                                  struct CUstream_st *stream);
 
 /*
  * cuda_codec_rows.cu, for kernels of a warp a row (row_place): their grid; and the codes of rows that do not end on a
- * byte, of the body (encode) and of a Q store, into their streams.
+ * byte into the body's stream.
  */
 dim3 codec_row_grid(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem, uint32_t count);
 enum aq_status codec_launch_waiting(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
-                                    const struct job_list &list, bool encode, struct CUstream_st *stream);
+                                    const struct job_list &list, struct CUstream_st *stream);
 
 /* cuda_codec_rows.cu: any configuration but top-k; plain: keyframes or raw bodies. */
 enum aq_status codec_launch_encode_rows(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
@@ -37,6 +37,13 @@ enum aq_status codec_launch_decode_rows(const struct aq_cuda_codec_plan &plan, c
 
 /* cuda_codec_whole.cu: the scales of tensor and channel groups, before the rows. */
 enum aq_status codec_launch_whole_scales(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
+                                         const struct job_list &list, struct CUstream_st *stream);
+
+/* cuda_codec_store.cu: m of each sample to scratch.messages; x^, from hat or there, to m_out. */
+enum aq_status codec_launch_message_unpack(const struct aq_cuda_codec_plan &plan,
+                                           const struct aq_cuda_codec_scratch &mem, const struct job_list &list,
+                                           struct CUstream_st *stream);
+enum aq_status codec_launch_message_pack(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
                                          const struct job_list &list, struct CUstream_st *stream);
 
 /* cuda_codec_topk.cu. */

@@ -298,22 +298,22 @@ static __device__ __forceinline__ void value_write(uint32_t precision, uint8_t *
         bytes_write(to + 2 * e, precision == AQ_PRECISION_FP16 ? half_from_float(x) : bfloat_from_float(x), 2);
 }
 
-/* The unit of a row of a Q message; false for a scale that no message has. Others have none. */
-static __device__ inline bool row_unit(uint32_t precision, const uint8_t *from, uint32_t row, float *unit)
+/* The unit of scale number `group` of Q values; false for a scale that no sender writes. Others have none. */
+static __device__ inline bool row_unit(uint32_t precision, const uint8_t *from, uint32_t group, float *unit)
 {
     struct step step;
     *unit = 0.0f;
     if (precision < AQ_PRECISION_Q8) return true;
-    const uint32_t s = bytes_read(from + 4 * (uint64_t)row, 4);
+    const uint32_t s = bytes_read(from + 4 * (uint64_t)group, 4);
     const bool good = step_of_scale(AQ_GRID_MIDRISE, precision_bits(precision), 0, __uint_as_float(s), &step);
     *unit = step.unit;
     return good && s < INFINITE_BITS;
 }
 
-/* The scale of a row to be stored as Q: codec_store.c, aq_store_write_q. False where |x| is not finite. */
-static __device__ inline bool store_scale(const struct span &span, uint32_t bits, float *s, struct step *step)
+/* The scale of a group to be kept as Q: codec_store.c, scale_write. False where |x| is too large. */
+static __device__ inline bool store_scale(uint32_t peak, uint32_t bits, float *s, struct step *step)
 {
-    *s = __uint_as_float(span.peak);
+    *s = __uint_as_float(peak);
     if (!step_of_scale(AQ_GRID_MIDRISE, bits, 0, *s, step)) return false;
     if (step->inverse == 0.0f) {
         *s = 0.0f;

@@ -18,7 +18,7 @@ struct row {
     uint32_t lane;
     float *d, *x, *reference;
     struct step *steps; /* one for each tile */
-    uint8_t *codes, *codes_store;
+    uint8_t *codes;
     bool staged; /* codes lie in the sample's staging and are packed later: rows do not end on a byte */
 };
 
@@ -36,13 +36,9 @@ static __device__ inline void row_place(const struct aq_cuda_codec_plan &plan, c
     out->x = out->d + codes;
     out->reference = out->x + codes;
     out->codes = base + 12 * codes;
-    out->codes_store = out->codes + codes;
-    out->steps = (struct step *)(out->codes_store + codes);
+    out->steps = (struct step *)(out->codes + codes);
     out->staged = plan.columns % 8 != 0;
-    if (!out->staged) return;
-    const uint64_t at = out->sample * plan.values + (uint64_t)out->number * plan.columns;
-    out->codes = mem.codes + at;
-    out->codes_store = mem.codes_store + at;
+    if (out->staged) out->codes = mem.codes + out->sample * plan.values + (uint64_t)out->number * plan.columns;
 }
 
 /* Did any lane see trouble? Then the sample has failed. */
@@ -129,18 +125,16 @@ static __device__ inline void row_sums(const struct aq_cuda_codec_plan &plan, co
 }
 
 /* d of a row into row.d, rotated where the plan says so, and its span; adds a, a^2 and d^2 to sums[0..2]. False where d
- * is not finite, or the reference is none. */
+ * is not finite. */
 static __device__ inline bool row_delta(const struct aq_cuda_codec_plan &plan, const struct row &row, struct span *span,
                                         float *sums)
 {
     const uint64_t first = (uint64_t)row.number * plan.columns;
     const uint8_t *m = (const uint8_t *)row.job->m;
     struct span s = {0, 0.0f, 0.0f};
-    float unit = 0.0f;
-    const bool good = !plan.warm || row_unit(plan.store, m, row.number, &unit);
     for (uint32_t c = row.lane; c < plan.columns; c += WARP) {
         const float a = row.job->a[first + c];
-        const float reference = plan.warm ? value_read(plan.store, m, plan.rows, first + c, unit) : 0.0f;
+        const float reference = plan.warm ? value_read(plan.store, m, plan.rows, first + c, 0.0f) : 0.0f;
         const float d = plan.warm ? __fsub_rn(a, reference) : a;
         const uint32_t magnitude = magnitude_of(d);
         row.reference[c] = reference;
@@ -155,7 +149,7 @@ static __device__ inline bool row_delta(const struct aq_cuda_codec_plan &plan, c
     span->peak = warp_max(s.peak);
     span->sum_abs = warp_fold(s.sum_abs);
     span->sum_square = warp_fold(s.sum_square);
-    if (!good || span->peak >= INFINITE_BITS) return false;
+    if (span->peak >= INFINITE_BITS) return false;
     if (!plan.hadamard) return true;
     row_rotate(row, row.d, plan.columns, plan.tile);
     *span = row_span(row, row.d, plan.columns);
@@ -217,23 +211,22 @@ static __device__ inline bool row_scale(const struct aq_cuda_codec_plan &plan, c
     return good;
 }
 
-/* row.x into a Q message: the scale into `message`, the codes into `codes`; levels: x becomes what the message holds.
- */
+/* row.x into a body of Q values; it becomes what the body holds. */
 static __device__ inline bool row_store_q(const struct aq_cuda_codec_plan &plan, const struct row &row, uint32_t bits,
-                                          uint8_t *message, uint8_t *codes, bool levels)
+                                          uint8_t *body)
 {
     const struct grid_of grid = grid_of_store(bits);
     const struct span span = row_span(row, row.x, plan.columns);
     struct step step;
     float s;
-    if (!store_scale(span, bits, &s, &step)) return false;
-    if (row.lane == 0) bytes_write(message + 4 * (uint64_t)row.number, __float_as_uint(s), 4);
+    if (!store_scale(span.peak, bits, &s, &step)) return false;
+    if (row.lane == 0) bytes_write(body + 4 * (uint64_t)row.number, __float_as_uint(s), 4);
     for (uint32_t c = row.lane; c < plan.columns; c += WARP) {
         const int i = quantize_nearest(row.x[c], step.inverse, grid);
-        codes[c] = (uint8_t)(i + grid.half);
-        if (levels) row.x[c] = dequantize(i, step.unit, true);
+        row.codes[c] = (uint8_t)(i + grid.half);
+        row.x[c] = dequantize(i, step.unit, true);
     }
-    row_pack(plan, row, codes, message + 4 * (uint64_t)plan.rows, bits);
+    row_pack(plan, row, row.codes, body + 4 * (uint64_t)plan.rows, bits);
     __syncwarp();
     return true;
 }
@@ -243,17 +236,14 @@ static __device__ inline bool row_emit(const struct aq_cuda_codec_plan &plan, co
 {
     const uint64_t first = (uint64_t)row.number * plan.columns;
     uint8_t *m_out = plan.warm ? (uint8_t *)row.job->m_out : NULL;
-    const bool plain_store = m_out != NULL && plan.store <= AQ_PRECISION_BF16;
     uint32_t peak = 0;
     for (uint32_t c = row.lane; c < plan.columns; c += WARP) {
         const float x = row.x[c];
         peak = magnitude_of(x) > peak ? magnitude_of(x) : peak;
         if (row.job->hat != NULL) row.job->hat[first + c] = x;
-        if (plain_store) value_write(plan.store, m_out, first + c, x);
+        if (m_out != NULL) value_write(plan.store, m_out, first + c, x);
     }
-    if (warp_max(peak) >= plan.limit) return false;
-    if (m_out == NULL || plain_store) return true;
-    return row_store_q(plan, row, precision_bits(plan.store), m_out, row.codes_store, false);
+    return warp_max(peak) < plan.limit;
 }
 
 #endif

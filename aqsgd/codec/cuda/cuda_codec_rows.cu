@@ -106,7 +106,7 @@ static __device__ bool encode_plain_row(const struct aq_cuda_codec_plan &plan, c
         row.x[c] = value_read(plan.plain, body, plan.rows, first + c, 0.0f);
     }
     if (warp_max(peak) >= precision_limit(plan.plain)) return false;
-    if (plan.plain > AQ_PRECISION_BF16 && !row_store_q(plan, row, precision_bits(plan.plain), body, row.codes, true))
+    if (plan.plain > AQ_PRECISION_BF16 && !row_store_q(plan, row, precision_bits(plan.plain), body))
         return false;
     for (uint32_t c = row.lane; c < plan.columns; c += WARP) {
         const float e = __fsub_rn(row.job->a[first + c], row.x[c]);
@@ -141,8 +141,7 @@ static __device__ bool decode_row(const struct aq_cuda_codec_plan &plan, const s
     const uint8_t *body = (const uint8_t *)row.job->body, *m = (const uint8_t *)row.job->m;
     const bool rowwise = plan.group == AQ_PER_ROW || plan.group == AQ_PER_TILE;
     const uint64_t group = rowwise ? (uint64_t)row.number * plan.groups_row : 0;
-    float unit = 0.0f;
-    bool good = !plan.warm || row_unit(plan.store, m, row.number, &unit);
+    bool good = true;
     for (uint32_t c = row.lane; c < plan.columns; c += WARP) {
         struct step step;
         const uint64_t at = (group + group_of(plan, c)) * plan.scale_bytes;
@@ -153,7 +152,7 @@ static __device__ bool decode_row(const struct aq_cuda_codec_plan &plan, const s
     if (plan.hadamard) row_rotate(row, row.x, plan.columns, plan.tile);
     if (plan.warm) {
         for (uint32_t c = row.lane; c < plan.columns; c += WARP)
-            row.x[c] = __fadd_rn(value_read(plan.store, m, plan.rows, first + c, unit), row.x[c]);
+            row.x[c] = __fadd_rn(value_read(plan.store, m, plan.rows, first + c, 0.0f), row.x[c]);
     }
     if (__any_sync(WHOLE_WARP, !good)) return false;
     return row_emit(plan, row);
@@ -189,16 +188,16 @@ __global__ void __launch_bounds__(ROW_BLOCK) codec_decode_rows(const __grid_cons
 /* -- codes that waited
  * -------------------------------------------------------------------------------------------------- */
 
-/* Eight codes a thread, from `codes` (`values` a sample) to a stream in the body, or in m_out where `store` is set. */
+/* Eight codes a thread, from `codes` (`values` a sample) to a stream in the body. */
 __global__ void __launch_bounds__(PACK_BLOCK)
     codec_pack(const __grid_constant__ struct aq_cuda_codec_plan plan, const __grid_constant__ struct job_list list,
-               const uint8_t *codes, uint64_t offset, uint64_t total, uint32_t bits, bool store)
+               const uint8_t *codes, uint64_t offset, uint64_t total, uint32_t bits)
 {
     const uint64_t unit = aq_thread_index();
     const struct aq_cuda_codec_job &job = list.jobs[blockIdx.y];
-    uint8_t *stream = (uint8_t *)(store ? job.m_out : job.body) + offset;
+    uint8_t *stream = (uint8_t *)job.body + offset;
     const uint8_t *from = codes + blockIdx.y * plan.values + 8 * unit;
-    if (8 * unit >= total || (store && job.m_out == NULL)) return;
+    if (8 * unit >= total) return;
     const uint32_t n = total - 8 * unit < 8 ? (uint32_t)(total - 8 * unit) : 8;
     uint64_t word = 0;
     for (uint32_t i = 0; i < n; i++)
@@ -217,29 +216,19 @@ dim3 codec_row_grid(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_
 }
 
 enum aq_status codec_launch_pack(const struct aq_cuda_codec_plan &plan, const struct job_list &list,
-                                 const uint8_t *codes, uint64_t offset, uint64_t total, uint32_t bits, bool store,
+                                 const uint8_t *codes, uint64_t offset, uint64_t total, uint32_t bits,
                                  struct CUstream_st *stream)
 {
     dim3 grid = aq_blocks((total + 7) / 8, PACK_BLOCK);
     grid.y = list.count;
-    return AQ_LAUNCH(codec_pack, grid, PACK_BLOCK, 0, stream, plan, list, codes, offset, total, bits, store);
-}
-
-/* The codes of a Q store that wait for their neighbours. */
-static enum aq_status pack_store(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
-                                 const struct job_list &list, struct CUstream_st *stream)
-{
-    if (!plan.warm || plan.store <= AQ_PRECISION_BF16) return AQ_OK;
-    return codec_launch_pack(plan, list, mem.codes_store, 4 * (uint64_t)plan.rows, plan.values,
-                             codec_precision_bits(plan.store), true, stream);
+    return AQ_LAUNCH(codec_pack, grid, PACK_BLOCK, 0, stream, plan, list, codes, offset, total, bits);
 }
 
 enum aq_status codec_launch_waiting(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
-                                    const struct job_list &list, bool encode, struct CUstream_st *stream)
+                                    const struct job_list &list, struct CUstream_st *stream)
 {
     if (plan.columns % 8 == 0) return AQ_OK;
-    if (encode) AQ_TRY(codec_launch_pack(plan, list, mem.codes, plan.codes_at, plan.values, plan.bits, false, stream));
-    return pack_store(plan, mem, list, stream);
+    return codec_launch_pack(plan, list, mem.codes, plan.codes_at, plan.values, plan.bits, stream);
 }
 
 enum aq_status codec_launch_encode_rows(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
@@ -247,18 +236,15 @@ enum aq_status codec_launch_encode_rows(const struct aq_cuda_codec_plan &plan, c
 {
     const dim3 grid = codec_row_grid(plan, mem, list.count);
     AQ_TRY(AQ_LAUNCH(codec_encode_rows, grid, ROW_BLOCK, 0, stream, plan, mem, list, plain));
-    if (!plain) return codec_launch_waiting(plan, mem, list, true, stream);
-    if (plan.columns % 8 == 0) return AQ_OK;
-    if (plan.plain > AQ_PRECISION_BF16)
-        AQ_TRY(codec_launch_pack(plan, list, mem.codes, 4 * (uint64_t)plan.rows, plan.values,
-                                 codec_precision_bits(plan.plain), false, stream));
-    return pack_store(plan, mem, list, stream);
+    if (!plain) return codec_launch_waiting(plan, mem, list, stream);
+    if (plan.columns % 8 == 0 || plan.plain <= AQ_PRECISION_BF16) return AQ_OK;
+    return codec_launch_pack(plan, list, mem.codes, 4 * (uint64_t)plan.rows, plan.values,
+                             codec_precision_bits(plan.plain), stream);
 }
 
 enum aq_status codec_launch_decode_rows(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
                                         const struct job_list &list, bool plain, struct CUstream_st *stream)
 {
     const dim3 grid = codec_row_grid(plan, mem, list.count);
-    AQ_TRY(AQ_LAUNCH(codec_decode_rows, grid, ROW_BLOCK, 0, stream, plan, mem, list, plain));
-    return codec_launch_waiting(plan, mem, list, false, stream);
+    return AQ_LAUNCH(codec_decode_rows, grid, ROW_BLOCK, 0, stream, plan, mem, list, plain);
 }

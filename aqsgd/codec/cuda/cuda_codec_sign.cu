@@ -42,14 +42,12 @@ static __device__ bool decode_row(const struct aq_cuda_codec_plan &plan, const s
 {
     const uint64_t first = (uint64_t)row.number * plan.columns;
     const uint8_t *body = (const uint8_t *)row.job->body, *m = (const uint8_t *)row.job->m;
-    float unit = 0.0f;
     struct step step;
-    bool good = sign_step(plan, bytes_read(body + (uint64_t)row.number * SCALE_BYTES, SCALE_BYTES), &step);
-    if (plan.warm) good = row_unit(plan.store, m, row.number, &unit) && good;
+    const bool good = sign_step(plan, bytes_read(body + (uint64_t)row.number * SCALE_BYTES, SCALE_BYTES), &step);
     if (!good) return false; /* all lanes alike */
     for (uint32_t c = row.lane; c < plan.columns; c += WARP) {
         const float level = dequantize((int)code_read(body + plan.codes_at, first + c, 1) - 1, step.unit, true);
-        row.x[c] = plan.warm ? __fadd_rn(value_read(plan.store, m, plan.rows, first + c, unit), level) : level;
+        row.x[c] = plan.warm ? __fadd_rn(value_read(plan.store, m, plan.rows, first + c, 0.0f), level) : level;
     }
     return row_emit(plan, row);
 }
@@ -74,13 +72,12 @@ enum aq_status codec_launch_encode_sign(const struct aq_cuda_codec_plan &plan, c
 {
     const dim3 grid = codec_row_grid(plan, mem, list.count);
     AQ_TRY(AQ_LAUNCH(codec_sign_rows, grid, ROW_BLOCK, 0, stream, plan, mem, list, true));
-    return codec_launch_waiting(plan, mem, list, true, stream);
+    return codec_launch_waiting(plan, mem, list, stream);
 }
 
 enum aq_status codec_launch_decode_sign(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
                                         const struct job_list &list, struct CUstream_st *stream)
 {
     const dim3 grid = codec_row_grid(plan, mem, list.count);
-    AQ_TRY(AQ_LAUNCH(codec_sign_rows, grid, ROW_BLOCK, 0, stream, plan, mem, list, false));
-    return codec_launch_waiting(plan, mem, list, false, stream);
+    return AQ_LAUNCH(codec_sign_rows, grid, ROW_BLOCK, 0, stream, plan, mem, list, false);
 }

@@ -522,7 +522,7 @@ enum aq_status codec_launch_encode_topk(const struct aq_cuda_codec_plan &plan, c
     if (plan.group == AQ_PER_TENSOR)
         AQ_TRY(AQ_LAUNCH(codec_topk_tensor, list.count, WARP, 0, stream, plan, mem, list));
     AQ_TRY(AQ_LAUNCH(codec_topk_codes, rows, ROW_BLOCK, 0, stream, plan, mem, list));
-    return codec_launch_pack(plan, list, mem.codes, plan.codes_at, plan.kept, plan.bits, false, stream);
+    return codec_launch_pack(plan, list, mem.codes, plan.codes_at, plan.kept, plan.bits, stream);
 }
 
 enum aq_status codec_launch_decode_topk(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,

@@ -742,7 +742,7 @@ static bool streams_aligned(const struct aq_cuda_codec_plan &plan, const struct 
 bool codec_units_can(const struct aq_cuda_codec_plan &plan, const struct job_list &list, bool plain, bool decode)
 {
     const uint32_t columns_max = ROW_WARPS_MAX * WARP * ROW_UNITS_MAX * UNIT;
-    bool can = plan.columns % UNIT == 0 && !plan.sparse && (!plan.warm || plan.store <= AQ_PRECISION_BF16);
+    bool can = plan.columns % UNIT == 0 && !plan.sparse;
     if (plain) can = can && plan.plain <= AQ_PRECISION_BF16;
     if (!plain && !decode) {
         can = can && plan.columns <= columns_max && plan.scale != AQ_SCALE_SEARCH;

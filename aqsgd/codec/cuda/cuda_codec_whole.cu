@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(ROW_BLOCK)
     }
 }
 
-/* d of (row, c); false where it is not finite or the reference is none. */
+/* d of (row, c); false where it is not finite. */
 static __device__ bool channel_delta(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
                                      const struct job_list &list, uint32_t sample, uint32_t row, uint32_t c, float *d)
 {
@@ -199,12 +199,10 @@ static __device__ bool channel_delta(const struct aq_cuda_codec_plan &plan, cons
         return true;
     }
     const struct aq_cuda_codec_job &job = list.jobs[sample];
-    float unit = 0.0f;
     *d = job.a[e];
     if (!plan.warm) return is_finite(*d);
-    const bool good = row_unit(plan.store, (const uint8_t *)job.m, row, &unit);
-    *d = __fsub_rn(*d, value_read(plan.store, (const uint8_t *)job.m, plan.rows, e, unit));
-    return good && is_finite(*d);
+    *d = __fsub_rn(*d, value_read(plan.store, (const uint8_t *)job.m, plan.rows, e, 0.0f));
+    return is_finite(*d);
 }
 
 /* A thread a channel of a piece: grid (C, pieces, samples). */

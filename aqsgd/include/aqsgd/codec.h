@@ -58,7 +58,8 @@ enum aq_codec_kind {
 #include "aqsgd/codecs.def"
 };
 
-/* How a value is kept: raw bodies, keyframes, stored messages. Q8, Q4, Q2: symmetric codes with one scale a row. */
+/* How a value is kept: raw bodies, keyframes, stored messages. Q8, Q4, Q2: symmetric codes with one scale a row (of
+ * messages also a channel: store_group). */
 enum aq_codec_precision {
     AQ_PRECISION_NONE = 0, /* of config.store: no messages are kept */
     AQ_PRECISION_FP32 = 1,
@@ -108,6 +109,7 @@ struct aq_codec_config {
     float top_k;                   /* DIRECTQ: keep this fraction of the values (largest magnitude); 0 or 1: all      */
     int32_t prescale_log2;         /* values are multiplied by 2^this before scale and grid, divided after decode     */
     enum aq_codec_precision store; /* AQSGD: how m is kept                                                            */
+    enum aq_codec_group store_group;  /* store Q8, Q4 or Q2: which values share a scale: ROW or CHANNEL               */
     enum aq_codec_precision keyframe; /* AQSGD: how a cold sample is sent: FP32, FP16, BF16 or Q8 */
 };
 
