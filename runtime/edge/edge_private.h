@@ -9,7 +9,7 @@
 #include "edge_row.h"
 
 enum {
-    AQ_EDGE_BODIES_MAX = 64,  /* send buffers: link.send_frames has the same bound                          */
+    AQ_EDGE_BODIES_MAX = 256, /* send buffers: link.send_frames has the same bound                          */
     AQ_EDGE_QUEUE_MAX = 256,  /* frames received and not yet asked for: bounded by the link's receive slots  */
     AQ_EDGE_NORMS_MAX = 4,    /* a step has at most two: the norm, and what an optimizer decides by          */
     AQ_EDGE_MIRRORS_MAX = 32, /* frames of mirrored checkpoints that wait for the worker: a window and its answers */

@@ -166,6 +166,7 @@ static void write_stages(const struct aq_job *job, struct aq_text *text)
 static void write_edges(const struct aq_job *job, struct aq_text *text)
 {
     const uint32_t edges = job->pipeline.stage_count - 1;
+    const struct aq_key_table keys = aq_keys_edge();
     if (edges == 0) {
         aq_text_add(text, "  list: []\n");
         return;
@@ -177,6 +178,11 @@ static void write_edges(const struct aq_job *job, struct aq_text *text)
         aq_text_add(text, "\n      backward: ");
         write_codec(&job->edges[e].backward, text);
         aq_text_add(text, "\n");
+        for (uint32_t i = 0; i < keys.count; i++) {
+            aq_text_add(text, "      %s: ", keys.keys[i].name);
+            (void)aq_key_write(&keys.keys[i], &job->edges[e], text);
+            aq_text_add(text, "\n");
+        }
     }
 }
 

@@ -41,11 +41,16 @@ enum {
 };
 
 /* Ids are written into no file; the order is that of schedules.def. */
-enum aq_schedule_kind { AQ_SCHEDULE_GPIPE = 1, AQ_SCHEDULE_1F1B = 2 };
+enum aq_schedule_kind {
+    AQ_SCHEDULE_AUTO = 0, /* the plan's choice by distance (plan.h, aq_plan.schedule) */
+    AQ_SCHEDULE_GPIPE = 1,
+    AQ_SCHEDULE_1F1B = 2
+};
 
 /* pipeline.in_flight: a count of micro-batches, or one of these. */
 #define AQ_IN_FLIGHT_DEFAULT 0u         /* the schedule's own: gpipe M; 1f1b min(M, 2(P-1-s)+1), links hidden */
 #define AQ_IN_FLIGHT_CLASSIC UINT32_MAX /* 1f1b as published: min(M, P-s)                                    */
+#define AQ_IN_FLIGHT_AUTO    (UINT32_MAX - 1) /* the plan's choice by distance (plan.h, aq_plan.in_flight)  */
 
 /* "2 epochs", "100 steps", or 0: never (only at the end). */
 struct aq_job_every {
@@ -131,7 +136,7 @@ struct aq_job_pipeline {
     uint32_t stage_count; /* P                                                                             */
     uint32_t replicas;    /* W: copies of the pipeline that average their gradients                        */
     const struct aq_job_stage *stages; /* P x W, by rank: rank = replica x P + stage                       */
-    uint32_t in_flight; /* count, AQ_IN_FLIGHT_DEFAULT or AQ_IN_FLIGHT_CLASSIC                           */
+    uint32_t in_flight; /* count, AQ_IN_FLIGHT_DEFAULT, _CLASSIC or _AUTO                                */
     uint32_t threads;   /* of a stage's worker where the stage does not say; 0: the cores shared evenly  */
 };
 
@@ -139,17 +144,19 @@ struct aq_job_pipeline {
 struct aq_job_edge {
     struct aq_codec_config forward;
     struct aq_codec_config backward;
+    float rtt_ms; /* of its link; 0: near                                                                */
 };
 
 struct aq_job_link {
     double rate_mbps; /* 10^6 bit/s each way; 0: as fast as it goes                                    */
+    float rtt_ms;     /* round trip, where an edge does not say its own; 0: near                         */
     enum aq_link_entropy entropy;
     const char *congestion;           /* of sockets: the kernel's name, or "auto"                                 */
     enum aq_transport_kind transport; /* of bodies, between GPUs                                                  */
-    const char *host;     /* where workers listen that have no address of their own                        */
-    uint32_t port_first;  /* stage s listens on port_first + s; 0: the system chooses                      */
-    uint32_t send_frames; /* frames that may be queued at once                                             */
-    uint32_t receive_slots;
+    const char *host;       /* where workers listen that have no address of their own                        */
+    uint32_t port_first;    /* stage s listens on port_first + s; 0: the system chooses                      */
+    uint32_t send_frames;   /* frames that may be on their way at once; 0: the plan's choice                 */
+    uint32_t receive_slots; /* the same                                                                      */
     uint64_t silence_ns_max;
     uint64_t outage_ns_max; /* a lost connection is made again within this; 0: it ends the link            */
     uint64_t connect_ns_max;

@@ -55,10 +55,10 @@ static const struct aq_key_name decay_names[] = {{"constant", AQ_DECAY_CONSTANT}
                                                  {"step", AQ_DECAY_STEP},
                                                  {"exponential", AQ_DECAY_EXPONENTIAL},
                                                  {NULL, 0}};
-static const struct aq_key_name schedule_names[] = {
+static const struct aq_key_name schedule_names[] = {{"auto", AQ_SCHEDULE_AUTO},
 #define AQ_SCHEDULE(name, id, text) {text, id},
 #include "schedules.def"
-    {NULL, 0}};
+                                                    {NULL, 0}};
 static const struct aq_key_name device_names[] = {{"cpu", 0}, {"cuda", 1}, {"auto", 2}, {NULL, 0}};
 static const struct aq_key_name codec_names[] = {
 #define AQ_CODEC(NAME, name, id) {#name, id},
@@ -107,6 +107,11 @@ static const struct aq_key stage_keys[] = {
 static const struct aq_key codec_keys[] = {
 #define AQ_CODEC_KEY(name, kind, member, names, unit, min, max, fallback, help)                                        \
     {name, AQ_KEY_##kind, offsetof(struct aq_codec_config, member), names, unit, min, max, fallback, help, false},
+#include "keys.def"
+};
+static const struct aq_key edge_keys[] = {
+#define AQ_EDGE_KEY(name, kind, member, names, unit, min, max, fallback, help)                                         \
+    {name, AQ_KEY_##kind, offsetof(struct aq_job_edge, member), names, unit, min, max, fallback, help, false},
 #include "keys.def"
 };
 static const struct aq_key_section sections[] = {
@@ -189,6 +194,11 @@ struct aq_key_table aq_keys_stage(void)
 struct aq_key_table aq_keys_codec(void)
 {
     return TABLE(codec_keys);
+}
+
+struct aq_key_table aq_keys_edge(void)
+{
+    return TABLE(edge_keys);
 }
 
 const struct aq_key_section *aq_keys_sections(uint32_t *count)
@@ -346,6 +356,11 @@ static bool within(const struct aq_key *key, double value)
     return value >= key->min && (key->max <= 0 ? key->min >= 0 || value <= key->max : value <= key->max);
 }
 
+static const struct {
+    const char *name;
+    uint32_t value;
+} flights[] = {{"auto", AQ_IN_FLIGHT_AUTO}, {"default", AQ_IN_FLIGHT_DEFAULT}, {"classic", AQ_IN_FLIGHT_CLASSIC}};
+
 static enum aq_status read_number(const struct aq_key *key, const char *text, void *to)
 {
     uint64_t count = 0;
@@ -353,8 +368,15 @@ static enum aq_status read_number(const struct aq_key *key, const char *text, vo
     const char *rest = "";
     switch (key->kind) {
     case AQ_KEY_IN_FLIGHT:
-        if (strcmp(text, "default") == 0 || strcmp(text, "classic") == 0) {
-            *(uint32_t *)to = *text == 'd' ? AQ_IN_FLIGHT_DEFAULT : AQ_IN_FLIGHT_CLASSIC;
+        for (size_t i = 0; i < sizeof flights / sizeof *flights; i++) {
+            if (strcmp(text, flights[i].name) != 0) continue;
+            *(uint32_t *)to = flights[i].value;
+            return AQ_OK;
+        }
+        /* fall through */
+    case AQ_KEY_COUNT:
+        if (key->kind == AQ_KEY_COUNT && strcmp(text, "auto") == 0) {
+            *(uint32_t *)to = 0;
             return AQ_OK;
         }
         /* fall through */
@@ -420,6 +442,7 @@ enum aq_status aq_key_read(const struct aq_key *key, const char *text, bool quot
     case AQ_KEY_BYTES:
     case AQ_KEY_RATE:
     case AQ_KEY_DURATION:
+    case AQ_KEY_COUNT:
     case AQ_KEY_IN_FLIGHT:
     case AQ_KEY_SCALE:
         return read_number(key, text, to);
@@ -496,12 +519,21 @@ bool aq_key_write(const struct aq_key *key, const void *base, struct aq_text *ou
         if (!within(key, (double)count)) return false;
         aq_text_add(out, "%u", count);
         return true;
-    case AQ_KEY_IN_FLIGHT:
+    case AQ_KEY_COUNT:
         count = *(const uint32_t *)from;
-        if (count == AQ_IN_FLIGHT_DEFAULT || count == AQ_IN_FLIGHT_CLASSIC)
-            aq_text_add(out, count == AQ_IN_FLIGHT_DEFAULT ? "default" : "classic");
+        if (count == 0)
+            aq_text_add(out, "auto");
         else
             aq_text_add(out, "%u", count);
+        return true;
+    case AQ_KEY_IN_FLIGHT:
+        count = *(const uint32_t *)from;
+        for (size_t i = 0; i < sizeof flights / sizeof *flights; i++) {
+            if (flights[i].value != count) continue;
+            aq_text_add(out, "%s", flights[i].name);
+            return true;
+        }
+        aq_text_add(out, "%u", count);
         return true;
     case AQ_KEY_I32:
         aq_text_add(out, "%d", *(const int32_t *)from);

@@ -29,7 +29,8 @@ enum aq_key_kind {
     AQ_KEY_RATE,      /* double of Mbit/s, "100mbit", "1gbit"                                     */
     AQ_KEY_DURATION,  /* uint64_t of nanoseconds, "30s", "500ms"; plain: seconds                  */
     AQ_KEY_EVERY,     /* struct aq_job_every                                                      */
-    AQ_KEY_IN_FLIGHT, /* uint32_t, "default", "classic"                                           */
+    AQ_KEY_COUNT,     /* uint32_t, "auto" is 0                                                    */
+    AQ_KEY_IN_FLIGHT, /* uint32_t, "auto", "default", "classic"                                   */
     AQ_KEY_SCALE,     /* float, "auto" is 0                                                        */
     /* Read by manifest.c itself: */
     AQ_KEY_OF_MODEL, /* in keys.def alone: the models' own keys take its place */
@@ -47,9 +48,9 @@ struct aq_key_name {
 };
 
 struct aq_key {
-    const char *name; /* "train.batch"; of stage and codec keys the last word alone */
+    const char *name; /* "train.batch"; of stage, edge and codec keys the last word alone */
     enum aq_key_kind kind;
-    size_t offset; /* in struct aq_job, aq_job_stage or aq_codec_config */
+    size_t offset; /* in struct aq_job, aq_job_stage, aq_job_edge or aq_codec_config */
     const struct aq_key_name *names;
     const char *unit;
     double min, max; /* base unit; max 0: no limit */
@@ -70,6 +71,7 @@ struct aq_key_table {
 struct aq_key_table aq_keys_job(void);
 struct aq_key_table aq_keys_stage(void);
 struct aq_key_table aq_keys_codec(void);
+struct aq_key_table aq_keys_edge(void);
 const struct aq_key_section *aq_keys_sections(uint32_t *count);
 
 /* Has a job with such a model this key? */

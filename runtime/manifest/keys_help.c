@@ -24,6 +24,7 @@ static void type_of(const struct aq_key *key, char *text, size_t bytes)
                                         [AQ_KEY_RATE] = "rate",
                                         [AQ_KEY_DURATION] = "duration",
                                         [AQ_KEY_EVERY] = "interval",
+                                        [AQ_KEY_COUNT] = "count or word",
                                         [AQ_KEY_IN_FLIGHT] = "count or word",
                                         [AQ_KEY_SCALE] = "number or word",
                                         [AQ_KEY_LAYERS] = "range",
@@ -55,8 +56,8 @@ static bool range_of(const struct aq_key *key, char *text, size_t bytes)
 {
     char low[32], high[32];
     const bool number = key->kind <= AQ_KEY_F32 || key->kind == AQ_KEY_BYTES || key->kind == AQ_KEY_RATE ||
-                        key->kind == AQ_KEY_DURATION || key->kind == AQ_KEY_IN_FLIGHT || key->kind == AQ_KEY_STAGES ||
-                        key->kind == AQ_KEY_SCALE;
+                        key->kind == AQ_KEY_DURATION || key->kind == AQ_KEY_COUNT || key->kind == AQ_KEY_IN_FLIGHT ||
+                        key->kind == AQ_KEY_STAGES || key->kind == AQ_KEY_SCALE;
     text[0] = 0;
     if (!number) return false;
     limit_text(key, key->min, low, sizeof low);
@@ -77,8 +78,9 @@ void aq_key_wants(const struct aq_key *key, char *text, size_t bytes)
                        : key->kind == AQ_KEY_RATE      ? ", as in 100mbit"
                        : key->kind == AQ_KEY_DURATION  ? ", as in 30s"
                        : key->kind == AQ_KEY_EVERY     ? ", as in '1 epoch' or '200 steps'"
-                       : key->kind == AQ_KEY_IN_FLIGHT ? ", 'default' or 'classic'"
+                       : key->kind == AQ_KEY_IN_FLIGHT ? ", 'auto', 'default' or 'classic'"
                        : key->kind == AQ_KEY_SCALE     ? ", or 'auto'"
+                       : key->kind == AQ_KEY_COUNT     ? ", or 'auto'"
                                                        : "";
     snprintf(text, bytes, "%s%s%s%s%s%s%s",
              key->names                  ? "one of "
@@ -124,6 +126,8 @@ static void help_section(struct aq_text *text, const struct aq_key_section *sect
     if (strcmp(section->name, "edges") == 0) {
         aq_text_add(text, "  keys of a codec (edges.forward.bits, ...):\n");
         help_table(text, "  ", aq_keys_codec());
+        aq_text_add(text, "  keys of an entry of edges.list, beside edge, forward and backward:\n");
+        help_table(text, "  ", aq_keys_edge());
     }
 }
 
@@ -197,8 +201,9 @@ enum aq_status aq_keys_markdown(char **out)
             if (in_section(&keys.keys[i], sections[s].name)) page_row(&text, &keys.keys[i]);
         if (strcmp(sections[s].name, "pipeline") == 0)
             page_table(&text, "An entry of `pipeline.stages`", aq_keys_stage());
-        if (strcmp(sections[s].name, "edges") == 0)
-            page_table(&text, "A codec: `edges.forward`, `edges.backward` and those of `edges.list`", aq_keys_codec());
+        if (strcmp(sections[s].name, "edges") != 0) continue;
+        page_table(&text, "A codec: `edges.forward`, `edges.backward` and those of `edges.list`", aq_keys_codec());
+        page_table(&text, "An entry of `edges.list`, beside `edge`, `forward` and `backward`", aq_keys_edge());
     }
     return aq_text_take(&text, out);
 }

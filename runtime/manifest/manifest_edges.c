@@ -142,11 +142,15 @@ static enum aq_status validate_list(struct aq_manifest *manifest)
         for (const struct aq_yaml_node *node = entry->first; node; node = node->next) {
             const bool backward = strcmp(node->key, "backward") == 0;
             snprintf(path, sizeof path, "edges.list.%u.%s", index, node->key);
+            struct aq_job_edge scratch;
+            const struct aq_key *key = aq_key_find(aq_keys_edge(), node->key);
             if (backward || strcmp(node->key, "forward") == 0)
                 AQ_TRY(codec_validate(manifest, node, path, backward));
+            else if (key)
+                AQ_TRY(aq_manifest_scalar(manifest, key, node, path, &scratch));
             else if (strcmp(node->key, "edge") != 0)
-                aq_yaml_error(&manifest->errors, node, "%s: there is no such key; an entry has edge, forward, backward",
-                              path);
+                aq_yaml_error(&manifest->errors, node,
+                              "%s: there is no such key; an entry has edge, forward, backward, rtt_ms", path);
         }
     }
     return AQ_OK;
@@ -175,6 +179,15 @@ static enum aq_status validate_views(struct aq_manifest *manifest)
     return AQ_OK;
 }
 
+/* The keys of an entry that are no codec's; what fails here was told by validate_list. */
+static void entry_apply(const struct aq_yaml_node *entry, struct aq_job_edge *edge)
+{
+    for (const struct aq_yaml_node *node = entry ? entry->first : NULL; node; node = node->next) {
+        const struct aq_key *key = aq_key_find(aq_keys_edge(), node->key);
+        if (key && node->kind == AQ_YAML_SCALAR) (void)aq_key_read(key, node->text, node->quoted, edge);
+    }
+}
+
 /* Sender and receiver are made apart from what each of them says; everything that stands on the wire must be the same.
  */
 static void edge_make(struct aq_manifest *manifest, uint32_t e)
@@ -190,6 +203,8 @@ static void edge_make(struct aq_manifest *manifest, uint32_t e)
         .prescale_log2 = scaled ? 0 : GRADIENT_PRESCALE_LOG2};
     struct layers forward = {{aq_yaml_find(manifest->root, "edges.forward"), child(entry, "forward"), send},
                              .backward = false};
+    manifest->edges[e].rtt_ms = manifest->job.link.rtt_ms;
+    if (entry && entry->kind == AQ_YAML_MAP) entry_apply(entry, &manifest->edges[e]);
     codec_make(&backward, &manifest->edges[e].backward);
     codec_make(&forward, &manifest->edges[e].forward);
     if (!send && !receive) return;

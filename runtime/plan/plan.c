@@ -50,7 +50,7 @@ static uint64_t step_bytes(const struct aq_plan *plan, uint64_t coded, bool loop
     return plan->micro_batches * aq_wire_bytes(aq_edge_body_bytes(plan->job->train.micro_batch, coded), loopback);
 }
 
-/* What crosses the cut behind a stage, and how. Slots come later, with the program. */
+/* What crosses the cut behind a stage, and how. Slots and windows come later, with the program. */
 static enum aq_status shape_fill(const struct plan_open *open, uint32_t e, struct aq_edge_shape *out)
 {
     const struct aq_plan *plan = &open->plan;
@@ -62,14 +62,10 @@ static enum aq_status shape_fill(const struct plan_open *open, uint32_t e, struc
                                   .columns = cut.columns,
                                   .micro_batch = job->train.micro_batch,
                                   .batch = plan->batch,
-                                  .send_frames = job->link.send_frames,
-                                  .receive_slots = job->link.receive_slots,
                                   .warmup_steps = job->warmup_epochs * plan->steps_per_epoch,
                                   .seed = job->train.seed,
                                   .forward = job->edges[e].forward,
                                   .backward = job->edges[e].backward};
-    /* Pieces of mirrored checkpoints have receive slots of their own: they take no credit from training. */
-    if (job->checkpoint.mirror) out->receive_slots += AQ_MIRROR_WINDOW;
     return AQ_OK;
 }
 
@@ -90,6 +86,19 @@ static enum aq_status edge_fill(struct plan_open *open, uint32_t e)
     return AQ_OK;
 }
 
+/* How much can be on its way: now that programs are there. */
+static enum aq_status edge_windows(struct plan_open *open, uint32_t e, const struct aq_plan_window *window)
+{
+    struct aq_plan_edge *edge = &open->edges[e];
+    edge->window = *window;
+    edge->shape.slots = open->stages[e].program.slots;
+    edge->shape.send_frames = window->send_frames;
+    edge->shape.receive_slots = window->receive_slots;
+    /* Pieces of mirrored checkpoints have receive slots of their own: they take no credit from training. */
+    if (open->plan.job->checkpoint.mirror) edge->shape.receive_slots += AQ_MIRROR_WINDOW;
+    return aq_edge_size_of(&edge->shape, &edge->size);
+}
+
 /* --- stages ----------------------------------------------------------------------------------------------------- */
 
 static bool edge_stores(const struct plan_open *open, uint32_t e)
@@ -105,16 +114,12 @@ static uint32_t window_of(const struct plan_open *open)
     return 0;
 }
 
-static enum aq_status programs_fill(struct plan_open *open, uint32_t s, struct aq_instruction **code)
+static enum aq_status programs_fill(struct plan_open *open, uint32_t s, struct aq_schedule_request request,
+                                    struct aq_instruction **code)
 {
-    const struct aq_job *job = open->plan.job;
     struct aq_plan_stage *stage = &open->stages[s];
-    struct aq_schedule_request request = {.kind = job->pipeline.schedule,
-                                          .stages = open->plan.stage_count,
-                                          .micro_batches = open->plan.micro_batches,
-                                          .in_flight = job->pipeline.in_flight,
-                                          .window = window_of(open),
-                                          .reduce = open->plan.replicas > 1};
+    request.window = window_of(open);
+    request.reduce = open->plan.replicas > 1;
     uint32_t bound = aq_schedule_bound(request.micro_batches);
     AQ_TRY(aq_schedule_emit(&request, s, *code, bound, &stage->program));
     *code += bound;
@@ -125,6 +130,7 @@ static enum aq_status programs_fill(struct plan_open *open, uint32_t s, struct a
     return AQ_OK;
 }
 
+/* All of a stage but how many micro-batches it holds. */
 static enum aq_status stage_fill(struct plan_open *open, uint32_t s)
 {
     const struct aq_job *job = open->plan.job;
@@ -136,7 +142,7 @@ static enum aq_status stage_fill(struct plan_open *open, uint32_t s)
                                  .layer_end = stage->layer_end,
                                  .B = job->train.micro_batch,
                                  .T = job->train.T,
-                                 .slots = stage->program.slots,
+                                 .slots = 1,
                                  .precision = job->model.precision,
                                  .recompute = job->model.recompute,
                                  .weights_16bit = aq_device_gpu(job->pipeline.stages[s].device) != AQ_GPU_NO};
@@ -146,6 +152,13 @@ static enum aq_status stage_fill(struct plan_open *open, uint32_t s)
     AQ_TRY(aq_stage_measure(&stage->config, &stage->size));
     open->plan.parameters += stage->size.parameters;
     return AQ_OK;
+}
+
+static enum aq_status stage_slots(struct plan_open *open, uint32_t s)
+{
+    struct aq_plan_stage *stage = &open->stages[s];
+    stage->config.slots = stage->program.slots;
+    return aq_stage_measure(&stage->config, &stage->size);
 }
 
 /*
@@ -347,10 +360,16 @@ static enum aq_status stages_fill(struct plan_open *open)
     }
     for (uint32_t e = 0; e + 1 < open->plan.stage_count; e++)
         AQ_TRY(edge_fill(open, e));
-    for (uint32_t s = 0; s < open->plan.stage_count; s++) {
-        AQ_TRY(programs_fill(open, s, &code));
-        open->edges[s].shape.slots = open->stages[s].program.slots;
+    for (uint32_t s = 0; s < open->plan.stage_count; s++)
         AQ_TRY(stage_fill(open, s));
+    struct aq_plan_flight flight;
+    AQ_TRY(aq_plan_flight(&open->plan, &flight));
+    open->plan.schedule = flight.request.kind;
+    open->plan.in_flight = flight.request.in_flight;
+    for (uint32_t s = 0; s < open->plan.stage_count; s++) {
+        AQ_TRY(programs_fill(open, s, flight.request, &code));
+        if (s + 1 < open->plan.stage_count) AQ_TRY(edge_windows(open, s, &flight.windows[s]));
+        AQ_TRY(stage_slots(open, s));
         AQ_TRY(cache_fill(open, s));
         if (s > 0) link_fill(open, s, s - 1, s - 1, &open->stages[s].link_in);
         if (s + 1 < open->plan.stage_count) link_fill(open, s, s + 1, s, &open->stages[s].link_out);
@@ -364,10 +383,12 @@ static enum aq_status stages_fill(struct plan_open *open)
 /* Every rank's program against all others: the whole step, and the last of an epoch. */
 static enum aq_status dry_run(const struct plan_open *open)
 {
-    const struct aq_job *job = open->plan.job;
     struct aq_program_limits limits = {
-        .credits = job->link.receive_slots, .send_frames = job->link.send_frames, .replicas = open->plan.replicas};
-    for (uint32_t e = 0; e + 1 < open->plan.stage_count; e++) {
+        .credits = AQ_JOB_MICRO_BATCHES_MAX, .send_frames = AQ_JOB_MICRO_BATCHES_MAX, .replicas = open->plan.replicas};
+    for (uint32_t e = 0; e + 1 < open->plan.stage_count; e++) { /* what passes the narrowest passes a wider one, too */
+        const struct aq_plan_window *window = &open->edges[e].window;
+        if (limits.credits > window->receive_slots) limits.credits = window->receive_slots;
+        if (limits.send_frames > window->send_frames) limits.send_frames = window->send_frames;
         if (aq_plan_edge_transport(&open->plan, e) == AQ_TRANSPORT_LINKS) continue;
         if (limits.credits > AQ_EDGE_CARRY_SLOTS) limits.credits = AQ_EDGE_CARRY_SLOTS; /* bodies wait there */
         if (limits.send_frames > AQ_EDGE_CARRY_SLOTS) limits.send_frames = AQ_EDGE_CARRY_SLOTS;
@@ -540,5 +561,7 @@ enum aq_status aq_plan_manifest(const struct aq_plan *plan, char **text)
 {
     struct aq_job with_facts = *plan->job; /* canonical reads the values alone */
     with_facts.facts = plan->facts;
+    with_facts.pipeline.schedule = plan->schedule; /* what was chosen here is not chosen again there */
+    with_facts.pipeline.in_flight = plan->in_flight;
     return aq_job_canonical(&with_facts, text);
 }

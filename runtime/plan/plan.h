@@ -76,6 +76,12 @@ struct aq_plan_stage {
     uint64_t cache_bytes;     /* on disk ("memory": in RAM): samples x messages x sides, two versions between marks */
 };
 
+/* Frames with a body that may be on their way, each way: the least of what a link can carry in a round trip. */
+struct aq_plan_window {
+    uint32_t send_frames;   /* that a sender keeps: until the other end has them, where links heal */
+    uint32_t receive_slots; /* credits: that the other end has not decoded, and told so            */
+};
+
 /* Edge e joins stage e and e+1. */
 struct aq_plan_edge {
     struct aq_edge_shape shape; /* ready for aq_edge_open */
@@ -83,6 +89,7 @@ struct aq_plan_edge {
     /* A whole step on the wire: bodies, sample tables, frame headers, TCP/IP and Ethernet headers.             */
     uint64_t step_forward_warm, step_forward_cold, step_backward;
     uint64_t step_backward_first; /* as the first epoch's: more where epochs go uncompressed */
+    struct aq_plan_window window; /* of training; shape's has those of mirrored checkpoints, too */
 };
 
 struct aq_plan {
@@ -92,6 +99,8 @@ struct aq_plan {
     uint32_t stage_count;         /* P                                                                          */
     uint32_t replicas;            /* W                                                                          */
     uint32_t ranks;               /* P x W                                                                      */
+    enum aq_schedule_kind schedule; /* of the manifest, or chosen: not AQ_SCHEDULE_AUTO                         */
+    uint32_t in_flight;             /* the same: not AQ_IN_FLIGHT_AUTO                                          */
     uint32_t batch;               /* samples of a whole step on one replica                                     */
     uint32_t layers;              /* L of the model, embedding and head among them                              */
     const struct aq_plan_stage *stages;
@@ -207,7 +216,8 @@ struct aq_plan_costs {
      */
     double forward_share[AQ_JOB_STAGES_MAX], backward_share[AQ_JOB_STAGES_MAX], value_share[AQ_GRAD_CANDIDATES_MAX];
     bool packed;
-    double latency_s;                    /* of a link, one way                                                 */
+    double latency_s[AQ_JOB_STAGES_MAX]; /* of edge e's link, one way: half a round trip                       */
+    double group_latency_s;              /* the same between replicas                                          */
     double rate_mbps;                    /* 0: links take no time                                              */
     double cache_mbps;                   /* 10^6 byte/s of the store, read and write together; 0: no limit     */
     uint32_t threads[AQ_JOB_STAGES_MAX]; /* that each worker runs with                                         */
@@ -256,6 +266,25 @@ struct aq_plan_prediction {
 /* Event simulation of one step after another (the second is taken: pipelines overlap at their ends). AQ_NOMEM. */
 enum aq_status aq_plan_predict(const struct aq_plan *plan, const struct aq_plan_costs *costs,
                                struct aq_plan_prediction *out);
+
+enum { AQ_PLAN_HELPS_MAX = 4, AQ_PLAN_HELP_BYTES = 48 };
+
+/* What distance costs a step, and what would help. */
+struct aq_plan_distance {
+    double share; /* of a step that is not there with all stages side by side: 0 to 1 */
+    uint32_t help_count;
+    struct {
+        char change[AQ_PLAN_HELP_BYTES]; /* a key and its value: "train.batch 64" */
+        double share, step_s;
+    } helps[AQ_PLAN_HELPS_MAX];
+};
+
+/* Has any edge a round trip (link.rtt_ms)? */
+bool aq_plan_far(const struct aq_plan *plan);
+
+/* By simulations of the plan, of the same without distance, and of its variations. A near plan: all 0. AQ_NOMEM. */
+enum aq_status aq_plan_distance(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                                struct aq_plan_distance *out);
 
 /* Of a whole run. "A machine": that of those which has most. */
 struct aq_plan_totals {

@@ -9,11 +9,19 @@
 /* Sustained, a core; what codecs and optimizers, which stream memory, were seen to do on a server CPU. Printed as
  * assumed. */
 static const double stream_bytes_s = 4e9;
-static const double latency_s = 1e-4;
+static const double near_latency_s = 1e-4;
+
+static double latency_of(float rtt_ms)
+{
+    return rtt_ms > 0 ? (double)rtt_ms * 0.5e-3 : near_latency_s;
+}
 
 void aq_plan_costs_common(const struct aq_plan *plan, uint32_t cores, struct aq_plan_costs *out)
 {
-    *out = (struct aq_plan_costs){.cores = cores, .rate_mbps = plan->job->link.rate_mbps, .latency_s = latency_s};
+    *out = (struct aq_plan_costs){.cores = cores, .rate_mbps = plan->job->link.rate_mbps};
+    out->group_latency_s = latency_of(plan->job->link.rtt_ms);
+    for (uint32_t e = 0; e + 1 < plan->stage_count; e++)
+        out->latency_s[e] = latency_of(plan->job->edges[e].rtt_ms);
     for (uint32_t s = 0; s < plan->stage_count; s++)
         out->threads[s] = aq_job_threads(plan->job, s, cores);
     out->reduce_in_step = plan->replicas > 1 && !aq_optimizer_config_averages(&plan->job->train.optimizer);

@@ -5,7 +5,7 @@
  * All are digests of a text, so that a difference can be looked at (AQ_LOG=plan:2 prints the texts, and
  * aq_plan_differences compares them). What cannot change a result is left out: where things lie, who runs them with how
  * many threads, how links and caches are buffered. How far the run goes and when it looks and saves changes nothing
- * that was done before: a checkpoint serves a run that differs in this.
+ * that was done before, and in which order stages work changes no bit: a checkpoint serves a run that differs in this.
  */
 #include <stdio.h>
 #include <string.h>
@@ -41,7 +41,8 @@ static const char *const indifferent[] = {"job.name",
                                           "facts."};
 
 /* Keys that change no step that was made: a run may go on with others. */
-static const char *const extent[] = {"train.epochs", "train.steps_max", "train.evaluate_every", "checkpoint.every"};
+static const char *const extent[] = {"train.epochs",     "train.steps_max",   "train.evaluate_every",
+                                     "checkpoint.every", "pipeline.schedule", "pipeline.in_flight"};
 
 static bool names(const char *const *list, size_t count, const char *name)
 {
@@ -111,13 +112,15 @@ static void plan_text(const struct aq_plan *plan, enum scope scope, struct aq_te
     const struct aq_key_table keys = aq_keys_job();
     struct aq_job job = *plan->job; /* the values alone are read */
     if (scope == OF_RESUME) job.pipeline.replicas = 1;
+    job.pipeline.schedule = plan->schedule;
+    job.pipeline.in_flight = plan->in_flight;
     for (uint32_t i = 0; i < keys.count; i++)
         if (matters(keys.keys[i].name, scope) && aq_key_applies(&keys.keys[i], plan->model.kind))
             add_key(&keys.keys[i], &job, "", text);
     add_cut(plan, text);
     add_facts(plan, text);
     if (scope != OF_RESUME) add_machines(plan->job, text);
-    for (uint32_t s = 0; s < plan->stage_count && scope != OF_RESUME; s++)
+    for (uint32_t s = 0; s < plan->stage_count && scope == OF_PLAN; s++)
         aq_text_add(text, "slots of stage %u=%u\n", s, plan->stages[s].config.slots);
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
         add_codec(&plan->edges[e].shape.forward, e, "forward", text);

@@ -53,11 +53,13 @@ static const char *transport_name(enum aq_transport_kind transport)
 static json_t *edge_json(const struct aq_plan *plan, uint32_t e)
 {
     const struct aq_plan_edge *edge = &plan->edges[e];
-    return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:s}", "edge", (int)e, "step_bytes_forward_first",
+    return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:s, s:o, s:i, s:i}", "edge", (int)e, "step_bytes_forward_first",
                      whole(edge->step_forward_cold), "step_bytes_forward", whole(edge->step_forward_warm),
                      "step_bytes_backward_first", whole(edge->step_backward_first), "step_bytes_backward",
                      whole(edge->step_backward), "message_bytes", whole(edge->size.message_bytes), "transport",
-                     transport_name(aq_plan_edge_transport(plan, e)));
+                     transport_name(aq_plan_edge_transport(plan, e)), "rtt_ms",
+                     aq_control_number((double)plan->job->edges[e].rtt_ms), "send_frames",
+                     (int)edge->window.send_frames, "receive_slots", (int)edge->window.receive_slots);
 }
 
 static void add_numbers(json_t *time, const char *name, const double *values, uint32_t count)
@@ -66,6 +68,19 @@ static void add_numbers(json_t *time, const char *name, const double *values, ui
     for (uint32_t i = 0; i < count; i++)
         json_array_append_new(array, aq_control_number(values[i]));
     json_object_set_new(time, name, array);
+}
+
+/* Null: the plan has no distance. */
+static json_t *distance_json(const struct aq_plan *plan, const struct aq_plan_costs *costs)
+{
+    struct aq_plan_distance distance;
+    if (!aq_plan_far(plan) || aq_plan_distance(plan, costs, &distance) != AQ_OK) return json_null();
+    json_t *helps = json_array();
+    for (uint32_t i = 0; i < distance.help_count; i++)
+        json_array_append_new(helps, json_pack("{s:s, s:o, s:o}", "change", distance.helps[i].change, "share",
+                                               aq_control_number(distance.helps[i].share), "step_s",
+                                               aq_control_number(distance.helps[i].step_s)));
+    return json_pack("{s:o, s:o}", "share", aq_control_number(distance.share), "helps", helps);
 }
 
 static json_t *time_json(const struct aq_plan *plan, const struct aq_plan_costs *costs,
@@ -81,6 +96,7 @@ static json_t *time_json(const struct aq_plan *plan, const struct aq_plan_costs 
     add_numbers(time, "stage_s", prediction->compute_s, P);
     add_numbers(time, "link_forward_s", prediction->forward_s, P - 1);
     add_numbers(time, "link_backward_s", prediction->backward_s, P - 1);
+    json_object_set_new(time, "round_trips", distance_json(plan, costs));
     json_object_set_new(time, "packed", json_boolean(costs->packed));
     add_numbers(time, "packed_forward", costs->forward_share, P - 1);
     add_numbers(time, "packed_backward", costs->backward_share, P - 1);
@@ -113,15 +129,16 @@ enum aq_status aq_plan_print_json(const struct aq_plan *plan, const struct aq_pl
         json_array_append_new(stages, stage_json(plan, costs, s));
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++)
         json_array_append_new(edges, edge_json(plan, e));
-    json_t *out = json_pack(
-        "{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:s, s:i, s:o, s:o, s:o, s:o}", "job", plan->job->name,
-        "plan_hash", aq_control_hex(plan->hash), "job_digest", aq_control_hex(plan->job_digest), "parameters",
-        whole(plan->parameters), "train_samples", whole(plan->facts.train_samples), "samples_dropped",
-        whole(plan->samples_dropped), "heldout_samples", whole(plan->facts.heldout_samples), "steps_per_epoch",
-        whole(plan->steps_per_epoch), "steps", whole(plan->steps), "replicas", (int)plan->replicas, "reduce_transport",
-        transport_name(aq_plan_reduce_transport(plan)), "micro_batches", (int)plan->micro_batches, "stages", stages,
-        "edges", edges, "totals", totals_json(plan, costs, prediction), "time",
-        costs && prediction ? time_json(plan, costs, prediction) : json_null());
+    json_t *out = json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:s, s:i, s:s, s:o, s:o, s:o, s:o}",
+                            "job", plan->job->name, "plan_hash", aq_control_hex(plan->hash), "job_digest",
+                            aq_control_hex(plan->job_digest), "parameters", whole(plan->parameters), "train_samples",
+                            whole(plan->facts.train_samples), "samples_dropped", whole(plan->samples_dropped),
+                            "heldout_samples", whole(plan->facts.heldout_samples), "steps_per_epoch",
+                            whole(plan->steps_per_epoch), "steps", whole(plan->steps), "replicas", (int)plan->replicas,
+                            "reduce_transport", transport_name(aq_plan_reduce_transport(plan)), "micro_batches",
+                            (int)plan->micro_batches, "schedule", aq_schedule_name(plan->schedule), "stages", stages,
+                            "edges", edges, "totals", totals_json(plan, costs, prediction), "time",
+                            costs && prediction ? time_json(plan, costs, prediction) : json_null());
     const enum aq_status status = aq_json_text(out, JSON_REAL_PRECISION(9), text);
     json_decref(out);
     aq_text_bytes(text, "\n", 1);

@@ -12,8 +12,10 @@
  * reads is there, in the order of its chain; of the values at a cut there are as many copies as the plan says, so that
  * one is coded while the next is computed.
  *
- * Every link is two resources, one each way, that carry frames one after another, with credits (receive slots) and a
- * bounded queue of the sender. Replicas reduce over links of their own while they pack and unpack: the longer counts.
+ * Every link is two resources, one each way, that carry frames one after another and hand each over half a round trip
+ * after it has left. A frame needs a credit: that of a frame before is back half a round trip after it was decoded. A
+ * send buffer is free half a round trip after its frame was there (links that heal keep it until then), else when it
+ * has left. Replicas reduce over links of their own while they pack and unpack: the longer counts.
  * Optimizers that average gradients do so before the norm; the others in their update, piece by piece (0056). Steps
  * follow each other; the last of them is the answer, for pipelines overlap at their ends.
  */
@@ -28,16 +30,25 @@
 
 enum { STEPS = 3, NOBODY = -1, LINES = 6, STREAMS = 3 };
 
+#define LATENCY_TOLD 1e-3 /* seconds of round trips from which on a bound names them */
+
 /* The instructions of a line: those of one kind, of the forward chain and then of the backward chain. */
 enum part { RECEIVE = 0, COMPUTE = 1, SEND = 2, PARTS = 3 };
 
-/* One direction of one edge. Frames are numbered over all steps: queued >= begun >= arrived >= taken. */
+/*
+ * One direction of one edge. Frames are numbered over all steps: queued >= begun >= arrived >= taken >= credited, and
+ * arrived >= acknowledged.
+ */
 struct pipe {
-    double seconds; /* a frame on the wire                              */
-    double delay;   /* from leaving the wire to being here: latency, and packing where bodies go packed */
-    uint64_t queued, begun, arrived, taken;
+    struct aq_plan_window window;
+    double seconds; /* a frame on the wire                                                             */
+    double delay;   /* from leaving the wire to being there: latency, and packing where bodies go packed */
+    double back;    /* of a credit, to the sender                                                      */
+    double held;    /* from being there to the sender's buffer being free; < 0: it was before           */
+    uint64_t queued, begun, arrived, taken, credited, acknowledged;
     double done_at;  /* the frame on the wire leaves it; DBL_MAX: none   */
-    double *arrives; /* of the last receive_slots + 1 frames: when       */
+    double *arrives; /* by frame: when it is there                       */
+    double *returns; /* by frame: when its credit is back                */
 };
 
 /* The instructions of one kind (enum aq_op less AQ_OP_RECV_FWD), in the order of their chain; of this step. */
@@ -69,7 +80,8 @@ struct actor {
 struct simulation {
     const struct aq_plan *plan;
     const struct aq_plan_costs *costs;
-    uint32_t P, M, credits, send_frames;
+    const struct aq_plan_scene *scene;
+    uint32_t P, M;
     double now;
     struct actor *actors;
     struct pipe *forward, *backward;
@@ -83,16 +95,18 @@ static void place(struct aq_arena *arena, struct simulation *sim)
     sim->backward = aq_arena_take(arena, P * sizeof *sim->backward);
     for (uint32_t s = 0; s < P; s++) {
         uint32_t *at = aq_arena_take(arena, LINES * (size_t)M * sizeof *at);
-        double *arrives[2];
-        for (int k = 0; k < 2; k++)
-            arrives[k] = aq_arena_take(arena, ((size_t)sim->credits + 1) * sizeof(double));
-        uint64_t *holder = aq_arena_take(arena, sim->plan->stages[s].program.slots * sizeof *holder);
+        double *times[4];
+        for (int k = 0; k < 4; k++)
+            times[k] = aq_arena_take(arena, STEPS * (size_t)M * sizeof(double));
+        uint64_t *holder = aq_arena_take(arena, sim->scene->programs[s].slots * sizeof *holder);
         if (!arena->base) continue;
         for (uint32_t k = 0; k < LINES; k++)
             sim->actors[s].lines[k].at = at + (size_t)k * M;
         sim->actors[s].holder = holder;
-        sim->forward[s].arrives = arrives[0];
-        sim->backward[s].arrives = arrives[1];
+        sim->forward[s].arrives = times[0];
+        sim->forward[s].returns = times[1];
+        sim->backward[s].arrives = times[2];
+        sim->backward[s].returns = times[3];
     }
 }
 
@@ -103,16 +117,20 @@ static void place(struct aq_arena *arena, struct simulation *sim)
 static void pipe_open(const struct simulation *sim, uint32_t edge, struct pipe *pipe, uint64_t step_bytes, double share)
 {
     const bool nccl = aq_plan_edge_transport(sim->plan, edge) == AQ_TRANSPORT_NCCL;
-    const double rate = nccl ? 0 : sim->costs->rate_mbps, frame = nccl ? 0 : (double)step_bytes / sim->M;
+    const double rate = nccl ? 0 : sim->costs->rate_mbps;
+    const double frame = nccl ? 0 : (double)step_bytes / sim->plan->micro_batches;
+    pipe->window = sim->scene->windows[edge];
     pipe->done_at = DBL_MAX;
     pipe->seconds = rate > 0 ? frame * share * 8 / (rate * 1e6) : 0;
-    pipe->delay = sim->costs->latency_s + (share < 1 ? frame * AQ_LINK_PACK_BYTE_NS * 1e-9 : 0);
+    pipe->back = sim->costs->latency_s[edge];
+    pipe->delay = pipe->back + (share < 1 ? frame * AQ_LINK_PACK_BYTE_NS * 1e-9 : 0);
+    pipe->held = sim->plan->job->link.outage_ns_max ? pipe->back : -pipe->delay;
 }
 
 static void actor_open(const struct simulation *sim, uint32_t s)
 {
     struct actor *actor = &sim->actors[s];
-    actor->program = &sim->plan->stages[s].program;
+    actor->program = &sim->scene->programs[s];
     actor->gpu = aq_plan_on_gpu(sim->plan, s);
     actor->copies = sim->plan->stages[s].boundary_copies;
     actor->partial_at = actor->total_at = actor->reduced_at = DBL_MAX;
@@ -153,7 +171,7 @@ static enum aq_status simulation_open(struct simulation *sim, void **memory)
 static bool pipe_start(const struct simulation *sim, struct pipe *pipe)
 {
     if (pipe->done_at != DBL_MAX || pipe->queued == pipe->begun) return false;
-    if (pipe->begun - pipe->taken >= sim->credits) return false;
+    if (pipe->begun - pipe->credited >= pipe->window.receive_slots) return false;
     pipe->begun++;
     pipe->done_at = sim->now + pipe->seconds;
     return true;
@@ -162,14 +180,44 @@ static bool pipe_start(const struct simulation *sim, struct pipe *pipe)
 static bool pipe_finish(const struct simulation *sim, struct pipe *pipe)
 {
     if (pipe->done_at > sim->now) return false;
-    pipe->arrives[pipe->arrived++ % (sim->credits + 1)] = pipe->done_at + pipe->delay;
+    pipe->arrives[pipe->arrived++] = pipe->done_at + pipe->delay;
     pipe->done_at = DBL_MAX;
     return true;
 }
 
-static double pipe_arrival(const struct simulation *sim, const struct pipe *pipe)
+/* When the next frame to be taken is there. */
+static double pipe_arrival(const struct pipe *pipe)
 {
-    return pipe->arrived > pipe->taken ? pipe->arrives[pipe->taken % (sim->credits + 1)] : DBL_MAX;
+    return pipe->arrived > pipe->taken ? pipe->arrives[pipe->taken] : DBL_MAX;
+}
+
+/* When the next credit is back, and the next send buffer. */
+static double pipe_credit(const struct pipe *pipe)
+{
+    return pipe->taken > pipe->credited ? pipe->returns[pipe->credited] : DBL_MAX;
+}
+
+static double pipe_buffer(const struct pipe *pipe)
+{
+    return pipe->arrived > pipe->acknowledged ? pipe->arrives[pipe->acknowledged] + pipe->held : DBL_MAX;
+}
+
+static void pipe_take(const struct simulation *sim, struct pipe *pipe)
+{
+    pipe->returns[pipe->taken++] = sim->now + pipe->back;
+}
+
+static bool pipe_return(const struct simulation *sim, struct pipe *pipe)
+{
+    const bool credit = pipe_credit(pipe) <= sim->now, buffer = pipe_buffer(pipe) <= sim->now;
+    pipe->credited += credit;
+    pipe->acknowledged += buffer;
+    return credit || buffer;
+}
+
+static bool pipe_has_buffer(const struct pipe *pipe)
+{
+    return pipe->queued - pipe->acknowledged < pipe->window.send_frames;
 }
 
 /* --- stages ----------------------------------------------------------------------------------------------------- */
@@ -216,13 +264,13 @@ static bool ready(const struct simulation *sim, uint32_t s, const struct aq_inst
     if (opens && actor->holder[in->slot]) return false;
     switch (in->op) {
     case AQ_OP_RECV_FWD:
-        return pipe_arrival(sim, &sim->forward[s - 1]) <= sim->now;
+        return pipe_arrival(&sim->forward[s - 1]) <= sim->now;
     case AQ_OP_RECV_BWD:
-        return pipe_arrival(sim, &sim->backward[s]) <= sim->now;
+        return pipe_arrival(&sim->backward[s]) <= sim->now;
     case AQ_OP_SEND_FWD:
-        return sim->forward[s].queued - sim->forward[s].begun < sim->send_frames;
+        return pipe_has_buffer(&sim->forward[s]);
     case AQ_OP_SEND_BWD:
-        return sim->backward[s - 1].queued - sim->backward[s - 1].begun < sim->send_frames;
+        return pipe_has_buffer(&sim->backward[s - 1]);
     case AQ_OP_BACKWARD: /* after the forward of its own micro-batch */
         return actor->holder[in->slot] == 2 * ((uint64_t)actor->step * sim->M + in->micro_batch) + 2;
     default:
@@ -272,7 +320,7 @@ static void chains_done(const struct simulation *sim, uint32_t s)
     if (sim->plan->replicas == 1) return;
     actor->phase = REDUCE; /* in any case they agree on the step: a message */
     work_begin(sim, actor, costs->reduce_in_step ? 0 : costs->pack_s[s],
-               costs->latency_s + (costs->reduce_in_step ? 0 : 2 * costs->latency_s + costs->reduce_s[s]));
+               costs->group_latency_s + (costs->reduce_in_step ? 0 : 2 * costs->group_latency_s + costs->reduce_s[s]));
 }
 
 static void instruction_done(struct simulation *sim, uint32_t s, uint32_t k)
@@ -280,8 +328,8 @@ static void instruction_done(struct simulation *sim, uint32_t s, uint32_t k)
     struct actor *actor = &sim->actors[s];
     struct line *line = &actor->lines[k];
     const struct aq_instruction *in = &actor->program->code[line->at[line->done++]];
-    if (in->op == AQ_OP_RECV_FWD) sim->forward[s - 1].taken++;
-    if (in->op == AQ_OP_RECV_BWD) sim->backward[s].taken++;
+    if (in->op == AQ_OP_RECV_FWD) pipe_take(sim, &sim->forward[s - 1]);
+    if (in->op == AQ_OP_RECV_BWD) pipe_take(sim, &sim->backward[s]);
     if (in->op == AQ_OP_SEND_FWD) sim->forward[s].queued++;
     if (in->op == AQ_OP_SEND_BWD) sim->backward[s - 1].queued++;
     if (in->op == AQ_OP_FORWARD) actor->holder[in->slot]++; /* even: forwarded */
@@ -335,18 +383,19 @@ static bool actor_end(struct simulation *sim, uint32_t s)
     case NORM_UP:
         if (s + 1 < sim->P && actor->partial_at > sim->now) return false;
         actor->partial_at = DBL_MAX;
-        if (s > 0) sim->actors[s - 1].partial_at = sim->now + costs->latency_s;
+        if (s > 0) sim->actors[s - 1].partial_at = sim->now + costs->latency_s[s - 1];
         actor->phase = NORM_DOWN;
         return true;
     case NORM_DOWN:
         if (s > 0 && actor->total_at > sim->now) return false;
         actor->total_at = DBL_MAX;
-        if (s + 1 < sim->P) sim->actors[s + 1].total_at = sim->now + costs->latency_s;
+        if (s + 1 < sim->P) sim->actors[s + 1].total_at = sim->now + costs->latency_s[s];
         actor->phase = UPDATE;
         return true;
     case UPDATE:
         if (sim->plan->replicas > 1 && costs->reduce_in_step)
-            work_begin(sim, actor, costs->pack_s[s] + costs->step_s[s], 2 * costs->latency_s + costs->reduce_s[s]);
+            work_begin(sim, actor, costs->pack_s[s] + costs->step_s[s],
+                       2 * costs->group_latency_s + costs->reduce_s[s]);
         else
             work_begin(sim, actor, costs->step_s[s], 0);
         actor->phase = UPDATING;
@@ -393,9 +442,12 @@ static void settle(struct simulation *sim)
             moved |= actor_finish(sim, s);
             moved |= actor_start(sim, s);
             moved |= actor_end(sim, s);
-            moved |= pipe_finish(sim, &sim->forward[s]) || pipe_finish(sim, &sim->backward[s]);
-            moved |= pipe_start(sim, &sim->forward[s]);
-            moved |= pipe_start(sim, &sim->backward[s]);
+            struct pipe *const pipes[] = {&sim->forward[s], &sim->backward[s]};
+            for (int k = 0; k < 2; k++) {
+                moved |= pipe_finish(sim, pipes[k]);
+                moved |= pipe_return(sim, pipes[k]);
+                moved |= pipe_start(sim, pipes[k]);
+            }
         }
     }
 }
@@ -418,10 +470,13 @@ static double next_moment(const struct simulation *sim, const double *speeds)
         const struct actor *actor = &sim->actors[s];
         for (int i = 0; i < STREAMS; i++)
             if (actor->streams[i].left > 0) earlier(sim->now + actor->streams[i].left / speeds[s], sim->now, &next);
-        earlier(sim->forward[s].done_at, sim->now, &next);
-        earlier(sim->backward[s].done_at, sim->now, &next);
-        earlier(pipe_arrival(sim, &sim->forward[s]), sim->now, &next);
-        earlier(pipe_arrival(sim, &sim->backward[s]), sim->now, &next);
+        const struct pipe *const pipes[] = {&sim->forward[s], &sim->backward[s]};
+        for (int k = 0; k < 2; k++) {
+            const double moments[] = {pipes[k]->done_at, pipe_arrival(pipes[k]), pipe_credit(pipes[k]),
+                                      pipe_buffer(pipes[k])};
+            for (int i = 0; i < 4; i++)
+                earlier(moments[i], sim->now, &next);
+        }
         earlier(actor->partial_at, sim->now, &next);
         earlier(actor->total_at, sim->now, &next);
         earlier(actor->reduced_at, sim->now, &next);
@@ -477,10 +532,16 @@ __attribute__((format(printf, 3, 4))) static void bound_by(struct aq_plan_predic
     va_end(arguments);
 }
 
+/* Update and packing: work between two steps' micro-batches. */
+static double stage_end(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t s)
+{
+    return costs->step_s[s] + (plan->replicas > 1 ? costs->pack_s[s] : 0);
+}
+
 /* What a stage works in a step: all of it on a CPU, its busiest stream on a GPU. */
 static double stage_busy(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t s)
 {
-    const double end = costs->step_s[s] + (plan->replicas > 1 ? costs->pack_s[s] : 0);
+    const double end = stage_end(plan, costs, s);
     const double compute = (costs->forward_s[s] + costs->backward_s[s]) * plan->micro_batches + end;
     double send = 0, receive = 0;
     if (s > 0) {
@@ -504,6 +565,25 @@ static double cache_traffic(const struct aq_plan *plan, uint32_t s)
     return strcmp(plan->job->cache.kind, "memory") == 0 ? 0 : 2 * bytes * plan->batch;
 }
 
+/*
+ * A step begins and ends at the first stage: what lies behind links waits once for the round trips of them all, and a
+ * link's last frame goes to the last stage and comes back.
+ */
+static void bound_trips(const struct simulation *sim, struct aq_plan_prediction *out)
+{
+    double trips = 0;
+    for (uint32_t s = 0; s < sim->P; s++) {
+        const double chains = out->compute_s[s] - stage_end(sim->plan, sim->costs, s);
+        bound_by(out, chains + trips, "stage %u compute%s", s, trips > LATENCY_TOLD ? " and round trips" : "");
+        if (s + 1 < sim->P) trips += 2 * sim->costs->latency_s[s];
+    }
+    const char *also = trips > LATENCY_TOLD ? " and round trips" : "";
+    for (uint32_t s = 0; s + 1 < sim->P; s++) {
+        bound_by(out, out->forward_s[s] + trips, "link %u-%u forward%s", s, s + 1, also);
+        bound_by(out, out->backward_s[s] + trips, "link %u-%u backward%s", s, s + 1, also);
+    }
+}
+
 static void bound_fill(const struct simulation *sim, struct aq_plan_prediction *out)
 {
     const struct aq_plan *plan = sim->plan;
@@ -517,6 +597,7 @@ static void bound_fill(const struct simulation *sim, struct aq_plan_prediction *
         bound_by(out, out->forward_s[s], "link %u-%u forward", s, s + 1);
         bound_by(out, out->backward_s[s], "link %u-%u backward", s, s + 1);
     }
+    bound_trips(sim, out);
     for (uint32_t s = 0; s < sim->P; s++) {
         double work = 0, traffic = 0, gpu = 0;
         for (uint32_t r = 0; r < plan->ranks; r++)
@@ -537,22 +618,46 @@ static void bound_fill(const struct simulation *sim, struct aq_plan_prediction *
     }
 }
 
+static enum aq_status simulate(struct simulation *sim, double *step_s)
+{
+    enum aq_status status = AQ_OK;
+    for (settle(sim); running(sim) && status == AQ_OK; settle(sim))
+        if (!advance(sim)) status = aq_fail(AQ_INVAL, "plan", "the simulated step stands still at %g s", sim->now);
+    *step_s = step_end(sim, STEPS - 1) - step_end(sim, STEPS - 2);
+    return status;
+}
+
+static struct simulation simulation_of(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                                       const struct aq_plan_scene *scene)
+{
+    return (struct simulation){
+        .plan = plan, .costs = costs, .scene = scene, .P = plan->stage_count, .M = scene->programs[0].micro_batches};
+}
+
+enum aq_status aq_plan_simulate(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                                const struct aq_plan_scene *scene, double *step_s)
+{
+    struct simulation sim = simulation_of(plan, costs, scene);
+    void *memory = NULL;
+    AQ_TRY(simulation_open(&sim, &memory));
+    const enum aq_status status = simulate(&sim, step_s);
+    aq_free(memory);
+    return status;
+}
+
 enum aq_status aq_plan_predict(const struct aq_plan *plan, const struct aq_plan_costs *costs,
                                struct aq_plan_prediction *out)
 {
-    struct simulation sim = {.plan = plan,
-                             .costs = costs,
-                             .P = plan->stage_count,
-                             .M = plan->micro_batches,
-                             .credits = plan->job->link.receive_slots,
-                             .send_frames = plan->job->link.send_frames};
+    struct aq_plan_scene scene;
     struct aq_plan_prediction prediction = {0};
     void *memory = NULL;
+    for (uint32_t s = 0; s < plan->stage_count; s++) {
+        scene.programs[s] = plan->stages[s].program;
+        scene.windows[s] = plan->edges[s].window;
+    }
+    struct simulation sim = simulation_of(plan, costs, &scene);
     AQ_TRY(simulation_open(&sim, &memory));
-    enum aq_status status = AQ_OK;
-    for (settle(&sim); running(&sim) && status == AQ_OK; settle(&sim))
-        if (!advance(&sim)) status = aq_fail(AQ_INVAL, "plan", "the simulated step stands still at %g s", sim.now);
-    prediction.step_s = step_end(&sim, STEPS - 1) - step_end(&sim, STEPS - 2);
+    const enum aq_status status = simulate(&sim, &prediction.step_s);
     bound_fill(&sim, &prediction);
     aq_free(memory);
     if (status == AQ_OK) *out = prediction;

@@ -64,6 +64,25 @@ struct aq_plan_gradients {
 enum aq_status aq_plan_gradients_share(const struct aq_plan_gradients *gradients,
                                        const struct aq_grad_codec_config *config, double *share);
 
+/* plan_predict.c: a step of these programs and windows, with the plan's frames and these costs. AQ_NOMEM. */
+struct aq_plan_scene {
+    struct aq_program programs[AQ_JOB_STAGES_MAX];
+    struct aq_plan_window windows[AQ_JOB_STAGES_MAX];
+};
+enum aq_status aq_plan_simulate(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                                const struct aq_plan_scene *scene, double *step_s);
+
+/*
+ * plan_distance.c: schedule, in_flight and windows, as the manifest says or, where it says auto, as distance wants
+ * them. Pure arithmetic on the manifest, so that every rank comes to the same. Counts are filled in; stages have their
+ * slot_bytes and copies, edges their bytes. AQ_NOMEM.
+ */
+struct aq_plan_flight {
+    struct aq_schedule_request request; /* of a whole step; reduce and window are the caller's */
+    struct aq_plan_window windows[AQ_JOB_STAGES_MAX];
+};
+enum aq_status aq_plan_flight(const struct aq_plan *plan, struct aq_plan_flight *out);
+
 /* plan_cost.c: does stage s compute on a GPU; on the same one as rank r? */
 bool aq_plan_on_gpu(const struct aq_plan *plan, uint32_t s);
 bool aq_plan_same_gpu(const struct aq_plan *plan, uint32_t s, uint32_t r);

@@ -81,7 +81,7 @@ static uint32_t choose(const struct aq_plan *plan, const struct aq_plan_costs *c
 {
     struct aq_grad_cost each[AQ_GRAD_CANDIDATES_MAX];
     const struct aq_grad_scene scene = {.rate = rank_rate(plan, costs),
-                                        .latency_s = costs->latency_s,
+                                        .latency_s = costs->group_latency_s,
                                         .compute_s =
                                             (costs->forward_s[s] + costs->backward_s[s]) * plan->micro_batches};
     for (uint32_t c = 0; c < count; c++)

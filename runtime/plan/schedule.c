@@ -15,6 +15,8 @@ static const struct aq_schedule_ops *ops_of(enum aq_schedule_kind kind)
     case id:                                                                                                           \
         return &schedule_##name;
 #include "schedules.def"
+    case AQ_SCHEDULE_AUTO:
+        break; /* none: a plan chooses one */
     }
     return NULL;
 }

@@ -1,0 +1,272 @@
+/*
+ * plan_distance.c -- what follows from round trips (link.rtt_ms): the schedule, how many micro-batches are in flight,
+ * how many frames a link may have on its way; and what distance costs a step.
+ *
+ * Choices are made by the simulation of plan_predict.c with links alone: what stages compute is not in a manifest, and
+ * whoever computes faster than assumed would stand still for want of micro-batches in flight. So a choice is a pure
+ * function of the manifest. Candidates are the schedules that may be taken, each with its own count of micro-batches in
+ * flight and with twice as many, and so on up to a step's. Of those that take at most FLIGHT_BYTES more than the first,
+ * on every stage, the one with least memory among the fastest is taken.
+ *
+ * A window of frames bounds a link to window / round trip. One that holds all micro-batches in flight is none: that is
+ * taken where it is cheap, else as many as a round trip holds at the link's rate.
+ */
+#include <math.h>
+#include <stdio.h>
+
+#include "plan_private.h"
+
+enum {
+    CANDIDATES_MAX = 2 * 16, /* two schedules; doublings up to AQ_JOB_MICRO_BATCHES_MAX are 12 */
+    SEND_LEAST = 8,          /* windows of links that nobody calls far: some frames of each direction in turn */
+    RECEIVE_LEAST = 4,
+    SEND_MOST = 256, /* as keys.def bounds them */
+    RECEIVE_MOST = 252,
+    ANSWERS = 2, /* send buffers for messages that the other end has lost (edge_heal.c) */
+    BATCH_GROWTH_MAX = 16
+};
+
+#define FLIGHT_BYTES (UINT64_C(1) << 30)  /* of slots, a stage, that are taken without being asked for */
+#define WINDOW_BYTES (UINT64_C(64) << 20) /* of buffers, a window, that are taken so                   */
+#define AS_FAST      1.02                 /* steps whose times differ by less are alike                 */
+#define HARDLY       0.02                 /* a share of a step that needs no help                       */
+
+struct candidate {
+    enum aq_schedule_kind kind;
+    uint32_t in_flight;
+    double seconds;
+    uint64_t bytes;
+};
+
+bool aq_plan_far(const struct aq_plan *plan)
+{
+    for (uint32_t e = 0; e + 1 < plan->stage_count; e++)
+        if (plan->job->edges[e].rtt_ms > 0) return true;
+    return false;
+}
+
+/* --- windows ---------------------------------------------------------------------------------------------------- */
+
+/* Frames of so many bytes that an edge's link carries in a round trip, and two more, that it never stands still. */
+static double round_trip_frames(const struct aq_plan *plan, uint32_t e, double frame_bytes)
+{
+    const double rate = plan->job->link.rate_mbps * 1e6 / 8, seconds = (double)plan->job->edges[e].rtt_ms * 1e-3;
+    return rate > 0 && seconds > 0 ? ceil(rate * seconds / frame_bytes) + 2 : 0;
+}
+
+static uint32_t frames_of(uint32_t asked, double wanted, double affordable, uint32_t least, uint32_t most)
+{
+    if (asked) return asked;
+    const double frames = wanted < affordable ? wanted : affordable;
+    return frames < least ? least : frames > most ? most : (uint32_t)frames;
+}
+
+static struct aq_plan_window window_of(const struct aq_plan *plan, uint32_t e, uint32_t in_flight, bool automatic)
+{
+    const struct aq_job_link *link = &plan->job->link;
+    const struct aq_plan_edge *edge = &plan->edges[e];
+    const uint64_t bytes =
+        edge->step_forward_warm < edge->step_backward ? edge->step_forward_warm : edge->step_backward;
+    const double trip = round_trip_frames(plan, e, (double)bytes / plan->micro_batches);
+    const double evaluation = round_trip_frames(
+        plan, e, (double)aq_wire_bytes(plan->job->train.micro_batch * edge->size.values_bytes, false));
+    const double wanted = fmax(in_flight, evaluation);
+    const double affordable = fmax((double)(WINDOW_BYTES / edge->size.body_bytes_max), trip);
+    return (struct aq_plan_window){.send_frames = frames_of(automatic ? 0 : link->send_frames, wanted + ANSWERS,
+                                                            affordable, SEND_LEAST, SEND_MOST),
+                                   .receive_slots = frames_of(automatic ? 0 : link->receive_slots, wanted, affordable,
+                                                              RECEIVE_LEAST, RECEIVE_MOST)};
+}
+
+/* --- a step, simulated ------------------------------------------------------------------------------------------ */
+
+static struct aq_schedule_request request_of(const struct aq_plan *plan, uint32_t micro_batches,
+                                             enum aq_schedule_kind kind, uint32_t in_flight)
+{
+    return (struct aq_schedule_request){
+        .kind = kind, .stages = plan->stage_count, .micro_batches = micro_batches, .in_flight = in_flight};
+}
+
+static void windows_fill(const struct aq_plan *plan, const struct aq_schedule_request *request, bool automatic,
+                         struct aq_plan_window *windows)
+{
+    for (uint32_t e = 0; e + 1 < plan->stage_count; e++)
+        windows[e] = window_of(plan, e, aq_schedule_slots(request, e), automatic);
+}
+
+static enum aq_status time_of(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                              const struct aq_schedule_request *request, bool automatic, double *seconds)
+{
+    const uint32_t bound = aq_schedule_bound(request->micro_batches);
+    struct aq_plan_scene scene;
+    void *memory = NULL;
+    windows_fill(plan, request, automatic, scene.windows);
+    AQ_TRY(aq_alloc((size_t)plan->stage_count * bound * sizeof(struct aq_instruction), &memory));
+    struct aq_instruction *code = memory;
+    enum aq_status status = AQ_OK;
+    for (uint32_t s = 0; s < plan->stage_count && status == AQ_OK; s++)
+        status = aq_schedule_emit(request, s, code + (size_t)s * bound, bound, &scene.programs[s]);
+    if (status == AQ_OK) status = aq_plan_simulate(plan, costs, &scene, seconds);
+    aq_free(memory);
+    return status;
+}
+
+/* --- schedule and in_flight ------------------------------------------------------------------------------------- */
+
+static uint64_t slots_bytes(const struct aq_plan *plan, const struct aq_schedule_request *request, uint32_t s)
+{
+    return aq_schedule_slots(request, s) * plan->stages[s].size.slot_bytes;
+}
+
+/* Does no stage take more slots than those of the first candidate and FLIGHT_BYTES? */
+static bool affordable(const struct aq_plan *plan, const struct aq_schedule_request *first,
+                       const struct aq_schedule_request *request)
+{
+    for (uint32_t s = 0; s < plan->stage_count; s++)
+        if (slots_bytes(plan, request, s) > slots_bytes(plan, first, s) + FLIGHT_BYTES) return false;
+    return true;
+}
+
+/* A schedule's own count, and twice as many, up to all of a step. Returns the new count of candidates. */
+static uint32_t candidates_add(const struct aq_plan *plan, uint32_t micro_batches, enum aq_schedule_kind kind,
+                               uint32_t in_flight, struct candidate *out, uint32_t count)
+{
+    if (in_flight != AQ_IN_FLIGHT_AUTO) {
+        out[count] = (struct candidate){.kind = kind, .in_flight = in_flight};
+        return count + 1;
+    }
+    const struct aq_schedule_request own = request_of(plan, micro_batches, kind, AQ_IN_FLIGHT_DEFAULT);
+    uint32_t flight = aq_schedule_slots(&own, 0);
+    out[count++] = (struct candidate){.kind = kind, .in_flight = AQ_IN_FLIGHT_DEFAULT};
+    while (flight < micro_batches) {
+        flight = flight > micro_batches / 2 ? micro_batches : 2 * flight;
+        AQ_ASSERT(count < CANDIDATES_MAX);
+        out[count++] = (struct candidate){.kind = kind, .in_flight = flight};
+    }
+    return count;
+}
+
+static enum aq_status choose(const struct aq_plan *plan, uint32_t micro_batches, bool automatic,
+                             struct candidate *candidates, uint32_t count, struct aq_schedule_request *out)
+{
+    struct aq_plan_costs costs;
+    const struct aq_schedule_request first =
+        request_of(plan, micro_batches, candidates[0].kind, candidates[0].in_flight);
+    double least = HUGE_VAL;
+    aq_plan_costs_common(plan, 1, &costs);
+    for (uint32_t i = 0; i < count; i++) {
+        struct candidate *one = &candidates[i];
+        const struct aq_schedule_request request = request_of(plan, micro_batches, one->kind, one->in_flight);
+        one->seconds = HUGE_VAL;
+        if (!affordable(plan, &first, &request)) continue;
+        AQ_TRY(time_of(plan, &costs, &request, automatic, &one->seconds));
+        for (uint32_t s = 0; s < plan->stage_count; s++)
+            one->bytes += slots_bytes(plan, &request, s);
+        if (one->seconds < least) least = one->seconds;
+    }
+    const struct candidate *chosen = NULL;
+    for (uint32_t i = 0; i < count; i++)
+        if (candidates[i].seconds <= least * AS_FAST && (!chosen || candidates[i].bytes < chosen->bytes))
+            chosen = &candidates[i];
+    *out = request_of(plan, micro_batches, chosen->kind, chosen->in_flight);
+    return AQ_OK;
+}
+
+/* automatic: of what the manifest says of windows nothing counts. */
+static enum aq_status flight_of(const struct aq_plan *plan, uint32_t micro_batches, enum aq_schedule_kind kind,
+                                uint32_t in_flight, bool automatic, struct aq_schedule_request *out)
+{
+    const enum aq_schedule_kind kinds[] = {kind == AQ_SCHEDULE_AUTO ? AQ_SCHEDULE_1F1B : kind, AQ_SCHEDULE_GPIPE};
+    struct candidate candidates[CANDIDATES_MAX];
+    uint32_t count = 0;
+    if (!aq_plan_far(plan)) {
+        *out = request_of(plan, micro_batches, kinds[0],
+                          in_flight == AQ_IN_FLIGHT_AUTO ? AQ_IN_FLIGHT_DEFAULT : in_flight);
+        return AQ_OK;
+    }
+    const bool both = kind == AQ_SCHEDULE_AUTO && in_flight == AQ_IN_FLIGHT_AUTO; /* a count that is said is 1f1b's */
+    for (uint32_t k = 0; k < (both ? 2 : 1); k++)
+        count = candidates_add(plan, micro_batches, kinds[k], in_flight, candidates, count);
+    if (count > 1) return choose(plan, micro_batches, automatic, candidates, count, out);
+    *out = request_of(plan, micro_batches, candidates[0].kind, candidates[0].in_flight);
+    return AQ_OK;
+}
+
+enum aq_status aq_plan_flight(const struct aq_plan *plan, struct aq_plan_flight *out)
+{
+    const struct aq_job_pipeline *pipeline = &plan->job->pipeline;
+    AQ_TRY(flight_of(plan, plan->micro_batches, pipeline->schedule, pipeline->in_flight, false, &out->request));
+    windows_fill(plan, &out->request, false, out->windows);
+    return AQ_OK;
+}
+
+/* --- what distance costs ---------------------------------------------------------------------------------------- */
+
+/* A step, and the share of it that would not be there were all stages side by side. */
+static enum aq_status share_of(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                               const struct aq_schedule_request *request, bool automatic, double *step_s, double *share)
+{
+    struct aq_plan_costs beside = *costs;
+    double near_s;
+    for (uint32_t e = 0; e + 1 < plan->stage_count; e++)
+        beside.latency_s[e] = 0;
+    beside.group_latency_s = 0;
+    AQ_TRY(time_of(plan, costs, request, automatic, step_s));
+    AQ_TRY(time_of(plan, &beside, request, automatic, &near_s));
+    *share = *step_s > near_s ? 1 - near_s / *step_s : 0;
+    return AQ_OK;
+}
+
+static void help_add(struct aq_plan_distance *out, double share, double step_s, const char *key, uint32_t value)
+{
+    AQ_ASSERT(out->help_count < AQ_PLAN_HELPS_MAX);
+    out->helps[out->help_count].share = share;
+    out->helps[out->help_count].step_s = step_s;
+    if (value)
+        snprintf(out->helps[out->help_count++].change, AQ_PLAN_HELP_BYTES, "%s %u", key, value);
+    else
+        snprintf(out->helps[out->help_count++].change, AQ_PLAN_HELP_BYTES, "%s", key);
+}
+
+/* Where the manifest says otherwise: what is chosen by distance. */
+static enum aq_status help_automatic(const struct aq_plan *plan, const struct aq_plan_costs *costs, double step_s,
+                                     struct aq_plan_distance *out)
+{
+    struct aq_schedule_request request;
+    double seconds, share;
+    AQ_TRY(flight_of(plan, plan->micro_batches, AQ_SCHEDULE_AUTO, AQ_IN_FLIGHT_AUTO, true, &request));
+    AQ_TRY(share_of(plan, costs, &request, true, &seconds, &share));
+    if (seconds * AS_FAST < step_s) help_add(out, share, seconds, "auto in pipeline and link", 0);
+    return AQ_OK;
+}
+
+/* A batch so much larger that round trips take half of what they do, or BATCH_GROWTH_MAX times. */
+static enum aq_status help_batch(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                                 struct aq_plan_distance *out)
+{
+    const struct aq_job_pipeline *pipeline = &plan->job->pipeline;
+    double seconds = 0, share = out->share;
+    uint32_t growth = 1;
+    while (growth < BATCH_GROWTH_MAX && share > out->share / 2) {
+        struct aq_schedule_request request;
+        if (2 * growth * plan->micro_batches > AQ_JOB_MICRO_BATCHES_MAX) break;
+        growth *= 2;
+        AQ_TRY(flight_of(plan, growth * plan->micro_batches, pipeline->schedule, pipeline->in_flight, false, &request));
+        AQ_TRY(share_of(plan, costs, &request, false, &seconds, &share));
+    }
+    if (growth > 1) help_add(out, share, seconds, "train.batch", growth * plan->job->train.batch);
+    return AQ_OK;
+}
+
+enum aq_status aq_plan_distance(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                                struct aq_plan_distance *out)
+{
+    *out = (struct aq_plan_distance){0};
+    if (!aq_plan_far(plan)) return AQ_OK;
+    const struct aq_schedule_request request = request_of(plan, plan->micro_batches, plan->schedule, plan->in_flight);
+    double step_s;
+    AQ_TRY(share_of(plan, costs, &request, false, &step_s, &out->share));
+    if (out->share < HARDLY) return AQ_OK;
+    AQ_TRY(help_automatic(plan, costs, step_s, out));
+    return help_batch(plan, costs, out);
+}

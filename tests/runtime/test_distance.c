@@ -1,0 +1,231 @@
+/*
+ * test_distance.c -- round trips in a plan: steps worked out by hand, what is chosen where the manifest says auto, and
+ * what is said of it.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "plan.h"
+
+enum { SETS_MAX = 8 };
+
+static const char manifest[] = "model: {blocks: 6, channels: 64, heads: 4, context: 32}\n"
+                               "data: {train: gone.txt}\n"
+                               "train: {T: 32, batch: 8, micro_batch: 2, clip: 1, epochs: 3}\n"
+                               "pipeline: {stages: 4}\n"
+                               "edges: {forward: {codec: aqsgd, bits: 4}, backward: {codec: directq, bits: 8}}\n"
+                               "link: {rate_mbps: 100}\n"
+                               "facts: {vocabulary: 256, train_samples: 512, train_digest: 1}\n"; /* no file is read */
+
+/* With the sets given up to NULL. */
+static struct aq_plan *plan_of(const char *const *sets, struct aq_job **job)
+{
+    struct aq_plan *plan = NULL;
+    uint32_t count = 0;
+    while (sets && sets[count])
+        count++;
+    assert_int_equal(aq_job_parse(manifest, sizeof manifest - 1, "job.yaml", "/", sets, count, job), AQ_OK);
+    assert_int_equal(aq_plan_open(*job, &plan), AQ_OK);
+    return plan;
+}
+
+static void done(struct aq_plan *plan, struct aq_job *job)
+{
+    aq_plan_close(plan);
+    aq_job_close(job);
+}
+
+/* A second each for a forward and a backward, nothing for all else, and links without time. */
+static struct aq_plan_costs unit_costs(const struct aq_plan *plan)
+{
+    struct aq_plan_costs costs = {.origin = "test", .cores = 16};
+    for (uint32_t s = 0; s < plan->stage_count; s++) {
+        costs.forward_s[s] = costs.backward_s[s] = 1;
+        costs.threads[s] = 1;
+        costs.forward_share[s] = costs.backward_share[s] = 1;
+    }
+    return costs;
+}
+
+static struct aq_plan_prediction predict(const struct aq_plan *plan, const struct aq_plan_costs *costs)
+{
+    struct aq_plan_prediction prediction;
+    assert_int_equal(aq_plan_predict(plan, costs, &prediction), AQ_OK);
+    assert_true(prediction.step_s >= prediction.bound_s * (1 - 1e-9));
+    return prediction;
+}
+
+static bool near(double a, double b)
+{
+    return a > b * (1 - 1e-9) && a < b * (1 + 1e-9);
+}
+
+static double far_step(const char *const *sets, double latency_s)
+{
+    struct aq_job *job;
+    struct aq_plan *plan = plan_of(sets, &job);
+    struct aq_plan_costs costs = unit_costs(plan);
+    for (uint32_t e = 0; e + 1 < plan->stage_count; e++)
+        costs.latency_s[e] = latency_s;
+    const double step_s = predict(plan, &costs).step_s;
+    done(plan, job);
+    return step_s;
+}
+
+/*
+ * A forward and a backward take 1 s, a frame no time on the wire and 5 s on its way. Of two stages the second has the
+ * first frame at 6.
+ * All in flight: 2 (M + P - 1) of work and a round trip for each link, once.
+ * One at a time: each of two micro-batches 4 s of work and a round trip: 28.
+ * 1f1b with three of four: the fourth forward, at 14, comes after the first gradient, and its own is done at 28.
+ * One credit: the second forward goes at 11 when the first one's credit is back, is there at 16 and computed at 18; its
+ * gradient may go then (the first one's was taken at 13, its credit is back at 18), is there at 23: 24. One send buffer
+ * that is kept until its frame is acknowledged: the same. One that is free when its frame has left: no wait.
+ */
+static void test_predict_distance_by_hand(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *sets[SETS_MAX];
+        double seconds;
+    } cases[] = {
+        {{"pipeline.stages=2", "train.batch=2", "pipeline.schedule=gpipe"}, 2 * 2 + 10},
+        {{"pipeline.stages=2", "train.batch=4", "pipeline.schedule=gpipe"}, 2 * 3 + 10},
+        {{"pipeline.stages=2", "train.batch=8", "pipeline.schedule=gpipe"}, 2 * 5 + 10},
+        {{"pipeline.stages=4", "train.batch=8", "pipeline.schedule=gpipe"}, 2 * 7 + 30},
+        {{"pipeline.stages=2", "train.batch=4", "pipeline.in_flight=1"}, 28},
+        {{"pipeline.stages=2", "train.batch=8", "pipeline.in_flight=default"}, 28},
+        {{"pipeline.stages=2", "train.batch=4", "pipeline.schedule=gpipe", "link.receive_slots=1"}, 24},
+        {{"pipeline.stages=2", "train.batch=4", "pipeline.schedule=gpipe", "link.receive_slots=2"}, 16},
+        {{"pipeline.stages=2", "train.batch=8", "pipeline.schedule=gpipe", "link.receive_slots=4"}, 20},
+        {{"pipeline.stages=2", "train.batch=4", "pipeline.schedule=gpipe", "link.send_frames=1"}, 24},
+        {{"pipeline.stages=2", "train.batch=4", "pipeline.schedule=gpipe", "link.send_frames=1", "link.outage_max=0"},
+         16},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const double seconds = far_step(cases[i].sets, 5);
+        if (!near(seconds, cases[i].seconds)) fail_msg("case %zu: %g s, by hand %g s", i, seconds, cases[i].seconds);
+    }
+}
+
+/* Replicas meet once: half a round trip to agree, a whole one to average; then the norm, and none for the update. */
+static void test_predict_distance_of_replicas(void **state)
+{
+    (void)state;
+    static const char *const sets[] = {"pipeline.stages=1", "pipeline.replicas=2", NULL};
+    struct aq_job *job;
+    struct aq_plan *plan = plan_of(sets, &job);
+    struct aq_plan_costs costs = unit_costs(plan);
+    costs.group_latency_s = 5;
+    assert_true(near(predict(plan, &costs).step_s, 2 * plan->micro_batches + 15));
+    done(plan, job);
+}
+
+/* A far plan: all micro-batches in flight where memory is no matter, and windows that hold them. */
+static void test_distance_decides_what_is_automatic(void **state)
+{
+    (void)state;
+    static const char *const far[] = {"link.rtt_ms=80", NULL},
+                             *const one[] = {"edges.list=[{edge: 2, rtt_ms: 80}]", NULL},
+                             *const gpipe[] = {"pipeline.schedule=gpipe", "pipeline.in_flight=default", NULL},
+                             *const classic[] = {"link.rtt_ms=80", "pipeline.in_flight=classic", NULL},
+                             *const many[] = {"link.rtt_ms=80", "train.batch=64", NULL};
+    struct aq_job *job, *job_far;
+    struct aq_plan *plan = plan_of(NULL, &job), *plan_far = plan_of(far, &job_far);
+    assert_int_equal(plan->schedule, AQ_SCHEDULE_1F1B);
+    assert_int_equal(plan->in_flight, AQ_IN_FLIGHT_DEFAULT);
+    assert_int_equal(plan->edges[2].window.receive_slots, 4);
+    assert_int_equal(plan_far->schedule, AQ_SCHEDULE_GPIPE);
+    assert_true(plan_far->hash != plan->hash); /* ranks must agree on it */
+    assert_true(plan_far->resume_hash == plan->resume_hash && plan_far->rank_hash == plan->rank_hash); /* bits do not */
+    done(plan, job);
+    plan = plan_of(gpipe, &job); /* as if it had been said */
+    assert_true(plan_far->hash == plan->hash);
+    done(plan, job);
+    done(plan_far, job_far);
+    plan = plan_of(one, &job);
+    assert_true(near(job->edges[2].rtt_ms, 80) && !(job->edges[1].rtt_ms > 0));
+    assert_int_equal(plan->schedule, AQ_SCHEDULE_GPIPE);
+    done(plan, job);
+    plan = plan_of(classic, &job); /* what is said is done */
+    assert_int_equal(plan->schedule, AQ_SCHEDULE_1F1B);
+    assert_int_equal(plan->stages[0].program.slots, 4);
+    done(plan, job);
+    plan = plan_of(many, &job);
+    for (uint32_t e = 0; e < 3; e++) {
+        assert_true(plan->edges[e].window.receive_slots >= plan->stages[e].program.slots);
+        assert_true(plan->edges[e].window.send_frames > plan->stages[e].program.slots);
+    }
+    assert_true(plan->stages[0].program.slots > 16);
+    done(plan, job);
+}
+
+/* What a worker is sent has the choices in it: it makes none of its own. */
+static void test_distance_travels_with_the_manifest(void **state)
+{
+    (void)state;
+    static const char *const far[] = {"edges.list=[{edge: 2, rtt_ms: 80.5}]", NULL};
+    struct aq_job *job, *again;
+    struct aq_plan *plan = plan_of(far, &job), *second;
+    char *text;
+    assert_int_equal(aq_plan_manifest(plan, &text), AQ_OK);
+    assert_non_null(strstr(text, "schedule: gpipe"));
+    assert_int_equal(aq_job_parse(text, strlen(text), "manifest", "/", NULL, 0, &again), AQ_OK);
+    assert_true(near(again->edges[2].rtt_ms, 80.5) && !(again->edges[1].rtt_ms > 0));
+    assert_int_equal(aq_plan_open(again, &second), AQ_OK);
+    assert_true(second->hash == plan->hash);
+    for (uint32_t e = 0; e < 3; e++)
+        assert_memory_equal(&second->edges[e].window, &plan->edges[e].window, sizeof plan->edges[e].window);
+    done(second, again);
+    done(plan, job);
+    aq_free(text);
+}
+
+/* 6 s of 14 are three round trips of 2 s; with four times the micro-batches they are 6 of 38. */
+static void test_distance_says_what_it_costs_and_what_helps(void **state)
+{
+    (void)state;
+    static const char *const sets[] = {"link.rtt_ms=2000", "link.rate_mbps=0", NULL}, *const poor[] = {
+                                                                                          "link.rtt_ms=2000",
+                                                                                          "link.rate_mbps=0",
+                                                                                          "pipeline.in_flight=1", NULL};
+    struct aq_job *job;
+    struct aq_plan *plan = plan_of(sets, &job);
+    struct aq_plan_costs costs = unit_costs(plan);
+    struct aq_plan_distance distance;
+    for (uint32_t e = 0; e < 3; e++)
+        costs.latency_s[e] = 1;
+    assert_int_equal(aq_plan_distance(plan, &costs, &distance), AQ_OK);
+    assert_true(near(distance.share, 6.0 / 20));
+    assert_int_equal(distance.help_count, 1);
+    assert_string_equal(distance.helps[0].change, "train.batch 32");
+    assert_true(near(distance.helps[0].share, 6.0 / 44));
+    assert_true(near(distance.helps[0].step_s, 44));
+    done(plan, job);
+    plan = plan_of(poor, &job);
+    assert_int_equal(aq_plan_distance(plan, &costs, &distance), AQ_OK);
+    assert_int_equal(distance.help_count, 2);
+    assert_string_equal(distance.helps[0].change, "auto in pipeline and link");
+    assert_true(near(distance.helps[0].step_s, 20));
+    done(plan, job);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_predict_distance_by_hand),
+        cmocka_unit_test(test_predict_distance_of_replicas),
+        cmocka_unit_test(test_distance_decides_what_is_automatic),
+        cmocka_unit_test(test_distance_travels_with_the_manifest),
+        cmocka_unit_test(test_distance_says_what_it_costs_and_what_helps),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
