@@ -45,7 +45,25 @@ struct layer {
     char name[LAYER_NAME_MAX];   /* for plan and errors: "block 3"                          */
     char prefix[LAYER_NAME_MAX]; /* of its tensors' names: "h.3."                           */
     struct aq_cut_shape in, out; /* of one sample of T tokens; in 0 x 0: it reads the batch */
+    /* Of a layer of a stage (stage_layers.c), what training wants of it: */
+    uint32_t trained; /* bit k: its tensor k, in the order that it named them, has a gradient              */
+    bool passes;      /* something before it trains: so has its input                                      */
 };
+
+/*
+ * Backward goes through a layer's tensors from the last that it named to the first: does anything before tensor k want
+ * a gradient? k 0: the input.
+ */
+static inline bool layer_goes_on(const struct layer *layer, uint32_t k)
+{
+    return layer->passes || (layer->trained & ((1u << k) - 1)) != 0;
+}
+
+/* Has it any backward? Those of a stage that have none are its first. */
+static inline bool layer_learns(const struct layer *layer)
+{
+    return layer->passes || layer->trained != 0;
+}
 
 /* A tensor as a layer names it, and what it begins with: normal numbers of a deviation, or (0) a constant. */
 struct layer_tensor {
@@ -57,8 +75,9 @@ struct layer_list; /* stage.c's */
 
 /* Names the layer's next tensor; rows 0: a vector. std and value: what it begins with. Weight decay is of matrices. */
 void layer_list_add(struct layer_list *list, const char *name, uint64_t rows, uint64_t columns, float std, float value);
-/* What was added last begins with the numbers of another tensor, and may be read as that one where a file lacks it. */
-void layer_list_begins_as(struct layer_list *list, const char *name);
+/* The same of a matrix that begins with another tensor's numbers, and may be read as that one where a file lacks it. */
+void layer_list_add_as(struct layer_list *list, const char *name, const char *begins_as, uint64_t rows,
+                       uint64_t columns, float std);
 /* The layer's next tensor is no parameter: statistics, saved and never trained. */
 void layer_list_buffer(struct layer_list *list, const char *name, uint64_t columns, float value);
 /*
@@ -74,7 +93,7 @@ struct layer_run {
     const struct aq_stage_config *config;
     const struct layer *layer;
     const struct aq_task *task;
-    float *const *w, *const *g; /* its tensors in the order that it named them, and their gradients (NULL: none) */
+    float *const *w, *const *g; /* its tensors in the order that it named them, and their gradients (NULL: frozen) */
     void *state, *slot;         /* its structs: of the stage, of the slot                                        */
     uint32_t slot_index;
     uint32_t samples, tokens; /* of this micro-batch                                                             */
@@ -92,7 +111,7 @@ struct layer_run {
 
 /* What a layer wants of the gradient of its output before all else. */
 struct layer_ending {
-    float *sums;       /* += its sums over rows                     */
+    float *sums;       /* += its sums over rows, or NULL            */
     uint16_t *rounded; /* the gradient in 16 bits, or NULL          */
     enum aq_element type;
 };
@@ -113,6 +132,7 @@ struct layer_kind {
     /* to: the slot's struct, or the stage's (WORK, STAGE). */
     void (*place)(const struct layer *layer, const struct aq_stage_config *config, enum layer_memory what,
                   struct aq_arena *arena, void *to);
+    /* Of backward, what it does where so much is trained. */
     void (*flops)(const struct layer *layer, const struct aq_stage_config *config, struct layer_flops *out);
     /* First and last: is what it reads of the batch in range? Then: to the device. */
     enum aq_status (*check)(const struct layer *layer, const struct aq_stage_config *config,
@@ -120,8 +140,8 @@ struct layer_kind {
     enum aq_status (*take)(const struct layer_run *run, const struct aq_batch *batch, uint32_t tokens_used);
     enum aq_status (*forward)(const struct layer_run *run, const float *x, float *y);
     /*
-     * dx written, not added to; in_place: dx is dy. dx NULL: the layer below wants none. below: what to make for the
-     * layer below, or NULL. A first layer that has nothing to train has no backward.
+     * dx written, not added to; in_place: dx is dy, and may hold anything afterwards where the layer does not pass a
+     * gradient on. Else dx is NULL there. below: what to make for the layer below, or NULL. Called where layer_learns.
      */
     enum aq_status (*backward)(const struct layer_run *run, const float *x, const float *dy, float *dx,
                                const struct layer_ending *below);
@@ -158,10 +178,10 @@ struct aq_matmul layer_product(const struct layer_run *run, uint64_t M, uint64_t
 /* dx (rows, in) = dy (rows, out) W^T, W (in, out). */
 struct aq_matmul layer_input_gradient(const struct layer_run *run, uint64_t rows, uint64_t in, uint64_t out,
                                       const void *dy, const float *weights, void *dx, enum aq_element dx_type);
-/* dW += x^T dy, both of the stage's type. */
+/* dW += x^T dy, both of the stage's type; nothing where dw is NULL. */
 enum aq_status layer_weight_gradient(const struct layer_run *run, uint64_t rows, uint64_t in, uint64_t out,
                                      const void *x, const void *dy, float *dw);
-/* A bias' gradient: sums += the columns of a matrix of the stage's type. */
+/* A bias' gradient: sums += the columns of a matrix of the stage's type; nothing where sums is NULL. */
 enum aq_status layer_column_sum(const struct layer_run *run, const void *x, uint64_t rows, uint64_t columns,
                                 float *sums);
 /* Layer norm of fp32 rows, and its backward: dx += . ending: made along, or NULL. */

@@ -48,7 +48,8 @@ static void place(const struct layer *layer, const struct aq_stage_config *confi
 static void flops(const struct layer *layer, const struct aq_stage_config *config, struct layer_flops *out)
 {
     const double product = 2.0 * config->B * (double)values_of(layer) * layer->out.columns;
-    *out = (struct layer_flops){product, 2.0 * product, product};
+    const double weights = layer->trained >> WEIGHT & 1 ? product : 0;
+    *out = (struct layer_flops){product, weights + (layer_goes_on(layer, 0) ? product : 0), weights};
 }
 
 static enum aq_status check(const struct layer *layer, const struct aq_stage_config *config,
@@ -129,10 +130,10 @@ static enum aq_status weights(const struct layer_run *run, const float *x)
     struct aq_matmul args = product(run, K, classes, run->samples, x, slot->logits, run->g[WEIGHT]);
     args.a_transposed = args.accumulate = true;
     args.a_stride = K;
-    AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
+    if (run->g[WEIGHT]) AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
     const struct aq_column_sum bias = {
         .rows = run->samples, .C = classes, .stride = classes, .x = slot->logits, .sums = run->g[BIAS]};
-    return aq_device_column_sum(run->device, &bias, run->stream);
+    return run->g[BIAS] ? aq_device_column_sum(run->device, &bias, run->stream) : AQ_OK;
 }
 
 static enum aq_status backward(const struct layer_run *run, const float *x, const float *dy, float *dx,
@@ -143,6 +144,7 @@ static enum aq_status backward(const struct layer_run *run, const float *x, cons
     (void)dy;
     (void)below;
     if (!run->split) AQ_TRY(weights(run, x));
+    if (!dx) return AQ_OK;
     struct aq_matmul args = product(run, run->samples, K, classes, slot->logits, run->w[WEIGHT], dx);
     args.b_transposed = true;
     args.b_stride = classes;

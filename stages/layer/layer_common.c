@@ -57,6 +57,7 @@ struct aq_matmul layer_input_gradient(const struct layer_run *run, uint64_t rows
 enum aq_status layer_weight_gradient(const struct layer_run *run, uint64_t rows, uint64_t in, uint64_t out,
                                      const void *x, const void *dy, float *dw)
 {
+    if (!dw) return AQ_OK;
     const enum aq_element type = stage_type(run->config->precision);
     const struct aq_matmul args = {.M = in,
                                    .N = out,
@@ -79,6 +80,7 @@ enum aq_status layer_weight_gradient(const struct layer_run *run, uint64_t rows,
 enum aq_status layer_column_sum(const struct layer_run *run, const void *x, uint64_t rows, uint64_t columns,
                                 float *sums)
 {
+    if (!sums) return AQ_OK;
     const struct aq_column_sum args = {.rows = rows,
                                        .C = columns,
                                        .stride = columns,

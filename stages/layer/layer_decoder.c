@@ -7,7 +7,8 @@
  * Backward works on the gradient of the residual stream in place: each branch adds its share, the MLP first, then
  * attention. A branch begins with that gradient rounded to the products' type and its sum over rows (its bias'
  * gradient): without dropout the layer norm above makes both in its own pass, which is this block's second norm for
- * attention and the layer above for the MLP (layer.h: ending). Everything is added in one fixed order.
+ * attention and the layer above for the MLP (layer.h: ending). Everything is added in one fixed order. It ends where
+ * nothing further down wants a gradient (layer_goes_on): the tensors are named in the order of forward.
  *
  * Split, backward keeps the gradients of its four products' outputs in the slot: those of both branches in memory that
  * the slot has for them, du and dqkv in the place of u and qkv, which nobody reads any more. These two change places
@@ -25,16 +26,16 @@ enum { SITE_ATTENTION, SITE_PROJECTION, SITE_MLP, SITES };
 struct decoder_slot {
     void *norm1, *qkv, *attention, *norm2, *before_gelu, *after_gelu; /* the stage's type */
     float *mean1, *rstd1, *mean2, *rstd2, *lse;
-    float *middle; /* x' */
+    float *middle;            /* x' */
     void *dprojection, *dmlp; /* split: what the branches' products gave, its gradient; the stage's type */
 };
 
 struct decoder_state {
-    float *dnorm;     /* gradient of a layer norm's output              */
-    void *dattention; /* gradient of attention's output, type           */
-    void *du;         /* gradient before GELU, type                     */
-    void *dqkv;             /* fp32                                         */
-    void *dqkv_rounded;     /* the same in 16 bits, where products are of them */
+    float *dnorm;       /* gradient of a layer norm's output              */
+    void *dattention;   /* gradient of attention's output, type           */
+    void *du;           /* gradient before GELU, type                     */
+    void *dqkv;         /* fp32                                         */
+    void *dqkv_rounded; /* the same in 16 bits, where products are of them */
 };
 
 /* The operands of the weights' gradients, the stage's type: of what the four products gave. */
@@ -91,23 +92,34 @@ static void place(const struct layer *layer, const struct aq_stage_config *confi
         kept->dprojection = aq_arena_take(arena, N * typed);
         kept->dmlp = aq_arena_take(arena, N * typed);
     }
-    if (config->inference) return;
+    if (config->inference || !layer_learns(layer)) return;
     if (what == LAYER_WORK) {
         work->dnorm = aq_arena_take(arena, N * sizeof(float));
         work->dattention = aq_arena_take(arena, N * typed);
     }
     if (what == swapped) work->du = aq_arena_take(arena, 4 * N * typed);
     if (what == (type == AQ_F32 ? swapped : LAYER_WORK)) work->dqkv = aq_arena_take(arena, 3 * N * sizeof(float));
-    if (what == swapped && type != AQ_F32)
-        work->dqkv_rounded = aq_arena_take(arena, 3 * N * sizeof(uint16_t));
+    if (what == swapped && type != AQ_F32) work->dqkv_rounded = aq_arena_take(arena, 3 * N * sizeof(uint16_t));
 }
 
-/* Two products for each of forward's, and the scores of attention once more. */
+/* Of each of forward's products its weights' gradient and its input's, and the scores of attention once more. */
 static void flops(const struct layer *layer, const struct aq_stage_config *config, struct layer_flops *out)
 {
+    static const struct {
+        uint32_t tensor;
+        double squares; /* of C x C */
+    } products[] = {{QKV, 3}, {PROJECTION, 1}, {FC, 4}, {MLP, 4}};
     const double rows = (double)config->B * layer->in.rows, C = layer->in.columns;
-    const double products = 24.0 * rows * C * C, attention = 2.0 * rows * config->T * C; /* half of T x T */
-    *out = (struct layer_flops){products + attention, 2.0 * products + 2.5 * attention, products};
+    const double attention = 2.0 * rows * config->T * C; /* half of T x T */
+    *out =
+        (struct layer_flops){.forward = attention, .backward = layer_goes_on(layer, PROJECTION) ? 2.5 * attention : 0};
+    for (size_t i = 0; i < sizeof products / sizeof *products; i++) {
+        const double product = 2.0 * products[i].squares * rows * C * C;
+        const double weights = layer->trained >> products[i].tensor & 1 ? product : 0;
+        out->forward += product;
+        out->backward += weights + (layer_goes_on(layer, products[i].tensor) ? product : 0);
+        out->weights += weights;
+    }
 }
 
 static struct aq_attention attention_of(const struct layer_run *run)
@@ -250,14 +262,31 @@ static enum aq_status mlp_backward(const struct layer_run *run, float *dx)
     struct aq_matmul args = layer_input_gradient(run, rows, 4 * C, C, of.mlp, w[MLP], work->du, type);
     args.after = AQ_AFTER_GELU_BACKWARD;
     args.other = kept->before_gelu;
-    AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
+    if (layer_goes_on(run->layer, MLP)) AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
     if (!run->split) AQ_TRY(mlp_weights(run, &of));
+    if (run->split && layer_goes_on(run->layer, MLP)) swap(&work->du, &kept->before_gelu);
+    if (!layer_goes_on(run->layer, FC)) return AQ_OK;
     args = layer_input_gradient(run, rows, C, 4 * C, of.u, w[FC], work->dnorm, AQ_F32);
     AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
-    if (run->split) swap(&work->du, &kept->before_gelu);
     const struct layer_ending next = ending_at(run, SITE_PROJECTION, PROJECTION_BIAS);
     return layer_norm_gradient(run, rows, work->dnorm, kept->middle, w[NORM2], kept->mean2, kept->rstd2, dx, &g[NORM2],
                                run->dropped ? NULL : &next);
+}
+
+/* Through the projection and the heads, to dqkv. */
+static enum aq_status heads_backward(const struct layer_run *run, const void *dprojection)
+{
+    const struct decoder_state *work = run->state;
+    const uint64_t C = run->layer->in.columns;
+    const enum aq_element type = stage_type(run->config->precision);
+    const struct aq_matmul args =
+        layer_input_gradient(run, run->rows_in, C, C, dprojection, run->w[PROJECTION], work->dattention, type);
+    AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
+    struct aq_attention attention = attention_of(run);
+    attention.dout = work->dattention;
+    attention.dqkv = work->dqkv;
+    attention.dqkv_rounded = work->dqkv_rounded;
+    return aq_device_attention_backward(run->device, &attention, run->stream);
 }
 
 static enum aq_status attention_backward(const struct layer_run *run, const float *x, float *dx,
@@ -270,18 +299,14 @@ static enum aq_status attention_backward(const struct layer_run *run, const floa
     float *const *w = run->w, *const *g = run->g;
     void **dqkv = type == AQ_F32 ? &work->dqkv : &work->dqkv_rounded;
     struct decoder_gradients of = {.qkv = *dqkv};
+    if (!layer_goes_on(run->layer, NORM2)) return AQ_OK;
     AQ_TRY(branch_gradient(run, SITE_PROJECTION, dx, g[PROJECTION_BIAS], !run->dropped, &of.projection));
-    struct aq_matmul args = layer_input_gradient(run, rows, C, C, of.projection, w[PROJECTION], work->dattention, type);
-    AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
-    struct aq_attention attention = attention_of(run);
-    attention.dout = work->dattention;
-    attention.dqkv = work->dqkv;
-    attention.dqkv_rounded = work->dqkv_rounded;
-    AQ_TRY(aq_device_attention_backward(run->device, &attention, run->stream));
+    if (layer_goes_on(run->layer, PROJECTION)) AQ_TRY(heads_backward(run, of.projection));
     if (!run->split) AQ_TRY(attention_weights(run, &of));
-    args = layer_input_gradient(run, rows, C, 3 * C, of.qkv, w[QKV], work->dnorm, AQ_F32);
+    if (run->split && layer_goes_on(run->layer, PROJECTION)) swap(dqkv, &kept->qkv);
+    if (!layer_goes_on(run->layer, QKV)) return AQ_OK;
+    const struct aq_matmul args = layer_input_gradient(run, rows, C, 3 * C, of.qkv, w[QKV], work->dnorm, AQ_F32);
     AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
-    if (run->split) swap(dqkv, &kept->qkv);
     return layer_norm_gradient(run, rows, work->dnorm, x, w[NORM1], kept->mean1, kept->rstd1, dx, &g[NORM1], below);
 }
 

@@ -29,6 +29,7 @@ struct head_slot {
 
 struct head_state {
     float *dnorm;         /* WORK                                                                     */
+    float *unused;        /* WORK: the gradient of the input, where the norm learns and nothing below */
     float *logits;        /* a chunk of rows; in backward their gradient                              */
     void *dlogits;        /* the gradient of all rows, type, or NULL                                  */
     uint32_t logits_slot; /* 1 + the slot whose gradient of logits lies here; 0: none                 */
@@ -52,6 +53,12 @@ static struct chunks chunks_of(const struct layer *layer, const struct aq_stage_
     return chunks;
 }
 
+/* Does anything want the gradient of what the product reads? */
+static bool norm_learns(const struct layer *layer)
+{
+    return layer_goes_on(layer, WEIGHT);
+}
+
 static void tensors(const struct layer *layer, const struct aq_stage_config *config, struct layer_list *list)
 {
     layer_list_add(list, "ln_f.weight", 0, layer->in.columns, 0, 1);
@@ -60,8 +67,8 @@ static void tensors(const struct layer *layer, const struct aq_stage_config *con
         layer_list_alias(list, "lm_head.weight", "wte.weight", "say model.tied: false");
         return;
     }
-    layer_list_add(list, "lm_head.weight", layer->out.columns, layer->in.columns, config->model.init_std, 0);
-    layer_list_begins_as(list, "wte.weight");
+    layer_list_add_as(list, "lm_head.weight", "wte.weight", layer->out.columns, layer->in.columns,
+                      config->model.init_std);
 }
 
 static void place(const struct layer *layer, const struct aq_stage_config *config, enum layer_memory what,
@@ -86,7 +93,9 @@ static void place(const struct layer *layer, const struct aq_stage_config *confi
         slot->host_losses = aq_arena_take(arena, rows * sizeof *slot->host_losses);
         break;
     case LAYER_WORK:
-        if (!config->inference) state->dnorm = aq_arena_take(arena, N * sizeof(float));
+        if (config->inference || !norm_learns(layer)) break;
+        state->dnorm = aq_arena_take(arena, N * sizeof(float));
+        if (!layer->passes) state->unused = aq_arena_take(arena, N * sizeof(float));
         break;
     case LAYER_STAGE:
         state->logits = aq_arena_take(arena, chunks.rows * chunks.stride * sizeof(float));
@@ -100,7 +109,8 @@ static void place(const struct layer *layer, const struct aq_stage_config *confi
 static void flops(const struct layer *layer, const struct aq_stage_config *config, struct layer_flops *out)
 {
     const double product = 2.0 * config->B * layer->in.rows * layer->in.columns * (double)layer->out.columns;
-    *out = (struct layer_flops){product, 2.0 * product, product};
+    const double weights = layer->trained >> WEIGHT & 1 ? product : 0;
+    *out = (struct layer_flops){product, weights + (norm_learns(layer) ? product : 0), weights};
 }
 
 static enum aq_status check(const struct layer *layer, const struct aq_stage_config *config,
@@ -226,7 +236,7 @@ static enum aq_status head_chunk_weights(const struct layer_run *run, uint64_t f
                                    .c_stride = C,
                                    .c_type = AQ_F32,
                                    .accumulate = true};
-    return aq_device_matmul(run->device, &args, run->stream);
+    return run->g[WEIGHT] ? aq_device_matmul(run->device, &args, run->stream) : AQ_OK;
 }
 
 static enum aq_status weights(const struct layer_run *run, const float *x)
@@ -261,7 +271,7 @@ static enum aq_status head_chunk_backward(const struct layer_run *run, uint64_t 
                                    .c = state->dnorm + first * C,
                                    .c_stride = C,
                                    .c_type = AQ_F32};
-    AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
+    if (norm_learns(run->layer)) AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
     return run->split ? AQ_OK : head_chunk_weights(run, first, rows);
 }
 
@@ -284,6 +294,8 @@ static enum aq_status backward(const struct layer_run *run, const float *x, cons
     }
     if (dlogits_kept(run)) AQ_TRY(head_chunk_backward(run, 0, rows));
     state->logits_slot = 0;
+    if (!norm_learns(run->layer)) return AQ_OK;
+    if (!dx) dx = state->unused;
     AQ_TRY(aq_device_zero(run->device, dx, rows * run->layer->in.columns * sizeof *dx, run->stream));
     return layer_norm_gradient(run, rows, state->dnorm, x, run->w[NORM], slot->mean, slot->rstd, dx, &run->g[NORM],
                                below);

@@ -33,7 +33,8 @@ static void place(const struct layer *layer, const struct aq_stage_config *confi
 static void flops(const struct layer *layer, const struct aq_stage_config *config, struct layer_flops *out)
 {
     const double product = 2.0 * config->B * layer->out.rows * (double)joined(layer) * layer->out.columns;
-    *out = (struct layer_flops){product, 2.0 * product, product};
+    const double weights = layer->trained & 1 ? product : 0;
+    *out = (struct layer_flops){product, weights + (layer_goes_on(layer, 0) ? product : 0), weights};
 }
 
 static enum aq_status forward(const struct layer_run *run, const float *x, float *y)
@@ -67,10 +68,9 @@ static enum aq_status weight_gradient(const struct layer_run *run, const float *
                                    .c_stride = N,
                                    .accumulate = true,
                                    .compute = stage_compute(run->config->precision)};
-    return aq_device_matmul(run->device, &args, run->stream);
+    return run->g[0] ? aq_device_matmul(run->device, &args, run->stream) : AQ_OK;
 }
 
-/* dx NULL: what is below has no gradient. */
 static enum aq_status backward(const struct layer_run *run, const float *x, const float *dy, float *dx,
                                const struct layer_ending *below)
 {

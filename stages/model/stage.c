@@ -202,12 +202,15 @@ enum aq_status aq_stage_measure(const struct aq_stage_config *config, struct aq_
     AQ_TRY(stage_layers_measure(&mine, &size));
     AQ_TRY(stage_tensors(&mine, &tensors, &count, NULL));
     for (uint32_t i = 0; i < count; i++)
-        *(tensors[i].info.buffer ? &size.buffers : &size.parameters) += tensors[i].info.count;
+        *(tensors[i].info.buffer   ? &size.buffers
+          : tensors[i].info.frozen ? &size.frozen
+                                   : &size.parameters) += tensors[i].info.count;
     aq_free(tensors);
-    size.parameter_bytes = (size.parameters + size.buffers) * sizeof(float);
+    const bool rounds = config->weights_16bit && stage_type(config->precision) != AQ_F32;
+    const uint64_t each = sizeof(float) + (rounds ? sizeof(uint16_t) : 0);
+    size.frozen_bytes = size.frozen * each;
+    size.parameter_bytes = size.parameters * each + size.buffers * sizeof(float) + size.frozen_bytes;
     size.gradient_bytes = config->inference ? 0 : size.parameters * sizeof(float);
-    if (config->weights_16bit && stage_type(config->precision) != AQ_F32)
-        size.parameter_bytes += size.parameters * sizeof(uint16_t);
     *out = size;
     return AQ_OK;
 }
@@ -221,7 +224,7 @@ static enum aq_status buffers_open(struct aq_stage *stage)
     AQ_TRY(aq_device_alloc(stage->device, AQ_MEMORY_DEVICE, size->parameter_bytes, &memory));
     stage->parameters = memory;
     if (stage->config.weights_16bit && stage_type(stage->config.precision) != AQ_F32)
-        stage->rounded = (uint16_t *)(stage->parameters + size->parameters + size->buffers);
+        stage->rounded = (uint16_t *)(stage->parameters + size->parameters + size->buffers + size->frozen);
     if (size->gradient_bytes) {
         AQ_TRY(aq_device_alloc(stage->device, AQ_MEMORY_DEVICE, size->gradient_bytes, &memory));
         stage->gradients = memory;
@@ -311,6 +314,22 @@ uint64_t aq_stage_saved_floats(const struct aq_stage *stage)
     return stage->size.parameters + stage->size.buffers;
 }
 
+uint32_t aq_stage_frozen_count(const struct aq_stage *stage)
+{
+    return stage->all_count - stage->saved_count;
+}
+
+void aq_stage_frozen(const struct aq_stage *stage, uint32_t index, struct aq_tensor_info *out)
+{
+    AQ_ASSERT(index < stage->all_count - stage->saved_count);
+    *out = stage->tensors[stage->saved_count + index].info;
+}
+
+uint64_t aq_stage_frozen_floats(const struct aq_stage *stage)
+{
+    return stage->size.frozen;
+}
+
 uint64_t aq_stage_parameter_count(const struct aq_stage *stage)
 {
     return stage->size.parameters;
@@ -333,7 +352,7 @@ float *aq_stage_gradients(struct aq_stage *stage)
 
 enum aq_status aq_stage_init(struct aq_stage *stage, uint64_t seed)
 {
-    for (uint32_t i = 0; i < stage->saved_count; i++) {
+    for (uint32_t i = 0; i < stage->all_count; i++) {
         const struct layer_tensor *tensor = &stage->tensors[i];
         const char *name = tensor->info.begins_as;
         const struct aq_rng_key key = aq_rng_key(seed, AQ_RNG_INIT, aq_digest(name, strlen(name)), 0);
@@ -344,32 +363,45 @@ enum aq_status aq_stage_init(struct aq_stage *stage, uint64_t seed)
                                             .value = tensor->value};
         AQ_TRY(aq_device_fill_normal(stage->device, &fill, NULL));
     }
+    AQ_TRY(aq_stage_frozen_changed(stage, NULL));
     return aq_stage_parameters_changed(stage, NULL);
 }
 
 /*
  * On a CPU products read the fp32 weights and round them on their way into packed panels: there is no copy to refresh.
  */
-enum aq_status aq_stage_parameters_changed(struct aq_stage *stage, struct aq_stream *stream)
+static enum aq_status round_copies(struct aq_stage *stage, const float *x, uint16_t *y, uint64_t count,
+                                   struct aq_stream *stream)
 {
-    const struct aq_dropout_apply round = {.samples = 1,
-                                           .sample_elements = stage->size.parameters,
-                                           .x = stage->parameters,
-                                           .y = stage->rounded,
-                                           .y_type = stage_type(stage->config.precision)};
+    const struct aq_dropout_apply round = {
+        .samples = 1, .sample_elements = count, .x = x, .y = y, .y_type = stage_type(stage->config.precision)};
     if (stage->rounded) AQ_TRY(aq_device_dropout(stage->device, &round, stream));
     return aq_device_stream_sync(stage->device, stream);
 }
 
+enum aq_status aq_stage_parameters_changed(struct aq_stage *stage, struct aq_stream *stream)
+{
+    return round_copies(stage, stage->parameters, stage->rounded, stage->size.parameters, stream);
+}
+
+enum aq_status aq_stage_frozen_changed(struct aq_stage *stage, struct aq_stream *stream)
+{
+    const uint64_t trained = stage->size.parameters, before = trained + stage->size.buffers;
+    uint16_t *rounded = stage->rounded ? stage->rounded + trained : NULL;
+    return round_copies(stage, stage->parameters + before, rounded, stage->size.frozen, stream);
+}
+
 enum aq_status aq_stage_zero_grads(struct aq_stage *stage, struct aq_stream *stream)
 {
-    if (!stage->gradients) return aq_fail(AQ_INVAL, "stage", "a stage for inference has no gradients");
+    if (stage->config.inference) return aq_fail(AQ_INVAL, "stage", "a stage for inference has no gradients");
+    if (!stage->gradients) return AQ_OK;
     return aq_device_zero(stage->device, stage->gradients, stage->size.gradient_bytes, stream);
 }
 
 enum aq_status aq_stage_gradient_squares(struct aq_stage *stage, double *squares, struct aq_stream *stream)
 {
-    if (!stage->gradients) return aq_fail(AQ_INVAL, "stage", "a stage for inference has no gradients");
+    if (stage->config.inference) return aq_fail(AQ_INVAL, "stage", "a stage for inference has no gradients");
+    if (!stage->gradients) return AQ_OK;
     return aq_device_squares(stage->device, stage->gradients, stage->spans, stage->tensor_count, squares, stream);
 }
 

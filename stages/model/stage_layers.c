@@ -19,92 +19,124 @@ void stage_layer(const struct aq_model_config *model, uint32_t T, uint32_t index
 
 /* --- tensors ---------------------------------------------------------------------------------------------------- */
 
+/* In the order in which they lie. */
+enum tensor_kind { TRAINED, BUFFER, FROZEN, TENSOR_KINDS };
+
 struct layer_list {
+    const struct aq_stage_config *config;
     struct layer_tensor *out;            /* NULL: count only */
     uint32_t (*uses)[LAYER_TENSORS_MAX]; /* or NULL          */
+    struct stage_layer_names *names;     /* or NULL          */
     const struct layer *layer;
-    uint32_t index; /* of the layer in the stage               */
-    uint32_t named; /* tensors that the layer has named so far */
-    bool buffers;   /* this pass takes those                   */
-    bool added;     /* the last one was taken                  */
+    uint32_t index;        /* of the layer in the stage               */
+    uint32_t named;        /* tensors that the layer has named so far */
+    uint32_t trained;      /* bit k: its tensor k trains              */
+    enum tensor_kind kind; /* this pass takes those                   */
     uint32_t count;
     uint64_t offset;
     struct stage_alias *aliases; /* or NULL */
     uint32_t alias_count, alias_most;
 };
 
-static void list_take(struct layer_list *list, struct layer_tensor tensor, const char *name)
+/* Is a tensor of the layer frozen? of: the first layer's that it begins as, or NULL; a tied one goes with that. */
+static bool is_frozen(const struct layer_list *list, const char *name, const char *of)
+{
+    const struct aq_stage_config *config = list->config;
+    struct layer first;
+    if (!config->freeze) return false;
+    if (!of || !config->model.tied) return stage_frozen(config->freeze, list->layer->name, name);
+    stage_layer(&config->model, config->T, 0, &first);
+    return stage_frozen(config->freeze, first.name, of);
+}
+
+/* begins_as: one of the first layer's, or NULL. */
+static void list_take(struct layer_list *list, struct layer_tensor tensor, const char *name, const char *begins_as)
 {
     const uint32_t number = list->named++;
     AQ_ASSERT(number < LAYER_TENSORS_MAX);
-    list->added = tensor.info.buffer == list->buffers;
-    if (!list->added) return;
     tensor.info.offset = list->offset;
     tensor.info.layer = list->layer->number;
     snprintf(tensor.info.name, sizeof tensor.info.name, "%s%s", list->layer->prefix, name);
-    memcpy(tensor.info.begins_as, tensor.info.name, sizeof tensor.info.name);
+    snprintf(tensor.info.begins_as, sizeof tensor.info.begins_as, "%s", begins_as ? begins_as : tensor.info.name);
+    tensor.info.frozen = !tensor.info.buffer && is_frozen(list, tensor.info.name, begins_as);
+    const enum tensor_kind kind = tensor.info.buffer ? BUFFER : tensor.info.frozen ? FROZEN : TRAINED;
+    if (kind == TRAINED) list->trained |= 1u << number;
+    if (list->names && !tensor.info.buffer) {
+        list->names->copies[list->names->count] = begins_as && list->config->model.tied;
+        memcpy(list->names->tensors[list->names->count++], tensor.info.name, sizeof tensor.info.name);
+    }
+    if (kind != list->kind) return;
     if (list->uses) list->uses[list->index][number] = list->count;
     if (list->out) list->out[list->count] = tensor;
     list->offset += tensor.info.count;
     list->count++;
 }
 
-void layer_list_add(struct layer_list *list, const char *name, uint64_t rows, uint64_t columns, float std, float value)
+static void list_add(struct layer_list *list, const char *name, const char *begins_as, uint64_t rows, uint64_t columns,
+                     float std, float value)
 {
     const struct aq_tensor_info info = {.dimensions = rows ? 2 : 1,
                                         .shape = {rows ? rows : columns, rows ? columns : 0},
                                         .count = (rows ? rows : 1) * columns,
                                         .decay = rows > 0};
-    list_take(list, (struct layer_tensor){.info = info, .std = std, .value = value}, name);
+    list_take(list, (struct layer_tensor){.info = info, .std = std, .value = value}, name, begins_as);
 }
 
-void layer_list_begins_as(struct layer_list *list, const char *name)
+void layer_list_add(struct layer_list *list, const char *name, uint64_t rows, uint64_t columns, float std, float value)
 {
-    if (!list->added || !list->out) return;
-    struct aq_tensor_info *info = &list->out[list->count - 1].info;
-    snprintf(info->begins_as, sizeof info->begins_as, "%s", name);
+    list_add(list, name, NULL, rows, columns, std, value);
+}
+
+void layer_list_add_as(struct layer_list *list, const char *name, const char *begins_as, uint64_t rows,
+                       uint64_t columns, float std)
+{
+    list_add(list, name, begins_as, rows, columns, std, 0);
 }
 
 void layer_list_buffer(struct layer_list *list, const char *name, uint64_t columns, float value)
 {
     const struct aq_tensor_info info = {.dimensions = 1, .shape = {columns}, .count = columns, .buffer = true};
-    list_take(list, (struct layer_tensor){.info = info, .value = value}, name);
+    list_take(list, (struct layer_tensor){.info = info, .value = value}, name, NULL);
 }
 
 void layer_list_alias(struct layer_list *list, const char *name, const char *of, const char *hint)
 {
     const uint32_t number = list->named++;
-    if (list->buffers) return;
+    if (!is_frozen(list, name, of)) list->trained |= 1u << number;
     for (uint32_t i = 0; list->out && list->uses && i < list->count; i++)
         if (strcmp(list->out[i].info.name, of) == 0) list->uses[list->index][number] = i;
-    if (list->alias_count < list->alias_most)
+    if (list->kind == TRAINED && list->alias_count < list->alias_most)
         list->aliases[list->alias_count++] = (struct stage_alias){.name = name, .of = of, .hint = hint};
 }
 
-static void list_all(const struct aq_stage_config *config, struct layer_list *list)
+static void list_layer(const struct layer *layer, struct layer_list *list)
 {
-    for (int buffers = 0; buffers < 2; buffers++) {
-        list->buffers = buffers;
+    list->layer = layer;
+    list->index = layer->number - list->config->layer_first;
+    list->named = list->trained = 0;
+    if (layer->kind->tensors) layer->kind->tensors(layer, list->config, list);
+}
+
+static void list_all(struct layer_list *list)
+{
+    const struct aq_stage_config *config = list->config;
+    for (list->kind = TRAINED; list->kind < TENSOR_KINDS; list->kind++)
         for (uint32_t i = config->layer_first; i < config->layer_end; i++) {
             struct layer layer;
             stage_layer(&config->model, config->T, i, &layer);
-            list->layer = &layer;
-            list->index = i - config->layer_first;
-            list->named = 0;
-            if (layer.kind->tensors) layer.kind->tensors(&layer, config, list);
+            list_layer(&layer, list);
         }
-    }
 }
 
 enum aq_status stage_tensors(const struct aq_stage_config *config, struct layer_tensor **tensors, uint32_t *count,
                              uint32_t (*uses)[LAYER_TENSORS_MAX])
 {
-    struct layer_list list = {0};
+    struct layer_list list = {.config = config};
     void *memory;
-    list_all(config, &list);
+    list_all(&list);
     AQ_TRY(aq_alloc((list.count + 1) * sizeof **tensors, &memory));
-    list = (struct layer_list){.out = memory, .uses = uses};
-    list_all(config, &list);
+    list = (struct layer_list){.config = config, .out = memory, .uses = uses};
+    list_all(&list);
     *tensors = memory;
     *count = list.count;
     return AQ_OK;
@@ -112,9 +144,21 @@ enum aq_status stage_tensors(const struct aq_stage_config *config, struct layer_
 
 uint32_t stage_aliases(const struct aq_stage_config *config, struct stage_alias *out, uint32_t most)
 {
-    struct layer_list list = {.aliases = out, .alias_most = most};
-    list_all(config, &list);
+    struct layer_list list = {.config = config, .aliases = out, .alias_most = most};
+    list_all(&list);
     return list.alias_count;
+}
+
+void stage_layer_names(const struct aq_model_config *model, uint32_t T, uint32_t index, struct stage_layer_names *out)
+{
+    /* As if each layer were a stage: what shares a tensor in one has a copy then. */
+    const struct aq_stage_config config = {.model = *model, .T = T, .layer_first = index, .layer_end = index + 1};
+    struct layer_list list = {.config = &config, .names = out};
+    struct layer layer;
+    stage_layer(model, T, index, &layer);
+    *out = (struct stage_layer_names){0};
+    memcpy(out->name, layer.name, sizeof out->name);
+    list_layer(&layer, &list);
 }
 
 /* --- memory ----------------------------------------------------------------------------------------------------- */
@@ -133,15 +177,22 @@ static uint64_t line_bytes(uint64_t bytes)
     return (bytes + AQ_ALIGN - 1) / AQ_ALIGN * AQ_ALIGN;
 }
 
-/* One set of kept values in the workspace serves all layers. */
-static bool shared(const struct aq_stage_config *config)
+/* No backward comes by this layer: what it keeps and what it reads need not last. */
+static bool passes_by(const struct layout *layout, uint32_t l)
 {
-    return config->recompute || config->inference;
+    return layout->config->inference || !layer_learns(&layout->layers[l].layer);
+}
+
+/* One set of kept values in the workspace serves all these layers. */
+static bool shares(const struct layout *layout, uint32_t l)
+{
+    return layout->config->recompute || passes_by(layout, l);
 }
 
 /*
  * Backward, from the last layer to the first: where each layer's input gradient goes. What reaches the caller without
  * leaving its memory goes there at once; otherwise two arrays take turns. The first stage has no caller to give it to.
+ * A layer that passes nothing on needs such memory only if it works in place.
  */
 static void flow_choose(struct layout *layout)
 {
@@ -153,6 +204,8 @@ static void flow_choose(struct layout *layout)
         struct stage_layer *layer = &layout->layers[l];
         if (layer->layer.in.rows == 0) continue; /* the batch has no gradient */
         const bool stays = layer->layer.kind->in_place && from != STAGE_FLOW_OUT;
+        if (!layer_learns(&layer->layer)) break;
+        if (!layer->layer.passes && !layer->layer.kind->in_place) continue;
         if (l > 0 && !layout->layers[l - 1].layer.kind->backward) continue; /* nobody wants it */
         if (stays)
             layer->flow = from;
@@ -169,9 +222,15 @@ static void flow_choose(struct layout *layout)
 static void layout_make(struct layout *layout)
 {
     const struct aq_stage_config *config = layout->config;
+    struct layer_list list = {.config = config};
+    bool trains = aq_model_trains(&config->model, config->T, config->freeze, config->layer_first);
     for (uint32_t i = 0; i < layout->count; i++) {
         struct stage_layer *to = &layout->layers[i];
         stage_layer(&config->model, config->T, config->layer_first + i, &to->layer);
+        list_layer(&to->layer, &list);
+        to->layer.trained = list.trained;
+        to->layer.passes = trains || (!config->freeze && i > 0);
+        trains = trains || list.trained != 0;
         const struct layer *layer = &to->layer;
         AQ_ASSERT(layer->kind->state_bytes <= LAYER_STRUCT_MAX && layer->kind->slot_bytes <= LAYER_STRUCT_MAX);
         to->in_bytes = (uint64_t)config->B * layer->in.rows * layer->in.columns * sizeof(float);
@@ -195,13 +254,14 @@ static void layer_place(const struct layout *layout, uint32_t l, enum layer_memo
     if (layer->kind->place) layer->kind->place(layer, layout->config, what, arena, to ? to : nowhere);
 }
 
-/* Memory that layers share: each begins where the arena stands. slot NULL: of the stage. Does any take some? */
+/* Memory that layers share: each begins where the arena stands. slot NULL: of the stage. */
 static void layers_share(const struct layout *layout, enum layer_memory what, struct aq_arena *arena,
                          const struct stage_slot *slot)
 {
     const size_t begin = line_bytes(arena->used);
     size_t end = begin;
     for (uint32_t l = 0; l < layout->count; l++) {
+        if (what == LAYER_KEPT && !shares(layout, l)) continue;
         struct aq_arena part = {.base = arena->base, .bytes = arena->bytes, .used = begin};
         void *to = slot ? slot->kept[l] : layout->stage && what != LAYER_KEPT ? layout->layers[l].state : NULL;
         layer_place(layout, l, what, &part, to);
@@ -218,18 +278,16 @@ static void slot_place(const struct layout *layout, struct aq_arena *arena, stru
     uint32_t inputs = 0;
     for (uint32_t l = 0; l < layout->count; l++) {
         if (layout->layers[l].in_bytes == 0) continue;
-        const bool again = config->inference && inputs >= 2; /* two arrays in turn: nothing is kept */
+        const bool by = passes_by(layout, l), again = by && inputs >= 2; /* two arrays in turn: nothing is kept */
         float *x = again ? (slot ? slot->x[l - 2] : NULL)
-                         : aq_arena_take(arena, config->inference ? layout->widest : layout->layers[l].in_bytes);
+                         : aq_arena_take(arena, by ? layout->widest : layout->layers[l].in_bytes);
         if (slot) slot->x[l] = x;
         inputs++;
     }
-    if (shared(config)) {
-        struct aq_arena kept = *workspace;
-        layers_share(layout, LAYER_KEPT, &kept, slot);
-    }
+    struct aq_arena kept = *workspace;
+    layers_share(layout, LAYER_KEPT, &kept, slot);
     for (uint32_t l = 0; l < layout->count; l++) {
-        if (!shared(config)) layer_place(layout, l, LAYER_KEPT, arena, slot ? slot->kept[l] : NULL);
+        if (!shares(layout, l)) layer_place(layout, l, LAYER_KEPT, arena, slot ? slot->kept[l] : NULL);
         layer_place(layout, l, LAYER_SLOT, arena, slot ? slot->kept[l] : NULL);
     }
     if (config->model.dropout > 0.0f) {
@@ -276,7 +334,8 @@ static struct layer_flops layout_flops(const struct layout *layout)
         struct layer_flops of = {0};
         if (layer->kind->flops) layer->kind->flops(layer, layout->config, &of);
         layer_place(layout, l, LAYER_KEPT, &kept, NULL);
-        if (layout->config->recompute && kept.used) of.backward += of.forward;
+        if (!layer_learns(layer)) of.backward = of.weights = 0;
+        if (layout->config->recompute && kept.used && layer_learns(layer)) of.backward += of.forward;
         all.forward += of.forward;
         all.backward += of.backward;
         all.weights += of.weights;
@@ -294,7 +353,7 @@ enum aq_status stage_layers_measure(const struct aq_stage_config *config, struct
     layout_make(&layout);
     workspace_place(&layout, &workspace);
     slot_place(&layout, &slot, NULL, &workspace);
-    if (shared(config)) layers_share(&layout, LAYER_KEPT, &workspace, NULL);
+    layers_share(&layout, LAYER_KEPT, &workspace, NULL);
     for (uint32_t i = 0; i < config->slots; i++)
         host_place(&layout, &host, NULL);
     size->host_bytes = host.used;
@@ -342,7 +401,8 @@ static void pointers_set(struct aq_stage *stage, uint32_t (*uses)[LAYER_TENSORS_
             if (index == UINT32_MAX) continue;
             const struct aq_tensor_info *info = &stage->tensors[index].info;
             stage->layers[l].w[k] = stage->parameters + info->offset;
-            if (stage->gradients && !info->buffer) stage->layers[l].g[k] = stage->gradients + info->offset;
+            if (stage->gradients && index < stage->tensor_count)
+                stage->layers[l].g[k] = stage->gradients + info->offset;
         }
 }
 
@@ -353,18 +413,21 @@ static enum aq_status tensors_open(struct aq_stage *stage)
     AQ_TRY(aq_alloc(stage->layer_count * sizeof *uses, &memory));
     uses = memory;
     memset(uses, 0xff, stage->layer_count * sizeof *uses);
-    const enum aq_status status = stage_tensors(&stage->config, &stage->tensors, &stage->saved_count, uses);
+    const enum aq_status status = stage_tensors(&stage->config, &stage->tensors, &stage->all_count, uses);
+    for (uint32_t i = 0; status == AQ_OK && i < stage->all_count; i++) {
+        const struct aq_tensor_info *info = &stage->tensors[i].info;
+        stage->tensor_count += !info->buffer && !info->frozen;
+        stage->saved_count += !info->frozen;
+    }
     if (status == AQ_OK) pointers_set(stage, uses);
     aq_free(uses);
     AQ_TRY(status);
-    AQ_TRY(aq_alloc((stage->saved_count + 1) * sizeof *stage->spans, &memory));
+    AQ_TRY(aq_alloc((stage->tensor_count + 1) * sizeof *stage->spans, &memory));
     stage->spans = memory;
-    AQ_TRY(aq_alloc((stage->saved_count + 1) * sizeof *stage->squares, &memory));
+    AQ_TRY(aq_alloc((stage->tensor_count + 1) * sizeof *stage->squares, &memory));
     stage->squares = memory;
-    while (stage->tensor_count < stage->saved_count && !stage->tensors[stage->tensor_count].info.buffer) {
-        const struct aq_tensor_info *info = &stage->tensors[stage->tensor_count].info;
-        stage->spans[stage->tensor_count++] = (struct aq_range){info->offset, info->count};
-    }
+    for (uint32_t i = 0; i < stage->tensor_count; i++)
+        stage->spans[i] = (struct aq_range){stage->tensors[i].info.offset, stage->tensors[i].info.count};
     return AQ_OK;
 }
 
@@ -388,6 +451,7 @@ enum aq_status stage_layers_open(struct aq_stage *stage)
         layer_place(&layout, l, LAYER_KEPT, &kept, NULL);
         stage->layers[l].again = stage->config.recompute && kept.used > 0;
     }
+    stage->config.freeze = NULL; /* the caller's text may go */
     const uint64_t bytes = stage->size.host_bytes;
     if (bytes) AQ_TRY(aq_device_alloc(stage->device, AQ_MEMORY_PINNED, bytes, &stage->host));
     struct aq_arena host = {.base = stage->host, .bytes = bytes};

@@ -41,9 +41,25 @@ const struct stage_model *stage_model_find(const char *kind);
 /* stage_layers.c: a layer of the model; the configuration is one that was checked. */
 void stage_layer(const struct aq_model_config *model, uint32_t T, uint32_t index, struct layer *out);
 
+/* stage_freeze.c: does the list (NULL: nothing) freeze a tensor of a layer of that name? */
+bool stage_frozen(const char *freeze, const char *layer, const char *tensor);
+
+enum { STAGE_WORDS_BYTES = LAYER_NAME_MAX + LAYER_TENSORS_MAX * AQ_TENSOR_NAME_MAX };
+
+/* The parameters of one layer, as patterns may name them. */
+struct stage_layer_names {
+    char name[LAYER_NAME_MAX], tensors[LAYER_TENSORS_MAX][AQ_TENSOR_NAME_MAX];
+    bool copies[LAYER_TENSORS_MAX]; /* of another layer's, in a tied model: frozen as that one is */
+    uint32_t count;
+};
+
+/* stage_layers.c: those of layer `index`, wherever the model is cut; the configuration is one that was checked. */
+void stage_layer_names(const struct aq_model_config *model, uint32_t T, uint32_t index, struct stage_layer_names *out);
+
 /*
- * stage_layers.c: the tensors of a stage, parameters first, into memory of aq_alloc. The configuration is one that was
- * checked. uses: NULL, or for each layer of the stage which tensors are its own (LAYER_TENSORS_MAX of them). AQ_NOMEM.
+ * stage_layers.c: the tensors of a stage, parameters first, then buffers, then what is frozen, into memory of aq_alloc.
+ * The configuration is one that was checked. uses: NULL, or for each layer of the stage which tensors are its own
+ * (LAYER_TENSORS_MAX of them). AQ_NOMEM.
  */
 enum aq_status stage_tensors(const struct aq_stage_config *config, struct layer_tensor **tensors, uint32_t *count,
                              uint32_t (*uses)[LAYER_TENSORS_MAX]);
@@ -89,11 +105,11 @@ struct aq_stage {
     struct aq_stage_config config;
     struct aq_stage_size size;
     struct layer_tensor *tensors;
-    uint32_t tensor_count, saved_count;
+    uint32_t tensor_count, saved_count, all_count; /* parameters; with buffers; with what is frozen */
     struct aq_range *spans;        /* where each parameter tensor lies */
     double *squares;               /* of each tensor's gradient, between the device's sums and theirs */
-    float *parameters, *gradients; /* flat; gradients NULL for inference */
-    uint16_t *rounded;             /* parameters in the products' 16 bits, where the device wants them so */
+    float *parameters, *gradients; /* flat; gradients NULL for inference, and where nothing is trained */
+    uint16_t *rounded;             /* parameters, then what is frozen, in 16 bits, where the device wants them so */
     void *slots_memory;            /* config.slots times size.slot_bytes */
     void *workspace;
     struct stage_layer *layers;

@@ -14,8 +14,10 @@ static bool is_last(const struct aq_stage *stage)
 const void *layer_operand(const struct layer_run *run, const float *weights, enum aq_element *type)
 {
     const struct aq_stage *stage = run->stage;
+    const uint64_t at = (uint64_t)(weights - stage->parameters);
     *type = stage->rounded ? stage_type(stage->config.precision) : AQ_F32;
-    return stage->rounded ? (const void *)(stage->rounded + (weights - stage->parameters)) : weights;
+    if (!stage->rounded) return weights;
+    return stage->rounded + (at < stage->size.parameters ? at : at - stage->size.buffers);
 }
 
 void *layer_rounded(const struct aq_stage *stage)
@@ -188,6 +190,7 @@ static enum aq_status backward_layer(struct aq_stage *stage, uint32_t index, uin
     struct layer_run run = run_of(stage, index, l, stream);
     float *dx = layer->flow == STAGE_FLOW_OUT ? caller : stage->flow[layer->flow];
     if (!kind->backward) return AQ_OK; /* a first layer that has nothing to train */
+    if (!layer->layer.passes && !kind->in_place) dx = NULL;
     AQ_ASSERT(dx || !kind->in_place);
     run.made = *made;
     if (kind->in_place && *gradient != dx) {
@@ -201,7 +204,7 @@ static enum aq_status backward_layer(struct aq_stage *stage, uint32_t index, uin
         run.again = false;
     }
     struct layer_ending below;
-    *made = under && under->ending && kind->makes_ending && !slot->dropped;
+    *made = layer->layer.passes && under && under->ending && kind->makes_ending && !slot->dropped;
     if (*made) {
         const struct layer_run next = run_of(stage, index, l - 1, stream);
         under->ending(&next, &below);
@@ -224,9 +227,11 @@ enum aq_status aq_stage_backward(struct aq_stage *stage, uint32_t index, const f
     stage->slots[index].halved = stage->config.split;
     const float *gradient = is_last(stage) ? NULL : dy;
     bool made = false;
-    for (uint32_t l = stage->layer_count; l-- > 0;)
+    for (uint32_t l = stage->layer_count; l-- > 0 && layer_learns(&stage->layers[l].layer);)
         AQ_TRY(backward_layer(stage, index, l, dx, &gradient, &made, stream));
-    return AQ_OK;
+    const struct layer_run first = run_of(stage, index, 0, stream);
+    if (!dx || first.layer->passes) return AQ_OK;
+    return aq_device_zero(stage->device, dx, first.rows_in * first.layer->in.columns * sizeof *dx, stream);
 }
 
 enum aq_status aq_stage_weights(struct aq_stage *stage, uint32_t index, struct aq_stream *stream)
@@ -234,7 +239,7 @@ enum aq_status aq_stage_weights(struct aq_stage *stage, uint32_t index, struct a
     if (index >= stage->config.slots || !stage->slots[index].halved)
         return aq_fail(AQ_INVAL, "stage", "the weight half of slot %u: no split backward went before", index);
     stage->slots[index].halved = false;
-    for (uint32_t l = stage->layer_count; l-- > 0;) {
+    for (uint32_t l = stage->layer_count; l-- > 0 && layer_learns(&stage->layers[l].layer);) {
         const struct layer_run run = run_of(stage, index, l, stream);
         if (run.layer->kind->weights) AQ_TRY(run.layer->kind->weights(&run, stage->slots[index].x[l]));
     }

@@ -1,8 +1,8 @@
 /*
  * conform_model.c -- what every model promises, whatever its layers are: the same bits however it is cut, by however
  * many threads, whether or not activations are made again or backward is split; gradients that finite differences
- * confirm; plain C;
- * memory as measured; evaluations that change nothing; weights that come back by their names.
+ * confirm; plain C; memory as measured; evaluations that change nothing; weights that come back by their names; and
+ * whatever is frozen, what trains has the gradients that it had, and what does not keeps its bits.
  *
  * A new model is named in models.def, and says here how small it can be. Its batches have the fields of the first kind
  * of data set that it fits.
@@ -58,7 +58,8 @@ struct run {
     enum aq_stage_precision precision; /* 0: fp32 */
     float dropout;
     uint32_t logits_rows;
-    const char *cpu; /* AQ_CPU, or NULL */
+    const char *cpu;    /* AQ_CPU, or NULL */
+    const char *freeze; /* NULL: nothing   */
 };
 
 static struct aq_stage_config config_of(const struct kind *kind)
@@ -131,6 +132,7 @@ static struct pipeline pipeline_open(const struct run *run)
         config.layer_end = bounds[s + 1];
         config.recompute = run->recompute;
         config.split = run->split;
+        config.freeze = run->freeze;
         assert_int_equal(aq_stage_measure(&config, &size), AQ_OK);
         assert_int_equal(aq_stage_open(p.device, &config, &p.stages[s]), AQ_OK);
         help_init(p.stages[s], 5);
@@ -342,46 +344,181 @@ static void test_the_plain_truth_agrees(void **state)
 }
 
 /*
+ * Lists of what is frozen, for any model: its first layers, its last, every other, all but one, and by parts of
+ * tensors' names. Some freeze nothing of it; one freezes all.
+ */
+static bool freeze_list(const struct kind *kind, uint32_t number, char *list, size_t bytes)
+{
+    static const char *const parts[] = {"bias", "*, !bias", "weight", "*"};
+    const struct aq_stage_config config = config_of(kind);
+    const uint32_t layers = config.layer_end;
+    size_t used = 0;
+    list[0] = 0;
+    if (number >= 4 * layers + 4) return false;
+    if (number >= 4 * layers) {
+        snprintf(list, bytes, "%s", parts[number - 4 * layers]);
+        return true;
+    }
+    const uint32_t sort = number / layers, at = number % layers;
+    if (sort == 3) used = (size_t)snprintf(list, bytes, "*");
+    for (uint32_t l = 0; l < layers; l++) {
+        char name[64];
+        if (sort == 0 ? l > at : sort == 1 ? l < at : sort == 2 ? l % 2 == at % 2 : l != at) continue;
+        aq_model_layer_name(&config.model, l, name, sizeof name);
+        used += (size_t)snprintf(list + used, bytes - used, "%s %s%s", used ? "," : "", sort == 3 ? "! " : "", name);
+        assert_true(used < bytes);
+    }
+    return true;
+}
+
+/* What trains has the gradients of a run where all does; how many tensors do. */
+static uint32_t expect_among(const struct result *whole, const struct result *part, const char *what)
+{
+    uint32_t trained = 0;
+    for (uint32_t m = 0; m < MICRO; m++)
+        if (whole->loss[m] != part->loss[m]) fail_msg("%s: loss %.17g, %.17g", what, whole->loss[m], part->loss[m]);
+    for (uint32_t i = 0; i < part->count; i++) {
+        uint32_t at = 0;
+        while (at < whole->count && strcmp(whole->names[at], part->names[i]) != 0)
+            at++;
+        if (at == whole->count) fail_msg("%s: %s is new", what, part->names[i]);
+        assert_int_equal(whole->sizes[at], part->sizes[i]);
+        if (memcmp(whole->values[at], part->values[i], part->sizes[i] * sizeof(float)) != 0)
+            fail_msg("%s: %s differs by %g", what, part->names[i],
+                     help_distance(part->values[i], whole->values[at], part->sizes[i]));
+        trained++;
+    }
+    return trained;
+}
+
+static void test_what_trains_has_the_gradients_that_it_had(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2 * KINDS; i++) {
+        const int k = i / 2;
+        struct run run = {.kind = &kinds[k], .threads = 2, .tied = i % 2, .dropout = i % 2 ? 0.25f : 0.0f};
+        struct result whole = run_once(&run);
+        const uint32_t layers = run.tied ? 1 : config_of(&kinds[k]).layer_end; /* a cut parts what is tied */
+        char list[1024], what[1200];
+        for (uint32_t n = 0; freeze_list(&kinds[k], n, list, sizeof list); n++)
+            for (run.cut = 0; run.cut < layers; run.cut++) {
+                run.freeze = list;
+                run.recompute = run.cut % 3 == 1;
+                run.split = run.cut % 3 == 2;
+                snprintf(what, sizeof what, "%s cut at %u, frozen \"%s\"", kinds[k].name, run.cut, list);
+                struct result part = run_once(&run);
+                assert_true(expect_among(&whole, &part, what) <= whole.count);
+                result_free(&part);
+            }
+        result_free(&whole);
+    }
+}
+
+/* Forward and backward move no bit of what is frozen, and where nothing before a cut trains its gradient is zeroes. */
+static void test_frozen_tensors_keep_their_bits(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++) {
+        char list[1024];
+        for (uint32_t n = 0; freeze_list(&kinds[k], n, list, sizeof list); n++) {
+            const struct run run = {.kind = &kinds[k], .threads = 2, .cut = 2, .freeze = list};
+            struct pipeline p = pipeline_open(&run);
+            float *before[2];
+            for (uint32_t s = 0; s < 2; s++) {
+                const uint64_t floats = aq_stage_frozen_floats(p.stages[s]);
+                before[s] = help_alloc((floats + 1) * sizeof(float));
+                memcpy(before[s], aq_stage_parameters(p.stages[s]) + aq_stage_saved_floats(p.stages[s]),
+                       floats * sizeof(float));
+            }
+            (void)forward(&p, 1, false);
+            memset(p.gradient, 0xff, sizeof(float));
+            backward(&p, 1);
+            assert_true((*p.gradient == 0.0f) == !aq_model_trains(&p.config.model, p.config.T, list, run.cut));
+            for (uint32_t s = 0; s < 2; s++) {
+                assert_memory_equal(before[s], aq_stage_parameters(p.stages[s]) + aq_stage_saved_floats(p.stages[s]),
+                                    aq_stage_frozen_floats(p.stages[s]) * sizeof(float));
+                aq_free(before[s]);
+            }
+            pipeline_close(&p);
+        }
+    }
+}
+
+/* The names of layers and tensors are patterns, and a list knows what its patterns name. */
+static void test_names_are_patterns(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++) {
+        const struct aq_stage_config config = config_of(&kinds[k]);
+        struct aq_freeze_pattern pattern;
+        struct aq_device *device = help_device(1);
+        struct aq_stage *stage;
+        assert_int_equal(aq_stage_open(device, &config, &stage), AQ_OK);
+        for (uint32_t i = 0; i < aq_stage_tensor_count(stage); i++) {
+            struct aq_tensor_info info;
+            aq_stage_tensor(stage, i, &info);
+            assert_true(aq_model_freeze_pattern(&config.model, config.T, info.name, 0, &pattern));
+            assert_int_equal(pattern.tensors, 1);
+            assert_false(aq_model_freeze_pattern(&config.model, config.T, info.name, 1, &pattern));
+        }
+        aq_stage_close(stage);
+        aq_device_close(device);
+        assert_true(aq_model_freeze_pattern(&config.model, config.T, "*,!weight, wieght", 2, &pattern));
+        assert_int_equal(pattern.tensors, 0);
+        assert_string_equal(pattern.unknown, "wieght");
+        assert_true(aq_model_trains(&config.model, config.T, NULL, config.layer_end));
+        assert_false(aq_model_trains(&config.model, config.T, "*", config.layer_end));
+    }
+}
+
+/*
  * Directional derivatives of the loss in training, as test_stage.c has them: for a random direction in each tensor the
  * quotient of differences against gradient times direction. A ReLU has kinks: the bound is 3e-2 of |gradient|.
  */
+static void differences(const struct kind *kind, const char *freeze)
+{
+    const struct run run = {.kind = kind, .threads = 2, .freeze = freeze};
+    struct pipeline p = pipeline_open(&run);
+    struct aq_stage *stage = p.stages[0];
+    (void)forward(&p, 0, false);
+    backward(&p, 0);
+    for (uint32_t i = 0; i < aq_stage_tensor_count(stage); i++) {
+        struct aq_tensor_info info;
+        aq_stage_tensor(stage, i, &info);
+        float *x = aq_stage_parameters(stage) + info.offset;
+        const float *g = aq_stage_gradients(stage) + info.offset;
+        float *before = help_alloc(info.count * sizeof(float)), *d = help_alloc(info.count * sizeof(float));
+        double slope = 0, size = 0;
+        memcpy(before, x, info.count * sizeof(float));
+        help_normal(d, info.count, 50 + i, 1.0f);
+        for (uint64_t n = 0; n < info.count; n++) {
+            slope += (double)g[n] * d[n] / 0.25; /* loss_scale */
+            size += (double)g[n] * g[n] / 0.0625;
+        }
+        const float h = (float)(2e-3 / sqrt(size));
+        for (uint64_t n = 0; n < info.count; n++)
+            x[n] = before[n] + h * d[n];
+        const double up = forward(&p, 0, false);
+        for (uint64_t n = 0; n < info.count; n++)
+            x[n] = before[n] - h * d[n];
+        const double down = forward(&p, 0, false), quotient = (up - down) / (2.0 * h);
+        memcpy(x, before, info.count * sizeof(float));
+        if (!(fabs(quotient - slope) <= 3e-2 * sqrt(size)))
+            fail_msg("%s %s: slope %g, differences %g, |gradient| %g", kind->name, info.name, slope, quotient,
+                     sqrt(size));
+        aq_free(before);
+        aq_free(d);
+    }
+    pipeline_close(&p);
+}
+
 static void test_gradients_match_finite_differences(void **state)
 {
     (void)state;
     for (int k = 0; k < KINDS; k++) {
-        const struct run run = {.kind = &kinds[k], .threads = 2};
-        struct pipeline p = pipeline_open(&run);
-        struct aq_stage *stage = p.stages[0];
-        (void)forward(&p, 0, false);
-        backward(&p, 0);
-        for (uint32_t i = 0; i < aq_stage_tensor_count(stage); i++) {
-            struct aq_tensor_info info;
-            aq_stage_tensor(stage, i, &info);
-            float *x = aq_stage_parameters(stage) + info.offset;
-            const float *g = aq_stage_gradients(stage) + info.offset;
-            float *before = help_alloc(info.count * sizeof(float)), *d = help_alloc(info.count * sizeof(float));
-            double slope = 0, size = 0;
-            memcpy(before, x, info.count * sizeof(float));
-            help_normal(d, info.count, 50 + i, 1.0f);
-            for (uint64_t n = 0; n < info.count; n++) {
-                slope += (double)g[n] * d[n] / 0.25; /* loss_scale */
-                size += (double)g[n] * g[n] / 0.0625;
-            }
-            const float h = (float)(2e-3 / sqrt(size));
-            for (uint64_t n = 0; n < info.count; n++)
-                x[n] = before[n] + h * d[n];
-            const double up = forward(&p, 0, false);
-            for (uint64_t n = 0; n < info.count; n++)
-                x[n] = before[n] - h * d[n];
-            const double down = forward(&p, 0, false), quotient = (up - down) / (2.0 * h);
-            memcpy(x, before, info.count * sizeof(float));
-            if (!(fabs(quotient - slope) <= 3e-2 * sqrt(size)))
-                fail_msg("%s %s: slope %g, differences %g, |gradient| %g", kinds[k].name, info.name, slope, quotient,
-                         sqrt(size));
-            aq_free(before);
-            aq_free(d);
-        }
-        pipeline_close(&p);
+        differences(&kinds[k], NULL);
+        differences(&kinds[k], "weight");
+        differences(&kinds[k], "*, !bias");
     }
 }
 
@@ -423,16 +560,21 @@ static void test_measure_equals_use(void **state)
     (void)state;
     struct aq_device *device = help_device(1);
     for (int k = 0; k < KINDS; k++)
-        for (int round = 0; round < 8; round++) {
+        for (int round = 0; round < 12; round++) {
             struct aq_stage_config config = config_of(&kinds[k]);
             struct aq_stage_size size;
             struct aq_stage *stage = NULL;
             config.B = 16; /* beside what the host has for each tensor and layer */
             config.recompute = round == 1;
             config.inference = round == 2 || round == 7;
-            config.layer_first = round == 3 || round == 6 ? 2 : 0;
-            config.split = round > 3;
+            config.layer_first = round == 3 || round == 6 || round == 10 ? 2 : 0;
+            config.split = (round > 3 && round < 8) || round == 11;
             if (round == 5) config.precision = AQ_STAGE_BF16;
+            config.freeze = round == 8    ? "*, !bias"
+                            : round == 9  ? "weight"
+                            : round == 10 ? "*"
+                            : round == 11 ? "bias"
+                                          : NULL;
             assert_int_equal(aq_stage_measure(&config, &size), AQ_OK);
             const uint64_t before = aq_memory_used();
             assert_int_equal(aq_stage_open(device, &config, &stage), AQ_OK);
@@ -442,6 +584,8 @@ static void test_measure_equals_use(void **state)
             if (!(used >= sum && used <= 1.02 * sum + 8192))
                 fail_msg("%s round %d: %g bytes used, %g measured", kinds[k].name, round, used, sum);
             assert_int_equal(size.parameters + size.buffers, aq_stage_saved_floats(stage));
+            assert_int_equal(size.frozen, aq_stage_frozen_floats(stage));
+            assert_int_equal(size.gradient_bytes, config.inference ? 0 : size.parameters * sizeof(float));
             aq_stage_close(stage);
             assert_int_equal(aq_memory_used(), before);
         }
@@ -549,6 +693,9 @@ int main(void)
         cmocka_unit_test(test_halves_come_in_turn),
         cmocka_unit_test(test_the_plain_truth_agrees),
         cmocka_unit_test(test_gradients_match_finite_differences),
+        cmocka_unit_test(test_what_trains_has_the_gradients_that_it_had),
+        cmocka_unit_test(test_frozen_tensors_keep_their_bits),
+        cmocka_unit_test(test_names_are_patterns),
         cmocka_unit_test(test_evaluation_changes_nothing_and_adds_up),
         cmocka_unit_test(test_measure_equals_use),
         cmocka_unit_test(test_weights_come_back_by_their_names),

@@ -231,6 +231,77 @@ static void stage_step(struct aq_device *device, enum aq_stage_precision precisi
     aq_stage_close(stage);
 }
 
+/* The gradients of a small stage by name, and its loss. */
+struct learned {
+    double loss;
+    uint32_t count;
+    struct aq_tensor_info infos[64];
+    float *gradients;
+};
+
+static struct learned learn(struct aq_device *device, enum aq_stage_precision precision, const char *freeze)
+{
+    enum { B = 2, T = 8, C = 32, V = 40 };
+    struct aq_stage_config config = help_config(2, 2, C, V, B, T);
+    struct aq_stage *stage = NULL;
+    struct learned out = {0};
+    int32_t tokens[B * T];
+    config.precision = precision;
+    config.freeze = freeze;
+    help_tokens(tokens, B * T, 1, V);
+    assert_int_equal(aq_stage_open(device, &config, &stage), AQ_OK);
+    assert_int_equal(aq_stage_init(stage, 1), AQ_OK);
+    const struct aq_batch batch = help_batch(tokens, tokens, NULL, B, T);
+    const struct aq_stage_input input = {.batch = &batch, .loss_scale = 1.0f};
+    struct aq_stage_loss loss = {0};
+    assert_int_equal(aq_stage_zero_grads(stage, NULL), AQ_OK);
+    assert_int_equal(aq_stage_forward(stage, 0, &input, NULL, &loss, NULL), AQ_OK);
+    assert_int_equal(aq_stage_backward(stage, 0, NULL, NULL, NULL), AQ_OK);
+    assert_int_equal(aq_device_stream_sync(device, NULL), AQ_OK);
+    out.loss = loss.sum;
+    out.count = aq_stage_tensor_count(stage);
+    assert_true(out.count <= 64);
+    for (uint32_t i = 0; i < out.count; i++)
+        aq_stage_tensor(stage, i, &out.infos[i]);
+    out.gradients = help_alloc(aq_stage_parameter_count(stage) * sizeof(float));
+    assert_int_equal(aq_device_copy(device, out.gradients, aq_stage_gradients(stage),
+                                    aq_stage_parameter_count(stage) * sizeof(float), NULL),
+                     AQ_OK);
+    assert_int_equal(aq_device_stream_sync(device, NULL), AQ_OK);
+    aq_stage_close(stage);
+    return out;
+}
+
+/* What is frozen has its copies in 16 bits, too; what trains has the gradients that it has where all does. */
+static void test_frozen_tensors_have_copies_and_change_no_gradient(void **state)
+{
+    (void)state;
+    static const enum aq_stage_precision precisions[] = {AQ_STAGE_FP32, AQ_STAGE_BF16, AQ_STAGE_FP16};
+    static const char *const lists[] = {"embedding, block 0", "wpe, ln_1, bias", "wte", "*, !block 1", "*, !bias"};
+    struct aq_device *device = NULL;
+    const struct aq_device_config config = {.kind = "cuda"};
+    assert_int_equal(aq_device_open(&config, &device), AQ_OK);
+    for (size_t k = 0; k < sizeof precisions / sizeof precisions[0]; k++) {
+        struct learned all = learn(device, precisions[k], NULL);
+        for (size_t n = 0; n < sizeof lists / sizeof lists[0]; n++) {
+            struct learned some = learn(device, precisions[k], lists[n]);
+            assert_true(some.loss == all.loss);
+            assert_in_range(some.count, 1, all.count - 1);
+            for (uint32_t i = 0, at = 0; i < some.count; i++, at++) {
+                while (at < all.count && strcmp(all.infos[at].name, some.infos[i].name) != 0)
+                    at++;
+                assert_true(at < all.count);
+                if (memcmp(all.gradients + all.infos[at].offset, some.gradients + some.infos[i].offset,
+                           some.infos[i].count * sizeof(float)) != 0)
+                    fail_msg("%s frozen: %s", lists[n], some.infos[i].name);
+            }
+            aq_free(some.gradients);
+        }
+        aq_free(all.gradients);
+    }
+    aq_device_close(device);
+}
+
 static void test_products_are_computed_as_asked_for(void **state)
 {
     (void)state;
@@ -338,6 +409,7 @@ int main(void)
         cmocka_unit_test(test_auto_takes_the_cpu_only_where_there_is_no_gpu),
         cmocka_unit_test(test_memory_is_one_allocation_and_says_who_needs_it),
         cmocka_unit_test(test_more_shapes_than_plans_are_kept),
+        cmocka_unit_test(test_frozen_tensors_have_copies_and_change_no_gradient),
         cmocka_unit_test(test_products_are_computed_as_asked_for),
         cmocka_unit_test(test_products_of_a_stage_are_the_library_s_fast_ones),
         cmocka_unit_test(test_a_plan_is_for_its_alignments),

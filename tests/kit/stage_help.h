@@ -84,13 +84,15 @@ static inline void *help_alloc(size_t bytes)
 static inline void help_init(struct aq_stage *stage, uint64_t seed)
 {
     assert_int_equal(aq_stage_init(stage, seed), AQ_OK);
-    for (uint32_t i = 0; i < aq_stage_tensor_count(stage); i++) {
+    const uint32_t trained = aq_stage_tensor_count(stage), all = trained + aq_stage_frozen_count(stage);
+    for (uint32_t i = 0; i < all; i++) {
         struct aq_tensor_info info;
-        aq_stage_tensor(stage, i, &info);
+        i < trained ? aq_stage_tensor(stage, i, &info) : aq_stage_frozen(stage, i - trained, &info);
         float *x = aq_stage_parameters(stage) + info.offset;
         const struct aq_rng_key key = aq_rng_key(seed, AQ_RNG_TEST, aq_digest(info.name, strlen(info.name)), 2);
         for (uint64_t k = 0; k < info.count; k++) x[k] += 0.1f * aq_rng_normal(&key, k);
     }
+    assert_int_equal(aq_stage_frozen_changed(stage, NULL), AQ_OK);
     assert_int_equal(aq_stage_parameters_changed(stage, NULL), AQ_OK);
 }
 

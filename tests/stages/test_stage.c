@@ -409,6 +409,72 @@ static void test_generation_sees_the_prefix_alone(void **state)
     aq_device_close(device);
 }
 
+/* A tied head that a cut parts from the embedding is frozen with it, and by no name of its own. */
+static void test_frozen_table_freezes_its_copy(void **state)
+{
+    (void)state;
+    struct aq_device *device = help_device(1);
+    struct aq_stage_config config = help_config(2, 2, 32, V, 2, T);
+    struct aq_freeze_pattern pattern;
+    struct aq_tensor_info info;
+    struct aq_stage *stage;
+    config.layer_first = 2;
+    for (int tied = 0; tied < 2; tied++) {
+        config.model.tied = tied;
+        for (int named = 0; named < 2; named++) {
+            config.freeze = named ? "lm_head" : "wte";
+            assert_int_equal(aq_stage_open(device, &config, &stage), AQ_OK);
+            assert_int_equal(aq_stage_frozen_count(stage), tied != named);
+            if (tied != named) {
+                aq_stage_frozen(stage, 0, &info);
+                assert_string_equal(info.name, "lm_head.weight");
+                assert_true(info.frozen && info.offset == aq_stage_saved_floats(stage));
+            }
+            aq_stage_close(stage);
+        }
+        assert_true(aq_model_freeze_pattern(&config.model, T, " transformer.wte,lm_head ", 1, &pattern));
+        assert_string_equal(pattern.text, "lm_head");
+        assert_int_equal(pattern.tensors, !tied);
+        assert_int_equal(pattern.copy, tied);
+        assert_true(aq_model_freeze_pattern(&config.model, T, "transformer.wte,lm_head", 0, &pattern));
+        assert_int_equal(pattern.tensors, 1);
+    }
+    aq_device_close(device);
+}
+
+/* What a list names, and the word of it that nobody has. */
+static void test_patterns_name_layers_and_parts_of_tensors(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        uint32_t tensors;
+        const char *unknown;
+    } cases[] = {{"embedding", 2, ""},       {"blocks 0-1", 24, ""},      {"block 1", 12, ""},
+                 {"blocks", 24, ""},         {"block", 24, ""},           {"blocks *", 24, ""},
+                 {"h.0-1.attn", 8, ""},      {"h.*.ln_*", 8, ""},         {"bias", 13, ""},
+                 {"head", 3, ""},            {"ln_f", 2, ""},             {"*", 29, ""},
+                 {"! block 0", 12, ""},      {"h.0.c_fc", 0, ""},         {"blocks 2-3", 0, "2-3"},
+                 {"blcok 0", 0, "blcok"},    {"h.0-1.atn", 0, "atn"},     {"h.9", 0, "9"},
+                 {"wte weight", 0, ""},      {"!", 0, ""},                {"wte.weight.", 0, ""},
+                 {"block 0-", 0, "0-"},      {"block 1-0", 0, "1-0"},     {"b*k 1", 0, ""},
+                 {"block 99999999999", 0, "99999999999"}};
+    struct aq_stage_config config = help_config(2, 2, 32, V, 2, T);
+    config.model.tied = false;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct aq_freeze_pattern pattern;
+        assert_true(aq_model_freeze_pattern(&config.model, T, cases[i].text, 0, &pattern));
+        if (pattern.tensors != cases[i].tensors || strcmp(pattern.unknown, cases[i].unknown) != 0)
+            fail_msg("%s: %u tensors, unknown '%s'", cases[i].text, pattern.tensors, pattern.unknown);
+        assert_false(aq_model_freeze_pattern(&config.model, T, cases[i].text, 1, &pattern));
+    }
+    struct aq_freeze_pattern none;
+    assert_false(aq_model_freeze_pattern(&config.model, T, " , ,", 0, &none));
+    assert_true(aq_model_trains(&config.model, T, "*, !h.1", 4));
+    assert_false(aq_model_trains(&config.model, T, "*, !h.1", 2));
+    assert_false(aq_model_trains(&config.model, T, "!h.1, *", 4));
+}
+
 static void test_bad_input_gives_a_status(void **state)
 {
     (void)state;
@@ -499,6 +565,8 @@ int main(void)
         cmocka_unit_test(test_both_sides_measure_the_cut_that_the_model_says),
         cmocka_unit_test(test_gpt2_124m_has_its_published_size),
         cmocka_unit_test(test_generation_sees_the_prefix_alone),
+        cmocka_unit_test(test_frozen_table_freezes_its_copy),
+        cmocka_unit_test(test_patterns_name_layers_and_parts_of_tensors),
         cmocka_unit_test(test_bad_input_gives_a_status),
         cmocka_unit_test(test_open_without_memory_gives_a_status),
     };

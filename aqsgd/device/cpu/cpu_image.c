@@ -177,8 +177,8 @@ enum aq_status cpu_batch_norm_backward(struct aq_device *device, const struct aq
                                .rstd = args->rstd};
     struct batch_norm_backward self = {.args = args, .sums = column_sums_run(cpu, &sums)};
     for (uint64_t c = 0; c < args->C; c++) {
-        args->dbeta[c] += (float)self.sums[c];
-        args->dgamma[c] += (float)self.sums[args->C + c];
+        if (args->dbeta) args->dbeta[c] += (float)self.sums[c];
+        if (args->dgamma) args->dgamma[c] += (float)self.sums[args->C + c];
     }
     cpu_pool_run(cpu->pool, pieces_of(args->rows, ROWS), batch_norm_backward_piece, &self);
     return AQ_OK;

@@ -101,8 +101,8 @@ enum aq_status cpu_layernorm_backward(struct aq_device *device, const struct aq_
     struct layernorm_backward self = {.cpu = cpu, .args = args, .group = group_rows(args->rows, 2 * args->C)};
     const uint64_t groups = pieces_of(args->rows, self.group);
     cpu_pool_run(cpu->pool, groups, layernorm_backward_piece, &self);
-    reduce_run(cpu, groups, 2 * args->C, 0, args->C, args->dgamma);
-    reduce_run(cpu, groups, 2 * args->C, args->C, args->C, args->dbeta);
+    if (args->dgamma) reduce_run(cpu, groups, 2 * args->C, 0, args->C, args->dgamma);
+    if (args->dbeta) reduce_run(cpu, groups, 2 * args->C, args->C, args->C, args->dbeta);
     const struct aq_dropout_apply round = {.samples = 1,
                                            .sample_elements = args->rows * args->C,
                                            .x = args->dx,
@@ -192,8 +192,10 @@ static void embedding_backward_piece(uint64_t piece, uint32_t worker, void *cont
             self->cpu->rows->mask(dx, n, &mask, masked, AQ_F32);
             dx = masked;
         }
-        self->cpu->rows->add(args->token_gradient + (uint64_t)args->tokens[r] * C + first, dx, AQ_F32, n);
-        self->cpu->rows->add(args->position_gradient + r % args->T * C + first, dx, AQ_F32, n);
+        if (args->token_gradient)
+            self->cpu->rows->add(args->token_gradient + (uint64_t)args->tokens[r] * C + first, dx, AQ_F32, n);
+        if (args->position_gradient)
+            self->cpu->rows->add(args->position_gradient + r % args->T * C + first, dx, AQ_F32, n);
     }
 }
 

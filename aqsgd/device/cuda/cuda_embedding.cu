@@ -131,7 +131,10 @@ static enum aq_status embedding_backward_wide(const struct aq_embedding_backward
 {
     const struct aq_cuda_mask mask = aq_cuda_mask_of(&args->dropout);
     const unsigned threads = aq_row_grid_of(1, args->C, W).threads;
-    AQ_TRY(AQ_LAUNCH(token_backward<W>, aq_blocks(args->samples * args->T, 1), EMBED_THREADS, 0, stream, *args, mask));
+    if (args->token_gradient)
+        AQ_TRY(
+            AQ_LAUNCH(token_backward<W>, aq_blocks(args->samples * args->T, 1), EMBED_THREADS, 0, stream, *args, mask));
+    if (!args->position_gradient) return AQ_OK;
     return AQ_LAUNCH(position_backward<W>, aq_blocks(args->T, 1), threads, 0, stream, *args, mask);
 }
 

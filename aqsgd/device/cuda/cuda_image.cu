@@ -174,8 +174,8 @@ static __global__ void __launch_bounds__(COLUMN_THREADS)
     if (c >= C) return;
     const double rows = static_cast<double>(args.rows), first = groups_sum(partial + c, groups, 2 * C);
     const double second = groups_sum(partial + C + c, groups, 2 * C);
-    args.dbeta[c] += static_cast<float>(first);
-    args.dgamma[c] += static_cast<float>(second);
+    if (args.dbeta) args.dbeta[c] += static_cast<float>(first);
+    if (args.dgamma) args.dgamma[c] += static_cast<float>(second);
     means[c] = static_cast<float>(first / rows);
     means[C + c] = static_cast<float>(second / rows);
 }

@@ -214,7 +214,7 @@ struct reduce_to {
     float *sums[REDUCE_SUMS];
 };
 
-/* sums[c] += the groups' partial sums: slices of every 32nd group, then the slices in order. */
+/* sums[c] += the groups' partial sums: slices of every 32nd group, then the slices in order; none where it is NULL. */
 static __global__ void __launch_bounds__(REDUCE_COLUMNS *REDUCE_SLICES)
     reduce_partial(const float *partial, uint64_t groups, uint64_t columns, unsigned count, struct reduce_to to)
 {
@@ -231,7 +231,7 @@ static __global__ void __launch_bounds__(REDUCE_COLUMNS *REDUCE_SLICES)
     for (unsigned i = 1; i < REDUCE_SLICES; i++)
         sum += slices[i][column];
     float *const sums = c < columns ? to.sums[0] : c < 2 * columns ? to.sums[1] : to.sums[2];
-    sums[c % columns] += sum;
+    if (sums) sums[c % columns] += sum;
 }
 
 static enum aq_status reduce_run(const float *partial, uint64_t groups, uint64_t columns, unsigned count,

@@ -99,9 +99,9 @@ struct aq_layernorm {
 };
 
 /*
- * dx += gradient (dx holds the residual's), dgamma += , dbeta += . What the products of the next layer back want comes
- * along, where it is asked for: rounded, dx in 16 bits, and sums[c] += the sum over rows of `rounded` (of dx, where it
- * is NULL), as aq_device_column_sum.
+ * dx += gradient (dx holds the residual's), dgamma += , dbeta += , each of the two where it is not NULL. What the
+ * products of the next layer back want comes along, where it is asked for: rounded, dx in 16 bits, and sums[c] += the
+ * sum over rows of `rounded` (of dx, where it is NULL), as aq_device_column_sum.
  */
 struct aq_layernorm_backward {
     uint64_t rows, C;
@@ -144,7 +144,10 @@ struct aq_embedding {
     struct aq_dropout dropout;
 };
 
-/* token_gradient[tokens[row]] += dropout'(dx[row]), position_gradient[row % T] += the same, rows in ascending order. */
+/*
+ * token_gradient[tokens[row]] += dropout'(dx[row]), position_gradient[row % T] += the same, rows in ascending order;
+ * each where it is not NULL.
+ */
 struct aq_embedding_backward {
     uint64_t samples, T, C;
     uint64_t V;
@@ -232,7 +235,7 @@ struct aq_batch_norm {
     float *running_mean, *running_variance; /* C; or NULL in training */
 };
 
-/* dx is written, dgamma and dbeta are added to; of a forward in training. dx may be dy. */
+/* dx is written, dgamma and dbeta, where not NULL, are added to; of a forward in training. dx may be dy. */
 struct aq_batch_norm_backward {
     uint64_t rows, C;
     const float *x, *dy, *gamma, *mean, *rstd;

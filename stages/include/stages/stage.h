@@ -19,8 +19,29 @@
  * A model is a list of layers numbered 0 .. aq_model_layers()-1. For gpt2 with L blocks: layer 0 is the embedding, 1..L
  * are the blocks, L+1 is final norm, head and loss. The first layer takes tokens, the last needs targets.
  *
- * All parameters of a stage lie in one flat fp32 buffer (and gradients in another of the same layout), tensor after
- * tensor in order of layers, so that optimizers and compressors see one array.
+ * Tensors are of three kinds, and lie in one fp32 allocation in this order, each kind tensor after tensor in order of
+ * layers:
+ *
+ *     parameters   trained: gradients lie in another buffer of the same layout, so that optimizers, reductions, norms
+ *                  and compressors see one array that holds nothing else
+ *     buffers      statistics: saved with the parameters, neither trained nor reduced
+ *     frozen       given at the beginning and never changed: no gradient, no optimizer state, no weight decay, and
+ *                  saved once for a run (runtime/checkpoint)
+ *
+ * What is frozen is said by a list of names, `freeze` (aq_stage_config), patterns separated by commas:
+ *
+ *     embedding, blocks 0-5    layers by their names (aq_model_layer_name); of several a range, or all: blocks
+ *     wte, h.0-5.attn, bias    tensors that have these parts of their names, between dots, one after another; a part
+ *                              may be a range of numbers, and have * for anything
+ *     !h.5.attn                train again what a pattern before this one froze: "*, !head" leaves the head alone
+ *
+ * The last pattern that names a tensor decides. It is the tensors' names that decide, never the cut. Of a tied model
+ * the head's own copy behind a cut is frozen where the embedding's table is, and has no name of its own here. Buffers
+ * are not frozen: statistics move in forward, whatever trains.
+ *
+ * Of a frozen tensor no gradient is computed. A layer's input gradient is computed where something before it trains, in
+ * this stage or before: where nothing does, backward ends, and dx of a stage with layers before it is all zeroes. What
+ * such layers keep of forward for backward they do not keep.
  *
  * Locking: a stage is used from one thread.
  */
@@ -127,6 +148,26 @@ struct aq_cut_shape {
 enum aq_status aq_model_cut(const struct aq_model_config *model, uint32_t layer_end, uint32_t tokens,
                             struct aq_cut_shape *out);
 
+enum { AQ_FREEZE_PATTERNS_MAX = 64, AQ_FREEZE_PART_MAX = 96 };
+
+/* A pattern of a list of what is frozen, as a model has it. */
+struct aq_freeze_pattern {
+    char text[AQ_FREEZE_PART_MAX]; /* as written, cut to fit                                              */
+    uint32_t tensors;              /* that it names; 0: the list is refused                               */
+    char unknown[AQ_FREEZE_PART_MAX]; /* then: the first of its words that no name has; "": none           */
+    bool copy;                        /* then: it names a tied head alone, which is the embedding's table   */
+};
+
+/* Pattern `index` of a list, of a model that was checked, with samples of T tokens. False: the list has no more. */
+bool aq_model_freeze_pattern(const struct aq_model_config *model, uint32_t T, const char *freeze, uint32_t index,
+                             struct aq_freeze_pattern *out);
+
+/* Words that patterns can have, of one layer, with blanks between: those of its name and of its tensors' names. */
+void aq_model_freeze_words(const struct aq_model_config *model, uint32_t T, uint32_t layer, char *text, size_t bytes);
+
+/* Does any tensor of the layers before layer_end train with this list (NULL: all do)? */
+bool aq_model_trains(const struct aq_model_config *model, uint32_t T, const char *freeze, uint32_t layer_end);
+
 struct aq_stage_config {
     struct aq_model_config model;
     const char *task;                /* of tasks.def; NULL: the model's own                             */
@@ -139,13 +180,17 @@ struct aq_stage_config {
     bool inference;                  /* no gradients: no gradient buffer, backward is refused           */
     bool split;                      /* aq_stage_weights has the other half of backward; not with recompute */
     bool weights_16bit;              /* count copies of the weights in 16 bits: for a device that wants them */
+    const char *freeze;              /* names of what is not trained, see above; NULL: none. Borrowed until open
+                                        returns                                                         */
     uint32_t logits_rows;            /* of logits that exist at a time; 0: as many as 256 MiB hold      */
 };
 
 struct aq_stage_size {
-    uint64_t parameters;        /* count of floats                                                     */
+    uint64_t parameters;        /* count of floats that are trained                                    */
     uint64_t buffers;           /* count of floats that are saved and not trained                      */
-    uint64_t parameter_bytes;   /* flat fp32 buffer with both, plus low-precision copies of parameters */
+    uint64_t frozen;            /* count of floats that never change                                   */
+    uint64_t parameter_bytes;   /* fp32 of all three, and copies in 16 bits of all but the buffers     */
+    uint64_t frozen_bytes;      /* of these, what frozen tensors take                                  */
     uint64_t gradient_bytes;
     uint64_t slot_bytes;        /* what one slot keeps between forward and backward                    */
     uint64_t workspace_bytes;   /* shared by all                                                       */
@@ -173,6 +218,7 @@ struct aq_tensor_info {
     uint64_t count;
     bool decay;      /* weight decay applies (not to bias and LayerNorm)                               */
     bool buffer;     /* statistics: saved, but without gradient and optimizer                          */
+    bool frozen;     /* never changes: see above                                                       */
     char begins_as[AQ_TENSOR_NAME_MAX]; /* the tensor whose initial numbers it takes: mostly its own name */
 };
 /* Parameters, in order of layers: their values lie so in the flat buffer, and those of the buffers behind them. */
@@ -181,19 +227,26 @@ void aq_stage_tensor(const struct aq_stage *stage, uint32_t index, struct aq_ten
 /* What is saved: parameters and buffers, in order of layers, so that files do not show where a model was cut. */
 uint32_t aq_stage_saved_count(const struct aq_stage *stage);
 void aq_stage_saved(const struct aq_stage *stage, uint32_t index, struct aq_tensor_info *out);
-/* Floats of parameters, and of parameters and buffers together. */
+/* What never changes, in order of layers: behind what is saved. */
+uint32_t aq_stage_frozen_count(const struct aq_stage *stage);
+void aq_stage_frozen(const struct aq_stage *stage, uint32_t index, struct aq_tensor_info *out);
+/* Floats of parameters; of parameters and buffers together; of frozen tensors, which lie behind those. */
 uint64_t aq_stage_parameter_count(const struct aq_stage *stage);
 uint64_t aq_stage_saved_floats(const struct aq_stage *stage);
+uint64_t aq_stage_frozen_floats(const struct aq_stage *stage);
 /* What it learns. */
 const struct aq_task *aq_stage_task(const struct aq_stage *stage);
 float *aq_stage_parameters(struct aq_stage *stage); /* device memory, borrowed */
-float *aq_stage_gradients(struct aq_stage *stage);  /* device memory, borrowed */
+float *aq_stage_gradients(struct aq_stage *stage);  /* device memory, borrowed; NULL: nothing is trained */
 
 /* Initial weights from (seed, tensor name, element): the same however the model is cut. */
 enum aq_status aq_stage_init(struct aq_stage *stage, uint64_t seed);
 
 /* After the parameters were changed from outside (optimizer, load): refreshes low-precision and packed copies. */
 enum aq_status aq_stage_parameters_changed(struct aq_stage *stage, struct aq_stream *stream);
+
+/* The same of frozen tensors, after they were given their values. */
+enum aq_status aq_stage_frozen_changed(struct aq_stage *stage, struct aq_stream *stream);
 
 struct aq_stage_input {
     const float *x;               /* (samples, rows, columns) device fp32 from the stage before; NULL on the first */
@@ -223,7 +276,10 @@ enum aq_status aq_stage_forward(struct aq_stage *stage, uint32_t slot, const str
  */
 enum aq_status aq_stage_loss(struct aq_stage *stage, uint32_t slot, struct aq_stage_loss *out);
 
-/* dy (samples, rows, columns) from the stage after, NULL on the last; dx to the stage before, NULL on the first. */
+/*
+ * dy (samples, rows, columns) from the stage after, NULL on the last; dx to the stage before, NULL on the first: zeroes
+ * where nothing before this stage trains.
+ */
 enum aq_status aq_stage_backward(struct aq_stage *stage, uint32_t slot, const float *dy, float *dx,
                                  struct aq_stream *stream);
 
