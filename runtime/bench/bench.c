@@ -69,8 +69,8 @@ static const struct aq_option options[] = {
     AQ_ROW(FLAG, struct aq_bench_options, full, "full", NULL,
            "of allreduce: nothing is made smaller to save time (5 minutes)"),
     AQ_ROW(TEXT, struct aq_bench_options, only, "only", "TEXT",
-           "the cases of codec, pack, allreduce and stage with all these words in their names; of job: the part with "
-           "these words (\"dp2pp4\")"),
+           "the cases with all these words in their names; where cases share work, those of the part that has them "
+           "(\"dp2pp4\")"),
     AQ_ROW_RANGE(U64, struct aq_bench_options, parameters, "parameters", "N", 1, 17179869184.0,
                  "of allreduce: so many floats instead of 124439808"),
     {0}};
@@ -94,7 +94,8 @@ int aq_command_bench(int argc, char **argv)
     char instructions[64];
     aq_processor_text(aq_processor_used(), instructions);
     fprintf(stderr, "aqpipe bench: instructions %s\n", instructions);
+    aq_bench_begin();
     for (uint32_t i = 0; i < names.count && code == AQ_EXIT_DONE; i++)
         code = run_one(&bench, names.of[i]);
-    return code;
+    return aq_bench_end(&bench) == AQ_OK ? code : AQ_EXIT_FAILED;
 }

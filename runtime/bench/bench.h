@@ -3,7 +3,8 @@
  *
  * A bench prints figures and judges nothing; its first line says on what machine. With --json every case is one line:
  * {"case": "...", "value": ..., "unit": "..."}, the machine (whose value are its cores) as well. What a case does is
- * the bench's; which cases run, how often, what of the repeats counts and how the figure is printed are bench_case.c's.
+ * the bench's; which cases run, how often, what of the repeats counts and how the figure is printed are bench_case.c's:
+ * aq_bench_case where the figure follows from the time of a run, aq_bench_emit for any other.
  */
 #ifndef RUNTIME_BENCH_H
 #define RUNTIME_BENCH_H
@@ -32,11 +33,32 @@ void aq_bench_emit(const struct aq_bench_options *options, const char *name, dou
 void aq_bench_emit_by(const struct aq_bench_options *options, const char *name, double value, const char *unit,
                       const char *by, uint64_t parameters);
 
-/* --only: does every word of its text stand in this name? Whoever has made nothing for the case asks first. */
+/* --only: does every word of its text stand in this name (of cases that share work: their names' words)? Whoever has
+ * made nothing for the case asks first. False where the benches are to end. */
 bool aq_bench_wanted(const struct aq_bench_options *options, const char *name);
 
-/* The best of so many repeats, in seconds: for work that other programs can only slow down. */
-enum aq_status aq_bench_best(uint32_t repeats, enum aq_status (*run)(void *context), void *context, double *seconds);
+/* What is run, and what its figure says of the seconds of a run. */
+struct aq_bench_case {
+    enum aq_status (*run)(void *context);
+    void *context;
+    uint32_t repeats;         /* a quarter of them with --quick                                                    */
+    struct aq_device *device; /* its median (below); NULL: the best by the clock: other programs only slow it down */
+    struct aq_stream *stream; /* of the device                                                                     */
+    double amount;            /* of one run: the figure is so much a second; 0: it is a time,                      */
+    double scale;             /* in seconds times this                                                             */
+    const char *unit;         /* NULL: nothing is printed                                                          */
+    bool makes;               /* what later cases read: it is run once where --only leaves it out                  */
+};
+
+/* Measures it and prints its figure, unless --only leaves it out. name: printf's. *seconds (or NULL): 0 if left out. */
+enum aq_status aq_bench_case(const struct aq_bench_options *options, const struct aq_bench_case *one, double *seconds,
+                             const char *name, ...) __attribute__((format(printf, 4, 5)));
+
+/* Whoever interrupts the benches, or closes what they print to, ends them before the next case, so that they clean up;
+ * a second interrupt ends them at once. */
+void aq_bench_begin(void);
+/* How it came out: AQ_ABORTED for those, AQ_INVAL where --only has left nothing. */
+enum aq_status aq_bench_end(const struct aq_bench_options *options);
 
 /* Sorts the values; the one in the middle. */
 double aq_bench_middle(double *values, size_t count);
@@ -52,17 +74,16 @@ enum aq_status aq_bench_median(struct aq_device *device, struct aq_stream *strea
 enum aq_status aq_bench_product(struct aq_device *device, enum aq_element type, enum aq_element compute, uint64_t M,
                                 uint64_t N, uint64_t K, double *rate);
 
+/* Sends on what has been printed; where nobody takes it the benches end. */
+void aq_bench_flush(void);
+
 /* What stands before all figures: processor, cores, kernel, this version, and the libraries that are loaded. */
 void aq_bench_machine(const struct aq_bench_options *options);
 
-enum aq_status aq_bench_stage(const struct aq_bench_options *options);
-enum aq_status aq_bench_codec(const struct aq_bench_options *options);
-enum aq_status aq_bench_pack(const struct aq_bench_options *options);
-enum aq_status aq_bench_cache(const struct aq_bench_options *options);
-enum aq_status aq_bench_link(const struct aq_bench_options *options);
-enum aq_status aq_bench_device(const struct aq_bench_options *options);
-enum aq_status aq_bench_allreduce(const struct aq_bench_options *options);
-enum aq_status aq_bench_job(const struct aq_bench_options *options);
-enum aq_status aq_bench_trust(const struct aq_bench_options *options);
+/* One core packs signs in its cache and in memory: the last cases of allreduce. */
+enum aq_status aq_bench_pack_signs(const struct aq_bench_options *options);
+
+#define AQ_BENCH(name, help) enum aq_status aq_bench_##name(const struct aq_bench_options *options);
+#include "benches.def"
 
 #endif

@@ -59,14 +59,6 @@ struct memory { /* floats of the device */
     struct aq_grad_codec *codec;
 };
 
-static enum aq_status map_floats(uint64_t count, float **out)
-{
-    void *memory;
-    AQ_TRY(aq_map((count > 0 ? count : 1) * sizeof **out, &memory));
-    *out = memory;
-    return AQ_OK;
-}
-
 /* Numbers with a sign and some spread, another set on each rank. */
 static void fill(float *x, uint64_t count, uint32_t rank)
 {
@@ -168,7 +160,7 @@ static enum aq_status rank_run(struct aq_bench_rank *rank, void *context, void *
     struct outcome *outcome = result;
     struct memory memory = {0};
     struct aq_group *group = NULL;
-    float *host = NULL;
+    void *host = NULL;
     enum aq_status status;
     const struct aq_device_config device = {
         .kind = work->device, .index = work->nccl ? rank->rank : work->device_index, .threads = THREADS};
@@ -182,7 +174,7 @@ static enum aq_status rank_run(struct aq_bench_rank *rank, void *context, void *
                                            .piece_bytes = rank->piece_bytes};
     AQ_TRY_GOTO(aq_group_open_links(&config, &group), out);
     if (work->nccl) AQ_TRY_GOTO(aq_group_open_nccl(group, &group), out);
-    AQ_TRY_GOTO(map_floats(work->count, &host), out);
+    AQ_TRY_GOTO(aq_map(work->count * sizeof(float), &host), out);
     AQ_TRY_GOTO(open_memory(rank, work, host, &memory), out);
     const uint64_t cpu_ns = aq_clock_cpu_ns();
     AQ_TRY_GOTO(rounds(group, work, &memory, host, outcome), out);
@@ -191,7 +183,7 @@ out:
     aq_group_close(group);
     close_memory(&memory);
     aq_device_close(memory.device);
-    aq_unmap(host, work->count * sizeof *host);
+    aq_unmap(host, work->count * sizeof(float));
     return status;
 }
 
@@ -306,75 +298,6 @@ static uint32_t gpus_here(const struct aq_bench_options *options)
     return process > 0 && WIFEXITED(code) ? (uint32_t)WEXITSTATUS(code) : 0;
 }
 
-/* ---- packing, on one core ---- */
-
-struct pack {
-    struct aq_grad_codec *codec;
-    float *x, *error;
-    uint8_t *wire;
-    uint64_t count;
-};
-
-static enum aq_status pack_all(const struct pack *pack, bool unpack, const float *x, bool stay)
-{
-    for (uint64_t at = 0; at < pack->count; at += AQ_GRAD_PIECE) {
-        const uint64_t place = stay ? 0 : at, values = AQ_GRAD_PIECE;
-        uint8_t *wire = pack->wire + place / 4;
-        if (unpack)
-            AQ_TRY(aq_grad_decode(pack->codec, place, values, wire, aq_grad_codec_bytes(pack->codec, place, values),
-                                  1.0f, false, pack->x + place));
-        else
-            AQ_TRY(aq_grad_encode(pack->codec, place, values, x + place, pack->error ? pack->error + place : NULL, 1,
-                                  wire));
-    }
-    return AQ_OK;
-}
-
-static enum aq_status pack_case(const struct aq_bench_options *options, const struct pack *pack, const char *name,
-                                bool unpack, bool stay)
-{
-    double best = 0;
-    if (!aq_bench_wanted(options, name)) return AQ_OK;
-    for (int i = 0; i < (options->quick ? 3 : 7); i++) {
-        const uint64_t begin_ns = aq_clock_ns();
-        AQ_TRY(pack_all(pack, unpack, pack->x, stay));
-        const double rate = (double)(pack->count * sizeof(float)) / (double)(aq_clock_ns() - begin_ns);
-        if (rate > best) best = rate;
-    }
-    aq_bench_emit(options, name, best, "GB/s");
-    return AQ_OK;
-}
-
-static enum aq_status bench_pack(const struct aq_bench_options *options)
-{
-    enum { PIECES = 512 }; /* 128 MiB: beyond any cache here */
-    struct pack pack = {.count = (uint64_t)PIECES * AQ_GRAD_PIECE};
-    struct pack feedback;
-    float *error = NULL;
-    void *wire = NULL;
-    enum aq_status status;
-    AQ_TRY_GOTO(map_floats(pack.count, &pack.x), out);
-    AQ_TRY_GOTO(map_floats(pack.count, &error), out);
-    AQ_TRY_GOTO(aq_map(pack.count / 4, &wire), out);
-    AQ_TRY_GOTO(open_codec(&CODECS[CODEC_COUNT - 1], pack.count, &pack.codec), out);
-    pack.wire = wire;
-    fill(pack.x, pack.count, 0);
-    feedback = pack;
-    feedback.error = error;
-    AQ_TRY_GOTO(pack_case(options, &pack, "pack sign GB/s", false, true), out);
-    AQ_TRY_GOTO(pack_case(options, &pack, "pack sign dram GB/s", false, false), out);
-    AQ_TRY_GOTO(pack_case(options, &feedback, "pack sign error GB/s", false, true), out);
-    AQ_TRY_GOTO(pack_case(options, &feedback, "pack sign error dram GB/s", false, false), out);
-    AQ_TRY_GOTO(pack_case(options, &pack, "unpack sign GB/s", true, true), out);
-    AQ_TRY_GOTO(pack_case(options, &pack, "unpack sign dram GB/s", true, false), out);
-out:
-    aq_grad_codec_close(pack.codec);
-    aq_unmap(pack.x, pack.count * sizeof(float));
-    aq_unmap(error, pack.count * sizeof(float));
-    aq_unmap(wire, pack.count / 4);
-    return status;
-}
-
 enum aq_status aq_bench_allreduce(const struct aq_bench_options *options)
 {
     static const double RATES_MBPS[] = {1000, 100};
@@ -389,5 +312,5 @@ enum aq_status aq_bench_allreduce(const struct aq_bench_options *options)
         for (int s = 0; s < 2; s++)
             for (int c = 0; c < CODEC_COUNT; c++)
                 AQ_TRY(bench_case(options, &CODECS[c], SIZES[s], RATES_MBPS[r]));
-    return gpu ? AQ_OK : bench_pack(options);
+    return gpu ? AQ_OK : aq_bench_pack_signs(options);
 }

@@ -1,10 +1,26 @@
 /* bench_case.c -- which cases run, how often, what of the repeats counts, and the one way a figure is printed. */
 #include <math.h>
+#include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "bench.h"
+
+static volatile sig_atomic_t interrupted;
+static bool lost, emitted; /* standard output; something */
+
+static void interrupt(int number)
+{
+    (void)number;
+    interrupted = 1;
+}
+
+void aq_bench_flush(void)
+{
+    if (fflush(stdout) != 0) lost = true;
+}
 
 /* more: further fields of the object, each with its comma. */
 static void emit(const struct aq_bench_options *options, const char *name, double value, const char *unit,
@@ -16,7 +32,8 @@ static void emit(const struct aq_bench_options *options, const char *name, doubl
         printf("{\"case\": \"%s\", \"value\": %.9g, \"unit\": \"%s\"%s}\n", name, value, unit, more);
     else
         printf("{\"case\": \"%s\", \"value\": null, \"unit\": \"%s\"%s}\n", name, unit, more);
-    fflush(stdout);
+    emitted = true;
+    aq_bench_flush();
 }
 
 void aq_bench_emit(const struct aq_bench_options *options, const char *name, double value, const char *unit)
@@ -35,6 +52,7 @@ void aq_bench_emit_by(const struct aq_bench_options *options, const char *name, 
 bool aq_bench_wanted(const struct aq_bench_options *options, const char *name)
 {
     char text[256];
+    if (interrupted || lost) return false;
     if (!options->only) return true;
     snprintf(text, sizeof text, "%s", options->only);
     for (char *rest = text, *word; (word = strsep(&rest, " "));)
@@ -42,16 +60,54 @@ bool aq_bench_wanted(const struct aq_bench_options *options, const char *name)
     return true;
 }
 
-enum aq_status aq_bench_best(uint32_t repeats, enum aq_status (*run)(void *context), void *context, double *seconds)
+void aq_bench_begin(void)
 {
-    uint64_t best = UINT64_MAX;
+    struct sigaction action = {.sa_handler = SIG_IGN};
+    (void)sigaction(SIGPIPE, &action, NULL);
+    action.sa_handler = interrupt;
+    action.sa_flags = (int)SA_RESETHAND;
+    (void)sigaction(SIGINT, &action, NULL);
+    (void)sigaction(SIGTERM, &action, NULL);
+}
+
+enum aq_status aq_bench_end(const struct aq_bench_options *options)
+{
+    if (interrupted) return aq_fail(AQ_ABORTED, "bench", "interrupted");
+    if (lost) return aq_fail(AQ_ABORTED, "bench", "nobody reads the figures any more");
+    if (emitted || !options->only) return AQ_OK;
+    return aq_fail(AQ_INVAL, "bench", "--only \"%s\": no case of these benches has these words", options->only);
+}
+
+/* The best of so many repeats, in seconds. */
+static enum aq_status best(uint32_t repeats, enum aq_status (*run)(void *context), void *context, double *seconds)
+{
+    uint64_t least = UINT64_MAX;
     for (uint32_t i = 0; i < repeats; i++) {
         const uint64_t begin = aq_clock_ns();
         AQ_TRY(run(context));
         const uint64_t taken = aq_clock_ns() - begin;
-        best = taken < best ? taken : best;
+        least = taken < least ? taken : least;
     }
-    *seconds = 1e-9 * (double)best;
+    *seconds = 1e-9 * (double)least;
+    return AQ_OK;
+}
+
+enum aq_status aq_bench_case(const struct aq_bench_options *options, const struct aq_bench_case *one, double *seconds,
+                             const char *name, ...)
+{
+    const uint32_t repeats = options->quick ? (one->repeats + 3) / 4 : one->repeats;
+    char text[96];
+    double took = 0;
+    va_list arguments;
+    va_start(arguments, name);
+    vsnprintf(text, sizeof text, name, arguments);
+    va_end(arguments);
+    if (seconds != NULL) *seconds = 0;
+    if (!aq_bench_wanted(options, text)) return one->makes ? one->run(one->context) : AQ_OK;
+    AQ_TRY(one->device ? aq_bench_median(one->device, one->stream, repeats, one->run, one->context, &took)
+                       : best(repeats, one->run, one->context, &took));
+    if (seconds != NULL) *seconds = took;
+    if (one->unit) aq_bench_emit(options, text, one->amount > 0 ? one->amount / took : one->scale * took, one->unit);
     return AQ_OK;
 }
 

@@ -135,13 +135,10 @@ static enum aq_status round_run(void *context)
 static enum aq_status one_case(const struct aq_bench_options *options, struct samples *samples, enum what what,
                                const char *name)
 {
-    const uint32_t repeats = (samples->count > 1 ? 14 : 400) / (options->quick ? 4 : 1);
     struct round round = {.samples = samples, .what = what};
-    double seconds;
-    if (!aq_bench_wanted(options, name)) return what == ENCODE ? round_run(&round) : AQ_OK;
-    AQ_TRY(aq_bench_best(repeats, round_run, &round, &seconds));
-    aq_bench_emit(options, name, 1e3 * seconds / samples->count, "ms");
-    return AQ_OK;
+    const struct aq_bench_case one = {round_run, &round, samples->count > 1 ? 14 : 400, .scale = 1e3 / samples->count,
+                                      .unit = "ms", .makes = what == ENCODE};
+    return aq_bench_case(options, &one, NULL, "%s", name);
 }
 
 static enum aq_status place_of(const struct aq_bench_options *options, enum form form, uint32_t bits, bool dram,

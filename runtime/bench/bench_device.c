@@ -57,9 +57,10 @@ static enum aq_status copies_run(const struct aq_bench_options *options, struct 
                  {"device copy to host", {device, host, a, bytes}, 1e-9}};
     for (int i = 0; i < 3; i++) {
         struct copy copy = cases[i].copy;
-        AQ_TRY_GOTO(aq_bench_median(device, NULL, options->quick ? 2 : REPEATS, copy_once, &copy, &seconds), out);
-        if (i == 0) *rate = 2.0 * (double)bytes / seconds;
-        aq_bench_emit(options, cases[i].name, (double)bytes * cases[i].factor / seconds, "GB/s");
+        const struct aq_bench_case one = {
+            copy_once, &copy, REPEATS, device, .amount = (double)bytes * cases[i].factor, .unit = "GB/s"};
+        AQ_TRY_GOTO(aq_bench_case(options, &one, &seconds, "%s", cases[i].name), out);
+        if (i == 0 && seconds > 0) *rate = 2.0 * (double)bytes / seconds;
     }
 out:
     aq_device_free(device, AQ_MEMORY_PINNED, host, bytes);
@@ -91,34 +92,37 @@ static enum aq_status decode_once(void *context)
     return aq_codec_decode_batch(coding->codec, coding->samples, SAMPLES, coding->corrupt, coding->stream);
 }
 
+/* One way: its rate, and what that is of a copy's, where that has been measured. */
+static enum aq_status coding_case(const struct aq_bench_options *options, struct coding *coding, const char *verb,
+                                  uint32_t bits, double bytes, double copy, enum aq_status (*run)(void *context))
+{
+    const struct aq_bench_case one = {
+        run, coding, options->quick ? 1 : REPEATS, coding->device, coding->stream, 1e-9 * bytes, 0, "GB/s", true};
+    double seconds;
+    char name[64];
+    AQ_TRY(aq_bench_case(options, &one, &seconds, "device %s aqsgd%u", verb, bits));
+    snprintf(name, sizeof name, "device %s aqsgd%u of copy", verb, bits);
+    if (seconds > 0 && copy > 0) aq_bench_emit(options, name, 100.0 * bytes / seconds / copy, "%");
+    return aq_device_stream_sync(coding->device, coding->stream);
+}
+
 /* a, m and m' (which is m) and the body, each once; decode has x^ in a's place. */
 static enum aq_status coding_run(const struct aq_bench_options *options, struct coding *coding, uint32_t bits,
                                  double copy)
 {
     const double bytes =
         (double)SAMPLES * ((double)VALUES * (4 + 2 + 2) + (double)aq_codec_body_bytes(coding->codec, false));
-    const uint32_t repeats = options->quick ? 1 : REPEATS;
     const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_TEST, 3, 0);
-    double seconds;
-    char name[64];
     const struct aq_fill_normal fill = {
         .x = (float *)(void *)coding->a, .count = SAMPLES * VALUES, .key = key, .std = 1.0f};
     AQ_TRY(aq_device_fill_normal(coding->device, &fill, coding->stream));
-    AQ_TRY(aq_bench_median(coding->device, coding->stream, repeats, encode_once, coding, &seconds));
-    snprintf(name, sizeof name, "device encode aqsgd%u", bits);
-    aq_bench_emit(options, name, 1e-9 * bytes / seconds, "GB/s");
-    snprintf(name, sizeof name, "device encode aqsgd%u of copy", bits);
-    aq_bench_emit(options, name, 100.0 * bytes / seconds / copy, "%");
+    AQ_TRY(coding_case(options, coding, "encode", bits, bytes, copy, encode_once));
     for (uint32_t i = 0; i < SAMPLES; i++) {
         coding->samples[i].body_bytes = coding->results[i].body_bytes;
         coding->samples[i].flags = coding->results[i].flags;
         coding->samples[i].hat = (float *)(void *)(coding->a + i * VALUES * sizeof(float));
     }
-    AQ_TRY(aq_bench_median(coding->device, coding->stream, repeats, decode_once, coding, &seconds));
-    snprintf(name, sizeof name, "device decode aqsgd%u", bits);
-    aq_bench_emit(options, name, 1e-9 * bytes / seconds, "GB/s");
-    snprintf(name, sizeof name, "device decode aqsgd%u of copy", bits);
-    aq_bench_emit(options, name, 100.0 * bytes / seconds / copy, "%");
+    AQ_TRY(coding_case(options, coding, "decode", bits, bytes, copy, decode_once));
     for (uint32_t i = 0; i < SAMPLES; i++)
         if (coding->corrupt[i]) return aq_fail(AQ_CORRUPT, "bench", "sample %u of its own encoding is corrupt", i);
     return AQ_OK;
@@ -239,10 +243,8 @@ out:
 /* On a GPU: what bf16 products reach at most. */
 static enum aq_status product_run(const struct aq_bench_options *options, struct aq_device *device)
 {
-    struct aq_device_info info;
     double rate;
-    aq_device_info(device, &info);
-    if (info.host_memory) return AQ_OK;
+    if (aq_device_gpu(options->device) != AQ_GPU_YES) return AQ_OK;
     AQ_TRY(aq_bench_product(device, AQ_BF16, AQ_BF16, 8192, 8192, 8192, &rate));
     aq_bench_emit(options, "device product bf16 8192", 1e-12 * rate, "TFLOP/s");
     return AQ_OK;
@@ -256,10 +258,12 @@ enum aq_status aq_bench_device(const struct aq_bench_options *options)
     double copy = 0;
     AQ_TRY(aq_device_open(&config, &device));
     enum aq_status status = copies_run(options, device, &copy);
-    if (status == AQ_OK) status = product_run(options, device);
+    if (status == AQ_OK && aq_bench_wanted(options, "device product bf16 8192")) status = product_run(options, device);
     for (uint32_t bits = 2; status == AQ_OK && bits <= 8; bits *= 2)
-        status = codec_run(options, device, bits, copy);
-    if (status == AQ_OK) status = messages_run(options, device);
+        if (aq_bench_wanted(options, "device encode decode aqsgd2 aqsgd4 aqsgd8 of copy"))
+            status = codec_run(options, device, bits, copy);
+    if (status == AQ_OK && aq_bench_wanted(options, "device messages from disk"))
+        status = messages_run(options, device);
     aq_device_close(device);
     return status;
 }

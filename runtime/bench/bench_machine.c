@@ -61,5 +61,5 @@ void aq_bench_machine(const struct aq_bench_options *options)
         putchar('\n');
     }
     json_decref(libraries);
-    fflush(stdout);
+    aq_bench_flush();
 }

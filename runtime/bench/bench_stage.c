@@ -26,7 +26,7 @@
 #include "aqsgd/grad.h"
 #include "stages/stage.h"
 
-enum { STEPS_MAX = 12, WARM = 2 };
+enum { STEPS = 12 };
 
 struct bench_case {
     const char *name;
@@ -78,6 +78,8 @@ struct trainer {
     uint32_t B, T;
     double flops; /* of a step */
     float loss_scale;
+    uint64_t steps; /* done */
+    double loss;    /* of the last one */
 };
 
 static enum aq_status optimize(const struct trainer *self, uint64_t step)
@@ -97,8 +99,10 @@ static enum aq_status optimize(const struct trainer *self, uint64_t step)
     return aq_stage_zero_grads(self->stage, NULL);
 }
 
-static enum aq_status step_run(const struct trainer *self, uint64_t step, double *loss_out)
+static enum aq_status step_run(void *context)
 {
+    struct trainer *self = context;
+    const uint64_t step = ++self->steps;
     const struct aq_batch batch = {
         .samples = self->B,
         .sample_ids = self->ids,
@@ -110,7 +114,7 @@ static enum aq_status step_run(const struct trainer *self, uint64_t step, double
     AQ_TRY(aq_stage_forward(self->stage, 0, &input, NULL, &loss, NULL));
     AQ_TRY(aq_stage_backward(self->stage, 0, NULL, NULL, NULL));
     AQ_TRY(optimize(self, step));
-    *loss_out = loss.sum / (double)loss.targets;
+    self->loss = loss.sum / (double)loss.targets;
     return AQ_OK;
 }
 
@@ -200,27 +204,19 @@ static enum aq_status case_run(const struct aq_bench_options *options, struct aq
                                const struct bench_case *which, double product)
 {
     struct trainer trainer;
-    double seconds[STEPS_MAX], middle, loss = 0.0;
-    const uint32_t steps = options->quick ? 3 : STEPS_MAX;
+    const uint32_t repeats = which->blocks ? STEPS / 3 : STEPS; /* three at once */
+    const struct aq_bench_case one = {
+        step_run, &trainer, repeats, device, .amount = (double)which->B * which->T, .unit = "tokens/s"};
+    struct aq_device_info info;
+    double seconds;
     enum aq_status status;
+    if (!aq_bench_wanted(options, which->name)) return AQ_OK;
     AQ_TRY_GOTO(trainer_open(&trainer, device, which), out);
-    for (uint32_t i = 0; i < WARM + steps; i++) {
-        const uint64_t start = aq_clock_ns();
-        AQ_TRY_GOTO(step_run(&trainer, i + 1, &loss), out);
-        AQ_TRY_GOTO(aq_device_stream_sync(device, NULL), out);
-        if (i >= WARM) seconds[i - WARM] = (double)(aq_clock_ns() - start) * 1e-9;
-    }
-    middle = aq_bench_middle(seconds, steps);
-    if (!isfinite(loss)) {
-        status = aq_fail(AQ_CORRUPT, "bench", "%s: the loss is %g", which->name, loss);
-        goto out;
-    }
-    aq_bench_emit(options, which->name, which->B * which->T / middle, "tokens/s");
-    if (which->blocks) {
-        struct aq_device_info info;
-        aq_device_info(device, &info);
-        emit_utilisation(options, which, info.name, trainer.flops / middle, product);
-    }
+    AQ_TRY_GOTO(aq_bench_case(options, &one, &seconds, "%s", which->name), out);
+    aq_device_info(device, &info);
+    if (which->blocks) emit_utilisation(options, which, info.name, trainer.flops / seconds, product);
+    if (!isfinite(trainer.loss))
+        status = aq_fail(AQ_CORRUPT, "bench", "%s: the loss is %g", which->name, trainer.loss);
 out:
     trainer_close(&trainer);
     return status;
@@ -312,7 +308,6 @@ static enum aq_status gpu_run(const struct aq_bench_options *options, struct aq_
         if (status == AQ_OK) status = one;
     }
     for (size_t i = 0; i < sizeof gpu_cases / sizeof gpu_cases[0]; i++) {
-        if (!aq_bench_wanted(options, gpu_cases[i].name)) continue;
         const enum aq_status one = case_run(options, device, &gpu_cases[i], reached[gpu_cases[i].precision]);
         if (one != AQ_OK) aq_bench_emit(options, gpu_cases[i].name, (double)NAN, "tokens/s");
         if (status == AQ_OK) status = one;
@@ -326,9 +321,8 @@ enum aq_status aq_bench_stage(const struct aq_bench_options *options)
         .kind = options->device, .index = options->device_index, .threads = options->threads};
     struct aq_device *device = NULL;
     AQ_TRY(aq_device_open(&config, &device));
-    struct aq_device_info info;
-    aq_device_info(device, &info);
-    const enum aq_status status = info.host_memory ? cpu_run(options, device) : gpu_run(options, device);
+    const bool gpu = aq_device_gpu(options->device) == AQ_GPU_YES;
+    const enum aq_status status = gpu ? gpu_run(options, device) : cpu_run(options, device);
     aq_device_close(device);
     return status;
 }

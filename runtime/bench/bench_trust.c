@@ -70,12 +70,16 @@ static enum aq_status digest_rate(const struct aq_bench_options *options, uint64
     for (uint64_t i = 0; i < piece * PIECES / sizeof(uint32_t); i++)
         ((uint32_t *)memory)[i] = aq_rng_u32(&key, i);
     struct digests digests = {.bytes = memory, .piece = piece};
-    (void)aq_bench_best(options->quick ? 3 : 15, digests_run, &digests, &seconds);
-    *bytes_per_s = (double)(piece * PIECES) / seconds;
+    const double bytes = (double)(piece * PIECES);
+    const struct aq_bench_case one = {digests_run, &digests, 15, .amount = 1e-9 * bytes, .unit = "GB/s"};
+    const enum aq_status status = aq_bench_case(options, &one, &seconds, "digest of a message");
+    *bytes_per_s = bytes / seconds;
     aq_unmap(memory, piece * PIECES);
     aq_log("bench", 3, "digests=%llx", (unsigned long long)digests.sum); /* so that they are made */
-    return AQ_OK;
+    return status;
 }
+
+#define DIGESTS "digest of a message job digests of a step, one stage step digests/step, computed"
 
 static enum aq_status bench_digests(const struct aq_bench_options *options, const char *folder)
 {
@@ -94,7 +98,6 @@ static enum aq_status bench_digests(const struct aq_bench_options *options, cons
     AQ_TRY_GOTO(digest_rate(options, edge->size.message_bytes, &rate), out);
     AQ_TRY_GOTO(aq_bench_job_run(folder, "digests", as_is, &step), out);
     const double digest_s = (double)(sample_bytes * job->train.batch) / rate;
-    aq_bench_emit(options, "digest of a message", rate * 1e-9, "GB/s");
     aq_bench_emit(options, "job digests of a step, one stage", digest_s * 1e3, "ms");
     aq_bench_emit(options, "job step", step * 1e3, "ms");
     aq_bench_emit(options, "job digests/step, computed", digest_s / step, "ratio");
@@ -108,7 +111,8 @@ enum aq_status aq_bench_trust(const struct aq_bench_options *options)
 {
     char folder[AQ_BENCH_PATH_BYTES];
     enum aq_status status = aq_bench_job_begin(folder);
-    if (status == AQ_OK) status = bench_step(options, folder);
-    if (status == AQ_OK) status = bench_digests(options, folder);
+    if (status == AQ_OK && aq_bench_wanted(options, "job step raw 100mbit tls tls/plain"))
+        status = bench_step(options, folder);
+    if (status == AQ_OK && aq_bench_wanted(options, DIGESTS)) status = bench_digests(options, folder);
     return aq_bench_job_end(folder, status);
 }
