@@ -63,6 +63,7 @@ enum aq_status aq_edge_open(const struct aq_edge_config *config, struct aq_edge 
     edge->size = size;
     edge->values = (uint64_t)shape->rows * shape->columns;
     edge->body_count = shape->send_frames;
+    edge->asks_left = shape->messages + shape->batch;
     enum aq_status status;
     AQ_TRY_GOTO(open_codecs(edge), out);
     AQ_TRY_GOTO(open_held(edge), out);
@@ -109,6 +110,7 @@ enum aq_status aq_edge_body_take(struct aq_edge *edge, uint32_t *index)
 void aq_edge_body_return(struct aq_edge *edge, uint32_t index)
 {
     AQ_ASSERT(index < edge->body_count && edge->free_count < edge->body_count);
+    edge->answering &= ~(UINT64_C(1) << index);
     edge->free_bodies[edge->free_count++] = index;
 }
 
@@ -116,10 +118,11 @@ enum aq_status aq_edge_post(struct aq_edge *edge, const struct aq_frame *frame, 
 {
     const enum aq_status status = aq_link_send(edge->config.link, frame, body_index);
     if (status != AQ_OK) {
-        if (body_index != AQ_EDGE_NO_BODY) aq_edge_body_return(edge, (uint32_t)body_index);
+        if (body_index < AQ_EDGE_REQUEST) aq_edge_body_return(edge, (uint32_t)body_index);
         return status;
     }
     edge->sends_out++;
+    edge->requests_out += body_index == AQ_EDGE_REQUEST;
     edge->mirror_credit++;
     return AQ_OK;
 }
@@ -170,7 +173,8 @@ static void frame_out(struct aq_edge *edge, uint64_t token)
 {
     AQ_ASSERT(edge->sends_out > 0);
     edge->sends_out--;
-    if (token == AQ_EDGE_NO_BODY) return;
+    if (token == AQ_EDGE_REQUEST) edge->requests_out--;
+    if (token >= AQ_EDGE_REQUEST) return;
     if (token < AQ_EDGE_MIRROR_TOKEN) {
         aq_edge_body_return(edge, (uint32_t)token);
         return;
@@ -200,7 +204,7 @@ static enum aq_status queue_add(struct aq_edge *edge, struct aq_edge_queue *queu
             "edge %u: the other side sends step %llu micro-batch %u while %u frames of kind %u wait, as many as "
             "can be in flight",
             edge->shape.edge, (unsigned long long)frame->step, frame->micro_batch, queue->count, frame->kind);
-    edge->fetches_since = 0;
+    edge->asks_left += edge->shape.micro_batch;
     const uint32_t at = (queue->first + queue->count++) % AQ_EDGE_QUEUE_MAX;
     queue->frames[at] = *frame;
     queue->spilled[at] = false;
@@ -268,10 +272,8 @@ static enum aq_status frame_in(struct aq_edge *edge, const struct aq_frame *fram
         if (frame->body_bytes == 0) return aq_edge_fetch_asked(edge, frame);
         break;
     case AQ_FRAME_MESSAGE:
-        if (!edge->awaiting || edge->arrived) break;
-        edge->arrived = true;
-        edge->message = *frame;
-        return AQ_OK;
+        if (edge->asking.count > 0) return aq_edge_fetch_answered(edge, frame);
+        break;
     case AQ_FRAME_CONTROL:
         return aq_edge_nccl_told(edge, frame);
     case AQ_FRAME_MIRROR:
@@ -502,7 +504,7 @@ enum aq_status aq_edge_drain(struct aq_edge *edge, uint64_t deadline_ns)
         if (status == AQ_CLOSED) return AQ_OK; /* the other side has everything and has said goodbye */
         AQ_TRY(status);
         const bool busy = aq_edge_busy_since(edge) || aq_edge_carrying(edge);
-        if (edge->sends_out == 0 && !busy) return AQ_OK;
+        if (edge->sends_out == 0 && edge->asking.count == 0 && !busy) return AQ_OK;
         const uint64_t soon = busy ? aq_clock_after(AQ_EDGE_POLL_NS) : deadline_ns;
         const enum aq_status waited = aq_bell_wait(edge->config.bell, seen, soon < deadline_ns ? soon : deadline_ns);
         if (waited != AQ_TIMEOUT || soon >= deadline_ns) AQ_TRY(waited);

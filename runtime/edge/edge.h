@@ -45,6 +45,12 @@
 
 struct aq_edge; /* opaque */
 
+/*
+ * Frames without a body that a link has room for (send_frames) beside those of training and control: requests for lost
+ * messages, and answers that there is none, until the other side has them.
+ */
+enum { AQ_EDGE_REQUESTS = 64 };
+
 struct aq_edge_config {
     struct aq_device *device;
     const struct aq_edge_shape *shape; /* copied */
@@ -105,6 +111,14 @@ uint64_t aq_edge_carried_bytes(const struct aq_edge *edge);
 
 /* Read ahead the messages of these samples. Best effort: a full cache is no error. */
 enum aq_status aq_edge_prefetch(struct aq_edge *edge, const struct aq_edge_batch *batch);
+
+/*
+ * Ask the other side for those messages of these samples that this side may have lost, without waiting: they come to
+ * the cache, before their samples if all goes well (else these wait for them, one by one). AQ_AGAIN: as many are asked
+ * for as may be: try the same batch later. Of a cache that has lost nothing there is nothing to ask: aq_edge_refills.
+ */
+enum aq_status aq_edge_refill(struct aq_edge *edge, const struct aq_edge_batch *batch);
+bool aq_edge_refills(const struct aq_edge *edge);
 
 /* a (samples, T, C). The sender's. AQ_AGAIN: no send buffer, or the last one is still being coded. */
 enum aq_status aq_edge_send_forward(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *a,

@@ -11,6 +11,7 @@
 enum {
     AQ_EDGE_BODIES_MAX = 256, /* send buffers: link.send_frames has the same bound                          */
     AQ_EDGE_QUEUE_MAX = 256,  /* frames received and not yet asked for: bounded by the link's receive slots  */
+    AQ_EDGE_ASKS_MAX = 256,   /* messages asked for and not answered yet, each way                           */
     AQ_EDGE_NORMS_MAX = 4,    /* a step has at most two: the norm, and what an optimizer decides by          */
     AQ_EDGE_MIRRORS_MAX = 32, /* frames of mirrored checkpoints that wait for the worker: a window and its answers */
     AQ_EDGE_MIRROR_SHARE = 8  /* a busy link sends one piece of a checkpoint after so many training frames   */
@@ -43,10 +44,17 @@ struct aq_edge_received {
 struct aq_edge_works;   /* edge_work.c: the micro-batches that are being coded and decoded */
 struct aq_edge_nccl;    /* edge_nccl.c: bodies from GPU to GPU                        */
 
-/* What the other side asks for. */
+/* A message that one side asks the other for. */
 struct aq_edge_fetch {
-    struct aq_cache_key key;
-    uint64_t version;
+    struct aq_cache_key key; /* of the side where this stands */
+    uint64_t version;        /* 0: any                                              */
+    bool awaited;            /* of our own: aq_edge_fetch waits for it; else it goes to the cache */
+};
+
+/* In order: answers come as they were asked for. */
+struct aq_edge_fetches {
+    struct aq_edge_fetch items[AQ_EDGE_ASKS_MAX];
+    uint32_t first, count;
 };
 
 /* What a sample of a codec with messages is coded against, and where the message after goes. Zeroed: nothing yet. */
@@ -83,21 +91,24 @@ struct aq_edge {
     /* Healing. */
     struct aq_edge_held *held; /* shape.slots of them */
     void *held_memory;
-    struct aq_edge_fetch fetch; /* of the other side, which waits for its answer before it asks again */
-    bool fetch_waits;           /* for a send buffer                                                 */
-    uint64_t fetches_since;     /* asked for since the last frame of training came: at most a step's samples */
+    struct aq_edge_fetches asked;   /* by the other side, and not answered yet                             */
+    struct aq_edge_fetches asking;  /* of it                                                               */
+    uint64_t asks_left;             /* that the other side may have: what can be lost, and a little a frame */
+    uint64_t answering;             /* bits of the send buffers that carry answers                         */
+    uint32_t requests_out;          /* of sends_out: frames of AQ_EDGE_REQUESTS                            */
     /* Mirrored checkpoints. */
     struct aq_frame mirrors[AQ_EDGE_MIRRORS_MAX];
     uint32_t mirror_first, mirror_count;
     uint32_t mirrors_out;   /* of sends_out                                     */
     uint32_t mirrors_back;  /* bits of the pieces whose bodies are back         */
     uint32_t mirror_credit; /* training frames sent since the last piece        */
-    bool awaiting, arrived;
+    bool arrived;
     struct aq_frame message;
     struct aq_edge_measures measures;
 };
 
 #define AQ_EDGE_NO_BODY      UINT64_MAX   /* the token of a frame without a body */
+#define AQ_EDGE_REQUEST      (UINT64_MAX - 1) /* and of those among AQ_EDGE_REQUESTS */
 #define AQ_EDGE_MIRROR_TOKEN (1ull << 32) /* and above: frames of mirrored checkpoints, the piece in the lower half */
 
 /* A free send buffer's index, or AQ_AGAIN. */
@@ -108,7 +119,10 @@ static inline uint8_t *aq_edge_body(struct aq_edge *edge, uint32_t index)
     return edge->bodies + (uint64_t)index * edge->size.body_bytes_max;
 }
 
-/* Hand a frame to the link; takes the body's index (or AQ_EDGE_NO_BODY). On failure the body is free again. */
+/*
+ * Hand a frame to the link; takes the body's index (or AQ_EDGE_NO_BODY, AQ_EDGE_REQUEST). On failure the body is free
+ * again.
+ */
 enum aq_status aq_edge_post(struct aq_edge *edge, const struct aq_frame *frame, uint64_t body_index);
 
 /*
@@ -210,9 +224,11 @@ void aq_edge_nccl_close(struct aq_edge *edge);
 void aq_edge_hold(struct aq_edge *edge, uint32_t micro_batch, const struct aq_cache_key *key,
                   const struct aq_cache_entry *entry);
 void aq_edge_unhold(struct aq_edge *edge, uint32_t micro_batch);
-/* The other side asked for a message: now, or when a send buffer is free. */
+/* The other side asks for a message; it is answered in turn, when a send buffer is free for it. */
 enum aq_status aq_edge_fetch_asked(struct aq_edge *edge, const struct aq_frame *frame);
 enum aq_status aq_edge_fetches_serve(struct aq_edge *edge);
+/* An answer has come: for who waits for it, or for the cache. Takes its body. */
+enum aq_status aq_edge_fetch_answered(struct aq_edge *edge, const struct aq_frame *frame);
 /*
  * Ask the other side for a message and wait. AQ_OK: *message has it (release with aq_edge_message_release);
  * AQ_NOTFOUND: it has none. version 0: any.

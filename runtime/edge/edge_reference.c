@@ -70,9 +70,10 @@ static enum aq_status reference_fetch(struct aq_edge *edge, const struct aq_cach
 }
 
 /* Can the cache have had what it does not hold? */
-static bool may_have_lost(const struct aq_edge *edge)
+bool aq_edge_refills(const struct aq_edge *edge)
 {
     struct aq_cache_stats stats;
+    if (!edge->config.cache) return false;
     aq_cache_stats(edge->config.cache, &stats);
     return stats.lost;
 }
@@ -84,7 +85,7 @@ static enum aq_status reference_for_sending(struct aq_edge *edge, const struct a
     const struct aq_cache_key key = aq_edge_key_of(edge, batch, i);
     if (aq_edge_warms_up(edge, batch->step)) return AQ_NOTFOUND;
     const enum aq_status status = aq_edge_cache_get(edge, &key, &out->entry);
-    if (status == AQ_NOTFOUND && !may_have_lost(edge)) return AQ_NOTFOUND;
+    if (status == AQ_NOTFOUND && !aq_edge_refills(edge)) return AQ_NOTFOUND;
     if (status != AQ_NOTFOUND && status != AQ_CORRUPT) return status;
     return reference_fetch(edge, &key, 0, out);
 }

@@ -19,7 +19,8 @@ struct aq_edge_shape {
     uint32_t edge;                       /* its number: edge e joins stage e and e + 1                             */
     uint32_t rows, columns;              /* of one sample at this cut, fp32                                        */
     uint32_t micro_batch;                /* B: samples of a micro-batch, at most                                   */
-    uint32_t batch;                      /* samples of a step, at most: of as many a message can have been lost    */
+    uint32_t batch;                      /* samples of a step, at most                                             */
+    uint64_t messages;                   /* that there can be; 0: the codec keeps none                              */
     uint32_t slots;                      /* micro-batches of the sender whose gradient is not back, at most        */
     uint32_t send_frames, receive_slots; /* of the link, each way */
     uint64_t warmup_steps;               /* the first ones go uncompressed */

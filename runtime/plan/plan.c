@@ -62,6 +62,7 @@ static enum aq_status shape_fill(const struct plan_open *open, uint32_t e, struc
                                   .columns = cut.columns,
                                   .micro_batch = job->train.micro_batch,
                                   .batch = plan->batch,
+                                  .messages = plan->facts.train_samples / plan->replicas,
                                   .warmup_steps = job->warmup_epochs * plan->steps_per_epoch,
                                   .seed = job->train.seed,
                                   .forward = job->edges[e].forward,

@@ -114,6 +114,10 @@ struct aq_worker_pipeline {
     struct aq_link *link_in, *link_out;
     struct aq_edge *in, *out;
     struct aq_cache *cache;
+    struct aq_worker_refill {
+        uint64_t step, end; /* from the first to behind the last, an epoch later: each sample once */
+        uint32_t micro_batch;
+    } refills[2]; /* how far lost messages of the edges in and out were asked for ahead */
 };
 
 /* What joins this stage to its copies in the other pipelines; W > 1 (worker_group.c, _machine.c, _choose.c). */

@@ -15,7 +15,7 @@
 #include "worker.h"
 
 enum {
-    CONTROL_FRAMES = 8,  /* frames without a body beside the send buffers: norms, requests, answers */
+    CONTROL_FRAMES = 8,  /* frames without a body beside the send buffers: norms, a request that is due */
     START_SECONDS = 600, /* other stages may be loading                                             */
     ADDRESS_BYTES = 256
 };
@@ -38,7 +38,8 @@ static struct aq_link_config config_to(const struct aq_worker *w, uint32_t peer)
     config.rank = w->rank;
     config.peer_rank = peer;
     if (stage) config.pages = aq_device_pages(w->device); /* bodies go between it and the device */
-    if (stage) config.send_frames += CONTROL_FRAMES + (w->job->checkpoint.mirror ? AQ_MIRROR_FRAMES : 0);
+    if (stage) config.send_frames += CONTROL_FRAMES + AQ_EDGE_REQUESTS;
+    if (stage && w->job->checkpoint.mirror) config.send_frames += AQ_MIRROR_FRAMES;
     return config;
 }
 

@@ -53,13 +53,18 @@ void aq_worker_batch(struct aq_worker *worker, uint64_t step, uint32_t micro_bat
         .step = step, .micro_batch = micro_batch, .samples = samples, .sample_ids = worker->sample_ids};
 }
 
+static uint32_t micro_batches(const struct aq_worker *worker, uint64_t step)
+{
+    return aq_job_micro_batches(worker->job, aq_sampler_size(worker->sampler, step));
+}
+
 static enum aq_status prefetch(struct aq_worker *worker, uint64_t step, uint32_t micro_batch)
 {
-    uint32_t count = aq_job_micro_batches(worker->job, aq_sampler_size(worker->sampler, step));
+    uint32_t count = micro_batches(worker, step);
     if (micro_batch >= count) {
         micro_batch -= count;
         if (++step >= worker->plan->steps) return AQ_OK;
-        count = aq_job_micro_batches(worker->job, aq_sampler_size(worker->sampler, step));
+        count = micro_batches(worker, step);
         if (micro_batch >= count) return AQ_OK;
     }
     struct aq_edge_batch batch;
@@ -214,11 +219,41 @@ static enum aq_status wait(struct aq_worker *worker, uint32_t seen, bool sending
     return status;
 }
 
+/* Lost messages of one epoch's samples, in the order in which these come, as far ahead as the edge lets us ask. */
+static enum aq_status refill(struct aq_worker *worker, struct aq_edge *edge, struct aq_worker_refill *at)
+{
+    if (at->end == 0) { /* the first turn */
+        at->step = worker->step;
+        at->end = worker->step + worker->plan->steps_per_epoch;
+    }
+    if (at->end > worker->plan->steps) at->end = worker->plan->steps;
+    if (at->step < worker->step) *at = (struct aq_worker_refill){.step = worker->step, .end = at->end};
+    while (at->step < at->end) {
+        struct aq_edge_batch batch;
+        aq_worker_batch(worker, at->step, at->micro_batch, &batch);
+        const enum aq_status status = aq_edge_refill(edge, &batch);
+        if (status != AQ_OK) return status == AQ_AGAIN ? AQ_OK : status;
+        if (++at->micro_batch < micro_batches(worker, at->step)) continue;
+        at->micro_batch = 0;
+        at->step++;
+    }
+    return AQ_OK;
+}
+
+static enum aq_status refills(struct aq_worker *worker)
+{
+    struct aq_edge *const edges[] = {worker->pipeline.in, worker->pipeline.out};
+    for (uint32_t i = 0; i < 2; i++)
+        if (edges[i] && aq_edge_refills(edges[i])) AQ_TRY(refill(worker, edges[i], &worker->pipeline.refills[i]));
+    return AQ_OK;
+}
+
 static enum aq_status run_chains(struct aq_worker *worker, struct run *run)
 {
     while (run->forward < run->barrier || run->backward < run->barrier) {
         const uint32_t seen = aq_bell_count(worker->bell);
         AQ_TRY(aq_worker_pump(worker));
+        AQ_TRY(refills(worker));
         const enum aq_status status = chains_advance(worker, run);
         if (status == AQ_AGAIN)
             AQ_TRY(wait(worker, seen, run->sending, "activations or gradients"));

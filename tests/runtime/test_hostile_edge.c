@@ -505,6 +505,130 @@ static void test_sender_asks_for_what_a_lost_cache_had(void **state)
     assert_int_equal(sender.edge->measures.fetched, 1);
 }
 
+/* ---- what is asked for ahead ---- */
+
+static void lose(struct side *s)
+{
+    aq_cache_close(s->cache);
+    cache_open(s, true);
+    s->edge->config.cache = s->cache;
+}
+
+/* Both sides live until nothing is asked for any more. */
+static void settle(const struct side *asks)
+{
+    while (asks->edge->asking.count > 0) {
+        const uint32_t seen = aq_bell_count(asks->bell);
+        assert_int_equal(aq_edge_pump(sender.edge), AQ_OK);
+        assert_int_equal(aq_edge_pump(receiver.edge), AQ_OK);
+        (void)aq_bell_wait(asks->bell, seen, aq_clock_after(UINT64_C(1000000)));
+    }
+}
+
+static enum aq_status refill(struct side *s, uint32_t samples)
+{
+    const struct aq_edge_batch batch = batch_of(1, samples);
+    return aq_edge_refill(s->edge, &batch);
+}
+
+static void test_lost_messages_come_before_their_samples(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) { /* the sender's; then the receiver's, of a sample that is not on its way */
+        struct side *const side = i == 0 ? &sender : &receiver;
+        const struct aq_edge_row first = code((uint64_t)i * 2);
+        assert_int_equal(decode((uint64_t)i * 2, &first), AQ_OK);
+        assert_false(aq_edge_refills(side->edge));
+        aq_edge_unhold(sender.edge, 0);
+        const uint64_t version = version_there(side);
+        lose(side);
+        assert_true(aq_edge_refills(side->edge));
+        assert_int_equal(refill(side, B), AQ_OK);
+        assert_int_equal(refill(side, B), AQ_OK); /* asks once */
+        assert_int_equal(side->edge->asking.count, B);
+        settle(side);
+        assert_int_equal(side->edge->measures.fetched, 1); /* the others were never seen */
+        assert_int_equal(version_there(side), version);
+        const struct aq_edge_row second = code((uint64_t)i * 2 + 1);
+        assert_int_equal(second.version_before, version);
+        assert_int_equal(decode((uint64_t)i * 2 + 1, &second), AQ_OK);
+        assert_int_equal(side->edge->measures.fetched, 1);
+    }
+}
+
+/* Its sample is on its way: the receiver gets what the frame was coded against, not what the sender holds by now. */
+static void test_a_message_on_its_way_comes_as_it_was(void **state)
+{
+    (void)state;
+    const struct aq_edge_row first = code(0);
+    assert_int_equal(decode(0, &first), AQ_OK);
+    const struct aq_edge_row second = code(1);
+    lose(&receiver);
+    assert_int_equal(refill(&receiver, 1), AQ_OK);
+    settle(&receiver);
+    assert_int_equal(version_there(&receiver), 1);
+    assert_int_equal(decode(1, &second), AQ_OK);
+    assert_int_equal(version_there(&receiver), 2);
+}
+
+/* What is due and was asked for ahead is not asked for again; what comes late replaces nothing. */
+static void test_a_message_asked_for_is_waited_for(void **state)
+{
+    (void)state;
+    const struct aq_edge_row first = code(0);
+    assert_int_equal(decode(0, &first), AQ_OK);
+    lose(&sender);
+    assert_int_equal(refill(&sender, B), AQ_OK);
+    struct aq_thread *thread;
+    atomic_store_explicit(&over, false, memory_order_release);
+    assert_int_equal(aq_thread_open("receiver", receiving_side, NULL, &thread), AQ_OK);
+    const struct aq_edge_row second = code(1);
+    atomic_store_explicit(&over, true, memory_order_release);
+    aq_bell_ring(receiver.bell);
+    aq_thread_close(thread);
+    assert_int_equal(second.version_before, 1);
+    assert_int_equal(sender.edge->measures.fetched, 1);
+    assert_int_equal(receiver.edge->measures.served, 1);
+    assert_int_equal(decode(1, &second), AQ_OK);
+
+    const struct aq_cache_key key = aq_edge_key(receiver.edge, SAMPLE, 0);
+    assert_int_equal(aq_cache_drop(receiver.cache, &key), AQ_OK);
+    assert_int_equal(refill(&receiver, 1), AQ_OK);
+    void *slot;
+    assert_int_equal(aq_cache_slot(receiver.cache, aq_clock_after(PATIENCE_NS), &slot), AQ_OK);
+    memset(slot, 5, N);
+    assert_int_equal(aq_cache_put(receiver.cache, &key, 7, aq_digest(slot, N), slot, N), AQ_OK);
+    settle(&receiver);
+    assert_int_equal(version_there(&receiver), 7);
+}
+
+/* No more at once than a link is filled by; the rest when those have come. */
+static void test_as_many_are_asked_for_as_may_wait(void **state)
+{
+    (void)state;
+    uint64_t many[B] = {0};
+    uint32_t asked = 0;
+    enum aq_status status = AQ_OK;
+    sender.edge->size.message_bytes = 4 << 20;
+    lose(&sender);
+    while (status == AQ_OK && asked < 100) {
+        for (int i = 0; i < B; i++)
+            many[i] = asked++;
+        const struct aq_edge_batch batch = {.step = 1, .samples = B, .sample_ids = many};
+        status = aq_edge_refill(sender.edge, &batch);
+    }
+    assert_int_equal(status, AQ_AGAIN);
+    assert_int_equal(sender.edge->asking.count, 4);
+    settle(&sender);
+    sender.edge->requests_out = AQ_EDGE_REQUESTS; /* the link has no room for more */
+    many[0] = 200;
+    const struct aq_edge_batch another = {.step = 1, .samples = 1, .sample_ids = many};
+    assert_int_equal(aq_edge_refill(sender.edge, &another), AQ_AGAIN);
+    sender.edge->requests_out = 0;
+    assert_int_equal(refill(&sender, B), AQ_OK);
+    settle(&sender);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_sides, close_sides)
 
 int main(void)
@@ -520,6 +644,10 @@ int main(void)
         TEST(test_cold_sample_asks_nobody),
         TEST(test_raw_sample_is_forgotten_by_both),
         TEST(test_sender_asks_for_what_a_lost_cache_had),
+        TEST(test_lost_messages_come_before_their_samples),
+        TEST(test_a_message_on_its_way_comes_as_it_was),
+        TEST(test_a_message_asked_for_is_waited_for),
+        TEST(test_as_many_are_asked_for_as_may_wait),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -499,7 +499,7 @@ static void test_norms_and_copies_beyond_their_number_are_refused(void **state)
     teardown(&kit, &peer);
 }
 
-/* Requests cost an answer each: no more of them than a step has samples, for one frame of training. */
+/* Requests cost an answer each: no more of them than messages can have been lost, and a step's that were due. */
 static void test_a_flood_of_requests_is_refused(void **state)
 {
     (void)state;
@@ -515,10 +515,35 @@ static void test_a_flood_of_requests_is_refused(void **state)
             status = kit_hear(&kit, &frame);
             answers += status == AQ_OK && frame.kind == AQ_FRAME_MESSAGE;
         }
-        expect(status, AQ_PROTO, "more often than a step has samples", "flood");
-        assert_int_equal(answers, KIT_SAMPLES);
+        expect(status, AQ_PROTO, "more often than it can have lost one", "flood");
+        assert_int_equal(answers, 2 * KIT_SAMPLES);
         teardown(&kit, &peer);
     }
+}
+
+/* And no more at once than there is room for. */
+static void test_a_burst_of_requests_is_refused(void **state)
+{
+    (void)state;
+    static struct peer peer;
+    struct kit kit;
+    setup(&kit, &peer, 0, NULL, "cpu");
+    kit.edge->asks_left = UINT64_MAX;
+    kit.edge->free_count = 0; /* none can be answered */
+    enum aq_status status = AQ_OK;
+    for (int i = 0; i < AQ_EDGE_ASKS_MAX + 1 && status == AQ_OK; i++) {
+        kit_say(&kit, &(struct aq_frame){.kind = AQ_FRAME_FETCH, .argument = (uint64_t)i});
+        status = aq_edge_pump(kit.edge);
+    }
+    while (status == AQ_OK) {
+        const uint32_t seen = aq_bell_count(kit.pair.bell);
+        status = aq_edge_pump(kit.edge);
+        if (status == AQ_OK) assert_int_equal(aq_bell_wait(kit.pair.bell, seen, PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
+    }
+    expect(status, AQ_PROTO, "more than may wait", "burst");
+    assert_int_equal(kit.edge->asked.count, AQ_EDGE_ASKS_MAX);
+    kit.edge->free_count = kit.edge->body_count;
+    teardown(&kit, &peer);
 }
 
 /* While it waits for a lost message a stage takes frames out of the link's slots: no more than can be in flight. */
@@ -648,6 +673,7 @@ int main(void)
         cmocka_unit_test(test_frames_that_are_not_due_are_refused),
         cmocka_unit_test(test_norms_and_copies_beyond_their_number_are_refused),
         cmocka_unit_test(test_a_flood_of_requests_is_refused),
+        cmocka_unit_test(test_a_burst_of_requests_is_refused),
         cmocka_unit_test(test_frames_beyond_those_in_flight_are_refused),
         cmocka_unit_test(test_gradients_that_no_stage_sends_are_refused),
         cmocka_unit_test(test_frames_at_random_end_in_a_status),
