@@ -4,6 +4,7 @@
  * Header (128 bytes): 0 magic, 4 version, 6 kind, 8 flags, 10 link_flags, 12 body_bytes, 16 from, 20 edge, 24
  * plan_hash, 32 sequence, 40 acknowledge, 48 credit, 52 micro_batch, 56 step, 64 argument, 72 body_digest, 80
  * raw_bytes, 84 part_bytes, 88 reserved, 120 digest. A gap (24 bytes): 0 acknowledge, 8 credit, 12 flags, 16 digest.
+ * The head of a stripe (16 bytes): 0 number, 8 bytes, 12 digest.
  * The struct below is the first table once more, so that the compiler checks size and offsets; it is never cast onto
  * the wire.
  */
@@ -14,6 +15,7 @@
 #include <string.h>
 
 #include "net/link.h"
+#include "net_limits.h"
 
 struct header_layout {
     uint8_t magic[4];
@@ -249,6 +251,35 @@ enum aq_status aq_gap_decode(const uint8_t bytes[AQ_FRAME_GAP_BYTES], uint64_t s
     return AQ_OK;
 }
 
+static uint32_t stripe_digest(const uint8_t *bytes, uint64_t bundle)
+{
+    return (uint32_t)aq_digest_seeded(bytes, 12, bundle);
+}
+
+void aq_stripe_encode(const struct aq_stripe *stripe, uint64_t bundle, uint8_t out[AQ_STRIPE_HEAD_BYTES])
+{
+    put(out + 0, stripe->number, 8);
+    put(out + 8, stripe->bytes, 4);
+    put(out + 12, stripe_digest(out, bundle), 4);
+}
+
+enum aq_status aq_stripe_decode(const uint8_t bytes[AQ_STRIPE_HEAD_BYTES], uint64_t bundle, struct aq_stripe *out,
+                                char text[AQ_TEXT_BYTES])
+{
+    const struct aq_stripe stripe = {.number = get(bytes + 0, 8), .bytes = (uint32_t)get(bytes + 8, 4)};
+    if (get(bytes + 12, 4) != stripe_digest(bytes, bundle)) {
+        snprintf(text, AQ_TEXT_BYTES, "the head of a stripe arrived broken: digest %08x, computed %08x",
+                 (unsigned)get(bytes + 12, 4), stripe_digest(bytes, bundle));
+        return AQ_CORRUPT;
+    }
+    if (stripe.bytes > AQ_STRIPE_BYTES_MAX) {
+        snprintf(text, AQ_TEXT_BYTES, "sent a stripe of %u bytes; the limit is %d", stripe.bytes, AQ_STRIPE_BYTES_MAX);
+        return AQ_PROTO;
+    }
+    *out = stripe;
+    return AQ_OK;
+}
+
 void aq_hello_encode(const struct aq_hello *hello, uint8_t out[AQ_FRAME_HELLO_BYTES])
 {
     memset(out, 0, AQ_FRAME_HELLO_BYTES);
@@ -262,6 +293,9 @@ void aq_hello_encode(const struct aq_hello *hello, uint8_t out[AQ_FRAME_HELLO_BY
     put(out + 36, hello->features, 4);
     put(out + 40, hello->session, 8);
     put(out + 48, hello->resume_sequence, 8);
+    put(out + 56, hello->streams, 4);
+    put(out + 60, hello->stream, 4);
+    put(out + 64, hello->bundle, 8);
 }
 
 enum aq_status aq_hello_decode(const uint8_t bytes[AQ_FRAME_HELLO_BYTES], struct aq_hello *out,
@@ -278,10 +312,21 @@ enum aq_status aq_hello_decode(const uint8_t bytes[AQ_FRAME_HELLO_BYTES], struct
         .features = (uint32_t)get(bytes + 36, 4),
         .session = get(bytes + 40, 8),
         .resume_sequence = get(bytes + 48, 8),
+        .streams = (uint32_t)get(bytes + 56, 4),
+        .stream = (uint32_t)get(bytes + 60, 4),
+        .bundle = get(bytes + 64, 8),
     };
-    if ((hello.features & ~(uint32_t)(AQ_FEATURE_HEAL | AQ_FEATURE_PACK | AQ_FEATURE_PARTS)) != 0 ||
-        !all_zero(bytes + 56, AQ_FRAME_HELLO_BYTES - 56)) {
+    const bool several = hello.features & AQ_FEATURE_STREAMS;
+    const uint32_t known = AQ_FEATURE_HEAL | AQ_FEATURE_PACK | AQ_FEATURE_PARTS | AQ_FEATURE_STREAMS;
+    if ((hello.features & ~known) != 0 || !all_zero(bytes + 72, AQ_FRAME_HELLO_BYTES - 72) ||
+        (!several && !all_zero(bytes + 56, 16))) {
         snprintf(text, AQ_TEXT_BYTES, "asks in its HELLO for features that version %d does not have", AQ_FRAME_VERSION);
+        return AQ_PROTO;
+    }
+    if (several && (hello.streams == 0 || hello.streams > AQ_LINK_STREAMS_MAX || hello.stream >= hello.streams ||
+                    (hello.stream > 0 && hello.bundle == 0))) {
+        snprintf(text, AQ_TEXT_BYTES, "sent a HELLO of stream %u of %u; there are %d at most, each of a bundle",
+                 hello.stream, hello.streams, AQ_LINK_STREAMS_MAX);
         return AQ_PROTO;
     }
     if ((hello.session != 0 && !(hello.features & AQ_FEATURE_HEAL)) || (hello.resume_sequence != 0 && !hello.session)) {

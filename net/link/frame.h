@@ -25,11 +25,14 @@ enum {
     AQ_FEATURE_HEAL = 1,           /* the bits of features in a HELLO                            */
     AQ_FEATURE_PACK = 2,
     AQ_FEATURE_PARTS = 4,
+    AQ_FEATURE_STREAMS = 8,
     AQ_LINK_FLAG_PACKED = 1,    /* the bit of link_flags                                      */
     AQ_FRAME_PART_BYTES = 1024, /* of a body in parts: the least that one may have            */
     AQ_FRAME_GAP_BYTES = 24,
     AQ_FRAME_GAP_DIGEST_OFFSET = 16,
-    AQ_GAP_FLAG_CUT = 1 /* the bit of a gap's flags                                   */
+    AQ_GAP_FLAG_CUT = 1, /* the bit of a gap's flags                                   */
+    AQ_STRIPE_HEAD_BYTES = 16,
+    AQ_STRIPE_BYTES_MAX = 14320 /* with its head and that of TLS: the first ten segments of a connection */
 };
 
 struct aq_header {
@@ -57,6 +60,11 @@ struct aq_gap { /* what passes a body, between two parts of it */
     bool cut; /* the rest of the body does not come, but an ABORT */
 };
 
+struct aq_stripe { /* a head between the connections of a link (stripes.h) */
+    uint64_t number;
+    uint32_t bytes; /* 0: the end of this direction, after so many stripes */
+};
+
 struct aq_hello {
     uint64_t job_digest;
     uint64_t plan_hash;
@@ -68,6 +76,9 @@ struct aq_hello {
     uint32_t features;
     uint64_t session;         /* 0: new, or does not heal           */
     uint64_t resume_sequence; /* 0: new; else the link goes on here */
+    uint32_t streams;         /* with AQ_FEATURE_STREAMS: wished for, promised, or there are; else 0 */
+    uint32_t stream;          /* number of this connection among them */
+    uint64_t bundle;          /* their name, from the listener; 0: none yet */
 };
 
 enum { AQ_TEXT_BYTES = 512 }; /* one line that says why a link ended */
@@ -91,6 +102,11 @@ static inline uint32_t aq_gap_count(uint32_t body_bytes, uint32_t part_bytes)
 {
     return part_bytes > 0 ? (body_bytes - 1) / part_bytes : 0;
 }
+
+/* bundle: of the connections. Decoding: AQ_CORRUPT, AQ_PROTO. */
+void aq_stripe_encode(const struct aq_stripe *stripe, uint64_t bundle, uint8_t out[AQ_STRIPE_HEAD_BYTES]);
+enum aq_status aq_stripe_decode(const uint8_t bytes[AQ_STRIPE_HEAD_BYTES], uint64_t bundle, struct aq_stripe *out,
+                                char text[AQ_TEXT_BYTES]);
 
 void aq_hello_encode(const struct aq_hello *hello, uint8_t out[AQ_FRAME_HELLO_BYTES]);
 enum aq_status aq_hello_decode(const uint8_t bytes[AQ_FRAME_HELLO_BYTES], struct aq_hello *out,

@@ -169,6 +169,10 @@ enum aq_status aq_handshake_match(struct aq_handshake *h, const struct aq_link_c
 void aq_handshake_refuse(struct aq_handshake *h, const struct aq_link_config *config, enum aq_status status)
 {
     uint8_t message[AQ_FRAME_HEADER_BYTES + AQ_FRAME_CONTROL_BYTES_MAX];
+    if (h->hello_read && h->hello.stream > 0) { /* it listens to no answer */
+        aq_handshake_drop(h);
+        return;
+    }
     uint8_t *body = message + AQ_FRAME_HEADER_BYTES;
     struct aq_header header = {
         .kind = AQ_FRAME_ABORT, .from = config->rank, .edge = config->edge, .plan_hash = config->plan_hash};
@@ -306,7 +310,7 @@ enum aq_status aq_listener_let_in(struct aq_listener *listener, uint64_t *again_
 
 bool aq_handshake_due(const struct aq_handshake *h, uint64_t now_ns)
 {
-    /* One whose HELLO has been read waits for another accept, or for its link: asked each time. */
+    /* One whose HELLO has been read waits for another accept, for its link or its bundle: asked each time. */
     return h->stage != STAGE_NONE &&
            (h->ready || now_ns >= h->deadline_ns || (h->stage == STAGE_READING && h->hello_read));
 }
@@ -357,6 +361,19 @@ static enum aq_status match_session(const struct aq_listener *listener, struct a
     return AQ_AGAIN;
 }
 
+/* The peer has come again, while another connection of it waits for its other streams: they will not come. */
+static void drop_earlier(struct aq_listener *listener, struct aq_handshake *latest)
+{
+    for (uint32_t i = 0; i < AQ_HANDSHAKES; i++) {
+        struct aq_handshake *h = &listener->hands[i];
+        if (h->stage != STAGE_GATHERING || h->since_ns >= latest->since_ns || h->hello.rank != latest->hello.rank ||
+            h->hello.edge != latest->hello.edge)
+            continue;
+        aq_handshake_drop(h);
+        latest->ready = true; /* it may be answered now */
+    }
+}
+
 /* As far as it goes now. AQ_OK: STAGE_DONE is reached; AQ_AGAIN; else the peer is to be refused. */
 static enum aq_status advance(struct aq_listener *listener, struct aq_handshake *h, const struct aq_link_config *config,
                               bool may_answer)
@@ -367,14 +384,17 @@ static enum aq_status advance(struct aq_listener *listener, struct aq_handshake 
             h->hello_read = true;
             h->deadline_ns -= AQ_HANDSHAKE_SOONER_NS; /* so that the reason arrives before the peer gives up */
         }
+        if (h->hello.stream > 0) return aq_streams_join(listener, h);
         AQ_TRY(aq_handshake_match(h, config));
+        drop_earlier(listener, h);
         AQ_TRY(match_session(listener, h, config));
         if (!may_answer) return AQ_AGAIN;
         aq_congestion_choose(h->stream, config->congestion, &listener->net->slowed);
         struct aq_hello hello = aq_hello_of(config);
-        hello.features &= h->hello.features;
+        hello.features &= h->hello.features & ~AQ_FEATURE_STREAMS;
         if (hello.features & AQ_FEATURE_HEAL) hello.session = session_of(listener, config, h->hello.rank);
         if (h->hello.session) hello.resume_sequence = 1;
+        aq_streams_answer(listener, h, config, &hello);
         aq_handshake_say(h, config, &hello);
         h->stage = STAGE_WRITING;
     }
@@ -384,8 +404,10 @@ static enum aq_status advance(struct aq_listener *listener, struct aq_handshake 
     }
     if (h->stage == STAGE_CONFIRMING) {
         AQ_TRY(aq_handshake_read(h, false));
-        h->stage = STAGE_DONE;
+        h->stage = STAGE_GATHERING;
     }
+    AQ_TRY(aq_streams_complete(listener, h));
+    h->stage = STAGE_DONE;
     return AQ_OK;
 }
 
@@ -432,7 +454,9 @@ void aq_listener_sleep(struct aq_listener *listener, uint64_t again_ns, uint64_t
         struct aq_byte_stream_wait wait;
         if (h->stage == STAGE_NONE) continue;
         if (h->deadline_ns < wake_ns) wake_ns = h->deadline_ns;
-        if (h->stage == STAGE_READING && h->hello_read) continue; /* kept for its time, nothing to be read */
+        if (h->ready) wake_ns = 0; /* another hand has brought what it waits for */
+        /* Kept for its time: nothing to be read. */
+        if ((h->stage == STAGE_READING && h->hello_read) || h->stage == STAGE_GATHERING) continue;
         h->stream->ops->wait(h->stream, h->writing_now, &wait);
         if (wait.wake_ns < wake_ns) wake_ns = wait.wake_ns;
         hands[count] = i;
@@ -488,9 +512,9 @@ enum aq_status aq_link_accept(struct aq_listener *listener, const struct aq_link
         }
         aq_listener_sleep(listener, again_ns, deadline_ns);
     }
-    struct aq_byte_stream *stream = done->stream; /* aq_link_make takes it in any case */
+    struct aq_byte_stream *stream; /* aq_link_make takes it in any case */
     const struct aq_hello hello = done->hello;
-    *done = (struct aq_handshake){0};
+    AQ_TRY(aq_streams_take(listener, done, &stream));
     struct aq_heal *heal = NULL;
     if (config->outage_ns_max > 0 && (hello.features & AQ_FEATURE_HEAL)) {
         const enum aq_status status = add_heal(listener, config, hello.rank, &heal);
@@ -531,7 +555,7 @@ static enum aq_status check_answer(struct aq_handshake *h, const struct aq_hello
     const struct aq_hello *p = &h->hello;
     const bool fits = asked->session ? p->session == asked->session && p->resume_sequence > 0
                                      : p->resume_sequence == 0 && (!p->session || asked->features & AQ_FEATURE_HEAL);
-    if (fits) return AQ_OK;
+    if (fits) return aq_streams_check(h, asked);
     snprintf(h->text, sizeof h->text, "answers with session %016llx frame %llu where session %016llx was asked for",
              (unsigned long long)p->session, (unsigned long long)p->resume_sequence,
              (unsigned long long)asked->session);
@@ -539,12 +563,13 @@ static enum aq_status check_answer(struct aq_handshake *h, const struct aq_hello
 }
 
 static enum aq_status advance_connector(struct aq_net *net, struct aq_handshake *h, const struct aq_link_config *config,
-                                        const struct aq_hello *hello)
+                                        struct aq_hello *hello)
 {
     if (h->stage == STAGE_CONNECTING) {
         h->writing_now = true;
         AQ_TRY(h->stream->ops->connected(h->stream));
         aq_congestion_choose(h->stream, config->congestion, &net->slowed);
+        aq_streams_ask(config, h->stream, hello);
         aq_handshake_say(h, config, hello);
         h->stage = STAGE_WRITING;
     }
@@ -570,14 +595,17 @@ enum aq_status aq_handshake_try(struct aq_net *net, struct aq_handshake *h, cons
                                 const struct aq_link_config *config, const struct aq_hello *hello, int wake_fd,
                                 uint64_t deadline_ns)
 {
+    struct aq_hello mine = *hello;
     *h = (struct aq_handshake){.stage = STAGE_CONNECTING};
     AQ_TRY(aq_byte_stream_connect(address, net->config.tls, attempt, config->rate_mbps > 0, &h->stream));
     const uint64_t own_ns = aq_clock_after(AQ_HANDSHAKE_NS);
     h->deadline_ns = own_ns < deadline_ns ? own_ns : deadline_ns;
     for (;;) {
         struct aq_byte_stream_wait wait;
-        const enum aq_status status = advance_connector(net, h, config, hello);
+        const enum aq_status status = advance_connector(net, h, config, &mine);
         if (status == AQ_TLSERR) tell_refusal(h);
+        if (status == AQ_OK && (h->hello.features & AQ_FEATURE_STREAMS))
+            return aq_streams_dial(net, h, address, attempt, config, wake_fd);
         if (status != AQ_AGAIN) return status;
         const uint64_t now = aq_clock_ns();
         if (now >= h->deadline_ns) {

@@ -20,7 +20,15 @@ enum {
     AQ_HANDSHAKE_IN_BYTES = AQ_FRAME_HEADER_BYTES + AQ_FRAME_CONTROL_BYTES_MAX
 };
 
-enum aq_stage_of_hand { STAGE_NONE, STAGE_CONNECTING, STAGE_WRITING, STAGE_READING, STAGE_CONFIRMING, STAGE_DONE };
+enum aq_stage_of_hand {
+    STAGE_NONE,
+    STAGE_CONNECTING,
+    STAGE_WRITING,
+    STAGE_READING,
+    STAGE_CONFIRMING,
+    STAGE_GATHERING,
+    STAGE_DONE
+};
 
 struct aq_handshake {
     enum aq_stage_of_hand stage;
@@ -36,6 +44,9 @@ struct aq_handshake {
     bool hello_read; /* header and hello below are filled                */
     struct aq_header header;
     struct aq_hello hello;
+    uint32_t streams;         /* a listener's: that were promised in the answer, this one included; 0: not answered */
+    uint64_t bundle;          /* its name, where there are several                   */
+    bool joined;              /* this one is another stream of a bundle, and counted */
     char text[AQ_TEXT_BYTES]; /* why it failed, or why it is kept for another accept */
 };
 
@@ -45,7 +56,8 @@ struct aq_listener {
     struct aq_door door;
     struct aq_handshake hands[AQ_HANDSHAKES];
     struct aq_log_limit refusals; /* a stranger must not fill the log            */
-    uint64_t secret[2];           /* session numbers are made of it                      */
+    uint64_t secret[2];           /* numbers of sessions and bundles are made of it      */
+    uint64_t bundles;             /* that have been promised so far                      */
     struct aq_heal *heals;        /* of the links that were made here and heal           */
     uint32_t living;              /* links of those that are not yet closed              */
     int wake_fd;                  /* wakes the porter                                    */
@@ -88,6 +100,28 @@ enum aq_status aq_handshake_try(struct aq_net *net, struct aq_handshake *h, cons
                                 const struct aq_link_config *config, const struct aq_hello *hello, int wake_fd,
                                 uint64_t deadline_ns);
 const char *aq_handshake_try_text(const struct aq_handshake *h, enum aq_status status);
+/* ---- handshake_streams.c: links over several connections ---- */
+
+/* The connector's: how many streams it wishes for, in its HELLO. Nothing is said where it is one for certain. */
+void aq_streams_ask(const struct aq_link_config *config, struct aq_byte_stream *stream, struct aq_hello *hello);
+/* The listener's: how many there will be (h->streams), in its answer. */
+void aq_streams_answer(struct aq_listener *listener, struct aq_handshake *h, const struct aq_link_config *config,
+                       struct aq_hello *hello);
+/* Does the answer in h fit what was asked? AQ_PROTO. */
+enum aq_status aq_streams_check(struct aq_handshake *h, const struct aq_hello *asked);
+/* h is done and its answer has several streams: dial the others; h->stream is all of them then. As aq_handshake_try. */
+enum aq_status aq_streams_dial(struct aq_net *net, struct aq_handshake *h, const char *address, uint32_t attempt,
+                               const struct aq_link_config *config, int wake_fd);
+/* h's HELLO has been read and is another stream's. AQ_AGAIN: it is kept with its bundle; AQ_MISMATCH: there is none, or
+ * it has that stream. Asked each time. */
+enum aq_status aq_streams_join(struct aq_listener *listener, struct aq_handshake *h);
+/* Are all streams of this bundle here? AQ_AGAIN. */
+enum aq_status aq_streams_complete(const struct aq_listener *listener, const struct aq_handshake *first);
+/* May one more be answered? So many places are kept for the streams of those that were. */
+bool aq_streams_place(const struct aq_listener *listener);
+/* The stream of a handshake that is done: all of its bundle's. Their hands are free, also on failure (all closed). */
+enum aq_status aq_streams_take(struct aq_listener *listener, struct aq_handshake *first, struct aq_byte_stream **out);
+
 /* Sleep until the time, or until wake_fd (-1: none) rings. */
 void aq_handshake_sleep(int wake_fd, uint64_t when_ns);
 

@@ -181,9 +181,11 @@ static enum aq_status advance(struct aq_listener *listener, struct aq_handshake 
     if (h->stage == STAGE_READING && !h->hello_read) {
         AQ_TRY(aq_handshake_read(h, true));
         h->hello_read = true;
+        if (h->hello.stream > 0) return aq_streams_join(listener, h);
         AQ_TRY(find(listener, h, out));
         drop_earlier(listener, h);
     }
+    if (h->hello.stream > 0) return aq_streams_join(listener, h);
     AQ_TRY(find(listener, h, out));
     struct aq_heal *heal = *out;
     if (h->stage == STAGE_READING) {
@@ -194,9 +196,11 @@ static enum aq_status advance(struct aq_listener *listener, struct aq_handshake 
             return AQ_MISMATCH;
         }
         if (phase != HEAL_PARKED) return AQ_AGAIN; /* the loop rings when it is */
+        if (!aq_streams_place(listener)) return AQ_AGAIN;
         aq_congestion_choose(h->stream, heal->config.congestion, &heal->net->slowed);
         struct aq_hello hello = hello_that_resumes(heal);
-        hello.features &= h->hello.features;
+        hello.features &= h->hello.features & ~AQ_FEATURE_STREAMS;
+        aq_streams_answer(listener, h, &heal->config, &hello);
         aq_handshake_say(h, &heal->config, &hello);
         h->stage = STAGE_WRITING;
     }
@@ -204,7 +208,11 @@ static enum aq_status advance(struct aq_listener *listener, struct aq_handshake 
         AQ_TRY(aq_handshake_write(h));
         h->stage = STAGE_CONFIRMING;
     }
-    AQ_TRY(aq_handshake_read(h, false));
+    if (h->stage == STAGE_CONFIRMING) {
+        AQ_TRY(aq_handshake_read(h, false));
+        h->stage = STAGE_GATHERING;
+    }
+    AQ_TRY(aq_streams_complete(listener, h));
     h->stage = STAGE_DONE;
     return AQ_OK;
 }
@@ -214,9 +222,10 @@ static void one_hand(struct aq_listener *listener, struct aq_handshake *h, uint6
     struct aq_heal *heal = listener->heals;
     enum aq_status status = advance(listener, h, &heal);
     if (status == AQ_OK) {
-        give(heal, h->stream, &h->hello, AQ_OK, "");
-        *h = (struct aq_handshake){0};
-        return;
+        const struct aq_hello hello = h->hello;
+        struct aq_byte_stream *stream;
+        if (aq_streams_take(listener, h, &stream) == AQ_OK) give(heal, stream, &hello, AQ_OK, "");
+        return; /* where there was no memory, said already, the peer comes again */
     }
     if (status == AQ_AGAIN && now < h->deadline_ns) return;
     status = aq_handshake_failed(h, status);

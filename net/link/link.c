@@ -35,6 +35,8 @@ enum aq_status aq_link_config_check(const struct aq_link_config *config)
         return aq_fail(AQ_INVAL, AREA, "rate_mbps %g: must be 0 (no pacing) to 1000000", config->rate_mbps);
     if (config->rate_mbps > 0 && config->rate_mbps < 0.01)
         return aq_fail(AQ_INVAL, AREA, "rate_mbps %g: the kernel paces from 0.01 on", config->rate_mbps);
+    if (config->streams > AQ_LINK_STREAMS_MAX)
+        return aq_fail(AQ_INVAL, AREA, "streams %u: at most %d, 0: chosen", config->streams, AQ_LINK_STREAMS_MAX);
     if (config->body_bytes_max > AQ_LINK_BODY_BYTES_MAX)
         return aq_fail(AQ_INVAL, AREA, "body_bytes_max %u: at most %d", config->body_bytes_max, AQ_LINK_BODY_BYTES_MAX);
     return aq_congestion_check(config->congestion);

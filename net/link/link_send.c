@@ -313,7 +313,7 @@ static void send_through(struct aq_link *link, uint64_t now_ns)
     for (int i = 0; i < AQ_LINK_TURNS; i++) {
         size_t put;
         fill(link, now_ns);
-        if (link->out_count == 0) {
+        if (link->out_count == 0 && !link->stream->unsent) {
             pack_ahead(link);
             return;
         }

@@ -45,10 +45,11 @@ void aq_link_lost(struct aq_link *link, enum aq_status status)
 {
     link->stream_ended = true;
     if (link->state != LINK_OPEN) return;
-    if (status == AQ_TLSERR) { /* its certificate has been revoked: it need not come again */
+    /* Its certificate has been revoked, or it broke a rule: it need not come again. */
+    if (status == AQ_TLSERR || status == AQ_PROTO || status == AQ_CORRUPT) {
         char text[AQ_TEXT_BYTES];
         snprintf(text, sizeof text, "the peer %.500s", aq_byte_stream_refusal(link->stream));
-        aq_link_fail(link, AQ_TLSERR, text);
+        aq_link_fail(link, status, text);
         return;
     }
     if (aq_link_park(link, status == AQ_CLOSED ? "the connection was ended without a BYE" : "the connection broke"))
@@ -150,7 +151,7 @@ void aq_link_leave(struct aq_link *link)
 /* Both have said BYE: nothing is missing. */
 static void look_for_end(struct aq_link *link, uint64_t now_ns)
 {
-    const bool out_empty = link->out_count == 0 && !link->send_op.busy;
+    const bool out_empty = link->out_count == 0 && !link->send_op.busy && !(link->stream && link->stream->unsent);
     const bool in_doubt = link->heal && (link->acked_sequence < link->bye_sequence || link->want_ack);
     if (!in_doubt && link->state == LINK_OPEN && link->bye_received && link->bye_sent && out_empty)
         linger(link, AQ_CLOSED, "the peer said BYE", now_ns + AQ_LINGER_NS);

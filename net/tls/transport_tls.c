@@ -151,6 +151,7 @@ static const struct tls_stream *find(const struct aq_byte_stream *stream)
 
 const char *aq_byte_stream_refusal(const struct aq_byte_stream *stream)
 {
+    if (stream->broken) return stream->broken;
     const struct tls_stream *tls = find(stream);
     return tls && tls->session ? aq_tls_session_text(tls->session) : "";
 }

@@ -26,7 +26,9 @@ enum {
     AQ_NET_REAP = 64,    /* completions looked at between two sleeps                                  */
     AQ_HANDSHAKES = 256, /* peers of a listener between accept and their link: 256 come back after one blip, and half a
                             megabyte; who goes when there are more is aqsgd/base/admission.h's to say          */
-    AQ_SIM_CHUNKS = 4096 /* writes under way in one direction of a sim stream                         */
+    AQ_LINK_STREAMS_MAX = 16,          /* connections of a link: 16 of Reno fill 90 Mbit/s at 80 ms and 0.1 % loss */
+    AQ_STREAM_WINDOW_BYTES = 24 << 10, /* of Reno or CUBIC at 0.5 % loss: 17 segments                     */
+    AQ_SIM_CHUNKS = 4096               /* writes under way in one direction of a sim stream                         */
 };
 
 /* The largest body that may go packed where bodies have at most so many bytes. */
@@ -45,6 +47,8 @@ static inline uint32_t aq_packed_bytes_max(uint32_t body_bytes_max)
 #define AQ_LINK_PART_NS 5e6
 /* A peer with a round trip of so much is far: nearer ones get through a loss, or a slow start, in less than a step. */
 #define AQ_FAR_NS UINT64_C(5000000)
+/* What a paced link of several streams lets go ahead of its pace, for the kernel to send meanwhile. */
+#define AQ_STRIPES_AHEAD_NS UINT64_C(5000000)
 /* A peer has 10 s for its HELLO; 1 s less where it is kept for another accept: so it still hears the reason. */
 #define AQ_HANDSHAKE_NS        UINT64_C(10000000000)
 #define AQ_HANDSHAKE_SOONER_NS UINT64_C(1000000000)

@@ -56,8 +56,10 @@ struct aq_byte_stream {
     const struct aq_byte_stream_ops *ops;
     struct aq_byte_stream *next; /* of a filter: the stream below, owned                  */
     bool local;                  /* the peer is on this machine (below a filter: ask aq_byte_stream_local) */
-    uint64_t source;             /* of the peer's address, for aq_admit (below a filter: aq_byte_stream_source) */
-    char name[AQ_NAME_BYTES];    /* the peer, for people                                  */
+    bool unsent; /* bytes that write has taken wait for room below: they go out with the next write, also of nothing */
+    const char *broken; /* why the stream itself refused what came, as the end of "the peer ..."; NULL: it did not */
+    uint64_t source;    /* of the peer's address, for aq_admit (below a filter: aq_byte_stream_source) */
+    char name[AQ_NAME_BYTES]; /* the peer, for people                                  */
 };
 
 struct aq_byte_stream_ops {
@@ -130,7 +132,8 @@ enum aq_status aq_fault_wrap(const struct aq_address *address, struct aq_byte_st
 /* transport_tls.c: the same, with an identity (NULL: AQ_INVAL, logged). */
 enum aq_status aq_tls_wrap(const struct aq_address *address, struct aq_tls *tls, bool server,
                            struct aq_byte_stream *below, struct aq_byte_stream **out);
-/* After AQ_TLSERR of a stream: why, as the end of "the peer ...". "": nothing is wrong, or no TLS is there. */
+/* After AQ_TLSERR, AQ_PROTO or AQ_CORRUPT of a stream: why, as the end of "the peer ...". "": nothing is wrong, or no
+ * TLS is there. */
 const char *aq_byte_stream_refusal(const struct aq_byte_stream *stream);
 /* Is the peer's certificate that of this rank? Also where there is no TLS. */
 bool aq_byte_stream_proves(const struct aq_byte_stream *stream, uint32_t rank);

@@ -428,7 +428,7 @@ static double sim_measure(struct aq_byte_stream *stream)
 
 static void sim_path(struct aq_byte_stream *stream, struct aq_path *out)
 {
-    *out = (struct aq_path){.round_trip_ns = 2 * ((struct sim_stream *)stream)->out->latency_ns};
+    *out = (struct aq_path){.round_trip_ns = 2 * ((struct sim_stream *)stream)->out->latency_ns, .steady = true};
 }
 
 static enum aq_status sim_congestion(struct aq_byte_stream *stream, const char *name)

@@ -151,6 +151,7 @@ struct aq_job_link {
     double rate_mbps; /* 10^6 bit/s each way; 0: as fast as it goes                                    */
     float rtt_ms;     /* round trip, where an edge does not say its own; 0: near                         */
     enum aq_link_entropy entropy;
+    uint32_t streams;                 /* connections of each link; 0: chosen                                      */
     const char *congestion;           /* of sockets: the kernel's name, or "auto"                                 */
     enum aq_transport_kind transport; /* of bodies, between GPUs                                                  */
     const char *host;       /* where workers listen that have no address of their own                        */

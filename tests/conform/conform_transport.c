@@ -2,7 +2,8 @@
  * conform_transport.c -- every transport of net/transport/transports.def, bare, under fault+, under tls+ and under
  * both, must carry a link in the same way.
  *
- * A new transport is one line there and is run here unasked. Each case runs for each address scheme, with both engines.
+ * A new transport is one line there and is run here unasked. Each case runs for each address scheme, with both engines,
+ * and over four connections a link.
  */
 #include "link_pair.h"
 
@@ -29,10 +30,12 @@ static const struct scheme SCHEMES[] = {
 enum { SCHEME_COUNT = sizeof SCHEMES / sizeof *SCHEMES };
 
 static struct aq_tls *identities[2]; /* of rank 0 and 1 */
+static uint32_t streams;
 
 static void begin(struct link_pair *pair)
 {
     pair_config(pair);
+    pair->config[0].streams = pair->config[1].streams = streams;
     memcpy(pair->tls, identities, sizeof identities);
 }
 
@@ -89,7 +92,9 @@ static void exchange_cut_by(const struct scheme *scheme, enum aq_link_entropy en
         pair.config[i].rate_mbps = 100; /* the largest go in parts */
     }
     pair_nets(&pair);
-    pair_listen(&pair, scheme->name, "seed=5&cut_every=150000");
+    char query[64]; /* as many cuts of the link, whatever the connections */
+    snprintf(query, sizeof query, "seed=5&cut_every=%u", 150000 / streams);
+    pair_listen(&pair, scheme->name, query);
     pair_meet(&pair, PAIR_PATIENCE);
     assert_int_equal(pair.accepted, AQ_OK);
     assert_int_equal(pair.connected, AQ_OK);
@@ -294,6 +299,14 @@ static bool engine_here(const struct aq_engine_ops *ops)
     return true;
 }
 
+static void run_schemes(void (*test)(const struct scheme *scheme), const char *how)
+{
+    for (int i = 0; i < SCHEME_COUNT; i++) {
+        print_message("  %s over %s, streams=%u\n", SCHEMES[i].name, how, streams);
+        test(&SCHEMES[i]);
+    }
+}
+
 static void run_all(void (*test)(const struct scheme *scheme))
 {
     static const struct aq_engine_ops *const ENGINES[] = {&aq_engine_uring, &aq_engine_poll};
@@ -303,12 +316,12 @@ static void run_all(void (*test)(const struct scheme *scheme))
             continue;
         }
         setenv("AQ_NET_ENGINE", ENGINES[e]->name, 1);
-        for (int i = 0; i < SCHEME_COUNT; i++) {
-            print_message("  %s over %s\n", SCHEMES[i].name, ENGINES[e]->name);
-            test(&SCHEMES[i]);
-        }
+        streams = 1;
+        run_schemes(test, ENGINES[e]->name);
     }
     unsetenv("AQ_NET_ENGINE");
+    streams = 4;
+    run_schemes(test, "the engine that is chosen");
 }
 
 #define CASE(name, function)                                                                                           \

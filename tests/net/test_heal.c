@@ -18,7 +18,7 @@
 
 #include "frame.h"
 
-enum { PROXY_PAIRS = 8, PROXY_BYTES = 1 << 16 };
+enum { PROXY_PAIRS = 32, PROXY_BYTES = 1 << 16 };
 enum proxy_order { PROXY_PASS, PROXY_HOLE, PROXY_CLOSED, PROXY_CALM /* as PASS, but without cuts */ };
 
 struct proxy_pair { /* two sockets, and what is between them in either direction */
@@ -204,11 +204,14 @@ static void swallow(const struct link_pair *pair, struct proxy *proxy)
     }
 }
 
+static uint32_t streams = 1; /* connections of a link: the program's argument */
+
 static void healing_config(struct link_pair *pair, double outage_seconds)
 {
     pair_config(pair);
     for (int i = 0; i < 2; i++) {
         pair->config[i].outage_ns_max = (uint64_t)(outage_seconds * 1e9);
+        pair->config[i].streams = streams;
         pair->config[i].heartbeat_ns = 50000000;
         pair->config[i].silence_ns_max = 0;
     }
@@ -577,8 +580,9 @@ static void quiet(int level, const char *line, void *context)
     if (getenv("AQ_SHOW")) print_message("%d %s\n", level, line);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc > 1) streams = (uint32_t)strtoul(argv[1], NULL, 10);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_proxy_cuts_hundreds_of_times_all_arrives_once),
         cmocka_unit_test(test_fault_cuts_at_seeded_places_all_arrives_once),

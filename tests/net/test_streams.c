@@ -1,11 +1,15 @@
 /*
- * test_streams.c -- how a link holds its own on a long and lossy way: congestion control of its sockets.
+ * test_streams.c -- how a link holds its own on a long and lossy way: congestion control of its sockets, and several
+ * connections as one (stripes.h), with peers that break their rules.
  */
-#include "link_pair.h"
+#include "raw_peer.h"
 
 #include "congestion.h"
+#include "handshake.h"
+#include "lanes.h"
+#include "link_state.h"
 #include "net_limits.h"
-#include "transport.h"
+#include "stripes.h"
 
 /* A pair of byte streams over loopback, without a link. */
 static void streams_open(struct aq_door *door, struct aq_byte_stream *ends[2])
@@ -75,11 +79,379 @@ static void test_congestion_that_the_kernel_has_not_is_refused_with_a_remedy(voi
     pair_close(&pair);
 }
 
+/* ---- stripes, over connections in memory ---- */
+
+enum { BUNDLE = 77, SAID = 100000 };
+
+static struct lane ends[2][LANES];
+static uint8_t said[SAID], heard[SAID];
+
+static void stripes_open(struct aq_byte_stream *stripes[2])
+{
+    lanes_open(ends);
+    for (size_t i = 0; i < SAID; i++)
+        said[i] = (uint8_t)(i * 7 + (i >> 8));
+    for (int i = 0; i < 2; i++) {
+        struct aq_byte_stream *parts[LANES];
+        for (int n = 0; n < LANES; n++)
+            parts[n] = &ends[i][n].stream;
+        assert_int_equal(aq_stripes_open(parts, LANES, BUNDLE, &stripes[i]), AQ_OK);
+    }
+}
+
+static void stripes_close(struct aq_byte_stream *stripes[2])
+{
+    aq_byte_stream_close(stripes[0]);
+    aq_byte_stream_close(stripes[1]);
+}
+
+static size_t say(struct aq_byte_stream *stream, size_t from, size_t to)
+{
+    size_t put = 0;
+    while (from < to) {
+        const struct iovec iov = {said + from, to - from};
+        if (stream->ops->write(stream, &iov, 1, &put) != AQ_OK) break;
+        from += put;
+    }
+    return from;
+}
+
+/* Reads to the end of what is there; the status says which end. */
+static enum aq_status hear(struct aq_byte_stream *stream, size_t *at)
+{
+    for (;;) {
+        size_t got;
+        const struct iovec iov = {heard + *at, SAID - *at};
+        const enum aq_status status = stream->ops->read(stream, &iov, *at < SAID, &got);
+        if (status != AQ_OK) return status;
+        *at += got;
+    }
+}
+
+/* A head into what end 1 reads of connection n; its bytes are zeros. */
+static void forge(int n, uint64_t number, uint32_t bytes, uint64_t bundle)
+{
+    struct lane *lane = &ends[1][n];
+    const struct aq_stripe stripe = {.number = number, .bytes = bytes};
+    aq_stripe_encode(&stripe, bundle, lane->bytes + lane->end);
+    lane->end += AQ_STRIPE_HEAD_BYTES;
+    memset(lane->bytes + lane->end, 0, bytes);
+    lane->end += bytes;
+}
+
+static void test_stripes_are_one_stream_and_end_as_one(void **state)
+{
+    struct aq_byte_stream *stripes[2];
+    struct aq_path path;
+    size_t at = 0;
+    (void)state;
+    stripes_open(stripes);
+    for (int n = 0; n < LANES; n++)
+        ends[0][n].piece = 1 + 997 * (size_t)n; /* each as slow as it likes */
+    assert_int_equal(say(stripes[0], 0, SAID), SAID);
+    assert_false(stripes[0]->unsent);
+    for (int n = 0; n < LANES; n++)
+        assert_true(ends[1][n].end > AQ_STRIPE_BYTES_MAX); /* all took their part */
+    stripes[0]->ops->shut(stripes[0]);
+    assert_int_equal(hear(stripes[1], &at), AQ_CLOSED);
+    assert_int_equal(at, SAID);
+    assert_memory_equal(heard, said, SAID);
+    assert_true(stripes[1]->ops->measure(stripes[1]) == 3 * LANES);
+    stripes[1]->ops->path(stripes[1], &path);
+    assert_int_equal(stripes[1]->ops->direct(stripes[1]), -1);
+    assert_int_equal(stripes[1]->ops->congestion(stripes[1], "nosuch"), AQ_NODEV);
+    assert_int_equal(stripes[1]->ops->congestion(stripes[1], "reno"), AQ_OK);
+    stripes_close(stripes);
+}
+
+static void test_stripes_pass_one_that_stands_still(void **state)
+{
+    struct aq_byte_stream *stripes[2];
+    struct aq_byte_stream_wait wait;
+    size_t at = 0;
+    (void)state;
+    stripes_open(stripes);
+    ends[0][1].room = 100; /* it takes the beginning of one stripe, and no more */
+    assert_int_equal(say(stripes[0], 0, SAID), SAID);
+    assert_true(stripes[0]->unsent);
+    assert_int_equal(hear(stripes[1], &at), AQ_AGAIN);
+    assert_true(at >= AQ_STRIPE_BYTES_MAX && at < 2 * AQ_STRIPE_BYTES_MAX); /* what is due is what it holds back */
+    stripes[0]->ops->wait(stripes[0], true, &wait);
+    ends[0][1].room = LANE_BYTES;
+    assert_int_equal(say(stripes[0], SAID, SAID), SAID);
+    size_t put;
+    assert_int_equal(stripes[0]->ops->write(stripes[0], NULL, 0, &put), AQ_OK); /* of nothing: what it had taken */
+    assert_false(stripes[0]->unsent);
+    assert_int_equal(hear(stripes[1], &at), AQ_AGAIN);
+    assert_int_equal(at, SAID);
+    assert_memory_equal(heard, said, SAID);
+    stripes_close(stripes);
+}
+
+static void test_stripes_keep_a_pace_together(void **state)
+{
+    struct aq_byte_stream *stripes[2];
+    struct aq_byte_stream_wait wait;
+    (void)state;
+    stripes_open(stripes);
+    assert_int_equal(stripes[0]->ops->pace(stripes[0], 8), AQ_OK); /* a byte a microsecond */
+    const uint64_t begin_ns = aq_clock_ns();
+    const size_t burst = say(stripes[0], 0, SAID);
+    const uint64_t passed_ns = aq_clock_ns() - begin_ns;
+    assert_true(burst >= AQ_STRIPES_AHEAD_NS / 1000);
+    assert_true(burst <= AQ_STRIPES_AHEAD_NS / 1000 + passed_ns / 1000 + 2 * AQ_STRIPE_BYTES_MAX);
+    stripes[0]->ops->wait(stripes[0], true, &wait);
+    assert_true(wait.wake_ns > begin_ns && wait.wake_ns < begin_ns + UINT64_C(1000) * SAID);
+    assert_true(say(stripes[0], burst, SAID) < SAID || aq_clock_ns() - begin_ns > UINT64_C(900) * SAID);
+    stripes_close(stripes);
+}
+
+/* One connection that ends without its word is lost, and the stream with it, however whole the others are. */
+static void test_stripes_lost_connection_loses_the_stream(void **state)
+{
+    struct aq_byte_stream *stripes[2];
+    size_t at = 0;
+    (void)state;
+    stripes_open(stripes);
+    assert_int_equal(say(stripes[0], 0, 1000), 1000);
+    ends[1][2].ended = true;
+    assert_int_equal(hear(stripes[1], &at), AQ_CLOSED);
+    stripes_close(stripes);
+    at = 0;
+    stripes_open(stripes);
+    ends[1][3].lost = true;
+    assert_int_equal(hear(stripes[1], &at), AQ_IO);
+    ends[0][0].lost = true;
+    assert_true(say(stripes[0], 0, 1000) < 1000);
+    stripes_close(stripes);
+}
+
+static void refuses(struct aq_byte_stream *stripes[2], enum aq_status status, const char *text)
+{
+    size_t at = 0;
+    assert_int_equal(hear(stripes[1], &at), status);
+    assert_non_null(strstr(aq_byte_stream_refusal(stripes[1]), text));
+    stripes_close(stripes);
+}
+
+static void test_stripes_against_the_rules_are_refused_by_name(void **state)
+{
+    struct aq_byte_stream *stripes[2];
+    (void)state;
+    stripes_open(stripes);
+    forge(0, 0, 10, BUNDLE + 1);
+    refuses(stripes, AQ_CORRUPT, "arrived broken");
+    stripes_open(stripes);
+    forge(0, 0, AQ_STRIPE_BYTES_MAX + 1, BUNDLE);
+    refuses(stripes, AQ_PROTO, "sent a stripe of 14321 bytes; the limit is 14320");
+    stripes_open(stripes);
+    forge(0, 0, AQ_STRIPE_BYTES_MAX, BUNDLE);
+    forge(1, 1, 5, BUNDLE);
+    forge(2, 1, 5, BUNDLE);
+    refuses(stripes, AQ_PROTO, "sent stripe 1 again; 2 is due");
+    stripes_open(stripes);
+    for (int n = 0; n < LANES; n++)
+        forge(n, 1 + (uint64_t)n, 5, BUNDLE);
+    refuses(stripes, AQ_PROTO, "left out stripe 0");
+    stripes_open(stripes);
+    for (int n = 0; n < LANES; n++)
+        forge(n, n == 3 ? 1 : 0, 0, BUNDLE); /* ends that differ */
+    refuses(stripes, AQ_PROTO, "left out stripe 0");
+}
+
+/* ---- the handshake of several ---- */
+
+static void accept_run(void *context)
+{
+    struct link_pair *pair = context;
+    pair->accepted = aq_link_accept(pair->listener, &pair->config[0], PAIR_SECONDS(PAIR_PATIENCE), &pair->link[0]);
+}
+
+static struct raw other_of(const struct raw *first, const struct aq_hello *answer, uint32_t stream)
+{
+    struct raw other = *first;
+    other.fd = -1;
+    other.hello.session = answer->session;
+    other.hello.streams = answer->streams;
+    other.hello.bundle = answer->bundle;
+    other.hello.stream = stream;
+    return other;
+}
+
+/* Closed without a word. */
+static void sent_away(struct raw *raw)
+{
+    struct aq_header header;
+    raw->sequence = raw->received = 0;
+    assert_false(raw_read(raw, &header, NULL));
+    close(raw->fd);
+}
+
+static void twist(struct raw *raw, int how)
+{
+    if (how == 0) raw->hello.bundle ^= 2;
+    if (how == 1) raw->hello.rank++;
+    if (how == 2) raw->hello.plan_hash++;
+    if (how == 3) raw->hello.edge++;
+    if (how == 4) raw->hello.streams++;
+}
+
+/* Whoever is wrong by one thing is let go; those who fit make the link, in any order, and it carries. */
+static void test_streams_that_do_not_fit_are_let_go(void **state)
+{
+    struct link_pair pair = {0};
+    struct aq_thread *thread;
+    struct aq_hello answer;
+    (void)state;
+    pair_config(&pair);
+    pair.config[0].streams = 3;
+    pair.config[0].outage_ns_max = pair.config[1].outage_ns_max = UINT64_C(1000000000);
+    pair_nets(&pair);
+    pair_listen(&pair, "tcp", "");
+    assert_int_equal(aq_thread_open("accept", accept_run, &pair, &thread), AQ_OK);
+    struct raw first = raw_peer(&pair);
+    first.hello.features |= AQ_FEATURE_STREAMS;
+    first.hello.streams = 4;
+    raw_greet(&first, pair.address, false);
+    assert_int_equal(raw_answer(&first, &answer), AQ_OK);
+    assert_int_equal(answer.streams, 4); /* the larger of both wishes */
+    assert_true(answer.bundle != 0 && (answer.features & AQ_FEATURE_STREAMS));
+    struct raw others[4];
+    for (uint32_t n = 3; n > 0; n--) {
+        for (int how = 0; how < 5; how++) {
+            struct raw wrong = other_of(&first, &answer, n);
+            twist(&wrong, how);
+            raw_greet(&wrong, pair.address, false);
+            sent_away(&wrong);
+        }
+        if (n == 2) raw_confirm(&first);
+        others[n] = other_of(&first, &answer, n);
+        if (n == 1) { /* a second one of a number that is there, before the last makes the link */
+            struct raw twice = other_of(&first, &answer, 3);
+            raw_greet(&twice, pair.address, false);
+            sent_away(&twice);
+        }
+        raw_greet(&others[n], pair.address, false);
+    }
+    aq_thread_close(thread);
+    assert_int_equal(pair.accepted, AQ_OK);
+    assert_int_equal(pair.link[0]->direct, -1);
+    const struct aq_frame frame = {.kind = AQ_FRAME_CONTROL, .step = 5};
+    assert_int_equal(aq_link_send(pair.link[0], &frame, 1), AQ_OK);
+    uint8_t head[AQ_STRIPE_HEAD_BYTES];
+    struct aq_stripe stripe;
+    assert_true(raw_take(&first, head, sizeof head)); /* the first stripe goes over the first stream */
+    assert_int_equal(aq_stripe_decode(head, answer.bundle, &stripe, first.text), AQ_OK);
+    assert_true(stripe.number == 0 && stripe.bytes == AQ_FRAME_HEADER_BYTES);
+    close(first.fd);
+    for (int n = 1; n < 4; n++)
+        close(others[n].fd);
+    pair_close(&pair);
+}
+
+/* A stripe against the rules ends the link for good: no healing, and the reason is said at both ends. */
+static void test_stripe_against_the_rules_ends_the_link(void **state)
+{
+    struct link_pair pair = {0};
+    struct aq_thread *thread;
+    struct aq_hello answer;
+    uint8_t head[AQ_STRIPE_HEAD_BYTES];
+    (void)state;
+    pair_config(&pair);
+    pair.config[0].streams = 2;
+    pair.config[0].outage_ns_max = pair.config[1].outage_ns_max = UINT64_C(60000000000);
+    pair_nets(&pair);
+    pair_listen(&pair, "tcp", "");
+    assert_int_equal(aq_thread_open("accept", accept_run, &pair, &thread), AQ_OK);
+    struct raw first = raw_peer(&pair);
+    first.hello.features |= AQ_FEATURE_STREAMS;
+    first.hello.streams = 1;
+    raw_greet(&first, pair.address, true);
+    assert_int_equal(raw_answer(&first, &answer), AQ_OK);
+    assert_int_equal(answer.streams, 2);
+    struct raw other = other_of(&first, &answer, 1);
+    raw_greet(&other, pair.address, false);
+    aq_thread_close(thread);
+    assert_int_equal(pair.accepted, AQ_OK);
+    const struct aq_stripe stripe = {.number = 7, .bytes = 20};
+    aq_stripe_encode(&stripe, answer.bundle, head);
+    raw_bytes(&first, head, sizeof head);
+    raw_bytes(&other, head, sizeof head);
+    const struct aq_link_event event = pair_event_of(&pair, 0, AQ_LINK_CLOSED, PAIR_PATIENCE);
+    assert_int_equal(event.status, AQ_PROTO);
+    assert_non_null(strstr(event.text, "left out stripe 0"));
+    close(first.fd);
+    close(other.fd);
+    pair_close(&pair);
+}
+
+static uint32_t streams_between(uint32_t there, uint32_t here)
+{
+    struct link_pair pair = {0};
+    pair_config(&pair);
+    pair.config[0].streams = here;
+    pair.config[1].streams = there;
+    pair_open(&pair, "tcp", "");
+    pair_exchange(&pair, 8, PAIR_PATIENCE);
+    const struct aq_hello *hello = &pair.link[1]->peer; /* the listener's answer */
+    const uint32_t streams = hello->features & AQ_FEATURE_STREAMS ? hello->streams : 1;
+    assert_int_equal(pair.link[1]->direct == -1, streams > 1);
+    assert_int_equal(pair.link[0]->direct == -1, streams > 1);
+    pair_close(&pair);
+    return streams;
+}
+
+static void test_number_of_streams_is_the_larger_wish_or_one(void **state)
+{
+    (void)state;
+    assert_int_equal(streams_between(0, 0), 1); /* near: as it always was */
+    assert_int_equal(streams_between(3, 3), 3);
+    assert_int_equal(streams_between(2, 16), 16);
+    assert_int_equal(streams_between(5, 0), 5);
+    assert_int_equal(streams_between(0, 5), 1); /* the connector is near, and does not ask */
+    assert_int_equal(streams_between(1, 4), 1);
+    assert_int_equal(streams_between(4, 1), 1);
+}
+
+static void test_streams_asked_for_go_by_rate_and_round_trip(void **state)
+{
+    struct aq_link_config config;
+    struct lane lane = {0};
+    static const struct {
+        double rate_mbps;
+        uint64_t round_trip_ns;
+        bool steady;
+        uint32_t streams; /* 0: no word of them */
+    } ways[] = {{100, 200000, false, 0},    {100, 80000000, true, 1}, {100, 80000000, false, 16},
+                {10, 200000000, false, 11}, {10, 20000000, false, 2}, {0, 10000000, false, 11},
+                {1, 5000000, false, 1},     {100, 4999999, false, 0}};
+    (void)state;
+    aq_link_config_default(&config);
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        struct aq_hello hello = {0};
+        lane.stream.ops = &LANE_OPS;
+        lane.path = (struct aq_path){.round_trip_ns = ways[i].round_trip_ns, .steady = ways[i].steady};
+        config.rate_mbps = ways[i].rate_mbps;
+        aq_streams_ask(&config, &lane.stream, &hello);
+        assert_int_equal(hello.streams, ways[i].streams);
+        assert_int_equal(!!(hello.features & AQ_FEATURE_STREAMS), ways[i].streams > 0);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_congestion_of_a_name_is_the_sockets),
         cmocka_unit_test(test_congestion_that_the_kernel_has_not_is_refused_with_a_remedy),
+        cmocka_unit_test(test_stripes_are_one_stream_and_end_as_one),
+        cmocka_unit_test(test_stripes_pass_one_that_stands_still),
+        cmocka_unit_test(test_stripes_keep_a_pace_together),
+        cmocka_unit_test(test_stripes_lost_connection_loses_the_stream),
+        cmocka_unit_test(test_stripes_against_the_rules_are_refused_by_name),
+        cmocka_unit_test(test_streams_that_do_not_fit_are_let_go),
+        cmocka_unit_test(test_stripe_against_the_rules_ends_the_link),
+        cmocka_unit_test(test_number_of_streams_is_the_larger_wish_or_one),
+        cmocka_unit_test(test_streams_asked_for_go_by_rate_and_round_trip),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -84,7 +84,9 @@ struct aq_link_config {
     /* Congestion control of my sockets by the kernel's name ("cubic"); "auto": bbr to peers that are far, where this
      * process may have it; "": the kernel's default. AQ_INVAL of accept and connect where it may not. */
     char congestion[AQ_LINK_CONGESTION_BYTES];
-    uint64_t heartbeat_ns;   /* silent for so long: send a PING; 0: none                  */
+    uint32_t streams;      /* connections, 1 to 16; 0: one to near peers and under BBR, else by rate and round trip. The
+                       * larger number of both ends; one where either wants one */
+    uint64_t heartbeat_ns; /* silent for so long: send a PING; 0: none                  */
     uint64_t silence_ns_max; /* nothing received for so long: the link is dead; 0: never  */
     enum aq_link_entropy entropy;
     uint64_t outage_ns_max; /* a lost connection is made again within this; 0: it ends the link. Both ends must heal */

@@ -1,0 +1,26 @@
+/*
+ * stripes.h -- several connections as one stream of bytes: one lost packet slows its own connection, not the link.
+ *
+ * What is written is cut into stripes, numbered in order; each goes to the next connection that has room, behind a head
+ * of 16 bytes (docs/FRAME.md, "Several streams"). The reader knows the head that each connection is at, takes the one
+ * that is due and leaves the others where they are, in the kernel: nothing is sorted, kept or allocated here. To the
+ * link it is one stream, in order: frames, credits, digests and healing are as over one connection. When one connection
+ * is lost the stream is lost, and the link makes all of them again.
+ *
+ * What write has taken may still lie here (stream.unsent): it goes out with the next write, also one of nothing.
+ * Nothing from the peer but heads is looked at: a head that is broken, a number that came before, a gap between all
+ * numbers at hand, and an end that is not the end of all are AQ_CORRUPT or AQ_PROTO (aq_byte_stream_refusal says why).
+ * Locking: as any stream.
+ */
+#ifndef NET_STRIPES_H
+#define NET_STRIPES_H
+
+#include "frame.h"
+#include "transport.h"
+
+/* parts[0 .. count) that stand, in the order of their numbers; bundle: of their handshake, it seeds the digests of
+ * heads. Takes the parts, also on failure. AQ_NOMEM, AQ_IO (no descriptors left); logged. */
+enum aq_status aq_stripes_open(struct aq_byte_stream *const *parts, uint32_t count, uint64_t bundle,
+                               struct aq_byte_stream **out);
+
+#endif
