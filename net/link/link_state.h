@@ -85,6 +85,7 @@ struct aq_link {
     size_t memory_bytes;
     struct aq_link *next; /* the caller's list of all links of the net */
     struct aq_heal *heal; /* NULL: a lost connection ends the link     */
+    uint64_t path_ns;
 
     /* The caller's. */
     uint32_t *entry_free;

@@ -19,7 +19,8 @@ enum {
     FIELDS_MAX = 64,        /* of a line: 38 in the longest, that of a step with replicas that chose a codec */
     FIELD_NAME_MAX = 32,    /* longest: reduce_pack_seconds                                                 */
     FIELD_TEXT_MAX = 64,    /* longest: the name of a gradient codec                                        */
-    ADDRESS_CHARS_MAX = 255 /* a name of 253 characters at most would not fit with its port: none does      */
+    ADDRESS_CHARS_MAX = 255, /* a name of 253 characters at most would not fit with its port: none does      */
+    RTT_MS_MAX = 3600000     /* a round trip of an hour: none stands so long                                */
 };
 static const double exact_max = 9007199254740992.0; /* 2^53: a count in a double is exact below */
 
@@ -102,6 +103,8 @@ static bool check_ready(struct launcher *launcher, uint32_t rank, const json_t *
 {
     const char *device = aq_control_text_or(message, "device", "");
     if (strlen(device) > 4 * FIELD_TEXT_MAX) return refuse(launcher, rank, "is ready on a device without a name");
+    const double rtt_ms = aq_control_number_or(message, "rtt_ms", 0);
+    if (!(rtt_ms >= 0 && rtt_ms <= RTT_MS_MAX)) return refuse(launcher, rank, "is ready at no distance");
     return true;
 }
 

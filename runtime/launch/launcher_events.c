@@ -1,5 +1,6 @@
 /* launcher_events.c -- what daemons and workers report, and what follows from it. */
 #include <errno.h>
+#include <math.h>
 #include <signal.h>
 #include <string.h>
 #include <unistd.h>
@@ -62,7 +63,13 @@ static void on_ready(struct launcher *launcher, uint32_t rank, const json_t *mes
     const char *device = aq_control_text_or(message, "device", NULL);
     if (device)
         aq_progress_say(launcher->launch->progress, "rank %u, whose device is auto, is on %.200s", rank, device);
+    launcher->rtt_ms = fmax(launcher->rtt_ms, aq_control_number_or(message, "rtt_ms", 0));
     if (++launcher->ready < launcher->ranks || launcher->aborting) return;
+    if (launcher->rtt_ms > 0)
+        aq_progress_say(launcher->launch->progress,
+                        "stages are up to %.0f ms of round trip apart, and the plan takes them for nearer: say "
+                        "link.rtt_ms: %.0f, and schedule and windows follow (aqpipe plan)",
+                        launcher->rtt_ms, launcher->rtt_ms);
     launcher->gone = true;
     aq_metrics_go(launcher->launch->metrics);
     aq_watch_go(&launcher->watch);

@@ -66,6 +66,7 @@ struct launcher {
     uint64_t ready_deadline_ns;
     uint64_t last_step;  /* after which the ranks say that they stop; 0: the plan's */
     double read_seconds; /* of the slowest stage's checkpoint */
+    double rtt_ms;       /* the longest round trip of which the plan does not know; 0: none */
     uint64_t mark_bytes; /* of metrics.jsonl, at the newest complete checkpoint */
     json_t *hashes;      /* of complete checkpoints, by step; NULL: none */
     struct aq_watch watch;

@@ -243,6 +243,9 @@ enum aq_status aq_worker_await(struct aq_worker *worker, const char *op, uint64_
 /* worker_links.c: who we are under TLS, the loop, and a link to each neighbour. */
 enum aq_status aq_worker_links_open(struct aq_worker *worker);
 
+/* worker_links.c: the round trip to the next stage, where it is far and the plan does not know of so much; else 0. */
+double aq_worker_distance_ms(const struct aq_worker *worker);
+
 /* worker_group.c: the group, over links that stand. With one replica nothing. */
 enum aq_status aq_worker_group_open(struct aq_worker *worker);
 

@@ -17,7 +17,9 @@
 enum {
     CONTROL_FRAMES = 8,  /* frames without a body beside the send buffers: norms, a request that is due */
     START_SECONDS = 600, /* other stages may be loading                                             */
-    ADDRESS_BYTES = 256
+    ADDRESS_BYTES = 256,
+    FAR_MS = 5, /* a round trip from which on a plan had better know of it */
+    FARTHER = 2 /* and so many times what it knows                         */
 };
 
 /* Where neighbours listen, as far as the launcher has told. */
@@ -143,6 +145,15 @@ static enum aq_status join(struct aq_worker *w, struct aq_listener *listener, st
         }
     }
     return AQ_OK;
+}
+
+double aq_worker_distance_ms(const struct aq_worker *w)
+{
+    struct aq_link_stats stats;
+    if (!w->pipeline.link_out) return 0;
+    aq_link_stats(w->pipeline.link_out, &stats);
+    const double rtt_ms = (double)stats.path_ns * 1e-6, known_ms = (double)w->job->edges[w->position].rtt_ms;
+    return rtt_ms < FAR_MS || rtt_ms < FARTHER * known_ms ? 0 : rtt_ms;
 }
 
 enum aq_status aq_worker_links_open(struct aq_worker *w)

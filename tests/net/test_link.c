@@ -550,6 +550,7 @@ static bool lives_by_heartbeats(void)
     struct aq_link_event event;
     const bool alive = aq_link_poll(pair.link[0], &event) == AQ_AGAIN;
     aq_link_stats(pair.link[0], &stats);
+    assert_int_equal(stats.path_ns, 8000000);
     if (alive) assert_true(stats.round_trip_ns >= 8000000);
     pair_close(&pair);
     return alive && stats.round_trip_ns < 200000000;

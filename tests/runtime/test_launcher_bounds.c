@@ -212,6 +212,8 @@ static void test_lines_out_of_place_are_refused(void **state)
         {0, 0, "{\"event\":\"listening\",\"peer\":1}", "stage 0", "listens at no address"},
         {0, 0, "{\"event\":\"listening\",\"address\":\"a\\u001b[2J:1\",\"peer\":1}", "stage 0", "no address"},
         {0, 0, "{\"event\":\"listening\",\"address\":\"\\n\",\"peer\":1}", "stage 0", "no address"},
+        {0, 0, "{\"event\":\"ready\",\"rtt_ms\":-1}", "stage 0", "is ready at no distance"},
+        {0, 0, "{\"event\":\"ready\",\"rtt_ms\":1e300}", "stage 0", "is ready at no distance"},
         {0, 0, "{\"event\":\"dance\"}", "stage 0", "says 'dance', which is nothing that a worker says"},
         {0, 0, "{\"event\":\"\"}", "stage 0", "nothing that a worker says"},
         {0, 0, "{\"op\":\"abort\"}", "stage 0", "nothing that a worker says"},

@@ -210,6 +210,7 @@ struct aq_link_stats {
     uint64_t credit_wait_ns; /* time with a frame at the head of the queue and no credit        */
     uint64_t receive_ns;     /* time in the midst of a frame with a body that is coming in      */
     uint64_t round_trip_ns;  /* of the last PING                                                */
+    uint64_t path_ns;        /* round trip of the first connection, as its transport knew it; 0: it did not */
     uint64_t heals;          /* how often the connection was made again                         */
     uint64_t outage_ns;      /* time without a connection, of outages that were healed          */
 };
