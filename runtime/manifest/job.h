@@ -71,7 +71,7 @@ struct aq_job_model {
 
 struct aq_job_data {
     const char *kind;           /* a row of datasets.def: "text"                                           */
-    const char *tokenizer;      /* "bytes" or "gpt2"                                                       */
+    const char *tokenizer;      /* a row of tokenizers.def                                                 */
     const char *tokenizer_path; /* folder, or NULL                                                         */
     const char *const *train;   /* text files in order                                                     */
     uint32_t train_count;

@@ -16,7 +16,11 @@ enum { NUMBER_BYTES = 48 };
 
 static const struct aq_key_name precision_names[] = {
     {"fp32", AQ_STAGE_FP32}, {"tf32", AQ_STAGE_TF32}, {"bf16", AQ_STAGE_BF16}, {"fp16", AQ_STAGE_FP16}, {NULL, 0}};
-static const struct aq_key_name tokenizer_names[] = {{"bytes", 0}, {"gpt2", 1}, {NULL, 0}};
+static const struct aq_key_name tokenizer_names[] = {
+#define AQ_TOKENIZER(name) {#name, 0},
+#include "stages/tokenizers.def"
+#undef AQ_TOKENIZER
+    {NULL, 0}};
 static const struct aq_key_name dataset_names[] = {
 #define AQ_DATASET(name) {#name, 0},
 #include "stages/datasets.def"

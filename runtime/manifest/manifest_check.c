@@ -10,7 +10,7 @@
 #include "security.h"
 #include "stages/dataset.h"
 
-enum { KEY_BYTES = 96, HOSTS_BYTES = 256, LAYERS_BYTES = 48, VOCABULARY_BYTES = 256, TEXT_BYTES = 160 };
+enum { KEY_BYTES = 96, HOSTS_BYTES = 256, LAYERS_BYTES = 48, VOCABULARY_ANY = 256, TEXT_BYTES = 160 };
 
 static void check_model(struct aq_manifest *manifest)
 {
@@ -29,10 +29,10 @@ static void check_model(struct aq_manifest *manifest)
     bool tokenized = false; /* other data has no use for a tokenizer */
     for (uint32_t i = 0; i < count; i++)
         tokenized = tokenized || strcmp(fields[i].name, "tokens") == 0;
-    if (tokenized && strcmp(job->data.tokenizer, "bytes") == 0 && model->vocabulary &&
-        model->vocabulary < VOCABULARY_BYTES)
-        aq_manifest_error(manifest, "model.vocabulary", "%u is less than the 256 tokens of the tokenizer bytes",
-                          model->vocabulary);
+    const struct aq_tokenizer_about *tokenizer = aq_tokenizer_about(job->data.tokenizer);
+    if (tokenized && model->vocabulary && model->vocabulary < tokenizer->tokens)
+        aq_manifest_error(manifest, "model.vocabulary", "%u is less than the %u tokens of the tokenizer %s",
+                          model->vocabulary, tokenizer->tokens, tokenizer->name);
 }
 
 /* What the model itself refuses; the vocabulary may not be known yet. False: its layers cannot be counted. */
@@ -43,7 +43,7 @@ static bool check_kind(struct aq_manifest *manifest)
         aq_manifest_error(manifest, "model.kind", "is empty");
         return false;
     }
-    if (model.vocabulary == 0) model.vocabulary = VOCABULARY_BYTES;
+    if (model.vocabulary == 0) model.vocabulary = VOCABULARY_ANY;
     if (aq_model_config_check(&model) == AQ_OK) {
         const struct aq_job *job = &manifest->job;
         struct aq_field fields[AQ_BATCH_FIELDS_MAX];
@@ -64,9 +64,10 @@ static void check_data(struct aq_manifest *manifest)
     const struct aq_yaml_node file = {.source = job->source};
     if (job->data.train_count == 0)
         aq_yaml_error(&manifest->errors, &file, "data.train: is missing; name a file to train on");
-    if (strcmp(job->data.tokenizer, "gpt2") == 0 && !job->data.tokenizer_path)
-        aq_manifest_error(manifest, "data.tokenizer",
-                          "gpt2 needs data.tokenizer_path: a folder with vocab.json and merges.txt");
+    const struct aq_tokenizer_about *tokenizer = aq_tokenizer_about(job->data.tokenizer);
+    if (tokenizer->files && !job->data.tokenizer_path)
+        aq_manifest_error(manifest, "data.tokenizer", "%s needs data.tokenizer_path: a folder with %s", tokenizer->name,
+                          tokenizer->files);
 }
 
 static void check_train(struct aq_manifest *manifest)

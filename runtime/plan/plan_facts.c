@@ -88,7 +88,7 @@ enum aq_status aq_plan_facts(const struct aq_job *job, struct aq_job_facts *out)
 {
     struct aq_job_facts facts = {0};
     uint32_t outputs;
-    if (job->data.tokenizer_path && strcmp(job->data.tokenizer, "bytes") != 0)
+    if (job->data.tokenizer_path && aq_tokenizer_about(job->data.tokenizer)->files)
         AQ_TRY(readable(job, "data.tokenizer_path", job->data.tokenizer_path));
     AQ_TRY(dataset_facts(job, false, &facts.train_samples, &facts.train_digest, &facts.vocabulary));
     if (job->data.heldout_count)

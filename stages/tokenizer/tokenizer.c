@@ -7,7 +7,7 @@
 
 static const struct aq_tokenizer_kind *const kinds[] = {
 #define AQ_TOKENIZER(name) &aq_tokenizer_##name,
-#include "tokenizers.def"
+#include "stages/tokenizers.def"
 #undef AQ_TOKENIZER
 };
 
@@ -33,17 +33,22 @@ enum aq_status aq_token_list_reserve(struct aq_token_list *list, size_t more)
 const struct aq_tokenizer_kind *aq_tokenizer_kind_find(const char *name)
 {
     for (size_t i = 0; i < KIND_COUNT; i++) {
-        if (name && strcmp(kinds[i]->name, name) == 0) return kinds[i];
+        if (name && strcmp(kinds[i]->about.name, name) == 0) return kinds[i];
     }
     return NULL;
+}
+
+const struct aq_tokenizer_about *aq_tokenizer_about(const char *kind)
+{
+    const struct aq_tokenizer_kind *found = aq_tokenizer_kind_find(kind);
+    return found ? &found->about : NULL;
 }
 
 enum aq_status aq_tokenizer_open(const char *kind, const char *path, struct aq_tokenizer **out)
 {
     const struct aq_tokenizer_kind *found = aq_tokenizer_kind_find(kind);
     if (!found)
-        return aq_fail(AQ_INVAL, "tokenizer", "there is no tokenizer \"%s\"; known are bytes and gpt2",
-                       kind ? kind : "(none)");
+        return aq_fail(AQ_INVAL, "tokenizer", "there is no tokenizer \"%s\"", kind ? kind : "(none)");
     void *memory;
     AQ_TRY(aq_alloc(sizeof(struct aq_tokenizer), &memory));
     struct aq_tokenizer *tokenizer = memory;

@@ -18,7 +18,7 @@ struct aq_token_list {
 enum aq_status aq_token_list_reserve(struct aq_token_list *list, size_t more);
 
 struct aq_tokenizer_kind {
-    const char *name;
+    struct aq_tokenizer_about about;
     /* Fills vocabulary, end_of_text and state. On failure nothing is held. */
     enum aq_status (*open)(struct aq_tokenizer *tokenizer, const char *path);
     void (*close)(struct aq_tokenizer *tokenizer);
@@ -46,7 +46,7 @@ struct aq_tokenizer {
 };
 
 #define AQ_TOKENIZER(name) extern const struct aq_tokenizer_kind aq_tokenizer_##name;
-#include "tokenizers.def"
+#include "stages/tokenizers.def"
 #undef AQ_TOKENIZER
 
 #endif

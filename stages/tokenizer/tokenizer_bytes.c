@@ -37,7 +37,7 @@ static const uint8_t *bytes_token(const struct aq_tokenizer *tokenizer, uint32_t
 }
 
 const struct aq_tokenizer_kind aq_tokenizer_bytes = {
-    .name = "bytes",
+    .about = {.name = "bytes", .tokens = 256},
     .open = bytes_open,
     .close = bytes_close,
     .encode = bytes_encode,

@@ -158,7 +158,7 @@ static const uint8_t *gpt2_token(const struct aq_tokenizer *tokenizer, uint32_t 
 }
 
 const struct aq_tokenizer_kind aq_tokenizer_gpt2 = {
-    .name = "gpt2",
+    .about = {.name = "gpt2", .files = "vocab.json and merges.txt"},
     .open = gpt2_open,
     .close = gpt2_close,
     .encode = gpt2_encode,

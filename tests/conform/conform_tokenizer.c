@@ -17,7 +17,7 @@
 
 static const char *const names[] = {
 #define AQ_TOKENIZER(name) #name,
-#include "tokenizers.def"
+#include "stages/tokenizers.def"
 #undef AQ_TOKENIZER
 };
 

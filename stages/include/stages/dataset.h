@@ -29,10 +29,15 @@ extern "C" {
 
 struct aq_tokenizer; /* opaque */
 
-/*
- * kind "bytes": 256 tokens, a byte each. kind "gpt2": byte-level BPE; path is the folder with vocab.json (or
- * encoder.json) and merges.txt (or vocab.bpe). AQ_INVAL: kind. AQ_NOTFOUND, AQ_CORRUPT: file and line.
- */
+/* What is to be known of a kind of tokenizers (a row of tokenizers.def) before one is opened; NULL: there is none. */
+struct aq_tokenizer_about {
+    const char *name;
+    const char *files; /* "vocab.json and merges.txt": what the folder at its path has; NULL: it wants no path */
+    uint32_t tokens;   /* its vocabulary; 0: its files say                                                      */
+};
+const struct aq_tokenizer_about *aq_tokenizer_about(const char *kind);
+
+/* path: the folder with its files. AQ_INVAL: kind. AQ_NOTFOUND, AQ_CORRUPT: file and line. */
 enum aq_status aq_tokenizer_open(const char *kind, const char *path, struct aq_tokenizer **out);
 void aq_tokenizer_close(struct aq_tokenizer *tokenizer); /* NULL is fine */
 uint32_t aq_tokenizer_vocabulary(const struct aq_tokenizer *tokenizer);

@@ -73,7 +73,7 @@ enum { AQ_MODEL_OWN_MAX = 8 };
 
 /* A model reads the fields that its keys name (aq_model_keys). */
 struct aq_model_config {
-    const char *kind;   /* a row of models.def: "gpt2"                                        */
+    const char *kind;   /* a row of models.def                                                */
     uint32_t blocks;    /* L                                                                  */
     uint32_t heads;     /* H, divides C                                                       */
     uint32_t channels;  /* C                                                                  */
@@ -117,7 +117,7 @@ bool aq_model_problem(const struct aq_model_config *model, uint32_t T, uint32_t 
 /* The name of the task that a model of that kind learns unless told otherwise; NULL: an unknown kind. */
 const char *aq_model_task(const char *kind);
 
-/* GPT-2 124M for "gpt2": 12 blocks of 768 channels, no dropout, tied. An unknown kind gives zeroes. */
+/* As its keys' fallbacks are. An unknown kind gives zeroes. */
 void aq_model_config_default(struct aq_model_config *out, const char *kind);
 
 /*
@@ -130,7 +130,7 @@ bool aq_model_fits(const struct aq_model_config *model, uint32_t T, const char *
 /* AQ_INVAL with a text that names the field. */
 enum aq_status aq_model_config_check(const struct aq_model_config *model);
 
-/* How many layers: blocks + 2 for gpt2; 0 for an unknown kind. */
+/* How many layers; 0 for an unknown kind. */
 uint32_t aq_model_layers(const struct aq_model_config *model);
 
 /* "embedding", "block 3", "head": for plan and errors. */
@@ -142,7 +142,7 @@ struct aq_cut_shape {
 };
 
 /*
- * The shape at the cut behind layer layer_end - 1, of samples of `tokens` tokens: (T, C) for gpt2, wherever it is cut.
+ * The shape at the cut behind layer layer_end - 1, of samples of `tokens` tokens: the model says it.
  * AQ_INVAL: an unknown kind, or no cut between two layers.
  */
 enum aq_status aq_model_cut(const struct aq_model_config *model, uint32_t layer_end, uint32_t tokens,
