@@ -1,8 +1,10 @@
 /*
- * fuzz_dataset.c -- any bytes as text data: cut into words and tokens and back, and into samples.
+ * fuzz_dataset.c -- any bytes as the files of a data set: texts, cut into words and tokens and back, and into samples;
+ * lines of JSON; CIFAR-10's records.
  *
- * Byte 0: T; byte 1: blocks left out; byte 2: the most blocks taken; byte 3: end-of-text tokens; then the texts, with
- * ff between them (which is no UTF-8 and stands for nothing in a text).
+ * Byte 0: T; byte 1: samples left out; byte 2: the most that are taken; byte 3: end-of-text tokens (1), lines of JSON
+ * (2), records (4), zeros behind them up to a whole one (8); then the files, with ff between them (which is no UTF-8
+ * and stands for nothing in a text).
  */
 #include <stdio.h>
 #include <string.h>
@@ -11,7 +13,7 @@
 #include "fuzz.h"
 #include "stages/dataset.h"
 
-enum { FILES_MAX = 3, TOKENS_MAX = 256, BYTES_MAX = 1 << 16 };
+enum { FILES_MAX = 3, TOKENS_MAX = 256, BYTES_MAX = 1 << 16, RECORD_BYTES = 3073, PIXELS = 3072 };
 
 static struct aq_tokenizer *bytes_kind, *gpt2_kind;
 
@@ -47,7 +49,7 @@ static void samples_of(const struct aq_dataset_config *config)
     const enum aq_status status = aq_dataset_open(config, &dataset);
     fuzz_told(status == AQ_OK);
     if (status != AQ_OK) {
-        AQ_ASSERT(status == AQ_INVAL);
+        AQ_ASSERT(status == AQ_INVAL || status == AQ_CORRUPT);
         return;
     }
     const uint64_t count = aq_dataset_count(dataset);
@@ -60,9 +62,39 @@ static void samples_of(const struct aq_dataset_config *config)
     aq_dataset_close(dataset);
 }
 
+/* Whatever opens has labels of ten classes and pixels of -1 to 1. */
+static void records_of(const struct aq_dataset_config *config)
+{
+    static float pixels[PIXELS];
+    struct aq_dataset *dataset;
+    int32_t label;
+    const enum aq_status status = aq_dataset_open(config, &dataset);
+    fuzz_told(status == AQ_OK);
+    if (status != AQ_OK) {
+        AQ_ASSERT(status == AQ_INVAL || status == AQ_CORRUPT);
+        return;
+    }
+    for (uint64_t i = 0; i < aq_dataset_count(dataset); i++) {
+        AQ_ASSERT(aq_dataset_get(dataset, i, (void *const[AQ_BATCH_FIELDS_MAX]){pixels, &label}) == AQ_OK);
+        AQ_ASSERT(label >= 0 && label < 10);
+        for (int p = 0; p < PIXELS; p++)
+            AQ_ASSERT(pixels[p] >= -1.0f && pixels[p] <= 1.0f);
+    }
+    aq_dataset_close(dataset);
+}
+
+static void write_file(const char *name, struct fuzz_piece piece, bool pad)
+{
+    static uint8_t padded[BYTES_MAX + RECORD_BYTES];
+    const size_t whole = (piece.count + RECORD_BYTES - 1) / RECORD_BYTES * RECORD_BYTES;
+    memset(padded, 0, pad ? whole : 0);
+    if (piece.count) memcpy(padded, piece.bytes, piece.count);
+    fuzz_write(name, padded, pad ? whole : piece.count);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static const char *const names[FILES_MAX] = {"0.txt", "1.txt", "2.txt"};
+    static const char *const names[2][FILES_MAX] = {{"0.txt", "1.txt", "2.txt"}, {"0.jsonl", "1.jsonl", "2.txt"}};
     const char *paths[FILES_MAX];
     struct fuzz_piece rest = {data, size};
     start();
@@ -71,13 +103,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     config.T = fuzz_byte(&rest) % TOKENS_MAX;
     config.skip = fuzz_byte(&rest);
     config.samples_max = fuzz_byte(&rest);
-    config.end_of_text = fuzz_byte(&rest) % 2 == 1;
-    round_trip(gpt2_kind, rest);
+    const uint8_t how = fuzz_byte(&rest);
+    config.end_of_text = how & 1;
+    if (!(how & 6)) round_trip(gpt2_kind, rest);
     while (config.path_count < FILES_MAX && (rest.count > 0 || config.path_count == 0)) {
-        const struct fuzz_piece text = fuzz_cut(&rest, 0xff);
-        fuzz_write(names[config.path_count], text.bytes, text.count);
-        paths[config.path_count] = fuzz_path(names[config.path_count]);
-        config.path_count++;
+        const char *name = names[(how & 2) != 0][config.path_count];
+        write_file(name, fuzz_cut(&rest, 0xff), (how & 12) == 12);
+        paths[config.path_count++] = fuzz_path(name);
+    }
+    if (how & 4) {
+        config.kind = "cifar10";
+        records_of(&config);
+        return 0;
     }
     config.tokenizer = gpt2_kind;
     samples_of(&config);
