@@ -35,7 +35,8 @@ static const struct aq_option rows[] = {
         "one, and pack a sample of what is coded"),
     AQ_ROW_RANGE(NUMBER, struct options, forward_ms, "compute-forward-ms", "X", 0, 1e12,
                  "of one micro-batch on every stage, instead of measuring"),
-    AQ_ROW_RANGE(NUMBER, struct options, backward_ms, "compute-backward-ms", "Y", 0, 1e12, "the same of its backward"),
+    AQ_ROW_RANGE(NUMBER, struct options, backward_ms, "compute-backward-ms", "Y", 0, 1e12,
+                 "the same of its backward, both halves of it"),
     AQ_ROW_RANGE(NUMBER, struct options, gflops, "gflops", "G", 1e-9, 1e12,
                  "a core's rate, where nothing is measured or given (100)"),
     AQ_ROW_RANGE(U32, struct options, cores, "cores", "N", 1, 4096, "of each host (those of this machine)"),
@@ -61,7 +62,7 @@ static enum aq_status costs_fill(const struct options *options, const struct aq_
         aq_plan_costs_assumed(plan, options->gflops, cores, costs);
     for (uint32_t s = 0; s < plan->stage_count; s++) {
         if (forward) costs->forward_s[s] = options->forward_ms * 1e-3;
-        if (backward) costs->backward_s[s] = options->backward_ms * 1e-3;
+        if (backward) aq_plan_costs_backward(plan, s, options->backward_ms * 1e-3, costs);
     }
     aq_plan_costs_reduce(plan, costs); /* a step computes what was given */
     costs->cold = options->cold;

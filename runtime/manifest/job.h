@@ -44,7 +44,8 @@ enum {
 enum aq_schedule_kind {
     AQ_SCHEDULE_AUTO = 0, /* the plan's choice by distance (plan.h, aq_plan.schedule) */
     AQ_SCHEDULE_GPIPE = 1,
-    AQ_SCHEDULE_1F1B = 2
+    AQ_SCHEDULE_1F1B = 2,
+    AQ_SCHEDULE_ZB = 3
 };
 
 /* pipeline.in_flight: a count of micro-batches, or one of these. */

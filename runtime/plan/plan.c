@@ -131,11 +131,24 @@ static enum aq_status programs_fill(struct plan_open *open, uint32_t s, struct a
     return AQ_OK;
 }
 
+/* What the weight half of a backward reads must have stayed since the other half. */
+static enum aq_status split_check(const struct aq_job *job)
+{
+    char place[PLACE_BYTES];
+    if (!aq_schedule_splits(job->pipeline.schedule) || !job->model.recompute) return AQ_OK;
+    aq_job_place(job, "model.recompute", place, sizeof place);
+    return aq_fail(AQ_INVAL, "manifest",
+                   "%s: model.recompute: pipeline.schedule: %s splits backward and keeps for its second half what "
+                   "recomputation lets go; write recompute: false, or schedule: 1f1b",
+                   place, aq_schedule_name(job->pipeline.schedule));
+}
+
 /* All of a stage but how many micro-batches it holds. */
 static enum aq_status stage_fill(struct plan_open *open, uint32_t s)
 {
     const struct aq_job *job = open->plan.job;
     struct aq_plan_stage *stage = &open->stages[s];
+    AQ_TRY(split_check(job));
     stage->config =
         (struct aq_stage_config){.model = open->plan.model,
                                  .task = job->model.task,
@@ -146,6 +159,7 @@ static enum aq_status stage_fill(struct plan_open *open, uint32_t s)
                                  .slots = 1,
                                  .precision = job->model.precision,
                                  .recompute = job->model.recompute,
+                                 .split = aq_schedule_splits(job->pipeline.schedule),
                                  .weights_16bit = aq_device_gpu(job->pipeline.stages[s].device) != AQ_GPU_NO};
     stage->boundary_copies = stage->config.weights_16bit ? AQ_PLAN_COPIES_MAX : 1;
     aq_model_layer_name(&open->plan.model, stage->layer_first, stage->name_first, sizeof stage->name_first);

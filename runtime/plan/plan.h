@@ -197,8 +197,9 @@ enum aq_status aq_plan_manifest(const struct aq_plan *plan, char **text);
 /* Seconds of one thing on this job's machines: measured, or assumed. Arrays have stage_count entries. */
 struct aq_plan_costs {
     const char *origin; /* "measured", "given", "assumed 100 GFLOP/s a core": printed                           */
-    double forward_s[AQ_JOB_STAGES_MAX]; /* of one micro-batch, at the stage's threads, alone on its cores     */
-    double backward_s[AQ_JOB_STAGES_MAX];
+    double forward_s[AQ_JOB_STAGES_MAX];      /* of one micro-batch, at the stage's threads, alone on its cores     */
+    double backward_s[AQ_JOB_STAGES_MAX];     /* where the schedule splits it: its input half                      */
+    double weights_s[AQ_JOB_STAGES_MAX];      /* and its weight half; else 0                                       */
     double send_s[AQ_JOB_STAGES_MAX];         /* edge e: encode forward of one micro-batch, at stage e              */
     double receive_s[AQ_JOB_STAGES_MAX];      /* edge e: decode forward, at stage e+1                               */
     double send_back_s[AQ_JOB_STAGES_MAX];    /* edge e: encode backward, at stage e+1                          */
@@ -230,6 +231,9 @@ struct aq_plan_costs {
  * nothing is assumed of a GPU, whose stages are 0 s (aq_plan_wants_gpu).
  */
 void aq_plan_costs_assumed(const struct aq_plan *plan, double gflops, uint32_t cores, struct aq_plan_costs *out);
+
+/* A backward of stage s takes so long: where this plan's schedule splits it, by the flops of its halves. */
+void aq_plan_costs_backward(const struct aq_plan *plan, uint32_t s, double seconds, struct aq_plan_costs *costs);
 
 /*
  * Fill costs by timing a few calls of each stage on this machine, all stages of a host open at once and in turns, as

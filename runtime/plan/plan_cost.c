@@ -54,6 +54,14 @@ bool aq_plan_wants_gpu(const struct aq_plan *plan)
     return false;
 }
 
+void aq_plan_costs_backward(const struct aq_plan *plan, uint32_t s, double seconds, struct aq_plan_costs *costs)
+{
+    const struct aq_stage_size *size = &plan->stages[s].size;
+    const double weights = size->flops_backward > 0 ? size->flops_weights / size->flops_backward : 0;
+    costs->backward_s[s] = seconds * (1 - weights);
+    costs->weights_s[s] = seconds * weights;
+}
+
 /* Encoding reads values and errors and writes errors; decoding and adding up touch each value twice, twice. */
 static void assume_packing(const struct aq_plan *plan, uint32_t threads, struct aq_plan_costs *out)
 {
@@ -77,7 +85,7 @@ void aq_plan_costs_assumed(const struct aq_plan *plan, double gflops, uint32_t c
         const double flops_s = gflops * 1e9 * threads;
         const uint32_t state = aq_optimizer_state_floats(&plan->job->train.optimizer);
         out->forward_s[s] = stage->size.flops_forward / flops_s;
-        out->backward_s[s] = stage->size.flops_backward / flops_s;
+        aq_plan_costs_backward(plan, s, stage->size.flops_backward / flops_s, out);
         out->step_s[s] = (double)(2 + 2 * state + 1) * (double)stage->size.parameter_bytes / (stream_bytes_s * threads);
         if (s + 1 == plan->stage_count) continue;
         const double stream = (double)stage->size.y_bytes / (stream_bytes_s * threads);

@@ -42,6 +42,7 @@ static json_t *stage_json(const struct aq_plan *plan, const struct aq_plan_costs
     add_choice(plan, costs, s, out);
     json_object_set_new(out, "flops_forward", whole((uint64_t)stage->size.flops_forward));
     json_object_set_new(out, "flops_backward", whole((uint64_t)stage->size.flops_backward));
+    if (stage->program.split) json_object_set_new(out, "flops_weights", whole((uint64_t)stage->size.flops_weights));
     return out;
 }
 
@@ -93,6 +94,7 @@ static json_t *time_json(const struct aq_plan *plan, const struct aq_plan_costs 
                   aq_control_number(prediction->bound_s), "binds", prediction->binds);
     add_numbers(time, "forward_s", costs->forward_s, P);
     add_numbers(time, "backward_s", costs->backward_s, P);
+    if (plan->stages[0].program.split) add_numbers(time, "weights_s", costs->weights_s, P);
     add_numbers(time, "stage_s", prediction->compute_s, P);
     add_numbers(time, "link_forward_s", prediction->forward_s, P - 1);
     add_numbers(time, "link_backward_s", prediction->backward_s, P - 1);

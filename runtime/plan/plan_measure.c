@@ -25,7 +25,7 @@ struct bench {
     const struct aq_plan *plan;
     uint32_t rank, slots, rounds;
     struct aq_stage *stage;
-    double forward_s[ROUNDS_MAX], backward_s[ROUNDS_MAX];
+    double forward_s[ROUNDS_MAX], backward_s[ROUNDS_MAX], weights_s[ROUNDS_MAX];
     struct aq_device *device;
     struct aq_stream *stream;
     float *x, *y; /* at the cut before and behind */
@@ -140,6 +140,13 @@ static enum aq_status backward(struct bench *bench, uint32_t slot)
     return aq_device_stream_sync(bench->device, bench->stream);
 }
 
+static enum aq_status weights(struct bench *bench, uint32_t slot)
+{
+    if (!bench->plan->stages[bench->rank].program.split) return AQ_OK;
+    AQ_TRY(aq_stage_weights(bench->stage, slot, bench->stream));
+    return aq_device_stream_sync(bench->device, bench->stream);
+}
+
 /* Stages first, first + stride ... of a host: what one of its cores works on. */
 struct turns {
     struct bench *benches;
@@ -147,7 +154,8 @@ struct turns {
     enum aq_status status;
 };
 
-/* Every slot holds a micro-batch; then a round is, on each stage in turn, its oldest backward and a forward. */
+/* Every slot holds a micro-batch; then a round is, on each stage in turn, its oldest backward (its weight half) and a
+ * forward. */
 static enum aq_status time_turns(const struct turns *turns)
 {
     const uint64_t begin = aq_clock_ns();
@@ -159,6 +167,9 @@ static enum aq_status time_turns(const struct turns *turns)
             uint64_t start = aq_clock_ns();
             AQ_TRY(backward(bench, round % bench->slots));
             bench->backward_s[round] = seconds_since(start);
+            start = aq_clock_ns();
+            AQ_TRY(weights(bench, round % bench->slots));
+            bench->weights_s[round] = seconds_since(start);
             start = aq_clock_ns();
             AQ_TRY(forward(bench, round % bench->slots));
             bench->forward_s[round] = seconds_since(start);
@@ -345,6 +356,8 @@ static enum aq_status measure_host(const struct aq_plan *plan, uint32_t first, u
     for (uint32_t i = 0; i < count && status == AQ_OK; i++) {
         out->forward_s[benches[i].rank] = median(benches[i].forward_s, benches[i].rounds);
         out->backward_s[benches[i].rank] = median(benches[i].backward_s, benches[i].rounds);
+        if (plan->stages[benches[i].rank].program.split)
+            out->weights_s[benches[i].rank] = median(benches[i].weights_s, benches[i].rounds);
         status = time_rest(&benches[i], out);
     }
     for (uint32_t i = 0; i < count; i++)

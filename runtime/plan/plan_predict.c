@@ -28,12 +28,13 @@
 
 #include "plan_private.h"
 
-enum { STEPS = 3, NOBODY = -1, LINES = 6, STREAMS = 3 };
+enum { STEPS = 3, NOBODY = -1, LINES = 7, STREAMS = 3 };
 
 #define LATENCY_TOLD 1e-3 /* seconds of round trips from which on a bound names them */
 
-/* The instructions of a line: those of one kind, of the forward chain and then of the backward chain. */
+/* The instructions of a line: those of one kind, of the forward chain, of the backward chain, weight halves. */
 enum part { RECEIVE = 0, COMPUTE = 1, SEND = 2, PARTS = 3 };
+enum { WEIGHTS = AQ_OP_WEIGHTS - AQ_OP_RECV_FWD };
 
 /*
  * One direction of one edge. Frames are numbered over all steps: queued >= begun >= arrived >= taken >= credited, and
@@ -138,7 +139,7 @@ static void actor_open(const struct simulation *sim, uint32_t s)
         actor->streams[i].left = -1;
     for (uint32_t i = 0; i < actor->program->count; i++) {
         const uint8_t op = actor->program->code[i].op;
-        if (op < AQ_OP_RECV_FWD || op > AQ_OP_SEND_BWD) continue;
+        if (op < AQ_OP_RECV_FWD || op > AQ_OP_WEIGHTS) continue;
         struct line *line = &actor->lines[op - AQ_OP_RECV_FWD];
         line->at[line->count++] = i;
     }
@@ -148,7 +149,7 @@ static enum aq_status simulation_open(struct simulation *sim, void **memory)
 {
     const struct aq_plan_costs *costs = sim->costs;
     struct aq_arena arena = {0};
-    static_assert(AQ_OP_SEND_BWD - AQ_OP_RECV_FWD + 1 == LINES, "a line each");
+    static_assert(AQ_OP_WEIGHTS - AQ_OP_RECV_FWD + 1 == LINES, "a line each");
     place(&arena, sim);
     AQ_TRY(aq_alloc(arena.used, memory));
     arena = (struct aq_arena){.base = *memory, .bytes = arena.used};
@@ -235,7 +236,9 @@ static double seconds_of(const struct simulation *sim, uint32_t s, enum aq_op op
     case AQ_OP_RECV_BWD:
         return costs->receive_back_s[s];
     case AQ_OP_BACKWARD:
-        return costs->backward_s[s];
+        return costs->backward_s[s] + (sim->scene->programs[s].split ? 0 : costs->weights_s[s]);
+    case AQ_OP_WEIGHTS:
+        return costs->weights_s[s];
     default:
         return costs->send_back_s[s - 1];
     }
@@ -244,6 +247,7 @@ static double seconds_of(const struct simulation *sim, uint32_t s, enum aq_op op
 /* May the next instruction of line k begin, as far as its own chain goes? */
 static bool chain_allows(const struct actor *actor, uint32_t k)
 {
+    if (k == WEIGHTS) return actor->lines[PARTS + COMPUTE].done > actor->lines[k].begun;
     const struct line *chain = &actor->lines[k / PARTS * PARTS], *line = &actor->lines[k];
     const bool receives = chain[RECEIVE].count > 0, sends = chain[SEND].count > 0;
     const uint32_t i = line->begun;
@@ -280,7 +284,7 @@ static bool ready(const struct simulation *sim, uint32_t s, const struct aq_inst
 
 static struct stream *stream_of(struct actor *actor, uint32_t k)
 {
-    return &actor->streams[actor->gpu ? k % PARTS : COMPUTE];
+    return &actor->streams[actor->gpu && k != WEIGHTS ? k % PARTS : COMPUTE];
 }
 
 /* Begin one instruction, the earliest in the program of those that can. */
@@ -333,7 +337,8 @@ static void instruction_done(struct simulation *sim, uint32_t s, uint32_t k)
     if (in->op == AQ_OP_SEND_FWD) sim->forward[s].queued++;
     if (in->op == AQ_OP_SEND_BWD) sim->backward[s - 1].queued++;
     if (in->op == AQ_OP_FORWARD) actor->holder[in->slot]++; /* even: forwarded */
-    if (in->op == (s == 0 ? AQ_OP_BACKWARD : AQ_OP_SEND_BWD)) actor->holder[in->slot] = 0;
+    if (in->op == (actor->program->split ? AQ_OP_WEIGHTS : s == 0 ? AQ_OP_BACKWARD : AQ_OP_SEND_BWD))
+        actor->holder[in->slot] = 0;
     for (uint32_t i = 0; i < LINES; i++)
         if (actor->lines[i].done < actor->lines[i].count) return;
     chains_done(sim, s);
@@ -542,7 +547,8 @@ static double stage_end(const struct aq_plan *plan, const struct aq_plan_costs *
 static double stage_busy(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t s)
 {
     const double end = stage_end(plan, costs, s);
-    const double compute = (costs->forward_s[s] + costs->backward_s[s]) * plan->micro_batches + end;
+    const double micro_batch = costs->forward_s[s] + costs->backward_s[s] + costs->weights_s[s];
+    const double compute = micro_batch * plan->micro_batches + end;
     double send = 0, receive = 0;
     if (s > 0) {
         receive += costs->receive_s[s - 1] * plan->micro_batches;

@@ -191,8 +191,9 @@ static enum aq_status print_grid(const struct aq_plan *plan, unsigned columns, s
                                                                                       : GRID_HEAD;
     for (uint32_t s = 0; s < plan->stage_count; s++)
         programs[s] = plan->stages[s].program;
-    aq_text_add(text, "schedule %s, a column is the time of one forward or backward:\n",
-                aq_schedule_name(plan->schedule));
+    aq_text_add(text, "schedule %s, a column is the time of one forward or %s:\n",
+                aq_schedule_name(plan->schedule),
+                programs[0].split ? "half of a backward (B of the input, W of the weights)" : "backward");
     AQ_TRY(aq_program_grid(programs, plan->stage_count, grid_columns, text));
     aq_text_add(text, "\n");
     return AQ_OK;
@@ -222,23 +223,25 @@ static void print_reduction(const struct aq_plan *plan, const struct aq_plan_cos
 static void print_stage_times(const struct aq_plan *plan, const struct aq_plan_costs *costs,
                               const struct aq_plan_prediction *prediction, unsigned columns, struct aq_text *text)
 {
-    static const char *const heads[] = {"stage",    "threads",  "forward",    "backward",  "a step",
-                                        "link fwd", "link bwd", "packed fwd", "packed bwd"};
-    enum { COLUMNS = sizeof heads / sizeof *heads };
-    struct aq_table table = {.columns = any_packed(plan, costs) ? COLUMNS : COLUMNS - 2, .left = 1, .keys = 1};
-    for (uint32_t c = 0; c < table.columns; c++)
-        aq_table_cell(&table, "%s", heads[c]);
+    enum { WEIGHTS = 4, PACKED = 8, COLUMNS = 10 };
+    static const char *const heads[COLUMNS] = {"stage",  "threads",  "forward",  "backward",   "weights",
+                                               "a step", "link fwd", "link bwd", "packed fwd", "packed bwd"};
+    const bool split = plan->stages[0].program.split, packed = any_packed(plan, costs);
+    struct aq_table table = {.columns = COLUMNS - !split - (packed ? 0 : 2), .left = 1, .keys = 1};
+    for (int c = 0; c < COLUMNS; c++)
+        if ((split || c != WEIGHTS) && (packed || c < PACKED)) aq_table_cell(&table, "%s", heads[c]);
     for (uint32_t s = 0; s < plan->stage_count; s++) {
-        const double seconds[] = {costs->forward_s[s], costs->backward_s[s], prediction->compute_s[s],
-                                  prediction->forward_s[s], prediction->backward_s[s]};
+        const double seconds[] = {costs->forward_s[s],      costs->backward_s[s],     costs->weights_s[s],
+                                  prediction->compute_s[s], prediction->forward_s[s], prediction->backward_s[s]};
         const double shares[] = {costs->forward_share[s], costs->backward_share[s]};
         const bool last = s + 1 == plan->stage_count;
         char number[AQ_TEXT_NUMBER];
         aq_table_cell(&table, "%u", s);
         aq_table_cell(&table, "%u", costs->threads[s]);
         for (size_t i = 0; i < sizeof seconds / sizeof *seconds; i++)
-            aq_table_cell(&table, "%s", last && i > 2 ? "-" : aq_text_seconds(seconds[i], number));
-        for (uint32_t i = 0; i + COLUMNS - 2 < table.columns; i++)
+            if (split || i + 2 != WEIGHTS)
+                aq_table_cell(&table, "%s", last && i > 3 ? "-" : aq_text_seconds(seconds[i], number));
+        for (uint32_t i = 0; packed && i < 2; i++)
             aq_table_figure(&table, !last && shares[i] < 1 ? shares[i] : (double)NAN, 2, "");
     }
     aq_table_print(&table, columns, text);

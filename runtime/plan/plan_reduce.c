@@ -80,10 +80,10 @@ static uint32_t choose(const struct aq_plan *plan, const struct aq_plan_costs *c
                        const struct aq_grad_candidate *candidates, uint32_t count)
 {
     struct aq_grad_cost each[AQ_GRAD_CANDIDATES_MAX];
-    const struct aq_grad_scene scene = {.rate = rank_rate(plan, costs),
-                                        .latency_s = costs->group_latency_s,
-                                        .compute_s =
-                                            (costs->forward_s[s] + costs->backward_s[s]) * plan->micro_batches};
+    const struct aq_grad_scene scene = {
+        .rate = rank_rate(plan, costs),
+        .latency_s = costs->group_latency_s,
+        .compute_s = (costs->forward_s[s] + costs->backward_s[s] + costs->weights_s[s]) * plan->micro_batches};
     for (uint32_t c = 0; c < count; c++)
         each[c] = (struct aq_grad_cost){.bytes = aq_plan_coded_bytes(plan, s, &candidates[c].config),
                                         .pack_s = costs->value_s[c] * (double)plan->stages[s].size.parameters};

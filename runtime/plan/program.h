@@ -7,19 +7,20 @@
  * bounded link credits, and refuses a set that would deadlock, send what nobody expects, use a slot twice, or miss a
  * micro-batch.
  *
- * How to run a program. Instructions belong to two chains:
+ * How to run a program. Instructions belong to three chains:
  *
- *     forward chain   RECV_FWD  FORWARD   SEND_FWD
- *     backward chain  RECV_BWD  BACKWARD  SEND_BWD
+ *     forward chain   PREFETCH  RECV_FWD  FORWARD   SEND_FWD
+ *     backward chain            RECV_BWD  BACKWARD  SEND_BWD
+ *     weight chain                        WEIGHTS             (where the schedule splits backward)
  *
  * Each chain is run strictly in order. Between the chains only the slots bind: the first instruction that uses a slot
  * for micro-batch i (RECV_FWD, on stage 0 FORWARD) needs the slot's earlier micro-batch to have finished its last
- * (SEND_BWD; on stage 0 BACKWARD), and BACKWARD i comes after FORWARD i. So an executor takes the first instruction in
- * program order whose chain has reached it and whose operands are there: it never blocks on one chain while the other
- * is ready. Such a system is a marked graph: no choice takes away what another needs. So where one order completes
- * (that is what the dry run proves), every order that timing may bring does, and with the same bits, because forwards
- * and backwards each run in order of micro-batches. NORM, REDUCE, STEP and MARK come after everything before them
- * (barriers); PREFETCH waits for nothing.
+ * (WEIGHTS where backward is split; else SEND_BWD, on stage 0 BACKWARD), BACKWARD i comes after FORWARD i, and
+ * WEIGHTS i after BACKWARD i. So an executor takes the first instruction in program order whose chain has reached it
+ * and whose operands are there: no chain waits for another that is ready. Such a system is a marked graph: no choice
+ * takes away what another needs. So where one order completes (that is what the dry run proves), every order that
+ * timing may bring does, and with the same bits, because forwards, backwards and weight halves each run in order of
+ * micro-batches. NORM, REDUCE, STEP and MARK come after everything before them (barriers); PREFETCH waits for nothing.
  *
  * What each instruction means for stage s of P, micro-batch i (0-based in the step), slot k:
  *   PREFETCH i   ask the caches for the messages of the samples of micro-batch i. i >= M: micro-batch i - M of the
@@ -29,8 +30,9 @@
  *   FORWARD i    aq_stage_forward(slot k).
  *   SEND_FWD i   encode the output, send it to s+1; s < P-1.
  *   RECV_BWD i   the frame BACKWARD of micro-batch i from stage s+1; s < P-1.
- *   BACKWARD i   aq_stage_backward(slot k): gradients are added up in order of i.
- *   SEND_BWD i   encode the gradient of the input, send it to s-1; s > 0. The slot is free after it.
+ *   BACKWARD i   aq_stage_backward(slot k): gradients are added up in order of i. Split: its input half.
+ *   SEND_BWD i   encode the gradient of the input, send it to s-1; s > 0. The slot is free after it, unless split.
+ *   WEIGHTS i    aq_stage_weights(slot k): the weight half of a split backward. The slot is free after it.
  *   NORM         wait for the partial sum of squares from s+1, add one's own (aq_stage_gradient_sum2), pass it to s-1;
  *                stage 0 has the total, which goes back s -> s+1: what is clipped by, and how all stages know alike
  *                whether the gradient is finite. Frames without a body: no credits.
@@ -61,16 +63,22 @@ enum aq_op {
     AQ_OP_RECV_BWD = 4,
     AQ_OP_BACKWARD = 5,
     AQ_OP_SEND_BWD = 6,
-    AQ_OP_PREFETCH = 7,
-    AQ_OP_NORM = 8,
-    AQ_OP_REDUCE = 9,
-    AQ_OP_STEP = 10,
-    AQ_OP_MARK = 11,
-    AQ_OP_COUNT = 12
+    AQ_OP_WEIGHTS = 7,
+    AQ_OP_PREFETCH = 8,
+    AQ_OP_NORM = 9,
+    AQ_OP_REDUCE = 10,
+    AQ_OP_STEP = 11,
+    AQ_OP_MARK = 12,
+    AQ_OP_COUNT = 13
 };
+
+enum aq_chain { AQ_CHAIN_FORWARD = 0, AQ_CHAIN_BACKWARD = 1, AQ_CHAIN_WEIGHTS = 2, AQ_CHAINS = 3 };
 
 /* "RECV_FWD"; never NULL. */
 const char *aq_op_name(enum aq_op op);
+
+/* AQ_CHAINS: of none. */
+enum aq_chain aq_op_chain(enum aq_op op);
 
 struct aq_instruction {
     uint8_t op; /* enum aq_op                                                        */
@@ -85,6 +93,7 @@ struct aq_program {
     uint32_t stage, stages; /* s, P                                                            */
     uint32_t micro_batches; /* M                                                               */
     uint32_t slots;         /* micro-batches in flight: slots 0 .. slots-1 are used            */
+    bool split;             /* backward has two halves                                         */
     uint32_t window;        /* PREFETCH runs so many micro-batches ahead; 0: none emitted      */
 };
 
@@ -101,6 +110,9 @@ struct aq_schedule_request {
 enum aq_status aq_schedule_find(const char *name, enum aq_schedule_kind *out);
 const char *aq_schedule_name(enum aq_schedule_kind kind);
 
+/* Does it split backward into two halves? One that is yet to be chosen does not. */
+bool aq_schedule_splits(enum aq_schedule_kind kind);
+
 /* Micro-batches in flight (slots) of stage s under this request. */
 uint32_t aq_schedule_slots(const struct aq_schedule_request *request, uint32_t stage);
 
@@ -114,6 +126,12 @@ uint32_t aq_schedule_bound(uint32_t micro_batches);
 enum aq_status aq_schedule_emit(const struct aq_schedule_request *request, uint32_t stage, struct aq_instruction *code,
                                 uint32_t capacity, struct aq_program *out);
 
+/* The next instruction of a chain from `at` on; `end` where there is none before it. */
+uint32_t aq_program_next(const struct aq_program *program, enum aq_chain chain, uint32_t at, uint32_t end);
+
+/* The chains by their next instructions, the earliest in the program first. */
+void aq_program_turns(const uint32_t next[AQ_CHAINS], enum aq_chain out[AQ_CHAINS]);
+
 struct aq_program_limits {
     uint32_t credits;        /* frames with a body that may be on one link in one direction: link.receive_slots */
     uint32_t send_frames;    /* frames that a sender may queue                                                  */
@@ -126,15 +144,17 @@ struct aq_program_limits {
  *
  * Proved when AQ_OK: no deadlock in any order that the rule above allows; every send is received as the
  * same micro-batch in the same order; no slot is used before it is free, none >= slots; every micro-batch has exactly
- * one forward and one backward on each stage, backwards in order; nothing is left on a link at the end; REDUCE, NORM,
- * STEP, MARK come once, and every copy of a stage comes to its REDUCE.
+ * one forward and one backward on each stage, backwards in order, and where that is split one weight half, after it and
+ * in order, too; nothing is left on a link at the end; REDUCE, NORM, STEP, MARK come once, after all that, and every
+ * copy of a stage comes to its REDUCE.
  */
 enum aq_status aq_program_check(const struct aq_program *programs, uint32_t stages,
                                 const struct aq_program_limits *limits, struct aq_text *why);
 
 /*
- * The step-by-rank grid of a set of programs, a forward and a backward one column each, as when all take the same time
- * and links none: "F0 F1 F2 .. B0". columns_max: longer ones are abridged in the middle ("..."); 0: never.
+ * The step-by-rank grid of a set of programs, a forward and a backward (or each of its halves) one column each, as when
+ * all take the same time and links none: "F0 F1 F2 .. B0 W0". columns_max: longer ones are abridged in the middle
+ * ("..."); 0: never.
  */
 enum aq_status aq_program_grid(const struct aq_program *programs, uint32_t stages, uint32_t columns_max,
                                struct aq_text *text);

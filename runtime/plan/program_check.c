@@ -3,10 +3,10 @@
  * other by the executor's rule, tick by tick, with bounded links.
  *
  * The first pass proves each program sound: micro-batches go through their states in order, slots are free before they
- * are used, backwards come in order, the end of the step is whole. The second runs the two chains of each stage as
- * program.h says. A forward or backward takes a tick, everything else none; a frame can be received one tick after it
- * was sent. Where no stage moves in a whole tick, none ever will: a deadlock. The same run draws the grid: at which
- * tick each forward and backward was. Several replicas run their copies side by side; a stage's copies wait for each
+ * are used, backwards come in order, the end of the step is whole. The second runs the chains of each stage as
+ * program.h says. A forward, a backward or half of one takes a tick, everything else none; a frame can be received one
+ * tick after it was sent. Where no stage moves in a whole tick, none ever will: a deadlock. The same run draws the
+ * grid: at which tick each of these was. Several replicas run their copies side by side; a stage's copies wait for each
  * other at REDUCE.
  */
 #include "program.h"
@@ -18,7 +18,7 @@
 enum { WHY_BYTES = 256, GRID_COLUMNS_MAX = 160 };
 
 /* What a micro-batch has been through on one stage. */
-enum passed { NOTHING, RECEIVED, FORWARDED, SENT, GRADIENT, BACKWARDED, DONE };
+enum passed { NOTHING, RECEIVED, FORWARDED, SENT, GRADIENT, BACKWARDED, HALVED, DONE };
 
 /* One direction of one edge: a queue of micro-batches with the tick each was sent. */
 struct lane {
@@ -28,15 +28,15 @@ struct lane {
 
 struct rank {
     const struct aq_program *program;
-    uint32_t at;                            /* next instruction; of the tail, or the bad one */
-    uint32_t chain[2];                      /* next instruction of the forward and backward chain */
-    uint32_t tail;                          /* where NORM, STEP and MARK begin        */
-    uint32_t *holder;                       /* of each slot: micro-batch + 1, 0: free */
-    uint8_t *passed;                        /* of each micro-batch: enum passed       */
-    uint32_t *forward_tick, *backward_tick; /* of each micro-batch, + 1; 0: not yet */
-    uint32_t backwards;                     /* done: the next must have this number   */
-    uint32_t busy_tick;                     /* tick + 1 of its last compute           */
-    bool partial, total, norm_sent;         /* NORM: has arrived, has arrived, own partial sum passed on */
+    uint32_t at;                    /* next instruction; of the tail, or the bad one */
+    uint32_t chain[AQ_CHAINS];      /* next instruction of each               */
+    uint32_t tail;                  /* where NORM, STEP and MARK begin        */
+    uint32_t *holder;               /* of each slot: micro-batch + 1, 0: free */
+    uint8_t *passed;                /* of each micro-batch: enum passed       */
+    uint32_t *ticks[AQ_CHAINS];     /* of each micro-batch: when that chain computed, + 1; 0: not yet */
+    uint32_t backwards, halves;     /* done: the next must have this number   */
+    uint32_t busy_tick;             /* tick + 1 of its last compute           */
+    bool partial, total, norm_sent; /* NORM: has arrived, has arrived, own partial sum passed on */
     uint32_t reduces, norms, steps, marks;
     uint32_t met; /* REDUCE and STEP that it has come to */
 };
@@ -46,6 +46,7 @@ struct run {
     struct lane *forward, *backward; /* of the edge behind each rank */
     const struct aq_program_limits *limits;
     uint32_t stages, replicas, micro_batches, tick;
+    bool moved;          /* in this tick, some rank */
     char why[WHY_BYTES]; /* not empty: refused */
     uint32_t bad_rank;   /* then: whose instruction rank.at is wrong */
 };
@@ -72,8 +73,8 @@ static void place(struct aq_arena *arena, struct run *run, const struct aq_progr
         struct rank rank = {.program = &programs[r % P]};
         rank.holder = aq_arena_take(arena, (size_t)programs[r % P].slots * sizeof(uint32_t));
         rank.passed = aq_arena_take(arena, M);
-        rank.forward_tick = aq_arena_take(arena, M * sizeof(uint32_t));
-        rank.backward_tick = aq_arena_take(arena, M * sizeof(uint32_t));
+        for (int chain = 0; chain < AQ_CHAINS; chain++)
+            rank.ticks[chain] = aq_arena_take(arena, M * sizeof(uint32_t));
         struct lane lanes[2] = {{0}};
         for (int k = 0; k < 2; k++) {
             lanes[k].micro_batch = aq_arena_take(arena, ((size_t)M + 1) * sizeof(uint32_t));
@@ -114,7 +115,8 @@ static bool lane_receive(struct run *run, uint32_t r, struct lane *lane, uint32_
 {
     if (lane->head == lane->tail || lane->tick[lane->head] >= run->tick) return false;
     if (lane->micro_batch[lane->head] != micro_batch) {
-        run->ranks[r].at = run->ranks[r].chain[lane == &run->backward[r]]; /* the receive that is wrong */
+        const enum aq_chain chain = lane == &run->backward[r] ? AQ_CHAIN_BACKWARD : AQ_CHAIN_FORWARD;
+        run->ranks[r].at = run->ranks[r].chain[chain]; /* the receive that is wrong */
         refuse(run, r, "expects micro-batch %u, but %u comes first on the link", micro_batch,
                lane->micro_batch[lane->head]);
         return false;
@@ -127,6 +129,7 @@ static bool lane_receive(struct run *run, uint32_t r, struct lane *lane, uint32_
 static void states_of(const struct run *run, uint32_t r, enum aq_op op, enum passed *before, enum passed *after)
 {
     const bool first = r % run->stages == 0, last = (r + 1) % run->stages == 0;
+    const enum passed end = run->ranks[r].program->split ? HALVED : DONE;
     switch (op) {
     case AQ_OP_RECV_FWD:
         *before = NOTHING, *after = RECEIVED;
@@ -141,10 +144,13 @@ static void states_of(const struct run *run, uint32_t r, enum aq_op op, enum pas
         *before = SENT, *after = GRADIENT;
         break;
     case AQ_OP_BACKWARD:
-        *before = last ? FORWARDED : GRADIENT, *after = first ? DONE : BACKWARDED;
+        *before = last ? FORWARDED : GRADIENT, *after = first ? end : BACKWARDED;
         break;
-    default: /* SEND_BWD */
-        *before = BACKWARDED, *after = DONE;
+    case AQ_OP_SEND_BWD:
+        *before = BACKWARDED, *after = end;
+        break;
+    default: /* WEIGHTS */
+        *before = HALVED, *after = DONE;
         break;
     }
 }
@@ -172,6 +178,8 @@ static bool allowed(struct run *run, uint32_t r, const struct aq_instruction *in
         refuse(run, r, "slot %u does not hold this micro-batch", in->slot);
     else if (in->op == AQ_OP_BACKWARD && in->micro_batch != rank->backwards)
         refuse(run, r, "backwards must come in order, micro-batch %u is next", rank->backwards);
+    else if (in->op == AQ_OP_WEIGHTS && in->micro_batch != rank->halves)
+        refuse(run, r, "weight halves must come in order, micro-batch %u is next", rank->halves);
     return !run->why[0];
 }
 
@@ -184,6 +192,7 @@ static void pass_on(struct run *run, uint32_t r, const struct aq_instruction *in
     rank->holder[in->slot] = after == DONE ? 0 : in->micro_batch + 1;
     rank->passed[in->micro_batch] = (uint8_t)after;
     rank->backwards += in->op == AQ_OP_BACKWARD;
+    rank->halves += in->op == AQ_OP_WEIGHTS;
 }
 
 /* --- first pass: each program by itself ------------------------------------------------------------------------- */
@@ -195,6 +204,8 @@ static void check_tail(struct run *run, uint32_t r, const struct aq_instruction 
         refuse(run, r, "there is no such instruction (%u)", in->op);
     else if (rank->backwards != run->micro_batches)
         refuse(run, r, "comes before all backwards are done");
+    else if (rank->program->split && rank->halves != run->micro_batches)
+        refuse(run, r, "comes before all weight halves are done");
     else if (in->op == AQ_OP_REDUCE && rank->norms > 0)
         refuse(run, r, "comes after NORM, which is to be that of the mean");
     else if (in->op == AQ_OP_STEP && rank->reduces != (run->replicas > 1))
@@ -217,7 +228,7 @@ static void check_program(struct run *run, uint32_t r)
         const struct aq_instruction *in = &rank->program->code[rank->at];
         if (in->op == AQ_OP_PREFETCH) {
             if (in->micro_batch >= 2 * run->micro_batches) refuse(run, r, "looks beyond the next step");
-        } else if (in->op >= AQ_OP_RECV_FWD && in->op <= AQ_OP_SEND_BWD) {
+        } else if (aq_op_chain(in->op) != AQ_CHAINS) {
             if (allowed(run, r, in)) pass_on(run, r, in);
         } else {
             if (rank->tail == UINT32_MAX) rank->tail = rank->at;
@@ -235,25 +246,21 @@ static void rank_rewind(struct run *run, uint32_t r)
 {
     struct rank *rank = &run->ranks[r];
     rank->at = rank->tail;
-    rank->backwards = 0;
+    rank->backwards = rank->halves = 0;
     memset(rank->passed, NOTHING, run->micro_batches);
 }
 
 /* --- second pass: all against each other ------------------------------------------------------------------------ */
 
-/* The next instruction of a chain (0 forward, 1 backward), or the tail. Prefetches wait for nothing: passed by. */
-static uint32_t chain_next(const struct rank *rank, int chain, uint32_t at)
+static bool computed(const struct rank *rank, enum aq_chain chain, uint32_t micro_batch)
 {
-    for (; at < rank->tail; at++) {
-        const uint8_t op = rank->program->code[at].op;
-        if (op != AQ_OP_PREFETCH && (op >= AQ_OP_RECV_BWD) == chain) break;
-    }
-    return at;
+    return rank->ticks[chain][micro_batch] != 0;
 }
 
-static bool forwarded(const struct rank *rank, uint32_t micro_batch)
+/* The instruction after which a slot is free. */
+static bool frees(const struct rank *rank, bool first, enum aq_op op)
 {
-    return rank->forward_tick[micro_batch] != 0;
+    return op == (rank->program->split ? AQ_OP_WEIGHTS : first ? AQ_OP_BACKWARD : AQ_OP_SEND_BWD);
 }
 
 static bool move_chain(struct run *run, uint32_t r, const struct aq_instruction *in)
@@ -261,21 +268,20 @@ static bool move_chain(struct run *run, uint32_t r, const struct aq_instruction 
     struct rank *rank = &run->ranks[r];
     const uint32_t i = in->micro_batch;
     const bool first = r % run->stages == 0;
-    const bool compute = in->op == AQ_OP_FORWARD || in->op == AQ_OP_BACKWARD;
+    const bool compute = in->op == AQ_OP_FORWARD || in->op == AQ_OP_BACKWARD || in->op == AQ_OP_WEIGHTS;
     const bool opens = in->op == AQ_OP_RECV_FWD || (in->op == AQ_OP_FORWARD && first);
-    const bool closes = in->op == AQ_OP_SEND_BWD || (in->op == AQ_OP_BACKWARD && first);
+    if (in->op == AQ_OP_PREFETCH) return true;
     if (compute && rank->busy_tick == run->tick + 1) return false; /* one compute a tick */
     if (opens && rank->holder[in->slot]) return false;
-    if (in->op == AQ_OP_BACKWARD && !forwarded(rank, i)) return false;
+    if (in->op == AQ_OP_BACKWARD && !computed(rank, AQ_CHAIN_FORWARD, i)) return false;
+    if (in->op == AQ_OP_WEIGHTS && !computed(rank, AQ_CHAIN_BACKWARD, i)) return false;
     if (in->op == AQ_OP_RECV_FWD && !lane_receive(run, r, &run->forward[r - 1], i)) return false;
     if (in->op == AQ_OP_RECV_BWD && !lane_receive(run, r, &run->backward[r], i)) return false;
     if (in->op == AQ_OP_SEND_FWD && !lane_send(run, &run->forward[r], i)) return false;
     if (in->op == AQ_OP_SEND_BWD && !lane_send(run, &run->backward[r - 1], i)) return false;
-    if (compute) rank->busy_tick = run->tick + 1;
-    if (in->op == AQ_OP_FORWARD) rank->forward_tick[i] = run->tick + 1;
-    if (in->op == AQ_OP_BACKWARD) rank->backward_tick[i] = run->tick + 1;
+    if (compute) rank->busy_tick = rank->ticks[aq_op_chain(in->op)][i] = run->tick + 1;
     if (opens) rank->holder[in->slot] = i + 1;
-    if (closes) rank->holder[in->slot] = 0;
+    if (frees(rank, first, in->op)) rank->holder[in->slot] = 0;
     return true;
 }
 
@@ -286,7 +292,7 @@ static bool move_norm(struct run *run, uint32_t r)
     const bool first = r % run->stages == 0, last = (r + 1) % run->stages == 0;
     if (!rank->norm_sent) {
         if (!last && !rank->partial) return false;
-        rank->norm_sent = true;
+        rank->norm_sent = run->moved = true;
         if (!first) run->ranks[r - 1].partial = true;
     }
     if (!first && !rank->total) return false;
@@ -309,15 +315,15 @@ static bool move(struct run *run, uint32_t r)
 {
     struct rank *rank = &run->ranks[r];
     const struct aq_instruction *code = rank->program->code;
-    const int first = rank->chain[0] < rank->chain[1] ? 0 : 1;
-    for (int k = 0; k < 2; k++) {
-        const int chain = k == 0 ? first : !first;
-        const uint32_t at = rank->chain[chain];
+    enum aq_chain turns[AQ_CHAINS];
+    aq_program_turns(rank->chain, turns);
+    for (int k = 0; k < AQ_CHAINS; k++) {
+        const uint32_t at = rank->chain[turns[k]];
         if (at == rank->tail || !move_chain(run, r, &code[at])) continue;
-        rank->chain[chain] = chain_next(rank, chain, at + 1);
+        rank->chain[turns[k]] = aq_program_next(rank->program, turns[k], at + 1, rank->tail);
         return true;
     }
-    if (rank->chain[0] < rank->tail || rank->chain[1] < rank->tail || rank->at == rank->program->count) return false;
+    if (rank->chain[turns[0]] < rank->tail || rank->at == rank->program->count) return false;
     const uint8_t op = code[rank->at].op;
     if ((op == AQ_OP_REDUCE || op == AQ_OP_STEP) && !move_together(run, r, op)) return false;
     if (op == AQ_OP_NORM && !move_norm(run, r)) return false;
@@ -327,7 +333,9 @@ static bool move(struct run *run, uint32_t r)
 
 static bool rank_ended(const struct rank *rank)
 {
-    return rank->chain[0] == rank->tail && rank->chain[1] == rank->tail && rank->at == rank->program->count;
+    for (int chain = 0; chain < AQ_CHAINS; chain++)
+        if (rank->chain[chain] < rank->tail) return false;
+    return rank->at == rank->program->count;
 }
 
 /* Nobody moves: mark the first stage that has not ended, at what it waits for. */
@@ -336,8 +344,9 @@ static void run_deadlock(struct run *run)
     for (uint32_t r = 0; r < run->stages * run->replicas; r++) {
         struct rank *rank = &run->ranks[r];
         if (rank_ended(rank)) continue;
-        const uint32_t waits = rank->chain[0] < rank->chain[1] ? rank->chain[0] : rank->chain[1];
-        if (waits < rank->tail) rank->at = waits;
+        enum aq_chain turns[AQ_CHAINS];
+        aq_program_turns(rank->chain, turns);
+        if (rank->chain[turns[0]] < rank->tail) rank->at = rank->chain[turns[0]];
         refuse(run, r, "waits for ever: a deadlock, no stage can go on");
         return;
     }
@@ -352,19 +361,20 @@ static void run_all(struct run *run)
     if (run->why[0]) return;
     for (uint32_t r = 0; r < ranks; r++) {
         rank_rewind(run, r);
-        for (int chain = 0; chain < 2; chain++)
-            run->ranks[r].chain[chain] = chain_next(&run->ranks[r], chain, 0);
+        for (int chain = 0; chain < AQ_CHAINS; chain++)
+            run->ranks[r].chain[chain] = aq_program_next(run->ranks[r].program, chain, 0, run->ranks[r].tail);
     }
     for (run->tick = 0; !run->why[0]; run->tick++) {
-        bool moved = false, ended = true;
+        bool ended = true;
+        run->moved = false;
         for (uint32_t r = 0; r < ranks && !run->why[0]; r++) {
             while (!run->why[0] && move(run, r))
-                moved = true;
+                run->moved = true;
             ended = ended && rank_ended(&run->ranks[r]);
         }
         if (run->why[0]) return;
         if (ended) return; /* each chain sent and received every micro-batch once: nothing is left on a link */
-        if (!moved) run_deadlock(run);
+        if (!run->moved) run_deadlock(run);
     }
 }
 
@@ -381,22 +391,21 @@ static int cell_width(uint32_t micro_batches)
 /* Column by column of one stage; columns from skip_from to skip_to are left out. cells: one row of `columns` entries.
  */
 static void grid_row(const struct run *run, uint32_t s, uint32_t columns, uint32_t skip_from, uint32_t skip_to,
-                     int32_t *cells, struct aq_text *text)
+                     uint32_t *cells, struct aq_text *text)
 {
     const struct rank *rank = &run->ranks[s];
     const int width = cell_width(run->micro_batches);
     memset(cells, 0, columns * sizeof *cells);
-    for (uint32_t i = 0; i < run->micro_batches; i++) {
-        if (rank->forward_tick[i]) cells[rank->forward_tick[i] - 1] = (int32_t)i + 1;
-        if (rank->backward_tick[i]) cells[rank->backward_tick[i] - 1] = -((int32_t)i + 1);
-    }
+    for (uint32_t i = 0; i < run->micro_batches; i++)
+        for (int chain = 0; chain < AQ_CHAINS; chain++)
+            if (rank->ticks[chain][i]) cells[rank->ticks[chain][i] - 1] = 1 + i * AQ_CHAINS + (uint32_t)chain;
     aq_text_add(text, "stage %-2u |", s);
     for (uint32_t t = 0; t < columns; t++) {
         if (t == skip_from) aq_text_add(text, " ...");
         if (t >= skip_from && t < skip_to) continue;
         char cell[16];
         if (cells[t])
-            snprintf(cell, sizeof cell, "%c%d", cells[t] > 0 ? 'F' : 'B', cells[t] > 0 ? cells[t] - 1 : -cells[t] - 1);
+            snprintf(cell, sizeof cell, "%c%u", "FBW"[(cells[t] - 1) % AQ_CHAINS], (cells[t] - 1) / AQ_CHAINS);
         else
             snprintf(cell, sizeof cell, ".");
         aq_text_add(text, " %-*s", width, cell);
@@ -423,7 +432,7 @@ static enum aq_status grid(const struct run *run, uint32_t columns_max, struct a
         skip_to = columns - cells_max / 2;
     }
     void *cells = NULL;
-    AQ_TRY(aq_alloc((columns + 1) * sizeof(int32_t), &cells));
+    AQ_TRY(aq_alloc((columns + 1) * sizeof(uint32_t), &cells));
     for (uint32_t s = 0; s < run->stages; s++)
         grid_row(run, s, columns, skip_from, skip_to, cells, text);
     aq_free(cells);

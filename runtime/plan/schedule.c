@@ -38,14 +38,56 @@ const char *aq_schedule_name(enum aq_schedule_kind kind)
     return ops ? ops->name : "unknown";
 }
 
+bool aq_schedule_splits(enum aq_schedule_kind kind)
+{
+    const struct aq_schedule_ops *ops = ops_of(kind);
+    return ops && ops->split;
+}
+
 const char *aq_op_name(enum aq_op op)
 {
     static const char *const names[AQ_OP_COUNT] = {
         [AQ_OP_RECV_FWD] = "RECV_FWD", [AQ_OP_FORWARD] = "FORWARD",   [AQ_OP_SEND_FWD] = "SEND_FWD",
         [AQ_OP_RECV_BWD] = "RECV_BWD", [AQ_OP_BACKWARD] = "BACKWARD", [AQ_OP_SEND_BWD] = "SEND_BWD",
-        [AQ_OP_PREFETCH] = "PREFETCH", [AQ_OP_NORM] = "NORM",         [AQ_OP_REDUCE] = "REDUCE",
-        [AQ_OP_STEP] = "STEP",         [AQ_OP_MARK] = "MARK"};
+        [AQ_OP_WEIGHTS] = "WEIGHTS",   [AQ_OP_PREFETCH] = "PREFETCH", [AQ_OP_NORM] = "NORM",
+        [AQ_OP_REDUCE] = "REDUCE",     [AQ_OP_STEP] = "STEP",         [AQ_OP_MARK] = "MARK"};
     return (unsigned)op < AQ_OP_COUNT && names[op] ? names[op] : "UNKNOWN";
+}
+
+enum aq_chain aq_op_chain(enum aq_op op)
+{
+    switch (op) {
+    case AQ_OP_PREFETCH:
+    case AQ_OP_RECV_FWD:
+    case AQ_OP_FORWARD:
+    case AQ_OP_SEND_FWD:
+        return AQ_CHAIN_FORWARD;
+    case AQ_OP_RECV_BWD:
+    case AQ_OP_BACKWARD:
+    case AQ_OP_SEND_BWD:
+        return AQ_CHAIN_BACKWARD;
+    case AQ_OP_WEIGHTS:
+        return AQ_CHAIN_WEIGHTS;
+    default:
+        return AQ_CHAINS;
+    }
+}
+
+uint32_t aq_program_next(const struct aq_program *program, enum aq_chain chain, uint32_t at, uint32_t end)
+{
+    while (at < end && aq_op_chain(program->code[at].op) != chain)
+        at++;
+    return at;
+}
+
+void aq_program_turns(const uint32_t next[AQ_CHAINS], enum aq_chain out[AQ_CHAINS])
+{
+    for (int i = 0; i < AQ_CHAINS; i++) {
+        int at = i;
+        for (; at > 0 && next[out[at - 1]] > next[i]; at--)
+            out[at] = out[at - 1];
+        out[at] = (enum aq_chain)i;
+    }
 }
 
 static enum aq_status request_check(const struct aq_schedule_request *request, uint32_t stage)
@@ -70,7 +112,7 @@ uint32_t aq_schedule_slots(const struct aq_schedule_request *request, uint32_t s
 
 uint32_t aq_schedule_bound(uint32_t micro_batches)
 {
-    return 7 * micro_batches + 4; /* PREFETCH, 3 forward, 3 backward; NORM, REDUCE, STEP, MARK */
+    return 8 * micro_batches + 4; /* PREFETCH, 3 forward, 3 backward, WEIGHTS; NORM, REDUCE, STEP, MARK */
 }
 
 struct emitter {
@@ -95,17 +137,20 @@ enum aq_status aq_schedule_emit(const struct aq_schedule_request *request, uint3
     const struct aq_schedule_ops *ops = ops_of(request->kind);
     struct emitter emitter = {.code = code, .slots = aq_schedule_slots(request, stage)};
     void *memory = NULL;
-    AQ_TRY(aq_alloc(2 * (size_t)M * sizeof(struct aq_schedule_order), &memory));
+    const uint32_t entries = (ops->split ? 3 : 2) * M;
+    AQ_TRY(aq_alloc(entries * sizeof(struct aq_schedule_order), &memory));
     struct aq_schedule_order *order = memory;
     const uint32_t window = P == 1 ? 0 : request->window < M ? request->window : M;
     ops->order(request, stage, emitter.slots, order);
-    for (uint32_t k = 0; k < 2 * M; k++) {
+    for (uint32_t k = 0; k < entries; k++) {
         const uint32_t i = order[k].micro_batch;
-        if (!order[k].backward) {
+        if (order[k].op == AQ_OP_FORWARD) {
             if (window) emit(&emitter, AQ_OP_PREFETCH, i + window, false);
             if (stage > 0) emit(&emitter, AQ_OP_RECV_FWD, i, true);
             emit(&emitter, AQ_OP_FORWARD, i, true);
             if (stage + 1 < P) emit(&emitter, AQ_OP_SEND_FWD, i, true);
+        } else if (order[k].op == AQ_OP_WEIGHTS) {
+            emit(&emitter, AQ_OP_WEIGHTS, i, true);
         } else {
             if (stage + 1 < P) emit(&emitter, AQ_OP_RECV_BWD, i, true);
             emit(&emitter, AQ_OP_BACKWARD, i, true);
@@ -124,6 +169,7 @@ enum aq_status aq_schedule_emit(const struct aq_schedule_request *request, uint3
                                .stages = P,
                                .micro_batches = M,
                                .slots = emitter.slots,
+                               .split = ops->split,
                                .window = window};
     return AQ_OK;
 }

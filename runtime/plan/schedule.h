@@ -5,7 +5,8 @@
  * A new schedule is one file schedule_<name>.c with the const struct schedule_<name>, and one line in schedules.def;
  * schedule.c adds receives, sends, prefetches and the end of the step, so that all schedules agree on those.
  *
- * Rules, checked for all P <= 8, M <= 16: backwards come in order of micro-batches; micro-batch i has slot i mod slots;
+ * Rules, checked for all P <= 8, M <= 16: backwards come in order of micro-batches, and so do weight halves, each after
+ * its backward, where the schedule splits backward; micro-batch i has slot i mod slots;
  * slots never grow from one stage to the next (more than the stage before has would never be filled).
  *
  * Locking: pure functions.
@@ -20,14 +21,15 @@
 
 struct aq_schedule_order {
     uint32_t micro_batch;
-    bool backward;
+    enum aq_op op; /* FORWARD, BACKWARD or WEIGHTS */
 };
 
 struct aq_schedule_ops {
     const char *name;
-    /* Micro-batches between forward and backward at once on stage s, 1 .. M. The request is in range. */
+    bool split; /* backward in two halves */
+    /* Micro-batches from forward to backward (its weight half) at once on stage s, 1 .. M. The request is in range. */
     uint32_t (*slots)(const struct aq_schedule_request *request, uint32_t stage);
-    /* Write 2M entries: every micro-batch's forward and, later, its backward. */
+    /* Write 2M entries (split: 3M): every micro-batch's forward and, later, its backward (and its weight half). */
     void (*order)(const struct aq_schedule_request *request, uint32_t stage, uint32_t slots,
                   struct aq_schedule_order *out);
 };

@@ -36,11 +36,11 @@ static void schedule_1f1b_order(const struct aq_schedule_request *request, uint3
     const uint32_t M = request->micro_batches;
     uint32_t at = 0;
     for (uint32_t i = 0; i < slots; i++)
-        out[at++] = (struct aq_schedule_order){i, false};
+        out[at++] = (struct aq_schedule_order){i, AQ_OP_FORWARD};
     for (uint32_t i = 0; i < M; i++) {
-        out[at++] = (struct aq_schedule_order){i, true};
-        if (i + slots < M) out[at++] = (struct aq_schedule_order){i + slots, false};
+        out[at++] = (struct aq_schedule_order){i, AQ_OP_BACKWARD};
+        if (i + slots < M) out[at++] = (struct aq_schedule_order){i + slots, AQ_OP_FORWARD};
     }
 }
 
-const struct aq_schedule_ops schedule_1f1b = {"1f1b", schedule_1f1b_slots, schedule_1f1b_order};
+const struct aq_schedule_ops schedule_1f1b = {"1f1b", false, schedule_1f1b_slots, schedule_1f1b_order};

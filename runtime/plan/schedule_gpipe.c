@@ -26,10 +26,10 @@ static void gpipe_order(const struct aq_schedule_request *request, uint32_t stag
     for (uint32_t begin = 0; begin < M; begin += slots) {
         const uint32_t end = M - begin < slots ? M : begin + slots;
         for (uint32_t i = begin; i < end; i++)
-            out[at++] = (struct aq_schedule_order){i, false};
+            out[at++] = (struct aq_schedule_order){i, AQ_OP_FORWARD};
         for (uint32_t i = begin; i < end; i++)
-            out[at++] = (struct aq_schedule_order){i, true};
+            out[at++] = (struct aq_schedule_order){i, AQ_OP_BACKWARD};
     }
 }
 
-const struct aq_schedule_ops schedule_gpipe = {"gpipe", gpipe_slots, gpipe_order};
+const struct aq_schedule_ops schedule_gpipe = {"gpipe", false, gpipe_slots, gpipe_order};

@@ -39,7 +39,7 @@
 #include "storage/cache.h"
 #include "values.h"
 
-/* A forward or backward that the device has been given. */
+/* A forward, a backward or the weight half of one that the device has been given. */
 enum { AQ_WORKER_ISSUES = 4 };
 struct aq_worker_issue {
     struct aq_instruction instruction;
@@ -215,11 +215,12 @@ void aq_worker_device_quiet(struct aq_worker *worker);
 enum aq_status aq_worker_anchor(struct aq_worker *worker);
 
 /*
- * worker_device.c: FORWARD and BACKWARD are issued; what they come to, losses and times, is taken up by a later
- * aq_worker_issues_advance (part of aq_worker_pump). AQ_AGAIN: as many are out as may be; nothing has happened.
+ * worker_device.c: FORWARD, BACKWARD and WEIGHTS are issued; what they come to, losses and times, is taken up by a
+ * later aq_worker_issues_advance (part of aq_worker_pump). AQ_AGAIN: as many are out as may be; nothing has happened.
  */
 enum aq_status aq_worker_forward(struct aq_worker *worker, const struct aq_instruction *instruction);
 enum aq_status aq_worker_backward(struct aq_worker *worker, const struct aq_instruction *instruction);
+enum aq_status aq_worker_weights(struct aq_worker *worker, const struct aq_instruction *instruction);
 enum aq_status aq_worker_issues_advance(struct aq_worker *worker);
 
 /* worker_device.c: when the oldest was issued (aq_clock_ns) that has not come back, of stage and edges; 0: none. */

@@ -154,18 +154,27 @@ enum aq_status aq_worker_backward(struct aq_worker *w, const struct aq_instructi
     return issue_end(w, issue);
 }
 
+enum aq_status aq_worker_weights(struct aq_worker *w, const struct aq_instruction *instruction)
+{
+    struct aq_worker_issue *issue;
+    AQ_TRY(issue_begin(w, instruction, &issue));
+    AQ_TRY(aq_device_event_record(w->device, issue->begun, w->stream));
+    AQ_TRY(aq_stage_weights(w->stage, instruction->slot, w->stream));
+    return issue_end(w, issue);
+}
+
 /* It has come back: what it took, by the device's own clock, and the loss that it brings. */
 static enum aq_status issue_done(struct aq_worker *w, const struct aq_worker_issue *issue)
 {
-    const bool forward = issue->instruction.op == AQ_OP_FORWARD;
+    const enum aq_op op = issue->instruction.op;
+    const char *name = op == AQ_OP_FORWARD ? "forward" : op == AQ_OP_BACKWARD ? "backward" : "weights";
     uint64_t before = 0, took = 0;
     AQ_TRY(aq_device_event_elapsed(w->device, w->pipeline.anchor, issue->begun, &before));
     AQ_TRY(aq_device_event_elapsed(w->device, issue->begun, issue->ended, &took));
     w->times.compute_ns += took;
     const uint64_t begin = w->pipeline.anchor_ns + before;
-    aq_trace_add(w->trace, "compute", forward ? "forward" : "backward", begin, begin + took, (uint32_t)w->step,
-                 issue->instruction.micro_batch);
-    if (!forward || w->position + 1 < w->P) return AQ_OK;
+    aq_trace_add(w->trace, "compute", name, begin, begin + took, (uint32_t)w->step, issue->instruction.micro_batch);
+    if (op != AQ_OP_FORWARD || w->position + 1 < w->P) return AQ_OK;
     struct aq_stage_loss loss;
     AQ_TRY(aq_stage_loss(w->stage, issue->instruction.slot, &loss));
     w->times.loss_sum += loss.sum;

@@ -1,10 +1,10 @@
 /*
- * worker_step.c -- one step: the program's two chains, the gradient norm, the optimizer.
+ * worker_step.c -- one step: the program's chains, the gradient norm, the optimizer.
  *
- * The program (program.h) is a flat array. Its forward chain and its backward chain are each run in order; between them
+ * The program (program.h) is a flat array. Its forward, backward and weight chain are each run in order; between them
  * the first in program order that can run is run, so that a late frame of one direction never holds up the other.
- * Backwards stay in order of micro-batches whatever happens, and with them every bit of the sums. Instructions are
- * issued: on a GPU the chains run ahead of the device by some of them (worker_device.c).
+ * Backwards and weight halves stay in order of micro-batches whatever happens, and with them every bit of the sums.
+ * Instructions are issued: on a GPU the chains run ahead of the device by some of them (worker_device.c).
  */
 #include <math.h>
 #include <string.h>
@@ -13,34 +13,14 @@
 #include "pulse.h"
 #include "worker.h"
 
-static bool is_forward(uint8_t op)
-{
-    return op == AQ_OP_RECV_FWD || op == AQ_OP_FORWARD || op == AQ_OP_SEND_FWD || op == AQ_OP_PREFETCH;
-}
-
-static bool is_backward(uint8_t op)
-{
-    return op == AQ_OP_RECV_BWD || op == AQ_OP_BACKWARD || op == AQ_OP_SEND_BWD;
-}
-
 struct run {
     const struct aq_program *program;
-    uint32_t forward, backward; /* next instruction of each chain; the barrier's index when there is none left */
-    uint32_t barrier;           /* first instruction that comes after everything before it                    */
-    uint32_t forwards_done;     /* issued: the compute stream has them in order */
-    bool sending;               /* a send had no buffer */
-    bool busy[AQ_JOB_MICRO_BATCHES_MAX]; /* by slot */
+    uint32_t next[AQ_CHAINS];               /* instruction of each chain; the barrier's index when there is none left */
+    uint32_t barrier;                       /* first instruction that comes after everything before it                */
+    uint32_t forwards_done, backwards_done; /* issued: the compute stream has them in order */
+    bool sending;                           /* a send had no buffer */
+    bool busy[AQ_JOB_MICRO_BATCHES_MAX];    /* by slot */
 };
-
-static uint32_t chain_next(const struct run *run, uint32_t at, bool forward)
-{
-    while (at < run->barrier) {
-        const uint8_t op = run->program->code[at].op;
-        if (forward ? is_forward(op) : is_backward(op)) return at;
-        at++;
-    }
-    return run->barrier;
-}
 
 void aq_worker_batch(struct aq_worker *worker, uint64_t step, uint32_t micro_batch, struct aq_edge_batch *batch)
 {
@@ -95,6 +75,8 @@ static bool ready(const struct aq_worker *worker, const struct run *run, const s
         return aq_edge_backward_here(worker->pipeline.out);
     case AQ_OP_BACKWARD:
         return run->forwards_done > instruction->micro_batch;
+    case AQ_OP_WEIGHTS: /* what a neighbour waits for goes first: on a GPU no queue of these stands before it */
+        return run->backwards_done > instruction->micro_batch && worker->pipeline.issue_count <= 1;
     default:
         return true;
     }
@@ -126,11 +108,16 @@ static enum aq_status execute(struct aq_worker *worker, struct run *run, const s
                                         worker->pipeline.receive_stream);
     case AQ_OP_BACKWARD:
         AQ_TRY(aq_worker_backward(worker, instruction));
-        if (worker->position == 0) run->busy[instruction->slot] = false;
+        run->backwards_done++;
+        if (worker->position == 0 && !run->program->split) run->busy[instruction->slot] = false;
         return AQ_OK;
     case AQ_OP_SEND_BWD:
         AQ_TRY(aq_edge_send_backward(worker->pipeline.in, &batch, &worker->pipeline.dx[copy],
                                      worker->pipeline.send_stream));
+        if (!run->program->split) run->busy[instruction->slot] = false;
+        return AQ_OK;
+    case AQ_OP_WEIGHTS:
+        AQ_TRY(aq_worker_weights(worker, instruction));
         run->busy[instruction->slot] = false;
         return AQ_OK;
     default:
@@ -139,14 +126,14 @@ static enum aq_status execute(struct aq_worker *worker, struct run *run, const s
     }
 }
 
-/* One instruction of either chain, the earlier in the program first. AQ_AGAIN: neither can run now. */
+/* One instruction of any chain, the earliest in the program first. AQ_AGAIN: none can run now. */
 static enum aq_status chains_advance(struct aq_worker *worker, struct run *run)
 {
-    const bool forward_first = run->forward < run->backward;
+    enum aq_chain turns[AQ_CHAINS];
+    aq_program_turns(run->next, turns);
     run->sending = false;
-    for (int i = 0; i < 2; i++) {
-        const bool forward_now = (i == 0) == forward_first;
-        uint32_t *at = forward_now ? &run->forward : &run->backward;
+    for (int i = 0; i < AQ_CHAINS; i++) {
+        uint32_t *at = &run->next[turns[i]];
         if (*at == run->barrier) continue;
         const struct aq_instruction *instruction = &run->program->code[*at];
         if (!ready(worker, run, instruction)) continue;
@@ -157,7 +144,7 @@ static enum aq_status chains_advance(struct aq_worker *worker, struct run *run)
         }
         AQ_TRY(status);
         aq_pulse_work();
-        *at = chain_next(run, *at + 1, forward_now);
+        *at = aq_program_next(run->program, turns[i], *at + 1, run->barrier);
         return AQ_OK;
     }
     return AQ_AGAIN;
@@ -248,9 +235,16 @@ static enum aq_status refills(struct aq_worker *worker)
     return AQ_OK;
 }
 
+static bool chains_left(const struct run *run)
+{
+    for (int chain = 0; chain < AQ_CHAINS; chain++)
+        if (run->next[chain] < run->barrier) return true;
+    return false;
+}
+
 static enum aq_status run_chains(struct aq_worker *worker, struct run *run)
 {
-    while (run->forward < run->barrier || run->backward < run->barrier) {
+    while (chains_left(run)) {
         const uint32_t seen = aq_bell_count(worker->bell);
         AQ_TRY(aq_worker_pump(worker));
         AQ_TRY(refills(worker));
@@ -399,11 +393,10 @@ enum aq_status aq_worker_step(struct aq_worker *worker)
     memset(&run, 0, sizeof run);
     run.program = M == worker->plan->micro_batches ? &worker->me->program : &worker->me->program_last;
     AQ_ASSERT(run.program->micro_batches == M);
-    while (run.barrier < run.program->count &&
-           (is_forward(run.program->code[run.barrier].op) || is_backward(run.program->code[run.barrier].op)))
+    while (run.barrier < run.program->count && aq_op_chain(run.program->code[run.barrier].op) != AQ_CHAINS)
         run.barrier++;
-    run.forward = chain_next(&run, 0, true);
-    run.backward = chain_next(&run, 0, false);
+    for (int chain = 0; chain < AQ_CHAINS; chain++)
+        run.next[chain] = aq_program_next(run.program, chain, 0, run.barrier);
     worker->times =
         (struct aq_worker_times){.begin_ns = aq_clock_ns(), .loss_scale = aq_loss_scale_now(&worker->loss_scale)};
     AQ_TRY(aq_worker_anchor(worker));

@@ -12,7 +12,7 @@
 
 #include "program.h"
 
-enum { P_MAX = 8, M_MAX = 16, CODE_MAX = 7 * M_MAX + 4 };
+enum { P_MAX = 8, M_MAX = 16, CODE_MAX = 8 * M_MAX + 4 };
 
 static const enum aq_schedule_kind kinds[] = {
 #define AQ_SCHEDULE(name, id, text) id,

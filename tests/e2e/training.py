@@ -9,7 +9,9 @@ import subprocess
 
 import jobs
 from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers, raw, weights
-from kit import BIN, REPLICAS, ROOT, interrupt, refused
+from kit import BIN, REPLICAS, ROOT, interrupt, refused, same_run
+
+ZERO_BUBBLE = {"pipeline.schedule": "zb-h1"}
 
 
 def scenario_equal():
@@ -99,6 +101,42 @@ def scenario_codecs():
 
 def scales(name):
     return [line["loss_scale"] for line in metrics(name)]
+
+
+def scenario_zero_bubble():
+    """Weight halves of backwards that fill waits change no bit: losses, norms, weights, bytes, void steps; killed and resumed."""
+    codecs = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.backward.codec": "directq", "edges.backward.bits": 8}
+    fp16 = {"model.precision": "fp16", "train.loss_scale_window": 1, "train.epochs": 6, "pipeline.stages": 3}
+    cases = {"four": codecs,
+             "one-tied": {"pipeline.stages": 1, "model.tied": "true"},
+             "three-classic": {**codecs, "pipeline.stages": 3, "pipeline.in_flight": "classic", "model.dropout": 0.1},
+             "two-bf16": {**codecs, "pipeline.stages": 2, "model.precision": "bf16", "link.rate_mbps": 20},
+             "fp16-void": {**codecs, **fp16},
+             "replicas": {**codecs, **REPLICAS, "reduce.codec": "q4", "checkpoint.every": "3 steps"}}
+    for name, keys in cases.items():
+        whole, split = f"{name}-1f1b", f"{name}-zb"
+        launch(manifest(whole, **keys))
+        launch(manifest(split, **keys, **ZERO_BUBBLE))
+        same_run(split, whole)
+        for key in ("grad_norm", "forward_bytes", "backward_bytes", "skipped"):
+            a, b = ([line[key] for line in metrics(run)] for run in (split, whole))
+            check(a == b, f"{name}: {key} {a}, with 1f1b {b}")
+    check(scales("fp16-void-zb") == scales("fp16-void-1f1b"), f"loss scales {scales('fp16-void-zb')}")
+    check(any(line["skipped"] for line in metrics("fp16-void-zb")), f"no step was void: {scales('fp16-void-zb')}")
+    jobs.isolated(True)
+    launch(manifest("isolated", **cases["three-classic"], **ZERO_BUBBLE))
+    jobs.isolated(False)
+    same_run("isolated", "three-classic-1f1b")
+    longer = {**codecs, "checkpoint.every": "3 steps", "train.epochs": 20, "model.dropout": 0.1}
+    launch(manifest("whole", **longer))
+    for name, before in (("sigint", ZERO_BUBBLE), ("worker", {})):  # one of them begun with 1f1b
+        path = manifest(name, **longer, **before)
+        interrupt(name, path, 7)
+        launch(path, "--resume", "--set", "pipeline.schedule=zb-h1")
+        same_run(name, "whole")
+    refused("recompute", manifest("recompute", **ZERO_BUBBLE, **{"model.recompute": "true"}),
+            r"recompute\.yaml:\d+:\d+: model\.recompute: pipeline\.schedule: zb-h1 splits backward.*schedule: 1f1b", 2)
+    no_workers("zero_bubble")
 
 
 def scenario_warmup():

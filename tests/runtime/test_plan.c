@@ -417,6 +417,30 @@ static void test_predict_flushed_pipeline_is_exact(void **state)
     done(plan, job);
 }
 
+/* 8 micro-batches of 3 s, F + B, and (P - 1) of waiting: F + B, or where half of B fills them F + B - 2 W. */
+static void test_predict_weight_halves_fill_the_bubble(void **state)
+{
+    (void)state;
+    static const char *const whole[] = {"train.batch=16", NULL},
+                             *const split[] = {"train.batch=16", "pipeline.schedule=zb-h1", NULL};
+    struct aq_job *job;
+    struct aq_plan *plan = plan_of(whole, &job);
+    struct aq_plan_costs costs = unit_costs(plan, 16);
+    for (uint32_t s = 0; s < 4; s++)
+        costs.backward_s[s] = 2;
+    assert_true(near(predict(plan, &costs).step_s, 33));
+    done(plan, job);
+    plan = plan_of(split, &job);
+    costs = unit_costs(plan, 16);
+    for (uint32_t s = 0; s < 4; s++)
+        costs.weights_s[s] = 1;
+    const struct aq_plan_prediction prediction = predict(plan, &costs);
+    assert_true(near(prediction.step_s, 27));
+    assert_true(near(prediction.bound_s, 24));
+    assert_true(near(prediction.compute_s[2], 24));
+    done(plan, job);
+}
+
 static void test_predict_shared_core_does_all_the_work(void **state)
 {
     (void)state;
@@ -610,6 +634,39 @@ static void test_measured_costs_are_positive(void **state)
     done(plan, job);
 }
 
+/* The same flops in two halves, and the memory of what waits between them; every stage has the slots of stage 0. */
+static void test_split_backward_is_planned_and_measured(void **state)
+{
+    (void)state;
+    static const char *const split[] = {"pipeline.schedule=zb-h1", NULL};
+    struct aq_job *job, *other;
+    struct aq_plan *whole = plan_of(NULL, &other), *plan = plan_of(split, &job);
+    struct aq_plan_costs costs, halves;
+    aq_plan_costs_assumed(whole, 100, 2, &costs);
+    aq_plan_costs_assumed(plan, 100, 2, &halves);
+    for (uint32_t s = 0; s < 4; s++) {
+        assert_true(plan->stages[s].config.split && !whole->stages[s].config.split);
+        assert_int_equal(plan->stages[s].config.slots, whole->stages[0].config.slots);
+        assert_true(plan->stages[s].size.slot_bytes > whole->stages[s].size.slot_bytes);
+        assert_true(costs.weights_s[s] == 0 && halves.weights_s[s] > 0.4 * costs.backward_s[s]);
+        assert_true(near(halves.backward_s[s] + halves.weights_s[s], costs.backward_s[s]));
+    }
+    assert_int_equal(aq_plan_costs_measured(plan, 2, &costs), AQ_OK);
+    for (uint32_t s = 0; s < 4; s++)
+        assert_true(costs.backward_s[s] > 0 && costs.weights_s[s] > 0);
+    const struct aq_plan_prediction prediction = predict(plan, &costs);
+    struct aq_text text = {0}, json = {0};
+    assert_int_equal(aq_plan_print(plan, &costs, &prediction, 0, &text), AQ_OK);
+    assert_non_null(strstr(aq_text_of(&text), "  weights"));
+    assert_non_null(strstr(aq_text_of(&text), "half of a backward"));
+    assert_int_equal(aq_plan_print_json(plan, &costs, &prediction, &json), AQ_OK);
+    assert_non_null(strstr(aq_text_of(&json), "\"weights_s\""));
+    aq_text_deinit(&text);
+    aq_text_deinit(&json);
+    done(plan, job);
+    done(whole, other);
+}
+
 static void test_print_names_what_it_must(void **state)
 {
     (void)state;
@@ -743,6 +800,7 @@ int main(void)
         cmocka_unit_test(test_plan_manifest_gives_the_same_hash_without_the_data),
         cmocka_unit_test(test_plan_refuses_what_cannot_be),
         cmocka_unit_test(test_predict_flushed_pipeline_is_exact),
+        cmocka_unit_test(test_predict_weight_halves_fill_the_bubble),
         cmocka_unit_test(test_predict_shared_core_does_all_the_work),
         cmocka_unit_test(test_predict_slow_link_binds),
         cmocka_unit_test(test_predict_packed_bodies_take_their_share_of_a_link),
@@ -752,6 +810,7 @@ int main(void)
         cmocka_unit_test(test_predict_one_stage_is_its_compute),
         cmocka_unit_test(test_predict_assumed_costs_follow_the_flops),
         cmocka_unit_test(test_measured_costs_are_positive),
+        cmocka_unit_test(test_split_backward_is_planned_and_measured),
         cmocka_unit_test(test_print_names_what_it_must),
         cmocka_unit_test(test_fits_adds_the_stages_of_this_machine),
         cmocka_unit_test(test_rank_fits_its_daemons_limit),

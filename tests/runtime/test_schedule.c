@@ -64,6 +64,10 @@ static void test_grid_of_schedules_is_golden(void **state)
     golden("1f1b_8x32_abridged", &request, 100);
     request = (struct aq_schedule_request){.kind = AQ_SCHEDULE_1F1B, .stages = 1, .micro_batches = 3};
     golden("1f1b_1x3", &request, 0);
+    request = (struct aq_schedule_request){.kind = AQ_SCHEDULE_ZB, .stages = 4, .micro_batches = 8};
+    golden("zb-h1_4x8", &request, 0);
+    request.in_flight = AQ_IN_FLIGHT_CLASSIC;
+    golden("zb-h1_4x8_classic", &request, 0);
 }
 
 static void test_program_of_1f1b_is_as_written(void **state)
@@ -84,6 +88,35 @@ static void test_program_of_1f1b_is_as_written(void **state)
         assert_int_equal(code[1][i].op, want[i].op);
         assert_int_equal(code[1][i].micro_batch, want[i].micro_batch);
         assert_int_equal(code[1][i].slot, want[i].slot);
+    }
+}
+
+/* On stage 0 slot 0 is wanted again by the third forward; the last stage puts off what it can. */
+static void test_program_of_zb_is_as_written(void **state)
+{
+    (void)state;
+    static const struct {
+        enum aq_op op;
+        uint32_t micro_batch;
+    } first[] = {{AQ_OP_FORWARD, 0},  {AQ_OP_SEND_FWD, 0}, {AQ_OP_FORWARD, 1},  {AQ_OP_SEND_FWD, 1},
+                 {AQ_OP_RECV_BWD, 0}, {AQ_OP_BACKWARD, 0}, {AQ_OP_WEIGHTS, 0},  {AQ_OP_FORWARD, 2},
+                 {AQ_OP_SEND_FWD, 2}, {AQ_OP_RECV_BWD, 1}, {AQ_OP_BACKWARD, 1}, {AQ_OP_RECV_BWD, 2},
+                 {AQ_OP_BACKWARD, 2}, {AQ_OP_WEIGHTS, 1},  {AQ_OP_WEIGHTS, 2}},
+      last[] = {{AQ_OP_RECV_FWD, 0}, {AQ_OP_FORWARD, 0},  {AQ_OP_BACKWARD, 0}, {AQ_OP_SEND_BWD, 0}, {AQ_OP_RECV_FWD, 1},
+                {AQ_OP_FORWARD, 1},  {AQ_OP_BACKWARD, 1}, {AQ_OP_SEND_BWD, 1}, {AQ_OP_WEIGHTS, 0},  {AQ_OP_RECV_FWD, 2},
+                {AQ_OP_FORWARD, 2},  {AQ_OP_BACKWARD, 2}, {AQ_OP_SEND_BWD, 2}, {AQ_OP_WEIGHTS, 1},  {AQ_OP_WEIGHTS, 2}};
+    const struct aq_schedule_request request = {
+        .kind = AQ_SCHEDULE_ZB, .stages = 2, .micro_batches = 3, .in_flight = AQ_IN_FLIGHT_CLASSIC};
+    emit_all(&request);
+    for (uint32_t s = 0; s < 2; s++) {
+        assert_true(programs[s].split);
+        assert_int_equal(programs[s].slots, 2);
+        assert_int_equal(programs[s].count, sizeof first / sizeof *first + 3);
+        for (uint32_t i = 0; i + 3 < programs[s].count; i++) {
+            assert_int_equal(code[s][i].op, s ? last[i].op : first[i].op);
+            assert_int_equal(code[s][i].micro_batch, s ? last[i].micro_batch : first[i].micro_batch);
+            assert_int_equal(code[s][i].slot, code[s][i].micro_batch % 2);
+        }
     }
 }
 
@@ -204,6 +237,29 @@ static void test_check_refuses_wrong_order(void **state)
     refused("comes first on the link");
 }
 
+static void test_check_refuses_weight_halves_out_of_turn(void **state)
+{
+    (void)state;
+    fresh(AQ_SCHEDULE_ZB);
+    swap(0, find(0, AQ_OP_WEIGHTS, 0), find(0, AQ_OP_BACKWARD, 0));
+    refused("comes out of turn");
+    fresh(AQ_SCHEDULE_ZB);
+    swap(2, find(2, AQ_OP_WEIGHTS, 4), find(2, AQ_OP_WEIGHTS, 5));
+    refused("weight halves must come in order, micro-batch 4 is next");
+    fresh(AQ_SCHEDULE_ZB);
+    swap(1, find(1, AQ_OP_WEIGHTS, 0), find(1, AQ_OP_RECV_FWD, 5)); /* whose slot it is to free */
+    refused("still holds micro-batch 0");
+    fresh(AQ_SCHEDULE_ZB);
+    erase(1, find(1, AQ_OP_WEIGHTS, 5));
+    refused("before all weight halves");
+    fresh(AQ_SCHEDULE_ZB);
+    swap(1, find(1, AQ_OP_WEIGHTS, 5), find(1, AQ_OP_NORM, 0));
+    refused("before all weight halves");
+    fresh(AQ_SCHEDULE_1F1B);
+    code[0][find(0, AQ_OP_BACKWARD, 5)].op = AQ_OP_WEIGHTS; /* of a backward that is whole */
+    refused("comes out of turn");
+}
+
 static void test_check_refuses_wrong_ends(void **state)
 {
     (void)state;
@@ -275,11 +331,13 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_grid_of_schedules_is_golden),
         cmocka_unit_test(test_program_of_1f1b_is_as_written),
+        cmocka_unit_test(test_program_of_zb_is_as_written),
         cmocka_unit_test(test_check_refuses_what_is_out_of_turn),
         cmocka_unit_test(test_check_allows_stages_of_different_depth),
         cmocka_unit_test(test_check_refuses_too_few_credits),
         cmocka_unit_test(test_check_refuses_wrong_slots),
         cmocka_unit_test(test_check_refuses_wrong_order),
+        cmocka_unit_test(test_check_refuses_weight_halves_out_of_turn),
         cmocka_unit_test(test_check_refuses_wrong_ends),
         cmocka_unit_test(test_check_refuses_wrong_reductions),
         cmocka_unit_test(test_emit_refuses_what_cannot_be),
