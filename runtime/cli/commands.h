@@ -23,6 +23,7 @@ int aq_command_keys(int argc, char **argv);
 int aq_command_bench(int argc, char **argv);
 int aq_command_wanlab(int argc, char **argv);
 int aq_command_cache(int argc, char **argv);
+int aq_command_doctor(int argc, char **argv);
 
 /* One row of the table of commands. */
 struct aq_command {

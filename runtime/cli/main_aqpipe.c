@@ -20,6 +20,7 @@ static const struct aq_command commands[] = {
     {"report", "compare runs: one table, report.json, curves for plotting", aq_command_report},
     {"keys", "make and show the certificates of a job, for mutual TLS", aq_command_keys},
     {"cache", "look at the message caches of a run: stat, verify, compact", aq_command_cache},
+    {"doctor", "look at this machine, and at a job's part of it, before hours are spent", aq_command_doctor},
     {"bench", "measure this machine: stages, codecs, cache, links, whole jobs", aq_command_bench},
     {"worker", NULL, aq_command_worker},
     {"wanlab", NULL, aq_command_wanlab}, /* tools/wanlab */
@@ -34,6 +35,7 @@ static const char about[] =
 static const char examples[] =
     "A job is one manifest (YAML). Begin with the plan, then launch:\n"
     "  aqpipe plan job.yaml                          what would run, and how fast\n"
+    "  aqpipe doctor job.yaml                        is this machine fit for it?\n"
     "  aqpipe launch job.yaml                        run it; Ctrl-C stops with a checkpoint\n"
     "  aqpipe launch job.yaml --run out --set train.lr=1e-4 --set link.rate_mbps=100\n"
     "  aqpipe resume out                             go on\n"
