@@ -171,7 +171,7 @@ static enum aq_status find(struct stripes *s, struct part **out)
 static enum aq_status stripes_read(struct aq_byte_stream *stream, const struct iovec *iov, int count, size_t *got)
 {
     struct stripes *s = of(stream);
-    struct part *part;
+    struct part *part = NULL;
     struct iovec some[2];
     int pieces = 0;
     hear(s, 0);

@@ -27,6 +27,9 @@ def scenario_tls():
     check(weights("tls") == weights("plain"), "model.safetensors differs under TLS")
     launch(manifest("tls-paced", **secure), "--set", "link.rate_mbps=200")
     check(losses("tls-paced") == losses("plain"), "losses under paced TLS differ")
+    launch(manifest("tls-streams", **secure), "--set", "link.streams=4")
+    check(losses("tls-streams") == losses("plain"), "losses over four connections a link differ")
+    check(weights("tls-streams") == weights("plain"), "model.safetensors differs over four connections a link")
 
     def refused(name, want, words, **changes):
         done = launch(manifest(name, **{**secure, **changes}), want=want)
@@ -131,10 +134,10 @@ def scenario_outage():
     """Links that are cut again and again heal, and the losses are the undisturbed run's, bit for bit."""
     keys = CUT
     launch(manifest("whole", **keys))
-    for seed in (1, 2):
+    for seed, every, streams in ((1, 6000, 1), (2, 6000, 1), (3, 2500, 4)):  # of four connections one is cut at a time
         name = f"cut{seed}"
-        with jobs.faults(links=f"seed={seed}&cut_every=6000"):
-            launch(manifest(name, **keys))
+        with jobs.faults(links=f"seed={seed}&cut_every={every}"):
+            launch(manifest(name, **keys), "--set", f"link.streams={streams}")
         heals = sum(metrics(name)[-1]["heals"])
         check(heals >= 50, f"{name}: only {heals} links were healed")
         check(losses(name) == losses("whole"), f"{name}: losses {losses(name)} are not {losses('whole')}")

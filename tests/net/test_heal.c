@@ -19,7 +19,13 @@
 #include "frame.h"
 
 enum { PROXY_PAIRS = 32, PROXY_BYTES = 1 << 16 };
-enum proxy_order { PROXY_PASS, PROXY_HOLE, PROXY_CLOSED, PROXY_CALM /* as PASS, but without cuts */ };
+enum proxy_order {
+    PROXY_PASS,
+    PROXY_HOLE,
+    PROXY_CLOSED,
+    PROXY_CALM /* as PASS, but without cuts */,
+    PROXY_ONE_HOLE /* of one connection; then PASS */
+};
 
 struct proxy_pair { /* two sockets, and what is between them in either direction */
     int fd[2];
@@ -125,8 +131,10 @@ static void proxy_turn(struct proxy *proxy)
     for (int i = 0; i < PROXY_PAIRS; i++) {
         struct proxy_pair *pair = &proxy->pairs[i];
         if (pair->fd[0] == -1) continue;
-        if (order == PROXY_HOLE && !pair->hole) {
+        const bool one = order == PROXY_ONE_HOLE && atomic_load_explicit(&proxy->order, memory_order_relaxed) == order;
+        if ((order == PROXY_HOLE || one) && !pair->hole) {
             pair->hole = true;
+            if (one) atomic_store_explicit(&proxy->order, PROXY_PASS, memory_order_relaxed);
             atomic_fetch_add_explicit(&proxy->holes, 1, memory_order_relaxed);
         }
         if (pair->hole && order != PROXY_CLOSED) continue;
@@ -192,16 +200,21 @@ static void pass_time(const struct link_pair *pair, double seconds)
     while (aq_bell_wait(pair->bell, seen, until) == AQ_OK);
 }
 
-/* The connection that stands becomes a hole; later ones pass. */
-static void swallow(const struct link_pair *pair, struct proxy *proxy)
+/* The connections that stand, or one of them, become holes; later ones pass. */
+static void swallow_by(const struct link_pair *pair, struct proxy *proxy, enum proxy_order what)
 {
     const unsigned before = atomic_load_explicit(&proxy->holes, memory_order_relaxed);
     const uint64_t deadline_ns = PAIR_SECONDS(PAIR_PATIENCE);
-    order(proxy, PROXY_HOLE);
+    order(proxy, what);
     while (atomic_load_explicit(&proxy->holes, memory_order_relaxed) == before) {
         pass_time(pair, 0.002);
         assert_true(aq_clock_ns() < deadline_ns);
     }
+}
+
+static void swallow(const struct link_pair *pair, struct proxy *proxy)
+{
+    swallow_by(pair, proxy, PROXY_HOLE);
 }
 
 static uint32_t streams = 1; /* connections of a link: the program's argument */
@@ -380,6 +393,23 @@ static void test_black_hole_is_found_by_silence_and_healed(void **state)
             assert_int_equal(pair_event_of(&pair, i, AQ_LINK_RECEIVED, PAIR_PATIENCE).frame.step, n);
         assert_true(heals(&pair, 1) >= n + 1);
     }
+    finish(&pair);
+    proxy_close(proxy);
+    pair_close(&pair);
+}
+
+/* Of several connections one carries nothing any more, while the others do: what it holds back is missed. */
+static void test_one_silent_connection_is_found_and_healed(void **state)
+{
+    struct link_pair pair = {0};
+    (void)state;
+    healing_config(&pair, PAIR_PATIENCE);
+    listen_closely(&pair);
+    struct proxy *proxy = through_proxy(&pair, 0);
+    swallow_by(&pair, proxy, PROXY_ONE_HOLE);
+    pair_exchange(&pair, 40, PAIR_PATIENCE);
+    assert_true(heals(&pair, 1) >= 1);
+    order(proxy, PROXY_CALM);
     finish(&pair);
     proxy_close(proxy);
     pair_close(&pair);
@@ -588,6 +618,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_fault_cuts_at_seeded_places_all_arrives_once),
         cmocka_unit_test(test_cuts_in_handshakes_all_arrives_once),
         cmocka_unit_test(test_black_hole_is_found_by_silence_and_healed),
+        cmocka_unit_test(test_one_silent_connection_is_found_and_healed),
         cmocka_unit_test(test_sent_means_acknowledged),
         cmocka_unit_test(test_outage_longer_than_permitted_is_timeout),
         cmocka_unit_test(test_connections_without_progress_do_not_heal_for_ever),
