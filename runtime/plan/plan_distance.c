@@ -17,13 +17,14 @@
 #include "plan_private.h"
 
 enum {
-    CANDIDATES_MAX = 2 * 16, /* two schedules; doublings up to AQ_JOB_MICRO_BATCHES_MAX are 12 */
+    CANDIDATES_MAX = 2 * 16, /* two schedules; doublings up to SIMULATED_MOST are 8 */
     SEND_LEAST = 8,          /* windows of links that nobody calls far: some frames of each direction in turn */
     RECEIVE_LEAST = 4,
     SEND_MOST = 256, /* as keys.def bounds them */
     RECEIVE_MOST = 252,
     ANSWERS = 2, /* send buffers for messages that the other end has lost (edge_heal.c) */
-    BATCH_GROWTH_MAX = 16
+    BATCH_GROWTH_MAX = 16,
+    SIMULATED_MOST = 256 /* micro-batches of a step that choices are made by: more no link has on its way */
 };
 
 #define FLIGHT_BYTES (UINT64_C(1) << 30)  /* of slots, a stage, that are taken without being asked for */
@@ -138,8 +139,9 @@ static uint32_t candidates_add(const struct aq_plan *plan, uint32_t micro_batche
     const struct aq_schedule_request own = request_of(plan, micro_batches, kind, AQ_IN_FLIGHT_DEFAULT);
     uint32_t flight = aq_schedule_slots(&own, 0);
     out[count++] = (struct candidate){.kind = kind, .in_flight = AQ_IN_FLIGHT_DEFAULT};
-    while (flight < micro_batches) {
-        flight = flight > micro_batches / 2 ? micro_batches : 2 * flight;
+    const uint32_t most = micro_batches < SIMULATED_MOST ? micro_batches : SIMULATED_MOST;
+    while (flight < most) {
+        flight = flight > most / 2 ? most : 2 * flight;
         AQ_ASSERT(count < CANDIDATES_MAX);
         out[count++] = (struct candidate){.kind = kind, .in_flight = flight};
     }
@@ -159,7 +161,9 @@ static enum aq_status choose(const struct aq_plan *plan, uint32_t micro_batches,
         const struct aq_schedule_request request = request_of(plan, micro_batches, one->kind, one->in_flight);
         one->seconds = HUGE_VAL;
         if (!affordable(plan, &first, &request)) continue;
-        AQ_TRY(time_of(plan, &costs, &request, automatic, &one->seconds));
+        struct aq_schedule_request simulated = request;
+        if (simulated.micro_batches > SIMULATED_MOST) simulated.micro_batches = SIMULATED_MOST;
+        AQ_TRY(time_of(plan, &costs, &simulated, automatic, &one->seconds));
         for (uint32_t s = 0; s < plan->stage_count; s++)
             one->bytes += slots_bytes(plan, &request, s);
         if (one->seconds < least) least = one->seconds;
@@ -249,7 +253,7 @@ static enum aq_status help_batch(const struct aq_plan *plan, const struct aq_pla
     uint32_t growth = 1;
     while (growth < BATCH_GROWTH_MAX && share > out->share / 2) {
         struct aq_schedule_request request;
-        if (2 * growth * plan->micro_batches > AQ_JOB_MICRO_BATCHES_MAX) break;
+        if (2 * growth * plan->micro_batches > SIMULATED_MOST) break;
         growth *= 2;
         AQ_TRY(flight_of(plan, growth * plan->micro_batches, pipeline->schedule, pipeline->in_flight, false, &request));
         AQ_TRY(share_of(plan, costs, &request, false, &seconds, &share));

@@ -86,6 +86,10 @@ struct simulation {
     double now;
     struct actor *actors;
     struct pipe *forward, *backward;
+    bool stirred[AQ_JOB_STAGES_MAX];  /* something may happen now at stage s, or on the link behind it */
+    uint32_t host[AQ_JOB_STAGES_MAX]; /* the first stage that shares a stage's */
+    /* Of all replicas, workers of stage t on the host of stage s, and on its GPU. */
+    uint16_t beside[AQ_JOB_STAGES_MAX][AQ_JOB_STAGES_MAX], sharing[AQ_JOB_STAGES_MAX][AQ_JOB_STAGES_MAX];
 };
 
 static void place(struct aq_arena *arena, struct simulation *sim)
@@ -156,6 +160,13 @@ static enum aq_status simulation_open(struct simulation *sim, void **memory)
     place(&arena, sim);
     for (uint32_t s = 0; s < sim->P; s++) {
         actor_open(sim, s);
+        sim->stirred[s] = true;
+        while (!aq_job_same_host(sim->plan->job, sim->host[s], s))
+            sim->host[s]++;
+        for (uint32_t r = 0; r < sim->plan->ranks; r++) {
+            sim->beside[s][r % sim->P] += aq_job_same_host(sim->plan->job, s, r);
+            sim->sharing[s][r % sim->P] += aq_plan_same_gpu(sim->plan, s, r);
+        }
         sim->forward[s].done_at = sim->backward[s].done_at = DBL_MAX;
         if (s + 1 == sim->P) continue;
         const struct aq_plan_edge *edge = &sim->plan->edges[s];
@@ -423,20 +434,48 @@ static bool busy(const struct actor *actor)
     return false;
 }
 
-/* By how much of its own time stage s advances a second: its host's cores, shared by the threads at work there; its
- * GPU, shared by the stages at work on it. */
-static double speed_of(const struct simulation *sim, uint32_t s)
+/* Threads at work on the cores of the host of stage s; stages at work on its GPU. All replicas do the same at once. */
+static double threads_beside(const struct simulation *sim, uint32_t s)
 {
-    const bool gpu = sim->actors[s].gpu;
-    double threads = 0, stages = 0;
-    for (uint32_t r = 0; r < sim->plan->ranks; r++) { /* all replicas do the same at the same time */
-        const struct actor *other = &sim->actors[r % sim->P];
-        if (!busy(other) || other->gpu != gpu || !aq_job_same_host(sim->plan->job, s, r)) continue;
-        threads += sim->costs->threads[r % sim->P];
-        stages += aq_plan_same_gpu(sim->plan, s, r);
+    double threads = 0;
+    for (uint32_t t = 0; t < sim->P; t++)
+        if (sim->beside[s][t] && !sim->actors[t].gpu && busy(&sim->actors[t]))
+            threads += (double)sim->costs->threads[t] * sim->beside[s][t];
+    return threads;
+}
+
+static double stages_sharing(const struct simulation *sim, uint32_t s)
+{
+    double stages = 0;
+    for (uint32_t t = 0; t < sim->P; t++)
+        if (sim->sharing[s][t] && busy(&sim->actors[t])) stages += sim->sharing[s][t];
+    return stages;
+}
+
+/* By how much of its own time each stage advances a second: its host's cores, shared by the threads at work there; its
+ * GPU, shared by the stages at work on it. */
+static void speeds_fill(const struct simulation *sim, double *speeds)
+{
+    double threads[AQ_JOB_STAGES_MAX]; /* by the first stage of a host; < 0: not counted yet */
+    for (uint32_t s = 0; s < sim->P; s++) {
+        speeds[s] = 1;
+        threads[s] = -1;
+        if (!busy(&sim->actors[s])) continue;
+        if (sim->actors[s].gpu) {
+            speeds[s] = 1 / fmax(1, stages_sharing(sim, s));
+            continue;
+        }
+        const uint32_t host = sim->host[s];
+        if (threads[host] < 0) threads[host] = threads_beside(sim, host);
+        if (threads[host] > sim->costs->cores) speeds[s] = sim->costs->cores / threads[host];
     }
-    if (gpu) return stages > 1 ? 1 / stages : 1;
-    return threads > sim->costs->cores ? sim->costs->cores / threads : 1;
+}
+
+/* What has happened at a stage, or on the link behind it, concerns its neighbours. */
+static void stir(struct simulation *sim, uint32_t s)
+{
+    for (uint32_t t = s > 0 ? s - 1 : 0; t <= s + 1 && t < sim->P; t++)
+        sim->stirred[t] = true;
 }
 
 static void settle(struct simulation *sim)
@@ -444,15 +483,19 @@ static void settle(struct simulation *sim)
     for (bool moved = true; moved;) { /* ends: every move is one of finitely many instructions and frames */
         moved = false;
         for (uint32_t s = 0; s < sim->P; s++) {
-            moved |= actor_finish(sim, s);
-            moved |= actor_start(sim, s);
-            moved |= actor_end(sim, s);
+            if (!sim->stirred[s]) continue;
+            sim->stirred[s] = false;
+            bool here = actor_finish(sim, s);
+            here |= actor_start(sim, s);
+            here |= actor_end(sim, s);
             struct pipe *const pipes[] = {&sim->forward[s], &sim->backward[s]};
             for (int k = 0; k < 2; k++) {
-                moved |= pipe_finish(sim, pipes[k]);
-                moved |= pipe_return(sim, pipes[k]);
-                moved |= pipe_start(sim, pipes[k]);
+                here |= pipe_finish(sim, pipes[k]);
+                here |= pipe_return(sim, pipes[k]);
+                here |= pipe_start(sim, pipes[k]);
             }
+            if (here) stir(sim, s);
+            moved |= here;
         }
     }
 }
@@ -462,41 +505,38 @@ static void earlier(double at, double now, double *next)
     if (at > now && at < *next) *next = at;
 }
 
-static double speed_now(const struct simulation *sim, uint32_t s)
+/* The next moment at which something can change at a stage or on the link behind it; DBL_MAX: nothing ever will. */
+static double next_here(const struct simulation *sim, uint32_t s, double speed)
 {
-    return busy(&sim->actors[s]) ? speed_of(sim, s) : 1;
-}
-
-/* The next moment at which something can change; DBL_MAX: nothing ever will. */
-static double next_moment(const struct simulation *sim, const double *speeds)
-{
+    const struct actor *actor = &sim->actors[s];
+    const struct pipe *const pipes[] = {&sim->forward[s], &sim->backward[s]};
     double next = DBL_MAX;
-    for (uint32_t s = 0; s < sim->P; s++) {
-        const struct actor *actor = &sim->actors[s];
-        for (int i = 0; i < STREAMS; i++)
-            if (actor->streams[i].left > 0) earlier(sim->now + actor->streams[i].left / speeds[s], sim->now, &next);
-        const struct pipe *const pipes[] = {&sim->forward[s], &sim->backward[s]};
-        for (int k = 0; k < 2; k++) {
-            const double moments[] = {pipes[k]->done_at, pipe_arrival(pipes[k]), pipe_credit(pipes[k]),
-                                      pipe_buffer(pipes[k])};
-            for (int i = 0; i < 4; i++)
-                earlier(moments[i], sim->now, &next);
-        }
-        earlier(actor->partial_at, sim->now, &next);
-        earlier(actor->total_at, sim->now, &next);
-        earlier(actor->reduced_at, sim->now, &next);
+    for (int i = 0; i < STREAMS; i++)
+        if (actor->streams[i].left > 0) earlier(sim->now + actor->streams[i].left / speed, sim->now, &next);
+    for (int k = 0; k < 2; k++) {
+        const double moments[] = {pipes[k]->done_at, pipe_arrival(pipes[k]), pipe_credit(pipes[k]),
+                                  pipe_buffer(pipes[k])};
+        for (int i = 0; i < 4; i++)
+            earlier(moments[i], sim->now, &next);
     }
+    earlier(actor->partial_at, sim->now, &next);
+    earlier(actor->total_at, sim->now, &next);
+    earlier(actor->reduced_at, sim->now, &next);
     return next;
 }
 
 /* Go there. False: nothing ever will. */
 static bool advance(struct simulation *sim)
 {
-    double speeds[AQ_JOB_STAGES_MAX];
-    for (uint32_t s = 0; s < sim->P; s++)
-        speeds[s] = speed_now(sim, s);
-    const double next = next_moment(sim, speeds);
+    double speeds[AQ_JOB_STAGES_MAX], here[AQ_JOB_STAGES_MAX], next = DBL_MAX;
+    speeds_fill(sim, speeds);
+    for (uint32_t s = 0; s < sim->P; s++) {
+        here[s] = next_here(sim, s, speeds[s]);
+        next = fmin(next, here[s]);
+    }
     if (next == DBL_MAX) return false;
+    for (uint32_t s = 0; s < sim->P; s++)
+        if (here[s] <= next) stir(sim, s);
     for (uint32_t s = 0; s < sim->P; s++)
         for (int i = 0; i < STREAMS; i++) {
             struct stream *stream = &sim->actors[s].streams[i];
