@@ -136,7 +136,7 @@ static enum aq_status file_begin(struct aq_checkpoint_file *file)
     const struct aq_checkpoint *c = &file->checkpoint;
     const struct table *table = &file->table;
     char name[NAME_BYTES], hash[20], job[20], digest[20], number[24], rank[16], resume_hash[20], replicas[16],
-        resume[20];
+        resume[20], frozen[20];
     snprintf(number, sizeof number, "%" PRIu64, file->step);
     AQ_TRY(aq_file_make_folder(c->folder, number)); /* not the folder around it: its disk may be gone */
     uint64_t all = 0;
@@ -150,6 +150,7 @@ static enum aq_status file_begin(struct aq_checkpoint_file *file)
     snprintf(digest, sizeof digest, "%016" PRIx64, all);
     file_name(file->step, c->rank, name);
     snprintf(rank, sizeof rank, "%u", c->rank);
+    snprintf(frozen, sizeof frozen, "%016" PRIx64, c->frozen_digest);
     const char *const metadata[] = {"format",      "aqpipe checkpoint 1",
                                     "plan_hash",   hash,
                                     "rank_hash",   resume,
@@ -159,6 +160,8 @@ static enum aq_status file_begin(struct aq_checkpoint_file *file)
                                     "step",        number,
                                     "stage",       rank,
                                     "digest",      digest,
+                                    c->frozen_digest ? "frozen" : NULL,
+                                    frozen,
                                     NULL};
     return aq_weights_writer_open(c->folder, name, table->tensors, table->count + table->states, metadata,
                                   &file->writer);
@@ -255,6 +258,19 @@ static enum aq_status metadata_check(const struct aq_weights *weights, const cha
     return aq_fail(AQ_MISMATCH, "checkpoint", "%s: %s is %s, this run has %s", path, key, have, want);
 }
 
+enum aq_status aq_checkpoint_frozen_check(const struct aq_checkpoint *c, const struct aq_weights *weights,
+                                          const char *path)
+{
+    char text[24];
+    const char *have = aq_weights_metadata(weights, "frozen");
+    snprintf(text, sizeof text, "%016" PRIx64, c->frozen_digest);
+    if (strcmp(have ? have : "0000000000000000", text) == 0) return AQ_OK;
+    return aq_fail(AQ_MISMATCH, "checkpoint",
+                   "%s: the frozen tensors that it was made with have digest %s, those here %s: put back "
+                   "frozen-stage-%u.safetensors or the file of model.weights that the run began with",
+                   path, have ? have : "none", text, c->rank);
+}
+
 static enum aq_status headers_check(const struct aq_checkpoint *c, const struct aq_weights *weights, const char *path,
                                     uint64_t step)
 {
@@ -269,7 +285,8 @@ static enum aq_status headers_check(const struct aq_checkpoint *c, const struct 
     snprintf(text, sizeof text, "%" PRIu64, step);
     AQ_TRY(metadata_check(weights, path, "step", text));
     snprintf(text, sizeof text, "%u", c->rank);
-    return metadata_check(weights, path, "stage", text);
+    AQ_TRY(metadata_check(weights, path, "stage", text));
+    return aq_checkpoint_frozen_check(c, weights, path);
 }
 
 /* One tensor of the file into device memory, chained into *digest. */
@@ -342,20 +359,23 @@ enum aq_status aq_checkpoint_import(const struct aq_checkpoint *c, const char *p
 {
     struct aq_weights *weights = NULL;
     void *staging = NULL;
-    const uint64_t bytes = aq_stage_saved_floats(c->stage) * sizeof(float);
+    const uint32_t saved = aq_stage_saved_count(c->stage), all = saved + aq_stage_frozen_count(c->stage);
+    const uint64_t bytes =
+        (aq_stage_saved_floats(c->stage) + aq_stage_frozen_floats(c->stage)) * sizeof(float); /* of any tensor */
     enum aq_status status;
     AQ_TRY_GOTO(aq_weights_open(path, &weights), out);
     AQ_TRY_GOTO(aq_map(bytes, &staging), out);
-    for (uint32_t i = 0; i < aq_stage_saved_count(c->stage); i++) {
+    for (uint32_t i = 0; i < all; i++) {
         struct aq_tensor_info info;
         uint32_t index;
-        aq_stage_saved(c->stage, i, &info);
+        i < saved ? aq_stage_saved(c->stage, i, &info) : aq_stage_frozen(c->stage, i - saved, &info);
         const char *name = info.name;
         if (aq_weights_find(weights, name, &index) != AQ_OK) name = info.begins_as;
         AQ_TRY_GOTO(
             tensor_load(c, weights, path, name, aq_stage_parameters(c->stage) + info.offset, info.count, staging, NULL),
             out);
     }
+    AQ_TRY_GOTO(aq_stage_frozen_changed(c->stage, NULL), out);
     status = aq_stage_parameters_changed(c->stage, NULL);
 out:
     aq_unmap(staging, bytes);
@@ -364,7 +384,7 @@ out:
 }
 
 struct join {
-    struct aq_weights *files[AQ_JOB_STAGES_MAX];
+    struct aq_weights *files[AQ_JOB_STAGES_MAX], *frozen[AQ_JOB_STAGES_MAX]; /* frozen NULL: it has none */
     struct aq_weights_tensor *tensors;
     const struct aq_model_config *model;
     char (*names)[AQ_TENSOR_NAME_MAX]; /* as published */
@@ -408,6 +428,9 @@ enum aq_status aq_checkpoint_join(const char *folder, uint64_t step, uint32_t st
     for (uint32_t s = 0; s < stages; s++) {
         AQ_TRY_GOTO(aq_checkpoint_open(folder, step, s, &join.files[s]), out);
         AQ_TRY_GOTO(join_file(&join, join.files[s], false, &join.floats), out);
+        if (!aq_weights_metadata(join.files[s], "frozen")) continue;
+        AQ_TRY_GOTO(aq_checkpoint_frozen_open(folder, s, &join.frozen[s]), out);
+        AQ_TRY_GOTO(join_file(&join, join.frozen[s], false, &join.floats), out);
     }
     AQ_TRY_GOTO(aq_alloc(join.count * sizeof *join.tensors, &tensors), out);
     AQ_TRY_GOTO(aq_alloc(join.count * sizeof *join.names, &names), out);
@@ -415,12 +438,16 @@ enum aq_status aq_checkpoint_join(const char *folder, uint64_t step, uint32_t st
     join.tensors = tensors;
     join.names = names;
     join.count = 0;
-    for (uint32_t s = 0; s < stages; s++)
+    for (uint32_t s = 0; s < stages; s++) {
         AQ_TRY_GOTO(join_file(&join, join.files[s], true, &at), out);
+        if (join.frozen[s]) AQ_TRY_GOTO(join_file(&join, join.frozen[s], true, &at), out);
+    }
     status = aq_weights_write(path, join.tensors, join.count, metadata);
 out:
-    for (uint32_t s = 0; s < stages; s++)
+    for (uint32_t s = 0; s < stages; s++) {
         aq_weights_close(join.files[s]);
+        aq_weights_close(join.frozen[s]);
+    }
     aq_unmap(join.values, join.floats * sizeof(float));
     aq_free(tensors);
     aq_free(names);

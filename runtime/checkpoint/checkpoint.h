@@ -41,6 +41,7 @@ struct aq_checkpoint {
     struct aq_stage *stage;
     struct aq_optimizer *optimizer; /* NULL: weights only */
     float *loss_scale;              /* AQ_LOSS_SCALE_STATE floats of host memory; NULL: it does not move */
+    uint64_t frozen_digest;         /* of the stage's frozen tensors; 0: it has none                     */
 };
 
 /* Write the state after `step` steps. AQ_NOSPC, AQ_IO, AQ_REFUSED: names the file; what was there before still is. */
@@ -69,6 +70,23 @@ enum aq_status aq_checkpoint_read(const struct aq_checkpoint *checkpoint, uint64
 
 /* Of the file of a rank, into path (4096 bytes). AQ_INVAL: too long. */
 enum aq_status aq_checkpoint_path(const char *folder, uint64_t step, uint32_t rank, char *path);
+
+/*
+ * checkpoint_frozen.c: what never changes of a stage is in no checkpoint, but in one file for the run,
+ * <folder>/frozen-stage-<rank>.safetensors. All four: nothing is done where nothing is frozen.
+ *
+ * digest: of the values as they are in the stage, 0: none. It stands in each checkpoint, which is refused where it is
+ * another. write: AQ_NOSPC, AQ_IO, AQ_REFUSED. read: into the stage; AQ_NOTFOUND, AQ_CORRUPT, AQ_MISMATCH: the caller
+ * may give the stage the values as at the beginning of the run, and write the file again. open: for whoever joins.
+ */
+enum aq_status aq_checkpoint_frozen_digest(const struct aq_checkpoint *checkpoint, uint64_t *digest);
+enum aq_status aq_checkpoint_frozen_write(const struct aq_checkpoint *checkpoint);
+enum aq_status aq_checkpoint_frozen_read(const struct aq_checkpoint *checkpoint);
+enum aq_status aq_checkpoint_frozen_open(const char *folder, uint32_t rank, struct aq_weights **out);
+
+/* checkpoint.c: was a checkpoint made with these frozen tensors? AQ_MISMATCH: names path, digests and remedy. */
+enum aq_status aq_checkpoint_frozen_check(const struct aq_checkpoint *checkpoint, const struct aq_weights *weights,
+                                          const char *path);
 
 /* Open that file; no part of its name below `folder` may be a link. As aq_weights_open_in. */
 enum aq_status aq_checkpoint_open(const char *folder, uint64_t step, uint32_t rank, struct aq_weights **out);

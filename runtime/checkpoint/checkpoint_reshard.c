@@ -51,7 +51,8 @@ static enum aq_status open_file(const struct aq_checkpoint *c, uint64_t step, ui
     AQ_TRY(fact_check(*out, files->path, "resume_hash", resume_hash));
     AQ_TRY(fact_check(*out, files->path, "step", number));
     AQ_TRY(fact_check(*out, files->path, "stage", stage));
-    return fact_check(*out, files->path, "replicas", replicas);
+    AQ_TRY(fact_check(*out, files->path, "replicas", replicas));
+    return aq_checkpoint_frozen_check(c, *out, files->path);
 }
 
 uint32_t aq_checkpoint_replicas(const struct aq_checkpoint *c, uint64_t step)

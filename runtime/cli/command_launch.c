@@ -321,9 +321,11 @@ static json_t *start_line(const struct command *command)
                   "name", command->job->name, "codec", name, "plan_hash", aq_control_hex(aq_plan_hash(plan)), "version",
                   AQ_VERSION, "stages", (json_int_t)plan->stage_count, "replicas", (json_int_t)plan->replicas,
                   "steps_planned", (json_int_t)plan->steps, "steps_per_epoch", (json_int_t)plan->steps_per_epoch,
-                  "parameters", (json_int_t)plan->parameters, "resumed", (json_int_t)command->entry.resume_step,
+                  "parameters", (json_int_t)(plan->parameters + plan->frozen), "resumed",
+                  (json_int_t)command->entry.resume_step,
                   "rate_mbps", command->job->link.rate_mbps, "batch", (json_int_t)command->job->train.batch, "edges",
                   edges, "memory_planned", memory);
+    if (plan->frozen) json_object_set_new(line, "parameters_frozen", json_integer((json_int_t)plan->frozen));
     aq_report_start(plan, line);
     return line;
 }

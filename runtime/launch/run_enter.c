@@ -50,7 +50,7 @@ static enum aq_status write_identity(const struct aq_run_entry *entry)
                                  aq_control_hex(aq_plan_hash(plan)), "resume_hash", aq_control_hex(plan->resume_hash),
                                  "replicas", (json_int_t)plan->replicas, "stages", (json_int_t)plan->stage_count,
                                  "steps", (json_int_t)plan->steps, "steps_per_epoch", (json_int_t)plan->steps_per_epoch,
-                                 "parameters", (json_int_t)plan->parameters, "version", AQ_VERSION);
+                                 "parameters", (json_int_t)(plan->parameters + plan->frozen), "version", AQ_VERSION);
     enum aq_status status = aq_run_path(plan->job->output.path, "run.json", path);
     if (status == AQ_OK)
         status = aq_json_replace(path, identity, JSON_COMPACT);

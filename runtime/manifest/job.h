@@ -100,6 +100,7 @@ struct aq_job_train {
     float clip;         /* global norm; 0: none                                                                    */
     uint32_t skips_max; /* steps in a row without a finite gradient: then the run ends                      */
     uint64_t seed;
+    const char *freeze; /* names of what is not trained (stages/stage.h); NULL: all is                      */
     bool shuffle;
     struct aq_job_every evaluate_every;
 };

@@ -6,11 +6,19 @@
 
 #include "keys.h"
 #include "manifest.h"
+#include "nearest.h"
 #include "net/endpoint.h"
 #include "security.h"
 #include "stages/dataset.h"
 
-enum { KEY_BYTES = 96, HOSTS_BYTES = 256, LAYERS_BYTES = 48, VOCABULARY_ANY = 256, TEXT_BYTES = 160 };
+enum {
+    KEY_BYTES = 96,
+    HOSTS_BYTES = 256,
+    LAYERS_BYTES = 48,
+    VOCABULARY_ANY = 256,
+    TEXT_BYTES = 160,
+    WORDS_BYTES = 2048
+};
 
 static void check_model(struct aq_manifest *manifest)
 {
@@ -97,6 +105,68 @@ static const char *layers_text(uint32_t first, uint32_t end, char text[LAYERS_BY
     else
         snprintf(text, LAYERS_BYTES, "layers %u-%u", first, end - 1);
     return text;
+}
+
+/* The word of the model's layers and tensors that is nearest to one that none has; "" where none is near. */
+static void nearest_word(const struct aq_model_config *model, uint32_t T, const char *unknown, char *out, size_t bytes)
+{
+    char words[WORDS_BYTES];
+    uint32_t least = UINT32_MAX;
+    *out = 0;
+    for (uint32_t l = 0; *unknown && l < aq_model_layers(model); l++) {
+        aq_model_freeze_words(model, T, l, words, sizeof words);
+        for (char *word = words, *end; *word; word = end) {
+            struct aq_nearest nearest = {.word = unknown};
+            end = word + strcspn(word, " ");
+            if (*end) *end++ = 0;
+            aq_nearest_try(&nearest, word);
+            if (!aq_nearest_of(&nearest) || nearest.distance >= least) continue;
+            least = nearest.distance;
+            snprintf(out, bytes, "%.*s", (int)bytes - 1, word);
+        }
+    }
+}
+
+static void freeze_error(struct aq_manifest *manifest, const struct aq_model_config *model,
+                         const struct aq_freeze_pattern *pattern)
+{
+    char near[AQ_FREEZE_PART_MAX], layer[AQ_FREEZE_PART_MAX];
+    if (pattern->copy) {
+        aq_manifest_error(manifest, "train.freeze",
+                          "'%s' is the embedding's table here (model.tied): name that one, or say model.tied: false",
+                          pattern->text);
+        return;
+    }
+    nearest_word(model, manifest->job.train.T, pattern->unknown, near, sizeof near);
+    aq_model_layer_name(model, 1, layer, sizeof layer);
+    if (*near)
+        aq_manifest_error(manifest, "train.freeze",
+                          "'%s' names nothing of the model: it has no '%s'; did you mean '%s'?", pattern->text,
+                          pattern->unknown, near);
+    else
+        aq_manifest_error(manifest, "train.freeze",
+                          "'%s' names nothing of the model: a layer is named as aqpipe plan shows it ('%s'), a tensor "
+                          "by parts of its name that follow each other",
+                          pattern->text, layer);
+}
+
+/* Every pattern names something, and something is left. The model is one that can be. */
+static void check_freeze(struct aq_manifest *manifest)
+{
+    const struct aq_job_train *train = &manifest->job.train;
+    struct aq_model_config model = manifest->job.model.config;
+    struct aq_freeze_pattern pattern;
+    const uint32_t errors = manifest->errors.count;
+    uint32_t i = 0;
+    if (!train->freeze) return;
+    if (model.vocabulary == 0) model.vocabulary = VOCABULARY_ANY; /* what matters here are names */
+    for (; i < AQ_FREEZE_PATTERNS_MAX && aq_model_freeze_pattern(&model, train->T, train->freeze, i, &pattern); i++)
+        if (pattern.tensors == 0) freeze_error(manifest, &model, &pattern);
+    if (i == AQ_FREEZE_PATTERNS_MAX && aq_model_freeze_pattern(&model, train->T, train->freeze, i, &pattern))
+        aq_manifest_error(manifest, "train.freeze", "has more than %d patterns", AQ_FREEZE_PATTERNS_MAX);
+    else if (manifest->errors.count == errors &&
+             !aq_model_trains(&model, train->T, train->freeze, aq_model_layers(&model)))
+        aq_manifest_error(manifest, "train.freeze", "freezes the whole model: nothing is left to train");
 }
 
 /* The ranges must begin at 0, follow each other, and end with the last layer. */
@@ -395,6 +465,7 @@ void aq_manifest_check(struct aq_manifest *manifest)
     check_data(manifest);
     check_train(manifest);
     if (model) check_cut(manifest);
+    if (model && manifest->errors.count == 0) check_freeze(manifest);
     check_edges(manifest);
     check_endpoints(manifest);
     check_addresses(manifest);

@@ -160,12 +160,14 @@ static enum aq_status stage_fill(struct plan_open *open, uint32_t s)
                                  .precision = job->model.precision,
                                  .recompute = job->model.recompute,
                                  .split = aq_schedule_splits(job->pipeline.schedule),
+                                 .freeze = job->train.freeze,
                                  .weights_16bit = aq_device_gpu(job->pipeline.stages[s].device) != AQ_GPU_NO};
     stage->boundary_copies = stage->config.weights_16bit ? AQ_PLAN_COPIES_MAX : 1;
     aq_model_layer_name(&open->plan.model, stage->layer_first, stage->name_first, sizeof stage->name_first);
     aq_model_layer_name(&open->plan.model, stage->layer_end - 1, stage->name_last, sizeof stage->name_last);
     AQ_TRY(aq_stage_measure(&stage->config, &stage->size));
     open->plan.parameters += stage->size.parameters;
+    open->plan.frozen += stage->size.frozen;
     return AQ_OK;
 }
 
@@ -326,7 +328,8 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     const struct aq_stage_size *size = &stage->size;
     const bool first = s == 0, last = s + 1 == plan->stage_count;
     const uint64_t samples = plan->facts.train_samples + plan->facts.heldout_samples;
-    line(stage, "parameters", size->parameter_bytes);
+    line(stage, "parameters", size->parameter_bytes - size->frozen_bytes);
+    line(stage, "frozen", size->frozen_bytes);
     line(stage, "gradients", size->gradient_bytes);
     line(stage, "optimizer", aq_plan_optimizer_bytes(plan, size->parameters));
     line(stage, "slots", size->slot_bytes * stage->config.slots);

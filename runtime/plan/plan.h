@@ -35,7 +35,7 @@
 #include "storage/cache.h"
 
 enum {
-    AQ_PLAN_LINES_MAX = 20,
+    AQ_PLAN_LINES_MAX = 24,
     AQ_PLAN_NAME_MAX = 32,
     AQ_PLAN_COPIES_MAX = 2,
     AQ_PLAN_TRACE_RECORDS = 1 << 17, /* of output.trace, on every stage                        */
@@ -111,7 +111,8 @@ struct aq_plan {
     uint64_t samples_dropped;         /* of data.train, so that every replica has as many: not in facts */
     uint64_t steps_per_epoch;
     uint64_t steps; /* of the whole run: epochs and steps_max                                                   */
-    uint64_t parameters;
+    uint64_t parameters;  /* that are trained                                                           */
+    uint64_t frozen;      /* that are not (train.freeze)                                                */
     uint64_t hash;        /* of everything that the ranks must agree on                                          */
     uint64_t rank_hash;   /* the hash but for how far the run goes and when it looks and saves: its own checkpoints */
     uint64_t resume_hash; /* the same but for the count of replicas, too: what a run can go on from */

@@ -21,7 +21,8 @@ static enum aq_status layer_flops(const struct aq_job *job, const struct aq_mode
                                                .T = job->train.T,
                                                .slots = 1,
                                                .precision = job->model.precision,
-                                               .recompute = job->model.recompute};
+                                               .recompute = job->model.recompute,
+                                               .freeze = job->train.freeze};
         struct aq_stage_size size;
         AQ_TRY(aq_stage_measure(&config, &size));
         sums[l + 1] = sums[l] + size.flops_forward + size.flops_backward;

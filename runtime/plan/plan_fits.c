@@ -91,7 +91,8 @@ uint64_t aq_plan_checkpoint_bytes(const struct aq_plan *plan, uint32_t s)
 {
     const uint64_t parameters = plan->stages[s].size.parameters;
     const uint64_t bytes = parameters * sizeof(float) + aq_plan_optimizer_bytes(plan, parameters);
-    return bytes * plan->job->checkpoint.keep * (plan->job->checkpoint.mirror ? 2 : 1);
+    return bytes * plan->job->checkpoint.keep * (plan->job->checkpoint.mirror ? 2 : 1) +
+           plan->stages[s].size.frozen * sizeof(float);
 }
 
 /* What the slab of a stage's cache takes on disk already: a run that goes on needs no second copy of it. */

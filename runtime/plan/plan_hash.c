@@ -44,6 +44,9 @@ static const char *const indifferent[] = {"job.name",
 static const char *const extent[] = {"train.epochs",     "train.steps_max",   "train.evaluate_every",
                                      "checkpoint.every", "pipeline.schedule", "pipeline.in_flight"};
 
+/* Keys that older runs did not know: where they say nothing there is no line, and a hash is what it was. */
+static const char *const silent[] = {"train.freeze"};
+
 static bool names(const char *const *list, size_t count, const char *name)
 {
     for (size_t i = 0; i < count; i++) {
@@ -63,9 +66,12 @@ static bool matters(const char *name, enum scope scope)
 static void add_key(const struct aq_key *key, const void *base, const char *prefix, struct aq_text *text)
 {
     if (!aq_key_is_scalar(key)) return;
-    aq_text_add(text, "%s%s=", prefix, key->name);
-    (void)aq_key_write(key, base, text);
-    aq_text_add(text, "\n");
+    struct aq_text value = {0};
+    const bool said = aq_key_write(key, base, &value);
+    if (said || !names(silent, sizeof silent / sizeof *silent, key->name))
+        aq_text_add(text, "%s%s=%s\n", prefix, key->name, aq_text_of(&value));
+    if (text->status == AQ_OK) text->status = value.status;
+    aq_text_deinit(&value);
 }
 
 static void add_codec(const struct aq_codec_config *codec, uint32_t edge, const char *direction, struct aq_text *text)

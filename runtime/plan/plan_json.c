@@ -35,11 +35,13 @@ static json_t *stage_json(const struct aq_plan *plan, const struct aq_plan_costs
     json_t *memory = json_object();
     for (uint32_t i = 0; i < stage->line_count; i++)
         json_object_set_new(memory, stage->lines[i].name, whole(stage->lines[i].bytes));
-    json_t *out = json_pack("{s:i, s:i, s:i, s:o, s:i, s:o, s:o, s:o}", "stage", (int)s, "layer_first",
-                            (int)stage->layer_first, "layer_last", (int)stage->layer_end - 1, "parameters",
-                            whole(stage->size.parameters), "slots", (int)stage->config.slots, "memory", memory,
-                            "memory_bytes", whole(stage->memory_bytes), "cache_bytes", whole(stage->cache_bytes));
+    json_t *out =
+        json_pack("{s:i, s:i, s:i, s:o, s:i, s:o, s:o, s:o}", "stage", (int)s, "layer_first", (int)stage->layer_first,
+                  "layer_last", (int)stage->layer_end - 1, "parameters",
+                  whole(stage->size.parameters + stage->size.frozen), "slots", (int)stage->config.slots, "memory",
+                  memory, "memory_bytes", whole(stage->memory_bytes), "cache_bytes", whole(stage->cache_bytes));
     add_choice(plan, costs, s, out);
+    json_object_set_new(out, "parameters_frozen", whole(stage->size.frozen));
     json_object_set_new(out, "flops_forward", whole((uint64_t)stage->size.flops_forward));
     json_object_set_new(out, "flops_backward", whole((uint64_t)stage->size.flops_backward));
     if (stage->program.split) json_object_set_new(out, "flops_weights", whole((uint64_t)stage->size.flops_weights));
@@ -133,14 +135,15 @@ enum aq_status aq_plan_print_json(const struct aq_plan *plan, const struct aq_pl
         json_array_append_new(edges, edge_json(plan, e));
     json_t *out = json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:s, s:i, s:s, s:o, s:o, s:o, s:o}",
                             "job", plan->job->name, "plan_hash", aq_control_hex(plan->hash), "job_digest",
-                            aq_control_hex(plan->job_digest), "parameters", whole(plan->parameters), "train_samples",
-                            whole(plan->facts.train_samples), "samples_dropped", whole(plan->samples_dropped),
-                            "heldout_samples", whole(plan->facts.heldout_samples), "steps_per_epoch",
-                            whole(plan->steps_per_epoch), "steps", whole(plan->steps), "replicas", (int)plan->replicas,
-                            "reduce_transport", transport_name(aq_plan_reduce_transport(plan)), "micro_batches",
-                            (int)plan->micro_batches, "schedule", aq_schedule_name(plan->schedule), "stages", stages,
-                            "edges", edges, "totals", totals_json(plan, costs, prediction), "time",
+                            aq_control_hex(plan->job_digest), "parameters", whole(plan->parameters + plan->frozen),
+                            "train_samples", whole(plan->facts.train_samples), "samples_dropped",
+                            whole(plan->samples_dropped), "heldout_samples", whole(plan->facts.heldout_samples),
+                            "steps_per_epoch", whole(plan->steps_per_epoch), "steps", whole(plan->steps), "replicas",
+                            (int)plan->replicas, "reduce_transport", transport_name(aq_plan_reduce_transport(plan)),
+                            "micro_batches", (int)plan->micro_batches, "schedule", aq_schedule_name(plan->schedule),
+                            "stages", stages, "edges", edges, "totals", totals_json(plan, costs, prediction), "time",
                             costs && prediction ? time_json(plan, costs, prediction) : json_null());
+    json_object_set_new(out, "parameters_frozen", whole(plan->frozen));
     const enum aq_status status = aq_json_text(out, JSON_REAL_PRECISION(9), text);
     json_decref(out);
     aq_text_bytes(text, "\n", 1);

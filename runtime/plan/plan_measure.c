@@ -327,8 +327,11 @@ static enum aq_status time_packing(const struct bench *bench, struct aq_plan_cos
     struct aq_grad_candidate candidates[AQ_GRAD_CANDIDATES_MAX];
     const uint32_t count = aq_plan_reduce_candidates(plan, candidates);
     if (count == 0) return AQ_OK;
-    AQ_TRY(aq_reduce_measure_packing(bench->device, candidates, count, plan->stages[0].size.parameters, plan->replicas,
-                                     out->value_s));
+    uint64_t parameters = plan->stages[0].size.parameters;
+    for (uint32_t s = 1; parameters == 0 && s < plan->stage_count; s++) /* the first may be frozen */
+        parameters = plan->stages[s].size.parameters;
+    AQ_TRY(aq_reduce_measure_packing(bench->device, candidates, count, parameters, plan->replicas, out->value_s));
+    if (plan->stages[0].size.parameters == 0) return AQ_OK;
     const struct aq_plan_gradients gradients = {.device = bench->device,
                                                 .stream = bench->stream,
                                                 .values = aq_stage_gradients(bench->stage),

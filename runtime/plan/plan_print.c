@@ -20,8 +20,12 @@ static void print_head(const struct aq_plan *plan, struct aq_text *text)
     const struct aq_model_config *model = &plan->model;
     char about[ABOUT_BYTES];
     aq_model_describe(model, about, sizeof about);
-    aq_text_add(text, "job %s: %s, %s, %s; %llu parameters\n", job->name, model->kind, about,
-                products[job->model.precision], (unsigned long long)plan->parameters);
+    aq_text_add(text, "job %s: %s, %s, %s; %llu parameters", job->name, model->kind, about,
+                products[job->model.precision], (unsigned long long)(plan->parameters + plan->frozen));
+    if (plan->frozen)
+        aq_text_add(text, ", %llu trained, %llu frozen (train.freeze: %s)", (unsigned long long)plan->parameters,
+                    (unsigned long long)plan->frozen, job->train.freeze);
+    aq_text_add(text, "\n");
     char replicas[32] = "";
     if (plan->replicas > 1) snprintf(replicas, sizeof replicas, "%u replicas x ", plan->replicas);
     char tokens[32] = "";
@@ -42,11 +46,14 @@ static void print_head(const struct aq_plan *plan, struct aq_text *text)
 
 static void print_stages(const struct aq_plan *plan, unsigned columns, struct aq_text *text)
 {
-    static const char *const heads[] = {"stage", "layers", "", "parameters", "slots", "memory", "cache", "where"};
-    enum { COLUMNS = sizeof heads / sizeof *heads, LEFT = 1 | 2 | 4 | 128 };
-    struct aq_table table = {.columns = COLUMNS, .left = LEFT, .keys = 1};
+    static const char *const heads[] = {"stage", "layers", "",      "parameters", "frozen",
+                                        "slots", "memory", "cache", "where"};
+    enum { COLUMNS = sizeof heads / sizeof *heads, FROZEN = 4, LEFT = 1 | 2 | 4 };
+    const bool frozen = plan->frozen > 0; /* else the column is not there */
+    struct aq_table table = {
+        .columns = COLUMNS - !frozen, .left = LEFT | 1u << (COLUMNS - 1 - !frozen), .keys = 1};
     for (int c = 0; c < COLUMNS; c++)
-        aq_table_cell(&table, "%s", heads[c]);
+        if (frozen || c != FROZEN) aq_table_cell(&table, "%s", c == FROZEN - 1 && frozen ? "trained" : heads[c]);
     for (uint32_t s = 0; s < plan->stage_count; s++) {
         const struct aq_plan_stage *stage = &plan->stages[s];
         const struct aq_job_stage *place = &plan->job->pipeline.stages[s];
@@ -57,6 +64,7 @@ static void print_stages(const struct aq_plan *plan, unsigned columns, struct aq
         else
             aq_table_cell(&table, "%s .. %s", stage->name_first, stage->name_last);
         aq_table_cell(&table, "%llu", (unsigned long long)stage->size.parameters);
+        if (frozen) aq_table_cell(&table, "%llu", (unsigned long long)stage->size.frozen);
         aq_table_cell(&table, "%u", stage->config.slots);
         aq_table_size(&table, (double)stage->memory_bytes);
         aq_table_size(&table, stage->cache_bytes ? (double)stage->cache_bytes : (double)NAN);

@@ -55,6 +55,14 @@ static bool begins_stage(const char *name, const char **rest)
     return all_digits(name + 6, digits);
 }
 
+/* frozen-stage-3.safetensors, which is written once for a run, and what is aside. */
+static bool is_frozen_name(const char *name)
+{
+    const char *rest;
+    return strncmp(name, "frozen-", 7) == 0 && begins_stage(name + 7, &rest) &&
+           (strcmp(rest, ".safetensors") == 0 || strcmp(rest, ".safetensors.partial") == 0);
+}
+
 enum file_name { NAME_FOREIGN, NAME_WHOLE, NAME_ASIDE };
 
 /* Names that are written in the folder of a step: stage-3.safetensors, mirror-stage-3.safetensors, and what is aside.
@@ -259,7 +267,7 @@ static bool steps_prove(const char *path, const struct aq_owner *owner)
     while (foreign == 0 && (name = list_next(list))) {
         if (is_step(name))
             step_count(path, name, owner, &own, &foreign);
-        else if (strcmp(name, "lost+found") != 0 && strncmp(name, "complete", 8) != 0)
+        else if (strcmp(name, "lost+found") != 0 && strncmp(name, "complete", 8) != 0 && !is_frozen_name(name))
             foreign++;
     }
     closedir(list);
@@ -506,6 +514,7 @@ enum aq_status aq_owned_clear_checkpoints(const char *checkpoint, const struct a
     enum aq_status status = AQ_OK;
     while (status == AQ_OK && (name = list_next(list))) {
         uint64_t removed = 0;
+        if (is_frozen_name(name)) status = aq_file_remove(checkpoint, name);
         if (!is_step(name)) continue;
         status = step_remove(checkpoint, owner, name, &removed);
         if (status == AQ_OK && removed) status = remove_empty(checkpoint, name);

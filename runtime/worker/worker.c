@@ -16,6 +16,7 @@
 #include "checkpoint.h"
 #include "net/collective.h"
 #include "net/tls.h"
+#include "owned_folder.h"
 #include "pulse.h"
 #include "run_folder.h"
 
@@ -154,12 +155,14 @@ static enum aq_status open_stage(struct aq_worker *w)
     AQ_TRY(reserve(w));
     AQ_TRY(tell_memory(w, "begins"));
     aq_device_info(w->device, &info);
-    char instructions[64];
+    char instructions[64], frozen[48] = "";
     aq_processor_text(aq_processor_used(), instructions);
+    if (w->me->size.frozen) snprintf(frozen, sizeof frozen, " trained, %" PRIu64 " frozen", w->me->size.frozen);
     aq_log("worker", 1,
-           "stage %u of %u, replica %u of %u: layers %u-%u (%s .. %s), %" PRIu64 " parameters, on %s, instructions %s",
+           "stage %u of %u, replica %u of %u: layers %u-%u (%s .. %s), %" PRIu64
+           " parameters%s, on %s, instructions %s",
            w->position, w->P, w->replica, w->W, w->me->layer_first, w->me->layer_end - 1, w->me->name_first,
-           w->me->name_last, w->me->size.parameters, info.name, instructions);
+           w->me->name_last, w->me->size.parameters, frozen, info.name, instructions);
     AQ_TRY(aq_stage_open(w->device, &w->me->config, &w->stage));
     return aq_worker_device_open(w);
 }
@@ -228,11 +231,45 @@ static enum aq_status open_data(struct aq_worker *w)
     return w->plan->facts.heldout_samples ? open_dataset(w, true, &w->heldout) : AQ_OK;
 }
 
+/* As at the beginning of a run. */
+static enum aq_status begin_weights(struct aq_worker *w)
+{
+    const struct aq_checkpoint checkpoint = aq_worker_checkpoint(w);
+    w->frozen_due = aq_stage_frozen_count(w->stage) > 0;
+    if (w->job->model.weights) return aq_checkpoint_import(&checkpoint, w->job->model.weights);
+    return aq_stage_init(w->stage, w->job->train.seed);
+}
+
+/* What never changes: from the file of the run, or where that is lost from where it came from. */
+static enum aq_status load_frozen(struct aq_worker *w, uint64_t resume)
+{
+    const struct aq_checkpoint checkpoint = aq_worker_checkpoint(w);
+    if (resume && aq_checkpoint_frozen_read(&checkpoint) != AQ_OK) {
+        aq_log("worker", AQ_LOG_WARNING, "rank %u has lost its frozen tensors (%s): they are made again from %s",
+               w->rank, aq_error_text(), w->job->model.weights ? w->job->model.weights : "train.seed");
+        aq_error_clear(); /* dealt with */
+        AQ_TRY(begin_weights(w));
+    }
+    return aq_checkpoint_frozen_digest(&checkpoint, &w->frozen_digest);
+}
+
+/* Once for a run, and where the file was lost; when it is known that the checkpoint is of these values. */
+static enum aq_status keep_frozen(struct aq_worker *w)
+{
+    const struct aq_checkpoint checkpoint = aq_worker_checkpoint(w);
+    if (!w->frozen_due) return AQ_OK;
+    AQ_TRY(aq_owned_check(w->checkpoint_folder, AQ_OWNED_CHECKPOINT, w->run_id));
+    w->frozen_due = false;
+    return aq_checkpoint_frozen_write(&checkpoint);
+}
+
 static enum aq_status load_weights(struct aq_worker *w, uint64_t resume)
 {
     w->loss_scale = aq_loss_scale_of(w->job); /* a checkpoint may know better */
-    const struct aq_checkpoint checkpoint = aq_worker_checkpoint(w);
     w->step = w->resumed_at = resume;
+    if (!resume) AQ_TRY(begin_weights(w));
+    AQ_TRY(load_frozen(w, resume));
+    const struct aq_checkpoint checkpoint = aq_worker_checkpoint(w);
     if (resume) {
         const uint64_t begin = aq_clock_ns();
         const uint32_t replicas = aq_checkpoint_replicas(&checkpoint, resume);
@@ -252,8 +289,7 @@ static enum aq_status load_weights(struct aq_worker *w, uint64_t resume)
         if (w->checkpoints.lost) aq_error_clear();
         return w->checkpoints.lost ? AQ_OK : status;
     }
-    if (w->job->model.weights) return aq_checkpoint_import(&checkpoint, w->job->model.weights);
-    return aq_stage_init(w->stage, w->job->train.seed);
+    return AQ_OK;
 }
 
 /*
@@ -385,6 +421,7 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(aq_worker_group_open(w));
     AQ_TRY(open_edges(w));
     AQ_TRY(aq_worker_mirror_open(w));
+    AQ_TRY(keep_frozen(w));
     AQ_TRY(begins(w, AQ_DOING_MEASURE));
     return aq_worker_choose_open(w);
 }

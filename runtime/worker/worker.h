@@ -156,6 +156,8 @@ struct aq_worker {
     uint32_t position, P; /* the stage in its pipeline, of so many                 */
     uint32_t replica, W;  /* the copy of the pipeline, of so many                  */
     char *run_folder, *checkpoint_folder;
+    uint64_t frozen_digest; /* of what never changes; 0: nothing is frozen */
+    bool frozen_due;        /* its file is to be written                   */
     uint64_t run_id; /* whose they are: owned_folder.h */
     struct aq_worker_pipeline pipeline;
     struct aq_worker_replicas replicas;

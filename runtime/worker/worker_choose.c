@@ -21,7 +21,7 @@ enum aq_status aq_worker_choose_open(struct aq_worker *worker)
     const struct aq_optimizer_config *config = &worker->job->train.optimizer;
     struct aq_worker_choice *choice = &worker->replicas.choice;
     uint32_t index;
-    if (!config->reduce_automatic || worker->W == 1) return AQ_OK;
+    if (!config->reduce_automatic || worker->W == 1 || worker->me->size.parameters == 0) return AQ_OK;
     choice->count = aq_grad_candidates(config, choice->candidates);
     AQ_TRY(aq_optimizer_chosen(worker->optimizer, &index));
     if (index != AQ_CHOICE_NONE) {

@@ -43,7 +43,7 @@ static enum aq_status choose_transport(struct aq_worker *worker)
 enum aq_status aq_worker_group_prepare(struct aq_worker *worker)
 {
     const struct aq_grad_codec *codec = aq_optimizer_codec(worker->optimizer);
-    if (!codec) return AQ_OK;
+    if (!codec || aq_stage_parameter_count(worker->stage) == 0) return AQ_OK;
     return aq_group_prepare(worker->replicas.group, codec, aq_stage_parameter_count(worker->stage));
 }
 
@@ -198,7 +198,7 @@ static enum aq_status weights_digest(const struct aq_worker *worker, uint64_t *o
 {
     const uint8_t *weights = (const uint8_t *)aq_stage_parameters(worker->stage);
     const uint64_t bytes = aq_stage_parameter_count(worker->stage) * sizeof(float);
-    uint64_t digest = 0;
+    uint64_t digest = worker->frozen_digest; /* theirs are the same, too */
     for (uint64_t at = 0; at < bytes; at += BOUNCE_BYTES) {
         const size_t count = bytes - at < BOUNCE_BYTES ? (size_t)(bytes - at) : BOUNCE_BYTES;
         const void *piece = weights + at;

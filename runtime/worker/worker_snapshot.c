@@ -30,7 +30,8 @@ struct aq_checkpoint aq_worker_checkpoint(struct aq_worker *w)
                                   .device = w->device,
                                   .stage = w->stage,
                                   .optimizer = w->optimizer,
-                                  .loss_scale = aq_loss_scale_moves(&w->loss_scale) ? w->loss_scale.state : NULL};
+                                  .loss_scale = aq_loss_scale_moves(&w->loss_scale) ? w->loss_scale.state : NULL,
+                                  .frozen_digest = w->frozen_digest};
 }
 
 enum aq_status aq_worker_snapshot_open(struct aq_worker *w)

@@ -101,18 +101,12 @@ static void test_manifest_good_gives_its_values(void **state)
 static void test_manifest_sets_win(void **state)
 {
     (void)state;
-    static const char *const sets[] = {"train.batch=32",
-                                       "data.train=[x.txt]",
-                                       "output.path=out",
-                                       "pipeline.stages.1.threads=7",
-                                       "edges.forward.codec=raw",
-                                       "edges.list=[]",
-                                       "link.rate_mbps=0.5gbit",
-                                       "train.lr=3e-4",
-                                       "cache.kind=memory",
-                                       "checkpoint.every=250 steps",
-                                       "link.silence_max=1500ms",
-                                       "pipeline.in_flight=classic"};
+    static const char *const sets[] = {"train.batch=32",          "data.train=[x.txt]",
+                                       "output.path=out",         "pipeline.stages.1.threads=7",
+                                       "edges.forward.codec=raw", "edges.list=[]",
+                                       "link.rate_mbps=0.5gbit",  "train.lr=3e-4",
+                                       "cache.kind=memory",       "checkpoint.every=250 steps",
+                                       "link.silence_max=1500ms", "pipeline.in_flight=classic"};
     char before[4096];
     assert_non_null(getcwd(before, sizeof before));
     assert_int_equal(chdir("/tmp"), 0);
@@ -213,6 +207,23 @@ static const struct bad bads[] = {
     {NULL, {"data.tokenizer=gpt2"}, "gpt2 needs data.tokenizer_path"},
     {NULL, {"model.vocabulary=100"}, "less than the 256 tokens"},
     {NULL, {"model.kind=gpt7"}, "model.kind"},
+    {NULL,
+     {"train.freeze=embeding"},
+     "'embeding' names nothing of the model: it has no 'embeding'; did you mean 'embedding'?"},
+    {NULL,
+     {"train.freeze=wte, h.0-3.atn"},
+     "'h.0-3.atn' names nothing of the model: it has no 'atn'; did you mean 'attn'?"},
+    {NULL,
+     {"train.freeze='*, !blcok 5'"},
+     "'!blcok 5' names nothing of the model: it has no 'blcok'; did you mean 'block'?"},
+    {NULL,
+     {"train.freeze=blocks 6-7"},
+     "'blocks 6-7' names nothing of the model: a layer is named as aqpipe plan shows it ('block 0')"},
+    {NULL, {"train.freeze=h.1.c_fc"}, "'h.1.c_fc' names nothing of the model: a layer"},
+    {NULL, {"train.freeze='!'"}, "'!' names nothing of the model"},
+    {NULL, {"train.freeze=lm_head", "model.tied=true"}, "'lm_head' is the embedding's table here (model.tied)"},
+    {NULL, {"train.freeze='*'"}, "train.freeze: freezes the whole model: nothing is left to train"},
+    {NULL, {"train.freeze=[wte, wpe]"}, "train.freeze: is a list, but must be"},
     {NULL, {"pipeline.stages=9", "edges.list=[]"}, "9 stages, but this gpt2 has only 8 layers"},
     {NULL, {"pipeline.stages=0"}, "must be a count of stages, 1 to 64"},
     {NULL, {"pipeline.stages=[]"}, "0 entries"},

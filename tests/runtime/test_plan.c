@@ -165,6 +165,49 @@ static void test_plan_memory_is_the_sum_of_its_lines(void **state)
     done(plan, job);
 }
 
+static uint64_t line_of(const struct aq_plan_stage *stage, const char *name);
+
+/* What is frozen costs its values and nothing else: no gradient, optimizer, reduction, weight gradient. */
+static void test_plan_knows_what_is_frozen(void **state)
+{
+    (void)state;
+    static const char *const some[] = {"train.freeze=embedding, blocks 0-1, h.2.mlp", "pipeline.replicas=2", NULL};
+    static const char *const none[] = {"pipeline.replicas=2", NULL};
+    struct aq_job *job, *whole_job;
+    struct aq_plan *plan = plan_of(some, &job), *whole = plan_of(none, &whole_job);
+    assert_true(plan->frozen > 0 && whole->frozen == 0);
+    assert_int_equal(plan->parameters + plan->frozen, whole->parameters);
+    assert_true(plan->hash != whole->hash && plan->resume_hash != whole->resume_hash);
+    for (uint32_t s = 0; s < plan->stage_count; s++) {
+        const struct aq_plan_stage *stage = &plan->stages[s];
+        assert_int_equal(line_of(stage, "parameters"), stage->size.parameters * sizeof(float));
+        assert_int_equal(line_of(stage, "gradients"), stage->size.parameters * sizeof(float));
+        assert_int_equal(line_of(stage, "frozen"), stage->size.frozen * sizeof(float));
+        assert_int_equal(line_of(stage, "optimizer") > 0, stage->size.parameters > 0);
+        assert_int_equal(aq_plan_reduce_bytes(plan, s) > 0, stage->size.parameters > 0);
+    }
+    struct aq_text text = {0};
+    assert_int_equal(aq_plan_differences(plan, whole, true, &text), AQ_OK);
+    assert_non_null(strstr(aq_text_of(&text), "train.freeze: \"embedding, blocks 0-1, h.2.mlp\" there, none here"));
+    aq_text_deinit(&text);
+    done(plan, job);
+    done(whole, whole_job);
+    /* Backward ends where nothing before trains: a stage that is all frozen has none. */
+    static const char *const first[] = {"train.freeze='*, !head'", "pipeline.stages=2", NULL};
+    plan = plan_of(first, &job);
+    assert_true(plan->stages[0].size.flops_backward == 0.0 && plan->stages[0].size.parameters == 0);
+    assert_true(plan->stages[1].size.flops_backward > 0.0);
+    done(plan, job);
+    /* The automatic cut gives more of what costs less. */
+    static const char *const cheap[] = {"pipeline.stages=2", "train.freeze=embedding, blocks 0-3", NULL};
+    static const char *const dear[] = {"pipeline.stages=2", NULL};
+    plan = plan_of(cheap, &job);
+    whole = plan_of(dear, &whole_job);
+    assert_true(plan->stages[1].layer_first > whole->stages[1].layer_first);
+    done(plan, job);
+    done(whole, whole_job);
+}
+
 static uint64_t line_of(const struct aq_plan_stage *stage, const char *name)
 {
     for (uint32_t i = 0; i < stage->line_count; i++)
@@ -792,6 +835,7 @@ int main(void)
         cmocka_unit_test(test_plan_counts_samples_steps_and_micro_batches),
         cmocka_unit_test(test_plan_automatic_cut_is_the_evenest),
         cmocka_unit_test(test_plan_memory_is_the_sum_of_its_lines),
+        cmocka_unit_test(test_plan_knows_what_is_frozen),
         cmocka_unit_test(test_plan_of_a_gpu_has_its_scratch_and_two_of_each_boundary),
         cmocka_unit_test(test_plan_bytes_of_raw_edges_by_hand),
         cmocka_unit_test(test_plan_goes_on_without_the_weights_file),

@@ -198,7 +198,7 @@ static enum aq_status open_codec(struct aq_optimizer *optimizer, const struct aq
                                  uint32_t tensor_count)
 {
     const bool plain = aq_grad_codec_config_plain(&optimizer->config.reduce) || optimizer->config.reduce_automatic;
-    if (optimizer->group.size == 1 || plain || optimizer->measuring) return AQ_OK;
+    if (optimizer->group.size == 1 || plain || optimizer->measuring || optimizer->parameters == 0) return AQ_OK;
     return aq_grad_codec_open(&optimizer->config.reduce, tensors, tensor_count, optimizer->parameters,
                               &optimizer->codec);
 }
@@ -469,6 +469,10 @@ enum aq_status aq_optimizer_round(struct aq_optimizer *optimizer, struct aq_redu
     struct aq_optimizer_call *call = &optimizer->call;
     *out = (struct aq_reduce){.kind = AQ_REDUCE_NONE};
     const uint32_t round = call->round++;
+    if (optimizer->parameters == 0) { /* a stage that trains nothing: no replica of it has anything to send */
+        *call = (struct aq_optimizer_call){0};
+        return AQ_OK;
+    }
     if (call->averaging)
         AQ_TRY(aq_optimizer_average_round(optimizer, round, out));
     else if (call->updating)
