@@ -102,6 +102,15 @@ static void add_row(struct aq_table *table, const json_t *run, const json_t *run
     aq_table_figure(table, at(run, "heals", NULL), 0, "");
 }
 
+static void add_frozen(struct aq_text *text, const json_t *run, const char *name)
+{
+    const uint64_t all = aq_control_u64_or(run, "parameters", 0);
+    const uint64_t frozen = aq_control_u64_or(run, "parameters_frozen", 0);
+    if (frozen > 0 && frozen <= all)
+        aq_text_add(text, "%s: %llu of %llu parameters were trained, the others frozen (train.freeze)\n", name,
+                    (unsigned long long)(all - frozen), (unsigned long long)all);
+}
+
 /* What a run went through, where it went through something. */
 static void add_mishaps(struct aq_text *text, const json_t *run, const char *name)
 {
@@ -147,6 +156,7 @@ void aq_report_table(const json_t *runs, unsigned columns, struct aq_text *text)
         char name[NAME_BYTES];
         const json_t *run = json_array_get(runs, r);
         name_of(run, runs, name);
+        add_frozen(&below, run, name);
         add_choice(&below, run, name);
         add_mishaps(&below, run, name);
     }

@@ -1,8 +1,10 @@
 """Frozen tensors: they keep their bits, cost no gradient, are saved once, and change nothing of how runs stop and go on."""
 import json
+import os
 import shutil
+import sys
 
-from jobs import check, launch, losses, manifest, metrics, raw, weights
+from jobs import aqpipe, check, launch, losses, manifest, metrics, raw, weights
 from kit import OPTIMIZERS, ROOT, arrays, interrupt, refused
 
 LIST = "embedding, block 0, h.2.attn"
@@ -49,6 +51,16 @@ def scenario_freeze():
               f"rank {rank} has saved {sorted(saved)}, once {sorted(frozen)}")
     check(not (checkpoint / "frozen-stage-2.safetensors").exists(), "stage 2 has nothing that is frozen")
 
+    report = json.loads((ROOT / "whole" / "report.json").read_text())["runs"][0]
+    counts = [sum(len(value) // 4 for key, value in model("whole").items() if is_frozen(key) or every)
+              for every in (False, True)]
+    check([report["parameters_frozen"], report["parameters"]] == counts, f"the report counts {report}, there are {counts}")
+    for command, words in (("report", f"{counts[1] - counts[0]} of {counts[1]} parameters were trained"),
+                           ("plan", f"{counts[1]} parameters, {counts[1] - counts[0]} trained, {counts[0]} frozen")):
+        done = aqpipe(command, ROOT / "whole" / ("manifest.yaml" if command == "plan" else ""))
+        text = " ".join(done.stdout.split())
+        check(done.returncode == 0 and words in text, f"{command}: no '{words}' in\n{done.stdout}\n{done.stderr}")
+
     # Killed; and what was saved once lost, or damaged: it comes from where it came from.
     for name, loses in (("worker", None), ("launcher", "gone"), ("daemon", "damaged")):
         path = manifest(name, **keys)
@@ -77,6 +89,12 @@ def scenario_freeze():
     launch(manifest("other", **keys), "--resume")  # of another stage: made again
     check(weights("other") == weights("whole"), "other: model.safetensors differs")
 
+    # With more replicas, which have no file of their own, and with fewer.
+    for name, before, after in (("wider", 1, 2), ("narrower", 2, 1)):
+        interrupt("sigint", manifest(name, **{**keys, "pipeline.replicas": before}), 4)
+        launch(manifest(name, **{**keys, "pipeline.replicas": after}), "--resume")
+        expect_kept(name, began)
+
 
 def scenario_freeze_cut():
     """Without compression three stages are one, whatever is frozen; a file of weights is where it begins."""
@@ -84,14 +102,25 @@ def scenario_freeze_cut():
         keys = {**raw(), **raw("backward"), "train.freeze": f"'{freeze}'", "train.epochs": 2, "train.clip": 0.5}
         launch(manifest(f"{tag}-3", **{**keys, "pipeline.stages": 3}))
         launch(manifest(f"{tag}-1", **{**keys, "pipeline.stages": 1}))
+        launch(manifest(f"{tag}-halves", **{**keys, "pipeline.stages": 3, "pipeline.schedule": "zb-h1"}))
+        check(losses(f"{tag}-1") == losses(f"{tag}-halves"), f"{tag}: losses differ in halves")
+        check(model(f"{tag}-1") == model(f"{tag}-halves"), f"{tag}: weights differ in halves")
         check(losses(f"{tag}-1") == losses(f"{tag}-3"), f"{tag}: losses differ:\n{losses(f'{tag}-1')}\n{losses(f'{tag}-3')}")
         check(model(f"{tag}-1") == model(f"{tag}-3"), f"{tag}: weights differ")
         norms = [[line["grad_norm"] for line in metrics(f"{tag}-{P}")] for P in (1, 3)]
         check(norms[0] == norms[1], f"{tag}: gradient norms differ: {norms}")
-    keys = {"pipeline.stages": 2, "train.epochs": 1, "train.freeze": f"'{LIST}'",
+    keys = {"pipeline.stages": 2, "train.freeze": f"'{LIST}'", "checkpoint.every": "2 steps",
             "model.weights": str(ROOT / "head-1" / "model.safetensors")}
     launch(manifest("tuned", **keys))
-    expect_kept("tuned", model("head-1"))
+    began = model("head-1")
+    expect_kept("tuned", began)
+    path = manifest("alone", **keys)
+    interrupt("sigint", path, 4)
+    (ROOT / "head-1" / "model.safetensors").unlink()  # a run that goes on does not need it
+    done = aqpipe("resume", ROOT / "alone", "--no-progress")
+    check(done.returncode == 0, done.stderr)
+    expect_kept("alone", began)
+    check(weights("alone") == weights("tuned"), "alone: model.safetensors differs")
 
 
 def scenario_freeze_optimizers():
@@ -102,3 +131,25 @@ def scenario_freeze_optimizers():
     for name, settings in {**OPTIMIZERS, "auto": {"reduce.codec": "auto"}}.items():
         launch(manifest(name, **{**keys, **settings}))
         expect_kept(name, model("began"), lambda key: is_frozen(key) or ".h.1." in key)
+
+
+def scenario_freeze_gpu():
+    """The same on GPUs: copies in 16 bits of what is frozen, a stage without anything to train, killed and resumed."""
+    keys = {"pipeline.stages": "\n    - {layers: 0-1, device: cuda}\n    - {layers: 2-5, device: cuda}",
+            "pipeline.replicas": 2, "data.train_samples_max": 16, "train.clip": 0.5, "checkpoint.every": "2 steps",
+            "train.epochs": 3, "model.precision": "bf16", "train.freeze": f"'{LIST}'"}
+    done = aqpipe("launch", manifest("began", **{**keys, "train.lr": 0, "train.steps_max": 1, "train.freeze": None}),
+                  "--no-progress")
+    if done.returncode and "device: cuda" in done.stderr and os.environ.get("AQ_GPU") != "required":
+        print(done.stderr.strip().split("\n")[-1])
+        sys.exit(77)
+    check(done.returncode == 0, done.stderr[-2000:])
+    launch(manifest("whole", **keys))
+    expect_kept("whole", model("began"))
+    for log in (ROOT / "whole" / "logs").glob("stage-*.log"):
+        check("beyond the plan" not in log.read_text(), f"{log}: the plan is not all that the GPU has to hold")
+    path = manifest("worker", **keys)
+    interrupt("worker", path, 3)
+    launch(path, "--resume")
+    check(losses("worker") == losses("whole"), f"losses differ:\n{losses('worker')}\n{losses('whole')}")
+    check(weights("worker") == weights("whole"), "model.safetensors differs")
