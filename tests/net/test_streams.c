@@ -259,6 +259,41 @@ static void test_stripes_against_the_rules_are_refused_by_name(void **state)
     refuses(stripes, AQ_PROTO, "left out stripe 0");
 }
 
+static void test_heads_and_hellos_have_their_bytes(void **state)
+{
+    static const uint8_t GOLDEN[12] = {5, 0, 0, 0, 0, 0, 0, 1, 0xf0, 0x37, 0, 0}; /* docs/FRAME.md */
+    static const struct aq_hello BAD[] = {{.features = 8},
+                                          {.features = 8, .streams = AQ_LINK_STREAMS_MAX + 1},
+                                          {.features = 8, .streams = 2, .stream = 2, .bundle = 1},
+                                          {.features = 8, .streams = 2, .stream = 1},
+                                          {.streams = 2},
+                                          {.bundle = 1},
+                                          {.features = 16}};
+    const struct aq_stripe stripe = {.number = UINT64_C(1) << 56 | 5, .bytes = AQ_STRIPE_BYTES_MAX};
+    uint8_t head[AQ_STRIPE_HEAD_BYTES], body[AQ_FRAME_HELLO_BYTES];
+    struct aq_stripe back;
+    struct aq_hello hello = {.features = 8, .streams = 3, .stream = 2, .bundle = 0x1122334455667788}, read;
+    char text[AQ_TEXT_BYTES];
+    (void)state;
+    aq_stripe_encode(&stripe, BUNDLE, head);
+    assert_memory_equal(head, GOLDEN, sizeof GOLDEN);
+    assert_int_equal(aq_stripe_decode(head, BUNDLE, &back, text), AQ_OK);
+    assert_true(back.number == stripe.number && back.bytes == stripe.bytes);
+    for (int bit = 0; bit < 8 * AQ_STRIPE_HEAD_BYTES; bit++) {
+        head[bit / 8] ^= 1 << bit % 8;
+        assert_int_equal(aq_stripe_decode(head, BUNDLE, &back, text), AQ_CORRUPT);
+        head[bit / 8] ^= 1 << bit % 8;
+    }
+    aq_hello_encode(&hello, body);
+    assert_int_equal(body[56] | body[60] << 8 | body[64] << 16, 3 | 2 << 8 | 0x88 << 16);
+    assert_int_equal(aq_hello_decode(body, &read, text), AQ_OK);
+    assert_true(read.streams == 3 && read.stream == 2 && read.bundle == hello.bundle);
+    for (size_t i = 0; i < sizeof BAD / sizeof *BAD; i++) {
+        aq_hello_encode(&BAD[i], body);
+        assert_int_equal(aq_hello_decode(body, &read, text), AQ_PROTO);
+    }
+}
+
 /* ---- the handshake of several ---- */
 
 static void accept_run(void *context)
@@ -448,6 +483,7 @@ int main(void)
         cmocka_unit_test(test_stripes_keep_a_pace_together),
         cmocka_unit_test(test_stripes_lost_connection_loses_the_stream),
         cmocka_unit_test(test_stripes_against_the_rules_are_refused_by_name),
+        cmocka_unit_test(test_heads_and_hellos_have_their_bytes),
         cmocka_unit_test(test_streams_that_do_not_fit_are_let_go),
         cmocka_unit_test(test_stripe_against_the_rules_ends_the_link),
         cmocka_unit_test(test_number_of_streams_is_the_larger_wish_or_one),
