@@ -51,4 +51,6 @@ if(TARGET aqpipe AND AQ_TORCH_PYTHON)
   # Runs are compared with runs elsewhere; here with an implementation that shares no fault with ours.
   add_test(NAME test_job_torch COMMAND ${AQ_TORCH_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_job_torch $<TARGET_FILE_DIR:aqpipe>)
   set_tests_properties(test_job_torch PROPERTIES LABELS "e2e;quick" TIMEOUT 600 PROCESSORS 2 SKIP_RETURN_CODE 77)
+  add_test(NAME test_images_reference COMMAND ${AQ_TORCH_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_images_reference $<TARGET_FILE_DIR:aqpipe>)
+  set_tests_properties(test_images_reference PROPERTIES LABELS "e2e;quick" TIMEOUT 600 PROCESSORS 2 SKIP_RETURN_CODE 77)
 endif()

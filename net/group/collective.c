@@ -50,21 +50,21 @@ uint64_t aq_group_measure_device(const struct aq_group_config *config)
 
 static enum aq_status take_memory(struct aq_group *group, const struct aq_group_config *config)
 {
-    const enum aq_memory_kind kind = group->wires_apart ? AQ_MEMORY_DEVICE : AQ_MEMORY_PINNED;
+    const enum aq_memory_kind kind = group->wires_isolated ? AQ_MEMORY_DEVICE : AQ_MEMORY_PINNED;
     void *memory;
-    if (group->apart)
+    if (group->isolated)
         AQ_TRY(aq_device_alloc(group->device, kind, slots_bytes(config), &memory));
     else
         AQ_TRY(aq_map(slots_bytes(config), &memory));
     group->slots = memory;
     group->slots_bytes = slots_bytes(config);
-    if (!group->apart || group->wires_apart) return AQ_OK;
+    if (!group->isolated || group->wires_isolated) return AQ_OK;
     AQ_TRY(aq_device_alloc(group->device, AQ_MEMORY_DEVICE, landing_bytes(group), &memory));
     group->landing = memory;
     return AQ_OK;
 }
 
-enum aq_status aq_group_init(struct aq_group *group, const struct aq_group_ops *ops, bool wires_apart,
+enum aq_status aq_group_init(struct aq_group *group, const struct aq_group_ops *ops, bool wires_isolated,
                              const struct aq_group_config *config)
 {
     struct aq_device_info info = {.host_memory = true};
@@ -83,16 +83,16 @@ enum aq_status aq_group_init(struct aq_group *group, const struct aq_group_ops *
     group->piece_bytes = config->piece_bytes;
     group->stream = config->stream;
     if (config->device) aq_device_info(config->device, &info);
-    group->apart = !info.host_memory;
-    group->wires_apart = group->apart && wires_apart;
+    group->isolated = !info.host_memory;
+    group->wires_isolated = group->isolated && wires_isolated;
     return config->size > 1 ? take_memory(group, config) : AQ_OK;
 }
 
 void aq_group_deinit(struct aq_group *group)
 {
-    const enum aq_memory_kind kind = group->wires_apart ? AQ_MEMORY_DEVICE : AQ_MEMORY_PINNED;
+    const enum aq_memory_kind kind = group->wires_isolated ? AQ_MEMORY_DEVICE : AQ_MEMORY_PINNED;
     aq_device_coding_close(group->coding);
-    if (!group->apart) {
+    if (!group->isolated) {
         aq_unmap(group->slots, group->slots_bytes);
         return;
     }

@@ -216,7 +216,7 @@ enum aq_status aq_compressed_allreduce(struct aq_group *group, const struct aq_c
                                    .ops = &COMPRESSED_OPS,
                                    .context = &compressed};
     compressed.exchange = &exchange;
-    if (group->apart) return aq_device_compressed_run(&exchange, asked);
+    if (group->isolated) return aq_device_compressed_run(&exchange, asked);
     return aq_exchange_run(&exchange, AQ_COLLECTIVE_COMPRESSED, 0);
 }
 
@@ -224,7 +224,7 @@ enum aq_status aq_group_prepare(struct aq_group *group, const struct aq_grad_cod
 {
     const struct aq_compressed asked = {.worker = codec, .server = codec, .count = count};
     uint32_t pieces;
-    if (group->size == 1 || !group->apart) return AQ_OK;
+    if (group->size == 1 || !group->isolated) return AQ_OK;
     AQ_ASSERT(!group->coding);
     AQ_TRY(pieces_in_message(group, &asked, &pieces));
     AQ_TRY(aq_device_coding_open(group, codec, count, (uint64_t)pieces * AQ_GRAD_PIECE, &group->coding));

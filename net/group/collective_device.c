@@ -35,7 +35,7 @@ static enum aq_status land(const struct aq_exchange *exchange, uint32_t from, si
 {
     const struct aq_group *group = exchange->group;
     *out = exchange->wires[from];
-    if (group->wires_apart) return AQ_OK;
+    if (group->wires_isolated) return AQ_OK;
     *out = landing(group, from);
     return aq_device_copy(group->device, landing(group, from), exchange->wires[from], bytes, group->stream);
 }
@@ -43,7 +43,7 @@ static enum aq_status land(const struct aq_exchange *exchange, uint32_t from, si
 /* Slots are packed, landing memory is free: messages of the host are lent and given back by whoever called. */
 static enum aq_status settled(const struct aq_group *group)
 {
-    return group->wires_apart ? AQ_OK : aq_device_stream_sync(group->device, group->stream);
+    return group->wires_isolated ? AQ_OK : aq_device_stream_sync(group->device, group->stream);
 }
 
 /* ---- sums ---- */
@@ -65,7 +65,7 @@ static enum aq_status sum_pack(struct aq_exchange *exchange, uint64_t m)
         exchange->wires[owner] = NULL;
         if (owner == group->rank || !aq_exchange_span(exchange, owner, m, &first, &count)) continue;
         exchange->wires[owner] = sum->x + first;
-        if (group->wires_apart) continue;
+        if (group->wires_isolated) continue;
         exchange->wires[owner] = aq_group_slot(group, owner, m);
         AQ_TRY(to_slot(exchange, owner, m, sum->x + first, count * sizeof(float)));
     }
@@ -85,7 +85,7 @@ static enum aq_status sum_reduce(struct aq_exchange *exchange, uint64_t m, uint6
     }
     AQ_TRY(aq_device_sum_ranks(group->device, &args, group->stream));
     exchange->result = args.own;
-    if (group->wires_apart) return AQ_OK;
+    if (group->wires_isolated) return AQ_OK;
     exchange->result = aq_group_slot(group, group->size, m);
     if (exchange->gather) AQ_TRY(to_slot(exchange, group->size, m, args.own, count * sizeof(float)));
     return settled(group);
@@ -112,7 +112,7 @@ enum aq_status aq_device_sum_run(struct aq_exchange *exchange, struct aq_device_
 {
     exchange->ops = &SUM_OPS;
     exchange->context = sum;
-    if (exchange->group->wires_apart) exchange->results = sum->x;
+    if (exchange->group->wires_isolated) exchange->results = sum->x;
     return aq_exchange_run(exchange, collective, 0);
 }
 
@@ -178,14 +178,14 @@ static uint32_t span_of(const struct aq_device_coding *coding, uint32_t owner, u
 /* Where a kernel packs message m to that rank (size: the result), and its way to the slot. */
 static void *packed(const struct aq_group *group, uint32_t to, uint64_t m)
 {
-    if (group->wires_apart) return aq_group_slot(group, to, m);
+    if (group->wires_isolated) return aq_group_slot(group, to, m);
     return landing(group, to < group->size ? to : group->rank);
 }
 
 static enum aq_status ship(const struct aq_exchange *exchange, uint32_t to, uint64_t m, uint32_t bytes)
 {
     const struct aq_group *group = exchange->group;
-    return group->wires_apart ? AQ_OK : to_slot(exchange, to, m, packed(group, to, m), bytes);
+    return group->wires_isolated ? AQ_OK : to_slot(exchange, to, m, packed(group, to, m), bytes);
 }
 
 static enum aq_status coded_pack(struct aq_exchange *exchange, uint64_t m)

@@ -344,7 +344,7 @@ static enum aq_status sum_run(struct aq_group *group, struct sum *sum, uint64_t 
 static enum aq_status floats_run(struct aq_group *group, float *x, uint64_t count, float scale, bool gather,
                                  enum aq_collective collective)
 {
-    if (group->apart) {
+    if (group->isolated) {
         struct aq_exchange exchange = exchange_of(group, count, sizeof *x, gather);
         struct aq_device_sum sum = {.x = x, .scale = scale};
         return aq_device_sum_run(&exchange, &sum, collective);

@@ -10,10 +10,10 @@
  * of the two phases not yet taken: AQ_GROUP_FRAMES in all. A link has as many receive slots, so that a post never has
  * to wait for a peer that is itself in a post.
  *
- * Memory of the device. Where a group's device has memory of its own (group->apart) what is reduced lies there, and
+ * Memory of the device. Where a group's device has memory of its own (group->isolated) what is reduced lies there, and
  * collective_device.c packs and reduces it there. A member whose messages are host memory (links) has it copy packed
- * bytes to and fro; one whose messages are device memory (NCCL, group->wires_apart) has not. NCCL wants to be told of
- * what comes before it comes, and moves nothing until it has been told all: expect and flush.
+ * bytes to and fro; one whose messages are device memory (NCCL, group->wires_isolated) has not. NCCL wants to be told
+ * of what comes before it comes, and moves nothing until it has been told all: expect and flush.
  */
 #ifndef NET_GROUP_H
 #define NET_GROUP_H
@@ -88,17 +88,17 @@ struct aq_group {
     size_t slots_bytes;
     struct aq_group *host;    /* who moves host memory and agrees; NULL: this one itself */
     struct aq_stream *stream; /* on which reductions of device memory are enqueued       */
-    bool apart, wires_apart;
+    bool isolated, wires_isolated;
     uint8_t *landing; /* apart, and wires are not: messages on their way, one for each rank, device memory */
     const struct aq_grad_codec *prepared;
     struct aq_device_coding *coding; /* of it: collective_device.c */
 };
 
 /*
- * What every member's open begins with; AQ_INVAL as aq_group_open_links says. wires_apart: its messages are device
+ * What every member's open begins with; AQ_INVAL as aq_group_open_links says. wires_isolated: its messages are device
  * memory. aq_group_deinit frees what it took.
  */
-enum aq_status aq_group_init(struct aq_group *group, const struct aq_group_ops *ops, bool wires_apart,
+enum aq_status aq_group_init(struct aq_group *group, const struct aq_group_ops *ops, bool wires_isolated,
                              const struct aq_group_config *config);
 void aq_group_deinit(struct aq_group *group);
 

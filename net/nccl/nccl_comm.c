@@ -46,13 +46,13 @@ void aq_nccl_rank_here(const struct aq_device *device, struct aq_nccl_rank *out)
 
 void aq_nccl_judge(const struct aq_nccl_rank *all, uint32_t count, struct aq_nccl_facts *out)
 {
-    struct aq_nccl_facts found = {.built = true, .apart = true, .one_machine = true, .rank = UINT32_MAX};
+    struct aq_nccl_facts found = {.built = true, .distinct_gpus = true, .one_machine = true, .rank = UINT32_MAX};
     for (uint32_t rank = 0; rank < count; rank++) {
         bool good = all[rank].built != 0 && all[rank].gpu != 0;
         found.built = found.built && good;
         found.gpus += all[rank].gpu != 0;
         for (uint32_t other = 0; other < rank; other++)
-            if (all[other].gpu == all[rank].gpu && all[rank].gpu != 0) good = found.apart = false;
+            if (all[other].gpu == all[rank].gpu && all[rank].gpu != 0) good = found.distinct_gpus = false;
         found.one_machine = found.one_machine && all[rank].machine == all[0].machine;
         if (!good && found.rank == UINT32_MAX) found.rank = rank;
     }

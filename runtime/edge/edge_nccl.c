@@ -216,7 +216,7 @@ static enum aq_status join(struct aq_edge *edge, enum aq_transport_kind asked, b
     AQ_TRY(exchange(edge, &all[sender ? 0 : 1], deadline_ns));
     all[sender ? 1 : 0] = edge->nccl->theirs;
     aq_nccl_judge(all, 2, &facts);
-    *nccl = asked == AQ_TRANSPORT_NCCL || (facts.built && facts.apart && facts.one_machine);
+    *nccl = asked == AQ_TRANSPORT_NCCL || (facts.built && facts.distinct_gpus && facts.one_machine);
     if (!*nccl) return AQ_OK;
     AQ_TRY(aq_nccl_refuse(all, 2, "stage", edge->shape.edge, "say link.transport: links"));
     if (!facts.one_machine && sender)

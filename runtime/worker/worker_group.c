@@ -30,7 +30,7 @@ static enum aq_status choose_transport(struct aq_worker *worker)
                        "their weights would drift apart; say device: cpu, or cuda, for all of them",
                        worker->position, facts.gpus, worker->W);
     if (asked == AQ_TRANSPORT_LINKS) return AQ_OK;
-    const bool fits = facts.built && facts.apart && facts.one_machine && worker->job->link.rate_mbps == 0;
+    const bool fits = facts.built && facts.distinct_gpus && facts.one_machine && worker->job->link.rate_mbps == 0;
     if (asked != AQ_TRANSPORT_NCCL && !fits) return AQ_OK;
     if (!facts.one_machine)
         aq_log("worker", AQ_LOG_WARNING,

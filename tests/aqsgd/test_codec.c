@@ -223,8 +223,7 @@ static void test_open_fails_whole(void **state)
     aq_codec_close(NULL);
 }
 
-/* -- raw fallback
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- raw fallback ---- */
 
 /* Where m_out is m, nothing is said of its bytes after a raw sample. */
 static void spoil(struct aq_codec_config config, float poison, uint32_t place, bool raw_wanted)
@@ -339,8 +338,7 @@ static void test_stateless_kinds_send_raw_too(void **state)
     spoil(config, 2.0f, 2, false);
 }
 
-/* -- small values
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- small values ---- */
 
 static double relative_error(const struct aq_codec_config *config, float size)
 {
@@ -401,8 +399,7 @@ static void test_zeros_and_tiniest_values_pass(void **state)
     }
 }
 
-/* -- random numbers, top-k
- * --------------------------------------------------------------------------------------------- */
+/* ---- random numbers, top-k ---- */
 
 static void test_noise_is_the_generators_own_in_every_table(void **state)
 {
@@ -460,8 +457,7 @@ static void test_topk_keeps_the_largest_and_no_more(void **state)
     }
 }
 
-/* -- bytes from outside
- * ------------------------------------------------------------------------------------------------ */
+/* ---- bytes from outside ---- */
 
 static enum aq_status decode(struct end *end, size_t bytes, uint32_t flags)
 {

@@ -162,7 +162,7 @@ static enum aq_status run_facts(struct kit_rank *rank)
 {
     struct aq_nccl_facts facts;
     AQ_TRY(aq_nccl_facts(rank->group, rank->device, &facts));
-    KIT_EXPECT(rank, facts.one_machine && facts.apart && facts.built == (rank->kit->context == NULL));
+    KIT_EXPECT(rank, facts.one_machine && facts.distinct_gpus && facts.built == (rank->kit->context == NULL));
     KIT_EXPECT(rank, facts.gpus == (rank->kit->context ? 2 : 3));
     KIT_EXPECT(rank, facts.rank == (rank->kit->context ? 1 : UINT32_MAX));
     return AQ_OK;

@@ -290,16 +290,16 @@ static void test_what_ranks_tell_decides(void **state)
     struct aq_nccl_rank all[2] = {{.gpu = 5, .machine = 9, .built = 22809}, {.gpu = 7, .machine = 9, .built = 22809}};
     struct aq_nccl_facts facts;
     aq_nccl_judge(all, 2, &facts);
-    assert_true(facts.built && facts.apart && facts.one_machine && facts.gpus == 2 && facts.rank == UINT32_MAX);
+    assert_true(facts.built && facts.distinct_gpus && facts.one_machine && facts.gpus == 2 && facts.rank == UINT32_MAX);
     assert_int_equal(aq_nccl_refuse(all, 2, "stage", 3, "say something"), AQ_OK);
     all[1].machine = 8;
     aq_nccl_judge(all, 2, &facts);
-    assert_true(facts.built && facts.apart && !facts.one_machine);
+    assert_true(facts.built && facts.distinct_gpus && !facts.one_machine);
     all[1].built = 22703;
     refuses(all, AQ_MISMATCH, "stage 4 has NCCL 22703, stage 3 has 22809: install the same version");
     all[1] = all[0];
     aq_nccl_judge(all, 2, &facts);
-    assert_true(!facts.apart && facts.rank == 1);
+    assert_true(!facts.distinct_gpus && facts.rank == 1);
     refuses(all, AQ_NODEV,
             "stages 3 and 4 share a GPU, and NCCL wants one for each: give each its own, or say something");
     all[0].gpu = 0;

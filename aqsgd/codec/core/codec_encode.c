@@ -28,8 +28,7 @@ static uint8_t *codes_from(uint8_t *stream, const struct aq_codec *codec, uint32
     return stream + (uint64_t)row * codec->columns * bits / 8;
 }
 
-/* -- raw and keyframes
- * ------------------------------------------------------------------------------------------------- */
+/* ---- raw and keyframes ---- */
 
 static void add_error(const float *a, const float *x, size_t n, struct aq_codec_sums *sums)
 {
@@ -94,8 +93,7 @@ static void plain_piece(uint32_t piece, void *context)
     if (bits < 16) aq_code_writer_flush(&writer);
 }
 
-/* -- scales
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- scales ---- */
 
 /* The candidate with the least error among those that fit the format; earlier ones win a tie. */
 static bool pick_shrink(const struct aq_codec_config *config, const struct aq_span *span, const float *errors,
@@ -171,8 +169,7 @@ static void channel_spans(const float *d, size_t n, struct aq_span *spans)
     }
 }
 
-/* -- dense deltas
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- dense deltas ---- */
 
 /* m of a row; of a codec that keeps none, something that is not NULL. */
 static const void *reference_row(const struct aq_codec_encoder *job, uint32_t row, enum aq_row_kind *kind)
@@ -419,8 +416,7 @@ static void dense_piece(uint32_t piece, void *context)
     aq_code_writer_flush(&writer);
 }
 
-/* -- deltas with one scale a row
- * ---------------------------------------------------------------------------------------- */
+/* ---- deltas with one scale a row ---- */
 
 enum {
     MEASURE_ROWS_MIN = 64, /* samples of fewer rows are measured whole */
@@ -515,8 +511,7 @@ static void rowwise_piece(uint32_t piece, void *context)
     job->failed[piece] = !rowwise_rows(job, piece, first, end);
 }
 
-/* -- top-k
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- top-k ---- */
 
 struct sparse {
     uint32_t threshold;
@@ -641,8 +636,7 @@ static bool encode_sparse(struct aq_codec_encoder *job)
     return true;
 }
 
-/* -- the call
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- the call ---- */
 
 static double fold_sums(const struct aq_codec_sums *sums, size_t offset)
 {

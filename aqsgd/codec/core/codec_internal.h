@@ -262,8 +262,7 @@ uint64_t aq_precision_bytes(enum aq_codec_precision precision, uint64_t values, 
 void aq_codec_layout_of(const struct aq_codec_config *config, uint32_t rows, uint32_t columns,
                         struct aq_codec_layout *out);
 
-/* -- codec_scale.c
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- codec_scale.c ---- */
 
 /* The part of a quantizer that does not depend on the scale. */
 void aq_quant_grid(enum aq_codec_grid grid, uint32_t bits, struct aq_quant *out);
@@ -290,8 +289,7 @@ float aq_scale_laplace(enum aq_codec_grid grid, uint32_t bits);
 /* What each candidate of SEARCH is of the one before. */
 float aq_scale_shrink_ratio(uint32_t bits);
 
-/* -- codec_store.c
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- codec_store.c ---- */
 
 /* A stream of codes that is written row by row: up to seven codes wait for the next row. */
 struct aq_code_writer {
@@ -334,8 +332,7 @@ bool aq_store_unpack(struct aq_codec *codec, const void *message);
 /* m' = store(x). False where |x| is too large; then it holds rubbish. */
 bool aq_store_pack(struct aq_codec *codec, const float *x, void *message);
 
-/* -- codec_topk.c
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- codec_topk.c ---- */
 
 /* The K-th largest magnitude's bits, and how many values of exactly that magnitude are kept. */
 void aq_topk_threshold(const float *a, uint64_t values, uint64_t kept, uint32_t *threshold, uint64_t *ties);
@@ -359,8 +356,7 @@ void aq_position_reader_init(struct aq_position_reader *reader, const struct aq_
                              const uint8_t *in);
 uint64_t aq_position_read(struct aq_position_reader *reader); /* the next element; layout->values after the last */
 
-/* -- codec_batch.c
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- codec_batch.c ---- */
 
 /* A GPU's kernels, as cuda_codec.h declares them. */
 struct aq_codec_launchers {
@@ -379,8 +375,7 @@ void aq_codec_plan_of(const struct aq_codec *codec, struct aq_cuda_codec_plan *o
 enum aq_status aq_codec_remote_open(struct aq_codec *codec, const struct aq_codec_launchers *launchers);
 void aq_codec_remote_close(struct aq_codec *codec); /* nothing where there is none */
 
-/* -- codec_encode.c, codec_decode.c
- * ------------------------------------------------------------------------------------ */
+/* ---- codec_encode.c, codec_decode.c ---- */
 
 /* Rows [*first, *end) of a piece. */
 static inline void aq_codec_piece(const struct aq_codec *codec, uint32_t piece, uint32_t *first, uint32_t *end)

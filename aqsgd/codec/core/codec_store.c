@@ -141,8 +141,7 @@ bool aq_store_write_row(const struct aq_codec *codec, enum aq_codec_precision pr
     return true;
 }
 
-/* -- messages in Q
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- messages in Q ---- */
 
 struct message_job {
     struct aq_codec *codec;

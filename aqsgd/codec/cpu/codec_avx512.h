@@ -87,8 +87,7 @@ ALWAYS struct pair no_sum(void)
     return (struct pair){_mm512_setzero_ps(), _mm512_setzero_ps()};
 }
 
-/* -- quantizers
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- quantizers ---- */
 
 /* The deq of every code, where they fit one or two registers. */
 struct table {
@@ -200,8 +199,7 @@ ALWAYS __m512 step_16(const float *d, const void *m, float *hat, void *m_out, en
 
 enum size_class { FOUR_BITS, FIVE_BITS, MORE_BITS, EIGHT_BITS };
 
-/* -- codec_streams_avx512.c
- * -------------------------------------------------------------------------------------------- */
+/* ---- codec_streams_avx512.c ---- */
 
 void aq_avx512_pack(const uint8_t *codes, size_t units, uint32_t bits, uint8_t *out);
 void aq_avx512_unpack(const uint8_t *in, size_t units, uint32_t bits, uint8_t *codes);

@@ -55,8 +55,7 @@ ALWAYS uint32_t peak_of(__m256i peak)
     return largest;
 }
 
-/* -- spans
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- spans ---- */
 
 struct sums {
     __m256 a[4], a2[4], abs[4], d2[4];
@@ -149,8 +148,7 @@ static void span_of(const float *d, size_t n, struct aq_span *span)
     *span = (struct aq_span){.peak = rest.peak, .sum_abs = scalar_fold(rest.abs), .sum_square = scalar_fold(rest.d2)};
 }
 
-/* -- quantizers
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- quantizers ---- */
 
 ALWAYS __m256 nearest(__m256 x, const struct aq_quant *quant, bool rise)
 {
@@ -255,8 +253,7 @@ static void quantize(const float *d, size_t n, const struct aq_quant *quant, con
         (void)step_kind(d, n, quant, codes, NULL, levels, NULL, AQ_ROW_NONE, AQ_ROW_NONE, error2, quant->rise);
 }
 
-/* -- the receiver's side: no fused multiply-add from here on
- * ----------------------------------------------------------- */
+/* ---- the receiver's side: no fused multiply-add from here on ---- */
 
 ALWAYS uint32_t apply_kind(const uint8_t *codes, size_t n, const struct aq_quant *quant, const void *m, float *hat,
                            void *m_out, enum aq_row_kind m_kind, enum aq_row_kind out_kind)
@@ -335,8 +332,7 @@ static void expand(const void *m, enum aq_row_kind m_kind, size_t n, float *out)
         out[i] = scalar_load(m, m_kind, i);
 }
 
-/* -- bit streams
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- bit streams ---- */
 
 /* Eight bytes of b bits to the low 8b bits of their 64: pairs, then fours, then eights. */
 ALWAYS __m256i squeeze(__m256i codes, uint32_t bits)

@@ -11,8 +11,7 @@
 #if defined(__x86_64__)
 #include "codec_avx512.h"
 
-/* -- spans
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- spans ---- */
 
 struct delta_state {
     struct pair a, a2, abs, d2;
@@ -120,8 +119,7 @@ static void span_of(const float *d, size_t n, struct aq_span *span)
     span->sum_square = fold_lanes(sum_d2);
 }
 
-/* -- quantizers
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- quantizers ---- */
 
 ALWAYS void store_codes(uint8_t *codes, __m512 sum)
 {
@@ -263,8 +261,7 @@ static void quantize(const float *d, size_t n, const struct aq_quant *quant, con
     if (error2 != NULL) add_lanes(error2, error);
 }
 
-/* -- the receiver's side: no fused multiply-add from here to the bit streams
- * -------------------------------------------- */
+/* ---- the receiver's side: no fused multiply-add from here to the bit streams ---- */
 
 ALWAYS __m512 levels_16(const uint8_t *codes, const struct table *table, enum size_class size)
 {

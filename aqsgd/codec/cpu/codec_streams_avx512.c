@@ -10,8 +10,7 @@
 
 #define VBMI __attribute__((target("avx512vbmi")))
 
-/* -- bit streams
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- bit streams ---- */
 
 /* Eight bytes of b bits to the low 8b bits of their 64: pairs, then fours, then eights. */
 ALWAYS __m512i squeeze(__m512i codes, uint32_t bits)
@@ -138,8 +137,7 @@ VBMI void aq_vbmi_unpack(const uint8_t *in, size_t units, uint32_t bits, uint8_t
     }
 }
 
-/* -- quantizing straight into the stream
- * ------------------------------------------------------------------------------- */
+/* ---- quantizing straight into the stream ---- */
 
 /* Where the b bits of 16 codes lie. Up to four bits: eight codes in one word of four bytes, a broadcast and a shift
  * each. Eight: bytes. Between: in 16 bytes, of which each code has two, and a shift. */
@@ -313,8 +311,7 @@ VBMI size_t aq_vbmi_step_stream(const float *d, size_t n, const struct aq_quant 
     return 0;
 }
 
-/* -- random numbers
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- random numbers ---- */
 
 /* The low and high halves of 16 products of 32 bits. */
 ALWAYS void multiply(__m512i x, __m512i y, __m512i *low, __m512i *high)

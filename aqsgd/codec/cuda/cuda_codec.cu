@@ -13,8 +13,7 @@ enum {
     FINISH_VALUES = 4096  /* values of one of them, at least */
 };
 
-/* -- what comes back
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- what comes back ---- */
 
 /* The sum of all threads' x, by halves; every thread calls, thread 0 has it. */
 static __device__ double block_sum(double *shared, double x)
@@ -98,8 +97,7 @@ __global__ void codec_finish_decode(const __grid_constant__ struct aq_cuda_codec
     corrupt[list.jobs[threadIdx.x].index] = mem.status[threadIdx.x] != 0;
 }
 
-/* -- the calls
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- the calls ---- */
 
 static const struct {
     uint32_t kind;

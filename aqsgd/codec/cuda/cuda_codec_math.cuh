@@ -76,8 +76,7 @@ static __device__ __forceinline__ float smaller(float x, float y)
     return x < y ? x : y;
 }
 
-/* -- the two 16-bit floats
- * ---------------------------------------------------------------------------------------------- */
+/* ---- the two 16-bit floats ---- */
 
 static __device__ __forceinline__ float half_to_float(uint16_t half)
 {
@@ -101,8 +100,7 @@ static __device__ __forceinline__ uint16_t bfloat_from_float(float x)
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
-/* -- quantizers
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- quantizers ---- */
 
 /* unit and inverse of a scale (docs/FORMAT.md, Codes); false where 256 * unit is not finite. */
 static __device__ inline bool step_of_scale(uint32_t grid, uint32_t bits, int prescale_log2, float s, struct step *out)
@@ -159,8 +157,7 @@ static __device__ __forceinline__ float dequantize(int i, float unit, bool rise)
     return __fmul_rn((float)(rise ? 2 * i + 1 : i), unit);
 }
 
-/* -- scales
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- scales ---- */
 
 /* What the choice of a scale knows of a group. */
 struct span {
@@ -265,8 +262,7 @@ static __device__ __forceinline__ uint32_t code_read(const uint8_t *stream, uint
     return word >> shift & ((1u << bits) - 1u);
 }
 
-/* -- stored messages
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- stored messages ---- */
 
 static __device__ __forceinline__ uint32_t precision_bits(uint32_t precision)
 {
@@ -337,8 +333,7 @@ static __device__ __forceinline__ float rotation_scale(uint32_t n)
     return log % 2 == 0 ? root : __fmul_rn(root, 0x1.6a09e6p0f);
 }
 
-/* -- random numbers
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- random numbers ---- */
 
 /* Four words of Philox4x32-10 (base/rng.c). */
 static __device__ inline void philox(const struct aq_rng_key &key, uint64_t index, uint32_t out[4])
@@ -373,8 +368,7 @@ static __device__ inline float uniform(const struct aq_rng_key &key, uint64_t el
     return uniform_of(which < 2 ? (which == 0 ? block[0] : block[1]) : (which == 2 ? block[2] : block[3]));
 }
 
-/* -- a warp
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- a warp ---- */
 
 static __device__ __forceinline__ uint32_t warp_max(uint32_t x)
 {

@@ -8,8 +8,7 @@
 #include "cuda_codec_launch.cuh"
 #include "cuda_codec_row.cuh"
 
-/* -- encode
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- encode ---- */
 
 /* The quantizers of a row, and its scales into the body. False where one does not fit its format. */
 static __device__ bool row_steps(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
@@ -132,8 +131,7 @@ __global__ void __launch_bounds__(ROW_BLOCK) codec_encode_rows(const __grid_cons
     }
 }
 
-/* -- decode
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- decode ---- */
 
 static __device__ bool decode_row(const struct aq_cuda_codec_plan &plan, const struct row &row)
 {
@@ -185,8 +183,7 @@ __global__ void __launch_bounds__(ROW_BLOCK) codec_decode_rows(const __grid_cons
     }
 }
 
-/* -- codes that waited
- * -------------------------------------------------------------------------------------------------- */
+/* ---- codes that waited ---- */
 
 /* Eight codes a thread, from `codes` (`values` a sample) to a stream in the body. */
 __global__ void __launch_bounds__(PACK_BLOCK)
@@ -206,8 +203,7 @@ __global__ void __launch_bounds__(PACK_BLOCK)
         stream[unit * bits + k] = (uint8_t)(word >> 8 * k);
 }
 
-/* -- launchers
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- launchers ---- */
 
 dim3 codec_row_grid(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem, uint32_t count)
 {

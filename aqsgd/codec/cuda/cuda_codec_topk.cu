@@ -16,8 +16,7 @@ enum {
     LANE_BYTES = CHUNK_BYTES / WARP
 };
 
-/* -- the threshold
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- the threshold ---- */
 
 static __device__ __forceinline__ uint32_t level_shift(uint32_t level)
 {
@@ -90,8 +89,7 @@ __global__ void __launch_bounds__(WARP)
     select[1] = wanted;
 }
 
-/* -- the list
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- the list ---- */
 
 static __device__ __forceinline__ uint32_t *starts_of(const struct aq_cuda_codec_plan &plan, uint32_t *base,
                                                       uint32_t sample)
@@ -196,8 +194,7 @@ __global__ void __launch_bounds__(ROW_BLOCK) codec_topk_list(const __grid_consta
     if (row.lane == 0) mem.sums[4 * item + 3] = dropped;
 }
 
-/* -- positions
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- positions ---- */
 
 /* Bits of the bitmap (of the high parts, with Elias-Fano), and bytes before it. */
 static __host__ __device__ inline uint64_t bitmap_bits(const struct aq_cuda_codec_plan &plan)
@@ -249,8 +246,7 @@ __global__ void __launch_bounds__(PACK_BLOCK)
     *out = (uint8_t)byte;
 }
 
-/* -- scales and codes
- * --------------------------------------------------------------------------------------------------- */
+/* ---- scales and codes ---- */
 
 /* The kept values of a row into row.d; returns how many. `start`: the first one's place in the list. */
 static __device__ uint32_t row_kept(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
@@ -371,8 +367,7 @@ __global__ void __launch_bounds__(ROW_BLOCK) codec_topk_codes(const __grid_const
     }
 }
 
-/* -- reading positions
- * -------------------------------------------------------------------------------------------------- */
+/* ---- reading positions ---- */
 
 static __host__ __device__ inline uint32_t chunk_count(const struct aq_cuda_codec_plan &plan)
 {
@@ -476,8 +471,7 @@ __global__ void __launch_bounds__(PACK_BLOCK)
     job.hat[e] = dequantize(i, step.unit, plan.rise);
 }
 
-/* -- launchers
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- launchers ---- */
 
 static dim3 grid_of_jobs(uint64_t count, uint64_t block, uint32_t jobs)
 {

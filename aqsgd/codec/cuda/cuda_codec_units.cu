@@ -61,8 +61,7 @@ static __device__ __forceinline__ void row_sync(uint32_t warps)
         __syncthreads();
 }
 
-/* -- eight values
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- eight values ---- */
 
 struct eight {
     float v[UNIT];
@@ -187,8 +186,7 @@ static __device__ inline void eight_rotate(struct eight &x, uint32_t n, uint32_t
     UNROLL for (int i = 0; i < UNIT; i++) x.v[i] = __fmul_rn(x.v[i], scale);
 }
 
-/* -- scales of a row
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- scales of a row ---- */
 
 /* Shared memory of one row. */
 struct row_memory {
@@ -237,8 +235,7 @@ static __device__ inline bool scale_of_row(const struct aq_cuda_codec_plan &plan
     return scale_decode(plan, word, step);
 }
 
-/* -- codes
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- codes ---- */
 
 /* Do codes of so many bits leave as words of b bytes? */
 static __host__ __device__ __forceinline__ bool bits_are_word(uint32_t bits)
@@ -299,8 +296,7 @@ static __device__ inline void codes_flush(const uint8_t *staged, uint8_t *stream
     }
 }
 
-/* -- encode
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- encode ---- */
 
 /* One unit's quantizers: one for all eight, or one each (channel). */
 struct steps {
@@ -578,8 +574,7 @@ __global__ void __launch_bounds__(ROW_WARPS_MAX *WARP)
     if (at.there && (!good || hat_peak >= plan.limit)) atomicOr(&mem.status[at.sample], 1u);
 }
 
-/* -- decode
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- decode ---- */
 
 /* The quantizers of a unit from the body's scales; false where one is none. */
 static __device__ inline bool steps_read(const struct aq_cuda_codec_plan &plan, const struct place &at,
@@ -652,8 +647,7 @@ __global__ void __launch_bounds__(UNIT_BLOCK)
     if (!good || peak >= plan.limit) atomicOr(&mem.status[at.sample], 1u);
 }
 
-/* -- keyframes and raw bodies
- * ------------------------------------------------------------------------------------------- */
+/* ---- keyframes and raw bodies ---- */
 
 static __device__ __forceinline__ struct eight values_read(uint32_t precision, const void *from, uint64_t e)
 {
@@ -722,8 +716,7 @@ __global__ void __launch_bounds__(UNIT_BLOCK)
     if (peak >= precision_limit(plan.plain) || hat_peak >= plan.limit) atomicOr(&mem.status[at.sample], 1u);
 }
 
-/* -- launchers
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- launchers ---- */
 
 static bool at_multiple(const void *pointer, uintptr_t of)
 {

@@ -61,8 +61,7 @@ static __device__ void group_end(const struct aq_cuda_codec_plan &plan, const st
     scale_put(plan, mem, list, sample, group, word, step);
 }
 
-/* -- one scale a sample
- * ------------------------------------------------------------------------------------------------- */
+/* ---- one scale a sample ---- */
 
 __global__ void __launch_bounds__(ROW_BLOCK)
     codec_tensor_spans(const __grid_constant__ struct aq_cuda_codec_plan plan,
@@ -164,8 +163,7 @@ __global__ void __launch_bounds__(WARP) codec_tensor_pick(const __grid_constant_
         atomicOr(&mem.status[sample], 1u);
 }
 
-/* -- one scale a channel
- * ------------------------------------------------------------------------------------------------ */
+/* ---- one scale a channel ---- */
 
 /* The rotated d of a sample, where channels need it: a rotation wants the row, a channel's sums want the column. */
 __global__ void __launch_bounds__(ROW_BLOCK)
@@ -288,8 +286,7 @@ __global__ void __launch_bounds__(PACK_BLOCK)
         atomicOr(&mem.status[sample], 1u);
 }
 
-/* -- launchers
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- launchers ---- */
 
 static dim3 row_grid(const struct aq_cuda_codec_scratch &mem, uint64_t items)
 {

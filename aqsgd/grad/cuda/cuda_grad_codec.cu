@@ -16,8 +16,7 @@ enum {
     UNIT = 8
 };
 
-/* -- scales
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- scales ---- */
 
 /* Sum of |y| or y^2 over n values by the warp, in the CPU's order. */
 static __device__ inline float sum_of(const float *y, uint64_t n, bool squares, uint32_t lane)
@@ -106,8 +105,7 @@ __global__ void __launch_bounds__(GRAD_BLOCK)
     ((struct step *)tables.steps)[at] = step;
 }
 
-/* -- eight floats
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- eight floats ---- */
 
 /* Eight floats of a piece, and the bucket that the first of them lies in. */
 struct unit {
@@ -145,8 +143,7 @@ static __device__ __forceinline__ void bucket_step(const struct aq_cuda_grad_tab
     if (offset >= bucket.offset + bucket.count) unit->bucket++;
 }
 
-/* -- encode
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- encode ---- */
 
 /* Codes of kinds with scales; error becomes what they lost. */
 __global__ void __launch_bounds__(GRAD_BLOCK)
@@ -219,8 +216,7 @@ __global__ void __launch_bounds__(GRAD_BLOCK) grad_values(const __grid_constant_
     if (tables.kind == AQ_CUDA_GRAD_VOTE) wire[unit.piece->codes_at + unit.index / UNIT] = (uint8_t)votes;
 }
 
-/* -- decode
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- decode ---- */
 
 /* What one float decodes to, weighted, for kinds with scales; false for a scale that no encoder writes. */
 static __device__ inline bool scaled_value(const struct aq_cuda_grad_tables &tables, const struct unit &unit,
@@ -285,8 +281,7 @@ __global__ void __launch_bounds__(GRAD_BLOCK)
     }
 }
 
-/* -- launchers
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- launchers ---- */
 
 static bool has_scales(const struct aq_cuda_grad_tables *tables)
 {

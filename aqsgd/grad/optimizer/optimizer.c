@@ -245,7 +245,7 @@ static enum aq_status optimizer_make(struct aq_device *device, const struct aq_o
                                        .runs = aq_fused_runs_best(),
                                        .measuring = measuring};
     if (device) aq_device_info(device, &info);
-    optimizer->apart = !info.host_memory;
+    optimizer->isolated = !info.host_memory;
     optimizer->config.reduce = reduce_of(config);
     enum aq_status status;
     AQ_TRY_GOTO(keep_texts(optimizer), out);

@@ -69,7 +69,7 @@ struct aq_optimizer {
     uint32_t piece_count;
     double *piece_sums; /* AQ_FLAT_SUMS a piece */
     float *values;      /* AQ_FUSED_VALUES a tensor, for kernels: aq_optimizer_values */
-    bool apart;         /* memory is a device's, which has a copy of the three: */
+    bool isolated;      /* memory is a device's, which has a copy of the three: */
     struct {
         struct aq_flat_piece *pieces;
         double *sums;

@@ -67,7 +67,7 @@ enum aq_status aq_optimizer_cut(struct aq_optimizer *optimizer)
     optimizer->piece_count = (uint32_t)pieces;
     if (optimizer->measuring) return AQ_OK;
     fill_tables(optimizer);
-    return optimizer->apart ? copy_tables(optimizer, piece_bytes, sum_bytes, value_bytes) : AQ_OK;
+    return optimizer->isolated ? copy_tables(optimizer, piece_bytes, sum_bytes, value_bytes) : AQ_OK;
 }
 
 struct each {
@@ -132,7 +132,7 @@ enum aq_status aq_optimizer_fused(struct aq_optimizer *optimizer, const struct a
 {
     struct aq_fused own = *kernel;
     if (kernel->piece_count == 0) return AQ_OK;
-    if (!optimizer->apart) {
+    if (!optimizer->isolated) {
         aq_device_parallel(optimizer->device, kernel->piece_count, fused_piece, &own);
         return AQ_OK;
     }
@@ -168,9 +168,9 @@ static enum aq_status fused_range(struct aq_optimizer *optimizer, const struct a
     kernel.piece_count = 0;
     for (uint32_t i = kernel.piece_first; i < optimizer->piece_count && optimizer->pieces[i].first < kernel.end; i++) {
         kernel.piece_count++;
-        if (!optimizer->apart) aq_fused_piece(&kernel, i);
+        if (!optimizer->isolated) aq_fused_piece(&kernel, i);
     }
-    return optimizer->apart && kernel.piece_count > 0 ? launch(optimizer, &kernel) : AQ_OK;
+    return optimizer->isolated && kernel.piece_count > 0 ? launch(optimizer, &kernel) : AQ_OK;
 }
 
 static enum aq_status go_before(void *work, uint64_t first, uint64_t count)
@@ -214,10 +214,10 @@ enum aq_status aq_optimizer_values(struct aq_optimizer *optimizer, uint32_t whic
     for (uint32_t t = 0; t < optimizer->tensor_count; t++)
         changed = changed || optimizer->values[(size_t)AQ_FUSED_VALUES * t + which] != of[t];
     if (!changed) return AQ_OK;
-    if (optimizer->apart) AQ_TRY(aq_device_stream_sync(optimizer->device, optimizer->call.stream));
+    if (optimizer->isolated) AQ_TRY(aq_device_stream_sync(optimizer->device, optimizer->call.stream));
     for (uint32_t t = 0; t < optimizer->tensor_count; t++)
         optimizer->values[(size_t)AQ_FUSED_VALUES * t + which] = of[t];
-    if (!optimizer->apart) return AQ_OK;
+    if (!optimizer->isolated) return AQ_OK;
     return aq_device_copy(optimizer->device, optimizer->there.values, optimizer->values, bytes, optimizer->call.stream);
 }
 

@@ -137,7 +137,7 @@ static enum aq_status place_rows(struct aq_optimizer *optimizer, struct lioncub 
     own->row_count = count;
     own->rows = rows;
     if (rows) (void)list_rows(optimizer, rows);
-    if (!optimizer->apart) return AQ_OK;
+    if (!optimizer->isolated) return AQ_OK;
     AQ_TRY(aq_optimizer_scratch_device(optimizer, bytes, &there));
     own->rows = there;
     AQ_TRY(aq_device_copy(optimizer->device, there, rows, bytes, NULL));
@@ -166,8 +166,8 @@ static enum aq_status place_lanes(struct aq_optimizer *optimizer, struct lioncub
     own->codes = memory;
     AQ_TRY(aq_optimizer_scratch_pinned(optimizer, bytes, &memory));
     own->lanes = own->lanes_there = memory;
-    if (optimizer->apart) AQ_TRY(aq_optimizer_scratch_device(optimizer, bytes, &memory));
-    if (optimizer->apart) own->lanes_there = memory;
+    if (optimizer->isolated) AQ_TRY(aq_optimizer_scratch_device(optimizer, bytes, &memory));
+    if (optimizer->isolated) own->lanes_there = memory;
     AQ_TRY(aq_optimizer_scratch(optimizer, optimizer->tensor_count * (sizeof(double) + sizeof(float)), &memory));
     own->mean = memory;
     if (memory) own->factor = (float *)(own->mean + optimizer->tensor_count);
@@ -263,7 +263,7 @@ static enum aq_status send_lanes(struct aq_optimizer *optimizer, struct aq_reduc
     if (own->levels > 0) AQ_TRY(measure(optimizer));
     AQ_TRY(aq_optimizer_fused(optimizer, &code));
     AQ_TRY(fused_words(optimizer, AQ_FUSED_LIONCUB_PACK));
-    if (optimizer->apart) {
+    if (optimizer->isolated) {
         AQ_TRY(aq_device_copy(optimizer->device, own->lanes, own->lanes_there, bytes, optimizer->call.stream));
         AQ_TRY(aq_device_stream_sync(optimizer->device, optimizer->call.stream));
     }
@@ -280,7 +280,7 @@ static enum aq_status take_lanes(struct aq_optimizer *optimizer)
 {
     const struct lioncub *own = optimizer->own;
     const size_t bytes = aq_lanes_bytes(optimizer->parameters, optimizer->config.lane_bits);
-    if (optimizer->apart)
+    if (optimizer->isolated)
         AQ_TRY(aq_device_copy(optimizer->device, own->lanes_there, own->lanes, bytes, optimizer->call.stream));
     return fused_words(optimizer, AQ_FUSED_LIONCUB_UNPACK);
 }

@@ -84,7 +84,7 @@ static enum aq_status fill_q(const struct aq_optimizer *optimizer, const struct 
 }
 
 /* What is the device's alone: P for the host, and where factors lie. */
-static enum aq_status place_apart(struct aq_optimizer *optimizer, struct aq_low_rank *low)
+static enum aq_status place_isolated(struct aq_optimizer *optimizer, struct aq_low_rank *low)
 {
     const size_t bytes = optimizer->tensor_count * sizeof *low->factors;
     void *memory;
@@ -122,7 +122,7 @@ enum aq_status aq_low_rank_place(struct aq_optimizer *optimizer)
     if (!low) return AQ_OK;
     low->q = q;
     low->error = error;
-    if (optimizer->apart) AQ_TRY(place_apart(optimizer, low));
+    if (optimizer->isolated) AQ_TRY(place_isolated(optimizer, low));
     AQ_TRY(aq_optimizer_values(optimizer, 4, low->whole));
     AQ_TRY(aq_device_stream_sync(optimizer->device, NULL));
     return fill_q(optimizer, low);
@@ -201,13 +201,13 @@ static enum aq_status orthogonalize_all(const struct aq_optimizer *optimizer)
 {
     const struct aq_low_rank *low = optimizer->low_rank;
     const size_t bytes = (size_t)low->p_floats * sizeof(float);
-    if (optimizer->apart) {
+    if (optimizer->isolated) {
         AQ_TRY(aq_device_copy(optimizer->device, low->p_here, low->p, bytes, optimizer->call.stream));
         AQ_TRY(aq_device_stream_sync(optimizer->device, optimizer->call.stream));
     }
     for (uint32_t i = 0; i < low->count; i++)
         orthogonalize(low->p_here + low->matrices[i].p_at, low->matrices[i].rows, low->rank);
-    if (!optimizer->apart) return AQ_OK;
+    if (!optimizer->isolated) return AQ_OK;
     return aq_device_copy(optimizer->device, low->p, low->p_here, bytes, optimizer->call.stream);
 }
 

@@ -118,8 +118,8 @@ static enum aq_status place_exchange(struct aq_optimizer *optimizer, struct slam
     own->room = room_of(optimizer);
     AQ_TRY(aq_optimizer_scratch_pinned(optimizer, places, &memory));
     own->sent_at = own->sent_at_there = memory;
-    if (optimizer->apart) AQ_TRY(aq_optimizer_scratch_device(optimizer, places, &memory));
-    if (optimizer->apart) own->sent_at_there = memory;
+    if (optimizer->isolated) AQ_TRY(aq_optimizer_scratch_device(optimizer, places, &memory));
+    if (optimizer->isolated) own->sent_at_there = memory;
     AQ_TRY(aq_optimizer_scratch_device(optimizer, (size_t)(own->room * vectors) * sizeof(float), &memory));
     own->sent = memory;
     return AQ_OK;
@@ -195,7 +195,7 @@ static enum aq_status exchange(struct aq_optimizer *optimizer, struct aq_reduce 
         return aq_fail(AQ_NOSPC, "optimizer", "step %llu: the mask has %llu parameters, room is for %llu",
                        (unsigned long long)optimizer->call.step, (unsigned long long)all,
                        (unsigned long long)own->room);
-    if (optimizer->apart)
+    if (optimizer->isolated)
         AQ_TRY(aq_device_copy(optimizer->device, own->sent_at_there, own->sent_at,
                               (optimizer->piece_count + (size_t)1) * sizeof(uint64_t), optimizer->call.stream));
     const struct aq_fused gather = kernel_of(optimizer, AQ_FUSED_SLAMB_GATHER);

@@ -93,11 +93,11 @@ enum aq_status aq_group_open_nccl(struct aq_group *links, struct aq_group **out)
 
 /* What all ranks find out together, before they choose: may aq_group_open_nccl be asked? */
 struct aq_nccl_facts {
-    bool built;       /* every rank was built with NCCL and is on a GPU */
-    bool apart;       /* no two are on one GPU                          */
-    bool one_machine; /* all are on one machine                         */
-    uint32_t gpus;    /* ranks that are on one                           */
-    uint32_t rank;    /* the first of which `built` or `apart` is not true */
+    bool built;         /* every rank was built with NCCL and is on a GPU            */
+    bool distinct_gpus; /* no two are on one GPU                                     */
+    bool one_machine;   /* all are on one machine                                    */
+    uint32_t gpus;      /* ranks that are on one                                     */
+    uint32_t rank;      /* the first of which `built` or `distinct_gpus` is not true */
 };
 /* Over any group; the same on all ranks. device: this rank's. */
 enum aq_status aq_nccl_facts(struct aq_group *group, const struct aq_device *device, struct aq_nccl_facts *out);
