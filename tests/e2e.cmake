@@ -20,7 +20,7 @@ if(TARGET aqpipe)
   foreach(scenario doctor seen equal zero_bubble images isolated cut codecs warmup examples fp16 bad_input resume stop restart restart_daemon lost_disk outage packed long_outage dials power
       freeze freeze_cut freeze_optimizers
       replicas replicas_resume replicas_bad_input replicas_optimizers replicas_defaults
-      replicas_reshard replicas_isolated replicas_auto replicas_nan replicas_machines)
+      replicas_reshard replicas_isolated replicas_auto replicas_nan replicas_machines wan)
     add_test(NAME e2e_${scenario}
       COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run $<TARGET_FILE_DIR:aqpipe> ${scenario})
     set_tests_properties(e2e_${scenario} PROPERTIES LABELS "e2e;fault" TIMEOUT 1200 PROCESSORS 2)
@@ -44,7 +44,7 @@ if(TARGET aqpipe)
       set_tests_properties(e2e_${scenario} PROPERTIES LABELS gpu TIMEOUT 300 SKIP_RETURN_CODE 77)
     endforeach()
   endif()
-  set_tests_properties(e2e_images PROPERTIES SKIP_RETURN_CODE 77)
+  set_tests_properties(e2e_images e2e_wan PROPERTIES SKIP_RETURN_CODE 77)
   set_tests_properties(e2e_seen e2e_equal e2e_images e2e_isolated e2e_cut e2e_codecs e2e_warmup e2e_examples e2e_fp16 e2e_packed e2e_bad_input PROPERTIES LABELS "e2e;quick")
 endif()
 if(TARGET aqpipe AND AQ_TORCH_PYTHON)
