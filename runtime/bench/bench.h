@@ -33,6 +33,9 @@ void aq_bench_emit(const struct aq_bench_options *options, const char *name, dou
 void aq_bench_emit_by(const struct aq_bench_options *options, const char *name, double value, const char *unit,
                       const char *by, uint64_t parameters);
 
+/* A child of this process has printed figures. */
+void aq_bench_emitted(void);
+
 /* --only: does every word of its text stand in this name (of cases that share work: their names' words)? Whoever has
  * made nothing for the case asks first. False where the benches are to end. */
 bool aq_bench_wanted(const struct aq_bench_options *options, const char *name);

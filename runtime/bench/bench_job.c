@@ -77,8 +77,7 @@ static void become_launch(const char *self, int log, char *const *arguments, pid
     _exit(126);
 }
 
-/* Run this very program with these arguments, quietly; AQ_ABORTED names the log where it failed. */
-static enum aq_status run_self(const char *folder, char *const *arguments)
+enum aq_status aq_bench_job_command(const char *folder, char *const *arguments)
 {
     char self[PATH_BYTES], log[PATH_BYTES];
     const ssize_t bytes = readlink("/proc/self/exe", self, sizeof self - 1);
@@ -108,16 +107,11 @@ static enum aq_status run_self(const char *folder, char *const *arguments)
 }
 
 /* What a run's metrics say. */
-struct run_figures {
-    double mean_s;   /* of one step, from the end of the first epoch to the end of the run */
-    double median_s; /* of the same steps                                                  */
-    double loss;     /* the mean of the last epoch                                         */
-};
-
-static enum aq_status run_figures(const char *run, struct run_figures *out)
+static enum aq_status run_figures(const char *run, struct aq_bench_job_figures *out)
 {
     static double each[STEPS_MAX];
     double sum = 0;
+    uint64_t digest = 0;
     long losses = 0, epoch = -1;
     char path[PATH_BYTES], line[1 << 16];
     AQ_TRY(aq_run_path(run, "metrics.jsonl", path));
@@ -136,7 +130,9 @@ static enum aq_status run_figures(const char *run, struct run_figures *out)
                 losses = 0;
             }
             epoch = here;
-            sum += json_number_value(json_object_get(object, "loss"));
+            const double loss = json_number_value(json_object_get(object, "loss"));
+            digest = aq_digest_seeded(&loss, sizeof loss, digest);
+            sum += loss;
             losses++;
             if (here == 0) {
                 first = time;
@@ -151,14 +147,15 @@ static enum aq_status run_figures(const char *run, struct run_figures *out)
     fclose(file);
     if (steps == 0 || first < 0) return aq_fail(AQ_CORRUPT, "bench", "%s has no steps after the first epoch", path);
     const long counted = steps < STEPS_MAX ? steps : STEPS_MAX;
-    *out = (struct run_figures){.mean_s = (last - first) / (double)steps,
-                                .median_s = aq_bench_middle(each, (size_t)counted),
-                                .loss = sum / (double)losses};
+    *out = (struct aq_bench_job_figures){.mean_s = (last - first) / (double)steps,
+                                         .median_s = aq_bench_middle(each, (size_t)counted),
+                                         .loss = sum / (double)losses,
+                                         .losses = digest};
     return AQ_OK;
 }
 
-/* The job with these changes of its keys (NULL at the end). */
-static enum aq_status run_job(const char *folder, const char *name, const char *const *sets, struct run_figures *out)
+enum aq_status aq_bench_job_figures(const char *folder, const char *name, const char *const *sets,
+                                    struct aq_bench_job_figures *out)
 {
     char manifest[PATH_BYTES], run[PATH_BYTES], output[PATH_BYTES + 16];
     AQ_TRY(aq_run_path(folder, "job.yaml", manifest));
@@ -170,15 +167,15 @@ static enum aq_status run_job(const char *folder, const char *name, const char *
         arguments[at++] = (char *)(uintptr_t) "--set";
         arguments[at++] = (char *)(uintptr_t)sets[i];
     }
-    AQ_TRY(run_self(folder, arguments));
+    AQ_TRY(aq_bench_job_command(folder, arguments));
     AQ_TRY(run_figures(run, out));
     return aq_owned_scratch_remove(folder, name);
 }
 
 enum aq_status aq_bench_job_run(const char *folder, const char *name, const char *const *sets, double *step_seconds)
 {
-    struct run_figures figures;
-    AQ_TRY(run_job(folder, name, sets, &figures));
+    struct aq_bench_job_figures figures;
+    AQ_TRY(aq_bench_job_figures(folder, name, sets, &figures));
     *step_seconds = figures.mean_s;
     return AQ_OK;
 }
@@ -238,10 +235,10 @@ static enum aq_status bench_replicas(const struct aq_bench_options *options, con
     static const char *const codecs_alone[] = {TWO_BY_FOUR, COMPRESSED, "link.entropy=off", NULL};
 #undef COMPRESSED
 #undef TWO_BY_FOUR
-    struct run_figures raw, coded, alone;
-    AQ_TRY(run_job(folder, "uncompressed", uncompressed, &raw));
-    AQ_TRY(run_job(folder, "compressed", compressed, &coded));
-    AQ_TRY(run_job(folder, "codecs", codecs_alone, &alone));
+    struct aq_bench_job_figures raw, coded, alone;
+    AQ_TRY(aq_bench_job_figures(folder, "uncompressed", uncompressed, &raw));
+    AQ_TRY(aq_bench_job_figures(folder, "compressed", compressed, &coded));
+    AQ_TRY(aq_bench_job_figures(folder, "codecs", codecs_alone, &alone));
     aq_bench_emit(options, "job dp2pp4 step uncompressed 100mbit", raw.median_s * 1e3, "ms");
     aq_bench_emit(options, "job dp2pp4 step compressed 100mbit", coded.median_s * 1e3, "ms");
     aq_bench_emit(options, "job dp2pp4 step compressed 100mbit without entropy", alone.median_s * 1e3, "ms");
@@ -252,8 +249,7 @@ static enum aq_status bench_replicas(const struct aq_bench_options *options, con
     return AQ_OK;
 }
 
-/* The plan's bound and prediction with costs measured now, of the job with these changes of its keys. */
-static enum aq_status plan_bound(const char *folder, const char *const *sets, struct aq_plan_prediction *out)
+enum aq_status aq_bench_job_plan(const char *folder, const char *const *sets, struct aq_plan_prediction *out)
 {
     uint32_t count = 0;
     while (sets[count])
@@ -280,9 +276,9 @@ static enum aq_status bench_bound(const struct aq_bench_options *options, const 
     static const char *const unpacked[] = {"link.entropy=off", NULL}; /* as the bound counts bytes */
     struct aq_plan_prediction before = {0}, after = {0};
     double step;
-    AQ_TRY(plan_bound(folder, unpacked, &before));
+    AQ_TRY(aq_bench_job_plan(folder, unpacked, &before));
     AQ_TRY(aq_bench_job_run(folder, "bound", unpacked, &step));
-    AQ_TRY(plan_bound(folder, unpacked, &after));
+    AQ_TRY(aq_bench_job_plan(folder, unpacked, &after));
     const struct aq_plan_prediction *least = before.bound_s < after.bound_s ? &before : &after;
     aq_bench_emit(options, "job step measured", step * 1e3, "ms");
     aq_bench_emit(options, "job step predicted", least->step_s * 1e3, "ms");
@@ -324,11 +320,11 @@ static enum aq_status predict_and_run(const char *folder, const char *const *set
                                       double *ratios)
 {
     struct aq_plan_prediction before = {0}, after = {0};
-    struct run_figures figures;
-    AQ_TRY(plan_bound(folder, sets, &before));
+    struct aq_bench_job_figures figures;
+    AQ_TRY(aq_bench_job_plan(folder, sets, &before));
     for (int i = 0; i < rounds; i++) {
-        AQ_TRY(run_job(folder, "prediction", sets, &figures));
-        AQ_TRY(plan_bound(folder, sets, &after));
+        AQ_TRY(aq_bench_job_figures(folder, "prediction", sets, &figures));
+        AQ_TRY(aq_bench_job_plan(folder, sets, &after));
         steps[i] = figures.median_s;
         ratios[i] = (before.step_s + after.step_s) / 2 / steps[i];
         before = after;

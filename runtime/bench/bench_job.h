@@ -7,6 +7,7 @@
 #define RUNTIME_BENCH_JOB_H
 
 #include "bench.h"
+#include "plan.h"
 
 enum { AQ_BENCH_PATH_BYTES = 4096 };
 
@@ -17,6 +18,23 @@ enum aq_status aq_bench_job_end(const char *folder, enum aq_status status);
 
 /* Run the job with these changes of its keys (NULL at the end): seconds of one step after the first epoch. */
 enum aq_status aq_bench_job_run(const char *folder, const char *name, const char *const *sets, double *step_seconds);
+
+struct aq_bench_job_figures {
+    double mean_s;   /* of one step, from the end of the first epoch to the end of the run */
+    double median_s; /* of the same steps                                                  */
+    double loss;     /* the mean of the last epoch                                         */
+    uint64_t losses; /* digest of every step's loss                                        */
+};
+
+/* The same; more of what its metrics say. */
+enum aq_status aq_bench_job_figures(const char *folder, const char *name, const char *const *sets,
+                                    struct aq_bench_job_figures *out);
+
+/* The plan's bound and prediction with costs measured now, of the job with these changes of its keys. */
+enum aq_status aq_bench_job_plan(const char *folder, const char *const *sets, struct aq_plan_prediction *out);
+
+/* Run this very program with these arguments (argv, NULL at the end), quietly; AQ_ABORTED (logged): what it said. */
+enum aq_status aq_bench_job_command(const char *folder, char *const *arguments);
 
 /* Median step seconds of two ways to run the job, by turns: a noisy neighbour meets both. */
 enum aq_status aq_bench_job_pair(const struct aq_bench_options *options, const char *folder, const char *const *one,
