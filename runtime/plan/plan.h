@@ -291,6 +291,18 @@ bool aq_plan_far(const struct aq_plan *plan);
 enum aq_status aq_plan_distance(const struct aq_plan *plan, const struct aq_plan_costs *costs,
                                 struct aq_plan_distance *out);
 
+/* A step by each schedule of schedules.def that this job can have, its other settings as they are: simulated. */
+enum { AQ_PLAN_SCHEDULES_MAX = 8 };
+struct aq_plan_schedules {
+    uint32_t count;
+    struct {
+        const char *name;
+        double step_s;
+    } of[AQ_PLAN_SCHEDULES_MAX];
+};
+enum aq_status aq_plan_schedules(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                                 struct aq_plan_schedules *out);
+
 /* Of a whole run. "A machine": that of those which has most. */
 struct aq_plan_totals {
     double seconds, compute_seconds; /* by the prediction, of all stages; 0: there is none       */

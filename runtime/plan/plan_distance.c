@@ -1,6 +1,6 @@
 /*
  * plan_distance.c -- what follows from round trips (link.rtt_ms): the schedule, how many micro-batches are in flight,
- * how many frames a link may have on its way; and what distance costs a step.
+ * how many frames a link may have on its way; what distance costs a step; and what a step takes by each schedule.
  *
  * Choices are made by the simulation of plan_predict.c with links alone: what stages compute is not in a manifest, and
  * whoever computes faster than assumed would stand still for want of micro-batches in flight. So a choice is a pure
@@ -273,4 +273,44 @@ enum aq_status aq_plan_distance(const struct aq_plan *plan, const struct aq_plan
     if (out->share < HARDLY) return AQ_OK;
     AQ_TRY(help_automatic(plan, costs, step_s, out));
     return help_batch(plan, costs, out);
+}
+
+/* --- by schedule ------------------------------------------------------------------------------------------------ */
+
+/* Costs of the same work where backward is split, or is not: by the flops of its halves. */
+static enum aq_status costs_split(const struct aq_plan *plan, bool split, struct aq_plan_costs *costs)
+{
+    for (uint32_t s = 0; s < plan->stage_count; s++) {
+        struct aq_stage_config config = plan->stages[s].config;
+        struct aq_stage_size size;
+        if (config.split == split) continue;
+        config.split = split;
+        AQ_TRY(aq_stage_measure(&config, &size));
+        const double whole = costs->backward_s[s] + costs->weights_s[s];
+        costs->weights_s[s] = size.flops_backward > 0 ? whole * size.flops_weights / size.flops_backward : 0;
+        costs->backward_s[s] = whole - costs->weights_s[s];
+    }
+    return AQ_OK;
+}
+
+enum aq_status aq_plan_schedules(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                                 struct aq_plan_schedules *out)
+{
+    static const enum aq_schedule_kind kinds[] = {
+#define AQ_SCHEDULE(name, id, text) id,
+#include "schedules.def"
+    };
+    *out = (struct aq_plan_schedules){0};
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        const bool split = aq_schedule_splits(kinds[k]);
+        struct aq_plan_costs mine = *costs;
+        struct aq_schedule_request request;
+        if (split && plan->job->model.recompute) continue;
+        AQ_ASSERT(out->count < AQ_PLAN_SCHEDULES_MAX);
+        AQ_TRY(costs_split(plan, split, &mine));
+        AQ_TRY(flight_of(plan, plan->micro_batches, kinds[k], plan->job->pipeline.in_flight, false, &request));
+        AQ_TRY(time_of(plan, &mine, &request, false, &out->of[out->count].step_s));
+        out->of[out->count++].name = aq_schedule_name(kinds[k]);
+    }
+    return AQ_OK;
 }

@@ -86,6 +86,16 @@ static json_t *distance_json(const struct aq_plan *plan, const struct aq_plan_co
     return json_pack("{s:o, s:o}", "share", aq_control_number(distance.share), "helps", helps);
 }
 
+static json_t *schedules_json(const struct aq_plan *plan, const struct aq_plan_costs *costs)
+{
+    struct aq_plan_schedules by;
+    json_t *out = json_object();
+    if (aq_plan_schedules(plan, costs, &by) != AQ_OK) return out;
+    for (uint32_t i = 0; i < by.count; i++)
+        json_object_set_new(out, by.of[i].name, aq_control_number(by.of[i].step_s));
+    return out;
+}
+
 static json_t *time_json(const struct aq_plan *plan, const struct aq_plan_costs *costs,
                          const struct aq_plan_prediction *prediction)
 {
@@ -101,6 +111,7 @@ static json_t *time_json(const struct aq_plan *plan, const struct aq_plan_costs 
     add_numbers(time, "link_forward_s", prediction->forward_s, P - 1);
     add_numbers(time, "link_backward_s", prediction->backward_s, P - 1);
     json_object_set_new(time, "round_trips", distance_json(plan, costs));
+    json_object_set_new(time, "step_s_by_schedule", schedules_json(plan, costs));
     json_object_set_new(time, "packed", json_boolean(costs->packed));
     add_numbers(time, "packed_forward", costs->forward_share, P - 1);
     add_numbers(time, "packed_backward", costs->backward_share, P - 1);

@@ -265,6 +265,19 @@ static void print_distance(const struct aq_plan_distance *distance, struct aq_te
     aq_text_add(text, "\n");
 }
 
+static enum aq_status print_schedules(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                                      struct aq_text *text)
+{
+    struct aq_plan_schedules by;
+    char number[AQ_TEXT_NUMBER];
+    AQ_TRY(aq_plan_schedules(plan, costs, &by));
+    aq_text_add(text, "a step by schedule:");
+    for (uint32_t i = 0; i < by.count; i++)
+        aq_text_add(text, "%s %s %s", i ? ";" : "", by.of[i].name, aq_text_seconds(by.of[i].step_s, number));
+    aq_text_add(text, "\n");
+    return AQ_OK;
+}
+
 static enum aq_status print_time(const struct aq_plan *plan, const struct aq_plan_costs *costs,
                                  const struct aq_plan_prediction *prediction, unsigned columns, struct aq_text *text)
 {
@@ -282,6 +295,7 @@ static enum aq_status print_time(const struct aq_plan *plan, const struct aq_pla
                 aq_text_seconds(prediction->bound_s, b), prediction->binds,
                 100 * prediction->bound_s / prediction->step_s,
                 aq_text_seconds(prediction->step_s * (double)plan->steps_per_epoch, c));
+    if (plan->stage_count > 1) AQ_TRY(print_schedules(plan, costs, text));
     if (!aq_plan_far(plan)) return AQ_OK;
     struct aq_plan_distance distance;
     AQ_TRY(aq_plan_distance(plan, costs, &distance));

@@ -478,7 +478,12 @@ static void test_predict_weight_halves_fill_the_bubble(void **state)
     for (uint32_t s = 0; s < 4; s++)
         costs.weights_s[s] = 1;
     const struct aq_plan_prediction prediction = predict(plan, &costs);
+    struct aq_plan_schedules by;
     assert_true(near(prediction.step_s, 27));
+    assert_int_equal(aq_plan_schedules(plan, &costs, &by), AQ_OK); /* what the split plan is alike to, and what not */
+    assert_int_equal(by.count, 3);
+    for (uint32_t i = 0; i < by.count; i++)
+        assert_true(near(by.of[i].step_s, strcmp(by.of[i].name, "zb-h1") == 0 ? 27 : 33));
     assert_true(near(prediction.bound_s, 24));
     assert_true(near(prediction.compute_s[2], 24));
     done(plan, job);
@@ -702,6 +707,7 @@ static void test_split_backward_is_planned_and_measured(void **state)
     assert_int_equal(aq_plan_print(plan, &costs, &prediction, 0, &text), AQ_OK);
     assert_non_null(strstr(aq_text_of(&text), "  weights"));
     assert_non_null(strstr(aq_text_of(&text), "half of a backward"));
+    assert_non_null(strstr(aq_text_of(&text), "a step by schedule: gpipe"));
     assert_int_equal(aq_plan_print_json(plan, &costs, &prediction, &json), AQ_OK);
     assert_non_null(strstr(aq_text_of(&json), "\"weights_s\""));
     aq_text_deinit(&text);
