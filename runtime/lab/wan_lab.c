@@ -32,13 +32,16 @@ static const char *const AREA = "wanlab", *const CONGESTION = "/proc/sys/net/ipv
 
 /* FD_CHANGES, then the namespaces: descriptors of the lab. */
 enum { FD_CHANGES = 99, FD_ENDS = 100, READS_AT_ONCE = 64, QUEUE_PACKETS = 10000, GRACE_S = 10, SIGNALS = 4 };
-static const uint32_t NET = 0x0a4f0000; /* 10.79.0.0/24 */
+enum { ASKED_LAB = 1, ASKED_CALLER = 2, MOMENT_NS = 50000000 }; /* who got a signal */
+static const uint32_t NET = 0x0a4f0000;                         /* 10.79.0.0/24     */
 
 struct lab {
     const struct aq_wan_lab *wanted;
     int tun[AQ_WAN_ENDS_MAX];
     int caller, signals, changes; /* what is waited for: the pipe of the caller, signals, changes */
     pid_t command;
+    uint64_t asked_ns;            /* when a signal is passed on to the command; AQ_NEVER */
+    int asked, asked_by;          /* ASKED_: who got it; which */
     uint64_t began_ns, killed_ns; /* killed_ns: when the command is given up; AQ_NEVER  */
     bool ended;
     int code;
@@ -248,7 +251,7 @@ static enum aq_status move_out(struct lab *lab, uint64_t now_ns)
 
 static uint64_t next_wake_ns(const struct lab *lab)
 {
-    uint64_t wake_ns = lab->killed_ns;
+    uint64_t wake_ns = lab->killed_ns < lab->asked_ns ? lab->killed_ns : lab->asked_ns;
     for (uint32_t a = 0; a < lab->wanted->ends; a++)
         for (uint32_t b = 0; b < lab->wanted->ends; b++) {
             const uint64_t line_ns = aq_wan_line_wake_ns(&lab->lines[a][b]);
@@ -261,10 +264,30 @@ static uint64_t next_wake_ns(const struct lab *lab)
 
 /* ---- processes ---- */
 
-/* An interrupt of the terminal reached the command by itself; what was sent to us alone goes on to it. */
+/* Not by the terminal, whose interrupts reach the command by themselves. */
 static bool was_sent(int code)
 {
     return code == SI_USER || code == SI_QUEUE || code == SI_TKILL;
+}
+
+/*
+ * What was sent to the caller or to the lab alone goes on to the command. What both got, the lab by itself and from its
+ * caller, went to their process group, and the command has it: that is told after a moment.
+ */
+static void hear_request(struct lab *lab, const struct signalfd_siginfo *info)
+{
+    if (!was_sent(info->ssi_code)) return;
+    if (lab->asked == 0) lab->asked_ns = aq_clock_after(MOMENT_NS);
+    lab->asked |= info->ssi_code == SI_QUEUE ? ASKED_CALLER : ASKED_LAB;
+    lab->asked_by = (int)info->ssi_signo;
+    if (lab->killed_ns == AQ_NEVER) lab->killed_ns = aq_clock_after(GRACE_S * UINT64_C(1000000000));
+}
+
+static void pass_request(struct lab *lab)
+{
+    if (lab->asked != (ASKED_CALLER | ASKED_LAB)) (void)kill(lab->command, lab->asked_by); /* it may have ended */
+    lab->asked = 0;
+    lab->asked_ns = AQ_NEVER;
 }
 
 static void hear_signal(struct lab *lab)
@@ -274,9 +297,7 @@ static void hear_signal(struct lab *lab)
     pid_t process;
     if (read(lab->signals, &info, sizeof info) != (ssize_t)sizeof info) return;
     if (info.ssi_signo != SIGCHLD) {
-        if (!was_sent(info.ssi_code)) return;
-        (void)kill(lab->command, (int)info.ssi_signo); /* it may have ended meanwhile */
-        if (lab->killed_ns == AQ_NEVER) lab->killed_ns = aq_clock_after(GRACE_S * UINT64_C(1000000000));
+        hear_request(lab, &info);
         return;
     }
     while ((process = waitpid(-1, &code, WNOHANG)) > 0) /* orphans come to the first process */
@@ -306,6 +327,7 @@ static enum aq_status loop(struct lab *lab)
         if (now_ns >= lab->killed_ns)
             return aq_fail(AQ_ABORTED, AREA, "the command goes on %d s after the signal: everything is ended", GRACE_S);
         if (fds[ends].revents) hear_signal(lab);
+        if (now_ns >= lab->asked_ns) pass_request(lab);
         if (fds[ends + 1].revents) hear_change(lab, now_ns);
         AQ_TRY(apply_due(lab, now_ns));
         for (uint32_t i = 0; i < ends; i++)
@@ -371,7 +393,7 @@ static enum aq_status lab_process(struct lab *lab, const sigset_t *signals, cons
     for (uint32_t a = 0; a < wanted->ends; a++)
         for (uint32_t b = 0; b < wanted->ends; b++)
             aq_wan_line_init(&lab->lines[a][b], wanted->seed, a * AQ_WAN_ENDS_MAX + b);
-    lab->killed_ns = AQ_NEVER;
+    lab->killed_ns = lab->asked_ns = AQ_NEVER;
     const uint64_t now_ns = aq_clock_ns();
     for (uint32_t i = 0; i < wanted->change_count; i++)
         AQ_TRY(add_change(lab, &wanted->changes[i], now_ns));
@@ -392,7 +414,8 @@ static enum aq_status await_lab(pid_t process, const sigset_t *signals, int *cod
         if (ended == process) break;
         if (ended < 0) return aq_fail_errno(AREA, "cannot wait for the lab");
         const int signal = sigwaitinfo(signals, &info);
-        if (signal > 0 && signal != SIGCHLD && was_sent(info.si_code)) (void)kill(process, signal);
+        if (signal > 0 && signal != SIGCHLD && was_sent(info.si_code))
+            (void)sigqueue(process, signal, (union sigval){0}); /* by which the lab knows it */
     }
     if (!WIFEXITED(*code)) return aq_fail(AQ_ABORTED, AREA, "the lab was ended by signal %d", WTERMSIG(*code));
     *code = WEXITSTATUS(*code);
