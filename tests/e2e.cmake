@@ -20,7 +20,8 @@ if(TARGET aqpipe)
   foreach(scenario doctor seen equal zero_bubble images isolated cut codecs warmup examples fp16 bad_input resume stop restart restart_daemon lost_disk outage packed long_outage dials power
       freeze freeze_cut freeze_optimizers
       replicas replicas_resume replicas_bad_input replicas_optimizers replicas_defaults
-      replicas_reshard replicas_isolated replicas_auto replicas_nan replicas_machines wan)
+      replicas_reshard replicas_isolated replicas_auto replicas_nan replicas_machines wan
+      staleness staleness_resume staleness_replicas staleness_fp16)
     add_test(NAME e2e_${scenario}
       COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run $<TARGET_FILE_DIR:aqpipe> ${scenario})
     set_tests_properties(e2e_${scenario} PROPERTIES LABELS "e2e;fault" TIMEOUT 1200 PROCESSORS 2)

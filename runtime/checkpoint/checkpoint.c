@@ -11,7 +11,12 @@
 
 enum { PATH_BYTES = 4096, NAME_BYTES = 64, STATES_MAX = 16 };
 
-static const char LOSS_SCALE[] = "optimizer.loss_scale";
+static const char LOSS_SCALE[] = "optimizer.loss_scale", PREVIOUS[] = "optimizer.previous";
+
+uint32_t aq_checkpoint_scale_floats(const struct aq_checkpoint *c)
+{
+    return !c->loss_scale ? 0 : c->stale ? AQ_LOSS_SCALE_STALE : AQ_LOSS_SCALE_STATE;
+}
 
 enum aq_status aq_checkpoint_path(const char *folder, uint64_t step, uint32_t rank, char *path)
 {
@@ -54,16 +59,30 @@ struct table {
     struct aq_tensor_info *infos;
     uint32_t count, states;
     char state_names[STATES_MAX][NAME_BYTES];
-    void *copies[STATES_MAX + 1]; /* of the states, then of the weights */
-    uint64_t copy_bytes[STATES_MAX + 1];
+    void *copies[STATES_MAX + 2]; /* of the states, then of the weights and the previous ones */
+    uint64_t copy_bytes[STATES_MAX + 2];
     void *memory;
 };
 
 static void table_close(struct table *table)
 {
-    for (int i = 0; i <= STATES_MAX; i++)
+    for (int i = 0; i < STATES_MAX + 2; i++)
         aq_unmap(table->copies[i], table->copy_bytes[i]);
     aq_free(table->memory);
+}
+
+/* The previous parameters, where the stage has them; values NULL: the stage's own. */
+static enum aq_status previous_add(const struct aq_checkpoint *c, const float *values, struct table *table,
+                                   uint32_t *written)
+{
+    const float *previous = aq_stage_previous(c->stage);
+    const uint64_t count = aq_stage_parameter_count(c->stage);
+    if (!previous) return AQ_OK;
+    table->copy_bytes[STATES_MAX + 1] = count * sizeof(float);
+    if (!values) AQ_TRY(host_view(c->device, previous, count, &values, &table->copies[STATES_MAX + 1]));
+    table->tensors[table->count + (*written)++] =
+        (struct aq_weights_tensor){.name = PREVIOUS, .dimensions = 1, .shape = {count}, .values = values};
+    return AQ_OK;
 }
 
 /* Every tensor of the file, with its values: those of the snapshot, or (NULL) the stage's own. */
@@ -72,7 +91,7 @@ static enum aq_status table_open(const struct aq_checkpoint *c, const float *sna
     *table = (struct table){.count = aq_stage_saved_count(c->stage)};
     table->states = c->optimizer ? aq_optimizer_state_count(c->optimizer) : 0;
     AQ_ASSERT(table->states < STATES_MAX);
-    const uint32_t all = table->count + table->states + 1;
+    const uint32_t all = table->count + table->states + 2;
     AQ_TRY(aq_alloc(all * (sizeof *table->tensors + sizeof *table->infos), &table->memory));
     table->tensors = table->memory;
     table->infos = (struct aq_tensor_info *)(table->tensors + all);
@@ -105,11 +124,13 @@ static enum aq_status table_open(const struct aq_checkpoint *c, const float *sna
         table->tensors[table->count + written++] = (struct aq_weights_tensor){
             .name = table->state_names[i], .dimensions = 1, .shape = {state.count}, .values = values};
     }
+    AQ_TRY(previous_add(c, snapshot ? snapshot + at : NULL, table, &written));
+    if (aq_stage_previous(c->stage)) at += aq_stage_parameter_count(c->stage);
     if (c->loss_scale)
         table->tensors[table->count + written++] =
             (struct aq_weights_tensor){.name = LOSS_SCALE,
                                        .dimensions = 1,
-                                       .shape = {AQ_LOSS_SCALE_STATE},
+                                       .shape = {aq_checkpoint_scale_floats(c)},
                                        .values = snapshot ? snapshot + at : c->loss_scale};
     table->states = written;
     return AQ_OK;
@@ -218,7 +239,8 @@ uint64_t aq_checkpoint_floats(const struct aq_checkpoint *c)
         aq_optimizer_state_info(c->optimizer, i, &state);
         floats += state.count;
     }
-    return floats + (c->loss_scale ? AQ_LOSS_SCALE_STATE : 0);
+    if (aq_stage_previous(c->stage)) floats += aq_stage_parameter_count(c->stage);
+    return floats + aq_checkpoint_scale_floats(c);
 }
 
 enum aq_status aq_checkpoint_snapshot(const struct aq_checkpoint *c, float *snapshot)
@@ -232,7 +254,10 @@ enum aq_status aq_checkpoint_snapshot(const struct aq_checkpoint *c, float *snap
                               state.count * sizeof(float), NULL));
         at += state.count;
     }
-    if (c->loss_scale) memcpy(snapshot + at, c->loss_scale, AQ_LOSS_SCALE_STATE * sizeof *snapshot);
+    const float *previous = aq_stage_previous(c->stage);
+    const uint64_t count = previous ? aq_stage_parameter_count(c->stage) : 0;
+    if (previous) AQ_TRY(aq_device_copy(c->device, snapshot + at, previous, count * sizeof(float), NULL));
+    if (c->loss_scale) memcpy(snapshot + at + count, c->loss_scale, aq_checkpoint_scale_floats(c) * sizeof *snapshot);
     return aq_device_stream_sync(c->device, NULL);
 }
 
@@ -325,9 +350,12 @@ static enum aq_status load_all(const struct aq_checkpoint *c, const struct aq_we
         snprintf(text, sizeof text, "optimizer.%s", state.name);
         AQ_TRY(tensor_load(c, weights, path, text, aq_optimizer_state(c->optimizer, i), state.count, staging, &digest));
     }
-    if (c->loss_scale)
-        AQ_TRY(tensor_load(c, weights, path, LOSS_SCALE, c->loss_scale, AQ_LOSS_SCALE_STATE, staging, &digest));
-    if (c->loss_scale) AQ_TRY(aq_loss_scale_check(c->loss_scale));
+    if (aq_stage_previous(c->stage))
+        AQ_TRY(tensor_load(c, weights, path, PREVIOUS, aq_stage_previous(c->stage), aq_stage_parameter_count(c->stage),
+                           staging, &digest));
+    const uint32_t scale = aq_checkpoint_scale_floats(c);
+    if (scale) AQ_TRY(tensor_load(c, weights, path, LOSS_SCALE, c->loss_scale, scale, staging, &digest));
+    if (scale) AQ_TRY(aq_loss_scale_check(c->loss_scale, scale));
     snprintf(text, sizeof text, "%016" PRIx64, digest);
     const char *have = aq_weights_metadata(weights, "digest");
     if (have && strcmp(have, text) == 0) return AQ_OK;
@@ -348,6 +376,7 @@ enum aq_status aq_checkpoint_read(const struct aq_checkpoint *c, uint64_t step)
     AQ_TRY_GOTO(headers_check(c, weights, path, step), out);
     AQ_TRY_GOTO(aq_map(bytes, &staging), out);
     AQ_TRY_GOTO(load_all(c, weights, path, staging), out);
+    if (aq_stage_previous(c->stage)) AQ_TRY_GOTO(aq_stage_previous_changed(c->stage, NULL), out);
     status = aq_stage_parameters_changed(c->stage, NULL);
 out:
     aq_unmap(staging, bytes);

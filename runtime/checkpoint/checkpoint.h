@@ -2,7 +2,9 @@
  * checkpoint.h -- one stage's part of a checkpoint: weights and optimizer state after a step, in one safetensors file.
  *
  * <checkpoint folder>/<step>/stage-<rank>.safetensors holds the stage's tensors under their names and
- * "optimizer.<name>", the flat state arrays, with "optimizer.loss_scale" where that moves (loss_scale.h). Its metadata
+ * "optimizer.<name>", the flat state arrays, with "optimizer.loss_scale" where that moves (loss_scale.h), and for a
+ * stage of two versions "optimizer.previous", the parameters before the last update, which the next step's gradients
+ * are taken at. Its metadata
  * names format, plan hash, job digest, step, stage and the digest of every tensor byte. The file is written aside,
  * synced and renamed: it is whole or absent. The caches' part is a mark of the same number (storage/cache.h);
  * everything else that a run consists of (order, random keys, learning rate) follows from step and seed.
@@ -40,9 +42,13 @@ struct aq_checkpoint {
     struct aq_device *device;
     struct aq_stage *stage;
     struct aq_optimizer *optimizer; /* NULL: weights only */
-    float *loss_scale;              /* AQ_LOSS_SCALE_STATE floats of host memory; NULL: it does not move */
+    float *loss_scale;              /* aq_checkpoint_scale_floats of host memory; NULL: it does not move */
+    bool stale;                     /* train.staleness: the next step's loss scale is kept, too            */
     uint64_t frozen_digest;         /* of the stage's frozen tensors; 0: it has none                     */
 };
+
+/* Floats of the loss scale's state in a checkpoint; 0: it does not move. */
+uint32_t aq_checkpoint_scale_floats(const struct aq_checkpoint *checkpoint);
 
 /* Write the state after `step` steps. AQ_NOSPC, AQ_IO, AQ_REFUSED: names the file; what was there before still is. */
 enum aq_status aq_checkpoint_write(const struct aq_checkpoint *checkpoint, uint64_t step);

@@ -123,6 +123,14 @@ static enum aq_status load_weights(const struct aq_checkpoint *c, const struct f
         AQ_TRY(status);
         AQ_TRY(put(c, aq_stage_parameters(c->stage) + info.offset, staging, info.count));
     }
+    if (!aq_stage_previous(c->stage)) return aq_stage_parameters_changed(c->stage, NULL);
+    const uint64_t count = aq_stage_parameter_count(c->stage);
+    const enum aq_status status = take(files->of[0], "optimizer.previous", count, staging);
+    if (status == AQ_NOTFOUND)
+        return aq_fail(AQ_NOTFOUND, "checkpoint", "%s: no previous weights (train.staleness)", files->path);
+    AQ_TRY(status);
+    AQ_TRY(put(c, aq_stage_previous(c->stage), staging, count));
+    AQ_TRY(aq_stage_previous_changed(c->stage, NULL));
     return aq_stage_parameters_changed(c->stage, NULL);
 }
 
@@ -179,10 +187,11 @@ static enum aq_status load_all(const struct aq_checkpoint *c, const struct files
     for (uint32_t i = 0; i < aq_optimizer_state_count(c->optimizer); i++)
         AQ_TRY(load_state(c, files, i, all, staging));
     if (c->loss_scale) {
-        const enum aq_status status = take(files->of[0], "optimizer.loss_scale", AQ_LOSS_SCALE_STATE, c->loss_scale);
+        const uint32_t floats = aq_checkpoint_scale_floats(c);
+        const enum aq_status status = take(files->of[0], "optimizer.loss_scale", floats, c->loss_scale);
         if (status == AQ_NOTFOUND) return aq_fail(AQ_NOTFOUND, "checkpoint", "%s: no loss scale", files->path);
         AQ_TRY(status);
-        AQ_TRY(aq_loss_scale_check(c->loss_scale));
+        AQ_TRY(aq_loss_scale_check(c->loss_scale, floats));
     }
     return absorb(c, files, all, staging);
 }

@@ -5,15 +5,10 @@
 
 struct aq_loss_scale aq_loss_scale_of(const struct aq_job *job)
 {
-    struct aq_loss_scale scale = {.state = {1.0f, 0.0f}};
-    if (job->model.precision != AQ_STAGE_FP16) return scale;
-    if (job->train.loss_scale > 0.0f) {
-        scale.state[0] = job->train.loss_scale;
-        return scale;
-    }
-    scale.state[0] = AQ_LOSS_SCALE_FIRST;
-    scale.window = job->train.loss_scale_window;
-    return scale;
+    const bool fp16 = job->model.precision == AQ_STAGE_FP16, fixed = job->train.loss_scale > 0.0f;
+    const float first = !fp16 ? 1.0f : fixed ? job->train.loss_scale : AQ_LOSS_SCALE_FIRST;
+    return (struct aq_loss_scale){.state = {first, 0.0f, first},
+                                  .window = fp16 && !fixed ? job->train.loss_scale_window : 0};
 }
 
 void aq_loss_scale_good(struct aq_loss_scale *scale)
@@ -34,12 +29,16 @@ bool aq_loss_scale_halve(struct aq_loss_scale *scale)
     return true;
 }
 
-enum aq_status aq_loss_scale_check(const float state[AQ_LOSS_SCALE_STATE])
+static bool is_factor(float factor)
 {
     int exponent;
-    const float now = state[0], good = state[1];
-    const bool power = now >= AQ_LOSS_SCALE_MIN && now <= AQ_LOSS_SCALE_MAX && frexpf(now, &exponent) == 0.5f;
-    if (power && good >= 0.0f && good < 0x1p24f && good == floorf(good)) return AQ_OK;
-    return aq_fail(AQ_CORRUPT, "checkpoint", "a loss scale of %g after %g good steps is none", (double)now,
-                   (double)good);
+    return factor >= AQ_LOSS_SCALE_MIN && factor <= AQ_LOSS_SCALE_MAX && frexpf(factor, &exponent) == 0.5f;
+}
+
+enum aq_status aq_loss_scale_check(const float *state, uint32_t floats)
+{
+    const float now = state[0], good = state[1], next = floats == AQ_LOSS_SCALE_STALE ? state[2] : now;
+    if (is_factor(now) && is_factor(next) && good >= 0.0f && good < 0x1p24f && good == floorf(good)) return AQ_OK;
+    return aq_fail(AQ_CORRUPT, "checkpoint", "a loss scale of %g, then %g after %g good steps is none", (double)next,
+                   (double)now, (double)good);
 }

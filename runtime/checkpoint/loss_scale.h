@@ -21,10 +21,13 @@
 #define AQ_LOSS_SCALE_MIN   1.0f
 #define AQ_LOSS_SCALE_MAX   16777216.0f /* 2^24: a gradient that is still lost below that is none */
 
-enum { AQ_LOSS_SCALE_STATE = 2 }; /* floats of a checkpoint: the factor, and how many good steps it has seen */
+enum {
+    AQ_LOSS_SCALE_STATE = 2, /* floats of a checkpoint: the factor, and how many good steps it has seen   */
+    AQ_LOSS_SCALE_STALE = 3  /* with train.staleness: and the factor that the next step has, one update old */
+};
 
 struct aq_loss_scale {
-    float state[AQ_LOSS_SCALE_STATE];
+    float state[AQ_LOSS_SCALE_STALE];
     uint32_t window; /* good steps until it doubles; 0: it never moves */
 };
 
@@ -34,6 +37,14 @@ struct aq_loss_scale aq_loss_scale_of(const struct aq_job *job);
 static inline float aq_loss_scale_now(const struct aq_loss_scale *scale)
 {
     return scale->state[0];
+}
+
+/* With staleness, once a step, before its update: the step's factor; the newest is the next one's. */
+static inline float aq_loss_scale_take(struct aq_loss_scale *scale)
+{
+    const float taken = scale->state[2];
+    scale->state[2] = scale->state[0];
+    return taken;
 }
 
 /* Does it move? Then a checkpoint keeps its state. */
@@ -48,7 +59,7 @@ void aq_loss_scale_good(struct aq_loss_scale *scale);
 /* After a void step. True: the factor may have been the reason, and is halved; false: it cannot be less. */
 bool aq_loss_scale_halve(struct aq_loss_scale *scale);
 
-/* State that a file brought. AQ_CORRUPT: no factor that this can ever have been. */
-enum aq_status aq_loss_scale_check(const float state[AQ_LOSS_SCALE_STATE]);
+/* State that a file brought, of so many floats. AQ_CORRUPT: no factor that this can ever have been. */
+enum aq_status aq_loss_scale_check(const float *state, uint32_t floats);
 
 #endif

@@ -439,7 +439,7 @@ enum aq_status aq_edge_receive_backward(struct aq_edge *edge, const struct aq_ed
                                         const struct aq_values *g, struct aq_stream *stream)
 {
     AQ_TRY(receive_batch(edge, &edge->backwards, edge->backward, batch, g, stream));
-    aq_edge_unhold(edge, batch->micro_batch); /* its gradient proves that the receiver has decoded it */
+    aq_edge_unhold(edge, aq_edge_number(batch)); /* its gradient proves that the receiver has decoded it */
     return AQ_OK;
 }
 

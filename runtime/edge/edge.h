@@ -83,6 +83,7 @@ enum { AQ_EDGE_CARRY_SLOTS = 2 };
 struct aq_edge_batch {
     uint64_t step;
     uint32_t micro_batch;
+    uint64_t base;              /* micro-batches before this step's, as slots are counted (program.h) */
     uint32_t samples;           /* 1..B                                   */
     const uint64_t *sample_ids; /* samples of them                        */
     const uint16_t *variants;   /* which augmentation each is: it has its own m; NULL: 0, all of them */

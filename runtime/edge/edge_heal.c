@@ -18,19 +18,19 @@
 /* Messages asked for ahead: what 400 Mbit/s carry in a third of a second, and 10 Mbit/s in 13 s. */
 enum { ASKED_BYTES = 16 << 20 };
 
-void aq_edge_hold(struct aq_edge *edge, uint32_t micro_batch, const struct aq_cache_key *key,
+void aq_edge_hold(struct aq_edge *edge, uint64_t number, const struct aq_cache_key *key,
                   const struct aq_cache_entry *entry)
 {
-    struct aq_edge_held *held = &edge->held[micro_batch % edge->shape.slots];
+    struct aq_edge_held *held = &edge->held[number % edge->shape.slots];
     AQ_ASSERT(held->count < edge->shape.micro_batch);
     held->keys[held->count] = *key;
     held->entries[held->count++] = *entry;
 }
 
-void aq_edge_unhold(struct aq_edge *edge, uint32_t micro_batch)
+void aq_edge_unhold(struct aq_edge *edge, uint64_t number)
 {
     if (!edge->held) return;
-    struct aq_edge_held *held = &edge->held[micro_batch % edge->shape.slots];
+    struct aq_edge_held *held = &edge->held[number % edge->shape.slots];
     while (held->count > 0)
         aq_cache_release(edge->config.cache, &held->entries[--held->count]);
 }

@@ -219,11 +219,17 @@ void aq_edge_carried_release(struct aq_edge *edge, uint64_t number);
 enum aq_status aq_edge_nccl_advance(struct aq_edge *edge);
 void aq_edge_nccl_close(struct aq_edge *edge);
 
+/* Of a micro-batch in flight, modulo the slots: whatever steps are under way. */
+static inline uint64_t aq_edge_number(const struct aq_edge_batch *batch)
+{
+    return batch->base + batch->micro_batch;
+}
+
 /* edge_heal.c */
-/* Keep the references of a micro-batch until its gradient is back; takes them. */
-void aq_edge_hold(struct aq_edge *edge, uint32_t micro_batch, const struct aq_cache_key *key,
+/* Keep the references of a micro-batch (its number: aq_edge_number) until its gradient is back; takes them. */
+void aq_edge_hold(struct aq_edge *edge, uint64_t number, const struct aq_cache_key *key,
                   const struct aq_cache_entry *entry);
-void aq_edge_unhold(struct aq_edge *edge, uint32_t micro_batch);
+void aq_edge_unhold(struct aq_edge *edge, uint64_t number);
 /* The other side asks for a message; it is answered in turn, when a send buffer is free for it. */
 enum aq_status aq_edge_fetch_asked(struct aq_edge *edge, const struct aq_frame *frame);
 enum aq_status aq_edge_fetches_serve(struct aq_edge *edge);

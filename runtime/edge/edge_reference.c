@@ -171,7 +171,7 @@ static enum aq_status keep_sent(struct aq_edge *edge, const struct aq_edge_batch
         reference->slot = NULL;
     }
     if (!reference->warm || reference->fetched) return AQ_OK;
-    aq_edge_hold(edge, batch->micro_batch, &key, &reference->entry);
+    aq_edge_hold(edge, aq_edge_number(batch), &key, &reference->entry);
     reference->warm = false;
     return AQ_OK;
 }

@@ -98,6 +98,7 @@ struct aq_job_train {
     float loss_scale;           /* of fp16: a fixed one; 0: searched for (loss_scale.h)                    */
     uint32_t loss_scale_window; /* good steps until it doubles                                             */
     float clip;         /* global norm; 0: none                                                                    */
+    uint32_t staleness; /* updates that a step's gradients do not know of: 0 or 1 (plan/program.h)          */
     uint32_t skips_max; /* steps in a row without a finite gradient: then the run ends                      */
     uint64_t seed;
     const char *freeze; /* names of what is not trained (stages/stage.h); NULL: all is                      */

@@ -157,6 +157,7 @@ static enum aq_status stage_fill(struct plan_open *open, uint32_t s)
                                  .B = job->train.micro_batch,
                                  .T = job->train.T,
                                  .slots = 1,
+                                 .versions = 1 + job->train.staleness,
                                  .precision = job->model.precision,
                                  .recompute = job->model.recompute,
                                  .split = aq_schedule_splits(job->pipeline.schedule),
@@ -330,6 +331,7 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     const uint64_t samples = plan->facts.train_samples + plan->facts.heldout_samples;
     line(stage, "parameters", size->parameter_bytes - size->frozen_bytes);
     line(stage, "frozen", size->frozen_bytes);
+    line(stage, "previous weights", size->previous_bytes);
     line(stage, "gradients", size->gradient_bytes);
     line(stage, "optimizer", aq_plan_optimizer_bytes(plan, size->parameters));
     line(stage, "slots", size->slot_bytes * stage->config.slots);
@@ -362,7 +364,7 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     /* A checkpoint is written from a copy while training goes on; one at the end alone needs none. */
     if (job->checkpoint.every.count)
         line(stage, "snapshot",
-             (size->parameters + size->buffers) * sizeof(float) +
+             (size->parameters * (1 + job->train.staleness) + size->buffers) * sizeof(float) +
                  aq_plan_optimizer_bytes(plan, size->parameters)); /* scratch: a little more */
     if (job->checkpoint.mirror) line(stage, "mirror", aq_mirror_measure((first ? 0 : 1) + (last ? 0 : 1)));
     if (job->output.trace) line(stage, "trace", (uint64_t)AQ_PLAN_TRACE_RECORDS * AQ_PLAN_TRACE_BYTES);
@@ -530,7 +532,8 @@ void aq_plan_mirror_shape(const struct aq_plan *plan, uint32_t rank, struct aq_m
         if (s >= stages) continue;
         const uint64_t parameters = plan->stages[s].size.parameters;
         out->file_bytes_max[i] =
-            aq_mirror_file_bytes(parameters * sizeof(float) + aq_plan_optimizer_bytes(plan, parameters),
+            aq_mirror_file_bytes((1 + plan->job->train.staleness) * parameters * sizeof(float) +
+                                     aq_plan_optimizer_bytes(plan, parameters),
                                  plan->stages[s].layer_end - plan->stages[s].layer_first);
     }
     if (position > 0) out->body_bytes_max[0] = (uint32_t)plan->edges[position - 1].size.body_bytes_max;

@@ -15,6 +15,7 @@
 #include <stdio.h>
 
 #include "plan_private.h"
+#include "schedule.h"
 
 enum {
     CANDIDATES_MAX = 2 * 16, /* two schedules; doublings up to SIMULATED_MOST are 8 */
@@ -84,8 +85,11 @@ static struct aq_plan_window window_of(const struct aq_plan *plan, uint32_t e, u
 static struct aq_schedule_request request_of(const struct aq_plan *plan, uint32_t micro_batches,
                                              enum aq_schedule_kind kind, uint32_t in_flight)
 {
-    return (struct aq_schedule_request){
-        .kind = kind, .stages = plan->stage_count, .micro_batches = micro_batches, .in_flight = in_flight};
+    return (struct aq_schedule_request){.kind = kind,
+                                        .stages = plan->stage_count,
+                                        .micro_batches = micro_batches,
+                                        .in_flight = in_flight,
+                                        .staleness = plan->job->train.staleness};
 }
 
 static void windows_fill(const struct aq_plan *plan, const struct aq_schedule_request *request, bool automatic,
@@ -128,7 +132,7 @@ static bool affordable(const struct aq_plan *plan, const struct aq_schedule_requ
     return true;
 }
 
-/* A schedule's own count, and twice as many, up to all of a step. Returns the new count of candidates. */
+/* A schedule's own count, and twice as many, up to all of the steps under way. Returns the new count of candidates. */
 static uint32_t candidates_add(const struct aq_plan *plan, uint32_t micro_batches, enum aq_schedule_kind kind,
                                uint32_t in_flight, struct candidate *out, uint32_t count)
 {
@@ -137,9 +141,9 @@ static uint32_t candidates_add(const struct aq_plan *plan, uint32_t micro_batche
         return count + 1;
     }
     const struct aq_schedule_request own = request_of(plan, micro_batches, kind, AQ_IN_FLIGHT_DEFAULT);
+    const uint32_t all = aq_schedule_most(&own), most = all < SIMULATED_MOST ? all : SIMULATED_MOST;
     uint32_t flight = aq_schedule_slots(&own, 0);
     out[count++] = (struct candidate){.kind = kind, .in_flight = AQ_IN_FLIGHT_DEFAULT};
-    const uint32_t most = micro_batches < SIMULATED_MOST ? micro_batches : SIMULATED_MOST;
     while (flight < most) {
         flight = flight > most / 2 ? most : 2 * flight;
         AQ_ASSERT(count < CANDIDATES_MAX);
@@ -244,6 +248,24 @@ static enum aq_status help_automatic(const struct aq_plan *plan, const struct aq
     return AQ_OK;
 }
 
+/* The next step's forwards beside this one's end. */
+static enum aq_status help_staleness(const struct aq_plan *plan, const struct aq_plan_costs *costs, double step_s,
+                                     struct aq_plan_distance *out)
+{
+    const struct aq_job_pipeline *pipeline = &plan->job->pipeline;
+    struct aq_job job = *plan->job; /* the values alone are read */
+    struct aq_plan stale = *plan;
+    struct aq_schedule_request request;
+    double seconds, share;
+    if (job.train.staleness) return AQ_OK;
+    job.train.staleness = 1;
+    stale.job = &job;
+    AQ_TRY(flight_of(&stale, plan->micro_batches, pipeline->schedule, pipeline->in_flight, false, &request));
+    AQ_TRY(share_of(&stale, costs, &request, false, &seconds, &share));
+    if (seconds * AS_FAST < step_s) help_add(out, share, seconds, "train.staleness", 1);
+    return AQ_OK;
+}
+
 /* A batch so much larger that round trips take half of what they do, or BATCH_GROWTH_MAX times. */
 static enum aq_status help_batch(const struct aq_plan *plan, const struct aq_plan_costs *costs,
                                  struct aq_plan_distance *out)
@@ -272,6 +294,7 @@ enum aq_status aq_plan_distance(const struct aq_plan *plan, const struct aq_plan
     AQ_TRY(share_of(plan, costs, &request, false, &step_s, &out->share));
     if (out->share < HARDLY) return AQ_OK;
     AQ_TRY(help_automatic(plan, costs, step_s, out));
+    AQ_TRY(help_staleness(plan, costs, step_s, out));
     return help_batch(plan, costs, out);
 }
 

@@ -44,8 +44,9 @@ static const char *const indifferent[] = {"job.name",
 static const char *const extent[] = {"train.epochs",     "train.steps_max",   "train.evaluate_every",
                                      "checkpoint.every", "pipeline.schedule", "pipeline.in_flight"};
 
-/* Keys that older runs did not know: where they say nothing there is no line, and a hash is what it was. */
-static const char *const silent[] = {"train.freeze"};
+/* Keys that older runs did not know: where they say nothing, or their default, there is no line, and a hash is what it
+ * was. */
+static const char *const silent[] = {"train.freeze", "train.staleness"};
 
 static bool names(const char *const *list, size_t count, const char *name)
 {
@@ -65,9 +66,9 @@ static bool matters(const char *name, enum scope scope)
 
 static void add_key(const struct aq_key *key, const void *base, const char *prefix, struct aq_text *text)
 {
-    if (!aq_key_is_scalar(key)) return;
     struct aq_text value = {0};
-    const bool said = aq_key_write(key, base, &value);
+    if (!aq_key_is_scalar(key)) return;
+    const bool said = aq_key_write(key, base, &value) && strcmp(aq_text_of(&value), key->fallback) != 0;
     if (said || !names(silent, sizeof silent / sizeof *silent, key->name))
         aq_text_add(text, "%s%s=%s\n", prefix, key->name, aq_text_of(&value));
     if (text->status == AQ_OK) text->status = value.status;

@@ -17,7 +17,8 @@
  * send buffer is free half a round trip after its frame was there (links that heal keep it until then), else when it
  * has left. Replicas reduce over links of their own while they pack and unpack: the longer counts.
  * Optimizers that average gradients do so before the norm; the others in their update, piece by piece (0056). Steps
- * follow each other; the last of them is the answer, for pipelines overlap at their ends.
+ * follow each other; the last of them is the answer, for pipelines overlap at their ends. With train.staleness the
+ * chains of a step begin when the update before the last is done, and the answer is the mean of the last two.
  */
 #include <assert.h>
 #include <float.h>
@@ -28,7 +29,7 @@
 
 #include "plan_private.h"
 
-enum { STEPS = 3, NOBODY = -1, LINES = 7, STREAMS = 3 };
+enum { STEPS = 3, STEPS_STALE = 8, STEPS_MAX = STEPS_STALE, NOBODY = -1, LINES = 7, STREAMS = 3 };
 
 #define LATENCY_TOLD 1e-3 /* seconds of round trips from which on a bound names them */
 
@@ -52,7 +53,8 @@ struct pipe {
     double *returns; /* by frame: when its credit is back                */
 };
 
-/* The instructions of one kind (enum aq_op less AQ_OP_RECV_FWD), in the order of their chain; of this step. */
+/* The instructions of one kind (enum aq_op less AQ_OP_RECV_FWD), in the order of their chain; begun and done over all
+ * steps, of `count` each. */
 struct line {
     uint32_t *at; /* in the program */
     uint32_t count, begun, done;
@@ -71,18 +73,19 @@ struct actor {
     bool gpu;
     uint32_t copies;  /* of the values at a cut                                       */
     uint64_t *holder; /* of each slot: step * M + micro-batch + 1 that holds it       */
-    uint32_t step;    /* of STEPS                                                     */
-    enum { CHAINS, REDUCE, NORM_UP, NORM_DOWN, UPDATE, UPDATING } phase;
+    uint32_t step;    /* of the simulation's: updates that are done                   */
+    uint32_t partials; /* NORM: steps whose partial sum has been sent                 */
+    enum { CHAINS, REDUCE_DUE, REDUCE, NORM_UP, NORM_DOWN, UPDATE, UPDATING } phase;
     double reduced_at;           /* when its links have carried everything; DBL_MAX: not begun */
-    double partial_at, total_at; /* NORM frames: when they are here; DBL_MAX: not sent yet     */
-    double ended[STEPS];
+    double partial_at[STEPS_MAX], total_at[STEPS_MAX]; /* NORM frames: when they are here; DBL_MAX: not sent yet */
+    double ended[STEPS_MAX];
 };
 
 struct simulation {
     const struct aq_plan *plan;
     const struct aq_plan_costs *costs;
     const struct aq_plan_scene *scene;
-    uint32_t P, M;
+    uint32_t P, M, steps, staleness;
     double now;
     struct actor *actors;
     struct pipe *forward, *backward;
@@ -102,7 +105,7 @@ static void place(struct aq_arena *arena, struct simulation *sim)
         uint32_t *at = aq_arena_take(arena, LINES * (size_t)M * sizeof *at);
         double *times[4];
         for (int k = 0; k < 4; k++)
-            times[k] = aq_arena_take(arena, STEPS * (size_t)M * sizeof(double));
+            times[k] = aq_arena_take(arena, sim->steps * (size_t)M * sizeof(double));
         uint64_t *holder = aq_arena_take(arena, sim->scene->programs[s].slots * sizeof *holder);
         if (!arena->base) continue;
         for (uint32_t k = 0; k < LINES; k++)
@@ -138,7 +141,9 @@ static void actor_open(const struct simulation *sim, uint32_t s)
     actor->program = &sim->scene->programs[s];
     actor->gpu = aq_plan_on_gpu(sim->plan, s);
     actor->copies = sim->plan->stages[s].boundary_copies;
-    actor->partial_at = actor->total_at = actor->reduced_at = DBL_MAX;
+    actor->reduced_at = DBL_MAX;
+    for (uint32_t step = 0; step < STEPS_MAX; step++)
+        actor->partial_at[step] = actor->total_at[step] = DBL_MAX;
     for (int i = 0; i < STREAMS; i++)
         actor->streams[i].left = -1;
     for (uint32_t i = 0; i < actor->program->count; i++) {
@@ -271,12 +276,41 @@ static bool chain_allows(const struct actor *actor, uint32_t k)
     return (!receives || chain[RECEIVE].done > i) && (!sends || chain[SEND].done + actor->copies > i);
 }
 
-/* Are the operands of this instruction here, now? */
-static bool ready(const struct simulation *sim, uint32_t s, const struct aq_instruction *in)
+static const struct aq_instruction *instruction_of(const struct actor *actor, const struct line *line, uint32_t number)
 {
-    const struct actor *actor = &sim->actors[s];
+    return &actor->program->code[line->at[number % line->count]];
+}
+
+/* Of the micro-batch, over all steps, of a line's instruction of this number. */
+static uint64_t number_of(const struct actor *actor, const struct line *line, uint32_t number)
+{
+    return (uint64_t)(number / line->count) * actor->program->micro_batches +
+           instruction_of(actor, line, number)->micro_batch;
+}
+
+static uint64_t *holder_of(struct actor *actor, uint64_t number)
+{
+    return &actor->holder[number % actor->program->slots];
+}
+
+/* Where the line's next instruction stands in the programs of all steps. A next step's sends go first of all. */
+static uint64_t place_of(const struct actor *actor, uint32_t k)
+{
+    const struct line *line = &actor->lines[k];
+    if (k % PARTS == SEND && line->begun / line->count > actor->step) return 0;
+    return (uint64_t)(line->begun / line->count) * actor->program->count + line->at[line->begun % line->count];
+}
+
+/* May the line's next instruction begin, now: its step, and its operands? */
+static bool ready(const struct simulation *sim, uint32_t s, const struct line *line)
+{
+    struct actor *actor = &sim->actors[s];
+    const struct aq_instruction *in = instruction_of(actor, line, line->begun);
+    const uint64_t number = number_of(actor, line, line->begun), holds = *holder_of(actor, number);
     const bool opens = in->op == AQ_OP_RECV_FWD || (in->op == AQ_OP_FORWARD && s == 0);
-    if (opens && actor->holder[in->slot]) return false;
+    const uint32_t step = line->begun / line->count;
+    if (step > actor->step + sim->staleness || step == sim->steps) return false;
+    if (opens && holds) return false;
     switch (in->op) {
     case AQ_OP_RECV_FWD:
         return pipe_arrival(&sim->forward[s - 1]) <= sim->now;
@@ -287,7 +321,7 @@ static bool ready(const struct simulation *sim, uint32_t s, const struct aq_inst
     case AQ_OP_SEND_BWD:
         return pipe_has_buffer(&sim->backward[s - 1]);
     case AQ_OP_BACKWARD: /* after the forward of its own micro-batch */
-        return actor->holder[in->slot] == 2 * ((uint64_t)actor->step * sim->M + in->micro_batch) + 2;
+        return holds == 2 * number + 2;
     default:
         return true;
     }
@@ -303,19 +337,17 @@ static bool actor_start(struct simulation *sim, uint32_t s)
 {
     struct actor *actor = &sim->actors[s];
     int best = NOBODY;
-    if (actor->step == STEPS || actor->phase != CHAINS) return false;
     for (uint32_t k = 0; k < LINES; k++) {
         const struct line *line = &actor->lines[k];
-        if (line->begun == line->count || stream_of(actor, k)->left >= 0 || !chain_allows(actor, k)) continue;
-        if (!ready(sim, s, &actor->program->code[line->at[line->begun]])) continue;
-        const struct line *chosen = best == NOBODY ? NULL : &actor->lines[best];
-        if (!chosen || line->at[line->begun] < chosen->at[chosen->begun]) best = (int)k;
+        if (line->count == 0 || stream_of(actor, k)->left >= 0 || !chain_allows(actor, k)) continue;
+        if (!ready(sim, s, line)) continue;
+        if (best == NOBODY || place_of(actor, k) < place_of(actor, (uint32_t)best)) best = (int)k;
     }
     if (best == NOBODY) return false;
     struct line *line = &actor->lines[best];
-    const struct aq_instruction *in = &actor->program->code[line->at[line->begun++]];
-    if (in->op == AQ_OP_RECV_FWD || (in->op == AQ_OP_FORWARD && s == 0))
-        actor->holder[in->slot] = 2 * ((uint64_t)actor->step * sim->M + in->micro_batch) + 1;
+    const struct aq_instruction *in = instruction_of(actor, line, line->begun);
+    const uint64_t number = number_of(actor, line, line->begun++);
+    if (in->op == AQ_OP_RECV_FWD || (in->op == AQ_OP_FORWARD && s == 0)) *holder_of(actor, number) = 2 * number + 1;
     *stream_of(actor, (uint32_t)best) = (struct stream){.left = seconds_of(sim, s, in->op), .line = best};
     return true;
 }
@@ -327,32 +359,34 @@ static void work_begin(const struct simulation *sim, struct actor *actor, double
     actor->reduced_at = sim->now + carried_s;
 }
 
-static void chains_done(const struct simulation *sim, uint32_t s)
+/* Are the chains of a step done? */
+static bool chains_are_done(const struct actor *actor, uint32_t step)
 {
-    const struct aq_plan_costs *costs = sim->costs;
+    for (uint32_t i = 0; i < LINES; i++)
+        if (actor->lines[i].done < actor->lines[i].count * (step + 1)) return false;
+    return true;
+}
+
+static void chains_look(const struct simulation *sim, uint32_t s)
+{
     struct actor *actor = &sim->actors[s];
-    actor->phase = NORM_UP;
-    if (sim->plan->replicas == 1) return;
-    actor->phase = REDUCE; /* in any case they agree on the step: a message */
-    work_begin(sim, actor, costs->reduce_in_step ? 0 : costs->pack_s[s],
-               costs->group_latency_s + (costs->reduce_in_step ? 0 : 2 * costs->group_latency_s + costs->reduce_s[s]));
+    if (actor->phase != CHAINS || actor->step == sim->steps || !chains_are_done(actor, actor->step)) return;
+    actor->phase = sim->plan->replicas > 1 ? REDUCE_DUE : NORM_UP;
 }
 
 static void instruction_done(struct simulation *sim, uint32_t s, uint32_t k)
 {
     struct actor *actor = &sim->actors[s];
     struct line *line = &actor->lines[k];
-    const struct aq_instruction *in = &actor->program->code[line->at[line->done++]];
+    const struct aq_instruction *in = instruction_of(actor, line, line->done);
+    uint64_t *holder = holder_of(actor, number_of(actor, line, line->done++));
     if (in->op == AQ_OP_RECV_FWD) pipe_take(sim, &sim->forward[s - 1]);
     if (in->op == AQ_OP_RECV_BWD) pipe_take(sim, &sim->backward[s]);
     if (in->op == AQ_OP_SEND_FWD) sim->forward[s].queued++;
     if (in->op == AQ_OP_SEND_BWD) sim->backward[s - 1].queued++;
-    if (in->op == AQ_OP_FORWARD) actor->holder[in->slot]++; /* even: forwarded */
-    if (in->op == (actor->program->split ? AQ_OP_WEIGHTS : s == 0 ? AQ_OP_BACKWARD : AQ_OP_SEND_BWD))
-        actor->holder[in->slot] = 0;
-    for (uint32_t i = 0; i < LINES; i++)
-        if (actor->lines[i].done < actor->lines[i].count) return;
-    chains_done(sim, s);
+    if (in->op == AQ_OP_FORWARD) ++*holder; /* even: forwarded */
+    if (in->op == (actor->program->split ? AQ_OP_WEIGHTS : s == 0 ? AQ_OP_BACKWARD : AQ_OP_SEND_BWD)) *holder = 0;
+    chains_look(sim, s);
 }
 
 static bool actor_finish(struct simulation *sim, uint32_t s)
@@ -376,12 +410,31 @@ static bool work_done(const struct simulation *sim, struct actor *actor)
     return true;
 }
 
-static void update_done(const struct simulation *sim, struct actor *actor)
+static void update_done(const struct simulation *sim, uint32_t s)
 {
+    struct actor *actor = &sim->actors[s];
     actor->ended[actor->step++] = sim->now;
     actor->phase = CHAINS;
-    for (uint32_t k = 0; k < LINES; k++)
-        actor->lines[k].begun = actor->lines[k].done = 0;
+    chains_look(sim, s);
+}
+
+/* A step's partial sum goes to the stage before, once the one behind has sent its own. */
+static bool partial_send(struct simulation *sim, uint32_t s, uint32_t step)
+{
+    struct actor *actor = &sim->actors[s];
+    if (s + 1 < sim->P && actor->partial_at[step] > sim->now) return false;
+    actor->partials = step + 1;
+    if (s > 0) sim->actors[s - 1].partial_at[step] = sim->now + sim->costs->latency_s[s - 1];
+    return true;
+}
+
+/* The same of the next step, while this one waits for its total. */
+static bool partial_early(struct simulation *sim, uint32_t s)
+{
+    const struct actor *actor = &sim->actors[s];
+    const uint32_t next = actor->step + 1;
+    if (!sim->staleness || sim->plan->replicas > 1 || next == sim->steps || actor->partials > next) return false;
+    return chains_are_done(actor, next) && partial_send(sim, s, next);
 }
 
 /* The end of a step: replicas average, the sum of squares goes up to stage 0, the total comes back, then the optimizer.
@@ -390,25 +443,30 @@ static bool actor_end(struct simulation *sim, uint32_t s)
 {
     const struct aq_plan_costs *costs = sim->costs;
     struct actor *actor = &sim->actors[s];
-    if (actor->step == STEPS) return false;
+    if (actor->step == sim->steps) return false;
     switch (actor->phase) {
+    case REDUCE_DUE: /* in any case they agree on the step: a message */
+        if (actor->streams[COMPUTE].left >= 0) return false;
+        work_begin(sim, actor, costs->reduce_in_step ? 0 : costs->pack_s[s],
+                   costs->group_latency_s +
+                       (costs->reduce_in_step ? 0 : 2 * costs->group_latency_s + costs->reduce_s[s]));
+        actor->phase = REDUCE;
+        return true;
     case REDUCE:
         if (!work_done(sim, actor)) return false;
         actor->phase = NORM_UP;
         return true;
     case NORM_UP:
-        if (s + 1 < sim->P && actor->partial_at > sim->now) return false;
-        actor->partial_at = DBL_MAX;
-        if (s > 0) sim->actors[s - 1].partial_at = sim->now + costs->latency_s[s - 1];
+        if (actor->partials <= actor->step && !partial_send(sim, s, actor->step)) return false;
         actor->phase = NORM_DOWN;
         return true;
     case NORM_DOWN:
-        if (s > 0 && actor->total_at > sim->now) return false;
-        actor->total_at = DBL_MAX;
-        if (s + 1 < sim->P) sim->actors[s + 1].total_at = sim->now + costs->latency_s[s];
+        if (s > 0 && actor->total_at[actor->step] > sim->now) return partial_early(sim, s);
+        if (s + 1 < sim->P) sim->actors[s + 1].total_at[actor->step] = sim->now + costs->latency_s[s];
         actor->phase = UPDATE;
         return true;
     case UPDATE:
+        if (actor->streams[COMPUTE].left >= 0) return false;
         if (sim->plan->replicas > 1 && costs->reduce_in_step)
             work_begin(sim, actor, costs->pack_s[s] + costs->step_s[s],
                        2 * costs->group_latency_s + costs->reduce_s[s]);
@@ -418,7 +476,7 @@ static bool actor_end(struct simulation *sim, uint32_t s)
         return true;
     case UPDATING:
         if (!work_done(sim, actor)) return false;
-        update_done(sim, actor);
+        update_done(sim, s);
         return true;
     default:
         return false;
@@ -486,8 +544,9 @@ static void settle(struct simulation *sim)
             if (!sim->stirred[s]) continue;
             sim->stirred[s] = false;
             bool here = actor_finish(sim, s);
+            while (actor_end(sim, s))
+                here = true;
             here |= actor_start(sim, s);
-            here |= actor_end(sim, s);
             struct pipe *const pipes[] = {&sim->forward[s], &sim->backward[s]};
             for (int k = 0; k < 2; k++) {
                 here |= pipe_finish(sim, pipes[k]);
@@ -519,8 +578,10 @@ static double next_here(const struct simulation *sim, uint32_t s, double speed)
         for (int i = 0; i < 4; i++)
             earlier(moments[i], sim->now, &next);
     }
-    earlier(actor->partial_at, sim->now, &next);
-    earlier(actor->total_at, sim->now, &next);
+    for (uint32_t step = actor->step; step < sim->steps; step++) {
+        earlier(actor->partial_at[step], sim->now, &next);
+        earlier(actor->total_at[step], sim->now, &next);
+    }
     earlier(actor->reduced_at, sim->now, &next);
     return next;
 }
@@ -552,14 +613,15 @@ static bool advance(struct simulation *sim)
 static bool running(const struct simulation *sim)
 {
     for (uint32_t s = 0; s < sim->P; s++)
-        if (sim->actors[s].step < STEPS) return true;
+        if (sim->actors[s].step < sim->steps) return true;
     return false;
 }
 
 static double step_end(const struct simulation *sim, uint32_t step)
 {
     double end = 0;
-    for (uint32_t s = 0; s < sim->P; s++)
+    const uint32_t stages = sim->staleness ? 1 : sim->P; /* others may take a step's total up when they have time */
+    for (uint32_t s = 0; s < stages; s++)
         if (sim->actors[s].ended[step] > end) end = sim->actors[s].ended[step];
     return end;
 }
@@ -618,15 +680,17 @@ static double cache_traffic(const struct aq_plan *plan, uint32_t s)
 static void bound_trips(const struct simulation *sim, struct aq_plan_prediction *out)
 {
     double trips = 0;
+    const double at_once = 1 + sim->staleness; /* steps that are under way */
     for (uint32_t s = 0; s < sim->P; s++) {
         const double chains = out->compute_s[s] - stage_end(sim->plan, sim->costs, s);
-        bound_by(out, chains + trips, "stage %u compute%s", s, trips > LATENCY_TOLD ? " and round trips" : "");
+        bound_by(out, (chains + trips) / at_once, "stage %u compute%s", s,
+                 trips > LATENCY_TOLD ? " and round trips" : "");
         if (s + 1 < sim->P) trips += 2 * sim->costs->latency_s[s];
     }
     const char *also = trips > LATENCY_TOLD ? " and round trips" : "";
     for (uint32_t s = 0; s + 1 < sim->P; s++) {
-        bound_by(out, out->forward_s[s] + trips, "link %u-%u forward%s", s, s + 1, also);
-        bound_by(out, out->backward_s[s] + trips, "link %u-%u backward%s", s, s + 1, also);
+        bound_by(out, (out->forward_s[s] + trips) / at_once, "link %u-%u forward%s", s, s + 1, also);
+        bound_by(out, (out->backward_s[s] + trips) / at_once, "link %u-%u backward%s", s, s + 1, also);
     }
 }
 
@@ -669,15 +733,22 @@ static enum aq_status simulate(struct simulation *sim, double *step_s)
     enum aq_status status = AQ_OK;
     for (settle(sim); running(sim) && status == AQ_OK; settle(sim))
         if (!advance(sim)) status = aq_fail(AQ_INVAL, "plan", "the simulated step stands still at %g s", sim->now);
-    *step_s = step_end(sim, STEPS - 1) - step_end(sim, STEPS - 2);
+    const uint32_t last = sim->steps - 1, mean = 1 + sim->staleness; /* two steps that overlap may take turns */
+    *step_s = (step_end(sim, last) - step_end(sim, last - mean)) / mean;
     return status;
 }
 
 static struct simulation simulation_of(const struct aq_plan *plan, const struct aq_plan_costs *costs,
                                        const struct aq_plan_scene *scene)
 {
-    return (struct simulation){
-        .plan = plan, .costs = costs, .scene = scene, .P = plan->stage_count, .M = scene->programs[0].micro_batches};
+    const uint32_t staleness = scene->programs[0].staleness;
+    return (struct simulation){.plan = plan,
+                               .costs = costs,
+                               .scene = scene,
+                               .P = plan->stage_count,
+                               .M = scene->programs[0].micro_batches,
+                               .steps = staleness ? STEPS_STALE : STEPS,
+                               .staleness = staleness};
 }
 
 enum aq_status aq_plan_simulate(const struct aq_plan *plan, const struct aq_plan_costs *costs,

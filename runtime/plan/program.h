@@ -22,6 +22,20 @@
  * timing may bring does, and with the same bits, because forwards, backwards and weight halves each run in order of
  * micro-batches. NORM, REDUCE, STEP and MARK come after everything before them (barriers); PREFETCH waits for nothing.
  *
+ * Staleness (train.staleness: 1; PipeDream-2BW, Narayanan et al. 2021). W_k are the weights after k updates, g_t the
+ * gradient that step t (from 0) adds up, U_t the update rule with all its state, schedule and clipping:
+ *
+ *     g_t = gradient at W_max(t-1,0), of its forwards and its backwards alike;     W_t+1 = U_t(W_t, g_t)
+ *
+ * That is a formula, and nothing in it is timing: steps 0 and 1 are both at W_0, a void step has W_t+1 = W_t, and the
+ * loss scale of fp16 is as old as the weights: step t has the one of after step t-2's update. What it allows: chains of
+ * step t+1 may begin as soon as STEP t-1 is done, beside the backwards, NORM and STEP of step t. Chains and slots go on
+ * from step to step: micro-batch i of a step uses slot (base + i) mod slots, base being the number of all micro-batches
+ * before (0 without staleness, where every step begins with free slots), and slots may be up to 2M. Step t+2 waits for
+ * STEP t, so that two steps are under way at most, with two versions of the weights and two buffers of gradients. A
+ * step that a checkpoint or an evaluation follows is run to its end before the next begins: they see W_t+1 and no
+ * message of step t+1. What is evaluated and exported are the newest weights, W_t+1.
+ *
  * What each instruction means for stage s of P, micro-batch i (0-based in the step), slot k:
  *   PREFETCH i   ask the caches for the messages of the samples of micro-batch i. i >= M: micro-batch i - M of the
  *                *next* step (skip it where there is none). The first step of a run has no predecessor: before it, the
@@ -42,6 +56,7 @@
  *   STEP         the optimizer. With replicas it may meet the others, too: those that average momenta or votes do so
  *                here.
  *   MARK         the end of the step; where a checkpoint or evaluation is due after this step, this is the place.
+ * With staleness NORM's two halves are apart: step t+1's partial sum may leave before step t's total has come.
  *
  * Locking: pure functions.
  */
@@ -95,6 +110,7 @@ struct aq_program {
     uint32_t slots;         /* micro-batches in flight: slots 0 .. slots-1 are used            */
     bool split;             /* backward has two halves                                         */
     uint32_t window;        /* PREFETCH runs so many micro-batches ahead; 0: none emitted      */
+    uint32_t staleness;     /* 0 or 1: steps that may begin before the update of this one      */
 };
 
 struct aq_schedule_request {
@@ -104,7 +120,10 @@ struct aq_schedule_request {
     uint32_t in_flight;      /* a count, AQ_IN_FLIGHT_DEFAULT, AQ_IN_FLIGHT_CLASSIC (job.h)     */
     uint32_t window;         /* PREFETCH so many micro-batches ahead; 0: none                   */
     bool reduce;             /* emit REDUCE (several replicas)                                  */
+    uint32_t staleness;      /* 0 .. AQ_STALENESS_MAX: micro-batches of the next step are in flight, too */
 };
+
+enum { AQ_STALENESS_MAX = 1 };
 
 /* "gpipe" -> its kind; AQ_NOTFOUND (not logged). And back; never NULL. */
 enum aq_status aq_schedule_find(const char *name, enum aq_schedule_kind *out);
@@ -113,7 +132,7 @@ const char *aq_schedule_name(enum aq_schedule_kind kind);
 /* Does it split backward into two halves? One that is yet to be chosen does not. */
 bool aq_schedule_splits(enum aq_schedule_kind kind);
 
-/* Micro-batches in flight (slots) of stage s under this request. */
+/* Micro-batches in flight (slots) of stage s under this request, of all steps that are under way. */
 uint32_t aq_schedule_slots(const struct aq_schedule_request *request, uint32_t stage);
 
 /* Most instructions that a program of M micro-batches can have. */
@@ -146,7 +165,8 @@ struct aq_program_limits {
  * same micro-batch in the same order; no slot is used before it is free, none >= slots; every micro-batch has exactly
  * one forward and one backward on each stage, backwards in order, and where that is split one weight half, after it and
  * in order, too; nothing is left on a link at the end; REDUCE, NORM, STEP, MARK come once, after all that, and every
- * copy of a stage comes to its REDUCE.
+ * copy of a stage comes to its REDUCE. With staleness as many steps run as can be under way, and one more that meets
+ * what they leave.
  */
 enum aq_status aq_program_check(const struct aq_program *programs, uint32_t stages,
                                 const struct aq_program_limits *limits, struct aq_text *why);

@@ -7,7 +7,8 @@
  * program.h says. A forward, a backward or half of one takes a tick, everything else none; a frame can be received one
  * tick after it was sent. Where no stage moves in a whole tick, none ever will: a deadlock. The same run draws the
  * grid: at which tick each of these was. Several replicas run their copies side by side; a stage's copies wait for each
- * other at REDUCE.
+ * other at REDUCE. With staleness the second pass is of several steps, whose micro-batches are numbered on; the ends of
+ * steps come in order, with both halves of NORM: executors wait for less.
  */
 #include "program.h"
 
@@ -26,14 +27,22 @@ struct lane {
     uint32_t head, tail;
 };
 
+/* The steps of the second pass: two that are under way, and one that meets what they leave. */
+static uint32_t steps_of(const struct aq_program *program)
+{
+    return program->staleness ? program->staleness + 2 : 1;
+}
+
 struct rank {
     const struct aq_program *program;
     uint32_t at;                    /* next instruction; of the tail, or the bad one */
     uint32_t chain[AQ_CHAINS];      /* next instruction of each               */
+    uint32_t chain_step[AQ_CHAINS]; /* of which step                          */
+    uint32_t step;                  /* steps that are done                    */
     uint32_t tail;                  /* where NORM, STEP and MARK begin        */
     uint32_t *holder;               /* of each slot: micro-batch + 1, 0: free */
     uint8_t *passed;                /* of each micro-batch: enum passed       */
-    uint32_t *ticks[AQ_CHAINS];     /* of each micro-batch: when that chain computed, + 1; 0: not yet */
+    uint32_t *ticks[AQ_CHAINS];     /* of each micro-batch of all steps: when that chain computed, + 1; 0: not yet */
     uint32_t backwards, halves;     /* done: the next must have this number   */
     uint32_t busy_tick;             /* tick + 1 of its last compute           */
     bool partial, total, norm_sent; /* NORM: has arrived, has arrived, own partial sum passed on */
@@ -45,7 +54,7 @@ struct run {
     struct rank *ranks;              /* by rank: replica x stages + stage */
     struct lane *forward, *backward; /* of the edge behind each rank */
     const struct aq_program_limits *limits;
-    uint32_t stages, replicas, micro_batches, tick;
+    uint32_t stages, replicas, micro_batches, steps, tick;
     bool moved;          /* in this tick, some rank */
     char why[WHY_BYTES]; /* not empty: refused */
     uint32_t bad_rank;   /* then: whose instruction rank.at is wrong */
@@ -66,6 +75,7 @@ __attribute__((format(printf, 3, 4))) static void refuse(struct run *run, uint32
 static void place(struct aq_arena *arena, struct run *run, const struct aq_program *programs)
 {
     const uint32_t P = run->stages, count = P * run->replicas, M = run->micro_batches;
+    const size_t all = (size_t)M * run->steps;
     struct rank *ranks = aq_arena_take(arena, count * sizeof *ranks);
     struct lane *forward = aq_arena_take(arena, count * sizeof *forward);
     struct lane *backward = aq_arena_take(arena, count * sizeof *backward);
@@ -74,11 +84,11 @@ static void place(struct aq_arena *arena, struct run *run, const struct aq_progr
         rank.holder = aq_arena_take(arena, (size_t)programs[r % P].slots * sizeof(uint32_t));
         rank.passed = aq_arena_take(arena, M);
         for (int chain = 0; chain < AQ_CHAINS; chain++)
-            rank.ticks[chain] = aq_arena_take(arena, M * sizeof(uint32_t));
+            rank.ticks[chain] = aq_arena_take(arena, all * sizeof(uint32_t));
         struct lane lanes[2] = {{0}};
         for (int k = 0; k < 2; k++) {
-            lanes[k].micro_batch = aq_arena_take(arena, ((size_t)M + 1) * sizeof(uint32_t));
-            lanes[k].tick = aq_arena_take(arena, ((size_t)M + 1) * sizeof(uint32_t));
+            lanes[k].micro_batch = aq_arena_take(arena, (all + 1) * sizeof(uint32_t));
+            lanes[k].tick = aq_arena_take(arena, (all + 1) * sizeof(uint32_t));
         }
         if (!arena->base) continue;
         ranks[r] = rank;
@@ -105,7 +115,7 @@ static enum aq_status run_open(struct run *run, const struct aq_program *program
 static bool lane_send(struct run *run, struct lane *lane, uint32_t micro_batch)
 {
     if (lane->tail - lane->head >= run->limits->credits + run->limits->send_frames) return false;
-    if (lane->tail > run->micro_batches) return false; /* more sends than micro-batches: told by the state before */
+    if (lane->tail > run->micro_batches * run->steps) return false; /* too many: told by the state before */
     lane->micro_batch[lane->tail] = micro_batch;
     lane->tick[lane->tail++] = run->tick;
     return true;
@@ -117,8 +127,8 @@ static bool lane_receive(struct run *run, uint32_t r, struct lane *lane, uint32_
     if (lane->micro_batch[lane->head] != micro_batch) {
         const enum aq_chain chain = lane == &run->backward[r] ? AQ_CHAIN_BACKWARD : AQ_CHAIN_FORWARD;
         run->ranks[r].at = run->ranks[r].chain[chain]; /* the receive that is wrong */
-        refuse(run, r, "expects micro-batch %u, but %u comes first on the link", micro_batch,
-               lane->micro_batch[lane->head]);
+        refuse(run, r, "expects micro-batch %u, but %u comes first on the link", micro_batch % run->micro_batches,
+               lane->micro_batch[lane->head] % run->micro_batches);
         return false;
     }
     lane->head++;
@@ -263,16 +273,33 @@ static bool frees(const struct rank *rank, bool first, enum aq_op op)
     return op == (rank->program->split ? AQ_OP_WEIGHTS : first ? AQ_OP_BACKWARD : AQ_OP_SEND_BWD);
 }
 
-static bool move_chain(struct run *run, uint32_t r, const struct aq_instruction *in)
+/* The next instruction of a chain, which goes on into the next step as soon as that may begin; NULL: none now. */
+static const struct aq_instruction *chain_at(const struct rank *rank, enum aq_chain chain)
+{
+    const uint32_t newest = rank->step + rank->program->staleness;
+    if (rank->chain[chain] == rank->tail || rank->chain_step[chain] > newest) return NULL;
+    return &rank->program->code[rank->chain[chain]];
+}
+
+static void chain_pass(const struct run *run, struct rank *rank, enum aq_chain chain)
+{
+    rank->chain[chain] = aq_program_next(rank->program, chain, rank->chain[chain] + 1, rank->tail);
+    if (rank->chain[chain] < rank->tail || rank->chain_step[chain] + 1 == run->steps) return;
+    rank->chain_step[chain]++;
+    rank->chain[chain] = aq_program_next(rank->program, chain, 0, rank->tail);
+}
+
+static bool move_chain(struct run *run, uint32_t r, enum aq_chain chain, const struct aq_instruction *in)
 {
     struct rank *rank = &run->ranks[r];
-    const uint32_t i = in->micro_batch;
+    const uint32_t i = rank->chain_step[chain] * run->micro_batches + in->micro_batch;
+    uint32_t *holder = &rank->holder[i % rank->program->slots];
     const bool first = r % run->stages == 0;
     const bool compute = in->op == AQ_OP_FORWARD || in->op == AQ_OP_BACKWARD || in->op == AQ_OP_WEIGHTS;
     const bool opens = in->op == AQ_OP_RECV_FWD || (in->op == AQ_OP_FORWARD && first);
     if (in->op == AQ_OP_PREFETCH) return true;
     if (compute && rank->busy_tick == run->tick + 1) return false; /* one compute a tick */
-    if (opens && rank->holder[in->slot]) return false;
+    if (opens && *holder) return false;
     if (in->op == AQ_OP_BACKWARD && !computed(rank, AQ_CHAIN_FORWARD, i)) return false;
     if (in->op == AQ_OP_WEIGHTS && !computed(rank, AQ_CHAIN_BACKWARD, i)) return false;
     if (in->op == AQ_OP_RECV_FWD && !lane_receive(run, r, &run->forward[r - 1], i)) return false;
@@ -280,8 +307,8 @@ static bool move_chain(struct run *run, uint32_t r, const struct aq_instruction 
     if (in->op == AQ_OP_SEND_FWD && !lane_send(run, &run->forward[r], i)) return false;
     if (in->op == AQ_OP_SEND_BWD && !lane_send(run, &run->backward[r - 1], i)) return false;
     if (compute) rank->busy_tick = rank->ticks[aq_op_chain(in->op)][i] = run->tick + 1;
-    if (opens) rank->holder[in->slot] = i + 1;
-    if (frees(rank, first, in->op)) rank->holder[in->slot] = 0;
+    if (opens) *holder = i + 1;
+    if (frees(rank, first, in->op)) *holder = 0;
     return true;
 }
 
@@ -303,39 +330,50 @@ static bool move_norm(struct run *run, uint32_t r)
 /* The copies of a stage wait for each other: nobody has the mean before the last has brought its part. */
 static bool move_together(struct run *run, uint32_t r, enum aq_op op)
 {
-    const uint32_t meeting = op == AQ_OP_REDUCE ? 1 : 2;
+    const uint32_t meeting = 2 * run->ranks[r].step + (op == AQ_OP_REDUCE ? 1 : 2);
     run->ranks[r].met = meeting;
     for (uint32_t other = r % run->stages; other < run->stages * run->replicas; other += run->stages)
         if (run->ranks[other].met < meeting) return false;
     return true;
 }
 
-/* One instruction: of the chains the earlier in the program first, then of the tail. */
-static bool move(struct run *run, uint32_t r)
+static bool rank_ended(const struct run *run, const struct rank *rank)
+{
+    return rank->step == run->steps;
+}
+
+/* An instruction of the end of the step that is due, whose chains are both done. */
+static bool move_tail(struct run *run, uint32_t r)
 {
     struct rank *rank = &run->ranks[r];
-    const struct aq_instruction *code = rank->program->code;
-    enum aq_chain turns[AQ_CHAINS];
-    aq_program_turns(rank->chain, turns);
-    for (int k = 0; k < AQ_CHAINS; k++) {
-        const uint32_t at = rank->chain[turns[k]];
-        if (at == rank->tail || !move_chain(run, r, &code[at])) continue;
-        rank->chain[turns[k]] = aq_program_next(rank->program, turns[k], at + 1, rank->tail);
-        return true;
-    }
-    if (rank->chain[turns[0]] < rank->tail || rank->at == rank->program->count) return false;
-    const uint8_t op = code[rank->at].op;
+    for (int chain = 0; chain < AQ_CHAINS; chain++)
+        if (rank->chain_step[chain] == rank->step && rank->chain[chain] < rank->tail) return false;
+    if (rank_ended(run, rank)) return false;
+    const uint8_t op = rank->program->code[rank->at].op;
     if ((op == AQ_OP_REDUCE || op == AQ_OP_STEP) && !move_together(run, r, op)) return false;
     if (op == AQ_OP_NORM && !move_norm(run, r)) return false;
-    rank->at++;
+    if (++rank->at < rank->program->count) return true;
+    rank->partial = rank->total = rank->norm_sent = false;
+    if (++rank->step < run->steps) rank->at = rank->tail;
     return true;
 }
 
-static bool rank_ended(const struct rank *rank)
+/* One instruction: of the chains the earlier one first, then of the tail. */
+static bool move(struct run *run, uint32_t r)
 {
+    struct rank *rank = &run->ranks[r];
+    uint32_t next[AQ_CHAINS];
+    enum aq_chain turns[AQ_CHAINS];
     for (int chain = 0; chain < AQ_CHAINS; chain++)
-        if (rank->chain[chain] < rank->tail) return false;
-    return rank->at == rank->program->count;
+        next[chain] = rank->chain_step[chain] * rank->program->count + rank->chain[chain];
+    aq_program_turns(next, turns);
+    for (int k = 0; k < AQ_CHAINS; k++) {
+        const struct aq_instruction *in = chain_at(rank, turns[k]);
+        if (!in || !move_chain(run, r, turns[k], in)) continue;
+        chain_pass(run, rank, turns[k]);
+        return true;
+    }
+    return move_tail(run, r);
 }
 
 /* Nobody moves: mark the first stage that has not ended, at what it waits for. */
@@ -343,7 +381,7 @@ static void run_deadlock(struct run *run)
 {
     for (uint32_t r = 0; r < run->stages * run->replicas; r++) {
         struct rank *rank = &run->ranks[r];
-        if (rank_ended(rank)) continue;
+        if (rank_ended(run, rank)) continue;
         enum aq_chain turns[AQ_CHAINS];
         aq_program_turns(rank->chain, turns);
         if (rank->chain[turns[0]] < rank->tail) rank->at = rank->chain[turns[0]];
@@ -370,7 +408,7 @@ static void run_all(struct run *run)
         for (uint32_t r = 0; r < ranks && !run->why[0]; r++) {
             while (!run->why[0] && move(run, r))
                 run->moved = true;
-            ended = ended && rank_ended(&run->ranks[r]);
+            ended = ended && rank_ended(run, &run->ranks[r]);
         }
         if (run->why[0]) return;
         if (ended) return; /* each chain sent and received every micro-batch once: nothing is left on a link */
@@ -396,9 +434,10 @@ static void grid_row(const struct run *run, uint32_t s, uint32_t columns, uint32
     const struct rank *rank = &run->ranks[s];
     const int width = cell_width(run->micro_batches);
     memset(cells, 0, columns * sizeof *cells);
-    for (uint32_t i = 0; i < run->micro_batches; i++)
+    const uint32_t M = run->micro_batches;
+    for (uint32_t i = 0; i < M * run->steps; i++)
         for (int chain = 0; chain < AQ_CHAINS; chain++)
-            if (rank->ticks[chain][i]) cells[rank->ticks[chain][i] - 1] = 1 + i * AQ_CHAINS + (uint32_t)chain;
+            if (rank->ticks[chain][i]) cells[rank->ticks[chain][i] - 1] = 1 + i % M * AQ_CHAINS + (uint32_t)chain;
     aq_text_add(text, "stage %-2u |", s);
     for (uint32_t t = 0; t < columns; t++) {
         if (t == skip_from) aq_text_add(text, " ...");
@@ -447,7 +486,8 @@ static bool shapes_agree(const struct aq_program *programs, uint32_t stages)
         if (program->stage != s || program->stages != stages) return false;
         if (program->micro_batches != programs[0].micro_batches) return false;
         if (program->micro_batches < 1 || program->micro_batches > AQ_JOB_MICRO_BATCHES_MAX) return false;
-        if (program->slots < 1 || program->slots > program->micro_batches) return false;
+        if (program->staleness > AQ_STALENESS_MAX || program->staleness != programs[0].staleness) return false;
+        if (program->slots < 1 || program->slots > program->micro_batches * (1 + program->staleness)) return false;
     }
     return true;
 }
@@ -460,7 +500,8 @@ enum aq_status aq_program_check(const struct aq_program *programs, uint32_t stag
     struct run run = {.limits = limits,
                       .stages = stages,
                       .replicas = limits->replicas > 1 ? limits->replicas : 1,
-                      .micro_batches = programs[0].micro_batches};
+                      .micro_batches = programs[0].micro_batches,
+                      .steps = steps_of(&programs[0])};
     void *memory = NULL;
     AQ_TRY(run_open(&run, programs, &memory));
     run_all(&run);
@@ -496,7 +537,8 @@ enum aq_status aq_program_grid(const struct aq_program *programs, uint32_t stage
     struct run run = {.limits = &limits,
                       .stages = stages,
                       .replicas = limits.replicas > 1 ? limits.replicas : 1,
-                      .micro_batches = programs[0].micro_batches};
+                      .micro_batches = programs[0].micro_batches,
+                      .steps = steps_of(&programs[0])};
     void *memory = NULL;
     AQ_TRY(run_open(&run, programs, &memory));
     run_all(&run);

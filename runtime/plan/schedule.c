@@ -99,6 +99,8 @@ static enum aq_status request_check(const struct aq_schedule_request *request, u
     if (request->micro_batches < 1 || request->micro_batches > AQ_JOB_MICRO_BATCHES_MAX)
         return aq_fail(AQ_INVAL, "schedule", "%u micro-batches in a step; 1 to %u can be", request->micro_batches,
                        AQ_JOB_MICRO_BATCHES_MAX);
+    if (request->staleness > AQ_STALENESS_MAX)
+        return aq_fail(AQ_INVAL, "schedule", "staleness %u; 0 to %u can be", request->staleness, AQ_STALENESS_MAX);
     return AQ_OK;
 }
 
@@ -106,7 +108,7 @@ uint32_t aq_schedule_slots(const struct aq_schedule_request *request, uint32_t s
 {
     AQ_ASSERT(request_check(request, stage) == AQ_OK);
     const uint32_t slots = ops_of(request->kind)->slots(request, stage);
-    AQ_ASSERT(slots >= 1 && slots <= request->micro_batches);
+    AQ_ASSERT(slots >= 1 && slots <= aq_schedule_most(request));
     return slots;
 }
 
@@ -141,7 +143,9 @@ enum aq_status aq_schedule_emit(const struct aq_schedule_request *request, uint3
     AQ_TRY(aq_alloc(entries * sizeof(struct aq_schedule_order), &memory));
     struct aq_schedule_order *order = memory;
     const uint32_t window = P == 1 ? 0 : request->window < M ? request->window : M;
-    ops->order(request, stage, emitter.slots, order);
+    struct aq_schedule_request step = *request; /* of one step: the next one is beside it, not in its order */
+    step.staleness = 0;
+    ops->order(&step, stage, emitter.slots < M ? emitter.slots : M, order);
     for (uint32_t k = 0; k < entries; k++) {
         const uint32_t i = order[k].micro_batch;
         if (order[k].op == AQ_OP_FORWARD) {
@@ -170,6 +174,7 @@ enum aq_status aq_schedule_emit(const struct aq_schedule_request *request, uint3
                                .micro_batches = M,
                                .slots = emitter.slots,
                                .split = ops->split,
-                               .window = window};
+                               .window = window,
+                               .staleness = request->staleness};
     return AQ_OK;
 }

@@ -24,12 +24,20 @@ struct aq_schedule_order {
     enum aq_op op; /* FORWARD, BACKWARD or WEIGHTS */
 };
 
+/* Most micro-batches that can be in flight: of every step that is under way all. */
+static inline uint32_t aq_schedule_most(const struct aq_schedule_request *request)
+{
+    return request->micro_batches * (1 + request->staleness);
+}
+
 struct aq_schedule_ops {
     const char *name;
     bool split; /* backward in two halves */
-    /* Micro-batches from forward to backward (its weight half) at once on stage s, 1 .. M. The request is in range. */
+    /* Micro-batches from forward to backward (its weight half) at once on stage s, 1 .. aq_schedule_most. The request
+     * is in range. */
     uint32_t (*slots)(const struct aq_schedule_request *request, uint32_t stage);
-    /* Write 2M entries (split: 3M): every micro-batch's forward and, later, its backward (and its weight half). */
+    /* Write 2M entries (split: 3M): every micro-batch's forward and, later, its backward (and its weight half). slots:
+     * 1 .. M; the request is of staleness 0. */
     void (*order)(const struct aq_schedule_request *request, uint32_t stage, uint32_t slots,
                   struct aq_schedule_order *out);
 };

@@ -14,7 +14,7 @@ extern const struct aq_schedule_ops schedule_1f1b;
 static uint32_t schedule_1f1b_slots(const struct aq_schedule_request *request, uint32_t stage)
 {
     const uint32_t behind = request->stages - 1 - stage; /* stages behind this one */
-    const uint32_t M = request->micro_batches;
+    const uint32_t most = aq_schedule_most(request);
     uint64_t slots;
     if (behind == 0)
         slots = 1;
@@ -26,7 +26,7 @@ static uint32_t schedule_1f1b_slots(const struct aq_schedule_request *request, u
         const uint64_t hops = request->stages - 1;
         slots = 1 + ((uint64_t)(request->in_flight - 1) * behind + hops - 1) / hops;
     }
-    return slots < M ? (uint32_t)slots : M;
+    return slots < most ? (uint32_t)slots : most;
 }
 
 static void schedule_1f1b_order(const struct aq_schedule_request *request, uint32_t stage, uint32_t slots,

@@ -12,9 +12,8 @@ extern const struct aq_schedule_ops schedule_gpipe;
 static uint32_t gpipe_slots(const struct aq_schedule_request *request, uint32_t stage)
 {
     (void)stage;
-    if (request->in_flight == AQ_IN_FLIGHT_DEFAULT || request->in_flight > request->micro_batches)
-        return request->micro_batches; /* also "classic" */
-    return request->in_flight;
+    const uint32_t most = aq_schedule_most(request);
+    return request->in_flight == AQ_IN_FLIGHT_DEFAULT || request->in_flight > most ? most : request->in_flight;
 }
 
 static void gpipe_order(const struct aq_schedule_request *request, uint32_t stage, uint32_t slots,

@@ -289,7 +289,7 @@ static enum aq_status load_weights(struct aq_worker *w, uint64_t resume)
         if (w->checkpoints.lost) aq_error_clear();
         return w->checkpoints.lost ? AQ_OK : status;
     }
-    return AQ_OK;
+    return w->job->train.staleness ? aq_stage_keep(w->stage, w->stream) : AQ_OK;
 }
 
 /*
@@ -435,6 +435,14 @@ static bool due(const struct aq_job_every *every, uint64_t step, uint64_t steps_
     return steps > 0 && step % steps == 0;
 }
 
+bool aq_worker_looks(const struct aq_worker *w, uint64_t steps)
+{
+    const bool end = steps == w->plan->steps || steps == w->last;
+    const bool evaluates = w->plan->facts.heldout_samples > 0 &&
+                           due(&w->job->train.evaluate_every, steps, w->plan->steps_per_epoch);
+    return end || evaluates || aq_worker_mark_is_due(w, steps);
+}
+
 static enum aq_status train(struct aq_worker *w)
 {
     const struct aq_plan *plan = w->plan;
@@ -451,8 +459,8 @@ static enum aq_status train(struct aq_worker *w)
         AQ_TRY(aq_worker_report_step(w));
         w->step++;
         const bool end = w->step == plan->steps;
-        w->stopped = w->last_step && !end;
-        w->final = end || w->last_step;
+        w->final = end || w->step == w->last;
+        w->stopped = w->final && !end;
         if (due(&w->job->train.evaluate_every, w->step, plan->steps_per_epoch) || end) AQ_TRY(aq_worker_evaluate(w));
         if (aq_worker_snapshot_is_due(w)) {
             AQ_TRY(aq_worker_agree(w));

@@ -43,6 +43,7 @@
 enum { AQ_WORKER_ISSUES = 4 };
 struct aq_worker_issue {
     struct aq_instruction instruction;
+    uint64_t step;
     struct aq_event *begun, *ended; /* with a time */
     uint64_t issued_ns;
 };
@@ -63,6 +64,28 @@ struct aq_worker_times {
     bool skipped;     /* the gradient was not finite, on some replica */
     bool squared;     /* worker->squares are those of the gradients as they are */
     bool cleared;     /* the gradients are zero again: that went along with a reduction */
+};
+
+/* A step that is under way: its program and how far it is (worker_step.c). */
+struct aq_worker_run {
+    const struct aq_program *program; /* NULL: there is none                                                        */
+    uint64_t step;
+    uint64_t base;              /* micro-batches before it, as slots are counted (program.h)                        */
+    uint32_t next[AQ_CHAINS];   /* instruction of each chain; the barrier's index when there is none left           */
+    uint32_t barrier;           /* first instruction that comes after everything before it                          */
+    uint32_t forwards_done, backwards_done; /* issued: the compute stream has them in order                         */
+    bool ended;                 /* the device is done with both chains, and gradients have no loss scale any more   */
+    bool partial;               /* NORM: the partial sums have gone to the stage before                             */
+    uint32_t sums_here;         /* of them, how many have come: partial ones, then totals                           */
+    double sums[2];             /* the norm's, and what the optimizer gauges                                        */
+};
+
+/* The steps under way: that of worker->step, and with train.staleness the next one. */
+struct aq_worker_steps {
+    struct aq_worker_run now, next;
+    bool kept;    /* the weights of `next` are the previous ones by now: the update of `now` has begun */
+    bool sending; /* a send had no buffer                                                              */
+    bool busy[AQ_JOB_MICRO_BATCHES_MAX * (1 + AQ_STALENESS_MAX)]; /* by slot */
 };
 
 /* What links have packed (link.entropy) up to the last line of metrics. */
@@ -185,12 +208,14 @@ struct aq_worker {
     uint64_t silence_ns; /* longest wait for a neighbour */
     uint64_t outages_ns; /* all links, one after the other: how long outages may last */
     bool stop_asked;     /* rank 0: the launcher wants an end             */
-    bool last_step;      /* this step is the last one: all ranks say so of the same step */
+    uint64_t last;       /* steps after which a stop ends the run: all ranks say so in the same step; 0: no stop */
     bool final;          /* the last step is done: its checkpoint is the last */
     bool stopped;
     struct aq_loss_scale loss_scale;
     uint32_t skipped_in_row;
-    struct aq_worker_times times;
+    struct aq_worker_steps steps;
+    struct aq_worker_times times;      /* of steps.now  */
+    struct aq_worker_times times_next; /* of steps.next */
     struct aq_worker_packing packing;
 };
 
@@ -203,8 +228,21 @@ enum aq_status aq_worker_run(struct aq_control *control);
 /* worker_step.c: the samples of a micro-batch of a step; *samples is 1..B. Fills worker->sample_ids. */
 void aq_worker_batch(struct aq_worker *worker, uint64_t step, uint32_t micro_batch, struct aq_edge_batch *batch);
 
-/* worker_step.c: run one whole step (worker->step is its number) up to and with the optimizer. */
+/*
+ * worker_step.c: run one whole step (worker->step is its number) up to and with the optimizer. With train.staleness the
+ * next one may be under way when this returns (program.h), but for steps that something is done after
+ * (aq_worker_looks).
+ */
 enum aq_status aq_worker_step(struct aq_worker *worker);
+
+/* worker_step.c: forwards, backwards and gradients from here on are those of this step, `now` or `next`. */
+void aq_worker_use(struct aq_worker *worker, uint64_t step);
+
+/* worker_step.c: somebody has said in this step that the run ends: after so many steps. */
+uint64_t aq_worker_last_of(const struct aq_worker *worker, uint64_t step);
+
+/* worker.c: does an evaluation, a checkpoint or the end come after so many steps? Then nothing else is under way. */
+bool aq_worker_looks(const struct aq_worker *worker, uint64_t steps);
 
 /* worker_device.c: streams, values at the cuts, events; the stage is open. Closing takes half-open ones. */
 enum aq_status aq_worker_device_open(struct aq_worker *worker);
@@ -213,16 +251,19 @@ void aq_worker_device_close(struct aq_worker *worker);
 /* worker_device.c: wait for all streams, whatever they say: before what they work on is closed. */
 void aq_worker_device_quiet(struct aq_worker *worker);
 
-/* worker_device.c: the step begins now, with streams that are drained; times of this step count from here. */
+/* worker_device.c: the step begins now; where streams are drained, times of this step count from here. */
 enum aq_status aq_worker_anchor(struct aq_worker *worker);
 
 /*
  * worker_device.c: FORWARD, BACKWARD and WEIGHTS are issued; what they come to, losses and times, is taken up by a
  * later aq_worker_issues_advance (part of aq_worker_pump). AQ_AGAIN: as many are out as may be; nothing has happened.
  */
-enum aq_status aq_worker_forward(struct aq_worker *worker, const struct aq_instruction *instruction);
-enum aq_status aq_worker_backward(struct aq_worker *worker, const struct aq_instruction *instruction);
-enum aq_status aq_worker_weights(struct aq_worker *worker, const struct aq_instruction *instruction);
+enum aq_status aq_worker_forward(struct aq_worker *worker, const struct aq_worker_run *run,
+                                 const struct aq_instruction *instruction);
+enum aq_status aq_worker_backward(struct aq_worker *worker, const struct aq_worker_run *run,
+                                  const struct aq_instruction *instruction);
+enum aq_status aq_worker_weights(struct aq_worker *worker, const struct aq_worker_run *run,
+                                 const struct aq_instruction *instruction);
 enum aq_status aq_worker_issues_advance(struct aq_worker *worker);
 
 /* worker_device.c: when the oldest was issued (aq_clock_ns) that has not come back, of stage and edges; 0: none. */
@@ -302,7 +343,8 @@ enum aq_status aq_worker_snapshot_open(struct aq_worker *worker);
  */
 enum aq_status aq_worker_snapshot_begin(struct aq_worker *worker);
 
-/* worker_snapshot.c: is a checkpoint due after worker->step steps? */
+/* worker_snapshot.c: is a checkpoint due after so many steps, and after worker->step? */
+bool aq_worker_mark_is_due(const struct aq_worker *worker, uint64_t step);
 bool aq_worker_snapshot_is_due(const struct aq_worker *worker);
 
 /* worker_snapshot.c: what the disk has done meanwhile; why a checkpoint failed. Called with every pump. */

@@ -69,6 +69,7 @@ void aq_worker_device_close(struct aq_worker *w)
 
 enum aq_status aq_worker_anchor(struct aq_worker *w)
 {
+    if (w->pipeline.issue_count > 0) return AQ_OK; /* of the next step: they count from the one before */
     AQ_TRY(aq_device_event_record(w->device, w->pipeline.anchor, w->stream));
     w->pipeline.anchor_ns = aq_clock_ns();
     return AQ_OK;
@@ -76,14 +77,26 @@ enum aq_status aq_worker_anchor(struct aq_worker *w)
 
 /* --- forwards and backwards on their way ------------------------------------------------------------------------ */
 
+/* Which copy of the values at the cuts a micro-batch has. */
+static uint32_t copy_of(const struct aq_worker *w, const struct aq_worker_run *run, uint32_t micro_batch)
+{
+    return (uint32_t)((run->base + micro_batch) % w->pipeline.copies);
+}
+
+static struct aq_worker_times *times_of(struct aq_worker *w, uint64_t step)
+{
+    return step == w->step ? &w->times : &w->times_next;
+}
+
 /* The next one's place, its first event recorded. AQ_AGAIN: as many are out as may be. */
-static enum aq_status issue_begin(struct aq_worker *w, const struct aq_instruction *instruction,
-                                  struct aq_worker_issue **out)
+static enum aq_status issue_begin(struct aq_worker *w, const struct aq_worker_run *run,
+                                  const struct aq_instruction *instruction, struct aq_worker_issue **out)
 {
     if (w->pipeline.issue_count == AQ_WORKER_ISSUES) return AQ_AGAIN;
     struct aq_worker_issue *issue =
         &w->pipeline.issues[(w->pipeline.issue_first + w->pipeline.issue_count) % AQ_WORKER_ISSUES];
     issue->instruction = *instruction;
+    issue->step = run->step;
     *out = issue;
     return AQ_OK;
 }
@@ -106,15 +119,17 @@ static bool forward_is_out(const struct aq_worker *w, uint16_t slot)
     return false;
 }
 
-enum aq_status aq_worker_forward(struct aq_worker *w, const struct aq_instruction *instruction)
+enum aq_status aq_worker_forward(struct aq_worker *w, const struct aq_worker_run *run,
+                                 const struct aq_instruction *instruction)
 {
-    const uint32_t T = w->me->config.T, copy = instruction->micro_batch % w->pipeline.copies;
+    const uint32_t T = w->me->config.T, copy = copy_of(w, run, instruction->micro_batch);
     const bool first = w->position == 0, last = w->position + 1 == w->P;
     struct aq_worker_issue *issue;
     struct aq_edge_batch batch;
     if (forward_is_out(w, instruction->slot)) return AQ_AGAIN; /* its losses and tokens lie in the slot */
-    AQ_TRY(issue_begin(w, instruction, &issue));
-    aq_worker_batch(w, w->step, instruction->micro_batch, &batch);
+    AQ_TRY(issue_begin(w, run, instruction, &issue));
+    aq_worker_use(w, run->step);
+    aq_worker_batch(w, run->step, instruction->micro_batch, &batch);
     w->batch.samples = batch.samples;
     for (uint32_t i = 0; w->train && i < batch.samples; i++)
         AQ_TRY(aq_dataset_put(w->train, batch.sample_ids[i] - w->job->data.skip, &w->batch, i));
@@ -122,12 +137,12 @@ enum aq_status aq_worker_forward(struct aq_worker *w, const struct aq_instructio
      * Every sample has T targets: the mean over the step's targets does not depend on how the batch is cut. Replicas
      * have as many samples each, so that the mean of their means is the mean over the whole batch.
      */
-    const double targets = (double)aq_sampler_size(w->sampler, w->step) * T;
+    const double targets = (double)aq_sampler_size(w->sampler, run->step) * T;
     const struct aq_stage_input input = {.x = first ? NULL : w->pipeline.x[copy].at,
                                          .batch = &w->batch,
                                          .seed = w->job->train.seed,
-                                         .step = w->step,
-                                         .loss_scale = (float)((double)w->times.loss_scale / targets)};
+                                         .step = run->step,
+                                         .loss_scale = (float)((double)times_of(w, run->step)->loss_scale / targets)};
     if (!first) AQ_TRY(aq_values_read_begin(w->device, &w->pipeline.x[copy], w->stream));
     if (!last) AQ_TRY(aq_values_write_begin(w->device, &w->pipeline.y[copy], w->stream));
     AQ_TRY(aq_device_event_record(w->device, issue->begun, w->stream));
@@ -138,12 +153,14 @@ enum aq_status aq_worker_forward(struct aq_worker *w, const struct aq_instructio
     return issue_end(w, issue);
 }
 
-enum aq_status aq_worker_backward(struct aq_worker *w, const struct aq_instruction *instruction)
+enum aq_status aq_worker_backward(struct aq_worker *w, const struct aq_worker_run *run,
+                                  const struct aq_instruction *instruction)
 {
-    const uint32_t copy = instruction->micro_batch % w->pipeline.copies;
+    const uint32_t copy = copy_of(w, run, instruction->micro_batch);
     const bool first = w->position == 0, last = w->position + 1 == w->P;
     struct aq_worker_issue *issue;
-    AQ_TRY(issue_begin(w, instruction, &issue));
+    AQ_TRY(issue_begin(w, run, instruction, &issue));
+    aq_worker_use(w, run->step);
     if (!last) AQ_TRY(aq_values_read_begin(w->device, &w->pipeline.dy[copy], w->stream));
     if (!first) AQ_TRY(aq_values_write_begin(w->device, &w->pipeline.dx[copy], w->stream));
     AQ_TRY(aq_device_event_record(w->device, issue->begun, w->stream));
@@ -154,10 +171,12 @@ enum aq_status aq_worker_backward(struct aq_worker *w, const struct aq_instructi
     return issue_end(w, issue);
 }
 
-enum aq_status aq_worker_weights(struct aq_worker *w, const struct aq_instruction *instruction)
+enum aq_status aq_worker_weights(struct aq_worker *w, const struct aq_worker_run *run,
+                                 const struct aq_instruction *instruction)
 {
     struct aq_worker_issue *issue;
-    AQ_TRY(issue_begin(w, instruction, &issue));
+    AQ_TRY(issue_begin(w, run, instruction, &issue));
+    aq_worker_use(w, run->step);
     AQ_TRY(aq_device_event_record(w->device, issue->begun, w->stream));
     AQ_TRY(aq_stage_weights(w->stage, instruction->slot, w->stream));
     return issue_end(w, issue);
@@ -168,17 +187,19 @@ static enum aq_status issue_done(struct aq_worker *w, const struct aq_worker_iss
 {
     const enum aq_op op = issue->instruction.op;
     const char *name = op == AQ_OP_FORWARD ? "forward" : op == AQ_OP_BACKWARD ? "backward" : "weights";
+    struct aq_worker_times *times = times_of(w, issue->step);
     uint64_t before = 0, took = 0;
     AQ_TRY(aq_device_event_elapsed(w->device, w->pipeline.anchor, issue->begun, &before));
     AQ_TRY(aq_device_event_elapsed(w->device, issue->begun, issue->ended, &took));
-    w->times.compute_ns += took;
+    times->compute_ns += took;
     const uint64_t begin = w->pipeline.anchor_ns + before;
-    aq_trace_add(w->trace, "compute", name, begin, begin + took, (uint32_t)w->step, issue->instruction.micro_batch);
+    aq_trace_add(w->trace, "compute", name, begin, begin + took, (uint32_t)issue->step,
+                 issue->instruction.micro_batch);
     if (op != AQ_OP_FORWARD || w->position + 1 < w->P) return AQ_OK;
     struct aq_stage_loss loss;
     AQ_TRY(aq_stage_loss(w->stage, issue->instruction.slot, &loss));
-    w->times.loss_sum += loss.sum;
-    w->times.loss_targets += loss.targets;
+    times->loss_sum += loss.sum;
+    times->loss_targets += loss.targets;
     return AQ_OK;
 }
 

@@ -83,7 +83,7 @@ void aq_worker_group_close(struct aq_worker *worker)
  */
 static enum aq_status agree_on_the_step(struct aq_worker *worker)
 {
-    uint64_t mine = worker->last_step ? SAYS_LAST_STEP : 0, all[AQ_GROUP_SIZE_MAX];
+    uint64_t mine = worker->last ? SAYS_LAST_STEP : 0, all[AQ_GROUP_SIZE_MAX];
     double sum = 0;
     AQ_ASSERT(worker->W <= AQ_GROUP_SIZE_MAX);
     const uint64_t begin = aq_clock_ns();
@@ -96,7 +96,7 @@ static enum aq_status agree_on_the_step(struct aq_worker *worker)
     AQ_TRY(aq_all_gather(worker->replicas.group, &mine, sizeof mine, all));
     aq_trace_add(worker->trace, "compute", "agree", squared, aq_clock_ns(), (uint32_t)worker->step, 0);
     for (uint32_t v = 0; v < worker->W; v++) {
-        if (all[v] & SAYS_LAST_STEP) worker->last_step = true;
+        if ((all[v] & SAYS_LAST_STEP) && !worker->last) worker->last = aq_worker_last_of(worker, worker->step);
         if (all[v] & SAYS_NOT_FINITE) worker->times.skipped = true;
     }
     return AQ_OK;

@@ -30,6 +30,7 @@ struct aq_checkpoint aq_worker_checkpoint(struct aq_worker *w)
                                   .device = w->device,
                                   .stage = w->stage,
                                   .optimizer = w->optimizer,
+                                  .stale = w->job->train.staleness > 0,
                                   .loss_scale = aq_loss_scale_moves(&w->loss_scale) ? w->loss_scale.state : NULL,
                                   .frozen_digest = w->frozen_digest};
 }
@@ -68,11 +69,11 @@ enum aq_status aq_worker_control_poll(struct aq_worker *w)
 
 enum aq_status aq_worker_stop_heard(struct aq_worker *w)
 {
-    if (w->rank != 0 || w->last_step) return AQ_OK;
+    if (w->rank != 0 || w->last) return AQ_OK;
     AQ_TRY(aq_worker_control_poll(w));
     if (!w->stop_asked) return AQ_OK;
-    w->last_step = true;
-    return aq_control_send(w->control, json_pack("{s:s, s:I}", "event", "stopping", "step", (json_int_t)w->step + 1));
+    w->last = aq_worker_last_of(w, w->step);
+    return aq_control_send(w->control, json_pack("{s:s, s:I}", "event", "stopping", "step", (json_int_t)w->last));
 }
 
 static enum aq_status say_mark(struct aq_worker *w)
@@ -85,7 +86,7 @@ static enum aq_status say_mark(struct aq_worker *w)
     return aq_control_send(w->control, line);
 }
 
-static bool mark_due(const struct aq_worker *w, uint64_t step)
+bool aq_worker_mark_is_due(const struct aq_worker *w, uint64_t step)
 {
     const struct aq_job_every *every = &w->job->checkpoint.every;
     const uint64_t steps = every->epochs ? every->count * w->plan->steps_per_epoch : every->count;
@@ -94,21 +95,24 @@ static bool mark_due(const struct aq_worker *w, uint64_t step)
 
 bool aq_worker_snapshot_is_due(const struct aq_worker *w)
 {
-    return w->final || mark_due(w, w->step);
+    return w->final || aq_worker_mark_is_due(w, w->step);
 }
 
 /*
  * The checkpoint that a neighbour may begin before this stage does: of the step that has just ended here, or of the one
- * under way. That this is the last one the neighbour may have told in a NORM that came just before, and is not
- * taken up yet.
+ * under way, or with staleness the one after that, which may be done there before this stage has the totals of both.
+ * That this is the last one the neighbour may have told in a NORM that came just before, and is not taken up yet.
  */
 static uint64_t mark_next(const struct aq_worker *w)
 {
     const uint64_t newest = w->checkpoints.step > w->resumed_at ? w->checkpoints.step : w->resumed_at;
     if (w->step > newest && aq_worker_snapshot_is_due(w)) return w->step;
     if (w->final) return 0;
-    const bool last = w->last_step || (w->pipeline.in && aq_edge_norm_stops(w->pipeline.in, w->step));
-    return last || mark_due(w, w->step + 1) ? w->step + 1 : 0;
+    const bool told = !w->last && w->pipeline.in && aq_edge_norm_stops(w->pipeline.in, w->step);
+    const uint64_t last = told ? aq_worker_last_of(w, w->step) : w->last;
+    for (uint64_t step = w->step + 1; step <= w->step + 1 + w->job->train.staleness; step++)
+        if (step == last || aq_worker_mark_is_due(w, step)) return step;
+    return 0;
 }
 
 enum aq_status aq_worker_snapshot_advance(struct aq_worker *w)

@@ -5,6 +5,9 @@
  * the first in program order that can run is run, so that a late frame of one direction never holds up the other.
  * Backwards and weight halves stay in order of micro-batches whatever happens, and with them every bit of the sums.
  * Instructions are issued: on a GPU the chains run ahead of the device by some of them (worker_device.c).
+ *
+ * With train.staleness the chains go on into the next step while this one's gradients, norm and update are under way:
+ * whatever this step waits for, it runs what can run of the next (next_advance).
  */
 #include <math.h>
 #include <string.h>
@@ -13,14 +16,37 @@
 #include "pulse.h"
 #include "worker.h"
 
-struct run {
-    const struct aq_program *program;
-    uint32_t next[AQ_CHAINS];               /* instruction of each chain; the barrier's index when there is none left */
-    uint32_t barrier;                       /* first instruction that comes after everything before it                */
-    uint32_t forwards_done, backwards_done; /* issued: the compute stream has them in order */
-    bool sending;                           /* a send had no buffer */
-    bool busy[AQ_JOB_MICRO_BATCHES_MAX];    /* by slot */
-};
+static uint32_t micro_batches(const struct aq_worker *worker, uint64_t step)
+{
+    return aq_job_micro_batches(worker->job, aq_sampler_size(worker->sampler, step));
+}
+
+static void run_begin(const struct aq_worker *worker, uint64_t step, uint64_t base, struct aq_worker_run *run)
+{
+    const uint32_t M = micro_batches(worker, step);
+    const bool whole = M == worker->plan->micro_batches;
+    *run = (struct aq_worker_run){
+        .program = whole ? &worker->me->program : &worker->me->program_last, .step = step, .base = base};
+    AQ_ASSERT(run->program->micro_batches == M);
+    while (run->barrier < run->program->count && aq_op_chain(run->program->code[run->barrier].op) != AQ_CHAINS)
+        run->barrier++;
+    for (int chain = 0; chain < AQ_CHAINS; chain++)
+        run->next[chain] = aq_program_next(run->program, chain, 0, run->barrier);
+}
+
+void aq_worker_use(struct aq_worker *worker, uint64_t step)
+{
+    const bool stale = worker->job->train.staleness > 0;
+    const struct aq_stage_use use = {.previous = stale && step == worker->step + worker->steps.kept,
+                                     .gradients = stale ? step % 2 : 0};
+    aq_stage_use(worker->stage, &use);
+}
+
+uint64_t aq_worker_last_of(const struct aq_worker *worker, uint64_t step)
+{
+    const uint64_t last = step + 1 + worker->job->train.staleness; /* the next one may be under way */
+    return last < worker->plan->steps ? last : worker->plan->steps;
+}
 
 void aq_worker_batch(struct aq_worker *worker, uint64_t step, uint32_t micro_batch, struct aq_edge_batch *batch)
 {
@@ -31,11 +57,6 @@ void aq_worker_batch(struct aq_worker *worker, uint64_t step, uint32_t micro_bat
         worker->sample_ids[i] = worker->job->data.skip + aq_sampler_at(worker->sampler, step, first + i);
     *batch = (struct aq_edge_batch){
         .step = step, .micro_batch = micro_batch, .samples = samples, .sample_ids = worker->sample_ids};
-}
-
-static uint32_t micro_batches(const struct aq_worker *worker, uint64_t step)
-{
-    return aq_job_micro_batches(worker->job, aq_sampler_size(worker->sampler, step));
 }
 
 static enum aq_status prefetch(struct aq_worker *worker, uint64_t step, uint32_t micro_batch)
@@ -63,9 +84,10 @@ enum aq_status aq_worker_prefetch_first(struct aq_worker *worker)
 }
 
 /* Can it run at all now, as far as can be known without trying? */
-static bool ready(const struct aq_worker *worker, const struct run *run, const struct aq_instruction *instruction)
+static bool ready(const struct aq_worker *worker, const struct aq_worker_run *run,
+                  const struct aq_instruction *instruction)
 {
-    const bool free_slot = !run->busy[instruction->slot];
+    const bool free_slot = !worker->steps.busy[instruction->slot];
     switch (instruction->op) {
     case AQ_OP_RECV_FWD:
         return free_slot && aq_edge_forward_here(worker->pipeline.in, NULL);
@@ -83,21 +105,24 @@ static bool ready(const struct aq_worker *worker, const struct run *run, const s
 }
 
 /* Issue one instruction of a chain; AQ_AGAIN: it has to wait (a send buffer, the device), nothing has happened. */
-static enum aq_status execute(struct aq_worker *worker, struct run *run, const struct aq_instruction *instruction)
+static enum aq_status execute(struct aq_worker *worker, struct aq_worker_run *run,
+                              const struct aq_instruction *instruction)
 {
+    bool *busy = &worker->steps.busy[instruction->slot];
     struct aq_edge_batch batch;
-    if (instruction->op == AQ_OP_PREFETCH) return prefetch(worker, worker->step, instruction->micro_batch);
-    aq_worker_batch(worker, worker->step, instruction->micro_batch, &batch);
-    const uint32_t copy = instruction->micro_batch % worker->pipeline.copies;
+    if (instruction->op == AQ_OP_PREFETCH) return prefetch(worker, run->step, instruction->micro_batch);
+    aq_worker_batch(worker, run->step, instruction->micro_batch, &batch);
+    batch.base = run->base;
+    const uint32_t copy = (uint32_t)((run->base + instruction->micro_batch) % worker->pipeline.copies);
     switch (instruction->op) {
     case AQ_OP_RECV_FWD:
         AQ_TRY(aq_edge_receive_forward(worker->pipeline.in, &batch, &worker->pipeline.x[copy],
                                        worker->pipeline.receive_stream));
-        run->busy[instruction->slot] = true;
+        *busy = true;
         return AQ_OK;
     case AQ_OP_FORWARD:
-        AQ_TRY(aq_worker_forward(worker, instruction));
-        run->busy[instruction->slot] = true;
+        AQ_TRY(aq_worker_forward(worker, run, instruction));
+        *busy = true;
         run->forwards_done++;
         return AQ_OK;
     case AQ_OP_SEND_FWD:
@@ -107,18 +132,18 @@ static enum aq_status execute(struct aq_worker *worker, struct run *run, const s
         return aq_edge_receive_backward(worker->pipeline.out, &batch, &worker->pipeline.dy[copy],
                                         worker->pipeline.receive_stream);
     case AQ_OP_BACKWARD:
-        AQ_TRY(aq_worker_backward(worker, instruction));
+        AQ_TRY(aq_worker_backward(worker, run, instruction));
         run->backwards_done++;
-        if (worker->position == 0 && !run->program->split) run->busy[instruction->slot] = false;
+        if (worker->position == 0 && !run->program->split) *busy = false;
         return AQ_OK;
     case AQ_OP_SEND_BWD:
         AQ_TRY(aq_edge_send_backward(worker->pipeline.in, &batch, &worker->pipeline.dx[copy],
                                      worker->pipeline.send_stream));
-        if (!run->program->split) run->busy[instruction->slot] = false;
+        if (!run->program->split) *busy = false;
         return AQ_OK;
     case AQ_OP_WEIGHTS:
-        AQ_TRY(aq_worker_weights(worker, instruction));
-        run->busy[instruction->slot] = false;
+        AQ_TRY(aq_worker_weights(worker, run, instruction));
+        *busy = false;
         return AQ_OK;
     default:
         AQ_ASSERT(!"an instruction of no chain");
@@ -126,28 +151,61 @@ static enum aq_status execute(struct aq_worker *worker, struct run *run, const s
     }
 }
 
-/* One instruction of any chain, the earliest in the program first. AQ_AGAIN: none can run now. */
-static enum aq_status chains_advance(struct aq_worker *worker, struct run *run)
+/* The next instruction of a chain. AQ_AGAIN: it cannot run now, or there is none left. */
+static enum aq_status chain_advance(struct aq_worker *worker, struct aq_worker_run *run, enum aq_chain chain)
 {
-    enum aq_chain turns[AQ_CHAINS];
-    aq_program_turns(run->next, turns);
-    run->sending = false;
-    for (int i = 0; i < AQ_CHAINS; i++) {
-        uint32_t *at = &run->next[turns[i]];
-        if (*at == run->barrier) continue;
-        const struct aq_instruction *instruction = &run->program->code[*at];
-        if (!ready(worker, run, instruction)) continue;
-        const enum aq_status status = execute(worker, run, instruction);
-        if (status == AQ_AGAIN) {
-            run->sending = true;
-            continue;
-        }
-        AQ_TRY(status);
-        aq_pulse_work();
-        *at = aq_program_next(run->program, turns[i], *at + 1, run->barrier);
-        return AQ_OK;
+    uint32_t *at = &run->next[chain];
+    if (*at == run->barrier) return AQ_AGAIN;
+    struct aq_instruction instruction = run->program->code[*at];
+    instruction.slot = (uint16_t)((run->base + instruction.micro_batch) % worker->me->program.slots);
+    if (!ready(worker, run, &instruction)) return AQ_AGAIN;
+    const enum aq_status status = execute(worker, run, &instruction);
+    if (status == AQ_AGAIN) worker->steps.sending = true;
+    AQ_TRY(status);
+    aq_pulse_work();
+    *at = aq_program_next(run->program, chain, *at + 1, run->barrier);
+    return AQ_OK;
+}
+
+/* What the next step has to send goes before this step's computing: others wait for it. */
+static enum aq_status sends_advance(struct aq_worker *worker)
+{
+    struct aq_worker_run *next = &worker->steps.next;
+    for (int chain = 0; next->program && chain < AQ_CHAINS; chain++) {
+        const uint32_t at = next->next[chain];
+        const uint8_t op = at < next->barrier ? next->program->code[at].op : AQ_OP_MARK;
+        if (op != AQ_OP_SEND_FWD && op != AQ_OP_SEND_BWD) continue;
+        const enum aq_status status = chain_advance(worker, next, chain);
+        if (status != AQ_AGAIN) return status;
     }
     return AQ_AGAIN;
+}
+
+/* One instruction of any chain, the earliest in the program first, the next step's last. AQ_AGAIN: none can run now. */
+static enum aq_status chains_advance(struct aq_worker *worker)
+{
+    struct aq_worker_run *const runs[] = {&worker->steps.now, &worker->steps.next};
+    worker->steps.sending = false;
+    enum aq_status status = sends_advance(worker);
+    if (status != AQ_AGAIN) return status;
+    for (int r = 0; r < 2 && runs[r]->program; r++) {
+        enum aq_chain turns[AQ_CHAINS];
+        aq_program_turns(runs[r]->next, turns);
+        for (int i = 0; i < AQ_CHAINS; i++) {
+            /* A chain is one over all steps. */
+            if (r > 0 && runs[0]->next[turns[i]] < runs[0]->barrier) continue;
+            status = chain_advance(worker, runs[r], turns[i]);
+            if (status != AQ_AGAIN) return status;
+        }
+    }
+    return AQ_AGAIN;
+}
+
+static bool chains_done(const struct aq_worker_run *run)
+{
+    for (int chain = 0; chain < AQ_CHAINS; chain++)
+        if (run->next[chain] < run->barrier) return false;
+    return true;
 }
 
 enum aq_status aq_worker_pump(struct aq_worker *worker)
@@ -235,98 +293,139 @@ static enum aq_status refills(struct aq_worker *worker)
     return AQ_OK;
 }
 
-static bool chains_left(const struct run *run)
+/* From here on gradients are as without fp16: what is reduced, clipped, measured and kept knows of no scale. */
+static enum aq_status unscale(struct aq_worker *worker, const struct aq_worker_run *run, struct aq_worker_times *times)
 {
-    for (int chain = 0; chain < AQ_CHAINS; chain++)
-        if (run->next[chain] < run->barrier) return true;
-    return false;
-}
-
-static enum aq_status run_chains(struct aq_worker *worker, struct run *run)
-{
-    while (chains_left(run)) {
-        const uint32_t seen = aq_bell_count(worker->bell);
-        AQ_TRY(aq_worker_pump(worker));
-        AQ_TRY(refills(worker));
-        const enum aq_status status = chains_advance(worker, run);
-        if (status == AQ_AGAIN)
-            AQ_TRY(wait(worker, seen, run->sending, "activations or gradients"));
-        else
-            AQ_TRY(status);
-    }
-    return aq_worker_settle(worker);
-}
-
-static enum aq_status number_receive(struct aq_worker *worker, struct aq_edge *edge, double *value)
-{
-    uint16_t flags;
-    for (;;) {
-        const uint32_t seen = aq_bell_count(worker->bell);
-        AQ_TRY(aq_worker_pump(worker));
-        const enum aq_status status = aq_edge_receive_norm(edge, worker->step, value, &flags);
-        if (status == AQ_OK && (flags & AQ_EDGE_LAST_STEP)) worker->last_step = true;
-        if (status != AQ_AGAIN) return status;
-        AQ_TRY(wait(worker, seen, false, "the gradient norm"));
-    }
-}
-
-/* sums[0]: the norm; sums[1]: what the optimizer gauges, where it does (on all stages alike). */
-static enum aq_status numbers_receive(struct aq_worker *worker, struct aq_edge *edge, double sums[2], uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i++)
-        AQ_TRY(number_receive(worker, edge, &sums[i]));
+    if (times->loss_scale == 1.0f) return AQ_OK;
+    const uint64_t begin = aq_clock_ns();
+    aq_worker_use(worker, run->step);
+    const struct aq_scale scale = {.x = aq_stage_gradients(worker->stage),
+                                   .count = aq_stage_parameter_count(worker->stage),
+                                   .factor = 1.0f / times->loss_scale};
+    AQ_TRY(aq_device_scale(worker->device, &scale, worker->stream));
+    times->optimizer_ns += aq_clock_ns() - begin;
     return AQ_OK;
 }
 
-static enum aq_status numbers_send(struct aq_worker *worker, struct aq_edge *edge, const double sums[2], uint32_t count)
+/* A step whose chains are done: what the device had of it has come back, too. */
+static enum aq_status chains_end(struct aq_worker *worker, struct aq_worker_run *run, struct aq_worker_times *times)
+{
+    if (run->ended) return AQ_OK;
+    AQ_TRY(aq_worker_settle(worker));
+    run->ended = true;
+    return unscale(worker, run, times);
+}
+
+static enum aq_status run_chains(struct aq_worker *worker)
+{
+    while (!chains_done(&worker->steps.now)) {
+        const uint32_t seen = aq_bell_count(worker->bell);
+        AQ_TRY(aq_worker_pump(worker));
+        AQ_TRY(refills(worker));
+        const enum aq_status status = chains_advance(worker);
+        if (status == AQ_AGAIN)
+            AQ_TRY(wait(worker, seen, worker->steps.sending, "activations or gradients"));
+        else
+            AQ_TRY(status);
+    }
+    return chains_end(worker, &worker->steps.now, &worker->times);
+}
+
+/*
+ * Numbers of a step from a neighbour: [0] the norm's, [1] what the optimizer gauges, where it does (on all stages
+ * alike). AQ_AGAIN: not all are here.
+ */
+static enum aq_status numbers_receive(struct aq_worker *worker, struct aq_worker_run *run, struct aq_edge *edge,
+                                      uint32_t count)
+{
+    uint16_t flags;
+    for (; run->sums_here < count; run->sums_here++) {
+        AQ_TRY(aq_edge_receive_norm(edge, run->step, &run->sums[run->sums_here], &flags));
+        if ((flags & AQ_EDGE_LAST_STEP) && !worker->last) worker->last = aq_worker_last_of(worker, run->step);
+    }
+    run->sums_here = 0;
+    return AQ_OK;
+}
+
+static enum aq_status numbers_send(struct aq_worker *worker, const struct aq_worker_run *run, struct aq_edge *edge,
+                                   uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++)
-        AQ_TRY(aq_edge_send_norm(edge, worker->step, sums[i], worker->last_step ? AQ_EDGE_LAST_STEP : 0));
+        AQ_TRY(aq_edge_send_norm(edge, run->step, run->sums[i], worker->last ? AQ_EDGE_LAST_STEP : 0));
     return AQ_OK;
 }
 
 /*
  * The global norm: partial sums of squares go from the last stage to the first, each adding its own tensors from last
  * to first, so that the sum has the bits of a single stage's; the total comes back. What the optimizer decides by over
- * the whole model goes along, and with the total whether this step is the last one.
+ * the whole model goes along, and with the total whether the run ends. AQ_AGAIN: the stage behind has not said its own.
  */
-static enum aq_status norm(struct aq_worker *worker)
+static enum aq_status norm_up(struct aq_worker *worker, struct aq_worker_run *run, struct aq_worker_times *times)
 {
-    double sums[2] = {0, 0}, sum;
     const uint32_t count = aq_optimizer_gauges(worker->optimizer) ? 2 : 1;
-    if (worker->pipeline.out) AQ_TRY(numbers_receive(worker, worker->pipeline.out, sums, count));
-    sum = sums[0];
+    if (worker->pipeline.out) AQ_TRY(numbers_receive(worker, run, worker->pipeline.out, count));
     const uint64_t begin = aq_clock_ns();
-    if (!worker->times.squared) AQ_TRY(aq_stage_gradient_sum2(worker->stage, &sum, worker->stream));
-    for (uint32_t i = worker->times.squared ? aq_stage_tensor_count(worker->stage) : 0; i-- > 0;)
-        sum += worker->replicas.squares[i]; /* REDUCE had to know them */
-    if (count > 1) AQ_TRY(aq_optimizer_gauge(worker->optimizer, &sums[1]));
-    worker->times.optimizer_ns += aq_clock_ns() - begin;
-    if (worker->times.skipped) sum = (double)NAN; /* on another replica: all stages of all replicas hear of it */
-    sums[0] = sum;
-    if (worker->pipeline.in) {
-        AQ_TRY(numbers_send(worker, worker->pipeline.in, sums, count));
-        AQ_TRY(numbers_receive(worker, worker->pipeline.in, sums, count));
-    } else if (worker->W == 1) {
+    double *sum = &run->sums[0];
+    aq_worker_use(worker, run->step);
+    if (!times->squared) AQ_TRY(aq_stage_gradient_sum2(worker->stage, sum, worker->stream));
+    for (uint32_t i = times->squared ? aq_stage_tensor_count(worker->stage) : 0; i-- > 0;)
+        *sum += worker->replicas.squares[i]; /* REDUCE had to know them */
+    if (count > 1) AQ_TRY(aq_optimizer_gauge(worker->optimizer, &run->sums[1]));
+    times->optimizer_ns += aq_clock_ns() - begin;
+    if (times->skipped) *sum = (double)NAN; /* on another replica: all stages of all replicas hear of it */
+    run->partial = true;
+    return worker->pipeline.in ? numbers_send(worker, run, worker->pipeline.in, count) : AQ_OK;
+}
+
+static enum aq_status norm_down(struct aq_worker *worker, struct aq_worker_run *run, struct aq_worker_times *times)
+{
+    const uint32_t count = aq_optimizer_gauges(worker->optimizer) ? 2 : 1;
+    if (worker->pipeline.in)
+        AQ_TRY(numbers_receive(worker, run, worker->pipeline.in, count));
+    else if (worker->W == 1)
         AQ_TRY(aq_worker_stop_heard(worker));
-    }
-    if (worker->pipeline.out) AQ_TRY(numbers_send(worker, worker->pipeline.out, sums, count));
-    if (count > 1) aq_optimizer_gauged(worker->optimizer, sums[1]);
-    worker->times.gradient_norm = sqrt(sums[0]);
+    if (worker->pipeline.out) AQ_TRY(numbers_send(worker, run, worker->pipeline.out, count));
+    if (count > 1) aq_optimizer_gauged(worker->optimizer, run->sums[1]);
+    times->gradient_norm = sqrt(run->sums[0]);
     return AQ_OK;
 }
 
-/* From here on gradients are as without fp16: what is reduced, clipped, measured and kept knows of no scale. */
-static enum aq_status unscale(struct aq_worker *worker)
+/*
+ * While this step waits: the next one's chains, and its partial sums, so that a stage's own part is never what the
+ * others wait for. Replicas meet step by step, and a gauge is of the state after this step's update: then not before.
+ */
+static enum aq_status meanwhile(struct aq_worker *worker)
 {
-    if (worker->times.loss_scale == 1.0f) return AQ_OK;
-    const uint64_t begin = aq_clock_ns();
-    const struct aq_scale scale = {.x = aq_stage_gradients(worker->stage),
-                                   .count = aq_stage_parameter_count(worker->stage),
-                                   .factor = 1.0f / worker->times.loss_scale};
-    AQ_TRY(aq_device_scale(worker->device, &scale, worker->stream));
-    worker->times.optimizer_ns += aq_clock_ns() - begin;
-    return AQ_OK;
+    struct aq_worker_run *next = &worker->steps.next;
+    const enum aq_status status = chains_advance(worker);
+    if (status != AQ_AGAIN || !next->program || !chains_done(next) || next->partial) return status;
+    if (worker->W > 1 || aq_optimizer_gauges(worker->optimizer)) return AQ_AGAIN;
+    AQ_TRY(chains_end(worker, next, &worker->times_next));
+    return norm_up(worker, next, &worker->times_next);
+}
+
+/* Until one half of NORM has what it needs. */
+static enum aq_status norm_half(struct aq_worker *worker,
+                                enum aq_status (*half)(struct aq_worker *worker, struct aq_worker_run *run,
+                                                       struct aq_worker_times *times))
+{
+    for (;;) {
+        const uint32_t seen = aq_bell_count(worker->bell);
+        AQ_TRY(aq_worker_pump(worker));
+        enum aq_status status = half(worker, &worker->steps.now, &worker->times);
+        if (status != AQ_AGAIN) return status;
+        status = meanwhile(worker);
+        if (status == AQ_AGAIN)
+            AQ_TRY(wait(worker, seen, worker->steps.sending, "the gradient norm"));
+        else
+            AQ_TRY(status);
+    }
+}
+
+static enum aq_status norm(struct aq_worker *worker)
+{
+    if (!worker->steps.now.partial) AQ_TRY(norm_half(worker, norm_up));
+    return norm_half(worker, norm_down);
 }
 
 /* A void step: the search for a loss scale has some, but many in a row with the least one are the end of a run. */
@@ -359,6 +458,11 @@ static enum aq_status optimize(struct aq_worker *worker)
     const struct aq_job_train *train = &worker->job->train;
     const double gradient_norm = worker->times.gradient_norm;
     const uint64_t begin = aq_clock_ns(), reduced = worker->times.reduce_ns;
+    aq_worker_use(worker, worker->step);
+    if (train->staleness) {
+        AQ_TRY(aq_stage_keep(worker->stage, worker->stream));
+        worker->steps.kept = true;
+    }
     if (!isfinite(gradient_norm)) {
         AQ_TRY(skip(worker));
         AQ_TRY(aq_optimizer_begin_void(worker->optimizer, aq_stage_parameters(worker->stage), worker->step + 1,
@@ -377,6 +481,7 @@ static enum aq_status optimize(struct aq_worker *worker)
         worker->skipped_in_row = 0;
         aq_loss_scale_good(&worker->loss_scale);
     }
+    aq_worker_use(worker, worker->step);
     if (!worker->times.cleared) AQ_TRY(aq_stage_zero_grads(worker->stage, worker->stream));
     AQ_TRY(aq_device_stream_sync(worker->device, worker->stream));
     const uint64_t end = aq_clock_ns();
@@ -385,28 +490,41 @@ static enum aq_status optimize(struct aq_worker *worker)
     return AQ_OK;
 }
 
+/* This step's run, which may have begun in the step before, and the next one's, if it may begin. */
+static void runs_begin(struct aq_worker *worker)
+{
+    struct aq_worker_steps *steps = &worker->steps;
+    const uint64_t step = worker->step, begin = aq_clock_ns();
+    const bool stale = worker->job->train.staleness > 0;
+    if (steps->next.program) {
+        steps->now = steps->next;
+        worker->times = worker->times_next;
+    } else {
+        run_begin(worker, step, 0, &steps->now);
+        worker->times = (struct aq_worker_times){0};
+    }
+    steps->next = (struct aq_worker_run){0};
+    steps->kept = false;
+    worker->times.begin_ns = begin;
+    worker->times.loss_scale =
+        stale ? aq_loss_scale_take(&worker->loss_scale) : aq_loss_scale_now(&worker->loss_scale);
+    worker->times_next = (struct aq_worker_times){.loss_scale = aq_loss_scale_now(&worker->loss_scale)};
+    if (!stale || aq_worker_looks(worker, step + 1)) return;
+    run_begin(worker, step + 1, steps->now.base + steps->now.program->micro_batches, &steps->next);
+}
+
 enum aq_status aq_worker_step(struct aq_worker *worker)
 {
-    const uint32_t size = aq_sampler_size(worker->sampler, worker->step);
-    const uint32_t M = aq_job_micro_batches(worker->job, size);
-    static struct run run; /* a few KiB, one worker a process */
-    memset(&run, 0, sizeof run);
-    run.program = M == worker->plan->micro_batches ? &worker->me->program : &worker->me->program_last;
-    AQ_ASSERT(run.program->micro_batches == M);
-    while (run.barrier < run.program->count && aq_op_chain(run.program->code[run.barrier].op) != AQ_CHAINS)
-        run.barrier++;
-    for (int chain = 0; chain < AQ_CHAINS; chain++)
-        run.next[chain] = aq_program_next(run.program, chain, 0, run.barrier);
-    worker->times =
-        (struct aq_worker_times){.begin_ns = aq_clock_ns(), .loss_scale = aq_loss_scale_now(&worker->loss_scale)};
+    runs_begin(worker);
     AQ_TRY(aq_worker_anchor(worker));
-    AQ_TRY(run_chains(worker, &run));
-    AQ_TRY(unscale(worker));
-    for (uint32_t i = run.barrier; i < run.program->count; i++) {
-        switch (run.program->code[i].op) {
+    AQ_TRY(run_chains(worker));
+    const struct aq_worker_run *run = &worker->steps.now;
+    for (uint32_t i = run->barrier; i < run->program->count; i++) {
+        switch (run->program->code[i].op) {
         case AQ_OP_REDUCE:
             if (worker->W > 1) AQ_TRY(aq_worker_stop_heard(worker));
             aq_pulse_doing(AQ_DOING_REDUCE);
+            aq_worker_use(worker, run->step);
             AQ_TRY(aq_worker_reduce(worker));
             aq_pulse_doing(AQ_DOING_COMPUTE);
             break;
@@ -422,7 +540,7 @@ enum aq_status aq_worker_step(struct aq_worker *worker)
         case AQ_OP_PREFETCH:
             break; /* marks are due at steps, not in every program: worker.c */
         default:
-            return aq_fail(AQ_INVAL, "worker", "instruction %s after the chains", aq_op_name(run.program->code[i].op));
+            return aq_fail(AQ_INVAL, "worker", "instruction %s after the chains", aq_op_name(run->program->code[i].op));
         }
     }
     return worker->plan->ranks == 1 ? aq_worker_stop_heard(worker) : AQ_OK; /* nobody else need know it earlier */

@@ -162,6 +162,9 @@ static enum aq_status config_check(const struct aq_stage_config *config)
         return aq_fail(AQ_INVAL, "stage", "there is no task %s", config->task ? config->task : "");
     if (config->split && config->recompute)
         return aq_fail(AQ_INVAL, "stage", "a split backward keeps what recompute does not: one of the two");
+    if (config->versions > STAGE_VERSIONS || (config->versions > 1 && config->inference))
+        return aq_fail(AQ_INVAL, "stage", "%u versions of the parameters: 1, or 2 where they are trained",
+                       config->versions);
     if (config->slots == 0 || config->slots > 4096)
         return aq_fail(AQ_INVAL, "stage", "%u slots: 1 to 4096", config->slots);
     if (config->precision < AQ_STAGE_FP32 || config->precision > AQ_STAGE_FP16)
@@ -191,6 +194,13 @@ static struct aq_stage_config config_of(const struct aq_stage_config *config)
     return mine;
 }
 
+/* Floats between two buffers of gradients. */
+static uint64_t gradient_stride(const struct aq_stage_size *size)
+{
+    const uint64_t line = AQ_ALIGN / sizeof(float);
+    return (size->parameters + line - 1) / line * line;
+}
+
 enum aq_status aq_stage_measure(const struct aq_stage_config *config, struct aq_stage_size *out)
 {
     const struct aq_stage_config mine = config_of(config);
@@ -211,6 +221,8 @@ enum aq_status aq_stage_measure(const struct aq_stage_config *config, struct aq_
     size.frozen_bytes = size.frozen * each;
     size.parameter_bytes = size.parameters * each + size.buffers * sizeof(float) + size.frozen_bytes;
     size.gradient_bytes = config->inference ? 0 : size.parameters * sizeof(float);
+    if (config->versions == 2) size.gradient_bytes = 2 * gradient_stride(&size) * sizeof(float);
+    if (config->versions == 2) size.previous_bytes = size.parameters * each;
     *out = size;
     return AQ_OK;
 }
@@ -223,11 +235,17 @@ static enum aq_status buffers_open(struct aq_stage *stage)
     stage->layers = memory;
     AQ_TRY(aq_device_alloc(stage->device, AQ_MEMORY_DEVICE, size->parameter_bytes, &memory));
     stage->parameters = memory;
-    if (stage->config.weights_16bit && stage_type(stage->config.precision) != AQ_F32)
-        stage->rounded = (uint16_t *)(stage->parameters + size->parameters + size->buffers + size->frozen);
+    const bool rounds = stage->config.weights_16bit && stage_type(stage->config.precision) != AQ_F32;
+    if (rounds) stage->rounded[0] = (uint16_t *)(stage->parameters + size->parameters + size->buffers + size->frozen);
+    if (size->previous_bytes) {
+        AQ_TRY(aq_device_alloc(stage->device, AQ_MEMORY_DEVICE, size->previous_bytes, &memory));
+        stage->previous = memory;
+        if (rounds) stage->rounded[1] = (uint16_t *)(stage->previous + size->parameters);
+    }
     if (size->gradient_bytes) {
         AQ_TRY(aq_device_alloc(stage->device, AQ_MEMORY_DEVICE, size->gradient_bytes, &memory));
-        stage->gradients = memory;
+        stage->gradients[0] = memory;
+        stage->gradients[1] = stage->previous ? stage->gradients[0] + gradient_stride(size) : NULL;
     }
     AQ_TRY(aq_device_alloc(stage->device, AQ_MEMORY_DEVICE, size->slot_bytes * stage->config.slots, &memory));
     stage->slots_memory = memory;
@@ -272,7 +290,8 @@ void aq_stage_close(struct aq_stage *stage)
     const struct aq_stage_size *size = &stage->size;
     aq_device_free(stage->device, AQ_MEMORY_DEVICE, stage->workspace, size->workspace_bytes);
     aq_device_free(stage->device, AQ_MEMORY_DEVICE, stage->slots_memory, size->slot_bytes * stage->config.slots);
-    aq_device_free(stage->device, AQ_MEMORY_DEVICE, stage->gradients, size->gradient_bytes);
+    aq_device_free(stage->device, AQ_MEMORY_DEVICE, stage->gradients[0], size->gradient_bytes);
+    aq_device_free(stage->device, AQ_MEMORY_DEVICE, stage->previous, size->previous_bytes);
     aq_device_free(stage->device, AQ_MEMORY_DEVICE, stage->parameters, size->parameter_bytes);
     aq_free(stage->layers);
     aq_free(stage);
@@ -347,7 +366,31 @@ float *aq_stage_parameters(struct aq_stage *stage)
 
 float *aq_stage_gradients(struct aq_stage *stage)
 {
-    return stage->gradients;
+    return stage->gradients[stage->gradient];
+}
+
+float *aq_stage_previous(struct aq_stage *stage)
+{
+    return stage->previous;
+}
+
+void aq_stage_use(struct aq_stage *stage, const struct aq_stage_use *use)
+{
+    AQ_ASSERT(stage->config.versions == STAGE_VERSIONS || (!use->previous && use->gradients == 0));
+    AQ_ASSERT(use->gradients < STAGE_VERSIONS);
+    stage->version = use->previous ? 1 : 0;
+    stage->gradient = use->gradients;
+}
+
+enum aq_status aq_stage_keep(struct aq_stage *stage, struct aq_stream *stream)
+{
+    const uint64_t count = stage->size.parameters;
+    if (stage->config.versions != STAGE_VERSIONS)
+        return aq_fail(AQ_INVAL, "stage", "a stage of one version has no previous parameters");
+    if (!stage->previous) return AQ_OK; /* nothing is trained */
+    AQ_TRY(aq_device_copy(stage->device, stage->previous, stage->parameters, count * sizeof(float), stream));
+    if (!stage->rounded[0]) return AQ_OK;
+    return aq_device_copy(stage->device, stage->rounded[1], stage->rounded[0], count * sizeof(uint16_t), stream);
 }
 
 enum aq_status aq_stage_init(struct aq_stage *stage, uint64_t seed)
@@ -375,34 +418,42 @@ static enum aq_status round_copies(struct aq_stage *stage, const float *x, uint1
 {
     const struct aq_dropout_apply round = {
         .samples = 1, .sample_elements = count, .x = x, .y = y, .y_type = stage_type(stage->config.precision)};
-    if (stage->rounded) AQ_TRY(aq_device_dropout(stage->device, &round, stream));
+    if (y) AQ_TRY(aq_device_dropout(stage->device, &round, stream));
     return aq_device_stream_sync(stage->device, stream);
 }
 
 enum aq_status aq_stage_parameters_changed(struct aq_stage *stage, struct aq_stream *stream)
 {
-    return round_copies(stage, stage->parameters, stage->rounded, stage->size.parameters, stream);
+    return round_copies(stage, stage->parameters, stage->rounded[0], stage->size.parameters, stream);
+}
+
+enum aq_status aq_stage_previous_changed(struct aq_stage *stage, struct aq_stream *stream)
+{
+    if (!stage->previous) return AQ_OK; /* nothing is trained */
+    return round_copies(stage, stage->previous, stage->rounded[1], stage->size.parameters, stream);
 }
 
 enum aq_status aq_stage_frozen_changed(struct aq_stage *stage, struct aq_stream *stream)
 {
     const uint64_t trained = stage->size.parameters, before = trained + stage->size.buffers;
-    uint16_t *rounded = stage->rounded ? stage->rounded + trained : NULL;
+    uint16_t *rounded = stage->rounded[0] ? stage->rounded[0] + trained : NULL;
     return round_copies(stage, stage->parameters + before, rounded, stage->size.frozen, stream);
 }
 
 enum aq_status aq_stage_zero_grads(struct aq_stage *stage, struct aq_stream *stream)
 {
+    const size_t bytes = stage->size.parameters * sizeof(float);
     if (stage->config.inference) return aq_fail(AQ_INVAL, "stage", "a stage for inference has no gradients");
-    if (!stage->gradients) return AQ_OK;
-    return aq_device_zero(stage->device, stage->gradients, stage->size.gradient_bytes, stream);
+    if (!stage->gradients[0]) return AQ_OK;
+    return aq_device_zero(stage->device, stage->gradients[stage->gradient], bytes, stream);
 }
 
 enum aq_status aq_stage_gradient_squares(struct aq_stage *stage, double *squares, struct aq_stream *stream)
 {
     if (stage->config.inference) return aq_fail(AQ_INVAL, "stage", "a stage for inference has no gradients");
-    if (!stage->gradients) return AQ_OK;
-    return aq_device_squares(stage->device, stage->gradients, stage->spans, stage->tensor_count, squares, stream);
+    if (!stage->gradients[0]) return AQ_OK;
+    return aq_device_squares(stage->device, stage->gradients[stage->gradient], stage->spans, stage->tensor_count,
+                             squares, stream);
 }
 
 enum aq_status aq_stage_gradient_sum2(struct aq_stage *stage, double *sum, struct aq_stream *stream)

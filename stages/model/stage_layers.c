@@ -400,9 +400,11 @@ static void pointers_set(struct aq_stage *stage, uint32_t (*uses)[LAYER_TENSORS_
             const uint32_t index = uses[l][k];
             if (index == UINT32_MAX) continue;
             const struct aq_tensor_info *info = &stage->tensors[index].info;
-            stage->layers[l].w[k] = stage->parameters + info->offset;
-            if (stage->gradients && index < stage->tensor_count)
-                stage->layers[l].g[k] = stage->gradients + info->offset;
+            const bool trained = index < stage->tensor_count, twice = trained && stage->previous;
+            stage->layers[l].w[0][k] = stage->parameters + info->offset;
+            stage->layers[l].w[1][k] = (twice ? stage->previous : stage->parameters) + info->offset;
+            for (uint32_t v = 0; v < STAGE_VERSIONS && trained; v++)
+                if (stage->gradients[v]) stage->layers[l].g[v][k] = stage->gradients[v] + info->offset;
         }
 }
 

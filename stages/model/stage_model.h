@@ -72,6 +72,9 @@ struct stage_alias {
 /* stage_layers.c: those of a stage, at most `most`; how many. */
 uint32_t stage_aliases(const struct aq_stage_config *config, struct stage_alias *out, uint32_t most);
 
+/* The parameters' newest version is 0, the one before it 1; gradients take turns. */
+enum { STAGE_VERSIONS = 2 };
+
 /* One micro-batch in flight. */
 struct stage_slot {
     float **x;   /* of each layer of the stage: its input                                        */
@@ -88,7 +91,7 @@ struct stage_slot {
 /* A layer of a stage. */
 struct stage_layer {
     struct layer layer;
-    float *w[LAYER_TENSORS_MAX], *g[LAYER_TENSORS_MAX];
+    float *w[STAGE_VERSIONS][LAYER_TENSORS_MAX], *g[STAGE_VERSIONS][LAYER_TENSORS_MAX];
     void *state;
     uint32_t site; /* its first row of keys                                                      */
     uint32_t flow; /* backward: where the gradient of its input goes (enum stage_flow)           */
@@ -108,8 +111,10 @@ struct aq_stage {
     uint32_t tensor_count, saved_count, all_count; /* parameters; with buffers; with what is frozen */
     struct aq_range *spans;        /* where each parameter tensor lies */
     double *squares;               /* of each tensor's gradient, between the device's sums and theirs */
-    float *parameters, *gradients; /* flat; gradients NULL for inference, and where nothing is trained */
-    uint16_t *rounded;             /* parameters, then what is frozen, in 16 bits, where the device wants them so */
+    float *parameters, *previous;    /* flat; previous: trained ones alone, or NULL */
+    float *gradients[STAGE_VERSIONS]; /* flat; NULL for inference, and where nothing is trained   */
+    uint16_t *rounded[STAGE_VERSIONS]; /* parameters, and of the newest what is frozen, in 16 bits, where the device wants them so */
+    uint32_t version, gradient;        /* in use                                                              */
     void *slots_memory;            /* config.slots times size.slot_bytes */
     void *workspace;
     struct stage_layer *layers;

@@ -14,10 +14,13 @@ static bool is_last(const struct aq_stage *stage)
 const void *layer_operand(const struct layer_run *run, const float *weights, enum aq_element *type)
 {
     const struct aq_stage *stage = run->stage;
-    const uint64_t at = (uint64_t)(weights - stage->parameters);
-    *type = stage->rounded ? stage_type(stage->config.precision) : AQ_F32;
-    if (!stage->rounded) return weights;
-    return stage->rounded + (at < stage->size.parameters ? at : at - stage->size.buffers);
+    const uint64_t at = (uint64_t)(weights - stage->parameters), trained = stage->size.parameters;
+    const uintptr_t first = (uintptr_t)stage->previous, own = (uintptr_t)weights;
+    *type = stage->rounded[0] ? stage_type(stage->config.precision) : AQ_F32;
+    if (!stage->rounded[0]) return weights;
+    if (stage->previous && own >= first && own < first + trained * sizeof *weights)
+        return stage->rounded[1] + (weights - stage->previous);
+    return stage->rounded[0] + (at < trained ? at : at - stage->size.buffers);
 }
 
 void *layer_rounded(const struct aq_stage *stage)
@@ -37,8 +40,8 @@ static struct layer_run run_of(struct aq_stage *stage, uint32_t index, uint32_t 
                               .config = &stage->config,
                               .layer = of,
                               .task = stage->task,
-                              .w = layer->w,
-                              .g = layer->g,
+                              .w = layer->w[stage->version],
+                              .g = layer->g[stage->gradient],
                               .state = layer->state,
                               .slot = slot->kept[l],
                               .slot_index = index,

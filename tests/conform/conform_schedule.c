@@ -102,6 +102,30 @@ static void test_schedule_slots_never_grow_and_bound_the_program(void **state)
             }
 }
 
+/* The chains of a step begin before the one before is done: no order that timing may bring stands still. */
+static void test_schedule_every_size_runs_dry_with_staleness(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++)
+        for (uint32_t P = 1; P <= P_MAX; P++)
+            for (uint32_t M = 1; M <= M_MAX; M++) {
+                const uint32_t flights[] = {AQ_IN_FLIGHT_DEFAULT, AQ_IN_FLIGHT_CLASSIC, 1, M, M + 1, 2 * M, 99};
+                for (size_t f = 0; f < sizeof flights / sizeof *flights; f++) {
+                    const struct aq_schedule_request request = {.kind = kinds[k],
+                                                                .stages = P,
+                                                                .micro_batches = M,
+                                                                .in_flight = flights[f],
+                                                                .window = f % 3 * 2,
+                                                                .reduce = f % 2 == 1,
+                                                                .staleness = 1};
+                    check_one(&request, 4, 8);
+                    check_one(&request, 1, 1);
+                    for (uint32_t s = 0; s < P; s++)
+                        assert_true(programs[s].slots <= 2 * M);
+                }
+            }
+}
+
 static void test_schedule_names_are_found(void **state)
 {
     (void)state;
@@ -135,6 +159,7 @@ int main(void)
         cmocka_unit_test(test_schedule_every_size_runs_dry),
         cmocka_unit_test(test_schedule_every_size_runs_dry_in_replicas),
         cmocka_unit_test(test_schedule_slots_never_grow_and_bound_the_program),
+        cmocka_unit_test(test_schedule_every_size_runs_dry_with_staleness),
         cmocka_unit_test(test_schedule_names_are_found),
         cmocka_unit_test(test_schedule_emit_twice_equal),
     };

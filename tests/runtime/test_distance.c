@@ -89,6 +89,7 @@ static double far_step(const char *const *sets, double latency_s)
  * One credit: the second forward goes at 11 when the first one's credit is back, is there at 16 and computed at 18; its
  * gradient may go then (the first one's was taken at 13, its credit is back at 18), is there at 23: 24. One send buffer
  * that is kept until its frame is acknowledged: the same. One that is free when its frame has left: no wait.
+ * Staleness, one micro-batch: two steps in the 14 s of one, where a second is in flight; else as without.
  */
 static void test_predict_distance_by_hand(void **state)
 {
@@ -109,6 +110,8 @@ static void test_predict_distance_by_hand(void **state)
         {{"pipeline.stages=2", "train.batch=4", "pipeline.schedule=gpipe", "link.send_frames=1"}, 24},
         {{"pipeline.stages=2", "train.batch=4", "pipeline.schedule=gpipe", "link.send_frames=1", "link.outage_max=0"},
          16},
+        {{"pipeline.stages=2", "train.batch=2", "pipeline.schedule=gpipe", "train.staleness=1"}, 7},
+        {{"pipeline.stages=2", "train.batch=2", "pipeline.in_flight=1", "train.staleness=1"}, 14},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const double seconds = far_step(cases[i].sets, 5);
@@ -205,10 +208,12 @@ static void test_distance_says_what_it_costs_and_what_helps(void **state)
         costs.latency_s[e] = 1;
     assert_int_equal(aq_plan_distance(plan, &costs, &distance), AQ_OK);
     assert_true(near(distance.share, 6.0 / 20));
-    assert_int_equal(distance.help_count, 1);
-    assert_string_equal(distance.helps[0].change, "train.batch 32");
-    assert_true(near(distance.helps[0].share, 6.0 / 44));
-    assert_true(near(distance.helps[0].step_s, 44));
+    assert_int_equal(distance.help_count, 2);
+    assert_string_equal(distance.helps[0].change, "train.staleness 1");
+    assert_true(distance.helps[0].step_s >= 10 && distance.helps[0].step_s <= 12); /* two in 20 s, or a little more */
+    assert_string_equal(distance.helps[1].change, "train.batch 32");
+    assert_true(near(distance.helps[1].share, 6.0 / 44));
+    assert_true(near(distance.helps[1].step_s, 44));
     done(plan, job);
     plan = plan_of(poor, &job);
     assert_int_equal(aq_plan_distance(plan, &costs, &distance), AQ_OK);

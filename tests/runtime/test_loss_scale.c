@@ -42,7 +42,7 @@ static void test_loss_scale_doubles_and_halves(void **state)
     for (int i = 0; i < 3 * 40; i++)
         aq_loss_scale_good(&scale);
     assert_true(aq_loss_scale_now(&scale) == AQ_LOSS_SCALE_MAX);
-    assert_int_equal(aq_loss_scale_check(scale.state), AQ_OK);
+    assert_int_equal(aq_loss_scale_check(scale.state, AQ_LOSS_SCALE_STATE), AQ_OK);
 }
 
 static void test_loss_scale_is_of_fp16_alone(void **state)
@@ -70,7 +70,7 @@ static void test_loss_scale_of_a_file_is_looked_at(void **state)
                  {{NAN, 0.0f}, AQ_CORRUPT},         {{INFINITY, 0.0f}, AQ_CORRUPT},  {{2.0f, NAN}, AQ_CORRUPT},
                  {{2.0f, -1.0f}, AQ_CORRUPT},       {{2.0f, 0.5f}, AQ_CORRUPT},      {{2.0f, INFINITY}, AQ_CORRUPT}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        assert_int_equal(aq_loss_scale_check(cases[i].state), cases[i].status);
+        assert_int_equal(aq_loss_scale_check(cases[i].state, AQ_LOSS_SCALE_STATE), cases[i].status);
 }
 
 int main(void)

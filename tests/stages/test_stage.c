@@ -321,8 +321,9 @@ static void test_measure_equals_use(void **state)
 {
     (void)state;
     struct aq_device *device = help_device(1);
-    for (int round = 0; round < 7; round++) {
+    for (int round = 0; round < 8; round++) {
         struct aq_stage_config config = help_config(4, 4, 128, 500, 2, 64);
+        config.versions = round == 7 ? 2 : 1;
         config.slots = 1 + (uint32_t)round % 3;
         config.recompute = round == 3;
         config.inference = round == 4;
@@ -334,14 +335,85 @@ static void test_measure_equals_use(void **state)
         struct aq_stage *stage = NULL;
         assert_int_equal(aq_stage_open(device, &config, &stage), AQ_OK);
         const double used = (double)(aq_memory_used() - before);
-        const double sum = (double)(size.parameter_bytes + size.gradient_bytes + size.slot_bytes * config.slots +
-                                    size.workspace_bytes);
+        const double sum = (double)(size.parameter_bytes + size.previous_bytes + size.gradient_bytes +
+                                    size.slot_bytes * config.slots + size.workspace_bytes);
         assert_true(used >= sum && used <= 1.02 * sum);
         assert_int_equal(size.parameters, aq_stage_parameter_count(stage));
         aq_stage_close(stage);
         assert_int_equal(aq_memory_used(), before);
     }
     aq_device_close(device);
+}
+
+/* Add 1/16 to every parameter, as an update might. */
+static void move(struct aq_stage *stage)
+{
+    float *w = aq_stage_parameters(stage);
+    for (uint64_t i = 0; i < aq_stage_parameter_count(stage); i++) w[i] += 0.0625f;
+    assert_int_equal(aq_stage_parameters_changed(stage, NULL), AQ_OK);
+}
+
+/*
+ * A forward before an update and its backward after it, at the previous parameters, give the bits of both before it;
+ * and what is newer meanwhile goes to the other gradients, at the newest.
+ */
+static void test_versions_are_apart(void **state)
+{
+    (void)state;
+    for (int i = 0; i < PRECISIONS; i++)
+        for (int recompute = 0; recompute < 2; recompute++) {
+            const struct run run = {.threads = 1, .precision = precisions[i], .recompute = recompute};
+            const struct result want = run_once(&run);
+            struct aq_device *device = help_device(1);
+            struct pipeline p = {.count = 1, .loss_scale = 0.01f};
+            struct aq_stage_config config = config_of(&run, 0, LAYERS);
+            double loss, newest;
+            config.versions = 2;
+            config.slots = MICRO + 1;
+            assert_int_equal(aq_stage_open(device, &config, &p.stages[0]), AQ_OK);
+            struct aq_stage *stage = p.stages[0];
+            assert_int_equal(aq_stage_init(stage, 17), AQ_OK);
+            p.tokens = help_alloc(sizeof(int32_t) * MICRO * B * T);
+            p.targets = help_alloc(sizeof(int32_t) * MICRO * B * T);
+            help_tokens(p.tokens, MICRO * B * T, 21, V);
+            help_tokens(p.targets, MICRO * B * T, 22, V);
+            for (int m = 0; m < MICRO; m++) p.targets[m * B * T + 5] = -1;
+            for (uint32_t g = 0; g < 2; g++) {
+                aq_stage_use(stage, &(struct aq_stage_use){.gradients = g});
+                assert_int_equal(aq_stage_zero_grads(stage, NULL), AQ_OK);
+            }
+            const struct aq_stage_use previous = {.previous = true, .gradients = 1}, latest = {.gradients = 0};
+            aq_stage_use(stage, &(struct aq_stage_use){.gradients = 1});
+            forward(&p, 0, &loss);
+            assert_true(loss == want.loss[0]);
+            assert_int_equal(aq_stage_keep(stage, NULL), AQ_OK);
+            move(stage);
+            aq_stage_use(stage, &latest);
+            forward(&p, 1, &newest);
+            assert_true(newest != want.loss[1]);
+            aq_stage_use(stage, &previous);
+            backward(&p, 0);
+            for (uint32_t m = 2; m < MICRO; m++) {
+                forward(&p, m, &loss);
+                assert_true(loss == want.loss[m]);
+            }
+            aq_stage_use(stage, &latest);
+            backward(&p, 1);
+            aq_stage_use(stage, &previous);
+            forward(&p, 1, &loss);
+            assert_true(loss == want.loss[1]);
+            for (uint32_t m = 1; m < MICRO; m++) backward(&p, m);
+            assert_memory_equal(aq_stage_gradients(stage), want.gradients, want.count * sizeof(float));
+            aq_stage_use(stage, &latest);
+            double sum2 = 0;
+            assert_int_equal(aq_stage_gradient_sum2(stage, &sum2, NULL), AQ_OK);
+            assert_true(sum2 > 0 && sum2 != want.sum2);
+            aq_stage_close(stage);
+            aq_free(want.gradients);
+            aq_free(p.tokens);
+            aq_free(p.targets);
+            aq_device_close(device);
+        }
 }
 
 /* Both sides of a cut measure what the model says crosses it; there is none before the first layer or behind the last.
@@ -561,6 +633,7 @@ int main(void)
         cmocka_unit_test(test_masks_follow_the_sample),
         cmocka_unit_test(test_gradient_matches_finite_differences),
         cmocka_unit_test(test_fp16_keeps_gradients_that_are_scaled),
+        cmocka_unit_test(test_versions_are_apart),
         cmocka_unit_test(test_measure_equals_use),
         cmocka_unit_test(test_both_sides_measure_the_cut_that_the_model_says),
         cmocka_unit_test(test_gpt2_124m_has_its_published_size),

@@ -43,6 +43,9 @@
  * this stage or before: where nothing does, backward ends, and dx of a stage with layers before it is all zeroes. What
  * such layers keep of forward for backward they do not keep.
  *
+ * A stage with a second version (config versions 2, train.staleness) has the parameters as they were before the last
+ * update, too, and two buffers of gradients: aq_stage_use says which of each is meant from now on.
+ *
  * Locking: a stage is used from one thread.
  */
 #ifndef STAGES_STAGE_H
@@ -175,6 +178,7 @@ struct aq_stage_config {
     uint32_t B;                      /* most samples of a micro-batch                                   */
     uint32_t T;                      /* tokens of a sample                                              */
     uint32_t slots;                  /* micro-batches in flight                                         */
+    uint32_t versions;               /* of parameters and gradients: 0 or 1, or 2 (aq_stage_use)        */
     enum aq_stage_precision precision;
     bool recompute;                  /* keep only each block's input, run its forward again in backward */
     bool inference;                  /* no gradients: no gradient buffer, backward is refused           */
@@ -191,7 +195,8 @@ struct aq_stage_size {
     uint64_t frozen;            /* count of floats that never change                                   */
     uint64_t parameter_bytes;   /* fp32 of all three, and copies in 16 bits of all but the buffers     */
     uint64_t frozen_bytes;      /* of these, what frozen tensors take                                  */
-    uint64_t gradient_bytes;
+    uint64_t previous_bytes;    /* the parameters before the last update and their copies; 0: one version */
+    uint64_t gradient_bytes;    /* of all versions                                                     */
     uint64_t slot_bytes;        /* what one slot keeps between forward and backward                    */
     uint64_t workspace_bytes;   /* shared by all                                                       */
     uint64_t host_bytes;        /* pinned, of all slots: what the host gives a device and gets from it */
@@ -237,13 +242,32 @@ uint64_t aq_stage_frozen_floats(const struct aq_stage *stage);
 /* What it learns. */
 const struct aq_task *aq_stage_task(const struct aq_stage *stage);
 float *aq_stage_parameters(struct aq_stage *stage); /* device memory, borrowed */
-float *aq_stage_gradients(struct aq_stage *stage);  /* device memory, borrowed; NULL: nothing is trained */
+float *aq_stage_gradients(struct aq_stage *stage);  /* device memory, borrowed; those in use; NULL: nothing is trained */
+
+/*
+ * Which parameters and gradients are meant from now on, by forward, backward, and whatever reads or clears gradients.
+ * previous: the parameters before the last aq_stage_keep; statistics have one version. A stage opens with the newest
+ * and gradients 0. What is enqueued already keeps what it has.
+ */
+struct aq_stage_use {
+    bool previous;
+    uint32_t gradients; /* 0 .. versions - 1 */
+};
+void aq_stage_use(struct aq_stage *stage, const struct aq_stage_use *use);
+
+/* Before an update: the parameters as they are become the previous ones. AQ_INVAL: the stage has one version. */
+enum aq_status aq_stage_keep(struct aq_stage *stage, struct aq_stream *stream);
+
+/* The previous parameters: device memory, borrowed; NULL: one version. */
+float *aq_stage_previous(struct aq_stage *stage);
 
 /* Initial weights from (seed, tensor name, element): the same however the model is cut. */
 enum aq_status aq_stage_init(struct aq_stage *stage, uint64_t seed);
 
 /* After the parameters were changed from outside (optimizer, load): refreshes low-precision and packed copies. */
 enum aq_status aq_stage_parameters_changed(struct aq_stage *stage, struct aq_stream *stream);
+/* The same for the previous ones (a checkpoint was read). */
+enum aq_status aq_stage_previous_changed(struct aq_stage *stage, struct aq_stream *stream);
 
 /* The same of frozen tensors, after they were given their values. */
 enum aq_status aq_stage_frozen_changed(struct aq_stage *stage, struct aq_stream *stream);
