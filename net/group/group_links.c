@@ -24,6 +24,8 @@ struct links {
     struct aq_group group;
     struct aq_bell *bell;
     struct peer *peers;
+    enum aq_status (*meanwhile)(void *context);
+    void *context;
 };
 
 static enum aq_status handle(struct links *links, uint32_t rank, const struct aq_link_event *event)
@@ -68,12 +70,14 @@ enum aq_status aq_group_links_watch(struct aq_group *group)
     return pump((struct links *)group);
 }
 
-/* Sleep until something happens that this rank did. */
+/* Sleep until something happens that this rank did, or do something else. */
 static enum aq_status sleep_on(struct links *links, uint32_t seen, uint32_t rank, uint64_t deadline_ns)
 {
     if (links->peers[rank].left)
         return aq_fail(AQ_CLOSED, AREA, "rank %u left in good order in the middle of collective %llu: another plan?",
                        rank, (unsigned long long)links->group.number);
+    const enum aq_status done = links->meanwhile ? links->meanwhile(links->context) : AQ_AGAIN;
+    if (done != AQ_AGAIN) return done;
     const uint64_t begin_ns = aq_clock_ns();
     const enum aq_status status = aq_bell_wait(links->bell, seen, deadline_ns);
     aq_group_count_wait(&links->group, begin_ns);
@@ -201,6 +205,8 @@ enum aq_status aq_group_open_links(const struct aq_group_config *config, struct 
     AQ_TRY_GOTO(aq_alloc(config->size * sizeof *links->peers, &memory), out);
     links->peers = memory;
     links->bell = config->bell;
+    links->meanwhile = config->meanwhile;
+    links->context = config->context;
     for (uint32_t rank = 0; rank < config->size; rank++) {
         if (rank == config->rank) continue;
         AQ_TRY_GOTO(check_link(config, rank), out);

@@ -19,6 +19,7 @@
 #ifndef RUNTIME_CHECKPOINT_H
 #define RUNTIME_CHECKPOINT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "aqsgd/base.h"

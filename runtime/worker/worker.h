@@ -85,6 +85,7 @@ struct aq_worker_steps {
     struct aq_worker_run now, next;
     bool kept;    /* the weights of `next` are the previous ones by now: the update of `now` has begun */
     bool sending; /* a send had no buffer                                                              */
+    uint64_t aside_ns; /* spent on `next` while `now` was averaged with the other replicas            */
     bool busy[AQ_JOB_MICRO_BATCHES_MAX * (1 + AQ_STALENESS_MAX)]; /* by slot */
 };
 
@@ -234,6 +235,15 @@ void aq_worker_batch(struct aq_worker *worker, uint64_t step, uint32_t micro_bat
  * (aq_worker_looks).
  */
 enum aq_status aq_worker_step(struct aq_worker *worker);
+
+/* worker_step.c: of a group's wait: some of the next step's chains (aq_group_config.meanwhile). worker: the worker. */
+enum aq_status aq_worker_meanwhile(void *worker);
+
+/* A clock that stands still meanwhile: what the end of a step takes by itself. */
+static inline uint64_t aq_worker_own_ns(const struct aq_worker *worker)
+{
+    return aq_clock_ns() - worker->steps.aside_ns;
+}
 
 /* worker_step.c: forwards, backwards and gradients from here on are those of this step, `now` or `next`. */
 void aq_worker_use(struct aq_worker *worker, uint64_t step);

@@ -58,7 +58,9 @@ enum aq_status aq_worker_group_open(struct aq_worker *worker)
                                            .device = worker->device,
                                            .stream = worker->stream,
                                            .silence_ns = worker->silence_ns,
-                                           .piece_bytes = AQ_PLAN_PIECE_BYTES};
+                                           .piece_bytes = AQ_PLAN_PIECE_BYTES,
+                                           .meanwhile = worker->job->train.staleness ? aq_worker_meanwhile : NULL,
+                                           .context = worker};
     AQ_TRY(aq_group_open_links(&config, &worker->replicas.group));
     aq_device_info(worker->device, &info);
     if (!info.host_memory)
@@ -166,12 +168,13 @@ enum aq_status aq_worker_rounds(struct aq_worker *worker)
         const struct aq_group *group =
             worker->replicas.machine.local ? worker->replicas.machine.leaders : worker->replicas.group;
         struct aq_group_stats before = {0}, after = {0}; /* no group: a replica that sends nothing to other machines */
-        const uint64_t begin = aq_clock_ns();
+        const uint64_t begin = aq_clock_ns(), own = aq_worker_own_ns(worker);
+        aq_worker_use(worker, worker->step);
         if (group) aq_group_stats(group, &before);
         AQ_TRY(perform(worker, &asked));
         if (group) aq_group_stats(group, &after);
         const uint64_t end = aq_clock_ns();
-        worker->times.reduce_ns += end - begin;
+        worker->times.reduce_ns += aq_worker_own_ns(worker) - own;
         worker->times.reduce_bytes += after.sent_bytes - before.sent_bytes;
         aq_trace_add(worker->trace, "compute", "reduce", begin, end, (uint32_t)worker->step, 0);
         AQ_TRY(aq_optimizer_round(worker->optimizer, &asked));
@@ -181,13 +184,15 @@ enum aq_status aq_worker_rounds(struct aq_worker *worker)
 
 enum aq_status aq_worker_reduce(struct aq_worker *worker)
 {
-    const uint64_t begin = aq_clock_ns();
+    const uint64_t begin = aq_worker_own_ns(worker);
     AQ_TRY(agree_on_the_step(worker));
-    worker->times.reduce_ns += aq_clock_ns() - begin;
+    worker->times.reduce_ns += aq_worker_own_ns(worker) - begin;
     worker->times.squared = !aq_optimizer_averages(worker->optimizer, worker->step + 1);
     if (worker->times.skipped) return AQ_OK;
     AQ_TRY(aq_worker_choose(worker));
+    aq_worker_use(worker, worker->step); /* another step's gradients may have been in use meanwhile */
     AQ_TRY(aq_worker_machine_average(worker));
+    aq_worker_use(worker, worker->step);
     AQ_TRY(
         aq_optimizer_average(worker->optimizer, aq_stage_gradients(worker->stage), worker->step + 1, worker->stream));
     return aq_worker_rounds(worker);

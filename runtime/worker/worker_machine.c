@@ -34,12 +34,12 @@ enum aq_status aq_worker_machine_average(struct aq_worker *worker)
 {
     if (!worker->replicas.machine.local) return AQ_OK;
     AQ_TRY(aq_device_stream_sync(worker->device, worker->stream));
-    const uint64_t begin = aq_clock_ns();
+    const uint64_t begin = aq_clock_ns(), own = aq_worker_own_ns(worker);
     worker->times.squared = false; /* of the gradients as they were */
     AQ_TRY(aq_allreduce_mean(worker->replicas.machine.local, aq_stage_gradients(worker->stage),
                              aq_stage_parameter_count(worker->stage)));
     const uint64_t end = aq_clock_ns();
-    worker->times.reduce_ns += end - begin;
+    worker->times.reduce_ns += aq_worker_own_ns(worker) - own;
     aq_trace_add(worker->trace, "compute", "average", begin, end, (uint32_t)worker->step, 0);
     return AQ_OK;
 }

@@ -394,7 +394,7 @@ static enum aq_status norm_down(struct aq_worker *worker, struct aq_worker_run *
  * While this step waits: the next one's chains, and its partial sums, so that a stage's own part is never what the
  * others wait for. Replicas meet step by step, and a gauge is of the state after this step's update: then not before.
  */
-static enum aq_status meanwhile(struct aq_worker *worker)
+static enum aq_status next_advance(struct aq_worker *worker)
 {
     struct aq_worker_run *next = &worker->steps.next;
     const enum aq_status status = chains_advance(worker);
@@ -402,6 +402,19 @@ static enum aq_status meanwhile(struct aq_worker *worker)
     if (worker->W > 1 || aq_optimizer_gauges(worker->optimizer)) return AQ_AGAIN;
     AQ_TRY(chains_end(worker, next, &worker->times_next));
     return norm_up(worker, next, &worker->times_next);
+}
+
+enum aq_status aq_worker_meanwhile(void *context)
+{
+    struct aq_worker *worker = context;
+    const uint64_t begin = aq_clock_ns();
+    const uint32_t seen = aq_bell_count(worker->bell);
+    if (!worker->steps.next.program) return AQ_AGAIN;
+    AQ_TRY(aq_worker_pump(worker));
+    enum aq_status status = chains_advance(worker);
+    if (status == AQ_AGAIN && aq_worker_busy_since(worker)) status = aq_worker_doze(worker, seen);
+    worker->steps.aside_ns += aq_clock_ns() - begin;
+    return status;
 }
 
 /* Until one half of NORM has what it needs. */
@@ -414,7 +427,7 @@ static enum aq_status norm_half(struct aq_worker *worker,
         AQ_TRY(aq_worker_pump(worker));
         enum aq_status status = half(worker, &worker->steps.now, &worker->times);
         if (status != AQ_AGAIN) return status;
-        status = meanwhile(worker);
+        status = next_advance(worker);
         if (status == AQ_AGAIN)
             AQ_TRY(wait(worker, seen, worker->steps.sending, "the gradient norm"));
         else
@@ -457,7 +470,7 @@ static enum aq_status optimize(struct aq_worker *worker)
 {
     const struct aq_job_train *train = &worker->job->train;
     const double gradient_norm = worker->times.gradient_norm;
-    const uint64_t begin = aq_clock_ns(), reduced = worker->times.reduce_ns;
+    const uint64_t begin = aq_clock_ns(), own = aq_worker_own_ns(worker), reduced = worker->times.reduce_ns;
     aq_worker_use(worker, worker->step);
     if (train->staleness) {
         AQ_TRY(aq_stage_keep(worker->stage, worker->stream));
@@ -485,7 +498,7 @@ static enum aq_status optimize(struct aq_worker *worker)
     if (!worker->times.cleared) AQ_TRY(aq_stage_zero_grads(worker->stage, worker->stream));
     AQ_TRY(aq_device_stream_sync(worker->device, worker->stream));
     const uint64_t end = aq_clock_ns();
-    worker->times.optimizer_ns += end - begin - (worker->times.reduce_ns - reduced);
+    worker->times.optimizer_ns += aq_worker_own_ns(worker) - own - (worker->times.reduce_ns - reduced);
     aq_trace_add(worker->trace, "compute", "optimizer", begin, end, (uint32_t)worker->step, 0);
     return AQ_OK;
 }

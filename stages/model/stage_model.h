@@ -113,7 +113,7 @@ struct aq_stage {
     double *squares;               /* of each tensor's gradient, between the device's sums and theirs */
     float *parameters, *previous;    /* flat; previous: trained ones alone, or NULL */
     float *gradients[STAGE_VERSIONS]; /* flat; NULL for inference, and where nothing is trained   */
-    uint16_t *rounded[STAGE_VERSIONS]; /* parameters, and of the newest what is frozen, in 16 bits, where the device wants them so */
+    uint16_t *rounded[STAGE_VERSIONS]; /* in 16 bits where the device wants them so; [0]: and what is frozen */
     uint32_t version, gradient;        /* in use                                                              */
     void *slots_memory;            /* config.slots times size.slot_bytes */
     void *workspace;

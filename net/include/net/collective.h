@@ -69,6 +69,13 @@ struct aq_group_config {
                                      device's own */
     uint64_t silence_ns;          /* a rank that is waited for and sends nothing for so long: AQ_TIMEOUT */
     uint32_t piece_bytes;         /* of a message at most; the same on all ranks */
+    /*
+     * While a collective over links waits for another rank, and its pool for nobody: AQ_OK, something else was done;
+     * AQ_AGAIN: there is nothing to do; others end the collective. On the thread that called it, outside of any lock.
+     * It calls no collective. NULL: the wait is slept through.
+     */
+    enum aq_status (*meanwhile)(void *context);
+    void *context; /* of meanwhile */
 };
 
 /* Sets what the links of a group need: body_bytes_max, send_frames and receive_slots. The rest of config is kept. */

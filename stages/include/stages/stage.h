@@ -242,7 +242,7 @@ uint64_t aq_stage_frozen_floats(const struct aq_stage *stage);
 /* What it learns. */
 const struct aq_task *aq_stage_task(const struct aq_stage *stage);
 float *aq_stage_parameters(struct aq_stage *stage); /* device memory, borrowed */
-float *aq_stage_gradients(struct aq_stage *stage);  /* device memory, borrowed; those in use; NULL: nothing is trained */
+float *aq_stage_gradients(struct aq_stage *stage);  /* those in use; device memory, borrowed; NULL: none trained */
 
 /*
  * Which parameters and gradients are meant from now on, by forward, backward, and whatever reads or clears gradients.
