@@ -32,6 +32,7 @@ enum {
     AQ_FRAME_GAP_DIGEST_OFFSET = 16,
     AQ_GAP_FLAG_CUT = 1, /* the bit of a gap's flags                                   */
     AQ_STRIPE_HEAD_BYTES = 16,
+    AQ_STRIPE_BYTES = 4306, /* of those we send: with its head and that of TLS three segments, which any window has */
     AQ_STRIPE_BYTES_MAX = 14320 /* with its head and that of TLS: the first ten segments of a connection */
 };
 

@@ -20,10 +20,10 @@ struct part {
     struct aq_byte_stream *below;
     uint8_t head[AQ_STRIPE_HEAD_BYTES]; /* that this connection is at */
     uint32_t head_have;
-    struct aq_stripe stripe;                                 /* of that head, when it is whole                       */
-    uint32_t left;                                           /* of its bytes                                         */
-    int armed[2];                                            /* descriptors in poll[]; -1: none                      */
-    uint8_t out[AQ_STRIPE_HEAD_BYTES + AQ_STRIPE_BYTES_MAX]; /* a stripe on its way out: [begin, end) is left */
+    struct aq_stripe stripe;                             /* of that head, when it is whole                       */
+    uint32_t left;                                       /* of its bytes                                         */
+    int armed[2];                                        /* descriptors in poll[]; -1: none                      */
+    uint8_t out[AQ_STRIPE_HEAD_BYTES + AQ_STRIPE_BYTES]; /* a stripe on its way out: [begin, end) is left */
     uint32_t out_begin, out_end;
 };
 
@@ -272,12 +272,12 @@ static void count_pace(struct stripes *s, uint32_t bytes, uint64_t now_ns)
 static uint32_t cut_stripe(struct stripes *s, struct part *part, const struct iovec *iov, int count, size_t skip)
 {
     uint32_t bytes = 0;
-    for (int i = 0; i < count && bytes < AQ_STRIPE_BYTES_MAX; i++) {
+    for (int i = 0; i < count && bytes < AQ_STRIPE_BYTES; i++) {
         if (skip >= iov[i].iov_len) {
             skip -= iov[i].iov_len;
             continue;
         }
-        const size_t left = iov[i].iov_len - skip, room = AQ_STRIPE_BYTES_MAX - bytes;
+        const size_t left = iov[i].iov_len - skip, room = AQ_STRIPE_BYTES - bytes;
         const size_t piece = left < room ? left : room;
         memcpy(part->out + AQ_STRIPE_HEAD_BYTES + bytes, (const uint8_t *)iov[i].iov_base + skip, piece);
         bytes += (uint32_t)piece;

@@ -151,7 +151,7 @@ static void test_stripes_are_one_stream_and_end_as_one(void **state)
     assert_int_equal(say(stripes[0], 0, SAID), SAID);
     assert_false(stripes[0]->unsent);
     for (int n = 0; n < LANES; n++)
-        assert_true(ends[1][n].end > AQ_STRIPE_BYTES_MAX); /* all took their part */
+        assert_true(ends[1][n].end > AQ_STRIPE_BYTES); /* all took their part */
     stripes[0]->ops->shut(stripes[0]);
     assert_int_equal(hear(stripes[1], &at), AQ_CLOSED);
     assert_int_equal(at, SAID);
@@ -175,7 +175,7 @@ static void test_stripes_pass_one_that_stands_still(void **state)
     assert_int_equal(say(stripes[0], 0, SAID), SAID);
     assert_true(stripes[0]->unsent);
     assert_int_equal(hear(stripes[1], &at), AQ_AGAIN);
-    assert_true(at >= AQ_STRIPE_BYTES_MAX && at < 2 * AQ_STRIPE_BYTES_MAX); /* what is due is what it holds back */
+    assert_true(at >= AQ_STRIPE_BYTES && at < 2 * AQ_STRIPE_BYTES); /* what is due is what it holds back */
     stripes[0]->ops->wait(stripes[0], true, &wait);
     ends[0][1].room = LANE_BYTES;
     assert_int_equal(say(stripes[0], SAID, SAID), SAID);
