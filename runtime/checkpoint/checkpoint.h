@@ -83,8 +83,9 @@ enum aq_status aq_checkpoint_path(const char *folder, uint64_t step, uint32_t ra
  * <folder>/frozen-stage-<rank>.safetensors. All four: nothing is done where nothing is frozen.
  *
  * digest: of the values as they are in the stage, 0: none. It stands in each checkpoint, which is refused where it is
- * another. write: AQ_NOSPC, AQ_IO, AQ_REFUSED. read: into the stage; AQ_NOTFOUND, AQ_CORRUPT, AQ_MISMATCH: the caller
- * may give the stage the values as at the beginning of the run, and write the file again. open: for whoever joins.
+ * another. write: AQ_NOSPC, AQ_IO, AQ_REFUSED. read: into the stage; AQ_NOTFOUND, AQ_CORRUPT, AQ_MISMATCH: they may be
+ * anything now, and the caller gives them the values as at the beginning of the run and writes the file again. open:
+ * for whoever joins.
  */
 enum aq_status aq_checkpoint_frozen_digest(const struct aq_checkpoint *checkpoint, uint64_t *digest);
 enum aq_status aq_checkpoint_frozen_write(const struct aq_checkpoint *checkpoint);

@@ -29,12 +29,21 @@ static float *values_of(const struct aq_checkpoint *c)
     return aq_stage_parameters(c->stage) + aq_stage_saved_floats(c->stage);
 }
 
-/* A host's copy of all of them, which the caller unmaps. */
-static enum aq_status copy_out(const struct aq_checkpoint *c, void **out)
+/* All of them as the host has them: where they lie, or in memory that the caller unmaps (*copy, else NULL). */
+static enum aq_status host_place(const struct aq_checkpoint *c, float **values, void **copy)
+{
+    struct aq_device_info info;
+    aq_device_info(c->device, &info);
+    if (!info.host_memory) AQ_TRY(aq_map(aq_stage_frozen_floats(c->stage) * sizeof(float), copy));
+    *values = *copy ? *copy : values_of(c);
+    return AQ_OK;
+}
+
+static enum aq_status copy_out(const struct aq_checkpoint *c, float **values, void **copy)
 {
     const uint64_t bytes = aq_stage_frozen_floats(c->stage) * sizeof(float);
-    AQ_TRY(aq_map(bytes, out));
-    AQ_TRY(aq_device_copy(c->device, *out, values_of(c), bytes, NULL));
+    AQ_TRY(host_place(c, values, copy));
+    if (*copy) AQ_TRY(aq_device_copy(c->device, *copy, values_of(c), bytes, NULL));
     return aq_device_stream_sync(c->device, NULL);
 }
 
@@ -46,12 +55,13 @@ static uint64_t digest_of(const void *values, uint64_t floats)
 enum aq_status aq_checkpoint_frozen_digest(const struct aq_checkpoint *c, uint64_t *digest)
 {
     const uint64_t floats = aq_stage_frozen_floats(c->stage);
-    void *values = NULL;
+    void *copy = NULL;
+    float *values;
     *digest = 0;
     if (floats == 0) return AQ_OK;
-    const enum aq_status status = copy_out(c, &values);
+    const enum aq_status status = copy_out(c, &values, &copy);
     if (status == AQ_OK) *digest = digest_of(values, floats);
-    aq_unmap(values, floats * sizeof(float));
+    aq_unmap(copy, floats * sizeof(float));
     return status;
 }
 
@@ -61,18 +71,19 @@ enum aq_status aq_checkpoint_frozen_write(const struct aq_checkpoint *c)
     const uint32_t count = aq_stage_frozen_count(c->stage);
     char name[NAME_BYTES], digest[20], rank[16];
     struct aq_weights_writer *writer = NULL;
-    void *values = NULL, *memory = NULL;
+    void *copy = NULL, *memory = NULL;
+    float *values;
     enum aq_status status;
     if (count == 0) return AQ_OK;
     file_name(c->rank, name);
-    AQ_TRY_GOTO(copy_out(c, &values), out);
+    AQ_TRY_GOTO(copy_out(c, &values, &copy), out);
     AQ_TRY_GOTO(aq_alloc(count * (sizeof(struct aq_weights_tensor) + sizeof(struct aq_tensor_info)), &memory), out);
     struct aq_weights_tensor *tensors = memory;
     struct aq_tensor_info *infos = (struct aq_tensor_info *)(tensors + count); /* whose names are borrowed */
     for (uint32_t i = 0; i < count; i++) {
         const struct aq_tensor_info *info = &infos[i];
         aq_stage_frozen(c->stage, i, &infos[i]);
-        const float *at = (const float *)values + (info->offset - aq_stage_saved_floats(c->stage));
+        const float *at = values + (info->offset - aq_stage_saved_floats(c->stage));
         tensors[i] = (struct aq_weights_tensor){.name = info->name, .dimensions = info->dimensions, .values = at};
         memcpy(tensors[i].shape, info->shape, info->dimensions * sizeof info->shape[0]);
     }
@@ -86,7 +97,7 @@ enum aq_status aq_checkpoint_frozen_write(const struct aq_checkpoint *c)
 out:
     aq_weights_writer_close(writer);
     aq_free(memory);
-    aq_unmap(values, floats * sizeof(float));
+    aq_unmap(copy, floats * sizeof(float));
     return status;
 }
 
@@ -119,7 +130,8 @@ enum aq_status aq_checkpoint_frozen_read(const struct aq_checkpoint *c)
     const uint64_t bytes = aq_stage_frozen_floats(c->stage) * sizeof(float);
     struct aq_weights *weights = NULL;
     char name[NAME_BYTES];
-    void *values = NULL;
+    void *copy = NULL;
+    float *values;
     if (bytes == 0) return AQ_OK;
     file_name(c->rank, name);
     enum aq_status status = aq_weights_open_in(c->folder, name, &weights);
@@ -128,12 +140,12 @@ enum aq_status aq_checkpoint_frozen_read(const struct aq_checkpoint *c)
         status = aq_weights_open_in(c->folder, name, &weights);
     }
     AQ_TRY(status);
-    AQ_TRY_GOTO(aq_map(bytes, &values), out);
+    AQ_TRY_GOTO(host_place(c, &values, &copy), out);
     AQ_TRY_GOTO(take_all(c, weights, name, values), out);
-    AQ_TRY_GOTO(aq_device_copy(c->device, values_of(c), values, bytes, NULL), out);
+    if (copy) AQ_TRY_GOTO(aq_device_copy(c->device, values_of(c), copy, bytes, NULL), out);
     status = aq_stage_frozen_changed(c->stage, NULL);
 out:
-    aq_unmap(values, bytes);
+    aq_unmap(copy, bytes);
     aq_weights_close(weights);
     return status;
 }
