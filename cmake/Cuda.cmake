@@ -58,12 +58,22 @@ if(AQ_WERROR)
   target_compile_options(aq_flags INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>")
 endif()
 
+# cuBLASLt is the toolkit's, the system's, or of a package that somebody names: machines have it of Python's alone.
+find_path(AQ_cublasLt_INCLUDE cublasLt.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+find_library(AQ_cublasLt_LIBRARY NAMES cublasLt libcublasLt.so.${CUDAToolkit_VERSION_MAJOR} HINTS ${CUDAToolkit_LIBRARY_DIR})
+mark_as_advanced(AQ_cublasLt_INCLUDE AQ_cublasLt_LIBRARY)
+if(NOT AQ_cublasLt_INCLUDE OR NOT AQ_cublasLt_LIBRARY)
+  message(FATAL_ERROR "cuBLASLt is not here (cublasLt.h, libcublasLt.so): install the toolkit's libcublas-dev, or name what a package "
+    "has with -DAQ_cublasLt_INCLUDE=.../include -DAQ_cublasLt_LIBRARY=.../lib/libcublasLt.so.${CUDAToolkit_VERSION_MAJOR}")
+endif()
+get_filename_component(AQ_cublasLt_FOLDER ${AQ_cublasLt_LIBRARY} DIRECTORY)
+
 add_library(aq_dep::cuda INTERFACE IMPORTED)
-target_include_directories(aq_dep::cuda SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS})
-target_link_libraries(aq_dep::cuda INTERFACE CUDA::cudart_static CUDA::cublasLt)
+target_include_directories(aq_dep::cuda SYSTEM INTERFACE ${CUDAToolkit_INCLUDE_DIRS} ${AQ_cublasLt_INCLUDE})
+target_link_libraries(aq_dep::cuda INTERFACE CUDA::cudart_static ${AQ_cublasLt_LIBRARY})
 # nvcc searches its toolkit's folder by itself, so that CMake leaves it out of what programs search: they need it, where
 # nobody has told the system's loader of the toolkit.
-target_link_options(aq_dep::cuda INTERFACE "LINKER:-rpath,${CUDAToolkit_LIBRARY_DIR}")
+target_link_options(aq_dep::cuda INTERFACE "LINKER:-rpath,${CUDAToolkit_LIBRARY_DIR}" "LINKER:-rpath,${AQ_cublasLt_FOLDER}")
 target_compile_definitions(aq_dep::cuda INTERFACE AQ_CUDA_ARCHITECTURES="${AQ_CUDA_ARCHITECTURES}")
 
 if(AQ_NCCL)

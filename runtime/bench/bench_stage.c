@@ -2,9 +2,11 @@
  * bench_stage.c -- tokens a second of whole training steps of GPT-2, and the matrix product that bounds them.
  *
  * On a CPU 124M; on a GPU 124M, 350M, 774M and 1.5B in bf16 and fp32, some in fp16 and tf32, each with its model FLOP
- * utilisation: the operations that the model asks for over the dense rate that the maker names for this GPU and
- * precision, where it is one of `rates`; and over what this machine's own largest product of that precision reached,
- * always. A step's operations are three times forward's,
+ * utilisation (MFU, one definition everywhere in this house): the operations that the model asks for over the dense
+ * rate that the maker names for this GPU and precision, where it is one of `rates`, and which the unit says; and beside
+ * it, always, over what this machine's own largest product of that precision reached ("of product"). The loss of the
+ * first step is told too: about ln(50257) = 10.8 for a model that knows nothing. A step's operations are three times
+ * those of forward,
  *
  *     3 B T (L (24 C^2 + 2 T C) + 2 V C),
  *
@@ -33,24 +35,28 @@ struct bench_case {
     uint32_t B, T;
     enum aq_stage_precision precision;
     uint32_t blocks, heads, channels; /* 0: of 124M */
+    uint32_t logits_rows;             /* 0: as many as 256 MiB hold */
 };
 
-static const struct bench_case cases[] = {{"stage gpt2-124m fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0},
-                                          {"stage gpt2-124m fp32 B1 T1024", 1, 1024, AQ_STAGE_FP32, 0, 0, 0},
-                                          {"stage gpt2-124m bf16 B4 T256", 4, 256, AQ_STAGE_BF16, 0, 0, 0},
-                                          {"stage gpt2-124m fp16 B4 T256", 4, 256, AQ_STAGE_FP16, 0, 0, 0}};
+static const struct bench_case cases[] = {{"stage gpt2-124m fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0},
+                                          {"stage gpt2-124m fp32 B1 T1024", 1, 1024, AQ_STAGE_FP32, 0, 0, 0, 0},
+                                          {"stage gpt2-124m bf16 B4 T256", 4, 256, AQ_STAGE_BF16, 0, 0, 0, 0},
+                                          {"stage gpt2-124m fp16 B4 T256", 4, 256, AQ_STAGE_FP16, 0, 0, 0, 0}};
 
-static const struct bench_case gpu_cases[] = {{"stage gpt2-124m bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 12, 12, 768},
-                                              {"stage gpt2-350m bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 24, 16, 1024},
-                                              {"stage gpt2-774m bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 36, 20, 1280},
-                                              {"stage gpt2-1.5b bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 48, 25, 1600},
-                                              {"stage gpt2-124m fp16 B16 T1024", 16, 1024, AQ_STAGE_FP16, 12, 12, 768},
-                                              {"stage gpt2-1.5b fp16 B16 T1024", 16, 1024, AQ_STAGE_FP16, 48, 25, 1600},
-                                              {"stage gpt2-124m tf32 B16 T1024", 16, 1024, AQ_STAGE_TF32, 12, 12, 768},
-                                              {"stage gpt2-124m fp32 B16 T1024", 16, 1024, AQ_STAGE_FP32, 12, 12, 768},
-                                              {"stage gpt2-350m fp32 B8 T1024", 8, 1024, AQ_STAGE_FP32, 24, 16, 1024},
-                                              {"stage gpt2-774m fp32 B8 T1024", 8, 1024, AQ_STAGE_FP32, 36, 20, 1280},
-                                              {"stage gpt2-1.5b fp32 B4 T1024", 4, 1024, AQ_STAGE_FP32, 48, 25, 1600}};
+static const struct bench_case gpu_cases[] = {
+    {"stage gpt2-124m bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 12, 12, 768, 0},
+    {"stage gpt2-124m bf16 B16 T1024 logits_rows 4096", 16, 1024, AQ_STAGE_BF16, 12, 12, 768, 4096},
+    {"stage gpt2-124m bf16 B16 T1024 logits_rows 1024", 16, 1024, AQ_STAGE_BF16, 12, 12, 768, 1024},
+    {"stage gpt2-350m bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 24, 16, 1024, 0},
+    {"stage gpt2-774m bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 36, 20, 1280, 0},
+    {"stage gpt2-1.5b bf16 B16 T1024", 16, 1024, AQ_STAGE_BF16, 48, 25, 1600, 0},
+    {"stage gpt2-124m fp16 B16 T1024", 16, 1024, AQ_STAGE_FP16, 12, 12, 768, 0},
+    {"stage gpt2-1.5b fp16 B16 T1024", 16, 1024, AQ_STAGE_FP16, 48, 25, 1600, 0},
+    {"stage gpt2-124m tf32 B16 T1024", 16, 1024, AQ_STAGE_TF32, 12, 12, 768, 0},
+    {"stage gpt2-124m fp32 B16 T1024", 16, 1024, AQ_STAGE_FP32, 12, 12, 768, 0},
+    {"stage gpt2-350m fp32 B8 T1024", 8, 1024, AQ_STAGE_FP32, 24, 16, 1024, 0},
+    {"stage gpt2-774m fp32 B8 T1024", 8, 1024, AQ_STAGE_FP32, 36, 20, 1280, 0},
+    {"stage gpt2-1.5b fp32 B4 T1024", 4, 1024, AQ_STAGE_FP32, 48, 25, 1600, 0}};
 
 /*
  * Dense rates in TFLOP/s from NVIDIA's data sheets: bf16 and fp16 with fp32 sums; tf32; fp32 proper, without tensor
@@ -78,8 +84,8 @@ struct trainer {
     uint32_t B, T;
     double flops; /* of a step */
     float loss_scale;
-    uint64_t steps; /* done */
-    double loss;    /* of the last one */
+    uint64_t steps;          /* done */
+    double loss, first_loss; /* of the last one, and of the first */
 };
 
 static enum aq_status optimize(const struct trainer *self, uint64_t step)
@@ -115,6 +121,7 @@ static enum aq_status step_run(void *context)
     AQ_TRY(aq_stage_backward(self->stage, 0, NULL, NULL, NULL));
     AQ_TRY(optimize(self, step));
     self->loss = loss.sum / (double)loss.targets;
+    if (step == 1) self->first_loss = self->loss;
     return AQ_OK;
 }
 
@@ -161,6 +168,7 @@ static enum aq_status trainer_open(struct trainer *self, struct aq_device *devic
         config.model.heads = which->heads;
         config.model.channels = which->channels;
     }
+    config.logits_rows = which->logits_rows;
     config.layer_end = aq_model_layers(&config.model);
     AQ_TRY(aq_stage_measure(&config, &size));
     self->flops = 3.0 * size.flops_forward;
@@ -187,7 +195,7 @@ static enum aq_status trainer_open(struct trainer *self, struct aq_device *devic
 static void emit_utilisation(const struct aq_bench_options *options, const struct bench_case *which, const char *device,
                              double flops_a_second, double product)
 {
-    char name[96];
+    char name[96], unit[96];
     if (product > 0) {
         snprintf(name, sizeof name, "%s of product", which->name);
         aq_bench_emit(options, name, 100.0 * flops_a_second / product, "%");
@@ -195,7 +203,9 @@ static void emit_utilisation(const struct aq_bench_options *options, const struc
     for (size_t i = 0; i < sizeof rates / sizeof rates[0]; i++) {
         if (!strstr(device, rates[i].name)) continue;
         snprintf(name, sizeof name, "%s mfu", which->name);
-        aq_bench_emit(options, name, 100e-12 * flops_a_second / rates[i].of[which->precision], "%");
+        snprintf(unit, sizeof unit, "%% of %.1f TFLOP/s (dense peak, %s)", rates[i].of[which->precision],
+                 rates[i].name);
+        aq_bench_emit(options, name, 100e-12 * flops_a_second / rates[i].of[which->precision], unit);
         return;
     }
 }
@@ -209,14 +219,20 @@ static enum aq_status case_run(const struct aq_bench_options *options, struct aq
         step_run, &trainer, repeats, device, .amount = (double)which->B * which->T, .unit = "tokens/s"};
     struct aq_device_info info;
     double seconds;
+    char name[96];
     enum aq_status status;
     if (!aq_bench_wanted(options, which->name)) return AQ_OK;
     AQ_TRY_GOTO(trainer_open(&trainer, device, which), out);
     AQ_TRY_GOTO(aq_bench_case(options, &one, &seconds, "%s", which->name), out);
     aq_device_info(device, &info);
-    if (which->blocks) emit_utilisation(options, which, info.name, trainer.flops / seconds, product);
-    if (!isfinite(trainer.loss))
-        status = aq_fail(AQ_CORRUPT, "bench", "%s: the loss is %g", which->name, trainer.loss);
+    if (which->blocks) {
+        snprintf(name, sizeof name, "%s step", which->name);
+        aq_bench_emit(options, name, 1e3 * seconds, "ms");
+        snprintf(name, sizeof name, "%s first loss", which->name);
+        aq_bench_emit(options, name, trainer.first_loss, "nats a token");
+        emit_utilisation(options, which, info.name, trainer.flops / seconds, product);
+    }
+    if (!isfinite(trainer.loss)) status = aq_fail(AQ_CORRUPT, "bench", "%s: the loss is %g", which->name, trainer.loss);
 out:
     trainer_close(&trainer);
     return status;
