@@ -82,7 +82,8 @@ struct over_nccl {
 
 static void nccl_abandon(struct aq_group *group)
 {
-    aq_nccl_abandon(&((struct over_nccl *)group)->nccl);
+    struct aq_nccl_comm *const comm = &((struct over_nccl *)group)->nccl;
+    aq_nccl_abandon(&comm, 1);
 }
 
 /*

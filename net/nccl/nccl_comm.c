@@ -135,10 +135,26 @@ ncclResult_t aq_nccl_enqueue(const struct aq_nccl_comm *comm, const struct aq_nc
     return first == ncclSuccess || first == ncclInProgress ? end : first;
 }
 
-void aq_nccl_abandon(struct aq_nccl_comm *comm)
+static void abort_one(void *comm)
 {
-    if (comm->comm) (void)ncclCommAbort(comm->comm);
-    comm->comm = NULL;
+    (void)ncclCommAbort(comm);
+}
+
+void aq_nccl_abandon(struct aq_nccl_comm *const *comms, uint32_t count)
+{
+    struct aq_thread *threads[AQ_NCCL_TOGETHER] = {NULL};
+    ncclComm_t own = NULL;
+    AQ_ASSERT(count <= AQ_NCCL_TOGETHER);
+    for (uint32_t i = 0; i < count; i++) {
+        if (!comms[i] || !comms[i]->comm) continue;
+        /* The last one found is this thread's; so is one for which there is no thread. */
+        if (own && aq_thread_open("aq-nccl-abort", abort_one, own, &threads[i]) != AQ_OK) abort_one(own);
+        own = comms[i]->comm;
+        comms[i]->comm = NULL;
+    }
+    if (own) abort_one(own);
+    for (uint32_t i = 0; i < count; i++)
+        aq_thread_close(threads[i]);
 }
 
 #else

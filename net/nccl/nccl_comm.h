@@ -44,8 +44,13 @@ ncclResult_t aq_nccl_state(const struct aq_nccl_comm *comm);
 ncclResult_t aq_nccl_enqueue(const struct aq_nccl_comm *comm, const struct aq_nccl_move *sends, uint32_t send_count,
                              const struct aq_nccl_move *receives, uint32_t receive_count, cudaStream_t stream);
 
-/* It is of no use any more: what runs on the GPU ends, and so do the other ranks' waits for this one. */
-void aq_nccl_abandon(struct aq_nccl_comm *comm);
+/*
+ * They are of no use any more: what runs on the GPU ends, and so do the other ranks' waits for this one. All at once,
+ * each abort on a thread of its own: an abort may wait for the whole GPU, and so for a kernel of the next communicator.
+ * Those that are NULL, or given up, are fine; at most AQ_NCCL_TOGETHER.
+ */
+enum { AQ_NCCL_TOGETHER = 4 };
+void aq_nccl_abandon(struct aq_nccl_comm *const *comms, uint32_t count);
 
 #endif
 #endif

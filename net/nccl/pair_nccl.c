@@ -84,7 +84,7 @@ void aq_pair_close(struct aq_pair *pair)
 {
     if (!pair) return;
     if (pair->nccl.comm && pair->stands && pair->passed == pair->noted && pair->failed == ncclSuccess) finalize(pair);
-    aq_pair_abandon(pair);
+    aq_pairs_abandon(&pair, 1);
     for (uint32_t i = 0; i < AQ_PAIR_MOVES; i++)
         if (pair->done[i]) (void)cudaEventDestroy(pair->done[i]);
     if (pair->stream) {
@@ -94,9 +94,13 @@ void aq_pair_close(struct aq_pair *pair)
     aq_free(pair);
 }
 
-void aq_pair_abandon(struct aq_pair *pair)
+void aq_pairs_abandon(struct aq_pair *const *pairs, uint32_t count)
 {
-    if (pair) aq_nccl_abandon(&pair->nccl);
+    struct aq_nccl_comm *comms[AQ_NCCL_TOGETHER];
+    AQ_ASSERT(count <= AQ_NCCL_TOGETHER);
+    for (uint32_t i = 0; i < count; i++)
+        comms[i] = pairs[i] ? &pairs[i]->nccl : NULL;
+    aq_nccl_abandon(comms, count);
 }
 
 void aq_pair_move(struct aq_pair *pair, void *at, size_t bytes)
@@ -199,9 +203,10 @@ void aq_pair_close(struct aq_pair *pair)
     (void)pair;
 }
 
-void aq_pair_abandon(struct aq_pair *pair)
+void aq_pairs_abandon(struct aq_pair *const *pairs, uint32_t count)
 {
-    (void)pair;
+    (void)pairs;
+    (void)count;
 }
 
 void aq_pair_move(struct aq_pair *pair, void *at, size_t bytes)

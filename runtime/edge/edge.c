@@ -83,7 +83,8 @@ out:
 void aq_edge_close(struct aq_edge *edge)
 {
     if (!edge) return;
-    if (aq_edge_carrying(edge)) aq_edge_abandon(edge); /* what frees memory waits for all that runs on the device */
+    /* What frees memory waits for all that runs on the device. */
+    if (aq_edge_carrying(edge)) aq_edges_abandon(edge, NULL);
     if (edge->held)
         for (uint32_t i = 0; i < edge->shape.slots; i++)
             aq_edge_unhold(edge, i);

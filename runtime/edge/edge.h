@@ -20,7 +20,7 @@
  * - Frames are handed out in the order of the program: a frame of another step or micro-batch than asked for is
  *   AQ_PROTO.
  * - Bodies may go over NCCL (aq_edge_join). Nobody is told by a bell when they have come or gone either: while
- *   aq_edge_carrying, pump again soon. After a failure call aq_edge_abandon, of all edges, before memory of the device
+ *   aq_edge_carrying, pump again soon. After a failure call aq_edges_abandon, of all edges, before memory of the device
  *   is freed: it would wait for an end that may never come.
  *
  * The layout of a body is docs/FORMAT.md, "Body of a micro-batch"; what goes where NCCL carries it, docs/FRAME.md,
@@ -73,8 +73,8 @@ void aq_edge_close(struct aq_edge *edge); /* NULL is fine */
  */
 enum aq_status aq_edge_join(struct aq_edge *edge, enum aq_transport_kind asked);
 
-/* What NCCL does for this edge ends. For the end of a run that has failed; NULL is fine. */
-void aq_edge_abandon(struct aq_edge *edge);
+/* What NCCL does for these edges ends, for all at once. For the end of a run that has failed; NULL is fine. */
+void aq_edges_abandon(struct aq_edge *first, struct aq_edge *second);
 
 /* Bodies handed over, for each way: one is coded or decoded while another is on its way. */
 enum { AQ_EDGE_CARRY_SLOTS = 2 };

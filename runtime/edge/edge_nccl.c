@@ -239,11 +239,16 @@ enum aq_status aq_edge_join(struct aq_edge *edge, enum aq_transport_kind asked)
     return AQ_OK;
 }
 
-void aq_edge_abandon(struct aq_edge *edge)
+void aq_edges_abandon(struct aq_edge *first, struct aq_edge *second)
 {
-    if (!edge || !edge->nccl) return;
-    aq_pair_abandon(edge->nccl->out.pair);
-    aq_pair_abandon(edge->nccl->in.pair);
+    struct aq_edge *const edges[2] = {first, second};
+    struct aq_pair *pairs[4] = {NULL};
+    for (int i = 0; i < 2; i++) {
+        if (!edges[i] || !edges[i]->nccl) continue;
+        pairs[2 * i] = edges[i]->nccl->out.pair;
+        pairs[2 * i + 1] = edges[i]->nccl->in.pair;
+    }
+    aq_pairs_abandon(pairs, 4);
 }
 
 void aq_edge_nccl_close(struct aq_edge *edge)

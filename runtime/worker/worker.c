@@ -498,8 +498,8 @@ static void close_all(struct aq_worker *w, enum aq_status status)
         const uint64_t deadline = aq_clock_after(seconds_ns(2));
         for (uint32_t i = 0; i < 2 + w->W; i++)
             if (link_number(w, i)) (void)aq_link_abort(link_number(w, i), status, aq_error_text(), deadline);
-        aq_edge_abandon(w->pipeline.out); /* what frees memory of the device waits for all that runs there */
-        aq_edge_abandon(w->pipeline.in);
+        /* What frees memory of the device waits for all that runs there. */
+        aq_edges_abandon(w->pipeline.out, w->pipeline.in);
     }
     aq_worker_device_quiet(w);
     /* A peer that does not read keeps an ABORT from going out, and bodies of groups and edges on their way. */

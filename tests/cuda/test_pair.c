@@ -109,7 +109,7 @@ static enum aq_status one_move(struct end *end)
     }
     if (odd && end->odd == DIES) {
         (void)nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
-        aq_pair_abandon(end->pairs[0]);
+        aq_pairs_abandon(end->pairs, 1);
         return aq_pair_poll(end->pairs[0]) == AQ_OK ? AQ_NOSPC : AQ_INVAL; /* nothing is asked of it any more */
     }
     aq_pair_move(end->pairs[0], end->memory, odd && end->odd == OTHER_COUNT ? 999 : 1000);
@@ -140,8 +140,7 @@ static void run_end(void *context)
     for (int i = 0; i < 2; i++)
         if (end->status == AQ_NCCLERR && end->pairs[i] && aq_pair_poll(end->pairs[i]) == AQ_NCCLERR)
             (void)aq_pair_failed(end->pairs[i]);
-    for (int i = 0; i < 2; i++)
-        if (end->status != AQ_OK) aq_pair_abandon(end->pairs[i]); /* before memory is freed */
+    if (end->status != AQ_OK) aq_pairs_abandon(end->pairs, 2); /* before memory is freed */
     for (int i = 0; i < 2; i++)
         aq_pair_close(end->pairs[i]);
     if (end->memory) aq_device_free(end->device, AQ_MEMORY_DEVICE, end->memory, (size_t)2 * SLOTS * BYTES_MAX);
@@ -310,6 +309,32 @@ static void test_what_ranks_tell_decides(void **state)
     refuses(all, AQ_NODEV, "stage 3 was built without NCCL");
 }
 
+/*
+ * An abort that waits for the whole GPU ends when the other communicators there are aborted, too: one by one it never
+ * does.
+ */
+static void test_communicators_are_given_up_together(void **state)
+{
+    (void)state;
+    enum { PAIRS = 4 };
+    struct aq_pair *pairs[PAIRS] = {NULL};
+    for (int i = 0; i < PAIRS; i++) {
+        struct aq_nccl_id id;
+        const struct aq_pair_config config = {
+            .id = &id, .name = "a pair", .first = true, .sends = i % 2, .silence_ns = UINT64_MAX};
+        if (i == 2) continue; /* an edge that has none */
+        assert_int_equal(aq_nccl_id(&id), AQ_OK);
+        assert_int_equal(aq_pair_open(&config, &pairs[i]), AQ_OK);
+    }
+    nccl_host_abort_together(PAIRS - 1);
+    aq_pairs_abandon(pairs, PAIRS);
+    nccl_host_abort_together(0);
+    assert_int_equal(nccl_host_open(), 0);
+    aq_pairs_abandon(pairs, PAIRS); /* again is fine */
+    for (int i = 0; i < PAIRS; i++)
+        aq_pair_close(pairs[i]);
+}
+
 static void quiet(int level, const char *line, void *context)
 {
     (void)level;
@@ -328,6 +353,7 @@ int main(void)
         cmocka_unit_test(test_another_count_fails),
         cmocka_unit_test(test_another_version_or_the_same_gpu_opens_nothing),
         cmocka_unit_test(test_two_that_send_first_on_one_communicator_wait_for_ever),
+        cmocka_unit_test(test_communicators_are_given_up_together),
         cmocka_unit_test(test_what_ranks_tell_decides),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -289,7 +289,7 @@ static void side_run(void *context)
     s->status = side_work(s);
     if (s->status != AQ_OK) {
         if (s->link) (void)aq_link_abort(s->link, s->status, aq_error_text(), aq_clock_after(2000000000u));
-        aq_edge_abandon(s->edge);
+        aq_edges_abandon(s->edge, NULL);
     }
     aq_edge_close(s->edge);
     aq_link_close(s->link);

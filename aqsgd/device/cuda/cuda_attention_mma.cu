@@ -194,16 +194,22 @@ static __forceinline__ __device__ void tile_softmax(const struct aq_cuda_attenti
 {
     const unsigned lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const float scale = args.scale * LOG2_E;
+    const bool partly =
+        query < key + TILE - 1; /* the warp's first query does not see all keys: the tile on the diagonal */
     AQ_UNROLL
     for (unsigned half = 0; half < 2; half++) {
         const int row = static_cast<int>(query - key + g + 8 * half); /* the last key of the tile that it sees */
         float above = top[half], sum = 0.0f;
+        if (partly) {
+            AQ_UNROLL
+            for (unsigned n = 0; n < TILE / 8; n++)
+                for (unsigned i = 2 * half; i < 2 * half + 2; i++)
+                    if (static_cast<int>(8 * n + 2 * t + i % 2) > row) scores[n][i] = -INFINITY;
+        }
         AQ_UNROLL
         for (unsigned n = 0; n < TILE / 8; n++)
-            for (unsigned i = 2 * half; i < 2 * half + 2; i++) {
-                if (static_cast<int>(8 * n + 2 * t + i % 2) > row) scores[n][i] = -INFINITY;
+            for (unsigned i = 2 * half; i < 2 * half + 2; i++)
                 above = fmaxf(above, scores[n][i]);
-            }
         above = fmaxf(above, __shfl_xor_sync(AQ_ALL_LANES, above, 1));
         above = fmaxf(above, __shfl_xor_sync(AQ_ALL_LANES, above, 2));
         const float factor = aq_exp2((top[half] - above) * scale);
@@ -321,20 +327,20 @@ static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) mma_forward(s
 
 /*
  * Scores and products of dout with values become masked weights and the gradient of the scores, as left operands. What
- * a row and a column are is said by `lse2` (in powers of two) and `delta` of each, by `seen` and by the factors.
+ * a row and a column are is said by `lse2` (in powers of two) and `delta` of each and by the factors; scores of keys
+ * that a query does not see are minus infinity.
  */
 template <typename T>
 static __forceinline__ __device__ void slopes16(const struct aq_cuda_attention &args, const float (&scores)[2][4],
                                                 const float (&products)[2][4], const float (&lse2)[2][4],
-                                                const float (&delta)[2][4], const bool (&seen)[2][4],
-                                                const float (&factors)[2][4], unsigned (&weights)[4],
-                                                unsigned (&slopes)[4])
+                                                const float (&delta)[2][4], const float (&factors)[2][4],
+                                                unsigned (&weights)[4], unsigned (&slopes)[4])
 {
     float p[2][4], ds[2][4];
     AQ_UNROLL
     for (unsigned n = 0; n < 2; n++)
         for (unsigned i = 0; i < 4; i++) {
-            const float weight = seen[n][i] ? aq_exp2(fmaf(scores[n][i], args.scale * LOG2_E, -lse2[n][i])) : 0.0f;
+            const float weight = aq_exp2(fmaf(scores[n][i], args.scale * LOG2_E, -lse2[n][i]));
             p[n][i] = weight * factors[n][i];
             ds[n][i] = weight * fmaf(products[n][i], factors[n][i], -delta[n][i]) * args.scale;
         }
@@ -392,7 +398,6 @@ backward_keys16(const struct aq_cuda_attention &args, struct head head, uint64_t
     const unsigned lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     float scores[2][4], products[2][4], factors[2][4], lse2[2][4], delta[2][4];
     const int ahead = static_cast<int>(query - key);
-    bool seen[2][4];
     unsigned weights[4], slopes[4];
     own.dots(scores, 0, q);
     own.dots(products, 1, dout);
@@ -400,15 +405,21 @@ backward_keys16(const struct aq_cuda_attention &args, struct head head, uint64_t
     for (unsigned n = 0; n < 2; n++)
         for (unsigned i = 0; i < 4; i++) {
             const unsigned column = 8 * n + 2 * t + i % 2;
-            seen[n][i] = static_cast<int>(g + (i < 2 ? 0 : 8)) <= static_cast<int>(column) + ahead;
             lse2[n][i] = lse2s[column];
             delta[n][i] = deltas[column];
         }
+    if (ahead < 15) { /* on the diagonal */
+        AQ_UNROLL
+        for (unsigned n = 0; n < 2; n++)
+            for (unsigned i = 0; i < 4; i++)
+                if (static_cast<int>(g + (i < 2 ? 0 : 8)) > static_cast<int>(8 * n + 2 * t + i % 2) + ahead)
+                    scores[n][i] = -INFINITY;
+    }
     if constexpr (MASKED)
         factors_of_keys(args, head, query, key, factors);
     else
         factors_one(factors);
-    slopes16<T>(args, scores, products, lse2, delta, seen, factors, weights, slopes);
+    slopes16<T>(args, scores, products, lse2, delta, factors, weights, slopes);
     add16<T, D>(dv, weights, dout);
     add16<T, D>(dk, slopes, q);
 }
@@ -453,7 +464,7 @@ static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) mma_backward_
         for (unsigned i = 0; i < TILE; i += 16)
             if (tile + i >= key)
                 backward_keys16<T, D, MASKED>(args, head, tile + i, key, own, here + i * STRIDE,
-                                           here + (TILE + i) * STRIDE, &stats[now][0][i], &stats[now][1][i], dk, dv);
+                                              here + (TILE + i) * STRIDE, &stats[now][0][i], &stats[now][1][i], dk, dv);
     }
     gradient_store<T, D>(args, head, 1, key, dk);
     gradient_store<T, D>(args, head, 2, key, dv);
@@ -469,22 +480,27 @@ backward_queries16(const struct aq_cuda_attention &args, struct head head, uint6
     const unsigned lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     float scores[2][4], products[2][4], factors[2][4], lse2[2][4], delta[2][4];
     const int ahead = static_cast<int>(query - key);
-    bool seen[2][4];
     unsigned weights[4], slopes[4];
     own.dots(scores, 0, k);
     own.dots(products, 1, v);
     AQ_UNROLL
     for (unsigned n = 0; n < 2; n++)
         for (unsigned i = 0; i < 4; i++) {
-            seen[n][i] = static_cast<int>(8 * n + 2 * t + i % 2) <= static_cast<int>(g + (i < 2 ? 0 : 8)) + ahead;
             lse2[n][i] = row_lse2[i / 2];
             delta[n][i] = row_delta[i / 2];
         }
+    if (ahead < 15) { /* on the diagonal */
+        AQ_UNROLL
+        for (unsigned n = 0; n < 2; n++)
+            for (unsigned i = 0; i < 4; i++)
+                if (static_cast<int>(8 * n + 2 * t + i % 2) > static_cast<int>(g + (i < 2 ? 0 : 8)) + ahead)
+                    scores[n][i] = -INFINITY;
+    }
     if constexpr (MASKED)
         factors_of_queries(args, head, query, key, factors);
     else
         factors_one(factors);
-    slopes16<T>(args, scores, products, lse2, delta, seen, factors, weights, slopes);
+    slopes16<T>(args, scores, products, lse2, delta, factors, weights, slopes);
     add16<T, D>(dq, slopes, k);
 }
 
@@ -530,7 +546,7 @@ static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) mma_backward_
         for (unsigned i = 0; i < TILE; i += 16)
             if (tile + i <= query)
                 backward_queries16<T, D, MASKED>(args, head, query, tile + i, own, here + i * STRIDE,
-                                              here + (TILE + i) * STRIDE, lse2, delta, dq);
+                                                 here + (TILE + i) * STRIDE, lse2, delta, dq);
     }
     gradient_store<T, D>(args, head, 0, query, dq);
 }
@@ -541,8 +557,7 @@ bool aq_attention_mma_can(const struct aq_attention *args)
 {
     return (args->type == AQ_BF16 || args->type == AQ_F16) && (args->D == 64 || args->D == 128) &&
            aq_aligned(args->qkv, 16) && aq_aligned(args->out, 16) && (!args->dout || aq_aligned(args->dout, 16)) &&
-           (!args->dqkv || aq_aligned(args->dqkv, 8)) &&
-           (!args->dqkv_rounded || aq_aligned(args->dqkv_rounded, 4));
+           (!args->dqkv || aq_aligned(args->dqkv, 8)) && (!args->dqkv_rounded || aq_aligned(args->dqkv_rounded, 4));
 }
 
 /* Bytes of `own` tiles of the block's own rows and of two pairs of tiles of the others. */

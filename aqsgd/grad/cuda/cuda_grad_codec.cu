@@ -1,10 +1,10 @@
 /*
  * cuda_grad_codec.cu -- gradient codecs on a GPU: see cuda_grad.h. The truth is grad_codec_*.c and grad_scalar.h.
  *
- * Encode is two launches where there are scales: a warp a bucket makes y = x + error and its scale, adding up as the
- * CPU does; then a thread codes eight floats, which are whole bytes of the wire whatever the bits, and leaves their
- * error. Decode is one, eight floats a thread. Which bucket a float belongs to is looked up in its piece's part of the
- * tables.
+ * Encode is two launches where there are scales: a block a bucket makes y = x + error and its scale, adding up as the
+ * CPU does (sign's magnitudes are added one after another, by a warp; lp's rows by as many warps); then a thread codes
+ * eight floats, which are whole bytes of the wire whatever the bits, and leaves their error. Decode is one, eight
+ * floats a thread. Which bucket a float belongs to is looked up in its piece's part of the tables.
  */
 #include "cuda_codec_math.cuh"
 
@@ -13,6 +13,8 @@
 enum {
     GRAD_BLOCK = 256,
     GRAD_ROW = 512, /* floats whose magnitudes the CPU adds up at a time (lp) */
+    GRAD_WARPS = GRAD_BLOCK / 32,
+    GRAD_ROWS = AQ_GRAD_PIECE / GRAD_ROW,
     UNIT = 8
 };
 
@@ -52,55 +54,94 @@ static __device__ inline double mean_of_huge(const float *y, uint64_t n, float p
     return __dmul_rn((double)peak, __ddiv_rn(sum, (double)n));
 }
 
+/* Is the scale a mean of magnitudes that all rows add up to? The same answer in the whole block. */
+static __device__ inline bool wants_rows(const struct aq_cuda_grad_tables &tables, uint32_t peak)
+{
+    return tables.kind == AQ_CUDA_GRAD_LP && !tables.infinite && peak > 0 && peak < INFINITE_BITS;
+}
+
+/*
+ * The sum of all rows' sums of magnitudes, in the order of rows; thread 0's is it. Each warp adds up rows of its own.
+ */
+static __device__ inline double sum_of_rows(const float *y, uint64_t n, float *rows)
+{
+    const uint32_t lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    double sum = 0.0;
+    for (uint64_t from = 0; from < n; from += (uint64_t)GRAD_ROWS * GRAD_ROW) {
+        const uint64_t left = (n - from + GRAD_ROW - 1) / GRAD_ROW;
+        const uint32_t count = left < GRAD_ROWS ? (uint32_t)left : (uint32_t)GRAD_ROWS;
+        for (uint32_t row = warp; row < count; row += GRAD_WARPS) {
+            const uint64_t at = from + (uint64_t)row * GRAD_ROW;
+            const float one = sum_of(y + at, n - at < GRAD_ROW ? n - at : (uint64_t)GRAD_ROW, false, lane);
+            if (lane == 0) rows[row] = one;
+        }
+        __syncthreads();
+        for (uint32_t row = 0; row < count && threadIdx.x == 0; row++)
+            sum = __dadd_rn(sum, (double)rows[row]);
+        __syncthreads();
+    }
+    return sum;
+}
+
 /* The scale of uniform and lp; infinity where y is not finite. */
 static __device__ inline float level_scale(const struct aq_cuda_grad_tables &tables, const float *y, uint64_t n,
-                                           uint32_t lane)
+                                           uint32_t peak, double sum)
 {
-    uint32_t peak = 0;
-    for (uint64_t i = lane; i < n; i += WARP)
-        peak = magnitude_of(y[i]) > peak ? magnitude_of(y[i]) : peak;
-    peak = warp_max(peak);
     const float largest = __uint_as_float(peak);
     if (peak >= INFINITE_BITS) return __uint_as_float(INFINITE_BITS);
-    if (tables.kind == AQ_CUDA_GRAD_UNIFORM || peak == 0 || tables.infinite) return largest;
-    double sum = 0.0;
-    for (uint64_t at = 0; at < n; at += GRAD_ROW)
-        sum = __dadd_rn(sum, (double)sum_of(y + at, n - at < GRAD_ROW ? n - at : (uint64_t)GRAD_ROW, false, lane));
+    if (!wants_rows(tables, peak)) return largest;
     const double mean = finite64(sum) ? __ddiv_rn(sum, (double)n) : mean_of_huge(y, n, largest);
     const float scale = __double2float_rn(__dmul_rn(2.0, mean));
     return is_finite(scale) ? scale : __uint_as_float(INFINITE_BITS);
 }
 
-/* A warp a bucket: y = x + error in place of error, the scale into the wire, the quantizer into the tables. */
+/*
+ * y = x + error in place of error, where there is one; the largest magnitude, in the whole block, which has y by then.
+ */
+static __device__ inline uint32_t owed_and_peak(const float *x, float *error, uint64_t n, uint32_t *peaks)
+{
+    uint32_t peak = 0;
+    for (uint64_t i = threadIdx.x; i < n; i += GRAD_BLOCK) {
+        float y = x[i];
+        if (error != NULL) error[i] = y = __fadd_rn(y, error[i]);
+        peak = magnitude_of(y) > peak ? magnitude_of(y) : peak;
+    }
+    peak = warp_max(peak);
+    if (threadIdx.x % WARP == 0) peaks[threadIdx.x / WARP] = peak;
+    __syncthreads();
+    for (uint32_t warp = 0; warp < GRAD_WARPS; warp++)
+        peak = peaks[warp] > peak ? peaks[warp] : peak;
+    return peak;
+}
+
+/* A block a bucket: y = x + error in place of error, the scale into the wire, the quantizer into the tables. */
 __global__ void __launch_bounds__(GRAD_BLOCK)
     grad_scales(const __grid_constant__ struct aq_cuda_grad_tables tables, const float *x, float *error, uint8_t *wire)
 {
-    const uint64_t at = aq_thread_index() / WARP;
-    const uint32_t lane = threadIdx.x % WARP;
-    if (at >= tables.bucket_count) return;
+    AQ_SHARED(uint32_t, peaks, [GRAD_WARPS]);
+    AQ_SHARED(float, rows, [GRAD_ROWS]);
+    const uint64_t at = blockIdx.x;
     const struct aq_cuda_grad_bucket bucket = tables.buckets[at];
-    const float *y = x + bucket.offset;
     if (bucket.padding) return;
-    if (error != NULL) {
-        float *e = error + bucket.offset;
-        for (uint64_t i = lane; i < bucket.count; i += WARP)
-            e[i] = __fadd_rn(y[i], e[i]);
-        y = e;
-        __syncwarp();
-    }
+    if (error != NULL) error += bucket.offset;
+    const uint32_t peak = owed_and_peak(x + bucket.offset, error, bucket.count, peaks);
+    const float *y = error != NULL ? error : x + bucket.offset;
+    const double sum = wants_rows(tables, peak) ? sum_of_rows(y, bucket.count, rows) : 0.0;
+    if (threadIdx.x >= WARP) return;
     struct step step = {0.0f, 0.0f};
     float scale;
     if (tables.kind == AQ_CUDA_GRAD_SIGN) {
-        scale = sign_scale(tables, bucket, y, lane);
+        scale = sign_scale(tables, bucket, y, threadIdx.x);
         step.unit = scale;
     } else {
-        scale = level_scale(tables, y, bucket.count, lane);
+        if (threadIdx.x > 0) return;
+        scale = level_scale(tables, y, bucket.count, peak, sum);
         if (!is_finite(scale) || !step_of_scale(tables.grid, tables.bits, 0, scale, &step)) {
             scale = __uint_as_float(INFINITE_BITS); /* decode refuses it; error holds what was not finite */
             step.unit = __uint_as_float(0x7fc00000u);
         }
     }
-    if (lane != 0) return;
+    if (threadIdx.x > 0) return;
     bytes_write(wire + bucket.scale_at, __float_as_uint(scale), 4);
     ((struct step *)tables.steps)[at] = step;
 }
@@ -296,7 +337,7 @@ extern "C" enum aq_status aq_cuda_grad_encode(const struct aq_cuda_grad_tables *
     if (tables->count == 0) return AQ_OK;
     if (!has_scales(tables))
         return AQ_LAUNCH(grad_values, units, GRAD_BLOCK, 0, at, *tables, x, error, step % 2 == 1, (uint8_t *)wire);
-    const dim3 buckets = aq_blocks((uint64_t)tables->bucket_count * WARP, GRAD_BLOCK);
+    const dim3 buckets = dim3(tables->bucket_count);
     AQ_TRY(AQ_LAUNCH(grad_scales, buckets, GRAD_BLOCK, 0, at, *tables, x, error, (uint8_t *)wire));
     return AQ_LAUNCH(grad_codes, units, GRAD_BLOCK, 0, at, *tables, x, error, (uint8_t *)wire);
 }

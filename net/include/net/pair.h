@@ -9,8 +9,8 @@
  *   over something that can be checked (a link), and tell NCCL nothing that has not been checked.
  * - Nothing is waited for in here. aq_pair_move only notes; aq_pair_poll looks at NCCL, at the clock and at events.
  *   Memory that is moved is lent until the move has *passed*: only then enqueue what reads or writes it. So a peer that
- *   never comes holds up the pair's own stream alone, and aq_pair_abandon sets that free. Until then nothing that waits
- *   for the whole GPU (memory that is freed) may be called.
+ *   never comes holds up the pair's own stream alone, and aq_pairs_abandon sets that free. Until then nothing that
+ *   waits for the whole GPU (memory that is freed) may be called.
  * - NCCL's own connections are neither encrypted nor authenticated, and bytes have no digest of ours.
  *
  *     both ends:   aq_nccl_rank_here(device, &mine);            exchange; all[0] sends, all[1] receives
@@ -83,8 +83,11 @@ enum aq_status aq_pair_open(const struct aq_pair_config *config, struct aq_pair 
 /* In order where all moves have passed (waits 5 s at most for the other end), else abandoned. NULL is fine. */
 void aq_pair_close(struct aq_pair *pair);
 
-/* Ends what is under way, here at once and there soon: the pair is of no use any more. NULL is fine. */
-void aq_pair_abandon(struct aq_pair *pair);
+/*
+ * Ends what is under way, here at once and there soon: the pairs are of no use any more. All that wait on one GPU in
+ * one call, 4 at most: to end one may take that the others end too. NULL is fine.
+ */
+void aq_pairs_abandon(struct aq_pair *const *pairs, uint32_t count);
 
 /* The next move: bytes (not 0) of device memory that are ready, or room for them. At most AQ_PAIR_MOVES at once. */
 void aq_pair_move(struct aq_pair *pair, void *at, size_t bytes);

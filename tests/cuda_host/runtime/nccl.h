@@ -60,5 +60,9 @@ const char *ncclGetLastError(ncclComm_t comm);
 void nccl_host_version(int version);
 void nccl_host_fail(unsigned group);
 int nccl_host_open(void);
+/*
+ * Each abort waits until so many have begun, as one that waits for the whole GPU may: else, 10 s later, the test dies.
+ */
+void nccl_host_abort_together(int count);
 
 #endif
