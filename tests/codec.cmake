@@ -13,3 +13,8 @@ if(AQ_NUMPY_PYTHON)
   add_test(NAME codec_format_page COMMAND ${AQ_NUMPY_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/golden/codec_check.py)
   set_tests_properties(codec_format_page PROPERTIES SKIP_RETURN_CODE 77 LABELS quick TIMEOUT 300)
 endif()
+# On a GPU (label gpu, tools/test-gpu): the whole table, over the calls that edges make.
+if(AQ_CUDA)
+  aq_test(test_codec_gpu SOURCES cuda/test_codec_gpu.c kit/codec_common.c LIBS aqsgd LABELS gpu TIMEOUT 300 ARGS 11)
+  target_include_directories(test_codec_gpu PRIVATE ${aqsgd_ROOMS} ${CMAKE_CURRENT_SOURCE_DIR}/cuda)
+endif()

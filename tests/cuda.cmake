@@ -52,11 +52,11 @@ target_link_libraries(aq_cuda_host PUBLIC aqsgd PRIVATE aq_flags_cuda_host)
 
 # aq_cuda_test(NAME [SOURCES ...] ...): aq_test with the emulation; kernels of its own may stand among its sources.
 function(aq_cuda_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;KERNELS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;KERNELS;LABELS;ARGS" ${ARGN})
   if(NOT ARG_SOURCES)
     aq_test_source(${name} ARG_SOURCES)
   endif()
-  aq_test(${name} SOURCES ${ARG_SOURCES} LIBS aq_cuda_host aqsgd LABELS ${ARG_LABELS} TIMEOUT ${ARG_TIMEOUT})
+  aq_test(${name} SOURCES ${ARG_SOURCES} LIBS aq_cuda_host aqsgd LABELS ${ARG_LABELS} ARGS ${ARG_ARGS} TIMEOUT ${ARG_TIMEOUT})
   if(ARG_KERNELS)
     aq_cuda_host_sources(${ARG_KERNELS})
     add_library(${name}_kernels OBJECT ${ARG_KERNELS})

@@ -37,8 +37,11 @@ aq_cuda_on_host_test(test_pair LABELS quick TIMEOUT 120)
 target_sources(test_pair PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
 target_link_libraries(test_pair PRIVATE aq_net)
 
-aq_cuda_on_host_test(test_cuda_device LABELS quick)
+aq_cuda_on_host_test(test_cuda_device SOURCES cuda/test_cuda_device.c kit/codec_common.c LABELS quick)
 aq_cuda_on_host_test(test_cuda_codec_device SOURCES cuda/test_cuda_codec_device.c kit/codec_common.c LABELS quick)
+# The calls of the test of label gpu, few configurations: test_cuda_codec has them all.
+aq_cuda_on_host_test(test_codec_gpu SOURCES cuda/test_codec_gpu.c kit/codec_common.c LABELS quick ARGS 997 "test_*codec_of_the_table*")
+set_tests_properties(test_codec_gpu PROPERTIES ENVIRONMENT "AQ_GPU=required")
 # The conformance of devices, of kind cuda alone: with every ending of a product that cuBLASLt has, and with none.
 aq_cuda_on_host_test(conform_device_cuda LABELS conform quick TIMEOUT 900)
 set_tests_properties(conform_device_cuda PROPERTIES ENVIRONMENT "AQ_CONFORM=cuda")

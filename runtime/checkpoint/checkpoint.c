@@ -158,6 +158,8 @@ static enum aq_status file_begin(struct aq_checkpoint_file *file)
     const struct table *table = &file->table;
     char name[NAME_BYTES], hash[20], job[20], digest[20], number[24], rank[16], resume_hash[20], replicas[16],
         resume[20], frozen[20];
+    struct aq_device_info device;
+    aq_device_info(c->device, &device);
     snprintf(number, sizeof number, "%" PRIu64, file->step);
     AQ_TRY(aq_file_make_folder(c->folder, number)); /* not the folder around it: its disk may be gone */
     uint64_t all = 0;
@@ -172,6 +174,8 @@ static enum aq_status file_begin(struct aq_checkpoint_file *file)
     file_name(file->step, c->rank, name);
     snprintf(rank, sizeof rank, "%u", c->rank);
     snprintf(frozen, sizeof frozen, "%016" PRIx64, c->frozen_digest);
+    const bool gpu = device.rounding[0], has = c->frozen_digest; /* the list ends with the first that is missing */
+    const char *const one = has ? "frozen" : gpu ? "device" : NULL, *const two = has && gpu ? "device" : NULL;
     const char *const metadata[] = {"format",      "aqpipe checkpoint 1",
                                     "plan_hash",   hash,
                                     "rank_hash",   resume,
@@ -181,8 +185,8 @@ static enum aq_status file_begin(struct aq_checkpoint_file *file)
                                     "step",        number,
                                     "stage",       rank,
                                     "digest",      digest,
-                                    c->frozen_digest ? "frozen" : NULL,
-                                    frozen,
+                                    one,           has ? frozen : device.rounding,
+                                    two,           device.rounding,
                                     NULL};
     return aq_weights_writer_open(c->folder, name, table->tensors, table->count + table->states, metadata,
                                   &file->writer);
@@ -296,6 +300,19 @@ enum aq_status aq_checkpoint_frozen_check(const struct aq_checkpoint *c, const s
                    path, have ? have : "none", text, c->rank);
 }
 
+/* Products are summed in another order elsewhere: no harm to the training, but not the bits of the run unbroken. */
+static void device_compare(const struct aq_checkpoint *c, const struct aq_weights *weights, const char *path)
+{
+    struct aq_device_info here;
+    const char *there = aq_weights_metadata(weights, "device");
+    aq_device_info(c->device, &here);
+    if (strcmp(there ? there : "", here.rounding) == 0) return;
+    aq_log("checkpoint", AQ_LOG_WARNING,
+           "%s was written on %s, and continues on %s: from here on its bits may differ from those of a run that was "
+           "never interrupted",
+           path, there ? there : "a CPU", here.rounding[0] ? here.rounding : "a CPU");
+}
+
 static enum aq_status headers_check(const struct aq_checkpoint *c, const struct aq_weights *weights, const char *path,
                                     uint64_t step)
 {
@@ -374,6 +391,7 @@ enum aq_status aq_checkpoint_read(const struct aq_checkpoint *c, uint64_t step)
     AQ_TRY(aq_checkpoint_path(c->folder, step, c->rank, path));
     AQ_TRY_GOTO(aq_checkpoint_open(c->folder, step, c->rank, &weights), out);
     AQ_TRY_GOTO(headers_check(c, weights, path, step), out);
+    device_compare(c, weights, path);
     AQ_TRY_GOTO(aq_map(bytes, &staging), out);
     AQ_TRY_GOTO(load_all(c, weights, path, staging), out);
     if (aq_stage_previous(c->stage)) AQ_TRY_GOTO(aq_stage_previous_changed(c->stage, NULL), out);

@@ -12,7 +12,8 @@ enum { RING_SLOTS = 2 };
 
 struct aq_checkpoint_writer {
     struct aq_checkpoint checkpoint;
-    float *snapshot; /* NULL: the stage's own values are written */
+    float *snapshot;       /* NULL: the stage's own values are written    */
+    struct aq_pages pages; /* where it is: pinned, where a GPU copies into it */
     uint64_t snapshot_bytes;
     struct aq_bell *caller; /* rung when a file is done */
     struct aq_bell *bell;   /* the thread sleeps on it  */
@@ -37,6 +38,23 @@ static enum aq_status write_file(struct aq_checkpoint_writer *writer)
         status = aq_checkpoint_file_piece(writer->file);
         aq_pulse_work();
     }
+    return status;
+}
+
+/* Pinned, where a GPU copies to it beside the training; where so much cannot be pinned, plain memory does, slower. */
+static enum aq_status snapshot_take(struct aq_checkpoint_writer *writer)
+{
+    void *memory = NULL;
+    writer->snapshot_bytes = aq_checkpoint_floats(&writer->checkpoint) * sizeof(float);
+    writer->pages = aq_device_pages(writer->checkpoint.device);
+    enum aq_status status = aq_pages_take(&writer->pages, writer->snapshot_bytes, &memory);
+    if (status == AQ_NOMEM && writer->pages.take) {
+        aq_log("checkpoint", AQ_LOG_WARNING, "the snapshot's %.2f GiB are not pinned: copies to it take longer",
+               (double)writer->snapshot_bytes / 0x1p30);
+        writer->pages = (struct aq_pages){0};
+        status = aq_pages_take(&writer->pages, writer->snapshot_bytes, &memory);
+    }
+    writer->snapshot = memory;
     return status;
 }
 
@@ -68,11 +86,7 @@ enum aq_status aq_checkpoint_writer_open(const struct aq_checkpoint *checkpoint,
     writer->checkpoint = *checkpoint;
     writer->caller = bell;
     enum aq_status status;
-    if (snapshot) {
-        writer->snapshot_bytes = aq_checkpoint_floats(checkpoint) * sizeof(float);
-        AQ_TRY_GOTO(aq_map(writer->snapshot_bytes, &memory), out);
-        writer->snapshot = memory;
-    }
+    if (snapshot) AQ_TRY_GOTO(snapshot_take(writer), out);
     AQ_TRY_GOTO(aq_bell_open(&writer->bell), out);
     AQ_TRY_GOTO(aq_ring_open(RING_SLOTS, &writer->asked), out);
     AQ_TRY_GOTO(aq_ring_open(RING_SLOTS, &writer->told), out);
@@ -94,7 +108,7 @@ void aq_checkpoint_writer_close(struct aq_checkpoint_writer *writer)
     aq_ring_close(writer->asked);
     aq_ring_close(writer->told);
     aq_bell_close(writer->bell);
-    aq_unmap(writer->snapshot, writer->snapshot_bytes);
+    aq_pages_give(&writer->pages, writer->snapshot, writer->snapshot_bytes);
     aq_free(writer);
 }
 

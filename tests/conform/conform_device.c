@@ -453,6 +453,30 @@ static void test_attention_matches_truth(void **state)
     }
 }
 
+/*
+ * GPT-2's own: 12 heads, 1024 tokens, 64 channels a head, and the widest of tensor cores. On a GPU alone: elsewhere
+ * hours.
+ */
+static void test_attention_at_its_size_matches_truth(void **state)
+{
+    (void)state;
+#ifdef AQ_CUDA_ON_HOST
+    skip();
+#endif
+    if (!gpu) skip();
+    for (uint64_t D = 64; D <= 128; D += 64)
+        for (int i = 0; i < TYPES; i++) {
+            const struct rows_case x = {.samples = 1,
+                                        .T = 1024,
+                                        .H = 12,
+                                        .D = D,
+                                        .type = types[i],
+                                        .dropout = i % 2 ? 0.1f : 0.0f,
+                                        .rounded = types[i] != AQ_F32};
+            attention_run(&x);
+        }
+}
+
 static enum aq_status embedding_call(struct aq_device *where, struct array *arrays, const void *context)
 {
     const struct rows_case *x = context;
@@ -638,12 +662,13 @@ static void test_column_sums_match_truth(void **state)
     }
 }
 
+/* Element 16269 of this key rounds to another float where a logarithm is off by 8 units of 2^-52. */
 static void test_initial_values_are_the_same_bits(void **state)
 {
     (void)state;
     enum { N = 40000 };
     float *mine = help_alloc(N * sizeof(float));
-    const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_INIT, 2, 3);
+    const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_INIT, 2, 2083);
     float *x = on(device, NULL, N * sizeof(float));
     struct aq_fill_normal fill = {.x = x, .count = N, .key = key, .std = 0.5f};
     assert_int_equal(aq_device_fill_normal(device, &fill, NULL), AQ_OK);
@@ -722,6 +747,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_large_matmul_matches_truth),
         cmocka_unit_test(test_layernorm_matches_truth),
         cmocka_unit_test(test_attention_matches_truth),
+        cmocka_unit_test(test_attention_at_its_size_matches_truth),
         cmocka_unit_test(test_embedding_matches_truth),
         cmocka_unit_test(test_cross_entropy_matches_truth),
         cmocka_unit_test(test_relu_matches_truth),

@@ -1,5 +1,6 @@
 /*
- * test_cuda_codec.c -- the GPU's codec against the CPU's truth, its kernels under the launch emulation.
+ * test_cuda_codec.c -- the GPU's codec against the CPU's truth, its kernels under the launch emulation; or, as
+ * test_codec_gpu.c, on a device of kind cuda.
  *
  * One edge, four ends: a sender and a receiver of each kind. The two senders must write the same body, and all four
  * must hold the same x^ and the same message, epoch after epoch, whatever the order in which blocks and threads run.
@@ -7,9 +8,28 @@
 #include <stdlib.h>
 
 #include "codec_common.h"
-#include "cuda_host_test.h"
 
 enum { SAMPLES = 3, CANARY_BYTES = 64 };
+
+static struct aq_device *device;
+
+#ifdef AQ_CODEC_ON_GPU
+static const char KIND[] = "cuda";
+
+static enum aq_status kernels_take(struct aq_codec *codec)
+{
+    return aq_codec_take_device(codec);
+}
+
+/* Threads of a GPU come in an order of their own. */
+static void order(uint64_t seed)
+{
+    (void)seed;
+}
+#else
+#include "cuda_host_test.h"
+
+static const char KIND[] = "cpu";
 
 static void *no_stream(struct aq_device *of, struct aq_stream *stream)
 {
@@ -19,7 +39,26 @@ static void *no_stream(struct aq_device *of, struct aq_stream *stream)
 
 static const struct aq_codec_launchers emulated = {
     .encode = aq_cuda_codec_encode, .decode = aq_cuda_codec_decode, .stream_of = no_stream};
-static struct aq_device *device;
+
+static enum aq_status kernels_take(struct aq_codec *codec)
+{
+    return aq_codec_remote_open(codec, &emulated);
+}
+
+static void order(uint64_t seed)
+{
+    assert_string_equal(cuda_host_error(), "");
+    cuda_host_seed(seed);
+}
+#endif
+
+/* Memory that host and kernels see, with nothing in it. */
+static void *shared(size_t bytes)
+{
+    void *memory = NULL;
+    assert_int_equal(aq_device_alloc(device, AQ_MEMORY_PINNED, bytes, &memory), AQ_OK);
+    return memory;
+}
 
 /* Memory for the samples of one end; `shift` bytes off the alignment of aq_alloc where bodies are, and canaries. */
 struct side {
@@ -27,7 +66,10 @@ struct side {
     size_t values, bound, message;
     float *a[SAMPLES], *hat[SAMPLES];
     uint8_t *body[SAMPLES], *m[SAMPLES], *m_next[SAMPLES];
+    struct aq_codec_result *results;
+    uint32_t *corrupt;
     void *memory;
+    size_t memory_bytes;
 };
 
 static uint8_t *take(uint8_t **at, size_t bytes, size_t shift)
@@ -41,15 +83,18 @@ static void side_open(struct side *side, const struct aq_codec_config *config, u
                       bool gpu, size_t shift)
 {
     assert_int_equal(aq_codec_open(gpu ? device : NULL, config, rows, columns, &side->codec), AQ_OK);
-    if (gpu) assert_int_equal(aq_codec_remote_open(side->codec, &emulated), AQ_OK);
+    if (gpu) assert_int_equal(kernels_take(side->codec), AQ_OK);
     side->codec->kernels = aq_codec_kernels_named("plain");
     side->values = (size_t)rows * columns;
     side->bound = aq_codec_bound(side->codec);
     side->message = aq_codec_message_bytes(side->codec);
     const size_t each = 8 * side->values + side->bound + 2 * side->message + 5 * (2 * CANARY_BYTES + 64);
-    assert_int_equal(aq_alloc(SAMPLES * each, &side->memory), AQ_OK);
-    memset(side->memory, 0xA5, SAMPLES * each);
+    side->memory_bytes = SAMPLES * (each + sizeof *side->results + sizeof *side->corrupt) + 4 * CANARY_BYTES;
+    side->memory = shared(side->memory_bytes);
+    memset(side->memory, 0xA5, side->memory_bytes);
     uint8_t *at = side->memory;
+    side->results = (struct aq_codec_result *)(void *)take(&at, SAMPLES * sizeof *side->results, 0);
+    side->corrupt = (uint32_t *)(void *)take(&at, SAMPLES * sizeof *side->corrupt, 0);
     for (int i = 0; i < SAMPLES; i++) {
         side->a[i] = (float *)(void *)take(&at, 4 * side->values, 0);
         side->hat[i] = (float *)(void *)take(&at, 4 * side->values, 0);
@@ -62,7 +107,7 @@ static void side_open(struct side *side, const struct aq_codec_config *config, u
 static void side_close(struct side *side)
 {
     aq_codec_close(side->codec);
-    aq_free(side->memory);
+    aq_device_free(device, AQ_MEMORY_PINNED, side->memory, side->memory_bytes);
 }
 
 static void alive(const void *memory, size_t bytes)
@@ -127,14 +172,15 @@ static void encode(struct side *side, const struct epoch *epoch, struct aq_codec
                                               .hat = epoch->hat ? side->hat[i] : NULL,
                                               .m_out = epoch->in_place ? side->m[i] : side->m_next[i]};
     }
-    assert_int_equal(aq_codec_encode_batch(side->codec, samples, SAMPLES, results, NULL), AQ_OK);
+    assert_int_equal(aq_codec_encode_batch(side->codec, samples, SAMPLES, side->results, NULL), AQ_OK);
+    assert_int_equal(aq_device_stream_sync(device, NULL), AQ_OK);
+    memcpy(results, side->results, SAMPLES * sizeof *results);
 }
 
 static void decode(struct side *side, uint8_t *const bodies[], const struct epoch *epoch,
                    const struct aq_codec_result *results)
 {
     struct aq_codec_sample samples[SAMPLES];
-    uint32_t corrupt[SAMPLES];
     for (int i = 0; i < SAMPLES; i++)
         samples[i] = (struct aq_codec_sample){.m = epoch->cold[i] ? NULL : side->m[i],
                                               .body = bodies[i],
@@ -142,9 +188,10 @@ static void decode(struct side *side, uint8_t *const bodies[], const struct epoc
                                               .flags = results[i].flags,
                                               .hat = side->hat[i],
                                               .m_out = epoch->in_place ? side->m[i] : side->m_next[i]};
-    assert_int_equal(aq_codec_decode_batch(side->codec, samples, SAMPLES, corrupt, NULL), AQ_OK);
+    assert_int_equal(aq_codec_decode_batch(side->codec, samples, SAMPLES, side->corrupt, NULL), AQ_OK);
+    assert_int_equal(aq_device_stream_sync(device, NULL), AQ_OK);
     for (int i = 0; i < SAMPLES; i++)
-        assert_int_equal(corrupt[i], 0);
+        assert_int_equal(side->corrupt[i], 0);
 }
 
 enum { CPU_SENDER, GPU_SENDER, CPU_RECEIVER, GPU_RECEIVER, ENDS };
@@ -194,7 +241,7 @@ static void run_edge(const struct aq_codec_config *config, uint32_t rows, uint32
             epoch.keys[i] = test_key(1000 + 10 * u + i);
             epoch.cold[i] = u == 0 || (u == 2 && i == 1); /* a cold one among warm ones */
         }
-        cuda_host_seed(u);
+        order(u);
         drift(ends, u, config->prescale_log2 > 8 ? 3e-5f : 0.3f);
         encode(&ends[CPU_SENDER], &epoch, cpu);
         encode(&ends[GPU_SENDER], &epoch, gpu);
@@ -210,7 +257,7 @@ static void run_edge(const struct aq_codec_config *config, uint32_t rows, uint32
     }
     for (int end = 0; end < ENDS; end++)
         side_close(&ends[end]);
-    assert_string_equal(cuda_host_error(), "");
+    order(0);
 }
 
 /* As conform_codec.c walks them: each setting with a period of its own, so that all pairs come. */
@@ -429,20 +476,21 @@ static void test_any_body_gets_the_verdict_of_the_cpu(void **state)
                 ends[0].body[i][at] = (uint8_t)aq_rng_u32(&key, 2 * k + 1);
             }
             struct aq_codec_sample sample = {.body_bytes = bytes + (run % 50 == 7), .flags = run % 40 == 11 ? 4 : 0};
-            uint32_t corrupt[2];
             for (int end = 0; end < 2; end++) {
                 sample.m = ends[end].m[i];
                 sample.body = ends[0].body[i];
                 sample.hat = ends[end].hat[i];
                 sample.m_out = ends[end].m_next[i];
                 const struct aq_codec_sample one = sample;
-                assert_int_equal(aq_codec_decode_batch(ends[end].codec, &one, 1, &corrupt[end], NULL), AQ_OK);
+                assert_int_equal(aq_codec_decode_batch(ends[end].codec, &one, 1, ends[end].corrupt, NULL), AQ_OK);
+                assert_int_equal(aq_device_stream_sync(device, NULL), AQ_OK);
                 side_check(&ends[end]);
             }
-            assert_int_equal(corrupt[0], corrupt[1]);
-            refused += corrupt[0];
-            taken += !corrupt[0];
-            if (corrupt[0]) continue;
+            const bool corrupt = ends[0].corrupt[0];
+            assert_int_equal(corrupt, ends[1].corrupt[0]);
+            refused += corrupt;
+            taken += !corrupt;
+            if (corrupt) continue;
             assert_memory_equal(ends[0].hat[i], ends[1].hat[i], 4 * ends[0].values);
             assert_memory_equal(ends[0].m_next[i], ends[1].m_next[i], ends[0].message);
         }
@@ -458,45 +506,54 @@ static void test_a_long_batch_is_cut_into_launches(void **state)
 {
     (void)state;
     enum { MANY = AQ_CUDA_CODEC_JOBS + 5, ROWS = 3, COLUMNS = 40, VALUES = ROWS * COLUMNS };
-    static float a[MANY][VALUES], hat[MANY][VALUES], expected[VALUES];
-    static uint8_t body[MANY][4 * VALUES], single[4 * VALUES];
+    struct {
+        float a[MANY][VALUES], hat[MANY][VALUES];
+        uint8_t body[MANY][4 * VALUES];
+        struct aq_codec_result results[MANY];
+        uint32_t corrupt[MANY];
+    } *at = shared(sizeof *at);
+    static float expected[VALUES];
+    static uint8_t single[4 * VALUES];
     struct aq_codec_config config;
     struct aq_codec *codec;
     struct aq_codec_sample samples[MANY];
-    struct aq_codec_result results[MANY], result;
-    uint32_t corrupt[MANY];
+    struct aq_codec_result result;
     aq_codec_config_default(&config, AQ_CODEC_DIRECTQ, 3);
     assert_int_equal(aq_codec_open(device, &config, ROWS, COLUMNS, &codec), AQ_OK);
     assert_false(aq_codec_on_device(codec));
-    assert_int_equal(aq_codec_remote_open(codec, &emulated), AQ_OK);
+    assert_int_equal(kernels_take(codec), AQ_OK);
     assert_true(aq_codec_on_device(codec));
     for (uint32_t i = 0; i < MANY; i++) {
-        fill(a[i], VALUES, SHAPE_GAUSS, 1e-3f, i);
-        samples[i] = (struct aq_codec_sample){.a = a[i], .body = body[i]};
+        fill(at->a[i], VALUES, SHAPE_GAUSS, 1e-3f, i);
+        samples[i] = (struct aq_codec_sample){.a = at->a[i], .body = at->body[i]};
     }
-    assert_int_equal(aq_codec_encode_batch(codec, samples, MANY, results, NULL), AQ_OK);
+    assert_int_equal(aq_codec_encode_batch(codec, samples, MANY, at->results, NULL), AQ_OK);
+    assert_int_equal(aq_device_stream_sync(device, NULL), AQ_OK);
     for (uint32_t i = 0; i < MANY; i++)
-        samples[i] = (struct aq_codec_sample){.body = body[i], .body_bytes = results[i].body_bytes, .hat = hat[i]};
-    assert_int_equal(aq_codec_decode_batch(codec, samples, MANY, corrupt, NULL), AQ_OK);
+        samples[i] =
+            (struct aq_codec_sample){.body = at->body[i], .body_bytes = at->results[i].body_bytes, .hat = at->hat[i]};
+    assert_int_equal(aq_codec_decode_batch(codec, samples, MANY, at->corrupt, NULL), AQ_OK);
+    assert_int_equal(aq_device_stream_sync(device, NULL), AQ_OK);
     for (uint32_t i = 0; i < MANY; i++) {
-        assert_int_equal(aq_codec_encode(codec, a[i], NULL, NULL, single, sizeof single, expected, NULL, &result, NULL),
-                         AQ_OK);
-        same_result(&result, &results[i]);
-        assert_memory_equal(single, body[i], result.body_bytes);
-        assert_memory_equal(expected, hat[i], sizeof expected);
-        assert_int_equal(corrupt[i], 0);
+        assert_int_equal(
+            aq_codec_encode(codec, at->a[i], NULL, NULL, single, sizeof single, expected, NULL, &result, NULL), AQ_OK);
+        same_result(&result, &at->results[i]);
+        assert_memory_equal(single, at->body[i], result.body_bytes);
+        assert_memory_equal(expected, at->hat[i], sizeof expected);
+        assert_int_equal(at->corrupt[i], 0);
     }
     quiet_begin();
-    samples[0] = (struct aq_codec_sample){.a = a[0], .body = body[0], .hat = a[0] + 1};
-    assert_int_equal(aq_codec_encode_batch(codec, samples, 1, results, NULL), AQ_INVAL);
+    samples[0] = (struct aq_codec_sample){.a = at->a[0], .body = at->body[0], .hat = at->a[0] + 1};
+    assert_int_equal(aq_codec_encode_batch(codec, samples, 1, at->results, NULL), AQ_INVAL);
     quiet_end();
     aq_codec_close(codec);
+    aq_device_free(device, AQ_MEMORY_PINNED, at, sizeof *at);
 }
 
 static int open_device(void **state)
 {
     (void)state;
-    const struct aq_device_config config = {.kind = "cpu", .threads = 1};
+    const struct aq_device_config config = {.kind = KIND, .threads = 1};
     return aq_device_open(&config, &device) == AQ_OK ? 0 : -1;
 }
 
@@ -507,10 +564,31 @@ static int close_device(void **state)
     return 0;
 }
 
-/* An argument is the stride: ctest's cuda_codec_more. */
+#ifdef AQ_CODEC_ON_GPU
+/* 77: there is no GPU, and nobody says that there must be one. */
+static int missing(void)
+{
+    const char *wish = getenv("AQ_GPU");
+    const struct aq_device_config config = {.kind = KIND};
+    const enum aq_status status = aq_device_open(&config, &device);
+    if (status == AQ_OK) aq_device_close(device);
+    if (status != AQ_NODEV || (wish && strcmp(wish, "required") == 0)) return 0;
+    print_message("skip: no GPU on this machine\n");
+    return 77;
+}
+#else
+static int missing(void)
+{
+    return 0;
+}
+#endif
+
+/* The first argument is the stride, ctest's cuda_codec_more; the second a pattern of the tests to run. */
 int main(int argc, char **argv)
 {
     if (argc > 1) stride = (uint32_t)strtoul(argv[1], NULL, 10);
+    if (argc > 2) cmocka_set_test_filter(argv[2]);
+    if (missing()) return 77;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_aqsgd_has_the_bits_of_the_cpu_in_every_config),
         cmocka_unit_test(test_every_codec_of_the_table_has_the_bits_of_the_cpu),

@@ -6,10 +6,11 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-#include "cublasLt.h"
-#include "cuda_device.h"
+#include "codec_common.h"
+#include "cuda_plan.h"
 
 static void says(uint32_t index, enum aq_status status, const char *words)
 {
@@ -92,6 +93,30 @@ static void test_gpu_is_for_one_owner_at_a_time(void **state)
     assert_int_equal(unlink(path), 0);
     assert_int_equal(rmdir(folder), 0);
     unsetenv("AQ_GPU_LOCKS");
+}
+
+/* The lock file of another user, in a folder as /tmp: there O_CREAT alone is refused (fs.protected_regular). */
+static void test_a_lock_file_may_be_another_user_s(void **state)
+{
+    (void)state;
+    enum { SOMEBODY = 12345 };
+    char folder[] = "/tmp/aqpipe-gpu-XXXXXX", path[64];
+    int first = -1, second = -1;
+    if (geteuid() != 0) skip(); /* only root can leave a file of somebody else's */
+    assert_non_null(mkdtemp(folder));
+    assert_int_equal(chmod(folder, 01777), 0);
+    snprintf(path, sizeof path, "%s/lock", folder);
+    assert_int_equal(cuda_take_file(path, 1, &first), AQ_OK);
+    struct stat about;
+    assert_int_equal(stat(path, &about), 0);
+    assert_int_equal(about.st_mode & 0777, 0666);
+    assert_int_equal(chown(path, SOMEBODY, SOMEBODY), 0);
+    assert_int_equal(cuda_take_file(path, 2, &second), AQ_REFUSED);
+    assert_int_equal(cuda_take_file(path, 1, &second), AQ_OK);
+    close(first);
+    close(second);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(folder), 0);
 }
 
 /* The CPU takes the place of a GPU that is not there, where it was asked to, and of no other. */
@@ -348,44 +373,204 @@ static void test_products_of_a_stage_are_the_library_s_fast_ones(void **state)
         const struct cublaslt_host_counts before = cublaslt_host_counted();
         stage_step(device, precisions[i], 64, 4001); /* as 50257, one more than a multiple of 16 */
         const struct cublaslt_host_counts after = cublaslt_host_counted();
-        assert_int_equal(after.fused - before.fused, 5); /* four biases, and GELU backward */
+        /* Four biases, and GELU backward; both GELUs are ours in fp32. */
+        assert_int_equal(after.fused - before.fused, precisions[i] == AQ_STAGE_TF32 ? 3 : 5);
         assert_true(after.tensor > before.tensor);
         assert_true(after.slow - before.slow <= (after.tensor - before.tensor) / 4000);
     }
     aq_device_close(device);
 }
 
-/* What was found for a bias at a multiple of 256 bytes is not used for one at a multiple of 2. */
+/* A product of 16 x 16 x 16 in bf16, with what may come after it, on memory that is at a multiple of CUDA_GRAIN. */
+enum { SIZE = 16 };
+static struct aq_matmul small_product(uint16_t *values)
+{
+    return (struct aq_matmul){.M = SIZE,
+                              .N = SIZE,
+                              .K = SIZE,
+                              .a = values,
+                              .b = values,
+                              .c = values + 1024,
+                              .a_stride = SIZE,
+                              .b_stride = SIZE,
+                              .c_stride = SIZE,
+                              .a_type = AQ_BF16,
+                              .b_type = AQ_BF16,
+                              .c_type = AQ_BF16,
+                              .compute = AQ_BF16,
+                              .bias = (const float *)(const void *)(values + 2048),
+                              .bias_rounded = values + 2048};
+}
+
+/*
+ * What was found for a bias at a multiple of 16 bytes is not used for one at a multiple of 2; and what is found for one
+ * at a multiple of 256 is good for one at a multiple of 16, in whichever order they come: a cut moves tensors.
+ */
 static void test_a_plan_is_for_its_alignments(void **state)
 {
     (void)state;
-    enum { SIZE = 16 };
+    static const uint64_t offs[] = {0, 1, 2, 8, 128};
+    struct aq_device *device = NULL;
+    const struct aq_device_config config = {.kind = "cuda"};
+    void *memory = NULL;
+    for (int turn = 0; turn < 2; turn++) {
+        assert_int_equal(aq_device_open(&config, &device), AQ_OK);
+        assert_int_equal(aq_device_alloc(device, AQ_MEMORY_DEVICE, 16384, &memory), AQ_OK);
+        const struct cuda_matmul *matmul = cuda_device_of(device)->matmul;
+        uint16_t *values = memory;
+        for (size_t i = 0; i < sizeof offs / sizeof offs[0]; i++) {
+            struct aq_matmul args = small_product(values);
+            args.bias_rounded += turn ? offs[4 - i] : offs[i];
+            assert_int_equal(aq_device_matmul(device, &args, NULL), AQ_OK);
+            args = small_product(values);
+            args.a = values + (turn ? offs[4 - i] : offs[i]); /* an overlap in what is read does not matter */
+            assert_int_equal(aq_device_matmul(device, &args, NULL), AQ_OK);
+        }
+        assert_int_equal(matmul->next, 5); /* 16 bytes and more are one; 2 and 4, of the bias and of a */
+        aq_device_free(device, AQ_MEMORY_DEVICE, memory, 16384);
+        aq_device_close(device);
+    }
+}
+
+/* GELU in fp32 is ours: cuBLASLt's is close and not exact. */
+static void test_gelu_is_fused_for_16_bits_alone(void **state)
+{
+    (void)state;
+    static const enum aq_matmul_after endings[] = {AQ_AFTER_GELU, AQ_AFTER_GELU_BACKWARD};
     struct aq_device *device = NULL;
     const struct aq_device_config config = {.kind = "cuda"};
     void *memory = NULL;
     assert_int_equal(aq_device_open(&config, &device), AQ_OK);
-    assert_int_equal(aq_device_alloc(device, AQ_MEMORY_DEVICE, 8192, &memory), AQ_OK);
-    uint16_t *values = memory; /* a, b, c and the bias in both types; an overlap in what is read does not matter */
-    for (uint64_t off = 0; off < 3; off++) {
-        const struct aq_matmul args = {.M = SIZE,
-                                       .N = SIZE,
-                                       .K = SIZE,
-                                       .a = values,
-                                       .b = values,
-                                       .c = values + 1024,
-                                       .a_stride = SIZE,
-                                       .b_stride = SIZE,
-                                       .c_stride = SIZE,
-                                       .a_type = AQ_BF16,
-                                       .b_type = AQ_BF16,
-                                       .c_type = AQ_BF16,
-                                       .compute = AQ_BF16,
-                                       .bias = memory,
-                                       .bias_rounded = values + off};
+    assert_int_equal(aq_device_alloc(device, AQ_MEMORY_DEVICE, 16384, &memory), AQ_OK);
+    for (unsigned i = 0; i < 4; i++) {
+        struct aq_matmul args = small_product(memory);
+        args.after = endings[i % 2];
+        args.other = (uint16_t *)memory + 4096;
+        if (i % 2) args.bias = NULL, args.bias_rounded = NULL;
+        if (i / 2) args.c_type = AQ_F32, args.bias_rounded = NULL;
+        const uint64_t before = cublaslt_host_counted().fused;
         assert_int_equal(aq_device_matmul(device, &args, NULL), AQ_OK);
+        assert_int_equal(cublaslt_host_counted().fused - before, i / 2 ? 0 : 1);
     }
-    aq_device_free(device, AQ_MEMORY_DEVICE, memory, 8192);
+    aq_device_free(device, AQ_MEMORY_DEVICE, memory, 16384);
     aq_device_close(device);
+}
+
+/* The next of four algorithms, then the plain way, then an error that names the product. */
+static void test_a_product_that_fails_is_tried_another_way(void **state)
+{
+    (void)state;
+    static const struct {
+        struct cublaslt_host_algorithms say;
+        int last; /* 8 and more: the plain way; -1: none */
+    } cases[] = {{{.count = 5}, 0},
+                 {{.count = 5, .failing = 0x3}, 2},
+                 {{.count = 5, .failing = 0xf}, 8}, /* the fifth is not tried */
+                 {{.count = 2, .failing = 0x103}, 9},
+                 {{.count = 8, .failing = 0xfff}, -1}};
+    struct aq_device *device = NULL;
+    const struct aq_device_config config = {.kind = "cuda"};
+    void *memory = NULL;
+    uint16_t truth[SIZE * SIZE];
+    quiet_begin();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        assert_int_equal(aq_device_open(&config, &device), AQ_OK);
+        assert_int_equal(aq_device_alloc(device, AQ_MEMORY_DEVICE, 16384, &memory), AQ_OK);
+        uint16_t *values = memory;
+        for (int v = 0; v < 2048 + SIZE; v++)
+            values[v] = aq_bfloat_from_float((float)(v % 7) - 3.0f);
+        const struct aq_matmul args = small_product(values);
+        cublaslt_host_say(cases[i].say);
+        for (int times = 0; times < 2; times++) { /* the second time it is known */
+            const enum aq_status status = aq_device_matmul(device, &args, NULL);
+            assert_int_equal(status, cases[i].last < 0 ? AQ_CUDAERR : AQ_OK);
+            if (status != AQ_OK) break;
+            assert_int_equal(cublaslt_host_last(), cases[i].last);
+            assert_int_equal(aq_device_stream_sync(device, NULL), AQ_OK);
+            if (i == 0) memcpy(truth, args.c, sizeof truth);
+            assert_memory_equal(args.c, truth, cases[i].last < 8 ? sizeof truth : 0);
+        }
+        aq_device_free(device, AQ_MEMORY_DEVICE, memory, 16384);
+        aq_device_close(device);
+    }
+    quiet_end();
+    cublaslt_host_say((struct cublaslt_host_algorithms){.count = 3});
+}
+
+/* What a device with that table runs a product with; accumulated into c, if asked to, which must be its one product. */
+static int last_with_table(bool accumulate)
+{
+    struct aq_device *device = NULL;
+    const struct aq_device_config config = {.kind = "cuda"};
+    void *memory = NULL;
+    assert_int_equal(aq_device_open(&config, &device), AQ_OK);
+    assert_int_equal(aq_device_alloc(device, AQ_MEMORY_DEVICE, 16384, &memory), AQ_OK);
+    uint16_t *values = memory;
+    for (int i = 0; i < 2048; i++)
+        values[i] = aq_bfloat_from_float(i < 1024 ? 1.0f : 0.0f);
+    struct aq_matmul args = small_product(values);
+    args.bias = NULL;
+    args.bias_rounded = NULL;
+    if (accumulate) args.accumulate = true, args.c_type = AQ_F32;
+    assert_int_equal(aq_device_matmul(device, &args, NULL), AQ_OK);
+    assert_int_equal(aq_device_stream_sync(device, NULL), AQ_OK);
+    if (accumulate) assert_true(((const float *)args.c)[0] == (float)SIZE);
+    aq_device_free(device, AQ_MEMORY_DEVICE, memory, 16384);
+    aq_device_close(device);
+    return cublaslt_host_last();
+}
+
+/*
+ * The fastest by the clock, once; then the file's, whatever the clock says; a file that is none is said and not used.
+ */
+static void test_the_fastest_algorithm_is_found_once_and_kept(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/aqpipe-table-XXXXXX", path[128];
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/products-the-host-4-130000", folder);
+    assert_int_equal(last_with_table(false), 8); /* no table: the heuristic's first */
+    setenv("AQ_GPU_TABLE", folder, 1);
+    for (int accumulate = 0; accumulate < 2; accumulate++) {
+        cublaslt_host_say((struct cublaslt_host_algorithms){.count = 3, .slow = 0x500});
+        assert_int_equal(last_with_table(accumulate), 9);
+        cublaslt_host_say((struct cublaslt_host_algorithms){.count = 3, .slow = 0x600});
+        assert_int_equal(last_with_table(accumulate), 9);
+        cublaslt_host_say((struct cublaslt_host_algorithms){.count = 3, .slow = 0x600, .failing = 0x200});
+        quiet_begin();
+        assert_int_equal(last_with_table(accumulate), 8);
+        quiet_end();
+    }
+    cublaslt_host_say((struct cublaslt_host_algorithms){.count = 3, .slow = 0x500});
+    assert_int_equal(truncate(path, 100), 0); /* as a crash may leave it: what is cut off is found again */
+    assert_int_equal(last_with_table(false), 9);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_true(fputs("something else\n", file) > 0);
+    assert_int_equal(fclose(file), 0);
+    quiet_begin();
+    assert_int_equal(last_with_table(false), 8);
+    quiet_end();
+    unsetenv("AQ_GPU_TABLE");
+    cublaslt_host_say((struct cublaslt_host_algorithms){.count = 3});
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(folder), 0);
+}
+
+/* More queues than a stage has streams, unless somebody has said how many. */
+static void test_streams_do_not_share_their_way_to_the_gpu(void **state)
+{
+    (void)state;
+    const struct aq_device_config config = {.kind = "cuda"};
+    struct aq_device *device = NULL;
+    unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    for (int turn = 0; turn < 2; turn++) {
+        assert_int_equal(aq_device_open(&config, &device), AQ_OK);
+        aq_device_close(device);
+        assert_string_equal(getenv("CUDA_DEVICE_MAX_CONNECTIONS"), turn ? "12" : "32");
+        setenv("CUDA_DEVICE_MAX_CONNECTIONS", "12", 1);
+    }
+    unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
 }
 
 static void test_what_attention_cannot_do_is_said(void **state)
@@ -406,6 +591,7 @@ int main(void)
         cmocka_unit_test(test_probe_says_what_is_missing),
         cmocka_unit_test(test_architectures_fit_as_cuda_says),
         cmocka_unit_test(test_gpu_is_for_one_owner_at_a_time),
+        cmocka_unit_test(test_a_lock_file_may_be_another_user_s),
         cmocka_unit_test(test_auto_takes_the_cpu_only_where_there_is_no_gpu),
         cmocka_unit_test(test_memory_is_one_allocation_and_says_who_needs_it),
         cmocka_unit_test(test_more_shapes_than_plans_are_kept),
@@ -413,6 +599,10 @@ int main(void)
         cmocka_unit_test(test_products_are_computed_as_asked_for),
         cmocka_unit_test(test_products_of_a_stage_are_the_library_s_fast_ones),
         cmocka_unit_test(test_a_plan_is_for_its_alignments),
+        cmocka_unit_test(test_gelu_is_fused_for_16_bits_alone),
+        cmocka_unit_test(test_a_product_that_fails_is_tried_another_way),
+        cmocka_unit_test(test_the_fastest_algorithm_is_found_once_and_kept),
+        cmocka_unit_test(test_streams_do_not_share_their_way_to_the_gpu),
         cmocka_unit_test(test_what_attention_cannot_do_is_said),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -55,6 +55,13 @@ def scenario_gpu():
         os.environ.pop(key)
     check(losses("slot-late") == losses("slot"), f"losses {losses('slot-late')}, in time {losses('slot')}")
     check(weights("slot-late") == weights("slot"), "a slot was taken before its time: model.safetensors differs")
+    # A checkpoint says where it was written; going on elsewhere is allowed and said.
+    os.environ["CUDA_HOST_CAPABILITY"] = "80"
+    launch(ROOT / "slot.yaml", "--resume", "--set", "train.epochs=2")
+    os.environ.pop("CUDA_HOST_CAPABILITY")
+    log = "".join(file.read_text() for file in (ROOT / "slot/logs").glob("stage-0*"))
+    said = re.search(r"written on .*, \d+ processors, cuBLASLt \d+, and continues on .*sm_80.*: from here on its bits may differ", log)
+    check(bool(said) == ("cuda_host" in str(BIN)), f"resumed: {'a' if said else 'no'} warning of another GPU")
     no_workers("gpu")
 
 

@@ -200,8 +200,25 @@ enum aq_status aq_cuda_convert(const void *x, enum aq_element x_type, uint64_t x
 
 /* ---- Initial values. */
 
-/* Box-Muller in double, as aq_rng_normal (aqsgd/base/rng.c). */
-static __global__ void __launch_bounds__(FLAT_THREADS) fill_normal(struct aq_fill_normal args)
+/* As far as another library's log and cos may lie from the host's together: 6 units of 2^-52, with some room. */
+constexpr double NORMAL_DOUBT = 0x1p-46;
+
+/* The emulation's library is the host's, so it errs on purpose: the test must see what a GPU's may do. */
+static __forceinline__ __device__ double normal_of(double radius, double angle)
+{
+#ifdef AQ_CUDA_HOST
+    return radius * cos(angle) * (1.0 + 0x1p-49);
+#else
+    return radius * cos(angle);
+#endif
+}
+
+/*
+ * Box-Muller in double, as aq_rng_normal (aqsgd/base/rng.c). Where another log or cos could round to another float, one
+ * value in some millions, its index goes into the list: how many, then they, in any order.
+ */
+static __global__ void __launch_bounds__(FLAT_THREADS)
+    fill_normal(struct aq_fill_normal args, unsigned long long *doubtful, unsigned long long room)
 {
     const uint64_t i = aq_thread_index();
     if (i >= args.count) return;
@@ -213,13 +230,19 @@ static __global__ void __launch_bounds__(FLAT_THREADS) fill_normal(struct aq_fil
     const uint32_t first = i % 2 ? block.z : block.x, second = i % 2 ? block.w : block.y;
     const double radius = sqrt(-2.0 * log((static_cast<double>(first) + 0.5) * (1.0 / 4294967296.0)));
     const double angle = 6.283185307179586476925 * static_cast<double>(second) * (1.0 / 4294967296.0);
-    args.x[i] = args.std * static_cast<float>(radius * cos(angle));
+    const double value = normal_of(radius, angle);
+    args.x[i] = args.std * static_cast<float>(value);
+    if (static_cast<float>(value * (1.0 - NORMAL_DOUBT)) == static_cast<float>(value * (1.0 + NORMAL_DOUBT))) return;
+    const unsigned long long at = atomicAdd(doubtful, 1ull);
+    if (at < room) doubtful[1 + at] = i;
 }
 
-enum aq_status aq_cuda_fill_normal(const struct aq_fill_normal *args, void *, struct CUstream_st *stream)
+enum aq_status aq_cuda_fill_normal(const struct aq_fill_normal *args, uint64_t *doubtful, uint64_t room,
+                                   struct CUstream_st *stream)
 {
     if (args->count == 0) return AQ_OK;
-    return AQ_LAUNCH(fill_normal, aq_blocks(args->count, FLAT_THREADS), FLAT_THREADS, 0, stream, *args);
+    return AQ_LAUNCH(fill_normal, aq_blocks(args->count, FLAT_THREADS), FLAT_THREADS, 0, stream, *args,
+                     reinterpret_cast<unsigned long long *>(doubtful), room);
 }
 
 /* ---- Scaling. */

@@ -49,6 +49,13 @@ enum { AQ_CUDA_SCRATCH_BYTES = 32 << 20 };
 enum aq_status aq_cuda_matmul_finish(const struct aq_matmul *args, const void *sums, enum aq_element sums_type,
                                      uint64_t sums_stride, struct CUstream_st *stream);
 
+/*
+ * As aq_device_fill_normal, but for values whose last bit is the library's: doubtful[0], which begins as 0, is how
+ * many, and their elements follow, the first `room` of them. Nothing is in doubt where std is 0.
+ */
+enum aq_status aq_cuda_fill_normal(const struct aq_fill_normal *args, uint64_t *doubtful, uint64_t room,
+                                   struct CUstream_st *stream);
+
 /* As aq_device_squares, sums on the device. */
 enum aq_status aq_cuda_squares(const float *x, const struct aq_range *spans, uint32_t count, double *sums,
                                void *scratch, struct CUstream_st *stream);

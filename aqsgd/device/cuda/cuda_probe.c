@@ -143,12 +143,28 @@ static enum aq_status take_locked(int fd, uint64_t byte, bool *taken)
     return AQ_OK;
 }
 
+/*
+ * The file, made where there is none. Not by O_CREAT alone: in a sticky folder (/tmp) the kernel refuses that for a
+ * file of another user (fs.protected_regular), whoever may write it.
+ */
+static int lock_file(const char *path)
+{
+    enum { TURNS = 8 }; /* of files that come and go between the two calls */
+    for (int turn = 0; turn < TURNS; turn++) {
+        int file = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+        if (file >= 0 || errno != ENOENT) return file;
+        file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+        if (file >= 0) (void)fchmod(file, 0666); /* of whoever comes first: others must be able to lock it too */
+        if (file >= 0 || errno != EEXIST) return file;
+    }
+    return -1;
+}
+
 enum aq_status cuda_take_file(const char *path, uint64_t owner, int *fd)
 {
     bool taken = false;
-    const int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    const int file = lock_file(path);
     if (file < 0) return aq_fail_errno("device", "%s", path);
-    (void)fchmod(file, 0666); /* of whoever comes first: others must be able to lock it too */
     enum aq_status status = AQ_OK;
     while (flock(file, LOCK_EX) == -1 && status == AQ_OK)
         if (errno != EINTR) status = aq_fail_errno("device", "%s", path);

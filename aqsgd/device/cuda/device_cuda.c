@@ -11,11 +11,20 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <cublasLt.h>
+
 #include "cuda_device.h"
 
 static const size_t SCRATCH_BYTES = (size_t)CUDA_PARTS * CUDA_PART_BYTES + CUDA_GRAIN;
 static_assert(CUDA_PARTS * CUDA_PART_BYTES + CUDA_GRAIN + CUDA_WORKSPACE_BYTES == AQ_DEVICE_STREAM_BYTES,
               "what a plan reckons with");
+
+/*
+ * Queues by which work reaches a GPU, the most that CUDA has: it makes 8, and streams beyond them share one, so that
+ * one whose kernel waits for another rank holds up another's. A stage has compute, send and receive, the device's own,
+ * two of NCCL an edge and one a group: up to 9. Whoever sets the variable himself is not overruled.
+ */
+static const char CONNECTIONS[] = "32";
 
 struct aq_event {
     cudaEvent_t at;
@@ -351,6 +360,7 @@ static enum aq_status cuda_open(const struct aq_device_config *config, struct aq
     struct cuda_probe probe;
     char why[CUDA_TEXT_BYTES];
     int fd = -1;
+    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", CONNECTIONS, 0); /* read when the driver begins: at the first probe */
     enum aq_status status = cuda_probe(config->index, &probe, why);
     if (status == AQ_OK) status = cuda_take(&probe, config->owner, &fd, why);
     if (status == AQ_NOTFOUND && !wanted) {
@@ -394,6 +404,8 @@ static void cuda_info(const struct aq_device *device, struct aq_device_info *out
                                    .rounds = true};
     snprintf(out->name, sizeof out->name, "%s", cuda->name);
     snprintf(out->uuid, sizeof out->uuid, "%s", cuda->probe.uuid);
+    snprintf(out->rounding, sizeof out->rounding, "%.64s, sm_%d%d, %d processors, cuBLASLt %zu", cuda->probe.name,
+             cuda->probe.major, cuda->probe.minor, cuda->probe.processors, cublasLtGetVersion());
 }
 
 const struct aq_device_ops aq_device_cuda = {.kind = "cuda",

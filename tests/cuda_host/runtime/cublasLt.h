@@ -2,7 +2,8 @@
  * cublasLt.h -- what cuda_matmul.c uses of cuBLASLt, on the host, for tests: products as NVIDIA's manual defines them,
  * by columns, as strict as its header: shapes, types of biases and of what GELU keeps, strides and alignments, and that
  * an algorithm is used for what it was found for. With CUBLASLT_HOST_FUSES=0 in the environment its heuristic knows no
- * algorithm with an ending of any kind. See cuda_runtime_api.h.
+ * algorithm with an ending of any kind; how many it knows, and which of them fail or are slow, a test says. See
+ * cuda_runtime_api.h.
  */
 #ifndef CUBLASLT_ON_HOST_H
 #define CUBLASLT_ON_HOST_H
@@ -44,6 +45,13 @@ typedef enum {
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8
 } cublasLtMatmulPreferenceAttributes_t;
 
+typedef enum {
+    CUBLASLT_ALGO_CONFIG_ID = 0,
+    CUBLASLT_ALGO_CONFIG_TILE_ID = 1,
+    CUBLASLT_ALGO_CONFIG_SPLITK_NUM = 2,
+    CUBLASLT_ALGO_CONFIG_STAGES_ID = 6
+} cublasLtMatmulAlgoConfigAttributes_t;
+
 typedef struct cublasLtContext *cublasLtHandle_t;
 typedef struct lt_product *cublasLtMatmulDesc_t;
 typedef struct lt_layout *cublasLtMatrixLayout_t;
@@ -70,6 +78,18 @@ struct cublaslt_host_counts {
 };
 struct cublaslt_host_counts cublaslt_host_counted(void);
 
+/*
+ * For tests: the heuristic names so many algorithms (3), numbered from 0. A bit of `failing` or `slow` is one of them
+ * with an ending, a bit 8 above one without: it is not run, or runs a millisecond longer.
+ */
+struct cublaslt_host_algorithms {
+    int count;
+    uint32_t failing, slow;
+};
+void cublaslt_host_say(struct cublaslt_host_algorithms algorithms);
+int cublaslt_host_last(void); /* which ran last: its number, 8 more without an ending */
+
+size_t cublasLtGetVersion(void);
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *out);
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle);
 const char *cublasLtGetStatusName(cublasStatus_t status);
@@ -90,6 +110,12 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                               cublasLtMatmulPreference_t preference, int wanted,
                                               cublasLtMatmulHeuristicResult_t *results, int *found);
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t a,
+                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                       const cublasLtMatmulAlgo_t *algorithm, cublasLtMatmulHeuristicResult_t *result);
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algorithm,
+                                                    cublasLtMatmulAlgoConfigAttributes_t attribute, void *value,
+                                                    size_t bytes, size_t *written);
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, const void *alpha, const void *a,
                               cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout,
                               const void *beta, const void *c, cublasLtMatrixLayout_t c_layout, void *d,

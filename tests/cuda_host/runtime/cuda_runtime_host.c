@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "aqsgd/base.h"
 #include "cublasLt.h"
@@ -199,12 +200,36 @@ struct lt_algorithm {
     uint32_t aligns[4], bias_align, aux_align;
     cublasLtEpilogue_t epilogue;
     cublasComputeType_t compute;
+    int32_t number; /* first of the heuristic's: 0 */
 };
 static_assert(sizeof(struct lt_algorithm) <= sizeof(cublasLtMatmulAlgo_t), "it fits");
 
 struct cublasLtContext {
     int opened;
 };
+
+static struct cublaslt_host_algorithms known = {.count = 3};
+static int last = -1;
+
+void cublaslt_host_say(struct cublaslt_host_algorithms algorithms)
+{
+    known = algorithms;
+}
+
+int cublaslt_host_last(void)
+{
+    return last;
+}
+
+static int bit_of(const struct lt_algorithm *algorithm)
+{
+    return algorithm->number + (algorithm->epilogue == CUBLASLT_EPILOGUE_DEFAULT ? 8 : 0);
+}
+
+size_t cublasLtGetVersion(void)
+{
+    return 130000;
+}
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *out)
 {
@@ -387,17 +412,44 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
 {
     (void)handle;
     *found = 0;
-    if (!preference || wanted != 1 || !supported(product, a, b, c, d)) return CUBLAS_STATUS_NOT_SUPPORTED;
-    const struct lt_algorithm algorithm = {
+    if (!preference || wanted < 1 || !supported(product, a, b, c, d)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    struct lt_algorithm algorithm = {
         .workspace = preference->workspace,
         .aligns = {preference->aligns[0], preference->aligns[1], preference->aligns[2], preference->aligns[3]},
         .bias_align = align_of(product->bias),
         .aux_align = align_of(product->aux),
         .epilogue = product->epilogue,
         .compute = product->compute};
-    *results = (cublasLtMatmulHeuristicResult_t){.workspaceSize = algorithm.workspace, .state = CUBLAS_STATUS_SUCCESS};
-    memcpy(&results->algo, &algorithm, sizeof algorithm);
-    *found = 1;
+    for (; *found < wanted && *found < known.count; ++*found) {
+        algorithm.number = *found;
+        results[*found] = (cublasLtMatmulHeuristicResult_t){.workspaceSize = algorithm.workspace};
+        memcpy(&results[*found].algo, &algorithm, sizeof algorithm);
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t a,
+                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                       const cublasLtMatmulAlgo_t *algorithm, cublasLtMatmulHeuristicResult_t *result)
+{
+    struct lt_algorithm found;
+    memcpy(&found, algorithm, sizeof found);
+    *result = (cublasLtMatmulHeuristicResult_t){.algo = *algorithm, .workspaceSize = found.workspace};
+    const bool fits = handle && supported(product, a, b, c, d) && found.compute == product->compute &&
+                      found.epilogue == product->epilogue && found.number >= 0 && found.number < known.count;
+    return fits ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algorithm,
+                                                    cublasLtMatmulAlgoConfigAttributes_t attribute, void *value,
+                                                    size_t bytes, size_t *written)
+{
+    struct lt_algorithm found;
+    memcpy(&found, algorithm, sizeof found);
+    const int32_t answer = attribute == CUBLASLT_ALGO_CONFIG_ID ? found.number : 1;
+    if (bytes != sizeof answer) return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(value, &answer, sizeof answer);
+    *written = sizeof answer;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -447,6 +499,7 @@ struct lt_call {
     const void *a, *b, *c;
     void *d;
     float scale, share;
+    bool slow;
 };
 
 static int product_run(void *context)
@@ -480,6 +533,7 @@ static int product_run(void *context)
             store(d, d_layout->type, n * ds + m, sum);
         }
     }
+    if (call->slow) (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     free(context);
     return cudaSuccess;
 }
@@ -496,6 +550,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t prod
     memcpy(&found, algorithm, sizeof found);
     if (!workspace || !aligned(workspace, 256) || workspace_bytes < found.workspace) return CUBLAS_STATUS_INVALID_VALUE;
     if (found.compute != product->compute || found.epilogue != product->epilogue) return CUBLAS_STATUS_INVALID_VALUE;
+    if (known.failing >> bit_of(&found) & 1) return CUBLAS_STATUS_NOT_SUPPORTED;
     const void *const given[4] = {a, b, *(const float *)beta != 0.0f ? c : d, d};
     for (int i = 0; i < 4; i++)
         if (!aligned(given[i], found.aligns[i])) return CUBLAS_STATUS_INVALID_VALUE;
@@ -503,6 +558,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t prod
     const bool aux = (product->epilogue & ~(unsigned)CUBLASLT_EPILOGUE_BIAS) > CUBLASLT_EPILOGUE_DEFAULT;
     if (bias && !aligned(product->bias, found.bias_align)) return CUBLAS_STATUS_INVALID_VALUE;
     if (aux && !aligned(product->aux, found.aux_align)) return CUBLAS_STATUS_INVALID_VALUE;
+    last = bit_of(&found);
     const uint64_t k = product->a == CUBLAS_OP_N ? a_layout->columns : a_layout->rows;
     products_count(product, a_layout, in_pieces(a_layout, a) && in_pieces(b_layout, b) && in_pieces(d_layout, d),
                    (double)d_layout->rows * (double)d_layout->columns * (double)k);
@@ -516,7 +572,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t prod
                                  .c = c,
                                  .d = d,
                                  .scale = *(const float *)alpha,
-                                 .share = *(const float *)beta};
+                                 .share = *(const float *)beta,
+                                 .slow = known.slow >> bit_of(&found) & 1};
     const cudaError_t error = cuda_runtime_host_later(stream, product_run, &call, sizeof call);
     return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }

@@ -10,7 +10,9 @@
 
 #include "cuda_math.c"
 #include "cuda_matmul.c"
+#include "cuda_plan.c"
 #include "cuda_probe.c"
+#include "cuda_table.c"
 #include "device_cuda.c"
 
 #include "cuda_codec_open.c"

@@ -1,0 +1,203 @@
+/*
+ * cuda_table.c -- which of cuBLASLt's algorithms is the fastest for a kind of product: found by the clock, once, and
+ * kept.
+ *
+ * Off unless AQ_GPU_TABLE names a folder, for a reason: two algorithms of one product round differently, so that a
+ * choice by the clock must be made once for all stages and all restarts of a job, or its bits are not reproducible. The
+ * file makes it so on one machine; for several, and to have the bits of another run, copy it. It is of one GPU model
+ * and one version of the library, which its name says: products-<GPU>-<processors>-<cuBLASLt>.
+ *
+ *     line 1     "aqpipe products 1"
+ *     each more  the key (struct cuda_key, 160 hexadecimal digits), 1 if fused else 0, the algorithm
+ *                (cublasLtMatmulAlgo_t, 128 digits, opaque), microseconds of it, and of the heuristic's first
+ *
+ * A line without its end is one that a crash cut off. Lines that are none, and algorithms that cuBLASLt refuses, count
+ * as not there. Processes that share a GPU take turns under flock, so that one's timing is not the other's load, and
+ * who comes second reads what the first has found.
+ */
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "aqsgd/base/file.h"
+#include "aqsgd/base/printable.h"
+#include "cuda_plan.h"
+
+enum {
+    TABLE_BYTES_MAX = 1 << 20, /* some 3000 lines of 330 bytes: a model has some 40 kinds of products */
+    KEY_DIGITS = 2 * sizeof(struct cuda_key),
+    ALGORITHM_DIGITS = 2 * sizeof(cublasLtMatmulAlgo_t),
+    LINE_BYTES = KEY_DIGITS + ALGORITHM_DIGITS + 64,
+    ROUNDS = 3, /* the best of so many ...                 */
+    RUNS = 8    /* ... times so many products, one warm-up */
+};
+static const char TABLE_BEGIN[] = "aqpipe products 1\n";
+static const double TABLE_GAIN = 0.98; /* another than the first is worth it from 2 % on: less is the clock's */
+
+enum aq_status cuda_table_path(const struct cuda_device *cuda, char **path)
+{
+    const char *folder = getenv("AQ_GPU_TABLE");
+    void *memory = NULL;
+    char name[sizeof cuda->probe.name];
+    *path = NULL;
+    if (!folder || !*folder) return AQ_OK;
+    snprintf(name, sizeof name, "%s", cuda->probe.name);
+    for (char *at = name; *at; at++)
+        if (!isalnum((unsigned char)*at)) *at = '-';
+    const size_t bytes = strlen(folder) + sizeof name + 64;
+    AQ_TRY(aq_alloc(bytes, &memory));
+    *path = memory;
+    snprintf(*path, bytes, "%s/products-%s-%d-%zu", folder, name, cuda->probe.processors, cublasLtGetVersion());
+    return AQ_OK;
+}
+
+/* --- lines ------------------------------------------------------------------------------------------------------ */
+
+/* The bytes of so many digits at the start of a text; false: it has not so many. */
+static bool bytes_of(const char *digits, void *out, size_t count)
+{
+    char text[ALGORITHM_DIGITS + 1];
+    AQ_ASSERT(2 * count < sizeof text);
+    snprintf(text, 2 * count + 1, "%s", digits);
+    if (!aq_is_hex(text, 2 * count)) return false;
+    for (size_t i = 0; i < count; i++) {
+        const char pair[3] = {text[2 * i], text[2 * i + 1], 0};
+        ((uint8_t *)out)[i] = (uint8_t)strtoul(pair, NULL, 16);
+    }
+    return true;
+}
+
+/* What a line begins with that is this plan's. */
+static void line_begin(const struct cuda_plan *plan, char *line)
+{
+    aq_hex(&plan->key, sizeof plan->key, line);
+    snprintf(line + KEY_DIGITS, 4, " %d ", plan->fused);
+}
+
+/* The plan's algorithm, as the table has it; false: it has none that runs. */
+static bool table_find(const struct cuda_matmul *matmul, struct cuda_plan *plan, const char *text)
+{
+    char begin[KEY_DIGITS + 4];
+    cublasLtMatmulHeuristicResult_t check;
+    cublasLtMatmulAlgo_t algorithm;
+    line_begin(plan, begin);
+    const char *at = strstr(text, begin);
+    if (!at || !strchr(at, '\n') || strcspn(at, "\n") < KEY_DIGITS + 3 + ALGORITHM_DIGITS) return false;
+    if (!bytes_of(at + KEY_DIGITS + 3, &algorithm, sizeof algorithm)) return false;
+    const cublasStatus_t status = cublasLtMatmulAlgoCheck(matmul->handle, plan->product, plan->first, plan->second,
+                                                          plan->result, plan->result, &algorithm, &check);
+    if (status != CUBLAS_STATUS_SUCCESS || check.workspaceSize > CUDA_WORKSPACE_BYTES) return false;
+    if (plan->found == CUDA_ALGORITHMS_MAX) plan->found--;
+    memmove(plan->algorithms + 1, plan->algorithms, plan->found * sizeof plan->algorithms[0]);
+    plan->algorithms[0] = algorithm;
+    plan->found++;
+    return true;
+}
+
+static enum aq_status table_add(int fd, const struct cuda_plan *plan, const char *text, const double *us)
+{
+    char line[LINE_BYTES + sizeof TABLE_BEGIN];
+    const size_t have = strlen(text);
+    int at = snprintf(line, sizeof line, "%s", have == 0 ? TABLE_BEGIN : text[have - 1] == '\n' ? "" : "\n");
+    line_begin(plan, line + at);
+    at += KEY_DIGITS + 3;
+    aq_hex(&plan->algorithms[plan->at], sizeof plan->algorithms[0], line + at);
+    at += ALGORITHM_DIGITS;
+    at += snprintf(line + at, sizeof line - (size_t)at, " %.2f %.2f\n", us[plan->at], us[0]);
+    AQ_ASSERT((size_t)at < sizeof line);
+    if (!aq_pwrite_all(fd, line, (size_t)at, have) || fdatasync(fd) == -1) return aq_fail_errno("device", "the table");
+    return AQ_OK;
+}
+
+/* --- the clock -------------------------------------------------------------------------------------------------- */
+
+/*
+ * Where the product may be written again and again: where it will be, or, where it is added to what is there, scratch.
+ */
+static bool timing_place(const struct aq_matmul *args, const struct aq_stream *stream, void **c)
+{
+    const uint64_t room = (uint64_t)CUDA_PARTS * CUDA_PART_BYTES;
+    const uint8_t *scratch = cuda_part(stream, 0), *a = args->a, *b = args->b;
+    *c = args->c;
+    if (!args->accumulate) return true;
+    *c = cuda_part(stream, 0);
+    const bool inside = (a >= scratch && a < scratch + room) || (b >= scratch && b < scratch + room);
+    return !inside && args->M * args->c_stride * sizeof(float) <= room;
+}
+
+static bool time_one(struct cuda_matmul *matmul, struct cuda_plan *plan, uint32_t which, const struct aq_matmul *args,
+                     void *c, const struct aq_stream *stream, cudaEvent_t events[2], double *us)
+{
+    cublasStatus_t status = cuda_plan_call(matmul, plan, which, args, c, stream);
+    for (int round = 0; round < ROUNDS && status == CUBLAS_STATUS_SUCCESS; round++) {
+        float ms = 0;
+        cudaError_t error = cudaEventRecord(events[0], stream->at);
+        for (int run = 0; run < RUNS && status == CUBLAS_STATUS_SUCCESS; run++)
+            status = cuda_plan_call(matmul, plan, which, args, c, stream);
+        if (error == cudaSuccess) error = cudaEventRecord(events[1], stream->at);
+        if (error == cudaSuccess) error = cudaStreamSynchronize(stream->at);
+        if (error == cudaSuccess) error = cudaEventElapsedTime(&ms, events[0], events[1]);
+        if (error != cudaSuccess) return false;
+        const double each = (double)ms * 1e3 / RUNS;
+        if (round == 0 || each < *us) *us = each;
+    }
+    return status == CUBLAS_STATUS_SUCCESS;
+}
+
+/* Times all, and puts the fastest into plan->at. False: the clock could not be asked. */
+static bool time_all(struct cuda_matmul *matmul, struct cuda_plan *plan, const struct aq_matmul *args,
+                     const struct aq_stream *stream, double *us)
+{
+    cudaEvent_t events[2] = {NULL, NULL};
+    void *c = NULL;
+    char text[CUDA_TEXT_BYTES];
+    bool good = timing_place(args, stream, &c);
+    for (int i = 0; i < 2 && good; i++)
+        good = cudaEventCreateWithFlags(&events[i], cudaEventDefault) == cudaSuccess;
+    for (uint32_t i = 0; i < plan->found && good; i++) {
+        if (!time_one(matmul, plan, i, args, c, stream, events, &us[i])) {
+            (void)cudaGetLastError(); /* it is not taken, unless it is the only one: the product says why */
+            us[i] = 1e30;
+        }
+        if (us[i] < us[plan->at] * (plan->at == 0 ? TABLE_GAIN : 1.0)) plan->at = i;
+    }
+    for (int i = 0; i < 2; i++)
+        if (events[i]) (void)cudaEventDestroy(events[i]);
+    cuda_plan_text(plan, text);
+    if (good) aq_log("device", 2, "%s: %.2f us, the heuristic's first %.2f us", text, us[plan->at], us[0]);
+    return good && us[plan->at] < 1e30;
+}
+
+static enum aq_status table_turn(struct cuda_matmul *matmul, struct cuda_plan *plan, const struct aq_matmul *args,
+                                 const struct aq_stream *stream, int fd)
+{
+    char *text = NULL;
+    double us[CUDA_ALGORITHMS_MAX] = {0};
+    if (flock(fd, LOCK_EX) == -1) return aq_fail_errno("device", "%s", matmul->table);
+    enum aq_status status = aq_file_load(NULL, matmul->table, TABLE_BYTES_MAX, &text, NULL);
+    if (status == AQ_OK && text[0] && strncmp(text, TABLE_BEGIN, strlen(TABLE_BEGIN)) != 0)
+        status = aq_fail(AQ_CORRUPT, "device", "%s is no table of products: remove it", matmul->table);
+    if (status == AQ_OK && !table_find(matmul, plan, text) && time_all(matmul, plan, args, stream, us))
+        status = table_add(fd, plan, text, us);
+    aq_free(text);
+    return status;
+}
+
+void cuda_table_choose(struct cuda_matmul *matmul, struct cuda_plan *plan, const struct aq_matmul *args,
+                       const struct aq_stream *stream)
+{
+    int fd = -1;
+    enum aq_status status = aq_file_open(NULL, matmul->table, AQ_FILE_KEEP, &fd);
+    if (status == AQ_OK) {
+        status = table_turn(matmul, plan, args, stream, fd);
+        close(fd); /* and its lock */
+    }
+    if (status == AQ_OK) return;
+    aq_log("device", AQ_LOG_WARNING, "AQ_GPU_TABLE: %s cannot be used (%s): products take the heuristic's algorithms",
+           matmul->table, aq_status_text(status));
+    aq_free(matmul->table);
+    matmul->table = NULL;
+}
