@@ -3,4 +3,7 @@ if(TARGET aqpipe)
   add_test(NAME chaos
     COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/chaos --faults 20 --seed 1 --bin $<TARGET_FILE_DIR:aqpipe>)
   set_tests_properties(chaos PROPERTIES LABELS fault TIMEOUT 1800 PROCESSORS 2)
+  add_test(NAME chaos_lab
+    COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/chaos --lab --faults 6 --seed 1 --bin $<TARGET_FILE_DIR:aqpipe>)
+  set_tests_properties(chaos_lab PROPERTIES LABELS fault TIMEOUT 900 PROCESSORS 2 SKIP_RETURN_CODE 77)
 endif()

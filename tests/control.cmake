@@ -30,6 +30,9 @@ target_include_directories(test_run_enter PRIVATE ${aq_runtime_ROOMS})
 aq_test(test_launcher_bounds LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_launcher_bounds PRIVATE ${aq_runtime_ROOMS})
 
+aq_test(test_probe LIBS aq_runtime aq_dep::jansson LABELS quick)
+target_include_directories(test_probe PRIVATE ${aq_runtime_ROOMS} ${aq_net_ROOMS})
+
 aq_test(test_metrics_file LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_metrics_file PRIVATE ${aq_runtime_ROOMS})
 
@@ -39,6 +42,10 @@ target_include_directories(test_progress PRIVATE ${aq_runtime_ROOMS})
 aq_test(test_report LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_report PRIVATE ${aq_runtime_ROOMS})
 
+aq_test(test_best LIBS aq_runtime aq_dep::jansson LABELS quick)
+target_include_directories(test_best PRIVATE ${aq_runtime_ROOMS})
+aq_test(test_lengths LIBS aq_runtime LABELS quick)
+target_include_directories(test_lengths PRIVATE ${aq_runtime_ROOMS})
 aq_test(test_loss_scale LIBS aq_runtime LABELS quick)
 target_include_directories(test_loss_scale PRIVATE ${aq_runtime_ROOMS})
 aq_test(test_restart LIBS aq_runtime aq_dep::jansson LABELS quick)

@@ -17,15 +17,20 @@ if(TARGET aqpipe)
   add_library(power_loss MODULE kit/power_loss.c)
   target_link_libraries(power_loss PRIVATE aq_flags ${CMAKE_DL_LIBS})
   set_target_properties(power_loss PROPERTIES LIBRARY_OUTPUT_DIRECTORY $<TARGET_FILE_DIR:aqpipe>)
-  foreach(scenario doctor seen equal zero_bubble images isolated cut codecs warmup examples fp16 bad_input resume stop restart restart_daemon lost_disk outage packed long_outage dials power
-      freeze freeze_cut freeze_optimizers
+  foreach(scenario doctor seen equal zero_bubble images tables tables_resume tables_bad_input early_stop deberta deberta_resume glue isolated cut codecs warmup examples fp16 bad_input resume stop restart restart_daemon lost_disk outage packed long_outage dials power
+      freeze freeze_cut freeze_optimizers freeze_prefix folders
       replicas replicas_resume replicas_bad_input replicas_optimizers replicas_defaults
-      replicas_reshard replicas_isolated replicas_auto replicas_nan replicas_machines wan
-      staleness staleness_resume staleness_replicas staleness_fp16)
+      replicas_reshard replicas_isolated replicas_auto replicas_nan replicas_machines wan probe balance
+      staleness staleness_resume staleness_replicas staleness_fp16 staleness_lost staleness_frozen staleness_memory
+      lora lora_cut lora_export
+      local local_resume local_reshard local_void
+      generate eval)
     add_test(NAME e2e_${scenario}
       COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run $<TARGET_FILE_DIR:aqpipe> ${scenario})
     set_tests_properties(e2e_${scenario} PROPERTIES LABELS "e2e;fault" TIMEOUT 1200 PROCESSORS 2)
   endforeach()
+  add_test(NAME e2e_families COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run $<TARGET_FILE_DIR:aqpipe> families)
+  set_tests_properties(e2e_families PROPERTIES LABELS "e2e;quick" TIMEOUT 1200 PROCESSORS 2)
   add_test(NAME golden_runs COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/golden_runs --build $<TARGET_FILE_DIR:aqpipe>
     --against ${CMAKE_CURRENT_SOURCE_DIR}/golden/runs.json)
   set_tests_properties(golden_runs PROPERTIES LABELS e2e TIMEOUT 600 PROCESSORS 2 SKIP_RETURN_CODE 77)
@@ -45,13 +50,21 @@ if(TARGET aqpipe)
       set_tests_properties(e2e_${scenario} PROPERTIES LABELS gpu TIMEOUT 300 SKIP_RETURN_CODE 77)
     endforeach()
   endif()
-  set_tests_properties(e2e_images e2e_wan PROPERTIES SKIP_RETURN_CODE 77)
-  set_tests_properties(e2e_seen e2e_equal e2e_images e2e_isolated e2e_cut e2e_codecs e2e_warmup e2e_examples e2e_fp16 e2e_packed e2e_bad_input PROPERTIES LABELS "e2e;quick")
+  set_tests_properties(e2e_images e2e_glue e2e_wan e2e_probe PROPERTIES SKIP_RETURN_CODE 77)
+  set_tests_properties(e2e_generate e2e_eval PROPERTIES LABELS "e2e;quick")
+  set_tests_properties(e2e_folders e2e_seen e2e_equal e2e_images e2e_isolated e2e_cut e2e_codecs e2e_warmup e2e_examples e2e_fp16 e2e_packed e2e_bad_input PROPERTIES LABELS "e2e;quick")
 endif()
 if(TARGET aqpipe AND AQ_TORCH_PYTHON)
   # Runs are compared with runs elsewhere; here with an implementation that shares no fault with ours.
   add_test(NAME test_job_torch COMMAND ${AQ_TORCH_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_job_torch $<TARGET_FILE_DIR:aqpipe>)
   set_tests_properties(test_job_torch PROPERTIES LABELS "e2e;quick" TIMEOUT 600 PROCESSORS 2 SKIP_RETURN_CODE 77)
-  add_test(NAME test_images_reference COMMAND ${AQ_TORCH_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_images_reference $<TARGET_FILE_DIR:aqpipe>)
+  add_test(NAME test_folders_transformers COMMAND ${parity_python} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_folders_transformers $<TARGET_FILE_DIR:aqpipe>)
+  set_tests_properties(test_folders_transformers PROPERTIES LABELS "e2e;quick" TIMEOUT 600 PROCESSORS 2 SKIP_RETURN_CODE 77)
+  add_test(NAME test_images_reference COMMAND ${parity_python} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_images_reference $<TARGET_FILE_DIR:aqpipe>)
   set_tests_properties(test_images_reference PROPERTIES LABELS "e2e;quick" TIMEOUT 600 PROCESSORS 2 SKIP_RETURN_CODE 77)
+endif()
+if(TARGET aqpipe)
+  # Beside transformers, where tools/parity has made its environment.
+  add_test(NAME test_generate_transformers COMMAND ${parity_python} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_generate_transformers $<TARGET_FILE_DIR:aqpipe>)
+  set_tests_properties(test_generate_transformers PROPERTIES LABELS "e2e;quick" TIMEOUT 600 PROCESSORS 2 SKIP_RETURN_CODE 77)
 endif()

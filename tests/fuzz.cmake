@@ -36,6 +36,7 @@ aq_fuzz(frame RUNS 100000 LIBS aq_net INCLUDES ${aq_net_ROOMS})
 aq_fuzz(codec RUNS 20000)
 aq_fuzz(grad RUNS 20000)
 aq_fuzz(control RUNS 8000 LIBS aq_runtime aq_dep::jansson INCLUDES ${aq_runtime_ROOMS})
+aq_fuzz(lengths RUNS 20000 LIBS aq_runtime INCLUDES ${aq_runtime_ROOMS})
 aq_fuzz(run RUNS 3000 LIBS aq_runtime aq_dep::jansson INCLUDES ${aq_runtime_ROOMS})
 aq_fuzz(keys RUNS 1500 LIBS aq_runtime aq_net aq_dep::ssl aq_dep::crypto
   INCLUDES ${aq_runtime_ROOMS} ${aq_net_ROOMS})
@@ -49,9 +50,18 @@ aq_fuzz(edge RUNS 3000 LIBS aq_runtime aq_net aq_storage INCLUDES ${aq_runtime_R
   LINK -Wl,--wrap=aq_link_poll,--wrap=aq_link_send,--wrap=aq_link_release)
 aq_fuzz(mirror RUNS 1500 LIBS aq_runtime aq_net aq_storage INCLUDES ${aq_runtime_ROOMS}
   LINK -Wl,--wrap=aq_link_poll,--wrap=aq_link_send,--wrap=aq_link_release,--wrap=aq_ring_push)
+aq_fuzz(probe RUNS 4000 LIBS aq_runtime aq_net aq_dep::jansson INCLUDES ${aq_runtime_ROOMS}
+  LINK -Wl,--wrap=aq_link_poll,--wrap=aq_link_send,--wrap=aq_link_release,--wrap=aq_link_finish,--wrap=aq_link_abort,--wrap=aq_link_halt
+  -Wl,--wrap=aq_link_stats,--wrap=aq_bell_wait,--wrap=aq_bell_count)
+aq_virtual_clock(fuzz_probe)
 aq_fuzz(cache RUNS 300 LIBS aq_storage CORPUS golden/cache-1/index.mdb)
 aq_fuzz(weights RUNS 10000 LIBS aq_stages
   CORPUS golden/weights_types.safetensors golden/weights_written.safetensors)
+aq_fuzz(folder RUNS 5000 LIBS aq_stages)
 aq_fuzz(checkpoint RUNS 3000 LIBS aq_runtime aq_stages INCLUDES ${aq_runtime_ROOMS})
 aq_fuzz(tokenizer RUNS 1500 LIBS aq_stages data_files)
+aq_fuzz(huggingface RUNS 3000 LIBS aq_stages data_files)
+aq_fuzz(spm RUNS 3000 LIBS aq_stages)
 aq_fuzz(dataset RUNS 10000 LIBS aq_stages data_files)
+aq_fuzz(chat RUNS 20000 LIBS aq_stages)
+aq_fuzz(stopper RUNS 50000 LIBS aq_stages aq_dep::jansson)

@@ -16,3 +16,8 @@ foreach(variant plain base avx2 avx512)
   set_tests_properties(test_stage_${variant} PROPERTIES ENVIRONMENT AQ_CPU=${variant} SKIP_RETURN_CODE 77
     LABELS "stage;quick" TIMEOUT 600)
 endforeach()
+# A published folder's model run once: what tools/parity compares with.
+add_executable(folder_run kit/folder_run.c)
+target_link_libraries(folder_run PRIVATE aq_stages aq_flags)
+add_test(NAME parity COMMAND ${PROJECT_SOURCE_DIR}/tools/parity --no-make --build ${CMAKE_BINARY_DIR})
+set_tests_properties(parity PROPERTIES LABELS e2e TIMEOUT 1200 PROCESSORS 2 SKIP_RETURN_CODE 77)

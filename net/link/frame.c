@@ -115,8 +115,12 @@ const char *aq_frame_kind_text(uint16_t kind)
         return "CONTROL";
     case AQ_FRAME_CHUNK:
         return "CHUNK";
+    case AQ_FRAME_PROBE:
+        return "PROBE";
     case AQ_FRAME_MIRROR:
         return "MIRROR";
+    case AQ_FRAME_SHARED:
+        return "SHARED";
     default:
         return "frame";
     }

@@ -630,6 +630,28 @@ const char *aq_handshake_try_text(const struct aq_handshake *h, enum aq_status s
                                                     : "did not answer";
 }
 
+enum aq_status aq_handshake_address(const char *address, bool small, char out[AQ_ADDRESS_BYTES])
+{
+    const int bytes = small ? snprintf(out, AQ_ADDRESS_BYTES, "%s%csegment=%d", address,
+                                       strchr(address, '?') ? '&' : '?', AQ_SEGMENT_SMALL_BYTES)
+                            : snprintf(out, AQ_ADDRESS_BYTES, "%s", address);
+    return bytes < AQ_ADDRESS_BYTES ? AQ_OK : aq_fail(AQ_INVAL, AREA, "the address '%s' is too long", address);
+}
+
+bool aq_handshake_stuck(const struct aq_handshake *h, enum aq_status status)
+{
+    return status == AQ_TIMEOUT && h->stage > STAGE_CONNECTING;
+}
+
+void aq_handshake_small_said(const char *address)
+{
+    aq_log(
+        AREA, 1,
+        "link to %s: made with packets of %d bytes, for nothing came with larger ones: an MTU black hole on the way? "
+        "sysctl -w net.ipv4.tcp_mtu_probing=1 on both machines, or a lower MTU, or let ICMP through",
+        address, AQ_SEGMENT_SMALL_BYTES);
+}
+
 static bool worth_another_try(enum aq_status status)
 {
     return status == AQ_REFUSED || status == AQ_CLOSED || status == AQ_IO || status == AQ_TIMEOUT;
@@ -673,12 +695,18 @@ enum aq_status aq_link_connect(struct aq_net *net, const char *address, const st
                                uint64_t deadline_ns, struct aq_link **out)
 {
     struct aq_handshake h;
+    char dialled[AQ_ADDRESS_BYTES];
     uint64_t back_off_ns = AQ_BACK_OFF_NS_MIN;
+    bool small = false;
     AQ_TRY(aq_link_config_check(config));
     const struct aq_hello hello = aq_hello_of(config);
     for (uint32_t attempt = 0;; attempt++) {
-        const enum aq_status status = aq_handshake_try(net, &h, address, attempt, config, &hello, -1, deadline_ns);
+        AQ_TRY(aq_handshake_address(address, small, dialled));
+        const enum aq_status status = aq_handshake_try(net, &h, dialled, attempt, config, &hello, -1, deadline_ns);
+        if (status == AQ_OK && small) aq_handshake_small_said(address);
         if (status == AQ_OK) return make_connected(net, address, config, &h, out);
+        /* Who does not heal wants to know what the way is like (probe_session.h). */
+        small = !small && aq_handshake_stuck(&h, status) && config->outage_ns_max > 0;
         const bool began = h.stream != NULL || status == AQ_REFUSED;
         const enum aq_stage_of_hand stage = h.stage;
         if (h.stream && (status == AQ_MISMATCH || status == AQ_PROTO) && stage == STAGE_READING && h.hello_read)

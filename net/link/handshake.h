@@ -99,6 +99,13 @@ enum aq_status aq_handshake_failed(struct aq_handshake *h, enum aq_status status
 enum aq_status aq_handshake_try(struct aq_net *net, struct aq_handshake *h, const char *address, uint32_t attempt,
                                 const struct aq_link_config *config, const struct aq_hello *hello, int wake_fd,
                                 uint64_t deadline_ns);
+/* The address with small packets, where `small`; into out. AQ_INVAL (logged): too long. */
+enum aq_status aq_handshake_address(const char *address, bool small, char out[AQ_ADDRESS_BYTES]);
+/* Was it a connection over which nothing came? Then packets may be too large for the way: the next try has small ones,
+ * and the one after that the usual. */
+bool aq_handshake_stuck(const struct aq_handshake *h, enum aq_status status);
+/* A link stands by small packets: said in the log. */
+void aq_handshake_small_said(const char *address);
 const char *aq_handshake_try_text(const struct aq_handshake *h, enum aq_status status);
 /* ---- handshake_streams.c: links over several connections ---- */
 

@@ -43,6 +43,8 @@ struct aq_heal {
     uint64_t position;    /* the next sequence that this end expects */
     uint32_t slots;       /* free here                               */
     uint64_t deadline_ns; /* of the outage                           */
+    bool outlasted;       /* written before OVER: the link has ended because the outage was too long */
+    bool fruitless;       /* over the stream that was lost nothing of what was due has gone */
 
     /* Written by the healer before GIVEN. */
     struct aq_byte_stream *stream; /* NULL: the peer refuses for good: status and text say why */

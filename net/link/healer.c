@@ -67,17 +67,21 @@ static void dial_again(struct aq_heal *heal)
     struct aq_handshake h;
     const struct aq_hello hello = hello_that_resumes(heal);
     uint64_t back_off_ns = AQ_BACK_OFF_NS_MIN;
+    bool small = heal->fruitless;
     for (uint32_t attempt = 0;; attempt++) {
+        char address[AQ_ADDRESS_BYTES];
         hear(heal->wake_fd);
-        if (aq_heal_phase(heal) != HEAL_PARKED) return;
-        const enum aq_status status = aq_handshake_try(heal->net, &h, heal->address, attempt, &heal->config, &hello,
+        if (aq_heal_phase(heal) != HEAL_PARKED || aq_handshake_address(heal->address, small, address) != AQ_OK) return;
+        const enum aq_status status = aq_handshake_try(heal->net, &h, address, attempt, &heal->config, &hello,
                                                        heal->wake_fd, heal->deadline_ns);
         if (status == AQ_OK) {
+            if (small) aq_handshake_small_said(heal->address);
             give(heal, h.stream, &h.hello, AQ_OK, "");
             return;
         }
         const char *text = aq_handshake_try_text(&h, status);
-        aq_log(AREA, 2, "dial %s attempt=%u: the peer %s", heal->address, attempt + 1, text);
+        aq_log(AREA, 2, "dial %s attempt=%u: the peer %s", address, attempt + 1, text);
+        small = !small && aq_handshake_stuck(&h, status);
         aq_handshake_drop(&h);
         if (status == AQ_MISMATCH) {
             give(heal, NULL, &hello, status, text);
@@ -191,6 +195,10 @@ static enum aq_status advance(struct aq_listener *listener, struct aq_handshake 
     if (h->stage == STAGE_READING) {
         if (aq_heal_turn(heal, HEAL_STANDING, HEAL_ASKED)) aq_net_wake(heal->net);
         const int phase = aq_heal_phase(heal);
+        if (phase == HEAL_OVER && heal->outlasted) { /* its own outage is as old: it ends by that, not by our word */
+            snprintf(h->text, sizeof h->text, "(rank %u) resumes a link whose outage was too long here", h->hello.rank);
+            return AQ_TIMEOUT;
+        }
         if (phase == HEAL_OVER) {
             snprintf(h->text, sizeof h->text, "(rank %u) resumes a link that has ended here", h->hello.rank);
             return AQ_MISMATCH;

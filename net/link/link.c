@@ -109,9 +109,7 @@ static void fill(struct aq_link *link, struct aq_net *net, const struct aq_link_
     link->peer = *peer;
     link->stream = stream;
     link->direct = stream->ops->direct(stream);
-    struct aq_path path;
-    stream->ops->path(stream, &path);
-    link->path_ns = path.round_trip_ns;
+    stream->ops->path(stream, &link->path);
     snprintf(link->name, sizeof link->name, "rank %u at %s, edge %d", peer->rank, stream->name, (int)config->edge);
     link->entry_free_count = config->send_frames;
     for (uint32_t i = 0; i < config->send_frames; i++)
@@ -358,8 +356,15 @@ void aq_link_stats(const struct aq_link *link, struct aq_link_stats *out)
     COPY(heals);
     COPY(outage_ns);
     COPY(receive_ns);
+    COPY(path_bytes);
+    COPY(delivered_bytes);
+    COPY(again_bytes);
+    COPY(path_asked_ns);
 #undef COPY
-    out->path_ns = link->path_ns;
+    out->path_ns = link->path.round_trip_ns;
+    out->segment_bytes = link->path.segment_bytes;
+    out->streams = link->path.streams ? link->path.streams : 1;
+    memcpy(out->congestion, link->path.congestion, sizeof out->congestion);
     const uint64_t begun = atomic_load_explicit(&c->receive_begun_ns, memory_order_relaxed);
     if (begun > 0) out->receive_ns += aq_clock_ns() - begun;
 }

@@ -76,6 +76,7 @@ static void settle(struct aq_link *link)
     heal->position = link->reader.sequence + 1;
     heal->slots = link->reader.slot_free_count;
     heal->deadline_ns = link->outage_end_ns;
+    heal->fruitless = link->queue_acked != link->queue_head && link->acked_sequence == link->begun_sequence;
     atomic_store_explicit(&heal->phase, HEAL_PARKED, memory_order_release); /* pairs with aq_heal_phase in healer.c */
     aq_heal_wake(heal->wake_fd);
 }
@@ -118,6 +119,7 @@ static void resume(struct aq_link *link, uint64_t now_ns)
     link->queue_head = link->queue_acked;
     link->sequence = link->written_sequence = position - 1;
     link->credits = slots;
+    link->begun_sequence = link->acked_sequence;
     if (link->bye_sent && link->bye_sequence >= position) link->bye_sent = false;
     AQ_COUNT(link, heals, 1);
     AQ_COUNT(link, outage_ns, now_ns - link->parked_ns);
@@ -133,6 +135,7 @@ static void give_up(struct aq_link *link, uint64_t now_ns)
         "the outage has lasted %.1f s, longer than the %.1f s of outage_max: the connection was lost and could not "
         "be made again",
         (double)(now_ns - link->lost_ns) * 1e-9, (double)link->config.outage_ns_max * 1e-9);
+    link->heal->outlasted = true;
     link->state = LINK_OPEN; /* from where aq_link_fail knows how to end it */
     aq_link_fail(link, AQ_TIMEOUT, text);
 }

@@ -53,7 +53,7 @@ static void broken(struct aq_link *link, enum aq_status status, const char *text
     aq_link_fail(link, status, text);
 }
 
-static void handle(struct aq_link *link, const struct aq_reader_frame *in, uint64_t now_ns)
+static void handle(struct aq_link *link, const struct aq_reader_frame *in)
 {
     const struct aq_header *h = &in->header;
     link->credits += h->credit;
@@ -67,10 +67,12 @@ static void handle(struct aq_link *link, const struct aq_reader_frame *in, uint6
         link->want_pong = true;
         link->pong_argument = h->argument;
         break;
-    case AQ_FRAME_PONG:
-        if (h->argument <= now_ns)
-            atomic_store_explicit(&link->counters.round_trip_ns, now_ns - h->argument, memory_order_relaxed);
+    case AQ_FRAME_PONG: {
+        const uint64_t answered_ns = aq_clock_ns(); /* this turn of the loop may have begun before the answer came */
+        if (h->argument <= answered_ns)
+            atomic_store_explicit(&link->counters.round_trip_ns, answered_ns - h->argument, memory_order_relaxed);
         break;
+    }
     case AQ_FRAME_BYE:
         if (link->bye_received) {
             broken(link, AQ_PROTO, "a second BYE came");
@@ -91,7 +93,7 @@ static void handle(struct aq_link *link, const struct aq_reader_frame *in, uint6
 }
 
 /* Everything whole that has been read, as long as there are records. */
-static void frames(struct aq_link *link, uint64_t now_ns)
+static void frames(struct aq_link *link)
 {
     struct aq_reader_frame in;
     while (link->state == LINK_OPEN && link->record_free_count > 0) {
@@ -104,7 +106,7 @@ static void frames(struct aq_link *link, uint64_t now_ns)
             broken(link, status, link->reader.text);
             return;
         }
-        handle(link, &in, now_ns);
+        handle(link, &in);
     }
 }
 
@@ -128,7 +130,7 @@ static void took(struct aq_link *link, size_t bytes, uint64_t now_ns)
     if (link->state != LINK_OPEN) return;
     AQ_COUNT(link, received_wire_bytes, bytes);
     aq_reader_filled(&link->reader, bytes);
-    frames(link, now_ns);
+    frames(link);
     publish(link);
 }
 
@@ -141,10 +143,10 @@ void aq_link_receive_done(struct aq_link *link, int result)
 }
 
 /* Frames that were read while no record was free come first. True: the caller must poll before more is read. */
-static bool starved(struct aq_link *link, uint64_t now_ns)
+static bool starved(struct aq_link *link)
 {
     if (link->state != LINK_OPEN) return false;
-    frames(link, now_ns);
+    frames(link);
     if (link->state != LINK_OPEN || link->record_free_count > 0) return false;
     /* Pairs with take_received in link.c: a record that was pushed before this exchange is in the ring now. */
     atomic_exchange_explicit(&link->starved, true, memory_order_acq_rel);
@@ -158,7 +160,7 @@ static void receive_through(struct aq_link *link, uint64_t now_ns)
     struct aq_byte_stream_wait wait;
     for (int i = 0; i < AQ_LINK_TURNS; i++) {
         size_t got;
-        if (!aq_link_flows(link) || starved(link, now_ns)) return;
+        if (!aq_link_flows(link) || starved(link)) return;
         const int count = room(link);
         const enum aq_status status = link->stream->ops->read(link->stream, link->receive_iov, count, &got);
         if (status == AQ_OK) {
@@ -188,7 +190,7 @@ void aq_link_receive(struct aq_link *link, uint64_t now_ns)
         receive_through(link, now_ns);
         return;
     }
-    if (link->receive_op.busy || starved(link, now_ns)) return;
+    if (link->receive_op.busy || starved(link)) return;
     const int count = room(link);
     link->receive_op.kind = AQ_IO_RECEIVE;
     link->receive_op.fd = link->direct;

@@ -71,6 +71,7 @@ struct aq_link_counters { /* written by the loop, read by anybody: relaxed, they
     atomic_uint_fast64_t sent_packed_bytes, received_packed_bytes, packing_ns;
     atomic_uint_fast64_t busy_ns, credit_wait_ns, round_trip_ns, heals, outage_ns;
     atomic_uint_fast64_t receive_ns, receive_begun_ns; /* of whole frames; of the one that is coming in, else 0 */
+    atomic_uint_fast64_t path_bytes, delivered_bytes, again_bytes, path_asked_ns;
 };
 
 enum aq_link_state { LINK_OPEN, LINK_PARKING, LINK_PARKED, LINK_LINGER, LINK_ENDING, LINK_ENDED };
@@ -85,7 +86,7 @@ struct aq_link {
     size_t memory_bytes;
     struct aq_link *next; /* the caller's list of all links of the net */
     struct aq_heal *heal; /* NULL: a lost connection ends the link     */
-    uint64_t path_ns;
+    struct aq_path path;  /* when it was made */
 
     /* The caller's. */
     uint32_t *entry_free;
@@ -116,7 +117,8 @@ struct aq_link {
     struct aq_io receive_op, send_op;
     struct iovec receive_iov[2], send_iov[2 * AQ_LINK_BATCH];
     uint64_t receive_wake_ns, send_wake_ns;
-    bool more; /* there is work left that needs no waiting */
+    bool more;            /* there is work left that needs no waiting */
+    uint64_t path_due_ns; /* when the transport is asked next */
 
     struct aq_reader reader;
     uint32_t *record_free;
@@ -152,6 +154,7 @@ struct aq_link {
     uint64_t linger_ns;      /* LINGER: until when at most                       */
     uint64_t lost_ns;        /* when the outage began                           */
     uint64_t parked_ns;      /* when the last stream was lost                   */
+    uint64_t begun_sequence; /* acknowledged when this stream began             */
     uint64_t outage_end_ns;  /* PARKED: the end of patience                     */
     bool heard;              /* a frame has come over this stream: an outage is over */
     enum aq_status end_status;

@@ -151,7 +151,9 @@ void aq_link_leave(struct aq_link *link)
 /* Both have said BYE: nothing is missing. */
 static void look_for_end(struct aq_link *link, uint64_t now_ns)
 {
-    const bool out_empty = link->out_count == 0 && !link->send_op.busy && !(link->stream && link->stream->unsent);
+    /* Who waits for room sends nothing: of several connections that may never come, for a write has heard of it. */
+    const bool sends = link->send_op.busy && link->send_op.kind != AQ_IO_POLL;
+    const bool out_empty = link->out_count == 0 && !sends && !(link->stream && link->stream->unsent);
     const bool in_doubt = link->heal && (link->acked_sequence < link->bye_sequence || link->want_ack);
     if (!in_doubt && link->state == LINK_OPEN && link->bye_received && link->bye_sent && out_empty)
         linger(link, AQ_CLOSED, "the peer said BYE", now_ns + AQ_LINGER_NS);
@@ -163,11 +165,25 @@ static void look_for_end(struct aq_link *link, uint64_t now_ns)
     if (link->stream_ended || now_ns >= link->linger_ns) start_ending(link);
 }
 
+/* What the transport knows of losses. */
+static void ask_path(struct aq_link *link, uint64_t now_ns)
+{
+    struct aq_path path;
+    if (link->config.path_every_ns == 0 || now_ns < link->path_due_ns || !aq_link_flows(link)) return;
+    link->path_due_ns = now_ns + link->config.path_every_ns;
+    link->stream->ops->path(link->stream, &path);
+    atomic_store_explicit(&link->counters.path_bytes, path.sent_bytes, memory_order_relaxed);
+    atomic_store_explicit(&link->counters.delivered_bytes, path.delivered_bytes, memory_order_relaxed);
+    atomic_store_explicit(&link->counters.path_asked_ns, now_ns, memory_order_relaxed);
+    atomic_store_explicit(&link->counters.again_bytes, path.again_bytes, memory_order_relaxed);
+}
+
 void aq_link_work(struct aq_link *link, uint64_t now_ns, uint64_t *next_ns)
 {
     take_tokens(link);
     link->more = false;
     if (link->state == LINK_OPEN) timers(link, now_ns, next_ns);
+    ask_path(link, now_ns);
     if (aq_link_flows(link)) aq_link_receive(link, now_ns);
     if (aq_link_flows(link)) aq_link_send_work(link, now_ns);
     if (link->heal) aq_link_heal_work(link, now_ns, next_ns);

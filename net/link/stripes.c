@@ -325,9 +325,10 @@ static enum aq_status stripes_write(struct aq_byte_stream *stream, const struct 
     return taken > 0 || (offered == 0 && !stream->unsent) ? AQ_OK : AQ_AGAIN;
 }
 
-/* Right after a write that said AQ_AGAIN. */
+/* Right after a write that said AQ_AGAIN. Where the pace alone holds it back no descriptor will tell, but the clock. */
 static void wait_to_write(struct stripes *s, struct aq_byte_stream_wait *out)
 {
+    bool any = false;
     out->wake_ns = s->pace_wake_ns;
     for (uint32_t i = 0; i < s->count; i++) {
         struct part *part = &s->parts[i];
@@ -336,7 +337,9 @@ static void wait_to_write(struct stripes *s, struct aq_byte_stream_wait *out)
         struct aq_byte_stream *asked = pending(part) ? part->below : bottom(part);
         asked->ops->wait(asked, true, &wait);
         arm(s, part, 1, &wait, &out->wake_ns);
+        any = true;
     }
+    if (!any) out->fd = -1;
 }
 
 /* ---- the rest of a stream ---- */
@@ -384,7 +387,16 @@ static double stripes_measure(struct aq_byte_stream *stream)
 
 static void stripes_path(struct aq_byte_stream *stream, struct aq_path *out)
 {
-    stream->next->ops->path(stream->next, out);
+    const struct stripes *s = of(stream);
+    s->parts[0].below->ops->path(s->parts[0].below, out);
+    for (uint32_t i = 1; i < s->count; i++) {
+        struct aq_path other;
+        s->parts[i].below->ops->path(s->parts[i].below, &other);
+        out->sent_bytes += other.sent_bytes;
+        out->again_bytes += other.again_bytes;
+        out->delivered_bytes += other.delivered_bytes;
+    }
+    out->streams = s->count;
 }
 
 static enum aq_status stripes_congestion(struct aq_byte_stream *stream, const char *name)

@@ -2,7 +2,7 @@
  * congestion.h -- the congestion control of a link's sockets (link.congestion).
  *
  * CUBIC and Reno take every lost packet for a full queue: at 80 ms and one packet lost in a thousand a connection has a
- * window of some 40 packets, 6 Mbit/s, whatever the path has. BBR goes by the rate that arrives and the round trip, and
+ * window of some 40 packets, 7 to 11 Mbit/s of 100. BBR goes by the rate that arrives and the round trip, and
  * keeps both over an idle time (net.ipv4.tcp_slow_start_after_idle is not for it). `auto` takes it for peers that are
  * far, where the kernel lets this process; near ones keep the kernel's default, which loses nothing there.
  * Both ends choose for what they send. A new connection (healing) chooses anew.

@@ -47,6 +47,9 @@ static inline uint32_t aq_packed_bytes_max(uint32_t body_bytes_max)
 #define AQ_LINK_PART_NS 5e6
 /* A peer with a round trip of so much is far: nearer ones get through a loss, or a slow start, in less than a step. */
 #define AQ_FAR_NS UINT64_C(5000000)
+/* Of a connection that is tried after one over which nothing came: below what tunnels leave of 1280 (docs/DECISIONS.md
+ * 0145). */
+#define AQ_SEGMENT_SMALL_BYTES 1000
 /* What a paced link of several streams lets go ahead of its pace, for the kernel to send meanwhile. */
 #define AQ_STRIPES_AHEAD_NS UINT64_C(5000000)
 /* A peer has 10 s for its HELLO; 1 s less where it is kept for another accept: so it still hears the reason. */

@@ -48,8 +48,14 @@ struct aq_byte_stream_wait {
 
 /* What a stream knows of the way to its peer. */
 struct aq_path {
-    uint64_t round_trip_ns; /* 0: not known, or none     */
-    bool steady;            /* a lost packet alone does not slow what is written: its congestion control is BBR */
+    uint64_t round_trip_ns;   /* 0: not known, or none     */
+    bool steady;              /* a lost packet alone does not slow what is written: its congestion control is BBR */
+    uint64_t sent_bytes;      /* packets' contents, all that were ever sent                                       */
+    uint64_t delivered_bytes; /* that the peer has, in order or not                                           */
+    uint64_t again_bytes;     /* of them once more; not what the peer told to have been needless                  */
+    uint32_t segment_bytes;   /* of the largest packets' contents; 0: there are no packets                        */
+    uint32_t streams;         /* connections; 0: one                                                              */
+    char congestion[16];      /* "": there is none                                                                */
 };
 
 struct aq_byte_stream {

@@ -27,6 +27,7 @@
 enum {
     BACKLOG = 4096,             /* connections that the kernel holds until the next accept: its own usual most   */
     PACED_SEGMENT_BYTES = 1448, /* of an Ethernet path: 1500 less IP, TCP and time stamps                        */
+    SEGMENT_BYTES_MAX = 32767,  /* the kernel's                                                                  */
     PACED_QUEUE_NS = 10000000,  /* bytes not yet sent that the kernel takes, as time at the rate                 */
     PACED_QUEUE_BYTES_MIN = 4096,
     PACED_QUEUE_BYTES_MAX = 1 << 20,
@@ -150,6 +151,8 @@ static enum aq_status tcp_connect(const struct aq_address *address, uint32_t att
 {
     struct addrinfo *list = NULL;
     uint32_t count = 0;
+    double segment_wanted;
+    AQ_TRY(aq_address_number(address, "segment", paced ? PACED_SEGMENT_BYTES : 0, &segment_wanted));
     AQ_TRY(aq_endpoint_resolve(&address->place, false, &list));
     for (const struct addrinfo *at = list; at; at = at->ai_next)
         count++;
@@ -166,8 +169,8 @@ static enum aq_status tcp_connect(const struct aq_address *address, uint32_t att
     }
     AQ_TRY_GOTO(wrap_socket(fd, info->ai_addr, info->ai_addrlen, &stream), out);
     ((struct tcp_stream *)stream)->connecting = true;
-    const int segment = PACED_SEGMENT_BYTES;
-    if (paced && setsockopt(fd, IPPROTO_TCP, TCP_MAXSEG, &segment, sizeof segment) == -1)
+    const int segment = segment_wanted < SEGMENT_BYTES_MAX ? (int)segment_wanted : SEGMENT_BYTES_MAX;
+    if (segment > 0 && setsockopt(fd, IPPROTO_TCP, TCP_MAXSEG, &segment, sizeof segment) == -1)
         aq_log("net", 1, "peer=%s TCP_MAXSEG refused: %s", stream->name, strerror(errno));
     if (connect(fd, info->ai_addr, info->ai_addrlen) == -1 && errno != EINPROGRESS) {
         aq_log("net", 2, "connect to %s: %s", stream->name, strerror(errno));
@@ -278,13 +281,21 @@ static void tcp_path(struct aq_byte_stream *stream, struct aq_path *out)
 {
     const struct tcp_stream *tcp = (const struct tcp_stream *)stream;
     struct tcp_info info = {0};
-    char name[16] = "";
-    socklen_t bytes = sizeof info, name_bytes = sizeof name - 1;
     *out = (struct aq_path){0};
-    if (getsockopt(tcp->fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0)
+    socklen_t bytes = sizeof info, name_bytes = sizeof out->congestion - 1;
+    if (getsockopt(tcp->fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0) {
+        const uint64_t needless = (uint64_t)info.tcpi_dsack_dups * info.tcpi_snd_mss;
         out->round_trip_ns = UINT64_C(1000) * (info.tcpi_min_rtt > 0 ? info.tcpi_min_rtt : info.tcpi_rtt);
-    if (getsockopt(tcp->fd, IPPROTO_TCP, TCP_CONGESTION, name, &name_bytes) == 0)
-        out->steady = strncmp(name, "bbr", 3) == 0;
+        out->sent_bytes = info.tcpi_bytes_sent;
+        out->again_bytes = info.tcpi_bytes_retrans > needless ? info.tcpi_bytes_retrans - needless : 0;
+        out->segment_bytes = info.tcpi_snd_mss;
+        /* The kernel counts packets, not all of them full: no more than was sent, each byte once. */
+        const uint64_t whole = (uint64_t)info.tcpi_delivered * info.tcpi_snd_mss;
+        const uint64_t once = info.tcpi_bytes_sent - info.tcpi_bytes_retrans;
+        out->delivered_bytes = whole < once ? whole : once;
+    }
+    if (getsockopt(tcp->fd, IPPROTO_TCP, TCP_CONGESTION, out->congestion, &name_bytes) == 0)
+        out->steady = strncmp(out->congestion, "bbr", 3) == 0;
 }
 
 static enum aq_status tcp_congestion(struct aq_byte_stream *stream, const char *name)

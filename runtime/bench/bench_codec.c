@@ -30,6 +30,7 @@ struct samples {
     size_t body_bytes, message_bytes;
     float *a, *hat;            /* count samples each */
     uint8_t *body, *m, *m_out; /* count of each; m_out is m in the published form */
+    uint32_t coded[DRAM_SAMPLES]; /* bytes of each body */
     uint8_t *memory;
     size_t bytes;
 };
@@ -60,14 +61,21 @@ static void fill(struct samples *samples)
         memcpy(samples->a + (size_t)s * VALUES, samples->a, VALUES * sizeof(float));
 }
 
-static enum aq_status samples_open(enum form form, uint32_t bits, uint32_t count, struct samples *out)
+/* What is measured: its name in cases, kind and bits. */
+struct coding {
+    const char *name;
+    enum aq_codec_kind kind;
+    uint32_t bits;
+};
+
+static enum aq_status samples_open(enum form form, const struct coding *coding, uint32_t count, struct samples *out)
 {
     enum aq_status status;
     struct aq_codec_config config;
     struct aq_arena arena = {0};
     void *memory = NULL;
     *out = (struct samples){.form = form, .count = count};
-    aq_codec_config_default(&config, AQ_CODEC_AQSGD, bits);
+    aq_codec_config_default(&config, coding->kind, coding->bits);
     if (form == PUBLISHED) config.store = AQ_PRECISION_FP32;
     AQ_TRY(aq_codec_open(NULL, &config, ROWS, COLUMNS, &out->codec));
     out->body_bytes = aq_codec_bound(out->codec);
@@ -108,9 +116,11 @@ static enum aq_status once(struct samples *samples, enum what what, uint32_t s)
         memcpy(hat, a, VALUES * sizeof(float));
         return AQ_OK;
     case ENCODE:
-        return aq_codec_encode(samples->codec, a, m, NULL, body, samples->body_bytes, NULL, m_out, &result, NULL);
+        AQ_TRY(aq_codec_encode(samples->codec, a, m, NULL, body, samples->body_bytes, NULL, m_out, &result, NULL));
+        samples->coded[s] = result.body_bytes;
+        return AQ_OK;
     case DECODE:
-        return aq_codec_decode(samples->codec, body, aq_codec_body_bytes(samples->codec, false), 0, m, x, m_out, NULL);
+        return aq_codec_decode(samples->codec, body, samples->coded[s], 0, m, x, m_out, NULL);
     }
     return AQ_OK;
 }
@@ -141,21 +151,21 @@ static enum aq_status one_case(const struct aq_bench_options *options, struct sa
     return aq_bench_case(options, &one, NULL, "%s", name);
 }
 
-static enum aq_status place_of(const struct aq_bench_options *options, enum form form, uint32_t bits, bool dram,
-                               bool copy)
+static enum aq_status place_of(const struct aq_bench_options *options, enum form form, const struct coding *coding,
+                               bool dram, bool copy)
 {
     static const char *const verbs[] = {"encode", "decode"};
     const char *where = dram ? "dram" : "l3", *store = form == PUBLISHED ? "" : " fp16";
     enum aq_status status;
     struct samples samples;
     char name[64];
-    AQ_TRY(samples_open(form, bits, dram ? DRAM_SAMPLES : 1, &samples));
+    AQ_TRY(samples_open(form, coding, dram ? DRAM_SAMPLES : 1, &samples));
     if (copy) {
         snprintf(name, sizeof name, "codec memcpy %s", where);
         AQ_TRY_GOTO(one_case(options, &samples, COPY, name), out);
     }
     for (int verb = 0; verb < 2; verb++) { /* encode first: it makes the bodies that decode reads */
-        snprintf(name, sizeof name, "codec aqsgd%u %s%s %s", bits, verbs[verb], store, where);
+        snprintf(name, sizeof name, "codec %s %s%s %s", coding->name, verbs[verb], store, where);
         AQ_TRY_GOTO(one_case(options, &samples, verb == 0 ? ENCODE : DECODE, name), out);
     }
     status = AQ_OK;
@@ -166,11 +176,13 @@ out:
 
 enum aq_status aq_bench_codec(const struct aq_bench_options *options)
 {
-    static const uint32_t bits[] = {2, 3, 4, 8};
+    static const struct coding codings[] = {{"aqsgd2", AQ_CODEC_AQSGD, 2}, {"aqsgd3", AQ_CODEC_AQSGD, 3},
+                                            {"aqsgd4", AQ_CODEC_AQSGD, 4}, {"aqsgd8", AQ_CODEC_AQSGD, 8},
+                                            {"ec2", AQ_CODEC_EC, 2},       {"ec3", AQ_CODEC_EC, 3}};
     for (int dram = 0; dram < 2; dram++) {
-        for (size_t i = 0; i < sizeof bits / sizeof bits[0]; i++) {
-            AQ_TRY(place_of(options, PUBLISHED, bits[i], dram == 1, i == 0));
-            AQ_TRY(place_of(options, DEFAULT, bits[i], dram == 1, false));
+        for (size_t i = 0; i < sizeof codings / sizeof codings[0]; i++) {
+            AQ_TRY(place_of(options, PUBLISHED, &codings[i], dram == 1, i == 0));
+            AQ_TRY(place_of(options, DEFAULT, &codings[i], dram == 1, false));
         }
     }
     return AQ_OK;

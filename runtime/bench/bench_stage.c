@@ -1,7 +1,9 @@
 /*
- * bench_stage.c -- tokens a second of whole training steps of GPT-2, and the matrix product that bounds them.
+ * bench_stage.c -- tokens a second of whole training steps of GPT-2 and others, and the matrix product that bounds
+ * them.
  *
- * On a CPU 124M; on a GPU 124M, 350M, 774M and 1.5B in bf16 and fp32, some in fp16 and tf32, each with its model FLOP
+ * On a CPU GPT-2's 124M and, where --only asks for them (they want 4 and 11 GB), the shapes of SmolLM2-135M and
+ * Qwen3-0.6B; on a GPU 124M, 350M, 774M and 1.5B in bf16 and fp32, some in fp16 and tf32, each with its model FLOP
  * utilisation (MFU, one definition everywhere in this house): the operations that the model asks for over the dense
  * rate that the maker names for this GPU and precision, where it is one of `rates`, and which the unit says; and beside
  * it, always, over what this machine's own largest product of that precision reached ("of product"). The loss of the
@@ -37,6 +39,47 @@ struct bench_case {
     uint32_t blocks, heads, channels; /* 0: of 124M */
     uint32_t logits_rows;             /* 0: as many as 256 MiB hold */
 };
+
+/* Published shapes of other models, run where --only asks for them. */
+struct bench_shape {
+    struct bench_case of;
+    void (*shape)(struct aq_model_config *model);
+};
+
+static void smollm2_135m(struct aq_model_config *model)
+{
+    aq_model_config_default(model, "llama");
+    model->blocks = 30;
+    model->heads = 9;
+    model->kv_heads = 3;
+    model->channels = 576;
+    model->mlp = 1536;
+    model->vocabulary = 49152;
+    model->context = 8192;
+    model->rope_theta = 100000.0f;
+}
+
+static void qwen3_600m(struct aq_model_config *model)
+{
+    aq_model_config_default(model, "llama");
+    model->blocks = 28;
+    model->heads = 16;
+    model->kv_heads = 8;
+    model->head_dim = 128;
+    model->channels = 1024;
+    model->mlp = 3072;
+    model->vocabulary = 151936;
+    model->context = 40960;
+    model->norm_eps = 1e-6f;
+    model->rope_theta = 1000000.0f;
+    model->qk_norm = true;
+}
+
+static const struct bench_shape shapes[] = {
+    {{"stage smollm2-135m fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0}, smollm2_135m},
+    {{"stage smollm2-135m bf16 B4 T256", 4, 256, AQ_STAGE_BF16, 0, 0, 0, 0}, smollm2_135m},
+    {{"stage qwen3-0.6b fp32 B2 T256", 2, 256, AQ_STAGE_FP32, 0, 0, 0, 0}, qwen3_600m},
+    {{"stage qwen3-0.6b bf16 B2 T256", 2, 256, AQ_STAGE_BF16, 0, 0, 0, 0}, qwen3_600m}};
 
 static const struct bench_case cases[] = {{"stage gpt2-124m fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0},
                                           {"stage gpt2-124m fp32 B1 T1024", 1, 1024, AQ_STAGE_FP32, 0, 0, 0, 0},
@@ -154,7 +197,8 @@ static enum aq_status optimizer_open(struct trainer *self)
     return status;
 }
 
-static enum aq_status trainer_open(struct trainer *self, struct aq_device *device, const struct bench_case *which)
+static enum aq_status trainer_open(struct trainer *self, struct aq_device *device, const struct bench_case *which,
+                                   void (*shape)(struct aq_model_config *model))
 {
     *self = (struct trainer){.device = device,
                              .B = which->B,
@@ -168,6 +212,7 @@ static enum aq_status trainer_open(struct trainer *self, struct aq_device *devic
         config.model.heads = which->heads;
         config.model.channels = which->channels;
     }
+    if (shape) shape(&config.model);
     config.logits_rows = which->logits_rows;
     config.layer_end = aq_model_layers(&config.model);
     AQ_TRY(aq_stage_measure(&config, &size));
@@ -210,11 +255,13 @@ static void emit_utilisation(const struct aq_bench_options *options, const struc
     }
 }
 
+/* shape NULL: GPT-2's. */
 static enum aq_status case_run(const struct aq_bench_options *options, struct aq_device *device,
-                               const struct bench_case *which, double product)
+                               const struct bench_case *which, void (*shape)(struct aq_model_config *model),
+                               double product)
 {
     struct trainer trainer;
-    const uint32_t repeats = which->blocks ? STEPS / 3 : STEPS; /* three at once */
+    const uint32_t repeats = which->blocks || shape ? STEPS / 3 : STEPS; /* three at once */
     const struct aq_bench_case one = {
         step_run, &trainer, repeats, device, .amount = (double)which->B * which->T, .unit = "tokens/s"};
     struct aq_device_info info;
@@ -222,7 +269,7 @@ static enum aq_status case_run(const struct aq_bench_options *options, struct aq
     char name[96];
     enum aq_status status;
     if (!aq_bench_wanted(options, which->name)) return AQ_OK;
-    AQ_TRY_GOTO(trainer_open(&trainer, device, which), out);
+    AQ_TRY_GOTO(trainer_open(&trainer, device, which, shape), out);
     AQ_TRY_GOTO(aq_bench_case(options, &one, &seconds, "%s", which->name), out);
     aq_device_info(device, &info);
     if (which->blocks) {
@@ -299,7 +346,9 @@ static enum aq_status cpu_run(const struct aq_bench_options *options, struct aq_
     AQ_TRY(aq_bench_product(device, AQ_F32, AQ_BF16, 1024, 3072, 768, &rate));
     aq_bench_emit(options, "matmul bf16", 1e-9 * rate / info.threads, "GFLOP/s per core");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        AQ_TRY(case_run(options, device, &cases[i], 0));
+        AQ_TRY(case_run(options, device, &cases[i], NULL, 0));
+    for (size_t i = 0; options->only && i < sizeof shapes / sizeof shapes[0]; i++)
+        AQ_TRY(case_run(options, device, &shapes[i].of, shapes[i].shape, 0));
     return AQ_OK;
 }
 
@@ -324,7 +373,7 @@ static enum aq_status gpu_run(const struct aq_bench_options *options, struct aq_
         if (status == AQ_OK) status = one;
     }
     for (size_t i = 0; i < sizeof gpu_cases / sizeof gpu_cases[0]; i++) {
-        const enum aq_status one = case_run(options, device, &gpu_cases[i], reached[gpu_cases[i].precision]);
+        const enum aq_status one = case_run(options, device, &gpu_cases[i], NULL, reached[gpu_cases[i].precision]);
         if (one != AQ_OK) aq_bench_emit(options, gpu_cases[i].name, (double)NAN, "tokens/s");
         if (status == AQ_OK) status = one;
     }

@@ -79,7 +79,7 @@ static const struct job near = {"100mbit rtt0", {100, 0.2, 0, NULL}, FOUR, NULL,
 static const struct job jobs[] = {
     {"100mbit rtt80 loss0", {100, 80, 0, NULL}, FOUR, NULL, true, true},
     {"100mbit rtt80 loss0.1", {100, 80, 0.1, NULL}, FOUR, NULL, true, true},
-    {"100mbit rtt80 loss0.1 reno", {100, 80, 0.1, "reno"}, FOUR, NULL, true, false},
+    {"100mbit rtt80 loss0.1 reno", {100, 80, 0.1, "reno"}, FOUR, NULL, true, true},
     {"10mbit rtt200 loss0.5", {10, 200, 0.5, NULL}, FOUR, NULL, true, true},
     {"pp2 100mbit rtt80", {100, 80, 0, NULL}, TWO, NULL, false, true},
     {"pp2 20mbit rtt40", {20, 40, 0, NULL}, TWO, NULL, false, true},
@@ -262,6 +262,7 @@ static void make_sets(const struct wan *wan, const struct job *job, bool at, str
 static void add_distance(struct sets *sets, const struct network *network)
 {
     if (network->rtt_ms >= 1 && has_key("link.rtt_ms")) add_set(sets, "link.rtt_ms=%g", network->rtt_ms);
+    if (network->loss > 0 && has_key("link.loss")) add_set(sets, "link.loss=%g", network->loss / 100);
 }
 
 /* What the plan says of the job: without distance (its bound), or with all that a manifest can say of the network. */
@@ -272,6 +273,7 @@ static enum aq_status plan_job(const struct wan *wan, const struct job *job, boo
     make_sets(wan, job, false, &sets);
     add_set(&sets, "link.rate_mbps=%g", job->network.rate_mbps * TCP_SHARE);
     if (distance) add_distance(&sets, &job->network);
+    if (distance && job->network.congestion) add_set(&sets, "link.congestion=%s", job->network.congestion);
     return aq_bench_job_plan(wan->folder, sets.of, out);
 }
 

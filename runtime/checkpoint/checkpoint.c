@@ -2,6 +2,7 @@
 #include "checkpoint.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -402,101 +403,83 @@ out:
     return status;
 }
 
-enum aq_status aq_checkpoint_import(const struct aq_checkpoint *c, const char *path)
+/* Values that somebody else made: none may be NaN or infinite, or training would end with its first step. */
+static enum aq_status check_finite(const char *path, const char *name, const float *values, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++)
+        if (!isfinite(values[i]))
+            return aq_fail(AQ_CORRUPT, "checkpoint", "%s: %s: value %" PRIu64 " of %" PRIu64 " is %s", path, name, i,
+                           count, isnan(values[i]) ? "NaN" : "infinite");
+    return AQ_OK;
+}
+
+/* One tensor of a published file into the stage. */
+static enum aq_status tensor_import(const struct aq_checkpoint *c, const struct aq_weights *weights, const char *path,
+                                    const struct aq_tensor_info *info, float *staging)
+{
+    const char *name = info->name;
+    uint32_t index;
+    if (aq_weights_find(weights, name, &index) != AQ_OK) name = info->begins_as;
+    if (aq_weights_find(weights, name, &index) != AQ_OK)
+        return aq_fail(AQ_NOTFOUND, "checkpoint", "%s: no tensor %s", path, name);
+    AQ_TRY(aq_weights_read(weights, index, info->turned, staging, info->count));
+    AQ_TRY(check_finite(path, name, staging, info->count));
+    AQ_TRY(aq_device_copy(c->device, aq_stage_parameters(c->stage) + info->offset, staging,
+                          info->count * sizeof(float), NULL));
+    return aq_device_stream_sync(c->device, NULL);
+}
+
+static void stage_tensor(const struct aq_stage *stage, uint32_t index, struct aq_tensor_info *out)
+{
+    const uint32_t saved = aq_stage_saved_count(stage);
+    index < saved ? aq_stage_saved(stage, index, out) : aq_stage_frozen(stage, index - saved, out);
+}
+
+/* Has the stage a tensor of that name, or one that may begin as it? */
+static bool stage_wants(void *context, const char *name)
+{
+    const struct aq_stage *stage = context;
+    const uint32_t all = aq_stage_saved_count(stage) + aq_stage_frozen_count(stage);
+    struct aq_tensor_info info;
+    for (uint32_t i = 0; i < all; i++) {
+        stage_tensor(stage, i, &info);
+        if (strcmp(info.name, name) == 0 || strcmp(info.begins_as, name) == 0) return true;
+    }
+    return false;
+}
+
+/* No file of the model has adapters, and one for another task has not what is this task's own. */
+static bool begins_untrained(const struct aq_weights *weights, const char *path, const struct aq_tensor_info *info)
+{
+    uint32_t index;
+    if (info->adapter) return true;
+    if (!info->fresh || aq_weights_find(weights, info->name, &index) == AQ_OK) return false;
+    aq_log("checkpoint", AQ_LOG_WARNING, "%s: has no %s: it is new, and begins from train.seed", path, info->name);
+    return true;
+}
+
+enum aq_status aq_checkpoint_import(const struct aq_checkpoint *c, const char *path, uint64_t seed)
 {
     struct aq_weights *weights = NULL;
     void *staging = NULL;
-    const uint32_t saved = aq_stage_saved_count(c->stage), all = saved + aq_stage_frozen_count(c->stage);
+    const uint32_t all = aq_stage_saved_count(c->stage) + aq_stage_frozen_count(c->stage);
     const uint64_t bytes =
         (aq_stage_saved_floats(c->stage) + aq_stage_frozen_floats(c->stage)) * sizeof(float); /* of any tensor */
     enum aq_status status;
-    AQ_TRY_GOTO(aq_weights_open(path, &weights), out);
+    AQ_TRY_GOTO(aq_weights_open_wanted(path, stage_wants, c->stage, &weights), out);
     AQ_TRY_GOTO(aq_map(bytes, &staging), out);
     for (uint32_t i = 0; i < all; i++) {
         struct aq_tensor_info info;
-        uint32_t index;
-        i < saved ? aq_stage_saved(c->stage, i, &info) : aq_stage_frozen(c->stage, i - saved, &info);
-        const char *name = info.name;
-        if (aq_weights_find(weights, name, &index) != AQ_OK) name = info.begins_as;
-        AQ_TRY_GOTO(
-            tensor_load(c, weights, path, name, aq_stage_parameters(c->stage) + info.offset, info.count, staging, NULL),
-            out);
+        stage_tensor(c->stage, i, &info);
+        if (begins_untrained(weights, path, &info))
+            AQ_TRY_GOTO(aq_stage_init_tensor(c->stage, &info, seed), out);
+        else
+            AQ_TRY_GOTO(tensor_import(c, weights, path, &info, staging), out);
     }
     AQ_TRY_GOTO(aq_stage_frozen_changed(c->stage, NULL), out);
     status = aq_stage_parameters_changed(c->stage, NULL);
 out:
     aq_unmap(staging, bytes);
     aq_weights_close(weights);
-    return status;
-}
-
-struct join {
-    struct aq_weights *files[AQ_JOB_STAGES_MAX], *frozen[AQ_JOB_STAGES_MAX]; /* frozen NULL: it has none */
-    struct aq_weights_tensor *tensors;
-    const struct aq_model_config *model;
-    char (*names)[AQ_TENSOR_NAME_MAX]; /* as published */
-    void *values;
-    uint64_t floats;
-    uint32_t count;
-};
-
-/* Append the model's tensors of one file; pass 0 counts floats, pass 1 reads them. */
-static enum aq_status join_file(struct join *join, const struct aq_weights *file, bool read, uint64_t *at)
-{
-    for (uint32_t i = 0; i < aq_weights_count(file); i++) {
-        struct aq_weights_info info;
-        aq_weights_info(file, i, &info);
-        if (strncmp(info.name, "optimizer.", 10) == 0) continue;
-        if (!read) {
-            *at += info.count;
-            join->count++;
-            continue;
-        }
-        float *values = (float *)join->values + *at;
-        char *name = join->names[join->count];
-        struct aq_weights_tensor *t = &join->tensors[join->count++];
-        aq_publish_name(join->model, info.name, name, AQ_TENSOR_NAME_MAX);
-        *t = (struct aq_weights_tensor){.name = name, .dimensions = info.dimensions, .values = values};
-        memcpy(t->shape, info.shape, sizeof t->shape);
-        AQ_TRY(aq_weights_read(file, i, false, values, info.count));
-        *at += info.count;
-    }
-    return AQ_OK;
-}
-
-enum aq_status aq_checkpoint_join(const char *folder, uint64_t step, uint32_t stages,
-                                  const struct aq_model_config *model, const char *const *metadata, const char *path)
-{
-    struct join join = {.model = model};
-    void *tensors = NULL, *names = NULL;
-    uint64_t at = 0;
-    enum aq_status status = AQ_OK;
-    AQ_ASSERT(stages <= AQ_JOB_STAGES_MAX);
-    for (uint32_t s = 0; s < stages; s++) {
-        AQ_TRY_GOTO(aq_checkpoint_open(folder, step, s, &join.files[s]), out);
-        AQ_TRY_GOTO(join_file(&join, join.files[s], false, &join.floats), out);
-        if (!aq_weights_metadata(join.files[s], "frozen")) continue;
-        AQ_TRY_GOTO(aq_checkpoint_frozen_open(folder, s, &join.frozen[s]), out);
-        AQ_TRY_GOTO(join_file(&join, join.frozen[s], false, &join.floats), out);
-    }
-    AQ_TRY_GOTO(aq_alloc(join.count * sizeof *join.tensors, &tensors), out);
-    AQ_TRY_GOTO(aq_alloc(join.count * sizeof *join.names, &names), out);
-    AQ_TRY_GOTO(aq_map(join.floats * sizeof(float), &join.values), out);
-    join.tensors = tensors;
-    join.names = names;
-    join.count = 0;
-    for (uint32_t s = 0; s < stages; s++) {
-        AQ_TRY_GOTO(join_file(&join, join.files[s], true, &at), out);
-        if (join.frozen[s]) AQ_TRY_GOTO(join_file(&join, join.frozen[s], true, &at), out);
-    }
-    status = aq_weights_write(path, join.tensors, join.count, metadata);
-out:
-    for (uint32_t s = 0; s < stages; s++) {
-        aq_weights_close(join.files[s]);
-        aq_weights_close(join.frozen[s]);
-    }
-    aq_unmap(join.values, join.floats * sizeof(float));
-    aq_free(tensors);
-    aq_free(names);
     return status;
 }

@@ -46,6 +46,7 @@ struct aq_checkpoint {
     float *loss_scale;              /* aq_checkpoint_scale_floats of host memory; NULL: it does not move */
     bool stale;                     /* train.staleness: the next step's loss scale is kept, too            */
     uint64_t frozen_digest;         /* of the stage's frozen tensors; 0: it has none                     */
+    float pending;                  /* aq_optimizer_config_pending: what residuals move the weights by   */
 };
 
 /* Floats of the loss scale's state in a checkpoint; 0: it does not move. */
@@ -111,13 +112,28 @@ enum aq_status aq_checkpoint_reshard(const struct aq_checkpoint *checkpoint, uin
 
 /*
  * Load weights by name from a file that somebody made (a model to start from). A head that is not in the file is the
- * embedding (tied). AQ_NOTFOUND names the missing tensor, AQ_MISMATCH its shape.
+ * embedding (tied). Adapters, and what is a task's own where the file has none, begin by `seed`. AQ_NOTFOUND names the
+ * missing tensor, AQ_MISMATCH its shape.
  */
-enum aq_status aq_checkpoint_import(const struct aq_checkpoint *checkpoint, const char *path);
+enum aq_status aq_checkpoint_import(const struct aq_checkpoint *checkpoint, const char *path, uint64_t seed);
 
-/* Join the weights of all stages' files of one step into one safetensors file, under their published names; `metadata`
- * as aq_weights_write. */
-enum aq_status aq_checkpoint_join(const char *folder, uint64_t step, uint32_t stages,
-                                  const struct aq_model_config *model, const char *const *metadata, const char *path);
+/* checkpoint_join.c: the weights of all stages' files of one step, as others read them. */
+struct aq_join {
+    const char *checkpoint; /* folder */
+    uint64_t step;
+    uint32_t stages;
+    const struct aq_model_config *model;
+    const struct aq_lora_config *lora; /* of the run                                                      */
+    const char *adapter_folder;        /* adapters are written there too, as PEFT has them; NULL: nowhere */
+    const char *base;                  /* what the model began as, for that folder; or NULL               */
+    const char *folder;          /* that model.safetensors, or its shards and their index, is written to */
+    const char *type;            /* of the values there: "F32", "BF16", "F16"                            */
+    uint64_t file_bytes_max;     /* of tensors in one file; 0: no limit                                  */
+    const char *const *metadata; /* as aq_weights_write                                                  */
+    void (*progress)(void *context, uint64_t done, uint64_t total); /* bytes; or NULL                    */
+    void *context;
+};
+/* AQ_NOTFOUND: a stage's file is not here. Statuses of reading those, and of aq_weights_write. */
+enum aq_status aq_checkpoint_join(const struct aq_join *asked);
 
 #endif

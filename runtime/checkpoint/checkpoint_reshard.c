@@ -3,7 +3,8 @@
  *
  * The files of all replicas of the stage must be here. Weights, and state that replicas share, are those of replica 0;
  * what each had for itself is made anew so that the residuals of codecs are neither lost nor doubled (aq_grad_reshard).
- * One replica alone has no errors: the residuals go into its first moment (aq_optimizer_absorb).
+ * One replica alone has no errors: the residuals go into its first moment (aq_optimizer_absorb), or where they are of
+ * the weights (local steps) into these. It takes no outer steps either: outer momentum ends there.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -165,6 +166,18 @@ static enum aq_status load_state(const struct aq_checkpoint *c, const struct fil
     return put(c, aq_optimizer_state(c->optimizer, index), staging, state.count);
 }
 
+/* Residuals of local steps are of the weights themselves. */
+static enum aq_status move(const struct aq_checkpoint *c, const float *pending, float *x)
+{
+    const uint64_t count = aq_stage_parameter_count(c->stage);
+    AQ_TRY(aq_device_copy(c->device, x, aq_stage_parameters(c->stage), count * sizeof *x, NULL));
+    AQ_TRY(aq_device_stream_sync(c->device, NULL));
+    for (uint64_t i = 0; i < count; i++)
+        x[i] -= c->pending * pending[i];
+    AQ_TRY(put(c, aq_stage_parameters(c->stage), x, count));
+    return aq_stage_parameters_changed(c->stage, NULL);
+}
+
 /* One replica has no place for errors. */
 static enum aq_status absorb(const struct aq_checkpoint *c, const struct files *files, float *all, float *staging)
 {
@@ -178,7 +191,35 @@ static enum aq_status absorb(const struct aq_checkpoint *c, const struct files *
     if (second != AQ_NOTFOUND) AQ_TRY(second);
     if (first != AQ_OK && second != AQ_OK) return AQ_OK;
     AQ_TRY(aq_grad_pending(of, files->count, first == AQ_OK ? worker : NULL, second == AQ_OK ? server : NULL, staging));
-    return aq_optimizer_absorb(c->optimizer, staging);
+    return c->pending > 0 ? move(c, staging, all) : aq_optimizer_absorb(c->optimizer, staging);
+}
+
+/*
+ * Local steps (reduce.every): in the middle of a round replicas have moved apart by what only they know, and cannot
+ * share it out. Where a round ends the weights that they have for themselves are those of the file's tensors.
+ */
+static enum aq_status round_check(const struct aq_checkpoint *c, const struct files *files, const struct aq_weights *of,
+                                  uint64_t step, float *own, float *staging)
+{
+    const uint64_t count = aq_stage_parameter_count(c->stage);
+    const enum aq_status status = take(of, "optimizer." AQ_OUTER_STATE, count, own);
+    if (status == AQ_NOTFOUND) return AQ_OK; /* no local steps, or one replica */
+    AQ_TRY(status);
+    for (uint32_t i = 0; i < aq_stage_saved_count(c->stage); i++) {
+        struct aq_tensor_info info;
+        aq_stage_saved(c->stage, i, &info);
+        if (info.offset >= count) continue; /* a buffer has one version */
+        const enum aq_status taken = take(of, info.name, info.count, staging);
+        if (taken == AQ_NOTFOUND) return aq_fail(AQ_NOTFOUND, "checkpoint", "%s: no tensor %s", files->path, info.name);
+        AQ_TRY(taken);
+        if (memcmp(staging, own + info.offset, info.count * sizeof *staging) == 0) continue;
+        return aq_fail(AQ_MISMATCH, "checkpoint",
+                       "%s: step %" PRIu64 " is in the middle of a round of reduce.every: %u replicas cannot take over "
+                       "what %u have trained each on its own; resume with %u and stop that run (it stops where a round "
+                       "ends), then resume with another count",
+                       files->path, step, c->run.replicas, files->count, files->count);
+    }
+    return AQ_OK;
 }
 
 static enum aq_status load_all(const struct aq_checkpoint *c, const struct files *files, float *all, float *staging)
@@ -218,6 +259,7 @@ enum aq_status aq_checkpoint_reshard(const struct aq_checkpoint *c, uint64_t ste
     for (uint32_t v = replicas; v-- > 0 && status == AQ_OK;) { /* replica 0's last: what is missing is missing there */
         status = aq_checkpoint_path(c->folder, step, v * c->run.stages + c->rank % c->run.stages, files.path);
         if (status == AQ_OK) status = file_check(files.of[v], files.path, staging);
+        if (status == AQ_OK) status = round_check(c, &files, files.of[v], step, all, staging);
     }
     if (status == AQ_OK) status = load_all(c, &files, all, staging);
     aq_unmap(memory, floats * sizeof(float));

@@ -13,9 +13,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "checkpoint.h"
 #include "commands.h"
 #include "control.h"
+#include "cut.h"
+#include "export.h"
 #include "launcher.h"
 #include "metrics_index.h"
 #include "net/tls.h"
@@ -27,8 +28,6 @@
 #include "run_enter.h"
 #include "run_rewind.h"
 #include "security.h"
-#include "stages/dataset.h"
-#include "stages/publish.h"
 
 enum {
     ERRORS_KEPT = 8,
@@ -54,7 +53,8 @@ struct command {
     struct aq_progress progress;
     struct aq_job *job;
     struct aq_plan *plan;
-    char *manifest;
+    char *manifest, *lengths;
+    bool best_left; /* the folder 'best' is written */
     char daemon[AQ_RUN_PATH_BYTES];
     struct aq_token token;
     struct aq_tls *tls;
@@ -137,7 +137,7 @@ static const struct aq_command_line launch_line = {
     "JOB.yaml",
     "Trains the job: starts one worker a stage (here, or through the aqpiped that a stage's `host` names), shows "
     "progress, and leaves in the run folder: model.safetensors, report.json, metrics.jsonl, checkpoints, logs. Ctrl-C "
-    "stops after the current step with a checkpoint; twice stops at once.",
+    "stops after the current step (with reduce.every: the round) with a checkpoint; twice stops at once.",
     launch_options,
     after,
     print_keys};
@@ -217,25 +217,6 @@ static enum aq_status load_job(struct command *command)
     return aq_job_load(command->manifest_path, sets, count, &command->job);
 }
 
-static enum aq_status find_daemon(struct command *command)
-{
-    const char *named = getenv("AQPIPE_DAEMON");
-    if (named && aq_absolute(named, command->daemon) && access(command->daemon, X_OK) == 0) return AQ_OK;
-    if (!named && aq_program_beside("aqpiped", command->daemon)) return AQ_OK;
-    return aq_fail(AQ_NOTFOUND, "launch", "there is no program %s", named ? named : "aqpiped beside aqpipe");
-}
-
-/* Only daemons that listen want to know who launches. */
-static enum aq_status open_keys(struct command *command)
-{
-    const struct aq_job *job = command->job;
-    bool listening = false;
-    for (uint32_t r = 0; r < command->plan->ranks; r++)
-        listening |= job->pipeline.stages[r].host != NULL;
-    if (!listening || !aq_security_on(job)) return AQ_OK;
-    return aq_tls_open(job->security.keys, AQ_TLS_LAUNCHER, 0, &command->tls);
-}
-
 /* Daemons are told by JSON, which is UTF-8. */
 static enum aq_status check_names(const struct command *command)
 {
@@ -250,14 +231,31 @@ static enum aq_status check_names(const struct command *command)
     return AQ_OK;
 }
 
+/* A run that goes on keeps its cut; another one's layers may be measured first. */
+static enum aq_status cut(struct command *command)
+{
+    const struct aq_job *job = command->job;
+    const bool goes_on =
+        command->entry.resume && (!job->pipeline.automatic || aq_cut_of_run(&command->plan, job->output.path));
+    struct aq_text told = {0};
+    enum aq_status status = goes_on || !job->pipeline.automatic
+                                ? aq_cut_compare(command->plan, aq_thread_cores(), &told)
+                                : aq_cut_measured(&command->plan, aq_thread_cores(), &told);
+    if (status == AQ_OK && told.used > 0) aq_progress_say(&command->progress, "%s", aq_text_of(&told));
+    aq_text_deinit(&told);
+    return status;
+}
+
 static enum aq_status prepare(struct command *command)
 {
     AQ_TRY(load_job(command));
     AQ_TRY(aq_plan_open(command->job, &command->plan));
+    AQ_TRY(cut(command));
     AQ_TRY(aq_plan_manifest(command->plan, &command->manifest));
+    AQ_TRY(aq_plan_lengths(command->plan, &command->lengths));
     if (command->token_file) AQ_TRY(aq_token_load(command->token_file, &command->token));
-    AQ_TRY(open_keys(command));
-    AQ_TRY(find_daemon(command));
+    AQ_TRY(aq_launcher_keys(command->job, &command->tls));
+    AQ_TRY(aq_daemon_program(command->daemon));
     if (command->job->checkpoint.path)
         snprintf(command->entry.checkpoint, sizeof command->entry.checkpoint, "%s", command->job->checkpoint.path);
     else
@@ -279,7 +277,13 @@ static enum aq_status fits(const struct command *command)
 
 /* ---- the run ---- */
 
-/* "AQ-SGD fw4 bw8", "DirectQ fw4 bw8", "fp32": what people compare. */
+/* Bits of a value. */
+static double rate_of(const struct aq_codec_config *config)
+{
+    return aq_codec_about(config->kind)->varies ? (double)config->rate : (double)config->bits;
+}
+
+/* "AQ-SGD fw4 bw8", "entropy coded fw2 bw3.5", "fp32": what people compare. */
 static void codec_name(const struct aq_plan *plan, char *out, size_t bytes)
 {
     static const char *const raw[] = {"?", "fp32", "fp16", "bf16"};
@@ -292,13 +296,13 @@ static void codec_name(const struct aq_plan *plan, char *out, size_t bytes)
     if (aq_codec_about(backward->kind)->plain)
         snprintf(back, sizeof back, "bw %s", raw[backward->raw < 4 ? backward->raw : 0]);
     else
-        snprintf(back, sizeof back, "bw%u", backward->bits);
+        snprintf(back, sizeof back, "bw%.3g", rate_of(backward));
     if (aq_codec_about(forward->kind)->plain && aq_codec_about(backward->kind)->plain && forward->raw == backward->raw)
         snprintf(out, bytes, "%s", raw[forward->raw < 4 ? forward->raw : 0]);
     else if (aq_codec_about(forward->kind)->plain)
         snprintf(out, bytes, "fw %s %s", raw[forward->raw < 4 ? forward->raw : 0], back);
     else
-        snprintf(out, bytes, "%s fw%u %s", aq_codec_about(forward->kind)->label, forward->bits, back);
+        snprintf(out, bytes, "%s fw%.3g %s", aq_codec_about(forward->kind)->label, rate_of(forward), back);
 }
 
 static json_t *start_line(const struct command *command)
@@ -322,9 +326,8 @@ static json_t *start_line(const struct command *command)
                   AQ_VERSION, "stages", (json_int_t)plan->stage_count, "replicas", (json_int_t)plan->replicas,
                   "steps_planned", (json_int_t)plan->steps, "steps_per_epoch", (json_int_t)plan->steps_per_epoch,
                   "parameters", (json_int_t)(plan->parameters + plan->frozen), "resumed",
-                  (json_int_t)command->entry.resume_step,
-                  "rate_mbps", command->job->link.rate_mbps, "batch", (json_int_t)command->job->train.batch, "edges",
-                  edges, "memory_planned", memory);
+                  (json_int_t)command->entry.resume_step, "rate_mbps", command->job->link.rate_mbps, "batch",
+                  (json_int_t)command->job->train.batch, "edges", edges, "memory_planned", memory);
     if (plan->frozen) json_object_set_new(line, "parameters_frozen", json_integer((json_int_t)plan->frozen));
     aq_report_start(plan, line);
     return line;
@@ -361,6 +364,7 @@ static struct aq_launch_bounds bounds_of(const struct command *command)
         .steps = plan->steps,
         .mark_every = aq_job_every_steps(&job->checkpoint.every, plan->steps_per_epoch),
         .evaluate_every = aq_job_every_steps(&job->train.evaluate_every, plan->steps_per_epoch),
+        .round_steps = aq_plan_reduce_every(plan),
         .evaluates = plan->facts.heldout_samples > 0,
         .trace_bytes =
             job->output.trace ? (uint64_t)(AQ_PLAN_TRACE_RECORDS + AQ_TRACE_NAMES_MAX) * AQ_TRACE_LINE_BYTES_MAX : 0};
@@ -379,6 +383,7 @@ static void run_once(struct command *command, struct aq_launch_result *result)
                                      .replicas = command->plan->replicas,
                                      .hosts = hosts,
                                      .manifest = command->manifest,
+                                     .lengths = command->lengths,
                                      .plan_hash = aq_plan_hash(command->plan),
                                      .resume_hash = command->plan->resume_hash,
                                      .resume = command->entry.resume_step,
@@ -392,6 +397,8 @@ static void run_once(struct command *command, struct aq_launch_result *result)
                                      .trace = traced ? trace : NULL,
                                      .daemon = command->daemon,
                                      .keep = job->checkpoint.keep,
+                                     .best = aq_best_figure(job),
+                                     .early_stop = job->train.early_stop,
                                      .bounds = bounds_of(command),
                                      .ready_ns_max = (uint64_t)READY_S * 1000000000,
                                      .begin_ns = command->restart.total > 0 ? aq_clock_ns() : command->begin_ns,
@@ -454,52 +461,58 @@ static enum aq_status leave_report(struct command *command)
     return aq_report_write(json_pack("[o]", report), path);
 }
 
-static enum aq_status leave_file(void *context, const char *name, const char *bytes, size_t count)
+/* The model as other programs load it, in that folder, where the files of all stages are on this machine. */
+static enum aq_status leave_model(struct command *command, uint64_t mark, const char *folder)
 {
-    char path[AQ_RUN_PATH_BYTES];
-    const struct command *command = context;
-    AQ_TRY(aq_run_path(command->job->output.path, name, path));
-    return aq_file_replace(NULL, path, 0600, bytes, count);
-}
-
-/* What `transformers` wants beside the weights. A head that is tied but lives on a stage of its own is one of its own.
- */
-static enum aq_status leave_description(struct command *command)
-{
-    const struct aq_plan *plan = command->plan;
-    const struct aq_job_data *data = &command->job->data;
-    struct aq_tokenizer *tokenizer;
-    AQ_TRY(aq_tokenizer_open(data->tokenizer, data->tokenizer_path, &tokenizer));
-    const int32_t end_of_text = aq_tokenizer_end_of_text(tokenizer);
-    aq_tokenizer_close(tokenizer);
-    AQ_TRY(
-        aq_publish_model(&plan->model, plan->model.tied && plan->stage_count == 1, end_of_text, leave_file, command));
-    return aq_publish_tokenizer(data->tokenizer, data->tokenizer_path, plan->model.context, leave_file, command);
-}
-
-/* The stages' weights in one file, where all of their files are on this machine. */
-static enum aq_status leave_model(struct command *command, uint64_t mark)
-{
-    char path[AQ_RUN_PATH_BYTES], name[64];
-    const struct aq_plan *plan = command->plan;
-    for (uint32_t s = 0; s < plan->stage_count; s++) {
-        snprintf(name, sizeof name, "%llu/stage-%u.safetensors", (unsigned long long)mark, s);
-        AQ_TRY(aq_run_path(command->entry.checkpoint, name, path));
-        if (access(path, R_OK) == 0) continue;
-        aq_progress_say(&command->progress, "stage %u's weights are at %s: no model.safetensors here", s,
-                        command->job->pipeline.stages[s].host ? command->job->pipeline.stages[s].host : path);
+    uint32_t stage;
+    const struct aq_export export = {.plan = command->plan,
+                                     .checkpoint = command->entry.checkpoint,
+                                     .step = mark,
+                                     .folder = folder,
+                                     .run = command->job->output.path,
+                                     .type = "F32",
+                                     .file_bytes_max = AQ_EXPORT_FILE_BYTES};
+    if (!aq_export_here(&export, &stage)) {
+        const char *host = command->job->pipeline.stages[stage].host;
+        aq_progress_say(&command->progress, "stage %u's weights are at %s: no model.safetensors here", stage,
+                        host ? host : command->entry.checkpoint);
         return AQ_OK;
     }
-    const char *const metadata[] = {"format", "pt", "producer", "aqpipe " AQ_VERSION, NULL};
-    if (leave_description(command) != AQ_OK) { /* the weights are what was trained for: they come all the same */
+    if (aq_export_description(&export) != AQ_OK) { /* the weights are what was trained for: they come all the same */
         aq_progress_say(&command->progress, "config.json and the tokenizer's files are not all there: %s",
                         aq_error_text());
         aq_error_clear();
     }
-    AQ_TRY(aq_run_path(command->job->output.path, "model.safetensors", path));
     if (command->progress.terminal && !command->progress.off)
         aq_progress_say(&command->progress, "writes model.safetensors");
-    return aq_checkpoint_join(command->entry.checkpoint, mark, plan->stage_count, &plan->model, metadata, path);
+    return aq_export_weights(&export);
+}
+
+/* That of the best evaluation, beside the newest. It may be elsewhere, or older than the wish to keep it. */
+static enum aq_status leave_best(struct command *command, const struct aq_best *best)
+{
+    char folder[AQ_RUN_PATH_BYTES];
+    uint32_t stage;
+    const struct aq_export there = {.plan = command->plan, .checkpoint = command->entry.checkpoint, .step = best->step};
+    if (!best->figure || best->step == 0) return AQ_OK;
+    if (!aq_export_here(&there, &stage)) {
+        aq_progress_say(&command->progress,
+                        "the best %s was after step %llu, of which stage %u's checkpoint is not in "
+                        "%s: no folder 'best'",
+                        best->figure, (unsigned long long)best->step, stage, command->entry.checkpoint);
+        return AQ_OK;
+    }
+    AQ_TRY(aq_run_path(command->job->output.path, "best", folder));
+    AQ_TRY(aq_run_make_folder(folder));
+    AQ_TRY(leave_model(command, best->step, folder));
+    command->best_left = true;
+    return AQ_OK;
+}
+
+static enum aq_status leave_models(struct command *command, const struct aq_launch_result *result)
+{
+    AQ_TRY(leave_model(command, result->mark, command->job->output.path));
+    return leave_best(command, &result->best);
 }
 
 /* The command that goes on with this run, from any folder: all but the token's file is in the run's. */
@@ -535,6 +548,9 @@ static void say_end(struct command *command, const struct aq_launch_result *resu
         say_resume(command, "stopped after step", result->mark, "");
     else
         aq_progress_say(&command->progress, "done: %s", command->job->output.path);
+    if (command->best_left)
+        aq_progress_say(&command->progress, "the best %s, %.6g, is that of step %llu: %s/best", result->best.figure,
+                        result->best.value, (unsigned long long)result->best.step, command->job->output.path);
 }
 
 static int conclude(struct command *command, struct aq_launch_result *result)
@@ -542,7 +558,7 @@ static int conclude(struct command *command, struct aq_launch_result *result)
     static const char *const states[] = {
         [AQ_LAUNCH_DONE] = "done", [AQ_LAUNCH_FAILED] = "failed", [AQ_LAUNCH_STOPPED] = "stopped"};
     /* The model comes first: a run that says it is done has one, whenever this process is killed. */
-    if (result->outcome == AQ_LAUNCH_DONE && result->mark > 0 && leave_model(command, result->mark) != AQ_OK) {
+    if (result->outcome == AQ_LAUNCH_DONE && result->mark > 0 && leave_models(command, result) != AQ_OK) {
         result->outcome = AQ_LAUNCH_FAILED;
         snprintf(result->cause, sizeof result->cause, "%s", aq_error_text());
     }
@@ -550,6 +566,10 @@ static int conclude(struct command *command, struct aq_launch_result *result)
                             result->stages ? result->stages : json_null(), "mark", (json_int_t)result->mark);
     const bool failed = result->outcome == AQ_LAUNCH_FAILED;
     if (failed) json_object_set_new(end, "cause", json_string(result->cause));
+    if (result->best.step)
+        json_object_set_new(end, "best",
+                            json_pack("{s:I, s:s, s:o}", "step", (json_int_t)result->best.step, "figure",
+                                      result->best.figure, "value", aq_control_number(result->best.value)));
     enum aq_status status = write_line(command, end);
     if (status == AQ_OK) status = aq_metrics_sync(command->metrics);
     if (status == AQ_OK) status = leave_report(command);
@@ -571,6 +591,22 @@ static int conclude(struct command *command, struct aq_launch_result *result)
     return result->outcome == AQ_LAUNCH_STOPPED ? AQ_EXIT_STOPPED : AQ_EXIT_DONE;
 }
 
+static void say_finished(struct command *command)
+{
+    const struct aq_run_entry *entry = &command->entry;
+    const char *run = command->job->output.path;
+    const unsigned long long step = entry->resume_step;
+    if (entry->early)
+        aq_progress_say(&command->progress,
+                        "%s is finished: step %llu, %u evaluations after the best one (a higher train.early_stop goes "
+                        "further)",
+                        run, step, entry->best.since);
+    else
+        aq_progress_say(&command->progress,
+                        "%s is finished: step %llu of %llu (aqpipe resume --epochs N, or --steps N, goes further)", run,
+                        step, (unsigned long long)command->plan->steps);
+}
+
 static int launch(struct command *command)
 {
     struct aq_launch_result result = {0};
@@ -583,10 +619,7 @@ static int launch(struct command *command)
     if (status != AQ_OK) return status == AQ_MISMATCH || status == AQ_REFUSED ? AQ_EXIT_USAGE : AQ_EXIT_FAILED;
     if (command->entry.finished) {
         if (command->job->output.metrics && leave_report(command) != AQ_OK) return AQ_EXIT_FAILED;
-        aq_progress_say(&command->progress,
-                        "%s is finished: step %llu of %llu (aqpipe resume --epochs N, or --steps N, goes further)",
-                        command->job->output.path, (unsigned long long)command->entry.resume_step,
-                        (unsigned long long)command->plan->steps);
+        say_finished(command);
         return AQ_EXIT_DONE;
     }
     command->progress.steps = command->plan->steps;
@@ -603,7 +636,13 @@ static int launch(struct command *command)
                         (unsigned long long)command->entry.resume_step);
     if (*command->entry.extended) aq_progress_say(&command->progress, "%s", command->entry.extended);
     aq_log_sink(keep_error, &command->errors);
-    run(command, &result);
+    if (command->entry.early)
+        result = (struct aq_launch_result){.outcome = AQ_LAUNCH_DONE,
+                                           .mark = command->entry.resume_step,
+                                           .best = command->entry.best,
+                                           .early_step = command->entry.resume_step};
+    else
+        run(command, &result);
     const int code = conclude(command, &result);
     json_decref(result.stages);
     return code;
@@ -623,6 +662,7 @@ static int run_command(bool go_on, int argc, char **argv)
     aq_metrics_close(command->metrics);
     aq_tls_close(command->tls);
     aq_free(command->manifest);
+    aq_free(command->lengths);
     aq_plan_close(command->plan);
     aq_job_close(command->job);
     if (command->signals != -1) close(command->signals);

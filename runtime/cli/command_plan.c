@@ -10,8 +10,11 @@
 #include <unistd.h>
 
 #include "commands.h"
+#include "cut.h"
+#include "json_text.h"
 #include "options.h"
 #include "plan.h"
+#include "plan_probe.h"
 
 /* Of one core, where nothing was measured: an AVX-512 server core at half of its peak in fp32. Printed with the result.
  */
@@ -19,10 +22,12 @@ static const double assumed_gflops = 100;
 
 struct options {
     struct aq_arguments sets;
-    bool json, measure, cold;
+    bool json, measure, cold, probe;
+    const char *token_file;
     double forward_ms, backward_ms; /* of every stage; < 0: not given */
     double gflops;
     uint32_t cores;
+    struct aq_probe_told *told; /* what was measured; NULL: nothing */
 };
 
 static const struct aq_option rows[] = {
@@ -33,6 +38,11 @@ static const struct aq_option rows[] = {
         FLAG, struct options, measure, "measure", NULL,
         "time each stage and codec on this machine (idle: nothing else should run), on its GPU where the stage is on "
         "one, and pack a sample of what is coded"),
+    AQ_ROW(FLAG, struct options, probe, "probe", NULL,
+           "have the daemons of the job measure the network between every two ranks that have a link, print it, and "
+           "plan with it. A daemon must not have a job; `docs/NETWORKS.md` tells how to read the table"),
+    AQ_ROW(TEXT, struct options, token_file, "token-file", "FILE",
+           "with --probe: the secret shared with the daemons (also AQPIPE_TOKEN_FILE)"),
     AQ_ROW_RANGE(NUMBER, struct options, forward_ms, "compute-forward-ms", "X", 0, 1e12,
                  "of one micro-batch on every stage, instead of measuring"),
     AQ_ROW_RANGE(NUMBER, struct options, backward_ms, "compute-backward-ms", "Y", 0, 1e12,
@@ -49,12 +59,25 @@ static const struct aq_command_line line = {
     "Checks the manifest and prints what would run: stages, memory, bytes of each link and step, the schedule, the "
     "predicted step time.",
     rows,
-    "Exit status: 0 it can run; 1 this machine has no memory for it, or a measurement failed; 2 usage or manifest.",
+    "Exit status: 0 it can run; 1 this machine has no memory for it, or a measurement failed (with --probe also: a "
+    "pair "
+    "could not be measured, or with small packets alone); 2 usage or manifest.",
     NULL};
+
+static uint32_t cores_of(const struct options *options)
+{
+    return options->cores ? options->cores : aq_thread_cores();
+}
+
+/* Then stages take what was said, and layers say nothing. */
+static bool told_all(const struct options *options)
+{
+    return options->forward_ms >= 0 || options->backward_ms >= 0;
+}
 
 static enum aq_status costs_fill(const struct options *options, const struct aq_plan *plan, struct aq_plan_costs *costs)
 {
-    const uint32_t cores = options->cores ? options->cores : aq_thread_cores();
+    const uint32_t cores = cores_of(options);
     const bool forward = options->forward_ms >= 0, backward = options->backward_ms >= 0;
     if (options->measure)
         AQ_TRY(aq_plan_costs_measured(plan, cores, costs));
@@ -73,6 +96,20 @@ static enum aq_status costs_fill(const struct options *options, const struct aq_
     return AQ_OK;
 }
 
+/* The plan as one object, with what was measured of its network. */
+static enum aq_status add_told(const struct aq_probe_told *told, struct aq_text *text)
+{
+    json_t *plan = json_loads(aq_text_of(text), 0, NULL);
+    const bool added = plan && json_object_set_new(plan, "probe", aq_probe_told_json(told)) == 0;
+    aq_text_deinit(text);
+    *text = (struct aq_text){0};
+    enum aq_status status = AQ_NOMEM;
+    if (added) status = aq_json_text(plan, JSON_REAL_PRECISION(9), text);
+    aq_text_bytes(text, "\n", 1);
+    json_decref(plan);
+    return status == AQ_OK ? AQ_OK : aq_fail(status, "plan", "no memory for the plan as JSON");
+}
+
 /* costs NULL: nothing is said about time. */
 static enum aq_status print_with(const struct options *options, const struct aq_plan *plan,
                                  const struct aq_plan_costs *costs)
@@ -83,6 +120,7 @@ static enum aq_status print_with(const struct options *options, const struct aq_
     const struct aq_plan_prediction *foretold = costs ? &prediction : NULL;
     enum aq_status status = options->json ? aq_plan_print_json(plan, costs, foretold, &text)
                                           : aq_plan_print(plan, costs, foretold, aq_text_columns(STDOUT_FILENO), &text);
+    if (status == AQ_OK && options->told && options->json) status = add_told(options->told, &text);
     if (status == AQ_OK && fputs(aq_text_of(&text), stdout) < 0) status = aq_fail_errno("plan", "cannot print");
     aq_text_deinit(&text);
     return status;
@@ -92,6 +130,7 @@ static enum aq_status print_with(const struct options *options, const struct aq_
 static enum aq_status print(const struct options *options, const struct aq_plan *plan)
 {
     struct aq_plan_costs costs;
+    struct aq_plan_layers *layers = NULL;
     char origin[96];
     const bool given = options->forward_ms >= 0 && options->backward_ms >= 0;
     if (aq_plan_wants_gpu(plan) && !options->measure && !given) return print_with(options, plan, NULL);
@@ -102,12 +141,52 @@ static enum aq_status print(const struct options *options, const struct aq_plan 
         snprintf(origin, sizeof origin, "assumed: %g GFLOP/s a core, see --measure", options->gflops);
         costs.origin = origin;
     }
-    return print_with(options, plan, &costs);
+    if (!told_all(options) && plan->stage_count > 1)
+        AQ_TRY(options->measure ? aq_plan_layers_measured(plan, cores_of(options), &layers)
+                                : aq_plan_layers_assumed(plan, &layers));
+    costs.layers = layers;
+    const enum aq_status printed = print_with(options, plan, &costs);
+    aq_plan_layers_close(layers);
+    return printed;
+}
+
+static enum aq_status tell(const struct options *options)
+{
+    struct aq_text text = {0};
+    if (options->json) return AQ_OK; /* with the plan */
+    enum aq_status status = aq_probe_told_print(options->told, aq_text_columns(STDOUT_FILENO), &text);
+    if (status == AQ_OK && fputs(aq_text_of(&text), stdout) < 0) status = aq_fail_errno("plan", "cannot print");
+    aq_text_deinit(&text);
+    return status;
+}
+
+/* Measure, tell, and plan again by it. */
+static enum aq_status probe(struct options *options, struct aq_job *job, struct aq_plan **plan)
+{
+    const enum aq_status status = aq_plan_probe(job, *plan, options->token_file, &options->told);
+    if (options->told) AQ_TRY(tell(options));
+    AQ_TRY(status);
+    aq_plan_close(*plan);
+    *plan = NULL;
+    aq_probe_told_use(options->told, job);
+    return aq_plan_open(job, plan);
+}
+
+/* Cut by measured layers, where the job wants it: said first. */
+static enum aq_status cut(const struct options *options, struct aq_plan **plan)
+{
+    struct aq_text told = {0};
+    enum aq_status status = aq_cut_measured(plan, cores_of(options), &told);
+    if (status == AQ_OK && told.used > 0 && !options->json && printf("%s\n\n", aq_text_of(&told)) < 0)
+        status = aq_fail_errno("plan", "cannot print");
+    aq_text_deinit(&told);
+    return status;
 }
 
 int aq_command_plan(int argc, char **argv)
 {
-    struct options options = {.forward_ms = -1, .backward_ms = -1, .gflops = assumed_gflops};
+    struct options options = {
+        .forward_ms = -1, .backward_ms = -1, .gflops = assumed_gflops, .token_file = getenv("AQPIPE_TOKEN_FILE")};
     struct aq_job *job = NULL;
     struct aq_plan *plan = NULL;
     struct aq_arguments rest;
@@ -117,8 +196,12 @@ int aq_command_plan(int argc, char **argv)
     enum aq_status status = aq_job_load(rest.of[0], options.sets.of, options.sets.count, &job);
     if (status == AQ_OK) status = aq_plan_open(job, &plan);
     const bool planned = status == AQ_OK;
+    if (status == AQ_OK && options.probe) status = probe(&options, job, &plan);
+    if (status == AQ_OK) status = cut(&options, &plan);
     if (status == AQ_OK) status = print(&options, plan);
     if (status == AQ_OK) status = aq_plan_fits(plan, aq_plan_memory_here());
+    if (status == AQ_OK && options.told && !aq_probe_told_well(options.told)) status = AQ_IO; /* told in the table */
+    aq_probe_told_close(options.told);
     aq_plan_close(plan);
     aq_job_close(job);
     return status == AQ_OK ? AQ_EXIT_DONE : planned ? AQ_EXIT_FAILED : AQ_EXIT_USAGE; /* as launch */

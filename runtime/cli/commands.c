@@ -4,10 +4,14 @@
 #include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "job.h"
+#include "net/tls.h"
 #include "run_folder.h"
+#include "security.h"
 
 bool aq_program_beside(const char *name, char *path)
 {
@@ -18,6 +22,24 @@ bool aq_program_beside(const char *name, char *path)
     if (!slash || (size_t)(slash + 1 - path) + strlen(name) >= AQ_RUN_PATH_BYTES) return false;
     memcpy(slash + 1, name, strlen(name) + 1);
     return access(path, X_OK) == 0;
+}
+
+enum aq_status aq_daemon_program(char *path)
+{
+    const char *named = getenv("AQPIPE_DAEMON");
+    if (named && aq_absolute(named, path) && access(path, X_OK) == 0) return AQ_OK;
+    if (!named && aq_program_beside("aqpiped", path)) return AQ_OK;
+    return aq_fail(AQ_NOTFOUND, "launch", "there is no program %s", named ? named : "aqpiped beside aqpipe");
+}
+
+enum aq_status aq_launcher_keys(const struct aq_job *job, struct aq_tls **out)
+{
+    bool listening = false;
+    for (uint32_t r = 0; r < aq_job_ranks(job); r++)
+        listening |= job->pipeline.stages[r].host != NULL;
+    *out = NULL;
+    if (!listening || !aq_security_on(job)) return AQ_OK;
+    return aq_tls_open(job->security.keys, AQ_TLS_LAUNCHER, 0, out);
 }
 
 bool aq_absolute(const char *path, char *out)

@@ -10,11 +10,17 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "aqsgd/base.h"
+
 enum { AQ_EXIT_DONE = 0, AQ_EXIT_FAILED = 1, AQ_EXIT_USAGE = 2, AQ_EXIT_STOPPED = 3 };
 
 int aq_command_launch(int argc, char **argv);
 int aq_command_resume(int argc, char **argv);
 int aq_command_report(int argc, char **argv);
+int aq_command_import(int argc, char **argv);
+int aq_command_export(int argc, char **argv);
+int aq_command_generate(int argc, char **argv);
+int aq_command_eval(int argc, char **argv);
 int aq_command_status(int argc, char **argv);
 int aq_command_top(int argc, char **argv);
 int aq_command_stop(int argc, char **argv);
@@ -38,6 +44,15 @@ int aq_command_end(const char *program, int code);
 
 /* The program `name` in the folder of this one, into path (4096 bytes); NULL-safe answer false: there is none. */
 bool aq_program_beside(const char *name, char *path);
+
+/* The program of private daemons: AQPIPE_DAEMON, else the aqpiped beside this one. AQ_NOTFOUND (logged). */
+enum aq_status aq_daemon_program(char *path);
+
+/* Who launches, for the daemons of a job that listen; *out NULL: none does, or the job is in the clear. As aq_tls_open.
+ */
+struct aq_job;
+struct aq_tls;
+enum aq_status aq_launcher_keys(const struct aq_job *job, struct aq_tls **out);
 
 /* path as an absolute one, into out (4096 bytes); it need not exist. False: too long. */
 bool aq_absolute(const char *path, char *out);

@@ -13,11 +13,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "aqsgd/base.h"
 #include "control_socket.h"
 #include "doctor.h"
 #include "job.h"
 #include "net/tls.h"
-#include "aqsgd/base.h"
 #include "plan.h"
 #include "run_folder.h"
 #include "runtime_text.h"
@@ -229,8 +229,9 @@ static void daemon_look(struct doctor *doctor, const struct aq_job *job, const c
     aq_control_close(control);
     const double said = (double)job->link.rtt_ms;
     const bool far = ms > 5 && (said < 0.5 * ms || said > 2 * ms);
-    char remedy[96];
-    snprintf(remedy, sizeof remedy, "link.rtt_ms: %.0f, if links go the same way", ms);
+    char remedy[128];
+    snprintf(remedy, sizeof remedy, "link.rtt_ms: %.0f, if links go the same way (aqpipe plan --probe measures them)",
+             ms);
     doctor_found(doctor, far ? DOCTOR_DOUBTFUL : DOCTOR_WELL, "daemon", far ? remedy : NULL,
                  "%s answers; the way there and back takes %.1f ms%s", address, ms,
                  far ? ", which the manifest does not know" : "");
@@ -252,8 +253,8 @@ static void daemons_look(struct doctor *doctor, const struct aq_job *job)
     for (uint32_t rank = 0; rank < ranks; rank++) {
         const char *const host = job->pipeline.stages[rank].host;
         uint32_t before = 0;
-        while (before < rank && (!host || !job->pipeline.stages[before].host ||
-                                 strcmp(host, job->pipeline.stages[before].host) != 0))
+        while (before < rank &&
+               (!host || !job->pipeline.stages[before].host || strcmp(host, job->pipeline.stages[before].host) != 0))
             before++;
         if (host && before == rank) daemon_look(doctor, job, host, tls);
     }

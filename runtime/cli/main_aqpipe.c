@@ -18,6 +18,10 @@ static const struct aq_command commands[] = {
     {"stop", "stop a run after its current step, with a checkpoint", aq_command_stop},
     {"logs", "what a stage's worker has written", aq_command_logs},
     {"report", "compare runs: one table, report.json, curves for plotting", aq_command_report},
+    {"import", "what a published model folder is, and a manifest to begin with", aq_command_import},
+    {"export", "write what a run has trained as a folder that other programs load", aq_command_export},
+    {"eval", "what a model folder scores on held-out data, in one process", aq_command_eval},
+    {"generate", "what a model folder writes behind a prompt, in one process", aq_command_generate},
     {"keys", "make and show the certificates of a job, for mutual TLS", aq_command_keys},
     {"cache", "look at the message caches of a run: stat, verify, compact", aq_command_cache},
     {"doctor", "look at this machine, and at a job's part of it, before hours are spent", aq_command_doctor},
@@ -40,6 +44,9 @@ static const char examples[] =
     "  aqpipe launch job.yaml --run out --set train.lr=1e-4 --set link.rate_mbps=100\n"
     "  aqpipe resume out                             go on\n"
     "  aqpipe report run-a run-b                     compare\n"
+    "  aqpipe import FOLDER                          what is this model folder?\n"
+    "  aqpipe export out model                       a folder that transformers loads\n"
+    "  aqpipe generate out --prompt 'Once upon'      what has it learnt?\n"
     "  aqpipe cache verify out                       are its message caches whole?\n"
     "\n"
     "`aqpipe COMMAND --help` tells more of each. AQ_LOG=2, or AQ_LOG=net:4,edge:3, makes rooms talk.\n"

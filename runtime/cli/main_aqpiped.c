@@ -70,22 +70,6 @@ static int serve(struct asked *asked)
     return aq_daemon_run(config) == AQ_OK ? 0 : 1;
 }
 
-/* "512M" */
-static const char *size_read(const char *text, void *to)
-{
-    static const char units[] = "KMGT";
-    char *end;
-    errno = 0;
-    const unsigned long long value = strtoull(text, &end, 10);
-    const char *unit = *end ? strchr(units, *end) : NULL;
-    const int shift = unit ? 10 * (int)(unit + 1 - units) : 0;
-    if (errno != 0 || end == text || text[0] == '-' || (*end && (!unit || end[1])) || value == 0 ||
-        value > UINT64_MAX >> shift)
-        return "bytes are wanted, or 512M";
-    *(uint64_t *)to = value << shift;
-    return NULL;
-}
-
 static const char *folder_read(const char *text, void *to)
 {
     return aq_confine_allow(to, text) == AQ_OK ? NULL : aq_error_text();
@@ -116,7 +100,7 @@ static const struct aq_option options[] = {
                 "(Landlock) keeps daemon and workers from all else but programs and devices"),
     AQ_ROW_READ(folder_read, struct asked, config.confine.data, "allow-data", "DIR",
                 "data, weights and tokenizers may be read below DIR; may be given again"),
-    AQ_ROW_READ(size_read, struct asked, config.confine.memory_bytes_max, "max-memory", "BYTES",
+    AQ_ROW_READ(aq_size_read, struct asked, config.confine.memory_bytes_max, "max-memory", "BYTES",
                 "of each worker (RLIMIT_DATA); also 512M, 16G. A plan that wants more is refused"),
     AQ_ROW(TEXT, struct asked, config.port_file, "port-file", "FILE", "write the port there once listening"),
     AQ_ROW_READ(descriptor_read, struct asked, config.fd, "fd", "N",

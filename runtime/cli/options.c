@@ -208,3 +208,18 @@ int aq_options_read(const struct aq_command_line *line, int argc, char **argv, v
     }
     return error ? AQ_EXIT_USAGE : AQ_OPTIONS_READ;
 }
+
+const char *aq_size_read(const char *text, void *to)
+{
+    static const char units[] = "KMGT";
+    char *end;
+    errno = 0;
+    const unsigned long long value = strtoull(text, &end, 10);
+    const char *unit = *end ? strchr(units, *end) : NULL;
+    const int shift = unit ? 10 * (int)(unit + 1 - units) : 0;
+    if (errno != 0 || end == text || text[0] == '-' || (*end && (!unit || end[1])) || value == 0 ||
+        value > UINT64_MAX >> shift)
+        return "bytes are wanted, or 512M";
+    *(uint64_t *)to = value << shift;
+    return NULL;
+}

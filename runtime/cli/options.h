@@ -87,6 +87,9 @@ struct aq_command_line {
 int aq_options_read(const struct aq_command_line *line, int argc, char **argv, void *to,
                     struct aq_arguments *arguments);
 
+/* A READ of bytes into a uint64_t: "5000000000", "512M", "16G". */
+const char *aq_size_read(const char *value, void *to);
+
 /* Say on standard error what is wrong with a command line of that name ("aqpipe launch"); answers AQ_EXIT_USAGE. */
 int aq_options_wrong(const char *name, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

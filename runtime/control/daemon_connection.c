@@ -259,14 +259,17 @@ static enum aq_status open_job(struct daemon *daemon, struct connection *connect
     }
     if (daemon->term_seen) return refuse(daemon, connection, "it is about to end");
     AQ_TRY(copy_text(message, "job", daemon->job, sizeof daemon->job));
-    AQ_TRY(copy_text(message, "run", daemon->run, sizeof daemon->run));
-    AQ_TRY(copy_text(message, "checkpoint", daemon->checkpoint, sizeof daemon->checkpoint));
-    aq_error_clear();
-    if (enter_folders(daemon, message) != AQ_OK) {
-        snprintf(text, sizeof text, "%s", aq_error_text());
+    daemon->probing = aq_control_bool_or(message, "probe", false);
+    if (!daemon->probing) {
+        AQ_TRY(copy_text(message, "run", daemon->run, sizeof daemon->run));
+        AQ_TRY(copy_text(message, "checkpoint", daemon->checkpoint, sizeof daemon->checkpoint));
         aq_error_clear();
-        daemon->run[0] = 0; /* nobody's logs are shown from there */
-        return refuse(daemon, connection, text);
+        if (enter_folders(daemon, message) != AQ_OK) {
+            snprintf(text, sizeof text, "%s", aq_error_text());
+            aq_error_clear();
+            daemon->run[0] = 0; /* nobody's logs are shown from there */
+            return refuse(daemon, connection, text);
+        }
     }
     daemon->owner = connection;
     aq_control_limit(connection->control, AQ_CONTROL_LINE_BYTES_MAX); /* a manifest comes with each start */
@@ -280,6 +283,7 @@ static enum aq_status open_job(struct daemon *daemon, struct connection *connect
 static enum aq_status forget(struct daemon *daemon, const json_t *message)
 {
     uint64_t step;
+    if (daemon->probing) return aq_fail(AQ_PROTO, "daemon", "who measures the network has no checkpoints");
     AQ_TRY(aq_control_get_u64(message, "step", &step));
     /* What fails is said in the log; an old checkpoint that stays harms nobody. */
     if (aq_owned_forget(daemon->checkpoint, &daemon->run_owner, step) != AQ_OK) aq_error_clear();
@@ -288,6 +292,10 @@ static enum aq_status forget(struct daemon *daemon, const json_t *message)
 
 static enum aq_status start(struct daemon *daemon, json_t *message, uint32_t rank)
 {
+    /* Who has opened no folders starts no worker that would write into some. */
+    if (aq_control_bool_or(message, "probe", false) != daemon->probing)
+        return aq_fail(AQ_PROTO, "daemon", "a worker that %s is not what was opened",
+                       daemon->probing ? "trains" : "measures the network");
     const enum aq_status status = worker_start(daemon, rank, message);
     if (status == AQ_OK || worker_find(daemon, rank)) return AQ_OK;
     owner_send(daemon,
@@ -327,7 +335,8 @@ static enum aq_status tell_status(struct daemon *daemon, struct connection *conn
     const bool busy = daemon->owner != NULL;
     return reply(daemon, connection,
                  json_pack("{s:s, s:s, s:o, s:s, s:f, s:o}", "event", "status", "version", AQ_VERSION, "job",
-                           busy ? json_string(daemon->job) : json_null(), "run", busy ? daemon->run : "", "seconds",
+                           busy ? json_string(daemon->job) : json_null(), "run",
+                           busy && !daemon->probing ? daemon->run : "", "seconds",
                            busy ? (double)(aq_clock_ns() - daemon->job_since_ns) * 1e-9 : 0.0, "workers",
                            worker_status(daemon)));
 }

@@ -84,6 +84,7 @@ struct daemon {
     char run[AQ_RUN_PATH_BYTES];
     char checkpoint[AQ_RUN_PATH_BYTES];
     struct aq_owner run_owner; /* whose these folders are; its job is the one above */
+    bool probing;              /* no job: its owner measures the network. Folders are those of the job before */
     uint64_t job_since_ns;
     uint64_t beat_ns, beat_due_ns;     /* ours to the owner; 0: none                             */
     uint64_t owner_silence_ns;         /* for so long the owner is waited for; 0: for ever       */

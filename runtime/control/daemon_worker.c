@@ -84,6 +84,7 @@ static void log_open(struct daemon *daemon, struct worker *worker, bool rename_f
     worker->log = -1;
     snprintf(name, sizeof name, "logs/stage-%u.log", worker->rank);
     snprintf(aside, sizeof aside, "logs/stage-%u.log.1", worker->rank);
+    if (daemon->probing) return; /* there is no run folder: its last line is told when it ends */
     enum aq_status status = aq_file_make_folder(daemon->run, "logs");
     if (status == AQ_OK && rename_first) (void)aq_file_rename(daemon->run, name, aside);
     if (status == AQ_OK) status = aq_file_open(daemon->run, name, AQ_FILE_APPEND, &worker->log);

@@ -70,6 +70,9 @@ enum aq_status aq_edge_open(const struct aq_edge_config *config, struct aq_edge 
     AQ_TRY_GOTO(aq_edge_works_open(edge), out);
     edge->pages = aq_device_pages(config->device);
     AQ_TRY_GOTO(aq_pages_take(&edge->pages, edge->size.host_bytes, (void **)&edge->bodies), out);
+    edge->shared = (float *)(void *)aq_edge_body(edge, edge->body_count);
+    edge->still_body = (uint8_t *)(edge->shared + shape->shared);
+    if (edge->size.still_bytes) memset(edge->still_body, 0, edge->size.still_bytes);
     for (uint32_t i = 0; i < edge->body_count; i++)
         edge->free_bodies[i] = i;
     edge->free_count = edge->body_count;
@@ -111,7 +114,8 @@ enum aq_status aq_edge_body_take(struct aq_edge *edge, uint32_t *index)
 void aq_edge_body_return(struct aq_edge *edge, uint32_t index)
 {
     AQ_ASSERT(index < edge->body_count && edge->free_count < edge->body_count);
-    edge->answering &= ~(UINT64_C(1) << index);
+    edge->answers_out -= edge->answering[index];
+    edge->answering[index] = false;
     edge->free_bodies[edge->free_count++] = index;
 }
 
@@ -269,6 +273,8 @@ static enum aq_status frame_in(struct aq_edge *edge, const struct aq_frame *fram
         edge->norm_flags[edge->norm_count] = frame->flags;
         edge->norm_steps[edge->norm_count++] = frame->step;
         return AQ_OK;
+    case AQ_FRAME_SHARED:
+        return aq_edge_shared_in(edge, frame);
     case AQ_FRAME_FETCH:
         if (frame->body_bytes == 0) return aq_edge_fetch_asked(edge, frame);
         break;
@@ -323,7 +329,7 @@ enum aq_status aq_edge_pump(struct aq_edge *edge)
     AQ_TRY(aq_edge_fetches_serve(edge));
     /* What came before the goodbye is still to be had: the end counts when nothing is left. */
     const bool left = edge->forwards.count || edge->backwards.count || edge->evals.count || edge->norm_count ||
-                      aq_edge_decoding(edge);
+                      edge->shared_here || aq_edge_decoding(edge);
     return edge->ended == AQ_CLOSED && left ? AQ_OK : edge->ended;
 }
 
@@ -366,9 +372,38 @@ static enum aq_status received_check(const struct aq_edge *edge, const struct aq
                        edge->shape.edge, (unsigned long long)frame->step, frame->micro_batch,
                        (unsigned long long)frame->argument, (unsigned long long)batch->step, batch->micro_batch,
                        batch->samples);
-    if (frame->body_bytes < batch->samples * AQ_EDGE_ROW_BYTES)
+    if ((frame->flags ^ batch->flags) & AQ_EDGE_CODED)
+        return aq_fail(AQ_PROTO, "edge", "edge %u: step %llu micro-batch %u is %scoded, which was not asked for",
+                       edge->shape.edge, (unsigned long long)frame->step, frame->micro_batch,
+                       frame->flags & AQ_EDGE_CODED ? "" : "not ");
+    const bool bare = edge->shape.still && frame->kind == AQ_FRAME_BACKWARD;
+    if (bare && frame->body_bytes == 0) return AQ_OK;
+    if (bare || frame->body_bytes < batch->samples * AQ_EDGE_ROW_BYTES)
         return aq_fail(AQ_PROTO, "edge", "edge %u: a body of %u bytes has no room for %u rows", edge->shape.edge,
                        frame->body_bytes, batch->samples);
+    return AQ_OK;
+}
+
+/* The frame before any other, which is of these samples, if none of its rows has a body. */
+enum aq_status aq_edge_receive_still(struct aq_edge *edge, const struct aq_edge_batch *batch)
+{
+    struct aq_edge_queue *queue = &edge->forwards;
+    const struct aq_frame *frame = &queue->frames[queue->first];
+    const uint32_t rows = batch->samples * AQ_EDGE_ROW_BYTES;
+    AQ_ASSERT(edge->shape.still && !edge->config.sender && queue->count > 0);
+    if (aq_edge_decoding(edge)) return AQ_AGAIN;
+    AQ_TRY(received_check(edge, frame, batch));
+    if (frame->body_bytes != rows || queue->carried[queue->first]) return AQ_NOTFOUND;
+    for (uint32_t i = 0; i < batch->samples; i++) {
+        struct aq_edge_row row;
+        aq_edge_row_read((const uint8_t *)frame->body + (size_t)i * AQ_EDGE_ROW_BYTES, &row);
+        AQ_TRY(aq_edge_row_check(edge, batch, i, &row, rows, rows, edge->config.cache));
+        if (!(row.flags & AQ_EDGE_HELD)) return AQ_NOTFOUND;
+    }
+    const struct aq_edge_received got = queue_take(queue);
+    aq_edge_received_release(edge, &got);
+    edge->measures.samples += batch->samples;
+    edge->measures.held += batch->samples;
     return AQ_OK;
 }
 
@@ -428,6 +463,7 @@ enum aq_status aq_edge_send_backward(struct aq_edge *edge, const struct aq_edge_
                                      struct aq_stream *stream)
 {
     AQ_ASSERT(!edge->config.sender);
+    if (edge->shape.still) return aq_edge_still_back(edge, batch);
     return send_batch(edge, AQ_FRAME_BACKWARD, codec_now(edge, edge->backward, batch), batch, g, stream);
 }
 
@@ -439,15 +475,27 @@ bool aq_edge_backward_here(const struct aq_edge *edge)
 enum aq_status aq_edge_receive_backward(struct aq_edge *edge, const struct aq_edge_batch *batch,
                                         const struct aq_values *g, struct aq_stream *stream)
 {
-    AQ_TRY(receive_batch(edge, &edge->backwards, edge->backward, batch, g, stream));
+    if (edge->shape.still) {
+        const struct aq_edge_received got = queue_take(&edge->backwards);
+        const enum aq_status status = received_check(edge, &got.frame, batch);
+        aq_edge_received_release(edge, &got);
+        AQ_TRY(status);
+    } else {
+        AQ_TRY(receive_batch(edge, &edge->backwards, edge->backward, batch, g, stream));
+    }
     aq_edge_unhold(edge, aq_edge_number(batch)); /* its gradient proves that the receiver has decoded it */
     return AQ_OK;
+}
+
+static struct aq_codec *codec_of_eval(struct aq_edge *edge, const struct aq_edge_batch *batch)
+{
+    return batch->flags & AQ_EDGE_CODED ? edge->forward : edge->raw;
 }
 
 enum aq_status aq_edge_send_eval(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *a,
                                  struct aq_stream *stream)
 {
-    return send_batch(edge, AQ_FRAME_EVAL, edge->raw, batch, a, stream);
+    return send_batch(edge, AQ_FRAME_EVAL, codec_of_eval(edge, batch), batch, a, stream);
 }
 
 bool aq_edge_eval_here(const struct aq_edge *edge)
@@ -458,7 +506,7 @@ bool aq_edge_eval_here(const struct aq_edge *edge)
 enum aq_status aq_edge_receive_eval(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *x,
                                     struct aq_stream *stream)
 {
-    return receive_batch(edge, &edge->evals, edge->raw, batch, x, stream);
+    return receive_batch(edge, &edge->evals, codec_of_eval(edge, batch), batch, x, stream);
 }
 
 enum aq_status aq_edge_send_norm(struct aq_edge *edge, uint64_t step, double value, uint16_t flags)
@@ -505,7 +553,7 @@ enum aq_status aq_edge_drain(struct aq_edge *edge, uint64_t deadline_ns)
         if (status == AQ_CLOSED) return AQ_OK; /* the other side has everything and has said goodbye */
         AQ_TRY(status);
         const bool busy = aq_edge_busy_since(edge) || aq_edge_carrying(edge);
-        if (edge->sends_out == 0 && edge->asking.count == 0 && !busy) return AQ_OK;
+        if (edge->sends_out == 0 && edge->asking.count == 0 && !edge->remaking && !busy) return AQ_OK;
         const uint64_t soon = busy ? aq_clock_after(AQ_EDGE_POLL_NS) : deadline_ns;
         const enum aq_status waited = aq_bell_wait(edge->config.bell, seen, soon < deadline_ns ? soon : deadline_ns);
         if (waited != AQ_TIMEOUT || soon >= deadline_ns) AQ_TRY(waited);

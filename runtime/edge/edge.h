@@ -86,12 +86,17 @@ struct aq_edge_batch {
     uint64_t base;              /* micro-batches before this step's, as slots are counted (program.h) */
     uint32_t samples;           /* 1..B                                   */
     const uint64_t *sample_ids; /* samples of them                        */
+    const uint32_t *lengths;    /* rows of each that are real, 1 to the shape's: they alone are coded, sent and
+                                   cached, and what is behind them is zeroes where it is received. A sample
+                                   always has as many. NULL: all */
     const uint16_t *variants;   /* which augmentation each is: it has its own m; NULL: 0, all of them */
     uint16_t flags;             /* of the frame: enum aq_edge_flag        */
 };
 enum aq_edge_flag {
+    AQ_EDGE_REMADE = 1,    /* of a MESSAGE: made again, so that its digest may be another one */
     AQ_EDGE_LAST_STEP = 1, /* stop after this step: travels with the totals of NORM, from the first stage on */
-    AQ_EDGE_CARRIED = 2    /* the edge's own: the frame has rows alone, NCCL carries what they are of */
+    AQ_EDGE_CARRIED = 2,   /* the edge's own: the frame has rows alone, NCCL carries what they are of */
+    AQ_EDGE_CODED = 4      /* of evaluation: the forward codec, and not raw; both ends ask for it */
 };
 
 /*
@@ -135,6 +140,35 @@ bool aq_edge_forward_here(const struct aq_edge *edge, uint16_t *flags);
 enum aq_status aq_edge_receive_forward(struct aq_edge *edge, const struct aq_edge_batch *batch,
                                        const struct aq_values *x, struct aq_stream *stream);
 
+/*
+ * An edge that is *still* (shape.still; edge_still.c): nothing upstream of the cut trains and nothing is random there,
+ * so that a sample's activation is the same at each visit. Its first visit is coded as any; from then on its row says
+ * that both ends hold the message (AQ_EDGE_HELD), and there is no body. Frames of gradients have no body at all: what
+ * is given to aq_edge_send_backward is not read, and aq_edge_receive_backward writes nothing.
+ *
+ * The sender's: does it hold all of these samples? Then nobody need compute them, and aq_edge_send_still sends their
+ * rows. AQ_NOTFOUND: one was lost meanwhile, nothing has happened. AQ_AGAIN as aq_edge_send_forward.
+ */
+bool aq_edge_settled(const struct aq_edge *edge, const struct aq_edge_batch *batch);
+enum aq_status aq_edge_send_still(struct aq_edge *edge, const struct aq_edge_batch *batch);
+
+/*
+ * The receiver's, where its own stage does not want the values: takes the next FORWARD frame, if it is of samples that
+ * both ends hold alone. AQ_NOTFOUND: it is not, and stays. If the values are wanted after all: aq_edge_recall, which
+ * brings those of a batch from the cache, or from the sender.
+ */
+enum aq_status aq_edge_receive_still(struct aq_edge *edge, const struct aq_edge_batch *batch);
+enum aq_status aq_edge_recall(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *x,
+                              struct aq_stream *stream);
+
+/*
+ * The sender's: does the receiver wait for the message of a sample (*id) that this side has lost, too? Then compute its
+ * activation again, alone, and hand it over. aq_edge_remade: AQ_AGAIN as aq_edge_send_forward.
+ */
+bool aq_edge_wanted(const struct aq_edge *edge, uint64_t *id);
+enum aq_status aq_edge_remade(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *a,
+                              struct aq_stream *stream);
+
 /* Gradients: the receiver sends, the sender receives. */
 enum aq_status aq_edge_send_backward(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *g,
                                      struct aq_stream *stream);
@@ -142,7 +176,11 @@ bool aq_edge_backward_here(const struct aq_edge *edge);
 enum aq_status aq_edge_receive_backward(struct aq_edge *edge, const struct aq_edge_batch *batch,
                                         const struct aq_values *g, struct aq_stream *stream);
 
-/* Held-out samples: raw fp32, no cache, sender to receiver. */
+/*
+ * Held-out samples, sender to receiver, without a cache: raw fp32; with AQ_EDGE_CODED in batch->flags by the forward
+ * codec, each as a sample that was never seen (a keyframe, where the codec has messages). AQ_PROTO: the other side does
+ * not do the same.
+ */
 enum aq_status aq_edge_send_eval(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *a,
                                  struct aq_stream *stream);
 bool aq_edge_eval_here(const struct aq_edge *edge);
@@ -159,6 +197,13 @@ enum aq_status aq_edge_receive_norm(struct aq_edge *edge, uint64_t step, double 
 
 /* Does a number of this step that has come, and was not received yet, say that the step is the last one? */
 bool aq_edge_norm_stops(const struct aq_edge *edge, uint64_t step);
+
+/*
+ * Sums of gradients of tensors that both sides hold, shape.shared floats in host memory: one a step each way. AQ_AGAIN:
+ * not all has been handed over, or has come; call again with the same. AQ_PROTO: those of another step came.
+ */
+enum aq_status aq_edge_send_shared(struct aq_edge *edge, uint64_t step, const float *values);
+enum aq_status aq_edge_receive_shared(struct aq_edge *edge, uint64_t step, float *values);
 
 /*
  * Frames of mirrored checkpoints (mirror.h), whose bodies are the caller's. piece: a number below 32 by which
@@ -189,6 +234,7 @@ struct aq_edge_measures {
     uint64_t samples;    /* coded or decoded forward                                         */
     uint64_t keyframes;  /* of them without a reference                                      */
     uint64_t raws;       /* of them raw because of their values                              */
+    uint64_t held;       /* of them without a body: both ends have them                      */
     uint64_t fetched;    /* messages this side had to fetch from the other                   */
     uint64_t served;     /* messages this side gave                                          */
     uint64_t sent_bytes; /* bodies of training frames sent: forward (sender), backward (receiver) */

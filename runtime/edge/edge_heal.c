@@ -32,7 +32,7 @@ void aq_edge_unhold(struct aq_edge *edge, uint64_t number)
     if (!edge->held) return;
     struct aq_edge_held *held = &edge->held[number % edge->shape.slots];
     while (held->count > 0)
-        aq_cache_release(edge->config.cache, &held->entries[--held->count]);
+        if (held->entries[--held->count].bytes) aq_cache_release(edge->config.cache, &held->entries[held->count]);
 }
 
 /* version 0: the oldest, for that is what the frames on their way were coded against. */
@@ -63,22 +63,42 @@ static struct aq_edge_fetch fetch_take(struct aq_edge_fetches *fetches)
     return taken;
 }
 
-/* The receiver answers from its cache; so does the sender of what it has not coded meanwhile. */
+/* The receiver answers from its cache; so does the sender of what it has not coded meanwhile, or never codes again. */
 static bool may_be_cached(const struct aq_edge *edge, const struct aq_edge_fetch *fetch)
 {
-    return edge->config.cache && (!edge->config.sender || fetch->version == 0);
+    return edge->config.cache && (!edge->config.sender || fetch->version == 0 || edge->shape.still);
+}
+
+/* Of our own cache. AQ_NOTFOUND: it has none that will do. */
+static enum aq_status answer_cached(struct aq_edge *edge, const struct aq_edge_fetch *fetch,
+                                    struct aq_cache_entry *mine)
+{
+    if (!may_be_cached(edge, fetch)) return AQ_NOTFOUND;
+    const enum aq_status status = aq_edge_cache_get(edge, &fetch->key, 0, mine);
+    if (status == AQ_CORRUPT) return AQ_NOTFOUND;
+    AQ_TRY(status);
+    if (!edge->config.sender || !fetch->version || mine->version == fetch->version) return AQ_OK;
+    aq_cache_release(edge->config.cache, mine);
+    return AQ_NOTFOUND;
 }
 
 static enum aq_status answer(struct aq_edge *edge, const struct aq_edge_fetch *fetch, uint32_t index)
 {
     struct aq_cache_entry mine = {0};
     const struct aq_cache_entry *entry = edge->config.sender ? held_find(edge, fetch) : NULL;
+    const bool due = entry && !entry->bytes; /* its row is on its way, and said that both ends hold it */
     bool borrowed = false;
-    if (!entry && may_be_cached(edge, fetch)) {
-        const enum aq_status status = aq_edge_cache_get(edge, &fetch->key, &mine);
-        if (status != AQ_OK && status != AQ_NOTFOUND && status != AQ_CORRUPT) return status;
+    if (!entry || due) {
+        const enum aq_status status = answer_cached(edge, fetch, &mine);
+        if (status != AQ_OK && status != AQ_NOTFOUND) return status;
         borrowed = status == AQ_OK;
         entry = borrowed ? &mine : NULL;
+    }
+    if (due && !entry) {
+        edge->remake = *fetch;
+        edge->remaking = true;
+        aq_edge_body_return(edge, index);
+        return AQ_OK;
     }
     struct aq_frame frame = {.kind = AQ_FRAME_MESSAGE,
                              .argument = fetch->key.sample,
@@ -97,7 +117,8 @@ static enum aq_status answer(struct aq_edge *edge, const struct aq_edge_fetch *f
         aq_edge_body_return(edge, index);
         return aq_edge_post(edge, &frame, AQ_EDGE_REQUEST);
     }
-    edge->answering |= UINT64_C(1) << index;
+    edge->answering[index] = true;
+    edge->answers_out++;
     return aq_edge_post(edge, &frame, index);
 }
 
@@ -105,13 +126,13 @@ static enum aq_status answer(struct aq_edge *edge, const struct aq_edge_fetch *f
 static bool answer_turn(const struct aq_edge *edge)
 {
     const uint32_t most = edge->body_count > 1 ? edge->body_count / 2 : 1;
-    return (uint32_t)__builtin_popcountll(edge->answering) < most && edge->requests_out < AQ_EDGE_REQUESTS;
+    return edge->answers_out < most && edge->requests_out < AQ_EDGE_REQUESTS;
 }
 
 enum aq_status aq_edge_fetches_serve(struct aq_edge *edge)
 {
     uint32_t index;
-    while (edge->asked.count > 0 && answer_turn(edge) && aq_edge_body_take(edge, &index) == AQ_OK) {
+    while (edge->asked.count > 0 && !edge->remaking && answer_turn(edge) && aq_edge_body_take(edge, &index) == AQ_OK) {
         const struct aq_edge_fetch fetch = fetch_take(&edge->asked);
         AQ_TRY(answer(edge, &fetch, index));
     }
@@ -172,7 +193,8 @@ enum aq_status aq_edge_refill(struct aq_edge *edge, const struct aq_edge_batch *
 {
     for (uint32_t i = 0; i < batch->samples; i++) {
         struct aq_cache_entry entry;
-        const struct aq_edge_fetch fetch = {.key = aq_edge_key_of(edge, batch, i)};
+        const struct aq_edge_fetch fetch = {.key = aq_edge_key_of(edge, batch, i),
+                                            .bytes = aq_edge_message_bytes(edge, batch, i)};
         const enum aq_status status = aq_cache_peek(edge->config.cache, &fetch.key, &entry);
         if (status == AQ_OK || asking_find(edge, &fetch.key)) continue;
         if (status != AQ_NOTFOUND) return status;
@@ -191,9 +213,9 @@ static enum aq_status message_check(const struct aq_edge *edge, const struct aq_
         return aq_fail(AQ_PROTO, "edge", "edge %u: asked for the message of sample %llu, got that of %llu",
                        edge->shape.edge, sample, (unsigned long long)message->argument);
     if (!message->body) return AQ_OK;
-    if (message->body_bytes != aq_codec_message_bytes(edge->forward))
-        return aq_fail(AQ_PROTO, "edge", "edge %u: a message of %u bytes came, it has %zu", edge->shape.edge,
-                       message->body_bytes, aq_codec_message_bytes(edge->forward));
+    if (message->body_bytes != fetch->bytes)
+        return aq_fail(AQ_PROTO, "edge", "edge %u: a message of %u bytes came, it has %u", edge->shape.edge,
+                       message->body_bytes, fetch->bytes);
     /* Version 0 is none, and the last number has no successor. */
     if (fetch->version ? came == fetch->version : came != 0 && came != UINT64_MAX) return AQ_OK;
     return aq_fail(AQ_PROTO, "edge",
@@ -201,20 +223,26 @@ static enum aq_status message_check(const struct aq_edge *edge, const struct aq_
                    edge->shape.edge, (unsigned long long)fetch->version, sample, came);
 }
 
+enum aq_status aq_edge_keep(struct aq_edge *edge, const struct aq_cache_key *key, uint64_t version, uint64_t digest,
+                            const void *bytes, uint32_t count)
+{
+    void *slot;
+    AQ_TRY(aq_cache_slot(edge->config.cache, aq_clock_after(edge->config.silence_ns), &slot));
+    memcpy(slot, bytes, count);
+    const enum aq_status status = aq_cache_put(edge->config.cache, key, version, digest, slot, count);
+    if (status != AQ_OK) aq_cache_slot_return(edge->config.cache, slot);
+    return status;
+}
+
 /* One that was asked for ahead: to the cache, unless something has come there meanwhile, or there is no room. */
 static enum aq_status message_keep(struct aq_edge *edge, const struct aq_cache_key *key, const struct aq_frame *message)
 {
     struct aq_cache_entry entry;
-    void *slot;
     enum aq_status status = aq_cache_peek(edge->config.cache, key, &entry);
     if (status != AQ_NOTFOUND) return status;
-    status = aq_cache_slot(edge->config.cache, aq_clock_after(edge->config.silence_ns), &slot);
-    if (status == AQ_AGAIN) return AQ_OK;
-    AQ_TRY(status);
-    memcpy(slot, message->body, message->body_bytes);
-    status = aq_cache_put(edge->config.cache, key, message->step, aq_digest(slot, message->body_bytes), slot,
+    status = aq_edge_keep(edge, key, message->step, aq_digest(message->body, message->body_bytes), message->body,
                           message->body_bytes);
-    if (status != AQ_OK) aq_cache_slot_return(edge->config.cache, slot);
+    if (status == AQ_AGAIN) return AQ_OK;
     edge->measures.fetched += status == AQ_OK;
     return status;
 }
@@ -274,10 +302,10 @@ static enum aq_status answer_wait(struct aq_edge *edge, uint64_t sample)
     }
 }
 
-enum aq_status aq_edge_fetch(struct aq_edge *edge, const struct aq_cache_key *key, uint64_t version,
+enum aq_status aq_edge_fetch(struct aq_edge *edge, const struct aq_cache_key *key, uint64_t version, uint32_t bytes,
                              struct aq_frame *message)
 {
-    const struct aq_edge_fetch fetch = {.key = *key, .version = version, .awaited = true};
+    const struct aq_edge_fetch fetch = {.key = *key, .version = version, .bytes = bytes, .awaited = true};
     struct aq_edge_fetch *ahead = asking_find(edge, key);
     edge->arrived = false;
     if (ahead)
@@ -288,9 +316,9 @@ enum aq_status aq_edge_fetch(struct aq_edge *edge, const struct aq_cache_key *ke
     edge->arrived = false;
     if (ahead && version && edge->message.body && edge->message.step != version) {
         aq_edge_message_release(edge, &edge->message);
-        return aq_edge_fetch(edge, key, version, message);
+        return aq_edge_fetch(edge, key, version, bytes, message);
     }
-    if (!edge->message.body) return ahead && version ? aq_edge_fetch(edge, key, version, message) : AQ_NOTFOUND;
+    if (!edge->message.body) return ahead && version ? aq_edge_fetch(edge, key, version, bytes, message) : AQ_NOTFOUND;
     *message = edge->message;
     return AQ_OK;
 }

@@ -1,6 +1,7 @@
 /*
  * edge_private.h -- the inside of an edge, shared by edge.c (frames), edge_work.c (micro-batches), edge_reference.c
- * (which message a sample is coded against), edge_heal.c (lost messages) and edge_nccl.c (bodies from GPU to GPU).
+ * (which message a sample is coded against), edge_heal.c (lost messages), edge_still.c (samples that never
+ * change), edge_shared.c (shared gradients) and edge_nccl.c (bodies from GPU to GPU).
  */
 #ifndef RUNTIME_EDGE_PRIVATE_H
 #define RUNTIME_EDGE_PRIVATE_H
@@ -28,7 +29,7 @@ struct aq_edge_queue {
 /* The references that the sender keeps for one micro-batch in flight. */
 struct aq_edge_held {
     uint32_t count;
-    struct aq_cache_entry *entries; /* B of them */
+    struct aq_cache_entry *entries; /* B of them; of an edge that is still without bytes: the cache has these */
     struct aq_cache_key *keys;
 };
 
@@ -48,6 +49,7 @@ struct aq_edge_nccl;    /* edge_nccl.c: bodies from GPU to GPU                  
 struct aq_edge_fetch {
     struct aq_cache_key key; /* of the side where this stands */
     uint64_t version;        /* 0: any                                              */
+    uint32_t bytes;          /* that it has; of what is asked by the other side: 0  */
     bool awaited;            /* of our own: aq_edge_fetch waits for it; else it goes to the cache */
 };
 
@@ -59,6 +61,7 @@ struct aq_edge_fetches {
 
 /* What a sample of a codec with messages is coded against, and where the message after goes. Zeroed: nothing yet. */
 struct aq_edge_reference {
+    bool held;    /* of an edge that is still: entry, without its bytes at the sender, is the activation */
     bool warm;    /* there is one: entry */
     bool fetched; /* entry's bytes are the other side's, in message; else the cache's */
     struct aq_cache_entry entry;
@@ -70,7 +73,7 @@ struct aq_edge {
     struct aq_edge_config config;
     struct aq_edge_shape shape;
     struct aq_edge_size size;
-    uint64_t values; /* of a sample: rows x columns */
+    uint64_t values; /* from one sample to the next: rows x columns */
     struct aq_codec *forward, *backward, *raw;
     struct aq_edge_works *works;
     bool on_device;                  /* the device codes; else this thread does */
@@ -87,6 +90,8 @@ struct aq_edge {
     uint64_t norm_steps[AQ_EDGE_NORMS_MAX];
     uint16_t norm_flags[AQ_EDGE_NORMS_MAX];
     uint32_t norm_count;
+    float *shared; /* shape.shared of them, behind the send buffers */
+    uint64_t shared_step, shared_here, shared_sent; /* of those coming, of those leaving */
     enum aq_status ended; /* the link's end, AQ_OK while it lives */
     /* Healing. */
     struct aq_edge_held *held; /* shape.slots of them */
@@ -94,8 +99,12 @@ struct aq_edge {
     struct aq_edge_fetches asked;   /* by the other side, and not answered yet                             */
     struct aq_edge_fetches asking;  /* of it                                                               */
     uint64_t asks_left;             /* that the other side may have: what can be lost, and a little a frame */
-    uint64_t answering;             /* bits of the send buffers that carry answers                         */
+    bool answering[AQ_EDGE_BODIES_MAX]; /* which send buffers carry answers                                */
+    uint32_t answers_out;           /* how many of them                                                    */
     uint32_t requests_out;          /* of sends_out: frames of AQ_EDGE_REQUESTS                            */
+    struct aq_edge_fetch remake;    /* the other side waits for it, and it is lost here too: edge_still.c  */
+    bool remaking;                  /* there is one                                                        */
+    uint8_t *still_body;            /* of zeroes, behind `shared`: the change of what does not change      */
     /* Mirrored checkpoints. */
     struct aq_frame mirrors[AQ_EDGE_MIRRORS_MAX];
     uint32_t mirror_first, mirror_count;
@@ -110,6 +119,9 @@ struct aq_edge {
 #define AQ_EDGE_NO_BODY      UINT64_MAX   /* the token of a frame without a body */
 #define AQ_EDGE_REQUEST      (UINT64_MAX - 1) /* and of those among AQ_EDGE_REQUESTS */
 #define AQ_EDGE_MIRROR_TOKEN (1ull << 32) /* and above: frames of mirrored checkpoints, the piece in the lower half */
+
+/* edge_shared.c: a frame SHARED. AQ_PROTO: out of order, or more than there can be. */
+enum aq_status aq_edge_shared_in(struct aq_edge *edge, const struct aq_frame *frame);
 
 /* A free send buffer's index, or AQ_AGAIN. */
 enum aq_status aq_edge_body_take(struct aq_edge *edge, uint32_t *index);
@@ -147,11 +159,21 @@ struct aq_cache_key aq_edge_key(const struct aq_edge *edge, uint64_t sample, uin
 struct aq_cache_key aq_edge_key_of(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i);
 /* Is this step one of the epochs that go uncompressed (edges.warmup_epochs)? */
 bool aq_edge_warms_up(const struct aq_edge *edge, uint64_t step);
+/* Rows that sample i has at this cut, and the bytes of its message. */
+uint32_t aq_edge_rows(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i);
+uint32_t aq_edge_message_bytes(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i);
 /* The stream of random numbers of one sample in one direction. */
-struct aq_rng_key aq_edge_round_key(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
+struct aq_rng_key aq_edge_round_key_of(const struct aq_edge_shape *shape, const struct aq_edge_batch *batch, uint32_t i,
                                     bool forward);
-/* AQ_NOTFOUND: cold; AQ_CORRUPT: lost. */
-enum aq_status aq_edge_cache_get(struct aq_edge *edge, const struct aq_cache_key *key, struct aq_cache_entry *entry);
+static inline struct aq_rng_key aq_edge_round_key(const struct aq_edge *edge, const struct aq_edge_batch *batch,
+                                                  uint32_t i, bool forward)
+{
+    return aq_edge_round_key_of(&edge->shape, batch, i, forward);
+}
+
+/* AQ_NOTFOUND: cold; AQ_CORRUPT: lost. bytes: that the message must have; 0: any. */
+enum aq_status aq_edge_cache_get(struct aq_edge *edge, const struct aq_cache_key *key, uint32_t bytes,
+                                 struct aq_cache_entry *entry);
 
 /*
  * The reference of a sample that is sent, or of a row that has come, and a slot for the message after. After a failure,
@@ -159,8 +181,8 @@ enum aq_status aq_edge_cache_get(struct aq_edge *edge, const struct aq_cache_key
  */
 enum aq_status aq_edge_reference_send(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
                                       struct aq_edge_reference *out);
-enum aq_status aq_edge_reference_receive(struct aq_edge *edge, const struct aq_edge_row *row,
-                                         struct aq_edge_reference *out);
+enum aq_status aq_edge_reference_receive(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
+                                         const struct aq_edge_row *row, struct aq_edge_reference *out);
 void aq_edge_reference_release(struct aq_edge *edge, struct aq_edge_reference *reference);
 void aq_edge_reference_close(struct aq_edge *edge, struct aq_edge_reference *reference);
 
@@ -171,12 +193,30 @@ void aq_edge_reference_close(struct aq_edge *edge, struct aq_edge_reference *ref
 enum aq_status aq_edge_sent(struct aq_edge *edge, const struct aq_codec *codec, bool forward,
                             const struct aq_edge_batch *batch, uint32_t i, const struct aq_codec_result *result,
                             struct aq_edge_reference *reference, struct aq_edge_row *row);
-enum aq_status aq_edge_received(struct aq_edge *edge, bool forward, const struct aq_edge_row *row,
-                                struct aq_edge_reference *reference);
+enum aq_status aq_edge_received(struct aq_edge *edge, bool forward, const struct aq_edge_batch *batch, uint32_t i,
+                                const struct aq_edge_row *row, struct aq_edge_reference *reference);
 
 /* Everything about a row that can be known before its body is touched. */
 enum aq_status aq_edge_row_check(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
                                  const struct aq_edge_row *row, uint32_t at, uint32_t body_bytes, bool remembered);
+
+/* --- edge_still.c ------------------------------------------------------------------------------------------------- */
+
+/*
+ * The sender's: is sample i held by both ends (out->held), or must it be coded (a slot is taken)? Then its row, as
+ * aq_edge_sent; its key is kept until the gradient's frame is back.
+ */
+enum aq_status aq_edge_still_reference(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
+                                       struct aq_edge_reference *out);
+void aq_edge_still_sent(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
+                        const struct aq_edge_reference *reference, struct aq_edge_row *row);
+
+/* The receiver's: the message that a row with AQ_EDGE_HELD names, its own or the sender's; row NULL: any. */
+enum aq_status aq_edge_still_held(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
+                                  const struct aq_edge_row *row, struct aq_edge_reference *out);
+
+/* Frames of gradients, which nobody upstream wants: no body. */
+enum aq_status aq_edge_still_back(struct aq_edge *edge, const struct aq_edge_batch *batch);
 
 /* --- edge_work.c -------------------------------------------------------------------------------------------------- */
 
@@ -199,6 +239,10 @@ enum aq_status aq_edge_encode_issue(struct aq_edge *edge, struct aq_codec *codec
                                     uint8_t *bodies, struct aq_stream *stream);
 enum aq_status aq_edge_decode_issue(struct aq_edge *edge, struct aq_codec *codec, const struct aq_edge_batch *batch,
                                     const struct aq_edge_received *got, const struct aq_values *values,
+                                    struct aq_stream *stream);
+/* One sample without a reference, now: its message to `message`, host memory. AQ_AGAIN: one is on its way. */
+enum aq_status aq_edge_encode_alone(struct aq_edge *edge, const struct aq_edge_batch *batch,
+                                    const struct aq_values *values, uint8_t *body, void *message, uint32_t *flags,
                                     struct aq_stream *stream);
 bool aq_edge_encoding(const struct aq_edge *edge); /* one is on its way: issue no other */
 bool aq_edge_decoding(const struct aq_edge *edge);
@@ -230,16 +274,19 @@ static inline uint64_t aq_edge_number(const struct aq_edge_batch *batch)
 void aq_edge_hold(struct aq_edge *edge, uint64_t number, const struct aq_cache_key *key,
                   const struct aq_cache_entry *entry);
 void aq_edge_unhold(struct aq_edge *edge, uint64_t number);
+/* A message to the cache, from memory that is not the cache's. AQ_AGAIN: no slot. */
+enum aq_status aq_edge_keep(struct aq_edge *edge, const struct aq_cache_key *key, uint64_t version, uint64_t digest,
+                            const void *bytes, uint32_t count);
 /* The other side asks for a message; it is answered in turn, when a send buffer is free for it. */
 enum aq_status aq_edge_fetch_asked(struct aq_edge *edge, const struct aq_frame *frame);
 enum aq_status aq_edge_fetches_serve(struct aq_edge *edge);
 /* An answer has come: for who waits for it, or for the cache. Takes its body. */
 enum aq_status aq_edge_fetch_answered(struct aq_edge *edge, const struct aq_frame *frame);
 /*
- * Ask the other side for a message and wait. AQ_OK: *message has it (release with aq_edge_message_release);
- * AQ_NOTFOUND: it has none. version 0: any.
+ * Ask the other side for a message of so many bytes and wait. AQ_OK: *message has it (release with
+ * aq_edge_message_release); AQ_NOTFOUND: it has none. version 0: any.
  */
-enum aq_status aq_edge_fetch(struct aq_edge *edge, const struct aq_cache_key *key, uint64_t version,
+enum aq_status aq_edge_fetch(struct aq_edge *edge, const struct aq_cache_key *key, uint64_t version, uint32_t bytes,
                              struct aq_frame *message);
 void aq_edge_message_release(struct aq_edge *edge, struct aq_frame *message); /* once; later calls do nothing */
 void aq_edge_queue_release(struct aq_edge *edge, struct aq_edge_queue *queue);

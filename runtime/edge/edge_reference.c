@@ -18,25 +18,42 @@ struct aq_cache_key aq_edge_key_of(const struct aq_edge *edge, const struct aq_e
     return aq_edge_key(edge, batch->sample_ids[i], batch->variants ? batch->variants[i] : 0);
 }
 
+uint32_t aq_edge_rows(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i)
+{
+    const uint32_t rows = batch->lengths ? batch->lengths[i] : edge->shape.rows;
+    AQ_ASSERT(rows >= 1 && rows <= edge->shape.rows);
+    return rows;
+}
+
+uint32_t aq_edge_message_bytes(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i)
+{
+    return (uint32_t)aq_codec_message_bytes_of(edge->forward, aq_edge_rows(edge, batch, i));
+}
+
 bool aq_edge_warms_up(const struct aq_edge *edge, uint64_t step)
 {
     return step < edge->shape.warmup_steps;
 }
 
 /* The stream of random numbers of one sample in one direction. */
-struct aq_rng_key aq_edge_round_key(const struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
-                                    bool forward)
+struct aq_rng_key aq_edge_round_key_of(const struct aq_edge_shape *shape, const struct aq_edge_batch *batch, uint32_t i,
+                                       bool forward)
 {
-    const uint64_t edge_step = ((uint64_t)edge->shape.edge * 2 + (forward ? 0 : 1)) << 48 | batch->step;
+    const uint64_t edge_step = ((uint64_t)shape->edge * 2 + (forward ? 0 : 1)) << 48 | batch->step;
     const uint64_t variant = batch->variants ? batch->variants[i] : 0;
-    return aq_rng_key(edge->shape.seed, AQ_RNG_ROUND, edge_step, batch->sample_ids[i] ^ variant << 48);
+    return aq_rng_key(shape->seed, AQ_RNG_ROUND, edge_step, batch->sample_ids[i] ^ variant << 48);
 }
 
-enum aq_status aq_edge_cache_get(struct aq_edge *edge, const struct aq_cache_key *key, struct aq_cache_entry *entry)
+enum aq_status aq_edge_cache_get(struct aq_edge *edge, const struct aq_cache_key *key, uint32_t bytes,
+                                 struct aq_cache_entry *entry)
 {
     const uint64_t begin = aq_clock_ns();
-    const enum aq_status status = aq_cache_get(edge->config.cache, key, aq_clock_after(edge->config.silence_ns), entry);
+    enum aq_status status = aq_cache_get(edge->config.cache, key, aq_clock_after(edge->config.silence_ns), entry);
     edge->measures.cache_ns += aq_clock_ns() - begin;
+    if (status == AQ_OK && bytes && entry->byte_count != bytes) { /* of a sample of another length: none of ours */
+        aq_cache_release(edge->config.cache, entry);
+        status = AQ_CORRUPT;
+    }
     if (status == AQ_CORRUPT) aq_error_clear(); /* a loss is dealt with: a later failure is not this one */
     return status;
 }
@@ -56,9 +73,9 @@ static enum aq_status cache_slot(struct aq_edge *edge, void **slot)
 
 /* The other side's message: AQ_NOTFOUND where it has none. */
 static enum aq_status reference_fetch(struct aq_edge *edge, const struct aq_cache_key *key, uint64_t version,
-                                      struct aq_edge_reference *out)
+                                      uint32_t bytes, struct aq_edge_reference *out)
 {
-    AQ_TRY(aq_edge_fetch(edge, key, version, &out->message));
+    AQ_TRY(aq_edge_fetch(edge, key, version, bytes, &out->message));
     const struct aq_frame *message = &out->message;
     out->fetched = true;
     edge->measures.fetched++;
@@ -83,20 +100,21 @@ static enum aq_status reference_for_sending(struct aq_edge *edge, const struct a
                                             struct aq_edge_reference *out)
 {
     const struct aq_cache_key key = aq_edge_key_of(edge, batch, i);
+    const uint32_t bytes = aq_edge_message_bytes(edge, batch, i);
     if (aq_edge_warms_up(edge, batch->step)) return AQ_NOTFOUND;
-    const enum aq_status status = aq_edge_cache_get(edge, &key, &out->entry);
+    const enum aq_status status = aq_edge_cache_get(edge, &key, bytes, &out->entry);
     if (status == AQ_NOTFOUND && !aq_edge_refills(edge)) return AQ_NOTFOUND;
     if (status != AQ_NOTFOUND && status != AQ_CORRUPT) return status;
-    return reference_fetch(edge, &key, 0, out);
+    return reference_fetch(edge, &key, 0, bytes, out);
 }
 
 /* Its own where version and digest agree with the row, else the sender's. */
-static enum aq_status reference_for_receiving(struct aq_edge *edge, const struct aq_edge_row *row,
+static enum aq_status reference_for_receiving(struct aq_edge *edge, const struct aq_edge_row *row, uint32_t bytes,
                                               struct aq_edge_reference *out)
 {
     const struct aq_cache_key key = aq_edge_key(edge, row->sample, row->variant);
     const struct aq_cache_entry *entry = &out->entry;
-    enum aq_status status = aq_edge_cache_get(edge, &key, &out->entry);
+    enum aq_status status = aq_edge_cache_get(edge, &key, bytes, &out->entry);
     if (status == AQ_OK) {
         if (entry->version == row->version_before && entry->digest == row->digest_before) return AQ_OK;
         aq_log("edge", 1, "edge %u sample %llu: holds version %llu, coded against %llu: fetching it", edge->shape.edge,
@@ -106,12 +124,12 @@ static enum aq_status reference_for_receiving(struct aq_edge *edge, const struct
     } else if (status != AQ_NOTFOUND && status != AQ_CORRUPT) {
         return status;
     }
-    status = reference_fetch(edge, &key, row->version_before, out);
+    status = reference_fetch(edge, &key, row->version_before, bytes, out);
     if (status == AQ_NOTFOUND)
         return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: the sender no longer has message version %llu",
                        edge->shape.edge, (unsigned long long)row->sample, (unsigned long long)row->version_before);
     AQ_TRY(status);
-    if (entry->digest == row->digest_before && entry->byte_count == edge->size.message_bytes) return AQ_OK;
+    if (entry->digest == row->digest_before && entry->byte_count == bytes) return AQ_OK;
     aq_edge_reference_release(edge, out);
     return aq_fail(AQ_CORRUPT, "edge",
                    "edge %u sample %llu: the message that was fetched is not the one it was coded against",
@@ -121,18 +139,23 @@ static enum aq_status reference_for_receiving(struct aq_edge *edge, const struct
 enum aq_status aq_edge_reference_send(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
                                       struct aq_edge_reference *out)
 {
+    if (edge->shape.still) {
+        AQ_TRY(aq_edge_still_reference(edge, batch, i, out));
+        return out->held ? AQ_OK : cache_slot(edge, &out->slot);
+    }
     const enum aq_status status = reference_for_sending(edge, batch, i, out);
     if (status != AQ_NOTFOUND) AQ_TRY(status);
     out->warm = status == AQ_OK;
     return cache_slot(edge, &out->slot);
 }
 
-enum aq_status aq_edge_reference_receive(struct aq_edge *edge, const struct aq_edge_row *row,
-                                         struct aq_edge_reference *out)
+enum aq_status aq_edge_reference_receive(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
+                                         const struct aq_edge_row *row, struct aq_edge_reference *out)
 {
     if (row->flags & AQ_CODED_RAW) return AQ_OK;
+    if (row->flags & AQ_EDGE_HELD) return aq_edge_still_held(edge, batch, i, row, out);
     if (!(row->flags & AQ_CODED_KEYFRAME)) {
-        AQ_TRY(reference_for_receiving(edge, row, out));
+        AQ_TRY(reference_for_receiving(edge, row, aq_edge_message_bytes(edge, batch, i), out));
         out->warm = true;
     }
     return cache_slot(edge, &out->slot);
@@ -142,7 +165,7 @@ void aq_edge_reference_release(struct aq_edge *edge, struct aq_edge_reference *r
 {
     aq_edge_message_release(edge, &reference->message);
     if (reference->warm && !reference->fetched) aq_cache_release(edge->config.cache, &reference->entry);
-    reference->warm = reference->fetched = false;
+    reference->warm = reference->fetched = reference->held = false;
 }
 
 void aq_edge_reference_close(struct aq_edge *edge, struct aq_edge_reference *reference)
@@ -162,7 +185,7 @@ static enum aq_status keep_sent(struct aq_edge *edge, const struct aq_edge_batch
                edge->shape.edge, (unsigned long long)row->sample, (unsigned long long)batch->step);
         AQ_TRY(aq_cache_drop(edge->config.cache, &key));
     } else {
-        const uint64_t bytes = edge->size.message_bytes;
+        const uint64_t bytes = aq_edge_message_bytes(edge, batch, i);
         row->version_before = reference->warm ? reference->entry.version : 0;
         row->digest_before = reference->warm ? reference->entry.digest : 0;
         row->version_after = row->version_before + 1;
@@ -196,17 +219,18 @@ enum aq_status aq_edge_sent(struct aq_edge *edge, const struct aq_codec *codec, 
     m->sum_delta2 += result->sum_delta2;
     m->sum_error2 += result->sum_error2;
     m->sum_a += result->sum_a;
-    m->values += (double)edge->values;
+    m->values += (double)aq_edge_rows(edge, batch, i) * edge->shape.columns;
     return AQ_OK;
 }
 
 /* The message after is the sender's, and goes to the cache. */
-static enum aq_status keep_received(struct aq_edge *edge, const struct aq_edge_row *row,
+static enum aq_status keep_received(struct aq_edge *edge, const struct aq_edge_row *row, uint64_t bytes,
                                     struct aq_edge_reference *reference)
 {
     const struct aq_cache_key key = aq_edge_key(edge, row->sample, row->variant);
     if (row->flags & AQ_CODED_RAW) return aq_cache_drop(edge->config.cache, &key);
-    const uint64_t bytes = edge->size.message_bytes, digest = aq_digest(reference->slot, bytes);
+    if (row->flags & AQ_EDGE_HELD) return AQ_OK;
+    const uint64_t digest = aq_digest(reference->slot, bytes);
     if (digest != row->digest_after || row->version_after != row->version_before + 1)
         return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: the message after decoding is not the sender's",
                        edge->shape.edge, (unsigned long long)row->sample);
@@ -215,15 +239,27 @@ static enum aq_status keep_received(struct aq_edge *edge, const struct aq_edge_r
     return AQ_OK;
 }
 
-enum aq_status aq_edge_received(struct aq_edge *edge, bool forward, const struct aq_edge_row *row,
-                                struct aq_edge_reference *reference)
+enum aq_status aq_edge_received(struct aq_edge *edge, bool forward, const struct aq_edge_batch *batch, uint32_t i,
+                                const struct aq_edge_row *row, struct aq_edge_reference *reference)
 {
-    if (reference) AQ_TRY(keep_received(edge, row, reference));
+    if (reference) AQ_TRY(keep_received(edge, row, aq_edge_message_bytes(edge, batch, i), reference));
     if (!forward || edge->config.sender) return AQ_OK;
     edge->measures.samples++;
     edge->measures.keyframes += row->flags & AQ_CODED_KEYFRAME ? 1 : 0;
     edge->measures.raws += row->flags & AQ_CODED_RAW ? 1 : 0;
+    edge->measures.held += row->flags & AQ_EDGE_HELD ? 1 : 0;
     return AQ_OK;
+}
+
+/* What is wrong with a row that says both ends hold the message; NULL: nothing. */
+static const char *held_wrong(const struct aq_edge *edge, const struct aq_edge_row *row, bool remembered)
+{
+    if (!edge->shape.still || !remembered) return "says that it is held where activations change";
+    if (row->flags != AQ_EDGE_HELD || row->body_bytes != 0) return "is held, and coded, too";
+    if (row->version_before == 0 || row->version_before != row->version_after ||
+        row->digest_before != row->digest_after)
+        return "is held, and names another message after";
+    return NULL;
 }
 
 /* Everything about a row that can be known before its body is touched. */
@@ -232,15 +268,18 @@ enum aq_status aq_edge_row_check(const struct aq_edge *edge, const struct aq_edg
 {
     const char *wrong = NULL;
     const bool rawed = row->flags & AQ_CODED_RAW, key = row->flags & AQ_CODED_KEYFRAME;
+    const bool held = row->flags & AQ_EDGE_HELD;
     if (row->sample != batch->sample_ids[i])
         wrong = "is of another sample";
     else if (row->variant != (batch->variants ? batch->variants[i] : 0))
         wrong = "is of another variant";
-    else if ((row->flags & ~(unsigned)(AQ_CODED_RAW | AQ_CODED_KEYFRAME)) != 0)
+    else if ((row->flags & ~(unsigned)(AQ_CODED_RAW | AQ_CODED_KEYFRAME | AQ_EDGE_HELD)) != 0)
         wrong = "has unknown flags";
+    else if (held && held_wrong(edge, row, remembered))
+        wrong = held_wrong(edge, row, remembered);
     else if (at > body_bytes || row->body_bytes > body_bytes - at)
         wrong = "is longer than its frame";
-    else if (remembered && !rawed && (row->version_after == 0 || key != (row->version_before == 0)))
+    else if (remembered && !rawed && !held && (row->version_after == 0 || key != (row->version_before == 0)))
         wrong = "has versions that do not fit its flags";
     else if ((!remembered || rawed) && (row->version_before != 0 || row->version_after != 0))
         wrong = "names a message where none is kept";

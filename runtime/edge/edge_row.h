@@ -12,7 +12,7 @@
  *         24     8  digest of m before; 0 where version before is 0
  *         32     8  digest of m after; 0 where version after is 0
  *         40     4  bytes of the coded body
- *         44     2  flags: enum aq_coded_flag
+ *         44     2  flags: enum aq_coded_flag, AQ_EDGE_HELD
  *         46     2  variant
  */
 #ifndef RUNTIME_EDGE_ROW_H
@@ -27,6 +27,7 @@
 enum {
     AQ_EDGE_ROW_BYTES = 48,
     AQ_EDGE_BODY_ALIGN = 16,
+    AQ_EDGE_HELD = 4,         /* no body: both ends hold this very message, and it is the activation */
     AQ_EDGE_SAMPLE_BYTES = 64 /* room in the body of a frame for one sample's row and the gap behind its body */
 };
 

@@ -10,6 +10,7 @@
 #ifndef RUNTIME_EDGE_SHAPE_H
 #define RUNTIME_EDGE_SHAPE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "aqsgd/base.h"
@@ -17,7 +18,8 @@
 
 struct aq_edge_shape {
     uint32_t edge;                       /* its number: edge e joins stage e and e + 1                             */
-    uint32_t rows, columns;              /* of one sample at this cut, fp32                                        */
+    uint32_t rows, columns;              /* of one sample at this cut, fp32; rows: at most                         */
+    uint32_t rows_mean;                  /* of the samples where they have lengths, for a plan's bytes; 0: rows    */
     uint32_t micro_batch;                /* B: samples of a micro-batch, at most                                   */
     uint32_t batch;                      /* samples of a step, at most                                             */
     uint64_t messages;                   /* that there can be; 0: the codec keeps none                              */
@@ -25,18 +27,25 @@ struct aq_edge_shape {
     uint32_t send_frames, receive_slots; /* of the link, each way */
     uint64_t warmup_steps;               /* the first ones go uncompressed */
     uint64_t seed;                       /* of stochastic rounding */
+    uint64_t shared;                     /* floats of gradients that are summed along the pipeline, across this cut */
     struct aq_codec_config forward, backward;
+    bool still; /* a sample's activation never changes: edge_still.c */
 };
 
-/* What follows from it. Bytes of one sample's body unless said otherwise. */
+/*
+ * What follows from it. Bytes of one sample's body unless said otherwise; of a sample of rows_mean rows but for bounds,
+ * message_bytes and what is taken of memory.
+ */
 struct aq_edge_size {
     uint64_t values_bytes; /* of one sample, as it is */
     uint64_t forward_warm_bytes, forward_cold_bytes, backward_bytes;
     uint64_t forward_bound, backward_bound; /* what any body fits into                                           */
     uint64_t raw_bound;                     /* the same of evaluation                                            */
     uint64_t kernel_bytes;                  /* that the kernels of its codecs want on a GPU, at either end       */
-    uint64_t message_bytes;                 /* of a stored m; 0: stateless                                       */
+    uint64_t message_bytes;                 /* of a stored m, at most; 0: stateless                              */
+    uint64_t message_bytes_mean;
     uint64_t body_bytes_max;                /* of a frame of one micro-batch, room for its sample table included */
+    uint64_t still_bytes;                   /* of host_bytes: a body of zeroes, where a sample never changes     */
     uint64_t host_bytes;                    /* RAM of an end, beside link and cache                              */
     uint64_t device_bytes;                  /* device memory of an end on a GPU                                  */
     uint64_t nccl_bytes;                    /* and for bodies that NCCL carries                                  */

@@ -5,7 +5,7 @@
 #include "edge_private.h"
 
 struct codec_bytes {
-    uint64_t warm, cold, bound, message;
+    uint64_t warm, cold, bound, message, message_mean;
 };
 
 /* A codec tells its sizes when it is open. */
@@ -14,10 +14,11 @@ static enum aq_status codec_bytes_of(const struct aq_edge_shape *shape, const st
 {
     struct aq_codec *codec;
     AQ_TRY(aq_codec_open(NULL, config, shape->rows, shape->columns, &codec));
-    *out = (struct codec_bytes){.warm = aq_codec_body_bytes(codec, false),
-                                .cold = aq_codec_body_bytes(codec, true),
+    *out = (struct codec_bytes){.warm = aq_codec_body_bytes_of(codec, shape->rows_mean, false),
+                                .cold = aq_codec_body_bytes_of(codec, shape->rows_mean, true),
                                 .bound = aq_codec_bound(codec),
-                                .message = aq_codec_message_bytes(codec)};
+                                .message = aq_codec_message_bytes(codec),
+                                .message_mean = aq_codec_message_bytes_of(codec, shape->rows_mean)};
     *kernel_bytes += aq_codec_kernel_bytes(codec);
     aq_codec_close(codec);
     return AQ_OK;
@@ -45,7 +46,8 @@ enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge
     AQ_TRY(codec_bytes_of(shape, &shape->backward, &backward, &kernel_bytes));
     AQ_TRY(codec_bytes_of(shape, &raw, &evaluation, &kernel_bytes));
     const uint64_t bound = largest(largest(evaluation.bound, forward.bound), largest(backward.bound, forward.message));
-    struct aq_edge_size size = {.values_bytes = (uint64_t)shape->rows * shape->columns * sizeof(float),
+    const uint32_t rows = shape->rows_mean ? shape->rows_mean : shape->rows;
+    struct aq_edge_size size = {.values_bytes = (uint64_t)rows * shape->columns * sizeof(float),
                                 .forward_warm_bytes = forward.warm,
                                 .forward_cold_bytes = forward.cold,
                                 .backward_bytes = backward.warm,
@@ -54,13 +56,18 @@ enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge
                                 .raw_bound = evaluation.bound,
                                 .kernel_bytes = kernel_bytes,
                                 .message_bytes = forward.message,
+                                .message_bytes_mean = forward.message_mean,
                                 .body_bytes_max = shape->micro_batch * (AQ_EDGE_SAMPLE_BYTES + bound)};
+    if (shape->still) {
+        size.still_bytes = (forward.bound + AQ_EDGE_BODY_ALIGN - 1) / AQ_EDGE_BODY_ALIGN * AQ_EDGE_BODY_ALIGN;
+        size.forward_warm_bytes = size.backward_bytes = 0;
+    }
     if (size.body_bytes_max > UINT32_MAX / 2)
         return aq_fail(AQ_INVAL, "edge",
                        "edge %u: a micro-batch of %u samples takes %llu bytes in a frame, 2 GiB is the most; lower "
                        "train.micro_batch or train.T",
                        shape->edge, shape->micro_batch, (unsigned long long)size.body_bytes_max);
-    size.host_bytes = shape->send_frames * size.body_bytes_max;
+    size.host_bytes = shape->send_frames * size.body_bytes_max + shape->shared * sizeof(float) + size.still_bytes;
     size.device_bytes = aq_edge_works_bytes(shape, &size);
     size.nccl_bytes = aq_edge_nccl_bytes(&size);
     *out = size;

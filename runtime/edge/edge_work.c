@@ -24,8 +24,11 @@ struct aq_edge_work {
     struct aq_edge_reference *references; /* of a codec with messages */
     struct aq_edge_row *rows;
     uint64_t *sample_ids;
+    uint32_t *lengths;
     uint16_t *variants;
-    struct aq_codec_sample *samples;
+    struct aq_codec_sample *samples; /* encode: of those that are coded; decode: of all */
+    uint32_t *place;                 /* encode: of each sample among those that are coded: held ones have none */
+    uint32_t coded;
     struct aq_rng_key *keys;
     void *own;
     /* Of the micro-batch. */
@@ -79,8 +82,10 @@ static void place_own(struct aq_edge_work *work, struct aq_arena *arena, uint32_
     work->references = aq_arena_take(arena, B * sizeof *work->references);
     work->rows = aq_arena_take(arena, B * sizeof *work->rows);
     work->sample_ids = aq_arena_take(arena, B * sizeof *work->sample_ids);
+    work->lengths = aq_arena_take(arena, B * sizeof *work->lengths);
     work->variants = aq_arena_take(arena, B * sizeof *work->variants);
     work->samples = aq_arena_take(arena, B * sizeof *work->samples);
+    work->place = aq_arena_take(arena, B * sizeof *work->place);
     work->keys = aq_arena_take(arena, B * sizeof *work->keys);
 }
 
@@ -175,12 +180,16 @@ static void work_begin(struct aq_edge *edge, struct aq_edge_work *work, struct a
     work->settled = false;
     work->batch = *batch;
     work->batch.sample_ids = work->sample_ids;
+    work->batch.lengths = work->lengths;
     work->batch.variants = work->variants;
     memcpy(work->sample_ids, batch->sample_ids, count * sizeof *work->sample_ids);
+    for (uint32_t i = 0; i < count; i++)
+        work->lengths[i] = aq_edge_rows(edge, batch, i);
     memset(work->variants, 0, count * sizeof *work->variants);
     if (batch->variants) memcpy(work->variants, batch->variants, count * sizeof *work->variants);
     memset(work->references, 0, count * sizeof *work->references);
     memset(work->samples, 0, count * sizeof *work->samples);
+    work->coded = 0;
 }
 
 /* Whatever is still ours goes back: all of it after a failure, and then only when the stream has let go of it. */
@@ -234,7 +243,8 @@ static enum aq_status reference_up(struct aq_edge *edge, struct aq_edge_work *wo
     struct aq_device *device = edge->config.device;
     struct aq_edge_reference *reference = &work->references[i];
     if (!edge->on_device || !reference->warm) return AQ_OK;
-    AQ_TRY(aq_device_copy(device, message_at(work, i), reference->entry.bytes, edge->size.message_bytes, work->stream));
+    const uint32_t bytes = aq_edge_message_bytes(edge, &work->batch, i);
+    AQ_TRY(aq_device_copy(device, message_at(work, i), reference->entry.bytes, bytes, work->stream));
     if (!reference->fetched) return AQ_OK;
     AQ_TRY(aq_device_stream_sync(device, work->stream));
     aq_edge_message_release(edge, &reference->message);
@@ -250,21 +260,29 @@ static enum aq_status encode_reference(struct aq_edge *edge, struct aq_edge_work
     return reference_up(edge, work, i);
 }
 
+/* Sample i to those that are coded, unless both ends hold it. */
 static void encode_ready(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i, const float *a, uint8_t *body)
 {
+    if (work->references[i].held) return;
+    work->place[i] = work->coded++;
     work->keys[i] = aq_edge_round_key(edge, &work->batch, i, work->forward);
-    work->samples[i] = (struct aq_codec_sample){.a = a + i * edge->values,
-                                                .m = message_before(edge, work, i),
-                                                .key = &work->keys[i],
-                                                .body = body,
-                                                .m_out = message_after(edge, work, i)};
+    work->samples[work->place[i]] = (struct aq_codec_sample){.a = a + i * edge->values,
+                                                             .m = message_before(edge, work, i),
+                                                             .key = &work->keys[i],
+                                                             .body = body,
+                                                             .rows = work->lengths[i],
+                                                             .m_out = message_after(edge, work, i)};
 }
 
 /* Sample i is coded: its row, at the head of the frame. */
 static enum aq_status encode_row(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i, uint8_t *frame)
 {
-    AQ_TRY(aq_edge_sent(edge, work->codec, work->forward, &work->batch, i, &work->results[i],
-                        work->remembered ? &work->references[i] : NULL, &work->rows[i]));
+    struct aq_edge_reference *reference = work->remembered ? &work->references[i] : NULL;
+    if (reference && reference->held)
+        aq_edge_still_sent(edge, &work->batch, i, reference, &work->rows[i]);
+    else
+        AQ_TRY(aq_edge_sent(edge, work->codec, work->forward, &work->batch, i, &work->results[work->place[i]],
+                            reference, &work->rows[i]));
     aq_edge_row_write(&work->rows[i], frame + (size_t)i * AQ_EDGE_ROW_BYTES);
     return AQ_OK;
 }
@@ -277,11 +295,14 @@ static enum aq_status encode_host(struct aq_edge *edge, struct aq_edge_work *wor
         memset(body + work->body_bytes, 0, at - work->body_bytes);
         AQ_TRY(encode_reference(edge, work, i));
         encode_ready(edge, work, i, a, body + at);
-        AQ_TRY(aq_codec_encode_batch(work->codec, &work->samples[i], 1, &work->results[i], work->stream));
-        AQ_TRY(aq_device_stream_sync(edge->config.device, work->stream));
+        if (!work->references[i].held) {
+            const uint32_t j = work->place[i];
+            AQ_TRY(aq_codec_encode_batch(work->codec, &work->samples[j], 1, &work->results[j], work->stream));
+            AQ_TRY(aq_device_stream_sync(edge->config.device, work->stream));
+        }
         AQ_TRY(encode_row(edge, work, i, body));
         aq_edge_reference_close(edge, &work->references[i]);
-        work->body_bytes = at + work->results[i].body_bytes;
+        work->body_bytes = at + work->rows[i].body_bytes;
     }
     return AQ_OK;
 }
@@ -319,8 +340,10 @@ out:
 /* What sample i's body is long: as every body is, or, when the kernels have told, as it came out. */
 static uint32_t body_length(const struct aq_edge_work *work, uint32_t i)
 {
-    if (work->settled) return work->results[i].body_bytes;
-    return (uint32_t)aq_codec_body_bytes(work->codec, work->remembered && !work->references[i].warm);
+    if (work->references[i].held) return 0;
+    if (work->settled) return work->results[work->place[i]].body_bytes;
+    const bool cold = !work->references[i].warm; /* of a codec without messages no difference */
+    return (uint32_t)aq_codec_body_bytes_of(work->codec, work->lengths[i], cold);
 }
 
 /* Zeros between two bodies. */
@@ -341,11 +364,12 @@ static enum aq_status encode_down(struct aq_edge *edge, struct aq_edge_work *wor
         const uint32_t at = aq_edge_body_align(place), bytes = body_length(work, i);
         AQ_ASSERT(at + (uint64_t)bytes <= edge->size.body_bytes_max);
         AQ_TRY(encode_gap(edge, work, body + place, at - place));
+        place = at + bytes;
+        if (work->references[i].held) continue;
         AQ_TRY(aq_device_copy(device, body + at, body_at(work, i), bytes, work->stream));
         if (work->remembered && !work->settled)
-            AQ_TRY(aq_device_copy(device, work->references[i].slot, message_at(work, i), edge->size.message_bytes,
-                                  work->stream));
-        place = at + bytes;
+            AQ_TRY(aq_device_copy(device, work->references[i].slot, message_at(work, i),
+                                  aq_edge_message_bytes(edge, &work->batch, i), work->stream));
     }
     work->body_bytes = place;
     return aq_device_event_record(device, work->ended, work->stream);
@@ -360,7 +384,8 @@ static enum aq_status encode_enqueue(struct aq_edge *edge, struct aq_edge_work *
     }
     AQ_TRY(aq_values_read_begin(device, values, work->stream));
     AQ_TRY(aq_device_event_record(device, work->begun, work->stream));
-    AQ_TRY(aq_codec_encode_batch(work->codec, work->samples, work->batch.samples, work->results, work->stream));
+    if (work->coded)
+        AQ_TRY(aq_codec_encode_batch(work->codec, work->samples, work->coded, work->results, work->stream));
     AQ_TRY(aq_values_read_end(device, values, work->stream));
     return encode_down(edge, work);
 }
@@ -395,7 +420,8 @@ static enum aq_status encode_done(struct aq_edge *edge, struct aq_edge_work *wor
 {
     bool foreseen = true;
     for (uint32_t i = 0; i < work->batch.samples; i++)
-        foreseen = foreseen && work->results[i].body_bytes == body_length(work, i);
+        foreseen =
+            foreseen && (work->references[i].held || work->results[work->place[i]].body_bytes == body_length(work, i));
     work->settled = true;
     if (!foreseen) return encode_down(edge, work);
     const uint64_t begin = aq_clock_ns();
@@ -404,14 +430,62 @@ static enum aq_status encode_done(struct aq_edge *edge, struct aq_edge_work *wor
     work->host_ns += aq_clock_ns() - begin;
     AQ_TRY(measure_device(edge, work, "encode"));
     (void)work_end(edge, work, AQ_OK);
-    if (work->bodies) {
+    if (work->bodies && work->body_bytes > aq_edge_body_align(work->batch.samples * AQ_EDGE_ROW_BYTES)) {
         aq_edge_carry_out(edge, work->bodies, work->batch.samples, work->body_bytes);
         work->batch.flags |= AQ_EDGE_CARRIED;
     }
     return aq_edge_post_batch(edge, work->kind, &work->batch, work->body, work->body_bytes);
 }
 
+enum aq_status aq_edge_encode_alone(struct aq_edge *edge, const struct aq_edge_batch *batch,
+                                    const struct aq_values *values, uint8_t *body, void *message, uint32_t *flags,
+                                    struct aq_stream *stream)
+{
+    struct aq_edge_work *work = &edge->works->encode;
+    struct aq_device *device = edge->config.device;
+    const bool there = edge->on_device;
+    AQ_ASSERT(!work->pending && batch->samples == 1);
+    const struct aq_rng_key key = aq_edge_round_key(edge, batch, 0, true);
+    const struct aq_codec_sample sample = {.a = values->at,
+                                           .key = &key,
+                                           .body = there ? body_at(work, 0) : body,
+                                           .rows = aq_edge_rows(edge, batch, 0),
+                                           .m_out = there ? message_at(work, 0) : message};
+    AQ_TRY(aq_values_read_begin(device, values, stream));
+    AQ_TRY(aq_codec_encode_batch(edge->forward, &sample, 1, work->results, stream));
+    if (there)
+        AQ_TRY(aq_device_copy(device, message, message_at(work, 0), aq_edge_message_bytes(edge, batch, 0), stream));
+    AQ_TRY(aq_values_read_end(device, values, stream));
+    AQ_TRY(aq_device_stream_sync(device, stream));
+    *flags = work->results[0].flags;
+    return AQ_OK;
+}
+
 /* --- receiving -------------------------------------------------------------------------------------------------- */
+
+/* Sample i to those that are decoded: its reference is there, and here is its body. */
+static enum aq_status decode_body(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i, const uint8_t *body,
+                                  uint32_t body_bytes, uint32_t flags, float *x)
+{
+    AQ_TRY(reference_up(edge, work, i));
+    if (edge->on_device && body_bytes <= work->body_stride)
+        AQ_TRY(aq_device_copy(edge->config.device, body_at(work, i), body, body_bytes, work->stream));
+    work->samples[i] = (struct aq_codec_sample){.m = message_before(edge, work, i),
+                                                .body = edge->on_device ? body_at(work, i) : (void *)(uintptr_t)body,
+                                                .body_bytes = body_bytes,
+                                                .flags = flags,
+                                                .rows = work->lengths[i],
+                                                .hat = x + i * edge->values,
+                                                .m_out = message_after(edge, work, i)};
+    return AQ_OK;
+}
+
+/* One that both ends hold: its message as it is. */
+static enum aq_status decode_held(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i, float *x)
+{
+    const uint32_t bytes = (uint32_t)aq_codec_body_bytes_of(work->codec, work->lengths[i], false);
+    return decode_body(edge, work, i, edge->still_body, bytes, 0, x);
+}
 
 /* Row i of the frame, checked, its reference, and where its body lies. */
 static enum aq_status decode_ready(struct aq_edge *edge, struct aq_edge_work *work, uint32_t i,
@@ -422,16 +496,21 @@ static enum aq_status decode_ready(struct aq_edge *edge, struct aq_edge_work *wo
     aq_edge_row_read(rows + (size_t)i * AQ_EDGE_ROW_BYTES, row);
     AQ_TRY(aq_edge_row_check(edge, &work->batch, i, row, work->body_bytes, got->bytes, work->remembered));
     work->body_bytes = aq_edge_body_align(work->body_bytes + row->body_bytes);
-    if (work->remembered) AQ_TRY(aq_edge_reference_receive(edge, row, &work->references[i]));
-    AQ_TRY(reference_up(edge, work, i));
-    if (edge->on_device && row->body_bytes <= work->body_stride)
-        AQ_TRY(aq_device_copy(edge->config.device, body_at(work, i), body, row->body_bytes, work->stream));
-    work->samples[i] = (struct aq_codec_sample){.m = message_before(edge, work, i),
-                                                .body = edge->on_device ? body_at(work, i) : (void *)(uintptr_t)body,
-                                                .body_bytes = row->body_bytes,
-                                                .flags = row->flags,
-                                                .hat = x + i * edge->values,
-                                                .m_out = message_after(edge, work, i)};
+    if (work->remembered) AQ_TRY(aq_edge_reference_receive(edge, &work->batch, i, row, &work->references[i]));
+    if (row->flags & AQ_EDGE_HELD) return decode_held(edge, work, i, x);
+    return decode_body(edge, work, i, body, row->body_bytes, row->flags, x);
+}
+
+/* What lies behind the rows of a sample that has fewer than the cut is zeroes. */
+static enum aq_status padding_clear(struct aq_edge *edge, const struct aq_edge_work *work, float *x)
+{
+    const uint32_t rows = edge->shape.rows, columns = edge->shape.columns;
+    for (uint32_t i = 0; i < work->batch.samples; i++) {
+        const uint64_t real = (uint64_t)work->lengths[i] * columns;
+        if (work->lengths[i] == rows) continue;
+        AQ_TRY(aq_device_zero(edge->config.device, x + i * edge->values + real, (edge->values - real) * sizeof *x,
+                              work->stream));
+    }
     return AQ_OK;
 }
 
@@ -441,13 +520,15 @@ static enum aq_status decode_row(struct aq_edge *edge, struct aq_edge_work *work
     if (work->corrupt[i])
         return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: its body of %u bytes is no body of its codec",
                        edge->shape.edge, (unsigned long long)work->rows[i].sample, work->rows[i].body_bytes);
-    return aq_edge_received(edge, work->forward, &work->rows[i], work->remembered ? &work->references[i] : NULL);
+    return aq_edge_received(edge, work->forward, &work->batch, i, &work->rows[i],
+                            work->remembered ? &work->references[i] : NULL);
 }
 
 static enum aq_status decode_host(struct aq_edge *edge, struct aq_edge_work *work, const struct aq_edge_received *got,
                                   float *x)
 {
     work->body_bytes = aq_edge_body_align(work->batch.samples * AQ_EDGE_ROW_BYTES);
+    AQ_TRY(padding_clear(edge, work, x));
     for (uint32_t i = 0; i < work->batch.samples; i++) {
         AQ_TRY(decode_ready(edge, work, i, got, x));
         AQ_TRY(aq_codec_decode_batch(work->codec, &work->samples[i], 1, &work->corrupt[i], work->stream));
@@ -464,6 +545,35 @@ enum aq_status aq_edge_decode(struct aq_edge *edge, struct aq_codec *codec, cons
     struct aq_edge_work *work = &edge->works->decode;
     work_begin(edge, work, codec, got->frame.kind, batch, stream);
     return work_end(edge, work, decode_host(edge, work, got, x));
+}
+
+/* All of them from messages, which the sender has, too; the caller waits. */
+static enum aq_status recall(struct aq_edge *edge, struct aq_edge_work *work, const struct aq_values *values)
+{
+    struct aq_device *device = edge->config.device;
+    AQ_TRY(aq_values_write_begin(device, values, work->stream));
+    AQ_TRY(padding_clear(edge, work, values->at));
+    for (uint32_t i = 0; i < work->batch.samples; i++) {
+        AQ_TRY(aq_edge_still_held(edge, &work->batch, i, NULL, &work->references[i]));
+        AQ_TRY(decode_held(edge, work, i, values->at));
+        AQ_TRY(aq_codec_decode_batch(work->codec, &work->samples[i], 1, &work->corrupt[i], work->stream));
+        AQ_TRY(aq_device_stream_sync(device, work->stream));
+        if (work->corrupt[i])
+            return aq_fail(AQ_CORRUPT, "edge", "edge %u sample %llu: the message that is held is none of its codec",
+                           edge->shape.edge, (unsigned long long)work->sample_ids[i]);
+        aq_edge_reference_close(edge, &work->references[i]);
+    }
+    return aq_values_write_end(device, values, work->stream);
+}
+
+enum aq_status aq_edge_recall(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *x,
+                              struct aq_stream *stream)
+{
+    struct aq_edge_work *work = &edge->works->decode;
+    AQ_ASSERT(edge->shape.still && !edge->config.sender);
+    if (work->pending) return AQ_AGAIN;
+    work_begin(edge, work, edge->forward, AQ_FRAME_FORWARD, batch, stream);
+    return work_end(edge, work, recall(edge, work, x));
 }
 
 static enum aq_status receive_host(struct aq_edge *edge, struct aq_codec *codec, const struct aq_edge_batch *batch,
@@ -488,12 +598,13 @@ static enum aq_status decode_enqueue(struct aq_edge *edge, struct aq_edge_work *
     for (uint32_t i = 0; i < work->batch.samples; i++)
         AQ_TRY(decode_ready(edge, work, i, &work->got, values->at));
     AQ_TRY(aq_values_write_begin(device, values, work->stream));
+    AQ_TRY(padding_clear(edge, work, values->at));
     AQ_TRY(aq_codec_decode_batch(work->codec, work->samples, work->batch.samples, work->corrupt, work->stream));
     AQ_TRY(aq_values_write_end(device, values, work->stream));
     for (uint32_t i = 0; i < work->batch.samples; i++)
         if (work->references[i].slot)
-            AQ_TRY(aq_device_copy(device, work->references[i].slot, message_at(work, i), edge->size.message_bytes,
-                                  work->stream));
+            AQ_TRY(aq_device_copy(device, work->references[i].slot, message_at(work, i),
+                                  aq_edge_message_bytes(edge, &work->batch, i), work->stream));
     return aq_device_event_record(device, work->ended, work->stream);
 }
 

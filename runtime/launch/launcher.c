@@ -80,8 +80,14 @@ void launcher_stop(struct launcher *launcher, const char *who)
         return;
     }
     launcher->stopping = true;
-    aq_progress_say(launcher->launch->progress, "%s: stops after this step, with a checkpoint (once more: at once)",
-                    who);
+    if (launcher->launch->bounds.round_steps > 1)
+        aq_progress_say(launcher->launch->progress,
+                        "%s: stops when the round of %u steps ends (reduce.every), with a checkpoint (once more: at "
+                        "once)",
+                        who, launcher->launch->bounds.round_steps);
+    else
+        aq_progress_say(launcher->launch->progress, "%s: stops after this step, with a checkpoint (once more: at once)",
+                        who);
     stage_send(launcher, 0, json_pack("{s:s, s:i}", "op", "stop", "rank", 0));
 }
 
@@ -194,6 +200,18 @@ static void conclude(struct launcher *launcher)
         result->outcome = launcher->stopped ? AQ_LAUNCH_STOPPED : AQ_LAUNCH_DONE;
 }
 
+/* What the run knew of its evaluations up to where it goes on from. */
+static enum aq_status best_open(struct launcher *launcher)
+{
+    struct aq_best *best = &launcher->result->best;
+    char path[AQ_RUN_PATH_BYTES];
+    AQ_TRY(aq_best_open(launcher->launch->best, best));
+    AQ_TRY(aq_run_path(launcher->launch->run, "metrics.jsonl", path));
+    if (launcher->launch->resume > 0) AQ_TRY(aq_best_read(best, path));
+    launcher->best_kept = best->step;
+    return AQ_OK;
+}
+
 void aq_launch_run(const struct aq_launch *launch, struct aq_launch_result *result)
 {
     const uint32_t ranks = launch->stages * launch->replicas;
@@ -215,7 +233,8 @@ void aq_launch_run(const struct aq_launch *launch, struct aq_launch_result *resu
     launcher->result = result;
     launcher->ready_deadline_ns = aq_clock_after(launch->ready_ns_max);
     watch_open(launcher);
-    enum aq_status status = launcher_hashes_load(launcher);
+    enum aq_status status = best_open(launcher);
+    if (status == AQ_OK) status = launcher_hashes_load(launcher);
     if (status == AQ_OK) status = hosts_open(launcher);
     if (status != AQ_OK) {
         if (launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text()))

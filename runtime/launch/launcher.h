@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "best.h"
 #include "control_token.h"
 #include "metrics.h"
 #include "progress.h"
@@ -25,6 +26,7 @@ struct aq_launch_bounds {
     uint64_t mark_every;     /* steps between checkpoints; 0: at the end alone     */
     uint64_t evaluate_every; /* steps between evaluations; 0: at the end alone     */
     bool evaluates;          /* there are held-out samples                         */
+    uint32_t round_steps;    /* of which a run stops after the last one; 0 or 1: after each */
     uint64_t trace_bytes;    /* that each rank's trace may have; 0: there is none  */
 };
 
@@ -34,6 +36,7 @@ struct aq_launch {
     uint32_t replicas;        /* W; rank = replica x P + stage                                            */
     const char *const *hosts; /* of each rank: the address of its daemon, or NULL: this machine           */
     const char *manifest;
+    const char *lengths; /* of the samples, for each worker (util/lengths.h); NULL: all are alike         */
     uint64_t plan_hash;
     uint64_t resume_hash;   /* plan.h                                                                   */
     uint64_t resume;        /* the mark to go on from; 0: from the beginning                            */
@@ -47,9 +50,12 @@ struct aq_launch {
     const char *trace;      /* join the ranks' traces into this file; NULL: they send none              */
     const char *daemon;     /* program of the private daemon                                            */
     uint32_t keep;          /* complete checkpoints                                                     */
+    const char *best;       /* the figure that evaluations are judged by (best.h); NULL: none           */
+    uint32_t early_stop;    /* evaluations no better than the best, in a row: then it ends; 0: never    */
     struct aq_launch_bounds bounds;
     uint64_t ready_ns_max; /* from the start to the last `ready`                                       */
     uint64_t begin_ns;     /* when whoever wants this run began: what the time until it trains is counted from */
+    bool probe;            /* nothing is trained: no folders, workers that measure (launcher_probe.h)    */
     bool again;            /* a restart: a daemon that is not back yet is worth another one            */
     const struct aq_token *token;
     struct aq_tls *tls;           /* to daemons that listen; NULL: in the clear */
@@ -66,6 +72,8 @@ struct aq_launch_result {
     enum aq_status status; /* of a failure */
     char cause[1024];      /* of a failure: one line, without "aqpipe: " */
     uint64_t mark;         /* the newest complete checkpoint; 0: none    */
+    struct aq_best best;   /* of the run up to its end                                                  */
+    uint64_t early_step;   /* after which it ended because no evaluation was better; 0: it did not      */
     bool transient;        /* of a failure: it lies with a process, a link or a machine: a restart may help */
     bool unreadable;       /* of a failure: a stage cannot read the checkpoint that it was to go on from    */
     json_t *stages;        /* array of the `done` lines (null where none came); the caller's reference */

@@ -194,7 +194,8 @@ static bool check_done(struct launcher *launcher, uint32_t rank, const json_t *m
     const uint64_t steps = launcher->launch->bounds.steps;
     const bool stopped = aq_control_bool_or(message, "stopped", false);
     if (stopped && !launcher->stopping) return refuse(launcher, rank, "has stopped, and nobody asked it to");
-    if (!stopped && stage->step != steps)
+    const uint64_t early = launcher->result->early_step;
+    if (!stopped && stage->step != steps && !(early && stage->step == early))
         return refuse(launcher, rank, "is done after step %llu of %llu", (unsigned long long)stage->step,
                       (unsigned long long)steps);
     return check_fields(launcher, rank, "done", message);

@@ -109,7 +109,7 @@ static json_t *join_eval(struct launcher *launcher, uint32_t rank, json_t *messa
 {
     const uint32_t P = launcher->launch->stages, W = launcher->launch->replicas;
     struct stage *lasts = &launcher->stages[P - 1], *stage = &launcher->stages[rank];
-    struct aq_stage_loss all = {0};
+    struct aq_stage_loss all = {0}, coded = {0};
     if (W == 1) return json_incref(message);
     if (!stage->evals) stage->evals = json_array();
     json_array_append(stage->evals, message);
@@ -122,10 +122,32 @@ static json_t *join_eval(struct launcher *launcher, uint32_t rank, json_t *messa
         if (aq_control_u64_or(part, "step", 0) != step)
             launcher_fail(launcher, CAUSE_OWN, AQ_PROTO, "replicas 0 and %u evaluate after different steps", w);
         aq_heldout_add(&all, part);
+        aq_heldout_add_coded(&coded, part);
         json_array_remove(lasts[w * P].evals, 0);
     }
     aq_heldout_say(joined, aq_heldout_task(joined), &all);
+    aq_heldout_say_coded(joined, &coded);
     return joined;
+}
+
+/* Where evaluations may end the run every rank waits for the word: all end after the same step, or none. */
+static void judge_eval(struct launcher *launcher, const json_t *line)
+{
+    const struct aq_launch *launch = launcher->launch;
+    struct aq_best *best = &launcher->result->best;
+    const uint64_t step = aq_control_u64_or(line, "step", 0);
+    (void)aq_best_take(best, line);
+    if (launch->early_stop == 0) return;
+    const bool stop = best->since >= launch->early_stop && step < launch->bounds.steps;
+    if (stop) {
+        launcher->result->early_step = step;
+        aq_progress_say(launch->progress, "step %llu: %u evaluations without a better %s than after step %llu: the end",
+                        (unsigned long long)step, best->since, best->figure, (unsigned long long)best->step);
+    }
+    for (uint32_t r = 0; r < launcher->ranks; r++)
+        stage_send(launcher, r,
+                   json_pack("{s:s, s:I, s:I, s:b}", "op", "evaluated", "rank", (json_int_t)r, "step", (json_int_t)step,
+                             "stop", stop));
 }
 
 static void on_eval(struct launcher *launcher, uint32_t rank, json_t *message)
@@ -135,6 +157,7 @@ static void on_eval(struct launcher *launcher, uint32_t rank, json_t *message)
     const enum aq_status status = aq_metrics_line(launcher->launch->metrics, json_incref(joined));
     aq_progress_eval(launcher->launch->progress, joined);
     phase_after(launcher, aq_control_u64_or(joined, "step", 0));
+    if (status == AQ_OK && launcher->result->best.figure) judge_eval(launcher, joined);
     json_decref(joined);
     if (status != AQ_OK) launcher_fail(launcher, CAUSE_OWN, status, "%s", aq_error_text());
 }
@@ -148,6 +171,23 @@ static void kept_with(const struct aq_run_mark *old, uint64_t before, uint32_t r
     mark->kept[mark->kept_count++] = mark->step;
     for (uint32_t i = 0; i < old->kept_count && mark->kept_count < room; i++)
         if (old->kept[i] <= before && old->kept[i] < mark->step) mark->kept[mark->kept_count++] = old->kept[i];
+}
+
+static void forget(struct launcher *launcher, uint64_t step)
+{
+    if (step == launcher->best_kept || step == launcher->result->best.step) return;
+    hosts_send(launcher, json_pack("{s:s, s:I}", "op", "forget", "step", (json_int_t)step));
+}
+
+/* The best evaluation's checkpoint is complete: the one that was the best may go, if it is not among the newest. */
+static void best_keep(struct launcher *launcher, const struct aq_run_mark *mark)
+{
+    const uint64_t before = launcher->best_kept, best = launcher->result->best.step;
+    if (best == 0 || best > mark->step || best == before) return;
+    launcher->best_kept = best;
+    for (uint32_t i = 0; i < launcher->launch->keep && i < mark->kept_count; i++)
+        if (mark->kept[i] == before) return; /* it goes when it is old */
+    if (before) forget(launcher, before);
 }
 
 /* Every rank has the checkpoint of this step: note it, tell them, and let go of the oldest that this run noted. */
@@ -175,11 +215,12 @@ static enum aq_status complete(struct launcher *launcher, uint64_t step)
     launcher->result->mark = step;
     launcher->mark_bytes = mark.metrics;
     to_all(launcher, "marked", step);
+    best_keep(launcher, &mark);
     for (uint32_t i = launch->keep; i < mark.kept_count; i++)
-        hosts_send(launcher, json_pack("{s:s, s:I}", "op", "forget", "step", (json_int_t)mark.kept[i]));
+        forget(launcher, mark.kept[i]);
     for (uint32_t i = 0; i < old.kept_count; i++)
         if (old.kept[i] > before && old.kept[i] < step)
-            hosts_send(launcher, json_pack("{s:s, s:I}", "op", "forget", "step", (json_int_t)old.kept[i]));
+            forget(launcher, old.kept[i]);
     return AQ_OK;
 }
 

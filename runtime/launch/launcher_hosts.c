@@ -69,10 +69,10 @@ static enum aq_status take(struct launcher *launcher, struct host *host)
     json_t *message;
     enum aq_status status = aq_control_send(
         host->control,
-        json_pack("{s:s, s:s, s:i, s:s, s:o, s:o, s:o, s:s, s:s, s:s?, s:I, s:b, s:b, s:f, s:f}", "op", "open", "job",
-                  launch->name, "protocol", AQ_CONTROL_PROTOCOL, "version", AQ_VERSION, "plan_hash",
-                  aq_control_hex(launch->plan_hash), "resume_hash", aq_control_hex(launch->resume_hash), "id",
-                  aq_control_hex(launch->id), "run", launch->run, "checkpoint", launch->checkpoint, "cache",
+        json_pack("{s:s, s:b, s:s, s:i, s:s, s:o, s:o, s:o, s:s, s:s, s:s?, s:I, s:b, s:b, s:f, s:f}", "op", "open",
+                  "probe", launch->probe, "job", launch->name, "protocol", AQ_CONTROL_PROTOCOL, "version", AQ_VERSION,
+                  "plan_hash", aq_control_hex(launch->plan_hash), "resume_hash", aq_control_hex(launch->resume_hash),
+                  "id", aq_control_hex(launch->id), "run", launch->run, "checkpoint", launch->checkpoint, "cache",
                   launch->cache, "resume", (json_int_t)launch->resume, "resumed", launch->resumed || launch->resume > 0,
                   "fresh", launch->fresh, "beat_seconds", (double)launcher->beat_ns * 1e-9, "silence_seconds",
                   (double)launch->watch.silence_ns * 1e-9 * AQ_WATCH_STARTS));
@@ -144,12 +144,13 @@ enum aq_status hosts_start(struct launcher *launcher)
     for (uint32_t r = 0; r < launcher->ranks; r++) {
         aq_watch_stage_begin(&launcher->watch, r, launcher->stages[r].host);
         json_t *message =
-            json_pack("{s:s, s:I, s:I, s:s, s:o, s:o, s:I, s:s, s:s}", "op", "start", "rank", (json_int_t)r, "stages",
-                      (json_int_t)launcher->ranks, "manifest", launch->manifest, "plan_hash",
-                      aq_control_hex(launch->plan_hash), "id", aq_control_hex(launch->id), "resume",
+            json_pack("{s:s, s:b, s:I, s:I, s:s, s:o, s:o, s:I, s:s, s:s}", "op", "start", "probe", launch->probe,
+                      "rank", (json_int_t)r, "stages", (json_int_t)launcher->ranks, "manifest", launch->manifest,
+                      "plan_hash", aq_control_hex(launch->plan_hash), "id", aq_control_hex(launch->id), "resume",
                       (json_int_t)launch->resume, "run", launch->run, "checkpoint", launch->checkpoint);
         const char *hash = launcher_hash(launcher, launch->resume, r);
         if (hash) json_object_set_new(message, "sha256", json_string(hash));
+        if (launch->lengths) json_object_set_new(message, "lengths", json_string(launch->lengths));
         stage_send(launcher, r, message);
         if (launcher->cause != CAUSE_NONE) return AQ_CLOSED;
         launcher->stages[r].state = STAGE_STARTED;

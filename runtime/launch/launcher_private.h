@@ -9,6 +9,7 @@
 #include "control.h"
 #include "control_socket.h"
 #include "launcher.h"
+#include "launcher_probe.h"
 #include "pulse.h"
 #include "run_folder.h"
 #include "seal.h"
@@ -67,6 +68,7 @@ struct launcher {
     uint64_t last_step;  /* after which the ranks say that they stop; 0: the plan's */
     double read_seconds; /* of the slowest stage's checkpoint */
     double rtt_ms;       /* the longest round trip of which the plan does not know; 0: none */
+    uint64_t best_kept;  /* step of the best evaluation whose checkpoint is complete; 0: none */
     uint64_t mark_bytes; /* of metrics.jsonl, at the newest complete checkpoint */
     json_t *hashes;      /* of complete checkpoints, by step; NULL: none */
     struct aq_watch watch;
@@ -105,6 +107,38 @@ bool launcher_expects(struct launcher *launcher, uint32_t rank, const char *even
 
 /* launcher_bounds.c: does it come after this step, or after the last one? every 0: after that alone. */
 bool launcher_is_due(uint64_t every, uint64_t step, uint64_t steps);
+
+/* ---- launcher_probe.c ---- */
+
+enum { PROBE_ADDRESS_CHARS = 255 };
+
+struct probe_rank {
+    bool ready, failed;
+    uint32_t owed;                         /* answers that did not come in time, and may come yet */
+    char address[PROBE_ADDRESS_CHARS + 1]; /* where it listens; "": it does not (yet) */
+    char why[AQ_PROBE_TEXT_CHARS + 1];     /* of failed                               */
+};
+
+/* One end of the pair that is being measured. */
+struct probe_answer {
+    bool asked, come, measured;
+    enum aq_status status;
+    uint32_t phase;
+    char text[AQ_PROBE_TEXT_CHARS + 1];
+};
+
+struct probe {
+    struct launcher launcher; /* hosts and their channels */
+    struct probe_rank ranks[AQ_JOB_RANKS_MAX];
+    struct aq_probe_pair *pair; /* NULL: none is under way  */
+    struct probe_answer answers[2];
+};
+
+/* One line of a daemon. False: it breaks the protocol, which is the cause now. */
+bool probe_event(struct probe *probe, const struct host *host, const json_t *message);
+
+/* The pair's time is over: what an end has not answered is owed, and dropped when it comes. */
+void probe_give_up(struct probe *probe);
 
 /* launcher_watch.c */
 void watch_open(struct launcher *launcher);

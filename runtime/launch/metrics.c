@@ -215,6 +215,13 @@ static void join_loss(const struct aq_metrics *metrics, json_t *const *lines, js
     if (count > 1) json_object_set_new(joined, "loss", aq_control_number(sum / count));
 }
 
+/* A step is void where it was void on any replica: as a rule on all, with local steps on its own. */
+static void join_skipped(const struct aq_metrics *metrics, json_t *const *lines, json_t *joined)
+{
+    for (uint32_t r = 0; r < metrics->stages; r++)
+        if (json_is_true(json_object_get(lines[r], "skipped"))) json_object_set_new(joined, "skipped", json_true());
+}
+
 static json_t *join(const struct aq_metrics *metrics, json_t *const *lines, uint64_t step)
 {
     json_t *joined = json_pack("{s:s, s:I, s:n, s:f}", "event", "step", "step", (json_int_t)step, "epoch", "time",
@@ -231,6 +238,7 @@ static json_t *join(const struct aq_metrics *metrics, json_t *const *lines, uint
         }
     }
     join_loss(metrics, lines, joined);
+    join_skipped(metrics, lines, joined);
     json_object_set_new(joined, "stage_seconds", gather(lines, metrics->stages, "seconds"));
     const double seconds = aq_control_number_or(joined, "seconds", 0),
                  samples = aq_control_number_or(joined, "samples", 0);

@@ -21,7 +21,10 @@ static json_t *copy(const json_t *line, const char *key)
     return value ? json_incref(value) : json_null();
 }
 
-/* Loss, the task's metrics, targets and step of the last evaluation; nulls where there was none. */
+/*
+ * Loss, the task's metrics, targets and step of the last evaluation; nulls where there was none. loss_coded: through
+ * the cuts' forward codecs, where the run measured that: after its last step.
+ */
 static json_t *heldout_of(const json_t *eval)
 {
     const struct aq_task *task = aq_heldout_task(eval);
@@ -30,6 +33,7 @@ static json_t *heldout_of(const json_t *eval)
     bool higher;
     for (uint32_t i = 0; (name = aq_task_metric(task, i, &higher)) != NULL; i++)
         json_object_set_new(all, name, copy(eval, name));
+    json_object_set_new(all, "loss_coded", copy(eval, "loss_coded"));
     json_object_set_new(all, "targets", copy(eval, "targets"));
     json_object_set_new(all, "step", copy(eval, "step"));
     return all;
@@ -204,6 +208,7 @@ static json_t *make(const struct aq_report_sums *g)
                                   mean(g->n.first_epoch.sum, (double)g->n.first_epoch.count), "last_epoch",
                                   mean(g->n.last_epoch.sum, (double)g->n.last_epoch.count)));
     json_object_set_new(report, "heldout", heldout_of(g->eval));
+    if (json_object_get(g->end, "best")) json_object_set_new(report, "best", copy(g->end, "best"));
     add_stages(g, report);
     return report;
 }

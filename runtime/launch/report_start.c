@@ -22,7 +22,13 @@ void aq_report_start(const struct aq_plan *plan, json_t *line)
     const struct aq_job *job = plan->job;
     const struct aq_optimizer_config *config = &job->train.optimizer;
     const char *reduce = job->reduce.codec ? job->reduce.codec : config->reduce.kind;
+    const uint32_t every = aq_plan_reduce_every(plan);
+    char text[48];
     json_t *written = json_array();
+    if (every > 1) {
+        snprintf(text, sizeof text, "%s every %u", reduce, every);
+        reduce = text;
+    }
     for (uint32_t r = 0; r < plan->ranks; r++)
         json_array_append_new(written, json_integer((json_int_t)aq_plan_checkpoint_bytes(plan, r % plan->stage_count)));
     json_object_set_new(line, "optimizer", json_string(config->kind));

@@ -107,7 +107,7 @@ static void add_frozen(struct aq_text *text, const json_t *run, const char *name
     const uint64_t all = aq_control_u64_or(run, "parameters", 0);
     const uint64_t frozen = aq_control_u64_or(run, "parameters_frozen", 0);
     if (frozen > 0 && frozen <= all)
-        aq_text_add(text, "%s: %llu of %llu parameters were trained, the others frozen (train.freeze)\n", name,
+        aq_text_add(text, "%s: %llu of %llu parameters were trained, the others are frozen\n", name,
                     (unsigned long long)(all - frozen), (unsigned long long)all);
 }
 
@@ -125,6 +125,15 @@ static void add_mishaps(struct aq_text *text, const json_t *run, const char *nam
     if (restarts == 0 && !(fetched > 0)) return;
     aq_text_add(text, "%s: begun again %llu times by itself, %.0f lost messages fetched from the other side\n", name,
                 (unsigned long long)restarts, isfinite(fetched) ? fetched : 0);
+}
+
+/* The last evaluation, with and without the cuts' codecs. */
+static void add_coded(struct aq_text *text, const json_t *run, const char *name)
+{
+    const double plain = at(run, "heldout", "loss"), coded = at(run, "heldout", "loss_coded");
+    if (isfinite(coded))
+        aq_text_add(text, "%s: held-out loss %.6f with the codec off, %.6f with it on (samples never seen)\n", name,
+                    plain, coded);
 }
 
 /* What stages chose to average in (reduce.codec: auto); replicas chose alike. */
@@ -157,6 +166,7 @@ void aq_report_table(const json_t *runs, unsigned columns, struct aq_text *text)
         const json_t *run = json_array_get(runs, r);
         name_of(run, runs, name);
         add_frozen(&below, run, name);
+        add_coded(&below, run, name);
         add_choice(&below, run, name);
         add_mishaps(&below, run, name);
     }

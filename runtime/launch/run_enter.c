@@ -213,7 +213,7 @@ static enum aq_status extend(struct aq_run_entry *entry)
                        here->job->output.path, (unsigned long long)at, (unsigned long long)here->steps);
     if (!plan_before(here->job->output.path, &job, &there)) return AQ_OK;
     const bool same = at == 0 || aq_plan_learning_rate(there, at) == aq_plan_learning_rate(here, at);
-    const bool averaged = at == there->steps && aq_optimizer_config_drifts(optimizer, at);
+    const bool averaged = at == there->steps && here->replicas > 1 && aq_optimizer_config_drifts(optimizer, at);
     int used = 0;
     if (here->steps != there->steps)
         used = snprintf(entry->extended, sizeof entry->extended, "it ends at step %llu, not %llu",
@@ -231,6 +231,18 @@ static enum aq_status extend(struct aq_run_entry *entry)
     aq_plan_close(there);
     aq_job_close(job);
     return AQ_OK;
+}
+
+/* A run that train.early_stop has ended, as long as the manifest has it so. Without metrics nobody can tell. */
+static bool ended_early(struct aq_run_entry *entry, const char *metrics)
+{
+    const struct aq_job *job = entry->plan->job;
+    if (job->train.early_stop == 0 || entry->resume_step == 0) return false;
+    if (aq_best_open(aq_best_figure(job), &entry->best) != AQ_OK || aq_best_read(&entry->best, metrics) != AQ_OK) {
+        aq_error_clear(); /* who trains hears it again */
+        return false;
+    }
+    return entry->best.since >= job->train.early_stop && entry->best.last == entry->resume_step;
 }
 
 /* A folder that holds something: may we, and where do we go on? */
@@ -266,7 +278,8 @@ static enum aq_status enter_used(struct aq_run_entry *entry, const struct identi
     entry->resume_bytes = marked ? mark.metrics : 0;
     if (!same) AQ_TRY(extend(entry));
     /* Killed after its last checkpoint, a run still has to leave its model; one without metrics cannot tell. */
-    entry->finished = entry->resume_step >= plan->steps && (found.done || !plan->job->output.metrics);
+    entry->early = entry->resume_step < plan->steps && ended_early(entry, metrics);
+    entry->finished = (entry->resume_step >= plan->steps || entry->early) && (found.done || !plan->job->output.metrics);
     if (entry->finished) return AQ_OK; /* its report stays as it is */
     if (marked) AQ_TRY(aq_resume_check(plan, run, entry->resume_step));
     entry->rewinds = true;

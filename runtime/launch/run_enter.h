@@ -16,6 +16,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "best.h"
 #include "owned_folder.h"
 #include "plan.h"
 #include "run_folder.h"
@@ -32,6 +33,9 @@ struct aq_run_entry {
     struct aq_owned_folders folders;
     struct aq_owner owner;
     bool finished;         /* the run in the folder has come to its end: nothing was changed */
+    bool early;            /* it ended at resume_step by train.early_stop, and `best` is its best evaluation: where it
+                              has not finished (killed), what is left to do is to leave its model */
+    struct aq_best best;
     uint64_t resume_step;  /* 0: from the beginning */
     uint64_t resume_bytes; /* of metrics.jsonl, at that step; 0: not known */
     double seconds;        /* of the run before this start */

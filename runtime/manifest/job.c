@@ -69,6 +69,24 @@ uint32_t aq_job_threads(const struct aq_job *job, uint32_t rank, uint32_t cores)
     return cores > sharing ? cores / sharing : 1;
 }
 
+double aq_job_speed(const struct aq_job *job, uint32_t s)
+{
+    double least = (double)job->pipeline.stages[s].speed;
+    for (uint32_t r = s; r < aq_job_ranks(job); r += job->pipeline.stage_count)
+        if ((double)job->pipeline.stages[r].speed < least) least = (double)job->pipeline.stages[r].speed;
+    return least;
+}
+
+uint64_t aq_job_memory(const struct aq_job *job, uint32_t s)
+{
+    uint64_t least = 0;
+    for (uint32_t r = s; r < aq_job_ranks(job); r += job->pipeline.stage_count) {
+        const uint64_t limit = job->pipeline.stages[r].memory;
+        if (limit && (least == 0 || limit < least)) least = limit;
+    }
+    return least;
+}
+
 bool aq_job_linked(const struct aq_job *job, uint32_t a, uint32_t b)
 {
     const uint32_t P = job->pipeline.stage_count;
@@ -88,6 +106,26 @@ bool aq_job_listens(const struct aq_job *job, uint32_t rank)
     for (uint32_t other = 0; other < aq_job_ranks(job); other++)
         if (aq_job_linked(job, rank, other) && aq_job_listener(job, rank, other) == rank) return true;
     return false;
+}
+
+uint32_t aq_job_links(const struct aq_job *job)
+{
+    uint32_t count = 0;
+    for (uint32_t a = 0; a < aq_job_ranks(job); a++)
+        for (uint32_t b = a + 1; b < aq_job_ranks(job); b++)
+            count += aq_job_linked(job, a, b);
+    return count;
+}
+
+void aq_job_measured(struct aq_job *job, const float *rtt_ms, float group_rtt_ms, const float *loss, double rate_mbps)
+{
+    struct aq_job_edge *edges = (struct aq_job_edge *)(uintptr_t)job->edges; /* the job's own memory */
+    for (uint32_t e = 0; e + 1 < job->pipeline.stage_count; e++) {
+        edges[e].rtt_ms = rtt_ms[e];
+        edges[e].loss = loss[e];
+    }
+    job->link.rtt_ms = group_rtt_ms;
+    job->link.rate_mbps = rate_mbps;
 }
 
 uint32_t aq_job_micro_batches(const struct aq_job *job, uint32_t samples)
@@ -150,14 +188,17 @@ static void write_stage_key(const struct aq_job *job, uint32_t s, const struct a
 static void write_stages(const struct aq_job *job, struct aq_text *text)
 {
     const struct aq_key_table keys = aq_keys_stage();
-    if (job->pipeline.automatic) {
+    if (job->pipeline.automatic && !job->pipeline.listed) {
         aq_text_add(text, "  stages: %u\n", job->pipeline.stage_count);
         return;
     }
     aq_text_add(text, "  stages:\n");
     for (uint32_t s = 0; s < job->pipeline.stage_count; s++) {
         const struct aq_job_stage *stage = &job->pipeline.stages[s];
-        aq_text_add(text, "    - layers: %u-%u\n", stage->layer_first, stage->layer_end - 1);
+        if (job->pipeline.automatic)
+            aq_text_add(text, "    -\n");
+        else
+            aq_text_add(text, "    - layers: %u-%u\n", stage->layer_first, stage->layer_end - 1);
         for (uint32_t i = 0; i < keys.count; i++)
             if (aq_key_is_scalar(&keys.keys[i])) write_stage_key(job, s, &keys.keys[i], text);
     }

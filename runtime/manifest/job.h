@@ -2,8 +2,9 @@
  * job.h -- the typed job: what a manifest says, every value checked, every default filled in.
  *
  * A manifest is YAML text. Its keys stand in one table, keys.def: name, type, unit, range, default and help; the
- * reader, the checks, --help and docs/MANIFEST.md all come from it. Reading it opens no other file: counts of samples,
- * the vocabulary of a tokenizer and the automatic cut belong to the plan (plan.h).
+ * reader, the checks, --help and docs/MANIFEST.md all come from it. Reading it opens no other file but
+ * config.json of a folder in model.weights: counts of samples, the vocabulary of a tokenizer and the automatic cut
+ * belong to the plan (plan.h).
  *
  *     struct aq_job *job;
  *     AQ_TRY(aq_job_load("job.yaml", sets, set_count, &job));     // sets: "train.batch=16", ...
@@ -48,9 +49,12 @@ enum aq_schedule_kind {
     AQ_SCHEDULE_ZB = 3
 };
 
+/* pipeline.cut: by what the plan shares layers out where the manifest does not (plan.h, aq_plan_balance). */
+enum aq_cut_kind { AQ_CUT_FLOPS = 0, AQ_CUT_MEASURED = 1 };
+
 /* pipeline.in_flight: a count of micro-batches, or one of these. */
-#define AQ_IN_FLIGHT_DEFAULT 0u         /* the schedule's own: gpipe M; 1f1b min(M, 2(P-1-s)+1), links hidden */
-#define AQ_IN_FLIGHT_CLASSIC UINT32_MAX /* 1f1b as published: min(M, P-s)                                    */
+#define AQ_IN_FLIGHT_DEFAULT 0u               /* the schedule's own: gpipe M; 1f1b min(M, 2(P-1-s)+1), links hidden */
+#define AQ_IN_FLIGHT_CLASSIC UINT32_MAX       /* 1f1b as published: min(M, P-s)                                    */
 #define AQ_IN_FLIGHT_AUTO    (UINT32_MAX - 1) /* the plan's choice by distance (plan.h, aq_plan.in_flight)  */
 
 /* "2 epochs", "100 steps", or 0: never (only at the end). */
@@ -67,13 +71,14 @@ struct aq_job_model {
     struct aq_model_config config; /* vocabulary 0: the tokenizer's; the resolved one is in the plan      */
     enum aq_stage_precision precision;
     bool recompute;
-    const char *weights; /* safetensors file to start from, NULL: initial weights from train.seed          */
+    const char *weights; /* file or folder to start from, NULL: initial weights from train.seed            */
 };
 
 struct aq_job_data {
     const char *kind;           /* a row of datasets.def: "text"                                           */
     const char *tokenizer;      /* a row of tokenizers.def                                                 */
     const char *tokenizer_path; /* folder, or NULL                                                         */
+    const char *cache;          /* folder of kept tokens, or NULL                                          */
     const char *const *train;   /* text files in order                                                     */
     uint32_t train_count;
     const char *const *heldout; /* may be none                                                             */
@@ -81,6 +86,12 @@ struct aq_job_data {
     uint64_t train_samples_max;   /* 0: all                                                                */
     uint64_t heldout_samples_max; /* 0: all                                                                */
     uint64_t skip;                /* leave out the first so many blocks of train                           */
+    struct aq_job_columns {
+        const char *text, *pair, *label; /* of tables: names, or numbers from 1 on; NULL: none            */
+    } columns;
+    const char *chat;   /* folder with a chat template, or NULL                                             */
+    bool pack;          /* conversations into samples                                                       */
+    const char *labels; /* their names, with commas; NULL: numbers from 0 on                              */
 };
 
 struct aq_job_train {
@@ -101,14 +112,20 @@ struct aq_job_train {
     uint32_t staleness; /* updates that a step's gradients do not know of: 0 or 1 (plan/program.h)          */
     uint32_t skips_max; /* steps in a row without a finite gradient: then the run ends                      */
     uint64_t seed;
+    bool frozen_prefix; /* edges behind layers that do not train send a sample's activation once           */
     const char *freeze; /* names of what is not trained (stages/stage.h); NULL: all is                      */
+    struct aq_lora_config lora;
+    const char *lora_weights; /* PEFT's folder that adapters begin as; NULL: new ones                       */
     bool shuffle;
     struct aq_job_every evaluate_every;
+    uint32_t early_stop; /* evaluations that are no better than the best, in a row: then the run ends; 0: never */
 };
 
 /* One worker: a stage of one replica. The replicas of a stage differ in where and how they run alone. */
 struct aq_job_stage {
     uint32_t layer_first, layer_end; /* [first, end); both 0 with an automatic cut                         */
+    float speed;                     /* of computing, against the machine that plans                       */
+    uint64_t memory;                 /* most that its worker may take; 0: no limit                         */
     const char *host;                /* name or control address of its daemon; NULL: this machine          */
     const char *device;              /* "cpu", "cuda", "auto"                                              */
     uint32_t device_index;
@@ -130,12 +147,17 @@ struct aq_job_reduce {
     float norm;          /* of lp2..lp8: p; 0: infinity                                                   */
     uint32_t rank;       /* of powersgd                                                                   */
     uint64_t start_step; /* powersgd: fp32 until then                                                     */
+    float density;       /* of topk                                                                       */
+    uint32_t every;      /* steps that replicas go each on its own between two meetings; 1: they meet each step */
+    float outer_lr, outer_momentum; /* of the step that they take then                                    */
     enum aq_transport_kind transport;
 };
 
 struct aq_job_pipeline {
     enum aq_schedule_kind schedule;
-    bool automatic;       /* the cut is the plan's (balanced by flops)                                     */
+    bool automatic;       /* the cut is the plan's: no stage says its layers                               */
+    bool listed;          /* stages are a list of entries, else a count                                    */
+    enum aq_cut_kind cut; /* by what the plan cuts                                                         */
     uint32_t stage_count; /* P                                                                             */
     uint32_t replicas;    /* W: copies of the pipeline that average their gradients                        */
     const struct aq_job_stage *stages; /* P x W, by rank: rank = replica x P + stage                       */
@@ -148,11 +170,13 @@ struct aq_job_edge {
     struct aq_codec_config forward;
     struct aq_codec_config backward;
     float rtt_ms; /* of its link; 0: near                                                                */
+    float loss;   /* part of its packets that is lost                                                    */
 };
 
 struct aq_job_link {
     double rate_mbps; /* 10^6 bit/s each way; 0: as fast as it goes                                    */
     float rtt_ms;     /* round trip, where an edge does not say its own; 0: near                         */
+    float loss;       /* part of the packets that is lost, the same                                      */
     enum aq_link_entropy entropy;
     uint32_t streams;                 /* connections of each link; 0: chosen                                      */
     const char *congestion;           /* of sockets: the kernel's name, or "auto"                                 */
@@ -191,6 +215,7 @@ struct aq_job_checkpoint {
     uint32_t keep;
     const char *path;       /* NULL: "checkpoint" in output.path                                                */
     bool mirror;            /* copies at a neighbour                                                            */
+    const char *best;       /* figure of the evaluation whose checkpoint is kept: "loss", or a metric; NULL: none */
     const char *mirror_key; /* file of the key that seals them; NULL: they lie there in the clear         */
 };
 
@@ -211,6 +236,9 @@ struct aq_job_facts {
     uint64_t train_samples, train_digest;
     uint64_t heldout_samples, heldout_digest;
     uint64_t weights_digest; /* 0: no weights file */
+    uint32_t labels;         /* that samples as a whole can have; 0: they have none               */
+    uint64_t lengths_digest; /* of how long samples are, training and then held-out; 0: all alike */
+    uint32_t lengths_mean;   /* of the training samples, rounded up                               */
 };
 
 struct aq_job {
@@ -265,6 +293,12 @@ uint32_t aq_job_ranks(const struct aq_job *job);
 /* Threads of a rank's worker: its own, else pipeline.threads, else `cores` shared evenly by the workers of its host. */
 uint32_t aq_job_threads(const struct aq_job *job, uint32_t rank, uint32_t cores);
 
+/* The speed of stage s: that of the slowest of its replicas, for which the others wait. */
+double aq_job_speed(const struct aq_job *job, uint32_t s);
+
+/* The least memory that a worker of stage s may take; 0: no limit. */
+uint64_t aq_job_memory(const struct aq_job *job, uint32_t s);
+
 /* Are rank a and b on the same host? */
 bool aq_job_same_host(const struct aq_job *job, uint32_t a, uint32_t b);
 
@@ -280,8 +314,13 @@ uint32_t aq_job_machine(const struct aq_job *job, uint32_t replica);
 /* Who reduce with each other, of a stage: its replicas, or with reduce.machine_first its machines. */
 uint32_t aq_job_reducers(const struct aq_job *job);
 
+/* The one change to an open job: distances of its edges (each, 0: near) and of replicas, losses of its edges, and the
+ * rate of its links, as they were measured. Before a plan is made of it. */
+void aq_job_measured(struct aq_job *job, const float *rtt_ms, float group_rtt_ms, const float *loss, double rate_mbps);
+
 /* Have two workers a link? Stages of a replica that follow each other have, and the replicas of a stage. */
 bool aq_job_linked(const struct aq_job *job, uint32_t a, uint32_t b);
+uint32_t aq_job_links(const struct aq_job *job); /* how many pairs have one */
 
 /* Which of two ranks with a link listens: the higher one, or the lower where that one dials. The other connects, also
  * to heal. */

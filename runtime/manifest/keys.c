@@ -63,6 +63,7 @@ static const struct aq_key_name schedule_names[] = {{"auto", AQ_SCHEDULE_AUTO},
 #define AQ_SCHEDULE(name, id, text) {text, id},
 #include "schedules.def"
                                                     {NULL, 0}};
+static const struct aq_key_name cut_names[] = {{"flops", AQ_CUT_FLOPS}, {"measured", AQ_CUT_MEASURED}, {NULL, 0}};
 static const struct aq_key_name device_names[] = {{"cpu", 0}, {"cuda", 1}, {"auto", 2}, {NULL, 0}};
 static const struct aq_key_name codec_names[] = {
 #define AQ_CODEC(NAME, name, id) {#name, id},
@@ -86,8 +87,7 @@ static const struct aq_key_name rounding_names[] = {
 static const struct aq_key_name store_names[] = {
     {"fp32", AQ_PRECISION_FP32}, {"fp16", AQ_PRECISION_FP16}, {"bf16", AQ_PRECISION_BF16}, {"q8", AQ_PRECISION_Q8},
     {"q4", AQ_PRECISION_Q4},     {"q2", AQ_PRECISION_Q2},     {"none", AQ_PRECISION_NONE}, {NULL, 0}};
-static const struct aq_key_name store_group_names[] = {
-    {"row", AQ_PER_ROW}, {"channel", AQ_PER_CHANNEL}, {NULL, 0}};
+static const struct aq_key_name store_group_names[] = {{"row", AQ_PER_ROW}, {"channel", AQ_PER_CHANNEL}, {NULL, 0}};
 static const struct aq_key_name keyframe_names[] = {{"fp32", AQ_PRECISION_FP32},
                                                     {"fp16", AQ_PRECISION_FP16},
                                                     {"bf16", AQ_PRECISION_BF16},

@@ -34,8 +34,12 @@ void aq_manifest_error(struct aq_manifest *manifest, const char *key, const char
     va_end(arguments);
     const struct aq_yaml_node *node = aq_yaml_find(manifest->root, key);
     const struct aq_yaml_node file = {.source = manifest->job.source};
+    const struct aq_key *of = aq_key_find(aq_keys_job(), key);
     if (node)
         aq_yaml_error(&manifest->errors, node, "%s: %s", key, text);
+    else if (manifest->of_folder && of && of->of_model)
+        aq_yaml_error(&manifest->errors, aq_yaml_find(manifest->root, "model.weights"), "%s (of its config.json): %s",
+                      key, text);
     else
         aq_yaml_error(&manifest->errors, &file, "%s (not given: its default): %s", key, text);
 }
@@ -192,17 +196,33 @@ static enum aq_status read_sections(struct aq_manifest *manifest)
     return AQ_OK;
 }
 
+/* The kind of model that the manifest names, where it is one: its defaults are the model's. */
+static const char *kind_of(const struct aq_manifest *manifest)
+{
+    const struct aq_yaml_node *node = aq_yaml_find(manifest->root, "model.kind");
+    const char *kind;
+    for (uint32_t m = 0; node && node->kind == AQ_YAML_SCALAR && (kind = aq_model_kind(m)) != NULL; m++)
+        if (strcmp(kind, node->text) == 0) return kind;
+    return manifest->job.model.config.kind;
+}
+
+/* A model's keys have its own defaults; those of other models are as if they were not there. */
 static enum aq_status read_defaults(struct aq_manifest *manifest)
 {
     const struct aq_key_table keys = aq_keys_job();
     for (uint32_t i = 0; i < keys.count; i++) {
         const struct aq_key *key = &keys.keys[i];
-        if (!aq_key_is_scalar(key) || !*key->fallback) continue;
+        if (key->of_model || !aq_key_is_scalar(key) || !*key->fallback) continue;
         AQ_TRY(aq_key_read(key, key->fallback, false, &manifest->job));
         if (key->kind != AQ_KEY_PATH) continue;
         const char **path = (const char **)((char *)&manifest->job + key->offset);
         AQ_TRY(absolute(manifest, NULL, *path, path));
     }
+    const char *kind = kind_of(manifest);
+    aq_model_config_default(&manifest->job.model.config, kind);
+    for (uint32_t i = 0; i < keys.count; i++)
+        if (keys.keys[i].of_model && aq_key_applies(&keys.keys[i], kind))
+            AQ_TRY(aq_key_read(&keys.keys[i], keys.keys[i].fallback, false, &manifest->job));
     return AQ_OK;
 }
 
@@ -255,6 +275,8 @@ static enum aq_status read_job(struct aq_manifest *manifest, const char *text, s
     AQ_TRY(read_defaults(manifest));
     aq_manifest_optimizer_defaults(manifest);
     AQ_TRY(read_sections(manifest));
+    aq_manifest_folder(manifest);
+    AQ_TRY(aq_manifest_adapter(manifest));
     const uint32_t tokens = aq_model_tokens(manifest->job.model.config.kind);
     if (tokens && aq_yaml_find(manifest->root, "train.T") && manifest->job.train.T != tokens)
         aq_manifest_error(manifest, "train.T", "a sample of %s has no tokens to count; leave it out",

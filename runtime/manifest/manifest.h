@@ -15,6 +15,7 @@ struct aq_manifest {
     struct aq_pool pool;
     struct aq_yaml_node *root;
     struct aq_yaml_errors errors;
+    bool of_folder;   /* what the manifest does not say of the model, config.json of model.weights does */
     uint32_t unknown; /* errors that are keys nobody knows: they leave no value wrong, checks may follow */
     /* While reading: the job's arrays before they become const. */
     struct aq_job_stage *stages;
@@ -42,6 +43,11 @@ void aq_manifest_reduce(struct aq_manifest *manifest);
 
 /* manifest_machines.c: does reduce.machine_first fit the optimizer and the hosts? */
 void aq_manifest_machines(struct aq_manifest *manifest);
+
+/* manifest_folder.c: after the sections, what config.json of a folder (model.weights) says of the model. */
+void aq_manifest_folder(struct aq_manifest *manifest);
+/* manifest_adapter.c: behind that, what PEFT's folder (lora.weights) says of adapters. AQ_NOMEM. */
+enum aq_status aq_manifest_adapter(struct aq_manifest *manifest);
 
 /* manifest_check.c: what concerns more than one key. */
 void aq_manifest_check(struct aq_manifest *manifest);

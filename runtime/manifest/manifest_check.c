@@ -41,6 +41,12 @@ static void check_model(struct aq_manifest *manifest)
     if (tokenized && model->vocabulary && model->vocabulary < tokenizer->tokens)
         aq_manifest_error(manifest, "model.vocabulary", "%u is less than the %u tokens of the tokenizer %s",
                           model->vocabulary, tokenizer->tokens, tokenizer->name);
+    else if (tokenized && manifest->of_folder && tokenizer->tokens && tokenizer->tokens != model->vocabulary &&
+             !aq_yaml_find(manifest->root, "data.tokenizer"))
+        aq_manifest_error(manifest, "data.tokenizer",
+                          "the folder of model.weights has no tokenizer that is read here; name one, or '%s' if "
+                          "that is meant",
+                          tokenizer->name);
 }
 
 /* What the model itself refuses; the vocabulary may not be known yet. False: its layers cannot be counted. */
@@ -52,6 +58,7 @@ static bool check_kind(struct aq_manifest *manifest)
         return false;
     }
     if (model.vocabulary == 0) model.vocabulary = VOCABULARY_ANY;
+    aq_model_use_task(&model, manifest->job.model.task, model.labels);
     if (aq_model_config_check(&model) == AQ_OK) {
         const struct aq_job *job = &manifest->job;
         struct aq_field fields[AQ_BATCH_FIELDS_MAX];
@@ -97,6 +104,29 @@ static void check_train(struct aq_manifest *manifest)
                           (unsigned long long)(train->batch / share), AQ_JOB_MICRO_BATCHES_MAX);
 }
 
+/* Does a checkpoint come with every evaluation? */
+static bool marks_evaluations(const struct aq_job *job)
+{
+    const struct aq_job_every *marks = &job->checkpoint.every, *looks = &job->train.evaluate_every;
+    if (looks->count == 0) return true; /* at the end alone, as a checkpoint is */
+    return marks->count > 0 && marks->epochs == looks->epochs && looks->count % marks->count == 0;
+}
+
+static void check_best(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    const char *key = job->checkpoint.best ? "checkpoint.best" : "train.early_stop";
+    if (!job->checkpoint.best && !job->train.early_stop) return;
+    if (job->data.heldout_count == 0)
+        aq_manifest_error(manifest, key, "wants held-out samples: name a file in data.heldout");
+    if (!job->output.metrics)
+        aq_manifest_error(manifest, key, "wants output.metrics: a resumed run reads there what was the best");
+    if (!marks_evaluations(job))
+        aq_manifest_error(manifest, key,
+                          "wants a checkpoint at every evaluation: let train.evaluate_every be a multiple of "
+                          "checkpoint.every, both in steps or both in epochs");
+}
+
 /* "layer 3" or "layers 3-5". */
 static const char *layers_text(uint32_t first, uint32_t end, char text[LAYERS_BYTES])
 {
@@ -127,45 +157,69 @@ static void nearest_word(const struct aq_model_config *model, uint32_t T, const 
     }
 }
 
-static void freeze_error(struct aq_manifest *manifest, const struct aq_model_config *model,
-                         const struct aq_freeze_pattern *pattern)
+/* A pattern of train.freeze, or of lora.targets, that names nothing. */
+static void pattern_error(struct aq_manifest *manifest, const char *key, const struct aq_model_config *model,
+                          const struct aq_freeze_pattern *pattern)
 {
     char near[AQ_FREEZE_PART_MAX], layer[AQ_FREEZE_PART_MAX];
     if (pattern->copy) {
-        aq_manifest_error(manifest, "train.freeze",
+        aq_manifest_error(manifest, key,
                           "'%s' is the embedding's table here (model.tied): name that one, or say model.tied: false",
                           pattern->text);
+        return;
+    }
+    if (pattern->tensors == 0 && pattern->named) {
+        aq_manifest_error(manifest, key, "'%s' names no layer that can have adapters, but %u other tensors",
+                          pattern->text, pattern->named);
         return;
     }
     nearest_word(model, manifest->job.train.T, pattern->unknown, near, sizeof near);
     aq_model_layer_name(model, 1, layer, sizeof layer);
     if (*near)
-        aq_manifest_error(manifest, "train.freeze",
+        aq_manifest_error(manifest, key,
                           "'%s' names nothing of the model: it has no '%s'; did you mean '%s'?", pattern->text,
                           pattern->unknown, near);
     else
-        aq_manifest_error(manifest, "train.freeze",
+        aq_manifest_error(manifest, key,
                           "'%s' names nothing of the model: a layer is named as aqpipe plan shows it ('%s'), a tensor "
                           "by parts of its name that follow each other",
                           pattern->text, layer);
 }
 
-/* Every pattern names something, and something is left. The model is one that can be. */
+typedef bool pattern_reader(const struct aq_model_config *model, uint32_t T, const char *list, uint32_t index,
+                            struct aq_freeze_pattern *out);
+
+/* Every pattern of a list (NULL: none) names something. */
+static void check_patterns(struct aq_manifest *manifest, const char *key, const struct aq_model_config *model,
+                           const char *list, pattern_reader *read)
+{
+    const uint32_t T = manifest->job.train.T;
+    struct aq_freeze_pattern pattern;
+    uint32_t i = 0;
+    if (!list) return;
+    for (; i < AQ_FREEZE_PATTERNS_MAX && read(model, T, list, i, &pattern); i++)
+        if (pattern.tensors == 0) pattern_error(manifest, key, model, &pattern);
+    if (i == AQ_FREEZE_PATTERNS_MAX && read(model, T, list, i, &pattern))
+        aq_manifest_error(manifest, key, "has more than %d patterns", AQ_FREEZE_PATTERNS_MAX);
+}
+
+/* What is trained: something is left, and what is adapted can be. The model is one that can be. */
 static void check_freeze(struct aq_manifest *manifest)
 {
     const struct aq_job_train *train = &manifest->job.train;
+    const bool adapts = train->lora.rank > 0;
     struct aq_model_config model = manifest->job.model.config;
-    struct aq_freeze_pattern pattern;
+    struct aq_freeze_pattern any;
     const uint32_t errors = manifest->errors.count;
-    uint32_t i = 0;
-    if (!train->freeze) return;
     if (model.vocabulary == 0) model.vocabulary = VOCABULARY_ANY; /* what matters here are names */
-    for (; i < AQ_FREEZE_PATTERNS_MAX && aq_model_freeze_pattern(&model, train->T, train->freeze, i, &pattern); i++)
-        if (pattern.tensors == 0) freeze_error(manifest, &model, &pattern);
-    if (i == AQ_FREEZE_PATTERNS_MAX && aq_model_freeze_pattern(&model, train->T, train->freeze, i, &pattern))
-        aq_manifest_error(manifest, "train.freeze", "has more than %d patterns", AQ_FREEZE_PATTERNS_MAX);
+    check_patterns(manifest, "train.freeze", &model, train->freeze, aq_model_freeze_pattern);
+    if (adapts) check_patterns(manifest, "lora.targets", &model, train->lora.targets, aq_model_lora_pattern);
+    if (adapts && aq_model_lora_pattern(&model, train->T, "*", 0, &any) && any.tensors == 0)
+        aq_manifest_error(manifest, "lora.rank", "%s has no layers that adapters are made for", model.kind);
+    else if (!adapts && train->lora.targets)
+        aq_manifest_error(manifest, "lora.targets", "says which layers have adapters, but lora.rank is 0: none has");
     else if (manifest->errors.count == errors &&
-             !aq_model_trains(&model, train->T, train->freeze, aq_model_layers(&model)))
+             !aq_model_trains(&model, train->T, train->freeze, &train->lora, aq_model_layers(&model)))
         aq_manifest_error(manifest, "train.freeze", "freezes the whole model: nothing is left to train");
 }
 
@@ -464,6 +518,7 @@ void aq_manifest_check(struct aq_manifest *manifest)
     const bool model = manifest->errors.count > 0 || check_kind(manifest);
     check_data(manifest);
     check_train(manifest);
+    check_best(manifest);
     if (model) check_cut(manifest);
     if (model && manifest->errors.count == 0) check_freeze(manifest);
     check_edges(manifest);

@@ -150,7 +150,7 @@ static enum aq_status validate_list(struct aq_manifest *manifest)
                 AQ_TRY(aq_manifest_scalar(manifest, key, node, path, &scratch));
             else if (strcmp(node->key, "edge") != 0)
                 aq_yaml_error(&manifest->errors, node,
-                              "%s: there is no such key; an entry has edge, forward, backward, rtt_ms", path);
+                              "%s: there is no such key; an entry has edge, forward, backward, rtt_ms, loss", path);
         }
     }
     return AQ_OK;
@@ -204,6 +204,7 @@ static void edge_make(struct aq_manifest *manifest, uint32_t e)
     struct layers forward = {{aq_yaml_find(manifest->root, "edges.forward"), child(entry, "forward"), send},
                              .backward = false};
     manifest->edges[e].rtt_ms = manifest->job.link.rtt_ms;
+    manifest->edges[e].loss = manifest->job.link.loss;
     if (entry && entry->kind == AQ_YAML_MAP) entry_apply(entry, &manifest->edges[e]);
     codec_make(&backward, &manifest->edges[e].backward);
     codec_make(&forward, &manifest->edges[e].forward);

@@ -70,6 +70,34 @@ static bool check_fit(struct aq_manifest *manifest)
     return !takes;
 }
 
+/* Local steps average movements of weights: which optimizers' replicas may have weights of their own? */
+static bool check_local(struct aq_manifest *manifest)
+{
+    const struct aq_optimizer_config *config = &manifest->job.train.optimizer;
+    struct aq_optimizer_config plain = *config;
+    char kinds[128] = "";
+    plain.outer_every = 0;
+    if (config->outer_every == 0) return true;
+    if (config->low_rank > 0) {
+        aq_manifest_error(manifest, "reduce.codec",
+                          "%s does not fit reduce.every %u: its factors go from one mean of gradients to the next, "
+                          "a step later; take q8..q2, sign, bf16, fp16 or fp32",
+                          manifest->job.reduce.codec, config->outer_every);
+        return false;
+    }
+    if (aq_optimizer_config_averages(&plain)) return true;
+    for (uint32_t i = 0; aq_optimizer_kind_name(i); i++) {
+        plain.kind = aq_optimizer_kind_name(i);
+        if (!aq_optimizer_config_averages(&plain)) continue;
+        snprintf(kinds + strlen(kinds), sizeof kinds - strlen(kinds), "%s%s", kinds[0] ? ", " : "", plain.kind);
+    }
+    aq_manifest_error(manifest, "reduce.every",
+                      "%u does not fit train.optimizer %s: it averages what it makes of gradients (momenta, votes, "
+                      "parts of the weights) among replicas in its own steps, which is for equal weights; take %s",
+                      config->outer_every, config->kind, kinds);
+    return false;
+}
+
 void aq_manifest_reduce(struct aq_manifest *manifest)
 {
     struct aq_optimizer_config *config = &manifest->job.train.optimizer;
@@ -80,6 +108,7 @@ void aq_manifest_reduce(struct aq_manifest *manifest)
     config->reduce_automatic = reduce->codec && strcmp(reduce->codec, "auto") == 0;
     const struct aq_grad_codec_config wished = {.grid = reduce->grid,
                                                 .scale = reduce->scale ? reduce->scale : published,
+                                                .density = reduce->density,
                                                 .norm = reduce->norm > 0.0f ? reduce->norm : INFINITY};
     aq_grad_codec_config_take(&config->reduce, &wished);
     if (config->reduce_automatic && reduce->grid) config->reduce.grid = reduce->grid; /* of those to be chosen */
@@ -88,7 +117,10 @@ void aq_manifest_reduce(struct aq_manifest *manifest)
         config->low_rank = reduce->rank;
         config->low_rank_start = reduce->start_step;
     }
-    if (!check_fit(manifest) || !check_decay(manifest)) return;
+    config->outer_every = reduce->every > 1 ? reduce->every : 0;
+    config->outer_lr = reduce->outer_lr;
+    config->outer_momentum = reduce->outer_momentum;
+    if (!check_fit(manifest) || !check_decay(manifest) || !check_local(manifest)) return;
     if (reduce->bucket % 64) {
         aq_manifest_error(manifest, "reduce.bucket", "%u is not a multiple of 64", reduce->bucket);
         return;

@@ -27,8 +27,10 @@ static enum aq_status stages_take(struct aq_manifest *manifest, uint32_t count)
     manifest->stage_nodes = memory;
     memset(manifest->stages, 0, ranks * sizeof *manifest->stages);
     memset(manifest->stage_nodes, 0, count * sizeof *manifest->stage_nodes);
-    for (uint32_t r = 0; r < ranks; r++)
+    for (uint32_t r = 0; r < ranks; r++) {
         manifest->stages[r].device = "cpu";
+        manifest->stages[r].speed = 1;
+    }
     manifest->job.pipeline.stage_count = count;
     return AQ_OK;
 }
@@ -112,9 +114,18 @@ static enum aq_status read_entry(struct aq_manifest *manifest, uint32_t s, struc
         copy->layer_first = stage->layer_first;
         copy->layer_end = stage->layer_end;
     }
-    if (!aq_yaml_child(entry, "layers", 6))
-        aq_yaml_error(&manifest->errors, entry, "pipeline.stages.%u: layers is missing, as in layers: \"0-2\"", s);
+    if (!manifest->job.pipeline.automatic && !aq_yaml_child(entry, "layers", 6))
+        aq_yaml_error(&manifest->errors, entry,
+                      "pipeline.stages.%u: layers is missing, as in layers: \"0-2\": other stages have it", s);
     return AQ_OK;
+}
+
+/* Does any entry say its layers? An entry that is no map does not. */
+static bool any_layers(const struct aq_yaml_node *list)
+{
+    for (const struct aq_yaml_node *entry = list->first; entry; entry = entry->next)
+        if (entry->kind == AQ_YAML_MAP && aq_yaml_child(entry, "layers", 6)) return true;
+    return false;
 }
 
 static enum aq_status read_list(struct aq_manifest *manifest, struct aq_yaml_node *list)
@@ -127,6 +138,8 @@ static enum aq_status read_list(struct aq_manifest *manifest, struct aq_yaml_nod
         count = 1;
     }
     AQ_TRY(stages_take(manifest, count));
+    manifest->job.pipeline.listed = true;
+    manifest->job.pipeline.automatic = !any_layers(list);
     struct aq_yaml_node *entry = list->first;
     for (uint32_t s = 0; s < count && entry; s++, entry = entry->next)
         AQ_TRY(read_entry(manifest, s, entry));

@@ -15,15 +15,18 @@
 #include "plan_private.h"
 #include "reduce_measure.h"
 #include "security.h"
+#include "stages/adapter_folder.h"
 #include "stages/weights.h"
 
 enum { PLACE_BYTES = 512, LAYER_TENSORS_MAX = 16 };
 
 struct plan_open {
-    struct aq_plan plan; /* first: aq_plan_close gets from the one to the other */
+    struct aq_plan plan;           /* first: aq_plan_close gets from the one to the other */
+    const struct aq_plan_cut *cut; /* NULL: the manifest's, or flops' */
     struct aq_plan_stage *stages;
     struct aq_plan_edge *edges;
     struct aq_instruction *code;
+    uint32_t *lengths;
 };
 
 /* --- bytes ------------------------------------------------------------------------------------------------------ */
@@ -51,15 +54,15 @@ static uint64_t step_bytes(const struct aq_plan *plan, uint64_t coded, bool loop
 }
 
 /* What crosses the cut behind a stage, and how. Slots and windows come later, with the program. */
-static enum aq_status shape_fill(const struct plan_open *open, uint32_t e, struct aq_edge_shape *out)
+static enum aq_status shape_fill(const struct aq_plan *plan, uint32_t e, uint32_t layer_end, struct aq_edge_shape *out)
 {
-    const struct aq_plan *plan = &open->plan;
     const struct aq_job *job = plan->job;
     struct aq_cut_shape cut;
-    AQ_TRY(aq_model_cut(&plan->model, open->stages[e].layer_end, job->train.T, &cut));
+    AQ_TRY(aq_model_cut(&plan->model, layer_end, job->train.T, &cut));
     *out = (struct aq_edge_shape){.edge = e,
                                   .rows = cut.rows,
                                   .columns = cut.columns,
+                                  .rows_mean = plan->facts.lengths_mean,
                                   .micro_batch = job->train.micro_batch,
                                   .batch = plan->batch,
                                   .messages = plan->facts.train_samples / plan->replicas,
@@ -67,20 +70,25 @@ static enum aq_status shape_fill(const struct plan_open *open, uint32_t e, struc
                                   .seed = job->train.seed,
                                   .forward = job->edges[e].forward,
                                   .backward = job->edges[e].backward};
+    const struct aq_job_train *train = &job->train;
+    struct aq_codec_config kept;
+    out->still = train->frozen_prefix && aq_codec_config_kept(&out->forward, &kept) &&
+                 aq_model_still(&plan->model, train->T, train->freeze, &train->lora, layer_end);
+    if (out->still) out->forward = kept;
     return AQ_OK;
 }
 
-static enum aq_status edge_fill(struct plan_open *open, uint32_t e)
+enum aq_status aq_plan_edge_at(const struct aq_plan *plan, uint32_t e, uint32_t layer_end, struct aq_plan_edge *edge)
 {
-    const struct aq_plan *plan = &open->plan;
     const bool loopback = aq_plan_edge_loopback(plan->job, e);
-    struct aq_plan_edge *edge = &open->edges[e];
-    AQ_TRY(shape_fill(open, e, &edge->shape));
+    AQ_TRY(shape_fill(plan, e, layer_end, &edge->shape));
     AQ_TRY(aq_edge_size_of(&edge->shape, &edge->size));
     edge->step_forward_warm = step_bytes(plan, edge->size.forward_warm_bytes, loopback);
     edge->step_forward_cold = step_bytes(plan, edge->size.forward_cold_bytes, loopback);
     edge->step_backward = edge->step_backward_first = step_bytes(plan, edge->size.backward_bytes, loopback);
-    if (plan->job->warmup_epochs) {
+    if (edge->shape.still) {
+        edge->step_backward = edge->step_backward_first = plan->micro_batches * aq_wire_bytes(0, loopback);
+    } else if (plan->job->warmup_epochs) {
         edge->step_backward_first = step_bytes(plan, edge->size.values_bytes, loopback);
         if (!edge->size.message_bytes) edge->step_forward_cold = edge->step_backward_first;
     }
@@ -95,6 +103,7 @@ static enum aq_status edge_windows(struct plan_open *open, uint32_t e, const str
     edge->shape.slots = open->stages[e].program.slots;
     edge->shape.send_frames = window->send_frames;
     edge->shape.receive_slots = window->receive_slots;
+    edge->shape.shared = open->stages[e + 1].size.shared;
     /* Pieces of mirrored checkpoints have receive slots of their own: they take no credit from training. */
     if (open->plan.job->checkpoint.mirror) edge->shape.receive_slots += AQ_MIRROR_WINDOW;
     return aq_edge_size_of(&edge->shape, &edge->size);
@@ -161,7 +170,9 @@ static enum aq_status stage_fill(struct plan_open *open, uint32_t s)
                                  .precision = job->model.precision,
                                  .recompute = job->model.recompute,
                                  .split = aq_schedule_splits(job->pipeline.schedule),
+                                 .lengths = open->plan.facts.lengths_digest != 0,
                                  .freeze = job->train.freeze,
+                                 .lora = job->train.lora,
                                  .weights_16bit = aq_device_gpu(job->pipeline.stages[s].device) != AQ_GPU_NO};
     stage->boundary_copies = stage->config.weights_16bit ? AQ_PLAN_COPIES_MAX : 1;
     aq_model_layer_name(&open->plan.model, stage->layer_first, stage->name_first, sizeof stage->name_first);
@@ -226,7 +237,7 @@ static enum aq_status cache_fill(struct plan_open *open, uint32_t s)
         const uint32_t versions = strcmp(cache->kind, "memory") == 0 ? 1 : 2; /* on disk the last mark's stay, too */
         cache->samples_max += samples;
         if (bytes > cache->value_bytes_max) cache->value_bytes_max = bytes;
-        stage->cache_bytes += versions * samples * bytes;
+        stage->cache_bytes += versions * samples * bytes; /* cells on disk have one size */
     }
     if (cache->bytes_max && stage->cache_bytes > cache->bytes_max) {
         char place[PLACE_BYTES], has[AQ_TEXT_NUMBER], needs[AQ_TEXT_NUMBER];
@@ -290,6 +301,14 @@ uint64_t aq_plan_optimizer_bytes(const struct aq_plan *plan, uint64_t parameters
     return aq_optimizer_measure(&plan->job->train.optimizer, &whole, 1, parameters, &group);
 }
 
+uint64_t aq_plan_outer_bytes(const struct aq_plan *plan, uint64_t parameters)
+{
+    const struct aq_optimizer_tensor whole = {.count = parameters, .decay = true};
+    if (aq_plan_reduce_every(plan) == 1) return 0;
+    return aq_plan_optimizer_bytes(plan, parameters) -
+           aq_optimizer_measure(&plan->job->train.optimizer, &whole, 1, parameters, NULL);
+}
+
 /* Buffers of the groups of a machine's replicas and of machines. */
 static uint64_t parts_bytes(const struct aq_job *job)
 {
@@ -333,7 +352,9 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     line(stage, "frozen", size->frozen_bytes);
     line(stage, "previous weights", size->previous_bytes);
     line(stage, "gradients", size->gradient_bytes);
-    line(stage, "optimizer", aq_plan_optimizer_bytes(plan, size->parameters));
+    const uint64_t outer = aq_plan_outer_bytes(plan, size->parameters);
+    line(stage, "optimizer", aq_plan_optimizer_bytes(plan, size->parameters) - outer);
+    line(stage, "outer step", outer);
     line(stage, "slots", size->slot_bytes * stage->config.slots);
     line(stage, "workspace", size->workspace_bytes);
     line(stage, "boundary", 2 * (size->x_bytes + size->y_bytes) * stage->boundary_copies);
@@ -358,6 +379,7 @@ static void memory_fill(struct plan_open *open, uint32_t s)
         line(stage, "measuring", aq_reduce_measure_bytes(size->parameters, plan->replicas));
     if (stage->cache.slots) line(stage, "cache", aq_cache_measure(&stage->cache));
     /* The first stage reads what its model reads, the last what its task compares with. */
+    if (plan->facts.lengths_digest) line(stage, "lengths", samples * sizeof *plan->lengths);
     if (first || last) line(stage, "samples", aq_dataset_bytes(job->data.kind, job->train.T, samples));
     line(stage, "order of samples", 2 * plan->facts.train_samples / plan->replicas * sizeof(uint32_t));
     line(stage, "program", AQ_PLAN_PROCESS_BYTES);
@@ -370,19 +392,42 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     if (job->output.trace) line(stage, "trace", (uint64_t)AQ_PLAN_TRACE_RECORDS * AQ_PLAN_TRACE_BYTES);
 }
 
+/* A sum along the pipeline comes once a step, and copies stay equal where each is trained by the same numbers. */
+static enum aq_status shared_check(const struct plan_open *open)
+{
+    const struct aq_plan *plan = &open->plan;
+    const struct aq_job *job = plan->job;
+    const bool own =
+        plan->replicas > 1 && (!aq_optimizer_config_averages(&job->train.optimizer) || job->reduce.every > 1);
+    const char *key = job->train.staleness    ? "train.staleness"
+                      : job->reduce.every > 1 ? "reduce.every"
+                                              : "train.optimizer";
+    char place[PLACE_BYTES];
+    if (open->stages[0].size.shared == 0 || (!job->train.staleness && !own)) return AQ_OK;
+    aq_job_place(job, key, place, sizeof place);
+    return aq_fail(AQ_INVAL, "manifest",
+                   "%s: %s: stages share a tensor whose gradients are summed along the pipeline in each step, of "
+                   "gradients that replicas have averaged; leave it out, or write model.tied: false: one a block",
+                   place, key);
+}
+
 static enum aq_status stages_fill(struct plan_open *open)
 {
-    uint32_t first[AQ_JOB_STAGES_MAX], end[AQ_JOB_STAGES_MAX];
+    struct aq_plan_cut cut;
     struct aq_instruction *code = open->code;
-    AQ_TRY(aq_plan_cut(open->plan.job, &open->plan.model, first, end));
+    if (open->cut)
+        cut = *open->cut;
+    else
+        AQ_TRY(aq_plan_cut(open->plan.job, &open->plan.model, &cut));
     for (uint32_t s = 0; s < open->plan.stage_count; s++) {
-        open->stages[s].layer_first = first[s];
-        open->stages[s].layer_end = end[s];
+        open->stages[s].layer_first = s ? cut.end[s - 1] : 0;
+        open->stages[s].layer_end = cut.end[s];
     }
     for (uint32_t e = 0; e + 1 < open->plan.stage_count; e++)
-        AQ_TRY(edge_fill(open, e));
+        AQ_TRY(aq_plan_edge_at(&open->plan, e, cut.end[e], &open->edges[e]));
     for (uint32_t s = 0; s < open->plan.stage_count; s++)
         AQ_TRY(stage_fill(open, s));
+    AQ_TRY(shared_check(open));
     struct aq_plan_flight flight;
     AQ_TRY(aq_plan_flight(&open->plan, &flight));
     open->plan.schedule = flight.request.kind;
@@ -429,6 +474,24 @@ static enum aq_status dry_run(const struct plan_open *open)
     return AQ_OK;
 }
 
+/* What the model gives of whole samples, where that is its task. */
+static enum aq_status labels_fill(struct aq_plan *plan)
+{
+    const struct aq_job *job = plan->job;
+    const uint32_t asked = job->model.config.labels, labels = plan->facts.labels;
+    aq_model_use_task(&plan->model, job->model.task, asked ? asked : labels);
+    char place[PLACE_BYTES];
+    if (asked > 1 && plan->model.labels == 1) {
+        aq_job_place(job, "model.labels", place, sizeof place);
+        return aq_fail(AQ_INVAL, "manifest", "%s: model.labels: %u, but the task is one number a sample; write 0",
+                       place, asked);
+    }
+    if (!plan->model.labels || plan->model.labels >= labels) return AQ_OK;
+    aq_job_place(job, "model.labels", place, sizeof place);
+    return aq_fail(AQ_INVAL, "manifest", "%s: model.labels: %u, but the data has %u; write 0, or more", place, asked,
+                   labels);
+}
+
 static enum aq_status counts_fill(struct aq_plan *plan)
 {
     const struct aq_job *job = plan->job;
@@ -436,6 +499,7 @@ static enum aq_status counts_fill(struct aq_plan *plan)
     const uint64_t samples = plan->facts.train_samples / W, batch = job->train.batch / W; /* of each replica */
     plan->model = job->model.config;
     if (plan->model.vocabulary == 0) plan->model.vocabulary = plan->facts.vocabulary;
+    AQ_TRY(labels_fill(plan));
     if (plan->model.vocabulary < plan->facts.vocabulary) {
         char place[PLACE_BYTES];
         const char *key = aq_model_outputs_key(plan->model.kind);
@@ -491,21 +555,32 @@ static enum aq_status weights_match(const struct aq_plan *plan)
     return status;
 }
 
-enum aq_status aq_plan_open(const struct aq_job *job, struct aq_plan **out)
+/* A stage of the manifest's layers that wants more than its worker may take. */
+static enum aq_status limits_check(const struct aq_plan *plan)
 {
-    void *memory = NULL;
-    AQ_TRY(aq_alloc(sizeof(struct plan_open), &memory));
-    struct plan_open *open = memory;
-    enum aq_status status;
-    open->plan.job = job;
-    open->plan.facts = job->facts;
-    if (job->facts.train_samples == 0) AQ_TRY_GOTO(aq_plan_facts(job, &open->plan.facts), out);
-    AQ_TRY_GOTO(counts_fill(&open->plan), out);
-    if (job->facts.train_samples == 0) AQ_TRY_GOTO(weights_match(&open->plan), out);
-    AQ_TRY_GOTO(arrays_take(open), out);
-    AQ_TRY_GOTO(stages_fill(open), out);
-    AQ_TRY_GOTO(dry_run(open), out);
-    AQ_TRY_GOTO(aq_plan_digests(&open->plan), out);
+    for (uint32_t s = 0; s < plan->stage_count; s++) {
+        const uint64_t limit = aq_job_memory(plan->job, s), bytes = plan->stages[s].memory_bytes;
+        char key[48], place[PLACE_BYTES], has[AQ_TEXT_NUMBER], needs[AQ_TEXT_NUMBER];
+        if (limit == 0 || bytes <= limit) continue;
+        snprintf(key, sizeof key, "pipeline.stages.%u.memory", s);
+        aq_job_place(plan->job, key, place, sizeof place);
+        return aq_fail(AQ_INVAL, "manifest",
+                       "%s: %s: stage %u with layers %u-%u needs %s, and may take %s; give it fewer layers, lower "
+                       "pipeline.in_flight or train.micro_batch, or set model.recompute",
+                       place, key, s, plan->stages[s].layer_first, plan->stages[s].layer_end - 1,
+                       aq_text_size(bytes, needs), aq_text_size(limit, has));
+    }
+    return AQ_OK;
+}
+
+/* All but what is read of files, which is there. */
+static enum aq_status fill(struct plan_open *open)
+{
+    AQ_TRY(arrays_take(open));
+    AQ_TRY(stages_fill(open));
+    if (open->cut || !aq_plan_cut_uneven(open->plan.job)) AQ_TRY(limits_check(&open->plan));
+    AQ_TRY(dry_run(open));
+    AQ_TRY(aq_plan_digests(&open->plan));
     for (uint32_t s = 0; s < open->plan.stage_count; s++) {
         struct aq_plan_stage *stage = &open->stages[s];
         struct aq_link_config *const links[] = {&stage->link_in, &stage->link_out, &stage->link_group};
@@ -515,11 +590,138 @@ enum aq_status aq_plan_open(const struct aq_job *job, struct aq_plan **out)
         }
         stage->cache.job_digest = open->plan.job_digest;
     }
+    return AQ_OK;
+}
+
+/* Of stages that are not alike: by flops over their speeds, within their memory. Takes *plan. */
+static enum aq_status cut_unevenly(struct aq_plan **plan)
+{
+    struct aq_plan *alike = *plan;
+    struct aq_plan_layers *layers = NULL;
+    struct aq_plan_cut cut;
+    enum aq_status status;
+    *plan = NULL;
+    AQ_TRY_GOTO(aq_plan_layers_assumed(alike, &layers), out);
+    AQ_TRY_GOTO(aq_plan_balance(alike, layers, &cut), out);
+    status = aq_plan_open_cut(alike, &cut, plan);
+out:
+    aq_plan_layers_close(layers);
+    aq_plan_close(alike);
+    return status;
+}
+
+/* And the adapters are of this model, its labels known. */
+static enum aq_status adapters_match(const struct aq_plan *plan)
+{
+    struct aq_adapter_folder *folder;
+    char targets[8 << 10];
+    if (!plan->job->train.lora_weights || aq_plan_weights_gone(plan->job)) return AQ_OK;
+    AQ_TRY(aq_adapter_folder_open(plan->job->train.lora_weights, &folder));
+    const enum aq_status status = aq_adapter_folder_match(folder, &plan->model, true, targets, sizeof targets);
+    aq_adapter_folder_close(folder);
+    return status;
+}
+
+enum aq_status aq_plan_open(const struct aq_job *job, struct aq_plan **out)
+{
+    void *memory = NULL;
+    AQ_TRY(aq_alloc(sizeof(struct plan_open), &memory));
+    struct plan_open *open = memory;
+    enum aq_status status;
+    open->plan.job = job;
+    open->plan.facts = job->facts;
+    if (job->facts.train_samples == 0) AQ_TRY_GOTO(aq_plan_facts(job, &open->plan.facts, &open->lengths), out);
+    const uint64_t samples = open->plan.facts.train_samples;
+    AQ_TRY_GOTO(counts_fill(&open->plan), out);
+    if (open->lengths) AQ_TRY_GOTO(aq_plan_lengths_take(&open->plan, samples, open->lengths), out);
+    if (job->facts.train_samples == 0) AQ_TRY_GOTO(weights_match(&open->plan), out);
+    if (job->facts.train_samples == 0) AQ_TRY_GOTO(adapters_match(&open->plan), out);
+    AQ_TRY_GOTO(fill(open), out);
+    struct aq_plan *plan = &open->plan;
+    if (aq_plan_cut_uneven(job)) AQ_TRY(cut_unevenly(&plan));
+    *out = plan;
+    return AQ_OK;
+out:
+    aq_plan_close(&open->plan);
+    return status;
+}
+
+enum aq_status aq_plan_open_cut(const struct aq_plan *like, const struct aq_plan_cut *cut, struct aq_plan **out)
+{
+    const struct aq_job_facts *facts = &like->facts;
+    const uint64_t samples = facts->train_samples + facts->heldout_samples;
+    void *memory = NULL, *lengths = NULL;
+    AQ_TRY(aq_alloc(sizeof(struct plan_open), &memory));
+    struct plan_open *open = memory;
+    enum aq_status status;
+    open->cut = cut;
+    open->plan.job = like->job;
+    open->plan.facts = *facts;
+    if (like->lengths) {
+        AQ_TRY_GOTO(aq_alloc(samples * sizeof *like->lengths, &lengths), out);
+        memcpy(lengths, like->lengths, samples * sizeof *like->lengths);
+        open->plan.lengths = open->lengths = lengths;
+    }
+    AQ_TRY_GOTO(counts_fill(&open->plan), out);
+    open->plan.samples_dropped = like->samples_dropped;
+    AQ_TRY_GOTO(fill(open), out);
+    open->cut = NULL; /* borrowed until now */
     *out = &open->plan;
     return AQ_OK;
 out:
     aq_plan_close(&open->plan);
     return status;
+}
+
+struct aq_plan_cut aq_plan_cut_of(const struct aq_plan *plan)
+{
+    struct aq_plan_cut cut = {{0}};
+    for (uint32_t s = 0; s < plan->stage_count; s++)
+        cut.end[s] = plan->stages[s].layer_end;
+    return cut;
+}
+
+/* What the stage's cache keeps at most, of messages at the cuts that it has now. */
+static uint64_t cache_memory(const struct plan_open *open, uint32_t s)
+{
+    struct aq_cache_config cache = open->stages[s].cache;
+    if (cache.slots == 0) return 0;
+    cache.value_bytes_max = 0;
+    for (uint32_t e = s ? s - 1 : 0; e <= s && e + 1 < open->plan.stage_count; e++)
+        if (open->edges[e].size.message_bytes > cache.value_bytes_max)
+            cache.value_bytes_max = open->edges[e].size.message_bytes;
+    return aq_cache_measure(&cache);
+}
+
+enum aq_status aq_plan_stage_bytes(const struct aq_plan *plan, uint32_t s, uint32_t first, uint32_t end,
+                                   uint64_t *bytes)
+{
+    struct aq_plan_stage stages[AQ_JOB_STAGES_MAX];
+    struct aq_plan_edge edges[AQ_JOB_STAGES_MAX];
+    struct plan_open open = {.plan = *plan, .stages = stages, .edges = edges};
+    open.plan.stages = stages;
+    open.plan.edges = edges;
+    memcpy(stages, plan->stages, plan->stage_count * sizeof *stages);
+    memcpy(edges, plan->edges, (plan->stage_count - 1) * sizeof *edges);
+    struct aq_plan_stage *stage = &stages[s];
+    stage->layer_first = first;
+    stage->layer_end = end;
+    for (uint32_t e = s ? s - 1 : 0; e <= s && e + 1 < plan->stage_count; e++) {
+        const struct aq_plan_window window = edges[e].window;
+        AQ_TRY(aq_plan_edge_at(plan, e, e == s ? end : first, &edges[e]));
+        edges[e].shape.shared = plan->edges[e].shape.shared;
+        AQ_TRY(edge_windows(&open, e, &window));
+    }
+    AQ_TRY(stage_fill(&open, s));
+    AQ_TRY(stage_slots(&open, s));
+    if (s > 0) link_fill(&open, s, s - 1, s - 1, &stage->link_in);
+    if (s + 1 < plan->stage_count) link_fill(&open, s, s + 1, s, &stage->link_out);
+    stage->line_count = 0;
+    stage->memory_bytes = 0;
+    memory_fill(&open, s);
+    const uint64_t before = stage->cache.slots ? aq_cache_measure(&stage->cache) : 0;
+    *bytes = stage->memory_bytes - before + cache_memory(&open, s);
+    return AQ_OK;
 }
 
 void aq_plan_mirror_shape(const struct aq_plan *plan, uint32_t rank, struct aq_mirror_shape *out)
@@ -531,10 +733,9 @@ void aq_plan_mirror_shape(const struct aq_plan *plan, uint32_t rank, struct aq_m
         const uint32_t s = position + i - 1; /* before the first stage: beyond the last */
         if (s >= stages) continue;
         const uint64_t parameters = plan->stages[s].size.parameters;
-        out->file_bytes_max[i] =
-            aq_mirror_file_bytes((1 + plan->job->train.staleness) * parameters * sizeof(float) +
-                                     aq_plan_optimizer_bytes(plan, parameters),
-                                 plan->stages[s].layer_end - plan->stages[s].layer_first);
+        out->file_bytes_max[i] = aq_mirror_file_bytes((1 + plan->job->train.staleness) * parameters * sizeof(float) +
+                                                          aq_plan_optimizer_bytes(plan, parameters),
+                                                      plan->stages[s].layer_end - plan->stages[s].layer_first);
     }
     if (position > 0) out->body_bytes_max[0] = (uint32_t)plan->edges[position - 1].size.body_bytes_max;
     if (position + 1 < stages) out->body_bytes_max[1] = (uint32_t)plan->edges[position].size.body_bytes_max;
@@ -554,6 +755,7 @@ void aq_plan_close(struct aq_plan *plan)
 {
     if (!plan) return;
     struct plan_open *open = (struct plan_open *)plan; /* the plan is the first member */
+    aq_free(open->lengths);
     aq_free(open->code);
     aq_free(open->edges);
     aq_free(open->stages);
@@ -582,8 +784,16 @@ uint64_t aq_plan_hash(const struct aq_plan *plan)
 enum aq_status aq_plan_manifest(const struct aq_plan *plan, char **text)
 {
     struct aq_job with_facts = *plan->job; /* canonical reads the values alone */
+    struct aq_job_stage stages[AQ_JOB_RANKS_MAX];
+    for (uint32_t r = 0; r < plan->ranks; r++) {
+        stages[r] = plan->job->pipeline.stages[r];
+        stages[r].layer_first = plan->stages[r % plan->stage_count].layer_first;
+        stages[r].layer_end = plan->stages[r % plan->stage_count].layer_end;
+    }
+    with_facts.pipeline.stages = stages;
+    with_facts.pipeline.automatic = false;
     with_facts.facts = plan->facts;
-    with_facts.pipeline.schedule = plan->schedule; /* what was chosen here is not chosen again there */
+    with_facts.pipeline.schedule = plan->schedule; /* what was chosen here, the cut too, is not chosen again there */
     with_facts.pipeline.in_flight = plan->in_flight;
     return aq_job_canonical(&with_facts, text);
 }

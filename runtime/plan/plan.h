@@ -92,25 +92,32 @@ struct aq_plan_edge {
     struct aq_plan_window window; /* of training; shape's has those of mirrored checkpoints, too */
 };
 
+/* Who has which layers: stage s those from end[s - 1] (stage 0: from 0) up to, and without, end[s]. */
+struct aq_plan_cut {
+    uint32_t end[AQ_JOB_STAGES_MAX];
+};
+
 struct aq_plan {
-    const struct aq_job *job;     /* borrowed                                                                   */
-    struct aq_model_config model; /* vocabulary resolved                                                        */
-    struct aq_job_facts facts;    /* all known                                                                  */
-    uint32_t stage_count;         /* P                                                                          */
-    uint32_t replicas;            /* W                                                                          */
-    uint32_t ranks;               /* P x W                                                                      */
+    const struct aq_job *job;       /* borrowed                                                                   */
+    struct aq_model_config model;   /* vocabulary resolved                                                        */
+    struct aq_job_facts facts;      /* all known                                                                  */
+    uint32_t stage_count;           /* P                                                                          */
+    uint32_t replicas;              /* W                                                                          */
+    uint32_t ranks;                 /* P x W                                                                      */
     enum aq_schedule_kind schedule; /* of the manifest, or chosen: not AQ_SCHEDULE_AUTO                         */
     uint32_t in_flight;             /* the same: not AQ_IN_FLIGHT_AUTO                                          */
-    uint32_t batch;               /* samples of a whole step on one replica                                     */
-    uint32_t layers;              /* L of the model, embedding and head among them                              */
+    uint32_t batch;                 /* samples of a whole step on one replica                                     */
+    uint32_t layers;                /* L of the model, embedding and head among them                              */
     const struct aq_plan_stage *stages;
     const struct aq_plan_edge *edges; /* P - 1                                                                  */
     uint32_t micro_batches;           /* M of a whole step                                                          */
     uint32_t micro_batches_last;      /* of the last step of an epoch; == micro_batches where batch divides         */
     uint32_t samples_last;            /* samples of the last step of an epoch, on one replica                       */
     uint64_t samples_dropped;         /* of data.train, so that every replica has as many: not in facts */
+    const uint32_t *lengths; /* of the training samples, then of the held-out ones; NULL: facts.lengths_digest is 0,
+                                or the data was not read here                                                   */
     uint64_t steps_per_epoch;
-    uint64_t steps; /* of the whole run: epochs and steps_max                                                   */
+    uint64_t steps;       /* of the whole run: epochs and steps_max                                                   */
     uint64_t parameters;  /* that are trained                                                           */
     uint64_t frozen;      /* that are not (train.freeze)                                                */
     uint64_t hash;        /* of everything that the ranks must agree on                                          */
@@ -121,16 +128,28 @@ struct aq_plan {
 
 /*
  * Read the facts of the job's files (vocabulary, counts and digests): what aq_plan_open does where job->facts has none.
+ * *lengths: of the training samples, then of the held-out ones, memory of aq_alloc; NULL: all are alike.
  * AQ_NOTFOUND, AQ_IO, AQ_CORRUPT, AQ_INVAL: the manifest's place and the file.
  */
-enum aq_status aq_plan_facts(const struct aq_job *job, struct aq_job_facts *out);
+enum aq_status aq_plan_facts(const struct aq_job *job, struct aq_job_facts *out, uint32_t **lengths);
 
 /* The job's training or held-out samples, as aq_dataset_open takes them; paths and texts are the job's. */
 struct aq_dataset_config aq_plan_dataset(const struct aq_job *job, bool heldout);
 
+/* The lengths of all samples as a worker is told them (lengths.h): memory of aq_alloc, NULL where there are none. */
+enum aq_status aq_plan_lengths(const struct aq_plan *plan, char **text);
+
 /* AQ_INVAL: the job cannot be (names place, cause, remedy). As aq_plan_facts where it reads files. AQ_NOMEM. */
 enum aq_status aq_plan_open(const struct aq_job *job, struct aq_plan **out);
 void aq_plan_close(struct aq_plan *plan); /* NULL is fine */
+
+/* The plan of the same job with another cut; no file is read. AQ_INVAL: it cannot be, as of aq_plan_open. AQ_NOMEM. */
+enum aq_status aq_plan_open_cut(const struct aq_plan *like, const struct aq_plan_cut *cut, struct aq_plan **out);
+struct aq_plan_cut aq_plan_cut_of(const struct aq_plan *plan);
+
+/* Bytes that stage s would take with these layers: as its memory_bytes, with slots and windows as the plan has them. */
+enum aq_status aq_plan_stage_bytes(const struct aq_plan *plan, uint32_t s, uint32_t first, uint32_t end,
+                                   uint64_t *bytes);
 
 /* What the room that mirrors checkpoints is told of a rank, of at least two stages. */
 void aq_plan_mirror_shape(const struct aq_plan *plan, uint32_t rank, struct aq_mirror_shape *out);
@@ -156,9 +175,16 @@ uint64_t aq_plan_checkpoint_bytes(const struct aq_plan *plan, uint32_t s);
 /* Bytes of state, errors and scratch of the optimizer of so many parameters; tensors change next to nothing of it. */
 uint64_t aq_plan_optimizer_bytes(const struct aq_plan *plan, uint64_t parameters);
 
-/* Bytes that a worker of stage s sends to the other replicas in a step (and gets from them), of bodies, after any
- * warm-up. */
+/* Of them, what local steps (reduce.every) want: the other version of the weights, outer momentum, errors of codecs. */
+uint64_t aq_plan_outer_bytes(const struct aq_plan *plan, uint64_t parameters);
+
+/* Bytes that a worker of stage s sends to the other replicas in a reduction (and gets from them), of bodies, after any
+ * warm-up: in a step, or with local steps in a round. */
 uint64_t aq_plan_reduce_bytes(const struct aq_plan *plan, uint32_t s);
+
+/* Steps from one such reduction to the next (reduce.every; 1 where replicas are one), and how many a run has. */
+uint32_t aq_plan_reduce_every(const struct aq_plan *plan);
+uint64_t aq_plan_reductions(const struct aq_plan *plan);
 
 /*
  * What carries the bodies of an edge, and the reductions, in all replicas, as far as it is known before workers join;
@@ -196,7 +222,9 @@ uint64_t aq_plan_memory_here(void);
 enum aq_status aq_plan_manifest(const struct aq_plan *plan, char **text);
 
 /* Seconds of one thing on this job's machines: measured, or assumed. Arrays have stage_count entries. */
+struct aq_plan_layers;
 struct aq_plan_costs {
+    const struct aq_plan_layers *layers; /* of which a cut is judged; borrowed. NULL: nothing is said of cuts  */
     const char *origin; /* "measured", "given", "assumed 100 GFLOP/s a core": printed                           */
     double forward_s[AQ_JOB_STAGES_MAX];      /* of one micro-batch, at the stage's threads, alone on its cores     */
     double backward_s[AQ_JOB_STAGES_MAX];     /* where the schedule splits it: its input half                      */
@@ -219,6 +247,7 @@ struct aq_plan_costs {
     double forward_share[AQ_JOB_STAGES_MAX], backward_share[AQ_JOB_STAGES_MAX], value_share[AQ_GRAD_CANDIDATES_MAX];
     bool packed;
     double latency_s[AQ_JOB_STAGES_MAX]; /* of edge e's link, one way: half a round trip                       */
+    double loss[AQ_JOB_STAGES_MAX];      /* of edge e's packets, each way                                      */
     double group_latency_s;              /* the same between replicas                                          */
     double rate_mbps;                    /* 0: links take no time                                              */
     double cache_mbps;                   /* 10^6 byte/s of the store, read and write together; 0: no limit     */
@@ -258,6 +287,66 @@ uint32_t aq_plan_reduce_candidates(const struct aq_plan *plan, struct aq_grad_ca
  */
 void aq_plan_costs_reduce(const struct aq_plan *plan, struct aq_plan_costs *costs);
 
+/*
+ * What each layer takes at each stage (its threads, its device), and what a cut before it does there. Seconds are those
+ * of this machine: a stage's speed is not in them.
+ */
+struct aq_plan_layer_cost {
+    double forward_s, backward_s; /* of one micro-batch; both halves of backward                                 */
+    double step_s;                /* its part of the optimizer's step                                            */
+    /* Where the stage begins with this layer, and where it ends before it: decoding and encoding of a micro-batch. */
+    double begins_s, ends_s;
+    /* Where it ends before it, of a micro-batch on the wire to the next stage and back. */
+    double forward_bytes, backward_bytes;
+};
+struct aq_plan_layers {
+    const char *origin; /* "flops and bytes", "layers measured here" */
+    char device[128];   /* measured: of the last stage        */
+    char file[4096];    /* measured: where times are kept; "": nowhere */
+    uint32_t measured;  /* kinds of layers that were timed now; 0: all were known */
+    uint32_t stages, layers;
+    struct aq_plan_layer_cost *of; /* layer l at stage s: [s * (layers + 1) + l]; l == layers: nothing behind */
+};
+
+/* plan_layers.c: by flops and bytes, as aq_plan_costs_assumed has them, of one core a stage: a pure function of the
+ * manifest. plan_layers_measure.c: measured on this machine. AQ_NODEV: a stage is on a GPU, and here is none. */
+enum aq_status aq_plan_layers_assumed(const struct aq_plan *plan, struct aq_plan_layers **out);
+enum aq_status aq_plan_layers_measured(const struct aq_plan *plan, uint32_t cores, struct aq_plan_layers **out);
+void aq_plan_layers_close(struct aq_plan_layers *layers); /* NULL is fine */
+
+/* Are there stages for which a cut by even flops is none: speeds or limits of memory in an automatic cut? */
+bool aq_plan_cut_uneven(const struct aq_job *job);
+
+/* Of a step, by such a table: the busy time of each stage, and of the link behind it, the busier of its directions. */
+struct aq_plan_cut_times {
+    double stage_s[AQ_JOB_STAGES_MAX], link_s[AQ_JOB_STAGES_MAX];
+    double slowest_s; /* the largest of both */
+};                    /* aq_plan_cut_times: AQ_NOMEM */
+enum aq_status aq_plan_cut_times(const struct aq_plan *plan, const struct aq_plan_layers *layers,
+                                 const struct aq_plan_cut *cut, struct aq_plan_cut_times *out);
+
+/*
+ * The cut whose slowest stage or link is as fast as can be, with each stage within its worker's memory; of those, the
+ * one with the least sum of squares of the stages' times, which shares out evenly what is left; of those, the one that
+ * ends its stages first. AQ_INVAL: none fits the memory; says the stage that comes nearest. AQ_NOMEM.
+ */
+enum aq_status aq_plan_balance(const struct aq_plan *plan, const struct aq_plan_layers *layers,
+                               struct aq_plan_cut *out);
+
+/* "0-3 | 4-7 | 8-11", and "embedding 1.2 ms, 10 x block 8.4 ms, head 31 ms": a micro-batch there and back at stage 0.
+ */
+void aq_plan_cut_text(const struct aq_plan *plan, const struct aq_plan_cut *cut, struct aq_text *text);
+void aq_plan_layers_text(const struct aq_plan *plan, const struct aq_plan_layers *layers, struct aq_text *text);
+
+/* A plan's cut beside the best one, both by costs->layers. AQ_NOMEM. */
+struct aq_plan_judged {
+    bool best;                           /* no cut is faster by a hundredth                       */
+    struct aq_plan_cut cut;              /* the best one                                          */
+    struct aq_plan_cut_times here, then; /* of the plan's cut and of the best one                 */
+    double step_here_s, step_then_s;     /* a step with each, simulated: the links' times in them */
+};
+enum aq_status aq_plan_judge(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_judged *out);
+
 struct aq_plan_prediction {
     double step_s;  /* by event simulation of the programs                                                     */
     double bound_s; /* the busiest resource: no schedule can be faster                                         */
@@ -268,6 +357,9 @@ struct aq_plan_prediction {
     double cores_s; /* the busiest host: its stages' core seconds over its cores                                */
 };
 
+/* The share of a step in which stage s computes nothing. */
+double aq_plan_idle(const struct aq_plan_prediction *prediction, uint32_t s);
+
 /* Event simulation of one step after another (the second is taken: pipelines overlap at their ends). AQ_NOMEM. */
 enum aq_status aq_plan_predict(const struct aq_plan *plan, const struct aq_plan_costs *costs,
                                struct aq_plan_prediction *out);
@@ -277,6 +369,7 @@ enum { AQ_PLAN_HELPS_MAX = 4, AQ_PLAN_HELP_BYTES = 48 };
 /* What distance costs a step, and what would help. */
 struct aq_plan_distance {
     double share; /* of a step that is not there with all stages side by side: 0 to 1 */
+    double loss_share; /* of a step that is not there without lost packets            */
     uint32_t help_count;
     struct {
         char change[AQ_PLAN_HELP_BYTES]; /* a key and its value: "train.batch 64" */

@@ -11,6 +11,11 @@
 static const double stream_bytes_s = 4e9;
 static const double near_latency_s = 1e-4;
 
+double aq_plan_stream_s(double bytes)
+{
+    return bytes / stream_bytes_s;
+}
+
 static double latency_of(float rtt_ms)
 {
     return rtt_ms > 0 ? (double)rtt_ms * 0.5e-3 : near_latency_s;
@@ -20,8 +25,10 @@ void aq_plan_costs_common(const struct aq_plan *plan, uint32_t cores, struct aq_
 {
     *out = (struct aq_plan_costs){.cores = cores, .rate_mbps = plan->job->link.rate_mbps};
     out->group_latency_s = latency_of(plan->job->link.rtt_ms);
-    for (uint32_t e = 0; e + 1 < plan->stage_count; e++)
+    for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
         out->latency_s[e] = latency_of(plan->job->edges[e].rtt_ms);
+        out->loss[e] = (double)plan->job->edges[e].loss;
+    }
     for (uint32_t s = 0; s < plan->stage_count; s++)
         out->threads[s] = aq_job_threads(plan->job, s, cores);
     out->reduce_in_step = plan->replicas > 1 && !aq_optimizer_config_averages(&plan->job->train.optimizer);
@@ -62,6 +69,35 @@ void aq_plan_costs_backward(const struct aq_plan *plan, uint32_t s, double secon
     costs->weights_s[s] = seconds * weights;
 }
 
+void aq_plan_costs_speed(const struct aq_plan *plan, struct aq_plan_costs *costs)
+{
+    for (uint32_t s = 0; s < plan->stage_count; s++) {
+        const double mine = aq_job_speed(plan->job, s);
+        costs->forward_s[s] /= mine;
+        costs->backward_s[s] /= mine;
+        costs->weights_s[s] /= mine;
+        costs->step_s[s] /= mine;
+        if (s + 1 == plan->stage_count) continue;
+        const double next = aq_job_speed(plan->job, s + 1);
+        costs->send_s[s] /= mine;
+        costs->receive_back_s[s] /= mine;
+        costs->receive_s[s] /= next;
+        costs->send_back_s[s] /= next;
+    }
+}
+
+void aq_plan_costs_still(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_costs *out)
+{
+    *out = *costs;
+    for (uint32_t s = 0; s + 1 < plan->stage_count; s++) {
+        if (!plan->edges[s].shape.still) continue;
+        out->backward_s[s] = out->weights_s[s] = out->send_back_s[s] = out->receive_back_s[s] = 0;
+        if (costs->cold) continue;
+        out->forward_s[s] = out->send_s[s] = 0;
+        if (s > 0) out->receive_s[s - 1] = 0;
+    }
+}
+
 /* Encoding reads values and errors and writes errors; decoding and adding up touch each value twice, twice. */
 static void assume_packing(const struct aq_plan *plan, uint32_t threads, struct aq_plan_costs *out)
 {
@@ -94,6 +130,7 @@ void aq_plan_costs_assumed(const struct aq_plan *plan, double gflops, uint32_t c
         out->send_back_s[s] = stream;
         out->receive_back_s[s] = stream;
     }
+    aq_plan_costs_speed(plan, out);
     if (!aq_plan_on_gpu(plan, 0)) assume_packing(plan, out->threads[0] < cores ? out->threads[0] : cores, out);
     aq_plan_costs_reduce(plan, out);
 }

@@ -3,28 +3,36 @@
  *
  * The automatic cut minimizes the largest sum of flops (forward and backward) of one stage over all cuts into P parts,
  * by dynamic programming; of equal cuts the one that ends its stages first wins, so that every rank finds the same.
+ * Where stages are not alike, or layers were measured, plan_balance.c cuts again.
  */
 #include <float.h>
 
 #include "plan_private.h"
+
+enum aq_status aq_plan_layer_size(const struct aq_job *job, const struct aq_model_config *model, uint32_t layer,
+                                  struct aq_stage_size *out)
+{
+    const struct aq_stage_config config = {.model = *model,
+                                           .task = job->model.task,
+                                           .layer_first = layer,
+                                           .layer_end = layer + 1,
+                                           .B = job->train.micro_batch,
+                                           .T = job->train.T,
+                                           .slots = 1,
+                                           .precision = job->model.precision,
+                                           .recompute = job->model.recompute,
+                                           .freeze = job->train.freeze,
+                                           .lora = job->train.lora};
+    return aq_stage_measure(&config, out);
+}
 
 static enum aq_status layer_flops(const struct aq_job *job, const struct aq_model_config *model, uint32_t layers,
                                   double *sums)
 {
     sums[0] = 0;
     for (uint32_t l = 0; l < layers; l++) {
-        const struct aq_stage_config config = {.model = *model,
-                                               .task = job->model.task,
-                                               .layer_first = l,
-                                               .layer_end = l + 1,
-                                               .B = job->train.micro_batch,
-                                               .T = job->train.T,
-                                               .slots = 1,
-                                               .precision = job->model.precision,
-                                               .recompute = job->model.recompute,
-                                               .freeze = job->train.freeze};
         struct aq_stage_size size;
-        AQ_TRY(aq_stage_measure(&config, &size));
+        AQ_TRY(aq_plan_layer_size(job, model, l, &size));
         sums[l + 1] = sums[l] + size.flops_forward + size.flops_backward;
     }
     return AQ_OK;
@@ -56,8 +64,8 @@ static void balance(const double *sums, uint32_t layers, uint32_t P, double *bes
         }
 }
 
-static enum aq_status cut_automatic(const struct aq_job *job, const struct aq_model_config *model, uint32_t *first,
-                                    uint32_t *end)
+static enum aq_status cut_automatic(const struct aq_job *job, const struct aq_model_config *model,
+                                    struct aq_plan_cut *out)
 {
     const uint32_t layers = aq_model_layers(model), P = job->pipeline.stage_count;
     const size_t cells = (size_t)(P + 1) * (layers + 1);
@@ -71,9 +79,8 @@ static enum aq_status cut_automatic(const struct aq_job *job, const struct aq_mo
     balance(sums, layers, P, best, from);
     uint32_t at = layers;
     for (uint32_t p = P; p >= 1; p--) {
-        end[p - 1] = at;
+        out->end[p - 1] = at;
         at = p > 1 ? from[(size_t)p * (layers + 1) + at] : 0;
-        first[p - 1] = at;
     }
 out:
     aq_free(from);
@@ -82,13 +89,11 @@ out:
     return status;
 }
 
-enum aq_status aq_plan_cut(const struct aq_job *job, const struct aq_model_config *model, uint32_t *first,
-                           uint32_t *end)
+enum aq_status aq_plan_cut(const struct aq_job *job, const struct aq_model_config *model, struct aq_plan_cut *out)
 {
-    if (job->pipeline.automatic) return cut_automatic(job, model, first, end);
-    for (uint32_t s = 0; s < job->pipeline.stage_count; s++) {
-        first[s] = job->pipeline.stages[s].layer_first;
-        end[s] = job->pipeline.stages[s].layer_end;
-    }
+    *out = (struct aq_plan_cut){{0}};
+    if (job->pipeline.automatic) return cut_automatic(job, model, out);
+    for (uint32_t s = 0; s < job->pipeline.stage_count; s++)
+        out->end[s] = job->pipeline.stages[s].layer_end;
     return AQ_OK;
 }

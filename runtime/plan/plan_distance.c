@@ -225,6 +225,25 @@ static enum aq_status share_of(const struct aq_plan *plan, const struct aq_plan_
     return AQ_OK;
 }
 
+/* A step, and the share of it that would not be there were no packet lost. */
+static enum aq_status loss_share_of(const struct aq_plan *plan, const struct aq_plan_costs *costs,
+                                    const struct aq_schedule_request *request, double *share)
+{
+    struct aq_plan_costs kept = *costs;
+    double step_s, whole_s;
+    bool lossy = false;
+    for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
+        lossy = lossy || costs->loss[e] > 0;
+        kept.loss[e] = 0;
+    }
+    *share = 0;
+    if (!lossy) return AQ_OK;
+    AQ_TRY(time_of(plan, costs, request, false, &step_s));
+    AQ_TRY(time_of(plan, &kept, request, false, &whole_s));
+    if (step_s > whole_s) *share = 1 - whole_s / step_s;
+    return AQ_OK;
+}
+
 static void help_add(struct aq_plan_distance *out, double share, double step_s, const char *key, uint32_t value)
 {
     AQ_ASSERT(out->help_count < AQ_PLAN_HELPS_MAX);
@@ -292,6 +311,7 @@ enum aq_status aq_plan_distance(const struct aq_plan *plan, const struct aq_plan
     const struct aq_schedule_request request = request_of(plan, plan->micro_batches, plan->schedule, plan->in_flight);
     double step_s;
     AQ_TRY(share_of(plan, costs, &request, false, &step_s, &out->share));
+    AQ_TRY(loss_share_of(plan, costs, &request, &out->loss_share));
     if (out->share < HARDLY) return AQ_OK;
     AQ_TRY(help_automatic(plan, costs, step_s, out));
     AQ_TRY(help_staleness(plan, costs, step_s, out));

@@ -8,11 +8,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "lengths.h"
 #include "plan_private.h"
+#include "stages/adapter_folder.h"
 #include "stages/dataset.h"
 #include "stages/weights.h"
 
-enum { PLACE_BYTES = 512, WEIGHTS_HEAD_BYTES = 64 * 1024 };
+enum { PLACE_BYTES = 512 };
 
 /* A file that is not there is told with the line of the manifest that names it. */
 static enum aq_status readable(const struct aq_job *job, const char *key, const char *path)
@@ -26,55 +28,78 @@ static enum aq_status readable(const struct aq_job *job, const char *key, const 
     return error == ENOENT ? AQ_NOTFOUND : status;
 }
 
-static enum aq_status dataset_facts(const struct aq_job *job, bool heldout, uint64_t *samples, uint64_t *digest,
-                                    uint32_t *outputs)
+/* What one of the two data sets tells. */
+struct told {
+    uint64_t samples, digest;
+    uint32_t outputs, vocabulary;
+    uint32_t *lengths; /* memory of aq_alloc, or NULL */
+};
+
+static enum aq_status lengths_copy(const struct aq_dataset *dataset, struct told *out)
+{
+    const uint32_t *lengths = aq_dataset_lengths(dataset);
+    void *memory;
+    if (!lengths) return AQ_OK;
+    AQ_TRY(aq_alloc(out->samples * sizeof *lengths, &memory));
+    memcpy(memory, lengths, out->samples * sizeof *lengths);
+    out->lengths = memory;
+    return AQ_OK;
+}
+
+static enum aq_status dataset_facts(const struct aq_job *job, bool heldout, struct told *out)
 {
     const struct aq_dataset_config config = aq_plan_dataset(job, heldout);
     for (uint32_t i = 0; i < config.path_count; i++)
         AQ_TRY(readable(job, heldout ? "data.heldout" : "data.train", config.paths[i]));
     struct aq_dataset *dataset;
     AQ_TRY(aq_dataset_open(&config, &dataset));
-    *samples = aq_dataset_count(dataset);
-    *digest = aq_dataset_digest(dataset);
-    *outputs = aq_dataset_outputs(dataset);
+    *out = (struct told){.samples = aq_dataset_count(dataset),
+                         .digest = aq_dataset_digest(dataset),
+                         .outputs = aq_dataset_outputs(dataset),
+                         .vocabulary = aq_dataset_vocabulary(dataset)};
+    const enum aq_status status = lengths_copy(dataset, out);
     aq_dataset_close(dataset);
-    return AQ_OK;
+    return status;
 }
 
-/* The head of a safetensors file names and places every tensor; with the length it tells one file from another. */
 static enum aq_status weights_facts(const struct aq_job *job, uint64_t *digest)
 {
     const char *path = job->model.weights;
-    AQ_TRY(readable(job, "model.weights", path));
     struct aq_weights *weights;
+    AQ_TRY(readable(job, "model.weights", path));
     AQ_TRY(aq_weights_open(path, &weights)); /* whole and well-formed? */
+    *digest = aq_weights_digest(weights);
     aq_weights_close(weights);
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return aq_fail_errno("plan", "cannot open %s", path);
-    void *head = NULL;
-    struct stat about;
-    enum aq_status status;
-    AQ_TRY_GOTO(aq_alloc(WEIGHTS_HEAD_BYTES, &head), out);
-    const ssize_t bytes = aq_pread_all(fd, head, WEIGHTS_HEAD_BYTES, 0);
-    if (bytes < 0 || fstat(fd, &about) < 0)
-        status = aq_fail_errno("plan", "cannot read %s", path);
-    else
-        *digest = aq_digest_seeded(head, (size_t)bytes, (uint64_t)about.st_size);
-out:
-    aq_free(head);
-    close(fd);
-    return status;
+    return AQ_OK;
+}
+
+/* Of the model's weights and the adapters' together; without adapters the model's alone. */
+static enum aq_status adapter_facts(const struct aq_job *job, uint64_t *digest)
+{
+    struct aq_adapter_folder *folder;
+    AQ_TRY(aq_adapter_folder_open(job->train.lora_weights, &folder));
+    const uint64_t both[2] = {*digest, aq_weights_digest(aq_adapter_folder_weights(folder))};
+    aq_adapter_folder_close(folder);
+    *digest = aq_digest(both, sizeof both) | 1;
+    return AQ_OK;
 }
 
 struct aq_dataset_config aq_plan_dataset(const struct aq_job *job, bool heldout)
 {
     const struct aq_job_data *data = &job->data;
+    const char *task = job->model.task ? job->model.task : aq_model_task(job->model.config.kind);
     return (struct aq_dataset_config){.kind = data->kind,
                                       .paths = heldout ? data->heldout : data->train,
                                       .path_count = heldout ? data->heldout_count : data->train_count,
                                       .tokenizer_kind = data->tokenizer,
                                       .tokenizer_path = data->tokenizer_path,
+                                      .cache = data->cache,
                                       .T = job->train.T,
+                                      .field = aq_task_field(aq_task_find(task)),
+                                      .columns = {data->columns.text, data->columns.pair, data->columns.label,
+                                                  data->labels},
+                                      .chat = data->chat,
+                                      .whole = !data->pack,
                                       .samples_max = heldout ? data->heldout_samples_max : data->train_samples_max,
                                       .skip = heldout ? 0 : data->skip};
 }
@@ -84,19 +109,87 @@ bool aq_plan_weights_gone(const struct aq_job *job)
     return job->model.weights && job->facts.weights_digest && access(job->model.weights, F_OK) != 0;
 }
 
-enum aq_status aq_plan_facts(const struct aq_job *job, struct aq_job_facts *out)
+enum aq_status aq_plan_lengths_take(struct aq_plan *plan, uint64_t train_samples, uint32_t *lengths)
 {
-    struct aq_job_facts facts = {0};
-    uint32_t outputs;
+    struct aq_job_facts *facts = &plan->facts;
+    const uint64_t train = facts->train_samples, all = train + facts->heldout_samples, bytes = sizeof *lengths;
+    char place[PLACE_BYTES];
+    uint64_t sum = 0;
+    memmove(lengths + train, lengths + train_samples, facts->heldout_samples * bytes);
+    aq_job_place(plan->job, "data.train_samples_max", place, sizeof place);
+    if (aq_lengths_characters(all, plan->job->train.T) > AQ_LENGTHS_TEXT_MAX)
+        return aq_fail(AQ_INVAL, "manifest",
+                       "%s: data.train_samples_max: the lengths of %llu samples of up to %u tokens are more than "
+                       "%d KiB, which stages cannot be told; take at most %llu, held-out ones with them",
+                       place, (unsigned long long)all, plan->job->train.T, AQ_LENGTHS_TEXT_MAX >> 10,
+                       (unsigned long long)aq_lengths_count_max(plan->job->train.T));
+    for (uint64_t i = 0; i < train; i++)
+        sum += lengths[i];
+    facts->lengths_mean = (uint32_t)((sum + train - 1) / train);
+    facts->lengths_digest = aq_digest(lengths, all * bytes) | 1;
+    plan->lengths = lengths;
+    return AQ_OK;
+}
+
+enum aq_status aq_plan_lengths(const struct aq_plan *plan, char **text)
+{
+    *text = NULL;
+    if (!plan->lengths) return AQ_OK;
+    return aq_lengths_write(plan->lengths, plan->facts.train_samples + plan->facts.heldout_samples, plan->job->train.T,
+                            text);
+}
+
+/* Of both, one behind the other; where one has none, all its samples are whole. */
+static enum aq_status lengths_join(const struct told *train, const struct told *heldout, uint32_t T, uint32_t **out)
+{
+    void *memory;
+    *out = NULL;
+    if (!train->lengths && !heldout->lengths) return AQ_OK;
+    AQ_TRY(aq_alloc((train->samples + heldout->samples) * sizeof **out, &memory));
+    uint32_t *at = *out = memory;
+    for (uint64_t i = 0; i < train->samples; i++)
+        *at++ = train->lengths ? train->lengths[i] : T;
+    for (uint64_t i = 0; i < heldout->samples; i++)
+        *at++ = heldout->lengths ? heldout->lengths[i] : T;
+    return AQ_OK;
+}
+
+/* The labels of the held-out samples are those of the training samples, or fewer. */
+static enum aq_status labels_check(const struct aq_job *job, const struct told *train, const struct told *heldout)
+{
+    if (!heldout->samples || heldout->outputs <= train->outputs) return AQ_OK;
+    char place[PLACE_BYTES];
+    aq_job_place(job, "data.heldout", place, sizeof place);
+    return aq_fail(AQ_INVAL, "manifest", "%s: data.heldout: has %u labels, data.train has %u", place, heldout->outputs,
+                   train->outputs);
+}
+
+enum aq_status aq_plan_facts(const struct aq_job *job, struct aq_job_facts *out, uint32_t **lengths)
+{
+    struct told train = {0}, heldout = {0};
+    enum aq_status status;
+    *lengths = NULL;
     if (job->data.tokenizer_path && aq_tokenizer_about(job->data.tokenizer)->files)
         AQ_TRY(readable(job, "data.tokenizer_path", job->data.tokenizer_path));
-    AQ_TRY(dataset_facts(job, false, &facts.train_samples, &facts.train_digest, &facts.vocabulary));
-    if (job->data.heldout_count)
-        AQ_TRY(dataset_facts(job, true, &facts.heldout_samples, &facts.heldout_digest, &outputs));
+    AQ_TRY(dataset_facts(job, false, &train));
+    if (job->data.heldout_count) AQ_TRY_GOTO(dataset_facts(job, true, &heldout), out);
+    AQ_TRY_GOTO(labels_check(job, &train, &heldout), out);
+    struct aq_job_facts facts = {.vocabulary = train.vocabulary ? train.vocabulary : train.outputs,
+                                 .train_samples = train.samples,
+                                 .train_digest = train.digest,
+                                 .heldout_samples = heldout.samples,
+                                 .heldout_digest = heldout.digest};
+    if (train.vocabulary && train.outputs != train.vocabulary) facts.labels = train.outputs;
     if (aq_plan_weights_gone(job))
         facts.weights_digest = job->facts.weights_digest;
     else if (job->model.weights)
-        AQ_TRY(weights_facts(job, &facts.weights_digest));
+        AQ_TRY_GOTO(weights_facts(job, &facts.weights_digest), out);
+    if (job->train.lora_weights && !aq_plan_weights_gone(job))
+        AQ_TRY_GOTO(adapter_facts(job, &facts.weights_digest), out);
+    AQ_TRY_GOTO(lengths_join(&train, &heldout, job->train.T, lengths), out);
     *out = facts;
-    return AQ_OK;
+out:
+    aq_free(train.lengths);
+    aq_free(heldout.lengths);
+    return status;
 }

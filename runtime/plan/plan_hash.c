@@ -21,14 +21,19 @@ enum { DIFFERENCES_SHOWN = 12, IDENTITY_BYTES = 256 };
 /* Keys, or sections with their dot, that change no result. */
 static const char *const indifferent[] = {"job.name",
                                           "data.tokenizer_path",
+                                          "data.chat_template",
+                                          "data.cache",
                                           "data.train",
                                           "data.heldout",
                                           "model.weights",
+                                          "lora.weights",
                                           "model.vocabulary",
                                           "train.skips_max",
+                                          "train.frozen_prefix", /* by the edges that are still */
                                           "reduce.transport",
                                           "pipeline.threads",
                                           "pipeline.stages",
+                                          "pipeline.cut",
                                           "link.",
                                           "security.",
                                           "control.",
@@ -42,11 +47,32 @@ static const char *const indifferent[] = {"job.name",
 
 /* Keys that change no step that was made: a run may go on with others. */
 static const char *const extent[] = {"train.epochs",     "train.steps_max",   "train.evaluate_every",
-                                     "checkpoint.every", "pipeline.schedule", "pipeline.in_flight"};
+                                     "checkpoint.every", "pipeline.schedule", "pipeline.in_flight",
+                                     "train.early_stop", "checkpoint.best"};
 
 /* Keys that older runs did not know: where they say nothing, or their default, there is no line, and a hash is what it
  * was. */
-static const char *const silent[] = {"train.freeze", "train.staleness"};
+static const char *const silent[] = {
+    "train.freeze",
+    "train.staleness",
+    "lora.rank",
+    "lora.alpha",
+    "lora.targets",
+    "lora.rslora",
+    "lora.dropout",
+    "reduce.every",
+    "reduce.outer_lr",
+    "reduce.outer_momentum",
+    "reduce.density",
+    "model.labels",
+    "data.text_column",
+    "data.pair_column",
+    "data.label_column",
+    "data.labels",
+    "data.pack",
+    "train.early_stop",
+    "checkpoint.best",
+};
 
 static bool names(const char *const *list, size_t count, const char *name)
 {
@@ -87,6 +113,7 @@ static void add_codec(const struct aq_codec_config *codec, uint32_t edge, const 
 static void add_cut(const struct aq_plan *plan, struct aq_text *text)
 {
     aq_text_add(text, "model.vocabulary=%u\n", plan->model.vocabulary);
+    if (plan->model.labels) aq_text_add(text, "labels=%u\n", plan->model.labels);
     for (uint32_t s = 0; s < plan->stage_count; s++)
         aq_text_add(text, "pipeline.stages.%u.layers=%u-%u\n", s, plan->stages[s].layer_first,
                     plan->stages[s].layer_end - 1);
@@ -111,6 +138,8 @@ static void add_facts(const struct aq_plan *plan, struct aq_text *text)
     add_file("data.train", facts->train_samples, facts->train_digest, text);
     add_file("data.heldout", facts->heldout_samples, facts->heldout_digest, text);
     aq_text_add(text, "model.weights=digest %016llx\n", (unsigned long long)facts->weights_digest);
+    if (facts->lengths_digest)
+        aq_text_add(text, "lengths=digest %016llx\n", (unsigned long long)facts->lengths_digest);
 }
 
 /* A line a setting: its name, "=", its value. */
@@ -132,6 +161,7 @@ static void plan_text(const struct aq_plan *plan, enum scope scope, struct aq_te
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
         add_codec(&plan->edges[e].shape.forward, e, "forward", text);
         add_codec(&plan->edges[e].shape.backward, e, "backward", text);
+        if (plan->edges[e].shape.still) aq_text_add(text, "edges.list.%u.still=true\n", e);
         aq_text_add(text, "bytes of a body on edge %u=%llu\n", e,
                     (unsigned long long)plan->edges[e].size.body_bytes_max);
     }
@@ -202,6 +232,8 @@ static void job_text(const struct aq_plan *plan, struct aq_text *text)
     aq_text_add(text, "T=%u tokenizer=%s skip=%llu seed=%llu\n", job->train.T, job->data.tokenizer,
                 (unsigned long long)job->data.skip, (unsigned long long)job->train.seed);
     aq_text_add(text, "vocabulary=%u\n", model->vocabulary);
+    if (model->labels) aq_text_add(text, "labels=%u\n", model->labels);
+    if (facts->lengths_digest) aq_text_add(text, "lengths=%016llx\n", (unsigned long long)facts->lengths_digest);
     for (uint32_t s = 0; s < plan->stage_count; s++)
         aq_text_add(text, "stage=%u-%u\n", plan->stages[s].layer_first, plan->stages[s].layer_end);
     aq_text_add(text, "train=%llu %016llx\nheldout=%llu %016llx\nweights=%016llx\n",

@@ -15,16 +15,16 @@ static json_t *whole(uint64_t value)
 static void add_choice(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t s, json_t *stage)
 {
     struct aq_grad_candidate candidates[AQ_GRAD_CANDIDATES_MAX];
-    const uint32_t choice = costs ? costs->choice[s] : AQ_CHOICE_NONE;
+    const uint32_t choice = costs ? costs->choice[s] : AQ_CHOICE_NONE, every = aq_plan_reduce_every(plan);
     (void)aq_grad_candidates(&plan->job->train.optimizer, candidates);
     if (!plan->job->train.optimizer.reduce_automatic || plan->replicas == 1) {
-        json_object_set_new(stage, "step_bytes_gradient", whole(aq_plan_reduce_bytes(plan, s)));
+        json_object_set_new(stage, "step_bytes_gradient", whole(aq_plan_reduce_bytes(plan, s) / every));
     } else if (choice == AQ_CHOICE_NONE) {
         json_object_set_new(stage, "step_bytes_gradient", json_null());
         json_object_set_new(stage, "reduce_codec", json_null());
     } else {
         json_object_set_new(stage, "step_bytes_gradient",
-                            whole(aq_plan_coded_bytes(plan, s, &candidates[choice].config)));
+                            whole(aq_plan_coded_bytes(plan, s, &candidates[choice].config) / every));
         json_object_set_new(stage, "reduce_codec", json_string(candidates[choice].name));
     }
 }
@@ -56,13 +56,16 @@ static const char *transport_name(enum aq_transport_kind transport)
 static json_t *edge_json(const struct aq_plan *plan, uint32_t e)
 {
     const struct aq_plan_edge *edge = &plan->edges[e];
-    return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:s, s:o, s:i, s:i}", "edge", (int)e, "step_bytes_forward_first",
-                     whole(edge->step_forward_cold), "step_bytes_forward", whole(edge->step_forward_warm),
-                     "step_bytes_backward_first", whole(edge->step_backward_first), "step_bytes_backward",
-                     whole(edge->step_backward), "message_bytes", whole(edge->size.message_bytes), "transport",
-                     transport_name(aq_plan_edge_transport(plan, e)), "rtt_ms",
-                     aq_control_number((double)plan->job->edges[e].rtt_ms), "send_frames",
-                     (int)edge->window.send_frames, "receive_slots", (int)edge->window.receive_slots);
+    return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:s, s:o, s:o, s:i, s:i, s:o, s:b}", "edge", (int)e,
+                     "step_bytes_forward_first", whole(edge->step_forward_cold), "step_bytes_forward",
+                     whole(edge->step_forward_warm), "step_bytes_backward_first", whole(edge->step_backward_first),
+                     "step_bytes_backward", whole(edge->step_backward), "message_bytes",
+                     whole(edge->size.message_bytes), "transport", transport_name(aq_plan_edge_transport(plan, e)),
+                     "rtt_ms", aq_control_number((double)plan->job->edges[e].rtt_ms), "loss",
+                     aq_control_number((double)plan->job->edges[e].loss), "send_frames", (int)edge->window.send_frames,
+                     "receive_slots", (int)edge->window.receive_slots, "step_bytes_shared",
+                     whole(edge->shape.shared * sizeof(float)), "frozen_prefix",
+                     (int)edge->shape.still);
 }
 
 static void add_numbers(json_t *time, const char *name, const double *values, uint32_t count)
@@ -83,7 +86,8 @@ static json_t *distance_json(const struct aq_plan *plan, const struct aq_plan_co
         json_array_append_new(helps, json_pack("{s:s, s:o, s:o}", "change", distance.helps[i].change, "share",
                                                aq_control_number(distance.helps[i].share), "step_s",
                                                aq_control_number(distance.helps[i].step_s)));
-    return json_pack("{s:o, s:o}", "share", aq_control_number(distance.share), "helps", helps);
+    return json_pack("{s:o, s:o, s:o}", "share", aq_control_number(distance.share), "loss_share",
+                     aq_control_number(distance.loss_share), "helps", helps);
 }
 
 static json_t *schedules_json(const struct aq_plan *plan, const struct aq_plan_costs *costs)
@@ -94,6 +98,22 @@ static json_t *schedules_json(const struct aq_plan *plan, const struct aq_plan_c
     for (uint32_t i = 0; i < by.count; i++)
         json_object_set_new(out, by.of[i].name, aq_control_number(by.of[i].step_s));
     return out;
+}
+
+static json_t *cut_json(const struct aq_plan *plan, const struct aq_plan_costs *costs)
+{
+    const struct aq_plan_layers *layers = costs->layers;
+    struct aq_plan_judged judged;
+    if (!layers || plan->stage_count < 2 || aq_plan_judge(plan, costs, &judged) != AQ_OK) return json_null();
+    json_t *ends = json_array(), *of = json_array();
+    for (uint32_t s = 0; s < plan->stage_count; s++)
+        json_array_append_new(ends, json_integer(judged.cut.end[s]));
+    for (uint32_t l = 0; l < layers->layers; l++)
+        json_array_append_new(of, aq_control_number(layers->of[l].forward_s + layers->of[l].backward_s));
+    return json_pack("{s:s, s:o, s:b, s:o, s:o, s:o, s:o, s:o}", "origin", layers->origin, "layer_s", of, "best",
+                     (int)judged.best, "slowest_s", aq_control_number(judged.here.slowest_s), "step_s",
+                     aq_control_number(judged.step_here_s), "best_ends", ends, "best_slowest_s",
+                     aq_control_number(judged.then.slowest_s), "best_step_s", aq_control_number(judged.step_then_s));
 }
 
 static json_t *time_json(const struct aq_plan *plan, const struct aq_plan_costs *costs,
@@ -108,6 +128,11 @@ static json_t *time_json(const struct aq_plan *plan, const struct aq_plan_costs 
     add_numbers(time, "backward_s", costs->backward_s, P);
     if (plan->stages[0].program.split) add_numbers(time, "weights_s", costs->weights_s, P);
     add_numbers(time, "stage_s", prediction->compute_s, P);
+    double idle[AQ_JOB_STAGES_MAX];
+    for (uint32_t s = 0; s < P; s++)
+        idle[s] = aq_plan_idle(prediction, s);
+    add_numbers(time, "idle", idle, P);
+    json_object_set_new(time, "cut", cut_json(plan, costs));
     add_numbers(time, "link_forward_s", prediction->forward_s, P - 1);
     add_numbers(time, "link_backward_s", prediction->backward_s, P - 1);
     json_object_set_new(time, "round_trips", distance_json(plan, costs));
@@ -155,6 +180,7 @@ enum aq_status aq_plan_print_json(const struct aq_plan *plan, const struct aq_pl
                             "stages", stages, "edges", edges, "totals", totals_json(plan, costs, prediction), "time",
                             costs && prediction ? time_json(plan, costs, prediction) : json_null());
     json_object_set_new(out, "parameters_frozen", whole(plan->frozen));
+    json_object_set_new(out, "reduce_every", whole(aq_plan_reduce_every(plan)));
     const enum aq_status status = aq_json_text(out, JSON_REAL_PRECISION(9), text);
     json_decref(out);
     aq_text_bytes(text, "\n", 1);

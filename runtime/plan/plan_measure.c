@@ -15,141 +15,14 @@
 
 #include "aqsgd/device.h"
 #include "aqsgd/grad.h"
-#include "plan_private.h"
+#include "plan_bench.h"
 #include "reduce_measure.h"
 
-enum { REPEATS = 3, ROUNDS_LEAST = 3, ROUNDS_MAX = 31, MEASURE_SECONDS = 3, MEASURE_SECONDS_MAX = 20 };
-
-/* One stage of the host that is being measured. */
-struct bench {
-    const struct aq_plan *plan;
-    uint32_t rank, slots, rounds;
-    struct aq_stage *stage;
-    double forward_s[ROUNDS_MAX], backward_s[ROUNDS_MAX], weights_s[ROUNDS_MAX];
-    struct aq_device *device;
-    struct aq_stream *stream;
-    float *x, *y; /* at the cut before and behind */
-    uint64_t x_bytes, y_bytes;
-    struct aq_batch batch; /* of the first and the last stage: values at random */
-    uint64_t *ids;
-};
-
-static void bench_close(struct bench *bench)
-{
-    if (!bench->device) return;
-    aq_stage_close(bench->stage);
-    if (bench->x) aq_device_free(bench->device, AQ_MEMORY_DEVICE, bench->x, bench->x_bytes);
-    if (bench->y) aq_device_free(bench->device, AQ_MEMORY_DEVICE, bench->y, bench->y_bytes);
-    for (uint32_t i = 0; i < bench->batch.field_count; i++)
-        aq_free(bench->batch.fields[i].values);
-    aq_free(bench->ids);
-    if (bench->stream) aq_device_stream_close(bench->device, bench->stream);
-    aq_device_close(bench->device);
-    *bench = (struct bench){0};
-}
-
-/* Values of a cut (bytes 0: there is none), at random. */
-static enum aq_status values_open(const struct bench *bench, uint64_t bytes, float **out)
-{
-    void *host = NULL;
-    if (bytes == 0) return AQ_OK;
-    AQ_TRY(aq_device_alloc(bench->device, AQ_MEMORY_DEVICE, bytes, (void **)out));
-    AQ_TRY(aq_alloc(bytes, &host));
-    float *values = host;
-    const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_TEST, bench->rank, 0);
-    for (uint64_t i = 0; i < bytes / sizeof *values; i++)
-        values[i] = aq_rng_uniform(&key, i) - 0.5f;
-    enum aq_status status = aq_device_copy(bench->device, *out, values, bytes, bench->stream);
-    if (status == AQ_OK) status = aq_device_stream_sync(bench->device, bench->stream);
-    aq_free(host);
-    return status;
-}
-
-/* A batch of what the data set names: targets that it may have, and numbers about 0. */
-static enum aq_status batch_open(struct bench *bench, const struct aq_stage_config *stage)
-{
-    struct aq_batch *batch = &bench->batch;
-    struct aq_field fields[AQ_BATCH_FIELDS_MAX];
-    const uint32_t count = aq_dataset_fields(bench->plan->job->data.kind, stage->T, fields);
-    const struct aq_rng_key key = aq_rng_key(1, AQ_RNG_TEST, bench->rank, 1);
-    *batch = (struct aq_batch){.samples = stage->B, .sample_ids = bench->ids};
-    for (uint32_t f = 0; f < count; f++) {
-        const uint64_t values = (uint64_t)stage->B * fields[f].count;
-        AQ_TRY(aq_alloc(values * AQ_FIELD_BYTES, &fields[f].values));
-        batch->fields[batch->field_count++] = fields[f];
-        for (uint64_t i = 0; i < values; i++)
-            if (fields[f].type == AQ_FIELD_I32)
-                ((int32_t *)fields[f].values)[i] = (int32_t)aq_rng_below(&key, i, bench->plan->facts.vocabulary);
-            else
-                ((float *)fields[f].values)[i] = aq_rng_uniform(&key, i) - 0.5f;
-    }
-    return AQ_OK;
-}
-
-static enum aq_status bench_open(struct bench *bench, const struct aq_plan *plan, uint32_t s, uint32_t threads)
-{
-    const struct aq_job_stage *place = &plan->job->pipeline.stages[s];
-    const struct aq_device_config config = {.kind = place->device, .index = place->device_index, .threads = threads};
-    const struct aq_stage_config *stage = &plan->stages[s].config;
-    *bench = (struct bench){.plan = plan,
-                            .rank = s,
-                            .slots = stage->slots,
-                            .x_bytes = plan->stages[s].size.x_bytes,
-                            .y_bytes = plan->stages[s].size.y_bytes};
-    AQ_TRY(aq_device_open(&config, &bench->device));
-    AQ_TRY(aq_device_stream_open(bench->device, &bench->stream));
-    AQ_TRY(aq_stage_open(bench->device, stage, &bench->stage));
-    AQ_TRY(values_open(bench, bench->x_bytes, &bench->x));
-    AQ_TRY(values_open(bench, bench->y_bytes, &bench->y));
-    AQ_TRY(aq_alloc(stage->B * sizeof *bench->ids, (void **)&bench->ids));
-    return batch_open(bench, stage);
-}
-
-static double seconds_since(uint64_t begin)
-{
-    return (double)(aq_clock_ns() - begin) * 1e-9;
-}
-
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *values, uint32_t count)
-{
-    qsort(values, count, sizeof *values, by_value);
-    return values[count / 2];
-}
-
-static enum aq_status forward(struct bench *bench, uint32_t slot)
-{
-    const struct aq_plan *plan = bench->plan;
-    const bool first = bench->rank == 0, last = bench->rank + 1 == plan->stage_count;
-    const struct aq_stage_input input = {
-        .x = first ? NULL : bench->x, .batch = &bench->batch, .seed = plan->job->train.seed, .loss_scale = 1};
-    struct aq_stage_loss loss;
-    AQ_TRY(aq_stage_forward(bench->stage, slot, &input, last ? NULL : bench->y, last ? &loss : NULL, bench->stream));
-    return aq_device_stream_sync(bench->device, bench->stream);
-}
-
-static enum aq_status backward(struct bench *bench, uint32_t slot)
-{
-    const bool first = bench->rank == 0, last = bench->rank + 1 == bench->plan->stage_count;
-    AQ_TRY(aq_stage_backward(bench->stage, slot, last ? NULL : bench->y, first ? NULL : bench->x, bench->stream));
-    return aq_device_stream_sync(bench->device, bench->stream);
-}
-
-static enum aq_status weights(struct bench *bench, uint32_t slot)
-{
-    if (!bench->plan->stages[bench->rank].program.split) return AQ_OK;
-    AQ_TRY(aq_stage_weights(bench->stage, slot, bench->stream));
-    return aq_device_stream_sync(bench->device, bench->stream);
-}
+enum { ROUNDS_LEAST = 3, MEASURE_SECONDS = 3, MEASURE_SECONDS_MAX = 20 };
 
 /* Stages first, first + stride ... of a host: what one of its cores works on. */
 struct turns {
-    struct bench *benches;
+    struct aq_plan_bench *benches;
     uint32_t first, stride, count;
     enum aq_status status;
 };
@@ -159,21 +32,12 @@ struct turns {
 static enum aq_status time_turns(const struct turns *turns)
 {
     const uint64_t begin = aq_clock_ns();
-    for (uint32_t round = 0; round < ROUNDS_MAX; round++) {
-        const double spent = seconds_since(begin);
+    for (uint32_t round = 0; round < AQ_PLAN_ROUNDS_MAX; round++) {
+        const double spent = aq_plan_bench_since(begin);
         if (spent > MEASURE_SECONDS_MAX || (spent > MEASURE_SECONDS && round >= ROUNDS_LEAST)) break;
         for (uint32_t i = turns->first; i < turns->count; i += turns->stride) {
-            struct bench *bench = &turns->benches[i];
-            uint64_t start = aq_clock_ns();
-            AQ_TRY(backward(bench, round % bench->slots));
-            bench->backward_s[round] = seconds_since(start);
-            start = aq_clock_ns();
-            AQ_TRY(weights(bench, round % bench->slots));
-            bench->weights_s[round] = seconds_since(start);
-            start = aq_clock_ns();
-            AQ_TRY(forward(bench, round % bench->slots));
-            bench->forward_s[round] = seconds_since(start);
-            bench->rounds = round + 1;
+            struct aq_plan_bench *bench = &turns->benches[i];
+            AQ_TRY(aq_plan_bench_round(bench, round));
         }
     }
     return AQ_OK;
@@ -186,18 +50,14 @@ static void run_turns(void *context)
 }
 
 /* As many stages at once as their threads leave cores for. */
-static enum aq_status time_stages(struct bench *benches, uint32_t count, uint32_t at_once)
+static enum aq_status time_stages(struct aq_plan_bench *benches, uint32_t count, uint32_t at_once)
 {
     enum { AT_ONCE_MAX = AQ_JOB_STAGES_MAX };
     struct turns turns[AT_ONCE_MAX];
     struct aq_thread *threads[AT_ONCE_MAX] = {0};
     enum aq_status status = AQ_OK;
-    for (uint32_t i = 0; i < count; i++) {
-        AQ_TRY(aq_stage_init(benches[i].stage, benches[i].plan->job->train.seed));
-        AQ_TRY(aq_stage_parameters_changed(benches[i].stage, benches[i].stream));
-        for (uint32_t slot = 0; slot < benches[i].slots; slot++)
-            AQ_TRY(forward(&benches[i], slot));
-    }
+    for (uint32_t i = 0; i < count; i++)
+        AQ_TRY(aq_plan_bench_begin(&benches[i]));
     for (uint32_t t = 0; t < at_once; t++)
         turns[t] = (struct turns){.benches = benches, .first = t, .stride = at_once, .count = count};
     for (uint32_t t = 1; t < at_once && status == AQ_OK; t++)
@@ -210,34 +70,9 @@ static enum aq_status time_stages(struct bench *benches, uint32_t count, uint32_
     return status;
 }
 
-static enum aq_status time_update(struct bench *bench, uint32_t s, struct aq_stage *stage, struct aq_plan_costs *out)
-{
-    const struct aq_plan *plan = bench->plan;
-    const struct aq_optimizer_tensor whole = {.count = aq_stage_parameter_count(stage), .decay = true};
-    const float lr = plan->job->train.lr;
-    struct aq_optimizer *optimizer;
-    AQ_TRY(aq_optimizer_open(bench->device, &plan->job->train.optimizer, &whole, 1, whole.count, &optimizer));
-    enum aq_status status = AQ_OK;
-    for (int repeat = 0; repeat < REPEATS && status == AQ_OK; repeat++) {
-        const uint64_t start = aq_clock_ns();
-        double sum = 0;
-        status = aq_stage_gradient_sum2(stage, &sum, bench->stream);
-        if (status == AQ_OK)
-            status = aq_optimizer_step(optimizer, aq_stage_parameters(stage), aq_stage_gradients(stage), lr, 1,
-                                       (uint64_t)repeat + 1, bench->stream);
-        if (status == AQ_OK) status = aq_stage_zero_grads(stage, bench->stream);
-        if (status == AQ_OK) status = aq_stage_parameters_changed(stage, bench->stream);
-        if (status == AQ_OK) status = aq_device_stream_sync(bench->device, bench->stream);
-        const double seconds = seconds_since(start);
-        if (repeat == 0 || seconds < out->step_s[s]) out->step_s[s] = seconds;
-    }
-    aq_optimizer_close(optimizer);
-    return status;
-}
-
 /* The coding at a cut in one direction, of values that either call may change. */
-static struct aq_plan_coding coding_of(const struct bench *bench, const struct aq_edge_shape *shape, bool forward,
-                                       const float *values)
+static struct aq_plan_coding coding_of(const struct aq_plan_bench *bench, const struct aq_edge_shape *shape,
+                                       bool forward, const float *values)
 {
     return (struct aq_plan_coding){.device = bench->device,
                                    .stream = bench->stream,
@@ -250,7 +85,7 @@ static struct aq_plan_coding coding_of(const struct bench *bench, const struct a
 }
 
 /* What a link leaves of the bytes that one end coded. */
-static enum aq_status share_of(const struct bench *bench, const struct aq_link_config *link, uint32_t peer,
+static enum aq_status share_of(const struct aq_plan_bench *bench, const struct aq_link_config *link, uint32_t peer,
                                const struct aq_plan_coding *coding, double *share)
 {
     uint32_t packed;
@@ -264,7 +99,7 @@ static enum aq_status share_of(const struct bench *bench, const struct aq_link_c
  * The edge to the next stage: what is sent is an output of this stage; then, against the message of that, the output of
  * the same tokens after some updates. What is decoded here are gradients: any values do.
  */
-static enum aq_status time_edge_out(struct bench *bench, const float *before, struct aq_plan_costs *out)
+static enum aq_status time_edge_out(struct aq_plan_bench *bench, const float *before, struct aq_plan_costs *out)
 {
     const uint32_t s = bench->rank;
     const struct aq_edge_shape *shape = &bench->plan->edges[s].shape;
@@ -283,7 +118,7 @@ static enum aq_status time_edge_out(struct bench *bench, const float *before, st
 }
 
 /* The edge from the stage before: x is the gradient of this stage's input, which is what is sent. */
-static enum aq_status time_edge_in(struct bench *bench, struct aq_plan_costs *out)
+static enum aq_status time_edge_in(struct aq_plan_bench *bench, struct aq_plan_costs *out)
 {
     const uint32_t e = bench->rank - 1;
     const struct aq_edge_shape *shape = &bench->plan->edges[e].shape;
@@ -300,19 +135,19 @@ static enum aq_status time_edge_in(struct bench *bench, struct aq_plan_costs *ou
     return AQ_OK;
 }
 
-static enum aq_status time_rest(struct bench *bench, struct aq_plan_costs *out)
+static enum aq_status time_rest(struct aq_plan_bench *bench, struct aq_plan_costs *out)
 {
     const uint32_t s = bench->rank;
     const bool sends = s + 1 < bench->plan->stage_count;
     void *before = NULL;
     enum aq_status status;
     if (sends) AQ_TRY(aq_device_alloc(bench->device, AQ_MEMORY_DEVICE, bench->y_bytes, &before));
-    if (sends) AQ_TRY_GOTO(forward(bench, 0), out);
+    if (sends) AQ_TRY_GOTO(aq_plan_bench_forward(bench, 0), out);
     if (sends) AQ_TRY_GOTO(aq_device_copy(bench->device, before, bench->y, bench->y_bytes, bench->stream), out);
-    AQ_TRY_GOTO(time_update(bench, s, bench->stage, out), out);
-    AQ_TRY_GOTO(forward(bench, 0), out);
+    AQ_TRY_GOTO(aq_plan_bench_update(bench, &out->step_s[s]), out);
+    AQ_TRY_GOTO(aq_plan_bench_forward(bench, 0), out);
     if (sends) AQ_TRY_GOTO(time_edge_out(bench, before, out), out);
-    AQ_TRY_GOTO(backward(bench, 0), out);
+    AQ_TRY_GOTO(aq_plan_bench_backward(bench, 0), out);
     if (s > 0) status = time_edge_in(bench, out);
 out:
     if (before) aq_device_free(bench->device, AQ_MEMORY_DEVICE, before, bench->y_bytes);
@@ -321,7 +156,7 @@ out:
 
 /* What computing a reduction costs, and what links leave of its bytes: by the gradients that the first stage has now.
  */
-static enum aq_status time_packing(const struct bench *bench, struct aq_plan_costs *out)
+static enum aq_status time_packing(const struct aq_plan_bench *bench, struct aq_plan_costs *out)
 {
     const struct aq_plan *plan = bench->plan;
     struct aq_grad_candidate candidates[AQ_GRAD_CANDIDATES_MAX];
@@ -347,24 +182,25 @@ static enum aq_status time_packing(const struct bench *bench, struct aq_plan_cos
 static enum aq_status measure_host(const struct aq_plan *plan, uint32_t first, uint32_t cores,
                                    struct aq_plan_costs *out)
 {
-    struct bench *benches;
+    struct aq_plan_bench *benches;
     uint32_t count = 0, at_once = cores / (out->threads[first] > 0 ? out->threads[first] : 1);
     enum aq_status status = AQ_OK;
     AQ_TRY(aq_alloc(plan->stage_count * sizeof *benches, (void **)&benches));
     for (uint32_t s = first; s < plan->stage_count && status == AQ_OK; s++)
-        if (aq_job_same_host(plan->job, first, s)) status = bench_open(&benches[count++], plan, s, out->threads[s]);
+        if (aq_job_same_host(plan->job, first, s))
+            status = aq_plan_bench_open(&benches[count++], plan, s, &plan->stages[s].config, out->threads[s]);
     if (at_once > count) at_once = count;
     if (status == AQ_OK) status = time_stages(benches, count, at_once > 0 ? at_once : 1);
     if (status == AQ_OK && first == 0) status = time_packing(&benches[0], out);
     for (uint32_t i = 0; i < count && status == AQ_OK; i++) {
-        out->forward_s[benches[i].rank] = median(benches[i].forward_s, benches[i].rounds);
-        out->backward_s[benches[i].rank] = median(benches[i].backward_s, benches[i].rounds);
+        out->forward_s[benches[i].rank] = aq_plan_bench_median(benches[i].forward_s, benches[i].rounds);
+        out->backward_s[benches[i].rank] = aq_plan_bench_median(benches[i].backward_s, benches[i].rounds);
         if (plan->stages[benches[i].rank].program.split)
-            out->weights_s[benches[i].rank] = median(benches[i].weights_s, benches[i].rounds);
+            out->weights_s[benches[i].rank] = aq_plan_bench_median(benches[i].weights_s, benches[i].rounds);
         status = time_rest(&benches[i], out);
     }
     for (uint32_t i = 0; i < count; i++)
-        bench_close(&benches[i]);
+        aq_plan_bench_close(&benches[i]);
     aq_free(benches);
     return status;
 }
@@ -380,6 +216,7 @@ enum aq_status aq_plan_costs_measured(const struct aq_plan *plan, uint32_t cores
         if (!known) AQ_TRY(measure_host(plan, s, cores, out));
     }
     out->packed = true;
+    aq_plan_costs_speed(plan, out);
     aq_plan_costs_reduce(plan, out);
     return AQ_OK;
 }

@@ -17,7 +17,8 @@
  * send buffer is free half a round trip after its frame was there (links that heal keep it until then), else when it
  * has left. Replicas reduce over links of their own while they pack and unpack: the longer counts.
  * Optimizers that average gradients do so before the norm; the others in their update, piece by piece (0056). Steps
- * follow each other; the last of them is the answer, for pipelines overlap at their ends. With train.staleness the
+ * follow each other; the last of them is the answer, for pipelines overlap at their ends (with lost packets,
+ * plan_loss.c, the mean of many). With train.staleness the
  * chains of a step begin when the update before the last is done, and the answer is the mean of the last two.
  */
 #include <assert.h>
@@ -29,7 +30,16 @@
 
 #include "plan_private.h"
 
-enum { STEPS = 3, STEPS_STALE = 8, STEPS_MAX = STEPS_STALE, NOBODY = -1, LINES = 7, STREAMS = 3 };
+enum {
+    STEPS = 3,
+    STEPS_STALE = 8,
+    STEPS_MAX = 66,
+    LOSSY_FRAMES = 4096,
+    LOSSY_LEAST = 16,
+    NOBODY = -1,
+    LINES = 7,
+    STREAMS = 3
+};
 
 #define LATENCY_TOLD 1e-3 /* seconds of round trips from which on a bound names them */
 
@@ -44,9 +54,12 @@ enum { WEIGHTS = AQ_OP_WEIGHTS - AQ_OP_RECV_FWD };
 struct pipe {
     struct aq_plan_window window;
     double seconds; /* a frame on the wire                                                             */
-    double delay;   /* from leaving the wire to being there: latency, and packing where bodies go packed */
-    double back;    /* of a credit, to the sender                                                      */
-    double held;    /* from being there to the sender's buffer being free; < 0: it was before           */
+    double frame_bytes;
+    uint32_t edge;
+    bool forward;
+    double delay; /* from leaving the wire to being there: latency, and packing where bodies go packed */
+    double back;  /* of a credit, to the sender                                                      */
+    double held;  /* from being there to the sender's buffer being free; < 0: it was before           */
     uint64_t queued, begun, arrived, taken, credited, acknowledged;
     double done_at;  /* the frame on the wire leaves it; DBL_MAX: none   */
     double *arrives; /* by frame: when it is there                       */
@@ -71,12 +84,12 @@ struct actor {
     struct line lines[LINES];
     struct stream streams[STREAMS];
     bool gpu;
-    uint32_t copies;  /* of the values at a cut                                       */
-    uint64_t *holder; /* of each slot: step * M + micro-batch + 1 that holds it       */
-    uint32_t step;    /* of the simulation's: updates that are done                   */
+    uint32_t copies;   /* of the values at a cut                                       */
+    uint64_t *holder;  /* of each slot: step * M + micro-batch + 1 that holds it       */
+    uint32_t step;     /* of the simulation's: updates that are done                   */
     uint32_t partials; /* NORM: steps whose partial sum has been sent                 */
     enum { CHAINS, REDUCE_DUE, REDUCE, NORM_UP, NORM_DOWN, UPDATE, UPDATING } phase;
-    double reduced_at;           /* when its links have carried everything; DBL_MAX: not begun */
+    double reduced_at;                                 /* when its links have carried everything; DBL_MAX: not begun */
     double partial_at[STEPS_MAX], total_at[STEPS_MAX]; /* NORM frames: when they are here; DBL_MAX: not sent yet */
     double ended[STEPS_MAX];
 };
@@ -125,11 +138,14 @@ static void place(struct aq_arena *arena, struct simulation *sim)
 static void pipe_open(const struct simulation *sim, uint32_t edge, struct pipe *pipe, uint64_t step_bytes, double share)
 {
     const bool nccl = aq_plan_edge_transport(sim->plan, edge) == AQ_TRANSPORT_NCCL;
-    const double rate = nccl ? 0 : sim->costs->rate_mbps;
+    const double rate = nccl ? 0 : aq_plan_lossy_rate(sim->plan, sim->costs, edge);
     const double frame = nccl ? 0 : (double)step_bytes / sim->plan->micro_batches;
     pipe->window = sim->scene->windows[edge];
     pipe->done_at = DBL_MAX;
     pipe->seconds = rate > 0 ? frame * share * 8 / (rate * 1e6) : 0;
+    pipe->edge = edge;
+    pipe->forward = pipe == &sim->forward[edge];
+    pipe->frame_bytes = frame * share;
     pipe->back = sim->costs->latency_s[edge];
     pipe->delay = pipe->back + (share < 1 ? frame * AQ_LINK_PACK_BYTE_NS * 1e-9 : 0);
     pipe->held = sim->plan->job->link.outage_ns_max ? pipe->back : -pipe->delay;
@@ -197,7 +213,10 @@ static bool pipe_start(const struct simulation *sim, struct pipe *pipe)
 static bool pipe_finish(const struct simulation *sim, struct pipe *pipe)
 {
     if (pipe->done_at > sim->now) return false;
-    pipe->arrives[pipe->arrived++] = pipe->done_at + pipe->delay;
+    const uint64_t number = pipe->arrived++;
+    const double late = aq_plan_lost_s(sim->costs, pipe->edge, pipe->forward, pipe->frame_bytes, number);
+    const double before = number ? pipe->arrives[number - 1] : 0; /* in order */
+    pipe->arrives[number] = fmax(pipe->done_at + pipe->delay + late, before);
     pipe->done_at = DBL_MAX;
     return true;
 }
@@ -443,12 +462,13 @@ static bool actor_end(struct simulation *sim, uint32_t s)
 {
     const struct aq_plan_costs *costs = sim->costs;
     struct actor *actor = &sim->actors[s];
+    const uint32_t every = aq_plan_reduce_every(sim->plan); /* a step has its share of what a round has */
     if (actor->step == sim->steps) return false;
     switch (actor->phase) {
-    case REDUCE_DUE: /* in any case they agree on the step: a message */
+    case REDUCE_DUE: /* in any case they agree on the step: a message; local steps, on a round */
         if (actor->streams[COMPUTE].left >= 0) return false;
         work_begin(sim, actor, costs->reduce_in_step ? 0 : costs->pack_s[s],
-                   costs->group_latency_s +
+                   costs->group_latency_s / every +
                        (costs->reduce_in_step ? 0 : 2 * costs->group_latency_s + costs->reduce_s[s]));
         actor->phase = REDUCE;
         return true;
@@ -469,7 +489,7 @@ static bool actor_end(struct simulation *sim, uint32_t s)
         if (actor->streams[COMPUTE].left >= 0) return false;
         if (sim->plan->replicas > 1 && costs->reduce_in_step)
             work_begin(sim, actor, costs->pack_s[s] + costs->step_s[s],
-                       2 * costs->group_latency_s + costs->reduce_s[s]);
+                       2 * costs->group_latency_s / every + costs->reduce_s[s]);
         else
             work_begin(sim, actor, costs->step_s[s], 0);
         actor->phase = UPDATING;
@@ -664,13 +684,15 @@ static double stage_busy(const struct aq_plan *plan, const struct aq_plan_costs 
     return fmax(compute, fmax(send, receive));
 }
 
-/* Bytes that the store of stage s reads and writes in a step. */
+/* Bytes that the store of stage s reads and writes in a step; what never changes is read alone, where it is wanted. */
 static double cache_traffic(const struct aq_plan *plan, uint32_t s)
 {
+    const bool last = s + 1 == plan->stage_count, still = !last && plan->edges[s].shape.still;
     double bytes = 0;
-    if (s > 0) bytes += (double)plan->edges[s - 1].size.message_bytes;
-    if (s + 1 < plan->stage_count) bytes += (double)plan->edges[s].size.message_bytes;
-    return strcmp(plan->job->cache.kind, "memory") == 0 ? 0 : 2 * bytes * plan->batch;
+    const struct aq_plan_edge *in = s > 0 ? &plan->edges[s - 1] : NULL, *out = last ? NULL : &plan->edges[s];
+    if (in && !still) bytes += (in->shape.still ? 1 : 2) * (double)in->size.message_bytes;
+    if (out && !still) bytes += 2 * (double)out->size.message_bytes;
+    return strcmp(plan->job->cache.kind, "memory") == 0 ? 0 : bytes * plan->batch;
 }
 
 /*
@@ -733,9 +755,21 @@ static enum aq_status simulate(struct simulation *sim, double *step_s)
     enum aq_status status = AQ_OK;
     for (settle(sim); running(sim) && status == AQ_OK; settle(sim))
         if (!advance(sim)) status = aq_fail(AQ_INVAL, "plan", "the simulated step stands still at %g s", sim->now);
-    const uint32_t last = sim->steps - 1, mean = 1 + sim->staleness; /* two steps that overlap may take turns */
+    const uint32_t last = sim->steps - 1; /* two steps that overlap may take turns; all but two, where losses do */
+    const uint32_t mean = sim->steps > STEPS_STALE ? last - 1 : 1 + sim->staleness;
     *step_s = (step_end(sim, last) - step_end(sim, last - mean)) / mean;
     return status;
+}
+
+/* Losses come by lot: so many steps that they are the mean of some thousand frames. */
+static uint32_t steps_of(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t M, uint32_t staleness)
+{
+    const uint32_t steps = LOSSY_FRAMES / (M * plan->stage_count) + 2;
+    bool lossy = false;
+    for (uint32_t e = 0; e + 1 < plan->stage_count; e++)
+        lossy = lossy || costs->loss[e] > 0;
+    if (!lossy) return staleness ? STEPS_STALE : STEPS;
+    return steps < LOSSY_LEAST ? LOSSY_LEAST : steps > STEPS_MAX ? STEPS_MAX : steps;
 }
 
 static struct simulation simulation_of(const struct aq_plan *plan, const struct aq_plan_costs *costs,
@@ -747,19 +781,26 @@ static struct simulation simulation_of(const struct aq_plan *plan, const struct 
                                .scene = scene,
                                .P = plan->stage_count,
                                .M = scene->programs[0].micro_batches,
-                               .steps = staleness ? STEPS_STALE : STEPS,
+                               .steps = steps_of(plan, costs, scene->programs[0].micro_batches, staleness),
                                .staleness = staleness};
 }
 
 enum aq_status aq_plan_simulate(const struct aq_plan *plan, const struct aq_plan_costs *costs,
                                 const struct aq_plan_scene *scene, double *step_s)
 {
-    struct simulation sim = simulation_of(plan, costs, scene);
+    struct aq_plan_costs seen;
+    aq_plan_costs_still(plan, costs, &seen);
+    struct simulation sim = simulation_of(plan, &seen, scene);
     void *memory = NULL;
     AQ_TRY(simulation_open(&sim, &memory));
     const enum aq_status status = simulate(&sim, step_s);
     aq_free(memory);
     return status;
+}
+
+double aq_plan_idle(const struct aq_plan_prediction *prediction, uint32_t s)
+{
+    return fmax(0, 1 - prediction->compute_s[s] / prediction->step_s);
 }
 
 enum aq_status aq_plan_predict(const struct aq_plan *plan, const struct aq_plan_costs *costs,
@@ -772,7 +813,9 @@ enum aq_status aq_plan_predict(const struct aq_plan *plan, const struct aq_plan_
         scene.programs[s] = plan->stages[s].program;
         scene.windows[s] = plan->edges[s].window;
     }
-    struct simulation sim = simulation_of(plan, costs, &scene);
+    struct aq_plan_costs seen;
+    aq_plan_costs_still(plan, costs, &seen);
+    struct simulation sim = simulation_of(plan, &seen, &scene);
     AQ_TRY(simulation_open(&sim, &memory));
     const enum aq_status status = simulate(&sim, &prediction.step_s);
     bound_fill(&sim, &prediction);

@@ -23,17 +23,22 @@ static void print_head(const struct aq_plan *plan, struct aq_text *text)
     aq_text_add(text, "job %s: %s, %s, %s; %llu parameters", job->name, model->kind, about,
                 products[job->model.precision], (unsigned long long)(plan->parameters + plan->frozen));
     if (plan->frozen)
-        aq_text_add(text, ", %llu trained, %llu frozen (train.freeze: %s)", (unsigned long long)plan->parameters,
-                    (unsigned long long)plan->frozen, job->train.freeze);
+        aq_text_add(text, ", %llu trained, %llu frozen", (unsigned long long)plan->parameters,
+                    (unsigned long long)plan->frozen);
+    if (job->train.freeze) aq_text_add(text, " (train.freeze: %s)", job->train.freeze);
+    if (job->train.lora.rank)
+        aq_text_add(text, ", adapters of rank %u, alpha %g%s", job->train.lora.rank, (double)job->train.lora.alpha,
+                    job->train.lora.rslora ? " / sqrt(rank)" : "");
+    if (job->train.lora.rank && job->train.lora.dropout > 0.0f)
+        aq_text_add(text, ", dropout %g", (double)job->train.lora.dropout);
     aq_text_add(text, "\n");
     char replicas[32] = "";
     if (plan->replicas > 1) snprintf(replicas, sizeof replicas, "%u replicas x ", plan->replicas);
     char tokens[32] = "";
     if (!aq_model_tokens(model->kind)) snprintf(tokens, sizeof tokens, " of %u tokens", job->train.T);
     aq_text_add(text, "data %llu samples%s, %llu held out; batch %u = %s%u micro-batches of %u\n",
-                (unsigned long long)plan->facts.train_samples, tokens,
-                (unsigned long long)plan->facts.heldout_samples, job->train.batch, replicas, plan->micro_batches,
-                job->train.micro_batch);
+                (unsigned long long)plan->facts.train_samples, tokens, (unsigned long long)plan->facts.heldout_samples,
+                job->train.batch, replicas, plan->micro_batches, job->train.micro_batch);
     if (plan->samples_dropped)
         aq_text_add(text, "     the last %llu samples are left out, so that every replica has as many\n",
                     (unsigned long long)plan->samples_dropped);
@@ -50,8 +55,7 @@ static void print_stages(const struct aq_plan *plan, unsigned columns, struct aq
                                         "slots", "memory", "cache", "where"};
     enum { COLUMNS = sizeof heads / sizeof *heads, FROZEN = 4, LEFT = 1 | 2 | 4 };
     const bool frozen = plan->frozen > 0; /* else the column is not there */
-    struct aq_table table = {
-        .columns = COLUMNS - !frozen, .left = LEFT | 1u << (COLUMNS - 1 - !frozen), .keys = 1};
+    struct aq_table table = {.columns = COLUMNS - !frozen, .left = LEFT | 1u << (COLUMNS - 1 - !frozen), .keys = 1};
     for (int c = 0; c < COLUMNS; c++)
         if (frozen || c != FROZEN) aq_table_cell(&table, "%s", c == FROZEN - 1 && frozen ? "trained" : heads[c]);
     for (uint32_t s = 0; s < plan->stage_count; s++) {
@@ -140,18 +144,33 @@ static void print_edges(const struct aq_plan *plan, struct aq_text *text)
         aq_codec_config_text(&edge->shape.forward, codec, sizeof codec);
         aq_codec_config_text(&edge->shape.backward, back, sizeof back);
         const struct aq_job_edge *mine = &plan->job->edges[e], *before = e ? mine - 1 : NULL;
-        const bool same =
-            before && same_codec(&before->forward, &mine->forward) && same_codec(&before->backward, &mine->backward);
+        const bool same = before && edge->shape.still == edge[-1].shape.still &&
+                          same_codec(&before->forward, &mine->forward) &&
+                          same_codec(&before->backward, &mine->backward);
         aq_text_add(text, "%-5s  %11llu  %11llu  %11llu  %12llu%s", name, (unsigned long long)edge->step_forward_cold,
                     (unsigned long long)edge->step_forward_warm, (unsigned long long)edge->step_backward,
                     (unsigned long long)(plan->batch * edge->size.values_bytes), same ? "  as above\n" : "\n");
         if (!same) aq_text_add(text, "       forward  %s\n       backward %s\n", codec, back);
-        if (plan->job->edges[e].rtt_ms > 0)
-            aq_text_add(text, "       round trip %g ms; each way %u receive slots and %u send buffers\n",
-                        (double)plan->job->edges[e].rtt_ms, edge->window.receive_slots, edge->window.send_frames);
+        if (edge->shape.still)
+            aq_text_add(text,
+                        "       frozen prefix: nothing trains before this cut, so a sample is computed and sent at "
+                        "its first visit alone, and no gradient goes back\n");
+        if (plan->job->edges[e].rtt_ms > 0) {
+            aq_text_add(text, "       round trip %g ms; ", (double)plan->job->edges[e].rtt_ms);
+            if (plan->job->edges[e].loss > 0)
+                aq_text_add(text, "%g %% of packets lost; ", 100 * (double)plan->job->edges[e].loss);
+            aq_text_add(text, "each way %u receive slots and %u send buffers\n", edge->window.receive_slots,
+                        edge->window.send_frames);
+        }
         if (!same || aq_plan_edge_transport(plan, e) != aq_plan_edge_transport(plan, e - 1))
             aq_text_add(text, "       %s\n", edge_transport_text(aq_plan_edge_transport(plan, e)));
     }
+    if (plan->edges[0].shape.shared)
+        aq_text_add(text,
+                    "and %llu bytes each way, once a step and link: gradients of what is shared by stages (model.tied; "
+                    "false: one a block, nothing of it travels)\n",
+                    (unsigned long long)aq_wire_bytes(plan->edges[0].shape.shared * sizeof(float),
+                                                      aq_plan_edge_loopback(plan->job, 0)));
     if (plan->job->warmup_epochs)
         aq_text_add(text, "%u epochs at the beginning go uncompressed: backward %llu bytes per step\n",
                     plan->job->warmup_epochs, (unsigned long long)plan->edges[0].step_backward_first);
@@ -165,17 +184,37 @@ static const char *reduce_transport_text(enum aq_transport_kind transport)
     return "over NCCL where the replicas of a stage have GPUs of their own on one machine, else over links";
 }
 
+/* Local steps: how often replicas meet, and what that saves against the mean of gradients in every step. */
+static void print_round(const struct aq_plan *plan, struct aq_text *text)
+{
+    const struct aq_optimizer_config *config = &plan->job->train.optimizer;
+    struct aq_grad_codec_config fp32;
+    uint64_t round = 0, each = 0;
+    char a[AQ_TEXT_NUMBER], b[AQ_TEXT_NUMBER];
+    aq_grad_codec_config_default(&fp32, "fp32");
+    for (uint32_t s = 0; s < plan->stage_count; s++) {
+        round += aq_plan_reduce_bytes(plan, s);
+        each += aq_plan_coded_bytes(plan, s, &fp32);
+    }
+    aq_text_add(text,
+                "reduce.every %u: a round is %u steps, then an outer step of rate %g, momentum %g: a replica sends %s "
+                "per step",
+                config->outer_every, config->outer_every, (double)config->outer_lr, (double)config->outer_momentum,
+                aq_text_size(round / config->outer_every, a));
+    aq_text_add(text, ", %.0f times less than fp32 gradients in every step (%s)\n",
+                round > 0 ? (double)each * config->outer_every / (double)round : 0, aq_text_size(each, b));
+}
+
 /* What goes between the replicas of a stage. */
 static void print_groups(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_text *text)
 {
     const struct aq_optimizer_config *config = &plan->job->train.optimizer;
     struct aq_grad_candidate candidates[AQ_GRAD_CANDIDATES_MAX];
-    const uint32_t count = aq_grad_candidates(config, candidates);
+    const uint32_t count = aq_grad_candidates(config, candidates), every = aq_plan_reduce_every(plan);
     if (plan->replicas == 1) return;
-    aq_text_add(text, "%-5s  %12s  %s\n", "stage", "gradients",
-                plan->job->link.entropy == AQ_LINK_ENTROPY_OFF
-                    ? "bytes that each replica sends the others per step"
-                    : "bytes that each replica sends the others per step, at most");
+    aq_text_add(text, "%-5s  %12s  bytes that each replica sends the others per %s%s\n", "stage",
+                every > 1 ? "movements" : "gradients", every > 1 ? "round" : "step",
+                plan->job->link.entropy == AQ_LINK_ENTROPY_OFF ? "" : ", at most");
     for (uint32_t s = 0; s < plan->stage_count; s++) {
         aq_text_add(text, "%-5u  ", s);
         if (!config->reduce_automatic) aq_text_add(text, "%12llu\n", (unsigned long long)aq_plan_reduce_bytes(plan, s));
@@ -184,9 +223,10 @@ static void print_groups(const struct aq_plan *plan, const struct aq_plan_costs 
                         (unsigned long long)aq_plan_coded_bytes(plan, s, &candidates[c].config), candidates[c].name,
                         costs && costs->choice[s] == c ? " (expected)" : "", c + 1 < count ? "" : "\n");
     }
+    if (every > 1) print_round(plan, text);
     aq_text_add(text, "%s\n", reduce_transport_text(aq_plan_reduce_transport(plan)));
     if (config->reduce_automatic)
-        aq_text_add(text, "reduce.codec: auto: each stage chooses in the first step, by what it measures then%s\n",
+        aq_text_add(text, "reduce.codec: auto: each stage chooses when it first averages, by what it measures then%s\n",
                     costs && costs->choice[0] == AQ_CHOICE_NONE ? "; expected where link.rate_mbps is given" : "");
     aq_text_add(text, "\n");
 }
@@ -199,8 +239,7 @@ static enum aq_status print_grid(const struct aq_plan *plan, unsigned columns, s
                                                                                       : GRID_HEAD;
     for (uint32_t s = 0; s < plan->stage_count; s++)
         programs[s] = plan->stages[s].program;
-    aq_text_add(text, "schedule %s, a column is the time of one forward or %s:\n",
-                aq_schedule_name(plan->schedule),
+    aq_text_add(text, "schedule %s, a column is the time of one forward or %s:\n", aq_schedule_name(plan->schedule),
                 programs[0].split ? "half of a backward (B of the input, W of the weights)" : "backward");
     AQ_TRY(aq_program_grid(programs, plan->stage_count, grid_columns, text));
     aq_text_add(text, "\n");
@@ -231,9 +270,9 @@ static void print_reduction(const struct aq_plan *plan, const struct aq_plan_cos
 static void print_stage_times(const struct aq_plan *plan, const struct aq_plan_costs *costs,
                               const struct aq_plan_prediction *prediction, unsigned columns, struct aq_text *text)
 {
-    enum { WEIGHTS = 4, PACKED = 8, COLUMNS = 10 };
-    static const char *const heads[COLUMNS] = {"stage",  "threads",  "forward",  "backward",   "weights",
-                                               "a step", "link fwd", "link bwd", "packed fwd", "packed bwd"};
+    enum { WEIGHTS = 4, PACKED = 9, COLUMNS = 11 };
+    static const char *const heads[COLUMNS] = {"stage", "threads",  "forward",  "backward",   "weights",   "a step",
+                                               "idle",  "link fwd", "link bwd", "packed fwd", "packed bwd"};
     const bool split = plan->stages[0].program.split, packed = any_packed(plan, costs);
     struct aq_table table = {.columns = COLUMNS - !split - (packed ? 0 : 2), .left = 1, .keys = 1};
     for (int c = 0; c < COLUMNS; c++)
@@ -246,9 +285,11 @@ static void print_stage_times(const struct aq_plan *plan, const struct aq_plan_c
         char number[AQ_TEXT_NUMBER];
         aq_table_cell(&table, "%u", s);
         aq_table_cell(&table, "%u", costs->threads[s]);
-        for (size_t i = 0; i < sizeof seconds / sizeof *seconds; i++)
+        for (size_t i = 0; i < sizeof seconds / sizeof *seconds; i++) {
             if (split || i + 2 != WEIGHTS)
                 aq_table_cell(&table, "%s", last && i > 3 ? "-" : aq_text_seconds(seconds[i], number));
+            if (i == 3) aq_table_cell(&table, "%.0f %%", 100 * aq_plan_idle(prediction, s));
+        }
         for (uint32_t i = 0; packed && i < 2; i++)
             aq_table_figure(&table, !last && shares[i] < 1 ? shares[i] : (double)NAN, 2, "");
     }
@@ -263,6 +304,8 @@ static void print_distance(const struct aq_plan_distance *distance, struct aq_te
     for (uint32_t i = 0; i < distance->help_count; i++)
         aq_text_add(text, "; %s: %.0f %%", distance->helps[i].change, 100 * distance->helps[i].share);
     aq_text_add(text, "\n");
+    if (distance->loss_share > 0)
+        aq_text_add(text, "lost packets take %.0f %% of a step\n", 100 * distance->loss_share);
 }
 
 static enum aq_status print_schedules(const struct aq_plan *plan, const struct aq_plan_costs *costs,
@@ -275,6 +318,35 @@ static enum aq_status print_schedules(const struct aq_plan *plan, const struct a
     for (uint32_t i = 0; i < by.count; i++)
         aq_text_add(text, "%s %s %s", i ? ";" : "", by.of[i].name, aq_text_seconds(by.of[i].step_s, number));
     aq_text_add(text, "\n");
+    return AQ_OK;
+}
+
+/* What the cut costs: the best one is named where it is another. */
+static enum aq_status print_cut(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_text *text)
+{
+    const struct aq_job_pipeline *pipeline = &plan->job->pipeline;
+    struct aq_plan_judged judged;
+    char a[AQ_TEXT_NUMBER], b[AQ_TEXT_NUMBER];
+    AQ_TRY(aq_plan_judge(plan, costs, &judged));
+    aq_text_add(text, "cut, by %s: ", costs->layers->origin);
+    aq_plan_layers_text(plan, costs->layers, text);
+    aq_text_add(text, " a micro-batch\n     slowest stage or link %s of a step",
+                aq_text_seconds(judged.here.slowest_s, a));
+    if (judged.best) {
+        aq_text_add(text, "; no other cut is faster\n");
+        return AQ_OK;
+    }
+    aq_text_add(text, "; cut at ");
+    aq_plan_cut_text(plan, &judged.cut, text);
+    aq_text_add(text, " %s", aq_text_seconds(judged.then.slowest_s, b));
+    aq_text_add(text, ", a step %s, not %s", aq_text_seconds(judged.step_then_s, a),
+                aq_text_seconds(judged.step_here_s, b));
+    if (!pipeline->automatic) aq_text_add(text, ": leave the stages' layers out");
+    aq_text_add(text, "%s\n",
+                !costs->layers->device[0]          ? ""
+                : pipeline->cut == AQ_CUT_MEASURED ? ""
+                : pipeline->automatic              ? ": pipeline.cut: measured"
+                                                   : ", and write pipeline.cut: measured");
     return AQ_OK;
 }
 
@@ -295,6 +367,7 @@ static enum aq_status print_time(const struct aq_plan *plan, const struct aq_pla
                 aq_text_seconds(prediction->bound_s, b), prediction->binds,
                 100 * prediction->bound_s / prediction->step_s,
                 aq_text_seconds(prediction->step_s * (double)plan->steps_per_epoch, c));
+    if (plan->stage_count > 1 && costs->layers) AQ_TRY(print_cut(plan, costs, text));
     if (plan->stage_count > 1) AQ_TRY(print_schedules(plan, costs, text));
     if (!aq_plan_far(plan)) return AQ_OK;
     struct aq_plan_distance distance;
@@ -314,7 +387,7 @@ static void print_smaller(const struct aq_plan *plan, uint64_t cache_bytes, stru
         [AQ_PRECISION_Q8] = {"q8", 8},      [AQ_PRECISION_Q4] = {"q4", 4},      [AQ_PRECISION_Q2] = {"q2", 2}};
     uint32_t most = 0; /* bits of a value, of the edge that stores in most */
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
-        const struct aq_codec_config *forward = &plan->job->edges[e].forward;
+        const struct aq_codec_config *forward = &plan->edges[e].shape.forward;
         if (plan->edges[e].size.message_bytes > 0 && stores[forward->store].bits > most)
             most = stores[forward->store].bits;
     }

@@ -24,12 +24,36 @@ bool aq_plan_edge_loopback(const struct aq_job *job, uint32_t edge);
  * more: its checkpoints have what became of it. */
 bool aq_plan_weights_gone(const struct aq_job *job);
 
+/*
+ * plan_facts.c: the lengths that aq_plan_facts found, of the training samples that the plan takes: facts and an array
+ * without the others. AQ_INVAL: more than a worker can be told.
+ */
+enum aq_status aq_plan_lengths_take(struct aq_plan *plan, uint64_t train_samples, uint32_t *lengths);
+
 /* plan_hash.c: fills hash and job_digest. AQ_NOMEM. */
 enum aq_status aq_plan_digests(struct aq_plan *plan);
 
-/* plan_cut.c: layer ranges of every stage, as the manifest says or balanced by flops, into first and end. */
-enum aq_status aq_plan_cut(const struct aq_job *job, const struct aq_model_config *model, uint32_t *first,
-                           uint32_t *end);
+/* plan_cut.c: the cut as the manifest says or balanced by flops. */
+enum aq_status aq_plan_cut(const struct aq_job *job, const struct aq_model_config *model, struct aq_plan_cut *out);
+
+/* plan_cut.c: flops of one layer alone, and its sizes: with slots 1, as this job trains it. */
+enum aq_status aq_plan_layer_size(const struct aq_job *job, const struct aq_model_config *model, uint32_t layer,
+                                  struct aq_stage_size *out);
+
+/* plan.c: the shape, sizes and wire bytes of edge e with the cut behind layer layer_end - 1; no windows. */
+enum aq_status aq_plan_edge_at(const struct aq_plan *plan, uint32_t e, uint32_t layer_end, struct aq_plan_edge *edge);
+
+/* plan_layers.c: "block" of "block 3". */
+void aq_plan_layer_kind(const struct aq_model_config *model, uint32_t layer, char *text, size_t bytes);
+
+/* plan_layers.c: a table of zeroes but for what crosses cuts; memory of aq_alloc. */
+enum aq_status aq_plan_layers_open(const struct aq_plan *plan, const char *origin, struct aq_plan_layers **out);
+
+/* plan_cost.c: what the parts of a step that stream memory take of so many bytes, assumed, on one core. */
+double aq_plan_stream_s(double bytes);
+
+/* plan_cost.c: seconds of this machine become those of machines with the speeds that the manifest gives them. */
+void aq_plan_costs_speed(const struct aq_plan *plan, struct aq_plan_costs *costs);
 
 /* plan_cost.c: costs of a job on so many cores a host, all times zero, bodies as they are. */
 void aq_plan_costs_common(const struct aq_plan *plan, uint32_t cores, struct aq_plan_costs *out);
@@ -82,6 +106,17 @@ struct aq_plan_flight {
     struct aq_plan_window windows[AQ_JOB_STAGES_MAX];
 };
 enum aq_status aq_plan_flight(const struct aq_plan *plan, struct aq_plan_flight *out);
+
+/*
+ * plan_loss.c: what lost packets do to the link of edge e: the rate that its congestion control leaves of the paced one
+ * (0: none, as fast as it goes), and by how much the frame of this number comes later than it would: some round trips,
+ * by lot. seed: another order of losses.
+ */
+double aq_plan_lossy_rate(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t e);
+double aq_plan_lost_s(const struct aq_plan_costs *costs, uint32_t e, bool forward, double frame_bytes, uint64_t number);
+
+/* plan_cost.c: the same, of samples that edges which are still have seen before (costs->cold: have not). */
+void aq_plan_costs_still(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_costs *out);
 
 /* plan_cost.c: does stage s compute on a GPU; on the same one as rank r? */
 bool aq_plan_on_gpu(const struct aq_plan *plan, uint32_t s);

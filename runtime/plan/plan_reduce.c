@@ -24,9 +24,22 @@ static uint64_t coded_bytes(const struct aq_grad_codec_config *config, uint64_t 
     return bytes;
 }
 
+uint32_t aq_plan_reduce_every(const struct aq_plan *plan)
+{
+    const struct aq_optimizer_config *config = &plan->job->train.optimizer;
+    return plan->replicas > 1 && aq_optimizer_config_local(config) ? config->outer_every : 1;
+}
+
 uint64_t aq_plan_coded_bytes(const struct aq_plan *plan, uint32_t s, const struct aq_grad_codec_config *codec)
 {
     return plan->replicas == 1 ? 0 : both_ways(coded_bytes(codec, plan->stages[s].size.parameters), plan->replicas);
+}
+
+/* Of a run: local steps end with an outer step, however short the last round is. */
+uint64_t aq_plan_reductions(const struct aq_plan *plan)
+{
+    const uint32_t every = aq_plan_reduce_every(plan);
+    return plan->replicas > 1 ? (plan->steps + every - 1) / every : 0;
 }
 
 uint64_t aq_plan_reduce_bytes(const struct aq_plan *plan, uint32_t s)
@@ -83,7 +96,8 @@ static uint32_t choose(const struct aq_plan *plan, const struct aq_plan_costs *c
     const struct aq_grad_scene scene = {
         .rate = rank_rate(plan, costs),
         .latency_s = costs->group_latency_s,
-        .compute_s = (costs->forward_s[s] + costs->backward_s[s] + costs->weights_s[s]) * plan->micro_batches};
+        .compute_s = (costs->forward_s[s] + costs->backward_s[s] + costs->weights_s[s]) * plan->micro_batches *
+                     aq_plan_reduce_every(plan)};
     for (uint32_t c = 0; c < count; c++)
         each[c] = (struct aq_grad_cost){.bytes = aq_plan_coded_bytes(plan, s, &candidates[c].config),
                                         .pack_s = costs->value_s[c] * (double)plan->stages[s].size.parameters};
@@ -95,6 +109,7 @@ void aq_plan_costs_reduce(const struct aq_plan *plan, struct aq_plan_costs *cost
     struct aq_grad_candidate candidates[AQ_GRAD_CANDIDATES_MAX];
     const uint32_t count = aq_plan_reduce_candidates(plan, candidates);
     const bool automatic = plan->job->train.optimizer.reduce_automatic;
+    const uint32_t every = aq_plan_reduce_every(plan);
     for (uint32_t s = 0; s < plan->stage_count; s++) {
         double bytes = (double)aq_plan_reduce_bytes(plan, s);
         uint32_t c = 0;
@@ -108,5 +123,7 @@ void aq_plan_costs_reduce(const struct aq_plan *plan, struct aq_plan_costs *cost
         if (count > 0) bytes *= costs->value_share[c];
         if (count > 0) costs->pack_s[s] = costs->value_s[c] * (double)plan->stages[s].size.parameters;
         if (bytes > 0 && costs->rate_mbps > 0) costs->reduce_s[s] = bytes / rank_rate(plan, costs);
+        costs->reduce_s[s] /= every; /* a step's share of what is taken once a round */
+        costs->pack_s[s] /= every;
     }
 }

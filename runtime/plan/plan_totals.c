@@ -33,7 +33,7 @@ static uint64_t sent_by(const struct aq_plan *plan, const struct aq_plan_costs *
     (void)aq_grad_candidates(&plan->job->train.optimizer, candidates);
     const uint32_t choice = costs ? costs->choice[s] : AQ_CHOICE_NONE;
     const bool chosen = plan->job->train.optimizer.reduce_automatic && choice != AQ_CHOICE_NONE;
-    return bytes + plan->steps * (chosen ? aq_plan_coded_bytes(plan, s, &candidates[choice].config)
+    return bytes + aq_plan_reductions(plan) * (chosen ? aq_plan_coded_bytes(plan, s, &candidates[choice].config)
                                          : aq_plan_reduce_bytes(plan, s));
 }
 

@@ -37,7 +37,8 @@
 
 enum {
     AQ_CONTROL_FD = 3,                   /* where a worker finds its channel                                    */
-    AQ_CONTROL_LINE_BYTES_MAX = 2 << 20, /* a manifest (256 KiB), every byte of it escaped as \\u00xx, with room */
+    AQ_CONTROL_LINE_BYTES_MAX = 3 << 20, /* a manifest (256 KiB), every byte of it escaped as \\u00xx, lengths (1 MiB),
+                                            with room                                                          */
     AQ_CONTROL_VALUES_MAX = 16384,       /* of a line: a step line has some 50, and jansson takes 100 bytes each */
     AQ_CONTROL_DEPTH_MAX = 16,
     AQ_CONTROL_STRANGER_BYTES = 4096,

@@ -5,7 +5,8 @@
 
 #include "control.h"
 
-static const char *const count_names[AQ_TASK_COUNTS] = {"count0", "count1", "count2", "count3"};
+static const char *const count_names[AQ_TASK_COUNTS] = {"count0", "count1", "count2", "count3",
+                                                          "count4", "count5", "count6", "count7"};
 
 void aq_heldout_say(json_t *line, const struct aq_task *task, const struct aq_stage_loss *loss)
 {
@@ -18,6 +19,19 @@ void aq_heldout_say(json_t *line, const struct aq_task *task, const struct aq_st
     json_object_set_new(line, "targets", json_integer((json_int_t)loss->targets));
     for (int i = 0; i < AQ_TASK_COUNTS; i++)
         if (loss->counts[i] != 0) json_object_set_new(line, count_names[i], aq_control_number(loss->counts[i]));
+}
+
+void aq_heldout_say_coded(json_t *line, const struct aq_stage_loss *loss)
+{
+    if (loss->targets) json_object_set_new(line, "loss_coded", aq_control_number(loss->sum / (double)loss->targets));
+}
+
+void aq_heldout_add_coded(struct aq_stage_loss *total, const json_t *line)
+{
+    const double targets = aq_control_number_or(line, "targets", 0);
+    if (!(targets > 0) || !json_object_get(line, "loss_coded")) return;
+    total->sum += targets * aq_control_number_or(line, "loss_coded", (double)NAN);
+    total->targets += (uint64_t)targets;
 }
 
 void aq_heldout_add(struct aq_stage_loss *total, const json_t *line)

@@ -15,6 +15,12 @@
 /* Loss, metrics, targets and what the task counted ("count0" and so on, where it counts more), into the line. */
 void aq_heldout_say(json_t *line, const struct aq_task *task, const struct aq_stage_loss *loss);
 
+/* The loss of the same samples through the forward codecs of all cuts, "loss_coded"; of no targets: nothing. */
+void aq_heldout_say_coded(json_t *line, const struct aq_stage_loss *loss);
+
+/* Adds what a line of a part says of it. */
+void aq_heldout_add_coded(struct aq_stage_loss *total, const json_t *line);
+
 /* Of lines of parts of the samples: adds what one says. Its values are not trusted: a count that is none is 0. */
 void aq_heldout_add(struct aq_stage_loss *total, const json_t *line);
 

@@ -15,6 +15,7 @@
 #include "run_folder.h"
 #include "runtime_text.h"
 #include "seal.h"
+#include "stages/publish.h"
 #include "stages/weights.h"
 
 #define AREA   "folder"
@@ -562,31 +563,76 @@ static enum aq_status logs_remove(const char *run)
     return remove_empty(run, "logs");
 }
 
+/* "model-00001-of-00002.safetensors", or the neighbour that it is written as. */
+static bool is_shard_name(const char *name)
+{
+    unsigned part, of;
+    int end = 0;
+    if (sscanf(name, "model-%5u-of-%5u.safetensors%n", &part, &of, &end) != 2 || end == 0) return false;
+    return name[end] == 0 || strcmp(name + end, ".partial") == 0;
+}
+
+/* A model as others load it: what came along from the folder that the run began as (stages/publish.h), weights, their
+ * shards, adapters. */
+static enum aq_status published_remove(const char *folder)
+{
+    static const char *const names[] = {"config.json",
+                                        "config.json.new",
+                                        "model.safetensors",
+                                        "model.safetensors.partial",
+                                        "model.safetensors.index.json",
+                                        "model.safetensors.index.json.new",
+                                        "adapter_config.json",
+                                        "adapter_config.json.new",
+                                        "adapter_model.safetensors",
+                                        "adapter_model.safetensors.partial"};
+    char file[NAME_BYTES + 8];
+    DIR *list = NULL;
+    const char *name;
+    enum aq_status status = list_open(folder, "", &list);
+    if (status == AQ_NOTFOUND) return AQ_OK;
+    AQ_TRY(status);
+    while (status == AQ_OK && (name = list_next(list)))
+        if (is_shard_name(name)) status = aq_file_remove(folder, name);
+    closedir(list);
+    for (size_t i = 0; status == AQ_OK && i < sizeof names / sizeof *names; i++)
+        status = aq_file_remove(folder, names[i]);
+    for (uint32_t i = 0; status == AQ_OK && (name = aq_publish_carried(i)) != NULL; i++) {
+        snprintf(file, sizeof file, "%s.new", name);
+        AQ_TRY(aq_file_remove(folder, name));
+        AQ_TRY(aq_file_remove(folder, file));
+    }
+    return status;
+}
+
+/* The run's own, and what it leaves in folders of theirs: those go where nothing else is in them. */
+static enum aq_status models_remove(const char *run)
+{
+    static const char *const folders[] = {"best/adapter", "best", "adapter"};
+    char path[AQ_RUN_PATH_BYTES];
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        DIR *list = NULL;
+        const enum aq_status status = list_open(run, folders[i], &list);
+        if (status == AQ_NOTFOUND) continue;
+        AQ_TRY(status);
+        closedir(list);
+        AQ_TRY(aq_run_path(run, folders[i], path));
+        AQ_TRY(published_remove(path));
+        AQ_TRY(remove_empty(run, folders[i]));
+    }
+    return published_remove(run);
+}
+
 enum aq_status aq_owned_clear_run(const char *run, const struct aq_owner *owner)
 {
-    static const char *const names[] = {"metrics.jsonl.index",
-                                        "metrics.jsonl.tail",
-                                        "metrics.jsonl.tail.new",
-                                        "hashes.json",
-                                        "hashes.json.new",
-                                        "metrics.jsonl",
-                                        "metrics.jsonl.new",
-                                        "report.json",
-                                        "report.json.new",
-                                        "trace.json",
-                                        "config.json",
-                                        "config.json.new",
-                                        "vocab.json",
-                                        "vocab.json.new",
-                                        "merges.txt",
-                                        "merges.txt.new",
-                                        "tokenizer_config.json",
-                                        "tokenizer_config.json.new",
-                                        "model.safetensors",
-                                        "model.safetensors.partial"};
+    static const char *const names[] = {"metrics.jsonl.index", "metrics.jsonl.tail", "metrics.jsonl.tail.new",
+                                        "hashes.json",         "hashes.json.new",    "metrics.jsonl",
+                                        "metrics.jsonl.new",   "report.json",        "report.json.new",
+                                        "trace.json"};
     AQ_TRY(aq_owned_check(run, AQ_OWNED_RUN, owner->id));
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         AQ_TRY(aq_file_remove(run, names[i]));
+    AQ_TRY(models_remove(run));
     return logs_remove(run);
 }
 

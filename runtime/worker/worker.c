@@ -3,6 +3,7 @@
  */
 #include "worker.h"
 
+#include "checkpoint_adapters.h"
 #include "confine.h"
 
 #include <inttypes.h>
@@ -14,6 +15,7 @@
 #include <sys/resource.h>
 
 #include "checkpoint.h"
+#include "lengths.h"
 #include "net/collective.h"
 #include "net/tls.h"
 #include "owned_folder.h"
@@ -23,6 +25,7 @@
 enum {
     START_SECONDS = 600,   /* from start to go: other stages may be loading                            */
     REDUCE_SECONDS = 3600, /* 4.5 GB of gradients at 10 Mbit/s, or an evaluation                        */
+    LOCAL_SECONDS = 60,    /* of a local step: how much longer the slowest replica may take            */
     PATH_BYTES = 4096
 };
 
@@ -36,7 +39,7 @@ static uint64_t seconds_ns(uint64_t seconds)
 /* --- Opening
  * ---------------------------------------------------------------------------------------------------------- */
 
-static enum aq_status open_plan(struct aq_worker *w, const json_t *start)
+enum aq_status aq_worker_plan_open(struct aq_worker *w, const json_t *start)
 {
     const char *manifest, *run;
     uint64_t hash, rank;
@@ -66,6 +69,9 @@ static enum aq_status open_plan(struct aq_worker *w, const json_t *start)
     w->silence_ns = link->silence_ns_max ? link->silence_ns_max + w->outages_ns : UINT64_MAX;
     /* A neighbour may be averaging its gradients meanwhile; whether it lives, the links' own heartbeats tell. */
     if (w->W > 1 && link->silence_ns_max) w->silence_ns += seconds_ns(REDUCE_SECONDS);
+    /* And replicas meet once a round, the slowest as much later as that takes. */
+    if (aq_worker_is_local(w) && link->silence_ns_max)
+        w->silence_ns += seconds_ns(LOCAL_SECONDS) * w->job->train.optimizer.outer_every;
     return AQ_OK;
 }
 
@@ -196,15 +202,61 @@ static enum aq_status open_optimizer(struct aq_worker *w)
     return AQ_OK;
 }
 
+/*
+ * How long each sample is: a stage without data is told by the launcher, who has read it; the digest is in the plan, so
+ * that both ends of an edge know the same.
+ */
+static enum aq_status open_lengths(struct aq_worker *w, const json_t *start)
+{
+    const struct aq_job_facts *facts = &w->plan->facts;
+    const uint64_t all = facts->train_samples + facts->heldout_samples;
+    const char *text;
+    void *memory;
+    if (!facts->lengths_digest) return AQ_OK;
+    AQ_TRY(aq_control_get_text(start, "lengths", &text));
+    AQ_TRY(aq_alloc(all * sizeof(uint32_t), &memory));
+    w->lengths_memory = memory;
+    AQ_TRY(aq_lengths_read(text, all, w->job->train.T, memory));
+    if ((aq_digest(memory, all * sizeof(uint32_t)) | 1) != facts->lengths_digest)
+        return aq_fail(AQ_PROTO, "worker", "told of other lengths of the samples than the plan's");
+    w->train_lengths = memory;
+    w->heldout_lengths = w->train_lengths + facts->train_samples;
+    return AQ_OK;
+}
+
+/* The data that this stage reads has samples of the lengths that it was told. */
+static enum aq_status lengths_agree(const struct aq_worker *w, const struct aq_dataset *dataset, bool heldout)
+{
+    const uint32_t *here = aq_dataset_lengths(dataset), *told = heldout ? w->heldout_lengths : w->train_lengths;
+    const uint64_t samples = heldout ? w->plan->facts.heldout_samples : w->plan->facts.train_samples;
+    for (uint64_t i = 0; i < samples && (here || told); i++)
+        if ((here ? here[i] : w->job->train.T) != (told ? told[i] : w->job->train.T))
+            return aq_fail(AQ_MISMATCH, "worker", "sample %" PRIu64 " is not as long as the job was planned with", i);
+    return AQ_OK;
+}
+
 static enum aq_status open_dataset(const struct aq_worker *w, bool heldout, struct aq_dataset **out)
 {
     const struct aq_dataset_config config = aq_plan_dataset(w->job, heldout);
     AQ_TRY(aq_dataset_open(&config, out));
     const uint64_t want = heldout ? w->plan->facts.heldout_digest : w->plan->facts.train_digest;
-    if (aq_dataset_digest(*out) == want) return AQ_OK;
+    if (aq_dataset_digest(*out) == want) return lengths_agree(w, *out, heldout);
     return aq_fail(AQ_MISMATCH, "worker",
                    "%s is not the data that the job was planned with (digest %016" PRIx64 ", planned %016" PRIx64 ")",
                    config.paths[0], aq_dataset_digest(*out), want);
+}
+
+/* The last stage counts the targets of whole steps: those of the other replicas, too. */
+static enum aq_status open_targets(struct aq_worker *w)
+{
+    void *memory;
+    if (w->position + 1 != w->P || !aq_dataset_masks(w->train)) return AQ_OK;
+    AQ_TRY(aq_alloc(w->W * sizeof *w->targets.samplers, &memory));
+    w->targets.samplers = memory;
+    for (uint32_t r = 0; r < w->W; r++)
+        AQ_TRY(aq_sampler_open_shard(w->plan->facts.train_samples, w->plan->batch, w->job->train.seed,
+                                     w->job->train.shuffle, r, w->W, &w->targets.samplers[r]));
+    return AQ_OK;
 }
 
 /* First and last stage read the data; the others know its samples by their ids. */
@@ -219,6 +271,7 @@ static enum aq_status open_data(struct aq_worker *w)
     struct aq_arena arena = {0};
     for (int pass = 0; pass < 2; pass++) {
         w->sample_ids = aq_arena_take(&arena, B * sizeof *w->sample_ids);
+        w->lengths = aq_arena_take(&arena, B * sizeof *w->lengths);
         for (uint32_t i = 0; i < batch->field_count; i++)
             batch->fields[i].values = aq_arena_take(&arena, (size_t)B * batch->fields[i].count * AQ_FIELD_BYTES);
         if (pass > 0) break;
@@ -228,6 +281,7 @@ static enum aq_status open_data(struct aq_worker *w)
     batch->sample_ids = w->sample_ids;
     if (!reads) return AQ_OK;
     AQ_TRY(open_dataset(w, false, &w->train));
+    AQ_TRY(open_targets(w));
     return w->plan->facts.heldout_samples ? open_dataset(w, true, &w->heldout) : AQ_OK;
 }
 
@@ -236,8 +290,11 @@ static enum aq_status begin_weights(struct aq_worker *w)
 {
     const struct aq_checkpoint checkpoint = aq_worker_checkpoint(w);
     w->frozen_due = aq_stage_frozen_count(w->stage) > 0;
-    if (w->job->model.weights) return aq_checkpoint_import(&checkpoint, w->job->model.weights);
-    return aq_stage_init(w->stage, w->job->train.seed);
+    const uint64_t seed = w->job->train.seed;
+    AQ_TRY(w->job->model.weights ? aq_checkpoint_import(&checkpoint, w->job->model.weights, seed)
+                                 : aq_stage_init(w->stage, seed));
+    const char *adapter = w->job->train.lora_weights;
+    return adapter ? aq_adapters_import(&checkpoint, &w->plan->model, adapter) : AQ_OK;
 }
 
 /* What never changes: from the file of the run, or where that is lost from where it came from. */
@@ -394,7 +451,7 @@ static enum aq_status begins(const struct aq_worker *w, enum aq_doing doing)
 static enum aq_status open_all(struct aq_worker *w, const json_t *start)
 {
     const char *folder;
-    AQ_TRY(open_plan(w, start));
+    AQ_TRY(aq_worker_plan_open(w, start));
     aq_log_init((int)w->rank);
     AQ_TRY(within_limit(w));
     AQ_TRY(aq_control_get_text(start, "checkpoint", &folder));
@@ -410,6 +467,7 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(open_stage(w));
     AQ_TRY(open_optimizer(w));
     AQ_TRY(begins(w, AQ_DOING_DATA));
+    AQ_TRY(open_lengths(w, start));
     AQ_TRY(open_data(w));
     AQ_TRY(begins(w, AQ_DOING_WEIGHTS));
     AQ_TRY(load_weights(w, aq_control_u64_or(start, "resume", 0)));
@@ -421,6 +479,7 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(aq_worker_group_open(w));
     AQ_TRY(open_edges(w));
     AQ_TRY(aq_worker_mirror_open(w));
+    AQ_TRY(aq_worker_local_open(w));
     AQ_TRY(keep_frozen(w));
     AQ_TRY(begins(w, AQ_DOING_MEASURE));
     return aq_worker_choose_open(w);
@@ -438,9 +497,36 @@ static bool due(const struct aq_job_every *every, uint64_t step, uint64_t steps_
 bool aq_worker_looks(const struct aq_worker *w, uint64_t steps)
 {
     const bool end = steps == w->plan->steps || steps == w->last;
-    const bool evaluates = w->plan->facts.heldout_samples > 0 &&
-                           due(&w->job->train.evaluate_every, steps, w->plan->steps_per_epoch);
+    const bool evaluates =
+        w->plan->facts.heldout_samples > 0 && due(&w->job->train.evaluate_every, steps, w->plan->steps_per_epoch);
     return end || evaluates || aq_worker_mark_is_due(w, steps);
+}
+
+static enum aq_status evaluate(struct aq_worker *w)
+{
+    AQ_TRY(aq_worker_outer_show(w));
+    AQ_TRY(aq_worker_evaluate(w));
+    return aq_worker_outer_hide(w);
+}
+
+/* With train.early_stop all ranks hear whether this evaluation was the last: they go on, or end, alike. */
+static enum aq_status judged(struct aq_worker *w)
+{
+    const uint64_t end = aq_clock_after(seconds_ns(REDUCE_SECONDS) + w->outages_ns);
+    if (!w->job->train.early_stop || w->final || w->plan->facts.heldout_samples == 0) return AQ_OK;
+    aq_pulse_doing(AQ_DOING_EVALUATE);
+    while (w->judged != w->step) {
+        const uint32_t seen = aq_bell_count(w->bell);
+        AQ_TRY(aq_worker_serve(w));
+        AQ_TRY(aq_worker_control_poll(w));
+        if (w->judged == w->step) break;
+        if (aq_clock_ns() > end)
+            return aq_fail(AQ_TIMEOUT, "worker", "step %" PRIu64 ": nobody says what the evaluation is worth", w->step);
+        (void)aq_bell_wait(w->bell, seen, aq_clock_after(SERVE_NS / 10));
+    }
+    aq_pulse_doing(AQ_DOING_COMPUTE);
+    w->final = w->early;
+    return AQ_OK;
 }
 
 static enum aq_status train(struct aq_worker *w)
@@ -461,7 +547,10 @@ static enum aq_status train(struct aq_worker *w)
         const bool end = w->step == plan->steps;
         w->final = end || w->step == w->last;
         w->stopped = w->final && !end;
-        if (due(&w->job->train.evaluate_every, w->step, plan->steps_per_epoch) || end) AQ_TRY(aq_worker_evaluate(w));
+        if (due(&w->job->train.evaluate_every, w->step, plan->steps_per_epoch) || end) {
+            AQ_TRY(evaluate(w));
+            AQ_TRY(judged(w));
+        }
         if (aq_worker_snapshot_is_due(w)) {
             AQ_TRY(aq_worker_agree(w));
             AQ_TRY(aq_worker_snapshot_begin(w));
@@ -518,6 +607,10 @@ static void close_all(struct aq_worker *w, enum aq_status status)
     aq_checkpoint_writer_close(w->checkpoints.writer); /* before the stage, whose values it may be writing */
     aq_cache_close(w->pipeline.cache);
     aq_sampler_close(w->sampler);
+    for (uint32_t r = 0; w->targets.samplers && r < w->W; r++)
+        aq_sampler_close(w->targets.samplers[r]);
+    aq_free((void *)w->targets.samplers);
+    aq_free(w->lengths_memory);
     aq_dataset_close(w->train);
     aq_dataset_close(w->heldout);
     aq_optimizer_close(w->optimizer);
@@ -555,9 +648,10 @@ enum aq_status aq_worker_run(struct aq_control *control)
     json_t *message = NULL;
     enum aq_status status;
     AQ_TRY_GOTO(aq_worker_await(&w, "start", aq_clock_after(seconds_ns(START_SECONDS)), &message), out);
-    status = open_all(&w, message);
+    const bool probe = aq_control_bool_or(message, "probe", false);
+    status = probe ? aq_worker_probe(&w, message) : open_all(&w, message);
     json_decref(message);
-    if (status != AQ_OK) goto out;
+    if (status != AQ_OK || probe) goto out;
     AQ_TRY_GOTO(report_ready(&w), out);
     aq_pulse_doing(AQ_DOING_GO);
     AQ_TRY_GOTO(aq_worker_await(&w, "go", aq_clock_after(seconds_ns(START_SECONDS)), &message), out);

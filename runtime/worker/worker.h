@@ -75,6 +75,7 @@ struct aq_worker_run {
     uint32_t barrier;           /* first instruction that comes after everything before it                          */
     uint32_t forwards_done, backwards_done; /* issued: the compute stream has them in order                         */
     bool ended;                 /* the device is done with both chains, and gradients have no loss scale any more   */
+    bool gathered;              /* NORM: shared gradients are in aq_stage_shared                                    */
     bool partial;               /* NORM: the partial sums have gone to the stage before                             */
     uint32_t sums_here;         /* of them, how many have come: partial ones, then totals                           */
     double sums[2];             /* the norm's, and what the optimizer gauges                                        */
@@ -87,6 +88,9 @@ struct aq_worker_steps {
     bool sending; /* a send had no buffer                                                              */
     uint64_t aside_ns; /* spent on `next` while `now` was averaged with the other replicas            */
     bool busy[AQ_JOB_MICRO_BATCHES_MAX * (1 + AQ_STALENESS_MAX)]; /* by slot */
+    /* Where the edge out is still (worker_still.c), by slot: its input was not decoded; its output was not computed. */
+    bool unread[AQ_JOB_MICRO_BATCHES_MAX * (1 + AQ_STALENESS_MAX)];
+    bool skipped[AQ_JOB_MICRO_BATCHES_MAX * (1 + AQ_STALENESS_MAX)];
 };
 
 /* What links have packed (link.entropy) up to the last line of metrics. */
@@ -196,7 +200,14 @@ struct aq_worker {
     struct aq_sampler *sampler;
     struct aq_batch batch; /* room for B samples of what the data set names; a middle stage has ids alone */
     uint64_t *sample_ids;  /* B */
-    void *host_memory;
+    uint32_t *lengths;     /* B: tokens of these samples that are real */
+    const uint32_t *train_lengths, *heldout_lengths; /* of all; NULL: all are T */
+    struct aq_worker_targets {
+        struct aq_sampler **samplers; /* of each replica: where samples have fewer targets than places; else NULL */
+        uint64_t step;                /* of which `all` is known, plus one                                         */
+        double all;                   /* counted targets of the step, over all replicas                            */
+    } targets;
+    void *host_memory, *lengths_memory;
     /* What links stand on. */
     struct aq_bell *bell;
     struct aq_trace *trace;
@@ -210,6 +221,8 @@ struct aq_worker {
     uint64_t outages_ns; /* all links, one after the other: how long outages may last */
     bool stop_asked;     /* rank 0: the launcher wants an end             */
     uint64_t last;       /* steps after which a stop ends the run: all ranks say so in the same step; 0: no stop */
+    uint64_t judged;     /* step of the evaluation that the launcher has judged last */
+    bool early;          /* and that it found to be the last: none was better        */
     bool final;          /* the last step is done: its checkpoint is the last */
     bool stopped;
     struct aq_loss_scale loss_scale;
@@ -294,8 +307,21 @@ enum aq_status aq_worker_prefetch_first(struct aq_worker *worker);
 /* worker.c: the launcher's next message with this op; a stop before go is kept, anything else is ignored. */
 enum aq_status aq_worker_await(struct aq_worker *worker, const char *op, uint64_t deadline, json_t **out);
 
+/* worker.c: the job and this rank's part of it, from the launcher's `start`. AQ_MISMATCH: this machine plans
+ * otherwise. */
+enum aq_status aq_worker_plan_open(struct aq_worker *worker, const json_t *start);
+
 /* worker_links.c: who we are under TLS, the loop, and a link to each neighbour. */
 enum aq_status aq_worker_links_open(struct aq_worker *worker);
+/* Its parts: who we are, and the loop; one port for all neighbours that connect, each of which is told of; is this peer
+ * one of them? */
+enum aq_status aq_worker_net_open(struct aq_worker *worker);
+enum aq_status aq_worker_listen(struct aq_worker *worker, struct aq_listener **listener);
+bool aq_worker_listens_for(const struct aq_worker *worker, uint32_t peer);
+
+/* worker_probe.c: nothing is trained: the links of this rank are measured as the launcher asks (docs/CONTROL.md section
+ * 9), until its channel closes. The worker is closed as after training. */
+enum aq_status aq_worker_probe(struct aq_worker *worker, const json_t *start);
 
 /* worker_links.c: the round trip to the next stage, where it is far and the plan does not know of so much; else 0. */
 double aq_worker_distance_ms(const struct aq_worker *worker);
@@ -308,6 +334,24 @@ enum aq_status aq_worker_group_open(struct aq_worker *worker);
  * finite (else times.skipped), and average what the optimizer averages before NORM.
  */
 enum aq_status aq_worker_reduce(struct aq_worker *worker);
+
+/*
+ * worker_local.c: reduce.every. is_local: do replicas train steps on their own? is_apart: have they weights of their
+ * own after worker->step steps? hears: can what is said in this step, that the run ends, reach all of them?
+ */
+bool aq_worker_is_local(const struct aq_worker *worker);
+bool aq_worker_is_apart(const struct aq_worker *worker);
+bool aq_worker_hears(const struct aq_worker *worker, uint64_t step);
+
+/* worker_local.c: the outer weights, before the first step: everything is open, and what is lost has been fetched. */
+enum aq_status aq_worker_local_open(struct aq_worker *worker);
+
+/* worker_local.c: REDUCE where replicas go local steps: nothing but in the last steps of a round. */
+enum aq_status aq_worker_local_reduce(struct aq_worker *worker);
+
+/* worker_local.c: the stage has the outer weights, for an evaluation or a checkpoint; and its own again. */
+enum aq_status aq_worker_outer_show(struct aq_worker *worker);
+enum aq_status aq_worker_outer_hide(struct aq_worker *worker);
 
 /* worker_machine.c: with reduce.machine_first, the groups of this machine's replicas and of all machines' leaders. */
 enum aq_status aq_worker_machine_open(struct aq_worker *worker);
@@ -386,6 +430,20 @@ enum aq_status aq_worker_stop_heard(struct aq_worker *worker);
 
 /* Pump both edges. */
 enum aq_status aq_worker_pump(struct aq_worker *worker);
+
+/*
+ * worker_still.c: is the edge out still (edge.h)? Then this stage trains nothing: RECV_FWD, FORWARD and SEND_FWD there,
+ * which do nothing for micro-batches of which both ends hold all, and have no backward. AQ_AGAIN as the edge's calls.
+ */
+bool aq_worker_is_still(const struct aq_worker *worker);
+enum aq_status aq_worker_still_receive(struct aq_worker *worker, const struct aq_edge_batch *batch, uint16_t slot);
+enum aq_status aq_worker_still_forward(struct aq_worker *worker, const struct aq_worker_run *run,
+                                       const struct aq_edge_batch *batch, const struct aq_instruction *instruction);
+enum aq_status aq_worker_still_send(struct aq_worker *worker, const struct aq_worker_run *run,
+                                    const struct aq_edge_batch *batch, const struct aq_instruction *instruction);
+
+/* worker_still.c: an activation that the next stage waits for, and that this one has lost, too: part of every pump. */
+enum aq_status aq_worker_still_advance(struct aq_worker *worker);
 
 /* worker_report.c: lines over the control channel. */
 enum aq_status aq_worker_report_step(struct aq_worker *worker);

@@ -12,6 +12,8 @@
  */
 #include "worker.h"
 
+#include <string.h>
+
 static const uint64_t DEVICE_NS_MAX = UINT64_C(600) * 1000000000; /* nothing on a device takes so long */
 
 /* Of x, dx, y, dy: 0 where there is no such cut. */
@@ -119,10 +121,42 @@ static bool forward_is_out(const struct aq_worker *w, uint16_t slot)
     return false;
 }
 
+/* Those of one replica's samples that count. */
+static uint64_t targets_of(const struct aq_worker *w, struct aq_sampler *sampler, uint64_t step, uint32_t each)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < aq_sampler_size(sampler, step); i++)
+        sum += aq_dataset_targets(w->train, aq_sampler_at(sampler, step, i), each);
+    return sum;
+}
+
+/*
+ * What a step's losses are divided by, on the last stage, which makes them: the targets of the whole step, over all
+ * replicas, by their number, for what replicas average are means. So the mean is over the step's targets, however the
+ * batch is cut. Where every sample has as many, each replica has an equal part.
+ */
+static double step_targets(struct aq_worker *w, uint64_t step)
+{
+    const struct aq_batch *batch = &w->batch;
+    const char *field = aq_task_field(aq_stage_task(w->stage));
+    uint32_t each = w->me->config.T;
+    for (uint32_t i = 0; i < batch->field_count; i++)
+        if (strcmp(batch->fields[i].name, field) == 0) each = batch->fields[i].count;
+    if (!w->targets.samplers) return (double)aq_sampler_size(w->sampler, step) * each;
+    if (w->targets.step != step + 1) {
+        uint64_t sum = 0;
+        for (uint32_t r = 0; r < w->W; r++)
+            sum += targets_of(w, w->targets.samplers[r], step, each);
+        w->targets.all = (double)(sum ? sum : 1) / w->W;
+        w->targets.step = step + 1;
+    }
+    return w->targets.all;
+}
+
 enum aq_status aq_worker_forward(struct aq_worker *w, const struct aq_worker_run *run,
                                  const struct aq_instruction *instruction)
 {
-    const uint32_t T = w->me->config.T, copy = copy_of(w, run, instruction->micro_batch);
+    const uint32_t copy = copy_of(w, run, instruction->micro_batch);
     const bool first = w->position == 0, last = w->position + 1 == w->P;
     struct aq_worker_issue *issue;
     struct aq_edge_batch batch;
@@ -131,13 +165,10 @@ enum aq_status aq_worker_forward(struct aq_worker *w, const struct aq_worker_run
     aq_worker_use(w, run->step);
     aq_worker_batch(w, run->step, instruction->micro_batch, &batch);
     w->batch.samples = batch.samples;
+    w->batch.lengths = batch.lengths;
     for (uint32_t i = 0; w->train && i < batch.samples; i++)
         AQ_TRY(aq_dataset_put(w->train, batch.sample_ids[i] - w->job->data.skip, &w->batch, i));
-    /*
-     * Every sample has T targets: the mean over the step's targets does not depend on how the batch is cut. Replicas
-     * have as many samples each, so that the mean of their means is the mean over the whole batch.
-     */
-    const double targets = (double)aq_sampler_size(w->sampler, run->step) * T;
+    const double targets = step_targets(w, run->step);
     const struct aq_stage_input input = {.x = first ? NULL : w->pipeline.x[copy].at,
                                          .batch = &w->batch,
                                          .seed = w->job->train.seed,

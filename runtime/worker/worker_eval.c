@@ -2,8 +2,9 @@
  * worker_eval.c -- the held-out loss: forward only, through all stages, edges raw fp32, dropout off.
  *
  * The figure is that of the model as trained, without the edges' compression: what any program finds that computes the
- * exported weights' loss in fp32 on the same text. Replicas take a part of the samples each; the launcher adds up
- * what their last stages say.
+ * exported weights' loss in fp32 on the same text. After the last step there is a second pass, whose activations cross
+ * each cut by its forward codec, as samples that were never seen: the loss that such a pipeline serves. Replicas take a
+ * part of the samples each; the launcher adds up what their last stages say.
  */
 #include <math.h>
 
@@ -55,14 +56,20 @@ static enum aq_status send(struct aq_worker *worker, const struct aq_edge_batch 
 }
 
 static enum aq_status evaluate_batch(struct aq_worker *worker, uint32_t micro_batch, uint64_t first, uint32_t samples,
-                                     struct aq_stage_loss *total)
+                                     uint16_t flags, struct aq_stage_loss *total)
 {
     const bool is_first = worker->position == 0, is_last = worker->position + 1 == worker->P;
+    const uint32_t *lengths = worker->heldout_lengths ? worker->heldout_lengths + first : NULL;
     for (uint32_t i = 0; i < samples; i++)
         worker->sample_ids[i] = first + i;
-    const struct aq_edge_batch batch = {
-        .step = worker->step, .micro_batch = micro_batch, .samples = samples, .sample_ids = worker->sample_ids};
+    const struct aq_edge_batch batch = {.step = worker->step,
+                                        .micro_batch = micro_batch,
+                                        .samples = samples,
+                                        .sample_ids = worker->sample_ids,
+                                        .lengths = lengths,
+                                        .flags = flags};
     worker->batch.samples = samples;
+    worker->batch.lengths = lengths;
     for (uint32_t i = 0; worker->heldout && i < samples; i++)
         AQ_TRY(aq_dataset_put(worker->heldout, first + i, &worker->batch, i));
     if (!is_first) AQ_TRY(receive(worker, &batch));
@@ -85,22 +92,40 @@ static enum aq_status evaluate_batch(struct aq_worker *worker, uint32_t micro_ba
     return is_last ? AQ_OK : send(worker, &batch);
 }
 
-enum aq_status aq_worker_evaluate(struct aq_worker *worker)
+/* Once through this replica's part. */
+static enum aq_status pass(struct aq_worker *worker, uint16_t flags, struct aq_stage_loss *total)
 {
     const uint64_t all = worker->plan->facts.heldout_samples;
     const uint64_t from = all * worker->replica / worker->W, end = all * (worker->replica + 1) / worker->W;
     const uint32_t B = worker->me->config.B;
-    if (all == 0) return AQ_OK;
-    struct aq_stage_loss total = {0};
-    const uint64_t begin = aq_clock_ns();
     uint32_t micro_batch = 0;
-    aq_pulse_doing(AQ_DOING_EVALUATE);
     for (uint64_t first = from; first < end; first += B, micro_batch++) {
         const uint32_t samples = end - first < B ? (uint32_t)(end - first) : B;
-        AQ_TRY(evaluate_batch(worker, micro_batch, first, samples, &total));
+        AQ_TRY(evaluate_batch(worker, micro_batch, first, samples, flags, total));
         aq_pulse_work();
     }
-    AQ_TRY(aq_worker_settle(worker));
+    return aq_worker_settle(worker);
+}
+
+/* After the last step, where any cut's forward codec is other than fp32 as it is. All ranks find the same. */
+static bool passes_coded(const struct aq_worker *worker)
+{
+    bool codes = false;
+    for (uint32_t e = 0; e + 1 < worker->P; e++) {
+        const struct aq_codec_config *forward = &worker->plan->edges[e].shape.forward;
+        codes = codes || !aq_codec_about(forward->kind)->plain || forward->raw != AQ_PRECISION_FP32;
+    }
+    return worker->final && codes;
+}
+
+enum aq_status aq_worker_evaluate(struct aq_worker *worker)
+{
+    struct aq_stage_loss total = {0}, coded = {0};
+    const uint64_t begin = aq_clock_ns();
+    if (worker->plan->facts.heldout_samples == 0) return AQ_OK;
+    aq_pulse_doing(AQ_DOING_EVALUATE);
+    AQ_TRY(pass(worker, 0, &total));
+    if (passes_coded(worker)) AQ_TRY(pass(worker, AQ_EDGE_CODED, &coded));
     aq_pulse_doing(AQ_DOING_COMPUTE);
     aq_trace_add(worker->trace, "compute", "evaluate", begin, aq_clock_ns(), (uint32_t)worker->step, 0);
     const double seconds = (double)(aq_clock_ns() - begin) * 1e-9;
@@ -111,6 +136,7 @@ enum aq_status aq_worker_evaluate(struct aq_worker *worker)
     json_t *line = json_pack("{s:s, s:I}", "event", "eval", "step", (json_int_t)worker->step);
     if (!line) return aq_fail(AQ_NOMEM, "worker", "no memory for a line of metrics");
     aq_heldout_say(line, aq_stage_task(worker->stage), &total);
+    aq_heldout_say_coded(line, &coded);
     const char *metric = "no metric";
     double value = (double)NAN;
     bool higher;

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "net/collective.h"
+#include "pulse.h"
 #include "worker.h"
 
 /* Bits of what replicas tell each other at REDUCE. */
@@ -171,7 +172,9 @@ enum aq_status aq_worker_rounds(struct aq_worker *worker)
         const uint64_t begin = aq_clock_ns(), own = aq_worker_own_ns(worker);
         aq_worker_use(worker, worker->step);
         if (group) aq_group_stats(group, &before);
+        aq_pulse_doing(AQ_DOING_REDUCE);
         AQ_TRY(perform(worker, &asked));
+        aq_pulse_doing(AQ_DOING_UPDATE);
         if (group) aq_group_stats(group, &after);
         const uint64_t end = aq_clock_ns();
         worker->times.reduce_ns += aq_worker_own_ns(worker) - own;
@@ -185,6 +188,7 @@ enum aq_status aq_worker_rounds(struct aq_worker *worker)
 enum aq_status aq_worker_reduce(struct aq_worker *worker)
 {
     const uint64_t begin = aq_worker_own_ns(worker);
+    if (aq_worker_is_local(worker)) return aq_worker_local_reduce(worker);
     AQ_TRY(agree_on_the_step(worker));
     worker->times.reduce_ns += aq_worker_own_ns(worker) - begin;
     worker->times.squared = !aq_optimizer_averages(worker->optimizer, worker->step + 1);

@@ -45,7 +45,7 @@ static struct aq_link_config config_to(const struct aq_worker *w, uint32_t peer)
     return config;
 }
 
-static bool listens_for(const struct aq_worker *w, uint32_t peer)
+bool aq_worker_listens_for(const struct aq_worker *w, uint32_t peer)
 {
     return aq_job_linked(w->job, w->rank, peer) && aq_job_listener(w->job, w->rank, peer) == w->rank;
 }
@@ -55,7 +55,7 @@ static void add_expected(const struct aq_worker *w, struct aq_text *address)
 {
     uint32_t peers[2], count = 0;
     for (uint32_t peer = 0; peer < w->plan->ranks; peer++)
-        if (listens_for(w, peer)) {
+        if (aq_worker_listens_for(w, peer)) {
             if (count < 2) peers[count] = peer;
             count++;
         }
@@ -63,8 +63,7 @@ static void add_expected(const struct aq_worker *w, struct aq_text *address)
     if (count == 2) aq_text_add(address, "&or=%u", peers[1]);
 }
 
-/* One port for all neighbours that connect; each is told of it. */
-static enum aq_status listen_here(struct aq_worker *w, struct aq_listener **listener)
+enum aq_status aq_worker_listen(struct aq_worker *w, struct aq_listener **listener)
 {
     const struct aq_job_stage *place = &w->job->pipeline.stages[w->rank];
     const struct aq_job_link *link = &w->job->link;
@@ -86,7 +85,7 @@ static enum aq_status listen_here(struct aq_worker *w, struct aq_listener **list
     if (status == AQ_OK) aq_endpoint_text(&endpoint, port, reached);
     if (status == AQ_OK) aq_log("worker", 1, "listens at %s%s", reached, w->tls ? ", by TLS" : "");
     for (uint32_t peer = 0; peer < w->plan->ranks && status == AQ_OK; peer++)
-        if (listens_for(w, peer))
+        if (aq_worker_listens_for(w, peer))
             status = aq_control_send(w->control, json_pack("{s:s, s:s, s:I}", "event", "listening", "address", reached,
                                                            "peer", (json_int_t)peer));
     aq_text_deinit(&address);
@@ -104,7 +103,7 @@ static enum aq_status await_address(struct aq_worker *w, struct addresses *known
         enum aq_status status = aq_control_get_text(message, "address", &to);
         if (status == AQ_OK) status = aq_control_get_u32(message, "from", &from);
         if (status == AQ_OK && (from >= w->plan->ranks || !aq_job_linked(w->job, w->rank, from) ||
-                                listens_for(w, from) || known->of[from][0]))
+                                aq_worker_listens_for(w, from) || known->of[from][0]))
             status =
                 aq_fail(AQ_PROTO, "worker", "rank %u is told to connect to rank %u, which it does not", w->rank, from);
         if (status == AQ_OK && snprintf(known->of[from], ADDRESS_BYTES, "%s", to) >= ADDRESS_BYTES)
@@ -134,7 +133,7 @@ static enum aq_status join(struct aq_worker *w, struct aq_listener *listener, st
     const uint64_t deadline = aq_clock_after((uint64_t)START_SECONDS * 1000000000u);
     for (uint32_t peer = 0; peer < w->plan->ranks; peer++) {
         if (!aq_job_linked(w->job, w->rank, peer)) continue;
-        if (listens_for(w, peer)) { /* who comes out of turn is kept until it is its turn */
+        if (aq_worker_listens_for(w, peer)) { /* who comes out of turn is kept until it is its turn */
             const struct aq_link_config config = config_to(w, peer);
             AQ_TRY(aq_link_accept(listener, &config, deadline, link_to(w, peer)));
             aq_log("worker", 1, "rank %u has connected", peer);
@@ -156,6 +155,14 @@ double aq_worker_distance_ms(const struct aq_worker *w)
     return rtt_ms < FAR_MS || rtt_ms < FARTHER * known_ms ? 0 : rtt_ms;
 }
 
+enum aq_status aq_worker_net_open(struct aq_worker *w)
+{
+    if (aq_security_on(w->job) && w->plan->ranks > 1)
+        AQ_TRY(aq_tls_open(aq_security_folder(w->job), AQ_TLS_STAGE, w->rank, &w->tls));
+    const struct aq_net_config net = {.bell = w->bell, .trace = w->trace, .links_max = 4 + w->W, .tls = w->tls};
+    return aq_net_open(&net, &w->net);
+}
+
 enum aq_status aq_worker_links_open(struct aq_worker *w)
 {
     void *memory;
@@ -163,14 +170,11 @@ enum aq_status aq_worker_links_open(struct aq_worker *w)
         AQ_TRY(aq_alloc(w->W * sizeof(struct aq_link *), &memory));
         w->replicas.peers = memory;
     }
-    if (aq_security_on(w->job) && w->plan->ranks > 1)
-        AQ_TRY(aq_tls_open(aq_security_folder(w->job), AQ_TLS_STAGE, w->rank, &w->tls));
-    const struct aq_net_config net = {.bell = w->bell, .trace = w->trace, .links_max = 4 + w->W, .tls = w->tls};
-    AQ_TRY(aq_net_open(&net, &w->net));
+    AQ_TRY(aq_worker_net_open(w));
     struct aq_listener *listener = NULL;
     enum aq_status status;
     AQ_TRY(aq_alloc(sizeof(struct addresses), &memory));
-    if (aq_job_listens(w->job, w->rank)) AQ_TRY_GOTO(listen_here(w, &listener), out);
+    if (aq_job_listens(w->job, w->rank)) AQ_TRY_GOTO(aq_worker_listen(w, &listener), out);
     status = join(w, listener, memory);
 out:
     aq_listener_close(listener);

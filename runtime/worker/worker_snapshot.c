@@ -32,7 +32,8 @@ struct aq_checkpoint aq_worker_checkpoint(struct aq_worker *w)
                                   .optimizer = w->optimizer,
                                   .stale = w->job->train.staleness > 0,
                                   .loss_scale = aq_loss_scale_moves(&w->loss_scale) ? w->loss_scale.state : NULL,
-                                  .frozen_digest = w->frozen_digest};
+                                  .frozen_digest = w->frozen_digest,
+                                  .pending = aq_optimizer_config_pending(&w->job->train.optimizer)};
 }
 
 enum aq_status aq_worker_snapshot_open(struct aq_worker *w)
@@ -54,6 +55,10 @@ static enum aq_status control_take(struct aq_worker *w, uint64_t deadline_ns)
     if (aq_control_is(message, "op", "marked") && w->checkpoints.state == AQ_MARK_SAID &&
         aq_control_u64_or(message, "step", 0) == w->checkpoints.step)
         w->checkpoints.state = AQ_MARK_NONE;
+    if (aq_control_is(message, "op", "evaluated")) {
+        w->judged = aq_control_u64_or(message, "step", 0);
+        w->early = aq_control_bool_or(message, "stop", false);
+    }
     json_decref(message);
     return AQ_OK;
 }
@@ -283,7 +288,9 @@ enum aq_status aq_worker_snapshot_begin(struct aq_worker *w)
     /* A disk that has gone since must not get a checkpoint where it was mounted. */
     AQ_TRY(aq_owned_check(w->checkpoint_folder, AQ_OWNED_CHECKPOINT, w->run_id));
     if (w->pipeline.cache) AQ_TRY(aq_cache_mark_begin(w->pipeline.cache, w->step));
+    AQ_TRY(aq_worker_outer_show(w)); /* only in the middle of a run, of which the writer makes a copy */
     AQ_TRY(aq_checkpoint_writer_begin(w->checkpoints.writer, w->step));
+    AQ_TRY(aq_worker_outer_hide(w));
     w->checkpoints.step = w->step;
     w->checkpoints.begin_ns = begin;
     w->checkpoints.state = AQ_MARK_WRITING;

@@ -53,10 +53,16 @@ void aq_worker_batch(struct aq_worker *worker, uint64_t step, uint32_t micro_bat
     const uint32_t B = worker->me->config.B, size = aq_sampler_size(worker->sampler, step);
     const uint32_t first = micro_batch * B, samples = size - first < B ? size - first : B;
     AQ_ASSERT(first < size);
-    for (uint32_t i = 0; i < samples; i++)
-        worker->sample_ids[i] = worker->job->data.skip + aq_sampler_at(worker->sampler, step, first + i);
-    *batch = (struct aq_edge_batch){
-        .step = step, .micro_batch = micro_batch, .samples = samples, .sample_ids = worker->sample_ids};
+    for (uint32_t i = 0; i < samples; i++) {
+        const uint64_t sample = aq_sampler_at(worker->sampler, step, first + i);
+        worker->sample_ids[i] = worker->job->data.skip + sample;
+        if (worker->train_lengths) worker->lengths[i] = worker->train_lengths[sample];
+    }
+    *batch = (struct aq_edge_batch){.step = step,
+                                    .micro_batch = micro_batch,
+                                    .samples = samples,
+                                    .sample_ids = worker->sample_ids,
+                                    .lengths = worker->train_lengths ? worker->lengths : NULL};
 }
 
 static enum aq_status prefetch(struct aq_worker *worker, uint64_t step, uint32_t micro_batch)
@@ -70,8 +76,10 @@ static enum aq_status prefetch(struct aq_worker *worker, uint64_t step, uint32_t
     }
     struct aq_edge_batch batch;
     aq_worker_batch(worker, step, micro_batch, &batch);
+    const bool still = aq_worker_is_still(worker);
+    if (still && aq_edge_settled(worker->pipeline.out, &batch)) return AQ_OK; /* nothing is read */
     if (worker->pipeline.in) AQ_TRY(aq_edge_prefetch(worker->pipeline.in, &batch));
-    if (worker->pipeline.out) AQ_TRY(aq_edge_prefetch(worker->pipeline.out, &batch));
+    if (worker->pipeline.out && !still) AQ_TRY(aq_edge_prefetch(worker->pipeline.out, &batch));
     return AQ_OK;
 }
 
@@ -114,25 +122,29 @@ static enum aq_status execute(struct aq_worker *worker, struct aq_worker_run *ru
     aq_worker_batch(worker, run->step, instruction->micro_batch, &batch);
     batch.base = run->base;
     const uint32_t copy = (uint32_t)((run->base + instruction->micro_batch) % worker->pipeline.copies);
+    const bool still = aq_worker_is_still(worker);
     switch (instruction->op) {
     case AQ_OP_RECV_FWD:
-        AQ_TRY(aq_edge_receive_forward(worker->pipeline.in, &batch, &worker->pipeline.x[copy],
-                                       worker->pipeline.receive_stream));
+        AQ_TRY(still ? aq_worker_still_receive(worker, &batch, instruction->slot)
+                     : aq_edge_receive_forward(worker->pipeline.in, &batch, &worker->pipeline.x[copy],
+                                               worker->pipeline.receive_stream));
         *busy = true;
         return AQ_OK;
     case AQ_OP_FORWARD:
-        AQ_TRY(aq_worker_forward(worker, run, instruction));
+        AQ_TRY(still ? aq_worker_still_forward(worker, run, &batch, instruction)
+                     : aq_worker_forward(worker, run, instruction));
         *busy = true;
         run->forwards_done++;
         return AQ_OK;
     case AQ_OP_SEND_FWD:
+        if (still) return aq_worker_still_send(worker, run, &batch, instruction);
         return aq_edge_send_forward(worker->pipeline.out, &batch, &worker->pipeline.y[copy],
                                     worker->pipeline.send_stream);
     case AQ_OP_RECV_BWD:
         return aq_edge_receive_backward(worker->pipeline.out, &batch, &worker->pipeline.dy[copy],
                                         worker->pipeline.receive_stream);
     case AQ_OP_BACKWARD:
-        AQ_TRY(aq_worker_backward(worker, run, instruction));
+        if (!still) AQ_TRY(aq_worker_backward(worker, run, instruction));
         run->backwards_done++;
         if (worker->position == 0 && !run->program->split) *busy = false;
         return AQ_OK;
@@ -142,7 +154,7 @@ static enum aq_status execute(struct aq_worker *worker, struct aq_worker_run *ru
         if (!run->program->split) *busy = false;
         return AQ_OK;
     case AQ_OP_WEIGHTS:
-        AQ_TRY(aq_worker_weights(worker, run, instruction));
+        if (!still) AQ_TRY(aq_worker_weights(worker, run, instruction));
         *busy = false;
         return AQ_OK;
     default:
@@ -219,6 +231,7 @@ enum aq_status aq_worker_pump(struct aq_worker *worker)
         AQ_TRY(status);
     }
     AQ_TRY(aq_worker_issues_advance(worker));
+    AQ_TRY(aq_worker_still_advance(worker));
     return aq_worker_snapshot_advance(worker);
 }
 
@@ -288,7 +301,7 @@ static enum aq_status refill(struct aq_worker *worker, struct aq_edge *edge, str
 static enum aq_status refills(struct aq_worker *worker)
 {
     struct aq_edge *const edges[] = {worker->pipeline.in, worker->pipeline.out};
-    for (uint32_t i = 0; i < 2; i++)
+    for (uint32_t i = aq_worker_is_still(worker); i < 2; i++) /* what comes in is hardly ever read there */
         if (edges[i] && aq_edge_refills(edges[i])) AQ_TRY(refill(worker, edges[i], &worker->pipeline.refills[i]));
     return AQ_OK;
 }
@@ -353,6 +366,52 @@ static enum aq_status numbers_send(struct aq_worker *worker, const struct aq_wor
     for (uint32_t i = 0; i < count; i++)
         AQ_TRY(aq_edge_send_norm(edge, run->step, run->sums[i], worker->last ? AQ_EDGE_LAST_STEP : 0));
     return AQ_OK;
+}
+
+/* Floats of shared gradients that cross an edge of this stage; 0: none do. */
+static uint64_t shared_across(const struct aq_worker *worker, const struct aq_edge *edge, uint32_t e)
+{
+    return edge ? worker->plan->edges[e].shape.shared : 0;
+}
+
+/*
+ * Gradients of tensors that stages hold copies of (stage.h): from the last stage to the first each adds its own, and
+ * the first keeps the sum, which alone the norm sees.
+ */
+static enum aq_status shared_up(struct aq_worker *worker, struct aq_worker_run *run, struct aq_worker_times *times)
+{
+    const uint64_t in = shared_across(worker, worker->pipeline.in, worker->position - 1);
+    const uint64_t out = shared_across(worker, worker->pipeline.out, worker->position);
+    float *values = aq_stage_shared(worker->stage);
+    if (!in && !out) return AQ_OK;
+    if (!run->gathered) {
+        if (out) AQ_TRY(aq_edge_receive_shared(worker->pipeline.out, run->step, values));
+        if (!out) memset(values, 0, in * sizeof *values);
+        const uint64_t begin = aq_clock_ns();
+        AQ_TRY(aq_stage_shared_gather(worker->stage, worker->stream));
+        if (!in) AQ_TRY(aq_stage_shared_scatter(worker->stage, worker->stream));
+        times->optimizer_ns += aq_clock_ns() - begin;
+        run->gathered = true;
+    }
+    if (in) AQ_TRY(aq_edge_send_shared(worker->pipeline.in, run->step, values));
+    run->gathered = !in;
+    return AQ_OK;
+}
+
+/* And back: all stages have the first one's. */
+static enum aq_status shared_down(struct aq_worker *worker, struct aq_worker_run *run, struct aq_worker_times *times)
+{
+    const uint64_t in = shared_across(worker, worker->pipeline.in, worker->position - 1);
+    const uint64_t out = shared_across(worker, worker->pipeline.out, worker->position);
+    float *values = aq_stage_shared(worker->stage);
+    if (in && !run->gathered) {
+        AQ_TRY(aq_edge_receive_shared(worker->pipeline.in, run->step, values));
+        const uint64_t begin = aq_clock_ns();
+        AQ_TRY(aq_stage_shared_scatter(worker->stage, worker->stream));
+        times->optimizer_ns += aq_clock_ns() - begin;
+        run->gathered = true;
+    }
+    return out ? aq_edge_send_shared(worker->pipeline.out, run->step, values) : AQ_OK;
 }
 
 /*
@@ -437,8 +496,10 @@ static enum aq_status norm_half(struct aq_worker *worker,
 
 static enum aq_status norm(struct aq_worker *worker)
 {
+    AQ_TRY(norm_half(worker, shared_up));
     if (!worker->steps.now.partial) AQ_TRY(norm_half(worker, norm_up));
-    return norm_half(worker, norm_down);
+    AQ_TRY(norm_half(worker, norm_down));
+    return norm_half(worker, shared_down);
 }
 
 /* A void step: the search for a loss scale has some, but many in a row with the least one are the end of a run. */
@@ -519,8 +580,7 @@ static void runs_begin(struct aq_worker *worker)
     steps->next = (struct aq_worker_run){0};
     steps->kept = false;
     worker->times.begin_ns = begin;
-    worker->times.loss_scale =
-        stale ? aq_loss_scale_take(&worker->loss_scale) : aq_loss_scale_now(&worker->loss_scale);
+    worker->times.loss_scale = stale ? aq_loss_scale_take(&worker->loss_scale) : aq_loss_scale_now(&worker->loss_scale);
     worker->times_next = (struct aq_worker_times){.loss_scale = aq_loss_scale_now(&worker->loss_scale)};
     if (!stale || aq_worker_looks(worker, step + 1)) return;
     run_begin(worker, step + 1, steps->now.base + steps->now.program->micro_batches, &steps->next);
@@ -535,7 +595,7 @@ enum aq_status aq_worker_step(struct aq_worker *worker)
     for (uint32_t i = run->barrier; i < run->program->count; i++) {
         switch (run->program->code[i].op) {
         case AQ_OP_REDUCE:
-            if (worker->W > 1) AQ_TRY(aq_worker_stop_heard(worker));
+            if (worker->W > 1 && aq_worker_hears(worker, run->step)) AQ_TRY(aq_worker_stop_heard(worker));
             aq_pulse_doing(AQ_DOING_REDUCE);
             aq_worker_use(worker, run->step);
             AQ_TRY(aq_worker_reduce(worker));

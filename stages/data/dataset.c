@@ -92,6 +92,27 @@ uint32_t aq_dataset_outputs(const struct aq_dataset *dataset)
     return dataset->facts.outputs;
 }
 
+uint32_t aq_dataset_vocabulary(const struct aq_dataset *dataset)
+{
+    return dataset->facts.vocabulary;
+}
+
+const uint32_t *aq_dataset_lengths(const struct aq_dataset *dataset)
+{
+    return dataset->facts.lengths ? dataset->facts.lengths + dataset->skip : NULL;
+}
+
+bool aq_dataset_masks(const struct aq_dataset *dataset)
+{
+    return dataset->kind->targets != NULL;
+}
+
+uint32_t aq_dataset_targets(const struct aq_dataset *dataset, uint64_t index, uint32_t count)
+{
+    AQ_ASSERT(index < dataset->count);
+    return dataset->kind->targets ? dataset->kind->targets(dataset->state, dataset->skip + index) : count;
+}
+
 uint64_t aq_dataset_dropped(const struct aq_dataset *dataset)
 {
     return dataset->facts.dropped;

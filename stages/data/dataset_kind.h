@@ -15,7 +15,9 @@
 /* Of all files together. */
 struct dataset_facts {
     uint64_t samples, digest, dropped;
-    uint32_t outputs; /* how many values a target can have: tokens of the vocabulary, classes */
+    uint32_t outputs;    /* how many values a target can have: tokens of the vocabulary, classes */
+    uint32_t vocabulary; /* and a token; 0: there are none                                       */
+    const uint32_t *lengths; /* tokens of each sample that are real, as long as the state; NULL: all */
 };
 
 struct aq_dataset_kind {
@@ -28,7 +30,9 @@ struct aq_dataset_kind {
     void (*close)(void *state);
     /* One sample of all, each field to its place. */
     void (*get)(const void *state, uint64_t sample, void *const values[AQ_BATCH_FIELDS_MAX]);
-    /* Memory that so many samples take. */
+    /* How many targets of a sample are counted; NULL: all. */
+    uint32_t (*targets)(const void *state, uint64_t sample);
+    /* Memory that so many samples take, at most. */
     uint64_t (*bytes)(uint32_t T, uint64_t samples);
 };
 

@@ -4,20 +4,21 @@
  * A file whose name ends in .jsonl is an object a line: the string `text` of each is a text of its own, and the
  * tokenizer's end-of-text token (a line feed where it has none) stands behind it. Empty lines are passed over.
  *
- * All tokens lie in one array; block i is tokens[i*T .. i*T+T], the last of which is only a target, so that N tokens
- * give (N-1)/T blocks. What the ids mean depends on files, tokenizer and T alone.
+ * Texts are mapped, tokenized on all cores and, where there is a cache folder, kept there for the next one who opens
+ * the same texts with the same tokenizer: text_tokens.h. All tokens lie in one array; block i is
+ * tokens[i*T .. i*T+T], the last of which is only a target, so that N tokens give (N-1)/T blocks. What the ids mean
+ * depends on files, tokenizer and T alone.
  */
-#include <jansson.h>
 #include <string.h>
 
 #include "dataset_kind.h"
+#include "text_tokens.h"
 #include "tokenizer.h"
 
-#define AREA           DATASET_AREA
-#define FILE_BYTES_MAX (UINT64_C(1) << 40) /* a TiB: beyond any memory, and far from running over a size_t */
+#define AREA DATASET_AREA
 
 struct text {
-    int32_t *tokens;
+    struct text_ids ids;
     uint32_t T;
 };
 
@@ -28,82 +29,105 @@ static uint32_t fields(uint32_t T, struct aq_field out[AQ_BATCH_FIELDS_MAX])
     return 2;
 }
 
-static enum aq_status add_tokens(const struct aq_tokenizer *tokenizer, const char *text, size_t bytes,
-                                 struct aq_token_list *all)
+static bool is_lines(const char *path)
 {
-    size_t count = 0;
-    int32_t *tokens = NULL;
-    enum aq_status status;
-    AQ_TRY(aq_tokenizer_encode(tokenizer, text, bytes, &tokens, &count));
-    if (!all->at) { /* the first text's tokens are not copied: often there is no other */
-        *all = (struct aq_token_list){.at = tokens, .count = count, .capacity = count};
-        return AQ_OK;
+    const size_t length = strlen(path);
+    return length > 6 && strcmp(path + length - 6, ".jsonl") == 0;
+}
+
+/* Tokens of one file to the sink. */
+static enum aq_status add_file(const struct aq_dataset_config *config, const struct aq_tokenizer *tokenizer,
+                               const char *path, struct text_sink *sink)
+{
+    struct text_map map;
+    const uint64_t before = sink->count;
+    const int32_t end = aq_tokenizer_end_of_text(tokenizer);
+    AQ_TRY(text_map_open(path, &map));
+    const size_t bytes = map.bytes;
+    enum aq_status status = text_tokens(tokenizer, path, &map, is_lines(path), config->threads, sink);
+    text_map_close(&map);
+    if (status == AQ_OK && config->end_of_text && !is_lines(path)) status = text_sink_add(sink, &end, 1);
+    AQ_TRY(status);
+    aq_log(AREA, 2, "file=%s bytes=%zu tokens=%llu", path, bytes, (unsigned long long)(sink->count - before));
+    return AQ_OK;
+}
+
+static enum aq_status add_files(const struct aq_dataset_config *config, const struct aq_tokenizer *tokenizer,
+                                struct text_sink *sink)
+{
+    for (uint32_t i = 0; i < config->path_count; i++)
+        AQ_TRY(add_file(config, tokenizer, config->paths[i], sink));
+    return AQ_OK;
+}
+
+/* Of everything that the tokens follow from. */
+static enum aq_status key_of(const struct aq_dataset_config *config, const struct aq_tokenizer *tokenizer,
+                             uint64_t *key)
+{
+    AQ_TRY(aq_tokenizer_digest(tokenizer, key));
+    *key = aq_digest_seeded(&config->end_of_text, sizeof config->end_of_text, *key);
+    for (uint32_t i = 0; i < config->path_count; i++) {
+        struct text_map map;
+        const bool lines = is_lines(config->paths[i]);
+        AQ_TRY(text_map_open(config->paths[i], &map));
+        const uint64_t about[2] = {map.bytes, lines};
+        *key = aq_digest_seeded(map.at, map.bytes, aq_digest_seeded(about, sizeof about, *key));
+        text_map_close(&map);
     }
-    AQ_TRY_GOTO(aq_token_list_reserve(all, count), out);
-    memcpy(all->at + all->count, tokens, count * sizeof(int32_t));
-    all->count += count;
-out:
-    aq_free(tokens);
+    return AQ_OK;
+}
+
+static enum aq_status tokens_in_memory(const struct aq_dataset_config *config, const struct aq_tokenizer *tokenizer,
+                                       struct text_ids *out)
+{
+    struct text_sink sink = {.file = -1};
+    const enum aq_status status = add_files(config, tokenizer, &sink);
+    *out = (struct text_ids){.at = sink.list.at, .count = sink.list.count, .owned = sink.list.at};
     return status;
 }
 
-static enum aq_status add_end(const struct aq_tokenizer *tokenizer, struct aq_token_list *all)
+/* Tokens of another text under this key would be found again by every later run. */
+static enum aq_status check_unchanged(const struct aq_dataset_config *config, const struct aq_tokenizer *tokenizer,
+                                      uint64_t key)
 {
-    const int32_t end = aq_tokenizer_end_of_text(tokenizer);
-    if (end < 0) return add_tokens(tokenizer, "\n", 1, all);
-    AQ_TRY(aq_token_list_reserve(all, 1));
-    all->at[all->count++] = end;
-    return AQ_OK;
+    uint64_t now;
+    AQ_TRY(key_of(config, tokenizer, &now));
+    if (now == key) return AQ_OK;
+    return aq_fail(AQ_CORRUPT, AREA, "%s%s: changed while it was read; begin again when nobody writes to it",
+                   config->paths[0], config->path_count > 1 ? " and others" : "");
 }
 
-/* The `text` of one line of a .jsonl file, and the end of a text behind it. */
-static enum aq_status add_line(const struct aq_tokenizer *tokenizer, const char *path, uint64_t number,
-                               const char *line, size_t bytes, struct aq_token_list *all)
+/* Made and put into the cache; *kept false: that cannot be written. */
+static enum aq_status tokens_keep(const struct aq_dataset_config *config, const struct aq_tokenizer *tokenizer,
+                                  uint64_t key, struct text_ids *out, bool *kept)
 {
-    json_error_t error;
-    json_t *object = json_loadb(line, bytes, JSON_ALLOW_NUL, &error);
-    const json_t *text = json_object_get(object, "text");
-    enum aq_status status;
-    if (!object)
-        status = aq_fail(AQ_CORRUPT, AREA, "%s:%llu: no JSON: %s", path, (unsigned long long)number, error.text);
-    else if (!json_is_string(text))
-        status = aq_fail(AQ_CORRUPT, AREA, "%s:%llu: has no \"text\" that is a string; each line is an object with one",
-                         path, (unsigned long long)number);
-    else
-        status = add_tokens(tokenizer, json_string_value(text), json_string_length(text), all);
-    json_decref(object);
-    return status == AQ_OK ? add_end(tokenizer, all) : status;
-}
-
-static enum aq_status add_lines(const struct aq_tokenizer *tokenizer, const char *path, const char *text, size_t bytes,
-                                struct aq_token_list *all)
-{
-    uint64_t number = 1;
-    for (size_t at = 0; at < bytes; number++) {
-        const char *end = memchr(text + at, '\n', bytes - at);
-        const size_t line = end ? (size_t)(end - text) - at : bytes - at;
-        if (line > strspn(text + at, " \t\r")) AQ_TRY(add_line(tokenizer, path, number, text + at, line, all));
-        at += line + 1;
+    struct text_sink sink;
+    *kept = false;
+    if (text_cache_begin(config->cache, key, &sink) != AQ_OK) return AQ_OK;
+    enum aq_status status = add_files(config, tokenizer, &sink);
+    if (status == AQ_OK) status = check_unchanged(config, tokenizer, key);
+    if (status != AQ_OK) {
+        text_cache_drop(config->cache, &sink);
+        return sink.unwritten ? AQ_OK : status;
     }
+    *kept = text_cache_end(config->cache, key, &sink) == AQ_OK && text_cache_get(config->cache, key, out) == AQ_OK;
     return AQ_OK;
 }
 
-/* Appends the tokens of one file. */
-static enum aq_status add_file(const struct aq_dataset_config *config, const struct aq_tokenizer *tokenizer,
-                               const char *path, struct aq_token_list *all)
+/* From the cache, or made and put there. Where it cannot be written the run goes on without it. */
+static enum aq_status tokens_by_cache(const struct aq_dataset_config *config, const struct aq_tokenizer *tokenizer,
+                                      struct text_ids *out)
 {
-    uint8_t *text;
-    size_t bytes;
-    const size_t before = all->count, length = strlen(path);
-    const bool lines = length > 6 && strcmp(path + length - 6, ".jsonl") == 0;
-    AQ_TRY(aq_file_read(AREA, path, FILE_BYTES_MAX, &text, &bytes));
-    enum aq_status status = lines ? add_lines(tokenizer, path, (const char *)text, bytes, all)
-                                  : add_tokens(tokenizer, (const char *)text, bytes, all);
-    aq_free(text);
-    AQ_TRY(status);
-    if (config->end_of_text && !lines) AQ_TRY(add_end(tokenizer, all));
-    aq_log(AREA, 2, "file=%s bytes=%zu tokens=%zu", path, bytes, all->count - before);
-    return AQ_OK;
+    uint64_t key;
+    bool kept;
+    AQ_TRY(key_of(config, tokenizer, &key));
+    if (text_cache_get(config->cache, key, out) == AQ_OK) return AQ_OK;
+    AQ_TRY(tokens_keep(config, tokenizer, key, out, &kept));
+    if (kept) return AQ_OK;
+    aq_log(AREA, AQ_LOG_WARNING, "no tokens can be kept in %s (data.cache): they are made for this process alone",
+           config->cache);
+    aq_error_clear();
+    return tokens_in_memory(config, tokenizer, out);
 }
 
 static enum aq_status check_config(const struct aq_dataset_config *config, const struct aq_tokenizer *tokenizer)
@@ -118,13 +142,10 @@ static enum aq_status read_files(const struct aq_dataset_config *config, const s
                                  struct text *text, struct dataset_facts *facts)
 {
     AQ_TRY(check_config(config, tokenizer));
-    struct aq_token_list all = {0};
-    enum aq_status status = AQ_OK;
-    for (uint32_t i = 0; i < config->path_count && status == AQ_OK; i++)
-        status = add_file(config, tokenizer, config->paths[i], &all);
-    text->tokens = all.at;
     text->T = config->T;
-    AQ_TRY(status);
+    AQ_TRY(config->cache && config->cache[0] ? tokens_by_cache(config, tokenizer, &text->ids)
+                                             : tokens_in_memory(config, tokenizer, &text->ids));
+    const struct text_ids all = text->ids;
     const uint64_t blocks = all.count ? (all.count - 1) / config->T : 0;
     if (blocks <= config->skip)
         return aq_fail(AQ_INVAL, AREA,
@@ -134,9 +155,10 @@ static enum aq_status read_files(const struct aq_dataset_config *config, const s
     *facts = (struct dataset_facts){.samples = blocks,
                                     .digest = aq_digest(all.at, all.count * sizeof(int32_t)),
                                     .dropped = all.count - 1 - blocks * config->T,
-                                    .outputs = aq_tokenizer_vocabulary(tokenizer)};
-    aq_log(AREA, 2, "tokens=%zu samples=%llu dropped_tokens=%llu", all.count, (unsigned long long)blocks,
-           (unsigned long long)facts->dropped);
+                                    .outputs = aq_tokenizer_vocabulary(tokenizer),
+                                    .vocabulary = aq_tokenizer_vocabulary(tokenizer)};
+    aq_log(AREA, 2, "tokens=%llu samples=%llu dropped_tokens=%llu", (unsigned long long)all.count,
+           (unsigned long long)blocks, (unsigned long long)facts->dropped);
     return AQ_OK;
 }
 
@@ -155,14 +177,14 @@ static enum aq_status text_open(const struct aq_dataset_config *config, void **s
 static void text_close(void *state)
 {
     struct text *text = state;
-    aq_free(text->tokens);
+    text_ids_close(&text->ids);
     aq_free(text);
 }
 
 static void get(const void *state, uint64_t sample, void *const values[AQ_BATCH_FIELDS_MAX])
 {
     const struct text *text = state;
-    const int32_t *block = text->tokens + sample * text->T;
+    const int32_t *block = text->ids.at + sample * text->T;
     memcpy(values[0], block, text->T * sizeof(int32_t));
     memcpy(values[1], block + 1, text->T * sizeof(int32_t));
 }

@@ -23,6 +23,10 @@
  * gradients of their outputs, which backward keeps then. A tensor that two layers share is added to by the same half in
  * both. A layer without weights() does all in backward.
  *
+ * Where the stage is for generation (config.extends), a forward may bring only the tokens behind those of the forward
+ * before it (run->first): a layer that `extends` gives what a forward of all of them would, and keeps in its slot what
+ * later tokens want of earlier ones. A layer of which a token's row depends on later tokens cannot.
+ *
  * A new kind is one file layer_<name>.c and one line in layers.def.
  */
 #ifndef LAYER_H
@@ -32,31 +36,44 @@
 #include "stage_task.h"
 #include "stages/stage.h"
 
-enum { LAYER_TENSORS_MAX = 16, LAYER_NAME_MAX = 32, LAYER_STRUCT_MAX = 256 };
+enum {
+    LAYER_TENSORS_MAX = 48,
+    LAYER_LINEARS_MAX = 8,
+    LAYER_NAME_MAX = 32,
+    LAYER_STRUCT_MAX = 256,
+    LAYER_NO_TENSOR = INT32_MAX
+};
 
 enum layer_memory { LAYER_KEPT, LAYER_SLOT, LAYER_HOST, LAYER_WORK, LAYER_STAGE };
 
 struct layer_kind;
+struct linear; /* linear.h */
+struct decoder_form; /* decoder.h */
 
 /* A layer as a model lists it. */
 struct layer {
     const struct layer_kind *kind;
-    uint32_t number;             /* the model's                                             */
-    char name[LAYER_NAME_MAX];   /* for plan and errors: "block 3"                          */
-    char prefix[LAYER_NAME_MAX]; /* of its tensors' names: "h.3."                           */
-    struct aq_cut_shape in, out; /* of one sample of T tokens; in 0 x 0: it reads the batch */
+    const struct decoder_form *form; /* of a language model's                               */
+    uint32_t number;                 /* the model's                                             */
+    char name[LAYER_NAME_MAX];       /* for plan and errors: "block 3"                          */
+    char prefix[LAYER_NAME_MAX];     /* of its tensors' names: "h.3."                           */
+    struct aq_cut_shape in, out;     /* of one sample of T tokens; in 0 x 0: it reads the batch */
     /* Of a layer of a stage (stage_layers.c), what training wants of it: */
-    uint32_t trained; /* bit k: its tensor k, in the order that it named them, has a gradient              */
+    uint64_t trained; /* bit k: its tensor k, in the order that it named them, has a gradient              */
     bool passes;      /* something before it trains: so has its input                                      */
+    bool turned;      /* a classifier whose matrix published files have as nn.Linear does: (out, in)        */
+    uint64_t adapted; /* bit k: its tensor k has an adapter, which trains                                  */
+    uint8_t adapters[LAYER_TENSORS_MAX]; /* then: the number of the adapter's A; its B is the next         */
+    uint32_t adapter_first;              /* the number of the first A                                      */
 };
 
 /*
  * Backward goes through a layer's tensors from the last that it named to the first: does anything before tensor k want
- * a gradient? k 0: the input.
+ * a gradient? k 0: the input. An adapter stands where its tensor does, though it is numbered behind all of them.
  */
 static inline bool layer_goes_on(const struct layer *layer, uint32_t k)
 {
-    return layer->passes || (layer->trained & ((1u << k) - 1)) != 0;
+    return layer->passes || ((layer->trained | layer->adapted) & ((UINT64_C(1) << k) - 1)) != 0;
 }
 
 /* Has it any backward? Those of a stage that have none are its first. */
@@ -75,14 +92,25 @@ struct layer_list; /* stage.c's */
 
 /* Names the layer's next tensor; rows 0: a vector. std and value: what it begins with. Weight decay is of matrices. */
 void layer_list_add(struct layer_list *list, const char *name, uint64_t rows, uint64_t columns, float std, float value);
-/* The same of a matrix that begins with another tensor's numbers, and may be read as that one where a file lacks it. */
+/* The same of a matrix that published files have the other way round, as nn.Linear has it: (out, in). */
+void layer_list_add_linear(struct layer_list *list, const char *name, uint64_t in, uint64_t out, float std);
+/* The same of one that begins with another tensor's numbers, and may be read as that one where a file lacks it. */
 void layer_list_add_as(struct layer_list *list, const char *name, const char *begins_as, uint64_t rows,
-                       uint64_t columns, float std);
+                       uint64_t columns, float std, float value);
+/* The same of a tensor of three dimensions. */
+void layer_list_add_cube(struct layer_list *list, const char *name, const uint64_t shape[3], float std);
+/*
+ * Of the layer's next tensor only these floats ever have a gradient, and stages that have none of its first layer hold
+ * copies of it under its own name, kept equal to it: their gradients are one sum (aq_stage_shared_floats).
+ */
+void layer_list_shared(struct layer_list *list, uint64_t first, uint64_t count);
+/* The layer's next number is of no tensor: what comes behind has the same number in every configuration. */
+void layer_list_skip(struct layer_list *list);
 /* The layer's next tensor is no parameter: statistics, saved and never trained. */
 void layer_list_buffer(struct layer_list *list, const char *name, uint64_t columns, float value);
 /*
  * The layer's next tensor is one of the first layer's, of the full name `of`. A file may have it again, as `name`: then
- * it must be the same, or the hint says what to do.
+ * it must be the same, or the hint says what to do. NULL: no file has it twice.
  */
 void layer_list_alias(struct layer_list *list, const char *name, const char *of, const char *hint);
 
@@ -97,6 +125,7 @@ struct layer_run {
     void *state, *slot;         /* its structs: of the stage, of the slot                                        */
     uint32_t slot_index;
     uint32_t samples, tokens; /* of this micro-batch                                                             */
+    uint32_t first;           /* where the layer extends: earlier tokens, of which it kept what it needs; else 0 */
     uint64_t rows_in, rows_out;
     float loss_scale;
     bool train;                    /* a backward follows                                                         */
@@ -106,6 +135,9 @@ struct layer_run {
     bool split;                    /* backward leaves the weights of products to weights()                       */
     bool made;                     /* backward: the layer above has made this one's ending                       */
     const struct aq_rng_key *keys; /* dropout: (site, B), device                                                 */
+    const struct aq_rng_key *adapter_keys; /* of adapters' masks: (adapter, 2, B), device; NULL: there are none  */
+    const uint32_t *lengths;       /* tokens of each sample that are real, device; NULL: all                     */
+    const uint32_t *host_lengths;  /* the same on the host; NULL: all                                            */
     struct aq_stream *stream;
 };
 
@@ -126,12 +158,18 @@ struct layer_kind {
     const char *name;
     bool in_place;                    /* see above                                                                  */
     bool makes_ending;                /* of the layer below, in its backward                                        */
+    bool extends;                     /* see below: forward knows run->first                                        */
+    uint32_t fresh;                   /* bit k: its tensor k begins untrained, and trains beside adapters           */
     uint32_t sites;                   /* dropout masks                                                              */
     uint32_t state_bytes, slot_bytes; /* of its structs on the host; at most LAYER_STRUCT_MAX                    */
     void (*tensors)(const struct layer *layer, const struct aq_stage_config *config, struct layer_list *list);
+    /* Those of its products that may have adapters, LAYER_LINEARS_MAX at most; how many. NULL: none. */
+    uint32_t (*linears)(const struct layer *layer, const struct aq_stage_config *config, struct linear *out);
     /* to: the slot's struct, or the stage's (WORK, STAGE). */
     void (*place)(const struct layer *layer, const struct aq_stage_config *config, enum layer_memory what,
                   struct aq_arena *arena, void *to);
+    /* Once, when its memory is there: fills what it has of the STAGE's. NULL: nothing. */
+    enum aq_status (*open)(const struct layer_run *run);
     /* Of backward, what it does where so much is trained. */
     void (*flops)(const struct layer *layer, const struct aq_stage_config *config, struct layer_flops *out);
     /* First and last: is what it reads of the batch in range? Then: to the device. */
@@ -172,28 +210,42 @@ static inline enum aq_element stage_compute(enum aq_stage_precision precision)
 /* layer_common.c: the dropout of one of a layer's sites. */
 struct aq_dropout layer_dropout(const struct layer_run *run, uint32_t site);
 
-/* x (M, K) of the stage's type times weights (K, N) + bias, to c: as an argument list, for what follows differs. */
-struct aq_matmul layer_product(const struct layer_run *run, uint64_t M, uint64_t N, uint64_t K, const void *x,
-                               const float *weights, void *c, enum aq_element c_type, const float *bias);
-/* dx (rows, in) = dy (rows, out) W^T, W (in, out). */
-struct aq_matmul layer_input_gradient(const struct layer_run *run, uint64_t rows, uint64_t in, uint64_t out,
-                                      const void *dy, const float *weights, void *dx, enum aq_element dx_type);
-/* dW += x^T dy, both of the stage's type; nothing where dw is NULL. */
-enum aq_status layer_weight_gradient(const struct layer_run *run, uint64_t rows, uint64_t in, uint64_t out,
-                                     const void *x, const void *dy, float *dw);
 /* A bias' gradient: sums += the columns of a matrix of the stage's type; nothing where sums is NULL. */
 enum aq_status layer_column_sum(const struct layer_run *run, const void *x, uint64_t rows, uint64_t columns,
                                 float *sums);
-/* Layer norm of fp32 rows, and its backward: dx += . ending: made along, or NULL. */
-enum aq_status layer_norm(const struct layer_run *run, uint64_t rows, const float *x, float *const w[2], void *y,
-                          float *mean, float *rstd);
-enum aq_status layer_norm_gradient(const struct layer_run *run, uint64_t rows, const float *dy, const float *x,
-                                   const float *gamma, const float *mean, const float *rstd, float *dx,
-                                   float *const g[2], const struct layer_ending *ending);
 /* Weights as products read them: fp32, or the device's copy in 16 bits. */
 const void *layer_operand(const struct layer_run *run, const float *weights, enum aq_element *type);
 /* Memory of the residual stream's gradient in the stage's type, for endings. */
 void *layer_rounded(const struct aq_stage *stage);
+/*
+ * Memory of one product's adapters: a row of rank values, and one as wide as its input or its output, for each row;
+ * with dropout its input once more, or that one's gradient.
+ */
+struct layer_adapter_memory {
+    float *low, *sum;
+    void *dropped;
+};
+struct layer_adapter_memory layer_adapter_memory(const struct aq_stage *stage);
+/* What a last layer of one row a sample is compared with, and what comes of it; a part of its slot. */
+struct layer_verdict {
+    float *losses;
+    int32_t *targets, *guesses; /* of a task of numbers floats lie there, in host memory as well */
+    float *host_losses;
+    int32_t *host_targets, *host_guesses;
+};
+/* Its memory of `what` (LAYER_SLOT, LAYER_HOST; none else). */
+void layer_verdict_place(const struct aq_stage_config *config, enum layer_memory what, struct aq_arena *arena,
+                         struct layer_verdict *verdict);
+/* The batch's targets: classes below the layer's outputs, or numbers, of a layer with one. AQ_INVAL. */
+enum aq_status layer_verdict_check(const struct layer *layer, const struct aq_stage_config *config,
+                                   const struct aq_batch *batch);
+enum aq_status layer_verdict_take(const struct layer_run *run, const struct aq_batch *batch,
+                                  const struct layer_verdict *verdict);
+/* Guesses, losses and, where gradient is not NULL, the gradient of (samples, outputs) in that type. */
+enum aq_status layer_verdict_make(const struct layer_run *run, float *outputs, void *gradient, enum aq_element type,
+                                  const struct layer_verdict *verdict);
+void layer_verdict_count(const struct layer_run *run, const struct layer_verdict *verdict, struct aq_stage_loss *out);
+
 /* A batch's int32 field: `count` of each sample, each -1 (where that may be) or 0 to below `bound`. AQ_INVAL. */
 enum aq_status layer_check_field(const struct aq_batch *batch, const char *name, uint32_t count, uint32_t used,
                                  int32_t least, uint32_t bound);

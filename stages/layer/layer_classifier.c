@@ -9,10 +9,8 @@
 enum { WEIGHT, BIAS };
 
 struct classifier_slot {
-    float *logits, *losses; /* logits: their gradient, once the loss is made */
-    int32_t *targets, *guesses;
-    float *host_losses;
-    int32_t *host_targets, *host_guesses;
+    float *logits; /* their gradient, once the loss is made */
+    struct layer_verdict verdict;
 };
 
 static uint64_t values_of(const struct layer *layer)
@@ -22,8 +20,12 @@ static uint64_t values_of(const struct layer *layer)
 
 static void tensors(const struct layer *layer, const struct aq_stage_config *config, struct layer_list *list)
 {
+    const float std = sqrtf(1.0f / (float)values_of(layer));
     (void)config;
-    layer_list_add(list, "weight", values_of(layer), layer->out.columns, sqrtf(1.0f / (float)values_of(layer)), 0);
+    if (layer->turned)
+        layer_list_add_linear(list, "weight", values_of(layer), layer->out.columns, std);
+    else
+        layer_list_add(list, "weight", values_of(layer), layer->out.columns, std, 0);
     layer_list_add(list, "bias", 0, layer->out.columns, 0, 0);
 }
 
@@ -34,15 +36,8 @@ static void place(const struct layer *layer, const struct aq_stage_config *confi
     const uint64_t each = config->B * sizeof(float);
     if (what == LAYER_SLOT) {
         slot->logits = aq_arena_take(arena, each * layer->out.columns);
-        slot->losses = aq_arena_take(arena, each);
-        slot->targets = aq_arena_take(arena, each);
-        slot->guesses = aq_arena_take(arena, each);
     }
-    if (what == LAYER_HOST) {
-        slot->host_losses = aq_arena_take(arena, each);
-        slot->host_targets = aq_arena_take(arena, each);
-        slot->host_guesses = aq_arena_take(arena, each);
-    }
+    if (what == LAYER_SLOT || what == LAYER_HOST) layer_verdict_place(config, what, arena, &slot->verdict);
 }
 
 static void flops(const struct layer *layer, const struct aq_stage_config *config, struct layer_flops *out)
@@ -56,17 +51,14 @@ static enum aq_status check(const struct layer *layer, const struct aq_stage_con
                             const struct aq_batch *batch, uint32_t tokens_used)
 {
     (void)tokens_used;
-    return layer_check_field(batch, aq_task_field(aq_task_find(config->task)), 1, 1, -1, layer->out.columns);
+    return layer_verdict_check(layer, config, batch);
 }
 
 static enum aq_status take(const struct layer_run *run, const struct aq_batch *batch, uint32_t used)
 {
     const struct classifier_slot *slot = run->slot;
-    const int32_t *targets = aq_batch_find(batch, run->task->field, AQ_FIELD_I32, 1);
     (void)used;
-    for (uint32_t i = 0; i < run->samples; i++)
-        slot->host_targets[i] = targets[i];
-    return aq_device_copy(run->device, slot->targets, slot->host_targets, run->samples * sizeof *targets, run->stream);
+    return layer_verdict_take(run, batch, &slot->verdict);
 }
 
 static struct aq_matmul product(const struct layer_run *run, uint64_t M, uint64_t N, uint64_t K, const float *a,
@@ -88,38 +80,27 @@ static enum aq_status forward(const struct layer_run *run, const float *x, float
 {
     const struct classifier_slot *slot = run->slot;
     const uint64_t classes = run->layer->out.columns;
-    const size_t bytes = run->samples * sizeof(float);
     (void)y;
     struct aq_matmul args = product(run, run->samples, classes, values_of(run->layer), x, run->w[WEIGHT], slot->logits);
     args.bias = run->w[BIAS];
     AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
     if (!run->compares) return AQ_OK;
-    const struct aq_argmax guess = {
-        .rows = run->samples, .C = classes, .stride = classes, .x = slot->logits, .index = slot->guesses};
-    if (run->task->wants_guesses) AQ_TRY(aq_device_argmax(run->device, &guess, run->stream));
-    const struct aq_cross_entropy loss = {.rows = run->samples,
-                                          .V = classes,
-                                          .logits = slot->logits,
-                                          .logits_stride = classes,
-                                          .targets = slot->targets,
-                                          .losses = slot->losses,
-                                          .gradient = run->train ? slot->logits : NULL,
-                                          .gradient_stride = classes,
-                                          .scale = run->loss_scale};
-    AQ_TRY(run->task->loss(run->device, &loss, run->stream));
-    if (run->task->wants_guesses)
-        AQ_TRY(aq_device_copy(run->device, slot->host_guesses, slot->guesses, bytes, run->stream));
-    return aq_device_copy(run->device, slot->host_losses, slot->losses, bytes, run->stream);
+    return layer_verdict_make(run, slot->logits, run->train ? slot->logits : NULL, AQ_F32, &slot->verdict);
 }
 
 static void count(const struct layer_run *run, struct aq_stage_loss *out)
 {
     const struct classifier_slot *slot = run->slot;
-    const struct stage_counted rows = {.rows = run->samples,
-                                       .losses = slot->host_losses,
-                                       .targets = slot->host_targets,
-                                       .guesses = slot->host_guesses};
-    run->task->count(&rows, out);
+    layer_verdict_count(run, &slot->verdict, out);
+}
+
+/* Of sample 0, where no loss has used them up. */
+static enum aq_status output(const struct layer_run *run, uint32_t row, float *values)
+{
+    const struct classifier_slot *slot = run->slot;
+    const size_t bytes = run->layer->out.columns * sizeof *values;
+    if (row > 0 || run->compares) return aq_fail(AQ_INVAL, "stage", "logits of a sample: one row, without a label");
+    return aq_device_copy(run->device, values, slot->logits, bytes, run->stream);
 }
 
 /* The slot has what it multiplies in any case. */
@@ -152,6 +133,7 @@ static enum aq_status backward(const struct layer_run *run, const float *x, cons
 }
 
 const struct layer_kind layer_classifier = {.name = "classifier",
+                                            .fresh = 1u << WEIGHT | 1u << BIAS,
                                             .slot_bytes = sizeof(struct classifier_slot),
                                             .tensors = tensors,
                                             .place = place,
@@ -161,4 +143,5 @@ const struct layer_kind layer_classifier = {.name = "classifier",
                                             .forward = forward,
                                             .backward = backward,
                                             .weights = weights,
-                                            .count = count};
+                                            .count = count,
+                                            .output = output};

@@ -1,80 +1,14 @@
-/* layer_common.c -- products, layer norms and masks as layers use them. See layer.h. */
+/* layer_common.c -- sums and masks as layers use them. See layer.h. */
 #include "layer.h"
 
-static const float EPSILON = 1e-5f; /* of every layer norm, as published */
+#include <math.h>
+#include <string.h>
 
 struct aq_dropout layer_dropout(const struct layer_run *run, uint32_t site)
 {
     if (!run->dropped) return (struct aq_dropout){0};
     return (struct aq_dropout){.probability = run->config->model.dropout,
                                .keys = run->keys + (uint64_t)site * run->config->B};
-}
-
-struct aq_matmul layer_product(const struct layer_run *run, uint64_t M, uint64_t N, uint64_t K, const void *x,
-                               const float *weights, void *c, enum aq_element c_type, const float *bias)
-{
-    enum aq_element b_type, bias_type = AQ_F32;
-    const void *b = layer_operand(run, weights, &b_type);
-    const void *rounded = bias && aq_element_bytes(c_type) == 2 ? layer_operand(run, bias, &bias_type) : NULL;
-    return (struct aq_matmul){.M = M,
-                              .N = N,
-                              .K = K,
-                              .a = x,
-                              .a_stride = K,
-                              .a_type = stage_type(run->config->precision),
-                              .b = b,
-                              .b_stride = N,
-                              .b_type = b_type,
-                              .compute = stage_compute(run->config->precision),
-                              .c = c,
-                              .c_stride = N,
-                              .c_type = c_type,
-                              .bias = bias,
-                              .bias_rounded = bias_type == AQ_F32 ? NULL : rounded};
-}
-
-struct aq_matmul layer_input_gradient(const struct layer_run *run, uint64_t rows, uint64_t in, uint64_t out,
-                                      const void *dy, const float *weights, void *dx, enum aq_element dx_type)
-{
-    enum aq_element b_type;
-    const void *b = layer_operand(run, weights, &b_type);
-    return (struct aq_matmul){.M = rows,
-                              .N = in,
-                              .K = out,
-                              .a = dy,
-                              .a_stride = out,
-                              .a_type = stage_type(run->config->precision),
-                              .b = b,
-                              .b_stride = out,
-                              .b_type = b_type,
-                              .b_transposed = true,
-                              .compute = stage_compute(run->config->precision),
-                              .c = dx,
-                              .c_stride = in,
-                              .c_type = dx_type};
-}
-
-enum aq_status layer_weight_gradient(const struct layer_run *run, uint64_t rows, uint64_t in, uint64_t out,
-                                     const void *x, const void *dy, float *dw)
-{
-    if (!dw) return AQ_OK;
-    const enum aq_element type = stage_type(run->config->precision);
-    const struct aq_matmul args = {.M = in,
-                                   .N = out,
-                                   .K = rows,
-                                   .a = x,
-                                   .a_stride = in,
-                                   .a_type = type,
-                                   .a_transposed = true,
-                                   .b = dy,
-                                   .b_stride = out,
-                                   .b_type = type,
-                                   .compute = stage_compute(run->config->precision),
-                                   .c = dw,
-                                   .c_stride = out,
-                                   .c_type = AQ_F32,
-                                   .accumulate = true};
-    return aq_device_matmul(run->device, &args, run->stream);
 }
 
 enum aq_status layer_column_sum(const struct layer_run *run, const void *x, uint64_t rows, uint64_t columns,
@@ -90,42 +24,6 @@ enum aq_status layer_column_sum(const struct layer_run *run, const void *x, uint
     return aq_device_column_sum(run->device, &args, run->stream);
 }
 
-enum aq_status layer_norm(const struct layer_run *run, uint64_t rows, const float *x, float *const w[2], void *y,
-                          float *mean, float *rstd)
-{
-    const struct aq_layernorm args = {.rows = rows,
-                                      .C = run->layer->in.columns,
-                                      .epsilon = EPSILON,
-                                      .x = x,
-                                      .gamma = w[0],
-                                      .beta = w[1],
-                                      .y = y,
-                                      .y_type = stage_type(run->config->precision),
-                                      .mean = mean,
-                                      .rstd = rstd};
-    return aq_device_layernorm(run->device, &args, run->stream);
-}
-
-enum aq_status layer_norm_gradient(const struct layer_run *run, uint64_t rows, const float *dy, const float *x,
-                                   const float *gamma, const float *mean, const float *rstd, float *dx,
-                                   float *const g[2], const struct layer_ending *ending)
-{
-    const struct aq_layernorm_backward args = {.rows = rows,
-                                               .C = run->layer->in.columns,
-                                               .dy = dy,
-                                               .x = x,
-                                               .gamma = gamma,
-                                               .mean = mean,
-                                               .rstd = rstd,
-                                               .dx = dx,
-                                               .dgamma = g[0],
-                                               .dbeta = g[1],
-                                               .rounded = ending ? ending->rounded : NULL,
-                                               .rounded_type = stage_type(run->config->precision),
-                                               .sums = ending ? ending->sums : NULL};
-    return aq_device_layernorm_backward(run->device, &args, run->stream);
-}
-
 enum aq_status layer_check_field(const struct aq_batch *batch, const char *name, uint32_t count, uint32_t used,
                                  int32_t least, uint32_t bound)
 {
@@ -139,4 +37,86 @@ enum aq_status layer_check_field(const struct aq_batch *batch, const char *name,
                                bound);
         }
     return AQ_OK;
+}
+
+void layer_verdict_place(const struct aq_stage_config *config, enum layer_memory what, struct aq_arena *arena,
+                         struct layer_verdict *verdict)
+{
+    const uint64_t each = config->B * sizeof(float);
+    if (what == LAYER_SLOT) {
+        verdict->losses = aq_arena_take(arena, each);
+        verdict->targets = aq_arena_take(arena, each);
+        verdict->guesses = aq_arena_take(arena, each);
+    }
+    if (what == LAYER_HOST) {
+        verdict->host_losses = aq_arena_take(arena, each);
+        verdict->host_targets = aq_arena_take(arena, each);
+        verdict->host_guesses = aq_arena_take(arena, each);
+    }
+}
+
+/* NaN is not counted; what is infinite would make all weights so. */
+static enum aq_status check_numbers(const struct aq_batch *batch, const char *name, uint32_t outputs)
+{
+    const float *values = aq_batch_find(batch, name, AQ_FIELD_F32, 1);
+    if (!values || outputs != 1)
+        return aq_fail(AQ_INVAL, "stage", "%s: one number a sample and one output are wanted: %s, %u outputs", name,
+                       values ? "there are" : "the batch has none", outputs);
+    for (uint32_t sample = 0; sample < batch->samples; sample++)
+        if (isinf(values[sample])) return aq_fail(AQ_INVAL, "stage", "%s: that of sample %u is infinite", name, sample);
+    return AQ_OK;
+}
+
+enum aq_status layer_verdict_check(const struct layer *layer, const struct aq_stage_config *config,
+                                   const struct aq_batch *batch)
+{
+    const struct aq_task *task = aq_task_find(config->task);
+    if (task->numbers) return check_numbers(batch, task->field, layer->out.columns);
+    return layer_check_field(batch, task->field, 1, 1, -1, layer->out.columns);
+}
+
+enum aq_status layer_verdict_take(const struct layer_run *run, const struct aq_batch *batch,
+                                  const struct layer_verdict *verdict)
+{
+    const enum aq_field_type type = run->task->numbers ? AQ_FIELD_F32 : AQ_FIELD_I32;
+    const size_t bytes = (size_t)run->samples * AQ_FIELD_BYTES;
+    memcpy(verdict->host_targets, aq_batch_find(batch, run->task->field, type, 1), bytes);
+    return aq_device_copy(run->device, verdict->targets, verdict->host_targets, bytes, run->stream);
+}
+
+enum aq_status layer_verdict_make(const struct layer_run *run, float *outputs, void *gradient, enum aq_element type,
+                                  const struct layer_verdict *verdict)
+{
+    const uint64_t columns = run->layer->out.columns;
+    const size_t bytes = run->samples * sizeof(float);
+    const struct aq_argmax guess = {
+        .rows = run->samples, .C = columns, .stride = columns, .x = outputs, .index = verdict->guesses};
+    const struct aq_cross_entropy loss = {.rows = run->samples,
+                                          .V = columns,
+                                          .logits = outputs,
+                                          .logits_stride = columns,
+                                          .targets = verdict->targets,
+                                          .losses = verdict->losses,
+                                          .gradient = gradient,
+                                          .gradient_stride = columns,
+                                          .gradient_type = type,
+                                          .scale = run->loss_scale};
+    if (run->task->numbers)
+        AQ_TRY(aq_device_copy(run->device, verdict->host_guesses, outputs, bytes, run->stream));
+    if (run->task->wants_guesses) AQ_TRY(aq_device_argmax(run->device, &guess, run->stream));
+    AQ_TRY(run->task->loss(run->device, &loss, run->stream));
+    if (run->task->wants_guesses)
+        AQ_TRY(aq_device_copy(run->device, verdict->host_guesses, verdict->guesses, bytes, run->stream));
+    return aq_device_copy(run->device, verdict->host_losses, verdict->losses, bytes, run->stream);
+}
+
+void layer_verdict_count(const struct layer_run *run, const struct layer_verdict *verdict, struct aq_stage_loss *out)
+{
+    const struct stage_counted rows = {.rows = run->samples,
+                                       .losses = verdict->host_losses,
+                                       .targets = verdict->host_targets,
+                                       .guesses = verdict->host_guesses,
+                                       .numbers = (const float *)(const void *)verdict->host_targets,
+                                       .said = (const float *)(const void *)verdict->host_guesses};
+    run->task->count(&rows, out);
 }

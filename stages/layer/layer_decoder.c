@@ -1,38 +1,50 @@
 /*
- * layer_decoder.c -- one block of a decoder, pre-LN (Radford et al. 2019), with D as dropout:
+ * layer_decoder.c -- one block of a decoder, with norms before its branches (Radford et al. 2019; Touvron et al. 2023)
+ * and D as dropout:
  *
- *     n1 = LN1(x)      qkv = n1 Wqkv + b      a = attention(qkv)      x' = x + D(a Wo + b)
- *     n2 = LN2(x')     u = n2 Wfc + b         g = gelu(u)             x'' = x' + D(g Wpr + b)
+ *     n1 = norm(x)     qkv = n1 Wqkv (+ b)    a = attention(turn(qkv))    x' = x + D(a Wo (+ b))
+ *     n2 = norm(x')    u = n2 Wu (+ b)        g = act(u)                  x'' = x' + D(g Wd (+ b))
+ *
+ * act is GELU, or a gate: u is then twice as wide as g. What there is of all this follows from the form and the
+ * configuration (decoder.h). With norms behind the branches (Gemma 2024), p the product:
+ *
+ *     p1 = a Wo        x' = x + norm(p1)          p2 = g Wd        x'' = x' + norm(p2)
  *
  * Backward works on the gradient of the residual stream in place: each branch adds its share, the MLP first, then
  * attention. A branch begins with that gradient rounded to the products' type and its sum over rows (its bias'
- * gradient): without dropout the layer norm above makes both in its own pass, which is this block's second norm for
- * attention and the layer above for the MLP (layer.h: ending). Everything is added in one fixed order. It ends where
- * nothing further down wants a gradient (layer_goes_on): the tensors are named in the order of forward.
+ * gradient): without dropout the norm above makes both in its own pass, which is this block's second norm for attention
+ * and the layer above for the MLP (layer.h: ending). Everything is added in one fixed order. It ends where nothing
+ * further down wants a gradient (layer_goes_on): the tensors are named in the order of forward.
  *
- * Split, backward keeps the gradients of its four products' outputs in the slot: those of both branches in memory that
- * the slot has for them, du and dqkv in the place of u and qkv, which nobody reads any more. These two change places
- * with memory of the layer that backward has just written: no copy, and one set more a layer, not one a slot.
+ * Split, backward keeps the gradients of its products' outputs in the slot: those of both branches in memory that the
+ * slot has for them, du and dqkv in the place of u and qkv, which nobody reads any more. These two change places with
+ * memory of the layer that backward has just written: no copy, and one set more a layer, not one a slot. A gate's
+ * gradient is made in the place of u at once.
  */
-#include "layer.h"
+#include "decoder.h"
 
 #include <math.h>
-
-enum { NORM1, NORM1_BIAS, QKV, QKV_BIAS, PROJECTION, PROJECTION_BIAS, NORM2, NORM2_BIAS, FC, FC_BIAS, MLP, MLP_BIAS };
 
 enum { SITE_ATTENTION, SITE_PROJECTION, SITE_MLP, SITES };
 
 /* What backward wants from forward, besides the block's input. */
 struct decoder_slot {
-    void *norm1, *qkv, *attention, *norm2, *before_gelu, *after_gelu; /* the stage's type */
-    float *mean1, *rstd1, *mean2, *rstd2, *lse;
+    void *norm1, *qkv, *attention, *norm2, *before, *after; /* the stage's type; before and after the activation */
+    void *heads;                                            /* heads_normed: qkv as the product gave it          */
+    float *mean1, *rstd1, *mean2, *rstd2, *lse;             /* means: of layer norms                             */
+    float *rstd_heads;
     float *middle;            /* x' */
+    float *post1, *post2;     /* p1, p2: what the norms behind the branches read */
+    float *rstd_post1, *rstd_post2;
     void *dprojection, *dmlp; /* split: what the branches' products gave, its gradient; the stage's type */
+    void *cache;              /* extends: keys and values of all tokens so far                             */
 };
 
 struct decoder_state {
-    float *dnorm;       /* gradient of a layer norm's output              */
+    float *angles;      /* STAGE: of heads that turn                      */
+    float *dnorm;       /* gradient of a norm's output                    */
     void *dattention;   /* gradient of attention's output, type           */
+    void *dafter;       /* gradient behind a gate, type                   */
     void *du;           /* gradient before GELU, type                     */
     void *dqkv;         /* fp32                                         */
     void *dqkv_rounded; /* the same in 16 bits, where products are of them */
@@ -43,94 +55,165 @@ struct decoder_gradients {
     const void *mlp, *u, *projection, *qkv;
 };
 
-static void tensors(const struct layer *layer, const struct aq_stage_config *config, struct layer_list *list)
+static struct linear_rows rows_of(const void *at)
 {
-    const uint64_t C = layer->in.columns;
-    const float std = config->model.init_std, residual = std / sqrtf(2.0f * (float)config->model.blocks);
-    layer_list_add(list, "ln_1.weight", 0, C, 0, 1);
-    layer_list_add(list, "ln_1.bias", 0, C, 0, 0);
-    layer_list_add(list, "attn.c_attn.weight", C, 3 * C, std, 0);
-    layer_list_add(list, "attn.c_attn.bias", 0, 3 * C, 0, 0);
-    layer_list_add(list, "attn.c_proj.weight", C, C, residual, 0);
-    layer_list_add(list, "attn.c_proj.bias", 0, C, 0, 0);
-    layer_list_add(list, "ln_2.weight", 0, C, 0, 1);
-    layer_list_add(list, "ln_2.bias", 0, C, 0, 0);
-    layer_list_add(list, "mlp.c_fc.weight", C, 4 * C, std, 0);
-    layer_list_add(list, "mlp.c_fc.bias", 0, 4 * C, 0, 0);
-    layer_list_add(list, "mlp.c_proj.weight", 4 * C, C, residual, 0);
-    layer_list_add(list, "mlp.c_proj.bias", 0, C, 0, 0);
+    return (struct linear_rows){at, 0};
 }
 
-static void place_kept(uint64_t rows, uint64_t N, uint64_t H, uint64_t typed, struct aq_arena *arena,
+/* What each tensor of a block begins with. */
+static void tensors(const struct layer *layer, const struct aq_stage_config *config, struct layer_list *list)
+{
+    const float std = config->model.init_std, residual = std / sqrtf(2.0f * (float)config->model.blocks);
+    struct decoder_shape shape;
+    decoder_shape(layer, &config->model, &shape);
+    const float one = 1 - shape.form->plus;
+    const struct {
+        uint64_t in, out; /* in 0: a vector */
+        float std, value;
+    } sizes[DECODER_TENSORS] = {[NORM1] = {0, shape.C, 0, one},
+                                [NORM1_BIAS] = {0, shape.C, 0, 0},
+                                [QUERY] = {shape.C, shape.in.parts[0].out, std, 0},
+                                [KEY] = {shape.C, shape.in.parts[1].out, std, 0},
+                                [VALUE] = {shape.C, shape.in.parts[2].out, std, 0},
+                                [QUERY_BIAS] = {0, shape.in.parts[0].out, 0, 0},
+                                [KEY_BIAS] = {0, shape.in.parts[1].out, 0, 0},
+                                [VALUE_BIAS] = {0, shape.in.parts[2].out, 0, 0},
+                                [QUERY_NORM] = {0, shape.D, 0, one},
+                                [KEY_NORM] = {0, shape.D, 0, one},
+                                [PROJECTION] = {shape.H * shape.D, shape.C, residual, 0},
+                                [PROJECTION_BIAS] = {0, shape.C, 0, 0},
+                                [POST1] = {0, shape.C, 0, one},
+                                [NORM2] = {0, shape.C, 0, one},
+                                [NORM2_BIAS] = {0, shape.C, 0, 0},
+                                [GATE] = {shape.C, shape.F, std, 0},
+                                [UP] = {shape.C, shape.F, std, 0},
+                                [GATE_BIAS] = {0, shape.F, 0, 0},
+                                [MLP] = {shape.F, shape.C, residual, 0},
+                                [MLP_BIAS] = {0, shape.C, 0, 0},
+                                [POST2] = {0, shape.C, 0, one}};
+    for (uint32_t i = 0; i < DECODER_TENSORS; i++) {
+        const bool turned = sizes[i].in && shape.form->out_in;
+        if (shape.tensor[i] == LAYER_NO_TENSOR) continue;
+        layer_list_add(list, shape.form->names[i], turned ? sizes[i].out : sizes[i].in,
+                       turned ? sizes[i].in : sizes[i].out, sizes[i].std, sizes[i].value);
+    }
+}
+
+static void place_kept(const struct decoder_shape *shape, uint64_t rows, uint64_t typed, struct aq_arena *arena,
                        struct decoder_slot *kept)
 {
+    const uint64_t N = rows * shape->C;
     kept->norm1 = aq_arena_take(arena, N * typed);
-    kept->qkv = aq_arena_take(arena, 3 * N * typed);
-    kept->attention = aq_arena_take(arena, N * typed);
+    kept->qkv = aq_arena_take(arena, rows * shape->qkv * typed);
+    kept->attention = aq_arena_take(arena, rows * shape->H * shape->D * typed);
     kept->middle = aq_arena_take(arena, N * sizeof(float));
     kept->norm2 = aq_arena_take(arena, N * typed);
-    kept->before_gelu = aq_arena_take(arena, 4 * N * typed);
-    kept->after_gelu = aq_arena_take(arena, 4 * N * typed);
-    kept->mean1 = aq_arena_take(arena, rows * sizeof(float));
+    kept->before = aq_arena_take(arena, rows * linear_out(&shape->up) * typed);
+    kept->after = aq_arena_take(arena, rows * shape->F * typed);
+    if (!shape->form->rms) kept->mean1 = aq_arena_take(arena, rows * sizeof(float));
     kept->rstd1 = aq_arena_take(arena, rows * sizeof(float));
-    kept->mean2 = aq_arena_take(arena, rows * sizeof(float));
+    if (!shape->form->rms) kept->mean2 = aq_arena_take(arena, rows * sizeof(float));
     kept->rstd2 = aq_arena_take(arena, rows * sizeof(float));
-    kept->lse = aq_arena_take(arena, rows * H * sizeof(float));
+    kept->lse = aq_arena_take(arena, rows * shape->H * sizeof(float));
+    if (shape->form->posts) {
+        kept->post1 = aq_arena_take(arena, N * sizeof(float));
+        kept->post2 = aq_arena_take(arena, N * sizeof(float));
+        kept->rstd_post1 = aq_arena_take(arena, rows * sizeof(float));
+        kept->rstd_post2 = aq_arena_take(arena, rows * sizeof(float));
+    }
+    if (!shape->heads_normed) return;
+    kept->heads = aq_arena_take(arena, rows * shape->qkv * typed);
+    kept->rstd_heads = aq_arena_take(arena, rows * (shape->H + shape->kv_heads) * sizeof(float));
 }
 
 static void place(const struct layer *layer, const struct aq_stage_config *config, enum layer_memory what,
                   struct aq_arena *arena, void *to)
 {
     const enum aq_element type = stage_type(config->precision);
-    const uint64_t rows = (uint64_t)config->B * layer->in.rows, N = rows * layer->in.columns;
-    const uint64_t typed = aq_element_bytes(type);
+    const uint64_t rows = (uint64_t)config->B * layer->in.rows, typed = aq_element_bytes(type);
     const enum layer_memory swapped = config->split ? LAYER_STAGE : LAYER_WORK;
     struct decoder_slot *kept = to;
     struct decoder_state *work = to;
-    if (what == LAYER_KEPT) place_kept(rows, N, config->model.heads, typed, arena, kept);
+    struct decoder_shape shape;
+    decoder_shape(layer, &config->model, &shape);
+    const uint64_t N = rows * shape.C;
+    if (what == LAYER_KEPT) place_kept(&shape, rows, typed, arena, kept);
+    if (what == LAYER_SLOT && config->extends)
+        kept->cache = aq_arena_take(arena, rows * 2 * shape.kv_heads * shape.D * typed);
     if (what == LAYER_KEPT && config->split) {
         kept->dprojection = aq_arena_take(arena, N * typed);
         kept->dmlp = aq_arena_take(arena, N * typed);
     }
+    if (what == LAYER_STAGE && shape.R) work->angles = aq_arena_take(arena, config->T * shape.R * sizeof(float));
     if (config->inference || !layer_learns(layer)) return;
     if (what == LAYER_WORK) {
         work->dnorm = aq_arena_take(arena, N * sizeof(float));
-        work->dattention = aq_arena_take(arena, N * typed);
+        work->dattention = aq_arena_take(arena, rows * shape.H * shape.D * typed);
+        if (shape.form->gated) work->dafter = aq_arena_take(arena, rows * shape.F * typed);
     }
-    if (what == swapped) work->du = aq_arena_take(arena, 4 * N * typed);
-    if (what == (type == AQ_F32 ? swapped : LAYER_WORK)) work->dqkv = aq_arena_take(arena, 3 * N * sizeof(float));
-    if (what == swapped && type != AQ_F32) work->dqkv_rounded = aq_arena_take(arena, 3 * N * sizeof(uint16_t));
+    if (what == swapped && !shape.form->gated) work->du = aq_arena_take(arena, rows * shape.F * typed);
+    if (what == (type == AQ_F32 ? swapped : LAYER_WORK))
+        work->dqkv = aq_arena_take(arena, rows * shape.qkv * sizeof(float));
+    if (what == swapped && type != AQ_F32)
+        work->dqkv_rounded = aq_arena_take(arena, rows * shape.qkv * sizeof(uint16_t));
+}
+
+static enum aq_status open(const struct layer_run *run)
+{
+    const struct decoder_state *work = run->state;
+    const struct aq_stage_config *config = run->config;
+    struct decoder_shape shape;
+    void *table;
+    decoder_shape(run->layer, &config->model, &shape);
+    if (!shape.R) return AQ_OK;
+    const uint64_t bytes = config->T * shape.R * sizeof(float);
+    AQ_TRY(aq_alloc(bytes, &table));
+    decoder_angles(&config->model, shape.window > 0, config->T, table);
+    enum aq_status status = aq_device_copy(run->device, work->angles, table, bytes, NULL);
+    if (status == AQ_OK) status = aq_device_stream_sync(run->device, NULL);
+    aq_free(table);
+    return status;
+}
+
+static uint32_t linears(const struct layer *layer, const struct aq_stage_config *config, struct linear *out)
+{
+    struct decoder_shape shape;
+    decoder_shape(layer, &config->model, &shape);
+    out[0] = shape.in;
+    out[1] = shape.projection;
+    out[2] = shape.up;
+    out[3] = shape.mlp;
+    return 4;
 }
 
 /* Of each of forward's products its weights' gradient and its input's, and the scores of attention once more. */
 static void flops(const struct layer *layer, const struct aq_stage_config *config, struct layer_flops *out)
 {
-    static const struct {
-        uint32_t tensor;
-        double squares; /* of C x C */
-    } products[] = {{QKV, 3}, {PROJECTION, 1}, {FC, 4}, {MLP, 4}};
-    const double rows = (double)config->B * layer->in.rows, C = layer->in.columns;
-    const double attention = 2.0 * rows * config->T * C; /* half of T x T */
-    *out =
-        (struct layer_flops){.forward = attention, .backward = layer_goes_on(layer, PROJECTION) ? 2.5 * attention : 0};
-    for (size_t i = 0; i < sizeof products / sizeof *products; i++) {
-        const double product = 2.0 * products[i].squares * rows * C * C;
-        const double weights = layer->trained >> products[i].tensor & 1 ? product : 0;
-        out->forward += product;
-        out->backward += weights + (layer_goes_on(layer, products[i].tensor) ? product : 0);
-        out->weights += weights;
-    }
+    struct decoder_shape shape;
+    decoder_shape(layer, &config->model, &shape);
+    const double rows = (double)config->B * layer->in.rows;
+    const double T = config->T, W = (double)shape.window;
+    const double keys = shape.window && W < T ? W * (2.0 - W / T) : T; /* twice those that a query sees */
+    const double attention = 2.0 * rows * keys * (double)(shape.H * shape.D);
+    *out = (struct layer_flops){.forward = attention,
+                                .backward = linear_goes_on(layer, &shape.projection) ? 2.5 * attention : 0};
+    linear_flops(layer, &shape.in, rows, out);
+    linear_flops(layer, &shape.projection, rows, out);
+    linear_flops(layer, &shape.up, rows, out);
+    linear_flops(layer, &shape.mlp, rows, out);
 }
 
-static struct aq_attention attention_of(const struct layer_run *run)
+static struct aq_attention attention_of(const struct layer_run *run, const struct decoder_shape *shape)
 {
     const struct decoder_slot *kept = run->slot;
-    const uint64_t H = run->config->model.heads;
     return (struct aq_attention){.samples = run->samples,
                                  .T = run->tokens,
-                                 .H = H,
-                                 .D = run->layer->in.columns / H,
+                                 .H = shape->H,
+                                 .kv_heads = shape->kv_heads,
+                                 .D = shape->D,
                                  .T_mask = run->config->T,
+                                 .window = shape->window,
+                                 .scale = shape->score_scale,
                                  .type = stage_type(run->config->precision),
                                  .qkv = kept->qkv,
                                  .out = kept->attention,
@@ -138,38 +221,146 @@ static struct aq_attention attention_of(const struct layer_run *run)
                                  .dropout = layer_dropout(run, SITE_ATTENTION)};
 }
 
-/* c = other + dropout(x W + b) */
-static enum aq_status residual(const struct layer_run *run, uint64_t K, const void *x, uint32_t weight, uint32_t site,
-                               const float *other, float *c)
+/* The first tokens meet each other alone; later ones meet what these have left in the cache, too. */
+static enum aq_status attend(const struct layer_run *run, const struct decoder_shape *shape)
 {
-    struct aq_matmul args =
-        layer_product(run, run->rows_in, run->layer->in.columns, K, x, run->w[weight], c, AQ_F32, run->w[weight + 1]);
-    args.after = AQ_AFTER_RESIDUAL;
-    args.other = (void *)(uintptr_t)other; /* read only */
-    args.dropout = layer_dropout(run, site);
-    args.dropout_sample_rows = run->tokens;
-    return aq_device_matmul(run->device, &args, run->stream);
+    const struct decoder_slot *kept = run->slot;
+    const struct aq_attention attention = attention_of(run, shape);
+    const struct aq_attention_cached cached = {.samples = run->samples,
+                                               .T = run->tokens,
+                                               .first = run->first,
+                                               .rows = run->config->T,
+                                               .H = shape->H,
+                                               .kv_heads = shape->kv_heads,
+                                               .D = shape->D,
+                                               .window = shape->window,
+                                               .scale = shape->score_scale,
+                                               .type = stage_type(run->config->precision),
+                                               .qkv = kept->qkv,
+                                               .cache = kept->cache,
+                                               .out = run->first ? kept->attention : NULL};
+    if (run->config->extends) AQ_TRY(aq_device_attention_cached(run->device, &cached, run->stream));
+    return run->first ? AQ_OK : aq_device_attention(run->device, &attention, run->stream);
+}
+
+static struct decoder_norm norm1_of(const struct layer_run *run, const struct decoder_shape *shape)
+{
+    const struct decoder_slot *kept = run->slot;
+    return (struct decoder_norm){shape->tensor[NORM1], shape->tensor[NORM1_BIAS], kept->mean1, kept->rstd1};
+}
+
+static struct decoder_norm norm2_of(const struct layer_run *run, const struct decoder_shape *shape)
+{
+    const struct decoder_slot *kept = run->slot;
+    return (struct decoder_norm){shape->tensor[NORM2], shape->tensor[NORM2_BIAS], kept->mean2, kept->rstd2};
+}
+
+static struct decoder_norm post_of(const struct layer_run *run, const struct decoder_shape *shape, uint32_t site)
+{
+    const struct decoder_slot *kept = run->slot;
+    const bool mlp = site == SITE_MLP;
+    return (struct decoder_norm){.gamma = shape->tensor[mlp ? POST2 : POST1],
+                                 .beta = LAYER_NO_TENSOR,
+                                 .rstd = mlp ? kept->rstd_post2 : kept->rstd_post1};
+}
+
+/* A tensor of the block or its gradient, or NULL. */
+static float *tensor_of(float *const *of, const struct decoder_shape *shape, enum decoder_tensor tensor)
+{
+    return shape->tensor[tensor] == LAYER_NO_TENSOR ? NULL : of[shape->tensor[tensor]];
+}
+
+/* ---- Forward. */
+
+/* c = other + norm(x W); c NULL: what backward reads, and no more. */
+static enum aq_status residual_normed(const struct layer_run *run, const struct decoder_shape *shape,
+                                      const struct linear *linear, const void *x, uint32_t site, const float *other,
+                                      float *c)
+{
+    const struct decoder_slot *kept = run->slot;
+    const struct decoder_state *work = run->state;
+    const struct decoder_norm norm = post_of(run, shape, site);
+    float *product = site == SITE_MLP ? kept->post2 : kept->post1;
+    const struct linear_to to = {.c = product, .type = AQ_F32};
+    AQ_TRY(linear_forward(run, linear, run->rows_in, rows_of(x), &to));
+    return decoder_post_norm(run, &norm, run->rows_in, product, c ? other : NULL, c ? c : work->dnorm);
+}
+
+/* c = other + dropout(x W + b), or as residual_normed. */
+static enum aq_status residual(const struct layer_run *run, const struct decoder_shape *shape,
+                               const struct linear *linear, const void *x, uint32_t site, const float *other, float *c)
+{
+    if (shape->form->posts) return residual_normed(run, shape, linear, x, site, other, c);
+    if (!c) return AQ_OK;
+    const struct linear_to to = {.c = c,
+                                 .type = AQ_F32,
+                                 .after = AQ_AFTER_RESIDUAL,
+                                 .other = (void *)(uintptr_t)other, /* read only */
+                                 .dropout = layer_dropout(run, site)};
+    return linear_forward(run, linear, run->rows_in, rows_of(x), &to);
+}
+
+/* Queries, keys and values as attention reads them. */
+static enum aq_status heads_forward(const struct layer_run *run, const struct decoder_shape *shape)
+{
+    const struct decoder_slot *kept = run->slot;
+    const struct decoder_state *state = run->state;
+    const enum aq_element type = stage_type(run->config->precision);
+    void *product = shape->heads_normed ? kept->heads : kept->qkv;
+    const struct linear_to to = {.c = product, .type = type};
+    AQ_TRY(linear_forward(run, &shape->in, run->rows_in, rows_of(kept->norm1), &to));
+    const struct aq_rope args = {.samples = run->samples,
+                                 .T = run->tokens,
+                                 .H = shape->H,
+                                 .kv_heads = shape->kv_heads,
+                                 .D = shape->D,
+                                 .R = shape->R,
+                                 .type = type,
+                                 .x = product,
+                                 .y = kept->qkv,
+                                 .table = shape->R ? state->angles + run->first * shape->R : NULL,
+                                 .q_gamma = tensor_of(run->w, shape, QUERY_NORM),
+                                 .k_gamma = tensor_of(run->w, shape, KEY_NORM),
+                                 .plus = shape->form->plus,
+                                 .epsilon = run->config->model.norm_eps,
+                                 .rstd = kept->rstd_heads};
+    return shape->R || shape->heads_normed ? aq_device_rope(run->device, &args, run->stream) : AQ_OK;
+}
+
+/* The activation of what an MLP's first product gives. */
+static enum aq_status up_forward(const struct layer_run *run, const struct decoder_shape *shape)
+{
+    const struct decoder_slot *kept = run->slot;
+    const enum aq_element type = stage_type(run->config->precision);
+    const struct linear_to gelu = {.c = kept->after, .type = type, .after = AQ_AFTER_GELU, .other = kept->before};
+    const struct linear_to plain = {.c = kept->before, .type = type};
+    const bool gated = shape->form->gated;
+    AQ_TRY(linear_forward(run, &shape->up, run->rows_in, rows_of(kept->norm2), gated ? &plain : &gelu));
+    const struct aq_gated args = {.rows = run->rows_in,
+                                  .F = shape->F,
+                                  .gate = shape->form->gate,
+                                  .type = type,
+                                  .x = kept->before,
+                                  .y = kept->after};
+    return gated ? aq_device_gated(run->device, &args, run->stream) : AQ_OK;
 }
 
 static enum aq_status forward(const struct layer_run *run, const float *x, float *y)
 {
     const struct decoder_slot *kept = run->slot;
-    const uint64_t C = run->layer->in.columns, rows = run->rows_in;
-    const enum aq_element type = stage_type(run->config->precision);
-    float *const *w = run->w;
-    AQ_TRY(layer_norm(run, rows, x, &w[NORM1], kept->norm1, kept->mean1, kept->rstd1));
-    struct aq_matmul args = layer_product(run, rows, 3 * C, C, kept->norm1, w[QKV], kept->qkv, type, w[QKV_BIAS]);
-    AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
-    const struct aq_attention attention = attention_of(run);
-    AQ_TRY(aq_device_attention(run->device, &attention, run->stream));
-    AQ_TRY(residual(run, C, kept->attention, PROJECTION, SITE_PROJECTION, x, kept->middle));
-    AQ_TRY(layer_norm(run, rows, kept->middle, &w[NORM2], kept->norm2, kept->mean2, kept->rstd2));
-    args = layer_product(run, rows, 4 * C, C, kept->norm2, w[FC], kept->after_gelu, type, w[FC_BIAS]);
-    args.after = AQ_AFTER_GELU;
-    args.other = kept->before_gelu;
-    AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
-    return y ? residual(run, 4 * C, kept->after_gelu, MLP, SITE_MLP, kept->middle, y) : AQ_OK;
+    struct decoder_shape shape;
+    decoder_shape(run->layer, &run->config->model, &shape);
+    const struct decoder_norm norm1 = norm1_of(run, &shape), norm2 = norm2_of(run, &shape);
+    AQ_TRY(decoder_norm(run, &norm1, run->rows_in, x, kept->norm1));
+    AQ_TRY(heads_forward(run, &shape));
+    AQ_TRY(attend(run, &shape));
+    AQ_TRY(residual(run, &shape, &shape.projection, kept->attention, SITE_PROJECTION, x, kept->middle));
+    AQ_TRY(decoder_norm(run, &norm2, run->rows_in, kept->middle, kept->norm2));
+    AQ_TRY(up_forward(run, &shape));
+    return residual(run, &shape, &shape.mlp, kept->after, SITE_MLP, kept->middle, y);
 }
+
+/* ---- Backward. */
 
 /* Where that gradient of a branch lies which its weights are multiplied by: in the slot, where that comes later. */
 static void *branch_memory(const struct layer_run *run, uint32_t site)
@@ -180,8 +371,8 @@ static void *branch_memory(const struct layer_run *run, uint32_t site)
 }
 
 /*
- * The gradient of what a residual added: dx itself, or dx masked or rounded; and its bias' gradient. made: a layer norm
- * has made both.
+ * The gradient of what a residual added: dx itself, or dx masked or rounded; and its bias' gradient. made: a norm has
+ * made both.
  */
 static enum aq_status branch_gradient(const struct layer_run *run, uint32_t site, const float *dx, float *bias,
                                       bool made, const void **out)
@@ -204,43 +395,65 @@ static enum aq_status branch_gradient(const struct layer_run *run, uint32_t site
     return layer_column_sum(run, *out, run->rows_in, C, bias);
 }
 
-static struct layer_ending ending_at(const struct layer_run *run, uint32_t site, uint32_t bias)
+/* The same through the norm behind a branch: that of dx is added to what is in the norm's memory of work, zeroes. */
+static enum aq_status post_gradient(const struct layer_run *run, const struct decoder_shape *shape, uint32_t site,
+                                    const float *dx, const void **out)
+{
+    const struct decoder_slot *kept = run->slot;
+    const struct decoder_state *work = run->state;
+    const enum aq_element type = stage_type(run->config->precision);
+    const struct decoder_norm norm = post_of(run, shape, site);
+    const struct layer_ending rounded = {.rounded = type == AQ_F32 ? NULL : branch_memory(run, site), .type = type};
+    float *to = run->split && type == AQ_F32 ? branch_memory(run, site) : work->dnorm;
+    AQ_TRY(aq_device_zero(run->device, to, run->rows_in * shape->C * sizeof *to, run->stream));
+    *out = type == AQ_F32 ? (const void *)to : rounded.rounded;
+    return decoder_norm_gradient(run, &norm, run->rows_in, dx, site == SITE_MLP ? kept->post2 : kept->post1, to,
+                                 &rounded);
+}
+
+static struct layer_ending ending_at(const struct layer_run *run, uint32_t site, float *bias)
 {
     const enum aq_element type = stage_type(run->config->precision);
+    if (run->layer->form->posts) return (struct layer_ending){.type = type}; /* its norm makes what it wants */
     return (struct layer_ending){
-        .sums = run->g[bias], .rounded = type == AQ_F32 ? NULL : branch_memory(run, site), .type = type};
+        .sums = bias, .rounded = type == AQ_F32 ? NULL : branch_memory(run, site), .type = type};
 }
 
 static void ending(const struct layer_run *run, struct layer_ending *out)
 {
-    *out = ending_at(run, SITE_MLP, MLP_BIAS);
+    struct decoder_shape shape;
+    decoder_shape(run->layer, &run->config->model, &shape);
+    *out = ending_at(run, SITE_MLP, tensor_of(run->g, &shape, MLP_BIAS));
 }
 
-static enum aq_status mlp_weights(const struct layer_run *run, const struct decoder_gradients *of)
+static enum aq_status mlp_weights(const struct layer_run *run, const struct decoder_shape *shape,
+                                  const struct decoder_gradients *of)
 {
     const struct decoder_slot *kept = run->slot;
-    const uint64_t C = run->layer->in.columns, rows = run->rows_in;
-    AQ_TRY(layer_weight_gradient(run, rows, 4 * C, C, kept->after_gelu, of->mlp, run->g[MLP]));
-    AQ_TRY(layer_weight_gradient(run, rows, C, 4 * C, kept->norm2, of->u, run->g[FC]));
-    return layer_column_sum(run, of->u, rows, 4 * C, run->g[FC_BIAS]);
+    AQ_TRY(linear_weight_gradient(run, &shape->mlp, run->rows_in, rows_of(kept->after), rows_of(of->mlp)));
+    AQ_TRY(linear_weight_gradient(run, &shape->up, run->rows_in, rows_of(kept->norm2), rows_of(of->u)));
+    return linear_bias_gradient(run, &shape->up, run->rows_in, rows_of(of->u));
 }
 
-static enum aq_status attention_weights(const struct layer_run *run, const struct decoder_gradients *of)
+static enum aq_status attention_weights(const struct layer_run *run, const struct decoder_shape *shape,
+                                        const struct decoder_gradients *of)
 {
     const struct decoder_slot *kept = run->slot;
-    const uint64_t C = run->layer->in.columns, rows = run->rows_in;
-    AQ_TRY(layer_weight_gradient(run, rows, C, C, kept->attention, of->projection, run->g[PROJECTION]));
-    AQ_TRY(layer_weight_gradient(run, rows, C, 3 * C, kept->norm1, of->qkv, run->g[QKV]));
-    return layer_column_sum(run, of->qkv, rows, 3 * C, run->g[QKV_BIAS]);
+    const struct linear *projection = &shape->projection;
+    AQ_TRY(linear_weight_gradient(run, projection, run->rows_in, rows_of(kept->attention), rows_of(of->projection)));
+    AQ_TRY(linear_weight_gradient(run, &shape->in, run->rows_in, rows_of(kept->norm1), rows_of(of->qkv)));
+    return linear_bias_gradient(run, &shape->in, run->rows_in, rows_of(of->qkv));
 }
 
 static enum aq_status weights(const struct layer_run *run, const float *x)
 {
     const struct decoder_slot *kept = run->slot;
-    const struct decoder_gradients of = {kept->dmlp, kept->before_gelu, kept->dprojection, kept->qkv};
+    const struct decoder_gradients of = {kept->dmlp, kept->before, kept->dprojection, kept->qkv};
+    struct decoder_shape shape;
     (void)x;
-    AQ_TRY(mlp_weights(run, &of));
-    return attention_weights(run, &of);
+    decoder_shape(run->layer, &run->config->model, &shape);
+    AQ_TRY(mlp_weights(run, &shape, &of));
+    return attention_weights(run, &shape, &of);
 }
 
 static void swap(void **a, void **b)
@@ -250,82 +463,129 @@ static void swap(void **a, void **b)
     *b = kept;
 }
 
-static enum aq_status mlp_backward(const struct layer_run *run, float *dx)
+/* Through the MLP's second product and its activation, to *du. */
+static enum aq_status up_backward(const struct layer_run *run, const struct decoder_shape *shape, const void *dmlp,
+                                  const void **du)
 {
     struct decoder_slot *kept = run->slot;
     struct decoder_state *work = run->state;
-    const uint64_t C = run->layer->in.columns, rows = run->rows_in;
     const enum aq_element type = stage_type(run->config->precision);
-    float *const *w = run->w, *const *g = run->g;
-    struct decoder_gradients of = {.u = work->du};
-    AQ_TRY(branch_gradient(run, SITE_MLP, dx, g[MLP_BIAS], run->made, &of.mlp));
-    struct aq_matmul args = layer_input_gradient(run, rows, 4 * C, C, of.mlp, w[MLP], work->du, type);
-    args.after = AQ_AFTER_GELU_BACKWARD;
-    args.other = kept->before_gelu;
-    if (layer_goes_on(run->layer, MLP)) AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
-    if (!run->split) AQ_TRY(mlp_weights(run, &of));
-    if (run->split && layer_goes_on(run->layer, MLP)) swap(&work->du, &kept->before_gelu);
-    if (!layer_goes_on(run->layer, FC)) return AQ_OK;
-    args = layer_input_gradient(run, rows, C, 4 * C, of.u, w[FC], work->dnorm, AQ_F32);
-    AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
-    const struct layer_ending next = ending_at(run, SITE_PROJECTION, PROJECTION_BIAS);
-    return layer_norm_gradient(run, rows, work->dnorm, kept->middle, w[NORM2], kept->mean2, kept->rstd2, dx, &g[NORM2],
-                               run->dropped ? NULL : &next);
+    const struct linear_to gelu = {.c = work->du, .type = type, .after = AQ_AFTER_GELU_BACKWARD, .other = kept->before};
+    const struct linear_to plain = {.c = work->dafter, .type = type};
+    const bool gated = shape->form->gated;
+    *du = gated ? kept->before : work->du;
+    if (!linear_goes_on(run->layer, &shape->mlp)) return AQ_OK;
+    AQ_TRY(linear_input_gradient(run, &shape->mlp, run->rows_in, rows_of(dmlp), gated ? &plain : &gelu));
+    const struct aq_gated_backward args = {.rows = run->rows_in,
+                                           .F = shape->F,
+                                           .gate = shape->form->gate,
+                                           .type = type,
+                                           .x = kept->before,
+                                           .dy = work->dafter,
+                                           .dx = kept->before};
+    return gated ? aq_device_gated_backward(run->device, &args, run->stream) : AQ_OK;
 }
 
-/* Through the projection and the heads, to dqkv. */
-static enum aq_status heads_backward(const struct layer_run *run, const void *dprojection)
+static enum aq_status mlp_backward(const struct layer_run *run, const struct decoder_shape *shape, float *dx)
 {
+    struct decoder_slot *kept = run->slot;
+    struct decoder_state *work = run->state;
+    const struct linear_to dnorm = {.c = work->dnorm, .type = AQ_F32};
+    struct decoder_gradients of = {0};
+    if (shape->form->posts)
+        AQ_TRY(post_gradient(run, shape, SITE_MLP, dx, &of.mlp));
+    else
+        AQ_TRY(branch_gradient(run, SITE_MLP, dx, tensor_of(run->g, shape, MLP_BIAS), run->made, &of.mlp));
+    AQ_TRY(up_backward(run, shape, of.mlp, &of.u));
+    if (!run->split) AQ_TRY(mlp_weights(run, shape, &of));
+    if (run->split && of.u == work->du && linear_goes_on(run->layer, &shape->mlp)) swap(&work->du, &kept->before);
+    if (!linear_goes_on(run->layer, &shape->up)) return AQ_OK;
+    AQ_TRY(linear_input_gradient(run, &shape->up, run->rows_in, rows_of(of.u), &dnorm));
+    const struct layer_ending next = ending_at(run, SITE_PROJECTION, tensor_of(run->g, shape, PROJECTION_BIAS));
+    const struct decoder_norm norm2 = norm2_of(run, shape);
+    return decoder_norm_gradient(run, &norm2, run->rows_in, work->dnorm, kept->middle, dx, run->dropped ? NULL : &next);
+}
+
+/* Through the projection and the heads, to the gradient of what the first product gave. */
+static enum aq_status heads_backward(const struct layer_run *run, const struct decoder_shape *shape,
+                                     const void *dprojection)
+{
+    const struct decoder_slot *kept = run->slot;
     const struct decoder_state *work = run->state;
-    const uint64_t C = run->layer->in.columns;
     const enum aq_element type = stage_type(run->config->precision);
-    const struct aq_matmul args =
-        layer_input_gradient(run, run->rows_in, C, C, dprojection, run->w[PROJECTION], work->dattention, type);
-    AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
-    struct aq_attention attention = attention_of(run);
+    const struct linear_to to = {.c = work->dattention, .type = type};
+    const bool turned = shape->R || shape->heads_normed;
+    AQ_TRY(linear_input_gradient(run, &shape->projection, run->rows_in, rows_of(dprojection), &to));
+    struct aq_attention attention = attention_of(run, shape);
     attention.dout = work->dattention;
     attention.dqkv = work->dqkv;
-    attention.dqkv_rounded = work->dqkv_rounded;
-    return aq_device_attention_backward(run->device, &attention, run->stream);
+    attention.dqkv_rounded = turned ? NULL : work->dqkv_rounded;
+    AQ_TRY(aq_device_attention_backward(run->device, &attention, run->stream));
+    const struct aq_rope_backward args = {.samples = run->samples,
+                                          .T = run->tokens,
+                                          .H = shape->H,
+                                          .kv_heads = shape->kv_heads,
+                                          .D = shape->D,
+                                          .R = shape->R,
+                                          .type = type,
+                                          .dy = work->dqkv,
+                                          .dx = type == AQ_F32 ? work->dqkv : work->dqkv_rounded,
+                                          .table = work->angles,
+                                          .x = kept->heads,
+                                          .q_gamma = tensor_of(run->w, shape, QUERY_NORM),
+                                          .k_gamma = tensor_of(run->w, shape, KEY_NORM),
+                                          .rstd = kept->rstd_heads,
+                                          .plus = shape->form->plus,
+                                          .dq_gamma = tensor_of(run->g, shape, QUERY_NORM),
+                                          .dk_gamma = tensor_of(run->g, shape, KEY_NORM)};
+    return turned ? aq_device_rope_backward(run->device, &args, run->stream) : AQ_OK;
 }
 
-static enum aq_status attention_backward(const struct layer_run *run, const float *x, float *dx,
-                                         const struct layer_ending *below)
+static enum aq_status attention_backward(const struct layer_run *run, const struct decoder_shape *shape, const float *x,
+                                         float *dx, const struct layer_ending *below)
 {
     struct decoder_slot *kept = run->slot;
     struct decoder_state *work = run->state;
-    const uint64_t C = run->layer->in.columns, rows = run->rows_in;
-    const enum aq_element type = stage_type(run->config->precision);
-    float *const *w = run->w, *const *g = run->g;
-    void **dqkv = type == AQ_F32 ? &work->dqkv : &work->dqkv_rounded;
+    const struct linear_to dnorm = {.c = work->dnorm, .type = AQ_F32};
+    void **dqkv = stage_type(run->config->precision) == AQ_F32 ? &work->dqkv : &work->dqkv_rounded;
+    const struct linear *projection = &shape->projection;
     struct decoder_gradients of = {.qkv = *dqkv};
-    if (!layer_goes_on(run->layer, NORM2)) return AQ_OK;
-    AQ_TRY(branch_gradient(run, SITE_PROJECTION, dx, g[PROJECTION_BIAS], !run->dropped, &of.projection));
-    if (layer_goes_on(run->layer, PROJECTION)) AQ_TRY(heads_backward(run, of.projection));
-    if (!run->split) AQ_TRY(attention_weights(run, &of));
-    if (run->split && layer_goes_on(run->layer, PROJECTION)) swap(dqkv, &kept->qkv);
-    if (!layer_goes_on(run->layer, QKV)) return AQ_OK;
-    const struct aq_matmul args = layer_input_gradient(run, rows, C, 3 * C, of.qkv, w[QKV], work->dnorm, AQ_F32);
-    AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
-    return layer_norm_gradient(run, rows, work->dnorm, x, w[NORM1], kept->mean1, kept->rstd1, dx, &g[NORM1], below);
+    if (!layer_goes_on(run->layer, shape->tensor[NORM2])) return AQ_OK;
+    if (shape->form->posts)
+        AQ_TRY(post_gradient(run, shape, SITE_PROJECTION, dx, &of.projection));
+    else
+        AQ_TRY(branch_gradient(run, SITE_PROJECTION, dx, tensor_of(run->g, shape, PROJECTION_BIAS), !run->dropped,
+                               &of.projection));
+    if (linear_goes_on(run->layer, projection)) AQ_TRY(heads_backward(run, shape, of.projection));
+    if (!run->split) AQ_TRY(attention_weights(run, shape, &of));
+    if (run->split && linear_goes_on(run->layer, projection)) swap(dqkv, &kept->qkv);
+    if (!linear_goes_on(run->layer, &shape->in)) return AQ_OK;
+    AQ_TRY(linear_input_gradient(run, &shape->in, run->rows_in, rows_of(of.qkv), &dnorm));
+    const struct decoder_norm norm1 = norm1_of(run, shape);
+    return decoder_norm_gradient(run, &norm1, run->rows_in, work->dnorm, x, dx, below);
 }
 
 static enum aq_status backward(const struct layer_run *run, const float *x, const float *dy, float *dx,
                                const struct layer_ending *below)
 {
+    struct decoder_shape shape;
     AQ_ASSERT(dy == dx);
-    AQ_TRY(mlp_backward(run, dx));
-    return attention_backward(run, x, dx, below);
+    decoder_shape(run->layer, &run->config->model, &shape);
+    AQ_TRY(mlp_backward(run, &shape, dx));
+    return attention_backward(run, &shape, x, dx, below);
 }
 
 const struct layer_kind layer_decoder = {.name = "decoder",
                                          .in_place = true,
                                          .makes_ending = true,
+                                         .extends = true,
                                          .sites = SITES,
                                          .state_bytes = sizeof(struct decoder_state),
                                          .slot_bytes = sizeof(struct decoder_slot),
                                          .tensors = tensors,
+                                         .linears = linears,
                                          .place = place,
+                                         .open = open,
                                          .flops = flops,
                                          .forward = forward,
                                          .backward = backward,

@@ -1,10 +1,16 @@
 /*
- * layer_embedding.c -- tokens and their places as rows of two tables, added: the first layer of a language model.
+ * layer_embedding.c -- tokens, and their places where heads do not turn, as rows of tables, added: the first layer of a
+ * language model.
+ *
+ * A form may scale rows of tokens by the root of their columns, a number that is rounded as the products' operands are.
  *
  * There is nothing below it: its backward is its tables' gradients alone, and split all of it is the weight half. So a
  * head that shares the table is added first in both.
  */
-#include "layer.h"
+#include "decoder.h"
+
+#include <math.h>
+#include <string.h>
 
 enum { TOKEN_TABLE, POSITION_TABLE };
 
@@ -16,8 +22,9 @@ struct embedding_slot {
 static void tensors(const struct layer *layer, const struct aq_stage_config *config, struct layer_list *list)
 {
     const float std = config->model.init_std;
-    layer_list_add(list, "wte.weight", config->model.vocabulary, layer->out.columns, std, 0);
-    layer_list_add(list, "wpe.weight", config->model.context, layer->out.columns, std, 0);
+    layer_list_add(list, layer->form->tokens, config->model.vocabulary, layer->out.columns, std, 0);
+    if (layer->form->positions)
+        layer_list_add(list, layer->form->positions, config->model.context, layer->out.columns, std, 0);
 }
 
 static void place(const struct layer *layer, const struct aq_stage_config *config, enum layer_memory what,
@@ -45,22 +52,40 @@ static enum aq_status take(const struct layer_run *run, const struct aq_batch *b
     const int32_t *tokens = aq_batch_find(batch, "tokens", AQ_FIELD_I32, T);
     for (uint32_t sample = 0; sample < run->samples; sample++)
         for (uint32_t t = 0; t < run->tokens; t++)
-            slot->host_tokens[(uint64_t)sample * run->tokens + t] = t < used ? tokens[(uint64_t)sample * T + t] : 0;
+            slot->host_tokens[(uint64_t)sample * run->tokens + t] =
+                run->first + t < used ? tokens[(uint64_t)sample * T + run->first + t] : 0;
     return aq_device_copy(run->device, slot->tokens, slot->host_tokens, run->rows_out * sizeof *slot->tokens,
                           run->stream);
+}
+
+static float scale_of(const struct layer_run *run)
+{
+    const enum aq_element type = stage_type(run->config->precision);
+    float root = sqrtf((float)run->layer->out.columns);
+    uint32_t bits;
+    if (!run->layer->form->scaled) return 0.0f;
+    if (type == AQ_F16) return aq_half_to_float(aq_half_from_float(root));
+    if (type != AQ_BF16) return root;
+    memcpy(&bits, &root, sizeof bits);
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000; /* to nearest, ties to even */
+    memcpy(&root, &bits, sizeof root);
+    return root;
 }
 
 static enum aq_status forward(const struct layer_run *run, const float *x, float *y)
 {
     const struct embedding_slot *slot = run->slot;
+    const uint64_t C = run->layer->out.columns;
+    const float *positions = run->layer->form->positions ? run->w[POSITION_TABLE] + run->first * C : NULL;
     (void)x;
     const struct aq_embedding args = {.samples = run->samples,
                                       .T = run->tokens,
-                                      .C = run->layer->out.columns,
+                                      .C = C,
                                       .V = run->config->model.vocabulary,
                                       .tokens = slot->tokens,
                                       .token_table = run->w[TOKEN_TABLE],
-                                      .position_table = run->w[POSITION_TABLE],
+                                      .position_table = positions,
+                                      .scale = scale_of(run),
                                       .x = y,
                                       .dropout = layer_dropout(run, 0)};
     return aq_device_embedding(run->device, &args, run->stream);
@@ -76,7 +101,9 @@ static enum aq_status tables_gradient(const struct layer_run *run, const float *
                                                .tokens = slot->tokens,
                                                .dx = dy,
                                                .token_gradient = run->g[TOKEN_TABLE],
-                                               .position_gradient = run->g[POSITION_TABLE],
+                                               .position_gradient =
+                                                   run->layer->form->positions ? run->g[POSITION_TABLE] : NULL,
+                                               .scale = scale_of(run),
                                                .dropout = layer_dropout(run, 0)};
     return aq_device_embedding_backward(run->device, &args, run->stream);
 }
@@ -100,6 +127,7 @@ static enum aq_status weights(const struct layer_run *run, const float *x)
 }
 
 const struct layer_kind layer_embedding = {.name = "embedding",
+                                           .extends = true,
                                            .sites = 1,
                                            .slot_bytes = sizeof(struct embedding_slot),
                                            .tensors = tensors,

@@ -11,9 +11,7 @@
  * The weights are the embedding's table where both are on one stage and the model is tied; else a tensor of their own
  * that begins with the same values.
  */
-#include "layer.h"
-
-enum { NORM, NORM_BIAS, WEIGHT };
+#include "decoder.h"
 
 /* Logits of a chunk take at most this much; a micro-batch of 1024 tokens of GPT-2's vocabulary is one chunk. */
 enum { LOGITS_BYTES_MAX = 256 << 20 };
@@ -56,19 +54,23 @@ static struct chunks chunks_of(const struct layer *layer, const struct aq_stage_
 /* Does anything want the gradient of what the product reads? */
 static bool norm_learns(const struct layer *layer)
 {
-    return layer_goes_on(layer, WEIGHT);
+    return layer_goes_on(layer, DECODER_HEAD);
+}
+
+static struct linear linear_of_head(const struct layer *layer)
+{
+    return linear_of(layer->in.columns, layer->out.columns, true, DECODER_HEAD, LAYER_NO_TENSOR);
 }
 
 static void tensors(const struct layer *layer, const struct aq_stage_config *config, struct layer_list *list)
 {
-    layer_list_add(list, "ln_f.weight", 0, layer->in.columns, 0, 1);
-    layer_list_add(list, "ln_f.bias", 0, layer->in.columns, 0, 0);
+    const struct decoder_form *form = layer->form;
+    decoder_final_norm(layer, list);
     if (config->model.tied && config->layer_first == 0) {
-        layer_list_alias(list, "lm_head.weight", "wte.weight", "say model.tied: false");
+        layer_list_alias(list, form->head, form->tokens, "say model.tied: false");
         return;
     }
-    layer_list_add_as(list, "lm_head.weight", "wte.weight", layer->out.columns, layer->in.columns,
-                      config->model.init_std);
+    layer_list_add_as(list, form->head, form->tokens, layer->out.columns, layer->in.columns, config->model.init_std, 0);
 }
 
 static void place(const struct layer *layer, const struct aq_stage_config *config, enum layer_memory what,
@@ -82,7 +84,7 @@ static void place(const struct layer *layer, const struct aq_stage_config *confi
     switch (what) {
     case LAYER_SLOT:
         slot->norm = aq_arena_take(arena, N * typed);
-        slot->mean = aq_arena_take(arena, rows * sizeof(float));
+        if (!layer->form->rms) slot->mean = aq_arena_take(arena, rows * sizeof(float));
         slot->rstd = aq_arena_take(arena, rows * sizeof(float));
         slot->losses = aq_arena_take(arena, rows * sizeof(float));
         slot->dlogits = config->split ? aq_arena_take(arena, rows * chunks.stride * typed) : NULL;
@@ -108,9 +110,9 @@ static void place(const struct layer *layer, const struct aq_stage_config *confi
 
 static void flops(const struct layer *layer, const struct aq_stage_config *config, struct layer_flops *out)
 {
-    const double product = 2.0 * config->B * layer->in.rows * layer->in.columns * (double)layer->out.columns;
-    const double weights = layer->trained >> WEIGHT & 1 ? product : 0;
-    *out = (struct layer_flops){product, weights + (norm_learns(layer) ? product : 0), weights};
+    const struct linear linear = linear_of_head(layer);
+    *out = (struct layer_flops){0};
+    linear_flops(layer, &linear, (double)config->B * layer->in.rows, out);
 }
 
 static enum aq_status check(const struct layer *layer, const struct aq_stage_config *config,
@@ -152,19 +154,21 @@ static void *dlogits_of(const struct layer_run *run, uint64_t first, uint64_t *s
     return kept ? kept + first * chunks.stride * typed : (void *)state->logits;
 }
 
+/* The norm's rows from `first` on. */
+static struct linear_rows norm_rows(const struct layer_run *run, uint64_t first)
+{
+    const struct head_slot *slot = run->slot;
+    const uint64_t bytes = run->layer->in.columns * aq_element_bytes(stage_type(run->config->precision));
+    return (struct linear_rows){(const uint8_t *)slot->norm + first * bytes, 0};
+}
+
 /* Logits of `rows` rows of the norm from `first` on. */
 static enum aq_status logits_make(const struct layer_run *run, uint64_t first, uint64_t rows, uint64_t stride)
 {
-    const struct head_slot *slot = run->slot;
     const struct head_state *state = run->state;
-    const uint64_t C = run->layer->in.columns, V = run->layer->out.columns;
-    const uint8_t *norm =
-        (const uint8_t *)slot->norm + first * C * aq_element_bytes(stage_type(run->config->precision));
-    struct aq_matmul args = layer_product(run, rows, V, C, norm, run->w[WEIGHT], state->logits, AQ_F32, NULL);
-    args.b_transposed = true;
-    args.b_stride = C;
-    args.c_stride = stride;
-    return aq_device_matmul(run->device, &args, run->stream);
+    const struct linear linear = linear_of_head(run->layer);
+    const struct linear_to to = {.c = state->logits, .type = AQ_F32, .stride = stride};
+    return linear_forward(run, &linear, rows, norm_rows(run, first), &to);
 }
 
 /* Logits of rows [first, first+rows) and their losses; their gradient too, where `gradient`. */
@@ -189,13 +193,20 @@ static enum aq_status head_chunk(const struct layer_run *run, uint64_t first, ui
     return run->task->loss(run->device, &loss, run->stream);
 }
 
+static struct decoder_norm norm_of(const struct layer_run *run)
+{
+    const struct head_slot *slot = run->slot;
+    return decoder_final_norm_of(slot->mean, slot->rstd);
+}
+
 static enum aq_status forward(const struct layer_run *run, const float *x, float *y)
 {
     const struct head_slot *slot = run->slot;
     struct head_state *state = run->state;
     const uint64_t rows = run->rows_in;
     (void)y;
-    AQ_TRY(layer_norm(run, rows, x, &run->w[NORM], slot->norm, slot->mean, slot->rstd));
+    const struct decoder_norm norm = norm_of(run);
+    AQ_TRY(decoder_norm(run, &norm, rows, x, slot->norm));
     if (!run->compares) return AQ_OK;
     const uint64_t chunk = chunks_of(run->layer, run->config).rows;
     const bool gradient = run->train && (dlogits_kept(run) || rows <= chunk);
@@ -215,28 +226,10 @@ static void count(const struct layer_run *run, struct aq_stage_loss *out)
 
 static enum aq_status head_chunk_weights(const struct layer_run *run, uint64_t first, uint64_t rows)
 {
-    const struct head_slot *slot = run->slot;
-    const uint64_t C = run->layer->in.columns, V = run->layer->out.columns;
-    const enum aq_element type = stage_type(run->config->precision);
-    uint64_t stride;
-    const void *dlogits = dlogits_of(run, first, &stride);
-    const uint8_t *norm = (const uint8_t *)slot->norm + first * C * aq_element_bytes(type);
-    const struct aq_matmul args = {.M = V,
-                                   .N = C,
-                                   .K = rows,
-                                   .a = dlogits,
-                                   .a_stride = stride,
-                                   .a_type = type,
-                                   .a_transposed = true,
-                                   .b = norm,
-                                   .b_stride = C,
-                                   .b_type = type,
-                                   .compute = stage_compute(run->config->precision),
-                                   .c = run->g[WEIGHT],
-                                   .c_stride = C,
-                                   .c_type = AQ_F32,
-                                   .accumulate = true};
-    return run->g[WEIGHT] ? aq_device_matmul(run->device, &args, run->stream) : AQ_OK;
+    const struct linear linear = linear_of_head(run->layer);
+    struct linear_rows dlogits;
+    dlogits.at = dlogits_of(run, first, &dlogits.stride);
+    return linear_weight_gradient(run, &linear, rows, norm_rows(run, first), dlogits);
 }
 
 static enum aq_status weights(const struct layer_run *run, const float *x)
@@ -252,26 +245,11 @@ static enum aq_status weights(const struct layer_run *run, const float *x)
 static enum aq_status head_chunk_backward(const struct layer_run *run, uint64_t first, uint64_t rows)
 {
     const struct head_state *state = run->state;
-    const uint64_t C = run->layer->in.columns, V = run->layer->out.columns;
-    const enum aq_element type = stage_type(run->config->precision);
-    uint64_t stride;
-    const void *dlogits = dlogits_of(run, first, &stride);
-    enum aq_element b_type;
-    const void *operand = layer_operand(run, run->w[WEIGHT], &b_type);
-    const struct aq_matmul args = {.M = rows,
-                                   .N = C,
-                                   .K = V,
-                                   .a = dlogits,
-                                   .a_stride = stride,
-                                   .a_type = type,
-                                   .b = operand,
-                                   .b_stride = C,
-                                   .b_type = b_type,
-                                   .compute = stage_compute(run->config->precision),
-                                   .c = state->dnorm + first * C,
-                                   .c_stride = C,
-                                   .c_type = AQ_F32};
-    if (norm_learns(run->layer)) AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
+    const struct linear linear = linear_of_head(run->layer);
+    struct linear_rows dlogits;
+    dlogits.at = dlogits_of(run, first, &dlogits.stride);
+    const struct linear_to to = {.c = state->dnorm + first * run->layer->in.columns, .type = AQ_F32};
+    if (norm_learns(run->layer)) AQ_TRY(linear_input_gradient(run, &linear, rows, dlogits, &to));
     return run->split ? AQ_OK : head_chunk_weights(run, first, rows);
 }
 
@@ -283,7 +261,6 @@ static enum aq_status head_chunk_backward(const struct layer_run *run, uint64_t 
 static enum aq_status backward(const struct layer_run *run, const float *x, const float *dy, float *dx,
                                const struct layer_ending *below)
 {
-    const struct head_slot *slot = run->slot;
     struct head_state *state = run->state;
     const uint64_t rows = run->rows_in, chunk = chunks_of(run->layer, run->config).rows;
     (void)dy;
@@ -297,8 +274,8 @@ static enum aq_status backward(const struct layer_run *run, const float *x, cons
     if (!norm_learns(run->layer)) return AQ_OK;
     if (!dx) dx = state->unused;
     AQ_TRY(aq_device_zero(run->device, dx, rows * run->layer->in.columns * sizeof *dx, run->stream));
-    return layer_norm_gradient(run, rows, state->dnorm, x, run->w[NORM], slot->mean, slot->rstd, dx, &run->g[NORM],
-                               below);
+    const struct decoder_norm norm = norm_of(run);
+    return decoder_norm_gradient(run, &norm, rows, state->dnorm, x, dx, below);
 }
 
 static enum aq_status output(const struct layer_run *run, uint32_t row, float *values)
@@ -312,6 +289,7 @@ static enum aq_status output(const struct layer_run *run, uint32_t row, float *v
 
 const struct layer_kind layer_language_head = {.name = "language_head",
                                                .makes_ending = true,
+                                               .extends = true,
                                                .state_bytes = sizeof(struct head_state),
                                                .slot_bytes = sizeof(struct head_slot),
                                                .tensors = tensors,

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "decoder.h"
 #include "stage_model.h"
 
 #define FIELD(member) offsetof(struct aq_model_config, member)
@@ -22,7 +23,8 @@ static const struct aq_model_key keys[] = {
     {"model.dropout", AQ_MODEL_F32, FIELD(dropout), "probability", 0, 0.9, "0",
      "on embedding, attention and residuals; never at a cut"},
     {"model.tied", AQ_MODEL_BOOL, FIELD(tied), "", 0, 0, "true",
-     "head = embedding where both lie on one stage (else they are two tensors)"},
+     "head = embedding where both lie on one stage (else they are two tensors); deberta: one table of relative "
+     "positions for all blocks, its gradients summed along the pipeline (false: one a block)"},
     {"model.init_std", AQ_MODEL_F32, FIELD(init_std), "", 0, 1, "0.02", "of the normal initial weights"}};
 
 static void describe(const struct aq_model_config *model, char *text, size_t bytes)
@@ -62,7 +64,8 @@ static void config_default(struct aq_model_config *out)
                                     .context = 1024,
                                     .dropout = 0.0f,
                                     .tied = true,
-                                    .init_std = 0.02f};
+                                    .init_std = 0.02f,
+                                    .norm_eps = 1e-5f};
 }
 
 static enum aq_status range_check(const char *field, uint64_t value, uint64_t least, uint64_t most)
@@ -90,6 +93,26 @@ static enum aq_status config_check(const struct aq_model_config *model)
     return AQ_OK;
 }
 
+static const struct decoder_form form = {.qkv_one_tensor = true,
+                                         .tokens = "wte.weight",
+                                         .positions = "wpe.weight",
+                                         .norm = "ln_f.weight",
+                                         .norm_bias = "ln_f.bias",
+                                         .head = "lm_head.weight",
+                                         .score = "score.weight",
+                                         .names = {[NORM1] = "ln_1.weight",
+                                                   [NORM1_BIAS] = "ln_1.bias",
+                                                   [QUERY] = "attn.c_attn.weight",
+                                                   [QUERY_BIAS] = "attn.c_attn.bias",
+                                                   [PROJECTION] = "attn.c_proj.weight",
+                                                   [PROJECTION_BIAS] = "attn.c_proj.bias",
+                                                   [NORM2] = "ln_2.weight",
+                                                   [NORM2_BIAS] = "ln_2.bias",
+                                                   [GATE] = "mlp.c_fc.weight",
+                                                   [GATE_BIAS] = "mlp.c_fc.bias",
+                                                   [MLP] = "mlp.c_proj.weight",
+                                                   [MLP_BIAS] = "mlp.c_proj.bias"}};
+
 static uint32_t layers(const struct aq_model_config *model)
 {
     return model->blocks + 2;
@@ -99,16 +122,50 @@ static void layer(const struct aq_model_config *model, uint32_t T, uint32_t inde
 {
     const struct aq_cut_shape stream = {.rows = T, .columns = model->channels};
     const bool last = index == model->blocks + 1;
-    out->kind = index == 0 ? &layer_embedding : last ? &layer_language_head : &layer_decoder;
+    const struct layer_kind *head = model->labels ? &layer_sequence_head : &layer_language_head;
+    out->kind = index == 0 ? &layer_embedding : last ? head : &layer_decoder;
+    out->form = &form;
     if (index > 0) out->in = stream;
     out->out = stream;
-    if (last) out->out.columns = model->vocabulary;
+    if (last && model->labels)
+        out->out = (struct aq_cut_shape){.rows = 1, .columns = model->labels};
+    else if (last)
+        out->out.columns = model->vocabulary;
     if (index == 0 || last)
         snprintf(out->name, sizeof out->name, "%s", last ? "head" : "embedding");
     else {
         snprintf(out->name, sizeof out->name, "block %u", index - 1);
         snprintf(out->prefix, sizeof out->prefix, "h.%u.", index - 1);
     }
+}
+
+static const struct stage_published published[] = {
+    {"gpt2", "GPT2LMHeadModel"},
+    {"gpt2", "GPT2Model"},
+    {"gpt2", "GPT2ForSequenceClassification"}, /* labels are the data's */
+    {NULL, NULL}};
+
+static enum aq_status read_config(const struct config_json *config, struct aq_model_config *out)
+{
+    uint32_t inner;
+    double std;
+    AQ_TRY(config_json_u32(config, "n_layer", 1, 1024, &out->blocks));
+    AQ_TRY(config_json_u32(config, "n_head", 1, 1024, &out->heads));
+    AQ_TRY(config_json_u32(config, "n_embd", 1, 65536, &out->channels));
+    AQ_TRY(config_json_u32(config, "vocab_size", 1, 1048576, &out->vocabulary));
+    AQ_TRY(config_json_u32(config, "n_positions", 1, 131072, &out->context));
+    AQ_TRY(config_json_bool_or(config, "tie_word_embeddings", true, &out->tied));
+    AQ_TRY(config_json_number_or(config, "initializer_range", 0, 1, 0.02, &std));
+    out->init_std = (float)std;
+    AQ_TRY(config_json_u32_or(config, "n_inner", 1, UINT32_MAX, 4 * out->channels, &inner));
+    if (inner != 4 * out->channels)
+        return config_json_refuse(config, "n_inner", "null or %u, 4 n_embd: nothing else is computed",
+                                  4 * out->channels);
+    AQ_TRY(config_json_one_of(config, "activation_function", "gelu_new", "gelu_new|gelu_pytorch_tanh", NULL));
+    AQ_TRY(config_json_only_number(config, "layer_norm_epsilon", 1e-5));
+    AQ_TRY(config_json_only(config, "scale_attn_weights", true));
+    AQ_TRY(config_json_only(config, "scale_attn_by_inverse_layer_idx", false));
+    return config_json_only(config, "add_cross_attention", false);
 }
 
 /* Buffers that published files have beside their parameters: attention's masks. */
@@ -123,26 +180,25 @@ static bool ignores(const char *name)
     return false;
 }
 
-/* As Hugging Face's GPT2LMHeadModel has them: names of tensors and config.json. */
+/* As Hugging Face's GPT2LMHeadModel and GPT2ForSequenceClassification have them: names of tensors and config.json. */
 static void publish_name(const char *tensor, char *out, size_t bytes)
 {
-    const bool head = strcmp(tensor, "lm_head.weight") == 0;
+    const bool head = strcmp(tensor, "lm_head.weight") == 0 || strcmp(tensor, "score.weight") == 0;
     snprintf(out, bytes, "%s%s", head ? "" : "transformer.", tensor);
 }
 
 static enum aq_status publish_config(const struct aq_model_config *model, bool tied, int32_t end_of_text, char *json,
                                      size_t *count)
 {
-    json_t *config = json_pack(
-        "{s:[s], s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:n, s:f, s:f, s:f, s:f, s:f, s:b, s:s}", "architectures",
-        "GPT2LMHeadModel", "model_type", "gpt2", "activation_function", "gelu_new", "n_embd", (int)model->channels,
-        "n_head", (int)model->heads, "n_layer", (int)model->blocks, "n_positions", (int)model->context, "vocab_size",
-        (int)model->vocabulary, "n_inner", "layer_norm_epsilon", 1e-5, "initializer_range", (double)model->init_std,
-        "resid_pdrop", (double)model->dropout, "embd_pdrop", (double)model->dropout, "attn_pdrop",
-        (double)model->dropout, "tie_word_embeddings", tied, "torch_dtype", "float32");
-    for (int i = 0; i < 2; i++)
-        json_object_set_new(config, i ? "eos_token_id" : "bos_token_id",
-                            end_of_text >= 0 ? json_integer(end_of_text) : json_null());
+    const char *class = model->labels ? "GPT2ForSequenceClassification" : "GPT2LMHeadModel";
+    json_t *config =
+        json_pack("{s:[s], s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:n, s:f, s:f, s:f, s:f, s:f, s:b, s:s}", "architectures",
+                  class, "model_type", "gpt2", "activation_function", "gelu_new", "n_embd", (int)model->channels,
+                  "n_head", (int)model->heads, "n_layer", (int)model->blocks, "n_positions", (int)model->context,
+                  "vocab_size", (int)model->vocabulary, "n_inner", "layer_norm_epsilon", 1e-5, "initializer_range",
+                  (double)model->init_std, "resid_pdrop", (double)model->dropout, "embd_pdrop", (double)model->dropout,
+                  "attn_pdrop", (double)model->dropout, "tie_word_embeddings", tied, "torch_dtype", "float32");
+    config_json_put_ends(config, model->labels, end_of_text);
     *count = json_dumpb(config, json, PUBLISHED_CONFIG_BYTES, JSON_INDENT(2) | JSON_SORT_KEYS);
     json_decref(config);
     return *count > 0 && *count <= PUBLISHED_CONFIG_BYTES ? AQ_OK
@@ -153,6 +209,7 @@ extern const struct stage_model stage_model_gpt2;
 const struct stage_model stage_model_gpt2 = {.kind = "gpt2",
                                              .task = "language_model",
                                              .input = "tokens",
+                                             .sequences = true,
                                              .keys = keys,
                                              .key_count = sizeof keys / sizeof keys[0],
                                              .describe = describe,
@@ -162,6 +219,9 @@ const struct stage_model stage_model_gpt2 = {.kind = "gpt2",
                                              .config_check = config_check,
                                              .layers = layers,
                                              .layer = layer,
+                                             .published = published,
+                                             .base = "transformer.",
+                                             .read_config = read_config,
                                              .ignores = ignores,
                                              .publish_name = publish_name,
                                              .publish_config = publish_config};

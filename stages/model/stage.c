@@ -25,6 +25,11 @@ const struct stage_model *stage_model_find(const char *kind)
     return NULL;
 }
 
+const struct stage_model *stage_model_at(uint32_t index)
+{
+    return index < MODEL_COUNT ? models[index] : NULL;
+}
+
 const char *aq_model_task(const char *kind)
 {
     const struct stage_model *model = stage_model_find(kind);
@@ -103,6 +108,13 @@ bool aq_model_fits(const struct aq_model_config *model, uint32_t T, const char *
     return false;
 }
 
+void aq_model_use_task(struct aq_model_config *model, const char *task, uint32_t labels)
+{
+    const struct stage_model *ops = stage_model_find(model->kind);
+    const struct aq_task *of = ops ? aq_task_find(task ? task : ops->task) : NULL;
+    model->labels = of && of->whole && ops->sequences ? (labels && !of->numbers ? labels : 1) : 0;
+}
+
 void aq_model_config_default(struct aq_model_config *out, const char *kind)
 {
     const struct stage_model *model = stage_model_find(kind);
@@ -124,6 +136,19 @@ uint32_t aq_model_layers(const struct aq_model_config *model)
 {
     const struct stage_model *ops = stage_model_find(model->kind);
     return ops ? ops->layers(model) : 0;
+}
+
+bool aq_model_extends(const struct aq_model_config *model, const char **kind)
+{
+    const uint32_t layers = aq_model_layers(model);
+    struct layer layer;
+    for (uint32_t l = 0; l < layers; l++) {
+        stage_layer(model, 1, l, &layer);
+        if (layer.kind->extends) continue;
+        *kind = layer.kind->name;
+        return false;
+    }
+    return layers > 0;
 }
 
 void aq_model_layer_name(const struct aq_model_config *model, uint32_t layer, char *text, size_t bytes)
@@ -165,8 +190,17 @@ static enum aq_status config_check(const struct aq_stage_config *config)
     if (config->versions > STAGE_VERSIONS || (config->versions > 1 && config->inference))
         return aq_fail(AQ_INVAL, "stage", "%u versions of the parameters: 1, or 2 where they are trained",
                        config->versions);
+    if (config->extends && !config->inference)
+        return aq_fail(AQ_INVAL, "stage", "tokens one after another are for inference alone");
+    if (config->extends && !aq_model_extends(&config->model, &key))
+        return aq_fail(AQ_INVAL, "stage", "a layer of kind %s computes all tokens of a sample at once", key);
     if (config->slots == 0 || config->slots > 4096)
         return aq_fail(AQ_INVAL, "stage", "%u slots: 1 to 4096", config->slots);
+    if (config->lora.rank > AQ_LORA_RANK_MAX || (config->lora.rank && !(config->lora.alpha > 0)))
+        return aq_fail(AQ_INVAL, "stage", "adapters of rank %u with alpha %g: at most %d, and above 0",
+                       config->lora.rank, (double)config->lora.alpha, AQ_LORA_RANK_MAX);
+    if (!(config->lora.dropout >= 0.0f && config->lora.dropout < 1.0f))
+        return aq_fail(AQ_INVAL, "stage", "adapters with dropout %g: 0 to below 1", (double)config->lora.dropout);
     if (config->precision < AQ_STAGE_FP32 || config->precision > AQ_STAGE_FP16)
         return aq_fail(AQ_INVAL, "stage", "precision %d: fp32, tf32, bf16 or fp16", (int)config->precision);
     return AQ_OK;
@@ -260,7 +294,7 @@ enum aq_status aq_stage_open(struct aq_device *device, const struct aq_stage_con
     struct aq_device_info info;
     struct aq_stage_config mine = config_of(config);
     aq_device_info(device, &info);
-    mine.weights_16bit = info.rounds;
+    mine.weights_16bit = info.rounds || (config->weights_16bit && config->inference);
     if (config->precision == AQ_STAGE_TF32 && !info.tf32)
         return aq_fail(AQ_INVAL, "stage", "model.precision: tf32 is of GPUs, and this stage is on %s; say fp32",
                        info.name);
@@ -276,6 +310,7 @@ enum aq_status aq_stage_open(struct aq_device *device, const struct aq_stage_con
     enum aq_status status;
     AQ_TRY_GOTO(buffers_open(stage), out);
     AQ_TRY_GOTO(stage_layers_open(stage), out);
+    AQ_TRY_GOTO(stage_layers_fill(stage), out);
     *out = stage;
     return AQ_OK;
 out:
@@ -393,19 +428,30 @@ enum aq_status aq_stage_keep(struct aq_stage *stage, struct aq_stream *stream)
     return aq_device_copy(stage->device, stage->rounded[1], stage->rounded[0], count * sizeof(uint16_t), stream);
 }
 
+static enum aq_status tensor_init(struct aq_stage *stage, const struct layer_tensor *tensor, uint64_t seed)
+{
+    const char *name = tensor->info.begins_as;
+    const struct aq_fill_normal fill = {.x = stage->parameters + tensor->info.offset,
+                                        .count = tensor->info.count,
+                                        .key = aq_rng_key(seed, AQ_RNG_INIT, aq_digest(name, strlen(name)), 0),
+                                        .std = tensor->std,
+                                        .value = tensor->value};
+    return aq_device_fill_normal(stage->device, &fill, NULL);
+}
+
+enum aq_status aq_stage_init_tensor(struct aq_stage *stage, const struct aq_tensor_info *tensor, uint64_t seed)
+{
+    uint32_t i = 0;
+    while (i < stage->all_count && stage->tensors[i].info.offset != tensor->offset)
+        i++;
+    AQ_ASSERT(i < stage->all_count);
+    return tensor_init(stage, &stage->tensors[i], seed);
+}
+
 enum aq_status aq_stage_init(struct aq_stage *stage, uint64_t seed)
 {
-    for (uint32_t i = 0; i < stage->all_count; i++) {
-        const struct layer_tensor *tensor = &stage->tensors[i];
-        const char *name = tensor->info.begins_as;
-        const struct aq_rng_key key = aq_rng_key(seed, AQ_RNG_INIT, aq_digest(name, strlen(name)), 0);
-        const struct aq_fill_normal fill = {.x = stage->parameters + tensor->info.offset,
-                                            .count = tensor->info.count,
-                                            .key = key,
-                                            .std = tensor->std,
-                                            .value = tensor->value};
-        AQ_TRY(aq_device_fill_normal(stage->device, &fill, NULL));
-    }
+    for (uint32_t i = 0; i < stage->all_count; i++)
+        AQ_TRY(tensor_init(stage, &stage->tensors[i], seed));
     AQ_TRY(aq_stage_frozen_changed(stage, NULL));
     return aq_stage_parameters_changed(stage, NULL);
 }
@@ -462,4 +508,45 @@ enum aq_status aq_stage_gradient_sum2(struct aq_stage *stage, double *sum, struc
     for (uint32_t i = stage->tensor_count; i-- > 0;)
         *sum += stage->squares[i];
     return AQ_OK;
+}
+
+uint64_t aq_stage_shared_floats(const struct aq_stage *stage)
+{
+    return stage->size.shared;
+}
+
+float *aq_stage_shared(struct aq_stage *stage)
+{
+    return stage->shared;
+}
+
+enum aq_status aq_stage_shared_gather(struct aq_stage *stage, struct aq_stream *stream)
+{
+    float *own = stage->shared + stage->size.shared, *at = own;
+    for (uint32_t i = 0; i < stage->tensor_count; i++) {
+        const struct aq_tensor_info *info = &stage->tensors[i].info;
+        const size_t bytes = info->shared_count * sizeof *at;
+        float *gradient = stage->gradients[stage->gradient] + info->offset + info->shared_first;
+        if (!bytes) continue;
+        AQ_TRY(aq_device_copy(stage->device, at, gradient, bytes, stream));
+        AQ_TRY(aq_device_zero(stage->device, gradient, bytes, stream));
+        at += info->shared_count;
+    }
+    AQ_TRY(aq_device_stream_sync(stage->device, stream));
+    for (uint64_t i = 0; i < stage->size.shared; i++)
+        stage->shared[i] += own[i];
+    return AQ_OK;
+}
+
+enum aq_status aq_stage_shared_scatter(struct aq_stage *stage, struct aq_stream *stream)
+{
+    const float *at = stage->shared;
+    for (uint32_t i = 0; i < stage->tensor_count; i++) {
+        const struct aq_tensor_info *info = &stage->tensors[i].info;
+        float *gradient = stage->gradients[stage->gradient] + info->offset + info->shared_first;
+        if (!info->shared_count) continue;
+        AQ_TRY(aq_device_copy(stage->device, gradient, at, info->shared_count * sizeof *at, stream));
+        at += info->shared_count;
+    }
+    return aq_device_stream_sync(stage->device, stream);
 }

@@ -1,5 +1,5 @@
 /*
- * stage_freeze.c -- the list of what is not trained (stage.h): does a pattern name a layer, or a tensor?
+ * stage_freeze.c -- the list of what is not trained, or adapted (stage.h): does a pattern name a layer, or a tensor?
  *
  *     list     = pattern {"," pattern}          blanks around a pattern are nothing
  *     pattern  = ["!"] (layer | tensor)
@@ -155,13 +155,13 @@ static bool names(struct span pattern, const char *layer, const char *tensor)
     return pattern.bytes > 0 && (names_layer(pattern, layer) || names_tensor(pattern, tensor));
 }
 
-bool stage_frozen(const char *freeze, const char *layer, const char *tensor)
+bool stage_named(const char *list, const char *layer, const char *tensor)
 {
     struct pattern pattern;
-    bool frozen = false;
-    for (const char *at = freeze; at && pattern_next(&at, &pattern);)
-        if (names(pattern.text, layer, tensor)) frozen = !pattern.trains;
-    return frozen;
+    bool named = false;
+    for (const char *at = list; at && pattern_next(&at, &pattern);)
+        if (names(pattern.text, layer, tensor)) named = !pattern.trains;
+    return named;
 }
 
 /* ---- for those who read a list ---- */
@@ -196,13 +196,14 @@ static void find_unknown(const struct aq_model_config *model, uint32_t T, struct
     }
 }
 
-bool aq_model_freeze_pattern(const struct aq_model_config *model, uint32_t T, const char *freeze, uint32_t index,
-                             struct aq_freeze_pattern *out)
+/* linears: only tensors that may have adapters count. */
+static bool pattern_find(const struct aq_model_config *model, uint32_t T, const char *list, uint32_t index,
+                         bool linears, struct aq_freeze_pattern *out)
 {
     struct pattern pattern;
     *out = (struct aq_freeze_pattern){0};
     for (uint32_t i = 0; i <= index; i++)
-        if (!pattern_next(&freeze, &pattern)) return false;
+        if (!pattern_next(&list, &pattern)) return false;
     out->text[0] = '!';
     copy(pattern.text, out->text + pattern.trains, sizeof out->text - pattern.trains);
     for (uint32_t l = 0; l < aq_model_layers(model); l++) {
@@ -210,12 +211,26 @@ bool aq_model_freeze_pattern(const struct aq_model_config *model, uint32_t T, co
         stage_layer_names(model, T, l, &layer);
         for (uint32_t i = 0; i < layer.count; i++) {
             if (!names(pattern.text, layer.name, layer.tensors[i])) continue;
+            out->named++;
+            if (linears && !layer.linears[i]) continue;
             out->tensors += !layer.copies[i];
             out->copy = out->copy || layer.copies[i];
         }
     }
-    if (out->tensors == 0 && !out->copy) find_unknown(model, T, out);
+    if (out->named == 0) find_unknown(model, T, out);
     return true;
+}
+
+bool aq_model_freeze_pattern(const struct aq_model_config *model, uint32_t T, const char *freeze, uint32_t index,
+                             struct aq_freeze_pattern *out)
+{
+    return pattern_find(model, T, freeze, index, false, out);
+}
+
+bool aq_model_lora_pattern(const struct aq_model_config *model, uint32_t T, const char *targets, uint32_t index,
+                           struct aq_freeze_pattern *out)
+{
+    return pattern_find(model, T, targets, index, true, out);
 }
 
 void aq_model_freeze_words(const struct aq_model_config *model, uint32_t T, uint32_t layer, char *text, size_t bytes)
@@ -227,16 +242,4 @@ void aq_model_freeze_words(const struct aq_model_config *model, uint32_t T, uint
         used += (size_t)snprintf(text + used, bytes - used, " %s", names_of.tensors[i]);
     for (char *at = text; *at; at++)
         if (*at == '.') *at = ' ';
-}
-
-bool aq_model_trains(const struct aq_model_config *model, uint32_t T, const char *freeze, uint32_t layer_end)
-{
-    if (!freeze) return layer_end > 0;
-    for (uint32_t l = 0; l < layer_end; l++) {
-        struct stage_layer_names layer;
-        stage_layer_names(model, T, l, &layer);
-        for (uint32_t i = 0; i < layer.count; i++)
-            if (!layer.copies[i] && !stage_frozen(freeze, layer.name, layer.tensors[i])) return true;
-    }
-    return false;
 }

@@ -6,9 +6,11 @@
  * work in place or not), the gradient in 16 bits, what layers have for themselves (STAGE), one scratch for all (WORK),
  * and with recomputation or for inference one set of kept values for all (KEPT).
  */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "linear.h"
 #include "stage_model.h"
 
 void stage_layer(const struct aq_model_config *model, uint32_t T, uint32_t index, struct layer *out)
@@ -30,23 +32,49 @@ struct layer_list {
     const struct layer *layer;
     uint32_t index;        /* of the layer in the stage               */
     uint32_t named;        /* tensors that the layer has named so far */
-    uint32_t trained;      /* bit k: its tensor k trains              */
+    uint64_t trained;      /* bit k: its tensor k trains              */
+    uint32_t buffers;      /* of all layers: statistics               */
+    char own[LAYER_TENSORS_MAX][AQ_TENSOR_NAME_MAX]; /* their names, without the layer's prefix */
+    uint64_t adapted;      /* bit k: its tensor k has an adapter      */
+    uint8_t adapters[LAYER_TENSORS_MAX]; /* then: its A               */
+    uint32_t adapter_first;              /* the first A               */
+    bool adapting;                       /* what is named now is one  */
     enum tensor_kind kind; /* this pass takes those                   */
     uint32_t count;
     uint64_t offset;
     struct stage_alias *aliases; /* or NULL */
+    uint64_t shared_first, shared_count; /* of the next tensor                         */
+    uint64_t shared;                     /* of those of the stage that train, together */
     uint32_t alias_count, alias_most;
 };
 
 /* Is a tensor of the layer frozen? of: the first layer's that it begins as, or NULL; a tied one goes with that. */
-static bool is_frozen(const struct layer_list *list, const char *name, const char *of)
+static bool is_frozen(const struct layer_list *list, uint32_t number, const char *name, const char *of)
 {
     const struct aq_stage_config *config = list->config;
     struct layer first;
-    if (!config->freeze) return false;
-    if (!of || !config->model.tied) return stage_frozen(config->freeze, list->layer->name, name);
+    if (list->adapting) return false;
+    if (!config->freeze) return config->lora.rank > 0 && !(list->layer->kind->fresh >> number & 1);
+    if (!of || !config->model.tied) return stage_named(config->freeze, list->layer->name, name);
     stage_layer(&config->model, config->T, 0, &first);
-    return stage_frozen(config->freeze, first.name, of);
+    return stage_named(config->freeze, first.name, of);
+}
+
+/* At most LAYER_LINEARS_MAX. */
+static uint32_t linears_of(const struct layer *layer, const struct aq_stage_config *config, struct linear *out)
+{
+    return layer->kind->linears ? layer->kind->linears(layer, config, out) : 0;
+}
+
+/* May tensor `number` of the layer have an adapter? */
+static bool is_linear(const struct layer_list *list, uint32_t number)
+{
+    struct linear linears[LAYER_LINEARS_MAX];
+    const uint32_t count = linears_of(list->layer, list->config, linears);
+    for (uint32_t i = 0; i < count; i++)
+        for (uint32_t j = 0; j < linears[i].count; j++)
+            if (linears[i].parts[j].weight == number) return true;
+    return false;
 }
 
 /* begins_as: one of the first layer's, or NULL. */
@@ -58,11 +86,19 @@ static void list_take(struct layer_list *list, struct layer_tensor tensor, const
     tensor.info.layer = list->layer->number;
     snprintf(tensor.info.name, sizeof tensor.info.name, "%s%s", list->layer->prefix, name);
     snprintf(tensor.info.begins_as, sizeof tensor.info.begins_as, "%s", begins_as ? begins_as : tensor.info.name);
-    tensor.info.frozen = !tensor.info.buffer && is_frozen(list, tensor.info.name, begins_as);
+    tensor.info.frozen = !tensor.info.buffer && is_frozen(list, number, tensor.info.name, begins_as);
+    tensor.info.shared_first = list->shared_first;
+    tensor.info.shared_count = tensor.info.frozen ? 0 : list->shared_count;
+    list->shared += tensor.info.shared_count;
+    list->shared_count = 0;
+    tensor.info.fresh = !list->adapting && (list->layer->kind->fresh >> number & 1);
     const enum tensor_kind kind = tensor.info.buffer ? BUFFER : tensor.info.frozen ? FROZEN : TRAINED;
-    if (kind == TRAINED) list->trained |= 1u << number;
+    if (kind == TRAINED) list->trained |= UINT64_C(1) << number;
+    list->buffers += kind == BUFFER;
+    snprintf(list->own[number], sizeof list->own[number], "%s", name);
     if (list->names && !tensor.info.buffer) {
         list->names->copies[list->names->count] = begins_as && list->config->model.tied;
+        list->names->linears[list->names->count] = is_linear(list, number);
         memcpy(list->names->tensors[list->names->count++], tensor.info.name, sizeof tensor.info.name);
     }
     if (kind != list->kind) return;
@@ -87,10 +123,41 @@ void layer_list_add(struct layer_list *list, const char *name, uint64_t rows, ui
     list_add(list, name, NULL, rows, columns, std, value);
 }
 
-void layer_list_add_as(struct layer_list *list, const char *name, const char *begins_as, uint64_t rows,
-                       uint64_t columns, float std)
+void layer_list_add_linear(struct layer_list *list, const char *name, uint64_t in, uint64_t out, float std)
 {
-    list_add(list, name, begins_as, rows, columns, std, 0);
+    const struct aq_tensor_info info = {
+        .dimensions = 2, .shape = {in, out}, .count = in * out, .decay = true, .turned = true};
+    list_take(list, (struct layer_tensor){.info = info, .std = std}, name, NULL);
+}
+
+void layer_list_add_as(struct layer_list *list, const char *name, const char *begins_as, uint64_t rows,
+                       uint64_t columns, float std, float value)
+{
+    list_add(list, name, begins_as, rows, columns, std, value);
+}
+
+/* Is there another stage to share it with? */
+void layer_list_shared(struct layer_list *list, uint64_t first, uint64_t count)
+{
+    const struct aq_stage_config *config = list->config;
+    if (config->inference || !config->model.tied) return;
+    if (config->layer_first == 0 && config->layer_end == aq_model_layers(&config->model)) return;
+    list->shared_first = first;
+    list->shared_count = count;
+}
+
+void layer_list_add_cube(struct layer_list *list, const char *name, const uint64_t shape[3], float std)
+{
+    const struct aq_tensor_info info = {.dimensions = 3,
+                                        .shape = {shape[0], shape[1], shape[2]},
+                                        .count = shape[0] * shape[1] * shape[2],
+                                        .decay = true};
+    list_take(list, (struct layer_tensor){.info = info, .std = std}, name, NULL);
+}
+
+void layer_list_skip(struct layer_list *list)
+{
+    list->named++;
 }
 
 void layer_list_buffer(struct layer_list *list, const char *name, uint64_t columns, float value)
@@ -102,19 +169,78 @@ void layer_list_buffer(struct layer_list *list, const char *name, uint64_t colum
 void layer_list_alias(struct layer_list *list, const char *name, const char *of, const char *hint)
 {
     const uint32_t number = list->named++;
-    if (!is_frozen(list, name, of)) list->trained |= 1u << number;
+    if (!is_frozen(list, number, name, of)) list->trained |= UINT64_C(1) << number;
     for (uint32_t i = 0; list->out && list->uses && i < list->count; i++)
         if (strcmp(list->out[i].info.name, of) == 0) list->uses[list->index][number] = i;
-    if (list->kind == TRAINED && list->alias_count < list->alias_most)
+    if (name && list->kind == TRAINED && list->alias_count < list->alias_most)
         list->aliases[list->alias_count++] = (struct stage_alias){.name = name, .of = of, .hint = hint};
+}
+
+static const char WEIGHT[] = ".weight";
+
+bool aq_tensor_adapts(const char *name, char *which, char of[AQ_TENSOR_NAME_MAX])
+{
+    static const char mark[] = ".lora_";
+    const char *const at = strstr(name, mark);
+    const size_t before = at ? (size_t)(at - name) : 0;
+    if (!at || before + sizeof WEIGHT > AQ_TENSOR_NAME_MAX) return false;
+    const char *const letter = at + sizeof mark - 1;
+    if ((*letter != 'A' && *letter != 'B') || strcmp(letter + 1, WEIGHT) != 0) return false;
+    *which = *letter;
+    memcpy(of, name, before);
+    memcpy(of + before, WEIGHT, sizeof WEIGHT);
+    return true;
+}
+
+/* A matrix of an adapter: `TENSOR.lora_A.weight` of a tensor TENSOR.weight. */
+static void list_adapter(struct layer_list *list, const char *of, bool out_in, char which, uint64_t rows,
+                         uint64_t columns, float std)
+{
+    char name[AQ_TENSOR_NAME_MAX - LAYER_NAME_MAX];
+    const size_t bytes = strlen(of), end = sizeof WEIGHT - 1;
+    AQ_ASSERT(bytes > end && strcmp(of + bytes - end, WEIGHT) == 0);
+    const struct aq_tensor_info info = {.dimensions = 2,
+                                        .shape = {rows, columns},
+                                        .count = rows * columns,
+                                        .decay = true,
+                                        .adapter = true,
+                                        .adapts_out_in = out_in};
+    snprintf(name, sizeof name, "%.*s.lora_%c.weight", (int)(bytes - end), of, which);
+    list_take(list, (struct layer_tensor){.info = info, .std = std}, name, NULL);
+}
+
+/* Behind the layer's own tensors, those of its adapters. */
+static void list_adapters(struct layer_list *list)
+{
+    const struct aq_lora_config *lora = &list->config->lora;
+    struct linear linears[LAYER_LINEARS_MAX];
+    const uint32_t count = lora->rank ? linears_of(list->layer, list->config, linears) : 0;
+    list->adapting = true;
+    list->adapter_first = list->named;
+    for (uint32_t i = 0; i < count; i++)
+        for (uint32_t j = 0; j < linears[i].count; j++) {
+            const struct linear_part *part = &linears[i].parts[j];
+            if (list->adapted >> part->weight & 1) continue; /* of two products: the same adapter */
+            char name[AQ_TENSOR_NAME_MAX + LAYER_NAME_MAX], of[AQ_TENSOR_NAME_MAX];
+            memcpy(of, list->own[part->weight], sizeof of);
+            snprintf(name, sizeof name, "%s%s", list->layer->prefix, of);
+            if (lora->targets && !stage_named(lora->targets, list->layer->name, name)) continue;
+            list->adapted |= UINT64_C(1) << part->weight;
+            list->adapters[part->weight] = (uint8_t)list->named;
+            const float std = 1.0f / sqrtf(3.0f * (float)linears[i].in);
+            list_adapter(list, of, linears[i].out_in, 'A', lora->rank, linears[i].in, std);
+            list_adapter(list, of, linears[i].out_in, 'B', part->out, lora->rank, 0);
+        }
+    list->adapting = false;
 }
 
 static void list_layer(const struct layer *layer, struct layer_list *list)
 {
     list->layer = layer;
     list->index = layer->number - list->config->layer_first;
-    list->named = list->trained = 0;
+    list->named = list->trained = list->adapted = 0;
     if (layer->kind->tensors) layer->kind->tensors(layer, list->config, list);
+    list_adapters(list);
 }
 
 static void list_all(struct layer_list *list)
@@ -161,14 +287,68 @@ void stage_layer_names(const struct aq_model_config *model, uint32_t T, uint32_t
     list_layer(&layer, &list);
 }
 
+/* One layer's tensors, as if it were a stage; a copy of a tied tensor trains where the first layer's does. */
+static void list_alone(const struct aq_stage_config *config, struct layer *layer, struct layer_list *list)
+{
+    *list = (struct layer_list){.config = config};
+    stage_layer(&config->model, config->T, config->layer_first, layer);
+    list_layer(layer, list);
+}
+
+static struct aq_stage_config alone(const struct aq_model_config *model, uint32_t T, const char *freeze,
+                                    const struct aq_lora_config *lora, uint32_t l)
+{
+    return (struct aq_stage_config){.model = *model,
+                                    .T = T,
+                                    .layer_first = l,
+                                    .layer_end = l + 1,
+                                    .freeze = freeze,
+                                    .lora = lora ? *lora : (struct aq_lora_config){0}};
+}
+
+bool aq_model_trains(const struct aq_model_config *model, uint32_t T, const char *freeze,
+                     const struct aq_lora_config *lora, uint32_t layer_end)
+{
+    for (uint32_t l = 0; l < layer_end; l++) {
+        const struct aq_stage_config config = alone(model, T, freeze, lora, l);
+        struct layer_list list;
+        struct layer layer;
+        if (!freeze && config.lora.rank == 0) return true;
+        list_alone(&config, &layer, &list);
+        if (list.trained != 0) return true;
+    }
+    return false;
+}
+
+bool aq_model_still(const struct aq_model_config *model, uint32_t T, const char *freeze,
+                    const struct aq_lora_config *lora, uint32_t layer_end)
+{
+    if (aq_model_trains(model, T, freeze, lora, layer_end)) return false;
+    for (uint32_t l = 0; l < layer_end; l++) {
+        const struct aq_stage_config config = alone(model, T, freeze, lora, l);
+        struct layer_list list;
+        struct layer layer;
+        list_alone(&config, &layer, &list);
+        if (list.buffers || (model->dropout > 0.0f && layer.kind->sites > 0)) return false;
+    }
+    return true;
+}
+
+float aq_lora_scale(const struct aq_lora_config *lora)
+{
+    return lora->alpha / (lora->rslora ? sqrtf((float)lora->rank) : (float)lora->rank);
+}
+
 /* --- memory ----------------------------------------------------------------------------------------------------- */
 
 /* The layers of a stage and what must be known of them to place their memory. */
 struct layout {
     const struct aq_stage_config *config;
     struct stage_layer *layers;
-    uint32_t count, sites;
+    uint32_t count, keys; /* keys: rows of them, a key a sample */
+    uint64_t shared; /* floats of shared tensors */
     uint64_t flow_bytes[STAGE_FLOWS], ending_bytes, widest; /* widest: of the layers' inputs */
+    uint64_t low_floats, sum_floats, dropped_bytes;         /* of adapters                   */
     struct aq_stage *stage;                                 /* NULL: only measures           */
 };
 
@@ -219,29 +399,70 @@ static void flow_choose(struct layout *layout)
     layout->flow_bytes[STAGE_FLOW_OUT] = 0;
 }
 
+/* Rows of a product's input, at most. */
+static uint64_t linear_rows_most(const struct layer *layer, const struct aq_stage_config *config,
+                                 const struct linear *linear)
+{
+    return linear->rows ? linear->rows : (uint64_t)config->B * layer->in.rows;
+}
+
+/* What the widest of a layer's adapted products wants (linear_adapter.c). */
+static void adapters_measure(struct layout *layout, const struct layer *layer)
+{
+    struct linear linears[LAYER_LINEARS_MAX];
+    const uint32_t count = layer->adapted ? linears_of(layer, layout->config, linears) : 0;
+    const struct aq_stage_config *config = layout->config;
+    for (uint32_t i = 0; i < count; i++) {
+        const uint64_t rows = linear_rows_most(layer, config, &linears[i]);
+        const uint64_t out = linear_out(&linears[i]), wide = linears[i].in > out ? linears[i].in : out;
+        const uint64_t dropped = rows * linears[i].in * sizeof(float);
+        if (rows * wide > layout->sum_floats) layout->sum_floats = rows * wide;
+        if (rows * config->lora.rank > layout->low_floats) layout->low_floats = rows * config->lora.rank;
+        if (config->lora.dropout > 0.0f && dropped > layout->dropped_bytes)
+            layout->dropped_bytes = dropped;
+    }
+}
+
+/* Rows of keys: a layer's sites, and two for each of its adapters. None where nothing is dropped. */
+static void keys_count(struct layout *layout, struct stage_layer *layer)
+{
+    const struct aq_stage_config *config = layout->config;
+    layer->site = layout->keys;
+    if (config->model.dropout > 0.0f) layout->keys += layer->layer.kind->sites;
+    layer->adapter_site = layout->keys;
+    for (uint64_t left = layer->layer.adapted; config->lora.dropout > 0.0f && left; left &= left - 1)
+        layout->keys += 2;
+}
+
 static void layout_make(struct layout *layout)
 {
     const struct aq_stage_config *config = layout->config;
     struct layer_list list = {.config = config};
-    bool trains = aq_model_trains(&config->model, config->T, config->freeze, config->layer_first);
+    const bool all = !config->freeze && config->lora.rank == 0;
+    bool trains =
+        aq_model_trains(&config->model, config->T, config->freeze, &config->lora, config->layer_first);
     for (uint32_t i = 0; i < layout->count; i++) {
         struct stage_layer *to = &layout->layers[i];
         stage_layer(&config->model, config->T, config->layer_first + i, &to->layer);
         list_layer(&to->layer, &list);
         to->layer.trained = list.trained;
-        to->layer.passes = trains || (!config->freeze && i > 0);
+        to->layer.adapted = list.adapted;
+        memcpy(to->layer.adapters, list.adapters, sizeof list.adapters);
+        to->layer.adapter_first = list.adapter_first;
+        to->layer.passes = trains || (all && i > 0);
+        adapters_measure(layout, &to->layer);
         trains = trains || list.trained != 0;
         const struct layer *layer = &to->layer;
         AQ_ASSERT(layer->kind->state_bytes <= LAYER_STRUCT_MAX && layer->kind->slot_bytes <= LAYER_STRUCT_MAX);
         to->in_bytes = (uint64_t)config->B * layer->in.rows * layer->in.columns * sizeof(float);
-        to->site = layout->sites;
-        layout->sites += layer->kind->sites;
+        keys_count(layout, to);
         if (to->in_bytes > layout->widest) layout->widest = to->in_bytes;
         const uint64_t typed = (uint64_t)config->B * layer->out.rows * layer->out.columns *
                                aq_element_bytes(stage_type(config->precision));
         /* A split backward keeps its endings in the slot. */
         if (layer->kind->ending && !config->split && typed > layout->ending_bytes) layout->ending_bytes = typed;
     }
+    layout->shared = list.shared;
     if (!config->inference) flow_choose(layout);
 }
 
@@ -290,9 +511,13 @@ static void slot_place(const struct layout *layout, struct aq_arena *arena, stru
         if (!shares(layout, l)) layer_place(layout, l, LAYER_KEPT, arena, slot ? slot->kept[l] : NULL);
         layer_place(layout, l, LAYER_SLOT, arena, slot ? slot->kept[l] : NULL);
     }
-    if (config->model.dropout > 0.0f) {
-        void *keys = aq_arena_take(arena, (uint64_t)layout->sites * config->B * sizeof *slot->keys);
+    if (layout->keys) {
+        void *keys = aq_arena_take(arena, (uint64_t)layout->keys * config->B * sizeof *slot->keys);
         if (slot) slot->keys = keys;
+    }
+    if (config->lengths) {
+        void *lengths = aq_arena_take(arena, config->B * sizeof *slot->lengths);
+        if (slot) slot->lengths = lengths;
     }
 }
 
@@ -300,9 +525,13 @@ static void host_place(const struct layout *layout, struct aq_arena *arena, stru
 {
     for (uint32_t l = 0; l < layout->count; l++)
         layer_place(layout, l, LAYER_HOST, arena, slot ? slot->kept[l] : NULL);
-    if (layout->config->model.dropout > 0.0f) {
-        void *keys = aq_arena_take(arena, (uint64_t)layout->sites * layout->config->B * sizeof *slot->host_keys);
+    if (layout->keys) {
+        void *keys = aq_arena_take(arena, (uint64_t)layout->keys * layout->config->B * sizeof *slot->host_keys);
         if (slot) slot->host_keys = keys;
+    }
+    if (layout->config->lengths) {
+        void *lengths = aq_arena_take(arena, layout->config->B * sizeof *slot->host_lengths);
+        if (slot) slot->host_lengths = lengths;
     }
 }
 
@@ -320,9 +549,24 @@ static void workspace_place(const struct layout *layout, struct aq_arena *arena)
         void *ending = aq_arena_take(arena, layout->ending_bytes);
         if (stage) stage->ending = ending;
     }
+    if (layout->low_floats) {
+        float *low = aq_arena_take(arena, layout->low_floats * sizeof *low);
+        float *sum = aq_arena_take(arena, layout->sum_floats * sizeof *sum);
+        void *dropped = layout->dropped_bytes ? aq_arena_take(arena, layout->dropped_bytes) : NULL;
+        if (stage) stage->adapters = (struct layer_adapter_memory){.low = low, .sum = sum, .dropped = dropped};
+    }
     for (uint32_t l = 0; l < layout->count; l++)
         layer_place(layout, l, LAYER_STAGE, arena, stage ? layout->layers[l].state : NULL);
     layers_share(layout, LAYER_WORK, arena, NULL);
+}
+
+static void adapters_flops(const struct layer *layer, const struct aq_stage_config *config, struct layer_flops *out)
+{
+    struct linear linears[LAYER_LINEARS_MAX];
+    const uint32_t count = layer->adapted ? linears_of(layer, config, linears) : 0;
+    for (uint32_t i = 0; i < count; i++)
+        linear_adapter_flops(layer, &linears[i], (double)linear_rows_most(layer, config, &linears[i]),
+                             config->lora.rank, out);
 }
 
 static struct layer_flops layout_flops(const struct layout *layout)
@@ -333,6 +577,7 @@ static struct layer_flops layout_flops(const struct layout *layout)
         struct aq_arena kept = {0};
         struct layer_flops of = {0};
         if (layer->kind->flops) layer->kind->flops(layer, layout->config, &of);
+        adapters_flops(layer, layout->config, &of);
         layer_place(layout, l, LAYER_KEPT, &kept, NULL);
         if (!layer_learns(layer)) of.backward = of.weights = 0;
         if (layout->config->recompute && kept.used && layer_learns(layer)) of.backward += of.forward;
@@ -356,6 +601,9 @@ enum aq_status stage_layers_measure(const struct aq_stage_config *config, struct
     layers_share(&layout, LAYER_KEPT, &workspace, NULL);
     for (uint32_t i = 0; i < config->slots; i++)
         host_place(&layout, &host, NULL);
+    void *shared = aq_arena_take(&host, 2 * layout.shared * sizeof(float));
+    (void)shared;
+    size->shared = layout.shared;
     size->host_bytes = host.used;
     size->slot_bytes = line_bytes(slot.used);
     size->workspace_bytes = line_bytes(workspace.used);
@@ -453,12 +701,13 @@ enum aq_status stage_layers_open(struct aq_stage *stage)
         layer_place(&layout, l, LAYER_KEPT, &kept, NULL);
         stage->layers[l].again = stage->config.recompute && kept.used > 0;
     }
-    stage->config.freeze = NULL; /* the caller's text may go */
+    stage->config.freeze = stage->config.lora.targets = NULL; /* the caller's texts may go */
     const uint64_t bytes = stage->size.host_bytes;
     if (bytes) AQ_TRY(aq_device_alloc(stage->device, AQ_MEMORY_PINNED, bytes, &stage->host));
     struct aq_arena host = {.base = stage->host, .bytes = bytes};
     for (uint32_t i = 0; stage->host && i < stage->config.slots; i++)
         host_place(&layout, &host, &stage->slots[i]);
+    if (stage->size.shared) stage->shared = aq_arena_take(&host, 2 * layout.shared * sizeof(float));
     return AQ_OK;
 }
 

@@ -7,14 +7,21 @@
 #ifndef STAGE_MODEL_H
 #define STAGE_MODEL_H
 
+#include "config_json.h"
 #include "layer.h"
 
-enum { PUBLISHED_CONFIG_BYTES = 8192 };
+/* What a published config.json says that a model can read: its model_type, and one of its architectures. */
+struct stage_published {
+    const char *type, *architecture; /* "gpt2", "GPT2LMHeadModel" */
+};
+
+enum { PUBLISHED_CONFIG_BYTES = 4 << 20 }; /* 65536 labels with names and numbers take 3.5 million */
 
 struct stage_model {
     const char *kind;
     const char *task;  /* what it learns unless told otherwise            */
     const char *input; /* the field of a batch that its first layer reads */
+    bool sequences;    /* has a classifier of whole samples, too: labels  */
     const struct aq_model_key *keys;
     uint32_t key_count;
     uint32_t tokens; /* of a sample, where the model says it; 0: the job does */
@@ -27,9 +34,22 @@ struct stage_model {
     uint32_t (*layers)(const struct aq_model_config *model);
     /* Layer `index` of samples of T tokens; *out is zero but for its number. */
     void (*layer)(const struct aq_model_config *model, uint32_t T, uint32_t index, struct layer *out);
-    /* As stages/publish.h; json has room for PUBLISHED_CONFIG_BYTES, *count are used. */
-    /* Is a tensor of a published file no parameter and of no use? NULL: none is. */
+    /*
+     * What it reads of published folders (stages/model_folder.h), ended by a row of NULLs; NULL: nothing. The first
+     * architecture of a type is the one of a config.json that names none.
+     */
+    const struct stage_published *published;
+    /* What its tensors' names have in front in files of a model with a head, and not in those without: "model.". */
+    const char *base;
+    /*
+     * *out holds the kind's defaults: set what config.json says of sizes and arithmetic, and refuse what is not
+     * computed (config_json.h). What is the job's choice (dropout) stays as it is. The caller checks the result with
+     * config_check. NULL where `published` is.
+     */
+    enum aq_status (*read_config)(const struct config_json *config, struct aq_model_config *out);
+    /* Is a tensor of a published file (its name without `base`) no parameter and of no use? NULL: none is. */
     bool (*ignores)(const char *name);
+    /* As stages/publish.h; json has room for PUBLISHED_CONFIG_BYTES, *count are used. */
     void (*publish_name)(const char *tensor, char *out, size_t bytes);
     enum aq_status (*publish_config)(const struct aq_model_config *model, bool tied, int32_t end_of_text, char *json,
                                      size_t *count);
@@ -37,12 +57,14 @@ struct stage_model {
 
 /* The model of that kind, or NULL. */
 const struct stage_model *stage_model_find(const char *kind);
+/* Model `index` of the table; NULL behind the last. */
+const struct stage_model *stage_model_at(uint32_t index);
 
 /* stage_layers.c: a layer of the model; the configuration is one that was checked. */
 void stage_layer(const struct aq_model_config *model, uint32_t T, uint32_t index, struct layer *out);
 
-/* stage_freeze.c: does the list (NULL: nothing) freeze a tensor of a layer of that name? */
-bool stage_frozen(const char *freeze, const char *layer, const char *tensor);
+/* stage_freeze.c: does the list (NULL: none) name a tensor of a layer of that name, its last pattern without "!"? */
+bool stage_named(const char *list, const char *layer, const char *tensor);
 
 enum { STAGE_WORDS_BYTES = LAYER_NAME_MAX + LAYER_TENSORS_MAX * AQ_TENSOR_NAME_MAX };
 
@@ -50,6 +72,7 @@ enum { STAGE_WORDS_BYTES = LAYER_NAME_MAX + LAYER_TENSORS_MAX * AQ_TENSOR_NAME_M
 struct stage_layer_names {
     char name[LAYER_NAME_MAX], tensors[LAYER_TENSORS_MAX][AQ_TENSOR_NAME_MAX];
     bool copies[LAYER_TENSORS_MAX]; /* of another layer's, in a tied model: frozen as that one is */
+    bool linears[LAYER_TENSORS_MAX]; /* the weight of a product that may have an adapter */
     uint32_t count;
 };
 
@@ -80,10 +103,13 @@ struct stage_slot {
     float **x;   /* of each layer of the stage: its input                                        */
     void **kept; /* of each layer: its struct                                                    */
     struct aq_rng_key *keys, *host_keys; /* (site of the stage, B): dropout                       */
+    uint32_t *lengths, *host_lengths;    /* B: tokens of each sample that are real                */
     struct aq_event *copied;             /* what the host has written for this slot               */
-    uint32_t samples, tokens;
+    uint32_t samples, tokens;            /* tokens: of a sample, that the last forward computed   */
+    uint32_t first;                      /* behind so many                                        */
     float loss_scale;
-    bool train, dropped, compares;
+    bool train, dropped, compares, shorter; /* shorter: samples have lengths */
+    bool adapters_dropped;                  /* what adapters read is         */
     bool forwarded; /* a backward may follow */
     bool halved;    /* a weight half may follow: split */
 };
@@ -94,6 +120,7 @@ struct stage_layer {
     float *w[STAGE_VERSIONS][LAYER_TENSORS_MAX], *g[STAGE_VERSIONS][LAYER_TENSORS_MAX];
     void *state;
     uint32_t site; /* its first row of keys                                                      */
+    uint32_t adapter_site; /* of its adapters' keys                                              */
     uint32_t flow; /* backward: where the gradient of its input goes (enum stage_flow)           */
     uint64_t in_bytes;
     bool again; /* with recomputation, its forward is made again                              */
@@ -122,7 +149,9 @@ struct aq_stage {
     struct stage_slot *slots;
     float *flow[STAGE_FLOWS]; /* of the gradient, in the workspace */
     void *ending;             /* the gradient in the stage's type, for endings */
-    void *host;               /* pinned: what slots have there */
+    struct layer_adapter_memory adapters;
+    void *host;               /* pinned: what slots have there, and behind them `shared` */
+    float *shared;            /* size.shared floats: sums of shared gradients; then as many of this stage's own */
     void *structs;            /* the host structs of layers and slots */
 };
 
@@ -132,5 +161,8 @@ enum aq_status stage_layers_measure(const struct aq_stage_config *config, struct
 /* stage_layers.c: the layers, their structs and their memory; parameters and gradients are there. */
 enum aq_status stage_layers_open(struct aq_stage *stage);
 void stage_layers_close(struct aq_stage *stage);
+
+/* stage_run.c: each layer fills what memory of the stage it has. */
+enum aq_status stage_layers_fill(struct aq_stage *stage);
 
 #endif

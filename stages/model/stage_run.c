@@ -28,11 +28,18 @@ void *layer_rounded(const struct aq_stage *stage)
     return stage->ending;
 }
 
+struct layer_adapter_memory layer_adapter_memory(const struct aq_stage *stage)
+{
+    return stage->adapters;
+}
+
 static struct layer_run run_of(struct aq_stage *stage, uint32_t index, uint32_t l, struct aq_stream *stream)
 {
     const struct stage_slot *slot = &stage->slots[index];
     struct stage_layer *layer = &stage->layers[l];
     const struct layer *of = &layer->layer;
+    const struct aq_rng_key *adapter_keys =
+        slot->adapters_dropped ? slot->keys + (uint64_t)layer->adapter_site * stage->config.B : NULL;
     /* A sample cut short has fewer rows of every shape. */
     const uint64_t samples = slot->samples, T = stage->config.T;
     return (struct layer_run){.stage = stage,
@@ -47,6 +54,7 @@ static struct layer_run run_of(struct aq_stage *stage, uint32_t index, uint32_t 
                               .slot_index = index,
                               .samples = slot->samples,
                               .tokens = slot->tokens,
+                              .first = slot->first,
                               .rows_in = samples * of->in.rows * slot->tokens / T,
                               .rows_out = samples * of->out.rows * slot->tokens / T,
                               .loss_scale = slot->loss_scale,
@@ -54,11 +62,46 @@ static struct layer_run run_of(struct aq_stage *stage, uint32_t index, uint32_t 
                               .compares = slot->compares,
                               .dropped = slot->dropped,
                               .split = stage->config.split,
+                              .lengths = slot->shorter ? slot->lengths : NULL,
+                              .host_lengths = slot->shorter ? slot->host_lengths : NULL,
                               .keys = slot->keys ? slot->keys + (uint64_t)layer->site * stage->config.B : NULL,
+                              .adapter_keys = adapter_keys,
                               .stream = stream};
 }
 
+enum aq_status stage_layers_fill(struct aq_stage *stage)
+{
+    for (uint32_t l = 0; l < stage->layer_count; l++) {
+        const struct layer_run run = run_of(stage, 0, l, NULL);
+        if (run.layer->kind->open) AQ_TRY(run.layer->kind->open(&run));
+    }
+    return AQ_OK;
+}
+
 /* --- forward ---------------------------------------------------------------------------------------------------- */
+
+static enum aq_status lengths_check(const struct aq_stage_config *config, const struct aq_batch *batch)
+{
+    if (batch->lengths && !config->lengths)
+        return aq_fail(AQ_INVAL, "stage", "samples with lengths: the stage was opened for whole ones");
+    for (uint32_t i = 0; batch->lengths && i < batch->samples; i++)
+        if (batch->lengths[i] == 0 || batch->lengths[i] > config->T)
+            return aq_fail(AQ_INVAL, "stage", "sample %u has %u tokens: 1 to %u", i, batch->lengths[i], config->T);
+    return AQ_OK;
+}
+
+/* Are the tokens before these ones of this very slot's last forward, or of one before it? */
+static enum aq_status before_check(const struct aq_stage *stage, const struct stage_slot *slot,
+                                   const struct aq_stage_input *input)
+{
+    const uint32_t used = input->tokens_used ? input->tokens_used : stage->config.T;
+    if (input->tokens_before == 0) return AQ_OK;
+    if (!stage->config.extends || input->batch->samples != 1 || slot->compares)
+        return aq_fail(AQ_INVAL, "stage", "tokens behind others: one sample of a stage that extends, without targets");
+    if (input->tokens_before < used && input->tokens_before <= slot->first + slot->tokens) return AQ_OK;
+    return aq_fail(AQ_INVAL, "stage", "%u tokens behind %u: the slot has had %u", used - input->tokens_before,
+                   input->tokens_before, slot->first + slot->tokens);
+}
 
 static enum aq_status input_check(const struct aq_stage *stage, uint32_t slot, const struct aq_stage_input *input)
 {
@@ -75,17 +118,28 @@ static enum aq_status input_check(const struct aq_stage *stage, uint32_t slot, c
     if (!first && !input->x)
         return aq_fail(AQ_INVAL, "stage", "forward of layer %u on wants the activation of the stage before",
                        config->layer_first);
-    if (!batch->sample_ids && config->model.dropout > 0.0f && !input->evaluate)
+    if (!batch->sample_ids && stage->slots[slot].keys && !input->evaluate)
         return aq_fail(AQ_INVAL, "stage", "forward with dropout wants sample ids");
+    AQ_TRY(lengths_check(config, batch));
+    AQ_TRY(before_check(stage, &stage->slots[slot], input));
     const struct layer *layer = &stage->layers[0].layer;
     const uint32_t used = input->tokens_used ? input->tokens_used : config->T;
     if (first) AQ_TRY(layer->kind->check(layer, config, batch, used));
     return stage->slots[slot].compares ? last->kind->check(last, config, batch, used) : AQ_OK;
 }
 
+/* A row of keys: of all samples of the micro-batch. */
+static void key_row(struct stage_slot *slot, const struct aq_stage_input *input, enum aq_rng_purpose purpose,
+                    uint64_t which, struct aq_rng_key *row)
+{
+    for (uint32_t sample = 0; sample < slot->samples; sample++)
+        row[sample] = aq_rng_key(input->seed, purpose, which, input->batch->sample_ids[sample]);
+}
+
 /*
- * The keys of all masks of this micro-batch. They hold seed, step, the model's layer (not the stage's), site and
- * sample, so that a mask is the same wherever the model is cut and in whatever micro-batch the sample comes.
+ * The keys of all masks of this micro-batch. They hold seed, step, the model's layer (not the stage's), site (of an
+ * adapter: the number of the tensor that it adapts) and sample, so that a mask is the same wherever the model is cut
+ * and in whatever micro-batch the sample comes.
  */
 static enum aq_status keys_make(const struct aq_stage *stage, struct stage_slot *slot,
                                 const struct aq_stage_input *input, struct aq_stream *stream)
@@ -94,11 +148,18 @@ static enum aq_status keys_make(const struct aq_stage *stage, struct stage_slot 
     uint64_t row = 0;
     for (uint32_t l = 0; l < stage->layer_count; l++) {
         const struct layer *layer = &stage->layers[l].layer;
-        for (uint32_t site = 0; site < layer->kind->sites; site++, row++)
-            for (uint32_t sample = 0; sample < slot->samples; sample++)
-                slot->host_keys[row * B + sample] =
-                    aq_rng_key(input->seed, AQ_RNG_DROPOUT, input->step << 20 | (uint64_t)layer->number << 4 | site,
-                               input->batch->sample_ids[sample]);
+        for (uint32_t site = 0; slot->dropped && site < layer->kind->sites; site++, row++)
+            key_row(slot, input, AQ_RNG_DROPOUT, input->step << 20 | (uint64_t)layer->number << 4 | site,
+                    slot->host_keys + row * B);
+        for (uint32_t k = 0; slot->adapters_dropped && k < LAYER_TENSORS_MAX; k++) {
+            if (!(layer->adapted >> k & 1)) continue;
+            const uint64_t first = row + layer->adapters[k] - layer->adapter_first;
+            for (uint32_t i = 0; i < 2; i++)
+                key_row(slot, input, AQ_RNG_ADAPTER, input->step << 24 | (uint64_t)layer->number << 8 | 2 * k | i,
+                        slot->host_keys + (first + i) * B);
+        }
+        for (uint64_t left = slot->adapters_dropped ? layer->adapted : 0; left; left &= left - 1)
+            row += 2;
     }
     return aq_device_copy(stage->device, slot->keys, slot->host_keys, (size_t)row * B * sizeof *slot->keys, stream);
 }
@@ -112,7 +173,13 @@ static enum aq_status input_take(struct aq_stage *stage, uint32_t index, const s
     enum aq_status status = aq_device_event_query(stage->device, slot->copied);
     if (status == AQ_AGAIN) status = aq_device_stream_sync(stage->device, stream);
     AQ_TRY(status);
-    if (slot->dropped) AQ_TRY(keys_make(stage, slot, input, stream));
+    if (slot->keys && slot->train) AQ_TRY(keys_make(stage, slot, input, stream));
+    slot->shorter = input->batch->lengths != NULL;
+    if (slot->shorter) {
+        const size_t bytes = slot->samples * sizeof *slot->lengths;
+        memcpy(slot->host_lengths, input->batch->lengths, bytes);
+        AQ_TRY(aq_device_copy(stage->device, slot->lengths, slot->host_lengths, bytes, stream));
+    }
     struct layer_run run = run_of(stage, index, 0, stream);
     if (stage->config.layer_first == 0) AQ_TRY(run.layer->kind->take(&run, input->batch, used));
     run = run_of(stage, index, end, stream);
@@ -156,9 +223,12 @@ enum aq_status aq_stage_forward(struct aq_stage *stage, uint32_t index, const st
     slot->samples = input->batch->samples;
     /* One sample cut short is a shorter sample; several keep their length, and causality keeps the rest away. */
     slot->tokens = slot->samples == 1 && input->tokens_used ? input->tokens_used : config->T;
+    slot->first = input->tokens_before;
+    slot->tokens -= slot->first;
     slot->loss_scale = input->loss_scale;
     slot->train = train;
     slot->dropped = config->model.dropout > 0.0f && train;
+    slot->adapters_dropped = config->lora.dropout > 0.0f && train;
     AQ_TRY(input_take(stage, index, input, stream));
     AQ_TRY(forward_layers(stage, index, config->layer_first == 0 ? NULL : input->x, y, stream));
     slot->forwarded = train && (!last || slot->compares);
@@ -258,10 +328,11 @@ enum aq_status aq_stage_logits(struct aq_stage *stage, uint32_t slot, uint32_t p
                        stage->config.slots, stage->config.T);
     if (!stage->layers[stage->layer_count - 1].layer.kind->output)
         return aq_fail(AQ_INVAL, "stage", "a model of kind %s has no logits to give", stage->config.model.kind);
-    if (position >= stage->slots[slot].tokens)
-        return aq_fail(AQ_INVAL, "stage", "logits of position %u: the last forward had %u tokens", position,
-                       stage->slots[slot].tokens);
+    const uint32_t first = stage->slots[slot].first, end = first + stage->slots[slot].tokens;
+    if (position < first || position >= end)
+        return aq_fail(AQ_INVAL, "stage", "logits of position %u: the last forward computed %u to %u", position, first,
+                       end);
     const struct layer_run run = run_of(stage, slot, stage->layer_count - 1, stream);
-    AQ_TRY(run.layer->kind->output(&run, position, logits));
+    AQ_TRY(run.layer->kind->output(&run, position - first, logits));
     return aq_device_stream_sync(stage->device, stream);
 }

@@ -15,6 +15,8 @@ struct stage_counted {
     const float *losses;
     const int32_t *targets;
     const int32_t *guesses; /* the column of each row's largest output; NULL where the task wants none */
+    const float *numbers;   /* of a task of numbers, instead of targets: NaN is not counted             */
+    const float *said;      /* and the output of each row, instead of guesses                           */
 };
 
 struct aq_metric {
@@ -26,8 +28,13 @@ struct aq_metric {
 struct aq_task {
     const char *name;
     const char *field;  /* of a batch: int32, one a row of the output, -1: not counted */
+    bool numbers;       /* the field is float32 instead, NaN: not counted; a row has one output, which is the guess */
+    bool whole;         /* one target a sample: of a sequence of tokens as a whole */
     bool wants_guesses; /* for counting */
-    /* losses and gradient of rows, on the device; the output is used up. Arguments as aq_device_cross_entropy's. */
+    /*
+     * losses and gradient of rows, on the device; the output is used up. Arguments as aq_device_cross_entropy's; of a
+     * task of numbers the targets are floats that lie there.
+     */
     enum aq_status (*loss)(struct aq_device *device, const struct aq_cross_entropy *rows, struct aq_stream *stream);
     /* Adds the rows to *loss, in order. */
     void (*count)(const struct stage_counted *rows, struct aq_stage_loss *loss);

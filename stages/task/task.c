@@ -33,6 +33,11 @@ const char *aq_task_field(const struct aq_task *task)
     return task->field;
 }
 
+bool aq_task_numbers(const struct aq_task *task)
+{
+    return task->numbers;
+}
+
 const char *aq_task_metric(const struct aq_task *task, uint32_t index, bool *higher)
 {
     if (index >= AQ_TASK_METRICS_MAX || !task->metrics[index].name) return NULL;

@@ -3,7 +3,14 @@
  */
 #include "tokenizer.h"
 
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
+
+#include "bpe.h"
+#include "dataset_file.h"
+#include "spm.h"
+#include "unicode_forms.h"
 
 static const struct aq_tokenizer_kind *const kinds[] = {
 #define AQ_TOKENIZER(name) &aq_tokenizer_##name,
@@ -11,7 +18,11 @@ static const struct aq_tokenizer_kind *const kinds[] = {
 #undef AQ_TOKENIZER
 };
 
+enum { PATH_BYTES = 4096 };
 enum { KIND_COUNT = sizeof kinds / sizeof kinds[0] };
+
+/* CODE_VERSION: one more whenever a tokenizer gives other tokens than before, so that kept ones are made again. */
+enum { CODE_VERSION = 1, FILE_BYTES_MAX = 256 << 20 };
 
 enum aq_status aq_token_list_reserve(struct aq_token_list *list, size_t more)
 {
@@ -44,17 +55,40 @@ const struct aq_tokenizer_about *aq_tokenizer_about(const char *kind)
     return found ? &found->about : NULL;
 }
 
+/* Is one of the files there? marks: names with "|" between. */
+static bool marked(const char *folder, const char *marks)
+{
+    for (const char *at = marks; at && *at; at += strspn(at, "|")) {
+        char path[PATH_BYTES];
+        const size_t name = strcspn(at, "|");
+        const int bytes = snprintf(path, sizeof path, "%s/%.*s", folder, (int)name, at);
+        if (bytes > 0 && bytes < PATH_BYTES && access(path, F_OK) == 0) return true;
+        at += name;
+    }
+    return false;
+}
+
+const char *aq_tokenizer_of_folder(const char *folder)
+{
+    for (size_t i = KIND_COUNT; i-- > 0;)
+        if (marked(folder, kinds[i]->about.marks)) return kinds[i]->about.name;
+    for (size_t i = 0; i < KIND_COUNT; i++)
+        if (marked(folder, kinds[i]->about.marks_alone)) return kinds[i]->about.name;
+    return NULL;
+}
+
 enum aq_status aq_tokenizer_open(const char *kind, const char *path, struct aq_tokenizer **out)
 {
     const struct aq_tokenizer_kind *found = aq_tokenizer_kind_find(kind);
-    if (!found)
-        return aq_fail(AQ_INVAL, "tokenizer", "there is no tokenizer \"%s\"", kind ? kind : "(none)");
+    if (!found) return aq_fail(AQ_INVAL, "tokenizer", "there is no tokenizer \"%s\"", kind ? kind : "(none)");
     void *memory;
     AQ_TRY(aq_alloc(sizeof(struct aq_tokenizer), &memory));
     struct aq_tokenizer *tokenizer = memory;
     *tokenizer = (struct aq_tokenizer){.kind = found, .end_of_text = -1};
-    enum aq_status status = found->open(tokenizer, path);
+    enum aq_status status = path ? aq_alloc_text(path, &tokenizer->path) : AQ_OK;
+    if (status == AQ_OK) status = found->open(tokenizer, path);
     if (status != AQ_OK) {
+        aq_free(tokenizer->path);
         aq_free(tokenizer);
         return status;
     }
@@ -67,6 +101,7 @@ void aq_tokenizer_close(struct aq_tokenizer *tokenizer)
 {
     if (!tokenizer) return;
     tokenizer->kind->close(tokenizer);
+    aq_free(tokenizer->path);
     aq_free(tokenizer);
 }
 
@@ -78,6 +113,35 @@ uint32_t aq_tokenizer_vocabulary(const struct aq_tokenizer *tokenizer)
 int32_t aq_tokenizer_end_of_text(const struct aq_tokenizer *tokenizer)
 {
     return tokenizer->end_of_text;
+}
+
+enum aq_status aq_tokenizer_digest(const struct aq_tokenizer *tokenizer, uint64_t *out)
+{
+    const struct aq_tokenizer_kind *kind = tokenizer->kind;
+    uint64_t digest = aq_digest_seeded(kind->about.name, strlen(kind->about.name), CODE_VERSION);
+    char bpe[AQ_BPE_LIBRARY_BYTES];
+    aq_bpe_library(bpe);
+    const char *const libraries[] = {bpe, aq_unicode_library(), aq_spm_library()};
+    for (size_t i = 0; i < sizeof libraries / sizeof libraries[0]; i++)
+        digest = aq_digest_seeded(libraries[i], strlen(libraries[i]) + 1, digest);
+    const char *name;
+    char from[4096];
+    for (uint32_t i = 0; kind->published; i++) {
+        uint8_t *bytes;
+        size_t count;
+        AQ_TRY(kind->published(tokenizer->path, i, from, sizeof from, &name));
+        if (!name) break;
+        AQ_TRY(aq_file_read("tokenizer", from, FILE_BYTES_MAX, &bytes, &count));
+        digest = aq_digest_seeded(bytes, count, digest);
+        aq_free(bytes);
+    }
+    *out = digest;
+    return AQ_OK;
+}
+
+const struct aq_tokenizer_frame *aq_tokenizer_frame(const struct aq_tokenizer *tokenizer)
+{
+    return &tokenizer->frame;
 }
 
 enum aq_status aq_tokenizer_encode(const struct aq_tokenizer *tokenizer, const char *text, size_t bytes,

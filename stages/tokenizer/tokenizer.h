@@ -19,7 +19,7 @@ enum aq_status aq_token_list_reserve(struct aq_token_list *list, size_t more);
 
 struct aq_tokenizer_kind {
     struct aq_tokenizer_about about;
-    /* Fills vocabulary, end_of_text and state. On failure nothing is held. */
+    /* Fills vocabulary, end_of_text, frame and state. On failure nothing is held. */
     enum aq_status (*open)(struct aq_tokenizer *tokenizer, const char *path);
     void (*close)(struct aq_tokenizer *tokenizer);
     /* Appends the tokens of text to the list. */
@@ -30,7 +30,7 @@ struct aq_tokenizer_kind {
      * last. published_class: who reads them elsewhere. NULL: nothing is published.
      */
     enum aq_status (*published)(const char *path, uint32_t index, char *from, size_t bytes, const char **name);
-    const char *published_class;
+    const char *published_class; /* NULL: its own tokenizer_config.json says so, if anything does */
     /* The bytes of one token in range: *bytes and their count. */
     const uint8_t *(*token)(const struct aq_tokenizer *tokenizer, uint32_t token, uint32_t *bytes);
 };
@@ -42,8 +42,16 @@ struct aq_tokenizer {
     const struct aq_tokenizer_kind *kind;
     uint32_t vocabulary;
     int32_t end_of_text; /* -1: there is none */
+    struct aq_tokenizer_frame frame;
+    char *path;          /* as it was opened, or NULL */
     void *state;         /* the kind's own */
 };
+
+/*
+ * Of all that its tokens follow from: its kind, its files, the versions of the code and of the libraries it calls.
+ * AQ_NOTFOUND, AQ_IO: a file has gone since it was opened.
+ */
+enum aq_status aq_tokenizer_digest(const struct aq_tokenizer *tokenizer, uint64_t *out);
 
 #define AQ_TOKENIZER(name) extern const struct aq_tokenizer_kind aq_tokenizer_##name;
 #include "stages/tokenizers.def"

@@ -1,168 +1,135 @@
 /*
- * tokenizer_gpt2.c -- GPT-2's byte-level BPE: words from the pre-tokenizer, merged by rank, most of them out of a
- * cache.
- *
- * The cache is of one call and holds no copies: an entry says where in the text a word was seen and where in the list
- * of tokens its own stand. A word seen again costs a hash, a comparison and a copy of one or two tokens.
+ * tokenizer_gpt2.c -- GPT-2's byte-level BPE from the files that were published first: vocab.json (encoder.json) and
+ * merges.txt (vocab.bpe).
  *
  * "<|endoftext|>" in a text is the one token of that name, where the vocabulary has it: what stands before it and
  * behind it is cut into words apart.
  */
-#include "tokenizer_gpt2.h"
-
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
-struct gpt2 {
-    struct aq_gpt2_vocabulary vocabulary;
-    struct aq_gpt2_pattern *pattern;
-};
+#include "bpe.h"
+#include "dataset_file.h"
 
-/* 65536 entries hold most words of an English text and fit a core's second-level cache. */
-enum { CACHE_SLOTS_MAX = 1 << 16, CACHE_SLOTS_MIN = 1 << 8, CACHED_BYTES_MAX = 255 };
+enum { PATH_BYTES_MAX = 4096 };
 
-struct seen_word {
-    uint64_t text, tokens; /* where it was: the word, and its tokens */
-    uint32_t hash;
-    uint16_t bytes; /* 0: the slot is free */
-    uint16_t count;
-};
+/* path of folder/first or folder/second, whichever is there. */
+static enum aq_status find_file(const char *folder, const char *first, const char *second, char path[PATH_BYTES_MAX])
+{
+    const char *const names[] = {first, second};
+    if (!folder) return aq_fail(AQ_INVAL, AQ_BPE_AREA, "the gpt2 tokenizer needs the folder of its %s", first);
+    for (int i = 0; i < 2; i++) {
+        int length = snprintf(path, PATH_BYTES_MAX, "%s/%s", folder, names[i]);
+        if (length < 0 || length >= PATH_BYTES_MAX)
+            return aq_fail(AQ_INVAL, AQ_BPE_AREA, "the folder's name \"%.64s...\" is too long", folder);
+        if (access(path, F_OK) == 0) return AQ_OK;
+    }
+    return aq_fail(AQ_NOTFOUND, AQ_BPE_AREA, "%s: has neither %s nor %s", folder, first, second);
+}
 
-struct encoding {
-    const struct aq_gpt2_vocabulary *vocabulary;
-    const uint8_t *text;
-    struct aq_token_list *list;
-    struct aq_gpt2_scratch scratch;
-    struct seen_word *seen;
-    uint64_t slots;
-};
+static enum aq_status published(const char *folder, uint32_t index, char *from, size_t bytes, const char **name)
+{
+    char path[PATH_BYTES_MAX];
+    *name = NULL;
+    if (index > 1) return AQ_OK;
+    AQ_TRY(index == 0 ? find_file(folder, "vocab.json", "encoder.json", path)
+                      : find_file(folder, "merges.txt", "vocab.bpe", path));
+    snprintf(from, bytes, "%s", path);
+    *name = index == 0 ? "vocab.json" : "merges.txt";
+    return AQ_OK;
+}
+
+static enum aq_status parse_merges(const char *path, const char *text, size_t bytes, struct aq_bpe_vocabulary *v)
+{
+    uint64_t line = 0, lines = 1;
+    const char *end = text + bytes;
+    for (size_t i = 0; i < bytes; i++)
+        lines += text[i] == '\n';
+    AQ_TRY(aq_bpe_merges_open(v, lines));
+    for (const char *at = text, *next; at < end; at = next) {
+        const char *stop = memchr(at, '\n', (size_t)(end - at));
+        next = stop ? stop + 1 : end;
+        if (!stop) stop = end;
+        if (stop > at && stop[-1] == '\r') stop--;
+        line++;
+        if (stop == at || (line == 1 && stop - at >= 8 && memcmp(at, "#version", 8) == 0)) continue;
+        const char *space = memchr(at, ' ', (size_t)(stop - at));
+        const char *right = space ? space + 1 : stop;
+        AQ_TRY(
+            aq_bpe_merges_add(path, at, (size_t)((space ? space : stop) - at), right, (size_t)(stop - right), line, v));
+    }
+    return AQ_OK;
+}
+
+static enum aq_status read_merges(const char *folder, struct aq_bpe_vocabulary *v)
+{
+    char path[PATH_BYTES_MAX];
+    uint8_t *text;
+    size_t bytes;
+    AQ_TRY(find_file(folder, "merges.txt", "vocab.bpe", path));
+    AQ_TRY(aq_file_read(AQ_BPE_AREA, path, AQ_BPE_FILE_BYTES_MAX, &text, &bytes));
+    const enum aq_status status = parse_merges(path, (const char *)text, bytes, v);
+    aq_free(text);
+    return status;
+}
+
+static enum aq_status read_vocabulary(const char *folder, struct aq_bpe_vocabulary *v)
+{
+    char path[PATH_BYTES_MAX];
+    uint8_t *text;
+    size_t bytes;
+    AQ_TRY(find_file(folder, "vocab.json", "encoder.json", path));
+    AQ_TRY(aq_file_read(AQ_BPE_AREA, path, AQ_BPE_FILE_BYTES_MAX, &text, &bytes));
+    json_error_t error;
+    json_t *object = json_loadb((const char *)text, bytes, JSON_REJECT_DUPLICATES, &error);
+    enum aq_status status;
+    if (!object)
+        status = aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s:%d:%d: %s", path, error.line, error.column, error.text);
+    else
+        status = aq_bpe_vocabulary_open(path, object, false, NULL, 0, v);
+    json_decref(object);
+    aq_free(text);
+    AQ_TRY(status);
+    return aq_bpe_vocabulary_bytes(path, v);
+}
+
+static enum aq_status open_bpe(const char *folder, struct aq_tokenizer *tokenizer, struct aq_bpe *bpe)
+{
+    static const char end_of_text[] = "<|endoftext|>";
+    struct aq_bpe_added added = {.content = end_of_text, .bytes = sizeof end_of_text - 1};
+    AQ_TRY(read_vocabulary(folder, &bpe->vocabulary));
+    AQ_TRY(read_merges(folder, &bpe->vocabulary));
+    AQ_TRY(aq_bpe_pattern_open("the gpt2 tokenizer", aq_bpe_pattern_gpt2, strlen(aq_bpe_pattern_gpt2), false,
+                               &bpe->steps[0].pattern));
+    bpe->step_count = 1;
+    added.token = aq_bpe_vocabulary_find(&bpe->vocabulary, end_of_text, added.bytes);
+    tokenizer->vocabulary = bpe->vocabulary.count;
+    if (added.token == AQ_BPE_NONE) return AQ_OK;
+    tokenizer->end_of_text = (int32_t)added.token;
+    return aq_bpe_finder_open(bpe, &added, 1, false, &bpe->raw);
+}
 
 static void gpt2_close(struct aq_tokenizer *tokenizer)
 {
-    struct gpt2 *state = tokenizer->state;
-    aq_gpt2_pattern_close(state->pattern);
-    aq_gpt2_vocabulary_close(&state->vocabulary);
-    aq_free(state);
+    aq_bpe_close(tokenizer->state);
+    aq_free(tokenizer->state);
 }
 
 static enum aq_status gpt2_open(struct aq_tokenizer *tokenizer, const char *path)
 {
-    void *memory;
-    AQ_TRY(aq_alloc(sizeof(struct gpt2), &memory));
-    struct gpt2 *state = tokenizer->state = memory;
-    enum aq_status status = aq_gpt2_vocabulary_open(path, &state->vocabulary);
-    if (status == AQ_OK) status = aq_gpt2_pattern_open(&state->pattern);
-    if (status != AQ_OK) {
-        gpt2_close(tokenizer);
-        return status;
-    }
-    tokenizer->vocabulary = state->vocabulary.count;
-    tokenizer->end_of_text = state->vocabulary.end_of_text;
-    return AQ_OK;
-}
-
-/* A word of any length; beyond the bound it is merged in pieces. */
-static enum aq_status merge_pieces(struct encoding *e, size_t start, size_t end)
-{
-    while (start < end) {
-        size_t bytes = end - start < AQ_GPT2_WORD_BYTES_MAX ? end - start : AQ_GPT2_WORD_BYTES_MAX;
-        AQ_TRY(aq_gpt2_merge_word(e->vocabulary, &e->scratch, e->text + start, bytes, e->list));
-        start += bytes;
-    }
-    return AQ_OK;
-}
-
-static enum aq_status encode_word(struct encoding *e, size_t start, size_t end)
-{
-    const uint8_t *word = e->text + start;
-    size_t bytes = end - start;
-    if (bytes > CACHED_BYTES_MAX) return merge_pieces(e, start, end);
-    uint64_t hash = aq_digest(word, bytes);
-    struct seen_word *seen = &e->seen[hash & (e->slots - 1)];
-    struct aq_token_list *list = e->list;
-    if (seen->bytes == bytes && seen->hash == hash >> 32 && memcmp(e->text + seen->text, word, bytes) == 0) {
-        AQ_TRY(aq_token_list_reserve(list, seen->count));
-        for (uint32_t i = 0; i < seen->count; i++)
-            list->at[list->count + i] = list->at[seen->tokens + i];
-        list->count += seen->count;
-        return AQ_OK;
-    }
-    size_t first = list->count;
-    AQ_TRY(merge_pieces(e, start, end));
-    *seen = (struct seen_word){.text = start,
-                               .tokens = first,
-                               .hash = (uint32_t)(hash >> 32),
-                               .bytes = (uint16_t)bytes,
-                               .count = (uint16_t)(list->count - first)};
-    return AQ_OK;
-}
-
-/* The words of text[first .. end). */
-static enum aq_status encode_part(struct encoding *e, const struct aq_gpt2_pattern *pattern, size_t first, size_t end)
-{
-    struct aq_gpt2_words *words = NULL;
-    enum aq_status status;
-    if (first == end) return AQ_OK;
-    AQ_TRY(aq_gpt2_words_open(pattern, e->text + first, end - first, &words));
-    for (size_t from, to;;) {
-        status = aq_gpt2_words_next(words, &from, &to);
-        if (status != AQ_OK) break;
-        AQ_TRY_GOTO(encode_word(e, first + from, first + to), out);
-    }
-    if (status == AQ_NOTFOUND) status = AQ_OK; /* the end of the part */
-out:
-    aq_gpt2_words_close(words);
+    AQ_TRY(aq_alloc(sizeof(struct aq_bpe), &tokenizer->state));
+    const enum aq_status status = open_bpe(path, tokenizer, tokenizer->state);
+    if (status != AQ_OK) gpt2_close(tokenizer);
     return status;
-}
-
-/* Part after part, with the end-of-text token between them. */
-static enum aq_status encode_parts(struct encoding *e, const struct gpt2 *state, size_t bytes)
-{
-    const struct aq_gpt2_vocabulary *v = &state->vocabulary;
-    const int32_t end = v->end_of_text;
-    const uint8_t *special = end >= 0 ? v->bytes + v->start[end] : NULL;
-    const size_t special_bytes = end >= 0 ? v->start[end + 1] - v->start[end] : 0;
-    for (size_t at = 0;;) {
-        const uint8_t *found = special_bytes ? memmem(e->text + at, bytes - at, special, special_bytes) : NULL;
-        const size_t until = found ? (size_t)(found - e->text) : bytes;
-        AQ_TRY(encode_part(e, state->pattern, at, until));
-        if (!found) return AQ_OK;
-        AQ_TRY(aq_token_list_reserve(e->list, 1));
-        e->list->at[e->list->count++] = end;
-        at = until + special_bytes;
-    }
-}
-
-static enum aq_status gpt2_encode(const struct aq_tokenizer *tokenizer, const uint8_t *text, size_t bytes,
-                                  struct aq_token_list *list)
-{
-    const struct gpt2 *state = tokenizer->state;
-    struct encoding e = {.vocabulary = &state->vocabulary, .text = text, .list = list, .slots = CACHE_SLOTS_MIN};
-    AQ_ASSERT(list->count == 0); /* seen words point into this list */
-    while (e.slots < CACHE_SLOTS_MAX && e.slots < bytes / 8)
-        e.slots *= 2;
-    void *memory;
-    AQ_TRY(aq_alloc(e.slots * sizeof(struct seen_word), &memory));
-    e.seen = memory;
-    const enum aq_status status = encode_parts(&e, state, bytes);
-    aq_gpt2_scratch_free(&e.scratch);
-    aq_free(e.seen);
-    return status;
-}
-
-static const uint8_t *gpt2_token(const struct aq_tokenizer *tokenizer, uint32_t token, uint32_t *bytes)
-{
-    const struct gpt2 *state = tokenizer->state;
-    const struct aq_gpt2_vocabulary *vocabulary = &state->vocabulary;
-    *bytes = vocabulary->start[token + 1] - vocabulary->start[token];
-    return vocabulary->bytes + vocabulary->start[token];
 }
 
 const struct aq_tokenizer_kind aq_tokenizer_gpt2 = {
-    .about = {.name = "gpt2", .files = "vocab.json and merges.txt"},
+    .about = {.name = "gpt2", .files = "vocab.json and merges.txt", .marks = "merges.txt|vocab.bpe"},
     .open = gpt2_open,
     .close = gpt2_close,
-    .encode = gpt2_encode,
-    .token = gpt2_token,
-    .published = aq_gpt2_published,
+    .encode = aq_bpe_encode,
+    .token = aq_bpe_token,
+    .published = published,
     .published_class = "GPT2Tokenizer",
 };

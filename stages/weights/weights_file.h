@@ -27,23 +27,37 @@ struct aq_weights_type {
     uint32_t bytes;
     /* values: count of this type, of any alignment; NULL: the type is not read as fp32. */
     void (*to_float)(const uint8_t *values, uint64_t count, float *out);
+    /* count floats to this type, in their place; false: one that is finite is too large. NULL: it is not written. */
+    bool (*from_float)(float *values, uint64_t count);
 };
 /* The type of that name, or NULL. */
 const struct aq_weights_type *aq_weights_type_find(const char *name);
 
-/* The name without a leading "transformer.". */
+/* weights_values.c: can tensor `index` be read as fp32, and has it so many values? */
+bool aq_weights_readable(const struct aq_weights *weights, uint32_t index, uint64_t count);
+/* weights_values.c: `count` values of a tensor that can, from `first` on. */
+void aq_weights_floats(const struct aq_weights *weights, uint32_t index, uint64_t first, uint64_t count, float *out);
+
+/* weights_values.c: the tensor leaves this process's memory. */
+void aq_weights_forget(const struct aq_weights *weights, uint32_t index);
+
+/* The name without what a model's published names may have in front (`base` of models.def): "transformer.", ... */
 const char *aq_weights_bare_name(const char *name);
+
+struct aq_weights_file;
 
 struct aq_weights_entry {
     const char *name; /* of the header */
+    const struct aq_weights_file *file;
     const struct aq_weights_type *type;
     uint32_t dimensions;
     uint64_t shape[AQ_WEIGHTS_DIMENSIONS_MAX];
     uint64_t count;
-    uint64_t begin, end; /* offsets in data */
+    uint64_t begin, end; /* offsets in the file's data */
 };
 
-struct aq_weights {
+/* One file. */
+struct aq_weights_file {
     char *path;
     uint8_t *file; /* mapped */
     size_t file_bytes;
@@ -53,5 +67,29 @@ struct aq_weights {
     struct aq_weights_entry *entries; /* in order of their bytes */
     uint32_t count;
 };
+
+/* weights_header.c: takes the descriptor, whatever it answers; close is due in any case. *out is zero. */
+enum aq_status aq_weights_file_open(int file, const char *path, struct aq_weights_file *out);
+void aq_weights_file_close(struct aq_weights_file *file);
+
+/* weights_header.c: bytes that were read and are not wanted any more leave this process's memory. */
+void aq_weights_release(const struct aq_weights_file *file, const uint8_t *bytes, uint64_t count);
+
+/* weights_set.c: refuses a pickle, with the line that makes safetensors of it. AQ_CORRUPT. */
+enum aq_status aq_weights_pickle(const char *path);
+
+/* A file, or those of a folder. */
+struct aq_weights {
+    char *path; /* as it was asked for: errors name it */
+    struct aq_weights_file *files;
+    uint32_t file_count;
+    const struct aq_weights_entry **entries; /* file after file, each in order of its bytes */
+    const struct aq_weights_entry **sorted;  /* by name without base, then by name          */
+    uint32_t count;
+};
+
+/* weights_set.c: the files of a folder. wants, context: as aq_weights_open_wanted. */
+enum aq_status aq_weights_set_open(const char *folder, aq_weights_wants *wants, void *context,
+                                   struct aq_weights *weights);
 
 #endif

@@ -3,6 +3,7 @@
  * alone: a model with fewer blocks than the file, or with matrices the other way round, would train without a word.
  */
 #include <ctype.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -11,7 +12,7 @@
 
 #define AREA "weights"
 
-enum { ALIASES_MAX = 8 };
+enum { ALIASES_MAX = 8, SHAPE_BYTES = 96, NAMES_MAX = 6, NAMES_BYTES = NAMES_MAX * 84 };
 
 /* Equal but for numbers: "h.2.ln_1.bias" is of the kind of "h.0.ln_1.bias". */
 static bool same_kind(const char *a, const char *b)
@@ -29,81 +30,144 @@ static bool same_kind(const char *a, const char *b)
     return *a == *b;
 }
 
-static void shape_text(const uint64_t *shape, uint32_t dimensions, char text[96])
+static void shape_text(const uint64_t *shape, uint32_t dimensions, char text[SHAPE_BYTES])
 {
     size_t used = 0;
     text[0] = 0;
     for (uint32_t i = 0; i < dimensions && used < 70; i++)
-        used += (size_t)snprintf(text + used, 96 - used, "%s%llu", i ? " x " : "", (unsigned long long)shape[i]);
+        used +=
+            (size_t)snprintf(text + used, SHAPE_BYTES - used, "%s%llu", i ? " x " : "", (unsigned long long)shape[i]);
+    if (dimensions == 0) snprintf(text, SHAPE_BYTES, "a single value");
 }
 
-static enum aq_status match_shape(const char *path, const struct aq_weights_entry *entry,
-                                  const struct aq_tensor_info *tensor)
+static void judge(struct aq_weights_found *found, enum aq_weights_use use, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* What is wrong with it, told with its file's name. */
+static void judge(struct aq_weights_found *found, enum aq_weights_use use, const char *format, ...)
 {
-    char there[96], here[96];
+    va_list arguments;
+    found->use = use;
+    va_start(arguments, format);
+    vsnprintf(found->problem, sizeof found->problem, format, arguments);
+    va_end(arguments);
+}
+
+/* A tensor that both have: in the shape and a type that can be read? */
+static void judge_shape(struct aq_weights_found *found, const struct aq_weights_entry *entry,
+                        const struct aq_tensor_info *tensor)
+{
+    char there[SHAPE_BYTES], here[SHAPE_BYTES];
     bool same = entry->dimensions == tensor->dimensions;
+    uint64_t shape[AQ_TENSOR_DIMENSIONS_MAX]; /* as published */
+    for (uint32_t i = 0; i < tensor->dimensions; i++)
+        shape[i] = tensor->shape[tensor->turned ? tensor->dimensions - 1 - i : i];
     for (uint32_t i = 0; same && i < tensor->dimensions; i++)
-        same = entry->shape[i] == tensor->shape[i];
-    if (same) return AQ_OK;
-    const bool turned = entry->dimensions == 2 && tensor->dimensions == 2 && entry->shape[0] == tensor->shape[1] &&
-                        entry->shape[1] == tensor->shape[0];
+        same = entry->shape[i] == shape[i];
+    if (!entry->type->to_float)
+        judge(found, AQ_WEIGHTS_WRONG, "%s is of type %s; F32, F16, BF16 and F64 can be read", entry->name,
+              entry->type->name);
+    if (same) return;
+    const bool round =
+        entry->dimensions == 2 && tensor->dimensions == 2 && entry->shape[0] == shape[1] && entry->shape[1] == shape[0];
     shape_text(entry->shape, entry->dimensions, there);
-    shape_text(tensor->shape, tensor->dimensions, here);
-    return aq_fail(AQ_MISMATCH, AREA, "%s: %s is %s, the model of the manifest wants %s%s", path, entry->name, there,
-                   here, turned ? ": its matrices are the other way round (nn.Linear's [out, in], not Conv1D's)" : "");
+    shape_text(shape, tensor->dimensions, here);
+    judge(found, AQ_WEIGHTS_WRONG, "%s is %s, the model wants %s%s%s", entry->name, there, here,
+          round ? ": its matrices are the other way round " : "",
+          !round           ? ""
+          : tensor->turned ? "(Conv1D's [in, out], not nn.Linear's)"
+                           : "(nn.Linear's [out, in], not Conv1D's)");
+}
+
+/* Piece by piece, so that neither is in memory as a whole. */
+static bool same_bytes(const struct aq_weights_entry *a, const struct aq_weights_entry *b)
+{
+    const uint64_t bytes = a->end - a->begin;
+    bool same = a->type == b->type && bytes == b->end - b->begin;
+    for (uint64_t at = 0; same && at < bytes; at += AQ_WEIGHTS_PIECE_BYTES) {
+        const uint64_t left = bytes - at, piece = left < AQ_WEIGHTS_PIECE_BYTES ? left : AQ_WEIGHTS_PIECE_BYTES;
+        const uint8_t *here = a->file->data + a->begin + at, *there = b->file->data + b->begin + at;
+        same = memcmp(here, there, (size_t)piece) == 0;
+        aq_weights_release(a->file, here, piece);
+        aq_weights_release(b->file, there, piece);
+    }
+    return same;
 }
 
 /* A shared tensor may stand in the file again: then it must be the same, or it would be lost. */
-static enum aq_status match_alias(const struct aq_weights *weights, uint32_t index, const struct stage_alias *alias)
+static void judge_alias(struct aq_weights_found *found, const struct aq_weights *weights,
+                        const struct aq_weights_entry *entry, const struct stage_alias *alias)
 {
     uint32_t other;
-    if (aq_weights_find(weights, alias->of, &other) != AQ_OK) return AQ_OK; /* missed elsewhere */
-    const struct aq_weights_entry *a = &weights->entries[index], *b = &weights->entries[other];
-    const uint64_t bytes = a->end - a->begin;
-    if (a->type == b->type && bytes == b->end - b->begin &&
-        memcmp(weights->data + a->begin, weights->data + b->begin, (size_t)bytes) == 0)
-        return AQ_OK;
-    return aq_fail(AQ_MISMATCH, AREA, "%s: %s is not %s; %s", weights->path, alias->name, alias->of, alias->hint);
+    found->use = AQ_WEIGHTS_SHARED;
+    if (aq_weights_find(weights, alias->of, &other) != AQ_OK) return; /* missed elsewhere */
+    if (!same_bytes(entry, weights->entries[other]))
+        judge(found, AQ_WEIGHTS_WRONG, "%s is not %s; %s", alias->name, alias->of, alias->hint);
 }
 
-/* What the file has and the model has not. */
-static enum aq_status match_rest(const struct aq_weights *weights, const struct aq_stage_config *config,
-                                 const struct layer_tensor *tensors, uint32_t count)
-{
-    const struct stage_model *model = stage_model_find(config->model.kind);
+struct survey {
+    const struct aq_weights *weights;
+    const struct stage_model *model;
+    const struct layer_tensor *tensors;
+    uint32_t count;
     struct stage_alias aliases[ALIASES_MAX];
-    const uint32_t alias_count = stage_aliases(config, aliases, ALIASES_MAX);
-    const char *unused = NULL;
-    uint32_t unused_count = 0;
-    for (uint32_t i = 0; i < weights->count; i++) {
-        const char *name = aq_weights_bare_name(weights->entries[i].name), *kin = NULL;
-        bool known = model->ignores && model->ignores(name);
-        for (uint32_t t = 0; !known && t < count; t++) {
-            known = strcmp(tensors[t].info.name, name) == 0;
-            if (same_kind(tensors[t].info.name, name)) kin = tensors[t].info.name;
-        }
-        if (known) continue;
-        uint32_t alias = 0;
-        while (alias < alias_count && strcmp(aliases[alias].name, name) != 0)
-            alias++;
-        if (alias < alias_count) {
-            AQ_TRY(match_alias(weights, i, &aliases[alias]));
-            continue;
-        }
-        if (kin)
-            return aq_fail(AQ_MISMATCH, AREA,
-                           "%s: it has %s, which the model of the manifest has not: is model.blocks right?",
-                           weights->path, name);
-        if (!unused) unused = name;
-        unused_count++;
+    uint32_t alias_count;
+};
+
+/* What the file has beside the model's tensors. */
+static void judge_other(const struct survey *survey, struct aq_weights_found *found,
+                        const struct aq_weights_entry *entry)
+{
+    const char *name = aq_weights_bare_name(entry->name), *kin = NULL;
+    found->use = AQ_WEIGHTS_USED;
+    for (uint32_t t = 0; t < survey->count; t++) {
+        if (strcmp(survey->tensors[t].info.name, name) == 0) return;
+        if (same_kind(survey->tensors[t].info.name, name)) kin = survey->tensors[t].info.name;
     }
-    if (unused)
-        aq_log(AREA, 1, "%s: %u tensors are of no use to this model, %s the first", weights->path, unused_count,
-               unused);
-    return AQ_OK;
+    found->use = AQ_WEIGHTS_IGNORED;
+    if (survey->model->ignores && survey->model->ignores(name)) return;
+    for (uint32_t a = 0; a < survey->alias_count; a++)
+        if (strcmp(survey->aliases[a].name, name) == 0) {
+            judge_alias(found, survey->weights, entry, &survey->aliases[a]);
+            return;
+        }
+    found->use = AQ_WEIGHTS_UNUSED;
+    if (kin) judge(found, AQ_WEIGHTS_WRONG, "it has %s, which the model has not: is model.blocks right?", name);
 }
 
-enum aq_status aq_weights_match(const struct aq_weights *weights, const struct aq_model_config *model)
+static void survey_tensors(const struct survey *survey, aq_weights_tell *tell, void *context)
+{
+    const struct aq_weights *weights = survey->weights;
+    for (uint32_t t = 0; t < survey->count; t++) {
+        const struct aq_tensor_info *tensor = &survey->tensors[t].info;
+        struct aq_weights_found found = {.use = AQ_WEIGHTS_USED, .name = tensor->name, .file = weights->path};
+        uint32_t index;
+        /* An untied head may begin as the embedding. */
+        const bool other = strcmp(tensor->name, tensor->begins_as) != 0;
+        if (aq_weights_find(weights, tensor->name, &index) == AQ_OK) {
+            found.file = weights->entries[index]->file->path;
+            found.type = weights->entries[index]->type->name;
+            found.count = weights->entries[index]->count;
+            judge_shape(&found, weights->entries[index], tensor);
+        } else if (other)
+            continue;
+        else if (tensor->fresh)
+            found.use = AQ_WEIGHTS_UNTRAINED;
+        else
+            judge(&found, AQ_WEIGHTS_MISSING, "there is no %s, which the model has", tensor->name);
+        tell(context, &found);
+    }
+    for (uint32_t i = 0; i < weights->count; i++) {
+        const struct aq_weights_entry *entry = weights->entries[i];
+        struct aq_weights_found found = {
+            .name = entry->name, .file = entry->file->path, .type = entry->type->name, .count = entry->count};
+        judge_other(survey, &found, entry);
+        if (found.use != AQ_WEIGHTS_USED) tell(context, &found); /* which were told */
+    }
+}
+
+enum aq_status aq_weights_survey(const struct aq_weights *weights, const struct aq_model_config *model,
+                                 aq_weights_tell *tell, void *context)
 {
     const struct aq_stage_config whole = {.model = *model,
                                           .layer_end = aq_model_layers(model),
@@ -111,21 +175,58 @@ enum aq_status aq_weights_match(const struct aq_weights *weights, const struct a
                                           .T = model->context,
                                           .slots = 1,
                                           .precision = AQ_STAGE_FP32};
+    struct survey survey = {.weights = weights, .model = stage_model_find(model->kind)};
     struct layer_tensor *tensors;
-    uint32_t count;
-    AQ_TRY(stage_tensors(&whole, &tensors, &count, NULL));
-    enum aq_status status = AQ_OK;
-    for (uint32_t t = 0; t < count && status == AQ_OK; t++) {
-        uint32_t index;
-        /* An untied head may begin as the embedding. */
-        const bool other = strcmp(tensors[t].info.name, tensors[t].info.begins_as) != 0;
-        if (aq_weights_find(weights, tensors[t].info.name, &index) == AQ_OK)
-            status = match_shape(weights->path, &weights->entries[index], &tensors[t].info);
-        else if (!other)
-            status = aq_fail(AQ_MISMATCH, AREA, "%s: there is no %s, which the model of the manifest has",
-                             weights->path, tensors[t].info.name);
-    }
-    if (status == AQ_OK) status = match_rest(weights, &whole, tensors, count);
+    AQ_TRY(stage_tensors(&whole, &tensors, &survey.count, NULL));
+    survey.tensors = tensors;
+    survey.alias_count = stage_aliases(&whole, survey.aliases, ALIASES_MAX);
+    survey_tensors(&survey, tell, context);
     aq_free(tensors);
-    return status;
+    return AQ_OK;
+}
+
+/* ---- the judgement ---- */
+
+/* Tensors of one kind, and the names of the first. */
+struct named {
+    uint32_t count;
+    char names[NAMES_BYTES];
+};
+
+struct match {
+    enum aq_status status;
+    struct named unused, untrained;
+};
+
+static void name_add(struct named *named, const char *name)
+{
+    const size_t used = strlen(named->names);
+    if (named->count++ < NAMES_MAX)
+        snprintf(named->names + used, sizeof named->names - used, "%s%.80s", used ? ", " : "", name);
+}
+
+static void match_tell(void *context, const struct aq_weights_found *found)
+{
+    struct match *match = context;
+    if (found->problem[0] && match->status == AQ_OK)
+        match->status = aq_fail(AQ_MISMATCH, AREA, "%s: %s", found->file, found->problem);
+    if (found->use == AQ_WEIGHTS_UNUSED) name_add(&match->unused, found->name);
+    if (found->use == AQ_WEIGHTS_UNTRAINED) name_add(&match->untrained, found->name);
+}
+
+static void match_say(const struct aq_weights *weights, const struct named *named, const char *what)
+{
+    if (named->count)
+        aq_log(AREA, AQ_LOG_WARNING, "%s: %s: %s%s", weights->path, what, named->names,
+               named->count > NAMES_MAX ? ", ..." : "");
+}
+
+enum aq_status aq_weights_match(const struct aq_weights *weights, const struct aq_model_config *model)
+{
+    struct match match = {.status = AQ_OK};
+    AQ_TRY(aq_weights_survey(weights, model, match_tell, &match));
+    if (match.status != AQ_OK) return match.status;
+    match_say(weights, &match.unused, "of no use to this model");
+    match_say(weights, &match.untrained, "not there, and begin untrained (train.seed)");
+    return AQ_OK;
 }

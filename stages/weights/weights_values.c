@@ -1,6 +1,7 @@
 /*
  * weights_values.c -- the types that safetensors knows, and the values of a tensor as fp32.
  */
+#include <math.h>
 #include <string.h>
 
 #include "weights_file.h"
@@ -37,25 +38,54 @@ static void float_from_bf16(const uint8_t *values, uint64_t count, float *out)
     }
 }
 
+static bool f32_from_float(float *values, uint64_t count)
+{
+    (void)values;
+    (void)count;
+    return true;
+}
+
+static bool f16_from_float(float *values, uint64_t count)
+{
+    bool fits = true;
+    for (uint64_t i = 0; i < count; i++) {
+        const uint16_t half = aq_half_from_float(values[i]);
+        fits = fits && ((half & 0x7fff) != 0x7c00 || isinf(values[i]));
+        memcpy((uint8_t *)values + i * sizeof half, &half, sizeof half);
+    }
+    return fits;
+}
+
+static bool bf16_from_float(float *values, uint64_t count)
+{
+    bool fits = true;
+    for (uint64_t i = 0; i < count; i++) {
+        const uint16_t bfloat = aq_bfloat_from_float(values[i]);
+        fits = fits && ((bfloat & 0x7fff) != 0x7f80 || isinf(values[i]));
+        memcpy((uint8_t *)values + i * sizeof bfloat, &bfloat, sizeof bfloat);
+    }
+    return fits;
+}
+
 /* The integers and 8-bit floats are known so that a file that has some can be opened for its other tensors. */
 static const struct aq_weights_type types[] = {
-    {"F32", 4, float_from_f32},
-    {"F16", 2, float_from_f16},
-    {"BF16", 2, float_from_bf16},
-    {"F64", 8, float_from_f64},
-    {"BOOL", 1, NULL},
-    {"U8", 1, NULL},
-    {"I8", 1, NULL},
-    {"F8_E5M2", 1, NULL},
-    {"F8_E4M3", 1, NULL},
-    {"F8_E8M0", 1, NULL},
-    {"I16", 2, NULL},
-    {"U16", 2, NULL},
-    {"I32", 4, NULL},
-    {"U32", 4, NULL},
-    {"I64", 8, NULL},
-    {"U64", 8, NULL},
-    {"C64", 8, NULL},
+    {"F32", 4, float_from_f32, f32_from_float},
+    {"F16", 2, float_from_f16, f16_from_float},
+    {"BF16", 2, float_from_bf16, bf16_from_float},
+    {"F64", 8, float_from_f64, NULL},
+    {"BOOL", 1, NULL, NULL},
+    {"U8", 1, NULL, NULL},
+    {"I8", 1, NULL, NULL},
+    {"F8_E5M2", 1, NULL, NULL},
+    {"F8_E4M3", 1, NULL, NULL},
+    {"F8_E8M0", 1, NULL, NULL},
+    {"I16", 2, NULL, NULL},
+    {"U16", 2, NULL, NULL},
+    {"I32", 4, NULL, NULL},
+    {"U32", 4, NULL, NULL},
+    {"I64", 8, NULL, NULL},
+    {"U64", 8, NULL, NULL},
+    {"C64", 8, NULL, NULL},
 };
 
 const struct aq_weights_type *aq_weights_type_find(const char *name)
@@ -80,10 +110,31 @@ static void transpose(const struct aq_weights_type *type, const uint8_t *values,
             for (uint64_t i = 0; i < height; i++)
                 type->to_float(values + ((row + i) * columns + column) * type->bytes, width, strip[i]);
             for (uint64_t j = 0; j < width; j++) {
-                for (uint64_t i = 0; i < height; i++) out[(column + j) * rows + row + i] = strip[i][j];
+                for (uint64_t i = 0; i < height; i++)
+                    out[(column + j) * rows + row + i] = strip[i][j];
             }
         }
     }
+}
+
+bool aq_weights_readable(const struct aq_weights *weights, uint32_t index, uint64_t count)
+{
+    return index < weights->count && weights->entries[index]->type->to_float && weights->entries[index]->count == count;
+}
+
+void aq_weights_floats(const struct aq_weights *weights, uint32_t index, uint64_t first, uint64_t count, float *out)
+{
+    const struct aq_weights_entry *entry = weights->entries[index];
+    AQ_ASSERT(first <= entry->count && count <= entry->count - first);
+    const uint8_t *values = entry->file->data + entry->begin + first * entry->type->bytes;
+    entry->type->to_float(values, count, out);
+    aq_weights_release(entry->file, values, count * entry->type->bytes); /* whole pages: of a strip nothing */
+}
+
+void aq_weights_forget(const struct aq_weights *weights, uint32_t index)
+{
+    const struct aq_weights_entry *entry = weights->entries[index];
+    aq_weights_release(entry->file, entry->file->data + entry->begin, entry->end - entry->begin);
 }
 
 enum aq_status aq_weights_read(const struct aq_weights *weights, uint32_t index, bool transposed, float *out,
@@ -92,17 +143,18 @@ enum aq_status aq_weights_read(const struct aq_weights *weights, uint32_t index,
     if (index >= weights->count)
         return aq_fail(AQ_INVAL, "weights", "%s: tensor %u of %u", weights->path, (unsigned)index,
                        (unsigned)weights->count);
-    const struct aq_weights_entry *entry = &weights->entries[index];
+    const struct aq_weights_entry *entry = weights->entries[index];
     if (!entry->type->to_float)
         return aq_fail(AQ_MISMATCH, "weights", "%s: tensor \"%.128s\" is %s; F32, F16, BF16 and F64 can be read",
-                       weights->path, entry->name, entry->type->name);
+                       entry->file->path, entry->name, entry->type->name);
     if (count != entry->count)
         return aq_fail(AQ_MISMATCH, "weights", "%s: tensor \"%.128s\" has %llu values, the model wants %llu",
                        weights->path, entry->name, (unsigned long long)entry->count, (unsigned long long)count);
-    const uint8_t *values = weights->data + entry->begin;
+    const uint8_t *values = entry->file->data + entry->begin;
     if (count == 0) return AQ_OK;
     if (!transposed) {
         entry->type->to_float(values, count, out);
+        aq_weights_release(entry->file, values, entry->end - entry->begin);
         return AQ_OK;
     }
     if (entry->dimensions < 2)
@@ -112,5 +164,29 @@ enum aq_status aq_weights_read(const struct aq_weights *weights, uint32_t index,
     uint64_t matrix = rows * columns; /* count is not 0, so that neither is this */
     for (uint64_t at = 0; at < count; at += matrix)
         transpose(entry->type, values + at * entry->type->bytes, rows, columns, out + at);
+    aq_weights_release(entry->file, values, entry->end - entry->begin);
+    return AQ_OK;
+}
+
+enum aq_status aq_weights_finite(const struct aq_weights *weights, uint32_t index, bool *finite, uint64_t *place,
+                                 float *value)
+{
+    enum { PIECE = 1 << 18 };
+    const struct aq_weights_entry *entry = weights->entries[index];
+    void *memory;
+    *finite = true;
+    if (!entry->type->to_float) return AQ_OK;
+    AQ_TRY(aq_alloc(PIECE * sizeof(float), &memory));
+    float *floats = memory;
+    for (uint64_t at = 0; *finite && at < entry->count; at += PIECE) {
+        const uint64_t left = entry->count - at, count = left < PIECE ? left : PIECE;
+        aq_weights_floats(weights, index, at, count, floats);
+        for (uint64_t i = 0; i < count && *finite; i++) {
+            *finite = isfinite(floats[i]);
+            *place = at + i;
+            *value = floats[i];
+        }
+    }
+    aq_free(floats);
     return AQ_OK;
 }

@@ -14,25 +14,48 @@
 
 #define AREA "weights"
 
-enum { PATH_BYTES_MAX = 4096 };
+enum { PATH_BYTES_MAX = 4096, PIECE_FLOATS = AQ_WEIGHTS_PIECE_BYTES / sizeof(float), STRIP_FLOATS = 256 };
+
+/* What a tensor is in the file. */
+struct written {
+    const struct aq_weights_type *type;
+    uint64_t shape[AQ_WEIGHTS_DIMENSIONS_MAX];
+    uint64_t count, bytes;
+};
+
+/* False: its shape, type or source cannot be. */
+static bool written_as(const struct aq_weights_tensor *tensor, struct written *out)
+{
+    *out = (struct written){.type = aq_weights_type_find(tensor->type ? tensor->type : "F32"), .count = 1};
+    if (tensor->dimensions > AQ_WEIGHTS_DIMENSIONS_MAX || (tensor->turned && tensor->dimensions != 2)) return false;
+    const struct aq_weights_low_rank *plus = tensor->plus;
+    if (plus && (tensor->dimensions != 2 || tensor->shape[0] != (plus->out_in ? plus->out : plus->in) ||
+                 tensor->shape[1] != (plus->out_in ? plus->in : plus->out)))
+        return false;
+    for (uint32_t i = 0; i < tensor->dimensions; i++) {
+        out->shape[i] = tensor->shape[tensor->turned ? 1 - i : i];
+        if (out->shape[i] > INT64_MAX || __builtin_mul_overflow(out->count, out->shape[i], &out->count)) return false;
+    }
+    if (!out->type || !out->type->from_float) return false;
+    if (!tensor->values && tensor->from && !aq_weights_readable(tensor->from, tensor->index, out->count)) return false;
+    return !__builtin_mul_overflow(out->count, out->type->bytes, &out->bytes);
+}
 
 static enum aq_status describe(const char *path, const struct aq_weights_tensor *tensor, json_t *header,
                                uint64_t *offset)
 {
-    uint64_t count = 1, bytes = 0, end = 0;
-    bool fits = tensor->dimensions <= AQ_WEIGHTS_DIMENSIONS_MAX;
-    for (uint32_t i = 0; i < tensor->dimensions && fits; i++)
-        fits = tensor->shape[i] <= INT64_MAX && !__builtin_mul_overflow(count, tensor->shape[i], &count);
-    fits = fits && !__builtin_mul_overflow(count, sizeof(float), &bytes);
-    if (!fits || __builtin_add_overflow(*offset, bytes, &end) || end > INT64_MAX)
-        return aq_fail(AQ_INVAL, AREA, "%s: tensor \"%.128s\": %u dimensions or their product are too many", path,
-                       tensor->name, (unsigned)tensor->dimensions);
+    struct written written;
+    uint64_t end = 0;
+    if (!written_as(tensor, &written) || __builtin_add_overflow(*offset, written.bytes, &end) || end > INT64_MAX)
+        return aq_fail(AQ_INVAL, AREA,
+                       "%s: tensor \"%.128s\": %u dimensions, their product, its adapter or type %s cannot be written",
+                       path, tensor->name, (unsigned)tensor->dimensions, tensor->type ? tensor->type : "F32");
     if (strcmp(tensor->name, "__metadata__") == 0 || json_object_get(header, tensor->name))
         return aq_fail(AQ_INVAL, AREA, "%s: tensor \"%.128s\": the name is taken", path, tensor->name);
     json_t *shape = json_array();
     for (uint32_t i = 0; i < tensor->dimensions; i++)
-        json_array_append_new(shape, json_integer((json_int_t)tensor->shape[i]));
-    json_t *entry = json_pack("{s:s, s:o, s:[I, I]}", "dtype", "F32", "shape", shape, "data_offsets",
+        json_array_append_new(shape, json_integer((json_int_t)written.shape[i]));
+    json_t *entry = json_pack("{s:s, s:o, s:[I, I]}", "dtype", written.type->name, "shape", shape, "data_offsets",
                               (json_int_t)*offset, (json_int_t)end);
     if (!entry || json_object_set_new(header, tensor->name, entry) != 0)
         return aq_fail(AQ_INVAL, AREA, "%s: tensor \"%.128s\": the name is no UTF-8, or memory is out", path,
@@ -56,14 +79,15 @@ static enum aq_status make_header(const char *path, const struct aq_weights_tens
         }
         json_object_set_new(header, "__metadata__", pairs);
     }
-    for (uint32_t i = 0; i < count && status == AQ_OK; i++) status = describe(path, &tensors[i], header, &offset);
+    for (uint32_t i = 0; i < count && status == AQ_OK; i++)
+        status = describe(path, &tensors[i], header, &offset);
     if (status != AQ_OK) goto out;
     length = json_dumpb(header, NULL, 0, JSON_COMPACT);
     void *memory;
     uint64_t padded = (length + 7) / 8 * 8;
     if (length == 0 || padded > AQ_WEIGHTS_HEADER_BYTES_MAX) {
-        status = aq_fail(AQ_INVAL, AREA, "%s: a header of %llu bytes cannot be written", path,
-                         (unsigned long long)length);
+        status =
+            aq_fail(AQ_INVAL, AREA, "%s: a header of %llu bytes cannot be written", path, (unsigned long long)length);
         goto out;
     }
     AQ_TRY_GOTO(aq_alloc(sizeof padded + (size_t)padded, &memory), out);
@@ -90,12 +114,33 @@ struct aq_weights_writer {
     char name[PATH_BYTES_MAX], partial[PATH_BYTES_MAX];
     const struct aq_weights_tensor *tensors; /* borrowed */
     uint32_t count, next;                    /* tensors; the one that is being written */
-    size_t done;                             /* bytes of it                            */
-    uint8_t *header;                         /* NULL: written                          */
+    uint64_t done;                           /* values of it                           */
+    float *floats;                           /* a piece that is made first, or NULL    */
+    uint64_t floats_most;
+    uint8_t *header; /* NULL: written                          */
     size_t header_bytes;
-    int file;     /* -1: closed                                     */
+    int file;           /* -1: closed                                     */
     bool partial_there; /* to be removed, unless it takes its name */
 };
+
+/* Memory for pieces that do not lie in memory as they are written. */
+static enum aq_status floats_take(struct aq_weights_writer *writer)
+{
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < writer->count; i++) {
+        const struct aq_weights_tensor *tensor = &writer->tensors[i];
+        const bool same = tensor->values && (!tensor->type || strcmp(tensor->type, "F32") == 0);
+        const bool plain = same && !tensor->turned && !tensor->plus;
+        if (plain) continue;
+        if (most < PIECE_FLOATS) most = PIECE_FLOATS;
+        if (tensor->turned && most < tensor->shape[0]) most = tensor->shape[0]; /* at least one row */
+    }
+    writer->floats_most = most;
+    void *memory = NULL;
+    if (most > 0) AQ_TRY(aq_alloc(most * sizeof(float), &memory));
+    writer->floats = memory;
+    return AQ_OK;
+}
 
 enum aq_status aq_weights_writer_open(const char *folder, const char *name, const struct aq_weights_tensor *tensors,
                                       uint32_t count, const char *const *metadata, struct aq_weights_writer **out)
@@ -110,14 +155,13 @@ enum aq_status aq_weights_writer_open(const char *folder, const char *name, cons
     const int first = snprintf(writer->memory, sizeof writer->memory, "%s", folder ? folder : "");
     const int length = snprintf(writer->name, sizeof writer->name, "%s", name);
     const int longer = snprintf(writer->partial, sizeof writer->partial, "%s.partial", name);
-    const int longest = snprintf(writer->path, sizeof writer->path, "%s%s%s", writer->memory, folder ? "/" : "",
-                                 writer->partial);
+    const int longest =
+        snprintf(writer->path, sizeof writer->path, "%s%s%s", writer->memory, folder ? "/" : "", writer->partial);
     enum aq_status status = AQ_OK;
-    if (first < 0 || length < 0 || longer < 0 || longest < 0 || first >= PATH_BYTES_MAX ||
-        longest >= PATH_BYTES_MAX)
+    if (first < 0 || length < 0 || longer < 0 || longest < 0 || first >= PATH_BYTES_MAX || longest >= PATH_BYTES_MAX)
         status = aq_fail(AQ_INVAL, AREA, "%.64s...: the file's name is too long", name);
-    if (status == AQ_OK)
-        status = make_header(name, tensors, count, metadata, &writer->header, &writer->header_bytes);
+    if (status == AQ_OK) status = make_header(name, tensors, count, metadata, &writer->header, &writer->header_bytes);
+    if (status == AQ_OK) status = floats_take(writer);
     if (status == AQ_OK) status = aq_file_open(writer->folder, writer->partial, AQ_FILE_ANEW, &writer->file);
     if (status != AQ_OK) {
         aq_weights_writer_close(writer);
@@ -126,6 +170,63 @@ enum aq_status aq_weights_writer_open(const char *folder, const char *name, cons
     writer->partial_there = true;
     *out = writer;
     return AQ_OK;
+}
+
+/* Adds values first, first + 1, ... of scale B A, as the matrix lies. */
+static void plus_floats(const struct aq_weights_low_rank *plus, uint64_t first, uint64_t count, float *out)
+{
+    const uint64_t width = plus->out_in ? plus->in : plus->out;
+    for (uint64_t k = 0; k < count; k++) {
+        const uint64_t row = (first + k) / width, column = (first + k) % width;
+        const uint64_t i = plus->out_in ? column : row, o = plus->out_in ? row : column;
+        float sum = 0;
+        for (uint32_t r = 0; r < plus->rank; r++)
+            sum += plus->b[o * plus->rank + r] * plus->a[r * plus->in + i];
+        out[k] += plus->scale * sum;
+    }
+}
+
+/* Values first, first + 1, ... of the tensor as it lies, as fp32. */
+static void source_floats(const struct aq_weights_tensor *tensor, uint64_t first, uint64_t count, float *out)
+{
+    if (tensor->values)
+        memcpy(out, tensor->values + first, count * sizeof(float));
+    else
+        aq_weights_floats(tensor->from, tensor->index, first, count, out);
+    if (tensor->plus) plus_floats(tensor->plus, first, count, out);
+}
+
+/* The next rows of a transposed matrix into the writer's memory; how many values. */
+static uint64_t piece_turn(struct aq_weights_writer *writer, const struct aq_weights_tensor *tensor,
+                           const struct written *written)
+{
+    const uint64_t height = written->shape[0], width = written->shape[1]; /* the source is (width, height) */
+    const uint64_t row = writer->done / width;
+    uint64_t rows = writer->floats_most / width;
+    float strip[STRIP_FLOATS];
+    if (rows > height - row) rows = height - row;
+    for (uint64_t r = 0; r < rows; r += STRIP_FLOATS) {
+        const uint64_t strip_rows = rows - r < STRIP_FLOATS ? rows - r : STRIP_FLOATS;
+        for (uint64_t column = 0; column < width; column++) {
+            source_floats(tensor, column * height + row + r, strip_rows, strip);
+            for (uint64_t i = 0; i < strip_rows; i++)
+                writer->floats[(r + i) * width + column] = strip[i];
+        }
+    }
+    return rows * width;
+}
+
+/* The next `count` values; of a transposed matrix they are in the writer's memory. */
+static enum aq_status piece_write(struct aq_weights_writer *writer, const struct aq_weights_tensor *tensor,
+                                  const struct written *written, uint64_t count)
+{
+    if (!writer->floats)
+        return write_all(writer->path, writer->file, tensor->values + writer->done, count * sizeof(float));
+    if (!tensor->turned) source_floats(tensor, writer->done, count, writer->floats);
+    if (!written->type->from_float(writer->floats, count))
+        return aq_fail(AQ_INVAL, AREA, "%s: tensor \"%.128s\" has a value that is too large for %s", writer->path,
+                       tensor->name, written->type->name);
+    return write_all(writer->path, writer->file, writer->floats, count * written->type->bytes);
 }
 
 /* Everything is written: on the disk, and under its name. */
@@ -150,12 +251,17 @@ enum aq_status aq_weights_writer_piece(struct aq_weights_writer *writer)
     }
     if (writer->next == writer->count) return writer_finish(writer);
     const struct aq_weights_tensor *tensor = &writer->tensors[writer->next];
-    size_t bytes = sizeof(float);
-    for (uint32_t d = 0; d < tensor->dimensions; d++) bytes *= tensor->shape[d];
-    const size_t left = bytes - writer->done, piece = left < AQ_WEIGHTS_PIECE_BYTES ? left : AQ_WEIGHTS_PIECE_BYTES;
-    AQ_TRY(write_all(writer->path, writer->file, (const uint8_t *)tensor->values + writer->done, piece));
-    writer->done += piece;
-    if (writer->done == bytes) {
+    struct written written;
+    (void)written_as(tensor, &written); /* it was, when the header was made */
+    uint64_t count = written.count - writer->done;
+    if (tensor->turned && count > 0)
+        count = piece_turn(writer, tensor, &written);
+    else if (count > PIECE_FLOATS)
+        count = PIECE_FLOATS;
+    if (count > 0) AQ_TRY(piece_write(writer, tensor, &written, count));
+    writer->done += count;
+    if (writer->done == written.count) {
+        if (!tensor->values && tensor->from) aq_weights_forget(tensor->from, tensor->index);
         writer->next++;
         writer->done = 0;
     }
@@ -168,6 +274,7 @@ void aq_weights_writer_close(struct aq_weights_writer *writer)
     if (writer->file >= 0) close(writer->file);
     if (writer->partial_there) (void)aq_file_remove(writer->folder, writer->partial);
     aq_free(writer->header);
+    aq_free(writer->floats);
     aq_free(writer);
 }
 

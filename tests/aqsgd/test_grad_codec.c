@@ -57,13 +57,14 @@ static bool in_gap(uint64_t i)
     return (i >= GAP && i < GAP_END) || i >= END;
 }
 
-static const char *const kinds[] = {"fp32", "fp16", "bf16", "uniform", "sign", "vote", "lp"};
+static const char *const kinds[] = {"fp32", "fp16", "bf16", "uniform", "sign", "vote", "lp", "topk"};
+enum { KINDS = sizeof kinds / sizeof kinds[0] };
 
 static void test_the_table_has_these_kinds(void **state)
 {
     (void)state;
     uint32_t i = 0;
-    for (; i < 7; i++)
+    for (; i < KINDS; i++)
         assert_string_equal(aq_grad_codec_kind(i), kinds[i]);
     assert_null(aq_grad_codec_kind(i));
 }
@@ -82,7 +83,9 @@ static void test_bytes_are_scales_and_codes(void **state)
                 {"sign", 0, 4 * 4 + FLOATS / 8},
                 {"uniform", 4, 4 * (2 + 1 + 9 + 8) + FLOATS / 2},
                 {"uniform", 3, 4 * (2 + 1 + 9 + 8) + FLOATS * 3 / 8},
-                {"lp", 5, 4 * 4 + FLOATS * 5 / 8}};
+                {"lp", 5, 4 * 4 + FLOATS * 5 / 8},
+                /* Five chunks; 16 of 1000 at 10 + 2 bits, 1 of 3, 64 of 4096, 1 of 13, 61 of 3864. */
+                {"topk", 0, 8 * 5 + (16 * 12 + 4 + 64 * 14 + 6 + 61 * 14 + 7) / 8}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const struct aq_grad_codec_config config = config_of(rows[i].kind, rows[i].bits, NULL);
         struct aq_grad_codec *codec = open_codec(&config);
@@ -137,7 +140,7 @@ static void test_every_kind_any_range_comes_back_with_its_error(void **state)
 {
     (void)state;
     fill(1);
-    for (size_t k = 0; k < 7; k++) {
+    for (size_t k = 0; k < KINDS; k++) {
         for (uint32_t bits = 2; bits <= 8; bits++) {
             static const char *const grids[] = {NULL, "tread", "rise", "signed"};
             for (int g = 0; g < (strcmp(kinds[k], "uniform") == 0 ? 4 : 1); g++) {
@@ -162,7 +165,7 @@ static void test_every_kind_the_same_bits_in_every_table(void **state)
     static float first_error[FLOATS], first_decoded[FLOATS];
     static uint8_t first_wire[8 * FLOATS];
     fill(2);
-    for (size_t k = 0; k < 7; k++) {
+    for (size_t k = 0; k < KINDS; k++) {
         for (int form = 0; form < 4; form++) {
             struct aq_grad_codec_config config = config_of(kinds[k], form == 3 ? 5 : 0, NULL);
             if (form == 1 && strcmp(kinds[k], "sign") == 0) config.scale = "l2";
@@ -343,6 +346,11 @@ static void test_no_quantizer_has_a_bias_on_symmetric_data(void **state)
         config = config_of("lp", bits, NULL);
         assert_true(bias_in_errors(&config) < 5);
     }
+    for (float density = 0.01f; density <= 1.0f; density *= 4) {
+        config = config_of("topk", 0, NULL);
+        config.density = density;
+        assert_true(bias_in_errors(&config) < 5);
+    }
     config = config_of("uniform", 2, "signed");
     assert_true(bias_in_errors(&config) > 8);
 }
@@ -352,9 +360,10 @@ static void test_error_feedback_telescopes(void **state)
 {
     (void)state;
     static double in[FLOATS], out[FLOATS];
-    for (size_t k = 0; k < 7; k++) {
-        const struct aq_grad_codec_config config = config_of(kinds[k], 0, NULL);
+    for (size_t k = 0; k < KINDS; k++) {
+        struct aq_grad_codec_config config = config_of(kinds[k], 0, NULL);
         if (!aq_grad_codec_config_lossy(&config)) continue;
+        if (config.density > 0) config.density = 0.125f; /* each value's turn comes within the steps */
         struct aq_grad_codec *codec = open_codec(&config);
         memset(in, 0, sizeof in);
         memset(out, 0, sizeof out);
@@ -382,6 +391,76 @@ static void test_error_feedback_telescopes(void **state)
     }
 }
 
+/* The k largest of each chunk and no others, of equal ones the first, each with its sign and the mean of its half. */
+static void test_the_largest_travel(void **state)
+{
+    (void)state;
+    enum { CHUNK = 128, SENT = 16 };
+    struct aq_grad_codec_config config = config_of("topk", 0, NULL);
+    config.bucket = CHUNK;
+    config.density = (float)SENT / CHUNK;
+    struct aq_grad_codec *codec = open_codec(&config);
+    for (int ties = 0; ties < 2; ties++) {
+        fill(5);
+        for (uint64_t i = 0; i < FLOATS && ties; i++)
+            x[i] = rintf(2 * x[i]); /* many are equal, and zero */
+        const uint64_t first = GAP_END, n = 4 * CHUNK;
+        const size_t bytes = aq_grad_codec_bytes(codec, first, n);
+        assert_int_equal(bytes, 4 * (8 + SENT * (7 + 2) / 8));
+        assert_int_equal(aq_grad_encode(codec, first, n, x + first, NULL, 1, wire), AQ_OK);
+        assert_int_equal(aq_grad_decode(codec, first, n, wire, bytes, 1.0f, false, decoded), AQ_OK);
+        for (uint64_t c = 0; c < n; c += CHUNK) {
+            const float *y = x + first + c;
+            double least = INFINITY, peak = 0, sums[2] = {0};
+            uint32_t counts[2] = {0};
+            bool sent[CHUNK];
+            for (int i = 0; i < CHUNK; i++) {
+                int larger = 0;
+                for (int j = 0; j < CHUNK; j++)
+                    larger += fabsf(y[j]) > fabsf(y[i]) || (fabsf(y[j]) == fabsf(y[i]) && j < i);
+                sent[i] = larger < SENT;
+                if (sent[i]) least = fmin(least, fabs((double)y[i]));
+                if (sent[i]) peak = fmax(peak, fabs((double)y[i]));
+            }
+            const double middle = 0.5 * least + 0.5 * peak;
+            for (int i = 0; i < CHUNK; i++) {
+                const int half = fabs((double)y[i]) > middle;
+                if (sent[i]) sums[half] += fabs((double)y[i]);
+                counts[half] += sent[i];
+            }
+            for (int i = 0; i < CHUNK; i++) {
+                const int half = fabs((double)y[i]) > middle;
+                const double level = sent[i] ? sums[half] / counts[half] : 0;
+                assert_true(fabs((double)decoded[c + (uint64_t)i] - copysign(level, (double)y[i])) <= 1e-6 * level);
+            }
+        }
+    }
+    aq_grad_codec_close(codec);
+}
+
+/* Places come in their order and lie in their chunk, or the body is none of ours. */
+static void test_places_out_of_order_are_corrupt(void **state)
+{
+    (void)state;
+    struct aq_grad_codec_config config = config_of("topk", 0, NULL);
+    config.bucket = 192; /* 8 bits of a place: some lie beyond */
+    config.density = 4.0f / 192;
+    struct aq_grad_codec *codec = open_codec(&config);
+    const size_t bytes = aq_grad_codec_bytes(codec, GAP_END, 192);
+    static const uint32_t places[][4] = {{0, 1, 2, 191}, {5, 5, 6, 7}, {9, 3, 10, 11}, {0, 1, 2, 192}, {255, 1, 2, 3}};
+    assert_int_equal(bytes, 8 + 5);
+    for (int p = 0; p < 5; p++) {
+        uint64_t codes = 0;
+        for (int i = 0; i < 4; i++)
+            codes |= (uint64_t)places[p][i] << 10 * i;
+        memset(wire, 0, 8);
+        memcpy(wire + 8, &codes, 5);
+        assert_int_equal(aq_grad_decode(codec, GAP_END, 192, wire, bytes, 1.0f, false, decoded),
+                         p == 0 ? AQ_OK : AQ_CORRUPT);
+    }
+    aq_grad_codec_close(codec);
+}
+
 static void test_votes_of_nothing_alternate(void **state)
 {
     (void)state;
@@ -405,8 +484,8 @@ static void test_scales_no_encoder_writes_are_corrupt(void **state)
 {
     (void)state;
     static const float bad[] = {-1.0f, INFINITY, NAN, -0.0f, -INFINITY};
-    static const char *const scaled[] = {"sign", "uniform", "lp"};
-    for (int k = 0; k < 3; k++) {
+    static const char *const scaled[] = {"sign", "uniform", "lp", "topk"};
+    for (int k = 0; k < 4; k++) {
         const struct aq_grad_codec_config config = config_of(scaled[k], 0, NULL);
         struct aq_grad_codec *codec = open_codec(&config);
         const size_t bytes = aq_grad_codec_bytes(codec, 0, FLOATS);
@@ -437,7 +516,7 @@ static void test_config_bad_value_names_the_field(void **state)
     expect_inval(config, "bits");
     expect_inval(config_of("lp", 1, NULL), "bits");
     expect_inval(config_of("uniform", 4, "round"), "grid");
-    expect_inval(config_of("topk", 0, NULL), "kind");
+    expect_inval(config_of("top", 0, NULL), "kind");
     config = config_of("sign", 0, NULL);
     config.scale = "linf";
     expect_inval(config, "scale");
@@ -449,6 +528,15 @@ static void test_config_bad_value_names_the_field(void **state)
     config = config_of("lp", 4, NULL);
     config.norm = NAN;
     expect_inval(config, "norm");
+    for (int i = 0; i < 4; i++) {
+        static const float densities[] = {0, -1, 1.01f, NAN};
+        config = config_of("topk", 0, NULL);
+        config.density = densities[i];
+        expect_inval(config, "density");
+        config.density = 1;
+        config.bucket = i < 2 ? 0 : 65536 + 64;
+        expect_inval(config, "bucket");
+    }
     struct aq_grad_codec *codec;
     static const struct aq_optimizer_tensor over[] = {{.offset = 10, .count = 91}};
     config = config_of("sign", 0, NULL);
@@ -502,7 +590,8 @@ static void test_lanes_add_each_for_itself(void **state)
 static void test_names_of_manifests_are_kinds_with_their_bits(void **state)
 {
     static const char *const wrong[] = {"q", "q1", "q9", "q44", "lp", "lp1", "uniform", "fp3", "fp322", ""};
-    const struct aq_grad_codec_config wished = {.bucket = 128, .grid = "rise", .scale = "l2", .norm = 0.5f};
+    const struct aq_grad_codec_config wished = {.bucket = 128, .grid = "rise", .scale = "l2", .norm = 0.5f,
+                                                .density = 0.25f};
     struct aq_grad_codec_config config;
     (void)state;
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
@@ -517,7 +606,12 @@ static void test_names_of_manifests_are_kinds_with_their_bits(void **state)
     aq_grad_codec_config_take(&config, &wished);
     assert_true(config.bucket == 128 && !config.grid && config.norm == 0.5f);
     assert_int_equal(aq_grad_codec_config_check_device(&config), AQ_NODEV);
-    assert_true(aq_grad_codec_config_named(&config, "sign"));
+    assert_true(aq_grad_codec_config_named(&config, "topk"));
+    aq_grad_codec_config_take(&config, &wished);
+    assert_true(config.bucket == 128 && config.density == 0.25f && !config.grid);
+    assert_false(aq_grad_codec_config_on_gpu(&config));
+    assert_int_equal(aq_grad_codec_config_check_device(&config), AQ_NODEV);
+    assert_true(aq_grad_codec_config_named(&config, "sign") && aq_grad_codec_config_on_gpu(&config));
     aq_grad_codec_config_take(&config, &wished);
     assert_true(config.scale == wished.scale && !config.grid && aq_grad_codec_config_needs_errors(&config));
     assert_true(aq_grad_codec_config_named(&config, "vote") && aq_grad_codec_config_signs(&config));
@@ -537,6 +631,8 @@ int main(void)
         cmocka_unit_test(test_quantizers_as_published),
         cmocka_unit_test(test_no_quantizer_has_a_bias_on_symmetric_data),
         cmocka_unit_test(test_error_feedback_telescopes),
+        cmocka_unit_test(test_the_largest_travel),
+        cmocka_unit_test(test_places_out_of_order_are_corrupt),
         cmocka_unit_test(test_votes_of_nothing_alternate),
         cmocka_unit_test(test_scales_no_encoder_writes_are_corrupt),
         cmocka_unit_test(test_config_bad_value_names_the_field),

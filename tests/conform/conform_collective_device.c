@@ -390,6 +390,7 @@ static void quiet(int level, const char *line, void *context)
 
 int main(void)
 {
+    collective_cases_on_gpus = true;
     isolated_register("isolated");
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gpus_over_links_have_the_bits_of_the_cpu),

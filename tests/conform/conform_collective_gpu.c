@@ -71,6 +71,7 @@ static void test_nccl_with_two_ranks_on_one_gpu_is_refused(void **state)
 
 int main(void)
 {
+    collective_cases_on_gpus = true;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ranks_on_one_gpu_over_links),
         cmocka_unit_test(test_nccl_with_a_gpu_a_rank),

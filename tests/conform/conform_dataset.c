@@ -19,6 +19,7 @@
 
 enum { SAMPLES = 7, T = 4, RECORD = 3073, ROOM = 4096 };
 
+static long place; /* of a byte of `samples` that may be another one */
 static char folder[DATA_PATH_BYTES], path[DATA_PATH_BYTES], damaged[DATA_PATH_BYTES];
 
 /* SAMPLES samples to `path`, and what must be refused to `damaged`. */
@@ -29,6 +30,26 @@ static void text_make(void)
         text[i] = (char)('a' + i % 26);
     data_write(folder, "samples", text, SAMPLES * T + 1);
     data_write(folder, "damaged", text, T); /* no whole sample */
+}
+
+/* Answers of four places each: none fits beside another. */
+static void instruct_make(void)
+{
+    char text[1024] = "";
+    place = 11; /* in the first prompt */
+    for (int i = 0; i < SAMPLES; i++)
+        snprintf(text + strlen(text), sizeof text - strlen(text), "{\"prompt\":\"p%d\",\"response\":\"r%c\"}\n", i,
+                 'a' + i);
+    data_write(folder, "samples", text, strlen(text));
+    data_write(folder, "damaged", text, strlen(text) - 3);
+}
+
+/* The text in column 1, the label in column 2; texts of one to five tokens, of which T are taken. */
+static void tsv_make(void)
+{
+    static const char rows[] = "abcdefg\t0\nb\t1\ncd\t0\ndef\t1\nefgh\t0\nfghij\t1\ng h\t0\n";
+    data_write(folder, "samples", rows, sizeof rows - 1);
+    data_write(folder, "damaged", rows, sizeof rows - 3); /* no label in the last row */
 }
 
 static void cifar10_make(void)
@@ -62,6 +83,7 @@ static struct aq_dataset *data_open(const char *kind, const char *file, uint64_t
                                              .path_count = 1,
                                              .tokenizer_kind = "bytes",
                                              .T = T,
+                                             .columns = {.text = "1", .label = "2"},
                                              .samples_max = most,
                                              .skip = skip};
     struct aq_dataset *data = NULL;
@@ -96,11 +118,14 @@ static void test_fields_have_names_and_targets_are_in_range(void **state)
         kinds[k].make();
         struct aq_dataset *data = data_open(kinds[k].name, path, 0, 0, AQ_OK);
         uint32_t values[ROOM], at = 0;
+        const bool masks = aq_dataset_masks(data);
         sample_get(kinds[k].name, data, 0, values);
         for (uint32_t i = 0; i < count; i++) {
             assert_true(strlen(fields[i].name) < AQ_FIELD_NAME_MAX && fields[i].count > 0);
+            const bool token = strcmp(fields[i].name, "tokens") == 0;
+            const uint32_t bound = token ? aq_dataset_vocabulary(data) : aq_dataset_outputs(data);
             for (uint32_t j = 0; j < fields[i].count && fields[i].type == AQ_FIELD_I32; j++)
-                assert_true(values[at + j] < aq_dataset_outputs(data));
+                assert_true(values[at + j] < bound || (masks && !token && values[at + j] == UINT32_MAX));
             at += fields[i].count;
         }
         aq_dataset_close(data);
@@ -165,13 +190,14 @@ static void test_another_byte_gives_another_digest(void **state)
 {
     (void)state;
     for (int k = 0; k < KINDS; k++) {
+        place = 3;
         kinds[k].make();
         struct aq_dataset *data = data_open(kinds[k].name, path, 0, 0, AQ_OK);
         const uint64_t before = aq_dataset_digest(data);
         aq_dataset_close(data);
         FILE *file = fopen(path, "r+b");
         assert_non_null(file);
-        assert_int_equal(fseek(file, 3, SEEK_SET), 0);
+        assert_int_equal(fseek(file, place, SEEK_SET), 0);
         assert_int_equal(fputc('!', file), '!');
         assert_int_equal(fclose(file), 0);
         data = data_open(kinds[k].name, path, 0, 0, AQ_OK);
@@ -188,14 +214,15 @@ static void test_damaged_files_are_refused_by_name(void **state)
         const char *const paths[] = {path, damaged};
         kinds[k].make();
         struct aq_dataset_config config = {
-            .kind = kinds[k].name, .paths = paths + 1, .path_count = 1, .tokenizer_kind = "bytes", .T = T};
+            .kind = kinds[k].name, .paths = paths + 1, .path_count = 1, .tokenizer_kind = "bytes", .T = T,
+            .columns = {.text = "1", .label = "2"}};
         struct aq_dataset *data = NULL;
         aq_error_clear();
         const enum aq_status status = aq_dataset_open(&config, &data);
         assert_true(status == AQ_INVAL || status == AQ_CORRUPT);
         assert_non_null(strstr(aq_error_text(), damaged));
         config.paths = paths;
-        for (uint64_t n = 1; n <= 8; n++) { /* and a whole file where memory ends */
+        for (uint64_t n = 1; n <= 40; n++) { /* and a whole file where memory ends */
             aq_memory_fail_at(n);
             const enum aq_status out = aq_dataset_open(&config, &data);
             aq_memory_fail_at(0);

@@ -321,7 +321,10 @@ struct rows_case {
     uint64_t samples, T, H, D;
     enum aq_element type;
     float dropout;
-    bool rounded; /* attention's gradients in 16 bits */
+    bool rounded;   /* attention's gradients in 16 bits */
+    uint64_t share; /* attention: heads of queries to one of keys; 0: one */
+    uint64_t window;
+    float scale;
 };
 
 static enum aq_status layernorm_call(struct aq_device *where, struct array *arrays, const void *context)
@@ -395,8 +398,11 @@ static enum aq_status attention_call(struct aq_device *where, struct array *arra
     const struct aq_attention args = {.samples = x->samples,
                                       .T = x->T,
                                       .H = x->H,
+                                      .kv_heads = x->share ? x->H / x->share : x->H,
                                       .D = x->D,
                                       .T_mask = x->T + x->T % 2 * 3,
+                                      .window = x->window,
+                                      .scale = x->scale,
                                       .type = x->type,
                                       .qkv = arrays[0].at,
                                       .out = arrays[1].at,
@@ -412,19 +418,20 @@ static enum aq_status attention_call(struct aq_device *where, struct array *arra
 static void attention_run(const struct rows_case *x)
 {
     const uint64_t N = x->samples * x->T * x->H * x->D, keys = x->samples * sizeof(struct aq_rng_key) / 4;
-    struct array arrays[7] = {{x->type, 3 * N, random_of(x->type, 3 * N, 1, 1.0f), NOT_COMPARED, NULL, {0}},
+    const uint64_t all = N + 2 * N / (x->share ? x->share : 1);
+    struct array arrays[7] = {{x->type, all, random_of(x->type, all, 1, 1.0f), NOT_COMPARED, NULL, {0}},
                               {x->type, N, NULL, COMPARED, NULL, {0}},
                               {AQ_F32, x->samples * x->H * x->T, NULL, COMPARED, NULL, {0}},
                               {x->type, N, random_of(x->type, N, 2, 1.0f), NOT_COMPARED, NULL, {0}},
-                              {x->rounded ? x->type : AQ_F32, 3 * N, NULL, COMPARED_AS, NULL, {0}},
+                              {x->rounded ? x->type : AQ_F32, all, NULL, COMPARED_AS, NULL, {0}},
                               {AQ_F32, keys, help_alloc(keys * 4), NOT_COMPARED, NULL, {0}},
-                              {AQ_F32, x->rounded ? 3 * N : 0, NULL, NOT_COMPARED, NULL, {0}}};
+                              {AQ_F32, x->rounded ? all : 0, NULL, NOT_COMPARED, NULL, {0}}};
     for (uint64_t i = 0; i < x->samples; i++)
         ((struct aq_rng_key *)arrays[5].host)[i] = aq_rng_key(7, AQ_RNG_DROPOUT, 4, i);
     char text[128];
-    snprintf(text, sizeof text, "attention of %llu x %llu tokens, %llu x %llu, type %d, dropout %g",
+    snprintf(text, sizeof text, "attention of %llu x %llu tokens, %llu x %llu, window %llu, type %d, dropout %g",
              (unsigned long long)x->samples, (unsigned long long)x->T, (unsigned long long)x->H,
-             (unsigned long long)x->D, x->type, (double)x->dropout);
+             (unsigned long long)x->D, (unsigned long long)x->window, x->type, (double)x->dropout);
     both_as(text, arrays, 7, attention_call, x, x->type, TIMES);
 }
 
@@ -436,10 +443,11 @@ static void attention_run(const struct rows_case *x)
 static void test_attention_matches_truth(void **state)
 {
     (void)state;
-    static const uint64_t sizes[][4] = {
-        {1, 1, 1, 1},    {2, 5, 2, 8},    {2, 17, 3, 8},   {1, 64, 2, 16},  {2, 67, 2, 33},   {1, 130, 1, 24},
-        {2, 150, 2, 20}, {1, 40, 2, 100}, {1, 33, 1, 260}, {1, 18, 1, 400}, {1, 1, 1, 64},    {2, 5, 2, 64},
-        {1, 128, 2, 64}, {2, 67, 1, 64},  {1, 300, 1, 64}, {2, 20, 2, 128}, {1, 131, 1, 128}, {1, 200, 1, 128}};
+    static const uint64_t sizes[][5] = {
+        {1, 1, 1, 1},     {2, 5, 2, 8},      {2, 17, 3, 8},     {1, 64, 2, 16},     {2, 67, 2, 33},    {1, 130, 1, 24},
+        {2, 150, 2, 20},  {1, 40, 2, 100},   {1, 33, 1, 260},   {1, 18, 1, 400},    {1, 1, 1, 64},     {2, 5, 2, 64},
+        {1, 128, 2, 64},  {2, 67, 1, 64},    {1, 300, 1, 64},   {2, 20, 2, 128},    {1, 131, 1, 128},  {1, 200, 1, 128},
+        {2, 37, 4, 8, 2}, {1, 70, 3, 20, 3}, {2, 67, 4, 64, 2}, {1, 131, 6, 64, 3}, {1, 70, 2, 128, 2}};
     for (size_t s = 0; s < TYPES * sizeof sizes / sizeof sizes[0]; s++) {
         const uint64_t *size = sizes[s / TYPES];
         const struct rows_case x = {.samples = size[0],
@@ -448,33 +456,110 @@ static void test_attention_matches_truth(void **state)
                                     .D = size[3],
                                     .type = types[s % TYPES],
                                     .dropout = s % 2 ? 0.3f : 0.0f,
-                                    .rounded = s % TYPES && s / TYPES % 3};
+                                    .rounded = s % TYPES && s / TYPES % 3,
+                                    .share = size[4]};
         attention_run(&x);
     }
 }
 
-/*
- * GPT-2's own: 12 heads, 1024 tokens, 64 channels a head, and the widest of tensor cores. On a GPU alone: elsewhere
- * hours.
- */
-static void test_attention_at_its_size_matches_truth(void **state)
+#include "conform_device_window.h"
+
+struct cached_case {
+    uint64_t samples, T, first, H, share, D, window;
+    enum aq_element type;
+};
+
+static enum aq_status cached_call(struct aq_device *where, struct array *arrays, const void *context)
+{
+    const struct cached_case *x = context;
+    struct aq_attention_cached args = {.samples = x->samples,
+                                       .T = x->T,
+                                       .first = x->first,
+                                       .rows = x->first + x->T + 2,
+                                       .H = x->H,
+                                       .kv_heads = x->H / x->share,
+                                       .D = x->D,
+                                       .window = x->window,
+                                       .scale = x->window ? 0.3f : 0.0f,
+                                       .type = x->type,
+                                       .qkv = arrays[0].at,
+                                       .cache = arrays[1].at,
+                                       .out = arrays[2].at};
+    return aq_device_attention_cached(where, &args, NULL);
+}
+
+/* Of one sample, in two calls (all but the last tokens, which are only kept; those) and in aq_attention's own. */
+static void cached_is_attention(const struct cached_case *x)
+{
+    const uint64_t all = x->first + x->T, kv = x->H / x->share, row = (x->H + 2 * kv) * x->D, N = x->H * x->D;
+    float *qkv = random_of(AQ_F32, all * row, 1, 1.0f), *lse = help_alloc(all * x->H * sizeof *lse + 4);
+    float *whole = help_alloc(all * N * sizeof *whole), *last = help_alloc(all * N * sizeof *last);
+    float *cache = help_alloc(all * 2 * kv * x->D * sizeof *cache);
+    const struct aq_attention plain = {.samples = 1,
+                                       .T = all,
+                                       .H = x->H,
+                                       .kv_heads = kv,
+                                       .D = x->D,
+                                       .T_mask = all,
+                                       .window = x->window,
+                                       .scale = x->window ? 0.3f : 0.0f,
+                                       .type = AQ_F32,
+                                       .qkv = qkv,
+                                       .out = whole,
+                                       .lse = lse};
+    struct aq_attention_cached args = {.samples = 1,
+                                       .T = x->first,
+                                       .rows = all,
+                                       .H = x->H,
+                                       .kv_heads = kv,
+                                       .D = x->D,
+                                       .window = x->window,
+                                       .scale = plain.scale,
+                                       .type = AQ_F32,
+                                       .qkv = qkv,
+                                       .cache = cache};
+    assert_int_equal(aq_device_attention(truth, &plain, NULL), AQ_OK);
+    assert_int_equal(aq_device_attention_cached(truth, &args, NULL), AQ_OK);
+    args.first = args.T;
+    args.T = x->T;
+    args.qkv = qkv + x->first * row;
+    args.out = last;
+    assert_int_equal(aq_device_attention_cached(truth, &args, NULL), AQ_OK);
+    near("attention over kept keys", last, whole + x->first * N, AQ_F32, x->T * N, 3e-6);
+    aq_free(qkv);
+    aq_free(lse);
+    aq_free(whole);
+    aq_free(last);
+    aq_free(cache);
+}
+
+static void test_attention_cached_matches_truth(void **state)
 {
     (void)state;
-#ifdef AQ_CUDA_ON_HOST
-    skip();
-#endif
-    if (!gpu) skip();
-    for (uint64_t D = 64; D <= 128; D += 64)
-        for (int i = 0; i < TYPES; i++) {
-            const struct rows_case x = {.samples = 1,
-                                        .T = 1024,
-                                        .H = 12,
-                                        .D = D,
-                                        .type = types[i],
-                                        .dropout = i % 2 ? 0.1f : 0.0f,
-                                        .rounded = types[i] != AQ_F32};
-            attention_run(&x);
-        }
+    static const uint64_t sizes[][7] = {{1, 1, 0, 1, 1, 1, 0},    {1, 1, 5, 2, 1, 8, 0},    {2, 1, 37, 4, 2, 16, 0},
+                                        {1, 3, 0, 3, 3, 20, 0},   {2, 5, 9, 2, 1, 33, 0},   {1, 1, 130, 12, 1, 64, 0},
+                                        {1, 1, 63, 4, 2, 128, 7}, {2, 4, 3, 2, 2, 40, 4},   {1, 2, 70, 1, 1, 260, 1},
+                                        {1, 7, 1, 6, 3, 24, 100}};
+    for (size_t s = 0; s < TYPES * sizeof sizes / sizeof sizes[0]; s++) {
+        const uint64_t *size = sizes[s / TYPES];
+        const struct cached_case x = {.samples = size[0],
+                                      .T = size[1],
+                                      .first = size[2],
+                                      .H = size[3],
+                                      .share = size[4],
+                                      .D = size[5],
+                                      .window = size[6],
+                                      .type = types[s % TYPES]};
+        const uint64_t kv = x.H / x.share * x.D, rows = x.samples * x.T;
+        const uint64_t kept = x.samples * (x.first + x.T + 2) * 2 * kv;
+        struct array arrays[3] = {
+            {x.type, rows * (x.H * x.D + 2 * kv), random_of(x.type, rows * (x.H * x.D + 2 * kv), 1, 1.0f), NOT_COMPARED,
+             NULL, {0}},
+            {x.type, kept, random_of(x.type, kept, 2, 1.0f), EXACT, NULL, {0}},
+            {x.type, rows * x.H * x.D, NULL, COMPARED, NULL, {0}}};
+        both_as("attention over kept keys", arrays, 3, cached_call, &x, x.type, TIMES);
+        if (x.first > 0) cached_is_attention(&x);
+    }
 }
 
 static enum aq_status embedding_call(struct aq_device *where, struct array *arrays, const void *context)
@@ -485,9 +570,11 @@ static enum aq_status embedding_call(struct aq_device *where, struct array *arra
                                       .T = x->T,
                                       .C = x->D,
                                       .V = 11,
+                                      .add = x->H > 0 && x->scale == 0.0f,
                                       .tokens = arrays[0].at,
                                       .token_table = arrays[1].at,
-                                      .position_table = arrays[2].at,
+                                      .position_table = x->H > 1 ? NULL : arrays[2].at,
+                                      .scale = x->scale,
                                       .x = arrays[3].at,
                                       .dropout = dropout};
     const enum aq_status status = aq_device_embedding(where, &args, NULL);
@@ -499,7 +586,8 @@ static enum aq_status embedding_call(struct aq_device *where, struct array *arra
                                                .tokens = arrays[0].at,
                                                .dx = arrays[4].at,
                                                .token_gradient = arrays[5].at,
-                                               .position_gradient = arrays[6].at,
+                                               .position_gradient = x->scale > 0.0f ? NULL : arrays[6].at,
+                                               .scale = x->scale,
                                                .dropout = dropout};
     return aq_device_embedding_backward(where, &back, NULL);
 }
@@ -509,13 +597,17 @@ static void test_embedding_matches_truth(void **state)
     (void)state;
     static const uint64_t sizes[][3] = {{1, 1, 1}, {3, 21, 70}, {3, 21, 300}, {2, 9, 100}, {4, 150, 5}, {1, 700, 8}};
     for (size_t s = 0; s < 2 * sizeof sizes / sizeof sizes[0]; s++) {
-        const struct rows_case x = {
-            .samples = sizes[s / 2][0], .T = sizes[s / 2][1], .D = sizes[s / 2][2], .dropout = s % 2 ? 0.5f : 0.0f};
+        const struct rows_case x = {.scale = s / 2 % 3 > 1 ? 5.6568f : 0.0f,
+                                    .samples = sizes[s / 2][0],
+                                    .T = sizes[s / 2][1],
+                                    .D = sizes[s / 2][2],
+                                    .H = s / 2 % 3, /* added, and without places */
+                                    .dropout = s % 2 ? 0.5f : 0.0f};
         const uint64_t rows = x.samples * x.T, keys = x.samples * sizeof(struct aq_rng_key) / 4;
         struct array arrays[8] = {{AQ_F32, rows, help_alloc(rows * 4), NOT_COMPARED, NULL, {0}},
                                   {AQ_F32, 11 * x.D, random_of(AQ_F32, 11 * x.D, 1, 1.0f), NOT_COMPARED, NULL, {0}},
                                   {AQ_F32, x.T * x.D, random_of(AQ_F32, x.T * x.D, 2, 1.0f), NOT_COMPARED, NULL, {0}},
-                                  {AQ_F32, rows * x.D, NULL, EXACT, NULL, {0}},
+                                  {AQ_F32, rows * x.D, random_of(AQ_F32, rows * x.D, 7, 1.0f), EXACT, NULL, {0}},
                                   {AQ_F32, rows * x.D, random_of(AQ_F32, rows * x.D, 3, 1.0f), NOT_COMPARED, NULL, {0}},
                                   {AQ_F32, 11 * x.D, random_of(AQ_F32, 11 * x.D, 4, 1.0f), EXACT, NULL, {0}},
                                   {AQ_F32, x.T * x.D, random_of(AQ_F32, x.T * x.D, 5, 1.0f), EXACT, NULL, {0}},
@@ -568,7 +660,9 @@ static void test_cross_entropy_matches_truth(void **state)
     }
 }
 
+#include "conform_device_heads.h"
 #include "conform_device_image.h"
+#include "conform_device_text.h"
 
 static enum aq_status flat_call(struct aq_device *where, struct array *arrays, const void *context)
 {
@@ -582,7 +676,7 @@ static enum aq_status flat_call(struct aq_device *where, struct array *arrays, c
                                              .y = arrays[2].at,
                                              .y_type = x->type,
                                              .dropout = {.probability = x->dropout, .keys = arrays[3].at}};
-    status = aq_device_dropout(where, &dropout, NULL);
+    status = dropout_twice(where, &dropout, arrays[0].at);
     if (status != AQ_OK) return status;
     const struct aq_column_sum sum = {
         .rows = x->T, .C = 1, .stride = 1, .x = arrays[2].at, .type = x->type, .sums = arrays[4].at};
@@ -743,13 +837,27 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_parallel_runs_every_piece_once),
         cmocka_unit_test(test_matmul_matches_truth),
         cmocka_unit_test(test_matmul_ends_match_truth),
+        cmocka_unit_test(test_matmul_with_a_bias_for_each_row_matches_truth),
+        cmocka_unit_test(test_matmul_adds_to_each_row_its_own),
         cmocka_unit_test(test_matmul_of_odd_extents_matches_truth),
         cmocka_unit_test(test_large_matmul_matches_truth),
         cmocka_unit_test(test_layernorm_matches_truth),
         cmocka_unit_test(test_attention_matches_truth),
+        cmocka_unit_test(test_attention_cached_matches_truth),
+        cmocka_unit_test(test_rmsnorm_matches_truth),
+        cmocka_unit_test(test_heads_that_turn_match_truth),
+        cmocka_unit_test(test_gates_match_truth),
+        cmocka_unit_test(test_attention_with_a_window_matches_truth),
+        cmocka_unit_test(test_attention_with_a_window_is_as_defined),
         cmocka_unit_test(test_attention_at_its_size_matches_truth),
+        cmocka_unit_test(test_disentangled_matches_truth),
+        cmocka_unit_test(test_disentangled_is_its_definition),
+        cmocka_unit_test(test_disentangled_whatever_rows_lie_between),
+        cmocka_unit_test(test_gelu_matches_truth),
+        cmocka_unit_test(test_unfold_matches_truth),
         cmocka_unit_test(test_embedding_matches_truth),
         cmocka_unit_test(test_cross_entropy_matches_truth),
+        cmocka_unit_test(test_squared_error_matches_truth),
         cmocka_unit_test(test_relu_matches_truth),
         cmocka_unit_test(test_batch_norm_matches_truth),
         cmocka_unit_test(test_batch_norm_is_its_definition),

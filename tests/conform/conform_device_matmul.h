@@ -8,9 +8,16 @@ struct matmul_case {
     uint64_t M, N, K, pad;
     enum aq_element a, b, c, compute;
     bool at, bt, accumulate, even, bias, rounded; /* rounded: the bias also in c's 16 bits */
+    bool bias_rows;                               /* a row of it for each of c             */
     enum aq_matmul_after after;
     float dropout;
 };
+
+/* Between rows of the bias. */
+static uint64_t matmul_bias_stride(const struct matmul_case *x)
+{
+    return x->bias_rows ? x->N + x->pad : 0;
+}
 
 /* Elements of a row of so many: `pad` more, or as many as make its bytes a multiple of 32. */
 static uint64_t matmul_stride(const struct matmul_case *x, uint64_t columns)
@@ -39,6 +46,7 @@ static enum aq_status matmul_call(struct aq_device *where, struct array *arrays,
                                    .accumulate = x->accumulate,
                                    .after = x->after,
                                    .bias = x->bias ? arrays[3].at : NULL,
+                                   .bias_stride = matmul_bias_stride(x),
                                    .bias_rounded = x->rounded ? arrays[6].at : NULL,
                                    .other = x->after ? arrays[4].at : NULL,
                                    .dropout = {.probability = x->dropout, .keys = arrays[5].at},
@@ -51,12 +59,13 @@ static void matmul_run(const struct matmul_case *x)
     const uint64_t a = (x->at ? x->K : x->M) * matmul_stride(x, x->at ? x->M : x->K);
     const uint64_t b = (x->bt ? x->N : x->K) * matmul_stride(x, x->bt ? x->K : x->N);
     const uint64_t c = x->M * matmul_stride(x, x->N);
+    const uint64_t bias = x->bias_rows ? x->M * matmul_bias_stride(x) : x->N;
     const uint64_t keys = (x->M / 5 + 1) * sizeof(struct aq_rng_key) / 4;
     const enum compare other = x->after == AQ_AFTER_GELU ? COMPARED : NOT_COMPARED;
     struct array arrays[7] = {{x->a, a, random_of(x->a, a, 1, 1.0f), NOT_COMPARED, NULL, {0}},
                               {x->b, b, random_of(x->b, b, 2, 0.3f), NOT_COMPARED, NULL, {0}},
                               {x->c, c, random_of(x->c, c, 3, 1.0f), COMPARED, NULL, {0}},
-                              {AQ_F32, x->N, random_of(AQ_F32, x->N, 4, 1.0f), NOT_COMPARED, NULL, {0}},
+                              {AQ_F32, bias, random_of(AQ_F32, bias, 4, 1.0f), NOT_COMPARED, NULL, {0}},
                               {x->c, c, random_of(x->c, c, 5, 1.0f), other, NULL, {0}},
                               {AQ_F32, keys, help_alloc(keys * 4), NOT_COMPARED, NULL, {0}},
                               {x->c, x->N, random_of(x->c, x->N, 4, 1.0f), NOT_COMPARED, NULL, {0}}};
@@ -77,7 +86,8 @@ static void test_matmul_matches_truth(void **state)
 {
     (void)state;
     static const uint64_t sizes[][3] = {{1, 1, 1},    {8, 48, 16},   {7, 47, 3},    {9, 49, 17},   {16, 96, 64},
-                                        {100, 33, 5}, {33, 100, 40}, {11, 50, 513}, {52, 9, 1030}, {97, 145, 33}};
+                                        {100, 33, 5}, {33, 100, 40}, {11, 50, 513}, {52, 9, 1030}, {97, 145, 33},
+                                        {1, 77, 700}, {1, 1100, 150}, {1, 3, 2051}};
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
         for (unsigned bits = 0; bits < 128; bits++) {
             const enum aq_element half = bits & 64 ? AQ_F16 : AQ_BF16;
@@ -102,7 +112,8 @@ static void test_matmul_ends_match_truth(void **state)
     (void)state;
     /* Widths of 8 and more at a time are fused by cuBLASLt, others are not. */
     static const uint64_t sizes[][2] = {{3, 2},     {7, 4},    {5, 33}, {8, 100}, {37, 101},
-                                        {230, 101}, {2, 1100}, {9, 64}, {3, 768}, {2, 3072}};
+                                        {230, 101}, {2, 1100}, {9, 64}, {3, 768}, {2, 3072},
+                                        {1, 33},    {1, 3072}};
     for (unsigned i = 0; i < 2 * TYPES * sizeof sizes / sizeof sizes[0]; i++) {
         const uint64_t *size = sizes[i / (2 * TYPES)];
         struct matmul_case x = {.M = size[0], .N = size[1], .K = size[1] % 64 ? 70 : 72, .bias = i & 1};
@@ -127,6 +138,45 @@ static void test_matmul_ends_match_truth(void **state)
         x.accumulate = true;
         matmul_run(&x);
     }
+}
+
+static void test_matmul_with_a_bias_for_each_row_matches_truth(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[][2] = {{3, 2}, {5, 33}, {130, 300}, {9, 64}, {4, 3072}};
+    static const enum aq_matmul_after after[] = {AQ_AFTER_NONE, AQ_AFTER_GELU, AQ_AFTER_GELU_BACKWARD,
+                                                 AQ_AFTER_RESIDUAL};
+    for (unsigned i = 0; i < 4 * TYPES * sizeof sizes / sizeof sizes[0]; i++) {
+        const uint64_t *size = sizes[i / (4 * TYPES)];
+        struct matmul_case x = {
+            .M = size[0], .N = size[1], .K = 40, .pad = i % 2 * 4, .bt = i & 1, .bias = true, .bias_rows = true};
+        x.compute = x.a = x.c = types[i / 4 % TYPES];
+        x.after = after[i % 4];
+        if (x.after == AQ_AFTER_RESIDUAL) x.c = AQ_F32;
+        matmul_run(&x);
+    }
+}
+
+/* What a truth and a backend may have in common: that each row gets its own. */
+static void test_matmul_adds_to_each_row_its_own(void **state)
+{
+    (void)state;
+    enum { M = 140, N = 270 };
+    float *c = help_alloc(M * N * sizeof *c), *bias = help_alloc(M * N * sizeof *bias);
+    const float a[M] = {0}, b[N] = {0};
+    for (uint64_t i = 0; i < M * N; i++)
+        bias[i] = (float)i;
+    const struct aq_device_config config = {.kind = "cpu", .threads = 2};
+    struct aq_device *cpu;
+    assert_int_equal(aq_device_open(&config, &cpu), AQ_OK);
+    const struct aq_matmul args = {.M = M, .N = N, .K = 1, .a = a, .a_stride = 1, .b = b, .b_stride = N, .c = c,
+                                   .c_stride = N, .bias = bias, .bias_stride = N};
+    assert_int_equal(aq_device_matmul(cpu, &args, NULL), AQ_OK);
+    for (uint64_t i = 0; i < M * N; i++)
+        assert_true(c[i] == bias[i]);
+    aq_device_close(cpu);
+    aq_free(c);
+    aq_free(bias);
 }
 
 /* Rows that begin at multiples of 16 bytes and do not end so: a GPU makes the product in parts. */

@@ -4,45 +4,44 @@
  * confirm; plain C; memory as measured; evaluations that change nothing; weights that come back by their names; and
  * whatever is frozen, what trains has the gradients that it had, and what does not keeps its bits.
  *
- * A new model is named in models.def, and says here how small it can be. Its batches have the fields of the first kind
- * of data set that it fits.
+ * A new model is named in models.def, and says in conform_model_small.h how small it can be. Its batches have the
+ * fields of the first kind of data set that it fits. A model that can learn tasks of whole samples promises all of it
+ * of these, too, with samples that have lengths; and there that nobody sees what stands behind them.
  */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "stage_help.h"
+#include "stage_model.h"
 #include "stages/dataset.h"
+#include "stages/model_folder.h"
+#include "stages/publish.h"
 #include "stages/weights.h"
 
-enum { B = 3, T = 12, MICRO = 2, LAYERS_MAX = 32 };
+enum { B = 3, T = 12, MICRO = 2, LAYERS_MAX = 32, RESULTS_MAX = 160, LABELS = 5, KINDS_MAX = 64 };
 
-static void gpt2_small(struct aq_model_config *model)
+#include "conform_model_small.h"
+
+static struct kind kinds[KINDS_MAX];
+static int KINDS;
+
+/* Every model, and with every task of whole samples that it can learn. */
+static void kinds_fill(void)
 {
-    model->blocks = 2;
-    model->heads = 2;
-    model->channels = 16;
-    model->vocabulary = 37;
-    model->context = T;
-    model->tied = false;
+    const char *task;
+    for (int m = 0; m < MODELS; m++) {
+        kinds[KINDS++] = models[m];
+        for (uint32_t t = 0; (task = aq_task_name(t)) != NULL; t++) {
+            struct aq_model_config model;
+            aq_model_config_default(&model, models[m].name);
+            aq_model_use_task(&model, task, LABELS);
+            if (!model.labels) continue;
+            assert_true(KINDS < KINDS_MAX);
+            kinds[KINDS] = models[m];
+            kinds[KINDS++].task = task;
+        }
+    }
 }
-
-static void pyramid_small(struct aq_model_config *model)
-{
-    model->own[0] = 4; /* width  */
-    model->own[1] = 3; /* levels */
-    model->vocabulary = 7;
-}
-
-static const struct kind {
-    const char *name;
-    void (*small)(struct aq_model_config *model);
-} kinds[] = {
-#define STAGE_MODEL(name) {#name, name##_small},
-#include "models.def"
-#undef STAGE_MODEL
-};
-
-enum { KINDS = sizeof kinds / sizeof kinds[0] };
 
 static const char *const datasets[] = {
 #define AQ_DATASET(name) #name,
@@ -60,6 +59,10 @@ struct run {
     uint32_t logits_rows;
     const char *cpu;    /* AQ_CPU, or NULL */
     const char *freeze; /* NULL: nothing   */
+    uint32_t rank;      /* of adapters     */
+    const char *targets;
+    float lora_dropout;
+    bool rslora;
 };
 
 static struct aq_stage_config config_of(const struct kind *kind)
@@ -67,6 +70,9 @@ static struct aq_stage_config config_of(const struct kind *kind)
     struct aq_stage_config config = {.B = B, .slots = MICRO, .precision = AQ_STAGE_FP32};
     aq_model_config_default(&config.model, kind->name);
     kind->small(&config.model);
+    aq_model_use_task(&config.model, kind->task, LABELS);
+    config.task = kind->task;
+    config.lengths = config.model.labels > 0;
     config.T = aq_model_tokens(kind->name) ? aq_model_tokens(kind->name) : T;
     config.layer_end = aq_model_layers(&config.model);
     assert_true(config.layer_end <= LAYERS_MAX);
@@ -77,12 +83,14 @@ static struct aq_stage_config config_of(const struct kind *kind)
 static struct aq_batch batch_make(const struct aq_stage_config *config, uint32_t number)
 {
     static uint64_t ids[MICRO][B] = {{4, 9, 1}, {0, 7, 3}};
+    static const uint32_t lengths[MICRO][B] = {{5, T, 1}, {T - 1, 2, T}};
     struct aq_batch batch = {.samples = number == 1 ? B - 1 : B, .sample_ids = ids[number]};
     const char *key;
     char why[160];
+    if (config->lengths) batch.lengths = lengths[number];
     for (size_t d = 0; d < sizeof datasets / sizeof datasets[0] && batch.field_count == 0; d++) {
         const uint32_t count = aq_dataset_fields(datasets[d], config->T, batch.fields);
-        if (aq_model_fits(&config->model, config->T, NULL, batch.fields, count, &key, why, sizeof why))
+        if (aq_model_fits(&config->model, config->T, config->task, batch.fields, count, &key, why, sizeof why))
             batch.field_count = count;
     }
     if (batch.field_count == 0) fail_msg("no data set fits %s: %s", config->model.kind, why);
@@ -90,8 +98,10 @@ static struct aq_batch batch_make(const struct aq_stage_config *config, uint32_t
         struct aq_field *field = &batch.fields[f];
         const uint64_t values = (uint64_t)B * field->count;
         field->values = help_alloc(values * AQ_FIELD_BYTES);
+        const bool label = config->model.labels && strcmp(field->name, "tokens") != 0;
         if (field->type == AQ_FIELD_I32)
-            help_tokens(field->values, values, 10 * number + f, config->model.vocabulary);
+            help_tokens(field->values, values, 10 * number + f,
+                        label ? config->model.labels : config->model.vocabulary);
         else
             help_normal(field->values, values, 10 * number + f, 1.0f);
     }
@@ -121,6 +131,11 @@ static struct pipeline pipeline_open(const struct run *run)
     p.config.model.dropout = run->dropout;
     p.config.model.tied = run->tied;
     p.config.logits_rows = run->logits_rows;
+    p.config.lora = (struct aq_lora_config){.rank = run->rank,
+                                            .alpha = 1.5f,
+                                            .targets = run->targets,
+                                            .rslora = run->rslora,
+                                            .dropout = run->lora_dropout};
     const uint32_t bounds[3] = {0, run->cut ? run->cut : p.config.layer_end, p.config.layer_end};
     if (run->cpu) setenv("AQ_CPU", run->cpu, 1);
     p.device = help_device(run->threads);
@@ -183,9 +198,9 @@ static void backward(struct pipeline *p, uint32_t micro)
 struct result {
     double loss[MICRO];
     uint32_t count;
-    float *values[64]; /* of parameters their gradients, of buffers what they are */
-    uint64_t sizes[64];
-    char names[64][AQ_TENSOR_NAME_MAX];
+    float *values[RESULTS_MAX]; /* of parameters their gradients, of buffers what they are */
+    uint64_t sizes[RESULTS_MAX];
+    char names[RESULTS_MAX][AQ_TENSOR_NAME_MAX];
 };
 
 /* Weight halves as late as can be, stage by stage: whatever they read must have stayed. */
@@ -214,7 +229,7 @@ static struct result run_once(const struct run *run)
             struct aq_tensor_info info;
             aq_stage_saved(p.stages[s], i, &info);
             const float *from = info.buffer ? aq_stage_parameters(p.stages[s]) : aq_stage_gradients(p.stages[s]);
-            assert_true(result.count < 64);
+            assert_true(result.count < RESULTS_MAX);
             result.sizes[result.count] = info.count;
             result.values[result.count] = help_alloc(info.count * sizeof(float));
             memcpy(result.values[result.count], from + info.offset, info.count * sizeof(float));
@@ -433,7 +448,7 @@ static void test_frozen_tensors_keep_their_bits(void **state)
             (void)forward(&p, 1, false);
             memset(p.gradient, 0xff, sizeof(float));
             backward(&p, 1);
-            assert_true((*p.gradient == 0.0f) == !aq_model_trains(&p.config.model, p.config.T, list, run.cut));
+            assert_true((*p.gradient == 0.0f) == !aq_model_trains(&p.config.model, p.config.T, list, NULL, run.cut));
             for (uint32_t s = 0; s < 2; s++) {
                 assert_memory_equal(before[s], aq_stage_parameters(p.stages[s]) + aq_stage_saved_floats(p.stages[s]),
                                     aq_stage_frozen_floats(p.stages[s]) * sizeof(float));
@@ -466,8 +481,8 @@ static void test_names_are_patterns(void **state)
         assert_true(aq_model_freeze_pattern(&config.model, config.T, "*,!weight, wieght", 2, &pattern));
         assert_int_equal(pattern.tensors, 0);
         assert_string_equal(pattern.unknown, "wieght");
-        assert_true(aq_model_trains(&config.model, config.T, NULL, config.layer_end));
-        assert_false(aq_model_trains(&config.model, config.T, "*", config.layer_end));
+        assert_true(aq_model_trains(&config.model, config.T, NULL, NULL, config.layer_end));
+        assert_false(aq_model_trains(&config.model, config.T, "*", NULL, config.layer_end));
     }
 }
 
@@ -475,10 +490,9 @@ static void test_names_are_patterns(void **state)
  * Directional derivatives of the loss in training, as test_stage.c has them: for a random direction in each tensor the
  * quotient of differences against gradient times direction. A ReLU has kinks: the bound is 3e-2 of |gradient|.
  */
-static void differences(const struct kind *kind, const char *freeze)
+static void differences(const struct run *run)
 {
-    const struct run run = {.kind = kind, .threads = 2, .freeze = freeze};
-    struct pipeline p = pipeline_open(&run);
+    struct pipeline p = pipeline_open(run);
     struct aq_stage *stage = p.stages[0];
     (void)forward(&p, 0, false);
     backward(&p, 0);
@@ -504,7 +518,7 @@ static void differences(const struct kind *kind, const char *freeze)
         const double down = forward(&p, 0, false), quotient = (up - down) / (2.0 * h);
         memcpy(x, before, info.count * sizeof(float));
         if (!(fabs(quotient - slope) <= 3e-2 * sqrt(size)))
-            fail_msg("%s %s: slope %g, differences %g, |gradient| %g", kind->name, info.name, slope, quotient,
+            fail_msg("%s %s: slope %g, differences %g, |gradient| %g", run->kind->name, info.name, slope, quotient,
                      sqrt(size));
         aq_free(before);
         aq_free(d);
@@ -515,12 +529,14 @@ static void differences(const struct kind *kind, const char *freeze)
 static void test_gradients_match_finite_differences(void **state)
 {
     (void)state;
-    for (int k = 0; k < KINDS; k++) {
-        differences(&kinds[k], NULL);
-        differences(&kinds[k], "weight");
-        differences(&kinds[k], "*, !bias");
+    static const char *const lists[] = {NULL, "weight", "*, !bias"};
+    for (int i = 0; i < 3 * KINDS; i++) {
+        const struct run run = {.kind = &kinds[i / 3], .threads = 2, .freeze = lists[i % 3]};
+        differences(&run);
     }
 }
+
+#include "conform_model_adapters.h"
 
 /* Forward without backward: nothing moves, statistics least of all, and samples do not see each other. */
 static void test_evaluation_changes_nothing_and_adds_up(void **state)
@@ -542,6 +558,7 @@ static void test_evaluation_changes_nothing_and_adds_up(void **state)
             p.batches[0] = whole;
             p.batches[0].samples = 1;
             p.batches[0].sample_ids += i;
+            if (whole.lengths) p.batches[0].lengths += i;
             for (uint32_t f = 0; f < whole.field_count; f++)
                 p.batches[0].fields[f].values =
                     (uint8_t *)whole.fields[f].values + (size_t)i * whole.fields[f].count * AQ_FIELD_BYTES;
@@ -555,21 +572,85 @@ static void test_evaluation_changes_nothing_and_adds_up(void **state)
     }
 }
 
+/* Other tokens, and at a cut other values, behind the real ones of every sample. */
+static void padding_change(struct pipeline *p)
+{
+    for (uint32_t m = 0; m < MICRO; m++)
+        for (uint32_t f = 0; f < p->batches[m].field_count; f++) {
+            const struct aq_field *field = &p->batches[m].fields[f];
+            int32_t *tokens = field->values;
+            for (uint32_t i = 0; i < p->batches[m].samples && strcmp(field->name, "tokens") == 0; i++)
+                for (uint32_t t = p->batches[m].lengths[i]; t < T; t++)
+                    tokens[i * T + t] = (tokens[i * T + t] + 1) % (int32_t)p->config.model.vocabulary;
+        }
+}
+
+/* Losses and gradients, whatever stands behind a sample; a sample's loss, whoever stands beside it. */
+static void test_padding_changes_no_bit(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++)
+        for (int i = 0; i < 6 && config_of(&kinds[k]).lengths; i++) {
+            static const enum aq_stage_precision precisions[] = {AQ_STAGE_FP32, AQ_STAGE_BF16, AQ_STAGE_FP16};
+            struct run run = {.kind = &kinds[k], .threads = 2, .precision = precisions[i % 3], .split = i > 2};
+            struct pipeline p = pipeline_open(&run);
+            const uint64_t floats = aq_stage_parameter_count(p.stages[0]);
+            float *before = help_alloc(floats * sizeof(float));
+            double losses[MICRO];
+            for (int turn = 0; turn < 2; turn++) {
+                assert_int_equal(aq_stage_zero_grads(p.stages[0], NULL), AQ_OK);
+                for (uint32_t m = 0; m < MICRO; m++) {
+                    const double loss = forward(&p, m, false);
+                    if (turn) assert_true(loss == losses[m]);
+                    losses[m] = loss;
+                    backward(&p, m);
+                }
+                if (run.split) weights(&p);
+                const float *now = aq_stage_gradients(p.stages[0]);
+                for (uint64_t n = 0; n < floats && turn; n++)
+                    assert_true(now[n] == before[n]); /* zeroes of either sign are one */
+                memcpy(before, now, floats * sizeof(float));
+                padding_change(&p);
+            }
+            aq_free(before);
+            pipeline_close(&p);
+        }
+}
+
+static void test_lengths_are_checked(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++) {
+        const struct run run = {.kind = &kinds[k], .threads = 1};
+        struct pipeline p = pipeline_open(&run);
+        static const uint32_t bad[][B] = {{1, 0, 1}, {1, T + 1, 1}, {1, 1, 1}};
+        for (int i = 0; i < (p.config.lengths ? 2 : 3); i++) { /* and of whole samples, none */
+            struct aq_stage_loss loss;
+            struct aq_batch batch = p.batches[0];
+            const struct aq_stage_input input = {.batch = &batch, .loss_scale = 1};
+            batch.lengths = bad[i];
+            assert_int_equal(aq_stage_forward(p.stages[0], 0, &input, NULL, &loss, NULL), AQ_INVAL);
+        }
+        pipeline_close(&p);
+    }
+}
+
 static void test_measure_equals_use(void **state)
 {
     (void)state;
     struct aq_device *device = help_device(1);
     for (int k = 0; k < KINDS; k++)
-        for (int round = 0; round < 12; round++) {
+        for (int round = 0; round < 14; round++) {
             struct aq_stage_config config = config_of(&kinds[k]);
             struct aq_stage_size size;
             struct aq_stage *stage = NULL;
-            config.B = 16; /* beside what the host has for each tensor and layer */
+            config.B = 32; /* beside what the host has for each tensor and layer */
             config.recompute = round == 1;
             config.inference = round == 2 || round == 7;
             config.layer_first = round == 3 || round == 6 || round == 10 ? 2 : 0;
             config.split = (round > 3 && round < 8) || round == 11;
             if (round == 5) config.precision = AQ_STAGE_BF16;
+            config.lora = (struct aq_lora_config){.rank = round > 11 ? 2 : 0, .alpha = 1};
             config.freeze = round == 8    ? "*, !bias"
                             : round == 9  ? "weight"
                             : round == 10 ? "*"
@@ -581,7 +662,8 @@ static void test_measure_equals_use(void **state)
             const double used = (double)(aq_memory_used() - before);
             const double sum = (double)(size.parameter_bytes + size.gradient_bytes + size.slot_bytes * config.slots +
                                         size.workspace_bytes + size.host_bytes);
-            if (!(used >= sum && used <= 1.02 * sum + 8192))
+            const uint32_t tensors = aq_stage_saved_count(stage) + aq_stage_frozen_count(stage);
+            if (!(used >= sum && used <= 1.02 * sum + 8192 + 2.0 * tensors * sizeof(struct aq_tensor_info)))
                 fail_msg("%s round %d: %g bytes used, %g measured", kinds[k].name, round, used, sum);
             assert_int_equal(size.parameters + size.buffers, aq_stage_saved_floats(stage));
             assert_int_equal(size.frozen, aq_stage_frozen_floats(stage));
@@ -609,6 +691,7 @@ static void test_weights_come_back_by_their_names(void **state)
             aq_stage_saved(from.stages[0], i, &infos[i]);
             tensors[i] = (struct aq_weights_tensor){.name = infos[i].name,
                                                     .dimensions = infos[i].dimensions,
+                                                    .turned = infos[i].turned, /* as published */
                                                     .values = aq_stage_parameters(from.stages[0]) + infos[i].offset};
             memcpy(tensors[i].shape, infos[i].shape, sizeof infos[i].shape);
         }
@@ -626,13 +709,68 @@ static void test_weights_come_back_by_their_names(void **state)
                 float *values = aq_stage_parameters(to.stages[s]) + info.offset;
                 assert_int_equal(aq_weights_find(weights, info.name, &index), AQ_OK);
                 memset(values, 0, info.count * sizeof *values);
-                assert_int_equal(aq_weights_read(weights, index, false, values, info.count), AQ_OK);
+                assert_int_equal(aq_weights_read(weights, index, info.turned, values, info.count), AQ_OK);
             }
         assert_true(forward(&to, 1, true) == forward(&from, 1, true));
         aq_weights_close(weights);
         remove(path);
         pipeline_close(&from);
         pipeline_close(&to);
+    }
+}
+
+static enum aq_status write_config(void *context, const char *name, const char *bytes, size_t count)
+{
+    char path[64];
+    snprintf(path, sizeof path, "%s/%s", (const char *)context, name);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_int_equal(fwrite(bytes, 1, count, file), count);
+    assert_int_equal(fclose(file), 0);
+    return AQ_OK;
+}
+
+/* A kind that reads published folders reads what it publishes: the same sizes, the same arithmetic. */
+static void test_published_config_comes_back(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++) {
+        struct aq_stage_config config = config_of(&kinds[k]);
+        char folder[] = "/tmp/aq-model-XXXXXX", path[64], here[256], there[256];
+        struct aq_model_folder *read = NULL;
+        const struct aq_model_key *key;
+        uint32_t keys;
+        if (!stage_model_find(kinds[k].name)->published) continue;
+        config.model.tied = true; /* what is published by all */
+        assert_non_null(mkdtemp(folder));
+        const struct aq_publish_about about = {.tied = config.model.tied, .end_of_text = -1, .type = "F32"};
+        assert_int_equal(aq_publish_model(&config.model, &about, write_config, folder), AQ_OK);
+        if (aq_model_folder_open(folder, &read) != AQ_OK) fail_msg("%s: %s", kinds[k].name, aq_error_text());
+        const struct aq_model_config *model = aq_model_folder_model(read);
+        aq_model_identity(&config.model, here, sizeof here);
+        aq_model_identity(model, there, sizeof there);
+        assert_string_equal(here, there);
+        key = aq_model_keys(kinds[k].name, &keys);
+        for (uint32_t i = 0; i < keys; i++) {
+            const size_t bytes = key[i].kind == AQ_MODEL_BOOL ? sizeof(bool) : sizeof(uint32_t);
+            if (memcmp((const char *)model + key[i].offset, (const char *)&config.model + key[i].offset, bytes) != 0)
+                fail_msg("%s: %s does not come back", kinds[k].name, key[i].name);
+        }
+        aq_model_folder_close(read);
+        if (config.model.labels) { /* as many as there can be */
+            config.model.labels = 65536;
+            assert_int_equal(aq_publish_model(&config.model, &about, write_config, folder), AQ_OK);
+            assert_int_equal(aq_model_folder_open(folder, &read), AQ_OK);
+            aq_model_folder_close(read);
+        }
+        /* What was there is carried on where it is an object. */
+        const struct aq_publish_about onto = {.tied = true, .end_of_text = -1, .type = "F32", .from = folder};
+        assert_int_equal(aq_publish_model(&config.model, &onto, write_config, folder), AQ_OK);
+        assert_int_equal(write_config(folder, "config.json", "[]", 2), AQ_OK);
+        assert_int_equal(aq_publish_model(&config.model, &onto, write_config, folder), AQ_CORRUPT);
+        snprintf(path, sizeof path, "%s/config.json", folder);
+        remove(path);
+        remove(folder);
     }
 }
 
@@ -644,7 +782,7 @@ static void test_defaults_are_models_and_keys_fit(void **state)
         struct aq_model_config model;
         uint32_t count;
         aq_model_config_default(&model, name);
-        assert_string_equal(name, kinds[m].name);
+        assert_string_equal(name, models[m].name);
         assert_int_equal(aq_model_config_check(&model), AQ_OK);
         assert_non_null(aq_task_find(aq_model_task(name)));
         const struct aq_model_key *keys = aq_model_keys(name, &count);
@@ -684,8 +822,11 @@ static void test_open_without_memory_gives_a_status(void **state)
     aq_device_close(device);
 }
 
+#include "conform_model_extends.h"
+
 int main(void)
 {
+    kinds_fill();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cut_anywhere_equals_uncut),
         cmocka_unit_test(test_threads_and_recomputation_keep_the_bits),
@@ -696,9 +837,17 @@ int main(void)
         cmocka_unit_test(test_what_trains_has_the_gradients_that_it_had),
         cmocka_unit_test(test_frozen_tensors_keep_their_bits),
         cmocka_unit_test(test_names_are_patterns),
+        cmocka_unit_test(test_adapters_are_the_same_in_every_cut),
+        cmocka_unit_test(test_new_adapters_change_nothing),
+        cmocka_unit_test(test_gradients_of_adapters_match_finite_differences),
+        cmocka_unit_test(test_adapters_equal_a_merged_model),
         cmocka_unit_test(test_evaluation_changes_nothing_and_adds_up),
+        cmocka_unit_test(test_tokens_one_after_another_equal_all_at_once),
+        cmocka_unit_test(test_padding_changes_no_bit),
+        cmocka_unit_test(test_lengths_are_checked),
         cmocka_unit_test(test_measure_equals_use),
         cmocka_unit_test(test_weights_come_back_by_their_names),
+        cmocka_unit_test(test_published_config_comes_back),
         cmocka_unit_test(test_defaults_are_models_and_keys_fit),
         cmocka_unit_test(test_open_without_memory_gives_a_status),
     };

@@ -577,7 +577,8 @@ static void test_what_attention_cannot_do_is_said(void **state)
 {
     (void)state;
     float nothing[4] = {0};
-    struct aq_attention args = {.samples = 1, .T = 1, .H = 1, .D = 513, .T_mask = 1, .qkv = nothing, .lse = nothing};
+    struct aq_attention args = {
+        .samples = 1, .T = 1, .H = 1, .kv_heads = 1, .D = 513, .T_mask = 1, .qkv = nothing, .lse = nothing};
     assert_int_equal(aq_cuda_attention(&args, NULL, NULL), AQ_INVAL);
     args.D = 64;
     args.H = 64;

@@ -39,7 +39,8 @@ def scenario_doctor():
         taken.listen()
         port = taken.getsockname()[1]
         lines = findings(job, "--set", f"link.port_first={port - 1}", want=1)
-    check(len(of(lines, "port", "bad")) == 1 and str(port) in of(lines, "port", "bad")[0], f"a port that is taken: {lines}")
+    # Others on this machine may have the ports beside it.
+    check(any(f":{port}:" in bad for bad in of(lines, "port", "bad")), f"a port that is taken: {lines}")
 
     lines = findings(job, "--set", "train.micro_batch=1", "--set", "cache.path=/proc/caches", want=1)
     check(of(lines, "disk speed", "bad"), f"a folder that nobody can write to: {lines}")

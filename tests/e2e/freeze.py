@@ -5,7 +5,8 @@ import shutil
 import sys
 
 from jobs import aqpipe, check, launch, losses, manifest, metrics, raw, weights
-from kit import OPTIMIZERS, ROOT, arrays, interrupt, refused
+from kit import OPTIMIZERS, ROOT, arrays, interrupt, refused, same_run
+from resume import LONG, flip
 
 LIST = "embedding, block 0, h.2.attn"
 
@@ -121,6 +122,52 @@ def scenario_freeze_cut():
     check(done.returncode == 0, done.stderr)
     expect_kept("alone", began)
     check(weights("alone") == weights("tuned"), "alone: model.safetensors differs")
+
+
+def prefix_bytes(name, what):
+    """Of each step behind the first epoch, on each edge."""
+    steps = metrics(name)
+    return [value for line in steps if line["epoch"] > steps[0]["epoch"] for value in line[what]]
+
+
+def scenario_freeze_prefix():
+    """Behind layers that never change a sample is sent once, with the bits of computing and sending it each time."""
+    os.environ["AQ_CPU"] = "plain"  # whose sums do not depend on how many samples a product has
+    stages = "\n    - {layers: 0-1}\n    - {layers: 2-3}\n    - {layers: 4-5}"
+    keys = {"pipeline.stages": stages, "train.freeze": "'embedding, blocks 0-2'", "train.batch": 9, "train.micro_batch": 3,
+            "train.epochs": 4, "train.evaluate_every": "4 steps", "checkpoint.every": "3 steps", **raw()}
+    launch(manifest("each", **{**keys, "train.frozen_prefix": "false"}))
+    launch(manifest("once", **keys))
+    same_run("once", "each")
+    sent, before = prefix_bytes("once", "forward_bytes"), prefix_bytes("each", "forward_bytes")
+    check(max(sent[0::3] + sent[1::3]) == 48 * 9 and min(before[0::3]) > 4 * 4096, f"bytes forward: {sent}, each time {before}")
+    back = [value for line in metrics("once") for value in line["backward_bytes"]]
+    check(sum(back) == 0, f"gradients travel to where nothing trains: {back}")
+
+    # Stopped, or killed, and what caches had is gone in the middle, or damaged everywhere: then it is computed again.
+    for name, how, hurt in (("middle", "sigint", lambda run: shutil.rmtree(run / "cache" / "stage-1")),
+                            ("all", "worker", lambda run: [flip(run / "cache" / f"stage-{s}" / "slab", 4096, 1000, s)
+                                                           for s in range(3)])):
+        path = manifest(name, **keys)
+        interrupt(how, path, 7, LONG)
+        hurt(ROOT / name)
+        launch(path, "--resume")
+        check(same_run(name, "each") > 0, f"{name}: nothing was fetched")
+    said = "".join(path.read_text() for path in (ROOT / "all" / "logs").glob("*.log"))
+    check("lost at both ends: computed again" in said, "all: nothing was computed again")
+
+    # Adapters of the last block alone, three replicas, and messages of 16 bits; of 4 bits it is near, no more.
+    keys = {"pipeline.stages": 2, "pipeline.replicas": 3, "lora.rank": 2, "lora.targets": "block 3", "train.batch": 9,
+            "train.micro_batch": 3, "train.epochs": 2, "edges.forward.codec": "raw", "edges.forward.precision": "fp16"}
+    launch(manifest("lora-each", **{**keys, "train.frozen_prefix": "false"}))
+    launch(manifest("lora-once", **keys))
+    same_run("lora-once", "lora-each")
+    check(0 < max(prefix_bytes("lora-once", "forward_bytes")) <= 48 * 9, "lora-once sends more than rows")
+    done = aqpipe("plan", manifest("lora-drop", **{**keys, "model.dropout": 0.1}), "--json")
+    check(not json.loads(done.stdout)["edges"][0]["frozen_prefix"], "a prefix with dropout is taken for still")
+    done = aqpipe("plan", manifest("lora-plan", **keys), "--json")
+    check(json.loads(done.stdout)["edges"][0]["frozen_prefix"], "a frozen prefix is not seen by the plan")
+    check("frozen prefix" in aqpipe("plan", ROOT / "lora-plan.yaml").stdout, "the plan does not say so")
 
 
 def scenario_freeze_optimizers():

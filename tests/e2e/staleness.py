@@ -1,17 +1,21 @@
 """train.staleness 1: a formula, not a race. What a run learns does not depend on cut, schedule, links, looks or deaths."""
+import json
+import shutil
+
 import jobs
-from jobs import check, descendant, launch, losses, manifest, metrics, no_workers, raw, weights
-from kit import OPTIMIZERS, REPLICAS, RESTARTED, arrays, end, interrupt, launch_and_kill, same_run
+from freeze import model
+from jobs import aqpipe, check, descendant, launch, losses, manifest, metrics, no_workers, raw, weights
+from kit import OPTIMIZERS, REPLICAS, RESTARTED, ROOT, arrays, end, interrupt, launch_and_kill, same_run
 
 STALE = {"train.staleness": 1}
 
 
-def same(name, whole):
+def same(name, whole, learnt=weights):
     """Steps and what was learnt; held-out losses where both were evaluated."""
     for key in ("loss", "grad_norm", "skipped"):
         mine, other = [line[key] for line in metrics(name)], [line[key] for line in metrics(whole)]
         check(mine == other, f"{name}: {key} {mine} is not that of {whole} {other}")
-    check(weights(name) == weights(whole), f"{name}: model.safetensors differs from {whole}")
+    check(learnt(name) == learnt(whole), f"{name}: model.safetensors differs from {whole}")
     mine, other = ({line["step"]: line["loss"] for line in metrics(run, "eval")} for run in (name, whole))
     for step in mine.keys() & other.keys():
         check(mine[step] == other[step], f"{name}: held-out loss {mine[step]} after step {step}, {whole} has {other[step]}")
@@ -110,3 +114,54 @@ def scenario_staleness_fp16():
     launch(path, "--resume")
     same("stopped", "four")
     no_workers("staleness_fp16")
+
+
+def scenario_staleness_lost():
+    """Caches that are lost come back by windows of fetches, whatever the steps around them look like: two under way, backwards in halves, replicas."""
+    lost = {**RESTARTED, "train.epochs": 12}
+    pairs = {**REPLICAS, "pipeline.stages": 3, "train.epochs": 8}
+    for name, rank, changes in (("stale", 1, STALE), ("zb", 2, {"pipeline.schedule": "zb-h1"}), ("pairs", 4, pairs),
+                                ("stale-zb-pairs", 3, {**pairs, **STALE, "pipeline.schedule": "zb-h1"})):
+        keys = {**lost, **changes}
+        launch(manifest(f"{name}-whole", **keys))
+        path = manifest(name, **keys)
+        interrupt("sigint", path, 9, (8, 1, 0.3))
+        shutil.rmtree(ROOT / name / "cache" / f"stage-{rank}")
+        launch(path, "--resume")
+        check(same_run(name, f"{name}-whole") > 0, f"{name}: nothing was fetched")
+    no_workers("staleness_lost")
+
+
+def scenario_staleness_frozen():
+    """A stage that trains nothing, with two steps under way: the same run on every cut and schedule, and what is frozen stays."""
+    keys = {**raw(), **raw("backward"), **STALE, "train.freeze": "'embedding, block 0, h.2.attn'", "train.epochs": 6}
+    launch(manifest("one", **{**keys, "pipeline.stages": 1}))
+    launch(manifest("fresh", **{**keys, "pipeline.stages": 1, "train.staleness": 0}))
+    check(losses("one") != losses("fresh"), "staleness changes nothing: no test")
+    frozen_first = {"pipeline.stages": "\n    - {layers: 0-1}\n    - {layers: 2-3}\n    - {layers: 4-5}"}
+    for name, changes in {"four": {}, "first": frozen_first, "first-gpipe": {**frozen_first, "pipeline.schedule": "gpipe"},
+                          "first-zb": {**frozen_first, "pipeline.schedule": "zb-h1"}}.items():
+        launch(manifest(name, **{**keys, **changes}))
+        same(name, "one", model)
+    path = manifest("stopped", **{**keys, **frozen_first, "checkpoint.every": "3 steps"})
+    interrupt("sigint", path, 7)
+    launch(path, "--resume")
+    same("stopped", "one", model)
+    no_workers("staleness_frozen")
+
+
+def scenario_staleness_memory():
+    """What a second version of weights and gradients, and twice the slots, take of a process is what the plan says they do."""
+    keys = {"model.channels": 256, "model.heads": 4, "train.T": 64, "model.context": 64, "train.epochs": 2, "pipeline.stages": 2}
+    done = {}
+    for name, changes in (("without", {}), ("with", STALE)):
+        launch(manifest(name, **{**keys, **changes}))
+        lines = metrics(name, "end")[0]["stages"]
+        done[name] = [(line["memory_bytes"], line["memory_planned"]) for line in lines]
+        plan = json.loads(aqpipe("plan", ROOT / f"{name}.yaml", "--json").stdout)
+        check([stage["memory_bytes"] for stage in plan["stages"]] == [planned for _, planned in done[name]], f"{name}: {plan['stages']} {done}")
+    for stage, ((rss, planned), (rss_with, planned_with)) in enumerate(zip(done["without"], done["with"])):
+        more, wanted = rss_with - rss, planned_with - planned
+        check(wanted > 10 << 20, f"stage {stage}: the plan has only {wanted} bytes more: no test")
+        check(0.8 * wanted < more < 1.2 * wanted, f"stage {stage}: the process took {more} bytes more, the plan has {wanted}: {done}")
+    no_workers("staleness_memory")

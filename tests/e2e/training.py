@@ -31,6 +31,34 @@ def scenario_equal():
     no_workers("equal")
 
 
+FAMILIES = {
+    "llama": {"model.kv_heads": 1},
+    "qwen2": {"model.kv_heads": 2, "model.qkv_bias": "true"},
+    "qwen3": {"model.kv_heads": 1, "model.qk_norm": "true", "model.head_dim": 24},
+}
+
+
+def scenario_families():
+    """Llama and its kin: four stages equal one, bit for bit, in every schedule; and they learn through AQ-SGD."""
+    for family, own in FAMILIES.items():
+        base = {"model.kind": "llama", "model.mlp": 56, **own}
+        plain = {**base, **raw(), **raw("backward")}
+        launch(manifest(f"{family}-one", **{**plain, "pipeline.stages": 1}))
+        one = losses(f"{family}-one")
+        for cut, changes in (("four", {}), ("three-zb", {"pipeline.stages": 3, **ZERO_BUBBLE}),
+                             ("two-again", {"pipeline.stages": 2, "model.recompute": "true"})):
+            name = f"{family}-{cut}"
+            launch(manifest(name, **{**plain, **changes}))
+            check(losses(name) == one, f"{name}: losses {losses(name)} are not those of one stage {one}")
+            check(weights(name) == weights(f"{family}-one"), f"{name}: model.safetensors differs")
+        check(one[-1] < one[0] * 0.9, f"{family}: nothing was learnt: {one}")
+        name = f"{family}-aq4"
+        launch(manifest(name, **{**base, "edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.backward.codec": "directq",
+                                 "edges.backward.bits": 8}))
+        check(abs(losses(name)[-1] - one[-1]) < 0.1 * one[-1], f"{name}: last loss {losses(name)[-1]}, uncompressed {one[-1]}")
+    no_workers("families")
+
+
 def scenario_isolated():
     """Stages whose device memory no host can reach, with streams that run as late as they may, train bit for bit as on a CPU."""
     codecs = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.backward.codec": "directq",
@@ -180,6 +208,9 @@ def scenario_examples():
             check(done.returncode == 2 and "data.tokenizer_path" in done.stderr, f"{path}: {done}")
         else:
             check(done.returncode == 0, f"{path}: {done.stderr}")
+    for path in sorted(folder.glob("*/job.yaml")):
+        done = aqpipe("plan", path)
+        check(done.returncode == 2 and "data.tokenizer_path: cannot read" in done.stderr, f"{path}: {done}")
     launch(folder / "bytes-4-stages.yaml", "--set", "train.steps_max=1", "--set", "link.rate_mbps=0", "--set",
            f"output.path={ROOT}/example", "--set", "train.evaluate_every=0", "--set", "data.heldout_samples_max=1")
     check(len(losses("example")) == 1, "bytes-4-stages.yaml does not run")

@@ -78,6 +78,39 @@ def silence(seconds):
     tell("--link", "1-2", "--loss", 0)
 
 
+def logs(name):
+    return "".join(path.read_text() for path in (ROOT / name / "logs").glob("*.log"))
+
+
+def hole():
+    """From step 3 on packets above 1200 bytes vanish between two ends, to the job's end: it finds its way through, and says what is wrong."""
+    launch_and_tell(manifest_at_ends("hole", **{"link.silence_max": "2s"}), {3: lambda: tell("--link", "1-2", "--mtu-blackhole", 1200)})
+    same_run("hole", "near")
+    check(heals("hole") > 0 and "MTU black hole" in logs("hole"), f"hole: {heals('hole')} heals, and in the logs:\n{logs('hole')[-3000:]}")
+    launch(manifest_at_ends("in-hole"))
+    same_run("in-hole", "near")
+    check("MTU black hole" in logs("in-hole"), f"in-hole: not named:\n{logs('in-hole')[-3000:]}")
+    tell("--link", "1-2", "--mtu-blackhole", 0)
+
+
+def connections(end, port):
+    """Connections of that end's namespace from or to the port that stand."""
+    done = subprocess.run([WANLAB, "exec", str(end), "cat", "/proc/net/tcp"], capture_output=True, text=True, check=True)
+    rows = [line.split() for line in done.stdout.splitlines()[1:]]
+    return sum(row[3] == "01" and f"{port:04X}" in (row[1][-4:], row[2][-4:]) for row in rows)
+
+
+def streams():
+    """Four connections a link under Reno, with losses: parts of bodies come in any order, and the losses are those of the near run."""
+    tell("--rtt", 80, "--loss", 0.5)
+    seen = []
+    path = manifest_at_ends("streams", **{"link.streams": 4, "link.congestion": "reno"})
+    launch_and_tell(path, {4: lambda: seen.append(connections(1, 7800))})
+    same_run("streams", "near")
+    check(seen[0] >= 8, f"streams: end 1 has {seen} connections, wanted 4 for each of its links")
+    check(heals("streams") == 0, f"streams: {heals('streams')} connections were given up, and nothing was wrong with them")
+
+
 def inside():
     with daemons():
         launch(manifest_at_ends("near"))
@@ -86,19 +119,22 @@ def inside():
         same_run("far", "near")
         check(heals("far") == 0, f"far: {heals('far')} connections were given up, and nothing was wrong with them")
         tell("--rtt", 20, "--loss", 0)
-        launch_and_tell(manifest_at_ends("moves"), {3: lambda: tell("--end", 2, "--rtt", 400), 6: lambda: tell("--end", 2, "--rtt", 20)})
+        launch_and_tell(manifest_at_ends("moves"), {3: lambda: tell("--end", 2, "--rtt", 400)})
         same_run("moves", "near")
+        tell("--rtt", 20)
         check(heals("moves") == 0, f"moves: {heals('moves')} connections were given up as their end moved away")
         launch_and_tell(manifest_at_ends("silent", **{"link.silence_max": "2s"}), {3: lambda: silence(4)})
         same_run("silent", "near")
         check(heals("silent") > 0, "silent: four seconds of silence were not noticed, with link.silence_max 2 s")
         took = [line["time"] for line in metrics("silent")]
         check(max(b - a for a, b in zip(took, took[1:])) > 1, f"silent: no step waited, at {took}")
-        print(f"losses of {len(losses('near'))} steps: near, far, moves, silent alike")
+        hole()
+        streams()
+        print(f"losses of {len(losses('near'))} steps: near, far, moves, silent, hole, streams alike")
 
 
 def scenario_wan():
-    """80 ms and 0.1 % of loss, an end that moves from 20 to 400 ms, silence one way: the losses of the near run, bit for bit."""
+    """80 ms and 0.1 % of loss, an end that moves from 20 to 400 ms, silence one way, an MTU black hole, four streams: the near run's losses, bit for bit."""
     if os.environ.get("AQPIPE_WANLAB"):
         inside()
         return

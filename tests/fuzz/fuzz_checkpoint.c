@@ -55,7 +55,8 @@ static void start(void)
     fuzz_make_folder("checkpoint");
     AQ_ASSERT(aq_checkpoint_write(&checkpoint, STEP) == AQ_OK);
     snprintf(file, sizeof file, "%s", fuzz_path("checkpoint/3/stage-1.safetensors"));
-    snprintf(joined, sizeof joined, "%s", fuzz_path("joined.safetensors"));
+    snprintf(joined, sizeof joined, "%s", fuzz_path("joined"));
+    fuzz_make_folder("joined");
     snprintf(hash, sizeof hash, "%016" PRIx64, aq_plan_hash(plan));
     fuzz_make_folder("checkpoint/4"); /* where the input is the only file */
     fuzz_quiet();
@@ -114,9 +115,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     stand_in(bytes, size, 'D', digest);
     fuzz_write("checkpoint/3/stage-1.safetensors", bytes, size);
     fuzz_told(aq_checkpoint_read(&checkpoint, STEP) == AQ_OK);
-    (void)aq_checkpoint_import(&checkpoint, file);
+    (void)aq_checkpoint_import(&checkpoint, file, 1);
     fuzz_write("checkpoint/4/stage-0.safetensors", bytes, size);
     const struct aq_model_config model = {.kind = "gpt2"};
-    (void)aq_checkpoint_join(folder, 4, 1, &model, NULL, joined);
+    const struct aq_lora_config lora = {.rank = size % 5 ? 0 : 2, .alpha = 1};
+    const struct aq_join join = {.checkpoint = folder,
+                                 .step = 4,
+                                 .stages = 1,
+                                 .model = &model,
+                                 .lora = &lora,
+                                 .folder = joined,
+                                 .type = size % 3 ? "F32" : "BF16",
+                                 .file_bytes_max = size % 2 ? 4 : 0};
+    (void)aq_checkpoint_join(&join);
     return 0;
 }

@@ -1,6 +1,6 @@
 /*
- * fuzz_control.c -- any bytes on a control channel: to a launcher from its daemon, to a daemon from a stranger. Never a
- * crash, never a leak, and a stranger is never let in.
+ * fuzz_control.c -- any bytes on a control channel: to a launcher from its daemon, to one that measures a network, to a
+ * daemon from a stranger. Never a crash, never a leak, and a stranger is never let in.
  */
 #include <stdio.h>
 #include <string.h>
@@ -73,6 +73,40 @@ static void to_launcher(const uint8_t *bytes, size_t count)
     close(peer);
 }
 
+/* Both ends of a pair have been asked. */
+static void to_probe(const uint8_t *bytes, size_t count)
+{
+    static struct probe probe;
+    static struct aq_launch_result result;
+    const struct aq_launch launch = {.stages = STAGES, .replicas = 1, .probe = true};
+    struct aq_probe_pair pair = {.from = 0, .to = 1, .listener = 1};
+    json_t *message;
+    int peer;
+    memset(&result, 0, sizeof result);
+    memset(&probe, 0, sizeof probe);
+    probe.launcher.launch = &launch;
+    probe.launcher.result = &result;
+    probe.launcher.ranks = STAGES;
+    probe.pair = &pair;
+    probe.answers[0].asked = probe.answers[1].asked = true;
+    struct aq_control *control = channel(bytes, count, &peer);
+    while (aq_control_receive(control, 0, &message) == AQ_OK) {
+        const bool fine = probe_event(&probe, &probe.launcher.hosts[0], message);
+        json_decref(message);
+        AQ_ASSERT(fine == (probe.launcher.cause == CAUSE_NONE));
+        if (!fine) break;
+    }
+    for (int i = 0; i < 2; i++) {
+        if (!probe.answers[i].measured) continue;
+        const struct aq_probe_figures *f = &pair.figures[i];
+        AQ_ASSERT(f->rate_mbps >= 0 && f->rate_mbps <= 1e6 && f->again_bytes <= f->wire_bytes);
+        AQ_ASSERT(memchr(f->congestion, 0, sizeof f->congestion) != NULL && f->segment > 0);
+    }
+    AQ_ASSERT(memchr(result.cause, 0, sizeof result.cause) != NULL);
+    aq_control_close(control);
+    close(peer);
+}
+
 static void to_daemon(const uint8_t *bytes, size_t count)
 {
     static struct daemon daemon;
@@ -104,6 +138,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     if (count > BYTES_MAX) return 0;
     be_quiet();
     to_launcher(bytes, count);
+    to_probe(bytes, count);
     to_daemon(bytes, count);
     AQ_ASSERT(aq_memory_used() == 0);
     return 0;

@@ -3,9 +3,11 @@
  * lines of JSON; CIFAR-10's records.
  *
  * Byte 0: T; byte 1: samples left out; byte 2: the most that are taken; byte 3: end-of-text tokens (1), lines of JSON
- * (2), records (4), zeros behind them up to a whole one (8); then the files, with ff between them (which is no UTF-8
- * and stands for nothing in a text).
+ * (2), records (4), zeros behind them up to a whole one (8), tables (16) with names of columns (32), of labels (64),
+ * pairs (128) and labels that are numbers (8), or (16 and 2) conversations, each a sample of its own (32); then the
+ * files, with ff between them (which is no UTF-8 and stands for nothing in a text).
  */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -24,6 +26,10 @@ static void start(void)
     fuzz_quiet();
     fuzz_make_folder("gpt2");
     data_write_vocabulary(fuzz_path("gpt2"), merges, sizeof merges / sizeof *merges);
+    static const char chat[] = "{\"chat_template\": \"{% for m in messages %}<{{ m.role }}>{{ m.content }}!{% endfor %}"
+                               "{% if add_generation_prompt %}<assistant>{% endif %}\"}";
+    fuzz_make_folder("chat");
+    fuzz_write("chat/tokenizer_config.json", chat, sizeof chat - 1);
     AQ_ASSERT(aq_tokenizer_open("bytes", NULL, &bytes_kind) == AQ_OK);
     AQ_ASSERT(aq_tokenizer_open("gpt2", fuzz_path("gpt2"), &gpt2_kind) == AQ_OK);
 }
@@ -59,6 +65,61 @@ static void samples_of(const struct aq_dataset_config *config)
         AQ_ASSERT(aq_dataset_id(dataset, i) == config->skip + i);
     }
     AQ_ASSERT(aq_dataset_get(dataset, count, (void *const[AQ_BATCH_FIELDS_MAX]){tokens, targets}) == AQ_INVAL);
+    aq_dataset_close(dataset);
+}
+
+/* Whatever opens has targets that are the next tokens, or none, and as many as it says. */
+static void conversations_of(struct aq_dataset_config *config, uint8_t how)
+{
+    struct aq_dataset *dataset;
+    int32_t tokens[TOKENS_MAX], targets[TOKENS_MAX];
+    config->kind = "instruct";
+    config->chat = fuzz_path("chat");
+    config->whole = how & 32;
+    const enum aq_status status = aq_dataset_open(config, &dataset);
+    fuzz_told(status == AQ_OK);
+    if (status != AQ_OK) return;
+    for (uint64_t i = 0; i < aq_dataset_count(dataset); i++) {
+        uint32_t counted = 0;
+        const uint32_t length = aq_dataset_lengths(dataset)[i];
+        AQ_ASSERT(length >= 1 && length <= config->T);
+        AQ_ASSERT(aq_dataset_get(dataset, i, (void *const[AQ_BATCH_FIELDS_MAX]){tokens, targets}) == AQ_OK);
+        for (uint32_t t = 0; t < config->T; t++) {
+            AQ_ASSERT(targets[t] >= -1 && targets[t] < (int32_t)aq_dataset_vocabulary(dataset));
+            AQ_ASSERT(targets[t] == -1 || t < length);
+            counted += targets[t] >= 0;
+        }
+        AQ_ASSERT(counted >= 1 && counted == aq_dataset_targets(dataset, i, config->T));
+    }
+    aq_dataset_close(dataset);
+}
+
+/* Whatever opens has lengths, tokens and labels in range, and the same again for the same bytes. */
+static void rows_of(struct aq_dataset_config *config, uint8_t how)
+{
+    struct aq_dataset *dataset;
+    int32_t tokens[TOKENS_MAX], label;
+    float score;
+    config->kind = "tsv";
+    config->field = how & 8 ? "scores" : NULL;
+    config->columns = (struct aq_dataset_columns){
+        .text = how & 32 ? "t" : "1", .label = how & 32 ? "l" : "2", .names = how & 64 ? "yes, no" : NULL};
+    if (how & 128) config->columns.pair = how & 32 ? "p" : "3";
+    const enum aq_status status = aq_dataset_open(config, &dataset);
+    fuzz_told(status == AQ_OK);
+    if (status != AQ_OK) {
+        AQ_ASSERT(status == AQ_INVAL || status == AQ_CORRUPT);
+        return;
+    }
+    for (uint64_t i = 0; i < aq_dataset_count(dataset); i++) {
+        const uint32_t length = aq_dataset_lengths(dataset)[i];
+        AQ_ASSERT(length >= 1 && length <= config->T);
+        AQ_ASSERT(aq_dataset_get(dataset, i, (void *const[AQ_BATCH_FIELDS_MAX]){tokens, &label, &score}) == AQ_OK);
+        const bool labelled = label >= 0 && (uint32_t)label < aq_dataset_outputs(dataset);
+        AQ_ASSERT(config->field ? label == -1 && isfinite(score) : labelled);
+        for (uint32_t t = 0; t < config->T; t++)
+            AQ_ASSERT(tokens[t] >= 0 && (uint32_t)tokens[t] < aq_dataset_vocabulary(dataset));
+    }
     aq_dataset_close(dataset);
 }
 
@@ -105,7 +166,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     config.samples_max = fuzz_byte(&rest);
     const uint8_t how = fuzz_byte(&rest);
     config.end_of_text = how & 1;
-    if (!(how & 6)) round_trip(gpt2_kind, rest);
+    if (!(how & 22)) round_trip(gpt2_kind, rest);
     while (config.path_count < FILES_MAX && (rest.count > 0 || config.path_count == 0)) {
         const char *name = names[(how & 2) != 0][config.path_count];
         write_file(name, fuzz_cut(&rest, 0xff), (how & 12) == 12);
@@ -117,6 +178,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     }
     config.tokenizer = gpt2_kind;
+    if ((how & 18) == 18) {
+        conversations_of(&config, how);
+        return 0;
+    }
+    if (how & 16) {
+        rows_of(&config, how);
+        return 0;
+    }
     samples_of(&config);
     config.tokenizer = bytes_kind;
     samples_of(&config);

@@ -9,6 +9,7 @@
 /* Where what is reduced lies: NULL: in host memory (or a device whose memory the host reaches). Of this thread's rank.
  */
 static _Thread_local struct aq_device *behind;
+bool collective_cases_on_gpus;
 
 enum { BUFFERS_MAX = 4 };
 
@@ -514,6 +515,8 @@ static enum aq_status run_compressed(struct aq_group *group)
         return AQ_OK;
     }
     for (uint32_t i = 0; (kind = aq_grad_codec_kind(i)) != NULL; i++) {
+        const struct aq_grad_codec_config config = {.kind = kind};
+        if (collective_cases_on_gpus && !aq_grad_codec_config_on_gpu(&config)) continue;
         AQ_TRY(compressed_kind(group, kind, 5000, aq_group_rank(group) == i % size));
         if (size <= CASE_CODED_RANKS)
             AQ_TRY(

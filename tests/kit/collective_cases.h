@@ -14,6 +14,9 @@
  * ranks with pieces that a whole coded piece fits, for their compressed cases have more than one. */
 enum { CASE_RANKS_MAX = 8, CASE_PIECE_BYTES = 16 << 10, CASE_CODED_BYTES = 256 << 10, CASE_CODED_RANKS = 3 };
 
+/* Some ranks reduce on GPUs: codecs without kernels are left out. Set before the first rank begins. */
+extern bool collective_cases_on_gpus;
+
 /* All cases one after the other over the same group: what one leaves behind would trouble the next. */
 enum aq_status collective_cases_run(struct aq_group *group);
 /* The same where what is reduced lies in memory of the device that the host cannot reach. */

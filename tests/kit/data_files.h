@@ -21,6 +21,15 @@ void data_write_text(const char *folder, const char *name, const char *text);
 
 /* The vocabulary of the tests: 256 bytes in GPT-2's order, one token for every merge ("left right"), <|endoftext|>. */
 void data_write_vocabulary(const char *folder, const char *const *merges, size_t count);
+/* The same as tokenizer.json, without <|endoftext|>: head has the other members of the file ("\"normalizer\": null"),
+ * model more of the model's ("\"ignore_merges\": true, ") or nothing. */
+void data_write_tokenizer_json(const char *folder, const char *head, const char *model, const char *const *merges,
+                               size_t count);
+/*
+ * A SentencePiece model, spm.model: <unk>, <s>, </s>, the 256 bytes, and pieces (U+2581 is a space) whose scores are
+ * -1, -2 and so on. Its normalizer does nothing.
+ */
+void data_write_spm(const char *folder, const char *const *pieces, size_t count);
 /* The character that stands for a byte in vocab.json, as UTF-8: written here apart from the library's own. */
 const char *data_writing(unsigned byte, char out[3]);
 /* The token of a byte in that vocabulary. */

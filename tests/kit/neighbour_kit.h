@@ -33,6 +33,7 @@ static const char kit_manifest[] =
     "facts: {vocabulary: 4096, train_samples: 6, train_digest: 1, heldout_samples: 6, "
     "heldout_digest: 2}\n";
 
+static uint64_t kit_shared;     /* floats of gradients that both ends share */
 static uint64_t kit_silence_ns; /* that a victim bears; 0: PAIR_PATIENCE */
 
 struct kit {
@@ -77,8 +78,10 @@ static inline void kit_open(struct kit *kit)
         cache.job_name = "test";
         assert_int_equal(aq_cache_open(&cache, &kit->cache), AQ_OK);
     }
+    struct aq_edge_shape shape = kit->plan->edges[0].shape;
+    shape.shared = kit_shared;
     const struct aq_edge_config edge = {.device = kit->device,
-                                        .shape = &kit->plan->edges[0].shape,
+                                        .shape = &shape,
                                         .sender = kit->stage == 0,
                                         .link = kit->pair.link[0],
                                         .cache = kit->cache,

@@ -202,6 +202,7 @@ static void test_stripes_keep_a_pace_together(void **state)
     assert_true(burst <= AQ_STRIPES_AHEAD_NS / 1000 + passed_ns / 1000 + 2 * AQ_STRIPE_BYTES_MAX);
     stripes[0]->ops->wait(stripes[0], true, &wait);
     assert_true(wait.wake_ns > begin_ns && wait.wake_ns < begin_ns + UINT64_C(1000) * SAID);
+    assert_int_equal(wait.fd, -1); /* there is room: nothing but the clock will say when */
     assert_true(say(stripes[0], burst, SAID) < SAID || aq_clock_ns() - begin_ns > UINT64_C(900) * SAID);
     stripes_close(stripes);
 }
@@ -436,6 +437,38 @@ static uint32_t streams_between(uint32_t there, uint32_t here)
     return streams;
 }
 
+static void finish_run(void *context)
+{
+    struct link_pair *pair = context;
+    pair->connected = aq_link_finish(pair->link[1], PAIR_SECONDS(PAIR_PATIENCE));
+}
+
+/* At a pace so low that it holds back what is left at the end, after others waited for room: it ends all the same. */
+static void test_paced_streams_end_in_good_order(void **state)
+{
+    static uint8_t body[6000];
+    const struct aq_frame frame = {.kind = AQ_FRAME_FORWARD, .body_bytes = sizeof body, .body = body};
+    (void)state;
+    for (uint32_t streams = 2; streams <= 3; streams++) {
+        struct link_pair pair = {0};
+        struct aq_thread *thread;
+        pair_config(&pair);
+        for (int i = 0; i < 2; i++) {
+            pair.config[i].streams = streams;
+            pair.config[i].rate_mbps = 1;
+        }
+        pair_open(&pair, "tcp", "");
+        for (uint64_t k = 0; k < 2; k++)
+            for (int i = 0; i < 2; i++)
+                assert_int_equal(aq_link_send(pair.link[i], &frame, k), AQ_OK);
+        assert_int_equal(aq_thread_open("finish", finish_run, &pair, &thread), AQ_OK);
+        assert_int_equal(aq_link_finish(pair.link[0], PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
+        aq_thread_close(thread);
+        assert_int_equal(pair.connected, AQ_OK);
+        pair_close(&pair);
+    }
+}
+
 static void test_number_of_streams_is_the_larger_wish_or_one(void **state)
 {
     (void)state;
@@ -486,6 +519,7 @@ int main(void)
         cmocka_unit_test(test_heads_and_hellos_have_their_bytes),
         cmocka_unit_test(test_streams_that_do_not_fit_are_let_go),
         cmocka_unit_test(test_stripe_against_the_rules_ends_the_link),
+        cmocka_unit_test(test_paced_streams_end_in_good_order),
         cmocka_unit_test(test_number_of_streams_is_the_larger_wish_or_one),
         cmocka_unit_test(test_streams_asked_for_go_by_rate_and_round_trip),
     };

@@ -2,6 +2,7 @@
  * test_distance.c -- round trips in a plan: steps worked out by hand, what is chosen where the manifest says auto, and
  * what is said of it.
  */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +14,7 @@
 
 #include <cmocka.h>
 
-#include "plan.h"
+#include "plan_private.h"
 
 enum { SETS_MAX = 8 };
 
@@ -132,6 +133,117 @@ static void test_predict_distance_of_replicas(void **state)
     done(plan, job);
 }
 
+/* Frames are late by round trips as often as the worst of their packets is lost; other edges and ways by other lots. */
+static void test_loss_by_lot_is_as_often_as_it_should_be(void **state)
+{
+    (void)state;
+    enum { FRAMES = 40000 };
+    static const struct {
+        double loss, packets;
+    } cases[] = {{0.001, 20}, {0.01, 1}, {0.05, 40}, {0.3, 3}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct aq_plan_costs costs = {.latency_s = {0.5, 0.5}, .loss = {cases[i].loss, cases[i].loss}};
+        const double bytes = cases[i].packets * AQ_WIRE_SEGMENT_BYTES;
+        double sum = 0, wanted = 0;
+        uint32_t differ = 0;
+        for (uint64_t f = 0; f < FRAMES; f++) {
+            const double late = aq_plan_lost_s(&costs, 0, true, bytes, f);
+            sum += late;
+            differ += late != aq_plan_lost_s(&costs, 0, false, bytes, f);
+            assert_true(late == aq_plan_lost_s(&costs, 0, true, bytes, f) && fmod(late, 1) == 0);
+        }
+        for (double lost = cases[i].loss; lost > 1e-12; lost *= cases[i].loss)
+            wanted += 1 - pow(1 - lost, cases[i].packets);
+        if (fabs(sum / FRAMES - wanted) > 0.1 * wanted) fail_msg("case %zu: %g, not %g", i, sum / FRAMES, wanted);
+        assert_true(differ > 0);
+        costs.loss[0] = 0;
+        assert_true(aq_plan_lost_s(&costs, 0, true, bytes, 1) == 0);
+    }
+}
+
+/* One micro-batch, two stages: a step is its work, a round trip, and what its two frames are late. The mean of 64. */
+static void test_predict_loss_by_hand(void **state)
+{
+    (void)state;
+    static const char *const sets[] = {"pipeline.stages=2", "train.batch=2", "pipeline.schedule=gpipe", NULL};
+    struct aq_job *job;
+    struct aq_plan *plan = plan_of(sets, &job);
+    struct aq_plan_costs costs = unit_costs(plan);
+    double late = 0;
+    costs.latency_s[0] = 5;
+    costs.loss[0] = 0.05;
+    for (uint64_t step = 2; step < 66; step++)
+        late += aq_plan_lost_s(&costs, 0, true, (double)plan->edges[0].step_forward_warm, step) +
+                aq_plan_lost_s(&costs, 0, false, (double)plan->edges[0].step_backward, step);
+    assert_true(late > 0);
+    const double seconds = predict(plan, &costs).step_s;
+    if (fabs(seconds - (14 + late / 64)) > 1e-6) fail_msg("%g s, by hand %g s", seconds, 14 + late / 64);
+    done(plan, job);
+}
+
+/* Packets of 1448 bytes, 80 ms, one in a thousand: Reno has 38.6 of them on their way, CUBIC the same or more. */
+static void test_loss_bounds_the_windows_of_reno_and_cubic(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *sets[SETS_MAX];
+        double mbps;
+    } cases[] = {
+        {{"link.congestion=reno", "link.streams=1"}, 1.22 / 0.0316227766 * 1448 * 8 / 0.08 * 1e-6},
+        {{"link.congestion=reno", "link.streams=4"}, 4 * 1.22 / 0.0316227766 * 1448 * 8 / 0.08 * 1e-6},
+        {{"link.congestion=reno"}, 16 * 1.22 / 0.0316227766 * 1448 * 8 / 0.08 * 1e-6},
+        {{"link.congestion=reno", "link.rate_mbps=0", "link.streams=2"},
+         2 * 1.22 / 0.0316227766 * 1448 * 8 / 0.08 * 1e-6},
+        {{"link.congestion=cubic", "link.streams=1", "link.rtt_ms=1000"}, 1.054 * 177.827941 * 1448 * 8 / 1 * 1e-6},
+        {{"link.congestion=cubic", "link.streams=1"}, 1.22 / 0.0316227766 * 1448 * 8 / 0.08 * 1e-6},
+        {{"link.congestion=reno", "link.rate_mbps=3"}, 3},
+        {{"link.congestion=bbr", "link.streams=1"}, 100},
+        {{"link.streams=1"}, 100},
+        {{"link.congestion=reno", "link.loss=0"}, 100},
+        {{"link.congestion=reno", "link.rtt_ms=0"}, 100},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *sets[SETS_MAX] = {"link.rtt_ms=80", "link.loss=0.001"};
+        struct aq_job *job;
+        struct aq_plan_costs costs;
+        for (uint32_t k = 0; k + 3 < SETS_MAX && cases[i].sets[k]; k++)
+            sets[2 + k] = cases[i].sets[k];
+        struct aq_plan *plan = plan_of(sets, &job);
+        aq_plan_costs_assumed(plan, 100, 4, &costs);
+        const double mbps = aq_plan_lossy_rate(plan, &costs, 1);
+        if (fabs(mbps - cases[i].mbps) > 1e-4 * mbps) fail_msg("case %zu: %g, not %g Mbit/s", i, mbps, cases[i].mbps);
+        done(plan, job);
+    }
+}
+
+/* An edge has its own loss, a worker is told it, and a step takes longer by it. */
+static void test_loss_of_an_edge_is_said_and_costs(void **state)
+{
+    (void)state;
+    static const char *const kept[] = {"link.rtt_ms=80", NULL},
+                             *const lossy[] = {"link.rtt_ms=80", "edges.list=[{edge: 1, loss: 0.01}]", NULL};
+    struct aq_job *job, *whole, *told;
+    struct aq_plan *plan = plan_of(lossy, &job), *other = plan_of(kept, &whole);
+    struct aq_plan_costs costs, none;
+    struct aq_plan_distance distance;
+    char *text;
+    assert_true(near((double)job->edges[1].loss, (double)0.01F) && !(job->edges[0].loss > 0));
+    assert_int_equal(aq_plan_manifest(plan, &text), AQ_OK);
+    assert_int_equal(aq_job_parse(text, strlen(text), "worker", "/", NULL, 0, &told), AQ_OK);
+    assert_true(told->edges[1].loss == job->edges[1].loss);
+    aq_job_close(told);
+    aq_free(text);
+    aq_plan_costs_assumed(plan, 100, 4, &costs);
+    aq_plan_costs_assumed(other, 100, 4, &none);
+    assert_true(predict(plan, &costs).step_s > 1.02 * predict(other, &none).step_s);
+    assert_int_equal(aq_plan_distance(plan, &costs, &distance), AQ_OK);
+    assert_true(distance.loss_share > 0.02 && distance.loss_share < 0.9);
+    assert_int_equal(aq_plan_distance(other, &none, &distance), AQ_OK);
+    assert_true(distance.loss_share == 0);
+    done(other, whole);
+    done(plan, job);
+}
+
 /* A far plan: all micro-batches in flight where memory is no matter, and windows that hold them. */
 static void test_distance_decides_what_is_automatic(void **state)
 {
@@ -227,6 +339,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_predict_distance_by_hand),
+        cmocka_unit_test(test_loss_by_lot_is_as_often_as_it_should_be),
+        cmocka_unit_test(test_predict_loss_by_hand),
+        cmocka_unit_test(test_loss_bounds_the_windows_of_reno_and_cubic),
+        cmocka_unit_test(test_loss_of_an_edge_is_said_and_costs),
         cmocka_unit_test(test_predict_distance_of_replicas),
         cmocka_unit_test(test_distance_decides_what_is_automatic),
         cmocka_unit_test(test_distance_travels_with_the_manifest),

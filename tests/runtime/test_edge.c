@@ -37,7 +37,7 @@ enum {
 
 static const char manifest[] = "model: {blocks: 2, heads: 2, channels: 20, context: 8, vocabulary: 256, tied: false}\n"
                                "data: {train: nowhere.txt}\n"
-                               "train: {T: 8, batch: 6, micro_batch: 3, epochs: 5}\n"
+                               "train: {T: 8, batch: 6, micro_batch: 3, epochs: 5%s}\n"
                                "pipeline: {stages: 2}\n"
                                "edges: {warmup_epochs: %u, forward: {%s}, backward: {%s}}\n"
                                "link: {send_frames: 4, receive_slots: 2}\n"
@@ -56,6 +56,8 @@ struct side {
     const char *kind;
     bool nccl;     /* bodies go from GPU to GPU */
     uint32_t rows; /* of a cut that is not (T, C); 0: it is */
+    bool shorter;  /* samples have `lengths` rows */
+    bool steady;   /* activations are the same in all epochs */
     enum odd odd;  /* the sender's: what is wrong with a frame */
     struct aq_device *device;
     struct aq_stream *compute, *send, *receive;
@@ -145,11 +147,14 @@ static enum aq_status lose_message(struct side *s, uint32_t epoch)
     return AQ_OK;
 }
 
+static enum aq_status remake(struct side *s);
+
 static enum aq_status wait_for(struct side *s, bool (*here)(const struct aq_edge *edge))
 {
     for (;;) {
         const uint32_t seen = aq_bell_count(s->bell);
         const enum aq_status pumped = aq_edge_pump(s->edge); /* AQ_CLOSED: the other side is done already */
+        AQ_TRY(remake(s));
         if (here(s->edge)) return AQ_OK;
         AQ_TRY(pumped);
         const bool busy = aq_edge_busy_since(s->edge) > 0 || aq_edge_carrying(s->edge);
@@ -197,40 +202,99 @@ static bool forward_here(const struct aq_edge *edge)
     return aq_edge_forward_here(edge, NULL);
 }
 
+/* Rows of each sample, where they have lengths: one has all, one the least. */
+static const uint32_t lengths[SAMPLES] = {T, 1, 5, 3, T - 1, 4};
+
+/* What lies behind the rows of a sample: what no codec takes, where it is not to be read, and zeroes where it came. */
+static void padding_spoil(const struct side *s, const uint64_t *ids, float *values)
+{
+    for (int i = 0; s->shorter && i < B; i++)
+        for (uint32_t v = lengths[ids[i]] * C; v < N; v++)
+            values[i * N + (int)v] = NAN;
+}
+
+static enum aq_status padding_check(const struct side *s, const uint64_t *ids, const float *values)
+{
+    for (int i = 0; s->shorter && i < B; i++)
+        for (uint32_t v = lengths[ids[i]] * C; v < N; v++)
+            if (values[i * N + (int)v] != 0)
+                return aq_fail(AQ_CORRUPT, "test", "sample %d has %g behind its rows", (int)ids[i],
+                               (double)values[i * N + (int)v]);
+    return AQ_OK;
+}
+
+/* What both ends have lost and the receiver waits for: as a stage computes it again. */
+static enum aq_status remake(struct side *s)
+{
+    uint64_t id;
+    if (!aq_edge_wanted(s->edge, &id) || !idle(s->edge)) return AQ_OK;
+    const struct aq_edge_batch batch = {.samples = 1, .sample_ids = &id, .lengths = s->shorter ? &lengths[id] : NULL};
+    activation(id, 0, s->host[0]);
+    AQ_TRY(values_set(s, &s->values, s->host[0]));
+    return aq_edge_remade(s->edge, &batch, &s->values, s->send);
+}
+
+/* Of an edge that is still: rows alone where they may be, each second time; and values that are asked for later. */
+static enum aq_status send_forward(struct side *s, const struct aq_edge_batch *batch)
+{
+    const bool settled = batch->step % 2 && aq_edge_settled(s->edge, batch);
+    return settled ? aq_edge_send_still(s->edge, batch) : aq_edge_send_forward(s->edge, batch, &s->values, s->send);
+}
+
+static enum aq_status receive_forward(struct side *s, const struct aq_edge_batch *batch)
+{
+    if (s->plan->edges[0].shape.still && batch->step == 3) {
+        const enum aq_status status = aq_edge_receive_still(s->edge, batch);
+        if (status == AQ_OK) return aq_edge_recall(s->edge, batch, &s->values, s->receive);
+        if (status != AQ_NOTFOUND) return status;
+    }
+    return aq_edge_receive_forward(s->edge, batch, &s->values, s->receive);
+}
+
 static enum aq_status exchange(struct side *s, uint32_t epoch, uint32_t micro_batch)
 {
     float *const values = s->host[0], *const back = s->host[1];
     const uint64_t ids[B] = {micro_batch * B, micro_batch * B + 1, micro_batch * B + 2};
-    const struct aq_edge_batch batch = {.step = epoch, .micro_batch = micro_batch, .samples = B, .sample_ids = ids};
+    const struct aq_edge_batch batch = {.step = epoch,
+                                        .micro_batch = micro_batch,
+                                        .samples = B,
+                                        .sample_ids = ids,
+                                        .lengths = s->shorter ? lengths + micro_batch * B : NULL};
     const uint32_t visit = epoch * SAMPLES + micro_batch * B;
     if (s->sender) {
         for (int i = 0; i < B; i++)
-            activation(ids[i], epoch, values + i * N);
+            activation(ids[i], s->steady ? 0 : epoch, values + i * N);
         for (int i = 0; s->spoil && epoch == 1 && i < B; i++)
             if (ids[i] == 2) values[i * N + 7] = INFINITY;
+        padding_spoil(s, ids, values);
         AQ_TRY(values_set(s, &s->values, values));
-        WHEN_DONE(aq_edge_send_forward(s->edge, &batch, &s->values, s->send));
+        WHEN_DONE(send_forward(s, &batch));
         if (!idle(s->edge)) assert_int_equal(aq_edge_send_forward(s->edge, &batch, &s->values, s->send), AQ_AGAIN);
         /* The next forward writes there at once, as far as it is concerned. */
         AQ_TRY(values_set(s, &s->values, s->host[1]));
         AQ_TRY(aq_device_stream_sync(s->device, s->compute));
         AQ_TRY(wait_for(s, aq_edge_backward_here));
         WHEN_DONE(aq_edge_receive_backward(s->edge, &batch, &s->back, s->receive));
+        if (s->plan->edges[0].shape.still) return AQ_OK; /* nothing came */
         AQ_TRY(values_get(s, &s->back, back));
+        AQ_TRY(padding_check(s, ids, back));
         AQ_TRY(wait_for(s, idle));
         for (uint32_t i = 0; i < B; i++)
             s->gradients[visit + i] = aq_digest(back + i * N, N * sizeof(float));
         return AQ_OK;
     }
     AQ_TRY(wait_for(s, forward_here));
-    WHEN_DONE(aq_edge_receive_forward(s->edge, &batch, &s->values, s->receive));
+    WHEN_DONE(receive_forward(s, &batch));
     AQ_TRY(values_get(s, &s->values, values));
+    AQ_TRY(padding_check(s, ids, values));
     for (uint32_t i = 0; i < B; i++)
         s->decoded[visit + i] = aq_digest(values + i * N, N * sizeof(float));
     for (int i = 0; i < B * N; i++)
         back[i] = values[i] * 1e-5f;
+    padding_spoil(s, ids, back);
     AQ_TRY(values_set(s, &s->back, back));
     WHEN_DONE(aq_edge_send_backward(s->edge, &batch, &s->back, s->send));
+    if (s->plan->edges[0].shape.still) return aq_device_stream_sync(s->device, s->compute); /* nobody has read them */
     return AQ_OK;
 }
 
@@ -311,7 +375,8 @@ struct result {
 };
 
 static const char *kind = "cpu";
-static bool spoil, nccl;
+static bool spoil, nccl, shorter, steady;
+static const char *freeze = ""; /* more of train */
 static const char *backward = "codec: directq, bits: 8";
 static uint32_t warmup; /* epochs, of a step each */
 static uint32_t rows;   /* of a sample at the cut; 0: T */
@@ -322,10 +387,17 @@ static void run_sides(const char *codec, enum loss lose, enum odd odd, struct re
     char text[1024];
     struct aq_job *job;
     struct aq_plan *plan;
-    const int bytes = snprintf(text, sizeof text, manifest, warmup, codec, backward);
+    const int bytes = snprintf(text, sizeof text, manifest, freeze, warmup, codec, backward);
     assert_int_equal(aq_job_parse(text, (size_t)bytes, "test.yaml", "/", NULL, 0, &job), AQ_OK);
     assert_int_equal(aq_plan_open(job, &plan), AQ_OK);
-    const struct side side = {.plan = plan, .lose = lose, .odd = odd, .kind = kind, .nccl = nccl, .rows = rows};
+    const struct side side = {.plan = plan,
+                              .lose = lose,
+                              .odd = odd,
+                              .kind = kind,
+                              .nccl = nccl,
+                              .rows = rows,
+                              .shorter = shorter,
+                              .steady = steady};
     *result = (struct result){.sender = side, .receiver = side};
     result->sender.sender = true;
     result->sender.spoil = spoil;
@@ -420,6 +492,37 @@ static void test_edge_codes_the_shape_of_its_own_cut(void **state)
     assert_in_range(flat.sender.measures.sent_bytes, least + flat_scales, least + flat_scales + gaps);
 }
 
+static uint32_t rows_of_all(void)
+{
+    uint32_t sum = 0;
+    for (int i = 0; i < SAMPLES; i++)
+        sum += lengths[i];
+    return sum;
+}
+
+/* Of samples that have lengths only the real rows are read, sent, written and kept, over every codec and a loss. */
+static void test_edge_neither_sends_nor_keeps_padding(void **state)
+{
+    (void)state;
+    static struct result padded, lost;
+    shorter = true;
+    for (size_t i = 0; i < sizeof codecs / sizeof codecs[0]; i++) {
+        run(codecs[i], NOTHING, &padded);
+        assert_int_equal(padded.sender.measures.raws, 0); /* no value behind the rows was looked at */
+        assert_true(padded.sender.measures.values == (double)EPOCHS * rows_of_all() * C);
+        for (enum loss lose = RECEIVER; lose <= SENDER; lose++) {
+            run(codecs[i], lose, &lost);
+            assert_memory_equal(lost.receiver.decoded, padded.receiver.decoded, sizeof padded.receiver.decoded);
+            assert_memory_equal(lost.sender.messages, padded.sender.messages, sizeof padded.sender.messages);
+        }
+    }
+    run("codec: raw, precision: fp32", NOTHING, &padded);
+    const uint64_t values = (uint64_t)EPOCHS * rows_of_all() * C * sizeof(float);
+    const uint64_t table = EPOCHS * SAMPLES * AQ_EDGE_ROW_BYTES, gaps = EPOCHS * SAMPLES * AQ_EDGE_BODY_ALIGN;
+    assert_in_range(padded.sender.measures.sent_bytes, table + values, table + values + gaps);
+    shorter = false;
+}
+
 static void test_edge_sends_warm_up_epochs_uncompressed(void **state)
 {
     (void)state;
@@ -491,6 +594,57 @@ static void test_edge_sends_raw_what_no_store_holds(void **state)
         if (v % SAMPLES != 2) assert_int_equal(spoilt.receiver.decoded[v], whole.receiver.decoded[v]);
 }
 
+static void run_still(const char *codec, enum loss lose, struct result *result)
+{
+    steady = true;
+    freeze = ", freeze: '*, !head'";
+    run(codec, lose, result);
+    steady = false;
+    freeze = "";
+}
+
+/* Values as they are keep their bits, whatever is lost; after the first epoch rows alone travel, and no gradient. */
+static void test_edge_sends_once_what_never_changes(void **state)
+{
+    (void)state;
+    static struct result each, once;
+    static const char *const plain[] = {"codec: raw, precision: fp32", "codec: raw, precision: fp16",
+                                        "codec: aqsgd, bits: 4, store: fp32, keyframe: fp32"};
+    for (size_t i = 0; i < sizeof plain / sizeof plain[0]; i++)
+        for (int which = 0; which < 5; which++) { /* what is lost; then lengths */
+            shorter = which == 4;
+            const enum loss lose = shorter ? NOTHING : (enum loss)which;
+            steady = true;
+            run(plain[i], NOTHING, &each);
+            run_still(plain[i], lose, &once);
+            shorter = false;
+            assert_memory_equal(once.receiver.decoded, each.receiver.decoded, sizeof each.receiver.decoded);
+            assert_int_equal(once.receiver.measures.sent_bytes, 0);
+            assert_int_equal(once.sender.measures.held, (EPOCHS - 1) * SAMPLES);
+            assert_int_equal(once.sender.measures.keyframes, SAMPLES);
+            assert_int_equal(once.receiver.measures.fetched, lose & RECEIVER ? 2 : 0);
+            assert_int_equal(once.sender.measures.fetched, 0); /* that it has lost one it does not see */
+            if (which == 0 && i == 0)
+                assert_int_equal(once.sender.measures.sent_bytes,
+                                 EPOCHS * SAMPLES * AQ_EDGE_ROW_BYTES + SAMPLES * N * sizeof(float));
+        }
+}
+
+/* What the first visit left is what each visit brings, over every codec with messages. */
+static void test_edge_never_refines_what_never_changes(void **state)
+{
+    (void)state;
+    static struct result once;
+    for (size_t i = 0; i < sizeof codecs / sizeof codecs[0]; i++) {
+        run_still(codecs[i], BOTH, &once);
+        const bool still = strstr(codecs[i], "directq") == NULL;
+        for (int s = 0; s < SAMPLES; s++)
+            assert_int_equal(once.sender.versions[s], still ? 1 : 0);
+        for (int v = 2 * SAMPLES; v < VISITS; v++)
+            assert_int_equal(once.receiver.decoded[v], once.receiver.decoded[v - SAMPLES]);
+    }
+}
+
 static void same(const struct result *a, const struct result *b, const char *codec)
 {
     if (memcmp(a->receiver.decoded, b->receiver.decoded, sizeof a->receiver.decoded) != 0 ||
@@ -506,11 +660,14 @@ static void edge_on(const char *device, bool over_nccl)
     static struct result here, there;
     for (size_t i = 0; i < sizeof codecs / sizeof codecs[0]; i++) {
         if (over_nccl && i % 10 != 3) continue; /* what carries a body knows no codec */
-        for (int which = 0; which < 5; which++) {
+        for (int which = 0; which < 8; which++) {
             if (which == 4 && i % 4 != 3) continue; /* epochs that go uncompressed know no bits */
             spoil = which == 3;
             warmup = which == 4 ? 2 : 0;
-            const enum loss lose = which < 3 ? (enum loss)which : NOTHING;
+            shorter = which == 5;
+            const enum loss lose = which < 3 ? (enum loss)which : which == 7 ? BOTH : NOTHING;
+            freeze = which >= 6 ? ", freeze: '*, !head'" : "";
+            steady = which >= 6;
             kind = "cpu";
             run(codecs[i], lose, &here);
             kind = device;
@@ -519,8 +676,9 @@ static void edge_on(const char *device, bool over_nccl)
             nccl = false;
             same(&there, &here, codecs[i]);
         }
-        spoil = false;
+        spoil = shorter = steady = false;
         warmup = 0;
+        freeze = "";
     }
     kind = "cpu";
 }
@@ -597,10 +755,13 @@ int main(void)
         cmocka_unit_test(test_edge_takes_every_codec_of_the_table),
         cmocka_unit_test(test_edge_holds_the_invariant_over_every_codec),
         cmocka_unit_test(test_edge_codes_the_shape_of_its_own_cut),
+        cmocka_unit_test(test_edge_neither_sends_nor_keeps_padding),
         cmocka_unit_test(test_edge_sends_warm_up_epochs_uncompressed),
         cmocka_unit_test(test_edge_heals_a_lost_message_bit_for_bit),
         cmocka_unit_test(test_edge_sends_a_keyframe_where_both_have_lost_it),
         cmocka_unit_test(test_edge_sends_raw_what_no_store_holds),
+        cmocka_unit_test(test_edge_sends_once_what_never_changes),
+        cmocka_unit_test(test_edge_never_refines_what_never_changes),
         cmocka_unit_test(test_edge_on_other_devices_has_the_bits_of_the_cpu),
         cmocka_unit_test(test_edge_over_nccl_has_the_bits_of_the_cpu),
         cmocka_unit_test(test_edge_refuses_what_no_edge_says_of_nccl),

@@ -18,7 +18,7 @@
 #include "job.h"
 #include "plan.h"
 
-enum { B = 3, T = 8, C = 20, N = T * C, BODY_BYTES = 1 << 16, SAMPLE = 4 };
+enum { B = 3, T = 8, C = 20, N = T * C, BODY_BYTES = 1 << 16, SAMPLE = 4, MANY_FRAMES = 100 };
 #define PATIENCE_NS UINT64_C(120000000000)
 
 static const char manifest[] = "model: {blocks: 2, heads: 2, channels: 20, context: 8, vocabulary: 256, tied: false}\n"
@@ -100,13 +100,12 @@ static void edge_open(struct side *s)
     assert_int_equal(aq_edge_open(&edge, &s->edge), AQ_OK);
 }
 
-static int open_sides(void **state)
+static int open_with(const char *const *sets, uint32_t set_count)
 {
     static unsigned count;
     struct aq_thread *thread;
-    (void)state;
     snprintf(address, sizeof address, "sim://hostile-edge-%u", count++);
-    assert_int_equal(aq_job_parse(manifest, strlen(manifest), "test.yaml", "/", NULL, 0, &job), AQ_OK);
+    assert_int_equal(aq_job_parse(manifest, strlen(manifest), "test.yaml", "/", sets, set_count, &job), AQ_OK);
     assert_int_equal(aq_plan_open(job, &plan), AQ_OK);
     sender = (struct side){.sender = true};
     receiver = (struct side){.sender = false};
@@ -127,6 +126,19 @@ static int open_sides(void **state)
     for (int i = 0; i < N; i++)
         values[i] = (float)(i % 13) - 6;
     return 0;
+}
+
+static int open_sides(void **state)
+{
+    (void)state;
+    return open_with(NULL, 0);
+}
+
+static int open_many(void **state)
+{
+    const char *const sets[] = {"link.send_frames=100"};
+    (void)state;
+    return open_with(sets, 1);
 }
 
 static int close_sides(void **state)
@@ -216,6 +228,18 @@ static void test_row_with_a_wrong_field_is_refused(void **state)
         row = good;
         row.flags |= 1u << 15;
         refused(step, row, AQ_PROTO, "has unknown flags");
+        row = good;
+        row.flags = AQ_EDGE_HELD;
+        refused(step, row, AQ_PROTO, "says that it is held where activations change");
+        receiver.edge->shape.still = true;
+        refused(step, row, AQ_PROTO, "is held, and coded, too");
+        row.flags |= AQ_CODED_KEYFRAME;
+        refused(step, row, AQ_PROTO, "is held, and coded, too");
+        row.flags = AQ_EDGE_HELD;
+        row.body_bytes = 0;
+        row.version_before = row.version_after + 1;
+        refused(step, row, AQ_PROTO, "is held, and names another message after");
+        receiver.edge->shape.still = false;
         row = good;
         row.body_bytes++;
         refused(step, row, AQ_PROTO, "is longer than its frame");
@@ -442,13 +466,14 @@ static void test_variants_of_a_sample_keep_references_of_their_own(void **state)
 static void test_sender_answers_with_the_version_that_was_asked_for(void **state)
 {
     const struct aq_cache_key key = aq_edge_key(receiver.edge, SAMPLE, 0);
+    const uint32_t bytes = (uint32_t)receiver.edge->size.message_bytes;
     struct aq_frame message = {0};
     (void)state;
     (void)code(0);
     (void)code(1); /* version 1 is held, until the gradient is back */
     struct aq_thread *thread = other_side_open(AS_AN_EDGE);
-    const enum aq_status other = aq_edge_fetch(receiver.edge, &key, 7, &message);
-    const enum aq_status right = aq_edge_fetch(receiver.edge, &key, 1, &message);
+    const enum aq_status other = aq_edge_fetch(receiver.edge, &key, 7, bytes, &message);
+    const enum aq_status right = aq_edge_fetch(receiver.edge, &key, 1, bytes, &message);
     other_side_close(thread);
     assert_int_equal(other, AQ_NOTFOUND);
     assert_int_equal(right, AQ_OK);
@@ -629,6 +654,27 @@ static void test_as_many_are_asked_for_as_may_wait(void **state)
     settle(&sender);
 }
 
+/* Half of the send buffers stay with training, which ones however carry answers: there may be more than 64. */
+static void test_answers_leave_half_of_many_send_buffers(void **state)
+{
+    (void)state;
+    uint32_t taken;
+    struct aq_edge *edge = receiver.edge;
+    const struct aq_edge_row first = code(0);
+    assert_int_equal(decode(0, &first), AQ_OK);
+    assert_int_equal(edge->body_count, MANY_FRAMES);
+    while (aq_edge_body_take(edge, &taken) == AQ_OK)
+        assert_in_range(taken, 0, MANY_FRAMES - 1);
+    aq_edge_body_return(edge, 70);
+    const struct aq_frame asked = {.kind = AQ_FRAME_FETCH, .argument = SAMPLE};
+    assert_int_equal(aq_edge_fetch_asked(edge, &asked), AQ_OK);
+    assert_int_equal(aq_edge_fetches_serve(edge), AQ_OK);
+    assert_int_equal(edge->answers_out, 1);
+    aq_edge_body_return(edge, 70 - 64); /* training's */
+    assert_int_equal(edge->answers_out, 1);
+    assert_true(edge->answering[70]);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_sides, close_sides)
 
 int main(void)
@@ -648,6 +694,7 @@ int main(void)
         TEST(test_a_message_on_its_way_comes_as_it_was),
         TEST(test_a_message_asked_for_is_waited_for),
         TEST(test_as_many_are_asked_for_as_may_wait),
+        cmocka_unit_test_setup_teardown(test_answers_leave_half_of_many_send_buffers, open_many, close_sides),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -222,6 +222,11 @@ static const struct bad bads[] = {
     {NULL, {"train.freeze=h.1.c_fc"}, "'h.1.c_fc' names nothing of the model: a layer"},
     {NULL, {"train.freeze='!'"}, "'!' names nothing of the model"},
     {NULL, {"train.freeze=lm_head", "model.tied=true"}, "'lm_head' is the embedding's table here (model.tied)"},
+    {NULL, {"lora.targets=c_attn"}, "lora.targets: says which layers have adapters, but lora.rank is 0: none has"},
+    {NULL, {"lora.rank=4", "lora.targets=ln_1"}, "lora.targets: 'ln_1' names no layer that can have adapters"},
+    {NULL, {"lora.rank=4", "lora.targets='c_atn'"}, "it has no 'c_atn'; did you mean 'c_attn'?"},
+    {NULL, {"lora.rank=2000"}, "lora.rank: '2000' is not a whole number, 0 to 1024"},
+    {NULL, {"lora.rank=4", "lora.alpha=0"}, "lora.alpha"},
     {NULL, {"train.freeze='*'"}, "train.freeze: freezes the whole model: nothing is left to train"},
     {NULL, {"train.freeze=[wte, wpe]"}, "train.freeze: is a list, but must be"},
     {NULL, {"pipeline.stages=9", "edges.list=[]"}, "9 stages, but this gpt2 has only 8 layers"},
@@ -237,7 +242,8 @@ static const struct bad bads[] = {
     {NULL, {"pipeline.stages.0.layers=x"}, "must be a range of layers"},
     {NULL, {"pipeline.stages.0.thread=1"}, "did you mean threads?"},
     {NULL, {"pipeline.stages.7.threads=1"}, "the list has no entry 7"},
-    {NULL, {"pipeline.stages=[{host: x}]", "edges.list=[]"}, "layers is missing"},
+    {NULL, {"pipeline.stages=[{host: x}, {layers: 0-7}]", "edges.list=[]"}, "layers is missing"},
+    {NULL, {"link.loss=0.5"}, "link.loss: '0.5' is not a number"},
     {NULL, {"model.precision=tf32"}, "model.precision: tf32 is of GPUs, and stage 0 is on the CPU"},
     {NULL, {"train.loss_scale=8"}, "train.loss_scale: is of fp16 alone (model.precision)"},
     {NULL, {"train.loss_scale=0.5"}, "train.loss_scale: '0.5' is not a number or word, 1 to 1048576 factor, or 'auto'"},
@@ -425,6 +431,7 @@ static void test_manifest_replicas_have_their_own_places(void **state)
     struct aq_job *job = parse_good(sets, 4);
     const struct aq_job_stage *stages = job->pipeline.stages;
     assert_int_equal(aq_job_ranks(job), 6);
+    assert_int_equal(aq_job_links(job), 7); /* two in each pipeline, one between the replicas of each stage */
     assert_string_equal(stages[1].host, "tcp://127.0.0.1:1");
     assert_string_equal(stages[4].host, "tcp://127.0.0.1:2");
     assert_null(stages[3].host);
@@ -614,6 +621,115 @@ static void test_manifest_address_is_read_as_it_will_be_used(void **state)
     }
 }
 
+/* ---- published folders ---- */
+
+static void write_config(const char *folder, const char *text)
+{
+    char path[128];
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_true(fputs(text, file) >= 0);
+    assert_int_equal(fclose(file), 0);
+}
+
+static const char published[] = "{\"model_type\": \"gpt2\", \"n_layer\": 3, \"n_head\": 4, \"n_embd\": 32, "
+                                "\"vocab_size\": 300, \"n_positions\": 64, \"resid_pdrop\": 0.1}";
+
+static void test_manifest_folder_says_every_size(void **state)
+{
+    char folder[] = "/tmp/aq-manifest-XXXXXX", text[512], path[128];
+    struct aq_job *job;
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    write_config(folder, published);
+    snprintf(text, sizeof text,
+             "model: {weights: %s, dropout: 0.2}\ndata: {train: a, tokenizer: bytes}\ntrain: {T: 64}\n", folder);
+    assert_int_equal(parse(text, NULL, 0, &job), AQ_OK);
+    const struct aq_model_config *model = &job->model.config;
+    assert_string_equal(model->kind, "gpt2");
+    assert_int_equal(model->blocks, 3);
+    assert_int_equal(model->heads, 4);
+    assert_int_equal(model->channels, 32);
+    assert_int_equal(model->vocabulary, 300);
+    assert_int_equal(model->context, 64);
+    assert_true(model->tied && model->dropout == 0.2f); /* the job's choice */
+    aq_job_close(job);
+
+    /* The same said again; a vocabulary of whatever there is; the job's choices. */
+    const char *const again[] = {"model.kind=gpt2", "model.blocks=3", "model.vocabulary=0", "model.tied=false"};
+    assert_int_equal(parse(text, again, 4, &job), AQ_OK);
+    assert_int_equal(job->model.config.vocabulary, 300);
+    assert_false(job->model.config.tied);
+    aq_job_close(job);
+
+    /* The tokenizer is the folder's where there is one; else it must be named, unless bytes fill the vocabulary. */
+    snprintf(text, sizeof text, "model: {weights: %s}\ndata: {train: a}\ntrain: {T: 64}\n", folder);
+    aq_error_clear();
+    assert_int_equal(parse(text, NULL, 0, &job), AQ_INVAL);
+    assert_non_null(strstr(aq_error_text(), "has no tokenizer that is read here; name one"));
+    static const struct {
+        const char *file, *kind;
+    } tokenizers[] = {{"merges.txt", "gpt2"}, {"tokenizer.json", "huggingface"}};
+    for (size_t i = 0; i < 2; i++) { /* the later one before the earlier */
+        snprintf(path, sizeof path, "%s/%s", folder, tokenizers[i].file);
+        assert_int_equal(fclose(fopen(path, "w")), 0);
+        assert_int_equal(parse(text, NULL, 0, &job), AQ_OK);
+        assert_string_equal(job->data.tokenizer, tokenizers[i].kind);
+        assert_string_equal(job->data.tokenizer_path, folder);
+        aq_job_close(job);
+    }
+    const char *const other[] = {"data.tokenizer=gpt2"};
+    assert_int_equal(parse(text, other, 1, &job), AQ_OK);
+    assert_string_equal(job->data.tokenizer, "gpt2");
+    assert_string_equal(job->data.tokenizer_path, folder);
+    aq_job_close(job);
+    for (size_t i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%s/%s", folder, tokenizers[i].file);
+        assert_int_equal(unlink(path), 0);
+    }
+
+    /* What a launcher has resolved asks the folder no more. */
+    const char *const facts[] = {"facts.train_samples=4", "model.blocks=2"};
+    assert_int_equal(parse(text, facts, 2, &job), AQ_OK);
+    assert_int_equal(job->model.config.blocks, 2);
+    aq_job_close(job);
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(folder), 0);
+}
+
+static void test_manifest_that_contradicts_a_folder_is_refused(void **state)
+{
+    static const struct {
+        const char *set, *says;
+    } cases[] = {
+        {"model.blocks=4", "--set model.blocks: model.blocks: 4, but "},
+        {"model.blocks=4", "/config.json (model.weights) says 3; leave the key out"},
+        {"model.vocabulary=301", "model.vocabulary: 301, but "},
+        {"model.kind=pyramid", "model.kind: pyramid, but "},
+        {"train.T=65", "train.T: 65 tokens, but the position table has 64 rows"},
+    };
+    char folder[] = "/tmp/aq-manifest-XXXXXX", text[512], path[128];
+    struct aq_job *job;
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    write_config(folder, published);
+    snprintf(text, sizeof text, "model: {weights: %s}\ndata: {train: a, tokenizer: bytes}\ntrain: {T: 64}\n", folder);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        aq_error_clear();
+        assert_int_equal(parse(text, &cases[i].set, 1, &job), AQ_INVAL);
+        if (!strstr(aq_error_text(), cases[i].says)) fail_msg("%s: %s", cases[i].set, aq_error_text());
+    }
+    write_config(folder, "{\"model_type\": \"gpt9\"}");
+    aq_error_clear();
+    assert_int_equal(parse(text, NULL, 0, &job), AQ_INVAL);
+    assert_non_null(strstr(aq_error_text(), "gpt9 (gpt9) is not among"));
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(folder), 0);
+}
+
 static void test_examples_parse(void **state)
 {
     (void)state;
@@ -649,6 +765,8 @@ int main(void)
         cmocka_unit_test(test_parse_survives_failing_allocations),
         cmocka_unit_test(test_manifest_outside_without_keys_is_refused),
         cmocka_unit_test(test_manifest_address_is_read_as_it_will_be_used),
+        cmocka_unit_test(test_manifest_folder_says_every_size),
+        cmocka_unit_test(test_manifest_that_contradicts_a_folder_is_refused),
         cmocka_unit_test(test_examples_parse),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

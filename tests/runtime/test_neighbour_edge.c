@@ -174,6 +174,7 @@ enum spoil {
     SAMPLE,
     VARIANT,
     FLAGS,
+    HELD,
     KEY_OF_A_CHANGE,
     CHANGE_OF_NOTHING,
     RAW_AND_KEY,
@@ -203,6 +204,7 @@ static const char *spoil(struct peer *peer, struct aq_frame *frame, enum spoil h
     static const char *const texts[SPOILS] = {[SAMPLE] = "is of another sample",
                                               [VARIANT] = "is of another variant",
                                               [FLAGS] = "has unknown flags",
+                                              [HELD] = "is held where activations change",
                                               [KEY_OF_A_CHANGE] = "versions that do not fit its flags",
                                               [CHANGE_OF_NOTHING] = "versions that do not fit its flags",
                                               [RAW_AND_KEY] = "is raw and a keyframe",
@@ -231,7 +233,10 @@ static const char *spoil(struct peer *peer, struct aq_frame *frame, enum spoil h
         row->variant = 1;
         break;
     case FLAGS:
-        row->flags |= 4;
+        row->flags |= 8;
+        break;
+    case HELD:
+        row->flags = AQ_EDGE_HELD;
         break;
     case KEY_OF_A_CHANGE:
         row->flags = AQ_CODED_KEYFRAME;
@@ -468,7 +473,8 @@ static void test_frames_that_are_not_due_are_refused(void **state)
          NULL,
          {.kind = AQ_FRAME_FORWARD, .flags = AQ_EDGE_CARRIED, .argument = 3, .body = bytes, .body_bytes = 64},
          "no rows of such"},
-        {1, NULL, {.kind = 25}, "unexpected frame of kind 25"},
+        {1, NULL, {.kind = 27}, "unexpected frame of kind 27"},
+        {1, NULL, {.kind = AQ_FRAME_SHARED, .body = bytes, .body_bytes = 64}, "while 0 of 0 are here"},
         {1, NULL, {.kind = 31, .body = bytes, .body_bytes = 64}, "unexpected frame of kind 31"},
     };
     (void)state;
@@ -480,6 +486,46 @@ static void test_frames_that_are_not_due_are_refused(void **state)
         kit_refuses(&kit, AQ_PROTO, odds[i].text, NULL);
         teardown(&kit, &peer);
     }
+}
+
+/* What stages share comes once, whole and in order. */
+static void test_shared_gradients_out_of_order_are_refused(void **state)
+{
+    enum { FLOATS = 700 };
+    static const float values[FLOATS] = {1, 2, 3};
+    static struct peer peer;
+    struct kit kit;
+    (void)state;
+    kit_shared = FLOATS;
+    for (int odd = 0; odd < 6; odd++) {
+        setup(&kit, &peer, 1, NULL, "cpu");
+        const uint64_t most = kit.edge->size.body_bytes_max / sizeof(float);
+        float here[FLOATS] = {0};
+        assert_true(most > 8 && most < FLOATS);
+        for (uint64_t at = 0; at < FLOATS; at += most) {
+            const uint64_t count = FLOATS - at < most ? FLOATS - at : most;
+            assert_int_equal(aq_edge_receive_shared(kit.edge, 5, here), AQ_AGAIN);
+            kit_say(&kit, &(struct aq_frame){.kind = AQ_FRAME_SHARED,
+                                             .step = odd == 1 && at ? 6 : 5,
+                                             .argument = odd == 2 ? at + 1 : at,
+                                             .body = odd == 3 ? NULL : values + at,
+                                             .body_bytes = odd == 3 ? 0 : (uint32_t)(count * 4 - (odd == 4 ? 4 : 0))});
+            if (odd >= 1 && odd <= 4 && (odd > 1 || at)) break;
+            while (kit.edge->shared_here < at + count)
+                assert_int_equal(aq_edge_pump(kit.edge), AQ_OK);
+        }
+        if (odd == 5)
+            kit_say(&kit, &(struct aq_frame){.kind = AQ_FRAME_SHARED, .step = 5, .body = values, .body_bytes = 4});
+        if (odd > 0) {
+            kit_refuses(&kit, AQ_PROTO, "of 700 are here", NULL);
+        } else {
+            assert_int_equal(aq_edge_receive_shared(kit.edge, 5, here), AQ_OK);
+            assert_memory_equal(here, values, sizeof here);
+            assert_int_equal(aq_edge_receive_shared(kit.edge, 6, here), AQ_AGAIN);
+        }
+        teardown(&kit, &peer);
+    }
+    kit_shared = 0;
 }
 
 static void test_norms_and_copies_beyond_their_number_are_refused(void **state)
@@ -622,6 +668,7 @@ static void test_gradients_that_no_stage_sends_are_refused(void **state)
 static void at_random(uint64_t seed)
 {
     static struct peer peer;
+    static uint8_t answers[4][MESSAGE_MAX]; /* lent until the link closes, while the next step is coded */
     struct kit kit;
     uint64_t n = 0;
     const struct aq_rng_key draws = aq_rng_key(seed, AQ_RNG_TEST, 1, 0);
@@ -641,8 +688,9 @@ static void at_random(uint64_t seed)
             frame.body_bytes -= (uint32_t)aq_rng_below(&draws, n++, frame.body_bytes);
         kit_say(&kit, &frame);
         /* An answer stands ready for whatever may be asked; where nothing is, it is one that nobody asked for. */
+        memcpy(answers[step], peer.messages[1], peer.message_bytes);
         if (step && rows)
-            answer(&kit, aq_rng_below(&draws, n++, 3), step, peer.messages[1], (uint32_t)peer.message_bytes);
+            answer(&kit, aq_rng_below(&draws, n++, 3), step, answers[step], (uint32_t)peer.message_bytes);
         if (aq_rng_below(&draws, n++, 8) == 0)
             kit_say(&kit, &(struct aq_frame){.kind = (uint16_t)(16 + aq_rng_below(&draws, n++, 16)), .argument = 1});
         status = take(&kit, &peer, step, KIT_B);
@@ -671,6 +719,7 @@ int main(void)
         cmocka_unit_test(test_a_reference_that_is_not_held_is_asked_for_and_compared),
         cmocka_unit_test(test_a_sender_takes_no_message_without_a_version),
         cmocka_unit_test(test_frames_that_are_not_due_are_refused),
+        cmocka_unit_test(test_shared_gradients_out_of_order_are_refused),
         cmocka_unit_test(test_norms_and_copies_beyond_their_number_are_refused),
         cmocka_unit_test(test_a_flood_of_requests_is_refused),
         cmocka_unit_test(test_a_burst_of_requests_is_refused),

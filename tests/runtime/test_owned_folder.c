@@ -314,9 +314,30 @@ static void test_a_run_is_cleared_of_its_own_names(void **state)
     put("run/logs/stage-0.log", "");
     put("run/logs/stage-0.log.1", "");
     put("run/thesis.tex", "theirs");
+    put("run/model-1.safetensors", "theirs");
+    put("run/model-00001-of-00002.safetensors.bak", "theirs");
+    put("run/model-00001-of-00002.safetensors", "");
+    put("run/model-00002-of-00002.safetensors.partial", "");
+    put("run/model.safetensors.index.json", "");
+    put("run/chat_template.jinja", "");
+    put("run/generation_config.json.new", "");
+    assert_int_equal(mkdir(in("run/adapter"), 0700), 0);
+    assert_int_equal(mkdir(in("run/best"), 0700), 0);
+    assert_int_equal(mkdir(in("run/best/adapter"), 0700), 0);
+    put("run/adapter/adapter_config.json", "");
+    put("run/adapter/adapter_model.safetensors", "");
+    put("run/best/adapter/adapter_model.safetensors.partial", "");
+    put("run/best/model.safetensors", "");
+    put("run/best/thesis.tex", "theirs");
     assert_int_equal(aq_owned_clear_run(in("run"), &owner), AQ_OK);
+    assert_false(there("run/adapter") || there("run/best/adapter") || there("run/best/model.safetensors"));
+    assert_true(there("run/best/thesis.tex"));
     assert_false(there("run/metrics.jsonl") || there("run/model.safetensors") || there("run/logs"));
-    assert_true(there("run/thesis.tex"));
+    assert_false(there("run/model-00001-of-00002.safetensors") || there("run/model.safetensors.index.json") ||
+                 there("run/model-00002-of-00002.safetensors.partial") || there("run/chat_template.jinja") ||
+                 there("run/generation_config.json.new"));
+    assert_true(there("run/thesis.tex") && there("run/model-1.safetensors") &&
+                there("run/model-00001-of-00002.safetensors.bak"));
     assert_int_equal(mkdir(in("run/logs"), 0700), 0);
     put("run/logs/stage-0.log", "");
     put("run/logs/diary.log", "theirs");
@@ -325,6 +346,11 @@ static void test_a_run_is_cleared_of_its_own_names(void **state)
     assert_int_equal(remove_tree(in("run/logs")), 0);
     assert_int_equal(mkdir(in("victim"), 0700), 0);
     put("victim/stage-0.log", "theirs");
+    put("victim/model.safetensors", "theirs");
+    assert_int_equal(symlink(in("victim"), in("run/adapter")), 0);
+    assert_int_equal(aq_owned_clear_run(in("run"), &owner), AQ_REFUSED);
+    assert_true(there("victim/model.safetensors"));
+    assert_int_equal(remove(in("run/adapter")), 0);
     assert_int_equal(symlink(in("victim"), in("run/logs")), 0);
     assert_int_equal(aq_owned_clear_run(in("run"), &owner), AQ_REFUSED);
     assert_true(there("victim/stage-0.log"));

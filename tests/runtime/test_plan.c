@@ -632,6 +632,32 @@ static void test_reductions_use_all_links_of_a_replica(void **state)
     done(plan, job);
 }
 
+/* Local steps: what a round takes is shared out to its steps; memory has what the outer step wants. */
+static void test_local_steps_share_out_their_reduction(void **state)
+{
+    (void)state;
+    static const char *const each[] = {"pipeline.stages=2", "pipeline.replicas=2", "reduce.codec=q4", NULL};
+    static const char *const local[] = {"pipeline.stages=2", "pipeline.replicas=2", "reduce.codec=q4", "reduce.every=8",
+                                        NULL};
+    struct aq_job *jobs[2];
+    struct aq_plan *plans[] = {plan_of(each, &jobs[0]), plan_of(local, &jobs[1])};
+    struct aq_plan_costs costs[2];
+    const uint64_t n = plans[0]->stages[0].size.parameters, floats = n * sizeof(float);
+    for (int i = 0; i < 2; i++)
+        aq_plan_costs_assumed(plans[i], 100, 16, &costs[i]);
+    assert_int_equal(aq_plan_reductions(plans[0]), plans[0]->steps);
+    assert_int_equal(aq_plan_reductions(plans[1]), (plans[1]->steps + 7) / 8);
+    assert_int_equal(aq_plan_reduce_bytes(plans[1], 0), aq_plan_reduce_bytes(plans[0], 0));
+    assert_true(near(costs[1].reduce_s[0], costs[0].reduce_s[0] / 8));
+    assert_true(costs[1].reduce_in_step && !costs[0].reduce_in_step);
+    assert_true(predict(plans[1], &costs[1]).step_s < predict(plans[0], &costs[0]).step_s);
+    /* Weights and momentum, and the errors of q4: a worker's of all, a server's of half. */
+    assert_int_equal(aq_plan_outer_bytes(plans[0], n), 0);
+    assert_true(aq_plan_outer_bytes(plans[1], n) >= 7 * floats / 2 && aq_plan_outer_bytes(plans[1], n) < 4 * floats);
+    for (int i = 0; i < 2; i++)
+        done(plans[i], jobs[i]);
+}
+
 static void test_predict_one_stage_is_its_compute(void **state)
 {
     (void)state;
@@ -857,6 +883,7 @@ int main(void)
         cmocka_unit_test(test_predict_gpu_codes_beside_its_computing),
         cmocka_unit_test(test_predict_reduction_before_or_in_the_update),
         cmocka_unit_test(test_reductions_use_all_links_of_a_replica),
+        cmocka_unit_test(test_local_steps_share_out_their_reduction),
         cmocka_unit_test(test_predict_one_stage_is_its_compute),
         cmocka_unit_test(test_predict_assumed_costs_follow_the_flops),
         cmocka_unit_test(test_measured_costs_are_positive),

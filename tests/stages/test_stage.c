@@ -542,9 +542,9 @@ static void test_patterns_name_layers_and_parts_of_tensors(void **state)
     }
     struct aq_freeze_pattern none;
     assert_false(aq_model_freeze_pattern(&config.model, T, " , ,", 0, &none));
-    assert_true(aq_model_trains(&config.model, T, "*, !h.1", 4));
-    assert_false(aq_model_trains(&config.model, T, "*, !h.1", 2));
-    assert_false(aq_model_trains(&config.model, T, "!h.1, *", 4));
+    assert_true(aq_model_trains(&config.model, T, "*, !h.1", NULL, 4));
+    assert_false(aq_model_trains(&config.model, T, "*, !h.1", NULL, 2));
+    assert_false(aq_model_trains(&config.model, T, "!h.1, *", NULL, 4));
 }
 
 static void test_bad_input_gives_a_status(void **state)

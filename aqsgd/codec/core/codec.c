@@ -55,6 +55,7 @@ void aq_codec_config_default(struct aq_codec_config *out, enum aq_codec_kind kin
         .kind = kind,
         .raw = AQ_PRECISION_FP32,
         .bits = bits,
+        .rate = 2.5f,
         .grid = AQ_GRID_MIDRISE,
         .group = AQ_PER_ROW,
         .tile = 64,
@@ -94,6 +95,23 @@ static bool store_is_q(const struct aq_codec_config *config)
     return config->store >= AQ_PRECISION_Q8;
 }
 
+bool aq_codec_config_kept(const struct aq_codec_config *config, struct aq_codec_config *out)
+{
+    const struct aq_codec_member *member = aq_codec_member_of(config->kind);
+    const bool keeping = member && keeps(member, config);
+    enum aq_codec_kind kind;
+    if (!keeping && !(member && member->about.plain)) return false;
+    for (uint32_t i = 0; aq_codec_kind_at(i, &kind); i++) {
+        if (aq_codec_about(kind)->stateless) continue;
+        aq_codec_config_default(out, kind, 8); /* the first one that has messages, whatever codes the changes */
+        out->store = keeping ? config->store : config->raw;
+        out->keyframe = keeping ? config->keyframe : config->raw;
+        if (keeping) out->store_group = config->store_group;
+        return true;
+    }
+    return false;
+}
+
 static enum aq_status check_messages(const struct aq_codec_config *config)
 {
     if (config->store > AQ_PRECISION_Q2) return aq_codec_refuse("store", "fp32, fp16, bf16, q8, q4 or q2");
@@ -130,6 +148,7 @@ void aq_codec_layout_of(const struct aq_codec_config *config, uint32_t rows, uin
             aq_precision_bytes(config->store, out->values, config->store_group == AQ_PER_CHANNEL ? columns : rows);
     }
     out->bound = 4 * out->values;
+    if (out->body_most > out->bound) out->bound = out->body_most;
     if (out->body_bytes > out->bound) out->bound = out->body_bytes;
     if (out->keyframe_bytes > out->bound) out->bound = out->keyframe_bytes;
 }
@@ -199,7 +218,9 @@ static void place(struct aq_codec *codec, struct aq_arena *arena)
         scratch->quants = aq_arena_take(arena, groups_row * sizeof *scratch->quants);
         scratch->columns = aq_arena_take(arena, row);
         scratch->codes = aq_arena_take(arena, codes);
+        scratch->own = aq_arena_take(arena, codec->layout.piece_bytes);
     }
+    codec->own = aq_arena_take(arena, codec->layout.whole_bytes);
     codec->spans = aq_arena_take(arena, groups_row * sizeof *codec->spans);
     codec->quants = aq_arena_take(arena, groups_row * sizeof *codec->quants);
     codec->old = aq_arena_take(arena, packs ? codec->layout.values * sizeof(float) : codec->layout.message_bytes);
@@ -208,6 +229,16 @@ static void place(struct aq_codec *codec, struct aq_arena *arena)
 static size_t staging_bytes(const struct aq_codec *codec)
 {
     return (size_t)codec->layout.values * sizeof(float);
+}
+
+void aq_codec_rows_use(struct aq_codec *codec, uint32_t rows)
+{
+    if (rows == 0) rows = codec->rows_max;
+    AQ_ASSERT(rows <= codec->rows_max);
+    if (rows == codec->rows) return;
+    codec->rows = rows;
+    codec->pieces = (rows + codec->piece_rows - 1) / codec->piece_rows; /* of as many rows: there is scratch for them */
+    aq_codec_layout_of(&codec->config, rows, codec->columns, &codec->layout);
 }
 
 enum aq_status aq_codec_open(struct aq_device *device, const struct aq_codec_config *config, uint32_t rows,
@@ -221,7 +252,7 @@ enum aq_status aq_codec_open(struct aq_device *device, const struct aq_codec_con
     struct aq_codec *codec = memory;
     codec->member = aq_codec_member_of(config->kind);
     codec->config = *config;
-    codec->rows = rows;
+    codec->rows = codec->rows_max = rows;
     codec->columns = columns;
     codec->device = device;
     codec->kernels = aq_codec_kernels_best();
@@ -283,6 +314,22 @@ bool aq_codec_is_plain(const struct aq_codec *codec)
 size_t aq_codec_message_bytes(const struct aq_codec *codec)
 {
     return (size_t)codec->layout.message_bytes;
+}
+
+size_t aq_codec_body_bytes_of(const struct aq_codec *codec, uint32_t rows, bool keyframe)
+{
+    struct aq_codec_layout layout;
+    if (rows == 0 || rows == codec->rows) return aq_codec_body_bytes(codec, keyframe);
+    aq_codec_layout_of(&codec->config, rows, codec->columns, &layout);
+    return (size_t)(keyframe && aq_codec_keeps(codec) ? layout.keyframe_bytes : layout.body_bytes);
+}
+
+size_t aq_codec_message_bytes_of(const struct aq_codec *codec, uint32_t rows)
+{
+    struct aq_codec_layout layout;
+    if (rows == 0 || rows == codec->rows) return aq_codec_message_bytes(codec);
+    aq_codec_layout_of(&codec->config, rows, codec->columns, &layout);
+    return (size_t)layout.message_bytes;
 }
 
 void aq_codec_run(const struct aq_codec *codec, void (*run)(uint32_t piece, void *context), void *context)

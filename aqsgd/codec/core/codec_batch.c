@@ -81,7 +81,7 @@ void aq_codec_remote_close(struct aq_codec *codec)
 /* NULL: the device has no kernels for codecs. */
 static const struct aq_codec_launchers *launchers_of(const struct aq_codec *codec)
 {
-    return codec->device == NULL ? NULL : codec->device->ops->codec;
+    return codec->device == NULL || codec->member->on_host ? NULL : codec->device->ops->codec;
 }
 
 enum aq_status aq_codec_take_device(struct aq_codec *codec)
@@ -99,6 +99,7 @@ uint64_t aq_codec_kernel_bytes(const struct aq_codec *codec)
 {
     struct aq_cuda_codec_plan plan;
     struct aq_cuda_codec_scratch scratch;
+    if (codec->member->on_host) return 0;
     aq_codec_plan_of(codec, &plan);
     return aq_cuda_codec_place(&plan, NULL, &scratch);
 }
@@ -131,6 +132,20 @@ static bool overlaps(const struct aq_codec *codec, const struct aq_codec_sample 
     return hat != 0 && (hat < a ? a - hat < bytes : hat - a < bytes);
 }
 
+/* The plan of samples of so many rows, and the codec's own with it. Scratch is for the most. */
+static void remote_rows_use(struct aq_codec *codec, uint32_t rows)
+{
+    struct aq_codec_remote *remote = codec->remote;
+    aq_codec_rows_use(codec, rows);
+    if (remote->plan.rows != codec->rows) aq_codec_plan_of(codec, &remote->plan);
+}
+
+/* Does the sample after `i` go in another launch? */
+static bool launch_ends(const struct aq_codec_sample *samples, uint32_t count, uint32_t i, uint32_t held)
+{
+    return held == AQ_CUDA_CODEC_JOBS || i + 1 == count || samples[i + 1].rows != samples[i].rows;
+}
+
 static enum aq_status remote_encode(struct aq_codec *codec, const struct aq_codec_sample *samples, uint32_t count,
                                     struct aq_codec_result *results, struct aq_stream *stream)
 {
@@ -140,13 +155,14 @@ static enum aq_status remote_encode(struct aq_codec *codec, const struct aq_code
     uint32_t held = 0;
     for (uint32_t i = 0; i < count; i++) {
         const struct aq_codec_sample *sample = &samples[i];
+        remote_rows_use(codec, sample->rows);
         const bool plain = codec->member->encode == NULL || (aq_codec_keeps(codec) && sample->m == NULL);
         if (!plain && codec->config.rounding == AQ_ROUND_STOCHASTIC && sample->key == NULL)
             return aq_fail(AQ_INVAL, "codec", "stochastic rounding needs a random key");
         if (overlaps(codec, sample))
             return aq_fail(AQ_INVAL, "codec", "sample %u of %u: on a GPU x^ must not overlap a", i, count);
         jobs[held++] = job_of(codec, sample, i, plain);
-        if (held < AQ_CUDA_CODEC_JOBS && i + 1 < count) continue;
+        if (!launch_ends(samples, count, i, held)) continue;
         AQ_TRY(remote->launchers->encode(&remote->plan, &remote->scratch, jobs, held, results, at));
         held = 0;
     }
@@ -182,15 +198,42 @@ static enum aq_status remote_decode(struct aq_codec *codec, const struct aq_code
     uint32_t held = 0;
     for (uint32_t i = 0; i < count; i++) {
         const struct aq_codec_sample *sample = &samples[i];
+        remote_rows_use(codec, sample->rows);
         const bool plain = codec->member->decode == NULL || sample->flags == AQ_CODED_KEYFRAME;
         bool done;
         AQ_TRY(decode_at_once(codec, sample, &corrupt[i], &done, stream));
         if (!done && !plain && aq_codec_keeps(codec) && sample->m == NULL)
             return aq_fail(AQ_INVAL, "codec", "a delta came for a sample without a reference");
         if (!done) jobs[held++] = job_of(codec, sample, i, plain);
-        if (held == 0 || (held < AQ_CUDA_CODEC_JOBS && i + 1 < count)) continue;
+        if (held == 0 || !launch_ends(samples, count, i, held)) continue;
         AQ_TRY(remote->launchers->decode(&remote->plan, &remote->scratch, jobs, held, corrupt, at));
         held = 0;
+    }
+    return AQ_OK;
+}
+
+static enum aq_status encode_here(struct aq_codec *codec, const struct aq_codec_sample *samples, uint32_t count,
+                                  struct aq_codec_result *results, struct aq_stream *stream)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        const struct aq_codec_sample *s = &samples[i];
+        aq_codec_rows_use(codec, s->rows);
+        AQ_TRY(aq_codec_encode(codec, s->a, s->m, s->key, s->body, aq_codec_bound(codec), s->hat, s->m_out, &results[i],
+                               stream));
+    }
+    return AQ_OK;
+}
+
+static enum aq_status decode_here(struct aq_codec *codec, const struct aq_codec_sample *samples, uint32_t count,
+                                  uint32_t *corrupt, struct aq_stream *stream)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        const struct aq_codec_sample *s = &samples[i];
+        aq_codec_rows_use(codec, s->rows);
+        const enum aq_status status =
+            aq_codec_decode(codec, s->body, s->body_bytes, s->flags, s->m, s->hat, s->m_out, stream);
+        corrupt[i] = status == AQ_CORRUPT;
+        if (status != AQ_CORRUPT) AQ_TRY(status);
     }
     return AQ_OK;
 }
@@ -198,25 +241,17 @@ static enum aq_status remote_decode(struct aq_codec *codec, const struct aq_code
 enum aq_status aq_codec_encode_batch(struct aq_codec *codec, const struct aq_codec_sample *samples, uint32_t count,
                                      struct aq_codec_result *results, struct aq_stream *stream)
 {
-    if (codec->remote != NULL) return remote_encode(codec, samples, count, results, stream);
-    for (uint32_t i = 0; i < count; i++) {
-        const struct aq_codec_sample *s = &samples[i];
-        AQ_TRY(aq_codec_encode(codec, s->a, s->m, s->key, s->body, aq_codec_bound(codec), s->hat, s->m_out, &results[i],
-                               stream));
-    }
-    return AQ_OK;
+    const enum aq_status status = codec->remote ? remote_encode(codec, samples, count, results, stream)
+                                                : encode_here(codec, samples, count, results, stream);
+    aq_codec_rows_use(codec, 0);
+    return status;
 }
 
 enum aq_status aq_codec_decode_batch(struct aq_codec *codec, const struct aq_codec_sample *samples, uint32_t count,
                                      uint32_t *corrupt, struct aq_stream *stream)
 {
-    if (codec->remote != NULL) return remote_decode(codec, samples, count, corrupt, stream);
-    for (uint32_t i = 0; i < count; i++) {
-        const struct aq_codec_sample *s = &samples[i];
-        const enum aq_status status =
-            aq_codec_decode(codec, s->body, s->body_bytes, s->flags, s->m, s->hat, s->m_out, stream);
-        corrupt[i] = status == AQ_CORRUPT;
-        if (status != AQ_CORRUPT) AQ_TRY(status);
-    }
-    return AQ_OK;
+    const enum aq_status status = codec->remote ? remote_decode(codec, samples, count, corrupt, stream)
+                                                : decode_here(codec, samples, count, corrupt, stream);
+    aq_codec_rows_use(codec, 0);
+    return status;
 }

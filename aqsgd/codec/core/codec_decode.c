@@ -233,7 +233,8 @@ static enum aq_status decode_values(struct aq_codec *codec, const void *body, si
 {
     const struct aq_codec_layout *layout = &codec->layout;
     const bool keeps = aq_codec_keeps(codec);
-    struct aq_codec_decoder job = {.codec = codec, .body = body, .m = m, .hat = hat, .m_out = keeps ? m_out : NULL};
+    struct aq_codec_decoder job = {
+        .codec = codec, .body = body, .body_bytes = body_bytes, .m = m, .hat = hat, .m_out = keeps ? m_out : NULL};
     if (flags != 0 && flags != AQ_CODED_RAW && !(keeps && flags == AQ_CODED_KEYFRAME))
         return corrupt("flags that this codec never sets");
     if (flags == AQ_CODED_RAW) {
@@ -243,7 +244,9 @@ static enum aq_status decode_values(struct aq_codec *codec, const void *body, si
     }
     if (keeps && hat != NULL && hat == m_out && codec->store == AQ_PRECISION_FP32) job.hat = NULL; /* m' is x^ */
     const bool keyframe = flags == AQ_CODED_KEYFRAME;
-    if (body_bytes != aq_codec_body_bytes(codec, keyframe)) return corrupt("another length than its kind has");
+    const bool varies = codec->member->about.varies && !keyframe;
+    if (!varies && body_bytes != aq_codec_body_bytes(codec, keyframe))
+        return corrupt("another length than its kind has");
     if (keyframe || codec->member->decode == NULL) return run_pieces(&job, plain_piece);
     if (keeps && m == NULL) return aq_fail(AQ_INVAL, "codec", "a delta came for a sample without a reference");
     return codec->member->decode(&job);

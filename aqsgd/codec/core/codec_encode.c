@@ -754,7 +754,7 @@ static enum aq_status encode_values(struct aq_codec *codec, const float *a, cons
         return AQ_OK;
     }
     *result = (struct aq_codec_result){
-        .body_bytes = (uint32_t)aq_codec_body_bytes(codec, plain),
+        .body_bytes = (uint32_t)(job.body_bytes > 0 ? job.body_bytes : aq_codec_body_bytes(codec, plain)),
         .flags = plain && warm ? AQ_CODED_KEYFRAME : 0,
         .sum_a = fold(&job, offsetof(struct aq_codec_sums, a), job.factor),
         .sum_a2 = fold(&job, offsetof(struct aq_codec_sums, a2), job.factor),

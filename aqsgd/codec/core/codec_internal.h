@@ -15,6 +15,7 @@
  *     codec_batch.c            many samples at once; a GPU's by its launchers (cuda_codec.h)
  *     codec_scale.c            how a scale is chosen, written and read
  *     codec_store.c            streams of codes, messages in Q
+ *     codec_ec.c, codec_rans.c entropy-coded bodies; their lanes
  *     codec_topk.c             which values are kept, and their positions
  *     codec_scalar.h           the truth of every kernel
  *     codec_kernels.c          which table this machine runs
@@ -26,6 +27,7 @@
 #include <string.h>
 
 #include "aqsgd/codec.h"
+#include "codec_rans.h"
 #include "cuda_codec.h"
 
 enum {
@@ -77,6 +79,12 @@ struct aq_span {
     uint32_t peak; /* bits of max |d|: as integers they are ordered like magnitudes, infinity and NaN above all */
     float sum_abs;
     float sum_square;
+};
+
+/* The grid of codec_ec.c: q = round(|d| * inverse) with d's sign, levels by |q|. */
+struct aq_ec_grid {
+    float step, inverse;
+    float levels[AQ_RANS_LEVELS];
 };
 
 /* The live measures, 32 partial sums each, in double. */
@@ -139,6 +147,15 @@ struct aq_codec_kernels {
     void (*unpack)(const uint8_t *in, size_t units, uint32_t bits, uint8_t *codes);
     /* u of elements first .. first+n-1; may write 64 floats past the end. */
     void (*noise)(const struct aq_rng_key *key, uint64_t first, size_t n, float *out);
+    /*
+     * codec_ec.c: codes (1..15; 0 where |q| > 7) and their levels (0 there); error2 as in quantize. And from codes to
+     * levels. True where there is a code of 0.
+     */
+    bool (*ec_quantize)(const float *d, size_t n, const struct aq_ec_grid *grid, uint8_t *codes, float *levels,
+                        double *error2);
+    bool (*ec_levels)(const uint8_t *codes, size_t n, const struct aq_ec_grid *grid, float *levels);
+    aq_rans_encoder *rans_encode;
+    aq_rans_decoder *rans_decode;
     /* The rotation of docs/FORMAT.md, in place, over a row cut into tiles. */
     void (*rotate)(float *row, size_t n, uint32_t tile);
 };
@@ -148,6 +165,10 @@ extern const struct aq_codec_kernels aq_codec_kernels_plain;
 extern const struct aq_codec_kernels aq_codec_kernels_avx2;
 extern const struct aq_codec_kernels aq_codec_kernels_avx512;
 extern const struct aq_codec_kernels aq_codec_kernels_vbmi;
+/* Of AVX2, for the wider tables too. */
+bool aq_avx2_ec_quantize(const float *d, size_t n, const struct aq_ec_grid *grid, uint8_t *codes, float *levels,
+                         double *error2);
+bool aq_avx2_ec_levels(const uint8_t *codes, size_t n, const struct aq_ec_grid *grid, float *levels);
 #endif
 
 /* The table of that name if this machine can run it, else NULL: "plain", "avx2", "avx512", "vbmi". */
@@ -166,10 +187,12 @@ struct aq_codec_layout {
     uint64_t positions_at; /* offsets in the body */
     uint64_t positions_bytes;
     uint64_t codes_at;
-    uint64_t body_bytes;     /* not a keyframe */
+    uint64_t body_bytes;     /* not a keyframe; an estimate where they vary */
+    uint64_t body_most;      /* of one whose bytes vary; else 0 */
     uint64_t keyframe_bytes; /* 0 for stateless kinds */
     uint64_t message_bytes;  /* 0 for stateless kinds */
     uint64_t bound;
+    uint64_t whole_bytes, piece_bytes; /* scratch of the member's own: of a sample, of a piece */
     uint32_t low_bits; /* Elias-Fano: l */
     bool bitmap;       /* positions as a bitmap */
 };
@@ -184,6 +207,7 @@ struct aq_codec_scratch {
     struct aq_quant *quants; /* per scale of one row */
     uint32_t *columns;       /* top-k: the columns kept */
     uint8_t *codes;          /* of the row, after up to seven carried over */
+    uint8_t *own;            /* layout.piece_bytes */
 };
 
 struct aq_codec_member; /* codec_member.h */
@@ -193,12 +217,14 @@ struct aq_codec {
     struct aq_codec_config config;
     struct aq_codec_layout layout;
     enum aq_codec_precision store; /* of m while a sample is coded: config.store, or FP32 where that is Q */
-    uint32_t rows, columns;
+    uint32_t rows, columns; /* rows, layout and pieces: of the sample in hand (aq_codec_rows_use) */
+    uint32_t rows_max;
     uint32_t pieces, piece_rows;
     struct aq_device *device;
     const struct aq_codec_kernels *kernels;
     struct aq_codec_scratch scratch[AQ_CODEC_PIECES_MAX];
     uint8_t *old; /* the reference, where m_out is m and x^, which goes to a, is made last; m in FP32 where it is Q */
+    void *own;               /* layout.whole_bytes */
     struct aq_span *spans;   /* of all groups, merged: tensor and channel */
     struct aq_quant *quants; /* likewise */
     void *memory;
@@ -222,12 +248,14 @@ struct aq_codec_encoder {
     struct aq_codec_sums sums[AQ_CODEC_PIECES_MAX];
     struct aq_codec_sums head; /* of the first rows, where only a part of the later ones is measured */
     double factor;             /* how many rows each row in `sums` stands for */
+    uint64_t body_bytes;       /* out, where they vary */
 };
 
 /* And in. */
 struct aq_codec_decoder {
     struct aq_codec *codec;
     const uint8_t *body;
+    size_t body_bytes;
     const uint8_t *m;
     float *hat;
     uint8_t *m_out;
@@ -261,6 +289,8 @@ enum aq_row_kind aq_precision_row(enum aq_codec_precision precision); /* AQ_ROW_
 uint64_t aq_precision_bytes(enum aq_codec_precision precision, uint64_t values, uint32_t scales);
 void aq_codec_layout_of(const struct aq_codec_config *config, uint32_t rows, uint32_t columns,
                         struct aq_codec_layout *out);
+/* codec.c: the samples coded from now on have so many rows; 0: all that the codec was opened for. */
+void aq_codec_rows_use(struct aq_codec *codec, uint32_t rows);
 
 /* ---- codec_scale.c ---- */
 

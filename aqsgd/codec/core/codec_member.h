@@ -20,6 +20,7 @@ enum { AQ_CODEC_WORDS = 12 };
 
 struct aq_codec_member {
     struct aq_codec_about about;
+    bool on_host; /* AQ_CODEC_HOST in codecs.def: it has no kernels on a GPU */
     /* What is unlike the defaults of all (aq_codec_config_default); NULL: nothing. */
     void (*defaults)(struct aq_codec_config *config);
     /* Can it be? AQ_INVAL by aq_codec_refuse. Store and keyframe have been checked where it keeps messages. */

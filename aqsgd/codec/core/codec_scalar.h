@@ -312,4 +312,41 @@ static inline void scalar_rotate(float *row, size_t n, uint32_t tile)
     }
 }
 
+/* ---- entropy coded (codec_ec.c) ---- */
+
+static inline float scalar_ec_level(const struct aq_ec_grid *grid, int32_t q)
+{
+    return q < 0 ? -grid->levels[-q] : grid->levels[q];
+}
+
+static inline bool scalar_ec_quantize(const float *d, size_t n, const struct aq_ec_grid *grid, uint8_t *codes,
+                                      float *levels, double *error2)
+{
+    float error[AQ_LANES] = {0};
+    bool beyond = false;
+    for (size_t i = 0; i < n; i++) {
+        const float t = fabsf(d[i]) * grid->inverse + 0.5f;
+        const bool inside = t < (float)AQ_RANS_LEVELS;
+        const int32_t size = inside ? (int32_t)t : 0, q = d[i] < 0.0f ? -size : size;
+        beyond = beyond || !inside;
+        codes[i] = inside ? (uint8_t)(q + AQ_RANS_CODE_ZERO) : 0;
+        levels[i] = scalar_ec_level(grid, q);
+        const float e = d[i] - levels[i];
+        error[i % AQ_LANES] += e * e;
+    }
+    for (int l = 0; l < AQ_LANES; l++)
+        error2[l] += (double)error[l];
+    return beyond;
+}
+
+static inline bool scalar_ec_levels(const uint8_t *codes, size_t n, const struct aq_ec_grid *grid, float *levels)
+{
+    bool beyond = false;
+    for (size_t i = 0; i < n; i++) {
+        beyond = beyond || codes[i] == 0;
+        levels[i] = codes[i] == 0 ? 0.0f : scalar_ec_level(grid, codes[i] - AQ_RANS_CODE_ZERO);
+    }
+    return beyond;
+}
+
 #endif

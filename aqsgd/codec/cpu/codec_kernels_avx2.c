@@ -397,6 +397,68 @@ static void unpack(const uint8_t *in, size_t units, uint32_t bits, uint8_t *code
     scalar_unpack(in + u * bits, units - u, bits, codes + 8 * u);
 }
 
+/* ---- entropy coded ---- */
+
+/* Levels of eight q in -7..7. */
+ALWAYS __m256 ec_level(__m256 table, __m256i q)
+{
+    const __m256i sign = _mm256_and_si256(q, _mm256_set1_epi32((int32_t)0x80000000));
+    const __m256 level = _mm256_permutevar8x32_ps(table, _mm256_abs_epi32(q));
+    return _mm256_xor_ps(level, _mm256_castsi256_ps(sign));
+}
+
+bool aq_avx2_ec_quantize(const float *d, size_t n, const struct aq_ec_grid *grid, uint8_t *codes, float *levels,
+                         double *error2)
+{
+    const __m256 table = _mm256_loadu_ps(grid->levels), inverse = _mm256_set1_ps(grid->inverse);
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    __m256 errors[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
+    __m256 outside = _mm256_setzero_ps();
+    float lanes[AQ_LANES];
+    size_t i = 0;
+    for (; i + AQ_LANES <= n; i += AQ_LANES) {
+        __m256i code[4];
+        for (int r = 0; r < 4; r++) {
+            const __m256 x = _mm256_loadu_ps(d + i + 8 * r);
+            const __m256 t = _mm256_add_ps(_mm256_mul_ps(magnitude(x), inverse), _mm256_set1_ps(0.5f));
+            const __m256 inside = _mm256_cmp_ps(t, _mm256_set1_ps((float)AQ_RANS_LEVELS), _CMP_LT_OQ);
+            const __m256i size = _mm256_and_si256(_mm256_cvttps_epi32(t), _mm256_castps_si256(inside));
+            const __m256i q = _mm256_sign_epi32(size, _mm256_castps_si256(x));
+            const __m256 level = ec_level(table, q), e = _mm256_sub_ps(x, level);
+            _mm256_storeu_ps(levels + i + 8 * r, level);
+            errors[r] = _mm256_add_ps(errors[r], _mm256_mul_ps(e, e));
+            outside = _mm256_or_ps(outside, _mm256_andnot_ps(inside, _mm256_castsi256_ps(_mm256_set1_epi32(-1))));
+            code[r] = _mm256_and_si256(_mm256_add_epi32(q, _mm256_set1_epi32(AQ_RANS_CODE_ZERO)),
+                                       _mm256_castps_si256(inside));
+        }
+        const __m256i low = _mm256_packs_epi32(code[0], code[1]), high = _mm256_packs_epi32(code[2], code[3]);
+        const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order);
+        _mm256_storeu_si256((__m256i *)(void *)(codes + i), bytes);
+    }
+    for (int r = 0; r < 4; r++)
+        _mm256_storeu_ps(lanes + 8 * r, errors[r]);
+    for (int l = 0; l < AQ_LANES; l++)
+        error2[l] += (double)lanes[l];
+    const bool rest = scalar_ec_quantize(d + i, n - i, grid, codes + i, levels + i, error2);
+    return rest || _mm256_movemask_ps(outside) != 0;
+}
+
+bool aq_avx2_ec_levels(const uint8_t *codes, size_t n, const struct aq_ec_grid *grid, float *levels)
+{
+    const __m256 table = _mm256_loadu_ps(grid->levels);
+    __m256i zeros = _mm256_setzero_si256();
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const __m256i code = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(codes + i)));
+        const __m256i zero = _mm256_cmpeq_epi32(code, _mm256_setzero_si256());
+        const __m256i q = _mm256_andnot_si256(zero, _mm256_sub_epi32(code, _mm256_set1_epi32(AQ_RANS_CODE_ZERO)));
+        _mm256_storeu_ps(levels + i, ec_level(table, q));
+        zeros = _mm256_or_si256(zeros, zero);
+    }
+    const bool rest = scalar_ec_levels(codes + i, n - i, grid, levels + i);
+    return rest || _mm256_movemask_epi8(zeros) != 0;
+}
+
 const struct aq_codec_kernels aq_codec_kernels_avx2 = {
     .name = "avx2",
     .delta = delta,
@@ -412,6 +474,10 @@ const struct aq_codec_kernels aq_codec_kernels_avx2 = {
     .unpack = unpack,
     .noise = scalar_noise,
     .rotate = scalar_rotate,
+    .ec_quantize = aq_avx2_ec_quantize,
+    .ec_levels = aq_avx2_ec_levels,
+    .rans_encode = aq_rans_encode_avx2,
+    .rans_decode = aq_rans_decode_avx2,
 };
 
 #else

@@ -402,6 +402,10 @@ const struct aq_codec_kernels aq_codec_kernels_avx512 = {
     .unpack = aq_avx512_unpack,
     .noise = aq_avx512_noise,
     .rotate = scalar_rotate,
+    .ec_quantize = aq_avx2_ec_quantize,
+    .ec_levels = aq_avx2_ec_levels,
+    .rans_encode = aq_rans_encode_avx2,
+    .rans_decode = aq_rans_decode_avx2,
 };
 
 const struct aq_codec_kernels aq_codec_kernels_vbmi = {
@@ -421,6 +425,10 @@ const struct aq_codec_kernels aq_codec_kernels_vbmi = {
     .unpack = aq_vbmi_unpack,
     .noise = aq_avx512_noise,
     .rotate = scalar_rotate,
+    .ec_quantize = aq_avx2_ec_quantize,
+    .ec_levels = aq_avx2_ec_levels,
+    .rans_encode = aq_rans_encode_avx2,
+    .rans_decode = aq_rans_decode_avx2,
 };
 
 #else

@@ -18,4 +18,8 @@ const struct aq_codec_kernels aq_codec_kernels_plain = {
     .unpack = scalar_unpack,
     .noise = scalar_noise,
     .rotate = scalar_rotate,
+    .ec_quantize = scalar_ec_quantize,
+    .ec_levels = scalar_ec_levels,
+    .rans_encode = aq_rans_encode_plain,
+    .rans_decode = aq_rans_decode_plain,
 };

@@ -106,6 +106,7 @@ static const struct {
     enum aq_status (*decode)(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem,
                              const struct job_list &list, struct CUstream_st *stream);
 } ways[] = {
+#define AQ_CODEC_HOST(NAME, name, id)
 #define AQ_CODEC(NAME, name, id) {id, codec_launch_encode_##name, codec_launch_decode_##name},
 #include "aqsgd/codecs.def"
 };

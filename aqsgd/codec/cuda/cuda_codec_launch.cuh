@@ -66,6 +66,7 @@ enum aq_status codec_launch_decode_grid(const struct aq_cuda_codec_plan &plan, c
                                         const struct job_list &list, struct CUstream_st *stream);
 
 /* A way for each row of codecs.def, in cuda_codec_<name>.cu, of samples that are no keyframes. */
+#define AQ_CODEC_HOST(NAME, name, id)
 #define AQ_CODEC(NAME, name, id)                                                                                       \
     enum aq_status codec_launch_encode_##name(                                                                         \
         const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_scratch &mem, const struct job_list &list,   \

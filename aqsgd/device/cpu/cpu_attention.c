@@ -3,7 +3,9 @@
  *
  * Forward keeps one number a row (lse, the log of the sum of exponentials); backward makes the weights again from it,
  * block by block, as Dao et al. 2022 ("FlashAttention") do. A piece of forward is one block of queries of one head; a
- * piece of backward is one head, because dk and dv are sums over all its queries and must be added in one order.
+ * piece of backward is one head of keys, because dk and dv are sums over all its queries and must be added in one
+ * order. With a window a block meets the keys from the first that its first query sees; those that a row does not see
+ * have weights of 0.
  *
  * With S = scale q k^T, P = softmax(S), M the dropout mask with its factor, O = (P M) v and delta = rowsum(O dO):
  *     dv = (P M)^T dO,   dP = (dO v^T) M,   dS = P (dP - delta) scale,   dq = dS k,   dk = dS^T q.
@@ -28,11 +30,20 @@ static uint64_t row_stride(uint64_t keys)
     return (keys + 15) / 16 * 16;
 }
 
+/* The first key that a query sees. */
+static uint64_t first_key(const struct aq_attention *args, uint64_t query)
+{
+    return args->window && query >= args->window ? query - args->window + 1 : 0;
+}
+
 static enum aq_status attention_init(struct attention *self, struct aq_device *device, const struct aq_attention *args)
 {
-    uint64_t rows = CPU_ATTENTION_FLOATS / row_stride(args->T);
+    /* A block of BLOCK_ROWS queries meets no more keys than these. */
+    const bool narrow = args->window && args->window < args->T && args->T - args->window > BLOCK_ROWS;
+    const uint64_t keys = narrow ? args->window + BLOCK_ROWS : args->T;
+    uint64_t rows = CPU_ATTENTION_FLOATS / row_stride(keys);
     if (rows == 0)
-        return aq_fail(AQ_INVAL, "device", "attention over %llu tokens: at most %d", (unsigned long long)args->T,
+        return aq_fail(AQ_INVAL, "device", "attention over %llu tokens: at most %d", (unsigned long long)keys,
                        CPU_ATTENTION_FLOATS);
     if (args->D > CPU_ATTENTION_FLOATS / BLOCK_ROWS)
         return aq_fail(AQ_INVAL, "device", "attention with %llu channels a head: at most %d",
@@ -42,18 +53,31 @@ static enum aq_status attention_init(struct attention *self, struct aq_device *d
                                .args = args,
                                .rows = rows,
                                .blocks = (args->T + rows - 1) / rows,
-                               .scale = 1.0f / sqrtf((float)args->D)};
+                               .scale = args->scale > 0.0f ? args->scale : 1.0f / sqrtf((float)args->D)};
     return AQ_OK;
 }
 
-/* q (part 0), k (1) or v (2) of one head, from token `first`. */
+/* Columns of a row of qkv. */
+static uint64_t width_of(const struct aq_attention *args)
+{
+    return (args->H + 2 * args->kv_heads) * args->D;
+}
+
+/* Where, in a row of qkv, q (part 0) of one head begins, or the k (1) or v (2) that it meets. */
+static uint64_t column_of(const struct aq_attention *args, uint64_t head, uint64_t part)
+{
+    if (part == 0) return head * args->D;
+    return (args->H + (part - 1) * args->kv_heads + head / (args->H / args->kv_heads)) * args->D;
+}
+
+/* q (part 0), k (1) or v (2) of one head of queries, from token `first`. */
 static struct cpu_operand part_of(const struct aq_attention *args, uint64_t sample, uint64_t head, int part,
                                   uint64_t first, bool transposed)
 {
-    const uint64_t C = args->H * args->D;
-    const uint64_t at = (sample * args->T + first) * 3 * C + (uint64_t)part * C + head * args->D;
+    const uint64_t stride = width_of(args);
+    const uint64_t at = (sample * args->T + first) * stride + column_of(args, head, (uint64_t)part);
     return (struct cpu_operand){
-        .data = cpu_at(args->qkv, args->type, at), .stride = 3 * C, .type = args->type, .transposed = transposed};
+        .data = cpu_at(args->qkv, args->type, at), .stride = stride, .type = args->type, .transposed = transposed};
 }
 
 static struct cpu_operand block_of(const float *scores, uint64_t stride, bool transposed)
@@ -61,9 +85,17 @@ static struct cpu_operand block_of(const float *scores, uint64_t stride, bool tr
     return (struct cpu_operand){.data = scores, .stride = stride, .type = AQ_F32, .transposed = transposed};
 }
 
-static struct cpu_mask mask_of(const struct aq_attention *args, uint64_t sample, uint64_t head, uint64_t query)
+static struct cpu_mask mask_of(const struct aq_attention *args, uint64_t sample, uint64_t head, uint64_t query,
+                               uint64_t key)
 {
-    return cpu_mask_of(&args->dropout, sample, (head * args->T_mask + query) * args->T_mask);
+    return cpu_mask_of(&args->dropout, sample, (head * args->T_mask + query) * args->T_mask + key);
+}
+
+/* Of a row of `all` weights, those before and behind the `keys` that are seen become 0. */
+static void row_hide(float *row, uint64_t before, uint64_t keys, uint64_t all)
+{
+    memset(row, 0, before * sizeof *row);
+    memset(row + before + keys, 0, (all - before - keys) * sizeof *row);
 }
 
 /* The heaviest blocks, the last ones, are handed out first. */
@@ -76,27 +108,27 @@ static void forward_piece(uint64_t piece, uint32_t worker, void *context)
     const uint64_t sample = piece % heads / args->H, head = piece % heads % args->H;
     const uint64_t first = (self->blocks - 1 - piece / heads) * self->rows;
     const uint64_t end = first + self->rows < args->T ? first + self->rows : args->T;
-    const uint64_t stride = row_stride(end);
+    const uint64_t from = first_key(args, first), stride = row_stride(end - from);
     float *scratch = cpu_scratch(self->cpu, worker);
     float *scores = scratch + CPU_GEMM_FLOATS, *sums = scores + CPU_ATTENTION_FLOATS;
     float factor[BLOCK_ROWS];
 
     const struct cpu_operand q = part_of(args, sample, head, 0, first, false);
-    const struct cpu_operand k = part_of(args, sample, head, 1, 0, true);
-    self->cpu->gemm->run(end - first, end, args->D, &q, &k, args->type, scores, stride, false, scratch);
+    const struct cpu_operand k = part_of(args, sample, head, 1, from, true);
+    self->cpu->gemm->run(end - first, end - from, args->D, &q, &k, args->type, scores, stride, false, scratch);
     for (uint64_t r = 0; r < end - first; r++) {
-        float *row = scores + r * stride;
-        const uint64_t keys = first + r + 1;
+        const uint64_t before = first_key(args, first + r) - from, keys = first + r + 1 - from - before;
+        float *row = scores + r * stride + before;
         const float top = rows->max(row, keys) * self->scale;
         const float sum = rows->exp_sum(row, keys, self->scale, top);
         args->lse[(sample * args->H + head) * args->T + first + r] = top + logf(sum);
         factor[r] = 1.0f / sum;
-        const struct cpu_mask mask = mask_of(args, sample, head, first + r);
+        const struct cpu_mask mask = mask_of(args, sample, head, first + r, from + before);
         if (mask.key) rows->mask(row, keys, &mask, row, AQ_F32);
-        memset(row + keys, 0, (end - keys) * sizeof *row);
+        row_hide(scores + r * stride, before, keys, end - from);
     }
-    const struct cpu_operand p = block_of(scores, stride, false), v = part_of(args, sample, head, 2, 0, false);
-    self->cpu->gemm->run(end - first, args->D, end, &p, &v, args->type, sums, args->D, false, scratch);
+    const struct cpu_operand p = block_of(scores, stride, false), v = part_of(args, sample, head, 2, from, false);
+    self->cpu->gemm->run(end - first, args->D, end - from, &p, &v, args->type, sums, args->D, false, scratch);
     for (uint64_t r = 0; r < end - first; r++) {
         const uint64_t at = (sample * args->T + first + r) * C + head * args->D;
         rows->scale(sums + r * args->D, args->D, factor[r], cpu_at_w(args->out, args->type, at), args->type);
@@ -116,54 +148,79 @@ static void backward_rows(const struct attention *self, uint64_t sample, uint64_
                           uint64_t stride, float *p, float *ds)
 {
     const struct aq_attention *args = self->args;
-    const uint64_t C = args->H * args->D;
+    const uint64_t C = args->H * args->D, from = first_key(args, first);
     for (uint64_t query = first; query < end; query++) {
         float *p_row = p + (query - first) * stride, *ds_row = ds + (query - first) * stride;
-        const uint64_t at = (sample * args->T + query) * C + head * args->D, keys = query + 1;
+        const uint64_t at = (sample * args->T + query) * C + head * args->D;
+        const uint64_t before = first_key(args, query) - from, keys = query + 1 - from - before;
         const float delta = self->cpu->rows->dot(cpu_at(args->out, args->type, at), cpu_at(args->dout, args->type, at),
                                                  args->type, args->D);
         const float lse = args->lse[(sample * args->H + head) * args->T + query];
-        const struct cpu_mask mask = mask_of(args, sample, head, query);
-        self->cpu->rows->softmax_backward(p_row, ds_row, keys, self->scale, lse, delta, &mask);
-        memset(p_row + keys, 0, (end - keys) * sizeof *p_row);
-        memset(ds_row + keys, 0, (end - keys) * sizeof *ds_row);
+        const struct cpu_mask mask = mask_of(args, sample, head, query, from + before);
+        self->cpu->rows->softmax_backward(p_row + before, ds_row + before, keys, self->scale, lse, delta, &mask);
+        row_hide(p_row, before, keys, end - from);
+        row_hide(ds_row, before, keys, end - from);
     }
 }
 
-/* Blocks from the last to the first: the last one sees every key, so that it writes dk and dv and the others add. */
+/*
+ * One head of queries: dq, and its share of dk and dv. Blocks from the last to the first: the last one sees every key,
+ * so that it writes dk and dv, unless another head has (`add`), and the others add. With a window none may see all:
+ * both begin as 0.
+ */
+static void backward_head(const struct attention *self, uint64_t sample, uint64_t head, bool add, float *scratch)
+{
+    const struct aq_attention *args = self->args;
+    const struct cpu_gemm *gemm = self->cpu->gemm;
+    const uint64_t C = args->H * args->D, D = args->D, width = width_of(args);
+    float *p = scratch + CPU_GEMM_FLOATS, *ds = p + CPU_ATTENTION_FLOATS, *row = args->dqkv + sample * args->T * width;
+    float *dq = row + column_of(args, head, 0), *dk = row + column_of(args, head, 1);
+    float *dv = row + column_of(args, head, 2);
+
+    if (first_key(args, args->T - 1) > 0 && !add) {
+        for (uint64_t token = 0; token < args->T; token++) {
+            memset(dk + token * width, 0, D * sizeof *dk);
+            memset(dv + token * width, 0, D * sizeof *dv);
+        }
+        add = true;
+    }
+    for (uint64_t block = self->blocks; block-- > 0; add = true) {
+        const uint64_t first = block * self->rows;
+        const uint64_t end = first + self->rows < args->T ? first + self->rows : args->T;
+        const uint64_t from = first_key(args, first), n = end - first, keys = end - from;
+        const uint64_t stride = row_stride(keys);
+        const struct cpu_operand q = part_of(args, sample, head, 0, first, false);
+        const struct cpu_operand kt = part_of(args, sample, head, 1, from, true);
+        const struct cpu_operand vt = part_of(args, sample, head, 2, from, true);
+        const struct cpu_operand k = part_of(args, sample, head, 1, from, false);
+        const uint64_t at = (sample * args->T + first) * C + head * D;
+        const struct cpu_operand dout = {
+            .data = cpu_at(args->dout, args->type, at), .stride = C, .type = args->type};
+        gemm->run(n, keys, D, &q, &kt, args->type, p, stride, false, scratch);
+        gemm->run(n, keys, D, &dout, &vt, args->type, ds, stride, false, scratch);
+        backward_rows(self, sample, head, first, end, stride, p, ds);
+        const struct cpu_operand p_t = block_of(p, stride, true), ds_t = block_of(ds, stride, true);
+        const struct cpu_operand ds_n = block_of(ds, stride, false);
+        gemm->run(keys, D, n, &p_t, &dout, args->type, dv + from * width, width, add, scratch);
+        gemm->run(keys, D, n, &ds_t, &q, args->type, dk + from * width, width, add, scratch);
+        gemm->run(n, D, keys, &ds_n, &k, args->type, dq + first * width, width, false, scratch);
+    }
+}
+
 static void backward_piece(uint64_t piece, uint32_t worker, void *context)
 {
     const struct attention *self = context;
     const struct aq_attention *args = self->args;
-    const struct cpu_gemm *gemm = self->cpu->gemm;
-    const uint64_t sample = piece / args->H, head = piece % args->H, C = args->H * args->D, D = args->D;
-    float *scratch = cpu_scratch(self->cpu, worker);
-    float *p = scratch + CPU_GEMM_FLOATS, *ds = p + CPU_ATTENTION_FLOATS;
-    float *dq = args->dqkv + sample * args->T * 3 * C + head * D, *dk = dq + C, *dv = dk + C;
-
-    for (uint64_t block = self->blocks; block-- > 0;) {
-        const uint64_t first = block * self->rows;
-        const uint64_t end = first + self->rows < args->T ? first + self->rows : args->T;
-        const uint64_t n = end - first, stride = row_stride(end);
-        const bool add = block + 1 < self->blocks;
-        const struct cpu_operand q = part_of(args, sample, head, 0, first, false);
-        const struct cpu_operand kt = part_of(args, sample, head, 1, 0, true);
-        const struct cpu_operand vt = part_of(args, sample, head, 2, 0, true);
-        const struct cpu_operand k = part_of(args, sample, head, 1, 0, false);
-        const uint64_t at = (sample * args->T + first) * C + head * D;
-        const struct cpu_operand dout = {
-            .data = cpu_at(args->dout, args->type, at), .stride = C, .type = args->type};
-        gemm->run(n, end, D, &q, &kt, args->type, p, stride, false, scratch);
-        gemm->run(n, end, D, &dout, &vt, args->type, ds, stride, false, scratch);
-        backward_rows(self, sample, head, first, end, stride, p, ds);
-        const struct cpu_operand p_t = block_of(p, stride, true), ds_t = block_of(ds, stride, true);
-        const struct cpu_operand ds_n = block_of(ds, stride, false);
-        gemm->run(end, D, n, &p_t, &dout, args->type, dv, 3 * C, add, scratch);
-        gemm->run(end, D, n, &ds_t, &q, args->type, dk, 3 * C, add, scratch);
-        gemm->run(n, D, end, &ds_n, &k, args->type, dq + first * 3 * C, 3 * C, false, scratch);
-    }
-    for (uint64_t row = 0; args->dqkv_rounded && row < 3 * args->T; row++) /* q, k and v of a token after one another */
-        self->cpu->rows->scale(dq + row * C, D, 1.0f, args->dqkv_rounded + (dq - args->dqkv) + row * C, args->type);
+    const uint64_t sample = piece / args->kv_heads, group = args->H / args->kv_heads;
+    const uint64_t first = piece % args->kv_heads * group, width = width_of(args);
+    const uint64_t counts[] = {group * args->D, args->D, args->D};
+    for (uint64_t head = first; head < first + group; head++)
+        backward_head(self, sample, head, head > first, cpu_scratch(self->cpu, worker));
+    for (uint64_t token = 0; args->dqkv_rounded && token < args->T; token++)
+        for (uint64_t part = 0; part < 3; part++) {
+            const uint64_t at = (sample * args->T + token) * width + column_of(args, first, part);
+            self->cpu->rows->scale(args->dqkv + at, counts[part], 1.0f, args->dqkv_rounded + at, args->type);
+        }
 }
 
 enum aq_status cpu_attention_backward(struct aq_device *device, const struct aq_attention *args,
@@ -172,6 +229,6 @@ enum aq_status cpu_attention_backward(struct aq_device *device, const struct aq_
     (void)stream;
     struct attention self;
     AQ_TRY(attention_init(&self, device, args));
-    cpu_pool_run(self.cpu->pool, args->samples * args->H, backward_piece, &self);
+    cpu_pool_run(self.cpu->pool, args->samples * args->kv_heads, backward_piece, &self);
     return AQ_OK;
 }

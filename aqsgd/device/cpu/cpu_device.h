@@ -55,6 +55,16 @@ static inline uint64_t end_of(uint64_t index, uint64_t count, uint64_t piece)
     return (index + 1) * piece < count ? (index + 1) * piece : count;
 }
 
+/*
+ * cpu_pieces.c: sums over rows. Rows of a group, at least CPU_GROUP_ROWS, so that a partial row of `width` floats for
+ * each group fits the shared scratch, where group i's lies at i * width; then, columns offset .. offset + columns - 1
+ * of the groups' partial rows, added in order to sums.
+ */
+enum { CPU_GROUP_ROWS = 16 };
+uint64_t cpu_group_rows(uint64_t rows, uint64_t width);
+void cpu_reduce(struct cpu_device *cpu, uint64_t groups, uint64_t width, uint64_t offset, uint64_t columns,
+                float *sums);
+
 static inline struct cpu_mask cpu_mask_of(const struct aq_dropout *dropout, uint64_t sample, uint64_t offset)
 {
     if (dropout->probability <= 0.0f) return (struct cpu_mask){0};
@@ -64,7 +74,10 @@ static inline struct cpu_mask cpu_mask_of(const struct aq_dropout *dropout, uint
                              .factor = 1.0f / (1.0f - dropout->probability)};
 }
 
-/* What math.def has: cpu_matmul.c, cpu_attention.c, cpu_pieces.c (rows), cpu_flat.c (elements), cpu_image.c. */
+/*
+ * What math.def has: cpu_matmul.c, cpu_attention.c, cpu_pieces.c (rows), cpu_heads.c (what decoders add), cpu_flat.c
+ * (elements), cpu_image.c.
+ */
 #define AQ_MATH(name, type, ...)                                                                                       \
     enum aq_status cpu_##name(struct aq_device *device, const struct type *args, struct aq_stream *stream);
 #include "aqsgd/math.def"

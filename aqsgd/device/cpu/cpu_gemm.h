@@ -2,8 +2,9 @@
  * cpu_gemm.h -- one matrix product on one thread, with a variant for each kind of machine; private to this room.
  *
  *     cpu_gemm_plain    three loops, the truth (AQ_CPU=plain)
- *     cpu_gemm_dnnl     oneDNN's single-threaded sgemm, on blocks (machines without AVX-512)
- *     cpu_gemm_avx512   packed panels and a register-blocked kernel; bf16 by AVX512_BF16 where there is
+ *     cpu_gemm_dnnl     oneDNN's single-threaded sgemm, on blocks (machines without AVX2)
+ *     cpu_gemm_avx2     packed panels and a register-blocked kernel
+ *     cpu_gemm_avx512   the same, wider; bf16 by AVX512_BF16 where there is
  *
  * c (M x N, fp32) = op(a) op(b), or += . Operands are read through their types; with compute AQ_BF16 or AQ_F16 both are
  * rounded to it first. An element's sum runs over k in an order that depends on K alone, so that the result does not
@@ -33,6 +34,7 @@ struct cpu_gemm {
 
 extern const struct cpu_gemm cpu_gemm_plain;
 extern const struct cpu_gemm cpu_gemm_dnnl;
+extern const struct cpu_gemm cpu_gemm_avx2;       /* bf16 and fp16 products on fp32 registers       */
 extern const struct cpu_gemm cpu_gemm_avx512;     /* fp32; bf16 and fp16 products on fp32 registers */
 extern const struct cpu_gemm cpu_gemm_avx512bf16; /* bf16 products by AVX512_BF16                   */
 

@@ -9,5 +9,5 @@
 #include "cpu_gemm_tile.inc.h"
 
 const struct cpu_panels cpu_panels_avx512 = {
-    .unit = 1, .pack_rows = pack_rows, .pack_columns = pack_columns, .tile = tile};
+    .unit = 1, .units_max = 512, .pack_rows = pack_rows, .pack_columns = pack_columns, .tile = tile};
 #endif

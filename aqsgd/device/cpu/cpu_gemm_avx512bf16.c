@@ -10,5 +10,5 @@
 #include "cpu_gemm_tile.inc.h"
 
 const struct cpu_panels cpu_panels_avx512bf16 = {
-    .unit = 2, .pack_rows = pack_rows, .pack_columns = pack_columns, .tile = tile};
+    .unit = 2, .units_max = 512, .pack_rows = pack_rows, .pack_columns = pack_columns, .tile = tile};
 #endif

@@ -1,5 +1,5 @@
 /*
- * cpu_gemm_dnnl.c -- the matrix product by oneDNN's sgemm, one thread a call: for machines without AVX-512.
+ * cpu_gemm_dnnl.c -- the matrix product by oneDNN's sgemm, one thread a call: for machines without AVX2.
  *
  * oneDNN of Debian runs on OpenMP. Each of our threads tells OpenMP to use one thread, itself; oneDNN then calls its
  * kernel directly and never wakes a pool of its own. Operands of 16 bits are widened block by block: exact, if slow.

@@ -11,7 +11,7 @@ enum { BLOCK_ROWS = 256, BLOCK_COLUMNS = 336 };
 void cpu_panels_run(const struct cpu_panels *panels, uint64_t M, uint64_t N, uint64_t K, const struct cpu_operand *a,
                     const struct cpu_operand *b, float *c, uint64_t c_stride, bool accumulate, float *scratch)
 {
-    const uint64_t chunk = panel_chunk(K, panels->unit);
+    const uint64_t chunk = panel_chunk(K, panels);
     uint32_t *columns = (uint32_t *)(void *)scratch, *rows = columns + BLOCK_COLUMNS * PANEL_UNITS_MAX;
     for (uint64_t n = 0; n < N; n += BLOCK_COLUMNS) {
         const uint64_t wide = panel_least(N - n, BLOCK_COLUMNS);
@@ -31,6 +31,12 @@ void cpu_panels_run(const struct cpu_panels *panels, uint64_t M, uint64_t N, uin
     }
 }
 
+static void run_avx2(uint64_t M, uint64_t N, uint64_t K, const struct cpu_operand *a, const struct cpu_operand *b,
+                     enum aq_element compute, float *c, uint64_t c_stride, bool accumulate, float *scratch)
+{
+    cpu_panels_run(cpu_gemm_panels(&cpu_gemm_avx2, compute), M, N, K, a, b, c, c_stride, accumulate, scratch);
+}
+
 static void run_rounded(uint64_t M, uint64_t N, uint64_t K, const struct cpu_operand *a, const struct cpu_operand *b,
                         enum aq_element compute, float *c, uint64_t c_stride, bool accumulate, float *scratch)
 {
@@ -43,6 +49,11 @@ static void run_pairs(uint64_t M, uint64_t N, uint64_t K, const struct cpu_opera
     cpu_panels_run(cpu_gemm_panels(&cpu_gemm_avx512bf16, compute), M, N, K, a, b, c, c_stride, accumulate, scratch);
 }
 
+const struct cpu_gemm cpu_gemm_avx2 = {.name = "AVX2",
+                                       .run = run_avx2,
+                                       .fp32 = &cpu_panels_avx2,
+                                       .bf16 = &cpu_panels_avx2_rounded,
+                                       .fp16 = &cpu_panels_avx2_halves};
 const struct cpu_gemm cpu_gemm_avx512 = {.name = "AVX-512",
                                          .run = run_rounded,
                                          .fp32 = &cpu_panels_avx512,

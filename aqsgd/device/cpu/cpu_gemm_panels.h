@@ -8,7 +8,7 @@
  *
  * A unit is 32 bits: one fp32 value (it may be a bf16's or an fp16's), or two bf16 values of neighbouring k, the lower
  * one first. Lanes and k beyond the operand are zero. The kernel multiplies one row panel by one column panel and keeps
- * the whole tile of sums in registers.
+ * the sums in registers. A variant may order the values inside a panel as its kernel likes (AVX2 does).
  *
  * k is cut into chunks that depend on K alone (panel_chunk), and an element's sums are added chunk after chunk: its
  * bits do not depend on M, N or on which thread made it.
@@ -18,10 +18,11 @@
 
 #include "cpu_gemm.h"
 
-enum { PANEL_ROWS = 8, PANEL_COLUMNS = 48, PANEL_UNITS_MAX = 512 };
+enum { PANEL_ROWS = 8, PANEL_COLUMNS = 48, PANEL_UNITS_MAX = 512 /* of any variant */ };
 
 struct cpu_panels {
-    uint32_t unit; /* values of k in a unit: 1 or 2 */
+    uint32_t unit;      /* values of k in a unit: 1 or 2 */
+    uint32_t units_max; /* of a chunk; a multiple of 16  */
     /* `lanes` rows (columns) of op(x) from `first`, k from `k` for `depth`, as panels one after another. */
     void (*pack_rows)(const struct cpu_operand *x, uint64_t first, uint64_t lanes, uint64_t k, uint64_t depth,
                       uint32_t *out);
@@ -32,6 +33,9 @@ struct cpu_panels {
                  uint64_t columns, bool accumulate);
 };
 
+extern const struct cpu_panels cpu_panels_avx2;           /* fp32                                        */
+extern const struct cpu_panels cpu_panels_avx2_rounded;   /* bf16 values in fp32 registers               */
+extern const struct cpu_panels cpu_panels_avx2_halves;    /* fp16 values in fp32 registers               */
 extern const struct cpu_panels cpu_panels_avx512;         /* fp32                                        */
 extern const struct cpu_panels cpu_panels_avx512_rounded; /* bf16 values in fp32 registers               */
 extern const struct cpu_panels cpu_panels_avx512_halves;  /* fp16 values in fp32 registers               */
@@ -47,11 +51,11 @@ static inline uint64_t panel_least(uint64_t x, uint64_t y)
     return x < y ? x : y;
 }
 
-/* k's chunk for a product over K: even parts of at most PANEL_UNITS_MAX units, a multiple of 16 units. */
-static inline uint64_t panel_chunk(uint64_t K, uint32_t unit)
+/* k's chunk for a product over K: even parts of at most units_max units, a multiple of 16 units. */
+static inline uint64_t panel_chunk(uint64_t K, const struct cpu_panels *panels)
 {
-    const uint64_t most = (uint64_t)PANEL_UNITS_MAX * unit, parts = (K + most - 1) / most;
-    return panel_up((K + parts - 1) / parts, 16 * (uint64_t)unit);
+    const uint64_t most = (uint64_t)panels->units_max * panels->unit, parts = (K + most - 1) / most;
+    return panel_up((K + parts - 1) / parts, 16 * (uint64_t)panels->unit);
 }
 
 /* One product on one thread, both operands packed block by block into scratch (CPU_GEMM_FLOATS). */

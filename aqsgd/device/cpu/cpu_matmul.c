@@ -4,7 +4,8 @@
  *
  * The shape of the pieces depends on the product alone, never on the number of threads. What follows the sums (bias,
  * GELU, residual, rounding) is done on the piece while it lies in the cache. Variants with panels have their
- * own way of cutting, in cpu_matmul_panels.c; here is the one for all others.
+ * own way of cutting, in cpu_matmul_panels.c, and so has a product with one row (cpu_matvec.c); here is the one for all
+ * others.
  */
 #include "cpu_matmul.h"
 
@@ -28,7 +29,8 @@ void cpu_product_finish(const struct cpu_product *product, uint64_t m, uint64_t 
             mask = cpu_mask_of(&args->dropout, sample, row * args->N + n);
         }
         void *other = args->other ? cpu_at_w(args->other, args->c_type, at) : NULL;
-        product->cpu->rows->finish(args->after, columns, sums + r * sums_stride, args->bias ? args->bias + n : NULL,
+        const float *bias = args->bias ? args->bias + (m + r) * args->bias_stride + n : NULL;
+        product->cpu->rows->finish(args->after, columns, sums + r * sums_stride, bias,
                                    cpu_at_w(args->c, args->c_type, at), args->c_type, other, &mask);
     }
 }
@@ -60,6 +62,10 @@ enum aq_status cpu_matmul(struct aq_device *device, const struct aq_matmul *args
         .args = args,
         .a = {.data = args->a, .stride = args->a_stride, .type = args->a_type, .transposed = args->a_transposed},
         .b = {.data = args->b, .stride = args->b_stride, .type = args->b_type, .transposed = args->b_transposed}};
+    if (cpu_matvec_can(&product)) {
+        cpu_matvec(&product);
+        return AQ_OK;
+    }
     const struct cpu_panels *panels = cpu_gemm_panels(cpu->gemm, args->compute);
     if (panels && args->K) return cpu_matmul_panels(&product, panels);
     const uint64_t pieces = (args->M + PIECE_M - 1) / PIECE_M * ((args->N + PIECE_N - 1) / PIECE_N);

@@ -1,5 +1,5 @@
 /*
- * cpu_matmul.h -- what the two ways of cutting a matrix product into pieces share; private to this room.
+ * cpu_matmul.h -- what the ways of cutting a matrix product into pieces share; private to this room.
  */
 #ifndef AQ_CPU_MATMUL_H
 #define AQ_CPU_MATMUL_H
@@ -21,6 +21,13 @@ static inline bool cpu_product_is_sums(const struct aq_matmul *args)
 /* From the sums of a block at (m, n) to c: bias, GELU, residual, rounding, while the block is in the cache. */
 void cpu_product_finish(const struct cpu_product *product, uint64_t m, uint64_t rows, uint64_t n, uint64_t columns,
                         const float *sums, uint64_t sums_stride);
+
+/*
+ * cpu_matvec.c: a product with one row of a, which memory bounds. can: is it one, and does the weights' type want no
+ * rounding?
+ */
+bool cpu_matvec_can(const struct cpu_product *product);
+void cpu_matvec(const struct cpu_product *product);
 
 /* cpu_matmul_panels.c. AQ_INVAL: c has 16 bits and K too large for its panels. */
 enum aq_status cpu_matmul_panels(const struct cpu_product *product, const struct cpu_panels *panels);

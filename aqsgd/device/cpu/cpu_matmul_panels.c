@@ -196,7 +196,7 @@ enum aq_status cpu_matmul_panels(const struct cpu_product *product, const struct
                         .panels = panels,
                         .common_rows = args->M <= args->N,
                         .whole_k = args->c_type != AQ_F32,
-                        .chunk = panel_chunk(args->K, panels->unit)};
+                        .chunk = panel_chunk(args->K, panels)};
     plan.own_lanes = own_lanes_choose(&plan, args->K);
     const uint64_t common = plan.common_rows ? args->M : args->N;
     uint64_t lanes_most = COMMON_LANES;

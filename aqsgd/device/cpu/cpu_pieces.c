@@ -11,10 +11,9 @@
 
 #include "cpu_device.h"
 
-enum { ROWS = 16, COLUMNS = 64 };
+enum { ROWS = CPU_GROUP_ROWS, COLUMNS = 64 };
 
-/* Rows of a group, so that a partial row of `width` floats for each group fits the shared scratch. */
-static uint64_t group_rows(uint64_t rows, uint64_t width)
+uint64_t cpu_group_rows(uint64_t rows, uint64_t width)
 {
     uint64_t group = ROWS;
     while (pieces_of(rows, group) * width * sizeof(float) > CPU_SHARED_BYTES)
@@ -40,8 +39,7 @@ static void reduce_piece(uint64_t piece, uint32_t worker, void *context)
     }
 }
 
-static void reduce_run(struct cpu_device *cpu, uint64_t groups, uint64_t width, uint64_t offset, uint64_t columns,
-                       float *sums)
+void cpu_reduce(struct cpu_device *cpu, uint64_t groups, uint64_t width, uint64_t offset, uint64_t columns, float *sums)
 {
     struct reduce reduce = {.partial = cpu_shared(cpu),
                             .groups = groups,
@@ -98,11 +96,11 @@ enum aq_status cpu_layernorm_backward(struct aq_device *device, const struct aq_
                                       struct aq_stream *stream)
 {
     struct cpu_device *cpu = cpu_device_of(device);
-    struct layernorm_backward self = {.cpu = cpu, .args = args, .group = group_rows(args->rows, 2 * args->C)};
+    struct layernorm_backward self = {.cpu = cpu, .args = args, .group = cpu_group_rows(args->rows, 2 * args->C)};
     const uint64_t groups = pieces_of(args->rows, self.group);
     cpu_pool_run(cpu->pool, groups, layernorm_backward_piece, &self);
-    if (args->dgamma) reduce_run(cpu, groups, 2 * args->C, 0, args->C, args->dgamma);
-    if (args->dbeta) reduce_run(cpu, groups, 2 * args->C, args->C, args->C, args->dbeta);
+    if (args->dgamma) cpu_reduce(cpu, groups, 2 * args->C, 0, args->C, args->dgamma);
+    if (args->dbeta) cpu_reduce(cpu, groups, 2 * args->C, args->C, args->C, args->dbeta);
     const struct aq_dropout_apply round = {.samples = 1,
                                            .sample_elements = args->rows * args->C,
                                            .x = args->dx,
@@ -137,10 +135,10 @@ static void column_sum_piece(uint64_t piece, uint32_t worker, void *context)
 enum aq_status cpu_column_sum(struct aq_device *device, const struct aq_column_sum *args, struct aq_stream *stream)
 {
     (void)stream;
-    struct column_sum self = {.cpu = cpu_device_of(device), .args = args, .group = group_rows(args->rows, args->C)};
+    struct column_sum self = {.cpu = cpu_device_of(device), .args = args, .group = cpu_group_rows(args->rows, args->C)};
     const uint64_t groups = pieces_of(args->rows, self.group);
     cpu_pool_run(self.cpu->pool, groups, column_sum_piece, &self);
-    reduce_run(self.cpu, groups, args->C, 0, args->C, args->sums);
+    cpu_reduce(self.cpu, groups, args->C, 0, args->C, args->sums);
     return AQ_OK;
 }
 
@@ -157,8 +155,13 @@ static void embedding_piece(uint64_t piece, uint32_t worker, void *context)
     const uint64_t C = args->C;
     for (uint64_t r = piece * ROWS; r < end_of(piece, args->samples * args->T, ROWS); r++) {
         float *x = args->x + r * C;
-        memcpy(x, args->token_table + (uint64_t)args->tokens[r] * C, C * sizeof *x);
-        self->cpu->rows->add(x, args->position_table + r % args->T * C, AQ_F32, C);
+        const float *token = args->token_table + (uint64_t)args->tokens[r] * C;
+        if (args->add)
+            self->cpu->rows->add(x, token, AQ_F32, C);
+        else
+            memcpy(x, token, C * sizeof *x);
+        if (args->scale != 0.0f) self->cpu->rows->scale(x, C, args->scale, x, AQ_F32);
+        if (args->position_table) self->cpu->rows->add(x, args->position_table + r % args->T * C, AQ_F32, C);
         const struct cpu_mask mask = cpu_mask_of(&args->dropout, r / args->T, r % args->T * C);
         if (mask.key) self->cpu->rows->mask(x, C, &mask, x, AQ_F32);
     }
@@ -190,6 +193,10 @@ static void embedding_backward_piece(uint64_t piece, uint32_t worker, void *cont
         const struct cpu_mask mask = cpu_mask_of(&args->dropout, r / args->T, r % args->T * C + first);
         if (mask.key) {
             self->cpu->rows->mask(dx, n, &mask, masked, AQ_F32);
+            dx = masked;
+        }
+        if (args->scale != 0.0f) {
+            self->cpu->rows->scale(dx, n, args->scale, masked, AQ_F32);
             dx = masked;
         }
         if (args->token_gradient)
@@ -254,6 +261,24 @@ enum aq_status cpu_cross_entropy(struct aq_device *device, const struct aq_cross
     return AQ_OK;
 }
 
+/* As many rows as samples of a micro-batch: no work for a pool. */
+enum aq_status cpu_squared_error(struct aq_device *device, const struct aq_squared_error *args,
+                                 struct aq_stream *stream)
+{
+    (void)device;
+    (void)stream;
+    for (uint64_t r = 0; r < args->rows; r++) {
+        const float target = args->targets[r];
+        const float off = isnan(target) ? 0.0f : args->outputs[r * args->outputs_stride] - target;
+        args->losses[r] = off * off;
+        if (!args->gradient) continue;
+        void *gradient = cpu_at_w(args->gradient, args->gradient_type, r * args->gradient_stride);
+        memset(gradient, 0, args->gradient_stride * aq_element_bytes(args->gradient_type));
+        cpu_store(gradient, args->gradient_type, 0, args->scale * (2.0f * off));
+    }
+    return AQ_OK;
+}
+
 enum { FLAT = 16 << 10 };
 
 struct dropout {
@@ -261,6 +286,29 @@ struct dropout {
     const struct aq_dropout_apply *args;
     uint64_t pieces; /* of a sample */
 };
+
+enum { WIDE = 512 };
+
+/* x in 16 bits, or a sum: a few at a time. */
+static void dropout_wide(const struct dropout *self, uint64_t sample, uint64_t first, uint64_t n)
+{
+    const struct aq_dropout_apply *args = self->args;
+    const struct cpu_rows *rows = self->cpu->rows;
+    float wide[WIDE];
+    for (uint64_t end = first + n; first < end; first += n) {
+        n = end - first < WIDE ? end - first : WIDE;
+        const uint64_t at = sample * args->sample_elements + first;
+        const struct cpu_mask mask = cpu_mask_of(&args->dropout, sample, first);
+        void *y = cpu_at_w(args->y, args->y_type, at);
+        memset(wide, 0, n * sizeof *wide);
+        rows->add(wide, cpu_at(args->x, args->x_type, at), args->x_type, n);
+        if (mask.key)
+            rows->mask(wide, n, &mask, args->add ? wide : y, args->y_type);
+        else if (!args->add)
+            rows->scale(wide, n, 1.0f, y, args->y_type);
+        if (args->add) rows->add(y, wide, AQ_F32, n);
+    }
+}
 
 static void dropout_piece(uint64_t piece, uint32_t worker, void *context)
 {
@@ -271,10 +319,13 @@ static void dropout_piece(uint64_t piece, uint32_t worker, void *context)
     const uint64_t n = end_of(piece % self->pieces, args->sample_elements, FLAT) - first;
     const uint64_t at = sample * args->sample_elements + first;
     const struct cpu_mask mask = cpu_mask_of(&args->dropout, sample, first);
-    if (mask.key)
-        self->cpu->rows->mask(args->x + at, n, &mask, cpu_at_w(args->y, args->y_type, at), args->y_type);
+    const float *x = args->x;
+    if (args->x_type != AQ_F32 || args->add)
+        dropout_wide(self, sample, first, n);
+    else if (mask.key)
+        self->cpu->rows->mask(x + at, n, &mask, cpu_at_w(args->y, args->y_type, at), args->y_type);
     else
-        self->cpu->rows->scale(args->x + at, n, 1.0f, cpu_at_w(args->y, args->y_type, at), args->y_type);
+        self->cpu->rows->scale(x + at, n, 1.0f, cpu_at_w(args->y, args->y_type, at), args->y_type);
 }
 
 enum aq_status cpu_dropout(struct aq_device *device, const struct aq_dropout_apply *args, struct aq_stream *stream)

@@ -27,6 +27,17 @@ struct cpu_rows {
                       enum aq_element type, float *mean, float *rstd);
     void (*layernorm_backward)(const float *dy, const float *x, const float *gamma, float mean, float rstd, uint64_t n,
                                float *dx, float *dgamma, float *dbeta);
+    void (*rmsnorm)(const void *x, enum aq_element x_type, const float *gamma, uint64_t n, float plus, float epsilon,
+                    void *y, enum aq_element y_type, float *rstd);
+    void (*rmsnorm_backward)(const float *dy, const void *x, enum aq_element x_type, const float *gamma, float plus,
+                             float rstd, uint64_t n, float *dx, float *dgamma);
+    /* 2 half columns turned by angles with these cosines and sign times these sines: see struct aq_rope. y may be x. */
+    void (*rotate)(const void *x, enum aq_element x_type, const float *cosines, const float *sines, float sign,
+                   uint64_t half, void *y, enum aq_element y_type);
+    /* y = gate(g) u, and its backward; dg may be g, du u. */
+    void (*gated)(enum aq_gate gate, uint64_t n, const void *g, const void *u, void *y, enum aq_element type);
+    void (*gated_backward)(enum aq_gate gate, uint64_t n, const void *g, const void *u, const void *dy, void *dg,
+                           void *du, enum aq_element type);
     /* The end of a matrix product, on one row of sums; see enum aq_matmul_after. bias may be NULL; c may be sums. */
     void (*finish)(enum aq_matmul_after after, uint64_t n, const float *sums, const float *bias, void *c,
                    enum aq_element type, void *other, const struct cpu_mask *mask);
@@ -43,9 +54,17 @@ struct cpu_rows {
                              const struct cpu_mask *mask);
     float (*dot)(const void *x, const void *y, enum aq_element type, uint64_t n);
     void (*add)(float *y, const void *x, enum aq_element type, uint64_t n); /* y += x */
+    /* `count` rows of n, `stride` elements apart, and a vector: y[i] = x rows[i]; y += sum over i of x[i] rows[i]. */
+    void (*dots)(const float *x, const void *rows, uint64_t stride, enum aq_element type, uint64_t n, uint64_t count,
+                 float *y);
+    void (*combine)(const float *x, const void *rows, uint64_t stride, enum aq_element type, uint64_t n,
+                    uint64_t count, float *y);
     /* y = x times mask */
     void (*mask)(const float *x, uint64_t n, const struct cpu_mask *mask, void *y, enum aq_element type);
     double (*sum2)(const float *x, uint64_t n);
+    /* y = x Phi(x), of `type`, or other + that, in fp32; dx = dy (Phi(x) + x phi(x)). */
+    void (*gelu)(const void *x, uint64_t n, enum aq_element type, const float *other, void *y);
+    void (*gelu_backward)(const void *x, const void *dy, uint64_t n, enum aq_element type, void *dx);
 };
 
 extern const struct cpu_rows cpu_rows_plain;

@@ -45,6 +45,41 @@ static void layernorm_backward(const float *dy, const float *x, const float *gam
     }
 }
 
+static void rmsnorm(const void *x, enum aq_element x_type, const float *gamma, uint64_t n, float plus, float epsilon,
+                    void *y, enum aq_element y_type, float *rstd_out)
+{
+    double sum2 = 0.0;
+    for (uint64_t i = 0; i < n; i++) sum2 += (double)cpu_load(x, x_type, i) * cpu_load(x, x_type, i);
+    const float rstd = (float)(1.0 / sqrt(sum2 / (double)n + epsilon));
+    for (uint64_t i = 0; i < n; i++) cpu_store(y, y_type, i, cpu_load(x, x_type, i) * rstd * (plus + gamma[i]));
+    *rstd_out = rstd;
+}
+
+/* With h = x rstd and g = dy (plus + gamma):  dx = rstd (g - h mean(g h)). */
+static void rmsnorm_backward(const float *dy, const void *x, enum aq_element x_type, const float *gamma, float plus,
+                             float rstd, uint64_t n, float *dx, float *dgamma)
+{
+    double sum_gh = 0.0;
+    for (uint64_t i = 0; i < n; i++)
+        sum_gh += (double)(dy[i] * (plus + gamma[i])) * (cpu_load(x, x_type, i) * rstd);
+    const float mean_gh = (float)(sum_gh / (double)n);
+    for (uint64_t i = 0; i < n; i++) {
+        const float h = cpu_load(x, x_type, i) * rstd;
+        dgamma[i] += dy[i] * h;
+        dx[i] += rstd * (dy[i] * (plus + gamma[i]) - h * mean_gh);
+    }
+}
+
+static void rotate(const void *x, enum aq_element x_type, const float *cosines, const float *sines, float sign,
+                   uint64_t half, void *y, enum aq_element y_type)
+{
+    for (uint64_t i = 0; i < half; i++) {
+        const float a = cpu_load(x, x_type, i), b = cpu_load(x, x_type, half + i), sine = sign * sines[i];
+        cpu_store(y, y_type, i, a * cosines[i] - b * sine);
+        cpu_store(y, y_type, half + i, b * cosines[i] + a * sine);
+    }
+}
+
 /* The published model's GELU: x/2 (1 + tanh(z)), z = sqrt(2/pi) (x + 0.044715 x^3). Hendrycks and Gimpel 2016. */
 static const float GELU_A = 0.7978845608028654f, GELU_B = 0.044715f;
 
@@ -57,6 +92,55 @@ static float gelu_slope(float x)
 {
     const float t = tanhf(GELU_A * (x + GELU_B * x * x * x));
     return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * GELU_A * (1.0f + 3.0f * GELU_B * x * x);
+}
+
+/* The distribution itself, not the approximation. */
+static float normal_below(float x)
+{
+    return 0.5f * erfcf(-0.7071067811865476f * x);
+}
+
+static void gelu_exact(const void *x, uint64_t n, enum aq_element type, const float *other, void *y)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        const float value = cpu_load(x, type, i), gated = value * normal_below(value);
+        cpu_store(y, other ? AQ_F32 : type, i, other ? other[i] + gated : gated);
+    }
+}
+
+static void gelu_exact_backward(const void *x, const void *dy, uint64_t n, enum aq_element type, void *dx)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        const float value = cpu_load(x, type, i), density = 0.3989422804014327f * expf(-0.5f * value * value);
+        cpu_store(dx, type, i, cpu_load(dy, type, i) * (normal_below(value) + value * density));
+    }
+}
+
+static float gate_of(enum aq_gate gate, float x)
+{
+    return gate == AQ_GATE_GELU ? gelu(x) : x / (1.0f + expf(-x));
+}
+
+static float gate_slope(enum aq_gate gate, float x)
+{
+    if (gate == AQ_GATE_GELU) return gelu_slope(x);
+    const float s = 1.0f / (1.0f + expf(-x));
+    return s * (1.0f + x * (1.0f - s));
+}
+
+static void gated(enum aq_gate gate, uint64_t n, const void *g, const void *u, void *y, enum aq_element type)
+{
+    for (uint64_t i = 0; i < n; i++) cpu_store(y, type, i, gate_of(gate, cpu_load(g, type, i)) * cpu_load(u, type, i));
+}
+
+static void gated_backward(enum aq_gate gate, uint64_t n, const void *g, const void *u, const void *dy, void *dg,
+                           void *du, enum aq_element type)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        const float x = cpu_load(g, type, i), up = cpu_load(u, type, i), d = cpu_load(dy, type, i);
+        cpu_store(dg, type, i, d * up * gate_slope(gate, x));
+        cpu_store(du, type, i, d * gate_of(gate, x));
+    }
 }
 
 static void finish(enum aq_matmul_after after, uint64_t n, const float *sums, const float *bias, void *c,
@@ -126,6 +210,26 @@ static void add(float *y, const void *x, enum aq_element type, uint64_t n)
     for (uint64_t i = 0; i < n; i++) y[i] += cpu_load(x, type, i);
 }
 
+static void dots(const float *x, const void *rows, uint64_t stride, enum aq_element type, uint64_t n, uint64_t count,
+                 float *y)
+{
+    for (uint64_t r = 0; r < count; r++) {
+        double sum = 0.0;
+        for (uint64_t i = 0; i < n; i++) sum += (double)x[i] * cpu_load(rows, type, r * stride + i);
+        y[r] = (float)sum;
+    }
+}
+
+static void combine(const float *x, const void *rows, uint64_t stride, enum aq_element type, uint64_t n, uint64_t count,
+                    float *y)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        double sum = y[i];
+        for (uint64_t r = 0; r < count; r++) sum += (double)x[r] * cpu_load(rows, type, r * stride + i);
+        y[i] = (float)sum;
+    }
+}
+
 static void mask_apply(const float *x, uint64_t n, const struct cpu_mask *mask, void *y, enum aq_element type)
 {
     for (uint64_t i = 0; i < n; i++) cpu_store(y, type, i, x[i] * mask_factor(mask, i));
@@ -141,6 +245,11 @@ static double sum2(const float *x, uint64_t n)
 const struct cpu_rows cpu_rows_plain = {.name = "plain",
                                         .layernorm = layernorm,
                                         .layernorm_backward = layernorm_backward,
+                                        .rmsnorm = rmsnorm,
+                                        .rmsnorm_backward = rmsnorm_backward,
+                                        .rotate = rotate,
+                                        .gated = gated,
+                                        .gated_backward = gated_backward,
                                         .finish = finish,
                                         .max = max,
                                         .exp_sum = exp_sum,
@@ -148,5 +257,9 @@ const struct cpu_rows cpu_rows_plain = {.name = "plain",
                                         .softmax_backward = softmax_backward,
                                         .dot = dot,
                                         .add = add,
+                                        .dots = dots,
+                                        .combine = combine,
                                         .mask = mask_apply,
-                                        .sum2 = sum2};
+                                        .sum2 = sum2,
+                                        .gelu = gelu_exact,
+                                        .gelu_backward = gelu_exact_backward};

@@ -113,6 +113,60 @@ static void layernorm_backward(const float *dy, const float *x, const float *gam
     }
 }
 
+static void rmsnorm(const void *x, enum aq_element x_type, const float *gamma, uint64_t n, float plus, float epsilon,
+                    void *y, enum aq_element y_type, float *rstd_out)
+{
+    vf sum2 = v_set(0.0f);
+    EACH(i, n)
+    {
+        const vf value = v_load_as(x, x_type, i, n - i);
+        sum2 = v_fma(value, value, sum2);
+    }
+    const float rstd = (float)(1.0 / sqrt(v_sum_double(sum2) / (double)n + epsilon));
+    const vf factor = v_set(rstd), more = v_set(plus);
+    EACH(i, n)
+    {
+        const vf h = v_mul(v_load_as(x, x_type, i, n - i), factor);
+        v_store_as(y, y_type, i, v_mul(h, v_add(more, v_load(gamma + i, n - i))), n - i);
+    }
+    *rstd_out = rstd;
+}
+
+static void rmsnorm_backward(const float *dy, const void *x, enum aq_element x_type, const float *gamma, float plus,
+                             float rstd, uint64_t n, float *dx, float *dgamma)
+{
+    const vf factor = v_set(rstd), more = v_set(plus);
+    vf sum_gh = v_set(0.0f);
+    EACH(i, n)
+    {
+        const vf g = v_mul(v_load(dy + i, n - i), v_add(more, v_load(gamma + i, n - i)));
+        sum_gh = v_fma(g, v_mul(v_load_as(x, x_type, i, n - i), factor), sum_gh);
+    }
+    const vf mean_gh = v_set((float)(v_sum_double(sum_gh) / (double)n));
+    EACH(i, n)
+    {
+        const uint64_t left = n - i;
+        const vf d = v_load(dy + i, left), h = v_mul(v_load_as(x, x_type, i, left), factor);
+        const vf g = v_mul(d, v_add(more, v_load(gamma + i, left)));
+        v_store(dgamma + i, v_fma(d, h, v_load(dgamma + i, left)), left);
+        v_store(dx + i, v_fma(factor, v_fnma(h, mean_gh, g), v_load(dx + i, left)), left);
+    }
+}
+
+static void rotate(const void *x, enum aq_element x_type, const float *cosines, const float *sines, float sign,
+                   uint64_t half, void *y, enum aq_element y_type)
+{
+    const vf turn = v_set(sign);
+    EACH(i, half)
+    {
+        const uint64_t left = half - i;
+        const vf a = v_load_as(x, x_type, i, left), b = v_load_as(x, x_type, half + i, left);
+        const vf cosine = v_load(cosines + i, left), sine = v_mul(turn, v_load(sines + i, left));
+        v_store_as(y, y_type, i, v_fnma(b, sine, v_mul(a, cosine)), left);
+        v_store_as(y, y_type, half + i, v_fma(a, sine, v_mul(b, cosine)), left);
+    }
+}
+
 /* x/2 (1 + tanh(z)) = x s with s = 1 / (1 + e^(-2z)), z = sqrt(2/pi) (x + 0.044715 x^3) */
 static inline vf gelu_gate(vf x, vf x2)
 {
@@ -131,6 +185,92 @@ static inline vf gelu_slope(vf x)
     const vf x2 = v_mul(x, x), s = gelu_gate(x, x2);
     const vf slope = v_fma(v_mul(x2, v_set(0.134145f)), v_set(1.5957691216057308f), v_set(1.5957691216057308f));
     return v_fma(v_mul(v_mul(x, s), v_sub(v_set(1.0f), s)), slope, s);
+}
+
+/*
+ * Of the normal distribution at x: *beyond = 2 Phi(-|x|), by Abramowitz and Stegun 1964, 7.1.26 (1.5e-7 apart at most),
+ * and e^(-x^2/2), which it has for nothing.
+ */
+static inline vf normal_beyond(vf x, vf size, vf *beyond)
+{
+    const vf e = v_exp(v_mul(v_mul(x, x), v_set(-0.5f)));
+    const vf t = v_div(v_set(1.0f), v_fma(size, v_set(0.3275911f * 0.7071067811865476f), v_set(1.0f)));
+    vf p = v_set(1.061405429f);
+    p = v_fma(p, t, v_set(-1.453152027f));
+    p = v_fma(p, t, v_set(1.421413741f));
+    p = v_fma(p, t, v_set(-0.284496736f));
+    p = v_fma(p, t, v_set(0.254829592f));
+    *beyond = v_mul(v_mul(p, t), e);
+    return e;
+}
+
+static inline vf size_of(vf x)
+{
+    return v_max(v_sub(v_set(0.0f), x), x); /* in this order a NaN stays */
+}
+
+/* x Phi(x) = max(x, 0) - |x| Phi(-|x|) */
+static void gelu_exact(const void *x, uint64_t n, enum aq_element type, const float *other, void *y)
+{
+    EACH(i, n)
+    {
+        const uint64_t left = n - i;
+        const vf value = v_load_as(x, type, i, left), size = size_of(value);
+        vf beyond;
+        (void)normal_beyond(value, size, &beyond);
+        const vf gated = v_fnma(v_mul(size, v_set(0.5f)), beyond, v_max(v_set(0.0f), value));
+        if (other)
+            v_store((float *)y + i, v_add(v_load(other + i, left), gated), left);
+        else
+            v_store_as(y, type, i, gated, left);
+    }
+}
+
+/* Phi(x) = (1 + s (1 - 2 Phi(-|x|))) / 2, s the sign of x */
+static void gelu_exact_backward(const void *x, const void *dy, uint64_t n, enum aq_element type, void *dx)
+{
+    EACH(i, n)
+    {
+        const uint64_t left = n - i;
+        const vf value = v_load_as(x, type, i, left), size = size_of(value), half = v_set(0.5f);
+        vf beyond;
+        const vf density = v_mul(normal_beyond(value, size, &beyond), v_set(0.3989422804014327f));
+        const vf sign = v_div(value, v_max(v_set(1e-30f), size));
+        const vf below = v_fma(v_mul(sign, half), v_sub(v_set(1.0f), beyond), half);
+        v_store_as(dx, type, i, v_mul(v_load_as(dy, type, i, left), v_fma(value, density, below)), left);
+    }
+}
+
+/* 1 / (1 + e^-x) */
+static inline vf silu_gate(vf x)
+{
+    return v_inverse(v_add(v_set(1.0f), v_exp(v_sub(v_set(0.0f), x))));
+}
+
+static void gated(enum aq_gate gate, uint64_t n, const void *g, const void *u, void *y, enum aq_element type)
+{
+    EACH(i, n)
+    {
+        const vf x = v_load_as(g, type, i, n - i);
+        const vf open = gate == AQ_GATE_GELU ? gelu(x) : v_mul(x, silu_gate(x));
+        v_store_as(y, type, i, v_mul(open, v_load_as(u, type, i, n - i)), n - i);
+    }
+}
+
+static void gated_backward(enum aq_gate gate, uint64_t n, const void *g, const void *u, const void *dy, void *dg,
+                           void *du, enum aq_element type)
+{
+    const vf one = v_set(1.0f);
+    EACH(i, n)
+    {
+        const uint64_t left = n - i;
+        const vf x = v_load_as(g, type, i, left), d = v_load_as(dy, type, i, left), s = silu_gate(x);
+        const vf open = gate == AQ_GATE_GELU ? gelu(x) : v_mul(x, s);
+        const vf slope = gate == AQ_GATE_GELU ? gelu_slope(x) : v_mul(s, v_fma(x, v_sub(one, s), one));
+        const vf up = v_load_as(u, type, i, left);
+        v_store_as(dg, type, i, v_mul(v_mul(d, up), slope), left);
+        v_store_as(du, type, i, v_mul(d, open), left);
+    }
 }
 
 static void finish_residual(uint64_t n, const float *sums, const float *bias, float *c, const float *other,
@@ -242,6 +382,75 @@ static void add(float *y, const void *x, enum aq_element type, uint64_t n)
     EACH(i, n) v_store(y + i, v_add(v_load(y + i, n - i), v_load_as(x, type, i, n - i)), n - i);
 }
 
+/* Four rows at once: sums that do not wait for each other, and one load of x. */
+static inline void dots_of(const float *x, const void *rows, uint64_t stride, enum aq_element type, uint64_t n,
+                           uint64_t count, float *y)
+{
+    const uint64_t whole = n / LANES * LANES, left = n - whole;
+    uint64_t r = 0;
+    for (; r + 4 <= count; r += 4) {
+        const uint64_t a = r * stride, b = a + stride, c = b + stride, d = c + stride;
+        vf sum0 = v_set(0.0f), sum1 = sum0, sum2 = sum0, sum3 = sum0;
+        for (uint64_t i = 0; i < n; i += LANES) {
+            const uint64_t some = i < whole ? LANES : left;
+            const vf v = v_load(x + i, some);
+            sum0 = v_fma(v, v_load_as(rows, type, a + i, some), sum0);
+            sum1 = v_fma(v, v_load_as(rows, type, b + i, some), sum1);
+            sum2 = v_fma(v, v_load_as(rows, type, c + i, some), sum2);
+            sum3 = v_fma(v, v_load_as(rows, type, d + i, some), sum3);
+        }
+        y[r] = (float)v_sum_double(sum0);
+        y[r + 1] = (float)v_sum_double(sum1);
+        y[r + 2] = (float)v_sum_double(sum2);
+        y[r + 3] = (float)v_sum_double(sum3);
+    }
+    for (; r < count; r++) {
+        vf sum = v_set(0.0f);
+        EACH(i, n) sum = v_fma(v_load(x + i, n - i), v_load_as(rows, type, r * stride + i, n - i), sum);
+        y[r] = (float)v_sum_double(sum);
+    }
+}
+
+static void dots(const float *x, const void *rows, uint64_t stride, enum aq_element type, uint64_t n, uint64_t count,
+                 float *y)
+{
+    if (type == AQ_BF16) dots_of(x, rows, stride, AQ_BF16, n, count, y);
+    else if (type == AQ_F16) dots_of(x, rows, stride, AQ_F16, n, count, y);
+    else dots_of(x, rows, stride, AQ_F32, n, count, y);
+}
+
+/* An element's sum goes row after row, however many there are; four rows at once spare loads and stores of y. */
+static inline void combine_of(const float *x, const void *rows, uint64_t stride, enum aq_element type, uint64_t n,
+                              uint64_t count, float *y)
+{
+    const uint64_t whole = n / LANES * LANES, left = n - whole;
+    uint64_t r = 0;
+    for (; r + 4 <= count; r += 4) {
+        const uint64_t a = r * stride, b = a + stride, c = b + stride, d = c + stride;
+        const vf x0 = v_set(x[r]), x1 = v_set(x[r + 1]), x2 = v_set(x[r + 2]), x3 = v_set(x[r + 3]);
+        for (uint64_t i = 0; i < n; i += LANES) {
+            const uint64_t some = i < whole ? LANES : left;
+            vf sum = v_fma(x0, v_load_as(rows, type, a + i, some), v_load(y + i, some));
+            sum = v_fma(x1, v_load_as(rows, type, b + i, some), sum);
+            sum = v_fma(x2, v_load_as(rows, type, c + i, some), sum);
+            v_store(y + i, v_fma(x3, v_load_as(rows, type, d + i, some), sum), some);
+        }
+    }
+    for (; r < count; r++) {
+        const vf value = v_set(x[r]);
+        EACH(i, n)
+        v_store(y + i, v_fma(value, v_load_as(rows, type, r * stride + i, n - i), v_load(y + i, n - i)), n - i);
+    }
+}
+
+static void combine(const float *x, const void *rows, uint64_t stride, enum aq_element type, uint64_t n, uint64_t count,
+                    float *y)
+{
+    if (type == AQ_BF16) combine_of(x, rows, stride, AQ_BF16, n, count, y);
+    else if (type == AQ_F16) combine_of(x, rows, stride, AQ_F16, n, count, y);
+    else combine_of(x, rows, stride, AQ_F32, n, count, y);
+}
+
 static void mask_apply(const float *x, uint64_t n, const struct cpu_mask *mask, void *y, enum aq_element type)
 {
     float factors[MASK_CHUNK];
@@ -277,6 +486,11 @@ static double sum2(const float *x, uint64_t n)
     const struct cpu_rows variable = {.name = text,                                                                    \
                                       .layernorm = layernorm,                                                          \
                                       .layernorm_backward = layernorm_backward,                                        \
+                                      .rmsnorm = rmsnorm,                                                              \
+                                      .rmsnorm_backward = rmsnorm_backward,                                            \
+                                      .rotate = rotate,                                                                \
+                                      .gated = gated,                                                                  \
+                                      .gated_backward = gated_backward,                                                \
                                       .finish = finish,                                                                \
                                       .max = max,                                                                      \
                                       .exp_sum = exp_sum,                                                              \
@@ -284,5 +498,9 @@ static double sum2(const float *x, uint64_t n)
                                       .softmax_backward = softmax_backward,                                            \
                                       .dot = dot,                                                                      \
                                       .add = add,                                                                      \
+                                      .dots = dots,                                                                    \
+                                      .combine = combine,                                                              \
                                       .mask = mask_apply,                                                              \
-                                      .sum2 = sum2}
+                                      .sum2 = sum2,                                                                    \
+                                      .gelu = gelu_exact,                                                              \
+                                      .gelu_backward = gelu_exact_backward}

@@ -167,30 +167,55 @@ static inline void v_store(float *x, vf a, uint64_t left)
     _mm256_storeu_ps(part, a);
     memcpy(x, part, left * sizeof *x);
 }
+/* Eight values of 16 bits. */
+static inline __m128i v_load_halves(const uint16_t *x, uint64_t left)
+{
+    if (left >= LANES) return _mm_loadu_si128((const void *)x);
+    uint16_t part[LANES] = {0};
+    memcpy(part, x, left * sizeof *x);
+    return _mm_loadu_si128((const void *)part);
+}
+static inline void v_store_halves(uint16_t *x, __m128i a, uint64_t left)
+{
+    if (left >= LANES) {
+        _mm_storeu_si128((void *)x, a);
+        return;
+    }
+    uint16_t part[LANES];
+    _mm_storeu_si128((void *)part, a);
+    memcpy(x, part, left * sizeof *x);
+}
+/* Rounded to bf16 as cpu_to_bf16 does, kept as fp32. */
+static inline vf v_rounded_bf16(vf a)
+{
+    const __m256i bits = _mm256_castps_si256(a);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i sum = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+    return _mm256_castsi256_ps(
+        _mm256_and_si256(_mm256_blendv_epi8(sum, quiet, nan), _mm256_set1_epi32((int)0xffff0000)));
+}
+static inline vf v_rounded_f16(vf a)
+{
+    return _mm256_cvtph_ps(_mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
 static inline vf v_load_bf16(const uint16_t *x, uint64_t left)
 {
-    uint16_t part[LANES] = {0};
-    memcpy(part, x, (left < LANES ? left : LANES) * sizeof *x);
-    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)part));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(v_load_halves(x, left)), 16));
 }
 static inline void v_store_bf16(uint16_t *x, vf a, uint64_t left)
 {
-    float part[LANES];
-    _mm256_storeu_ps(part, a);
-    for (uint64_t i = 0; i < (left < LANES ? left : LANES); i++) x[i] = cpu_to_bf16(part[i]);
+    const __m256i high = _mm256_srli_epi32(_mm256_castps_si256(v_rounded_bf16(a)), 16);
+    v_store_halves(x, _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1)), left);
 }
 static inline vf v_load_f16(const uint16_t *x, uint64_t left)
 {
-    uint16_t part[LANES] = {0};
-    memcpy(part, x, (left < LANES ? left : LANES) * sizeof *x);
-    return _mm256_cvtph_ps(_mm_loadu_si128((const void *)part));
+    return _mm256_cvtph_ps(v_load_halves(x, left));
 }
 static inline void v_store_f16(uint16_t *x, vf a, uint64_t left)
 {
-    uint16_t part[LANES];
-    _mm_storeu_si128((void *)part, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-    memcpy(x, part, (left < LANES ? left : LANES) * sizeof *x);
+    v_store_halves(x, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), left);
 }
 static inline double v_sum_double(vf a)
 {

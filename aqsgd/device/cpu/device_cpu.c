@@ -28,6 +28,7 @@ static void variants_choose(struct cpu_device *cpu, uint32_t instructions)
 #if defined(__x86_64__)
     if (instructions & AQ_AVX2) cpu->rows = &cpu_rows_avx2;
     if (instructions & AQ_AVX512) cpu->rows = &cpu_rows_avx512;
+    if (instructions & AQ_AVX2) cpu->gemm = &cpu_gemm_avx2;
     if (instructions & AQ_AVX512) cpu->gemm = &cpu_gemm_avx512;
     if (instructions & AQ_AVX512_BF16) cpu->rows = &cpu_rows_avx512bf16;
     if (instructions & AQ_AVX512_BF16) cpu->gemm = &cpu_gemm_avx512bf16;

@@ -124,7 +124,7 @@ template <int R, typename T>
 static __forceinline__ __device__ void gradient_store(const struct aq_cuda_attention &args, struct tile tile,
                                                       uint64_t at, uint64_t rows)
 {
-    const uint64_t stride = static_cast<uint64_t>(3) * args.H * args.D;
+    const uint64_t stride = aq_qkv_stride(args);
     if (args.dqkv_rounded)
         tile_store<R>(tile, reinterpret_cast<T *>(args.dqkv_rounded) + at, stride, rows, args.D);
     else
@@ -164,18 +164,19 @@ static __forceinline__ __device__ float row_softmax(const struct aq_cuda_attenti
     float tile_top = -INFINITY;
     for (int j = 0; j < R; j++) {
         const uint64_t key = first_key + x + SIDE * j;
-        scores[j] = key <= query ? scores[j] * args.scale : -INFINITY;
+        scores[j] = aq_sees(args, query, key) ? scores[j] * args.scale : -INFINITY;
         tile_top = fmaxf(tile_top, scores[j]);
     }
     tile_top = fmaxf(side_max(tile_top), *top);
-    const float factor = expf(*top - tile_top);
+    const float base = tile_top == -INFINITY ? 0.0f : tile_top; /* the row's window begins in a later tile */
+    const float factor = expf(*top - base);
     float tile_sum = 0.0f;
     for (int j = 0; j < R; j++) {
         const uint64_t key = first_key + x + SIDE * j;
-        const float weight = expf(scores[j] - tile_top);
+        const float weight = expf(scores[j] - base);
         tile_sum += weight;
         const float kept =
-            args.mask.keys && key <= query && query < args.T
+            args.mask.keys && aq_sees(args, query, key) && query < args.T
                 ? aq_mask_factor(args.mask, args.first_sample + blockIdx.z, aq_weight_at(args, blockIdx.y, query, key))
                 : 1.0f;
         weights[x + SIDE * j] = weight * kept;
@@ -196,7 +197,7 @@ static __global__ void __launch_bounds__(THREADS) attention_forward(struct aq_cu
     const struct tile v = tile_cut<R>(&memory, args.D), sums = tile_cut<R>(&memory, args.D);
     const struct tile weights = tile_cut<R>(&memory, ROWS);
     const unsigned y = threadIdx.x / SIDE, x = threadIdx.x % SIDE, head = blockIdx.y;
-    const uint64_t sample = args.first_sample + blockIdx.z, stride = static_cast<uint64_t>(3) * args.H * args.D;
+    const uint64_t sample = args.first_sample + blockIdx.z, stride = aq_qkv_stride(args);
     const uint64_t first = static_cast<uint64_t>(gridDim.x - 1 - blockIdx.x) * ROWS;
     const T *qkv = static_cast<const T *>(args.qkv);
     float top[R], sum[R], factor[R], scores[R][R];
@@ -206,7 +207,7 @@ static __global__ void __launch_bounds__(THREADS) attention_forward(struct aq_cu
     }
     tile_load<R>(q, qkv + aq_qkv_at(args, sample, head, 0, first), stride, rows_left(args.T, first), args.D);
     tile_zero<R>(sums, args.D);
-    for (uint64_t key = 0; key <= first; key += ROWS) {
+    for (uint64_t key = aq_first_key(args, first) / ROWS * ROWS; key <= first; key += ROWS) {
         const uint64_t keys = rows_left(args.T, key);
         __syncthreads();
         tile_load<R>(k, qkv + aq_qkv_at(args, sample, head, 1, key), stride, keys, args.D);
@@ -253,11 +254,11 @@ static __global__ void __launch_bounds__(THREADS)
  * gradient of the scores (in `slopes`), for the queries from `first` and the keys from `key` on.
  */
 template <int R>
-static __forceinline__ __device__ void tile_slopes(const struct aq_cuda_attention &args, uint64_t first, uint64_t key,
-                                                   const float (&scores)[R][R], const float (&products)[R][R],
-                                                   float *weights, struct tile slopes)
+static __forceinline__ __device__ void tile_slopes(const struct aq_cuda_attention &args, unsigned head, uint64_t first,
+                                                   uint64_t key, const float (&scores)[R][R],
+                                                   const float (&products)[R][R], float *weights, struct tile slopes)
 {
-    const unsigned y = threadIdx.x / SIDE, x = threadIdx.x % SIDE, head = blockIdx.y;
+    const unsigned y = threadIdx.x / SIDE, x = threadIdx.x % SIDE;
     const uint64_t sample = args.first_sample + blockIdx.z;
     for (int i = 0; i < R; i++) {
         const uint64_t query = first + y + SIDE * i;
@@ -268,7 +269,7 @@ static __forceinline__ __device__ void tile_slopes(const struct aq_cuda_attentio
             const uint64_t column = key + x + SIDE * j;
             const unsigned at = (y + SIDE * i) * slopes.stride + x + SIDE * j;
             float weight = 0.0f, kept = 1.0f;
-            if (there && column <= query) {
+            if (there && aq_sees(args, query, column)) {
                 weight = expf(fmaf(scores[i][j], args.scale, -lse));
                 if (args.mask.keys) kept = aq_mask_factor(args.mask, sample, aq_weight_at(args, head, query, column));
             }
@@ -278,7 +279,7 @@ static __forceinline__ __device__ void tile_slopes(const struct aq_cuda_attentio
     }
 }
 
-/* dk and dv of a tile of keys, over the tiles of queries that see it. */
+/* dk and dv of a tile of keys, over the heads that share it and the tiles of queries that see it. */
 template <typename T, int R>
 static __global__ void __launch_bounds__(THREADS) attention_backward_keys(struct aq_cuda_attention args)
 {
@@ -289,31 +290,33 @@ static __global__ void __launch_bounds__(THREADS) attention_backward_keys(struct
     const struct tile q = tile_cut<R>(&memory, args.D), dout = tile_cut<R>(&memory, args.D);
     const struct tile dk = tile_cut<R>(&memory, args.D), dv = tile_cut<R>(&memory, args.D);
     const struct tile weights = tile_cut<R>(&memory, ROWS), slopes = tile_cut<R>(&memory, ROWS);
-    const unsigned head = blockIdx.y;
+    const unsigned group = args.H / args.kv_heads, own = blockIdx.y * group;
     const uint64_t sample = args.first_sample + blockIdx.z, first = static_cast<uint64_t>(blockIdx.x) * ROWS;
     const uint64_t C = static_cast<uint64_t>(args.H) * args.D, keys = rows_left(args.T, first);
+    const uint64_t stride = aq_qkv_stride(args);
     const T *qkv = static_cast<const T *>(args.qkv), *douts = static_cast<const T *>(args.dout);
     float scores[R][R], products[R][R];
-    tile_load<R>(k, qkv + aq_qkv_at(args, sample, head, 1, first), 3 * C, keys, args.D);
-    tile_load<R>(v, qkv + aq_qkv_at(args, sample, head, 2, first), 3 * C, keys, args.D);
+    tile_load<R>(k, qkv + aq_qkv_at(args, sample, own, 1, first), stride, keys, args.D);
+    tile_load<R>(v, qkv + aq_qkv_at(args, sample, own, 2, first), stride, keys, args.D);
     tile_zero<R>(dk, args.D);
     tile_zero<R>(dv, args.D);
-    for (uint64_t query = first; query < args.T; query += ROWS) {
-        const uint64_t rows = rows_left(args.T, query);
-        __syncthreads();
-        tile_load<R>(q, qkv + aq_qkv_at(args, sample, head, 0, query), 3 * C, rows, args.D);
-        tile_load<R>(dout, douts + aq_out_at(args, sample, head, query), C, rows, args.D);
-        __syncthreads();
-        tile_dots<R>(q, k, args.D, scores);
-        tile_dots<R>(dout, v, args.D, products);
-        tile_slopes<R>(args, query, first, scores, products, weights.at, slopes);
-        __syncthreads();
-        tile_add_transposed<R>(dv, weights, dout, args.D);
-        tile_add_transposed<R>(dk, slopes, q, args.D);
-    }
+    for (unsigned head = own; head < own + group; head++)
+        for (uint64_t query = first; query < aq_queries_end(args, first + ROWS - 1); query += ROWS) {
+            const uint64_t rows = rows_left(args.T, query);
+            __syncthreads();
+            tile_load<R>(q, qkv + aq_qkv_at(args, sample, head, 0, query), stride, rows, args.D);
+            tile_load<R>(dout, douts + aq_out_at(args, sample, head, query), C, rows, args.D);
+            __syncthreads();
+            tile_dots<R>(q, k, args.D, scores);
+            tile_dots<R>(dout, v, args.D, products);
+            tile_slopes<R>(args, head, query, first, scores, products, weights.at, slopes);
+            __syncthreads();
+            tile_add_transposed<R>(dv, weights, dout, args.D);
+            tile_add_transposed<R>(dk, slopes, q, args.D);
+        }
     __syncthreads();
-    gradient_store<R, T>(args, dk, aq_qkv_at(args, sample, head, 1, first), keys);
-    gradient_store<R, T>(args, dv, aq_qkv_at(args, sample, head, 2, first), keys);
+    gradient_store<R, T>(args, dk, aq_qkv_at(args, sample, own, 1, first), keys);
+    gradient_store<R, T>(args, dv, aq_qkv_at(args, sample, own, 2, first), keys);
 }
 
 /* dq of a tile of queries, over the tiles of keys that it sees. */
@@ -330,22 +333,23 @@ static __global__ void __launch_bounds__(THREADS) attention_backward_queries(str
     const uint64_t sample = args.first_sample + blockIdx.z;
     const uint64_t first = static_cast<uint64_t>(gridDim.x - 1 - blockIdx.x) * ROWS;
     const uint64_t C = static_cast<uint64_t>(args.H) * args.D, rows = rows_left(args.T, first);
+    const uint64_t stride = aq_qkv_stride(args);
     const T *qkv = static_cast<const T *>(args.qkv), *douts = static_cast<const T *>(args.dout);
     float scores[R][R], products[R][R], factor[R];
     for (int i = 0; i < R; i++)
         factor[i] = 1.0f;
-    tile_load<R>(q, qkv + aq_qkv_at(args, sample, head, 0, first), 3 * C, rows, args.D);
+    tile_load<R>(q, qkv + aq_qkv_at(args, sample, head, 0, first), stride, rows, args.D);
     tile_load<R>(dout, douts + aq_out_at(args, sample, head, first), C, rows, args.D);
     tile_zero<R>(dq, args.D);
-    for (uint64_t key = 0; key <= first; key += ROWS) {
+    for (uint64_t key = aq_first_key(args, first) / ROWS * ROWS; key <= first; key += ROWS) {
         const uint64_t keys = rows_left(args.T, key);
         __syncthreads();
-        tile_load<R>(k, qkv + aq_qkv_at(args, sample, head, 1, key), 3 * C, keys, args.D);
-        tile_load<R>(v, qkv + aq_qkv_at(args, sample, head, 2, key), 3 * C, keys, args.D);
+        tile_load<R>(k, qkv + aq_qkv_at(args, sample, head, 1, key), stride, keys, args.D);
+        tile_load<R>(v, qkv + aq_qkv_at(args, sample, head, 2, key), stride, keys, args.D);
         __syncthreads();
         tile_dots<R>(q, k, args.D, scores);
         tile_dots<R>(dout, v, args.D, products);
-        tile_slopes<R>(args, first, key, scores, products, nullptr, slopes);
+        tile_slopes<R>(args, head, first, key, scores, products, nullptr, slopes);
         __syncthreads();
         tile_add<R>(dq, factor, slopes, k, args.D);
     }
@@ -361,25 +365,26 @@ template <int R> static size_t shared_bytes(unsigned D, unsigned tiles, unsigned
     return sizeof(float) * R * SIDE * (tiles * (D + 1) + squares * (R * SIDE + 1));
 }
 
-template <int R> static dim3 grid_of(const struct aq_cuda_attention *args, uint64_t samples)
+template <int R> static dim3 grid_of(const struct aq_cuda_attention *args, unsigned heads, uint64_t samples)
 {
     const uint64_t tiles = (args->T + R * SIDE - 1) / (R * SIDE);
-    return dim3(static_cast<unsigned>(tiles), args->H, static_cast<unsigned>(samples));
+    return dim3(static_cast<unsigned>(tiles), heads, static_cast<unsigned>(samples));
 }
 
 template <typename T, int R>
 static enum aq_status forward_run(const struct aq_cuda_attention *args, uint64_t samples, cudaStream_t stream)
 {
-    return AQ_LAUNCH((attention_forward<T, R>), grid_of<R>(args, samples), THREADS, shared_bytes<R>(args->D, 4, 1),
-                     stream, *args);
+    return AQ_LAUNCH((attention_forward<T, R>), grid_of<R>(args, args->H, samples), THREADS,
+                     shared_bytes<R>(args->D, 4, 1), stream, *args);
 }
 
 template <typename T, int R>
 static enum aq_status backward_run(const struct aq_cuda_attention *args, uint64_t samples, cudaStream_t stream)
 {
-    const dim3 grid = grid_of<R>(args, samples);
-    AQ_TRY(AQ_LAUNCH((attention_backward_keys<T, R>), grid, THREADS, shared_bytes<R>(args->D, 6, 2), stream, *args));
-    return AQ_LAUNCH((attention_backward_queries<T, R>), grid, THREADS, shared_bytes<R>(args->D, 5, 1), stream, *args);
+    const dim3 keys = grid_of<R>(args, args->kv_heads, samples), queries = grid_of<R>(args, args->H, samples);
+    AQ_TRY(AQ_LAUNCH((attention_backward_keys<T, R>), keys, THREADS, shared_bytes<R>(args->D, 6, 2), stream, *args));
+    return AQ_LAUNCH((attention_backward_queries<T, R>), queries, THREADS, shared_bytes<R>(args->D, 5, 1), stream,
+                     *args);
 }
 
 /* Tiles as large as 227 KiB of shared memory let them be. */

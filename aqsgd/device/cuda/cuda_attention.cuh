@@ -9,22 +9,30 @@
 /* The arguments of aq_attention as kernels take them. */
 struct aq_cuda_attention {
     uint64_t T, T_mask;
-    unsigned H, D;
+    unsigned H, kv_heads, D;
     const void *qkv, *dout;
     void *out;
     float *lse, *dqkv;
     uint16_t *dqkv_rounded; /* instead of dqkv, where there is one */
     const float *delta; /* backward: rowsum(out dout), of this launch's samples */
     float scale;
+    unsigned window; /* keys that a query sees; 2^31: all up to its own */
     struct aq_cuda_mask mask;
     uint64_t first_sample; /* of this launch */
 };
 
-/* The row of q (part 0), k (1) or v (2) of one head and token, in qkv or dqkv. */
+/* Columns of a row of qkv and dqkv. */
+static __forceinline__ __device__ uint64_t aq_qkv_stride(const struct aq_cuda_attention &args)
+{
+    return static_cast<uint64_t>(args.H + 2 * args.kv_heads) * args.D;
+}
+
+/* The row of q (part 0) of one head and token, or of the k (1) or v (2) that it meets, in qkv or dqkv. */
 static __forceinline__ __device__ uint64_t aq_qkv_at(const struct aq_cuda_attention &args, uint64_t sample,
                                                      uint64_t head, uint64_t part, uint64_t token)
 {
-    return ((sample * args.T + token) * 3 + part) * args.H * args.D + head * args.D;
+    const uint64_t shared = args.H + (part - 1) * args.kv_heads + head / (args.H / args.kv_heads);
+    return (sample * args.T + token) * aq_qkv_stride(args) + (part == 0 ? head : shared) * args.D;
 }
 
 /* The row of out or dout of one head and token. */
@@ -32,6 +40,23 @@ static __forceinline__ __device__ uint64_t aq_out_at(const struct aq_cuda_attent
                                                      uint64_t head, uint64_t token)
 {
     return ((sample * args.T + token) * args.H + head) * args.D;
+}
+
+/* A key behind the query is 2^32 - 1 or less before it, and T is below 2^31: one comparison says both. */
+static __forceinline__ __device__ bool aq_sees(const struct aq_cuda_attention &args, uint64_t query, uint64_t key)
+{
+    return static_cast<unsigned>(query - key) < args.window;
+}
+
+/* The first key that a query sees; and the end of the queries that see a key. */
+static __forceinline__ __device__ uint64_t aq_first_key(const struct aq_cuda_attention &args, uint64_t query)
+{
+    return query >= args.window ? query - args.window + 1 : 0;
+}
+
+static __forceinline__ __device__ uint64_t aq_queries_end(const struct aq_cuda_attention &args, uint64_t key)
+{
+    return key + args.window < args.T ? key + args.window : args.T;
 }
 
 /* The element of the sample's mask that belongs to a weight. */
@@ -54,6 +79,7 @@ static inline struct aq_cuda_attention aq_cuda_attention_of(const struct aq_atte
     kernel.T = args->T;
     kernel.T_mask = args->T_mask;
     kernel.H = static_cast<unsigned>(args->H);
+    kernel.kv_heads = static_cast<unsigned>(args->kv_heads);
     kernel.D = static_cast<unsigned>(args->D);
     kernel.qkv = args->qkv;
     kernel.dout = args->dout;
@@ -61,7 +87,9 @@ static inline struct aq_cuda_attention aq_cuda_attention_of(const struct aq_atte
     kernel.lse = args->lse;
     kernel.dqkv = args->dqkv;
     kernel.dqkv_rounded = args->dqkv_rounded;
-    kernel.scale = 1.0f / sqrtf(static_cast<float>(args->D));
+    kernel.scale = args->scale > 0.0f ? args->scale : 1.0f / sqrtf(static_cast<float>(args->D));
+    kernel.window =
+        args->window && args->window < 1u << 31 ? static_cast<unsigned>(args->window) : 1u << 31;
     kernel.mask = aq_cuda_mask_of(&args->dropout);
     return kernel;
 }

@@ -194,17 +194,17 @@ static __forceinline__ __device__ void tile_softmax(const struct aq_cuda_attenti
 {
     const unsigned lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const float scale = args.scale * LOG2_E;
-    const bool partly =
-        query < key + TILE - 1; /* the warp's first query does not see all keys: the tile on the diagonal */
+    /* Not all of the warp's queries see all keys: the tile on the diagonal, and where windows begin. */
+    const bool partly = query < key + TILE - 1 || query + 15 >= key + args.window;
     AQ_UNROLL
     for (unsigned half = 0; half < 2; half++) {
-        const int row = static_cast<int>(query - key + g + 8 * half); /* the last key of the tile that it sees */
+        const unsigned row = static_cast<unsigned>(query - key) + g + 8 * half; /* the last key of the tile it sees */
         float above = top[half], sum = 0.0f;
         if (partly) {
             AQ_UNROLL
             for (unsigned n = 0; n < TILE / 8; n++)
                 for (unsigned i = 2 * half; i < 2 * half + 2; i++)
-                    if (static_cast<int>(8 * n + 2 * t + i % 2) > row) scores[n][i] = -INFINITY;
+                    if (row - (8 * n + 2 * t + i % 2) >= args.window) scores[n][i] = -INFINITY;
         }
         AQ_UNROLL
         for (unsigned n = 0; n < TILE / 8; n++)
@@ -212,11 +212,12 @@ static __forceinline__ __device__ void tile_softmax(const struct aq_cuda_attenti
                 above = fmaxf(above, scores[n][i]);
         above = fmaxf(above, __shfl_xor_sync(AQ_ALL_LANES, above, 1));
         above = fmaxf(above, __shfl_xor_sync(AQ_ALL_LANES, above, 2));
-        const float factor = aq_exp2((top[half] - above) * scale);
+        const float base = above == -INFINITY ? 0.0f : above; /* the row's window begins in a later tile */
+        const float factor = aq_exp2((top[half] - base) * scale);
         AQ_UNROLL
         for (unsigned n = 0; n < TILE / 8; n++)
             for (unsigned i = 2 * half; i < 2 * half + 2; i++) {
-                scores[n][i] = aq_exp2(fmaf(scores[n][i], scale, -above * scale));
+                scores[n][i] = aq_exp2(fmaf(scores[n][i], scale, -base * scale));
                 sum += scores[n][i];
             }
         top[half] = above;
@@ -298,16 +299,17 @@ static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) mma_forward(s
     const struct head head = head_of(args);
     const uint64_t first = static_cast<uint64_t>(gridDim.x - 1 - blockIdx.x) * OWN,
                    query = first + threadIdx.x / 32 * 16;
-    const uint64_t stride = static_cast<uint64_t>(3) * args.H * D, end = first + OWN < args.T ? first + OWN : args.T;
+    const uint64_t stride = aq_qkv_stride(args), end = first + OWN < args.T ? first + OWN : args.T;
+    const uint64_t begin = aq_first_key(args, first) / TILE * TILE, seen = aq_first_key(args, query);
     const uint16_t *qkv = static_cast<const uint16_t *>(args.qkv);
-    const uint16_t *k = qkv + aq_qkv_at(args, head.sample, head.index, 1, 0), *v = k + args.H * D;
+    const uint16_t *k = qkv + aq_qkv_at(args, head.sample, head.index, 1, 0), *v = k + args.kv_heads * D;
     unsigned q[D / 16][4];
     float sums[D / 8][4], top[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f};
     sums_zero<D>(sums);
     rows_copy<OWN, D>(shared, qkv + aq_qkv_at(args, head.sample, head.index, 0, first), stride, first, args.T);
-    rows_copy<TILE, D>(tiles, k, stride, 0, args.T);
-    rows_copy<TILE, D>(tiles + TILE * STRIDE, v, stride, 0, args.T);
-    for (uint64_t key = 0; key < end; key += TILE) {
+    rows_copy<TILE, D>(tiles + begin / TILE % 2 * 2 * TILE * STRIDE, k + begin * stride, stride, begin, args.T);
+    rows_copy<TILE, D>(tiles + (begin / TILE % 2 * 2 + 1) * TILE * STRIDE, v + begin * stride, stride, begin, args.T);
+    for (uint64_t key = begin; key < end; key += TILE) {
         uint16_t *const now = tiles + key / TILE % 2 * 2 * TILE * STRIDE;
         uint16_t *const next = tiles + (key / TILE + 1) % 2 * 2 * TILE * STRIDE;
         aq_copies_wait();
@@ -316,8 +318,8 @@ static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) mma_forward(s
             rows_copy<TILE, D>(next, k + (key + TILE) * stride, stride, key + TILE, args.T);
             rows_copy<TILE, D>(next + TILE * STRIDE, v + (key + TILE) * stride, stride, key + TILE, args.T);
         }
-        if (key == 0) fragments<D>(q, shared + threadIdx.x / 32 * 16 * STRIDE);
-        if (key <= query)
+        if (key == begin) fragments<D>(q, shared + threadIdx.x / 32 * 16 * STRIDE);
+        if (key <= query && key + TILE > seen)
             forward_tile<T, D, MASKED>(args, head, query, key, q, now, now + TILE * STRIDE, sums, top, total);
     }
     forward_store<T, D>(args, head, query, sums, top, total);
@@ -408,11 +410,11 @@ backward_keys16(const struct aq_cuda_attention &args, struct head head, uint64_t
             lse2[n][i] = lse2s[column];
             delta[n][i] = deltas[column];
         }
-    if (ahead < 15) { /* on the diagonal */
+    if (ahead < 15 || static_cast<unsigned>(ahead + 15) >= args.window) { /* on the diagonal; where windows begin */
         AQ_UNROLL
         for (unsigned n = 0; n < 2; n++)
             for (unsigned i = 0; i < 4; i++)
-                if (static_cast<int>(g + (i < 2 ? 0 : 8)) > static_cast<int>(8 * n + 2 * t + i % 2) + ahead)
+                if (static_cast<unsigned>(ahead) + 8 * n + 2 * t + i % 2 - (g + (i < 2 ? 0 : 8)) >= args.window)
                     scores[n][i] = -INFINITY;
     }
     if constexpr (MASKED)
@@ -424,7 +426,10 @@ backward_keys16(const struct aq_cuda_attention &args, struct head head, uint64_t
     add16<T, D>(dk, slopes, q);
 }
 
-/* The grid is (tiles of keys, heads, samples): the first keys are seen by most queries. */
+/*
+ * The grid is (tiles of keys, heads of keys, samples): the first keys are seen by most queries. A step is a tile of
+ * queries of one of the heads that share the keys.
+ */
 template <typename T, unsigned D, bool MASKED>
 static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) mma_backward_keys(struct aq_cuda_attention args)
 {
@@ -432,42 +437,51 @@ static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) mma_backward_
     AQ_SHARED(float, stats, [2][2][TILE]); /* lse and delta, twice */
     AQ_SHARED_DYNAMIC(uint16_t, shared);   /* k and v of the block's own keys, then two of (q, dout) */
     uint16_t *const tiles = shared + 2 * OWN * STRIDE;
-    const struct head head = head_of(args);
+    const unsigned group = args.H / args.kv_heads;
+    const struct head own_head = {args.first_sample + blockIdx.z, static_cast<uint64_t>(blockIdx.y) * group};
     const uint64_t first = static_cast<uint64_t>(blockIdx.x) * OWN, C = static_cast<uint64_t>(args.H) * D;
-    const uint64_t key = first + threadIdx.x / 32 * 16;
-    const uint16_t *qkv = static_cast<const uint16_t *>(args.qkv);
-    const uint16_t *q = qkv + aq_qkv_at(args, head.sample, head.index, 0, 0);
-    const uint16_t *k = qkv + aq_qkv_at(args, head.sample, head.index, 1, first);
-    const uint16_t *dout = static_cast<const uint16_t *>(args.dout) + aq_out_at(args, head.sample, head.index, 0);
+    const uint64_t key = first + threadIdx.x / 32 * 16, stride = aq_qkv_stride(args);
+    const unsigned end = static_cast<unsigned>(aq_queries_end(args, first + OWN - 1));
+    const unsigned tiles_each = (end - static_cast<unsigned>(first) + TILE - 1) / TILE, steps = group * tiles_each;
+    const uint16_t *qkv = static_cast<const uint16_t *>(args.qkv), *douts = static_cast<const uint16_t *>(args.dout);
+    const uint16_t *k = qkv + aq_qkv_at(args, own_head.sample, own_head.index, 1, first);
     struct own_rows<T, D> own;
     own.tile = shared + threadIdx.x / 32 * 16 * STRIDE;
     float dk[D / 8][4], dv[D / 8][4];
     sums_zero<D>(dk);
     sums_zero<D>(dv);
-    rows_copy<OWN, D>(shared, k, 3 * C, first, args.T);
-    rows_copy<OWN, D>(shared + OWN * STRIDE, k + C, 3 * C, first, args.T);
-    rows_copy<TILE, D>(tiles, q + first * 3 * C, 3 * C, first, args.T);
-    rows_copy<TILE, D>(tiles + TILE * STRIDE, dout + first * C, C, first, args.T);
-    stats_load(args, head, first, stats[0][0], stats[0][1]);
-    for (uint64_t tile = first; tile < args.T; tile += TILE) {
-        const unsigned now = static_cast<unsigned>((tile - first) / TILE % 2), next = 1 - now;
+    rows_copy<OWN, D>(shared, k, stride, first, args.T);
+    rows_copy<OWN, D>(shared + OWN * STRIDE, k + args.kv_heads * D, stride, first, args.T);
+    const uint16_t *q = qkv + aq_qkv_at(args, own_head.sample, own_head.index, 0, first);
+    const uint16_t *dout = douts + aq_out_at(args, own_head.sample, own_head.index, first);
+    rows_copy<TILE, D>(tiles, q, stride, first, args.T);
+    rows_copy<TILE, D>(tiles + TILE * STRIDE, dout, C, first, args.T);
+    stats_load(args, own_head, first, stats[0][0], stats[0][1]);
+    for (unsigned step = 0; step < steps; step++) {
+        const struct head head = {own_head.sample, own_head.index + step / tiles_each};
+        const uint64_t tile = first + static_cast<uint64_t>(step % tiles_each) * TILE;
+        const unsigned now = step % 2, next = 1 - now;
         const uint16_t *const here = tiles + now * 2 * TILE * STRIDE;
         aq_copies_wait();
         __syncthreads();
-        if (tile + TILE < args.T) {
+        if (step + 1 < steps) {
             uint16_t *const there = tiles + next * 2 * TILE * STRIDE;
-            rows_copy<TILE, D>(there, q + (tile + TILE) * 3 * C, 3 * C, tile + TILE, args.T);
-            rows_copy<TILE, D>(there + TILE * STRIDE, dout + (tile + TILE) * C, C, tile + TILE, args.T);
-            stats_load(args, head, tile + TILE, stats[next][0], stats[next][1]);
+            const struct head then = {own_head.sample, own_head.index + (step + 1) / tiles_each};
+            const uint64_t after = first + static_cast<uint64_t>((step + 1) % tiles_each) * TILE;
+            q = qkv + aq_qkv_at(args, then.sample, then.index, 0, after);
+            dout = douts + aq_out_at(args, then.sample, then.index, after);
+            rows_copy<TILE, D>(there, q, stride, after, args.T);
+            rows_copy<TILE, D>(there + TILE * STRIDE, dout, C, after, args.T);
+            stats_load(args, then, after, stats[next][0], stats[next][1]);
         }
-        if (tile == first) own.load();
+        if (step == 0) own.load();
         for (unsigned i = 0; i < TILE; i += 16)
-            if (tile + i >= key)
+            if (tile + i >= key && tile + i < aq_queries_end(args, key + 15))
                 backward_keys16<T, D, MASKED>(args, head, tile + i, key, own, here + i * STRIDE,
                                               here + (TILE + i) * STRIDE, &stats[now][0][i], &stats[now][1][i], dk, dv);
     }
-    gradient_store<T, D>(args, head, 1, key, dk);
-    gradient_store<T, D>(args, head, 2, key, dv);
+    gradient_store<T, D>(args, own_head, 1, key, dk);
+    gradient_store<T, D>(args, own_head, 2, key, dv);
 }
 
 /* dq of the warp's 16 queries from 16 keys; a lane has the queries g and g + 8. */
@@ -489,11 +503,11 @@ backward_queries16(const struct aq_cuda_attention &args, struct head head, uint6
             lse2[n][i] = row_lse2[i / 2];
             delta[n][i] = row_delta[i / 2];
         }
-    if (ahead < 15) { /* on the diagonal */
+    if (ahead < 15 || static_cast<unsigned>(ahead + 15) >= args.window) { /* on the diagonal; where windows begin */
         AQ_UNROLL
         for (unsigned n = 0; n < 2; n++)
             for (unsigned i = 0; i < 4; i++)
-                if (static_cast<int>(8 * n + 2 * t + i % 2) > static_cast<int>(g + (i < 2 ? 0 : 8)) + ahead)
+                if (static_cast<unsigned>(ahead) + g + (i < 2 ? 0 : 8) - (8 * n + 2 * t + i % 2) >= args.window)
                     scores[n][i] = -INFINITY;
     }
     if constexpr (MASKED)
@@ -515,8 +529,10 @@ static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) mma_backward_
     const uint64_t first = static_cast<uint64_t>(gridDim.x - 1 - blockIdx.x) * OWN,
                    query = first + threadIdx.x / 32 * 16;
     const uint64_t C = static_cast<uint64_t>(args.H) * D, end = first + OWN < args.T ? first + OWN : args.T;
+    const uint64_t stride = aq_qkv_stride(args), begin = aq_first_key(args, first) / TILE * TILE;
+    const uint64_t seen = aq_first_key(args, query);
     const uint16_t *qkv = static_cast<const uint16_t *>(args.qkv);
-    const uint16_t *k = qkv + aq_qkv_at(args, head.sample, head.index, 1, 0), *v = k + C;
+    const uint16_t *k = qkv + aq_qkv_at(args, head.sample, head.index, 1, 0), *v = k + args.kv_heads * D;
     const uint16_t *dout = static_cast<const uint16_t *>(args.dout) + aq_out_at(args, head.sample, head.index, first);
     struct own_rows<T, D> own;
     own.tile = shared + threadIdx.x / 32 * 16 * STRIDE;
@@ -528,23 +544,23 @@ static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) mma_backward_
         lse2[half] = there ? args.lse[(head.sample * args.H + head.index) * args.T + row] * LOG2_E : INFINITY;
         delta[half] = there ? args.delta[(blockIdx.z * args.H + head.index) * args.T + row] : 0.0f;
     }
-    rows_copy<OWN, D>(shared, qkv + aq_qkv_at(args, head.sample, head.index, 0, first), 3 * C, first, args.T);
+    rows_copy<OWN, D>(shared, qkv + aq_qkv_at(args, head.sample, head.index, 0, first), stride, first, args.T);
     rows_copy<OWN, D>(shared + OWN * STRIDE, dout, C, first, args.T);
-    rows_copy<TILE, D>(tiles, k, 3 * C, 0, args.T);
-    rows_copy<TILE, D>(tiles + TILE * STRIDE, v, 3 * C, 0, args.T);
-    for (uint64_t tile = 0; tile < end; tile += TILE) {
+    rows_copy<TILE, D>(tiles + begin / TILE % 2 * 2 * TILE * STRIDE, k + begin * stride, stride, begin, args.T);
+    rows_copy<TILE, D>(tiles + (begin / TILE % 2 * 2 + 1) * TILE * STRIDE, v + begin * stride, stride, begin, args.T);
+    for (uint64_t tile = begin; tile < end; tile += TILE) {
         const unsigned now = static_cast<unsigned>(tile / TILE % 2), next = 1 - now;
         const uint16_t *const here = tiles + now * 2 * TILE * STRIDE;
         aq_copies_wait();
         __syncthreads();
         if (tile + TILE < end) {
             uint16_t *const there = tiles + next * 2 * TILE * STRIDE;
-            rows_copy<TILE, D>(there, k + (tile + TILE) * 3 * C, 3 * C, tile + TILE, args.T);
-            rows_copy<TILE, D>(there + TILE * STRIDE, v + (tile + TILE) * 3 * C, 3 * C, tile + TILE, args.T);
+            rows_copy<TILE, D>(there, k + (tile + TILE) * stride, stride, tile + TILE, args.T);
+            rows_copy<TILE, D>(there + TILE * STRIDE, v + (tile + TILE) * stride, stride, tile + TILE, args.T);
         }
-        if (tile == 0) own.load();
+        if (tile == begin) own.load();
         for (unsigned i = 0; i < TILE; i += 16)
-            if (tile + i <= query)
+            if (tile + i <= query && tile + i + 15 >= seen)
                 backward_queries16<T, D, MASKED>(args, head, query, tile + i, own, here + i * STRIDE,
                                                  here + (TILE + i) * STRIDE, lse2, delta, dq);
     }
@@ -566,23 +582,24 @@ static size_t shared_bytes(unsigned D, unsigned own)
     return sizeof(uint16_t) * (D + PAD) * (own * OWN + 4 * TILE);
 }
 
-static dim3 grid_of(const struct aq_cuda_attention *args, uint64_t samples)
+static dim3 grid_of(const struct aq_cuda_attention *args, unsigned heads, uint64_t samples)
 {
-    return dim3(static_cast<unsigned>((args->T + OWN - 1) / OWN), args->H, static_cast<unsigned>(samples));
+    return dim3(static_cast<unsigned>((args->T + OWN - 1) / OWN), heads, static_cast<unsigned>(samples));
 }
 
 template <typename T, unsigned D, bool MASKED>
 static enum aq_status forward_run(const struct aq_cuda_attention *args, uint64_t samples, cudaStream_t stream)
 {
-    return AQ_LAUNCH((mma_forward<T, D, MASKED>), grid_of(args, samples), THREADS, shared_bytes(D, 1), stream, *args);
+    return AQ_LAUNCH((mma_forward<T, D, MASKED>), grid_of(args, args->H, samples), THREADS, shared_bytes(D, 1), stream,
+                     *args);
 }
 
 template <typename T, unsigned D, bool MASKED>
 static enum aq_status backward_run(const struct aq_cuda_attention *args, uint64_t samples, cudaStream_t stream)
 {
-    const dim3 grid = grid_of(args, samples);
-    AQ_TRY(AQ_LAUNCH((mma_backward_keys<T, D, MASKED>), grid, THREADS, shared_bytes(D, 2), stream, *args));
-    return AQ_LAUNCH((mma_backward_queries<T, D, MASKED>), grid, THREADS, shared_bytes(D, 2), stream, *args);
+    const dim3 keys = grid_of(args, args->kv_heads, samples), queries = grid_of(args, args->H, samples);
+    AQ_TRY(AQ_LAUNCH((mma_backward_keys<T, D, MASKED>), keys, THREADS, shared_bytes(D, 2), stream, *args));
+    return AQ_LAUNCH((mma_backward_queries<T, D, MASKED>), queries, THREADS, shared_bytes(D, 2), stream, *args);
 }
 
 template <typename T>

@@ -15,15 +15,16 @@ static __global__ void __launch_bounds__(EMBED_THREADS) embedding(struct aq_embe
 {
     const uint64_t row = blockIdx.x, C = args.C, position = row % args.T;
     const float *token = args.token_table + static_cast<uint64_t>(args.tokens[row]) * C;
-    const float *place = args.position_table + position * C;
+    const float *place = args.position_table ? args.position_table + position * C : nullptr;
     float *x = args.x + row * C;
     for (uint64_t c = threadIdx.x * W; c < C; c += blockDim.x * W) {
-        float values[W], places[W], factors[W];
+        float values[W], places[W] = {0.0f}, before[W] = {0.0f}, factors[W];
         aq_load_wide(token + c, values);
-        aq_load_wide(place + c, places);
+        if (place) aq_load_wide(place + c, places);
+        if (args.add) aq_load_wide(x + c, before);
         aq_mask_wide(mask, row / args.T, position * C + c, factors);
         for (int i = 0; i < W; i++)
-            values[i] = (values[i] + places[i]) * factors[i];
+            values[i] = (args.scale != 0.0f ? values[i] * args.scale : before[i] + values[i] + places[i]) * factors[i];
         aq_store_wide(x + c, values);
     }
 }
@@ -50,7 +51,7 @@ static __forceinline__ __device__ void add_row(const struct aq_embedding_backwar
     aq_load_wide(args.dx + row * args.C + c, values);
     aq_mask_wide(mask, row / args.T, row % args.T * args.C + c, factors);
     for (int i = 0; i < W; i++)
-        sums[i] += values[i] * factors[i];
+        sums[i] += args.scale != 0.0f ? values[i] * factors[i] * args.scale : values[i] * factors[i];
 }
 
 /* Does an earlier row name the token? The same answer in every thread. */

@@ -35,6 +35,7 @@ struct finish {
     uint64_t sums_stride, N, stride;
     void *c, *other;
     const float *bias;
+    uint64_t bias_stride;
     struct aq_cuda_mask mask;
     uint64_t sample_rows;
     enum aq_matmul_after after;
@@ -51,7 +52,7 @@ static __global__ void __launch_bounds__(FLAT_THREADS) matmul_finish(struct fini
         float x[W], y[W];
         aq_load_wide(sums + n, x);
         if (args.bias) {
-            aq_load_wide(args.bias + n, y);
+            aq_load_wide(args.bias + row * args.bias_stride + n, y);
             for (int i = 0; i < W; i++)
                 x[i] += y[i];
         }
@@ -97,12 +98,13 @@ enum aq_status aq_cuda_matmul_finish(const struct aq_matmul *args, const void *s
     finish.c = args->c;
     finish.other = args->after == AQ_AFTER_NONE ? nullptr : args->other;
     finish.bias = args->bias;
+    finish.bias_stride = args->bias_stride;
     if (args->after == AQ_AFTER_RESIDUAL) finish.mask = aq_cuda_mask_of(&args->dropout);
     finish.sample_rows = args->dropout_sample_rows;
     finish.after = args->after;
     const bool fours = args->N % 4 == 0 && sums_stride % 4 == 0 && args->c_stride % 4 == 0 &&
-                       aq_fours(sums, sums_type) && aq_fours(args->c, args->c_type) && aq_fours(args->bias, AQ_F32) &&
-                       aq_fours(finish.other, args->c_type);
+                       args->bias_stride % 4 == 0 && aq_fours(sums, sums_type) && aq_fours(args->c, args->c_type) &&
+                       aq_fours(args->bias, AQ_F32) && aq_fours(finish.other, args->c_type);
     const bool wide = sums_type == AQ_F32;
     if (args->c_type == AQ_BF16)
         return wide ? finish_typed<float, uint16_t>(&finish, args->M, fours, stream)
@@ -115,9 +117,9 @@ enum aq_status aq_cuda_matmul_finish(const struct aq_matmul *args, const void *s
 
 /* ---- Dropout and conversions. */
 
-template <typename Y, int W>
+template <typename X, typename Y, int W>
 static __global__ void __launch_bounds__(FLAT_THREADS)
-    dropout(const float *x, Y *y, uint64_t elements, struct aq_cuda_mask mask)
+    dropout(const X *x, Y *y, uint64_t elements, bool add, struct aq_cuda_mask mask)
 {
     const uint64_t sample = blockIdx.x, step = static_cast<uint64_t>(gridDim.y) * blockDim.x * W;
     x += sample * elements;
@@ -128,27 +130,43 @@ static __global__ void __launch_bounds__(FLAT_THREADS)
         aq_mask_wide(mask, sample, i, factors);
         for (int k = 0; k < W; k++)
             values[k] *= factors[k];
+        if (add) {
+            aq_load_wide(y + i, factors);
+            for (int k = 0; k < W; k++)
+                values[k] += factors[k];
+        }
         aq_store_wide(y + i, values);
     }
 }
 
-template <typename Y> static enum aq_status dropout_typed(const struct aq_dropout_apply *args, cudaStream_t stream)
+template <typename X, typename Y>
+static enum aq_status dropout_typed(const struct aq_dropout_apply *args, cudaStream_t stream)
 {
-    const bool fours = args->sample_elements % 4 == 0 && aq_fours(args->x, AQ_F32) && aq_fours(args->y, args->y_type);
+    const bool fours =
+        args->sample_elements % 4 == 0 && aq_fours(args->x, args->x_type) && aq_fours(args->y, args->y_type);
     const struct aq_row_grid grid = aq_row_grid_of(args->samples, args->sample_elements, fours ? 4 : 1);
     const struct aq_cuda_mask mask = aq_cuda_mask_of(&args->dropout);
+    const uint64_t elements = args->sample_elements;
+    const X *x = static_cast<const X *>(args->x);
     Y *y = static_cast<Y *>(args->y);
     if (fours)
-        return AQ_LAUNCH((dropout<Y, 4>), grid.grid, grid.threads, 0, stream, args->x, y, args->sample_elements, mask);
-    return AQ_LAUNCH((dropout<Y, 1>), grid.grid, grid.threads, 0, stream, args->x, y, args->sample_elements, mask);
+        return AQ_LAUNCH((dropout<X, Y, 4>), grid.grid, grid.threads, 0, stream, x, y, elements, args->add, mask);
+    return AQ_LAUNCH((dropout<X, Y, 1>), grid.grid, grid.threads, 0, stream, x, y, elements, args->add, mask);
+}
+
+template <typename X> static enum aq_status dropout_from(const struct aq_dropout_apply *args, cudaStream_t stream)
+{
+    if (args->y_type == AQ_BF16) return dropout_typed<X, uint16_t>(args, stream);
+    if (args->y_type == AQ_F16) return dropout_typed<X, aq_half>(args, stream);
+    return dropout_typed<X, float>(args, stream);
 }
 
 enum aq_status aq_cuda_dropout(const struct aq_dropout_apply *args, void *, struct CUstream_st *stream)
 {
     if (args->samples == 0 || args->sample_elements == 0) return AQ_OK;
-    if (args->y_type == AQ_BF16) return dropout_typed<uint16_t>(args, stream);
-    if (args->y_type == AQ_F16) return dropout_typed<aq_half>(args, stream);
-    return dropout_typed<float>(args, stream);
+    if (args->x_type == AQ_BF16) return dropout_from<uint16_t>(args, stream);
+    if (args->x_type == AQ_F16) return dropout_from<aq_half>(args, stream);
+    return dropout_from<float>(args, stream);
 }
 
 template <typename X, typename Y, int W>

@@ -55,6 +55,7 @@ static enum aq_status product_detour(struct cuda_device *cuda, const struct aq_m
             (const uint8_t *)args->a + (args->a_transposed ? first : first * args->a_stride) * aq_element_bytes(want);
         end.c = (uint16_t *)args->c + first * args->c_stride;
         if (args->other) end.other = (uint16_t *)args->other + first * args->c_stride;
+        if (args->bias) end.bias = args->bias + first * args->bias_stride;
         const struct aq_matmul sums = {.M = end.M,
                                        .N = end.N,
                                        .K = end.K,

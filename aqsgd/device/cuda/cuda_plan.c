@@ -88,6 +88,9 @@ static uint32_t align_of(const void *pointer)
     return align;
 }
 
+/* What a key says of a bias with a row for each of the product: of no type that an ending knows. */
+enum { BIAS_ROWS = 0xff };
+
 static cudaDataType_t type_of(uint8_t element)
 {
     return element == AQ_BF16 ? CUDA_R_16BF : element == AQ_F16 ? CUDA_R_16F : CUDA_R_32F;
@@ -96,7 +99,7 @@ static cudaDataType_t type_of(uint8_t element)
 /* The ending that cuBLASLt may do itself; false: it has none of that kind. */
 static bool epilogue_of(const struct cuda_key *key, cublasLtEpilogue_t *out)
 {
-    if (key->bias && key->bias != key->c_type + 1) return false; /* not of the result's type */
+    if (key->bias && key->bias != key->c_type + 1) return false; /* not of the result's type, or a row each */
     switch ((enum aq_matmul_after)key->after) {
     case AQ_AFTER_NONE:
     case AQ_AFTER_RESIDUAL:
@@ -230,8 +233,9 @@ enum aq_status cuda_plan_of(struct cuda_matmul *matmul, const struct aq_matmul *
     key.b_transposed = args->b_transposed;
     key.accumulate = args->accumulate;
     key.after = (uint8_t)args->after;
-    /* 0: none; else one more than its type. */
+    /* 0: none; else one more than its type, or BIAS_ROWS. */
     key.bias = args->bias ? (uint8_t)((args->bias_rounded ? args->c_type : AQ_F32) + 1) : 0;
+    if (args->bias_stride) key.bias = BIAS_ROWS;
     key.dropout = args->dropout.probability > 0.0f;
     for (uint32_t i = 0; i < CUDA_PLANS_MAX && matmul->plans[i].made; i++) {
         *out = &matmul->plans[i];

@@ -1,5 +1,5 @@
 /*
- * cuda_rows.cu -- mathematics of rows: layer norm, softmax with cross-entropy, sums of columns.
+ * cuda_rows.cu -- mathematics of rows: layer norm and RMS norm, softmax with cross-entropy, sums of columns.
  *
  * A warp or a block takes a row. Sums over rows (gradients of biases and of layer norm) go in two stages: groups of
  * rows add up into partial rows in the scratch, then the partial rows are added in the order of the groups. How rows
@@ -10,7 +10,7 @@
  */
 #include <math.h>
 
-#include "cuda_common.cuh"
+#include "cuda_sums.cuh"
 
 constexpr unsigned ROW_WARPS = 8, ROW_THREADS = 32 * ROW_WARPS;
 
@@ -126,38 +126,35 @@ enum aq_status aq_cuda_layernorm(const struct aq_layernorm *args, void *, struct
     return layernorm_typed<float>(args, stream);
 }
 
-/* The gradient of rows of any width: see layernorm_backward. */
-static __global__ void __launch_bounds__(ROW_THREADS) layernorm_dx(struct aq_layernorm_backward args)
+/* The gradient of rows of any width: see layernorm_backward. RMS: an RMS norm's, with mean NULL. */
+template <bool RMS>
+static __global__ void __launch_bounds__(ROW_THREADS) layernorm_dx(struct aq_layernorm_backward args, float plus)
 {
     const uint64_t row = static_cast<uint64_t>(blockIdx.x) * ROW_WARPS + threadIdx.x / 32, C = args.C;
     const unsigned lane = threadIdx.x % 32;
     if (row >= args.rows) return;
     const float *x = args.x + row * C, *dy = args.dy + row * C;
     float *dx = args.dx + row * C;
-    const float mean = args.mean[row], rstd = args.rstd[row];
+    const float mean = RMS ? 0.0f : args.mean[row], rstd = args.rstd[row];
     float sum_g = 0.0f, sum_gh = 0.0f;
     for (uint64_t c = lane; c < C; c += 32) {
-        const float g = dy[c] * args.gamma[c];
+        const float g = dy[c] * (RMS ? plus + args.gamma[c] : args.gamma[c]);
         sum_g += g;
         sum_gh = fmaf(g, (x[c] - mean) * rstd, sum_gh);
     }
-    const float mean_g = aq_warp_sum(sum_g) / static_cast<float>(C);
+    const float mean_g = RMS ? 0.0f : aq_warp_sum(sum_g) / static_cast<float>(C);
     const float mean_gh = aq_warp_sum(sum_gh) / static_cast<float>(C);
     for (uint64_t c = lane; c < C; c += 32) {
-        const float h = (x[c] - mean) * rstd;
-        dx[c] = fmaf(rstd, fmaf(dy[c], args.gamma[c], -mean_g) - h * mean_gh, dx[c]);
+        const float h = (x[c] - mean) * rstd, gamma = RMS ? plus + args.gamma[c] : args.gamma[c];
+        dx[c] = fmaf(rstd, fmaf(dy[c], gamma, -mean_g) - h * mean_gh, dx[c]);
     }
 }
 
 /* ---- Sums over rows. */
 
-constexpr unsigned COLUMN_THREADS = 128, REDUCE_COLUMNS = 32, REDUCE_SLICES = 32, REDUCE_SUMS = 3, GROUPS = 512;
+constexpr unsigned COLUMN_THREADS = 128, REDUCE_COLUMNS = 32, REDUCE_SLICES = 32, GROUPS = 512;
 
-/*
- * Rows of a group: about GROUPS groups, to fill a GPU, and so that a partial row of `width` floats for each of them
- * fits the scratch.
- */
-static uint64_t group_rows(uint64_t rows, uint64_t width)
+uint64_t aq_cuda_group_rows(uint64_t rows, uint64_t width)
 {
     uint64_t group = 8;
     while (group * GROUPS < rows)
@@ -168,6 +165,7 @@ static uint64_t group_rows(uint64_t rows, uint64_t width)
 }
 
 /* partial[group][0..C-1] = sum of dy h, partial[group][C..2C-1] = sum of dy. */
+template <bool RMS>
 static __global__ void __launch_bounds__(COLUMN_THREADS)
     layernorm_partial(struct aq_layernorm_backward args, uint64_t group, float *partial)
 {
@@ -177,7 +175,8 @@ static __global__ void __launch_bounds__(COLUMN_THREADS)
     float dgamma = 0.0f, dbeta = 0.0f;
     for (uint64_t row = first; row < end; row++) {
         const float dy = args.dy[row * C + c];
-        dgamma = fmaf(dy, (args.x[row * C + c] - args.mean[row]) * args.rstd[row], dgamma);
+        const float mean = RMS ? 0.0f : args.mean[row];
+        dgamma = fmaf(dy, (args.x[row * C + c] - mean) * args.rstd[row], dgamma);
         dbeta += dy;
     }
     partial += blockIdx.x * 2 * C + c;
@@ -209,14 +208,9 @@ static __global__ void __launch_bounds__(COLUMN_THREADS)
         partial[blockIdx.x * C + c + i] = sums[i];
 }
 
-/* Where sums of up to three partial rows that lie side by side go, `columns` each; NULL: nowhere. */
-struct reduce_to {
-    float *sums[REDUCE_SUMS];
-};
-
 /* sums[c] += the groups' partial sums: slices of every 32nd group, then the slices in order; none where it is NULL. */
 static __global__ void __launch_bounds__(REDUCE_COLUMNS *REDUCE_SLICES)
-    reduce_partial(const float *partial, uint64_t groups, uint64_t columns, unsigned count, struct reduce_to to)
+    reduce_partial(const float *partial, uint64_t groups, uint64_t columns, unsigned count, struct aq_cuda_sums to)
 {
     AQ_SHARED(float, slices, [REDUCE_SLICES][REDUCE_COLUMNS]);
     const unsigned slice = threadIdx.x / REDUCE_COLUMNS, column = threadIdx.x % REDUCE_COLUMNS;
@@ -234,8 +228,8 @@ static __global__ void __launch_bounds__(REDUCE_COLUMNS *REDUCE_SLICES)
     if (sums) sums[c % columns] += sum;
 }
 
-static enum aq_status reduce_run(const float *partial, uint64_t groups, uint64_t columns, unsigned count,
-                                 struct reduce_to to, cudaStream_t stream)
+enum aq_status aq_cuda_reduce(const float *partial, uint64_t groups, uint64_t columns, unsigned count,
+                              struct aq_cuda_sums to, cudaStream_t stream)
 {
     return AQ_LAUNCH(reduce_partial, aq_blocks(columns * count, REDUCE_COLUMNS), REDUCE_COLUMNS * REDUCE_SLICES, 0,
                      stream, partial, groups, columns, count, to);
@@ -262,11 +256,12 @@ static __forceinline__ __device__ float aq_rounded(float x, const aq_half *)
 
 /*
  * With h = (x - mean) rstd and g = dy gamma:  dx += rstd (g - mean(g) - h mean(g h)). Y: of `rounded`, float where
- * there is none. A group's partial row: dgamma, dbeta and, where SUMS, the sums of what dx became.
+ * there is none. A group's partial row: dgamma, dbeta and, where SUMS, the sums of what dx became. RMS: mean and
+ * mean(g) are 0, and gamma is above `plus`.
  */
-template <typename Y, bool SUMS>
+template <typename Y, bool SUMS, bool RMS>
 static __global__ void __launch_bounds__(NORM_THREADS)
-    layernorm_backward(struct aq_layernorm_backward args, uint64_t group, float *partial)
+    layernorm_backward(struct aq_layernorm_backward args, float plus, uint64_t group, float *partial)
 {
     AQ_SHARED(float, shared, [2][2 * NORM_ROWS][NORM_WARPS]); /* of rows in turn: one barrier for each is enough */
     const uint64_t first = blockIdx.x * group, end = first + group < args.rows ? first + group : args.rows, C = args.C;
@@ -275,6 +270,9 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     float gamma[4] = {}, dgamma[4] = {}, dbeta[4] = {}, sums[4] = {};
     unsigned turn = 0;
     if (mine) aq_load_wide(args.gamma + c, gamma);
+    if constexpr (RMS)
+        for (unsigned i = 0; i < 4; i++)
+            gamma[i] += plus;
     for (uint64_t row = first; row < end; row += NORM_ROWS, turn ^= 1) {
         float h[NORM_ROWS][4] = {}, dy[NORM_ROWS][4] = {}, dx[NORM_ROWS][4] = {}, rstd[NORM_ROWS] = {};
         AQ_UNROLL
@@ -288,7 +286,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
         for (unsigned r = 0; r < NORM_ROWS; r++) {
             float sum_g = 0.0f, sum_gh = 0.0f;
             if (row + r < end) {
-                const float mean = args.mean[row + r];
+                const float mean = RMS ? 0.0f : args.mean[row + r];
                 rstd[r] = args.rstd[row + r];
                 for (unsigned i = 0; i < 4; i++) {
                     const float g = dy[r][i] * gamma[i];
@@ -315,7 +313,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
                 mean_gh += shared[turn][2 * r + 1][i];
             }
             if (!mine || row + r >= end) continue;
-            mean_g /= static_cast<float>(C);
+            mean_g = RMS ? 0.0f : mean_g / static_cast<float>(C);
             mean_gh /= static_cast<float>(C);
             for (unsigned i = 0; i < 4; i++)
                 dx[r][i] = fmaf(rstd[r], fmaf(dy[r][i], gamma[i], -mean_g) - h[r][i] * mean_gh, dx[r][i]);
@@ -335,37 +333,48 @@ static __global__ void __launch_bounds__(NORM_THREADS)
 }
 
 template <typename Y, bool SUMS>
-static enum aq_status layernorm_backward_run(const struct aq_layernorm_backward *args, float *partial,
+static enum aq_status layernorm_backward_run(const struct aq_layernorm_backward *args, float plus, float *partial,
                                              cudaStream_t stream)
 {
     const unsigned count = SUMS ? 3 : 2;
-    const uint64_t group = group_rows(args->rows, count * args->C), groups = (args->rows + group - 1) / group;
+    const uint64_t group = aq_cuda_group_rows(args->rows, count * args->C), groups = (args->rows + group - 1) / group;
     const unsigned threads = static_cast<unsigned>((args->C / 4 + 31) / 32 * 32);
     const dim3 grid(static_cast<unsigned>(groups));
-    const struct reduce_to to = {{args->dgamma, args->dbeta, args->sums}};
-    AQ_TRY(AQ_LAUNCH((layernorm_backward<Y, SUMS>), grid, threads, 0, stream, *args, group, partial));
-    return reduce_run(partial, groups, args->C, count, to, stream);
+    const struct aq_cuda_sums to = {{args->dgamma, args->dbeta, args->sums}};
+    if (args->mean)
+        AQ_TRY(AQ_LAUNCH((layernorm_backward<Y, SUMS, false>), grid, threads, 0, stream, *args, plus, group, partial));
+    else
+        AQ_TRY(AQ_LAUNCH((layernorm_backward<Y, SUMS, true>), grid, threads, 0, stream, *args, plus, group, partial));
+    return aq_cuda_reduce(partial, groups, args->C, count, to, stream);
 }
 
 template <typename Y>
-static enum aq_status layernorm_backward_typed(const struct aq_layernorm_backward *args, float *partial,
+static enum aq_status layernorm_backward_typed(const struct aq_layernorm_backward *args, float plus, float *partial,
                                                cudaStream_t stream)
 {
-    return args->sums ? layernorm_backward_run<Y, true>(args, partial, stream)
-                      : layernorm_backward_run<Y, false>(args, partial, stream);
+    return args->sums ? layernorm_backward_run<Y, true>(args, plus, partial, stream)
+                      : layernorm_backward_run<Y, false>(args, plus, partial, stream);
 }
 
 /* Rows of any width and alignment, in a pass for each of what is asked for. */
-static enum aq_status layernorm_backward_any(const struct aq_layernorm_backward *args, float *partial,
+static enum aq_status layernorm_backward_any(const struct aq_layernorm_backward *args, float plus, float *partial,
                                              cudaStream_t stream)
 {
-    const uint64_t C = args->C, group = group_rows(args->rows, 2 * C), groups = (args->rows + group - 1) / group;
+    const uint64_t C = args->C, group = aq_cuda_group_rows(args->rows, 2 * C),
+                   groups = (args->rows + group - 1) / group;
     const dim3 columns(static_cast<unsigned>(groups), static_cast<unsigned>((C + COLUMN_THREADS - 1) / COLUMN_THREADS));
-    const struct reduce_to to = {{args->dgamma, args->dbeta, nullptr}};
-    AQ_TRY(AQ_LAUNCH(layernorm_dx, aq_blocks(args->rows, ROW_WARPS), ROW_THREADS, 0, stream, *args));
-    AQ_TRY(AQ_LAUNCH(layernorm_partial, columns, COLUMN_THREADS, 0, stream, *args, group, partial));
-    AQ_TRY(reduce_run(partial, groups, C, 2, to, stream));
-    const struct aq_dropout_apply round = {1, args->rows * C, args->dx, args->rounded, args->rounded_type, {}};
+    const struct aq_cuda_sums to = {{args->dgamma, args->dbeta, nullptr}};
+    const dim3 rows = aq_blocks(args->rows, ROW_WARPS);
+    if (args->mean) {
+        AQ_TRY(AQ_LAUNCH(layernorm_dx<false>, rows, ROW_THREADS, 0, stream, *args, plus));
+        AQ_TRY(AQ_LAUNCH(layernorm_partial<false>, columns, COLUMN_THREADS, 0, stream, *args, group, partial));
+    } else {
+        AQ_TRY(AQ_LAUNCH(layernorm_dx<true>, rows, ROW_THREADS, 0, stream, *args, plus));
+        AQ_TRY(AQ_LAUNCH(layernorm_partial<true>, columns, COLUMN_THREADS, 0, stream, *args, group, partial));
+    }
+    AQ_TRY(aq_cuda_reduce(partial, groups, C, 2, to, stream));
+    const struct aq_dropout_apply round = {1,  args->rows * C, args->dx, args->rounded, args->rounded_type,
+                                           {}, AQ_F32,         false};
     if (args->rounded) AQ_TRY(aq_cuda_dropout(&round, partial, stream));
     if (!args->sums) return AQ_OK;
     const void *summed = args->rounded ? static_cast<const void *>(args->rounded) : args->dx;
@@ -374,17 +383,42 @@ static enum aq_status layernorm_backward_any(const struct aq_layernorm_backward 
     return aq_cuda_column_sum(&sum, partial, stream);
 }
 
-enum aq_status aq_cuda_layernorm_backward(const struct aq_layernorm_backward *args, void *scratch,
-                                          struct CUstream_st *stream)
+/* mean NULL: of an RMS norm, with `plus`. */
+static enum aq_status norm_backward(const struct aq_layernorm_backward *args, float plus, void *scratch,
+                                    struct CUstream_st *stream)
 {
     if (args->rows == 0 || args->C == 0) return AQ_OK;
     float *partial = static_cast<float *>(scratch);
     const bool fours = args->C % 4 == 0 && aq_fours(args->x, AQ_F32) && aq_fours(args->dy, AQ_F32) &&
                        aq_fours(args->gamma, AQ_F32) && aq_fours(args->dx, AQ_F32) && aq_fours(args->rounded, AQ_BF16);
-    if (!fours || args->C > 4 * NORM_THREADS) return layernorm_backward_any(args, partial, stream);
-    if (!args->rounded) return layernorm_backward_typed<float>(args, partial, stream);
-    return args->rounded_type == AQ_BF16 ? layernorm_backward_typed<uint16_t>(args, partial, stream)
-                                         : layernorm_backward_typed<aq_half>(args, partial, stream);
+    if (!fours || args->C > 4 * NORM_THREADS) return layernorm_backward_any(args, plus, partial, stream);
+    if (!args->rounded) return layernorm_backward_typed<float>(args, plus, partial, stream);
+    return args->rounded_type == AQ_BF16 ? layernorm_backward_typed<uint16_t>(args, plus, partial, stream)
+                                         : layernorm_backward_typed<aq_half>(args, plus, partial, stream);
+}
+
+enum aq_status aq_cuda_layernorm_backward(const struct aq_layernorm_backward *args, void *scratch,
+                                          struct CUstream_st *stream)
+{
+    return norm_backward(args, 0.0f, scratch, stream);
+}
+
+enum aq_status aq_cuda_rmsnorm_backward(const struct aq_rmsnorm_backward *args, void *scratch,
+                                        struct CUstream_st *stream)
+{
+    struct aq_layernorm_backward norm = {};
+    norm.rows = args->rows;
+    norm.C = args->C;
+    norm.dy = args->dy;
+    norm.x = args->x;
+    norm.gamma = args->gamma;
+    norm.rstd = args->rstd;
+    norm.dx = args->dx;
+    norm.dgamma = args->dgamma;
+    norm.rounded = args->rounded;
+    norm.rounded_type = args->rounded_type;
+    norm.sums = args->sums;
+    return norm_backward(&norm, args->plus, scratch, stream);
 }
 
 template <typename T>
@@ -393,14 +427,14 @@ static enum aq_status column_sum_typed(const struct aq_column_sum *args, float *
     const T *x = static_cast<const T *>(args->x);
     const uint64_t rows = args->rows, C = args->C, stride = args->stride;
     const bool fours = C % 4 == 0 && stride % 4 == 0 && aq_fours(x, args->type);
-    const uint64_t group = group_rows(rows, C), groups = (rows + group - 1) / group;
+    const uint64_t group = aq_cuda_group_rows(rows, C), groups = (rows + group - 1) / group;
     const uint64_t wide = COLUMN_THREADS * (fours ? 4 : 1);
     const dim3 grid(static_cast<unsigned>(groups), static_cast<unsigned>((C + wide - 1) / wide));
     if (fours)
         AQ_TRY(AQ_LAUNCH((column_partial<T, 4>), grid, COLUMN_THREADS, 0, stream, x, rows, C, stride, group, partial));
     else
         AQ_TRY(AQ_LAUNCH((column_partial<T, 1>), grid, COLUMN_THREADS, 0, stream, x, rows, C, stride, group, partial));
-    return reduce_run(partial, groups, C, 1, {{args->sums, nullptr, nullptr}}, stream);
+    return aq_cuda_reduce(partial, groups, C, 1, {{args->sums, nullptr, nullptr}}, stream);
 }
 
 enum aq_status aq_cuda_column_sum(const struct aq_column_sum *args, void *scratch, struct CUstream_st *stream)
@@ -532,4 +566,29 @@ enum aq_status aq_cuda_cross_entropy(const struct aq_cross_entropy *args, void *
     if (args->gradient_type == AQ_BF16) return cross_entropy_typed<uint16_t>(args, stream);
     if (args->gradient_type == AQ_F16) return cross_entropy_typed<aq_half>(args, stream);
     return cross_entropy_typed<float>(args, stream);
+}
+
+/* A thread a row: its gradient may lie on its output. */
+template <typename G> static __global__ void __launch_bounds__(LOSS_THREADS) squared_error(struct aq_squared_error args)
+{
+    const uint64_t row = aq_thread_index();
+    if (row >= args.rows) return;
+    const float target = args.targets[row];
+    const float off = isnan(target) ? 0.0f : args.outputs[row * args.outputs_stride] - target;
+    args.losses[row] = off * off;
+    if (!args.gradient) return;
+    G *gradient = static_cast<G *>(args.gradient) + row * args.gradient_stride;
+    aq_store(gradient, args.scale * (2.0f * off));
+    for (uint64_t v = 1; v < args.gradient_stride; v++)
+        aq_store(gradient + v, 0.0f);
+}
+
+enum aq_status aq_cuda_squared_error(const struct aq_squared_error *args, void *, struct CUstream_st *stream)
+{
+    const dim3 grid = aq_blocks(args->rows, LOSS_THREADS);
+    if (args->rows == 0) return AQ_OK;
+    if (args->gradient_type == AQ_BF16)
+        return AQ_LAUNCH((squared_error<uint16_t>), grid, LOSS_THREADS, 0, stream, *args);
+    if (args->gradient_type == AQ_F16) return AQ_LAUNCH((squared_error<aq_half>), grid, LOSS_THREADS, 0, stream, *args);
+    return AQ_LAUNCH((squared_error<float>), grid, LOSS_THREADS, 0, stream, *args);
 }

@@ -87,6 +87,13 @@ void aq_grad_codec_config_take(struct aq_grad_codec_config *out, const struct aq
     if (has & AQ_GRAD_HAS_GRID && wished->grid) out->grid = wished->grid;
     if (has & AQ_GRAD_HAS_SCALE && wished->scale) out->scale = wished->scale;
     if (has & AQ_GRAD_HAS_NORM && wished->norm != 0.0f) out->norm = wished->norm;
+    if (has & AQ_GRAD_HAS_DENSITY && wished->density != 0.0f) out->density = wished->density;
+}
+
+bool aq_grad_codec_config_on_gpu(const struct aq_grad_codec_config *config)
+{
+    const struct aq_grad_kind *kind = find_kind(config->kind);
+    return kind == NULL || kind->gpu != 0;
 }
 
 enum aq_status aq_grad_codec_config_check_device(const struct aq_grad_codec_config *config)
@@ -274,8 +281,9 @@ static uint64_t scale_bytes(const struct aq_grad_codec *codec, uint64_t first, u
     return scales * sizeof(float);
 }
 
-static uint64_t code_bytes(const struct aq_grad_codec *codec, uint64_t count)
+static uint64_t code_bytes(const struct aq_grad_codec *codec, uint64_t first, uint64_t count)
 {
+    if (codec->kind->code_bytes) return codec->kind->code_bytes(codec, first, count);
     const uint32_t bits = codec->kind->bits(&codec->config);
     return count / 8 * bits + (count % 8 * bits + 7) / 8;
 }
@@ -288,7 +296,7 @@ float aq_grad_codec_weight(const struct aq_grad_codec *codec, uint32_t ranks)
 size_t aq_grad_codec_bytes(const struct aq_grad_codec *codec, uint64_t first, uint64_t count)
 {
     AQ_ASSERT(first <= codec->parameters && count <= codec->parameters - first);
-    return (size_t)(scale_bytes(codec, first, count) + code_bytes(codec, count));
+    return (size_t)(scale_bytes(codec, first, count) + code_bytes(codec, first, count));
 }
 
 uint64_t aq_grad_codec_bytes_pieces(const struct aq_grad_codec *codec, uint64_t first, uint64_t count)
@@ -323,7 +331,7 @@ enum aq_status aq_grad_decode(const struct aq_grad_codec *codec, uint64_t first,
                               size_t bytes, float weight, bool add, float *sum)
 {
     AQ_TRY(check_range(codec, first, count));
-    const uint64_t scales = scale_bytes(codec, first, count), codes = code_bytes(codec, count);
+    const uint64_t scales = scale_bytes(codec, first, count), codes = code_bytes(codec, first, count);
     if (bytes != scales + codes)
         return aq_fail(AQ_CORRUPT, AREA, "floats %llu + %llu came in %zu bytes; %s makes %llu of them",
                        (unsigned long long)first, (unsigned long long)count, bytes, codec->kind->name,

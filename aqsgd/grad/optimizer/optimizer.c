@@ -79,6 +79,7 @@ enum aq_status aq_optimizer_config_check(const struct aq_optimizer_config *confi
         return aq_fail(AQ_INVAL, AREA, "low_rank goes with reduce fp32, not with %s", reduce.kind);
     if (kind->averages_gradients && aq_grad_codec_config_signs(&reduce))
         return aq_fail(AQ_INVAL, AREA, "reduce: %s needs gradients with a size; vote has signs alone", kind->name);
+    AQ_TRY(aq_optimizer_outer_check(config, kind->averages_gradients));
     return kind->config_check(config);
 }
 
@@ -190,6 +191,7 @@ static enum aq_status place(struct aq_optimizer *optimizer)
 {
     AQ_TRY(aq_optimizer_cut(optimizer));
     AQ_TRY(optimizer->kind->place(optimizer));
+    AQ_TRY(aq_optimizer_outer_place(optimizer));
     AQ_TRY(aq_optimizer_average_place(optimizer));
     return aq_optimizer_choice_place(optimizer);
 }
@@ -265,7 +267,7 @@ out:
 bool aq_optimizer_config_averages(const struct aq_optimizer_config *config)
 {
     const struct aq_optimizer_kind *kind = find_kind(config->kind);
-    return kind && kind->averages_gradients;
+    return kind && kind->averages_gradients && !aq_optimizer_config_local(config);
 }
 
 const char *aq_optimizer_config_takes(const struct aq_optimizer_config *config)
@@ -286,6 +288,7 @@ bool aq_optimizer_config_sends(const struct aq_optimizer_config *config, uint64_
 bool aq_optimizer_config_drifts(const struct aq_optimizer_config *config, uint64_t step)
 {
     const struct aq_optimizer_kind *kind = find_kind(config->kind);
+    if (aq_optimizer_config_local(config)) return step % config->outer_every != 0;
     return kind->drifts && kind->drifts(config, step);
 }
 
@@ -303,6 +306,12 @@ enum aq_status aq_optimizer_config_check_device(const struct aq_optimizer_config
 {
     const struct aq_optimizer_kind *kind = find_kind(config->kind);
     char unread[AQ_OPTIMIZER_WHY_BYTES];
+    if (config->reduce.kind && !aq_grad_codec_config_on_gpu(&config->reduce)) {
+        snprintf(why ? why : unread, AQ_OPTIMIZER_WHY_BYTES,
+                 "reduce.codec %s has no kernels for a GPU; take q8..q2, sign, bf16, fp16 or fp32",
+                 config->reduce.kind);
+        return AQ_NODEV;
+    }
     return kind && kind->config_check_device ? kind->config_check_device(config, why ? why : unread) : AQ_OK;
 }
 
@@ -408,7 +417,7 @@ void aq_optimizer_state_info(const struct aq_optimizer *optimizer, uint32_t inde
 
 bool aq_optimizer_averages(const struct aq_optimizer *optimizer, uint64_t step)
 {
-    if (optimizer->group.size == 1) return false;
+    if (optimizer->group.size == 1 || aq_optimizer_is_local(optimizer)) return false;
     return optimizer->kind->averages ? optimizer->kind->averages(optimizer, step) : optimizer->kind->averages_gradients;
 }
 
@@ -464,6 +473,21 @@ enum aq_status aq_optimizer_begin_void(struct aq_optimizer *optimizer, float *pa
     return AQ_OK;
 }
 
+/* The update, or of a void step what is due all the same. */
+static enum aq_status step_round(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
+{
+    struct aq_optimizer_call *call = &optimizer->call;
+    if (!call->updated) {
+        if (call->updating)
+            AQ_TRY(optimizer->kind->update(optimizer, round, out));
+        else if (optimizer->kind->due)
+            AQ_TRY(optimizer->kind->due(optimizer, round, out));
+        if (out->kind != AQ_REDUCE_NONE) return AQ_OK;
+        call->updated = true;
+    }
+    return aq_optimizer_is_local(optimizer) ? aq_optimizer_outer_round(optimizer, call->outer_round++, out) : AQ_OK;
+}
+
 enum aq_status aq_optimizer_round(struct aq_optimizer *optimizer, struct aq_reduce *out)
 {
     struct aq_optimizer_call *call = &optimizer->call;
@@ -475,10 +499,8 @@ enum aq_status aq_optimizer_round(struct aq_optimizer *optimizer, struct aq_redu
     }
     if (call->averaging)
         AQ_TRY(aq_optimizer_average_round(optimizer, round, out));
-    else if (call->updating)
-        AQ_TRY(optimizer->kind->update(optimizer, round, out));
-    else if (call->void_step && optimizer->kind->due)
-        AQ_TRY(optimizer->kind->due(optimizer, round, out));
+    else if (call->updating || call->void_step)
+        AQ_TRY(step_round(optimizer, round, out));
     if (out->kind == AQ_REDUCE_NONE) *call = (struct aq_optimizer_call){0};
     return AQ_OK;
 }

@@ -45,7 +45,9 @@ struct aq_optimizer_scratch {
 /* The call under way. */
 struct aq_optimizer_call {
     bool averaging, updating, void_step;
-    uint32_t round; /* that comes next */
+    bool updated;         /* the inner update is done: rounds of the outer step follow */
+    uint32_t round;       /* that comes next                                            */
+    uint32_t outer_round; /* of the outer step                                          */
     float *parameters, *gradients;
     const float *update_gradients;
     float lr, grad_scale;
@@ -85,6 +87,9 @@ struct aq_optimizer {
     float *worker_error, *server_error; /* of config.reduce, where they are kept */
     float *choice; /* the candidate's number + 1, where the codec is chosen under way (grad_choice.c); 0: none yet */
     struct aq_low_rank *low_rank; /* PowerSGD, with W > 1 */
+    struct {
+        float *weights, *momentum; /* NULL: no local steps; no momentum */
+    } outer;                       /* optimizer_outer.c */
     bool gauged;                  /* gauge holds the whole model's number for the next update */
     double gauge;
     void *own;                    /* the kind's, from scratch memory */
@@ -167,6 +172,13 @@ enum aq_status aq_optimizer_choice_place(struct aq_optimizer *optimizer);
 /* ---- optimizer_average.c ---- */
 enum aq_status aq_optimizer_average_place(struct aq_optimizer *optimizer);
 enum aq_status aq_optimizer_average_round(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out);
+
+/* ---- optimizer_outer.c: local steps, with W > 1 ---- */
+bool aq_optimizer_is_local(const struct aq_optimizer *optimizer);
+enum aq_status aq_optimizer_outer_check(const struct aq_optimizer_config *config, bool averages_gradients);
+enum aq_status aq_optimizer_outer_place(struct aq_optimizer *optimizer);
+/* After the update of a step, whatever its gradient; nothing but where a round ends. */
+enum aq_status aq_optimizer_outer_round(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out);
 
 /* ---- optimizer_flat.c ---- */
 enum aq_status aq_optimizer_cut(struct aq_optimizer *optimizer); /* makes the pieces */

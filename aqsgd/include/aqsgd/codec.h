@@ -14,6 +14,8 @@
  *   directq  Q(x): quantizes the values themselves; stateless. Optional top-k first (papers/004 H.6, "bw8[0.2]").
  *   aqsgd    Q(a - m): quantizes the change since this sample's previous message m (papers/004 Algorithm 1, line 7);
  *            without a reference (a cold sample) a *keyframe* is coded instead.
+ *   sign     the sign of each value and one scale a row.
+ *   ec       entropy coded: one step a sample, at a rate; of the change, or of the values where nothing is kept.
  *
  * On a device whose memory the host cannot reach (aq_device_info: host_memory), a and hat are device memory; bodies,
  * messages and results are the host's, pinned where copies are to be asynchronous.
@@ -107,6 +109,7 @@ struct aq_codec_config {
     enum aq_codec_rounding rounding;
     bool hadamard;                 /* rotate each tile by the orthonormal Sylvester-Hadamard matrix before quantizing */
     float top_k;                   /* DIRECTQ: keep this fraction of the values (largest magnitude); 0 or 1: all      */
+    float rate;                    /* EC: bits a value in the mean, 1 to 3.5                                         */
     int32_t prescale_log2;         /* values are multiplied by 2^this before scale and grid, divided after decode     */
     enum aq_codec_precision store; /* AQSGD: how m is kept                                                            */
     enum aq_codec_group store_group;  /* store Q8, Q4 or Q2: which values share a scale: ROW or CHANNEL               */
@@ -122,6 +125,7 @@ struct aq_codec_about {
     bool stateless;    /* keeps no messages, whatever config.store says                               */
     bool grid;         /* bits, grid, group, tile, scale, rounding and hadamard are the user's        */
     bool sparse;       /* top_k is the user's                                                         */
+    bool varies;       /* bodies have a bound, not a size: aq_codec_body_bytes is what to expect      */
     bool usual[2];     /* what a manifest means that names none: of activations, of gradients         */
 };
 
@@ -136,6 +140,13 @@ void aq_codec_config_default(struct aq_codec_config *out, enum aq_codec_kind kin
 
 /* fp32 as it is, by a codec that sends plain values. */
 void aq_codec_config_plain(struct aq_codec_config *out);
+
+/*
+ * The config by which a sample that never changes is coded: its keyframe is what this config makes of it, or of a codec
+ * that keeps messages its keyframe, and there is a message of it. Values as they are keep their bits. False: there is
+ * none, for this config keeps no messages and what it makes depends on more than the sample.
+ */
+bool aq_codec_config_kept(const struct aq_codec_config *config, struct aq_codec_config *out);
 
 /* Can this be built for (T, C)? AQ_INVAL, with a text that names the field and what it may be. */
 enum aq_status aq_codec_config_check(const struct aq_codec_config *config, uint32_t rows, uint32_t columns);
@@ -179,7 +190,8 @@ const struct aq_codec_config *aq_codec_config_of(const struct aq_codec *codec); 
 /* Bytes that any body of this codec fits into (the raw fallback included). */
 size_t aq_codec_bound(const struct aq_codec *codec);
 
-/* Bytes of a body in the ordinary case: keyframe or not. Exact; what `aqpipe plan` prints. */
+/* Bytes of a body in the ordinary case: keyframe or not. Exact, but where they vary (about.varies) an estimate; what
+ * `aqpipe plan` prints. */
 size_t aq_codec_body_bytes(const struct aq_codec *codec, bool keyframe);
 
 /* Are its bodies the values as they are? */
@@ -187,6 +199,10 @@ bool aq_codec_is_plain(const struct aq_codec *codec);
 
 /* Bytes of a stored message; 0 for stateless kinds. */
 size_t aq_codec_message_bytes(const struct aq_codec *codec);
+
+/* The same two of a sample that has fewer rows (aq_codec_sample.rows; 0: all). */
+size_t aq_codec_body_bytes_of(const struct aq_codec *codec, uint32_t rows, bool keyframe);
+size_t aq_codec_message_bytes_of(const struct aq_codec *codec, uint32_t rows);
 
 /*
  * aq_codec_encode -- code one sample.
@@ -230,6 +246,9 @@ struct aq_codec_sample {
     const struct aq_rng_key *key; /* encode, stochastic rounding; host memory, read before the call ends */
     void *body;                   /* out of encode, aq_codec_bound long; into decode                     */
     uint32_t body_bytes, flags;   /* decode: of the frame                                                */
+    uint32_t rows;                /* of this sample, 1 to those of the codec: its body and message are those
+                                     of a matrix of so many rows, and nothing behind them is read or
+                                     written; 0: all                                                     */
     float *hat;                   /* as above, but with codec kernels it must not overlap a              */
     void *m_out;                  /* as above                                                            */
 };

@@ -13,7 +13,7 @@
  *
  * An operation is a struct of arguments here and a row of math.def; to add one, see docs/ARCHITECTURE.md.
  *
- * Letters: rows = samples * T; C channels; H heads; D = C / H; V vocabulary.
+ * Letters: rows = samples * T; C channels; H heads; D channels of a head; F channels of an MLP; V vocabulary.
  * bf16 values are uint16_t, the upper half of a float, rounded to nearest even; fp16 values are uint16_t too, IEEE
  * binary16, rounded so, and infinite beyond 65504: an overflow is never hidden.
  *
@@ -68,6 +68,9 @@ enum aq_matmul_after {
  * fp32. `other` has c's shape and stride, and c's type (fp32 for AFTER_RESIDUAL). accumulate wants c in fp32, no bias
  * and AQ_AFTER_NONE. c overlaps nothing but, element for element, `other`.
  *
+ * bias_stride: every row of c has a bias of its own, what is added before `after` (an adapter's share). A GPU's library
+ * has no such ending: there it is a second pass.
+ *
  * bias_rounded: the bias once more, in c's 16 bits, or NULL. A GPU's library adds a bias to 16 bits in the product
  * itself only where it has their type; without it there is a second pass. The CPU adds the fp32 one.
  */
@@ -81,7 +84,8 @@ struct aq_matmul {
     bool accumulate;
     enum aq_matmul_after after;
     void *c;
-    const float *bias; /* N, or NULL */
+    const float *bias;    /* N, or NULL                                 */
+    uint64_t bias_stride; /* 0: one row for all; else (M, N), a row each */
     const uint16_t *bias_rounded;
     void *other;
     struct aq_dropout dropout;    /* AFTER_RESIDUAL                                                     */
@@ -113,14 +117,99 @@ struct aq_layernorm_backward {
 };
 
 /*
- * Causal attention of `samples` sequences of T tokens. A row of qkv is q, k and v of all heads, H*D each; out has H*D.
+ * y = x rstd (plus + gamma), row by row; rstd = 1 / sqrt(mean of x^2 + epsilon). Zhang and Sennrich 2019. other: fp32
+ * y = other + that; it is not y.
+ */
+struct aq_rmsnorm {
+    uint64_t rows, C;
+    float epsilon;
+    float plus; /* 0; 1 where a model keeps its weights so */
+    const float *x, *gamma;
+    const float *other; /* or NULL */
+    void *y;
+    enum aq_element y_type;
+    float *rstd; /* rows */
+};
+
+/* As aq_layernorm_backward. */
+struct aq_rmsnorm_backward {
+    uint64_t rows, C;
+    float plus;
+    const float *dy, *x, *gamma, *rstd;
+    float *dx, *dgamma;
+    uint16_t *rounded;            /* or NULL */
+    enum aq_element rounded_type; /* AQ_BF16 or AQ_F16 */
+    float *sums;                  /* or NULL */
+};
+
+/*
+ * Heads on their way to attention. A row of x and y, one of `samples` times T, is H heads of queries, kv_heads of keys
+ * and kv_heads of values, D columns each. A head of queries or keys is first normalized (as aq_rmsnorm, with q_gamma or
+ * k_gamma, D each), where these are given; then its first R columns turn by the angles of the row's place in its sample
+ * (Su et al. 2021), column i with column i + R / 2:
+ *
+ *     y[i] = x[i] cos - x[i + R/2] sin     y[i + R/2] = x[i + R/2] cos + x[i] sin
+ *
+ * Values are copied. y may be x where nothing is normalized.
+ */
+struct aq_rope {
+    uint64_t samples, T, H, kv_heads, D, R;
+    enum aq_element type;
+    const void *x;
+    void *y;
+    const float *table;             /* (T, R): of each place R/2 cosines, then R/2 sines; NULL: R is 0 */
+    const float *q_gamma, *k_gamma; /* or NULL, both */
+    float plus, epsilon;
+    float *rstd; /* rows times H + kv_heads; with gammas */
+};
+
+/* dx is written: of the type, and may be dy where that is fp32. dq_gamma += and dk_gamma += where they are not NULL. */
+struct aq_rope_backward {
+    uint64_t samples, T, H, kv_heads, D, R;
+    enum aq_element type; /* of x and dx */
+    const float *dy;
+    void *dx;
+    const float *table;
+    const void *x; /* with gammas, as rstd */
+    const float *q_gamma, *k_gamma, *rstd;
+    float plus;
+    float *dq_gamma, *dk_gamma;
+};
+
+/* What a gate does with its values: x / (1 + e^-x), or GELU as AQ_AFTER_GELU has it. */
+enum aq_gate { AQ_GATE_SILU = 0, AQ_GATE_GELU = 1 };
+
+/* y = gate(g) u: a row of x is F columns g, then F columns u (Shazeer 2020). */
+struct aq_gated {
+    uint64_t rows, F;
+    enum aq_gate gate;
+    enum aq_element type; /* of all */
+    const void *x;
+    void *y;
+};
+
+/* dx, a row of x's shape, is written; it may be x. */
+struct aq_gated_backward {
+    uint64_t rows, F;
+    enum aq_gate gate;
+    enum aq_element type;
+    const void *x, *dy;
+    void *dx;
+};
+
+/*
+ * Causal attention of `samples` sequences of T tokens. A row of qkv is H heads of queries, kv_heads of keys and
+ * kv_heads of values, D columns each; out has H*D. H / kv_heads queries in a row share a head of keys and values.
  * lse is the log of the sum of exponentials of (sample, head, token), kept for backward; no T x T matrix outlives a
  * block of rows. Dropout on the weights: element (h * T_mask + query) * T_mask + key. T_mask >= T keeps a mask when T
- * is cut short. Where the type has 16 bits, backward gives dqkv in them, in dqkv_rounded, if that is not NULL; then
- * dqkv is memory to work in and may hold anything afterwards.
+ * is cut short. With a window a query sees only the last `window` keys up to its own, itself among them (Beltagy et al.
+ * 2020). Scores are q . k times `scale`. Where the type has 16 bits, backward gives dqkv in them, in dqkv_rounded, if
+ * that is not NULL; then dqkv is memory to work in and may hold anything afterwards.
  */
 struct aq_attention {
-    uint64_t samples, T, H, D, T_mask;
+    uint64_t samples, T, H, kv_heads, D, T_mask;
+    uint64_t window;      /* 0: none */
+    float scale;          /* 0: 1 / sqrt(D) */
     enum aq_element type; /* of qkv, out and dout, and of the products; dqkv is fp32 always */
     const void *qkv;
     void *out;
@@ -132,21 +221,106 @@ struct aq_attention {
 };
 
 /*
- * x[row] = token_table[tokens[row]] + position_table[row % T], then dropout. tokens are in range (checked by the
- * caller).
+ * Causal attention of T tokens a sample behind `first` earlier ones whose keys and values are kept: forward alone,
+ * without dropout. A row of qkv is as aq_attention's, and there are rows of the T tokens only. cache has `rows` rows a
+ * sample, of kv_heads heads of keys, then of values, D columns each: those of the T tokens are written to rows first ..
+ * first + T - 1. Then token first + t sees those of tokens 0 .. first + t, or the last `window` of them. Sums are fp32
+ * whatever the type. out has rows of H D columns; NULL: keys and values are kept, and that is all.
+ */
+struct aq_attention_cached {
+    uint64_t samples, T, first, rows, H, kv_heads, D;
+    uint64_t window;      /* 0: all                    */
+    float scale;          /* of scores; 0: 1 / sqrt(D) */
+    enum aq_element type; /* of qkv, cache and out     */
+    const void *qkv;
+    void *cache;
+    void *out;
+};
+
+/*
+ * Disentangled attention (He et al. 2021, "DeBERTa") of `samples` sequences of T tokens, of which the first lengths[s]
+ * are real; every query sees every real key. Beside q and k there are the positions: R rows of Q and K of all heads,
+ * and index[query - key + T - 1] says which row is that distance's. It never falls as the distance rises.
+ *
+ *     score = scale (q_i . k_j + q_i . K[index of i - j] + k_j . Q[index of i - j])
+ *
+ * Of rows of padding `out` and all gradients are 0, whatever stands in qkv there. lse, dropout and T_mask are as
+ * aq_attention's. dqkv and dpositions are written, in fp32; rows of positions that no distance has get 0.
+ */
+struct aq_disentangled {
+    uint64_t samples, T, H, D, T_mask, R;
+    float scale;
+    enum aq_element type;   /* of qkv, positions, out and dout, and of the products */
+    const void *qkv;        /* (samples T, 3 H D)                                   */
+    const void *positions;  /* (R, 2 H D): Q, then K                                */
+    const int32_t *index;   /* 2 T - 1, each 0 to R - 1                             */
+    const uint32_t *lengths; /* of each sample, 1 to T; NULL: all T                 */
+    void *out;
+    float *lse;
+    struct aq_dropout dropout;
+    const void *dout; /* backward only, as the two behind it */
+    float *dqkv, *dpositions;
+};
+
+/*
+ * GELU by the normal distribution itself (Hendrycks and Gimpel 2016), y = x Phi(x); AQ_AFTER_GELU is its tanh
+ * approximation, up to 5e-4 apart. other: y = other + x Phi(x), in fp32. y may be x where types are one.
+ */
+struct aq_gelu {
+    uint64_t count;
+    enum aq_element type; /* of x, and of y where there is no other */
+    const void *x;
+    const float *other; /* or NULL */
+    void *y;
+};
+
+/* dx = dy (Phi(x) + x phi(x)); dx may be dy. */
+struct aq_gelu_backward {
+    uint64_t count;
+    enum aq_element type; /* of all */
+    const void *x, *dy;
+    void *dx;
+};
+
+/*
+ * Rows of a sample beside their neighbours, so that a product is a convolution over tokens: y[t][c K + k] =
+ * x[t + k - K / 2][c], 0 where that is no real row. K is odd. Backward: dx[t][c] += what y's gradient has of it, of
+ * real rows.
+ */
+struct aq_unfold {
+    uint64_t samples, T, C, K;
+    const uint32_t *lengths; /* or NULL */
+    const float *x;
+    void *y;
+    enum aq_element y_type;
+};
+
+struct aq_unfold_backward {
+    uint64_t samples, T, C, K;
+    const uint32_t *lengths; /* or NULL */
+    const float *dy;
+    float *dx;
+};
+
+/*
+ * x[row] = token_table[tokens[row]] + position_table[row % T] (NULL: none), then dropout; add: x[row] += that. tokens
+ * are in range (checked by the caller). scale: rows of tokens times that, where there are no positions and nothing is
+ * added to.
  */
 struct aq_embedding {
     uint64_t samples, T, C;
     uint64_t V;
+    bool add;
     const int32_t *tokens; /* device */
     const float *token_table, *position_table;
+    float scale; /* 0: none */
     float *x;
     struct aq_dropout dropout;
 };
 
 /*
  * token_gradient[tokens[row]] += dropout'(dx[row]), position_gradient[row % T] += the same, rows in ascending order;
- * each where it is not NULL.
+ * each where it is not NULL. scale: as forward's.
  */
 struct aq_embedding_backward {
     uint64_t samples, T, C;
@@ -154,6 +328,7 @@ struct aq_embedding_backward {
     const int32_t *tokens;
     const float *dx;
     float *token_gradient, *position_gradient;
+    float scale;
     struct aq_dropout dropout;
 };
 
@@ -175,6 +350,23 @@ struct aq_cross_entropy {
     float scale;
 };
 
+/*
+ * Squared error of rows that say one number: losses[row] = (output - target)^2, 0 where the target is NaN: not counted.
+ * With gradient != NULL also gradient[row][0] = scale * 2 (output - target), 0 where the target is NaN; columns
+ * 1..gradient_stride-1 become 0. It may be outputs itself, or 16 bits from the same byte on with twice the stride.
+ */
+struct aq_squared_error {
+    uint64_t rows;
+    float *outputs;
+    uint64_t outputs_stride;
+    const float *targets; /* device */
+    float *losses;
+    void *gradient;
+    uint64_t gradient_stride;
+    enum aq_element gradient_type;
+    float scale;
+};
+
 /* sums[c] += sum over rows of x[row][c], rows in ascending order. */
 struct aq_column_sum {
     uint64_t rows, C, stride;
@@ -183,13 +375,18 @@ struct aq_column_sum {
     float *sums;
 };
 
-/* y = dropout(x) of (samples, sample_elements), as type; with probability 0 a copy or conversion. */
+/*
+ * y = dropout(x) of (samples, sample_elements), as y_type; with probability 0 a copy or conversion. x is fp32 unless
+ * x_type says otherwise, and may be y where both types are one. add: y += that, in fp32.
+ */
 struct aq_dropout_apply {
     uint64_t samples, sample_elements;
-    const float *x;
+    const void *x;
     void *y;
     enum aq_element y_type;
     struct aq_dropout dropout;
+    enum aq_element x_type;
+    bool add;
 };
 
 /* x = std * normal(key, element) for `count` elements; std 0 with a value: x = value. */

@@ -64,6 +64,13 @@ struct aq_optimizer_config {
     uint64_t low_rank_start; /* steps before it, in fp32                                                         */
     uint64_t seed;           /* masks (slamb), the first factors (PowerSGD): equal on all ranks                      */
 
+    /*
+     * Local steps (kinds that average gradients; W > 1): every rank goes so many steps on its own, then what the ranks
+     * have moved is averaged, as `reduce` says, and an outer step taken with it (optimizer_outer.c). 0: none.
+     */
+    uint32_t outer_every;
+    float outer_lr, outer_momentum; /* 0 <= momentum < 1, Nesterov's */
+
     /* qadam, onebit_adam, onebit_lamb */
     uint64_t warmup_steps; /* uncompressed steps at the beginning, after which v is frozen; the least number if  */
     float freeze_ratio;    /* onebit_*: > 0: v is frozen only once its norm's ratio over 1 / (1 - beta2) steps is */
@@ -97,6 +104,9 @@ bool aq_optimizer_config_averages(const struct aq_optimizer_config *config);
 const char *aq_optimizer_config_takes(const struct aq_optimizer_config *config);
 /* Does it send something else than so many parameters in the codec of `reduce`? Then *bytes of it, once. */
 bool aq_optimizer_config_sends(const struct aq_optimizer_config *config, uint64_t parameters, uint64_t *bytes);
+/* Does it go local steps, where there is more than one rank; if so, does an outer step end this one? */
+bool aq_optimizer_config_local(const struct aq_optimizer_config *config);
+bool aq_optimizer_config_meets(const struct aq_optimizer_config *config, uint64_t step);
 /* Are replicas' parameters apart after this step, unless it is the last? */
 bool aq_optimizer_config_drifts(const struct aq_optimizer_config *config, uint64_t step);
 /* May the replicas of a machine average first, and be one rank? (reduce.machine_first) */
@@ -184,6 +194,11 @@ enum aq_status aq_grad_reshard(enum aq_state_class belongs, uint64_t of, uint32_
 enum aq_status aq_grad_pending(uint64_t of, uint32_t old_size, const float *const *worker, const float *const *server,
                                float *out);
 enum aq_status aq_optimizer_absorb(struct aq_optimizer *optimizer, const float *pending);
+/*
+ * With local steps the residuals are of weights' movements: one rank alone takes pending, times this, off its
+ * parameters, as the next outer step would have done at once. 0: no local steps, aq_optimizer_absorb is for it.
+ */
+float aq_optimizer_config_pending(const struct aq_optimizer_config *config);
 
 /* ---- rounds ---- */
 
@@ -253,6 +268,17 @@ enum aq_status aq_optimizer_begin_void(struct aq_optimizer *optimizer, float *pa
                                        struct aq_stream *stream);
 /* Goes on after what was asked for has been done; *out is the next. AQ_REDUCE_NONE where nothing was begun. */
 enum aq_status aq_optimizer_round(struct aq_optimizer *optimizer, struct aq_reduce *out);
+
+/*
+ * Local steps have two versions of the parameters: the rank's own, which it trains, and the outer ones, the same on all
+ * ranks since the last outer step, which are a state array (AQ_OUTER_STATE). begin: both are these, before the first
+ * step of a run. swap: the parameters become the outer ones and the array has the rank's own; once more: back. Where a
+ * round ends both are the same. Enqueued on the stream; nothing is done where there are no local steps. AQ_CUDAERR.
+ */
+#define AQ_OUTER_STATE "local_steps"
+enum aq_status aq_optimizer_outer_begin(struct aq_optimizer *optimizer, const float *parameters,
+                                        struct aq_stream *stream);
+enum aq_status aq_optimizer_outer_swap(struct aq_optimizer *optimizer, float *parameters, struct aq_stream *stream);
 
 /* begin and its rounds, where no rank is needed: AQ_INVAL with W > 1 where a round asks for something. */
 enum aq_status aq_optimizer_step(struct aq_optimizer *optimizer, float *parameters, const float *gradients, float lr,

@@ -25,6 +25,8 @@
  *                        s / 2^(b-1), as the code of QuantizedAdam has it: biased, its top value is cut off
  *     lp                 b = 2..8 bits, Lion Cub's quantizer, equation 1: clamp(round(K x / (2 M)), +-K) with M = (mean
  *                        |x|^p)^(1/p); decodes as code times 2 M / K. norm: p; infinity stands for the absmax grid
+ *     topk               of each chunk the largest values, at 2 bits and with their places: codes are of those alone,
+ *                        and scales two a chunk (SparseLoCo; grad_codec_topk.c)
  *     vote               1 bit without scale: +1 or -1; a zero is +1 at odd steps and -1 at even ones (Lion Cub, B.1)
  *
  * Usage:
@@ -68,10 +70,13 @@ struct aq_grad_codec_config {
     const char *grid;  /* uniform: "tread", "rise", "signed"; NULL: rise at 2 bits, tread above                 */
     const char *scale; /* sign: "l1" or "l2"                                                                    */
     float norm;        /* lp: p > 0, or infinity                                                                */
-    uint32_t bucket;   /* floats that share a scale, a multiple of 64; 0: the tensor's part of the range        */
+    uint32_t bucket;   /* floats that share a scale, a multiple of 64; 0: the tensor's part of the range; topk: of a
+                          chunk, 64 to 65536                                                                    */
+    float density;     /* topk: the share of a chunk that travels, more than 0 and at most 1                    */
 };
 
-/* uniform: 4 bits, buckets of 512. sign: l1. lp: 8 bits, p = 1. An unknown kind is kept: config_check names it. */
+/* uniform: 4 bits, buckets of 512. sign: l1. lp: 8 bits, p = 1. topk: 64 of 4096. An unknown kind is kept: config_check
+ * names it. */
 void aq_grad_codec_config_default(struct aq_grad_codec_config *out, const char *kind);
 enum aq_status aq_grad_codec_config_check(const struct aq_grad_codec_config *config); /* AQ_INVAL names the field */
 /*
@@ -79,15 +84,17 @@ enum aq_status aq_grad_codec_config_check(const struct aq_grad_codec_config *con
  * there is no such name.
  */
 bool aq_grad_codec_config_named(struct aq_grad_codec_config *out, const char *name);
-/* Takes over bucket, grid, scale and norm, where they are not 0 or NULL and the kind of `out` has them. */
+/* Takes over bucket, grid, scale, norm and density, where they are not 0 or NULL and the kind of `out` has them. */
 void aq_grad_codec_config_take(struct aq_grad_codec_config *out, const struct aq_grad_codec_config *wished);
 /* AQ_NODEV, logged: a GPU has no kernels for the kind, or not with these settings. */
 enum aq_status aq_grad_codec_config_check_device(const struct aq_grad_codec_config *config);
+/* The same of the kind alone, and not logged. */
+bool aq_grad_codec_config_on_gpu(const struct aq_grad_codec_config *config);
 /* Does it say fp32, floats as they are, which need no codec? So does a config without a kind. */
 bool aq_grad_codec_config_plain(const struct aq_grad_codec_config *config);
 /* Are sizes nothing to it (vote)? */
 bool aq_grad_codec_config_signs(const struct aq_grad_codec_config *config);
-/* Is it no choice without error feedback (sign)? */
+/* Is it no choice without error feedback (sign, topk)? */
 bool aq_grad_codec_config_needs_errors(const struct aq_grad_codec_config *config);
 /* Does a value come back with a loss that error feedback should keep? False for fp32, fp16, bf16, vote. */
 bool aq_grad_codec_config_lossy(const struct aq_grad_codec_config *config);

@@ -23,6 +23,7 @@
  *
  * Addresses: "tcp://host:port", "sim://name?rate_mbps=100&latency_ms=5" (in this process; both optional), each also as
  * "fault+tcp://host:port?seed=1&split=7" (tests; net/transport/transport_fault.c lists what can go wrong).
+ * "tcp://host:port?segment=536": packets of at most so many bytes, both ways, for whoever connects.
  * "tls+tcp://host:port?peer=2" is under mutual TLS 1.3: the other end must hold the certificate of stage 2 of this job
  * (without peer: of the rank that it says it is). A peer that does not is refused with AQ_TLSERR.
  *
@@ -91,6 +92,7 @@ struct aq_link_config {
     enum aq_link_entropy entropy;
     uint64_t outage_ns_max; /* a lost connection is made again within this; 0: it ends the link. Both ends must heal */
     struct aq_pages pages;  /* where its memory comes from, received bodies among it; zeroed: plain memory */
+    uint64_t path_every_ns; /* how often path_bytes and again_bytes of its stats are asked for; 0: never */
 };
 void aq_link_config_default(struct aq_link_config *out);
 
@@ -110,7 +112,9 @@ enum aq_frame_kind {
     AQ_FRAME_MESSAGE = 21,  /* answers it                                                    */
     AQ_FRAME_CONTROL = 22,  /* runtime's own: results of a step, stop, mark                  */
     AQ_FRAME_CHUNK = 23,    /* collectives                                                   */
-    AQ_FRAME_MIRROR = 24    /* copies of checkpoints at a neighbour (runtime/checkpoint/mirror.h)       */
+    AQ_FRAME_MIRROR = 24,   /* copies of checkpoints at a neighbour (runtime/checkpoint/mirror.h)       */
+    AQ_FRAME_PROBE = 25,    /* measuring a network before there is a job (runtime/worker/probe_session.h) */
+    AQ_FRAME_SHARED = 26    /* gradients of tensors that several stages have copies of                  */
 };
 
 struct aq_frame {
@@ -206,13 +210,20 @@ struct aq_link_stats {
     struct aq_link_bytes sent_kinds[AQ_LINK_KINDS]; /* the same, by kind - 16                     */
     uint64_t received_packed_bytes;                 /* and as they came                                          */
     uint64_t packing_ns;                            /* time that the loop has spent on packing and unpacking      */
-    uint64_t busy_ns;        /* time with bytes queued or on their way out                      */
-    uint64_t credit_wait_ns; /* time with a frame at the head of the queue and no credit        */
-    uint64_t receive_ns;     /* time in the midst of a frame with a body that is coming in      */
-    uint64_t round_trip_ns;  /* of the last PING                                                */
-    uint64_t path_ns;        /* round trip of the first connection, as its transport knew it; 0: it did not */
-    uint64_t heals;          /* how often the connection was made again                         */
-    uint64_t outage_ns;      /* time without a connection, of outages that were healed          */
+    uint64_t busy_ns;         /* time with bytes queued or on their way out                      */
+    uint64_t credit_wait_ns;  /* time with a frame at the head of the queue and no credit        */
+    uint64_t receive_ns;      /* time in the midst of a frame with a body that is coming in      */
+    uint64_t round_trip_ns;   /* of the last PING                                                */
+    uint64_t path_ns;         /* round trip of the first connection, as its transport knew it; 0: it did not */
+    uint64_t path_bytes;      /* that the transport has sent, when it was last asked (path_every_ns)    */
+    uint64_t delivered_bytes; /* that the peer's has, behind a gap or not; in packets, at most          */
+    uint64_t again_bytes;     /* of what was sent: once more, for it was lost                           */
+    uint64_t path_asked_ns;   /* when that was; 0: never                                                */
+    uint32_t segment_bytes;   /* of the transport's largest packets, when the link was made; 0: it has none */
+    uint32_t streams;         /* connections                                                            */
+    char congestion[AQ_LINK_CONGESTION_BYTES]; /* of the first connection when the link was made; "": none */
+    uint64_t heals;                            /* how often the connection was made again                         */
+    uint64_t outage_ns;                        /* time without a connection, of outages that were healed          */
 };
 /* A snapshot; the loop goes on counting. Also good after the link has ended. */
 void aq_link_stats(const struct aq_link *link, struct aq_link_stats *out);

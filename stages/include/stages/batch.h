@@ -34,7 +34,7 @@ struct aq_field {
 struct aq_batch {
     uint32_t samples;
     const uint64_t *sample_ids; /* samples of them                                                       */
-    const uint32_t *lengths;    /* rows of each sample that are real, or NULL: all are                   */
+    const uint32_t *lengths;    /* tokens of each sample that are real, at its beginning; NULL: all are  */
     struct aq_field fields[AQ_BATCH_FIELDS_MAX];
     uint32_t field_count;
 };

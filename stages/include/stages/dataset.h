@@ -34,8 +34,18 @@ struct aq_tokenizer_about {
     const char *name;
     const char *files; /* "vocab.json and merges.txt": what the folder at its path has; NULL: it wants no path */
     uint32_t tokens;   /* its vocabulary; 0: its files say                                                      */
+    bool normalizes;   /* decoding gives a text as the tokenizer has changed it, not the bytes that were given  */
+    const char *marks; /* "merges.txt|vocab.bpe": one of them in a model's folder says that it reads that      */
+    const char *marks_alone; /* the same, where the folder has none of any kind's marks                         */
 };
 const struct aq_tokenizer_about *aq_tokenizer_about(const char *kind);
+
+/*
+ * The kind that reads the tokenizer of a model's folder, by the files that are there (those of the later rows of
+ * tokenizers.def say more: spm.model, then tokenizer.json, then merges.txt; tokenizer.model where nothing else is,
+ * since it lacks the tokens that were added later). NULL: none. Whether it can be read, open says.
+ */
+const char *aq_tokenizer_of_folder(const char *folder);
 
 /* path: the folder with its files. AQ_INVAL: kind. AQ_NOTFOUND, AQ_CORRUPT: file and line. */
 enum aq_status aq_tokenizer_open(const char *kind, const char *path, struct aq_tokenizer **out);
@@ -44,6 +54,18 @@ uint32_t aq_tokenizer_vocabulary(const struct aq_tokenizer *tokenizer);
 
 /* The token that stands between texts ("<|endoftext|>" of gpt2), or -1 where the vocabulary has none. */
 int32_t aq_tokenizer_end_of_text(const struct aq_tokenizer *tokenizer);
+
+/*
+ * What the tokenizer's own template puts around one text ("[CLS]" before, "[SEP]" after it) and between two: for tasks
+ * that ask for it. aq_tokenizer_encode does not: a text of a language model stands in the middle of others. All counts
+ * are 0 where there is no template.
+ */
+enum { AQ_TOKENIZER_FRAME_MAX = 8 };
+struct aq_tokenizer_frame {
+    int32_t before[AQ_TOKENIZER_FRAME_MAX], between[AQ_TOKENIZER_FRAME_MAX], after[AQ_TOKENIZER_FRAME_MAX];
+    uint32_t before_count, between_count, after_count;
+};
+const struct aq_tokenizer_frame *aq_tokenizer_frame(const struct aq_tokenizer *tokenizer);
 
 /*
  * Tokens of `bytes` of text, into memory of aq_alloc (caller frees with aq_free). Any bytes are accepted, and
@@ -68,6 +90,15 @@ struct aq_dataset_config {
     uint64_t samples_max; /* take only the first so many samples; 0: all                                */
     uint64_t skip;        /* leave out the first so many samples (their ids are not reused)             */
     bool end_of_text;     /* text: put the tokenizer's end-of-text token behind every file              */
+    const char *cache;    /* text: a folder where tokens are kept, so that nobody makes them again; NULL: none */
+    uint32_t threads;     /* text: that tokenize; 0: as many as there are cores. The tokens are the same */
+    const char *field;    /* of the task: what targets are read for; NULL: all that there are           */
+    struct aq_dataset_columns {
+        const char *text, *pair, *label; /* tsv: names of the first line, or numbers from 1 on          */
+        const char *names;               /* of labels, in order, with commas; NULL: numbers from 0 on   */
+    } columns;
+    const char *chat; /* instruct: folder with a chat template; NULL: that of the tokenizer              */
+    bool whole;       /* instruct: each conversation is a sample of its own                              */
 };
 
 /*
@@ -86,8 +117,20 @@ void aq_dataset_close(struct aq_dataset *dataset); /* NULL is fine */
 uint64_t aq_dataset_count(const struct aq_dataset *dataset);
 uint32_t aq_dataset_tokens(const struct aq_dataset *dataset);  /* T */
 uint32_t aq_dataset_outputs(const struct aq_dataset *dataset); /* values of a target: tokens, classes */
+uint32_t aq_dataset_vocabulary(const struct aq_dataset *dataset); /* values of a token; 0: samples have none */
 uint64_t aq_dataset_dropped(const struct aq_dataset *dataset); /* tokens at the end that fill no block */
 uint64_t aq_dataset_digest(const struct aq_dataset *dataset);  /* of all tokens: part of the job's identity */
+
+/*
+ * How many tokens of each sample are real, at its beginning, for aq_dataset_count samples; NULL: all, always. Part of
+ * the digest.
+ */
+const uint32_t *aq_dataset_lengths(const struct aq_dataset *dataset);
+
+/* How many targets of a sample are counted, of the `count` of its field; index < count. */
+uint32_t aq_dataset_targets(const struct aq_dataset *dataset, uint64_t index, uint32_t count);
+/* May that be fewer than all? */
+bool aq_dataset_masks(const struct aq_dataset *dataset);
 
 /* The stable id of sample `index` (0..count-1). */
 uint64_t aq_dataset_id(const struct aq_dataset *dataset, uint64_t index);

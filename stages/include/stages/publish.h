@@ -3,10 +3,14 @@
  * beside model.safetensors in a folder that `transformers` opens.
  *
  *     aq_publish_name(&model, "h.0.ln_1.bias", name, sizeof name);        "transformer.h.0.ln_1.bias"
- *     AQ_TRY(aq_publish_model(&model, tied, end_of_text, write, folder));
+ *     AQ_TRY(aq_publish_model(&model, &about, write, folder));            config.json
+ *     AQ_TRY(aq_publish_carry("qwen", true, write, folder));              tokenizer.json, generation_config.json, ...
  *     AQ_TRY(aq_publish_tokenizer("gpt2", "gpt2_bpe", 1024, write, folder));
  *
- * Locking: none; pure but for the tokenizer's files, which are read.
+ * What a model was made from is carried over: the keys of its config.json that the model does not write itself, and the
+ * files that belong to the folder as a whole, byte for byte.
+ *
+ * Locking: none; pure but for the files, which are read.
  */
 #ifndef STAGES_PUBLISH_H
 #define STAGES_PUBLISH_H
@@ -29,12 +33,35 @@ typedef enum aq_status aq_publish_file(void *context, const char *name, const ch
 /* The published name of a tensor, terminated, cut to `bytes`. */
 void aq_publish_name(const struct aq_model_config *model, const char *tensor, char *out, size_t bytes);
 
+/* turned[i]: do published files have tensor names[i] the other way round (aq_tensor_info.turned)? AQ_NOMEM. */
+enum aq_status aq_publish_turned(const struct aq_model_config *model, const char *const *names, uint32_t count,
+                                 bool *turned);
+
+/* out_in[i]: does tensor names[i], which has an adapter, lie as (out, in)? else (in, out). AQ_NOMEM. */
+enum aq_status aq_publish_out_in(const struct aq_model_config *model, const char *const *names, uint32_t count,
+                                 bool *out_in);
+
+struct aq_publish_about {
+    bool tied;           /* the head has no tensor of its own in the file                    */
+    int32_t end_of_text; /* a token, or -1                                                   */
+    const char *type;    /* of the weights: "F32", "BF16", "F16"                             */
+    const char *from;    /* the folder that it began as, or NULL: its other keys come along  */
+};
+
 /*
- * config.json. tied: the head has no tensor of its own in the file. end_of_text: a token, or -1. AQ_INVAL: a model that
- * nobody publishes so. AQ_NOMEM, and what `file` returns.
+ * config.json. Where `from` says another beginning or end of text, that stays. AQ_INVAL: a model that nobody publishes
+ * so, or no such type. AQ_NOMEM, what reading that of `from` answers, and what `file` returns.
  */
-enum aq_status aq_publish_model(const struct aq_model_config *model, bool tied, int32_t end_of_text,
+enum aq_status aq_publish_model(const struct aq_model_config *model, const struct aq_publish_about *about,
                                 aq_publish_file *file, void *context);
+
+/*
+ * The files of a published folder that are not its weights or its config.json, as they are: generation_config.json and
+ * licences; and, tokenizer, all that tokenizers and chat templates are. Statuses of reading them, and what `file`
+ * returns.
+ */
+const char *aq_publish_carried(uint32_t index); /* their names, NULL behind the last */
+enum aq_status aq_publish_carry(const char *from, bool tokenizer, aq_publish_file *file, void *context);
 
 /*
  * The tokenizer's files under their published names: none of "bytes", which has none. kind and path as

@@ -78,13 +78,31 @@ enum { AQ_MODEL_OWN_MAX = 8 };
 struct aq_model_config {
     const char *kind;   /* a row of models.def                                                */
     uint32_t blocks;    /* L                                                                  */
-    uint32_t heads;     /* H, divides C                                                       */
+    uint32_t heads;     /* H                                                                  */
+    uint32_t kv_heads;  /* heads of keys and values, divides H; 0: H                          */
+    uint32_t head_dim;  /* channels of a head; 0: C / H                                       */
+    uint32_t mlp;       /* channels of an MLP; 0: 4 C                                         */
     uint32_t channels;  /* C                                                                  */
     uint32_t vocabulary;/* V: values that a target can have, tokens or classes                */
+    uint32_t labels;    /* of a sample of tokens as a whole: its last layer is a classifier; 0: it is not */
     uint32_t context;   /* most tokens of a sequence: rows of the position table              */
     float dropout;      /* probability, on embedding, attention and residuals; 0: none        */
     bool tied;          /* head = embedding, where both live on one stage                     */
     float init_std;     /* of the normal initial weights; residual projections / sqrt(2L)     */
+    float norm_eps;     /* added to a norm's variance                                         */
+    bool qkv_bias;      /* queries, keys and values have biases (where the kind leaves it open) */
+    bool qk_norm;       /* heads of queries and keys are normalized                           */
+    float rope_theta;   /* heads that turn: base of their frequencies                         */
+    float rope_partial; /* how much of a head turns                                           */
+    float rope_factor;  /* 1: frequencies as they are; else scaled as Llama 3 does, with:     */
+    float rope_low, rope_high;
+    uint32_t rope_original;
+    float rope_linear;     /* frequencies are divided by it in blocks without a window; 0 or 1: as they are  */
+    float rope_local;      /* as rope_theta, of blocks with a window; 0: rope_theta                          */
+    uint32_t window;       /* tokens that a query sees in blocks that have a window; 0: none has             */
+    uint32_t window_every; /* of so many blocks the last has none; 0: all have                               */
+    uint32_t window_from;  /* blocks before this one have none                                               */
+    uint32_t query_scale;  /* scores are divided by its root; 0: the head's channels                         */
     uint32_t own[AQ_MODEL_OWN_MAX]; /* of models that none of these serves                    */
 };
 
@@ -117,6 +135,12 @@ void aq_model_identity(const struct aq_model_config *model, char *text, size_t b
 bool aq_model_problem(const struct aq_model_config *model, uint32_t T, uint32_t index, const char **key, char *text,
                       size_t bytes);
 
+/*
+ * Gives the model the last layer that the task (NULL: its own) wants: of a task of whole samples a classifier with so
+ * many outputs (0: one), where the model reads tokens; else labels is 0.
+ */
+void aq_model_use_task(struct aq_model_config *model, const char *task, uint32_t labels);
+
 /* The name of the task that a model of that kind learns unless told otherwise; NULL: an unknown kind. */
 const char *aq_model_task(const char *kind);
 
@@ -135,6 +159,9 @@ enum aq_status aq_model_config_check(const struct aq_model_config *model);
 
 /* How many layers; 0 for an unknown kind. */
 uint32_t aq_model_layers(const struct aq_model_config *model);
+
+/* Can it compute tokens without computing those before them again (aq_stage_config.extends)? False: *kind cannot. */
+bool aq_model_extends(const struct aq_model_config *model, const char **kind);
 
 /* "embedding", "block 3", "head": for plan and errors. */
 void aq_model_layer_name(const struct aq_model_config *model, uint32_t layer, char *text, size_t bytes);
@@ -157,6 +184,7 @@ enum { AQ_FREEZE_PATTERNS_MAX = 64, AQ_FREEZE_PART_MAX = 96 };
 struct aq_freeze_pattern {
     char text[AQ_FREEZE_PART_MAX]; /* as written, cut to fit                                              */
     uint32_t tensors;              /* that it names; 0: the list is refused                               */
+    uint32_t named;                /* of targets: with those that can have no adapter                     */
     char unknown[AQ_FREEZE_PART_MAX]; /* then: the first of its words that no name has; "": none           */
     bool copy;                        /* then: it names a tied head alone, which is the embedding's table   */
 };
@@ -168,8 +196,46 @@ bool aq_model_freeze_pattern(const struct aq_model_config *model, uint32_t T, co
 /* Words that patterns can have, of one layer, with blanks between: those of its name and of its tensors' names. */
 void aq_model_freeze_words(const struct aq_model_config *model, uint32_t T, uint32_t layer, char *text, size_t bytes);
 
-/* Does any tensor of the layers before layer_end train with this list (NULL: all do)? */
-bool aq_model_trains(const struct aq_model_config *model, uint32_t T, const char *freeze, uint32_t layer_end);
+/*
+ * Low-rank adapters (Hu et al. 2021, LoRA, section 4.1): a linear layer y = x W + b becomes
+ *
+ *     y = x W + b + (alpha / rank) (x A) B
+ *
+ * with alpha / sqrt(rank) in place of alpha / rank where `rslora` says so (Kalajdzievski 2023). With `dropout` an
+ * adapter reads D(x) in place of x; masks are drawn as the model's own are, one for each adapter.
+ *
+ * A is stored (rank, in), B (out, rank), as PEFT has them: `TENSOR.lora_A.weight` and `TENSOR.lora_B.weight`. A begins
+ * with normal numbers of variance 1 / (3 in), which is that of PEFT's uniform ones, B with zeroes.
+ *
+ * Where there are adapters and `freeze` is NULL, nothing else trains but what begins untrained (a classification's
+ * head). A list decides about the model's own tensors alone: the adapters train.
+ */
+enum { AQ_LORA_RANK_MAX = 1024 };
+struct aq_lora_config {
+    uint32_t rank;       /* 0: no adapters                                                                  */
+    float alpha;         /* positive                                                                        */
+    bool rslora;         /* the share is alpha / sqrt(rank), not alpha / rank                               */
+    float dropout;       /* of what each adapter reads, in training: 0 to below 1                           */
+    const char *targets; /* which linear layers, by patterns as `freeze` has them; NULL: all that may have some */
+};
+
+/* What an adapter's share is multiplied by. */
+float aq_lora_scale(const struct aq_lora_config *lora);
+
+/* As aq_model_freeze_pattern, of a list of targets: tensors counts linear layers. */
+bool aq_model_lora_pattern(const struct aq_model_config *model, uint32_t T, const char *targets, uint32_t index,
+                           struct aq_freeze_pattern *out);
+
+/* Does any tensor of the layers before layer_end train, with this list (NULL: all do) and adapters (NULL: none)? */
+bool aq_model_trains(const struct aq_model_config *model, uint32_t T, const char *freeze,
+                     const struct aq_lora_config *lora, uint32_t layer_end);
+
+/*
+ * Is what the layers before layer_end make of a sample the same at its every visit? Nothing trains there, no mask is
+ * drawn (dropout), and nothing is made from whatever samples come together (statistics of a batch).
+ */
+bool aq_model_still(const struct aq_model_config *model, uint32_t T, const char *freeze,
+                    const struct aq_lora_config *lora, uint32_t layer_end);
 
 struct aq_stage_config {
     struct aq_model_config model;
@@ -183,9 +249,14 @@ struct aq_stage_config {
     bool recompute;                  /* keep only each block's input, run its forward again in backward */
     bool inference;                  /* no gradients: no gradient buffer, backward is refused           */
     bool split;                      /* aq_stage_weights has the other half of backward; not with recompute */
-    bool weights_16bit;              /* count copies of the weights in 16 bits: for a device that wants them */
+    bool weights_16bit;              /* copies of the weights in 16 bits: counted for a device that wants them; of an
+                                        inference's stage made on any device                         */
+    bool extends;                    /* for generation: inputs may have tokens_before. Layers keep of each slot what
+                                        later tokens want of earlier ones (keys, values); inference alone */
+    bool lengths;                    /* samples may have fewer than T tokens: aq_batch.lengths           */
     const char *freeze;              /* names of what is not trained, see above; NULL: none. Borrowed until open
                                         returns                                                         */
+    struct aq_lora_config lora;      /* targets: borrowed until open returns                             */
     uint32_t logits_rows;            /* of logits that exist at a time; 0: as many as 256 MiB hold      */
 };
 
@@ -199,6 +270,7 @@ struct aq_stage_size {
     uint64_t gradient_bytes;    /* of all versions                                                     */
     uint64_t slot_bytes;        /* what one slot keeps between forward and backward                    */
     uint64_t workspace_bytes;   /* shared by all                                                       */
+    uint64_t shared;            /* of the parameters: floats whose gradients are summed along the pipeline */
     uint64_t host_bytes;        /* pinned, of all slots: what the host gives a device and gets from it */
     uint64_t x_bytes, y_bytes;  /* one micro-batch of fp32 values at the cut before and behind; 0: no cut */
     double flops_forward;       /* of one micro-batch: 2 a multiply-add                                */
@@ -215,7 +287,7 @@ void aq_stage_close(struct aq_stage *stage); /* NULL is fine */
 
 enum { AQ_TENSOR_DIMENSIONS_MAX = 4, AQ_TENSOR_NAME_MAX = 96 };
 struct aq_tensor_info {
-    char name[AQ_TENSOR_NAME_MAX]; /* as Hugging Face names GPT-2's: "h.3.attn.c_attn.weight"          */
+    char name[AQ_TENSOR_NAME_MAX]; /* as Hugging Face names them: "h.3.attn.c_attn.weight"             */
     uint32_t layer;
     uint32_t dimensions;
     uint64_t shape[AQ_TENSOR_DIMENSIONS_MAX];
@@ -224,8 +296,16 @@ struct aq_tensor_info {
     bool decay;      /* weight decay applies (not to bias and LayerNorm)                               */
     bool buffer;     /* statistics: saved, but without gradient and optimizer                          */
     bool frozen;     /* never changes: see above                                                       */
+    bool adapter;    /* of struct aq_lora_config: no file of the model has it                          */
+    bool adapts_out_in; /* then: the tensor that it adapts is stored (out, in), else (in, out)         */
+    uint64_t shared_first, shared_count; /* floats that stages hold copies of; see aq_stage_shared_floats */
+    bool fresh;      /* of the task, not of the network: where a file of weights lacks it, it begins as it would
+                        without the file                                                               */
+    bool turned;     /* a matrix (in, out) that published files have as nn.Linear does: (out, in)      */
     char begins_as[AQ_TENSOR_NAME_MAX]; /* the tensor whose initial numbers it takes: mostly its own name */
 };
+/* Is it the name of an adapter's tensor? Then *which is 'A' or 'B', and `of` the name of the tensor that it adapts. */
+bool aq_tensor_adapts(const char *name, char *which, char of[AQ_TENSOR_NAME_MAX]);
 /* Parameters, in order of layers: their values lie so in the flat buffer, and those of the buffers behind them. */
 uint32_t aq_stage_tensor_count(const struct aq_stage *stage);
 void aq_stage_tensor(const struct aq_stage *stage, uint32_t index, struct aq_tensor_info *out);
@@ -263,6 +343,8 @@ float *aq_stage_previous(struct aq_stage *stage);
 
 /* Initial weights from (seed, tensor name, element): the same however the model is cut. */
 enum aq_status aq_stage_init(struct aq_stage *stage, uint64_t seed);
+/* The same of one tensor, by its place; copies in 16 bits are not made again (aq_stage_parameters_changed). */
+enum aq_status aq_stage_init_tensor(struct aq_stage *stage, const struct aq_tensor_info *tensor, uint64_t seed);
 
 /* After the parameters were changed from outside (optimizer, load): refreshes low-precision and packed copies. */
 enum aq_status aq_stage_parameters_changed(struct aq_stage *stage, struct aq_stream *stream);
@@ -277,6 +359,11 @@ struct aq_stage_input {
     const struct aq_batch *batch; /* first stage: what the model reads; last: what its task compares with, else no
                                      loss (generation). Its ids are the keys of the dropout masks                  */
     uint32_t tokens_used;         /* 0: all T. Generation: only the first so many positions are real               */
+    /*
+     * Of a stage that extends, and one sample: so many of its tokens went through this slot before, and only those
+     * behind them, up to tokens_used, are computed: x and y have rows of these alone. The batch has all of them.
+     */
+    uint32_t tokens_before;
     uint64_t seed, step;          /* keys of the dropout masks                                                     */
     bool evaluate;                /* no dropout; backward will not follow                                          */
     /*
@@ -318,6 +405,24 @@ enum aq_status aq_stage_weights(struct aq_stage *stage, uint32_t slot, struct aq
 enum aq_status aq_stage_zero_grads(struct aq_stage *stage, struct aq_stream *stream);
 
 /*
+ * A tensor that many layers read (a table of relative positions) belongs to the first one; where a model is cut, each
+ * stage that reads it holds a copy under its name, and trains it alike: by the sum of all stages' gradients. Whoever
+ * runs the pipeline brings them together, between the last backward and whatever reads gradients:
+ *
+ *     from the last stage to the first: aq_stage_shared has the sum of the stages behind it (zeroes on the last), then
+ *     aq_stage_shared_gather adds this stage's own, which become 0: the norm counts them once, on the first stage,
+ *     which takes them back (aq_stage_shared_scatter); behind the norm, from the first stage to the last, each gets
+ *     the first one's into aq_stage_shared, and takes them.
+ *
+ * The same floats in the same order on every stage that has any: aq_stage_shared_floats, 0 where there is one stage, or
+ * none of it trains.
+ */
+uint64_t aq_stage_shared_floats(const struct aq_stage *stage);
+float *aq_stage_shared(struct aq_stage *stage); /* host */
+enum aq_status aq_stage_shared_gather(struct aq_stage *stage, struct aq_stream *stream); /* waits for the stream */
+enum aq_status aq_stage_shared_scatter(struct aq_stage *stage, struct aq_stream *stream); /* the same           */
+
+/*
  * *sum += |g|^2, tensor by tensor from the last to the first, each tensor's own sum in double in a fixed order: passing
  * *sum from the last stage to the first gives the same bits as one stage. Host result, waits for the stream.
  */
@@ -326,7 +431,7 @@ enum aq_status aq_stage_gradient_sum2(struct aq_stage *stage, double *sum, struc
 /* The same for each tensor: squares[i] = |g of tensor i|^2; the sum above adds them from the last to the first. */
 enum aq_status aq_stage_gradient_squares(struct aq_stage *stage, double *squares, struct aq_stream *stream);
 
-/* Last stage: the logits (V floats, host) of position `position` of sample 0 of the last forward with tokens_used. */
+/* Last stage: the logits (V floats, host) of position `position` of sample 0, which the last forward has computed. */
 enum aq_status aq_stage_logits(struct aq_stage *stage, uint32_t slot, uint32_t position, float *logits,
                                struct aq_stream *stream);
 

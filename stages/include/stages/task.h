@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-enum { AQ_TASK_COUNTS = 4, AQ_TASK_METRICS_MAX = 4 };
+enum { AQ_TASK_COUNTS = 8, AQ_TASK_METRICS_MAX = 4 };
 
 /* What a task adds up over samples, in order: those of parts of the samples, added up, are those of all. */
 struct aq_stage_loss {
@@ -37,6 +37,8 @@ const struct aq_task *aq_task_find(const char *name);
 const char *aq_task_name(uint32_t index);
 /* The field of a batch that the output is compared with: "targets". */
 const char *aq_task_field(const struct aq_task *task);
+/* Is that field a number, which a row's one output is to be? Else classes, or words. */
+bool aq_task_numbers(const struct aq_task *task);
 
 /* Metric `index`: its name, or NULL behind the last; *higher: is more better? */
 const char *aq_task_metric(const struct aq_task *task, uint32_t index, bool *higher);

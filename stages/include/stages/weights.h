@@ -2,9 +2,17 @@
  * weights.h -- named tensors in files: safetensors, read and written.
  *
  * The format is that of the safetensors project (8-byte little-endian header length, JSON header, tensor bytes);
- * readers of other projects open what is written here. Reading maps the file; lengths, offsets and overlaps are
- * checked before use, so that any bytes give a status. Names and orientation of GPT-2's tensors are those of Hugging
- * Face's gpt2 (Conv1D: [in, out]); a leading "transformer." is dropped.
+ * readers of other projects open what is written here. Weights are one file, or a published folder (model_folder.h):
+ * its model.safetensors, or the shards of its model.safetensors.index.json, which are one set of tensors here.
+ *
+ * Caveats first.
+ * - Reading maps the files; lengths, offsets and overlaps are checked before use, so that any bytes give a status.
+ *   Opening touches the headers alone, whatever the weights' size; what was read leaves the memory of the process.
+ * - Names are as published. What a model with a head has in front of the names below it ("transformer.", "model.") may
+ *   be there or not, on both sides of a search.
+ * - Orientation is the file's: GPT-2's matrices are Conv1D's [in, out], most others nn.Linear's [out, in]
+ *   (aq_tensor_info.turned).
+ * - Pickles are refused, with the line that makes safetensors of them.
  *
  * Locking: one thread.
  */
@@ -21,28 +29,36 @@
 extern "C" {
 #endif
 
-struct aq_weights; /* opaque: an open file */
+struct aq_weights; /* opaque: an open file, or those of a folder */
 struct aq_model_config;
 
-/* AQ_NOTFOUND, AQ_IO, AQ_CORRUPT: names the file, the tensor and the cause. */
+/* path: a file, or a folder. AQ_NOTFOUND, AQ_IO, AQ_CORRUPT: names the file, the tensor and the cause. */
 enum aq_status aq_weights_open(const char *path, struct aq_weights **out);
+/*
+ * The same of a folder where only some tensors are wanted (by their names without what stands in front): of several
+ * shards those alone are opened that have one of them. wants NULL: all.
+ */
+typedef bool aq_weights_wants(void *context, const char *name);
+enum aq_status aq_weights_open_wanted(const char *path, aq_weights_wants *wants, void *context,
+                                      struct aq_weights **out);
 /* The same of a name in a folder where others may write (aqsgd/base/file.h). AQ_REFUSED: a link, or no regular file. */
 enum aq_status aq_weights_open_in(const char *folder, const char *name, struct aq_weights **out);
 void aq_weights_close(struct aq_weights *weights); /* NULL is fine */
 
-/* Tensors in the file. */
+/* Tensors in the file, or in all. */
 uint32_t aq_weights_count(const struct aq_weights *weights);
 struct aq_weights_info {
     const char *name; /* borrowed until close */
+    const char *file; /* its path; the same   */
     const char *type; /* "F32", "F16", "BF16", ... */
     uint32_t dimensions;
     uint64_t shape[8];
     uint64_t count;
 };
-/* One tensor, in the order of their bytes in the file. An index beyond the count is the caller's bug. */
+/* One tensor, file after file, in the order of their bytes there. An index beyond the count is the caller's bug. */
 void aq_weights_info(const struct aq_weights *weights, uint32_t index, struct aq_weights_info *out);
 
-/* *index of the tensor of that name ("transformer." ignored), AQ_NOTFOUND (not logged). */
+/* *index of the tensor of that name, or of that name but for what stands in front; AQ_NOTFOUND (not logged). */
 enum aq_status aq_weights_find(const struct aq_weights *weights, const char *name, uint32_t *index);
 
 /*
@@ -52,26 +68,77 @@ enum aq_status aq_weights_find(const struct aq_weights *weights, const char *nam
 enum aq_status aq_weights_read(const struct aq_weights *weights, uint32_t index, bool transposed, float *out,
                                uint64_t count);
 
+/* What becomes of a tensor, of the file or of the model. */
+enum aq_weights_use {
+    AQ_WEIGHTS_USED,      /* both have it                                           */
+    AQ_WEIGHTS_SHARED,    /* the file has again what the model shares: a tied head  */
+    AQ_WEIGHTS_IGNORED,   /* no parameter: a mask                                   */
+    AQ_WEIGHTS_UNTRAINED, /* a task's own, which the file has not: a classifier     */
+    AQ_WEIGHTS_UNUSED,    /* the model has no use for it                            */
+    AQ_WEIGHTS_MISSING,   /* the model's, and not in the file                       */
+    AQ_WEIGHTS_WRONG      /* another shape or type, of a larger model, or a tied head apart */
+};
+struct aq_weights_found {
+    enum aq_weights_use use;
+    const char *name, *file, *type; /* type NULL: it is missing     */
+    uint64_t count;                 /* values                       */
+    char problem[320];              /* "" : none                    */
+};
+typedef void aq_weights_tell(void *context, const struct aq_weights_found *found);
+
+/* All of the model's tensors (its vocabulary known), then what else there is. AQ_NOMEM. */
+enum aq_status aq_weights_survey(const struct aq_weights *weights, const struct aq_model_config *model,
+                                 aq_weights_tell *tell, void *context);
+
 /*
- * Does the file hold this model (its vocabulary known)? Every tensor is there in its shape, but for a head that begins
- * as the embedding; what belongs to a larger model of the kind, or an own head of a tied model, is refused. Other
- * tensors are said to be of no use, masks are passed over. AQ_MISMATCH: names file, tensor and remedy. AQ_NOMEM.
+ * Do they hold this model? Every tensor is there in its shape, but for a head that begins as the embedding, and what
+ * begins untrained, which is said by name; what belongs to a larger model of the kind, or an own head of a tied model,
+ * is refused. Other tensors are said by name to be of no use, masks are passed over. AQ_MISMATCH: the first problem,
+ * with its file. AQ_NOMEM.
  */
 enum aq_status aq_weights_match(const struct aq_weights *weights, const struct aq_model_config *model);
 
-/* The value of a key of "__metadata__", or NULL. Borrowed until close. */
+/*
+ * Are all values of a tensor that can be read finite? *finite, and where not the first that is none and its place. Read
+ * piece by piece. AQ_NOMEM.
+ */
+enum aq_status aq_weights_finite(const struct aq_weights *weights, uint32_t index, bool *finite, uint64_t *place,
+                                 float *value);
+
+/*
+ * Tells one set of weights from another: a digest of the heads and lengths of its files (a head names and places every
+ * tensor). It reads 64 KiB a file.
+ */
+uint64_t aq_weights_digest(const struct aq_weights *weights);
+
+/* The value of a key of the (first) file's "__metadata__", or NULL. Borrowed until close. */
 const char *aq_weights_metadata(const struct aq_weights *weights, const char *key);
+
+/* What an adapter adds to a matrix as it is written: scale B A, A (rank, in) and B (out, rank) on the host. One that
+ * does not fit the matrix is AQ_INVAL. */
+struct aq_weights_low_rank {
+    const float *a, *b;
+    uint64_t in, out;
+    uint32_t rank;
+    float scale;
+    bool out_in; /* the matrix lies as (out, in), else (in, out) */
+};
 
 struct aq_weights_tensor {
     const char *name;
     uint32_t dimensions;
-    uint64_t shape[8];
-    const float *values; /* host */
+    uint64_t shape[8];             /* as the values lie here                                           */
+    const float *values;           /* host; NULL: read from another file as they are written           */
+    const struct aq_weights *from; /* then: that one, open until the writer is closed                  */
+    uint32_t index;                /*       and the tensor in it                                       */
+    bool turned;                   /* a matrix that is written the other way round                     */
+    const struct aq_weights_low_rank *plus; /* added to it, lent until the writer is closed; or NULL   */
+    const char *type;              /* "F32", "BF16" or "F16"; NULL: "F32"                              */
 };
 /*
- * Writes path as F32, atomically: `path`.partial, fsync, rename, fsync of the folder. metadata: pairs key, value,
- * NULL at the end; or NULL. AQ_INVAL: a shape or a name. Any other status: the disk's trouble, naming the file; the
- * old file is as it was and the neighbour is gone.
+ * Writes path, atomically: `path`.partial, fsync, rename, fsync of the folder. metadata: pairs key, value, NULL at the
+ * end; or NULL. AQ_INVAL: a shape, a name or a type, or a value that is too large for F16. Any other status: the disk's
+ * trouble, naming the file; the old file is as it was and the neighbour is gone.
  */
 enum aq_status aq_weights_write(const char *path, const struct aq_weights_tensor *tensors, uint32_t count,
                                 const char *const *metadata);

@@ -1,0 +1,136 @@
+/*
+ * cpu_gemm_pack_avx2.inc.h -- packing into panels with AVX2; included by the files of its panel kernels.
+ *
+ * Row panels are those of cpu_gemm_panels.h; a column panel lies in two halves, each [unit][HALF_COLUMNS], because the
+ * kernel (cpu_gemm_tile_avx2.inc.h) goes through one half at a time and keeps it in the first-level cache. Eight lanes
+ * at a time: where lanes lie side by side in memory a unit of them is a load, else 8 units of 8 lanes are loaded and
+ * transposed. The includer defines PACK_ROUND(value, type): what the product makes of a value of that type.
+ */
+#include "cpu_gemm_panels.h"
+#include "cpu_vector.h"
+
+enum { HALF_COLUMNS = PANEL_COLUMNS / 2 };
+
+struct pack_source {
+    const void *data; /* of lane 0, k 0 */
+    enum aq_element type;
+    uint64_t step; /* elements between lanes where k lies side by side, else between values of k */
+    uint64_t lanes, depth;
+};
+
+static inline __attribute__((always_inline)) vf load8(const struct pack_source *s, enum aq_element type, uint64_t i,
+                                                      uint64_t left)
+{
+    return PACK_ROUND(v_load_as(s->data, type, i, left), type);
+}
+
+static inline __attribute__((always_inline)) void transpose8(vf r[8])
+{
+    vf t[8], u[8];
+    _Pragma("GCC unroll 4") for (int i = 0; i < 8; i += 2)
+    {
+        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    _Pragma("GCC unroll 2") for (int i = 0; i < 8; i += 4)
+    {
+        u[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+        u[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+        u[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        u[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+    _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++)
+    {
+        r[i] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x20);
+        r[i + 4] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x31);
+    }
+}
+
+/* Where 8 lanes from `lane` of unit 0 go, and how far it is to the next unit. */
+static inline float *place_of(uint32_t *out, uint64_t units, uint64_t lane, bool rows)
+{
+    const uint64_t wide = rows ? PANEL_ROWS : HALF_COLUMNS;
+    return (float *)(void *)out + lane / wide * wide * units + lane % wide;
+}
+
+/*
+ * Lanes side by side: unit by unit, so that memory is read as it lies. Rows lie too far apart for the processor to
+ * guess the next one.
+ */
+static inline __attribute__((always_inline)) void pack_together(const struct pack_source *s, enum aq_element type,
+                                                                bool rows, uint64_t padded, float *out)
+{
+    enum { AHEAD = 8 }; /* values of k */
+    const uint64_t step = rows ? PANEL_ROWS : HALF_COLUMNS;
+    for (uint64_t unit = 0; unit < s->depth; unit++) {
+        const uint64_t next = unit + AHEAD < s->depth ? unit + AHEAD : s->depth - 1;
+        for (uint64_t lane = 0; lane < padded; lane += LANES) {
+            float *place = place_of((uint32_t *)(void *)out, s->depth, lane, rows) + unit * step;
+            if (lane >= s->lanes) {
+                _mm256_storeu_ps(place, v_set(0.0f));
+                continue;
+            }
+            __builtin_prefetch(cpu_at(s->data, type, next * s->step + lane));
+            _mm256_storeu_ps(place, load8(s, type, unit * s->step + lane, s->lanes - lane));
+        }
+    }
+}
+
+/* k side by side. */
+static inline __attribute__((always_inline)) void pack_apart(const struct pack_source *s, enum aq_element type,
+                                                             bool rows, uint64_t padded, float *out)
+{
+    const uint64_t step = rows ? PANEL_ROWS : HALF_COLUMNS;
+    for (uint64_t lane = 0; lane < padded; lane += LANES) {
+        float *place = place_of((uint32_t *)(void *)out, s->depth, lane, rows);
+        for (uint64_t unit = 0; unit < s->depth; unit += LANES) {
+            const uint64_t left = s->depth - unit;
+            vf r[LANES];
+            _Pragma("GCC unroll 8") for (uint64_t i = 0; i < LANES; i++) r[i] =
+                lane + i < s->lanes ? load8(s, type, (lane + i) * s->step + unit, left) : v_set(0.0f);
+            transpose8(r);
+            if (left >= LANES)
+                _Pragma("GCC unroll 8") for (uint64_t i = 0; i < LANES; i++)
+                    _mm256_storeu_ps(place + (unit + i) * step, r[i]);
+            else
+                for (uint64_t i = 0; i < left; i++) _mm256_storeu_ps(place + (unit + i) * step, r[i]);
+        }
+    }
+}
+
+static inline __attribute__((always_inline)) void pack_typed(const struct pack_source *s, enum aq_element type,
+                                                             bool rows, bool lanes_together, uint32_t *to)
+{
+    float *out = (float *)(void *)to;
+    const uint64_t padded = panel_up(s->lanes, rows ? PANEL_ROWS : PANEL_COLUMNS);
+    if (rows && lanes_together) pack_together(s, type, true, padded, out);
+    if (rows && !lanes_together) pack_apart(s, type, true, padded, out);
+    if (!rows && lanes_together) pack_together(s, type, false, padded, out);
+    if (!rows && !lanes_together) pack_apart(s, type, false, padded, out);
+}
+
+static void pack(const struct pack_source *s, bool rows, bool lanes_together, uint32_t *out)
+{
+    if (s->type == AQ_BF16)
+        pack_typed(s, AQ_BF16, rows, lanes_together, out);
+    else if (s->type == AQ_F16)
+        pack_typed(s, AQ_F16, rows, lanes_together, out);
+    else
+        pack_typed(s, AQ_F32, rows, lanes_together, out);
+}
+
+static void pack_rows(const struct cpu_operand *x, uint64_t first, uint64_t lanes, uint64_t k, uint64_t depth,
+                      uint32_t *out)
+{
+    const struct pack_source source = {
+        .data = cpu_operand_at(x, first, k), .type = x->type, .step = x->stride, .lanes = lanes, .depth = depth};
+    pack(&source, true, x->transposed, out);
+}
+
+static void pack_columns(const struct cpu_operand *x, uint64_t first, uint64_t lanes, uint64_t k, uint64_t depth,
+                         uint32_t *out)
+{
+    const struct pack_source source = {
+        .data = cpu_operand_at(x, k, first), .type = x->type, .step = x->stride, .lanes = lanes, .depth = depth};
+    pack(&source, false, !x->transposed, out);
+}

@@ -1,0 +1,247 @@
+/*
+ * cpu_heads.c -- what decoders have beside layer norm and GELU, as pieces for the pool: root mean square norms, heads
+ * that are normalized and turned, gated activations. Sums over rows go as in cpu_pieces.c.
+ */
+#include <string.h>
+
+#include "cpu_device.h"
+
+enum { ROWS = CPU_GROUP_ROWS, HEAD_MAX = 2048 };
+
+struct rmsnorm {
+    struct cpu_device *cpu;
+    const struct aq_rmsnorm *args;
+};
+
+static void rmsnorm_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct rmsnorm *self = context;
+    const struct aq_rmsnorm *args = self->args;
+    for (uint64_t r = piece * ROWS; r < end_of(piece, args->rows, ROWS); r++) {
+        void *y = cpu_at_w(args->y, args->y_type, r * args->C);
+        self->cpu->rows->rmsnorm(args->x + r * args->C, AQ_F32, args->gamma, args->C, args->plus, args->epsilon, y,
+                                 args->y_type, args->rstd + r);
+        if (args->other) self->cpu->rows->add(y, args->other + r * args->C, AQ_F32, args->C);
+    }
+}
+
+enum aq_status cpu_rmsnorm(struct aq_device *device, const struct aq_rmsnorm *args, struct aq_stream *stream)
+{
+    (void)stream;
+    struct rmsnorm self = {.cpu = cpu_device_of(device), .args = args};
+    cpu_pool_run(self.cpu->pool, pieces_of(args->rows, ROWS), rmsnorm_piece, &self);
+    return AQ_OK;
+}
+
+struct rmsnorm_backward {
+    struct cpu_device *cpu;
+    const struct aq_rmsnorm_backward *args;
+    uint64_t group;
+};
+
+static void rmsnorm_backward_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct rmsnorm_backward *self = context;
+    const struct aq_rmsnorm_backward *args = self->args;
+    const uint64_t C = args->C;
+    float *dgamma = cpu_shared(self->cpu) + piece * C;
+    memset(dgamma, 0, C * sizeof *dgamma);
+    for (uint64_t r = piece * self->group; r < end_of(piece, args->rows, self->group); r++) {
+        float *dx = args->dx + r * C;
+        self->cpu->rows->rmsnorm_backward(args->dy + r * C, args->x + r * C, AQ_F32, args->gamma, args->plus,
+                                          args->rstd[r], C, dx, dgamma);
+        if (args->rounded) self->cpu->rows->scale(dx, C, 1.0f, args->rounded + r * C, args->rounded_type);
+    }
+}
+
+enum aq_status cpu_rmsnorm_backward(struct aq_device *device, const struct aq_rmsnorm_backward *args,
+                                    struct aq_stream *stream)
+{
+    struct cpu_device *cpu = cpu_device_of(device);
+    struct rmsnorm_backward self = {.cpu = cpu, .args = args, .group = cpu_group_rows(args->rows, args->C)};
+    const uint64_t groups = pieces_of(args->rows, self.group);
+    cpu_pool_run(cpu->pool, groups, rmsnorm_backward_piece, &self);
+    if (args->dgamma) cpu_reduce(cpu, groups, args->C, 0, args->C, args->dgamma);
+    if (!args->sums) return AQ_OK;
+    const void *summed = args->rounded ? (const void *)args->rounded : args->dx;
+    const enum aq_element type = args->rounded ? args->rounded_type : AQ_F32;
+    const struct aq_column_sum sum = {
+        .rows = args->rows, .C = args->C, .stride = args->C, .x = summed, .type = type, .sums = args->sums};
+    return cpu_column_sum(device, &sum, stream);
+}
+
+static enum aq_status head_check(uint64_t D, const float *gamma)
+{
+    if (!gamma || D <= HEAD_MAX) return AQ_OK;
+    return aq_fail(AQ_INVAL, "device", "a norm of heads of %llu channels: at most %d", (unsigned long long)D, HEAD_MAX);
+}
+
+struct rope {
+    struct cpu_device *cpu;
+    const struct aq_rope *args;
+};
+
+/* Head `head` of queries and keys, of row r, at element `at`. */
+static void rope_head(const struct rope *self, uint64_t r, uint64_t head, uint64_t at)
+{
+    const struct aq_rope *args = self->args;
+    const struct cpu_rows *rows = self->cpu->rows;
+    const float *gamma = head < args->H ? args->q_gamma : args->k_gamma;
+    const float *cosines = args->R ? args->table + r % args->T * args->R : NULL;
+    const uint64_t half = args->R / 2, rest = args->D - args->R;
+    const void *x = cpu_at(args->x, args->type, at), *after = cpu_at(args->x, args->type, at + args->R);
+    void *y = cpu_at_w(args->y, args->type, at), *y_rest = cpu_at_w(args->y, args->type, at + args->R);
+    float normed[HEAD_MAX];
+    if (!gamma) {
+        if (half) rows->rotate(x, args->type, cosines, cosines + half, 1.0f, half, y, args->type);
+        if (rest && x != y) memcpy(y_rest, after, rest * aq_element_bytes(args->type));
+        return;
+    }
+    rows->rmsnorm(x, args->type, gamma, args->D, args->plus, args->epsilon, normed, AQ_F32,
+                  args->rstd + r * (args->H + args->kv_heads) + head);
+    if (half) rows->rotate(normed, AQ_F32, cosines, cosines + half, 1.0f, half, y, args->type);
+    if (rest) rows->scale(normed + args->R, rest, 1.0f, y_rest, args->type);
+}
+
+static void rope_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct rope *self = context;
+    const struct aq_rope *args = self->args;
+    const uint64_t heads = args->H + args->kv_heads, width = (heads + args->kv_heads) * args->D;
+    for (uint64_t r = piece * ROWS; r < end_of(piece, args->samples * args->T, ROWS); r++) {
+        for (uint64_t head = 0; head < heads; head++)
+            rope_head(self, r, head, r * width + head * args->D);
+        const uint64_t values = r * width + heads * args->D;
+        if (args->y != args->x)
+            memcpy(cpu_at_w(args->y, args->type, values), cpu_at(args->x, args->type, values),
+                   args->kv_heads * args->D * aq_element_bytes(args->type));
+    }
+}
+
+enum aq_status cpu_rope(struct aq_device *device, const struct aq_rope *args, struct aq_stream *stream)
+{
+    (void)stream;
+    struct rope self = {.cpu = cpu_device_of(device), .args = args};
+    AQ_TRY(head_check(args->D, args->q_gamma));
+    cpu_pool_run(self.cpu->pool, pieces_of(args->samples * args->T, ROWS), rope_piece, &self);
+    return AQ_OK;
+}
+
+struct rope_backward {
+    struct cpu_device *cpu;
+    const struct aq_rope_backward *args;
+    uint64_t group;
+};
+
+/* dgamma: this group's, of queries or keys. */
+static void rope_backward_head(const struct rope_backward *self, uint64_t r, uint64_t head, uint64_t at, float *dgamma)
+{
+    const struct aq_rope_backward *args = self->args;
+    const struct cpu_rows *rows = self->cpu->rows;
+    const float *gamma = head < args->H ? args->q_gamma : args->k_gamma;
+    const float *cosines = args->R ? args->table + r % args->T * args->R : NULL, *dy = args->dy + at;
+    const uint64_t half = args->R / 2, rest = args->D - args->R;
+    void *dx = cpu_at_w(args->dx, args->type, at);
+    float turned[HEAD_MAX], sums[HEAD_MAX];
+    if (!gamma) {
+        if (half) rows->rotate(dy, AQ_F32, cosines, cosines + half, -1.0f, half, dx, args->type);
+        if (rest && (const void *)dy != dx)
+            rows->scale(dy + args->R, rest, 1.0f, cpu_at_w(args->dx, args->type, at + args->R), args->type);
+        return;
+    }
+    if (half) rows->rotate(dy, AQ_F32, cosines, cosines + half, -1.0f, half, turned, AQ_F32);
+    memcpy(turned + args->R, dy + args->R, rest * sizeof *turned);
+    memset(sums, 0, args->D * sizeof *sums);
+    rows->rmsnorm_backward(turned, cpu_at(args->x, args->type, at), args->type, gamma, args->plus,
+                           args->rstd[r * (args->H + args->kv_heads) + head], args->D, sums, dgamma);
+    rows->scale(sums, args->D, 1.0f, dx, args->type);
+}
+
+static void rope_backward_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct rope_backward *self = context;
+    const struct aq_rope_backward *args = self->args;
+    const uint64_t heads = args->H + args->kv_heads, width = (heads + args->kv_heads) * args->D, D = args->D;
+    float *partial = cpu_shared(self->cpu) + piece * 2 * D;
+    if (args->q_gamma) memset(partial, 0, 2 * D * sizeof *partial);
+    for (uint64_t r = piece * self->group; r < end_of(piece, args->samples * args->T, self->group); r++) {
+        for (uint64_t head = 0; head < heads; head++)
+            rope_backward_head(self, r, head, r * width + head * D, head < args->H ? partial : partial + D);
+        const uint64_t values = r * width + heads * D;
+        void *dx = cpu_at_w(args->dx, args->type, values);
+        if (dx != args->dy + values)
+            self->cpu->rows->scale(args->dy + values, args->kv_heads * D, 1.0f, dx, args->type);
+    }
+}
+
+enum aq_status cpu_rope_backward(struct aq_device *device, const struct aq_rope_backward *args,
+                                 struct aq_stream *stream)
+{
+    (void)stream;
+    struct cpu_device *cpu = cpu_device_of(device);
+    const uint64_t rows = args->samples * args->T, D = args->D;
+    struct rope_backward self = {.cpu = cpu, .args = args, .group = cpu_group_rows(rows, 2 * D)};
+    const uint64_t groups = pieces_of(rows, self.group);
+    AQ_TRY(head_check(D, args->q_gamma));
+    cpu_pool_run(cpu->pool, groups, rope_backward_piece, &self);
+    if (args->q_gamma && args->dq_gamma) cpu_reduce(cpu, groups, 2 * D, 0, D, args->dq_gamma);
+    if (args->q_gamma && args->dk_gamma) cpu_reduce(cpu, groups, 2 * D, D, D, args->dk_gamma);
+    return AQ_OK;
+}
+
+struct gated {
+    const struct cpu_rows *rows;
+    const struct aq_gated *args;
+};
+
+static void gated_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct gated *self = context;
+    const struct aq_gated *args = self->args;
+    for (uint64_t r = piece * ROWS; r < end_of(piece, args->rows, ROWS); r++)
+        self->rows->gated(args->gate, args->F, cpu_at(args->x, args->type, 2 * r * args->F),
+                          cpu_at(args->x, args->type, (2 * r + 1) * args->F),
+                          cpu_at_w(args->y, args->type, r * args->F), args->type);
+}
+
+enum aq_status cpu_gated(struct aq_device *device, const struct aq_gated *args, struct aq_stream *stream)
+{
+    (void)stream;
+    struct cpu_device *cpu = cpu_device_of(device);
+    struct gated self = {.rows = cpu->rows, .args = args};
+    cpu_pool_run(cpu->pool, pieces_of(args->rows, ROWS), gated_piece, &self);
+    return AQ_OK;
+}
+
+struct gated_backward {
+    const struct cpu_rows *rows;
+    const struct aq_gated_backward *args;
+};
+
+static void gated_backward_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct gated_backward *self = context;
+    const struct aq_gated_backward *args = self->args;
+    for (uint64_t r = piece * ROWS; r < end_of(piece, args->rows, ROWS); r++) {
+        const uint64_t g = 2 * r * args->F, u = g + args->F;
+        self->rows->gated_backward(args->gate, args->F, cpu_at(args->x, args->type, g), cpu_at(args->x, args->type, u),
+                                   cpu_at(args->dy, args->type, r * args->F), cpu_at_w(args->dx, args->type, g),
+                                   cpu_at_w(args->dx, args->type, u), args->type);
+    }
+}
+
+enum aq_status cpu_gated_backward(struct aq_device *device, const struct aq_gated_backward *args,
+                                  struct aq_stream *stream)
+{
+    (void)stream;
+    struct cpu_device *cpu = cpu_device_of(device);
+    struct gated_backward self = {.rows = cpu->rows, .args = args};
+    cpu_pool_run(cpu->pool, pieces_of(args->rows, ROWS), gated_backward_piece, &self);
+    return AQ_OK;
+}

@@ -1,0 +1,113 @@
+/*
+ * optimizer_outer.c -- local steps: every rank goes H steps on its own with the optimizer (the inner one), then the
+ * ranks average how far they have come, and an outer optimizer moves the weights that all began with.
+ *
+ * DiLoCo: Douillard et al. 2023 (arXiv:2311.08105), Algorithm 1; in its terms, for the weights x of all ranks:
+ *
+ *     line 3 to 9   x_w = H steps of the inner optimizer from x, on rank w's own samples
+ *     line 12       d = mean over ranks of (x - x_w): the pseudo-gradient
+ *     line 14       x = OuterOpt(x, d); SGD with Nesterov momentum as PyTorch has it, lr 0.7, momentum 0.9:
+ *                   m = mu m + d,   x = x - lr (d + mu m)
+ *
+ * SparseLoCo (arXiv:2508.15706) sends d as the largest of its values a chunk, at 2 bits, with what is left kept in an
+ * error on the rank: that is config.reduce "topk" with outer_momentum 0. What differs from it stands in
+ * grad_codec_topk.c.
+ *
+ * Two versions of the weights: the rank's own are the parameters, the outer ones the state array "local_steps"; the
+ * kernel OUTER_SWAP changes them over. d lies in the parameters while it travels. Inner state (moments) stays with its
+ * rank: AQ_STATE_LOCAL. The outer step is elementwise, in fp32, of values that are equal on all ranks: so are the
+ * weights.
+ *
+ * Differs from DiLoCo: a round ends at steps that are multiples of H, and at the last step of a run, however short that
+ * round is, so that what is trained is in the model. A rank whose steps were void counts in the mean as one that has
+ * not moved, and so does each weight that is not finite any more.
+ */
+#include "optimizer.h"
+
+bool aq_optimizer_config_local(const struct aq_optimizer_config *config)
+{
+    return config->outer_every > 0;
+}
+
+bool aq_optimizer_config_meets(const struct aq_optimizer_config *config, uint64_t step)
+{
+    return step > 0 && (step % config->outer_every == 0 || step == config->total_steps);
+}
+
+enum aq_status aq_optimizer_outer_check(const struct aq_optimizer_config *config, bool averages_gradients)
+{
+    if (!aq_optimizer_config_local(config)) return AQ_OK;
+    if (!averages_gradients)
+        return aq_fail(AQ_INVAL, "optimizer",
+                       "outer_every: %s averages what it makes of gradients (momenta, votes) among ranks of the same "
+                       "weights, and local steps have none",
+                       config->kind);
+    if (config->low_rank > 0)
+        return aq_fail(AQ_INVAL, "optimizer",
+                       "outer_every: low_rank takes its factors from one mean to the next, of gradients a step apart");
+    AQ_TRY(aq_optimizer_check_range("outer_lr", config->outer_lr, 1e-6f, 1e6f));
+    return aq_optimizer_check_range("outer_momentum", config->outer_momentum, 0.0f, 1.0f);
+}
+
+bool aq_optimizer_is_local(const struct aq_optimizer *optimizer)
+{
+    return aq_optimizer_config_local(&optimizer->config) && optimizer->group.size > 1;
+}
+
+enum aq_status aq_optimizer_outer_place(struct aq_optimizer *optimizer)
+{
+    /* Whatever the size of the group: another one may go on from this state. */
+    for (uint32_t i = 0; aq_optimizer_config_local(&optimizer->config) && i < optimizer->state_count; i++)
+        optimizer->states[i].info.belongs = AQ_STATE_LOCAL;
+    if (!aq_optimizer_is_local(optimizer)) return AQ_OK;
+    AQ_TRY(
+        aq_optimizer_take(optimizer, AQ_OUTER_STATE, optimizer->parameters, AQ_STATE_LOCAL, &optimizer->outer.weights));
+    if (optimizer->config.outer_momentum == 0.0f) return AQ_OK;
+    return aq_optimizer_take(optimizer, "outer_momentum", optimizer->parameters, AQ_STATE_REPLICATED,
+                             &optimizer->outer.momentum);
+}
+
+static struct aq_fused kernel_of(const struct aq_optimizer *optimizer, enum aq_fused_kind kind)
+{
+    struct aq_fused kernel = aq_optimizer_fused_of(optimizer, kind);
+    kernel.last = optimizer->outer.weights;
+    kernel.m = optimizer->outer.momentum;
+    kernel.b1 = optimizer->config.outer_momentum;
+    kernel.lr = optimizer->config.outer_lr;
+    return kernel;
+}
+
+enum aq_status aq_optimizer_outer_round(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
+{
+    if (!aq_optimizer_config_meets(&optimizer->config, optimizer->call.step)) return AQ_OK;
+    if (round == 1) return aq_optimizer_asked(optimizer);
+    if (round > 1) return AQ_OK;
+    const struct aq_fused before = kernel_of(optimizer, AQ_FUSED_OUTER_MOVED),
+                          after = kernel_of(optimizer, optimizer->outer.momentum ? AQ_FUSED_OUTER_STEP_MOMENTUM
+                                                                                 : AQ_FUSED_OUTER_STEP);
+    return aq_optimizer_ask_along(optimizer, optimizer->call.parameters, &before, &after, out);
+}
+
+enum aq_status aq_optimizer_outer_begin(struct aq_optimizer *optimizer, const float *parameters,
+                                        struct aq_stream *stream)
+{
+    if (!aq_optimizer_is_local(optimizer)) return AQ_OK;
+    return aq_device_copy(optimizer->device, optimizer->outer.weights, parameters,
+                          (size_t)optimizer->parameters * sizeof *parameters, stream);
+}
+
+enum aq_status aq_optimizer_outer_swap(struct aq_optimizer *optimizer, float *parameters, struct aq_stream *stream)
+{
+    if (!aq_optimizer_is_local(optimizer)) return AQ_OK;
+    AQ_ASSERT(!optimizer->call.updating && !optimizer->call.void_step);
+    optimizer->call = (struct aq_optimizer_call){.parameters = parameters, .stream = stream};
+    const struct aq_fused swap = kernel_of(optimizer, AQ_FUSED_OUTER_SWAP);
+    const enum aq_status status = aq_optimizer_fused(optimizer, &swap);
+    optimizer->call = (struct aq_optimizer_call){0};
+    return status;
+}
+
+float aq_optimizer_config_pending(const struct aq_optimizer_config *config)
+{
+    return aq_optimizer_config_local(config) ? config->outer_lr * (1.0f + config->outer_momentum) : 0.0f;
+}

@@ -1,0 +1,291 @@
+/*
+ * checkpoint_adapters.c -- see checkpoint_adapters.h.
+ *
+ * PEFT's names: "base_model.model." before the published name of the tensor that is adapted, ".lora_A.weight" or
+ * ".lora_B.weight" in place of its ".weight"; shapes are ours. What trains beside adapters stands there under
+ * "base_model.model." and its own name, and its module in modules_to_save.
+ */
+#include "checkpoint_adapters.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "json_text.h"
+#include "stages/publish.h"
+
+enum { PUBLISHED_BYTES = AQ_TENSOR_NAME_MAX + 32 };
+
+static const char WEIGHT[] = ".weight", BIAS[] = ".bias";
+
+struct pair {
+    char of[AQ_TENSOR_NAME_MAX];
+    float *a, *b;
+    struct aq_weights_low_rank plus;
+    bool fan_in_fan_out; /* the published matrix is (in, out) */
+};
+
+/* What trains beside them. */
+struct beside {
+    const struct aq_weights *from;
+    uint32_t index;
+    struct aq_weights_info info;
+    bool turned;
+};
+
+struct aq_adapters {
+    const struct aq_model_config *model;
+    struct aq_lora_config lora;
+    struct pair *pairs;
+    struct beside *beside;
+    uint32_t count, beside_count;
+};
+
+static struct pair *pair_find(const struct aq_adapters *adapters, const char *of)
+{
+    for (uint32_t i = 0; i < adapters->count; i++)
+        if (strcmp(adapters->pairs[i].of, of) == 0) return &adapters->pairs[i];
+    return NULL;
+}
+
+static enum aq_status half_read(struct aq_adapters *adapters, const struct aq_weights *file, uint32_t index,
+                                const struct aq_weights_info *info, char which, const char *of)
+{
+    struct pair *pair = pair_find(adapters, of);
+    void *memory;
+    if (!pair) {
+        pair = &adapters->pairs[adapters->count++];
+        snprintf(pair->of, sizeof pair->of, "%s", of);
+    }
+    float **to = which == 'A' ? &pair->a : &pair->b;
+    const uint32_t low = which == 'A' ? 0 : 1;
+    if (*to || info->dimensions != 2 || info->shape[low] != adapters->lora.rank)
+        return aq_fail(AQ_CORRUPT, "checkpoint", "%s is no half of an adapter of rank %u", info->name,
+                       adapters->lora.rank);
+    AQ_TRY(aq_alloc(info->count * sizeof(float), &memory));
+    *to = memory;
+    *(which == 'A' ? &pair->plus.in : &pair->plus.out) = info->shape[1 - low];
+    return aq_weights_read(file, index, false, *to, info->count);
+}
+
+static enum aq_status file_read(struct aq_adapters *adapters, const struct aq_weights *file)
+{
+    for (uint32_t i = 0; i < aq_weights_count(file); i++) {
+        struct aq_weights_info info;
+        char which, of[AQ_TENSOR_NAME_MAX];
+        aq_weights_info(file, i, &info);
+        if (strncmp(info.name, "optimizer.", strlen("optimizer.")) == 0) continue;
+        if (aq_tensor_adapts(info.name, &which, of))
+            AQ_TRY(half_read(adapters, file, i, &info, which, of));
+        else
+            adapters->beside[adapters->beside_count++] = (struct beside){.from = file, .index = i, .info = info};
+    }
+    return AQ_OK;
+}
+
+/* Which way round everything lies here, and where it is published. */
+static enum aq_status orient(struct aq_adapters *adapters)
+{
+    const uint32_t all = adapters->count + adapters->beside_count;
+    void *names_memory = NULL, *flags_memory = NULL;
+    enum aq_status status;
+    AQ_TRY_GOTO(aq_alloc((all + 1) * sizeof(const char *), &names_memory), out);
+    AQ_TRY_GOTO(aq_alloc(2 * (size_t)all + 2, &flags_memory), out);
+    const char **names = names_memory;
+    bool *turned = flags_memory, *out_in = turned + all + 1;
+    for (uint32_t i = 0; i < all; i++)
+        names[i] = i < adapters->count ? adapters->pairs[i].of : adapters->beside[i - adapters->count].info.name;
+    AQ_TRY_GOTO(aq_publish_turned(adapters->model, names, all, turned), out);
+    AQ_TRY_GOTO(aq_publish_out_in(adapters->model, names, adapters->count, out_in), out);
+    for (uint32_t i = 0; i < all; i++) {
+        if (i >= adapters->count) {
+            adapters->beside[i - adapters->count].turned = turned[i];
+            continue;
+        }
+        adapters->pairs[i].plus.out_in = out_in[i];
+        adapters->pairs[i].fan_in_fan_out = !out_in[i] && !turned[i];
+    }
+    status = AQ_OK;
+out:
+    aq_free(names_memory);
+    aq_free(flags_memory);
+    return status;
+}
+
+static enum aq_status pairs_check(struct aq_adapters *adapters)
+{
+    for (uint32_t i = 0; i < adapters->count; i++) {
+        struct pair *pair = &adapters->pairs[i];
+        if (!pair->a || !pair->b)
+            return aq_fail(AQ_CORRUPT, "checkpoint", "the adapter of %s has one half", pair->of);
+        pair->plus.a = pair->a;
+        pair->plus.b = pair->b;
+        pair->plus.rank = adapters->lora.rank;
+        pair->plus.scale = aq_lora_scale(&adapters->lora);
+    }
+    return AQ_OK;
+}
+
+enum aq_status aq_adapters_open(struct aq_weights *const *files, uint32_t stages, const struct aq_model_config *model,
+                                const struct aq_lora_config *lora, struct aq_adapters **out)
+{
+    void *memory;
+    uint32_t all = 1;
+    for (uint32_t s = 0; s < stages; s++)
+        all += aq_weights_count(files[s]);
+    AQ_TRY(aq_alloc(sizeof(struct aq_adapters), &memory));
+    struct aq_adapters *adapters = memory;
+    adapters->model = model;
+    adapters->lora = *lora;
+    enum aq_status status;
+    AQ_TRY_GOTO(aq_alloc(all * sizeof *adapters->pairs, &memory), out);
+    adapters->pairs = memory;
+    AQ_TRY_GOTO(aq_alloc(all * sizeof *adapters->beside, &memory), out);
+    adapters->beside = memory;
+    for (uint32_t s = 0; s < stages; s++)
+        AQ_TRY_GOTO(file_read(adapters, files[s]), out);
+    AQ_TRY_GOTO(pairs_check(adapters), out);
+    AQ_TRY_GOTO(orient(adapters), out);
+    *out = adapters;
+    return AQ_OK;
+out:
+    aq_adapters_close(adapters);
+    return status;
+}
+
+void aq_adapters_close(struct aq_adapters *adapters)
+{
+    if (!adapters) return;
+    for (uint32_t i = 0; adapters->pairs && i < adapters->count; i++) {
+        aq_free(adapters->pairs[i].a);
+        aq_free(adapters->pairs[i].b);
+    }
+    aq_free(adapters->pairs);
+    aq_free(adapters->beside);
+    aq_free(adapters);
+}
+
+const struct aq_weights_low_rank *aq_adapters_of(const struct aq_adapters *adapters, const char *tensor)
+{
+    const struct pair *pair = adapters ? pair_find(adapters, tensor) : NULL;
+    return pair ? &pair->plus : NULL;
+}
+
+/* ---- PEFT's folder ---- */
+
+/* The published name of the module that a tensor is of: what stands before ".weight" or ".bias". */
+static void module_of(const struct aq_adapters *adapters, const char *tensor, char out[AQ_TENSOR_NAME_MAX])
+{
+    static const char *const ends[] = {WEIGHT, BIAS};
+    aq_publish_name(adapters->model, tensor, out, AQ_TENSOR_NAME_MAX);
+    const size_t bytes = strlen(out);
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        const size_t end = strlen(ends[i]);
+        if (bytes <= end || strcmp(out + bytes - end, ends[i]) != 0) continue;
+        out[bytes - end] = 0;
+        return;
+    }
+}
+
+static enum aq_status write_tensors(const struct aq_adapters *adapters, const char *folder)
+{
+    static const char *const metadata[] = {"format", "pt", NULL};
+    const uint32_t all = 2 * adapters->count + adapters->beside_count;
+    const uint32_t rank = adapters->lora.rank;
+    void *tensors_memory = NULL, *names_memory = NULL;
+    enum aq_status status;
+    AQ_TRY_GOTO(aq_alloc((all + 1) * sizeof(struct aq_weights_tensor), &tensors_memory), out);
+    AQ_TRY_GOTO(aq_alloc((all + 1) * (size_t)PUBLISHED_BYTES, &names_memory), out);
+    struct aq_weights_tensor *tensors = tensors_memory;
+    char(*names)[PUBLISHED_BYTES] = names_memory;
+    for (uint32_t i = 0; i < all; i++) {
+        char module[AQ_TENSOR_NAME_MAX];
+        const bool half = i < 2 * adapters->count;
+        const struct pair *pair = half ? &adapters->pairs[i / 2] : NULL;
+        const struct beside *beside = half ? NULL : &adapters->beside[i - 2 * adapters->count];
+        tensors[i].name = names[i];
+        if (half) {
+            module_of(adapters, pair->of, module);
+            snprintf(names[i], sizeof names[i], "base_model.model.%s.lora_%c.weight", module, i % 2 ? 'B' : 'A');
+            tensors[i].dimensions = 2;
+            tensors[i].shape[0] = i % 2 ? pair->plus.out : rank;
+            tensors[i].shape[1] = i % 2 ? rank : pair->plus.in;
+            tensors[i].values = i % 2 ? pair->b : pair->a;
+            continue;
+        }
+        aq_publish_name(adapters->model, beside->info.name, module, sizeof module);
+        snprintf(names[i], sizeof names[i], "base_model.model.%s", module);
+        tensors[i].dimensions = beside->info.dimensions;
+        memcpy(tensors[i].shape, beside->info.shape, sizeof beside->info.shape);
+        tensors[i].from = beside->from;
+        tensors[i].index = beside->index;
+        tensors[i].turned = beside->turned;
+    }
+    struct aq_weights_writer *writer;
+    AQ_TRY_GOTO(aq_weights_writer_open(folder, "adapter_model.safetensors", tensors, all, metadata, &writer), out);
+    while ((status = aq_weights_writer_piece(writer)) == AQ_AGAIN)
+        ;
+    aq_weights_writer_close(writer);
+out:
+    aq_free(tensors_memory);
+    aq_free(names_memory);
+    return status;
+}
+
+static bool array_has(const json_t *array, const char *text)
+{
+    const json_t *entry;
+    size_t i;
+    json_array_foreach(array, i, entry) if (strcmp(json_string_value(entry), text) == 0) return true;
+    return false;
+}
+
+/* The number that a person wrote: 0.1 and not 0.100000001. */
+static double shortest(float value)
+{
+    char text[32];
+    for (int digits = 6; digits <= 9; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, (double)value);
+        if (strtof(text, NULL) == value) break;
+    }
+    return strtod(text, NULL);
+}
+
+static enum aq_status write_config(const struct aq_adapters *adapters, const char *folder, const char *base)
+{
+    json_t *targets = json_array(), *saved = json_array();
+    char module[AQ_TENSOR_NAME_MAX];
+    struct aq_text text = {0};
+    for (uint32_t i = 0; i < adapters->count; i++) {
+        module_of(adapters, adapters->pairs[i].of, module);
+        json_array_append_new(targets, json_string(module));
+    }
+    for (uint32_t i = 0; i < adapters->beside_count; i++) {
+        module_of(adapters, adapters->beside[i].info.name, module);
+        if (!array_has(saved, module)) json_array_append_new(saved, json_string(module));
+    }
+    if (json_array_size(saved) == 0) {
+        json_decref(saved);
+        saved = json_null();
+    }
+    json_t *config = json_pack(
+        "{s:s, s:i, s:f, s:f, s:b, s:s, s:b, s:b, s:b, s:o, s:o, s:o, s:o}", "peft_type", "LORA", "r",
+        (int)adapters->lora.rank, "lora_alpha", shortest(adapters->lora.alpha), "lora_dropout",
+        shortest(adapters->lora.dropout), "use_rslora", adapters->lora.rslora, "bias", "none",
+        "fan_in_fan_out", adapters->count > 0 && adapters->pairs[0].fan_in_fan_out, "inference_mode", 1,
+        "init_lora_weights", 1, "target_modules", targets, "modules_to_save", saved, "base_model_name_or_path",
+        base ? json_string(base) : json_null(), "task_type", json_null());
+    enum aq_status status = aq_json_text(config, JSON_INDENT(2) | JSON_SORT_KEYS, &text);
+    json_decref(config);
+    if (status == AQ_OK)
+        status = aq_file_replace(folder, "adapter_config.json", 0600, aq_text_of(&text), strlen(aq_text_of(&text)));
+    aq_text_deinit(&text);
+    return status;
+}
+
+enum aq_status aq_adapters_write(const struct aq_adapters *adapters, const char *folder, const char *base)
+{
+    AQ_TRY(write_tensors(adapters, folder));
+    return write_config(adapters, folder, base);
+}

@@ -1,0 +1,212 @@
+/*
+ * checkpoint_join.c -- the stages' files of one step as a model's weights: one safetensors file, or several with an
+ * index, under published names. Values go from file to file piece by piece: none of them is held.
+ */
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "checkpoint.h"
+#include "checkpoint_adapters.h"
+#include "job.h"
+#include "json_text.h"
+#include "stages/publish.h"
+#include "stages/stage.h"
+
+enum { NAME_BYTES = 64, FILES_MAX = 99999 };
+
+#define SINGLE "model.safetensors"
+#define INDEX  SINGLE ".index.json"
+
+struct join {
+    const struct aq_join *asked;
+    struct aq_weights *files[AQ_JOB_STAGES_MAX], *frozen[AQ_JOB_STAGES_MAX]; /* frozen NULL: it has none */
+    struct aq_weights_tensor *tensors;
+    const char **own;                  /* their names in the stages         */
+    char (*names)[AQ_TENSOR_NAME_MAX]; /* as published                      */
+    bool *turned;
+    uint32_t count;
+    uint32_t value_bytes; /* as written */
+    uint64_t total, done; /* bytes      */
+    struct aq_adapters *adapters; /* NULL: the run has none */
+};
+
+static bool of_model(const struct aq_weights_info *info)
+{
+    char which, of[AQ_TENSOR_NAME_MAX];
+    return strncmp(info->name, "optimizer.", strlen("optimizer.")) != 0 && !aq_tensor_adapts(info->name, &which, of);
+}
+
+static uint64_t tensor_bytes(const struct join *join, uint32_t index)
+{
+    const struct aq_weights_tensor *tensor = &join->tensors[index];
+    uint64_t bytes = join->value_bytes;
+    for (uint32_t d = 0; d < tensor->dimensions; d++)
+        bytes *= tensor->shape[d];
+    return bytes;
+}
+
+/* Has an earlier stage the tensor? Then this one's is a copy of it, kept equal. */
+static bool is_copy(const struct join *join, const char *name)
+{
+    for (uint32_t i = 0; i < join->count; i++)
+        if (strcmp(join->own[i], name) == 0) return true;
+    return false;
+}
+
+/* Append the model's tensors of one file; before there are tables, count them. */
+static void join_file(struct join *join, const struct aq_weights *file)
+{
+    for (uint32_t i = 0; file && i < aq_weights_count(file); i++) {
+        struct aq_weights_info info;
+        aq_weights_info(file, i, &info);
+        if (!of_model(&info)) continue;
+        if (join->tensors && is_copy(join, info.name)) continue;
+        const uint32_t to = join->count++;
+        if (!join->tensors) continue;
+        aq_publish_name(join->asked->model, info.name, join->names[to], AQ_TENSOR_NAME_MAX);
+        join->own[to] = info.name;
+        join->tensors[to] = (struct aq_weights_tensor){.name = join->names[to],
+                                                       .dimensions = info.dimensions,
+                                                       .from = file,
+                                                       .index = i,
+                                                       .type = join->asked->type};
+        memcpy(join->tensors[to].shape, info.shape, sizeof info.shape);
+        join->total += tensor_bytes(join, to);
+    }
+}
+
+static void join_files(struct join *join)
+{
+    join->count = 0;
+    for (uint32_t s = 0; s < join->asked->stages; s++) {
+        join_file(join, join->files[s]);
+        join_file(join, join->frozen[s]);
+    }
+}
+
+static enum aq_status join_open(struct join *join)
+{
+    const struct aq_join *asked = join->asked;
+    void *memory;
+    for (uint32_t s = 0; s < asked->stages; s++) {
+        AQ_TRY(aq_checkpoint_open(asked->checkpoint, asked->step, s, &join->files[s]));
+        if (!aq_weights_metadata(join->files[s], "frozen")) continue;
+        AQ_TRY(aq_checkpoint_frozen_open(asked->checkpoint, s, &join->frozen[s]));
+    }
+    join_files(join);
+    AQ_TRY(aq_alloc((join->count + 1) * sizeof *join->names, &memory));
+    join->names = memory;
+    AQ_TRY(aq_alloc((join->count + 1) * sizeof *join->own, &memory));
+    join->own = memory;
+    AQ_TRY(aq_alloc(join->count + 1, &memory));
+    join->turned = memory;
+    AQ_TRY(aq_alloc((join->count + 1) * sizeof *join->tensors, &memory));
+    join->tensors = memory;
+    join_files(join);
+    AQ_TRY(aq_publish_turned(asked->model, join->own, join->count, join->turned));
+    if (asked->lora->rank)
+        AQ_TRY(aq_adapters_open(join->files, asked->stages, asked->model, asked->lora, &join->adapters));
+    for (uint32_t i = 0; i < join->count; i++) {
+        join->tensors[i].turned = join->turned[i];
+        join->tensors[i].plus = aq_adapters_of(join->adapters, join->own[i]);
+    }
+    return AQ_OK;
+}
+
+/* Tensors [first, end) fit into one file; at least one. */
+static uint32_t file_end(const struct join *join, uint32_t first)
+{
+    const uint64_t most = join->asked->file_bytes_max;
+    uint64_t bytes = 0;
+    uint32_t end = first;
+    for (; end < join->count; end++) {
+        const uint64_t more = tensor_bytes(join, end);
+        if (end > first && most > 0 && more > most - (bytes < most ? bytes : most)) break;
+        bytes += more;
+    }
+    return end;
+}
+
+static enum aq_status write_file(struct join *join, const char *name, uint32_t first, uint32_t end)
+{
+    const struct aq_join *asked = join->asked;
+    struct aq_weights_writer *writer;
+    uint64_t bytes = 0;
+    for (uint32_t i = first; i < end; i++)
+        bytes += tensor_bytes(join, i);
+    AQ_TRY(aq_weights_writer_open(asked->folder, name, join->tensors + first, end - first, asked->metadata, &writer));
+    enum aq_status status;
+    uint64_t done = 0;
+    while ((status = aq_weights_writer_piece(writer)) == AQ_AGAIN) {
+        done = done + AQ_WEIGHTS_PIECE_BYTES < bytes ? done + AQ_WEIGHTS_PIECE_BYTES : bytes; /* at most that */
+        if (asked->progress) asked->progress(asked->context, join->done + done, join->total);
+    }
+    join->done += bytes;
+    aq_weights_writer_close(writer);
+    return status;
+}
+
+static enum aq_status write_index(const struct join *join, json_t *map)
+{
+    struct aq_text text = {0};
+    json_t *index = json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)join->total, "weight_map", map);
+    enum aq_status status = aq_json_text(index, JSON_INDENT(2) | JSON_SORT_KEYS, &text);
+    json_decref(index);
+    if (status == AQ_OK)
+        status = aq_file_replace(join->asked->folder, INDEX, 0600, aq_text_of(&text), strlen(aq_text_of(&text)));
+    aq_text_deinit(&text);
+    return status;
+}
+
+/* The index comes when its files are there; the single file, which readers prefer, goes then, and the other way. */
+static enum aq_status write_files(struct join *join)
+{
+    const char *folder = join->asked->folder;
+    uint32_t files = 0;
+    for (uint32_t first = 0; first < join->count; first = file_end(join, first))
+        files++;
+    if (files > FILES_MAX)
+        return aq_fail(AQ_INVAL, "checkpoint", "%u files of %llu bytes: at most %d can be", files,
+                       (unsigned long long)join->asked->file_bytes_max, FILES_MAX);
+    if (files <= 1) {
+        AQ_TRY(write_file(join, SINGLE, 0, join->count));
+        return aq_file_remove(folder, INDEX);
+    }
+    json_t *map = json_object();
+    uint32_t first = 0;
+    for (uint32_t f = 0; f < files; f++) {
+        char name[NAME_BYTES];
+        const uint32_t end = file_end(join, first);
+        snprintf(name, sizeof name, "model-%05u-of-%05u.safetensors", f + 1, files);
+        const enum aq_status status = write_file(join, name, first, end);
+        if (status != AQ_OK) {
+            json_decref(map);
+            return status;
+        }
+        for (; first < end; first++)
+            json_object_set_new(map, join->tensors[first].name, json_string(name));
+    }
+    AQ_TRY(write_index(join, map));
+    return aq_file_remove(folder, SINGLE);
+}
+
+enum aq_status aq_checkpoint_join(const struct aq_join *asked)
+{
+    AQ_ASSERT(asked->stages <= AQ_JOB_STAGES_MAX);
+    struct join join = {.asked = asked, .value_bytes = strcmp(asked->type, "F32") == 0 ? 4 : 2};
+    enum aq_status status = join_open(&join);
+    if (status == AQ_OK) status = write_files(&join);
+    if (status == AQ_OK && join.adapters && asked->adapter_folder)
+        status = aq_adapters_write(join.adapters, asked->adapter_folder, asked->base);
+    aq_adapters_close(join.adapters);
+    for (uint32_t s = 0; s < asked->stages; s++) {
+        aq_weights_close(join.files[s]);
+        aq_weights_close(join.frozen[s]);
+    }
+    aq_free(join.tensors);
+    aq_free(join.names);
+    aq_free(join.own);
+    aq_free(join.turned);
+    return status;
+}

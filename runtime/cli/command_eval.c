@@ -1,0 +1,280 @@
+/*
+ * command_eval.c -- `aqpipe eval MODEL --data FILE ...`: the held-out loss and the task's metrics of a model folder, in
+ * this process. A run's folder says how it was trained: then its last evaluation comes out again, by the same code.
+ */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "commands.h"
+#include "control.h"
+#include "heldout.h"
+#include "json_text.h"
+#include "local_model.h"
+#include "plan.h"
+
+enum { T_DEFAULT = 512, BATCH_DEFAULT = 4, TEXT_BYTES = 512, CODEC_BYTES = 32 };
+
+struct asked {
+    struct aq_local_asked model;
+    struct aq_arguments data;
+    const char *kind, *task, *text, *pair, *label, *labels, *chat;
+    uint32_t T, batch;
+    uint64_t samples;
+    bool whole, json, quiet;
+};
+
+static const struct aq_option options[] = {
+    AQ_ROW(LIST, struct asked, data, "data", "FILE", "what to measure on; may be given often. Default: the run's own"),
+    AQ_ROW(TEXT, struct asked, kind, "kind", "KIND",
+           "of the data: text, tsv, instruct (data.kind); default: the run's, else by the file's ending, else text"),
+    AQ_ROW(TEXT, struct asked, task, "task", "TASK",
+           "as model.task; default: the run's, else the first that fits model and data"),
+    AQ_ROW_RANGE(U32, struct asked, T, "T", "N", 1, 1e9,
+                 "tokens of a sample; default: the run's, else 512 or the model's context"),
+    AQ_ROW_RANGE(U32, struct asked, batch, "batch", "N", 1, 65536, "samples of a forward; default: the run's, else 4"),
+    AQ_ROW_RANGE(U64, struct asked, samples, "samples", "N", 1, 1e18, "only the first so many; default: all"),
+    AQ_ROW(TEXT, struct asked, text, "text-column", "NAME", "of a table: name, or number from 1 on"),
+    AQ_ROW(TEXT, struct asked, pair, "pair-column", "NAME", "the same, of a second text"),
+    AQ_ROW(TEXT, struct asked, label, "label-column", "NAME", "the same, of the label"),
+    AQ_ROW(TEXT, struct asked, labels, "labels", "A,B,...", "the labels' names in order; default: numbers from 0 on"),
+    AQ_ROW(TEXT, struct asked, chat, "chat", "DIR", "of conversations: folder of the chat template; default: MODEL"),
+    AQ_ROW(FLAG, struct asked, whole, "no-pack", NULL, "each conversation is a sample of its own (data.pack: false)"),
+    AQ_LOCAL_OPTIONS(struct asked, model),
+    AQ_ROW(FLAG, struct asked, json, "json", NULL, "one JSON object on standard output"),
+    AQ_ROW(FLAG, struct asked, quiet, "no-progress", NULL, "say nothing while it computes"),
+    {0}};
+
+static const struct aq_command_line line = {
+    "aqpipe eval",
+    "MODEL",
+    "Loss and metrics of a model folder on held-out data: MODEL is a published folder, what `aqpipe export` wrote, or "
+    "the folder of a run that has ended, which says data, task, T and the rest itself. One process, on the CPU, "
+    "forward "
+    "only, no codec between stages: the figures of a run's own evaluations; with --codec on through the codecs of the "
+    "run's cuts, as the last of them (loss_coded).",
+    options,
+    "Examples:\n"
+    "  aqpipe eval run                               the last evaluation of `run` again\n"
+    "  aqpipe eval run --data other.txt              the same model on other text\n"
+    "  aqpipe eval gpt2 --data wiki.test.txt --T 1024 --json\n"
+    "  aqpipe eval model --data dev.tsv --text-column sentence --label-column label\n",
+    NULL};
+
+struct evaluation {
+    const struct asked *asked;
+    struct aq_local *local;
+    struct aq_dataset_config config;
+    struct aq_dataset *dataset;
+    const char *task; /* NULL: the model's own */
+    uint32_t B, T;
+    struct aq_batch batch;
+    uint64_t *ids; /* B: of the batch's samples */
+    struct aq_stage_loss total;
+    double seconds;
+};
+
+/* The kind that the first file's ending names, as tables are called; NULL: none. */
+static const char *kind_of_ending(const char *path)
+{
+    struct aq_field fields[AQ_BATCH_FIELDS_MAX];
+    const char *dot = strrchr(path, '.');
+    return dot && !strchr(dot, '/') && aq_dataset_fields(dot + 1, 1, fields) ? dot + 1 : NULL;
+}
+
+/* What to read: as the run does, changed by what is asked. */
+static enum aq_status choose_data(struct evaluation *e)
+{
+    const struct asked *asked = e->asked;
+    const struct aq_job *job = e->local->job;
+    const uint32_t context = e->local->model.context;
+    struct aq_dataset_config *config = &e->config;
+    struct aq_field fields[AQ_BATCH_FIELDS_MAX];
+    e->T = asked->T ? asked->T : job ? job->train.T : context && context < T_DEFAULT ? context : T_DEFAULT;
+    e->B = asked->batch ? asked->batch : job ? job->train.micro_batch : BATCH_DEFAULT;
+    if (context && e->T > context)
+        return aq_fail(AQ_INVAL, "eval", "--T %u is more than the context of %s, %u", e->T, e->local->asked.path,
+                       context);
+    if (job) *config = aq_plan_dataset(job, true);
+    if (asked->data.count) {
+        config->paths = asked->data.of;
+        config->path_count = asked->data.count;
+        config->samples_max = 0;
+        if (!job) config->kind = kind_of_ending(asked->data.of[0]);
+    }
+    if (asked->samples) config->samples_max = asked->samples;
+    if (config->path_count == 0)
+        return aq_fail(AQ_INVAL, "eval", "%s says no held-out data: name some (--data FILE)", e->local->asked.path);
+    if (asked->kind) config->kind = asked->kind;
+    if (asked->text) config->columns.text = asked->text;
+    if (asked->pair) config->columns.pair = asked->pair;
+    if (asked->label) config->columns.label = asked->label;
+    if (asked->labels) config->columns.names = asked->labels;
+    if (asked->chat) config->chat = asked->chat;
+    if (asked->whole) config->whole = true;
+    if (!config->kind) config->kind = "text";
+    if (aq_dataset_fields(config->kind, 1, fields) == 0)
+        return aq_fail(AQ_INVAL, "eval", "there is no kind of data '%s' (aqpipe help keys: data.kind)", config->kind);
+    config->T = e->T;
+    config->cache = NULL; /* nothing is written */
+    return AQ_OK;
+}
+
+static bool fits(const struct evaluation *e, const char *task, char *text, size_t bytes)
+{
+    struct aq_model_config model = e->local->model;
+    struct aq_field fields[AQ_BATCH_FIELDS_MAX];
+    const uint32_t count = aq_dataset_fields(e->config.kind, e->T, fields);
+    const char *key;
+    aq_model_use_task(&model, task, model.labels);
+    if (!aq_model_fits(&model, e->T, task, fields, count, &key, text, bytes)) return false;
+    const struct aq_task *of = aq_task_find(task ? task : aq_model_task(model.kind));
+    if (e->local->model.labels == 1 && !aq_task_numbers(of)) { /* as transformers takes one label */
+        snprintf(text, bytes, "its one output is a number, no class");
+        return false;
+    }
+    if (model.labels || !aq_model_folder_classifies(e->local->folder)) return true;
+    snprintf(text, bytes, "it is a %s, and this task is of every token",
+             aq_model_folder_architecture(e->local->folder));
+    return false;
+}
+
+/* The first of: what is asked, the run's, the model's own, those of tasks.def that fit. */
+static enum aq_status choose_task(struct evaluation *e)
+{
+    char why[TEXT_BYTES], other[TEXT_BYTES];
+    const char *name;
+    e->task = e->asked->task ? e->asked->task : e->local->job ? e->local->job->model.task : NULL;
+    if (e->task && !aq_task_find(e->task))
+        return aq_fail(AQ_INVAL, "eval", "there is no task '%s' (aqpipe help keys: model.task)", e->task);
+    bool found = fits(e, e->task, why, sizeof why);
+    for (uint32_t i = 0; !found && !e->task && (name = aq_task_name(i)) != NULL; i++) {
+        if (!fits(e, name, other, sizeof other)) continue;
+        e->task = name;
+        found = true;
+    }
+    if (!found)
+        return aq_fail(AQ_MISMATCH, "eval", "%s on data of kind %s: %s", e->local->asked.path, e->config.kind, why);
+    const char *task = e->task ? e->task : aq_model_task(e->local->model.kind);
+    e->config.field = aq_task_field(aq_task_find(task));
+    return AQ_OK;
+}
+
+static enum aq_status open_data(struct evaluation *e)
+{
+    struct aq_tokenizer *tokenizer = NULL;
+    if (!aq_model_tokens(e->local->model.kind)) AQ_TRY(aq_local_tokenizer(e->local, &tokenizer));
+    e->config.tokenizer = tokenizer;
+    e->config.tokenizer_kind = e->local->tokenizer_kind;
+    e->config.tokenizer_path = e->local->tokenizer_path;
+    if (!e->config.chat) e->config.chat = e->local->asked.path;
+    const enum aq_status status = aq_dataset_open(&e->config, &e->dataset);
+    aq_tokenizer_close(tokenizer);
+    return status;
+}
+
+static enum aq_status open_model(struct evaluation *e)
+{
+    const struct aq_job *job = e->local->job;
+    const uint32_t vocabulary = aq_dataset_vocabulary(e->dataset), outputs = aq_dataset_outputs(e->dataset);
+    uint32_t labels = e->local->model.labels;
+    if (!labels && job) labels = job->model.config.labels ? job->model.config.labels : job->facts.labels;
+    if (!labels && vocabulary && vocabulary != outputs) labels = outputs;
+    if (vocabulary && vocabulary != outputs && outputs > labels)
+        return aq_fail(AQ_MISMATCH, "eval", "the data has %u labels, %s has %u", outputs, e->local->asked.path, labels);
+    const struct aq_local_size size = {
+        .task = e->task, .labels = labels, .B = e->B, .T = e->T, .lengths = aq_dataset_lengths(e->dataset) != NULL};
+    AQ_TRY(aq_local_load(e->local, &size));
+    void *ids;
+    AQ_TRY(aq_alloc((size_t)e->B * sizeof *e->ids, &ids));
+    e->batch.sample_ids = e->ids = ids;
+    e->batch.field_count = aq_dataset_fields(e->config.kind, e->T, e->batch.fields);
+    for (uint32_t f = 0; f < e->batch.field_count; f++)
+        AQ_TRY(aq_alloc((size_t)e->B * e->batch.fields[f].count * AQ_FIELD_BYTES, &e->batch.fields[f].values));
+    return AQ_OK;
+}
+
+static enum aq_status measure(struct evaluation *e)
+{
+    const uint64_t all = aq_dataset_count(e->dataset), begin = aq_clock_ns();
+    const uint32_t *lengths = aq_dataset_lengths(e->dataset);
+    const bool shown = !e->asked->quiet && !e->asked->json && isatty(STDERR_FILENO);
+    const struct aq_stage_input input = {.batch = &e->batch, .evaluate = true, .loss_scale = 1};
+    for (uint64_t first = 0; first < all; first += e->B) {
+        struct aq_stage_loss loss = {0};
+        e->batch.samples = all - first < e->B ? (uint32_t)(all - first) : e->B;
+        e->batch.lengths = lengths ? lengths + first : NULL;
+        for (uint32_t i = 0; i < e->batch.samples; i++)
+            AQ_TRY(aq_dataset_put(e->dataset, first + i, &e->batch, i));
+        for (uint32_t i = 0; i < e->batch.samples; i++)
+            e->ids[i] = first + i;
+        AQ_TRY(aq_local_forward(e->local, &input, &loss));
+        aq_task_add(&e->total, &loss);
+        if (shown) fprintf(stderr, "\raqpipe: %" PRIu64 " of %" PRIu64 " samples", first + e->batch.samples, all);
+    }
+    if (shown) fputs("\n", stderr);
+    e->seconds = (double)(aq_clock_ns() - begin) * 1e-9;
+    return AQ_OK;
+}
+
+static enum aq_status tell(const struct evaluation *e)
+{
+    const struct aq_task *task = aq_stage_task(e->local->stage);
+    const uint64_t samples = aq_dataset_count(e->dataset);
+    struct aq_text text = {0};
+    char codec[CODEC_BYTES];
+    const char *name;
+    bool higher;
+    aq_local_codec_text(e->local, codec, sizeof codec);
+    if (e->asked->json) {
+        json_t *object =
+            json_pack("{s:s, s:I, s:i}", "model", e->local->asked.path, "samples", (json_int_t)samples, "T", (int)e->T);
+        if (object) aq_heldout_say(object, task, &e->total);
+        if (object) json_object_set_new(object, "codec", json_string(codec));
+        if (object) json_object_set_new(object, "seconds", aq_control_number(e->seconds));
+        const enum aq_status status = aq_json_text(object, JSON_COMPACT, &text);
+        json_decref(object);
+        if (status == AQ_OK) printf("%s\n", aq_text_of(&text));
+        aq_text_deinit(&text);
+        return status;
+    }
+    printf("loss %.6f", e->total.targets ? e->total.sum / (double)e->total.targets : (double)NAN);
+    for (uint32_t i = 0; (name = aq_task_metric(task, i, &higher)) != NULL; i++)
+        printf(", %s %.4f", name, aq_task_value(task, i, &e->total));
+    printf("; %" PRIu64 " targets of %" PRIu64 " samples of %u tokens, %.2f s; codec %s\n", e->total.targets, samples,
+           e->T, e->seconds, codec);
+    return AQ_OK;
+}
+
+static enum aq_status run_eval(const struct asked *asked)
+{
+    struct evaluation e = {.asked = asked};
+    enum aq_status status;
+    AQ_TRY_GOTO(aq_local_open(&asked->model, &e.local), out);
+    AQ_TRY_GOTO(choose_data(&e), out);
+    AQ_TRY_GOTO(choose_task(&e), out);
+    AQ_TRY_GOTO(open_data(&e), out);
+    AQ_TRY_GOTO(open_model(&e), out);
+    AQ_TRY_GOTO(measure(&e), out);
+    status = tell(&e);
+out:
+    for (uint32_t f = 0; f < e.batch.field_count; f++)
+        aq_free(e.batch.fields[f].values);
+    aq_free(e.ids);
+    aq_dataset_close(e.dataset);
+    aq_local_close(e.local);
+    return status;
+}
+
+int aq_command_eval(int argc, char **argv)
+{
+    struct asked asked = {.T = 0};
+    struct aq_arguments rest;
+    const int code = aq_options_read(&line, argc, argv, &asked, &rest);
+    if (code != AQ_OPTIONS_READ) return code;
+    if (rest.count != 1) return aq_options_wrong(line.name, "which model folder?");
+    asked.model.path = rest.of[0];
+    return run_eval(&asked) == AQ_OK ? AQ_EXIT_DONE : AQ_EXIT_FAILED;
+}

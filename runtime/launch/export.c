@@ -1,0 +1,99 @@
+/* export.c -- a run's weights and what others want beside them. See the header. */
+#include "export.h"
+
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "checkpoint.h"
+#include "run_folder.h"
+#include "stages/dataset.h"
+#include "stages/model_folder.h"
+#include "stages/publish.h"
+
+bool aq_export_here(const struct aq_export *export, uint32_t *stage)
+{
+    char path[AQ_RUN_PATH_BYTES];
+    for (uint32_t s = 0; s < export->plan->stage_count; s++) {
+        *stage = s;
+        if (aq_checkpoint_path(export->checkpoint, export->step, s, path) != AQ_OK) return false;
+        if (access(path, R_OK) != 0) return false;
+    }
+    return true;
+}
+
+static enum aq_status write_file(void *context, const char *name, const char *bytes, size_t count)
+{
+    const struct aq_export *export = context;
+    return aq_file_replace(export->folder, name, 0600, bytes, count);
+}
+
+static bool has_config(const char *folder)
+{
+    char path[AQ_RUN_PATH_BYTES];
+    return folder && aq_run_path(folder, "config.json", path) == AQ_OK && access(path, R_OK) == 0;
+}
+
+/* Where the small files of the model that the run began as are now; NULL: it began as none. */
+static const char *began_as(const struct aq_export *export)
+{
+    const char *weights = export->plan->job->model.weights;
+    if (!weights) return NULL;
+    if (aq_model_folder_is(weights)) return has_config(weights) ? weights : NULL;
+    if (access(weights, F_OK) == 0) return NULL; /* a file */
+    return has_config(export->run) ? export->run : NULL;
+}
+
+static bool same_place(const char *a, const char *b)
+{
+    struct stat left, right;
+    if (a && b && strcmp(a, b) == 0) return true; /* also where it is gone */
+    return a && b && stat(a, &left) == 0 && stat(b, &right) == 0 && left.st_dev == right.st_dev &&
+           left.st_ino == right.st_ino;
+}
+
+/* A head that is tied but lives on a stage of its own is one of its own. */
+enum aq_status aq_export_description(const struct aq_export *export)
+{
+    const struct aq_plan *plan = export->plan;
+    const struct aq_job_data *data = &plan->job->data;
+    const char *from = began_as(export);
+    void *to = (void *)(uintptr_t) export;
+    struct aq_tokenizer *tokenizer;
+    struct aq_publish_about about = {
+        .tied = plan->model.tied && plan->stage_count == 1, .end_of_text = -1, .type = export->type, .from = from};
+    /* The folder's own tokenizer, or one that the job chose. */
+    const bool carries = from && same_place(data->tokenizer_path, plan->job->model.weights);
+    if (!carries) {
+        AQ_TRY(aq_tokenizer_open(data->tokenizer, data->tokenizer_path, &tokenizer));
+        about.end_of_text = aq_tokenizer_end_of_text(tokenizer);
+        aq_tokenizer_close(tokenizer);
+    }
+    AQ_TRY(aq_publish_model(&plan->model, &about, write_file, to));
+    if (from && !same_place(from, export->folder)) AQ_TRY(aq_publish_carry(from, carries, write_file, to));
+    if (carries) return AQ_OK;
+    return aq_publish_tokenizer(data->tokenizer, data->tokenizer_path, plan->model.context, write_file, to);
+}
+
+enum aq_status aq_export_weights(const struct aq_export *export)
+{
+    static const char *const metadata[] = {"format", "pt", "producer", "aqpipe " AQ_VERSION, NULL};
+    const struct aq_job *job = export->plan->job;
+    char adapter[AQ_RUN_PATH_BYTES];
+    AQ_TRY(aq_run_path(export->folder, "adapter", adapter));
+    if (job->train.lora.rank) AQ_TRY(aq_run_make_folder(adapter));
+    const struct aq_join join = {.checkpoint = export->checkpoint,
+                                 .step = export->step,
+                                 .stages = export->plan->stage_count,
+                                 .model = &export->plan->model,
+                                 .lora = &job->train.lora,
+                                 .adapter_folder = adapter,
+                                 .base = job->model.weights,
+                                 .folder = export->folder,
+                                 .type = export->type,
+                                 .file_bytes_max = export->file_bytes_max,
+                                 .metadata = metadata,
+                                 .progress = export->progress,
+                                 .context = export->context};
+    return aq_checkpoint_join(&join);
+}

@@ -1,0 +1,58 @@
+/*
+ * manifest_adapter.c -- a folder of PEFT's as lora.weights: it says rank, scale and which layers are adapted, so that
+ * the manifest need not; what the manifest says all the same must be the same.
+ *
+ * A job with facts says everything, and the folder is not asked (manifest_folder.c).
+ */
+#include <string.h>
+
+#include "manifest.h"
+#include "stages/adapter_folder.h"
+
+enum { TARGETS_BYTES = 8 << 10, VOCABULARY_ANY = 256 };
+
+static bool given(const struct aq_manifest *manifest, const char *key)
+{
+    return aq_yaml_find(manifest->root, key) != NULL;
+}
+
+static void take_numbers(struct aq_manifest *manifest, const struct aq_lora_config *there)
+{
+    struct aq_lora_config *here = &manifest->job.train.lora;
+    static const char says[] = "but adapter_config.json (lora.weights) says %g; leave the key out";
+    if (given(manifest, "lora.rank") && here->rank != there->rank)
+        aq_manifest_error(manifest, "lora.rank", says, (double)there->rank);
+    if (given(manifest, "lora.alpha") && here->alpha != there->alpha)
+        aq_manifest_error(manifest, "lora.alpha", says, (double)there->alpha);
+    if (given(manifest, "lora.rslora") && here->rslora != there->rslora)
+        aq_manifest_error(manifest, "lora.rslora", "but adapter_config.json (lora.weights) says %s; leave the key out",
+                          there->rslora ? "true" : "false");
+    here->rank = there->rank;
+    here->alpha = there->alpha;
+    here->rslora = there->rslora;
+    if (!given(manifest, "lora.dropout")) here->dropout = there->dropout; /* a choice of training */
+}
+
+enum aq_status aq_manifest_adapter(struct aq_manifest *manifest)
+{
+    struct aq_job *job = &manifest->job;
+    struct aq_adapter_folder *folder;
+    char targets[TARGETS_BYTES];
+    if (!job->train.lora_weights || job->facts.train_samples || manifest->errors.count) return AQ_OK;
+    struct aq_model_config model = job->model.config;
+    if (model.vocabulary == 0) model.vocabulary = VOCABULARY_ANY;
+    if (aq_model_config_check(&model) != AQ_OK) return AQ_OK; /* told where the model is checked */
+    enum aq_status status = aq_adapter_folder_open(job->train.lora_weights, &folder);
+    if (status == AQ_OK) {
+        take_numbers(manifest, aq_adapter_folder_lora(folder));
+        status = aq_adapter_folder_match(folder, &model, false, targets, sizeof targets);
+        aq_adapter_folder_close(folder);
+    }
+    if (status != AQ_OK)
+        aq_manifest_error(manifest, "lora.weights", "these adapters cannot be used (the line before says why)");
+    else if (given(manifest, "lora.targets"))
+        aq_manifest_error(manifest, "lora.targets", "lora.weights says which layers have adapters; leave the key out");
+    else if (*targets)
+        return aq_pool_text(&manifest->pool, targets, strlen(targets), &job->train.lora.targets);
+    return AQ_OK;
+}

@@ -1,0 +1,79 @@
+/*
+ * worker_local.c -- reduce.every: the replicas of a stage train some steps each on its own, then meet.
+ *
+ * Between two meetings nothing goes from one replica to another: no gradient, no norm, no word whether a step is void
+ * or the last one. A replica clips by its own norm, leaves out its own void steps and moves its own loss scale. What
+ * they agree on they agree on where a round ends: which weights all go on from (the optimizer's outer step, in STEP)
+ * and whether the run ends there. So a stop is heard at a round's end alone, and a run ends with weights that all
+ * share.
+ *
+ * What is looked at from outside in the middle of a round, held-out loss and checkpoints, has the outer weights: those
+ * of the last outer step, which all replicas share. A checkpoint keeps a replica's own beside them (AQ_OUTER_STATE).
+ */
+#include "net/collective.h"
+#include "worker.h"
+
+enum { SAYS_LAST_STEP = 1 };
+
+bool aq_worker_is_local(const struct aq_worker *worker)
+{
+    return worker->W > 1 && aq_optimizer_config_local(&worker->job->train.optimizer);
+}
+
+/* After so many steps all replicas have the same weights. */
+static bool meet_after(const struct aq_worker *worker, uint64_t steps)
+{
+    return steps == worker->plan->steps || !aq_optimizer_config_drifts(&worker->job->train.optimizer, steps);
+}
+
+bool aq_worker_is_apart(const struct aq_worker *worker)
+{
+    return aq_worker_is_local(worker) && !meet_after(worker, worker->step);
+}
+
+bool aq_worker_hears(const struct aq_worker *worker, uint64_t step)
+{
+    return !aq_worker_is_local(worker) || meet_after(worker, aq_worker_last_of(worker, step));
+}
+
+enum aq_status aq_worker_local_reduce(struct aq_worker *worker)
+{
+    uint64_t mine = worker->last ? SAYS_LAST_STEP : 0, all[AQ_GROUP_SIZE_MAX];
+    worker->times.squared = false;
+    if (aq_worker_hears(worker, worker->step)) {
+        const uint64_t begin = aq_clock_ns(), own = aq_worker_own_ns(worker);
+        AQ_TRY(aq_all_gather(worker->replicas.group, &mine, sizeof mine, all));
+        worker->times.reduce_ns += aq_worker_own_ns(worker) - own;
+        aq_trace_add(worker->trace, "compute", "agree", begin, aq_clock_ns(), (uint32_t)worker->step, 0);
+        for (uint32_t v = 0; v < worker->W; v++)
+            if ((all[v] & SAYS_LAST_STEP) && !worker->last) worker->last = aq_worker_last_of(worker, worker->step);
+    }
+    return meet_after(worker, worker->step + 1) ? aq_worker_choose(worker) : AQ_OK;
+}
+
+/* What has been resharded is of a round's end: its weights are the outer ones. */
+enum aq_status aq_worker_local_open(struct aq_worker *worker)
+{
+    if (!aq_worker_is_local(worker)) return AQ_OK;
+    if (worker->step > 0 && !worker->replicas.resharded) return aq_worker_outer_hide(worker);
+    AQ_TRY(aq_optimizer_outer_begin(worker->optimizer, aq_stage_parameters(worker->stage), worker->stream));
+    return aq_device_stream_sync(worker->device, worker->stream);
+}
+
+static enum aq_status swap(struct aq_worker *worker)
+{
+    aq_stage_use(worker->stage, &(struct aq_stage_use){.previous = false});
+    AQ_TRY(aq_optimizer_outer_swap(worker->optimizer, aq_stage_parameters(worker->stage), worker->stream));
+    AQ_TRY(aq_stage_parameters_changed(worker->stage, worker->stream));
+    return aq_device_stream_sync(worker->device, worker->stream);
+}
+
+enum aq_status aq_worker_outer_show(struct aq_worker *worker)
+{
+    return aq_worker_is_apart(worker) ? swap(worker) : AQ_OK;
+}
+
+enum aq_status aq_worker_outer_hide(struct aq_worker *worker)
+{
+    return aq_worker_is_apart(worker) ? swap(worker) : AQ_OK;
+}

@@ -1,0 +1,380 @@
+/*
+ * dataset_instruct.c -- instructions and their answers, of which the answers alone are learnt.
+ *
+ * A file has an object a line: {"prompt": ..., "response": ...}, or {"messages": [...]}, which the folder's chat
+ * template makes a text of (stages/chat.h). A prompt and its response are tokenized one by one, as they are when a
+ * model answers; behind a response comes the tokenizer's end-of-text token (a line feed where it has none), which is
+ * learnt. A template ends its answers itself.
+ *
+ * A conversation of n tokens takes n - 1 places: `tokens` are all but its last, `targets` all but its first, and -1
+ * where that is of no answer. What does not fit T places is cut off at the end; one that has no answer left is left
+ * out. Conversations are packed into samples of T places, each into the first of the newest PACKS_OPEN samples that has
+ * room, in the order of the files: what a sample holds never changes. They see those before them in their sample.
+ * Without packing each is a sample. Behind a sample's last token is padding: samples have lengths.
+ *
+ *     conversations   [0][1][2][3]...      starts in tokens, and what of each is learnt
+ *     samples         [0 2][1][3 ...]      those of sample s: order[first[s]] .. order[first[s+1]-1]
+ */
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "dataset_kind.h"
+#include "stages/chat.h"
+#include "tokenizer.h"
+
+#define AREA           DATASET_AREA
+#define FILE_BYTES_MAX (UINT64_C(1) << 36)
+
+enum { PACKS_OPEN = 64, PLACE_BYTES = 4200 };
+
+/* An array that grows. */
+struct rows {
+    void *at;
+    uint64_t count, room;
+};
+
+struct instruct {
+    struct aq_token_list tokens; /* of all conversations, one behind the other */
+    struct rows learnt;          /* uint8_t, one a token: is it of an answer?  */
+    struct rows starts;          /* uint64_t, one a conversation, and the end  */
+    uint32_t *order;             /* conversations, sample by sample            */
+    uint64_t *first;             /* of each sample in order, and the end       */
+    uint32_t *lengths, *targets; /* of each sample: places, and those that count */
+    uint64_t samples;
+    uint32_t T;
+    int32_t padding;
+};
+
+struct reader {
+    const struct aq_dataset_config *config;
+    const struct aq_tokenizer *tokenizer;
+    struct aq_chat_template *template; /* opened by the first line that wants it */
+    struct instruct *to;
+    const char *path;
+    uint64_t line, left_out, cut;
+};
+
+static uint32_t fields(uint32_t T, struct aq_field out[AQ_BATCH_FIELDS_MAX])
+{
+    out[0] = (struct aq_field){.name = "tokens", .type = AQ_FIELD_I32, .count = T};
+    out[1] = (struct aq_field){.name = "targets", .type = AQ_FIELD_I32, .count = T};
+    return 2;
+}
+
+/* Room for `more` of so many bytes each. AQ_NOMEM; they stay as they were. */
+static enum aq_status rows_reserve(struct rows *rows, uint64_t more, size_t each)
+{
+    void *memory;
+    if (rows->count + more <= rows->room) return AQ_OK;
+    const uint64_t room = rows->count + more + rows->room / 2 + 1024;
+    AQ_TRY(aq_alloc(room * each, &memory));
+    if (rows->count) memcpy(memory, rows->at, rows->count * each);
+    aq_free(rows->at);
+    rows->at = memory;
+    rows->room = room;
+    return AQ_OK;
+}
+
+/* --- one conversation ------------------------------------------------------------------------------------------- */
+
+static enum aq_status refuse(const struct reader *reader, const char *what)
+{
+    return aq_fail(AQ_CORRUPT, AREA, "%s:%llu: %s", reader->path, (unsigned long long)reader->line, what);
+}
+
+static enum aq_status add_tokens(struct reader *reader, const int32_t *tokens, size_t count, bool learnt)
+{
+    struct instruct *to = reader->to;
+    AQ_TRY(aq_token_list_reserve(&to->tokens, count));
+    AQ_TRY(rows_reserve(&to->learnt, count, 1));
+    memcpy(to->tokens.at + to->tokens.count, tokens, count * sizeof *tokens);
+    memset((uint8_t *)to->learnt.at + to->learnt.count, learnt, count);
+    to->tokens.count += count;
+    to->learnt.count += count;
+    return AQ_OK;
+}
+
+static enum aq_status add_text(struct reader *reader, const char *text, size_t bytes, bool learnt)
+{
+    int32_t *tokens;
+    size_t count;
+    if (bytes == 0) return AQ_OK;
+    AQ_TRY(aq_tokenizer_encode(reader->tokenizer, text, bytes, &tokens, &count));
+    const enum aq_status status = count ? add_tokens(reader, tokens, count, learnt) : AQ_OK;
+    aq_free(tokens);
+    return status;
+}
+
+static enum aq_status add_pair(struct reader *reader, const json_t *prompt, const json_t *response)
+{
+    const int32_t end = reader->to->padding;
+    if (!json_is_string(prompt)) return refuse(reader, "has no \"prompt\" that is a string, and no \"messages\"");
+    if (!json_is_string(response)) return refuse(reader, "has no \"response\" that is a string");
+    if (json_string_length(response) == 0) return refuse(reader, "its response is empty");
+    AQ_TRY(add_text(reader, json_string_value(prompt), json_string_length(prompt), false));
+    AQ_TRY(add_text(reader, json_string_value(response), json_string_length(response), true));
+    return end < 0 ? add_text(reader, "\n", 1, true) : add_tokens(reader, &end, 1, true);
+}
+
+static enum aq_status add_messages(struct reader *reader, json_t *line)
+{
+    const char *folder = reader->config->chat ? reader->config->chat : reader->config->tokenizer_path;
+    struct aq_chat_config config = aq_chat_config_default();
+    struct aq_chat_tokens got = {0};
+    char place[PLACE_BYTES];
+    snprintf(place, sizeof place, "%s:%llu", reader->path, (unsigned long long)reader->line);
+    config.where = place;
+    config.line = line;
+    if (!folder)
+        return refuse(reader, "\"messages\" want a chat template: name a folder that has one in data.chat_template");
+    if (!reader->template) AQ_TRY(aq_chat_open(folder, NULL, &reader->template));
+    AQ_TRY(aq_chat_tokenize(reader->template, reader->tokenizer, NULL, 0, &config, &got));
+    enum aq_status status = AQ_OK;
+    for (size_t at = 0, end; at < got.count && status == AQ_OK; at = end) {
+        for (end = at + 1; end < got.count && got.answer[end] == got.answer[at];)
+            end++;
+        status = add_tokens(reader, got.tokens + at, end - at, got.answer[at]);
+    }
+    aq_chat_tokens_free(&got);
+    return status;
+}
+
+/* A conversation's tokens are there, from `start` on: it is taken, cut, or left out. */
+static enum aq_status conversation_end(struct reader *reader, uint64_t start)
+{
+    struct instruct *to = reader->to;
+    uint64_t end = to->tokens.count, learnt = 0;
+    const uint64_t most = start + to->T + 1;
+    reader->cut += end > most;
+    if (end > most) end = most;
+    for (uint64_t i = start + 1; i < end; i++)
+        learnt += ((const uint8_t *)to->learnt.at)[i];
+    reader->left_out += learnt == 0;
+    if (learnt == 0) end = start;
+    to->tokens.count = end;
+    to->learnt.count = end;
+    if (learnt == 0) return AQ_OK;
+    AQ_TRY(rows_reserve(&to->starts, 2, sizeof(uint64_t)));
+    ((uint64_t *)to->starts.at)[to->starts.count++] = start;
+    ((uint64_t *)to->starts.at)[to->starts.count] = end;
+    return AQ_OK;
+}
+
+static enum aq_status add_line(struct reader *reader, const char *line, size_t bytes)
+{
+    const uint64_t start = reader->to->tokens.count;
+    json_error_t error;
+    json_t *object = json_loadb(line, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
+    enum aq_status status;
+    if (!object)
+        status = aq_fail(AQ_CORRUPT, AREA, "%s:%llu: no JSON: %s", reader->path, (unsigned long long)reader->line,
+                         error.text);
+    else if (json_object_get(object, "messages"))
+        status = add_messages(reader, object);
+    else
+        status = add_pair(reader, json_object_get(object, "prompt"), json_object_get(object, "response"));
+    json_decref(object);
+    return status == AQ_OK ? conversation_end(reader, start) : status;
+}
+
+static enum aq_status add_lines(struct reader *reader, const char *text, size_t bytes)
+{
+    reader->line = 1;
+    for (size_t at = 0; at < bytes; reader->line++) {
+        const char *end = memchr(text + at, '\n', bytes - at);
+        const size_t line = end ? (size_t)(end - text) - at : bytes - at;
+        if (line > strspn(text + at, " \t\r")) AQ_TRY(add_line(reader, text + at, line));
+        at += line + 1;
+    }
+    return AQ_OK;
+}
+
+static enum aq_status add_files(struct reader *reader)
+{
+    for (uint32_t i = 0; i < reader->config->path_count; i++) {
+        uint8_t *bytes;
+        size_t count;
+        reader->path = reader->config->paths[i];
+        AQ_TRY(aq_file_read(AREA, reader->path, FILE_BYTES_MAX, &bytes, &count));
+        const enum aq_status status = add_lines(reader, (const char *)bytes, count);
+        aq_free(bytes);
+        AQ_TRY(status);
+    }
+    return AQ_OK;
+}
+
+/* --- samples ---------------------------------------------------------------------------------------------------- */
+
+static uint64_t start_of(const struct instruct *of, uint64_t conversation)
+{
+    return ((const uint64_t *)of->starts.at)[conversation];
+}
+
+/* Places that a conversation takes. */
+static uint32_t places_of(const struct instruct *of, uint64_t conversation)
+{
+    return (uint32_t)(start_of(of, conversation + 1) - start_of(of, conversation) - 1);
+}
+
+static uint32_t learnt_of(const struct instruct *of, uint64_t conversation)
+{
+    const uint8_t *learnt = of->learnt.at;
+    uint32_t count = 0;
+    for (uint64_t i = start_of(of, conversation) + 1; i < start_of(of, conversation + 1); i++)
+        count += learnt[i];
+    return count;
+}
+
+/* The sample of each conversation, into samples; lengths and targets of each sample. */
+static void pack(struct instruct *of, bool packs, uint32_t *samples)
+{
+    for (uint64_t c = 0; c < of->starts.count; c++) {
+        const uint32_t places = places_of(of, c);
+        const uint64_t open = !packs ? 0 : of->samples < PACKS_OPEN ? of->samples : PACKS_OPEN;
+        uint64_t s = of->samples - open;
+        while (s < of->samples && of->lengths[s] + places > of->T)
+            s++;
+        of->samples += s == of->samples;
+        of->lengths[s] += places;
+        of->targets[s] += learnt_of(of, c);
+        samples[c] = (uint32_t)s;
+    }
+}
+
+/* Conversations in order of their samples: a counting sort, which keeps the order of the files within a sample. */
+static void order_fill(struct instruct *of, const uint32_t *samples)
+{
+    for (uint64_t c = 0; c < of->starts.count; c++)
+        of->first[samples[c] + 1]++;
+    for (uint64_t s = 0; s < of->samples; s++)
+        of->first[s + 1] += of->first[s];
+    for (uint64_t c = 0; c < of->starts.count; c++)
+        of->order[of->first[samples[c]]++] = (uint32_t)c;
+    for (uint64_t s = of->samples; s > 0; s--)
+        of->first[s] = of->first[s - 1];
+    of->first[0] = 0;
+}
+
+static enum aq_status samples_make(struct instruct *of, bool packs)
+{
+    const uint64_t count = of->starts.count;
+    void *memory;
+    if (count > UINT32_MAX)
+        return aq_fail(AQ_INVAL, AREA, "%llu conversations are too many", (unsigned long long)count);
+    AQ_TRY(aq_alloc(count * sizeof *of->order, &memory));
+    of->order = memory;
+    AQ_TRY(aq_alloc((count + 1) * sizeof *of->first, &memory));
+    of->first = memory;
+    AQ_TRY(aq_alloc(count * sizeof *of->lengths, &memory));
+    of->lengths = memory;
+    AQ_TRY(aq_alloc(count * sizeof *of->targets, &memory));
+    of->targets = memory;
+    AQ_TRY(aq_alloc(count * sizeof(uint32_t), &memory));
+    pack(of, packs, memory);
+    order_fill(of, memory);
+    aq_free(memory);
+    return AQ_OK;
+}
+
+static void facts_of(const struct instruct *of, const struct aq_tokenizer *tokenizer, struct dataset_facts *facts)
+{
+    uint64_t digest = aq_digest(of->tokens.at, of->tokens.count * sizeof *of->tokens.at);
+    digest = aq_digest_seeded(of->learnt.at, of->learnt.count, digest);
+    digest = aq_digest_seeded(of->order, of->starts.count * sizeof *of->order, digest);
+    *facts = (struct dataset_facts){
+        .samples = of->samples,
+        .digest = aq_digest_seeded(of->lengths, of->samples * sizeof *of->lengths, digest),
+        .outputs = aq_tokenizer_vocabulary(tokenizer),
+        .vocabulary = aq_tokenizer_vocabulary(tokenizer),
+        .lengths = of->lengths};
+}
+
+static enum aq_status read_all(struct reader *reader, struct dataset_facts *facts)
+{
+    struct instruct *to = reader->to;
+    to->T = reader->config->T;
+    to->padding = aq_tokenizer_end_of_text(reader->tokenizer);
+    AQ_TRY(add_files(reader));
+    if (to->starts.count == 0)
+        return aq_fail(AQ_INVAL, AREA, "%s%s: no line has an answer within T=%u tokens (%llu have none)",
+                       reader->config->paths[0], reader->config->path_count > 1 ? " and others" : "", to->T,
+                       (unsigned long long)reader->left_out);
+    AQ_TRY(samples_make(to, !reader->config->whole));
+    facts_of(to, reader->tokenizer, facts);
+    aq_log(AREA, reader->left_out + reader->cut ? 1 : 2,
+           "%llu conversations in %llu samples of T=%u; %llu cut, %llu without an answer within T left out",
+           (unsigned long long)to->starts.count, (unsigned long long)to->samples, to->T,
+           (unsigned long long)reader->cut, (unsigned long long)reader->left_out);
+    return AQ_OK;
+}
+
+static enum aq_status instruct_open(const struct aq_dataset_config *config, void **state, struct dataset_facts *facts)
+{
+    struct aq_tokenizer *own = NULL;
+    void *memory;
+    if (config->T == 0) return aq_fail(AQ_INVAL, AREA, "a sample must have room for at least 1 token, T is 0");
+    AQ_TRY(aq_alloc(sizeof(struct instruct), &memory));
+    *state = memory;
+    struct reader reader = {.config = config, .to = memory, .path = config->paths[0]};
+    if (!config->tokenizer) AQ_TRY(aq_tokenizer_open(config->tokenizer_kind, config->tokenizer_path, &own));
+    reader.tokenizer = own ? own : config->tokenizer;
+    const enum aq_status status = read_all(&reader, facts);
+    aq_chat_close(reader.template);
+    aq_tokenizer_close(own);
+    return status;
+}
+
+static void instruct_close(void *state)
+{
+    struct instruct *of = state;
+    aq_free(of->tokens.at);
+    aq_free(of->learnt.at);
+    aq_free(of->starts.at);
+    aq_free(of->order);
+    aq_free(of->first);
+    aq_free(of->lengths);
+    aq_free(of->targets);
+    aq_free(of);
+}
+
+static void get(const void *state, uint64_t sample, void *const values[AQ_BATCH_FIELDS_MAX])
+{
+    const struct instruct *of = state;
+    int32_t *tokens = values[0], *targets = values[1];
+    uint32_t at = 0;
+    for (uint64_t i = of->first[sample]; i < of->first[sample + 1]; i++) {
+        const uint64_t start = start_of(of, of->order[i]);
+        const uint32_t places = places_of(of, of->order[i]);
+        const uint8_t *learnt = (const uint8_t *)of->learnt.at + start + 1;
+        memcpy(tokens + at, of->tokens.at + start, places * sizeof *tokens);
+        for (uint32_t p = 0; p < places; p++)
+            targets[at + p] = learnt[p] ? of->tokens.at[start + 1 + p] : -1;
+        at += places;
+    }
+    for (; at < of->T; at++) {
+        tokens[at] = of->padding > 0 ? of->padding : 0;
+        targets[at] = -1;
+    }
+}
+
+static uint32_t targets_of(const void *state, uint64_t sample)
+{
+    const struct instruct *of = state;
+    return of->targets[sample];
+}
+
+static uint64_t bytes(uint32_t T, uint64_t samples)
+{
+    return samples * (T + 1ull) * (sizeof(int32_t) + 1 + sizeof(uint64_t)); /* where each conversation has a token */
+}
+
+extern const struct aq_dataset_kind aq_dataset_instruct;
+const struct aq_dataset_kind aq_dataset_instruct = {.name = "instruct",
+                                                    .what = "sample",
+                                                    .fields = fields,
+                                                    .open = instruct_open,
+                                                    .close = instruct_close,
+                                                    .get = get,
+                                                    .targets = targets_of,
+                                                    .bytes = bytes};

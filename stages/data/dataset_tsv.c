@@ -1,0 +1,483 @@
+/*
+ * dataset_tsv.c -- tables of texts with a label, as GLUE has them: fields between tabs, a line each, no quotes.
+ *
+ * A sample is a line: its text, or a pair of texts, cut to T tokens from the longer text's end, with what the
+ * tokenizer's own template puts around them ([CLS] and [SEP]); where it has none, the end-of-text token stands between
+ * two (a line feed where there is none either); `labels`, one number. Columns are named by the first line, or
+ * (a file without names) numbered from 1 on, as `cut -f` numbers them. Where the task asks for `scores` the label is a
+ * number with a point, as STS-B has them, and `labels` is -1; else `scores` is NaN. A line that is not so ends it all:
+ * its file, number and cause are said, and nothing is trained on the rest.
+ *
+ * Samples have lengths: what stands behind a sample's tokens is the end-of-text token again, and is never looked at.
+ * What the ids mean depends on files, columns, tokenizer and T alone.
+ */
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dataset_kind.h"
+#include "tokenizer.h"
+
+#define AREA   DATASET_AREA
+#define SCORES "scores"
+
+enum { SCORE_BYTES = 64, FIELDS_MAX = 256, NAME_BYTES = 64, SHOWN = 40, LABELS_MAX = 1 << 20 };
+#define FILE_BYTES_MAX (UINT64_C(1) << 36)
+#define SAMPLES_MAX    (UINT64_C(1) << 32)
+
+union label {
+    int32_t number;
+    float score;
+};
+static_assert(sizeof(union label) == 4, "labels are digested and copied");
+
+struct tsv {
+    struct aq_token_list tokens; /* of all samples, one behind the other */
+    uint64_t *starts;            /* of each sample in tokens, and the end */
+    uint32_t *lengths;
+    union label *labels;
+    uint64_t samples, room;
+    bool scored;
+    uint32_t T, outputs;
+    int32_t padding;
+};
+
+/* One of the columns that are wanted, in the file in hand. */
+struct column {
+    const char *key, *name; /* name NULL: not wanted */
+    uint32_t index;         /* from 0 on             */
+};
+
+enum { TEXT, PAIR, LABEL, COLUMNS };
+
+struct field {
+    const char *at;
+    size_t bytes;
+};
+
+/* What a file is read with. */
+struct reader {
+    const struct aq_dataset_config *config;
+    const struct aq_tokenizer *tokenizer;
+    struct tsv *tsv;
+    struct column columns[COLUMNS];
+    struct aq_tokenizer_frame frame;
+    bool named; /* columns are named: each file's first line has the names */
+    const char *path;
+    uint64_t line;
+    uint32_t width; /* fields of every line of the file; 0: none was read */
+    struct field fields[FIELDS_MAX];
+};
+
+static uint32_t fields(uint32_t T, struct aq_field out[AQ_BATCH_FIELDS_MAX])
+{
+    out[0] = (struct aq_field){.name = "tokens", .type = AQ_FIELD_I32, .count = T};
+    out[1] = (struct aq_field){.name = "labels", .type = AQ_FIELD_I32, .count = 1};
+    out[2] = (struct aq_field){.name = SCORES, .type = AQ_FIELD_F32, .count = 1};
+    return 3;
+}
+
+/* A number of digits alone, 0 where it is none. */
+static uint32_t number_of(const char *text)
+{
+    const size_t digits = strspn(text, "0123456789");
+    return digits > 0 && digits < 7 && !text[digits] ? (uint32_t)strtoul(text, NULL, 10) : 0;
+}
+
+static enum aq_status columns_of(struct reader *reader)
+{
+    const struct aq_dataset_columns *asked = &reader->config->columns;
+    reader->columns[TEXT] = (struct column){.key = "data.text_column", .name = asked->text};
+    reader->columns[PAIR] = (struct column){.key = "data.pair_column", .name = asked->pair};
+    reader->columns[LABEL] = (struct column){.key = "data.label_column", .name = asked->label};
+    bool numbered = false;
+    for (int i = 0; i < COLUMNS; i++) {
+        struct column *column = &reader->columns[i];
+        if (!column->name && i == PAIR) continue;
+        if (!column->name)
+            return aq_fail(AQ_INVAL, AREA, "%s is missing: which column of %s is it? A name of its first line, or a "
+                           "number from 1 on",
+                           column->key, reader->config->paths[0]);
+        const uint32_t number = number_of(column->name);
+        numbered = numbered || number;
+        reader->named = reader->named || !number;
+        column->index = number ? number - 1 : 0;
+        if (number > FIELDS_MAX) return aq_fail(AQ_INVAL, AREA, "%s: %u, at most %d", column->key, number, FIELDS_MAX);
+    }
+    if (numbered && reader->named)
+        return aq_fail(AQ_INVAL, AREA, "data.text_column, pair_column and label_column: names or numbers, not both");
+    return AQ_OK;
+}
+
+/* The fields of a line; AQ_CORRUPT: more or fewer than of the lines before. */
+static enum aq_status split(struct reader *reader, const char *line, size_t bytes)
+{
+    uint32_t count = 0;
+    const char *at = line, *const end = line + bytes;
+    if (memchr(line, 0, bytes))
+        return aq_fail(AQ_CORRUPT, AREA, "%s:%llu: has a zero byte: no text", reader->path,
+                       (unsigned long long)reader->line);
+    for (bool more = true; more; count++) {
+        const char *tab = memchr(at, '\t', (size_t)(end - at));
+        if (count == FIELDS_MAX)
+            return aq_fail(AQ_CORRUPT, AREA, "%s:%llu: more than %d fields between tabs", reader->path,
+                           (unsigned long long)reader->line, FIELDS_MAX);
+        reader->fields[count] = (struct field){.at = at, .bytes = (size_t)((tab ? tab : end) - at)};
+        more = tab != NULL;
+        if (tab) at = tab + 1;
+    }
+    if (reader->width == 0) reader->width = count;
+    if (count == reader->width) return AQ_OK;
+    return aq_fail(AQ_CORRUPT, AREA, "%s:%llu: %u fields between tabs, the lines before have %u", reader->path,
+                   (unsigned long long)reader->line, count, reader->width);
+}
+
+/* Where the wanted columns are, by the names of the first line or by their numbers. */
+static enum aq_status columns_find(struct reader *reader)
+{
+    for (int i = 0; i < COLUMNS; i++) {
+        struct column *column = &reader->columns[i];
+        if (!column->name) continue;
+        uint32_t at = reader->named ? 0 : column->index;
+        while (reader->named && at < reader->width &&
+               (reader->fields[at].bytes != strlen(column->name) ||
+                memcmp(reader->fields[at].at, column->name, reader->fields[at].bytes) != 0))
+            at++;
+        column->index = at;
+        if (at < reader->width) continue;
+        return aq_fail(AQ_CORRUPT, AREA, "%s:%llu: %s: there is no column %.*s; the line has %u, the first is \"%.*s\"",
+                       reader->path, (unsigned long long)reader->line, column->key, NAME_BYTES, column->name,
+                       reader->width, (int)(reader->fields[0].bytes < SHOWN ? reader->fields[0].bytes : SHOWN),
+                       reader->fields[0].at);
+    }
+    return AQ_OK;
+}
+
+/* The number of a label by the list of names, -1: none. */
+static int32_t label_named(const char *names, const struct field *field)
+{
+    int32_t number = 0;
+    for (const char *at = names; *at; number++) {
+        at += strspn(at, " ");
+        const char *end = at + strcspn(at, ",");
+        const char *last = end;
+        while (last > at && last[-1] == ' ')
+            last--;
+        if ((size_t)(last - at) == field->bytes && memcmp(at, field->at, field->bytes) == 0) return number;
+        at = *end ? end + 1 : end;
+    }
+    return -1;
+}
+
+/* Names of labels: none is empty, none stands there twice. */
+static enum aq_status labels_check(const char *names)
+{
+    int32_t number = 0;
+    for (const char *at = names; at; number++) {
+        const char *comma = strchr(at, ',');
+        at += strspn(at, " ");
+        size_t bytes = comma ? (size_t)(comma > at ? comma - at : 0) : strlen(at);
+        while (bytes > 0 && at[bytes - 1] == ' ')
+            bytes--;
+        const struct field field = {.at = at, .bytes = bytes};
+        if (bytes == 0)
+            return aq_fail(AQ_INVAL, AREA, "data.labels: name %d is empty: names between commas", number + 1);
+        if (label_named(names, &field) != number)
+            return aq_fail(AQ_INVAL, AREA, "data.labels: \"%.*s\" stands there twice",
+                           bytes < SHOWN ? (int)bytes : SHOWN, at);
+        at = comma ? comma + 1 : NULL;
+    }
+    return AQ_OK;
+}
+
+static enum aq_status label_refuse(const struct reader *reader, const struct field *field, const char *may)
+{
+    const int shown = field->bytes < SHOWN ? (int)field->bytes : SHOWN;
+    return aq_fail(AQ_CORRUPT, AREA, "%s:%llu: the label \"%.*s\" is %s", reader->path,
+                   (unsigned long long)reader->line, shown, field->at, may);
+}
+
+/* A decimal number, as it is in a table: no blanks, no hexadecimal one, not infinite. */
+static enum aq_status score_of(const struct reader *reader, const struct field *field, float *out)
+{
+    char text[SCORE_BYTES];
+    char *end = text;
+    if (field->bytes == 0 || field->bytes >= sizeof text) return label_refuse(reader, field, "no number");
+    memcpy(text, field->at, field->bytes);
+    text[field->bytes] = 0;
+    const float value = strtof(text, &end);
+    if (*end || strspn(text, "+-.0123456789eE") != field->bytes || !isfinite(value))
+        return label_refuse(reader, field, "no number");
+    *out = value;
+    return AQ_OK;
+}
+
+static enum aq_status label_of(const struct reader *reader, union label *out)
+{
+    const struct field *field = &reader->fields[reader->columns[LABEL].index];
+    const char *names = reader->config->columns.names;
+    int64_t number = 0;
+    if (reader->tsv->scored) return score_of(reader, field, &out->score);
+    if (names) {
+        out->number = label_named(names, field);
+        return out->number >= 0 ? AQ_OK : label_refuse(reader, field, "none of data.labels");
+    }
+    for (size_t i = 0; i < field->bytes && number < LABELS_MAX; i++) {
+        if (field->at[i] < '0' || field->at[i] > '9')
+            return label_refuse(reader, field, "no number from 0 on; name the labels in data.labels");
+        number = number * 10 + (field->at[i] - '0');
+    }
+    if (field->bytes == 0 || number >= LABELS_MAX) return label_refuse(reader, field, "no number from 0 to 1048575");
+    out->number = (int32_t)number;
+    return AQ_OK;
+}
+
+static enum aq_status grow(struct tsv *tsv)
+{
+    if (tsv->samples < tsv->room) return AQ_OK;
+    const uint64_t room = tsv->room ? 2 * tsv->room : 1024;
+    void *memory[3];
+    enum aq_status status = aq_alloc((room + 1) * sizeof *tsv->starts, &memory[0]);
+    AQ_TRY(status);
+    status = aq_alloc(room * sizeof *tsv->lengths, &memory[1]);
+    if (status == AQ_OK) {
+        status = aq_alloc(room * sizeof *tsv->labels, &memory[2]);
+        if (status != AQ_OK) aq_free(memory[1]);
+    }
+    if (status != AQ_OK) {
+        aq_free(memory[0]);
+        return status;
+    }
+    if (tsv->samples) {
+        memcpy(memory[0], tsv->starts, tsv->samples * sizeof *tsv->starts);
+        memcpy(memory[1], tsv->lengths, tsv->samples * sizeof *tsv->lengths);
+        memcpy(memory[2], tsv->labels, tsv->samples * sizeof *tsv->labels);
+    }
+    aq_free(tsv->starts);
+    aq_free(tsv->lengths);
+    aq_free(tsv->labels);
+    tsv->starts = memory[0];
+    tsv->lengths = memory[1];
+    tsv->labels = memory[2];
+    tsv->room = room;
+    return AQ_OK;
+}
+
+/* What stands around and between texts. */
+static enum aq_status frame_of(struct reader *reader)
+{
+    const struct aq_tokenizer_frame *frame = aq_tokenizer_frame(reader->tokenizer);
+    struct aq_tokenizer_frame *out = &reader->frame;
+    *out = *frame;
+    if (frame->before_count + frame->between_count + frame->after_count) return AQ_OK;
+    out->between_count = 1;
+    out->between[0] = reader->tsv->padding;
+    if (out->between[0] >= 0) return AQ_OK;
+    int32_t *tokens;
+    size_t count;
+    AQ_TRY(aq_tokenizer_encode(reader->tokenizer, "\n", 1, &tokens, &count));
+    out->between_count = count < AQ_TOKENIZER_FRAME_MAX ? (uint32_t)count : AQ_TOKENIZER_FRAME_MAX;
+    memcpy(out->between, tokens, out->between_count * sizeof *tokens);
+    aq_free(tokens);
+    return AQ_OK;
+}
+
+/* Tokens that stand around and between texts: of each sample as many. */
+static size_t frame_count(const struct reader *reader)
+{
+    const struct aq_tokenizer_frame *frame = &reader->frame;
+    return frame->before_count + frame->after_count + (reader->columns[PAIR].name ? frame->between_count : 0);
+}
+
+/* Else every text would be cut to nothing, and all samples be alike. */
+static enum aq_status check_room(const struct reader *reader)
+{
+    const size_t around = frame_count(reader), texts = reader->columns[PAIR].name ? 2 : 1;
+    if (reader->tsv->T >= around + texts) return AQ_OK;
+    return aq_fail(AQ_INVAL, AREA, "T=%u (train.T) has no room for a text: the tokenizer puts %zu tokens around it",
+                   reader->tsv->T, around);
+}
+
+/* Appends them, as many as there is room for in a sample of T. */
+static void put(struct tsv *tsv, const int32_t *tokens, size_t count, uint32_t *length)
+{
+    if (count > tsv->T - *length) count = tsv->T - *length;
+    if (count) memcpy(tsv->tokens.at + tsv->tokens.count, tokens, count * sizeof *tokens);
+    tsv->tokens.count += count;
+    *length += (uint32_t)count;
+}
+
+/* The tokens of one or two texts behind those of the samples before, at most T. */
+static enum aq_status tokens_add(struct reader *reader, uint32_t *length)
+{
+    struct tsv *tsv = reader->tsv;
+    const struct aq_tokenizer_frame *frame = &reader->frame;
+    const bool pair = reader->columns[PAIR].name != NULL;
+    const size_t around = frame_count(reader);
+    int32_t *tokens[2] = {NULL, NULL};
+    size_t counts[2] = {0, 0};
+    enum aq_status status = AQ_OK;
+    for (int i = TEXT; i <= (pair ? PAIR : TEXT) && status == AQ_OK; i++) {
+        const struct field *field = &reader->fields[reader->columns[i].index];
+        status = aq_tokenizer_encode(reader->tokenizer, field->at, field->bytes, &tokens[i], &counts[i]);
+    }
+    while (counts[0] + counts[1] + around > tsv->T && counts[0] + counts[1] > 0)
+        counts[counts[1] > counts[0]]--;
+    *length = 0;
+    if (status == AQ_OK) status = aq_token_list_reserve(&tsv->tokens, counts[0] + counts[1] + around);
+    if (status == AQ_OK) {
+        put(tsv, frame->before, frame->before_count, length);
+        put(tsv, tokens[0], counts[0], length);
+        if (pair) put(tsv, frame->between, frame->between_count, length);
+        put(tsv, tokens[1], counts[1], length);
+        put(tsv, frame->after, frame->after_count, length);
+    }
+    aq_free(tokens[0]);
+    aq_free(tokens[1]);
+    return status;
+}
+
+static enum aq_status add_row(struct reader *reader)
+{
+    struct tsv *tsv = reader->tsv;
+    union label label = {.number = -1};
+    AQ_TRY(label_of(reader, &label));
+    for (int i = TEXT; i <= PAIR; i++)
+        if (reader->columns[i].name && reader->fields[reader->columns[i].index].bytes == 0)
+            return aq_fail(AQ_CORRUPT, AREA, "%s:%llu: its %s is empty", reader->path, (unsigned long long)reader->line,
+                           i == TEXT ? "text" : "second text");
+    AQ_TRY(grow(tsv));
+    tsv->starts[tsv->samples] = tsv->tokens.count;
+    AQ_TRY(tokens_add(reader, &tsv->lengths[tsv->samples]));
+    if (tsv->lengths[tsv->samples] == 0)
+        return aq_fail(AQ_CORRUPT, AREA, "%s:%llu: the tokenizer makes no token of its text", reader->path,
+                       (unsigned long long)reader->line);
+    tsv->labels[tsv->samples++] = label;
+    tsv->starts[tsv->samples] = tsv->tokens.count;
+    const uint32_t outputs = tsv->scored ? 1 : (uint32_t)label.number + 1;
+    if (outputs > tsv->outputs) tsv->outputs = outputs;
+    return AQ_OK;
+}
+
+static enum aq_status add_lines(struct reader *reader, const char *text, size_t bytes)
+{
+    reader->line = 1;
+    reader->width = 0;
+    for (size_t at = 0; at < bytes; reader->line++) {
+        const char *end = memchr(text + at, '\n', bytes - at);
+        const size_t all = end ? (size_t)(end - text) - at : bytes - at;
+        const size_t line = all > 0 && text[at + all - 1] == '\r' ? all - 1 : all;
+        const bool first = reader->width == 0;
+        if (line > 0) {
+            AQ_TRY(split(reader, text + at, line));
+            if (first) AQ_TRY(columns_find(reader));
+            if (!first || !reader->named) AQ_TRY(add_row(reader));
+        }
+        at += all + 1;
+    }
+    return AQ_OK;
+}
+
+static enum aq_status add_files(struct reader *reader)
+{
+    for (uint32_t i = 0; i < reader->config->path_count; i++) {
+        uint8_t *bytes;
+        size_t count;
+        reader->path = reader->config->paths[i];
+        AQ_TRY(aq_file_read(AREA, reader->path, FILE_BYTES_MAX, &bytes, &count));
+        const enum aq_status status = add_lines(reader, (const char *)bytes, count);
+        aq_free(bytes);
+        AQ_TRY(status);
+    }
+    return AQ_OK;
+}
+
+/* Names of labels count whether a file has them all or not. */
+static void outputs_of_names(const char *names, struct tsv *tsv)
+{
+    if (!names) return;
+    uint32_t count = 1;
+    for (const char *comma = strchr(names, ','); comma; comma = strchr(comma + 1, ',')) count++;
+    if (count > tsv->outputs) tsv->outputs = count;
+}
+
+static void facts_of(const struct tsv *tsv, const struct aq_tokenizer *tokenizer, struct dataset_facts *facts)
+{
+    const uint64_t tokens = aq_digest(tsv->tokens.at, tsv->tokens.count * sizeof *tsv->tokens.at);
+    const uint64_t lengths = aq_digest_seeded(tsv->lengths, tsv->samples * sizeof *tsv->lengths, tokens);
+    const uint64_t labels = aq_digest_seeded(tsv->labels, tsv->samples * sizeof *tsv->labels, lengths);
+    *facts = (struct dataset_facts){.samples = tsv->samples,
+                                    .digest = labels,
+                                    .outputs = tsv->outputs,
+                                    .vocabulary = aq_tokenizer_vocabulary(tokenizer),
+                                    .lengths = tsv->lengths};
+}
+
+static enum aq_status tsv_open(const struct aq_dataset_config *config, void **state, struct dataset_facts *facts)
+{
+    struct aq_tokenizer *own = NULL;
+    void *memory;
+    if (config->T == 0) return aq_fail(AQ_INVAL, AREA, "a sample must have room for at least 1 token, T is 0");
+    AQ_TRY(aq_alloc(sizeof(struct tsv), &memory));
+    struct tsv *tsv = *state = memory;
+    AQ_TRY(aq_alloc(sizeof(struct reader), &memory));
+    struct reader *reader = memory;
+    *reader = (struct reader){.config = config, .tsv = tsv};
+    tsv->scored = config->field && strcmp(config->field, SCORES) == 0;
+    enum aq_status status = AQ_OK;
+    if (tsv->scored && config->columns.names)
+        status = aq_fail(AQ_INVAL, AREA, "data.labels: the task is to say a number: there are no names of labels");
+    if (status == AQ_OK) status = labels_check(config->columns.names);
+    if (status == AQ_OK) status = columns_of(reader);
+    if (status == AQ_OK && !config->tokenizer)
+        status = aq_tokenizer_open(config->tokenizer_kind, config->tokenizer_path, &own);
+    if (status == AQ_OK) {
+        reader->tokenizer = own ? own : config->tokenizer;
+        tsv->T = config->T;
+        tsv->padding = aq_tokenizer_end_of_text(reader->tokenizer);
+        status = frame_of(reader);
+        if (status == AQ_OK) status = check_room(reader);
+        if (status == AQ_OK) status = add_files(reader);
+    }
+    if (status == AQ_OK && tsv->samples == 0)
+        status = aq_fail(AQ_INVAL, AREA, "%s: has no line with a sample", config->paths[0]);
+    if (status == AQ_OK) {
+        outputs_of_names(config->columns.names, tsv);
+        facts_of(tsv, reader->tokenizer, facts);
+    }
+    aq_tokenizer_close(own);
+    aq_free(reader);
+    return status;
+}
+
+static void tsv_close(void *state)
+{
+    struct tsv *tsv = state;
+    aq_free(tsv->tokens.at);
+    aq_free(tsv->starts);
+    aq_free(tsv->lengths);
+    aq_free(tsv->labels);
+    aq_free(tsv);
+}
+
+static void get(const void *state, uint64_t sample, void *const values[AQ_BATCH_FIELDS_MAX])
+{
+    const struct tsv *tsv = state;
+    int32_t *tokens = values[0];
+    const uint32_t length = tsv->lengths[sample];
+    memcpy(tokens, tsv->tokens.at + tsv->starts[sample], length * sizeof *tokens);
+    for (uint32_t t = length; t < tsv->T; t++)
+        tokens[t] = tsv->padding > 0 ? tsv->padding : 0;
+    *(int32_t *)values[1] = tsv->scored ? -1 : tsv->labels[sample].number;
+    *(float *)values[2] = tsv->scored ? tsv->labels[sample].score : NAN;
+}
+
+static uint64_t bytes(uint32_t T, uint64_t samples)
+{
+    return samples * (T * sizeof(int32_t) + sizeof(uint64_t) + sizeof(uint32_t) + sizeof(int32_t));
+}
+
+extern const struct aq_dataset_kind aq_dataset_tsv;
+const struct aq_dataset_kind aq_dataset_tsv = {
+    .name = "tsv", .what = "row", .fields = fields, .open = tsv_open, .close = tsv_close, .get = get, .bytes = bytes};

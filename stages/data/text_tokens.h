@@ -1,0 +1,79 @@
+/*
+ * text_tokens.h -- the tokens of text files, in pieces on all cores, and kept in a file.
+ *
+ *     text files, mapped --text_tokens.c--> pieces of some MiB, a thread each --> tokens in order --> memory, or
+ *     <cache folder>/<key>.tokens --text_cache.c--> mapped
+ *
+ * A piece ends behind a line, where the tokens of what stands on both sides are, for 4 KiB each way, those of both
+ * joined: so pieces give the tokens of the whole text, for tokenizers that allow such cuts; others get one piece. Where
+ * the cuts are follows from the text and the tokenizer alone: any number of threads gives the same tokens.
+ *
+ * A file of tokens (format "aqpipe tokens 1"; numbers little-endian):
+ *
+ *     offset 0    8 bytes   "AQTOKENS"
+ *            8    4         version, 1
+ *           12    4         0
+ *           16    8         key: digest of texts, tokenizer and settings; the file's name has it, too
+ *           24    8         count of tokens
+ *           32    8         digest of the tokens
+ *           40    8         digest of bytes 0 .. 39
+ *           48   16         0
+ *           64    4 each    tokens
+ *
+ * It is made beside its name and renamed when it is whole and on disk; whoever reads it checks length and both digests.
+ * What is damaged is made again; a file of that name that does not begin with AQTOKENS is not ours and stays as it is.
+ * Nothing else in the folder is looked at.
+ *
+ * Caveat: texts and tokens are mapped, not loaded, so that 100 GB of them need no memory. A file that is cut short
+ * while it is mapped ends the process (SIGBUS): do not write to it during a run.
+ *
+ * Locking: one thread calls; it starts and ends others.
+ */
+#ifndef TEXT_TOKENS_H
+#define TEXT_TOKENS_H
+
+#include "tokenizer.h"
+
+/* A file's bytes, mapped. */
+struct text_map {
+    const uint8_t *at; /* NULL: it is empty */
+    size_t bytes;
+};
+/* AQ_NOTFOUND, AQ_IO: names the file. */
+enum aq_status text_map_open(const char *path, struct text_map *out);
+void text_map_close(struct text_map *map);
+
+/* Where tokens go: into memory that grows, or behind the head of a file. */
+struct text_sink {
+    struct aq_token_list list;
+    int file; /* -1: into memory */
+    uint64_t count;
+    bool unwritten; /* the file does not take them: the texts are not to blame */
+    char aside[64]; /* its name in the cache folder, until it is whole         */
+};
+enum aq_status text_sink_add(struct text_sink *sink, const int32_t *tokens, size_t count);
+
+/* Tokens of one mapped file, in order, to the sink. lines: .jsonl. threads 0: all cores. path is for messages. */
+enum aq_status text_tokens(const struct aq_tokenizer *tokenizer, const char *path, const struct text_map *text,
+                           bool lines, uint32_t threads, struct text_sink *sink);
+
+/* All tokens, as a reader has them. */
+struct text_ids {
+    const int32_t *at;
+    uint64_t count;
+    void *owned;     /* memory of aq_alloc, or NULL */
+    uint8_t *mapped; /* a file, or NULL             */
+    size_t mapped_bytes;
+};
+void text_ids_close(struct text_ids *ids);
+
+/* AQ_NOTFOUND (not logged): there is none, or a damaged one, which is said as a warning. */
+enum aq_status text_cache_get(const char *folder, uint64_t key, struct text_ids *out);
+/* A file to write tokens to, behind its head. AQ_REFUSED: a file of that name is not ours. AQ_IO, AQ_NOSPC. */
+enum aq_status text_cache_begin(const char *folder, uint64_t key, struct text_sink *out);
+/* Head, disk, name. Closes the sink's file whatever happens. */
+enum aq_status text_cache_end(const char *folder, uint64_t key, struct text_sink *sink);
+/* The sink failed: its file goes. */
+void text_cache_drop(const char *folder, struct text_sink *sink);
+
+#endif

@@ -1,0 +1,57 @@
+/*
+ * adapter_folder.h -- low-rank adapters as PEFT keeps them: adapter_config.json and adapter_model.safetensors.
+ *
+ *     struct aq_adapter_folder *folder;
+ *     AQ_TRY(aq_adapter_folder_open("adapter", &folder));
+ *     lora = *aq_adapter_folder_lora(folder);                       // rank, alpha, rslora, dropout; no targets
+ *     AQ_TRY(aq_adapter_folder_match(folder, &model, true, targets, sizeof targets));
+ *     ... aq_adapter_folder_find(folder, &model, "h.0.attn.c_attn.lora_A.weight", &index) ...
+ *     aq_adapter_folder_close(folder);
+ *
+ * Caveats first.
+ * - Which layers are adapted is what adapter_model.safetensors has, whatever target_modules says: a list of names, or a
+ *   pattern. With a list, a layer that it names and the file lacks is refused.
+ * - What would be computed otherwise than PEFT does is refused by its key: DoRA, biases, ranks that differ, adapters
+ *   that change the model itself when they begin (PiSSA, OLoRA, LoftQ), every peft_type but LORA.
+ * - Of modules_to_save those are taken that are a task's own here: a classifier, a pooler.
+ *
+ * Locking: read-only after open; any thread.
+ */
+#ifndef STAGES_ADAPTER_FOLDER_H
+#define STAGES_ADAPTER_FOLDER_H
+
+#include "stages/stage.h"
+#include "stages/weights.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct aq_adapter_folder; /* opaque */
+
+/* AQ_NOTFOUND: a file is missing; AQ_CORRUPT: it cannot be read; AQ_MISMATCH: not computed here. All told, by key. */
+enum aq_status aq_adapter_folder_open(const char *path, struct aq_adapter_folder **out);
+void aq_adapter_folder_close(struct aq_adapter_folder *folder); /* NULL is fine */
+
+/* Until close. targets is NULL. */
+const struct aq_lora_config *aq_adapter_folder_lora(const struct aq_adapter_folder *folder);
+
+/* Its values; until close. */
+const struct aq_weights *aq_adapter_folder_weights(const struct aq_adapter_folder *folder);
+
+/*
+ * Are these adapters of this model? Every tensor is of it, in its shape, none has only one half. targets: patterns that
+ * name what is adapted (aq_lora_config), "" where that is all. labels_known: else a head for some labels may be there,
+ * and is not measured. AQ_MISMATCH: the first problem, with its file; AQ_NOSPC: more patterns than fit; AQ_NOMEM.
+ */
+enum aq_status aq_adapter_folder_match(const struct aq_adapter_folder *folder, const struct aq_model_config *model,
+                                       bool labels_known, char *targets, size_t bytes);
+
+/* The tensor of that name (of an adapter, or of the model itself). AQ_NOTFOUND (not logged). */
+enum aq_status aq_adapter_folder_find(const struct aq_adapter_folder *folder, const struct aq_model_config *model,
+                                      const char *name, uint32_t *index);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,85 @@
+/*
+ * model_folder.h -- a published model folder, as people download it: config.json, weights, tokenizer.
+ *
+ *     qwen/config.json                     which model, and every size of it
+ *          model.safetensors               the weights; or model-00001-of-00004.safetensors ... with
+ *          model.safetensors.index.json    which tensor is in which of them
+ *          tokenizer.json, merges.txt, ... what makes tokens of text
+ *          generation_config.json          how those who publish it sample from it
+ *
+ *     struct aq_model_folder *folder;
+ *     AQ_TRY(aq_model_folder_open("qwen", &folder));
+ *     const struct aq_model_config *model = aq_model_folder_model(folder);     // kind, blocks, channels, ...
+ *     ... aq_weights_open("qwen", &weights): weights.h ...
+ *     aq_model_folder_close(folder);
+ *
+ * Caveats first.
+ * - Opening reads config.json alone: no weights. It refuses what this program would compute otherwise than the file
+ *   says, by file, key, what was found and what was expected. What it does not know and what changes no result
+ *   (use_cache, task_specific_params) it passes over, and aq_publish carries over.
+ * - An architecture that no model of models.def reads is refused by its name, with those that are read.
+ * - A folder is named by the user: links in it are followed (downloads are often links into a cache). The names that
+ *   its files give (shards of an index) stay inside it.
+ * - Nothing in a folder is run. Pickles (pytorch_model.bin) are programs, and are refused with the line that makes
+ *   safetensors of them.
+ *
+ * What a model reads of config.json is in its own file (read_config of stages/model/stage_model.h).
+ *
+ * Locking: a folder is read-only after open; any thread.
+ */
+#ifndef STAGES_MODEL_FOLDER_H
+#define STAGES_MODEL_FOLDER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "stages/stage.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct aq_model_folder; /* opaque */
+
+/* Is there a folder (or a link to one) of that name? */
+bool aq_model_folder_is(const char *path);
+
+/*
+ * AQ_NOTFOUND: no folder, or no config.json in it. AQ_CORRUPT: config.json is no JSON object. AQ_MISMATCH: an
+ * architecture that nobody here reads, or a value that is not computed. AQ_IO, AQ_NOMEM. All told with the file's name.
+ */
+enum aq_status aq_model_folder_open(const char *path, struct aq_model_folder **out);
+void aq_model_folder_close(struct aq_model_folder *folder); /* NULL is fine */
+
+/* The model: kind, and every size that config.json says, checked (aq_model_config_check). Until close. */
+const struct aq_model_config *aq_model_folder_model(const struct aq_model_folder *folder);
+
+/* What config.json calls itself: "qwen3", "Qwen3ForCausalLM" (the type's first where it says none). Until close. */
+const char *aq_model_folder_type(const struct aq_model_folder *folder);
+const char *aq_model_folder_architecture(const struct aq_model_folder *folder);
+
+/* Does the architecture give what its samples are as a whole ("...ForSequenceClassification"), and no tokens? */
+bool aq_model_folder_classifies(const struct aq_model_folder *folder);
+
+enum { AQ_MODEL_ENDS_MAX = 16 };
+struct aq_model_marks {
+    int32_t begin; /* the token that an empty text begins with; -1: none is named                          */
+    int32_t ends[AQ_MODEL_ENDS_MAX]; /* what ends a text that the model writes                              */
+    uint32_t end_count;
+};
+
+/*
+ * bos_token_id and eos_token_id: of generation_config.json, and of config.json where that has none. A token that is not
+ * in the model's vocabulary marks nothing. AQ_CORRUPT: generation_config.json is no JSON object; AQ_MISMATCH: a value
+ * that is no token, or more ends than there is room for; AQ_IO, AQ_NOMEM.
+ */
+enum aq_status aq_model_folder_marks(const struct aq_model_folder *folder, struct aq_model_marks *out);
+
+/* "gpt2 (GPT2LMHeadModel, GPT2Model), ...": what can be opened, in order of models.def; cut where it does not fit. */
+void aq_model_folder_known(char *text, size_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,109 @@
+/*
+ * decoder.h -- what the layers of a language model have in common: private to stages/.
+ *
+ * A family of models is a constant form (struct decoder_form): which norms, which activation, how weights lie, and what
+ * tensors are called. Sizes, and whether a configuration has biases of q, k, v or norms of heads, come from the
+ * configuration. From both follows the shape of a block (struct decoder_shape), made anew wherever it is needed.
+ *
+ *     GPT-2            layer norms, a table of positions, GELU, biases, weights (in, out)
+ *     Llama and kin    RMS norms, heads that turn, a gate, no biases or those of q, k, v; weights (out, in)
+ *     Gemma 3          the same with norms behind the branches, too, and weights of norms less 1; a scaled embedding
+ */
+#ifndef DECODER_H
+#define DECODER_H
+
+#include "linear.h"
+
+/* The tensors of a block, in the order in which forward reads them: layer_goes_on counts on it. */
+enum decoder_tensor {
+    NORM1,
+    NORM1_BIAS,
+    QUERY, /* all three in one, where the form has them so */
+    KEY,
+    VALUE,
+    QUERY_BIAS,
+    KEY_BIAS,
+    VALUE_BIAS,
+    QUERY_NORM,
+    KEY_NORM,
+    PROJECTION,
+    PROJECTION_BIAS,
+    POST1, /* norms of what the branches give */
+    NORM2,
+    NORM2_BIAS,
+    GATE, /* or what GELU follows */
+    UP,
+    GATE_BIAS,
+    MLP,
+    MLP_BIAS,
+    POST2,
+    DECODER_TENSORS
+};
+
+struct decoder_form {
+    bool rms;                            /* RMS norms without bias, else layer norms                       */
+    bool out_in;                         /* weights lie as nn.Linear's                                     */
+    bool turns;                          /* heads turn (model.rope_*), else a table of positions           */
+    bool gated;                          /* gate(x Wg) (x Wu), else GELU(x W)                              */
+    enum aq_gate gate;                   /* where it is gated                                              */
+    bool posts;                          /* RMS norms of what the branches give; there is no dropout then  */
+    float plus;                          /* RMS norms multiply by plus + weight, which begins as 1 - plus  */
+    bool scaled;                         /* the embedding, by the root of its columns                      */
+    bool qkv_one_tensor;                 /* q, k and v                                                     */
+    const char *tokens, *positions;      /* tables of the embedding; positions NULL: none */
+    const char *norm, *norm_bias;        /* of the last layer                             */
+    const char *head, *score;            /* its weights: of a vocabulary, of labels       */
+    const char *names[DECODER_TENSORS];  /* of a block's tensors; NULL: never there       */
+};
+
+struct decoder_shape {
+    const struct decoder_form *form;
+    uint64_t C, H, kv_heads, D, F, R; /* R: columns of a head that turn */
+    uint64_t qkv;                     /* columns of q, k and v          */
+    uint64_t window;                  /* 0: none                        */
+    float score_scale;                /* 0: 1 / sqrt(D)                 */
+    bool heads_normed;
+    uint32_t tensor[DECODER_TENSORS];      /* the layer's number of each, or LAYER_NO_TENSOR */
+    struct linear in, projection, up, mlp; /* in: q, k, v; up: gate and up */
+};
+
+/* decoder_shape.c: of a block. */
+void decoder_shape(const struct layer *layer, const struct aq_model_config *model, struct decoder_shape *out);
+
+/* decoder_shape.c: sizes of a configuration: D where heads do not say it; heads of keys; columns that turn. */
+uint32_t decoder_head_dim(const struct aq_model_config *model);
+uint32_t decoder_kv_heads(const struct aq_model_config *model);
+uint32_t decoder_turning(const struct aq_model_config *model);
+
+/* decoder_shape.c: has a block a window? */
+bool decoder_slides(const struct aq_model_config *model, uint32_t block);
+
+/*
+ * decoder_shape.c: the angles of R columns over T places, as aq_rope reads them: in single precision from the frequency
+ * theta^(-2i/R), scaled as Llama 3 scales them where model.rope_factor is not 1, and divided by model.rope_linear.
+ * slides: of a block with a window, which has model.rope_local.
+ */
+void decoder_angles(const struct aq_model_config *model, bool slides, uint32_t T, float *table);
+
+/*
+ * The norm of a form: of rows of the layer's input, y of the stage's type. gamma and beta are tensors of the layer;
+ * RMS norms have no beta and no mean. The gradient: dx += . ending: made along, or NULL.
+ */
+struct decoder_norm {
+    uint32_t gamma, beta;
+    float *mean, *rstd;
+};
+/* The tensors of the last layer. RMS norms have no bias: its number is nobody's. */
+enum { DECODER_FINAL_NORM, DECODER_FINAL_NORM_BIAS, DECODER_HEAD };
+void decoder_final_norm(const struct layer *layer, struct layer_list *list);
+struct decoder_norm decoder_final_norm_of(float *mean, float *rstd);
+
+enum aq_status decoder_norm(const struct layer_run *run, const struct decoder_norm *norm, uint64_t rows, const float *x,
+                            void *y);
+/* c = other + the norm of x (both fp32); other NULL: the norm. An RMS norm. */
+enum aq_status decoder_post_norm(const struct layer_run *run, const struct decoder_norm *norm, uint64_t rows,
+                                 const float *x, const float *other, float *y);
+enum aq_status decoder_norm_gradient(const struct layer_run *run, const struct decoder_norm *norm, uint64_t rows,
+                                     const float *dy, const float *x, float *dx, const struct layer_ending *ending);
+
+#endif

@@ -1,0 +1,212 @@
+/* decoder_shape.c -- from a form and a configuration to the shape of a block; norms and angles. See decoder.h. */
+#include "decoder.h"
+
+#include <math.h>
+
+uint32_t decoder_head_dim(const struct aq_model_config *model)
+{
+    return model->head_dim ? model->head_dim : model->channels / model->heads;
+}
+
+uint32_t decoder_kv_heads(const struct aq_model_config *model)
+{
+    return model->kv_heads ? model->kv_heads : model->heads;
+}
+
+uint32_t decoder_turning(const struct aq_model_config *model)
+{
+    return (uint32_t)((float)decoder_head_dim(model) * model->rope_partial) / 2 * 2;
+}
+
+static bool has(const struct decoder_form *form, const struct aq_model_config *model, enum decoder_tensor tensor)
+{
+    const bool qkv_bias = tensor >= QUERY_BIAS && tensor <= VALUE_BIAS,
+               head_norm = tensor == QUERY_NORM || tensor == KEY_NORM;
+    if (!form->names[tensor]) return false;
+    if (qkv_bias) return form->qkv_one_tensor || model->qkv_bias;
+    return !head_norm || model->qk_norm;
+}
+
+bool decoder_slides(const struct aq_model_config *model, uint32_t block)
+{
+    const bool last = model->window_every && (block + 1) % model->window_every == 0;
+    return model->window && block >= model->window_from && !last;
+}
+
+static struct linear qkv_linear(const struct decoder_shape *shape)
+{
+    const uint64_t q = shape->H * shape->D, kv = shape->kv_heads * shape->D;
+    const uint32_t *tensor = shape->tensor;
+    if (shape->form->qkv_one_tensor)
+        return linear_of(shape->C, shape->qkv, shape->form->out_in, tensor[QUERY], tensor[QUERY_BIAS]);
+    return (struct linear){.in = shape->C,
+                           .out_in = shape->form->out_in,
+                           .count = 3,
+                           .parts = {{tensor[QUERY], tensor[QUERY_BIAS], q},
+                                     {tensor[KEY], tensor[KEY_BIAS], kv},
+                                     {tensor[VALUE], tensor[VALUE_BIAS], kv}}};
+}
+
+static struct linear up_linear(const struct decoder_shape *shape)
+{
+    const uint32_t *tensor = shape->tensor;
+    if (!shape->form->gated) return linear_of(shape->C, shape->F, shape->form->out_in, tensor[GATE], tensor[GATE_BIAS]);
+    return (struct linear){
+        .in = shape->C,
+        .out_in = shape->form->out_in,
+        .count = 2,
+        .parts = {{tensor[GATE], LAYER_NO_TENSOR, shape->F}, {tensor[UP], LAYER_NO_TENSOR, shape->F}}};
+}
+
+void decoder_shape(const struct layer *layer, const struct aq_model_config *model, struct decoder_shape *out)
+{
+    const struct decoder_form *form = layer->form;
+    const uint64_t C = layer->in.columns, H = model->heads, D = decoder_head_dim(model);
+    const float scale = model->query_scale ? 1.0f / sqrtf((float)model->query_scale) : 0.0f;
+    uint32_t count = 0;
+    *out = (struct decoder_shape){.form = form,
+                                  .C = C,
+                                  .H = H,
+                                  .kv_heads = decoder_kv_heads(model),
+                                  .D = D,
+                                  .F = model->mlp ? model->mlp : 4 * C,
+                                  .R = form->turns ? decoder_turning(model) : 0,
+                                  .window = decoder_slides(model, layer->number - 1) ? model->window : 0,
+                                  .score_scale = scale,
+                                  .heads_normed = model->qk_norm};
+    out->qkv = (H + 2 * out->kv_heads) * D;
+    for (uint32_t i = 0; i < DECODER_TENSORS; i++)
+        out->tensor[i] = has(form, model, i) ? count++ : LAYER_NO_TENSOR;
+    out->in = qkv_linear(out);
+    out->projection = linear_of(H * D, C, form->out_in, out->tensor[PROJECTION], out->tensor[PROJECTION_BIAS]);
+    out->up = up_linear(out);
+    out->mlp = linear_of(out->F, C, form->out_in, out->tensor[MLP], out->tensor[MLP_BIAS]);
+}
+
+/* Frequencies are rounded to single precision, and so is place times frequency, as published models have it. */
+static float frequency(const struct aq_model_config *model, bool slides, uint32_t i, uint32_t R)
+{
+    const double pi = 3.14159265358979323846;
+    const double theta = (double)(slides && model->rope_local > 0.0f ? model->rope_local : model->rope_theta);
+    const double slower = !slides && model->rope_linear > 1.0f ? (double)model->rope_linear : 1.0;
+    const double plain = pow(theta, -2.0 * i / R) / slower, length = 2.0 * pi / plain;
+    const double longest = model->rope_original / (double)model->rope_low;
+    const double shortest = model->rope_original / (double)model->rope_high;
+    if (model->rope_factor == 1.0f || length < shortest) return (float)plain;
+    if (length > longest) return (float)(plain / (double)model->rope_factor);
+    const double smooth = (model->rope_original / length - (double)model->rope_low) /
+                          ((double)model->rope_high - (double)model->rope_low);
+    return (float)((1.0 - smooth) * plain / (double)model->rope_factor + smooth * plain);
+}
+
+void decoder_angles(const struct aq_model_config *model, bool slides, uint32_t T, float *table)
+{
+    const uint32_t R = decoder_turning(model), half = R / 2;
+    for (uint32_t i = 0; i < half; i++) {
+        const float step = frequency(model, slides, i, R);
+        for (uint32_t t = 0; t < T; t++) {
+            const float angle = (float)t * step;
+            table[(uint64_t)t * R + i] = (float)cos((double)angle);
+            table[(uint64_t)t * R + half + i] = (float)sin((double)angle);
+        }
+    }
+}
+
+void decoder_final_norm(const struct layer *layer, struct layer_list *list)
+{
+    layer_list_add(list, layer->form->norm, 0, layer->in.columns, 0, 1 - layer->form->plus);
+    if (layer->form->rms)
+        layer_list_skip(list);
+    else
+        layer_list_add(list, layer->form->norm_bias, 0, layer->in.columns, 0, 0);
+}
+
+struct decoder_norm decoder_final_norm_of(float *mean, float *rstd)
+{
+    return (struct decoder_norm){DECODER_FINAL_NORM, DECODER_FINAL_NORM_BIAS, mean, rstd};
+}
+
+enum aq_status decoder_norm(const struct layer_run *run, const struct decoder_norm *norm, uint64_t rows, const float *x,
+                            void *y)
+{
+    const enum aq_element type = stage_type(run->config->precision);
+    const float epsilon = run->config->model.norm_eps, *gamma = run->w[norm->gamma];
+    const uint64_t C = run->layer->in.columns;
+    if (run->layer->form->rms) {
+        const struct aq_rmsnorm args = {.rows = rows,
+                                        .C = C,
+                                        .epsilon = epsilon,
+                                        .plus = run->layer->form->plus,
+                                        .x = x,
+                                        .gamma = gamma,
+                                        .y = y,
+                                        .y_type = type,
+                                        .rstd = norm->rstd};
+        return aq_device_rmsnorm(run->device, &args, run->stream);
+    }
+    const struct aq_layernorm args = {.rows = rows,
+                                      .C = C,
+                                      .epsilon = epsilon,
+                                      .x = x,
+                                      .gamma = gamma,
+                                      .beta = run->w[norm->beta],
+                                      .y = y,
+                                      .y_type = type,
+                                      .mean = norm->mean,
+                                      .rstd = norm->rstd};
+    return aq_device_layernorm(run->device, &args, run->stream);
+}
+
+enum aq_status decoder_post_norm(const struct layer_run *run, const struct decoder_norm *norm, uint64_t rows,
+                                 const float *x, const float *other, float *y)
+{
+    const struct aq_rmsnorm args = {.rows = rows,
+                                    .C = run->layer->in.columns,
+                                    .epsilon = run->config->model.norm_eps,
+                                    .plus = run->layer->form->plus,
+                                    .x = x,
+                                    .gamma = run->w[norm->gamma],
+                                    .other = other,
+                                    .y = y,
+                                    .y_type = AQ_F32,
+                                    .rstd = norm->rstd};
+    return aq_device_rmsnorm(run->device, &args, run->stream);
+}
+
+enum aq_status decoder_norm_gradient(const struct layer_run *run, const struct decoder_norm *norm, uint64_t rows,
+                                     const float *dy, const float *x, float *dx, const struct layer_ending *ending)
+{
+    const enum aq_element type = stage_type(run->config->precision);
+    const uint64_t C = run->layer->in.columns;
+    uint16_t *rounded = ending ? ending->rounded : NULL;
+    float *sums = ending ? ending->sums : NULL;
+    if (run->layer->form->rms) {
+        const struct aq_rmsnorm_backward args = {.rows = rows,
+                                                 .C = C,
+                                                 .plus = run->layer->form->plus,
+                                                 .dy = dy,
+                                                 .x = x,
+                                                 .gamma = run->w[norm->gamma],
+                                                 .rstd = norm->rstd,
+                                                 .dx = dx,
+                                                 .dgamma = run->g[norm->gamma],
+                                                 .rounded = rounded,
+                                                 .rounded_type = type,
+                                                 .sums = sums};
+        return aq_device_rmsnorm_backward(run->device, &args, run->stream);
+    }
+    const struct aq_layernorm_backward args = {.rows = rows,
+                                               .C = C,
+                                               .dy = dy,
+                                               .x = x,
+                                               .gamma = run->w[norm->gamma],
+                                               .mean = norm->mean,
+                                               .rstd = norm->rstd,
+                                               .dx = dx,
+                                               .dgamma = run->g[norm->gamma],
+                                               .dbeta = run->g[norm->beta],
+                                               .rounded = rounded,
+                                               .rounded_type = type,
+                                               .sums = sums};
+    return aq_device_layernorm_backward(run->device, &args, run->stream);
+}

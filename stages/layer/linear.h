@@ -1,0 +1,120 @@
+/*
+ * linear.h -- y = x W (+ b) as layers do it; private to stages/.
+ *
+ * Every product of a layer with weights of its own goes through these functions: forward, the gradient of x, the
+ * gradients of W and b. Low-rank adapters (struct aq_lora_config, linear_adapter.c) are therefore wrapped around these,
+ * once for all layers: forward adds s (x A) B before what comes after the product, the input's gradient s (dy B) A.
+ *
+ * W is one tensor of the layer, or several that read the same x and whose outputs lie side by side in y (q, k and v;
+ * gate and up): its parts. Parts that lie one after another in memory are one product. Where something lies between
+ * them (train.freeze moves what is frozen) they are multiplied one by one: y and the gradients of W have the same bits,
+ * dx is summed part by part. Which of both follows from the tensors' names alone, never from the cut.
+ *
+ * Weights are stored (in, out), as GPT-2 has them, or (out, in), as nn.Linear has them (out_in). Several parts are
+ * out_in.
+ */
+#ifndef LINEAR_H
+#define LINEAR_H
+
+#include "layer.h"
+
+enum { LINEAR_PARTS_MAX = 3 };
+
+struct linear_part {
+    uint32_t weight, bias; /* tensors of the layer; bias LAYER_NO_TENSOR: none */
+    uint64_t out;          /* columns of y                                     */
+};
+
+struct linear {
+    uint64_t in;   /* columns of x                                                                   */
+    uint64_t rows; /* 0: those of the samples; else so many at most, which are of no sample: their masks are the
+                      first sample's                                                                 */
+    bool out_in;
+    uint32_t count;
+    struct linear_part parts[LINEAR_PARTS_MAX];
+};
+
+/* A matrix: of x and dy the stage's type. stride 0: its rows lie one after another. */
+struct linear_rows {
+    const void *at;
+    uint64_t stride;
+};
+
+/* Where a product goes, and what it does on the way (struct aq_matmul). stride 0: as above. */
+struct linear_to {
+    void *c;
+    enum aq_element type;
+    uint64_t stride;
+    enum aq_matmul_after after;
+    void *other;
+    struct aq_dropout dropout;
+    bool add; /* of an input's gradient: dx += , in fp32, and nothing comes after */
+};
+
+/* One tensor and its bias, or LAYER_NO_TENSOR. */
+static inline struct linear linear_of(uint64_t in, uint64_t out, bool out_in, uint32_t weight, uint32_t bias)
+{
+    return (struct linear){.in = in, .out_in = out_in, .count = 1, .parts = {{weight, bias, out}}};
+}
+
+/* Columns of y. */
+uint64_t linear_out(const struct linear *linear);
+
+/* y = after(x W + b). After AQ_AFTER_RESIDUAL with dropout there is one part. */
+enum aq_status linear_forward(const struct layer_run *run, const struct linear *linear, uint64_t rows,
+                              struct linear_rows x, const struct linear_to *y);
+
+/* Does anything before these weights want the gradient of x? */
+static inline bool linear_goes_on(const struct layer *layer, const struct linear *linear)
+{
+    return layer_goes_on(layer, linear->parts[0].weight);
+}
+
+/* dx = after(dy W^T), written or added to. Of several parts dx is fp32 and nothing comes after. */
+enum aq_status linear_input_gradient(const struct layer_run *run, const struct linear *linear, uint64_t rows,
+                                     struct linear_rows dy, const struct linear_to *dx);
+
+/* dW += x^T dy, of what trains. */
+enum aq_status linear_weight_gradient(const struct layer_run *run, const struct linear *linear, uint64_t rows,
+                                      struct linear_rows x, struct linear_rows dy);
+
+/* db += the columns of dy, of what trains. */
+enum aq_status linear_bias_gradient(const struct layer_run *run, const struct linear *linear, uint64_t rows,
+                                    struct linear_rows dy);
+
+/* Adds what forward and backward of so many rows do. */
+void linear_flops(const struct layer *layer, const struct linear *linear, double rows, struct layer_flops *out);
+
+/* The same of its adapters, of that rank. */
+void linear_adapter_flops(const struct layer *layer, const struct linear *linear, double rows, uint32_t rank,
+                          struct layer_flops *out);
+
+/* ---- what linear.c and linear_adapter.c share ---- */
+
+/* Parts first .. first + count - 1, which are one product. */
+struct linear_span {
+    uint32_t first, count;
+    uint64_t column, out; /* of y: where they begin, how many */
+    uint32_t weight, bias;
+};
+
+/* Has the part's weight an adapter? Those of a span all have one, or none has. */
+static inline bool linear_adapted(const struct layer *layer, const struct linear_part *part)
+{
+    return layer->adapted >> part->weight & 1;
+}
+
+/* Where the parts of a span are adapted: what their adapters add to y, with the bias, is what the product adds. */
+enum aq_status linear_adapter_forward(const struct layer_run *run, const struct linear *linear,
+                                      const struct linear_span *span, uint64_t rows, struct linear_rows x,
+                                      struct aq_matmul *product);
+
+/* Where any part is adapted: what the adapters of all add to dx is added first, or is what the first product adds. */
+enum aq_status linear_adapter_input_gradient(const struct layer_run *run, const struct linear *linear, uint64_t rows,
+                                             struct linear_rows dy, struct aq_matmul *product);
+
+/* dA, dB += of all adapted parts. Strides are not 0. */
+enum aq_status linear_adapter_weight_gradient(const struct layer_run *run, const struct linear *linear, uint64_t rows,
+                                              struct linear_rows x, struct linear_rows dy);
+
+#endif

@@ -1,0 +1,254 @@
+/*
+ * bpe.h -- byte-pair encoding: one engine under every tokenizer that is one, whatever files describe it.
+ *
+ *     text --added tokens--> parts --normalizer--> text --steps--> words --merges--> tokens
+ *
+ * A row of tokenizers.def opens its files into struct aq_bpe and leaves the rest to aq_bpe_encode:
+ *
+ *     bpe_vocabulary.c  tokens and merges from JSON and from merges.txt, checked, as tables
+ *     bpe_added.c       tokens that are found in the text itself ("<|endoftext|>"), before and behind the normalizer
+ *     bpe_normal.c      normalizers; the Unicode forms are unicode_forms.c's (utf8proc)
+ *     bpe_pattern.c     the regular expressions of the files (PCRE2)
+ *     bpe_split.c       the steps of the pre-tokenizer: a text into words
+ *     bpe_merge.c       the merges of one word
+ *     bpe_encode.c      all of it, and the cache of words
+ *
+ * What the published `tokenizers` package gives for a text of valid UTF-8 is given here, id for id. It takes no other
+ * text; here each unbroken run of bytes that are no UTF-8 (RFC 3629) is a word of its own, and the valid text before
+ * and behind it is cut as if it stood alone.
+ *
+ * Locking: as tokenizer.h.
+ */
+#ifndef STAGES_BPE_H
+#define STAGES_BPE_H
+
+#include <assert.h>
+#include <jansson.h>
+
+#include "tokenizer.h"
+
+#define AQ_BPE_AREA "tokenizer"
+
+/* A file's bytes at most (Gemma 3's tokenizer.json has 33 MB), a token's in its file's writing, all tokens. */
+enum { AQ_BPE_FILE_BYTES_MAX = 256 << 20, AQ_BPE_TOKEN_BYTES_MAX = 1 << 16, AQ_BPE_TOKENS_MAX = 1 << 24 };
+
+/* A text that grows; what is written on is one call's own. */
+struct aq_bpe_text {
+    uint8_t *at;
+    size_t count, capacity;
+};
+enum aq_status aq_bpe_text_add(struct aq_bpe_text *text, const void *bytes, size_t count);
+void aq_bpe_text_free(struct aq_bpe_text *text);
+
+/* ---- vocabulary ---- */
+
+/* One merge: the pair (left << 32 | right) becomes `token`. rank 0 is merged first. A slot of a hash table. */
+struct aq_bpe_merge {
+    uint64_t pair;
+    uint32_t rank;
+    uint32_t token;
+};
+
+#define AQ_BPE_EMPTY UINT64_MAX /* the pair of a free slot: no token has that number */
+#define AQ_BPE_NONE  UINT32_MAX /* no token                                          */
+
+struct aq_bpe_vocabulary {
+    uint32_t count;  /* tokens, the added ones as well                                            */
+    uint32_t *start; /* count + 1: token i is bytes[start[i]] .. bytes[start[i+1]]                */
+    uint8_t *bytes;
+    uint32_t *said_start; /* what tokens are as text, where that is not their bytes; or NULL           */
+    uint8_t *said;
+    uint32_t *names;             /* tokens by their bytes: token + 1, 0 is free; added tokens alone are not in */
+    uint64_t name_slots;         /* a power of two                                                            */
+    struct aq_bpe_merge *merges; /* open addressing, at most half full                                */
+    uint64_t merge_slots;        /* a power of two                                                    */
+    uint32_t merge_count;
+    bool characters;          /* words begin as characters, not as bytes; then:                       */
+    bool fallback;            /* a character that is no token becomes its bytes' tokens               */
+    bool fuse_unknown;        /* unknown characters in a row are one unknown token                    */
+    uint32_t unknown;         /* the token of a character that is none; AQ_BPE_NONE: it is left out   */
+    uint32_t byte_token[256]; /* the token of every single byte; characters: "<0x0A>", or AQ_BPE_NONE */
+};
+
+/* A token that is found in the text itself. */
+struct aq_bpe_added {
+    const char *content; /* borrowed from the JSON */
+    uint32_t bytes, token;
+    bool single_word, strip_left, strip_right, normalized;
+};
+
+/*
+ * Tokens from the JSON object `vocab` (name: id) and from the added ones that it lacks; ids are 0..count-1, each once.
+ * characters: names are text, else bytes written as printable characters. place: where the object is, for messages
+ * ("vocab.json", "tokenizer.json: model.vocab"). AQ_CORRUPT: names the token.
+ */
+enum aq_status aq_bpe_vocabulary_open(const char *place, json_t *vocab, bool characters,
+                                      const struct aq_bpe_added *added, uint32_t added_count,
+                                      struct aq_bpe_vocabulary *out);
+void aq_bpe_vocabulary_close(struct aq_bpe_vocabulary *vocabulary);
+/* Every single byte must be a token of its own: true of byte-level vocabularies. AQ_CORRUPT. */
+enum aq_status aq_bpe_vocabulary_bytes(const char *place, struct aq_bpe_vocabulary *vocabulary);
+/* Text of tokens of characters: U+2581 is a space (spaces), "<0x0A>" is its byte (fallback). */
+enum aq_status aq_bpe_vocabulary_say(struct aq_bpe_vocabulary *vocabulary, bool spaces, bool fallback);
+/* The text of a token: the bytes and their count. */
+const uint8_t *aq_bpe_vocabulary_text(const struct aq_bpe_vocabulary *vocabulary, uint32_t token, uint32_t *bytes);
+/* The token of these bytes, or AQ_BPE_NONE. */
+uint32_t aq_bpe_vocabulary_find(const struct aq_bpe_vocabulary *vocabulary, const void *bytes, size_t count);
+
+/* Merges in order of their rank: room for `count`, then each. AQ_CORRUPT names place and number: 1 is the first. */
+enum aq_status aq_bpe_merges_open(struct aq_bpe_vocabulary *vocabulary, uint64_t count);
+enum aq_status aq_bpe_merges_add(const char *place, const char *left, size_t left_bytes, const char *right,
+                                 size_t right_bytes, uint64_t number, struct aq_bpe_vocabulary *vocabulary);
+
+/* Spreads a pair over the table's slots; the multiplier is 2^64 divided by the golden ratio. */
+static inline uint64_t aq_bpe_slot(uint64_t pair, uint64_t slots)
+{
+    uint64_t mixed = (pair ^ (pair >> 29)) * UINT64_C(0x9E3779B97F4A7C15);
+    return (mixed >> 32) & (slots - 1);
+}
+
+/* The merge of a pair, or NULL. */
+static inline const struct aq_bpe_merge *aq_bpe_merge_find(const struct aq_bpe_vocabulary *vocabulary, uint32_t left,
+                                                           uint32_t right)
+{
+    uint64_t pair = (uint64_t)left << 32 | right, mask = vocabulary->merge_slots - 1;
+    for (uint64_t slot = aq_bpe_slot(pair, vocabulary->merge_slots);; slot = (slot + 1) & mask) {
+        const struct aq_bpe_merge *merge = &vocabulary->merges[slot];
+        if (merge->pair == pair) return merge;
+        if (merge->pair == AQ_BPE_EMPTY) return NULL; /* comes at last: the table is at most half full */
+    }
+}
+
+/* ---- merging ---- */
+
+/* A longer word is merged in pieces of so many bytes: 32 bytes of scratch a byte make that 32 MiB. */
+enum { AQ_BPE_WORD_BYTES_MAX = 1 << 20 };
+
+struct aq_bpe_node;
+/* What merging writes on; it grows to the longest word and is one call's own. */
+struct aq_bpe_scratch {
+    struct aq_bpe_node *nodes;
+    uint64_t *heap;
+    size_t symbols_max; /* the longest word that fits */
+};
+void aq_bpe_scratch_free(struct aq_bpe_scratch *scratch);
+
+/* Appends the tokens of one word of 1..AQ_BPE_WORD_BYTES_MAX bytes. */
+enum aq_status aq_bpe_merge_word(const struct aq_bpe_vocabulary *vocabulary, struct aq_bpe_scratch *scratch,
+                                 const uint8_t *word, size_t bytes, struct aq_token_list *list);
+
+/* ---- patterns ---- */
+
+/* PCRE2's version: what matches follows from it. */
+enum { AQ_BPE_LIBRARY_BYTES = 64 };
+void aq_bpe_library(char version[AQ_BPE_LIBRARY_BYTES]);
+
+struct aq_bpe_pattern; /* compiled: does not change                    */
+struct aq_bpe_matcher; /* what matching writes on: one call's own      */
+
+extern const char aq_bpe_pattern_gpt2[]; /* what "ByteLevel" cuts by, in the published writing */
+
+/*
+ * regex is Oniguruma's (Ruby) writing, as tokenizer.json has it; literal: it is the text itself. AQ_CORRUPT: it is no
+ * regular expression (place, offset, PCRE2's words). AQ_INVAL: it has what PCRE2 does not read alike.
+ */
+enum aq_status aq_bpe_pattern_open(const char *place, const char *regex, size_t bytes, bool literal,
+                                   struct aq_bpe_pattern **out);
+void aq_bpe_pattern_close(struct aq_bpe_pattern *pattern); /* NULL is fine */
+enum aq_status aq_bpe_matcher_open(struct aq_bpe_matcher **out);
+void aq_bpe_matcher_close(struct aq_bpe_matcher *matcher); /* NULL is fine */
+/*
+ * The first match in valid UTF-8 at or behind `from`; it may be empty. AQ_NOTFOUND (not logged): none. AQ_INVAL: the
+ * pattern takes too many steps on this text.
+ */
+enum aq_status aq_bpe_match(const struct aq_bpe_pattern *pattern, struct aq_bpe_matcher *matcher, const uint8_t *text,
+                            size_t bytes, size_t from, size_t *start, size_t *end);
+
+/* ---- steps ---- */
+
+enum aq_bpe_behaviour { AQ_BPE_ISOLATED, AQ_BPE_REMOVED, AQ_BPE_WITH_PREVIOUS, AQ_BPE_WITH_NEXT, AQ_BPE_CONTIGUOUS };
+
+/* One step of a pre-tokenizer: a cut by a pattern or, without one, a space before what has none. */
+struct aq_bpe_step {
+    struct aq_bpe_pattern *pattern;
+    enum aq_bpe_behaviour behaviour;
+    bool invert; /* what matches is what stands between */
+};
+
+enum aq_bpe_normal_kind {
+    AQ_BPE_NFC,
+    AQ_BPE_NFD,
+    AQ_BPE_NFKC,
+    AQ_BPE_NFKD,
+    AQ_BPE_LOWERCASE,
+    AQ_BPE_PREPEND, /* content, before a text that is not empty       */
+    AQ_BPE_REPLACE  /* every match of the pattern becomes the content */
+};
+
+struct aq_bpe_normal {
+    enum aq_bpe_normal_kind kind;
+    struct aq_bpe_pattern *pattern;
+    char *content; /* of aq_alloc */
+    size_t bytes;
+};
+
+enum { AQ_BPE_STEPS_MAX = 16 };
+
+struct aq_bpe_finder; /* added tokens, as they are looked for: bpe_added.c */
+
+struct aq_bpe {
+    struct aq_bpe_vocabulary vocabulary;
+    struct aq_bpe_finder *raw, *normalized; /* added tokens that are found before and behind the normalizer; or NULL */
+    struct aq_bpe_normal normals[AQ_BPE_STEPS_MAX];
+    uint32_t normal_count;
+    struct aq_bpe_step steps[AQ_BPE_STEPS_MAX];
+    uint32_t step_count;
+    struct aq_unicode_forms *forms; /* where a normalizer is a form */
+    bool whole_words;               /* a word that is a token is that token, whatever the merges say */
+};
+void aq_bpe_close(struct aq_bpe *bpe); /* what there is; zeroes are fine */
+
+/* struct aq_tokenizer_kind's encode and token; the state is a struct aq_bpe. */
+enum aq_status aq_bpe_encode(const struct aq_tokenizer *tokenizer, const uint8_t *text, size_t bytes,
+                             struct aq_token_list *list);
+const uint8_t *aq_bpe_token(const struct aq_tokenizer *tokenizer, uint32_t token, uint32_t *bytes);
+
+/* Whatever a call writes on. */
+struct aq_bpe_call;
+typedef enum aq_status aq_bpe_word(struct aq_bpe_call *call, const uint8_t *word, size_t bytes);
+
+/* text through step `step` and those behind it: every word goes to `word`. */
+enum aq_status aq_bpe_split(const struct aq_bpe *bpe, uint32_t step, struct aq_bpe_matcher *matcher,
+                            const uint8_t *text, size_t bytes, aq_bpe_word *word, struct aq_bpe_call *call);
+
+/* text through all normalizers, into `out`. *changed false: it stays as it is, and out is empty. */
+enum aq_status aq_bpe_normalize(const struct aq_bpe *bpe, struct aq_bpe_matcher *matcher, const uint8_t *text,
+                                size_t bytes, struct aq_bpe_text *out, bool *changed);
+
+/* ---- added tokens ---- */
+
+/* Of those whose `normalized` is this; their contents are copied, through the normalizer where it is true. */
+enum aq_status aq_bpe_finder_open(const struct aq_bpe *bpe, const struct aq_bpe_added *added, uint32_t count,
+                                  bool normalized, struct aq_bpe_finder **out);
+void aq_bpe_finder_close(struct aq_bpe_finder *finder); /* NULL is fine */
+
+/* Where an added token stands, with the spaces that it takes. */
+struct aq_bpe_place {
+    size_t start, end;
+    uint32_t token;
+};
+/*
+ * The first one at or behind *next (at first 0): leftmost, then longest. *next: where to look for the one behind it.
+ * out: the one before it (at first zeroes), then this one. False: there is none.
+ */
+bool aq_bpe_finder_next(const struct aq_bpe_finder *finder, const uint8_t *text, size_t bytes, size_t *next,
+                        struct aq_bpe_place *out);
+
+/* ---- characters ---- */
+
+/* Bytes of the UTF-8 character at text, or 0 where there is none. bytes > 0. */
+size_t aq_bpe_character(const uint8_t *text, size_t bytes);
+/* The end of the run of valid characters (or of bytes that are none) that starts at `at`. */
+size_t aq_bpe_run_end(const uint8_t *text, size_t bytes, size_t at, bool valid);
+
+#endif

@@ -1,0 +1,167 @@
+/*
+ * bpe_split.c -- the pre-tokenizer: a text through one step after another, each of which cuts the pieces of the one
+ * before it; what is left of the last step are the words.
+ *
+ * A step sees its piece alone: a pattern looks neither behind its beginning nor beyond its end.
+ */
+#include "bpe.h"
+
+#include <string.h>
+
+/* ---- characters ---- */
+
+size_t aq_bpe_character(const uint8_t *text, size_t bytes)
+{
+    unsigned lead = text[0];
+    if (lead < 0x80) return 1;
+    size_t length = lead >= 0xC2 && lead <= 0xDF ? 2 : lead >= 0xE0 && lead <= 0xEF ? 3 : 4;
+    if (lead < 0xC2 || lead > 0xF4 || length > bytes) return 0;
+    for (size_t i = 1; i < length; i++) {
+        if ((text[i] & 0xC0) != 0x80) return 0;
+    }
+    if (lead == 0xE0 && text[1] < 0xA0) return 0; /* overlong */
+    if (lead == 0xED && text[1] > 0x9F) return 0; /* a surrogate */
+    if (lead == 0xF0 && text[1] < 0x90) return 0; /* overlong */
+    if (lead == 0xF4 && text[1] > 0x8F) return 0; /* beyond U+10FFFF */
+    return length;
+}
+
+size_t aq_bpe_run_end(const uint8_t *text, size_t bytes, size_t at, bool valid)
+{
+    while (at < bytes) {
+        uint64_t eight;
+        if (valid && bytes - at >= sizeof eight) {
+            memcpy(&eight, text + at, sizeof eight);
+            if ((eight & UINT64_C(0x8080808080808080)) == 0) {
+                at += sizeof eight;
+                continue;
+            }
+        }
+        size_t length = aq_bpe_character(text + at, bytes - at);
+        if ((length > 0) != valid) break;
+        at += valid ? length : 1;
+    }
+    return at;
+}
+
+/* ---- text that grows ---- */
+
+enum aq_status aq_bpe_text_add(struct aq_bpe_text *text, const void *bytes, size_t count)
+{
+    if (count > text->capacity - text->count) {
+        size_t capacity = text->count + count + text->count / 2 + 64;
+        void *memory;
+        if (count > SIZE_MAX / 4 || text->count > SIZE_MAX / 4)
+            return aq_fail(AQ_NOMEM, AQ_BPE_AREA, "a text of %zu bytes does not fit the address space", count);
+        AQ_TRY(aq_alloc(capacity, &memory));
+        if (text->count) memcpy(memory, text->at, text->count);
+        aq_free(text->at);
+        text->at = memory;
+        text->capacity = capacity;
+    }
+    if (count) memcpy(text->at + text->count, bytes, count);
+    text->count += count;
+    return AQ_OK;
+}
+
+void aq_bpe_text_free(struct aq_bpe_text *text)
+{
+    aq_free(text->at);
+    *text = (struct aq_bpe_text){0};
+}
+
+/* ---- steps ---- */
+
+struct cut {
+    const struct aq_bpe *bpe;
+    const struct aq_bpe_step *step;
+    uint32_t next; /* the step behind this one */
+    struct aq_bpe_matcher *matcher;
+    const uint8_t *text;
+    aq_bpe_word *word;
+    struct aq_bpe_call *call;
+    bool held, matched; /* a piece waits for what comes behind it; the last span was a match */
+    size_t start, end;  /* of the piece that waits */
+};
+
+static enum aq_status give(const struct cut *cut, size_t start, size_t end)
+{
+    if (start == end) return AQ_OK;
+    if (cut->next == cut->bpe->step_count) return cut->word(cut->call, cut->text + start, end - start);
+    return aq_bpe_split(cut->bpe, cut->next, cut->matcher, cut->text + start, end - start, cut->word, cut->call);
+}
+
+/* A span of the text, a match or what stands between two; the behaviour says with which piece it goes. */
+static enum aq_status take(struct cut *cut, size_t start, size_t end, bool match)
+{
+    const enum aq_bpe_behaviour behaviour = cut->step->behaviour;
+    match = match != cut->step->invert;
+    if (behaviour == AQ_BPE_ISOLATED) return give(cut, start, end);
+    if (behaviour == AQ_BPE_REMOVED) return match ? AQ_OK : give(cut, start, end);
+    bool joins = cut->held;
+    if (behaviour == AQ_BPE_WITH_PREVIOUS) joins = joins && match && !cut->matched;
+    if (behaviour == AQ_BPE_WITH_NEXT) joins = joins && !match && cut->matched;
+    if (behaviour == AQ_BPE_CONTIGUOUS) joins = joins && match == cut->matched;
+    if (!joins) {
+        if (cut->held) AQ_TRY(give(cut, cut->start, cut->end));
+        cut->start = start;
+    }
+    cut->end = end;
+    cut->held = true;
+    cut->matched = match;
+    return AQ_OK;
+}
+
+/* All matches and what stands between them. An empty match parts the text; right behind another match it is none. */
+static enum aq_status cut_by_pattern(struct cut *cut, size_t bytes)
+{
+    size_t from = 0, last = 0, start, end;
+    bool any = false;
+    enum aq_status status = AQ_OK;
+    while (from <= bytes) {
+        status = aq_bpe_match(cut->step->pattern, cut->matcher, cut->text, bytes, from, &start, &end);
+        if (status != AQ_OK) break;
+        if (start == end && any && end == last) {
+            if (from == bytes) break;
+            from += aq_bpe_character(cut->text + from, bytes - from);
+            continue;
+        }
+        if (start > last) AQ_TRY(take(cut, last, start, false));
+        AQ_TRY(take(cut, start, end, true));
+        from = last = end;
+        any = true;
+        if (end == bytes) break;
+    }
+    if (status != AQ_OK && status != AQ_NOTFOUND) return status;
+    if (last < bytes) AQ_TRY(take(cut, last, bytes, false));
+    return cut->held ? give(cut, cut->start, cut->end) : AQ_OK;
+}
+
+static enum aq_status with_space(const struct aq_bpe *bpe, uint32_t step, struct aq_bpe_matcher *matcher,
+                                 const uint8_t *text, size_t bytes, aq_bpe_word *word, struct aq_bpe_call *call)
+{
+    struct aq_bpe_text spaced = {0};
+    enum aq_status status = aq_bpe_text_add(&spaced, " ", 1);
+    if (status == AQ_OK) status = aq_bpe_text_add(&spaced, text, bytes);
+    if (status == AQ_OK) status = aq_bpe_split(bpe, step + 1, matcher, spaced.at, spaced.count, word, call);
+    aq_bpe_text_free(&spaced);
+    return status;
+}
+
+enum aq_status aq_bpe_split(const struct aq_bpe *bpe, uint32_t step, struct aq_bpe_matcher *matcher,
+                            const uint8_t *text, size_t bytes, aq_bpe_word *word, struct aq_bpe_call *call)
+{
+    if (bytes == 0) return AQ_OK;
+    if (step == bpe->step_count) return word(call, text, bytes);
+    if (!bpe->steps[step].pattern)
+        return text[0] == ' ' ? aq_bpe_split(bpe, step + 1, matcher, text, bytes, word, call)
+                              : with_space(bpe, step, matcher, text, bytes, word, call);
+    struct cut cut = {.bpe = bpe,
+                      .step = &bpe->steps[step],
+                      .next = step + 1,
+                      .matcher = matcher,
+                      .text = text,
+                      .word = word,
+                      .call = call};
+    return cut_by_pattern(&cut, bytes);
+}

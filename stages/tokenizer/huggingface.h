@@ -1,0 +1,41 @@
+/*
+ * huggingface.h -- the parts of tokenizer.json's reader; private to tokenizer_huggingface.c and huggingface_*.c.
+ *
+ * Locking: pure functions over a JSON value of the caller's.
+ */
+#ifndef STAGES_HUGGINGFACE_H
+#define STAGES_HUGGINGFACE_H
+
+#include "bpe.h"
+
+/* A JSON object from a file; the caller's to json_decref. AQ_NOTFOUND, AQ_IO, AQ_CORRUPT: path, line, column. */
+enum aq_status huggingface_load(const char *path, json_t **out);
+
+/*
+ * `normalizer` and `pre_tokenizer` of the file become the engine's. *bytes: words are sequences of bytes (ByteLevel).
+ * AQ_INVAL: there is what is not supported; type and place are said. AQ_CORRUPT: it lacks what its type must have.
+ */
+enum aq_status huggingface_steps(const char *path, json_t *root, struct aq_bpe *bpe, bool *bytes);
+
+/* `decoder`, of a vocabulary of characters: what the tokens are as text. As huggingface_steps. */
+enum aq_status huggingface_decoder(const char *path, json_t *decoder, struct aq_bpe_vocabulary *vocabulary);
+
+/*
+ * `post_processor`: what it puts around a text and between two; nothing for what puts nothing. AQ_INVAL also: a
+ * template that no frame can say (a pair in another order, other tokens around a pair than around one text).
+ */
+enum aq_status huggingface_frame(const char *path, json_t *post_processor, uint32_t vocabulary,
+                                 struct aq_tokenizer_frame *frame);
+
+/* NULL, or one of these types, or a Sequence with a list of them under `list`. AQ_INVAL names type and place. */
+struct huggingface_reader; /* the caller's own */
+struct huggingface_type {
+    const char *name;
+    enum aq_status (*read)(const char *place, json_t *one, struct huggingface_reader *reader);
+};
+enum aq_status huggingface_types(const char *place, json_t *value, const char *list,
+                                 const struct huggingface_type *types, int depth, struct huggingface_reader *reader);
+
+enum { HUGGINGFACE_PLACE_BYTES = 4096 + 256 };
+
+#endif

@@ -1,0 +1,252 @@
+/*
+ * tokenizer_huggingface.c -- tokenizer.json, the one file in which Hugging Face's `tokenizers` keeps all of a
+ * tokenizer: byte-pair encodings of it.
+ *
+ *     added_tokens    found in the text itself                          bpe_added.c
+ *     normalizer      NFC NFD NFKC NFKD Lowercase Prepend Replace Sequence
+ *     pre_tokenizer   ByteLevel Split Digits Sequence                   huggingface_steps.c
+ *     model           BPE, over bytes (with ByteLevel) or characters (byte_fallback)
+ *     post_processor  TemplateProcessing BertProcessing RobertaProcessing ByteLevel Sequence   huggingface_frame.c
+ *     decoder         of characters: Replace, ByteFallback; over bytes there is nothing to do
+ *
+ * Whatever is not of these lists is refused by its name and place. `truncation` and `padding` are matters of a batch
+ * and not read. The end of a text is tokenizer_config.json's eos_token, else the first of some names that is there.
+ */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "dataset_file.h"
+#include "huggingface.h"
+
+enum { PATH_BYTES_MAX = 4096 };
+
+/* ---- added tokens ---- */
+
+static enum aq_status read_added(const char *path, json_t *root, struct aq_bpe_added **out, uint32_t *count)
+{
+    json_t *list = json_object_get(root, "added_tokens"), *one, *vocab;
+    size_t i;
+    void *memory;
+    vocab = json_object_get(json_object_get(root, "model"), "vocab");
+    if (!list || json_is_null(list)) return AQ_OK;
+    if (!json_is_array(list) || json_array_size(list) > AQ_BPE_TOKENS_MAX)
+        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s: added_tokens is no list", path);
+    AQ_TRY(aq_alloc(json_array_size(list) * sizeof(struct aq_bpe_added), &memory));
+    struct aq_bpe_added *added = *out = memory;
+    json_array_foreach(list, i, one)
+    {
+        const json_t *content = json_object_get(one, "content"), *id = json_object_get(one, "id");
+        if (!json_is_string(content) || !json_is_integer(id) || json_integer_value(id) < 0 ||
+            json_integer_value(id) >= AQ_BPE_TOKENS_MAX || json_string_length(content) == 0)
+            return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s: added_tokens[%zu] has no content, or no id in 0..%d", path, i,
+                           AQ_BPE_TOKENS_MAX - 1);
+        added[i] = (struct aq_bpe_added){
+            .content = json_string_value(content),
+            .bytes = (uint32_t)json_string_length(content),
+            .token = (uint32_t)json_integer_value(id),
+            .single_word = json_is_true(json_object_get(one, "single_word")),
+            .strip_left = json_is_true(json_object_get(one, "lstrip")),
+            .strip_right = json_is_true(json_object_get(one, "rstrip")),
+            .normalized = json_is_true(json_object_get(one, "normalized")),
+        };
+        const json_t *known = json_object_get(vocab, added[i].content);
+        if (known && (!json_is_integer(known) || json_integer_value(known) != (json_int_t)added[i].token))
+            return aq_fail(AQ_CORRUPT, AQ_BPE_AREA,
+                           "%s: added_tokens[%zu] \"%.64s\" has the id %u, and another one in model.vocab", path, i,
+                           added[i].content, (unsigned)added[i].token);
+        *count = (uint32_t)i + 1;
+    }
+    return AQ_OK;
+}
+
+/* ---- the model ---- */
+
+static enum aq_status check_model(const char *path, json_t *model)
+{
+    static const char *const empty[] = {"continuing_subword_prefix", "end_of_word_suffix"};
+    const char *type = json_string_value(json_object_get(model, "type"));
+    const json_t *dropout = json_object_get(model, "dropout");
+    if (!json_is_object(model)) return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s: has no model", path);
+    if (type ? strcmp(type, "BPE") != 0 : !json_object_get(model, "merges"))
+        return aq_fail(AQ_INVAL, AQ_BPE_AREA, "%s: model.type is %.40s, which is not supported: BPE is", path,
+                       type ? type : "not said");
+    if (json_is_number(dropout) && json_number_value(dropout) != 0)
+        return aq_fail(AQ_INVAL, AQ_BPE_AREA, "%s: model.dropout is not supported", path);
+    for (size_t i = 0; i < sizeof empty / sizeof empty[0]; i++)
+        if (json_string_length(json_object_get(model, empty[i])) > 0)
+            return aq_fail(AQ_INVAL, AQ_BPE_AREA, "%s: model.%s is not supported", path, empty[i]);
+    return AQ_OK;
+}
+
+static enum aq_status read_merges(const char *path, json_t *list, struct aq_bpe_vocabulary *v)
+{
+    char place[PATH_BYTES_MAX + 32];
+    size_t i;
+    json_t *one;
+    snprintf(place, sizeof place, "%s: model.merges", path);
+    if (!json_is_array(list)) return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s is no list", place);
+    AQ_TRY(aq_bpe_merges_open(v, json_array_size(list)));
+    json_array_foreach(list, i, one)
+    {
+        json_t *left = json_array_get(one, 0), *right = json_array_get(one, 1);
+        const char *text = json_string_value(one), *space = text ? strchr(text, ' ') : NULL;
+        if (json_array_size(one) == 2 && json_is_string(left) && json_is_string(right)) {
+            AQ_TRY(aq_bpe_merges_add(place, json_string_value(left), json_string_length(left), json_string_value(right),
+                                     json_string_length(right), i + 1, v));
+        } else if (space) {
+            AQ_TRY(aq_bpe_merges_add(place, text, (size_t)(space - text), space + 1, strlen(space + 1), i + 1, v));
+        } else
+            return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s:%zu: is not two tokens with a space between", place, i + 1);
+    }
+    return AQ_OK;
+}
+
+/* Of characters: what becomes of those that are no tokens. */
+static enum aq_status read_unknown(const char *path, json_t *model, struct aq_bpe_vocabulary *v)
+{
+    const json_t *unknown = json_object_get(model, "unk_token");
+    char name[8];
+    v->fallback = json_is_true(json_object_get(model, "byte_fallback"));
+    v->fuse_unknown = json_is_true(json_object_get(model, "fuse_unk"));
+    for (unsigned i = 0; i < 256; i++) {
+        snprintf(name, sizeof name, "<0x%02X>", i);
+        v->byte_token[i] = aq_bpe_vocabulary_find(v, name, 6);
+    }
+    if (!json_is_string(unknown)) return AQ_OK;
+    v->unknown = aq_bpe_vocabulary_find(v, json_string_value(unknown), json_string_length(unknown));
+    if (v->unknown == AQ_BPE_NONE)
+        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s: model.unk_token \"%.64s\" is not in model.vocab", path,
+                       json_string_value(unknown));
+    return AQ_OK;
+}
+
+static enum aq_status read_model(const char *path, json_t *model, bool bytes, const struct aq_bpe_added *added,
+                                 uint32_t added_count, struct aq_bpe *bpe)
+{
+    char place[PATH_BYTES_MAX + 32];
+    snprintf(place, sizeof place, "%s: model.vocab", path);
+    AQ_TRY(check_model(path, model));
+    AQ_TRY(
+        aq_bpe_vocabulary_open(place, json_object_get(model, "vocab"), !bytes, added, added_count, &bpe->vocabulary));
+    AQ_TRY(bytes ? aq_bpe_vocabulary_bytes(place, &bpe->vocabulary) : read_unknown(path, model, &bpe->vocabulary));
+    AQ_TRY(read_merges(path, json_object_get(model, "merges"), &bpe->vocabulary));
+    bpe->whole_words = json_is_true(json_object_get(model, "ignore_merges"));
+    return AQ_OK;
+}
+
+/* ---- the end of a text ---- */
+
+static int32_t token_named(const char *name, const struct aq_bpe *bpe, const struct aq_bpe_added *added, uint32_t count)
+{
+    for (uint32_t i = 0; name && i < count; i++)
+        if (strcmp(added[i].content, name) == 0) return (int32_t)added[i].token;
+    const uint32_t token = name ? aq_bpe_vocabulary_find(&bpe->vocabulary, name, strlen(name)) : AQ_BPE_NONE;
+    return token == AQ_BPE_NONE ? -1 : (int32_t)token;
+}
+
+static enum aq_status find_end_of_text(const char *folder, const struct aq_bpe *bpe, const struct aq_bpe_added *added,
+                                       uint32_t count, int32_t *token)
+{
+    static const char *const names[] = {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]"};
+    char path[PATH_BYTES_MAX];
+    json_t *settings = NULL;
+    int length = snprintf(path, sizeof path, "%s/tokenizer_config.json", folder);
+    if (length < (int)sizeof path && access(path, F_OK) == 0) AQ_TRY(huggingface_load(path, &settings));
+    const json_t *eos = json_object_get(settings, "eos_token");
+    *token =
+        token_named(json_string_value(json_is_object(eos) ? json_object_get(eos, "content") : eos), bpe, added, count);
+    json_decref(settings);
+    for (size_t i = 0; *token < 0 && i < sizeof names / sizeof names[0]; i++)
+        *token = token_named(names[i], bpe, added, count);
+    return AQ_OK;
+}
+
+/* ---- all of it ---- */
+
+enum aq_status huggingface_load(const char *path, json_t **out)
+{
+    uint8_t *text;
+    size_t bytes;
+    json_error_t error;
+    AQ_TRY(aq_file_read(AQ_BPE_AREA, path, AQ_BPE_FILE_BYTES_MAX, &text, &bytes));
+    json_t *root = json_loadb((const char *)text, bytes, JSON_REJECT_DUPLICATES, &error);
+    if (!root && json_error_code(&error) == json_error_numeric_overflow) /* model_max_length: 10^30 says none */
+        root = json_loadb((const char *)text, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL, &error);
+    aq_free(text);
+    if (!root) return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s:%d:%d: %s", path, error.line, error.column, error.text);
+    if (!json_is_object(root)) {
+        json_decref(root);
+        return aq_fail(AQ_CORRUPT, AQ_BPE_AREA, "%s: is no JSON object", path);
+    }
+    *out = root;
+    return AQ_OK;
+}
+
+static enum aq_status read_all(const char *folder, const char *path, json_t *root, struct aq_bpe_added **added,
+                               struct aq_tokenizer *tokenizer)
+{
+    struct aq_bpe *bpe = tokenizer->state;
+    uint32_t count = 0;
+    bool bytes = false;
+    AQ_TRY(read_added(path, root, added, &count));
+    AQ_TRY(huggingface_steps(path, root, bpe, &bytes));
+    AQ_TRY(read_model(path, json_object_get(root, "model"), bytes, *added, count, bpe));
+    if (!bytes) AQ_TRY(huggingface_decoder(path, json_object_get(root, "decoder"), &bpe->vocabulary));
+    AQ_TRY(aq_bpe_finder_open(bpe, *added, count, false, &bpe->raw));
+    AQ_TRY(aq_bpe_finder_open(bpe, *added, count, true, &bpe->normalized));
+    tokenizer->vocabulary = bpe->vocabulary.count;
+    AQ_TRY(huggingface_frame(path, json_object_get(root, "post_processor"), tokenizer->vocabulary, &tokenizer->frame));
+    return find_end_of_text(folder, bpe, *added, count, &tokenizer->end_of_text);
+}
+
+static void huggingface_close(struct aq_tokenizer *tokenizer)
+{
+    aq_bpe_close(tokenizer->state);
+    aq_free(tokenizer->state);
+}
+
+static enum aq_status huggingface_open(struct aq_tokenizer *tokenizer, const char *folder)
+{
+    char path[PATH_BYTES_MAX];
+    struct aq_bpe_added *added = NULL;
+    json_t *root = NULL;
+    if (!folder) return aq_fail(AQ_INVAL, AQ_BPE_AREA, "this tokenizer needs the folder of its tokenizer.json");
+    const int length = snprintf(path, sizeof path, "%s/tokenizer.json", folder);
+    if (length < 0 || length >= (int)sizeof path)
+        return aq_fail(AQ_INVAL, AQ_BPE_AREA, "the folder's name \"%.64s...\" is too long", folder);
+    AQ_TRY(huggingface_load(path, &root));
+    enum aq_status status = aq_alloc(sizeof(struct aq_bpe), &tokenizer->state);
+    if (status == AQ_OK) {
+        status = read_all(folder, path, root, &added, tokenizer);
+        if (status != AQ_OK) huggingface_close(tokenizer);
+    }
+    aq_free(added);
+    json_decref(root);
+    return status;
+}
+
+static enum aq_status published(const char *folder, uint32_t index, char *from, size_t bytes, const char **name)
+{
+    static const char *const names[] = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"};
+    uint32_t there = 0;
+    *name = NULL;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        const int length = snprintf(from, bytes, "%s/%s", folder, names[i]);
+        if (length < 0 || (size_t)length >= bytes)
+            return aq_fail(AQ_INVAL, AQ_BPE_AREA, "the folder's name \"%.64s...\" is too long", folder);
+        if (access(from, F_OK) != 0 || there++ != index) continue;
+        *name = names[i];
+        break;
+    }
+    return AQ_OK;
+}
+
+const struct aq_tokenizer_kind aq_tokenizer_huggingface = {
+    .about = {.name = "huggingface", .files = "tokenizer.json", .marks = "tokenizer.json"},
+    .open = huggingface_open,
+    .close = huggingface_close,
+    .encode = aq_bpe_encode,
+    .token = aq_bpe_token,
+    .published = published,
+};

@@ -1,0 +1,349 @@
+/* adapter_folder.c -- reads PEFT's folder, and finds its tensors in a model. See the header. */
+#include "stages/adapter_folder.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "dataset_file.h"
+#include "stage_model.h"
+#include "stages/publish.h"
+
+#define AREA "adapter"
+
+enum { PATH_BYTES = 4096, CONFIG_BYTES_MAX = 4 << 20, FILE_NAME_BYTES = AQ_TENSOR_NAME_MAX + 48, LABELS_ANY = 2 };
+
+static const char WEIGHT[] = ".weight", FRONT[] = "base_model.model.";
+
+struct aq_adapter_folder {
+    char config_path[PATH_BYTES], weights_path[PATH_BYTES];
+    json_t *config;
+    struct config_json json; /* the same, to be asked */
+    struct aq_weights *weights;
+    struct aq_lora_config lora;
+};
+
+/* null, false, or empty: not asked for. */
+static bool is_off(const json_t *value)
+{
+    return !value || json_is_null(value) || json_is_false(value) || (json_is_array(value) && !json_array_size(value)) ||
+           (json_is_object(value) && !json_object_size(value));
+}
+
+static bool one_of(const json_t *value, const char *const *words)
+{
+    for (uint32_t i = 0; words[i]; i++)
+        if (json_is_string(value) && strcmp(json_string_value(value), words[i]) == 0) return true;
+    return false;
+}
+
+/* What is not computed here. */
+static enum aq_status check_kind(const struct aq_adapter_folder *folder)
+{
+    static const char *const kinds[] = {"LORA", NULL}, *const none[] = {"none", NULL};
+    static const char *const begins[] = {"gaussian", "orthogonal", "eva", NULL};
+    static const char *const off[] = {"use_dora",          "use_qalora",
+                                      "lora_bias",         "rank_pattern",
+                                      "alpha_pattern",     "megatron_config",
+                                      "layer_replication", "target_parameters",
+                                      "arrow_config",      "trainable_token_indices",
+                                      "alora_invocation_tokens"};
+    const struct config_json *json = &folder->json;
+    const json_t *config = folder->config, *bias = json_object_get(config, "bias");
+    const json_t *begin = json_object_get(config, "init_lora_weights");
+    if (!one_of(json_object_get(config, "peft_type"), kinds))
+        return config_json_refuse(json, "peft_type", "expected LORA");
+    if (bias && !one_of(bias, none))
+        return config_json_refuse(json, "bias", "expected none: adapters have no biases here");
+    for (size_t i = 0; i < sizeof off / sizeof *off; i++)
+        if (!is_off(json_object_get(config, off[i])))
+            return config_json_refuse(json, off[i], "expected none: it is not computed here");
+    if (begin && !json_is_boolean(begin) && !json_is_null(begin) && !one_of(begin, begins))
+        return config_json_refuse(json, "init_lora_weights", "expected true: this one changes the model itself");
+    return AQ_OK;
+}
+
+static enum aq_status read_numbers(struct aq_adapter_folder *folder)
+{
+    const struct config_json *json = &folder->json;
+    const json_t *rank = json_object_get(folder->config, "r"), *alpha = json_object_get(folder->config, "lora_alpha");
+    const json_t *dropout = json_object_get(folder->config, "lora_dropout");
+    const json_t *rslora = json_object_get(folder->config, "use_rslora");
+    const json_int_t r = json_integer_value(rank);
+    if (r < 1 || r > AQ_LORA_RANK_MAX) return config_json_refuse(json, "r", "expected 1 to %d", AQ_LORA_RANK_MAX);
+    folder->lora.rank = (uint32_t)r;
+    folder->lora.alpha = (float)json_number_value(alpha);
+    if (!(folder->lora.alpha > 0 && folder->lora.alpha <= 1e6f))
+        return config_json_refuse(json, "lora_alpha", "expected a number above 0");
+    folder->lora.dropout = (float)json_number_value(dropout);
+    if (!(folder->lora.dropout >= 0 && folder->lora.dropout <= 0.9f))
+        return config_json_refuse(json, "lora_dropout", "expected 0 to 0.9");
+    if (rslora && !json_is_boolean(rslora) && !json_is_null(rslora))
+        return config_json_refuse(json, "use_rslora", "expected true or false");
+    folder->lora.rslora = json_is_true(rslora);
+    return AQ_OK;
+}
+
+static enum aq_status read_config(struct aq_adapter_folder *folder)
+{
+    uint8_t *bytes;
+    size_t count;
+    json_error_t error;
+    AQ_TRY(aq_file_read(AREA, folder->config_path, CONFIG_BYTES_MAX, &bytes, &count));
+    folder->config = json_loadb((const char *)bytes, count, JSON_REJECT_DUPLICATES, &error);
+    aq_free(bytes);
+    if (!folder->config)
+        return aq_fail(AQ_CORRUPT, AREA, "%s:%d:%d: %s", folder->config_path, error.line, error.column, error.text);
+    if (!json_is_object(folder->config))
+        return aq_fail(AQ_CORRUPT, AREA, "%s: is no JSON object", folder->config_path);
+    folder->json = (struct config_json){folder->config_path, "", folder->config};
+    AQ_TRY(check_kind(folder));
+    return read_numbers(folder);
+}
+
+enum aq_status aq_adapter_folder_open(const char *path, struct aq_adapter_folder **out)
+{
+    void *memory;
+    enum aq_status status;
+    AQ_TRY(aq_alloc(sizeof(struct aq_adapter_folder), &memory));
+    struct aq_adapter_folder *folder = memory;
+    snprintf(folder->config_path, PATH_BYTES, "%s/adapter_config.json", path);
+    const int length = snprintf(folder->weights_path, PATH_BYTES, "%s/adapter_model.safetensors", path);
+    if (length < 0 || length >= PATH_BYTES)
+        AQ_TRY_GOTO(aq_fail(AQ_INVAL, AREA, "the path %.80s... is too long", path), out);
+    AQ_TRY_GOTO(read_config(folder), out);
+    AQ_TRY_GOTO(aq_weights_open(folder->weights_path, &folder->weights), out);
+    *out = folder;
+    return AQ_OK;
+out:
+    aq_adapter_folder_close(folder);
+    return status;
+}
+
+void aq_adapter_folder_close(struct aq_adapter_folder *folder)
+{
+    if (!folder) return;
+    aq_weights_close(folder->weights);
+    json_decref(folder->config);
+    aq_free(folder);
+}
+
+const struct aq_lora_config *aq_adapter_folder_lora(const struct aq_adapter_folder *folder)
+{
+    return &folder->lora;
+}
+
+const struct aq_weights *aq_adapter_folder_weights(const struct aq_adapter_folder *folder)
+{
+    return folder->weights;
+}
+
+/* ---- names ---- */
+
+static enum aq_status find_exactly(const struct aq_adapter_folder *folder, const char *name, uint32_t *index)
+{
+    for (uint32_t i = 0; i < aq_weights_count(folder->weights); i++) {
+        struct aq_weights_info info;
+        aq_weights_info(folder->weights, i, &info);
+        if (strcmp(info.name, name) != 0) continue;
+        *index = i;
+        return AQ_OK;
+    }
+    return AQ_NOTFOUND;
+}
+
+enum aq_status aq_adapter_folder_find(const struct aq_adapter_folder *folder, const struct aq_model_config *model,
+                                      const char *name, uint32_t *index)
+{
+    char which = 0, of[AQ_TENSOR_NAME_MAX], published[AQ_TENSOR_NAME_MAX], file[FILE_NAME_BYTES], end[24] = "";
+    const char *base = stage_model_find(model->kind)->base;
+    const bool half = aq_tensor_adapts(name, &which, of);
+    aq_publish_name(model, half ? of : name, published, sizeof published);
+    size_t bytes = strlen(published);
+    if (half) {
+        bytes -= sizeof WEIGHT - 1;
+        snprintf(end, sizeof end, ".lora_%c.weight", which);
+    }
+    snprintf(file, sizeof file, "%s%.*s%s", FRONT, (int)bytes, published, end);
+    if (find_exactly(folder, file, index) == AQ_OK) return AQ_OK;
+    const size_t front = base ? strlen(base) : 0; /* of a model that was adapted without its head */
+    if (front == 0 || bytes <= front || strncmp(published, base, front) != 0) return AQ_NOTFOUND;
+    snprintf(file, sizeof file, "%s%.*s%s", FRONT, (int)(bytes - front), published + front, end);
+    return find_exactly(folder, file, index);
+}
+
+/* ---- is it this model's? ---- */
+
+struct match {
+    const struct aq_adapter_folder *folder;
+    const struct aq_model_config *model;
+    struct layer_tensor *tensors;
+    uint32_t count;
+    bool labels_known;
+    bool *used;  /* of the file's  */
+    bool *there; /* of the model's */
+};
+
+static const char *base_of(const struct aq_adapter_folder *folder)
+{
+    const char *base = json_string_value(json_object_get(folder->config, "base_model_name_or_path"));
+    return base ? base : "a model that it does not name";
+}
+
+/* As a target of a list names modules: the whole name, or its end behind a dot. */
+static bool is_listed(const struct match *match, const char *tensor)
+{
+    const json_t *list = json_object_get(match->folder->config, "target_modules"), *entry;
+    char module[AQ_TENSOR_NAME_MAX];
+    size_t i;
+    aq_publish_name(match->model, tensor, module, sizeof module);
+    const size_t bytes = strlen(module) - (sizeof WEIGHT - 1);
+    module[bytes] = 0;
+    if (!is_off(json_object_get(match->folder->config, "layers_to_transform")) ||
+        !is_off(json_object_get(match->folder->config, "exclude_modules")))
+        return false;
+    json_array_foreach(list, i, entry)
+    {
+        const char *text = json_string_value(entry);
+        const size_t end = text ? strlen(text) : bytes + 1;
+        if (end > bytes || strcmp(module + bytes - end, text) != 0) continue;
+        if (end == bytes || module[bytes - end - 1] == '.') return true;
+    }
+    return false;
+}
+
+static enum aq_status shape_check(const struct match *match, const struct aq_tensor_info *want, uint32_t index)
+{
+    struct aq_weights_info have;
+    aq_weights_info(match->folder->weights, index, &have);
+    bool same = have.dimensions == want->dimensions;
+    for (uint32_t d = 0; same && d < want->dimensions; d++)
+        same = have.shape[d] == want->shape[want->turned ? want->dimensions - 1 - d : d];
+    if (same || (want->fresh && !match->labels_known)) return AQ_OK;
+    return aq_fail(AQ_MISMATCH, AREA,
+                   "%s: %s is (%llu, %llu), this model with r %u wants (%llu, %llu): the adapter was made for %s",
+                   match->folder->weights_path, have.name, (unsigned long long)have.shape[0],
+                   (unsigned long long)(have.dimensions > 1 ? have.shape[1] : 1), match->folder->lora.rank,
+                   (unsigned long long)want->shape[0], (unsigned long long)(want->dimensions > 1 ? want->shape[1] : 1),
+                   base_of(match->folder));
+}
+
+/* One tensor of the model; the half before it is there (or not). */
+static enum aq_status tensor_match(const struct match *match, uint32_t t, bool before)
+{
+    const struct aq_tensor_info *info = &match->tensors[t].info;
+    char which = 0, of[AQ_TENSOR_NAME_MAX] = "";
+    uint32_t index;
+    if (!info->adapter && !info->fresh) return AQ_OK;
+    (void)aq_tensor_adapts(info->name, &which, of);
+    if (aq_adapter_folder_find(match->folder, match->model, info->name, &index) == AQ_OK) {
+        match->used[index] = match->there[t] = true;
+        AQ_TRY(shape_check(match, info, index));
+    }
+    if (!info->adapter) return AQ_OK;
+    if (which == 'B' ? before != match->there[t] : !match->there[t] && is_listed(match, of))
+        return aq_fail(AQ_MISMATCH, AREA, "%s: no tensor %s of the adapter of %s", match->folder->weights_path,
+                       which == 'B' && !before ? "lora_A" : which == 'B' ? "lora_B" : "lora_A", of);
+    return AQ_OK;
+}
+
+static enum aq_status all_match(const struct match *match)
+{
+    bool any = false;
+    for (uint32_t t = 0; t < match->count; t++) {
+        AQ_TRY(tensor_match(match, t, t > 0 && match->there[t - 1]));
+        any = any || (match->there[t] && match->tensors[t].info.adapter);
+    }
+    for (uint32_t i = 0; i < aq_weights_count(match->folder->weights); i++) {
+        struct aq_weights_info info;
+        aq_weights_info(match->folder->weights, i, &info);
+        if (match->used[i]) continue;
+        return aq_fail(AQ_MISMATCH, AREA,
+                       "%s: %s is of nothing in this model that may be adapted: the adapter was made for %s",
+                       match->folder->weights_path, info.name, base_of(match->folder));
+    }
+    if (any) return AQ_OK;
+    return aq_fail(AQ_MISMATCH, AREA, "%s: has no adapters", match->folder->weights_path);
+}
+
+/* "h.*.attn.c_attn.weight": what a layer's tensor is called in all layers. */
+static void without_numbers(const char *name, char *out)
+{
+    bool begins = true;
+    while (*name) {
+        const size_t digits = begins ? strspn(name, "0123456789") : 0;
+        if (digits > 0 && (name[digits] == '.' || name[digits] == 0)) {
+            *out++ = '*';
+            name += digits;
+        }
+        begins = *name == '.';
+        if (*name) *out++ = *name++;
+    }
+    *out = 0;
+}
+
+/* Of the adapters' first halves whose names are alike: how many there are, and how many the file has. */
+static uint32_t alike(const struct match *match, const char *pattern, uint32_t *there, uint32_t *first)
+{
+    char which, of[AQ_TENSOR_NAME_MAX], other[AQ_TENSOR_NAME_MAX];
+    uint32_t all = 0;
+    *there = 0;
+    for (uint32_t t = match->count; t-- > 0;) {
+        if (!aq_tensor_adapts(match->tensors[t].info.name, &which, of) || which != 'A') continue;
+        without_numbers(of, other);
+        if (strcmp(other, pattern) != 0) continue;
+        all++;
+        *there += match->there[t];
+        *first = t;
+    }
+    return all;
+}
+
+static enum aq_status targets_write(const struct match *match, char *targets, size_t bytes)
+{
+    uint32_t patterns = 0, missing = 0;
+    size_t used = 0;
+    *targets = 0;
+    for (uint32_t t = 0; t < match->count; t++) {
+        char which, of[AQ_TENSOR_NAME_MAX], pattern[AQ_TENSOR_NAME_MAX];
+        uint32_t there, first = 0;
+        if (!aq_tensor_adapts(match->tensors[t].info.name, &which, of) || which != 'A') continue;
+        missing += !match->there[t];
+        if (!match->there[t]) continue;
+        without_numbers(of, pattern);
+        const bool all = alike(match, pattern, &there, &first) == there;
+        if (all && first != t) continue; /* said with the first */
+        const int more = snprintf(targets + used, bytes - used, "%s%s", used ? ", " : "", all ? pattern : of);
+        if (more < 0 || (size_t)more >= bytes - used || ++patterns > AQ_FREEZE_PATTERNS_MAX)
+            return aq_fail(AQ_NOSPC, AREA, "%s: adapts single layers in more than %d ways", match->folder->weights_path,
+                           AQ_FREEZE_PATTERNS_MAX);
+        used += (size_t)more;
+    }
+    if (missing == 0) *targets = 0;
+    return AQ_OK;
+}
+
+enum aq_status aq_adapter_folder_match(const struct aq_adapter_folder *folder, const struct aq_model_config *model,
+                                       bool labels_known, char *targets, size_t bytes)
+{
+    struct match match = {.folder = folder, .model = model, .labels_known = labels_known};
+    struct aq_stage_config whole = {.model = *model,
+                                    .layer_end = aq_model_layers(model),
+                                    .B = 1,
+                                    .T = model->context,
+                                    .slots = 1,
+                                    .lora = {.rank = folder->lora.rank, .alpha = 1}};
+    void *memory = NULL;
+    enum aq_status status;
+    if (!labels_known) whole.model.labels = LABELS_ANY;
+    AQ_TRY(stage_tensors(&whole, &match.tensors, &match.count, NULL));
+    AQ_TRY_GOTO(aq_alloc(match.count + aq_weights_count(folder->weights) + 1, &memory), out);
+    match.there = memory;
+    match.used = match.there + match.count;
+    AQ_TRY_GOTO(all_match(&match), out);
+    status = targets_write(&match, targets, bytes);
+out:
+    aq_free(memory);
+    aq_free(match.tensors);
+    return status;
+}

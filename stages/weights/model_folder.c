@@ -1,0 +1,205 @@
+/*
+ * model_folder.c -- opens a published folder: finds the model that reads its config.json. See the header.
+ */
+#include "stages/model_folder.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "dataset_file.h"
+#include "stage_model.h"
+
+#define AREA "folder"
+
+enum { CONFIG_BYTES_MAX = 4 << 20, PATH_BYTES = 4096, KNOWN_BYTES = 1024, NAME_SHOWN = 64 };
+
+struct aq_model_folder {
+    char file[PATH_BYTES]; /* config.json, as errors name it */
+    json_t *config;
+    struct aq_model_config model;
+    const char *type, *architecture; /* of the row that reads it */
+};
+
+bool aq_model_folder_is(const char *path)
+{
+    struct stat about;
+    return stat(path, &about) == 0 && S_ISDIR(about.st_mode);
+}
+
+void aq_model_folder_known(char *text, size_t bytes)
+{
+    const struct stage_model *model;
+    size_t used = 0;
+    text[0] = 0;
+    for (uint32_t m = 0; (model = stage_model_at(m)) != NULL; m++) {
+        const char *type = "";
+        for (const struct stage_published *row = model->published; row && row->type && used + 1 < bytes; row++) {
+            const bool again = strcmp(row->type, type) == 0, last = !row[1].type || strcmp(row[1].type, row->type) != 0;
+            const int count = again ? snprintf(text + used, bytes - used, ", %s%s", row->architecture, last ? ")" : "")
+                                    : snprintf(text + used, bytes - used, "%s%s (%s%s", used ? ", " : "", row->type,
+                                               row->architecture, last ? ")" : "");
+            used += count > 0 ? (size_t)count : 0;
+            type = row->type;
+        }
+    }
+}
+
+/* The row that reads this type and architecture (NULL: any, the type's first), and whose it is. */
+static const struct stage_model *find_model(const char *type, const char *architecture,
+                                            const struct stage_published **out)
+{
+    const struct stage_model *model;
+    for (uint32_t m = 0; (model = stage_model_at(m)) != NULL; m++)
+        for (const struct stage_published *row = model->published; row && row->type; row++) {
+            if (strcmp(row->type, type) != 0) continue;
+            if (architecture && strcmp(row->architecture, architecture) != 0) continue;
+            *out = row;
+            return model;
+        }
+    return NULL;
+}
+
+static enum aq_status unknown(const struct aq_model_folder *folder, const char *type, const char *architecture)
+{
+    char known[KNOWN_BYTES], name[4 * NAME_SHOWN], of[4 * NAME_SHOWN];
+    aq_printable_text(architecture ? architecture : type, name, NAME_SHOWN);
+    aq_printable_text(type, of, NAME_SHOWN);
+    aq_model_folder_known(known, sizeof known);
+    return aq_fail(AQ_MISMATCH, AREA, "%s: %s (%s) is not among the models that can be trained: %s", folder->file, name,
+                   of, known);
+}
+
+static enum aq_status read_model(struct aq_model_folder *folder)
+{
+    const struct config_json config = {.file = folder->file, .within = "", .object = folder->config};
+    const struct stage_published *row;
+    const json_t *architectures = json_object_get(folder->config, "architectures");
+    const char *type, *architecture = json_string_value(json_array_get(architectures, 0));
+    AQ_TRY(config_json_text_or(&config, "model_type", NULL, &type));
+    if (!type) return config_json_refuse(&config, "model_type", "the model's type, as \"gpt2\"");
+    if (json_array_size(architectures) > 0 && !architecture)
+        return config_json_refuse(&config, "architectures", "a list of names");
+    const struct stage_model *model = find_model(type, architecture, &row);
+    if (!model) return unknown(folder, type, architecture);
+    if (config_json_has(&config, "quantization_config"))
+        return config_json_refuse(&config, "quantization_config",
+                                  "no such key: take the weights as they were before they were quantized");
+    folder->type = row->type;
+    folder->architecture = row->architecture;
+    aq_model_config_default(&folder->model, model->kind);
+    AQ_TRY(model->read_config(&config, &folder->model));
+    if (aq_model_config_check(&folder->model) == AQ_OK) return AQ_OK;
+    return aq_fail(AQ_MISMATCH, AREA, "%s: there can be no such model (the line before says why)", folder->file);
+}
+
+/* The object that a file holds, into *out: the caller's, also where it is refused. */
+static enum aq_status read_object(const char *file, json_t **out)
+{
+    uint8_t *bytes = NULL;
+    size_t count;
+    json_error_t error;
+    AQ_TRY(aq_file_read(AREA, file, CONFIG_BYTES_MAX, &bytes, &count));
+    *out = json_loadb((const char *)bytes, count, JSON_REJECT_DUPLICATES, &error);
+    aq_free(bytes);
+    if (!*out) return aq_fail(AQ_CORRUPT, AREA, "%s:%d:%d: %s", file, error.line, error.column, error.text);
+    return json_is_object(*out) ? AQ_OK : aq_fail(AQ_CORRUPT, AREA, "%s: is no JSON object", file);
+}
+
+static enum aq_status read_config_file(struct aq_model_folder *folder)
+{
+    AQ_TRY(read_object(folder->file, &folder->config));
+    return read_model(folder);
+}
+
+enum aq_status aq_model_folder_open(const char *path, struct aq_model_folder **out)
+{
+    void *memory;
+    AQ_TRY(aq_alloc(sizeof(struct aq_model_folder), &memory));
+    struct aq_model_folder *folder = memory;
+    enum aq_status status = AQ_OK;
+    const size_t length = strlen(path), end = length > 1 && path[length - 1] == '/' ? length - 1 : length;
+    const int bytes = snprintf(folder->file, sizeof folder->file, "%.*s/config.json", (int)end, path);
+    if (!aq_model_folder_is(path))
+        status = aq_fail(AQ_NOTFOUND, AREA, "%.512s: there is no such folder", path);
+    else if (bytes < 0 || (size_t)bytes >= sizeof folder->file)
+        status = aq_fail(AQ_INVAL, AREA, "the path %.80s... is too long", path);
+    if (status == AQ_OK) status = read_config_file(folder);
+    if (status == AQ_OK)
+        *out = folder;
+    else
+        aq_model_folder_close(folder);
+    return status;
+}
+
+void aq_model_folder_close(struct aq_model_folder *folder)
+{
+    if (!folder) return;
+    json_decref(folder->config);
+    aq_free(folder);
+}
+
+const struct aq_model_config *aq_model_folder_model(const struct aq_model_folder *folder)
+{
+    return &folder->model;
+}
+
+const char *aq_model_folder_type(const struct aq_model_folder *folder)
+{
+    return folder->type;
+}
+
+const char *aq_model_folder_architecture(const struct aq_model_folder *folder)
+{
+    return folder->architecture;
+}
+
+bool aq_model_folder_classifies(const struct aq_model_folder *folder)
+{
+    return folder->model.labels > 0 || strstr(folder->architecture, "ForSequenceClassification") != NULL;
+}
+
+/* The token, or the list of them, of one key: *count tokens that the model has, at most `room`. */
+static enum aq_status read_tokens(const struct config_json *config, uint32_t vocabulary, const char *key, uint32_t room,
+                                  int32_t *tokens, uint32_t *count)
+{
+    const json_t *value = json_object_get(config->object, key);
+    const bool list = json_is_array(value);
+    const size_t all = list ? json_array_size(value) : 1;
+    *count = 0;
+    for (size_t i = 0; i < all; i++) {
+        const json_t *token = list ? json_array_get(value, i) : value;
+        if (!json_is_integer(token)) return config_json_refuse(config, key, "a token's number, or a list of them");
+        const json_int_t number = json_integer_value(token);
+        if (number < 0 || number >= (json_int_t)vocabulary) continue;
+        if (*count == room) return config_json_refuse(config, key, "at most %u tokens", room);
+        tokens[(*count)++] = (int32_t)number;
+    }
+    return AQ_OK;
+}
+
+enum aq_status aq_model_folder_marks(const struct aq_model_folder *folder, struct aq_model_marks *out)
+{
+    static const char begins[] = "bos_token_id", ends[] = "eos_token_id", name[] = "generation_config.json";
+    const size_t before = strlen(folder->file) - strlen("config.json");
+    const struct config_json config = {.file = folder->file, .within = "", .object = folder->config};
+    const uint32_t vocabulary = folder->model.vocabulary;
+    struct aq_model_marks marks = {.begin = -1};
+    char file[PATH_BYTES + sizeof name];
+    json_t *object = NULL;
+    uint32_t count = 0;
+    enum aq_status status = AQ_OK;
+    snprintf(file, sizeof file, "%.*s%s", (int)before, folder->file, name);
+    if (access(file, F_OK) == 0) AQ_TRY_GOTO(read_object(file, &object), out);
+    const struct config_json generation = {.file = file, .within = "", .object = object};
+    const struct config_json *of = config_json_has(&generation, begins) ? &generation : &config;
+    if (config_json_has(of, begins)) AQ_TRY_GOTO(read_tokens(of, vocabulary, begins, 1, &marks.begin, &count), out);
+    of = config_json_has(&generation, ends) ? &generation : &config;
+    if (config_json_has(of, ends))
+        AQ_TRY_GOTO(read_tokens(of, vocabulary, ends, AQ_MODEL_ENDS_MAX, marks.ends, &marks.end_count), out);
+    *out = marks;
+out:
+    json_decref(object);
+    return status;
+}

@@ -1,0 +1,264 @@
+/*
+ * weights_set.c -- the weights of a published folder: one file, or several with an index that says which tensor is in
+ * which.
+ *
+ *     model.safetensors                   all of it, or
+ *     model.safetensors.index.json        {"metadata": {"total_size": bytes}, "weight_map": {"name": "shard", ...}}
+ *
+ * An index is believed where its shards agree: a name that it places in a shard is there, nowhere else, and what the
+ * shards have together is as long as it says. Shards are names in the folder, never paths. A stage that wants some
+ * tensors alone opens their shards alone; what is checked over all shards is checked by whoever opens them all.
+ */
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "dataset_file.h"
+#include "weights_file.h"
+
+#define AREA    "weights"
+#define SINGLE  "model.safetensors"
+#define INDEX   SINGLE ".index.json"
+#define PICKLE  "pytorch_model.bin"
+#define PICKLES PICKLE ".index.json"
+
+enum { PATH_BYTES = 4096, INDEX_BYTES_MAX = 64 << 20, SHARDS_MAX = 4096, SHARD_NAME_MAX = 200 };
+
+/* A quote would end the text that the path stands in: such a path is not put into the line. */
+enum aq_status aq_weights_pickle(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    const bool plain = !strpbrk(path, "'\"\\$`"), several = strcmp(slash ? slash + 1 : path, PICKLES) == 0;
+    const char *folder = !plain ? "FOLDER" : slash ? path : ".", *file = plain ? path : "FILE";
+    const int bytes = plain && slash ? (int)(slash - path) : (int)strlen(folder);
+    if (several)
+        return aq_fail(AQ_CORRUPT, AREA,
+                       "%s: pickles are programs, and are not read; make safetensors of them: python3 -c \"from "
+                       "transformers import AutoModelForCausalLM as M; M.from_pretrained('%.*s').save_pretrained("
+                       "'%.*s-safetensors')\"",
+                       path, bytes, folder, bytes, folder);
+    return aq_fail(
+        AQ_CORRUPT, AREA,
+        "%s: a pickle is a program, and is not read; make safetensors of it: python3 -c \"import torch; from "
+        "safetensors.torch import save_file as s; w = torch.load('%s', map_location='cpu', "
+        "weights_only=True); s({k: v.clone().contiguous() for k, v in w.items()}, '%.*s/" SINGLE
+        "', {'format': 'pt'})\"",
+        path, file, bytes, folder);
+}
+
+/* ---- files ---- */
+
+static enum aq_status path_of(const char *folder, const char *name, char path[PATH_BYTES])
+{
+    const int bytes = snprintf(path, PATH_BYTES, "%s/%s", folder, name);
+    if (bytes > 0 && bytes < PATH_BYTES) return AQ_OK;
+    return aq_fail(AQ_INVAL, AREA, "the path %.80s/%.80s is too long", folder, name);
+}
+
+static bool there(const char *folder, const char *name)
+{
+    char path[PATH_BYTES];
+    const int bytes = snprintf(path, sizeof path, "%s/%s", folder, name);
+    return bytes > 0 && bytes < PATH_BYTES && access(path, F_OK) == 0;
+}
+
+/* Open folder/name as the set's next file; its links are followed: the folder is the user's. */
+static enum aq_status open_next(const char *folder, const char *name, struct aq_weights *weights)
+{
+    char path[PATH_BYTES];
+    AQ_TRY(path_of(folder, name, path));
+    const int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (file < 0 && errno == ENOENT)
+        return aq_fail(AQ_NOTFOUND, AREA, "%s: there is no such file, which " INDEX " names", path);
+    if (file < 0) return aq_fail_errno(AREA, "%s: cannot be opened", path);
+    return aq_weights_file_open(file, path, &weights->files[weights->file_count++]);
+}
+
+/* ---- the index ---- */
+
+struct index {
+    char path[PATH_BYTES];
+    json_t *json, *map; /* map: borrowed from json */
+};
+
+/* A name in the folder: no path, nothing that a terminal acts on. */
+static bool shard_name(const char *name)
+{
+    const size_t bytes = name ? strlen(name) : 0, end = strlen(".safetensors");
+    if (bytes <= end || bytes > SHARD_NAME_MAX || strcmp(name + bytes - end, ".safetensors") != 0) return false;
+    for (const char *at = name; *at; at++)
+        if (*at == '/' || *at == '\\' || *at < 0x20 || *at == 0x7f) return false;
+    return name[0] != '.';
+}
+
+static enum aq_status index_read(const char *folder, struct index *index)
+{
+    uint8_t *bytes = NULL;
+    size_t count;
+    json_error_t error;
+    const char *name;
+    json_t *shard;
+    AQ_TRY(path_of(folder, INDEX, index->path));
+    AQ_TRY(aq_file_read(AREA, index->path, INDEX_BYTES_MAX, &bytes, &count));
+    index->json = json_loadb((const char *)bytes, count, JSON_REJECT_DUPLICATES, &error);
+    aq_free(bytes);
+    if (!index->json)
+        return aq_fail(AQ_CORRUPT, AREA, "%s:%d:%d: %s", index->path, error.line, error.column, error.text);
+    index->map = json_object_get(index->json, "weight_map");
+    if (!json_is_object(index->map))
+        return aq_fail(AQ_CORRUPT, AREA, "%s: \"weight_map\" is no object of names and files", index->path);
+    json_object_foreach(index->map, name, shard)
+    {
+        if (!shard_name(json_string_value(shard)))
+            return aq_fail(AQ_CORRUPT, AREA,
+                           "%s: \"%.128s\" is to be in \"%.128s\", which is no name of a .safetensors file in the "
+                           "folder",
+                           index->path, name, json_is_string(shard) ? json_string_value(shard) : "");
+    }
+    return AQ_OK;
+}
+
+/* The shards that have something that is wanted, each once, in order of names. */
+static enum aq_status index_shards(const struct index *index, aq_weights_wants *wants, void *context, json_t *shards)
+{
+    const char *name;
+    json_t *shard;
+    json_object_foreach(index->map, name, shard)
+    {
+        if (wants && !wants(context, aq_weights_bare_name(name))) continue;
+        if (json_object_set(shards, json_string_value(shard), json_null()) != 0)
+            return aq_fail(AQ_NOMEM, AREA, "%s: no memory for its shards", index->path);
+    }
+    if (json_object_size(shards) > SHARDS_MAX)
+        return aq_fail(AQ_CORRUPT, AREA, "%s: names %zu files, %d are the most", index->path, json_object_size(shards),
+                       SHARDS_MAX);
+    return AQ_OK;
+}
+
+static int by_text(const void *left, const void *right)
+{
+    return strcmp(*(const char *const *)left, *(const char *const *)right);
+}
+
+static enum aq_status open_shards(const char *folder, const json_t *shards, struct aq_weights *weights)
+{
+    const size_t count = json_object_size(shards);
+    const char *name, **names;
+    json_t *value;
+    void *memory;
+    size_t at = 0;
+    AQ_TRY(aq_alloc((count + 1) * sizeof *weights->files, &memory));
+    weights->files = memory;
+    AQ_TRY(aq_alloc((count + 1) * sizeof *names, &memory));
+    names = memory;
+    json_object_foreach((json_t *)(uintptr_t)shards, name, value) names[at++] = name;
+    if (count) qsort(names, count, sizeof *names, by_text);
+    enum aq_status status = AQ_OK;
+    for (size_t i = 0; i < count && status == AQ_OK; i++)
+        status = open_next(folder, names[i], weights);
+    aq_free(names);
+    return status;
+}
+
+static const char *name_of(const struct aq_weights_file *file)
+{
+    return strrchr(file->path, '/') + 1;
+}
+
+/* What a shard has is what the index places there. */
+static enum aq_status check_shard(const struct index *index, const struct aq_weights_file *file, uint64_t *bytes)
+{
+    for (uint32_t i = 0; i < file->count; i++) {
+        const struct aq_weights_entry *entry = &file->entries[i];
+        const char *placed = json_string_value(json_object_get(index->map, entry->name));
+        if (!placed)
+            return aq_fail(AQ_CORRUPT, AREA, "%s: has \"%.128s\", which %s does not name", file->path, entry->name,
+                           index->path);
+        if (strcmp(placed, name_of(file)) != 0)
+            return aq_fail(AQ_CORRUPT, AREA, "%s: has \"%.128s\", which by %s is in %s", file->path, entry->name,
+                           index->path, placed);
+        *bytes += entry->end - entry->begin;
+    }
+    return AQ_OK;
+}
+
+static bool file_has(const struct aq_weights_file *file, const char *name)
+{
+    return json_object_get(file->header, name) != NULL;
+}
+
+/* Every name that the index places in an open shard is there; `open`: shards by their names, and their numbers. */
+static enum aq_status check_names(const struct index *index, const struct aq_weights *weights, const json_t *open)
+{
+    const char *name;
+    json_t *shard;
+    json_object_foreach(index->map, name, shard)
+    {
+        const json_t *number = json_object_get(open, json_string_value(shard));
+        const struct aq_weights_file *file = number ? &weights->files[json_integer_value(number)] : NULL;
+        if (!file || file_has(file, name)) continue;
+        return aq_fail(AQ_CORRUPT, AREA, "%s: has no \"%.128s\", which %s places there", file->path, name, index->path);
+    }
+    return AQ_OK;
+}
+
+/* Of the shards that are open: each has what the index places in it, and nothing else. */
+static enum aq_status check_shards(const struct index *index, const struct aq_weights *weights, bool all)
+{
+    const json_t *size = json_object_get(json_object_get(index->json, "metadata"), "total_size");
+    uint64_t bytes = 0;
+    for (uint32_t f = 0; f < weights->file_count; f++)
+        AQ_TRY(check_shard(index, &weights->files[f], &bytes));
+    json_t *open = json_object();
+    enum aq_status status = AQ_OK;
+    for (uint32_t f = 0; f < weights->file_count && status == AQ_OK; f++)
+        if (json_object_set_new(open, name_of(&weights->files[f]), json_integer(f)) != 0)
+            status = aq_fail(AQ_NOMEM, AREA, "%s: no memory for its shards", index->path);
+    if (status == AQ_OK) status = check_names(index, weights, open);
+    json_decref(open);
+    AQ_TRY(status);
+    if (!all || !size || (json_is_number(size) && json_number_value(size) == (double)bytes)) return AQ_OK;
+    return aq_fail(AQ_CORRUPT, AREA,
+                   "%s: metadata.total_size is %.0f, the tensors have %llu bytes: is a shard of another version? (if "
+                   "not, take that line out)",
+                   index->path, json_number_value(size), (unsigned long long)bytes);
+}
+
+/* ---- the folder ---- */
+
+static enum aq_status nothing_there(const char *folder)
+{
+    char path[PATH_BYTES];
+    const char *pickle = there(folder, PICKLES) ? PICKLES : there(folder, PICKLE) ? PICKLE : NULL;
+    if (!pickle) return aq_fail(AQ_NOTFOUND, AREA, "%s: there are no weights: neither " SINGLE " nor " INDEX, folder);
+    AQ_TRY(path_of(folder, pickle, path));
+    return aq_weights_pickle(path);
+}
+
+static enum aq_status open_indexed(const char *folder, aq_weights_wants *wants, void *context,
+                                   struct aq_weights *weights)
+{
+    struct index index = {.json = NULL};
+    json_t *shards = json_object();
+    enum aq_status status = index_read(folder, &index);
+    if (status == AQ_OK) status = index_shards(&index, wants, context, shards);
+    if (status == AQ_OK) status = open_shards(folder, shards, weights);
+    if (status == AQ_OK) status = check_shards(&index, weights, wants == NULL);
+    json_decref(shards);
+    json_decref(index.json);
+    return status;
+}
+
+enum aq_status aq_weights_set_open(const char *folder, aq_weights_wants *wants, void *context,
+                                   struct aq_weights *weights)
+{
+    void *memory;
+    if (!there(folder, SINGLE) && there(folder, INDEX)) return open_indexed(folder, wants, context, weights);
+    if (!there(folder, SINGLE)) return nothing_there(folder);
+    AQ_TRY(aq_alloc(sizeof *weights->files, &memory));
+    weights->files = memory;
+    return open_next(folder, SINGLE, weights);
+}

@@ -1,0 +1,157 @@
+/*
+ * conform_model_adapters.h -- the part of conform_model.c about low-rank adapters; included there, in its middle.
+ */
+#ifndef CONFORM_MODEL_ADAPTERS_H
+#define CONFORM_MODEL_ADAPTERS_H
+
+/* Is any layer of that kind of models one that may have adapters? Both ways of saying so agree. */
+static bool adapts(const struct kind *kind)
+{
+    const struct aq_stage_config config = config_of(kind);
+    const struct aq_lora_config lora = {.rank = 2, .alpha = 1};
+    struct aq_freeze_pattern pattern;
+    assert_true(aq_model_lora_pattern(&config.model, config.T, "*", 0, &pattern));
+    if (pattern.tensors > 0)
+        assert_true(aq_model_trains(&config.model, config.T, NULL, &lora, config.layer_end));
+    return pattern.tensors > 0;
+}
+
+/* Has its last layer something that trains beside adapters? */
+static bool begins_untrained(const struct kind *kind)
+{
+    const struct aq_stage_config config = config_of(kind);
+    struct layer last;
+    stage_layer(&config.model, config.T, config.layer_end - 1, &last);
+    return last.kind->fresh != 0;
+}
+
+/* Adapters alone train, and give the bits of one stage however the model is cut, split or made again. */
+static void test_adapters_are_the_same_in_every_cut(void **state)
+{
+    (void)state;
+    static const enum aq_stage_precision precisions[] = {AQ_STAGE_FP32, AQ_STAGE_BF16, AQ_STAGE_FP16};
+    static const char *const lists[] = {NULL, "block 0", "*, !block 0, !k_proj, !key_proj"}; /* of q, k, v two */
+    for (int k = 0; k < KINDS; k++)
+        for (int i = 0; i < 9 && adapts(&kinds[k]); i++) {
+            struct run run = {.kind = &kinds[k], .threads = 2, .rank = 1 + (uint32_t)i % 4};
+            run.precision = precisions[i % 3];
+            run.targets = lists[i / 3];
+            run.lora_dropout = i % 2 ? 0.25f : 0.0f;
+            run.dropout = i / 3 == 1 ? 0.125f : 0.0f;
+            struct result whole = run_once(&run);
+            const uint32_t layers = config_of(&kinds[k]).layer_end;
+            for (run.cut = 1; run.cut < layers; run.cut++) {
+                run.recompute = run.cut % 3 == 1;
+                run.split = run.cut % 3 == 2;
+                struct result parts = run_once(&run);
+                expect_same(&whole, &parts, 0, "adapters");
+                result_free(&parts);
+            }
+            for (uint32_t t = 0; t < whole.count; t++) {
+                double size = 0;
+                for (uint64_t n = 0; n < whole.sizes[t]; n++)
+                    size += fabs((double)whole.values[t][n]);
+                if (!strstr(whole.names[t], ".lora_") && !begins_untrained(&kinds[k]))
+                    fail_msg("%s trains", whole.names[t]);
+                if (!(size > 0)) fail_msg("%s has no gradient", whole.names[t]);
+            }
+            result_free(&whole);
+        }
+}
+
+/* At the beginning they change no bit of what the model gives. */
+static void test_new_adapters_change_nothing(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++)
+        for (int i = 0; i < 2 && adapts(&kinds[k]); i++) {
+            struct run run = {.kind = &kinds[k], .threads = 2, .dropout = i ? 0.25f : 0.0f};
+            struct pipeline base = pipeline_open(&run);
+            run.rank = 3;
+            struct pipeline adapted = pipeline_open(&run);
+            for (uint32_t t = 0; t < aq_stage_tensor_count(adapted.stages[0]); t++) { /* as it begins without help */
+                struct aq_tensor_info b;
+                aq_stage_tensor(adapted.stages[0], t, &b);
+                if (b.adapter && strstr(b.name, ".lora_B."))
+                    memset(aq_stage_parameters(adapted.stages[0]) + b.offset, 0, b.count * sizeof(float));
+            }
+            for (uint32_t m = 0; m < MICRO; m++)
+                assert_true(forward(&base, m, false) == forward(&adapted, m, false));
+            pipeline_close(&base);
+            pipeline_close(&adapted);
+        }
+}
+
+/* Gradients of A and B, and of what trains beside them, are confirmed as all others are. */
+static void test_gradients_of_adapters_match_finite_differences(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++) {
+        if (!adapts(&kinds[k])) continue;
+        const struct run alone = {.kind = &kinds[k], .threads = 2, .rank = 3},
+                         dropped = {.kind = &kinds[k], .threads = 2, .rank = 2, .lora_dropout = 0.25f, .rslora = true},
+                         beside = {
+                             .kind = &kinds[k], .threads = 2, .rank = 2, .freeze = "weight", .targets = "block 1"};
+        differences(&alone);
+        differences(&dropped);
+        differences(&beside);
+    }
+}
+
+/* With adapters that are larger: base and adapters are a matrix, W + (alpha / rank) B A, whichever way round W lies. */
+static void merge(struct pipeline *into, const struct pipeline *of)
+{
+    const float scale = aq_lora_scale(&of->config.lora);
+    const uint32_t rank = of->config.lora.rank;
+    for (uint32_t i = 0; i < aq_stage_tensor_count(of->stages[0]); i++) {
+        struct aq_tensor_info a, b, w;
+        uint32_t t = 0;
+        char adapted[AQ_TENSOR_NAME_MAX], again[AQ_TENSOR_NAME_MAX];
+        aq_stage_tensor(of->stages[0], i, &a);
+        if (!a.adapter || !strstr(a.name, ".lora_A.")) continue;
+        aq_stage_tensor(of->stages[0], i + 1, &b);
+        char which[2];
+        assert_true(aq_tensor_adapts(a.name, &which[0], adapted) && aq_tensor_adapts(b.name, &which[1], again));
+        assert_true(which[0] == 'A' && which[1] == 'B' && !aq_tensor_adapts(adapted, which, again + 0));
+        assert_true(aq_tensor_adapts(b.name, &which[1], again));
+        assert_string_equal(adapted, again);
+        do
+            aq_stage_tensor(into->stages[0], t++, &w);
+        while (strcmp(w.name, adapted) != 0);
+        const uint64_t in = a.shape[1], out = b.shape[0];
+        const float *down = aq_stage_parameters(of->stages[0]) + a.offset;
+        float *up = aq_stage_parameters(of->stages[0]) + b.offset;
+        for (uint64_t n = 0; n < b.count; n++)
+            up[n] *= 8; /* else their share of the loss is rounding's */
+        float *W = aq_stage_parameters(into->stages[0]) + w.offset;
+        for (uint64_t o = 0; o < out; o++)
+            for (uint64_t n = 0; n < in; n++) {
+                float sum = 0;
+                for (uint32_t r = 0; r < rank; r++)
+                    sum += up[o * rank + r] * down[r * in + n];
+                W[a.adapts_out_in ? o * in + n : n * out + o] += scale * sum;
+            }
+    }
+}
+
+static void test_adapters_equal_a_merged_model(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++) {
+        if (!adapts(&kinds[k])) continue;
+        struct run run = {.kind = &kinds[k], .threads = 2};
+        struct pipeline merged = pipeline_open(&run);
+        run.rank = 3;
+        run.rslora = k % 2;
+        struct pipeline adapted = pipeline_open(&run);
+        const double before = forward(&merged, 0, true);
+        merge(&merged, &adapted);
+        const double one = forward(&merged, 0, true), other = forward(&adapted, 0, true);
+        assert_true(fabs(one - before) > 1e-3 * before);
+        assert_true(fabs(one - other) <= 1e-5 * one);
+        pipeline_close(&merged);
+        pipeline_close(&adapted);
+    }
+}
+
+#endif

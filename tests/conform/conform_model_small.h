@@ -1,0 +1,109 @@
+/*
+ * conform_model_small.h -- how small each model can be, and which configurations of one are models of their own for
+ * conform_model.c; part of that file, which says how many tokens T a sample has.
+ */
+#ifndef CONFORM_MODEL_SMALL_H
+#define CONFORM_MODEL_SMALL_H
+
+static void gpt2_small(struct aq_model_config *model)
+{
+    model->blocks = 2;
+    model->heads = 2;
+    model->channels = 16;
+    model->vocabulary = 37;
+    model->context = T;
+    model->tied = false;
+}
+
+/* Heads of keys that are shared, heads wider than channels / heads, an MLP of no round size. */
+static void llama_small(struct aq_model_config *model)
+{
+    model->blocks = 2;
+    model->heads = 4;
+    model->kv_heads = 2;
+    model->head_dim = 6;
+    model->channels = 14;
+    model->mlp = 22;
+    model->vocabulary = 37;
+    model->context = T;
+    model->tied = false;
+    model->rope_factor = 8;
+    model->rope_original = T / 2;
+}
+
+/* Biases, one head of keys, part of a head that turns. */
+static void llama_biased(struct aq_model_config *model)
+{
+    llama_small(model);
+    model->kv_heads = 1;
+    model->head_dim = 0;
+    model->channels = 32;
+    model->qkv_bias = true;
+    model->rope_partial = 0.5f;
+}
+
+/* Norms of heads, and as many heads of keys as of queries. */
+static void llama_normed(struct aq_model_config *model)
+{
+    llama_small(model);
+    model->kv_heads = 4;
+    model->qk_norm = true;
+    model->rope_factor = 1;
+    model->rope_original = 8192;
+}
+
+/* Windows with frequencies of their own, in two blocks of three; scores by a scale. */
+static void gemma3_small(struct aq_model_config *model)
+{
+    llama_small(model);
+    model->blocks = 3;
+    model->rope_factor = 1;
+    model->rope_original = 8192;
+    model->rope_theta = 100000;
+    model->rope_local = 10000;
+    model->rope_linear = 4;
+    model->window = 5;
+    model->window_every = 3;
+    model->query_scale = 9;
+}
+
+static void pyramid_small(struct aq_model_config *model)
+{
+    model->own[0] = 4; /* width  */
+    model->own[1] = 3; /* levels */
+    model->vocabulary = 7;
+}
+
+static void deberta_small(struct aq_model_config *model)
+{
+    model->blocks = 2;
+    model->heads = 2;
+    model->channels = 16;
+    model->vocabulary = 37;
+    model->context = 9;   /* distances from there on share a position */
+    model->own[3] = 24;   /* inner     */
+    model->own[4] = 6;    /* buckets   */
+    model->own[5] = 2;    /* types     */
+    model->own[6] = 3;    /* kernel    */
+    model->own[7] = 12;   /* embedding */
+    model->tied = false;
+    model->init_std = 0.5f; /* the table's norm is no line where its rows are small */
+}
+
+struct kind {
+    const char *name;
+    void (*small)(struct aq_model_config *model);
+    const char *task; /* NULL: the model's own */
+};
+
+static const struct kind models[] = {
+#define STAGE_MODEL(name) {#name, name##_small, NULL},
+#include "models.def"
+#undef STAGE_MODEL
+    {"llama", llama_biased, NULL},
+    {"llama", llama_normed, NULL},
+};
+
+enum { MODELS = sizeof models / sizeof models[0] };
+
+#endif

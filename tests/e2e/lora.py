@@ -1,0 +1,123 @@
+"""Low-rank adapters: they alone train, whatever the model is cut into, and stop and go on like any run."""
+import array
+import json
+import shutil
+
+from jobs import aqpipe, check, launch, losses, manifest, metrics, raw, weights
+from kit import ROOT, arrays, interrupt, refused
+
+from freeze import model, tensors
+
+KEYS = {"lora.rank": 3, "lora.alpha": 6, "train.lr": 0.01}
+
+
+def scenario_lora():
+    """3 stages x 2 replicas with AQ-SGD, clipping, dropout and the defaults' codec: adapters alone are saved each time, and killed or not
+    it is the same run."""
+    keys = {**KEYS, "pipeline.stages": 3, "pipeline.replicas": 2, "data.train_samples_max": 24, "train.clip": 0.5,
+            "checkpoint.every": "3 steps", "train.epochs": 8, "train.weight_decay": 0.1, "lora.dropout": 0.2}
+    launch(manifest("whole", **keys))
+    for rank in range(6):
+        saved = [name for name in arrays("whole", rank) if not name.startswith("optimizer.")]
+        check(all(".lora_" in name for name in saved), f"rank {rank} saves {sorted(saved)}")
+        if rank < 3:
+            once = tensors(ROOT / "whole" / "checkpoint" / f"frozen-stage-{rank}.safetensors")
+            check(once and not any(".lora_" in name for name in once), f"rank {rank} saves once {sorted(once)}")
+    check(losses("whole")[-1] < losses("whole")[0], f"nothing is learnt: {losses('whole')}")
+    for name in ("worker", "launcher"):
+        path = manifest(name, **keys)
+        interrupt(name, path, 7)
+        launch(path, "--resume")
+        check(losses(name) == losses("whole"), f"{name}: losses differ:\n{losses(name)}\n{losses('whole')}")
+        check(weights(name) == weights("whole"), f"{name}: model.safetensors differs")
+    for changed, words in (({"lora.rank": 4}, "lora.rank: 3 there, 4 here"), ({"lora.rank": None}, "lora.rank: 3 there, none here"),
+                           ({"lora.alpha": 7}, "lora.alpha: 6 there, 7 here"),
+                           ({"lora.targets": "c_attn"}, 'lora.targets: none there, "c_attn" here')):
+        refused(f"changed {changed}", manifest("whole", **{**keys, "train.epochs": 9, **changed}), words, 2, "--resume")
+
+
+def scenario_lora_cut():
+    """Without compression three stages are one, in halves too, with adapters of some layers or of all, and heads beside them."""
+    for tag, changed in (("all", {}), ("some", {"lora.targets": "'blocks 1-2, !c_proj'"}),
+                         ("beside", {"train.freeze": "'*, !head, !ln_1'", "model.tied": "false"}),
+                         ("bf16", {"model.precision": "bf16", "lora.dropout": 0.25, "lora.rslora": "true"}), ("stale", {"train.staleness": 1})):
+        keys = {**KEYS, **raw(), **raw("backward"), "train.epochs": 2, "train.clip": 0.5, **changed}
+        launch(manifest(f"{tag}-1", **{**keys, "pipeline.stages": 1}))
+        for name, cut in (("3", {"pipeline.stages": 3}), ("halves", {"pipeline.stages": 3, "pipeline.schedule": "zb-h1"})):
+            name = f"{tag}-{name}"
+            launch(manifest(name, **{**keys, **cut}))
+            check(losses(name) == losses(f"{tag}-1"), f"{name}: losses differ:\n{losses(name)}\n{losses(f'{tag}-1')}")
+            check(model(name) == model(f"{tag}-1"), f"{name}: weights differ")
+            norms = [[line["grad_norm"] for line in metrics(run)] for run in (name, f"{tag}-1")]
+            check(norms[0] == norms[1], f"{name}: gradient norms differ: {norms}")
+
+
+def floats(values):
+    return array.array("f", values)
+
+
+def goes_on(keys, sizes):
+    """From PEFT's folder on: as adapters of a run, or added to the base; and what is refused, in a line, with nothing written."""
+    folder = ROOT / "tuned" / "adapter"
+    lora = {key: None for key in KEYS if key.startswith("lora.")}
+    more = {**sizes, **keys, **lora, "lora.weights": str(folder), "train.epochs": 1}
+    launch(manifest("more", **{**more, "train.lr": 1e-30}))
+    before, after = (tensors(path / "adapter_model.safetensors") for path in (folder, ROOT / "more" / "adapter"))
+    check(before.keys() == after.keys(), f"other adapters: {sorted(before.keys() ^ after.keys())[:3]}")
+    for name in before:
+        apart = max(abs(x - y) for x, y in zip(floats(before[name]), floats(after[name])))
+        check(apart <= 1e-6, f"{name} did not begin as it was: {apart}")
+    own = ("--data", ROOT / "heldout.txt", "--T", 32, "--batch", 2, "--tokenizer", "bytes", "--json")
+    figures = []
+    for path in ((ROOT / "tuned",), (ROOT / "base", "--adapter", folder), (ROOT / "base",)):
+        done = aqpipe("eval", *path, *own)
+        check(done.returncode == 0, done.stderr)
+        figures.append(json.loads(done.stdout)["loss"])
+    check(abs(figures[0] - figures[1]) < 1e-6 < abs(figures[0] - figures[2]), f"merged, added, base: {figures}")
+    for changed, words in (({"use_dora": True}, "use_dora"), ({"peft_type": "IA3"}, "peft_type"), ({"bias": "all"}, "bias"),
+                           ({"r": 2}, "with r 2 wants"), ({"lora_alpha": 0}, "lora_alpha"), ({"rank_pattern": {"a": 1}}, "rank_pattern")):
+        other = ROOT / "other"
+        shutil.rmtree(other, ignore_errors=True)
+        shutil.copytree(folder, other)
+        config = json.loads((other / "adapter_config.json").read_text())
+        (other / "adapter_config.json").write_text(json.dumps({**config, **changed}))
+        refused(f"{changed}", manifest("none", **{**more, "lora.weights": str(other)}), words, 2)
+        check(not (ROOT / "none" / "checkpoint").exists(), f"{changed}: something was written")
+    for changed in ({"lora.rank": 4}, {"lora.targets": "c_attn"}, {"lora.alpha": 7}):
+        refused(f"{changed}", manifest("none", **{**more, **changed}), next(iter(changed)), 2)
+
+
+def scenario_lora_export():
+    """What a run leaves: the sum of model and adapters under the model's names, and the adapters alone as PEFT has them."""
+    launch(manifest("base", **{"pipeline.stages": 1, "train.epochs": 1}))
+    keys = {**KEYS, "pipeline.stages": 2, "train.epochs": 2, "model.weights": str(ROOT / "base")}
+    keys = {key: value for key, value in keys.items() if key != "model.tied"}
+    sizes = {f"model.{name}": None for name in ("blocks", "heads", "channels", "context", "vocabulary", "tied")}
+    launch(manifest("tuned", **{**sizes, **keys}))
+    base, merged, adapter = (tensors(path) for path in (
+        ROOT / "base" / "model.safetensors", ROOT / "tuned" / "model.safetensors",
+        ROOT / "tuned" / "adapter" / "adapter_model.safetensors"))
+    check(base.keys() <= merged.keys() and not any(".lora_" in name for name in merged), f"names: {sorted(merged)}")
+    config = json.loads((ROOT / "tuned" / "adapter" / "adapter_config.json").read_text())
+    check((config["peft_type"], config["r"], config["lora_alpha"], config["fan_in_fan_out"]) == ("LORA", 3, 6, True),
+          f"adapter_config.json: {config}")
+    check(config["base_model_name_or_path"] == str(ROOT / "base"), f"its base: {config['base_model_name_or_path']}")
+    check(len(adapter) == 2 * len(config["target_modules"]) == 2 * 4 * 4, f"{sorted(adapter)}")
+    for module in config["target_modules"]:
+        A, B = (floats(adapter[f"base_model.model.{module}.lora_{which}.weight"]) for which in "AB")
+        before, after = (floats(of[f"{module}.weight"]) for of in (base, merged))
+        ins, outs = len(A) // 3, len(B) // 3
+        moved = 0.0
+        for i in range(ins):
+            for o in range(outs):
+                plus = 2 * sum(B[o * 3 + r] * A[r * ins + i] for r in range(3))
+                moved = max(moved, abs(plus))
+                check(abs(before[i * outs + o] + plus - after[i * outs + o]) < 1e-6, f"{module}: ({i}, {o}) is not the sum")
+        check(moved > 1e-4, f"{module} has learnt nothing")
+    same = [name for name in base if name.removesuffix(".weight") not in config["target_modules"]]
+    check(all(base[name] == merged[name] for name in same), "what has no adapter has moved")
+    goes_on(keys, sizes)
+    done = aqpipe("export", ROOT / "tuned", ROOT / "out")
+    check(done.returncode == 0, done.stderr)
+    for name in ("model.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json"):
+        check((ROOT / "out" / name).read_bytes() == (ROOT / "tuned" / name).read_bytes(), f"export: {name} differs")

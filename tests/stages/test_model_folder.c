@@ -1,0 +1,175 @@
+/*
+ * test_model_folder.c -- published folders: config.json to a model, and every way in which one is refused, by file,
+ * key, what was found and what was expected.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "data_files.h"
+#include "stages/model_folder.h"
+
+static char place[DATA_PATH_BYTES];
+
+/* GPT-2 with `more` behind the usual keys; a key that comes twice there is the file's own error. */
+static void write_gpt2(const char *more)
+{
+    char text[1024];
+    snprintf(text, sizeof text,
+             "{\"architectures\": [\"GPT2LMHeadModel\"], \"model_type\": \"gpt2\", \"n_layer\": 3, \"n_head\": 4, "
+             "\"n_embd\": 32, \"vocab_size\": 37, \"use_cache\": true%s}",
+             more);
+    data_write_text(place, "config.json", text);
+}
+
+static void expect_refused(enum aq_status status, const char *says)
+{
+    struct aq_model_folder *folder;
+    aq_error_clear();
+    assert_int_equal(aq_model_folder_open(place, &folder), status);
+    if (!strstr(aq_error_text(), says)) fail_msg("'%s' does not say '%s'", aq_error_text(), says);
+    assert_non_null(strstr(aq_error_text(), "config.json"));
+}
+
+static void test_model_folder_gpt2_gives_every_size(void **state)
+{
+    struct aq_model_folder *folder;
+    (void)state;
+    write_gpt2(", \"n_positions\": 64, \"n_inner\": null, \"tie_word_embeddings\": false, \"resid_pdrop\": 0.1, "
+               "\"activation_function\": \"gelu_new\", \"layer_norm_epsilon\": 1e-5, \"initializer_range\": 0.03");
+    assert_true(aq_model_folder_is(place));
+    assert_int_equal(aq_model_folder_open(place, &folder), AQ_OK);
+    const struct aq_model_config *model = aq_model_folder_model(folder);
+    assert_string_equal(model->kind, "gpt2");
+    assert_int_equal(model->blocks, 3);
+    assert_int_equal(model->heads, 4);
+    assert_int_equal(model->channels, 32);
+    assert_int_equal(model->vocabulary, 37);
+    assert_int_equal(model->context, 64);
+    assert_false(model->tied);
+    assert_true(model->init_std == 0.03f && model->dropout == 0.0f); /* dropout is the job's */
+    assert_string_equal(aq_model_folder_type(folder), "gpt2");
+    assert_string_equal(aq_model_folder_architecture(folder), "GPT2LMHeadModel");
+    aq_model_folder_close(folder);
+    aq_model_folder_close(NULL);
+}
+
+static void test_model_folder_without_architectures_takes_the_first_of_its_type(void **state)
+{
+    struct aq_model_folder *folder;
+    (void)state;
+    data_write_text(place, "config.json",
+                    "{\"model_type\": \"gpt2\", \"n_layer\": 1, \"n_head\": 1, \"n_embd\": 8, \"vocab_size\": 9, "
+                    "\"n_positions\": 4}");
+    assert_int_equal(aq_model_folder_open(place, &folder), AQ_OK);
+    assert_string_equal(aq_model_folder_architecture(folder), "GPT2LMHeadModel");
+    assert_true(aq_model_folder_model(folder)->tied);
+    aq_model_folder_close(folder);
+}
+
+static void test_model_folder_unknown_architecture_is_named_with_those_that_are_known(void **state)
+{
+    char known[512];
+    (void)state;
+    data_write_text(place, "config.json",
+                    "{\"architectures\": [\"Qwen3NextForCausalLM\"], \"model_type\": \"qwen3_next\"}");
+    expect_refused(AQ_MISMATCH, "Qwen3NextForCausalLM (qwen3_next) is not among");
+    aq_model_folder_known(known, sizeof known);
+    expect_refused(AQ_MISMATCH, known);
+    assert_non_null(strstr(known, "gpt2 (GPT2LMHeadModel, "));
+    aq_model_folder_known(known, 8);
+    assert_true(strlen(known) < 8);
+    data_write_text(place, "config.json", "{\"architectures\": [\"Evil\\u001b[2J\"], \"model_type\": \"gpt2\"}");
+    expect_refused(AQ_MISMATCH, "(gpt2) is not among");
+    assert_null(strchr(aq_error_text(), '\x1b'));
+}
+
+static void test_model_folder_wrong_values_are_told_by_key_found_and_expected(void **state)
+{
+    static const struct {
+        const char *more, *says;
+    } cases[] = {
+        {"", "n_positions: found nothing, expected a whole number from 1 to 131072"},
+        {", \"n_positions\": 0", "n_positions: found 0, expected a whole number from 1 to 131072"},
+        {", \"n_positions\": \"64\"", "n_positions: found \"64\", expected a whole number"},
+        {", \"n_positions\": 6.5", "n_positions: found 6.5, expected a whole number"},
+        {", \"n_positions\": 9223372036854775807", "n_positions: found 9223372036854775807, expected"},
+        {", \"n_positions\": 64, \"n_inner\": 100", "n_inner: found 100, expected null or 128, 4 n_embd"},
+        {", \"n_positions\": 64, \"activation_function\": \"relu\"",
+         "activation_function: found \"relu\", expected gelu_new|gelu_pytorch_tanh"},
+        {", \"n_positions\": 64, \"activation_function\": \"gelu\"", "activation_function: found \"gelu\""},
+        {", \"n_positions\": 64, \"activation_function\": [1, 2]", "activation_function: found [1,2], expected a text"},
+        {", \"n_positions\": 64, \"layer_norm_epsilon\": 1e-6", "layer_norm_epsilon: found 1e-6, expected 1e-05"},
+        {", \"n_positions\": 64, \"scale_attn_by_inverse_layer_idx\": true",
+         "scale_attn_by_inverse_layer_idx: found true, expected false"},
+        {", \"n_positions\": 64, \"scale_attn_weights\": false", "scale_attn_weights: found false, expected true"},
+        {", \"n_positions\": 64, \"tie_word_embeddings\": 1", "tie_word_embeddings: found 1, expected true or false"},
+        {", \"n_positions\": 64, \"initializer_range\": -1", "initializer_range: found -1, expected a number from"},
+        {", \"n_positions\": 64, \"quantization_config\": {\"bits\": 4}",
+         "quantization_config: found {\"bits\":4}, expected no such key"},
+        {", \"n_positions\": 64, \"n_head\": 5", "duplicate object key"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        write_gpt2(cases[i].more);
+        expect_refused(i + 1 == sizeof cases / sizeof cases[0] ? AQ_CORRUPT : AQ_MISMATCH, cases[i].says);
+    }
+    data_write_text(place, "config.json",
+                    "{\"model_type\": \"gpt2\", \"n_layer\": 1, \"n_head\": 3, \"n_embd\": 8, \"vocab_size\": 9, "
+                    "\"n_positions\": 4}");
+    struct aq_model_folder *folder;
+    assert_int_equal(aq_model_folder_open(place, &folder), AQ_MISMATCH); /* 3 heads of 8 channels */
+}
+
+static void test_model_folder_long_value_is_cut(void **state)
+{
+    char more[512];
+    (void)state;
+    memset(more, 'x', sizeof more);
+    memcpy(more, ", \"n_positions\": \"", 18);
+    memcpy(more + 300, "\"", 2);
+    write_gpt2(more);
+    expect_refused(AQ_MISMATCH, "xxxx..., expected a whole number");
+}
+
+static void test_model_folder_without_a_config_is_refused(void **state)
+{
+    struct aq_model_folder *folder;
+    char empty[DATA_PATH_BYTES], path[DATA_PATH_BYTES];
+    (void)state;
+    data_folder_open(empty);
+    assert_int_equal(aq_model_folder_open(empty, &folder), AQ_NOTFOUND);
+    assert_int_equal(aq_model_folder_open(data_path(empty, "nowhere", path), &folder), AQ_NOTFOUND);
+    assert_false(aq_model_folder_is(path));
+    data_folder_close(empty);
+    data_write_text(place, "config.json", "[1, 2]");
+    expect_refused(AQ_CORRUPT, "is no JSON object");
+    data_write_text(place, "config.json", "{\"model_type\": ");
+    expect_refused(AQ_CORRUPT, "config.json:1:");
+    data_write_text(place, "config.json", "{\"n_layer\": 3}");
+    expect_refused(AQ_MISMATCH, "model_type: found nothing, expected the model's type");
+    data_write_text(place, "config.json", "{\"model_type\": \"gpt2\", \"architectures\": [3]}");
+    expect_refused(AQ_MISMATCH, "architectures: found [3], expected a list of names");
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_model_folder_gpt2_gives_every_size),
+        cmocka_unit_test(test_model_folder_without_architectures_takes_the_first_of_its_type),
+        cmocka_unit_test(test_model_folder_unknown_architecture_is_named_with_those_that_are_known),
+        cmocka_unit_test(test_model_folder_wrong_values_are_told_by_key_found_and_expected),
+        cmocka_unit_test(test_model_folder_long_value_is_cut),
+        cmocka_unit_test(test_model_folder_without_a_config_is_refused),
+    };
+    data_be_quiet();
+    data_folder_open(place);
+    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    data_folder_close(place);
+    return failed;
+}

@@ -1,0 +1,76 @@
+"""Adapters: PEFT's folder here, with the same logits and gradients."""
+import kit
+import peft
+import torch
+import transformers
+from deberta import deberta
+from transformers import DebertaV2Config, GPT2Config, LlamaConfig, Qwen3Config
+
+SMALL = {"vocab_size": 307, "hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": 3, "max_position_embeddings": 128,
+         "num_attention_heads": 4}
+# Configuration, what is adapted (a list, a pattern), whether the scale is rank-stabilized.
+KINDS = {"gpt2": (GPT2Config(vocab_size=307, n_embd=48, n_layer=3, n_head=4, n_positions=64), ["c_attn", "c_proj"], False),
+         "llama": (LlamaConfig(**SMALL, num_key_value_heads=2), ["q_proj", "v_proj"], True),
+         "qwen3": (Qwen3Config(**SMALL, num_key_value_heads=2, head_dim=12), r".*\.layers\.[12]\..*(q_proj|down_proj)", False),
+         "deberta": (DebertaV2Config(**deberta.COMMON), ["query_proj", "key_proj", "dense"], False)}
+
+
+def adapted(kind, seed):
+    """The model with random weights, and PEFT's with random adapters around it."""
+    config, targets, rslora = KINDS[kind]
+    torch.manual_seed(seed)
+    classifies = kind == "deberta"
+    auto = transformers.AutoModelForSequenceClassification if classifies else transformers.AutoModelForCausalLM
+    model = auto.from_config(config, **({} if classifies else {"attn_implementation": "eager"})).float().eval()
+    kit.shake(model, seed)
+    more = {"modules_to_save": ["classifier"], "exclude_modules": ["pooler.dense", "classifier"]} if classifies else {}
+    lora = peft.LoraConfig(r=3, lora_alpha=6, target_modules=targets, use_rslora=rslora, init_lora_weights=False,
+                           fan_in_fan_out=kind == "gpt2", **more)
+    return model, lora
+
+
+def batch(kind, case):
+    config = KINDS[kind][0]
+    tokens, targets = kit.batch_of(config.vocab_size, 3, 21, 5)
+    if kind == "deberta":
+        labels = torch.tensor([[0], [2], [1]])
+        kit.batch_write(case, tokens=tokens, labels=labels, types=torch.zeros_like(tokens))
+        return tokens, labels
+    kit.batch_write(case, tokens=tokens, targets=targets)
+    return tokens, targets
+
+
+def roundtrip(kind):
+    limits = {f"parity peft roundtrip {kind} {what}": limit for what, limit in (("logits", 1e-5), ("loss", 1e-6), ("gradients", 1e-4))}
+
+    def run(place):
+        case = place.folder(kind)
+        model, lora = adapted(kind, 11)
+        model.save_pretrained(case / "base")
+        model = peft.get_peft_model(model, lora).eval()
+        model.save_pretrained(case / "adapter")
+        tokens, targets = batch(kind, case)
+        logits = model(tokens).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-1)
+        loss.backward()
+        front = "base_model.model."
+        theirs = {name.removeprefix(front).replace(".default", "").replace(".modules_to_save", ""): p.grad
+                  for name, p in model.named_parameters() if p.grad is not None}
+        task = "classification" if kind == "deberta" else "language_model"
+        mine = place.adapted(case / "base", case, task=task, adapter=1)
+        for name in theirs.keys() - mine[2].keys():
+            if (path := case / f"{name}.turned.f32").exists():
+                mine[2][name] = kit.values(path).reshape(theirs[name].T.shape).T
+        shared = theirs.keys() & mine[2].keys()
+        if theirs.keys() - shared or any(".lora_" in name for name in mine[2].keys() - shared):
+            raise kit.Failed(f"gradients of one side alone: {sorted(theirs.keys() ^ mine[2].keys())[:3]}")
+        found = (kit.distance(mine[0], logits.detach()), abs(mine[1] - loss.item()) / abs(loss.item()),
+                 max(kit.distance(mine[2][name], theirs[name]) for name in shared))
+        for (name, limit), value in zip(limits.items(), found):
+            yield name, value, "relative", limit
+
+    run.names = list(limits)
+    return run
+
+
+CASES = [roundtrip(kind) for kind in KINDS]
