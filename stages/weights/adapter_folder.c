@@ -11,9 +11,10 @@
 
 #define AREA "adapter"
 
-enum { PATH_BYTES = 4096, CONFIG_BYTES_MAX = 4 << 20, FILE_NAME_BYTES = AQ_TENSOR_NAME_MAX + 48, LABELS_ANY = 2 };
+enum { PATH_BYTES = 4096, CONFIG_BYTES_MAX = 4 << 20, FILE_NAME_BYTES = AQ_TENSOR_NAME_MAX + 48, LABELS_ANY = 2,
+       WEIGHT_BYTES = sizeof ".weight" - 1 };
 
-static const char WEIGHT[] = ".weight", FRONT[] = "base_model.model.";
+static const char FRONT[] = "base_model.model.";
 
 struct aq_adapter_folder {
     char config_path[PATH_BYTES], weights_path[PATH_BYTES];
@@ -161,7 +162,7 @@ enum aq_status aq_adapter_folder_find(const struct aq_adapter_folder *folder, co
     aq_publish_name(model, half ? of : name, published, sizeof published);
     size_t bytes = strlen(published);
     if (half) {
-        bytes -= sizeof WEIGHT - 1;
+        bytes -= WEIGHT_BYTES;
         snprintf(end, sizeof end, ".lora_%c.weight", which);
     }
     snprintf(file, sizeof file, "%s%.*s%s", FRONT, (int)bytes, published, end);
@@ -197,7 +198,7 @@ static bool is_listed(const struct match *match, const char *tensor)
     char module[AQ_TENSOR_NAME_MAX];
     size_t i;
     aq_publish_name(match->model, tensor, module, sizeof module);
-    const size_t bytes = strlen(module) - (sizeof WEIGHT - 1);
+    const size_t bytes = strlen(module) - WEIGHT_BYTES;
     module[bytes] = 0;
     if (!is_off(json_object_get(match->folder->config, "layers_to_transform")) ||
         !is_off(json_object_get(match->folder->config, "exclude_modules")))
