@@ -159,6 +159,8 @@ static enum aq_status load_state(const struct aq_checkpoint *c, const struct fil
     aq_optimizer_state_info(c->optimizer, index, &state);
     snprintf(name, sizeof name, "optimizer.%s", state.name);
     const enum aq_status status = take_all(files, name, state.belongs, state.of, all, each);
+    if (status == AQ_NOTFOUND && strcmp(state.name, AQ_PREDICT_STATE) == 0) /* it would be the weights, and is no 0 */
+        return aq_fail(AQ_NOTFOUND, "checkpoint", "%s: no %s (train.prediction)", files->path, name);
     if (status == AQ_NOTFOUND || state.count == 0) return AQ_OK; /* it begins with nothing, as in a run of this kind */
     AQ_TRY(status);
     AQ_TRY(aq_grad_reshard(state.belongs, state.of, files->count, each, c->run.replicas, c->rank / c->run.stages,

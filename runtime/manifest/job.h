@@ -110,6 +110,7 @@ struct aq_job_train {
     uint32_t loss_scale_window; /* good steps until it doubles                                             */
     float clip;         /* global norm; 0: none                                                                    */
     uint32_t staleness; /* updates that a step's gradients do not know of: 0 or 1 (plan/program.h)          */
+    bool prediction;    /* with staleness: gradients at the weights foreseen (aqsgd/grad.h, optimizer.predict) */
     uint32_t skips_max; /* steps in a row without a finite gradient: then the run ends                      */
     uint64_t seed;
     bool frozen_prefix; /* edges behind layers that do not train send a sample's activation once           */

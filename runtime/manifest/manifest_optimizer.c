@@ -120,6 +120,7 @@ void aq_manifest_reduce(struct aq_manifest *manifest)
     config->outer_every = reduce->every > 1 ? reduce->every : 0;
     config->outer_lr = reduce->outer_lr;
     config->outer_momentum = reduce->outer_momentum;
+    config->predict = manifest->job.train.staleness > 0 && manifest->job.train.prediction;
     if (!check_fit(manifest) || !check_decay(manifest) || !check_local(manifest)) return;
     if (reduce->bucket % 64) {
         aq_manifest_error(manifest, "reduce.bucket", "%u is not a multiple of 64", reduce->bucket);

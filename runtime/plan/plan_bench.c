@@ -170,7 +170,7 @@ enum aq_status aq_plan_bench_update(struct aq_plan_bench *bench, double *seconds
     const float lr = plan->job->train.lr;
     struct aq_optimizer *optimizer;
     AQ_TRY(aq_optimizer_open(bench->device, &plan->job->train.optimizer, &whole, 1, whole.count, &optimizer));
-    enum aq_status status = AQ_OK;
+    enum aq_status status = aq_optimizer_versions_begin(optimizer, aq_stage_parameters(stage), bench->stream);
     for (int repeat = 0; repeat < REPEATS && status == AQ_OK; repeat++) {
         const uint64_t start = aq_clock_ns();
         double sum = 0;

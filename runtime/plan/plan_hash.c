@@ -55,6 +55,7 @@ static const char *const extent[] = {"train.epochs",     "train.steps_max",   "t
 static const char *const silent[] = {
     "train.freeze",
     "train.staleness",
+    "train.prediction",
     "lora.rank",
     "lora.alpha",
     "lora.targets",

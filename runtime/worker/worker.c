@@ -479,7 +479,7 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(aq_worker_group_open(w));
     AQ_TRY(open_edges(w));
     AQ_TRY(aq_worker_mirror_open(w));
-    AQ_TRY(aq_worker_local_open(w));
+    AQ_TRY(aq_worker_versions_open(w));
     AQ_TRY(keep_frozen(w));
     AQ_TRY(begins(w, AQ_DOING_MEASURE));
     return aq_worker_choose_open(w);
@@ -504,9 +504,18 @@ bool aq_worker_looks(const struct aq_worker *w, uint64_t steps)
 
 static enum aq_status evaluate(struct aq_worker *w)
 {
-    AQ_TRY(aq_worker_outer_show(w));
+    AQ_TRY(aq_worker_show(w));
     AQ_TRY(aq_worker_evaluate(w));
-    return aq_worker_outer_hide(w);
+    return aq_worker_hide(w);
+}
+
+/* At a run's end the weights stay in their place: what is written may be they, and no copy. */
+static enum aq_status snapshot(struct aq_worker *w)
+{
+    AQ_TRY(aq_worker_show(w));
+    AQ_TRY(aq_worker_agree(w));
+    AQ_TRY(aq_worker_snapshot_begin(w));
+    return w->final ? AQ_OK : aq_worker_hide(w);
 }
 
 /* With train.early_stop all ranks hear whether this evaluation was the last: they go on, or end, alike. */
@@ -551,10 +560,7 @@ static enum aq_status train(struct aq_worker *w)
             AQ_TRY(evaluate(w));
             AQ_TRY(judged(w));
         }
-        if (aq_worker_snapshot_is_due(w)) {
-            AQ_TRY(aq_worker_agree(w));
-            AQ_TRY(aq_worker_snapshot_begin(w));
-        }
+        if (aq_worker_snapshot_is_due(w)) AQ_TRY(snapshot(w));
         if (w->final) break;
     }
     return aq_worker_snapshot_wait(w);

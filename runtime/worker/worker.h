@@ -343,15 +343,20 @@ bool aq_worker_is_local(const struct aq_worker *worker);
 bool aq_worker_is_apart(const struct aq_worker *worker);
 bool aq_worker_hears(const struct aq_worker *worker, uint64_t step);
 
-/* worker_local.c: the outer weights, before the first step: everything is open, and what is lost has been fetched. */
-enum aq_status aq_worker_local_open(struct aq_worker *worker);
+/*
+ * worker_local.c: the versions of the weights, before the first step: all is open, and what is lost has been fetched.
+ */
+enum aq_status aq_worker_versions_open(struct aq_worker *worker);
 
 /* worker_local.c: REDUCE where replicas go local steps: nothing but in the last steps of a round. */
 enum aq_status aq_worker_local_reduce(struct aq_worker *worker);
 
-/* worker_local.c: the stage has the outer weights, for an evaluation or a checkpoint; and its own again. */
-enum aq_status aq_worker_outer_show(struct aq_worker *worker);
-enum aq_status aq_worker_outer_hide(struct aq_worker *worker);
+/*
+ * worker_local.c: the stage has the weights that a look from outside is for, an evaluation's or a checkpoint's (with
+ * local steps the outer ones, with train.prediction the weights themselves); and again those that it trains with.
+ */
+enum aq_status aq_worker_show(struct aq_worker *worker);
+enum aq_status aq_worker_hide(struct aq_worker *worker);
 
 /* worker_machine.c: with reduce.machine_first, the groups of this machine's replicas and of all machines' leaders. */
 enum aq_status aq_worker_machine_open(struct aq_worker *worker);
@@ -378,7 +383,9 @@ void aq_worker_group_close(struct aq_worker *worker);
 /* worker_group.c: the rounds of what was begun with the optimizer, to their end. */
 enum aq_status aq_worker_rounds(struct aq_worker *worker);
 
-/* worker_group.c: have all replicas of this stage the same weights, bit for bit? AQ_MISMATCH names those that differ.
+/*
+ * worker_group.c: have all replicas of this stage the same weights (aq_worker_show), bit for bit? AQ_MISMATCH names
+ * those that differ.
  */
 enum aq_status aq_worker_agree(struct aq_worker *worker);
 

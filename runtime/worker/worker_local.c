@@ -1,5 +1,6 @@
 /*
- * worker_local.c -- reduce.every: the replicas of a stage train some steps each on its own, then meet.
+ * worker_local.c -- reduce.every: the replicas of a stage train some steps each on its own, then meet; and which
+ * version of the weights is looked at.
  *
  * Between two meetings nothing goes from one replica to another: no gradient, no norm, no word whether a step is void
  * or the last one. A replica clips by its own norm, leaves out its own void steps and moves its own loss scale. What
@@ -9,6 +10,7 @@
  *
  * What is looked at from outside in the middle of a round, held-out loss and checkpoints, has the outer weights: those
  * of the last outer step, which all replicas share. A checkpoint keeps a replica's own beside them (AQ_OUTER_STATE).
+ * With train.prediction it is the weights, and a checkpoint keeps beside them what is predicted (AQ_PREDICT_STATE).
  */
 #include "net/collective.h"
 #include "worker.h"
@@ -51,29 +53,34 @@ enum aq_status aq_worker_local_reduce(struct aq_worker *worker)
     return meet_after(worker, worker->step + 1) ? aq_worker_choose(worker) : AQ_OK;
 }
 
-/* What has been resharded is of a round's end: its weights are the outer ones. */
-enum aq_status aq_worker_local_open(struct aq_worker *worker)
+/* Where a round ends its two versions are the same. */
+static enum aq_status change(struct aq_worker *worker,
+                             enum aq_status (*to)(struct aq_optimizer *optimizer, float *parameters,
+                                                  struct aq_stream *stream),
+                             bool always)
 {
-    if (!aq_worker_is_local(worker)) return AQ_OK;
-    if (worker->step > 0 && !worker->replicas.resharded) return aq_worker_outer_hide(worker);
-    AQ_TRY(aq_optimizer_outer_begin(worker->optimizer, aq_stage_parameters(worker->stage), worker->stream));
-    return aq_device_stream_sync(worker->device, worker->stream);
-}
-
-static enum aq_status swap(struct aq_worker *worker)
-{
+    if (!always && !aq_worker_is_apart(worker) && !worker->job->train.optimizer.predict) return AQ_OK;
     aq_stage_use(worker->stage, &(struct aq_stage_use){.previous = false});
-    AQ_TRY(aq_optimizer_outer_swap(worker->optimizer, aq_stage_parameters(worker->stage), worker->stream));
+    AQ_TRY(to(worker->optimizer, aq_stage_parameters(worker->stage), worker->stream));
     AQ_TRY(aq_stage_parameters_changed(worker->stage, worker->stream));
     return aq_device_stream_sync(worker->device, worker->stream);
 }
 
-enum aq_status aq_worker_outer_show(struct aq_worker *worker)
+enum aq_status aq_worker_show(struct aq_worker *worker)
 {
-    return aq_worker_is_apart(worker) ? swap(worker) : AQ_OK;
+    return change(worker, aq_optimizer_show, false);
 }
 
-enum aq_status aq_worker_outer_hide(struct aq_worker *worker)
+enum aq_status aq_worker_hide(struct aq_worker *worker)
 {
-    return aq_worker_is_apart(worker) ? swap(worker) : AQ_OK;
+    return change(worker, aq_optimizer_hide, false);
+}
+
+/* What has been resharded is of a round's end. */
+enum aq_status aq_worker_versions_open(struct aq_worker *worker)
+{
+    if (worker->replicas.resharded) return change(worker, aq_optimizer_versions_reshard, true);
+    if (worker->step > 0) return aq_worker_hide(worker);
+    AQ_TRY(aq_optimizer_versions_begin(worker->optimizer, aq_stage_parameters(worker->stage), worker->stream));
+    return aq_device_stream_sync(worker->device, worker->stream);
 }

@@ -288,9 +288,7 @@ enum aq_status aq_worker_snapshot_begin(struct aq_worker *w)
     /* A disk that has gone since must not get a checkpoint where it was mounted. */
     AQ_TRY(aq_owned_check(w->checkpoint_folder, AQ_OWNED_CHECKPOINT, w->run_id));
     if (w->pipeline.cache) AQ_TRY(aq_cache_mark_begin(w->pipeline.cache, w->step));
-    AQ_TRY(aq_worker_outer_show(w)); /* only in the middle of a run, of which the writer makes a copy */
     AQ_TRY(aq_checkpoint_writer_begin(w->checkpoints.writer, w->step));
-    AQ_TRY(aq_worker_outer_hide(w));
     w->checkpoints.step = w->step;
     w->checkpoints.begin_ns = begin;
     w->checkpoints.state = AQ_MARK_WRITING;

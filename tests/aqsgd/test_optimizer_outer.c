@@ -196,13 +196,13 @@ static void test_swap_shows_the_outer_weights(void **state)
     }
     for (uint32_t w = 0; w < 3; w++) {
         memcpy(own[w], ranks.parameters[w], sizeof own[w]);
-        assert_int_equal(aq_optimizer_outer_swap(ranks.optimizers[w], ranks.parameters[w], NULL), AQ_OK);
+        assert_int_equal(aq_optimizer_show(ranks.optimizers[w], ranks.parameters[w], NULL), AQ_OK);
         for (uint64_t i = 0; i < N; i++)
             assert_true(!ranks_is_in(i) || ranks.parameters[w][i] == outer[i]);
         const float *kept = aq_optimizer_state(ranks.optimizers[w], ranks_state(&ranks, AQ_OUTER_STATE));
         for (uint64_t i = 0; i < N; i++)
             assert_true(!ranks_is_in(i) || kept[i] == own[w][i]);
-        assert_int_equal(aq_optimizer_outer_swap(ranks.optimizers[w], ranks.parameters[w], NULL), AQ_OK);
+        assert_int_equal(aq_optimizer_hide(ranks.optimizers[w], ranks.parameters[w], NULL), AQ_OK);
         assert_memory_equal(own[w], ranks.parameters[w], sizeof own[w]);
     }
     ranks_close(&ranks);

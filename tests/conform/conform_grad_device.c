@@ -18,7 +18,7 @@
 #include "nccl.h"
 #endif
 
-enum { GPUS = 8, RANKS = 4, FLOATS = 22000, STEPS = 8, RESTART = 5, CONFIGS = 28, ARRAYS = 12, SKIPPED = 77 };
+enum { GPUS = 8, RANKS = 4, FLOATS = 22000, STEPS = 8, RESTART = 5, CONFIGS = 31, ARRAYS = 12, SKIPPED = 77 };
 
 /* Matrices, a tensor of two pieces, a gap, tails that no block fills, and one tensor that never has a gradient. */
 static const struct aq_optimizer_tensor tensors[] = {
@@ -136,10 +136,30 @@ static void add_local(void)
     add(config);
 }
 
+/* A step ahead of the weights: of each step, of those that local steps shall meet at, of means of them now and then. */
+static void add_predicted(void)
+{
+    struct aq_optimizer_config config;
+    aq_optimizer_config_default(&config, "adamw");
+    config.predict = true;
+    config.total_steps = STEPS;
+    add(config);
+    config.outer_every = 3;
+    config.outer_lr = 0.7f;
+    config.outer_momentum = 0.9f;
+    add(config);
+    aq_optimizer_config_default(&config, "slamb");
+    config.predict = true;
+    config.sync_every = 3;
+    config.total_steps = STEPS;
+    add(config);
+}
+
 static void add_kinds(void)
 {
     add_low_rank();
     add_local();
+    add_predicted();
     for (uint32_t k = 0; aq_optimizer_kind_name(k); k++)
         add_kind(aq_optimizer_kind_name(k));
 }
@@ -222,10 +242,10 @@ static enum aq_status look(const struct run *run, const float *from, uint64_t co
 static enum aq_status look_at_all(const struct run *run, uint64_t step)
 {
     AQ_TRY(look(run, run->parameters, FLOATS, step, 0, "the parameters"));
-    if (aq_optimizer_config_local(run->config)) {
-        AQ_TRY(aq_optimizer_outer_swap(run->optimizer, run->parameters, NULL));
-        AQ_TRY(look(run, run->parameters, FLOATS, step, ARRAYS - 2, "the outer parameters"));
-        AQ_TRY(aq_optimizer_outer_swap(run->optimizer, run->parameters, NULL));
+    if (aq_optimizer_config_local(run->config) || run->config->predict) {
+        AQ_TRY(aq_optimizer_show(run->optimizer, run->parameters, NULL));
+        AQ_TRY(look(run, run->parameters, FLOATS, step, ARRAYS - 2, "what is to be seen"));
+        AQ_TRY(aq_optimizer_hide(run->optimizer, run->parameters, NULL));
     }
     for (uint32_t i = 0; i < aq_optimizer_state_count(run->optimizer); i++) {
         struct aq_optimizer_state_info info;
@@ -297,7 +317,7 @@ static enum aq_status run_config(struct run *run)
     for (uint64_t i = 0; i < FLOATS; i++)
         here[i] = aq_rng_normal(&key, i);
     AQ_TRY(put(run, run->parameters, here, FLOATS));
-    AQ_TRY(aq_optimizer_outer_begin(run->optimizer, run->parameters, NULL));
+    AQ_TRY(aq_optimizer_versions_begin(run->optimizer, run->parameters, NULL));
     for (uint64_t step = 1; step <= STEPS; step++) {
         if (step == RESTART && !run->learns) AQ_TRY(begin_anew(run));
         AQ_TRY(one_step(run, step));

@@ -246,6 +246,7 @@ def scenario_replicas_isolated():
              "bf16": {"reduce.codec": "bf16", "train.optimizer": "lamb", "pipeline.replicas": 3, "train.batch": 12},
              "lp4": {"reduce.codec": "lp4", "train.optimizer": "sgd", "pipeline.stages": 1},
              "local": {"reduce.every": 3, "reduce.codec": "q4"},
+             "stale": {"train.staleness": 1},
              "local-fp32": {"reduce.every": 4, "reduce.outer_momentum": 0, "train.staleness": 1}}
     cases.update({name: OPTIMIZERS[name] for name in ("qadam", "onebit_lamb", "slamb", "lioncub-lanes", "adamw-powersgd")})
     for name, changes in cases.items():
@@ -303,6 +304,12 @@ def scenario_replicas_reshard():
     changed("plain", plain, 2, 1, 3)
     for a, b in zip(losses("plain"), losses("whole")):
         check(abs(a - b) <= 1e-4 * b, f"plain: {losses('plain')} is not {losses('whole')}")
+    # Two versions of the weights, and what is foreseen, too.
+    launch(manifest("whole-stale", **{**base, **plain, "pipeline.replicas": 1, "train.staleness": 1}))
+    changed("stale", {**plain, "train.staleness": 1}, 1, 2)
+    for a, b in zip(losses("stale"), losses("whole-stale")):
+        check(abs(a - b) <= 1e-4 * b, f"stale: {losses('stale')} is not {losses('whole-stale')}")
+    check(losses("whole-stale") != losses("whole"), "staleness changes nothing: no test")
     for name in ("adamw-q4", "onebit_adam"):
         changes = changed(name, {**OPTIMIZERS[name], "edges.forward.codec": "aqsgd"}, 2, 3, 1, 2)
         check(losses(name)[-1] < losses(name)[5], f"{name}: {losses(name)}")

@@ -39,6 +39,13 @@ def scenario_staleness():
         launch(manifest(name, **{**base, **changes}))
         same(name, "one")
     check(losses("one")[-1] < losses("one")[0] * 0.9, f"nothing was learnt: {losses('one')}")
+    # Prediction begins with the first update: at the weights as they were, of the same numbers, the third step is another.
+    asked = {"train.prediction": "false"}
+    for name, changes in {"asked": {"pipeline.stages": 1}, "asked-four": {}}.items():
+        launch(manifest(name, **{**base, **asked, **changes}))
+        same(name, "asked")
+    check(losses("asked")[:2] == losses("one")[:2] and losses("asked")[2:] != losses("one")[2:],
+          f"train.prediction changes nothing: {losses('one')} {losses('asked')}")
     # What the caches hold is a matter of order, too: also where a sample comes in two steps that follow each other.
     coded = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.backward.codec": "directq",
              "edges.backward.bits": 8, "model.dropout": 0.1, "train.epochs": 8, **STALE}

@@ -47,7 +47,7 @@ void ranks_open(struct ranks *ranks, const struct aq_optimizer_config *config, u
         assert_int_equal(aq_optimizer_open_group(ranks->device, config, rank_tensors, RANK_TENSORS, RANK_FLOATS, &group,
                                                  &ranks->optimizers[w]),
                          AQ_OK);
-        assert_int_equal(aq_optimizer_outer_begin(ranks->optimizers[w], ranks->parameters[w], NULL), AQ_OK);
+        assert_int_equal(aq_optimizer_versions_begin(ranks->optimizers[w], ranks->parameters[w], NULL), AQ_OK);
     }
 }
 

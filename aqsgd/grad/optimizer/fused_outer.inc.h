@@ -5,7 +5,6 @@
 AQ_FUSED(OUTER_MOVED, 0, 0, false)
 AQ_FUSED(OUTER_STEP, 0, 0, false)
 AQ_FUSED(OUTER_STEP_MOMENTUM, 0, 0, false)
-AQ_FUSED(OUTER_SWAP, 0, 0, false)
 
 #ifdef AQ_BODY
 /* The pseudo-gradient, in the weights' place. What is not finite has not moved: it is nobody else's. */
@@ -32,12 +31,5 @@ AQ_BODY(OUTER_STEP_MOMENTUM)
     const float moved = w.p[i], m = element_fma(w.b1, w.m[i], moved);
     w.m[i] = m;
     element_outer_step(w, i, element_fma(w.b1, m, moved));
-}
-
-AQ_BODY(OUTER_SWAP)
-{
-    const float x = w.p[i];
-    w.p[i] = w.last[i];
-    w.last[i] = x;
 }
 #endif

@@ -192,6 +192,7 @@ static enum aq_status place(struct aq_optimizer *optimizer)
     AQ_TRY(aq_optimizer_cut(optimizer));
     AQ_TRY(optimizer->kind->place(optimizer));
     AQ_TRY(aq_optimizer_outer_place(optimizer));
+    AQ_TRY(aq_optimizer_predict_place(optimizer));
     AQ_TRY(aq_optimizer_average_place(optimizer));
     return aq_optimizer_choice_place(optimizer);
 }
@@ -460,7 +461,7 @@ enum aq_status aq_optimizer_begin(struct aq_optimizer *optimizer, float *paramet
                                                  .grad_scale = grad_scale,
                                                  .step = step,
                                                  .stream = stream};
-    return AQ_OK;
+    return aq_optimizer_predict_leave(optimizer);
 }
 
 enum aq_status aq_optimizer_begin_void(struct aq_optimizer *optimizer, float *parameters, uint64_t step,
@@ -470,7 +471,7 @@ enum aq_status aq_optimizer_begin_void(struct aq_optimizer *optimizer, float *pa
     optimizer->gauged = false;
     optimizer->call =
         (struct aq_optimizer_call){.void_step = true, .parameters = parameters, .step = step, .stream = stream};
-    return AQ_OK;
+    return aq_optimizer_predict_leave(optimizer);
 }
 
 /* The update, or of a void step what is due all the same. */
@@ -485,7 +486,8 @@ static enum aq_status step_round(struct aq_optimizer *optimizer, uint32_t round,
         if (out->kind != AQ_REDUCE_NONE) return AQ_OK;
         call->updated = true;
     }
-    return aq_optimizer_is_local(optimizer) ? aq_optimizer_outer_round(optimizer, call->outer_round++, out) : AQ_OK;
+    if (aq_optimizer_is_local(optimizer)) AQ_TRY(aq_optimizer_outer_round(optimizer, call->outer_round++, out));
+    return out->kind == AQ_REDUCE_NONE ? aq_optimizer_predict(optimizer) : AQ_OK;
 }
 
 enum aq_status aq_optimizer_round(struct aq_optimizer *optimizer, struct aq_reduce *out)

@@ -90,6 +90,7 @@ struct aq_optimizer {
     struct {
         float *weights, *momentum; /* NULL: no local steps; no momentum */
     } outer;                       /* optimizer_outer.c */
+    float *weights;                /* optimizer_versions.c: `predict`'s; NULL: they are the parameters */
     bool gauged;                  /* gauge holds the whole model's number for the next update */
     double gauge;
     void *own;                    /* the kind's, from scratch memory */
@@ -179,6 +180,13 @@ enum aq_status aq_optimizer_outer_check(const struct aq_optimizer_config *config
 enum aq_status aq_optimizer_outer_place(struct aq_optimizer *optimizer);
 /* After the update of a step, whatever its gradient; nothing but where a round ends. */
 enum aq_status aq_optimizer_outer_round(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out);
+
+/* ---- optimizer_versions.c: weights that are not the parameters; nothing is done but with `predict` ---- */
+enum aq_status aq_optimizer_predict_place(struct aq_optimizer *optimizer);
+/* An update begins: the parameters are the weights. */
+enum aq_status aq_optimizer_predict_leave(struct aq_optimizer *optimizer);
+/* It has ended: the weights are kept, the parameters lie ahead of them. */
+enum aq_status aq_optimizer_predict(struct aq_optimizer *optimizer);
 
 /* ---- optimizer_flat.c ---- */
 enum aq_status aq_optimizer_cut(struct aq_optimizer *optimizer); /* makes the pieces */

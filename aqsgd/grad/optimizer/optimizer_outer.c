@@ -14,7 +14,7 @@
  * grad_codec_topk.c.
  *
  * Two versions of the weights: the rank's own are the parameters, the outer ones the state array "local_steps"; the
- * kernel OUTER_SWAP changes them over. d lies in the parameters while it travels. Inner state (moments) stays with its
+ * kernel SWAP changes them over. d lies in the parameters while it travels. Inner state (moments) stays with its
  * rank: AQ_STATE_LOCAL. The outer step is elementwise, in fp32, of values that are equal on all ranks: so are the
  * weights.
  *
@@ -86,25 +86,6 @@ enum aq_status aq_optimizer_outer_round(struct aq_optimizer *optimizer, uint32_t
                           after = kernel_of(optimizer, optimizer->outer.momentum ? AQ_FUSED_OUTER_STEP_MOMENTUM
                                                                                  : AQ_FUSED_OUTER_STEP);
     return aq_optimizer_ask_along(optimizer, optimizer->call.parameters, &before, &after, out);
-}
-
-enum aq_status aq_optimizer_outer_begin(struct aq_optimizer *optimizer, const float *parameters,
-                                        struct aq_stream *stream)
-{
-    if (!aq_optimizer_is_local(optimizer)) return AQ_OK;
-    return aq_device_copy(optimizer->device, optimizer->outer.weights, parameters,
-                          (size_t)optimizer->parameters * sizeof *parameters, stream);
-}
-
-enum aq_status aq_optimizer_outer_swap(struct aq_optimizer *optimizer, float *parameters, struct aq_stream *stream)
-{
-    if (!aq_optimizer_is_local(optimizer)) return AQ_OK;
-    AQ_ASSERT(!optimizer->call.updating && !optimizer->call.void_step);
-    optimizer->call = (struct aq_optimizer_call){.parameters = parameters, .stream = stream};
-    const struct aq_fused swap = kernel_of(optimizer, AQ_FUSED_OUTER_SWAP);
-    const enum aq_status status = aq_optimizer_fused(optimizer, &swap);
-    optimizer->call = (struct aq_optimizer_call){0};
-    return status;
 }
 
 float aq_optimizer_config_pending(const struct aq_optimizer_config *config)

@@ -70,6 +70,7 @@ struct aq_optimizer_config {
      */
     uint32_t outer_every;
     float outer_lr, outer_momentum; /* 0 <= momentum < 1, Nesterov's */
+    bool predict; /* the parameters lie a step ahead of the weights: optimizer_versions.c */
 
     /* qadam, onebit_adam, onebit_lamb */
     uint64_t warmup_steps; /* uncompressed steps at the beginning, after which v is frozen; the least number if  */
@@ -270,15 +271,23 @@ enum aq_status aq_optimizer_begin_void(struct aq_optimizer *optimizer, float *pa
 enum aq_status aq_optimizer_round(struct aq_optimizer *optimizer, struct aq_reduce *out);
 
 /*
- * Local steps have two versions of the parameters: the rank's own, which it trains, and the outer ones, the same on all
- * ranks since the last outer step, which are a state array (AQ_OUTER_STATE). begin: both are these, before the first
- * step of a run. swap: the parameters become the outer ones and the array has the rank's own; once more: back. Where a
- * round ends both are the same. Enqueued on the stream; nothing is done where there are no local steps. AQ_CUDAERR.
+ * Other versions of the parameters are state arrays. Local steps train a rank's own, and the outer ones are the same on
+ * all ranks since the last outer step. With `predict` gradients are of the parameters, which lie as far ahead of the
+ * weights as the last update went, and updates are of the weights. begin: all versions are these, before the first step
+ * of a run. show: the parameters become what is to be looked at from outside, the weights (of local steps the outer
+ * ones); AQ_PREDICT_STATE then has what lay ahead, AQ_OUTER_STATE the rank's own. hide: back, bit for bit. Where a
+ * round of local steps ends its versions are the same. reshard: hide, of a state that is another count of ranks'
+ * (aq_grad_reshard) and weights that all have; begin, where that state was each rank's own. Enqueued on the stream;
+ * nothing is done where there is one version. AQ_CUDAERR.
  */
 #define AQ_OUTER_STATE "local_steps"
-enum aq_status aq_optimizer_outer_begin(struct aq_optimizer *optimizer, const float *parameters,
-                                        struct aq_stream *stream);
-enum aq_status aq_optimizer_outer_swap(struct aq_optimizer *optimizer, float *parameters, struct aq_stream *stream);
+#define AQ_PREDICT_STATE "predicted"
+enum aq_status aq_optimizer_versions_begin(struct aq_optimizer *optimizer, const float *parameters,
+                                           struct aq_stream *stream);
+enum aq_status aq_optimizer_show(struct aq_optimizer *optimizer, float *parameters, struct aq_stream *stream);
+enum aq_status aq_optimizer_hide(struct aq_optimizer *optimizer, float *parameters, struct aq_stream *stream);
+enum aq_status aq_optimizer_versions_reshard(struct aq_optimizer *optimizer, float *parameters,
+                                             struct aq_stream *stream);
 
 /* begin and its rounds, where no rank is needed: AQ_INVAL with W > 1 where a round asks for something. */
 enum aq_status aq_optimizer_step(struct aq_optimizer *optimizer, float *parameters, const float *gradients, float lr,
