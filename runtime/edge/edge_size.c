@@ -5,12 +5,12 @@
 #include "edge_private.h"
 
 struct codec_bytes {
-    uint64_t warm, cold, bound, message, message_mean;
+    uint64_t warm, cold, bound, message, message_mean, kernel;
 };
 
 /* A codec tells its sizes when it is open. */
 static enum aq_status codec_bytes_of(const struct aq_edge_shape *shape, const struct aq_codec_config *config,
-                                     struct codec_bytes *out, uint64_t *kernel_bytes)
+                                     struct codec_bytes *out)
 {
     struct aq_codec *codec;
     AQ_TRY(aq_codec_open(NULL, config, shape->rows, shape->columns, &codec));
@@ -18,8 +18,8 @@ static enum aq_status codec_bytes_of(const struct aq_edge_shape *shape, const st
                                 .cold = aq_codec_body_bytes_of(codec, shape->rows_mean, true),
                                 .bound = aq_codec_bound(codec),
                                 .message = aq_codec_message_bytes(codec),
-                                .message_mean = aq_codec_message_bytes_of(codec, shape->rows_mean)};
-    *kernel_bytes += aq_codec_kernel_bytes(codec);
+                                .message_mean = aq_codec_message_bytes_of(codec, shape->rows_mean),
+                                .kernel = aq_codec_kernel_bytes(codec)};
     aq_codec_close(codec);
     return AQ_OK;
 }
@@ -40,11 +40,11 @@ enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge
 {
     struct aq_codec_config raw;
     struct codec_bytes forward, backward, evaluation;
-    uint64_t kernel_bytes = 0;
     aq_codec_config_plain(&raw);
-    AQ_TRY(codec_bytes_of(shape, &shape->forward, &forward, &kernel_bytes));
-    AQ_TRY(codec_bytes_of(shape, &shape->backward, &backward, &kernel_bytes));
-    AQ_TRY(codec_bytes_of(shape, &raw, &evaluation, &kernel_bytes));
+    AQ_TRY(codec_bytes_of(shape, &shape->forward, &forward));
+    AQ_TRY(codec_bytes_of(shape, &shape->backward, &backward));
+    AQ_TRY(codec_bytes_of(shape, &raw, &evaluation));
+    const bool kernels = forward.kernel && backward.kernel && evaluation.kernel;
     const uint64_t bound = largest(largest(evaluation.bound, forward.bound), largest(backward.bound, forward.message));
     const uint32_t rows = shape->rows_mean ? shape->rows_mean : shape->rows;
     struct aq_edge_size size = {.values_bytes = (uint64_t)rows * shape->columns * sizeof(float),
@@ -54,7 +54,7 @@ enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge
                                 .forward_bound = forward.bound,
                                 .backward_bound = backward.bound,
                                 .raw_bound = evaluation.bound,
-                                .kernel_bytes = kernel_bytes,
+                                .kernel_bytes = kernels ? forward.kernel + backward.kernel + evaluation.kernel : 0,
                                 .message_bytes = forward.message,
                                 .message_bytes_mean = forward.message_mean,
                                 .body_bytes_max = shape->micro_batch * (AQ_EDGE_SAMPLE_BYTES + bound)};
@@ -68,7 +68,7 @@ enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge
                        "train.micro_batch or train.T",
                        shape->edge, shape->micro_batch, (unsigned long long)size.body_bytes_max);
     size.host_bytes = shape->send_frames * size.body_bytes_max + shape->shared * sizeof(float) + size.still_bytes;
-    size.device_bytes = aq_edge_works_bytes(shape, &size);
+    size.device_bytes = kernels ? aq_edge_works_bytes(shape, &size) : 0; /* else the host codes: edge_work.c */
     size.nccl_bytes = aq_edge_nccl_bytes(&size);
     *out = size;
     return AQ_OK;

@@ -145,10 +145,12 @@ enum aq_status aq_edge_works_open(struct aq_edge *edge)
     struct aq_edge_works *works = edge->works = memory; /* from here on aq_edge_close frees it */
     AQ_TRY(work_open(&works->encode, edge->shape.micro_batch));
     AQ_TRY(work_open(&works->decode, edge->shape.micro_batch));
+    edge->on_device = true; /* one place for bodies: all of an edge's codecs, or none (aq_edge_size_of) */
+    for (int i = 0; i < 3; i++)
+        edge->on_device = edge->on_device && aq_codec_device_bytes(codecs[i]) > 0;
+    if (!edge->on_device) return AQ_OK;
     for (int i = 0; i < 3; i++)
         AQ_TRY(aq_codec_take_device(codecs[i]));
-    edge->on_device = aq_codec_on_device(edge->forward);
-    if (!edge->on_device) return AQ_OK;
     AQ_TRY(work_open_device(edge, &works->encode, edge->config.sender));
     AQ_TRY(work_open_device(edge, &works->decode, !edge->config.sender));
     aq_log("edge", 2, "edge %u: the device codes micro-batches of %u, with %zu bytes of its own", edge->shape.edge,

@@ -436,6 +436,7 @@ static const char *const codecs[] = {
     "codec: directq, bits: 3",
     "codec: raw, precision: fp32",
     "codec: raw, precision: bf16",
+    "codec: ec, rate: 2.5",
 };
 
 /* Every row of codecs.def, of activations and, where it may be, of gradients. */
@@ -464,7 +465,7 @@ static void test_edge_holds_the_invariant_over_every_codec(void **state)
     static struct result result;
     for (size_t i = 0; i < sizeof codecs / sizeof codecs[0]; i++) {
         run(codecs[i], NOTHING, &result);
-        const bool remembers = strstr(codecs[i], "aqsgd") != NULL;
+        const bool remembers = strstr(codecs[i], "aqsgd") || strstr(codecs[i], "codec: ec");
         assert_int_equal(result.sender.measures.fetched + result.receiver.measures.fetched, 0);
         assert_int_equal(result.sender.measures.keyframes, remembers ? SAMPLES : 0);
         assert_int_equal(result.receiver.measures.keyframes, remembers ? SAMPLES : 0);
@@ -654,6 +655,28 @@ static void same(const struct result *a, const struct result *b, const char *cod
                  kind, a->sender.nccl ? " over NCCL" : "");
 }
 
+/* Codecs with kernels and without at one edge, either way round. */
+static void mixed_on(const char *device)
+{
+    static struct result here, there;
+    static const char *const ways[][2] = {{"codec: aqsgd, bits: 4", "codec: ec"},
+                                          {"codec: ec", "codec: directq, bits: 8"},
+                                          {"codec: ec", "codec: ec, rate: 3"},
+                                          {"codec: raw, precision: fp32", "codec: ec"}};
+    const char *const before = backward;
+    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
+        for (int lose = 0; lose < 2; lose++) {
+            backward = ways[i][1];
+            run(ways[i][0], lose ? BOTH : NOTHING, &here);
+            kind = device;
+            run(ways[i][0], lose ? BOTH : NOTHING, &there);
+            same(&there, &here, ways[i][0]);
+            kind = "cpu";
+        }
+    }
+    backward = before;
+}
+
 /* Every codec, what was lost, and what was spoilt, on that kind of device, against the CPU. */
 static void edge_on(const char *device, bool over_nccl)
 {
@@ -743,6 +766,7 @@ static void test_edge_on_other_devices_has_the_bits_of_the_cpu(void **state)
         }
         assert_int_equal(status, AQ_OK);
         edge_on(kinds[k], false);
+        mixed_on(kinds[k]);
         seen++;
     }
     if (seen == 0) skip();
