@@ -321,10 +321,15 @@ enum aq_status aq_hello_decode(const uint8_t bytes[AQ_FRAME_HELLO_BYTES], struct
         .bundle = get(bytes + 64, 8),
     };
     const bool several = hello.features & AQ_FEATURE_STREAMS;
-    const uint32_t known = AQ_FEATURE_HEAL | AQ_FEATURE_PACK | AQ_FEATURE_PARTS | AQ_FEATURE_STREAMS;
+    const uint32_t known = AQ_FEATURE_HEAL | AQ_FEATURE_PACK | AQ_FEATURE_PARTS | AQ_FEATURE_STREAMS |
+                           AQ_FEATURE_COPIES;
     if ((hello.features & ~known) != 0 || !all_zero(bytes + 72, AQ_FRAME_HELLO_BYTES - 72) ||
         (!several && !all_zero(bytes + 56, 16))) {
         snprintf(text, AQ_TEXT_BYTES, "asks in its HELLO for features that version %d does not have", AQ_FRAME_VERSION);
+        return AQ_PROTO;
+    }
+    if ((hello.features & AQ_FEATURE_COPIES) && !several) {
+        snprintf(text, AQ_TEXT_BYTES, "asks in its HELLO for copies without streams");
         return AQ_PROTO;
     }
     if (several && (hello.streams == 0 || hello.streams > AQ_LINK_STREAMS_MAX || hello.stream >= hello.streams ||

@@ -26,6 +26,7 @@ enum {
     AQ_FEATURE_PACK = 2,
     AQ_FEATURE_PARTS = 4,
     AQ_FEATURE_STREAMS = 8,
+    AQ_FEATURE_COPIES = 16, /* of stripes */
     AQ_LINK_FLAG_PACKED = 1,    /* the bit of link_flags                                      */
     AQ_FRAME_PART_BYTES = 1024, /* of a body in parts: the least that one may have            */
     AQ_FRAME_GAP_BYTES = 24,

@@ -46,6 +46,7 @@ struct aq_handshake {
     struct aq_hello hello;
     uint32_t streams;         /* a listener's: that were promised in the answer, this one included; 0: not answered */
     uint64_t bundle;          /* its name, where there are several                   */
+    enum aq_link_copies copies; /* a listener's: OFF where the answer has none */
     bool joined;              /* this one is another stream of a bundle, and counted */
     char text[AQ_TEXT_BYTES]; /* why it failed, or why it is kept for another accept */
 };

@@ -14,14 +14,17 @@
 #include "link_state.h"
 #include "stripes.h"
 
-/* By what the path holds, and what a window halved by a loss now and then fills of it. */
+/* By what the path holds, and what a window halved by a loss now and then fills of it; a second one for copies. */
 static uint32_t wish(const struct aq_link_config *config, const struct aq_path *path)
 {
     if (config->streams > 0) return config->streams;
-    if (path->steady || path->round_trip_ns < AQ_FAR_NS) return 1;
+    const uint32_t least = config->copies == AQ_LINK_COPIES_OFF ? 1 : 2;
+    if (path->round_trip_ns < AQ_FAR_NS) return 1;
+    if (path->steady) return least;
     const double rate_mbps = config->rate_mbps > 0 ? config->rate_mbps : AQ_PACK_RATE_MBPS;
     const double bytes = rate_mbps * 1e6 / 8 * (double)path->round_trip_ns * 1e-9;
     const double streams = bytes / AQ_STREAM_WINDOW_BYTES + 1;
+    if (streams < least) return least;
     return streams < AQ_LINK_STREAMS_MAX ? (uint32_t)streams : AQ_LINK_STREAMS_MAX;
 }
 
@@ -30,7 +33,7 @@ void aq_streams_ask(const struct aq_link_config *config, struct aq_byte_stream *
     struct aq_path path;
     stream->ops->path(stream, &path);
     if (config->streams == 1 || (config->streams == 0 && path.round_trip_ns < AQ_FAR_NS)) return;
-    hello->features |= AQ_FEATURE_STREAMS;
+    hello->features |= AQ_FEATURE_STREAMS | (config->copies == AQ_LINK_COPIES_OFF ? 0u : AQ_FEATURE_COPIES);
     hello->streams = wish(config, &path);
 }
 
@@ -49,6 +52,8 @@ void aq_streams_answer(struct aq_listener *listener, struct aq_handshake *h, con
     hello->features |= AQ_FEATURE_STREAMS;
     hello->streams = h->streams;
     hello->bundle = h->bundle;
+    h->copies = h->hello.features & AQ_FEATURE_COPIES ? config->copies : AQ_LINK_COPIES_OFF;
+    if (h->copies != AQ_LINK_COPIES_OFF) hello->features |= AQ_FEATURE_COPIES;
 }
 
 enum aq_status aq_streams_check(struct aq_handshake *h, const struct aq_hello *asked)
@@ -56,6 +61,10 @@ enum aq_status aq_streams_check(struct aq_handshake *h, const struct aq_hello *a
     const struct aq_hello *p = &h->hello;
     const uint32_t least = asked->streams > 2 ? asked->streams : 2;
     if (!(p->features & AQ_FEATURE_STREAMS)) return AQ_OK;
+    if (p->features & ~asked->features & AQ_FEATURE_COPIES) {
+        snprintf(h->text, sizeof h->text, "answers with copies that were not asked for");
+        return AQ_PROTO;
+    }
     if ((asked->features & AQ_FEATURE_STREAMS) && p->streams >= least && p->stream == 0 && p->bundle != 0) return AQ_OK;
     snprintf(h->text, sizeof h->text, "answers with %u streams where %u were asked for", p->streams, asked->streams);
     return AQ_PROTO;
@@ -148,7 +157,10 @@ enum aq_status aq_streams_dial(struct aq_net *net, struct aq_handshake *h, const
     }
     if (status == AQ_OK) {
         h->stream = NULL; /* taken, also where it fails */
-        status = aq_stripes_open(parts, others + 1, h->hello.bundle, &h->stream);
+        const struct aq_stripes_config stripes = {
+            .bundle = h->hello.bundle,
+            .copies = h->hello.features & AQ_FEATURE_COPIES ? config->copies : AQ_LINK_COPIES_OFF};
+        status = aq_stripes_open(parts, others + 1, &stripes, &h->stream);
     } else
         for (uint32_t i = 1; i <= others; i++)
             aq_byte_stream_close(parts[i]);
@@ -210,7 +222,7 @@ enum aq_status aq_streams_take(struct aq_listener *listener, struct aq_handshake
 {
     struct aq_byte_stream *parts[AQ_LINK_STREAMS_MAX] = {first->stream};
     const uint32_t count = first->streams;
-    const uint64_t bundle = first->bundle;
+    const struct aq_stripes_config stripes = {.bundle = first->bundle, .copies = first->copies};
     for (uint32_t i = 0; count > 1 && i < AQ_HANDSHAKES; i++) {
         struct aq_handshake *h = &listener->hands[i];
         if (!joined(h, first)) continue;
@@ -219,7 +231,7 @@ enum aq_status aq_streams_take(struct aq_listener *listener, struct aq_handshake
         *h = (struct aq_handshake){0};
     }
     *first = (struct aq_handshake){0};
-    if (count > 1) return aq_stripes_open(parts, count, bundle, out);
+    if (count > 1) return aq_stripes_open(parts, count, &stripes, out);
     *out = parts[0];
     return AQ_OK;
 }

@@ -25,19 +25,38 @@ struct part {
     int armed[2];                                        /* descriptors in poll[]; -1: none                      */
     uint8_t out[AQ_STRIPE_HEAD_BYTES + AQ_STRIPE_BYTES]; /* a stripe on its way out: [begin, end) is left */
     uint32_t out_begin, out_end;
+    uint64_t queue[AQ_COPIES_KEPT]; /* stripes that it copies, in order: [queue_begin, queue_end), modulo */
+    uint64_t queue_begin, queue_end;
+};
+
+struct kept { /* a stripe, for its copies */
+    uint32_t bytes;
+    uint8_t stripe[AQ_STRIPE_HEAD_BYTES + AQ_STRIPE_BYTES];
 };
 
 struct stripes {
     struct aq_byte_stream stream;
-    uint64_t bundle;
+    struct aq_stripes_config config;
     uint64_t in_number, out_number; /* the next stripe to come, and to go                            */
+    uint32_t in_bytes, in_taken;    /* of the stripe that comes, once some of it was taken           */
+    uint32_t dropped;               /* in this read; drops_on: and there was more                    */
+    bool drops_on;
     uint32_t in_at, out_at;         /* the part to look at first                                     */
     int poll[2];                    /* epoll for reading, for writing                                */
     bool crowded;                   /* there were bytes to write and no part had room for them       */
     double ns_per_byte;             /* paced; 0: not                                                 */
     uint64_t line_free_ns;          /* when what was written has gone at that pace                   */
     uint64_t pace_wake_ns;          /* when the pace lets more go; AQ_NEVER: it does                 */
-    char text[AQ_TEXT_BYTES];       /* stream.broken                                                 */
+    struct {
+        uint64_t look_ns, looked_ns; /* when to look at the path again, and when that was last       */
+        uint64_t again_bytes;        /* that had been sent again then                                */
+        uint64_t full_since_ns; /* there were bytes and no room for them; 0: there is               */
+        uint64_t full_ns;       /* how long, since looked_ns                                        */
+        uint64_t lossy_until_ns, full_until_ns;
+        bool go; /* they go now */
+    } copies;                 /* AQ_LINK_COPIES_AUTO */
+    struct kept *kept;        /* AQ_COPIES_KEPT, the last ones, by number; NULL: AQ_LINK_COPIES_OFF */
+    char text[AQ_TEXT_BYTES]; /* stream.broken       */
     uint32_t count;
     struct part parts[];
 };
@@ -49,10 +68,10 @@ static struct stripes *of(struct aq_byte_stream *stream)
     return (struct stripes *)stream;
 }
 
-enum aq_status aq_stripes_open(struct aq_byte_stream *const *parts, uint32_t count, uint64_t bundle,
-                               struct aq_byte_stream **out)
+enum aq_status aq_stripes_open(struct aq_byte_stream *const *parts, uint32_t count,
+                               const struct aq_stripes_config *config, struct aq_byte_stream **out)
 {
-    void *memory;
+    void *memory, *kept = NULL;
     struct stripes *s = NULL;
     enum aq_status status = aq_alloc(sizeof *s + count * sizeof s->parts[0], &memory);
     if (status == AQ_OK) {
@@ -61,6 +80,8 @@ enum aq_status aq_stripes_open(struct aq_byte_stream *const *parts, uint32_t cou
         s->poll[1] = epoll_create1(EPOLL_CLOEXEC);
         if (s->poll[0] == -1 || s->poll[1] == -1) status = aq_fail_errno(AREA, "epoll for %u streams", count);
     }
+    if (status == AQ_OK && config->copies != AQ_LINK_COPIES_OFF)
+        status = aq_alloc(AQ_COPIES_KEPT * sizeof(struct kept), &kept);
     if (status != AQ_OK) {
         for (uint32_t i = 0; i < count; i++)
             aq_byte_stream_close(parts[i]);
@@ -72,7 +93,8 @@ enum aq_status aq_stripes_open(struct aq_byte_stream *const *parts, uint32_t cou
     s->stream.ops = &STRIPES_OPS;
     s->stream.next = parts[0];
     memcpy(s->stream.name, parts[0]->name, sizeof s->stream.name);
-    s->bundle = bundle;
+    s->config = *config;
+    s->kept = kept;
     s->count = count;
     s->pace_wake_ns = AQ_NEVER;
     for (uint32_t i = 0; i < count; i++) {
@@ -120,6 +142,12 @@ static bool known(const struct part *part)
     return part->head_have == AQ_STRIPE_HEAD_BYTES;
 }
 
+/* Is it past what is due, or at its end? */
+static bool ahead(const struct stripes *s, const struct part *part)
+{
+    return known(part) && (part->stripe.bytes == 0 || part->stripe.number > s->in_number);
+}
+
 static bool due(const struct stripes *s, const struct part *part)
 {
     return known(part) && part->stripe.bytes > 0 && part->stripe.number == s->in_number;
@@ -134,32 +162,95 @@ static enum aq_status read_head(struct stripes *s, struct part *part)
         AQ_TRY(part->below->ops->read(part->below, &iov, 1, &got));
         part->head_have += (uint32_t)got;
     }
-    AQ_TRY(aq_stripe_decode(part->head, s->bundle, &part->stripe, s->text));
+    AQ_TRY(aq_stripe_decode(part->head, s->config.bundle, &part->stripe, s->text));
     part->left = part->stripe.bytes;
-    if (part->stripe.number >= s->in_number) return AQ_OK;
+    const bool copies = s->config.copies != AQ_LINK_COPIES_OFF && part->stripe.bytes > 0;
+    if (part->stripe.number >= s->in_number || copies) return AQ_OK;
     snprintf(s->text, sizeof s->text, "sent stripe %llu again; %llu is due", (unsigned long long)part->stripe.number,
              (unsigned long long)s->in_number);
     return AQ_PROTO;
 }
 
-/* The part whose stripe is due. AQ_AGAIN: it is not here yet; AQ_CLOSED: that was the last one. */
-static enum aq_status find(struct stripes *s, struct part **out)
+/* Reads so many of its stripe's bytes, which another connection has brought. */
+static enum aq_status drop(struct stripes *s, struct part *part, uint32_t bytes)
 {
+    uint8_t away[4096];
+    while (bytes > 0) {
+        size_t got;
+        const struct iovec iov = {.iov_base = away, .iov_len = bytes < sizeof away ? bytes : sizeof away};
+        s->drops_on = s->dropped >= AQ_STRIPES_DROP_BYTES;
+        if (s->drops_on) return AQ_AGAIN; /* the loop has other links; wait_to_read comes back at once */
+        AQ_TRY(part->below->ops->read(part->below, &iov, 1, &got));
+        part->left -= (uint32_t)got;
+        bytes -= (uint32_t)got;
+        s->dropped += (uint32_t)got;
+    }
+    return AQ_OK;
+}
+
+/* To its next byte that is wanted, if it has one: else it is ahead. */
+static enum aq_status advance(struct stripes *s, struct part *part)
+{
+    for (;;) {
+        if (!known(part)) AQ_TRY(read_head(s, part));
+        if (ahead(s, part)) return AQ_OK;
+        if (due(s, part)) break;
+        AQ_TRY(drop(s, part, part->left));
+        part->head_have = 0;
+    }
+    if (s->in_taken == 0) return AQ_OK;
+    if (part->stripe.bytes != s->in_bytes) {
+        snprintf(s->text, sizeof s->text, "sent stripe %llu with %u bytes on one stream and %u on another",
+                 (unsigned long long)s->in_number, s->in_bytes, part->stripe.bytes);
+        return AQ_PROTO;
+    }
+    const uint32_t at = part->stripe.bytes - part->left;
+    return at < s->in_taken ? drop(s, part, s->in_taken - at) : AQ_OK;
+}
+
+static enum aq_status take(struct stripes *s, struct part *part, const struct iovec *iov, int count, size_t *got)
+{
+    struct iovec some[2];
+    int pieces = 0;
+    for (size_t left = part->left; pieces < count && pieces < 2 && left > 0; pieces++) {
+        some[pieces] = iov[pieces];
+        if (some[pieces].iov_len > left) some[pieces].iov_len = left;
+        left -= some[pieces].iov_len;
+    }
+    AQ_TRY(part->below->ops->read(part->below, some, pieces, got));
+    AQ_ASSERT(*got <= part->left);
+    part->left -= (uint32_t)*got;
+    s->in_bytes = part->stripe.bytes;
+    s->in_taken = part->stripe.bytes - part->left;
+    s->in_at = (uint32_t)(part - s->parts);
+    if (part->left > 0) return AQ_OK;
+    part->head_have = 0;
+    s->in_number++;
+    s->in_taken = 0;
+    s->in_at = (s->in_at + 1) % s->count;
+    return AQ_OK;
+}
+
+/* From whichever part has the next bytes. AQ_AGAIN: none has; AQ_CLOSED: those were the last. */
+static enum aq_status stripes_read(struct aq_byte_stream *stream, const struct iovec *iov, int count, size_t *got)
+{
+    struct stripes *s = of(stream);
     uint32_t heads = 0, ends = 0;
+    const uint32_t first = s->in_at;
+    hear(s, 0);
+    s->dropped = 0;
+    s->drops_on = false;
     for (uint32_t i = 0; i < s->count; i++) {
-        struct part *part = &s->parts[(s->in_at + i) % s->count];
-        if (!known(part)) {
-            const enum aq_status status = read_head(s, part);
-            if (status == AQ_AGAIN) continue;
-            if (status != AQ_OK) return broken(s, part, status);
+        struct part *part = &s->parts[(first + i) % s->count];
+        enum aq_status status = advance(s, part);
+        if (status == AQ_OK && ahead(s, part)) {
+            heads++;
+            ends += part->stripe.bytes == 0 && part->stripe.number == s->in_number;
+            continue;
         }
-        if (due(s, part)) {
-            s->in_at = (uint32_t)(part - s->parts);
-            *out = part;
-            return AQ_OK;
-        }
-        heads++;
-        ends += part->stripe.bytes == 0 && part->stripe.number == s->in_number;
+        if (status == AQ_OK) status = take(s, part, iov, count, got);
+        if (status == AQ_OK) return AQ_OK;
+        if (status != AQ_AGAIN) return broken(s, part, status);
     }
     if (ends == s->count) return AQ_CLOSED;
     if (heads < s->count) return AQ_AGAIN;
@@ -168,41 +259,19 @@ static enum aq_status find(struct stripes *s, struct part **out)
     return broken(s, NULL, AQ_PROTO);
 }
 
-static enum aq_status stripes_read(struct aq_byte_stream *stream, const struct iovec *iov, int count, size_t *got)
-{
-    struct stripes *s = of(stream);
-    struct part *part = NULL;
-    struct iovec some[2];
-    int pieces = 0;
-    hear(s, 0);
-    AQ_TRY(find(s, &part));
-    for (size_t left = part->left; pieces < count && pieces < 2 && left > 0; pieces++) {
-        some[pieces] = iov[pieces];
-        if (some[pieces].iov_len > left) some[pieces].iov_len = left;
-        left -= some[pieces].iov_len;
-    }
-    const enum aq_status status = part->below->ops->read(part->below, some, pieces, got);
-    if (status != AQ_OK) return status == AQ_AGAIN ? status : broken(s, part, status);
-    AQ_ASSERT(*got <= part->left);
-    part->left -= (uint32_t)*got;
-    if (part->left > 0) return AQ_OK;
-    part->head_have = 0;
-    s->in_number++;
-    s->in_at = (s->in_at + 1) % s->count;
-    return AQ_OK;
-}
-
 /* Right after a read that said AQ_AGAIN: each part that is waited for has been asked. */
 static void wait_to_read(struct stripes *s, struct aq_byte_stream_wait *out)
 {
     struct part *const first = &s->parts[s->in_at];
+    const bool alone = s->config.copies == AQ_LINK_COPIES_OFF && due(s, first);
     for (uint32_t i = 0; i < s->count; i++) {
         struct part *part = &s->parts[i];
         struct aq_byte_stream_wait wait;
-        if (due(s, first) ? part != first : known(part)) continue;
+        if (alone ? part != first : ahead(s, part)) continue;
         part->below->ops->wait(part->below, false, &wait);
         arm(s, part, 0, &wait, &out->wake_ns);
     }
+    if (s->drops_on) out->wake_ns = 0;
 }
 
 /* ---- out ---- */
@@ -219,6 +288,11 @@ static struct aq_byte_stream *bottom(const struct part *part)
     while (stream->next)
         stream = stream->next;
     return stream;
+}
+
+static bool copies_left(const struct part *part)
+{
+    return part->queue_begin < part->queue_end;
 }
 
 static bool has_room(const struct part *part, uint64_t now_ns)
@@ -247,7 +321,7 @@ static struct part *next_with_room(struct stripes *s, uint64_t now_ns)
 {
     for (uint32_t i = 0; i < s->count; i++) {
         const uint32_t at = (s->out_at + i) % s->count;
-        if (!has_room(&s->parts[at], now_ns)) continue;
+        if (copies_left(&s->parts[at]) || !has_room(&s->parts[at], now_ns)) continue; /* numbers rise */
         s->out_at = (at + 1) % s->count;
         return &s->parts[at];
     }
@@ -284,10 +358,64 @@ static uint32_t cut_stripe(struct stripes *s, struct part *part, const struct io
         skip = 0;
     }
     const struct aq_stripe stripe = {.number = s->out_number, .bytes = bytes};
-    aq_stripe_encode(&stripe, s->bundle, part->out);
+    aq_stripe_encode(&stripe, s->config.bundle, part->out);
     part->out_begin = 0;
     part->out_end = AQ_STRIPE_HEAD_BYTES + bytes;
     return bytes;
+}
+
+static void stripes_path(struct aq_byte_stream *stream, struct aq_path *out);
+
+/* Where packets are lost, unless the bytes themselves want the link for more than half of the time. */
+static bool copies_now(struct stripes *s, uint64_t now_ns)
+{
+    struct aq_path path;
+    if (s->config.copies != AQ_LINK_COPIES_AUTO) return s->config.copies == AQ_LINK_COPIES_ON;
+    if (now_ns >= s->copies.look_ns) {
+        stripes_path(&s->stream, &path);
+        if (path.again_bytes > s->copies.again_bytes) s->copies.lossy_until_ns = now_ns + AQ_COPIES_KEEP_NS;
+        const bool full = 2 * s->copies.full_ns > now_ns - s->copies.looked_ns;
+        if (full) s->copies.full_until_ns = now_ns + (s->copies.go ? AQ_COPIES_PAUSE_NS : AQ_COPIES_LOOK_NS);
+        s->copies.again_bytes = path.again_bytes;
+        s->copies.full_ns = 0;
+        s->copies.looked_ns = now_ns;
+        s->copies.look_ns = now_ns + AQ_COPIES_LOOK_NS;
+    }
+    s->copies.go = now_ns < s->copies.lossy_until_ns && now_ns >= s->copies.full_until_ns;
+    return s->copies.go;
+}
+
+/* What it is to copy, as far as it has room; what is not kept any more is passed over. */
+static enum aq_status copies_out(struct stripes *s, struct part *part, uint64_t now_ns)
+{
+    while (copies_left(part) && has_room(part, now_ns)) {
+        const uint64_t number = part->queue[part->queue_begin++ % AQ_COPIES_KEPT];
+        const struct kept *kept = &s->kept[number % AQ_COPIES_KEPT];
+        if (s->out_number - number > AQ_COPIES_KEPT) continue;
+        memcpy(part->out, kept->stripe, kept->bytes);
+        part->out_begin = 0;
+        part->out_end = kept->bytes;
+        count_pace(s, kept->bytes, now_ns);
+        AQ_TRY(flush(s, part));
+    }
+    return AQ_OK;
+}
+
+/* The newest stripe, which the part has, over that of the others which is the least behind. */
+static enum aq_status copy_stripe(struct stripes *s, const struct part *part, uint64_t now_ns)
+{
+    const uint64_t number = s->out_number - 1;
+    struct part *other = NULL;
+    for (uint32_t i = 1; i < s->count; i++) {
+        struct part *one = &s->parts[((uint32_t)(part - s->parts) + i) % s->count];
+        if (!other || one->queue_end - one->queue_begin < other->queue_end - other->queue_begin) other = one;
+    }
+    struct kept *kept = &s->kept[number % AQ_COPIES_KEPT];
+    kept->bytes = part->out_end;
+    memcpy(kept->stripe, part->out, kept->bytes);
+    if (other->queue_end - other->queue_begin == AQ_COPIES_KEPT) other->queue_begin++; /* it stands still */
+    other->queue[other->queue_end++ % AQ_COPIES_KEPT] = number;
+    return copies_out(s, other, now_ns);
 }
 
 static size_t bytes_of(const struct iovec *iov, int count)
@@ -305,10 +433,14 @@ static enum aq_status stripes_write(struct aq_byte_stream *stream, const struct 
     const uint64_t now_ns = aq_clock_ns();
     size_t taken = 0;
     hear(s, 1);
+    if (s->copies.full_since_ns > 0) s->copies.full_ns += now_ns - s->copies.full_since_ns;
+    const bool copies = copies_now(s, now_ns);
     s->crowded = false;
     s->pace_wake_ns = AQ_NEVER;
     for (uint32_t i = 0; i < s->count; i++)
         AQ_TRY(flush(s, &s->parts[i]));
+    for (uint32_t i = 0; i < s->count; i++)
+        AQ_TRY(copies_out(s, &s->parts[i], now_ns));
     while (taken < offered && pace_permits(s, now_ns)) {
         struct part *part = next_with_room(s, now_ns);
         s->crowded = !part;
@@ -316,11 +448,13 @@ static enum aq_status stripes_write(struct aq_byte_stream *stream, const struct 
         taken += cut_stripe(s, part, iov, count, taken);
         s->out_number++;
         count_pace(s, part->out_end, now_ns);
+        if (copies) AQ_TRY(copy_stripe(s, part, now_ns)); /* before it goes out and gives its place away */
         AQ_TRY(flush(s, part));
     }
+    s->copies.full_since_ns = taken < offered ? now_ns : 0;
     stream->unsent = false;
     for (uint32_t i = 0; i < s->count; i++)
-        stream->unsent |= pending(&s->parts[i]);
+        stream->unsent |= pending(&s->parts[i]) || copies_left(&s->parts[i]);
     *put = taken;
     return taken > 0 || (offered == 0 && !stream->unsent) ? AQ_OK : AQ_AGAIN;
 }
@@ -333,7 +467,7 @@ static void wait_to_write(struct stripes *s, struct aq_byte_stream_wait *out)
     for (uint32_t i = 0; i < s->count; i++) {
         struct part *part = &s->parts[i];
         struct aq_byte_stream_wait wait;
-        if (!pending(part) && !s->crowded) continue;
+        if (!pending(part) && !copies_left(part) && !s->crowded) continue;
         struct aq_byte_stream *asked = pending(part) ? part->below : bottom(part);
         asked->ops->wait(asked, true, &wait);
         arm(s, part, 1, &wait, &out->wake_ns);
@@ -428,6 +562,7 @@ static void stripes_close(struct aq_byte_stream *stream)
     close(s->poll[1]);
     for (uint32_t i = 0; i < s->count; i++)
         aq_byte_stream_close(s->parts[i].below);
+    aq_free(s->kept);
     aq_free(s);
 }
 

@@ -7,20 +7,33 @@
  * link it is one stream, in order: frames, credits, digests and healing are as over one connection. When one connection
  * is lost the stream is lost, and the link makes all of them again.
  *
+ * Copies: where both ends agreed on them a stripe may go over a second connection, too, and the reader takes what comes
+ * first, from either, also in the middle of it, so that a packet that is lost on one connection holds nobody up. What
+ * comes later is read and dropped. Copies wait for their connection to have room, the last AQ_COPIES_KEPT stripes of
+ * them.
+ *
  * What write has taken may still lie here (stream.unsent): it goes out with the next write, also one of nothing.
- * Nothing from the peer but heads is looked at: a head that is broken, a number that came before, a gap between all
- * numbers at hand, and an end that is not the end of all are AQ_CORRUPT or AQ_PROTO (aq_byte_stream_refusal says why).
+ * Nothing from the peer but heads is looked at: a head that is broken, a number that came before (without copies), a
+ * gap between all numbers at hand, two lengths of one stripe, and an end that is not the end of all are AQ_CORRUPT or
+ * AQ_PROTO (aq_byte_stream_refusal says why).
  * Locking: as any stream.
  */
 #ifndef NET_STRIPES_H
 #define NET_STRIPES_H
 
 #include "frame.h"
+#include "net/link.h"
 #include "transport.h"
 
-/* parts[0 .. count) that stand, in the order of their numbers; bundle: of their handshake, it seeds the digests of
- * heads. Takes the parts, also on failure. AQ_NOMEM, AQ_IO (no descriptors left); logged. */
-enum aq_status aq_stripes_open(struct aq_byte_stream *const *parts, uint32_t count, uint64_t bundle,
-                               struct aq_byte_stream **out);
+/* What the ends agreed on. */
+struct aq_stripes_config {
+    uint64_t bundle;            /* of their handshake: it seeds the digests of heads */
+    enum aq_link_copies copies; /* how this end sends them; OFF: none come either    */
+};
+
+/* parts[0 .. count) that stand, in the order of their numbers. Takes the parts, also on failure. AQ_NOMEM, AQ_IO (no
+ * descriptors left); logged. */
+enum aq_status aq_stripes_open(struct aq_byte_stream *const *parts, uint32_t count,
+                               const struct aq_stripes_config *config, struct aq_byte_stream **out);
 
 #endif

@@ -179,6 +179,7 @@ struct aq_job_link {
     float rtt_ms;     /* round trip, where an edge does not say its own; 0: near                         */
     float loss;       /* part of the packets that is lost, the same                                      */
     enum aq_link_entropy entropy;
+    enum aq_link_copies copies;
     uint32_t streams;                 /* connections of each link; 0: chosen                                      */
     const char *congestion;           /* of sockets: the kernel's name, or "auto"                                 */
     enum aq_transport_kind transport; /* of bodies, between GPUs                                                  */

@@ -94,6 +94,9 @@ static const struct aq_key_name keyframe_names[] = {{"fp32", AQ_PRECISION_FP32},
                                                     {"q8", AQ_PRECISION_Q8},
                                                     {NULL, 0}};
 static const struct aq_key_name tls_names[] = {{"auto", 0}, {"on", 1}, {"off", 2}, {NULL, 0}};
+static const struct aq_key_name copies_names[] = {
+    {"auto", AQ_LINK_COPIES_AUTO}, {"off", AQ_LINK_COPIES_OFF}, {"on", AQ_LINK_COPIES_ON}, {NULL, 0}};
+
 static const struct aq_key_name entropy_names[] = {
     {"auto", AQ_LINK_ENTROPY_AUTO}, {"off", AQ_LINK_ENTROPY_OFF}, {"zstd", AQ_LINK_ENTROPY_ZSTD}, {NULL, 0}};
 static const struct aq_key_name cache_names[] = {{"lmdb", 0}, {"memory", 1}, {NULL, 0}};

@@ -255,6 +255,7 @@ static void link_common(const struct plan_open *open, struct aq_link_config *out
     const struct aq_job_link *link = &open->plan.job->link;
     out->rate_mbps = link->rate_mbps;
     out->streams = link->streams;
+    out->copies = link->copies;
     out->entropy = link->entropy;
     snprintf(out->congestion, sizeof out->congestion, "%s", link->congestion ? link->congestion : "");
     out->silence_ns_max = link->silence_ns_max;

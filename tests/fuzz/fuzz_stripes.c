@@ -1,6 +1,6 @@
 /*
  * fuzz_stripes.c -- two ends of a link's several connections, and the input between them: how much each of them takes
- * and gives when, what is damaged, said again, left out or made up, which one ends and how.
+ * and gives when, what is damaged, said again, left out or made up, which one ends and how; with copies and without.
  *
  * What is read is always the beginning of what was written, byte for byte, unless bytes of a stripe themselves were
  * damaged (frames have digests for those). Where nothing was damaged all of it comes, and then the end. Never a
@@ -183,11 +183,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (size_t i = 0; said[1] == 0 && i < SAID_BYTES; i++)
         said[i] = (uint8_t)(i * 7 + (i >> 8) * 13 + 1);
     lanes_open(ends);
+    for (int n = 0; n < LANES; n++)
+        ends[0][n].path.again_bytes = 1; /* AUTO copies, too */
     for (int i = 0; i < 2; i++) {
         struct aq_byte_stream *parts[LANES];
         for (int n = 0; n < LANES; n++)
             parts[n] = &ends[i][n].stream;
-        AQ_ASSERT(aq_stripes_open(parts, LANES, 77, &run.end[i]) == AQ_OK);
+        const struct aq_stripes_config config = {.bundle = 77, .copies = (enum aq_link_copies)(size % 3)};
+        AQ_ASSERT(aq_stripes_open(parts, LANES, &config, &run.end[i]) == AQ_OK);
     }
     while (rest.count > 0)
         act(&run, &rest);

@@ -641,6 +641,8 @@ static void test_rate_sim_is_kept(void **state)
     static uint8_t body[70000];
     (void)state;
     pair_config(&pair);
+    for (int i = 0; i < 2; i++)
+        pair.config[i].copies = AQ_LINK_COPIES_OFF; /* one connection: each has the rate */
     pair_open(&pair, "sim", "rate_mbps=20&latency_ms=3");
     const uint64_t begin = aq_clock_ns();
     for (uint32_t n = 0; n < 6; n++) {

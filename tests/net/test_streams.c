@@ -86,8 +86,11 @@ enum { BUNDLE = 77, SAID = 100000 };
 static struct lane ends[2][LANES];
 static uint8_t said[SAID], heard[SAID];
 
+static enum aq_link_copies copies = AQ_LINK_COPIES_OFF;
+
 static void stripes_open(struct aq_byte_stream *stripes[2])
 {
+    const struct aq_stripes_config config = {.bundle = BUNDLE, .copies = copies};
     lanes_open(ends);
     for (size_t i = 0; i < SAID; i++)
         said[i] = (uint8_t)(i * 7 + (i >> 8));
@@ -95,7 +98,7 @@ static void stripes_open(struct aq_byte_stream *stripes[2])
         struct aq_byte_stream *parts[LANES];
         for (int n = 0; n < LANES; n++)
             parts[n] = &ends[i][n].stream;
-        assert_int_equal(aq_stripes_open(parts, LANES, BUNDLE, &stripes[i]), AQ_OK);
+        assert_int_equal(aq_stripes_open(parts, LANES, &config, &stripes[i]), AQ_OK);
     }
 }
 
@@ -188,6 +191,65 @@ static void test_stripes_pass_one_that_stands_still(void **state)
     stripes_close(stripes);
 }
 
+static size_t carried(void)
+{
+    size_t bytes = 0;
+    for (int n = 0; n < LANES; n++)
+        bytes += ends[1][n].end;
+    return bytes;
+}
+
+/* What one connection holds back another has brought: nobody waits, and what comes late is dropped. */
+static void test_copies_pass_what_stands_still(void **state)
+{
+    struct aq_byte_stream *stripes[2];
+    size_t at = 0;
+    (void)state;
+    copies = AQ_LINK_COPIES_ON;
+    for (size_t room = 0; room < 3 * AQ_STRIPE_BYTES; room += 977) { /* in a head, in a stripe, between two */
+        at = 0;
+        stripes_open(stripes);
+        ends[0][1].room = room;
+        assert_int_equal(say(stripes[0], 0, SAID), SAID);
+        assert_true(carried() > 2 * SAID - 2 * AQ_STRIPE_BYTES);
+        assert_int_equal(hear(stripes[1], &at), AQ_AGAIN);
+        assert_int_equal(at, SAID);
+        assert_memory_equal(heard, said, SAID);
+        ends[0][1].room = LANE_BYTES;
+        size_t put;
+        if (stripes[0]->unsent) assert_int_equal(stripes[0]->ops->write(stripes[0], NULL, 0, &put), AQ_OK);
+        stripes[0]->ops->shut(stripes[0]);
+        assert_int_equal(hear(stripes[1], &at), AQ_CLOSED);
+        assert_int_equal(at, SAID);
+        stripes_close(stripes);
+    }
+    copies = AQ_LINK_COPIES_OFF;
+}
+
+/* Chosen: none until something is sent again, then all that there is room for. */
+static void test_copies_begin_with_the_first_loss(void **state)
+{
+    struct aq_byte_stream *stripes[2];
+    size_t at = 0;
+    (void)state;
+    copies = AQ_LINK_COPIES_AUTO;
+    stripes_open(stripes);
+    assert_int_equal(say(stripes[0], 0, SAID / 2), SAID / 2);
+    assert_int_equal(hear(stripes[1], &at), AQ_AGAIN);
+    assert_true(carried() < SAID / 2 + 64 * AQ_STRIPE_HEAD_BYTES);
+    stripes_close(stripes);
+    at = 0;
+    stripes_open(stripes);
+    ends[0][2].path.again_bytes = 1448;
+    assert_int_equal(say(stripes[0], 0, SAID / 2), SAID / 2);
+    assert_true(carried() >= SAID);
+    assert_int_equal(hear(stripes[1], &at), AQ_AGAIN);
+    assert_int_equal(at, SAID / 2);
+    assert_memory_equal(heard, said, SAID / 2);
+    stripes_close(stripes);
+    copies = AQ_LINK_COPIES_OFF;
+}
+
 static void test_stripes_keep_a_pace_together(void **state)
 {
     struct aq_byte_stream *stripes[2];
@@ -258,6 +320,23 @@ static void test_stripes_against_the_rules_are_refused_by_name(void **state)
     for (int n = 0; n < LANES; n++)
         forge(n, n == 3 ? 1 : 0, 0, BUNDLE); /* ends that differ */
     refuses(stripes, AQ_PROTO, "left out stripe 0");
+    copies = AQ_LINK_COPIES_ON;
+    size_t at = 0;
+    stripes_open(stripes);
+    forge(0, 0, 10, BUNDLE);
+    forge(1, 0, 10, BUNDLE);
+    forge(1, 1, 5, BUNDLE);
+    ends[1][0].end -= 4; /* the rest of it does not come: of the copy it does */
+    assert_int_equal(hear(stripes[1], &at), AQ_AGAIN);
+    assert_int_equal(at, 15);
+    forge(2, 1, 0, BUNDLE); /* an end before what has come */
+    refuses(stripes, AQ_PROTO, "sent stripe 1 again; 2 is due");
+    stripes_open(stripes);
+    forge(0, 0, 10, BUNDLE);
+    forge(1, 0, 11, BUNDLE);
+    ends[1][0].end -= 4;
+    refuses(stripes, AQ_PROTO, "sent stripe 0 with 10 bytes on one stream and 11 on another");
+    copies = AQ_LINK_COPIES_OFF;
 }
 
 static void test_heads_and_hellos_have_their_bytes(void **state)
@@ -490,9 +569,12 @@ static void test_streams_asked_for_go_by_rate_and_round_trip(void **state)
         uint64_t round_trip_ns;
         bool steady;
         uint32_t streams; /* 0: no word of them */
-    } ways[] = {{100, 200000, false, 0},    {100, 80000000, true, 1}, {100, 80000000, false, 16},
-                {10, 200000000, false, 11}, {10, 20000000, false, 2}, {0, 10000000, false, 11},
-                {1, 5000000, false, 1},     {100, 4999999, false, 0}};
+        enum aq_link_copies copies;
+    } ways[] = {{100, 200000, false, 0, AQ_LINK_COPIES_AUTO},    {100, 80000000, true, 2, AQ_LINK_COPIES_AUTO},
+                {100, 80000000, true, 1, AQ_LINK_COPIES_OFF},    {100, 80000000, false, 16, AQ_LINK_COPIES_AUTO},
+                {10, 200000000, false, 11, AQ_LINK_COPIES_AUTO}, {10, 20000000, false, 2, AQ_LINK_COPIES_OFF},
+                {0, 10000000, false, 11, AQ_LINK_COPIES_ON},     {1, 5000000, false, 1, AQ_LINK_COPIES_OFF},
+                {1, 5000000, false, 2, AQ_LINK_COPIES_ON},       {100, 4999999, false, 0, AQ_LINK_COPIES_AUTO}};
     (void)state;
     aq_link_config_default(&config);
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
@@ -500,9 +582,12 @@ static void test_streams_asked_for_go_by_rate_and_round_trip(void **state)
         lane.stream.ops = &LANE_OPS;
         lane.path = (struct aq_path){.round_trip_ns = ways[i].round_trip_ns, .steady = ways[i].steady};
         config.rate_mbps = ways[i].rate_mbps;
+        config.copies = ways[i].copies;
         aq_streams_ask(&config, &lane.stream, &hello);
         assert_int_equal(hello.streams, ways[i].streams);
         assert_int_equal(!!(hello.features & AQ_FEATURE_STREAMS), ways[i].streams > 0);
+        const bool asks = ways[i].streams > 0 && ways[i].copies != AQ_LINK_COPIES_OFF;
+        assert_int_equal(!!(hello.features & AQ_FEATURE_COPIES), asks);
     }
 }
 
@@ -515,6 +600,8 @@ int main(void)
         cmocka_unit_test(test_stripes_pass_one_that_stands_still),
         cmocka_unit_test(test_stripes_keep_a_pace_together),
         cmocka_unit_test(test_stripes_lost_connection_loses_the_stream),
+        cmocka_unit_test(test_copies_pass_what_stands_still),
+        cmocka_unit_test(test_copies_begin_with_the_first_loss),
         cmocka_unit_test(test_stripes_against_the_rules_are_refused_by_name),
         cmocka_unit_test(test_heads_and_hellos_have_their_bytes),
         cmocka_unit_test(test_streams_that_do_not_fit_are_let_go),

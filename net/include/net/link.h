@@ -72,6 +72,14 @@ enum aq_link_entropy {
 
 enum { AQ_LINK_CONGESTION_BYTES = 16 }; /* the kernel's names have 15 letters at most */
 
+/* Parts of bodies over two connections each: AUTO, where packets are lost and the link has room for them; ON, where it
+ * has room. */
+enum aq_link_copies {
+    AQ_LINK_COPIES_AUTO = 0,
+    AQ_LINK_COPIES_OFF = 1,
+    AQ_LINK_COPIES_ON = 2
+};
+
 struct aq_link_config {
     uint64_t job_digest; /* identity of the job; both ends must agree */
     uint64_t plan_hash;
@@ -87,6 +95,7 @@ struct aq_link_config {
     char congestion[AQ_LINK_CONGESTION_BYTES];
     uint32_t streams;      /* connections, 1 to 16; 0: one to near peers and under BBR, else by rate and round trip. The
                        * larger number of both ends; one where either wants one */
+    enum aq_link_copies copies; /* over several streams; off where either end wants none */
     uint64_t heartbeat_ns; /* silent for so long: send a PING; 0: none                  */
     uint64_t silence_ns_max; /* nothing received for so long: the link is dead; 0: never  */
     enum aq_link_entropy entropy;
