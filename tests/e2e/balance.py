@@ -29,7 +29,7 @@ def scenario_balance():
     base = {**raw(), **raw("backward"), "pipeline.stages": 2, "pipeline.cut": "measured", "train.epochs": 2,
             "checkpoint.every": "3 steps"}
     text = said("launch", manifest("first", **base))
-    found = re.search(r"layers measured on cpu: [^(]*\((.*)\): embedding [\d.]+ .s, 4 x block [\d.]+ .s, head [\d.]+ .s a "
+    found = re.search(r"layers measured on cpu: .* \((/[^()]*)\): embedding [\d.]+ .s, 4 x block [\d.]+ .s, head [\d.]+ .s a "
                       r"micro-batch; cut at (\d+-\d+) \| (\d+-\d+): slowest", re.sub(r"\s+", " ", text))
     check(found and found[1] == str(KEPT) and [found[2], found[3]] == cut("first"), f"{cut('first')}: {text}")
 
