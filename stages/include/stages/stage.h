@@ -57,6 +57,7 @@
 
 #include "aqsgd/base.h"
 #include "aqsgd/device.h"
+#include "aqsgd/device_math.h"
 #include "stages/batch.h"
 #include "stages/task.h"
 
@@ -323,6 +324,8 @@ uint64_t aq_stage_frozen_floats(const struct aq_stage *stage);
 const struct aq_task *aq_stage_task(const struct aq_stage *stage);
 float *aq_stage_parameters(struct aq_stage *stage); /* device memory, borrowed */
 float *aq_stage_gradients(struct aq_stage *stage);  /* those in use; device memory, borrowed; NULL: none trained */
+/* The newest parameters' copy in 16 bits, and its type; NULL: none is kept. Who writes both together has changed both. */
+uint16_t *aq_stage_rounded(struct aq_stage *stage, enum aq_element *type);
 
 /*
  * Which parameters and gradients are meant from now on, by forward, backward, and whatever reads or clears gradients.
