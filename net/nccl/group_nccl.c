@@ -327,11 +327,11 @@ static enum aq_status open_peers(struct over_nccl *over)
     void *memory;
     if (group->size == 1) return AQ_OK;
     const size_t bytes = (size_t)AQ_GROUP_COMING * group->piece_bytes;
-    over->memory_bytes = group->size * bytes;
+    over->memory_bytes = (group->size - 1) * bytes;
     AQ_TRY(aq_device_alloc(group->device, AQ_MEMORY_DEVICE, over->memory_bytes, &memory));
     over->memory = memory;
     for (uint32_t rank = 0; rank < group->size; rank++)
-        over->peers[rank].memory = over->memory + rank * bytes;
+        over->peers[rank].memory = over->memory + (rank - (rank > group->rank)) * bytes; /* none of its own */
     return AQ_OK;
 }
 
@@ -352,7 +352,7 @@ enum aq_status aq_group_open_nccl(struct aq_group *links, struct aq_group **out)
                                            .device = links->device,
                                            .stream = links->stream,
                                            .silence_ns = links->silence_ns,
-                                           .piece_bytes = aq_group_nccl_piece(links->size)};
+                                           .piece_bytes = aq_group_nccl_piece(links->size, links->values)};
     struct aq_nccl_rank all[AQ_GROUP_SIZE_MAX];
     uint32_t ranks[AQ_GROUP_SIZE_MAX];
     void *memory;

@@ -324,8 +324,9 @@ static uint64_t parts_bytes(const struct aq_job *job)
 static uint64_t reduction_bytes(const struct plan_open *open, uint32_t s)
 {
     const struct aq_plan *plan = &open->plan;
-    const struct aq_group_config group = {.size = plan->replicas, .piece_bytes = AQ_PLAN_PIECE_BYTES};
     const struct aq_plan_stage *stage = &open->stages[s];
+    const struct aq_group_config group = {
+        .size = plan->replicas, .piece_bytes = AQ_PLAN_PIECE_BYTES, .values = stage->size.parameters};
     const uint32_t tensors = LAYER_TENSORS_MAX * (stage->layer_end - stage->layer_first);
     bool gpu = false;
     for (uint32_t w = 0; w < plan->replicas; w++)
