@@ -336,9 +336,9 @@ static uint64_t reduction_bytes(const struct plan_open *open, uint32_t s)
            aq_grad_coder_measure(&plan->job->train.optimizer.reduce, stage->size.parameters, tensors);
 }
 
-static uint64_t nccl_bytes(const struct plan_open *open, uint32_t e)
+static uint64_t carry_bytes(const struct plan_open *open, uint32_t e)
 {
-    return aq_plan_edge_transport(&open->plan, e) == AQ_TRANSPORT_LINKS ? 0 : open->edges[e].size.nccl_bytes;
+    return aq_plan_edge_transport(&open->plan, e) == AQ_TRANSPORT_LINKS ? 0 : open->edges[e].size.carry_bytes;
 }
 
 /* The sum, one line per consumer; what each takes is its own room's measure. */
@@ -364,7 +364,7 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     if (stage->config.weights_16bit) {
         line(stage, "edge kernels",
              (first ? 0 : open->edges[s - 1].size.device_bytes) + (last ? 0 : open->edges[s].size.device_bytes));
-        line(stage, "bodies by NCCL", (first ? 0 : nccl_bytes(open, s - 1)) + (last ? 0 : nccl_bytes(open, s)));
+        line(stage, "bodies between GPUs", (first ? 0 : carry_bytes(open, s - 1)) + (last ? 0 : carry_bytes(open, s)));
         line(stage, "device scratch", 2 * aq_device_stream_bytes()); /* the stage's stream's, the device's own one's */
     }
     stage->device_bytes = stage->memory_bytes;
