@@ -1,11 +1,14 @@
 /*
  * cuda_attention_mma.cu -- causal attention of bf16 or fp16 on tensor cores, D of 64 or 128.
  *
- * The same mathematics as cuda_attention.cu, laid out as Dao 2023 ("FlashAttention-2") does: a block of 8 warps owns
- * 128 queries (or keys), 16 a warp, and goes over the other side in tiles of 64 that are copied into shared memory
- * while the one before is worked on. Scores never leave the registers: the sums of one product, rounded to 16 bits, are
- * the left operand of the next (cuda_mma.cuh). The kernel that owns keys makes the scores transposed, so that this
- * holds there too.
+ * The same mathematics as cuda_attention.cu, laid out as Dao 2023 ("FlashAttention-2") does: a block owns 128 queries
+ * (or keys) and goes over the other side in tiles of 64 that are copied into shared memory while the one before is
+ * worked on. Scores never leave the registers: the sums of one product, rounded to 16 bits, are the left operand of the
+ * next (cuda_mma.cuh). The kernel that owns keys makes the scores transposed, so that this holds there too.
+ *
+ * A warp owns SETS times 16 rows: what it loads of the other side's tile is an operand of all its sets, so that two of
+ * them read shared memory half as often for a product. How many there is room for in registers differs by kernel and D.
+ * A row's arithmetic does not depend on it.
  *
  * Rows of a tile are D + 8 elements apart: 8 rows lie in 8 different groups of banks.
  */
@@ -14,7 +17,13 @@
 #include "cuda_attention.cuh"
 #include "cuda_mma.cuh"
 
-constexpr unsigned WARPS = 8, THREADS = 32 * WARPS, OWN = 16 * WARPS, TILE = 64, PAD = 8;
+constexpr unsigned OWN = 128, TILE = 64, PAD = 8;
+
+/* Threads of a block whose warps own so many sets of rows, and the rows of a warp. */
+constexpr unsigned threads_of(unsigned sets)
+{
+    return 32 * OWN / (16 * sets);
+}
 constexpr float LOG2_E = 1.4426950408889634f;
 
 struct head {
@@ -33,61 +42,71 @@ static __forceinline__ __device__ void rows_copy(uint16_t *tile, const uint16_t 
                                                  uint64_t T)
 {
     constexpr unsigned PIECES = D / 8;
-    for (unsigned i = threadIdx.x; i < ROWS * PIECES; i += THREADS) {
+    for (unsigned i = threadIdx.x; i < ROWS * PIECES; i += blockDim.x) {
         const unsigned row = i / PIECES, piece = i % PIECES;
         const bool there = token + row < T;
         aq_copy(tile + row * (D + PAD) + piece * 8, there ? from + row * stride + piece * 8 : from, there);
     }
 }
 
-/* products[n] = 16 rows of a times 16 rows of the tile, as two tiles of 8 columns. */
-template <typename T, unsigned D>
-static __forceinline__ __device__ void dots16(float (&products)[2][4], const unsigned (&a)[D / 16][4],
+/* products[set][n] = each set's 16 rows of a times 16 rows of the tile, as two tiles of 8 columns. */
+template <typename T, unsigned D, unsigned SETS>
+static __forceinline__ __device__ void dots16(float (&products)[SETS][2][4], const unsigned (&a)[SETS][D / 16][4],
                                               const uint16_t *tile)
 {
     const uint16_t *at = tile + aq_lane_b_rows(D + PAD);
     AQ_UNROLL
-    for (unsigned n = 0; n < 2; n++)
-        for (unsigned i = 0; i < 4; i++)
-            products[n][i] = 0.0f;
+    for (unsigned set = 0; set < SETS; set++)
+        for (unsigned n = 0; n < 2; n++)
+            for (unsigned i = 0; i < 4; i++)
+                products[set][n][i] = 0.0f;
     AQ_UNROLL
     for (unsigned k = 0; k < D / 16; k++) {
         unsigned b[4];
         aq_matrices(b, at + 16 * k);
-        aq_mma<T>(products[0], a[k], b[0], b[1]);
-        aq_mma<T>(products[1], a[k], b[2], b[3]);
+        AQ_UNROLL
+        for (unsigned set = 0; set < SETS; set++) {
+            aq_mma<T>(products[set][0], a[set][k], b[0], b[1]);
+            aq_mma<T>(products[set][1], a[set][k], b[2], b[3]);
+        }
     }
 }
 
-/* sums += a (16 x 16) times 16 rows of the tile. */
-template <typename T, unsigned D>
-static __forceinline__ __device__ void add16(float (&sums)[D / 8][4], const unsigned (&a)[4], const uint16_t *tile)
+/* sums += each set's a (16 x 16) times 16 rows of the tile. */
+template <typename T, unsigned D, unsigned SETS>
+static __forceinline__ __device__ void add16(float (&sums)[SETS][D / 8][4], const unsigned (&a)[SETS][4],
+                                             const uint16_t *tile)
 {
     const uint16_t *at = tile + aq_lane_b_columns(D + PAD);
     AQ_UNROLL
     for (unsigned d = 0; d < D / 16; d++) {
         unsigned b[4];
         aq_matrices_transposed(b, at + 16 * d);
-        aq_mma<T>(sums[2 * d], a, b[0], b[1]);
-        aq_mma<T>(sums[2 * d + 1], a, b[2], b[3]);
+        AQ_UNROLL
+        for (unsigned set = 0; set < SETS; set++) {
+            aq_mma<T>(sums[set][2 * d], a[set], b[0], b[1]);
+            aq_mma<T>(sums[set][2 * d + 1], a[set], b[2], b[3]);
+        }
     }
 }
 
-template <unsigned D> static __forceinline__ __device__ void fragments(unsigned (&a)[D / 16][4], const uint16_t *tile)
+template <unsigned D, unsigned SETS>
+static __forceinline__ __device__ void fragments(unsigned (&a)[SETS][D / 16][4], const uint16_t *tile)
 {
     const uint16_t *at = tile + aq_lane_a(D + PAD);
     AQ_UNROLL
-    for (unsigned k = 0; k < D / 16; k++)
-        aq_matrices(a[k], at + 16 * k);
+    for (unsigned set = 0; set < SETS; set++)
+        for (unsigned k = 0; k < D / 16; k++)
+            aq_matrices(a[set][k], at + 16 * set * (D + PAD) + 16 * k);
 }
 
 /*
  * The block's own two tiles as left operands of a warp. With D of 64 they stay in registers: loading them again for
  * every 16 rows of the other side would cost half as much as the products. With D of 128 there is no room.
  */
-template <typename T, unsigned D> struct own_rows {
+template <typename T, unsigned D, unsigned SETS> struct own_rows {
     static constexpr bool KEPT = D <= 64;
-    unsigned kept[2][KEPT ? D / 16 : 1][4];
+    unsigned kept[2][SETS][KEPT ? D / 16 : 1][4];
     const uint16_t *tile;
 
     __forceinline__ __device__ void load()
@@ -99,24 +118,25 @@ template <typename T, unsigned D> struct own_rows {
     }
 
     /* products = own tile `which` times 16 rows of another tile. */
-    __forceinline__ __device__ void dots(float (&products)[2][4], unsigned which, const uint16_t *other) const
+    __forceinline__ __device__ void dots(float (&products)[SETS][2][4], unsigned which, const uint16_t *other) const
     {
         if constexpr (KEPT) {
             dots16<T, D>(products, kept[which], other);
         } else {
-            unsigned a[D / 16][4];
+            unsigned a[SETS][D / 16][4];
             fragments<D>(a, tile + which * OWN * (D + PAD));
             dots16<T, D>(products, a, other);
         }
     }
 };
 
-template <unsigned D> static __forceinline__ __device__ void sums_zero(float (&sums)[D / 8][4])
+template <unsigned D, unsigned SETS> static __forceinline__ __device__ void sums_zero(float (&sums)[SETS][D / 8][4])
 {
     AQ_UNROLL
-    for (unsigned n = 0; n < D / 8; n++)
-        for (unsigned i = 0; i < 4; i++)
-            sums[n][i] = 0.0f;
+    for (unsigned set = 0; set < SETS; set++)
+        for (unsigned n = 0; n < D / 8; n++)
+            for (unsigned i = 0; i < 4; i++)
+                sums[set][n][i] = 0.0f;
 }
 
 /* The mask factors of two tiles of scores whose rows are queries and whose columns are keys, as sums lie. */
@@ -230,38 +250,58 @@ static __forceinline__ __device__ void tile_softmax(const struct aq_cuda_attenti
     }
 }
 
-template <typename T, unsigned D, bool MASKED>
-static __forceinline__ __device__ void forward_tile(const struct aq_cuda_attention &args, struct head head,
-                                                    uint64_t query, uint64_t key, const unsigned (&q)[D / 16][4],
-                                                    const uint16_t *k, const uint16_t *v, float (&sums)[D / 8][4],
-                                                    float (&top)[2], float (&total)[2])
+/* What a warp of forward has of its queries: sums of values, and of each row the top score and the sum of weights. */
+template <unsigned D, unsigned SETS> struct forward_rows {
+    float sums[SETS][D / 8][4], top[SETS][2], total[SETS][2];
+};
+
+/* The sets' weights of 16 keys, masked, as left operands. */
+template <typename T, unsigned SETS, bool MASKED>
+static __forceinline__ __device__ void forward_weights(const struct aq_cuda_attention &args, struct head head,
+                                                       uint64_t query, uint64_t key, unsigned n,
+                                                       float (&scores)[SETS][TILE / 8][4], unsigned (&weights)[SETS][4])
 {
-    float scores[TILE / 8][4];
     AQ_UNROLL
-    for (unsigned n = 0; n < TILE / 16; n++) {
-        float products[2][4];
-        dots16<T, D>(products, q, k + 16 * n * (D + PAD));
-        AQ_UNROLL
-        for (unsigned i = 0; i < 4; i++) {
-            scores[2 * n][i] = products[0][i];
-            scores[2 * n + 1][i] = products[1][i];
-        }
-    }
-    tile_softmax<D>(args, query, key, scores, sums, top, total);
-    AQ_UNROLL
-    for (unsigned n = 0; n < TILE / 16; n++) {
-        unsigned weights[4];
+    for (unsigned set = 0; set < SETS; set++) {
         if constexpr (MASKED) {
             float factors[2][4];
-            factors_of_queries(args, head, query, key + 16 * n, factors);
+            factors_of_queries(args, head, query + 16 * set, key + 16 * n, factors);
             AQ_UNROLL
             for (unsigned i = 0; i < 4; i++) {
-                scores[2 * n][i] *= factors[0][i];
-                scores[2 * n + 1][i] *= factors[1][i];
+                scores[set][2 * n][i] *= factors[0][i];
+                scores[set][2 * n + 1][i] *= factors[1][i];
             }
         }
-        aq_fragment_of_sums<T>(weights, scores[2 * n], scores[2 * n + 1]);
-        add16<T, D>(sums, weights, v + 16 * n * (D + PAD));
+        aq_fragment_of_sums<T>(weights[set], scores[set][2 * n], scores[set][2 * n + 1]);
+    }
+}
+
+template <typename T, unsigned D, unsigned SETS, bool MASKED>
+static __forceinline__ __device__ void
+forward_tile(const struct aq_cuda_attention &args, struct head head, uint64_t query, uint64_t key,
+             const unsigned (&q)[SETS][D / 16][4], const uint16_t *k, const uint16_t *v,
+             struct forward_rows<D, SETS> &rows)
+{
+    float scores[SETS][TILE / 8][4];
+    AQ_UNROLL
+    for (unsigned n = 0; n < TILE / 16; n++) {
+        float products[SETS][2][4];
+        dots16<T, D>(products, q, k + 16 * n * (D + PAD));
+        AQ_UNROLL
+        for (unsigned set = 0; set < SETS; set++)
+            for (unsigned i = 0; i < 4; i++) {
+                scores[set][2 * n][i] = products[set][0][i];
+                scores[set][2 * n + 1][i] = products[set][1][i];
+            }
+    }
+    AQ_UNROLL
+    for (unsigned set = 0; set < SETS; set++)
+        tile_softmax<D>(args, query + 16 * set, key, scores[set], rows.sums[set], rows.top[set], rows.total[set]);
+    AQ_UNROLL
+    for (unsigned n = 0; n < TILE / 16; n++) {
+        unsigned weights[SETS][4];
+        forward_weights<T, SETS, MASKED>(args, head, query, key, n, scores, weights);
+        add16<T, D>(rows.sums, weights, v + 16 * n * (D + PAD));
     }
 }
 
@@ -290,22 +330,27 @@ static __forceinline__ __device__ void forward_store(const struct aq_cuda_attent
 }
 
 /* The grid is (tiles of queries, heads, samples); the longest tiles come first. */
-template <typename T, unsigned D, bool MASKED>
-static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) mma_forward(struct aq_cuda_attention args)
+template <typename T, unsigned D, unsigned SETS, bool MASKED>
+static __global__ void __launch_bounds__(threads_of(SETS), D == 64 ? 2 : 1) mma_forward(struct aq_cuda_attention args)
 {
-    constexpr unsigned STRIDE = D + PAD;
+    constexpr unsigned STRIDE = D + PAD, ROWS = 16 * SETS;
     AQ_SHARED_DYNAMIC(uint16_t, shared);
     uint16_t *const tiles = shared + OWN * STRIDE; /* two of (k, v) */
     const struct head head = head_of(args);
     const uint64_t first = static_cast<uint64_t>(gridDim.x - 1 - blockIdx.x) * OWN,
-                   query = first + threadIdx.x / 32 * 16;
+                   query = first + threadIdx.x / 32 * ROWS;
     const uint64_t stride = aq_qkv_stride(args), end = first + OWN < args.T ? first + OWN : args.T;
     const uint64_t begin = aq_first_key(args, first) / TILE * TILE, seen = aq_first_key(args, query);
     const uint16_t *qkv = static_cast<const uint16_t *>(args.qkv);
     const uint16_t *k = qkv + aq_qkv_at(args, head.sample, head.index, 1, 0), *v = k + args.kv_heads * D;
-    unsigned q[D / 16][4];
-    float sums[D / 8][4], top[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f};
-    sums_zero<D>(sums);
+    unsigned q[SETS][D / 16][4];
+    struct forward_rows<D, SETS> rows;
+    sums_zero<D>(rows.sums);
+    AQ_UNROLL
+    for (unsigned i = 0; i < 2 * SETS; i++) {
+        rows.top[i / 2][i % 2] = -INFINITY;
+        rows.total[i / 2][i % 2] = 0.0f;
+    }
     rows_copy<OWN, D>(shared, qkv + aq_qkv_at(args, head.sample, head.index, 0, first), stride, first, args.T);
     rows_copy<TILE, D>(tiles + begin / TILE % 2 * 2 * TILE * STRIDE, k + begin * stride, stride, begin, args.T);
     rows_copy<TILE, D>(tiles + (begin / TILE % 2 * 2 + 1) * TILE * STRIDE, v + begin * stride, stride, begin, args.T);
@@ -318,11 +363,13 @@ static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) mma_forward(s
             rows_copy<TILE, D>(next, k + (key + TILE) * stride, stride, key + TILE, args.T);
             rows_copy<TILE, D>(next + TILE * STRIDE, v + (key + TILE) * stride, stride, key + TILE, args.T);
         }
-        if (key == begin) fragments<D>(q, shared + threadIdx.x / 32 * 16 * STRIDE);
-        if (key <= query && key + TILE > seen)
-            forward_tile<T, D, MASKED>(args, head, query, key, q, now, now + TILE * STRIDE, sums, top, total);
+        if (key == begin) fragments<D>(q, shared + threadIdx.x / 32 * ROWS * STRIDE);
+        if (key < query + ROWS && key + TILE > seen)
+            forward_tile<T, D, SETS, MASKED>(args, head, query, key, q, now, now + TILE * STRIDE, rows);
     }
-    forward_store<T, D>(args, head, query, sums, top, total);
+    AQ_UNROLL
+    for (unsigned set = 0; set < SETS; set++)
+        forward_store<T, D>(args, head, query + 16 * set, rows.sums[set], rows.top[set], rows.total[set]);
 }
 
 /* ---- Backward. */
@@ -390,17 +437,16 @@ static __forceinline__ __device__ void stats_load(const struct aq_cuda_attention
     delta[threadIdx.x] = there ? args.delta[(blockIdx.z * args.H + head.index) * args.T + row] : 0.0f;
 }
 
-/* dk and dv of the warp's 16 keys from 16 queries; a lane has the keys g and g + 8. */
-template <typename T, unsigned D, bool MASKED>
+/* dk and dv of the warp's keys from 16 queries; a lane has the keys g and g + 8 of each set. */
+template <typename T, unsigned D, unsigned SETS, bool MASKED>
 static __forceinline__ __device__ void
 backward_keys16(const struct aq_cuda_attention &args, struct head head, uint64_t query, uint64_t key,
-                const struct own_rows<T, D> &own, const uint16_t *q, const uint16_t *dout, const float *lse2s,
-                const float *deltas, float (&dk)[D / 8][4], float (&dv)[D / 8][4])
+                const struct own_rows<T, D, SETS> &own, const uint16_t *q, const uint16_t *dout, const float *lse2s,
+                const float *deltas, float (&dk)[SETS][D / 8][4], float (&dv)[SETS][D / 8][4])
 {
     const unsigned lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    float scores[2][4], products[2][4], factors[2][4], lse2[2][4], delta[2][4];
-    const int ahead = static_cast<int>(query - key);
-    unsigned weights[4], slopes[4];
+    float scores[SETS][2][4], products[SETS][2][4], lse2[2][4], delta[2][4];
+    unsigned weights[SETS][4], slopes[SETS][4];
     own.dots(scores, 0, q);
     own.dots(products, 1, dout);
     AQ_UNROLL
@@ -410,18 +456,23 @@ backward_keys16(const struct aq_cuda_attention &args, struct head head, uint64_t
             lse2[n][i] = lse2s[column];
             delta[n][i] = deltas[column];
         }
-    if (ahead < 15 || static_cast<unsigned>(ahead + 15) >= args.window) { /* on the diagonal; where windows begin */
-        AQ_UNROLL
-        for (unsigned n = 0; n < 2; n++)
-            for (unsigned i = 0; i < 4; i++)
-                if (static_cast<unsigned>(ahead) + 8 * n + 2 * t + i % 2 - (g + (i < 2 ? 0 : 8)) >= args.window)
-                    scores[n][i] = -INFINITY;
+    AQ_UNROLL
+    for (unsigned set = 0; set < SETS; set++) {
+        const int ahead = static_cast<int>(query - key) - static_cast<int>(16 * set);
+        float factors[2][4];
+        if (ahead < 15 || static_cast<unsigned>(ahead + 15) >= args.window) { /* the diagonal; where windows begin */
+            AQ_UNROLL
+            for (unsigned n = 0; n < 2; n++)
+                for (unsigned i = 0; i < 4; i++)
+                    if (static_cast<unsigned>(ahead) + 8 * n + 2 * t + i % 2 - (g + (i < 2 ? 0 : 8)) >= args.window)
+                        scores[set][n][i] = -INFINITY;
+        }
+        if constexpr (MASKED)
+            factors_of_keys(args, head, query, key + 16 * set, factors);
+        else
+            factors_one(factors);
+        slopes16<T>(args, scores[set], products[set], lse2, delta, factors, weights[set], slopes[set]);
     }
-    if constexpr (MASKED)
-        factors_of_keys(args, head, query, key, factors);
-    else
-        factors_one(factors);
-    slopes16<T>(args, scores, products, lse2, delta, factors, weights, slopes);
     add16<T, D>(dv, weights, dout);
     add16<T, D>(dk, slopes, q);
 }
@@ -430,24 +481,25 @@ backward_keys16(const struct aq_cuda_attention &args, struct head head, uint64_t
  * The grid is (tiles of keys, heads of keys, samples): the first keys are seen by most queries. A step is a tile of
  * queries of one of the heads that share the keys.
  */
-template <typename T, unsigned D, bool MASKED>
-static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) mma_backward_keys(struct aq_cuda_attention args)
+template <typename T, unsigned D, unsigned SETS, bool MASKED>
+static __global__ void __launch_bounds__(threads_of(SETS), D == 64 ? 2 : 1)
+    mma_backward_keys(struct aq_cuda_attention args)
 {
-    constexpr unsigned STRIDE = D + PAD;
+    constexpr unsigned STRIDE = D + PAD, ROWS = 16 * SETS;
     AQ_SHARED(float, stats, [2][2][TILE]); /* lse and delta, twice */
     AQ_SHARED_DYNAMIC(uint16_t, shared);   /* k and v of the block's own keys, then two of (q, dout) */
     uint16_t *const tiles = shared + 2 * OWN * STRIDE;
     const unsigned group = args.H / args.kv_heads;
     const struct head own_head = {args.first_sample + blockIdx.z, static_cast<uint64_t>(blockIdx.y) * group};
     const uint64_t first = static_cast<uint64_t>(blockIdx.x) * OWN, C = static_cast<uint64_t>(args.H) * D;
-    const uint64_t key = first + threadIdx.x / 32 * 16, stride = aq_qkv_stride(args);
+    const uint64_t key = first + threadIdx.x / 32 * ROWS, stride = aq_qkv_stride(args);
     const unsigned end = static_cast<unsigned>(aq_queries_end(args, first + OWN - 1));
     const unsigned tiles_each = (end - static_cast<unsigned>(first) + TILE - 1) / TILE, steps = group * tiles_each;
     const uint16_t *qkv = static_cast<const uint16_t *>(args.qkv), *douts = static_cast<const uint16_t *>(args.dout);
     const uint16_t *k = qkv + aq_qkv_at(args, own_head.sample, own_head.index, 1, first);
-    struct own_rows<T, D> own;
-    own.tile = shared + threadIdx.x / 32 * 16 * STRIDE;
-    float dk[D / 8][4], dv[D / 8][4];
+    struct own_rows<T, D, SETS> own;
+    own.tile = shared + threadIdx.x / 32 * ROWS * STRIDE;
+    float dk[SETS][D / 8][4], dv[SETS][D / 8][4];
     sums_zero<D>(dk);
     sums_zero<D>(dv);
     rows_copy<OWN, D>(shared, k, stride, first, args.T);
@@ -476,73 +528,83 @@ static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) mma_backward_
         }
         if (step == 0) own.load();
         for (unsigned i = 0; i < TILE; i += 16)
-            if (tile + i >= key && tile + i < aq_queries_end(args, key + 15))
-                backward_keys16<T, D, MASKED>(args, head, tile + i, key, own, here + i * STRIDE,
+            if (tile + i >= key && tile + i < aq_queries_end(args, key + ROWS - 1))
+                backward_keys16<T, D, SETS, MASKED>(args, head, tile + i, key, own, here + i * STRIDE,
                                               here + (TILE + i) * STRIDE, &stats[now][0][i], &stats[now][1][i], dk, dv);
     }
-    gradient_store<T, D>(args, own_head, 1, key, dk);
-    gradient_store<T, D>(args, own_head, 2, key, dv);
+    AQ_UNROLL
+    for (unsigned set = 0; set < SETS; set++) {
+        gradient_store<T, D>(args, own_head, 1, key + 16 * set, dk[set]);
+        gradient_store<T, D>(args, own_head, 2, key + 16 * set, dv[set]);
+    }
 }
 
-/* dq of the warp's 16 queries from 16 keys; a lane has the queries g and g + 8. */
-template <typename T, unsigned D, bool MASKED>
+/* dq of the warp's queries from 16 keys; a lane has the queries g and g + 8 of each set. */
+template <typename T, unsigned D, unsigned SETS, bool MASKED>
 static __forceinline__ __device__ void
 backward_queries16(const struct aq_cuda_attention &args, struct head head, uint64_t query, uint64_t key,
-                   const struct own_rows<T, D> &own, const uint16_t *k, const uint16_t *v, const float (&row_lse2)[2],
-                   const float (&row_delta)[2], float (&dq)[D / 8][4])
+                   const struct own_rows<T, D, SETS> &own, const uint16_t *k, const uint16_t *v,
+                   const float (&row_lse2)[SETS][2], const float (&row_delta)[SETS][2], float (&dq)[SETS][D / 8][4])
 {
     const unsigned lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    float scores[2][4], products[2][4], factors[2][4], lse2[2][4], delta[2][4];
-    const int ahead = static_cast<int>(query - key);
-    unsigned weights[4], slopes[4];
+    float scores[SETS][2][4], products[SETS][2][4];
+    unsigned weights[SETS][4], slopes[SETS][4];
     own.dots(scores, 0, k);
     own.dots(products, 1, v);
     AQ_UNROLL
-    for (unsigned n = 0; n < 2; n++)
-        for (unsigned i = 0; i < 4; i++) {
-            lse2[n][i] = row_lse2[i / 2];
-            delta[n][i] = row_delta[i / 2];
-        }
-    if (ahead < 15 || static_cast<unsigned>(ahead + 15) >= args.window) { /* on the diagonal; where windows begin */
+    for (unsigned set = 0; set < SETS; set++) {
+        const int ahead = static_cast<int>(query - key) + static_cast<int>(16 * set);
+        float factors[2][4], lse2[2][4], delta[2][4];
         AQ_UNROLL
         for (unsigned n = 0; n < 2; n++)
-            for (unsigned i = 0; i < 4; i++)
-                if (static_cast<unsigned>(ahead) + g + (i < 2 ? 0 : 8) - (8 * n + 2 * t + i % 2) >= args.window)
-                    scores[n][i] = -INFINITY;
+            for (unsigned i = 0; i < 4; i++) {
+                lse2[n][i] = row_lse2[set][i / 2];
+                delta[n][i] = row_delta[set][i / 2];
+            }
+        if (ahead < 15 || static_cast<unsigned>(ahead + 15) >= args.window) { /* the diagonal; where windows begin */
+            AQ_UNROLL
+            for (unsigned n = 0; n < 2; n++)
+                for (unsigned i = 0; i < 4; i++)
+                    if (static_cast<unsigned>(ahead) + g + (i < 2 ? 0 : 8) - (8 * n + 2 * t + i % 2) >= args.window)
+                        scores[set][n][i] = -INFINITY;
+        }
+        if constexpr (MASKED)
+            factors_of_queries(args, head, query + 16 * set, key, factors);
+        else
+            factors_one(factors);
+        slopes16<T>(args, scores[set], products[set], lse2, delta, factors, weights[set], slopes[set]);
     }
-    if constexpr (MASKED)
-        factors_of_queries(args, head, query, key, factors);
-    else
-        factors_one(factors);
-    slopes16<T>(args, scores, products, lse2, delta, factors, weights, slopes);
     add16<T, D>(dq, slopes, k);
 }
 
-template <typename T, unsigned D, bool MASKED>
-static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) mma_backward_queries(struct aq_cuda_attention args)
+template <typename T, unsigned D, unsigned SETS, bool MASKED>
+static __global__ void __launch_bounds__(threads_of(SETS), D == 64 ? 2 : 1)
+    mma_backward_queries(struct aq_cuda_attention args)
 {
-    constexpr unsigned STRIDE = D + PAD;
+    constexpr unsigned STRIDE = D + PAD, ROWS = 16 * SETS;
     AQ_SHARED_DYNAMIC(uint16_t, shared); /* q and dout of the block's own queries, then two of (k, v) */
     uint16_t *const tiles = shared + 2 * OWN * STRIDE;
     const struct head head = head_of(args);
     const unsigned g = threadIdx.x % 32 / 4;
     const uint64_t first = static_cast<uint64_t>(gridDim.x - 1 - blockIdx.x) * OWN,
-                   query = first + threadIdx.x / 32 * 16;
+                   query = first + threadIdx.x / 32 * ROWS;
     const uint64_t C = static_cast<uint64_t>(args.H) * D, end = first + OWN < args.T ? first + OWN : args.T;
     const uint64_t stride = aq_qkv_stride(args), begin = aq_first_key(args, first) / TILE * TILE;
     const uint64_t seen = aq_first_key(args, query);
     const uint16_t *qkv = static_cast<const uint16_t *>(args.qkv);
     const uint16_t *k = qkv + aq_qkv_at(args, head.sample, head.index, 1, 0), *v = k + args.kv_heads * D;
     const uint16_t *dout = static_cast<const uint16_t *>(args.dout) + aq_out_at(args, head.sample, head.index, first);
-    struct own_rows<T, D> own;
-    own.tile = shared + threadIdx.x / 32 * 16 * STRIDE;
-    float dq[D / 8][4], lse2[2], delta[2];
+    struct own_rows<T, D, SETS> own;
+    own.tile = shared + threadIdx.x / 32 * ROWS * STRIDE;
+    float dq[SETS][D / 8][4], lse2[SETS][2], delta[SETS][2];
     sums_zero<D>(dq);
-    for (unsigned half = 0; half < 2; half++) {
+    AQ_UNROLL
+    for (unsigned half = 0; half < 2 * SETS; half++) { /* of a set, and of the next */
         const uint64_t row = query + g + 8 * half;
         const bool there = row < args.T;
-        lse2[half] = there ? args.lse[(head.sample * args.H + head.index) * args.T + row] * LOG2_E : INFINITY;
-        delta[half] = there ? args.delta[(blockIdx.z * args.H + head.index) * args.T + row] : 0.0f;
+        lse2[half / 2][half % 2] =
+            there ? args.lse[(head.sample * args.H + head.index) * args.T + row] * LOG2_E : INFINITY;
+        delta[half / 2][half % 2] = there ? args.delta[(blockIdx.z * args.H + head.index) * args.T + row] : 0.0f;
     }
     rows_copy<OWN, D>(shared, qkv + aq_qkv_at(args, head.sample, head.index, 0, first), stride, first, args.T);
     rows_copy<OWN, D>(shared + OWN * STRIDE, dout, C, first, args.T);
@@ -560,11 +622,13 @@ static __global__ void __launch_bounds__(THREADS, D == 64 ? 2 : 1) mma_backward_
         }
         if (tile == begin) own.load();
         for (unsigned i = 0; i < TILE; i += 16)
-            if (tile + i <= query && tile + i + 15 >= seen)
-                backward_queries16<T, D, MASKED>(args, head, query, tile + i, own, here + i * STRIDE,
+            if (tile + i < query + ROWS && tile + i + 15 >= seen)
+                backward_queries16<T, D, SETS, MASKED>(args, head, query, tile + i, own, here + i * STRIDE,
                                                  here + (TILE + i) * STRIDE, lse2, delta, dq);
     }
-    gradient_store<T, D>(args, head, 0, query, dq);
+    AQ_UNROLL
+    for (unsigned set = 0; set < SETS; set++)
+        gradient_store<T, D>(args, head, 0, query + 16 * set, dq[set]);
 }
 
 /* ---- Launchers, called by cuda_attention.cu. */
@@ -587,19 +651,33 @@ static dim3 grid_of(const struct aq_cuda_attention *args, unsigned heads, uint64
     return dim3(static_cast<unsigned>((args->T + OWN - 1) / OWN), heads, static_cast<unsigned>(samples));
 }
 
+/*
+ * Sets of a warp, as registers allow without spills on sm_90 (255 a thread): two in forward, and for the queries of
+ * backward with D of 64; one for its keys, which keep two sums.
+ */
+constexpr unsigned FORWARD_SETS = 2, KEYS_SETS = 1;
+
+constexpr unsigned queries_sets(unsigned D)
+{
+    return D == 64 ? 2 : 1;
+}
+
 template <typename T, unsigned D, bool MASKED>
 static enum aq_status forward_run(const struct aq_cuda_attention *args, uint64_t samples, cudaStream_t stream)
 {
-    return AQ_LAUNCH((mma_forward<T, D, MASKED>), grid_of(args, args->H, samples), THREADS, shared_bytes(D, 1), stream,
-                     *args);
+    return AQ_LAUNCH((mma_forward<T, D, FORWARD_SETS, MASKED>), grid_of(args, args->H, samples),
+                     threads_of(FORWARD_SETS), shared_bytes(D, 1), stream, *args);
 }
 
 template <typename T, unsigned D, bool MASKED>
 static enum aq_status backward_run(const struct aq_cuda_attention *args, uint64_t samples, cudaStream_t stream)
 {
     const dim3 keys = grid_of(args, args->kv_heads, samples), queries = grid_of(args, args->H, samples);
-    AQ_TRY(AQ_LAUNCH((mma_backward_keys<T, D, MASKED>), keys, THREADS, shared_bytes(D, 2), stream, *args));
-    return AQ_LAUNCH((mma_backward_queries<T, D, MASKED>), queries, THREADS, shared_bytes(D, 2), stream, *args);
+    constexpr unsigned QUERIES_SETS = queries_sets(D);
+    AQ_TRY(AQ_LAUNCH((mma_backward_keys<T, D, KEYS_SETS, MASKED>), keys, threads_of(KEYS_SETS), shared_bytes(D, 2),
+                     stream, *args));
+    return AQ_LAUNCH((mma_backward_queries<T, D, QUERIES_SETS, MASKED>), queries, threads_of(QUERIES_SETS),
+                     shared_bytes(D, 2), stream, *args);
 }
 
 template <typename T>
