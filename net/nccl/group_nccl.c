@@ -10,7 +10,8 @@
  * collective that all ranks are in it (NCCL's messages name nothing), and is looked at whenever this rank waits, so
  * that a rank that dies ends the wait of all others.
  *
- * Communicator, stream, events and the deadline are a channel's (nccl_channel.h). Sums are not NCCL's: they are made in the order of ranks (docs/DECISIONS.md 0038).
+ * Communicator, stream, events and the deadline are a channel's (nccl_channel.h). Sums are not NCCL's: they are made in
+ * the order of ranks (docs/DECISIONS.md 0038).
  */
 #include <assert.h>
 #include <inttypes.h>

@@ -50,8 +50,7 @@ enum aq_status aq_nccl_channel_open(struct aq_nccl_channel *channel, const struc
     config.blocking = 0;
     if (asked->blocks_max) config.maxCTAs = asked->blocks_max;
     memcpy(&id, asked->id->bytes, sizeof id);
-    const ncclResult_t begun =
-        ncclCommInitRankConfig(&channel->comm, (int)asked->size, id, (int)asked->rank, &config);
+    const ncclResult_t begun = ncclCommInitRankConfig(&channel->comm, (int)asked->size, id, (int)asked->rank, &config);
     if (begun == ncclSuccess || begun == ncclInProgress) return AQ_OK;
     (void)fails(channel, begun);
     return aq_nccl_channel_failed(channel, "opening a communicator");

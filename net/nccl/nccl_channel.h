@@ -39,9 +39,9 @@ enum {
 struct aq_nccl_channel_config {
     const struct aq_nccl_id *id; /* borrowed until open returns                                                */
     uint32_t rank, size;
-    int blocks_max;              /* multiprocessors that kernels take at most, also while they wait; 0: as NCCL likes */
-    uint64_t silence_ns;         /* longest that opening, or a batch, may take; UINT64_MAX: no matter          */
-    const char *who;             /* for lines: "rank 1 of 2"                                                   */
+    int blocks_max;      /* multiprocessors that kernels take at most, also while they wait; 0: as NCCL likes */
+    uint64_t silence_ns; /* longest that opening, or a batch, may take; UINT64_MAX: no matter          */
+    const char *who;     /* for lines: "rank 1 of 2"                                                   */
 };
 
 struct aq_nccl_channel {

@@ -8,7 +8,7 @@
 
 struct aq_pair_ops {
     enum aq_status (*poll)(struct aq_pair *pair);
-    enum aq_status (*failed)(const struct aq_pair *pair); /* NULL: it never says AQ_NCCLERR */
+    enum aq_status (*failed)(const struct aq_pair *pair);       /* NULL: it never says AQ_NCCLERR */
     void (*note)(struct aq_pair *pair, void *at, size_t bytes); /* of move `noted` */
     void (*close)(struct aq_pair *pair);
 };

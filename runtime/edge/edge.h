@@ -231,8 +231,8 @@ bool aq_edge_mirror_turn(const struct aq_edge *edge);
 enum aq_status aq_edge_wait(struct aq_edge *edge, uint32_t seen, uint64_t deadline_ns);
 
 /*
- * Everything handed over has left; nothing the other side sent is unread, and neither has the other's memory mapped. For
- * the end of a run, at both ends.
+ * Everything handed over has left; nothing the other side sent is unread, and neither has the other's memory mapped.
+ * For the end of a run, at both ends.
  */
 enum aq_status aq_edge_drain(struct aq_edge *edge, uint64_t deadline_ns);
 

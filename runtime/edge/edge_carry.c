@@ -8,8 +8,8 @@
  *
  * Each way has AQ_EDGE_CARRY_SLOTS bodies of device memory at either end. A sender codes into the next, notes the move
  * when its stream has passed, then posts the frame. A receiver checks what a frame says against the plan before it
- * tells the pair of it, as soon as a slot is free; the frame is here when its bodies are. By IPC it then says how many it
- * has taken, in a frame of its own: until then the sender's slot is not written.
+ * tells the pair of it, as soon as a slot is free; the frame is here when its bodies are. By IPC it then says how many
+ * it has taken, in a frame of its own: until then the sender's slot is not written.
  */
 #include <assert.h>
 #include <string.h>
@@ -170,11 +170,11 @@ enum aq_status aq_edge_carried_in(struct aq_edge *edge, const struct aq_frame *f
     if (!(frame->flags & AQ_EDGE_CARRIED)) return AQ_OK;
     const uint32_t bytes = carry && carry->ready && frame->body ? body_bytes(edge, frame) : 0;
     if (bytes == 0 || carry->arrived - carry->released >= AQ_EDGE_CARRY_BODIES)
-        return aq_fail(AQ_PROTO, "edge",
-                       "edge %u: a frame of kind %u (step %llu, micro-batch %u) says that its bodies go from GPU to GPU, and "
-                       "its %u bytes are no rows of such",
-                       edge->shape.edge, frame->kind, (unsigned long long)frame->step, frame->micro_batch,
-                       frame->body_bytes);
+        return aq_fail(
+            AQ_PROTO, "edge",
+            "edge %u: a frame of kind %u (step %llu, micro-batch %u) says that its bodies go from GPU to GPU, and "
+            "its %u bytes are no rows of such",
+            edge->shape.edge, frame->kind, (unsigned long long)frame->step, frame->micro_batch, frame->body_bytes);
     *number = ++carry->arrived;
     carry->landings[*number % AQ_EDGE_CARRY_BODIES] =
         (struct aq_edge_landing){.rows = aq_edge_body_align(frame->body_bytes), .bytes = bytes};

@@ -13,11 +13,7 @@
 
 #include "edge_carry.h"
 
-enum {
-    PIECE_BYTES = 16,
-    PIECES = AQ_NCCL_ID_BYTES / PIECE_BYTES,
-    NAME_BYTES = 64
-};
+enum { PIECE_BYTES = 16, PIECES = AQ_NCCL_ID_BYTES / PIECE_BYTES, NAME_BYTES = 64 };
 static_assert((int)AQ_PAIR_OFFER_BYTES == (int)AQ_NCCL_ID_BYTES, "ids and offers travel alike");
 #define JOIN_NS (600ull * 1000000000) /* the neighbour may be loading, or joining others */
 
@@ -196,11 +192,8 @@ static enum aq_status open_way(struct aq_edge *edge, bool forward, uint64_t dead
     } else {
         AQ_TRY(hear_pieces(edge, id.bytes, deadline_ns, "begin with NCCL"));
     }
-    const struct aq_pair_config config = {.id = &id,
-                                          .name = name,
-                                          .first = edge->config.sender,
-                                          .sends = sends,
-                                          .silence_ns = edge->config.silence_ns};
+    const struct aq_pair_config config = {
+        .id = &id, .name = name, .first = edge->config.sender, .sends = sends, .silence_ns = edge->config.silence_ns};
     AQ_TRY(aq_pair_open(&config, &way->pair));
     return aq_edge_way_open(edge, way);
 }
@@ -229,9 +222,10 @@ static enum aq_status join_nccl(struct aq_edge *edge, uint64_t deadline_ns, bool
 static enum aq_status ipc_refused(const struct aq_edge *edge)
 {
     const struct aq_edge_carry *carry = edge->carry;
-    const char *why = !carry->mine.gpu || !carry->theirs.gpu          ? "are not both on GPUs"
-                      : carry->mine.machine != carry->theirs.machine ? "are on two machines"
-                                                                     : "cannot map each other's memory (their logs say why)";
+    const char *why = !carry->mine.gpu || !carry->theirs.gpu ? "are not both on GPUs"
+                      : carry->mine.machine != carry->theirs.machine
+                          ? "are on two machines"
+                          : "cannot map each other's memory (their logs say why)";
     return aq_fail(AQ_NODEV, "edge", "link.transport: ipc: stages %u and %u %s: say auto", edge->shape.edge,
                    edge->shape.edge + 1, why);
 }

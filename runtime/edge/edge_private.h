@@ -149,7 +149,7 @@ enum aq_status aq_edge_link_pump(struct aq_edge *edge);
 
 void aq_edge_received_release(struct aq_edge *edge, const struct aq_edge_received *got);
 
-/* Device memory that edge_work.c takes of its own, and edge_carry.c, at either end; of the latter what can be mapped. */
+/* Device memory of an end that edge_work.c takes of its own, and edge_carry.c; of the latter what can be mapped. */
 uint64_t aq_edge_works_bytes(const struct aq_edge_shape *shape, const struct aq_edge_size *size);
 uint64_t aq_edge_carry_bytes(const struct aq_edge_size *size);
 uint64_t aq_edge_carry_shared_bytes(const struct aq_edge_size *size);
@@ -258,8 +258,8 @@ bool aq_edge_decoding(const struct aq_edge *edge);
 enum aq_status aq_edge_works_advance(struct aq_edge *edge);
 
 /*
- * edge_join.c: what the other end says in a CONTROL frame. edge_carry.c: the slot for the bodies of the next micro-batch (NULL: the frame
- * itself), or AQ_AGAIN. The bodies are coded: they go, before their frame.
+ * edge_join.c: what the other end says in a CONTROL frame. edge_carry.c: the slot for the bodies of the next
+ * micro-batch (NULL: the frame itself), or AQ_AGAIN. The bodies are coded: they go, before their frame.
  */
 enum aq_status aq_edge_join_told(struct aq_edge *edge, const struct aq_frame *frame);
 enum aq_status aq_edge_carry_slot(struct aq_edge *edge, uint8_t **bodies);

@@ -153,8 +153,8 @@ static enum aq_status tell_memory(const struct aq_worker *w, const char *when)
 
 /*
  * A kernel that is loaded when it is first called may wait for all that runs on its GPU. Where NCCL's wait there for
- * another rank, whose own first call may wait for ours, kernels are loaded when the process begins; those that libraries
- * load all the same, when the stage is warmed up (worker_warm.c).
+ * another rank, whose own first call may wait for ours, kernels are loaded when the process begins; those that
+ * libraries load all the same, when the stage is warmed up (worker_warm.c).
  */
 static bool may_carry(const struct aq_worker *w)
 {

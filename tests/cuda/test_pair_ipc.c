@@ -1,6 +1,6 @@
 /*
- * test_pair_ipc.c -- bytes from one GPU to another by CUDA IPC: two processes, each with a way out and a way in, over the
- * CUDA of cuda_host/runtime, whose copies run as late as they may. What a link would say goes through a socket.
+ * test_pair_ipc.c -- bytes from one GPU to another by CUDA IPC: two processes, each with a way out and a way in, over
+ * the CUDA of cuda_host/runtime, whose copies run as late as they may. What a link would say goes through a socket.
  */
 #include <setjmp.h>
 #include <signal.h>

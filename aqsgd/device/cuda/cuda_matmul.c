@@ -157,8 +157,7 @@ static bool sums_fit(const struct aq_matmul *args, enum aq_element want)
 {
     const uint64_t piece = piece_of(args, want);
     const bool k_matters = args->b_transposed || !args->a_transposed; /* as in product_parts */
-    const bool whole =
-        !piece || (args->M % piece == 0 && args->N % piece == 0 && (args->K % piece == 0 || !k_matters));
+    const bool whole = !piece || (args->M % piece == 0 && args->N % piece == 0 && (args->K % piece == 0 || !k_matters));
     return args->a_type == want && args->b_type == want && args->K && whole && args->c_type == AQ_F32 &&
            (args->sums_a ? args->M : args->N) <= CUDA_PART_BYTES / sizeof(float);
 }

@@ -103,7 +103,7 @@ static cudaDataType_t type_of(uint8_t element)
 static bool epilogue_of(const struct cuda_key *key, cublasLtEpilogue_t *out)
 {
     if (key->bias && key->bias != key->c_type + 1) return false; /* not of the result's type, or a row each */
-    if (key->sums) { /* our a is its B */
+    if (key->sums) {                                             /* our a is its B */
         *out = key->sums == CUDA_SUMS_OF_A ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_BGRADA;
         return true;
     }
@@ -291,9 +291,10 @@ void cuda_plan_text(const struct cuda_plan *plan, char *text)
         key->a_transposed ? "a'" : "a", key->align_a < CUDA_ALIGN_MAX ? " anywhere" : "",
         key->b_transposed ? "b'" : "b", key->align_b < CUDA_ALIGN_MAX ? " anywhere" : "", types[key->in_type],
         key->compute == AQ_TF32 ? " as tf32" : "", types[key->c_type], key->accumulate ? ", added" : "",
-        key->bias ? "bias and " : "", key->sums ? "sums of an operand" : endings[key->after], config_of(algorithm, CUBLASLT_ALGO_CONFIG_ID),
-        config_of(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID), config_of(algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID),
-        config_of(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM), plan->at + 1, plan->found);
+        key->bias ? "bias and " : "", key->sums ? "sums of an operand" : endings[key->after],
+        config_of(algorithm, CUBLASLT_ALGO_CONFIG_ID), config_of(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID),
+        config_of(algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID), config_of(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM),
+        plan->at + 1, plan->found);
 }
 
 cublasStatus_t cuda_plan_call(struct cuda_matmul *matmul, struct cuda_plan *plan, uint32_t at,
@@ -302,7 +303,8 @@ cublasStatus_t cuda_plan_call(struct cuda_matmul *matmul, struct cuda_plan *plan
     const bool residual = plan->fused && args->after == AQ_AFTER_RESIDUAL;
     const float one = 1.0f, share = args->accumulate || residual ? 1.0f : 0.0f;
     if (!c) c = args->c;
-    if (plan->fused && epilogue_set(plan, bias_of(args, stream), args->other) != AQ_OK) return CUBLAS_STATUS_INVALID_VALUE;
+    if (plan->fused && epilogue_set(plan, bias_of(args, stream), args->other) != AQ_OK)
+        return CUBLAS_STATUS_INVALID_VALUE;
     return cublasLtMatmul(matmul->handle, plan->product, &one, args->b, plan->first, args->a, plan->second, &share,
                           residual ? args->other : c, plan->result, c, plan->result, &plan->algorithms[at],
                           stream->workspace, CUDA_WORKSPACE_BYTES, stream->at);

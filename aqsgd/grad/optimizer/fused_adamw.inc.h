@@ -1,4 +1,4 @@
-/* fused_adamw.inc.h -- AdamW: k1 and k2 are the corrections; and with what is done after every update in the same pass. */
+/* fused_adamw.inc.h -- AdamW: k1 and k2 are the corrections; and what follows on an update, in the same pass. */
 AQ_FUSED(ADAMW, 0, 0, false)
 AQ_FUSED(ADAMW_CLEARS, 0, 0, false)
 AQ_FUSED(ADAMW_ROUNDS, 0, 0, false)

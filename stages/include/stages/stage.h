@@ -324,7 +324,7 @@ uint64_t aq_stage_frozen_floats(const struct aq_stage *stage);
 const struct aq_task *aq_stage_task(const struct aq_stage *stage);
 float *aq_stage_parameters(struct aq_stage *stage); /* device memory, borrowed */
 float *aq_stage_gradients(struct aq_stage *stage);  /* those in use; device memory, borrowed; NULL: none trained */
-/* The newest parameters' copy in 16 bits, and its type; NULL: none is kept. Who writes both together has changed both. */
+/* The newest parameters' copy in 16 bits, and its type; NULL: none is kept. Who writes both has changed both. */
 uint16_t *aq_stage_rounded(struct aq_stage *stage, enum aq_element *type);
 
 /*

@@ -1,8 +1,8 @@
 /*
  * cuda_ipc_host.c -- CUDA's memory between processes, on the host: as strict as NVIDIA's manual.
  *
- * What is exported becomes a memory file in its place, so that its address stays. Its handle names an abstract socket of
- * this machine, whose thread hands the file's descriptor to whoever connects; who has mapped it keeps the connection
+ * What is exported becomes a memory file in its place, so that its address stays. Its handle names an abstract socket
+ * of this machine, whose thread hands the file's descriptor to whoever connects; who has mapped it keeps the connection
  * open. Only the beginning of an allocation of whole pieces of 2 MiB has a handle; the process that made it cannot open
  * it; memory that is freed while another process has it mapped is told on stderr, for that is undefined on a GPU.
  */
@@ -26,7 +26,8 @@ struct handle {
     uint64_t bytes;
 };
 
-struct export {
+struct export
+{
     void *memory; /* NULL: free */
     struct handle handle;
     int file, listener, guests[GUESTS_MAX];

@@ -86,7 +86,7 @@ void cuda_runtime_host_driver(int version, int count, int major, int minor);
 void cuda_runtime_host_memory(size_t bytes);
 size_t cuda_runtime_host_used(void);
 
-/* cuda_ipc_host.c: for cudaMalloc and cudaFree. What begins at a multiple of a page, of whole pages, can be exported. */
+/* cuda_ipc_host.c: for cudaFree; nothing but whole pieces of 2 MiB is exported. False: it was not, or is mapped. */
 bool cuda_ipc_host_export_ends(void *memory);
 
 /* The runtime's own: run(a copy of `bytes` of context, which it frees) when the stream gets there; everything, now. */

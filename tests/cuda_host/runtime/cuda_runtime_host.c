@@ -131,8 +131,7 @@ enum { HEAD_BYTES = 512, PAGE_BYTES = 4096, PIECE_BYTES = 2 << 20 };
 /* Whole pieces of 2 MiB lie alone, as on a GPU, and may be exported. */
 static cudaError_t malloc_alone(void **out, size_t bytes)
 {
-    uint8_t *pages =
-        mmap(NULL, bytes + PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    uint8_t *pages = mmap(NULL, bytes + PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (pages == MAP_FAILED) return cudaErrorMemoryAllocation;
     uint8_t *memory = pages + PAGE_BYTES - HEAD_BYTES;
     memcpy(memory, &bytes, sizeof bytes);
