@@ -22,7 +22,7 @@ if(TARGET aqpipe)
       replicas replicas_resume replicas_bad_input replicas_optimizers replicas_defaults
       replicas_reshard replicas_isolated replicas_auto replicas_nan replicas_machines wan probe balance
       staleness staleness_resume staleness_replicas staleness_fp16 staleness_lost staleness_frozen staleness_memory
-      lora lora_cut lora_export
+      lora lora_cut lora_export lora_packed
       local local_resume local_reshard local_void
       generate eval)
     add_test(NAME e2e_${scenario}

@@ -424,9 +424,7 @@ static enum aq_status tensor_import(const struct aq_checkpoint *c, const struct 
         return aq_fail(AQ_NOTFOUND, "checkpoint", "%s: no tensor %s", path, name);
     AQ_TRY(aq_weights_read(weights, index, info->turned, staging, info->count));
     AQ_TRY(check_finite(path, name, staging, info->count));
-    AQ_TRY(aq_device_copy(c->device, aq_stage_parameters(c->stage) + info->offset, staging,
-                          info->count * sizeof(float), NULL));
-    return aq_device_stream_sync(c->device, NULL);
+    return aq_stage_put(c->stage, info, 0, info->count, staging);
 }
 
 static void stage_tensor(const struct aq_stage *stage, uint32_t index, struct aq_tensor_info *out)
@@ -463,9 +461,13 @@ enum aq_status aq_checkpoint_import(const struct aq_checkpoint *c, const char *p
     struct aq_weights *weights = NULL;
     void *staging = NULL;
     const uint32_t all = aq_stage_saved_count(c->stage) + aq_stage_frozen_count(c->stage);
-    const uint64_t bytes =
-        (aq_stage_saved_floats(c->stage) + aq_stage_frozen_floats(c->stage)) * sizeof(float); /* of any tensor */
+    uint64_t bytes = 0; /* of the largest tensor */
     enum aq_status status;
+    for (uint32_t i = 0; i < all; i++) {
+        struct aq_tensor_info info;
+        stage_tensor(c->stage, i, &info);
+        if (info.count * sizeof(float) > bytes) bytes = info.count * sizeof(float);
+    }
     AQ_TRY_GOTO(aq_weights_open_wanted(path, stage_wants, c->stage, &weights), out);
     AQ_TRY_GOTO(aq_map(bytes, &staging), out);
     for (uint32_t i = 0; i < all; i++) {

@@ -218,6 +218,8 @@ static void check_freeze(struct aq_manifest *manifest)
         aq_manifest_error(manifest, "lora.rank", "%s has no layers that adapters are made for", model.kind);
     else if (!adapts && train->lora.targets)
         aq_manifest_error(manifest, "lora.targets", "says which layers have adapters, but lora.rank is 0: none has");
+    else if (train->frozen_store != AQ_FROZEN_FP32 && !adapts && !train->freeze)
+        aq_manifest_error(manifest, "train.frozen_store", "nothing is frozen: give lora.rank or train.freeze");
     else if (manifest->errors.count == errors &&
              !aq_model_trains(&model, train->T, train->freeze, &train->lora, aq_model_layers(&model)))
         aq_manifest_error(manifest, "train.freeze", "freezes the whole model: nothing is left to train");

@@ -136,6 +136,9 @@ enum aq_status aq_plan_facts(const struct aq_job *job, struct aq_job_facts *out,
 /* The job's training or held-out samples, as aq_dataset_open takes them; paths and texts are the job's. */
 struct aq_dataset_config aq_plan_dataset(const struct aq_job *job, bool heldout);
 
+/* How many lengths there are: of training samples, of held-out ones, of the parts of all of them in that order. */
+uint64_t aq_plan_lengths_count(const struct aq_job_facts *facts);
+
 /* The lengths of all samples as a worker is told them (lengths.h): memory of aq_alloc, NULL where there are none. */
 enum aq_status aq_plan_lengths(const struct aq_plan *plan, char **text);
 

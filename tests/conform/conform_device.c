@@ -663,6 +663,8 @@ static void test_cross_entropy_matches_truth(void **state)
 #include "conform_device_heads.h"
 #include "conform_device_image.h"
 #include "conform_device_text.h"
+#include "conform_device_parts.h"
+#include "conform_device_unpack.h"
 
 static enum aq_status flat_call(struct aq_device *where, struct array *arrays, const void *context)
 {
@@ -854,6 +856,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_disentangled_is_its_definition),
         cmocka_unit_test(test_disentangled_whatever_rows_lie_between),
         cmocka_unit_test(test_gelu_matches_truth),
+        cmocka_unit_test(test_unpacked_weights_match_truth),
+        cmocka_unit_test(test_parts_match_truth),
+        cmocka_unit_test(test_parts_are_alone),
         cmocka_unit_test(test_unfold_matches_truth),
         cmocka_unit_test(test_embedding_matches_truth),
         cmocka_unit_test(test_cross_entropy_matches_truth),

@@ -161,6 +161,7 @@ struct aq_rope {
     const float *q_gamma, *k_gamma; /* or NULL, both */
     float plus, epsilon;
     float *rstd; /* rows times H + kv_heads; with gammas */
+    const uint32_t *starts; /* or NULL: parts of samples, see below */
 };
 
 /* dx is written: of the type, and may be dy where that is fp32. dq_gamma += and dk_gamma += where they are not NULL. */
@@ -174,6 +175,7 @@ struct aq_rope_backward {
     const float *q_gamma, *k_gamma, *rstd;
     float plus;
     float *dq_gamma, *dk_gamma;
+    const uint32_t *starts;
 };
 
 /* What a gate does with its values: x / (1 + e^-x), or GELU as AQ_AFTER_GELU has it. */
@@ -198,6 +200,18 @@ struct aq_gated_backward {
 };
 
 /*
+ * Parts of a sample, in attention, rope and embedding: texts that stand behind each other in it and do not see each
+ * other. `starts` has, for each of `samples` times T tokens, where in its sample the token's part begins: at most the
+ * token's own place, and the same for all tokens of a part. A query sees no key before its start, and a token's place
+ * is counted from there. NULL: a sample is one part. Masks of dropout are drawn by place in the sample whatever its
+ * parts.
+ */
+static inline uint64_t aq_place_of(const uint32_t *starts, uint64_t row, uint64_t T)
+{
+    return row % T - (starts ? starts[row] : 0);
+}
+
+/*
  * Causal attention of `samples` sequences of T tokens. A row of qkv is H heads of queries, kv_heads of keys and
  * kv_heads of values, D columns each; out has H*D. H / kv_heads queries in a row share a head of keys and values.
  * lse is the log of the sum of exponentials of (sample, head, token), kept for backward; no T x T matrix outlives a
@@ -215,6 +229,7 @@ struct aq_attention {
     void *out;
     float *lse;
     struct aq_dropout dropout;
+    const uint32_t *starts; /* or NULL: see above */
     const void *dout; /* backward only, as dqkv */
     float *dqkv;
     uint16_t *dqkv_rounded;
@@ -316,6 +331,7 @@ struct aq_embedding {
     float scale; /* 0: none */
     float *x;
     struct aq_dropout dropout;
+    const uint32_t *starts; /* or NULL: parts of samples, see above */
 };
 
 /*
@@ -330,6 +346,7 @@ struct aq_embedding_backward {
     float *token_gradient, *position_gradient;
     float scale;
     struct aq_dropout dropout;
+    const uint32_t *starts;
 };
 
 /*
@@ -387,6 +404,19 @@ struct aq_dropout_apply {
     struct aq_dropout dropout;
     enum aq_element x_type;
     bool add;
+};
+
+/*
+ * Weights kept in 8 bits, as fp32 or rounded to 16 bits: y[i] = x[i] scales[i / AQ_UNPACK_GROUP]. A scale has at most
+ * 16 bits of mantissa, so that the product is exact in fp32, on every device.
+ */
+enum { AQ_UNPACK_GROUP = 64 };
+struct aq_unpack {
+    uint64_t count;
+    const int8_t *x;
+    const float *scales;
+    void *y;
+    enum aq_element y_type;
 };
 
 /* x = std * normal(key, element) for `count` elements; std 0 with a value: x = value. */
