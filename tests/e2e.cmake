@@ -64,6 +64,8 @@ if(TARGET aqpipe AND AQ_TORCH_PYTHON)
   set_tests_properties(test_images_reference PROPERTIES LABELS "e2e;quick" TIMEOUT 600 PROCESSORS 2 SKIP_RETURN_CODE 77)
 endif()
 if(TARGET aqpipe)
+  add_test(NAME test_resnet_torch COMMAND ${parity_python} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_resnet_torch $<TARGET_FILE_DIR:aqpipe>)
+  set_tests_properties(test_resnet_torch PROPERTIES LABELS "e2e;quick" TIMEOUT 600 PROCESSORS 2 SKIP_RETURN_CODE 77)
   # Beside transformers, where tools/parity has made its environment.
   add_test(NAME test_generate_transformers COMMAND ${parity_python} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_generate_transformers $<TARGET_FILE_DIR:aqpipe>)
   set_tests_properties(test_generate_transformers PROPERTIES LABELS "e2e;quick" TIMEOUT 600 PROCESSORS 2 SKIP_RETURN_CODE 77)
