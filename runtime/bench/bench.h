@@ -24,6 +24,8 @@ struct aq_bench_options {
     bool full;             /* allreduce: nothing is made smaller to save time          */
     const char *only;      /* aq_bench_wanted                                          */
     uint64_t parameters;   /* allreduce: floats; 0: those of GPT-2 124M                */
+    const char *text;      /* tokenize: a file, and                                    */
+    const char *tokenizer; /* the folder of a tokenizer; NULL: it is left out          */
 };
 
 /* Print one figure. name is the case's, for ever: scripts look for it. */
