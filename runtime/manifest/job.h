@@ -257,6 +257,7 @@ struct aq_job {
     struct aq_job_pipeline pipeline;
     const struct aq_job_edge *edges; /* stage_count - 1 of them                                            */
     uint32_t warmup_epochs;          /* of edges: uncompressed                                                      */
+    bool guard;                      /* of edges: more bits where a cut's loop does not contract                    */
     struct aq_job_link link;
     struct aq_job_security security;
     struct aq_job_control control;

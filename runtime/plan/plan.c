@@ -75,6 +75,8 @@ static enum aq_status shape_fill(const struct aq_plan *plan, uint32_t e, uint32_
     out->still = train->frozen_prefix && aq_codec_config_kept(&out->forward, &kept) &&
                  aq_model_still(&plan->model, train->T, train->freeze, &train->lora, layer_end);
     if (out->still) out->forward = kept;
+    struct aq_codec_config rungs[AQ_EDGE_RUNGS];
+    out->guard = job->guard && !out->still && aq_edge_ladder(&out->forward, rungs) > 1;
     return AQ_OK;
 }
 

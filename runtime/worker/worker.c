@@ -354,9 +354,18 @@ static enum aq_status keep_frozen(struct aq_worker *w)
     return aq_checkpoint_frozen_write(&checkpoint);
 }
 
+static void guard_init(struct aq_worker *w)
+{
+    struct aq_codec_config rungs[AQ_EDGE_RUNGS];
+    const struct aq_edge_shape *shape = &w->plan->edges[w->position].shape;
+    aq_edge_guard_init(&w->guard, w->position, aq_edge_ladder(&shape->forward, rungs),
+                       (uint32_t)w->plan->steps_per_epoch);
+}
+
 static enum aq_status load_weights(struct aq_worker *w, uint64_t resume)
 {
     w->loss_scale = aq_loss_scale_of(w->job); /* a checkpoint may know better */
+    if (aq_worker_guard(w)) guard_init(w);
     w->step = w->resumed_at = resume;
     if (!resume) AQ_TRY(begin_weights(w));
     AQ_TRY(load_frozen(w, resume));
@@ -467,6 +476,7 @@ static enum aq_status open_edges(struct aq_worker *w)
         config.shape = &edge->shape;
         config.sender = true;
         config.link = w->pipeline.link_out;
+        config.guard = aq_worker_guard(w);
         config.cache = edge->size.message_bytes ? w->pipeline.cache : NULL;
         AQ_TRY(aq_edge_open(&config, &w->pipeline.out));
         AQ_TRY(aq_edge_join(w->pipeline.out, aq_job_edge_transport(w->job, w->rank)));

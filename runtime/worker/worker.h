@@ -229,6 +229,7 @@ struct aq_worker {
     bool final;          /* the last step is done: its checkpoint is the last */
     bool stopped;
     struct aq_loss_scale loss_scale;
+    struct aq_edge_guard guard; /* of the cut behind this stage, where its shape has one */
     uint32_t skipped_in_row;
     struct aq_worker_steps steps;
     struct aq_worker_times times;      /* of steps.now  */
@@ -394,6 +395,9 @@ enum aq_status aq_worker_agree(struct aq_worker *worker);
 
 /* worker_eval.c: the held-out samples through the whole pipeline, uncompressed; the last stage reports the loss. */
 enum aq_status aq_worker_evaluate(struct aq_worker *worker);
+
+/* worker_snapshot.c: the guard of the cut behind this stage; NULL: it has none. */
+struct aq_edge_guard *aq_worker_guard(struct aq_worker *worker);
 
 /* worker_snapshot.c: this stage's checkpoints. Borrows from the worker. */
 struct aq_checkpoint aq_worker_checkpoint(struct aq_worker *worker);
