@@ -148,8 +148,14 @@ static enum aq_status optimize(const struct trainer *self, uint64_t step)
                                NULL));
     AQ_TRY(aq_stage_gradient_sum2(self->stage, &sum2, NULL));
     const double norm = sqrt(sum2);
-    AQ_TRY(aq_optimizer_step(self->optimizer, aq_stage_parameters(self->stage), aq_stage_gradients(self->stage), 1e-4f,
-                             norm > 1.0 ? (float)(1.0 / norm) : 1.0f, step, NULL));
+    struct aq_optimizer_ending ending = {.gradients = aq_stage_gradients(self->stage)};
+    ending.rounded = aq_stage_rounded(self->stage, &ending.type);
+    AQ_TRY(aq_optimizer_begin(self->optimizer, aq_stage_parameters(self->stage), ending.gradients, 1e-4f,
+                              norm > 1.0 ? (float)(1.0 / norm) : 1.0f, step, NULL));
+    const bool ends = aq_optimizer_ends(self->optimizer, &ending);
+    struct aq_reduce nothing;
+    AQ_TRY(aq_optimizer_round(self->optimizer, &nothing));
+    if (ends) return aq_device_stream_sync(self->device, NULL);
     AQ_TRY(aq_stage_parameters_changed(self->stage, NULL));
     return aq_stage_zero_grads(self->stage, NULL);
 }

@@ -100,7 +100,7 @@ void aq_edge_close(struct aq_edge *edge)
     aq_edge_queue_release(edge, &edge->backwards);
     aq_edge_queue_release(edge, &edge->evals);
     aq_edge_works_close(edge);
-    aq_edge_nccl_close(edge);
+    aq_edge_carry_close(edge);
     for (uint32_t i = 0; i < AQ_EDGE_RUNGS; i++)
         aq_codec_close(edge->ladder[i]);
     aq_codec_close(edge->backward);
@@ -288,7 +288,7 @@ static enum aq_status frame_in(struct aq_edge *edge, const struct aq_frame *fram
         if (edge->asking.count > 0) return aq_edge_fetch_answered(edge, frame);
         break;
     case AQ_FRAME_CONTROL:
-        return aq_edge_nccl_told(edge, frame);
+        return aq_edge_join_told(edge, frame);
     case AQ_FRAME_MIRROR:
         if (!edge->config.mirror || edge->mirror_count == AQ_EDGE_MIRRORS_MAX) break;
         edge->mirrors[(edge->mirror_first + edge->mirror_count++) % AQ_EDGE_MIRRORS_MAX] = *frame;
@@ -330,7 +330,7 @@ enum aq_status aq_edge_link_pump(struct aq_edge *edge)
 enum aq_status aq_edge_pump(struct aq_edge *edge)
 {
     AQ_TRY(aq_edge_link_pump(edge));
-    AQ_TRY(aq_edge_nccl_advance(edge));
+    AQ_TRY(aq_edge_carry_advance(edge));
     AQ_TRY(aq_edge_works_advance(edge));
     AQ_TRY(aq_edge_fetches_serve(edge));
     /* What came before the goodbye is still to be had: the end counts when nothing is left. */
@@ -584,7 +584,10 @@ enum aq_status aq_edge_drain(struct aq_edge *edge, uint64_t deadline_ns)
         if (status == AQ_CLOSED) return AQ_OK; /* the other side has everything and has said goodbye */
         AQ_TRY(status);
         const bool busy = aq_edge_busy_since(edge) || aq_edge_carrying(edge);
-        if (edge->sends_out == 0 && edge->asking.count == 0 && !edge->remaking && !busy) return AQ_OK;
+        if (edge->sends_out == 0 && edge->asking.count == 0 && !edge->remaking && !busy) {
+            const enum aq_status farewell = aq_edge_carry_farewell(edge);
+            if (farewell != AQ_AGAIN) return farewell;
+        }
         const uint64_t soon = busy ? aq_clock_after(AQ_EDGE_POLL_NS) : deadline_ns;
         const enum aq_status waited = aq_bell_wait(edge->config.bell, seen, soon < deadline_ns ? soon : deadline_ns);
         if (waited != AQ_TIMEOUT || soon >= deadline_ns) AQ_TRY(waited);

@@ -84,7 +84,8 @@ enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge
                        shape->edge, shape->micro_batch, (unsigned long long)size.body_bytes_max);
     size.host_bytes = shape->send_frames * size.body_bytes_max + shape->shared * sizeof(float) + size.still_bytes;
     size.device_bytes = kernels ? aq_edge_works_bytes(shape, &size) : 0; /* else the host codes: edge_work.c */
-    size.nccl_bytes = aq_edge_nccl_bytes(&size);
+    size.carry_bytes = aq_edge_carry_bytes(&size);
+    size.shared_bytes = aq_edge_carry_shared_bytes(&size);
     *out = size;
     return AQ_OK;
 }

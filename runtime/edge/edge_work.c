@@ -169,6 +169,16 @@ static uint8_t *message_at(const struct aq_edge_work *work, uint32_t i)
     return body_at(work, i) + work->body_stride;
 }
 
+struct aq_edge_places aq_edge_places_of(const struct aq_edge *edge, bool forward)
+{
+    const struct aq_edge_work *work = forward == edge->config.sender ? &edge->works->encode : &edge->works->decode;
+    AQ_ASSERT(edge->on_device && !work->pending);
+    return (struct aq_edge_places){.body = body_at(work, 0),
+                                   .message = work->message_stride ? message_at(work, 0) : NULL,
+                                   .result = work->results,
+                                   .corrupt = work->corrupt};
+}
+
 /* Takes the micro-batch; its arrays may change under us. */
 static void work_begin(struct aq_edge *edge, struct aq_edge_work *work, struct aq_codec *codec, enum aq_frame_kind kind,
                        const struct aq_edge_batch *batch, struct aq_stream *stream)

@@ -445,11 +445,12 @@ static void check_devices(struct aq_manifest *manifest)
                               r % P);
             return;
         }
-        if (gpu == AQ_GPU_NO && P > 1 && job->link.transport == AQ_TRANSPORT_NCCL) {
+        if (gpu == AQ_GPU_NO && P > 1 &&
+            (job->link.transport == AQ_TRANSPORT_NCCL || job->link.transport == AQ_TRANSPORT_IPC)) {
             aq_manifest_error(manifest, "link.transport",
-                              "nccl goes between GPUs, and stage %u is on the CPU: say auto, or device: cuda for every "
+                              "%s goes between GPUs, and stage %u is on the CPU: say auto, or device: cuda for every "
                               "stage",
-                              r % P);
+                              job->link.transport == AQ_TRANSPORT_IPC ? "ipc" : "nccl", r % P);
             return;
         }
         const char *first = job->pipeline.stages[r % P].device;

@@ -194,6 +194,7 @@ uint64_t aq_plan_reductions(const struct aq_plan *plan);
  * AQ_TRANSPORT_AUTO: that is found out then.
  */
 enum aq_transport_kind aq_plan_edge_transport(const struct aq_plan *plan, uint32_t edge);
+bool aq_plan_carries(const struct aq_plan *plan, uint32_t edge); /* is it sure that bodies go from GPU to GPU? */
 enum aq_transport_kind aq_plan_reduce_transport(const struct aq_plan *plan);
 
 /* The same in another codec. */

@@ -275,6 +275,14 @@ bool aq_worker_looks(const struct aq_worker *worker, uint64_t steps);
 enum aq_status aq_worker_device_open(struct aq_worker *worker);
 void aq_worker_device_close(struct aq_worker *worker);
 
+/*
+ * worker_warm.c: everything once, where it runs on a GPU. The stage, when it has its weights, before links open; a
+ * reduction, when the group is open; the edges' codecs, before they are joined. Results do not depend on it.
+ */
+enum aq_status aq_worker_warm(struct aq_worker *worker);
+enum aq_status aq_worker_warm_reduction(struct aq_worker *worker);
+enum aq_status aq_worker_warm_edges(struct aq_worker *worker);
+
 /* worker_device.c: wait for all streams, whatever they say: before what they work on is closed. */
 void aq_worker_device_quiet(struct aq_worker *worker);
 

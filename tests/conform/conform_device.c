@@ -839,6 +839,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_parallel_runs_every_piece_once),
         cmocka_unit_test(test_matmul_matches_truth),
         cmocka_unit_test(test_matmul_ends_match_truth),
+        cmocka_unit_test(test_matmul_with_sums_of_an_operand_matches_truth),
         cmocka_unit_test(test_matmul_with_a_bias_for_each_row_matches_truth),
         cmocka_unit_test(test_matmul_adds_to_each_row_its_own),
         cmocka_unit_test(test_matmul_of_odd_extents_matches_truth),

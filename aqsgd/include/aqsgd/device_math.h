@@ -73,6 +73,10 @@ enum aq_matmul_after {
  *
  * bias_rounded: the bias once more, in c's 16 bits, or NULL. A GPU's library adds a bias to 16 bits in the product
  * itself only where it has their type; without it there is a second pass. The CPU adds the fp32 one.
+ *
+ * sums_a, sums_b: at most one. Sums over k, of a transposed a (sums_a[m] += ) or of a b that is not (sums_b[n] += ): the
+ * gradient of a bias beside that of its weights. As aq_device_column_sum of the operand as it lies; a GPU's library
+ * makes them while it reads the operand, where it can.
  */
 struct aq_matmul {
     uint64_t M, N, K;
@@ -90,6 +94,7 @@ struct aq_matmul {
     void *other;
     struct aq_dropout dropout;    /* AFTER_RESIDUAL                                                     */
     uint64_t dropout_sample_rows; /* rows of c that belong to one sample                                */
+    float *sums_a, *sums_b;       /* M, N floats, or NULL                                               */
 };
 
 /* y = (x - mean) rstd gamma + beta, row by row; variance of the population, epsilon added before the root. */
