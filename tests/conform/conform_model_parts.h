@@ -103,6 +103,7 @@ static void test_parts_are_checked(void **state)
     p.batches[0].starts = starts;
     for (uint32_t wrong = 1; wrong < 5; wrong += 2) { /* of a later token; of one that begins no part */
         starts[T + 3] = wrong == 1 ? 4 : 1;
+        aq_error_clear();
         assert_int_equal(aq_stage_forward(p.stages[0], 0, &input, NULL, NULL, NULL), AQ_INVAL);
         assert_non_null(strstr(aq_error_text(), "sample 1: token 3 is of a part that begins at"));
     }

@@ -169,6 +169,9 @@ def scenario_instruct():
     launch(manifest("two", **{**PLAIN, **keys, "data.pack": "false", "pipeline.stages": 2, "pipeline.replicas": 2}))
     norms = [[line["grad_norm"] for line in metrics(name)] for name in ("two", "whole")]
     check(all(abs(a - b) < 1e-4 * b for a, b in zip(*norms)), f"replicas: gradients {norms}")
+    # Seven packed samples over two replicas: one is left out, and its parts with it.
+    launch(manifest("packed-two", **{**PLAIN, **keys, "data.train_samples_max": 7, "pipeline.stages": 2, "pipeline.replicas": 2}))
+    check(losses("packed-two"), "packed replicas made no step")
     coded = {**keys, **CODECS, "train.epochs": 20, "checkpoint.every": "3 steps", "data.pack": "false"}
     launch(manifest("coded", **coded))
     path = manifest("killed", **coded)
