@@ -3,11 +3,12 @@
  *
  * <checkpoint folder>/<step>/stage-<rank>.safetensors holds the stage's tensors under their names and
  * "optimizer.<name>", the flat state arrays, with "optimizer.loss_scale" where that moves (loss_scale.h),
- * "optimizer.guard" where the cut behind the stage has a guard (edge_guard.h), and for a stage of two versions "optimizer.previous", the parameters before the last update, which the next step's gradients
- * are taken at. Its metadata names format, plan hash, job digest, step, stage, the digest of every tensor byte and, on
- * a GPU, what its sums' bits depend on. The file is written aside, synced and renamed: it is whole or absent. The
- * caches' part is a mark of the same number (storage/cache.h); everything else that a run consists of (order, random
- * keys, learning rate) follows from step and seed.
+ * "optimizer.guard" where the cut behind the stage has a guard (edge_guard.h), and for a stage of two versions
+ * "optimizer.previous", the parameters before the last update, which the next step's gradients are taken at. Its
+ * metadata names format, plan hash, job digest, step, stage, the digest of every tensor byte and, on a GPU, what its
+ * sums' bits depend on. The file is written aside, synced and renamed: it is whole or absent. The caches' part is a
+ * mark of the same number (storage/cache.h); everything else that a run consists of (order, random keys, learning rate)
+ * follows from step and seed.
  *
  * A checkpoint is complete when the launcher has noted it (docs/CONTROL.md section 7).
  *

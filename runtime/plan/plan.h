@@ -368,6 +368,20 @@ double aq_plan_idle(const struct aq_plan_prediction *prediction, uint32_t s);
 enum aq_status aq_plan_predict(const struct aq_plan *plan, const struct aq_plan_costs *costs,
                                struct aq_plan_prediction *out);
 
+/*
+ * Bits that cost no time (plan_slack.c): each cut's codecs with the most bits with which a step is not longer. By these
+ * costs, and the plan's own cuts and links. AQ_NOMEM.
+ */
+struct aq_plan_slack {
+    double before_s, step_s; /* a step as the manifest has it, and with these */
+    uint32_t raised;         /* directions of cuts that have more             */
+    struct aq_codec_config forward[AQ_JOB_STAGES_MAX], backward[AQ_JOB_STAGES_MAX];
+};
+enum aq_status aq_plan_slack(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_slack *out);
+
+/* "edges.list=[{edge: 0, forward: {bits: 6}}]", as --set takes it: those that have more. */
+void aq_plan_slack_text(const struct aq_plan *plan, const struct aq_plan_slack *slack, struct aq_text *text);
+
 enum { AQ_PLAN_HELPS_MAX = 4, AQ_PLAN_HELP_BYTES = 48 };
 
 /* What distance costs a step, and what would help. */
