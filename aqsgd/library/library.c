@@ -6,7 +6,7 @@
  */
 #include "aqsgd.h"
 
-#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -34,7 +34,7 @@ struct aqsgd_grad {
 };
 
 static _Thread_local char error_text[ERROR_BYTES];
-static pthread_once_t once = PTHREAD_ONCE_INIT;
+static atomic_bool silent; /* the log goes into error_text; relaxed: whoever comes twice does the same twice */
 
 /* "aqpipe: error: codec: bits: 9; ..." without what is before the text. */
 static void keep(int level, const char *line, void *context)
@@ -46,14 +46,9 @@ static void keep(int level, const char *line, void *context)
     snprintf(error_text, sizeof error_text, "%s", text);
 }
 
-static void begin_once(void)
-{
-    aq_log_sink(keep, NULL);
-}
-
 static void begin(void)
 {
-    (void)pthread_once(&once, begin_once);
+    if (!atomic_exchange_explicit(&silent, true, memory_order_relaxed)) aq_log_sink(keep, NULL);
     error_text[0] = 0;
 }
 

@@ -1,8 +1,8 @@
 /*
  * library_device.c -- the CPU backend of libaqsgd: memory and the pool, no mathematics, and so no oneDNN.
  *
- * It takes the place of device/cpu/device_cpu.c under its name. Codecs ask a device for memory, its pool and what it is;
- * the slots of mathematics stay empty, and nothing in the library calls them.
+ * It takes the place of device/cpu/device_cpu.c under its name. Codecs ask a device for memory, its pool and what it
+ * is; the slots of mathematics stay empty, and nothing in the library calls them.
  */
 #include "cpu_pool.h"
 #include "device_ops.h"

@@ -1,5 +1,5 @@
 /*
- * two_ends.c -- libaqsgd in a program: a sample crosses a link at each of its visits, and both ends hold the same message.
+ * two_ends.c -- libaqsgd in a program: a sample crosses a link at each of its visits; both ends hold the same message.
  *
  *     cc two_ends.c $(pkg-config --cflags --libs aqsgd) -lm && ./a.out
  *
@@ -40,7 +40,8 @@ static int visits(struct aqsgd_codec *sender, struct aqsgd_codec *receiver)
         double error = 0, power = 0;
         int i;
         activation(visit, a);
-        if (aqsgd_encode(sender, a, visit ? m_sender : NULL, 0, body, bound, &bytes, &flags, NULL, m_sender) != AQSGD_OK)
+        if (aqsgd_encode(sender, a, visit ? m_sender : NULL, 0, body, bound, &bytes, &flags, NULL, m_sender) !=
+            AQSGD_OK)
             code = failed("encode");
         else if (aqsgd_decode(receiver, body, bytes, flags, visit ? m_receiver : NULL, hat, m_receiver) != AQSGD_OK)
             code = failed("decode");

@@ -5,8 +5,8 @@
  * - Decode is exact arithmetic: the same body and the same reference give the same bits on any machine and in any
  *   version with the same soname. Who sends must go on with `hat` and `m_out`, which encode wrote, wherever both ends
  *   must agree, and never with what it wanted to send.
- * - The library keeps no messages: a cache, and which m belongs to which sample, is the caller's. Both ends must hold the
- *   same bits of m; aqsgd_digest tells whether they do.
+ * - The library keeps no messages: a cache, and which m belongs to which sample, is the caller's. Both ends must hold
+ *   the same bits of m; aqsgd_digest tells whether they do.
  * - A codec object is used from one thread at a time; different objects are independent.
  * - Pointers are host memory, matrices are row-major fp32, numbers little-endian. NULL where it is not allowed, and
  *   sizes that cannot be, are answered AQSGD_INVAL. Bytes from a peer give AQSGD_OK or AQSGD_CORRUPT, never more.
@@ -68,7 +68,7 @@ enum aqsgd_flag {
 /* Of the library that runs: 10000 * major + 100 * minor + patch. */
 AQSGD_API uint32_t aqsgd_version(void);
 
-/* What the last call of this thread that failed had to say, in one line; "" where none did. Valid until the next call. */
+/* What the last call of this thread that failed had to say, in one line; "" where none did. Until the next call. */
 AQSGD_API const char *aqsgd_error(void);
 
 /* A 64-bit digest of any bytes, the same everywhere: of messages, to compare both ends. */
@@ -122,14 +122,16 @@ AQSGD_API int aqsgd_decode(struct aqsgd_codec *codec, const void *body, size_t b
 struct aqsgd_grad;
 
 /*
- * name     "fp32", "fp16", "bf16", "q8" to "q2" (uniform, a scale for 512 values), "sign", "vote", "lp8" to "lp2", "topk".
+ * name     "fp32", "fp16", "bf16", "q8" to "q2" (uniform, a scale for 512 values), "sign", "vote", "lp8" to "lp2",
+ *          "topk".
  * counts   floats of each of `tensors` tensors, which lie one behind the other in the flat buffer.
  */
 AQSGD_API int aqsgd_grad_open(const char *name, const uint64_t *counts, uint32_t tensors, struct aqsgd_grad **out);
 AQSGD_API void aqsgd_grad_close(struct aqsgd_grad *grad); /* NULL is fine */
 /* Exact bytes of the range [first, first + count); 0: it is not in the buffer. */
 AQSGD_API size_t aqsgd_grad_bytes(const struct aqsgd_grad *grad, uint64_t first, uint64_t count);
-/* wire = C(x + error), error = x + error - decoded. error NULL: none. x, error: of the range. step: parity of ties (vote). */
+/* wire = C(x + error), error = x + error - decoded. error NULL: none. x, error: of the range. step: parity of
+ * ties (vote). */
 AQSGD_API int aqsgd_grad_encode(const struct aqsgd_grad *grad, uint64_t first, uint64_t count, const float *x,
                                 float *error, uint64_t step, void *wire);
 /* sum = weight * decoded, or with add sum += weight * decoded. AQSGD_CORRUPT: sum is partly written. */
