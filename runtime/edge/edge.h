@@ -37,6 +37,7 @@
 #include "aqsgd/base.h"
 #include "aqsgd/codec.h"
 #include "aqsgd/device.h"
+#include "edge_guard.h"
 #include "edge_shape.h"
 #include "job.h"
 #include "net/link.h"
@@ -61,6 +62,7 @@ struct aq_edge_config {
     struct aq_trace *trace;            /* may be NULL                                      */
     uint64_t silence_ns;               /* longest wait for the other side                  */
     bool mirror;     /* frames of kind MIRROR are let in                 */
+    struct aq_edge_guard *guard; /* the sender's, where shape.guard; borrowed: checkpoints keep its state */
 };
 
 enum aq_status aq_edge_open(const struct aq_edge_config *config, struct aq_edge **out);
@@ -98,6 +100,7 @@ struct aq_edge_batch {
                                    always has as many. NULL: all */
     const uint16_t *variants;   /* which augmentation each is: it has its own m; NULL: 0, all of them */
     uint16_t flags;             /* of the frame: enum aq_edge_flag        */
+    float rate;                 /* the step's learning rate, for a guard  */
 };
 enum aq_edge_flag {
     AQ_EDGE_REMADE = 1,    /* of a MESSAGE: made again, so that its digest may be another one */
@@ -105,6 +108,7 @@ enum aq_edge_flag {
     AQ_EDGE_CARRIED = 2,   /* the edge's own: the frame has rows alone, what they are of goes from GPU to GPU */
     AQ_EDGE_CODED = 4      /* of evaluation: the forward codec, and not raw; both ends ask for it */
 };
+enum { AQ_EDGE_RUNG_SHIFT = 8, AQ_EDGE_RUNG_MASK = 15 }; /* and bits 8 to 11, the edge's own: the rung of its ladder */
 
 /*
  * Take in everything the link has; serve what the other side asks for; end what the device has done meanwhile. AQ_OK,
@@ -252,6 +256,11 @@ struct aq_edge_measures {
     uint64_t cache_ns;   /* waited for the cache                                             */
     /* The sender's, over its samples (codec.h, struct aq_codec_result): */
     double sum_a2, sum_delta2, sum_error2, sum_a, values;
+    double warm_delta2, warm_error2; /* of its warm samples alone: c_Q of the theorem */
+    uint64_t afresh;                 /* whose message it forgot (edge_guard.h)        */
+    double bits;                     /* of the forward codec now                      */
+    /* The receiver's, over the gradients that it sends. */
+    double gradient2, gradient_error2;
 };
 void aq_edge_measures(struct aq_edge *edge, struct aq_edge_measures *out);
 

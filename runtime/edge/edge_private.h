@@ -75,6 +75,8 @@ struct aq_edge {
     struct aq_edge_size size;
     uint64_t values; /* from one sample to the next: rows x columns */
     struct aq_codec *forward, *backward, *raw;
+    struct aq_codec *ladder[AQ_EDGE_RUNGS]; /* [0] is forward */
+    uint32_t rungs;
     struct aq_edge_works *works;
     bool on_device;                  /* the device codes; else this thread does */
     struct aq_edge_carry *carry;     /* NULL: bodies go over the link      */

@@ -75,6 +75,8 @@ static enum aq_status shape_fill(const struct aq_plan *plan, uint32_t e, uint32_
     out->still = train->frozen_prefix && aq_codec_config_kept(&out->forward, &kept) &&
                  aq_model_still(&plan->model, train->T, train->freeze, &train->lora, layer_end);
     if (out->still) out->forward = kept;
+    struct aq_codec_config rungs[AQ_EDGE_RUNGS];
+    out->guard = job->guard && !out->still && aq_edge_ladder(&out->forward, rungs) > 1;
     return AQ_OK;
 }
 
@@ -171,7 +173,9 @@ static enum aq_status stage_fill(struct plan_open *open, uint32_t s)
                                  .recompute = job->model.recompute,
                                  .split = aq_schedule_splits(job->pipeline.schedule),
                                  .lengths = open->plan.facts.lengths_digest != 0,
+                                 .parts = open->plan.facts.parts != 0,
                                  .freeze = job->train.freeze,
+                                 .frozen_store = job->train.frozen_store,
                                  .lora = job->train.lora,
                                  .weights_16bit = aq_device_gpu(job->pipeline.stages[s].device) != AQ_GPU_NO};
     stage->boundary_copies = stage->config.weights_16bit ? AQ_PLAN_COPIES_MAX : 1;
@@ -381,7 +385,8 @@ static void memory_fill(struct plan_open *open, uint32_t s)
         line(stage, "measuring", aq_reduce_measure_bytes(size->parameters, plan->replicas));
     if (stage->cache.slots) line(stage, "cache", aq_cache_measure(&stage->cache));
     /* The first stage reads what its model reads, the last what its task compares with. */
-    if (plan->facts.lengths_digest) line(stage, "lengths", samples * sizeof *plan->lengths);
+    const uint64_t parts = plan->facts.parts ? plan->facts.parts + samples + 1 + (size_t)stage->config.T : 0;
+    if (plan->facts.lengths_digest) line(stage, "lengths", (samples + parts) * sizeof *plan->lengths);
     if (first || last) line(stage, "samples", aq_dataset_bytes(job->data.kind, job->train.T, samples));
     line(stage, "order of samples", 2 * plan->facts.train_samples / plan->replicas * sizeof(uint32_t));
     line(stage, "program", AQ_PLAN_PROCESS_BYTES);
@@ -651,7 +656,7 @@ out:
 enum aq_status aq_plan_open_cut(const struct aq_plan *like, const struct aq_plan_cut *cut, struct aq_plan **out)
 {
     const struct aq_job_facts *facts = &like->facts;
-    const uint64_t samples = facts->train_samples + facts->heldout_samples;
+    const uint64_t samples = aq_plan_lengths_count(facts);
     void *memory = NULL, *lengths = NULL;
     AQ_TRY(aq_alloc(sizeof(struct plan_open), &memory));
     struct plan_open *open = memory;

@@ -214,7 +214,7 @@ static bool pipe_finish(const struct simulation *sim, struct pipe *pipe)
 {
     if (pipe->done_at > sim->now) return false;
     const uint64_t number = pipe->arrived++;
-    const double late = aq_plan_lost_s(sim->costs, pipe->edge, pipe->forward, pipe->frame_bytes, number);
+    const double late = aq_plan_lost_s(sim->plan, sim->costs, pipe->edge, pipe->forward, pipe->frame_bytes, number);
     const double before = number ? pipe->arrives[number - 1] : 0; /* in order */
     pipe->arrives[number] = fmax(pipe->done_at + pipe->delay + late, before);
     pipe->done_at = DBL_MAX;

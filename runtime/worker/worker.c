@@ -218,6 +218,38 @@ static enum aq_status open_optimizer(struct aq_worker *w)
     return AQ_OK;
 }
 
+/* Where each sample's parts are: together they are as long as it is. */
+static enum aq_status open_parts(struct aq_worker *w)
+{
+    const struct aq_job_facts *facts = &w->plan->facts;
+    const uint64_t samples = facts->train_samples + facts->heldout_samples;
+    void *memory;
+    AQ_TRY(aq_alloc((samples + 1) * sizeof(uint32_t), &memory));
+    w->part_first = memory;
+    w->parts = w->train_lengths + samples;
+    uint64_t part = 0;
+    for (uint64_t s = 0; s < samples; s++) {
+        w->part_first[s] = (uint32_t)part;
+        for (uint64_t have = 0; have < w->train_lengths[s]; part++) {
+            if (part == facts->parts || w->parts[part] > w->train_lengths[s] - have)
+                return aq_fail(AQ_PROTO, "worker", "the parts of sample %" PRIu64 " are not as long as it", s);
+            have += w->parts[part];
+        }
+    }
+    w->part_first[samples] = (uint32_t)part;
+    if (part != facts->parts) return aq_fail(AQ_PROTO, "worker", "parts are left behind the last sample");
+    return AQ_OK;
+}
+
+const uint32_t *aq_worker_starts(const struct aq_worker *w, bool heldout, uint64_t sample, uint32_t row)
+{
+    const uint64_t at = sample + (heldout ? w->plan->facts.train_samples : 0);
+    if (!w->parts) return NULL;
+    uint32_t *to = w->starts + (uint64_t)row * w->job->train.T;
+    aq_dataset_starts(w->parts + w->part_first[at], w->part_first[at + 1] - w->part_first[at], w->job->train.T, to);
+    return to;
+}
+
 /*
  * How long each sample is: a stage without data is told by the launcher, who has read it; the digest is in the plan, so
  * that both ends of an edge know the same.
@@ -225,10 +257,11 @@ static enum aq_status open_optimizer(struct aq_worker *w)
 static enum aq_status open_lengths(struct aq_worker *w, const json_t *start)
 {
     const struct aq_job_facts *facts = &w->plan->facts;
-    const uint64_t all = facts->train_samples + facts->heldout_samples;
+    const uint64_t all = aq_plan_lengths_count(facts);
     const char *text;
     void *memory;
     if (!facts->lengths_digest) return AQ_OK;
+    if (facts->parts > UINT32_MAX) return aq_fail(AQ_PROTO, "worker", "samples of too many parts");
     AQ_TRY(aq_control_get_text(start, "lengths", &text));
     AQ_TRY(aq_alloc(all * sizeof(uint32_t), &memory));
     w->lengths_memory = memory;
@@ -237,7 +270,7 @@ static enum aq_status open_lengths(struct aq_worker *w, const json_t *start)
         return aq_fail(AQ_PROTO, "worker", "told of other lengths of the samples than the plan's");
     w->train_lengths = memory;
     w->heldout_lengths = w->train_lengths + facts->train_samples;
-    return AQ_OK;
+    return facts->parts ? open_parts(w) : AQ_OK;
 }
 
 /* The data that this stage reads has samples of the lengths that it was told. */
@@ -288,6 +321,7 @@ static enum aq_status open_data(struct aq_worker *w)
     for (int pass = 0; pass < 2; pass++) {
         w->sample_ids = aq_arena_take(&arena, B * sizeof *w->sample_ids);
         w->lengths = aq_arena_take(&arena, B * sizeof *w->lengths);
+        if (w->parts) w->starts = aq_arena_take(&arena, ((size_t)B + 1) * T * sizeof *w->starts);
         for (uint32_t i = 0; i < batch->field_count; i++)
             batch->fields[i].values = aq_arena_take(&arena, (size_t)B * batch->fields[i].count * AQ_FIELD_BYTES);
         if (pass > 0) break;
@@ -336,9 +370,18 @@ static enum aq_status keep_frozen(struct aq_worker *w)
     return aq_checkpoint_frozen_write(&checkpoint);
 }
 
+static void guard_init(struct aq_worker *w)
+{
+    struct aq_codec_config rungs[AQ_EDGE_RUNGS];
+    const struct aq_edge_shape *shape = &w->plan->edges[w->position].shape;
+    aq_edge_guard_init(&w->guard, w->position, aq_edge_ladder(&shape->forward, rungs),
+                       (uint32_t)w->plan->steps_per_epoch);
+}
+
 static enum aq_status load_weights(struct aq_worker *w, uint64_t resume)
 {
     w->loss_scale = aq_loss_scale_of(w->job); /* a checkpoint may know better */
+    if (aq_worker_guard(w)) guard_init(w);
     w->step = w->resumed_at = resume;
     if (!resume) AQ_TRY(begin_weights(w));
     AQ_TRY(load_frozen(w, resume));
@@ -448,6 +491,7 @@ static enum aq_status open_edges(struct aq_worker *w)
         config.shape = &edge->shape;
         config.sender = true;
         config.link = w->pipeline.link_out;
+        config.guard = aq_worker_guard(w);
         config.cache = edge->size.message_bytes ? w->pipeline.cache : NULL;
         AQ_TRY(aq_edge_open(&config, &w->pipeline.out));
     }
@@ -635,6 +679,7 @@ static void close_all(struct aq_worker *w, enum aq_status status)
         aq_sampler_close(w->targets.samplers[r]);
     aq_free((void *)w->targets.samplers);
     aq_free(w->lengths_memory);
+    aq_free(w->part_first);
     aq_dataset_close(w->train);
     aq_dataset_close(w->heldout);
     aq_optimizer_close(w->optimizer);

@@ -62,7 +62,8 @@ void aq_worker_batch(struct aq_worker *worker, uint64_t step, uint32_t micro_bat
                                     .micro_batch = micro_batch,
                                     .samples = samples,
                                     .sample_ids = worker->sample_ids,
-                                    .lengths = worker->train_lengths ? worker->lengths : NULL};
+                                    .lengths = worker->train_lengths ? worker->lengths : NULL,
+                                    .rate = aq_plan_learning_rate(worker->plan, step + 1)};
 }
 
 static enum aq_status prefetch(struct aq_worker *worker, uint64_t step, uint32_t micro_batch)

@@ -218,6 +218,7 @@ static struct aq_attention attention_of(const struct layer_run *run, const struc
                                  .qkv = kept->qkv,
                                  .out = kept->attention,
                                  .lse = kept->lse,
+                                 .starts = run->starts,
                                  .dropout = layer_dropout(run, SITE_ATTENTION)};
 }
 
@@ -323,7 +324,8 @@ static enum aq_status heads_forward(const struct layer_run *run, const struct de
                                  .k_gamma = tensor_of(run->w, shape, KEY_NORM),
                                  .plus = shape->form->plus,
                                  .epsilon = run->config->model.norm_eps,
-                                 .rstd = kept->rstd_heads};
+                                 .rstd = kept->rstd_heads,
+                                 .starts = run->starts};
     return shape->R || shape->heads_normed ? aq_device_rope(run->device, &args, run->stream) : AQ_OK;
 }
 
@@ -535,7 +537,8 @@ static enum aq_status heads_backward(const struct layer_run *run, const struct d
                                           .rstd = kept->rstd_heads,
                                           .plus = shape->form->plus,
                                           .dq_gamma = tensor_of(run->g, shape, QUERY_NORM),
-                                          .dk_gamma = tensor_of(run->g, shape, KEY_NORM)};
+                                          .dk_gamma = tensor_of(run->g, shape, KEY_NORM),
+                                          .starts = run->starts};
     return turned ? aq_device_rope_backward(run->device, &args, run->stream) : AQ_OK;
 }
 
@@ -577,6 +580,7 @@ const struct layer_kind layer_decoder = {.name = "decoder",
                                          .in_place = true,
                                          .makes_ending = true,
                                          .extends = true,
+                                         .parts = true,
                                          .sites = SITES,
                                          .state_bytes = sizeof(struct decoder_state),
                                          .slot_bytes = sizeof(struct decoder_slot),

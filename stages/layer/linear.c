@@ -9,11 +9,19 @@ uint64_t linear_out(const struct linear *linear)
     return out;
 }
 
-/* Does tensor b lie behind the `count` floats of tensor a, and train like it? So its copies and gradients do. */
+/*
+ * Does tensor b lie behind the `count` values of tensor a, and train like it? So its copies and gradients do. What is
+ * unpacked before it is read is unpacked side by side.
+ */
 static bool follows(const struct layer_run *run, uint32_t a, uint32_t b, uint64_t count)
 {
     if (a == LAYER_NO_TENSOR || b == LAYER_NO_TENSOR) return a == b;
     const uint64_t trained = run->layer->trained;
+    if (!run->w[a] || !run->w[b]) {
+        const struct layer_packed *one = &run->packed[a], *next = &run->packed[b];
+        if (!one->values || !next->values) return false;
+        return one->scales || next->values == (const uint16_t *)one->values + count;
+    }
     return run->w[b] == run->w[a] + count && (trained >> a & 1) == (trained >> b & 1);
 }
 
@@ -33,6 +41,42 @@ static bool span_next(const struct layer_run *run, const struct linear *linear, 
         span->out += next->out;
     }
     return true;
+}
+
+/*
+ * The weights of a span as its product reads them. Packed ones in bf16 lie one after another (stage_packed.c), like
+ * those of fp32; where a product wants another type, and of 8 bits, they are unpacked into memory that all products of
+ * a stage share.
+ */
+static enum aq_status weights_of(const struct layer_run *run, const struct linear *linear,
+                                 const struct linear_span *span, const void **b, enum aq_element *type)
+{
+    uint8_t *to = layer_unpacked(run->stage);
+    if (run->w[span->weight]) {
+        *b = layer_operand(run, run->w[span->weight], type);
+        return AQ_OK;
+    }
+    *type = AQ_BF16;
+    *b = run->packed[span->weight].values;
+    if (!run->packed[span->weight].scales && layer_reads_bf16(run)) return AQ_OK;
+    *type = stage_type(run->config->precision);
+    *b = to;
+    for (uint32_t i = span->first; i < span->first + span->count; i++) {
+        const struct layer_packed *packed = &run->packed[linear->parts[i].weight];
+        const uint64_t count = linear->in * linear->parts[i].out;
+        const struct aq_unpack unpack = {
+            .count = count, .x = packed->values, .scales = packed->scales, .y = to, .y_type = *type};
+        const struct aq_dropout_apply widen = {.samples = 1,
+                                               .sample_elements = count,
+                                               .x = packed->values,
+                                               .x_type = AQ_BF16,
+                                               .y = to,
+                                               .y_type = *type};
+        AQ_TRY(packed->scales ? aq_device_unpack(run->device, &unpack, run->stream)
+                              : aq_device_dropout(run->device, &widen, run->stream));
+        to += count * aq_element_bytes(*type);
+    }
+    return AQ_OK;
 }
 
 static uint64_t stride_of(uint64_t stride, uint64_t columns)
@@ -55,7 +99,8 @@ enum aq_status linear_forward(const struct layer_run *run, const struct linear *
         AQ_ASSERT(span.count == linear->count || y->dropout.probability == 0.0f);
         const float *bias = span.bias == LAYER_NO_TENSOR ? NULL : run->w[span.bias];
         enum aq_element b_type, bias_type = AQ_F32;
-        const void *b = layer_operand(run, run->w[span.weight], &b_type);
+        const void *b;
+        AQ_TRY(weights_of(run, linear, &span, &b, &b_type));
         const void *rounded = bias && at == 2 ? layer_operand(run, bias, &bias_type) : NULL;
         struct aq_matmul args = {.M = rows,
                                        .N = span.out,
@@ -90,7 +135,8 @@ enum aq_status linear_input_gradient(const struct layer_run *run, const struct l
     for (struct linear_span span = {0}; span_next(run, linear, &span);) {
         AQ_ASSERT(span.count == linear->count || (dx->type == AQ_F32 && dx->after == AQ_AFTER_NONE));
         enum aq_element b_type;
-        const void *b = layer_operand(run, run->w[span.weight], &b_type);
+        const void *b;
+        AQ_TRY(weights_of(run, linear, &span, &b, &b_type));
         struct aq_matmul args = {.M = rows,
                                        .N = linear->in,
                                        .K = span.out,
