@@ -39,5 +39,6 @@ enum aq_status aq_edge_warm(struct aq_edge *edge, float *values, struct aq_strea
         AQ_TRY(there_and_back(edge, edge->forward, true, true, values, stream));
     AQ_TRY(there_and_back(edge, edge->backward, false, false, values, stream));
     AQ_TRY(there_and_back(edge, edge->raw, true, false, values, stream));
-    return aq_device_zero(edge->config.device, values, edge->values * sizeof *values, stream);
+    AQ_TRY(aq_device_zero(edge->config.device, values, edge->values * sizeof *values, stream));
+    return aq_device_stream_sync(edge->config.device, stream); /* the first values come on another stream */
 }
