@@ -41,6 +41,7 @@ void aq_probe_link_config(struct aq_link_config *config)
     config->receive_slots = RECEIVE_SLOTS;
     config->rate_mbps = 0;
     config->entropy = AQ_LINK_ENTROPY_OFF;
+    config->copies = AQ_LINK_COPIES_OFF; /* sums are delivered, and are nobody's bytes */
     config->outage_ns_max = 0;
     config->heartbeat_ns = 0;
     config->silence_ns_max = 0;

@@ -16,7 +16,10 @@
 
 #include "probe_figures.h"
 
-/* Sizes, no pacing, no packing, no healing: what the network does is to be seen. The rest of config is kept. */
+/*
+ * Sizes, no pacing, no packing, no sums of stripes, no healing: what the network does is to be seen. The rest of config
+ * is kept.
+ */
 void aq_probe_link_config(struct aq_link_config *config);
 
 /*
