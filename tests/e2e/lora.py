@@ -76,6 +76,15 @@ def goes_on(keys, sizes):
         check(done.returncode == 0, done.stderr)
         figures.append(json.loads(done.stdout)["loss"])
     check(abs(figures[0] - figures[1]) < 1e-6 < abs(figures[0] - figures[2]), f"merged, added, base: {figures}")
+    done = aqpipe("import", ROOT / "base", "--adapter", folder, "--json")
+    told = json.loads(done.stdout)
+    check(done.returncode == 0 and told["trains"], done.stderr)
+    check(told["adapter"] == {"layers": 16, "rank": 3, "alpha": 6.0, "rslora": False}, f"import: {told['adapter']}")
+    begins = aqpipe("import", ROOT / "base", "--adapter", folder, "--manifest").stdout
+    check(str(folder) in begins.split("lora:")[1], f"no adapters in the manifest: {begins}")
+    launch(manifest("wide", **{"pipeline.stages": 1, "train.epochs": 1, "model.channels": 64}))
+    done = aqpipe("import", ROOT / "wide", "--adapter", folder)
+    check(done.returncode == 1 and "the adapter was made for" in done.stdout, done.stdout + done.stderr)
     for changed, words in (({"use_dora": True}, "use_dora"), ({"peft_type": "IA3"}, "peft_type"), ({"bias": "all"}, "bias"),
                            ({"r": 2}, "with r 2 wants"), ({"lora_alpha": 0}, "lora_alpha"), ({"rank_pattern": {"a": 1}}, "rank_pattern")):
         other = ROOT / "other"
