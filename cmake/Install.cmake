@@ -14,7 +14,7 @@ install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR}
 install(DIRECTORY docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR}
   FILES_MATCHING PATTERN "*.md" PATTERN "*.png" PATTERN man EXCLUDE)
 install(DIRECTORY examples DESTINATION ${CMAKE_INSTALL_DOCDIR}
-  FILES_MATCHING PATTERN "*.yaml" PATTERN "*.md" PATTERN text EXCLUDE PATTERN run EXCLUDE)
+  FILES_MATCHING PATTERN "*.yaml" PATTERN "*.md" PATTERN "*.c" PATTERN "*.py" PATTERN text EXCLUDE PATTERN run EXCLUDE)
 
 # The unit names the program by its place: that of the prefix that is installed to (cmake --install --prefix).
 install(CODE "set(CMAKE_INSTALL_FULL_BINDIR \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_BINDIR}\")
@@ -45,4 +45,19 @@ if(AQ_COMPLETION AND NOT CMAKE_CROSSCOMPILING)
     install(FILES ${CMAKE_BINARY_DIR}/completion/zsh/${program} DESTINATION ${AQ_INSTALL_ZSH} RENAME _${program})
     install(FILES ${CMAKE_BINARY_DIR}/completion/fish/${program} DESTINATION ${AQ_INSTALL_FISH} RENAME ${program}.fish)
   endforeach()
+endif()
+
+# libaqsgd for programs: the library, its header, what pkg-config and CMake's find_package(aqsgd) read.
+if(TARGET aqsgd_shared)
+  include(CMakePackageConfigHelpers)
+  install(TARGETS aqsgd_shared EXPORT aqsgd LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  install(FILES aqsgd/library/include/aqsgd.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+  install(EXPORT aqsgd FILE aqsgdConfig.cmake NAMESPACE aqsgd:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/aqsgd)
+  write_basic_package_version_file(${CMAKE_BINARY_DIR}/aqsgdConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+  install(FILES ${CMAKE_BINARY_DIR}/aqsgdConfigVersion.cmake DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/aqsgd)
+  install(CODE "set(AQ_PC_LIBDIR \"${CMAKE_INSTALL_LIBDIR}\")
+set(AQ_PC_INCLUDEDIR \"${CMAKE_INSTALL_INCLUDEDIR}\")
+set(AQ_PC_VERSION \"${PROJECT_VERSION}\")
+configure_file(\"${PROJECT_SOURCE_DIR}/aqsgd/library/aqsgd.pc.in\" \"${CMAKE_BINARY_DIR}/aqsgd.pc\" @ONLY)")
+  install(FILES ${CMAKE_BINARY_DIR}/aqsgd.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 endif()

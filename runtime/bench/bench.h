@@ -75,6 +75,9 @@ double aq_bench_middle(double *values, size_t count);
 enum aq_status aq_bench_median(struct aq_device *device, struct aq_stream *stream, uint32_t repeats,
                                enum aq_status (*run)(void *context), void *context, double *seconds);
 
+/* The part of aq_bench_stage on images. */
+enum aq_status aq_bench_stage_images(const struct aq_bench_options *options, struct aq_device *device);
+
 /* Operations a second of a product M x N x K of random operands of `type`; the result is of it, too, in 16 bits. */
 enum aq_status aq_bench_product(struct aq_device *device, enum aq_element type, enum aq_element compute, uint64_t M,
                                 uint64_t N, uint64_t K, double *rate);

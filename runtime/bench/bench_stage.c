@@ -3,8 +3,9 @@
  * them.
  *
  * On a CPU GPT-2's 124M and, where --only asks for them (they want 4 and 11 GB), the shapes of SmolLM2-135M and
- * Qwen3-0.6B, whole and by adapters; on a GPU 124M, 350M, 774M and 1.5B in bf16 and fp32, some in fp16 and tf32,
- * each with its model FLOP utilisation (MFU, one definition everywhere in this house): the operations that the model asks for over the dense
+ * Qwen3-0.6B, whole and by adapters, and ResNets (bench_stage_images.c); on a GPU 124M, 350M, 774M and 1.5B in bf16
+ * and fp32, some in fp16 and tf32, each with its model FLOP utilisation (MFU, one definition everywhere in this
+ * house): the operations that the model asks for over the dense
  * rate that the maker names for this GPU and precision, where it is one of `rates`, and which the unit says; and beside
  * it, always, over what this machine's own largest product of that precision reached ("of product"). The loss of the
  * first step is told too: about ln(50257) = 10.8 for a model that knows nothing. A step's operations are three times
@@ -147,8 +148,14 @@ static enum aq_status optimize(const struct trainer *self, uint64_t step)
                                NULL));
     AQ_TRY(aq_stage_gradient_sum2(self->stage, &sum2, NULL));
     const double norm = sqrt(sum2);
-    AQ_TRY(aq_optimizer_step(self->optimizer, aq_stage_parameters(self->stage), aq_stage_gradients(self->stage), 1e-4f,
-                             norm > 1.0 ? (float)(1.0 / norm) : 1.0f, step, NULL));
+    struct aq_optimizer_ending ending = {.gradients = aq_stage_gradients(self->stage)};
+    ending.rounded = aq_stage_rounded(self->stage, &ending.type);
+    AQ_TRY(aq_optimizer_begin(self->optimizer, aq_stage_parameters(self->stage), ending.gradients, 1e-4f,
+                              norm > 1.0 ? (float)(1.0 / norm) : 1.0f, step, NULL));
+    const bool ends = aq_optimizer_ends(self->optimizer, &ending);
+    struct aq_reduce nothing;
+    AQ_TRY(aq_optimizer_round(self->optimizer, &nothing));
+    if (ends) return aq_device_stream_sync(self->device, NULL);
     AQ_TRY(aq_stage_parameters_changed(self->stage, NULL));
     return aq_stage_zero_grads(self->stage, NULL);
 }
@@ -356,7 +363,7 @@ static enum aq_status cpu_run(const struct aq_bench_options *options, struct aq_
         AQ_TRY(case_run(options, device, &cases[i], NULL, 0));
     for (size_t i = 0; options->only && i < sizeof shapes / sizeof shapes[0]; i++)
         AQ_TRY(case_run(options, device, &shapes[i].of, &shapes[i], 0));
-    return AQ_OK;
+    return options->only ? aq_bench_stage_images(options, device) : AQ_OK;
 }
 
 /* What fails says so and has no figure; what comes after it is measured all the same. The first failure is answered. */

@@ -24,8 +24,8 @@ enum aq_shell { AQ_SHELL_NONE = 0, AQ_SHELL_BASH, AQ_SHELL_ZSH, AQ_SHELL_FISH };
 /* "bash", "zsh", "fish"; AQ_SHELL_NONE: another word. */
 enum aq_shell aq_shell_named(const char *name);
 
-/* The script of a program with these commands (help NULL: left out), each of which prints its part by aq_completion_line
- * when it is run with --completion. Answers the exit status. */
+/* The script of a program with these commands (help NULL: left out), each of which prints its part by
+ * aq_completion_line when it is run with --completion. Answers the exit status. */
 int aq_completion_program(FILE *to, const char *shell, const char *program, const struct aq_command *commands,
                           uint32_t count);
 

@@ -138,7 +138,12 @@ struct aq_job_stage {
 };
 
 /* What carries bytes between GPUs: of reductions, and of an edge's bodies. */
-enum aq_transport_kind { AQ_TRANSPORT_AUTO = 0, AQ_TRANSPORT_LINKS = 1, AQ_TRANSPORT_NCCL = 2 };
+enum aq_transport_kind {
+    AQ_TRANSPORT_AUTO = 0,
+    AQ_TRANSPORT_LINKS = 1,
+    AQ_TRANSPORT_NCCL = 2,
+    AQ_TRANSPORT_IPC = 3 /* of edges */
+};
 
 /* How what replicas average travels, as it was written; resolved in train.optimizer. */
 struct aq_job_reduce {
@@ -257,6 +262,7 @@ struct aq_job {
     struct aq_job_pipeline pipeline;
     const struct aq_job_edge *edges; /* stage_count - 1 of them                                            */
     uint32_t warmup_epochs;          /* of edges: uncompressed                                                      */
+    bool guard;                      /* of edges: more bits where a cut's loop does not contract                    */
     struct aq_job_link link;
     struct aq_job_security security;
     struct aq_job_control control;

@@ -54,6 +54,11 @@ static const struct aq_key_name reduce_grid_names[] = {{"tread", 0}, {"rise", 1}
 static const struct aq_key_name reduce_scale_names[] = {{"l1", 0}, {"l2", 1}, {NULL, 0}};
 static const struct aq_key_name transport_names[] = {
     {"auto", AQ_TRANSPORT_AUTO}, {"links", AQ_TRANSPORT_LINKS}, {"nccl", AQ_TRANSPORT_NCCL}, {NULL, 0}};
+static const struct aq_key_name edge_transport_names[] = {{"auto", AQ_TRANSPORT_AUTO},
+                                                          {"links", AQ_TRANSPORT_LINKS},
+                                                          {"nccl", AQ_TRANSPORT_NCCL},
+                                                          {"ipc", AQ_TRANSPORT_IPC},
+                                                          {NULL, 0}};
 static const struct aq_key_name decay_names[] = {{"constant", AQ_DECAY_CONSTANT},
                                                  {"linear", AQ_DECAY_LINEAR},
                                                  {"cosine", AQ_DECAY_COSINE},

@@ -75,6 +75,8 @@ static enum aq_status shape_fill(const struct aq_plan *plan, uint32_t e, uint32_
     out->still = train->frozen_prefix && aq_codec_config_kept(&out->forward, &kept) &&
                  aq_model_still(&plan->model, train->T, train->freeze, &train->lora, layer_end);
     if (out->still) out->forward = kept;
+    struct aq_codec_config rungs[AQ_EDGE_RUNGS];
+    out->guard = job->guard && !out->still && aq_edge_ladder(&out->forward, rungs) > 1;
     return AQ_OK;
 }
 
@@ -326,8 +328,9 @@ static uint64_t parts_bytes(const struct aq_job *job)
 static uint64_t reduction_bytes(const struct plan_open *open, uint32_t s)
 {
     const struct aq_plan *plan = &open->plan;
-    const struct aq_group_config group = {.size = plan->replicas, .piece_bytes = AQ_PLAN_PIECE_BYTES};
     const struct aq_plan_stage *stage = &open->stages[s];
+    const struct aq_group_config group = {
+        .size = plan->replicas, .piece_bytes = AQ_PLAN_PIECE_BYTES, .values = stage->size.parameters};
     const uint32_t tensors = LAYER_TENSORS_MAX * (stage->layer_end - stage->layer_first);
     bool gpu = false;
     for (uint32_t w = 0; w < plan->replicas; w++)
@@ -337,9 +340,9 @@ static uint64_t reduction_bytes(const struct plan_open *open, uint32_t s)
            aq_grad_coder_measure(&plan->job->train.optimizer.reduce, stage->size.parameters, tensors);
 }
 
-static uint64_t nccl_bytes(const struct plan_open *open, uint32_t e)
+static uint64_t carry_bytes(const struct plan_open *open, uint32_t e)
 {
-    return aq_plan_edge_transport(&open->plan, e) == AQ_TRANSPORT_LINKS ? 0 : open->edges[e].size.nccl_bytes;
+    return aq_plan_edge_transport(&open->plan, e) == AQ_TRANSPORT_LINKS ? 0 : open->edges[e].size.carry_bytes;
 }
 
 /* The sum, one line per consumer; what each takes is its own room's measure. */
@@ -365,7 +368,7 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     if (stage->config.weights_16bit) {
         line(stage, "edge kernels",
              (first ? 0 : open->edges[s - 1].size.device_bytes) + (last ? 0 : open->edges[s].size.device_bytes));
-        line(stage, "bodies by NCCL", (first ? 0 : nccl_bytes(open, s - 1)) + (last ? 0 : nccl_bytes(open, s)));
+        line(stage, "bodies between GPUs", (first ? 0 : carry_bytes(open, s - 1)) + (last ? 0 : carry_bytes(open, s)));
         line(stage, "device scratch", 2 * aq_device_stream_bytes()); /* the stage's stream's, the device's own one's */
     }
     stage->device_bytes = stage->memory_bytes;

@@ -75,6 +75,7 @@ static const char *const silent[] = {
     "data.pack_mask",
     "train.early_stop",
     "checkpoint.best",
+    "edges.guard",
 };
 
 static bool names(const char *const *list, size_t count, const char *name)

@@ -105,11 +105,25 @@ static void add_consumers(const struct aq_plan_stage *me, struct aq_text *what)
     }
 }
 
-/* All that the plan puts on the device, in one allocation; the scratch of the device's own stream it has already. */
+/* What a neighbour's process may map is allocated apart (edge_carry.c). */
+static uint64_t shared_bytes(const struct aq_worker *w)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < 2; i++) {
+        const bool there = i == 0 ? w->position > 0 : w->position + 1 < w->P;
+        if (there && aq_job_edge_transport(w->job, w->rank - 1 + i) != AQ_TRANSPORT_LINKS)
+            bytes += w->plan->edges[w->position - 1 + i].size.shared_bytes;
+    }
+    return bytes;
+}
+
+/*
+ * All else that the plan puts on the device, in one allocation; the scratch of the device's own stream it has already.
+ */
 static enum aq_status reserve(struct aq_worker *w)
 {
     const bool gpu = w->me->config.weights_16bit;
-    const uint64_t bytes = w->me->device_bytes - (gpu ? aq_device_stream_bytes() : 0);
+    const uint64_t bytes = w->me->device_bytes - (gpu ? aq_device_stream_bytes() + shared_bytes(w) : 0);
     struct aq_text what = {0};
     aq_text_add(&what, "stage %u:", w->rank);
     add_consumers(w->me, &what);
@@ -139,11 +153,13 @@ static enum aq_status tell_memory(const struct aq_worker *w, const char *when)
 
 /*
  * A kernel that is loaded when it is first called may wait for all that runs on its GPU. Where NCCL's wait there for
- * the neighbour, whose own first call may wait for ours, kernels are loaded when the process begins.
+ * another rank, whose own first call may wait for ours, kernels are loaded when the process begins; those that libraries
+ * load all the same, when the stage is warmed up (worker_warm.c).
  */
 static bool may_carry(const struct aq_worker *w)
 {
-    return (w->position > 0 && aq_job_edge_transport(w->job, w->rank - 1) != AQ_TRANSPORT_LINKS) ||
+    return (w->W > 1 && w->job->reduce.transport != AQ_TRANSPORT_LINKS) ||
+           (w->position > 0 && aq_job_edge_transport(w->job, w->rank - 1) != AQ_TRANSPORT_LINKS) ||
            (w->position + 1 < w->P && aq_job_edge_transport(w->job, w->rank) != AQ_TRANSPORT_LINKS);
 }
 
@@ -354,9 +370,18 @@ static enum aq_status keep_frozen(struct aq_worker *w)
     return aq_checkpoint_frozen_write(&checkpoint);
 }
 
+static void guard_init(struct aq_worker *w)
+{
+    struct aq_codec_config rungs[AQ_EDGE_RUNGS];
+    const struct aq_edge_shape *shape = &w->plan->edges[w->position].shape;
+    aq_edge_guard_init(&w->guard, w->position, aq_edge_ladder(&shape->forward, rungs),
+                       (uint32_t)w->plan->steps_per_epoch);
+}
+
 static enum aq_status load_weights(struct aq_worker *w, uint64_t resume)
 {
     w->loss_scale = aq_loss_scale_of(w->job); /* a checkpoint may know better */
+    if (aq_worker_guard(w)) guard_init(w);
     w->step = w->resumed_at = resume;
     if (!resume) AQ_TRY(begin_weights(w));
     AQ_TRY(load_frozen(w, resume));
@@ -460,18 +485,19 @@ static enum aq_status open_edges(struct aq_worker *w)
         config.link = w->pipeline.link_in;
         config.cache = edge->size.message_bytes ? w->pipeline.cache : NULL;
         AQ_TRY(aq_edge_open(&config, &w->pipeline.in));
-        AQ_TRY(aq_edge_join(w->pipeline.in, aq_job_edge_transport(w->job, w->rank - 1)));
     }
     if (w->position + 1 < w->P) {
         const struct aq_plan_edge *edge = &w->plan->edges[w->position];
         config.shape = &edge->shape;
         config.sender = true;
         config.link = w->pipeline.link_out;
+        config.guard = aq_worker_guard(w);
         config.cache = edge->size.message_bytes ? w->pipeline.cache : NULL;
         AQ_TRY(aq_edge_open(&config, &w->pipeline.out));
-        AQ_TRY(aq_edge_join(w->pipeline.out, aq_job_edge_transport(w->job, w->rank)));
     }
-    return AQ_OK;
+    AQ_TRY(aq_worker_warm_edges(w));
+    if (w->pipeline.in) AQ_TRY(aq_edge_join(w->pipeline.in, aq_job_edge_transport(w->job, w->rank - 1)));
+    return w->pipeline.out ? aq_edge_join(w->pipeline.out, aq_job_edge_transport(w->job, w->rank)) : AQ_OK;
 }
 
 /* What is done before the first step, in this order: for the pulse, the log, and whoever waits for the launcher. */
@@ -506,11 +532,13 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(begins(w, AQ_DOING_WEIGHTS));
     AQ_TRY(load_weights(w, aq_control_u64_or(start, "resume", 0)));
     AQ_TRY(aq_worker_snapshot_open(w));
+    AQ_TRY(aq_worker_warm(w));
     AQ_TRY(begins(w, AQ_DOING_CACHE));
     AQ_TRY(open_cache(w));
     AQ_TRY(begins(w, AQ_DOING_CONNECT));
     AQ_TRY(aq_worker_links_open(w));
     AQ_TRY(aq_worker_group_open(w));
+    AQ_TRY(aq_worker_warm_reduction(w));
     AQ_TRY(open_edges(w));
     AQ_TRY(aq_worker_mirror_open(w));
     AQ_TRY(aq_worker_versions_open(w));

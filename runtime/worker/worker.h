@@ -229,6 +229,7 @@ struct aq_worker {
     bool final;          /* the last step is done: its checkpoint is the last */
     bool stopped;
     struct aq_loss_scale loss_scale;
+    struct aq_edge_guard guard; /* of the cut behind this stage, where its shape has one */
     uint32_t skipped_in_row;
     struct aq_worker_steps steps;
     struct aq_worker_times times;      /* of steps.now  */
@@ -273,6 +274,14 @@ bool aq_worker_looks(const struct aq_worker *worker, uint64_t steps);
 /* worker_device.c: streams, values at the cuts, events; the stage is open. Closing takes half-open ones. */
 enum aq_status aq_worker_device_open(struct aq_worker *worker);
 void aq_worker_device_close(struct aq_worker *worker);
+
+/*
+ * worker_warm.c: everything once, where it runs on a GPU. The stage, when it has its weights, before links open; a
+ * reduction, when the group is open; the edges' codecs, before they are joined. Results do not depend on it.
+ */
+enum aq_status aq_worker_warm(struct aq_worker *worker);
+enum aq_status aq_worker_warm_reduction(struct aq_worker *worker);
+enum aq_status aq_worker_warm_edges(struct aq_worker *worker);
 
 /* worker_device.c: wait for all streams, whatever they say: before what they work on is closed. */
 void aq_worker_device_quiet(struct aq_worker *worker);
@@ -394,6 +403,9 @@ enum aq_status aq_worker_agree(struct aq_worker *worker);
 
 /* worker_eval.c: the held-out samples through the whole pipeline, uncompressed; the last stage reports the loss. */
 enum aq_status aq_worker_evaluate(struct aq_worker *worker);
+
+/* worker_snapshot.c: the guard of the cut behind this stage; NULL: it has none. */
+struct aq_edge_guard *aq_worker_guard(struct aq_worker *worker);
 
 /* worker_snapshot.c: this stage's checkpoints. Borrows from the worker. */
 struct aq_checkpoint aq_worker_checkpoint(struct aq_worker *worker);

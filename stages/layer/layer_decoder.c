@@ -433,8 +433,7 @@ static enum aq_status mlp_weights(const struct layer_run *run, const struct deco
 {
     const struct decoder_slot *kept = run->slot;
     AQ_TRY(linear_weight_gradient(run, &shape->mlp, run->rows_in, rows_of(kept->after), rows_of(of->mlp)));
-    AQ_TRY(linear_weight_gradient(run, &shape->up, run->rows_in, rows_of(kept->norm2), rows_of(of->u)));
-    return linear_bias_gradient(run, &shape->up, run->rows_in, rows_of(of->u));
+    return linear_gradients(run, &shape->up, run->rows_in, rows_of(kept->norm2), rows_of(of->u));
 }
 
 static enum aq_status attention_weights(const struct layer_run *run, const struct decoder_shape *shape,
@@ -443,8 +442,7 @@ static enum aq_status attention_weights(const struct layer_run *run, const struc
     const struct decoder_slot *kept = run->slot;
     const struct linear *projection = &shape->projection;
     AQ_TRY(linear_weight_gradient(run, projection, run->rows_in, rows_of(kept->attention), rows_of(of->projection)));
-    AQ_TRY(linear_weight_gradient(run, &shape->in, run->rows_in, rows_of(kept->norm1), rows_of(of->qkv)));
-    return linear_bias_gradient(run, &shape->in, run->rows_in, rows_of(of->qkv));
+    return linear_gradients(run, &shape->in, run->rows_in, rows_of(kept->norm1), rows_of(of->qkv));
 }
 
 static enum aq_status weights(const struct layer_run *run, const float *x)

@@ -160,52 +160,71 @@ enum aq_status linear_input_gradient(const struct layer_run *run, const struct l
     return AQ_OK;
 }
 
-enum aq_status linear_weight_gradient(const struct layer_run *run, const struct linear *linear, uint64_t rows,
-                                      struct linear_rows x, struct linear_rows dy)
+static enum aq_status bias_gradient(const struct layer_run *run, const struct linear_span *span, uint64_t rows,
+                                    struct linear_rows dy, float *sums)
+{
+    const struct aq_column_sum args = {.rows = rows,
+                                       .C = span->out,
+                                       .stride = dy.stride,
+                                       .x = dy.at,
+                                       .type = stage_type(run->config->precision),
+                                       .sums = sums};
+    return sums ? aq_device_column_sum(run->device, &args, run->stream) : AQ_OK;
+}
+
+/* dy: the span's columns. bias: its gradient, or NULL. Strides are not 0. */
+static enum aq_status span_gradients(const struct layer_run *run, const struct linear *linear,
+                                     const struct linear_span *span, uint64_t rows, struct linear_rows x,
+                                     struct linear_rows dy, float *bias)
+{
+    const enum aq_element type = stage_type(run->config->precision);
+    const struct linear_rows a = linear->out_in ? dy : x, b = linear->out_in ? x : dy;
+    const uint64_t M = linear->out_in ? span->out : linear->in, N = linear->out_in ? linear->in : span->out;
+    const struct aq_matmul args = {.M = M,
+                                   .N = N,
+                                   .K = rows,
+                                   .a = a.at,
+                                   .a_stride = a.stride,
+                                   .a_type = type,
+                                   .a_transposed = true,
+                                   .b = b.at,
+                                   .b_stride = b.stride,
+                                   .b_type = type,
+                                   .compute = stage_compute(run->config->precision),
+                                   .c = run->g[span->weight],
+                                   .c_stride = N,
+                                   .c_type = AQ_F32,
+                                   .accumulate = true,
+                                   .sums_a = linear->out_in ? bias : NULL,
+                                   .sums_b = linear->out_in ? NULL : bias};
+    return run->g[span->weight] ? aq_device_matmul(run->device, &args, run->stream)
+                                : bias_gradient(run, span, rows, dy, bias);
+}
+
+static enum aq_status gradients(const struct layer_run *run, const struct linear *linear, uint64_t rows,
+                                struct linear_rows x, struct linear_rows dy, bool biases)
 {
     const enum aq_element type = stage_type(run->config->precision);
     x.stride = stride_of(x.stride, linear->in);
     dy.stride = stride_of(dy.stride, linear_out(linear));
     for (struct linear_span span = {0}; span_next(run, linear, &span);) {
-        if (!run->g[span.weight]) continue;
         const struct linear_rows of = {columns_from(dy.at, type, span.column), dy.stride};
-        const struct linear_rows a = linear->out_in ? of : x, b = linear->out_in ? x : of;
-        const uint64_t M = linear->out_in ? span.out : linear->in, N = linear->out_in ? linear->in : span.out;
-        const struct aq_matmul args = {.M = M,
-                                       .N = N,
-                                       .K = rows,
-                                       .a = a.at,
-                                       .a_stride = a.stride,
-                                       .a_type = type,
-                                       .a_transposed = true,
-                                       .b = b.at,
-                                       .b_stride = b.stride,
-                                       .b_type = type,
-                                       .compute = stage_compute(run->config->precision),
-                                       .c = run->g[span.weight],
-                                       .c_stride = N,
-                                       .c_type = AQ_F32,
-                                       .accumulate = true};
-        AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
+        float *bias = biases && span.bias != LAYER_NO_TENSOR ? run->g[span.bias] : NULL;
+        AQ_TRY(span_gradients(run, linear, &span, rows, x, of, bias));
     }
     return linear_adapter_weight_gradient(run, linear, rows, x, dy);
 }
 
-enum aq_status linear_bias_gradient(const struct layer_run *run, const struct linear *linear, uint64_t rows,
-                                    struct linear_rows dy)
+enum aq_status linear_weight_gradient(const struct layer_run *run, const struct linear *linear, uint64_t rows,
+                                      struct linear_rows x, struct linear_rows dy)
 {
-    const enum aq_element type = stage_type(run->config->precision);
-    for (struct linear_span span = {0}; span_next(run, linear, &span);) {
-        if (span.bias == LAYER_NO_TENSOR || !run->g[span.bias]) continue;
-        const struct aq_column_sum args = {.rows = rows,
-                                           .C = span.out,
-                                           .stride = stride_of(dy.stride, linear_out(linear)),
-                                           .x = columns_from(dy.at, type, span.column),
-                                           .type = type,
-                                           .sums = run->g[span.bias]};
-        AQ_TRY(aq_device_column_sum(run->device, &args, run->stream));
-    }
-    return AQ_OK;
+    return gradients(run, linear, rows, x, dy, false);
+}
+
+enum aq_status linear_gradients(const struct layer_run *run, const struct linear *linear, uint64_t rows,
+                                struct linear_rows x, struct linear_rows dy)
+{
+    return gradients(run, linear, rows, x, dy, true);
 }
 
 void linear_flops(const struct layer *layer, const struct linear *linear, double rows, struct layer_flops *out)

@@ -424,6 +424,12 @@ float *aq_stage_gradients(struct aq_stage *stage)
     return stage->gradients[stage->gradient];
 }
 
+uint16_t *aq_stage_rounded(struct aq_stage *stage, enum aq_element *type)
+{
+    *type = stage_type(stage->config.precision);
+    return stage->rounded[0];
+}
+
 float *aq_stage_previous(struct aq_stage *stage)
 {
     return stage->previous;

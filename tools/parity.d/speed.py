@@ -6,7 +6,8 @@ the median of them, each that of its median step; the ratio is ours over PyTorch
 layer of the blocks, alone, beside PEFT's; in bf16 PEFT's model is held in bf16, as people have it. `compiled` is PyTorch's step by torch.compile, where
 asked for (AQ_SPEED_COMPILE=1: minutes). Where PyTorch has no product of bf16 to speak of (no AVX-512: a hundredth of fp32's), a
 step of it would take some ten minutes: our bf16 is then measured beside PyTorch's fp32, its better choice there, and `pytorch
-bf16 product` says what its product in bf16 takes of its product in fp32. Qwen3-0.6B wants 12 GB.
+bf16 product` says what its product in bf16 takes of its product in fp32. Qwen3-0.6B wants 12 GB. Of ResNet-34 on images of 32 x 32
+a step is forward, backward, SGD with momentum; PyTorch's in both orders of memory, of which the better one counts.
 """
 import json
 import os
@@ -104,5 +105,62 @@ def step(shape, precision, rank=0):
     return run
 
 
+class Block(torch.nn.Module):
+    """A basic block, as torchvision has it."""
+
+    def __init__(self, before, after, stride):
+        super().__init__()
+        self.conv1, self.bn1 = torch.nn.Conv2d(before, after, 3, stride, 1, bias=False), torch.nn.BatchNorm2d(after)
+        self.conv2, self.bn2 = torch.nn.Conv2d(after, after, 3, 1, 1, bias=False), torch.nn.BatchNorm2d(after)
+        self.shortcut = torch.nn.Sequential() if stride == 1 else torch.nn.Sequential(
+            torch.nn.Conv2d(before, after, 1, stride, bias=False), torch.nn.BatchNorm2d(after))
+
+    def forward(self, x):
+        y = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
+        return torch.relu(y + self.shortcut(x))
+
+
+def resnet(blocks):
+    layers, width = [torch.nn.Conv2d(3, 64, 3, 1, 1, bias=False), torch.nn.BatchNorm2d(64), torch.nn.ReLU()], 64
+    for level, count in enumerate(blocks):
+        for block in range(count):
+            layers.append(Block(width, 64 << level, 2 if level and not block else 1))
+            width = 64 << level
+    return torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(width, 10)).train()
+
+
+def images_of_theirs(blocks, B, last):
+    """Images a second of PyTorch's median step: SGD with momentum. last: channels_last, which oneDNN likes."""
+    torch.set_num_threads(os.cpu_count())
+    form = torch.channels_last if last else torch.contiguous_format
+    model = resnet(blocks).to(memory_format=form)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    images, labels, seconds = torch.randn(B, 3, 32, 32).contiguous(memory_format=form), torch.randint(0, 10, (B,)), []
+    for _ in range(STEPS):
+        begin = time.monotonic()
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds.append(time.monotonic() - begin)
+    return B / statistics.median(seconds[1:])
+
+
+def image_step(depth, blocks, B):
+    name = f"speed resnet{depth} fp32"
+
+    def run(place):
+        turns = [(ours(place.program, f"stage resnet{depth} fp32 B{B}"), images_of_theirs(blocks, B, False), images_of_theirs(blocks, B, True))
+                 for _ in range(2)]
+        mine, plain, last = (statistics.median(of) for of in zip(*turns))
+        yield name, mine, "images/s", None
+        yield f"{name} pytorch", plain, "images/s", None
+        yield f"{name} pytorch channels_last", last, "images/s", None
+        yield f"{name} ratio", mine / max(plain, last), "times PyTorch's better one", None
+
+    run.names = [name, f"{name} pytorch", f"{name} pytorch channels_last", f"{name} ratio"]
+    return run
+
+
 SPEED = [step(shape, precision) for shape in SHAPES for precision in ("fp32", "bf16")]
 SPEED += [step(shape, precision, 16) for shape in SHAPES if shape != "gpt2-124m" for precision in ("fp32", "bf16")]
+SPEED += [image_step(34, (3, 4, 6, 3), 64)]

@@ -73,6 +73,10 @@ enum aq_matmul_after {
  *
  * bias_rounded: the bias once more, in c's 16 bits, or NULL. A GPU's library adds a bias to 16 bits in the product
  * itself only where it has their type; without it there is a second pass. The CPU adds the fp32 one.
+ *
+ * sums_a, sums_b: at most one. Sums over k, of a transposed a (sums_a[m] += ) or of a b that is not (sums_b[n] += ): the
+ * gradient of a bias beside that of its weights. As aq_device_column_sum of the operand as it lies; a GPU's library
+ * makes them while it reads the operand, where it can.
  */
 struct aq_matmul {
     uint64_t M, N, K;
@@ -90,6 +94,7 @@ struct aq_matmul {
     void *other;
     struct aq_dropout dropout;    /* AFTER_RESIDUAL                                                     */
     uint64_t dropout_sample_rows; /* rows of c that belong to one sample                                */
+    float *sums_a, *sums_b;       /* M, N floats, or NULL                                               */
 };
 
 /* y = (x - mean) rstd gamma + beta, row by row; variance of the population, epsilon added before the root. */
@@ -445,28 +450,89 @@ struct aq_relu_backward {
  * Batch normalization of a rows x C matrix, column by column (Ioffe and Szegedy 2015, Algorithms 1 and 2; an image's
  * rows are its samples' pixels):
  *
- *     y = (x - mean) rstd gamma + beta,   rstd = 1 / sqrt(variance + epsilon)
+ *     z = (x - mean) rstd gamma + beta + add,   rstd = 1 / sqrt(variance + epsilon),   y = z, or max(z, 0) with relu
  *
  * training: mean and variance (of the population) are those of this call, are kept in mean and rstd for backward, and
  * move the running ones, where they are not NULL, as PyTorch's do: running += momentum (this call's - running), with
  * the variance of the sample, rows / (rows - 1) times the population's (rows 1: the population's, 0). Not training:
- * the running ones are taken, and nothing is written but y. y may be x only where no backward follows.
+ * the running ones are taken, and nothing is written but y. y may be x only where no backward follows; y may be add.
  */
 struct aq_batch_norm {
     uint64_t rows, C;
-    bool training;
+    bool training, relu;
     float epsilon, momentum;
     const float *x, *gamma, *beta;
+    const float *add; /* rows x C: a shortcut's values; NULL: zeroes */
     float *y;
     float *mean, *rstd;                     /* C; training */
     float *running_mean, *running_variance; /* C; or NULL in training */
 };
 
-/* dx is written, dgamma and dbeta, where not NULL, are added to; of a forward in training. dx may be dy. */
+/*
+ * dx is written, dgamma and dbeta, where not NULL, are added to; of a forward in training. With relu z is made again of
+ * x, beta and add, and where it is not above 0 dy counts as 0; dz, where not NULL, is written: dy so counted, which is
+ * the gradient of add, too. dx may be dy, or dz may.
+ */
 struct aq_batch_norm_backward {
     uint64_t rows, C;
+    bool relu;
     const float *x, *dy, *gamma, *mean, *rstd;
+    const float *beta, *add; /* relu: forward's; add NULL: there was none */
     float *dx, *dgamma, *dbeta;
+    float *dz;
+};
+
+/*
+ * Convolution of images (their rows are pixels, line by line), with as many zeroes around an image as keep its size
+ * where stride is 1: K is odd.
+ *
+ *     y[s][i][j][n] = sum over u, v < K and c of x[s][i stride + u - K/2][j stride + v - K/2][c] w[(u K + v) C + c][n]
+ *
+ * x (samples, height, width, C), w (K K C, N), y (samples, (height - 1) / stride + 1, (width - 1) / stride + 1, N), all
+ * fp32; with compute AQ_BF16 or AQ_F16 both factors are rounded to it first.
+ */
+struct aq_conv_shape {
+    uint64_t samples, height, width, C, N, K, stride;
+    enum aq_element compute;
+};
+
+static inline uint64_t aq_conv_out(uint64_t extent, uint64_t stride)
+{
+    return (extent - 1) / stride + 1;
+}
+
+struct aq_conv {
+    struct aq_conv_shape shape;
+    const float *x, *w;
+    float *y;
+};
+
+/* dx is written. */
+struct aq_conv_backward {
+    struct aq_conv_shape shape;
+    const float *dy, *w;
+    float *dx;
+};
+
+/* dw is added to. */
+struct aq_conv_weights {
+    struct aq_conv_shape shape;
+    const float *x, *dy;
+    float *dw;
+};
+
+/* y[s] = the mean of sample s's T rows of x; x (samples, T, C), y (samples, C). */
+struct aq_row_mean {
+    uint64_t samples, T, C;
+    const float *x;
+    float *y;
+};
+
+/* dx[s][t] = dy[s] / T. */
+struct aq_row_mean_backward {
+    uint64_t samples, T, C;
+    const float *dy;
+    float *dx;
 };
 
 /* index[row] = the column of the row's largest value, the first of equal ones: the class that logits predict. */

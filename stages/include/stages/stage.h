@@ -57,6 +57,7 @@
 
 #include "aqsgd/base.h"
 #include "aqsgd/device.h"
+#include "aqsgd/device_math.h"
 #include "stages/batch.h"
 #include "stages/task.h"
 
@@ -348,6 +349,8 @@ enum aq_status aq_stage_packed_digest(const struct aq_stage *stage, uint64_t *di
 const struct aq_task *aq_stage_task(const struct aq_stage *stage);
 float *aq_stage_parameters(struct aq_stage *stage); /* device memory, borrowed */
 float *aq_stage_gradients(struct aq_stage *stage);  /* those in use; device memory, borrowed; NULL: none trained */
+/* The newest parameters' copy in 16 bits, and its type; NULL: none is kept. Who writes both together has changed both. */
+uint16_t *aq_stage_rounded(struct aq_stage *stage, enum aq_element *type);
 
 /*
  * Which parameters and gradients are meant from now on, by forward, backward, and whatever reads or clears gradients.
