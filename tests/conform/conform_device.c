@@ -664,7 +664,6 @@ static void test_cross_entropy_matches_truth(void **state)
 #include "conform_device_image.h"
 #include "conform_device_text.h"
 #include "conform_device_parts.h"
-#include "conform_device_unpack.h"
 
 static enum aq_status flat_call(struct aq_device *where, struct array *arrays, const void *context)
 {

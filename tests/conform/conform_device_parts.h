@@ -5,6 +5,8 @@
 #ifndef CONFORM_DEVICE_PARTS_H
 #define CONFORM_DEVICE_PARTS_H
 
+#include "conform_device_unpack.h"
+
 enum { PARTS_ARRAYS = 12, PARTS_V = 11 };
 
 struct parts_case {

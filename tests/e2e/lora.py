@@ -1,7 +1,9 @@
 """Low-rank adapters: they alone train, whatever the model is cut into, and stop and go on like any run."""
 import array
 import json
+import os
 import shutil
+import sys
 
 from jobs import aqpipe, check, launch, losses, manifest, metrics, raw, weights
 from kit import ROOT, arrays, interrupt, refused
@@ -74,6 +76,15 @@ def goes_on(keys, sizes):
         check(done.returncode == 0, done.stderr)
         figures.append(json.loads(done.stdout)["loss"])
     check(abs(figures[0] - figures[1]) < 1e-6 < abs(figures[0] - figures[2]), f"merged, added, base: {figures}")
+    done = aqpipe("import", ROOT / "base", "--adapter", folder, "--json")
+    told = json.loads(done.stdout)
+    check(done.returncode == 0 and told["trains"], done.stderr)
+    check(told["adapter"] == {"layers": 16, "rank": 3, "alpha": 6.0, "rslora": False}, f"import: {told['adapter']}")
+    begins = aqpipe("import", ROOT / "base", "--adapter", folder, "--manifest").stdout
+    check(str(folder) in begins.split("lora:")[1], f"no adapters in the manifest: {begins}")
+    launch(manifest("wide", **{"pipeline.stages": 1, "train.epochs": 1, "model.channels": 64}))
+    done = aqpipe("import", ROOT / "wide", "--adapter", folder)
+    check(done.returncode == 1 and "the adapter was made for" in done.stdout, done.stdout + done.stderr)
     for changed, words in (({"use_dora": True}, "use_dora"), ({"peft_type": "IA3"}, "peft_type"), ({"bias": "all"}, "bias"),
                            ({"r": 2}, "with r 2 wants"), ({"lora_alpha": 0}, "lora_alpha"), ({"rank_pattern": {"a": 1}}, "rank_pattern")):
         other = ROOT / "other"
@@ -169,3 +180,23 @@ def scenario_lora_packed():
     check(len({tuple(losses(name)) for name in bounds}) == 2, "both kinds give the same losses")
     refused("another kind", manifest("q8", **{**common, "train.frozen_store": "bf16", "train.epochs": 4}), "train.frozen_store", 2, "--resume")
     refused("nothing frozen", manifest("none", **{"train.frozen_store": "q8"}), "train.frozen_store: nothing is frozen", 2)
+
+
+def scenario_lora_gpu():
+    """On GPUs a frozen base in 16 or 8 bits, and packed conversations, give the CPU's losses but for the order of sums."""
+    rows = [{"prompt": "ab"[i % 2] * (1 + i % 3), "response": "xyz"[i % 3] * (1 + i % 4)} for i in range(24)]
+    (ROOT / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    packed = {"data.kind": "instruct", "data.train": str(ROOT / "train.jsonl"), "data.heldout": None, "data.train_samples_max": 0}
+    for tag, changed in (("bf16", {**KEYS, "train.frozen_store": "bf16"}), ("q8", {**KEYS, "train.frozen_store": "q8"}),
+                         ("q8-bf16", {**KEYS, "train.frozen_store": "q8", "model.precision": "bf16"}), ("packed", packed)):
+        keys = {**raw(), **raw("backward"), "train.epochs": 2, **changed}
+        near = 1e-3 if "model.precision" in changed else 1e-6
+        launch(manifest(tag + "-cpu", **{**keys, "pipeline.stages": 2}))
+        path = manifest(tag, **{**keys, "pipeline.stages": "[{device: cuda}, {device: cuda}]"})
+        done = aqpipe("launch", path, "--no-progress")
+        if done.returncode and "device: cuda" in done.stderr and os.environ.get("AQ_GPU") != "required":
+            print(done.stderr.strip().split("\n")[-1])
+            sys.exit(77)
+        check(done.returncode == 0, f"{tag}: {done.stderr[-2000:]}")
+        for a, b in zip(losses(tag), losses(tag + "-cpu"), strict=True):
+            check(abs(a - b) < near * b, f"{tag}: losses {losses(tag)}, on the CPU {losses(tag + '-cpu')}")
