@@ -102,12 +102,8 @@ static enum aq_status backward(const struct layer_run *run, const float *x, cons
     const uint64_t in = run->rows_in * run->layer->in.columns;
     const bool own = turns(run->layer);
     (void)below;
-    struct image_conv_backward what = {.x = slot->h,
-                                       .add = own ? slot->shortcut : x,
-                                       .dy = dy,
-                                       .dc = state->dc,
-                                       .dz = state->dz,
-                                       .dx = state->dh};
+    struct image_conv_backward what = {
+        .x = slot->h, .add = own ? slot->shortcut : x, .dy = dy, .dc = state->dc, .dz = state->dz, .dx = state->dh};
     AQ_TRY(image_conv_backward(&second, run, &slot->kept[SECOND], &what));
     what = (struct image_conv_backward){.x = x, .dy = state->dh, .dc = state->dc, .dx = dx};
     AQ_TRY(image_conv_backward(&first, run, &slot->kept[FIRST], &what));

@@ -151,9 +151,9 @@ static enum aq_status publish_config(const struct aq_model_config *model, bool t
 {
     (void)tied;
     (void)end_of_text;
-    json_t *config = json_pack("{s:s, s:i, s:i, s:i, s:i}", "model_type", "resnet", "depth", (int)model->own[DEPTH],
-                               "filters", (int)model->own[FILTERS], "side", (int)model->own[SIDE], "classes",
-                               (int)model->vocabulary);
+    json_t *config =
+        json_pack("{s:s, s:i, s:i, s:i, s:i}", "model_type", "resnet", "depth", (int)model->own[DEPTH], "filters",
+                  (int)model->own[FILTERS], "side", (int)model->own[SIDE], "classes", (int)model->vocabulary);
     *count = json_dumpb(config, json, PUBLISHED_CONFIG_BYTES, JSON_INDENT(2) | JSON_SORT_KEYS);
     json_decref(config);
     return *count > 0 && *count <= PUBLISHED_CONFIG_BYTES ? AQ_OK

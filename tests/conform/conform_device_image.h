@@ -212,7 +212,6 @@ static enum aq_status norm_relu_call(struct aq_device *where, struct array *arra
     return status == AQ_OK ? aq_device_batch_norm_backward(where, &back, NULL) : status;
 }
 
-/* Fused is what the three operations give one after another: on the truth to the bit, and each backend as the truth. */
 static void test_batch_norm_with_shortcut_and_relu(void **state)
 {
     (void)state;
@@ -223,10 +222,79 @@ static void test_batch_norm_with_shortcut_and_relu(void **state)
         for (uint64_t i = 0; i < 12; i++) {
             const uint64_t count = i == 0 || i == 3 || i == 4 || i == 5 || i == 8 || i == 11 ? x.T * x.D : x.D;
             const bool given = i < 5 || i == 9 || i == 10;
-            arrays[i] = (struct array){AQ_F32, count, given ? random_of(AQ_F32, count, i, 1.0f) : NULL,
-                                       i < 5 ? NOT_COMPARED : COMPARED, NULL, {0}};
+            arrays[i] = (struct array){
+                AQ_F32, count, given ? random_of(AQ_F32, count, i, 1.0f) : NULL, i < 5 ? NOT_COMPARED : COMPARED,
+                NULL,   {0}};
         }
         both("batch norm with shortcut and ReLU", arrays, 12, norm_relu_call, &x);
+    }
+}
+
+/* The same by three operations one after another: a norm, a sum, a ReLU. */
+static enum aq_status norm_then_relu(struct aq_device *where, struct array *arrays, const struct rows_case *x)
+{
+    const uint64_t N = x->T * x->D;
+    float *const y = arrays[5].at, *const dy = arrays[4].at;
+    const struct aq_batch_norm norm = {.rows = x->T,
+                                       .C = x->D,
+                                       .training = true,
+                                       .epsilon = 1e-5f,
+                                       .x = arrays[0].at,
+                                       .gamma = arrays[1].at,
+                                       .beta = arrays[2].at,
+                                       .y = y,
+                                       .mean = arrays[6].at,
+                                       .rstd = arrays[7].at};
+    const struct aq_dropout_apply sum = {
+        .samples = 1, .sample_elements = N, .x = arrays[3].at, .y = y, .y_type = AQ_F32, .add = true};
+    const struct aq_relu relu = {.count = N, .x = y, .y = y};
+    const struct aq_relu_backward back = {.count = N, .y = y, .dy = dy, .dx = arrays[11].at};
+    const struct aq_batch_norm_backward last = {.rows = x->T,
+                                                .C = x->D,
+                                                .x = arrays[0].at,
+                                                .dy = arrays[11].at,
+                                                .gamma = arrays[1].at,
+                                                .mean = arrays[6].at,
+                                                .rstd = arrays[7].at,
+                                                .dx = arrays[8].at,
+                                                .dgamma = arrays[9].at,
+                                                .dbeta = arrays[10].at};
+    AQ_TRY(aq_device_batch_norm(where, &norm, NULL));
+    if (x->H & 1) AQ_TRY(aq_device_dropout(where, &sum, NULL));
+    AQ_TRY(aq_device_relu(where, &relu, NULL));
+    AQ_TRY(aq_device_relu_backward(where, &back, NULL));
+    return aq_device_batch_norm_backward(where, &last, NULL);
+}
+
+static void test_batch_norm_fused_is_three_operations(void **state)
+{
+    (void)state;
+    for (uint64_t add = 0; add < 2; add++) {
+        const struct rows_case x = {.T = 130, .D = 33, .H = 2 + add};
+        float *results[2][12];
+        struct array arrays[12];
+        for (int turn = 0; turn < 2; turn++) {
+            for (uint64_t i = 0; i < 12; i++) {
+                const uint64_t count = i == 0 || i == 3 || i == 4 || i == 5 || i == 8 || i == 11 ? x.T * x.D : x.D;
+                float *host = random_of(AQ_F32, count, i, 1.0f);
+                arrays[i] = (struct array){.type = AQ_F32, .count = count};
+                arrays[i].at = on(device, host, count * sizeof *host);
+                assert_int_equal(aq_device_stream_sync(device, NULL), AQ_OK);
+                aq_free(host);
+            }
+            assert_int_equal(turn ? norm_relu_call(device, arrays, &x) : norm_then_relu(device, arrays, &x), AQ_OK);
+            for (uint64_t i = 0; i < 12; i++) {
+                results[turn][i] = help_alloc(arrays[i].count * sizeof(float));
+                off(device, arrays[i].at, results[turn][i], arrays[i].count * sizeof(float));
+            }
+        }
+        for (uint64_t i = 5; i < 12; i++) {
+            char what[40];
+            snprintf(what, sizeof what, "fused, array %d", (int)i);
+            same(what, results[1][i], results[0][i], AQ_F32, arrays[i].count);
+        }
+        for (uint64_t i = 0; i < 24; i++)
+            aq_free(results[i / 12][i % 12]);
     }
 }
 
@@ -254,17 +322,19 @@ static void conv_arrays(struct array arrays[6], const struct aq_conv_shape *shap
     const uint64_t x = conv_values(shape, false), y = conv_values(shape, true);
     const uint64_t w = shape->K * shape->K * shape->C * shape->N, counts[6] = {x, w, y, y, x, w};
     for (uint64_t i = 0; i < 6; i++)
-        arrays[i] = (struct array){AQ_F32, counts[i],
+        arrays[i] = (struct array){AQ_F32,
+                                   counts[i],
                                    i < 3 || i == 5 ? random_of(AQ_F32, counts[i], i, 1.0f) : NULL,
-                                   i < 3 ? NOT_COMPARED : COMPARED, NULL, {0}};
+                                   i < 3 ? NOT_COMPARED : COMPARED,
+                                   NULL,
+                                   {0}};
 }
 
-static const struct aq_conv_shape conv_cases[] = {{1, 1, 1, 1, 1, 1, 1, AQ_F32},    {2, 5, 5, 3, 4, 3, 1, AQ_F32},
-                                                  {3, 8, 8, 16, 32, 3, 2, AQ_F32},  {3, 8, 8, 16, 32, 1, 2, AQ_F32},
-                                                  {1, 7, 9, 5, 6, 3, 2, AQ_F32},    {2, 4, 4, 130, 70, 3, 1, AQ_F32},
-                                                  {4, 6, 6, 8, 8, 5, 1, AQ_F32},    {2, 3, 3, 9, 7, 3, 1, AQ_BF16},
-                                                  {2, 3, 3, 9, 7, 3, 2, AQ_F16},    {6, 2, 2, 256, 256, 3, 1, AQ_F32},
-                                                  {5, 16, 16, 3, 64, 3, 1, AQ_F32}, {1, 4, 4, 512, 512, 3, 1, AQ_F32}};
+static const struct aq_conv_shape conv_cases[] = {
+    {1, 1, 1, 1, 1, 1, 1, AQ_F32},     {2, 5, 5, 3, 4, 3, 1, AQ_F32},    {3, 8, 8, 16, 32, 3, 2, AQ_F32},
+    {3, 8, 8, 16, 32, 1, 2, AQ_F32},   {1, 7, 9, 5, 6, 3, 2, AQ_F32},    {2, 4, 4, 130, 70, 3, 1, AQ_F32},
+    {4, 6, 6, 8, 8, 5, 1, AQ_F32},     {2, 3, 3, 9, 7, 3, 1, AQ_BF16},   {2, 3, 3, 9, 7, 3, 2, AQ_F16},
+    {6, 2, 2, 256, 256, 3, 1, AQ_F32}, {5, 16, 16, 3, 64, 3, 1, AQ_F32}, {1, 4, 4, 512, 512, 3, 1, AQ_F32}};
 
 static void test_conv_matches_truth(void **state)
 {
@@ -392,5 +462,11 @@ static void test_argmax_is_the_first_of_the_largest(void **state)
     assert_int_equal(index[0], 1);
     assert_int_equal(index[1], 0);
 }
+
+/* Rows of conform_device.c's table. */
+#define IMAGE_TESTS                                                                                                    \
+    cmocka_unit_test(test_batch_norm_with_shortcut_and_relu),                                                          \
+        cmocka_unit_test(test_batch_norm_fused_is_three_operations), cmocka_unit_test(test_conv_matches_truth),        \
+        cmocka_unit_test(test_conv_is_its_definition), cmocka_unit_test(test_row_mean_matches_truth)
 
 #endif

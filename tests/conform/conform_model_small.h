@@ -89,7 +89,7 @@ static void deberta_small(struct aq_model_config *model)
     model->vocabulary = 37;
     model->context = 9;   /* distances from there on share a position */
     model->own[3] = 24;   /* inner     */
-    model->own[4] = 4;  /* filters */
+    model->own[4] = 6;    /* buckets   */
     model->own[5] = 2;    /* types     */
     model->own[6] = 3;    /* kernel    */
     model->own[7] = 12;   /* embedding */

@@ -9,8 +9,8 @@
  *     weights             S groups of images, and O ranges of output channels where S is small: each a piece that sums
  *                         in the shared scratch; then the groups are added in order
  *
- * Primitives are made by the calling thread, and run by others: their scratch is ours (oneDNN's own would be that of the
- * thread that made them). oneDNN keeps the last 1,024. Written for oneDNN 2's C interface: with
+ * Primitives are made by the calling thread, and run by others: their scratch is ours (oneDNN's own would be that of
+ * the thread that made them). oneDNN keeps the last 1,024. Written for oneDNN 2's C interface: with
  * another one the general way is taken.
  */
 #include <oneapi/dnnl/dnnl.h>
@@ -78,8 +78,8 @@ static bool work_open(const struct aq_conv_shape *shape, enum direction directio
     status = dnnl_primitive_attr_create(&ours);
     if (status == dnnl_success) status = dnnl_primitive_attr_set_scratchpad_mode(ours, dnnl_scratchpad_mode_user);
     if (status == dnnl_success)
-        status = dnnl_convolution_forward_desc_init(&forward, dnnl_forward_training, dnnl_convolution_direct,
-                                                    &work->x, &work->weights, NULL, &work->y, strides, before, after);
+        status = dnnl_convolution_forward_desc_init(&forward, dnnl_forward_training, dnnl_convolution_direct, &work->x,
+                                                    &work->weights, NULL, &work->y, strides, before, after);
     if (status == dnnl_success) status = dnnl_primitive_desc_create(&hint, &forward, ours, work->engine, NULL);
     if (status == dnnl_success && direction == BACKWARD)
         status = dnnl_convolution_backward_data_desc_init(&backward, dnnl_convolution_direct, &work->x, &work->weights,
@@ -182,8 +182,7 @@ static void images_piece(uint64_t piece, uint32_t worker, void *context)
                                         forward ? &self->work.x : &self->work.y, self->in + piece * self->in_values},
                                        {DNNL_ARG_WEIGHTS, &self->work.weights, self->weights},
                                        {forward ? DNNL_ARG_DST : DNNL_ARG_DIFF_SRC,
-                                        forward ? &self->work.y : &self->work.x,
-                                        self->out + piece * self->out_values},
+                                        forward ? &self->work.y : &self->work.x, self->out + piece * self->out_values},
                                        {DNNL_ARG_SCRATCHPAD, &self->work.scratch, cpu_scratch(self->cpu, worker)}};
     perform(self->work.engine, self->work.run, operands, 4);
 }
@@ -230,7 +229,7 @@ struct sums {
     uint64_t channels;       /* of a range                     */
     uint64_t pixels;         /* of an output image             */
     uint64_t stride;         /* floats of a piece's sums       */
-    uint64_t copied;         /* floats of a piece's gradients that are copied to the worker's scratch: 0, or of a range */
+    uint64_t copied;         /* floats of gradients in the worker's scratch: of a range, or 0 */
 };
 
 static void sums_piece(uint64_t piece, uint32_t worker, void *context)
