@@ -134,8 +134,9 @@ static enum aq_status add_slack(const struct options *options, const struct aq_p
         aq_text_bytes(text, "\n", 1);
         json_decref(object);
     } else if (slack.raised) {
-        aq_text_add(text, "slack: %u directions of cuts can have more bits, a step is then %s (%s): --set '%s'\n", slack.raised,
-                    aq_text_seconds(slack.step_s, after), aq_text_seconds(slack.before_s, before), aq_text_of(&list));
+        aq_text_add(text, "slack: %u directions of cuts can have more bits, a step is then %s (%s): --set '%s'\n",
+                    slack.raised, aq_text_seconds(slack.step_s, after), aq_text_seconds(slack.before_s, before),
+                    aq_text_of(&list));
     } else {
         aq_text_add(text, "slack: no cut can have more bits without a longer step\n");
     }

@@ -1,0 +1,104 @@
+/*
+ * test_slack.c -- bits that cost no time: where links have room cuts get them, elsewhere not; and what is said, taken,
+ * has the step that was said.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "edge.h"
+#include "plan.h"
+
+static const char manifest[] = "model: {blocks: 6, channels: 64, heads: 4, context: 32, vocabulary: 256}\n"
+                               "data: {train: nowhere.txt}\n"
+                               "train: {T: 32, batch: 8, micro_batch: 2, clip: 1, epochs: 3}\n"
+                               "pipeline: {stages: 4}\n"
+                               "edges: {forward: {codec: aqsgd, bits: 4}, backward: {codec: directq, bits: 8}}\n"
+                               "facts: {vocabulary: 256, train_samples: 160, train_digest: 1, heldout_samples: 0}\n";
+
+/* With the sets given up to NULL. */
+static struct aq_plan *plan_of(const char *const *sets, struct aq_job **job)
+{
+    struct aq_plan *plan = NULL;
+    uint32_t count = 0;
+    while (sets[count])
+        count++;
+    assert_int_equal(aq_job_parse(manifest, sizeof manifest - 1, "job.yaml", "/", sets, count, job), AQ_OK);
+    assert_int_equal(aq_plan_open(*job, &plan), AQ_OK);
+    return plan;
+}
+
+static struct aq_plan_prediction predict(const struct aq_plan *plan, const struct aq_plan_costs *costs)
+{
+    struct aq_plan_prediction prediction;
+    assert_int_equal(aq_plan_predict(plan, costs, &prediction), AQ_OK);
+    return prediction;
+}
+
+/* The slack of a job; what it says is taken as it is, and the step is as long as it was told. */
+static struct aq_plan_slack slack_of(const char *rate, double forward_s, const char *more)
+{
+    const char *sets[] = {rate, more, NULL, NULL};
+    struct aq_plan_costs costs;
+    struct aq_plan_slack slack;
+    struct aq_text text = {0};
+    struct aq_job *job;
+    struct aq_plan *plan = plan_of(sets, &job);
+    aq_plan_costs_assumed(plan, 1e6, 4, &costs);
+    for (uint32_t s = 0; s < plan->stage_count; s++) {
+        costs.forward_s[s] = forward_s;
+        aq_plan_costs_backward(plan, s, 2 * forward_s, &costs);
+    }
+    assert_int_equal(aq_plan_slack(plan, &costs, &slack), AQ_OK);
+    assert_true(slack.before_s == predict(plan, &costs).step_s && slack.step_s <= 1.01 * slack.before_s);
+    aq_plan_slack_text(plan, &slack, &text);
+    aq_plan_close(plan);
+    aq_job_close(job);
+    sets[more ? 2 : 1] = aq_text_of(&text);
+    plan = plan_of(sets, &job);
+    assert_true(predict(plan, &costs).step_s == slack.step_s);
+    for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
+        assert_int_equal(job->edges[e].forward.bits, slack.forward[e].bits);
+        assert_int_equal(job->edges[e].backward.bits, slack.backward[e].bits);
+        assert_true(job->edges[e].forward.rate == slack.forward[e].rate);
+    }
+    aq_plan_close(plan);
+    aq_job_close(job);
+    aq_text_deinit(&text);
+    return slack;
+}
+
+static void test_slack_gives_bits_where_links_have_room(void **state)
+{
+    (void)state;
+    const struct aq_plan_slack narrow = slack_of("link.rate_mbps=10", 1e-5, NULL);
+    assert_int_equal(narrow.raised, 0); /* the links are the step */
+    const struct aq_plan_slack wide = slack_of("link.rate_mbps=1000", 0.05, NULL);
+    assert_int_equal(wide.raised, 3); /* backward has 8 already */
+    for (int e = 0; e < 3; e++)
+        assert_true(wide.forward[e].bits == 8 && wide.backward[e].bits == 8);
+    const struct aq_plan_slack coded = slack_of("link.rate_mbps=1000", 0.05, "edges.forward={codec: ec, rate: 2}");
+    assert_true(coded.raised == 3 && coded.forward[2].rate == 3.5f);
+    const struct aq_plan_slack raw = slack_of("link.rate_mbps=1000", 0.05, "edges.forward={codec: raw}");
+    assert_int_equal(raw.raised, 0);
+    uint32_t last = 0;
+    static const char *const rates[] = {"link.rate_mbps=20", "link.rate_mbps=60", "link.rate_mbps=200"};
+    for (size_t i = 0; i < 3; i++) {
+        const struct aq_plan_slack some = slack_of(rates[i], 4e-3, "edges.forward={codec: aqsgd, bits: 2}");
+        uint32_t bits = 0;
+        for (int e = 0; e < 3; e++)
+            bits += some.forward[e].bits;
+        assert_true(bits >= last);
+        last = bits;
+    }
+    assert_true(last > 6);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_slack_gives_bits_where_links_have_room)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
