@@ -13,7 +13,8 @@
 static enum aq_status check_wish(const char *wish)
 {
     for (const char *at = wish; *at; at++)
-        if ((unsigned char)*at < ' ') return aq_fail(AQ_INVAL, "launch", "--slurm: a line, without a control character");
+        if ((unsigned char)*at < ' ')
+            return aq_fail(AQ_INVAL, "launch", "--slurm: a line, without a control character");
     if (wish[0] != '-')
         return aq_fail(AQ_INVAL, "launch", "--slurm: '%.80s' is no option of sbatch, as in --slurm=--partition=gpu",
                        wish);
@@ -35,8 +36,8 @@ static enum aq_status add_demands(const struct aq_slurm *slurm, struct aq_text *
     const struct aq_job *job = slurm->job;
     const char *path = job->output.path;
     if (path[strspn(path, plain)])
-        return aq_fail(AQ_INVAL, "launch", "output.path: %.200s: of a job of Slurm's it has letters, digits and ._-/ alone",
-                       path);
+        return aq_fail(AQ_INVAL, "launch",
+                       "output.path: %.200s: of a job of Slurm's it has letters, digits and ._-/ alone", path);
     uint32_t threads = job->pipeline.threads;
     bool gpus = false;
     for (uint32_t r = 0; r < aq_job_ranks(job); r++) {
@@ -70,10 +71,10 @@ static const char agents[] =
     "mkdir -p \"$work\" || fail \"cannot make $work\"\n"
     "address() { scontrol show node -o \"$1\" | sed -n 's/.* NodeAddr=\\([^ ]*\\).*/\\1/p'; }\n"
     "export -f address\n"
-    "hosts=$(for node in $(scontrol show hostnames \"$SLURM_JOB_NODELIST\"); do address \"$node\"; done | sort -u | paste "
-    "-sd,)\n"
-    "\"$aqpipe\" keys init \"$work/keys\" --job \"$name\" --stages \"$ranks\" --hosts \"$hosts\" >/dev/null || fail \"no "
-    "keys\"\n"
+    "hosts=$(for node in $(scontrol show hostnames \"$SLURM_JOB_NODELIST\"); do address \"$node\"; done | sort -u | "
+    "paste -sd,)\n"
+    "\"$aqpipe\" keys init \"$work/keys\" --job \"$name\" --stages \"$ranks\" --hosts \"$hosts\" >/dev/null || fail "
+    "\"no keys\"\n"
     "agent='at=$(address \"$SLURMD_NODENAME\"); echo \"$at\" > \"$1/address-$SLURM_PROCID\"\n"
     "exec \"$2\" --listen \"$at:0\" --host \"$at\" --keys \"$1/keys\" --port-file \"$1/port-$SLURM_PROCID\"'\n"
     "srun --ntasks=\"$ranks\" bash -c \"$agent\" agent \"$work\" \"$aqpiped\" &\n"
@@ -118,7 +119,8 @@ static const char follow[] =
     "rm -rf \"$work/keys\"\n"
     "if ((signalled && code == 3)); then\n"
     "    echo \"aqpipe on slurm: stopped by a signal, with a checkpoint; back into the queue\"\n"
-    "    scontrol requeue \"$SLURM_JOB_ID\" || echo \"aqpipe on slurm: Slurm does not requeue; sbatch $0 goes on\" >&2\n"
+    "    scontrol requeue \"$SLURM_JOB_ID\" ||\n"
+    "        echo \"aqpipe on slurm: Slurm does not requeue; sbatch $run.sbatch goes on\" >&2\n"
     "fi\n"
     "exit $code\n";
 
