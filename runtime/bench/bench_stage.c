@@ -4,11 +4,11 @@
  *
  * On a CPU GPT-2's 124M and, where --only asks for them (they want 4 and 11 GB), the shapes of SmolLM2-135M and
  * Qwen3-0.6B, whole and by adapters; on a GPU 124M, 350M, 774M and 1.5B in bf16 and fp32, some in fp16 and tf32,
- * each with its model FLOP utilisation (MFU, one definition everywhere in this house): the operations that the model asks for over the dense
- * rate that the maker names for this GPU and precision, where it is one of `rates`, and which the unit says; and beside
- * it, always, over what this machine's own largest product of that precision reached ("of product"). The loss of the
- * first step is told too: about ln(50257) = 10.8 for a model that knows nothing. A step's operations are three times
- * those of forward,
+ * each with its model FLOP utilisation (MFU, one definition everywhere in this house): the operations that the model
+ * asks for over the dense rate that the maker names for this GPU and precision, where it is one of `rates`, and which
+ * the unit says; and beside it, always, over what this machine's own largest product of that precision reached ("of
+ * product"). The loss of the first step is told too: about ln(50257) = 10.8 for a model that knows nothing. A step's
+ * operations are three times those of forward,
  *
  *     3 B T (L (24 C^2 + 2 T C) + 2 V C),
  *
