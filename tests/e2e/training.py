@@ -2,7 +2,6 @@
 import json
 import math
 import os
-import pathlib
 import shutil
 import socket
 import subprocess
@@ -194,27 +193,6 @@ def scenario_warmup():
     check(edge["step_bytes_backward_first"] > 5 * edge["step_bytes_backward"] and
           edge["step_bytes_forward_first"] > 6 * edge["step_bytes_forward"], f"the plan: {edge}")
     no_workers("warmup")
-
-
-def scenario_examples():
-    """Every example plans as shipped, and the small one runs; those that want published files say so by name."""
-    source = pathlib.Path(__file__).resolve().parents[2]
-    folder = ROOT / "examples"
-    shutil.copytree(source / "examples", folder, ignore=shutil.ignore_patterns("text", "run"))
-    subprocess.run([source / "tools" / "text", folder / "text"], check=True, stdout=subprocess.DEVNULL)
-    for path in sorted(folder.glob("*.yaml")):
-        done = aqpipe("plan", path)
-        if path.stem == "gpt2-wikitext2":
-            check(done.returncode == 2 and "data.tokenizer_path" in done.stderr, f"{path}: {done}")
-        else:
-            check(done.returncode == 0, f"{path}: {done.stderr}")
-    for path in sorted(folder.glob("*/job.yaml")):
-        done = aqpipe("plan", path)
-        check(done.returncode == 2 and "data.tokenizer_path: cannot read" in done.stderr, f"{path}: {done}")
-    launch(folder / "bytes-4-stages.yaml", "--set", "train.steps_max=1", "--set", "link.rate_mbps=0", "--set",
-           f"output.path={ROOT}/example", "--set", "train.evaluate_every=0", "--set", "data.heldout_samples_max=1")
-    check(len(losses("example")) == 1, "bytes-4-stages.yaml does not run")
-    no_workers("examples")
 
 
 def scenario_fp16():

@@ -733,8 +733,9 @@ static void test_manifest_that_contradicts_a_folder_is_refused(void **state)
 static void test_examples_parse(void **state)
 {
     (void)state;
-    static const char *const names[] = {"bytes-4-stages.yaml", "gpt2-wikitext2.yaml", "eight-stages.yaml",
-                                        "two-hosts.yaml"};
+    static const char *const names[] = {"bytes-4-stages.yaml",     "eight-stages.yaml",    "two-hosts.yaml",
+                                        "gpt2-wikitext2/job.yaml", "gpt2-arxiv/job.yaml",  "gpt2-cola/job.yaml",
+                                        "deberta-cola/job.yaml",   "deberta-qnli/job.yaml", "qwen3-sft-lora/job.yaml"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char path[512];
         struct aq_job *job = NULL;
