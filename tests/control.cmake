@@ -54,6 +54,8 @@ add_test(NAME test_plot COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test
 set_tests_properties(test_plot PROPERTIES LABELS quick)
 add_test(NAME test_demo COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_demo.py)
 set_tests_properties(test_demo PROPERTIES LABELS quick)
+add_test(NAME test_split_data COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_split_data)
+set_tests_properties(test_split_data PROPERTIES LABELS quick)
 aq_test(test_hostile_control LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_hostile_control PRIVATE ${aq_runtime_ROOMS})
 aq_test(test_watch LIBS aq_runtime LABELS quick)

@@ -4,7 +4,7 @@ if(NOT COMMAND aq_cuda_test OR AQ_CUDA)
   return()
 endif()
 add_library(aq_cuda_on_host OBJECT cuda_host/runtime/device_on_host.c cuda_host/runtime/cuda_runtime_host.c
-  cuda_host/runtime/cuda_streams_host.c)
+  cuda_host/runtime/cuda_streams_host.c cuda_host/runtime/cuda_ipc_host.c)
 target_include_directories(aq_cuda_on_host PUBLIC cuda_host/runtime cuda_host ${aqsgd_ROOMS})
 target_include_directories(aq_cuda_on_host PRIVATE ${aqsgd_ROOMS})
 target_link_libraries(aq_cuda_on_host PRIVATE aqsgd aq_flags)
@@ -17,8 +17,10 @@ function(aq_cuda_on_host_test name)
 endfunction()
 
 # What is over NCCL (the group, pairs), over an NCCL of tests.
-add_library(aq_nccl_on_host OBJECT cuda_host/runtime/nccl_comm_on_host.c cuda_host/runtime/group_nccl_on_host.c
-  cuda_host/runtime/pair_nccl_on_host.c cuda_host/runtime/nccl_host.c)
+add_library(aq_nccl_on_host OBJECT cuda_host/runtime/nccl_channel_on_host.c cuda_host/runtime/nccl_ranks_on_host.c
+  cuda_host/runtime/group_nccl_on_host.c
+  cuda_host/runtime/pair_on_host.c cuda_host/runtime/pair_nccl_on_host.c cuda_host/runtime/pair_ipc_on_host.c
+  cuda_host/runtime/nccl_host.c)
 target_include_directories(aq_nccl_on_host PRIVATE cuda_host/runtime ${aq_net_ROOMS})
 target_link_libraries(aq_nccl_on_host PRIVATE aq_net aq_flags)
 aq_cuda_on_host_test(conform_collective_device SOURCES conform/conform_collective_device.c kit/collective_cases.c
@@ -36,6 +38,10 @@ target_link_libraries(conform_grad_device PRIVATE aq_net)
 aq_cuda_on_host_test(test_pair LABELS quick TIMEOUT 120)
 target_sources(test_pair PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
 target_link_libraries(test_pair PRIVATE aq_net)
+
+aq_cuda_on_host_test(test_pair_ipc LABELS quick TIMEOUT 120)
+target_sources(test_pair_ipc PRIVATE $<TARGET_OBJECTS:aq_nccl_on_host>)
+target_link_libraries(test_pair_ipc PRIVATE aq_net)
 
 aq_cuda_on_host_test(test_cuda_device SOURCES cuda/test_cuda_device.c kit/codec_common.c LABELS quick)
 aq_cuda_on_host_test(test_cuda_codec_device SOURCES cuda/test_cuda_codec_device.c kit/codec_common.c LABELS quick)

@@ -17,12 +17,12 @@ if(TARGET aqpipe)
   add_library(power_loss MODULE kit/power_loss.c)
   target_link_libraries(power_loss PRIVATE aq_flags ${CMAKE_DL_LIBS})
   set_target_properties(power_loss PROPERTIES LIBRARY_OUTPUT_DIRECTORY $<TARGET_FILE_DIR:aqpipe>)
-  foreach(scenario doctor seen equal zero_bubble images tables tables_resume tables_bad_input early_stop deberta deberta_resume glue isolated cut codecs warmup examples fp16 bad_input resume stop restart restart_daemon lost_disk outage packed long_outage dials power
+  foreach(scenario doctor seen equal zero_bubble images tables tables_resume tables_bad_input early_stop deberta deberta_resume glue isolated cut codecs warmup examples fp16 bad_input resume guard stop restart restart_daemon lost_disk outage packed long_outage dials power
       freeze freeze_cut freeze_optimizers freeze_prefix folders
       replicas replicas_resume replicas_bad_input replicas_optimizers replicas_defaults
       replicas_reshard replicas_isolated replicas_auto replicas_nan replicas_machines wan probe balance
       staleness staleness_resume staleness_replicas staleness_fp16 staleness_lost staleness_frozen staleness_memory
-      lora lora_cut lora_export
+      lora lora_cut lora_export lora_packed
       local local_resume local_reshard local_void
       generate eval)
     add_test(NAME e2e_${scenario}
@@ -36,6 +36,8 @@ if(TARGET aqpipe)
   set_tests_properties(golden_runs PROPERTIES LABELS e2e TIMEOUT 600 PROCESSORS 2 SKIP_RETURN_CODE 77)
   add_test(NAME test_convergence COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/test_convergence $<TARGET_FILE_DIR:aqpipe>)
   set_tests_properties(test_convergence PROPERTIES LABELS e2e TIMEOUT 1200 PROCESSORS 2)
+  add_test(NAME test_lab COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/test_lab $<TARGET_FILE_DIR:aqpipe>)
+  set_tests_properties(test_lab PROPERTIES LABELS e2e TIMEOUT 1200 PROCESSORS 2)
   add_test(NAME test_bench COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/test_bench $<TARGET_FILE:aqpipe>)
   set_tests_properties(test_bench PROPERTIES LABELS e2e TIMEOUT 120)
   add_test(NAME test_bench_gpu COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/test_bench_gpu $<TARGET_FILE_DIR:aqpipe>)
@@ -64,6 +66,8 @@ if(TARGET aqpipe AND AQ_TORCH_PYTHON)
   set_tests_properties(test_images_reference PROPERTIES LABELS "e2e;quick" TIMEOUT 600 PROCESSORS 2 SKIP_RETURN_CODE 77)
 endif()
 if(TARGET aqpipe)
+  add_test(NAME test_resnet_torch COMMAND ${parity_python} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_resnet_torch $<TARGET_FILE_DIR:aqpipe>)
+  set_tests_properties(test_resnet_torch PROPERTIES LABELS "e2e;quick" TIMEOUT 600 PROCESSORS 2 SKIP_RETURN_CODE 77)
   # Beside transformers, where tools/parity has made its environment.
   add_test(NAME test_generate_transformers COMMAND ${parity_python} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_generate_transformers $<TARGET_FILE_DIR:aqpipe>)
   set_tests_properties(test_generate_transformers PROPERTIES LABELS "e2e;quick" TIMEOUT 600 PROCESSORS 2 SKIP_RETURN_CODE 77)

@@ -28,24 +28,30 @@ uint64_t aq_group_measure(const struct aq_group_config *config)
     return config->size > 1 ? slots_bytes(config) : 0;
 }
 
-uint32_t aq_group_nccl_piece(uint32_t size)
+/* Packed ones of all ranks and of the result, and those that come from all others. */
+static uint32_t nccl_messages(uint32_t size)
 {
-    const uint32_t messages = (size + 1) * AQ_GROUP_SLOTS + size * AQ_GROUP_COMING;
-    const uint32_t share = AQ_GROUP_NCCL_BYTES / messages / AQ_GROUP_PIECE_BYTES * AQ_GROUP_PIECE_BYTES;
-    return share < AQ_GROUP_PIECE_BYTES      ? AQ_GROUP_PIECE_BYTES
-           : share > AQ_GROUP_NCCL_BYTES_MAX ? AQ_GROUP_NCCL_BYTES_MAX
-                                             : share;
+    return (size + 1) * AQ_GROUP_SLOTS + (size - 1) * AQ_GROUP_COMING;
 }
 
-uint64_t aq_group_nccl_bytes(uint32_t size)
+uint32_t aq_group_nccl_piece(uint32_t size, uint64_t values)
 {
-    return ((uint64_t)(size + 1) * AQ_GROUP_SLOTS + (uint64_t)size * AQ_GROUP_COMING) * aq_group_nccl_piece(size);
+    const uint64_t least = AQ_GROUP_PIECE_BYTES, share = AQ_GROUP_NCCL_BYTES / nccl_messages(size) / least * least;
+    const uint64_t wanted = values * sizeof(float) / size / AQ_GROUP_NCCL_MESSAGES_MIN / least * least;
+    uint64_t bytes = wanted < share ? wanted : share;
+    if (bytes > AQ_GROUP_NCCL_BYTES_MAX) bytes = AQ_GROUP_NCCL_BYTES_MAX;
+    return bytes < least ? (uint32_t)least : (uint32_t)bytes;
+}
+
+uint64_t aq_group_nccl_bytes(uint32_t size, uint64_t values)
+{
+    return (uint64_t)nccl_messages(size) * aq_group_nccl_piece(size, values);
 }
 
 uint64_t aq_group_measure_device(const struct aq_group_config *config)
 {
     const uint64_t links = (uint64_t)config->size * config->piece_bytes;
-    return config->size == 1 ? 0 : links + aq_group_nccl_bytes(config->size);
+    return config->size == 1 ? 0 : links + aq_group_nccl_bytes(config->size, config->values);
 }
 
 static enum aq_status take_memory(struct aq_group *group, const struct aq_group_config *config)
@@ -81,6 +87,7 @@ enum aq_status aq_group_init(struct aq_group *group, const struct aq_group_ops *
     group->device = config->device;
     group->silence_ns = config->silence_ns;
     group->piece_bytes = config->piece_bytes;
+    group->values = config->values;
     group->stream = config->stream;
     if (config->device) aq_device_info(config->device, &info);
     group->isolated = !info.host_memory;

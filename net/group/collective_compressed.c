@@ -197,7 +197,7 @@ static enum aq_status pieces_in_message(const struct aq_group *group, const stru
             AQ_INVAL, AREA,
             "a coded piece of %d values takes up to %llu bytes, a message of the group %u: raise its piece_bytes",
             AQ_GRAD_PIECE, (unsigned long long)bytes, group->piece_bytes);
-    const uint64_t even = chunk / AQ_GRAD_PIECE / AQ_GROUP_MESSAGES_MIN;
+    const uint64_t even = chunk / AQ_GRAD_PIECE / aq_group_messages_min(group);
     *out = (uint32_t)(even > most ? most : even < few ? few : even);
     return AQ_OK;
 }

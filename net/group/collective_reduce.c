@@ -322,7 +322,7 @@ static uint64_t sum_unit(const struct aq_group *group, uint64_t count, uint32_t 
 {
     const uint64_t most = group->piece_bytes / value_bytes / AQ_GROUP_CUT * AQ_GROUP_CUT;
     const uint64_t few = AQ_GROUP_MESSAGE_BYTES_MIN / value_bytes / AQ_GROUP_CUT * AQ_GROUP_CUT;
-    const uint64_t even = round_up(chunk_values(count, group->size) / AQ_GROUP_MESSAGES_MIN, AQ_GROUP_CUT);
+    const uint64_t even = round_up(chunk_values(count, group->size) / aq_group_messages_min(group), AQ_GROUP_CUT);
     return even > most ? most : even < few ? few : even;
 }
 

@@ -30,8 +30,14 @@ enum {
     AQ_GROUP_MESSAGE_BYTES_MIN = 16 << 10,    /* but not for the price of too many headers and wake-ups: 128 in 16384 */
     AQ_GROUP_TASK_VALUES = 16 << 10,          /* one piece of work of the pool: 64 KiB, some 10 us */
     AQ_GROUP_COMING = 2 * (AQ_GROUP_LAG + 1), /* messages of one rank that are expected and not yet taken */
-    AQ_GROUP_NCCL_BYTES = 64 << 20, /* of GPU memory for all messages over NCCL, as far as their least length allows */
-    AQ_GROUP_NCCL_BYTES_MAX = 1 << 20 /* of one of them: 16 of a chunk of 4 million values */
+    /*
+     * Over NCCL a message costs a launch and a look of the host, some 50 us, in which NVLink moves some 16 MiB: as long
+     * is one where two ranks reduce a large buffer, and a chunk has 8 of them at least. More ranks share the memory:
+     * 7 MiB where there are 4 and 3 MiB where there are 8, so that a step still moves some 20 MiB.
+     */
+    AQ_GROUP_NCCL_BYTES = 320 << 20, /* of GPU memory for all messages, as far as their least length allows */
+    AQ_GROUP_NCCL_BYTES_MAX = 16 << 20,
+    AQ_GROUP_NCCL_MESSAGES_MIN = 8
 };
 
 /* What a collective is; numbers are for ever (docs/FRAME.md). */
@@ -79,6 +85,7 @@ struct aq_group {
     struct aq_device *device;
     uint64_t silence_ns;
     uint32_t piece_bytes;
+    uint64_t values; /* aq_group_config */
     enum aq_status broken;
     struct aq_group *whole;             /* that this one is a part of; NULL: none */
     uint64_t number;                    /* of collectives begun */
@@ -164,9 +171,15 @@ bool aq_exchange_span(const struct aq_exchange *exchange, uint32_t owner, uint64
 /* Runs it from begin to end, given group, count, unit, gather, ops and context. */
 enum aq_status aq_exchange_run(struct aq_exchange *exchange, enum aq_collective collective, uint64_t detail);
 
-/* How long messages over NCCL are, and what they take. */
-uint32_t aq_group_nccl_piece(uint32_t size);
-uint64_t aq_group_nccl_bytes(uint32_t size);
+/* How long messages over NCCL are, where the longest buffer has so many values, and what they take. */
+uint32_t aq_group_nccl_piece(uint32_t size, uint64_t values);
+uint64_t aq_group_nccl_bytes(uint32_t size, uint64_t values);
+
+/* As many messages a chunk has at least, so that they overlap; but of AQ_GROUP_MESSAGE_BYTES_MIN. */
+static inline uint32_t aq_group_messages_min(const struct aq_group *group)
+{
+    return group->wires_isolated ? AQ_GROUP_NCCL_MESSAGES_MIN : AQ_GROUP_MESSAGES_MIN;
+}
 
 /* ---- collective_device.c: the same of device memory ---- */
 struct aq_device_sum {

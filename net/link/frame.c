@@ -4,7 +4,7 @@
  * Header (128 bytes): 0 magic, 4 version, 6 kind, 8 flags, 10 link_flags, 12 body_bytes, 16 from, 20 edge, 24
  * plan_hash, 32 sequence, 40 acknowledge, 48 credit, 52 micro_batch, 56 step, 64 argument, 72 body_digest, 80
  * raw_bytes, 84 part_bytes, 88 reserved, 120 digest. A gap (24 bytes): 0 acknowledge, 8 credit, 12 flags, 16 digest.
- * The head of a stripe (16 bytes): 0 number, 8 bytes, 12 digest.
+ * The head of a stripe (16 bytes): 0 number, 8 bytes, 10 place, 11 sum, 12 digest.
  * The struct below is the first table once more, so that the compiler checks size and offsets; it is never cast onto
  * the wire.
  */
@@ -263,14 +263,19 @@ static uint32_t stripe_digest(const uint8_t *bytes, uint64_t bundle)
 void aq_stripe_encode(const struct aq_stripe *stripe, uint64_t bundle, uint8_t out[AQ_STRIPE_HEAD_BYTES])
 {
     put(out + 0, stripe->number, 8);
-    put(out + 8, stripe->bytes, 4);
+    put(out + 8, stripe->bytes, 2);
+    put(out + 10, stripe->place, 1);
+    put(out + 11, stripe->sum, 1);
     put(out + 12, stripe_digest(out, bundle), 4);
 }
 
 enum aq_status aq_stripe_decode(const uint8_t bytes[AQ_STRIPE_HEAD_BYTES], uint64_t bundle, struct aq_stripe *out,
                                 char text[AQ_TEXT_BYTES])
 {
-    const struct aq_stripe stripe = {.number = get(bytes + 0, 8), .bytes = (uint32_t)get(bytes + 8, 4)};
+    const struct aq_stripe stripe = {.number = get(bytes + 0, 8),
+                                     .bytes = (uint32_t)get(bytes + 8, 2),
+                                     .place = (uint8_t)get(bytes + 10, 1),
+                                     .sum = (uint8_t)get(bytes + 11, 1)};
     if (get(bytes + 12, 4) != stripe_digest(bytes, bundle)) {
         snprintf(text, AQ_TEXT_BYTES, "the head of a stripe arrived broken: digest %08x, computed %08x",
                  (unsigned)get(bytes + 12, 4), stripe_digest(bytes, bundle));
@@ -278,6 +283,13 @@ enum aq_status aq_stripe_decode(const uint8_t bytes[AQ_STRIPE_HEAD_BYTES], uint6
     }
     if (stripe.bytes > AQ_STRIPE_BYTES_MAX) {
         snprintf(text, AQ_TEXT_BYTES, "sent a stripe of %u bytes; the limit is %d", stripe.bytes, AQ_STRIPE_BYTES_MAX);
+        return AQ_PROTO;
+    }
+    const bool sum = stripe.sum > 0 && (stripe.bytes <= AQ_SUM_HEAD_BYTES || stripe.place > 0);
+    if (sum || stripe.place >= AQ_GROUP_STRIPES_MAX || stripe.place > stripe.number ||
+        stripe.sum > AQ_GROUP_STRIPES_MAX || stripe.sum > stripe.number + 1) {
+        snprintf(text, AQ_TEXT_BYTES, "sent stripe %llu of %u bytes at place %u of a group, sum of %u",
+                 (unsigned long long)stripe.number, stripe.bytes, stripe.place, stripe.sum);
         return AQ_PROTO;
     }
     *out = stripe;
@@ -321,8 +333,8 @@ enum aq_status aq_hello_decode(const uint8_t bytes[AQ_FRAME_HELLO_BYTES], struct
         .bundle = get(bytes + 64, 8),
     };
     const bool several = hello.features & AQ_FEATURE_STREAMS;
-    const uint32_t known = AQ_FEATURE_HEAL | AQ_FEATURE_PACK | AQ_FEATURE_PARTS | AQ_FEATURE_STREAMS |
-                           AQ_FEATURE_COPIES;
+    const uint32_t known =
+        AQ_FEATURE_HEAL | AQ_FEATURE_PACK | AQ_FEATURE_PARTS | AQ_FEATURE_STREAMS | AQ_FEATURE_COPIES;
     if ((hello.features & ~known) != 0 || !all_zero(bytes + 72, AQ_FRAME_HELLO_BYTES - 72) ||
         (!several && !all_zero(bytes + 56, 16))) {
         snprintf(text, AQ_TEXT_BYTES, "asks in its HELLO for features that version %d does not have", AQ_FRAME_VERSION);

@@ -26,14 +26,15 @@ enum {
     AQ_FEATURE_PACK = 2,
     AQ_FEATURE_PARTS = 4,
     AQ_FEATURE_STREAMS = 8,
-    AQ_FEATURE_COPIES = 16, /* of stripes */
+    AQ_FEATURE_COPIES = 32,     /* sums of stripes. 16 was copies of them */
     AQ_LINK_FLAG_PACKED = 1,    /* the bit of link_flags                                      */
     AQ_FRAME_PART_BYTES = 1024, /* of a body in parts: the least that one may have            */
     AQ_FRAME_GAP_BYTES = 24,
     AQ_FRAME_GAP_DIGEST_OFFSET = 16,
     AQ_GAP_FLAG_CUT = 1, /* the bit of a gap's flags                                   */
     AQ_STRIPE_HEAD_BYTES = 16,
-    AQ_STRIPE_BYTES = 4306, /* of those we send: with its head and that of TLS three segments, which any window has */
+    AQ_SUM_HEAD_BYTES = 2,
+    AQ_STRIPE_BYTES = 4304, /* of those we send: a sum with heads, TLS's too, is three segments, which any window has */
     AQ_STRIPE_BYTES_MAX = 14320 /* with its head and that of TLS: the first ten segments of a connection */
 };
 
@@ -65,6 +66,8 @@ struct aq_gap { /* what passes a body, between two parts of it */
 struct aq_stripe { /* a head between the connections of a link (stripes.h) */
     uint64_t number;
     uint32_t bytes; /* 0: the end of this direction, after so many stripes */
+    uint8_t place;  /* in its group, from 0 */
+    uint8_t sum;    /* 0: a stripe; else the sum of so many, the last of them `number` */
 };
 
 struct aq_hello {

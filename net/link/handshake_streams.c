@@ -14,11 +14,11 @@
 #include "link_state.h"
 #include "stripes.h"
 
-/* By what the path holds, and what a window halved by a loss now and then fills of it; a second one for copies. */
+/* By what the path holds, and what a window halved by a loss now and then fills of it; enough for groups with a sum. */
 static uint32_t wish(const struct aq_link_config *config, const struct aq_path *path)
 {
     if (config->streams > 0) return config->streams;
-    const uint32_t least = config->copies == AQ_LINK_COPIES_OFF ? 1 : 2;
+    const uint32_t least = config->copies == AQ_LINK_COPIES_OFF ? 1 : AQ_GROUP_STRIPES + 1;
     if (path->round_trip_ns < AQ_FAR_NS) return 1;
     if (path->steady) return least;
     const double rate_mbps = config->rate_mbps > 0 ? config->rate_mbps : AQ_PACK_RATE_MBPS;
@@ -157,9 +157,9 @@ enum aq_status aq_streams_dial(struct aq_net *net, struct aq_handshake *h, const
     }
     if (status == AQ_OK) {
         h->stream = NULL; /* taken, also where it fails */
-        const struct aq_stripes_config stripes = {
-            .bundle = h->hello.bundle,
-            .copies = h->hello.features & AQ_FEATURE_COPIES ? config->copies : AQ_LINK_COPIES_OFF};
+        const struct aq_stripes_config stripes = {.bundle = h->hello.bundle,
+                                                  .copies = h->hello.features & AQ_FEATURE_COPIES ? config->copies
+                                                                                                  : AQ_LINK_COPIES_OFF};
         status = aq_stripes_open(parts, others + 1, &stripes, &h->stream);
     } else
         for (uint32_t i = 1; i <= others; i++)

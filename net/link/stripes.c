@@ -20,18 +20,36 @@ struct part {
     struct aq_byte_stream *below;
     uint8_t head[AQ_STRIPE_HEAD_BYTES]; /* that this connection is at */
     uint32_t head_have;
-    struct aq_stripe stripe;                             /* of that head, when it is whole                       */
-    uint32_t left;                                       /* of its bytes                                         */
-    int armed[2];                                        /* descriptors in poll[]; -1: none                      */
-    uint8_t out[AQ_STRIPE_HEAD_BYTES + AQ_STRIPE_BYTES]; /* a stripe on its way out: [begin, end) is left */
+    struct aq_stripe stripe; /* of that head, when it is whole                       */
+    uint32_t left;           /* of its bytes                                         */
+    bool gathers;            /* they go to in.kept or in.sum, for a sum              */
+    int armed[2];            /* descriptors in poll[]; -1: none                      */
+    uint8_t out[AQ_STRIPE_HEAD_BYTES + AQ_SUM_HEAD_BYTES + AQ_STRIPE_BYTES]; /* one on its way: [begin, end) is left */
     uint32_t out_begin, out_end;
-    uint64_t queue[AQ_COPIES_KEPT]; /* stripes that it copies, in order: [queue_begin, queue_end), modulo */
-    uint64_t queue_begin, queue_end;
 };
 
-struct kept { /* a stripe, for its copies */
-    uint32_t bytes;
-    uint8_t stripe[AQ_STRIPE_HEAD_BYTES + AQ_STRIPE_BYTES];
+struct kept {               /* a stripe that came before its turn, or was made from a sum */
+    uint64_t number, first; /* of its group */
+    uint32_t bytes;         /* 0: none      */
+    uint8_t body[AQ_STRIPE_BYTES_MAX];
+};
+
+struct sums_in {                           /* what it takes to make a stripe that does not come */
+    uint64_t first;                        /* of the group that the due stripe, or the one before it, is of */
+    uint32_t lengths, taken_bytes;         /* of those of it that were taken: exclusive or, and the longest */
+    uint8_t taken[AQ_STRIPE_BYTES_MAX];    /* their bytes, exclusive or                            */
+    struct aq_stripe of;                   /* the sum at hand; bytes 0: none                       */
+    bool of_whole;                         /* all of it is here                                    */
+    uint8_t sum[AQ_STRIPE_BYTES_MAX];      /* its bytes                                            */
+    struct kept kept[AQ_LINK_STREAMS_MAX]; /* by number                                            */
+};
+
+struct group { /* of stripes that go out, for their sum */
+    bool on;
+    uint32_t count, used; /* so many, over the connections of these bits */
+    uint32_t bytes;       /* of the longest                              */
+    uint32_t lengths;     /* exclusive or                                */
+    uint8_t sum[AQ_STRIPE_BYTES];
 };
 
 struct stripes {
@@ -41,21 +59,18 @@ struct stripes {
     uint32_t in_bytes, in_taken;    /* of the stripe that comes, once some of it was taken           */
     uint32_t dropped;               /* in this read; drops_on: and there was more                    */
     bool drops_on;
-    uint32_t in_at, out_at;         /* the part to look at first                                     */
-    int poll[2];                    /* epoll for reading, for writing                                */
-    bool crowded;                   /* there were bytes to write and no part had room for them       */
-    double ns_per_byte;             /* paced; 0: not                                                 */
-    uint64_t line_free_ns;          /* when what was written has gone at that pace                   */
-    uint64_t pace_wake_ns;          /* when the pace lets more go; AQ_NEVER: it does                 */
-    struct {
-        uint64_t look_ns, looked_ns; /* when to look at the path again, and when that was last       */
-        uint64_t again_bytes;        /* that had been sent again then                                */
-        uint64_t full_since_ns; /* there were bytes and no room for them; 0: there is               */
-        uint64_t full_ns;       /* how long, since looked_ns                                        */
-        uint64_t lossy_until_ns, full_until_ns;
-        bool go; /* they go now */
-    } copies;                 /* AQ_LINK_COPIES_AUTO */
-    struct kept *kept;        /* AQ_COPIES_KEPT, the last ones, by number; NULL: AQ_LINK_COPIES_OFF */
+    bool stuck;                                    /* in this read: nobody has what is due, so sums are looked for  */
+    uint32_t in_at, out_at;                        /* the part to look at first                                     */
+    int poll[2];                                   /* epoll for reading, for writing                                */
+    bool crowded;                                  /* there were bytes to write and no part had room for them       */
+    double ns_per_byte;                            /* paced; 0: not                                                 */
+    uint64_t line_free_ns;                         /* when what was written has gone at that pace                   */
+    uint64_t pace_wake_ns;                         /* when the pace lets more go; AQ_NEVER: it does                 */
+    uint64_t look_ns, lossy_until_ns, again_bytes; /* AQ_LINK_COPIES_AUTO: when losses are looked for next; sums go
+                                                      until then; what had been sent again             */
+    struct group group;
+    uint32_t group_most;      /* stripes of a group */
+    struct sums_in *in;       /* NULL: AQ_LINK_COPIES_OFF */
     char text[AQ_TEXT_BYTES]; /* stream.broken       */
     uint32_t count;
     struct part parts[];
@@ -71,7 +86,7 @@ static struct stripes *of(struct aq_byte_stream *stream)
 enum aq_status aq_stripes_open(struct aq_byte_stream *const *parts, uint32_t count,
                                const struct aq_stripes_config *config, struct aq_byte_stream **out)
 {
-    void *memory, *kept = NULL;
+    void *memory, *in = NULL;
     struct stripes *s = NULL;
     enum aq_status status = aq_alloc(sizeof *s + count * sizeof s->parts[0], &memory);
     if (status == AQ_OK) {
@@ -80,8 +95,7 @@ enum aq_status aq_stripes_open(struct aq_byte_stream *const *parts, uint32_t cou
         s->poll[1] = epoll_create1(EPOLL_CLOEXEC);
         if (s->poll[0] == -1 || s->poll[1] == -1) status = aq_fail_errno(AREA, "epoll for %u streams", count);
     }
-    if (status == AQ_OK && config->copies != AQ_LINK_COPIES_OFF)
-        status = aq_alloc(AQ_COPIES_KEPT * sizeof(struct kept), &kept);
+    if (status == AQ_OK && config->copies != AQ_LINK_COPIES_OFF) status = aq_alloc(sizeof(struct sums_in), &in);
     if (status != AQ_OK) {
         for (uint32_t i = 0; i < count; i++)
             aq_byte_stream_close(parts[i]);
@@ -94,8 +108,9 @@ enum aq_status aq_stripes_open(struct aq_byte_stream *const *parts, uint32_t cou
     s->stream.next = parts[0];
     memcpy(s->stream.name, parts[0]->name, sizeof s->stream.name);
     s->config = *config;
-    s->kept = kept;
+    s->in = in;
     s->count = count;
+    s->group_most = count - 1 < AQ_GROUP_STRIPES ? count - 1 : AQ_GROUP_STRIPES;
     s->pace_wake_ns = AQ_NEVER;
     for (uint32_t i = 0; i < count; i++) {
         s->parts[i].below = parts[i];
@@ -142,15 +157,31 @@ static bool known(const struct part *part)
     return part->head_have == AQ_STRIPE_HEAD_BYTES;
 }
 
-/* Is it past what is due, or at its end? */
+/* Is it past what is due, or at its end? A sum is, unless the due stripe is one of those it is of. */
 static bool ahead(const struct stripes *s, const struct part *part)
 {
-    return known(part) && (part->stripe.bytes == 0 || part->stripe.number > s->in_number);
+    return known(part) && (part->stripe.bytes == 0 || part->stripe.number > s->in_number || part->stripe.sum > 0);
 }
 
 static bool due(const struct stripes *s, const struct part *part)
 {
-    return known(part) && part->stripe.bytes > 0 && part->stripe.number == s->in_number;
+    return known(part) && !part->gathers && part->stripe.bytes > 0 && part->stripe.sum == 0 &&
+           part->stripe.number == s->in_number;
+}
+
+/* It came too late: nobody wants its bytes any more. */
+static bool stale(const struct stripes *s, const struct part *part)
+{
+    return part->stripe.bytes > 0 && part->stripe.number < s->in_number;
+}
+
+/* Its bytes help to make the stripe that is due: a sum of it and others, or another of its group. */
+static bool helps(const struct stripes *s, const struct part *part)
+{
+    const struct aq_stripe *stripe = &part->stripe;
+    if (!s->in || stripe->bytes == 0) return false;
+    if (stripe->sum > 0) return s->in->of.bytes == 0 && stripe->number + 1 - stripe->sum <= s->in_number;
+    return stripe->number > s->in_number && stripe->number - stripe->place <= s->in_number;
 }
 
 static enum aq_status read_head(struct stripes *s, struct part *part)
@@ -162,29 +193,57 @@ static enum aq_status read_head(struct stripes *s, struct part *part)
         AQ_TRY(part->below->ops->read(part->below, &iov, 1, &got));
         part->head_have += (uint32_t)got;
     }
+    const struct aq_stripe *stripe = &part->stripe;
     AQ_TRY(aq_stripe_decode(part->head, s->config.bundle, &part->stripe, s->text));
-    part->left = part->stripe.bytes;
-    const bool copies = s->config.copies != AQ_LINK_COPIES_OFF && part->stripe.bytes > 0;
-    if (part->stripe.number >= s->in_number || copies) return AQ_OK;
-    snprintf(s->text, sizeof s->text, "sent stripe %llu again; %llu is due", (unsigned long long)part->stripe.number,
+    part->left = stripe->bytes;
+    if (!s->in && (stripe->sum > 0 || stripe->place > 0)) {
+        snprintf(s->text, sizeof s->text, "sent a stripe of a group; the handshake did not agree to any");
+        return AQ_PROTO;
+    }
+    if (stripe->number >= s->in_number || (s->in && stripe->bytes > 0)) return AQ_OK;
+    snprintf(s->text, sizeof s->text, "sent stripe %llu again; %llu is due", (unsigned long long)stripe->number,
              (unsigned long long)s->in_number);
     return AQ_PROTO;
 }
 
-/* Reads so many of its stripe's bytes, which another connection has brought. */
-static enum aq_status drop(struct stripes *s, struct part *part, uint32_t bytes)
+/* Reads what is left of its stripe, which nobody wants. */
+static enum aq_status drop(struct stripes *s, struct part *part)
 {
     uint8_t away[4096];
-    while (bytes > 0) {
+    while (part->left > 0) {
         size_t got;
-        const struct iovec iov = {.iov_base = away, .iov_len = bytes < sizeof away ? bytes : sizeof away};
+        const struct iovec iov = {.iov_base = away, .iov_len = part->left < sizeof away ? part->left : sizeof away};
         s->drops_on = s->dropped >= AQ_STRIPES_DROP_BYTES;
         if (s->drops_on) return AQ_AGAIN; /* the loop has other links; wait_to_read comes back at once */
         AQ_TRY(part->below->ops->read(part->below, &iov, 1, &got));
         part->left -= (uint32_t)got;
-        bytes -= (uint32_t)got;
         s->dropped += (uint32_t)got;
     }
+    return AQ_OK;
+}
+
+/* Reads what is left of its stripe or sum, to keep it. */
+static enum aq_status gather(struct stripes *s, struct part *part)
+{
+    const struct aq_stripe *stripe = &part->stripe;
+    struct kept *kept = &s->in->kept[stripe->number % AQ_LINK_STREAMS_MAX];
+    uint8_t *to = stripe->sum > 0 ? s->in->sum : kept->body;
+    if (!part->gathers && stripe->sum > 0) s->in->of = *stripe; /* at most one is under way */
+    part->gathers = true;
+    while (part->left > 0) {
+        size_t got;
+        const struct iovec iov = {.iov_base = to + (stripe->bytes - part->left), .iov_len = part->left};
+        AQ_TRY(part->below->ops->read(part->below, &iov, 1, &got));
+        part->left -= (uint32_t)got;
+    }
+    part->gathers = false;
+    if (stripe->sum > 0) {
+        s->in->of_whole = true;
+        return AQ_OK;
+    }
+    kept->number = stripe->number;
+    kept->first = stripe->number - stripe->place;
+    kept->bytes = stripe->bytes;
     return AQ_OK;
 }
 
@@ -193,64 +252,182 @@ static enum aq_status advance(struct stripes *s, struct part *part)
 {
     for (;;) {
         if (!known(part)) AQ_TRY(read_head(s, part));
-        if (ahead(s, part)) return AQ_OK;
-        if (due(s, part)) break;
-        AQ_TRY(drop(s, part, part->left));
+        if (stale(s, part)) {
+            part->gathers = false;
+            AQ_TRY(drop(s, part));
+        } else if (part->gathers || (s->stuck && helps(s, part))) {
+            AQ_TRY(gather(s, part));
+        } else {
+            return AQ_OK;
+        }
         part->head_have = 0;
     }
-    if (s->in_taken == 0) return AQ_OK;
-    if (part->stripe.bytes != s->in_bytes) {
-        snprintf(s->text, sizeof s->text, "sent stripe %llu with %u bytes on one stream and %u on another",
-                 (unsigned long long)s->in_number, s->in_bytes, part->stripe.bytes);
+}
+
+static void add_to(uint8_t *restrict sum, const uint8_t *restrict bytes, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        sum[i] ^= bytes[i];
+}
+
+/* The next bytes of the stripe that is due have gone to the link, into iov. */
+static void count_taken(struct stripes *s, const struct iovec *iov, uint32_t count)
+{
+    for (uint32_t here = 0; count > 0; iov++, count -= here) {
+        here = iov->iov_len < count ? (uint32_t)iov->iov_len : count;
+        if (s->in) add_to(s->in->taken + s->in_taken, iov->iov_base, here);
+        s->in_taken += here;
+    }
+    if (s->in && s->in->taken_bytes < s->in_taken) s->in->taken_bytes = s->in_taken;
+    if (s->in_taken < s->in_bytes) return;
+    if (s->in) s->in->lengths ^= s->in_bytes;
+    if (s->in && s->in->of.number == s->in_number) s->in->of.bytes = 0;
+    s->in_number++;
+    s->in_taken = 0;
+}
+
+/* The due stripe is of the group that begins with `first`. */
+static enum aq_status enter_group(struct stripes *s, uint64_t first)
+{
+    if (!s->in || first == s->in->first) return AQ_OK;
+    if (first != s->in_number) {
+        snprintf(s->text, sizeof s->text, "sent stripe %llu as of a group that begins with %llu, which had another",
+                 (unsigned long long)s->in_number, (unsigned long long)first);
         return AQ_PROTO;
     }
-    const uint32_t at = part->stripe.bytes - part->left;
-    return at < s->in_taken ? drop(s, part, s->in_taken - at) : AQ_OK;
+    s->in->first = first;
+    memset(s->in->taken, 0, s->in->taken_bytes);
+    s->in->lengths = s->in->taken_bytes = 0;
+    return AQ_OK;
+}
+
+/* Of the stripe that is due: it goes on where it was left, and is as long as it was. */
+static enum aq_status same_stripe(struct stripes *s, uint32_t bytes, uint32_t at)
+{
+    if (s->in_taken == at && (at == 0 || bytes == s->in_bytes)) return AQ_OK;
+    snprintf(s->text, sizeof s->text, "sent stripe %llu on two streams, of %u and %u bytes",
+             (unsigned long long)s->in_number, s->in_bytes, bytes);
+    return AQ_PROTO;
 }
 
 static enum aq_status take(struct stripes *s, struct part *part, const struct iovec *iov, int count, size_t *got)
 {
     struct iovec some[2];
     int pieces = 0;
+    AQ_TRY(same_stripe(s, part->stripe.bytes, part->stripe.bytes - part->left));
     for (size_t left = part->left; pieces < count && pieces < 2 && left > 0; pieces++) {
         some[pieces] = iov[pieces];
         if (some[pieces].iov_len > left) some[pieces].iov_len = left;
         left -= some[pieces].iov_len;
     }
+    AQ_TRY(enter_group(s, part->stripe.number - part->stripe.place));
     AQ_TRY(part->below->ops->read(part->below, some, pieces, got));
     AQ_ASSERT(*got <= part->left);
     part->left -= (uint32_t)*got;
     s->in_bytes = part->stripe.bytes;
-    s->in_taken = part->stripe.bytes - part->left;
+    count_taken(s, some, (uint32_t)*got);
     s->in_at = (uint32_t)(part - s->parts);
     if (part->left > 0) return AQ_OK;
     part->head_have = 0;
-    s->in_number++;
-    s->in_taken = 0;
     s->in_at = (s->in_at + 1) % s->count;
     return AQ_OK;
 }
 
-/* From whichever part has the next bytes. AQ_AGAIN: none has; AQ_CLOSED: those were the last. */
-static enum aq_status stripes_read(struct aq_byte_stream *stream, const struct iovec *iov, int count, size_t *got)
+static struct kept *kept_due(struct stripes *s)
 {
-    struct stripes *s = of(stream);
-    uint32_t heads = 0, ends = 0;
+    struct kept *kept = s->in ? &s->in->kept[s->in_number % AQ_LINK_STREAMS_MAX] : NULL;
+    return kept && kept->bytes > 0 && kept->number == s->in_number ? kept : NULL;
+}
+
+static enum aq_status take_kept(struct stripes *s, struct kept *kept, const struct iovec *iov, int count, size_t *got)
+{
+    const uint32_t from = s->in_taken;
+    uint32_t at = from;
+    AQ_TRY(same_stripe(s, kept->bytes, from));
+    AQ_TRY(enter_group(s, kept->first));
+    for (int i = 0; i < count && at < kept->bytes; i++) {
+        const uint32_t left = kept->bytes - at, here = iov[i].iov_len < left ? (uint32_t)iov[i].iov_len : left;
+        memcpy(iov[i].iov_base, kept->body + at, here);
+        at += here;
+    }
+    *got = at - from;
+    s->in_bytes = kept->bytes;
+    if (at == kept->bytes) kept->bytes = 0;
+    count_taken(s, iov, at - from);
+    return AQ_OK;
+}
+
+/* Makes the stripe that is due from the sum of its group, where all others are here. It is kept then. */
+static enum aq_status make_stripe(struct stripes *s)
+{
+    struct sums_in *in = s->in;
+    struct kept *made = &in->kept[s->in_number % AQ_LINK_STREAMS_MAX];
+    if (in->of.bytes == 0 || !in->of_whole) return AQ_OK;
+    for (uint64_t n = s->in_number + 1; n <= in->of.number; n++) {
+        const struct kept *kept = &in->kept[n % AQ_LINK_STREAMS_MAX];
+        if (kept->bytes == 0 || kept->number != n) return AQ_OK;
+    }
+    AQ_TRY(enter_group(s, in->of.number + 1 - in->of.sum));
+    uint32_t bytes = (in->sum[0] | (uint32_t)in->sum[1] << 8) ^ in->lengths;
+    const uint32_t most = in->of.bytes - AQ_SUM_HEAD_BYTES;
+    memcpy(made->body, in->sum + AQ_SUM_HEAD_BYTES, most);
+    add_to(made->body, in->taken, in->taken_bytes < most ? in->taken_bytes : most);
+    for (uint64_t n = s->in_number + 1; n <= in->of.number; n++) {
+        const struct kept *kept = &in->kept[n % AQ_LINK_STREAMS_MAX];
+        add_to(made->body, kept->body, kept->bytes < most ? kept->bytes : most);
+        bytes ^= kept->bytes;
+    }
+    if (bytes == 0 || bytes > most) {
+        snprintf(s->text, sizeof s->text, "sent a sum of %u bytes by which stripe %llu had %u", in->of.bytes,
+                 (unsigned long long)s->in_number, bytes);
+        return AQ_PROTO;
+    }
+    made->number = s->in_number;
+    made->first = in->first;
+    made->bytes = bytes;
+    return AQ_OK;
+}
+
+/* Once through all parts. AQ_AGAIN: none has the next bytes; *heads of them are past them, *ends at their end. */
+static enum aq_status read_parts(struct stripes *s, const struct iovec *iov, int count, size_t *got, uint32_t *heads,
+                                 uint32_t *ends)
+{
     const uint32_t first = s->in_at;
-    hear(s, 0);
-    s->dropped = 0;
-    s->drops_on = false;
+    *heads = *ends = 0;
     for (uint32_t i = 0; i < s->count; i++) {
         struct part *part = &s->parts[(first + i) % s->count];
         enum aq_status status = advance(s, part);
         if (status == AQ_OK && ahead(s, part)) {
-            heads++;
-            ends += part->stripe.bytes == 0 && part->stripe.number == s->in_number;
+            ++*heads;
+            *ends += part->stripe.bytes == 0 && part->stripe.number == s->in_number;
             continue;
         }
         if (status == AQ_OK) status = take(s, part, iov, count, got);
         if (status == AQ_OK) return AQ_OK;
         if (status != AQ_AGAIN) return broken(s, part, status);
+    }
+    return AQ_AGAIN;
+}
+
+/* From whichever part has the next bytes; where none has, from a sum. AQ_AGAIN; AQ_CLOSED: those were the last. */
+static enum aq_status stripes_read(struct aq_byte_stream *stream, const struct iovec *iov, int count, size_t *got)
+{
+    struct stripes *s = of(stream);
+    uint32_t heads = 0, ends = 0;
+    hear(s, 0);
+    s->dropped = 0;
+    s->drops_on = false;
+    for (int pass = 0; pass < (s->in ? 2 : 1); pass++) {
+        s->stuck = pass > 0;
+        enum aq_status status = kept_due(s) ? AQ_AGAIN : read_parts(s, iov, count, got, &heads, &ends);
+        if (status != AQ_AGAIN) return status;
+        if (s->stuck && !kept_due(s)) status = make_stripe(s);
+        if (kept_due(s))
+            status = take_kept(s, kept_due(s), iov, count, got);
+        else if (status == AQ_OK)
+            status = AQ_AGAIN;
+        if (status == AQ_OK) return AQ_OK;
+        if (status != AQ_AGAIN) return broken(s, NULL, status);
     }
     if (ends == s->count) return AQ_CLOSED;
     if (heads < s->count) return AQ_AGAIN;
@@ -263,11 +440,11 @@ static enum aq_status stripes_read(struct aq_byte_stream *stream, const struct i
 static void wait_to_read(struct stripes *s, struct aq_byte_stream_wait *out)
 {
     struct part *const first = &s->parts[s->in_at];
-    const bool alone = s->config.copies == AQ_LINK_COPIES_OFF && due(s, first);
+    const bool alone = !s->in && due(s, first);
     for (uint32_t i = 0; i < s->count; i++) {
         struct part *part = &s->parts[i];
         struct aq_byte_stream_wait wait;
-        if (alone ? part != first : ahead(s, part)) continue;
+        if (alone ? part != first : ahead(s, part) && !part->gathers && !stale(s, part)) continue;
         part->below->ops->wait(part->below, false, &wait);
         arm(s, part, 0, &wait, &out->wake_ns);
     }
@@ -288,11 +465,6 @@ static struct aq_byte_stream *bottom(const struct part *part)
     while (stream->next)
         stream = stream->next;
     return stream;
-}
-
-static bool copies_left(const struct part *part)
-{
-    return part->queue_begin < part->queue_end;
 }
 
 static bool has_room(const struct part *part, uint64_t now_ns)
@@ -317,11 +489,12 @@ static enum aq_status flush(struct stripes *s, struct part *part)
     return AQ_OK;
 }
 
+/* For the next stripe: one that has none of its group. */
 static struct part *next_with_room(struct stripes *s, uint64_t now_ns)
 {
     for (uint32_t i = 0; i < s->count; i++) {
         const uint32_t at = (s->out_at + i) % s->count;
-        if (copies_left(&s->parts[at]) || !has_room(&s->parts[at], now_ns)) continue; /* numbers rise */
+        if ((s->group.used >> at & 1) || !has_room(&s->parts[at], now_ns)) continue;
         s->out_at = (at + 1) % s->count;
         return &s->parts[at];
     }
@@ -342,6 +515,13 @@ static void count_pace(struct stripes *s, uint32_t bytes, uint64_t now_ns)
     s->line_free_ns = begin_ns + (uint64_t)(s->ns_per_byte * bytes);
 }
 
+static void send_out(struct stripes *s, struct part *part, const struct aq_stripe *stripe)
+{
+    aq_stripe_encode(stripe, s->config.bundle, part->out);
+    part->out_begin = 0;
+    part->out_end = AQ_STRIPE_HEAD_BYTES + stripe->bytes;
+}
+
 /* A stripe of the next bytes, from `skip` on in iov; 0 bytes: the end of this direction. Returns how many it has. */
 static uint32_t cut_stripe(struct stripes *s, struct part *part, const struct iovec *iov, int count, size_t skip)
 {
@@ -357,65 +537,62 @@ static uint32_t cut_stripe(struct stripes *s, struct part *part, const struct io
         bytes += (uint32_t)piece;
         skip = 0;
     }
-    const struct aq_stripe stripe = {.number = s->out_number, .bytes = bytes};
-    aq_stripe_encode(&stripe, s->config.bundle, part->out);
-    part->out_begin = 0;
-    part->out_end = AQ_STRIPE_HEAD_BYTES + bytes;
+    const struct aq_stripe stripe = {.number = s->out_number, .bytes = bytes, .place = (uint8_t)s->group.count};
+    send_out(s, part, &stripe);
     return bytes;
 }
 
 static void stripes_path(struct aq_byte_stream *stream, struct aq_path *out);
 
-/* Where packets are lost, unless the bytes themselves want the link for more than half of the time. */
-static bool copies_now(struct stripes *s, uint64_t now_ns)
+/* Do groups have sums now? Where packets are lost. */
+static bool sums_now(struct stripes *s, uint64_t now_ns)
 {
     struct aq_path path;
     if (s->config.copies != AQ_LINK_COPIES_AUTO) return s->config.copies == AQ_LINK_COPIES_ON;
-    if (now_ns >= s->copies.look_ns) {
+    if (now_ns >= s->look_ns) {
         stripes_path(&s->stream, &path);
-        if (path.again_bytes > s->copies.again_bytes) s->copies.lossy_until_ns = now_ns + AQ_COPIES_KEEP_NS;
-        const bool full = 2 * s->copies.full_ns > now_ns - s->copies.looked_ns;
-        if (full) s->copies.full_until_ns = now_ns + (s->copies.go ? AQ_COPIES_PAUSE_NS : AQ_COPIES_LOOK_NS);
-        s->copies.again_bytes = path.again_bytes;
-        s->copies.full_ns = 0;
-        s->copies.looked_ns = now_ns;
-        s->copies.look_ns = now_ns + AQ_COPIES_LOOK_NS;
+        if (path.again_bytes > s->again_bytes) s->lossy_until_ns = now_ns + AQ_COPIES_KEEP_NS;
+        s->again_bytes = path.again_bytes;
+        s->look_ns = now_ns + AQ_COPIES_LOOK_NS;
     }
-    s->copies.go = now_ns < s->copies.lossy_until_ns && now_ns >= s->copies.full_until_ns;
-    return s->copies.go;
+    return now_ns < s->lossy_until_ns;
 }
 
-/* What it is to copy, as far as it has room; what is not kept any more is passed over. */
-static enum aq_status copies_out(struct stripes *s, struct part *part, uint64_t now_ns)
+/* The newest stripe, which the part has, is of the group. */
+static void join_group(struct group *group, const struct stripes *s, const struct part *part)
 {
-    while (copies_left(part) && has_room(part, now_ns)) {
-        const uint64_t number = part->queue[part->queue_begin++ % AQ_COPIES_KEPT];
-        const struct kept *kept = &s->kept[number % AQ_COPIES_KEPT];
-        if (s->out_number - number > AQ_COPIES_KEPT) continue;
-        memcpy(part->out, kept->stripe, kept->bytes);
-        part->out_begin = 0;
-        part->out_end = kept->bytes;
-        count_pace(s, kept->bytes, now_ns);
-        AQ_TRY(flush(s, part));
-    }
-    return AQ_OK;
+    const uint32_t bytes = part->out_end - AQ_STRIPE_HEAD_BYTES;
+    add_to(group->sum, part->out + AQ_STRIPE_HEAD_BYTES, bytes);
+    if (bytes > group->bytes) group->bytes = bytes;
+    group->lengths ^= bytes;
+    group->used |= 1u << (part - s->parts);
+    group->count++;
 }
 
-/* The newest stripe, which the part has, over that of the others which is the least behind. */
-static enum aq_status copy_stripe(struct stripes *s, const struct part *part, uint64_t now_ns)
+/* The sum goes over a connection that has none of the group's stripes; where all of those stand still there is none. */
+static enum aq_status end_group(struct stripes *s, uint64_t now_ns)
 {
-    const uint64_t number = s->out_number - 1;
-    struct part *other = NULL;
-    for (uint32_t i = 1; i < s->count; i++) {
-        struct part *one = &s->parts[((uint32_t)(part - s->parts) + i) % s->count];
-        if (!other || one->queue_end - one->queue_begin < other->queue_end - other->queue_begin) other = one;
+    struct group *group = &s->group;
+    struct part *part = NULL;
+    for (uint32_t i = 0; i < s->count; i++) {
+        struct part *one = &s->parts[(s->out_at + i) % s->count];
+        if ((group->used >> (one - s->parts) & 1) || pending(one)) continue;
+        part = one;
+        if (has_room(one, now_ns)) break;
     }
-    struct kept *kept = &s->kept[number % AQ_COPIES_KEPT];
-    kept->bytes = part->out_end;
-    memcpy(kept->stripe, part->out, kept->bytes);
-    if (other->queue_end - other->queue_begin == AQ_COPIES_KEPT) other->queue_begin++; /* it stands still */
-    other->queue[other->queue_end++ % AQ_COPIES_KEPT] = number;
-    return copies_out(s, other, now_ns);
+    if (part) {
+        const struct aq_stripe stripe = {
+            .number = s->out_number - 1, .bytes = AQ_SUM_HEAD_BYTES + group->bytes, .sum = (uint8_t)group->count};
+        part->out[AQ_STRIPE_HEAD_BYTES] = (uint8_t)group->lengths;
+        part->out[AQ_STRIPE_HEAD_BYTES + 1] = (uint8_t)(group->lengths >> 8);
+        memcpy(part->out + AQ_STRIPE_HEAD_BYTES + AQ_SUM_HEAD_BYTES, group->sum, group->bytes);
+        send_out(s, part, &stripe);
+        count_pace(s, part->out_end, now_ns);
+        s->out_at = (uint32_t)(part - s->parts + 1) % s->count;
+    }
+    memset(group->sum, 0, group->bytes);
+    group->count = group->used = group->bytes = group->lengths = 0;
+    return part ? flush(s, part) : AQ_OK;
 }
 
 static size_t bytes_of(const struct iovec *iov, int count)
@@ -426,6 +603,36 @@ static size_t bytes_of(const struct iovec *iov, int count)
     return bytes;
 }
 
+/* The part of the next stripe; a group ends where all that have room have one of it. NULL: none has room. */
+static enum aq_status choose_part(struct stripes *s, uint64_t now_ns, struct part **out)
+{
+    if (s->group.count == 0) s->group.on = sums_now(s, now_ns);
+    *out = next_with_room(s, now_ns);
+    if (*out || s->group.count == 0) return AQ_OK;
+    AQ_TRY(end_group(s, now_ns));
+    s->group.on = sums_now(s, now_ns);
+    *out = next_with_room(s, now_ns);
+    return AQ_OK;
+}
+
+static enum aq_status write_stripes(struct stripes *s, const struct iovec *iov, int count, size_t offered,
+                                    uint64_t now_ns, size_t *taken)
+{
+    while (*taken < offered && pace_permits(s, now_ns)) {
+        struct part *part;
+        AQ_TRY(choose_part(s, now_ns, &part));
+        s->crowded = !part;
+        if (!part) break;
+        *taken += cut_stripe(s, part, iov, count, *taken);
+        s->out_number++;
+        count_pace(s, part->out_end, now_ns);
+        if (s->group.on) join_group(&s->group, s, part);
+        AQ_TRY(flush(s, part));
+        if (s->group.count == s->group_most) AQ_TRY(end_group(s, now_ns));
+    }
+    return AQ_OK;
+}
+
 static enum aq_status stripes_write(struct aq_byte_stream *stream, const struct iovec *iov, int count, size_t *put)
 {
     struct stripes *s = of(stream);
@@ -433,28 +640,15 @@ static enum aq_status stripes_write(struct aq_byte_stream *stream, const struct 
     const uint64_t now_ns = aq_clock_ns();
     size_t taken = 0;
     hear(s, 1);
-    if (s->copies.full_since_ns > 0) s->copies.full_ns += now_ns - s->copies.full_since_ns;
-    const bool copies = copies_now(s, now_ns);
     s->crowded = false;
     s->pace_wake_ns = AQ_NEVER;
     for (uint32_t i = 0; i < s->count; i++)
         AQ_TRY(flush(s, &s->parts[i]));
+    AQ_TRY(write_stripes(s, iov, count, offered, now_ns, &taken));
+    if (offered == 0 && s->group.count > 0) AQ_TRY(end_group(s, now_ns));
+    stream->unsent = s->group.count > 0;
     for (uint32_t i = 0; i < s->count; i++)
-        AQ_TRY(copies_out(s, &s->parts[i], now_ns));
-    while (taken < offered && pace_permits(s, now_ns)) {
-        struct part *part = next_with_room(s, now_ns);
-        s->crowded = !part;
-        if (!part) break;
-        taken += cut_stripe(s, part, iov, count, taken);
-        s->out_number++;
-        count_pace(s, part->out_end, now_ns);
-        if (copies) AQ_TRY(copy_stripe(s, part, now_ns)); /* before it goes out and gives its place away */
-        AQ_TRY(flush(s, part));
-    }
-    s->copies.full_since_ns = taken < offered ? now_ns : 0;
-    stream->unsent = false;
-    for (uint32_t i = 0; i < s->count; i++)
-        stream->unsent |= pending(&s->parts[i]) || copies_left(&s->parts[i]);
+        stream->unsent |= pending(&s->parts[i]);
     *put = taken;
     return taken > 0 || (offered == 0 && !stream->unsent) ? AQ_OK : AQ_AGAIN;
 }
@@ -467,7 +661,7 @@ static void wait_to_write(struct stripes *s, struct aq_byte_stream_wait *out)
     for (uint32_t i = 0; i < s->count; i++) {
         struct part *part = &s->parts[i];
         struct aq_byte_stream_wait wait;
-        if (!pending(part) && !copies_left(part) && !s->crowded) continue;
+        if (!pending(part) && !s->crowded) continue;
         struct aq_byte_stream *asked = pending(part) ? part->below : bottom(part);
         asked->ops->wait(asked, true, &wait);
         arm(s, part, 1, &wait, &out->wake_ns);
@@ -562,7 +756,7 @@ static void stripes_close(struct aq_byte_stream *stream)
     close(s->poll[1]);
     for (uint32_t i = 0; i < s->count; i++)
         aq_byte_stream_close(s->parts[i].below);
-    aq_free(s->kept);
+    aq_free(s->in);
     aq_free(s);
 }
 

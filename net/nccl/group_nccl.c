@@ -10,8 +10,7 @@
  * collective that all ranks are in it (NCCL's messages name nothing), and is looked at whenever this rank waits, so
  * that a rank that dies ends the wait of all others.
  *
- * The communicator does not block (config.blocking = 0): each call may answer ncclInProgress, and is then asked again
- * until the deadline. Sums are not NCCL's: they are made in the order of ranks (docs/DECISIONS.md 0038).
+ * Communicator, stream, events and the deadline are a channel's (nccl_channel.h). Sums are not NCCL's: they are made in the order of ranks (docs/DECISIONS.md 0038).
  */
 #include <assert.h>
 #include <inttypes.h>
@@ -20,7 +19,7 @@
 #include <time.h>
 
 #include "group.h"
-#include "nccl_comm.h"
+#include "nccl_channel.h"
 
 static const char *const AREA = "group";
 
@@ -43,12 +42,11 @@ enum aq_status aq_nccl_facts(struct aq_group *group, const struct aq_device *dev
 #if AQ_WITH_NCCL
 
 enum {
-    BATCHES = 64, /* not yet passed: two a step, of which no more than the program's lag are under way */
-    LOOKS = 200,  /* at an event, before the first nap: what is near is there within some 100 us       */
+    LOOKS = 200, /* at an event, before the first nap: what is near is there within some 100 us */
     NAP_NS = 20000,
     CAUSE_NS = 500000000
 };
-static_assert(BATCHES >= 4 * AQ_GROUP_FRAMES, "a batch is asked after while it is remembered");
+static_assert((int)AQ_NCCL_BATCHES >= 4 * AQ_GROUP_FRAMES, "a batch is asked after while it is remembered");
 
 struct coming {
     struct aq_chunk chunk;
@@ -60,17 +58,14 @@ struct peer {
     uint8_t *memory; /* AQ_GROUP_COMING messages, device */
     struct coming coming[AQ_GROUP_COMING];
     uint64_t expected, taken, given;
-    uint64_t posted, batch_of[BATCHES]; /* of post n: batch_of[n % BATCHES] */
+    uint64_t posted, batch_of[AQ_NCCL_BATCHES]; /* of post n: [n % AQ_NCCL_BATCHES] */
 };
 
 struct over_nccl {
     struct aq_group group;
-    struct aq_nccl_comm nccl;
-    cudaStream_t stream;
+    struct aq_nccl_channel channel;
     cudaEvent_t packed;
-    cudaEvent_t done[BATCHES]; /* of batch n: done[n % BATCHES] */
-    uint64_t begun, passed;    /* batches                       */
-    uint32_t looked;           /* at the links, in turns with cheaper looks */
+    uint32_t looked; /* at the links, in turns with cheaper looks */
     struct aq_nccl_move sends[AQ_GROUP_SIZE_MAX], receives[AQ_GROUP_SIZE_MAX];
     uint32_t send_count, receive_count;
     uint8_t *memory;
@@ -82,15 +77,15 @@ struct over_nccl {
 
 static void nccl_abandon(struct aq_group *group)
 {
-    struct aq_nccl_comm *const comm = &((struct over_nccl *)group)->nccl;
-    aq_nccl_abandon(&comm, 1);
+    struct aq_nccl_channel *const channel = &((struct over_nccl *)group)->channel;
+    aq_nccl_channels_abandon(&channel, 1);
 }
 
 /*
  * NCCL has failed. Where a rank has died or given up, the links know why, and say so soon; NCCL knows only that it is
  * gone.
  */
-static enum aq_status first_cause(struct over_nccl *over, ncclResult_t result, const char *what)
+static enum aq_status first_cause(struct over_nccl *over, const char *what)
 {
     const struct timespec nap = {.tv_nsec = NAP_NS};
     const uint64_t until_ns = aq_clock_after(CAUSE_NS);
@@ -98,67 +93,50 @@ static enum aq_status first_cause(struct over_nccl *over, ncclResult_t result, c
         AQ_TRY(aq_group_links_watch(over->group.host));
         (void)nanosleep(&nap, NULL);
     }
-    return aq_nccl_said(&over->nccl, result, what);
+    return aq_nccl_channel_failed(&over->channel, what);
 }
 
-/* What ends a wait of any kind: an error of NCCL's, a rank that has died, the deadline. */
-static enum aq_status look_around(struct over_nccl *over, const char *what, uint64_t begin_ns, uint64_t deadline_ns,
-                                  ncclResult_t *state)
+/*
+ * One turn of a wait that began at begin_ns: AQ_OK and AQ_AGAIN as aq_nccl_channel_poll says; else what ends the wait,
+ * an error of NCCL's, a rank that has died, the deadline.
+ */
+static enum aq_status turn(struct over_nccl *over, const char *what, uint64_t begin_ns)
 {
     const struct timespec nap = {.tv_nsec = NAP_NS};
-    *state = aq_nccl_state(&over->nccl);
-    if (*state != ncclSuccess && *state != ncclInProgress) return first_cause(over, *state, what);
-    if (++over->looked % LOOKS != 0) return AQ_OK;
+    const enum aq_status status = aq_nccl_channel_poll(&over->channel, what);
+    if (status == AQ_NCCLERR) return first_cause(over, what);
+    if ((status != AQ_OK && status != AQ_AGAIN) || ++over->looked % LOOKS != 0) return status;
     AQ_TRY(aq_group_links_watch(over->group.host));
-    const uint64_t now_ns = aq_clock_ns();
-    if (now_ns >= deadline_ns)
-        return aq_fail(AQ_TIMEOUT, AREA, "rank %u waited %.1f s for NCCL, %s: a rank is stuck, or does not take part",
-                       over->group.rank, (double)(now_ns - begin_ns) * 1e-9, what);
-    if (now_ns - begin_ns > LOOKS * UINT64_C(1000)) {
+    if (aq_clock_ns() - begin_ns > LOOKS * UINT64_C(1000)) {
         over->looked = LOOKS - 1; /* from now on a nap, and a look at everything, each time */
         (void)nanosleep(&nap, NULL);
     }
-    return AQ_OK;
+    return status;
 }
 
 /* Until the communicator has done what it was told last. */
-static enum aq_status await_call(struct over_nccl *over, ncclResult_t result, const char *what)
+static enum aq_status await_call(struct over_nccl *over, const char *what)
 {
-    const uint64_t begin_ns = aq_clock_ns(), deadline_ns = aq_clock_after(over->group.silence_ns);
-    if (result == ncclSuccess) return AQ_OK;
-    if (result != ncclInProgress) return first_cause(over, result, what);
-    for (ncclResult_t state = ncclInProgress; state == ncclInProgress;)
-        AQ_TRY(look_around(over, what, begin_ns, deadline_ns, &state));
+    const uint64_t begin_ns = aq_clock_ns();
+    enum aq_status status = AQ_AGAIN;
+    while (status == AQ_AGAIN)
+        status = turn(over, what, begin_ns);
     over->group.stats.wait_ns += aq_clock_ns() - begin_ns;
-    return AQ_OK;
+    return status;
 }
 
 /* Until that batch has passed: they pass in order. */
 static enum aq_status await_batch(struct over_nccl *over, uint64_t number, uint32_t peer)
 {
-    const uint64_t begin_ns = aq_clock_ns(), deadline_ns = aq_clock_after(over->group.silence_ns);
+    const uint64_t begin_ns = aq_clock_ns();
     char what[64];
     snprintf(what, sizeof what, "in collective %" PRIu64 " with rank %u", over->group.number, peer);
-    while (over->passed < number) {
-        ncclResult_t state;
-        const cudaError_t error = cudaEventQuery(over->done[(over->passed + 1) % BATCHES]);
-        if (error == cudaSuccess) {
-            over->passed++;
-            continue;
-        }
-        if (error != cudaErrorNotReady) return aq_nccl_cuda(error, "cudaEventQuery after NCCL");
-        (void)cudaGetLastError(); /* an answer, no error */
-        AQ_TRY(look_around(over, what, begin_ns, deadline_ns, &state));
+    while (over->channel.passed < number) {
+        const enum aq_status status = turn(over, what, begin_ns);
+        if (status != AQ_AGAIN) AQ_TRY(status);
     }
     over->group.stats.wait_ns += aq_clock_ns() - begin_ns;
     return AQ_OK;
-}
-
-static enum aq_status wait_for(struct over_nccl *over, uint64_t batch, uint32_t peer)
-{
-    if (batch <= over->passed) return AQ_OK;
-    if (!over->nccl.comm) return aq_fail(AQ_ABORTED, AREA, "rank %u has given its communicator up", over->group.rank);
-    return await_batch(over, batch, peer);
 }
 
 /* ---- the table ---- */
@@ -169,7 +147,7 @@ static enum aq_status nccl_post(struct aq_group *group, uint32_t to, const struc
     struct peer *peer = &over->peers[to];
     AQ_ASSERT(over->send_count < group->size);
     over->sends[over->send_count++] = (struct aq_nccl_move){.from = body, .bytes = chunk->bytes, .peer = to};
-    peer->batch_of[++peer->posted % BATCHES] = over->begun + 1;
+    peer->batch_of[++peer->posted % AQ_NCCL_BATCHES] = over->channel.told + 1;
     return AQ_OK;
 }
 
@@ -180,7 +158,7 @@ static enum aq_status nccl_expect(struct aq_group *group, uint32_t from, const s
     const uint64_t n = peer->expected++;
     AQ_ASSERT(n - peer->given < AQ_GROUP_COMING && chunk->bytes <= group->piece_bytes);
     if (!into) into = peer->memory + n % AQ_GROUP_COMING * group->piece_bytes;
-    peer->coming[n % AQ_GROUP_COMING] = (struct coming){.chunk = *chunk, .body = into, .batch = over->begun + 1};
+    peer->coming[n % AQ_GROUP_COMING] = (struct coming){.chunk = *chunk, .body = into, .batch = over->channel.told + 1};
     AQ_ASSERT(over->receive_count < group->size);
     over->receives[over->receive_count++] = (struct aq_nccl_move){.to = into, .bytes = chunk->bytes, .peer = from};
     return AQ_OK;
@@ -188,18 +166,17 @@ static enum aq_status nccl_expect(struct aq_group *group, uint32_t from, const s
 
 static enum aq_status flush_batch(struct over_nccl *over)
 {
+    static const char *const WHAT = "enqueueing a step's messages";
     struct aq_group *group = &over->group;
-    const uint64_t number = over->begun + 1;
+    struct aq_nccl_channel *channel = &over->channel;
     cudaStream_t packing = aq_device_stream_native(group->device, group->stream);
-    if (!over->nccl.comm) return aq_fail(AQ_ABORTED, AREA, "rank %u has given its communicator up", group->rank);
-    if (number > over->passed + BATCHES - 1) AQ_TRY(await_batch(over, number - (BATCHES - 1), group->rank));
+    AQ_TRY(await_call(over, WHAT)); /* it is free already */
+    if (aq_nccl_channel_full(channel)) AQ_TRY(await_batch(over, channel->passed + 1, group->rank));
     AQ_TRY(aq_nccl_cuda(cudaEventRecord(over->packed, packing), "cudaEventRecord"));
-    AQ_TRY(aq_nccl_cuda(cudaStreamWaitEvent(over->stream, over->packed, 0), "cudaStreamWaitEvent"));
-    const ncclResult_t told =
-        aq_nccl_enqueue(&over->nccl, over->sends, over->send_count, over->receives, over->receive_count, over->stream);
-    AQ_TRY(await_call(over, told, "enqueueing a step's messages"));
-    over->begun = number;
-    return aq_nccl_cuda(cudaEventRecord(over->done[number % BATCHES], over->stream), "cudaEventRecord");
+    AQ_TRY(aq_nccl_cuda(cudaStreamWaitEvent(channel->stream, over->packed, 0), "cudaStreamWaitEvent"));
+    const enum aq_status status =
+        aq_nccl_channel_tell(channel, over->sends, over->send_count, over->receives, over->receive_count);
+    return status == AQ_NCCLERR ? first_cause(over, WHAT) : await_call(over, WHAT);
 }
 
 static enum aq_status nccl_flush(struct aq_group *group)
@@ -216,8 +193,8 @@ static enum aq_status nccl_settle(struct aq_group *group, uint32_t to, uint64_t 
     struct over_nccl *over = (struct over_nccl *)group;
     struct peer *peer = &over->peers[to];
     if (count == 0) return AQ_OK;
-    AQ_ASSERT(count <= peer->posted && peer->posted - count < BATCHES);
-    return wait_for(over, peer->batch_of[count % BATCHES], to);
+    AQ_ASSERT(count <= peer->posted && peer->posted - count < AQ_NCCL_BATCHES);
+    return await_batch(over, peer->batch_of[count % AQ_NCCL_BATCHES], to);
 }
 
 static enum aq_status nccl_take(struct aq_group *group, uint32_t from, struct aq_chunk *chunk, const void **body)
@@ -226,7 +203,7 @@ static enum aq_status nccl_take(struct aq_group *group, uint32_t from, struct aq
     struct peer *peer = &over->peers[from];
     AQ_ASSERT(peer->taken < peer->expected);
     const struct coming *next = &peer->coming[peer->taken++ % AQ_GROUP_COMING];
-    AQ_TRY(wait_for(over, next->batch, from));
+    AQ_TRY(await_batch(over, next->batch, from));
     *chunk = next->chunk;
     *body = next->body;
     return AQ_OK;
@@ -253,29 +230,12 @@ static enum aq_status nccl_meet(struct aq_group *group, const struct aq_chunk *h
 
 /* ---- life ---- */
 
-/* In good order: everything sent has left. A broken communicator is aborted, which waits for nobody. */
-static void close_comm(struct over_nccl *over)
-{
-    if (!over->nccl.comm) return;
-    if (over->group.broken == AQ_OK &&
-        await_call(over, ncclCommFinalize(over->nccl.comm), "closing the communicator") == AQ_OK) {
-        (void)ncclCommDestroy(over->nccl.comm);
-        over->nccl.comm = NULL;
-    }
-    nccl_abandon(&over->group);
-}
-
 static void nccl_close(struct aq_group *group)
 {
     struct over_nccl *over = (struct over_nccl *)group;
-    close_comm(over);
-    for (uint32_t i = 0; i < BATCHES; i++)
-        if (over->done[i]) (void)cudaEventDestroy(over->done[i]);
+    if (group->broken != AQ_OK) nccl_abandon(group);
+    aq_nccl_channel_close(&over->channel);
     if (over->packed) (void)cudaEventDestroy(over->packed);
-    if (over->stream) {
-        (void)cudaStreamSynchronize(over->stream);
-        (void)cudaStreamDestroy(over->stream);
-    }
     if (over->memory) aq_device_free(group->device, AQ_MEMORY_DEVICE, over->memory, over->memory_bytes);
     aq_group_deinit(group);
     aq_group_close(group->host);
@@ -313,12 +273,18 @@ static enum aq_status share_id(const struct over_nccl *over, struct aq_nccl_id *
                    aq_status_text((enum aq_status)told.status));
 }
 
-static enum aq_status open_comm(struct over_nccl *over)
+static enum aq_status open_channel(struct over_nccl *over)
 {
+    const struct aq_group *group = &over->group;
     struct aq_nccl_id id;
+    char who[64];
+    snprintf(who, sizeof who, "rank %u of %u", group->rank, group->size);
+    const struct aq_nccl_channel_config config = {
+        .id = &id, .rank = group->rank, .size = group->size, .silence_ns = group->silence_ns, .who = who};
+    AQ_TRY(aq_nccl_cuda(cudaEventCreateWithFlags(&over->packed, cudaEventDisableTiming), "cudaEventCreateWithFlags"));
     AQ_TRY(share_id(over, &id));
-    return await_call(over, aq_nccl_begin(&over->nccl, &id, over->group.rank, over->group.size, 0),
-                      "opening a communicator");
+    AQ_TRY(aq_nccl_channel_open(&over->channel, &config));
+    return await_call(over, "opening a communicator");
 }
 
 static enum aq_status open_peers(struct over_nccl *over)
@@ -327,21 +293,11 @@ static enum aq_status open_peers(struct over_nccl *over)
     void *memory;
     if (group->size == 1) return AQ_OK;
     const size_t bytes = (size_t)AQ_GROUP_COMING * group->piece_bytes;
-    over->memory_bytes = group->size * bytes;
+    over->memory_bytes = (group->size - 1) * bytes;
     AQ_TRY(aq_device_alloc(group->device, AQ_MEMORY_DEVICE, over->memory_bytes, &memory));
     over->memory = memory;
     for (uint32_t rank = 0; rank < group->size; rank++)
-        over->peers[rank].memory = over->memory + rank * bytes;
-    return AQ_OK;
-}
-
-static enum aq_status open_streams(struct over_nccl *over)
-{
-    AQ_TRY(aq_nccl_cuda(cudaStreamCreateWithFlags(&over->stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"));
-    AQ_TRY(aq_nccl_cuda(cudaEventCreateWithFlags(&over->packed, cudaEventDisableTiming), "cudaEventCreateWithFlags"));
-    for (uint32_t i = 0; i < BATCHES; i++)
-        AQ_TRY(
-            aq_nccl_cuda(cudaEventCreateWithFlags(&over->done[i], cudaEventDisableTiming), "cudaEventCreateWithFlags"));
+        over->peers[rank].memory = over->memory + (rank - (rank > group->rank)) * bytes; /* none of its own */
     return AQ_OK;
 }
 
@@ -352,7 +308,7 @@ enum aq_status aq_group_open_nccl(struct aq_group *links, struct aq_group **out)
                                            .device = links->device,
                                            .stream = links->stream,
                                            .silence_ns = links->silence_ns,
-                                           .piece_bytes = aq_group_nccl_piece(links->size)};
+                                           .piece_bytes = aq_group_nccl_piece(links->size, links->values)};
     struct aq_nccl_rank all[AQ_GROUP_SIZE_MAX];
     uint32_t ranks[AQ_GROUP_SIZE_MAX];
     void *memory;
@@ -366,10 +322,8 @@ enum aq_status aq_group_open_nccl(struct aq_group *links, struct aq_group **out)
     struct over_nccl *over = memory;
     AQ_TRY_GOTO(aq_group_init(&over->group, &NCCL_OPS, true, &config), out);
     over->group.host = links;
-    snprintf(over->nccl.who, sizeof over->nccl.who, "rank %u of %u", links->rank, links->size);
     AQ_TRY_GOTO(open_peers(over), out);
-    AQ_TRY_GOTO(open_streams(over), out);
-    AQ_TRY_GOTO(open_comm(over), out);
+    AQ_TRY_GOTO(open_channel(over), out);
     aq_log(AREA, 2, "rank %u of %u over NCCL %u", over->group.rank, over->group.size, all[0].built);
 out:
     if (status != AQ_OK) {

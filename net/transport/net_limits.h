@@ -28,7 +28,8 @@ enum {
                             megabyte; who goes when there are more is aqsgd/base/admission.h's to say          */
     AQ_LINK_STREAMS_MAX = 16,          /* connections of a link: 16 of Reno fill 90 Mbit/s at 80 ms and 0.1 % loss */
     AQ_STREAM_WINDOW_BYTES = 24 << 10, /* of Reno or CUBIC at 0.5 % loss: 17 segments                     */
-    AQ_COPIES_KEPT = 64,               /* stripes that wait for their copies to go: 270 KiB          */
+    AQ_GROUP_STRIPES = 4,              /* that we send with a sum: a quarter more bytes                       */
+    AQ_GROUP_STRIPES_MAX = 15,         /* that have one sum: each over another connection, and the sum over one */
     AQ_SIM_CHUNKS = 4096               /* writes under way in one direction of a sim stream                         */
 };
 
@@ -55,11 +56,9 @@ static inline uint32_t aq_packed_bytes_max(uint32_t body_bytes_max)
 #define AQ_STRIPES_AHEAD_NS UINT64_C(5000000)
 /* Bytes of stripes that came before which one read drops, and leaves the loop to others. */
 #define AQ_STRIPES_DROP_BYTES (1u << 20)
-/* Copies of stripes, where they are chosen: how often losses and room are asked for, how long a loss is remembered, and
- * for how long there are none where the link has no room. */
-#define AQ_COPIES_LOOK_NS  UINT64_C(250000000)
-#define AQ_COPIES_KEEP_NS  UINT64_C(60000000000)
-#define AQ_COPIES_PAUSE_NS UINT64_C(2000000000)
+/* Sums of stripes, where they are chosen: how often losses are asked for, and how long one is remembered. */
+#define AQ_COPIES_LOOK_NS UINT64_C(250000000)
+#define AQ_COPIES_KEEP_NS UINT64_C(60000000000)
 /* A peer has 10 s for its HELLO; 1 s less where it is kept for another accept: so it still hears the reason. */
 #define AQ_HANDSHAKE_NS        UINT64_C(10000000000)
 #define AQ_HANDSHAKE_SOONER_NS UINT64_C(1000000000)

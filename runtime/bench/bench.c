@@ -73,6 +73,9 @@ static const struct aq_option options[] = {
            "(\"dp2pp4\")"),
     AQ_ROW_RANGE(U64, struct aq_bench_options, parameters, "parameters", "N", 1, 17179869184.0,
                  "of allreduce: so many floats instead of 124439808"),
+    AQ_ROW(TEXT, struct aq_bench_options, text, "text", "FILE", "of tokenize: what becomes tokens"),
+    AQ_ROW(TEXT, struct aq_bench_options, tokenizer, "tokenizer", "FOLDER",
+           "of tokenize: whose tokens, as data.tokenizer_path has it"),
     {0}};
 
 static const struct aq_command_line line = {

@@ -24,6 +24,8 @@ struct aq_bench_options {
     bool full;             /* allreduce: nothing is made smaller to save time          */
     const char *only;      /* aq_bench_wanted                                          */
     uint64_t parameters;   /* allreduce: floats; 0: those of GPT-2 124M                */
+    const char *text;      /* tokenize: a file, and                                    */
+    const char *tokenizer; /* the folder of a tokenizer; NULL: it is left out          */
 };
 
 /* Print one figure. name is the case's, for ever: scripts look for it. */
@@ -72,6 +74,9 @@ double aq_bench_middle(double *values, size_t count);
  */
 enum aq_status aq_bench_median(struct aq_device *device, struct aq_stream *stream, uint32_t repeats,
                                enum aq_status (*run)(void *context), void *context, double *seconds);
+
+/* The part of aq_bench_stage on images. */
+enum aq_status aq_bench_stage_images(const struct aq_bench_options *options, struct aq_device *device);
 
 /* Operations a second of a product M x N x K of random operands of `type`; the result is of it, too, in 16 bits. */
 enum aq_status aq_bench_product(struct aq_device *device, enum aq_element type, enum aq_element compute, uint64_t M,

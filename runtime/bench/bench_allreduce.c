@@ -171,7 +171,8 @@ static enum aq_status rank_run(struct aq_bench_rank *rank, void *context, void *
                                            .bell = rank->bell,
                                            .device = memory.device,
                                            .silence_ns = UINT64_C(60000000000),
-                                           .piece_bytes = rank->piece_bytes};
+                                           .piece_bytes = rank->piece_bytes,
+                                           .values = work->count};
     AQ_TRY_GOTO(aq_group_open_links(&config, &group), out);
     if (work->nccl) AQ_TRY_GOTO(aq_group_open_nccl(group, &group), out);
     AQ_TRY_GOTO(aq_map(work->count * sizeof(float), &host), out);

@@ -3,8 +3,9 @@
  * them.
  *
  * On a CPU GPT-2's 124M and, where --only asks for them (they want 4 and 11 GB), the shapes of SmolLM2-135M and
- * Qwen3-0.6B; on a GPU 124M, 350M, 774M and 1.5B in bf16 and fp32, some in fp16 and tf32, each with its model FLOP
- * utilisation (MFU, one definition everywhere in this house): the operations that the model asks for over the dense
+ * Qwen3-0.6B, whole and by adapters, and ResNets (bench_stage_images.c); on a GPU 124M, 350M, 774M and 1.5B in bf16
+ * and fp32, some in fp16 and tf32, each with its model FLOP utilisation (MFU, one definition everywhere in this
+ * house): the operations that the model asks for over the dense
  * rate that the maker names for this GPU and precision, where it is one of `rates`, and which the unit says; and beside
  * it, always, over what this machine's own largest product of that precision reached ("of product"). The loss of the
  * first step is told too: about ln(50257) = 10.8 for a model that knows nothing. A step's operations are three times
@@ -17,7 +18,7 @@
  *
  * A step is forward, backward, norm of the gradients and clipping, AdamW, zeroed gradients; random tokens, one
  * micro-batch, one stage, tied head; fp16 with a loss scale that is divided out, as a worker does. The figure is that
- * of the median step.
+ * of the median step. "lora16": adapters of rank 16 on every linear layer of the blocks train, alone.
  */
 #include "bench.h"
 
@@ -44,6 +45,7 @@ struct bench_case {
 struct bench_shape {
     struct bench_case of;
     void (*shape)(struct aq_model_config *model);
+    uint32_t rank; /* of adapters on every linear layer of the blocks, in place of the model itself; 0: none */
 };
 
 static void smollm2_135m(struct aq_model_config *model)
@@ -76,10 +78,14 @@ static void qwen3_600m(struct aq_model_config *model)
 }
 
 static const struct bench_shape shapes[] = {
-    {{"stage smollm2-135m fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0}, smollm2_135m},
-    {{"stage smollm2-135m bf16 B4 T256", 4, 256, AQ_STAGE_BF16, 0, 0, 0, 0}, smollm2_135m},
-    {{"stage qwen3-0.6b fp32 B2 T256", 2, 256, AQ_STAGE_FP32, 0, 0, 0, 0}, qwen3_600m},
-    {{"stage qwen3-0.6b bf16 B2 T256", 2, 256, AQ_STAGE_BF16, 0, 0, 0, 0}, qwen3_600m}};
+    {{"stage smollm2-135m fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0}, smollm2_135m, 0},
+    {{"stage smollm2-135m bf16 B4 T256", 4, 256, AQ_STAGE_BF16, 0, 0, 0, 0}, smollm2_135m, 0},
+    {{"stage smollm2-135m lora16 fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0}, smollm2_135m, 16},
+    {{"stage smollm2-135m lora16 bf16 B4 T256", 4, 256, AQ_STAGE_BF16, 0, 0, 0, 0}, smollm2_135m, 16},
+    {{"stage qwen3-0.6b fp32 B2 T256", 2, 256, AQ_STAGE_FP32, 0, 0, 0, 0}, qwen3_600m, 0},
+    {{"stage qwen3-0.6b bf16 B2 T256", 2, 256, AQ_STAGE_BF16, 0, 0, 0, 0}, qwen3_600m, 0},
+    {{"stage qwen3-0.6b lora16 fp32 B2 T256", 2, 256, AQ_STAGE_FP32, 0, 0, 0, 0}, qwen3_600m, 16},
+    {{"stage qwen3-0.6b lora16 bf16 B2 T256", 2, 256, AQ_STAGE_BF16, 0, 0, 0, 0}, qwen3_600m, 16}};
 
 static const struct bench_case cases[] = {{"stage gpt2-124m fp32 B4 T256", 4, 256, AQ_STAGE_FP32, 0, 0, 0, 0},
                                           {"stage gpt2-124m fp32 B1 T1024", 1, 1024, AQ_STAGE_FP32, 0, 0, 0, 0},
@@ -142,8 +148,14 @@ static enum aq_status optimize(const struct trainer *self, uint64_t step)
                                NULL));
     AQ_TRY(aq_stage_gradient_sum2(self->stage, &sum2, NULL));
     const double norm = sqrt(sum2);
-    AQ_TRY(aq_optimizer_step(self->optimizer, aq_stage_parameters(self->stage), aq_stage_gradients(self->stage), 1e-4f,
-                             norm > 1.0 ? (float)(1.0 / norm) : 1.0f, step, NULL));
+    struct aq_optimizer_ending ending = {.gradients = aq_stage_gradients(self->stage)};
+    ending.rounded = aq_stage_rounded(self->stage, &ending.type);
+    AQ_TRY(aq_optimizer_begin(self->optimizer, aq_stage_parameters(self->stage), ending.gradients, 1e-4f,
+                              norm > 1.0 ? (float)(1.0 / norm) : 1.0f, step, NULL));
+    const bool ends = aq_optimizer_ends(self->optimizer, &ending);
+    struct aq_reduce nothing;
+    AQ_TRY(aq_optimizer_round(self->optimizer, &nothing));
+    if (ends) return aq_device_stream_sync(self->device, NULL);
     AQ_TRY(aq_stage_parameters_changed(self->stage, NULL));
     return aq_stage_zero_grads(self->stage, NULL);
 }
@@ -198,7 +210,7 @@ static enum aq_status optimizer_open(struct trainer *self)
 }
 
 static enum aq_status trainer_open(struct trainer *self, struct aq_device *device, const struct bench_case *which,
-                                   void (*shape)(struct aq_model_config *model))
+                                   const struct bench_shape *shape)
 {
     *self = (struct trainer){.device = device,
                              .B = which->B,
@@ -212,7 +224,10 @@ static enum aq_status trainer_open(struct trainer *self, struct aq_device *devic
         config.model.heads = which->heads;
         config.model.channels = which->channels;
     }
-    if (shape) shape(&config.model);
+    if (shape) {
+        shape->shape(&config.model);
+        config.lora = (struct aq_lora_config){.rank = shape->rank, .alpha = 2.0f * (float)shape->rank};
+    }
     config.logits_rows = which->logits_rows;
     config.layer_end = aq_model_layers(&config.model);
     AQ_TRY(aq_stage_measure(&config, &size));
@@ -257,8 +272,7 @@ static void emit_utilisation(const struct aq_bench_options *options, const struc
 
 /* shape NULL: GPT-2's. */
 static enum aq_status case_run(const struct aq_bench_options *options, struct aq_device *device,
-                               const struct bench_case *which, void (*shape)(struct aq_model_config *model),
-                               double product)
+                               const struct bench_case *which, const struct bench_shape *shape, double product)
 {
     struct trainer trainer;
     const uint32_t repeats = which->blocks || shape ? STEPS / 3 : STEPS; /* three at once */
@@ -348,8 +362,8 @@ static enum aq_status cpu_run(const struct aq_bench_options *options, struct aq_
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         AQ_TRY(case_run(options, device, &cases[i], NULL, 0));
     for (size_t i = 0; options->only && i < sizeof shapes / sizeof shapes[0]; i++)
-        AQ_TRY(case_run(options, device, &shapes[i].of, shapes[i].shape, 0));
-    return AQ_OK;
+        AQ_TRY(case_run(options, device, &shapes[i].of, &shapes[i], 0));
+    return options->only ? aq_bench_stage_images(options, device) : AQ_OK;
 }
 
 /* What fails says so and has no figure; what comes after it is measured all the same. The first failure is answered. */

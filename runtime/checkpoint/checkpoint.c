@@ -12,7 +12,7 @@
 
 enum { PATH_BYTES = 4096, NAME_BYTES = 64, STATES_MAX = 16 };
 
-static const char LOSS_SCALE[] = "optimizer.loss_scale", PREVIOUS[] = "optimizer.previous";
+static const char LOSS_SCALE[] = "optimizer.loss_scale", PREVIOUS[] = "optimizer.previous", GUARD[] = "optimizer.guard";
 
 uint32_t aq_checkpoint_scale_floats(const struct aq_checkpoint *c)
 {
@@ -92,7 +92,7 @@ static enum aq_status table_open(const struct aq_checkpoint *c, const float *sna
     *table = (struct table){.count = aq_stage_saved_count(c->stage)};
     table->states = c->optimizer ? aq_optimizer_state_count(c->optimizer) : 0;
     AQ_ASSERT(table->states < STATES_MAX);
-    const uint32_t all = table->count + table->states + 2;
+    const uint32_t all = table->count + table->states + 3;
     AQ_TRY(aq_alloc(all * (sizeof *table->tensors + sizeof *table->infos), &table->memory));
     table->tensors = table->memory;
     table->infos = (struct aq_tensor_info *)(table->tensors + all);
@@ -133,6 +133,13 @@ static enum aq_status table_open(const struct aq_checkpoint *c, const float *sna
                                        .dimensions = 1,
                                        .shape = {aq_checkpoint_scale_floats(c)},
                                        .values = snapshot ? snapshot + at : c->loss_scale};
+    at += aq_checkpoint_scale_floats(c);
+    if (c->guard)
+        table->tensors[table->count + written++] =
+            (struct aq_weights_tensor){.name = GUARD,
+                                       .dimensions = 1,
+                                       .shape = {AQ_EDGE_GUARD_STATE},
+                                       .values = snapshot ? snapshot + at : c->guard};
     table->states = written;
     return AQ_OK;
 }
@@ -245,7 +252,7 @@ uint64_t aq_checkpoint_floats(const struct aq_checkpoint *c)
         floats += state.count;
     }
     if (aq_stage_previous(c->stage)) floats += aq_stage_parameter_count(c->stage);
-    return floats + aq_checkpoint_scale_floats(c);
+    return floats + aq_checkpoint_scale_floats(c) + (c->guard ? AQ_EDGE_GUARD_STATE : 0);
 }
 
 enum aq_status aq_checkpoint_snapshot(const struct aq_checkpoint *c, float *snapshot)
@@ -262,7 +269,10 @@ enum aq_status aq_checkpoint_snapshot(const struct aq_checkpoint *c, float *snap
     const float *previous = aq_stage_previous(c->stage);
     const uint64_t count = previous ? aq_stage_parameter_count(c->stage) : 0;
     if (previous) AQ_TRY(aq_device_copy(c->device, snapshot + at, previous, count * sizeof(float), NULL));
-    if (c->loss_scale) memcpy(snapshot + at + count, c->loss_scale, aq_checkpoint_scale_floats(c) * sizeof *snapshot);
+    at += count;
+    if (c->loss_scale) memcpy(snapshot + at, c->loss_scale, aq_checkpoint_scale_floats(c) * sizeof *snapshot);
+    at += aq_checkpoint_scale_floats(c);
+    if (c->guard) memcpy(snapshot + at, c->guard, AQ_EDGE_GUARD_STATE * sizeof *snapshot);
     return aq_device_stream_sync(c->device, NULL);
 }
 
@@ -374,6 +384,8 @@ static enum aq_status load_all(const struct aq_checkpoint *c, const struct aq_we
     const uint32_t scale = aq_checkpoint_scale_floats(c);
     if (scale) AQ_TRY(tensor_load(c, weights, path, LOSS_SCALE, c->loss_scale, scale, staging, &digest));
     if (scale) AQ_TRY(aq_loss_scale_check(c->loss_scale, scale));
+    if (c->guard) AQ_TRY(tensor_load(c, weights, path, GUARD, c->guard, AQ_EDGE_GUARD_STATE, staging, &digest));
+    if (c->guard) AQ_TRY(aq_edge_guard_check(c->guard));
     snprintf(text, sizeof text, "%016" PRIx64, digest);
     const char *have = aq_weights_metadata(weights, "digest");
     if (have && strcmp(have, text) == 0) return AQ_OK;
@@ -424,9 +436,7 @@ static enum aq_status tensor_import(const struct aq_checkpoint *c, const struct 
         return aq_fail(AQ_NOTFOUND, "checkpoint", "%s: no tensor %s", path, name);
     AQ_TRY(aq_weights_read(weights, index, info->turned, staging, info->count));
     AQ_TRY(check_finite(path, name, staging, info->count));
-    AQ_TRY(aq_device_copy(c->device, aq_stage_parameters(c->stage) + info->offset, staging,
-                          info->count * sizeof(float), NULL));
-    return aq_device_stream_sync(c->device, NULL);
+    return aq_stage_put(c->stage, info, 0, info->count, staging);
 }
 
 static void stage_tensor(const struct aq_stage *stage, uint32_t index, struct aq_tensor_info *out)
@@ -463,9 +473,13 @@ enum aq_status aq_checkpoint_import(const struct aq_checkpoint *c, const char *p
     struct aq_weights *weights = NULL;
     void *staging = NULL;
     const uint32_t all = aq_stage_saved_count(c->stage) + aq_stage_frozen_count(c->stage);
-    const uint64_t bytes =
-        (aq_stage_saved_floats(c->stage) + aq_stage_frozen_floats(c->stage)) * sizeof(float); /* of any tensor */
+    uint64_t bytes = 0; /* of the largest tensor */
     enum aq_status status;
+    for (uint32_t i = 0; i < all; i++) {
+        struct aq_tensor_info info;
+        stage_tensor(c->stage, i, &info);
+        if (info.count * sizeof(float) > bytes) bytes = info.count * sizeof(float);
+    }
     AQ_TRY_GOTO(aq_weights_open_wanted(path, stage_wants, c->stage, &weights), out);
     AQ_TRY_GOTO(aq_map(bytes, &staging), out);
     for (uint32_t i = 0; i < all; i++) {

@@ -2,12 +2,13 @@
  * checkpoint.h -- one stage's part of a checkpoint: weights and optimizer state after a step, in one safetensors file.
  *
  * <checkpoint folder>/<step>/stage-<rank>.safetensors holds the stage's tensors under their names and
- * "optimizer.<name>", the flat state arrays, with "optimizer.loss_scale" where that moves (loss_scale.h), and for a
- * stage of two versions "optimizer.previous", the parameters before the last update, which the next step's gradients
- * are taken at. Its metadata names format, plan hash, job digest, step, stage, the digest of every tensor byte and, on
- * a GPU, what its sums' bits depend on. The file is written aside, synced and renamed: it is whole or absent. The
- * caches' part is a mark of the same number (storage/cache.h); everything else that a run consists of (order, random
- * keys, learning rate) follows from step and seed.
+ * "optimizer.<name>", the flat state arrays, with "optimizer.loss_scale" where that moves (loss_scale.h),
+ * "optimizer.guard" where the cut behind the stage has a guard (edge_guard.h), and for a stage of two versions
+ * "optimizer.previous", the parameters before the last update, which the next step's gradients are taken at. Its
+ * metadata names format, plan hash, job digest, step, stage, the digest of every tensor byte and, on a GPU, what its
+ * sums' bits depend on. The file is written aside, synced and renamed: it is whole or absent. The caches' part is a
+ * mark of the same number (storage/cache.h); everything else that a run consists of (order, random keys, learning rate)
+ * follows from step and seed.
  *
  * A checkpoint is complete when the launcher has noted it (docs/CONTROL.md section 7).
  *
@@ -25,6 +26,7 @@
 #include "aqsgd/base.h"
 #include "aqsgd/device.h"
 #include "aqsgd/grad.h"
+#include "edge_guard.h"
 #include "stages/stage.h"
 #include "stages/weights.h"
 
@@ -45,6 +47,7 @@ struct aq_checkpoint {
     struct aq_optimizer *optimizer; /* NULL: weights only */
     float *loss_scale;              /* aq_checkpoint_scale_floats of host memory; NULL: it does not move */
     bool stale;                     /* train.staleness: the next step's loss scale is kept, too            */
+    float *guard; /* AQ_EDGE_GUARD_STATE of host memory: the cut's behind this stage; NULL: it has no guard */
     uint64_t frozen_digest;         /* of the stage's frozen tensors; 0: it has none                     */
     float pending;                  /* aq_optimizer_config_pending: what residuals move the weights by   */
 };

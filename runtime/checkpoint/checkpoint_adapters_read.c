@@ -45,7 +45,7 @@ static enum aq_status values_read(const struct reader *reader, uint32_t index, b
 /* A tensor that the folder has as it is. */
 static enum aq_status whole_read(const struct reader *reader, const struct aq_tensor_info *info)
 {
-    float *at = aq_stage_parameters(reader->to->stage) + info->offset, *values;
+    float *values;
     struct aq_weights_info have;
     uint32_t index;
     if (aq_adapter_folder_find(reader->folder, reader->model, info->name, &index) != AQ_OK) return AQ_OK;
@@ -54,9 +54,7 @@ static enum aq_status whole_read(const struct reader *reader, const struct aq_te
     if (have.count != info->count)
         status = aq_fail(AQ_MISMATCH, "adapter", "%s: %s has %" PRIu64 " values, the model %" PRIu64, have.file,
                          have.name, have.count, info->count);
-    if (status == AQ_OK)
-        status = aq_device_copy(reader->to->device, at, values, info->count * sizeof *values, NULL);
-    if (status == AQ_OK) status = aq_device_stream_sync(reader->to->device, NULL);
+    if (status == AQ_OK) status = aq_stage_put(reader->to->stage, info, 0, info->count, values);
     aq_free(values);
     return status;
 }
@@ -88,7 +86,7 @@ static void add_product(const struct aq_lora_config *lora, const float *a, const
 static enum aq_status product_merge(const struct reader *reader, const struct aq_tensor_info *info)
 {
     const struct aq_lora_config *lora = aq_adapter_folder_lora(reader->folder);
-    float *at = aq_stage_parameters(reader->to->stage) + info->offset, *a = NULL, *b = NULL;
+    float *a = NULL, *b = NULL;
     char name[AQ_TENSOR_NAME_MAX];
     const char *names[] = {info->name};
     struct aq_weights_info of_a, of_b;
@@ -104,11 +102,9 @@ static enum aq_status product_merge(const struct reader *reader, const struct aq
     AQ_TRY_GOTO(values_read(reader, index, false, &b, &of_b), out);
     AQ_TRY_GOTO(aq_publish_out_in(reader->model, names, 1, &out_in), out);
     AQ_TRY_GOTO(aq_alloc(info->count * sizeof(float), &w), out);
-    AQ_TRY_GOTO(aq_device_copy(reader->to->device, w, at, info->count * sizeof(float), NULL), out);
-    AQ_TRY_GOTO(aq_device_stream_sync(reader->to->device, NULL), out);
+    AQ_TRY_GOTO(aq_stage_get(reader->to->stage, info, 0, info->count, w), out);
     add_product(lora, a, b, of_a.shape[1], of_b.shape[0], out_in, w);
-    AQ_TRY_GOTO(aq_device_copy(reader->to->device, at, w, info->count * sizeof(float), NULL), out);
-    status = aq_device_stream_sync(reader->to->device, NULL);
+    status = aq_stage_put(reader->to->stage, info, 0, info->count, w);
 out:
     aq_free(a);
     aq_free(b);

@@ -4,10 +4,14 @@
  *     <folder>/frozen-stage-<rank>.safetensors    tensors in order of layers; metadata: format "aqpipe frozen 1", the
  *                                                 stage, and the digest of all values, chained in that order
  *
+ * What is packed (train.frozen_store) comes last, as the values that it stands for, which are packed again with the
+ * same bits; the digest is of what was packed.
+ *
  * Each checkpoint has that digest ("frozen"), so that the file of another run, or weights that have changed since, are
  * refused. The file can be made again from where the values came from; only then is that read.
  */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -23,7 +27,7 @@ static void file_name(uint32_t rank, char name[NAME_BYTES])
     snprintf(name, NAME_BYTES, "frozen-stage-%u.safetensors", rank);
 }
 
-/* Where the frozen tensors of the stage lie on its device. */
+/* Where the frozen fp32 tensors of the stage lie on its device. */
 static float *values_of(const struct aq_checkpoint *c)
 {
     return aq_stage_parameters(c->stage) + aq_stage_saved_floats(c->stage);
@@ -34,7 +38,8 @@ static enum aq_status host_place(const struct aq_checkpoint *c, float **values, 
 {
     struct aq_device_info info;
     aq_device_info(c->device, &info);
-    if (!info.host_memory) AQ_TRY(aq_map(aq_stage_frozen_floats(c->stage) * sizeof(float), copy));
+    const uint64_t bytes = aq_stage_frozen_floats(c->stage) * sizeof(float);
+    if (!info.host_memory && bytes) AQ_TRY(aq_map(bytes, copy));
     *values = *copy ? *copy : values_of(c);
     return AQ_OK;
 }
@@ -47,9 +52,13 @@ static enum aq_status copy_out(const struct aq_checkpoint *c, float **values, vo
     return aq_device_stream_sync(c->device, NULL);
 }
 
-static uint64_t digest_of(const void *values, uint64_t floats)
+/* values: those in fp32, on the host. */
+static enum aq_status digest_of(const struct aq_checkpoint *c, const void *values, uint64_t *digest)
 {
-    return aq_digest_seeded(values, floats * sizeof(float), 0) | 1; /* 0: nothing is frozen */
+    *digest = aq_digest_seeded(values, aq_stage_frozen_floats(c->stage) * sizeof(float), 0);
+    AQ_TRY(aq_stage_packed_digest(c->stage, digest));
+    *digest |= 1; /* 0: nothing is frozen */
+    return AQ_OK;
 }
 
 enum aq_status aq_checkpoint_frozen_digest(const struct aq_checkpoint *c, uint64_t *digest)
@@ -58,18 +67,34 @@ enum aq_status aq_checkpoint_frozen_digest(const struct aq_checkpoint *c, uint64
     void *copy = NULL;
     float *values;
     *digest = 0;
-    if (floats == 0) return AQ_OK;
-    const enum aq_status status = copy_out(c, &values, &copy);
-    if (status == AQ_OK) *digest = digest_of(values, floats);
+    if (aq_stage_frozen_count(c->stage) == 0) return AQ_OK;
+    enum aq_status status = copy_out(c, &values, &copy);
+    if (status == AQ_OK) status = digest_of(c, values, digest);
     aq_unmap(copy, floats * sizeof(float));
     return status;
 }
+
+/* Of a packed tensor, as the writer asks for them; the infos lie behind all tensors. */
+struct filled {
+    const struct aq_checkpoint *c;
+    const struct aq_weights_tensor *tensors;
+    const struct aq_tensor_info *infos;
+};
+
+static enum aq_status fill(void *context, const struct aq_weights_tensor *tensor, uint64_t first, uint64_t count,
+                           float *values)
+{
+    const struct filled *filled = context;
+    return aq_stage_get(filled->c->stage, &filled->infos[tensor - filled->tensors], first, count, values);
+}
+
 
 enum aq_status aq_checkpoint_frozen_write(const struct aq_checkpoint *c)
 {
     const uint64_t floats = aq_stage_frozen_floats(c->stage);
     const uint32_t count = aq_stage_frozen_count(c->stage);
-    char name[NAME_BYTES], digest[20], rank[16];
+    char name[NAME_BYTES], text[20], rank[16];
+    uint64_t digest;
     struct aq_weights_writer *writer = NULL;
     void *copy = NULL, *memory = NULL;
     float *values;
@@ -80,16 +105,23 @@ enum aq_status aq_checkpoint_frozen_write(const struct aq_checkpoint *c)
     AQ_TRY_GOTO(aq_alloc(count * (sizeof(struct aq_weights_tensor) + sizeof(struct aq_tensor_info)), &memory), out);
     struct aq_weights_tensor *tensors = memory;
     struct aq_tensor_info *infos = (struct aq_tensor_info *)(tensors + count); /* whose names are borrowed */
+    struct filled filled = {.c = c, .tensors = tensors, .infos = infos};
     for (uint32_t i = 0; i < count; i++) {
         const struct aq_tensor_info *info = &infos[i];
         aq_stage_frozen(c->stage, i, &infos[i]);
-        const float *at = values + (info->offset - aq_stage_saved_floats(c->stage));
-        tensors[i] = (struct aq_weights_tensor){.name = info->name, .dimensions = info->dimensions, .values = at};
+        const float *at = info->packed ? NULL : values + (info->offset - aq_stage_saved_floats(c->stage));
+        tensors[i] = (struct aq_weights_tensor){.name = info->name,
+                                                .dimensions = info->dimensions,
+                                                .values = at,
+                                                .fill = info->packed ? fill : NULL,
+                                                .context = &filled,
+                                                .type = info->packed == AQ_FROZEN_BF16 ? "BF16" : "F32"};
         memcpy(tensors[i].shape, info->shape, info->dimensions * sizeof info->shape[0]);
     }
     snprintf(rank, sizeof rank, "%u", c->rank);
-    snprintf(digest, sizeof digest, "%016" PRIx64, digest_of(values, floats));
-    const char *const metadata[] = {"format", FORMAT, "stage", rank, "digest", digest, NULL};
+    AQ_TRY_GOTO(digest_of(c, values, &digest), out);
+    snprintf(text, sizeof text, "%016" PRIx64, digest);
+    const char *const metadata[] = {"format", FORMAT, "stage", rank, "digest", text, NULL};
     AQ_TRY_GOTO(aq_weights_writer_open(c->folder, name, tensors, count, metadata, &writer), out);
     do {
         status = aq_weights_writer_piece(writer);
@@ -101,13 +133,32 @@ out:
     return status;
 }
 
-/* All tensors of an open file, to the host. AQ_CORRUPT, AQ_MISMATCH: not what such a file has. */
+/* A packed tensor, to the device. */
+static enum aq_status take_packed(const struct aq_checkpoint *c, const struct aq_weights *weights, uint32_t index,
+                                  const struct aq_tensor_info *info)
+{
+    void *memory;
+    AQ_TRY(aq_alloc(info->count * sizeof(float), &memory));
+    enum aq_status status = aq_weights_read(weights, index, false, memory, info->count);
+    for (uint64_t i = 0; status == AQ_OK && i < info->count; i++)
+        if (!isfinite(((const float *)memory)[i]))
+            status = aq_fail(AQ_CORRUPT, "checkpoint", "%s: value %" PRIu64 " is not finite", info->name, i);
+    if (status == AQ_OK) status = aq_stage_put(c->stage, info, 0, info->count, memory);
+    aq_free(memory);
+    return status;
+}
+
+/*
+ * All tensors of an open file, to the host, packed ones to the device. AQ_CORRUPT, AQ_MISMATCH: not what such a file
+ * has.
+ */
 static enum aq_status take_all(const struct aq_checkpoint *c, const struct aq_weights *weights, const char *name,
                                float *values)
 {
     const uint64_t before = aq_stage_saved_floats(c->stage);
     const char *format = aq_weights_metadata(weights, "format"), *digest = aq_weights_metadata(weights, "digest");
     char text[20];
+    uint64_t have;
     if (!format || strcmp(format, FORMAT) != 0 || !digest)
         return aq_fail(AQ_CORRUPT, "checkpoint", "%s/%s: is not what a run writes of its frozen tensors", c->folder,
                        name);
@@ -117,9 +168,11 @@ static enum aq_status take_all(const struct aq_checkpoint *c, const struct aq_we
         aq_stage_frozen(c->stage, i, &info);
         if (aq_weights_find(weights, info.name, &index) != AQ_OK)
             return aq_fail(AQ_CORRUPT, "checkpoint", "%s/%s: no tensor %s", c->folder, name, info.name);
-        AQ_TRY(aq_weights_read(weights, index, false, values + (info.offset - before), info.count));
+        AQ_TRY(info.packed ? take_packed(c, weights, index, &info)
+                           : aq_weights_read(weights, index, false, values + (info.offset - before), info.count));
     }
-    snprintf(text, sizeof text, "%016" PRIx64, digest_of(values, aq_stage_frozen_floats(c->stage)));
+    AQ_TRY(digest_of(c, values, &have));
+    snprintf(text, sizeof text, "%016" PRIx64, have);
     if (strcmp(text, digest) == 0) return AQ_OK;
     return aq_fail(AQ_CORRUPT, "checkpoint", "%s/%s: its bytes have digest %s, it was written with %s", c->folder, name,
                    text, digest);
@@ -132,7 +185,7 @@ enum aq_status aq_checkpoint_frozen_read(const struct aq_checkpoint *c)
     char name[NAME_BYTES];
     void *copy = NULL;
     float *values;
-    if (bytes == 0) return AQ_OK;
+    if (aq_stage_frozen_count(c->stage) == 0) return AQ_OK;
     file_name(c->rank, name);
     enum aq_status status = aq_weights_open_in(c->folder, name, &weights);
     if (status == AQ_NOTFOUND && c->rank >= c->run.stages) { /* a replica that the run did not have: the first's */

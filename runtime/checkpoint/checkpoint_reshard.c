@@ -236,6 +236,12 @@ static enum aq_status load_all(const struct aq_checkpoint *c, const struct files
         AQ_TRY(status);
         AQ_TRY(aq_loss_scale_check(c->loss_scale, floats));
     }
+    if (c->guard) {
+        const enum aq_status status = take(files->of[0], "optimizer.guard", AQ_EDGE_GUARD_STATE, c->guard);
+        if (status == AQ_NOTFOUND) return aq_fail(AQ_NOTFOUND, "checkpoint", "%s: no optimizer.guard", files->path);
+        AQ_TRY(status);
+        AQ_TRY(aq_edge_guard_check(c->guard));
+    }
     return absorb(c, files, all, staging);
 }
 

@@ -72,6 +72,7 @@ struct evaluation {
     uint32_t B, T;
     struct aq_batch batch;
     uint64_t *ids; /* B: of the batch's samples */
+    uint32_t *starts; /* (B, T): where parts of samples begin */
     struct aq_stage_loss total;
     double seconds;
 };
@@ -184,12 +185,19 @@ static enum aq_status open_model(struct evaluation *e)
     if (!labels && vocabulary && vocabulary != outputs) labels = outputs;
     if (vocabulary && vocabulary != outputs && outputs > labels)
         return aq_fail(AQ_MISMATCH, "eval", "the data has %u labels, %s has %u", outputs, e->local->asked.path, labels);
-    const struct aq_local_size size = {
-        .task = e->task, .labels = labels, .B = e->B, .T = e->T, .lengths = aq_dataset_lengths(e->dataset) != NULL};
+    uint64_t parts;
+    const struct aq_local_size size = {.task = e->task,
+                                       .labels = labels,
+                                       .B = e->B,
+                                       .T = e->T,
+                                       .lengths = aq_dataset_lengths(e->dataset) != NULL,
+                                       .parts = aq_dataset_parts(e->dataset, &parts) != NULL};
     AQ_TRY(aq_local_load(e->local, &size));
-    void *ids;
-    AQ_TRY(aq_alloc((size_t)e->B * sizeof *e->ids, &ids));
-    e->batch.sample_ids = e->ids = ids;
+    void *memory;
+    AQ_TRY(aq_alloc((size_t)e->B * sizeof *e->ids, &memory));
+    e->batch.sample_ids = e->ids = memory;
+    AQ_TRY(aq_alloc((size_t)e->B * e->T * sizeof *e->starts, &memory));
+    e->starts = memory;
     e->batch.field_count = aq_dataset_fields(e->config.kind, e->T, e->batch.fields);
     for (uint32_t f = 0; f < e->batch.field_count; f++)
         AQ_TRY(aq_alloc((size_t)e->B * e->batch.fields[f].count * AQ_FIELD_BYTES, &e->batch.fields[f].values));
@@ -199,9 +207,12 @@ static enum aq_status open_model(struct evaluation *e)
 static enum aq_status measure(struct evaluation *e)
 {
     const uint64_t all = aq_dataset_count(e->dataset), begin = aq_clock_ns();
-    const uint32_t *lengths = aq_dataset_lengths(e->dataset);
+    const uint32_t *lengths = aq_dataset_lengths(e->dataset), *parts;
+    uint64_t part_count, part = 0;
     const bool shown = !e->asked->quiet && !e->asked->json && isatty(STDERR_FILENO);
     const struct aq_stage_input input = {.batch = &e->batch, .evaluate = true, .loss_scale = 1};
+    parts = aq_dataset_parts(e->dataset, &part_count);
+    if (parts) e->batch.starts = e->starts;
     for (uint64_t first = 0; first < all; first += e->B) {
         struct aq_stage_loss loss = {0};
         e->batch.samples = all - first < e->B ? (uint32_t)(all - first) : e->B;
@@ -210,6 +221,12 @@ static enum aq_status measure(struct evaluation *e)
             AQ_TRY(aq_dataset_put(e->dataset, first + i, &e->batch, i));
         for (uint32_t i = 0; i < e->batch.samples; i++)
             e->ids[i] = first + i;
+        for (uint32_t i = 0; parts && i < e->batch.samples; i++) {
+            const uint64_t from = part;
+            for (uint32_t left = lengths[first + i]; left > 0; part++)
+                left -= parts[part];
+            aq_dataset_starts(parts + from, part - from, e->T, e->starts + (size_t)i * e->T);
+        }
         AQ_TRY(aq_local_forward(e->local, &input, &loss));
         aq_task_add(&e->total, &loss);
         if (shown) fprintf(stderr, "\raqpipe: %" PRIu64 " of %" PRIu64 " samples", first + e->batch.samples, all);
@@ -263,6 +280,7 @@ out:
     for (uint32_t f = 0; f < e.batch.field_count; f++)
         aq_free(e.batch.fields[f].values);
     aq_free(e.ids);
+    aq_free(e.starts);
     aq_dataset_close(e.dataset);
     aq_local_close(e.local);
     return status;

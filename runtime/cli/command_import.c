@@ -15,17 +15,21 @@
 #include "keys.h"
 #include "options.h"
 #include "runtime_text.h"
+#include "stages/adapter_folder.h"
 #include "stages/dataset.h"
 #include "stages/model_folder.h"
 #include "stages/weights.h"
 
 struct asked {
     bool manifest, values, json;
+    const char *adapter;
 };
 
 static const struct aq_option options[] = {
     AQ_ROW(FLAG, struct asked, manifest, "manifest", NULL, "print a manifest that begins as this model, and no more"),
     AQ_ROW(FLAG, struct asked, values, "values", NULL, "also read every value: none may be NaN or infinite"),
+    AQ_ROW(TEXT, struct asked, adapter, "adapter", "FOLDER",
+           "also look at these adapters of PEFT's (lora.weights): are they of this model?"),
     AQ_ROW(FLAG, struct asked, json, "json", NULL, "one JSON object on standard output"),
     {0}};
 
@@ -39,7 +43,8 @@ static const struct aq_command_line line = {
     "Exit status: 0 it can be trained; 1 it cannot (the reason is said); 2 usage.\n"
     "Examples:\n"
     "  aqpipe import gpt2\n"
-    "  aqpipe import gpt2 --manifest > job.yaml\n",
+    "  aqpipe import gpt2 --manifest > job.yaml\n"
+    "  aqpipe import gpt2 --adapter adapter\n",
     NULL};
 
 enum { NAMES_SHOWN = 8, USES = AQ_WEIGHTS_WRONG + 1, TYPES_MAX = 8, T_MAX = 512 };
@@ -60,6 +65,8 @@ struct look {
     uint64_t values;
     const char *tokenizer; /* a kind that reads the folder, or NULL */
     uint32_t tokens;
+    struct aq_lora_config lora; /* of the adapters; rank 0: none were asked for          */
+    uint32_t adapted;           /* layers that have one                                  */
     char problem[1024]; /* why it cannot be trained; "": it can */
 };
 
@@ -119,6 +126,27 @@ static void find_tokenizer(struct look *look, const char *path)
                  aq_error_text());
 }
 
+/* Adapters of another base, or that are not computed here, are a problem like any other. */
+static enum aq_status look_at_adapter(const char *path, struct look *look)
+{
+    char targets[1 << 16], which, of[AQ_TENSOR_NAME_MAX];
+    struct aq_adapter_folder *folder;
+    AQ_TRY(aq_adapter_folder_open(path, &folder));
+    const struct aq_weights *weights = aq_adapter_folder_weights(folder);
+    look->lora = *aq_adapter_folder_lora(folder);
+    for (uint32_t i = 0; i < aq_weights_count(weights); i++) {
+        struct aq_weights_info info;
+        aq_weights_info(weights, i, &info);
+        look->adapted += aq_tensor_adapts(info.name, &which, of) && which == 'A';
+    }
+    const struct aq_model_config *model = aq_model_folder_model(look->folder);
+    const enum aq_status status = aq_adapter_folder_match(folder, model, false, targets, sizeof targets);
+    if (status == AQ_MISMATCH && !look->problem[0])
+        snprintf(look->problem, sizeof look->problem, "%.1000s", aq_error_text());
+    aq_adapter_folder_close(folder);
+    return status == AQ_MISMATCH ? AQ_OK : status;
+}
+
 static enum aq_status look_at(const char *path, const struct asked *asked, struct look *look)
 {
     for (int use = 0; use < USES; use++)
@@ -131,6 +159,7 @@ static enum aq_status look_at(const char *path, const struct asked *asked, struc
     if (!look->problem[0] && look->tokens > model->vocabulary)
         snprintf(look->problem, sizeof look->problem, "%s: the tokenizer has %u tokens, the model %u (config.json)",
                  path, look->tokens, model->vocabulary);
+    if (asked->adapter) AQ_TRY(look_at_adapter(asked->adapter, look));
     return asked->values ? check_values(look) : AQ_OK;
 }
 
@@ -185,6 +214,10 @@ static void print_text(const char *path, const struct look *look)
         aq_text_add(&text, "tokenizer  %s, %u tokens\n", look->tokenizer, look->tokens);
     else
         aq_text_add(&text, "tokenizer  none that can be read here: name one (data.tokenizer)\n");
+    if (look->lora.rank)
+        aq_text_add(&text, "adapters   %u, of rank %u, alpha %g%s%s\n", look->adapted, look->lora.rank,
+                    (double)look->lora.alpha, look->lora.rslora ? " / sqrt(rank)" : "",
+                    look->problem[0] ? "" : ", of this model");
     aq_text_add(&text, "trains     %s%s\n", look->problem[0] ? "no: " : "yes", look->problem);
     fputs(aq_text_of(&text), stdout);
     aq_text_deinit(&text);
@@ -216,13 +249,19 @@ static void print_json(const char *path, const struct look *look)
                   "kind", model->kind, "about", about, "sizes", sizes, "values", (json_int_t)look->values, "types",
                   types, "tensors", tensors, "tokenizer", look->tokenizer, "tokens", (json_int_t)look->tokens, "trains",
                   !look->problem[0], "problem", look->problem[0] ? look->problem : NULL);
+    if (look->lora.rank) {
+        json_t *adapter = json_pack("{s:I, s:I, s:f, s:b}", "layers", (json_int_t)look->adapted, "rank",
+                                    (json_int_t)look->lora.rank, "alpha", (double)look->lora.alpha, "rslora",
+                                    look->lora.rslora);
+        json_object_set_new(object, "adapter", adapter);
+    }
     if (aq_json_text(object, JSON_COMPACT, &text) == AQ_OK) printf("%s\n", aq_text_of(&text));
     json_decref(object);
     aq_text_deinit(&text);
 }
 
 /* A manifest is sections of keys; what the folder says is not in it. */
-static void print_manifest(const char *path, const struct look *look)
+static void print_manifest(const char *path, const char *adapter, const struct look *look)
 {
     const struct aq_model_config *model = aq_model_folder_model(look->folder);
     struct aq_text text = {0};
@@ -246,6 +285,12 @@ static void print_manifest(const char *path, const struct look *look)
                        "pipeline:\n  stages: 2                 # one a machine or GPU; entries say where\n"
                        "edges:\n  forward: {codec: aqsgd, bits: 4}\n  backward: {codec: directq, bits: 8}\n"
                        "output:\n  path: run\n");
+    if (adapter) {
+        if (!realpath(adapter, real)) snprintf(real, sizeof real, "%s", adapter);
+        aq_text_add(&text, "lora:                       # rank, alpha and which layers are the folder's\n  weights: ");
+        aq_key_quote(real, &text);
+        aq_text_add(&text, "\n");
+    }
     fputs(aq_text_of(&text), stdout);
     aq_text_deinit(&text);
 }
@@ -260,7 +305,7 @@ int aq_command_import(int argc, char **argv)
     if (rest.count != 1) return aq_options_wrong(line.name, "which folder?");
     const enum aq_status status = look_at(rest.of[0], &asked, &look);
     if (status == AQ_OK && asked.manifest && !look.problem[0])
-        print_manifest(rest.of[0], &look);
+        print_manifest(rest.of[0], asked.adapter, &look);
     else if (status == AQ_OK && asked.json)
         print_json(rest.of[0], &look);
     else if (status == AQ_OK && !asked.manifest)

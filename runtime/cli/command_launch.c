@@ -17,6 +17,7 @@
 #include "control.h"
 #include "cut.h"
 #include "export.h"
+#include "launch_slurm.h"
 #include "launcher.h"
 #include "metrics_index.h"
 #include "net/tls.h"
@@ -33,6 +34,7 @@ enum {
     ERRORS_KEPT = 8,
     ERROR_BYTES = 1100,
     READY_S = 900,
+    WARNING_S = 120, /* of Slurm, before its time limit */
     SET_BYTES = AQ_RUN_PATH_BYTES + 64,
     SETS_OWN = 4 /* that options stand for */
 };
@@ -44,7 +46,10 @@ struct errors { /* error lines while the progress line is live; they come out at
 
 struct command {
     const char *run, *token_file;
-    struct aq_arguments sets;
+    const char *on; /* whose job it becomes: "slurm"; NULL: this process launches it */
+    struct aq_arguments sets, wishes;
+    uint32_t warning_s;
+    bool print;
     bool go_on;      /* `aqpipe resume`: the manifest is the run's own */
     uint32_t epochs; /* that it goes on to; 0: as before               */
     uint64_t steps;
@@ -121,6 +126,13 @@ static const struct aq_option launch_options[] = {
     AQ_ROW(FLAG, struct command, entry.fresh, "fresh", NULL,
            "throw away what a run of this job.name left in its folder and its checkpoints', and begin anew; nothing "
            "else goes"),
+    AQ_ROW(TEXT, struct command, on, "on", "slurm",
+           "hand the job to Slurm: a batch script (RUN.sbatch), one task a stage, goes to sbatch; it is put back into "
+           "the queue and resumes by itself (docs/CLUSTERS.md)"),
+    AQ_ROW(LIST, struct command, wishes, "slurm", "OPTION", "an option for sbatch, as in --slurm=--partition=gpu"),
+    AQ_ROW_RANGE(U32, struct command, warning_s, "warning", "S", 1, 86400,
+                 "how long before its time limit Slurm asks for a checkpoint (120)"),
+    AQ_ROW(FLAG, struct command, print, "print", NULL, "with --on: print the script, and submit nothing"),
     OPTIONS_OF_BOTH,
     {0}};
 
@@ -165,6 +177,12 @@ static int parse(struct command *command, int argc, char **argv)
                                 command->go_on ? "run folder" : "manifest");
     if (command->entry.resume && command->entry.fresh)
         return aq_options_wrong(line->name, "--resume or --fresh, not both");
+    if (command->on && strcmp(command->on, "slurm") != 0)
+        return aq_options_wrong(line->name, "--on slurm, not '%.40s'", command->on);
+    if (!command->on && (command->wishes.count > 0 || command->print))
+        return aq_options_wrong(line->name, "--slurm and --print go with --on slurm");
+    if (command->on && command->entry.fresh)
+        return aq_options_wrong(line->name, "--on slurm goes on with what is there: no --fresh");
     struct stat about;
     const bool folder = stat(rest.of[0], &about) == 0 && S_ISDIR(about.st_mode);
     if (folder && !command->go_on)
@@ -613,6 +631,20 @@ static void say_finished(struct command *command)
                         step, (unsigned long long)command->plan->steps);
 }
 
+/* The job is looked at here, so that what is wrong with it is said before it waits in a queue. */
+static int hand_over(struct command *command)
+{
+    if (load_job(command) != AQ_OK || aq_plan_open(command->job, &command->plan) != AQ_OK) return AQ_EXIT_USAGE;
+    const struct aq_slurm slurm = {.job = command->job,
+                                   .manifest = command->manifest_path,
+                                   .sets = &command->sets,
+                                   .wishes = &command->wishes,
+                                   .restarts = command->restart.max,
+                                   .warning_s = command->warning_s,
+                                   .print = command->print};
+    return aq_slurm_submit(&slurm);
+}
+
 static int launch(struct command *command)
 {
     struct aq_launch_result result = {0};
@@ -662,9 +694,10 @@ static int run_command(bool go_on, int argc, char **argv)
     command->entry.lock = command->entry.checkpoint_lock = command->signals = -1;
     command->begin_ns = aq_clock_ns();
     command->restart.max = AQ_RESTARTS_DEFAULT;
+    command->warning_s = WARNING_S;
     command->go_on = go_on;
     int code = parse(command, argc, argv);
-    if (code == AQ_OPTIONS_READ) code = launch(command);
+    if (code == AQ_OPTIONS_READ) code = command->on ? hand_over(command) : launch(command);
     aq_metrics_close(command->metrics);
     aq_tls_close(command->tls);
     aq_free(command->manifest);

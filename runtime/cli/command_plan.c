@@ -22,7 +22,7 @@ static const double assumed_gflops = 100;
 
 struct options {
     struct aq_arguments sets;
-    bool json, measure, cold, probe;
+    bool json, measure, cold, probe, slack;
     const char *token_file;
     double forward_ms, backward_ms; /* of every stage; < 0: not given */
     double gflops;
@@ -50,6 +50,9 @@ static const struct aq_option rows[] = {
     AQ_ROW_RANGE(NUMBER, struct options, gflops, "gflops", "G", 1e-9, 1e12,
                  "a core's rate, where nothing is measured or given (100)"),
     AQ_ROW_RANGE(U32, struct options, cores, "cores", "N", 1, 4096, "of each host (those of this machine)"),
+    AQ_ROW(FLAG, struct options, slack, "slack", NULL,
+           "say how many more bits each cut can have at no cost in time, by the same prediction (with --measure: of "
+           "what was measured), as --set takes it (in place of edges.list). With link.rate_mbps or --probe"),
     AQ_ROW(FLAG, struct options, cold, "first-epoch", NULL, "predict the first epoch, when samples are sent whole"),
     {0}};
 
@@ -110,6 +113,37 @@ static enum aq_status add_told(const struct aq_probe_told *told, struct aq_text 
     return status == AQ_OK ? AQ_OK : aq_fail(status, "plan", "no memory for the plan as JSON");
 }
 
+/* What links have to spare, below the plan or in its object. */
+static enum aq_status add_slack(const struct options *options, const struct aq_plan *plan,
+                                const struct aq_plan_costs *costs, struct aq_text *text)
+{
+    struct aq_plan_slack slack;
+    struct aq_text list = {0};
+    char before[AQ_TEXT_NUMBER], after[AQ_TEXT_NUMBER];
+    enum aq_status status = aq_plan_slack(plan, costs, &slack);
+    if (status != AQ_OK) return status;
+    aq_plan_slack_text(plan, &slack, &list);
+    if (options->json) {
+        json_t *object = json_loads(aq_text_of(text), 0, NULL);
+        json_object_set_new(object, "slack",
+                            json_pack("{s:f, s:f, s:i, s:s}", "step_before_s", slack.before_s, "step_s", slack.step_s,
+                                      "raised", (int)slack.raised, "set", aq_text_of(&list)));
+        aq_text_deinit(text);
+        *text = (struct aq_text){0};
+        status = object ? aq_json_text(object, JSON_REAL_PRECISION(9), text) : AQ_NOMEM;
+        aq_text_bytes(text, "\n", 1);
+        json_decref(object);
+    } else if (slack.raised) {
+        aq_text_add(text, "slack: %u directions of cuts can have more bits, a step is then %s (%s): --set '%s'\n", slack.raised,
+                    aq_text_seconds(slack.step_s, after), aq_text_seconds(slack.before_s, before), aq_text_of(&list));
+    } else {
+        aq_text_add(text, "slack: no cut can have more bits without a longer step\n");
+    }
+    if (status == AQ_OK) status = list.status;
+    aq_text_deinit(&list);
+    return status;
+}
+
 /* costs NULL: nothing is said about time. */
 static enum aq_status print_with(const struct options *options, const struct aq_plan *plan,
                                  const struct aq_plan_costs *costs)
@@ -121,6 +155,7 @@ static enum aq_status print_with(const struct options *options, const struct aq_
     enum aq_status status = options->json ? aq_plan_print_json(plan, costs, foretold, &text)
                                           : aq_plan_print(plan, costs, foretold, aq_text_columns(STDOUT_FILENO), &text);
     if (status == AQ_OK && options->told && options->json) status = add_told(options->told, &text);
+    if (status == AQ_OK && options->slack && costs) status = add_slack(options, plan, costs, &text);
     if (status == AQ_OK && fputs(aq_text_of(&text), stdout) < 0) status = aq_fail_errno("plan", "cannot print");
     aq_text_deinit(&text);
     return status;

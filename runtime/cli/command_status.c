@@ -346,7 +346,7 @@ static struct carried carried(const json_t *line, size_t rank)
     return out;
 }
 
-enum { SHARES = 7, BYTES = 3, MEASURES = 3 };
+enum { SHARES = 7, BYTES = 3, MEASURES = 5 };
 
 static const struct {
     const char *key, *head, *name; /* of the step's line; of the column; in JSON */
@@ -362,6 +362,8 @@ static const struct {
                   {NULL, "gradients", "gradient_bytes"}},
   measures[MEASURES] = {{"delta_ratio", "|a-m|/|a|", "delta_ratio"},
                         {"error_ratio", "|d-Q|/|d|", "error_ratio"},
+                        {"contraction", "c_Q", "contraction"},
+                        {"gradient_error_ratio", "|g-Q|/|g|", "gradient_error_ratio"},
                         {"common_mode", "mean/rms", "common_mode"}};
 
 static void top_table(const struct latest *latest, struct aq_text *text)

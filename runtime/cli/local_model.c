@@ -218,7 +218,8 @@ enum aq_status aq_local_load(struct aq_local *local, const struct aq_local_size 
                                      .weights_16bit = size->writes,
                                      .logits_rows = size->writes ? 1 : 0,
                                      .extends = size->extends,
-                                     .lengths = size->lengths};
+                                     .lengths = size->lengths,
+                                     .parts = size->parts};
     AQ_TRY(aq_device_open(&device, &local->device));
     local->stage_count = local->plan ? local->plan->stage_count : 1;
     for (uint32_t s = 0; s < local->stage_count; s++) {

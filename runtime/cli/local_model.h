@@ -85,6 +85,7 @@ struct aq_local_size {
     uint32_t labels;  /* of a task of whole samples                   */
     uint32_t B, T;    /* of a forward                                 */
     bool lengths;     /* samples may have fewer than T tokens         */
+    bool parts;       /* samples may have parts (aq_batch.starts)     */
     bool writes;      /* generation: one row of logits at a time; weights as the products read them are kept */
     bool extends;     /* a token a step (aq_stage_config.extends)     */
 };

@@ -5,6 +5,7 @@
 
 #include "aqsgd/base.h"
 #include "commands.h"
+#include "completion.h"
 #include "nearest.h"
 #include "plan.h"
 #include "worker.h"
@@ -58,7 +59,8 @@ static void help(FILE *to)
     for (int i = 0; i < COMMANDS; i++)
         if (commands[i].help) fprintf(to, "  %-8s %s\n", commands[i].name, commands[i].help);
     fprintf(to, "  %-8s %s\n", "help",
-            "this page; `help COMMAND`; `help keys`: every key of a manifest, its type and default");
+            "this page; `help COMMAND`; `help keys`: every key of a manifest, its type and default;\n"
+            "           `help completion bash` (zsh, fish): what that shell completes");
     fprintf(to, "\n%s", examples);
 }
 
@@ -94,6 +96,8 @@ static int help_about(int topics, char **topic)
         return AQ_EXIT_DONE;
     }
     if (strcmp(name, "keys") == 0) return aq_command_help_keys(topics, topic);
+    if (strcmp(name, "completion") == 0)
+        return aq_completion_program(stdout, topics > 1 ? topic[1] : "", "aqpipe", commands, COMMANDS);
     char *arguments[] = {name, option, NULL};
     const struct aq_command *command = find(name);
     return command && command->help ? command->run(2, arguments) : unknown(name);

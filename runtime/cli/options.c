@@ -14,9 +14,16 @@
 
 #include "aqsgd/base.h"
 #include "commands.h"
+#include "completion.h"
 #include "nearest.h"
 
-enum { KEY_FIRST = 0x1000, KEY_HELP = 'h', KEY_USAGE = KEY_FIRST - 1, ABOUT_BYTES = 8192 }; /* keys: no letters */
+enum {
+    KEY_FIRST = 0x1000,
+    KEY_HELP = 'h',
+    KEY_USAGE = KEY_FIRST - 1,
+    KEY_COMPLETION = KEY_FIRST - 2,
+    ABOUT_BYTES = 8192
+}; /* keys: no letters */
 
 static const double MAX_TOLD = 1e11; /* more is no limit */
 
@@ -24,7 +31,8 @@ struct reading {
     const struct aq_command_line *line;
     struct aq_arguments *arguments;
     void *to;
-    int helped; /* flags of argp_help */
+    int helped;             /* flags of argp_help */
+    const char *completion; /* the shell whose completion was asked for */
     bool said;
 };
 
@@ -162,6 +170,11 @@ static error_t parse(int key, char *value, struct argp_state *state)
         state->next = state->argc; /* nothing else matters */
         return 0;
     }
+    if (key == KEY_COMPLETION) {
+        reading->completion = value;
+        state->next = state->argc;
+        return 0;
+    }
     if (key == ARGP_KEY_ARG) {
         struct aq_arguments *arguments = reading->arguments;
         if (arguments->count == AQ_ARGUMENTS_MAX) return wrong(reading, "more than %d arguments", AQ_ARGUMENTS_MAX);
@@ -178,7 +191,7 @@ static error_t parse(int key, char *value, struct argp_state *state)
 
 int aq_options_read(const struct aq_command_line *line, int argc, char **argv, void *to, struct aq_arguments *arguments)
 {
-    struct argp_option rows[AQ_OPTIONS_MAX + 3];
+    struct argp_option rows[AQ_OPTIONS_MAX + 4];
     char about[ABOUT_BYTES], name[64];
     int count = 0;
     for (; line->options[count].name; count++) {
@@ -195,6 +208,8 @@ int aq_options_read(const struct aq_command_line *line, int argc, char **argv, v
     }
     rows[count++] = (struct argp_option){.name = "help", .key = KEY_HELP, .doc = "this help", .group = -1};
     rows[count++] = (struct argp_option){.name = "usage", .key = KEY_USAGE, .doc = "a short one", .group = -1};
+    rows[count++] = (struct argp_option){
+        .name = "completion", .key = KEY_COMPLETION, .arg = "SHELL", .flags = OPTION_HIDDEN, .doc = "", .group = -1};
     rows[count] = (struct argp_option){0};
     snprintf(about, sizeof about, "\n%s%s%s", line->about, line->more ? "\v" : "", line->more ? line->more : "");
     snprintf(name, sizeof name, "%s", line->name);
@@ -206,6 +221,7 @@ int aq_options_read(const struct aq_command_line *line, int argc, char **argv, v
         argp_help(&argp, stdout, (unsigned)reading.helped, name);
         return line->keys && reading.helped != ARGP_HELP_USAGE ? line->keys() : AQ_EXIT_DONE;
     }
+    if (reading.completion) return aq_completion_line(stdout, reading.completion, line);
     return error ? AQ_EXIT_USAGE : AQ_OPTIONS_READ;
 }
 

@@ -15,7 +15,12 @@ static enum aq_status open_codecs(struct aq_edge *edge)
     const struct aq_edge_shape *shape = &edge->shape;
     struct aq_codec_config raw;
     aq_codec_config_plain(&raw);
-    AQ_TRY(aq_codec_open(edge->config.device, &shape->forward, shape->rows, shape->columns, &edge->forward));
+    struct aq_codec_config rungs[AQ_EDGE_RUNGS];
+    edge->rungs = shape->guard ? aq_edge_ladder(&shape->forward, rungs) : 1;
+    if (edge->rungs == 1) rungs[0] = shape->forward;
+    for (uint32_t i = 0; i < edge->rungs; i++)
+        AQ_TRY(aq_codec_open(edge->config.device, &rungs[i], shape->rows, shape->columns, &edge->ladder[i]));
+    edge->forward = edge->ladder[0];
     AQ_TRY(aq_codec_open(edge->config.device, &shape->backward, shape->rows, shape->columns, &edge->backward));
     return aq_codec_open(edge->config.device, &raw, shape->rows, shape->columns, &edge->raw);
 }
@@ -95,8 +100,9 @@ void aq_edge_close(struct aq_edge *edge)
     aq_edge_queue_release(edge, &edge->backwards);
     aq_edge_queue_release(edge, &edge->evals);
     aq_edge_works_close(edge);
-    aq_edge_nccl_close(edge);
-    aq_codec_close(edge->forward);
+    aq_edge_carry_close(edge);
+    for (uint32_t i = 0; i < AQ_EDGE_RUNGS; i++)
+        aq_codec_close(edge->ladder[i]);
     aq_codec_close(edge->backward);
     aq_codec_close(edge->raw);
     aq_pages_give(&edge->pages, edge->bodies, edge->size.host_bytes);
@@ -282,7 +288,7 @@ static enum aq_status frame_in(struct aq_edge *edge, const struct aq_frame *fram
         if (edge->asking.count > 0) return aq_edge_fetch_answered(edge, frame);
         break;
     case AQ_FRAME_CONTROL:
-        return aq_edge_nccl_told(edge, frame);
+        return aq_edge_join_told(edge, frame);
     case AQ_FRAME_MIRROR:
         if (!edge->config.mirror || edge->mirror_count == AQ_EDGE_MIRRORS_MAX) break;
         edge->mirrors[(edge->mirror_first + edge->mirror_count++) % AQ_EDGE_MIRRORS_MAX] = *frame;
@@ -324,7 +330,7 @@ enum aq_status aq_edge_link_pump(struct aq_edge *edge)
 enum aq_status aq_edge_pump(struct aq_edge *edge)
 {
     AQ_TRY(aq_edge_link_pump(edge));
-    AQ_TRY(aq_edge_nccl_advance(edge));
+    AQ_TRY(aq_edge_carry_advance(edge));
     AQ_TRY(aq_edge_works_advance(edge));
     AQ_TRY(aq_edge_fetches_serve(edge));
     /* What came before the goodbye is still to be had: the end counts when nothing is left. */
@@ -407,6 +413,18 @@ enum aq_status aq_edge_receive_still(struct aq_edge *edge, const struct aq_edge_
     return AQ_OK;
 }
 
+/* The codec of the rung that the frame names. */
+static enum aq_status rung_take(const struct aq_edge *edge, const struct aq_frame *frame, struct aq_codec **codec)
+{
+    const uint32_t rung = frame->flags >> AQ_EDGE_RUNG_SHIFT & AQ_EDGE_RUNG_MASK;
+    if (rung == 0) return AQ_OK;
+    if (*codec != edge->forward || rung >= edge->rungs)
+        return aq_fail(AQ_PROTO, "edge", "edge %u: step %llu micro-batch %u is coded on rung %u, there are %u",
+                       edge->shape.edge, (unsigned long long)frame->step, frame->micro_batch, rung, edge->rungs);
+    *codec = edge->ladder[rung];
+    return AQ_OK;
+}
+
 static enum aq_status receive_batch(struct aq_edge *edge, struct aq_edge_queue *queue, struct aq_codec *codec,
                                     const struct aq_edge_batch *batch, const struct aq_values *values,
                                     struct aq_stream *stream)
@@ -414,6 +432,7 @@ static enum aq_status receive_batch(struct aq_edge *edge, struct aq_edge_queue *
     if (aq_edge_decoding(edge)) return AQ_AGAIN;
     struct aq_edge_received got = queue_take(queue);
     enum aq_status status = received_check(edge, &got.frame, batch);
+    if (status == AQ_OK) status = rung_take(edge, &got.frame, &codec);
     if (status == AQ_OK) status = aq_edge_carried_take(edge, &got);
     if (status == AQ_OK) return aq_edge_decode_issue(edge, codec, batch, &got, values, stream);
     aq_edge_received_release(edge, &got);
@@ -443,7 +462,12 @@ enum aq_status aq_edge_send_forward(struct aq_edge *edge, const struct aq_edge_b
                                     struct aq_stream *stream)
 {
     AQ_ASSERT(edge->config.sender);
-    return send_batch(edge, AQ_FRAME_FORWARD, codec_now(edge, edge->forward, batch), batch, a, stream);
+    struct aq_edge_batch at = *batch;
+    if (aq_edge_encoding(edge)) return AQ_AGAIN; /* its samples belong to what the guard has seen */
+    const uint32_t rung = edge->config.guard ? aq_edge_guard_rung(edge->config.guard, batch->step, batch->rate) : 0;
+    AQ_ASSERT(rung < edge->rungs);
+    at.flags |= (uint16_t)(rung << AQ_EDGE_RUNG_SHIFT);
+    return send_batch(edge, AQ_FRAME_FORWARD, codec_now(edge, edge->ladder[rung], batch), &at, a, stream);
 }
 
 bool aq_edge_forward_here(const struct aq_edge *edge, uint16_t *flags)
@@ -495,7 +519,14 @@ static struct aq_codec *codec_of_eval(struct aq_edge *edge, const struct aq_edge
 enum aq_status aq_edge_send_eval(struct aq_edge *edge, const struct aq_edge_batch *batch, const struct aq_values *a,
                                  struct aq_stream *stream)
 {
-    return send_batch(edge, AQ_FRAME_EVAL, codec_of_eval(edge, batch), batch, a, stream);
+    struct aq_edge_batch at = *batch;
+    struct aq_codec *codec = codec_of_eval(edge, batch);
+    if (edge->config.guard && codec == edge->forward) {
+        const uint32_t rung = (uint32_t)edge->config.guard->state[AQ_GUARD_RUNG];
+        codec = edge->ladder[rung];
+        at.flags |= (uint16_t)(rung << AQ_EDGE_RUNG_SHIFT);
+    }
+    return send_batch(edge, AQ_FRAME_EVAL, codec, &at, a, stream);
 }
 
 bool aq_edge_eval_here(const struct aq_edge *edge)
@@ -553,7 +584,10 @@ enum aq_status aq_edge_drain(struct aq_edge *edge, uint64_t deadline_ns)
         if (status == AQ_CLOSED) return AQ_OK; /* the other side has everything and has said goodbye */
         AQ_TRY(status);
         const bool busy = aq_edge_busy_since(edge) || aq_edge_carrying(edge);
-        if (edge->sends_out == 0 && edge->asking.count == 0 && !edge->remaking && !busy) return AQ_OK;
+        if (edge->sends_out == 0 && edge->asking.count == 0 && !edge->remaking && !busy) {
+            const enum aq_status farewell = aq_edge_carry_farewell(edge);
+            if (farewell != AQ_AGAIN) return farewell;
+        }
         const uint64_t soon = busy ? aq_clock_after(AQ_EDGE_POLL_NS) : deadline_ns;
         const enum aq_status waited = aq_bell_wait(edge->config.bell, seen, soon < deadline_ns ? soon : deadline_ns);
         if (waited != AQ_TIMEOUT || soon >= deadline_ns) AQ_TRY(waited);
@@ -563,5 +597,7 @@ enum aq_status aq_edge_drain(struct aq_edge *edge, uint64_t deadline_ns)
 void aq_edge_measures(struct aq_edge *edge, struct aq_edge_measures *out)
 {
     *out = edge->measures;
+    const uint32_t rung = edge->config.guard ? (uint32_t)edge->config.guard->state[AQ_GUARD_RUNG] : 0;
+    out->bits = aq_edge_rung_bits(aq_codec_config_of(edge->ladder[rung]));
     memset(&edge->measures, 0, sizeof edge->measures);
 }

@@ -19,12 +19,12 @@
  *   direction, are on their way: pump and try again. Nothing has happened then.
  * - Frames are handed out in the order of the program: a frame of another step or micro-batch than asked for is
  *   AQ_PROTO.
- * - Bodies may go over NCCL (aq_edge_join). Nobody is told by a bell when they have come or gone either: while
+ * - Bodies may go from GPU to GPU (aq_edge_join). Nobody is told by a bell when they have come or gone either: while
  *   aq_edge_carrying, pump again soon. After a failure call aq_edges_abandon, of all edges, before memory of the device
  *   is freed: it would wait for an end that may never come.
  *
- * The layout of a body is docs/FORMAT.md, "Body of a micro-batch"; what goes where NCCL carries it, docs/FRAME.md,
- * "Bodies over NCCL".
+ * The layout of a body is docs/FORMAT.md, "Body of a micro-batch"; what goes where a GPU hands it to another,
+ * docs/FRAME.md, "Bodies from GPU to GPU".
  *
  * Locking: the exec thread of the worker.
  */
@@ -37,6 +37,7 @@
 #include "aqsgd/base.h"
 #include "aqsgd/codec.h"
 #include "aqsgd/device.h"
+#include "edge_guard.h"
 #include "edge_shape.h"
 #include "job.h"
 #include "net/link.h"
@@ -61,6 +62,7 @@ struct aq_edge_config {
     struct aq_trace *trace;            /* may be NULL                                      */
     uint64_t silence_ns;               /* longest wait for the other side                  */
     bool mirror;     /* frames of kind MIRROR are let in                 */
+    struct aq_edge_guard *guard; /* the sender's, where shape.guard; borrowed: checkpoints keep its state */
 };
 
 enum aq_status aq_edge_open(const struct aq_edge_config *config, struct aq_edge **out);
@@ -68,10 +70,17 @@ void aq_edge_close(struct aq_edge *edge); /* NULL is fine */
 
 /*
  * After open, once, at both ends, each in the order of its edges: what carries bodies. asked: aq_job_edge_transport,
- * the same at both. Waits for the other end. AQ_NODEV, AQ_MISMATCH: NCCL is asked for and cannot be, the same line at
- * both ends; AQ_NCCLERR, AQ_CUDAERR, AQ_TIMEOUT, and why the link ended.
+ * the same at both. Waits for the other end. AQ_NODEV, AQ_MISMATCH: what is asked for cannot be, the same line at both
+ * ends; AQ_NCCLERR, AQ_CUDAERR, AQ_TIMEOUT, and why the link ended.
  */
 enum aq_status aq_edge_join(struct aq_edge *edge, enum aq_transport_kind asked);
+
+/*
+ * Between open and join: each codec codes and decodes one sample, so that its kernels are loaded. Where one is loaded
+ * while kernels of NCCL wait for the neighbour, it may wait for them, and the neighbour for this stage. values: a
+ * sample's at the cut, which become zeroes. Nothing where the host codes.
+ */
+enum aq_status aq_edge_warm(struct aq_edge *edge, float *values, struct aq_stream *stream);
 
 /* What NCCL does for these edges ends, for all at once. For the end of a run that has failed; NULL is fine. */
 void aq_edges_abandon(struct aq_edge *first, struct aq_edge *second);
@@ -91,13 +100,15 @@ struct aq_edge_batch {
                                    always has as many. NULL: all */
     const uint16_t *variants;   /* which augmentation each is: it has its own m; NULL: 0, all of them */
     uint16_t flags;             /* of the frame: enum aq_edge_flag        */
+    float rate;                 /* the step's learning rate, for a guard  */
 };
 enum aq_edge_flag {
     AQ_EDGE_REMADE = 1,    /* of a MESSAGE: made again, so that its digest may be another one */
     AQ_EDGE_LAST_STEP = 1, /* stop after this step: travels with the totals of NORM, from the first stage on */
-    AQ_EDGE_CARRIED = 2,   /* the edge's own: the frame has rows alone, NCCL carries what they are of */
+    AQ_EDGE_CARRIED = 2,   /* the edge's own: the frame has rows alone, what they are of goes from GPU to GPU */
     AQ_EDGE_CODED = 4      /* of evaluation: the forward codec, and not raw; both ends ask for it */
 };
+enum { AQ_EDGE_RUNG_SHIFT = 8, AQ_EDGE_RUNG_MASK = 15 }; /* and bits 8 to 11, the edge's own: the rung of its ladder */
 
 /*
  * Take in everything the link has; serve what the other side asks for; end what the device has done meanwhile. AQ_OK,
@@ -108,11 +119,11 @@ enum aq_status aq_edge_pump(struct aq_edge *edge);
 /* When the oldest was issued (aq_clock_ns) that the device has not done, or that has not been pumped since; 0: none. */
 uint64_t aq_edge_busy_since(const struct aq_edge *edge);
 
-/* What NCCL has not brought, or not taken, yet: a bit for each way. */
+/* What has not been brought from GPU to GPU, or not taken, yet: a bit for each way. */
 enum { AQ_EDGE_CARRY_IN = 1, AQ_EDGE_CARRY_OUT = 2 };
 uint32_t aq_edge_carrying(const struct aq_edge *edge);
 
-/* Bytes of bodies that have gone by NCCL, ever: of measures.sent_bytes, those that are not the link's. */
+/* Bytes of bodies that have gone from GPU to GPU, ever: of measures.sent_bytes, those that are not the link's. */
 uint64_t aq_edge_carried_bytes(const struct aq_edge *edge);
 
 /* Read ahead the messages of these samples. Best effort: a full cache is no error. */
@@ -223,7 +234,10 @@ bool aq_edge_mirror_turn(const struct aq_edge *edge);
 /* Wait until something happens, at most until the deadline; then pump. AQ_TIMEOUT is no error of the edge. */
 enum aq_status aq_edge_wait(struct aq_edge *edge, uint32_t seen, uint64_t deadline_ns);
 
-/* Everything handed over has left; nothing the other side sent is unread. For the end of a run. */
+/*
+ * Everything handed over has left; nothing the other side sent is unread, and neither has the other's memory mapped. For
+ * the end of a run, at both ends.
+ */
 enum aq_status aq_edge_drain(struct aq_edge *edge, uint64_t deadline_ns);
 
 /* How long to sleep at most while a device is busy: no bell rings for it. */
@@ -242,6 +256,11 @@ struct aq_edge_measures {
     uint64_t cache_ns;   /* waited for the cache                                             */
     /* The sender's, over its samples (codec.h, struct aq_codec_result): */
     double sum_a2, sum_delta2, sum_error2, sum_a, values;
+    double warm_delta2, warm_error2; /* of its warm samples alone: c_Q of the theorem */
+    uint64_t afresh;                 /* whose message it forgot (edge_guard.h)        */
+    double bits;                     /* of the forward codec now                      */
+    /* The receiver's, over the gradients that it sends. */
+    double gradient2, gradient_error2;
 };
 void aq_edge_measures(struct aq_edge *edge, struct aq_edge_measures *out);
 

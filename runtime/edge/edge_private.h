@@ -1,7 +1,7 @@
 /*
  * edge_private.h -- the inside of an edge, shared by edge.c (frames), edge_work.c (micro-batches), edge_reference.c
  * (which message a sample is coded against), edge_heal.c (lost messages), edge_still.c (samples that never
- * change), edge_shared.c (shared gradients) and edge_nccl.c (bodies from GPU to GPU).
+ * change), edge_shared.c (shared gradients) and edge_carry.c (bodies from GPU to GPU).
  */
 #ifndef RUNTIME_EDGE_PRIVATE_H
 #define RUNTIME_EDGE_PRIVATE_H
@@ -43,7 +43,7 @@ struct aq_edge_received {
 };
 
 struct aq_edge_works;   /* edge_work.c: the micro-batches that are being coded and decoded */
-struct aq_edge_nccl;    /* edge_nccl.c: bodies from GPU to GPU                        */
+struct aq_edge_carry;   /* edge_carry.h: bodies from GPU to GPU                       */
 
 /* A message that one side asks the other for. */
 struct aq_edge_fetch {
@@ -75,9 +75,11 @@ struct aq_edge {
     struct aq_edge_size size;
     uint64_t values; /* from one sample to the next: rows x columns */
     struct aq_codec *forward, *backward, *raw;
+    struct aq_codec *ladder[AQ_EDGE_RUNGS]; /* [0] is forward */
+    uint32_t rungs;
     struct aq_edge_works *works;
     bool on_device;                  /* the device codes; else this thread does */
-    struct aq_edge_nccl *nccl;       /* NULL: bodies go over the link      */
+    struct aq_edge_carry *carry;     /* NULL: bodies go over the link      */
     /* Send buffers. */
     struct aq_pages pages;
     uint8_t *bodies;
@@ -149,9 +151,10 @@ enum aq_status aq_edge_link_pump(struct aq_edge *edge);
 
 void aq_edge_received_release(struct aq_edge *edge, const struct aq_edge_received *got);
 
-/* Device memory that edge_work.c takes of its own, and edge_nccl.c, at either end. */
+/* Device memory that edge_work.c takes of its own, and edge_carry.c, at either end; of the latter what can be mapped. */
 uint64_t aq_edge_works_bytes(const struct aq_edge_shape *shape, const struct aq_edge_size *size);
-uint64_t aq_edge_nccl_bytes(const struct aq_edge_size *size);
+uint64_t aq_edge_carry_bytes(const struct aq_edge_size *size);
+uint64_t aq_edge_carry_shared_bytes(const struct aq_edge_size *size);
 
 /* --- edge_reference.c -------------------------------------------------------------------------------------------- */
 
@@ -244,15 +247,23 @@ enum aq_status aq_edge_decode_issue(struct aq_edge *edge, struct aq_codec *codec
 enum aq_status aq_edge_encode_alone(struct aq_edge *edge, const struct aq_edge_batch *batch,
                                     const struct aq_values *values, uint8_t *body, void *message, uint32_t *flags,
                                     struct aq_stream *stream);
+/* The device's memory of the first sample of a direction, where nothing is on its way. message NULL: it has none. */
+struct aq_edge_places {
+    uint8_t *body, *message;
+    struct aq_codec_result *result;
+    uint32_t *corrupt;
+};
+struct aq_edge_places aq_edge_places_of(const struct aq_edge *edge, bool forward);
+
 bool aq_edge_encoding(const struct aq_edge *edge); /* one is on its way: issue no other */
 bool aq_edge_decoding(const struct aq_edge *edge);
 enum aq_status aq_edge_works_advance(struct aq_edge *edge);
 
 /*
- * edge_nccl.c. What the other end says of itself. The slot for the bodies of the next micro-batch (NULL: the frame
+ * edge_join.c: what the other end says in a CONTROL frame. edge_carry.c: the slot for the bodies of the next micro-batch (NULL: the frame
  * itself), or AQ_AGAIN. The bodies are coded: they go, before their frame.
  */
-enum aq_status aq_edge_nccl_told(struct aq_edge *edge, const struct aq_frame *frame);
+enum aq_status aq_edge_join_told(struct aq_edge *edge, const struct aq_frame *frame);
 enum aq_status aq_edge_carry_slot(struct aq_edge *edge, uint8_t **bodies);
 void aq_edge_carry_out(struct aq_edge *edge, uint8_t *bodies, uint32_t samples, uint32_t bytes);
 /* A frame has come: is it sound, and what number have its bodies? Are they here? Fills in where they lie. */
@@ -260,8 +271,10 @@ enum aq_status aq_edge_carried_in(struct aq_edge *edge, const struct aq_frame *f
 bool aq_edge_carried_here(const struct aq_edge *edge, uint64_t number);
 enum aq_status aq_edge_carried_take(const struct aq_edge *edge, struct aq_edge_received *got);
 void aq_edge_carried_release(struct aq_edge *edge, uint64_t number);
-enum aq_status aq_edge_nccl_advance(struct aq_edge *edge);
-void aq_edge_nccl_close(struct aq_edge *edge);
+enum aq_status aq_edge_carry_advance(struct aq_edge *edge);
+/* All has been sent and taken: the other end's memory is unmapped, and ours there. AQ_AGAIN: not yet, pump. */
+enum aq_status aq_edge_carry_farewell(struct aq_edge *edge);
+void aq_edge_carry_close(struct aq_edge *edge);
 
 /* Of a micro-batch in flight, modulo the slots: whatever steps are under way. */
 static inline uint64_t aq_edge_number(const struct aq_edge_batch *batch)

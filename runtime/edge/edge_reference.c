@@ -176,7 +176,7 @@ void aq_edge_reference_close(struct aq_edge *edge, struct aq_edge_reference *ref
 }
 
 /* m' to the cache; m to those that are held until the gradient is back. */
-static enum aq_status keep_sent(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i,
+static enum aq_status keep_sent(struct aq_edge *edge, const struct aq_edge_batch *batch, uint32_t i, bool forget,
                                 struct aq_edge_reference *reference, struct aq_edge_row *row)
 {
     const struct aq_cache_key key = aq_edge_key_of(edge, batch, i);
@@ -190,8 +190,14 @@ static enum aq_status keep_sent(struct aq_edge *edge, const struct aq_edge_batch
         row->digest_before = reference->warm ? reference->entry.digest : 0;
         row->version_after = row->version_before + 1;
         row->digest_after = aq_digest(reference->slot, bytes);
-        AQ_TRY(aq_cache_put(edge->config.cache, &key, row->version_after, row->digest_after, reference->slot, bytes));
-        reference->slot = NULL;
+        if (forget) {
+            edge->measures.afresh++;
+            AQ_TRY(aq_cache_drop(edge->config.cache, &key)); /* the slot goes back when the sample is closed */
+        } else {
+            AQ_TRY(
+                aq_cache_put(edge->config.cache, &key, row->version_after, row->digest_after, reference->slot, bytes));
+            reference->slot = NULL;
+        }
     }
     if (!reference->warm || reference->fetched) return AQ_OK;
     aq_edge_hold(edge, aq_edge_number(batch), &key, &reference->entry);
@@ -209,9 +215,19 @@ enum aq_status aq_edge_sent(struct aq_edge *edge, const struct aq_codec *codec, 
                                 .flags = (uint16_t)result->flags,
                                 .variant = batch->variants ? batch->variants[i] : 0};
     if (codec == edge->raw) row->flags |= AQ_CODED_RAW; /* for a receiver whose codec is another one */
-    if (reference) AQ_TRY(keep_sent(edge, batch, i, reference, row));
-    if (!forward) return AQ_OK;
     struct aq_edge_measures *m = &edge->measures;
+    const bool warm = reference && reference->warm;
+    const bool forget = warm && edge->config.guard && aq_edge_guard_add(edge->config.guard, result);
+    if (reference) AQ_TRY(keep_sent(edge, batch, i, forget, reference, row));
+    if (!forward) {
+        m->gradient2 += result->sum_a2;
+        m->gradient_error2 += result->sum_error2;
+        return AQ_OK;
+    }
+    if (warm && !(result->flags & AQ_CODED_RAW)) {
+        m->warm_delta2 += result->sum_delta2;
+        m->warm_error2 += result->sum_error2;
+    }
     m->samples++;
     m->keyframes += !chosen && result->flags & AQ_CODED_KEYFRAME ? 1 : 0;
     m->raws += !chosen && result->flags & AQ_CODED_RAW ? 1 : 0;

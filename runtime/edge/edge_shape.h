@@ -29,6 +29,7 @@ struct aq_edge_shape {
     uint64_t seed;                       /* of stochastic rounding */
     uint64_t shared;                     /* floats of gradients that are summed along the pipeline, across this cut */
     struct aq_codec_config forward, backward;
+    bool guard; /* more bits where the loop does not contract: edge_guard.h; still and stateless cuts have none */
     bool still; /* a sample's activation never changes: edge_still.c */
 };
 
@@ -48,7 +49,8 @@ struct aq_edge_size {
     uint64_t still_bytes;                   /* of host_bytes: a body of zeroes, where a sample never changes     */
     uint64_t host_bytes;                    /* RAM of an end, beside link and cache                              */
     uint64_t device_bytes;                  /* device memory of an end on a GPU                                  */
-    uint64_t nccl_bytes;                    /* and for bodies that NCCL carries                                  */
+    uint64_t carry_bytes;                   /* and for bodies that go from GPU to GPU                            */
+    uint64_t shared_bytes;                  /* of them: what the other end's process may map                     */
 };
 
 /* AQ_INVAL: a codec cannot be built for this shape, or a micro-batch is longer than a frame can be. AQ_NOMEM. */

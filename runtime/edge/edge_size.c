@@ -29,6 +29,20 @@ static uint64_t largest(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
+/* What the higher rungs of a guard's ladder want beside the first one's. */
+static enum aq_status ladder_add(const struct aq_edge_shape *shape, struct codec_bytes *forward)
+{
+    struct aq_codec_config rungs[AQ_EDGE_RUNGS];
+    const uint32_t count = aq_edge_ladder(&shape->forward, rungs);
+    for (uint32_t i = 1; i < count; i++) {
+        struct codec_bytes more;
+        AQ_TRY(codec_bytes_of(shape, &rungs[i], &more));
+        forward->bound = largest(forward->bound, more.bound);
+        forward->kernel = forward->kernel && more.kernel ? forward->kernel + more.kernel : 0;
+    }
+    return AQ_OK;
+}
+
 uint64_t aq_edge_body_bytes(uint32_t samples, uint64_t coded)
 {
     const uint64_t align = AQ_EDGE_BODY_ALIGN;
@@ -42,6 +56,7 @@ enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge
     struct codec_bytes forward, backward, evaluation;
     aq_codec_config_plain(&raw);
     AQ_TRY(codec_bytes_of(shape, &shape->forward, &forward));
+    if (shape->guard) AQ_TRY(ladder_add(shape, &forward));
     AQ_TRY(codec_bytes_of(shape, &shape->backward, &backward));
     AQ_TRY(codec_bytes_of(shape, &raw, &evaluation));
     const bool kernels = forward.kernel && backward.kernel && evaluation.kernel;
@@ -69,7 +84,8 @@ enum aq_status aq_edge_size_of(const struct aq_edge_shape *shape, struct aq_edge
                        shape->edge, shape->micro_batch, (unsigned long long)size.body_bytes_max);
     size.host_bytes = shape->send_frames * size.body_bytes_max + shape->shared * sizeof(float) + size.still_bytes;
     size.device_bytes = kernels ? aq_edge_works_bytes(shape, &size) : 0; /* else the host codes: edge_work.c */
-    size.nccl_bytes = aq_edge_nccl_bytes(&size);
+    size.carry_bytes = aq_edge_carry_bytes(&size);
+    size.shared_bytes = aq_edge_carry_shared_bytes(&size);
     *out = size;
     return AQ_OK;
 }

@@ -139,17 +139,18 @@ static enum aq_status work_open_device(struct aq_edge *edge, struct aq_edge_work
 
 enum aq_status aq_edge_works_open(struct aq_edge *edge)
 {
-    struct aq_codec *const codecs[] = {edge->forward, edge->backward, edge->raw};
+    struct aq_codec *codecs[2 + AQ_EDGE_RUNGS] = {edge->backward, edge->raw};
+    memcpy(codecs + 2, edge->ladder, edge->rungs * sizeof *codecs);
     void *memory;
     AQ_TRY(aq_alloc(sizeof(struct aq_edge_works), &memory));
     struct aq_edge_works *works = edge->works = memory; /* from here on aq_edge_close frees it */
     AQ_TRY(work_open(&works->encode, edge->shape.micro_batch));
     AQ_TRY(work_open(&works->decode, edge->shape.micro_batch));
     edge->on_device = true; /* one place for bodies: all of an edge's codecs, or none (aq_edge_size_of) */
-    for (int i = 0; i < 3; i++)
+    for (uint32_t i = 0; i < 2 + edge->rungs; i++)
         edge->on_device = edge->on_device && aq_codec_device_bytes(codecs[i]) > 0;
     if (!edge->on_device) return AQ_OK;
-    for (int i = 0; i < 3; i++)
+    for (uint32_t i = 0; i < 2 + edge->rungs; i++)
         AQ_TRY(aq_codec_take_device(codecs[i]));
     AQ_TRY(work_open_device(edge, &works->encode, edge->config.sender));
     AQ_TRY(work_open_device(edge, &works->decode, !edge->config.sender));
@@ -166,6 +167,16 @@ static uint8_t *body_at(const struct aq_edge_work *work, uint32_t i)
 static uint8_t *message_at(const struct aq_edge_work *work, uint32_t i)
 {
     return body_at(work, i) + work->body_stride;
+}
+
+struct aq_edge_places aq_edge_places_of(const struct aq_edge *edge, bool forward)
+{
+    const struct aq_edge_work *work = forward == edge->config.sender ? &edge->works->encode : &edge->works->decode;
+    AQ_ASSERT(edge->on_device && !work->pending);
+    return (struct aq_edge_places){.body = body_at(work, 0),
+                                   .message = work->message_stride ? message_at(work, 0) : NULL,
+                                   .result = work->results,
+                                   .corrupt = work->corrupt};
 }
 
 /* Takes the micro-batch; its arrays may change under us. */

@@ -27,6 +27,7 @@ enum aq_status aq_launch_signals(int *fd)
     sigaddset(&set, SIGINT);
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGHUP);
+    sigaddset(&set, SIGUSR1); /* schedulers of clusters warn by it */
     if (sigprocmask(SIG_BLOCK, &set, NULL) != 0 || signal(SIGPIPE, SIG_IGN) == SIG_ERR ||
         signal(SIGTSTP, SIG_IGN) == SIG_ERR) /* a suspended launcher would stall every stage */
         return aq_fail_errno("launch", "cannot set up signals");

@@ -97,6 +97,26 @@ static json_t *links(const struct aq_report_sums *g)
     return list;
 }
 
+/*
+ * Of each cut in the last epoch, means over steps and replicas, null where there was none: drift |a-m|/|a|, c_Q of its
+ * warm samples and the most of it, the error of gradients, the common mode; with a guard, the bits that it came to.
+ */
+static json_t *cuts(const struct aq_report_sums *g)
+{
+    static const char *const names[AQ_REPORT_GAUGES] = {"drift", "c_q", "gradient_error", "common_mode"};
+    json_t *list = json_array();
+    for (uint32_t e = 0; e + 1 < g->n.stages; e++) {
+        const struct aq_report_gauge *gauges = g->n.gauges[e];
+        json_t *cut = json_pack("{s:I}", "cut", (json_int_t)e);
+        for (int i = 0; i < AQ_REPORT_GAUGES; i++)
+            json_object_set_new(cut, names[i], mean(gauges[i].sum, (double)gauges[i].count));
+        json_object_set_new(cut, "c_q_most", mean(gauges[1].most, gauges[1].count > 0));
+        if (g->n.bits[e] > 0) json_object_set_new(cut, "bits", aq_control_number(g->n.bits[e]));
+        json_array_append_new(list, cut);
+    }
+    return list;
+}
+
 /* A sum of what others said, as a whole number: null where it is none that a double holds exactly. */
 static json_t *whole(double value)
 {
@@ -193,6 +213,8 @@ static json_t *make(const struct aq_report_sums *g)
     json_object_set_new(report, "bytes_per_step_warm", bytes_per_step(g, w, NULL));
     json_object_set_new(report, "packed", packed(g));
     json_object_set_new(report, "links", links(g));
+    json_object_set_new(report, "cuts", cuts(g));
+    json_object_set_new(report, "afresh", whole(g->n.afresh));
     json_object_set_new(report, "keyframes", aq_control_number(c->keyframes + w->keyframes));
     json_object_set_new(report, "fetched", aq_control_number(g->n.fetched));
     json_object_set_new(report, "restarts", json_integer((json_int_t)g->n.restarts));

@@ -38,11 +38,32 @@ static void add_loss(struct aq_report_numbers *g, double loss)
     g->last_epoch.count++;
 }
 
+/* Of rank r, which is stage s; gradients are told of by the stage behind the cut. */
+static void add_gauges(struct aq_report_numbers *g, const json_t *line, size_t r, size_t s)
+{
+    static const char *const keys[AQ_REPORT_GAUGES] = {AQ_REPORT_GAUGE_KEYS};
+    enum { GRADIENT = 2 };
+    for (size_t i = 0; i < AQ_REPORT_GAUGES; i++) {
+        const json_t *value = json_array_get(json_object_get(line, keys[i]), r);
+        if (!json_is_number(value) || (i == GRADIENT && s == 0)) continue;
+        struct aq_report_gauge *gauge = &g->gauges[i == GRADIENT ? s - 1 : s][i];
+        gauge->sum += json_number_value(value);
+        gauge->most = fmax(gauge->most, json_number_value(value));
+        gauge->count++;
+    }
+    const double bits = item(line, "forward_bits", r);
+    g->bits[s] = r < g->stages ? bits : fmax(g->bits[s], bits);
+    g->afresh += item(line, "afresh", r);
+}
+
 static void add_step(struct aq_report_numbers *g, const json_t *line)
 {
     const int64_t epoch = (int64_t)aq_control_u64_or(line, "epoch", 0);
     if (g->epoch_first < 0) g->epoch_first = epoch;
-    if (epoch != g->epoch_last) g->last_epoch = (struct aq_report_curve){0};
+    if (epoch != g->epoch_last) {
+        g->last_epoch = (struct aq_report_curve){0};
+        memset(g->gauges, 0, sizeof g->gauges);
+    }
     g->epoch_last = epoch;
     const size_t ranks = json_array_size(json_object_get(line, "link_wait_ns"));
     if (g->stages == 0 && ranks <= AQ_JOB_STAGES_MAX) g->stages = ranks; /* no start line: one replica */
@@ -74,6 +95,7 @@ static void add_step(struct aq_report_numbers *g, const json_t *line)
         g->link_wait_ns += item(line, "link_wait_ns", r);
         g->wait_ns += item(line, "wait_ns", r);
         g->stage_seconds += item(line, "stage_seconds", r);
+        add_gauges(g, line, r, s);
     }
     g->step = aq_control_u64_or(line, "step", g->step);
     add_loss(g, aq_control_number_or(line, "loss", (double)NAN));

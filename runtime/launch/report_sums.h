@@ -25,6 +25,15 @@ struct aq_report_part { /* of the run: its first epoch, or what came later */
     double forward_wire, backward_wire, gradient_wire;                         /* packed: what links carried */
 };
 
+/* What the theorem of AQ-SGD is about, of each cut, in this order; keys of a step's line. */
+enum { AQ_REPORT_GAUGES = 4 };
+#define AQ_REPORT_GAUGE_KEYS "delta_ratio", "contraction", "gradient_error_ratio", "common_mode"
+
+struct aq_report_gauge { /* of the steps of the last epoch, over replicas */
+    double sum, most;
+    uint64_t count;
+};
+
 struct aq_report_curve { /* a mean over an epoch */
     double sum;
     uint64_t count;
@@ -41,6 +50,9 @@ struct aq_report_numbers {
     double compute_ns, packing_ns, link_wait_ns, wait_ns, reduce_ns, optimizer_ns, stage_seconds;
     double time, loss_first, loss_last;
     struct aq_report_curve first_epoch, last_epoch;
+    struct aq_report_gauge gauges[AQ_JOB_STAGES_MAX][AQ_REPORT_GAUGES]; /* cut e: between stage e and e+1 */
+    double bits[AQ_JOB_STAGES_MAX]; /* of a cut that has a guard, the most of its replicas; 0: it has none */
+    double afresh;                  /* samples whose messages a guard forgot */
 };
 
 struct aq_report_sums {

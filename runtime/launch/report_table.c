@@ -136,6 +136,31 @@ static void add_coded(struct aq_text *text, const json_t *run, const char *name)
                     plain, coded);
 }
 
+/* The theorem's condition, of the cuts that do not fulfil it; and what guards did. */
+static void add_contraction(struct aq_text *text, const json_t *run, const char *name)
+{
+    const json_t *cut;
+    const double afresh = at(run, "afresh", NULL);
+    double drift = 0, ratio = 0;
+    size_t e, seen = 0;
+    json_array_foreach(json_object_get(run, "cuts"), e, cut)
+    {
+        const double c_q = aq_control_number_or(cut, "c_q", (double)NAN);
+        const double bits = aq_control_number_or(cut, "bits", (double)NAN);
+        seen += isfinite(c_q);
+        if (isfinite(c_q)) ratio = fmax(ratio, c_q);
+        if (isfinite(c_q)) drift = fmax(drift, aq_control_number_or(cut, "drift", 0));
+        if (c_q > sqrt(0.5))
+            aq_text_add(text,
+                        "%s: cut %zu does not contract, c_Q is %.3f (the theorem wants less than 0.707): give it "
+                        "more bits, or edges.guard: true\n",
+                        name, e, c_q);
+        if (isfinite(bits)) aq_text_add(text, "%s: cut %zu has come to %.3g bits by its guard\n", name, e, bits);
+    }
+    if (seen) aq_text_add(text, "%s: in the last epoch c_Q was at most %.3f, drift %.4f\n", name, ratio, drift);
+    if (afresh > 0) aq_text_add(text, "%s: %.0f samples ran away and were sent afresh\n", name, afresh);
+}
+
 /* What stages chose to average in (reduce.codec: auto); replicas chose alike. */
 static void add_choice(struct aq_text *text, const json_t *run, const char *name)
 {
@@ -167,6 +192,7 @@ void aq_report_table(const json_t *runs, unsigned columns, struct aq_text *text)
         name_of(run, runs, name);
         add_frozen(&below, run, name);
         add_coded(&below, run, name);
+        add_contraction(&below, run, name);
         add_choice(&below, run, name);
         add_mishaps(&below, run, name);
     }

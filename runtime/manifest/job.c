@@ -23,9 +23,8 @@ enum aq_transport_kind aq_job_edge_transport(const struct aq_job *job, uint32_t 
 {
     const struct aq_job_stage *a = &job->pipeline.stages[rank], *b = a + 1;
     const bool cpu = aq_device_gpu(a->device) == AQ_GPU_NO || aq_device_gpu(b->device) == AQ_GPU_NO;
-    const bool one_gpu = aq_job_same_host(job, rank, rank + 1) && a->device_index == b->device_index;
     if (job->link.transport != AQ_TRANSPORT_AUTO) return job->link.transport;
-    return cpu || one_gpu || job->link.rate_mbps > 0 ? AQ_TRANSPORT_LINKS : AQ_TRANSPORT_AUTO;
+    return cpu || job->link.rate_mbps > 0 ? AQ_TRANSPORT_LINKS : AQ_TRANSPORT_AUTO;
 }
 
 /* The first replica that shares a replica's host. */

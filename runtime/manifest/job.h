@@ -91,6 +91,7 @@ struct aq_job_data {
     } columns;
     const char *chat;   /* folder with a chat template, or NULL                                             */
     bool pack;          /* conversations into samples                                                       */
+    bool pack_mask;     /* of which they are the parts: none sees another                                   */
     const char *labels; /* their names, with commas; NULL: numbers from 0 on                              */
 };
 
@@ -115,6 +116,7 @@ struct aq_job_train {
     uint64_t seed;
     bool frozen_prefix; /* edges behind layers that do not train send a sample's activation once           */
     const char *freeze; /* names of what is not trained (stages/stage.h); NULL: all is                      */
+    enum aq_frozen_store frozen_store; /* of frozen weights of linear layers                                */
     struct aq_lora_config lora;
     const char *lora_weights; /* PEFT's folder that adapters begin as; NULL: new ones                       */
     bool shuffle;
@@ -136,7 +138,12 @@ struct aq_job_stage {
 };
 
 /* What carries bytes between GPUs: of reductions, and of an edge's bodies. */
-enum aq_transport_kind { AQ_TRANSPORT_AUTO = 0, AQ_TRANSPORT_LINKS = 1, AQ_TRANSPORT_NCCL = 2 };
+enum aq_transport_kind {
+    AQ_TRANSPORT_AUTO = 0,
+    AQ_TRANSPORT_LINKS = 1,
+    AQ_TRANSPORT_NCCL = 2,
+    AQ_TRANSPORT_IPC = 3 /* of edges */
+};
 
 /* How what replicas average travels, as it was written; resolved in train.optimizer. */
 struct aq_job_reduce {
@@ -241,6 +248,7 @@ struct aq_job_facts {
     uint32_t labels;         /* that samples as a whole can have; 0: they have none               */
     uint64_t lengths_digest; /* of how long samples are, training and then held-out; 0: all alike */
     uint32_t lengths_mean;   /* of the training samples, rounded up                               */
+    uint64_t parts;          /* of all samples; their lengths are in the digest; 0: there are none */
 };
 
 struct aq_job {
@@ -254,6 +262,7 @@ struct aq_job {
     struct aq_job_pipeline pipeline;
     const struct aq_job_edge *edges; /* stage_count - 1 of them                                            */
     uint32_t warmup_epochs;          /* of edges: uncompressed                                                      */
+    bool guard;                      /* of edges: more bits where a cut's loop does not contract                    */
     struct aq_job_link link;
     struct aq_job_security security;
     struct aq_job_control control;

@@ -16,6 +16,8 @@ enum { NUMBER_BYTES = 48 };
 
 static const struct aq_key_name precision_names[] = {
     {"fp32", AQ_STAGE_FP32}, {"tf32", AQ_STAGE_TF32}, {"bf16", AQ_STAGE_BF16}, {"fp16", AQ_STAGE_FP16}, {NULL, 0}};
+static const struct aq_key_name frozen_names[] = {
+    {"fp32", AQ_FROZEN_FP32}, {"bf16", AQ_FROZEN_BF16}, {"q8", AQ_FROZEN_Q8}, {NULL, 0}};
 static const struct aq_key_name tokenizer_names[] = {
 #define AQ_TOKENIZER(name) {#name, 0},
 #include "stages/tokenizers.def"
@@ -52,6 +54,11 @@ static const struct aq_key_name reduce_grid_names[] = {{"tread", 0}, {"rise", 1}
 static const struct aq_key_name reduce_scale_names[] = {{"l1", 0}, {"l2", 1}, {NULL, 0}};
 static const struct aq_key_name transport_names[] = {
     {"auto", AQ_TRANSPORT_AUTO}, {"links", AQ_TRANSPORT_LINKS}, {"nccl", AQ_TRANSPORT_NCCL}, {NULL, 0}};
+static const struct aq_key_name edge_transport_names[] = {{"auto", AQ_TRANSPORT_AUTO},
+                                                          {"links", AQ_TRANSPORT_LINKS},
+                                                          {"nccl", AQ_TRANSPORT_NCCL},
+                                                          {"ipc", AQ_TRANSPORT_IPC},
+                                                          {NULL, 0}};
 static const struct aq_key_name decay_names[] = {{"constant", AQ_DECAY_CONSTANT},
                                                  {"linear", AQ_DECAY_LINEAR},
                                                  {"cosine", AQ_DECAY_COSINE},

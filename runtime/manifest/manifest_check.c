@@ -218,6 +218,8 @@ static void check_freeze(struct aq_manifest *manifest)
         aq_manifest_error(manifest, "lora.rank", "%s has no layers that adapters are made for", model.kind);
     else if (!adapts && train->lora.targets)
         aq_manifest_error(manifest, "lora.targets", "says which layers have adapters, but lora.rank is 0: none has");
+    else if (train->frozen_store != AQ_FROZEN_FP32 && !adapts && !train->freeze)
+        aq_manifest_error(manifest, "train.frozen_store", "nothing is frozen: give lora.rank or train.freeze");
     else if (manifest->errors.count == errors &&
              !aq_model_trains(&model, train->T, train->freeze, &train->lora, aq_model_layers(&model)))
         aq_manifest_error(manifest, "train.freeze", "freezes the whole model: nothing is left to train");
@@ -347,6 +349,15 @@ static void check_link(struct aq_manifest *manifest)
             name);
 }
 
+/* Port 0 is another port for each. */
+static bool same_address(const char *a, const char *b)
+{
+    struct aq_endpoint endpoint;
+    const char *why;
+    if (!a || !b || strcmp(a, b) != 0) return false;
+    return aq_endpoint_parse(a, &endpoint, &why) != AQ_OK || endpoint.port != 0;
+}
+
 static void check_addresses(struct aq_manifest *manifest)
 {
     const struct aq_job *job = &manifest->job;
@@ -358,7 +369,7 @@ static void check_addresses(struct aq_manifest *manifest)
         for (uint32_t other = 0; other < r; other++) {
             const char *a = job->pipeline.stages[r].address, *b = job->pipeline.stages[other].address;
             char key[KEY_BYTES];
-            if (!a || !b || strcmp(a, b) != 0) continue;
+            if (!same_address(a, b)) continue;
             snprintf(key, sizeof key, "pipeline.stages.%u.address", r % P);
             if (r % P == other % P)
                 aq_manifest_error(manifest, key, "%s is the address of replicas %u and %u; write a list of %u", a,
@@ -443,11 +454,12 @@ static void check_devices(struct aq_manifest *manifest)
                               r % P);
             return;
         }
-        if (gpu == AQ_GPU_NO && P > 1 && job->link.transport == AQ_TRANSPORT_NCCL) {
+        if (gpu == AQ_GPU_NO && P > 1 &&
+            (job->link.transport == AQ_TRANSPORT_NCCL || job->link.transport == AQ_TRANSPORT_IPC)) {
             aq_manifest_error(manifest, "link.transport",
-                              "nccl goes between GPUs, and stage %u is on the CPU: say auto, or device: cuda for every "
+                              "%s goes between GPUs, and stage %u is on the CPU: say auto, or device: cuda for every "
                               "stage",
-                              r % P);
+                              job->link.transport == AQ_TRANSPORT_IPC ? "ipc" : "nccl", r % P);
             return;
         }
         const char *first = job->pipeline.stages[r % P].device;

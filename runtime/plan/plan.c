@@ -75,6 +75,8 @@ static enum aq_status shape_fill(const struct aq_plan *plan, uint32_t e, uint32_
     out->still = train->frozen_prefix && aq_codec_config_kept(&out->forward, &kept) &&
                  aq_model_still(&plan->model, train->T, train->freeze, &train->lora, layer_end);
     if (out->still) out->forward = kept;
+    struct aq_codec_config rungs[AQ_EDGE_RUNGS];
+    out->guard = job->guard && !out->still && aq_edge_ladder(&out->forward, rungs) > 1;
     return AQ_OK;
 }
 
@@ -171,7 +173,9 @@ static enum aq_status stage_fill(struct plan_open *open, uint32_t s)
                                  .recompute = job->model.recompute,
                                  .split = aq_schedule_splits(job->pipeline.schedule),
                                  .lengths = open->plan.facts.lengths_digest != 0,
+                                 .parts = open->plan.facts.parts != 0,
                                  .freeze = job->train.freeze,
+                                 .frozen_store = job->train.frozen_store,
                                  .lora = job->train.lora,
                                  .weights_16bit = aq_device_gpu(job->pipeline.stages[s].device) != AQ_GPU_NO};
     stage->boundary_copies = stage->config.weights_16bit ? AQ_PLAN_COPIES_MAX : 1;
@@ -324,8 +328,9 @@ static uint64_t parts_bytes(const struct aq_job *job)
 static uint64_t reduction_bytes(const struct plan_open *open, uint32_t s)
 {
     const struct aq_plan *plan = &open->plan;
-    const struct aq_group_config group = {.size = plan->replicas, .piece_bytes = AQ_PLAN_PIECE_BYTES};
     const struct aq_plan_stage *stage = &open->stages[s];
+    const struct aq_group_config group = {
+        .size = plan->replicas, .piece_bytes = AQ_PLAN_PIECE_BYTES, .values = stage->size.parameters};
     const uint32_t tensors = LAYER_TENSORS_MAX * (stage->layer_end - stage->layer_first);
     bool gpu = false;
     for (uint32_t w = 0; w < plan->replicas; w++)
@@ -335,9 +340,9 @@ static uint64_t reduction_bytes(const struct plan_open *open, uint32_t s)
            aq_grad_coder_measure(&plan->job->train.optimizer.reduce, stage->size.parameters, tensors);
 }
 
-static uint64_t nccl_bytes(const struct plan_open *open, uint32_t e)
+static uint64_t carry_bytes(const struct plan_open *open, uint32_t e)
 {
-    return aq_plan_edge_transport(&open->plan, e) == AQ_TRANSPORT_LINKS ? 0 : open->edges[e].size.nccl_bytes;
+    return aq_plan_edge_transport(&open->plan, e) == AQ_TRANSPORT_LINKS ? 0 : open->edges[e].size.carry_bytes;
 }
 
 /* The sum, one line per consumer; what each takes is its own room's measure. */
@@ -363,7 +368,7 @@ static void memory_fill(struct plan_open *open, uint32_t s)
     if (stage->config.weights_16bit) {
         line(stage, "edge kernels",
              (first ? 0 : open->edges[s - 1].size.device_bytes) + (last ? 0 : open->edges[s].size.device_bytes));
-        line(stage, "bodies by NCCL", (first ? 0 : nccl_bytes(open, s - 1)) + (last ? 0 : nccl_bytes(open, s)));
+        line(stage, "bodies between GPUs", (first ? 0 : carry_bytes(open, s - 1)) + (last ? 0 : carry_bytes(open, s)));
         line(stage, "device scratch", 2 * aq_device_stream_bytes()); /* the stage's stream's, the device's own one's */
     }
     stage->device_bytes = stage->memory_bytes;
@@ -380,7 +385,8 @@ static void memory_fill(struct plan_open *open, uint32_t s)
         line(stage, "measuring", aq_reduce_measure_bytes(size->parameters, plan->replicas));
     if (stage->cache.slots) line(stage, "cache", aq_cache_measure(&stage->cache));
     /* The first stage reads what its model reads, the last what its task compares with. */
-    if (plan->facts.lengths_digest) line(stage, "lengths", samples * sizeof *plan->lengths);
+    const uint64_t parts = plan->facts.parts ? plan->facts.parts + samples + 1 + (size_t)stage->config.T : 0;
+    if (plan->facts.lengths_digest) line(stage, "lengths", (samples + parts) * sizeof *plan->lengths);
     if (first || last) line(stage, "samples", aq_dataset_bytes(job->data.kind, job->train.T, samples));
     line(stage, "order of samples", 2 * plan->facts.train_samples / plan->replicas * sizeof(uint32_t));
     line(stage, "program", AQ_PLAN_PROCESS_BYTES);
@@ -650,7 +656,7 @@ out:
 enum aq_status aq_plan_open_cut(const struct aq_plan *like, const struct aq_plan_cut *cut, struct aq_plan **out)
 {
     const struct aq_job_facts *facts = &like->facts;
-    const uint64_t samples = facts->train_samples + facts->heldout_samples;
+    const uint64_t samples = aq_plan_lengths_count(facts);
     void *memory = NULL, *lengths = NULL;
     AQ_TRY(aq_alloc(sizeof(struct plan_open), &memory));
     struct plan_open *open = memory;

@@ -136,6 +136,9 @@ enum aq_status aq_plan_facts(const struct aq_job *job, struct aq_job_facts *out,
 /* The job's training or held-out samples, as aq_dataset_open takes them; paths and texts are the job's. */
 struct aq_dataset_config aq_plan_dataset(const struct aq_job *job, bool heldout);
 
+/* How many lengths there are: of training samples, of held-out ones, of the parts of all of them in that order. */
+uint64_t aq_plan_lengths_count(const struct aq_job_facts *facts);
+
 /* The lengths of all samples as a worker is told them (lengths.h): memory of aq_alloc, NULL where there are none. */
 enum aq_status aq_plan_lengths(const struct aq_plan *plan, char **text);
 
@@ -191,6 +194,7 @@ uint64_t aq_plan_reductions(const struct aq_plan *plan);
  * AQ_TRANSPORT_AUTO: that is found out then.
  */
 enum aq_transport_kind aq_plan_edge_transport(const struct aq_plan *plan, uint32_t edge);
+bool aq_plan_carries(const struct aq_plan *plan, uint32_t edge); /* is it sure that bodies go from GPU to GPU? */
 enum aq_transport_kind aq_plan_reduce_transport(const struct aq_plan *plan);
 
 /* The same in another codec. */
@@ -363,6 +367,20 @@ double aq_plan_idle(const struct aq_plan_prediction *prediction, uint32_t s);
 /* Event simulation of one step after another (the second is taken: pipelines overlap at their ends). AQ_NOMEM. */
 enum aq_status aq_plan_predict(const struct aq_plan *plan, const struct aq_plan_costs *costs,
                                struct aq_plan_prediction *out);
+
+/*
+ * Bits that cost no time (plan_slack.c): each cut's codecs with the most bits with which a step is not longer. By these
+ * costs, and the plan's own cuts and links. AQ_NOMEM.
+ */
+struct aq_plan_slack {
+    double before_s, step_s; /* a step as the manifest has it, and with these */
+    uint32_t raised;         /* directions of cuts that have more             */
+    struct aq_codec_config forward[AQ_JOB_STAGES_MAX], backward[AQ_JOB_STAGES_MAX];
+};
+enum aq_status aq_plan_slack(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_slack *out);
+
+/* "edges.list=[{edge: 0, forward: {bits: 6}}]", as --set takes it: those that have more. */
+void aq_plan_slack_text(const struct aq_plan *plan, const struct aq_plan_slack *slack, struct aq_text *text);
 
 enum { AQ_PLAN_HELPS_MAX = 4, AQ_PLAN_HELP_BYTES = 48 };
 

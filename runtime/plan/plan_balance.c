@@ -60,13 +60,13 @@ static double stage_seconds(const struct balance *balance, uint32_t s, uint32_t 
     return seconds / aq_job_speed(balance->plan->job, s);
 }
 
-/* The link behind stage s. What goes by NCCL has no rate here. */
+/* The link behind stage s. What goes from GPU to GPU has no rate here. */
 static double link_seconds(const struct balance *balance, uint32_t s, uint32_t end)
 {
     const struct aq_plan *plan = balance->plan;
     const double rate = plan->job->link.rate_mbps * 1e6 / 8;
     const struct aq_plan_layer_cost *cost = &balance->layers->of[at(balance, s, end)];
-    if (s + 1 == balance->P || !(rate > 0) || aq_plan_edge_transport(plan, s) == AQ_TRANSPORT_NCCL) return 0;
+    if (s + 1 == balance->P || !(rate > 0) || aq_plan_carries(plan, s)) return 0;
     const double bytes = cost->forward_bytes > cost->backward_bytes ? cost->forward_bytes : cost->backward_bytes;
     return plan->micro_batches * bytes / rate;
 }

@@ -22,6 +22,7 @@ enum aq_status aq_plan_layer_size(const struct aq_job *job, const struct aq_mode
                                            .precision = job->model.precision,
                                            .recompute = job->model.recompute,
                                            .freeze = job->train.freeze,
+                                           .frozen_store = job->train.frozen_store,
                                            .lora = job->train.lora};
     return aq_stage_measure(&config, out);
 }

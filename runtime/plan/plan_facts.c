@@ -32,17 +32,19 @@ static enum aq_status readable(const struct aq_job *job, const char *key, const 
 struct told {
     uint64_t samples, digest;
     uint32_t outputs, vocabulary;
-    uint32_t *lengths; /* memory of aq_alloc, or NULL */
+    uint32_t *lengths; /* memory of aq_alloc, or NULL: of samples, then of their parts */
+    uint64_t parts;
 };
 
 static enum aq_status lengths_copy(const struct aq_dataset *dataset, struct told *out)
 {
-    const uint32_t *lengths = aq_dataset_lengths(dataset);
+    const uint32_t *lengths = aq_dataset_lengths(dataset), *parts = aq_dataset_parts(dataset, &out->parts);
     void *memory;
     if (!lengths) return AQ_OK;
-    AQ_TRY(aq_alloc(out->samples * sizeof *lengths, &memory));
-    memcpy(memory, lengths, out->samples * sizeof *lengths);
+    AQ_TRY(aq_alloc((out->samples + out->parts) * sizeof *lengths, &memory));
     out->lengths = memory;
+    memcpy(out->lengths, lengths, out->samples * sizeof *lengths);
+    if (parts) memcpy(out->lengths + out->samples, parts, out->parts * sizeof *parts);
     return AQ_OK;
 }
 
@@ -100,6 +102,7 @@ struct aq_dataset_config aq_plan_dataset(const struct aq_job *job, bool heldout)
                                                   data->labels},
                                       .chat = data->chat,
                                       .whole = !data->pack,
+                                      .together = !data->pack_mask,
                                       .samples_max = heldout ? data->heldout_samples_max : data->train_samples_max,
                                       .skip = heldout ? 0 : data->skip};
 }
@@ -109,18 +112,42 @@ bool aq_plan_weights_gone(const struct aq_job *job)
     return job->model.weights && job->facts.weights_digest && access(job->model.weights, F_OK) != 0;
 }
 
+uint64_t aq_plan_lengths_count(const struct aq_job_facts *facts)
+{
+    return facts->train_samples + facts->heldout_samples + facts->parts;
+}
+
+/* Samples [first, end) of those that have so many lengths in front of their parts are left out, with their parts. */
+static void leave_out(struct aq_job_facts *facts, uint64_t first, uint64_t end, uint64_t samples, uint32_t *lengths)
+{
+    uint32_t *parts = lengths + samples;
+    uint64_t from = 0, to, part = 0;
+    for (uint64_t s = 0; facts->parts && s < end; s++) {
+        if (s == first) from = part;
+        for (uint64_t left = lengths[s]; left > 0; part++)
+            left -= parts[part];
+    }
+    to = part;
+    memmove(lengths + first, lengths + end, (samples - end) * sizeof *lengths);
+    lengths += samples - (end - first);
+    memmove(lengths, parts, from * sizeof *parts);
+    if (facts->parts) memmove(lengths + from, parts + to, (facts->parts - to) * sizeof *parts);
+    facts->parts -= to - from;
+}
+
 enum aq_status aq_plan_lengths_take(struct aq_plan *plan, uint64_t train_samples, uint32_t *lengths)
 {
     struct aq_job_facts *facts = &plan->facts;
-    const uint64_t train = facts->train_samples, all = train + facts->heldout_samples, bytes = sizeof *lengths;
+    const uint64_t train = facts->train_samples, bytes = sizeof *lengths;
     char place[PLACE_BYTES];
     uint64_t sum = 0;
-    memmove(lengths + train, lengths + train_samples, facts->heldout_samples * bytes);
+    if (train < train_samples) leave_out(facts, train, train_samples, train_samples + facts->heldout_samples, lengths);
+    const uint64_t all = aq_plan_lengths_count(facts);
     aq_job_place(plan->job, "data.train_samples_max", place, sizeof place);
     if (aq_lengths_characters(all, plan->job->train.T) > AQ_LENGTHS_TEXT_MAX)
         return aq_fail(AQ_INVAL, "manifest",
-                       "%s: data.train_samples_max: the lengths of %llu samples of up to %u tokens are more than "
-                       "%d KiB, which stages cannot be told; take at most %llu, held-out ones with them",
+                       "%s: data.train_samples_max: the lengths of %llu samples and parts of up to %u tokens are more "
+                       "than %d KiB, which stages cannot be told; take at most %llu, held-out ones with them",
                        place, (unsigned long long)all, plan->job->train.T, AQ_LENGTHS_TEXT_MAX >> 10,
                        (unsigned long long)aq_lengths_count_max(plan->job->train.T));
     for (uint64_t i = 0; i < train; i++)
@@ -135,22 +162,24 @@ enum aq_status aq_plan_lengths(const struct aq_plan *plan, char **text)
 {
     *text = NULL;
     if (!plan->lengths) return AQ_OK;
-    return aq_lengths_write(plan->lengths, plan->facts.train_samples + plan->facts.heldout_samples, plan->job->train.T,
-                            text);
+    return aq_lengths_write(plan->lengths, aq_plan_lengths_count(&plan->facts), plan->job->train.T, text);
 }
 
-/* Of both, one behind the other; where one has none, all its samples are whole. */
+/* Of both, one behind the other, and so their parts; where one has no lengths, all its samples are whole. */
 static enum aq_status lengths_join(const struct told *train, const struct told *heldout, uint32_t T, uint32_t **out)
 {
+    const struct told *const both[] = {train, heldout};
     void *memory;
     *out = NULL;
     if (!train->lengths && !heldout->lengths) return AQ_OK;
-    AQ_TRY(aq_alloc((train->samples + heldout->samples) * sizeof **out, &memory));
+    AQ_TRY(aq_alloc((train->samples + heldout->samples + train->parts + heldout->parts) * sizeof **out, &memory));
     uint32_t *at = *out = memory;
-    for (uint64_t i = 0; i < train->samples; i++)
-        *at++ = train->lengths ? train->lengths[i] : T;
-    for (uint64_t i = 0; i < heldout->samples; i++)
-        *at++ = heldout->lengths ? heldout->lengths[i] : T;
+    for (int b = 0; b < 2; b++)
+        for (uint64_t i = 0; i < both[b]->samples; i++)
+            *at++ = both[b]->lengths ? both[b]->lengths[i] : T;
+    for (int b = 0; b < 2; b++)
+        for (uint64_t i = 0; i < both[b]->parts; i++)
+            *at++ = both[b]->lengths[both[b]->samples + i];
     return AQ_OK;
 }
 
@@ -178,7 +207,8 @@ enum aq_status aq_plan_facts(const struct aq_job *job, struct aq_job_facts *out,
                                  .train_samples = train.samples,
                                  .train_digest = train.digest,
                                  .heldout_samples = heldout.samples,
-                                 .heldout_digest = heldout.digest};
+                                 .heldout_digest = heldout.digest,
+                                 .parts = train.parts + heldout.parts};
     if (train.vocabulary && train.outputs != train.vocabulary) facts.labels = train.outputs;
     if (aq_plan_weights_gone(job))
         facts.weights_digest = job->facts.weights_digest;

@@ -54,6 +54,7 @@ static const char *const extent[] = {"train.epochs",     "train.steps_max",   "t
  * was. */
 static const char *const silent[] = {
     "train.freeze",
+    "train.frozen_store",
     "train.staleness",
     "train.prediction",
     "lora.rank",
@@ -71,8 +72,10 @@ static const char *const silent[] = {
     "data.label_column",
     "data.labels",
     "data.pack",
+    "data.pack_mask",
     "train.early_stop",
     "checkpoint.best",
+    "edges.guard",
 };
 
 static bool names(const char *const *list, size_t count, const char *name)

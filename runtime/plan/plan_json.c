@@ -50,7 +50,11 @@ static json_t *stage_json(const struct aq_plan *plan, const struct aq_plan_costs
 
 static const char *transport_name(enum aq_transport_kind transport)
 {
-    return transport == AQ_TRANSPORT_LINKS ? "links" : transport == AQ_TRANSPORT_NCCL ? "nccl" : "auto";
+    static const char *const names[] = {[AQ_TRANSPORT_AUTO] = "auto",
+                                        [AQ_TRANSPORT_LINKS] = "links",
+                                        [AQ_TRANSPORT_NCCL] = "nccl",
+                                        [AQ_TRANSPORT_IPC] = "ipc"};
+    return names[transport];
 }
 
 static json_t *edge_json(const struct aq_plan *plan, uint32_t e)

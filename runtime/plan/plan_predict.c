@@ -133,13 +133,13 @@ static void place(struct aq_arena *arena, struct simulation *sim)
 
 /*
  * Headers go as they are; they are few, and the share of a body is taken for that of the whole frame. What is sure to
- * go by NCCL is neither paced nor packed.
+ * go from GPU to GPU is neither paced nor packed.
  */
 static void pipe_open(const struct simulation *sim, uint32_t edge, struct pipe *pipe, uint64_t step_bytes, double share)
 {
-    const bool nccl = aq_plan_edge_transport(sim->plan, edge) == AQ_TRANSPORT_NCCL;
-    const double rate = nccl ? 0 : aq_plan_lossy_rate(sim->plan, sim->costs, edge);
-    const double frame = nccl ? 0 : (double)step_bytes / sim->plan->micro_batches;
+    const bool carried = aq_plan_carries(sim->plan, edge);
+    const double rate = carried ? 0 : aq_plan_lossy_rate(sim->plan, sim->costs, edge);
+    const double frame = carried ? 0 : (double)step_bytes / sim->plan->micro_batches;
     pipe->window = sim->scene->windows[edge];
     pipe->done_at = DBL_MAX;
     pipe->seconds = rate > 0 ? frame * share * 8 / (rate * 1e6) : 0;
@@ -214,7 +214,7 @@ static bool pipe_finish(const struct simulation *sim, struct pipe *pipe)
 {
     if (pipe->done_at > sim->now) return false;
     const uint64_t number = pipe->arrived++;
-    const double late = aq_plan_lost_s(sim->costs, pipe->edge, pipe->forward, pipe->frame_bytes, number);
+    const double late = aq_plan_lost_s(sim->plan, sim->costs, pipe->edge, pipe->forward, pipe->frame_bytes, number);
     const double before = number ? pipe->arrives[number - 1] : 0; /* in order */
     pipe->arrives[number] = fmax(pipe->done_at + pipe->delay + late, before);
     pipe->done_at = DBL_MAX;

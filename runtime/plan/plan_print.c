@@ -126,7 +126,9 @@ static const char *edge_transport_text(enum aq_transport_kind transport)
 {
     if (transport == AQ_TRANSPORT_LINKS) return "over links";
     if (transport == AQ_TRANSPORT_NCCL) return "over NCCL, from GPU to GPU, as coded; frames' heads over links";
-    return "over NCCL where the two stages have GPUs of their own on one machine, else over links";
+    if (transport == AQ_TRANSPORT_IPC) return "by CUDA IPC, from GPU to GPU, as coded; frames' heads over links";
+    return "by CUDA IPC where the two stages' GPUs are on one machine, over NCCL where that cannot be and each has its "
+           "own, else over links";
 }
 
 static void print_edges(const struct aq_plan *plan, struct aq_text *text)

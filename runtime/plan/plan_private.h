@@ -113,7 +113,8 @@ enum aq_status aq_plan_flight(const struct aq_plan *plan, struct aq_plan_flight 
  * by lot. seed: another order of losses.
  */
 double aq_plan_lossy_rate(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t e);
-double aq_plan_lost_s(const struct aq_plan_costs *costs, uint32_t e, bool forward, double frame_bytes, uint64_t number);
+double aq_plan_lost_s(const struct aq_plan *plan, const struct aq_plan_costs *costs, uint32_t e, bool forward,
+                      double frame_bytes, uint64_t number);
 
 /* plan_cost.c: the same, of samples that edges which are still have seen before (costs->cold: have not). */
 void aq_plan_costs_still(const struct aq_plan *plan, const struct aq_plan_costs *costs, struct aq_plan_costs *out);

@@ -71,6 +71,12 @@ enum aq_transport_kind aq_plan_edge_transport(const struct aq_plan *plan, uint32
     return first;
 }
 
+bool aq_plan_carries(const struct aq_plan *plan, uint32_t edge)
+{
+    const enum aq_transport_kind transport = aq_plan_edge_transport(plan, edge);
+    return transport == AQ_TRANSPORT_NCCL || transport == AQ_TRANSPORT_IPC;
+}
+
 uint32_t aq_plan_reduce_candidates(const struct aq_plan *plan, struct aq_grad_candidate out[AQ_GRAD_CANDIDATES_MAX])
 {
     const struct aq_optimizer_config *config = &plan->job->train.optimizer;

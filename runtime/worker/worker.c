@@ -105,11 +105,25 @@ static void add_consumers(const struct aq_plan_stage *me, struct aq_text *what)
     }
 }
 
-/* All that the plan puts on the device, in one allocation; the scratch of the device's own stream it has already. */
+/* What a neighbour's process may map is allocated apart (edge_carry.c). */
+static uint64_t shared_bytes(const struct aq_worker *w)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < 2; i++) {
+        const bool there = i == 0 ? w->position > 0 : w->position + 1 < w->P;
+        if (there && aq_job_edge_transport(w->job, w->rank - 1 + i) != AQ_TRANSPORT_LINKS)
+            bytes += w->plan->edges[w->position - 1 + i].size.shared_bytes;
+    }
+    return bytes;
+}
+
+/*
+ * All else that the plan puts on the device, in one allocation; the scratch of the device's own stream it has already.
+ */
 static enum aq_status reserve(struct aq_worker *w)
 {
     const bool gpu = w->me->config.weights_16bit;
-    const uint64_t bytes = w->me->device_bytes - (gpu ? aq_device_stream_bytes() : 0);
+    const uint64_t bytes = w->me->device_bytes - (gpu ? aq_device_stream_bytes() + shared_bytes(w) : 0);
     struct aq_text what = {0};
     aq_text_add(&what, "stage %u:", w->rank);
     add_consumers(w->me, &what);
@@ -139,11 +153,13 @@ static enum aq_status tell_memory(const struct aq_worker *w, const char *when)
 
 /*
  * A kernel that is loaded when it is first called may wait for all that runs on its GPU. Where NCCL's wait there for
- * the neighbour, whose own first call may wait for ours, kernels are loaded when the process begins.
+ * another rank, whose own first call may wait for ours, kernels are loaded when the process begins; those that libraries
+ * load all the same, when the stage is warmed up (worker_warm.c).
  */
 static bool may_carry(const struct aq_worker *w)
 {
-    return (w->position > 0 && aq_job_edge_transport(w->job, w->rank - 1) != AQ_TRANSPORT_LINKS) ||
+    return (w->W > 1 && w->job->reduce.transport != AQ_TRANSPORT_LINKS) ||
+           (w->position > 0 && aq_job_edge_transport(w->job, w->rank - 1) != AQ_TRANSPORT_LINKS) ||
            (w->position + 1 < w->P && aq_job_edge_transport(w->job, w->rank) != AQ_TRANSPORT_LINKS);
 }
 
@@ -202,6 +218,38 @@ static enum aq_status open_optimizer(struct aq_worker *w)
     return AQ_OK;
 }
 
+/* Where each sample's parts are: together they are as long as it is. */
+static enum aq_status open_parts(struct aq_worker *w)
+{
+    const struct aq_job_facts *facts = &w->plan->facts;
+    const uint64_t samples = facts->train_samples + facts->heldout_samples;
+    void *memory;
+    AQ_TRY(aq_alloc((samples + 1) * sizeof(uint32_t), &memory));
+    w->part_first = memory;
+    w->parts = w->train_lengths + samples;
+    uint64_t part = 0;
+    for (uint64_t s = 0; s < samples; s++) {
+        w->part_first[s] = (uint32_t)part;
+        for (uint64_t have = 0; have < w->train_lengths[s]; part++) {
+            if (part == facts->parts || w->parts[part] > w->train_lengths[s] - have)
+                return aq_fail(AQ_PROTO, "worker", "the parts of sample %" PRIu64 " are not as long as it", s);
+            have += w->parts[part];
+        }
+    }
+    w->part_first[samples] = (uint32_t)part;
+    if (part != facts->parts) return aq_fail(AQ_PROTO, "worker", "parts are left behind the last sample");
+    return AQ_OK;
+}
+
+const uint32_t *aq_worker_starts(const struct aq_worker *w, bool heldout, uint64_t sample, uint32_t row)
+{
+    const uint64_t at = sample + (heldout ? w->plan->facts.train_samples : 0);
+    if (!w->parts) return NULL;
+    uint32_t *to = w->starts + (uint64_t)row * w->job->train.T;
+    aq_dataset_starts(w->parts + w->part_first[at], w->part_first[at + 1] - w->part_first[at], w->job->train.T, to);
+    return to;
+}
+
 /*
  * How long each sample is: a stage without data is told by the launcher, who has read it; the digest is in the plan, so
  * that both ends of an edge know the same.
@@ -209,10 +257,11 @@ static enum aq_status open_optimizer(struct aq_worker *w)
 static enum aq_status open_lengths(struct aq_worker *w, const json_t *start)
 {
     const struct aq_job_facts *facts = &w->plan->facts;
-    const uint64_t all = facts->train_samples + facts->heldout_samples;
+    const uint64_t all = aq_plan_lengths_count(facts);
     const char *text;
     void *memory;
     if (!facts->lengths_digest) return AQ_OK;
+    if (facts->parts > UINT32_MAX) return aq_fail(AQ_PROTO, "worker", "samples of too many parts");
     AQ_TRY(aq_control_get_text(start, "lengths", &text));
     AQ_TRY(aq_alloc(all * sizeof(uint32_t), &memory));
     w->lengths_memory = memory;
@@ -221,7 +270,7 @@ static enum aq_status open_lengths(struct aq_worker *w, const json_t *start)
         return aq_fail(AQ_PROTO, "worker", "told of other lengths of the samples than the plan's");
     w->train_lengths = memory;
     w->heldout_lengths = w->train_lengths + facts->train_samples;
-    return AQ_OK;
+    return facts->parts ? open_parts(w) : AQ_OK;
 }
 
 /* The data that this stage reads has samples of the lengths that it was told. */
@@ -272,6 +321,7 @@ static enum aq_status open_data(struct aq_worker *w)
     for (int pass = 0; pass < 2; pass++) {
         w->sample_ids = aq_arena_take(&arena, B * sizeof *w->sample_ids);
         w->lengths = aq_arena_take(&arena, B * sizeof *w->lengths);
+        if (w->parts) w->starts = aq_arena_take(&arena, ((size_t)B + 1) * T * sizeof *w->starts);
         for (uint32_t i = 0; i < batch->field_count; i++)
             batch->fields[i].values = aq_arena_take(&arena, (size_t)B * batch->fields[i].count * AQ_FIELD_BYTES);
         if (pass > 0) break;
@@ -320,9 +370,18 @@ static enum aq_status keep_frozen(struct aq_worker *w)
     return aq_checkpoint_frozen_write(&checkpoint);
 }
 
+static void guard_init(struct aq_worker *w)
+{
+    struct aq_codec_config rungs[AQ_EDGE_RUNGS];
+    const struct aq_edge_shape *shape = &w->plan->edges[w->position].shape;
+    aq_edge_guard_init(&w->guard, w->position, aq_edge_ladder(&shape->forward, rungs),
+                       (uint32_t)w->plan->steps_per_epoch);
+}
+
 static enum aq_status load_weights(struct aq_worker *w, uint64_t resume)
 {
     w->loss_scale = aq_loss_scale_of(w->job); /* a checkpoint may know better */
+    if (aq_worker_guard(w)) guard_init(w);
     w->step = w->resumed_at = resume;
     if (!resume) AQ_TRY(begin_weights(w));
     AQ_TRY(load_frozen(w, resume));
@@ -426,18 +485,19 @@ static enum aq_status open_edges(struct aq_worker *w)
         config.link = w->pipeline.link_in;
         config.cache = edge->size.message_bytes ? w->pipeline.cache : NULL;
         AQ_TRY(aq_edge_open(&config, &w->pipeline.in));
-        AQ_TRY(aq_edge_join(w->pipeline.in, aq_job_edge_transport(w->job, w->rank - 1)));
     }
     if (w->position + 1 < w->P) {
         const struct aq_plan_edge *edge = &w->plan->edges[w->position];
         config.shape = &edge->shape;
         config.sender = true;
         config.link = w->pipeline.link_out;
+        config.guard = aq_worker_guard(w);
         config.cache = edge->size.message_bytes ? w->pipeline.cache : NULL;
         AQ_TRY(aq_edge_open(&config, &w->pipeline.out));
-        AQ_TRY(aq_edge_join(w->pipeline.out, aq_job_edge_transport(w->job, w->rank)));
     }
-    return AQ_OK;
+    AQ_TRY(aq_worker_warm_edges(w));
+    if (w->pipeline.in) AQ_TRY(aq_edge_join(w->pipeline.in, aq_job_edge_transport(w->job, w->rank - 1)));
+    return w->pipeline.out ? aq_edge_join(w->pipeline.out, aq_job_edge_transport(w->job, w->rank)) : AQ_OK;
 }
 
 /* What is done before the first step, in this order: for the pulse, the log, and whoever waits for the launcher. */
@@ -472,11 +532,13 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(begins(w, AQ_DOING_WEIGHTS));
     AQ_TRY(load_weights(w, aq_control_u64_or(start, "resume", 0)));
     AQ_TRY(aq_worker_snapshot_open(w));
+    AQ_TRY(aq_worker_warm(w));
     AQ_TRY(begins(w, AQ_DOING_CACHE));
     AQ_TRY(open_cache(w));
     AQ_TRY(begins(w, AQ_DOING_CONNECT));
     AQ_TRY(aq_worker_links_open(w));
     AQ_TRY(aq_worker_group_open(w));
+    AQ_TRY(aq_worker_warm_reduction(w));
     AQ_TRY(open_edges(w));
     AQ_TRY(aq_worker_mirror_open(w));
     AQ_TRY(aq_worker_versions_open(w));
@@ -617,6 +679,7 @@ static void close_all(struct aq_worker *w, enum aq_status status)
         aq_sampler_close(w->targets.samplers[r]);
     aq_free((void *)w->targets.samplers);
     aq_free(w->lengths_memory);
+    aq_free(w->part_first);
     aq_dataset_close(w->train);
     aq_dataset_close(w->heldout);
     aq_optimizer_close(w->optimizer);

@@ -202,6 +202,9 @@ struct aq_worker {
     uint64_t *sample_ids;  /* B */
     uint32_t *lengths;     /* B: tokens of these samples that are real */
     const uint32_t *train_lengths, *heldout_lengths; /* of all; NULL: all are T */
+    const uint32_t *parts;                           /* of all training samples, then of held-out ones; or NULL */
+    uint32_t *part_first;                            /* then, of each of these and the end: its first one       */
+    uint32_t *starts;                                /* (B + 1, T): of a batch, and of a sample that is made again */
     struct aq_worker_targets {
         struct aq_sampler **samplers; /* of each replica: where samples have fewer targets than places; else NULL */
         uint64_t step;                /* of which `all` is known, plus one                                         */
@@ -226,6 +229,7 @@ struct aq_worker {
     bool final;          /* the last step is done: its checkpoint is the last */
     bool stopped;
     struct aq_loss_scale loss_scale;
+    struct aq_edge_guard guard; /* of the cut behind this stage, where its shape has one */
     uint32_t skipped_in_row;
     struct aq_worker_steps steps;
     struct aq_worker_times times;      /* of steps.now  */
@@ -270,6 +274,14 @@ bool aq_worker_looks(const struct aq_worker *worker, uint64_t steps);
 /* worker_device.c: streams, values at the cuts, events; the stage is open. Closing takes half-open ones. */
 enum aq_status aq_worker_device_open(struct aq_worker *worker);
 void aq_worker_device_close(struct aq_worker *worker);
+
+/*
+ * worker_warm.c: everything once, where it runs on a GPU. The stage, when it has its weights, before links open; a
+ * reduction, when the group is open; the edges' codecs, before they are joined. Results do not depend on it.
+ */
+enum aq_status aq_worker_warm(struct aq_worker *worker);
+enum aq_status aq_worker_warm_reduction(struct aq_worker *worker);
+enum aq_status aq_worker_warm_edges(struct aq_worker *worker);
 
 /* worker_device.c: wait for all streams, whatever they say: before what they work on is closed. */
 void aq_worker_device_quiet(struct aq_worker *worker);
@@ -392,6 +404,9 @@ enum aq_status aq_worker_agree(struct aq_worker *worker);
 /* worker_eval.c: the held-out samples through the whole pipeline, uncompressed; the last stage reports the loss. */
 enum aq_status aq_worker_evaluate(struct aq_worker *worker);
 
+/* worker_snapshot.c: the guard of the cut behind this stage; NULL: it has none. */
+struct aq_edge_guard *aq_worker_guard(struct aq_worker *worker);
+
 /* worker_snapshot.c: this stage's checkpoints. Borrows from the worker. */
 struct aq_checkpoint aq_worker_checkpoint(struct aq_worker *worker);
 
@@ -437,6 +452,9 @@ enum aq_status aq_worker_stop_heard(struct aq_worker *worker);
 
 /* Pump both edges. */
 enum aq_status aq_worker_pump(struct aq_worker *worker);
+
+/* worker.c: where the parts of a sample begin, as row `row` of worker->starts; NULL: samples have none. */
+const uint32_t *aq_worker_starts(const struct aq_worker *worker, bool heldout, uint64_t sample, uint32_t row);
 
 /*
  * worker_still.c: is the edge out still (edge.h)? Then this stage trains nothing: RECV_FWD, FORWARD and SEND_FWD there,

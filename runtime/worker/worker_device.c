@@ -166,6 +166,9 @@ enum aq_status aq_worker_forward(struct aq_worker *w, const struct aq_worker_run
     aq_worker_batch(w, run->step, instruction->micro_batch, &batch);
     w->batch.samples = batch.samples;
     w->batch.lengths = batch.lengths;
+    w->batch.starts = w->parts ? w->starts : NULL;
+    for (uint32_t i = 0; i < batch.samples; i++)
+        (void)aq_worker_starts(w, false, batch.sample_ids[i] - w->job->data.skip, i);
     for (uint32_t i = 0; w->train && i < batch.samples; i++)
         AQ_TRY(aq_dataset_put(w->train, batch.sample_ids[i] - w->job->data.skip, &w->batch, i));
     const double targets = step_targets(w, run->step);

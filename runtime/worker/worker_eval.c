@@ -70,6 +70,9 @@ static enum aq_status evaluate_batch(struct aq_worker *worker, uint32_t micro_ba
                                         .flags = flags};
     worker->batch.samples = samples;
     worker->batch.lengths = lengths;
+    worker->batch.starts = worker->parts ? worker->starts : NULL;
+    for (uint32_t i = 0; i < samples; i++)
+        (void)aq_worker_starts(worker, true, first + i, i);
     for (uint32_t i = 0; worker->heldout && i < samples; i++)
         AQ_TRY(aq_dataset_put(worker->heldout, first + i, &worker->batch, i));
     if (!is_first) AQ_TRY(receive(worker, &batch));

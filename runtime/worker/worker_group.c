@@ -60,6 +60,7 @@ enum aq_status aq_worker_group_open(struct aq_worker *worker)
                                            .stream = worker->stream,
                                            .silence_ns = worker->silence_ns,
                                            .piece_bytes = AQ_PLAN_PIECE_BYTES,
+                                           .values = aq_stage_parameter_count(worker->stage),
                                            .meanwhile = worker->job->train.staleness ? aq_worker_meanwhile : NULL,
                                            .context = worker};
     AQ_TRY(aq_group_open_links(&config, &worker->replicas.group));

@@ -11,9 +11,18 @@ static double ratio(double part, double whole)
     return whole > 0 ? sqrt(part / whole) : 0;
 }
 
-/* The live measures of the edge that this stage sends activations over. */
-static void add_measures(json_t *line, const struct aq_edge_measures *m)
+/* The live measures of the edges that this stage sends over: activations on, gradients back. */
+static void add_measures(const struct aq_worker *worker, json_t *line, const struct aq_edge_measures *m,
+                         const struct aq_edge_measures *in)
 {
+    if (in->gradient2 > 0)
+        json_object_set_new(line, "gradient_error_ratio", aq_control_number(ratio(in->gradient_error2, in->gradient2)));
+    if (worker->job->guard && worker->pipeline.out) {
+        json_object_set_new(line, "forward_bits", aq_control_number(m->bits));
+        json_object_set_new(line, "afresh", json_integer((json_int_t)m->afresh));
+    }
+    if (m->warm_delta2 > 0)
+        json_object_set_new(line, "contraction", aq_control_number(ratio(m->warm_error2, m->warm_delta2)));
     if (m->values <= 0) return;
     const double mean = m->sum_a / m->values, rms = sqrt(m->sum_a2 / m->values);
     json_object_set_new(line, "delta_ratio", aq_control_number(ratio(m->sum_delta2, m->sum_a2)));
@@ -130,7 +139,7 @@ enum aq_status aq_worker_report_step(struct aq_worker *worker)
     }
     if (worker->position + 1 == worker->P && t->loss_targets > 0)
         json_object_set_new(line, "loss", aq_control_number(t->loss_sum / (double)t->loss_targets));
-    add_measures(line, &out);
+    add_measures(worker, line, &out, &in);
     return aq_control_send(worker->control, line);
 }
 

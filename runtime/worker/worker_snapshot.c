@@ -20,6 +20,11 @@
 #define COPY_BYTES_S_MIN (1u << 17)                    /* a link of 1 Mbit/s */
 #define LOOK_NS          (20ull * 1000 * 1000)         /* edges and control channel have no common bell */
 
+struct aq_edge_guard *aq_worker_guard(struct aq_worker *w)
+{
+    return w->position + 1 < w->P && w->plan->edges[w->position].shape.guard ? &w->guard : NULL;
+}
+
 struct aq_checkpoint aq_worker_checkpoint(struct aq_worker *w)
 {
     struct aq_checkpoint_run run;
@@ -32,6 +37,7 @@ struct aq_checkpoint aq_worker_checkpoint(struct aq_worker *w)
                                   .optimizer = w->optimizer,
                                   .stale = w->job->train.staleness > 0,
                                   .loss_scale = aq_loss_scale_moves(&w->loss_scale) ? w->loss_scale.state : NULL,
+                                  .guard = aq_worker_guard(w) ? w->guard.state : NULL,
                                   .frozen_digest = w->frozen_digest,
                                   .pending = aq_optimizer_config_pending(&w->job->train.optimizer)};
 }
@@ -288,6 +294,7 @@ enum aq_status aq_worker_snapshot_begin(struct aq_worker *w)
     /* A disk that has gone since must not get a checkpoint where it was mounted. */
     AQ_TRY(aq_owned_check(w->checkpoint_folder, AQ_OWNED_CHECKPOINT, w->run_id));
     if (w->pipeline.cache) AQ_TRY(aq_cache_mark_begin(w->pipeline.cache, w->step));
+    if (aq_worker_guard(w)) aq_edge_guard_settle(&w->guard);
     AQ_TRY(aq_checkpoint_writer_begin(w->checkpoints.writer, w->step));
     w->checkpoints.step = w->step;
     w->checkpoints.begin_ns = begin;

@@ -62,7 +62,8 @@ void aq_worker_batch(struct aq_worker *worker, uint64_t step, uint32_t micro_bat
                                     .micro_batch = micro_batch,
                                     .samples = samples,
                                     .sample_ids = worker->sample_ids,
-                                    .lengths = worker->train_lengths ? worker->lengths : NULL};
+                                    .lengths = worker->train_lengths ? worker->lengths : NULL,
+                                    .rate = aq_plan_learning_rate(worker->plan, step + 1)};
 }
 
 static enum aq_status prefetch(struct aq_worker *worker, uint64_t step, uint32_t micro_batch)
@@ -526,6 +527,21 @@ static enum aq_status skip(struct aq_worker *worker)
                    train->skips_max, (double)train->lr);
 }
 
+/* An update, with what follows on it: where the optimizer can, its kernels clear gradients and round weights, too. */
+static enum aq_status update(struct aq_worker *worker, float scale)
+{
+    struct aq_stage *stage = worker->stage;
+    const float lr = aq_plan_learning_rate(worker->plan, worker->step + 1);
+    struct aq_optimizer_ending ending = {.gradients = aq_stage_gradients(stage)};
+    ending.rounded = aq_stage_rounded(stage, &ending.type);
+    AQ_TRY(aq_optimizer_begin(worker->optimizer, aq_stage_parameters(stage), ending.gradients, lr, scale,
+                              worker->step + 1, worker->stream));
+    const bool ends = aq_optimizer_ends(worker->optimizer, &ending);
+    AQ_TRY(aq_worker_rounds(worker));
+    worker->times.cleared = worker->times.cleared || ends;
+    return ends ? AQ_OK : aq_stage_parameters_changed(stage, worker->stream);
+}
+
 /* The optimizer; a step whose norm is not finite is skipped, on every rank alike because all have the same total. */
 static enum aq_status optimize(struct aq_worker *worker)
 {
@@ -547,11 +563,7 @@ static enum aq_status optimize(struct aq_worker *worker)
         float scale = 1;
         if (train->clip > 0 && gradient_norm > (double)train->clip)
             scale = (float)((double)train->clip / gradient_norm);
-        const float lr = aq_plan_learning_rate(worker->plan, worker->step + 1);
-        AQ_TRY(aq_optimizer_begin(worker->optimizer, aq_stage_parameters(worker->stage),
-                                  aq_stage_gradients(worker->stage), lr, scale, worker->step + 1, worker->stream));
-        AQ_TRY(aq_worker_rounds(worker));
-        AQ_TRY(aq_stage_parameters_changed(worker->stage, worker->stream));
+        AQ_TRY(update(worker, scale));
         worker->skipped_in_row = 0;
         aq_loss_scale_good(&worker->loss_scale);
     }

@@ -78,6 +78,8 @@ static enum aq_status forward_alone(struct aq_worker *worker, const struct aq_ed
     const struct aq_values *x = &worker->pipeline.dx[0], *y = &worker->pipeline.dy[0];
     worker->batch.samples = 1;
     worker->batch.lengths = batch->lengths;
+    worker->batch.starts =
+        aq_worker_starts(worker, false, batch->sample_ids[0] - worker->job->data.skip, worker->me->config.B);
     if (worker->train)
         AQ_TRY(aq_dataset_put(worker->train, batch->sample_ids[0] - worker->job->data.skip, &worker->batch, 0));
     const struct aq_stage_input input = {
@@ -102,10 +104,11 @@ enum aq_status aq_worker_still_advance(struct aq_worker *worker)
         batch.lengths = &rows;
     }
     const uint32_t samples = worker->batch.samples; /* an evaluation may be between taking and using its own */
-    const uint32_t *lengths = worker->batch.lengths;
+    const uint32_t *lengths = worker->batch.lengths, *starts = worker->batch.starts;
     enum aq_status status = forward_alone(worker, &batch);
     worker->batch.samples = samples;
     worker->batch.lengths = lengths;
+    worker->batch.starts = starts;
     AQ_TRY(status);
     status = aq_edge_remade(worker->pipeline.out, &batch, &worker->pipeline.dy[0], worker->pipeline.send_stream);
     return status == AQ_AGAIN ? AQ_OK : status;

@@ -102,6 +102,28 @@ const uint32_t *aq_dataset_lengths(const struct aq_dataset *dataset)
     return dataset->facts.lengths ? dataset->facts.lengths + dataset->skip : NULL;
 }
 
+const uint32_t *aq_dataset_parts(const struct aq_dataset *dataset, uint64_t *count)
+{
+    const struct dataset_facts *facts = &dataset->facts;
+    *count = 0;
+    if (!facts->parts) return NULL;
+    *count = facts->part_first[dataset->skip + dataset->count] - facts->part_first[dataset->skip];
+    return facts->parts + facts->part_first[dataset->skip];
+}
+
+void aq_dataset_starts(const uint32_t *parts, uint64_t count, uint32_t T, uint32_t *starts)
+{
+    uint32_t at = 0;
+    for (uint64_t p = 0; p < count; p++) {
+        AQ_ASSERT(parts[p] <= T - at);
+        for (uint32_t i = 0; i < parts[p]; i++)
+            starts[at + i] = at;
+        at += parts[p];
+    }
+    for (; at < T; at++)
+        starts[at] = at;
+}
+
 bool aq_dataset_masks(const struct aq_dataset *dataset)
 {
     return dataset->kind->targets != NULL;

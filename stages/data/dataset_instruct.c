@@ -9,8 +9,9 @@
  * A conversation of n tokens takes n - 1 places: `tokens` are all but its last, `targets` all but its first, and -1
  * where that is of no answer. What does not fit T places is cut off at the end; one that has no answer left is left
  * out. Conversations are packed into samples of T places, each into the first of the newest PACKS_OPEN samples that has
- * room, in the order of the files: what a sample holds never changes. They see those before them in their sample.
- * Without packing each is a sample. Behind a sample's last token is padding: samples have lengths.
+ * room, in the order of the files: what a sample holds never changes. They are its parts (stages/batch.h); with
+ * `together` they see those before them in their sample instead. Without packing each is a sample. Behind a sample's
+ * last token is padding: samples have lengths.
  *
  *     conversations   [0][1][2][3]...      starts in tokens, and what of each is learnt
  *     samples         [0 2][1][3 ...]      those of sample s: order[first[s]] .. order[first[s+1]-1]
@@ -41,6 +42,7 @@ struct instruct {
     uint32_t *order;             /* conversations, sample by sample            */
     uint64_t *first;             /* of each sample in order, and the end       */
     uint32_t *lengths, *targets; /* of each sample: places, and those that count */
+    uint32_t *parts;             /* places of each conversation, sample by sample; NULL: they are no parts */
     uint64_t samples;
     uint32_t T;
     int32_t padding;
@@ -277,6 +279,16 @@ static enum aq_status samples_make(struct instruct *of, bool packs)
     return AQ_OK;
 }
 
+static enum aq_status parts_make(struct instruct *of)
+{
+    void *memory;
+    AQ_TRY(aq_alloc(of->starts.count * sizeof *of->parts, &memory));
+    of->parts = memory;
+    for (uint64_t i = 0; i < of->starts.count; i++)
+        of->parts[i] = places_of(of, of->order[i]);
+    return AQ_OK;
+}
+
 static void facts_of(const struct instruct *of, const struct aq_tokenizer *tokenizer, struct dataset_facts *facts)
 {
     uint64_t digest = aq_digest(of->tokens.at, of->tokens.count * sizeof *of->tokens.at);
@@ -287,7 +299,9 @@ static void facts_of(const struct instruct *of, const struct aq_tokenizer *token
         .digest = aq_digest_seeded(of->lengths, of->samples * sizeof *of->lengths, digest),
         .outputs = aq_tokenizer_vocabulary(tokenizer),
         .vocabulary = aq_tokenizer_vocabulary(tokenizer),
-        .lengths = of->lengths};
+        .lengths = of->lengths,
+        .parts = of->parts,
+        .part_first = of->first};
 }
 
 static enum aq_status read_all(struct reader *reader, struct dataset_facts *facts)
@@ -301,6 +315,7 @@ static enum aq_status read_all(struct reader *reader, struct dataset_facts *fact
                        reader->config->paths[0], reader->config->path_count > 1 ? " and others" : "", to->T,
                        (unsigned long long)reader->left_out);
     AQ_TRY(samples_make(to, !reader->config->whole));
+    if (!reader->config->whole && !reader->config->together) AQ_TRY(parts_make(to));
     facts_of(to, reader->tokenizer, facts);
     aq_log(AREA, reader->left_out + reader->cut ? 1 : 2,
            "%llu conversations in %llu samples of T=%u; %llu cut, %llu without an answer within T left out",
@@ -334,6 +349,7 @@ static void instruct_close(void *state)
     aq_free(of->order);
     aq_free(of->first);
     aq_free(of->lengths);
+    aq_free(of->parts);
     aq_free(of->targets);
     aq_free(of);
 }
@@ -366,7 +382,8 @@ static uint32_t targets_of(const void *state, uint64_t sample)
 
 static uint64_t bytes(uint32_t T, uint64_t samples)
 {
-    return samples * (T + 1ull) * (sizeof(int32_t) + 1 + sizeof(uint64_t)); /* where each conversation has a token */
+    /* Where each conversation has a token. */
+    return samples * (T + 1ull) * (sizeof(int32_t) + 1 + sizeof(uint64_t) + sizeof(uint32_t));
 }
 
 extern const struct aq_dataset_kind aq_dataset_instruct;

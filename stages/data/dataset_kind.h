@@ -18,6 +18,8 @@ struct dataset_facts {
     uint32_t outputs;    /* how many values a target can have: tokens of the vocabulary, classes */
     uint32_t vocabulary; /* and a token; 0: there are none                                       */
     const uint32_t *lengths; /* tokens of each sample that are real, as long as the state; NULL: all */
+    const uint32_t *parts;   /* and of each of its parts, in order of samples; NULL: there are none   */
+    const uint64_t *part_first; /* then, of each sample and the end: which part is its first         */
 };
 
 struct aq_dataset_kind {

@@ -114,6 +114,12 @@ void layer_list_buffer(struct layer_list *list, const char *name, uint64_t colum
  */
 void layer_list_alias(struct layer_list *list, const char *name, const char *of, const char *hint);
 
+/* A frozen weight kept in 16 or 8 bits: scales NULL, or one for each AQ_UNPACK_GROUP values. */
+struct layer_packed {
+    const void *values;
+    const float *scales;
+};
+
 /* Of what a layer of a stage does now. */
 struct layer_run {
     struct aq_stage *stage;
@@ -122,6 +128,7 @@ struct layer_run {
     const struct layer *layer;
     const struct aq_task *task;
     float *const *w, *const *g; /* its tensors in the order that it named them, and their gradients (NULL: frozen) */
+    const struct layer_packed *packed; /* of those whose w is NULL: as they are kept (config->frozen_store)       */
     void *state, *slot;         /* its structs: of the stage, of the slot                                        */
     uint32_t slot_index;
     uint32_t samples, tokens; /* of this micro-batch                                                             */
@@ -138,6 +145,7 @@ struct layer_run {
     const struct aq_rng_key *adapter_keys; /* of adapters' masks: (adapter, 2, B), device; NULL: there are none  */
     const uint32_t *lengths;       /* tokens of each sample that are real, device; NULL: all                     */
     const uint32_t *host_lengths;  /* the same on the host; NULL: all                                            */
+    const uint32_t *starts;        /* (samples, tokens): where each token's part begins, device; NULL: one part  */
     struct aq_stream *stream;
 };
 
@@ -159,6 +167,7 @@ struct layer_kind {
     bool in_place;                    /* see above                                                                  */
     bool makes_ending;                /* of the layer below, in its backward                                        */
     bool extends;                     /* see below: forward knows run->first                                        */
+    bool parts;                       /* forward and backward know run->starts, or tokens do not meet in it         */
     uint32_t fresh;                   /* bit k: its tensor k begins untrained, and trains beside adapters           */
     uint32_t sites;                   /* dropout masks                                                              */
     uint32_t state_bytes, slot_bytes; /* of its structs on the host; at most LAYER_STRUCT_MAX                    */
@@ -215,6 +224,10 @@ enum aq_status layer_column_sum(const struct layer_run *run, const void *x, uint
                                 float *sums);
 /* Weights as products read them: fp32, or the device's copy in 16 bits. */
 const void *layer_operand(const struct layer_run *run, const float *weights, enum aq_element *type);
+/* Do products of such a stage on such a device read bf16 weights as they are kept? Else they are unpacked first. */
+bool layer_reads_bf16(const struct layer_run *run);
+/* Memory of one product's weights that are packed otherwise than products read them: of the widest. */
+void *layer_unpacked(const struct aq_stage *stage);
 /* Memory of the residual stream's gradient in the stage's type, for endings. */
 void *layer_rounded(const struct aq_stage *stage);
 /*

@@ -535,11 +535,10 @@ static enum aq_status branch_gradient(const struct layer_run *run, uint32_t site
     return copied ? aq_device_dropout(run->device, &args, run->stream) : AQ_OK;
 }
 
-static enum aq_status linear_gradients(const struct layer_run *run, const struct linear *linear, uint64_t rows,
-                                       const void *x, const void *dy)
+static enum aq_status product_gradients(const struct layer_run *run, const struct linear *linear, uint64_t rows,
+                                        const void *x, const void *dy)
 {
-    AQ_TRY(linear_weight_gradient(run, linear, rows, (struct linear_rows){x, 0}, (struct linear_rows){dy, 0}));
-    return linear_bias_gradient(run, linear, rows, (struct linear_rows){dy, 0});
+    return linear_gradients(run, linear, rows, (struct linear_rows){x, 0}, (struct linear_rows){dy, 0});
 }
 
 /* gradient: of the sum before LN3. Of the convolution's weights; work->dkernel is left for its input. */
@@ -563,7 +562,7 @@ static enum aq_status kernel_backward(const struct layer_run *run, const float *
     AQ_TRY(aq_device_dropout(run->device, &drop, run->stream)); /* a mask's factor and a slope in either order */
     AQ_TRY(aq_device_gelu_backward(run->device, &gelu, run->stream));
     AQ_TRY(unfold(run, x));
-    return linear_gradients(run, &kernel, run->rows_in, work->unfolded, work->dkernel);
+    return product_gradients(run, &kernel, run->rows_in, work->unfolded, work->dkernel);
 }
 
 static enum aq_status kernel_input_gradient(const struct layer_run *run, float *dx)
@@ -595,11 +594,11 @@ static enum aq_status mlp_backward(const struct layer_run *run, float *gradient)
         .count = run->rows_in * mlp.in, .type = type, .x = kept->inner, .dy = work->dinner, .dx = work->dinner};
     struct linear_rows branch = {0};
     AQ_TRY(branch_gradient(run, SITE_MLP, gradient, work->branch, &branch.at));
-    AQ_TRY(linear_gradients(run, &mlp, run->rows_in, kept->gated, branch.at));
+    AQ_TRY(product_gradients(run, &mlp, run->rows_in, kept->gated, branch.at));
     if (!linear_goes_on(run->layer, &mlp)) return AQ_OK;
     AQ_TRY(linear_input_gradient(run, &mlp, run->rows_in, branch, &dgated));
     AQ_TRY(aq_device_gelu_backward(run->device, &gelu, run->stream));
-    AQ_TRY(linear_gradients(run, &inner, run->rows_in, kept->norm1, work->dinner));
+    AQ_TRY(product_gradients(run, &inner, run->rows_in, kept->norm1, work->dinner));
     if (!linear_goes_on(run->layer, &inner)) return AQ_OK;
     return linear_input_gradient(run, &inner, run->rows_in, (struct linear_rows){work->dinner, 0}, &dnorm);
 }
@@ -620,7 +619,7 @@ static enum aq_status positions_backward(const struct layer_run *run)
                                           .dropout = layer_dropout(run, SITE_POSITIONS)};
     struct linear_rows dpositions = {0};
     AQ_TRY(deberta_operand(run, 2 * used.count * C, work->dpositions, work->dpositions_rounded, &dpositions.at));
-    AQ_TRY(linear_gradients(run, &heads, used.count, kept->table, dpositions.at));
+    AQ_TRY(product_gradients(run, &heads, used.count, kept->table, dpositions.at));
     if (!(run->layer->trained & (1u << TABLE | 1u << TABLE_NORM | 1u << TABLE_NORM_BIAS))) return AQ_OK;
     AQ_TRY(linear_input_gradient(run, &heads, used.count, dpositions, &to));
     if (run->dropped) AQ_TRY(aq_device_dropout(run->device, &drop, run->stream));
@@ -641,13 +640,13 @@ static enum aq_status attention_backward(const struct layer_run *run, const floa
     const void *operand = kept->x ? kept->x : (const void *)x;
     struct linear_rows branch = {0}, dqkv = {0};
     AQ_TRY(branch_gradient(run, SITE_PROJECTION, gradient, work->branch, &branch.at));
-    AQ_TRY(linear_gradients(run, &projection, run->rows_in, kept->attention, branch.at));
+    AQ_TRY(product_gradients(run, &projection, run->rows_in, kept->attention, branch.at));
     if (!linear_goes_on(run->layer, &projection)) return AQ_OK;
     AQ_TRY(linear_input_gradient(run, &projection, run->rows_in, branch, &dattention));
     const struct aq_disentangled attention = attention_of(run);
     AQ_TRY(aq_device_disentangled_backward(run->device, &attention, run->stream));
     AQ_TRY(deberta_operand(run, 3 * run->rows_in * heads.in, work->dqkv, work->dqkv_rounded, &dqkv.at));
-    AQ_TRY(linear_gradients(run, &heads, run->rows_in, operand, dqkv.at));
+    AQ_TRY(product_gradients(run, &heads, run->rows_in, operand, dqkv.at));
     AQ_TRY(positions_backward(run));
     return run->layer->passes ? linear_input_gradient(run, &heads, run->rows_in, dqkv, &dx) : AQ_OK;
 }

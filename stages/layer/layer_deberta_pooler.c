@@ -111,8 +111,7 @@ static enum aq_status backward(const struct layer_run *run, const float *x, cons
     (void)below;
     AQ_TRY(aq_device_dropout(run->device, &drop, run->stream));
     AQ_TRY(aq_device_gelu_backward(run->device, &gelu, run->stream));
-    AQ_TRY(linear_weight_gradient(run, &dense, run->samples, operand, of));
-    AQ_TRY(linear_bias_gradient(run, &dense, run->samples, of));
+    AQ_TRY(linear_gradients(run, &dense, run->samples, operand, of));
     if (!dx) return AQ_OK;
     AQ_TRY(linear_input_gradient(run, &dense, run->samples, of, &to));
     AQ_TRY(aq_device_zero(run->device, dx, run->rows_in * run->layer->in.columns * sizeof *dx, run->stream));

@@ -218,6 +218,7 @@ static struct aq_attention attention_of(const struct layer_run *run, const struc
                                  .qkv = kept->qkv,
                                  .out = kept->attention,
                                  .lse = kept->lse,
+                                 .starts = run->starts,
                                  .dropout = layer_dropout(run, SITE_ATTENTION)};
 }
 
@@ -323,7 +324,8 @@ static enum aq_status heads_forward(const struct layer_run *run, const struct de
                                  .k_gamma = tensor_of(run->w, shape, KEY_NORM),
                                  .plus = shape->form->plus,
                                  .epsilon = run->config->model.norm_eps,
-                                 .rstd = kept->rstd_heads};
+                                 .rstd = kept->rstd_heads,
+                                 .starts = run->starts};
     return shape->R || shape->heads_normed ? aq_device_rope(run->device, &args, run->stream) : AQ_OK;
 }
 
@@ -431,8 +433,7 @@ static enum aq_status mlp_weights(const struct layer_run *run, const struct deco
 {
     const struct decoder_slot *kept = run->slot;
     AQ_TRY(linear_weight_gradient(run, &shape->mlp, run->rows_in, rows_of(kept->after), rows_of(of->mlp)));
-    AQ_TRY(linear_weight_gradient(run, &shape->up, run->rows_in, rows_of(kept->norm2), rows_of(of->u)));
-    return linear_bias_gradient(run, &shape->up, run->rows_in, rows_of(of->u));
+    return linear_gradients(run, &shape->up, run->rows_in, rows_of(kept->norm2), rows_of(of->u));
 }
 
 static enum aq_status attention_weights(const struct layer_run *run, const struct decoder_shape *shape,
@@ -441,8 +442,7 @@ static enum aq_status attention_weights(const struct layer_run *run, const struc
     const struct decoder_slot *kept = run->slot;
     const struct linear *projection = &shape->projection;
     AQ_TRY(linear_weight_gradient(run, projection, run->rows_in, rows_of(kept->attention), rows_of(of->projection)));
-    AQ_TRY(linear_weight_gradient(run, &shape->in, run->rows_in, rows_of(kept->norm1), rows_of(of->qkv)));
-    return linear_bias_gradient(run, &shape->in, run->rows_in, rows_of(of->qkv));
+    return linear_gradients(run, &shape->in, run->rows_in, rows_of(kept->norm1), rows_of(of->qkv));
 }
 
 static enum aq_status weights(const struct layer_run *run, const float *x)
@@ -537,7 +537,8 @@ static enum aq_status heads_backward(const struct layer_run *run, const struct d
                                           .rstd = kept->rstd_heads,
                                           .plus = shape->form->plus,
                                           .dq_gamma = tensor_of(run->g, shape, QUERY_NORM),
-                                          .dk_gamma = tensor_of(run->g, shape, KEY_NORM)};
+                                          .dk_gamma = tensor_of(run->g, shape, KEY_NORM),
+                                          .starts = run->starts};
     return turned ? aq_device_rope_backward(run->device, &args, run->stream) : AQ_OK;
 }
 
@@ -579,6 +580,7 @@ const struct layer_kind layer_decoder = {.name = "decoder",
                                          .in_place = true,
                                          .makes_ending = true,
                                          .extends = true,
+                                         .parts = true,
                                          .sites = SITES,
                                          .state_bytes = sizeof(struct decoder_state),
                                          .slot_bytes = sizeof(struct decoder_slot),

@@ -87,6 +87,7 @@ static enum aq_status forward(const struct layer_run *run, const float *x, float
                                       .position_table = positions,
                                       .scale = scale_of(run),
                                       .x = y,
+                                      .starts = run->starts,
                                       .dropout = layer_dropout(run, 0)};
     return aq_device_embedding(run->device, &args, run->stream);
 }
@@ -104,6 +105,7 @@ static enum aq_status tables_gradient(const struct layer_run *run, const float *
                                                .position_gradient =
                                                    run->layer->form->positions ? run->g[POSITION_TABLE] : NULL,
                                                .scale = scale_of(run),
+                                               .starts = run->starts,
                                                .dropout = layer_dropout(run, 0)};
     return aq_device_embedding_backward(run->device, &args, run->stream);
 }
@@ -128,6 +130,7 @@ static enum aq_status weights(const struct layer_run *run, const float *x)
 
 const struct layer_kind layer_embedding = {.name = "embedding",
                                            .extends = true,
+                                           .parts = true,
                                            .sites = 1,
                                            .slot_bytes = sizeof(struct embedding_slot),
                                            .tensors = tensors,

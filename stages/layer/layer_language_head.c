@@ -290,6 +290,7 @@ static enum aq_status output(const struct layer_run *run, uint32_t row, float *v
 const struct layer_kind layer_language_head = {.name = "language_head",
                                                .makes_ending = true,
                                                .extends = true,
+                                               .parts = true,
                                                .state_bytes = sizeof(struct head_state),
                                                .slot_bytes = sizeof(struct head_slot),
                                                .tensors = tensors,

@@ -9,11 +9,19 @@ uint64_t linear_out(const struct linear *linear)
     return out;
 }
 
-/* Does tensor b lie behind the `count` floats of tensor a, and train like it? So its copies and gradients do. */
+/*
+ * Does tensor b lie behind the `count` values of tensor a, and train like it? So its copies and gradients do. What is
+ * unpacked before it is read is unpacked side by side.
+ */
 static bool follows(const struct layer_run *run, uint32_t a, uint32_t b, uint64_t count)
 {
     if (a == LAYER_NO_TENSOR || b == LAYER_NO_TENSOR) return a == b;
     const uint64_t trained = run->layer->trained;
+    if (!run->w[a] || !run->w[b]) {
+        const struct layer_packed *one = &run->packed[a], *next = &run->packed[b];
+        if (!one->values || !next->values) return false;
+        return one->scales || next->values == (const uint16_t *)one->values + count;
+    }
     return run->w[b] == run->w[a] + count && (trained >> a & 1) == (trained >> b & 1);
 }
 
@@ -33,6 +41,42 @@ static bool span_next(const struct layer_run *run, const struct linear *linear, 
         span->out += next->out;
     }
     return true;
+}
+
+/*
+ * The weights of a span as its product reads them. Packed ones in bf16 lie one after another (stage_packed.c), like
+ * those of fp32; where a product wants another type, and of 8 bits, they are unpacked into memory that all products of
+ * a stage share.
+ */
+static enum aq_status weights_of(const struct layer_run *run, const struct linear *linear,
+                                 const struct linear_span *span, const void **b, enum aq_element *type)
+{
+    uint8_t *to = layer_unpacked(run->stage);
+    if (run->w[span->weight]) {
+        *b = layer_operand(run, run->w[span->weight], type);
+        return AQ_OK;
+    }
+    *type = AQ_BF16;
+    *b = run->packed[span->weight].values;
+    if (!run->packed[span->weight].scales && layer_reads_bf16(run)) return AQ_OK;
+    *type = stage_type(run->config->precision);
+    *b = to;
+    for (uint32_t i = span->first; i < span->first + span->count; i++) {
+        const struct layer_packed *packed = &run->packed[linear->parts[i].weight];
+        const uint64_t count = linear->in * linear->parts[i].out;
+        const struct aq_unpack unpack = {
+            .count = count, .x = packed->values, .scales = packed->scales, .y = to, .y_type = *type};
+        const struct aq_dropout_apply widen = {.samples = 1,
+                                               .sample_elements = count,
+                                               .x = packed->values,
+                                               .x_type = AQ_BF16,
+                                               .y = to,
+                                               .y_type = *type};
+        AQ_TRY(packed->scales ? aq_device_unpack(run->device, &unpack, run->stream)
+                              : aq_device_dropout(run->device, &widen, run->stream));
+        to += count * aq_element_bytes(*type);
+    }
+    return AQ_OK;
 }
 
 static uint64_t stride_of(uint64_t stride, uint64_t columns)
@@ -55,7 +99,8 @@ enum aq_status linear_forward(const struct layer_run *run, const struct linear *
         AQ_ASSERT(span.count == linear->count || y->dropout.probability == 0.0f);
         const float *bias = span.bias == LAYER_NO_TENSOR ? NULL : run->w[span.bias];
         enum aq_element b_type, bias_type = AQ_F32;
-        const void *b = layer_operand(run, run->w[span.weight], &b_type);
+        const void *b;
+        AQ_TRY(weights_of(run, linear, &span, &b, &b_type));
         const void *rounded = bias && at == 2 ? layer_operand(run, bias, &bias_type) : NULL;
         struct aq_matmul args = {.M = rows,
                                        .N = span.out,
@@ -90,7 +135,8 @@ enum aq_status linear_input_gradient(const struct layer_run *run, const struct l
     for (struct linear_span span = {0}; span_next(run, linear, &span);) {
         AQ_ASSERT(span.count == linear->count || (dx->type == AQ_F32 && dx->after == AQ_AFTER_NONE));
         enum aq_element b_type;
-        const void *b = layer_operand(run, run->w[span.weight], &b_type);
+        const void *b;
+        AQ_TRY(weights_of(run, linear, &span, &b, &b_type));
         struct aq_matmul args = {.M = rows,
                                        .N = linear->in,
                                        .K = span.out,
@@ -114,52 +160,71 @@ enum aq_status linear_input_gradient(const struct layer_run *run, const struct l
     return AQ_OK;
 }
 
-enum aq_status linear_weight_gradient(const struct layer_run *run, const struct linear *linear, uint64_t rows,
-                                      struct linear_rows x, struct linear_rows dy)
+static enum aq_status bias_gradient(const struct layer_run *run, const struct linear_span *span, uint64_t rows,
+                                    struct linear_rows dy, float *sums)
+{
+    const struct aq_column_sum args = {.rows = rows,
+                                       .C = span->out,
+                                       .stride = dy.stride,
+                                       .x = dy.at,
+                                       .type = stage_type(run->config->precision),
+                                       .sums = sums};
+    return sums ? aq_device_column_sum(run->device, &args, run->stream) : AQ_OK;
+}
+
+/* dy: the span's columns. bias: its gradient, or NULL. Strides are not 0. */
+static enum aq_status span_gradients(const struct layer_run *run, const struct linear *linear,
+                                     const struct linear_span *span, uint64_t rows, struct linear_rows x,
+                                     struct linear_rows dy, float *bias)
+{
+    const enum aq_element type = stage_type(run->config->precision);
+    const struct linear_rows a = linear->out_in ? dy : x, b = linear->out_in ? x : dy;
+    const uint64_t M = linear->out_in ? span->out : linear->in, N = linear->out_in ? linear->in : span->out;
+    const struct aq_matmul args = {.M = M,
+                                   .N = N,
+                                   .K = rows,
+                                   .a = a.at,
+                                   .a_stride = a.stride,
+                                   .a_type = type,
+                                   .a_transposed = true,
+                                   .b = b.at,
+                                   .b_stride = b.stride,
+                                   .b_type = type,
+                                   .compute = stage_compute(run->config->precision),
+                                   .c = run->g[span->weight],
+                                   .c_stride = N,
+                                   .c_type = AQ_F32,
+                                   .accumulate = true,
+                                   .sums_a = linear->out_in ? bias : NULL,
+                                   .sums_b = linear->out_in ? NULL : bias};
+    return run->g[span->weight] ? aq_device_matmul(run->device, &args, run->stream)
+                                : bias_gradient(run, span, rows, dy, bias);
+}
+
+static enum aq_status gradients(const struct layer_run *run, const struct linear *linear, uint64_t rows,
+                                struct linear_rows x, struct linear_rows dy, bool biases)
 {
     const enum aq_element type = stage_type(run->config->precision);
     x.stride = stride_of(x.stride, linear->in);
     dy.stride = stride_of(dy.stride, linear_out(linear));
     for (struct linear_span span = {0}; span_next(run, linear, &span);) {
-        if (!run->g[span.weight]) continue;
         const struct linear_rows of = {columns_from(dy.at, type, span.column), dy.stride};
-        const struct linear_rows a = linear->out_in ? of : x, b = linear->out_in ? x : of;
-        const uint64_t M = linear->out_in ? span.out : linear->in, N = linear->out_in ? linear->in : span.out;
-        const struct aq_matmul args = {.M = M,
-                                       .N = N,
-                                       .K = rows,
-                                       .a = a.at,
-                                       .a_stride = a.stride,
-                                       .a_type = type,
-                                       .a_transposed = true,
-                                       .b = b.at,
-                                       .b_stride = b.stride,
-                                       .b_type = type,
-                                       .compute = stage_compute(run->config->precision),
-                                       .c = run->g[span.weight],
-                                       .c_stride = N,
-                                       .c_type = AQ_F32,
-                                       .accumulate = true};
-        AQ_TRY(aq_device_matmul(run->device, &args, run->stream));
+        float *bias = biases && span.bias != LAYER_NO_TENSOR ? run->g[span.bias] : NULL;
+        AQ_TRY(span_gradients(run, linear, &span, rows, x, of, bias));
     }
     return linear_adapter_weight_gradient(run, linear, rows, x, dy);
 }
 
-enum aq_status linear_bias_gradient(const struct layer_run *run, const struct linear *linear, uint64_t rows,
-                                    struct linear_rows dy)
+enum aq_status linear_weight_gradient(const struct layer_run *run, const struct linear *linear, uint64_t rows,
+                                      struct linear_rows x, struct linear_rows dy)
 {
-    const enum aq_element type = stage_type(run->config->precision);
-    for (struct linear_span span = {0}; span_next(run, linear, &span);) {
-        if (span.bias == LAYER_NO_TENSOR || !run->g[span.bias]) continue;
-        const struct aq_column_sum args = {.rows = rows,
-                                           .C = span.out,
-                                           .stride = stride_of(dy.stride, linear_out(linear)),
-                                           .x = columns_from(dy.at, type, span.column),
-                                           .type = type,
-                                           .sums = run->g[span.bias]};
-        AQ_TRY(aq_device_column_sum(run->device, &args, run->stream));
-    }
-    return AQ_OK;
+    return gradients(run, linear, rows, x, dy, false);
+}
+
+enum aq_status linear_gradients(const struct layer_run *run, const struct linear *linear, uint64_t rows,
+                                struct linear_rows x, struct linear_rows dy)
+{
+    return gradients(run, linear, rows, x, dy, true);
 }
 
 void linear_flops(const struct layer *layer, const struct linear *linear, double rows, struct layer_flops *out)

@@ -78,9 +78,9 @@ enum aq_status linear_input_gradient(const struct layer_run *run, const struct l
 enum aq_status linear_weight_gradient(const struct layer_run *run, const struct linear *linear, uint64_t rows,
                                       struct linear_rows x, struct linear_rows dy);
 
-/* db += the columns of dy, of what trains. */
-enum aq_status linear_bias_gradient(const struct layer_run *run, const struct linear *linear, uint64_t rows,
-                                    struct linear_rows dy);
+/* The same, and db += the sums of dy's columns: in the product, where the device can. */
+enum aq_status linear_gradients(const struct layer_run *run, const struct linear *linear, uint64_t rows,
+                                struct linear_rows x, struct linear_rows dy);
 
 /* Adds what forward and backward of so many rows do. */
 void linear_flops(const struct layer *layer, const struct linear *linear, double rows, struct layer_flops *out);

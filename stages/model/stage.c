@@ -194,6 +194,13 @@ static enum aq_status config_check(const struct aq_stage_config *config)
         return aq_fail(AQ_INVAL, "stage", "tokens one after another are for inference alone");
     if (config->extends && !aq_model_extends(&config->model, &key))
         return aq_fail(AQ_INVAL, "stage", "a layer of kind %s computes all tokens of a sample at once", key);
+    for (uint32_t l = config->layer_first; config->parts && l < config->layer_end; l++) {
+        struct layer layer;
+        stage_layer(&config->model, config->T, l, &layer);
+        if (!layer.kind->parts)
+            return aq_fail(AQ_INVAL, "stage", "a layer of kind %s does not know the parts of a sample",
+                           layer.kind->name);
+    }
     if (config->slots == 0 || config->slots > 4096)
         return aq_fail(AQ_INVAL, "stage", "%u slots: 1 to 4096", config->slots);
     if (config->lora.rank > AQ_LORA_RANK_MAX || (config->lora.rank && !(config->lora.alpha > 0)))
@@ -201,6 +208,8 @@ static enum aq_status config_check(const struct aq_stage_config *config)
                        config->lora.rank, (double)config->lora.alpha, AQ_LORA_RANK_MAX);
     if (!(config->lora.dropout >= 0.0f && config->lora.dropout < 1.0f))
         return aq_fail(AQ_INVAL, "stage", "adapters with dropout %g: 0 to below 1", (double)config->lora.dropout);
+    if (config->frozen_store > AQ_FROZEN_Q8)
+        return aq_fail(AQ_INVAL, "stage", "frozen weights kept as %d: fp32, bf16 or q8", (int)config->frozen_store);
     if (config->precision < AQ_STAGE_FP32 || config->precision > AQ_STAGE_FP16)
         return aq_fail(AQ_INVAL, "stage", "precision %d: fp32, tf32, bf16 or fp16", (int)config->precision);
     return AQ_OK;
@@ -245,15 +254,23 @@ enum aq_status aq_stage_measure(const struct aq_stage_config *config, struct aq_
     uint32_t count;
     AQ_TRY(stage_layers_measure(&mine, &size));
     AQ_TRY(stage_tensors(&mine, &tensors, &count, NULL));
-    for (uint32_t i = 0; i < count; i++)
-        *(tensors[i].info.buffer   ? &size.buffers
-          : tensors[i].info.frozen ? &size.frozen
-                                   : &size.parameters) += tensors[i].info.count;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct aq_tensor_info *info = &tensors[i].info;
+        *(info->buffer ? &size.buffers : info->frozen ? &size.frozen : &size.parameters) += info->count;
+        if (info->packed) size.packed += info->count;
+    }
+    struct stage_packed_place end;
+    size.packed_bytes = stage_packed_place(tensors, count, config->frozen_store, count, &end);
     aq_free(tensors);
     const bool rounds = config->weights_16bit && stage_type(config->precision) != AQ_F32;
     const uint64_t each = sizeof(float) + (rounds ? sizeof(uint16_t) : 0);
-    size.frozen_bytes = size.frozen * each;
+    size.frozen_bytes = (size.frozen - size.packed) * each;
     size.parameter_bytes = size.parameters * each + size.buffers * sizeof(float) + size.frozen_bytes;
+    if (size.packed) { /* they come last, as aligned as everything */
+        const uint64_t before = size.parameter_bytes;
+        size.parameter_bytes = (before + AQ_ALIGN - 1) / AQ_ALIGN * AQ_ALIGN + size.packed_bytes;
+        size.frozen_bytes += size.parameter_bytes - before;
+    }
     size.gradient_bytes = config->inference ? 0 : size.parameters * sizeof(float);
     if (config->versions == 2) size.gradient_bytes = 2 * gradient_stride(&size) * sizeof(float);
     if (config->versions == 2) size.previous_bytes = size.parameters * each;
@@ -270,7 +287,9 @@ static enum aq_status buffers_open(struct aq_stage *stage)
     AQ_TRY(aq_device_alloc(stage->device, AQ_MEMORY_DEVICE, size->parameter_bytes, &memory));
     stage->parameters = memory;
     const bool rounds = stage->config.weights_16bit && stage_type(stage->config.precision) != AQ_F32;
-    if (rounds) stage->rounded[0] = (uint16_t *)(stage->parameters + size->parameters + size->buffers + size->frozen);
+    const uint64_t floats = size->parameters + size->buffers + (size->frozen - size->packed);
+    if (rounds) stage->rounded[0] = (uint16_t *)(stage->parameters + floats);
+    if (size->packed) stage->packed = (uint8_t *)stage->parameters + (size->parameter_bytes - size->packed_bytes);
     if (size->previous_bytes) {
         AQ_TRY(aq_device_alloc(stage->device, AQ_MEMORY_DEVICE, size->previous_bytes, &memory));
         stage->previous = memory;
@@ -304,6 +323,7 @@ enum aq_status aq_stage_open(struct aq_device *device, const struct aq_stage_con
     struct aq_stage *stage = memory;
     stage->device = device;
     stage->config = mine;
+    stage->one_type = info.rounds;
     stage->task = aq_task_find(mine.task);
     stage->size = size;
     stage->layer_count = mine.layer_end - mine.layer_first;
@@ -381,7 +401,7 @@ void aq_stage_frozen(const struct aq_stage *stage, uint32_t index, struct aq_ten
 
 uint64_t aq_stage_frozen_floats(const struct aq_stage *stage)
 {
-    return stage->size.frozen;
+    return stage->size.frozen - stage->size.packed;
 }
 
 uint64_t aq_stage_parameter_count(const struct aq_stage *stage)
@@ -402,6 +422,12 @@ float *aq_stage_parameters(struct aq_stage *stage)
 float *aq_stage_gradients(struct aq_stage *stage)
 {
     return stage->gradients[stage->gradient];
+}
+
+uint16_t *aq_stage_rounded(struct aq_stage *stage, enum aq_element *type)
+{
+    *type = stage_type(stage->config.precision);
+    return stage->rounded[0];
 }
 
 float *aq_stage_previous(struct aq_stage *stage)
@@ -431,6 +457,7 @@ enum aq_status aq_stage_keep(struct aq_stage *stage, struct aq_stream *stream)
 static enum aq_status tensor_init(struct aq_stage *stage, const struct layer_tensor *tensor, uint64_t seed)
 {
     const char *name = tensor->info.begins_as;
+    if (tensor->info.packed) return stage_packed_init(stage, tensor, seed);
     const struct aq_fill_normal fill = {.x = stage->parameters + tensor->info.offset,
                                         .count = tensor->info.count,
                                         .key = aq_rng_key(seed, AQ_RNG_INIT, aq_digest(name, strlen(name)), 0),
@@ -483,7 +510,7 @@ enum aq_status aq_stage_frozen_changed(struct aq_stage *stage, struct aq_stream 
 {
     const uint64_t trained = stage->size.parameters, before = trained + stage->size.buffers;
     uint16_t *rounded = stage->rounded[0] ? stage->rounded[0] + trained : NULL;
-    return round_copies(stage, stage->parameters + before, rounded, stage->size.frozen, stream);
+    return round_copies(stage, stage->parameters + before, rounded, aq_stage_frozen_floats(stage), stream);
 }
 
 enum aq_status aq_stage_zero_grads(struct aq_stage *stage, struct aq_stream *stream)

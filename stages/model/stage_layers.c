@@ -22,7 +22,7 @@ void stage_layer(const struct aq_model_config *model, uint32_t T, uint32_t index
 /* --- tensors ---------------------------------------------------------------------------------------------------- */
 
 /* In the order in which they lie. */
-enum tensor_kind { TRAINED, BUFFER, FROZEN, TENSOR_KINDS };
+enum tensor_kind { TRAINED, BUFFER, FROZEN, PACKED, TENSOR_KINDS };
 
 struct layer_list {
     const struct aq_stage_config *config;
@@ -33,6 +33,7 @@ struct layer_list {
     uint32_t index;        /* of the layer in the stage               */
     uint32_t named;        /* tensors that the layer has named so far */
     uint64_t trained;      /* bit k: its tensor k trains              */
+    uint64_t packed;       /* bit k: its tensor k is packed           */
     uint32_t buffers;      /* of all layers: statistics               */
     char own[LAYER_TENSORS_MAX][AQ_TENSOR_NAME_MAX]; /* their names, without the layer's prefix */
     uint64_t adapted;      /* bit k: its tensor k has an adapter      */
@@ -92,7 +93,13 @@ static void list_take(struct layer_list *list, struct layer_tensor tensor, const
     list->shared += tensor.info.shared_count;
     list->shared_count = 0;
     tensor.info.fresh = !list->adapting && (list->layer->kind->fresh >> number & 1);
-    const enum tensor_kind kind = tensor.info.buffer ? BUFFER : tensor.info.frozen ? FROZEN : TRAINED;
+    const bool packs = tensor.info.frozen && list->config->frozen_store != AQ_FROZEN_FP32;
+    tensor.info.packed = packs && is_linear(list, number) ? list->config->frozen_store : AQ_FROZEN_FP32;
+    const enum tensor_kind kind = tensor.info.buffer   ? BUFFER
+                                  : tensor.info.packed ? PACKED
+                                  : tensor.info.frozen ? FROZEN
+                                                       : TRAINED;
+    if (tensor.info.packed) list->packed |= UINT64_C(1) << number;
     if (kind == TRAINED) list->trained |= UINT64_C(1) << number;
     list->buffers += kind == BUFFER;
     snprintf(list->own[number], sizeof list->own[number], "%s", name);
@@ -238,7 +245,7 @@ static void list_layer(const struct layer *layer, struct layer_list *list)
 {
     list->layer = layer;
     list->index = layer->number - list->config->layer_first;
-    list->named = list->trained = list->adapted = 0;
+    list->named = list->trained = list->packed = list->adapted = 0;
     if (layer->kind->tensors) layer->kind->tensors(layer, list->config, list);
     list_adapters(list);
 }
@@ -349,6 +356,7 @@ struct layout {
     uint64_t shared; /* floats of shared tensors */
     uint64_t flow_bytes[STAGE_FLOWS], ending_bytes, widest; /* widest: of the layers' inputs */
     uint64_t low_floats, sum_floats, dropped_bytes;         /* of adapters                   */
+    uint64_t unpacked_bytes; /* of the widest product of packed weights that are unpacked for it */
     struct aq_stage *stage;                                 /* NULL: only measures           */
 };
 
@@ -423,6 +431,23 @@ static void adapters_measure(struct layout *layout, const struct layer *layer)
     }
 }
 
+/* Products of packed weights that read them otherwise than they are kept; the widest, with all its parts. */
+static void unpacked_measure(struct layout *layout, const struct layer *layer, uint64_t packed)
+{
+    struct linear linears[LAYER_LINEARS_MAX];
+    const struct aq_stage_config *config = layout->config;
+    const enum aq_element type = stage_type(config->precision);
+    const bool as_kept = config->frozen_store == AQ_FROZEN_BF16 && (!config->weights_16bit || type == AQ_BF16);
+    const uint32_t count = packed && !as_kept ? linears_of(layer, config, linears) : 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t values = 0;
+        for (uint32_t j = 0; j < linears[i].count; j++)
+            if (packed >> linears[i].parts[j].weight & 1) values += linears[i].in * linears[i].parts[j].out;
+        const uint64_t bytes = values * aq_element_bytes(type);
+        if (bytes > layout->unpacked_bytes) layout->unpacked_bytes = bytes;
+    }
+}
+
 /* Rows of keys: a layer's sites, and two for each of its adapters. None where nothing is dropped. */
 static void keys_count(struct layout *layout, struct stage_layer *layer)
 {
@@ -451,6 +476,7 @@ static void layout_make(struct layout *layout)
         to->layer.adapter_first = list.adapter_first;
         to->layer.passes = trains || (all && i > 0);
         adapters_measure(layout, &to->layer);
+        unpacked_measure(layout, &to->layer, list.packed);
         trains = trains || list.trained != 0;
         const struct layer *layer = &to->layer;
         AQ_ASSERT(layer->kind->state_bytes <= LAYER_STRUCT_MAX && layer->kind->slot_bytes <= LAYER_STRUCT_MAX);
@@ -519,6 +545,10 @@ static void slot_place(const struct layout *layout, struct aq_arena *arena, stru
         void *lengths = aq_arena_take(arena, config->B * sizeof *slot->lengths);
         if (slot) slot->lengths = lengths;
     }
+    if (config->parts) {
+        void *starts = aq_arena_take(arena, (uint64_t)config->B * config->T * sizeof *slot->starts);
+        if (slot) slot->starts = starts;
+    }
 }
 
 static void host_place(const struct layout *layout, struct aq_arena *arena, struct stage_slot *slot)
@@ -532,6 +562,11 @@ static void host_place(const struct layout *layout, struct aq_arena *arena, stru
     if (layout->config->lengths) {
         void *lengths = aq_arena_take(arena, layout->config->B * sizeof *slot->host_lengths);
         if (slot) slot->host_lengths = lengths;
+    }
+    if (layout->config->parts) {
+        const uint64_t tokens = (uint64_t)layout->config->B * layout->config->T;
+        void *starts = aq_arena_take(arena, tokens * sizeof *slot->host_starts);
+        if (slot) slot->host_starts = starts;
     }
 }
 
@@ -554,6 +589,10 @@ static void workspace_place(const struct layout *layout, struct aq_arena *arena)
         float *sum = aq_arena_take(arena, layout->sum_floats * sizeof *sum);
         void *dropped = layout->dropped_bytes ? aq_arena_take(arena, layout->dropped_bytes) : NULL;
         if (stage) stage->adapters = (struct layer_adapter_memory){.low = low, .sum = sum, .dropped = dropped};
+    }
+    if (layout->unpacked_bytes) {
+        void *unpacked = aq_arena_take(arena, layout->unpacked_bytes);
+        if (stage) stage->unpacked = unpacked;
     }
     for (uint32_t l = 0; l < layout->count; l++)
         layer_place(layout, l, LAYER_STAGE, arena, stage ? layout->layers[l].state : NULL);
@@ -648,6 +687,14 @@ static void pointers_set(struct aq_stage *stage, uint32_t (*uses)[LAYER_TENSORS_
             const uint32_t index = uses[l][k];
             if (index == UINT32_MAX) continue;
             const struct aq_tensor_info *info = &stage->tensors[index].info;
+            struct stage_packed_place at;
+            if (info->packed) {
+                (void)stage_packed_place(stage->tensors, stage->all_count, stage->config.frozen_store, index, &at);
+                stage->layers[l].packed[k].values = stage->packed + at.values;
+                if (stage->config.frozen_store == AQ_FROZEN_Q8)
+                    stage->layers[l].packed[k].scales = (const float *)(const void *)(stage->packed + at.scales);
+                continue;
+            }
             const bool trained = index < stage->tensor_count, twice = trained && stage->previous;
             stage->layers[l].w[0][k] = stage->parameters + info->offset;
             stage->layers[l].w[1][k] = (twice ? stage->previous : stage->parameters) + info->offset;
@@ -663,7 +710,14 @@ static enum aq_status tensors_open(struct aq_stage *stage)
     AQ_TRY(aq_alloc(stage->layer_count * sizeof *uses, &memory));
     uses = memory;
     memset(uses, 0xff, stage->layer_count * sizeof *uses);
-    const enum aq_status status = stage_tensors(&stage->config, &stage->tensors, &stage->all_count, uses);
+    enum aq_status status = stage_tensors(&stage->config, &stage->tensors, &stage->all_count, uses);
+    const size_t each = LAYER_TENSORS_MAX * sizeof *stage->packed_of;
+    if (status == AQ_OK && stage->packed) {
+        status = aq_alloc(stage->layer_count * each, &memory);
+        if (status == AQ_OK) stage->packed_of = memory;
+    }
+    for (uint32_t l = 0; stage->packed_of && l < stage->layer_count; l++)
+        stage->layers[l].packed = stage->packed_of + (size_t)l * LAYER_TENSORS_MAX;
     for (uint32_t i = 0; status == AQ_OK && i < stage->all_count; i++) {
         const struct aq_tensor_info *info = &stage->tensors[i].info;
         stage->tensor_count += !info->buffer && !info->frozen;
@@ -717,6 +771,7 @@ void stage_layers_close(struct aq_stage *stage)
         aq_device_event_close(stage->device, stage->slots[i].copied);
     if (stage->host) aq_device_free(stage->device, AQ_MEMORY_PINNED, stage->host, stage->size.host_bytes);
     aq_free(stage->structs);
+    aq_free(stage->packed_of);
     aq_free(stage->squares);
     aq_free(stage->spans);
     aq_free(stage->tensors);

@@ -104,11 +104,13 @@ struct stage_slot {
     void **kept; /* of each layer: its struct                                                    */
     struct aq_rng_key *keys, *host_keys; /* (site of the stage, B): dropout                       */
     uint32_t *lengths, *host_lengths;    /* B: tokens of each sample that are real                */
+    uint32_t *starts, *host_starts;      /* (B, T): where parts begin                             */
     struct aq_event *copied;             /* what the host has written for this slot               */
     uint32_t samples, tokens;            /* tokens: of a sample, that the last forward computed   */
     uint32_t first;                      /* behind so many                                        */
     float loss_scale;
     bool train, dropped, compares, shorter; /* shorter: samples have lengths */
+    bool parted;                            /* samples have parts            */
     bool adapters_dropped;                  /* what adapters read is         */
     bool forwarded; /* a backward may follow */
     bool halved;    /* a weight half may follow: split */
@@ -118,6 +120,7 @@ struct stage_slot {
 struct stage_layer {
     struct layer layer;
     float *w[STAGE_VERSIONS][LAYER_TENSORS_MAX], *g[STAGE_VERSIONS][LAYER_TENSORS_MAX];
+    struct layer_packed *packed; /* LAYER_TENSORS_MAX, of those whose w is NULL; NULL: the stage has none */
     void *state;
     uint32_t site; /* its first row of keys                                                      */
     uint32_t adapter_site; /* of its adapters' keys                                              */
@@ -140,7 +143,10 @@ struct aq_stage {
     double *squares;               /* of each tensor's gradient, between the device's sums and theirs */
     float *parameters, *previous;    /* flat; previous: trained ones alone, or NULL */
     float *gradients[STAGE_VERSIONS]; /* flat; NULL for inference, and where nothing is trained   */
+    uint8_t *packed;                   /* frozen weights in fewer bits (stage_packed.c), or NULL              */
+    struct layer_packed *packed_of;    /* then: of each layer, on the host                                    */
     uint16_t *rounded[STAGE_VERSIONS]; /* in 16 bits where the device wants them so; [0]: and what is frozen */
+    bool one_type;                     /* products of the device want both operands in one type               */
     uint32_t version, gradient;        /* in use                                                              */
     void *slots_memory;            /* config.slots times size.slot_bytes */
     void *workspace;
@@ -149,11 +155,24 @@ struct aq_stage {
     struct stage_slot *slots;
     float *flow[STAGE_FLOWS]; /* of the gradient, in the workspace */
     void *ending;             /* the gradient in the stage's type, for endings */
+    void *unpacked;           /* weights of one product, in the stage's type; NULL: none are packed */
     struct layer_adapter_memory adapters;
     void *host;               /* pinned: what slots have there, and behind them `shared` */
     float *shared;            /* size.shared floats: sums of shared gradients; then as many of this stage's own */
     void *structs;            /* the host structs of layers and slots */
 };
+
+/*
+ * stage_packed.c: where tensor `index` of the stage's list lies in the memory of what is packed, or all of it ends (the
+ * list's length), for its values and (q8) its scales. Nothing where it is not packed.
+ */
+struct stage_packed_place {
+    uint64_t values, scales; /* bytes from the beginning; q8: scales behind the values */
+};
+/* What it begins with, as aq_stage_init_tensor of one that is not packed, but for the rounding. */
+enum aq_status stage_packed_init(struct aq_stage *stage, const struct layer_tensor *tensor, uint64_t seed);
+uint64_t stage_packed_place(const struct layer_tensor *tensors, uint32_t count, enum aq_frozen_store store,
+                            uint32_t index, struct stage_packed_place *out);
 
 /* stage_layers.c: what one slot and the workspace take; of a configuration that was checked. AQ_NOMEM. */
 enum aq_status stage_layers_measure(const struct aq_stage_config *config, struct aq_stage_size *size);

@@ -23,6 +23,17 @@ const void *layer_operand(const struct layer_run *run, const float *weights, enu
     return stage->rounded[0] + (at < trained ? at : at - stage->size.buffers);
 }
 
+/* The CPU reads any type while it packs panels; a GPU's library wants both operands of one. */
+bool layer_reads_bf16(const struct layer_run *run)
+{
+    return !run->stage->one_type || stage_type(run->config->precision) == AQ_BF16;
+}
+
+void *layer_unpacked(const struct aq_stage *stage)
+{
+    return stage->unpacked;
+}
+
 void *layer_rounded(const struct aq_stage *stage)
 {
     return stage->ending;
@@ -49,6 +60,7 @@ static struct layer_run run_of(struct aq_stage *stage, uint32_t index, uint32_t 
                               .task = stage->task,
                               .w = layer->w[stage->version],
                               .g = layer->g[stage->gradient],
+                              .packed = layer->packed,
                               .state = layer->state,
                               .slot = slot->kept[l],
                               .slot_index = index,
@@ -64,6 +76,7 @@ static struct layer_run run_of(struct aq_stage *stage, uint32_t index, uint32_t 
                               .split = stage->config.split,
                               .lengths = slot->shorter ? slot->lengths : NULL,
                               .host_lengths = slot->shorter ? slot->host_lengths : NULL,
+                              .starts = slot->parted ? slot->starts : NULL,
                               .keys = slot->keys ? slot->keys + (uint64_t)layer->site * stage->config.B : NULL,
                               .adapter_keys = adapter_keys,
                               .stream = stream};
@@ -87,6 +100,23 @@ static enum aq_status lengths_check(const struct aq_stage_config *config, const 
     for (uint32_t i = 0; batch->lengths && i < batch->samples; i++)
         if (batch->lengths[i] == 0 || batch->lengths[i] > config->T)
             return aq_fail(AQ_INVAL, "stage", "sample %u has %u tokens: 1 to %u", i, batch->lengths[i], config->T);
+    return AQ_OK;
+}
+
+/* Parts begin at their own first tokens, one behind the other. */
+static enum aq_status starts_check(const struct aq_stage_config *config, const struct aq_stage_input *input)
+{
+    const struct aq_batch *batch = input->batch;
+    if (!batch->starts) return AQ_OK;
+    if (!config->parts || input->tokens_used)
+        return aq_fail(AQ_INVAL, "stage", "samples with parts: the stage was opened for whole ones, or is to generate");
+    for (uint32_t i = 0; i < batch->samples; i++) {
+        const uint32_t *starts = batch->starts + (uint64_t)i * config->T;
+        for (uint32_t t = 0; t < config->T; t++)
+            if (starts[t] != t && (t == 0 || starts[t] != starts[t - 1]))
+                return aq_fail(AQ_INVAL, "stage", "sample %u: token %u is of a part that begins at %u", i, t,
+                               starts[t]);
+    }
     return AQ_OK;
 }
 
@@ -121,6 +151,7 @@ static enum aq_status input_check(const struct aq_stage *stage, uint32_t slot, c
     if (!batch->sample_ids && stage->slots[slot].keys && !input->evaluate)
         return aq_fail(AQ_INVAL, "stage", "forward with dropout wants sample ids");
     AQ_TRY(lengths_check(config, batch));
+    AQ_TRY(starts_check(config, input));
     AQ_TRY(before_check(stage, &stage->slots[slot], input));
     const struct layer *layer = &stage->layers[0].layer;
     const uint32_t used = input->tokens_used ? input->tokens_used : config->T;
@@ -174,6 +205,12 @@ static enum aq_status input_take(struct aq_stage *stage, uint32_t index, const s
     if (status == AQ_AGAIN) status = aq_device_stream_sync(stage->device, stream);
     AQ_TRY(status);
     if (slot->keys && slot->train) AQ_TRY(keys_make(stage, slot, input, stream));
+    slot->parted = input->batch->starts != NULL;
+    if (slot->parted) {
+        const size_t bytes = (size_t)slot->samples * stage->config.T * sizeof *slot->starts;
+        memcpy(slot->host_starts, input->batch->starts, bytes);
+        AQ_TRY(aq_device_copy(stage->device, slot->starts, slot->host_starts, bytes, stream));
+    }
     slot->shorter = input->batch->lengths != NULL;
     if (slot->shorter) {
         const size_t bytes = slot->samples * sizeof *slot->lengths;

@@ -36,7 +36,7 @@ static bool written_as(const struct aq_weights_tensor *tensor, struct written *o
         out->shape[i] = tensor->shape[tensor->turned ? 1 - i : i];
         if (out->shape[i] > INT64_MAX || __builtin_mul_overflow(out->count, out->shape[i], &out->count)) return false;
     }
-    if (!out->type || !out->type->from_float) return false;
+    if (!out->type || !out->type->from_float || (tensor->fill && tensor->turned)) return false;
     if (!tensor->values && tensor->from && !aq_weights_readable(tensor->from, tensor->index, out->count)) return false;
     return !__builtin_mul_overflow(out->count, out->type->bytes, &out->bytes);
 }
@@ -187,13 +187,16 @@ static void plus_floats(const struct aq_weights_low_rank *plus, uint64_t first, 
 }
 
 /* Values first, first + 1, ... of the tensor as it lies, as fp32. */
-static void source_floats(const struct aq_weights_tensor *tensor, uint64_t first, uint64_t count, float *out)
+static enum aq_status source_floats(const struct aq_weights_tensor *tensor, uint64_t first, uint64_t count, float *out)
 {
     if (tensor->values)
         memcpy(out, tensor->values + first, count * sizeof(float));
+    else if (tensor->fill)
+        AQ_TRY(tensor->fill(tensor->context, tensor, first, count, out));
     else
         aq_weights_floats(tensor->from, tensor->index, first, count, out);
     if (tensor->plus) plus_floats(tensor->plus, first, count, out);
+    return AQ_OK;
 }
 
 /* The next rows of a transposed matrix into the writer's memory; how many values. */
@@ -208,7 +211,7 @@ static uint64_t piece_turn(struct aq_weights_writer *writer, const struct aq_wei
     for (uint64_t r = 0; r < rows; r += STRIP_FLOATS) {
         const uint64_t strip_rows = rows - r < STRIP_FLOATS ? rows - r : STRIP_FLOATS;
         for (uint64_t column = 0; column < width; column++) {
-            source_floats(tensor, column * height + row + r, strip_rows, strip);
+            (void)source_floats(tensor, column * height + row + r, strip_rows, strip); /* none is filled */
             for (uint64_t i = 0; i < strip_rows; i++)
                 writer->floats[(r + i) * width + column] = strip[i];
         }
@@ -222,7 +225,7 @@ static enum aq_status piece_write(struct aq_weights_writer *writer, const struct
 {
     if (!writer->floats)
         return write_all(writer->path, writer->file, tensor->values + writer->done, count * sizeof(float));
-    if (!tensor->turned) source_floats(tensor, writer->done, count, writer->floats);
+    if (!tensor->turned) AQ_TRY(source_floats(tensor, writer->done, count, writer->floats));
     if (!written->type->from_float(writer->floats, count))
         return aq_fail(AQ_INVAL, AREA, "%s: tensor \"%.128s\" has a value that is too large for %s", writer->path,
                        tensor->name, written->type->name);

@@ -114,6 +114,71 @@ static void expect_as_plainly(const struct aq_optimizer_config *config,
     aq_optimizer_close(optimizer);
 }
 
+/* In the same pass: the same parameters and state, gradients that are 0, and copies that are rounded as apart. */
+static void test_adamw_may_clear_and_round_on_the_way(void **state)
+{
+    (void)state;
+    enum { TAIL = FLOATS - 1 };
+    static float alone[FLOATS];
+    static uint16_t rounded[FLOATS];
+    static const enum aq_element types[] = {AQ_F32, AQ_BF16, AQ_F16};
+    struct aq_optimizer_config config;
+    aq_optimizer_config_default(&config, "adamw");
+    for (size_t t = 0; t < sizeof types / sizeof types[0]; t++) {
+        struct aq_optimizer *apart = open_optimizer(&config), *with = open_optimizer(&config);
+        struct aq_optimizer_ending ending = {.gradients = gradients, .type = types[t]};
+        struct aq_reduce nothing;
+        if (types[t] != AQ_F32) ending.rounded = rounded;
+        fill_parameters();
+        memcpy(alone, parameters, sizeof alone);
+        memset(rounded, 0xA5, sizeof rounded);
+        for (uint64_t step = 1; step <= 3; step++) {
+            fill_gradients(step);
+            gradients[GAP] = 7.0f;
+            assert_int_equal(aq_optimizer_step(apart, alone, gradients, 0.01f, 0.5f, step, NULL), AQ_OK);
+            assert_int_equal(aq_optimizer_begin(with, parameters, gradients, 0.01f, 0.5f, step, NULL), AQ_OK);
+            assert_true(aq_optimizer_ends(with, &ending));
+            assert_int_equal(aq_optimizer_round(with, &nothing), AQ_OK);
+            assert_memory_equal(alone, parameters, sizeof alone);
+            for (uint64_t i = 0; i < FLOATS; i++) {
+                bool decay;
+                const bool in = is_in(i, &decay);
+                const uint16_t want = types[t] == AQ_F16    ? aq_half_from_float(alone[i])
+                                      : types[t] == AQ_BF16 ? aq_bfloat_from_float(alone[i])
+                                                            : 0xA5A5;
+                if (in) assert_true(gradients[i] == 0.0f);
+                assert_int_equal(rounded[i], in ? want : 0xA5A5);
+            }
+            assert_true(gradients[GAP] == 7.0f && rounded[TAIL] != 0);
+        }
+        assert_memory_equal(aq_optimizer_state(apart, 1), aq_optimizer_state(with, 1), sizeof alone);
+        aq_optimizer_close(apart);
+        aq_optimizer_close(with);
+    }
+}
+
+/* Other kinds, and other versions of the parameters, whose last change comes later, leave it to the caller. */
+static void test_who_does_not_end_says_so(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        struct aq_optimizer_config config;
+        aq_optimizer_config_default(&config, i ? "adamw" : "sgd");
+        config.predict = i;
+        struct aq_optimizer *optimizer = open_optimizer(&config);
+        const struct aq_optimizer_ending ending = {.gradients = gradients};
+        struct aq_reduce nothing;
+        fill_parameters();
+        fill_gradients(1);
+        assert_int_equal(aq_optimizer_versions_begin(optimizer, parameters, NULL), AQ_OK);
+        assert_int_equal(aq_optimizer_begin(optimizer, parameters, gradients, 0.01f, 1.0f, 1, NULL), AQ_OK);
+        assert_false(aq_optimizer_ends(optimizer, &ending));
+        assert_int_equal(aq_optimizer_round(optimizer, &nothing), AQ_OK);
+        assert_true(gradients[1] != 0.0f);
+        aq_optimizer_close(optimizer);
+    }
+}
+
 static void test_adamw_every_step_as_in_double(void **state)
 {
     (void)state;
@@ -419,6 +484,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_a_gpu_has_no_kernels_for_is_refused_by_its_kind),
         cmocka_unit_test(test_adamw_every_step_as_in_double),
+        cmocka_unit_test(test_adamw_may_clear_and_round_on_the_way),
+        cmocka_unit_test(test_who_does_not_end_says_so),
         cmocka_unit_test(test_sgd_every_step_as_in_double),
         cmocka_unit_test(test_adamw_as_pytorch),
         cmocka_unit_test(test_sgd_as_pytorch),

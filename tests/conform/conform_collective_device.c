@@ -75,6 +75,47 @@ static void test_gpus_over_nccl_have_the_bits_of_the_cpu(void **state)
     nothing_left();
 }
 
+/* A large buffer goes in few messages: of its own length over 8, which for the largest are 16 MiB. */
+enum { LARGE = 4 << 20, LARGE_MESSAGES = 8 };
+
+static enum aq_status run_large(struct kit_rank *rank)
+{
+    void *memory;
+    const float one = 1.0f;
+    AQ_TRY(aq_device_alloc(rank->device, AQ_MEMORY_DEVICE, LARGE * sizeof one, &memory));
+    float *x = memory;
+    for (uint64_t i = 0; i < LARGE; i += LARGE / 64)
+        AQ_TRY(aq_device_copy(rank->device, x + i, &one, sizeof one, NULL));
+    enum aq_status status = aq_allreduce(rank->group, x, LARGE);
+    if (status == AQ_OK) status = aq_device_stream_sync(rank->device, NULL);
+    for (uint64_t i = 0; i < LARGE && status == AQ_OK; i++)
+        if (x[i] != (i % (LARGE / 64) ? 0.0f : 2.0f)) status = aq_fail(AQ_CORRUPT, "test", "value %d", (int)i);
+    aq_device_free(rank->device, AQ_MEMORY_DEVICE, memory, LARGE * sizeof one);
+    return status;
+}
+
+static void test_large_buffers_go_over_nccl_in_large_messages(void **state)
+{
+    (void)state;
+    uint64_t messages, bytes;
+    struct kit kit = kit_of(2, "cuda", run_large);
+    kit.nccl = true;
+    kit.values = LARGE;
+    nccl_host_sent(&messages, &bytes);
+    kit_run_well(&kit);
+    nccl_host_sent(&messages, &bytes);
+    assert_int_equal(messages, 2 * 2 * LARGE_MESSAGES); /* of two ranks, parts and results */
+    assert_int_equal(bytes, LARGE / 2 * sizeof(float) / LARGE_MESSAGES);
+    nothing_left();
+    assert_int_equal(aq_group_nccl_piece(2, UINT64_C(1) << 30), 16 << 20);
+    for (uint32_t size = 2; size <= AQ_GROUP_SIZE_MAX; size++) {
+        const uint64_t piece = aq_group_nccl_piece(size, UINT64_C(1) << 30);
+        assert_true(piece == AQ_GROUP_PIECE_BYTES || aq_group_nccl_bytes(size, UINT64_C(1) << 30) <= 320 << 20);
+        if (size <= 16) assert_true((size - 1) * piece >= 14 << 20); /* what a rank sends in a step */
+        assert_int_equal(aq_group_nccl_piece(size, 0), AQ_GROUP_PIECE_BYTES);
+    }
+}
+
 /* A codec that is prepared for is not made anew: the same bits, and no memory is taken. */
 static enum aq_status run_prepared(struct kit_rank *rank)
 {
@@ -397,6 +438,7 @@ int main(void)
         cmocka_unit_test(test_a_gpu_beside_a_cpu_the_same_bits),
         cmocka_unit_test(test_memory_behind_a_wall_is_never_read_by_the_host),
         cmocka_unit_test(test_gpus_over_nccl_have_the_bits_of_the_cpu),
+        cmocka_unit_test(test_large_buffers_go_over_nccl_in_large_messages),
         cmocka_unit_test(test_prepared_the_same_bits),
         cmocka_unit_test(test_other_versions_of_nccl_the_same_line_on_all),
         cmocka_unit_test(test_a_rank_without_a_gpu_the_same_line_on_all),

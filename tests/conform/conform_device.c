@@ -663,6 +663,8 @@ static void test_cross_entropy_matches_truth(void **state)
 #include "conform_device_heads.h"
 #include "conform_device_image.h"
 #include "conform_device_text.h"
+#include "conform_device_parts.h"
+#include "conform_device_unpack.h"
 
 static enum aq_status flat_call(struct aq_device *where, struct array *arrays, const void *context)
 {
@@ -837,6 +839,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_parallel_runs_every_piece_once),
         cmocka_unit_test(test_matmul_matches_truth),
         cmocka_unit_test(test_matmul_ends_match_truth),
+        cmocka_unit_test(test_matmul_with_sums_of_an_operand_matches_truth),
         cmocka_unit_test(test_matmul_with_a_bias_for_each_row_matches_truth),
         cmocka_unit_test(test_matmul_adds_to_each_row_its_own),
         cmocka_unit_test(test_matmul_of_odd_extents_matches_truth),
@@ -854,6 +857,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_disentangled_is_its_definition),
         cmocka_unit_test(test_disentangled_whatever_rows_lie_between),
         cmocka_unit_test(test_gelu_matches_truth),
+        cmocka_unit_test(test_unpacked_weights_match_truth),
+        cmocka_unit_test(test_parts_match_truth),
+        cmocka_unit_test(test_parts_are_alone),
         cmocka_unit_test(test_unfold_matches_truth),
         cmocka_unit_test(test_embedding_matches_truth),
         cmocka_unit_test(test_cross_entropy_matches_truth),
@@ -861,6 +867,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_relu_matches_truth),
         cmocka_unit_test(test_batch_norm_matches_truth),
         cmocka_unit_test(test_batch_norm_is_its_definition),
+        cmocka_unit_test(test_batch_norm_with_shortcut_and_relu),
+        cmocka_unit_test(test_conv_matches_truth),
+        cmocka_unit_test(test_conv_is_its_definition),
+        cmocka_unit_test(test_row_mean_matches_truth),
         cmocka_unit_test(test_argmax_is_the_first_of_the_largest),
         cmocka_unit_test(test_flat_ranges_match_truth),
         cmocka_unit_test(test_squares_of_spans_match_truth),

@@ -177,6 +177,188 @@ static void test_batch_norm_is_its_definition(void **state)
     }
 }
 
+/* A batch norm with a shortcut and a ReLU behind it: 0 x, 1 gamma, 2 beta, 3 add, 4 dy, 5 y, 6 mean, 7 rstd, 8 dx,
+ * 9 dgamma, 10 dbeta, 11 dz. D: columns; H bit 0: add, bit 1: relu. */
+static enum aq_status norm_relu_call(struct aq_device *where, struct array *arrays, const void *context)
+{
+    const struct rows_case *x = context;
+    const struct aq_batch_norm args = {.rows = x->T,
+                                       .C = x->D,
+                                       .training = true,
+                                       .relu = x->H & 2,
+                                       .epsilon = 1e-5f,
+                                       .x = arrays[0].at,
+                                       .gamma = arrays[1].at,
+                                       .beta = arrays[2].at,
+                                       .add = x->H & 1 ? arrays[3].at : NULL,
+                                       .y = arrays[5].at,
+                                       .mean = arrays[6].at,
+                                       .rstd = arrays[7].at};
+    const enum aq_status status = aq_device_batch_norm(where, &args, NULL);
+    const struct aq_batch_norm_backward back = {.rows = x->T,
+                                                .C = x->D,
+                                                .relu = x->H & 2,
+                                                .x = arrays[0].at,
+                                                .dy = arrays[4].at,
+                                                .gamma = arrays[1].at,
+                                                .mean = arrays[6].at,
+                                                .rstd = arrays[7].at,
+                                                .beta = arrays[2].at,
+                                                .add = args.add,
+                                                .dx = arrays[8].at,
+                                                .dgamma = arrays[9].at,
+                                                .dbeta = arrays[10].at,
+                                                .dz = arrays[11].at};
+    return status == AQ_OK ? aq_device_batch_norm_backward(where, &back, NULL) : status;
+}
+
+/* Fused is what the three operations give one after another: on the truth to the bit, and each backend as the truth. */
+static void test_batch_norm_with_shortcut_and_relu(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[][2] = {{8, 3}, {17, 64}, {100, 65}, {1500, 33}};
+    for (size_t s = 0; s < 4 * sizeof sizes / sizeof sizes[0]; s++) {
+        const struct rows_case x = {.T = sizes[s / 4][0], .D = sizes[s / 4][1], .H = s % 4};
+        struct array arrays[12];
+        for (uint64_t i = 0; i < 12; i++) {
+            const uint64_t count = i == 0 || i == 3 || i == 4 || i == 5 || i == 8 || i == 11 ? x.T * x.D : x.D;
+            const bool given = i < 5 || i == 9 || i == 10;
+            arrays[i] = (struct array){AQ_F32, count, given ? random_of(AQ_F32, count, i, 1.0f) : NULL,
+                                       i < 5 ? NOT_COMPARED : COMPARED, NULL, {0}};
+        }
+        both("batch norm with shortcut and ReLU", arrays, 12, norm_relu_call, &x);
+    }
+}
+
+/* --- convolutions: 0 x, 1 w, 2 dy, 3 y, 4 dx, 5 dw --- */
+
+static uint64_t conv_values(const struct aq_conv_shape *s, bool out)
+{
+    if (!out) return s->samples * s->height * s->width * s->C;
+    return s->samples * aq_conv_out(s->height, s->stride) * aq_conv_out(s->width, s->stride) * s->N;
+}
+
+static enum aq_status conv_call(struct aq_device *where, struct array *arrays, const void *context)
+{
+    const struct aq_conv_shape *shape = context;
+    const struct aq_conv args = {*shape, arrays[0].at, arrays[1].at, arrays[3].at};
+    const struct aq_conv_backward back = {*shape, arrays[2].at, arrays[1].at, arrays[4].at};
+    const struct aq_conv_weights weights = {*shape, arrays[0].at, arrays[2].at, arrays[5].at};
+    enum aq_status status = aq_device_conv(where, &args, NULL);
+    if (status == AQ_OK) status = aq_device_conv_backward(where, &back, NULL);
+    return status == AQ_OK ? aq_device_conv_weights(where, &weights, NULL) : status;
+}
+
+static void conv_arrays(struct array arrays[6], const struct aq_conv_shape *shape)
+{
+    const uint64_t x = conv_values(shape, false), y = conv_values(shape, true);
+    const uint64_t w = shape->K * shape->K * shape->C * shape->N, counts[6] = {x, w, y, y, x, w};
+    for (uint64_t i = 0; i < 6; i++)
+        arrays[i] = (struct array){AQ_F32, counts[i],
+                                   i < 3 || i == 5 ? random_of(AQ_F32, counts[i], i, 1.0f) : NULL,
+                                   i < 3 ? NOT_COMPARED : COMPARED, NULL, {0}};
+}
+
+static const struct aq_conv_shape conv_cases[] = {{1, 1, 1, 1, 1, 1, 1, AQ_F32},    {2, 5, 5, 3, 4, 3, 1, AQ_F32},
+                                                  {3, 8, 8, 16, 32, 3, 2, AQ_F32},  {3, 8, 8, 16, 32, 1, 2, AQ_F32},
+                                                  {1, 7, 9, 5, 6, 3, 2, AQ_F32},    {2, 4, 4, 130, 70, 3, 1, AQ_F32},
+                                                  {4, 6, 6, 8, 8, 5, 1, AQ_F32},    {2, 3, 3, 9, 7, 3, 1, AQ_BF16},
+                                                  {2, 3, 3, 9, 7, 3, 2, AQ_F16},    {6, 2, 2, 256, 256, 3, 1, AQ_F32},
+                                                  {5, 16, 16, 3, 64, 3, 1, AQ_F32}, {1, 4, 4, 512, 512, 3, 1, AQ_F32}};
+
+static void test_conv_matches_truth(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof conv_cases / sizeof conv_cases[0]; i++) {
+        struct array arrays[6];
+        if (gpu && conv_cases[i].C > 200) continue; /* minutes, emulated */
+        conv_arrays(arrays, &conv_cases[i]);
+        both("conv", arrays, 6, conv_call, &conv_cases[i]);
+    }
+}
+
+/* By its definition, in double, seven loops; <conv(x), dy> = <x, backward(dy)> = <w, weights> where dw began as 0. */
+static void test_conv_is_its_definition(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < 7; i++) {
+        const struct aq_conv_shape *s = &conv_cases[i];
+        const uint64_t rows = aq_conv_out(s->height, s->stride), columns = aq_conv_out(s->width, s->stride);
+        struct array arrays[6];
+        float *in[3], *out[6];
+        conv_arrays(arrays, s);
+        for (uint64_t a = 0; a < 6; a++) {
+            if (a < 3) in[a] = arrays[a].host;
+            if (a == 5) memset(arrays[a].host, 0, arrays[a].count * sizeof(float));
+            arrays[a].at = on(device, arrays[a].host, arrays[a].count * sizeof(float));
+        }
+        assert_int_equal(conv_call(device, arrays, s), AQ_OK);
+        for (uint64_t a = 0; a < 6; a++) {
+            out[a] = help_alloc(arrays[a].count * sizeof(float));
+            off(device, arrays[a].at, out[a], arrays[a].count * sizeof(float));
+        }
+        double ahead = 0, back = 0, weights = 0, size = 0;
+        for (uint64_t at = 0; at < arrays[3].count; at++) {
+            const uint64_t n = at % s->N, j = at / s->N % columns, r = at / s->N / columns % rows;
+            const uint64_t sample = at / s->N / columns / rows;
+            double sum = 0;
+            for (uint64_t u = 0; u < s->K; u++)
+                for (uint64_t v = 0; v < s->K; v++)
+                    for (uint64_t c = 0; c < s->C; c++) {
+                        const int64_t y = (int64_t)(r * s->stride + u) - (int64_t)(s->K / 2);
+                        const int64_t x = (int64_t)(j * s->stride + v) - (int64_t)(s->K / 2);
+                        if (y < 0 || x < 0 || y >= (int64_t)s->height || x >= (int64_t)s->width) continue;
+                        sum += (double)in[0][((sample * s->height + (uint64_t)y) * s->width + (uint64_t)x) * s->C + c] *
+                               (double)in[1][((u * s->K + v) * s->C + c) * s->N + n];
+                    }
+            if (!(fabs(sum - (double)out[3][at]) < 1e-4)) fail_msg("case %zu: %g, not %g", i, (double)out[3][at], sum);
+            ahead += sum * (double)in[2][at];
+            size += fabs(sum * (double)in[2][at]);
+        }
+        for (uint64_t at = 0; at < arrays[0].count; at++)
+            back += (double)in[0][at] * (double)out[4][at];
+        for (uint64_t at = 0; at < arrays[1].count; at++)
+            weights += (double)in[1][at] * (double)out[5][at];
+        if (!(fabs(ahead - back) <= 1e-5 * size)) fail_msg("case %zu: backward gives %g, not %g", i, back, ahead);
+        if (!(fabs(ahead - weights) <= 1e-5 * size)) fail_msg("case %zu: weights give %g, not %g", i, weights, ahead);
+        for (uint64_t a = 0; a < 6; a++) {
+            aq_free(out[a]);
+            aq_free(arrays[a].host);
+        }
+    }
+}
+
+static enum aq_status row_mean_call(struct aq_device *where, struct array *arrays, const void *context)
+{
+    const struct rows_case *x = context;
+    const struct aq_row_mean args = {.samples = x->H, .T = x->T, .C = x->D, .x = arrays[0].at, .y = arrays[1].at};
+    const struct aq_row_mean_backward back = {
+        .samples = x->H, .T = x->T, .C = x->D, .dy = arrays[1].at, .dx = arrays[2].at};
+    const enum aq_status status = aq_device_row_mean(where, &args, NULL);
+    return status == AQ_OK ? aq_device_row_mean_backward(where, &back, NULL) : status;
+}
+
+static void test_row_mean_matches_truth(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[][3] = {{1, 1, 1}, {3, 16, 5}, {2, 64, 130}, {5, 9, 512}};
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        const struct rows_case x = {.H = sizes[s][0], .T = sizes[s][1], .D = sizes[s][2]};
+        const uint64_t N = x.H * x.T * x.D;
+        struct array arrays[3] = {{AQ_F32, N, random_of(AQ_F32, N, 1, 1.0f), NOT_COMPARED, NULL, {0}},
+                                  {AQ_F32, x.H * x.D, NULL, COMPARED, NULL, {0}},
+                                  {AQ_F32, N, NULL, COMPARED, NULL, {0}}};
+        both("row mean", arrays, 3, row_mean_call, &x);
+    }
+    const float in[6] = {1.0f, 2.0f, 3.0f, 4.0f, 8.0f, 0.0f};
+    float out[2], *memory = on(device, in, sizeof in), *there = on(device, NULL, sizeof out);
+    const struct aq_row_mean args = {.samples = 1, .T = 3, .C = 2, .x = memory, .y = there};
+    assert_int_equal(aq_device_row_mean(device, &args, NULL), AQ_OK);
+    off(device, memory, NULL, sizeof in);
+    off(device, there, out, sizeof out);
+    assert_true(out[0] == 4.0f && out[1] == 2.0f);
+}
+
 static enum aq_status argmax_call(struct aq_device *where, struct array *arrays, const void *context)
 {
     const struct rows_case *x = context;

@@ -9,6 +9,7 @@ struct matmul_case {
     enum aq_element a, b, c, compute;
     bool at, bt, accumulate, even, bias, rounded; /* rounded: the bias also in c's 16 bits */
     bool bias_rows;                               /* a row of it for each of c             */
+    bool sums_a, sums_b;
     enum aq_matmul_after after;
     float dropout;
 };
@@ -50,7 +51,9 @@ static enum aq_status matmul_call(struct aq_device *where, struct array *arrays,
                                    .bias_rounded = x->rounded ? arrays[6].at : NULL,
                                    .other = x->after ? arrays[4].at : NULL,
                                    .dropout = {.probability = x->dropout, .keys = arrays[5].at},
-                                   .dropout_sample_rows = 5};
+                                   .dropout_sample_rows = 5,
+                                   .sums_a = x->sums_a ? arrays[7].at : NULL,
+                                   .sums_b = x->sums_b ? arrays[7].at : NULL};
     return aq_device_matmul(where, &args, NULL);
 }
 
@@ -62,20 +65,22 @@ static void matmul_run(const struct matmul_case *x)
     const uint64_t bias = x->bias_rows ? x->M * matmul_bias_stride(x) : x->N;
     const uint64_t keys = (x->M / 5 + 1) * sizeof(struct aq_rng_key) / 4;
     const enum compare other = x->after == AQ_AFTER_GELU ? COMPARED : NOT_COMPARED;
-    struct array arrays[7] = {{x->a, a, random_of(x->a, a, 1, 1.0f), NOT_COMPARED, NULL, {0}},
+    const uint64_t sums = x->sums_a ? x->M : x->N;
+    struct array arrays[8] = {{x->a, a, random_of(x->a, a, 1, 1.0f), NOT_COMPARED, NULL, {0}},
                               {x->b, b, random_of(x->b, b, 2, 0.3f), NOT_COMPARED, NULL, {0}},
                               {x->c, c, random_of(x->c, c, 3, 1.0f), COMPARED, NULL, {0}},
                               {AQ_F32, bias, random_of(AQ_F32, bias, 4, 1.0f), NOT_COMPARED, NULL, {0}},
                               {x->c, c, random_of(x->c, c, 5, 1.0f), other, NULL, {0}},
                               {AQ_F32, keys, help_alloc(keys * 4), NOT_COMPARED, NULL, {0}},
-                              {x->c, x->N, random_of(x->c, x->N, 4, 1.0f), NOT_COMPARED, NULL, {0}}};
+                              {x->c, x->N, random_of(x->c, x->N, 4, 1.0f), NOT_COMPARED, NULL, {0}},
+                              {AQ_F32, sums, random_of(AQ_F32, sums, 6, 1.0f), COMPARED, NULL, {0}}};
     for (uint64_t i = 0; i < x->M / 5 + 1; i++)
         ((struct aq_rng_key *)arrays[5].host)[i] = aq_rng_key(7, AQ_RNG_DROPOUT, 3, i);
     char text[128];
     snprintf(text, sizeof text, "matmul %llu x %llu x %llu, types %d%d%d%d, transposed %d%d, add %d, after %d",
              (unsigned long long)x->M, (unsigned long long)x->N, (unsigned long long)x->K, x->a, x->b, x->c, x->compute,
              x->at, x->bt, x->accumulate, x->after);
-    both_as(text, arrays, 7, matmul_call, x, AQ_F32, x->after ? TIMES : 1); /* sums themselves are the maker's */
+    both_as(text, arrays, 8, matmul_call, x, AQ_F32, x->after ? TIMES : 1); /* sums themselves are the maker's */
 }
 
 /*
@@ -136,6 +141,29 @@ static void test_matmul_ends_match_truth(void **state)
         x.after = AQ_AFTER_NONE;
         x.bias = false;
         x.accumulate = true;
+        matmul_run(&x);
+    }
+}
+
+/* Gradients of weights, and of the bias beside them: widths that are whole pieces of 16 bytes, and others. */
+static void test_matmul_with_sums_of_an_operand_matches_truth(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[][3] = {{64, 192, 72}, {768, 64, 40}, {2, 8, 8}, {65, 64, 70}, {100, 33, 5}, {1, 1, 1}};
+    for (unsigned i = 0; i < 8 * TYPES * sizeof sizes / sizeof sizes[0]; i++) {
+        const uint64_t *size = sizes[i / (8 * TYPES)];
+        struct matmul_case x = {.M = size[0],
+                                .N = size[1],
+                                .K = size[2],
+                                .pad = i & 4 ? 3 : 0,
+                                .at = true,
+                                .accumulate = i & 2,
+                                .sums_a = i & 1,
+                                .sums_b = !(i & 1)};
+        x.compute = x.a = x.b = types[i / 8 % TYPES];
+        matmul_run(&x);
+        if (x.a == AQ_F32) continue;
+        x.a = AQ_F32; /* is rounded on its way */
         matmul_run(&x);
     }
 }

@@ -154,4 +154,96 @@ static void test_adapters_equal_a_merged_model(void **state)
     }
 }
 
+static const enum aq_frozen_store stores[] = {AQ_FROZEN_BF16, AQ_FROZEN_Q8};
+static const enum aq_stage_precision packed_precisions[] = {AQ_STAGE_FP32, AQ_STAGE_BF16, AQ_STAGE_FP16};
+
+static void test_frozen_weights_in_fewer_bits_are_the_same_in_every_cut(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++)
+        for (int i = 0; i < 6 && adapts(&kinds[k]); i++) {
+            struct run run = {.kind = &kinds[k], .threads = 2, .rank = 2, .store = stores[i % 2]};
+            run.precision = packed_precisions[i / 2];
+            if (i == 1) run.freeze = "*, !k_proj, !key_proj, !bias"; /* parts of a product, some packed */
+            struct result whole = run_once(&run);
+            const uint32_t layers = config_of(&kinds[k]).layer_end;
+            for (run.cut = 1; run.cut < layers; run.cut++) {
+                run.recompute = run.cut % 3 == 1;
+                run.split = run.cut % 3 == 2;
+                struct result parts = run_once(&run);
+                expect_same(&whole, &parts, 0, "packed");
+                result_free(&parts);
+            }
+            result_free(&whole);
+        }
+}
+
+/* What was kept, put again, is the same; how far it is from what was put; how many values are. */
+static uint64_t expect_kept(struct aq_stage *of, struct aq_stage *fp32, enum aq_frozen_store store)
+{
+    const uint32_t count = aq_stage_frozen_count(of);
+    uint64_t digest = 0, packed = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        struct aq_tensor_info info, there;
+        uint32_t at = 0;
+        aq_stage_frozen(of, i, &info);
+        do
+            aq_stage_frozen(fp32, at++, &there);
+        while (strcmp(there.name, info.name) != 0);
+        assert_true(!there.packed && (!info.packed || (info.packed == store && info.dimensions == 2)));
+        float *kept = help_alloc(info.count * sizeof *kept), *exact = help_alloc(info.count * sizeof *exact);
+        assert_int_equal(aq_stage_get(fp32, &there, 0, info.count, exact), AQ_OK);
+        assert_int_equal(aq_stage_put(of, &info, 0, info.count, exact), AQ_OK);
+        assert_int_equal(aq_stage_get(of, &info, 0, info.count, kept), AQ_OK);
+        for (uint64_t n = 0; n < info.count; n++) {
+            float most = fabsf(exact[n]), bound = 0;
+            const uint64_t group = n / AQ_STAGE_GROUP * AQ_STAGE_GROUP;
+            for (uint64_t j = group; store == AQ_FROZEN_Q8 && j < group + AQ_STAGE_GROUP && j < info.count; j++)
+                most = fmaxf(most, fabsf(exact[j]));
+            if (info.packed) bound = most * (store == AQ_FROZEN_Q8 ? 0.5f / 126.99f : 0x1p-8f);
+            assert_true(fabsf(kept[n] - exact[n]) <= bound);
+        }
+        assert_int_equal(aq_stage_put(of, &info, 0, info.count, kept), AQ_OK);
+        assert_int_equal(aq_stage_get(of, &info, 0, info.count, exact), AQ_OK);
+        assert_memory_equal(kept, exact, info.count * sizeof *kept);
+        assert_int_equal(aq_stage_put(fp32, &there, 0, info.count, kept), AQ_OK);
+        if (info.packed) packed += info.count;
+        aq_free(kept);
+        aq_free(exact);
+    }
+    assert_int_equal(aq_stage_packed_digest(of, &digest), AQ_OK);
+    assert_true(packed == 0 || digest != 0);
+    assert_int_equal(aq_stage_frozen_changed(fp32, NULL), AQ_OK);
+    return packed;
+}
+
+/* A model of fp32 that has the values that are kept gives the same loss and gradients, bit for bit. */
+static void test_frozen_weights_in_fewer_bits_compute_as_their_values(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++)
+        for (int i = 0; i < 6 && adapts(&kinds[k]); i++) {
+            struct run run = {.kind = &kinds[k], .threads = 2, .rank = 2, .precision = packed_precisions[i / 2]};
+            struct pipeline exact = pipeline_open(&run);
+            run.store = stores[i % 2];
+            struct pipeline packed = pipeline_open(&run);
+            struct aq_stage_size size, less;
+            struct aq_stage_config config = exact.config;
+            const uint64_t count = expect_kept(packed.stages[0], exact.stages[0], run.store);
+            assert_int_equal(aq_stage_measure(&config, &size), AQ_OK);
+            config.frozen_store = run.store;
+            assert_int_equal(aq_stage_measure(&config, &less), AQ_OK);
+            assert_true(count > 0 && less.packed == count && less.frozen == size.frozen);
+            if (run.store == AQ_FROZEN_BF16) assert_true(less.packed_bytes == 2 * count);
+            assert_true(less.frozen_bytes < size.frozen_bytes);
+            assert_true(forward(&exact, 0, false) == forward(&packed, 0, false));
+            backward(&exact, 0);
+            backward(&packed, 0);
+            assert_memory_equal(aq_stage_gradients(exact.stages[0]), aq_stage_gradients(packed.stages[0]),
+                                aq_stage_parameter_count(exact.stages[0]) * sizeof(float));
+            pipeline_close(&exact);
+            pipeline_close(&packed);
+        }
+}
+
 #endif

@@ -74,6 +74,13 @@ static void pyramid_small(struct aq_model_config *model)
     model->vocabulary = 7;
 }
 
+static void resnet_small(struct aq_model_config *model)
+{
+    model->own[3] = 10; /* depth   */
+    model->own[4] = 4;  /* filters */
+    model->vocabulary = 7;
+}
+
 static void deberta_small(struct aq_model_config *model)
 {
     model->blocks = 2;
@@ -82,7 +89,7 @@ static void deberta_small(struct aq_model_config *model)
     model->vocabulary = 37;
     model->context = 9;   /* distances from there on share a position */
     model->own[3] = 24;   /* inner     */
-    model->own[4] = 6;    /* buckets   */
+    model->own[4] = 4;  /* filters */
     model->own[5] = 2;    /* types     */
     model->own[6] = 3;    /* kernel    */
     model->own[7] = 12;   /* embedding */
@@ -103,6 +110,12 @@ static const struct kind models[] = {
     {"llama", llama_biased, NULL},
     {"llama", llama_normed, NULL},
 };
+
+/* A part of the names of what goes into a model's ReLUs, where many lie one behind the other; NULL: there are few. */
+static const char *raised_of(const struct kind *kind)
+{
+    return kind->small == resnet_small ? ".bias" : NULL;
+}
 
 enum { MODELS = sizeof models / sizeof models[0] };
 

@@ -4,6 +4,7 @@
  */
 #include "stage_help.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -297,7 +298,21 @@ static struct learned learn(struct aq_device *device, enum aq_stage_precision pr
     return out;
 }
 
-/* What is frozen has its copies in 16 bits, too; what trains has the gradients that it has where all does. */
+/* As far as sums in another order may be apart. */
+static bool is_near(const float *a, const float *b, uint64_t count)
+{
+    float most = 0.0f, apart = 0.0f;
+    for (uint64_t i = 0; i < count; i++) {
+        most = fmaxf(most, fabsf(a[i]));
+        apart = fmaxf(apart, fabsf(a[i] - b[i]));
+    }
+    return apart <= 1e-5f * most;
+}
+
+/*
+ * What is frozen has its copies in 16 bits, too; what trains has the gradients that it has where all does. But for a
+ * bias whose weights are frozen: there is no product then that sums its gradient on the way.
+ */
 static void test_frozen_tensors_have_copies_and_change_no_gradient(void **state)
 {
     (void)state;
@@ -316,8 +331,10 @@ static void test_frozen_tensors_have_copies_and_change_no_gradient(void **state)
                 while (at < all.count && strcmp(all.infos[at].name, some.infos[i].name) != 0)
                     at++;
                 assert_true(at < all.count);
-                if (memcmp(all.gradients + all.infos[at].offset, some.gradients + some.infos[i].offset,
-                           some.infos[i].count * sizeof(float)) != 0)
+                const float *want = all.gradients + all.infos[at].offset, *got = some.gradients + some.infos[i].offset;
+                const bool same = memcmp(want, got, some.infos[i].count * sizeof(float)) == 0;
+                const bool alone = strcmp(lists[n], "*, !bias") == 0; /* biases, and no weights */
+                if (!same && !(alone && is_near(want, got, some.infos[i].count)))
                     fail_msg("%s frozen: %s", lists[n], some.infos[i].name);
             }
             aq_free(some.gradients);
@@ -373,8 +390,8 @@ static void test_products_of_a_stage_are_the_library_s_fast_ones(void **state)
         const struct cublaslt_host_counts before = cublaslt_host_counted();
         stage_step(device, precisions[i], 64, 4001); /* as 50257, one more than a multiple of 16 */
         const struct cublaslt_host_counts after = cublaslt_host_counted();
-        /* Four biases, and GELU backward; both GELUs are ours in fp32. */
-        assert_int_equal(after.fused - before.fused, precisions[i] == AQ_STAGE_TF32 ? 3 : 5);
+        /* Four biases, the gradients of two, and GELU backward; both GELUs are ours in fp32. */
+        assert_int_equal(after.fused - before.fused, precisions[i] == AQ_STAGE_TF32 ? 5 : 7);
         assert_true(after.tensor > before.tensor);
         assert_true(after.slow - before.slow <= (after.tensor - before.tensor) / 4000);
     }

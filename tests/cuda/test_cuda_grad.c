@@ -257,10 +257,13 @@ struct flat {
     double sums[PIECES][AQ_FLAT_SUMS];
     uint64_t sent_at[PIECES + 1], lanes[FLAT * LANE_BITS / 64 + 1];
     uint8_t mask[PIECES * AQ_FUSED_MASK_BYTES], codes[FLAT];
+    float cleared[FLAT];
+    uint16_t rounded[FLAT];
     struct aq_fused_matrix matrices[KERNEL_TENSORS];
 };
 
 static struct flat first, here, there;
+static bool halves; /* of kernels that round */
 
 /* Gradients, momenta, variances of which some are zero, levels; a mask by the CPU, and its places. */
 static void fill_flat(void)
@@ -273,6 +276,7 @@ static void fill_flat(void)
     for (uint64_t i = 0; i < FLAT; i++) {
         first.v[i] = i % 53 == 0 ? 0.0f : fabsf(first.v[i]);
         first.codes[i] = (uint8_t)(i % 15);
+        first.cleared[i] = 1.0f;
     }
     memset(first.c + rows[1].first, 0, rows[1].count * sizeof(float));
     first.used[2] = 0.0f;
@@ -314,6 +318,9 @@ static struct aq_fused kernel_over(struct flat *flat, enum aq_fused_kind kind)
                              .lr = 0.01f,
                              .size = 7.0f,
                              .scale = 0.5f,
+                             .cleared = flat->cleared,
+                             .rounded = flat->rounded,
+                             .halves = halves,
                              .mask = flat->mask,
                              .sent_at = flat->sent_at,
                              .sent = flat->sent,
@@ -422,6 +429,9 @@ static void test_every_kernel_has_the_bits_of_plain_c_everywhere_in_any_order(vo
         /* Those that go along with a reduction are asked for ranges; so can all be that begin at any float. */
         if (of_elements((enum aq_fused_kind)kind)) expect_kernel(range, (enum aq_fused_kind)kind);
     }
+    halves = true;
+    expect_kernel(whole, AQ_FUSED_ADAMW_ROUNDS);
+    halves = false;
 }
 
 /* Plain C has to make up its fused multiply-add: sums that cancel, that are far apart, that are hardly floats. */

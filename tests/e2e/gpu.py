@@ -203,7 +203,7 @@ def gpus_here():
 
 
 def scenario_edges_gpu():
-    """Stages on GPUs of their own hand bodies on over NCCL, with the bits of links; what cannot be is said, or heals, or ends."""
+    """Stages on GPUs hand bodies on by CUDA IPC or over NCCL, with the bits of links; what cannot be is said, or gives way."""
     codecs = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.backward.codec": "directq",
               "edges.backward.bits": 8}
     base = {**SMALL, **codecs, "train.epochs": 2, "pipeline.stages": on_gpus(0, 1, 2)}
@@ -214,7 +214,8 @@ def scenario_edges_gpu():
         sys.exit(77)
     one = {**base, "pipeline.stages": on_gpus(0, 0)}
     launch(manifest("one", **one))
-    check("NCCL" not in logs("one"), logs("one"))
+    check("edge 0 goes by CUDA IPC, from GPU to GPU" in logs("one") and "NCCL" not in logs("one"), logs("one"))
+    check("mapped memory that is freed" not in logs("one"), "memory is freed before the neighbour has let go of it")
     refused("one GPU", manifest("one-nccl", **{**one, "link.transport": "nccl"}),
             r"stages 0 and 1 share a GPU, and NCCL wants one for each: give each its own, or say link\.transport: links", 1)
 
@@ -223,19 +224,39 @@ def scenario_edges_gpu():
         check([x["loss"] for x in metrics(name, "eval")] == [x["loss"] for x in metrics(other, "eval")], f"{name}: eval")
         check(weights(name) == weights(other), f"{name}: model.safetensors differs from {other}'s")
 
+    launch(manifest("one-links", **{**one, **links}))
+    check("goes by" not in logs("one-links"), logs("one-links"))
+    same("one", "one-links")
     if gpus > 1:
-        launch(manifest("two", **{**base, "pipeline.stages": on_gpus(0, 1)}))
+        launch(manifest("two", **{**base, "pipeline.stages": on_gpus(0, 1), "link.transport": "nccl"}))
         check("edge 0 goes by NCCL, from GPU to GPU" in logs("two"), logs("two"))
         same("two", "one")
+    if BIN.name == "cuda_host":  # where memory cannot be mapped: NCCL, or where it cannot be either, links
+        os.environ["CUDA_HOST_IPC"] = "0"
+        for name, stages, line in (("no-ipc", on_gpus(0, 1), "edge 0 goes by NCCL"), ("no-way", on_gpus(0, 0), "")):
+            launch(manifest(name, **{**base, "pipeline.stages": stages}))
+            check("edge 0: not by CUDA IPC: " in logs(name) and line in logs(name), logs(name))
+            check(line or "goes by" not in logs(name), logs(name))
+            same(name, "one")
+        refused("no memory is mapped", manifest("must-ipc", **{**one, "link.transport": "ipc"}),
+                r"link\.transport: ipc: stages 0 and 1 cannot map each other's memory", 1)
+        os.environ.pop("CUDA_HOST_IPC")
     if gpus < 4:
         print(f"{gpus} GPUs: the rest wants 4")
         return
-    path = manifest("nccl", **base)
+    path = manifest("ipc", **base)
     plan, told = aqpipe("plan", path).stdout, json.loads(aqpipe("plan", path, "--json").stdout)
-    check("over NCCL where the two stages have GPUs of their own" in plan and " bodies by NCCL " in plan, plan)
+    check("by CUDA IPC where the two stages' GPUs are on one machine" in plan and " bodies between GPUs " in plan, plan)
     check([edge["transport"] for edge in told["edges"]] == ["auto", "auto"], told["edges"])
     launch(path)
+    check(all(f"edge {e} goes by CUDA IPC, from GPU to GPU" in logs("ipc") for e in (0, 1)), logs("ipc"))
+    check("mapped memory that is freed" not in logs("ipc"), "memory is freed before the neighbour has let go of it")
+    check("beyond the plan" not in logs("ipc"), "the plan is not all that a GPU has to hold")
+    os.environ["CUDA_HOST_LAZY"] = "1"  # nothing is loaded while NCCL waits: all has been run once before
+    launch(manifest("nccl", **{**base, "link.transport": "nccl"}))
+    os.environ.pop("CUDA_HOST_LAZY")
     launch(manifest("links", **{**base, **links}))
+    same("ipc", "nccl")
     check(all(f"edge {e} goes by NCCL, from GPU to GPU" in logs("nccl") for e in (0, 1)), logs("nccl"))
     check("beyond the plan" not in logs("nccl"), "the plan is not all that a GPU has to hold")
     check("NCCL" not in logs("links"), logs("links"))
@@ -244,35 +265,32 @@ def scenario_edges_gpu():
         for key in ("forward_bytes", "backward_bytes", "keyframes", "fetched"):
             check(line[key] == like[key], f"{key}: {line[key]}, over links {like[key]}")
         check(set(line["forward_packed"][:2] + line["backward_packed"][1:]) == {1}, f"nothing is packed: {line}")
-    # Where two stages share a GPU their edge is the link's; the other is not.
-    launch(manifest("shared", **{**base, "pipeline.stages": on_gpus(0, 0, 1)}))
-    check("edge 0 goes" not in logs("shared") and "edge 1 goes by NCCL" in logs("shared"), logs("shared"))
-    same("shared", "nccl")
     launch(manifest("paced", **{**base, "link.rate_mbps": 400}))
-    check("NCCL" not in logs("paced"), logs("paced"))
-    # Raw bodies, fewer frames in flight than NCCL has slots; messages in 8 bits, part of a gradient.
+    check("goes by" not in logs("paced"), logs("paced"))
+    # Raw bodies, fewer frames in flight than there are slots; messages in 8 bits, part of a gradient.
     short = {**base, "train.epochs": 1, "pipeline.stages": on_gpus(3, 1)}
     for name, keys in (("bf16", {"edges.forward.codec": "raw", "edges.forward.precision": "bf16", "edges.backward.codec":
                                  "raw", "edges.backward.precision": "bf16", "pipeline.schedule": "gpipe",
                                  "link.receive_slots": 1, "link.send_frames": 1, "cache.kind": "memory"}),
                        ("fp16", {"model.precision": "fp16", "edges.forward.store": "q8", "edges.backward.top_k": 0.3,
                                  "train.micro_batch": 2})):
-        launch(manifest(name, **{**short, **keys}))
+        way = "ipc" if name == "bf16" else "nccl"
+        launch(manifest(name, **{**short, **keys, "link.transport": way}))
         launch(manifest(f"{name}-links", **{**short, **keys, **links}))
-        check("edge 0 goes by NCCL" in logs(name), logs(name))
+        check(f"edge 0 goes by {'CUDA IPC' if way == 'ipc' else 'NCCL'}" in logs(name), logs(name))
         same(name, f"{name}-links")
     # Two replicas of two stages: their gradients over NCCL, too.
     both = {**short, "pipeline.replicas": 2, "pipeline.stages": "[{layers: 0-1, device: cuda, device_index: [0, 1]}, "
             "{layers: 2, device: cuda, device_index: [2, 3]}]"}
     launch(manifest("both", **both))
     launch(manifest("both-links", **{**both, **links, "reduce.transport": "links"}))
-    check("goes by NCCL" in logs("both") and "reduces by NCCL" in logs("both") and "NCCL" not in logs("both-links"), "both")
+    check("goes by CUDA IPC" in logs("both") and "reduces by NCCL" in logs("both") and "NCCL" not in logs("both-links"), "both")
     same("both", "both-links")
     no_workers("edges_gpu")
 
 
 def scenario_edges_gpu_fault():
-    """Over NCCL: a link that is cut heals, lost messages are fetched, and a stage that dies ends all others, which begin again."""
+    """Over NCCL, and by IPC: a link that is cut heals, lost messages are fetched, a stage that dies ends all others, which begin again."""
     gpus_here()
     base = {**RESTARTED, **SMALL, "train.epochs": 9, "pipeline.stages": on_gpus(0, 1, 2), "link.transport": "nccl"}
     launch(manifest("whole", **base))
@@ -293,6 +311,12 @@ def scenario_edges_gpu_fault():
 
     launch_and_kill(manifest("killed", **base), [(4, 1), (11, 2)], kill)
     same_run("killed", "whole")
+    ipc = {**base, "link.transport": "ipc"}
+    with jobs.faults(links="seed=2&cut_every=1500"):
+        launch(manifest("ipc-cut", **ipc))
+    check(same_run("ipc-cut", "whole") == 0 and "goes by CUDA IPC" in logs("ipc-cut"), "a message was fetched, or it was not by IPC")
+    launch_and_kill(manifest("ipc-killed", **ipc), [(4, 1), (11, 0)], kill)
+    same_run("ipc-killed", "whole")
     refused("one GPU", manifest("one", **{**base, "pipeline.stages": on_gpus(0, 1, 1)}), r"stages 1 and 2 share a GPU", 1)
     cpu = "[{layers: 0-1, device: cpu}, {layers: 2, device: cuda}]"
     refused("a CPU", manifest("cpu", **{**base, "pipeline.stages": cpu}),

@@ -121,3 +121,51 @@ def scenario_lora_export():
     check(done.returncode == 0, done.stderr)
     for name in ("model.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json"):
         check((ROOT / "out" / name).read_bytes() == (ROOT / "tuned" / name).read_bytes(), f"export: {name} differs")
+
+
+def scenario_lora_packed():
+    """The frozen base in 16 or 8 bits: one stage or three, killed or not, with its file lost, the same bits; what is left is near the base."""
+    launch(manifest("base", **{"pipeline.stages": 1, "train.epochs": 1}))
+    base = tensors(ROOT / "base" / "model.safetensors")
+    sizes = {f"model.{name}": None for name in ("blocks", "heads", "channels", "context", "vocabulary", "tied")}
+    common = {**sizes, **KEYS, **raw(), **raw("backward"), "model.weights": str(ROOT / "base"), "train.epochs": 3, "checkpoint.every": "2 steps"}
+    bounds = {"bf16": (2, 2.0 ** -8), "q8": (4, 0.5 / 126.9)}
+    for store, (width, near) in bounds.items():
+        keys = {**common, "train.frozen_store": store}
+        launch(manifest(store + "-1", **{**keys, "pipeline.stages": 1}))
+        launch(manifest(store, **keys))
+        check(losses(store) == losses(store + "-1"), f"{store}: losses differ:\n{losses(store)}\n{losses(store + '-1')}")
+        check(model(store) == model(store + "-1"), f"{store}: weights differ")
+        path = manifest(store + "-killed", **keys)
+        interrupt("worker", path, 5)
+        (ROOT / (store + "-killed") / "checkpoint" / "frozen-stage-1.safetensors").unlink()
+        launch(path, "--resume")
+        check(losses(store + "-killed") == losses(store) and model(store + "-killed") == model(store), f"{store}: killed, another run")
+        once = (ROOT / store / "checkpoint" / "frozen-stage-1.safetensors").read_bytes()
+        check((b'"dtype":"BF16"' in once) == (store == "bf16"), f"{store}: the frozen file has other types")
+        check((ROOT / (store + "-killed") / "checkpoint" / "frozen-stage-1.safetensors").read_bytes() == once, f"{store}: the file made again differs")
+        left, adapter = model(store), tensors(ROOT / store / "adapter" / "adapter_model.safetensors")
+        for name, values in base.items():
+            A = adapter.get(f"base_model.model.{name.removesuffix('.weight')}.lora_A.weight")
+            if not A:
+                check(left[name] == values, f"{store}: {name} has moved")
+                continue
+            A, B = floats(A), floats(adapter[f"base_model.model.{name.removesuffix('.weight')}.lora_B.weight"])
+            ins, outs = len(A) // 3, len(B) // 3
+            before, after = floats(values), floats(left[name])
+            apart = 0.0
+            for i in range(ins):
+                for o in range(outs):
+                    at = i * outs + o
+                    off = abs(after[at] - before[at] - 2 * sum(B[o * 3 + r] * A[r * ins + i] for r in range(3)))
+                    most = abs(before[at]) if store == "bf16" else max(map(abs, before[at // 64 * 64:at // 64 * 64 + 64]))
+                    check(off <= near * most + 1e-6, f"{store}: {name} ({i}, {o}) is {off} off, of {most}")
+                    apart = max(apart, off)
+            check(apart > 1e-5, f"{store}: {name} is not rounded")
+        figure = metrics(store, "eval")[-1]["loss"]
+        done = aqpipe("eval", ROOT / store, "--json")
+        check(done.returncode == 0, done.stderr)
+        check(abs(json.loads(done.stdout)["loss"] - figure) < 1e-5 * figure, f"{store}: {done.stdout} is not {figure}")
+    check(len({tuple(losses(name)) for name in bounds}) == 2, "both kinds give the same losses")
+    refused("another kind", manifest("q8", **{**common, "train.frozen_store": "bf16", "train.epochs": 4}), "train.frozen_store", 2, "--resume")
+    refused("nothing frozen", manifest("none", **{"train.frozen_store": "q8"}), "train.frozen_store: nothing is frozen", 2)

@@ -35,6 +35,41 @@ def scenario_resume():
         check(keyframes == 0, f"{name}: {keyframes} keyframes after the first epoch: a cache was lost")
 
 
+def scenario_guard():
+    """A guard gives a cut more bits in the same step whether or not the run was killed, in replicas each its own; off, it changes nothing."""
+    keys = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 2, "edges.forward.group": "tensor",
+            "edges.forward.grid": "midtread", "edges.backward.bits": 4, "edges.guard": "true", "checkpoint.every": "3 steps",
+            "train.epochs": 16, "train.lr": 1e-3, "train.warmup_steps": 6}
+
+    def bits(name):
+        return [line["forward_bits"] for line in metrics(name)]
+    for tag, more in (("one", {}), ("replicas", {**REPLICAS, "train.batch": 4, "train.staleness": 1})):
+        name = f"guard-{tag}"
+        launch(manifest(f"{name}-whole", **keys, **more))
+        want = bits(f"{name}-whole")
+        raised = [step for step in range(1, len(want)) if want[step] != want[step - 1]]
+        cuts = [r for r, b in enumerate(want[0]) if b is not None]
+        check(raised and all(b is None or b == 2 for b in want[0]), f"{name}: nothing was raised: {want}")
+        check(all(a[r] <= b[r] for a, b in zip(want, want[1:]) for r in cuts), f"{name}: bits went down: {want}")
+        contractions = [line["contraction"] for line in metrics(f"{name}-whole") if "contraction" in line]
+        check(any(c and c > 0.71 for line in contractions for c in line), f"{name}: all contracts: {contractions}")
+        for how, step in (("worker", raised[0] + 2),) if tag == "one" else (("launcher", max(raised[0] - 2, 4)),):
+            path = manifest(f"{name}-{how}", **keys, **more)
+            interrupt(how, path, step)
+            launch(path, "--resume")
+            check(bits(f"{name}-{how}") == want, f"{name}-{how}: bits of the resumed run {bits(f'{name}-{how}')}\n{want}")
+            check(losses(f"{name}-{how}") == losses(f"{name}-whole"), f"{name}-{how}: other losses after the resume")
+            check(weights(f"{name}-{how}") == weights(f"{name}-whole"), f"{name}-{how}: other weights after the resume")
+    report = json.loads(aqpipe("report", "--json", str(ROOT / "guard-one-whole")).stdout)["runs"][0]
+    check([cut["bits"] for cut in report["cuts"]] == [want_last for want_last in bits("guard-one-whole")[-1][:-1]],
+          f"the report says {report['cuts']}")
+    keys |= {"edges.forward.bits": 4, "edges.forward.group": "row", "train.lr": 1e-3}
+    for name, on in (("on", "true"), ("off", "false")):
+        launch(manifest(f"quiet-{name}", **{**keys, "edges.guard": on}))
+    check(losses("quiet-on") == losses("quiet-off") and weights("quiet-on") == weights("quiet-off"), "a guard that raises nothing changes bits")
+    no_workers("guard")
+
+
 def scenario_power():
     """Power fails at seeded moments: what was not synced is gone, wholly or in parts; --resume goes on all the same."""
     launch(manifest("whole", **RESTARTED))

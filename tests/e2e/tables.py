@@ -158,10 +158,20 @@ def scenario_instruct():
         alike(tag, tag + "-one")
     check(metrics("packed", "eval")[-1]["targets"] == metrics("whole", "eval")[-1]["targets"], "packing loses targets")
     check(metrics("packed")[-1]["step"] < metrics("whole")[-1]["step"], "nothing was packed")
+    # Packed conversations do not see each other: nothing is learnt, and losses are those of each by itself. With the mask off they do.
+    still = {}
+    for tag, changes in (("packed", {}), ("whole", {"data.pack": "false"}), ("seen", {"data.pack_mask": "false"})):
+        launch(manifest("still-" + tag, **{**PLAIN, **keys, **changes, "train.lr": 0, "train.steps_max": 1}))
+        still[tag] = metrics("still-" + tag, "eval")[-1]["loss"]
+    check(abs(still["packed"] - still["whole"]) < 1e-6 * still["whole"], f"packed conversations see each other: {still}")
+    check(abs(still["seen"] - still["whole"]) > 1e-5 * still["whole"], f"data.pack_mask changes nothing: {still}")
     # Replicas have different numbers of targets, and the mean is over all of them: the gradients are those of one.
     launch(manifest("two", **{**PLAIN, **keys, "data.pack": "false", "pipeline.stages": 2, "pipeline.replicas": 2}))
     norms = [[line["grad_norm"] for line in metrics(name)] for name in ("two", "whole")]
     check(all(abs(a - b) < 1e-4 * b for a, b in zip(*norms)), f"replicas: gradients {norms}")
+    # Seven packed samples over two replicas: one is left out, and its parts with it.
+    launch(manifest("packed-two", **{**PLAIN, **keys, "data.train_samples_max": 7, "pipeline.stages": 2, "pipeline.replicas": 2}))
+    check(losses("packed-two"), "packed replicas made no step")
     coded = {**keys, **CODECS, "train.epochs": 20, "checkpoint.every": "3 steps", "data.pack": "false"}
     launch(manifest("coded", **coded))
     path = manifest("killed", **coded)

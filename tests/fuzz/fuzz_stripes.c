@@ -1,6 +1,6 @@
 /*
  * fuzz_stripes.c -- two ends of a link's several connections, and the input between them: how much each of them takes
- * and gives when, what is damaged, said again, left out or made up, which one ends and how; with copies and without.
+ * and gives when, what is damaged, said again, left out or made up, which one ends and how; with sums and without.
  *
  * What is read is always the beginning of what was written, byte for byte, unless bytes of a stripe themselves were
  * damaged (frames have digests for those). Where nothing was damaged all of it comes, and then the end. Never a
@@ -86,7 +86,9 @@ static void forge(struct run *run, struct lane *to, uint8_t what)
 {
     uint8_t head[AQ_STRIPE_HEAD_BYTES];
     const struct aq_stripe stripe = {.number = what % 32,
-                                     .bytes = what % 5 == 0 ? 0 : AQ_STRIPE_BYTES_MAX - 2 + what % 5};
+                                     .bytes = what % 5 == 0 ? 0 : AQ_STRIPE_BYTES_MAX - 2 + what % 5,
+                                     .place = what % 3 == 1 ? what / 4 % 16 : 0,
+                                     .sum = what % 3 == 2 ? what / 4 % 16 : 0};
     aq_stripe_encode(&stripe, what & 128 ? 78 : 77, head);
     if (LANE_BYTES - to->end < sizeof head) return;
     memcpy(to->bytes + to->end, head, sizeof head);
@@ -116,7 +118,8 @@ static void act(struct run *run, struct fuzz_piece *rest)
         out->room = LANE_BYTES;
         break;
     case 8:
-        out->piece = more;
+        in->held = more & 1;
+        out->piece = more / 2;
         break;
     case 9:
         in->piece = more;
@@ -159,6 +162,7 @@ static void finish(struct run *run)
     for (int n = 0; n < LANES; n++) {
         whole &= !ends[0][n].lost && !ends[1][n].lost && (run->shut || !ends[1][n].ended);
         ends[0][n].room = LANE_BYTES;
+        ends[1][n].held = false;
     }
     for (int i = 0; i < TURNS && run->end[0]->unsent && whole; i++) {
         write_some(run, 0);
@@ -184,7 +188,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         said[i] = (uint8_t)(i * 7 + (i >> 8) * 13 + 1);
     lanes_open(ends);
     for (int n = 0; n < LANES; n++)
-        ends[0][n].path.again_bytes = 1; /* AUTO copies, too */
+        ends[0][n].path.again_bytes = 1; /* AUTO sums, too */
     for (int i = 0; i < 2; i++) {
         struct aq_byte_stream *parts[LANES];
         for (int n = 0; n < LANES; n++)

@@ -44,6 +44,7 @@ struct kit {
     double silence_s;                   /* of the group; 0: 60 */
     uint64_t outage_ns_max;             /* of the links        */
     uint32_t piece_bytes;               /* 0: KIT_PIECE_BYTES  */
+    uint64_t values;                    /* aq_group_config     */
     uint32_t threads;                   /* of each rank's pool; 0: no device */
     const char *devices[KIT_RANKS_MAX]; /* by rank: another kind than "cpu", of index `rank`; NULL: see threads */
     bool one_gpu;                       /* index 0 for all */
@@ -100,7 +101,8 @@ static inline enum aq_status kit_open(struct kit_rank *rank)
                                            .bell = rank->bell,
                                            .device = rank->device,
                                            .silence_ns = (uint64_t)((kit->silence_s > 0 ? kit->silence_s : 60) * 1e9),
-                                           .piece_bytes = kit->piece_bytes ? kit->piece_bytes : KIT_PIECE_BYTES};
+                                           .piece_bytes = kit->piece_bytes ? kit->piece_bytes : KIT_PIECE_BYTES,
+                                           .values = kit->values};
     AQ_TRY(aq_group_open_links(&config, &rank->group));
     return kit->nccl ? aq_group_open_nccl(rank->group, &rank->group) : AQ_OK;
 }

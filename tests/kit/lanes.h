@@ -16,6 +16,7 @@ struct lane {
     size_t begin, end;
     size_t piece;      /* of one read or write at most; 0: all */
     size_t room;       /* bytes that it still takes */
+    bool held;         /* what is in it is not there yet */
     bool ended, lost;  /* after what is in it: an end, an error */
     struct lane *peer; /* where writes go */
     struct aq_path path;
@@ -31,6 +32,7 @@ static inline enum aq_status lane_read(struct aq_byte_stream *stream, const stru
 {
     struct lane *lane = (struct lane *)stream;
     size_t left = lane->end - lane->begin;
+    if (lane->held) return AQ_AGAIN;
     if (left == 0) return lane->lost ? AQ_IO : lane->ended ? AQ_CLOSED : AQ_AGAIN;
     if (lane->piece > 0 && left > lane->piece) left = lane->piece;
     *got = 0;
@@ -131,7 +133,7 @@ static inline void lanes_open(struct lane ends[2][LANES])
             lane->stream.ops = &LANE_OPS;
             lane->begin = lane->end = lane->piece = 0;
             lane->room = LANE_BYTES;
-            lane->ended = lane->lost = false;
+            lane->ended = lane->lost = lane->held = false;
             lane->peer = &ends[1 - i][n];
         }
 }

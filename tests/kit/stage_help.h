@@ -88,9 +88,12 @@ static inline void help_init(struct aq_stage *stage, uint64_t seed)
     for (uint32_t i = 0; i < all; i++) {
         struct aq_tensor_info info;
         i < trained ? aq_stage_tensor(stage, i, &info) : aq_stage_frozen(stage, i - trained, &info);
-        float *x = aq_stage_parameters(stage) + info.offset;
+        float *x = help_alloc(info.count * sizeof *x);
         const struct aq_rng_key key = aq_rng_key(seed, AQ_RNG_TEST, aq_digest(info.name, strlen(info.name)), 2);
+        assert_int_equal(aq_stage_get(stage, &info, 0, info.count, x), AQ_OK);
         for (uint64_t k = 0; k < info.count; k++) x[k] += 0.1f * aq_rng_normal(&key, k);
+        assert_int_equal(aq_stage_put(stage, &info, 0, info.count, x), AQ_OK);
+        aq_free(x);
     }
     assert_int_equal(aq_stage_frozen_changed(stage, NULL), AQ_OK);
     assert_int_equal(aq_stage_parameters_changed(stage, NULL), AQ_OK);

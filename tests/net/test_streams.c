@@ -132,14 +132,25 @@ static enum aq_status hear(struct aq_byte_stream *stream, size_t *at)
 }
 
 /* A head into what end 1 reads of connection n; its bytes are zeros. */
-static void forge(int n, uint64_t number, uint32_t bytes, uint64_t bundle)
+static void forge_stripe(int n, const struct aq_stripe *stripe, uint64_t bundle)
 {
     struct lane *lane = &ends[1][n];
-    const struct aq_stripe stripe = {.number = number, .bytes = bytes};
-    aq_stripe_encode(&stripe, bundle, lane->bytes + lane->end);
+    aq_stripe_encode(stripe, bundle, lane->bytes + lane->end);
     lane->end += AQ_STRIPE_HEAD_BYTES;
-    memset(lane->bytes + lane->end, 0, bytes);
-    lane->end += bytes;
+    memset(lane->bytes + lane->end, 0, stripe->bytes);
+    lane->end += stripe->bytes;
+}
+
+static void forge(int n, uint64_t number, uint32_t bytes, uint64_t bundle)
+{
+    const struct aq_stripe stripe = {.number = number, .bytes = bytes};
+    forge_stripe(n, &stripe, bundle);
+}
+
+static void forge_sum(int n, uint64_t number, uint32_t bytes, uint8_t place, uint8_t sum)
+{
+    const struct aq_stripe stripe = {.number = number, .bytes = bytes, .place = place, .sum = sum};
+    forge_stripe(n, &stripe, BUNDLE);
 }
 
 static void test_stripes_are_one_stream_and_end_as_one(void **state)
@@ -199,50 +210,81 @@ static size_t carried(void)
     return bytes;
 }
 
-/* What one connection holds back another has brought: nobody waits, and what comes late is dropped. */
-static void test_copies_pass_what_stands_still(void **state)
+/* To its end, as a link writes: also of nothing, until nothing is left to say. */
+static void say_all(struct aq_byte_stream *stream, size_t from, size_t to)
+{
+    size_t put;
+    assert_int_equal(say(stream, from, to), to);
+    for (int i = 0; stream->unsent && i < 4; i++)
+        (void)stream->ops->write(stream, NULL, 0, &put);
+}
+
+/* What one connection holds back is made from the sums on the others: nobody waits, and what comes late is dropped. */
+static void test_sums_pass_what_stands_still(void **state)
 {
     struct aq_byte_stream *stripes[2];
-    size_t at = 0;
     (void)state;
     copies = AQ_LINK_COPIES_ON;
-    for (size_t room = 0; room < 3 * AQ_STRIPE_BYTES; room += 977) { /* in a head, in a stripe, between two */
-        at = 0;
+    for (int held = 0; held < LANES; held++)
+        for (size_t room = 0; room < 3 * AQ_STRIPE_BYTES; room += 977) { /* in a head, in a stripe, between two */
+            size_t at = 0;
+            stripes_open(stripes);
+            ends[0][held].room = room;
+            say_all(stripes[0], 0, SAID);
+            assert_int_equal(hear(stripes[1], &at), AQ_AGAIN);
+            assert_int_equal(at, SAID);
+            assert_memory_equal(heard, said, SAID);
+            ends[0][held].room = LANE_BYTES;
+            size_t put;
+            if (stripes[0]->unsent) assert_int_equal(stripes[0]->ops->write(stripes[0], NULL, 0, &put), AQ_OK);
+            stripes[0]->ops->shut(stripes[0]);
+            assert_int_equal(hear(stripes[1], &at), AQ_CLOSED);
+            assert_int_equal(at, SAID);
+            stripes_close(stripes);
+        }
+    copies = AQ_LINK_COPIES_OFF;
+}
+
+/* It stops when some stripes have come, and goes on when others were made in their place. */
+static void test_sums_pass_one_that_stops_and_goes_on(void **state)
+{
+    struct aq_byte_stream *stripes[2];
+    (void)state;
+    copies = AQ_LINK_COPIES_ON;
+    for (size_t piece = 1000; piece < SAID; piece += 7919) {
+        size_t at = 0;
         stripes_open(stripes);
-        ends[0][1].room = room;
-        assert_int_equal(say(stripes[0], 0, SAID), SAID);
-        assert_true(carried() > 2 * SAID - 2 * AQ_STRIPE_BYTES);
-        assert_int_equal(hear(stripes[1], &at), AQ_AGAIN);
-        assert_int_equal(at, SAID);
+        for (size_t from = 0, n = 0; from < SAID; from += piece, n++) {
+            const size_t to = from + piece < SAID ? from + piece : SAID;
+            for (size_t i = 0; i < LANES; i++)
+                ends[1][i].held = i == n % LANES;
+            say_all(stripes[0], from, to);
+            assert_int_equal(hear(stripes[1], &at), AQ_AGAIN);
+            assert_int_equal(at, to);
+        }
         assert_memory_equal(heard, said, SAID);
-        ends[0][1].room = LANE_BYTES;
-        size_t put;
-        if (stripes[0]->unsent) assert_int_equal(stripes[0]->ops->write(stripes[0], NULL, 0, &put), AQ_OK);
-        stripes[0]->ops->shut(stripes[0]);
-        assert_int_equal(hear(stripes[1], &at), AQ_CLOSED);
-        assert_int_equal(at, SAID);
         stripes_close(stripes);
     }
     copies = AQ_LINK_COPIES_OFF;
 }
 
-/* Chosen: none until something is sent again, then all that there is room for. */
-static void test_copies_begin_with_the_first_loss(void **state)
+/* Chosen: none until something is sent again. */
+static void test_sums_begin_with_the_first_loss(void **state)
 {
     struct aq_byte_stream *stripes[2];
     size_t at = 0;
     (void)state;
     copies = AQ_LINK_COPIES_AUTO;
     stripes_open(stripes);
-    assert_int_equal(say(stripes[0], 0, SAID / 2), SAID / 2);
+    say_all(stripes[0], 0, SAID / 2);
     assert_int_equal(hear(stripes[1], &at), AQ_AGAIN);
     assert_true(carried() < SAID / 2 + 64 * AQ_STRIPE_HEAD_BYTES);
     stripes_close(stripes);
     at = 0;
     stripes_open(stripes);
     ends[0][2].path.again_bytes = 1448;
-    assert_int_equal(say(stripes[0], 0, SAID / 2), SAID / 2);
-    assert_true(carried() >= SAID);
+    say_all(stripes[0], 0, SAID / 2);
+    assert_true(carried() >= SAID / 2 * LANES / (LANES - 1));
     assert_int_equal(hear(stripes[1], &at), AQ_AGAIN);
     assert_int_equal(at, SAID / 2);
     assert_memory_equal(heard, said, SAID / 2);
@@ -320,36 +362,62 @@ static void test_stripes_against_the_rules_are_refused_by_name(void **state)
     for (int n = 0; n < LANES; n++)
         forge(n, n == 3 ? 1 : 0, 0, BUNDLE); /* ends that differ */
     refuses(stripes, AQ_PROTO, "left out stripe 0");
-    copies = AQ_LINK_COPIES_ON;
+    stripes_open(stripes);
+    forge_sum(0, 0, 10, 0, 1);
+    refuses(stripes, AQ_PROTO, "sent a stripe of a group; the handshake did not agree to any");
+    for (int i = 0; i < 5;
+         i++) { /* a place before 0 or too far, an empty sum, one of more than there were or could be */
+        stripes_open(stripes);
+        forge_sum(0, i == 0 ? 1 : 40, i == 2 ? 2 : 10, i == 0 ? 2 : i == 1 ? 15 : 0, i < 2 ? 0 : i == 4 ? 16 : 41);
+        refuses(stripes, AQ_PROTO, "of a group, sum of");
+    }
+}
+
+static void test_sums_against_the_rules_are_refused_by_name(void **state)
+{
+    struct aq_byte_stream *stripes[2];
     size_t at = 0;
+    (void)state;
+    copies = AQ_LINK_COPIES_ON;
     stripes_open(stripes);
     forge(0, 0, 10, BUNDLE);
-    forge(1, 0, 10, BUNDLE);
+    forge(1, 0, 10, BUNDLE); /* again: it came late */
     forge(1, 1, 5, BUNDLE);
-    ends[1][0].end -= 4; /* the rest of it does not come: of the copy it does */
     assert_int_equal(hear(stripes[1], &at), AQ_AGAIN);
     assert_int_equal(at, 15);
     forge(2, 1, 0, BUNDLE); /* an end before what has come */
     refuses(stripes, AQ_PROTO, "sent stripe 1 again; 2 is due");
     stripes_open(stripes);
     forge(0, 0, 10, BUNDLE);
-    forge(1, 0, 11, BUNDLE);
     ends[1][0].end -= 4;
-    refuses(stripes, AQ_PROTO, "sent stripe 0 with 10 bytes on one stream and 11 on another");
+    forge(1, 0, 10, BUNDLE);
+    refuses(stripes, AQ_PROTO, "sent stripe 0 on two streams, of 10 and 10 bytes");
+    stripes_open(stripes);
+    forge_sum(0, 1, 12, 0, 2); /* of zeros: stripe 0 would have as many bytes as stripe 1 */
+    forge_sum(1, 1, 11, 1, 0);
+    refuses(stripes, AQ_PROTO, "sent a sum of 12 bytes by which stripe 0 had 11");
+    stripes_open(stripes);
+    forge_sum(0, 0, 12, 0, 1);
+    refuses(stripes, AQ_PROTO, "sent a sum of 12 bytes by which stripe 0 had 0");
+    stripes_open(stripes);
+    forge(0, 0, 10, BUNDLE);
+    forge_sum(0, 1, 10, 1, 0); /* stripe 0 was of this group, and the next says that it was of another */
+    forge_sum(0, 2, 10, 1, 0);
+    refuses(stripes, AQ_PROTO, "sent stripe 2 as of a group that begins with 1, which had another");
     copies = AQ_LINK_COPIES_OFF;
 }
 
 static void test_heads_and_hellos_have_their_bytes(void **state)
 {
-    static const uint8_t GOLDEN[12] = {5, 0, 0, 0, 0, 0, 0, 1, 0xf0, 0x37, 0, 0}; /* docs/FRAME.md */
+    static const uint8_t GOLDEN[12] = {5, 0, 0, 0, 0, 0, 0, 1, 0xf0, 0x37, 3, 0}; /* docs/FRAME.md */
     static const struct aq_hello BAD[] = {{.features = 8},
                                           {.features = 8, .streams = AQ_LINK_STREAMS_MAX + 1},
                                           {.features = 8, .streams = 2, .stream = 2, .bundle = 1},
                                           {.features = 8, .streams = 2, .stream = 1},
                                           {.streams = 2},
                                           {.bundle = 1},
-                                          {.features = 16}};
-    const struct aq_stripe stripe = {.number = UINT64_C(1) << 56 | 5, .bytes = AQ_STRIPE_BYTES_MAX};
+                                          {.features = 32}};
+    const struct aq_stripe stripe = {.number = UINT64_C(1) << 56 | 5, .bytes = AQ_STRIPE_BYTES_MAX, .place = 3};
     uint8_t head[AQ_STRIPE_HEAD_BYTES], body[AQ_FRAME_HELLO_BYTES];
     struct aq_stripe back;
     struct aq_hello hello = {.features = 8, .streams = 3, .stream = 2, .bundle = 0x1122334455667788}, read;
@@ -358,7 +426,7 @@ static void test_heads_and_hellos_have_their_bytes(void **state)
     aq_stripe_encode(&stripe, BUNDLE, head);
     assert_memory_equal(head, GOLDEN, sizeof GOLDEN);
     assert_int_equal(aq_stripe_decode(head, BUNDLE, &back, text), AQ_OK);
-    assert_true(back.number == stripe.number && back.bytes == stripe.bytes);
+    assert_true(back.number == stripe.number && back.bytes == stripe.bytes && back.place == 3 && back.sum == 0);
     for (int bit = 0; bit < 8 * AQ_STRIPE_HEAD_BYTES; bit++) {
         head[bit / 8] ^= 1 << bit % 8;
         assert_int_equal(aq_stripe_decode(head, BUNDLE, &back, text), AQ_CORRUPT);
@@ -570,11 +638,11 @@ static void test_streams_asked_for_go_by_rate_and_round_trip(void **state)
         bool steady;
         uint32_t streams; /* 0: no word of them */
         enum aq_link_copies copies;
-    } ways[] = {{100, 200000, false, 0, AQ_LINK_COPIES_AUTO},    {100, 80000000, true, 2, AQ_LINK_COPIES_AUTO},
+    } ways[] = {{100, 200000, false, 0, AQ_LINK_COPIES_AUTO},    {100, 80000000, true, 5, AQ_LINK_COPIES_AUTO},
                 {100, 80000000, true, 1, AQ_LINK_COPIES_OFF},    {100, 80000000, false, 16, AQ_LINK_COPIES_AUTO},
                 {10, 200000000, false, 11, AQ_LINK_COPIES_AUTO}, {10, 20000000, false, 2, AQ_LINK_COPIES_OFF},
                 {0, 10000000, false, 11, AQ_LINK_COPIES_ON},     {1, 5000000, false, 1, AQ_LINK_COPIES_OFF},
-                {1, 5000000, false, 2, AQ_LINK_COPIES_ON},       {100, 4999999, false, 0, AQ_LINK_COPIES_AUTO}};
+                {1, 5000000, false, 5, AQ_LINK_COPIES_ON},       {100, 4999999, false, 0, AQ_LINK_COPIES_AUTO}};
     (void)state;
     aq_link_config_default(&config);
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
@@ -600,9 +668,11 @@ int main(void)
         cmocka_unit_test(test_stripes_pass_one_that_stands_still),
         cmocka_unit_test(test_stripes_keep_a_pace_together),
         cmocka_unit_test(test_stripes_lost_connection_loses_the_stream),
-        cmocka_unit_test(test_copies_pass_what_stands_still),
-        cmocka_unit_test(test_copies_begin_with_the_first_loss),
+        cmocka_unit_test(test_sums_pass_what_stands_still),
+        cmocka_unit_test(test_sums_pass_one_that_stops_and_goes_on),
+        cmocka_unit_test(test_sums_begin_with_the_first_loss),
         cmocka_unit_test(test_stripes_against_the_rules_are_refused_by_name),
+        cmocka_unit_test(test_sums_against_the_rules_are_refused_by_name),
         cmocka_unit_test(test_heads_and_hellos_have_their_bytes),
         cmocka_unit_test(test_streams_that_do_not_fit_are_let_go),
         cmocka_unit_test(test_stripe_against_the_rules_ends_the_link),

@@ -133,31 +133,51 @@ static void test_predict_distance_of_replicas(void **state)
     done(plan, job);
 }
 
-/* Frames are late by round trips as often as the worst of their packets is lost; other edges and ways by other lots. */
+/*
+ * That one of c connections loses so much that a frame of so many packets waits: without sums the only one, with them
+ * the second worst, of the packets that its part of the frame and of the sums has.
+ */
+static double waits_by_hand(double lost, double packets, uint32_t connections)
+{
+    if (connections == 1) return 1 - pow(1 - lost, packets);
+    const double group = connections - 1 < 4 ? connections - 1 : 4, each = packets * (1 + 1 / group) / connections;
+    const double none = pow(1 - lost, each * connections);
+    return 1 - none - connections * (1 - pow(1 - lost, each)) * pow(1 - lost, each * (connections - 1));
+}
+
+/* Frames are late by round trips as often as they should be by hand; other edges and ways by other lots. */
 static void test_loss_by_lot_is_as_often_as_it_should_be(void **state)
 {
     (void)state;
     enum { FRAMES = 40000 };
     static const struct {
         double loss, packets;
-    } cases[] = {{0.001, 20}, {0.01, 1}, {0.05, 40}, {0.3, 3}};
+        uint32_t connections;
+        const char *sets[3];
+    } cases[] = {{0.001, 20, 1, {"link.copies=off"}}, {0.01, 1, 1, {"link.copies=off"}},
+                 {0.05, 40, 1, {"link.streams=1"}},   {0.3, 3, 1, {"link.copies=off"}},
+                 {0.01, 40, 5, {"link.copies=auto"}}, {0.05, 20, 2, {"link.streams=2"}},
+                 {0.01, 60, 8, {"link.streams=8"}}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct aq_job *job;
+        struct aq_plan *plan = plan_of(cases[i].sets, &job);
         struct aq_plan_costs costs = {.latency_s = {0.5, 0.5}, .loss = {cases[i].loss, cases[i].loss}};
         const double bytes = cases[i].packets * AQ_WIRE_SEGMENT_BYTES;
         double sum = 0, wanted = 0;
         uint32_t differ = 0;
         for (uint64_t f = 0; f < FRAMES; f++) {
-            const double late = aq_plan_lost_s(&costs, 0, true, bytes, f);
+            const double late = aq_plan_lost_s(plan, &costs, 0, true, bytes, f);
             sum += late;
-            differ += late != aq_plan_lost_s(&costs, 0, false, bytes, f);
-            assert_true(late == aq_plan_lost_s(&costs, 0, true, bytes, f) && fmod(late, 1) == 0);
+            differ += late != aq_plan_lost_s(plan, &costs, 0, false, bytes, f);
+            assert_true(late == aq_plan_lost_s(plan, &costs, 0, true, bytes, f) && fmod(late, 1) == 0);
         }
         for (double lost = cases[i].loss; lost > 1e-12; lost *= cases[i].loss)
-            wanted += 1 - pow(1 - lost, cases[i].packets);
+            wanted += waits_by_hand(lost, cases[i].packets, cases[i].connections);
         if (fabs(sum / FRAMES - wanted) > 0.1 * wanted) fail_msg("case %zu: %g, not %g", i, sum / FRAMES, wanted);
         assert_true(differ > 0);
         costs.loss[0] = 0;
-        assert_true(aq_plan_lost_s(&costs, 0, true, bytes, 1) == 0);
+        assert_true(aq_plan_lost_s(plan, &costs, 0, true, bytes, 1) == 0);
+        done(plan, job);
     }
 }
 
@@ -165,7 +185,8 @@ static void test_loss_by_lot_is_as_often_as_it_should_be(void **state)
 static void test_predict_loss_by_hand(void **state)
 {
     (void)state;
-    static const char *const sets[] = {"pipeline.stages=2", "train.batch=2", "pipeline.schedule=gpipe", NULL};
+    static const char *const sets[] = {"pipeline.stages=2", "train.batch=2", "pipeline.schedule=gpipe",
+                                       "link.copies=off", NULL};
     struct aq_job *job;
     struct aq_plan *plan = plan_of(sets, &job);
     struct aq_plan_costs costs = unit_costs(plan);
@@ -173,8 +194,8 @@ static void test_predict_loss_by_hand(void **state)
     costs.latency_s[0] = 5;
     costs.loss[0] = 0.05;
     for (uint64_t step = 2; step < 66; step++)
-        late += aq_plan_lost_s(&costs, 0, true, (double)plan->edges[0].step_forward_warm, step) +
-                aq_plan_lost_s(&costs, 0, false, (double)plan->edges[0].step_backward, step);
+        late += aq_plan_lost_s(plan, &costs, 0, true, (double)plan->edges[0].step_forward_warm, step) +
+                aq_plan_lost_s(plan, &costs, 0, false, (double)plan->edges[0].step_backward, step);
     assert_true(late > 0);
     const double seconds = predict(plan, &costs).step_s;
     if (fabs(seconds - (14 + late / 64)) > 1e-6) fail_msg("%g s, by hand %g s", seconds, 14 + late / 64);
@@ -199,15 +220,19 @@ static void test_loss_bounds_the_windows_of_reno_and_cubic(void **state)
         {{"link.congestion=reno", "link.rate_mbps=3"}, 3},
         {{"link.congestion=bbr", "link.streams=1"}, 100},
         {{"link.streams=1"}, 100},
+        {{"link.copies=auto"}, 80}, /* sums take a fifth of it */
+        {{"link.copies=auto", "link.streams=2"}, 50},
+        {{"link.copies=auto", "link.streams=1"}, 100},
+        {{"link.copies=auto", "link.congestion=reno"}, 0.8 * 16 * 1.22 / 0.0316227766 * 1448 * 8 / 0.08 * 1e-6},
         {{"link.congestion=reno", "link.loss=0"}, 100},
         {{"link.congestion=reno", "link.rtt_ms=0"}, 100},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const char *sets[SETS_MAX] = {"link.rtt_ms=80", "link.loss=0.001"};
+        const char *sets[SETS_MAX] = {"link.rtt_ms=80", "link.loss=0.001", "link.copies=off"};
         struct aq_job *job;
         struct aq_plan_costs costs;
-        for (uint32_t k = 0; k + 3 < SETS_MAX && cases[i].sets[k]; k++)
-            sets[2 + k] = cases[i].sets[k];
+        for (uint32_t k = 0; k + 4 < SETS_MAX && cases[i].sets[k]; k++)
+            sets[3 + k] = cases[i].sets[k];
         struct aq_plan *plan = plan_of(sets, &job);
         aq_plan_costs_assumed(plan, 100, 4, &costs);
         const double mbps = aq_plan_lossy_rate(plan, &costs, 1);
@@ -220,8 +245,9 @@ static void test_loss_bounds_the_windows_of_reno_and_cubic(void **state)
 static void test_loss_of_an_edge_is_said_and_costs(void **state)
 {
     (void)state;
-    static const char *const kept[] = {"link.rtt_ms=80", NULL},
-                             *const lossy[] = {"link.rtt_ms=80", "edges.list=[{edge: 1, loss: 0.01}]", NULL};
+    static const char *const kept[] = {"link.rtt_ms=80", NULL}, *const lossy[] = {"link.rtt_ms=80", "link.copies=off",
+                                                                                  "edges.list=[{edge: 1, loss: 0.01}]",
+                                                                                  NULL};
     struct aq_job *job, *whole, *told;
     struct aq_plan *plan = plan_of(lossy, &job), *other = plan_of(kept, &whole);
     struct aq_plan_costs costs, none;

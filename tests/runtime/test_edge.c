@@ -54,11 +54,14 @@ struct side {
     enum loss lose; /* of samples 4 and 5, before the third epoch: the second answer comes to the first one's slot */
     bool spoil;     /* sample 2 has a value in the second epoch that no store holds */
     const char *kind;
-    bool nccl;     /* bodies go from GPU to GPU */
-    uint32_t rows; /* of a cut that is not (T, C); 0: it is */
-    bool shorter;  /* samples have `lengths` rows */
-    bool steady;   /* activations are the same in all epochs */
-    enum odd odd;  /* the sender's: what is wrong with a frame */
+    bool nccl;        /* bodies go from GPU to GPU */
+    uint32_t rows;    /* of a cut that is not (T, C); 0: it is */
+    bool shorter;     /* samples have `lengths` rows */
+    bool steady;      /* activations are the same in all epochs */
+    bool leap;        /* those of sample 3 are twenty times as large in the first epoch */
+    uint32_t guarded; /* ends that have a guard: 1 the sender, 2 the receiver */
+    struct aq_edge_guard guard;
+    enum odd odd; /* the sender's: what is wrong with a frame */
     struct aq_device *device;
     struct aq_stream *compute, *send, *receive;
     struct aq_values values, back; /* activations, gradients */
@@ -112,7 +115,14 @@ static enum aq_status side_open(struct side *s)
     AQ_TRY(aq_values_open(s->device, BYTES, &s->back));
     struct aq_edge_shape shape = s->plan->edges[0].shape;
     if (s->rows) shape.rows = s->rows, shape.columns = N / s->rows;
+    struct aq_codec_config rungs[AQ_EDGE_RUNGS];
+    const uint32_t rung_count = aq_edge_ladder(&shape.forward, rungs);
+    const float rung = s->guard.state[AQ_GUARD_RUNG];
+    shape.guard = s->guarded & (s->sender ? 1u : 2u);
+    aq_edge_guard_init(&s->guard, 0, rung_count, EPOCHS);
+    s->guard.state[AQ_GUARD_RUNG] = rung;
     const struct aq_edge_config edge = {.device = s->device,
+                                        .guard = shape.guard && s->sender ? &s->guard : NULL,
                                         .shape = &shape,
                                         .sender = s->sender,
                                         .link = s->link,
@@ -264,6 +274,8 @@ static enum aq_status exchange(struct side *s, uint32_t epoch, uint32_t micro_ba
     if (s->sender) {
         for (int i = 0; i < B; i++)
             activation(ids[i], s->steady ? 0 : epoch, values + i * N);
+        for (int v = 0; s->leap && epoch == 0 && micro_batch == 1 && v < N; v++)
+            values[v] *= 20; /* sample 3 */
         for (int i = 0; s->spoil && epoch == 1 && i < B; i++)
             if (ids[i] == 2) values[i * N + 7] = INFINITY;
         padding_spoil(s, ids, values);
@@ -375,7 +387,9 @@ struct result {
 };
 
 static const char *kind = "cpu";
-static bool spoil, nccl, shorter, steady;
+static bool spoil, nccl, shorter, steady, leap;
+static uint32_t guarded;        /* ends */
+static float rung;              /* where the sender begins */
 static const char *freeze = ""; /* more of train */
 static const char *backward = "codec: directq, bits: 8";
 static uint32_t warmup; /* epochs, of a step each */
@@ -397,7 +411,10 @@ static void run_sides(const char *codec, enum loss lose, enum odd odd, struct re
                               .nccl = nccl,
                               .rows = rows,
                               .shorter = shorter,
-                              .steady = steady};
+                              .steady = steady,
+                              .leap = leap,
+                              .guarded = guarded,
+                              .guard.state[AQ_GUARD_RUNG] = rung};
     *result = (struct result){.sender = side, .receiver = side};
     result->sender.sender = true;
     result->sender.spoil = spoil;
@@ -475,6 +492,75 @@ static void test_edge_holds_the_invariant_over_every_codec(void **state)
             assert_int_equal(result.sender.versions[s], remembers ? EPOCHS : 0);
         assert_int_equal(result.sender.measures.raws, 0);
     }
+}
+
+/* On each rung of a guard's ladder the bits are those of an edge that began with so many. */
+static void rungs_on(const char *device)
+{
+    static struct result plain, raised;
+    static const char *const more[][2] = {{"codec: aqsgd, bits: 2", "codec: aqsgd, bits: 3"},
+                                          {"codec: aqsgd, bits: 2", "codec: aqsgd, bits: 4"},
+                                          {"codec: aqsgd, bits: 2", "codec: aqsgd, bits: 6"},
+                                          {"codec: ec, rate: 1.5", "codec: ec, rate: 2"},
+                                          {"codec: ec, rate: 1.5", "codec: ec, rate: 2.5"}};
+    for (size_t i = 0; i < sizeof more / sizeof more[0]; i++) {
+        kind = "cpu";
+        run(more[i][1], NOTHING, &plain);
+        guarded = 3;
+        rung = (float)(i % 3 + 1);
+        kind = device;
+        run(more[i][0], i ? NOTHING : RECEIVER, &raised);
+        guarded = 0;
+        rung = 0;
+        kind = "cpu";
+        assert_memory_equal(raised.receiver.decoded, plain.receiver.decoded, sizeof plain.receiver.decoded);
+        assert_memory_equal(raised.sender.messages, plain.sender.messages, sizeof plain.sender.messages);
+        assert_true(raised.sender.measures.bits == strtod(strrchr(more[i][1], ' '), NULL));
+    }
+}
+
+static void test_edge_rung_has_the_bits_of_as_many_bits(void **state)
+{
+    (void)state;
+    static struct result alone;
+    rungs_on("cpu");
+    rungs_on("isolated");
+    guarded = 1; /* the receiver's manifest says nothing of a guard */
+    rung = 1;
+    aq_error_clear();
+    run_sides("codec: aqsgd, bits: 2", NOTHING, WELL, &alone);
+    guarded = 0;
+    rung = 0;
+    assert_int_equal(alone.receiver.status, AQ_PROTO);
+    assert_int_not_equal(alone.sender.status, AQ_OK);
+}
+
+/* Its message is worth less than none after the second visit: the third is a keyframe, and all is well again. */
+static void test_edge_sends_afresh_what_ran_away(void **state)
+{
+    (void)state;
+    static struct result loose, cured;
+    leap = true;
+    for (int device = 0; device < 2; device++) {
+        kind = device ? "isolated" : "cpu";
+        run("codec: aqsgd, bits: 2", NOTHING, &loose);
+        guarded = 3;
+        run("codec: aqsgd, bits: 2", NOTHING, &cured);
+        guarded = 0;
+        assert_int_equal(loose.sender.measures.keyframes, SAMPLES);
+        assert_int_equal(cured.sender.measures.afresh, 1);
+        assert_int_equal(cured.sender.measures.keyframes, SAMPLES + 1);
+        assert_int_equal(cured.receiver.measures.keyframes, SAMPLES + 1);
+        assert_int_equal(cured.sender.measures.fetched + cured.receiver.measures.fetched, 0);
+        for (int s = 0; s < SAMPLES; s++)
+            assert_int_equal(cured.sender.versions[s], s == 3 ? EPOCHS - 2 : EPOCHS);
+        for (int v = 0; v < VISITS; v++)
+            if (v % SAMPLES != 3 || v < 2 * SAMPLES)
+                assert_int_equal(cured.receiver.decoded[v], loose.receiver.decoded[v]);
+        assert_true(cured.sender.measures.sum_error2 < loose.sender.measures.sum_error2);
+    }
+    kind = "cpu";
+    leap = false;
 }
 
 /* Columns of 4 values, rows of 160: the shape is the cut's own, and the bytes follow it. */
@@ -743,7 +829,7 @@ static void test_edge_refuses_what_no_edge_says_of_nccl(void **state)
         assert_int_equal(result.sender.status, AQ_OK); /* and the link told it why */
         assert_int_equal(result.receiver.status, AQ_PROTO);
         if (!strstr(aq_error_text(),
-                    odd == TOLD_AGAIN ? "says something of NCCL (1) that was not asked" : "no rows of such"))
+                    odd == TOLD_AGAIN ? "says something of what carries bodies (1) that was not asked" : "no rows of such"))
             fail_msg("odd %d: %s", (int)odd, aq_error_text());
     }
     nccl = false;
@@ -780,6 +866,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_edge_takes_every_codec_of_the_table),
         cmocka_unit_test(test_edge_holds_the_invariant_over_every_codec),
+        cmocka_unit_test(test_edge_rung_has_the_bits_of_as_many_bits),
+        cmocka_unit_test(test_edge_sends_afresh_what_ran_away),
         cmocka_unit_test(test_edge_codes_the_shape_of_its_own_cut),
         cmocka_unit_test(test_edge_neither_sends_nor_keeps_padding),
         cmocka_unit_test(test_edge_sends_warm_up_epochs_uncompressed),

@@ -464,8 +464,8 @@ static void test_predict_flushed_pipeline_is_exact(void **state)
 static void test_predict_weight_halves_fill_the_bubble(void **state)
 {
     (void)state;
-    static const char *const whole[] = {"train.batch=16", NULL},
-                             *const split[] = {"train.batch=16", "pipeline.schedule=zb-h1", NULL};
+    static const char *const whole[] = {"train.batch=16", NULL}, *const split[] = {"train.batch=16",
+                                                                                   "pipeline.schedule=zb-h1", NULL};
     struct aq_job *job;
     struct aq_plan *plan = plan_of(whole, &job);
     struct aq_plan_costs costs = unit_costs(plan, 16);
@@ -841,6 +841,65 @@ static void test_disk_fits_counts_caches_of_this_machine(void **state)
     done(plan, job);
 }
 
+/* The slack of a job; what it says is taken as it is, and the step is as long as it was told. */
+static struct aq_plan_slack slack_of(const char *rate, double forward_s, const char *more)
+{
+    const char *sets[] = {rate, more, NULL, NULL};
+    struct aq_plan_costs costs;
+    struct aq_plan_slack slack;
+    struct aq_text text = {0};
+    struct aq_job *job;
+    struct aq_plan *plan = plan_of(sets, &job);
+    aq_plan_costs_assumed(plan, 1e6, 4, &costs);
+    for (uint32_t s = 0; s < plan->stage_count; s++) {
+        costs.forward_s[s] = forward_s;
+        aq_plan_costs_backward(plan, s, 2 * forward_s, &costs);
+    }
+    assert_int_equal(aq_plan_slack(plan, &costs, &slack), AQ_OK);
+    assert_true(slack.before_s == predict(plan, &costs).step_s && slack.step_s <= 1.01 * slack.before_s);
+    aq_plan_slack_text(plan, &slack, &text);
+    aq_plan_close(plan);
+    aq_job_close(job);
+    sets[more ? 2 : 1] = aq_text_of(&text);
+    plan = plan_of(sets, &job);
+    assert_true(predict(plan, &costs).step_s == slack.step_s);
+    for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
+        assert_int_equal(job->edges[e].forward.bits, slack.forward[e].bits);
+        assert_int_equal(job->edges[e].backward.bits, slack.backward[e].bits);
+        assert_true(job->edges[e].forward.rate == slack.forward[e].rate);
+    }
+    aq_plan_close(plan);
+    aq_job_close(job);
+    aq_text_deinit(&text);
+    return slack;
+}
+
+static void test_slack_gives_bits_where_links_have_room(void **state)
+{
+    (void)state;
+    const struct aq_plan_slack narrow = slack_of("link.rate_mbps=10", 1e-5, NULL);
+    assert_int_equal(narrow.raised, 0); /* the links are the step */
+    const struct aq_plan_slack wide = slack_of("link.rate_mbps=1000", 0.05, NULL);
+    assert_int_equal(wide.raised, 3); /* backward has 8 already */
+    for (int e = 0; e < 3; e++)
+        assert_true(wide.forward[e].bits == 8 && wide.backward[e].bits == 8);
+    const struct aq_plan_slack coded = slack_of("link.rate_mbps=1000", 0.05, "edges.forward={codec: ec, rate: 2}");
+    assert_true(coded.raised == 3 && coded.forward[2].rate == 3.5f);
+    const struct aq_plan_slack raw = slack_of("link.rate_mbps=1000", 0.05, "edges.forward={codec: raw}");
+    assert_int_equal(raw.raised, 0);
+    uint32_t last = 0;
+    static const char *const rates[] = {"link.rate_mbps=20", "link.rate_mbps=60", "link.rate_mbps=200"};
+    for (size_t i = 0; i < 3; i++) {
+        const struct aq_plan_slack some = slack_of(rates[i], 4e-3, "edges.forward={codec: aqsgd, bits: 2}");
+        uint32_t bits = 0;
+        for (int e = 0; e < 3; e++)
+            bits += some.forward[e].bits;
+        assert_true(bits >= last);
+        last = bits;
+    }
+    assert_true(last > 6);
+}
+
 static void test_open_survives_failing_allocations(void **state)
 {
     (void)state;
@@ -886,6 +945,7 @@ int main(void)
         cmocka_unit_test(test_local_steps_share_out_their_reduction),
         cmocka_unit_test(test_predict_one_stage_is_its_compute),
         cmocka_unit_test(test_predict_assumed_costs_follow_the_flops),
+        cmocka_unit_test(test_slack_gives_bits_where_links_have_room),
         cmocka_unit_test(test_measured_costs_are_positive),
         cmocka_unit_test(test_split_backward_is_planned_and_measured),
         cmocka_unit_test(test_print_names_what_it_must),

@@ -24,6 +24,9 @@ static const char chatml[] =
     "{\"chat_template\": \"{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}!{% endfor %}"
     "{% if add_generation_prompt %}<a>{% endif %}\"}";
 
+static bool together;
+static uint64_t skip;
+
 static enum aq_status open_with(const char *text, bool whole, const char *chat, struct aq_dataset **data)
 {
     const char *const paths[] = {path};
@@ -33,7 +36,9 @@ static enum aq_status open_with(const char *text, bool whole, const char *chat, 
                                              .tokenizer_kind = "bytes",
                                              .T = T,
                                              .chat = chat,
-                                             .whole = whole};
+                                             .whole = whole,
+                                             .together = together,
+                                             .skip = skip};
     data_write_text(folder, "lines.jsonl", text);
     *data = NULL;
     aq_error_clear();
@@ -96,6 +101,42 @@ static void test_packs_are_the_first_that_fit(void **state)
     assert_int_equal(aq_dataset_count(again), 7);
     assert_true(aq_dataset_digest(data) != aq_dataset_digest(again));
     aq_dataset_close(again);
+    aq_dataset_close(data);
+}
+
+/* Of the packs above: parts in the order in which they lie, where each token's begins; a part of the samples. */
+static void test_packed_conversations_are_parts(void **state)
+{
+    (void)state;
+    struct aq_dataset *data;
+    static const char text[] = "{\"prompt\": \"aaaa\", \"response\": \"AAAA\"}\n"
+                               "{\"prompt\": \"bbb\", \"response\": \"BBBB\"}\n"
+                               "{\"prompt\": \"c\", \"response\": \"CC\"}\n"
+                               "{\"prompt\": \"e\", \"response\": \"EEE\"}\n";
+    static const uint32_t parts[] = {8, 3, 7, 4}, starts[T] = {0, 0, 0, 0, 0, 0, 0, 7, 7, 7, 7, 11};
+    uint32_t got[T];
+    uint64_t count;
+    assert_int_equal(open_with(text, false, NULL, &data), AQ_OK);
+    assert_int_equal(aq_dataset_count(data), 2);
+    assert_memory_equal(aq_dataset_parts(data, &count), parts, sizeof parts);
+    assert_int_equal(count, 4);
+    aq_dataset_starts(parts + 2, 2, T, got);
+    assert_memory_equal(got, starts, sizeof starts);
+    aq_dataset_close(data);
+    skip = 1;
+    assert_int_equal(open_with(text, false, NULL, &data), AQ_OK);
+    assert_memory_equal(aq_dataset_parts(data, &count), parts + 2, 2 * sizeof *parts);
+    assert_int_equal(count, 2);
+    aq_dataset_close(data);
+    skip = 0;
+    together = true;
+    assert_int_equal(open_with(text, false, NULL, &data), AQ_OK);
+    assert_null(aq_dataset_parts(data, &count));
+    assert_int_equal(count, 0);
+    aq_dataset_close(data);
+    together = false;
+    assert_int_equal(open_with(text, true, NULL, &data), AQ_OK);
+    assert_null(aq_dataset_parts(data, &count));
     aq_dataset_close(data);
 }
 
@@ -166,6 +207,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_answers_alone_are_learnt),
         cmocka_unit_test(test_packs_are_the_first_that_fit),
+        cmocka_unit_test(test_packed_conversations_are_parts),
         cmocka_unit_test(test_long_ones_are_cut),
         cmocka_unit_test(test_messages_take_the_folders_template),
         cmocka_unit_test(test_broken_lines_are_told_with_their_number),

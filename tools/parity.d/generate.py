@@ -1,6 +1,9 @@
-"""generate.py: greedy generation of GPT-2 124M with random weights, transformers' beside ours in one run (tools/parity --speed).
+"""generate.py: greedy text, transformers' beside ours.
 
-64 tokens behind a prompt of 16, each with its cache of keys and values, the best of three in turns; the prompt is part of it, reading
+CASES: of every family of decoders at small size, with random weights: the tokens of 64 that differ. Logits differ in their last bits:
+where transformers' two best are nearer than 1e-4 a text is compared no further, and half of all tokens must be compared.
+
+SPEED (tools/parity --speed): GPT-2 124M with random weights, both in one run. 64 tokens behind a prompt of 16, each with its cache of keys and values, the best of three in turns; the prompt is part of it, reading
 the model is not. Ours in bf16 keeps its weights in bf16 beside fp32; theirs is of fp32 in both, its better choice without AVX-512.
 """
 import json
@@ -13,13 +16,23 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-PROMPT, TOKENS, TURNS = "abcdefghijklmnop", 64, 3
+PROMPT, TOKENS, TURNS, NEAR = "abcdefghijklmnop", 64, 3, 1e-4
+SMALL = {"vocab_size": 307, "hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": 3, "max_position_embeddings": 128,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2, "bos_token_id": 0, "eos_token_id": None,
+         "pad_token_id": None}
+FAMILIES = {
+    "gpt2": transformers.GPT2Config(vocab_size=307, n_embd=48, n_layer=3, n_head=4, n_positions=128, initializer_range=0.2,
+                                    bos_token_id=0, eos_token_id=None),
+    "llama": transformers.LlamaConfig(**SMALL),
+    "qwen2": transformers.Qwen2Config(**SMALL),
+    "qwen3": transformers.Qwen3Config(**SMALL, head_dim=12),
+    "gemma3": transformers.Gemma3TextConfig(**SMALL, head_dim=12, sliding_window=16)}
 
 
-def text_model(folder):
+def text_model(folder, config):
     """A model without an end token, and a tokenizer of single bytes."""
     torch.manual_seed(0)
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(bos_token_id=0, eos_token_id=None)).eval()
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     model.generation_config = transformers.GenerationConfig(bos_token_id=0)
     model.save_pretrained(folder)
     words = Tokenizer(models.BPE({letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
@@ -36,8 +49,8 @@ def theirs(model, ids):
     return TOKENS / (time.monotonic() - begin), out[0, len(ids):].tolist()
 
 
-def ours(program, folder, precision):
-    run = subprocess.run([str(program.parent / "aqpipe"), "generate", str(folder), "--prompt", PROMPT, "--tokens", str(TOKENS),
+def ours(program, folder, precision, prompt=PROMPT):
+    run = subprocess.run([str(program.parent / "aqpipe"), "generate", str(folder), "--prompt", prompt, "--tokens", str(TOKENS),
                           "--precision", precision, "--json"], capture_output=True, text=True, check=False)
     if run.returncode != 0:
         raise kit.Failed(run.stderr.strip().splitlines()[-1])
@@ -50,7 +63,7 @@ def generate(precision):
 
     def run(place):
         folder = place.folder("gpt2")
-        model, ids = text_model(folder)
+        model, ids = text_model(folder, transformers.GPT2Config(bos_token_id=0, eos_token_id=None))
         turns = [(theirs(model, ids), ours(place.program, folder, precision)) for _ in range(TURNS)]
         if precision == "fp32" and turns[0][0][1] != turns[0][1][1]:
             raise kit.Failed("greedy text is not that of transformers")
@@ -63,4 +76,31 @@ def generate(precision):
     return run
 
 
+def equal(family):
+    name = f"parity generate {family}"
+
+    def run(place):
+        folder, differ, compared = place.folder(family), 0, 0
+        model, _ = text_model(folder, FAMILIES[family])
+        words = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        prompts = (PROMPT, "the sum of both", "0123456789 " * 3)
+        for prompt in prompts:
+            ids = words.encode(prompt).ids
+            with torch.no_grad():
+                out = model.generate(torch.tensor([ids]), max_new_tokens=TOKENS, min_new_tokens=TOKENS, do_sample=False, pad_token_id=0,
+                                     return_dict_in_generate=True, output_logits=True)
+            best = [row[0].topk(2).values for row in out.logits]
+            sure = next((i for i, two in enumerate(best) if two[0] - two[1] < NEAR), TOKENS)
+            mine, wanted = ours(place.program, folder, "fp32", prompt)[1], out.sequences[0, len(ids):].tolist()
+            differ += sum(a != b for a, b in zip(mine[:sure], wanted[:sure], strict=True))
+            compared += sure
+        if 2 * compared < TOKENS * len(prompts):
+            raise kit.Failed(f"{family}: only {compared} tokens are sure")
+        yield name, differ, f"tokens that differ, of {compared}", 0
+
+    run.names = [name]
+    return run
+
+
+CASES = [equal(family) for family in FAMILIES]
 SPEED = [generate(precision) for precision in ("fp32", "bf16")]

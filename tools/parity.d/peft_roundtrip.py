@@ -1,4 +1,8 @@
-"""Adapters: PEFT's folder here, with the same logits and gradients."""
+"""Adapters: PEFT's folder here, with the same logits and gradients; and back: a run that begins as it and moves nothing leaves adapters
+that PEFT loads, and a model that transformers loads, both with the logits of the first."""
+import json
+import subprocess
+
 import kit
 import peft
 import torch
@@ -73,4 +77,41 @@ def roundtrip(kind):
     return run
 
 
-CASES = [roundtrip(kind) for kind in KINDS]
+def still(place, case):
+    """A run of one step of no length."""
+    (case / "text.txt").write_text("the pipeline sends what changed. " * 40)
+    job = {"job": {"name": "still"}, "model": {"weights": "base"}, "lora": {"weights": "adapter"}, "train": {
+        "T": 16, "batch": 2, "micro_batch": 2, "steps_max": 1, "lr": 0, "weight_decay": 0}, "data": {"train": "text.txt", "tokenizer": "bytes"},
+        "pipeline": {"stages": 2, "threads": 1}, "cache": {"kind": "memory"}, "output": {"path": "run"}}
+    (case / "job.yaml").write_text(json.dumps(job))
+    run = subprocess.run([str(place.program.parent / "aqpipe"), "launch", str(case / "job.yaml")], capture_output=True, text=True, check=False)
+    if run.returncode != 0:
+        raise kit.Failed((run.stderr.strip().splitlines() or [f"aqpipe launch: {run.returncode}"])[-1])
+    return case / "run"
+
+
+def back(kind):
+    limits = {f"parity peft roundtrip {kind} {what}": 1e-5 for what in ("adapter back", "merged")}
+
+    def run(place):
+        case = place.folder(f"{kind}-back")
+        model, lora = adapted(kind, 12)
+        model.save_pretrained(case / "base")
+        model = peft.get_peft_model(model, lora).eval()
+        model.save_pretrained(case / "adapter")
+        tokens, _ = kit.batch_of(KINDS[kind][0].vocab_size, 2, 21, 6)
+        out = still(place, case)
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        with torch.no_grad():
+            wanted = model(tokens).logits
+            again = peft.PeftModel.from_pretrained(load(case / "base", attn_implementation="eager"), out / "adapter").eval()
+            found = (kit.distance(again(tokens).logits, wanted),
+                     kit.distance(load(out, attn_implementation="eager").eval()(tokens).logits, wanted))
+        for (name, limit), value in zip(limits.items(), found, strict=True):
+            yield name, value, "relative", limit
+
+    run.names = list(limits)
+    return run
+
+
+CASES = [roundtrip(kind) for kind in KINDS] + [back(kind) for kind in KINDS if kind != "deberta"]

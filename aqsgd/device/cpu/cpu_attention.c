@@ -4,8 +4,8 @@
  * Forward keeps one number a row (lse, the log of the sum of exponentials); backward makes the weights again from it,
  * block by block, as Dao et al. 2022 ("FlashAttention") do. A piece of forward is one block of queries of one head; a
  * piece of backward is one head of keys, because dk and dv are sums over all its queries and must be added in one
- * order. With a window a block meets the keys from the first that its first query sees; those that a row does not see
- * have weights of 0.
+ * order. With a window, or where samples have parts, a block meets the keys from the first that its first query sees;
+ * those that a row does not see have weights of 0.
  *
  * With S = scale q k^T, P = softmax(S), M the dropout mask with its factor, O = (P M) v and delta = rowsum(O dO):
  *     dv = (P M)^T dO,   dP = (dO v^T) M,   dS = P (dP - delta) scale,   dq = dS k,   dk = dS^T q.
@@ -30,10 +30,12 @@ static uint64_t row_stride(uint64_t keys)
     return (keys + 15) / 16 * 16;
 }
 
-/* The first key that a query sees. */
-static uint64_t first_key(const struct aq_attention *args, uint64_t query)
+/* The first key that a query sees. It never goes back from query to query. */
+static uint64_t first_key(const struct aq_attention *args, uint64_t sample, uint64_t query)
 {
-    return args->window && query >= args->window ? query - args->window + 1 : 0;
+    const uint64_t start = args->starts ? args->starts[sample * args->T + query] : 0;
+    const uint64_t seen = args->window && query >= args->window ? query - args->window + 1 : 0;
+    return seen > start ? seen : start;
 }
 
 static enum aq_status attention_init(struct attention *self, struct aq_device *device, const struct aq_attention *args)
@@ -108,7 +110,7 @@ static void forward_piece(uint64_t piece, uint32_t worker, void *context)
     const uint64_t sample = piece % heads / args->H, head = piece % heads % args->H;
     const uint64_t first = (self->blocks - 1 - piece / heads) * self->rows;
     const uint64_t end = first + self->rows < args->T ? first + self->rows : args->T;
-    const uint64_t from = first_key(args, first), stride = row_stride(end - from);
+    const uint64_t from = first_key(args, sample, first), stride = row_stride(end - from);
     float *scratch = cpu_scratch(self->cpu, worker);
     float *scores = scratch + CPU_GEMM_FLOATS, *sums = scores + CPU_ATTENTION_FLOATS;
     float factor[BLOCK_ROWS];
@@ -117,7 +119,7 @@ static void forward_piece(uint64_t piece, uint32_t worker, void *context)
     const struct cpu_operand k = part_of(args, sample, head, 1, from, true);
     self->cpu->gemm->run(end - first, end - from, args->D, &q, &k, args->type, scores, stride, false, scratch);
     for (uint64_t r = 0; r < end - first; r++) {
-        const uint64_t before = first_key(args, first + r) - from, keys = first + r + 1 - from - before;
+        const uint64_t before = first_key(args, sample, first + r) - from, keys = first + r + 1 - from - before;
         float *row = scores + r * stride + before;
         const float top = rows->max(row, keys) * self->scale;
         const float sum = rows->exp_sum(row, keys, self->scale, top);
@@ -148,11 +150,11 @@ static void backward_rows(const struct attention *self, uint64_t sample, uint64_
                           uint64_t stride, float *p, float *ds)
 {
     const struct aq_attention *args = self->args;
-    const uint64_t C = args->H * args->D, from = first_key(args, first);
+    const uint64_t C = args->H * args->D, from = first_key(args, sample, first);
     for (uint64_t query = first; query < end; query++) {
         float *p_row = p + (query - first) * stride, *ds_row = ds + (query - first) * stride;
         const uint64_t at = (sample * args->T + query) * C + head * args->D;
-        const uint64_t before = first_key(args, query) - from, keys = query + 1 - from - before;
+        const uint64_t before = first_key(args, sample, query) - from, keys = query + 1 - from - before;
         const float delta = self->cpu->rows->dot(cpu_at(args->out, args->type, at), cpu_at(args->dout, args->type, at),
                                                  args->type, args->D);
         const float lse = args->lse[(sample * args->H + head) * args->T + query];
@@ -165,8 +167,8 @@ static void backward_rows(const struct attention *self, uint64_t sample, uint64_
 
 /*
  * One head of queries: dq, and its share of dk and dv. Blocks from the last to the first: the last one sees every key,
- * so that it writes dk and dv, unless another head has (`add`), and the others add. With a window none may see all:
- * both begin as 0.
+ * so that it writes dk and dv, unless another head has (`add`), and the others add. With a window or parts none may see
+ * all: both begin as 0.
  */
 static void backward_head(const struct attention *self, uint64_t sample, uint64_t head, bool add, float *scratch)
 {
@@ -177,7 +179,7 @@ static void backward_head(const struct attention *self, uint64_t sample, uint64_
     float *dq = row + column_of(args, head, 0), *dk = row + column_of(args, head, 1);
     float *dv = row + column_of(args, head, 2);
 
-    if (first_key(args, args->T - 1) > 0 && !add) {
+    if (first_key(args, sample, args->T - 1) > 0 && !add) {
         for (uint64_t token = 0; token < args->T; token++) {
             memset(dk + token * width, 0, D * sizeof *dk);
             memset(dv + token * width, 0, D * sizeof *dv);
@@ -187,7 +189,7 @@ static void backward_head(const struct attention *self, uint64_t sample, uint64_
     for (uint64_t block = self->blocks; block-- > 0; add = true) {
         const uint64_t first = block * self->rows;
         const uint64_t end = first + self->rows < args->T ? first + self->rows : args->T;
-        const uint64_t from = first_key(args, first), n = end - first, keys = end - from;
+        const uint64_t from = first_key(args, sample, first), n = end - first, keys = end - from;
         const uint64_t stride = row_stride(keys);
         const struct cpu_operand q = part_of(args, sample, head, 0, first, false);
         const struct cpu_operand kt = part_of(args, sample, head, 1, from, true);

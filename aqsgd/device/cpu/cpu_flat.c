@@ -1,6 +1,8 @@
 /*
- * cpu_flat.c -- work on flat ranges: copies, zeroes, sums of squares. Bound by memory, cut into even pieces.
+ * cpu_flat.c -- work on flat ranges: copies, zeroes, scaling, weights of 8 bits, sums of squares. Bound
+ * by memory, cut into even pieces.
  */
+#include <assert.h>
 #include <string.h>
 
 #include "cpu_device.h"
@@ -65,6 +67,37 @@ enum aq_status cpu_scale(struct aq_device *device, const struct aq_scale *args, 
     struct cpu_device *cpu = cpu_device_of(device);
     struct flat_scale flat = {.rows = cpu->rows, .args = args};
     cpu_pool_run(cpu->pool, pieces_of(args->count, FLAT_FLOATS), scale_piece, &flat);
+    return AQ_OK;
+}
+
+struct flat_unpack {
+    const struct cpu_rows *rows;
+    const struct aq_unpack *args;
+};
+
+static void unpack_piece(uint64_t piece, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct flat_unpack *flat = context;
+    const struct aq_unpack *args = flat->args;
+    const uint64_t first = piece * FLAT_FLOATS, end = first + count_of(piece, args->count, FLAT_FLOATS);
+    float values[AQ_UNPACK_GROUP];
+    for (uint64_t at = first; at < end; at += AQ_UNPACK_GROUP) {
+        const uint64_t n = count_of(at / AQ_UNPACK_GROUP, args->count, AQ_UNPACK_GROUP);
+        for (uint64_t i = 0; i < n; i++)
+            values[i] = (float)args->x[at + i];
+        flat->rows->scale(values, n, args->scales[at / AQ_UNPACK_GROUP],
+                          (uint8_t *)args->y + at * aq_element_bytes(args->y_type), args->y_type);
+    }
+}
+
+enum aq_status cpu_unpack(struct aq_device *device, const struct aq_unpack *args, struct aq_stream *stream)
+{
+    (void)stream;
+    struct cpu_device *cpu = cpu_device_of(device);
+    struct flat_unpack flat = {.rows = cpu->rows, .args = args};
+    static_assert(FLAT_FLOATS % AQ_UNPACK_GROUP == 0, "a group is of one piece");
+    cpu_pool_run(cpu->pool, pieces_of(args->count, FLAT_FLOATS), unpack_piece, &flat);
     return AQ_OK;
 }
 

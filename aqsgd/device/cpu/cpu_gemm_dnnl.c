@@ -7,10 +7,10 @@
 #include <dlfcn.h>
 #include <oneapi/dnnl/dnnl.h>
 
-#include "cpu_gemm.h"
+#include "cpu_conv.h"
 #include "cpu_rows.h"
 
-static void one_thread_each(void)
+void cpu_dnnl_one_thread(void)
 {
     static _Thread_local bool done;
     if (done) return;
@@ -27,7 +27,7 @@ static void one_thread_each(void)
 static void sgemm(uint64_t M, uint64_t N, uint64_t K, const struct cpu_operand *a, const struct cpu_operand *b,
                   float *c, uint64_t c_stride, bool accumulate)
 {
-    one_thread_each();
+    cpu_dnnl_one_thread();
     const dnnl_status_t status =
         dnnl_sgemm(a->transposed ? 'T' : 'N', b->transposed ? 'T' : 'N', (dnnl_dim_t)M, (dnnl_dim_t)N, (dnnl_dim_t)K,
                    1.0f, a->data, (dnnl_dim_t)a->stride, b->data, (dnnl_dim_t)b->stride, accumulate ? 1.0f : 0.0f, c,

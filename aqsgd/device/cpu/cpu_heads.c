@@ -89,7 +89,7 @@ static void rope_head(const struct rope *self, uint64_t r, uint64_t head, uint64
     const struct aq_rope *args = self->args;
     const struct cpu_rows *rows = self->cpu->rows;
     const float *gamma = head < args->H ? args->q_gamma : args->k_gamma;
-    const float *cosines = args->R ? args->table + r % args->T * args->R : NULL;
+    const float *cosines = args->R ? args->table + aq_place_of(args->starts, r, args->T) * args->R : NULL;
     const uint64_t half = args->R / 2, rest = args->D - args->R;
     const void *x = cpu_at(args->x, args->type, at), *after = cpu_at(args->x, args->type, at + args->R);
     void *y = cpu_at_w(args->y, args->type, at), *y_rest = cpu_at_w(args->y, args->type, at + args->R);
@@ -142,7 +142,8 @@ static void rope_backward_head(const struct rope_backward *self, uint64_t r, uin
     const struct aq_rope_backward *args = self->args;
     const struct cpu_rows *rows = self->cpu->rows;
     const float *gamma = head < args->H ? args->q_gamma : args->k_gamma;
-    const float *cosines = args->R ? args->table + r % args->T * args->R : NULL, *dy = args->dy + at;
+    const float *cosines = args->R ? args->table + aq_place_of(args->starts, r, args->T) * args->R : NULL;
+    const float *dy = args->dy + at;
     const uint64_t half = args->R / 2, rest = args->D - args->R;
     void *dx = cpu_at_w(args->dx, args->type, at);
     float turned[HEAD_MAX], sums[HEAD_MAX];

@@ -1,6 +1,6 @@
 /*
- * cpu_image.c -- what networks of images add to the mathematics: ReLU, batch normalization, the class of a row. Plain C
- * for every processor.
+ * cpu_image.c -- what networks of images add to the mathematics beside convolutions (cpu_conv.c): ReLU, batch
+ * normalization, means of rows, the class of a row. Plain C for every processor.
  *
  * Sums over rows go in two phases: groups of rows add up in double, then the groups' sums are added in order. How rows
  * are grouped depends on the extents alone.
@@ -56,8 +56,16 @@ struct column_sums {
     enum sums kind;
     uint64_t rows, C, group;
     const float *x, *dy, *mean, *rstd;
-    double *partial; /* of each group: C firsts, C seconds */
+    const struct aq_batch_norm_backward *relu; /* backward behind a ReLU, or NULL */
+    double *partial;                           /* of each group: C firsts, C seconds */
 };
+
+/* What a batch norm gave before its ReLU, made as forward makes it; c: the column, at: of the matrix. */
+static inline float unrectified(const struct aq_batch_norm_backward *args, uint64_t at, uint64_t c)
+{
+    const float z = (args->x[at] - args->mean[c]) * args->rstd[c] * args->gamma[c] + args->beta[c];
+    return args->add ? z + args->add[at] : z;
+}
 
 static void column_sums_piece(uint64_t piece, uint32_t worker, void *context)
 {
@@ -76,7 +84,8 @@ static void column_sums_piece(uint64_t piece, uint32_t worker, void *context)
                 const double apart = (double)x[c] - self->mean[c];
                 first[c] += apart * apart;
             } else {
-                const float dy = self->dy[r * C + c];
+                const bool off = self->relu && !(unrectified(self->relu, r * C + c, c) > 0.0f);
+                const float dy = off ? 0.0f : self->dy[r * C + c];
                 first[c] += dy;
                 second[c] += (double)dy * ((x[c] - self->mean[c]) * self->rstd[c]);
             }
@@ -128,7 +137,9 @@ static void batch_norm_piece(uint64_t piece, uint32_t worker, void *context)
         for (uint64_t c = 0; c < C; c++) {
             const float mean = args->training ? args->mean[c] : args->running_mean[c];
             const float rstd = args->training ? args->rstd[c] : 1.0f / sqrtf(args->running_variance[c] + args->epsilon);
-            args->y[r * C + c] = (args->x[r * C + c] - mean) * rstd * args->gamma[c] + args->beta[c];
+            float z = (args->x[r * C + c] - mean) * rstd * args->gamma[c] + args->beta[c];
+            if (args->add) z += args->add[r * C + c];
+            args->y[r * C + c] = args->relu && z < 0.0f ? 0.0f : z;
         }
 }
 
@@ -157,9 +168,12 @@ static void batch_norm_backward_piece(uint64_t piece, uint32_t worker, void *con
     const double rows = (double)args->rows;
     for (uint64_t r = piece * ROWS; r < end_of(piece, args->rows, ROWS); r++)
         for (uint64_t c = 0; c < C; c++) {
-            const float h = (args->x[r * C + c] - args->mean[c]) * args->rstd[c];
+            const uint64_t at = r * C + c;
+            const float h = (args->x[at] - args->mean[c]) * args->rstd[c];
             const float mean_dy = (float)(self->sums[c] / rows), mean_dyh = (float)(self->sums[C + c] / rows);
-            args->dx[r * C + c] = args->gamma[c] * args->rstd[c] * (args->dy[r * C + c] - mean_dy - h * mean_dyh);
+            const float dy = args->relu && !(unrectified(args, at, c) > 0.0f) ? 0.0f : args->dy[at];
+            args->dx[at] = args->gamma[c] * args->rstd[c] * (dy - mean_dy - h * mean_dyh);
+            if (args->dz) args->dz[at] = dy;
         }
 }
 
@@ -174,13 +188,54 @@ enum aq_status cpu_batch_norm_backward(struct aq_device *device, const struct aq
                                .x = args->x,
                                .dy = args->dy,
                                .mean = args->mean,
-                               .rstd = args->rstd};
+                               .rstd = args->rstd,
+                               .relu = args->relu ? args : NULL};
     struct batch_norm_backward self = {.args = args, .sums = column_sums_run(cpu, &sums)};
     for (uint64_t c = 0; c < args->C; c++) {
         if (args->dbeta) args->dbeta[c] += (float)self.sums[c];
         if (args->dgamma) args->dgamma[c] += (float)self.sums[args->C + c];
     }
     cpu_pool_run(cpu->pool, pieces_of(args->rows, ROWS), batch_norm_backward_piece, &self);
+    return AQ_OK;
+}
+
+/* --- means of rows ------------------------------------------------------------------------------------------------ */
+
+static void row_mean_piece(uint64_t sample, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct aq_row_mean *args = context;
+    for (uint64_t c = 0; c < args->C; c++) {
+        double sum = 0.0;
+        for (uint64_t t = 0; t < args->T; t++)
+            sum += (double)args->x[(sample * args->T + t) * args->C + c];
+        args->y[sample * args->C + c] = (float)(sum / (double)args->T);
+    }
+}
+
+enum aq_status cpu_row_mean(struct aq_device *device, const struct aq_row_mean *args, struct aq_stream *stream)
+{
+    (void)stream;
+    struct aq_row_mean own = *args;
+    cpu_pool_run(cpu_device_of(device)->pool, args->samples, row_mean_piece, &own);
+    return AQ_OK;
+}
+
+static void row_mean_backward_piece(uint64_t sample, uint32_t worker, void *context)
+{
+    (void)worker;
+    const struct aq_row_mean_backward *args = context;
+    for (uint64_t t = 0; t < args->T; t++)
+        for (uint64_t c = 0; c < args->C; c++)
+            args->dx[(sample * args->T + t) * args->C + c] = args->dy[sample * args->C + c] / (float)args->T;
+}
+
+enum aq_status cpu_row_mean_backward(struct aq_device *device, const struct aq_row_mean_backward *args,
+                                     struct aq_stream *stream)
+{
+    (void)stream;
+    struct aq_row_mean_backward own = *args;
+    cpu_pool_run(cpu_device_of(device)->pool, args->samples, row_mean_backward_piece, &own);
     return AQ_OK;
 }
 

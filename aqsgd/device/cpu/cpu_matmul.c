@@ -53,10 +53,8 @@ static void piece_run(uint64_t piece, uint32_t worker, void *context)
     if (!cpu_product_is_sums(args)) cpu_product_finish(product, m, rows, n, columns, sums, stride);
 }
 
-enum aq_status cpu_matmul(struct aq_device *device, const struct aq_matmul *args, struct aq_stream *stream)
+static enum aq_status product_run(struct cpu_device *cpu, const struct aq_matmul *args)
 {
-    (void)stream;
-    struct cpu_device *cpu = cpu_device_of(device);
     struct cpu_product product = {
         .cpu = cpu,
         .args = args,
@@ -71,4 +69,17 @@ enum aq_status cpu_matmul(struct aq_device *device, const struct aq_matmul *args
     const uint64_t pieces = (args->M + PIECE_M - 1) / PIECE_M * ((args->N + PIECE_N - 1) / PIECE_N);
     cpu_pool_run(cpu->pool, pieces, piece_run, &product);
     return AQ_OK;
+}
+
+enum aq_status cpu_matmul(struct aq_device *device, const struct aq_matmul *args, struct aq_stream *stream)
+{
+    const bool of_a = args->sums_a != NULL;
+    const struct aq_column_sum sums = {.rows = args->K,
+                                       .C = of_a ? args->M : args->N,
+                                       .stride = of_a ? args->a_stride : args->b_stride,
+                                       .x = of_a ? args->a : args->b,
+                                       .type = of_a ? args->a_type : args->b_type,
+                                       .sums = of_a ? args->sums_a : args->sums_b};
+    AQ_TRY(product_run(cpu_device_of(device), args));
+    return sums.sums && sums.rows ? cpu_column_sum(device, &sums, stream) : AQ_OK;
 }

@@ -161,7 +161,8 @@ static void embedding_piece(uint64_t piece, uint32_t worker, void *context)
         else
             memcpy(x, token, C * sizeof *x);
         if (args->scale != 0.0f) self->cpu->rows->scale(x, C, args->scale, x, AQ_F32);
-        if (args->position_table) self->cpu->rows->add(x, args->position_table + r % args->T * C, AQ_F32, C);
+        const uint64_t place = aq_place_of(args->starts, r, args->T);
+        if (args->position_table) self->cpu->rows->add(x, args->position_table + place * C, AQ_F32, C);
         const struct cpu_mask mask = cpu_mask_of(&args->dropout, r / args->T, r % args->T * C);
         if (mask.key) self->cpu->rows->mask(x, C, &mask, x, AQ_F32);
     }
@@ -202,7 +203,8 @@ static void embedding_backward_piece(uint64_t piece, uint32_t worker, void *cont
         if (args->token_gradient)
             self->cpu->rows->add(args->token_gradient + (uint64_t)args->tokens[r] * C + first, dx, AQ_F32, n);
         if (args->position_gradient)
-            self->cpu->rows->add(args->position_gradient + r % args->T * C + first, dx, AQ_F32, n);
+            self->cpu->rows->add(args->position_gradient + aq_place_of(args->starts, r, args->T) * C + first, dx,
+                                 AQ_F32, n);
     }
 }
 

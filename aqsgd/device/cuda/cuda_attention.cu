@@ -131,6 +131,14 @@ static __forceinline__ __device__ void gradient_store(const struct aq_cuda_atten
         tile_store<R>(tile, args.dqkv + at, stride, rows, args.D);
 }
 
+/* The first key that any query from this one on sees. */
+static __forceinline__ __device__ uint64_t first_key_of(const struct aq_cuda_attention &args, uint64_t sample,
+                                                        uint64_t query)
+{
+    const uint64_t seen = aq_first_key(args, query), begin = aq_part_begin(args, sample, query);
+    return seen > begin ? seen : begin;
+}
+
 /* Over the 16 threads of a row. */
 static __forceinline__ __device__ float side_max(float value)
 {
@@ -161,10 +169,11 @@ static __forceinline__ __device__ float row_softmax(const struct aq_cuda_attenti
                                                     float *sum)
 {
     const unsigned x = threadIdx.x % SIDE;
+    const uint64_t begin = aq_part_begin(args, args.first_sample + blockIdx.z, query);
     float tile_top = -INFINITY;
     for (int j = 0; j < R; j++) {
         const uint64_t key = first_key + x + SIDE * j;
-        scores[j] = aq_sees(args, query, key) ? scores[j] * args.scale : -INFINITY;
+        scores[j] = aq_sees(args, query, key) && key >= begin ? scores[j] * args.scale : -INFINITY;
         tile_top = fmaxf(tile_top, scores[j]);
     }
     tile_top = fmaxf(side_max(tile_top), *top);
@@ -207,7 +216,7 @@ static __global__ void __launch_bounds__(THREADS) attention_forward(struct aq_cu
     }
     tile_load<R>(q, qkv + aq_qkv_at(args, sample, head, 0, first), stride, rows_left(args.T, first), args.D);
     tile_zero<R>(sums, args.D);
-    for (uint64_t key = aq_first_key(args, first) / ROWS * ROWS; key <= first; key += ROWS) {
+    for (uint64_t key = first_key_of(args, sample, first) / ROWS * ROWS; key <= first; key += ROWS) {
         const uint64_t keys = rows_left(args.T, key);
         __syncthreads();
         tile_load<R>(k, qkv + aq_qkv_at(args, sample, head, 1, key), stride, keys, args.D);
@@ -263,13 +272,14 @@ static __forceinline__ __device__ void tile_slopes(const struct aq_cuda_attentio
     for (int i = 0; i < R; i++) {
         const uint64_t query = first + y + SIDE * i;
         const bool there = query < args.T;
+        const uint64_t begin = aq_part_begin(args, sample, query);
         const float lse = there ? args.lse[(sample * args.H + head) * args.T + query] : 0.0f;
         const float delta = there ? args.delta[(blockIdx.z * args.H + head) * args.T + query] : 0.0f;
         for (int j = 0; j < R; j++) {
             const uint64_t column = key + x + SIDE * j;
             const unsigned at = (y + SIDE * i) * slopes.stride + x + SIDE * j;
             float weight = 0.0f, kept = 1.0f;
-            if (there && aq_sees(args, query, column)) {
+            if (there && aq_sees(args, query, column) && column >= begin) {
                 weight = expf(fmaf(scores[i][j], args.scale, -lse));
                 if (args.mask.keys) kept = aq_mask_factor(args.mask, sample, aq_weight_at(args, head, query, column));
             }
@@ -341,7 +351,7 @@ static __global__ void __launch_bounds__(THREADS) attention_backward_queries(str
     tile_load<R>(q, qkv + aq_qkv_at(args, sample, head, 0, first), stride, rows, args.D);
     tile_load<R>(dout, douts + aq_out_at(args, sample, head, first), C, rows, args.D);
     tile_zero<R>(dq, args.D);
-    for (uint64_t key = aq_first_key(args, first) / ROWS * ROWS; key <= first; key += ROWS) {
+    for (uint64_t key = first_key_of(args, sample, first) / ROWS * ROWS; key <= first; key += ROWS) {
         const uint64_t keys = rows_left(args.T, key);
         __syncthreads();
         tile_load<R>(k, qkv + aq_qkv_at(args, sample, head, 1, key), stride, keys, args.D);

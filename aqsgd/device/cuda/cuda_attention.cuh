@@ -17,6 +17,7 @@ struct aq_cuda_attention {
     const float *delta; /* backward: rowsum(out dout), of this launch's samples */
     float scale;
     unsigned window; /* keys that a query sees; 2^31: all up to its own */
+    const uint32_t *starts; /* (samples, T): parts of samples, or NULL; not on tensor cores */
     struct aq_cuda_mask mask;
     uint64_t first_sample; /* of this launch */
 };
@@ -46,6 +47,13 @@ static __forceinline__ __device__ uint64_t aq_out_at(const struct aq_cuda_attent
 static __forceinline__ __device__ bool aq_sees(const struct aq_cuda_attention &args, uint64_t query, uint64_t key)
 {
     return static_cast<unsigned>(query - key) < args.window;
+}
+
+/* Where the part of a query begins; of one that is not there, anywhere. */
+static __forceinline__ __device__ uint64_t aq_part_begin(const struct aq_cuda_attention &args, uint64_t sample,
+                                                         uint64_t query)
+{
+    return args.starts && query < args.T ? args.starts[sample * args.T + query] : 0;
 }
 
 /* The first key that a query sees; and the end of the queries that see a key. */
@@ -90,6 +98,7 @@ static inline struct aq_cuda_attention aq_cuda_attention_of(const struct aq_atte
     kernel.scale = args->scale > 0.0f ? args->scale : 1.0f / sqrtf(static_cast<float>(args->D));
     kernel.window =
         args->window && args->window < 1u << 31 ? static_cast<unsigned>(args->window) : 1u << 31;
+    kernel.starts = args->starts;
     kernel.mask = aq_cuda_mask_of(&args->dropout);
     return kernel;
 }

@@ -114,6 +114,12 @@ static __forceinline__ __device__ float aq_exp2(float x)
 #endif
 }
 
+/* As aq_place_of. */
+static __forceinline__ __device__ uint64_t aq_place(const uint32_t *starts, uint64_t row, uint64_t T)
+{
+    return row % T - (starts ? starts[row] : 0);
+}
+
 /* W elements, 1 or 4, as floats. */
 template <int W, typename T> static __forceinline__ __device__ void aq_load_wide(const T *x, float (&values)[W])
 {

@@ -15,7 +15,7 @@ static __global__ void __launch_bounds__(EMBED_THREADS) embedding(struct aq_embe
 {
     const uint64_t row = blockIdx.x, C = args.C, position = row % args.T;
     const float *token = args.token_table + static_cast<uint64_t>(args.tokens[row]) * C;
-    const float *place = args.position_table ? args.position_table + position * C : nullptr;
+    const float *place = args.position_table ? args.position_table + aq_place(args.starts, row, args.T) * C : nullptr;
     float *x = args.x + row * C;
     for (uint64_t c = threadIdx.x * W; c < C; c += blockDim.x * W) {
         float values[W], places[W] = {0.0f}, before[W] = {0.0f}, factors[W];
@@ -121,8 +121,11 @@ static __global__ void __launch_bounds__(EMBED_THREADS)
     for (uint64_t c = threadIdx.x * W; c < args.C; c += blockDim.x * W) {
         float sums[W];
         aq_load_wide(gradient + c, sums);
-        for (uint64_t sample = 0; sample < args.samples; sample++)
-            add_row(args, mask, sample * args.T + position, c, sums);
+        for (uint64_t sample = 0; sample < args.samples; sample++) {
+            const uint64_t first = sample * args.T, end = args.starts ? args.T : position + 1;
+            for (uint64_t t = position; t < end; t++) /* of samples with parts: wherever one has that place */
+                if (aq_place(args.starts, first + t, args.T) == position) add_row(args, mask, first + t, c, sums);
+        }
         aq_store_wide(gradient + c, sums);
     }
 }

@@ -285,6 +285,35 @@ enum aq_status aq_cuda_scale(const struct aq_scale *args, void *, struct CUstrea
     return AQ_LAUNCH(scale<1>, grid, FLAT_THREADS, 0, stream, *args);
 }
 
+/* ---- Weights of 8 bits. */
+
+template <typename Y, int W> static __global__ void __launch_bounds__(FLAT_THREADS) unpack(struct aq_unpack args)
+{
+    const uint64_t at = aq_thread_index() * W;
+    if (at >= args.count) return;
+    const float scale = args.scales[at / AQ_UNPACK_GROUP];
+    float values[W];
+    for (int i = 0; i < W; i++)
+        values[i] = __fmul_rn(static_cast<float>(args.x[at + i]), scale);
+    aq_store_wide(static_cast<Y *>(args.y) + at, values);
+}
+
+template <typename Y> static enum aq_status unpack_to(const struct aq_unpack *args, cudaStream_t stream)
+{
+    const bool fours = args->count % 4 == 0 && aq_fours(args->y, args->y_type);
+    const dim3 grid = aq_blocks(args->count, FLAT_THREADS * (fours ? 4 : 1));
+    if (fours) return AQ_LAUNCH((unpack<Y, 4>), grid, FLAT_THREADS, 0, stream, *args);
+    return AQ_LAUNCH((unpack<Y, 1>), grid, FLAT_THREADS, 0, stream, *args);
+}
+
+enum aq_status aq_cuda_unpack(const struct aq_unpack *args, void *, struct CUstream_st *stream)
+{
+    if (args->count == 0) return AQ_OK;
+    if (args->y_type == AQ_BF16) return unpack_to<uint16_t>(args, stream);
+    if (args->y_type == AQ_F16) return unpack_to<aq_half>(args, stream);
+    return unpack_to<float>(args, stream);
+}
+
 /* ---- The sum of squares. */
 
 /* The block's sum in the order of its threads' tree; valid in thread 0. */

@@ -97,7 +97,7 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) rope(str
     const bool value = place.head >= args.H + args.kv_heads;
     const float *gamma = value ? nullptr : place.head < args.H ? args.q_gamma : args.k_gamma;
     const uint64_t R = value ? 0 : args.R, half = R / 2;
-    const float *angles = R ? args.table + place.row % args.T * R : nullptr;
+    const float *angles = R ? args.table + aq_place(args.starts, place.row, args.T) * R : nullptr;
     float rstd = 1.0f;
     if (gamma) {
         float sum2 = 0.0f;
@@ -136,7 +136,7 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) rope_bac
     const bool value = place.head >= args.H + args.kv_heads;
     const float *gamma = value ? nullptr : place.head < args.H ? args.q_gamma : args.k_gamma;
     const uint64_t R = value ? 0 : args.R, half = R / 2;
-    const float *angles = R ? args.table + place.row % args.T * R : nullptr;
+    const float *angles = R ? args.table + aq_place(args.starts, place.row, args.T) * R : nullptr;
     const T *x = gamma ? static_cast<const T *>(args.x) + place.at : nullptr;
     const float rstd = gamma ? args.rstd[place.row * (args.H + args.kv_heads) + place.head] : 1.0f;
     const auto at = [&](uint64_t c) { return dy[c]; };
@@ -176,7 +176,7 @@ static __global__ void __launch_bounds__(THREADS)
             const T *x = static_cast<const T *>(args.x) + row * width + head * D;
             const float rstd = args.rstd[row * (args.H + args.kv_heads) + head];
             const auto at = [&](uint64_t column) { return dy[column]; };
-            const float *angles = args.R ? args.table + row % args.T * args.R : nullptr;
+            const float *angles = args.R ? args.table + aq_place(args.starts, row, args.T) * args.R : nullptr;
             sum = fmaf(turned(at, angles, args.R, d, -1.0f), aq_load(x + d) * rstd, sum);
         }
     partial[blockIdx.x * 2 * D + c] = sum;

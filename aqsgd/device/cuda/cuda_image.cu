@@ -1,5 +1,6 @@
 /*
- * cuda_image.cu -- what networks of images add to the mathematics: ReLU, batch normalization, the class of a row.
+ * cuda_image.cu -- what networks of images add to the mathematics beside convolutions (cuda_conv.cu): ReLU, batch
+ * normalization, means of rows, the class of a row.
  *
  * Bound by memory. Sums of columns go in two stages: groups of rows add up in float into partial rows in the scratch, a
  * thread a column, then the partial rows are added in double in the order of the groups. How rows are grouped depends
@@ -64,8 +65,21 @@ enum sums {
 struct column_sums {
     uint64_t rows, C, group;
     const float *x, *dy, *mean, *rstd;
-    float *partial; /* of each group: C firsts, C seconds */
+    float *partial;                     /* of each group: C firsts, C seconds    */
+    const float *gamma, *beta, *add;    /* backward behind a ReLU; beta NULL: no */
 };
+
+/* What a batch norm gave before its ReLU, as forward rounds it; h: (x - mean) rstd. */
+static __forceinline__ __device__ float unrectified(float h, float gamma, float beta, const float *add, uint64_t at)
+{
+    const float z = __fadd_rn(__fmul_rn(h, gamma), beta);
+    return add ? __fadd_rn(z, add[at]) : z;
+}
+
+static __forceinline__ __device__ float normal_of(float x, float mean, float rstd)
+{
+    return __fmul_rn(__fsub_rn(x, mean), rstd);
+}
 
 template <enum sums KIND> static __global__ void __launch_bounds__(COLUMN_THREADS) column_sums(struct column_sums args)
 {
@@ -82,9 +96,11 @@ template <enum sums KIND> static __global__ void __launch_bounds__(COLUMN_THREAD
         } else if (KIND == SUMS_OF_SPREAD) {
             a = fmaf(x, x, a);
         } else {
-            const float dy = args.dy[row * C + c];
+            const float h = normal_of(args.x[row * C + c], mean, rstd);
+            float dy = args.dy[row * C + c];
+            if (args.beta && !(unrectified(h, args.gamma[c], args.beta[c], args.add, row * C + c) > 0.0f)) dy = 0.0f;
             a += dy;
-            b = fmaf(dy, x * rstd, b);
+            b = fmaf(dy, h, b);
         }
     }
     args.partial[blockIdx.x * 2 * C + c] = a;
@@ -129,8 +145,11 @@ static __global__ void __launch_bounds__(COLUMN_THREADS) batch_norm(struct aq_ba
     const float mean = args.training ? args.mean[c] : args.running_mean[c];
     const float rstd = args.training ? args.rstd[c] : 1.0f / sqrtf(args.running_variance[c] + args.epsilon);
     const float gamma = args.gamma[c], beta = args.beta[c];
-    for (uint64_t row = first; row < end; row++)
-        args.y[row * C + c] = (args.x[row * C + c] - mean) * rstd * gamma + beta;
+    for (uint64_t row = first; row < end; row++) {
+        const uint64_t at = row * C + c;
+        const float z = unrectified(normal_of(args.x[at], mean, rstd), gamma, beta, args.add, at);
+        args.y[at] = args.relu && z < 0.0f ? 0.0f : z;
+    }
 }
 
 /* Rows of a group: about GROUPS groups, and so that their partial rows fit the scratch beside `beside` floats. */
@@ -157,7 +176,8 @@ enum aq_status aq_cuda_batch_norm(const struct aq_batch_norm *args, void *scratc
     const uint64_t group = group_rows(args->rows, args->C, 0);
     const dim3 grid = column_grid(args->rows, args->C, group), columns = aq_blocks(args->C, COLUMN_THREADS);
     if (args->training) {
-        const struct column_sums sums = {args->rows, args->C, group, args->x, nullptr, args->mean, nullptr, partial};
+        const struct column_sums sums = {args->rows, args->C, group,   args->x, nullptr, args->mean,
+                                         nullptr,    partial, nullptr, nullptr, nullptr};
         AQ_TRY(AQ_LAUNCH(column_sums<SUMS_OF_X>, grid, COLUMN_THREADS, 0, stream, sums));
         AQ_TRY(AQ_LAUNCH(batch_norm_mean, columns, COLUMN_THREADS, 0, stream, *args, partial, grid.x));
         AQ_TRY(AQ_LAUNCH(column_sums<SUMS_OF_SPREAD>, grid, COLUMN_THREADS, 0, stream, sums));
@@ -190,8 +210,12 @@ static __global__ void __launch_bounds__(COLUMN_THREADS)
     const float mean = args.mean[c], rstd = args.rstd[c], factor = args.gamma[c] * rstd;
     const float mean_dy = means[c], mean_dyh = means[C + c];
     for (uint64_t row = first; row < end; row++) {
-        const float h = (args.x[row * C + c] - mean) * rstd;
-        args.dx[row * C + c] = factor * (args.dy[row * C + c] - mean_dy - h * mean_dyh);
+        const uint64_t at = row * C + c;
+        const float h = normal_of(args.x[at], mean, rstd);
+        float dy = args.dy[at];
+        if (args.relu && !(unrectified(h, args.gamma[c], args.beta[c], args.add, at) > 0.0f)) dy = 0.0f;
+        args.dx[at] = factor * (dy - mean_dy - h * mean_dyh);
+        if (args.dz) args.dz[at] = dy;
     }
 }
 
@@ -203,11 +227,45 @@ enum aq_status aq_cuda_batch_norm_backward(const struct aq_batch_norm_backward *
     float *means = static_cast<float *>(scratch), *partial = means + 2 * args->C;
     const uint64_t group = group_rows(args->rows, args->C, 2 * args->C);
     const dim3 grid = column_grid(args->rows, args->C, group);
-    const struct column_sums sums = {args->rows, args->C, group, args->x, args->dy, args->mean, args->rstd, partial};
+    const struct column_sums sums = {args->rows, args->C, group,
+                                     args->x,    args->dy, args->mean,
+                                     args->rstd, partial,  args->gamma,
+                                     args->relu ? args->beta : nullptr, args->add};
     AQ_TRY(AQ_LAUNCH(column_sums<SUMS_BACKWARD>, grid, COLUMN_THREADS, 0, stream, sums));
     AQ_TRY(AQ_LAUNCH(batch_norm_means, aq_blocks(args->C, COLUMN_THREADS), COLUMN_THREADS, 0, stream, *args, partial,
                      grid.x, means));
     return AQ_LAUNCH(batch_norm_dx, grid, COLUMN_THREADS, 0, stream, *args, group, means);
+}
+
+/* ---- Means of rows: a thread a column of a sample. */
+
+static __global__ void __launch_bounds__(COLUMN_THREADS) row_mean(struct aq_row_mean args)
+{
+    const uint64_t at = aq_thread_index();
+    if (at >= args.samples * args.C) return;
+    const float *x = args.x + at / args.C * args.T * args.C + at % args.C;
+    double sum = 0.0;
+    for (uint64_t t = 0; t < args.T; t++)
+        sum += static_cast<double>(x[t * args.C]);
+    args.y[at] = static_cast<float>(sum / static_cast<double>(args.T));
+}
+
+enum aq_status aq_cuda_row_mean(const struct aq_row_mean *args, void *, struct CUstream_st *stream)
+{
+    return AQ_LAUNCH(row_mean, aq_blocks(args->samples * args->C, COLUMN_THREADS), COLUMN_THREADS, 0, stream, *args);
+}
+
+static __global__ void __launch_bounds__(FLAT_THREADS) row_mean_backward(struct aq_row_mean_backward args)
+{
+    const uint64_t at = aq_thread_index(), width = args.T * args.C;
+    if (at >= args.samples * width) return;
+    args.dx[at] = args.dy[at / width * args.C + at % args.C] / static_cast<float>(args.T);
+}
+
+enum aq_status aq_cuda_row_mean_backward(const struct aq_row_mean_backward *args, void *, struct CUstream_st *stream)
+{
+    const uint64_t count = args->samples * args->T * args->C;
+    return AQ_LAUNCH(row_mean_backward, aq_blocks(count, FLAT_THREADS), FLAT_THREADS, 0, stream, *args);
 }
 
 /* ---- Classes: a warp a row. */

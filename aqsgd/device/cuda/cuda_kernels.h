@@ -56,6 +56,9 @@ enum aq_status aq_cuda_matmul_finish(const struct aq_matmul *args, const void *s
 enum aq_status aq_cuda_fill_normal(const struct aq_fill_normal *args, uint64_t *doubtful, uint64_t room,
                                    struct CUstream_st *stream);
 
+/* sums[i] += x[i] of fp32 values. */
+enum aq_status aq_cuda_sums_add(const float *x, uint64_t count, float *sums, struct CUstream_st *stream);
+
 /* As aq_device_squares, sums on the device. */
 enum aq_status aq_cuda_squares(const float *x, const struct aq_range *spans, uint32_t count, double *sums,
                                void *scratch, struct CUstream_st *stream);

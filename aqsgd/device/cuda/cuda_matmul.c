@@ -76,12 +76,28 @@ static enum aq_status product_detour(struct cuda_device *cuda, const struct aq_m
     return cuda_check(cuda, stream, "product");
 }
 
+/* The sums over k that are asked for: `made` by the product, or by a kernel from the operand. */
+static enum aq_status sums_add(const struct aq_matmul *args, bool made, enum aq_element type,
+                               const struct aq_stream *stream)
+{
+    const bool of_a = args->sums_a != NULL;
+    const struct aq_column_sum sums = {.rows = args->K,
+                                       .C = of_a ? args->M : args->N,
+                                       .stride = of_a ? args->a_stride : args->b_stride,
+                                       .x = of_a ? args->a : args->b,
+                                       .type = type,
+                                       .sums = of_a ? args->sums_a : args->sums_b};
+    if (made) return aq_cuda_sums_add(cuda_plan_sums(stream), sums.C, sums.sums, stream->at);
+    return aq_cuda_column_sum(&sums, cuda_part(stream, 0), stream->at);
+}
+
 static enum aq_status product_whole(struct cuda_device *cuda, const struct aq_matmul *args, enum aq_element want,
                                     const struct aq_stream *stream)
 {
     struct cuda_plan *plan;
     AQ_TRY(cuda_plan_of(cuda->matmul, args, want, stream, &plan));
     AQ_TRY(cuda_plan_run(cuda->matmul, plan, args, stream));
+    if (args->sums_a || args->sums_b) return sums_add(args, plan->fused, want, stream);
     if (plan->fused) return AQ_OK;
     return aq_cuda_matmul_finish(args, args->c, args->c_type, args->c_stride, stream->at);
 }
@@ -133,6 +149,20 @@ static enum aq_status product_parts(struct cuda_device *cuda, const struct aq_ma
     return AQ_OK;
 }
 
+/*
+ * May the product make the sums that are asked for? Not of an operand that was rounded for it, where the scratch is in
+ * use as well, nor where the product is made in parts.
+ */
+static bool sums_fit(const struct aq_matmul *args, enum aq_element want)
+{
+    const uint64_t piece = piece_of(args, want);
+    const bool k_matters = args->b_transposed || !args->a_transposed; /* as in product_parts */
+    const bool whole =
+        !piece || (args->M % piece == 0 && args->N % piece == 0 && (args->K % piece == 0 || !k_matters));
+    return args->a_type == want && args->b_type == want && args->K && whole && args->c_type == AQ_F32 &&
+           (args->sums_a ? args->M : args->N) <= CUDA_PART_BYTES / sizeof(float);
+}
+
 enum aq_status cuda_matmul(struct aq_device *device, const struct aq_matmul *args, struct aq_stream *stream)
 {
     struct cuda_device *cuda = cuda_device_of(device);
@@ -143,6 +173,10 @@ enum aq_status cuda_matmul(struct aq_device *device, const struct aq_matmul *arg
                    &mine.a, args->a_type, &mine.a_stride));
     AQ_TRY(operand(stream, 2, want, args->b_transposed ? args->N : args->K, args->b_transposed ? args->K : args->N,
                    &mine.b, args->b_type, &mine.b_stride));
+    if ((args->sums_a || args->sums_b) && !sums_fit(args, want)) {
+        AQ_TRY(sums_add(args, false, args->sums_a ? args->a_type : args->b_type, stream));
+        mine.sums_a = mine.sums_b = NULL;
+    }
     if (args->c_type != AQ_F32 && args->c_type != want) return product_detour(cuda, &mine, want, stream);
     AQ_TRY(product_parts(cuda, &mine, want, stream));
     return cuda_check(cuda, stream, "product");

@@ -8,6 +8,9 @@
  *
  * A bias must have the type of the result to be added by the product (cublasLt.h, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE).
  * GELU is fused where results have 16 bits: in fp32 cuBLASLt's is close to ours, and not exact.
+ *
+ * The gradient of a bias is the sum over k of an operand, which cuBLASLt makes while it reads it (BGRADA, BGRADB). It
+ * writes the sums, in the result's type, and does not add them to what is there: they pass through scratch memory.
  */
 #include <assert.h>
 #include <stdio.h>
@@ -100,6 +103,10 @@ static cudaDataType_t type_of(uint8_t element)
 static bool epilogue_of(const struct cuda_key *key, cublasLtEpilogue_t *out)
 {
     if (key->bias && key->bias != key->c_type + 1) return false; /* not of the result's type, or a row each */
+    if (key->sums) { /* our a is its B */
+        *out = key->sums == CUDA_SUMS_OF_A ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_BGRADA;
+        return true;
+    }
     switch ((enum aq_matmul_after)key->after) {
     case AQ_AFTER_NONE:
     case AQ_AFTER_RESIDUAL:
@@ -127,7 +134,7 @@ static enum aq_status epilogue_set(struct cuda_plan *plan, const void *bias, con
     const bool aux = key->after == AQ_AFTER_GELU || key->after == AQ_AFTER_GELU_BACKWARD;
     if (!epilogue_of(key, &epilogue)) return AQ_OK;
     SET(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
-    if (key->bias) {
+    if (key->bias || key->sums) {
         SET(plan, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias_type);
         SET(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     }
@@ -184,7 +191,7 @@ static bool algorithms_find(struct cuda_matmul *matmul, struct cuda_plan *plan)
 static bool plan_unfuse(struct cuda_matmul *matmul, struct cuda_plan *plan)
 {
     const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-    const bool same = plan->key.after == AQ_AFTER_NONE && !plan->key.bias;
+    const bool same = plan->key.after == AQ_AFTER_NONE && !plan->key.bias && !plan->key.sums;
     if (!plan->fused || same) return false;
     plan->fused = false;
     return cublasLtMatmulDescSetAttribute(plan->product, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue) ==
@@ -204,9 +211,10 @@ static enum aq_status plan_make(struct cuda_matmul *matmul, struct cuda_plan *pl
     return lt_failed(CUBLAS_STATUS_NOT_SUPPORTED, "cublasLtMatmulAlgoGetHeuristic", key);
 }
 
-/* The bias that a fused ending reads. */
-static const void *bias_of(const struct aq_matmul *args)
+/* The bias that a fused ending reads, or where one leaves sums. */
+static const void *bias_of(const struct aq_matmul *args, const struct aq_stream *stream)
 {
+    if (args->sums_a || args->sums_b) return cuda_plan_sums(stream);
     return args->bias_rounded ? (const void *)args->bias_rounded : args->bias;
 }
 
@@ -225,7 +233,7 @@ enum aq_status cuda_plan_of(struct cuda_matmul *matmul, const struct aq_matmul *
     key.align_b = align_of(args->b);
     key.align_c = align_of(args->c);
     key.align_other = align_of(args->other);
-    key.align_bias = align_of(bias_of(args));
+    key.align_bias = align_of(bias_of(args, stream));
     key.in_type = (uint8_t)in_type;
     key.c_type = (uint8_t)args->c_type;
     key.compute = (uint8_t)args->compute;
@@ -237,6 +245,7 @@ enum aq_status cuda_plan_of(struct cuda_matmul *matmul, const struct aq_matmul *
     key.bias = args->bias ? (uint8_t)((args->bias_rounded ? args->c_type : AQ_F32) + 1) : 0;
     if (args->bias_stride) key.bias = BIAS_ROWS;
     key.dropout = args->dropout.probability > 0.0f;
+    key.sums = args->sums_a ? CUDA_SUMS_OF_A : args->sums_b ? CUDA_SUMS_OF_B : 0;
     for (uint32_t i = 0; i < CUDA_PLANS_MAX && matmul->plans[i].made; i++) {
         *out = &matmul->plans[i];
         if (memcmp(&matmul->plans[i].key, &key, sizeof key) == 0) return AQ_OK;
@@ -282,7 +291,7 @@ void cuda_plan_text(const struct cuda_plan *plan, char *text)
         key->a_transposed ? "a'" : "a", key->align_a < CUDA_ALIGN_MAX ? " anywhere" : "",
         key->b_transposed ? "b'" : "b", key->align_b < CUDA_ALIGN_MAX ? " anywhere" : "", types[key->in_type],
         key->compute == AQ_TF32 ? " as tf32" : "", types[key->c_type], key->accumulate ? ", added" : "",
-        key->bias ? "bias and " : "", endings[key->after], config_of(algorithm, CUBLASLT_ALGO_CONFIG_ID),
+        key->bias ? "bias and " : "", key->sums ? "sums of an operand" : endings[key->after], config_of(algorithm, CUBLASLT_ALGO_CONFIG_ID),
         config_of(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID), config_of(algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID),
         config_of(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM), plan->at + 1, plan->found);
 }
@@ -293,7 +302,7 @@ cublasStatus_t cuda_plan_call(struct cuda_matmul *matmul, struct cuda_plan *plan
     const bool residual = plan->fused && args->after == AQ_AFTER_RESIDUAL;
     const float one = 1.0f, share = args->accumulate || residual ? 1.0f : 0.0f;
     if (!c) c = args->c;
-    if (plan->fused && epilogue_set(plan, bias_of(args), args->other) != AQ_OK) return CUBLAS_STATUS_INVALID_VALUE;
+    if (plan->fused && epilogue_set(plan, bias_of(args, stream), args->other) != AQ_OK) return CUBLAS_STATUS_INVALID_VALUE;
     return cublasLtMatmul(matmul->handle, plan->product, &one, args->b, plan->first, args->a, plan->second, &share,
                           residual ? args->other : c, plan->result, c, plan->result, &plan->algorithms[at],
                           stream->workspace, CUDA_WORKSPACE_BYTES, stream->at);

@@ -20,19 +20,21 @@ enum {
     CUDA_ALGORITHMS_MAX = 8,  /* a plan knows, in the order of the heuristic: timed, where there is a table */
     CUDA_ALGORITHMS_TRIED = 4 /* where one fails */
 };
+enum { CUDA_SUMS_OF_A = 1, CUDA_SUMS_OF_B = 2 };
 
 /* All that an algorithm may depend on. Compared as bytes: filled by memset and assignments. */
 struct cuda_key {
     uint64_t M, N, K, a_stride, b_stride, c_stride;
     uint32_t align_a, align_b, align_c, align_other, align_bias;
     uint8_t in_type, c_type, compute, a_transposed, b_transposed, accumulate, after, bias, dropout;
-    uint8_t pad[3];
+    uint8_t sums; /* 0, or CUDA_SUMS_OF_A or _B: made with the product */
+    uint8_t pad[2];
 };
 static_assert(sizeof(struct cuda_key) == 80, "no padding: keys are compared as bytes");
 
 struct cuda_plan {
     struct cuda_key key;
-    bool made, fused; /* fused: the ending is the product's own; else aq_cuda_matmul_finish comes after it */
+    bool made, fused; /* fused: ending or sums are the product's own; else kernels of ours come after it */
     bool chosen;      /* what it ran with has been said */
     cublasLtMatmulDesc_t product;
     cublasLtMatrixLayout_t first, second, result; /* of cuBLASLt: our b, our a, our c */
@@ -56,6 +58,12 @@ struct cuda_matmul {
  */
 enum aq_status cuda_plan_of(struct cuda_matmul *matmul, const struct aq_matmul *args, enum aq_element in_type,
                             const struct aq_stream *stream, struct cuda_plan **out);
+
+/* Where a product leaves the sums over k of an operand, which are then to be added: of part 1 of the scratch. */
+static inline float *cuda_plan_sums(const struct aq_stream *stream)
+{
+    return (float *)cuda_part(stream, 1);
+}
 
 /*
  * Enqueues the product. An algorithm that cuBLASLt refuses to run gives way to the next of CUDA_ALGORITHMS_TRIED, and

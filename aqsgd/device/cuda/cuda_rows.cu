@@ -446,6 +446,11 @@ enum aq_status aq_cuda_column_sum(const struct aq_column_sum *args, void *scratc
     return column_sum_typed<float>(args, partial, stream);
 }
 
+enum aq_status aq_cuda_sums_add(const float *x, uint64_t count, float *sums, struct CUstream_st *stream)
+{
+    return aq_cuda_reduce(x, 1, count, 1, {{sums, nullptr, nullptr}}, stream);
+}
+
 /* ---- Softmax and cross-entropy: a block a row. */
 
 constexpr unsigned LOSS_THREADS = 512, LOSS_WARPS = LOSS_THREADS / 32, LOSS_AT_ONCE = 4; /* loads of a thread */

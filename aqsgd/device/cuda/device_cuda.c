@@ -122,11 +122,17 @@ static bool arena_return(struct cuda_device *cuda, const void *memory)
     return true;
 }
 
+static uint64_t cuda_bytes_of(enum aq_memory_kind kind, uint64_t bytes)
+{
+    const uint64_t shared = AQ_DEVICE_SHARED_GRAIN;
+    return kind == AQ_MEMORY_SHARED ? (bytes + shared - 1) / shared * shared : grains(bytes);
+}
+
 static enum aq_status cuda_alloc(struct aq_device *device, enum aq_memory_kind kind, size_t bytes, void **out)
 {
     struct cuda_device *cuda = cuda_device_of(device);
     void *memory = NULL;
-    const uint64_t whole = grains(bytes);
+    const uint64_t whole = cuda_bytes_of(kind, bytes);
     AQ_CUDA(cudaSetDevice(cuda->probe.index));
     if (kind == AQ_MEMORY_PINNED) {
         if (cudaHostAlloc(&memory, whole, cudaHostAllocPortable) != cudaSuccess) {
@@ -138,9 +144,9 @@ static enum aq_status cuda_alloc(struct aq_device *device, enum aq_memory_kind k
         *out = memory;
         return AQ_OK;
     }
-    memory = arena_cut(cuda, whole);
+    if (kind == AQ_MEMORY_DEVICE) memory = arena_cut(cuda, whole);
     if (!memory) {
-        if (cuda->arena)
+        if (cuda->arena && kind == AQ_MEMORY_DEVICE)
             aq_log("device", 1, "GPU %d: %llu bytes beyond the plan's %llu", cuda->probe.index,
                    (unsigned long long)whole, (unsigned long long)cuda->arena_bytes);
         if (cudaMalloc(&memory, whole) != cudaSuccess) return no_memory(cuda, whole, NULL);
@@ -159,7 +165,7 @@ static void cuda_free(struct aq_device *device, enum aq_memory_kind kind, void *
         (void)cudaFreeHost(memory);
     } else if (!arena_return(cuda, memory)) {
         (void)cudaFree(memory);
-        hold(cuda, grains(bytes), false);
+        hold(cuda, cuda_bytes_of(kind, bytes), false);
     }
 }
 

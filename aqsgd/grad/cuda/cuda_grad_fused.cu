@@ -13,6 +13,10 @@ AQ_ELEMENT float element_fma(float a, float b, float c)
 {
     return __fmaf_rn(a, b, c);
 }
+AQ_ELEMENT uint16_t element_rounded(float x, bool halves)
+{
+    return halves ? half_from_float(x) : bfloat_from_float(x);
+}
 #include "optimizer_bodies.h"
 
 #include "cuda_grad.h"

@@ -464,6 +464,16 @@ enum aq_status aq_optimizer_begin(struct aq_optimizer *optimizer, float *paramet
     return aq_optimizer_predict_leave(optimizer);
 }
 
+bool aq_optimizer_ends(struct aq_optimizer *optimizer, const struct aq_optimizer_ending *ending)
+{
+    struct aq_optimizer_call *call = &optimizer->call;
+    AQ_ASSERT(call->updating && call->round == 0 && ending->gradients == call->update_gradients);
+    /* Where other versions of the parameters follow on the update, it is not the last that changes them. */
+    if (!optimizer->kind->ends || aq_optimizer_is_local(optimizer) || optimizer->weights) return false;
+    call->ending = *ending;
+    return true;
+}
+
 enum aq_status aq_optimizer_begin_void(struct aq_optimizer *optimizer, float *parameters, uint64_t step,
                                        struct aq_stream *stream)
 {

@@ -53,7 +53,8 @@ struct aq_optimizer_call {
     float lr, grad_scale;
     uint64_t step;
     struct aq_stream *stream;
-    struct aq_fused before, after; /* what goes along with the reduction that was asked for */
+    struct aq_optimizer_ending ending; /* of the update; gradients NULL: none */
+    struct aq_fused before, after;     /* what goes along with the reduction that was asked for */
 };
 
 struct aq_low_rank; /* optimizer_low_rank.c */
@@ -103,6 +104,7 @@ struct aq_optimizer_kind {
     bool averages_gradients;
     bool machines;    /* keeps no error of a codec that would belong to one replica: aq_optimizer_config_machines */
     bool unpublished; /* aq_optimizer_config_unpublished */
+    bool ends;        /* update does what the call's `ending` asks for */
     void (*config_default)(struct aq_optimizer_config *out); /* out is zero but for its kind */
     enum aq_status (*config_check)(const struct aq_optimizer_config *config);
     /* aq_optimizer_config_check_device; why is not NULL. NULL: it works on any device. */

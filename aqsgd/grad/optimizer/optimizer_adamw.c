@@ -25,10 +25,17 @@ static enum aq_status adamw_place(struct aq_optimizer *optimizer)
 
 static enum aq_status adamw_update(struct aq_optimizer *optimizer, uint32_t round, struct aq_reduce *out)
 {
+    const struct aq_optimizer_ending *ending = &optimizer->call.ending;
+    const enum aq_fused_kind kind = !ending->gradients ? AQ_FUSED_ADAMW
+                                    : ending->rounded  ? AQ_FUSED_ADAMW_ROUNDS
+                                                       : AQ_FUSED_ADAMW_CLEARS;
     struct aq_fused kernel =
-        aq_optimizer_fused_moments(optimizer, AQ_FUSED_ADAMW, optimizer->states[0].values, optimizer->states[1].values);
+        aq_optimizer_fused_moments(optimizer, kind, optimizer->states[0].values, optimizer->states[1].values);
     (void)round;
     (void)out;
+    kernel.cleared = ending->gradients;
+    kernel.rounded = ending->rounded;
+    kernel.halves = ending->type == AQ_F16;
     kernel.k1 = aq_optimizer_corrected(optimizer->config.beta1, optimizer->call.step);
     kernel.k2 = aq_optimizer_corrected(optimizer->config.beta2, optimizer->call.step);
     return aq_optimizer_fused(optimizer, &kernel);
@@ -38,6 +45,7 @@ const struct aq_optimizer_kind aq_optimizer_adamw = {
     .name = "adamw",
     .averages_gradients = true,
     .unpublished = true,
+    .ends = true,
     .config_default = adamw_config_default,
     .config_check = aq_optimizer_check_adam,
     .place = adamw_place,

@@ -2,8 +2,8 @@
  * optimizer_bodies.h -- the arithmetic of the fused kernels, one element at a time: the truth for the CPU and for a
  * GPU.
  *
- * Included by optimizer_fused.inc.h and by cuda_grad_fused.cu, which say what AQ_ELEMENT and element_fma (a b + c,
- * rounded once) are there. Every operation is rounded once: both are compiled without contraction, and tests/cuda_ptx
+ * Included by optimizer_fused.inc.h and by cuda_grad_fused.cu, which say what AQ_ELEMENT, element_fma (a b + c, rounded
+ * once) and element_rounded (to fp16 where it is halves, else to bf16) are there. Every operation is rounded once: both are compiled without contraction, and tests/cuda_ptx
  * looks at what nvcc made of it. `kind` and `masks` are constants where this is compiled; formulas and their sources
  * stand at the kinds (optimizer_*.c).
  *

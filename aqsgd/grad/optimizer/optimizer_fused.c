@@ -57,6 +57,8 @@ void aq_fused_move(struct aq_fused *kernel, void *(*to)(const void *context, con
     kernel->v = to(context, kernel->v);
     kernel->last = to(context, kernel->last);
     kernel->frozen = to(context, kernel->frozen);
+    kernel->cleared = to(context, kernel->cleared);
+    kernel->rounded = to(context, kernel->rounded);
     kernel->worker_error = to(context, kernel->worker_error);
     kernel->server_error = to(context, kernel->server_error);
     kernel->mask = to(context, kernel->mask);

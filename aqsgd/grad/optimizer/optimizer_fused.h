@@ -71,6 +71,10 @@ struct aq_fused {
     /* Numbers: c1 = 1 - b1, c2 = 1 - b2; k1 and k2 correct a bias. */
     float b1, c1, b2, c2, k1, k2, eps, lr, size;
     float scale; /* of gradients */
+    /* What is done behind an update: gradients are cleared, parameters rounded to fp16 (halves) or bf16. */
+    float *cleared;
+    uint16_t *rounded;
+    bool halves;
     /* slamb; c is staleness there. What is masked of a piece begins at sent_at of it in `sent` and `sent_g`. */
     uint8_t *mask; /* AQ_FUSED_MASK_BYTES a piece, from its first float */
     const uint64_t *sent_at;

@@ -37,6 +37,11 @@ AQ_ELEMENT float element_fma(float a, float b, float c)
 #endif
 }
 
+AQ_ELEMENT uint16_t element_rounded(float x, bool halves)
+{
+    return halves ? aq_half_from_float(x) : aq_bfloat_from_float(x);
+}
+
 #include "optimizer_bodies.h"
 
 enum { MASK_ROW = 512 };

@@ -42,8 +42,12 @@ struct aq_device_config {
 
 enum aq_memory_kind {
     AQ_MEMORY_DEVICE = 0, /* where the mathematics happens */
-    AQ_MEMORY_PINNED = 1  /* host memory that the device copies from and to asynchronously */
+    AQ_MEMORY_PINNED = 1, /* host memory that the device copies from and to asynchronously */
+    AQ_MEMORY_SHARED = 2  /* the device's, which another process may map: an allocation of its own, beside aq_device_reserve,
+                             in whole AQ_DEVICE_SHARED_GRAIN, so that nothing else is mapped with it */
 };
+
+enum { AQ_DEVICE_SHARED_GRAIN = 2 << 20 }; /* CUDA cuts smaller allocations from pieces of this size */
 
 struct aq_device_info {
     char name[128]; /* "cpu: AMD EPYC, 2 threads, AVX-512 BF16"             */

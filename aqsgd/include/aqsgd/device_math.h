@@ -73,6 +73,10 @@ enum aq_matmul_after {
  *
  * bias_rounded: the bias once more, in c's 16 bits, or NULL. A GPU's library adds a bias to 16 bits in the product
  * itself only where it has their type; without it there is a second pass. The CPU adds the fp32 one.
+ *
+ * sums_a, sums_b: at most one. Sums over k, of a transposed a (sums_a[m] += ) or of a b that is not (sums_b[n] += ): the
+ * gradient of a bias beside that of its weights. As aq_device_column_sum of the operand as it lies; a GPU's library
+ * makes them while it reads the operand, where it can.
  */
 struct aq_matmul {
     uint64_t M, N, K;
@@ -90,6 +94,7 @@ struct aq_matmul {
     void *other;
     struct aq_dropout dropout;    /* AFTER_RESIDUAL                                                     */
     uint64_t dropout_sample_rows; /* rows of c that belong to one sample                                */
+    float *sums_a, *sums_b;       /* M, N floats, or NULL                                               */
 };
 
 /* y = (x - mean) rstd gamma + beta, row by row; variance of the population, epsilon added before the root. */
@@ -161,6 +166,7 @@ struct aq_rope {
     const float *q_gamma, *k_gamma; /* or NULL, both */
     float plus, epsilon;
     float *rstd; /* rows times H + kv_heads; with gammas */
+    const uint32_t *starts; /* or NULL: parts of samples, see below */
 };
 
 /* dx is written: of the type, and may be dy where that is fp32. dq_gamma += and dk_gamma += where they are not NULL. */
@@ -174,6 +180,7 @@ struct aq_rope_backward {
     const float *q_gamma, *k_gamma, *rstd;
     float plus;
     float *dq_gamma, *dk_gamma;
+    const uint32_t *starts;
 };
 
 /* What a gate does with its values: x / (1 + e^-x), or GELU as AQ_AFTER_GELU has it. */
@@ -198,6 +205,18 @@ struct aq_gated_backward {
 };
 
 /*
+ * Parts of a sample, in attention, rope and embedding: texts that stand behind each other in it and do not see each
+ * other. `starts` has, for each of `samples` times T tokens, where in its sample the token's part begins: at most the
+ * token's own place, and the same for all tokens of a part. A query sees no key before its start, and a token's place
+ * is counted from there. NULL: a sample is one part. Masks of dropout are drawn by place in the sample whatever its
+ * parts.
+ */
+static inline uint64_t aq_place_of(const uint32_t *starts, uint64_t row, uint64_t T)
+{
+    return row % T - (starts ? starts[row] : 0);
+}
+
+/*
  * Causal attention of `samples` sequences of T tokens. A row of qkv is H heads of queries, kv_heads of keys and
  * kv_heads of values, D columns each; out has H*D. H / kv_heads queries in a row share a head of keys and values.
  * lse is the log of the sum of exponentials of (sample, head, token), kept for backward; no T x T matrix outlives a
@@ -215,6 +234,7 @@ struct aq_attention {
     void *out;
     float *lse;
     struct aq_dropout dropout;
+    const uint32_t *starts; /* or NULL: see above */
     const void *dout; /* backward only, as dqkv */
     float *dqkv;
     uint16_t *dqkv_rounded;
@@ -316,6 +336,7 @@ struct aq_embedding {
     float scale; /* 0: none */
     float *x;
     struct aq_dropout dropout;
+    const uint32_t *starts; /* or NULL: parts of samples, see above */
 };
 
 /*
@@ -330,6 +351,7 @@ struct aq_embedding_backward {
     float *token_gradient, *position_gradient;
     float scale;
     struct aq_dropout dropout;
+    const uint32_t *starts;
 };
 
 /*
@@ -389,6 +411,19 @@ struct aq_dropout_apply {
     bool add;
 };
 
+/*
+ * Weights kept in 8 bits, as fp32 or rounded to 16 bits: y[i] = x[i] scales[i / AQ_UNPACK_GROUP]. A scale has at most
+ * 16 bits of mantissa, so that the product is exact in fp32, on every device.
+ */
+enum { AQ_UNPACK_GROUP = 64 };
+struct aq_unpack {
+    uint64_t count;
+    const int8_t *x;
+    const float *scales;
+    void *y;
+    enum aq_element y_type;
+};
+
 /* x = std * normal(key, element) for `count` elements; std 0 with a value: x = value. */
 struct aq_fill_normal {
     float *x;
@@ -415,28 +450,89 @@ struct aq_relu_backward {
  * Batch normalization of a rows x C matrix, column by column (Ioffe and Szegedy 2015, Algorithms 1 and 2; an image's
  * rows are its samples' pixels):
  *
- *     y = (x - mean) rstd gamma + beta,   rstd = 1 / sqrt(variance + epsilon)
+ *     z = (x - mean) rstd gamma + beta + add,   rstd = 1 / sqrt(variance + epsilon),   y = z, or max(z, 0) with relu
  *
  * training: mean and variance (of the population) are those of this call, are kept in mean and rstd for backward, and
  * move the running ones, where they are not NULL, as PyTorch's do: running += momentum (this call's - running), with
  * the variance of the sample, rows / (rows - 1) times the population's (rows 1: the population's, 0). Not training:
- * the running ones are taken, and nothing is written but y. y may be x only where no backward follows.
+ * the running ones are taken, and nothing is written but y. y may be x only where no backward follows; y may be add.
  */
 struct aq_batch_norm {
     uint64_t rows, C;
-    bool training;
+    bool training, relu;
     float epsilon, momentum;
     const float *x, *gamma, *beta;
+    const float *add; /* rows x C: a shortcut's values; NULL: zeroes */
     float *y;
     float *mean, *rstd;                     /* C; training */
     float *running_mean, *running_variance; /* C; or NULL in training */
 };
 
-/* dx is written, dgamma and dbeta, where not NULL, are added to; of a forward in training. dx may be dy. */
+/*
+ * dx is written, dgamma and dbeta, where not NULL, are added to; of a forward in training. With relu z is made again of
+ * x, beta and add, and where it is not above 0 dy counts as 0; dz, where not NULL, is written: dy so counted, which is
+ * the gradient of add, too. dx may be dy, or dz may.
+ */
 struct aq_batch_norm_backward {
     uint64_t rows, C;
+    bool relu;
     const float *x, *dy, *gamma, *mean, *rstd;
+    const float *beta, *add; /* relu: forward's; add NULL: there was none */
     float *dx, *dgamma, *dbeta;
+    float *dz;
+};
+
+/*
+ * Convolution of images (their rows are pixels, line by line), with as many zeroes around an image as keep its size
+ * where stride is 1: K is odd.
+ *
+ *     y[s][i][j][n] = sum over u, v < K and c of x[s][i stride + u - K/2][j stride + v - K/2][c] w[(u K + v) C + c][n]
+ *
+ * x (samples, height, width, C), w (K K C, N), y (samples, (height - 1) / stride + 1, (width - 1) / stride + 1, N), all
+ * fp32; with compute AQ_BF16 or AQ_F16 both factors are rounded to it first.
+ */
+struct aq_conv_shape {
+    uint64_t samples, height, width, C, N, K, stride;
+    enum aq_element compute;
+};
+
+static inline uint64_t aq_conv_out(uint64_t extent, uint64_t stride)
+{
+    return (extent - 1) / stride + 1;
+}
+
+struct aq_conv {
+    struct aq_conv_shape shape;
+    const float *x, *w;
+    float *y;
+};
+
+/* dx is written. */
+struct aq_conv_backward {
+    struct aq_conv_shape shape;
+    const float *dy, *w;
+    float *dx;
+};
+
+/* dw is added to. */
+struct aq_conv_weights {
+    struct aq_conv_shape shape;
+    const float *x, *dy;
+    float *dw;
+};
+
+/* y[s] = the mean of sample s's T rows of x; x (samples, T, C), y (samples, C). */
+struct aq_row_mean {
+    uint64_t samples, T, C;
+    const float *x;
+    float *y;
+};
+
+/* dx[s][t] = dy[s] / T. */
+struct aq_row_mean_backward {
+    uint64_t samples, T, C;
+    const float *dy;
+    float *dx;
 };
 
 /* index[row] = the column of the row's largest value, the first of equal ones: the class that logits predict. */

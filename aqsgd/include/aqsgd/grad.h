@@ -36,6 +36,7 @@
 
 #include "aqsgd/base.h"
 #include "aqsgd/device.h"
+#include "aqsgd/device_math.h"
 #include "aqsgd/grad_codec.h"
 
 #ifdef __cplusplus
@@ -261,6 +262,18 @@ enum aq_status aq_optimizer_average(struct aq_optimizer *optimizer, float *gradi
  */
 enum aq_status aq_optimizer_begin(struct aq_optimizer *optimizer, float *parameters, const float *gradients, float lr,
                                   float grad_scale, uint64_t step, struct aq_stream *stream);
+/*
+ * What is done to every parameter behind its update, in the same pass: its gradient becomes 0, its copy in 16 bits is
+ * made again. gradients: those that begin was given. rounded: NULL, or a copy of `type`, AQ_BF16 or AQ_F16. What
+ * belongs to no tensor stays as it is. After begin, before the first round; false: not by this optimizer, nothing has
+ * changed, and the caller does it after the rounds.
+ */
+struct aq_optimizer_ending {
+    float *gradients;
+    uint16_t *rounded;
+    enum aq_element type;
+};
+bool aq_optimizer_ends(struct aq_optimizer *optimizer, const struct aq_optimizer_ending *ending);
 /*
  * Begins a void step, one whose gradient is not finite (on all ranks alike): nothing is updated, but what is due at
  * that step whatever its gradient (slamb's mean of the parameters, lioncub's of momenta) is asked for in its rounds.

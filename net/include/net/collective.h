@@ -69,6 +69,8 @@ struct aq_group_config {
                                      device's own */
     uint64_t silence_ns;          /* a rank that is waited for and sends nothing for so long: AQ_TIMEOUT */
     uint32_t piece_bytes;         /* of a message at most; the same on all ranks */
+    uint64_t values;              /* floats of the longest buffer that will be reduced, the same on all ranks: as long are
+                                     messages over NCCL as is worth it for that; 0: as those of links */
     /*
      * While a collective over links waits for another rank, and its pool for nobody: AQ_OK, something else was done;
      * AQ_AGAIN: there is nothing to do; others end the collective. On the thread that called it, outside of any lock.

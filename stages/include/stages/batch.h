@@ -1,12 +1,13 @@
 /*
- * batch.h -- what a micro-batch is, on every rank: the samples' ids and lengths, and the arrays that the data set
- * names.
+ * batch.h -- what a micro-batch is, on every rank: the samples' ids, lengths and parts, and the arrays that the
+ * data set names.
  *
  *     struct aq_batch batch = {.samples = 2, .sample_ids = ids, .field_count = 1,
  *                              .fields = {{"tokens", AQ_FIELD_I32, T, tokens}}};
  *     const int32_t *tokens = aq_batch_find(&batch, "tokens", AQ_FIELD_I32, T);
  *
- * A middle stage has the ids and the lengths alone: field_count is 0 there. All memory is the host's, and borrowed.
+ * A middle stage has the ids, the lengths and the parts alone: field_count is 0 there. All memory is the host's, and
+ * borrowed.
  * Locking: none; plain values.
  */
 #ifndef STAGES_BATCH_H
@@ -35,6 +36,11 @@ struct aq_batch {
     uint32_t samples;
     const uint64_t *sample_ids; /* samples of them                                                       */
     const uint32_t *lengths;    /* tokens of each sample that are real, at its beginning; NULL: all are  */
+    /*
+     * (samples, T): where in its sample the part begins that a token is of, ascending; parts do not see each other, and
+     * places are counted from a part's beginning. NULL: a sample is one part.
+     */
+    const uint32_t *starts;
     struct aq_field fields[AQ_BATCH_FIELDS_MAX];
     uint32_t field_count;
 };

@@ -99,6 +99,7 @@ struct aq_dataset_config {
     } columns;
     const char *chat; /* instruct: folder with a chat template; NULL: that of the tokenizer              */
     bool whole;       /* instruct: each conversation is a sample of its own                              */
+    bool together;    /* instruct: conversations of one sample see those before them: samples have no parts */
 };
 
 /*
@@ -126,6 +127,14 @@ uint64_t aq_dataset_digest(const struct aq_dataset *dataset);  /* of all tokens:
  * the digest.
  */
 const uint32_t *aq_dataset_lengths(const struct aq_dataset *dataset);
+
+/*
+ * Parts of samples (stages/batch.h): how many tokens each has, those of a sample one behind the other, sample by sample
+ * for aq_dataset_count samples, and together as many as the samples are long; *count of them. NULL: samples have none.
+ */
+const uint32_t *aq_dataset_parts(const struct aq_dataset *dataset, uint64_t *count);
+/* Of a sample with these parts, `starts` of its T tokens (stages/batch.h); what is padding stands alone. */
+void aq_dataset_starts(const uint32_t *parts, uint64_t count, uint32_t T, uint32_t *starts);
 
 /* How many targets of a sample are counted, of the `count` of its field; index < count. */
 uint32_t aq_dataset_targets(const struct aq_dataset *dataset, uint64_t index, uint32_t count);

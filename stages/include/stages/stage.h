@@ -57,6 +57,7 @@
 
 #include "aqsgd/base.h"
 #include "aqsgd/device.h"
+#include "aqsgd/device_math.h"
 #include "stages/batch.h"
 #include "stages/task.h"
 
@@ -71,6 +72,13 @@ enum aq_stage_precision {
     AQ_STAGE_TF32 = 3, /* fp32 values whose products read 10 bits of mantissa: GPUs alone (AQ_INVAL elsewhere) */
     AQ_STAGE_FP16 = 4  /* wants a scaled loss: see aq_stage_input.loss_scale */
 };
+
+/*
+ * How frozen weights of linear layers are kept. Products read what is kept, so that a loss is that of these values.
+ * bf16: rounded to nearest. q8: 8 bits and, for each 64 values that follow each other, a scale: 8.5 bits a value.
+ * Putting what was kept gives the same bits again. All other frozen tensors (norms, biases, embeddings) are fp32.
+ */
+enum aq_frozen_store { AQ_FROZEN_FP32 = 0, AQ_FROZEN_BF16 = 1, AQ_FROZEN_Q8 = 2 };
 
 enum { AQ_MODEL_OWN_MAX = 8 };
 
@@ -254,8 +262,10 @@ struct aq_stage_config {
     bool extends;                    /* for generation: inputs may have tokens_before. Layers keep of each slot what
                                         later tokens want of earlier ones (keys, values); inference alone */
     bool lengths;                    /* samples may have fewer than T tokens: aq_batch.lengths           */
+    bool parts;                      /* samples may have parts: aq_batch.starts                          */
     const char *freeze;              /* names of what is not trained, see above; NULL: none. Borrowed until open
                                         returns                                                         */
+    enum aq_frozen_store frozen_store; /* of frozen weights of linear layers                           */
     struct aq_lora_config lora;      /* targets: borrowed until open returns                             */
     uint32_t logits_rows;            /* of logits that exist at a time; 0: as many as 256 MiB hold      */
 };
@@ -263,9 +273,12 @@ struct aq_stage_config {
 struct aq_stage_size {
     uint64_t parameters;        /* count of floats that are trained                                    */
     uint64_t buffers;           /* count of floats that are saved and not trained                      */
-    uint64_t frozen;            /* count of floats that never change                                   */
-    uint64_t parameter_bytes;   /* fp32 of all three, and copies in 16 bits of all but the buffers     */
+    uint64_t frozen;            /* count of values that never change                                   */
+    uint64_t packed;            /* of these, those that are kept in fewer bits (frozen_store)          */
+    uint64_t parameter_bytes;   /* fp32 of all three but what is packed, copies in 16 bits of all but the buffers,
+                                   and what is packed */
     uint64_t frozen_bytes;      /* of these, what frozen tensors take                                  */
+    uint64_t packed_bytes;      /* of these, what packed ones take                                     */
     uint64_t previous_bytes;    /* the parameters before the last update and their copies; 0: one version */
     uint64_t gradient_bytes;    /* of all versions                                                     */
     uint64_t slot_bytes;        /* what one slot keeps between forward and backward                    */
@@ -296,6 +309,7 @@ struct aq_tensor_info {
     bool decay;      /* weight decay applies (not to bias and LayerNorm)                               */
     bool buffer;     /* statistics: saved, but without gradient and optimizer                          */
     bool frozen;     /* never changes: see above                                                       */
+    enum aq_frozen_store packed; /* not fp32: kept so, and offset is a name alone (aq_stage_put)       */
     bool adapter;    /* of struct aq_lora_config: no file of the model has it                          */
     bool adapts_out_in; /* then: the tensor that it adapts is stored (out, in), else (in, out)         */
     uint64_t shared_first, shared_count; /* floats that stages hold copies of; see aq_stage_shared_floats */
@@ -312,17 +326,31 @@ void aq_stage_tensor(const struct aq_stage *stage, uint32_t index, struct aq_ten
 /* What is saved: parameters and buffers, in order of layers, so that files do not show where a model was cut. */
 uint32_t aq_stage_saved_count(const struct aq_stage *stage);
 void aq_stage_saved(const struct aq_stage *stage, uint32_t index, struct aq_tensor_info *out);
-/* What never changes, in order of layers: behind what is saved. */
+/* What never changes, in order of layers, behind what is saved; first what is fp32, then what is packed. */
 uint32_t aq_stage_frozen_count(const struct aq_stage *stage);
 void aq_stage_frozen(const struct aq_stage *stage, uint32_t index, struct aq_tensor_info *out);
-/* Floats of parameters; of parameters and buffers together; of frozen tensors, which lie behind those. */
+/* Floats of parameters; of parameters and buffers together; of frozen fp32 tensors, which lie behind those. */
 uint64_t aq_stage_parameter_count(const struct aq_stage *stage);
 uint64_t aq_stage_saved_floats(const struct aq_stage *stage);
 uint64_t aq_stage_frozen_floats(const struct aq_stage *stage);
+/*
+ * Values of a tensor, packed or not, from the host and to it: `count` from value `first` on, which of a packed one is a
+ * multiple of AQ_STAGE_GROUP, and so is count where values follow. Both wait for the device. Low-precision copies are
+ * not made again (aq_stage_parameters_changed, aq_stage_frozen_changed). AQ_NOMEM, or the device's status.
+ */
+enum { AQ_STAGE_GROUP = 64 };
+enum aq_status aq_stage_put(struct aq_stage *stage, const struct aq_tensor_info *tensor, uint64_t first, uint64_t count,
+                            const float *values);
+enum aq_status aq_stage_get(const struct aq_stage *stage, const struct aq_tensor_info *tensor, uint64_t first,
+                            uint64_t count, float *values);
+/* *digest, seeded with what it was, of all that is packed, as it is kept. */
+enum aq_status aq_stage_packed_digest(const struct aq_stage *stage, uint64_t *digest);
 /* What it learns. */
 const struct aq_task *aq_stage_task(const struct aq_stage *stage);
 float *aq_stage_parameters(struct aq_stage *stage); /* device memory, borrowed */
 float *aq_stage_gradients(struct aq_stage *stage);  /* those in use; device memory, borrowed; NULL: none trained */
+/* The newest parameters' copy in 16 bits, and its type; NULL: none is kept. Who writes both together has changed both. */
+uint16_t *aq_stage_rounded(struct aq_stage *stage, enum aq_element *type);
 
 /*
  * Which parameters and gradients are meant from now on, by forward, backward, and whatever reads or clears gradients.

@@ -131,6 +131,10 @@ struct aq_weights_tensor {
     const float *values;           /* host; NULL: read from another file as they are written           */
     const struct aq_weights *from; /* then: that one, open until the writer is closed                  */
     uint32_t index;                /*       and the tensor in it                                       */
+    /* then, where this is not NULL: `count` values from `first` (a multiple of 65536) on, from whoever has them */
+    enum aq_status (*fill)(void *context, const struct aq_weights_tensor *tensor, uint64_t first, uint64_t count,
+                           float *values);
+    void *context;
     bool turned;                   /* a matrix that is written the other way round                     */
     const struct aq_weights_low_rank *plus; /* added to it, lent until the writer is closed; or NULL   */
     const char *type;              /* "F32", "BF16" or "F16"; NULL: "F32"                              */

@@ -7,10 +7,13 @@
  * One GPU, sm_90, whose memory is as large as the test says (cuda_runtime_host_memory), or as many as it or
  * CUDA_HOST_GPUS in the environment say. Each thread may use its own, with streams of its own. The environment may also
  * say CUDA_HOST_DRIVER (13000; 0: none), CUDA_HOST_CAPABILITY (90) and CUDA_HOST_MIB of memory, for whole programs.
+ * CUDA_HOST_LAZY=1: a kind of product that is asked for first while NCCL waits for another rank ends the program, as
+ * loading its kernel may wait for NCCL on a GPU. CUDA_HOST_IPC=0: no process can map another's memory.
  */
 #ifndef CUDA_RUNTIME_API_ON_HOST_H
 #define CUDA_RUNTIME_API_ON_HOST_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -24,11 +27,16 @@ typedef enum cudaError {
     cudaErrorDevicesUnavailable = 46,
     cudaErrorNoDevice = 100,
     cudaErrorDeviceUninitialized = 201,
+    cudaErrorMapBufferObjectFailed = 205,
     cudaErrorNotReady = 600
 } cudaError_t;
 typedef enum { CUDA_R_32F = 0, CUDA_R_16F = 2, CUDA_R_16BF = 14 } cudaDataType_t;
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDefault = 4 };
 enum { cudaComputeModeDefault = 0, cudaComputeModeProhibited = 2 };
+typedef struct {
+    char reserved[64];
+} cudaIpcMemHandle_t;
+enum { cudaIpcMemLazyEnablePeerAccess = 1 };
 enum { cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventDisableTiming = 2, cudaHostAllocPortable = 1 };
 enum cudaDeviceAttr { cudaDevAttrComputeMode = 20 };
 
@@ -54,6 +62,9 @@ const char *cudaGetErrorString(cudaError_t error);
 const char *cudaGetErrorName(cudaError_t error);
 cudaError_t cudaMalloc(void **out, size_t bytes);
 cudaError_t cudaFree(void *memory);
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *memory);
+cudaError_t cudaIpcOpenMemHandle(void **out, cudaIpcMemHandle_t handle, unsigned flags);
+cudaError_t cudaIpcCloseMemHandle(void *memory);
 cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags);
 cudaError_t cudaFreeHost(void *memory);
 cudaError_t cudaMemGetInfo(size_t *free, size_t *all);
@@ -75,11 +86,16 @@ void cuda_runtime_host_driver(int version, int count, int major, int minor);
 void cuda_runtime_host_memory(size_t bytes);
 size_t cuda_runtime_host_used(void);
 
+/* cuda_ipc_host.c: for cudaMalloc and cudaFree. What begins at a multiple of a page, of whole pages, can be exported. */
+bool cuda_ipc_host_export_ends(void *memory);
+
 /* The runtime's own: run(a copy of `bytes` of context, which it frees) when the stream gets there; everything, now. */
 cudaError_t cuda_runtime_host_later(cudaStream_t stream, int (*run)(void *context), const void *context, size_t bytes);
 cudaError_t cuda_runtime_host_finish(void);
 /* The same without a copy. Work that answers cudaErrorNotReady is asked again when the stream is looked at again. */
 cudaError_t cuda_runtime_host_pending(cudaStream_t stream, int (*run)(void *context), void *context);
+/* Is anything of the latter kind under way on this thread's streams? */
+bool cuda_runtime_host_waits(void);
 /* The GPU of this thread. */
 int cuda_runtime_host_current(void);
 

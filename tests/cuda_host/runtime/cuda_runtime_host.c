@@ -4,8 +4,10 @@
 #include <assert.h>
 #include <math.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #include "aqsgd/base.h"
@@ -124,12 +126,27 @@ size_t cuda_runtime_host_used(void)
     return memory_used;
 }
 
-enum { HEAD_BYTES = 512, PAGE_BYTES = 4096 };
+enum { HEAD_BYTES = 512, PAGE_BYTES = 4096, PIECE_BYTES = 2 << 20 };
+
+/* Whole pieces of 2 MiB lie alone, as on a GPU, and may be exported. */
+static cudaError_t malloc_alone(void **out, size_t bytes)
+{
+    uint8_t *pages =
+        mmap(NULL, bytes + PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED) return cudaErrorMemoryAllocation;
+    uint8_t *memory = pages + PAGE_BYTES - HEAD_BYTES;
+    memcpy(memory, &bytes, sizeof bytes);
+    memset(memory + HEAD_BYTES, 0xff, bytes);
+    memory_used += bytes;
+    *out = memory + HEAD_BYTES;
+    return cudaSuccess;
+}
 
 /* Fresh device memory holds anything: here NaNs. Its size stands in front. */
 cudaError_t cudaMalloc(void **out, size_t bytes)
 {
     if (bytes > memory() - memory_used) return cudaErrorMemoryAllocation;
+    if (bytes > 0 && bytes % PIECE_BYTES == 0) return malloc_alone(out, bytes);
     uint8_t *memory = aligned_alloc(HEAD_BYTES, (bytes + 2 * HEAD_BYTES - 1) / HEAD_BYTES * HEAD_BYTES);
     if (!memory) return cudaErrorMemoryAllocation;
     memcpy(memory, &bytes, sizeof bytes);
@@ -146,7 +163,12 @@ cudaError_t cudaFree(void *memory)
     (void)cuda_runtime_host_finish(); /* as CUDA's waits */
     memcpy(&bytes, (uint8_t *)memory - HEAD_BYTES, sizeof bytes);
     memory_used -= bytes;
-    free((uint8_t *)memory - HEAD_BYTES);
+    if (bytes > 0 && bytes % PIECE_BYTES == 0) {
+        (void)cuda_ipc_host_export_ends(memory);
+        (void)munmap((uint8_t *)memory - PAGE_BYTES, bytes + PAGE_BYTES);
+    } else {
+        free((uint8_t *)memory - HEAD_BYTES);
+    }
     return cudaSuccess;
 }
 
@@ -177,7 +199,7 @@ struct lt_product {
     cublasComputeType_t compute;
     cublasOperation_t a, b;
     cublasLtEpilogue_t epilogue;
-    const void *bias;
+    void *bias; /* or where sums go */
     int32_t bias_type;
     void *aux;
     int64_t aux_stride;
@@ -384,6 +406,22 @@ static uint32_t align_of(const void *at)
     return align;
 }
 
+/* Sums over k of an operand go where a bias comes from. */
+static bool has_sums(cublasLtEpilogue_t epilogue)
+{
+    return epilogue == CUBLASLT_EPILOGUE_BGRADA || epilogue == CUBLASLT_EPILOGUE_BGRADB;
+}
+
+static bool has_bias(cublasLtEpilogue_t epilogue)
+{
+    return (epilogue & CUBLASLT_EPILOGUE_BIAS) || has_sums(epilogue);
+}
+
+static bool has_aux(cublasLtEpilogue_t epilogue)
+{
+    return (epilogue & CUBLASLT_EPILOGUE_GELU_AUX) == CUBLASLT_EPILOGUE_GELU_AUX || epilogue == CUBLASLT_EPILOGUE_DGELU;
+}
+
 /* What cuBLASLt's table of supported types says, as far as we go: both operands alike, results no wider than sums. */
 static bool supported(const struct lt_product *product, const struct lt_layout *a, const struct lt_layout *b,
                       const struct lt_layout *c, const struct lt_layout *d)
@@ -396,9 +434,9 @@ static bool supported(const struct lt_product *product, const struct lt_layout *
     if (d->type != CUDA_R_32F && d->type != a->type) return false;
     if (c->type != d->type || c->rows != d->rows || c->columns != d->columns) return false;
     if (product->compute == CUBLAS_COMPUTE_32F_FAST_TF32 && a->type != CUDA_R_32F) return false;
-    const bool aux = product->epilogue != CUBLASLT_EPILOGUE_DEFAULT && product->epilogue != CUBLASLT_EPILOGUE_BIAS;
+    const bool aux = has_aux(product->epilogue);
     if (aux && (product->aux_stride % 8 || product->aux_stride < (int64_t)m || !product->aux)) return false;
-    const bool bias = product->epilogue & CUBLASLT_EPILOGUE_BIAS;
+    const bool bias = has_bias(product->epilogue);
     if (bias && (!product->bias || (product->bias_type != -1 && product->bias_type != (int32_t)d->type))) return false;
     const char *wish = getenv("CUBLASLT_HOST_FUSES"); /* 0: the heuristic knows no algorithm with an ending */
     return !wish || strcmp(wish, "0") != 0 || product->epilogue == CUBLASLT_EPILOGUE_DEFAULT;
@@ -412,6 +450,11 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
 {
     (void)handle;
     *found = 0;
+    if (wish("CUDA_HOST_LAZY", 0) && cuda_runtime_host_waits()) {
+        fprintf(stderr, "a product of %llu x %llu is new, and its kernel is loaded while NCCL waits\n",
+                (unsigned long long)d->columns, (unsigned long long)d->rows);
+        abort();
+    }
     if (!preference || wanted < 1 || !supported(product, a, b, c, d)) return CUBLAS_STATUS_NOT_SUPPORTED;
     struct lt_algorithm algorithm = {
         .workspace = preference->workspace,
@@ -502,6 +545,21 @@ struct lt_call {
     bool slow;
 };
 
+/* Written over what is there, in the result's type: one for each row of the first operand, or column of the second. */
+static void sums_run(const struct lt_call *call, bool of_a, uint64_t k_count)
+{
+    const struct lt_product *product = &call->product;
+    const struct lt_layout *layout = of_a ? &call->a_layout : &call->b_layout;
+    const uint64_t count = of_a ? call->d_layout.rows : call->d_layout.columns, stride = (uint64_t)layout->stride;
+    const bool k_runs_far = of_a ? product->a == CUBLAS_OP_N : product->b == CUBLAS_OP_T;
+    for (uint64_t i = 0; i < count; i++) {
+        double exact = 0;
+        for (uint64_t k = 0; k < k_count; k++)
+            exact += load(of_a ? call->a : call->b, layout->type, k_runs_far ? k * stride + i : i * stride + k);
+        store(product->bias, call->d_layout.type, i, (float)exact);
+    }
+}
+
 static int product_run(void *context)
 {
     const struct lt_call *call = context;
@@ -533,6 +591,7 @@ static int product_run(void *context)
             store(d, d_layout->type, n * ds + m, sum);
         }
     }
+    if (has_sums(product->epilogue)) sums_run(call, product->epilogue == CUBLASLT_EPILOGUE_BGRADA, k_count);
     if (call->slow) (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     free(context);
     return cudaSuccess;
@@ -554,8 +613,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t prod
     const void *const given[4] = {a, b, *(const float *)beta != 0.0f ? c : d, d};
     for (int i = 0; i < 4; i++)
         if (!aligned(given[i], found.aligns[i])) return CUBLAS_STATUS_INVALID_VALUE;
-    const bool bias = product->epilogue & CUBLASLT_EPILOGUE_BIAS;
-    const bool aux = (product->epilogue & ~(unsigned)CUBLASLT_EPILOGUE_BIAS) > CUBLASLT_EPILOGUE_DEFAULT;
+    const bool bias = has_bias(product->epilogue), aux = has_aux(product->epilogue);
     if (bias && !aligned(product->bias, found.bias_align)) return CUBLAS_STATUS_INVALID_VALUE;
     if (aux && !aligned(product->aux, found.aux_align)) return CUBLAS_STATUS_INVALID_VALUE;
     last = bit_of(&found);

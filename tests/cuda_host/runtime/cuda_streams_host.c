@@ -30,6 +30,7 @@ enum {
 struct work {
     int (*run)(void *context);
     void *context;
+    bool foreign; /* another rank's: it may take for ever */
 };
 
 struct CUstream_st {
@@ -99,18 +100,33 @@ static cudaError_t all_run(void)
 }
 
 /* Takes the context. */
-static int note(void *stream_of, int (*run)(void *context), void *context)
+static int note_work(cudaStream_t stream, struct work work)
 {
-    cudaStream_t stream = stream_of;
     if (stream->noted - stream->done == WORKS_MAX) (void)stream_finish(stream, stream->done + 1, "a full stream");
-    stream->works[stream->noted++ % WORKS_MAX] = (struct work){run, context};
+    stream->works[stream->noted++ % WORKS_MAX] = work;
     const cudaError_t error = early() ? stream_run(stream, stream->noted) : cudaSuccess;
     return error == cudaErrorNotReady ? cudaSuccess : error;
 }
 
+static int note(void *stream, int (*run)(void *context), void *context)
+{
+    return note_work(stream, (struct work){run, context, false});
+}
+
 cudaError_t cuda_runtime_host_pending(cudaStream_t stream, int (*run)(void *context), void *context)
 {
-    return (cudaError_t)note(stream, run, context);
+    return (cudaError_t)note_work(stream, (struct work){run, context, true});
+}
+
+bool cuda_runtime_host_waits(void)
+{
+    (void)pthread_mutex_lock(&lock);
+    cudaStream_t stream = streams;
+    (void)pthread_mutex_unlock(&lock);
+    for (; stream; stream = stream->next)
+        for (uint64_t i = stream->done; stream->owner == &self && i < stream->noted; i++)
+            if (stream->works[i % WORKS_MAX].foreign) return true;
+    return false;
 }
 
 cudaError_t cuda_runtime_host_later(cudaStream_t stream, int (*run)(void *context), const void *context, size_t bytes)

@@ -60,6 +60,8 @@ const char *ncclGetLastError(ncclComm_t comm);
 void nccl_host_version(int version);
 void nccl_host_fail(unsigned group);
 int nccl_host_open(void);
+/* Messages that were told to be sent since the last call of this, and the bytes of the longest. */
+void nccl_host_sent(uint64_t *messages, uint64_t *bytes_max);
 /*
  * Each abort waits until so many have begun, as one that waits for the whole GPU may: else, 10 s later, the test dies.
  */

@@ -88,6 +88,22 @@ void nccl_host_fail(unsigned group)
     fails_in = group;
 }
 
+static atomic_uint_fast64_t sent_count, sent_max;
+
+void nccl_host_sent(uint64_t *messages, uint64_t *bytes_max)
+{
+    *messages = atomic_exchange(&sent_count, 0);
+    *bytes_max = atomic_exchange(&sent_max, 0);
+}
+
+static void sent(uint64_t bytes)
+{
+    uint_fast64_t most = atomic_load(&sent_max);
+    atomic_fetch_add(&sent_count, 1);
+    while (bytes > most && !atomic_compare_exchange_weak(&sent_max, &most, bytes)) {
+    }
+}
+
 int nccl_host_open(void)
 {
     return atomic_load(&open_count);
@@ -452,6 +468,7 @@ static ncclResult_t note(bool sends, void *at, size_t bytes, ncclDataType_t type
                                   pending.move_count == MOVES_MAX || !comm->joined || comm->finalized))
         result = ncclInvalidUsage;
     if (result != ncclSuccess) return pending_error = result;
+    if (sends) sent(bytes);
     pending_comm = comm;
     pending.stream = stream;
     pending.moves[pending.move_count++] = (struct move){.send = sends, .at = at, .bytes = bytes, .peer = peer};

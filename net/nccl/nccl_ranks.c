@@ -1,5 +1,5 @@
 /*
- * nccl_comm.c -- see nccl_comm.h; and who may be joined by NCCL, which is known without it (net/pair.h).
+ * nccl_ranks.c -- who may be joined by NCCL, which is known without it: see net/pair.h.
  */
 #include <assert.h>
 #include <inttypes.h>
@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "nccl_comm.h"
+#include "nccl_channel.h"
 
 static const char *const SAYS = "nccl";
 
@@ -82,79 +82,14 @@ enum aq_status aq_nccl_refuse(const struct aq_nccl_rank *all, uint32_t count, co
 
 static_assert(AQ_NCCL_ID_BYTES == NCCL_UNIQUE_ID_BYTES, "NCCL's id travels as it is");
 
-enum aq_status aq_nccl_cuda(cudaError_t error, const char *what)
-{
-    if (error == cudaSuccess) return AQ_OK;
-    return aq_fail(AQ_CUDAERR, SAYS, "%s: %s", what, cudaGetErrorString(error));
-}
-
-enum aq_status aq_nccl_said(const struct aq_nccl_comm *comm, ncclResult_t result, const char *what)
-{
-    if (result == ncclSuccess || result == ncclInProgress) return AQ_OK;
-    const char *last = ncclGetLastError(comm->comm);
-    return aq_fail(AQ_NCCLERR, SAYS, "%s, %s: NCCL: %s%s%.200s", comm->who, what, ncclGetErrorString(result),
-                   last && last[0] ? "; " : "", last ? last : "");
-}
-
 enum aq_status aq_nccl_id(struct aq_nccl_id *out)
 {
-    const struct aq_nccl_comm none = {.who = "this rank"};
     ncclUniqueId id;
-    AQ_TRY(aq_nccl_said(&none, ncclGetUniqueId(&id), "ncclGetUniqueId"));
+    const ncclResult_t result = ncclGetUniqueId(&id);
+    if (result != ncclSuccess)
+        return aq_fail(AQ_NCCLERR, SAYS, "this rank, ncclGetUniqueId: NCCL: %s", ncclGetErrorString(result));
     memcpy(out->bytes, &id, sizeof out->bytes);
     return AQ_OK;
-}
-
-ncclResult_t aq_nccl_begin(struct aq_nccl_comm *comm, const struct aq_nccl_id *id, uint32_t rank, uint32_t size,
-                           int blocks_max)
-{
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    ncclUniqueId theirs;
-    config.blocking = 0;
-    if (blocks_max) config.maxCTAs = blocks_max;
-    memcpy(&theirs, id->bytes, sizeof theirs);
-    return ncclCommInitRankConfig(&comm->comm, (int)size, theirs, (int)rank, &config);
-}
-
-ncclResult_t aq_nccl_state(const struct aq_nccl_comm *comm)
-{
-    ncclResult_t state = ncclSuccess;
-    const ncclResult_t asked = ncclCommGetAsyncError(comm->comm, &state);
-    return asked == ncclSuccess || asked == ncclInProgress ? state : asked;
-}
-
-ncclResult_t aq_nccl_enqueue(const struct aq_nccl_comm *comm, const struct aq_nccl_move *sends, uint32_t send_count,
-                             const struct aq_nccl_move *receives, uint32_t receive_count, cudaStream_t stream)
-{
-    ncclResult_t first = ncclGroupStart(), end;
-    for (uint32_t i = 0; i < send_count && (first == ncclSuccess || first == ncclInProgress); i++)
-        first = ncclSend(sends[i].from, sends[i].bytes, ncclUint8, (int)sends[i].peer, comm->comm, stream);
-    for (uint32_t i = 0; i < receive_count && (first == ncclSuccess || first == ncclInProgress); i++)
-        first = ncclRecv(receives[i].to, receives[i].bytes, ncclUint8, (int)receives[i].peer, comm->comm, stream);
-    end = ncclGroupEnd();
-    return first == ncclSuccess || first == ncclInProgress ? end : first;
-}
-
-static void abort_one(void *comm)
-{
-    (void)ncclCommAbort(comm);
-}
-
-void aq_nccl_abandon(struct aq_nccl_comm *const *comms, uint32_t count)
-{
-    struct aq_thread *threads[AQ_NCCL_TOGETHER] = {NULL};
-    ncclComm_t own = NULL;
-    AQ_ASSERT(count <= AQ_NCCL_TOGETHER);
-    for (uint32_t i = 0; i < count; i++) {
-        if (!comms[i] || !comms[i]->comm) continue;
-        /* The last one found is this thread's; so is one for which there is no thread. */
-        if (own && aq_thread_open("aq-nccl-abort", abort_one, own, &threads[i]) != AQ_OK) abort_one(own);
-        own = comms[i]->comm;
-        comms[i]->comm = NULL;
-    }
-    if (own) abort_one(own);
-    for (uint32_t i = 0; i < count; i++)
-        aq_thread_close(threads[i]);
 }
 
 #else

@@ -1,0 +1,36 @@
+/*
+ * completion.h -- what bash, zsh and fish complete: scripts written from the tables of commands and options.
+ *
+ *     aqpipe help completion bash          the whole script, on standard output
+ *     aqpiped --completion=bash            the same, of a program without commands
+ *     aqpipe launch --completion=bash      the part of one command; every command has this option, and no help shows it
+ *
+ * An option is completed because its row is in the table; no list is kept by hand. What an option's value is called
+ * says what completes it: DIR a folder, FILE a file, KEY=VALUE a key of the manifest (keys.def).
+ *
+ * Locking: pure but for the stream.
+ */
+#ifndef RUNTIME_COMPLETION_H
+#define RUNTIME_COMPLETION_H
+
+#include <stdint.h>
+#include <stdio.h>
+
+#include "commands.h"
+#include "options.h"
+
+enum aq_shell { AQ_SHELL_NONE = 0, AQ_SHELL_BASH, AQ_SHELL_ZSH, AQ_SHELL_FISH };
+
+/* "bash", "zsh", "fish"; AQ_SHELL_NONE: another word. */
+enum aq_shell aq_shell_named(const char *name);
+
+/* The script of a program with these commands (help NULL: left out), each of which prints its part by
+ * aq_completion_line when it is run with --completion. Answers the exit status. */
+int aq_completion_program(FILE *to, const char *shell, const char *program, const struct aq_command *commands,
+                          uint32_t count);
+
+/* The part of one command ("aqpipe launch"), or the script of a program without commands ("aqpiped"). AQ_EXIT_USAGE:
+ * no such shell, said. */
+int aq_completion_line(FILE *to, const char *shell, const struct aq_command_line *line);
+
+#endif

@@ -1,0 +1,172 @@
+/* launch_slurm.c -- see the header. What the script does stands in it, so that whoever looks at a queue can read it. */
+#include "launch_slurm.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "commands.h"
+#include "run_folder.h"
+
+/* An option of sbatch stands on a line of its own: nothing in it may end the line. */
+static enum aq_status check_wish(const char *wish)
+{
+    for (const char *at = wish; *at; at++)
+        if ((unsigned char)*at < ' ') return aq_fail(AQ_INVAL, "launch", "--slurm: a line, without a control character");
+    if (wish[0] != '-')
+        return aq_fail(AQ_INVAL, "launch", "--slurm: '%.80s' is no option of sbatch, as in --slurm=--partition=gpu",
+                       wish);
+    return AQ_OK;
+}
+
+static void word(struct aq_text *out, const char *name, const char *value)
+{
+    aq_text_add(out, "%s=", name);
+    aq_text_shell(out, value);
+    aq_text_add(out, "\n");
+}
+
+static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/";
+
+/* What is asked of Slurm: a task a rank, with the cores and the GPU that its stage wants. */
+static enum aq_status add_demands(const struct aq_slurm *slurm, struct aq_text *out)
+{
+    const struct aq_job *job = slurm->job;
+    const char *path = job->output.path;
+    if (path[strspn(path, plain)])
+        return aq_fail(AQ_INVAL, "launch", "output.path: %.200s: of a job of Slurm's it has letters, digits and ._-/ alone",
+                       path);
+    uint32_t threads = job->pipeline.threads;
+    bool gpus = false;
+    for (uint32_t r = 0; r < aq_job_ranks(job); r++) {
+        const struct aq_job_stage *stage = &job->pipeline.stages[r];
+        if (stage->threads > threads) threads = stage->threads;
+        gpus |= aq_device_gpu(stage->device) != AQ_GPU_NO;
+    }
+    aq_text_add(out, "#SBATCH --job-name=");
+    for (const char *at = job->name; *at; at++) /* a word, whatever the name is */
+        aq_text_add(out, "%c", strchr(plain, *at) ? *at : '_');
+    aq_text_add(out, "\n#SBATCH --ntasks=%u\n", aq_job_ranks(job));
+    if (threads) aq_text_add(out, "#SBATCH --cpus-per-task=%u\n", threads);
+    if (gpus) aq_text_add(out, "#SBATCH --gpus-per-task=1\n");
+    aq_text_add(out, "#SBATCH --signal=B:USR1@%u\n#SBATCH --requeue\n#SBATCH --open-mode=append\n", slurm->warning_s);
+    aq_text_add(out, "#SBATCH --output=%s.slurm.log\n", job->output.path);
+    for (uint32_t i = 0; i < slurm->wishes->count; i++) {
+        AQ_TRY(check_wish(slurm->wishes->of[i]));
+        aq_text_add(out, "#SBATCH %s\n", slurm->wishes->of[i]);
+    }
+    return AQ_OK;
+}
+
+/* Keys, a daemon in each task, and where they listen. */
+static const char agents[] =
+    "set -u\n"
+    "umask 077\n"
+    "signalled=0 launcher=\n"
+    "trap 'signalled=1; [ -z \"$launcher\" ] || kill -TERM \"$launcher\" 2>/dev/null' USR1 TERM\n"
+    "work=$run.slurm/$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}\n"
+    "fail() { echo \"aqpipe on slurm: $*\" >&2; rm -rf \"$work/keys\"; exit 1; }\n"
+    "mkdir -p \"$work\" || fail \"cannot make $work\"\n"
+    "address() { scontrol show node -o \"$1\" | sed -n 's/.* NodeAddr=\\([^ ]*\\).*/\\1/p'; }\n"
+    "export -f address\n"
+    "hosts=$(for node in $(scontrol show hostnames \"$SLURM_JOB_NODELIST\"); do address \"$node\"; done | sort -u | paste "
+    "-sd,)\n"
+    "\"$aqpipe\" keys init \"$work/keys\" --job \"$name\" --stages \"$ranks\" --hosts \"$hosts\" >/dev/null || fail \"no "
+    "keys\"\n"
+    "agent='at=$(address \"$SLURMD_NODENAME\"); echo \"$at\" > \"$1/address-$SLURM_PROCID\"\n"
+    "exec \"$2\" --listen \"$at:0\" --host \"$at\" --keys \"$1/keys\" --port-file \"$1/port-$SLURM_PROCID\"'\n"
+    "srun --ntasks=\"$ranks\" bash -c \"$agent\" agent \"$work\" \"$aqpiped\" &\n"
+    "agents=$!\n"
+    "for ((tries = 0; ; tries++)); do\n"
+    "    missing=\n"
+    "    for ((r = 0; r < ranks; r++)); do [ -s \"$work/port-$r\" ] || missing=\"$missing $r\"; done\n"
+    "    [ -z \"$missing\" ] && break\n"
+    "    kill -0 $agents 2>/dev/null || fail \"the daemons of ranks$missing ended\"\n"
+    "    ((tries < 600)) || fail \"the daemons of ranks$missing do not listen after 120 s\"\n"
+    "    sleep 0.2\n"
+    "done\n";
+
+/* Which stage is where, as settings: of stages that the manifest lists, or of a count. */
+static const char places[] =
+    "sets=(--set \"security.keys=$work/keys\") entries=\n"
+    "for ((s = 0; s < stages; s++)); do\n"
+    "    host= at=\n"
+    "    for ((r = s; r < ranks; r += stages)); do\n"
+    "        there=$(<\"$work/address-$r\")\n"
+    "        host+=\"${host:+, }\\\"tcp://$there:$(<\"$work/port-$r\")\\\"\" at+=\"${at:+, }\\\"$there:0\\\"\"\n"
+    "    done\n"
+    "    ((ranks == stages)) || host=\"[$host]\" at=\"[$at]\"\n"
+    "    if ((listed)); then\n"
+    "        sets+=(--set \"pipeline.stages.$s.host=$host\" --set \"pipeline.stages.$s.address=$at\")\n"
+    "    else\n"
+    "        entries+=\"${entries:+, }{host: $host, address: $at}\"\n"
+    "    fi\n"
+    "done\n"
+    "resume=(); [ -d \"$run\" ] && resume=(--resume)\n"
+    "((listed)) || sets+=(--set \"pipeline.stages=[$entries]\")\n";
+
+/* `wait` returns at a signal: the launcher's status is that of the wait after its end. */
+static const char follow[] =
+    "launcher=$!\n"
+    "((signalled)) && kill -TERM $launcher\n"
+    "while kill -0 $launcher 2>/dev/null; do wait $launcher; done\n"
+    "wait $launcher\n"
+    "code=$?\n"
+    "scancel --signal=TERM \"$SLURM_JOB_ID.0\" 2>/dev/null || kill $agents 2>/dev/null\n"
+    "wait $agents 2>/dev/null\n"
+    "rm -rf \"$work/keys\"\n"
+    "if ((signalled && code == 3)); then\n"
+    "    echo \"aqpipe on slurm: stopped by a signal, with a checkpoint; back into the queue\"\n"
+    "    scontrol requeue \"$SLURM_JOB_ID\" || echo \"aqpipe on slurm: Slurm does not requeue; sbatch $0 goes on\" >&2\n"
+    "fi\n"
+    "exit $code\n";
+
+enum aq_status aq_slurm_script(const struct aq_slurm *slurm, struct aq_text *out)
+{
+    static char aqpipe[AQ_RUN_PATH_BYTES], aqpiped[AQ_RUN_PATH_BYTES], manifest[AQ_RUN_PATH_BYTES];
+    const struct aq_job *job = slurm->job;
+    if (!aq_program_beside("aqpipe", aqpipe)) return aq_fail(AQ_NOTFOUND, "launch", "this program is not there");
+    AQ_TRY(aq_daemon_program(aqpiped));
+    if (!aq_absolute(slurm->manifest, manifest)) return aq_fail(AQ_INVAL, "launch", "the manifest's path is too long");
+    aq_text_add(out, "#!/bin/bash\n");
+    AQ_TRY(add_demands(slurm, out));
+    aq_text_add(out, "# Written by aqpipe launch --on slurm, version %s; exit status: 0 done; 1 failed; 2 usage or "
+                     "manifest; 3 stopped, with a checkpoint.\n",
+                AQ_VERSION);
+    word(out, "aqpipe", aqpipe);
+    word(out, "aqpiped", aqpiped);
+    word(out, "run", job->output.path);
+    word(out, "name", job->name);
+    aq_text_add(out, "ranks=%u stages=%u listed=%d\n%s%s", aq_job_ranks(job), job->pipeline.stage_count,
+                job->pipeline.listed, agents, places);
+    aq_text_add(out, "\"$aqpipe\" launch ");
+    aq_text_shell(out, manifest);
+    aq_text_add(out, " --run \"$run\" \"${resume[@]}\" --no-progress --restarts %u", slurm->restarts);
+    for (uint32_t i = 0; i < slurm->sets->count; i++) {
+        aq_text_add(out, " --set ");
+        aq_text_shell(out, slurm->sets->of[i]);
+    }
+    aq_text_add(out, " \"${sets[@]}\" &\n%s", follow);
+    return out->status;
+}
+
+int aq_slurm_submit(const struct aq_slurm *slurm)
+{
+    static char path[AQ_RUN_PATH_BYTES];
+    struct aq_text script = {0};
+    enum aq_status status = aq_slurm_script(slurm, &script);
+    if (status == AQ_OK && slurm->print) {
+        fputs(aq_text_of(&script), stdout);
+        aq_text_deinit(&script);
+        return AQ_EXIT_DONE;
+    }
+    if (status == AQ_OK && snprintf(path, sizeof path, "%s.sbatch", slurm->job->output.path) >= (int)sizeof path)
+        status = aq_fail(AQ_INVAL, "launch", "the path of the run folder is too long");
+    if (status == AQ_OK) status = aq_file_replace(NULL, path, 0700, aq_text_of(&script), script.used);
+    aq_text_deinit(&script);
+    if (status != AQ_OK) return status == AQ_INVAL ? AQ_EXIT_USAGE : AQ_EXIT_FAILED;
+    execlp("sbatch", "sbatch", path, (char *)NULL);
+    (void)aq_fail(AQ_NOTFOUND, "launch", "%s is written, but there is no sbatch here: %s", path, strerror(errno));
+    return AQ_EXIT_FAILED;
+}

@@ -1,0 +1,36 @@
+/*
+ * launch_slurm.h -- `aqpipe launch --on slurm`: the job as a batch script of Slurm's, written from the manifest.
+ *
+ * One task a rank (stages x replicas). In the allocation the script makes the job's keys, starts a daemon in each task
+ * (aqpiped at a port of the system's choice), and the launcher on the first node, which is told where they are. Slurm's
+ * warning before a time limit (SIGUSR1) and its preemption (SIGTERM) make a checkpoint; the job is put back into the
+ * queue, and goes on from there when it begins again. All of a run's paths must be on a file system that the nodes
+ * share. docs/CLUSTERS.md.
+ *
+ * Locking: one thread.
+ */
+#ifndef RUNTIME_LAUNCH_SLURM_H
+#define RUNTIME_LAUNCH_SLURM_H
+
+#include <stdbool.h>
+
+#include "job.h"
+#include "options.h"
+#include "runtime_text.h"
+
+struct aq_slurm {
+    const struct aq_job *job;
+    const char *manifest;              /* its path                                                            */
+    const struct aq_arguments *sets;   /* "key=value", for the launcher                                       */
+    const struct aq_arguments *wishes; /* options of sbatch, each a line: "--partition=gpu"                   */
+    uint32_t restarts, warning_s;      /* of the launcher; how long before its limit Slurm warns the script   */
+    bool print;                        /* the script goes to standard output, and nothing is submitted        */
+};
+
+/* The script. AQ_INVAL: a wish that is no option of sbatch. */
+enum aq_status aq_slurm_script(const struct aq_slurm *slurm, struct aq_text *out);
+
+/* Write it beside the run folder (RUN.sbatch) and become sbatch; answers an exit status where that fails, or prints. */
+int aq_slurm_submit(const struct aq_slurm *slurm);
+
+#endif

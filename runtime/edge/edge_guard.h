@@ -1,0 +1,78 @@
+/*
+ * edge_guard.h -- the guard of a cut (edges.guard): more bits where its loop does not contract.
+ *
+ * AQ-SGD's theorem (Wang et al. 2022, Theorem 3.1) wants c_Q = |d - Q(d)| / |d| < sqrt(1/2), d = a - m. The sender
+ * watches it over its warm samples, and raises the cut's bits, a rung of a ladder at a time, where
+ * - the running mean of c_Q over some eight steps is above sqrt(1/2), or
+ * - the drift |d| / |a|, a mean over an epoch, grew though the learning rate fell, and c_Q is above 0.4: errors pile
+ *   up. With smaller ones the delta is the drift of the weights alone (it is at most 1 / sqrt(1 - c_Q^2) of it where
+ *   errors are independent).
+ * It never lowers them: what did not contract once would not again. The rung travels in the flags of each frame
+ * (docs/FRAME.md), so the receiver keeps nothing. Messages do not depend on it: both ends go on with theirs.
+ *
+ * A sample alone can run away, too: where its message after coding is farther from the activation than sqrt(1/2) of its
+ * norm, that message is worth less than none. The sender forgets it, and so the next visit is a keyframe.
+ *
+ * All that decides is in `state`, which checkpoints keep; what is measured of the step under way joins it when the next
+ * one begins or aq_edge_guard_settle is called: the same in a run that was killed in between.
+ *
+ * Locking: the exec thread.
+ */
+#ifndef RUNTIME_EDGE_GUARD_H
+#define RUNTIME_EDGE_GUARD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "aqsgd/base.h"
+#include "aqsgd/codec.h"
+
+enum { AQ_EDGE_RUNGS = 4, AQ_EDGE_GUARD_STATE = 9 };
+
+/* What is in state, in this order; whole numbers below 2^24, ratios, and sums of ratios. */
+enum aq_edge_guard_word {
+    AQ_GUARD_RUNG,         /* of the ladder: 0 is what the manifest says      */
+    AQ_GUARD_RATIO,        /* running mean of c_Q                             */
+    AQ_GUARD_STEPS,        /* in that mean                                    */
+    AQ_GUARD_EPOCH,        /* of the sums that follow                         */
+    AQ_GUARD_DRIFT,        /* sum of |d| / |a| over its steps                 */
+    AQ_GUARD_RATE,         /* sum of their learning rates                     */
+    AQ_GUARD_DRIFT_STEPS,  /* how many                                        */
+    AQ_GUARD_DRIFT_BEFORE, /* means of the epoch before; 0: there is none     */
+    AQ_GUARD_RATE_BEFORE
+};
+
+struct aq_edge_guard {
+    float state[AQ_EDGE_GUARD_STATE];
+    uint32_t edge, rungs, epoch_steps;
+    /* Of the step under way: sums over its warm samples. */
+    uint64_t step;
+    float rate;
+    double a2, delta2, error2;
+};
+
+/*
+ * The ladder of a cut's forward codec: the config itself, and up to three with more bits (1, 2 and 4 of a grid; 1/2, 1
+ * and 2 of an entropy coder's rate; at most what a manifest may say). How many there are; 1: there is nothing to raise.
+ */
+uint32_t aq_edge_ladder(const struct aq_codec_config *config, struct aq_codec_config rungs[AQ_EDGE_RUNGS]);
+
+/* Bits a value of a rung, as a manifest has them. */
+double aq_edge_rung_bits(const struct aq_codec_config *config);
+
+/* For a cut with so many rungs, in epochs of so many steps. */
+void aq_edge_guard_init(struct aq_edge_guard *guard, uint32_t edge, uint32_t rungs, uint32_t epoch_steps);
+
+/* A frame of this step, at this learning rate, is about to be coded: on this rung. */
+uint32_t aq_edge_guard_rung(struct aq_edge_guard *guard, uint64_t step, float rate);
+
+/* A warm sample of that step is coded. True: its message is to be forgotten. */
+bool aq_edge_guard_add(struct aq_edge_guard *guard, const struct aq_codec_result *result);
+
+/* The step is over: its sums join the state. Before a checkpoint; twice is once. */
+void aq_edge_guard_settle(struct aq_edge_guard *guard);
+
+/* State that a file brought. AQ_CORRUPT: none that this can ever have been. */
+enum aq_status aq_edge_guard_check(const float state[AQ_EDGE_GUARD_STATE]);
+
+#endif

@@ -1,0 +1,178 @@
+/*
+ * model_resnet.c -- residual networks of small images (He et al. 2016): ResNet-18 and -34 with the stem that CIFAR's
+ * images get everywhere, a convolution of 3 x 3 in place of one of 7 x 7 and a pooling.
+ *
+ *     stem         (side^2, filters)
+ *     block 0 ..   four levels of 2, 2, 2, 2 (ResNet-18) or 3, 4, 6, 3 (ResNet-34) basic blocks; the first block of
+ *                  each level but the first halves the side and doubles the channels
+ *     pool         (1, 8 filters)
+ *     classifier
+ *
+ * Tensors have torchvision's names, those of the stem behind "stem."; a convolution's weight is (K K C, N) where
+ * torchvision's is (N, C, K, K).
+ */
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "stage_model.h"
+
+enum { SIDE = 2, DEPTH = 3, FILTERS = 4 }; /* of the configuration's own fields; SIDE is the pyramid's */
+enum { LEVELS = 4 };
+
+#define OWN(field) (offsetof(struct aq_model_config, own) + (field) * sizeof(uint32_t))
+static const struct aq_model_key keys[] = {
+    {"model.depth", AQ_MODEL_U32, OWN(DEPTH), "layers", 10, 34, "18", "resnet: 10, 18 or 34"},
+    {"model.filters", AQ_MODEL_U32, OWN(FILTERS), "channels", 1, 256, "64",
+     "resnet: of its first level; each has twice"},
+    {"model.side", AQ_MODEL_U32, OWN(SIDE), "pixels", 2, 256, "32", "pyramid: of an image, a power of two"},
+    {"model.classes", AQ_MODEL_U32, offsetof(struct aq_model_config, vocabulary), "classes", 0, 65536, "0",
+     "pyramid: outputs; 0: the data set's"}};
+
+static const uint32_t depths[][1 + LEVELS] = {{10, 1, 1, 1, 1}, {18, 2, 2, 2, 2}, {34, 3, 4, 6, 3}};
+
+/* The blocks of each level; NULL: no such depth. */
+static const uint32_t *blocks_of(const struct aq_model_config *model)
+{
+    for (size_t i = 0; i < sizeof depths / sizeof depths[0]; i++)
+        if (depths[i][0] == model->own[DEPTH]) return depths[i] + 1;
+    return NULL;
+}
+
+static void config_default(struct aq_model_config *out)
+{
+    *out = (struct aq_model_config){
+        .kind = "resnet", .vocabulary = 10, .own = {[SIDE] = 32, [DEPTH] = 18, [FILTERS] = 64}};
+}
+
+static bool problem(const struct aq_model_config *model, uint32_t T, uint32_t index, const char **key, char *text,
+                    size_t bytes)
+{
+    (void)T;
+    if (index > 0 || blocks_of(model)) return false;
+    *key = "model.depth";
+    snprintf(text, bytes, "there is no ResNet-%u here: 10, 18 or 34", model->own[DEPTH]);
+    return true;
+}
+
+static enum aq_status config_check(const struct aq_model_config *model)
+{
+    const char *key;
+    char text[160];
+    if (problem(model, 1, 0, &key, text, sizeof text)) return aq_fail(AQ_INVAL, "stage", "%s: %s", key, text);
+    if (model->own[FILTERS] < 1 || model->own[FILTERS] > 256)
+        return aq_fail(AQ_INVAL, "stage", "model.filters is %u: 1 to 256", model->own[FILTERS]);
+    if (model->own[SIDE] < 2 || model->own[SIDE] > 256)
+        return aq_fail(AQ_INVAL, "stage", "model.side is %u: 2 to 256", model->own[SIDE]);
+    if (model->vocabulary < 1 || model->vocabulary > 65536)
+        return aq_fail(AQ_INVAL, "stage", "model.classes is %u: 1 to 65536", model->vocabulary);
+    return AQ_OK;
+}
+
+static uint32_t blocks(const struct aq_model_config *model)
+{
+    const uint32_t *each = blocks_of(model);
+    return each[0] + each[1] + each[2] + each[3];
+}
+
+static uint32_t layers(const struct aq_model_config *model)
+{
+    return blocks(model) + 3; /* stem, pool, classifier */
+}
+
+/* Of images on a level. */
+static struct aq_cut_shape shape(const struct aq_model_config *model, uint32_t level)
+{
+    uint32_t side = model->own[SIDE];
+    for (uint32_t i = 0; i < level; i++)
+        side = (side + 1) / 2;
+    return (struct aq_cut_shape){.rows = side * side, .columns = model->own[FILTERS] << level};
+}
+
+static void block(const struct aq_model_config *model, uint32_t index, struct layer *out)
+{
+    const uint32_t *each = blocks_of(model);
+    uint32_t level = 0, at = index;
+    while (at >= each[level])
+        at -= each[level++];
+    out->kind = &layer_residual;
+    out->in = shape(model, at == 0 && level > 0 ? level - 1 : level);
+    out->out = shape(model, level);
+    snprintf(out->name, sizeof out->name, "block %u", index);
+    snprintf(out->prefix, sizeof out->prefix, "layer%u.%u.", level + 1, at);
+}
+
+static void layer(const struct aq_model_config *model, uint32_t T, uint32_t index, struct layer *out)
+{
+    const uint32_t last = layers(model) - 1;
+    const struct aq_cut_shape pooled = {.rows = 1, .columns = model->own[FILTERS] << (LEVELS - 1)};
+    (void)T;
+    if (index == 0) {
+        out->kind = &layer_image_stem;
+        out->out = shape(model, 0);
+        snprintf(out->name, sizeof out->name, "stem");
+        snprintf(out->prefix, sizeof out->prefix, "stem.");
+    } else if (index == last - 1) {
+        out->kind = &layer_row_mean;
+        out->in = shape(model, LEVELS - 1);
+        out->out = pooled;
+        snprintf(out->name, sizeof out->name, "pool");
+    } else if (index == last) {
+        out->kind = &layer_classifier;
+        out->in = pooled;
+        out->out = (struct aq_cut_shape){.rows = 1, .columns = model->vocabulary};
+        snprintf(out->name, sizeof out->name, "classifier");
+        snprintf(out->prefix, sizeof out->prefix, "fc.");
+    } else {
+        block(model, index - 1, out);
+    }
+}
+
+static void describe(const struct aq_model_config *model, char *text, size_t bytes)
+{
+    snprintf(text, bytes, "ResNet-%u from %u channels on, %u x %u pixels, %u classes", model->own[DEPTH],
+             model->own[FILTERS], model->own[SIDE], model->own[SIDE], model->vocabulary);
+}
+
+static void identity(const struct aq_model_config *model, char *text, size_t bytes)
+{
+    snprintf(text, bytes, "resnet %u %u %u %u", model->own[DEPTH], model->own[FILTERS], model->own[SIDE],
+             model->vocabulary);
+}
+
+static void publish_name(const char *tensor, char *out, size_t bytes)
+{
+    snprintf(out, bytes, "%s", tensor);
+}
+
+/* Nobody else's format: what `aqpipe` would need to make the model again. */
+static enum aq_status publish_config(const struct aq_model_config *model, bool tied, int32_t end_of_text, char *json,
+                                     size_t *count)
+{
+    (void)tied;
+    (void)end_of_text;
+    json_t *config = json_pack("{s:s, s:i, s:i, s:i, s:i}", "model_type", "resnet", "depth", (int)model->own[DEPTH],
+                               "filters", (int)model->own[FILTERS], "side", (int)model->own[SIDE], "classes",
+                               (int)model->vocabulary);
+    *count = json_dumpb(config, json, PUBLISHED_CONFIG_BYTES, JSON_INDENT(2) | JSON_SORT_KEYS);
+    json_decref(config);
+    return *count > 0 && *count <= PUBLISHED_CONFIG_BYTES ? AQ_OK
+                                                          : aq_fail(AQ_NOMEM, "stage", "no memory for config.json");
+}
+
+extern const struct stage_model stage_model_resnet;
+const struct stage_model stage_model_resnet = {.kind = "resnet",
+                                               .task = "classification",
+                                               .input = "images",
+                                               .keys = keys,
+                                               .key_count = sizeof keys / sizeof keys[0],
+                                               .tokens = 1,
+                                               .describe = describe,
+                                               .identity = identity,
+                                               .problem = problem,
+                                               .config_default = config_default,
+                                               .config_check = config_check,
+                                               .layers = layers,
+                                               .layer = layer,
+                                               .publish_name = publish_name,
+                                               .publish_config = publish_config};

@@ -1,0 +1,13 @@
+# What is installed, and packages: from there, and not from the build folder.
+if(TARGET aqpipe)
+  add_test(NAME test_install COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/package/install ${CMAKE_BINARY_DIR})
+  set_tests_properties(test_install PROPERTIES LABELS "package;quick" TIMEOUT 300 PROCESSORS 2)
+  if(TARGET aqsgd_shared AND NOT AQ_SANITIZE)
+    add_test(NAME test_library COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/package/library ${CMAKE_BINARY_DIR})
+    set_tests_properties(test_library PROPERTIES LABELS "package;quick" TIMEOUT 300)
+    add_test(NAME test_library_torch COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/package/library ${CMAKE_BINARY_DIR} ${AQ_TORCH_PYTHON})
+    set_tests_properties(test_library_torch PROPERTIES LABELS package TIMEOUT 600 PROCESSORS 2 SKIP_RETURN_CODE 77)
+  endif()
+  add_test(NAME test_slurm COMMAND ${AQ_PYTHON} -B ${CMAKE_CURRENT_SOURCE_DIR}/slurm $<TARGET_FILE_DIR:aqpipe>)
+  set_tests_properties(test_slurm PROPERTIES LABELS "package;e2e" TIMEOUT 600 PROCESSORS 2 RUN_SERIAL ON SKIP_RETURN_CODE 77)
+endif()
