@@ -66,8 +66,8 @@ static void test_a_rate_is_kept_and_worth_its_bits(void **state)
         fill(end.a, VALUES, SHAPE_GAUSS, 1.0f, 60);
         const struct coded coded = code(&end, &config, false);
         const double ideal = pow(2.0, 0.255 - (double)rates[i]);
-        print_message("rate %.1f: %.3f bits, error %.5f (%.3f of a uniform quantizer's at high rates)\n", (double)rates[i],
-                      coded.bits, coded.error, coded.error / ideal);
+        print_message("rate %.1f: %.3f bits, error %.5f (%.3f of a uniform quantizer's at high rates)\n",
+                      (double)rates[i], coded.bits, coded.error, coded.error / ideal);
         assert_true(coded.bits <= (double)rates[i] + 0.1 && coded.bits >= (double)rates[i] - 0.1);
         assert_true(coded.error < 1.08 * ideal);
         end_close(&end);
@@ -205,7 +205,8 @@ static void test_heads_that_no_sender_writes_are_corrupt(void **state)
         uint32_t at;
         uint8_t value;
     } wrong[] = {{AQ_EC_REFINE, 6}, {AQ_EC_REFINE, 0},     {AQ_EC_CENTRED, 2},     {AQ_EC_CENTRED, 0},
-                 {AQ_EC_STEP + 3, 0xff}, {AQ_EC_ESCAPES + 1, 0xff}, {AQ_EC_HEAD_BYTES, 1}, {AQ_EC_HEAD_BYTES + 17, 0x7c}};
+                 {AQ_EC_STEP + 3, 0xff}, {AQ_EC_ESCAPES + 1, 0xff},
+                 {AQ_EC_HEAD_BYTES, 1}, {AQ_EC_HEAD_BYTES + 17, 0x7c}};
     assert_int_equal(end.body[AQ_EC_CENTRED], 1);
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         const uint8_t right = end.body[wrong[i].at];

@@ -100,8 +100,8 @@ AQ_EC_FUNCTION uint64_t aq_ec_centre_price(uint32_t columns, uint64_t looked, ui
     return 256 * (uint64_t)columns * (1 + AQ_EC_MEAN_BITS * looked / values);
 }
 
-/* The grid: q = round(|d| * inverse) with d's sign, levels by |q|; then, where refine is not 0, one of 2^refine cells of
- * a step, (2r + 1 - 2^refine) * unit from its middle. */
+/* The grid: q = round(|d| * inverse) with d's sign, levels by |q|; then, where refine is not 0, one of 2^refine cells
+ * of a step, (2r + 1 - 2^refine) * unit from its middle. */
 struct aq_ec_grid {
     float step, inverse;
     float levels[AQ_RANS_LEVELS];

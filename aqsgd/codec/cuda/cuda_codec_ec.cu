@@ -2,9 +2,9 @@
  * cuda_codec_ec.cu -- the kernels of codec_ec.c: entropy-coded bodies and keyframes.
  *
  * Out: a block a sample looks at it and chooses its head (codec_ec_choose.h, the CPU's own source); a warp a row
- * quantizes it; a warp a chunk runs the 32 lanes of rANS, a lane each; then chunks are put one behind the other, for only
- * now their lengths are known. In: a block a sample reads the head, a warp a chunk decodes codes and escapes, a warp a row
- * makes x^. What is beyond the table waits in scratch.beyond, at its element.
+ * quantizes it; a warp a chunk runs the 32 lanes of rANS, a lane each; then chunks are put one behind the other, for
+ * only now their lengths are known. In: a block a sample reads the head, a warp a chunk decodes codes and escapes, a warp
+ * a row makes x^. What is beyond the table waits in scratch.beyond, at its element.
  */
 #include "cuda_codec_launch.cuh"
 #include "cuda_codec_row.cuh"
@@ -119,7 +119,8 @@ static __device__ void block_counts_sum(uint32_t *counts, uint32_t *shared)
     __syncthreads();
 }
 
-/* The mean of each channel, as the CPU adds it up, written at `out` and so read again; false to all: one does not fit. */
+/* The mean of each channel, as the CPU adds it up, written at `out` and so read again; false to all: one does not
+ * fit. */
 static __device__ bool block_centre(const struct aq_cuda_codec_plan &plan, const struct aq_cuda_codec_job &job,
                                     struct ec_whole *whole, uint32_t stride, uint8_t *out)
 {
@@ -153,7 +154,8 @@ static __device__ bool block_centre_pays(const struct aq_cuda_codec_plan &plan, 
 {
     const uint32_t half = aq_ec_bucket(__fmul_rn(0.5f, aq_ec_float_at(head + AQ_EC_STEP)));
     const uint64_t before = aq_ec_cost(whole->below, half), looked = whole->below[AQ_EC_BUCKETS];
-    if (!block_centre(plan, job, whole, stride, out) || !block_look(plan, job, whole, stride, true, false)) return false;
+    if (!block_centre(plan, job, whole, stride, out)) return false;
+    if (!block_look(plan, job, whole, stride, true, false)) return false;
     block_counts_sum(whole->below, shared);
     const uint64_t price = aq_ec_centre_price(plan.columns, looked, plan.values);
     const bool pays = aq_ec_cost(whole->below, half) + price < before;
@@ -270,7 +272,8 @@ static __device__ bool quantize_row(const struct aq_cuda_codec_plan &plan, const
         mem.codes[base + e] = size < AQ_RANS_LEVELS ? (uint8_t)(q + AQ_RANS_CODE_ZERO) : 0;
         if (size >= AQ_RANS_LEVELS) mem.beyond[base + e] = q;
         if (grid.refine > 0) {
-            const float at = __fadd_rn(__fmul_rn(__fsub_rn(d, level), inner), half), most = smaller(at, cells_in - 1.0f);
+            const float at = __fadd_rn(__fmul_rn(__fsub_rn(d, level), inner), half);
+            const float most = smaller(at, cells_in - 1.0f);
             const uint32_t cell = (uint32_t)(most > 0.0f ? most : 0.0f);
             mem.cells[base + e] = (uint8_t)cell;
             level = __fadd_rn(level, cell_of(grid, cell));
@@ -495,7 +498,8 @@ __global__ void __launch_bounds__(HEAD_BLOCK) codec_ec_head_in(const __grid_cons
     if (!good && threadIdx.x == 0) atomicOr(&mem.status[blockIdx.x], 1u);
 }
 
-/* q of a chunk's escaped values, in order, by the first lane. False: they are not its bytes. odd: one more, of nothing. */
+/* q of a chunk's escaped values, in order, by the first lane. False: they are not its bytes. odd: one more, of
+ * nothing. */
 static __device__ bool escapes_take(const uint8_t *codes, int *beyond, uint64_t values, bool odd, const uint8_t *at,
                                     const uint8_t *end)
 {
@@ -533,7 +537,8 @@ __global__ void __launch_bounds__(WARP) codec_ec_chunks_in(const __grid_constant
     const struct ec_chunk chunk = chunk_of(plan, blockIdx.x);
     const uint8_t *body = (const uint8_t *)list.jobs[sample].body, *entry = body + AQ_EC_HEAD_BYTES;
     const uint8_t *at = body + aq_ec_chunks_from(plan.rows, plan.columns, whole->centred != 0);
-    const uint32_t refine = whole->grid.refine, groups = (uint32_t)((chunk.values + AQ_RANS_GROUP - 1) / AQ_RANS_GROUP);
+    const uint32_t refine = whole->grid.refine;
+    const uint32_t groups = (uint32_t)((chunk.values + AQ_RANS_GROUP - 1) / AQ_RANS_GROUP);
     uint8_t *const codes = mem.codes + sample * plan.values + chunk.begin;
     for (uint32_t k = 0; k < blockIdx.x; k++, entry += AQ_EC_CHUNK_ENTRY)
         at += AQ_EC_STATE_BYTES + bytes_read(entry, 4) + (uint64_t)bytes_read(entry + 4, 4) +
