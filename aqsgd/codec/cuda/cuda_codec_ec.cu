@@ -3,8 +3,8 @@
  *
  * Out: a block a sample looks at it and chooses its head (codec_ec_choose.h, the CPU's own source); a warp a row
  * quantizes it; a warp a chunk runs the 32 lanes of rANS, a lane each; then chunks are put one behind the other, for
- * only now their lengths are known. In: a block a sample reads the head, a warp a chunk decodes codes and escapes, a warp
- * a row makes x^. What is beyond the table waits in scratch.beyond, at its element.
+ * only now their lengths are known. In: a block a sample reads the head, a warp a chunk decodes codes and escapes, a
+ * warp a row makes x^. What is beyond the table waits in scratch.beyond, at its element.
  */
 #include "cuda_codec_launch.cuh"
 #include "cuda_codec_row.cuh"
