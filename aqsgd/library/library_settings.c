@@ -29,7 +29,8 @@ static const struct setting_name kinds[] = {
 static const struct setting_name precisions[] = {{"fp32", AQ_PRECISION_FP32}, {"fp16", AQ_PRECISION_FP16},
                                                  {"bf16", AQ_PRECISION_BF16}, {"q8", AQ_PRECISION_Q8},
                                                  {"q4", AQ_PRECISION_Q4},     {"q2", AQ_PRECISION_Q2},
-                                                 {"none", AQ_PRECISION_NONE}, {NULL, 0}};
+                                                 {"ec", AQ_PRECISION_EC},     {"none", AQ_PRECISION_NONE},
+                                                 {NULL, 0}};
 static const struct setting_name grids[] = {
     {"midrise", AQ_GRID_MIDRISE}, {"midtread", AQ_GRID_MIDTREAD}, {"signed", AQ_GRID_SIGNED}, {NULL, 0}};
 static const struct setting_name groups[] = {
@@ -52,6 +53,7 @@ static const struct setting settings[] = {
     SETTING("codec", NAME, kind, kinds),
     SETTING("bits", COUNT, bits, NULL),
     SETTING("rate", FLOAT, rate, NULL),
+    SETTING("error", FLOAT, error, NULL),
     SETTING("precision", NAME, raw, precisions),
     SETTING("grid", NAME, grid, grids),
     SETTING("group", NAME, group, groups),
@@ -65,6 +67,7 @@ static const struct setting settings[] = {
     SETTING("store", NAME, store, precisions),
     SETTING("store_group", NAME, store_group, groups),
     SETTING("keyframe", NAME, keyframe, precisions),
+    SETTING("keyframe_rate", FLOAT, keyframe_rate, NULL),
 };
 enum { SETTINGS = sizeof settings / sizeof *settings };
 

@@ -295,10 +295,14 @@ static enum aq_status fits(const struct command *command)
 
 /* ---- the run ---- */
 
-/* Bits of a value. */
-static double rate_of(const struct aq_codec_config *config)
+/* Bits of a value: "4", "2.5"; or the error that it is coded to: " error 0.05". */
+static void rate_text(const struct aq_codec_config *config, char out[24])
 {
-    return aq_codec_about(config->kind)->varies ? (double)config->rate : (double)config->bits;
+    const bool varies = aq_codec_about(config->kind)->varies;
+    if (varies && config->error > 0.0f)
+        snprintf(out, 24, " error %.3g", (double)config->error);
+    else
+        snprintf(out, 24, "%.3g", varies ? (double)config->rate : (double)config->bits);
 }
 
 /* "AQ-SGD fw4 bw8", "entropy coded fw2 bw3.5", "fp32": what people compare. */
@@ -310,23 +314,25 @@ static void codec_name(const struct aq_plan *plan, char *out, size_t bytes)
         return;
     }
     const struct aq_codec_config *forward = &plan->edges[0].shape.forward, *backward = &plan->edges[0].shape.backward;
-    char back[24];
+    char back[32], rate[24];
+    rate_text(backward, rate);
     if (aq_codec_about(backward->kind)->plain)
         snprintf(back, sizeof back, "bw %s", raw[backward->raw < 4 ? backward->raw : 0]);
     else
-        snprintf(back, sizeof back, "bw%.3g", rate_of(backward));
+        snprintf(back, sizeof back, "bw%s", rate);
+    rate_text(forward, rate);
     if (aq_codec_about(forward->kind)->plain && aq_codec_about(backward->kind)->plain && forward->raw == backward->raw)
         snprintf(out, bytes, "%s", raw[forward->raw < 4 ? forward->raw : 0]);
     else if (aq_codec_about(forward->kind)->plain)
         snprintf(out, bytes, "fw %s %s", raw[forward->raw < 4 ? forward->raw : 0], back);
     else
-        snprintf(out, bytes, "%s fw%.3g %s", aq_codec_about(forward->kind)->label, rate_of(forward), back);
+        snprintf(out, bytes, "%s fw%s %s", aq_codec_about(forward->kind)->label, rate, back);
 }
 
 static json_t *start_line(const struct command *command)
 {
     const struct aq_plan *plan = command->plan;
-    char text[200], name[48];
+    char text[200], name[96];
     json_t *edges = json_array(), *memory = json_array();
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
         aq_codec_config_text(&plan->edges[e].shape.forward, text, sizeof text);

@@ -99,6 +99,7 @@ static const struct aq_key_name keyframe_names[] = {{"fp32", AQ_PRECISION_FP32},
                                                     {"fp16", AQ_PRECISION_FP16},
                                                     {"bf16", AQ_PRECISION_BF16},
                                                     {"q8", AQ_PRECISION_Q8},
+                                                    {"ec", AQ_PRECISION_EC},
                                                     {NULL, 0}};
 static const struct aq_key_name tls_names[] = {{"auto", 0}, {"on", 1}, {"off", 2}, {NULL, 0}};
 static const struct aq_key_name copies_names[] = {

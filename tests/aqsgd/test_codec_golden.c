@@ -100,6 +100,14 @@ static void put_hex(FILE *file, const void *bytes, size_t count, char after)
     fputc(after, file);
 }
 
+/* Rates are the sender's business: no field has them. */
+static void set_rate(uint32_t number, struct aq_codec_config *out)
+{
+    static const float rates[] = {1.5f, 2.5f, 3.5f, 4.0f, 5.5f, 8.0f};
+    out->rate = rates[number % 6];
+    out->keyframe_rate = rates[(number + 3) % 6];
+}
+
 static void write_line(FILE *file, uint32_t number, const uint32_t *field)
 {
     struct aq_codec_config config;
@@ -108,21 +116,26 @@ static void write_line(FILE *file, uint32_t number, const uint32_t *field)
     const struct aq_rng_key key = test_key(31);
     static uint8_t before[BYTES_MAX];
     set_config(field, &config);
-    config.scale = (enum aq_codec_scale)(1 + number % 4);
-    config.rounding = (enum aq_codec_rounding)(1 + number / 2 % 2);
+    const bool coded = config.keyframe == AQ_PRECISION_EC;
+    if (coded)
+        set_rate(number, &config);
+    else
+        config.scale = (enum aq_codec_scale)(1 + number % 4);
+    if (!coded) config.rounding = (enum aq_codec_rounding)(1 + number / 2 % 2);
     if (aq_codec_config_check(&config, field[12], field[13]) != AQ_OK) return;
     end_open(&end, &config, field[12], field[13]);
     const size_t message = aq_codec_message_bytes(end.codec);
     fill(end.a, end.values, SHAPE_LAPLACE, 0.75f, number);
+    for (size_t e = 0; coded && e < end.values; e++)
+        end.a[e] += number % 2 ? 6.0f * sinf((float)(e % field[13])) : 0.0f;
     for (int warm = 0; warm < 2; warm++) {
-        const bool delta = warm == 1 && config.kind == AQ_CODEC_AQSGD;
+        const bool keeps = message > 0, delta = warm == 1 && keeps;
         memcpy(before, end.m, message);
         assert_int_equal(aq_codec_encode(end.codec, end.a, delta ? end.m : NULL, &key, end.body,
                                          aq_codec_bound(end.codec), end.hat, end.m, &result, NULL),
                          AQ_OK);
-        if ((config.kind == AQ_CODEC_AQSGD && warm == 0 && number % 6 != 0) || (config.kind != AQ_CODEC_AQSGD && warm))
-            goto next;
-        fprintf(file, "case%u%s", number, delta || config.kind != AQ_CODEC_AQSGD ? "" : "-keyframe");
+        if ((keeps && warm == 0 && !coded && number % 6 != 0) || (!keeps && warm)) goto next;
+        fprintf(file, "case%u%s", number, delta || !keeps ? "" : "-keyframe");
         for (int i = 0; i < FIELDS; i++)
             fprintf(file, " %d", (int)field[i]);
         fprintf(file, " %u ", result.flags);
@@ -132,6 +145,8 @@ static void write_line(FILE *file, uint32_t number, const uint32_t *field)
         put_hex(file, end.m, message, '\n');
     next:
         fill(end.a, end.values, SHAPE_LAPLACE, 0.8f, number);
+        for (size_t e = 0; coded && e < end.values; e++)
+            end.a[e] += number % 2 ? 6.0f * sinf((float)(e % field[13])) : 0.0f;
     }
     end_close(&end);
 }
@@ -159,6 +174,12 @@ static int write_all(void)
                                         1 + n / 6 % 4,
                                         3,
                                         n % 2 ? 37 : 80};
+        write_line(file, n, field);
+    }
+    for (uint32_t n = 108; n < 126; n++) { /* entropy coded: bodies, and keyframes of every codec that has some */
+        static const uint32_t kinds[] = {AQ_CODEC_EC, AQ_CODEC_EC, AQ_CODEC_AQSGD};
+        const uint32_t field[FIELDS] = {kinds[n % 3], 1, n % 3 == 2 ? 4 : 1, 1, 2, 64, 1, 0, 0, 0,
+                                        n % 4 == 0 && n % 3 < 2 ? 0 : 1 + n % 3, AQ_PRECISION_EC, 40, n % 2 ? 37 : 7};
         write_line(file, n, field);
     }
     quiet_end();

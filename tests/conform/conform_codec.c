@@ -35,7 +35,7 @@ static void run_edge(const struct aq_codec_config *config, uint32_t rows, uint32
                                          &result, NULL),
                          AQ_OK);
         assert_int_equal(result.flags, keyframe ? AQ_CODED_KEYFRAME : 0);
-        const bool varies = aq_codec_about(config->kind)->varies && !keyframe;
+        const bool varies = aq_codec_varies(sender.codec, keyframe);
         if (varies)
             assert_in_range(result.body_bytes, 1, aq_codec_bound(sender.codec));
         else
@@ -96,6 +96,10 @@ static void run_tables(const struct aq_codec_config *config, uint32_t rows, uint
     end_close(&other);
 }
 
+/* How a keyframe may be coded. */
+static const enum aq_codec_precision keyframes[] = {AQ_PRECISION_FP32, AQ_PRECISION_FP16, AQ_PRECISION_BF16,
+                                                    AQ_PRECISION_Q8, AQ_PRECISION_EC};
+
 static struct aq_codec_config config_of(enum aq_codec_kind kind, uint32_t bits, uint32_t number)
 {
     static const uint32_t tiles[] = {32, 64, 128};
@@ -110,7 +114,7 @@ static struct aq_codec_config config_of(enum aq_codec_kind kind, uint32_t bits, 
     config.scale_format = (enum aq_codec_scale_format)(1 + (number / 5 + bits) % 4);
     config.rounding = (enum aq_codec_rounding)(1 + number / 7 % 2);
     config.prescale_log2 = (int32_t)(number % 5) * 4 - 8;
-    config.keyframe = (enum aq_codec_precision)(1 + (number / 3 + bits) % 4);
+    config.keyframe = keyframes[(number / 3 + bits) % 5];
     config.store_group = (number + bits) % 2 == 0 ? AQ_PER_ROW : AQ_PER_CHANNEL;
     return config;
 }
@@ -176,14 +180,34 @@ static void test_every_codec_of_the_table(void **state)
             }
             run_edge(&config, 203, 401, 3);
         }
-        for (uint32_t keyframe = AQ_PRECISION_FP32; keyframe <= AQ_PRECISION_Q8; keyframe++) {
+        for (uint32_t keyframe = 0; keyframe < 5; keyframe++) {
             struct aq_codec_config config;
             aq_codec_config_default(&config, kind, 3);
             config.prescale_log2 = 0; /* these values are no gradients */
-            config.keyframe = (enum aq_codec_precision)keyframe;
+            config.keyframe = keyframes[keyframe];
             run_edge(&config, 17, 33, 6);
         }
     }
+}
+
+/* Rates beyond what a table alone codes, and errors, at both ends of every shape. */
+static void test_every_rate_and_error_of_ec(void **state)
+{
+    (void)state;
+    static const float rates[] = {1.0f, 3.5f, 3.75f, 5.0f, 8.0f}, errors[] = {0.3f, 0.05f, 0.004f};
+    for (uint32_t number = 0; number < 8; number++)
+        for (size_t s = 0; s < 8; s++) {
+            struct aq_codec_config config;
+            aq_codec_config_default(&config, AQ_CODEC_EC, 3);
+            config.rate = rates[number % 5];
+            config.error = number < 5 ? 0.0f : errors[number - 5];
+            config.store = s % 3 == 0 ? AQ_PRECISION_NONE : s % 3 == 1 ? AQ_PRECISION_FP16 : AQ_PRECISION_Q8;
+            config.keyframe = AQ_PRECISION_EC;
+            config.keyframe_rate = rates[(number + 2) % 5];
+            run_edge(&config, shapes[s][0], shapes[s][1], 5);
+            run_tables(&config, shapes[s][0], shapes[s][1]);
+            if (s == 0) run_edge(&config, 203, 401, 3);
+        }
 }
 
 /* A body of zeroes is no change, to the bit: what an edge decodes of a sample that never changes (edge_still.c). */
@@ -347,6 +371,7 @@ int main(void)
         cmocka_unit_test(test_aqsgd_invariant_holds_for_every_config_and_store),
         cmocka_unit_test(test_directq_decodes_as_encoded),
         cmocka_unit_test(test_every_codec_of_the_table),
+        cmocka_unit_test(test_every_rate_and_error_of_ec),
         cmocka_unit_test(test_body_of_zeroes_changes_nothing),
         cmocka_unit_test(test_codecs_of_the_table_are_told_apart),
         cmocka_unit_test(test_raw_is_the_rounding_itself),

@@ -10,6 +10,10 @@
 #include "aqsgd/codec.h"
 #include "fuzz.h"
 
+/* How a keyframe may be coded. */
+static const enum aq_codec_precision keyframes[] = {AQ_PRECISION_FP32, AQ_PRECISION_FP16, AQ_PRECISION_BF16,
+                                                    AQ_PRECISION_Q8, AQ_PRECISION_EC};
+
 static struct aq_codec_config config_of(const uint8_t *byte)
 {
     static const uint32_t tiles[] = {32, 64, 128};
@@ -29,8 +33,8 @@ static struct aq_codec_config config_of(const uint8_t *byte)
     config.scale_format = (enum aq_codec_scale_format)(1 + byte[4] % 4);
     config.prescale_log2 = (int32_t)(byte[5] % 129) - 64;
     config.store = (enum aq_codec_precision)(1 + byte[6] % 6);
-    config.keyframe = (enum aq_codec_precision)(1 + byte[6] / 6 % 4);
-    config.store_group = byte[6] / 24 % 2 == 0 ? AQ_PER_ROW : AQ_PER_CHANNEL;
+    config.keyframe = keyframes[byte[6] / 6 % 5];
+    config.store_group = byte[6] / 30 % 2 == 0 ? AQ_PER_ROW : AQ_PER_CHANNEL;
     if (aq_codec_about(kind)->sparse) config.top_k = fractions[byte[7] % 4];
     if (aq_codec_about(kind)->grid || aq_codec_about(kind)->plain) return config;
     struct aq_codec_config own; /* its other settings are its own */
@@ -67,8 +71,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memcpy(m, data, take);
     memcpy(body, data + take, size - take);
     check(aq_codec_decode(codec, body, size - take, flags, m, hat, m, NULL));
-    if (aq_codec_about(config.kind)->varies && flags == 0) /* chunks that are as long as the body says */
-        check(aq_codec_decode(codec, body, size - take, 0, m, hat, NULL, NULL));
+    if (aq_codec_varies(codec, flags != 0) && flags < 2) /* chunks that are as long as the body says */
+        check(aq_codec_decode(codec, body, size - take, flags, m, hat, NULL, NULL));
     const size_t exact = flags == AQ_CODED_RAW ? 4 * (size_t)rows * columns
                                                : aq_codec_body_bytes(codec, (flags & AQ_CODED_KEYFRAME) != 0);
     check(aq_codec_decode(codec, body, exact, flags, m, hat, m, NULL));

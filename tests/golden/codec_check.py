@@ -165,6 +165,93 @@ def decode(f, flags, m, body):
     return x, message_write(x, store)
 
 
+def slots_of(weights, escapes):
+    """Slots of each symbol, q0 + 8 + 16 (q1 + 8); symbol 0 is the escape."""
+    total = (weights[0] + 2 * sum(weights[1:])) ** 2
+    slots = {0: escapes}
+    for q1 in range(-7, 8):
+        for q0 in range(-7, 8):
+            product = weights[abs(q0)] * weights[abs(q1)]
+            slots[q0 + 8 + 16 * (q1 + 8)] = (product * (4096 - escapes) + total // 2) // total
+    slots[136] = max(1, slots[136])
+    largest = max((s for s in slots if s), key=lambda s: (slots[s], -s))
+    slots[largest] += 4096 - sum(slots.values())
+    assert slots[largest] > 0
+    return slots
+
+
+def chunk_read(data, words, escapes, refine, count, slots):
+    """(q, cell) of each value of a chunk, and the bytes that it takes."""
+    x = list(struct.unpack("<32I", data[:128]))
+    word = iter(struct.unpack(f"<{words // 2}H", data[128 : 128 + words]))
+    table, first = [], {}
+    for symbol in sorted(slots):
+        first[symbol] = len(table)
+        table += [symbol] * slots[symbol]
+    pairs = []
+    for p in range((count + 63) // 64 * 32):
+        lane = p % 32
+        s = x[lane] % 4096
+        symbol = table[s]
+        pairs.append(symbol)
+        x[lane] = x[lane] // 4096 * slots[symbol] + s - first[symbol]
+        if x[lane] < 1 << 15:
+            x[lane] = x[lane] << 16 | next(word)
+    assert x == [1 << 15] * 32 and next(word, None) is None
+    at, end, q = 128 + words, 128 + words + escapes, []
+    for symbol in pairs:
+        for half in range(2):
+            if symbol:
+                q.append((symbol >> 4 * half & 15) - 8)
+                continue
+            z, shift = 0, 0
+            while True:
+                z |= (data[at] & 127) << shift
+                at, shift = at + 1, shift + 7
+                if data[at - 1] < 128:
+                    break
+            q.append(-(z + 1) // 2 if z % 2 else z // 2)
+    assert at == end
+    used = (count + 7) // 8 * refine
+    cells = codes(data[end : end + used], count, refine) if refine else [0] * count
+    return list(zip(q, cells)), end + used
+
+
+def entropy(body, rows, cols):
+    """x^ of a body that is entropy coded, without its reference; the reference of its own, or None."""
+    step = np.frombuffer(body[:4], "<f4")[0]
+    level = [F(0), *np.frombuffer(body[4:32], "<f4")]
+    slots = slots_of(struct.unpack("<8H", body[32:48]), struct.unpack("<H", body[48:50])[0])
+    refine, centred = body[50], body[51]
+    each = max(1, 65536 // cols)
+    chunks = (rows + each - 1) // each
+    at, centre, out = 52 + 8 * chunks, None, []
+    if centred:
+        centre, at = plain(body[at : at + 2 * cols], 2), at + 2 * cols
+    for k in range(chunks):
+        words, escapes = struct.unpack("<2I", body[52 + 8 * k : 60 + 8 * k])
+        values, used = chunk_read(body[at:], words, escapes, refine, min(each, rows - k * each) * cols, slots)
+        at += used
+        for q, cell in values:
+            x = level[abs(q)] if abs(q) < 8 else F(abs(q)) * step
+            x = -x if q < 0 else x
+            if refine:
+                x = x + F(2 * cell + 1 - (1 << refine)) * (step * power(-refine - 1))
+            out.append(x)
+    assert at == len(body)
+    return np.array(out, F).reshape(rows, cols), centre
+
+
+def decode_entropy(f, flags, m, body):
+    rows, cols = f[12:14]
+    x, centre = entropy(body, rows, cols)
+    if centre is not None:
+        x = centre + x
+    if flags == 0 and f[10]:
+        x = message_read(m, f[10], rows, cols) + x
+    return x, message_write(x, f[10]) if f[10] else b""
+
+
 def main():
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "codec.txt")
     count = 0
@@ -173,7 +260,8 @@ def main():
         words = line.split()
         fields, flags = [int(w) for w in words[1:15]], int(words[15])
         m, body, hat, after = [b"" if w == "-" else bytes.fromhex(w) for w in words[16:20]]
-        x, stored = decode(fields, flags, m, body)
+        coded = flags == 0 and fields[0] == 5 or flags == 1 and fields[11] == 7
+        x, stored = (decode_entropy if coded else decode)(fields, flags, m, body)
         if x.astype("<f4").tobytes() != hat or stored != after:
             sys.exit(f"{words[0]} decodes to other bits by docs/FORMAT.md")
         count += 1

@@ -454,6 +454,8 @@ static const char *const codecs[] = {
     "codec: raw, precision: fp32",
     "codec: raw, precision: bf16",
     "codec: ec, rate: 2.5",
+    "codec: ec, error: 0.1, keyframe: ec",
+    "codec: aqsgd, bits: 4, keyframe: ec, keyframe_rate: 5",
 };
 
 /* Every row of codecs.def, of activations and, where it may be, of gradients. */

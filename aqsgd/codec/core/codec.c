@@ -66,6 +66,7 @@ void aq_codec_config_default(struct aq_codec_config *out, enum aq_codec_kind kin
         .store = AQ_PRECISION_FP16,
         .store_group = AQ_PER_ROW,
         .keyframe = AQ_PRECISION_FP16,
+        .keyframe_rate = 4.0f,
     };
     const struct aq_codec_member *member = aq_codec_member_of(kind);
     if (member != NULL && member->defaults != NULL) member->defaults(out);
@@ -105,7 +106,9 @@ bool aq_codec_config_kept(const struct aq_codec_config *config, struct aq_codec_
         if (aq_codec_about(kind)->stateless) continue;
         aq_codec_config_default(out, kind, 8); /* the first one that has messages, whatever codes the changes */
         out->store = keeping ? config->store : config->raw;
+        /* What is never refined is not worth saving on. */
         out->keyframe = keeping ? config->keyframe : config->raw;
+        if (out->keyframe == AQ_PRECISION_EC) out->keyframe = AQ_PRECISION_FP16;
         if (keeping) out->store_group = config->store_group;
         return true;
     }
@@ -115,8 +118,10 @@ bool aq_codec_config_kept(const struct aq_codec_config *config, struct aq_codec_
 static enum aq_status check_messages(const struct aq_codec_config *config)
 {
     if (config->store > AQ_PRECISION_Q2) return aq_codec_refuse("store", "fp32, fp16, bf16, q8, q4 or q2");
-    if (config->keyframe < AQ_PRECISION_FP32 || config->keyframe > AQ_PRECISION_Q8)
-        return aq_codec_refuse("keyframe", "fp32, fp16, bf16 or q8");
+    const bool coded = config->keyframe == AQ_PRECISION_EC;
+    if (!coded && (config->keyframe < AQ_PRECISION_FP32 || config->keyframe > AQ_PRECISION_Q8))
+        return aq_codec_refuse("keyframe", "fp32, fp16, bf16, q8 or ec");
+    if (coded) AQ_TRY(aq_ec_keyframe_check(config));
     if (config->store_group != AQ_PER_ROW && config->store_group != AQ_PER_CHANNEL)
         return aq_codec_refuse("store_group", "row or channel");
     return AQ_OK;
@@ -134,6 +139,16 @@ enum aq_status aq_codec_config_check(const struct aq_codec_config *config, uint3
     return AQ_OK;
 }
 
+/* Of one that is entropy coded, whose scratch and the member's are the same memory. */
+static void keyframe_layout(const struct aq_codec_config *config, uint32_t rows, uint32_t columns,
+                            struct aq_codec_layout *out)
+{
+    const uint64_t whole = out->whole_bytes, piece = out->piece_bytes;
+    aq_ec_keyframe_layout(config, rows, columns, out);
+    if (whole > out->whole_bytes) out->whole_bytes = whole;
+    if (piece > out->piece_bytes) out->piece_bytes = piece;
+}
+
 void aq_codec_layout_of(const struct aq_codec_config *config, uint32_t rows, uint32_t columns,
                         struct aq_codec_layout *out)
 {
@@ -143,7 +158,10 @@ void aq_codec_layout_of(const struct aq_codec_config *config, uint32_t rows, uin
     out->groups_row = 1;
     member->layout(config, rows, columns, out);
     if (keeps(member, config)) {
-        out->keyframe_bytes = aq_precision_bytes(config->keyframe, out->values, rows);
+        if (config->keyframe == AQ_PRECISION_EC)
+            keyframe_layout(config, rows, columns, out);
+        else
+            out->keyframe_bytes = aq_precision_bytes(config->keyframe, out->values, rows);
         out->message_bytes =
             aq_precision_bytes(config->store, out->values, config->store_group == AQ_PER_CHANNEL ? columns : rows);
     }
@@ -151,6 +169,7 @@ void aq_codec_layout_of(const struct aq_codec_config *config, uint32_t rows, uin
     if (out->body_most > out->bound) out->bound = out->body_most;
     if (out->body_bytes > out->bound) out->bound = out->body_bytes;
     if (out->keyframe_bytes > out->bound) out->bound = out->keyframe_bytes;
+    if (out->keyframe_most > out->bound) out->bound = out->keyframe_most;
 }
 
 uint64_t aq_codec_config_digest(const struct aq_codec_config *config)
@@ -174,18 +193,21 @@ uint64_t aq_codec_config_digest(const struct aq_codec_config *config)
 
 const char *aq_codec_precision_word(enum aq_codec_precision precision)
 {
-    static const char *const words[] = {"none", "fp32", "fp16", "bf16", "q8", "q4", "q2"};
+    static const char *const words[] = {"none", "fp32", "fp16", "bf16", "q8", "q4", "q2", "ec"};
     return (uint32_t)precision < sizeof words / sizeof words[0] ? words[precision] : "?";
 }
 
 void aq_codec_messages_text(const struct aq_codec_config *config, char *text, size_t bytes)
 {
     const struct aq_codec_member *member = aq_codec_member_of(config->kind);
+    char rate[24] = "";
     text[0] = '\0';
-    if (keeps(member, config))
-        snprintf(text, bytes, " store %s%s keyframe %s", aq_codec_precision_word(config->store),
-                 store_is_q(config) && config->store_group == AQ_PER_CHANNEL ? " a channel" : "",
-                 aq_codec_precision_word(config->keyframe));
+    if (!keeps(member, config)) return;
+    if (config->keyframe == AQ_PRECISION_EC)
+        snprintf(rate, sizeof rate, " %.3g bits", (double)config->keyframe_rate);
+    snprintf(text, bytes, " store %s%s keyframe %s%s", aq_codec_precision_word(config->store),
+             store_is_q(config) && config->store_group == AQ_PER_CHANNEL ? " a channel" : "",
+             aq_codec_precision_word(config->keyframe), rate);
 }
 
 void aq_codec_config_text(const struct aq_codec_config *config, char *text, size_t bytes)
@@ -304,6 +326,12 @@ size_t aq_codec_body_bytes(const struct aq_codec *codec, bool keyframe)
 {
     const bool cold = keyframe && aq_codec_keeps(codec);
     return (size_t)(cold ? codec->layout.keyframe_bytes : codec->layout.body_bytes);
+}
+
+bool aq_codec_varies(const struct aq_codec *codec, bool keyframe)
+{
+    const bool cold = keyframe && aq_codec_keeps(codec);
+    return cold ? codec->config.keyframe == AQ_PRECISION_EC : codec->member->about.varies;
 }
 
 bool aq_codec_is_plain(const struct aq_codec *codec)

@@ -48,6 +48,11 @@ void aq_codec_plan_of(const struct aq_codec *codec, struct aq_cuda_codec_plan *o
     out->limit = aq_store_limit(warm ? codec->store : AQ_PRECISION_FP32);
     if (warm) out->store = (uint32_t)codec->store;
     if (aq_store_is_q(codec)) out->packed = (uint32_t)config->store;
+    out->varies = aq_codec_varies(codec, false);
+    out->plain_varies = warm && aq_codec_varies(codec, true);
+    out->rate = config->rate;
+    out->error = config->error;
+    out->keyframe_rate = config->keyframe_rate;
     out->packed_channel = config->store_group == AQ_PER_CHANNEL;
 }
 
@@ -119,6 +124,7 @@ static struct aq_cuda_codec_job job_of(const struct aq_codec *codec, const struc
                                     .hat = sample->hat,
                                     .m_out = warm ? sample->m_out : NULL,
                                     .index = index,
+                                    .body_bytes = sample->body_bytes,
                                     .plain = plain};
     if (sample->key != NULL) job.key = *sample->key;
     return job;
@@ -175,6 +181,7 @@ static bool frame_fits(const struct aq_codec *codec, const struct aq_codec_sampl
     const bool keeps = aq_codec_keeps(codec);
     if (sample->flags == AQ_CODED_RAW) return sample->body_bytes == 4 * codec->layout.values;
     if (sample->flags != 0 && !(keeps && sample->flags == AQ_CODED_KEYFRAME)) return false;
+    if (aq_codec_varies(codec, sample->flags != 0)) return sample->body_bytes <= codec->layout.bound;
     return sample->body_bytes == aq_codec_body_bytes(codec, sample->flags != 0);
 }
 

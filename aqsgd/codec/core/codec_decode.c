@@ -244,9 +244,11 @@ static enum aq_status decode_values(struct aq_codec *codec, const void *body, si
     }
     if (keeps && hat != NULL && hat == m_out && codec->store == AQ_PRECISION_FP32) job.hat = NULL; /* m' is x^ */
     const bool keyframe = flags == AQ_CODED_KEYFRAME;
-    const bool varies = codec->member->about.varies && !keyframe;
+    const bool varies = aq_codec_varies(codec, keyframe);
     if (!varies && body_bytes != aq_codec_body_bytes(codec, keyframe))
         return corrupt("another length than its kind has");
+    if (keyframe) job.m = NULL;
+    if (keyframe && varies) return aq_ec_decode(&job);
     if (keyframe || codec->member->decode == NULL) return run_pieces(&job, plain_piece);
     if (keeps && m == NULL) return aq_fail(AQ_INVAL, "codec", "a delta came for a sample without a reference");
     return codec->member->decode(&job);

@@ -1,15 +1,17 @@
 /*
  * codec_ec.c -- the entropy-coded codec: one step a sample, mid-tread, and as many bits as the values are worth.
  *
- * q = round(d / step), level = sign(q) * levels[|q|], packed by codec_rans.h. The step follows from config.rate (bits a
- * value in the mean) and from how |d| is spread over some of the sample's rows: counts of magnitudes in 32 steps an
- * octave, an integer for each, so that every machine chooses alike. The same counts give the table of frequencies and
- * the levels (the mean magnitude of each |q|: uniform reconstruction would lie too far out), which the head of the body
- * says. The receiver needs nothing else.
+ * q = round(d / step), level = sign(q) * levels[|q|], packed by codec_rans.h. Step, frequencies and levels (the mean
+ * magnitude of each |q|: uniform reconstruction would lie too far out) are chosen from counts of the sample's own
+ * magnitudes for config.rate or config.error (codec_ec_choose.h); the head of the body says them, and the receiver
+ * needs nothing else.
  *
  * Values beyond 7 steps, and pairs that are too rare for a slot, are escaped: whole numbers behind the chunk's words.
  * With a table that does not fit (rows that are unlike those that were looked at) a body is longer, never wrong; beyond
- * the bound it goes raw.
+ * the bound it goes raw. Beyond 3.5 bits a value each one is refined: its cell of the step follows in plain bits.
+ *
+ * A keyframe (config.keyframe of any codec that keeps messages) is coded in the same way, at config.keyframe_rate. What
+ * has no reference is coded against the mean of each channel over the sample, where that saves more than it costs.
  *
  * At equal bits the error of a gradient is half of that of a scale a row (shared/NUMERICS.md 1.5); where rates go below
  * 1.5 bits the closed loop does not settle (section 3 there), so that the least rate is 1.
@@ -21,35 +23,21 @@
 
 #include "codec_member.h"
 
-enum {
-    HEAD_STEP = 0,
-    HEAD_LEVELS = 4,   /* f32 of |q| = 1..7 */
-    HEAD_WEIGHTS = 32, /* u16 of |q| = 0..7 */
-    HEAD_ESCAPES = 48, /* u16, and two bytes of zero */
-    HEAD_BYTES = 52,
-    CHUNK_ENTRY = 8, /* u32 bytes of words, u32 bytes of escapes */
-    CHUNK_VALUES = 65536,
-    STATE_BYTES = 4 * AQ_RANS_LANES,
-    CHUNK_SLACK = STATE_BYTES + 2 * AQ_RANS_LANES + AQ_RANS_PAD + 4,
-    BUCKET_SHIFT = 18, /* of a magnitude's bits: 32 buckets an octave */
-    BUCKETS = 1 << (31 - BUCKET_SHIFT),
-    LOOK_VALUES = 32768, /* so many values or more are looked at, in whole rows */
-    ESCAPE_BITS = 18,    /* what a value beyond the table costs, about: symbol, two numbers */
-    CENTRE_MIN = 16      /* fewer values of a magnitude do not say where its level is */
-};
-static const float ESCAPE_LIMIT = 16777216.0f;       /* whole numbers are exact below it */
-static const float RATE_MIN = 1.0f, RATE_MAX = 3.5f; /* beyond, seven magnitudes are too few */
 
 /* Of a whole sample: codec->own. */
 struct whole {
     struct aq_rans_table table;
     struct aq_ec_grid grid;
-    uint32_t counts[BUCKETS + 1]; /* of magnitudes in the bucket; then of all below it */
+    uint32_t below[AQ_EC_BUCKETS + 1]; /* counts of magnitudes in the bucket; then of all below it */
+    uint32_t energy[AQ_EC_BUCKETS + 1];
+    double moments[2 * (AQ_EC_BUCKETS + 1)];
+    float centre[]; /* a row: a keyframe's reference */
 };
 
 /* Of a piece: scratch->own. */
 struct piece {
     uint8_t *codes; /* a chunk's, and AQ_RANS_GROUP more */
+    uint8_t *cells; /* of the step, as many, and AQ_CODEC_PAD more */
     struct aq_rans_escape *escapes;
     int32_t *beyond; /* q of the values whose code is 0, in order */
     uint32_t most;   /* of either */
@@ -65,54 +53,92 @@ static void defaults(struct aq_codec_config *config)
 static enum aq_status check(const struct aq_codec_config *config)
 {
     if (config->bits != 1) return aq_codec_refuse("bits with ec", "its bits need not be whole: write rate");
-    if (!(config->rate >= RATE_MIN && config->rate <= RATE_MAX))
-        return aq_codec_refuse("rate with ec", "1 to 3.5 bits a value");
+    if (!(config->rate >= AQ_EC_RATE_MIN && config->rate <= AQ_EC_RATE_MAX))
+        return aq_codec_refuse("rate with ec", "1 to 8 bits a value");
+    if (!(config->error >= 0.0f && config->error < 1.0f))
+        return aq_codec_refuse("error with ec", "0 to less than 1, of the values' own magnitude; 0: rate decides");
     if (config->rounding != AQ_ROUND_NEAREST) return aq_codec_refuse("rounding", "ec rounds to nearest");
     if (config->hadamard) return aq_codec_refuse("hadamard", "ec does not rotate");
     if (config->top_k != 0.0f && config->top_k != 1.0f) return aq_codec_refuse("top_k", "ec sends every value");
     return AQ_OK;
 }
 
-static uint32_t chunk_rows(uint32_t columns)
+static uint64_t codes_bytes(uint64_t values)
 {
-    return columns >= CHUNK_VALUES ? 1 : CHUNK_VALUES / columns;
+    return (values + 2 * AQ_RANS_GROUP + 15) / 16 * 16;
 }
 
-static uint32_t chunk_count(uint32_t rows, uint32_t columns)
+static uint64_t cells_bytes(uint64_t values)
 {
-    return (rows + chunk_rows(columns) - 1) / chunk_rows(columns);
+    return (values + 8 + AQ_CODEC_PAD + 15) / 16 * 16;
 }
 
-static uint64_t piece_most(uint64_t values)
+/* Of an error nobody knows beforehand what it takes: about what a Gauss that does not move at all would. */
+static double rate_of(const struct aq_codec_config *config)
 {
-    return values / 8 + 16;
+    if (config->error <= 0.0f) return (double)config->rate;
+    const double rate = 0.25 - log2((double)config->error);
+    return rate > (double)AQ_EC_RATE_MAX ? (double)AQ_EC_RATE_MAX : rate < 0.25 ? 0.25 : rate;
+}
+
+static uint64_t bytes_of(uint32_t rows, uint32_t columns, double rate, bool centred)
+{
+    return aq_ec_chunks_from(rows, columns, centred) + aq_ec_chunk_count(rows, columns) * (uint64_t)AQ_EC_STATE_BYTES +
+           (uint64_t)ceil((double)rows * (double)columns * rate / 8);
+}
+
+static uint64_t bytes_most(uint32_t rows, uint32_t columns, bool centred)
+{
+    return aq_ec_chunks_from(rows, columns, centred) + 4 * (uint64_t)rows * columns +
+           (uint64_t)AQ_EC_CHUNK_SLACK * aq_ec_chunk_count(rows, columns);
+}
+
+static void scratch(uint32_t rows, uint32_t columns, struct aq_codec_layout *out)
+{
+    const uint64_t values = (uint64_t)(rows < aq_ec_chunk_rows(columns) ? rows : aq_ec_chunk_rows(columns)) * columns;
+    out->whole_bytes = sizeof(struct whole) + ((uint64_t)columns + AQ_CODEC_PAD) * sizeof(float);
+    out->piece_bytes = codes_bytes(values) + cells_bytes(values) +
+                       aq_ec_escapes_most(values) * (sizeof(struct aq_rans_escape) + sizeof(int32_t)) + 16;
 }
 
 static void layout(const struct aq_codec_config *config, uint32_t rows, uint32_t columns, struct aq_codec_layout *out)
 {
-    const uint64_t chunks = chunk_count(rows, columns);
-    const uint64_t values = (uint64_t)(rows < chunk_rows(columns) ? rows : chunk_rows(columns)) * columns;
     out->groups = 1;
-    out->positions_at = out->codes_at = HEAD_BYTES + CHUNK_ENTRY * chunks;
-    out->body_bytes =
-        out->codes_at + chunks * STATE_BYTES + (uint64_t)ceil((double)out->values * (double)config->rate / 8);
-    out->body_most = out->codes_at + 4 * out->values + CHUNK_SLACK * chunks;
-    out->whole_bytes = sizeof(struct whole);
-    out->piece_bytes = (values + 2 * AQ_RANS_GROUP + 15) / 16 * 16 +
-                       piece_most(values) * (sizeof(struct aq_rans_escape) + sizeof(int32_t)) + 16;
+    out->positions_at = out->codes_at = aq_ec_chunks_from(rows, columns, false);
+    out->body_bytes = bytes_of(rows, columns, rate_of(config), false);
+    out->body_most = bytes_most(rows, columns, true);
+    scratch(rows, columns, out);
+}
+
+void aq_ec_keyframe_layout(const struct aq_codec_config *config, uint32_t rows, uint32_t columns,
+                           struct aq_codec_layout *out)
+{
+    out->keyframe_bytes = bytes_of(rows, columns, (double)config->keyframe_rate, true);
+    out->keyframe_most = bytes_most(rows, columns, true);
+    scratch(rows, columns, out);
+}
+
+enum aq_status aq_ec_keyframe_check(const struct aq_codec_config *config)
+{
+    if (!(config->keyframe_rate >= AQ_EC_RATE_MIN && config->keyframe_rate <= AQ_EC_RATE_MAX))
+        return aq_codec_refuse("keyframe_rate", "1 to 8 bits a value");
+    return AQ_OK;
 }
 
 static void digest(const struct aq_codec_config *config, uint32_t words[AQ_CODEC_WORDS])
 {
     (void)config; /* the receiver reads all of it in the body's head */
-    words[2] = 1;
+    words[2] = 2; /* 1 knew no cells of a step */
 }
 
 static void text(const struct aq_codec_config *config, char *out, size_t bytes)
 {
     char messages[64];
     aq_codec_messages_text(config, messages, sizeof messages);
-    snprintf(out, bytes, "ec %.3g bits%s", (double)config->rate, messages);
+    if (config->error > 0.0f)
+        snprintf(out, bytes, "ec error %.3g%s", (double)config->error, messages);
+    else
+        snprintf(out, bytes, "ec %.3g bits%s", (double)config->rate, messages);
 }
 
 static struct whole *whole_of(const struct aq_codec *codec)
@@ -122,17 +148,18 @@ static struct whole *whole_of(const struct aq_codec *codec)
 
 static struct piece piece_of(const struct aq_codec *codec, uint32_t number)
 {
-    const uint32_t in_chunk = chunk_rows(codec->columns);
+    const uint32_t in_chunk = aq_ec_chunk_rows(codec->columns);
     const uint64_t values = (uint64_t)(codec->rows < in_chunk ? codec->rows : in_chunk) * codec->columns;
-    struct piece piece = {.codes = codec->scratch[number].own, .most = (uint32_t)piece_most(values)};
-    piece.escapes = (struct aq_rans_escape *)(void *)(piece.codes + (values + 2 * AQ_RANS_GROUP + 15) / 16 * 16);
+    struct piece piece = {.codes = codec->scratch[number].own, .most = (uint32_t)aq_ec_escapes_most(values)};
+    piece.cells = piece.codes + codes_bytes(values);
+    piece.escapes = (struct aq_rans_escape *)(void *)(piece.cells + cells_bytes(values));
     piece.beyond = (int32_t *)(void *)(piece.escapes + piece.most);
     return piece;
 }
 
 static uint32_t pieces_of(const struct aq_codec *codec)
 {
-    const uint32_t chunks = chunk_count(codec->rows, codec->columns);
+    const uint32_t chunks = aq_ec_chunk_count(codec->rows, codec->columns);
     return chunks < codec->pieces ? chunks : codec->pieces;
 }
 
@@ -152,158 +179,126 @@ static size_t groups_of(size_t values)
     return (values + AQ_RANS_GROUP - 1) / AQ_RANS_GROUP;
 }
 
-/* m of a row and how it lies; AQ_ROW_NONE where no messages are kept. */
-static const uint8_t *message_row(const struct aq_codec *codec, const uint8_t *m, uint32_t row, enum aq_row_kind *kind)
+/* What a row is coded against, and how it lies: m, or of a keyframe the centre; AQ_ROW_NONE where there is neither. */
+static const uint8_t *reference_row(const struct aq_codec *codec, const uint8_t *m, uint32_t row, bool centred,
+                                    enum aq_row_kind *kind)
 {
-    *kind = aq_codec_keeps(codec) ? aq_precision_row(codec->store) : AQ_ROW_NONE;
-    return m == NULL ? NULL : m + (size_t)row * codec->columns * (aq_precision_bits(codec->store) / 8);
+    const bool warm = m != NULL;
+    *kind = warm ? aq_precision_row(codec->store) : centred ? AQ_ROW_FP32 : AQ_ROW_NONE;
+    if (!warm) return (const uint8_t *)whole_of(codec)->centre;
+    return m + (size_t)row * codec->columns * (aq_precision_bits(codec->store) / 8);
 }
 
-/* ---- the step, the table, the levels ---- */
-
-/* log2(x) in 1/256, from below within 1/90 of a bit; x >= 1. */
-static uint32_t log2_of(uint32_t x)
+/* Where x^ of a row goes as m'. */
+static uint8_t *message_row(const struct aq_codec *codec, uint8_t *m_out, uint32_t row, enum aq_row_kind *kind)
 {
-    static const uint8_t fraction[32] = {0,   11,  22,  33,  43,  53,  63,  73,  82,  91,  100,
-                                         109, 117, 125, 134, 142, 149, 157, 165, 172, 179, 186,
-                                         193, 200, 207, 213, 220, 226, 232, 238, 244, 250};
-    const uint32_t high = 31 - (uint32_t)__builtin_clz(x);
-    const uint32_t next = high >= 5 ? x >> (high - 5) & 31 : x << (5 - high) & 31;
-    return high << 8 | fraction[next];
+    *kind = m_out == NULL ? AQ_ROW_NONE : aq_precision_row(codec->store);
+    return m_out == NULL ? NULL : m_out + (size_t)row * codec->columns * (aq_precision_bits(codec->store) / 8);
 }
 
-static uint32_t bucket_of(float magnitude)
+/* Where the chunks of a body begin whose head stands. */
+static uint8_t *chunks_of(const struct aq_codec *codec, uint8_t *body)
 {
-    return aq_bits_of(magnitude) >> BUCKET_SHIFT;
+    return body + aq_ec_chunks_from(codec->rows, codec->columns, body[AQ_EC_CENTRED] == 1);
 }
 
-static float edge_of(uint32_t bucket)
-{
-    return aq_float_of(bucket << BUCKET_SHIFT);
-}
+/* ---- what is looked at ---- */
 
-/* Where the magnitudes of |q| = 0..7 end, for a step whose half is the lower edge of `half`. */
-static void ends_of(uint32_t half, uint32_t ends[AQ_RANS_LEVELS])
+static void counts_sum(uint32_t *counts)
 {
-    const float edge = edge_of(half);
-    for (uint32_t k = 0; k < AQ_RANS_LEVELS; k++) {
-        const float end = (float)(2 * k + 1) * edge;
-        ends[k] = aq_bits_of(end) >= 0x7f800000u ? BUCKETS : bucket_of(end);
+    for (uint32_t b = 0, sum = 0; b <= AQ_EC_BUCKETS; b++) {
+        const uint32_t count = counts[b];
+        counts[b] = sum;
+        sum += count;
     }
-}
-
-/* below: counts of magnitudes in lower buckets. Bits of all, in 1/256, with that step. */
-static uint64_t cost_of(const uint32_t *below, uint32_t half)
-{
-    const uint32_t all = below[BUCKETS];
-    uint32_t ends[AQ_RANS_LEVELS], from = 0;
-    uint64_t cost = 0;
-    ends_of(half, ends);
-    for (uint32_t k = 0; k < AQ_RANS_LEVELS; k++) {
-        const uint32_t count = below[ends[k]] - from;
-        from = below[ends[k]];
-        if (count > 0) cost += (uint64_t)count * (log2_of(all) - log2_of(count) + (k > 0 ? 256u : 0u));
-    }
-    return cost + (uint64_t)(all - from) * (ESCAPE_BITS << 8);
 }
 
 /* Counts of magnitudes in every `stride`th row; false where a value is not finite. */
-static bool look(const struct aq_codec_encoder *job, uint32_t stride, uint32_t *counts)
+static bool look(const struct aq_codec_encoder *job, uint32_t stride, bool centred, bool energy)
 {
     const struct aq_codec *codec = job->codec;
+    struct whole *whole = whole_of(codec);
     float *d = codec->scratch[0].d;
-    memset(counts, 0, (BUCKETS + 1) * sizeof *counts);
+    memset(whole->below, 0, sizeof whole->below);
+    if (energy) memset(whole->energy, 0, sizeof whole->energy);
     for (uint32_t row = 0; row < codec->rows; row += stride) {
         enum aq_row_kind kind;
         struct aq_span span;
-        const uint8_t *m = message_row(codec, job->m, row, &kind);
+        const uint8_t *m = reference_row(codec, job->m, row, centred, &kind);
         const float *a = job->a + (size_t)row * codec->columns;
         codec->kernels->delta(a, m, kind, d, codec->columns, &span, NULL, true, NULL);
         if (span.peak >= 0x7f800000u) return false;
         for (uint32_t c = 0; c < codec->columns; c++)
-            counts[bucket_of(fabsf(d[c]))]++;
+            whole->below[aq_ec_bucket(fabsf(d[c]))]++;
+        for (uint32_t c = 0; energy && c < codec->columns; c++) {
+            const float size = fabsf(a[c]);
+            if (!(size < INFINITY)) return false;
+            whole->energy[aq_ec_bucket(size)]++;
+        }
     }
     return true;
 }
 
-/* The bucket whose lower edge is half of the smallest step that keeps to the rate; 0: everything is zero. */
-static uint32_t half_of(const uint32_t *below, float rate)
+/* The mean of each channel over every `stride`th row, as an f16 at `out` and so read again; false: one does not fit. */
+static bool centre_make(const struct aq_codec_encoder *job, uint32_t stride, uint8_t *out)
 {
-    const uint64_t most = (uint64_t)((double)below[BUCKETS] * (double)rate * 256.0);
-    uint32_t low = 1, high = BUCKETS - 1;
-    while (high > 1 && below[high] == below[BUCKETS])
-        high--; /* the last one that is not empty */
-    if (high == 1) return 0;
-    high++;
-    while (low < high) {
-        const uint32_t middle = low + (high - low) / 2;
-        if (cost_of(below, middle) <= most)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return low;
+    const struct aq_codec *codec = job->codec;
+    const size_t n = codec->columns;
+    float *centre = whole_of(codec)->centre;
+    memset(centre, 0, n * sizeof *centre);
+    for (uint32_t row = 0; row < codec->rows; row += stride)
+        for (size_t c = 0; c < n; c++)
+            centre[c] += job->a[row * n + c];
+    for (size_t c = 0; c < n; c++)
+        centre[c] = centre[c] / (float)((codec->rows + stride - 1) / stride);
+    const uint32_t peak = codec->kernels->update(NULL, AQ_ROW_NONE, centre, n, NULL, out, AQ_ROW_FP16);
+    if (peak >= aq_store_limit(AQ_PRECISION_FP16)) return false;
+    codec->kernels->expand(out, AQ_ROW_FP16, n, centre);
+    return true;
 }
 
-/* The mean magnitude of the buckets [from, to). */
-static float centre_of(const uint32_t *below, uint32_t from, uint32_t to, float otherwise)
+/* Is a centre worth its bits? The step that was chosen without one stands in the head. False, too, where nothing comes
+ * of it. */
+static bool centre_pays(const struct aq_codec_encoder *job, uint32_t stride)
 {
-    const uint32_t count = below[to] - below[from];
-    float sum = 0.0f;
-    if (count < CENTRE_MIN) return otherwise;
-    for (uint32_t b = from; b < to; b++) {
-        const float middle = aq_float_of((b << BUCKET_SHIFT) + (1u << (BUCKET_SHIFT - 1)));
-        sum += (float)(below[b + 1] - below[b]) / (float)count * middle;
-    }
-    return sum;
+    const struct aq_codec *codec = job->codec;
+    const struct whole *whole = whole_of(codec);
+    const uint32_t half = aq_ec_bucket(0.5f * aq_ec_float_at(job->body + AQ_EC_STEP));
+    const uint64_t before = aq_ec_cost(whole->below, half), looked = whole->below[AQ_EC_BUCKETS];
+    const uint64_t price = aq_ec_centre_price(codec->columns, looked, codec->layout.values);
+    uint8_t *const out = job->body + aq_ec_chunks_from(codec->rows, codec->columns, false);
+    if (!centre_make(job, stride, out) || !look(job, stride, true, false)) return false;
+    counts_sum(whole_of(codec)->below);
+    return aq_ec_cost(whole->below, half) + price < before && centre_make(job, 1, out);
 }
 
-/* Step, levels and frequencies into the head. */
-static void head_write(const uint32_t *below, uint32_t half, uint8_t *head)
+/* Looks at a sample; its head, and whole_of(codec) as the head says. */
+static bool head_make(const struct aq_codec_encoder *job, const struct aq_ec_goal *goal)
 {
-    const uint32_t all = below[BUCKETS];
-    const float step = half == 0 ? 0.0f : 2.0f * edge_of(half);
-    uint32_t ends[AQ_RANS_LEVELS], from = 0, inside = 0;
-    uint16_t weights[AQ_RANS_LEVELS], escapes = 1;
-    float levels[AQ_RANS_LEVELS];
-    ends_of(half, ends);
-    for (uint32_t k = 0; k < AQ_RANS_LEVELS; k++) {
-        if (half == 0) ends[k] = BUCKETS;
-        const uint32_t count = below[ends[k]] - below[from];
-        const uint64_t share = (uint64_t)count * 32768 / all >> (k > 0); /* either sign has half */
-        weights[k] = (uint16_t)(share > 0 ? share : 1);
-        levels[k] = centre_of(below, from, ends[k], (float)k * step);
-        inside += count;
-        from = ends[k];
+    const struct aq_codec *codec = job->codec;
+    struct whole *whole = whole_of(codec);
+    const struct aq_ec_look look_of = {whole->below, whole->energy, whole->moments};
+    const bool energy = goal->error > 0.0f;
+    uint32_t stride = aq_ec_stride(codec->layout.values);
+    uint16_t weights[AQ_RANS_LEVELS], escapes;
+    bool centred = false;
+    if (!look(job, stride, false, energy)) return false;
+    if (stride > 1 && whole->below[0] == (codec->rows + stride - 1) / stride * codec->columns) {
+        stride = 1; /* rows that say nothing */
+        if (!look(job, stride, false, energy)) return false;
     }
-    const uint64_t beyond = ((uint64_t)(all - inside) * 2 * AQ_RANS_SLOTS + all - 1) / all;
-    const uint64_t wanted = 1 + beyond + aq_rans_pruned(weights, escapes);
-    escapes = (uint16_t)(wanted < AQ_RANS_ESCAPES_MAX ? wanted : AQ_RANS_ESCAPES_MAX);
-    memcpy(head + HEAD_STEP, &step, sizeof step);
-    memcpy(head + HEAD_LEVELS, levels + 1, (AQ_RANS_LEVELS - 1) * sizeof *levels);
-    memcpy(head + HEAD_WEIGHTS, weights, sizeof weights);
-    memcpy(head + HEAD_ESCAPES, &escapes, sizeof escapes);
-    memset(head + HEAD_ESCAPES + 2, 0, 2);
-}
-
-/* And out of it: the grid and the table. False for a head that no sender writes. */
-static bool head_read(const uint8_t *head, struct whole *out)
-{
-    uint16_t weights[AQ_RANS_LEVELS], escapes, zero;
-    struct aq_ec_grid *grid = &out->grid;
-    bool good = true;
-    memcpy(&grid->step, head + HEAD_STEP, sizeof grid->step);
-    grid->levels[0] = 0.0f;
-    memcpy(grid->levels + 1, head + HEAD_LEVELS, (AQ_RANS_LEVELS - 1) * sizeof *grid->levels);
-    memcpy(weights, head + HEAD_WEIGHTS, sizeof weights);
-    memcpy(&escapes, head + HEAD_ESCAPES, sizeof escapes);
-    memcpy(&zero, head + HEAD_ESCAPES + 2, sizeof zero);
-    good = aq_bits_of(grid->step) < 0x7f800000u && zero == 0;
-    for (uint32_t k = 1; k < AQ_RANS_LEVELS; k++)
-        good = good && aq_bits_of(grid->levels[k]) < 0x7f800000u;
-    grid->inverse = grid->step > 0.0f ? 1.0f / grid->step : 0.0f;
-    if (aq_bits_of(grid->inverse) >= 0x7f800000u) grid->inverse = 0.0f; /* a step of a denormal: all is zero */
-    return good && aq_rans_table(weights, escapes, &out->table);
+    counts_sum(whole->below);
+    if (energy) counts_sum(whole->energy);
+    aq_ec_head_choose(&look_of, goal, job->body);
+    if (job->m == NULL && whole->below[1] < whole->below[AQ_EC_BUCKETS]) {
+        centred = centre_pays(job, stride);
+        if (!look(job, stride, centred, false)) return false;
+        counts_sum(whole->below);
+        aq_ec_head_choose(&look_of, goal, job->body);
+    }
+    job->body[AQ_EC_CENTRED] = centred;
+    return aq_ec_head_read(job->body, &whole->grid, weights, &escapes) &&
+           aq_rans_table(weights, escapes, &whole->table);
 }
 
 /* ---- escapes: whole numbers of seven bits a byte, the sign lowest ---- */
@@ -347,16 +342,34 @@ struct chunk {
     uint8_t *at, *limit; /* where its bytes may be */
 };
 
-static struct chunk chunk_at(const struct aq_codec *codec, uint8_t *body, uint32_t number)
+static struct chunk chunk_at(const struct aq_codec *codec, uint8_t *from, uint32_t number)
 {
-    const uint32_t rows = chunk_rows(codec->columns);
+    const uint32_t rows = aq_ec_chunk_rows(codec->columns);
     struct chunk chunk = {.first = number * rows};
     chunk.end = codec->rows - chunk.first > rows ? chunk.first + rows : codec->rows;
     chunk.values = (size_t)(chunk.end - chunk.first) * codec->columns;
-    chunk.at =
-        body + codec->layout.codes_at + (uint64_t)number * CHUNK_SLACK + 4 * (uint64_t)chunk.first * codec->columns;
-    chunk.limit = chunk.at + 4 * chunk.values + CHUNK_SLACK;
+    chunk.at = from + (uint64_t)number * AQ_EC_CHUNK_SLACK + 4 * (uint64_t)chunk.first * codec->columns;
+    chunk.limit = chunk.at + 4 * chunk.values + AQ_EC_CHUNK_SLACK;
     return chunk;
+}
+
+/* The cell of each value of a row, and levels in the middle of it. */
+static void row_refine(const struct aq_ec_grid *grid, const float *d, size_t n, uint8_t *cells, float *levels,
+                       double *error2)
+{
+    const float cells_in = (float)(1u << grid->refine), half = 0.5f * cells_in, inverse = grid->inverse * cells_in;
+    float error[AQ_LANES] = {0};
+    for (size_t i = 0; i < n; i++) {
+        const float t = (d[i] - levels[i]) * inverse + half;
+        const float most = t < cells_in - 1.0f ? t : cells_in - 1.0f;
+        const int32_t cell = (int32_t)(most > 0.0f ? most : 0.0f);
+        cells[i] = (uint8_t)cell;
+        levels[i] += ((float)(2 * cell + 1) - cells_in) * grid->unit;
+        const float e = d[i] - levels[i];
+        error[i % AQ_LANES] += e * e;
+    }
+    for (int l = 0; l < AQ_LANES; l++)
+        error2[l] += (double)error[l];
 }
 
 /* The values of a row that are beyond the table: their numbers and levels. */
@@ -365,7 +378,7 @@ static bool row_beyond(const struct aq_codec_scratch *scratch, const struct aq_e
 {
     for (const uint8_t *at = codes; (at = memchr(at, 0, (size_t)(codes + n - at))) != NULL; at++) {
         const float d = scratch->d[at - codes], t = fabsf(d) * grid->inverse + 0.5f;
-        if (!(t < ESCAPE_LIMIT) || *beyond == piece->most) return false;
+        if (!(t < AQ_EC_ESCAPE_LIMIT) || *beyond == piece->most) return false;
         const int32_t q = d < 0.0f ? -(int32_t)t : (int32_t)t;
         const float level = level_of(grid, q), e = d - level;
         piece->beyond[(*beyond)++] = q;
@@ -383,22 +396,25 @@ static bool chunk_quantize(struct aq_codec_encoder *job, uint32_t number, const 
     const struct aq_codec_scratch *scratch = &codec->scratch[number];
     const struct aq_ec_grid *grid = &whole_of(codec)->grid;
     struct aq_codec_sums *sums = &job->sums[number];
+    double coarse[AQ_LANES] = {0}, *error2 = grid->refine > 0 ? coarse : sums->error2;
+    const bool centred = job->body[AQ_EC_CENTRED] != 0;
     const size_t n = codec->columns;
     const uint32_t limit = aq_store_limit(aq_codec_keeps(codec) ? codec->store : AQ_PRECISION_FP32);
     for (uint32_t row = chunk->first; row < chunk->end; row++) {
-        enum aq_row_kind kind;
+        enum aq_row_kind kind, out_kind;
         struct aq_span span;
-        const uint8_t *m = message_row(codec, job->m, row, &kind);
+        const uint8_t *m = reference_row(codec, job->m, row, centred, &kind);
+        uint8_t *out = message_row(codec, job->m_out, row, &out_kind);
         const uint32_t next = row + 1 < codec->rows ? row + 1 : row;
-        uint8_t *codes = piece->codes + (size_t)(row - chunk->first) * n;
+        const size_t at = (size_t)(row - chunk->first) * n;
+        uint8_t *codes = piece->codes + at;
         codec->kernels->delta(job->a + row * n, m, kind, scratch->d, n, &span, sums, true, job->a + next * n);
         if (span.peak >= 0x7f800000u) return false;
-        if (codec->kernels->ec_quantize(scratch->d, n, grid, codes, scratch->levels, sums->error2) &&
-            !row_beyond(scratch, grid, codes, n, piece, beyond, &sums->error2[0]))
+        if (codec->kernels->ec_quantize(scratch->d, n, grid, codes, scratch->levels, error2) &&
+            !row_beyond(scratch, grid, codes, n, piece, beyond, &error2[0]))
             return false;
-        const enum aq_row_kind out_kind = job->m_out == NULL ? AQ_ROW_NONE : kind;
-        uint8_t *out =
-            out_kind == AQ_ROW_NONE ? NULL : (uint8_t *)(uintptr_t)message_row(codec, job->m_out, row, &kind);
+        if (grid->refine > 0)
+            row_refine(grid, scratch->d, n, piece->cells + at, scratch->levels, sums->error2);
         float *hat = job->hat == NULL ? NULL : job->hat + row * n;
         if (codec->kernels->update(m, kind, scratch->levels, n, hat, out, out_kind) >= limit) return false;
     }
@@ -425,71 +441,67 @@ static bool chunk_encode(struct aq_codec_encoder *job, uint32_t number, uint32_t
     const struct aq_codec *codec = job->codec;
     const struct whole *whole = whole_of(codec);
     const struct piece piece = piece_of(codec, number);
-    const struct chunk chunk = chunk_at(codec, job->body, index);
-    const size_t groups = groups_of(chunk.values);
+    const struct chunk chunk = chunk_at(codec, chunks_of(job->codec, job->body), index);
+    const size_t groups = groups_of(chunk.values), cells = aq_ec_cells_bytes(chunk.values, whole->grid.refine);
     struct aq_rans_coded coded;
     uint32_t beyond = 0;
     if (!chunk_quantize(job, number, &chunk, &piece, &beyond)) return false;
     memset(piece.codes + chunk.values, AQ_RANS_CODE_ZERO, groups * AQ_RANS_GROUP - chunk.values);
-    if (!codec->kernels->rans_encode(&whole->table, piece.codes, groups, chunk.at + STATE_BYTES, chunk.limit,
+    if (!codec->kernels->rans_encode(&whole->table, piece.codes, groups, chunk.at + AQ_EC_STATE_BYTES, chunk.limit,
                                      piece.escapes, piece.most, &coded))
         return false;
     const size_t words = (size_t)(chunk.limit - coded.words);
-    memcpy(chunk.at, coded.states, STATE_BYTES);
-    memmove(chunk.at + STATE_BYTES, coded.words, words);
-    uint8_t *at = chunk.at + STATE_BYTES + words;
+    memcpy(chunk.at, coded.states, AQ_EC_STATE_BYTES);
+    memmove(chunk.at + AQ_EC_STATE_BYTES, coded.words, words);
+    uint8_t *at = chunk.at + AQ_EC_STATE_BYTES + words;
     const uint8_t *escapes = at;
     if (!escapes_put(&piece, coded.escapes, beyond, &at, chunk.limit)) return false;
     const uint32_t entry[2] = {(uint32_t)words, (uint32_t)(at - escapes)};
-    memcpy(job->body + HEAD_BYTES + (size_t)index * CHUNK_ENTRY, entry, sizeof entry);
+    memcpy(job->body + AQ_EC_HEAD_BYTES + (size_t)index * AQ_EC_CHUNK_ENTRY, entry, sizeof entry);
+    if (cells > (size_t)(chunk.limit - at)) return false;
+    memset(piece.cells + chunk.values, 0, 8);
+    if (cells > 0) codec->kernels->pack(piece.cells, (chunk.values + 7) / 8, whole->grid.refine, at);
     return true;
 }
 
 static void encode_piece(uint32_t number, void *context)
 {
     struct aq_codec_encoder *job = context;
-    const uint32_t chunks = chunk_count(job->codec->rows, job->codec->columns), pieces = pieces_of(job->codec);
+    const uint32_t chunks = aq_ec_chunk_count(job->codec->rows, job->codec->columns), pieces = pieces_of(job->codec);
     for (uint32_t index = number; index < chunks && !job->failed[number]; index += pieces)
         job->failed[number] = !chunk_encode(job, number, index);
 }
 
-static uint64_t chunk_bytes(const uint8_t *body, uint32_t index, uint32_t entry[2])
+/* Of chunk `index` as it came; entry: bytes of words and of escapes. */
+static uint64_t chunk_bytes(const struct aq_codec *codec, const uint8_t *body, uint32_t index, uint32_t entry[2])
 {
-    memcpy(entry, body + HEAD_BYTES + (size_t)index * CHUNK_ENTRY, CHUNK_ENTRY);
-    return (uint64_t)STATE_BYTES + entry[0] + entry[1];
+    const struct chunk chunk = chunk_at(codec, NULL, index);
+    memcpy(entry, body + AQ_EC_HEAD_BYTES + (size_t)index * AQ_EC_CHUNK_ENTRY, AQ_EC_CHUNK_ENTRY);
+    return (uint64_t)AQ_EC_STATE_BYTES + entry[0] + entry[1] + aq_ec_cells_bytes(chunk.values, body[AQ_EC_REFINE] & 7u);
 }
 
 /* The chunks one behind the other; the body's length. */
 static uint64_t join(const struct aq_codec *codec, uint8_t *body)
 {
-    const uint32_t chunks = chunk_count(codec->rows, codec->columns);
-    uint64_t end = codec->layout.codes_at;
+    const uint32_t chunks = aq_ec_chunk_count(codec->rows, codec->columns);
+    uint8_t *const from = chunks_of(codec, body);
+    uint64_t end = (uint64_t)(from - body);
     for (uint32_t index = 0; index < chunks; index++) {
         uint32_t entry[2];
-        const uint64_t bytes = chunk_bytes(body, index, entry);
-        memmove(body + end, chunk_at(codec, body, index).at, bytes);
+        const uint64_t bytes = chunk_bytes(codec, body, index, entry);
+        memmove(body + end, chunk_at(codec, from, index).at, bytes);
         end += bytes;
     }
     return end;
 }
 
-static bool encode(struct aq_codec_encoder *job)
+bool aq_ec_encode(struct aq_codec_encoder *job)
 {
     const struct aq_codec *codec = job->codec;
-    struct whole *whole = whole_of(codec);
-    uint32_t stride = (uint32_t)(codec->layout.values / LOOK_VALUES);
-    stride = stride < 1 ? 1 : stride;
-    if (!look(job, stride, whole->counts)) return false;
-    if (stride > 1 && whole->counts[0] == (codec->rows + stride - 1) / stride * codec->columns &&
-        !look(job, 1, whole->counts)) /* rows that say nothing */
-        return false;
-    for (uint32_t b = 0, sum = 0; b <= BUCKETS; b++) {
-        const uint32_t count = whole->counts[b];
-        whole->counts[b] = sum;
-        sum += count;
-    }
-    head_write(whole->counts, half_of(whole->counts, codec->config.rate), job->body);
-    if (!head_read(job->body, whole)) return false;
+    const bool cold = aq_codec_keeps(codec) && job->m == NULL;
+    const struct aq_ec_goal goal = {.rate = cold ? codec->config.keyframe_rate : codec->config.rate,
+                                    .error = cold ? 0.0f : codec->config.error};
+    if (!head_make(job, &goal)) return false;
     run_pieces(codec, encode_piece, job);
     bool good = true;
     for (uint32_t piece = 0; piece < codec->pieces; piece++)
@@ -512,6 +524,14 @@ static bool row_escapes(const struct aq_ec_grid *grid, const uint8_t *codes, siz
     return true;
 }
 
+/* Levels into the middle of their cells. */
+static void row_cells(const struct aq_ec_grid *grid, const uint8_t *cells, size_t n, float *levels)
+{
+    const float cells_in = (float)(1u << grid->refine);
+    for (size_t i = 0; i < n; i++)
+        levels[i] += ((float)(2 * (int32_t)cells[i] + 1) - cells_in) * grid->unit;
+}
+
 static bool chunk_decode(struct aq_codec_decoder *job, uint32_t number, const struct chunk *chunk, const uint8_t *at,
                          const uint32_t entry[2])
 {
@@ -519,7 +539,9 @@ static bool chunk_decode(struct aq_codec_decoder *job, uint32_t number, const st
     const struct aq_codec_scratch *scratch = &codec->scratch[number];
     const struct whole *whole = whole_of(codec);
     const struct piece piece = piece_of(codec, number);
-    const uint8_t *words = at + STATE_BYTES, *escapes = words + entry[0], *end = escapes + entry[1];
+    const uint8_t *words = at + AQ_EC_STATE_BYTES, *escapes = words + entry[0], *end = escapes + entry[1];
+    const bool centred = job->body[AQ_EC_CENTRED] != 0;
+    const uint32_t refine = whole->grid.refine;
     const size_t n = codec->columns, groups = groups_of(chunk->values);
     const uint32_t limit = aq_store_limit(aq_codec_keeps(codec) ? codec->store : AQ_PRECISION_FP32);
     uint32_t states[AQ_RANS_LANES];
@@ -530,17 +552,18 @@ static bool chunk_decode(struct aq_codec_decoder *job, uint32_t number, const st
     const bool half = chunk->values % 2 == 1 && piece.codes[chunk->values] == 0; /* the last pair is escaped */
     for (size_t i = chunk->values + half; i < groups * AQ_RANS_GROUP; i++)
         if (piece.codes[i] != AQ_RANS_CODE_ZERO) return false;
+    if (refine > 0) codec->kernels->unpack(end, (chunk->values + 7) / 8, refine, piece.cells);
     for (uint32_t row = chunk->first; row < chunk->end; row++) {
-        enum aq_row_kind kind;
-        const uint8_t *m = message_row(codec, job->m, row, &kind);
-        const uint8_t *codes = piece.codes + (size_t)(row - chunk->first) * n;
-        const enum aq_row_kind out_kind = job->m_out == NULL ? AQ_ROW_NONE : kind;
-        uint8_t *out =
-            out_kind == AQ_ROW_NONE ? NULL : (uint8_t *)(uintptr_t)message_row(codec, job->m_out, row, &kind);
+        enum aq_row_kind kind, out_kind;
+        const uint8_t *m = reference_row(codec, job->m, row, centred, &kind);
+        uint8_t *out = message_row(codec, job->m_out, row, &out_kind);
+        const size_t from = (size_t)(row - chunk->first) * n;
+        const uint8_t *codes = piece.codes + from;
         float *hat = job->hat == NULL ? NULL : job->hat + row * n;
         if (codec->kernels->ec_levels(codes, n, &whole->grid, scratch->levels) &&
             !row_escapes(&whole->grid, codes, n, scratch->levels, &escapes, end))
             return false;
+        if (refine > 0) row_cells(&whole->grid, piece.cells + from, n, scratch->levels);
         if (codec->kernels->update(m, kind, scratch->levels, n, hat, out, out_kind) >= limit) return false;
     }
     int32_t q = 0;
@@ -552,11 +575,11 @@ static void decode_piece(uint32_t number, void *context)
 {
     struct aq_codec_decoder *job = context;
     const struct aq_codec *codec = job->codec;
-    const uint32_t chunks = chunk_count(codec->rows, codec->columns), pieces = pieces_of(codec);
-    const uint8_t *at = job->body + codec->layout.codes_at;
+    const uint32_t chunks = aq_ec_chunk_count(codec->rows, codec->columns), pieces = pieces_of(codec);
+    const uint8_t *at = job->body + aq_ec_chunks_from(codec->rows, codec->columns, job->body[AQ_EC_CENTRED] == 1);
     for (uint32_t index = 0; index < chunks && !job->failed[number]; index++) {
         uint32_t entry[2];
-        const uint64_t bytes = chunk_bytes(job->body, index, entry);
+        const uint64_t bytes = chunk_bytes(codec, job->body, index, entry);
         if (index % pieces == number) {
             const struct chunk chunk = chunk_at(codec, NULL, index);
             job->failed[number] = !chunk_decode(job, number, &chunk, at, entry);
@@ -565,32 +588,52 @@ static void decode_piece(uint32_t number, void *context)
     }
 }
 
-static enum aq_status decode(struct aq_codec_decoder *job)
+/* A keyframe's reference; false for one that no sender writes. */
+static bool centre_read(const struct aq_codec_decoder *job)
 {
     const struct aq_codec *codec = job->codec;
-    const uint32_t chunks = chunk_count(codec->rows, codec->columns);
-    uint64_t bytes = codec->layout.codes_at;
+    float *centre = whole_of(codec)->centre;
+    const uint8_t *from = job->body + aq_ec_chunks_from(codec->rows, codec->columns, false);
+    codec->kernels->expand(from, AQ_ROW_FP16, codec->columns, centre);
+    for (uint32_t c = 0; c < codec->columns; c++)
+        if (!isfinite(centre[c])) return false;
+    return true;
+}
+
+static enum aq_status corrupt(const char *what)
+{
+    return aq_fail(AQ_CORRUPT, "codec", "a body is corrupt: %s", what);
+}
+
+enum aq_status aq_ec_decode(struct aq_codec_decoder *job)
+{
+    const struct aq_codec *codec = job->codec;
+    struct whole *whole = whole_of(codec);
+    const bool cold = job->m == NULL;
+    const uint32_t chunks = aq_ec_chunk_count(codec->rows, codec->columns);
+    uint16_t weights[AQ_RANS_LEVELS], escapes;
     uint32_t entry[2];
-    if (job->body_bytes < bytes) return aq_fail(AQ_CORRUPT, "codec", "a body is corrupt: shorter than its head");
+    uint64_t bytes = aq_ec_chunks_from(codec->rows, codec->columns, false);
+    if (job->body_bytes < bytes) return corrupt("shorter than its head");
+    if (!aq_ec_head_read(job->body, &whole->grid, weights, &escapes) ||
+        !aq_rans_table(weights, escapes, &whole->table) || (job->body[AQ_EC_CENTRED] == 1 && !cold))
+        return corrupt("no step, levels and frequencies that a sender writes");
+    bytes = aq_ec_chunks_from(codec->rows, codec->columns, job->body[AQ_EC_CENTRED] == 1);
     for (uint32_t index = 0; index < chunks; index++)
-        bytes += chunk_bytes(job->body, index, entry);
-    if (bytes != job->body_bytes)
-        return aq_fail(AQ_CORRUPT, "codec", "a body is corrupt: its chunks are not its length");
-    if (!head_read(job->body, whole_of(codec)))
-        return aq_fail(AQ_CORRUPT, "codec", "a body is corrupt: no step, levels and frequencies that a sender writes");
+        bytes += chunk_bytes(codec, job->body, index, entry);
+    if (bytes != job->body_bytes) return corrupt("its chunks are not its length");
+    if (job->body[AQ_EC_CENTRED] == 1 && !centre_read(job)) return corrupt("a channel's mean is infinite or no number");
     run_pieces(codec, decode_piece, job);
     for (uint32_t piece = 0; piece < codec->pieces; piece++)
-        if (job->failed[piece])
-            return aq_fail(AQ_CORRUPT, "codec", "a body is corrupt: a chunk, or a value beyond what can be stored");
+        if (job->failed[piece]) return corrupt("a chunk, or a value beyond what can be stored");
     return AQ_OK;
 }
 
 const struct aq_codec_member aq_codec_ec = {.about = {.name = "ec", .label = "entropy coded", .varies = true},
-                                            .on_host = true,
                                             .defaults = defaults,
                                             .check = check,
                                             .layout = layout,
                                             .digest = digest,
                                             .text = text,
-                                            .encode = encode,
-                                            .decode = decode};
+                                            .encode = aq_ec_encode,
+                                            .decode = aq_ec_decode};

@@ -720,6 +720,12 @@ static bool encode_plain(struct aq_codec_encoder *job)
     return !any_failed(job);
 }
 
+/* What needs no member: values as they are, and keyframes. */
+static bool encode_cold(struct aq_codec_encoder *job)
+{
+    return aq_codec_varies(job->codec, true) && aq_codec_keeps(job->codec) ? aq_ec_encode(job) : encode_plain(job);
+}
+
 enum aq_status aq_codec_encode(struct aq_codec *codec, const float *a, const void *m, const struct aq_rng_key *key,
                                void *body, size_t capacity, float *hat, void *m_out, struct aq_codec_result *result,
                                struct aq_stream *stream)
@@ -748,7 +754,7 @@ static enum aq_status encode_values(struct aq_codec *codec, const float *a, cons
                                    .m_out = warm ? m_out : NULL,
                                    .factor = 1.0};
     if (last && m != NULL && m == m_out) memcpy(codec->old, m, (size_t)codec->layout.message_bytes);
-    if (!(plain ? encode_plain(&job) : codec->member->encode(&job))) {
+    if (!(plain ? encode_cold(&job) : codec->member->encode(&job))) {
         if (one) job.hat = hat;
         encode_raw(&job, result);
         return AQ_OK;

@@ -15,7 +15,7 @@
  *     codec_batch.c            many samples at once; a GPU's by its launchers (cuda_codec.h)
  *     codec_scale.c            how a scale is chosen, written and read
  *     codec_store.c            streams of codes, messages in Q
- *     codec_ec.c, codec_rans.c entropy-coded bodies; their lanes
+ *     codec_ec.c, codec_ec_choose.h, codec_rans.c   entropy-coded bodies; their heads; their lanes
  *     codec_topk.c             which values are kept, and their positions
  *     codec_scalar.h           the truth of every kernel
  *     codec_kernels.c          which table this machine runs
@@ -27,6 +27,7 @@
 #include <string.h>
 
 #include "aqsgd/codec.h"
+#include "codec_ec_choose.h"
 #include "codec_rans.h"
 #include "cuda_codec.h"
 
@@ -79,12 +80,6 @@ struct aq_span {
     uint32_t peak; /* bits of max |d|: as integers they are ordered like magnitudes, infinity and NaN above all */
     float sum_abs;
     float sum_square;
-};
-
-/* The grid of codec_ec.c: q = round(|d| * inverse) with d's sign, levels by |q|. */
-struct aq_ec_grid {
-    float step, inverse;
-    float levels[AQ_RANS_LEVELS];
 };
 
 /* The live measures, 32 partial sums each, in double. */
@@ -189,7 +184,8 @@ struct aq_codec_layout {
     uint64_t codes_at;
     uint64_t body_bytes;     /* not a keyframe; an estimate where they vary */
     uint64_t body_most;      /* of one whose bytes vary; else 0 */
-    uint64_t keyframe_bytes; /* 0 for stateless kinds */
+    uint64_t keyframe_bytes; /* 0 for stateless kinds; an estimate where they vary */
+    uint64_t keyframe_most;  /* of one whose bytes vary; else 0 */
     uint64_t message_bytes;  /* 0 for stateless kinds */
     uint64_t bound;
     uint64_t whole_bytes, piece_bytes; /* scratch of the member's own: of a sample, of a piece */

@@ -67,6 +67,14 @@ typedef bool aq_codec_scale_take(const struct aq_codec_decoder *job, uint32_t pi
 bool aq_codec_encode_rows(struct aq_codec_encoder *job, aq_codec_scale_choose *scale);
 enum aq_status aq_codec_decode_rows(struct aq_codec_decoder *job, aq_codec_scale_take *scale);
 
+/* codec_ec.c: entropy-coded bodies, for keyframes of any codec, too (config.keyframe AQ_PRECISION_EC): those are what
+ * has no reference, at config.keyframe_rate. layout: keyframe_bytes, keyframe_most and at least that much scratch. */
+bool aq_ec_encode(struct aq_codec_encoder *job);
+enum aq_status aq_ec_decode(struct aq_codec_decoder *job);
+void aq_ec_keyframe_layout(const struct aq_codec_config *config, uint32_t rows, uint32_t columns,
+                           struct aq_codec_layout *out);
+enum aq_status aq_ec_keyframe_check(const struct aq_codec_config *config);
+
 /* Of a codec with a grid (codec_encode.c, codec_decode.c, codec_quantizer.c): what directq and aqsgd share. */
 enum aq_status aq_quantizer_check(const struct aq_codec_config *config);
 void aq_quantizer_layout(const struct aq_codec_config *config, uint32_t rows, uint32_t columns,

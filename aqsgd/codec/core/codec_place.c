@@ -2,6 +2,7 @@
  * codec_place.c -- the memory that a codec's kernels want on a GPU (cuda_codec.h). Here, not among the kernels, because
  * a plan states it on machines that have no CUDA.
  */
+#include "codec_ec_choose.h"
 #include "cuda_codec.h"
 
 enum {
@@ -24,6 +25,12 @@ static uint8_t *take(uint8_t *base, size_t *used, uint64_t bytes)
     return at;
 }
 
+/* Are some of its bodies entropy coded? */
+static bool is_coded(const struct aq_cuda_codec_plan *plan)
+{
+    return plan->varies || plan->plain_varies;
+}
+
 /* Bytes that one more sample in a launch wants of the buffers that hold a byte or more of each value. */
 static uint64_t staged_bytes(const struct aq_cuda_codec_plan *plan)
 {
@@ -31,7 +38,8 @@ static uint64_t staged_bytes(const struct aq_cuda_codec_plan *plan)
     const uint64_t errors =
         (uint64_t)plan->pieces * AQ_CUDA_CODEC_SHRINKS * 4 * (channel ? plan->columns : (uint32_t)AQ_CUDA_CODEC_WARP);
     uint64_t bytes = 0;
-    if (plan->columns % 8 != 0 || plan->sparse) bytes += plan->values;
+    if (plan->columns % 8 != 0 || plan->sparse || is_coded(plan)) bytes += plan->values;
+    if (is_coded(plan)) bytes += 7 * plan->values + AQ_CUDA_CODEC_EC_BYTES;
     if (plan->packed != 0) bytes += 4 * plan->values;
     if (plan->sparse) bytes += 4 * plan->kept;
     if (channel && plan->hadamard) bytes += 4 * plan->values;
@@ -44,7 +52,8 @@ static void place_samples(const struct aq_cuda_codec_plan *plan, uint8_t *base, 
 {
     const uint64_t jobs = out->jobs, rows = plan->rows;
     const bool channel = plan->group == AQ_PER_CHANNEL, tensor = plan->group == AQ_PER_TENSOR;
-    const bool waits = plan->columns % 8 != 0 || plan->sparse, search = plan->scale == AQ_SCALE_SEARCH;
+    const bool waits = plan->columns % 8 != 0 || plan->sparse || is_coded(plan);
+    const bool search = plan->scale == AQ_SCALE_SEARCH;
     const uint64_t spans = tensor ? rows + 1 : channel ? ((uint64_t)plan->pieces + 1) * plan->columns : 0;
     const uint64_t lanes = tensor ? (uint32_t)AQ_CUDA_CODEC_WARP : channel ? plan->columns : 0;
     const uint64_t bitmap = plan->sparse ? (plan->values + plan->kept + 31) / 32 + 2 : 0;
@@ -65,6 +74,21 @@ static void place_samples(const struct aq_cuda_codec_plan *plan, uint8_t *base, 
     out->select = (uint64_t *)take(base, used, plan->sparse ? 16 * jobs : 0);
 }
 
+/* Of what is entropy coded (cuda_codec_ec.cu). */
+static void place_coded(const struct aq_cuda_codec_plan *plan, uint8_t *base, size_t *used,
+                        struct aq_cuda_codec_scratch *out)
+{
+    const uint64_t jobs = is_coded(plan) ? out->jobs : 0, row = (4 * (uint64_t)plan->columns + 255) / 256 * 256;
+    const uint64_t chunks = aq_ec_chunk_count(plan->rows, plan->columns);
+    out->wholes = take(base, used, jobs * (AQ_CUDA_CODEC_EC_BYTES + row));
+    out->cells = take(base, used, jobs * plan->values);
+    out->beyond = (int *)take(base, used, 4 * jobs * plan->values);
+    out->staged = take(base, used, jobs * (2 * plan->values + AQ_CUDA_CODEC_EC_STAGE * chunks));
+    out->chunk_states = (uint32_t *)take(base, used, 4 * AQ_CUDA_CODEC_WARP * jobs * chunks);
+    out->chunk_sizes = (uint32_t *)take(base, used, 8 * jobs * chunks);
+    out->lengths = (uint32_t *)take(base, used, 4 * jobs);
+}
+
 size_t aq_cuda_codec_place(const struct aq_cuda_codec_plan *plan, uint8_t *base, struct aq_cuda_codec_scratch *out)
 {
     const uint64_t staged = staged_bytes(plan), row = row_scratch_bytes(plan->columns);
@@ -82,5 +106,6 @@ size_t aq_cuda_codec_place(const struct aq_cuda_codec_plan *plan, uint8_t *base,
     out->warp_bytes = row;
     out->rows = take(base, &used, out->warps * row);
     place_samples(plan, base, &used, out);
+    place_coded(plan, base, &used, out);
     return used;
 }

@@ -3,65 +3,18 @@
  */
 #include <string.h>
 
-#include "codec_rans.h"
+#include "codec_rans_slots.h"
 
-enum { SIDE = 15, STATE_MIN = 1 << AQ_RANS_STATE_BITS };
-
-static uint32_t weight_of(const uint16_t weights[AQ_RANS_LEVELS], uint32_t code)
-{
-    return weights[code < AQ_RANS_CODE_ZERO ? AQ_RANS_CODE_ZERO - code : code - AQ_RANS_CODE_ZERO];
-}
-
-static uint64_t weight_sum(const uint16_t weights[AQ_RANS_LEVELS])
-{
-    uint64_t sum = weights[0];
-    for (uint32_t k = 1; k < AQ_RANS_LEVELS; k++)
-        sum += 2u * (uint64_t)weights[k];
-    return sum;
-}
-
-/* Slots of a pair whose weights' product is `product`, of `slots`: rounded to nearest. */
-static uint32_t slots_of(uint64_t product, uint64_t total, uint32_t slots)
-{
-    return (uint32_t)((product * slots + total / 2) / total);
-}
-
-uint32_t aq_rans_pruned(const uint16_t weights[AQ_RANS_LEVELS], uint16_t escapes)
-{
-    const uint64_t sum = weight_sum(weights), total = sum * sum;
-    uint64_t lost = 0;
-    for (uint32_t b = 1; b <= SIDE && total > 0; b++) {
-        for (uint32_t a = 1; a <= SIDE; a++) {
-            const uint64_t product = (uint64_t)weight_of(weights, a) * weight_of(weights, b);
-            if (slots_of(product, total, AQ_RANS_SLOTS - escapes) == 0) lost += product;
-        }
-    }
-    return total == 0 ? 0 : (uint32_t)((lost * AQ_RANS_SLOTS + total - 1) / total);
-}
+enum { STATE_MIN = 1 << AQ_RANS_STATE_BITS };
 
 bool aq_rans_table(const uint16_t weights[AQ_RANS_LEVELS], uint16_t escapes, struct aq_rans_table *out)
 {
-    const uint64_t sum = weight_sum(weights), total = sum * sum;
-    uint32_t slots[256] = {0}, used = escapes, largest = 0;
-    if (weights[0] == 0 || escapes < 1 || escapes > AQ_RANS_ESCAPES_MAX) return false;
-    slots[0] = escapes;
-    for (uint32_t b = 1; b <= SIDE; b++) {
-        for (uint32_t a = 1; a <= SIDE; a++) {
-            const uint32_t symbol = a | b << 4;
-            const uint64_t product = (uint64_t)weight_of(weights, a) * weight_of(weights, b);
-            slots[symbol] = slots_of(product, total, AQ_RANS_SLOTS - escapes);
-            if (a == AQ_RANS_CODE_ZERO && b == a && slots[symbol] == 0) slots[symbol] = 1; /* what fills a chunk up */
-            if (largest == 0 || slots[symbol] > slots[largest]) largest = symbol;
-            used += slots[symbol];
-        }
-    }
-    /* Rounding leaves some over, or lacks some: the most frequent pair bears it. */
-    if (used >= AQ_RANS_SLOTS + slots[largest]) return false;
-    slots[largest] = slots[largest] + AQ_RANS_SLOTS - used;
+    uint16_t slots[256];
+    if (!aq_rans_slots(weights, escapes, slots)) return false;
     for (uint32_t symbol = 0, first = 0; symbol < 256; first += slots[symbol], symbol++) {
         out->encode[symbol] = slots[symbol] | first << 16;
         for (uint32_t i = 0; i < slots[symbol]; i++)
-            out->decode[first + i] = symbol | slots[symbol] << 8 | i << 20;
+            out->decode[first + i] = aq_rans_decode_entry(symbol, slots[symbol], i);
     }
     out->escape = out->encode[0];
     out->encode[0] = 0;

@@ -43,9 +43,6 @@ struct aq_rans_table {
 /* weights: of q = +-k for each k (either sign); escapes: slots of symbol 0. False: no sender writes these. */
 bool aq_rans_table(const uint16_t weights[AQ_RANS_LEVELS], uint16_t escapes, struct aq_rans_table *out);
 
-/* Slots that pairs too rare for one would need, for choosing `escapes`: rounded up. */
-uint32_t aq_rans_pruned(const uint16_t weights[AQ_RANS_LEVELS], uint16_t escapes);
-
 /* A symbol that had to be escaped: which pair, and its codes, of which 0 is no value of -7..7. */
 struct aq_rans_escape {
     uint32_t pair;

@@ -40,7 +40,9 @@ enum {
     AQ_CUDA_CODEC_STEP_BYTES = 8, /* of what the kernels keep of a scale, and of a group's span */
     AQ_CUDA_CODEC_SPAN_BYTES = 12,
     AQ_CUDA_CODEC_BLOCK_ROWS = 4,  /* rows of a block of the general kernels                     */
-    AQ_CUDA_CODEC_HISTOGRAM = 2048 /* buckets of one level of the search for the K largest */
+    AQ_CUDA_CODEC_HISTOGRAM = 2048, /* buckets of one level of the search for the K largest */
+    AQ_CUDA_CODEC_EC_BYTES = 1 << 18, /* of a sample's counts and tables when it is entropy coded */
+    AQ_CUDA_CODEC_EC_STAGE = 256      /* of a chunk's bytes before they are joined, beside 2 a value */
 };
 
 /* Everything the kernels want to know of a codec; by value in every launch. Words mean what codec_internal.h says. */
@@ -61,8 +63,10 @@ struct aq_cuda_codec_plan {
     int32_t prescale_log2;
     float low, high;
     float gauss, laplace, shrink; /* of this grid and these bits: codec_scale.c */
+    float rate, error, keyframe_rate; /* entropy coded */
     uint8_t stochastic, hadamard, rise, bitmap, sparse, warm /* messages are kept */;
     uint8_t measure_part /* some rows only */, packed_channel /* a scale a channel, not a row */;
+    uint8_t varies, plain_varies; /* entropy coded: a delta; a body without a reference */
 };
 
 /* One sample. encode: a, m, key in; body, hat, m_out out. decode: body, m in; hat, m_out out. NULL as in codec.h. */
@@ -75,6 +79,7 @@ struct aq_cuda_codec_job {
     struct aq_rng_key key;
     uint32_t index; /* of its result */
     uint32_t plain; /* without a reference */
+    uint32_t body_bytes; /* decode */
 };
 
 /* Device memory of one codec, cut by aq_cuda_codec_place. */
@@ -98,6 +103,12 @@ struct aq_cuda_codec_scratch {
     uint32_t *chunks;     /* jobs * (chunks + 1): ones before each chunk of a bitmap that is read */
     uint32_t *histogram;  /* jobs * AQ_CUDA_CODEC_HISTOGRAM */
     uint64_t *select;     /* jobs * 2: prefix, still wanted */
+    uint8_t *wholes;      /* entropy coded: jobs * (AQ_CUDA_CODEC_EC_BYTES, and a row) */
+    uint8_t *cells;       /* jobs * N */
+    int *beyond;          /* jobs * N: q of what is beyond the table */
+    uint8_t *staged;      /* jobs * (2 N + AQ_CUDA_CODEC_EC_STAGE * chunks): words and escapes */
+    uint32_t *chunk_states, *chunk_sizes; /* jobs * chunks * 32, and 2 */
+    uint32_t *lengths;    /* jobs: of bodies */
 };
 
 /* The memory of a codec at base; NULL only measures. Returns the bytes. The memory must be zero at the first launch. */

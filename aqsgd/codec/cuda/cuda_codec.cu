@@ -83,6 +83,7 @@ __global__ void __launch_bounds__(FINISH_BLOCK)
     if (blockIdx.x != 0) return;
     struct aq_codec_result out;
     out.body_bytes = (uint32_t)(raw ? 4 * plan.values : plain ? plan.plain_bytes : plan.body_bytes);
+    if (!raw && (plain ? plan.plain_varies : plan.varies)) out.body_bytes = mem.lengths[blockIdx.y];
     out.flags = raw ? (uint32_t)AQ_CODED_RAW : plain && plan.warm ? (uint32_t)AQ_CODED_KEYFRAME : 0;
     if (raw)
         measures_raw(plan, job.a, shared, &out);
@@ -124,6 +125,7 @@ static enum aq_status encode_list(const struct aq_cuda_codec_plan &plan, const s
                                   const struct job_list &list, bool plain, struct CUstream_st *stream)
 {
     if (!plain) return ways[way_of(plan)].encode(plan, mem, list, stream);
+    if (plan.plain_varies) return codec_launch_encode_ec(plan, mem, list, stream);
     return codec_units_can(plan, list, true, false) ? codec_launch_encode_units(plan, mem, list, true, stream)
                                                     : codec_launch_encode_rows(plan, mem, list, true, stream);
 }
@@ -132,6 +134,7 @@ static enum aq_status decode_list(const struct aq_cuda_codec_plan &plan, const s
                                   const struct job_list &list, bool plain, struct CUstream_st *stream)
 {
     if (!plain) return ways[way_of(plan)].decode(plan, mem, list, stream);
+    if (plan.plain_varies) return codec_launch_decode_ec(plan, mem, list, stream);
     return codec_units_can(plan, list, true, true) ? codec_launch_decode_units(plan, mem, list, true, stream)
                                                    : codec_launch_decode_rows(plan, mem, list, true, stream);
 }

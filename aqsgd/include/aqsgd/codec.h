@@ -69,7 +69,8 @@ enum aq_codec_precision {
     AQ_PRECISION_BF16 = 3,
     AQ_PRECISION_Q8 = 4,
     AQ_PRECISION_Q4 = 5,
-    AQ_PRECISION_Q2 = 6
+    AQ_PRECISION_Q2 = 6,
+    AQ_PRECISION_EC = 7 /* of config.keyframe: entropy coded, keyframe_rate bits a value */
 };
 
 /* Which values share one scale. Rows are tokens (T of them), channels are columns (C of them). */
@@ -109,11 +110,13 @@ struct aq_codec_config {
     enum aq_codec_rounding rounding;
     bool hadamard;                 /* rotate each tile by the orthonormal Sylvester-Hadamard matrix before quantizing */
     float top_k;                   /* DIRECTQ: keep this fraction of the values (largest magnitude); 0 or 1: all      */
-    float rate;                    /* EC: bits a value in the mean, 1 to 3.5                                         */
+    float rate;                    /* EC: bits a value in the mean, 1 to 8                                           */
+    float error; /* EC: |a - x^| of |a|, about; bits are what it takes. 0: rate decides                               */
     int32_t prescale_log2;         /* values are multiplied by 2^this before scale and grid, divided after decode     */
     enum aq_codec_precision store; /* AQSGD: how m is kept                                                            */
     enum aq_codec_group store_group;  /* store Q8, Q4 or Q2: which values share a scale: ROW or CHANNEL               */
-    enum aq_codec_precision keyframe; /* AQSGD: how a cold sample is sent: FP32, FP16, BF16 or Q8 */
+    enum aq_codec_precision keyframe; /* AQSGD: how a cold sample is sent: FP32, FP16, BF16, Q8 or EC */
+    float keyframe_rate;              /* keyframe EC: bits a value in the mean, 1 to 8 */
 };
 
 /* What is to be known of a kind by those who choose one. */
@@ -143,8 +146,9 @@ void aq_codec_config_plain(struct aq_codec_config *out);
 
 /*
  * The config by which a sample that never changes is coded: its keyframe is what this config makes of it, or of a codec
- * that keeps messages its keyframe, and there is a message of it. Values as they are keep their bits. False: there is
- * none, for this config keeps no messages and what it makes depends on more than the sample.
+ * that keeps messages its keyframe (fp16 where that is EC, for nothing would refine it), and there is a message of it.
+ * Values as they are keep their bits. False: there is none, for this config keeps no messages and what it makes depends
+ * on more than the sample.
  */
 bool aq_codec_config_kept(const struct aq_codec_config *config, struct aq_codec_config *out);
 
@@ -190,9 +194,12 @@ const struct aq_codec_config *aq_codec_config_of(const struct aq_codec *codec); 
 /* Bytes that any body of this codec fits into (the raw fallback included). */
 size_t aq_codec_bound(const struct aq_codec *codec);
 
-/* Bytes of a body in the ordinary case: keyframe or not. Exact, but where they vary (about.varies) an estimate; what
- * `aqpipe plan` prints. */
+/* Bytes of a body in the ordinary case: keyframe or not. Exact, but where they vary an estimate; what `aqpipe plan`
+ * prints. */
 size_t aq_codec_body_bytes(const struct aq_codec *codec, bool keyframe);
+
+/* Have such bodies a bound, not a size? Those of a kind that varies (about.varies), and keyframes that are EC. */
+bool aq_codec_varies(const struct aq_codec *codec, bool keyframe);
 
 /* Are its bodies the values as they are? */
 bool aq_codec_is_plain(const struct aq_codec *codec);

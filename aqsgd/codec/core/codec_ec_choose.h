@@ -1,0 +1,355 @@
+/*
+ * codec_ec_choose.h -- the head of an entropy-coded body, chosen from counts and read again: one source for C and CUDA.
+ *
+ * The idea: nothing but counts of magnitudes decides how a sample is coded: 32 to the octave, over some of its rows.
+ * They are integers, so that any order of rows and any machine chooses alike; what follows from them in floating point
+ * is a few operations in one fixed order, without contraction. The receiver reads all it needs in the head: docs/
+ * FORMAT.md, "Entropy-coded".
+ *
+ * A goal is bits a value in the mean, or an error. To the rate: the smallest step whose entropy, by the counts, keeps
+ * to it. To the error: the largest step whose squared error, by the counts, does. Beyond 3.5 bits seven magnitudes are
+ * too few: then the step is a coarse one, and each value is refined by bits that are as good as random (of a Gauss
+ * that costs 0.01 to 0.03 bits more than a table for all of it).
+ *
+ * Locking: none, no state beyond the arguments.
+ */
+#ifndef AQSGD_CODEC_EC_CHOOSE_H
+#define AQSGD_CODEC_EC_CHOOSE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "codec_rans_slots.h"
+
+#define AQ_EC_FUNCTION AQ_RANS_FUNCTION /* on a GPU too */
+
+enum {
+    AQ_EC_STEP = 0,     /* f32 */
+    AQ_EC_LEVELS = 4,   /* f32 of |q| = 1..7 */
+    AQ_EC_WEIGHTS = 32, /* u16 of |q| = 0..7 */
+    AQ_EC_ESCAPES = 48, /* u16 */
+    AQ_EC_REFINE = 50,  /* u8: bits that follow each value */
+    AQ_EC_CENTRED = 51, /* u8: 1 where an f16 of each channel follows the lengths of chunks */
+    AQ_EC_HEAD_BYTES = 52,
+    AQ_EC_REFINE_MAX = 5,
+    AQ_EC_BUCKET_SHIFT = 18, /* of a magnitude's bits */
+    AQ_EC_OCTAVE = 1 << (23 - AQ_EC_BUCKET_SHIFT),
+    AQ_EC_BUCKETS = 1 << (31 - AQ_EC_BUCKET_SHIFT),
+    AQ_EC_ESCAPE_BITS = 18, /* what a value beyond the table costs, about: symbol, two numbers */
+    AQ_EC_CENTRE_MIN = 16   /* fewer values of a magnitude do not say where its level is */
+};
+
+/* Bits a value in the mean: what can be, and up to where a table alone does it, for seven magnitudes are enough. */
+#define AQ_EC_RATE_MIN   1.0f
+#define AQ_EC_RATE_TABLE 3.5f
+#define AQ_EC_RATE_MAX   8.0f
+
+/* |q| stays below it: whole numbers are exact. */
+#define AQ_EC_ESCAPE_LIMIT 16777216.0f
+
+/* --- where things lie in a body --- */
+
+enum {
+    AQ_EC_CHUNK_ENTRY = 8, /* u32 bytes of words, u32 bytes of escapes */
+    AQ_EC_CHUNK_VALUES = 65536,
+    AQ_EC_STATE_BYTES = 4 * AQ_RANS_LANES,
+    AQ_EC_CHUNK_SLACK = AQ_EC_STATE_BYTES + 2 * AQ_RANS_LANES + AQ_RANS_PAD + 4, /* beside 4 bytes a value */
+    AQ_EC_LOOK_VALUES = 32768, /* so many values or more are looked at, in whole rows */
+    AQ_EC_MEAN_BITS = 16       /* of a channel */
+};
+
+AQ_EC_FUNCTION uint32_t aq_ec_chunk_rows(uint32_t columns)
+{
+    return columns >= AQ_EC_CHUNK_VALUES ? 1 : AQ_EC_CHUNK_VALUES / columns;
+}
+
+AQ_EC_FUNCTION uint32_t aq_ec_chunk_count(uint32_t rows, uint32_t columns)
+{
+    return (rows + aq_ec_chunk_rows(columns) - 1) / aq_ec_chunk_rows(columns);
+}
+
+/* Where the chunks begin. */
+AQ_EC_FUNCTION uint64_t aq_ec_chunks_from(uint32_t rows, uint32_t columns, bool centred)
+{
+    const uint64_t lengths = AQ_EC_CHUNK_ENTRY * (uint64_t)aq_ec_chunk_count(rows, columns);
+    return AQ_EC_HEAD_BYTES + lengths + (centred ? 2 * (uint64_t)columns : 0);
+}
+
+/* Escaped pairs, and values beyond the table, that a chunk of so many values may have: else it goes raw. */
+AQ_EC_FUNCTION uint64_t aq_ec_escapes_most(uint64_t values)
+{
+    return values / 8 + 16;
+}
+
+AQ_EC_FUNCTION uint64_t aq_ec_cells_bytes(uint64_t values, uint32_t refine)
+{
+    return (values + 7) / 8 * refine;
+}
+
+/* Every so many rows one is looked at. */
+AQ_EC_FUNCTION uint32_t aq_ec_stride(uint64_t values)
+{
+    return values < 2 * AQ_EC_LOOK_VALUES ? 1 : (uint32_t)(values / AQ_EC_LOOK_VALUES);
+}
+
+/* Where a centre costs more than this, in 1/256 bits of what was looked at, it has to save it. On the rows that are
+ * looked at their own mean does better than on others, by some 0.7 bits a channel. */
+AQ_EC_FUNCTION uint64_t aq_ec_centre_price(uint32_t columns, uint64_t looked, uint64_t values)
+{
+    return 256 * (uint64_t)columns * (1 + AQ_EC_MEAN_BITS * looked / values);
+}
+
+/* The grid: q = round(|d| * inverse) with d's sign, levels by |q|; then, where refine is not 0, one of 2^refine cells
+ * of a step, (2r + 1 - 2^refine) * unit from its middle. */
+struct aq_ec_grid {
+    float step, inverse;
+    float levels[AQ_RANS_LEVELS];
+    uint32_t refine;
+    float unit;
+};
+
+/* What a sample is to be coded to: bits a value in the mean; or, where error is not 0, |a - x^| of |a|. */
+struct aq_ec_goal {
+    float rate, error;
+};
+
+/* What the choice reads, of all counts *below* each bucket: of |d|, and where an error is the goal of |a| (may be the
+ * same); moments: room for 2 (BUCKETS + 1), then. */
+struct aq_ec_look {
+    const uint32_t *below, *energy;
+    double *moments;
+};
+
+AQ_EC_FUNCTION float aq_ec_float(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+AQ_EC_FUNCTION float aq_ec_float_at(const uint8_t *at)
+{
+    float value;
+    memcpy(&value, at, sizeof value);
+    return value;
+}
+
+AQ_EC_FUNCTION uint32_t aq_ec_bits(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+/* The bucket of a magnitude whose sign bit is clear. */
+AQ_EC_FUNCTION uint32_t aq_ec_bucket(float magnitude)
+{
+    return aq_ec_bits(magnitude) >> AQ_EC_BUCKET_SHIFT;
+}
+
+AQ_EC_FUNCTION float aq_ec_edge(uint32_t bucket)
+{
+    return aq_ec_float(bucket << AQ_EC_BUCKET_SHIFT);
+}
+
+AQ_EC_FUNCTION float aq_ec_middle(uint32_t bucket)
+{
+    return aq_ec_float((bucket << AQ_EC_BUCKET_SHIFT) + (1u << (AQ_EC_BUCKET_SHIFT - 1)));
+}
+
+/* log2(x) in 1/256, from below within 1/90 of a bit; x >= 1. */
+AQ_EC_FUNCTION uint32_t aq_ec_log2(uint32_t x)
+{
+    const uint8_t fraction[32] = {0,   11,  22,  33,  43,  53,  63,  73,  82,  91,  100, 109, 117, 125, 134, 142,
+                                  149, 157, 165, 172, 179, 186, 193, 200, 207, 213, 220, 226, 232, 238, 244, 250};
+    uint32_t high = 0;
+    while (x >> high > 1)
+        high++;
+    const uint32_t next = high >= 5 ? x >> (high - 5) & 31 : x << (5 - high) & 31;
+    return high << 8 | fraction[next];
+}
+
+/* Where the magnitudes of |q| = 0..7 end, for a step whose half is the lower edge of `half`. */
+AQ_EC_FUNCTION void aq_ec_ends(uint32_t half, uint32_t ends[AQ_RANS_LEVELS])
+{
+    const float edge = aq_ec_edge(half);
+    for (uint32_t k = 0; k < AQ_RANS_LEVELS; k++) {
+        const float end = (float)(2 * k + 1) * edge;
+        ends[k] = aq_ec_bits(end) >= 0x7f800000u ? (uint32_t)AQ_EC_BUCKETS : aq_ec_bucket(end);
+    }
+}
+
+/* Bits of all, in 1/256, with that step. */
+AQ_EC_FUNCTION uint64_t aq_ec_cost(const uint32_t *below, uint32_t half)
+{
+    const uint32_t all = below[AQ_EC_BUCKETS];
+    uint32_t ends[AQ_RANS_LEVELS], from = 0;
+    uint64_t cost = 0;
+    aq_ec_ends(half, ends);
+    for (uint32_t k = 0; k < AQ_RANS_LEVELS; k++) {
+        const uint32_t count = below[ends[k]] - from;
+        from = below[ends[k]];
+        if (count > 0) cost += (uint64_t)count * (aq_ec_log2(all) - aq_ec_log2(count) + (k > 0 ? 256u : 0u));
+    }
+    return cost + (uint64_t)(all - from) * (AQ_EC_ESCAPE_BITS << 8);
+}
+
+/* The bucket above the last one that is not empty; 0: everything is zero. */
+AQ_EC_FUNCTION uint32_t aq_ec_top(const uint32_t *below)
+{
+    uint32_t high = AQ_EC_BUCKETS - 1;
+    while (high > 1 && below[high] == below[AQ_EC_BUCKETS])
+        high--;
+    return high == 1 ? 0 : high + 1;
+}
+
+/* The bucket whose lower edge is half of the smallest step that keeps to the rate; 0: everything is zero. */
+AQ_EC_FUNCTION uint32_t aq_ec_half_of_rate(const uint32_t *below, float rate)
+{
+    const uint64_t most = (uint64_t)((double)below[AQ_EC_BUCKETS] * (double)rate * 256.0);
+    uint32_t low = 1, high = aq_ec_top(below);
+    if (high == 0) return 0;
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        if (aq_ec_cost(below, middle) <= most)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
+/* ---- to an error ---- */
+
+/* Sums of v and of v^2 over all buckets below each. */
+AQ_EC_FUNCTION void aq_ec_moments(const uint32_t *below, double *sums)
+{
+    double *squares = sums + AQ_EC_BUCKETS + 1;
+    sums[0] = squares[0] = 0.0;
+    for (uint32_t b = 0; b < AQ_EC_BUCKETS; b++) {
+        const double count = (double)(below[b + 1] - below[b]), v = count > 0.0 ? (double)aq_ec_middle(b) : 0.0;
+        sums[b + 1] = sums[b] + count * v;
+        squares[b + 1] = squares[b] + count * v * v;
+    }
+}
+
+/* The squared error of all with that step, levels in the mean of their values. */
+AQ_EC_FUNCTION double aq_ec_error(const struct aq_ec_look *look, uint32_t half)
+{
+    const double *sums = look->moments, *squares = sums + AQ_EC_BUCKETS + 1, step = 2.0 * (double)aq_ec_edge(half);
+    uint32_t ends[AQ_RANS_LEVELS], from = 0;
+    double error = 0.0;
+    aq_ec_ends(half, ends);
+    for (uint32_t k = 0; k < AQ_RANS_LEVELS; from = ends[k++]) {
+        const uint32_t count = look->below[ends[k]] - look->below[from];
+        const double sum = sums[ends[k]] - sums[from], square = squares[ends[k]] - squares[from];
+        const double level = k == 0 ? 0.0 : count >= AQ_EC_CENTRE_MIN ? sum / (double)count : (double)k * step;
+        error += square - 2.0 * level * sum + (double)count * level * level;
+    }
+    return error + (double)(look->below[AQ_EC_BUCKETS] - look->below[from]) * step * step / 12.0;
+}
+
+/* The bucket whose lower edge is half of the largest step, of table and refinement together, that keeps to the error;
+ * 0: everything is zero. */
+AQ_EC_FUNCTION uint32_t aq_ec_half_of_error(const struct aq_ec_look *look, float error)
+{
+    double most = 0.0;
+    uint32_t low = 1, high = aq_ec_top(look->below);
+    if (high == 0) return 0;
+    for (uint32_t b = 0; b < AQ_EC_BUCKETS; b++) {
+        const uint32_t count = look->energy[b + 1] - look->energy[b];
+        if (count > 0) most += (double)count * (double)aq_ec_middle(b) * (double)aq_ec_middle(b);
+    }
+    most *= (double)error * (double)error;
+    aq_ec_moments(look->below, look->moments);
+    while (low < high) { /* the error grows with the step, but for a little where magnitudes cross an end */
+        const uint32_t middle = low + (high - low + 1) / 2;
+        if (aq_ec_error(look, middle) <= most)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
+}
+
+/* ---- the head ---- */
+
+/* The mean magnitude of the buckets [from, to). */
+AQ_EC_FUNCTION float aq_ec_centre(const uint32_t *below, uint32_t from, uint32_t to, float otherwise)
+{
+    const uint32_t count = below[to] - below[from];
+    float sum = 0.0f;
+    if (count < AQ_EC_CENTRE_MIN) return otherwise;
+    for (uint32_t b = from; b < to; b++)
+        if (below[b + 1] > below[b]) sum += (float)(below[b + 1] - below[b]) / (float)count * aq_ec_middle(b);
+    return sum;
+}
+
+/* Levels of the table, and frequencies, into the head. */
+AQ_EC_FUNCTION void aq_ec_head_write(const uint32_t *below, uint32_t half, uint32_t refine, uint8_t *head)
+{
+    const uint32_t all = below[AQ_EC_BUCKETS];
+    const float step = half == 0 ? 0.0f : 2.0f * aq_ec_edge(half);
+    uint32_t ends[AQ_RANS_LEVELS], from = 0, inside = 0;
+    uint16_t weights[AQ_RANS_LEVELS], escapes = 1;
+    float levels[AQ_RANS_LEVELS];
+    aq_ec_ends(half, ends);
+    for (uint32_t k = 0; k < AQ_RANS_LEVELS; k++) {
+        if (half == 0) ends[k] = AQ_EC_BUCKETS;
+        const uint32_t count = below[ends[k]] - below[from];
+        const uint64_t share = (uint64_t)count * 32768 / all >> (k > 0); /* either sign has half */
+        weights[k] = (uint16_t)(share > 0 ? share : 1);
+        levels[k] = refine > 0 ? (float)k * step : aq_ec_centre(below, from, ends[k], (float)k * step);
+        inside += count;
+        from = ends[k];
+    }
+    const uint64_t beyond = ((uint64_t)(all - inside) * 2 * AQ_RANS_SLOTS + all - 1) / all;
+    const uint64_t wanted = 1 + beyond + aq_rans_pruned(weights, escapes);
+    escapes = (uint16_t)(wanted < AQ_RANS_ESCAPES_MAX ? wanted : (uint64_t)AQ_RANS_ESCAPES_MAX);
+    memcpy(head + AQ_EC_STEP, &step, sizeof step);
+    memcpy(head + AQ_EC_LEVELS, levels + 1, (AQ_RANS_LEVELS - 1) * sizeof *levels);
+    memcpy(head + AQ_EC_WEIGHTS, weights, sizeof weights);
+    memcpy(head + AQ_EC_ESCAPES, &escapes, sizeof escapes);
+    head[AQ_EC_REFINE] = (uint8_t)refine;
+    head[AQ_EC_CENTRED] = 0;
+}
+
+/* Step, levels and frequencies for that goal into the head of a body without a centre. */
+AQ_EC_FUNCTION void aq_ec_head_choose(const struct aq_ec_look *look, const struct aq_ec_goal *goal, uint8_t *head)
+{
+    uint32_t half, refine = 0;
+    if (goal->error > 0.0f) {
+        const uint64_t most = (uint64_t)((double)look->below[AQ_EC_BUCKETS] * (double)AQ_EC_RATE_TABLE * 256.0);
+        half = aq_ec_half_of_error(look, goal->error);
+        for (; half > 0 && refine < AQ_EC_REFINE_MAX && aq_ec_cost(look->below, half) > most; refine++)
+            half += AQ_EC_OCTAVE;
+    } else {
+        while (goal->rate - (float)refine > AQ_EC_RATE_TABLE && refine < AQ_EC_REFINE_MAX)
+            refine++;
+        half = aq_ec_half_of_rate(look->below, goal->rate - (float)refine);
+    }
+    aq_ec_head_write(look->below, half, half == 0 ? 0 : refine, head);
+}
+
+/* And out of it: the grid, and of the table what aq_rans_slots takes. False for a head that no sender writes. */
+AQ_EC_FUNCTION bool aq_ec_head_read(const uint8_t *head, struct aq_ec_grid *grid, uint16_t weights[AQ_RANS_LEVELS],
+                                    uint16_t *escapes)
+{
+    bool good = head[AQ_EC_REFINE] <= AQ_EC_REFINE_MAX && head[AQ_EC_CENTRED] <= 1;
+    memcpy(&grid->step, head + AQ_EC_STEP, sizeof grid->step);
+    grid->levels[0] = 0.0f;
+    memcpy(grid->levels + 1, head + AQ_EC_LEVELS, (AQ_RANS_LEVELS - 1) * sizeof *grid->levels);
+    memcpy(weights, head + AQ_EC_WEIGHTS, AQ_RANS_LEVELS * sizeof *weights);
+    memcpy(escapes, head + AQ_EC_ESCAPES, sizeof *escapes);
+    good = good && aq_ec_bits(grid->step) < 0x7f800000u;
+    for (uint32_t k = 1; k < AQ_RANS_LEVELS; k++)
+        good = good && aq_ec_bits(grid->levels[k]) < 0x7f800000u;
+    grid->inverse = grid->step > 0.0f ? 1.0f / grid->step : 0.0f;
+    if (aq_ec_bits(grid->inverse) >= 0x7f800000u) grid->inverse = 0.0f; /* a step of a denormal: all is zero */
+    grid->refine = head[AQ_EC_REFINE] & 7u;
+    grid->unit = grid->step * aq_ec_float((126u - grid->refine) << 23); /* step * 2^-(refine + 1) */
+    return good;
+}
+
+#endif

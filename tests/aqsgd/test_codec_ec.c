@@ -1,0 +1,254 @@
+/*
+ * test_codec_ec.c -- the entropy-coded codec: the rate or the error that was asked for, keyframes against channels'
+ * means, samples that are odd, heads that no sender writes.
+ */
+#include <stdlib.h>
+
+#include "codec_common.h"
+
+enum { ROWS = 128, COLUMNS = 768, VALUES = ROWS * COLUMNS };
+
+struct coded {
+    double bits, error; /* a value; |a - x^| of |a| */
+    struct aq_codec_result result;
+};
+
+/* a as the sender has it, decoded by a receiver of its own and compared. */
+static struct coded code(struct end *sender, const struct aq_codec_config *config, bool warm)
+{
+    struct end receiver;
+    struct coded coded;
+    double error2 = 0, signal2 = 0;
+    end_open(&receiver, config, ROWS, COLUMNS);
+    const size_t message = aq_codec_message_bytes(sender->codec);
+    memcpy(receiver.m, sender->m, message);
+    assert_int_equal(aq_codec_encode(sender->codec, sender->a, warm ? sender->m : NULL, NULL, sender->body,
+                                     aq_codec_bound(sender->codec), sender->hat, sender->m, &coded.result, NULL),
+                     AQ_OK);
+    assert_int_equal(aq_codec_decode(receiver.codec, sender->body, coded.result.body_bytes, coded.result.flags,
+                                     warm ? receiver.m : NULL, receiver.hat, receiver.m, NULL),
+                     AQ_OK);
+    assert_memory_equal(sender->hat, receiver.hat, 4 * sender->values);
+    if (coded.result.flags != AQ_CODED_RAW) assert_memory_equal(sender->m, receiver.m, message);
+    for (size_t e = 0; e < sender->values; e++) {
+        error2 += pow((double)sender->a[e] - (double)sender->hat[e], 2);
+        signal2 += pow((double)sender->a[e], 2);
+    }
+    coded.bits = 8.0 * coded.result.body_bytes / VALUES;
+    coded.error = relative(error2, signal2);
+    if (config->kind == AQ_CODEC_EC && coded.result.flags != AQ_CODED_RAW)
+        assert_true(fabs(coded.result.sum_error2 - error2) <= 1e-3 * error2);
+    end_check(sender);
+    end_close(&receiver);
+    return coded;
+}
+
+static struct aq_codec_config ec(float rate, float error, enum aq_codec_precision store)
+{
+    struct aq_codec_config config;
+    aq_codec_config_default(&config, AQ_CODEC_EC, 4);
+    config.rate = rate;
+    config.error = error;
+    config.store = store;
+    return config;
+}
+
+/* A uniform quantizer with ideal coding has 0.255 bits more than rate and distortion say: 2^-(R - 0.255) of a Gauss at
+ * high rates, a little less below. */
+static void test_a_rate_is_kept_and_worth_its_bits(void **state)
+{
+    (void)state;
+    static const float rates[] = {1.0f, 2.0f, 3.5f, 3.6f, 4.0f, 4.5f, 5.0f, 6.0f, 8.0f};
+    for (int i = 0; i < 9; i++) {
+        const struct aq_codec_config config = ec(rates[i], 0.0f, AQ_PRECISION_NONE);
+        struct end end;
+        end_open(&end, &config, ROWS, COLUMNS);
+        fill(end.a, VALUES, SHAPE_GAUSS, 1.0f, 60);
+        const struct coded coded = code(&end, &config, false);
+        const double ideal = pow(2.0, 0.255 - (double)rates[i]);
+        print_message("rate %.1f: %.3f bits, error %.5f (%.3f of a uniform quantizer's at high rates)\n",
+                      (double)rates[i], coded.bits, coded.error, coded.error / ideal);
+        assert_true(coded.bits <= (double)rates[i] + 0.1 && coded.bits >= (double)rates[i] - 0.1);
+        assert_true(coded.error < 1.08 * ideal);
+        end_close(&end);
+    }
+}
+
+static void test_an_error_is_kept_whatever_the_delta(void **state)
+{
+    (void)state;
+    static const float errors[] = {0.3f, 0.05f, 0.01f, 0.004f}, drifts[] = {1.0f, 0.2f, 0.02f};
+    for (int i = 0; i < 4; i++) {
+        double bits = 100.0;
+        for (int k = 0; k < 3; k++) {
+            struct aq_codec_config config = ec(2.5f, errors[i], AQ_PRECISION_FP32);
+            struct end end;
+            end_open(&end, &config, ROWS, COLUMNS);
+            float *const m = (float *)(void *)end.m;
+            fill(end.a, VALUES, SHAPE_GAUSS, 1.0f, 61);
+            fill(m, VALUES, SHAPE_LAPLACE, drifts[k], 62);
+            for (size_t e = 0; e < VALUES; e++)
+                m[e] += end.a[e];
+            const struct coded coded = code(&end, &config, true);
+            print_message("error %.3f, drift %.2f: %.3f bits, error %.4f\n", (double)errors[i], (double)drifts[k],
+                          coded.bits, coded.error);
+            assert_true(coded.error < 1.05 * (double)errors[i]);
+            assert_true(coded.error > 0.9 * (double)errors[i] || coded.bits < 0.1); /* or it was near enough already */
+            assert_true(coded.bits < bits + 0.01);
+            bits = coded.bits;
+            end_close(&end);
+        }
+    }
+}
+
+/* Channels with means of their own: a keyframe, or a body without messages, costs what is left of it. */
+static void test_channels_means_cost_nothing(void **state)
+{
+    (void)state;
+    for (int keeps = 0; keeps < 2; keeps++) {
+        double error[2];
+        for (int shifted = 0; shifted < 2; shifted++) {
+            struct aq_codec_config config = ec(4.0f, 0.0f, keeps ? AQ_PRECISION_FP16 : AQ_PRECISION_NONE);
+            struct end end;
+            config.keyframe = AQ_PRECISION_EC;
+            end_open(&end, &config, ROWS, COLUMNS);
+            fill(end.a, VALUES, SHAPE_GAUSS, 1.0f, 63);
+            for (size_t e = 0; shifted && e < VALUES; e++)
+                end.a[e] += 30.0f * sinf((float)(e % COLUMNS));
+            const struct coded coded = code(&end, &config, false);
+            assert_int_equal(coded.result.flags, keeps ? AQ_CODED_KEYFRAME : 0);
+            assert_int_equal(end.body[AQ_EC_CENTRED], shifted);
+            assert_true(coded.bits < 4.0 + (shifted ? 16.0 / ROWS : 0.0) + 0.1);
+            error[shifted] = sqrt(coded.result.sum_error2);
+            end_close(&end);
+        }
+        assert_true(error[1] < 1.1 * error[0]);
+    }
+}
+
+static enum aq_codec_kind keeper(uint32_t i)
+{
+    static const enum aq_codec_kind kinds[] = {AQ_CODEC_AQSGD, AQ_CODEC_SIGN, AQ_CODEC_EC};
+    return kinds[i];
+}
+
+/* Of every codec that keeps messages: the keyframe's error, and what the next visit makes of it. */
+static void test_a_coded_keyframe_is_refined(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < 3; i++) {
+        struct aq_codec_config config;
+        struct end end;
+        double last = 1.0;
+        aq_codec_config_default(&config, keeper(i), 4);
+        config.keyframe = AQ_PRECISION_EC;
+        config.keyframe_rate = 3.0f;
+        end_open(&end, &config, ROWS, COLUMNS);
+        fill(end.a, VALUES, SHAPE_GAUSS, 1.0f, 64);
+        for (int visit = 0; visit < 3; visit++) {
+            const struct coded coded = code(&end, &config, visit > 0);
+            if (visit == 0) assert_true(coded.bits < 3.1);
+            assert_true(coded.error < 0.7 * last);
+            last = coded.error;
+        }
+        end_close(&end);
+    }
+}
+
+static void test_odd_samples_come_back(void **state)
+{
+    (void)state;
+    static const float rates[] = {2.0f, 5.0f};
+    for (int i = 0; i < 12; i++) {
+        struct aq_codec_config config = ec(rates[i % 2], i / 2 % 2 ? 0.01f : 0.0f, AQ_PRECISION_FP32);
+        struct end end;
+        config.keyframe = AQ_PRECISION_EC;
+        config.keyframe_rate = rates[i % 2];
+        end_open(&end, &config, ROWS, COLUMNS);
+        memset(end.a, 0, 4 * (size_t)VALUES);
+        if (i / 4 == 1)
+            for (size_t e = 0; e < VALUES; e++)
+                end.a[e] = -3.25f;
+        if (i / 4 == 2) end.a[12345] = INFINITY;
+        struct coded coded = code(&end, &config, false);
+        assert_int_equal(coded.result.flags, i / 4 == 2 ? AQ_CODED_RAW : AQ_CODED_KEYFRAME);
+        if (i / 4 < 2) assert_true(coded.result.sum_error2 <= 1e-3 * coded.result.sum_a2);
+        if (i / 4 < 2) assert_true(coded.bits < 6.0);
+        end_close(&end);
+    }
+}
+
+static enum aq_status verdict(struct end *end, uint32_t bytes, const struct aq_codec_result *result)
+{
+    quiet_begin();
+    const enum aq_status status =
+        aq_codec_decode(end->codec, end->body, bytes, result->flags, NULL, end->hat, end->m, NULL);
+    quiet_end();
+    return status;
+}
+
+static void test_heads_that_no_sender_writes_are_corrupt(void **state)
+{
+    (void)state;
+    struct aq_codec_config config = ec(4.0f, 0.0f, AQ_PRECISION_FP16);
+    struct aq_codec_result result;
+    struct end end;
+    config.keyframe = AQ_PRECISION_EC;
+    end_open(&end, &config, ROWS, COLUMNS);
+    fill(end.a, VALUES, SHAPE_GAUSS, 1.0f, 65);
+    for (size_t e = 0; e < VALUES; e++)
+        end.a[e] += (float)(e % COLUMNS);
+    assert_int_equal(aq_codec_encode(end.codec, end.a, NULL, NULL, end.body, aq_codec_bound(end.codec), end.hat, end.m,
+                                     &result, NULL),
+                     AQ_OK);
+    static const struct {
+        uint32_t at;
+        uint8_t value;
+    } wrong[] = {{AQ_EC_REFINE, 6}, {AQ_EC_REFINE, 0},     {AQ_EC_CENTRED, 2},     {AQ_EC_CENTRED, 0},
+                 {AQ_EC_STEP + 3, 0xff}, {AQ_EC_ESCAPES + 1, 0xff},
+                 {AQ_EC_HEAD_BYTES, 1}, {AQ_EC_HEAD_BYTES + 17, 0x7c}};
+    assert_int_equal(end.body[AQ_EC_CENTRED], 1);
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        const uint8_t right = end.body[wrong[i].at];
+        end.body[wrong[i].at] = wrong[i].value;
+        assert_int_equal(verdict(&end, result.body_bytes, &result), AQ_CORRUPT);
+        end.body[wrong[i].at] = right;
+    }
+    for (uint32_t bytes = 0; bytes < result.body_bytes; bytes += bytes < 2000 ? 1 : 977)
+        assert_int_equal(verdict(&end, bytes, &result), AQ_CORRUPT);
+    assert_int_equal(verdict(&end, result.body_bytes, &result), AQ_OK);
+    end_close(&end);
+}
+
+static void test_settings_are_checked(void **state)
+{
+    (void)state;
+    struct aq_codec_config config = ec(8.1f, 0.0f, AQ_PRECISION_FP16), kept;
+    quiet_begin();
+    assert_int_equal(aq_codec_config_check(&config, 4, 4), AQ_INVAL);
+    config = ec(2.0f, 1.0f, AQ_PRECISION_FP16);
+    assert_int_equal(aq_codec_config_check(&config, 4, 4), AQ_INVAL);
+    config = ec(2.0f, 0.0f, AQ_PRECISION_FP16);
+    config.keyframe = AQ_PRECISION_EC;
+    config.keyframe_rate = 0.5f;
+    assert_int_equal(aq_codec_config_check(&config, 4, 4), AQ_INVAL);
+    quiet_end();
+    config.keyframe_rate = 4.0f;
+    assert_int_equal(aq_codec_config_check(&config, 4, 4), AQ_OK);
+    assert_true(aq_codec_config_kept(&config, &kept)); /* what is sent once and never refined */
+    assert_int_equal(kept.keyframe, AQ_PRECISION_FP16);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_rate_is_kept_and_worth_its_bits),
+        cmocka_unit_test(test_an_error_is_kept_whatever_the_delta),
+        cmocka_unit_test(test_channels_means_cost_nothing),
+        cmocka_unit_test(test_a_coded_keyframe_is_refined),
+        cmocka_unit_test(test_odd_samples_come_back),
+        cmocka_unit_test(test_heads_that_no_sender_writes_are_corrupt),
+        cmocka_unit_test(test_settings_are_checked),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
