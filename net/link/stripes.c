@@ -228,7 +228,10 @@ static enum aq_status gather(struct stripes *s, struct part *part)
     const struct aq_stripe *stripe = &part->stripe;
     struct kept *kept = &s->in->kept[stripe->number % AQ_LINK_STREAMS_MAX];
     uint8_t *to = stripe->sum > 0 ? s->in->sum : kept->body;
-    if (!part->gathers && stripe->sum > 0) s->in->of = *stripe; /* at most one is under way */
+    if (!part->gathers && stripe->sum > 0) { /* at most one is under way */
+        s->in->of = *stripe;
+        s->in->of_whole = false;
+    }
     part->gathers = true;
     while (part->left > 0) {
         size_t got;

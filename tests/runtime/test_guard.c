@@ -169,7 +169,15 @@ static void test_ladder_ends_where_the_codec_does(void **state)
     assert_int_equal(rungs_of(AQ_CODEC_DIRECTQ, 2, bits), 1);
     assert_int_equal(rungs_of(AQ_CODEC_RAW, 2, bits), 1);
     assert_int_equal(rungs_of(AQ_CODEC_EC, 2, bits), 4);
-    assert_true(bits[0] == 2 && bits[1] == 2.5 && bits[2] == 3 && bits[3] == 3.5);
+    assert_true(bits[0] == 2 && bits[1] == 2.5 && bits[2] == 3 && bits[3] == 4);
+
+    struct aq_codec_config config, rungs[AQ_EDGE_RUNGS];
+    aq_codec_config_default(&config, AQ_CODEC_EC, 2);
+    config.rate = 7.25f;
+    assert_int_equal(aq_edge_ladder(&config, rungs), 3);
+    assert_true(rungs[1].rate == 7.75f && rungs[2].rate == 8);
+    config.error = 0.05f;
+    assert_int_equal(aq_edge_ladder(&config, rungs), 1);
 }
 
 int main(void)
