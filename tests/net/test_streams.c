@@ -268,6 +268,40 @@ static void test_sums_pass_one_that_stops_and_goes_on(void **state)
     copies = AQ_LINK_COPIES_OFF;
 }
 
+/* Of a sum only a part has come, and one before it was whole: it is waited for, and nothing is made of half of it. */
+static void part_of_a_sum_waits(int held, int cut, size_t keep)
+{
+    struct aq_byte_stream *stripes[2];
+    struct lane *lane = &ends[1][cut];
+    size_t at = 0;
+    stripes_open(stripes);
+    ends[1][held].held = true;
+    say_all(stripes[0], 0, SAID / 4);
+    assert_int_equal(hear(stripes[1], &at), AQ_AGAIN);
+    assert_int_equal(at, SAID / 4);
+    say_all(stripes[0], SAID / 4, SAID / 2);
+    const size_t end = lane->end;
+    if (lane->begin + keep < end) lane->end = lane->begin + keep;
+    assert_int_equal(hear(stripes[1], &at), AQ_AGAIN);
+    assert_memory_equal(heard, said, at);
+    lane->end = end;
+    assert_int_equal(hear(stripes[1], &at), AQ_AGAIN);
+    assert_int_equal(at, SAID / 2);
+    assert_memory_equal(heard, said, SAID / 2);
+    stripes_close(stripes);
+}
+
+static void test_sums_of_which_a_part_has_come_wait(void **state)
+{
+    (void)state;
+    copies = AQ_LINK_COPIES_ON;
+    for (int held = 0; held < LANES; held++)
+        for (int cut = 0; cut < LANES; cut++)
+            for (size_t keep = 0; cut != held && keep < SAID / 8; keep += 487)
+                part_of_a_sum_waits(held, cut, keep);
+    copies = AQ_LINK_COPIES_OFF;
+}
+
 /* Chosen: none until something is sent again. */
 static void test_sums_begin_with_the_first_loss(void **state)
 {
@@ -670,6 +704,7 @@ int main(void)
         cmocka_unit_test(test_stripes_lost_connection_loses_the_stream),
         cmocka_unit_test(test_sums_pass_what_stands_still),
         cmocka_unit_test(test_sums_pass_one_that_stops_and_goes_on),
+        cmocka_unit_test(test_sums_of_which_a_part_has_come_wait),
         cmocka_unit_test(test_sums_begin_with_the_first_loss),
         cmocka_unit_test(test_stripes_against_the_rules_are_refused_by_name),
         cmocka_unit_test(test_sums_against_the_rules_are_refused_by_name),
