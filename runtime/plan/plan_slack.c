@@ -54,6 +54,7 @@ static bool more_bits(struct aq_codec_config *config)
 {
     const struct aq_codec_about *about = aq_codec_about(config->kind);
     if (about->grid) return ++config->bits <= aq_key_find(aq_keys_codec(), "bits")->max;
+    if (config->error > 0) return false;
     config->rate += 0.5f;
     return about->varies && (double)config->rate <= aq_key_find(aq_keys_codec(), "rate")->max;
 }

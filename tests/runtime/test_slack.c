@@ -81,7 +81,10 @@ static void test_slack_gives_bits_where_links_have_room(void **state)
     for (int e = 0; e < 3; e++)
         assert_true(wide.forward[e].bits == 8 && wide.backward[e].bits == 8);
     const struct aq_plan_slack coded = slack_of("link.rate_mbps=1000", 0.05, "edges.forward={codec: ec, rate: 2}");
-    assert_true(coded.raised == 3 && coded.forward[2].rate == 3.5f);
+    assert_true(coded.raised == 3 && coded.forward[2].rate == 8.0f);
+    const struct aq_plan_slack even =
+        slack_of("link.rate_mbps=1000", 0.05, "edges.forward={codec: ec, rate: 2, error: 0.05}");
+    assert_int_equal(even.raised, 0); /* the rate decides nothing */
     const struct aq_plan_slack raw = slack_of("link.rate_mbps=1000", 0.05, "edges.forward={codec: raw}");
     assert_int_equal(raw.raised, 0);
     uint32_t last = 0;
