@@ -2,9 +2,9 @@
  * edge_warm.c -- the codecs of an edge, once, before its two ends are joined.
  *
  * A GPU loads a kernel when it is first called, and may wait for all that runs there until it has (aq_edge_warm says
- * where that ends badly). Each codec codes one sample and decodes it: as one that was never seen and, where it has
- * messages, against the message that this has made. All of it lies in memory that the first micro-batch fills anew;
- * nothing is sent, and no cache hears of it.
+ * where that ends badly). Each codec, also those of a guard's higher rungs, codes one sample and decodes it: as one
+ * that was never seen and, where it has messages, against the message that this has made. All of it lies in memory that
+ * the first micro-batch fills anew; nothing is sent, and no cache hears of it.
  */
 #include "edge_private.h"
 
@@ -34,9 +34,11 @@ enum aq_status aq_edge_warm(struct aq_edge *edge, float *values, struct aq_strea
 {
     AQ_ASSERT(!edge->carry);
     if (!edge->on_device) return AQ_OK;
-    AQ_TRY(there_and_back(edge, edge->forward, true, false, values, stream));
-    if (aq_codec_message_bytes(edge->forward) > 0)
-        AQ_TRY(there_and_back(edge, edge->forward, true, true, values, stream));
+    for (uint32_t i = 0; i < edge->rungs; i++) {
+        AQ_TRY(there_and_back(edge, edge->ladder[i], true, false, values, stream));
+        if (aq_codec_message_bytes(edge->ladder[i]) > 0)
+            AQ_TRY(there_and_back(edge, edge->ladder[i], true, true, values, stream));
+    }
     AQ_TRY(there_and_back(edge, edge->backward, false, false, values, stream));
     AQ_TRY(there_and_back(edge, edge->raw, true, false, values, stream));
     AQ_TRY(aq_device_zero(edge->config.device, values, edge->values * sizeof *values, stream));
