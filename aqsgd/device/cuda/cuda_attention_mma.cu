@@ -49,17 +49,22 @@ static __forceinline__ __device__ void rows_copy(uint16_t *tile, const uint16_t 
     }
 }
 
+template <unsigned SETS, unsigned N> static __forceinline__ __device__ void zero(float (&sums)[SETS][N][4])
+{
+    AQ_UNROLL
+    for (unsigned set = 0; set < SETS; set++)
+        for (unsigned n = 0; n < N; n++)
+            for (unsigned i = 0; i < 4; i++)
+                sums[set][n][i] = 0.0f;
+}
+
 /* products[set][n] = each set's 16 rows of a times 16 rows of the tile, as two tiles of 8 columns. */
 template <typename T, unsigned D, unsigned SETS>
 static __forceinline__ __device__ void dots16(float (&products)[SETS][2][4], const unsigned (&a)[SETS][D / 16][4],
                                               const uint16_t *tile)
 {
     const uint16_t *at = tile + aq_lane_b_rows(D + PAD);
-    AQ_UNROLL
-    for (unsigned set = 0; set < SETS; set++)
-        for (unsigned n = 0; n < 2; n++)
-            for (unsigned i = 0; i < 4; i++)
-                products[set][n][i] = 0.0f;
+    zero(products);
     AQ_UNROLL
     for (unsigned k = 0; k < D / 16; k++) {
         unsigned b[4];
@@ -130,15 +135,6 @@ template <typename T, unsigned D, unsigned SETS> struct own_rows {
     }
 };
 
-template <unsigned D, unsigned SETS> static __forceinline__ __device__ void sums_zero(float (&sums)[SETS][D / 8][4])
-{
-    AQ_UNROLL
-    for (unsigned set = 0; set < SETS; set++)
-        for (unsigned n = 0; n < D / 8; n++)
-            for (unsigned i = 0; i < 4; i++)
-                sums[set][n][i] = 0.0f;
-}
-
 /* The mask factors of two tiles of scores whose rows are queries and whose columns are keys, as sums lie. */
 static __forceinline__ __device__ void factors_of_queries(const struct aq_cuda_attention &args, struct head head,
                                                           uint64_t query, uint64_t key, float (&factors)[2][4])
@@ -204,7 +200,7 @@ static __forceinline__ __device__ void factors_of_keys(const struct aq_cuda_atte
     }
 }
 
-/* ---- Forward: a warp has 16 queries, a lane the rows g and g + 8 of them. */
+/* ---- Forward: a lane has the rows g and g + 8 of each set of 16 queries. */
 
 /* The rows' scores of a tile of keys become weights below a new top; older sums shrink to it. */
 template <unsigned D>
@@ -250,6 +246,48 @@ static __forceinline__ __device__ void tile_softmax(const struct aq_cuda_attenti
     }
 }
 
+/*
+ * A warp's queries as left operands: in registers with D of 64; with D of 128, where sums and scores leave no room, in
+ * shared memory, loaded once for all keys of a tile.
+ */
+template <typename T, unsigned D, unsigned SETS> struct forward_queries {
+    static constexpr bool KEPT = D <= 64;
+    unsigned kept[SETS][KEPT ? D / 16 : 1][4];
+    const uint16_t *tile;
+
+    __forceinline__ __device__ void load()
+    {
+        if constexpr (KEPT) fragments<D>(kept, tile);
+    }
+
+    /* scores = the queries times the keys of a tile. */
+    __forceinline__ __device__ void scores(float (&scores)[SETS][TILE / 8][4], const uint16_t *keys) const
+    {
+        zero(scores);
+        AQ_UNROLL
+        for (unsigned k = 0; k < D / 16; k++) {
+            unsigned a[SETS][4];
+            AQ_UNROLL
+            for (unsigned set = 0; set < SETS; set++)
+                if constexpr (KEPT)
+                    for (unsigned i = 0; i < 4; i++)
+                        a[set][i] = kept[set][k][i];
+                else
+                    aq_matrices(a[set], tile + aq_lane_a(D + PAD) + 16 * set * (D + PAD) + 16 * k);
+            AQ_UNROLL
+            for (unsigned n = 0; n < TILE / 16; n++) {
+                unsigned b[4];
+                aq_matrices(b, keys + aq_lane_b_rows(D + PAD) + 16 * n * (D + PAD) + 16 * k);
+                AQ_UNROLL
+                for (unsigned set = 0; set < SETS; set++) {
+                    aq_mma<T>(scores[set][2 * n], a[set], b[0], b[1]);
+                    aq_mma<T>(scores[set][2 * n + 1], a[set], b[2], b[3]);
+                }
+            }
+        }
+    }
+};
+
 /* What a warp of forward has of its queries: sums of values, and of each row the top score and the sum of weights. */
 template <unsigned D, unsigned SETS> struct forward_rows {
     float sums[SETS][D / 8][4], top[SETS][2], total[SETS][2];
@@ -279,21 +317,11 @@ static __forceinline__ __device__ void forward_weights(const struct aq_cuda_atte
 template <typename T, unsigned D, unsigned SETS, bool MASKED>
 static __forceinline__ __device__ void
 forward_tile(const struct aq_cuda_attention &args, struct head head, uint64_t query, uint64_t key,
-             const unsigned (&q)[SETS][D / 16][4], const uint16_t *k, const uint16_t *v,
+             const struct forward_queries<T, D, SETS> &q, const uint16_t *k, const uint16_t *v,
              struct forward_rows<D, SETS> &rows)
 {
     float scores[SETS][TILE / 8][4];
-    AQ_UNROLL
-    for (unsigned n = 0; n < TILE / 16; n++) {
-        float products[SETS][2][4];
-        dots16<T, D>(products, q, k + 16 * n * (D + PAD));
-        AQ_UNROLL
-        for (unsigned set = 0; set < SETS; set++)
-            for (unsigned i = 0; i < 4; i++) {
-                scores[set][2 * n][i] = products[set][0][i];
-                scores[set][2 * n + 1][i] = products[set][1][i];
-            }
-    }
+    q.scores(scores, k);
     AQ_UNROLL
     for (unsigned set = 0; set < SETS; set++)
         tile_softmax<D>(args, query + 16 * set, key, scores[set], rows.sums[set], rows.top[set], rows.total[set]);
@@ -343,9 +371,10 @@ static __global__ void __launch_bounds__(threads_of(SETS), D == 64 ? 2 : 1) mma_
     const uint64_t begin = aq_first_key(args, first) / TILE * TILE, seen = aq_first_key(args, query);
     const uint16_t *qkv = static_cast<const uint16_t *>(args.qkv);
     const uint16_t *k = qkv + aq_qkv_at(args, head.sample, head.index, 1, 0), *v = k + args.kv_heads * D;
-    unsigned q[SETS][D / 16][4];
+    struct forward_queries<T, D, SETS> q;
+    q.tile = shared + threadIdx.x / 32 * ROWS * STRIDE;
     struct forward_rows<D, SETS> rows;
-    sums_zero<D>(rows.sums);
+    zero(rows.sums);
     AQ_UNROLL
     for (unsigned i = 0; i < 2 * SETS; i++) {
         rows.top[i / 2][i % 2] = -INFINITY;
@@ -363,7 +392,7 @@ static __global__ void __launch_bounds__(threads_of(SETS), D == 64 ? 2 : 1) mma_
             rows_copy<TILE, D>(next, k + (key + TILE) * stride, stride, key + TILE, args.T);
             rows_copy<TILE, D>(next + TILE * STRIDE, v + (key + TILE) * stride, stride, key + TILE, args.T);
         }
-        if (key == begin) fragments<D>(q, shared + threadIdx.x / 32 * ROWS * STRIDE);
+        if (key == begin) q.load();
         if (key < query + ROWS && key + TILE > seen)
             forward_tile<T, D, SETS, MASKED>(args, head, query, key, q, now, now + TILE * STRIDE, rows);
     }
@@ -445,21 +474,14 @@ backward_keys16(const struct aq_cuda_attention &args, struct head head, uint64_t
                 const float *deltas, float (&dk)[SETS][D / 8][4], float (&dv)[SETS][D / 8][4])
 {
     const unsigned lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    float scores[SETS][2][4], products[SETS][2][4], lse2[2][4], delta[2][4];
+    float scores[SETS][2][4], products[SETS][2][4];
     unsigned weights[SETS][4], slopes[SETS][4];
     own.dots(scores, 0, q);
     own.dots(products, 1, dout);
     AQ_UNROLL
-    for (unsigned n = 0; n < 2; n++)
-        for (unsigned i = 0; i < 4; i++) {
-            const unsigned column = 8 * n + 2 * t + i % 2;
-            lse2[n][i] = lse2s[column];
-            delta[n][i] = deltas[column];
-        }
-    AQ_UNROLL
     for (unsigned set = 0; set < SETS; set++) {
         const int ahead = static_cast<int>(query - key) - static_cast<int>(16 * set);
-        float factors[2][4];
+        float factors[2][4], lse2[2][4], delta[2][4];
         if (ahead < 15 || static_cast<unsigned>(ahead + 15) >= args.window) { /* the diagonal; where windows begin */
             AQ_UNROLL
             for (unsigned n = 0; n < 2; n++)
@@ -471,6 +493,13 @@ backward_keys16(const struct aq_cuda_attention &args, struct head head, uint64_t
             factors_of_keys(args, head, query, key + 16 * set, factors);
         else
             factors_one(factors);
+        AQ_UNROLL
+        for (unsigned n = 0; n < 2; n++)
+            for (unsigned i = 0; i < 4; i++) {
+                const unsigned column = 8 * n + 2 * t + i % 2;
+                lse2[n][i] = lse2s[column];
+                delta[n][i] = deltas[column];
+            }
         slopes16<T>(args, scores[set], products[set], lse2, delta, factors, weights[set], slopes[set]);
     }
     add16<T, D>(dv, weights, dout);
@@ -500,8 +529,8 @@ static __global__ void __launch_bounds__(threads_of(SETS), D == 64 ? 2 : 1)
     struct own_rows<T, D, SETS> own;
     own.tile = shared + threadIdx.x / 32 * ROWS * STRIDE;
     float dk[SETS][D / 8][4], dv[SETS][D / 8][4];
-    sums_zero<D>(dk);
-    sums_zero<D>(dv);
+    zero(dk);
+    zero(dv);
     rows_copy<OWN, D>(shared, k, stride, first, args.T);
     rows_copy<OWN, D>(shared + OWN * STRIDE, k + args.kv_heads * D, stride, first, args.T);
     const uint16_t *q = qkv + aq_qkv_at(args, own_head.sample, own_head.index, 0, first);
@@ -597,7 +626,7 @@ static __global__ void __launch_bounds__(threads_of(SETS), D == 64 ? 2 : 1)
     struct own_rows<T, D, SETS> own;
     own.tile = shared + threadIdx.x / 32 * ROWS * STRIDE;
     float dq[SETS][D / 8][4], lse2[SETS][2], delta[SETS][2];
-    sums_zero<D>(dq);
+    zero(dq);
     AQ_UNROLL
     for (unsigned half = 0; half < 2 * SETS; half++) { /* of a set, and of the next */
         const uint64_t row = query + g + 8 * half;
@@ -652,12 +681,13 @@ static dim3 grid_of(const struct aq_cuda_attention *args, unsigned heads, uint64
 }
 
 /*
- * Sets of a warp, as registers allow without spills on sm_90 (255 a thread): two in forward, and for the queries of
- * backward with D of 64; one for its keys, which keep two sums.
+ * Sets of a warp, as registers allow on sm_90 (255 a thread; docs/RESULTS.md, "On a GPU"): two, but one in backward
+ * with D of 128. There two spill 800 bytes for keys; queries have room, but a processor's shared memory holds one
+ * block, and its four warps would be alone.
  */
-constexpr unsigned FORWARD_SETS = 2, KEYS_SETS = 1;
+constexpr unsigned FORWARD_SETS = 2;
 
-constexpr unsigned queries_sets(unsigned D)
+constexpr unsigned backward_sets(unsigned D)
 {
     return D == 64 ? 2 : 1;
 }
@@ -673,11 +703,11 @@ template <typename T, unsigned D, bool MASKED>
 static enum aq_status backward_run(const struct aq_cuda_attention *args, uint64_t samples, cudaStream_t stream)
 {
     const dim3 keys = grid_of(args, args->kv_heads, samples), queries = grid_of(args, args->H, samples);
-    constexpr unsigned QUERIES_SETS = queries_sets(D);
-    AQ_TRY(AQ_LAUNCH((mma_backward_keys<T, D, KEYS_SETS, MASKED>), keys, threads_of(KEYS_SETS), shared_bytes(D, 2),
-                     stream, *args));
-    return AQ_LAUNCH((mma_backward_queries<T, D, QUERIES_SETS, MASKED>), queries, threads_of(QUERIES_SETS),
-                     shared_bytes(D, 2), stream, *args);
+    constexpr unsigned SETS = backward_sets(D);
+    AQ_TRY(AQ_LAUNCH((mma_backward_keys<T, D, SETS, MASKED>), keys, threads_of(SETS), shared_bytes(D, 2), stream,
+                     *args));
+    return AQ_LAUNCH((mma_backward_queries<T, D, SETS, MASKED>), queries, threads_of(SETS), shared_bytes(D, 2), stream,
+                     *args);
 }
 
 template <typename T>
