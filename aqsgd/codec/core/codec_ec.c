@@ -342,12 +342,18 @@ struct chunk {
     uint8_t *at, *limit; /* where its bytes may be */
 };
 
-static struct chunk chunk_at(const struct aq_codec *codec, uint8_t *from, uint32_t number)
+static struct chunk chunk_of(const struct aq_codec *codec, uint32_t number)
 {
     const uint32_t rows = aq_ec_chunk_rows(codec->columns);
     struct chunk chunk = {.first = number * rows};
     chunk.end = codec->rows - chunk.first > rows ? chunk.first + rows : codec->rows;
     chunk.values = (size_t)(chunk.end - chunk.first) * codec->columns;
+    return chunk;
+}
+
+static struct chunk chunk_at(const struct aq_codec *codec, uint8_t *from, uint32_t number)
+{
+    struct chunk chunk = chunk_of(codec, number);
     chunk.at = from + (uint64_t)number * AQ_EC_CHUNK_SLACK + 4 * (uint64_t)chunk.first * codec->columns;
     chunk.limit = chunk.at + 4 * chunk.values + AQ_EC_CHUNK_SLACK;
     return chunk;
@@ -475,7 +481,7 @@ static void encode_piece(uint32_t number, void *context)
 /* Of chunk `index` as it came; entry: bytes of words and of escapes. */
 static uint64_t chunk_bytes(const struct aq_codec *codec, const uint8_t *body, uint32_t index, uint32_t entry[2])
 {
-    const struct chunk chunk = chunk_at(codec, NULL, index);
+    const struct chunk chunk = chunk_of(codec, index);
     memcpy(entry, body + AQ_EC_HEAD_BYTES + (size_t)index * AQ_EC_CHUNK_ENTRY, AQ_EC_CHUNK_ENTRY);
     return (uint64_t)AQ_EC_STATE_BYTES + entry[0] + entry[1] + aq_ec_cells_bytes(chunk.values, body[AQ_EC_REFINE] & 7u);
 }
@@ -581,7 +587,7 @@ static void decode_piece(uint32_t number, void *context)
         uint32_t entry[2];
         const uint64_t bytes = chunk_bytes(codec, job->body, index, entry);
         if (index % pieces == number) {
-            const struct chunk chunk = chunk_at(codec, NULL, index);
+            const struct chunk chunk = chunk_of(codec, index);
             job->failed[number] = !chunk_decode(job, number, &chunk, at, entry);
         }
         at += bytes;
