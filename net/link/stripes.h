@@ -3,17 +3,18 @@
  *
  * What is written is cut into stripes, numbered in order; each goes to the next connection that has room, behind a head
  * of 16 bytes (docs/FRAME.md, "Several streams"). The reader knows the head that each connection is at, takes the one
- * that is due and leaves the others where they are, in the kernel: nothing is sorted, kept or allocated here. To the
+ * that is due and leaves the others where they are, in the kernel: without sums nothing is kept here. To the
  * link it is one stream, in order: frames, credits, digests and healing are as over one connection. When one connection
  * is lost the stream is lost, and the link makes all of them again.
  *
- * Copies: where both ends agreed on them a stripe may go over a second connection, too, and the reader takes what comes
- * first, from either, also in the middle of it, so that a packet that is lost on one connection holds nobody up. What
- * comes later is read and dropped. Copies wait for their connection to have room, the last AQ_COPIES_KEPT stripes of
- * them.
+ * Sums: where both ends agreed on them (link.copies) stripes are of groups of up to AQ_GROUP_STRIPES, each on another
+ * connection, and behind a group goes the exclusive or of its stripes over one that has none of them. A stripe that
+ * does not come is made from the sum and the others, so that a packet that is lost on one connection holds nobody up;
+ * what comes later is read and dropped. Only then are stripes kept here, those of one group at most. A sum whose
+ * connections all stand still is left out.
  *
  * What write has taken may still lie here (stream.unsent): it goes out with the next write, also one of nothing.
- * Nothing from the peer but heads is looked at: a head that is broken, a number that came before (without copies), a
+ * Nothing from the peer but heads is looked at: a head that is broken, a number that came before (without sums), a
  * gap between all numbers at hand, two lengths of one stripe, and an end that is not the end of all are AQ_CORRUPT or
  * AQ_PROTO (aq_byte_stream_refusal says why).
  * Locking: as any stream.
@@ -28,7 +29,7 @@
 /* What the ends agreed on. */
 struct aq_stripes_config {
     uint64_t bundle;            /* of their handshake: it seeds the digests of heads */
-    enum aq_link_copies copies; /* how this end sends them; OFF: none come either    */
+    enum aq_link_copies copies; /* when this end sends sums; OFF: none come either   */
 };
 
 /* parts[0 .. count) that stand, in the order of their numbers. Takes the parts, also on failure. AQ_NOMEM, AQ_IO (no
