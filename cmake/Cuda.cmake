@@ -2,10 +2,10 @@
 # program that comes out runs without one too.
 #
 # Files of CUDA are known by name: cuda_*.c, *_cuda.c and every .cu; without AQ_CUDA they are in no target. C sees the build
-# by AQ_WITH_CUDA and AQ_WITH_NCCL (0 or 1).
+# by AQ_WITH_CUDA, AQ_WITH_NCCL and AQ_WITH_CUDNN (0 or 1).
 set(AQ_CUDA_FILES "/(cuda_[^/]*|[^/]*_cuda(_[^/]*)?)\\.(c|cu)$|/[^/]*\\.cu$")
 
-# Targets see these two whatever the options say.
+# Targets see these whatever the options say.
 target_compile_definitions(aq_flags INTERFACE
   AQ_WITH_CUDA=$<BOOL:${AQ_CUDA}> AQ_WITH_NCCL=$<AND:$<BOOL:${AQ_CUDA}>,$<BOOL:${AQ_NCCL}>>)
 
@@ -13,11 +13,14 @@ target_compile_definitions(aq_flags INTERFACE
 function(aq_cuda_sources list)
   if(NOT AQ_CUDA)
     list(FILTER ${list} EXCLUDE REGEX "${AQ_CUDA_FILES}")
-    set(${list} ${${list}} PARENT_SCOPE)
+  elseif(NOT AQ_CUDNN_FOUND)
+    list(FILTER ${list} EXCLUDE REGEX "/cuda_cudnn[^/]*\\.c$")
   endif()
+  set(${list} ${${list}} PARENT_SCOPE)
 endfunction()
 
 if(NOT AQ_CUDA)
+  target_compile_definitions(aq_flags INTERFACE AQ_WITH_CUDNN=0)
   return()
 endif()
 
@@ -75,6 +78,33 @@ target_link_libraries(aq_dep::cuda INTERFACE CUDA::cudart_static ${AQ_cublasLt_L
 # nobody has told the system's loader of the toolkit.
 target_link_options(aq_dep::cuda INTERFACE "LINKER:-rpath,${CUDAToolkit_LIBRARY_DIR}" "LINKER:-rpath,${AQ_cublasLt_FOLDER}")
 target_compile_definitions(aq_dep::cuda INTERFACE AQ_CUDA_ARCHITECTURES="${AQ_CUDA_ARCHITECTURES}")
+
+# cuDNN's attention, to compare with (AQ_GPU_ATTENTION=cudnn): its headers here, its library when a program asks for it.
+set(AQ_CUDNN_FOUND OFF)
+if(NOT AQ_CUDNN STREQUAL "OFF")
+  find_path(AQ_cudnn_INCLUDE cudnn_graph.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+  find_library(AQ_cudnn_LIBRARY NAMES libcudnn.so.9 HINTS ${CUDAToolkit_LIBRARY_DIR} ${AQ_cudnn_INCLUDE}/../lib)
+  mark_as_advanced(AQ_cudnn_INCLUDE AQ_cudnn_LIBRARY)
+  set(version 0)
+  if(AQ_cudnn_INCLUDE)
+    file(STRINGS ${AQ_cudnn_INCLUDE}/cudnn_version.h lines REGEX "define CUDNN_(MAJOR|MINOR) ")
+    string(REGEX REPLACE "[^0-9]*([0-9]+)[^0-9]+([0-9]+).*" "\\1.\\2" version "${lines}")
+  endif()
+  if(version VERSION_GREATER_EQUAL 9.21)
+    set(AQ_CUDNN_FOUND ON)
+    target_include_directories(aq_dep::cuda SYSTEM BEFORE INTERFACE ${AQ_cudnn_INCLUDE}) # the toolkit may have an older one
+    target_compile_definitions(aq_dep::cuda INTERFACE AQ_CUDNN_LIBRARY="${AQ_cudnn_LIBRARY}")
+    target_link_libraries(aq_dep::cuda INTERFACE ${CMAKE_DL_LIBS})
+    message(STATUS "cuDNN ${version}: its attention is built (AQ_GPU_ATTENTION=cudnn)")
+  elseif(AQ_CUDNN STREQUAL "ON")
+    message(FATAL_ERROR "AQ_CUDNN is ON and cuDNN 9.21 or newer is not here (found: ${version}): pip install nvidia-cudnn-cu13, and "
+      "-DAQ_cudnn_INCLUDE=.../nvidia/cudnn/include -DAQ_cudnn_LIBRARY=.../nvidia/cudnn/lib/libcudnn.so.9")
+  else()
+    message(STATUS "no cuDNN 9.21 here: attention is the house's own alone")
+  endif()
+endif()
+
+target_compile_definitions(aq_flags INTERFACE AQ_WITH_CUDNN=$<BOOL:${AQ_CUDNN_FOUND}>)
 
 if(AQ_NCCL)
   find_path(AQ_nccl_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})

@@ -4,7 +4,7 @@ if(NOT COMMAND aq_cuda_test OR AQ_CUDA)
   return()
 endif()
 add_library(aq_cuda_on_host OBJECT cuda_host/runtime/device_on_host.c cuda_host/runtime/cuda_runtime_host.c
-  cuda_host/runtime/cuda_streams_host.c cuda_host/runtime/cuda_ipc_host.c)
+  cuda_host/runtime/cuda_streams_host.c cuda_host/runtime/cuda_ipc_host.c cuda_host/runtime/cudnn_host.c)
 target_include_directories(aq_cuda_on_host PUBLIC cuda_host/runtime cuda_host ${aqsgd_ROOMS})
 target_include_directories(aq_cuda_on_host PRIVATE ${aqsgd_ROOMS})
 target_link_libraries(aq_cuda_on_host PRIVATE aqsgd aq_flags)
@@ -55,6 +55,11 @@ target_compile_definitions(conform_device_cuda PRIVATE AQ_CUDA_ON_HOST)
 add_test(NAME conform_device_cuda_plain COMMAND conform_device_cuda test_*matmul*)
 set_tests_properties(conform_device_cuda_plain PROPERTIES SKIP_RETURN_CODE 77 LABELS "conform;quick" TIMEOUT 900
   ENVIRONMENT "AQ_CONFORM=cuda;CUBLASLT_HOST_FUSES=0")
+
+# Its attention by cuDNN, where that can.
+add_test(NAME conform_device_cuda_cudnn COMMAND conform_device_cuda test_attention_*)
+set_tests_properties(conform_device_cuda_cudnn PROPERTIES SKIP_RETURN_CODE 77 LABELS "conform;quick" TIMEOUT 900
+  ENVIRONMENT "AQ_CONFORM=cuda;AQ_GPU_ATTENTION=cudnn;AQ_LOG=device:0")
 
 # A whole stage through the backend: matrix products on the host, every kernel emulated.
 aq_cuda_on_host_test(test_device_training_cuda LABELS quick TIMEOUT 900)

@@ -2,7 +2,7 @@
  * cuda_device.h -- what the files of the CUDA backend share: the device, and how CUDA's errors become ours.
  *
  * Map: cuda_probe.c which GPU, why not, and whose; device_cuda.c memory, streams, events; cuda_matmul.c matrix products
- * (cuBLASLt); cuda_math.c the rest of device_math.h, which cuda_*.cu compute.
+ * (cuBLASLt); cuda_math.c the rest of device_math.h, which cuda_*.cu compute; cuda_cudnn.c attention by cuDNN.
  */
 #ifndef AQ_CUDA_DEVICE_H
 #define AQ_CUDA_DEVICE_H
@@ -55,6 +55,7 @@ enum aq_status cuda_take_file(const char *path, uint64_t owner, int *fd);
 bool cuda_architecture_fits(const char *list, int major, int minor);
 
 struct cuda_matmul; /* cuBLASLt, and the algorithms chosen so far: cuda_matmul.c */
+struct cuda_cudnn;  /* cuDNN's attention, where it is asked for: cuda_cudnn.c */
 
 struct aq_stream {
     struct cuda_device *device;
@@ -76,6 +77,7 @@ struct cuda_device {
     uint32_t arena_pieces;
     uint64_t held; /* by cudaMalloc: the arena, and what is not cut from it */
     struct cuda_matmul *matmul;
+    struct cuda_cudnn *cudnn; /* NULL: attention is the house's own */
     char name[128];
 };
 

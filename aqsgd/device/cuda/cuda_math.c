@@ -1,10 +1,13 @@
 /*
  * cuda_math.c -- device_math.h on a GPU, but for the matrix products: each row of math.def is its kernels' launcher
- * (cuda_kernels.h) with the stream's scratch memory. Initial values have a step on the host.
+ * (cuda_kernels.h) with the stream's scratch memory. Initial values have a step on the host; attention may be cuDNN's.
  */
 #include <string.h>
 
 #include "cuda_device.h"
+#if AQ_WITH_CUDNN
+#include "cuda_cudnn.h"
+#endif
 
 #define AQ_MATH_LIBRARY(...)
 #define AQ_MATH(name, type, ...)                                                                                       \
@@ -14,6 +17,30 @@
         return aq_cuda_##name(args, cuda_part(stream, 0), stream->at);                                                 \
     }
 #include "aqsgd/math.def"
+
+static enum aq_status attention(struct cuda_device *cuda, const struct aq_attention *args, bool backward,
+                                struct aq_stream *stream)
+{
+    bool done = false;
+    stream = cuda_stream_of(cuda, stream);
+#if AQ_WITH_CUDNN
+    if (cuda->cudnn) AQ_TRY(cuda_cudnn_attention(cuda->cudnn, args, backward, stream, &done));
+#endif
+    if (done) return cuda_check(cuda, stream, "attention");
+    return backward ? aq_cuda_attention_backward(args, cuda_part(stream, 0), stream->at)
+                    : aq_cuda_attention(args, cuda_part(stream, 0), stream->at);
+}
+
+enum aq_status cuda_attention(struct aq_device *device, const struct aq_attention *args, struct aq_stream *stream)
+{
+    return attention(cuda_device_of(device), args, false, stream);
+}
+
+enum aq_status cuda_attention_backward(struct aq_device *device, const struct aq_attention *args,
+                                       struct aq_stream *stream)
+{
+    return attention(cuda_device_of(device), args, true, stream);
+}
 
 enum aq_status cuda_squares(struct aq_device *device, const float *x, const struct aq_range *spans, uint32_t count,
                             double *sums, struct aq_stream *stream)

@@ -14,6 +14,9 @@
 #include <cublasLt.h>
 
 #include "cuda_device.h"
+#if AQ_WITH_CUDNN
+#include "cuda_cudnn.h"
+#endif
 
 static const size_t SCRATCH_BYTES = (size_t)CUDA_PARTS * CUDA_PART_BYTES + CUDA_GRAIN;
 static_assert(CUDA_PARTS * CUDA_PART_BYTES + CUDA_GRAIN + CUDA_WORKSPACE_BYTES == AQ_DEVICE_STREAM_BYTES,
@@ -326,6 +329,9 @@ static void cuda_close(struct aq_device *device)
 {
     struct cuda_device *cuda = cuda_device_of(device);
     cuda_matmul_close(cuda->matmul);
+#if AQ_WITH_CUDNN
+    cuda_cudnn_close(cuda->cudnn);
+#endif
     if (cuda->own) cuda_stream_close(device, cuda->own);
     if (cuda->arena) (void)cudaFree(cuda->arena);
     aq_mutex_close(cuda->lock);
@@ -349,6 +355,22 @@ static enum aq_status context_open(struct cuda_device *cuda)
                        "another GPU",
                        cuda->probe.index, cuda->probe.name);
     return cuda_failed(error, "cudaSetDevice", __FILE__, __LINE__);
+}
+
+/* Another attention than the house's own, where the environment asks for it. */
+static enum aq_status cudnn_open(struct cuda_device *cuda)
+{
+#if AQ_WITH_CUDNN
+    return cuda_cudnn_open(&cuda->cudnn);
+#else
+    const char *way = getenv("AQ_GPU_ATTENTION");
+    (void)cuda;
+    if (!way || !*way || strcmp(way, "own") == 0) return AQ_OK;
+    return aq_fail(AQ_NODEV, "device",
+                   "AQ_GPU_ATTENTION is \"%.40s\", and this aqpipe was built without cuDNN: unset it, or build with "
+                   "cuDNN's headers (-DAQ_CUDNN=ON)",
+                   way);
+#endif
 }
 
 /* As cuda_open decides for auto. */
@@ -389,6 +411,7 @@ static enum aq_status cuda_open(const struct aq_device_config *config, struct aq
     AQ_TRY_GOTO(aq_mutex_open(&cuda->lock), out);
     AQ_TRY_GOTO(cuda_stream_open(&cuda->base, false, &cuda->own), out);
     AQ_TRY_GOTO(cuda_matmul_open(cuda, &cuda->matmul), out);
+    AQ_TRY_GOTO(cudnn_open(cuda), out);
     snprintf(cuda->name, sizeof cuda->name, "cuda %d: %.60s, sm_%d%d, %d processors, %.1f GiB", probe.index, probe.name,
              probe.major, probe.minor, probe.processors, (double)probe.memory_bytes / 0x1p30);
     aq_log("device", 2, "%s", cuda->name);
@@ -412,6 +435,11 @@ static void cuda_info(const struct aq_device *device, struct aq_device_info *out
     snprintf(out->uuid, sizeof out->uuid, "%s", cuda->probe.uuid);
     snprintf(out->rounding, sizeof out->rounding, "%.64s, sm_%d%d, %d processors, cuBLASLt %zu", cuda->probe.name,
              cuda->probe.major, cuda->probe.minor, cuda->probe.processors, cublasLtGetVersion());
+#if AQ_WITH_CUDNN
+    const size_t used = strlen(out->rounding);
+    if (cuda->cudnn)
+        snprintf(out->rounding + used, sizeof out->rounding - used, ", cuDNN %zu", cuda_cudnn_version(cuda->cudnn));
+#endif
 }
 
 const struct aq_device_ops aq_device_cuda = {.kind = "cuda",

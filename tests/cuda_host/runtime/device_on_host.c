@@ -4,10 +4,15 @@
  */
 #undef AQ_WITH_CUDA
 #define AQ_WITH_CUDA          1
+#undef AQ_WITH_CUDNN
+#define AQ_WITH_CUDNN         1
+#define AQ_CUDNN_LINKED
 #define AQ_CUDA_ARCHITECTURES "80-real,90-real,100"
 
 #include "device.c"
 
+#include "cuda_cudnn.c"
+#include "cuda_cudnn_plan.c"
 #include "cuda_math.c"
 #include "cuda_matmul.c"
 #include "cuda_plan.c"

@@ -1,0 +1,415 @@
+/*
+ * cudnn_host.c -- cuDNN's attention on the host. See its header.
+ */
+#include <assert.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "aqsgd/base.h"
+#include "cudnn.h"
+
+enum { ATTRIBUTES_MAX = 16, VALUES_MAX = 16, ALGORITHMS = 4, TENSORS = 10 };
+
+struct cudnn_host {
+    cudaStream_t stream;
+};
+
+struct attribute {
+    cudnnBackendAttributeName_t name;
+    cudnnBackendAttributeType_t type;
+    int64_t count;
+    union {
+        int64_t numbers[VALUES_MAX];
+        void *pointers[VALUES_MAX];
+    } values;
+};
+
+struct cudnn_host_descriptor {
+    cudnnBackendDescriptorType_t type;
+    bool final;
+    int count, algorithm; /* of a configuration, an engine and a plan */
+    cudnnBackendDescriptor_t graph;
+    struct attribute attributes[ATTRIBUTES_MAX];
+};
+
+static struct cudnn_host_say known = {.version = 92801, .workspace = 4096};
+static int out_now, ran, ran_with;
+static char last_error[64];
+
+void cudnn_host_say(struct cudnn_host_say say)
+{
+    known = say;
+}
+
+int cudnn_host_ran(int *algorithm)
+{
+    const int count = ran;
+    *algorithm = ran_with;
+    ran = 0;
+    return count;
+}
+
+int cudnn_host_open(void)
+{
+    return out_now;
+}
+
+size_t cudnnGetVersion(void)
+{
+    return known.version;
+}
+
+const char *cudnnGetErrorString(cudnnStatus_t status)
+{
+    return status == CUDNN_STATUS_SUCCESS ? "no error" : status == CUDNN_STATUS_BAD_PARAM ? "bad parameter" : "refused";
+}
+
+void cudnnGetLastErrorString(char *text, size_t bytes)
+{
+    snprintf(text, bytes, "%s", last_error);
+}
+
+static cudnnStatus_t bad(const char *what)
+{
+    snprintf(last_error, sizeof last_error, "%s", what);
+    return CUDNN_STATUS_BAD_PARAM;
+}
+
+cudnnStatus_t cudnnCreate(cudnnHandle_t *out)
+{
+    *out = calloc(1, sizeof **out);
+    return *out ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_NOT_INITIALIZED;
+}
+
+cudnnStatus_t cudnnDestroy(cudnnHandle_t handle)
+{
+    free(handle);
+    return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream)
+{
+    handle->stream = stream;
+    return CUDNN_STATUS_SUCCESS;
+}
+
+/* --- descriptors ------------------------------------------------------------------------------------------------ */
+
+cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type, cudnnBackendDescriptor_t *out)
+{
+    *out = calloc(1, sizeof **out);
+    if (!*out) return CUDNN_STATUS_NOT_INITIALIZED;
+    (*out)->type = type;
+    out_now++;
+    return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t descriptor)
+{
+    free(descriptor);
+    out_now--;
+    return CUDNN_STATUS_SUCCESS;
+}
+
+static const struct attribute *find(cudnnBackendDescriptor_t of, cudnnBackendAttributeName_t name)
+{
+    for (int i = 0; of && i < of->count; i++)
+        if (of->attributes[i].name == name) return &of->attributes[i];
+    return NULL;
+}
+
+static cudnnBackendDescriptor_t part(cudnnBackendDescriptor_t of, cudnnBackendAttributeName_t name)
+{
+    const struct attribute *attribute = find(of, name);
+    return attribute && attribute->type == CUDNN_TYPE_BACKEND_DESCRIPTOR ? attribute->values.pointers[0] : NULL;
+}
+
+static int64_t number(cudnnBackendDescriptor_t of, cudnnBackendAttributeName_t name)
+{
+    const struct attribute *attribute = find(of, name);
+    return attribute ? attribute->values.numbers[0] : 0;
+}
+
+static size_t bytes_of(cudnnBackendAttributeType_t type)
+{
+    switch (type) {
+    case CUDNN_TYPE_BOOLEAN: return sizeof(bool);
+    case CUDNN_TYPE_DATA_TYPE:
+    case CUDNN_TYPE_HEUR_MODE:
+    case CUDNN_TYPE_NUMERICAL_NOTE:
+    case CUDNN_TYPE_POINTWISE_MODE: return sizeof(int);
+    default: return sizeof(void *);
+    }
+}
+
+cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t of, cudnnBackendAttributeName_t name,
+                                       cudnnBackendAttributeType_t type, int64_t count, const void *values)
+{
+    if (of->final) return bad("it is final");
+    if (count < 1 || count > VALUES_MAX || of->count == ATTRIBUTES_MAX || find(of, name)) return bad("so many");
+    struct attribute *attribute = &of->attributes[of->count];
+    *attribute = (struct attribute){.name = name, .type = type, .count = count};
+    for (int64_t i = 0; i < count; i++)
+        memcpy(&attribute->values.numbers[i], (const char *)values + (size_t)i * bytes_of(type), bytes_of(type));
+    for (int64_t i = 0; type == CUDNN_TYPE_BACKEND_DESCRIPTOR && i < count; i++) {
+        const struct cudnn_host_descriptor *given = attribute->values.pointers[i];
+        if (!given->final && given->type != CUDNN_BACKEND_ENGINECFG_DESCRIPTOR) return bad("a part is not final");
+    }
+    of->count++;
+    return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t of, cudnnBackendAttributeName_t name,
+                                       cudnnBackendAttributeType_t type, int64_t room, int64_t *count, void *values)
+{
+    (void)type;
+    *count = 1;
+    if (name == CUDNN_ATTR_ENGINEHEUR_RESULTS) {
+        *count = ALGORITHMS;
+        for (int i = 0; i < room && i < ALGORITHMS; i++) {
+            cudnnBackendDescriptor_t config = ((cudnnBackendDescriptor_t *)values)[i];
+            config->algorithm = i;
+            config->graph = part(of, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
+        }
+    } else if (name == CUDNN_ATTR_ENGINECFG_ENGINE) {
+        (*(cudnnBackendDescriptor_t *)values)->algorithm = of->algorithm;
+    } else if (name == CUDNN_ATTR_ENGINE_NUMERICAL_NOTE) {
+        *(cudnnBackendNumericalNote_t *)values =
+            of->algorithm == 0 ? CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC : CUDNN_NUMERICAL_NOTE_TENSOR_CORE;
+    } else if (name == CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE && of->final) {
+        *(int64_t *)values = (int64_t)known.workspace;
+    } else {
+        return bad("a question");
+    }
+    return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor)
+{
+    if (descriptor->final) return bad("it is final already");
+    if (descriptor->type == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR) {
+        const struct cudnn_host_descriptor *config = part(descriptor, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
+        if (!config || !config->graph || !find(descriptor, CUDNN_ATTR_EXECUTION_PLAN_HANDLE)) return bad("a plan of nothing");
+        descriptor->algorithm = config->algorithm;
+        descriptor->graph = config->graph;
+        if (known.failing >> config->algorithm & 1) return CUDNN_STATUS_NOT_SUPPORTED;
+    }
+    descriptor->final = true;
+    return CUDNN_STATUS_SUCCESS;
+}
+
+/* --- attention -------------------------------------------------------------------------------------------------- */
+
+/* A tensor of the operation, and where it lies; absent where sizes[0] is 0. */
+struct tensor {
+    int64_t sizes[4], strides[4];
+    int64_t type;
+    void *at;
+};
+
+/* In the order of `names`: those that both have, then backward's. */
+enum { Q, K, V, O, LSE, SCALE, DO, DQ, DK, DV };
+static const cudnnBackendAttributeName_t names[2][TENSORS] = {
+    {CUDNN_ATTR_OPERATION_SDPA_FWD_QDESC, CUDNN_ATTR_OPERATION_SDPA_FWD_KDESC, CUDNN_ATTR_OPERATION_SDPA_FWD_VDESC,
+     CUDNN_ATTR_OPERATION_SDPA_FWD_ODESC, CUDNN_ATTR_OPERATION_SDPA_FWD_STATSDESC,
+     CUDNN_ATTR_OPERATION_SDPA_FWD_SCALEDESC},
+    {CUDNN_ATTR_OPERATION_SDPA_BWD_QDESC, CUDNN_ATTR_OPERATION_SDPA_BWD_KDESC, CUDNN_ATTR_OPERATION_SDPA_BWD_VDESC,
+     CUDNN_ATTR_OPERATION_SDPA_BWD_ODESC, CUDNN_ATTR_OPERATION_SDPA_BWD_STATSDESC,
+     CUDNN_ATTR_OPERATION_SDPA_BWD_SCALEDESC, CUDNN_ATTR_OPERATION_SDPA_BWD_DODDESC,
+     CUDNN_ATTR_OPERATION_SDPA_BWD_DQDESC, CUDNN_ATTR_OPERATION_SDPA_BWD_DKDESC, CUDNN_ATTR_OPERATION_SDPA_BWD_DVDESC}};
+
+struct attention {
+    bool backward;
+    int64_t causal, window; /* masks that there are; the bound of the latter, 0: none */
+    float scale;
+    struct tensor tensors[TENSORS];
+    void *workspace;
+    size_t workspace_bytes;
+};
+
+static double load(const struct tensor *x, int64_t b, int64_t h, int64_t t, int64_t d)
+{
+    const int64_t at = b * x->strides[0] + h * x->strides[1] + t * x->strides[2] + d * x->strides[3];
+    if (x->type == CUDNN_DATA_FLOAT) return ((const float *)x->at)[at];
+    const uint16_t bits = ((const uint16_t *)x->at)[at];
+    return x->type == CUDNN_DATA_BFLOAT16 ? aq_bfloat_to_float(bits) : aq_half_to_float(bits);
+}
+
+static void store(const struct tensor *x, int64_t b, int64_t h, int64_t t, int64_t d, double value)
+{
+    const int64_t at = b * x->strides[0] + h * x->strides[1] + t * x->strides[2] + d * x->strides[3];
+    if (x->type == CUDNN_DATA_FLOAT)
+        ((float *)x->at)[at] = (float)value;
+    else
+        ((uint16_t *)x->at)[at] = x->type == CUDNN_DATA_BFLOAT16 ? aq_bfloat_from_float((float)value)
+                                                                 : aq_half_from_float((float)value);
+}
+
+static bool sees(const struct attention *x, int64_t row, int64_t column)
+{
+    return (!x->causal || row >= column) && (!x->window || column + x->window > row);
+}
+
+static double score(const struct attention *x, int64_t b, int64_t h, int64_t row, int64_t column)
+{
+    const int64_t of_keys = h / (x->tensors[Q].sizes[1] / x->tensors[K].sizes[1]);
+    double sum = 0;
+    for (int64_t d = 0; d < x->tensors[Q].sizes[3]; d++)
+        sum += load(&x->tensors[Q], b, h, row, d) * load(&x->tensors[K], b, of_keys, column, d);
+    return sum * (double)x->scale;
+}
+
+static void forward_head(const struct attention *x, int64_t b, int64_t h)
+{
+    const int64_t T = x->tensors[Q].sizes[2], D = x->tensors[Q].sizes[3];
+    const int64_t of_keys = h / (x->tensors[Q].sizes[1] / x->tensors[K].sizes[1]);
+    double *weights = calloc((size_t)T, sizeof *weights);
+    assert(weights);
+    for (int64_t row = 0; row < T; row++) {
+        double most = -INFINITY, sum = 0;
+        for (int64_t column = 0; column < T; column++)
+            if (sees(x, row, column)) most = fmax(most, weights[column] = score(x, b, h, row, column));
+        for (int64_t column = 0; column < T; column++)
+            sum += weights[column] = sees(x, row, column) ? exp(weights[column] - most) : 0;
+        store(&x->tensors[LSE], b, h, row, 0, most + log(sum));
+        for (int64_t d = 0; d < D; d++) {
+            double value = 0;
+            for (int64_t column = 0; column < T; column++)
+                value += weights[column] * load(&x->tensors[V], b, of_keys, column, d);
+            store(&x->tensors[O], b, h, row, d, value / sum);
+        }
+    }
+    free(weights);
+}
+
+/* The gradients of one head's queries, and what it adds to those of its keys and values, (T, D) each. */
+static void backward_head(const struct attention *x, int64_t b, int64_t h, double *dk, double *dv)
+{
+    const int64_t T = x->tensors[Q].sizes[2], D = x->tensors[Q].sizes[3];
+    const int64_t of_keys = h / (x->tensors[Q].sizes[1] / x->tensors[K].sizes[1]);
+    double *dq = calloc((size_t)D, sizeof *dq);
+    assert(dq);
+    for (int64_t row = 0; row < T; row++) {
+        double delta = 0;
+        memset(dq, 0, (size_t)D * sizeof *dq);
+        for (int64_t d = 0; d < D; d++)
+            delta += load(&x->tensors[DO], b, h, row, d) * load(&x->tensors[O], b, h, row, d);
+        for (int64_t column = 0; column < T; column++) {
+            if (!sees(x, row, column)) continue;
+            const double weight = exp(score(x, b, h, row, column) - load(&x->tensors[LSE], b, h, row, 0));
+            double product = 0;
+            for (int64_t d = 0; d < D; d++) {
+                product += load(&x->tensors[DO], b, h, row, d) * load(&x->tensors[V], b, of_keys, column, d);
+                dv[column * D + d] += weight * load(&x->tensors[DO], b, h, row, d);
+            }
+            const double slope = weight * (product - delta) * (double)x->scale;
+            for (int64_t d = 0; d < D; d++) {
+                dq[d] += slope * load(&x->tensors[K], b, of_keys, column, d);
+                dk[column * D + d] += slope * load(&x->tensors[Q], b, h, row, d);
+            }
+        }
+        for (int64_t d = 0; d < D; d++)
+            store(&x->tensors[DQ], b, h, row, d, dq[d]);
+    }
+    free(dq);
+}
+
+static void backward_keys(const struct attention *x, int64_t b, int64_t of_keys)
+{
+    const int64_t T = x->tensors[K].sizes[2], D = x->tensors[K].sizes[3];
+    const int64_t share = x->tensors[Q].sizes[1] / x->tensors[K].sizes[1];
+    double *dk = calloc((size_t)(2 * T * D), sizeof *dk), *dv = dk + T * D;
+    assert(dk);
+    for (int64_t h = of_keys * share; h < (of_keys + 1) * share; h++)
+        backward_head(x, b, h, dk, dv);
+    for (int64_t t = 0; t < T; t++)
+        for (int64_t d = 0; d < D; d++) {
+            store(&x->tensors[DK], b, of_keys, t, d, dk[t * D + d]);
+            store(&x->tensors[DV], b, of_keys, t, d, dv[t * D + d]);
+        }
+    free(dk);
+}
+
+static int attention_run(void *context)
+{
+    const struct attention *x = context;
+    memset(x->workspace, 0xa5, x->workspace_bytes); /* it is ours, all of it */
+    for (int64_t b = 0; b < x->tensors[Q].sizes[0]; b++)
+        for (int64_t h = 0; h < x->tensors[x->backward ? K : Q].sizes[1]; h++)
+            x->backward ? backward_keys(x, b, h) : forward_head(x, b, h);
+    free(context);
+    return cudaSuccess;
+}
+
+static void *address(cudnnBackendDescriptor_t pack, int64_t uid)
+{
+    const struct attribute *uids = find(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
+    const struct attribute *pointers = find(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
+    for (int64_t i = 0; uids && pointers && i < uids->count && i < pointers->count; i++)
+        if (uids->values.numbers[i] == uid) return pointers->values.pointers[i];
+    return NULL;
+}
+
+/* Each band of the mask must take the scores of the one before. */
+static bool masks_of(cudnnBackendDescriptor_t subgraph, int64_t first, int64_t last, cudnnBackendDescriptor_t pack,
+                     struct attention *out)
+{
+    const struct attribute *bands = find(subgraph, CUDNN_ATTR_OPERATIONGRAPH_OPS);
+    for (int64_t i = 0; bands && i < bands->count; i++) {
+        cudnnBackendDescriptor_t band = bands->values.pointers[i];
+        const int64_t keeps = number(band, CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_COMPARISON_MODE);
+        cudnnBackendDescriptor_t bound = part(band, CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_LEFT_BOUND_DESC);
+        cudnnBackendDescriptor_t fill = part(band, CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_BDESC);
+        const float *value = address(pack, number(fill, CUDNN_ATTR_TENSOR_UNIQUE_ID));
+        if (number(part(band, CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_XDESC), CUDNN_ATTR_TENSOR_UNIQUE_ID) != first++ ||
+            !value || !isinf(*value) || *value > 0 || keeps != (bound ? CUDNN_POINTWISE_CMP_GT : CUDNN_POINTWISE_CMP_GE))
+            return false;
+        const int32_t *window = bound ? address(pack, number(bound, CUDNN_ATTR_TENSOR_UNIQUE_ID)) : NULL;
+        if (bound && (!window || *window <= 0)) return false;
+        if (bound) out->window = *window;
+        out->causal += !bound;
+    }
+    return bands && first == last && out->causal == 1;
+}
+
+static bool tensor_of(cudnnBackendDescriptor_t operation, int index, cudnnBackendDescriptor_t pack, struct attention *out)
+{
+    cudnnBackendDescriptor_t tensor = part(operation, names[out->backward][index]);
+    const struct attribute *sizes = find(tensor, CUDNN_ATTR_TENSOR_DIMENSIONS);
+    const struct attribute *strides = find(tensor, CUDNN_ATTR_TENSOR_STRIDES);
+    if (!sizes || !strides || sizes->count != 4 || strides->count != 4) return false;
+    struct tensor *x = &out->tensors[index];
+    memcpy(x->sizes, sizes->values.numbers, sizeof x->sizes);
+    memcpy(x->strides, strides->values.numbers, sizeof x->strides);
+    x->type = number(tensor, CUDNN_ATTR_TENSOR_DATA_TYPE);
+    x->at = address(pack, number(tensor, CUDNN_ATTR_TENSOR_UNIQUE_ID));
+    return x->at && (uintptr_t)x->at % (uintptr_t)number(tensor, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT) == 0;
+}
+
+cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan, cudnnBackendDescriptor_t pack)
+{
+    if (!plan->final || !pack->final) return bad("not final");
+    cudnnBackendDescriptor_t operation = part(plan->graph, CUDNN_ATTR_OPERATIONGRAPH_OPS);
+    const bool backward = operation->type == CUDNN_BACKEND_OPERATION_SDPA_BWD_DESCRIPTOR;
+    const struct attribute *workspace = find(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
+    struct attention call = {.backward = backward, .workspace_bytes = known.workspace};
+    if (!workspace || !workspace->values.pointers[0]) return bad("nothing to work in");
+    call.workspace = workspace->values.pointers[0];
+    for (int i = 0; i < (backward ? TENSORS : DO); i++)
+        if (!tensor_of(operation, i, pack, &call)) return bad("a tensor");
+    memcpy(&call.scale, call.tensors[SCALE].at, sizeof call.scale);
+    if (!masks_of(part(operation, backward ? CUDNN_ATTR_OPERATION_SDPA_BWD_SUBGRAPH : CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH),
+                  number(operation, backward ? CUDNN_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_INPUT_UID
+                                             : CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_INPUT_UID),
+                  number(operation, backward ? CUDNN_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_OUTPUT_UID
+                                             : CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OUTPUT_UID),
+                  pack, &call))
+        return bad("a mask");
+    ran++;
+    ran_with = plan->algorithm;
+    return cuda_runtime_host_later(handle->stream, attention_run, &call, sizeof call) == cudaSuccess
+               ? CUDNN_STATUS_SUCCESS
+               : CUDNN_STATUS_EXECUTION_FAILED_CUDA_DRIVER;
+}
