@@ -120,17 +120,20 @@ static void test_predict_distance_by_hand(void **state)
     }
 }
 
-/* Replicas meet once: half a round trip to agree, a whole one to average; then the norm, and none for the update. */
+/* Replicas meet once: a round trip to average, on which they agree; half of one more for PowerSGD. */
 static void test_predict_distance_of_replicas(void **state)
 {
     (void)state;
-    static const char *const sets[] = {"pipeline.stages=1", "pipeline.replicas=2", NULL};
-    struct aq_job *job;
-    struct aq_plan *plan = plan_of(sets, &job);
-    struct aq_plan_costs costs = unit_costs(plan);
-    costs.group_latency_s = 5;
-    assert_true(near(predict(plan, &costs).step_s, 2 * plan->micro_batches + 15));
-    done(plan, job);
+    for (int factors = 0; factors < 2; factors++) {
+        const char *const sets[] = {"pipeline.stages=1", "pipeline.replicas=2",
+                                    factors ? "reduce.codec=powersgd" : "reduce.codec=fp32", NULL};
+        struct aq_job *job;
+        struct aq_plan *plan = plan_of(sets, &job);
+        struct aq_plan_costs costs = unit_costs(plan);
+        costs.group_latency_s = 5;
+        assert_true(near(predict(plan, &costs).step_s, 2 * plan->micro_batches + 10 + 5 * factors));
+        done(plan, job);
+    }
 }
 
 /*
