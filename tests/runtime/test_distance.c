@@ -281,7 +281,8 @@ static void test_distance_decides_what_is_automatic(void **state)
                              *const one[] = {"edges.list=[{edge: 2, rtt_ms: 80}]", NULL},
                              *const gpipe[] = {"pipeline.schedule=gpipe", "pipeline.in_flight=default", NULL},
                              *const classic[] = {"link.rtt_ms=80", "pipeline.in_flight=classic", NULL},
-                             *const many[] = {"link.rtt_ms=80", "train.batch=64", "link.rate_mbps=0", NULL};
+                             *const many[] = {"link.rtt_ms=80", "train.batch=64", "link.rate_mbps=0", "cache.window=0",
+                                              NULL};
     struct aq_job *job, *job_far;
     struct aq_plan *plan = plan_of(NULL, &job), *plan_far = plan_of(far, &job_far);
     assert_int_equal(plan->schedule, AQ_SCHEDULE_1F1B);
