@@ -14,10 +14,12 @@ if(TARGET aqpipe)
   aq_faulty(aqpipe_faulty)
   target_include_directories(aqpipe_faulty PRIVATE ${aq_runtime_ROOMS})
   target_link_libraries(aqpipe_faulty PRIVATE aq_bench aq_runtime aq_flags)
-  add_library(power_loss MODULE kit/power_loss.c)
-  target_link_libraries(power_loss PRIVATE aq_flags ${CMAKE_DL_LIBS})
-  set_target_properties(power_loss PROPERTIES LIBRARY_OUTPUT_DIRECTORY $<TARGET_FILE_DIR:aqpipe>)
-  foreach(scenario doctor seen equal zero_bubble images tables tables_resume tables_bad_input instruct early_stop deberta deberta_resume glue isolated cut codecs warmup examples fp16 bad_input resume guard stop restart restart_daemon lost_disk outage packed long_outage dials power
+  foreach(library power_loss clock_jump) # for LD_PRELOAD
+    add_library(${library} MODULE kit/${library}.c)
+    target_link_libraries(${library} PRIVATE aq_flags ${CMAKE_DL_LIBS})
+    set_target_properties(${library} PROPERTIES LIBRARY_OUTPUT_DIRECTORY $<TARGET_FILE_DIR:aqpipe>)
+  endforeach()
+  foreach(scenario doctor seen equal zero_bubble images tables tables_resume tables_bad_input instruct early_stop deberta deberta_resume glue isolated cut codecs warmup examples fp16 bad_input resume guard stop restart restart_daemon lost_disk outage clock packed long_outage dials power
       freeze freeze_cut freeze_optimizers freeze_prefix folders
       replicas replicas_resume replicas_bad_input replicas_optimizers replicas_defaults
       replicas_reshard replicas_isolated replicas_auto replicas_nan replicas_machines wan probe balance

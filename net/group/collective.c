@@ -51,7 +51,10 @@ uint64_t aq_group_nccl_bytes(uint32_t size, uint64_t values)
 uint64_t aq_group_measure_device(const struct aq_group_config *config)
 {
     const uint64_t links = (uint64_t)config->size * config->piece_bytes;
-    return config->size == 1 ? 0 : links + aq_group_nccl_bytes(config->size, config->values);
+    /* Errors of a message while it is packed: a chunk has AQ_GROUP_MESSAGES_MIN, or two pieces are one. */
+    const uint64_t message = config->values / config->size / AQ_GROUP_MESSAGES_MIN, least = 2 * AQ_GRAD_PIECE;
+    const uint64_t errors = (message > least ? message : least) * sizeof(float);
+    return config->size == 1 ? 0 : links + errors + aq_group_nccl_bytes(config->size, config->values);
 }
 
 static enum aq_status take_memory(struct aq_group *group, const struct aq_group_config *config)
@@ -98,7 +101,7 @@ enum aq_status aq_group_init(struct aq_group *group, const struct aq_group_ops *
 void aq_group_deinit(struct aq_group *group)
 {
     const enum aq_memory_kind kind = group->wires_isolated ? AQ_MEMORY_DEVICE : AQ_MEMORY_PINNED;
-    aq_device_coding_close(group->coding);
+    aq_device_coding_close(group, group->coding);
     if (!group->isolated) {
         aq_unmap(group->slots, group->slots_bytes);
         return;
@@ -140,6 +143,12 @@ void *aq_group_slot(const struct aq_group *group, uint32_t to, uint64_t m)
 }
 
 /* ---- messages, checked ---- */
+
+static bool reduces(enum aq_collective collective)
+{
+    return collective == AQ_COLLECTIVE_ALLREDUCE || collective == AQ_COLLECTIVE_REDUCE_SCATTER ||
+           collective == AQ_COLLECTIVE_LANES || collective == AQ_COLLECTIVE_COMPRESSED;
+}
 
 static const char *collective_text(uint8_t collective)
 {
@@ -212,6 +221,7 @@ enum aq_status aq_group_begin(struct aq_group *group, enum aq_collective collect
 {
     if (group->broken != AQ_OK) return group->broken;
     if (group->whole && group->whole->broken != AQ_OK) return group->whole->broken;
+    AQ_ASSERT(!group->word.said || reduces(collective));
     if (count >> COUNT_BITS || detail >> (64 - COUNT_BITS))
         return aq_fail(AQ_INVAL, AREA, "%s of %" PRIu64 ", detail %" PRIu64 ": too many",
                        collective_text((uint8_t)collective), count, detail);

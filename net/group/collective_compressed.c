@@ -21,6 +21,7 @@
  * momentum computes it as it is packed, and steps as it is unpacked, so that both hide behind the wire.
  */
 #include <stdatomic.h>
+#include <string.h>
 
 #include "group.h"
 
@@ -69,6 +70,39 @@ static uint32_t wire_bytes(const struct aq_exchange *exchange, int phase, uint64
 
 /* ---- the worker's half ---- */
 
+/*
+ * As aq_grad_encode, of a reduction that may be void: what the errors were is left in x, which nobody reads any more
+ * before results are written there. Kept on the way in memory of this thread: 256 KiB of its stack.
+ */
+static enum aq_status encode_unsure(const struct aq_compressed *asked, uint64_t first, uint64_t count, void *wire)
+{
+    float errors[AQ_GRAD_PIECE];
+    AQ_ASSERT(count <= AQ_GRAD_PIECE);
+    memcpy(errors, asked->worker_error + first, count * sizeof *errors);
+    AQ_TRY(
+        aq_grad_encode(asked->worker, first, count, asked->x + first, asked->worker_error + first, asked->step, wire));
+    memcpy(asked->x + first, errors, count * sizeof *errors);
+    return AQ_OK;
+}
+
+/* Errors as they were before what was packed of a void reduction: see encode_unsure. */
+static enum aq_status undo(const struct aq_exchange *exchange, const struct aq_compressed *asked)
+{
+    const struct aq_group *group = exchange->group;
+    uint64_t first, count;
+    if (!exchange->undo || !asked->worker_error) return AQ_OK;
+    for (uint32_t owner = 0; owner < group->size; owner++)
+        for (uint64_t m = 0; m <= AQ_GROUP_LAG && aq_exchange_span(exchange, owner, m, &first, &count); m++) {
+            const size_t bytes = count * sizeof *asked->x;
+            if (!group->isolated)
+                memcpy(asked->worker_error + first, asked->x + first, bytes);
+            else
+                AQ_TRY(
+                    aq_device_copy(group->device, asked->worker_error + first, asked->x + first, bytes, group->stream));
+        }
+    return AQ_OK;
+}
+
 static void encode_piece(uint32_t task, void *context)
 {
     struct compressed *compressed = context;
@@ -79,6 +113,10 @@ static void encode_piece(uint32_t task, void *context)
     if (!piece_of(asked->worker, first, count, task % compressed->pieces, &at, &values, &offset)) return;
     uint8_t *wire = aq_group_slot(compressed->exchange->group, owner, compressed->m);
     if (asked->before) note(compressed, asked->before(asked->work, at, values));
+    if (compressed->exchange->unsure && asked->worker_error) {
+        note(compressed, encode_unsure(asked, at, values, wire + offset));
+        return;
+    }
     note(compressed, aq_grad_encode(asked->worker, at, values, asked->x + at,
                                     asked->worker_error ? asked->worker_error + at : NULL, asked->step, wire + offset));
 }
@@ -213,11 +251,15 @@ enum aq_status aq_compressed_allreduce(struct aq_group *group, const struct aq_c
                                    .count = asked->count,
                                    .unit = (uint64_t)compressed.pieces * AQ_GRAD_PIECE,
                                    .gather = true,
+                                   .sure = asked->before != NULL,
                                    .ops = &COMPRESSED_OPS,
                                    .context = &compressed};
     compressed.exchange = &exchange;
-    if (group->isolated) return aq_device_compressed_run(&exchange, asked);
-    return aq_exchange_run(&exchange, AQ_COLLECTIVE_COMPRESSED, 0);
+    if (group->isolated)
+        AQ_TRY(aq_device_compressed_run(&exchange, asked));
+    else
+        AQ_TRY(aq_exchange_run(&exchange, AQ_COLLECTIVE_COMPRESSED, 0));
+    return undo(&exchange, asked);
 }
 
 enum aq_status aq_group_prepare(struct aq_group *group, const struct aq_grad_codec *codec, uint64_t count)

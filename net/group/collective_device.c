@@ -122,11 +122,18 @@ enum aq_status aq_device_sum_run(struct aq_exchange *exchange, struct aq_device_
 struct aq_device_coding {
     struct aq_grad_coder *coder;
     uint64_t count, unit, messages;
+    float *errors; /* of a message, on the device, while it is packed: coded_pack */
 };
 
-void aq_device_coding_close(struct aq_device_coding *coding)
+static size_t errors_bytes(const struct aq_device_coding *coding)
+{
+    return coding->unit * sizeof *coding->errors;
+}
+
+void aq_device_coding_close(struct aq_group *group, struct aq_device_coding *coding)
 {
     if (!coding) return;
+    if (coding->errors) aq_device_free(group->device, AQ_MEMORY_DEVICE, coding->errors, errors_bytes(coding));
     aq_grad_coder_close(coding->coder);
     aq_free(coding);
 }
@@ -149,12 +156,16 @@ enum aq_status aq_device_coding_open(struct aq_group *group, const struct aq_gra
     for (uint64_t i = 0; i < all; i++)
         (void)aq_exchange_span(&exchange, (uint32_t)(i / messages), i % messages, &span[i].first, &span[i].count);
     AQ_TRY_GOTO(aq_grad_coder_open(group->device, codec, spans, (uint32_t)all, &coding->coder), out);
+    if (!group->wires_isolated) { /* over NCCL nothing is packed before it is sure */
+        AQ_TRY_GOTO(aq_device_alloc(group->device, AQ_MEMORY_DEVICE, errors_bytes(coding), &memory), out);
+        coding->errors = memory;
+    }
 out:
     aq_free(spans);
     if (status == AQ_OK)
         *out = coding;
     else
-        aq_device_coding_close(coding);
+        aq_device_coding_close(group, coding);
     return status;
 }
 
@@ -188,6 +199,21 @@ static enum aq_status ship(const struct aq_exchange *exchange, uint32_t to, uint
     return group->wires_isolated ? AQ_OK : to_slot(exchange, to, m, packed(group, to, m), bytes);
 }
 
+/* Of a reduction that may be void: what errors were is left in x (collective_compressed.c). */
+static enum aq_status encode(const struct aq_exchange *exchange, uint32_t owner, uint64_t m, uint64_t first,
+                             uint64_t count)
+{
+    const struct coded *coded = exchange->context;
+    const struct aq_compressed *asked = coded->asked;
+    const struct aq_group *group = exchange->group;
+    float *error = asked->worker_error ? asked->worker_error + first : NULL, *kept = coded->worker->errors;
+    const bool keep = exchange->unsure && error;
+    if (keep) AQ_TRY(aq_device_copy(group->device, kept, error, count * sizeof *kept, group->stream));
+    AQ_TRY(aq_grad_coder_encode(coded->worker->coder, span_of(coded->worker, owner, m), asked->x + first, error,
+                                asked->step, packed(group, owner, m), group->stream));
+    return keep ? aq_device_copy(group->device, asked->x + first, kept, count * sizeof *kept, group->stream) : AQ_OK;
+}
+
 static enum aq_status coded_pack(struct aq_exchange *exchange, uint64_t m)
 {
     struct coded *coded = exchange->context;
@@ -198,9 +224,7 @@ static enum aq_status coded_pack(struct aq_exchange *exchange, uint64_t m)
         exchange->wires[owner] = aq_group_slot(group, owner, m);
         if (!aq_exchange_span(exchange, owner, m, &first, &count)) continue;
         if (asked->before) AQ_TRY(asked->before(asked->work, first, count));
-        AQ_TRY(aq_grad_coder_encode(coded->worker->coder, span_of(coded->worker, owner, m), asked->x + first,
-                                    asked->worker_error ? asked->worker_error + first : NULL, asked->step,
-                                    packed(group, owner, m), group->stream));
+        AQ_TRY(encode(exchange, owner, m, first, count));
         AQ_TRY(ship(exchange, owner, m, coded_bytes(exchange, 0, first, count)));
     }
     return settled(group);
@@ -297,7 +321,7 @@ out:
     if (status != AQ_OK && group->broken == AQ_OK && exchange->head.number) group->broken = status;
     if (status != AQ_OK)
         (void)aq_device_stream_sync(group->device, group->stream); /* nothing runs on what is dropped */
-    if (coded.server != coded.worker && coded.server != group->coding) aq_device_coding_close(coded.server);
-    if (coded.worker != group->coding) aq_device_coding_close(coded.worker);
+    if (coded.server != coded.worker && coded.server != group->coding) aq_device_coding_close(group, coded.server);
+    if (coded.worker != group->coding) aq_device_coding_close(group, coded.worker);
     return status;
 }

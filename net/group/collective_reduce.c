@@ -7,7 +7,8 @@
  *   takes all parts of message q - LAG of its own chunk, reduces them in the order of ranks, posts the result to all;
  *   takes the results of message q - 2 LAG of all other chunks, and unpacks them.
  *
- * While a message is summed, the next LAG are on their way. All ranks run the same program, so that the order of
+ * While a message is summed, the next LAG are on their way. Words that were said before (group_word.c) are heard before
+ * the first message is taken. All ranks run the same program, so that the order of
  * messages between two ranks is known to both (docs/FRAME.md, "Chunks"). Each of the two phases sends (W - 1) / W of
  * the buffer, which is the least there is.
  *
@@ -182,6 +183,11 @@ static enum aq_status run(struct aq_exchange *exchange)
     const uint64_t lag = exchange->gather ? 2 * AQ_GROUP_LAG : AQ_GROUP_LAG;
     for (uint64_t step = 0; step < messages + lag; step++) {
         if (step < messages) AQ_TRY(send_parts(&program, step));
+        if (step == AQ_GROUP_LAG && exchange->unsure) {
+            AQ_TRY(aq_group_words_hear(exchange, &exchange->undo));
+            if (exchange->undo) return AQ_OK;
+            exchange->unsure = false;
+        }
         if (step >= AQ_GROUP_LAG && step - AQ_GROUP_LAG < messages) AQ_TRY(reduce(&program, step - AQ_GROUP_LAG));
         if (exchange->gather && step >= lag) AQ_TRY(take_results(&program, step - lag));
     }
@@ -193,9 +199,11 @@ enum aq_status aq_exchange_run(struct aq_exchange *exchange, enum aq_collective 
     AQ_ASSERT(exchange->unit > 0 && exchange->unit % AQ_GROUP_CUT == 0);
     AQ_TRY(aq_group_begin(exchange->group, collective, detail, exchange->count, &exchange->head));
     struct aq_group *group = exchange->group;
+    bool stop;
     if (group->size == 1) return AQ_OK;
-    enum aq_status status = group->ops->meet ? group->ops->meet(group, &exchange->head) : AQ_OK;
-    if (status == AQ_OK) status = run(exchange);
+    enum aq_status status = aq_group_words_begin(exchange, &exchange->unsure, &stop);
+    if (status == AQ_OK && !stop && group->ops->meet) status = group->ops->meet(group, &exchange->head);
+    if (status == AQ_OK && !stop) status = run(exchange);
     return aq_group_end(group, status);
 }
 

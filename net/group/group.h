@@ -18,6 +18,8 @@
 #ifndef NET_GROUP_H
 #define NET_GROUP_H
 
+#include <assert.h>
+
 #include "net/collective.h"
 
 enum {
@@ -79,6 +81,17 @@ struct aq_group_ops {
     void (*abandon)(struct aq_group *group);         /* a collective has failed: nothing may go on by itself    */
 };
 
+/* What the ranks tell each other on the way with a reduction: group_word.c. */
+struct aq_group_word {
+    bool said;            /* ours is out, the others' have not been taken    */
+    uint64_t mine, stops; /* stops: bits that make the reduction void        */
+    uint64_t any;         /* those of all ranks, or-ed                       */
+    uint64_t stopped;     /* bit w: rank w's word has one of `stops`         */
+    struct aq_chunk head;
+};
+
+static_assert((int)AQ_GROUP_SIZE_MAX <= 64, "ranks are bits of a word");
+
 struct aq_group {
     const struct aq_group_ops *ops;
     uint32_t rank, size;
@@ -91,6 +104,7 @@ struct aq_group {
     uint64_t number;                    /* of collectives begun */
     uint64_t posted[AQ_GROUP_SIZE_MAX]; /* messages, for settle  */
     struct aq_group_stats stats;
+    struct aq_group_word word;
     uint8_t *slots; /* packed messages: aq_group_slot. Of the host (pinned where the device is apart), or the device */
     size_t slots_bytes;
     struct aq_group *host;    /* who moves host memory and agrees; NULL: this one itself */
@@ -151,6 +165,9 @@ struct aq_exchange {
     void *context;
     const void *wires[AQ_GROUP_SIZE_MAX]; /* of the step at hand, by rank: what pack made, or what has come */
     const void *result;                   /* made by reduce */
+    bool sure;                            /* nothing may be packed before it is known that the reduction is not void */
+    bool unsure;                          /* set by the program while that is not known: pack keeps what it changes  */
+    bool undo;                            /* the program has ended so: what was packed unsure is to be put back       */
     float *results; /* the whole buffer, where results may come into their places unpacked; NULL: they may not */
 };
 
@@ -170,6 +187,14 @@ bool aq_exchange_span(const struct aq_exchange *exchange, uint32_t owner, uint64
 
 /* Runs it from begin to end, given group, count, unit, gather, ops and context. */
 enum aq_status aq_exchange_run(struct aq_exchange *exchange, enum aq_collective collective, uint64_t detail);
+
+/*
+ * group_word.c. begin: of words that are on their way to this group, or to the one below it. *rides: the exchange may
+ * begin before they are here, and hears them before it takes its first message; else they have been heard when this
+ * returns. *stop: a rank's word makes the exchange void, and what the others have posted of it has been dropped.
+ */
+enum aq_status aq_group_words_begin(struct aq_exchange *exchange, bool *rides, bool *stop);
+enum aq_status aq_group_words_hear(struct aq_exchange *exchange, bool *stop);
 
 /* How long messages over NCCL are, where the longest buffer has so many values, and what they take. */
 uint32_t aq_group_nccl_piece(uint32_t size, uint64_t values);
@@ -192,7 +217,7 @@ enum aq_status aq_device_compressed_run(struct aq_exchange *exchange, const stru
 /* Keeps what compressed reductions of this codec and count need. */
 enum aq_status aq_device_coding_open(struct aq_group *group, const struct aq_grad_codec *codec, uint64_t count,
                                      uint64_t unit, struct aq_device_coding **out);
-void aq_device_coding_close(struct aq_device_coding *coding); /* NULL is fine */
+void aq_device_coding_close(struct aq_group *group, struct aq_device_coding *coding); /* NULL is fine */
 
 /* run(piece) on the group's pool, or here. */
 void aq_group_parallel(const struct aq_group *group, uint32_t pieces, void (*run)(uint32_t piece, void *context),

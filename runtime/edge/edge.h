@@ -50,7 +50,7 @@ struct aq_edge; /* opaque */
  * Frames without a body that a link has room for (send_frames) beside those of training and control: requests for lost
  * messages, and answers that there is none, until the other side has them.
  */
-enum { AQ_EDGE_REQUESTS = 64 };
+enum { AQ_EDGE_REQUESTS = 128 }; /* as many as half of the send buffers can be */
 
 struct aq_edge_config {
     struct aq_device *device;

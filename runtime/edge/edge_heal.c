@@ -129,10 +129,39 @@ static bool answer_turn(const struct aq_edge *edge)
     return edge->answers_out < most && edge->requests_out < AQ_EDGE_REQUESTS;
 }
 
+/* Does a frame that has come change the sample's message? Its rows are not checked yet. */
+static bool changes(const struct aq_frame *frame, const struct aq_edge_fetch *fetch)
+{
+    for (uint64_t i = 0; i < frame->argument && (i + 1) * AQ_EDGE_ROW_BYTES <= frame->body_bytes; i++) {
+        struct aq_edge_row row;
+        aq_edge_row_read((const uint8_t *)frame->body + i * AQ_EDGE_ROW_BYTES, &row);
+        if (row.sample == fetch->key.sample && row.variant == fetch->key.variant && row.version_after &&
+            !(row.flags & AQ_EDGE_HELD))
+            return true;
+    }
+    return false;
+}
+
+/*
+ * The receiver's: what the other side has lost is the message behind all that it had sent when it asked. A frame that
+ * came before the question and is not decoded, or whose decoding has not ended on a device, goes first: it has a slot
+ * to come to, for nothing that it waits for waits for this answer.
+ */
+static bool answer_is_early(const struct aq_edge *edge, const struct aq_edge_fetch *fetch)
+{
+    const struct aq_edge_queue *queue = &edge->forwards;
+    if (edge->config.sender) return false;
+    if (aq_edge_decoding(edge)) return true;
+    for (uint32_t i = 0; i < queue->count; i++)
+        if (changes(&queue->frames[(queue->first + i) % AQ_EDGE_QUEUE_MAX], fetch)) return true;
+    return false;
+}
+
 enum aq_status aq_edge_fetches_serve(struct aq_edge *edge)
 {
     uint32_t index;
-    while (edge->asked.count > 0 && !edge->remaking && answer_turn(edge) && aq_edge_body_take(edge, &index) == AQ_OK) {
+    while (edge->asked.count > 0 && !answer_is_early(edge, fetch_at(&edge->asked, 0)) && !edge->remaking &&
+           answer_turn(edge) && aq_edge_body_take(edge, &index) == AQ_OK) {
         const struct aq_edge_fetch fetch = fetch_take(&edge->asked);
         AQ_TRY(answer(edge, &fetch, index));
     }

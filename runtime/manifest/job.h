@@ -57,6 +57,9 @@ enum aq_cut_kind { AQ_CUT_FLOPS = 0, AQ_CUT_MEASURED = 1 };
 #define AQ_IN_FLIGHT_CLASSIC UINT32_MAX       /* 1f1b as published: min(M, P-s)                                    */
 #define AQ_IN_FLIGHT_AUTO    (UINT32_MAX - 1) /* the plan's choice by distance (plan.h, aq_plan.in_flight)  */
 
+/* cache.window: a count of micro-batches, or: */
+#define AQ_WINDOW_AUTO UINT32_MAX /* the plan's choice by distance (plan.h, aq_plan.ahead) */
+
 /* "2 epochs", "100 steps", or 0: never (only at the end). */
 struct aq_job_every {
     uint64_t count;
@@ -216,7 +219,7 @@ struct aq_job_cache {
     uint32_t depth;
     uint64_t bytes_max; /* of one stage; 0: no limit                                                       */
     bool direct;
-    uint32_t window; /* micro-batches read ahead                                                           */
+    uint32_t window; /* micro-batches read ahead, or AQ_WINDOW_AUTO                                        */
 };
 
 struct aq_job_checkpoint {

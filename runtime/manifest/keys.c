@@ -95,12 +95,9 @@ static const struct aq_key_name store_names[] = {
     {"fp32", AQ_PRECISION_FP32}, {"fp16", AQ_PRECISION_FP16}, {"bf16", AQ_PRECISION_BF16}, {"q8", AQ_PRECISION_Q8},
     {"q4", AQ_PRECISION_Q4},     {"q2", AQ_PRECISION_Q2},     {"none", AQ_PRECISION_NONE}, {NULL, 0}};
 static const struct aq_key_name store_group_names[] = {{"row", AQ_PER_ROW}, {"channel", AQ_PER_CHANNEL}, {NULL, 0}};
-static const struct aq_key_name keyframe_names[] = {{"fp32", AQ_PRECISION_FP32},
-                                                    {"fp16", AQ_PRECISION_FP16},
-                                                    {"bf16", AQ_PRECISION_BF16},
-                                                    {"q8", AQ_PRECISION_Q8},
-                                                    {"ec", AQ_PRECISION_EC},
-                                                    {NULL, 0}};
+static const struct aq_key_name keyframe_names[] = {{"fp32", AQ_PRECISION_FP32}, {"fp16", AQ_PRECISION_FP16},
+                                                    {"bf16", AQ_PRECISION_BF16}, {"q8", AQ_PRECISION_Q8},
+                                                    {"ec", AQ_PRECISION_EC},     {NULL, 0}};
 static const struct aq_key_name tls_names[] = {{"auto", 0}, {"on", 1}, {"off", 2}, {NULL, 0}};
 static const struct aq_key_name copies_names[] = {
     {"auto", AQ_LINK_COPIES_AUTO}, {"off", AQ_LINK_COPIES_OFF}, {"on", AQ_LINK_COPIES_ON}, {NULL, 0}};
@@ -390,8 +387,9 @@ static enum aq_status read_number(const struct aq_key *key, const char *text, vo
         }
         /* fall through */
     case AQ_KEY_COUNT:
-        if (key->kind == AQ_KEY_COUNT && strcmp(text, "auto") == 0) {
-            *(uint32_t *)to = 0;
+    case AQ_KEY_WINDOW:
+        if ((key->kind == AQ_KEY_COUNT || key->kind == AQ_KEY_WINDOW) && strcmp(text, "auto") == 0) {
+            *(uint32_t *)to = key->kind == AQ_KEY_COUNT ? 0 : AQ_WINDOW_AUTO;
             return AQ_OK;
         }
         /* fall through */
@@ -458,6 +456,7 @@ enum aq_status aq_key_read(const struct aq_key *key, const char *text, bool quot
     case AQ_KEY_RATE:
     case AQ_KEY_DURATION:
     case AQ_KEY_COUNT:
+    case AQ_KEY_WINDOW:
     case AQ_KEY_IN_FLIGHT:
     case AQ_KEY_SCALE:
         return read_number(key, text, to);
@@ -535,8 +534,9 @@ bool aq_key_write(const struct aq_key *key, const void *base, struct aq_text *ou
         aq_text_add(out, "%u", count);
         return true;
     case AQ_KEY_COUNT:
+    case AQ_KEY_WINDOW:
         count = *(const uint32_t *)from;
-        if (count == 0)
+        if (count == (key->kind == AQ_KEY_COUNT ? 0 : AQ_WINDOW_AUTO))
             aq_text_add(out, "auto");
         else
             aq_text_add(out, "%u", count);

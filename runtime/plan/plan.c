@@ -122,7 +122,7 @@ static bool edge_stores(const struct plan_open *open, uint32_t e)
 static uint32_t window_of(const struct plan_open *open)
 {
     for (uint32_t e = 0; e + 1 < open->plan.stage_count; e++)
-        if (edge_stores(open, e)) return open->plan.job->cache.window;
+        if (edge_stores(open, e)) return open->plan.ahead;
     return 0;
 }
 
@@ -201,7 +201,7 @@ static enum aq_status stage_slots(struct plan_open *open, uint32_t s)
 static uint32_t cache_slots(const struct plan_open *open, uint32_t s, bool window)
 {
     const struct aq_job *job = open->plan.job;
-    const uint32_t B = job->train.micro_batch, ahead = window ? job->cache.window : 0;
+    const uint32_t B = job->train.micro_batch, ahead = window ? open->plan.ahead : 0;
     uint32_t slots = 0;
     if (s > 0 && edge_stores(open, s - 1)) slots += B * ahead + 2 * B; /* read ahead; m and m' of one micro-batch   */
     if (s + 1 < open->plan.stage_count && edge_stores(open, s))
@@ -439,6 +439,7 @@ static enum aq_status stages_fill(struct plan_open *open)
     AQ_TRY(aq_plan_flight(&open->plan, &flight));
     open->plan.schedule = flight.request.kind;
     open->plan.in_flight = flight.request.in_flight;
+    open->plan.ahead = flight.ahead;
     for (uint32_t s = 0; s < open->plan.stage_count; s++) {
         AQ_TRY(programs_fill(open, s, flight.request, &code));
         if (s + 1 < open->plan.stage_count) AQ_TRY(edge_windows(open, s, &flight.windows[s]));

@@ -106,6 +106,7 @@ struct aq_plan {
     uint32_t ranks;                 /* P x W                                                                      */
     enum aq_schedule_kind schedule; /* of the manifest, or chosen: not AQ_SCHEDULE_AUTO                         */
     uint32_t in_flight;             /* the same: not AQ_IN_FLIGHT_AUTO                                          */
+    uint32_t ahead;                 /* micro-batches whose messages are read ahead: cache.window, or chosen        */
     uint32_t batch;                 /* samples of a whole step on one replica                                     */
     uint32_t layers;                /* L of the model, embedding and head among them                              */
     const struct aq_plan_stage *stages;
@@ -386,7 +387,7 @@ enum { AQ_PLAN_HELPS_MAX = 4, AQ_PLAN_HELP_BYTES = 48 };
 
 /* What distance costs a step, and what would help. */
 struct aq_plan_distance {
-    double share; /* of a step that is not there with all stages side by side: 0 to 1 */
+    double share;      /* of a step that is not there with all stages side by side: 0 to 1 */
     double loss_share; /* of a step that is not there without lost packets            */
     uint32_t help_count;
     struct {

@@ -9,7 +9,9 @@
  * on every stage, the one with least memory among the fastest is taken.
  *
  * A window of frames bounds a link to window / round trip. One that holds all micro-batches in flight is none: that is
- * taken where it is cheap, else as many as a round trip holds at the link's rate.
+ * taken where it is cheap, else as many as a round trip holds at the link's rate. The same of messages that one end has
+ * lost: as many are on their way from the other end as a round trip holds (each in a send buffer, of which they have
+ * half: edge_heal.c), and the cache reads ahead so far and has the slots for what comes.
  */
 #include <math.h>
 #include <stdio.h>
@@ -23,7 +25,9 @@ enum {
     RECEIVE_LEAST = 4,
     SEND_MOST = 256, /* as keys.def bounds them */
     RECEIVE_MOST = 252,
-    ANSWERS = 2, /* send buffers for messages that the other end has lost (edge_heal.c) */
+    ANSWERS = 2,      /* send buffers for messages that the other end has lost (edge_heal.c), however near it is */
+    AHEAD = 4,        /* micro-batches that are read ahead from a near cache: some ms of an SSD  */
+    AHEAD_MOST = 256, /* as keys.def bounds it */
     BATCH_GROWTH_MAX = 16,
     SIMULATED_MOST = 256 /* micro-batches of a step that choices are made by: more no link has on its way */
 };
@@ -56,6 +60,32 @@ static double round_trip_frames(const struct aq_plan *plan, uint32_t e, double f
     return rate > 0 && seconds > 0 ? ceil(rate * seconds / frame_bytes) + 2 : 0;
 }
 
+/* Messages of that edge that one end has lost, on their way from the other; 0: it is near, or has none. */
+static double lost_messages(const struct aq_plan *plan, uint32_t e)
+{
+    const struct aq_plan_edge *edge = &plan->edges[e];
+    const double rate = plan->job->link.rate_mbps > 0 ? plan->job->link.rate_mbps : AQ_PLAN_RATE_ASSUMED;
+    const double seconds = (double)plan->job->edges[e].rtt_ms * 1e-3;
+    const uint32_t window = plan->job->cache.window;
+    if (edge->size.message_bytes == 0 || !(seconds > 0)) return 0;
+    const double trip = ceil(rate * 1e6 / 8 * seconds / (double)aq_wire_bytes(edge->size.message_bytes, false)) + 2;
+    return window == AQ_WINDOW_AUTO ? trip : fmin(trip, (double)window * plan->job->train.micro_batch);
+}
+
+/* Micro-batches whose messages are read ahead: AHEAD, or a round trip's in slots of WINDOW_BYTES at most. */
+static uint32_t ahead_of(const struct aq_plan *plan)
+{
+    const uint32_t B = plan->job->train.micro_batch;
+    double ahead = AHEAD;
+    if (plan->job->cache.window != AQ_WINDOW_AUTO) return plan->job->cache.window;
+    for (uint32_t e = 0; e + 1 < plan->stage_count; e++) {
+        const double most = (double)(WINDOW_BYTES / (B * (plan->edges[e].size.message_bytes + 1)));
+        ahead = fmax(ahead, fmin(ceil(lost_messages(plan, e) / B), most));
+    }
+    ahead = fmin(ahead, fmax(AHEAD, plan->micro_batches)); /* programs look no further than a step */
+    return ahead < AHEAD_MOST ? (uint32_t)ahead : AHEAD_MOST;
+}
+
 static uint32_t frames_of(uint32_t asked, double wanted, double affordable, uint32_t least, uint32_t most)
 {
     if (asked) return asked;
@@ -72,12 +102,13 @@ static struct aq_plan_window window_of(const struct aq_plan *plan, uint32_t e, u
     const double trip = round_trip_frames(plan, e, (double)bytes / plan->micro_batches);
     const double evaluation = round_trip_frames(
         plan, e, (double)aq_wire_bytes(plan->job->train.micro_batch * edge->size.values_bytes, false));
-    const double wanted = fmax(in_flight, evaluation);
+    const double wanted = fmax(in_flight, evaluation), lost = lost_messages(plan, e);
     const double affordable = fmax((double)(WINDOW_BYTES / edge->size.body_bytes_max), trip);
-    return (struct aq_plan_window){.send_frames = frames_of(automatic ? 0 : link->send_frames, wanted + ANSWERS,
-                                                            affordable, SEND_LEAST, SEND_MOST),
-                                   .receive_slots = frames_of(automatic ? 0 : link->receive_slots, wanted, affordable,
-                                                              RECEIVE_LEAST, RECEIVE_MOST)};
+    return (struct aq_plan_window){
+        .send_frames = frames_of(automatic ? 0 : link->send_frames, fmax(wanted + ANSWERS, 2 * lost), affordable,
+                                 SEND_LEAST, SEND_MOST),
+        .receive_slots =
+            frames_of(automatic ? 0 : link->receive_slots, wanted + lost, affordable, RECEIVE_LEAST, RECEIVE_MOST)};
 }
 
 /* --- a step, simulated ------------------------------------------------------------------------------------------ */
@@ -205,6 +236,7 @@ enum aq_status aq_plan_flight(const struct aq_plan *plan, struct aq_plan_flight 
     const struct aq_job_pipeline *pipeline = &plan->job->pipeline;
     AQ_TRY(flight_of(plan, plan->micro_batches, pipeline->schedule, pipeline->in_flight, false, &out->request));
     windows_fill(plan, &out->request, false, out->windows);
+    out->ahead = ahead_of(plan);
     return AQ_OK;
 }
 

@@ -184,6 +184,7 @@ enum aq_status aq_plan_print_json(const struct aq_plan *plan, const struct aq_pl
                             "stages", stages, "edges", edges, "totals", totals_json(plan, costs, prediction), "time",
                             costs && prediction ? time_json(plan, costs, prediction) : json_null());
     json_object_set_new(out, "parameters_frozen", whole(plan->frozen));
+    json_object_set_new(out, "cache_window", json_integer((json_int_t)plan->ahead));
     json_object_set_new(out, "reduce_every", whole(aq_plan_reduce_every(plan)));
     const enum aq_status status = aq_json_text(out, JSON_REAL_PRECISION(9), text);
     json_decref(out);

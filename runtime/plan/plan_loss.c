@@ -24,7 +24,6 @@
 #define CUBIC_POWER  0.75
 #define FAR_S        2.5e-3 /* half a round trip, as net/transport/net_limits.h has far */
 #define STREAM_BYTES (24.0 * 1024)
-#define RATE_ASSUMED 200.0 /* Mbit/s, where links are not paced */
 enum { STREAMS_MAX = 16, ROUND_TRIPS_MAX = 20, GROUP = 4 /* stripes that have a sum */ };
 
 /* Does it go by what arrives, not by what is lost? A near link's window is back before that matters. */
@@ -40,7 +39,7 @@ static double streams_of(const struct aq_job_link *link, double rate_mbps, doubl
     if (link->streams) return link->streams;
     if (round_trip_s < 2 * FAR_S) return 1;
     if (steady(link, round_trip_s / 2)) return least;
-    const double bytes = (rate_mbps > 0 ? rate_mbps : RATE_ASSUMED) * 1e6 / 8 * round_trip_s;
+    const double bytes = (rate_mbps > 0 ? rate_mbps : AQ_PLAN_RATE_ASSUMED) * 1e6 / 8 * round_trip_s;
     return fmin(fmax(floor(bytes / STREAM_BYTES + 1), least), STREAMS_MAX);
 }
 

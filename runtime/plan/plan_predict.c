@@ -456,20 +456,29 @@ static bool partial_early(struct simulation *sim, uint32_t s)
     return chains_are_done(actor, next) && partial_send(sim, s, next);
 }
 
+/* The trip by which replicas agree on a step, where it does not ride on their reduction (worker_group.c). */
+static double agreement_s(const struct simulation *sim)
+{
+    const struct aq_optimizer_config *config = &sim->plan->job->train.optimizer;
+    const uint32_t every = aq_plan_reduce_every(sim->plan); /* a step has its share of what a round has */
+    const bool rides =
+        every == 1 && !sim->costs->reduce_in_step && config->low_rank == 0 && !sim->plan->job->reduce.machine_first;
+    return rides ? 0 : sim->costs->group_latency_s / every;
+}
+
 /* The end of a step: replicas average, the sum of squares goes up to stage 0, the total comes back, then the optimizer.
  */
 static bool actor_end(struct simulation *sim, uint32_t s)
 {
     const struct aq_plan_costs *costs = sim->costs;
     struct actor *actor = &sim->actors[s];
-    const uint32_t every = aq_plan_reduce_every(sim->plan); /* a step has its share of what a round has */
+    const uint32_t every = aq_plan_reduce_every(sim->plan);
     if (actor->step == sim->steps) return false;
     switch (actor->phase) {
-    case REDUCE_DUE: /* in any case they agree on the step: a message; local steps, on a round */
+    case REDUCE_DUE:
         if (actor->streams[COMPUTE].left >= 0) return false;
         work_begin(sim, actor, costs->reduce_in_step ? 0 : costs->pack_s[s],
-                   costs->group_latency_s / every +
-                       (costs->reduce_in_step ? 0 : 2 * costs->group_latency_s + costs->reduce_s[s]));
+                   agreement_s(sim) + (costs->reduce_in_step ? 0 : 2 * costs->group_latency_s + costs->reduce_s[s]));
         actor->phase = REDUCE;
         return true;
     case REDUCE:

@@ -161,8 +161,11 @@ static void print_edges(const struct aq_plan *plan, struct aq_text *text)
             aq_text_add(text, "       round trip %g ms; ", (double)plan->job->edges[e].rtt_ms);
             if (plan->job->edges[e].loss > 0)
                 aq_text_add(text, "%g %% of packets lost; ", 100 * (double)plan->job->edges[e].loss);
-            aq_text_add(text, "each way %u receive slots and %u send buffers\n", edge->window.receive_slots,
+            aq_text_add(text, "each way %u receive slots and %u send buffers", edge->window.receive_slots,
                         edge->window.send_frames);
+            if (edge->size.message_bytes)
+                aq_text_add(text, "; messages of %u micro-batches read ahead (cache.window)", plan->ahead);
+            aq_text_add(text, "\n");
         }
         if (!same || aq_plan_edge_transport(plan, e) != aq_plan_edge_transport(plan, e - 1))
             aq_text_add(text, "       %s\n", edge_transport_text(aq_plan_edge_transport(plan, e)));

@@ -101,9 +101,11 @@ enum aq_status aq_plan_simulate(const struct aq_plan *plan, const struct aq_plan
  * them. Pure arithmetic on the manifest, so that every rank comes to the same. Counts are filled in; stages have their
  * slot_bytes and copies, edges their bytes. AQ_NOMEM.
  */
+#define AQ_PLAN_RATE_ASSUMED 200.0 /* Mbit/s, of a link that is not paced */
 struct aq_plan_flight {
     struct aq_schedule_request request; /* of a whole step; reduce and window are the caller's */
     struct aq_plan_window windows[AQ_JOB_STAGES_MAX];
+    uint32_t ahead; /* aq_plan.ahead */
 };
 enum aq_status aq_plan_flight(const struct aq_plan *plan, struct aq_plan_flight *out);
 

@@ -70,22 +70,22 @@ struct aq_worker_times {
 struct aq_worker_run {
     const struct aq_program *program; /* NULL: there is none                                                        */
     uint64_t step;
-    uint64_t base;              /* micro-batches before it, as slots are counted (program.h)                        */
-    uint32_t next[AQ_CHAINS];   /* instruction of each chain; the barrier's index when there is none left           */
-    uint32_t barrier;           /* first instruction that comes after everything before it                          */
+    uint64_t base;            /* micro-batches before it, as slots are counted (program.h)                        */
+    uint32_t next[AQ_CHAINS]; /* instruction of each chain; the barrier's index when there is none left           */
+    uint32_t barrier;         /* first instruction that comes after everything before it                          */
     uint32_t forwards_done, backwards_done; /* issued: the compute stream has them in order                         */
-    bool ended;                 /* the device is done with both chains, and gradients have no loss scale any more   */
-    bool gathered;              /* NORM: shared gradients are in aq_stage_shared                                    */
-    bool partial;               /* NORM: the partial sums have gone to the stage before                             */
-    uint32_t sums_here;         /* of them, how many have come: partial ones, then totals                           */
-    double sums[2];             /* the norm's, and what the optimizer gauges                                        */
+    bool ended;         /* the device is done with both chains, and gradients have no loss scale any more   */
+    bool gathered;      /* NORM: shared gradients are in aq_stage_shared                                    */
+    bool partial;       /* NORM: the partial sums have gone to the stage before                             */
+    uint32_t sums_here; /* of them, how many have come: partial ones, then totals                           */
+    double sums[2];     /* the norm's, and what the optimizer gauges                                        */
 };
 
 /* The steps under way: that of worker->step, and with train.staleness the next one. */
 struct aq_worker_steps {
     struct aq_worker_run now, next;
-    bool kept;    /* the weights of `next` are the previous ones by now: the update of `now` has begun */
-    bool sending; /* a send had no buffer                                                              */
+    bool kept;         /* the weights of `next` are the previous ones by now: the update of `now` has begun */
+    bool sending;      /* a send had no buffer                                                              */
     uint64_t aside_ns; /* spent on `next` while `now` was averaged with the other replicas            */
     bool busy[AQ_JOB_MICRO_BATCHES_MAX * (1 + AQ_STALENESS_MAX)]; /* by slot */
     /* Where the edge out is still (worker_still.c), by slot: its input was not decoded; its output was not computed. */
@@ -154,6 +154,7 @@ struct aq_worker_replicas {
     struct aq_group *group; /* over them                                                   */
     void *bounce;           /* pinned: weights on their way to a digest; NULL where the host reaches them */
     double *squares;        /* |g|^2 of each tensor                                        */
+    bool unheard;           /* what the others say of this step has not been heard         */
     struct aq_worker_machine machine;
     struct aq_worker_choice choice;
     bool resharded; /* from a checkpoint of another count of replicas: caches begin empty */
@@ -168,7 +169,7 @@ struct aq_worker_checkpoints {
     bool waiting;                  /* for a checkpoint or a start: links have nothing else to carry   */
     uint64_t unreadable;           /* the step of a checkpoint that could not be read; 0: none        */
     enum aq_worker_snapshot state;
-    uint64_t step;    /* of the checkpoint that is under way                                          */
+    uint64_t step; /* of the checkpoint that is under way                                          */
     uint64_t begin_ns;
     uint64_t held_ns; /* in which checkpoints kept this stage from training, since the last report    */
     uint64_t wait_ns; /* of it, for the checkpoint before                                             */
@@ -186,7 +187,7 @@ struct aq_worker {
     char *run_folder, *checkpoint_folder;
     uint64_t frozen_digest; /* of what never changes; 0: nothing is frozen */
     bool frozen_due;        /* its file is to be written                   */
-    uint64_t run_id; /* whose they are: owned_folder.h */
+    uint64_t run_id;        /* whose they are: owned_folder.h */
     struct aq_worker_pipeline pipeline;
     struct aq_worker_replicas replicas;
     struct aq_worker_checkpoints checkpoints;

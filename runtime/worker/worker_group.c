@@ -82,28 +82,45 @@ void aq_worker_group_close(struct aq_worker *worker)
 
 /*
  * The replica that the launcher told to stop has told its own pipeline; here the others hear of it, in the same step.
- * And one gradient that is not finite makes the step void for all: told before anything is averaged, so that no error
- * of a codec ever has a part of it.
+ * And one gradient that is not finite makes the step void for all: no error of a codec ever has a part of it.
  */
-static enum aq_status agree_on_the_step(struct aq_worker *worker)
+static enum aq_status say_of_the_step(struct aq_worker *worker)
 {
-    uint64_t mine = worker->last ? SAYS_LAST_STEP : 0, all[AQ_GROUP_SIZE_MAX];
+    uint64_t mine = worker->last ? SAYS_LAST_STEP : 0;
     double sum = 0;
     AQ_ASSERT(worker->W <= AQ_GROUP_SIZE_MAX);
     const uint64_t begin = aq_clock_ns();
     AQ_TRY(aq_stage_gradient_squares(worker->stage, worker->replicas.squares, worker->stream));
-    const uint64_t squared = aq_clock_ns();
-    aq_trace_add(worker->trace, "compute", "squares", begin, squared, (uint32_t)worker->step, 0);
+    aq_trace_add(worker->trace, "compute", "squares", begin, aq_clock_ns(), (uint32_t)worker->step, 0);
     for (uint32_t i = 0; i < aq_stage_tensor_count(worker->stage); i++)
         sum += worker->replicas.squares[i];
     if (!isfinite(sum)) mine |= SAYS_NOT_FINITE;
-    AQ_TRY(aq_all_gather(worker->replicas.group, &mine, sizeof mine, all));
-    aq_trace_add(worker->trace, "compute", "agree", squared, aq_clock_ns(), (uint32_t)worker->step, 0);
-    for (uint32_t v = 0; v < worker->W; v++) {
-        if ((all[v] & SAYS_LAST_STEP) && !worker->last) worker->last = aq_worker_last_of(worker, worker->step);
-        if (all[v] & SAYS_NOT_FINITE) worker->times.skipped = true;
-    }
+    worker->replicas.unheard = true;
+    return aq_group_say(worker->replicas.group, mine, SAYS_NOT_FINITE);
+}
+
+static enum aq_status hear_of_the_step(struct aq_worker *worker)
+{
+    uint64_t any;
+    if (!worker->replicas.unheard) return AQ_OK;
+    const uint64_t begin = aq_clock_ns();
+    AQ_TRY(aq_group_hear(worker->replicas.group, &any));
+    aq_trace_add(worker->trace, "compute", "agree", begin, aq_clock_ns(), (uint32_t)worker->step, 0);
+    worker->replicas.unheard = false;
+    if ((any & SAYS_LAST_STEP) && !worker->last) worker->last = aq_worker_last_of(worker, worker->step);
+    if (any & SAYS_NOT_FINITE) worker->times.skipped = true;
     return AQ_OK;
+}
+
+/*
+ * Does what the replicas say of a step travel with the reduction of its gradients? Not where something is made of these
+ * first that a void step must leave alone (a codec to choose, PowerSGD's error, a machine's mean), nor where nothing is
+ * reduced before the norm.
+ */
+static bool word_rides(const struct aq_worker *worker)
+{
+    return !worker->replicas.choice.due && !worker->replicas.machine.local &&
+           worker->job->train.optimizer.low_rank == 0 && aq_optimizer_averages(worker->optimizer, worker->step + 1);
 }
 
 /* What is made of gradients goes along with its reduction; they are cleared as soon as it is made. */
@@ -176,11 +193,14 @@ enum aq_status aq_worker_rounds(struct aq_worker *worker)
         aq_pulse_doing(AQ_DOING_REDUCE);
         AQ_TRY(perform(worker, &asked));
         aq_pulse_doing(AQ_DOING_UPDATE);
+        const bool first = worker->replicas.unheard;
+        AQ_TRY(hear_of_the_step(worker));
         if (group) aq_group_stats(group, &after);
         const uint64_t end = aq_clock_ns();
         worker->times.reduce_ns += aq_worker_own_ns(worker) - own;
         worker->times.reduce_bytes += after.sent_bytes - before.sent_bytes;
         aq_trace_add(worker->trace, "compute", "reduce", begin, end, (uint32_t)worker->step, 0);
+        if (first && worker->times.skipped) return AQ_OK; /* it was void: there is nothing to go on with */
         AQ_TRY(aq_optimizer_round(worker->optimizer, &asked));
     }
     return AQ_OK;
@@ -190,7 +210,8 @@ enum aq_status aq_worker_reduce(struct aq_worker *worker)
 {
     const uint64_t begin = aq_worker_own_ns(worker);
     if (aq_worker_is_local(worker)) return aq_worker_local_reduce(worker);
-    AQ_TRY(agree_on_the_step(worker));
+    AQ_TRY(say_of_the_step(worker));
+    if (!word_rides(worker)) AQ_TRY(hear_of_the_step(worker));
     worker->times.reduce_ns += aq_worker_own_ns(worker) - begin;
     worker->times.squared = !aq_optimizer_averages(worker->optimizer, worker->step + 1);
     if (worker->times.skipped) return AQ_OK;
@@ -200,7 +221,8 @@ enum aq_status aq_worker_reduce(struct aq_worker *worker)
     aq_worker_use(worker, worker->step);
     AQ_TRY(
         aq_optimizer_average(worker->optimizer, aq_stage_gradients(worker->stage), worker->step + 1, worker->stream));
-    return aq_worker_rounds(worker);
+    AQ_TRY(aq_worker_rounds(worker));
+    return hear_of_the_step(worker); /* a stage that trains nothing has reduced nothing */
 }
 
 /* Piece by piece, so that it is the same from the memory of a GPU as from the host's. */

@@ -150,6 +150,35 @@ def scenario_outage():
         refused("outage_max 0", path, r"without a BYE|connection broke", 1)
 
 
+def scenario_clock():
+    """The time of day jumps by hours, forward and back, while links heal and certificates are looked at: nothing comes of it."""
+    keys = {**CUT, "pipeline.stages": 2, "pipeline.replicas": 2, "security.tls": "on", "security.keys": str(ROOT / "keys")}
+    done = aqpipe("keys", "init", ROOT / "keys", "--job", "e2e", "--stages", 4)  # one a rank
+    check(done.returncode == 0, f"keys init: {done.stdout}{done.stderr}")
+    launch(manifest("whole", **keys))
+    os.environ["LD_PRELOAD"] = str(BIN / "libclock_jump.so")
+    try:
+        with jobs.faults(links="seed=1&cut_every=20000"):
+            launch(manifest("jumps", **keys), "--set", "link.silence_max=2s", "--set", "link.outage_max=20s")
+    finally:
+        del os.environ["LD_PRELOAD"]
+    check(losses("jumps") == losses("whole"), f"losses {losses('jumps')} are not {losses('whole')}")
+    check(weights("jumps") == weights("whole"), "model.safetensors differs where the clock jumped")
+    logs = "".join(log.read_text() for log in (ROOT / "jumps" / "logs").glob("*"))
+    hours = {line[11:13] for line in logs.splitlines() if re.match(r"\d{4}-\d\d-\d\dT", line)}
+    check(len(hours) > 3, f"the logs know of hours {hours} alone: did the clock jump?")
+    for word in ("silen", "nothing came for", "stuck", "certificate", "no good"):
+        said = [line for line in logs.splitlines() if word in line]
+        check(not said, f"the logs say: {said[:3]}")
+    heals = sum(metrics("jumps")[-1]["heals"])
+    check(heals > 3, f"only {heals} links were healed: certificates were hardly looked at")
+    check(metrics("jumps", "end")[-1]["state"] == "done", f"{metrics('jumps', 'end')}")
+    times = [line["time"] for event in ("step", "end") for line in metrics("jumps", event)]
+    check(all(0 <= after - before < 60 for before, after in zip(times, times[1:])), f"the run's times jump: {times}")
+    print(f"hours {sorted(hours)}, {heals} links healed")
+    no_workers("clock")
+
+
 def scenario_packed():
     """Packing changes no bit: losses and weights are those without, also where links are cut; the figures say what went out."""
     keys = {**CUT, **REPLICAS, "model.channels": 64, "reduce.codec": "q4", "link.entropy": "off"}

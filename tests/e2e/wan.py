@@ -119,9 +119,10 @@ def inside():
         same_run("far", "near")
         check(heals("far") == 0, f"far: {heals('far')} connections were given up, and nothing was wrong with them")
         tell("--rtt", 20, "--loss", 0)
+        tell("--link", "1-2", "--rate", "100/2")  # a line that carries fifty times more one way than back
         launch_and_tell(manifest_at_ends("moves"), {3: lambda: tell("--end", 2, "--rtt", 400)})
         same_run("moves", "near")
-        tell("--rtt", 20)
+        tell("--rtt", 20, "--rate", 100)
         check(heals("moves") == 0, f"moves: {heals('moves')} connections were given up as their end moved away")
         launch_and_tell(manifest_at_ends("silent", **{"link.silence_max": "2s"}), {3: lambda: silence(4)})
         same_run("silent", "near")
@@ -134,7 +135,7 @@ def inside():
 
 
 def scenario_wan():
-    """80 ms and 0.1 % of loss, an end that moves from 20 to 400 ms, silence one way, an MTU black hole, four streams: the near run's losses, bit for bit."""
+    """80 ms and 0.1 % of loss, an end that moves from 20 to 400 ms over a line of 100 and 2 Mbit/s, silence one way, an MTU black hole, four streams: the near run's losses, bit for bit."""
     if os.environ.get("AQPIPE_WANLAB"):
         inside()
         return

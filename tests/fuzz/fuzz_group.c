@@ -271,9 +271,12 @@ static enum aq_status program(struct aq_group *group, struct results *r)
     AQ_TRY(aq_broadcast(group, 1, r->told, sizeof r->told));
     AQ_TRY(aq_allreduce_lanes(group, r->lanes, 400, 16));
     AQ_TRY(aq_allreduce_mean(group, r->compressed, 77));
+    uint64_t any;
+    AQ_TRY(aq_group_say(group, 1, 2));
     const struct aq_compressed asked = {
         .worker = codec, .server = codec, .x = r->compressed, .count = VALUES, .step = 3};
     AQ_TRY(aq_compressed_allreduce(group, &asked));
+    AQ_TRY(aq_group_hear(group, &any));
     if (!recording) agreeing = true;
     return aq_group_agree(group, 5, "program");
 }

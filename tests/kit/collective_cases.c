@@ -420,6 +420,57 @@ static enum aq_status take_floats(uint64_t count, float **out)
     return AQ_OK;
 }
 
+enum { WORD_STOPS = 2, WORD_LATER = 8 }; /* bits that ranks say in the cases below */
+
+/* Which ranks' words stop void step n: one of them, or two, or all. */
+static bool stops(uint32_t rank, uint32_t size, uint64_t n)
+{
+    return n % 3 == 0 || rank == n % size || (n % 3 == 2 && rank == 0);
+}
+
+/* What all ranks know after a reduction that went with words. */
+static enum aq_status heard(struct aq_group *group, bool stopped)
+{
+    uint64_t any;
+    AQ_TRY(aq_group_hear(group, &any));
+    CASE_EXPECT(group, any == (stopped ? WORD_STOPS | WORD_LATER : WORD_LATER));
+    AQ_TRY(aq_group_hear(group, &any)); /* once more */
+    CASE_EXPECT(group, any == (stopped ? WORD_STOPS | WORD_LATER : WORD_LATER));
+    return AQ_OK;
+}
+
+static enum aq_status say(struct aq_group *group, bool stop)
+{
+    const uint64_t later = aq_group_rank(group) == aq_group_size(group) - 1 ? WORD_LATER : 0;
+    return aq_group_say(group, later | (stop ? WORD_STOPS : 0), WORD_STOPS);
+}
+
+/* A void step leaves no trace in the errors, whoever's gradient it was. */
+static enum aq_status void_step(struct aq_group *group, struct aq_compressed asked, uint64_t n)
+{
+    const uint32_t size = aq_group_size(group), rank = aq_group_rank(group);
+    uint64_t first, mine;
+    float *worker_error = NULL, *server_error = NULL;
+    enum aq_status status;
+    aq_grad_chunk(asked.count, size, rank, &first, &mine);
+    AQ_TRY_GOTO(take_floats(asked.count, &worker_error), out);
+    AQ_TRY_GOTO(take_floats(asked.count, &server_error), out);
+    memcpy(worker_error, asked.worker_error, asked.count * sizeof(float));
+    memcpy(server_error, asked.server_error, mine * sizeof(float));
+    for (uint64_t i = 0; i < asked.count; i++)
+        asked.x[i] = stops(rank, size, n) && i % 3 == 0 ? NAN : 1000 + (float)i;
+    AQ_TRY_GOTO(say(group, stops(rank, size, n)), out);
+    AQ_TRY_GOTO(compressed_allreduce(group, &asked), out);
+    AQ_TRY_GOTO(heard(group, true), out);
+    if (memcmp(worker_error, asked.worker_error, asked.count * sizeof(float)) != 0 ||
+        memcmp(server_error, asked.server_error, mine * sizeof(float)) != 0)
+        status = aq_fail(AQ_CORRUPT, "test", "rank %u: void step %u has changed an error", rank, (unsigned)n);
+out:
+    aq_free(worker_error);
+    aq_free(server_error);
+    return status;
+}
+
 static enum aq_status compressed_steps(struct aq_group *group, const struct aq_grad_codec *codec, uint64_t count,
                                        struct buffers *own, struct buffers *all, uint8_t *wire, float *sum)
 {
@@ -437,9 +488,15 @@ static enum aq_status compressed_steps(struct aq_group *group, const struct aq_g
                                       .worker_error = own->worker_error,
                                       .server_error = own->server_error,
                                       .step = step};
+        const bool words = step > 1; /* also where something goes along */
+        if (words) AQ_TRY(void_step(group, asked, step + count));
+        for (uint64_t i = 0; i < count; i++)
+            own->x[i] = gradient_of(rank, step, i);
+        if (words) AQ_TRY(say(group, false));
         aq_group_stats(group, &before);
         AQ_TRY(step == ALONG ? with_work(group, &asked) : compressed_allreduce(group, &asked));
         aq_group_stats(group, &after);
+        if (words) AQ_TRY(heard(group, false));
         AQ_TRY(aq_group_agree(group, aq_digest(own->x, count * sizeof(float)), "the mean"));
         uint64_t bytes = (size - 1) * aq_grad_codec_bytes_pieces(codec, first, mine);
         for (uint32_t to = 0; to < size; to++) {
@@ -525,6 +582,43 @@ static enum aq_status run_compressed(struct aq_group *group)
     return AQ_OK;
 }
 
+/* Words beside every kind of reduction, and beside none. */
+static enum aq_status run_words(struct aq_group *group)
+{
+    enum { COUNT = 100003 };
+    static float rows[CASE_RANKS_MAX][COUNT];
+    static uint64_t lanes[CASE_RANKS_MAX][4];
+    const uint32_t size = aq_group_size(group), rank = aq_group_rank(group);
+    uint64_t first, mine;
+    float *x = rows[rank];
+    for (uint64_t n = 0; n < 4; n++) {
+        const bool stopped = n != 1, late = n == 3;
+        const uint64_t count = n == 2 ? 3 : COUNT; /* fewer values than ranks have chunks, or many messages */
+        for (uint64_t i = 0; i < COUNT; i++)
+            x[i] = value_of(rank, 1, i);
+        AQ_TRY(say(group, stopped && stops(rank, size, n)));
+        if (late) AQ_TRY(heard(group, stopped));
+        AQ_TRY(allreduce(group, x, count));
+        AQ_TRY(heard(group, stopped));
+        if (!stopped || late || size == 1) AQ_TRY(check_sum(group, x, 0, count, 1));
+    }
+    for (uint64_t i = 0; i < COUNT; i++)
+        x[i] = value_of(rank, 2, i);
+    AQ_TRY(say(group, false));
+    AQ_TRY(reduce_scatter(group, x, COUNT, &first, &mine));
+    AQ_TRY(heard(group, false));
+    AQ_TRY(check_sum(group, x + first, first, mine, 2));
+    AQ_TRY(say(group, true));
+    AQ_TRY(reduce_scatter(group, x, COUNT, NULL, NULL));
+    AQ_TRY(heard(group, true));
+    lanes[rank][3] = 1;
+    AQ_TRY(say(group, false));
+    AQ_TRY(aq_allreduce_lanes(group, lanes[rank], 4 * 16, 4));
+    AQ_TRY(heard(group, false));
+    CASE_EXPECT(group, lanes[rank][3] == size);
+    return aq_group_agree(group, 6, "words");
+}
+
 static enum aq_status run_stats(struct aq_group *group)
 {
     enum { COUNT = 50000 };
@@ -557,6 +651,7 @@ static const struct {
              {"broadcast", run_broadcast},
              {"lanes", run_lanes},
              {"special values", run_special},
+             {"words", run_words},
              {"compressed", run_compressed}};
 enum { CASE_COUNT = sizeof CASES / sizeof *CASES };
 

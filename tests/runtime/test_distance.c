@@ -120,17 +120,20 @@ static void test_predict_distance_by_hand(void **state)
     }
 }
 
-/* Replicas meet once: half a round trip to agree, a whole one to average; then the norm, and none for the update. */
+/* Replicas meet once: a round trip to average, on which they agree; half of one more for PowerSGD. */
 static void test_predict_distance_of_replicas(void **state)
 {
     (void)state;
-    static const char *const sets[] = {"pipeline.stages=1", "pipeline.replicas=2", NULL};
-    struct aq_job *job;
-    struct aq_plan *plan = plan_of(sets, &job);
-    struct aq_plan_costs costs = unit_costs(plan);
-    costs.group_latency_s = 5;
-    assert_true(near(predict(plan, &costs).step_s, 2 * plan->micro_batches + 15));
-    done(plan, job);
+    for (int factors = 0; factors < 2; factors++) {
+        const char *const sets[] = {"pipeline.stages=1", "pipeline.replicas=2",
+                                    factors ? "reduce.codec=powersgd" : "reduce.codec=fp32", NULL};
+        struct aq_job *job;
+        struct aq_plan *plan = plan_of(sets, &job);
+        struct aq_plan_costs costs = unit_costs(plan);
+        costs.group_latency_s = 5;
+        assert_true(near(predict(plan, &costs).step_s, 2 * plan->micro_batches + 10 + 5 * factors));
+        done(plan, job);
+    }
 }
 
 /*
@@ -278,7 +281,8 @@ static void test_distance_decides_what_is_automatic(void **state)
                              *const one[] = {"edges.list=[{edge: 2, rtt_ms: 80}]", NULL},
                              *const gpipe[] = {"pipeline.schedule=gpipe", "pipeline.in_flight=default", NULL},
                              *const classic[] = {"link.rtt_ms=80", "pipeline.in_flight=classic", NULL},
-                             *const many[] = {"link.rtt_ms=80", "train.batch=64", "link.rate_mbps=0", NULL};
+                             *const many[] = {"link.rtt_ms=80", "train.batch=64", "link.rate_mbps=0", "cache.window=0",
+                                              NULL};
     struct aq_job *job, *job_far;
     struct aq_plan *plan = plan_of(NULL, &job), *plan_far = plan_of(far, &job_far);
     assert_int_equal(plan->schedule, AQ_SCHEDULE_1F1B);
@@ -307,6 +311,51 @@ static void test_distance_decides_what_is_automatic(void **state)
     }
     assert_true(plan->stages[0].program.slots > 16);
     done(plan, job);
+}
+
+/*
+ * A lost cache is fetched by as many messages at once as fill a round trip, each in a send buffer, half of which they
+ * have, and with a credit of its own; so the time of 1,000 messages is that of their bytes, and one round trip more.
+ */
+static void test_distance_decides_how_many_lost_messages_are_on_their_way(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *sets[SETS_MAX];
+        double rtt_s, mbps;
+        uint32_t window; /* that is said; AQ_WINDOW_AUTO */
+    } cases[] = {
+        {{NULL}, 0, 100, AQ_WINDOW_AUTO},
+        {{"link.rtt_ms=80"}, 80e-3, 100, AQ_WINDOW_AUTO},
+        {{"link.rtt_ms=20"}, 20e-3, 100, AQ_WINDOW_AUTO},
+        {{"link.rtt_ms=80", "model.channels=256", "train.T=256", "model.context=256"}, 80e-3, 100, AQ_WINDOW_AUTO},
+        {{"link.rtt_ms=200", "link.rate_mbps=10"}, 200e-3, 10, AQ_WINDOW_AUTO},
+        {{"link.rtt_ms=40", "link.rate_mbps=0"}, 40e-3, 200, AQ_WINDOW_AUTO},
+        {{"link.rtt_ms=80", "cache.window=3"}, 80e-3, 100, 3},
+        {{"cache.window=0"}, 0, 100, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct aq_job *job;
+        struct aq_plan *plan = plan_of(cases[i].sets, &job);
+        const struct aq_plan_edge *edge = &plan->edges[1];
+        const uint32_t said = cases[i].window, B = job->train.micro_batch;
+        const double message = (double)aq_wire_bytes(edge->size.message_bytes, false), rate = cases[i].mbps * 1e6 / 8;
+        const double at_once = edge->window.send_frames / 2.0, trip = rate * cases[i].rtt_s;
+        assert_true(edge->size.message_bytes > 0);
+        assert_true(plan->stages[1].program.window <= plan->ahead);
+        if (said != AQ_WINDOW_AUTO) assert_int_equal(plan->ahead, said);
+        if (said == AQ_WINDOW_AUTO && !(trip > 0)) assert_int_equal(plan->ahead, 4);
+        if (said != AQ_WINDOW_AUTO || !(trip > 0)) { /* no more than for a near link */
+            assert_true(edge->window.send_frames <= (trip > 0 ? 255 : 8 + plan->stages[1].program.slots));
+        } else {
+            const double seconds = 1000 * message / rate; /* of 1,000 of them, alone */
+            assert_true(at_once * message >= trip || edge->window.send_frames == 256);
+            assert_true(1000 / at_once * cases[i].rtt_s <= 1.2 * seconds || edge->window.send_frames == 256);
+            assert_true(edge->window.receive_slots >= trip / message || edge->window.receive_slots == 252);
+            assert_true(plan->ahead >= 4 && (plan->ahead == plan->micro_batches || plan->ahead * B * message >= trip));
+            assert_true(plan->stages[1].cache.slots >= B * plan->ahead);
+        }
+        done(plan, job);
+    }
 }
 
 /* What a worker is sent has the choices in it: it makes none of its own. */
@@ -371,6 +420,7 @@ int main(void)
         cmocka_unit_test(test_loss_of_an_edge_is_said_and_costs),
         cmocka_unit_test(test_predict_distance_of_replicas),
         cmocka_unit_test(test_distance_decides_what_is_automatic),
+        cmocka_unit_test(test_distance_decides_how_many_lost_messages_are_on_their_way),
         cmocka_unit_test(test_distance_travels_with_the_manifest),
         cmocka_unit_test(test_distance_says_what_it_costs_and_what_helps),
     };

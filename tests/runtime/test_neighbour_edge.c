@@ -433,6 +433,57 @@ static void test_a_sender_takes_no_message_without_a_version(void **state)
         }
 }
 
+/*
+ * A sender that has lost a message wants the one behind all that it has sent. Its question overtakes nothing: what is
+ * still to be decoded, or is being decoded on a device, comes first.
+ */
+static void test_a_receiver_answers_behind_what_came_before_the_question(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 2; k++)
+        for (int issued = 0; issued < 2; issued++) {
+            static struct peer peer;
+            struct kit kit;
+            struct aq_frame got = {0};
+            if (!setup(&kit, &peer, 1, NULL, kinds[k])) break;
+            first_step(&kit, &peer);
+            code(&kit, &peer, 1);
+            const struct aq_frame frame = frame_of(&peer, 1), fetch = {.kind = AQ_FRAME_FETCH, .argument = 1};
+            const struct aq_edge_batch batch = {.step = 1, .samples = KIT_B, .sample_ids = ids};
+            kit_say(&kit, &frame);
+            if (!issued) kit_say(&kit, &fetch);
+            assert_int_equal(arrive(&kit), AQ_OK);
+            while (!issued && kit.edge->asked.count + kit.edge->measures.served == 0) { /* it is here, too */
+                const uint32_t seen = aq_bell_count(kit.pair.bell);
+                assert_int_equal(aq_edge_pump(kit.edge), AQ_OK);
+                if (kit.edge->asked.count + kit.edge->measures.served == 0)
+                    assert_int_equal(aq_bell_wait(kit.pair.bell, seen, PAIR_SECONDS(PAIR_PATIENCE)), AQ_OK);
+            }
+            assert_int_equal(aq_edge_receive_forward(kit.edge, &batch, &peer.values, peer.stream), AQ_OK);
+            if (issued && kit.edge->on_device) { /* asked while the device is at it */
+                kit.edge->asks_left--;
+                kit.edge->asked.items[0] = (struct aq_edge_fetch){.key = aq_edge_key(kit.edge, 1, 0)};
+                kit.edge->asked.first = 0;
+                kit.edge->asked.count = 1;
+                assert_true(aq_edge_decoding(kit.edge));
+                assert_int_equal(aq_edge_fetches_serve(kit.edge), AQ_OK);
+            } else if (issued) {
+                kit_say(&kit, &fetch);
+            }
+            while (!settled(&kit)) /* no device rings a bell */
+                assert_int_equal(aq_edge_pump(kit.edge), AQ_OK);
+            do
+                assert_int_equal(kit_hear(&kit, &got), AQ_OK);
+            while (got.kind != AQ_FRAME_MESSAGE);
+            assert_int_equal(got.argument, 1);
+            assert_int_equal(got.step, peer.versions[1]);
+            assert_int_equal(got.body_bytes, peer.message_bytes);
+            assert_memory_equal(got.body, peer.messages[1], peer.message_bytes);
+            aq_link_release(kit.pair.link[1], got.body);
+            teardown(&kit, &peer);
+        }
+}
+
 /* ---- what nobody asked for, and too much of it ---- */
 
 static void test_frames_that_are_not_due_are_refused(void **state)
@@ -689,8 +740,7 @@ static void at_random(uint64_t seed)
         kit_say(&kit, &frame);
         /* An answer stands ready for whatever may be asked; where nothing is, it is one that nobody asked for. */
         memcpy(answers[step], peer.messages[1], peer.message_bytes);
-        if (step && rows)
-            answer(&kit, aq_rng_below(&draws, n++, 3), step, answers[step], (uint32_t)peer.message_bytes);
+        if (step && rows) answer(&kit, aq_rng_below(&draws, n++, 3), step, answers[step], (uint32_t)peer.message_bytes);
         if (aq_rng_below(&draws, n++, 8) == 0)
             kit_say(&kit, &(struct aq_frame){.kind = (uint16_t)(16 + aq_rng_below(&draws, n++, 16)), .argument = 1});
         status = take(&kit, &peer, step, KIT_B);
@@ -718,6 +768,7 @@ int main(void)
         cmocka_unit_test(test_rows_of_a_stateless_codec_name_no_message),
         cmocka_unit_test(test_a_reference_that_is_not_held_is_asked_for_and_compared),
         cmocka_unit_test(test_a_sender_takes_no_message_without_a_version),
+        cmocka_unit_test(test_a_receiver_answers_behind_what_came_before_the_question),
         cmocka_unit_test(test_frames_that_are_not_due_are_refused),
         cmocka_unit_test(test_shared_gradients_out_of_order_are_refused),
         cmocka_unit_test(test_norms_and_copies_beyond_their_number_are_refused),

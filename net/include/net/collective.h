@@ -209,6 +209,22 @@ struct aq_compressed {
 };
 enum aq_status aq_compressed_allreduce(struct aq_group *group, const struct aq_compressed *asked);
 
+/*
+ * A word of each rank to all, on the way with the reduction that comes next: say, reduce, hear. The words leave before
+ * its first messages and are taken before anything is made of these, so that they cost no trip of their own. Between
+ * say and hear only reductions may be called.
+ *
+ * stops: where the word of any rank has one of these bits, the first reduction between the two is void on all ranks: it
+ * answers AQ_OK, errors are what they were, x is undefined, and `before` and `after` have not been called. A rank whose
+ * own word has one may pass values that are not finite. hear tells: any & stops.
+ *
+ * A reduction that has `before`, is over NCCL, over a part of the group, or a reduce-scatter hears the words first:
+ * that is a trip, as is a hear without a reduction. W = 1: any is the own word.
+ */
+enum aq_status aq_group_say(struct aq_group *group, uint64_t word, uint64_t stops);
+/* any: the words of all ranks since the last say, or-ed. May be called again. */
+enum aq_status aq_group_hear(struct aq_group *group, uint64_t *any);
+
 /* Do all ranks have the same digest? what: of what, for the line. AQ_MISMATCH on every rank, which names the ranks that
  * differ from rank 0. */
 enum aq_status aq_group_agree(struct aq_group *group, uint64_t digest, const char *what);
