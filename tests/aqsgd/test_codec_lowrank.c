@@ -185,6 +185,45 @@ static void test_the_loop_closes(void **state)
     end_close(&end);
 }
 
+static uint32_t encode_at(struct end *end, bool warm)
+{
+    struct aq_codec_result result;
+    assert_int_equal(aq_codec_encode(end->codec, end->a, warm ? end->m : NULL, NULL, end->body,
+                                     aq_codec_bound(end->codec), end->hat, end->m, &result, NULL),
+                     AQ_OK);
+    assert_int_equal(result.flags, warm ? 0 : AQ_CODED_KEYFRAME);
+    return result.body_bytes;
+}
+
+/* A change is coded alike by a codec that has just been opened, as a run that goes on has one, and by one that has
+ * coded keyframes and other changes before. Small and large: what they share of scratch differs. */
+static void test_what_went_before_leaves_nothing(void **state)
+{
+    (void)state;
+    static const uint32_t shapes[][2] = {{20, 24}, {32, 48}, {ROWS, COLUMNS}};
+    for (int i = 0; i < 3; i++) {
+        struct aq_codec_config config = lowrank(6, 4.0f, 0.0f, AQ_PRECISION_FP16);
+        struct end old;
+        config.keyframe = AQ_PRECISION_EC;
+        end_open(&old, &config, shapes[i][0], shapes[i][1]);
+        fill(old.a, old.values, SHAPE_GAUSS, 1.0f, 73);
+        (void)encode_at(&old, false);
+        for (uint64_t visit = 0; visit < 3; visit++) {
+            struct end young;
+            end_open(&young, &config, shapes[i][0], shapes[i][1]);
+            fill(old.a, old.values, SHAPE_LAPLACE, 1.0f, 74 + visit);
+            memcpy(young.a, old.a, 4 * old.values);
+            memcpy(young.m, old.m, aq_codec_message_bytes(old.codec));
+            const uint32_t bytes = encode_at(&old, true);
+            assert_int_equal(encode_at(&young, true), bytes);
+            assert_memory_equal(old.body, young.body, bytes);
+            assert_memory_equal(old.m, young.m, aq_codec_message_bytes(old.codec));
+            end_close(&young);
+        }
+        end_close(&old);
+    }
+}
+
 static void test_odd_samples_come_back(void **state)
 {
     (void)state;
@@ -272,6 +311,7 @@ int main(void)
         cmocka_unit_test(test_an_error_is_kept),
         cmocka_unit_test(test_signs_change_nothing),
         cmocka_unit_test(test_the_loop_closes),
+        cmocka_unit_test(test_what_went_before_leaves_nothing),
         cmocka_unit_test(test_odd_samples_come_back),
         cmocka_unit_test(test_bodies_that_no_sender_writes_are_corrupt),
         cmocka_unit_test(test_settings_are_checked),

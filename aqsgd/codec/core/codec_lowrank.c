@@ -1,25 +1,25 @@
 /*
  * codec_lowrank.c -- a sample's change as a product of two thin matrices, quantized and entropy coded.
  *
- *     d = a - m  ~  sum over i < r of  g_i * u_i v_i',   x^ = m + that        (T, C) = (T, r) (r, C)
+ *     d = a - m  ~  sum over i < r of s_i u_i v_i'  =  sum of g_i (s_i u_i) (s_i v_i)',   x^ = m + that
  *
- * Where adapters of rank R alone train, what moves of an activation has few directions (docs/RESULTS.md, "Deltas of
- * adapters"), and r (T + C) numbers say it in place of T C. The sender finds them by a randomised range finder with one
- * power iteration (N. Halko, P. G. Martinsson, J. A. Tropp, Finding Structure with Randomness, SIAM Review 53, 2011,
- * algorithms 4.4 and 5.1) and the eigenvectors of a small Gram matrix (Jacobi). Both factors are written times the
- * singular value, u_i s_i and v_i s_i, and g_i = 1 / s_i: then one step for all of both is reverse water-filling, for an
- * error of a step costs the product the same wherever it lies, and a direction below the step vanishes by itself.
+ * Where adapters of rank R alone train, what moves of an activation has few directions (docs/RESULTS.md, "Rank
+ * of deltas"), and r (T + C) numbers say it in place of T C. The sender finds them by a randomised range finder with
+ * one power iteration (N. Halko, P. G. Martinsson, J. A. Tropp, Finding Structure with Randomness, SIAM Review 53,
+ * 2011, algorithms 4.4 and 5.1) and the eigenvectors of a small Gram matrix (Jacobi). Both factors are written times
+ * the singular value, u_i s_i and v_i s_i, and g_i = 1 / s_i: then one step for all of both is reverse water-filling,
+ * for an error of a step costs the product the same wherever it lies, and a direction below the step vanishes by
+ * itself.
  *
- * The factors' numbers, one row behind the other, are a body of `ec` (64 columns): its table, escapes, bound and checks
- * are those of codec_ec.c. The receiver multiplies in one fixed order, one rounding an operation, so that x^ is the same
- * bits everywhere. What is left of d, beyond r and below the step, is in the next delta; a gradient loses it.
+ * The factors' numbers, one row behind the other, are a body of `ec` (64 columns): its table, escapes, bound and
+ * checks are those of codec_ec.c. The receiver multiplies in one fixed order, one rounding an operation, so that x^ is
+ * the same bits everywhere. What is left of d, beyond r and below the step, is in the next delta; a gradient loses it.
  *
  * r is the least that leaves a thousandth of |d|^2 (of an error goal: half of what may be left), at most config.rank.
  * config.rate is bits a number of the factors; with config.error both r and step follow from it.
  *
  * Memory: d of a whole sample and factors, in codec->own, and the codec of the factors (codec->inner).
  */
-#include <assert.h>
 #include <math.h>
 #include <stdio.h>
 
@@ -106,7 +106,8 @@ static uint64_t room(uint64_t floats)
     return (floats + AQ_CODEC_PAD + 15) / 16 * 16;
 }
 
-/* Of a codec for so many rows at most. own NULL measures. */
+/* Of a codec for so many rows at most. own NULL measures. A keyframe that is entropy coded has the beginning: what is
+ * made once, omega, must not lie there. */
 static uint64_t places_cut(uint32_t rank, uint32_t rows, uint32_t columns, float *own, struct places *out)
 {
     const uint64_t found = rank + RANK_MORE;
@@ -122,7 +123,10 @@ static uint64_t places_cut(uint32_t rank, uint32_t rows, uint32_t columns, float
                               AQ_CODEC_PIECES_MAX * found,
                               2 * found * found,
                               2 * found * found};
-    uint64_t at[11], used = 0;
+    struct aq_codec_layout keyframe = {0};
+    const struct aq_codec_config any = {.keyframe_rate = AQ_EC_RATE_MIN};
+    aq_ec_keyframe_layout(&any, rows, columns, &keyframe);
+    uint64_t at[11], used = room(keyframe.whole_bytes / sizeof(float));
     for (int i = 0; i < 11; i++) {
         at[i] = used;
         used += room(sizes[i]);
