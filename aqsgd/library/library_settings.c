@@ -54,6 +54,7 @@ static const struct setting settings[] = {
     SETTING("bits", COUNT, bits, NULL),
     SETTING("rate", FLOAT, rate, NULL),
     SETTING("error", FLOAT, error, NULL),
+    SETTING("rank", COUNT, rank, NULL),
     SETTING("precision", NAME, raw, precisions),
     SETTING("grid", NAME, grid, grids),
     SETTING("group", NAME, group, groups),

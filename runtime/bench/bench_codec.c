@@ -68,6 +68,8 @@ struct coding {
     uint32_t bits;
 };
 
+static const struct aq_rng_key bench_key = {.key = {1, 2}, .counter = {3, 4}};
+
 static enum aq_status samples_open(enum form form, const struct coding *coding, uint32_t count, struct samples *out)
 {
     enum aq_status status;
@@ -89,7 +91,7 @@ static enum aq_status samples_open(enum form form, const struct coding *coding, 
     fill(out);
     for (uint32_t s = 0; s < count; s++) { /* the cold visit */
         struct aq_codec_result result;
-        AQ_TRY_GOTO(aq_codec_encode(out->codec, out->a + (size_t)s * VALUES, NULL, NULL,
+        AQ_TRY_GOTO(aq_codec_encode(out->codec, out->a + (size_t)s * VALUES, NULL, &bench_key,
                                     out->body + s * out->body_bytes, out->body_bytes, NULL,
                                     out->m + s * out->message_bytes, &result, NULL),
                     out);
@@ -116,7 +118,8 @@ static enum aq_status once(struct samples *samples, enum what what, uint32_t s)
         memcpy(hat, a, VALUES * sizeof(float));
         return AQ_OK;
     case ENCODE:
-        AQ_TRY(aq_codec_encode(samples->codec, a, m, NULL, body, samples->body_bytes, NULL, m_out, &result, NULL));
+        AQ_TRY(aq_codec_encode(samples->codec, a, m, &bench_key, body, samples->body_bytes, NULL, m_out, &result,
+                               NULL));
         samples->coded[s] = result.body_bytes;
         return AQ_OK;
     case DECODE:

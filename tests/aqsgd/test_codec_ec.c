@@ -14,15 +14,16 @@ struct coded {
 };
 
 /* a as the sender has it, decoded by a receiver of its own and compared. */
-static struct coded code(struct end *sender, const struct aq_codec_config *config, bool warm)
+static struct coded code_with(struct end *sender, const struct aq_codec_config *config, bool warm, uint64_t number)
 {
+    const struct aq_rng_key key = test_key(number);
     struct end receiver;
     struct coded coded;
     double error2 = 0, signal2 = 0;
     end_open(&receiver, config, ROWS, COLUMNS);
     const size_t message = aq_codec_message_bytes(sender->codec);
     memcpy(receiver.m, sender->m, message);
-    assert_int_equal(aq_codec_encode(sender->codec, sender->a, warm ? sender->m : NULL, NULL, sender->body,
+    assert_int_equal(aq_codec_encode(sender->codec, sender->a, warm ? sender->m : NULL, &key, sender->body,
                                      aq_codec_bound(sender->codec), sender->hat, sender->m, &coded.result, NULL),
                      AQ_OK);
     assert_int_equal(aq_codec_decode(receiver.codec, sender->body, coded.result.body_bytes, coded.result.flags,
@@ -43,6 +44,11 @@ static struct coded code(struct end *sender, const struct aq_codec_config *confi
     return coded;
 }
 
+static struct coded code(struct end *sender, const struct aq_codec_config *config, bool warm)
+{
+    return code_with(sender, config, warm, 1);
+}
+
 static struct aq_codec_config ec(float rate, float error, enum aq_codec_precision store)
 {
     struct aq_codec_config config;
@@ -50,6 +56,7 @@ static struct aq_codec_config ec(float rate, float error, enum aq_codec_precisio
     config.rate = rate;
     config.error = error;
     config.store = store;
+    config.rounding = AQ_ROUND_NEAREST;
     return config;
 }
 
@@ -58,8 +65,8 @@ static struct aq_codec_config ec(float rate, float error, enum aq_codec_precisio
 static void test_a_rate_is_kept_and_worth_its_bits(void **state)
 {
     (void)state;
-    static const float rates[] = {1.0f, 2.0f, 3.5f, 3.6f, 4.0f, 4.5f, 5.0f, 6.0f, 8.0f};
-    for (int i = 0; i < 9; i++) {
+    static const float rates[] = {1.0f, 1.5f, 2.0f, 3.5f, 3.6f, 4.0f, 4.5f, 5.0f, 6.0f, 8.0f};
+    for (int i = 0; i < 10; i++) {
         const struct aq_codec_config config = ec(rates[i], 0.0f, AQ_PRECISION_NONE);
         struct end end;
         end_open(&end, &config, ROWS, COLUMNS);
@@ -74,14 +81,110 @@ static void test_a_rate_is_kept_and_worth_its_bits(void **state)
     }
 }
 
+/* Of d and what is known of it, with an error that is uniform within half a step: I(X; X + N), D = step^2 / 12. */
+static double dithered_error(double rate)
+{
+    return 1.0 / sqrt(pow(2.0, 2.0 * (rate - 0.25)) - 1.0);
+}
+
+static void test_a_dithered_rate_is_kept_and_worth_its_bits(void **state)
+{
+    (void)state;
+    static const float rates[] = {1.5f, 2.0f, 3.0f, 3.5f, 3.6f, 4.0f, 5.0f, 8.0f};
+    for (int i = 0; i < 8; i++) {
+        struct aq_codec_config config = ec(rates[i], 0.0f, AQ_PRECISION_NONE);
+        struct end end;
+        config.rounding = AQ_ROUND_STOCHASTIC;
+        end_open(&end, &config, ROWS, COLUMNS);
+        fill(end.a, VALUES, SHAPE_GAUSS, 1.0f, 60);
+        const struct coded coded = code(&end, &config, false);
+        const double ideal = dithered_error((double)rates[i]);
+        print_message("dithered, rate %.1f: %.3f bits, error %.5f (%.3f of its own at that rate)\n", (double)rates[i],
+                      coded.bits, coded.error, coded.error / ideal);
+        assert_true(coded.bits <= (double)rates[i] + 0.1 && coded.bits >= (double)rates[i] - 0.1);
+        assert_true(coded.error < 1.2 * ideal);
+        assert_int_equal(end.body[AQ_EC_MARKS], AQ_EC_DITHERED);
+        end_close(&end);
+    }
+}
+
+/* In standard errors: the mean error of values in a narrow range, over keys. */
+static double bias_between(float low, float high, const struct aq_codec_config *config)
+{
+    enum { KEYS = 40 };
+    struct end end;
+    double sum = 0, square = 0;
+    size_t count = 0;
+    end_open(&end, config, ROWS, COLUMNS);
+    for (uint64_t key = 0; key < KEYS; key++) {
+        fill(end.a, VALUES, SHAPE_LAPLACE, 1.0f, 66);
+        (void)code_with(&end, config, false, key);
+        for (size_t e = 0; e < VALUES; e++) {
+            if (!(end.a[e] >= low && end.a[e] < high)) continue;
+            const double error = (double)end.hat[e] - (double)end.a[e];
+            sum += error;
+            square += error * error;
+            count++;
+        }
+    }
+    end_close(&end);
+    assert_true(count > 1000);
+    return sum / sqrt(square);
+}
+
+/* Nearest rounding draws every small value to zero, and all between two levels to one of them; with a dither a value's
+ * error has mean zero, wherever it lies. At 1.5, 2 and 3 bits, and with cells. */
+static void test_dither_has_no_bias_anywhere(void **state)
+{
+    (void)state;
+    static const float rates[] = {1.5f, 2.0f, 3.0f, 4.0f};
+    static const float ranges[][2] = {{0.02f, 0.04f}, {0.1f, 0.12f}, {-0.45f, -0.4f}, {1.0f, 1.05f}, {3.0f, 9.0f}};
+    for (int i = 0; i < 4; i++)
+        for (int k = 0; k < 5; k++) {
+            struct aq_codec_config config = ec(rates[i], 0.0f, AQ_PRECISION_NONE);
+            config.rounding = AQ_ROUND_STOCHASTIC;
+            const double dithered = bias_between(ranges[k][0], ranges[k][1], &config);
+            if (fabs(dithered) > 4.5)
+                print_error("rate %.1f, values of %.2f: %.1f standard errors\n", (double)rates[i],
+                            (double)ranges[k][0], dithered);
+            assert_true(fabs(dithered) <= 4.5);
+            if (i > 1 || k > 1) continue;
+            config.rounding = AQ_ROUND_NEAREST;
+            assert_true(bias_between(ranges[k][0], ranges[k][1], &config) < -50.0);
+        }
+}
+
+/* The same sample, key and reference give the same bytes: a run that goes on sends what it would have sent. */
+static void test_dither_is_the_keys_alone(void **state)
+{
+    (void)state;
+    struct aq_codec_config config = ec(2.0f, 0.0f, AQ_PRECISION_NONE);
+    struct end one, other;
+    config.rounding = AQ_ROUND_STOCHASTIC;
+    end_open(&one, &config, ROWS, COLUMNS);
+    end_open(&other, &config, ROWS, COLUMNS);
+    fill(one.a, VALUES, SHAPE_GAUSS, 1.0f, 67);
+    fill(other.a, VALUES, SHAPE_LAPLACE, 3.0f, 68);
+    (void)code_with(&other, &config, false, 9); /* what went before leaves nothing */
+    memcpy(other.a, one.a, 4 * (size_t)VALUES);
+    const struct coded first = code_with(&one, &config, false, 5), second = code_with(&other, &config, false, 5);
+    assert_int_equal(first.result.body_bytes, second.result.body_bytes);
+    assert_memory_equal(one.body, other.body, first.result.body_bytes);
+    (void)code_with(&other, &config, false, 6);
+    assert_memory_not_equal(one.body, other.body, first.result.body_bytes);
+    end_close(&one);
+    end_close(&other);
+}
+
 static void test_an_error_is_kept_whatever_the_delta(void **state)
 {
     (void)state;
     static const float errors[] = {0.3f, 0.05f, 0.01f, 0.004f}, drifts[] = {1.0f, 0.2f, 0.02f};
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 8; i++) {
         double bits = 100.0;
         for (int k = 0; k < 3; k++) {
-            struct aq_codec_config config = ec(2.5f, errors[i], AQ_PRECISION_FP32);
+            struct aq_codec_config config = ec(2.5f, errors[i % 4], AQ_PRECISION_FP32);
+            config.rounding = i < 4 ? AQ_ROUND_NEAREST : AQ_ROUND_STOCHASTIC;
             struct end end;
             end_open(&end, &config, ROWS, COLUMNS);
             float *const m = (float *)(void *)end.m;
@@ -90,10 +193,11 @@ static void test_an_error_is_kept_whatever_the_delta(void **state)
             for (size_t e = 0; e < VALUES; e++)
                 m[e] += end.a[e];
             const struct coded coded = code(&end, &config, true);
-            print_message("error %.3f, drift %.2f: %.3f bits, error %.4f\n", (double)errors[i], (double)drifts[k],
-                          coded.bits, coded.error);
-            assert_true(coded.error < 1.05 * (double)errors[i]);
-            assert_true(coded.error > 0.9 * (double)errors[i] || coded.bits < 0.1); /* or it was near enough already */
+            print_message("%s, error %.3f, drift %.2f: %.3f bits, error %.4f\n", i < 4 ? "nearest" : "dithered",
+                          (double)errors[i % 4], (double)drifts[k], coded.bits, coded.error);
+            assert_true(coded.error < 1.05 * (double)errors[i % 4]);
+            /* Or it was near enough already. */
+            assert_true(i >= 4 || coded.error > 0.9 * (double)errors[i % 4] || coded.bits < 0.1);
             assert_true(coded.bits < bits + 0.01);
             bits = coded.bits;
             end_close(&end);
@@ -117,7 +221,7 @@ static void test_channels_means_cost_nothing(void **state)
                 end.a[e] += 30.0f * sinf((float)(e % COLUMNS));
             const struct coded coded = code(&end, &config, false);
             assert_int_equal(coded.result.flags, keeps ? AQ_CODED_KEYFRAME : 0);
-            assert_int_equal(end.body[AQ_EC_CENTRED], shifted);
+            assert_int_equal(end.body[AQ_EC_MARKS], shifted);
             assert_true(coded.bits < 4.0 + (shifted ? 16.0 / ROWS : 0.0) + 0.1);
             error[shifted] = sqrt(coded.result.sum_error2);
             end_close(&end);
@@ -204,10 +308,10 @@ static void test_heads_that_no_sender_writes_are_corrupt(void **state)
     static const struct {
         uint32_t at;
         uint8_t value;
-    } wrong[] = {{AQ_EC_REFINE, 6}, {AQ_EC_REFINE, 0},     {AQ_EC_CENTRED, 2},     {AQ_EC_CENTRED, 0},
+    } wrong[] = {{AQ_EC_REFINE, 6}, {AQ_EC_REFINE, 0},     {AQ_EC_MARKS, 4},       {AQ_EC_MARKS, 0},
                  {AQ_EC_STEP + 3, 0xff}, {AQ_EC_ESCAPES + 1, 0xff},
                  {AQ_EC_HEAD_BYTES, 1}, {AQ_EC_HEAD_BYTES + 17, 0x7c}};
-    assert_int_equal(end.body[AQ_EC_CENTRED], 1);
+    assert_int_equal(end.body[AQ_EC_MARKS], 1);
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         const uint8_t right = end.body[wrong[i].at];
         end.body[wrong[i].at] = wrong[i].value;
@@ -243,6 +347,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_rate_is_kept_and_worth_its_bits),
+        cmocka_unit_test(test_a_dithered_rate_is_kept_and_worth_its_bits),
+        cmocka_unit_test(test_dither_has_no_bias_anywhere),
+        cmocka_unit_test(test_dither_is_the_keys_alone),
         cmocka_unit_test(test_an_error_is_kept_whatever_the_delta),
         cmocka_unit_test(test_channels_means_cost_nothing),
         cmocka_unit_test(test_a_coded_keyframe_is_refined),

@@ -14,6 +14,7 @@
 #include "codec_common.h"
 
 enum { FIELDS = 14, LINE_MAX_BYTES = 1 << 16, BYTES_MAX = 1 << 14, CHANNEL = 16 };
+enum { DITHERED = 126, LOW_RANK = 132, LINES = 138 }; /* cases */
 
 static char path[512];
 
@@ -121,7 +122,9 @@ static void write_line(FILE *file, uint32_t number, const uint32_t *field)
         set_rate(number, &config);
     else
         config.scale = (enum aq_codec_scale)(1 + number % 4);
-    if (!coded) config.rounding = (enum aq_codec_rounding)(1 + number / 2 % 2);
+    config.rounding = coded ? number >= DITHERED && number < LOW_RANK ? AQ_ROUND_STOCHASTIC : AQ_ROUND_NEAREST
+                            : (enum aq_codec_rounding)(1 + number / 2 % 2);
+    if (number >= LOW_RANK) config.rank = 2 + number % 3;
     if (aq_codec_config_check(&config, field[12], field[13]) != AQ_OK) return;
     end_open(&end, &config, field[12], field[13]);
     const size_t message = aq_codec_message_bytes(end.codec);
@@ -180,6 +183,11 @@ static int write_all(void)
         static const uint32_t kinds[] = {AQ_CODEC_EC, AQ_CODEC_EC, AQ_CODEC_AQSGD};
         const uint32_t field[FIELDS] = {kinds[n % 3], 1, n % 3 == 2 ? 4 : 1, 1, 2, 64, 1, 0, 0, 0,
                                         n % 4 == 0 && n % 3 < 2 ? 0 : 1 + n % 3, AQ_PRECISION_EC, 40, n % 2 ? 37 : 7};
+        write_line(file, n, field);
+    }
+    for (uint32_t n = DITHERED; n < LINES; n++) { /* ec with a dither; products of thin matrices */
+        const uint32_t kind = n < LOW_RANK ? AQ_CODEC_EC : AQ_CODEC_LOWRANK;
+        const uint32_t field[FIELDS] = {kind, 1, 1, 1, 2, 64, 1, 0, 0, 0, n % 3, AQ_PRECISION_EC, 40, n % 2 ? 37 : 7};
         write_line(file, n, field);
     }
     quiet_end();

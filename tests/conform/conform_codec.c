@@ -195,12 +195,13 @@ static void test_every_rate_and_error_of_ec(void **state)
 {
     (void)state;
     static const float rates[] = {1.0f, 3.5f, 3.75f, 5.0f, 8.0f}, errors[] = {0.3f, 0.05f, 0.004f};
-    for (uint32_t number = 0; number < 8; number++)
+    for (uint32_t number = 0; number < 16; number++)
         for (size_t s = 0; s < 8; s++) {
             struct aq_codec_config config;
             aq_codec_config_default(&config, AQ_CODEC_EC, 3);
-            config.rate = rates[number % 5];
-            config.error = number < 5 ? 0.0f : errors[number - 5];
+            config.rate = rates[number % 8 % 5];
+            config.error = number % 8 < 5 ? 0.0f : errors[number % 8 - 5];
+            config.rounding = number < 8 ? AQ_ROUND_NEAREST : AQ_ROUND_STOCHASTIC;
             config.store = s % 3 == 0 ? AQ_PRECISION_NONE : s % 3 == 1 ? AQ_PRECISION_FP16 : AQ_PRECISION_Q8;
             config.keyframe = AQ_PRECISION_EC;
             config.keyframe_rate = rates[(number + 2) % 5];

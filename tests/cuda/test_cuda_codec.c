@@ -333,15 +333,16 @@ static void test_every_rate_and_error_of_ec_has_the_bits_of_the_cpu(void **state
 {
     (void)state;
     static const float rates[] = {1.0f, 2.5f, 3.5f, 4.0f, 8.0f}, errors[] = {0.3f, 0.05f, 0.004f};
-    for (uint32_t number = 0; number < 8; number++) {
+    for (uint32_t number = 0; number < 16; number++) {
         struct aq_codec_config config;
         aq_codec_config_default(&config, AQ_CODEC_EC, 3);
-        config.rate = rates[number % 5];
-        config.error = number < 5 ? 0.0f : errors[number - 5];
+        config.rate = rates[number % 8 % 5];
+        config.error = number % 8 < 5 ? 0.0f : errors[number % 8 - 5];
+        config.rounding = number < 8 ? AQ_ROUND_NEAREST : AQ_ROUND_STOCHASTIC;
         config.store = number % 3 == 2 ? AQ_PRECISION_NONE : number % 3 == 1 ? AQ_PRECISION_FP32 : AQ_PRECISION_FP16;
         config.keyframe = AQ_PRECISION_EC;
         config.keyframe_rate = rates[(number + 2) % 5];
-        run_edge(&config, shapes[number][0], shapes[number][1], 3, number % 4);
+        run_edge(&config, shapes[number % 8][0], shapes[number % 8][1], 3, number % 4);
         if (number % 3 == 0) run_edge(&config, 211, 329, 2, 0);
     }
 }

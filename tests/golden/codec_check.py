@@ -217,15 +217,52 @@ def chunk_read(data, words, escapes, refine, count, slots):
     return list(zip(q, cells)), end + used
 
 
+def philox(key, block):
+    """Sixteen bytes of Philox4x32-10."""
+    k0, k1, c2, c3 = struct.unpack("<4I", key)
+    c0, c1 = block & 0xFFFFFFFF, block >> 32
+    for _ in range(10):
+        p0, p1 = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = p1 >> 32 ^ c1 ^ k0, p1 & 0xFFFFFFFF, p0 >> 32 ^ c3 ^ k1, p0 & 0xFFFFFFFF
+        k0, k1 = k0 + 0x9E3779B9 & 0xFFFFFFFF, k1 + 0xBB67AE85 & 0xFFFFFFFF
+    return struct.pack("<4I", c0, c1, c2, c3)
+
+
+def dither(key, rows, cols, unit):
+    """w of each value."""
+    line = (cols + 15) // 16
+    bytes_of = [b"".join(philox(key, t * line + b) for b in range(line))[:cols] for t in range(rows)]
+    return [F(2 * y - 255) * unit for row in bytes_of for y in row]
+
+
+def low_rank(body, rows, cols):
+    """The product of the factors."""
+    rank = struct.unpack("<I", body[:4])[0]
+    x = np.zeros((rows, cols), F)
+    if rank == 0:
+        assert len(body) == 4
+        return x
+    gains, lines = np.frombuffer(body[4 : 4 + 4 * rank], "<f4"), (rank * (rows + cols) + 63) // 64
+    factors, centre = entropy(body[4 + 4 * rank :], lines, 64)
+    if centre is not None:
+        factors = centre + factors
+    factors = factors.reshape(-1)[: rank * (rows + cols)].reshape(rank, rows + cols)
+    for i in range(rank):
+        x = x + (factors[i, :rows] * gains[i])[:, None] * factors[i, rows:][None, :]
+    return x
+
+
 def entropy(body, rows, cols):
     """x^ of a body that is entropy coded, without its reference; the reference of its own, or None."""
     step = np.frombuffer(body[:4], "<f4")[0]
     level = [F(0), *np.frombuffer(body[4:32], "<f4")]
     slots = slots_of(struct.unpack("<8H", body[32:48]), struct.unpack("<H", body[48:50])[0])
-    refine, centred = body[50], body[51]
+    refine, centred, dithered = body[50], body[51] & 1, body[51] & 2
     each = max(1, 65536 // cols)
     chunks = (rows + each - 1) // each
     at, centre, out = 52 + 8 * chunks, None, []
+    if dithered:
+        w, at = dither(body[at : at + 16], rows, cols, step * power(-refine - 1) * power(-8)), at + 16
     if centred:
         centre, at = plain(body[at : at + 2 * cols], 2), at + 2 * cols
     for k in range(chunks):
@@ -237,14 +274,14 @@ def entropy(body, rows, cols):
             x = -x if q < 0 else x
             if refine:
                 x = x + F(2 * cell + 1 - (1 << refine)) * (step * power(-refine - 1))
-            out.append(x)
+            out.append(x - w[len(out)] if dithered else x)
     assert at == len(body)
     return np.array(out, F).reshape(rows, cols), centre
 
 
 def decode_entropy(f, flags, m, body):
     rows, cols = f[12:14]
-    x, centre = entropy(body, rows, cols)
+    x, centre = (low_rank(body, rows, cols), None) if f[0] == 6 and flags == 0 else entropy(body, rows, cols)
     if centre is not None:
         x = centre + x
     if flags == 0 and f[10]:
@@ -260,7 +297,7 @@ def main():
         words = line.split()
         fields, flags = [int(w) for w in words[1:15]], int(words[15])
         m, body, hat, after = [b"" if w == "-" else bytes.fromhex(w) for w in words[16:20]]
-        coded = flags == 0 and fields[0] == 5 or flags == 1 and fields[11] == 7
+        coded = flags == 0 and fields[0] in (5, 6) or flags == 1 and fields[11] == 7
         x, stored = (decode_entropy if coded else decode)(fields, flags, m, body)
         if x.astype("<f4").tobytes() != hat or stored != after:
             sys.exit(f"{words[0]} decodes to other bits by docs/FORMAT.md")

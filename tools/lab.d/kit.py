@@ -16,9 +16,9 @@ def codec(kind, forward, backward):
             f"edges.backward.bits={backward}"]
 
 
-def entropy_coded(forward, backward):
-    return ["edges.forward.codec=ec", f"edges.forward.rate={forward}", "edges.backward.codec=ec",
-            f"edges.backward.rate={backward}"]
+def entropy_coded(forward, backward, rounding="stochastic"):
+    return [f"edges.{way}.{key}" for way, rate in (("forward", forward), ("backward", backward))
+            for key in ("codec=ec", f"rate={rate}", f"rounding={rounding}")]
 
 
 def folder_take(tool, out):

@@ -56,6 +56,7 @@ void aq_codec_config_default(struct aq_codec_config *out, enum aq_codec_kind kin
         .raw = AQ_PRECISION_FP32,
         .bits = bits,
         .rate = 2.5f,
+        .rank = 16,
         .grid = AQ_GRID_MIDRISE,
         .group = AQ_PER_ROW,
         .tile = 64,
@@ -296,6 +297,7 @@ enum aq_status aq_codec_open(struct aq_device *device, const struct aq_codec_con
         AQ_TRY_GOTO(aq_device_alloc(device, AQ_MEMORY_PINNED, staging_bytes(codec), &memory), out);
         codec->staging = memory;
     }
+    if (codec->member->open != NULL) AQ_TRY_GOTO(codec->member->open(codec), out);
     *out = codec;
     return AQ_OK;
 out:
@@ -307,6 +309,7 @@ void aq_codec_close(struct aq_codec *codec)
 {
     if (codec == NULL) return;
     aq_codec_remote_close(codec);
+    aq_codec_close(codec->inner);
     if (codec->staging) aq_device_free(codec->device, AQ_MEMORY_PINNED, codec->staging, staging_bytes(codec));
     aq_unmap(codec->memory, codec->memory_bytes);
     aq_free(codec);

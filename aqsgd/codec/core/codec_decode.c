@@ -234,7 +234,8 @@ static enum aq_status decode_values(struct aq_codec *codec, const void *body, si
     const struct aq_codec_layout *layout = &codec->layout;
     const bool keeps = aq_codec_keeps(codec);
     struct aq_codec_decoder job = {
-        .codec = codec, .body = body, .body_bytes = body_bytes, .m = m, .hat = hat, .m_out = keeps ? m_out : NULL};
+        .codec = codec, .body = body, .body_bytes = body_bytes, .hat = hat};
+    if (keeps) job.m = m, job.m_out = m_out;
     if (flags != 0 && flags != AQ_CODED_RAW && !(keeps && flags == AQ_CODED_KEYFRAME))
         return corrupt("flags that this codec never sets");
     if (flags == AQ_CODED_RAW) {

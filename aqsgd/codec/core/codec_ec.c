@@ -13,11 +13,16 @@
  * A keyframe (config.keyframe of any codec that keeps messages) is coded in the same way, at config.keyframe_rate. What
  * has no reference is coded against the mean of each channel over the sample, where that saves more than it costs.
  *
+ * With rounding stochastic a known noise goes in before rounding, and the receiver takes it off again
+ * (codec_ec_choose.h): the error's mean is 0 for every value, and it is no larger than nearest rounding's from 2 bits
+ * on. A keyframe of a codec that keeps messages is rounded to nearest.
+ *
  * At equal bits the error of a gradient is half of that of a scale a row (shared/NUMERICS.md 1.5); where rates go below
  * 1.5 bits the closed loop does not settle (section 3 there), so that the least rate is 1.
  *
  * A *chunk* is so many whole rows that they have about 65536 values: coded alone, by one thread or one warp.
  */
+#include <assert.h>
 #include <math.h>
 #include <stdio.h>
 
@@ -48,6 +53,7 @@ static void defaults(struct aq_codec_config *config)
 {
     config->rate = config->bits >= 8 ? 3.0f : config->bits >= 4 ? 2.5f : (float)config->bits;
     config->bits = 1;
+    config->rounding = AQ_ROUND_STOCHASTIC; /* docs/DECISIONS.md 0340 */
 }
 
 static enum aq_status check(const struct aq_codec_config *config)
@@ -57,7 +63,8 @@ static enum aq_status check(const struct aq_codec_config *config)
         return aq_codec_refuse("rate with ec", "1 to 8 bits a value");
     if (!(config->error >= 0.0f && config->error < 1.0f))
         return aq_codec_refuse("error with ec", "0 to less than 1, of the values' own magnitude; 0: rate decides");
-    if (config->rounding != AQ_ROUND_NEAREST) return aq_codec_refuse("rounding", "ec rounds to nearest");
+    if (config->rounding != AQ_ROUND_NEAREST && config->rounding != AQ_ROUND_STOCHASTIC)
+        return aq_codec_refuse("rounding", "nearest or stochastic");
     if (config->hadamard) return aq_codec_refuse("hadamard", "ec does not rotate");
     if (config->top_k != 0.0f && config->top_k != 1.0f) return aq_codec_refuse("top_k", "ec sends every value");
     return AQ_OK;
@@ -81,15 +88,15 @@ static double rate_of(const struct aq_codec_config *config)
     return rate > (double)AQ_EC_RATE_MAX ? (double)AQ_EC_RATE_MAX : rate < 0.25 ? 0.25 : rate;
 }
 
-static uint64_t bytes_of(uint32_t rows, uint32_t columns, double rate, bool centred)
+static uint64_t bytes_of(uint32_t rows, uint32_t columns, double rate, uint32_t marks)
 {
-    return aq_ec_chunks_from(rows, columns, centred) + aq_ec_chunk_count(rows, columns) * (uint64_t)AQ_EC_STATE_BYTES +
+    return aq_ec_chunks_from(rows, columns, marks) + aq_ec_chunk_count(rows, columns) * (uint64_t)AQ_EC_STATE_BYTES +
            (uint64_t)ceil((double)rows * (double)columns * rate / 8);
 }
 
-static uint64_t bytes_most(uint32_t rows, uint32_t columns, bool centred)
+static uint64_t bytes_most(uint32_t rows, uint32_t columns)
 {
-    return aq_ec_chunks_from(rows, columns, centred) + 4 * (uint64_t)rows * columns +
+    return aq_ec_chunks_from(rows, columns, AQ_EC_CENTRED | AQ_EC_DITHERED) + 4 * (uint64_t)rows * columns +
            (uint64_t)AQ_EC_CHUNK_SLACK * aq_ec_chunk_count(rows, columns);
 }
 
@@ -103,18 +110,19 @@ static void scratch(uint32_t rows, uint32_t columns, struct aq_codec_layout *out
 
 static void layout(const struct aq_codec_config *config, uint32_t rows, uint32_t columns, struct aq_codec_layout *out)
 {
+    const uint32_t marks = config->rounding == AQ_ROUND_STOCHASTIC ? AQ_EC_DITHERED : 0;
     out->groups = 1;
-    out->positions_at = out->codes_at = aq_ec_chunks_from(rows, columns, false);
-    out->body_bytes = bytes_of(rows, columns, rate_of(config), false);
-    out->body_most = bytes_most(rows, columns, true);
+    out->positions_at = out->codes_at = aq_ec_chunks_from(rows, columns, marks);
+    out->body_bytes = bytes_of(rows, columns, rate_of(config), marks);
+    out->body_most = bytes_most(rows, columns);
     scratch(rows, columns, out);
 }
 
 void aq_ec_keyframe_layout(const struct aq_codec_config *config, uint32_t rows, uint32_t columns,
                            struct aq_codec_layout *out)
 {
-    out->keyframe_bytes = bytes_of(rows, columns, (double)config->keyframe_rate, true);
-    out->keyframe_most = bytes_most(rows, columns, true);
+    out->keyframe_bytes = bytes_of(rows, columns, (double)config->keyframe_rate, AQ_EC_CENTRED);
+    out->keyframe_most = bytes_most(rows, columns);
     scratch(rows, columns, out);
 }
 
@@ -127,18 +135,19 @@ enum aq_status aq_ec_keyframe_check(const struct aq_codec_config *config)
 
 static void digest(const struct aq_codec_config *config, uint32_t words[AQ_CODEC_WORDS])
 {
-    (void)config; /* the receiver reads all of it in the body's head */
-    words[2] = 2; /* 1 knew no cells of a step */
+    /* The receiver reads all of it in the body's head. 1 knew no cells of a step, 2 no dither. */
+    words[2] = config->rounding == AQ_ROUND_STOCHASTIC ? 3 : 2;
 }
 
 static void text(const struct aq_codec_config *config, char *out, size_t bytes)
 {
+    const char *const rounding = config->rounding == AQ_ROUND_STOCHASTIC ? " stochastic" : "";
     char messages[64];
     aq_codec_messages_text(config, messages, sizeof messages);
     if (config->error > 0.0f)
-        snprintf(out, bytes, "ec error %.3g%s", (double)config->error, messages);
+        snprintf(out, bytes, "ec error %.3g%s%s", (double)config->error, rounding, messages);
     else
-        snprintf(out, bytes, "ec %.3g bits%s", (double)config->rate, messages);
+        snprintf(out, bytes, "ec %.3g bits%s%s", (double)config->rate, rounding, messages);
 }
 
 static struct whole *whole_of(const struct aq_codec *codec)
@@ -199,7 +208,30 @@ static uint8_t *message_row(const struct aq_codec *codec, uint8_t *m_out, uint32
 /* Where the chunks of a body begin whose head stands. */
 static uint8_t *chunks_of(const struct aq_codec *codec, uint8_t *body)
 {
-    return body + aq_ec_chunks_from(codec->rows, codec->columns, body[AQ_EC_CENTRED] == 1);
+    return body + aq_ec_chunks_from(codec->rows, codec->columns, body[AQ_EC_MARKS]);
+}
+
+static bool is_marked(const uint8_t *body, uint32_t mark)
+{
+    return (body[AQ_EC_MARKS] & mark) != 0;
+}
+
+static struct aq_rng_key key_of(const struct aq_codec *codec, const uint8_t *body)
+{
+    struct aq_rng_key key;
+    memcpy(&key, body + aq_ec_key_from(codec->rows, codec->columns), sizeof key);
+    return key;
+}
+static_assert(sizeof(struct aq_rng_key) == AQ_EC_KEY_BYTES, "docs/FORMAT.md, Entropy-coded");
+
+/* The noise of a row: w. */
+static const float *row_dither(const struct aq_codec *codec, uint32_t number, const uint8_t *body, uint32_t row)
+{
+    const struct aq_rng_key key = key_of(codec, body);
+    float *const w = codec->scratch[number].noise;
+    codec->kernels->ec_dither(&key, aq_ec_dither_block(codec->columns, row, 0), codec->columns,
+                              whole_of(codec)->grid.dither, w);
+    return w;
 }
 
 /* ---- what is looked at ---- */
@@ -259,17 +291,17 @@ static bool centre_make(const struct aq_codec_encoder *job, uint32_t stride, uin
 
 /* Is a centre worth its bits? The step that was chosen without one stands in the head. False, too, where nothing comes
  * of it. */
-static bool centre_pays(const struct aq_codec_encoder *job, uint32_t stride)
+static bool centre_pays(const struct aq_codec_encoder *job, uint32_t stride, uint32_t marks)
 {
     const struct aq_codec *codec = job->codec;
     const struct whole *whole = whole_of(codec);
     const uint32_t half = aq_ec_bucket(0.5f * aq_ec_float_at(job->body + AQ_EC_STEP));
-    const uint64_t before = aq_ec_cost(whole->below, half), looked = whole->below[AQ_EC_BUCKETS];
+    const uint64_t before = aq_ec_cost(whole->below, NULL, half), looked = whole->below[AQ_EC_BUCKETS];
     const uint64_t price = aq_ec_centre_price(codec->columns, looked, codec->layout.values);
-    uint8_t *const out = job->body + aq_ec_chunks_from(codec->rows, codec->columns, false);
+    uint8_t *const out = job->body + aq_ec_centre_from(codec->rows, codec->columns, marks);
     if (!centre_make(job, stride, out) || !look(job, stride, true, false)) return false;
     counts_sum(whole_of(codec)->below);
-    return aq_ec_cost(whole->below, half) + price < before && centre_make(job, 1, out);
+    return aq_ec_cost(whole->below, NULL, half) + price < before && centre_make(job, 1, out);
 }
 
 /* Looks at a sample; its head, and whole_of(codec) as the head says. */
@@ -280,6 +312,7 @@ static bool head_make(const struct aq_codec_encoder *job, const struct aq_ec_goa
     const struct aq_ec_look look_of = {whole->below, whole->energy, whole->moments};
     const bool energy = goal->error > 0.0f;
     uint32_t stride = aq_ec_stride(codec->layout.values);
+    const uint32_t marks = goal->dithered ? AQ_EC_DITHERED : 0;
     uint16_t weights[AQ_RANS_LEVELS], escapes;
     bool centred = false;
     if (!look(job, stride, false, energy)) return false;
@@ -291,12 +324,14 @@ static bool head_make(const struct aq_codec_encoder *job, const struct aq_ec_goa
     if (energy) counts_sum(whole->energy);
     aq_ec_head_choose(&look_of, goal, job->body);
     if (job->m == NULL && whole->below[1] < whole->below[AQ_EC_BUCKETS]) {
-        centred = centre_pays(job, stride);
+        centred = centre_pays(job, stride, marks);
         if (!look(job, stride, centred, false)) return false;
         counts_sum(whole->below);
         aq_ec_head_choose(&look_of, goal, job->body);
     }
-    job->body[AQ_EC_CENTRED] = centred;
+    job->body[AQ_EC_MARKS] = (uint8_t)(marks | (centred ? AQ_EC_CENTRED : 0));
+    if (goal->dithered)
+        memcpy(job->body + aq_ec_key_from(codec->rows, codec->columns), job->key, AQ_EC_KEY_BYTES);
     return aq_ec_head_read(job->body, &whole->grid, weights, &escapes) &&
            aq_rans_table(weights, escapes, &whole->table);
 }
@@ -403,7 +438,7 @@ static bool chunk_quantize(struct aq_codec_encoder *job, uint32_t number, const 
     const struct aq_ec_grid *grid = &whole_of(codec)->grid;
     struct aq_codec_sums *sums = &job->sums[number];
     double coarse[AQ_LANES] = {0}, *error2 = grid->refine > 0 ? coarse : sums->error2;
-    const bool centred = job->body[AQ_EC_CENTRED] != 0;
+    const bool centred = is_marked(job->body, AQ_EC_CENTRED), dithered = is_marked(job->body, AQ_EC_DITHERED);
     const size_t n = codec->columns;
     const uint32_t limit = aq_store_limit(aq_codec_keeps(codec) ? codec->store : AQ_PRECISION_FP32);
     for (uint32_t row = chunk->first; row < chunk->end; row++) {
@@ -416,11 +451,16 @@ static bool chunk_quantize(struct aq_codec_encoder *job, uint32_t number, const 
         uint8_t *codes = piece->codes + at;
         codec->kernels->delta(job->a + row * n, m, kind, scratch->d, n, &span, sums, true, job->a + next * n);
         if (span.peak >= 0x7f800000u) return false;
+        const float *w = dithered ? row_dither(codec, number, job->body, row) : NULL;
+        for (size_t c = 0; dithered && c < n; c++)
+            scratch->d[c] += w[c];
         if (codec->kernels->ec_quantize(scratch->d, n, grid, codes, scratch->levels, error2) &&
             !row_beyond(scratch, grid, codes, n, piece, beyond, &error2[0]))
             return false;
         if (grid->refine > 0)
             row_refine(grid, scratch->d, n, piece->cells + at, scratch->levels, sums->error2);
+        for (size_t c = 0; dithered && c < n; c++)
+            scratch->levels[c] -= w[c];
         float *hat = job->hat == NULL ? NULL : job->hat + row * n;
         if (codec->kernels->update(m, kind, scratch->levels, n, hat, out, out_kind) >= limit) return false;
     }
@@ -506,7 +546,8 @@ bool aq_ec_encode(struct aq_codec_encoder *job)
     const struct aq_codec *codec = job->codec;
     const bool cold = aq_codec_keeps(codec) && job->m == NULL;
     const struct aq_ec_goal goal = {.rate = cold ? codec->config.keyframe_rate : codec->config.rate,
-                                    .error = cold ? 0.0f : codec->config.error};
+                                    .error = cold ? 0.0f : codec->config.error,
+                                    .dithered = !cold && codec->config.rounding == AQ_ROUND_STOCHASTIC};
     if (!head_make(job, &goal)) return false;
     run_pieces(codec, encode_piece, job);
     bool good = true;
@@ -546,7 +587,7 @@ static bool chunk_decode(struct aq_codec_decoder *job, uint32_t number, const st
     const struct whole *whole = whole_of(codec);
     const struct piece piece = piece_of(codec, number);
     const uint8_t *words = at + AQ_EC_STATE_BYTES, *escapes = words + entry[0], *end = escapes + entry[1];
-    const bool centred = job->body[AQ_EC_CENTRED] != 0;
+    const bool centred = is_marked(job->body, AQ_EC_CENTRED), dithered = is_marked(job->body, AQ_EC_DITHERED);
     const uint32_t refine = whole->grid.refine;
     const size_t n = codec->columns, groups = groups_of(chunk->values);
     const uint32_t limit = aq_store_limit(aq_codec_keeps(codec) ? codec->store : AQ_PRECISION_FP32);
@@ -570,6 +611,9 @@ static bool chunk_decode(struct aq_codec_decoder *job, uint32_t number, const st
             !row_escapes(&whole->grid, codes, n, scratch->levels, &escapes, end))
             return false;
         if (refine > 0) row_cells(&whole->grid, piece.cells + from, n, scratch->levels);
+        const float *w = dithered ? row_dither(codec, number, job->body, row) : NULL;
+        for (size_t c = 0; dithered && c < n; c++)
+            scratch->levels[c] -= w[c];
         if (codec->kernels->update(m, kind, scratch->levels, n, hat, out, out_kind) >= limit) return false;
     }
     int32_t q = 0;
@@ -582,7 +626,7 @@ static void decode_piece(uint32_t number, void *context)
     struct aq_codec_decoder *job = context;
     const struct aq_codec *codec = job->codec;
     const uint32_t chunks = aq_ec_chunk_count(codec->rows, codec->columns), pieces = pieces_of(codec);
-    const uint8_t *at = job->body + aq_ec_chunks_from(codec->rows, codec->columns, job->body[AQ_EC_CENTRED] == 1);
+    const uint8_t *at = job->body + aq_ec_chunks_from(codec->rows, codec->columns, job->body[AQ_EC_MARKS]);
     for (uint32_t index = 0; index < chunks && !job->failed[number]; index++) {
         uint32_t entry[2];
         const uint64_t bytes = chunk_bytes(codec, job->body, index, entry);
@@ -599,7 +643,7 @@ static bool centre_read(const struct aq_codec_decoder *job)
 {
     const struct aq_codec *codec = job->codec;
     float *centre = whole_of(codec)->centre;
-    const uint8_t *from = job->body + aq_ec_chunks_from(codec->rows, codec->columns, false);
+    const uint8_t *from = job->body + aq_ec_centre_from(codec->rows, codec->columns, job->body[AQ_EC_MARKS]);
     codec->kernels->expand(from, AQ_ROW_FP16, codec->columns, centre);
     for (uint32_t c = 0; c < codec->columns; c++)
         if (!isfinite(centre[c])) return false;
@@ -619,20 +663,26 @@ enum aq_status aq_ec_decode(struct aq_codec_decoder *job)
     const uint32_t chunks = aq_ec_chunk_count(codec->rows, codec->columns);
     uint16_t weights[AQ_RANS_LEVELS], escapes;
     uint32_t entry[2];
-    uint64_t bytes = aq_ec_chunks_from(codec->rows, codec->columns, false);
+    uint64_t bytes = aq_ec_key_from(codec->rows, codec->columns);
     if (job->body_bytes < bytes) return corrupt("shorter than its head");
     if (!aq_ec_head_read(job->body, &whole->grid, weights, &escapes) ||
-        !aq_rans_table(weights, escapes, &whole->table) || (job->body[AQ_EC_CENTRED] == 1 && !cold))
+        !aq_rans_table(weights, escapes, &whole->table) || (is_marked(job->body, AQ_EC_CENTRED) && !cold))
         return corrupt("no step, levels and frequencies that a sender writes");
-    bytes = aq_ec_chunks_from(codec->rows, codec->columns, job->body[AQ_EC_CENTRED] == 1);
+    bytes = aq_ec_chunks_from(codec->rows, codec->columns, job->body[AQ_EC_MARKS]);
     for (uint32_t index = 0; index < chunks; index++)
         bytes += chunk_bytes(codec, job->body, index, entry);
     if (bytes != job->body_bytes) return corrupt("its chunks are not its length");
-    if (job->body[AQ_EC_CENTRED] == 1 && !centre_read(job)) return corrupt("a channel's mean is infinite or no number");
+    if (is_marked(job->body, AQ_EC_CENTRED) && !centre_read(job))
+        return corrupt("a channel's mean is infinite or no number");
     run_pieces(codec, decode_piece, job);
     for (uint32_t piece = 0; piece < codec->pieces; piece++)
         if (job->failed[piece]) return corrupt("a chunk, or a value beyond what can be stored");
     return AQ_OK;
+}
+
+static void plan(const struct aq_codec *codec, struct aq_cuda_codec_plan *out)
+{
+    out->stochastic = codec->config.rounding == AQ_ROUND_STOCHASTIC;
 }
 
 const struct aq_codec_member aq_codec_ec = {.about = {.name = "ec", .label = "entropy coded", .varies = true},
@@ -642,4 +692,5 @@ const struct aq_codec_member aq_codec_ec = {.about = {.name = "ec", .label = "en
                                             .digest = digest,
                                             .text = text,
                                             .encode = aq_ec_encode,
-                                            .decode = aq_ec_decode};
+                                            .decode = aq_ec_decode,
+                                            .plan = plan};

@@ -11,6 +11,12 @@
  * too few: then the step is a coarse one, and each value is refined by bits that are as good as random (of a Gauss
  * that costs 0.01 to 0.03 bits more than a table for all of it).
  *
+ * Dithered (rounding stochastic): a known w, uniform within a (refined) step, is added before rounding and taken off
+ * again by the receiver, who draws it from the key in the body. What is left is uniform within half a step and has
+ * mean 0 whatever the value, so that no error is the same twice (R. M. Gray, T. G. Stockham, Dithered Quantizers,
+ * IEEE Trans. Inf. Theory 39, 1993). Its levels are whole steps, and what |q| to expect follows from moments: a
+ * magnitude v is floor(v / step) or one more, in proportion.
+ *
  * Locking: none, no state beyond the arguments.
  */
 #ifndef AQSGD_CODEC_EC_CHOOSE_H
@@ -30,12 +36,17 @@ enum {
     AQ_EC_WEIGHTS = 32, /* u16 of |q| = 0..7 */
     AQ_EC_ESCAPES = 48, /* u16 */
     AQ_EC_REFINE = 50,  /* u8: bits that follow each value */
-    AQ_EC_CENTRED = 51, /* u8: 1 where an f16 of each channel follows the lengths of chunks */
+    AQ_EC_MARKS = 51,   /* u8: the two below */
+    AQ_EC_CENTRED = 1,  /* an f16 of each channel stands before the chunks */
+    AQ_EC_DITHERED = 2, /* a key of random numbers follows the lengths of chunks */
+    AQ_EC_KEY_BYTES = 16,
     AQ_EC_HEAD_BYTES = 52,
     AQ_EC_REFINE_MAX = 5,
     AQ_EC_BUCKET_SHIFT = 18, /* of a magnitude's bits */
     AQ_EC_OCTAVE = 1 << (23 - AQ_EC_BUCKET_SHIFT),
     AQ_EC_BUCKETS = 1 << (31 - AQ_EC_BUCKET_SHIFT),
+    AQ_EC_DITHER_MORE = 4 * AQ_EC_OCTAVE, /* of a step: values below half of one still cost bits */
+    AQ_EC_HALF_MAX = (0x7f800000 >> AQ_EC_BUCKET_SHIFT) - 2 * AQ_EC_OCTAVE,
     AQ_EC_ESCAPE_BITS = 18, /* what a value beyond the table costs, about: symbol, two numbers */
     AQ_EC_CENTRE_MIN = 16   /* fewer values of a magnitude do not say where its level is */
 };
@@ -69,11 +80,29 @@ AQ_EC_FUNCTION uint32_t aq_ec_chunk_count(uint32_t rows, uint32_t columns)
     return (rows + aq_ec_chunk_rows(columns) - 1) / aq_ec_chunk_rows(columns);
 }
 
-/* Where the chunks begin. */
-AQ_EC_FUNCTION uint64_t aq_ec_chunks_from(uint32_t rows, uint32_t columns, bool centred)
+/* Where the lengths of chunks end: the key begins, if there is one. */
+AQ_EC_FUNCTION uint64_t aq_ec_key_from(uint32_t rows, uint32_t columns)
 {
-    const uint64_t lengths = AQ_EC_CHUNK_ENTRY * (uint64_t)aq_ec_chunk_count(rows, columns);
-    return AQ_EC_HEAD_BYTES + lengths + (centred ? 2 * (uint64_t)columns : 0);
+    return AQ_EC_HEAD_BYTES + AQ_EC_CHUNK_ENTRY * (uint64_t)aq_ec_chunk_count(rows, columns);
+}
+
+/* Where the centre begins, if there is one. */
+AQ_EC_FUNCTION uint64_t aq_ec_centre_from(uint32_t rows, uint32_t columns, uint32_t marks)
+{
+    return aq_ec_key_from(rows, columns) + ((marks & AQ_EC_DITHERED) != 0 ? AQ_EC_KEY_BYTES : 0);
+}
+
+/* Where the chunks begin. */
+AQ_EC_FUNCTION uint64_t aq_ec_chunks_from(uint32_t rows, uint32_t columns, uint32_t marks)
+{
+    const uint64_t centre = (marks & AQ_EC_CENTRED) != 0 ? 2 * (uint64_t)columns : 0;
+    return aq_ec_centre_from(rows, columns, marks) + centre;
+}
+
+/* Noise comes in blocks of 16 values, a byte each, that begin anew with every row: Philox' index of a value's. */
+AQ_EC_FUNCTION uint64_t aq_ec_dither_block(uint32_t columns, uint32_t row, uint32_t column)
+{
+    return (uint64_t)row * ((columns + 15) / 16) + column / 16;
 }
 
 /* Escaped pairs, and values beyond the table, that a chunk of so many values may have: else it goes raw. */
@@ -107,15 +136,17 @@ struct aq_ec_grid {
     float levels[AQ_RANS_LEVELS];
     uint32_t refine;
     float unit;
+    float dither; /* w = (2 byte - 255) * dither: 1/512 of a (refined) step */
 };
 
 /* What a sample is to be coded to: bits a value in the mean; or, where error is not 0, |a - x^| of |a|. */
 struct aq_ec_goal {
     float rate, error;
+    bool dithered;
 };
 
 /* What the choice reads, of all counts *below* each bucket: of |d|, and where an error is the goal of |a| (may be the
- * same); moments: room for 2 (BUCKETS + 1), then. */
+ * same); moments: room for 2 (BUCKETS + 1). */
 struct aq_ec_look {
     const uint32_t *below, *energy;
     double *moments;
@@ -180,19 +211,62 @@ AQ_EC_FUNCTION void aq_ec_ends(uint32_t half, uint32_t ends[AQ_RANS_LEVELS])
     }
 }
 
-/* Bits of all, in 1/256, with that step. */
-AQ_EC_FUNCTION uint64_t aq_ec_cost(const uint32_t *below, uint32_t half)
+/* How many |q| there will be of 0..7. */
+struct aq_ec_counts {
+    uint32_t of[AQ_RANS_LEVELS], beyond;
+};
+
+/* Of nearest rounding. */
+AQ_EC_FUNCTION void aq_ec_count_nearest(const uint32_t *below, uint32_t half, struct aq_ec_counts *out)
 {
-    const uint32_t all = below[AQ_EC_BUCKETS];
     uint32_t ends[AQ_RANS_LEVELS], from = 0;
-    uint64_t cost = 0;
     aq_ec_ends(half, ends);
     for (uint32_t k = 0; k < AQ_RANS_LEVELS; k++) {
-        const uint32_t count = below[ends[k]] - from;
+        out->of[k] = below[ends[k]] - from;
         from = below[ends[k]];
+    }
+    out->beyond = below[AQ_EC_BUCKETS] - from;
+}
+
+/* Dithered, to be expected; sums: of magnitudes below each bucket (aq_ec_moments). */
+AQ_EC_FUNCTION void aq_ec_count_dithered(const uint32_t *below, const double *sums, uint32_t half,
+                                         struct aq_ec_counts *out)
+{
+    const float step = 2.0f * aq_ec_edge(half);
+    double share = 0.0; /* of the step below: those that are rounded up to k */
+    out->beyond = below[AQ_EC_BUCKETS];
+    for (uint32_t k = 0, from = 0; k < AQ_RANS_LEVELS; k++) {
+        const float end = (float)(k + 1) * step;
+        const uint32_t to = aq_ec_bits(end) >= 0x7f800000u ? (uint32_t)AQ_EC_BUCKETS : aq_ec_bucket(end);
+        const double here = (double)(below[to] - below[from]), steps = (sums[to] - sums[from]) / (double)step;
+        const double up = steps - (double)k * here, count = share + here - up + 0.5;
+        out->of[k] = count < 0.0 ? 0 : count < (double)out->beyond ? (uint32_t)count : out->beyond;
+        out->beyond -= out->of[k];
+        share = up;
+        from = to;
+    }
+}
+
+/* Bits of all, in 1/256. */
+AQ_EC_FUNCTION uint64_t aq_ec_cost_of(const struct aq_ec_counts *counts, uint32_t all)
+{
+    uint64_t cost = 0;
+    for (uint32_t k = 0; k < AQ_RANS_LEVELS; k++) {
+        const uint32_t count = counts->of[k];
         if (count > 0) cost += (uint64_t)count * (aq_ec_log2(all) - aq_ec_log2(count) + (k > 0 ? 256u : 0u));
     }
-    return cost + (uint64_t)(all - from) * (AQ_EC_ESCAPE_BITS << 8);
+    return cost + (uint64_t)counts->beyond * (AQ_EC_ESCAPE_BITS << 8);
+}
+
+/* The same with that step; sums NULL: of nearest rounding. */
+AQ_EC_FUNCTION uint64_t aq_ec_cost(const uint32_t *below, const double *sums, uint32_t half)
+{
+    struct aq_ec_counts counts;
+    if (sums != NULL)
+        aq_ec_count_dithered(below, sums, half, &counts);
+    else
+        aq_ec_count_nearest(below, half, &counts);
+    return aq_ec_cost_of(&counts, below[AQ_EC_BUCKETS]);
 }
 
 /* The bucket above the last one that is not empty; 0: everything is zero. */
@@ -205,14 +279,16 @@ AQ_EC_FUNCTION uint32_t aq_ec_top(const uint32_t *below)
 }
 
 /* The bucket whose lower edge is half of the smallest step that keeps to the rate; 0: everything is zero. */
-AQ_EC_FUNCTION uint32_t aq_ec_half_of_rate(const uint32_t *below, float rate)
+AQ_EC_FUNCTION uint32_t aq_ec_half_of_rate(const uint32_t *below, const double *sums, float rate)
 {
     const uint64_t most = (uint64_t)((double)below[AQ_EC_BUCKETS] * (double)rate * 256.0);
     uint32_t low = 1, high = aq_ec_top(below);
     if (high == 0) return 0;
+    if (sums != NULL) high += AQ_EC_DITHER_MORE;
+    if (sums != NULL && high > AQ_EC_HALF_MAX) high = AQ_EC_HALF_MAX;
     while (low < high) {
         const uint32_t middle = low + (high - low) / 2;
-        if (aq_ec_cost(below, middle) <= most)
+        if (aq_ec_cost(below, sums, middle) <= most)
             high = middle;
         else
             low = middle + 1;
@@ -235,11 +311,12 @@ AQ_EC_FUNCTION void aq_ec_moments(const uint32_t *below, double *sums)
 }
 
 /* The squared error of all with that step, levels in the mean of their values. */
-AQ_EC_FUNCTION double aq_ec_error(const struct aq_ec_look *look, uint32_t half)
+AQ_EC_FUNCTION double aq_ec_error(const struct aq_ec_look *look, uint32_t half, bool dithered)
 {
     const double *sums = look->moments, *squares = sums + AQ_EC_BUCKETS + 1, step = 2.0 * (double)aq_ec_edge(half);
     uint32_t ends[AQ_RANS_LEVELS], from = 0;
     double error = 0.0;
+    if (dithered) return (double)look->below[AQ_EC_BUCKETS] * step * step / 12.0;
     aq_ec_ends(half, ends);
     for (uint32_t k = 0; k < AQ_RANS_LEVELS; from = ends[k++]) {
         const uint32_t count = look->below[ends[k]] - look->below[from];
@@ -252,7 +329,7 @@ AQ_EC_FUNCTION double aq_ec_error(const struct aq_ec_look *look, uint32_t half)
 
 /* The bucket whose lower edge is half of the largest step, of table and refinement together, that keeps to the error;
  * 0: everything is zero. */
-AQ_EC_FUNCTION uint32_t aq_ec_half_of_error(const struct aq_ec_look *look, float error)
+AQ_EC_FUNCTION uint32_t aq_ec_half_of_error(const struct aq_ec_look *look, float error, bool dithered)
 {
     double most = 0.0;
     uint32_t low = 1, high = aq_ec_top(look->below);
@@ -262,10 +339,9 @@ AQ_EC_FUNCTION uint32_t aq_ec_half_of_error(const struct aq_ec_look *look, float
         if (count > 0) most += (double)count * (double)aq_ec_middle(b) * (double)aq_ec_middle(b);
     }
     most *= (double)error * (double)error;
-    aq_ec_moments(look->below, look->moments);
     while (low < high) { /* the error grows with the step, but for a little where magnitudes cross an end */
         const uint32_t middle = low + (high - low + 1) / 2;
-        if (aq_ec_error(look, middle) <= most)
+        if (aq_ec_error(look, middle, dithered) <= most)
             low = middle;
         else
             high = middle - 1;
@@ -286,25 +362,29 @@ AQ_EC_FUNCTION float aq_ec_centre(const uint32_t *below, uint32_t from, uint32_t
     return sum;
 }
 
-/* Levels of the table, and frequencies, into the head. */
-AQ_EC_FUNCTION void aq_ec_head_write(const uint32_t *below, uint32_t half, uint32_t refine, uint8_t *head)
+/* Levels of the table, and frequencies, into the head. sums: as of aq_ec_cost. */
+AQ_EC_FUNCTION void aq_ec_head_write(const uint32_t *below, const double *sums, uint32_t half, uint32_t refine,
+                                     bool whole_steps, uint8_t *head)
 {
     const uint32_t all = below[AQ_EC_BUCKETS];
     const float step = half == 0 ? 0.0f : 2.0f * aq_ec_edge(half);
-    uint32_t ends[AQ_RANS_LEVELS], from = 0, inside = 0;
+    struct aq_ec_counts counts = {{all}, 0};
+    uint32_t ends[AQ_RANS_LEVELS], from = 0;
     uint16_t weights[AQ_RANS_LEVELS], escapes = 1;
     float levels[AQ_RANS_LEVELS];
     aq_ec_ends(half, ends);
+    if (half > 0 && sums != NULL)
+        aq_ec_count_dithered(below, sums, half, &counts);
+    else if (half > 0)
+        aq_ec_count_nearest(below, half, &counts);
     for (uint32_t k = 0; k < AQ_RANS_LEVELS; k++) {
-        if (half == 0) ends[k] = AQ_EC_BUCKETS;
-        const uint32_t count = below[ends[k]] - below[from];
-        const uint64_t share = (uint64_t)count * 32768 / all >> (k > 0); /* either sign has half */
+        const uint64_t share = (uint64_t)counts.of[k] * 32768 / all >> (k > 0); /* either sign has half */
         weights[k] = (uint16_t)(share > 0 ? share : 1);
-        levels[k] = refine > 0 ? (float)k * step : aq_ec_centre(below, from, ends[k], (float)k * step);
-        inside += count;
+        levels[k] = whole_steps || half == 0 ? (float)k * step
+                                             : aq_ec_centre(below, from, ends[k], (float)k * step);
         from = ends[k];
     }
-    const uint64_t beyond = ((uint64_t)(all - inside) * 2 * AQ_RANS_SLOTS + all - 1) / all;
+    const uint64_t beyond = ((uint64_t)counts.beyond * 2 * AQ_RANS_SLOTS + all - 1) / all;
     const uint64_t wanted = 1 + beyond + aq_rans_pruned(weights, escapes);
     escapes = (uint16_t)(wanted < AQ_RANS_ESCAPES_MAX ? wanted : (uint64_t)AQ_RANS_ESCAPES_MAX);
     memcpy(head + AQ_EC_STEP, &step, sizeof step);
@@ -312,31 +392,35 @@ AQ_EC_FUNCTION void aq_ec_head_write(const uint32_t *below, uint32_t half, uint3
     memcpy(head + AQ_EC_WEIGHTS, weights, sizeof weights);
     memcpy(head + AQ_EC_ESCAPES, &escapes, sizeof escapes);
     head[AQ_EC_REFINE] = (uint8_t)refine;
-    head[AQ_EC_CENTRED] = 0;
+    head[AQ_EC_MARKS] = 0;
 }
 
-/* Step, levels and frequencies for that goal into the head of a body without a centre. */
+/* Step, levels and frequencies for that goal into the head of a body without marks. */
 AQ_EC_FUNCTION void aq_ec_head_choose(const struct aq_ec_look *look, const struct aq_ec_goal *goal, uint8_t *head)
 {
+    const double *sums = goal->dithered ? look->moments : NULL;
     uint32_t half, refine = 0;
+    if (goal->dithered || goal->error > 0.0f) aq_ec_moments(look->below, look->moments);
     if (goal->error > 0.0f) {
         const uint64_t most = (uint64_t)((double)look->below[AQ_EC_BUCKETS] * (double)AQ_EC_RATE_TABLE * 256.0);
-        half = aq_ec_half_of_error(look, goal->error);
-        for (; half > 0 && refine < AQ_EC_REFINE_MAX && aq_ec_cost(look->below, half) > most; refine++)
+        half = aq_ec_half_of_error(look, goal->error, goal->dithered);
+        for (; half > 0 && refine < AQ_EC_REFINE_MAX && aq_ec_cost(look->below, sums, half) > most; refine++)
             half += AQ_EC_OCTAVE;
     } else {
         while (goal->rate - (float)refine > AQ_EC_RATE_TABLE && refine < AQ_EC_REFINE_MAX)
             refine++;
-        half = aq_ec_half_of_rate(look->below, goal->rate - (float)refine);
+        if (refine > 0) sums = NULL; /* w is within a part of the step */
+        half = aq_ec_half_of_rate(look->below, sums, goal->rate - (float)refine);
     }
-    aq_ec_head_write(look->below, half, half == 0 ? 0 : refine, head);
+    if (half == 0) refine = 0;
+    aq_ec_head_write(look->below, refine > 0 ? NULL : sums, half, refine, refine > 0 || goal->dithered, head);
 }
 
 /* And out of it: the grid, and of the table what aq_rans_slots takes. False for a head that no sender writes. */
 AQ_EC_FUNCTION bool aq_ec_head_read(const uint8_t *head, struct aq_ec_grid *grid, uint16_t weights[AQ_RANS_LEVELS],
                                     uint16_t *escapes)
 {
-    bool good = head[AQ_EC_REFINE] <= AQ_EC_REFINE_MAX && head[AQ_EC_CENTRED] <= 1;
+    bool good = head[AQ_EC_REFINE] <= AQ_EC_REFINE_MAX && head[AQ_EC_MARKS] <= (AQ_EC_CENTRED | AQ_EC_DITHERED);
     memcpy(&grid->step, head + AQ_EC_STEP, sizeof grid->step);
     grid->levels[0] = 0.0f;
     memcpy(grid->levels + 1, head + AQ_EC_LEVELS, (AQ_RANS_LEVELS - 1) * sizeof *grid->levels);
@@ -349,6 +433,7 @@ AQ_EC_FUNCTION bool aq_ec_head_read(const uint8_t *head, struct aq_ec_grid *grid
     if (aq_ec_bits(grid->inverse) >= 0x7f800000u) grid->inverse = 0.0f; /* a step of a denormal: all is zero */
     grid->refine = head[AQ_EC_REFINE] & 7u;
     grid->unit = grid->step * aq_ec_float((126u - grid->refine) << 23); /* step * 2^-(refine + 1) */
+    grid->dither = grid->unit * aq_ec_float((127u - 8u) << 23);
     return good;
 }
 

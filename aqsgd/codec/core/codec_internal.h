@@ -16,6 +16,7 @@
  *     codec_scale.c            how a scale is chosen, written and read
  *     codec_store.c            streams of codes, messages in Q
  *     codec_ec.c, codec_ec_choose.h, codec_rans.c   entropy-coded bodies; their heads; their lanes
+ *     codec_lowrank.c          products of thin matrices
  *     codec_topk.c             which values are kept, and their positions
  *     codec_scalar.h           the truth of every kernel
  *     codec_kernels.c          which table this machine runs
@@ -149,6 +150,11 @@ struct aq_codec_kernels {
     bool (*ec_quantize)(const float *d, size_t n, const struct aq_ec_grid *grid, uint8_t *codes, float *levels,
                         double *error2);
     bool (*ec_levels)(const uint8_t *codes, size_t n, const struct aq_ec_grid *grid, float *levels);
+    /* w of a row whose first block is `block` (aq_ec_dither_block). */
+    void (*ec_dither)(const struct aq_rng_key *key, uint64_t block, size_t n, float unit, float *out);
+    /* codec_lowrank.c: out[i] = sum over k < count of factors[k] * matrix[k * stride + i], i < n, from 0 on, k upwards:
+     * a product and an addition each. out may have AQ_CODEC_PAD more. */
+    void (*products)(const float *factors, size_t count, const float *matrix, size_t stride, size_t n, float *out);
     aq_rans_encoder *rans_encode;
     aq_rans_decoder *rans_decode;
     /* The rotation of docs/FORMAT.md, in place, over a row cut into tiles. */
@@ -164,6 +170,7 @@ extern const struct aq_codec_kernels aq_codec_kernels_vbmi;
 bool aq_avx2_ec_quantize(const float *d, size_t n, const struct aq_ec_grid *grid, uint8_t *codes, float *levels,
                          double *error2);
 bool aq_avx2_ec_levels(const uint8_t *codes, size_t n, const struct aq_ec_grid *grid, float *levels);
+void aq_avx512_ec_dither(const struct aq_rng_key *key, uint64_t block, size_t n, float unit, float *out);
 #endif
 
 /* The table of that name if this machine can run it, else NULL: "plain", "avx2", "avx512", "vbmi". */
@@ -226,6 +233,7 @@ struct aq_codec {
     void *memory;
     size_t memory_bytes;
     float *staging; /* pinned, T*C: where a and x^ pass on a device whose memory the host cannot reach; else NULL */
+    struct aq_codec *inner;         /* of a member that codes something by another codec; else NULL */
     struct aq_codec_remote *remote; /* codec_batch.c: what a GPU's launchers want; else NULL */
 };
 

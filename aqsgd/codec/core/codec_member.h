@@ -27,6 +27,8 @@ struct aq_codec_member {
     enum aq_status (*check)(const struct aq_codec_config *config);
     /* Fills in what a body has beside values and kept, which stand; messages and bound follow by themselves. */
     void (*layout)(const struct aq_codec_config *config, uint32_t rows, uint32_t columns, struct aq_codec_layout *out);
+    /* Once its memory is there; what it opens is codec->inner. NULL: nothing. */
+    enum aq_status (*open)(struct aq_codec *codec);
     /* What decode reads of the config, into words[2..]; store and keyframe stand in the last one. */
     void (*digest)(const struct aq_codec_config *config, uint32_t words[AQ_CODEC_WORDS]);
     /* "directq 8 bits mid-rise ...", for people. */

@@ -404,6 +404,8 @@ const struct aq_codec_kernels aq_codec_kernels_avx512 = {
     .rotate = scalar_rotate,
     .ec_quantize = aq_avx2_ec_quantize,
     .ec_levels = aq_avx2_ec_levels,
+    .ec_dither = aq_avx512_ec_dither,
+    .products = scalar_products,
     .rans_encode = aq_rans_encode_avx2,
     .rans_decode = aq_rans_decode_avx2,
 };
@@ -427,6 +429,8 @@ const struct aq_codec_kernels aq_codec_kernels_vbmi = {
     .rotate = scalar_rotate,
     .ec_quantize = aq_avx2_ec_quantize,
     .ec_levels = aq_avx2_ec_levels,
+    .ec_dither = aq_avx512_ec_dither,
+    .products = scalar_products,
     .rans_encode = aq_rans_encode_avx2,
     .rans_decode = aq_rans_decode_avx2,
 };

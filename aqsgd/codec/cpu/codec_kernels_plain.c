@@ -20,6 +20,8 @@ const struct aq_codec_kernels aq_codec_kernels_plain = {
     .rotate = scalar_rotate,
     .ec_quantize = scalar_ec_quantize,
     .ec_levels = scalar_ec_levels,
+    .ec_dither = scalar_ec_dither,
+    .products = scalar_products,
     .rans_encode = aq_rans_encode_plain,
     .rans_decode = aq_rans_decode_plain,
 };

@@ -369,6 +369,38 @@ void aq_avx512_noise(const struct aq_rng_key *key, uint64_t first, size_t n, flo
     }
 }
 
+/* w of the 16 values whose bytes these are. */
+static inline void dither_block(__m128i bytes, __m512 scale, float *out)
+{
+    const __m512i byte = _mm512_cvtepu8_epi32(bytes);
+    const __m512i odd = _mm512_add_epi32(_mm512_add_epi32(byte, byte), _mm512_set1_epi32(-255));
+    _mm512_storeu_ps(out, _mm512_mul_ps(_mm512_cvtepi32_ps(odd), scale));
+}
+
+/* Sixteen blocks at a time: word w of block b holds the bytes of values 16 b + 4 w and the next three. Unpacked, lane l
+ * of blocks[k] is block 4 l + k. */
+void aq_avx512_ec_dither(const struct aq_rng_key *key, uint64_t block, size_t n, float unit, float *out)
+{
+    const __m512 scale = _mm512_set1_ps(unit);
+    size_t i = 0;
+    for (; n - i >= 256 && (uint32_t)(block + i / 16) <= UINT32_MAX - 16; i += 256) {
+        __m512i w[4];
+        philox_16(key, block + i / 16, w);
+        const __m512i low01 = _mm512_unpacklo_epi32(w[0], w[1]), low23 = _mm512_unpacklo_epi32(w[2], w[3]);
+        const __m512i high01 = _mm512_unpackhi_epi32(w[0], w[1]), high23 = _mm512_unpackhi_epi32(w[2], w[3]);
+        const __m512i blocks[4] = {_mm512_unpacklo_epi64(low01, low23), _mm512_unpackhi_epi64(low01, low23),
+                                   _mm512_unpacklo_epi64(high01, high23), _mm512_unpackhi_epi64(high01, high23)};
+        for (int k = 0; k < 4; k++) {
+            float *const to = out + i + 16 * k;
+            dither_block(_mm512_extracti32x4_epi32(blocks[k], 0), scale, to);
+            dither_block(_mm512_extracti32x4_epi32(blocks[k], 1), scale, to + 64);
+            dither_block(_mm512_extracti32x4_epi32(blocks[k], 2), scale, to + 128);
+            dither_block(_mm512_extracti32x4_epi32(blocks[k], 3), scale, to + 192);
+        }
+    }
+    scalar_ec_dither(key, block + i / 16, n - i, unit, out + i);
+}
+
 #else
 typedef int aq_codec_no_avx512_streams; /* ISO C wants something in a file */
 #endif

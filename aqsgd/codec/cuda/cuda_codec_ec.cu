@@ -20,7 +20,8 @@ struct ec_whole {
     uint32_t encode[256], escape; /* aq_rans_table */
     uint32_t decode[AQ_RANS_SLOTS];
     struct aq_ec_grid grid;
-    uint32_t centred;
+    uint32_t centred, dithered;
+    struct aq_rng_key key;
 };
 static_assert(sizeof(struct ec_whole) <= AQ_CUDA_CODEC_EC_BYTES, "what codec_place.c reckons with");
 
@@ -54,6 +55,22 @@ static __device__ __forceinline__ bool has_reference(const struct aq_cuda_codec_
                                                      const struct aq_cuda_codec_job &job, bool centred)
 {
     return centred || (plan.warm && !job.plain);
+}
+
+static __device__ __forceinline__ uint32_t marks_of(const struct ec_whole *whole)
+{
+    return whole->centred * (uint32_t)AQ_EC_CENTRED | whole->dithered * (uint32_t)AQ_EC_DITHERED;
+}
+
+/* The noise of a value, w (codec_scalar.h, scalar_ec_dither). */
+static __device__ __forceinline__ float dither_of(const struct aq_cuda_codec_plan &plan, const struct ec_whole *whole,
+                                                  uint32_t row, uint32_t c)
+{
+    uint32_t block[4];
+    philox(whole->key, aq_ec_dither_block(plan.columns, row, c), block);
+    const uint32_t which = c % 16 / 4;
+    const uint32_t word = which < 2 ? (which == 0 ? block[0] : block[1]) : (which == 2 ? block[2] : block[3]);
+    return __fmul_rn((float)((int)(2 * (word >> 8 * (c % 4) & 255u)) - 255), whole->grid.dither);
 }
 
 struct ec_chunk {
@@ -153,12 +170,12 @@ static __device__ bool block_centre_pays(const struct aq_cuda_codec_plan &plan, 
                                          uint32_t *shared)
 {
     const uint32_t half = aq_ec_bucket(__fmul_rn(0.5f, aq_ec_float_at(head + AQ_EC_STEP)));
-    const uint64_t before = aq_ec_cost(whole->below, half), looked = whole->below[AQ_EC_BUCKETS];
+    const uint64_t before = aq_ec_cost(whole->below, NULL, half), looked = whole->below[AQ_EC_BUCKETS];
     if (!block_centre(plan, job, whole, stride, out)) return false;
     if (!block_look(plan, job, whole, stride, true, false)) return false;
     block_counts_sum(whole->below, shared);
     const uint64_t price = aq_ec_centre_price(plan.columns, looked, plan.values);
-    const bool pays = aq_ec_cost(whole->below, half) + price < before;
+    const bool pays = aq_ec_cost(whole->below, NULL, half) + price < before;
     __syncthreads();
     return pays && block_centre(plan, job, whole, 1, out);
 }
@@ -171,7 +188,8 @@ static __device__ bool block_table(struct ec_whole *whole, const uint8_t *head, 
     if (threadIdx.x == 0) {
         uint16_t weights[AQ_RANS_LEVELS], escapes;
         good = aq_ec_head_read(head, &whole->grid, weights, &escapes) && aq_rans_slots(weights, escapes, slots);
-        whole->centred = head[AQ_EC_CENTRED] == 1;
+        whole->centred = (head[AQ_EC_MARKS] & AQ_EC_CENTRED) != 0;
+        whole->dithered = (head[AQ_EC_MARKS] & AQ_EC_DITHERED) != 0;
     }
     if (__syncthreads_and(good) == 0) return false;
     for (uint32_t symbol = threadIdx.x; symbol < 256; symbol += HEAD_BLOCK) {
@@ -197,9 +215,11 @@ __global__ void __launch_bounds__(HEAD_BLOCK) codec_ec_head(const __grid_constan
     const struct aq_cuda_codec_job &job = list.jobs[blockIdx.x];
     struct ec_whole *whole = whole_of(plan, mem, blockIdx.x);
     const bool keyframe = job.plain != 0, cold = keyframe || !plan.warm;
-    const struct aq_ec_goal goal = {keyframe ? plan.keyframe_rate : plan.rate, keyframe ? 0.0f : plan.error};
+    const bool dithered = plan.stochastic != 0 && !keyframe;
+    const uint32_t marks = dithered ? AQ_EC_DITHERED : 0;
+    const struct aq_ec_goal goal = {keyframe ? plan.keyframe_rate : plan.rate, keyframe ? 0.0f : plan.error, dithered};
     const bool energy = goal.error > 0.0f;
-    uint8_t *const body = (uint8_t *)job.body, *const out = body + aq_ec_chunks_from(plan.rows, plan.columns, false);
+    uint8_t *const body = (uint8_t *)job.body, *const out = body + aq_ec_centre_from(plan.rows, plan.columns, marks);
     uint32_t stride = aq_ec_stride(plan.values);
     bool centred = false, good = block_look(plan, job, whole, stride, false, energy);
     if (good && stride > 1 && whole->below[0] == (plan.rows + stride - 1) / stride * plan.columns) {
@@ -216,7 +236,11 @@ __global__ void __launch_bounds__(HEAD_BLOCK) codec_ec_head(const __grid_constan
             block_counts_sum(whole->below, shared);
             block_choose(whole, goal, head);
         }
-        if (threadIdx.x == 0) head[AQ_EC_CENTRED] = centred;
+        if (threadIdx.x == 0) {
+            head[AQ_EC_MARKS] = (uint8_t)(marks | (centred ? AQ_EC_CENTRED : 0));
+            whole->key = job.key;
+            if (dithered) memcpy(body + aq_ec_key_from(plan.rows, plan.columns), &job.key, sizeof job.key);
+        }
         good = block_table(whole, head, slots, false) && good;
         for (uint32_t i = threadIdx.x; i < AQ_EC_HEAD_BYTES; i += HEAD_BLOCK)
             body[i] = head[i];
@@ -263,9 +287,11 @@ static __device__ bool quantize_row(const struct aq_cuda_codec_plan &plan, const
         const uint64_t e = first + c;
         const float a = row.job->a[e];
         const float reference = reference_of(plan, *row.job, centre_of(whole), centred, e, c);
-        const float d = against ? __fsub_rn(a, reference) : a;
+        const float delta = against ? __fsub_rn(a, reference) : a;
+        const float w = whole->dithered != 0 ? dither_of(plan, whole, row.number, c) : 0.0f;
+        const float d = whole->dithered != 0 ? __fadd_rn(delta, w) : delta;
         const float t = __fadd_rn(__fmul_rn(fabsf(d), grid.inverse), 0.5f);
-        good = good && is_finite(d) && t < AQ_EC_ESCAPE_LIMIT;
+        good = good && is_finite(delta) && t < AQ_EC_ESCAPE_LIMIT;
         if (!good) continue;
         const int size = (int)t, q = d < 0.0f ? -size : size;
         float level = level_of(grid, q);
@@ -281,8 +307,9 @@ static __device__ bool quantize_row(const struct aq_cuda_codec_plan &plan, const
         const float left = __fsub_rn(d, level);
         sum_a = __fadd_rn(sum_a, a);
         sum_a2 = __fadd_rn(sum_a2, __fmul_rn(a, a));
-        sum_d2 = __fadd_rn(sum_d2, __fmul_rn(d, d));
+        sum_d2 = __fadd_rn(sum_d2, __fmul_rn(delta, delta));
         error = __fadd_rn(error, __fmul_rn(left, left));
+        if (whole->dithered != 0) level = __fsub_rn(level, w);
         good = emit(plan, *row.job, e, against ? __fadd_rn(reference, level) : level);
     }
     row_sums(plan, mem, row, sum_a, sum_a2, sum_d2, error);
@@ -303,6 +330,7 @@ static __device__ bool apply_row(const struct aq_cuda_codec_plan &plan, const st
         const int code = mem.codes[base + e];
         float level = level_of(grid, code == 0 ? mem.beyond[base + e] : code - AQ_RANS_CODE_ZERO);
         if (grid.refine > 0) level = __fadd_rn(level, cell_of(grid, mem.cells[base + e]));
+        if (whole->dithered != 0) level = __fsub_rn(level, dither_of(plan, whole, row.number, c));
         const float reference = reference_of(plan, *row.job, centre_of(whole), centred, e, c);
         good = emit(plan, *row.job, e, against ? __fadd_rn(reference, level) : level) && good;
     }
@@ -431,7 +459,7 @@ __global__ void __launch_bounds__(JOIN_BLOCK) codec_ec_join(const __grid_constan
     const struct ec_stage stage = stage_of(plan, mem, sample, number, chunk);
     const uint32_t refine = whole->grid.refine, words = stage.sizes[0], escapes = stage.sizes[1];
     uint8_t *const body = (uint8_t *)list.jobs[sample].body;
-    uint64_t at = aq_ec_chunks_from(plan.rows, plan.columns, whole->centred != 0);
+    uint64_t at = aq_ec_chunks_from(plan.rows, plan.columns, marks_of(whole));
     for (uint32_t k = 0; k < number; k++) {
         const struct ec_chunk before = chunk_of(plan, k);
         const uint32_t *sizes = mem.chunk_sizes + 2 * ((uint64_t)sample * chunks + k);
@@ -474,7 +502,7 @@ __global__ void __launch_bounds__(HEAD_BLOCK) codec_ec_head_in(const __grid_cons
     struct ec_whole *whole = whole_of(plan, mem, blockIdx.x);
     const uint8_t *body = (const uint8_t *)job.body;
     const uint32_t chunks = aq_ec_chunk_count(plan.rows, plan.columns);
-    const uint64_t lengths = aq_ec_chunks_from(plan.rows, plan.columns, false);
+    const uint64_t lengths = aq_ec_key_from(plan.rows, plan.columns);
     bool good = job.body_bytes >= lengths; /* all threads alike */
     if (good) {
         for (uint32_t i = threadIdx.x; i < AQ_EC_HEAD_BYTES; i += HEAD_BLOCK)
@@ -482,8 +510,9 @@ __global__ void __launch_bounds__(HEAD_BLOCK) codec_ec_head_in(const __grid_cons
         good = block_table(whole, head, slots, true);
     }
     if (good) {
-        const bool centred = head[AQ_EC_CENTRED] == 1;
-        uint64_t bytes = aq_ec_chunks_from(plan.rows, plan.columns, centred);
+        const bool centred = (head[AQ_EC_MARKS] & AQ_EC_CENTRED) != 0;
+        const uint8_t *const centre = body + aq_ec_centre_from(plan.rows, plan.columns, head[AQ_EC_MARKS]);
+        uint64_t bytes = aq_ec_chunks_from(plan.rows, plan.columns, head[AQ_EC_MARKS]);
         for (uint32_t k = 0; k < chunks; k++) {
             const uint8_t *entry = body + AQ_EC_HEAD_BYTES + (uint64_t)k * AQ_EC_CHUNK_ENTRY;
             bytes += AQ_EC_STATE_BYTES + bytes_read(entry, 4) + (uint64_t)bytes_read(entry + 4, 4) +
@@ -491,7 +520,9 @@ __global__ void __launch_bounds__(HEAD_BLOCK) codec_ec_head_in(const __grid_cons
         }
         good = bytes == job.body_bytes && !(centred && plan.warm && !job.plain);
         for (uint32_t c = threadIdx.x; good && centred && c < plan.columns; c += HEAD_BLOCK)
-            centre_of(whole)[c] = half_to_float((uint16_t)bytes_read(body + lengths + 2 * (uint64_t)c, 2));
+            centre_of(whole)[c] = half_to_float((uint16_t)bytes_read(centre + 2 * (uint64_t)c, 2));
+        if (good && threadIdx.x == 0 && (head[AQ_EC_MARKS] & AQ_EC_DITHERED) != 0)
+            memcpy(&whole->key, body + lengths, sizeof whole->key);
         for (uint32_t c = threadIdx.x; good && centred && c < plan.columns; c += HEAD_BLOCK)
             if (!is_finite(centre_of(whole)[c])) atomicOr(&mem.status[blockIdx.x], 1u);
     }
@@ -536,7 +567,7 @@ __global__ void __launch_bounds__(WARP) codec_ec_chunks_in(const __grid_constant
     const struct ec_whole *whole = whole_of(plan, mem, sample);
     const struct ec_chunk chunk = chunk_of(plan, blockIdx.x);
     const uint8_t *body = (const uint8_t *)list.jobs[sample].body, *entry = body + AQ_EC_HEAD_BYTES;
-    const uint8_t *at = body + aq_ec_chunks_from(plan.rows, plan.columns, whole->centred != 0);
+    const uint8_t *at = body + aq_ec_chunks_from(plan.rows, plan.columns, marks_of(whole));
     const uint32_t refine = whole->grid.refine;
     const uint32_t groups = (uint32_t)((chunk.values + AQ_RANS_GROUP - 1) / AQ_RANS_GROUP);
     uint8_t *const codes = mem.codes + sample * plan.values + chunk.begin;

@@ -16,6 +16,7 @@
  *            without a reference (a cold sample) a *keyframe* is coded instead.
  *   sign     the sign of each value and one scale a row.
  *   ec       entropy coded: one step a sample, at a rate; of the change, or of the values where nothing is kept.
+ *   lowrank  the change (or the values) as a product of two thin matrices, entropy coded.
  *
  * On a device whose memory the host cannot reach (aq_device_info: host_memory), a and hat are device memory; bodies,
  * messages and results are the host's, pinned where copies are to be asynchronous.
@@ -110,8 +111,9 @@ struct aq_codec_config {
     enum aq_codec_rounding rounding;
     bool hadamard;                 /* rotate each tile by the orthonormal Sylvester-Hadamard matrix before quantizing */
     float top_k;                   /* DIRECTQ: keep this fraction of the values (largest magnitude); 0 or 1: all      */
-    float rate;                    /* EC: bits a value in the mean, 1 to 8                                           */
-    float error; /* EC: |a - x^| of |a|, about; bits are what it takes. 0: rate decides                               */
+    float rate;                    /* EC: bits a value in the mean, 1 to 8; LOWRANK: a number of its factors         */
+    uint32_t rank;                 /* LOWRANK: directions at most, 1 to 64                                           */
+    float error; /* EC, LOWRANK: |a - x^| of |a|, about; bits are what it takes. 0: rate decides                      */
     int32_t prescale_log2;         /* values are multiplied by 2^this before scale and grid, divided after decode     */
     enum aq_codec_precision store; /* AQSGD: how m is kept                                                            */
     enum aq_codec_group store_group;  /* store Q8, Q4 or Q2: which values share a scale: ROW or CHANNEL               */

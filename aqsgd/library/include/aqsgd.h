@@ -80,8 +80,8 @@ struct aqsgd_codec;
 
 /*
  * settings  "key=value" parted by blanks; the keys and values of a manifest's edges (docs/MANIFEST.md): codec (aqsgd,
- *           directq, raw, sign, ec), bits, rate, precision, grid, group, tile, scale, scale_format, rounding, hadamard,
- *           top_k, prescale_log2, store, store_group, keyframe, error, keyframe_rate. What is not
+ *           directq, raw, sign, ec, lowrank), bits, rate, precision, grid, group, tile, scale, scale_format, rounding,
+ *           hadamard, top_k, prescale_log2, store, store_group, keyframe, error, rank, keyframe_rate. What is not
  *           named has the codec's default.
  * rows, columns  of a sample: T tokens by C channels.
  * threads   that code a sample, the caller's among them; 0: every core.
