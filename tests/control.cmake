@@ -42,6 +42,9 @@ target_include_directories(test_progress PRIVATE ${aq_runtime_ROOMS})
 aq_test(test_report LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_report PRIVATE ${aq_runtime_ROOMS})
 
+aq_test(test_board LIBS aq_runtime aq_dep::jansson LABELS quick)
+target_include_directories(test_board PRIVATE ${aq_runtime_ROOMS})
+
 aq_test(test_best LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_best PRIVATE ${aq_runtime_ROOMS})
 aq_test(test_lengths LIBS aq_runtime LABELS quick)

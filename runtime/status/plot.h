@@ -27,6 +27,9 @@ struct aq_plot {
     bool inside; /* within a page: no background, no head of a file of its own */
 };
 
+/* Has the run such a figure yet? */
+bool aq_plot_has(const struct aq_curve *run, enum aq_curve_y y);
+
 /* AQ_INVAL (logged): a run has no such figure yet, and which. AQ_NOMEM. */
 enum aq_status aq_plot_svg(const struct aq_plot *plot, const struct aq_curve *const *runs, uint32_t count,
                            struct aq_text *out);

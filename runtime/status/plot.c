@@ -216,8 +216,9 @@ static void legend(const struct frame *frame, const struct aq_curve *const *runs
         const double y = TOP + 18 + (double)r * LEGEND_LINE;
         char last[AQ_TEXT_NUMBER], held[AQ_TEXT_NUMBER];
         aq_text_add(out, "<text x=\"%u\" y=\"%.1f\" text-anchor=\"end\">", plot->width - RIGHT - 42, y);
-        aq_text_xml(out, codecs ? run->codec : run->name);
-        aq_text_add(out, ", %s", aq_text_figure(smooth(run, plot->y, run->count - 1, run->count / 10), 4, last));
+        if (!plot->inside) aq_text_xml(out, codecs ? run->codec : run->name);
+        aq_text_add(out, "%s%s", plot->inside ? "" : ", ",
+                    aq_text_figure(smooth(run, plot->y, run->count - 1, run->count / 10), 4, last));
         if (plot->y == AQ_CURVE_LOSS && run->evals > 0)
             aq_text_add(out, ", held out %s", aq_text_figure(run->heldout[run->evals - 1].loss, 4, held));
         aq_text_add(out, "</text><path d=\"M%u %.1fh28\" stroke=\"%s\" stroke-width=\"3\"/>\n",
@@ -240,24 +241,28 @@ static void head(const struct aq_plot *plot, struct aq_text *out)
     if (!plot->inside) aq_text_add(out, " width=\"%u\" height=\"%u\" color=\"#222222\"", plot->width, plot->height);
     aq_text_add(out, "><title>");
     aq_text_xml(out, plot->title ? plot->title : title);
-    aq_text_add(out, "</title>\n<style>text{fill:currentColor}.g{stroke:currentColor;stroke-opacity:.13;fill:none}"
-                     "</style>\n");
-    if (!plot->inside) aq_text_add(out, "<rect width=\"100%%\" height=\"100%%\" fill=\"#FFFFFF\"/>\n");
+    aq_text_add(out, "</title>\n");
+    if (!plot->inside) /* a page has these in its own style sheet */
+        aq_text_add(out, "<style>text{fill:currentColor}.g{stroke:currentColor;stroke-opacity:.13;fill:none}</style>\n"
+                         "<rect width=\"100%%\" height=\"100%%\" fill=\"#FFFFFF\"/>\n");
     aq_text_add(out, "<text x=\"%d\" y=\"26\" font-size=\"17\">", LEFT);
     aq_text_xml(out, plot->title ? plot->title : title);
     aq_text_add(out, "</text>\n");
 }
 
+bool aq_plot_has(const struct aq_curve *run, enum aq_curve_y y)
+{
+    for (uint32_t i = 0; i < run->count; i++)
+        if (run->points[i].seen[y] > 0) return true;
+    return false;
+}
+
 static enum aq_status check(const struct aq_plot *plot, const struct aq_curve *const *runs, uint32_t count)
 {
-    for (uint32_t r = 0; r < count; r++) {
-        uint64_t seen = 0;
-        for (uint32_t i = 0; i < runs[r]->count; i++)
-            seen += runs[r]->points[i].seen[plot->y];
-        if (seen == 0)
+    for (uint32_t r = 0; r < count; r++)
+        if (!aq_plot_has(runs[r], plot->y))
             return aq_fail(AQ_INVAL, "plot", "%s has no step with a figure for '%s' yet", runs[r]->name,
                            y_names[plot->y]);
-    }
     return AQ_OK;
 }
 
