@@ -15,6 +15,8 @@ install(DIRECTORY docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR}
   FILES_MATCHING PATTERN "*.md" PATTERN "*.png" PATTERN man EXCLUDE)
 install(DIRECTORY examples DESTINATION ${CMAKE_INSTALL_DOCDIR}
   FILES_MATCHING PATTERN "*.yaml" PATTERN "*.md" PATTERN "*.c" PATTERN "*.py" PATTERN text EXCLUDE PATTERN run EXCLUDE)
+install(FILES share/grafana/aqpipe.json DESTINATION ${CMAKE_INSTALL_DATADIR}/aqpipe/grafana)
+install(FILES share/prometheus/aqpipe.rules.yml DESTINATION ${CMAKE_INSTALL_DATADIR}/aqpipe/prometheus)
 
 # The unit names the program by its place: that of the prefix that is installed to (cmake --install --prefix).
 install(CODE "set(CMAKE_INSTALL_FULL_BINDIR \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_BINDIR}\")

@@ -23,6 +23,7 @@
 #include "net/tls.h"
 #include "options.h"
 #include "owned_folder.h"
+#include "page.h"
 #include "plan.h"
 #include "report.h"
 #include "restart.h"
@@ -67,6 +68,8 @@ struct command {
     uint64_t begin_ns; /* when this command began */
     struct aq_restart restart;
     struct aq_metrics *metrics;
+    struct aq_board *board; /* NULL: no page */
+    struct aq_page *page;
     struct errors errors;
 };
 
@@ -352,9 +355,27 @@ static json_t *start_line(const struct command *command)
                   "parameters", (json_int_t)(plan->parameters + plan->frozen), "resumed",
                   (json_int_t)command->entry.resume_step, "rate_mbps", command->job->link.rate_mbps, "batch",
                   (json_int_t)command->job->train.batch, "edges", edges, "memory_planned", memory);
+    if (command->page) json_object_set_new(line, "status_page", json_string(aq_page_url(command->page)));
     if (plan->frozen) json_object_set_new(line, "parameters_frozen", json_integer((json_int_t)plan->frozen));
     aq_report_start(plan, line);
     return line;
+}
+
+/* Before anything is started or written: a port that is taken ends the launch here. */
+static enum aq_status open_page(struct command *command)
+{
+    const struct aq_job_status *status = &command->job->status;
+    if (!status->listen) return AQ_OK;
+    AQ_TRY(aq_board_open(&command->board));
+    const struct aq_page_config config = {.listen = status->listen,
+                                          .token_file = status->token_file,
+                                          .certificate = status->certificate,
+                                          .key = status->key,
+                                          .client_authority = status->client_authority};
+    AQ_TRY(aq_page_open(&config, command->board, &command->page));
+    command->progress.board = command->board;
+    aq_progress_say(&command->progress, "status page: %s", aq_page_url(command->page));
+    return AQ_OK;
 }
 
 /* Into metrics.jsonl, and to standard output with --json. Takes the reference. */
@@ -370,11 +391,13 @@ static enum aq_status open_metrics(struct command *command)
 {
     char path[AQ_RUN_PATH_BYTES];
     AQ_TRY(aq_run_path(command->job->output.path, "metrics.jsonl", path));
+    aq_board_run(command->board, command->job->output.path);
     const struct aq_metrics_config config = {
         .path = path,
         .stages = command->plan->ranks,
         .step = command->entry.resume_step,
         .seconds = command->entry.seconds,
+        .board = command->board,
         .mark_every = aq_job_every_steps(&command->job->checkpoint.every, command->plan->steps_per_epoch)};
     AQ_TRY(aq_metrics_open(&config, &command->metrics));
     return write_line(command, start_line(command));
@@ -432,6 +455,7 @@ static void run_once(struct command *command, struct aq_launch_result *result)
                                      .watch = aq_watch_of_plan(command->plan),
                                      .metrics = command->metrics,
                                      .progress = &command->progress,
+                                     .board = command->board,
                                      .signals = command->signals};
     command->restart.begin_ns = aq_clock_ns();
     aq_launch_run(&launch, result);
@@ -581,6 +605,7 @@ static int conclude(struct command *command, struct aq_launch_result *result)
 {
     static const char *const states[] = {
         [AQ_LAUNCH_DONE] = "done", [AQ_LAUNCH_FAILED] = "failed", [AQ_LAUNCH_STOPPED] = "stopped"};
+    aq_board_phase(command->board, "writes the model and the report");
     /* The model comes first: a run that says it is done has one, whenever this process is killed. */
     if (result->outcome == AQ_LAUNCH_DONE && result->mark > 0 && leave_models(command, result) != AQ_OK) {
         result->outcome = AQ_LAUNCH_FAILED;
@@ -652,7 +677,7 @@ static int launch(struct command *command)
     if (command->progress.terminal && !command->progress.off)
         aq_progress_say(&command->progress, "reads the data and plans the job");
     if (prepare(command) != AQ_OK) return AQ_EXIT_USAGE;
-    if (fits(command) != AQ_OK) return AQ_EXIT_FAILED;
+    if (fits(command) != AQ_OK || open_page(command) != AQ_OK) return AQ_EXIT_FAILED;
     const enum aq_status status = aq_run_enter(&command->entry);
     if (status != AQ_OK) return status == AQ_MISMATCH || status == AQ_REFUSED ? AQ_EXIT_USAGE : AQ_EXIT_FAILED;
     if (command->entry.finished) {
@@ -699,6 +724,8 @@ static int run_command(bool go_on, int argc, char **argv)
     int code = parse(command, argc, argv);
     if (code == AQ_OPTIONS_READ) code = command->on ? hand_over(command) : launch(command);
     aq_metrics_close(command->metrics);
+    aq_page_close(command->page);
+    aq_board_close(command->board);
     aq_tls_close(command->tls);
     aq_free(command->manifest);
     aq_free(command->lengths);

@@ -17,6 +17,7 @@ enum { AQ_EXIT_DONE = 0, AQ_EXIT_FAILED = 1, AQ_EXIT_USAGE = 2, AQ_EXIT_STOPPED 
 int aq_command_launch(int argc, char **argv);
 int aq_command_resume(int argc, char **argv);
 int aq_command_report(int argc, char **argv);
+int aq_command_plot(int argc, char **argv);
 int aq_command_import(int argc, char **argv);
 int aq_command_export(int argc, char **argv);
 int aq_command_generate(int argc, char **argv);

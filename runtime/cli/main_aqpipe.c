@@ -19,6 +19,7 @@ static const struct aq_command commands[] = {
     {"stop", "stop a run after its current step, with a checkpoint", aq_command_stop},
     {"logs", "what a stage's worker has written", aq_command_logs},
     {"report", "compare runs: one table, report.json, curves for plotting", aq_command_report},
+    {"plot", "draw curves of runs as a picture (SVG): loss, c_Q, speed over steps, time or bytes", aq_command_plot},
     {"import", "what a published model folder is, and a manifest to begin with", aq_command_import},
     {"export", "write what a run has trained as a folder that other programs load", aq_command_export},
     {"eval", "what a model folder scores on held-out data, in one process", aq_command_eval},
@@ -45,6 +46,7 @@ static const char examples[] =
     "  aqpipe launch job.yaml --run out --set train.lr=1e-4 --set link.rate_mbps=100\n"
     "  aqpipe resume out                             go on\n"
     "  aqpipe report run-a run-b                     compare\n"
+    "  aqpipe plot run-a run-b -o loss.svg           see their curves\n"
     "  aqpipe import FOLDER                          what is this model folder?\n"
     "  aqpipe export out model                       a folder that transformers loads\n"
     "  aqpipe generate out --prompt 'Once upon'      what has it learnt?\n"

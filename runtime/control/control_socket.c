@@ -57,7 +57,12 @@ enum aq_status aq_control_listen(const char *address, bool far, int *fd, uint16_
     const int one = 1;
     if (made == -1 || setsockopt(made, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) != 0 ||
         bind(made, list->ai_addr, list->ai_addrlen) != 0 || listen(made, BACKLOG) != 0) {
-        status = aq_fail_errno("control", "cannot listen on %s", address);
+        status = errno == EADDRINUSE
+                     ? aq_fail(AQ_REFUSED, "control",
+                               "cannot listen on %s: the port is taken by another program: take another one, or port 0 "
+                               "(any that is free)",
+                               address)
+                     : aq_fail_errno("control", "cannot listen on %s", address);
         if (made != -1) close(made);
         goto out;
     }

@@ -81,6 +81,7 @@ void launcher_stop(struct launcher *launcher, const char *who)
         return;
     }
     launcher->stopping = true;
+    aq_board_stopping(launcher->launch->board);
     if (launcher->launch->bounds.round_steps > 1)
         aq_progress_say(launcher->launch->progress,
                         "%s: stops when the round of %u steps ends (reduce.every), with a checkpoint (once more: at "
@@ -170,6 +171,7 @@ static void loop(struct launcher *launcher)
         watch_send(launcher);
         watch_look(launcher);
         launcher_starting(launcher);
+        launcher_board(launcher);
         aq_progress_tick(launcher->launch->progress);
     }
 }

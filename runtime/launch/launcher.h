@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "best.h"
+#include "board.h"
 #include "control_token.h"
 #include "metrics.h"
 #include "progress.h"
@@ -62,7 +63,8 @@ struct aq_launch {
     struct aq_watch_config watch; /* zeroes: nobody is watched */
     struct aq_metrics *metrics;
     struct aq_progress *progress;
-    int signals; /* signalfd; -1: none */
+    struct aq_board *board; /* NULL: nobody looks */
+    int signals;            /* signalfd; -1: none */
 };
 
 enum aq_launch_outcome { AQ_LAUNCH_DONE = 0, AQ_LAUNCH_FAILED = 1, AQ_LAUNCH_STOPPED = 3 };

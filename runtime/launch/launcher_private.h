@@ -73,6 +73,7 @@ struct launcher {
     json_t *hashes;      /* of complete checkpoints, by step; NULL: none */
     struct aq_watch watch;
     uint64_t beat_ns, beat_due_ns; /* ours to the daemons; 0: none */
+    uint64_t board_due_ns;         /* when the board hears of the stages again */
     FILE *trace;
     bool trace_failed;
 };
@@ -146,6 +147,9 @@ void watch_send(struct launcher *launcher);                           /* our own
 void watch_heard(struct launcher *launcher, const struct host *host); /* something came from it                 */
 void watch_beat(struct launcher *launcher, uint32_t rank, const json_t *message);
 void watch_look(struct launcher *launcher); /* when all that came was read: who is silent, is the job stuck? */
+
+/* launcher_board.c: what stages are doing, now and then, where there is a board */
+void launcher_board(struct launcher *launcher);
 
 /* launcher.c: note a cause; the better one is kept, the first of its class. True: this one was. */
 bool launcher_fail(struct launcher *launcher, enum cause_class cause, enum aq_status status, const char *format, ...)

@@ -31,6 +31,7 @@ struct aq_metrics {
     double seconds_before;
     uint64_t go_ns;                 /* 0: not yet */
     struct aq_metrics_index *index; /* NULL: none */
+    struct aq_board *board;         /* NULL: none */
     uint64_t mark_every;            /* steps      */
     struct {
         uint64_t step, bytes; /* of the file when the step was done, before the next one's line */
@@ -75,6 +76,7 @@ enum aq_status aq_metrics_open(const struct aq_metrics_config *config, struct aq
     metrics->next = config->step + 1;
     metrics->seconds_before = config->seconds;
     metrics->mark_every = config->mark_every;
+    metrics->board = config->board;
     metrics->fd = -1;
     const enum aq_status roomy = make_room(metrics, ROOM_FIRST);
     if (roomy != AQ_OK) {
@@ -128,6 +130,7 @@ double aq_metrics_seconds(const struct aq_metrics *metrics)
 /* A line is in the file whole or not at all: what a full disk took of it is cut off again. */
 static enum aq_status write_line(struct aq_metrics *metrics, const json_t *line)
 {
+    aq_board_line(metrics->board, line);
     if (metrics->fd == -1) return AQ_OK;
     metrics->text.used = 0;
     AQ_TRY(aq_json_text(line, JSON_COMPACT, &metrics->text));

@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "aqsgd/base.h"
+#include "board.h"
 #include "job.h"
 
 /*
@@ -28,10 +29,11 @@ struct aq_metrics; /* opaque */
 struct aq_metrics_config {
     const char *path; /* appended to; NULL: written nowhere                          */
     uint32_t stages;
-    uint64_t step;        /* the last one done before: lines begin with step + 1          */
-    double seconds;       /* of the run before this start ("time" goes on from here)     */
-    uint64_t mark_every;  /* steps between two checkpoints; 0: none but at the end      */
-    uint64_t index_every; /* bytes between two entries of the index; 0: the default     */
+    uint64_t step;          /* the last one done before: lines begin with step + 1          */
+    double seconds;         /* of the run before this start ("time" goes on from here)     */
+    uint64_t mark_every;    /* steps between two checkpoints; 0: none but at the end      */
+    uint64_t index_every;   /* bytes between two entries of the index; 0: the default     */
+    struct aq_board *board; /* gets every line, too; NULL: none */
 };
 
 enum aq_status aq_metrics_open(const struct aq_metrics_config *config, struct aq_metrics **out);

@@ -176,6 +176,7 @@ void aq_progress_phase(struct aq_progress *progress, const char *format, ...)
     if (strcmp(clean, progress->phase) == 0) return;
     memcpy(progress->phase, clean, sizeof clean);
     progress->phase_ns = aq_clock_ns();
+    aq_board_phase(progress->board, clean);
 }
 
 void aq_progress_tick(struct aq_progress *progress)

@@ -19,6 +19,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "board.h"
+
 enum { AQ_PROGRESS_LINE_BYTES = 512, AQ_PROGRESS_PHASE_BYTES = 160 };
 
 struct aq_progress {
@@ -32,11 +34,12 @@ struct aq_progress {
     bool live;         /* a live line stands there, unfinished   */
     double rate;       /* smoothed steps per second              */
     double loss;
-    const char *metric; /* of the last evaluation: the task's first */
-    double heldout;     /* its value; NaN: none yet */
+    const char *metric;          /* of the last evaluation: the task's first */
+    double heldout;              /* its value; NaN: none yet */
     double sequences, link_wait; /* a second; share: of the last step  */
     char phase[AQ_PROGRESS_PHASE_BYTES];
-    uint64_t phase_ns; /* since when */
+    uint64_t phase_ns;      /* since when */
+    struct aq_board *board; /* hears of phases; NULL: none */
 };
 
 /* Fill `steps`, `stages`, `off` and `json` before. */

@@ -238,6 +238,12 @@ struct aq_job_output {
     bool report;      /* report.json                                                                       */
 };
 
+struct aq_job_status {                                /* of the launcher alone */
+    const char *listen;                               /* host:port of the page; NULL: none     */
+    const char *token_file;                           /* NULL: none                            */
+    const char *certificate, *key, *client_authority; /* PEM files; NULL: none */
+};
+
 /*
  * What a launcher already knows of the job's files, so that a worker need not read them again: part of the manifest
  * that aq_plan_manifest writes. samples 0: unknown; the plan opens the files itself. A worker that reads the data
@@ -272,6 +278,7 @@ struct aq_job {
     struct aq_job_cache cache;
     struct aq_job_checkpoint checkpoint;
     struct aq_job_output output;
+    struct aq_job_status status;
     struct aq_job_facts facts;
 };
 

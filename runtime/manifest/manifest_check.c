@@ -523,6 +523,24 @@ static void check_security(struct aq_manifest *manifest)
                           aq_job_ranks(job), hosts);
 }
 
+static void check_status(struct aq_manifest *manifest)
+{
+    const struct aq_job_status *status = &manifest->job.status;
+    const char *const said = status->token_file         ? "status.token_file"
+                             : status->certificate      ? "status.certificate"
+                             : status->key              ? "status.key"
+                             : status->client_authority ? "status.client_authority"
+                                                        : NULL;
+    if (said && !status->listen) aq_manifest_error(manifest, said, "wants status.listen, the page's host:port");
+    if (!status->certificate != !status->key)
+        aq_manifest_error(manifest, status->key ? "status.key" : "status.certificate",
+                          "wants %s, too: a certificate and its private key are two files",
+                          status->key ? "status.certificate" : "status.key");
+    if (status->client_authority && !status->certificate)
+        aq_manifest_error(manifest, "status.client_authority",
+                          "wants status.certificate: only a page under TLS can ask for a client's");
+}
+
 void aq_manifest_check(struct aq_manifest *manifest)
 {
     aq_manifest_machines(manifest);
@@ -542,4 +560,5 @@ void aq_manifest_check(struct aq_manifest *manifest)
     check_devices(manifest);
     check_mirror(manifest);
     check_security(manifest);
+    check_status(manifest);
 }

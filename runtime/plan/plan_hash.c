@@ -43,6 +43,7 @@ static const char *const indifferent[] = {"job.name",
                                           "checkpoint.mirror",
                                           "checkpoint.mirror_key",
                                           "output.",
+                                          "status.",
                                           "facts."};
 
 /* Keys that change no step that was made: a run may go on with others. */

@@ -1,0 +1,35 @@
+/* launcher_board.c -- what the launcher knows of its stages, for who looks from outside (board.h). */
+#include "launcher_private.h"
+
+static const uint64_t board_ns = 200ULL * 1000 * 1000; /* between two tellings */
+
+/* Before the first step a worker tells what it begins; from then on its pulse says it, by its daemon. */
+static struct aq_board_rank rank_of(const struct launcher *launcher, uint32_t r)
+{
+    const struct stage *stage = &launcher->stages[r];
+    const struct aq_watch_stage *watched = &launcher->watch.stages[r];
+    const uint64_t now = launcher->watch.clock.now_ns;
+    const bool beaten = watched->beaten && launcher->gone;
+    /* Until its first beat (10 s) nobody knows: it trains. */
+    const enum aq_doing doing = beaten                        ? watched->doing
+                                : launcher->gone              ? AQ_DOING_COMPUTE
+                                : stage->state == STAGE_READY ? AQ_DOING_GO
+                                                              : stage->doing;
+    return (struct aq_board_rank){.lives = stage->state != STAGE_NONE && stage->state != STAGE_EXITED,
+                                  .pid = stage->pid,
+                                  .doing = doing,
+                                  .doing_s = (double)(now - watched->changed_ns) * 1e-9,
+                                  .silent_s = watched->watched ? (double)(now - watched->heard_ns) * 1e-9 : 0,
+                                  .step = stage->step,
+                                  .mark = stage->mark};
+}
+
+void launcher_board(struct launcher *launcher)
+{
+    struct aq_board_rank ranks[AQ_JOB_RANKS_MAX];
+    if (!launcher->launch->board || aq_clock_ns() < launcher->board_due_ns) return;
+    launcher->board_due_ns = aq_clock_after(board_ns);
+    for (uint32_t r = 0; r < launcher->ranks; r++)
+        ranks[r] = rank_of(launcher, r);
+    aq_board_ranks(launcher->launch->board, ranks, launcher->ranks);
+}

@@ -1,0 +1,124 @@
+/*
+ * board.h -- what a launch is doing at this moment, for whoever looks from outside: the status page, OpenMetrics, JSON.
+ *
+ * The launcher tells the board what it tells its person and metrics.jsonl anyway: lines (aq_board_line), what is being
+ * done (aq_board_phase), its stages (aq_board_ranks). Who looks takes a view, a copy of all of it, and renders that in
+ * its own time: nothing that looks can hold up the launcher for longer than the copy of some 400 KiB.
+ *
+ * A state that is not "running" always says what it waits for, since when, and what a person can do.
+ *
+ * Caveat: texts are as they came (names of jobs, causes): whoever renders escapes (xml_text.h).
+ *
+ * Locking: any thread; a mutex inside, held for a copy. NULL as a board is fine everywhere: there is none.
+ */
+#ifndef RUNTIME_BOARD_H
+#define RUNTIME_BOARD_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "curve.h"
+#include "job.h"
+#include "pulse.h"
+
+enum aq_board_state {
+    AQ_BOARD_STARTING,
+    AQ_BOARD_RUNNING,
+    AQ_BOARD_STOPPING,
+    AQ_BOARD_RESTARTING,
+    AQ_BOARD_DONE,
+    AQ_BOARD_STOPPED,
+    AQ_BOARD_FAILED,
+    AQ_BOARD_STATES
+};
+const char *aq_board_state_text(enum aq_board_state state); /* "running" */
+
+enum aq_board_part { /* of a rank's step, s */
+                     AQ_BOARD_COMPUTE,
+                     AQ_BOARD_CODEC,
+                     AQ_BOARD_OPTIMIZER,
+                     AQ_BOARD_REDUCE,
+                     AQ_BOARD_LINK_WAIT,
+                     AQ_BOARD_CACHE_WAIT,
+                     AQ_BOARD_WAIT, /* nothing could run, links and cache among the reasons */
+                     AQ_BOARD_PARTS
+};
+enum aq_board_gauge { /* of a cut, at its sender */
+                      AQ_BOARD_DELTA,
+                      AQ_BOARD_ERROR,
+                      AQ_BOARD_CQ,
+                      AQ_BOARD_GRADIENT_ERROR,
+                      AQ_BOARD_COMMON_MODE,
+                      AQ_BOARD_GAUGES
+};
+enum aq_board_way { AQ_BOARD_FORWARD, AQ_BOARD_BACKWARD, AQ_BOARD_GRADIENT, AQ_BOARD_WAYS };
+const char *aq_board_part_name(enum aq_board_part part);    /* "link_wait"   */
+const char *aq_board_gauge_name(enum aq_board_gauge gauge); /* "contraction" */
+const char *aq_board_way_name(enum aq_board_way way);       /* "forward"     */
+
+struct aq_board_rank {
+    bool lives; /* its process has been started and has not ended */
+    int pid;
+    enum aq_doing doing;
+    double doing_s, silent_s;                              /* for so long; since its daemon's last word of it */
+    uint64_t step, mark;                                   /* newest that it has reported, and has a checkpoint of */
+    double seconds;                                        /* of its last step; NaN: none yet                      */
+    double parts[AQ_BOARD_PARTS], gauges[AQ_BOARD_GAUGES]; /* NaN: it has none       */
+    double bytes[AQ_BOARD_WAYS], bytes_all[AQ_BOARD_WAYS]; /* that links carried: in the step, since the launch began */
+};
+
+struct aq_board_view {
+    char job[256], codec[128], cause[1024];
+    uint32_t stages, ranks; /* P; P x W. 0: not planned yet */
+    enum aq_board_state state;
+    char waits[192]; /* what is being done, or waited for; "": nothing is said    */
+    double waits_s;  /* for so long                                               */
+    char remedy[192];
+    uint64_t step, steps, epoch, restarts, skipped, eval_step;
+    uint64_t mark; /* newest step that every rank has a checkpoint of, of this launch; 0: none */
+    double loss, lr, grad_norm, seconds, speed, time, heldout, loss_scale; /* NaN: none   */
+    double left_s, up_s; /* until the end, by the mean of the last steps; since the launch began */
+    struct aq_board_rank rank[AQ_JOB_RANKS_MAX];
+    struct aq_curve curve;
+};
+
+struct aq_board; /* opaque */
+
+enum aq_status aq_board_open(struct aq_board **out);
+void aq_board_close(struct aq_board *board);
+
+/* The curve anew, as the run in this folder has it (a run that goes on, or begins again from a checkpoint). */
+void aq_board_run(struct aq_board *board, const char *folder);
+
+/* A line as it is written to metrics.jsonl. */
+void aq_board_line(struct aq_board *board, const json_t *line);
+
+/* What is being done from now on; "" or NULL: nothing in particular. */
+void aq_board_phase(struct aq_board *board, const char *text);
+
+/* A stop was asked for. */
+void aq_board_stopping(struct aq_board *board);
+
+/* Every rank's `lives`, `pid`, `doing`, `doing_s`, `silent_s`, `step` and `mark`; the rest of it is left. */
+void aq_board_ranks(struct aq_board *board, const struct aq_board_rank *ranks, uint32_t count);
+
+/* All of it, as it is now. The board is not NULL. */
+void aq_board_look(struct aq_board *board, struct aq_board_view *view);
+
+/* ---- what is not well, of a view (board_health.c) ---- */
+
+enum { AQ_BOARD_FINDINGS_MAX = 16 };
+struct aq_board_finding {
+    bool bad; /* else doubtful */
+    char text[256];
+    const char *remedy;
+};
+/* How many there are in `out`. */
+uint32_t aq_board_findings(const struct aq_board_view *view, struct aq_board_finding out[AQ_BOARD_FINDINGS_MAX]);
+
+/* "stage 2", or "replica 1 stage 2". */
+enum { AQ_BOARD_NAME_BYTES = 48 };
+const char *aq_board_rank_name(const struct aq_board_view *view, uint32_t rank, char out[AQ_BOARD_NAME_BYTES]);
+
+#endif

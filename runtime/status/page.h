@@ -1,0 +1,45 @@
+/*
+ * page.h -- the status page: a small web server beside a launch, by libmicrohttpd, the one file that names it.
+ *
+ *     /              the page for people          /status.json   the same for programs
+ *     /metrics       OpenMetrics                  /health        200 while the job is well, else 503, with a reason
+ *
+ * Caveats first.
+ * - It reads the board and nothing else, and answers GET and HEAD alone: nothing can be changed through it.
+ * - On an address that is not this machine's own it wants a token or a client's certificate (AQ_REFUSED without);
+ *   without TLS whoever listens on the way reads the token. On this machine's own addresses a request must name such a
+ *   host, so that no other site's page can have a browser ask for it (DNS rebinding).
+ * - Whoever asks too much waits for himself: AQ_PAGE_CONNECTIONS connections, each closed after AQ_PAGE_IDLE_S without a
+ *   byte; a document is made AQ_PAGE_FRESH_MS at most apart and handed out until then. It has a thread of its own: a
+ *   browser that hangs, or a flood, costs the launcher nothing but the processor.
+ *
+ * Locking: open and close by one thread.
+ */
+#ifndef RUNTIME_PAGE_H
+#define RUNTIME_PAGE_H
+
+#include "board.h"
+
+enum { AQ_PAGE_CONNECTIONS = 48, AQ_PAGE_CONNECTIONS_EACH = 16, AQ_PAGE_IDLE_S = 10, AQ_PAGE_FRESH_MS = 500 };
+
+struct aq_page_config {
+    const char *listen;           /* host:port; port 0: any that is free                          */
+    const char *token_file;       /* NULL: none                                                    */
+    const char *certificate;      /* PEM of the server, with its chain; NULL: no TLS               */
+    const char *key;              /* PEM of its private key                                        */
+    const char *client_authority; /* PEM: who holds a certificate of it needs no token; NULL: none */
+};
+
+struct aq_page; /* opaque */
+
+/*
+ * AQ_NODEV: built without libmicrohttpd (or this one has no TLS); AQ_REFUSED: the port is taken, or a token is wanted;
+ * AQ_INVAL: an address, a token or a certificate that cannot be; AQ_NOTFOUND, AQ_IO: a file. All logged with a remedy.
+ */
+enum aq_status aq_page_open(const struct aq_page_config *config, struct aq_board *board, struct aq_page **out);
+void aq_page_close(struct aq_page *page); /* NULL is fine */
+
+/* "http://127.0.0.1:8080/" */
+const char *aq_page_url(const struct aq_page *page);
+
+#endif

@@ -1,0 +1,17 @@
+/*
+ * xml_text.h -- text that others wrote (names of jobs, folders, causes), into HTML or SVG: the one way.
+ *
+ * What steers markup (& < > " ') becomes a reference, so that it is text in elements and in quoted attributes alike.
+ * It is made printable first (aqsgd/base/printable.h): control characters, invisible ones and broken UTF-8 become \xNN.
+ *
+ * Locking: pure functions.
+ */
+#ifndef RUNTIME_XML_TEXT_H
+#define RUNTIME_XML_TEXT_H
+
+#include "runtime_text.h"
+
+/* NULL is "". Texts of any length. */
+void aq_text_xml(struct aq_text *text, const char *from);
+
+#endif
