@@ -1,5 +1,5 @@
 /*
- * decoder.h -- what the layers of a language model have in common: private to stages/.
+ * decoder.h -- what the layers of a language model, and of an encoder of the same blocks, share: private to stages/.
  *
  * A family of models is a constant form (struct decoder_form): which norms, which activation, how weights lie, and what
  * tensors are called. Sizes, and whether a configuration has biases of q, k, v or norms of heads, come from the
@@ -8,6 +8,8 @@
  *     GPT-2            layer norms, a table of positions, GELU, biases, weights (in, out)
  *     Llama and kin    RMS norms, heads that turn, a gate, no biases or those of q, k, v; weights (out, in)
  *     Gemma 3          the same with norms behind the branches, too, and weights of norms less 1; a scaled embedding
+ *     ModernBERT       layer norms without bias, heads that turn, q, k, v and gate, up in one tensor each, attention of
+ *                      both sides: an encoder, whose rows of padding are nobody's
  */
 #ifndef DECODER_H
 #define DECODER_H
@@ -31,7 +33,7 @@ enum decoder_tensor {
     POST1, /* norms of what the branches give */
     NORM2,
     NORM2_BIAS,
-    GATE, /* or what GELU follows */
+    GATE, /* or what GELU follows; gate and up in one, where the form has no name for UP */
     UP,
     GATE_BIAS,
     MLP,
@@ -50,9 +52,13 @@ struct decoder_form {
     float plus;                          /* RMS norms multiply by plus + weight, which begins as 1 - plus  */
     bool scaled;                         /* the embedding, by the root of its columns                      */
     bool qkv_one_tensor;                 /* q, k and v                                                     */
+    bool both;                           /* attention sees both sides                                      */
+    bool first_plain;                    /* block 0 has no norm before attention                           */
     const char *tokens, *positions;      /* tables of the embedding; positions NULL: none */
-    const char *norm, *norm_bias;        /* of the last layer                             */
+    const char *rows;                    /* a layer norm of its rows, without bias, or NULL */
+    const char *norm, *norm_bias;        /* of the last layer; bias NULL: none            */
     const char *head, *score;            /* its weights: of a vocabulary, of labels       */
+    const char *dense, *dense_norm;      /* of a pooler, before a classifier              */
     const char *names[DECODER_TENSORS];  /* of a block's tensors; NULL: never there       */
 };
 

@@ -18,19 +18,21 @@ uint32_t decoder_turning(const struct aq_model_config *model)
     return (uint32_t)((float)decoder_head_dim(model) * model->rope_partial) / 2 * 2;
 }
 
-static bool has(const struct decoder_form *form, const struct aq_model_config *model, enum decoder_tensor tensor)
+static bool has(const struct layer *layer, const struct aq_model_config *model, enum decoder_tensor tensor)
 {
+    const struct decoder_form *form = layer->form;
     const bool qkv_bias = tensor >= QUERY_BIAS && tensor <= VALUE_BIAS,
                head_norm = tensor == QUERY_NORM || tensor == KEY_NORM;
-    if (!form->names[tensor]) return false;
+    if (!form->names[tensor] || (tensor == NORM1 && form->first_plain && layer->number == 1)) return false;
     if (qkv_bias) return form->qkv_one_tensor || model->qkv_bias;
     return !head_norm || model->qk_norm;
 }
 
 bool decoder_slides(const struct aq_model_config *model, uint32_t block)
 {
-    const bool last = model->window_every && (block + 1) % model->window_every == 0;
-    return model->window && block >= model->window_from && !last;
+    const uint32_t place = model->window_first ? block : block + 1;
+    const bool whole = model->window_every && place % model->window_every == 0;
+    return model->window && block >= model->window_from && !whole;
 }
 
 static struct linear qkv_linear(const struct decoder_shape *shape)
@@ -51,6 +53,8 @@ static struct linear up_linear(const struct decoder_shape *shape)
 {
     const uint32_t *tensor = shape->tensor;
     if (!shape->form->gated) return linear_of(shape->C, shape->F, shape->form->out_in, tensor[GATE], tensor[GATE_BIAS]);
+    if (!shape->form->names[UP])
+        return linear_of(shape->C, 2 * shape->F, shape->form->out_in, tensor[GATE], LAYER_NO_TENSOR);
     return (struct linear){
         .in = shape->C,
         .out_in = shape->form->out_in,
@@ -76,7 +80,7 @@ void decoder_shape(const struct layer *layer, const struct aq_model_config *mode
                                   .heads_normed = model->qk_norm};
     out->qkv = (H + 2 * out->kv_heads) * D;
     for (uint32_t i = 0; i < DECODER_TENSORS; i++)
-        out->tensor[i] = has(form, model, i) ? count++ : LAYER_NO_TENSOR;
+        out->tensor[i] = has(layer, model, i) ? count++ : LAYER_NO_TENSOR;
     out->in = qkv_linear(out);
     out->projection = linear_of(H * D, C, form->out_in, out->tensor[PROJECTION], out->tensor[PROJECTION_BIAS]);
     out->up = up_linear(out);
@@ -115,7 +119,7 @@ void decoder_angles(const struct aq_model_config *model, bool slides, uint32_t T
 void decoder_final_norm(const struct layer *layer, struct layer_list *list)
 {
     layer_list_add(list, layer->form->norm, 0, layer->in.columns, 0, 1 - layer->form->plus);
-    if (layer->form->rms)
+    if (!layer->form->norm_bias)
         layer_list_skip(list);
     else
         layer_list_add(list, layer->form->norm_bias, 0, layer->in.columns, 0, 0);
@@ -149,7 +153,7 @@ enum aq_status decoder_norm(const struct layer_run *run, const struct decoder_no
                                       .epsilon = epsilon,
                                       .x = x,
                                       .gamma = gamma,
-                                      .beta = run->w[norm->beta],
+                                      .beta = norm->beta == LAYER_NO_TENSOR ? NULL : run->w[norm->beta],
                                       .y = y,
                                       .y_type = type,
                                       .mean = norm->mean,
@@ -204,7 +208,7 @@ enum aq_status decoder_norm_gradient(const struct layer_run *run, const struct d
                                                .rstd = norm->rstd,
                                                .dx = dx,
                                                .dgamma = run->g[norm->gamma],
-                                               .dbeta = run->g[norm->beta],
+                                               .dbeta = norm->beta == LAYER_NO_TENSOR ? NULL : run->g[norm->beta],
                                                .rounded = rounded,
                                                .rounded_type = type,
                                                .sums = sums};

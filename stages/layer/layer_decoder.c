@@ -1,6 +1,6 @@
 /*
- * layer_decoder.c -- one block of a decoder, with norms before its branches (Radford et al. 2019; Touvron et al. 2023)
- * and D as dropout:
+ * layer_decoder.c -- one block of a decoder or, with attention of both sides, of an encoder, with norms before its
+ * branches (Radford et al. 2019; Touvron et al. 2023; Warner et al. 2024) and D as dropout:
  *
  *     n1 = norm(x)     qkv = n1 Wqkv (+ b)    a = attention(turn(qkv))    x' = x + D(a Wo (+ b))
  *     n2 = norm(x')    u = n2 Wu (+ b)        g = act(u)                  x'' = x' + D(g Wd (+ b))
@@ -85,7 +85,7 @@ static void tensors(const struct layer *layer, const struct aq_stage_config *con
                                 [POST1] = {0, shape.C, 0, one},
                                 [NORM2] = {0, shape.C, 0, one},
                                 [NORM2_BIAS] = {0, shape.C, 0, 0},
-                                [GATE] = {shape.C, shape.F, std, 0},
+                                [GATE] = {shape.C, shape.up.parts[0].out, std, 0},
                                 [UP] = {shape.C, shape.F, std, 0},
                                 [GATE_BIAS] = {0, shape.F, 0, 0},
                                 [MLP] = {shape.F, shape.C, residual, 0},
@@ -193,8 +193,8 @@ static void flops(const struct layer *layer, const struct aq_stage_config *confi
     decoder_shape(layer, &config->model, &shape);
     const double rows = (double)config->B * layer->in.rows;
     const double T = config->T, W = (double)shape.window;
-    const double keys = shape.window && W < T ? W * (2.0 - W / T) : T; /* twice those that a query sees */
-    const double attention = 2.0 * rows * keys * (double)(shape.H * shape.D);
+    const double keys = shape.window && W < T ? W * (2.0 - W / T) : T; /* twice those up to its own that a query sees */
+    const double attention = (shape.form->both ? 4.0 : 2.0) * rows * keys * (double)(shape.H * shape.D);
     *out = (struct layer_flops){.forward = attention,
                                 .backward = linear_goes_on(layer, &shape.projection) ? 2.5 * attention : 0};
     linear_flops(layer, &shape.in, rows, out);
@@ -213,6 +213,8 @@ static struct aq_attention attention_of(const struct layer_run *run, const struc
                                  .D = shape->D,
                                  .T_mask = run->config->T,
                                  .window = shape->window,
+                                 .both = shape->form->both,
+                                 .lengths = shape->form->both ? run->lengths : NULL,
                                  .scale = shape->score_scale,
                                  .type = stage_type(run->config->precision),
                                  .qkv = kept->qkv,
@@ -240,6 +242,9 @@ static enum aq_status attend(const struct layer_run *run, const struct decoder_s
                                                .qkv = kept->qkv,
                                                .cache = kept->cache,
                                                .out = run->first ? kept->attention : NULL};
+    if (attention.both && (run->starts || run->config->extends))
+        return aq_fail(AQ_INVAL, "stage", "%s sees both sides: it knows no parts of a sample, and does not generate",
+                       run->layer->name);
     if (run->config->extends) AQ_TRY(aq_device_attention_cached(run->device, &cached, run->stream));
     return run->first ? AQ_OK : aq_device_attention(run->device, &attention, run->stream);
 }
@@ -272,6 +277,20 @@ static float *tensor_of(float *const *of, const struct decoder_shape *shape, enu
 }
 
 /* ---- Forward. */
+
+/* What attention's branch reads: the input's norm, or the input itself, as products read it. */
+static enum aq_status branch_input(const struct layer_run *run, const struct decoder_shape *shape, const float *x)
+{
+    const struct decoder_slot *kept = run->slot;
+    const struct decoder_norm norm1 = norm1_of(run, shape);
+    if (shape->tensor[NORM1] != LAYER_NO_TENSOR) return decoder_norm(run, &norm1, run->rows_in, x, kept->norm1);
+    const struct aq_dropout_apply args = {.samples = 1,
+                                          .sample_elements = run->rows_in * shape->C,
+                                          .x = x,
+                                          .y = kept->norm1,
+                                          .y_type = stage_type(run->config->precision)};
+    return aq_device_dropout(run->device, &args, run->stream); /* of no probability: a copy of that type */
+}
 
 /* c = other + norm(x W); c NULL: what backward reads, and no more. */
 static enum aq_status residual_normed(const struct layer_run *run, const struct decoder_shape *shape,
@@ -352,8 +371,8 @@ static enum aq_status forward(const struct layer_run *run, const float *x, float
     const struct decoder_slot *kept = run->slot;
     struct decoder_shape shape;
     decoder_shape(run->layer, &run->config->model, &shape);
-    const struct decoder_norm norm1 = norm1_of(run, &shape), norm2 = norm2_of(run, &shape);
-    AQ_TRY(decoder_norm(run, &norm1, run->rows_in, x, kept->norm1));
+    const struct decoder_norm norm2 = norm2_of(run, &shape);
+    AQ_TRY(branch_input(run, &shape, x));
     AQ_TRY(heads_forward(run, &shape));
     AQ_TRY(attend(run, &shape));
     AQ_TRY(residual(run, &shape, &shape.projection, kept->attention, SITE_PROJECTION, x, kept->middle));
@@ -561,6 +580,11 @@ static enum aq_status attention_backward(const struct layer_run *run, const stru
     if (!run->split) AQ_TRY(attention_weights(run, shape, &of));
     if (run->split && linear_goes_on(run->layer, projection)) swap(dqkv, &kept->qkv);
     if (!linear_goes_on(run->layer, &shape->in)) return AQ_OK;
+    if (shape->tensor[NORM1] == LAYER_NO_TENSOR) {
+        const struct linear_to sum = {.c = dx, .type = AQ_F32, .add = true};
+        AQ_ASSERT(!below); /* the embedding, which has no ending */
+        return linear_input_gradient(run, &shape->in, run->rows_in, rows_of(of.qkv), &sum);
+    }
     AQ_TRY(linear_input_gradient(run, &shape->in, run->rows_in, rows_of(of.qkv), &dnorm));
     const struct decoder_norm norm1 = norm1_of(run, shape);
     return decoder_norm_gradient(run, &norm1, run->rows_in, work->dnorm, x, dx, below);

@@ -2,7 +2,8 @@
  * layer_embedding.c -- tokens, and their places where heads do not turn, as rows of tables, added: the first layer of a
  * language model.
  *
- * A form may scale rows of tokens by the root of their columns, a number that is rounded as the products' operands are.
+ * A form may normalize the rows (a layer norm without bias, before dropout), or scale rows of tokens by the root of
+ * their columns, a number that is rounded as the products' operands are.
  *
  * There is nothing below it: its backward is its tables' gradients alone, and split all of it is the weight half. So a
  * head that shares the table is added first in both.
@@ -12,30 +13,49 @@
 #include <math.h>
 #include <string.h>
 
-enum { TOKEN_TABLE, POSITION_TABLE };
+enum { TOKEN_TABLE, POSITION_TABLE, ROWS_NORM = POSITION_TABLE /* a form has one of both */ };
 
 struct embedding_slot {
     int32_t *tokens, *host_tokens; /* device; pinned: not written again before the stream has copied it */
     float *dy;                     /* split: the gradient of the output                                  */
+    float *rows, *mean, *rstd;     /* before the norm                                                    */
+};
+
+struct embedding_state {
+    float *masked, *drows; /* WORK, with a norm: the gradient behind it, and before it */
 };
 
 static void tensors(const struct layer *layer, const struct aq_stage_config *config, struct layer_list *list)
 {
     const float std = config->model.init_std;
     layer_list_add(list, layer->form->tokens, config->model.vocabulary, layer->out.columns, std, 0);
+    AQ_ASSERT(!layer->form->positions || !layer->form->rows);
     if (layer->form->positions)
         layer_list_add(list, layer->form->positions, config->model.context, layer->out.columns, std, 0);
+    if (layer->form->rows) layer_list_add(list, layer->form->rows, 0, layer->out.columns, 0, 1);
 }
 
 static void place(const struct layer *layer, const struct aq_stage_config *config, enum layer_memory what,
                   struct aq_arena *arena, void *to)
 {
     struct embedding_slot *slot = to;
+    struct embedding_state *work = to;
     const uint64_t bytes = (uint64_t)config->B * layer->out.rows * sizeof(int32_t);
+    const uint64_t all = bytes * layer->out.columns;
+    _Static_assert(sizeof(int32_t) == sizeof(float), "rows of both");
     if (what == LAYER_SLOT) slot->tokens = aq_arena_take(arena, bytes);
     if (what == LAYER_SLOT && config->split)
-        slot->dy = aq_arena_take(arena, (uint64_t)config->B * layer->out.rows * layer->out.columns * sizeof(float));
+        slot->dy = aq_arena_take(arena, all);
     if (what == LAYER_HOST) slot->host_tokens = aq_arena_take(arena, bytes);
+    if (!layer->form->rows) return;
+    if (what == LAYER_SLOT) {
+        slot->rows = aq_arena_take(arena, all);
+        slot->mean = aq_arena_take(arena, bytes);
+        slot->rstd = aq_arena_take(arena, bytes);
+    }
+    if (what != LAYER_WORK || config->inference || !layer_learns(layer)) return;
+    work->masked = aq_arena_take(arena, all);
+    work->drows = aq_arena_take(arena, all);
 }
 
 static enum aq_status check(const struct layer *layer, const struct aq_stage_config *config,
@@ -72,10 +92,30 @@ static float scale_of(const struct layer_run *run)
     return root;
 }
 
+/* y = dropout(norm(rows)) */
+static enum aq_status rows_norm(const struct layer_run *run, float *y)
+{
+    const struct embedding_slot *slot = run->slot;
+    const uint64_t C = run->layer->out.columns;
+    const struct aq_layernorm norm = {.rows = run->rows_out,
+                                      .C = C,
+                                      .epsilon = run->config->model.norm_eps,
+                                      .x = slot->rows,
+                                      .gamma = run->w[ROWS_NORM],
+                                      .y = y,
+                                      .mean = slot->mean,
+                                      .rstd = slot->rstd};
+    const struct aq_dropout_apply drop = {
+        .samples = run->samples, .sample_elements = run->tokens * C, .x = y, .y = y, .dropout = layer_dropout(run, 0)};
+    AQ_TRY(aq_device_layernorm(run->device, &norm, run->stream));
+    return run->dropped ? aq_device_dropout(run->device, &drop, run->stream) : AQ_OK;
+}
+
 static enum aq_status forward(const struct layer_run *run, const float *x, float *y)
 {
     const struct embedding_slot *slot = run->slot;
     const uint64_t C = run->layer->out.columns;
+    const bool normed = run->layer->form->rows != NULL;
     const float *positions = run->layer->form->positions ? run->w[POSITION_TABLE] + run->first * C : NULL;
     (void)x;
     const struct aq_embedding args = {.samples = run->samples,
@@ -86,15 +126,44 @@ static enum aq_status forward(const struct layer_run *run, const float *x, float
                                       .token_table = run->w[TOKEN_TABLE],
                                       .position_table = positions,
                                       .scale = scale_of(run),
-                                      .x = y,
+                                      .x = normed ? slot->rows : y,
                                       .starts = run->starts,
-                                      .dropout = layer_dropout(run, 0)};
-    return aq_device_embedding(run->device, &args, run->stream);
+                                      .dropout = normed ? (struct aq_dropout){0} : layer_dropout(run, 0)};
+    AQ_TRY(aq_device_embedding(run->device, &args, run->stream));
+    return normed ? rows_norm(run, y) : AQ_OK;
+}
+
+/* The gradient of the rows before their norm, and the norm's own. */
+static enum aq_status rows_gradient(const struct layer_run *run, const float *dy, const float **out)
+{
+    const struct embedding_slot *slot = run->slot;
+    const struct embedding_state *work = run->state;
+    const uint64_t C = run->layer->out.columns;
+    const struct aq_dropout_apply drop = {.samples = run->samples,
+                                          .sample_elements = run->tokens * C,
+                                          .x = dy,
+                                          .y = work->masked,
+                                          .dropout = layer_dropout(run, 0)};
+    const struct aq_layernorm_backward norm = {.rows = run->rows_out,
+                                               .C = C,
+                                               .dy = run->dropped ? work->masked : dy,
+                                               .x = slot->rows,
+                                               .gamma = run->w[ROWS_NORM],
+                                               .mean = slot->mean,
+                                               .rstd = slot->rstd,
+                                               .dx = work->drows,
+                                               .dgamma = run->g[ROWS_NORM]};
+    *out = work->drows;
+    if (run->dropped) AQ_TRY(aq_device_dropout(run->device, &drop, run->stream));
+    AQ_TRY(aq_device_zero(run->device, work->drows, run->rows_out * C * sizeof *dy, run->stream));
+    return aq_device_layernorm_backward(run->device, &norm, run->stream);
 }
 
 static enum aq_status tables_gradient(const struct layer_run *run, const float *dy)
 {
     const struct embedding_slot *slot = run->slot;
+    const bool normed = run->layer->form->rows != NULL;
+    if (normed) AQ_TRY(rows_gradient(run, dy, &dy));
     const struct aq_embedding_backward args = {.samples = run->samples,
                                                .T = run->tokens,
                                                .C = run->layer->out.columns,
@@ -106,7 +175,8 @@ static enum aq_status tables_gradient(const struct layer_run *run, const float *
                                                    run->layer->form->positions ? run->g[POSITION_TABLE] : NULL,
                                                .scale = scale_of(run),
                                                .starts = run->starts,
-                                               .dropout = layer_dropout(run, 0)};
+                                               .dropout =
+                                                   normed ? (struct aq_dropout){0} : layer_dropout(run, 0)};
     return aq_device_embedding_backward(run->device, &args, run->stream);
 }
 
@@ -132,6 +202,7 @@ const struct layer_kind layer_embedding = {.name = "embedding",
                                            .extends = true,
                                            .parts = true,
                                            .sites = 1,
+                                           .state_bytes = sizeof(struct embedding_state),
                                            .slot_bytes = sizeof(struct embedding_slot),
                                            .tensors = tensors,
                                            .place = place,

@@ -32,7 +32,7 @@ static const struct aq_model_key keys[] = {
     {"model.rope_linear", AQ_MODEL_F32, FIELD(rope_linear), "", 1, 1024, "1",
      "divides the frequencies of blocks without a window"},
     {"model.rope_local", AQ_MODEL_F32, FIELD(rope_local), "", 0, 1e12, "0",
-     "gemma3: as model.rope_theta, of blocks with a window; 0: model.rope_theta"},
+     "gemma3, modernbert: as model.rope_theta, of blocks with a window; 0: model.rope_theta"},
     {"model.window", AQ_MODEL_U32, FIELD(window), "tokens", 0, 1048576, "0", "of blocks that have a window"},
     {"model.window_every", AQ_MODEL_U32, FIELD(window_every), "blocks", 0, 1024, "0",
      "the last of every so many blocks has no window"},

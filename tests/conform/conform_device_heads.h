@@ -152,7 +152,7 @@ static void test_heads_that_turn_match_truth(void **state)
 static enum aq_status gated_call(struct aq_device *where, struct array *arrays, const void *context)
 {
     const struct rows_case *x = context;
-    const enum aq_gate gate = x->H ? AQ_GATE_GELU : AQ_GATE_SILU;
+    const enum aq_gate gate = (enum aq_gate)x->H;
     const struct aq_gated args = {
         .rows = x->T, .F = x->D, .gate = gate, .type = x->type, .x = arrays[0].at, .y = arrays[1].at};
     const enum aq_status status = aq_device_gated(where, &args, NULL);
@@ -172,10 +172,10 @@ static void test_gates_match_truth(void **state)
 {
     (void)state;
     static const uint64_t sizes[][2] = {{1, 1}, {3, 5}, {17, 64}, {5, 1001}, {33, 96}};
-    for (size_t s = 0; s < 4 * TYPES * sizeof sizes / sizeof sizes[0]; s++) {
-        const uint64_t *size = sizes[s / TYPES / 4];
+    for (size_t s = 0; s < 6 * TYPES * sizeof sizes / sizeof sizes[0]; s++) {
+        const uint64_t *size = sizes[s / TYPES / 6];
         const struct rows_case x = {
-            .T = size[0], .D = size[1], .H = s / TYPES % 2, .samples = s / TYPES / 2 % 2, .type = types[s % TYPES]};
+            .T = size[0], .D = size[1], .H = s / TYPES % 3, .samples = s / TYPES / 3 % 2, .type = types[s % TYPES]};
         const uint64_t N = x.T * x.D;
         struct array arrays[4] = {
             {x.type, 2 * N, random_of(x.type, 2 * N, 1, 4.0f), x.samples ? COMPARED : NOT_COMPARED, NULL, {0}},

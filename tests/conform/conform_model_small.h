@@ -97,6 +97,27 @@ static void deberta_small(struct aq_model_config *model)
     model->init_std = 0.5f; /* the table's norm is no line where its rows are small */
 }
 
+/* Windows on both sides in three blocks of four; the first has no norm before attention, which sees all. */
+static void modernbert_small(struct aq_model_config *model)
+{
+    model->blocks = 4;
+    model->heads = 2;
+    model->channels = 16;
+    model->mlp = 22;
+    model->vocabulary = 37;
+    model->context = T;
+    model->rope_local = 100;
+    model->window = 3;
+    model->window_every = 3;
+    model->init_std = 0.2f;
+}
+
+static void modernbert_mean(struct aq_model_config *model)
+{
+    modernbert_small(model);
+    model->pool_mean = true;
+}
+
 struct kind {
     const char *name;
     void (*small)(struct aq_model_config *model);
@@ -109,6 +130,7 @@ static const struct kind models[] = {
 #undef STAGE_MODEL
     {"llama", llama_biased, NULL},
     {"llama", llama_normed, NULL},
+    {"modernbert", modernbert_mean, NULL},
 };
 
 /* A part of the names of what goes into a model's ReLUs, where many lie one behind the other; NULL: there are few. */

@@ -97,7 +97,7 @@ def gradients_far(folder, model):
         mine = mine.reshape(reference.shape[::-1]).T if turned else mine.reshape(reference.shape)
         size = max(numpy.linalg.norm(reference), 1e-6 * largest)
         error = float(numpy.linalg.norm(mine - reference) / size)
-        if error > worst:
+        if not error <= worst:  # NaN is worst
             worst, name_of = error, name
     return worst, name_of
 

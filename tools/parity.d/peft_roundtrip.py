@@ -7,8 +7,8 @@ import kit
 import peft
 import torch
 import transformers
-from deberta import deberta
-from transformers import DebertaV2Config, GPT2Config, LlamaConfig, Qwen3Config
+from encoders import deberta, modernbert
+from transformers import DebertaV2Config, GPT2Config, LlamaConfig, ModernBertConfig, Qwen3Config
 
 SMALL = {"vocab_size": 307, "hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": 3, "max_position_embeddings": 128,
          "num_attention_heads": 4}
@@ -16,14 +16,16 @@ SMALL = {"vocab_size": 307, "hidden_size": 48, "intermediate_size": 88, "num_hid
 KINDS = {"gpt2": (GPT2Config(vocab_size=307, n_embd=48, n_layer=3, n_head=4, n_positions=64), ["c_attn", "c_proj"], False),
          "llama": (LlamaConfig(**SMALL, num_key_value_heads=2), ["q_proj", "v_proj"], True),
          "qwen3": (Qwen3Config(**SMALL, num_key_value_heads=2, head_dim=12), r".*\.layers\.[12]\..*(q_proj|down_proj)", False),
-         "deberta": (DebertaV2Config(**deberta.COMMON), ["query_proj", "key_proj", "dense"], False)}
+         "deberta": (DebertaV2Config(**deberta.COMMON), ["query_proj", "key_proj", "dense"], False),
+         "modernbert": (ModernBertConfig(**{**modernbert.COMMON, "initializer_range": 0.05}), ["Wqkv", "Wi", "Wo"], False)}
+ENCODERS = ("deberta", "modernbert")
 
 
 def adapted(kind, seed):
     """The model with random weights, and PEFT's with random adapters around it."""
     config, targets, rslora = KINDS[kind]
     torch.manual_seed(seed)
-    classifies = kind == "deberta"
+    classifies = kind in ENCODERS
     auto = transformers.AutoModelForSequenceClassification if classifies else transformers.AutoModelForCausalLM
     model = auto.from_config(config, **({} if classifies else {"attn_implementation": "eager"})).float().eval()
     kit.shake(model, seed)
@@ -36,7 +38,7 @@ def adapted(kind, seed):
 def batch(kind, case):
     config = KINDS[kind][0]
     tokens, targets = kit.batch_of(config.vocab_size, 3, 21, 5)
-    if kind == "deberta":
+    if kind in ENCODERS:
         labels = torch.tensor([[0], [2], [1]])
         kit.batch_write(case, tokens=tokens, labels=labels, types=torch.zeros_like(tokens))
         return tokens, labels
@@ -60,7 +62,7 @@ def roundtrip(kind):
         front = "base_model.model."
         theirs = {name.removeprefix(front).replace(".default", "").replace(".modules_to_save", ""): p.grad
                   for name, p in model.named_parameters() if p.grad is not None}
-        task = "classification" if kind == "deberta" else "language_model"
+        task = "classification" if kind in ENCODERS else "language_model"
         mine = place.adapted(case / "base", case, task=task, adapter=1)
         for name in theirs.keys() - mine[2].keys():
             if (path := case / f"{name}.turned.f32").exists():
@@ -114,4 +116,4 @@ def back(kind):
     return run
 
 
-CASES = [roundtrip(kind) for kind in KINDS] + [back(kind) for kind in KINDS if kind != "deberta"]
+CASES = [roundtrip(kind) for kind in KINDS] + [back(kind) for kind in KINDS if kind not in ENCODERS]

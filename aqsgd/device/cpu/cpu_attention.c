@@ -1,11 +1,11 @@
 /*
- * cpu_attention.c -- causal attention in blocks of query rows, forward and backward.
+ * cpu_attention.c -- attention, causal or of both sides, in blocks of query rows, forward and backward.
  *
  * Forward keeps one number a row (lse, the log of the sum of exponentials); backward makes the weights again from it,
  * block by block, as Dao et al. 2022 ("FlashAttention") do. A piece of forward is one block of queries of one head; a
  * piece of backward is one head of keys, because dk and dv are sums over all its queries and must be added in one
- * order. With a window, or where samples have parts, a block meets the keys from the first that its first query sees;
- * those that a row does not see have weights of 0.
+ * order. A block meets the keys from the first that its first query sees to the last that its last one does; those that
+ * a row does not see have weights of 0. Nothing is computed for rows of padding.
  *
  * With S = scale q k^T, P = softmax(S), M the dropout mask with its factor, O = (P M) v and delta = rowsum(O dO):
  *     dv = (P M)^T dO,   dP = (dO v^T) M,   dS = P (dP - delta) scale,   dq = dS k,   dk = dS^T q.
@@ -38,11 +38,25 @@ static uint64_t first_key(const struct aq_attention *args, uint64_t sample, uint
     return seen > start ? seen : start;
 }
 
+/* Tokens of a sample that are real; and the end of the keys that one of them sees. */
+static uint64_t length_of(const struct aq_attention *args, uint64_t sample)
+{
+    return args->lengths && args->lengths[sample] < args->T ? args->lengths[sample] : args->T;
+}
+
+static uint64_t end_key(const struct aq_attention *args, uint64_t sample, uint64_t query)
+{
+    const uint64_t length = length_of(args, sample);
+    if (!args->both) return query + 1;
+    return args->window && args->window < length - query ? query + args->window : length;
+}
+
 static enum aq_status attention_init(struct attention *self, struct aq_device *device, const struct aq_attention *args)
 {
     /* A block of BLOCK_ROWS queries meets no more keys than these. */
-    const bool narrow = args->window && args->window < args->T && args->T - args->window > BLOCK_ROWS;
-    const uint64_t keys = narrow ? args->window + BLOCK_ROWS : args->T;
+    const uint64_t seen = args->window < args->T ? args->window * (args->both ? 2 : 1) : 0;
+    const bool narrow = seen && seen < args->T && args->T - seen > BLOCK_ROWS;
+    const uint64_t keys = narrow ? seen + BLOCK_ROWS : args->T;
     uint64_t rows = CPU_ATTENTION_FLOATS / row_stride(keys);
     if (rows == 0)
         return aq_fail(AQ_INVAL, "device", "attention over %llu tokens: at most %d", (unsigned long long)keys,
@@ -100,7 +114,17 @@ static void row_hide(float *row, uint64_t before, uint64_t keys, uint64_t all)
     memset(row + before + keys, 0, (all - before - keys) * sizeof *row);
 }
 
-/* The heaviest blocks, the last ones, are handed out first. */
+static void forward_padding(const struct aq_attention *args, uint64_t sample, uint64_t head, uint64_t first,
+                            uint64_t end)
+{
+    for (uint64_t query = first; query < end; query++) {
+        const uint64_t at = (sample * args->T + query) * args->H * args->D + head * args->D;
+        memset(cpu_at_w(args->out, args->type, at), 0, args->D * aq_element_bytes(args->type));
+        args->lse[(sample * args->H + head) * args->T + query] = 0.0f;
+    }
+}
+
+/* The heaviest blocks of causal attention, the last ones, are handed out first. */
 static void forward_piece(uint64_t piece, uint32_t worker, void *context)
 {
     const struct attention *self = context;
@@ -108,18 +132,23 @@ static void forward_piece(uint64_t piece, uint32_t worker, void *context)
     const struct cpu_rows *rows = self->cpu->rows;
     const uint64_t heads = args->samples * args->H, C = args->H * args->D;
     const uint64_t sample = piece % heads / args->H, head = piece % heads % args->H;
-    const uint64_t first = (self->blocks - 1 - piece / heads) * self->rows;
-    const uint64_t end = first + self->rows < args->T ? first + self->rows : args->T;
-    const uint64_t from = first_key(args, sample, first), stride = row_stride(end - from);
+    const uint64_t first = (self->blocks - 1 - piece / heads) * self->rows, length = length_of(args, sample);
+    const uint64_t last = first + self->rows < args->T ? first + self->rows : args->T;
+    const uint64_t end = last < length ? last : length;
+    if (end < last) forward_padding(args, sample, head, first < end ? end : first, last);
+    if (first >= end) return;
+    const uint64_t from = first_key(args, sample, first), all = end_key(args, sample, end - 1) - from;
+    const uint64_t stride = row_stride(all);
     float *scratch = cpu_scratch(self->cpu, worker);
     float *scores = scratch + CPU_GEMM_FLOATS, *sums = scores + CPU_ATTENTION_FLOATS;
     float factor[BLOCK_ROWS];
 
     const struct cpu_operand q = part_of(args, sample, head, 0, first, false);
     const struct cpu_operand k = part_of(args, sample, head, 1, from, true);
-    self->cpu->gemm->run(end - first, end - from, args->D, &q, &k, args->type, scores, stride, false, scratch);
+    self->cpu->gemm->run(end - first, all, args->D, &q, &k, args->type, scores, stride, false, scratch);
     for (uint64_t r = 0; r < end - first; r++) {
-        const uint64_t before = first_key(args, sample, first + r) - from, keys = first + r + 1 - from - before;
+        const uint64_t before = first_key(args, sample, first + r) - from;
+        const uint64_t keys = end_key(args, sample, first + r) - from - before;
         float *row = scores + r * stride + before;
         const float top = rows->max(row, keys) * self->scale;
         const float sum = rows->exp_sum(row, keys, self->scale, top);
@@ -127,10 +156,10 @@ static void forward_piece(uint64_t piece, uint32_t worker, void *context)
         factor[r] = 1.0f / sum;
         const struct cpu_mask mask = mask_of(args, sample, head, first + r, from + before);
         if (mask.key) rows->mask(row, keys, &mask, row, AQ_F32);
-        row_hide(scores + r * stride, before, keys, end - from);
+        row_hide(scores + r * stride, before, keys, all);
     }
     const struct cpu_operand p = block_of(scores, stride, false), v = part_of(args, sample, head, 2, from, false);
-    self->cpu->gemm->run(end - first, args->D, end - from, &p, &v, args->type, sums, args->D, false, scratch);
+    self->cpu->gemm->run(end - first, args->D, all, &p, &v, args->type, sums, args->D, false, scratch);
     for (uint64_t r = 0; r < end - first; r++) {
         const uint64_t at = (sample * args->T + first + r) * C + head * args->D;
         rows->scale(sums + r * args->D, args->D, factor[r], cpu_at_w(args->out, args->type, at), args->type);
@@ -151,45 +180,55 @@ static void backward_rows(const struct attention *self, uint64_t sample, uint64_
 {
     const struct aq_attention *args = self->args;
     const uint64_t C = args->H * args->D, from = first_key(args, sample, first);
+    const uint64_t all = end_key(args, sample, end - 1) - from;
     for (uint64_t query = first; query < end; query++) {
         float *p_row = p + (query - first) * stride, *ds_row = ds + (query - first) * stride;
         const uint64_t at = (sample * args->T + query) * C + head * args->D;
-        const uint64_t before = first_key(args, sample, query) - from, keys = query + 1 - from - before;
+        const uint64_t before = first_key(args, sample, query) - from;
+        const uint64_t keys = end_key(args, sample, query) - from - before;
         const float delta = self->cpu->rows->dot(cpu_at(args->out, args->type, at), cpu_at(args->dout, args->type, at),
                                                  args->type, args->D);
         const float lse = args->lse[(sample * args->H + head) * args->T + query];
         const struct cpu_mask mask = mask_of(args, sample, head, query, from + before);
         self->cpu->rows->softmax_backward(p_row + before, ds_row + before, keys, self->scale, lse, delta, &mask);
-        row_hide(p_row, before, keys, end - from);
-        row_hide(ds_row, before, keys, end - from);
+        row_hide(p_row, before, keys, all);
+        row_hide(ds_row, before, keys, all);
     }
+}
+
+/* D columns of the tokens from `first` on become 0. */
+static void rows_zero(const struct aq_attention *args, float *rows, uint64_t first)
+{
+    const uint64_t width = width_of(args);
+    for (uint64_t token = first; token < args->T; token++)
+        memset(rows + token * width, 0, args->D * sizeof *rows);
 }
 
 /*
  * One head of queries: dq, and its share of dk and dv. Blocks from the last to the first: the last one sees every key,
- * so that it writes dk and dv, unless another head has (`add`), and the others add. With a window or parts none may see
- * all: both begin as 0.
+ * so that it writes dk and dv, unless another head has (`add`), and the others add. With a window, parts or padding
+ * none may see all: both begin as 0.
  */
 static void backward_head(const struct attention *self, uint64_t sample, uint64_t head, bool add, float *scratch)
 {
     const struct aq_attention *args = self->args;
     const struct cpu_gemm *gemm = self->cpu->gemm;
-    const uint64_t C = args->H * args->D, D = args->D, width = width_of(args);
+    const uint64_t C = args->H * args->D, D = args->D, width = width_of(args), length = length_of(args, sample);
     float *p = scratch + CPU_GEMM_FLOATS, *ds = p + CPU_ATTENTION_FLOATS, *row = args->dqkv + sample * args->T * width;
     float *dq = row + column_of(args, head, 0), *dk = row + column_of(args, head, 1);
     float *dv = row + column_of(args, head, 2);
 
-    if (first_key(args, sample, args->T - 1) > 0 && !add) {
-        for (uint64_t token = 0; token < args->T; token++) {
-            memset(dk + token * width, 0, D * sizeof *dk);
-            memset(dv + token * width, 0, D * sizeof *dv);
-        }
+    if ((args->both || first_key(args, sample, args->T - 1) > 0) && !add) {
+        rows_zero(args, dk, 0);
+        rows_zero(args, dv, 0);
         add = true;
     }
-    for (uint64_t block = self->blocks; block-- > 0; add = true) {
+    rows_zero(args, dq, length);
+    for (uint64_t block = (length + self->rows - 1) / self->rows; block-- > 0; add = true) {
         const uint64_t first = block * self->rows;
-        const uint64_t end = first + self->rows < args->T ? first + self->rows : args->T;
-        const uint64_t from = first_key(args, sample, first), n = end - first, keys = end - from;
+        const uint64_t end = first + self->rows < length ? first + self->rows : length;
+        const uint64_t from = first_key(args, sample, first), n = end - first;
+        const uint64_t keys = end_key(args, sample, end - 1) - from;
         const uint64_t stride = row_stride(keys);
         const struct cpu_operand q = part_of(args, sample, head, 0, first, false);
         const struct cpu_operand kt = part_of(args, sample, head, 1, from, true);

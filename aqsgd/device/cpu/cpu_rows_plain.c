@@ -19,7 +19,8 @@ static void layernorm(const float *x, const float *gamma, const float *beta, uin
     const float mean = (float)(sum / (double)n);
     for (uint64_t i = 0; i < n; i++) sum2 += (double)(x[i] - mean) * (x[i] - mean);
     const float rstd = (float)(1.0 / sqrt(sum2 / (double)n + epsilon));
-    for (uint64_t i = 0; i < n; i++) cpu_store(y, type, i, (x[i] - mean) * rstd * gamma[i] + beta[i]);
+    for (uint64_t i = 0; i < n; i++)
+        cpu_store(y, type, i, (x[i] - mean) * rstd * gamma[i] + (beta ? beta[i] : 0.0f));
     *mean_out = mean;
     *rstd_out = rstd;
 }
@@ -118,12 +119,14 @@ static void gelu_exact_backward(const void *x, const void *dy, uint64_t n, enum 
 
 static float gate_of(enum aq_gate gate, float x)
 {
+    if (gate == AQ_GATE_GELU_EXACT) return x * normal_below(x);
     return gate == AQ_GATE_GELU ? gelu(x) : x / (1.0f + expf(-x));
 }
 
 static float gate_slope(enum aq_gate gate, float x)
 {
     if (gate == AQ_GATE_GELU) return gelu_slope(x);
+    if (gate == AQ_GATE_GELU_EXACT) return normal_below(x) + x * 0.3989422804014327f * expf(-0.5f * x * x);
     const float s = 1.0f / (1.0f + expf(-x));
     return s * (1.0f + x * (1.0f - s));
 }

@@ -81,7 +81,8 @@ static void layernorm(const float *x, const float *gamma, const float *beta, uin
     EACH(i, n)
     {
         const vf h = v_mul(v_sub(v_load(x + i, n - i), middle), factor);
-        v_store_as(y, type, i, v_fma(h, v_load(gamma + i, n - i), v_load(beta + i, n - i)), n - i);
+        const vf moved = beta ? v_load(beta + i, n - i) : v_set(0.0f);
+        v_store_as(y, type, i, v_fma(h, v_load(gamma + i, n - i), moved), n - i);
     }
     *mean_out = mean;
     *rstd_out = rstd;
@@ -210,15 +211,30 @@ static inline vf size_of(vf x)
 }
 
 /* x Phi(x) = max(x, 0) - |x| Phi(-|x|) */
+static inline vf gelu_normal(vf x)
+{
+    const vf size = size_of(x);
+    vf beyond;
+    (void)normal_beyond(x, size, &beyond);
+    return v_fnma(v_mul(size, v_set(0.5f)), beyond, v_max(v_set(0.0f), x));
+}
+
+/* Phi(x) + x phi(x), Phi(x) = (1 + s (1 - 2 Phi(-|x|))) / 2, s the sign of x */
+static inline vf gelu_normal_slope(vf x)
+{
+    const vf size = size_of(x), half = v_set(0.5f);
+    vf beyond;
+    const vf density = v_mul(normal_beyond(x, size, &beyond), v_set(0.3989422804014327f));
+    const vf sign = v_div(x, v_max(v_set(1e-30f), size));
+    return v_fma(x, density, v_fma(v_mul(sign, half), v_sub(v_set(1.0f), beyond), half));
+}
+
 static void gelu_exact(const void *x, uint64_t n, enum aq_element type, const float *other, void *y)
 {
     EACH(i, n)
     {
         const uint64_t left = n - i;
-        const vf value = v_load_as(x, type, i, left), size = size_of(value);
-        vf beyond;
-        (void)normal_beyond(value, size, &beyond);
-        const vf gated = v_fnma(v_mul(size, v_set(0.5f)), beyond, v_max(v_set(0.0f), value));
+        const vf gated = gelu_normal(v_load_as(x, type, i, left));
         if (other)
             v_store((float *)y + i, v_add(v_load(other + i, left), gated), left);
         else
@@ -226,18 +242,13 @@ static void gelu_exact(const void *x, uint64_t n, enum aq_element type, const fl
     }
 }
 
-/* Phi(x) = (1 + s (1 - 2 Phi(-|x|))) / 2, s the sign of x */
 static void gelu_exact_backward(const void *x, const void *dy, uint64_t n, enum aq_element type, void *dx)
 {
     EACH(i, n)
     {
         const uint64_t left = n - i;
-        const vf value = v_load_as(x, type, i, left), size = size_of(value), half = v_set(0.5f);
-        vf beyond;
-        const vf density = v_mul(normal_beyond(value, size, &beyond), v_set(0.3989422804014327f));
-        const vf sign = v_div(value, v_max(v_set(1e-30f), size));
-        const vf below = v_fma(v_mul(sign, half), v_sub(v_set(1.0f), beyond), half);
-        v_store_as(dx, type, i, v_mul(v_load_as(dy, type, i, left), v_fma(value, density, below)), left);
+        const vf slope = gelu_normal_slope(v_load_as(x, type, i, left));
+        v_store_as(dx, type, i, v_mul(v_load_as(dy, type, i, left), slope), left);
     }
 }
 
@@ -247,26 +258,36 @@ static inline vf silu_gate(vf x)
     return v_inverse(v_add(v_set(1.0f), v_exp(v_sub(v_set(0.0f), x))));
 }
 
+static inline vf gate_open(enum aq_gate gate, vf x)
+{
+    if (gate == AQ_GATE_GELU_EXACT) return gelu_normal(x);
+    return gate == AQ_GATE_GELU ? gelu(x) : v_mul(x, silu_gate(x));
+}
+
+static inline vf gate_slope(enum aq_gate gate, vf x, vf s)
+{
+    const vf one = v_set(1.0f);
+    if (gate == AQ_GATE_GELU_EXACT) return gelu_normal_slope(x);
+    return gate == AQ_GATE_GELU ? gelu_slope(x) : v_mul(s, v_fma(x, v_sub(one, s), one));
+}
+
 static void gated(enum aq_gate gate, uint64_t n, const void *g, const void *u, void *y, enum aq_element type)
 {
     EACH(i, n)
     {
         const vf x = v_load_as(g, type, i, n - i);
-        const vf open = gate == AQ_GATE_GELU ? gelu(x) : v_mul(x, silu_gate(x));
-        v_store_as(y, type, i, v_mul(open, v_load_as(u, type, i, n - i)), n - i);
+        v_store_as(y, type, i, v_mul(gate_open(gate, x), v_load_as(u, type, i, n - i)), n - i);
     }
 }
 
 static void gated_backward(enum aq_gate gate, uint64_t n, const void *g, const void *u, const void *dy, void *dg,
                            void *du, enum aq_element type)
 {
-    const vf one = v_set(1.0f);
     EACH(i, n)
     {
         const uint64_t left = n - i;
         const vf x = v_load_as(g, type, i, left), d = v_load_as(dy, type, i, left), s = silu_gate(x);
-        const vf open = gate == AQ_GATE_GELU ? gelu(x) : v_mul(x, s);
-        const vf slope = gate == AQ_GATE_GELU ? gelu_slope(x) : v_mul(s, v_fma(x, v_sub(one, s), one));
+        const vf open = gate == AQ_GATE_SILU ? v_mul(x, s) : gate_open(gate, x), slope = gate_slope(gate, x, s);
         const vf up = v_load_as(u, type, i, left);
         v_store_as(dg, type, i, v_mul(v_mul(d, up), slope), left);
         v_store_as(du, type, i, v_mul(d, open), left);

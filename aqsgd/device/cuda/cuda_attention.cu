@@ -1,5 +1,6 @@
 /*
- * cuda_attention.cu -- causal attention in tiles, by fp32 multiply-adds: any type, any D up to 512; and the launchers.
+ * cuda_attention.cu -- attention, causal or of both sides, in tiles, by fp32 multiply-adds: any type, any D up to 512;
+ * and the launchers. Rows of padding are read as zeroes.
  *
  * Forward is Dao et al. 2022 ("FlashAttention"), Algorithm 1, with the loops exchanged as in Dao 2023: a block owns a
  * tile of queries and goes over the tiles of keys, keeping for each query the largest score so far, the sum of
@@ -131,6 +132,35 @@ static __forceinline__ __device__ void gradient_store(const struct aq_cuda_atten
         tile_store<R>(tile, args.dqkv + at, stride, rows, args.D);
 }
 
+/* Tokens of a sample that are real. */
+static __forceinline__ __device__ uint64_t length_of(const struct aq_cuda_attention &args, uint64_t sample)
+{
+    return args.lengths && args.lengths[sample] < args.T ? args.lengths[sample] : args.T;
+}
+
+/*
+ * As aq_sees, of keys before `end`, and of those behind the query, too. window + ahead is below 2^32, and a key that is
+ * further away than either is further than both.
+ */
+static __forceinline__ __device__ bool sees(const struct aq_cuda_attention &args, uint64_t query, uint64_t key,
+                                            uint64_t end)
+{
+    return static_cast<unsigned>(query - key + args.ahead) < args.window + args.ahead && key < end;
+}
+
+/* The end of the keys that any query before `last`, itself among them, sees, of so many. */
+static __forceinline__ __device__ uint64_t keys_end(const struct aq_cuda_attention &args, uint64_t last, uint64_t all)
+{
+    const uint64_t end = last + args.ahead + 1;
+    return end < all ? end : all;
+}
+
+/* The first query that sees a key or one behind it. */
+static __forceinline__ __device__ uint64_t first_query_of(const struct aq_cuda_attention &args, uint64_t key)
+{
+    return key > args.ahead ? key - args.ahead : 0;
+}
+
 /* The first key that any query from this one on sees. */
 static __forceinline__ __device__ uint64_t first_key_of(const struct aq_cuda_attention &args, uint64_t sample,
                                                         uint64_t query)
@@ -169,11 +199,13 @@ static __forceinline__ __device__ float row_softmax(const struct aq_cuda_attenti
                                                     float *sum)
 {
     const unsigned x = threadIdx.x % SIDE;
-    const uint64_t begin = aq_part_begin(args, args.first_sample + blockIdx.z, query);
+    const uint64_t sample = args.first_sample + blockIdx.z, begin = aq_part_begin(args, sample, query);
+    const uint64_t length = length_of(args, sample);
     float tile_top = -INFINITY;
     for (int j = 0; j < R; j++) {
         const uint64_t key = first_key + x + SIDE * j;
-        scores[j] = aq_sees(args, query, key) && key >= begin ? scores[j] * args.scale : -INFINITY;
+        const bool seen = sees(args, query, key, length) && key >= begin;
+        scores[j] = seen ? scores[j] * args.scale : -INFINITY;
         tile_top = fmaxf(tile_top, scores[j]);
     }
     tile_top = fmaxf(side_max(tile_top), *top);
@@ -184,10 +216,9 @@ static __forceinline__ __device__ float row_softmax(const struct aq_cuda_attenti
         const uint64_t key = first_key + x + SIDE * j;
         const float weight = expf(scores[j] - base);
         tile_sum += weight;
-        const float kept =
-            args.mask.keys && aq_sees(args, query, key) && query < args.T
-                ? aq_mask_factor(args.mask, args.first_sample + blockIdx.z, aq_weight_at(args, blockIdx.y, query, key))
-                : 1.0f;
+        const float kept = args.mask.keys && sees(args, query, key, length) && query < args.T
+                               ? aq_mask_factor(args.mask, sample, aq_weight_at(args, blockIdx.y, query, key))
+                               : 1.0f;
         weights[x + SIDE * j] = weight * kept;
     }
     *sum = fmaf(*sum, factor, side_sum(tile_sum));
@@ -207,17 +238,18 @@ static __global__ void __launch_bounds__(THREADS) attention_forward(struct aq_cu
     const struct tile weights = tile_cut<R>(&memory, ROWS);
     const unsigned y = threadIdx.x / SIDE, x = threadIdx.x % SIDE, head = blockIdx.y;
     const uint64_t sample = args.first_sample + blockIdx.z, stride = aq_qkv_stride(args);
-    const uint64_t first = static_cast<uint64_t>(gridDim.x - 1 - blockIdx.x) * ROWS;
+    const uint64_t first = static_cast<uint64_t>(gridDim.x - 1 - blockIdx.x) * ROWS, length = length_of(args, sample);
     const T *qkv = static_cast<const T *>(args.qkv);
     float top[R], sum[R], factor[R], scores[R][R];
     for (int i = 0; i < R; i++) {
         top[i] = -INFINITY;
         sum[i] = 0.0f;
     }
-    tile_load<R>(q, qkv + aq_qkv_at(args, sample, head, 0, first), stride, rows_left(args.T, first), args.D);
+    tile_load<R>(q, qkv + aq_qkv_at(args, sample, head, 0, first), stride, rows_left(length, first), args.D);
     tile_zero<R>(sums, args.D);
-    for (uint64_t key = first_key_of(args, sample, first) / ROWS * ROWS; key <= first; key += ROWS) {
-        const uint64_t keys = rows_left(args.T, key);
+    const uint64_t end = keys_end(args, first + ROWS - 1, length);
+    for (uint64_t key = first_key_of(args, sample, first) / ROWS * ROWS; key < end; key += ROWS) {
+        const uint64_t keys = rows_left(length, key);
         __syncthreads();
         tile_load<R>(k, qkv + aq_qkv_at(args, sample, head, 1, key), stride, keys, args.D);
         tile_load<R>(v, qkv + aq_qkv_at(args, sample, head, 2, key), stride, keys, args.D);
@@ -232,8 +264,9 @@ static __global__ void __launch_bounds__(THREADS) attention_forward(struct aq_cu
     for (int i = 0; i < R; i++) {
         const uint64_t query = first + y + SIDE * i;
         for (unsigned d = x; d < args.D; d += SIDE)
-            sums.at[(y + SIDE * i) * sums.stride + d] *= 1.0f / sum[i];
-        if (x == 0 && query < args.T) args.lse[(sample * args.H + head) * args.T + query] = top[i] + logf(sum[i]);
+            sums.at[(y + SIDE * i) * sums.stride + d] *= query < length ? 1.0f / sum[i] : 0.0f;
+        if (x == 0 && query < args.T)
+            args.lse[(sample * args.H + head) * args.T + query] = query < length ? top[i] + logf(sum[i]) : 0.0f;
     }
     __syncthreads();
     tile_store<R>(sums, static_cast<T *>(args.out) + aq_out_at(args, sample, head, first),
@@ -268,10 +301,10 @@ static __forceinline__ __device__ void tile_slopes(const struct aq_cuda_attentio
                                                    const float (&products)[R][R], float *weights, struct tile slopes)
 {
     const unsigned y = threadIdx.x / SIDE, x = threadIdx.x % SIDE;
-    const uint64_t sample = args.first_sample + blockIdx.z;
+    const uint64_t sample = args.first_sample + blockIdx.z, length = length_of(args, sample);
     for (int i = 0; i < R; i++) {
         const uint64_t query = first + y + SIDE * i;
-        const bool there = query < args.T;
+        const bool there = query < length;
         const uint64_t begin = aq_part_begin(args, sample, query);
         const float lse = there ? args.lse[(sample * args.H + head) * args.T + query] : 0.0f;
         const float delta = there ? args.delta[(blockIdx.z * args.H + head) * args.T + query] : 0.0f;
@@ -279,7 +312,7 @@ static __forceinline__ __device__ void tile_slopes(const struct aq_cuda_attentio
             const uint64_t column = key + x + SIDE * j;
             const unsigned at = (y + SIDE * i) * slopes.stride + x + SIDE * j;
             float weight = 0.0f, kept = 1.0f;
-            if (there && aq_sees(args, query, column) && column >= begin) {
+            if (there && sees(args, query, column, length) && column >= begin) {
                 weight = expf(fmaf(scores[i][j], args.scale, -lse));
                 if (args.mask.keys) kept = aq_mask_factor(args.mask, sample, aq_weight_at(args, head, query, column));
             }
@@ -302,17 +335,18 @@ static __global__ void __launch_bounds__(THREADS) attention_backward_keys(struct
     const struct tile weights = tile_cut<R>(&memory, ROWS), slopes = tile_cut<R>(&memory, ROWS);
     const unsigned group = args.H / args.kv_heads, own = blockIdx.y * group;
     const uint64_t sample = args.first_sample + blockIdx.z, first = static_cast<uint64_t>(blockIdx.x) * ROWS;
-    const uint64_t C = static_cast<uint64_t>(args.H) * args.D, keys = rows_left(args.T, first);
+    const uint64_t C = static_cast<uint64_t>(args.H) * args.D, length = length_of(args, sample);
     const uint64_t stride = aq_qkv_stride(args);
     const T *qkv = static_cast<const T *>(args.qkv), *douts = static_cast<const T *>(args.dout);
     float scores[R][R], products[R][R];
-    tile_load<R>(k, qkv + aq_qkv_at(args, sample, own, 1, first), stride, keys, args.D);
-    tile_load<R>(v, qkv + aq_qkv_at(args, sample, own, 2, first), stride, keys, args.D);
+    tile_load<R>(k, qkv + aq_qkv_at(args, sample, own, 1, first), stride, rows_left(length, first), args.D);
+    tile_load<R>(v, qkv + aq_qkv_at(args, sample, own, 2, first), stride, rows_left(length, first), args.D);
     tile_zero<R>(dk, args.D);
     tile_zero<R>(dv, args.D);
     for (unsigned head = own; head < own + group; head++)
-        for (uint64_t query = first; query < aq_queries_end(args, first + ROWS - 1); query += ROWS) {
-            const uint64_t rows = rows_left(args.T, query);
+        for (uint64_t query = first_query_of(args, first) / ROWS * ROWS; query < aq_queries_end(args, first + ROWS - 1);
+             query += ROWS) {
+            const uint64_t rows = rows_left(length, query);
             __syncthreads();
             tile_load<R>(q, qkv + aq_qkv_at(args, sample, head, 0, query), stride, rows, args.D);
             tile_load<R>(dout, douts + aq_out_at(args, sample, head, query), C, rows, args.D);
@@ -325,8 +359,8 @@ static __global__ void __launch_bounds__(THREADS) attention_backward_keys(struct
             tile_add_transposed<R>(dk, slopes, q, args.D);
         }
     __syncthreads();
-    gradient_store<R, T>(args, dk, aq_qkv_at(args, sample, own, 1, first), keys);
-    gradient_store<R, T>(args, dv, aq_qkv_at(args, sample, own, 2, first), keys);
+    gradient_store<R, T>(args, dk, aq_qkv_at(args, sample, own, 1, first), rows_left(args.T, first));
+    gradient_store<R, T>(args, dv, aq_qkv_at(args, sample, own, 2, first), rows_left(args.T, first));
 }
 
 /* dq of a tile of queries, over the tiles of keys that it sees. */
@@ -341,8 +375,8 @@ static __global__ void __launch_bounds__(THREADS) attention_backward_queries(str
     const struct tile dq = tile_cut<R>(&memory, args.D), slopes = tile_cut<R>(&memory, ROWS);
     const unsigned head = blockIdx.y;
     const uint64_t sample = args.first_sample + blockIdx.z;
-    const uint64_t first = static_cast<uint64_t>(gridDim.x - 1 - blockIdx.x) * ROWS;
-    const uint64_t C = static_cast<uint64_t>(args.H) * args.D, rows = rows_left(args.T, first);
+    const uint64_t first = static_cast<uint64_t>(gridDim.x - 1 - blockIdx.x) * ROWS, length = length_of(args, sample);
+    const uint64_t C = static_cast<uint64_t>(args.H) * args.D, rows = rows_left(length, first);
     const uint64_t stride = aq_qkv_stride(args);
     const T *qkv = static_cast<const T *>(args.qkv), *douts = static_cast<const T *>(args.dout);
     float scores[R][R], products[R][R], factor[R];
@@ -351,8 +385,9 @@ static __global__ void __launch_bounds__(THREADS) attention_backward_queries(str
     tile_load<R>(q, qkv + aq_qkv_at(args, sample, head, 0, first), stride, rows, args.D);
     tile_load<R>(dout, douts + aq_out_at(args, sample, head, first), C, rows, args.D);
     tile_zero<R>(dq, args.D);
-    for (uint64_t key = first_key_of(args, sample, first) / ROWS * ROWS; key <= first; key += ROWS) {
-        const uint64_t keys = rows_left(args.T, key);
+    const uint64_t end = keys_end(args, first + ROWS - 1, length);
+    for (uint64_t key = first_key_of(args, sample, first) / ROWS * ROWS; key < end; key += ROWS) {
+        const uint64_t keys = rows_left(length, key);
         __syncthreads();
         tile_load<R>(k, qkv + aq_qkv_at(args, sample, head, 1, key), stride, keys, args.D);
         tile_load<R>(v, qkv + aq_qkv_at(args, sample, head, 2, key), stride, keys, args.D);
@@ -364,7 +399,7 @@ static __global__ void __launch_bounds__(THREADS) attention_backward_queries(str
         tile_add<R>(dq, factor, slopes, k, args.D);
     }
     __syncthreads();
-    gradient_store<R, T>(args, dq, aq_qkv_at(args, sample, head, 0, first), rows);
+    gradient_store<R, T>(args, dq, aq_qkv_at(args, sample, head, 0, first), rows_left(args.T, first));
 }
 
 /* ---- Launchers. */

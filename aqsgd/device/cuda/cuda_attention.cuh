@@ -17,7 +17,9 @@ struct aq_cuda_attention {
     const float *delta; /* backward: rowsum(out dout), of this launch's samples */
     float scale;
     unsigned window; /* keys that a query sees; 2^31: all up to its own */
-    const uint32_t *starts; /* (samples, T): parts of samples, or NULL; not on tensor cores */
+    const uint32_t *starts;  /* (samples, T): parts of samples, or NULL; not on tensor cores */
+    const uint32_t *lengths; /* of samples, or NULL: all T; not on tensor cores             */
+    unsigned ahead;          /* keys behind a query that it sees; causal: 0; not on tensor cores */
     struct aq_cuda_mask mask;
     uint64_t first_sample; /* of this launch */
 };
@@ -99,6 +101,8 @@ static inline struct aq_cuda_attention aq_cuda_attention_of(const struct aq_atte
     kernel.window =
         args->window && args->window < 1u << 31 ? static_cast<unsigned>(args->window) : 1u << 31;
     kernel.starts = args->starts;
+    kernel.lengths = args->lengths;
+    kernel.ahead = args->both ? kernel.window - 1 : 0;
     kernel.mask = aq_cuda_mask_of(&args->dropout);
     return kernel;
 }

@@ -208,10 +208,16 @@ enum aq_status aq_cuda_rope_backward(const struct aq_rope_backward *args, void *
 
 /* ---- Gates. */
 
+static __forceinline__ __device__ float normal_below(float x)
+{
+    return 0.5f * erfcf(-0.7071067811865476f * x);
+}
+
 /* tanh in the CPU's formula of GELU: x/2 (1 + tanh(z)), z = sqrt(2/pi) (x + 0.044715 x^3). */
 static __forceinline__ __device__ float gate_value(enum aq_gate gate, float x)
 {
     if (gate == AQ_GATE_SILU) return x / (1.0f + expf(-x));
+    if (gate == AQ_GATE_GELU_EXACT) return x * normal_below(x);
     return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
 }
 
@@ -221,6 +227,7 @@ static __forceinline__ __device__ float gate_slope(enum aq_gate gate, float x)
         const float s = 1.0f / (1.0f + expf(-x));
         return s * (1.0f + x * (1.0f - s));
     }
+    if (gate == AQ_GATE_GELU_EXACT) return normal_below(x) + x * 0.3989422804014327f * expf(-0.5f * x * x);
     const float t = tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x));
     return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.7978845608028654f * (1.0f + 0.134145f * x * x);
 }

@@ -29,7 +29,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     const unsigned lane = threadIdx.x % 32;
     if (row >= rows) return;
     x += row * C;
-    float values[W], g[W], b[W], sum = 0.0f, sum2 = 0.0f;
+    float values[W], g[W], b[W] = {}, sum = 0.0f, sum2 = 0.0f;
     for (uint64_t c = lane * W; c < C; c += 32 * W) {
         aq_load_wide(x + c, values);
         for (int i = 0; i < W; i++)
@@ -45,7 +45,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     for (uint64_t c = lane * W; c < C; c += 32 * W) {
         aq_load_wide(x + c, values);
         aq_load_wide(gamma + c, g);
-        aq_load_wide(beta + c, b);
+        if (beta) aq_load_wide(beta + c, b);
         for (int i = 0; i < W; i++)
             values[i] = fmaf((values[i] - mean) * rstd, g[i], b[i]);
         aq_store_wide(y + row * C + c, values);
@@ -66,7 +66,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     const unsigned lane = threadIdx.x % 32, columns = static_cast<unsigned>(C);
     if (row >= rows) return;
     x += row * C;
-    float kept[PIECES][4], g[4], b[4], values[4], sum = 0.0f, sum2 = 0.0f;
+    float kept[PIECES][4], g[4], b[4] = {}, values[4], sum = 0.0f, sum2 = 0.0f;
     AQ_UNROLL
     for (unsigned p = 0; p < PIECES; p++) {
         const unsigned c = (p * 32 + lane) * 4;
@@ -87,7 +87,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
         const unsigned c = (p * 32 + lane) * 4;
         if (c >= columns) continue;
         aq_load_wide(gamma + c, g);
-        aq_load_wide(beta + c, b);
+        if (beta) aq_load_wide(beta + c, b);
         for (unsigned i = 0; i < 4; i++)
             values[i] = fmaf((kept[p][i] - mean) * rstd, g[i], b[i]);
         aq_store_wide(y + row * C + c, values);
@@ -104,7 +104,7 @@ template <typename Y> static enum aq_status layernorm_typed(const struct aq_laye
     Y *y = static_cast<Y *>(args->y);
     const struct layernorm_out out = {args->mean, args->rstd};
     const bool fours = args->C % 4 == 0 && aq_fours(args->x, AQ_F32) && aq_fours(args->gamma, AQ_F32) &&
-                       aq_fours(args->beta, AQ_F32) && aq_fours(y, args->y_type);
+                       (!args->beta || aq_fours(args->beta, AQ_F32)) && aq_fours(y, args->y_type);
     if (fours && args->C <= 1024)
         return AQ_LAUNCH((layernorm_kept<Y, 8>), grid, ROW_THREADS, 0, stream, args->x, args->gamma, args->beta,
                          args->rows, args->C, args->epsilon, y, out);

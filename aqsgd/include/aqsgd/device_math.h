@@ -97,7 +97,10 @@ struct aq_matmul {
     float *sums_a, *sums_b;       /* M, N floats, or NULL                                               */
 };
 
-/* y = (x - mean) rstd gamma + beta, row by row; variance of the population, epsilon added before the root. */
+/*
+ * y = (x - mean) rstd gamma + beta, row by row; variance of the population, epsilon added before the root. beta may be
+ * NULL: 0.
+ */
 struct aq_layernorm {
     uint64_t rows, C;
     float epsilon;
@@ -183,8 +186,8 @@ struct aq_rope_backward {
     const uint32_t *starts;
 };
 
-/* What a gate does with its values: x / (1 + e^-x), or GELU as AQ_AFTER_GELU has it. */
-enum aq_gate { AQ_GATE_SILU = 0, AQ_GATE_GELU = 1 };
+/* What a gate does with its values: x / (1 + e^-x), GELU as AQ_AFTER_GELU has it, or as struct aq_gelu (below). */
+enum aq_gate { AQ_GATE_SILU = 0, AQ_GATE_GELU = 1, AQ_GATE_GELU_EXACT = 2 };
 
 /* y = gate(g) u: a row of x is F columns g, then F columns u (Shazeer 2020). */
 struct aq_gated {
@@ -217,24 +220,28 @@ static inline uint64_t aq_place_of(const uint32_t *starts, uint64_t row, uint64_
 }
 
 /*
- * Causal attention of `samples` sequences of T tokens. A row of qkv is H heads of queries, kv_heads of keys and
- * kv_heads of values, D columns each; out has H*D. H / kv_heads queries in a row share a head of keys and values.
- * lse is the log of the sum of exponentials of (sample, head, token), kept for backward; no T x T matrix outlives a
- * block of rows. Dropout on the weights: element (h * T_mask + query) * T_mask + key. T_mask >= T keeps a mask when T
- * is cut short. With a window a query sees only the last `window` keys up to its own, itself among them (Beltagy et al.
- * 2020). Scores are q . k times `scale`. Where the type has 16 bits, backward gives dqkv in them, in dqkv_rounded, if
- * that is not NULL; then dqkv is memory to work in and may hold anything afterwards.
+ * Attention of `samples` sequences of T tokens. It is causal, or `both`: every query sees the keys behind it, too, of
+ * which the first lengths[s] of a sample are real; of rows of padding out, lse and all gradients are 0, whatever stands
+ * there. A row of qkv is H heads of queries, kv_heads of keys and kv_heads of values, D columns each; out has H*D.
+ * H / kv_heads queries in a row share a head of keys and values. lse is the log of the sum of exponentials of (sample,
+ * head, token), kept for backward; no T x T matrix outlives a block of rows. Dropout on the weights: element
+ * (h * T_mask + query) * T_mask + key. T_mask >= T keeps a mask when T is cut short. With a window a query sees only
+ * the last `window` keys up to its own, itself among them (Beltagy et al. 2020); with `both` those less than `window`
+ * behind it, too. Scores are q . k times `scale`. Where the type has 16 bits, backward gives dqkv in them, in
+ * dqkv_rounded, if that is not NULL; then dqkv is memory to work in and may hold anything afterwards.
  */
 struct aq_attention {
     uint64_t samples, T, H, kv_heads, D, T_mask;
     uint64_t window;      /* 0: none */
+    bool both;
     float scale;          /* 0: 1 / sqrt(D) */
     enum aq_element type; /* of qkv, out and dout, and of the products; dqkv is fp32 always */
     const void *qkv;
     void *out;
     float *lse;
     struct aq_dropout dropout;
-    const uint32_t *starts; /* or NULL: see above */
+    const uint32_t *starts;  /* or NULL: see above; not with `both`            */
+    const uint32_t *lengths; /* of each sample, 1 to T, with `both`; NULL: all T */
     const void *dout; /* backward only, as dqkv */
     float *dqkv;
     uint16_t *dqkv_rounded;

@@ -109,8 +109,10 @@ struct aq_model_config {
     float rope_local;      /* as rope_theta, of blocks with a window; 0: rope_theta                          */
     uint32_t window;       /* tokens that a query sees in blocks that have a window; 0: none has             */
     uint32_t window_every; /* of so many blocks the last has none; 0: all have                               */
+    bool window_first;     /* the first has none, not the last                                               */
     uint32_t window_from;  /* blocks before this one have none                                               */
     uint32_t query_scale;  /* scores are divided by its root; 0: the head's channels                         */
+    bool pool_mean;        /* an encoder's classifier reads the mean of all real tokens, not the first token  */
     uint32_t own[AQ_MODEL_OWN_MAX]; /* of models that none of these serves                    */
 };
 
