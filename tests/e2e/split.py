@@ -1,13 +1,12 @@
 """Split learning: a server, clients that dial it, turns; what is equal to what, and what a client cannot do."""
+import atexit
 import json
 import random
-import shutil
 import subprocess
-import sys
 import time
 
 import jobs
-from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers, raw, weights
+from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers, raw
 from kit import ROOT
 
 CODED = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.backward.codec": "directq", "edges.backward.bits": 8}
@@ -44,6 +43,17 @@ def split(name, rounds=3, epochs=2, clients=1, **changes):
     return job(name, **keys)
 
 
+STARTED = []
+
+
+@atexit.register
+def end_all():
+    """A failed check leaves none of them."""
+    for process in STARTED:
+        if process.poll() is None:
+            process.kill()
+
+
 class Server:
     """A split-server of that manifest; `port` once it listens."""
 
@@ -53,6 +63,7 @@ class Server:
         port_file.unlink(missing_ok=True)
         self.process = subprocess.Popen([jobs.BIN / "aqpipe", "split-server", path, "--port-file", port_file, *arguments],
                                         stderr=self.log.open("a"), stdin=subprocess.DEVNULL)
+        STARTED.append(self.process)
         deadline = time.time() + jobs.PATIENCE
         while not port_file.exists() or not port_file.read_text().strip():
             check(time.time() < deadline and self.process.poll() is None, f"no port: {self.log.read_text()}")
@@ -80,6 +91,7 @@ class Client:
                    "--set", f"split.server='127.0.0.1:{server.port}'", "--set", f"security.keys={ROOT}/{keys or 'keys-' + name}",
                    "--set", f"output.path={folder or ROOT / (server.path.stem + '-' + name)}", "--patience", "20", *arguments]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
+        STARTED.append(self.process)
 
     def end(self, want=0):
         _, said = self.process.communicate(timeout=jobs.PATIENCE)
@@ -128,13 +140,6 @@ def tensors(path):
             for name, about in head.items() if name != "__metadata__"}
 
 
-def same_messages(server, name, step):
-    """Both ends' messages of a client, sample by sample, are the same: what the digest of `aqpipe cache verify` says."""
-    ours, theirs = [json.loads(aqpipe("cache", "verify", folder, "--json").stdout)
-                    for folder in (ROOT / server / "clients" / name, ROOT / f"{server}-{name}" / "run")]
-    return ours, theirs
-
-
 def scenario_split():
     """One client is the unsplit run bit for bit; with AQ-SGD it is the run of three stages; two clients take turns."""
     begin("a", "b")
@@ -165,3 +170,95 @@ def scenario_split():
           "who joins first changes the run")
     check(again.text().count(" trains steps ") == 6, again.text())
     no_workers("split")
+
+
+def scenario_split_leaves():
+    """Clients and servers that are killed: what was trained stands, and where all take part the run is the undisturbed one."""
+    begin("a", "b")
+    slow = {**CODED, "link.rate_mbps": 3, "split.wait": "60s", "checkpoint.every": "2 steps"}
+    whole(split("whole", rounds=2, clients=2, **slow), "a", "b")
+    wanted = {name: [line["loss"] for line in of_client("whole", name)] for name in ("a", "b")}
+
+    server = Server(split("killed", rounds=2, clients=2, **slow))
+    clients = {name: Client(server, name) for name in ("a", "b")}
+    for name, step in (("b", 3), ("a", 3)):  # b has the first turn: each is killed in its first, after a checkpoint
+        await_step(server, name, step)
+        clients[name].kill()
+        clients[name] = Client(server, name)
+    await_step(server, "a", 8)
+    server.process.kill()
+    server.process.wait()
+    again = Server(server.path, "--set", f"split.server='127.0.0.1:{server.port}'")
+    for client in clients.values():
+        client.end()
+    again.end()
+    for name, losses_of in wanted.items():
+        check([line["loss"] for line in of_client("killed", name)] == losses_of, f"{name}: not the run that would have been")
+
+    # One that does not come back costs its turn's rest alone.
+    server = Server(split("lost", rounds=2, clients=2, **{**slow, "split.wait": "1s"}))
+    clients = {name: Client(server, name) for name in ("a", "b")}
+    await_step(server, "a", 3)
+    clients["a"].kill()
+    clients["b"].end()
+    server.end()
+    said = {line["name"]: line for line in report("lost")["clients"]}
+    check((said["b"]["turns"], said["b"]["missed"]) == (2, 0), f"{said}: {server.text()}")
+    check((said["a"]["turns"], said["a"]["missed"]) == (0, 2) and said["a"]["late"] == 2, f"{said}: {server.text()}")
+    no_workers("split_leaves")
+
+
+def await_step(server, name, step):
+    path, deadline = ROOT / server.path.stem / "clients" / name / "metrics.jsonl", time.time() + jobs.PATIENCE
+    while not path.exists() or f'"step":{step},' not in path.read_text().replace(" ", ""):
+        check(time.time() < deadline and server.process.poll() is None, f"no step {step} of {name}: {server.text()[-3000:]}")
+        time.sleep(0.01)
+
+
+def scenario_split_refused():
+    """Strangers, other plans, other data, bad files, expired and revoked certificates: one line at both ends, and the others go on."""
+    begin("a", "b", "c")
+    records("c", 45, 9)
+    server = Server(split("doors", rounds=3, **{**CODED, "split.clients": 2, "split.wait": "1s", "link.rate_mbps": 3}))
+
+    def refused(what, ends, at_server, want=1, **options):
+        client = Client(server, **options)
+        said = client.end(want)
+        check(ends in said, f"{what}: the client says {said}")
+        if at_server:
+            check(at_server in server.text(), f"{what}: the server says {server.text()}")
+
+    refused("another codec", "edges.list.0.forward.bits: 4 there, 2 here", "c (127.0.0.1:", name="c",
+            path=job("other", **{**CODED, "split.clients": 2, "pipeline.stages": STAGES, "split.rounds": 3, "split.epochs": 2,
+                                 "security.keys": "x", "edges.forward.bits": 2}))
+    refused("another cut", "pipeline.stages.0.layers", "has another plan", name="c",
+            path=job("cut", **{**CODED, "split.clients": 2, "split.rounds": 3, "split.epochs": 2, "security.keys": "x",
+                               "pipeline.stages": STAGES.replace("0-1", "0-2").replace("2-11", "3-11")}))
+    (ROOT / "c.bin").write_bytes((ROOT / "c.bin").read_bytes()[:-7])
+    refused("images of the wrong size", "c.bin", None, name="c")
+    broken = bytearray(records("c", 45, 9).read_bytes())
+    broken[3073] = 77
+    (ROOT / "c.bin").write_bytes(broken)
+    refused("a label out of range", "label", None, name="c")
+    records("c", 45, 9)
+    aqpipe("keys", "init", ROOT / "others", "--job", "split", "--stages", 3)
+    aqpipe("keys", "enroll", ROOT / "others", "--site", "c", "--out", ROOT / "keys-others")
+    refused("another authority's", "split", None, name="c", keys="keys-others")
+    check(aqpipe("keys", "revoke", ROOT / "keys", "site-c").returncode == 0, "revoke")
+    done = Client(server, "c", "--patience", "1")
+    _, said = done.process.communicate(timeout=jobs.PATIENCE)
+    check(done.process.returncode == 1, f"a revoked client ended with {done.process.returncode}: {said}")
+    check("joined" not in said, said)
+    launched = aqpipe("launch", server.path)
+    check(launched.returncode == 2 and "split-server" in launched.stderr, launched.stderr)
+
+    clients = {name: Client(server, name) for name in ("a", "b")}
+    await_step(server, "a", 2)  # revoked in mid-run: it is gone within seconds, and b goes on
+    check(aqpipe("keys", "revoke", ROOT / "keys", "site-a").returncode == 0, "revoke a")
+    clients["b"].end()
+    server.end()
+    said = clients["a"].end(1)
+    check("its certificate is no longer good" in server.text() or "revoked" in server.text(), server.text())
+    lines = {line["name"]: line for line in report("doors")["clients"]}
+    check(lines["b"]["turns"] == 3 and lines["a"]["turns"] < 3, f"{lines}: {said}")
+    no_workers("split_refused")
