@@ -196,19 +196,21 @@ static int in_order(const void *a, const void *b)
     return strcmp(a, b);
 }
 
-enum aq_status aq_tls_hosts(const char *folder, struct aq_tls_hosts *out)
+/* The NAMEs of <begin>NAME.pem. */
+static enum aq_status names_in(const char *folder, const char *begin, struct aq_tls_hosts *out)
 {
-    static const char BEGIN[] = "daemon-", END[] = ".pem";
+    static const char END[] = ".pem";
+    const size_t before = strlen(begin);
     struct aq_tls_hosts hosts = {0};
     char host[AQ_TLS_HOST_BYTES];
     DIR *entries = opendir(folder);
     if (!entries) return aq_fail_errno(AREA, "cannot read the folder of keys %s", folder);
     for (const struct dirent *entry; (entry = readdir(entries)) && hosts.count < AQ_TLS_HOSTS_MAX;) {
-        const size_t edges = sizeof BEGIN - 1 + sizeof END - 1, bytes = strlen(entry->d_name);
-        if (bytes <= edges || bytes - edges >= sizeof host || strncmp(entry->d_name, BEGIN, sizeof BEGIN - 1) != 0 ||
+        const size_t edges = before + sizeof END - 1, bytes = strlen(entry->d_name);
+        if (bytes <= edges || bytes - edges >= sizeof host || strncmp(entry->d_name, begin, before) != 0 ||
             strcmp(entry->d_name + bytes - (sizeof END - 1), END) != 0)
             continue;
-        memcpy(host, entry->d_name + sizeof BEGIN - 1, bytes - edges);
+        memcpy(host, entry->d_name + before, bytes - edges);
         host[bytes - edges] = 0;
         if (aq_tls_host_good(host)) memcpy(hosts.of[hosts.count++], host, sizeof host);
     }
@@ -216,6 +218,16 @@ enum aq_status aq_tls_hosts(const char *folder, struct aq_tls_hosts *out)
     qsort(hosts.of, hosts.count, sizeof *hosts.of, in_order);
     *out = hosts;
     return AQ_OK;
+}
+
+enum aq_status aq_tls_hosts(const char *folder, struct aq_tls_hosts *out)
+{
+    return names_in(folder, "daemon-", out);
+}
+
+enum aq_status aq_tls_sites(const char *folder, struct aq_tls_hosts *out)
+{
+    return names_in(folder, "site-", out);
 }
 
 /* ---- the identity of this process ---- */
@@ -368,6 +380,15 @@ enum aq_status aq_tls_open_daemon(const char *folder, const char *host, const ch
     if (!host)
         return aq_fail(AQ_NOTFOUND, AREA, "there is no daemon-HOST.pem in %s (aqpipe keys add-host makes it)", folder);
     memcpy(want.host, host, strlen(host) + 1);
+    return open_name(folder, &want, out);
+}
+
+enum aq_status aq_tls_open_site(const char *folder, const char *site, struct aq_tls **out)
+{
+    struct aq_tls_name want = {.role = AQ_TLS_SITE};
+    if (!aq_tls_host_good(site))
+        return aq_fail(AQ_INVAL, AREA, "'%.80s' is no name of a site: 1 to 63 of a-z 0-9 . _ - :", site);
+    memcpy(want.host, site, strlen(site) + 1);
     return open_name(folder, &want, out);
 }
 

@@ -2,8 +2,8 @@
  * tls_make.c -- making a job's authority and the certificates that it signs: EC P-256, X.509 version 3.
  *
  * A certificate says what tls_name.c reads: one URI, and what its holder may be in TLS: a stage both client and server,
- * a launcher a client, a daemon a server. Files are written aside and renamed, private ones with mode 600 from their
- * first byte on.
+ * a launcher a client (the door of a split-server shows it as a server's), a daemon a server, a site a client. Files
+ * are written aside and renamed, private ones with mode 600 from their first byte on.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -49,12 +49,14 @@ static bool set_serial(X509 *certificate)
 static bool set_subject(X509 *certificate, const struct aq_tls_name *name)
 {
     char common[64]; /* X.509 has no longer ones: a long name of a host is cut */
-    static const char *const roles[] = {"authority", "stage", "launcher", "daemon"};
+    static const char *const roles[] = {"authority", "stage", "launcher", "daemon", "site"};
     X509_NAME *subject = X509_get_subject_name(certificate);
     if (name->role == AQ_TLS_STAGE)
         snprintf(common, sizeof common, "stage %u", name->stage);
     else if (name->role == AQ_TLS_DAEMON)
         snprintf(common, sizeof common, "daemon %.56s", name->host);
+    else if (name->role == AQ_TLS_SITE)
+        snprintf(common, sizeof common, "site %.56s", name->host);
     else
         snprintf(common, sizeof common, "%s", roles[name->role]);
     return X509_NAME_add_entry_by_txt(subject, "O", MBSTRING_ASC, (const unsigned char *)name->job, -1, -1, 0) == 1 &&
@@ -65,7 +67,8 @@ static bool set_subject(X509 *certificate, const struct aq_tls_name *name)
 static enum aq_status certify(const struct aq_tls_name *name, EVP_PKEY *key, X509 *issuer, EVP_PKEY *issuer_key,
                               const int64_t span[2], X509 **out)
 {
-    static const char *const uses[] = {NULL, "clientAuth,serverAuth", "clientAuth", "serverAuth"};
+    static const char *const uses[] = {NULL, "clientAuth,serverAuth", "clientAuth,serverAuth", "serverAuth",
+                                       "clientAuth"};
     char uri[AQ_TLS_URI_BYTES], alternative[AQ_TLS_URI_BYTES + 8];
     const bool authority = name->role == AQ_TLS_AUTHORITY;
     X509 *made = X509_new();
@@ -202,13 +205,22 @@ enum aq_status aq_tls_make(const char *folder, enum aq_tls_role role, uint32_t s
     return make(folder, &name, span);
 }
 
-enum aq_status aq_tls_make_daemon(const char *folder, const char *host, int64_t from, int64_t until)
+static enum aq_status make_named(const char *folder, enum aq_tls_role role, const char *host, const int64_t span[2])
 {
-    struct aq_tls_name name = {.role = AQ_TLS_DAEMON};
-    const int64_t span[2] = {from, until};
+    struct aq_tls_name name = {.role = role};
     if (!aq_tls_host_good(host))
-        return aq_fail(AQ_INVAL, AREA,
-                       "'%.80s' is no name of a host for certificates: 1 to 63 of a-z 0-9 . _ - :", host);
+        return aq_fail(AQ_INVAL, AREA, "'%.80s' is no name of a %s for certificates: 1 to 63 of a-z 0-9 . _ - :", host,
+                       role == AQ_TLS_SITE ? "site" : "host");
     memcpy(name.host, host, strlen(host));
     return make(folder, &name, span);
+}
+
+enum aq_status aq_tls_make_daemon(const char *folder, const char *host, int64_t from, int64_t until)
+{
+    return make_named(folder, AQ_TLS_DAEMON, host, (const int64_t[2]){from, until});
+}
+
+enum aq_status aq_tls_make_site(const char *folder, const char *site, int64_t from, int64_t until)
+{
+    return make_named(folder, AQ_TLS_SITE, site, (const int64_t[2]){from, until});
 }

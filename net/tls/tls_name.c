@@ -1,5 +1,6 @@
 /*
- * tls_name.c -- the names in certificates: aqpipe://JOB/stage/3, aqpipe://JOB/launcher, aqpipe://JOB/daemon/HOST.
+ * tls_name.c -- the names in certificates: aqpipe://JOB/stage/3, aqpipe://JOB/launcher, aqpipe://JOB/daemon/HOST,
+ * aqpipe://JOB/site/NAME.
  *
  * Read to the letter: a name that could be written in two ways would be two names to somebody.
  */
@@ -28,7 +29,7 @@ bool aq_tls_host_good(const char *host)
 
 const char *aq_tls_uri(const struct aq_tls_name *name, char out[AQ_TLS_URI_BYTES])
 {
-    static const char *const roles[] = {"", "/stage/", "/launcher", "/daemon"};
+    static const char *const roles[] = {"", "/stage/", "/launcher", "/daemon", "/site/"};
     char stage[AQ_TLS_HOST_BYTES + 8] = "";
     if (name->role == AQ_TLS_STAGE && name->stage == AQ_TLS_ANY_STAGE)
         snprintf(stage, sizeof stage, "(any)");
@@ -38,6 +39,8 @@ const char *aq_tls_uri(const struct aq_tls_name *name, char out[AQ_TLS_URI_BYTES
         snprintf(stage, sizeof stage, "%u", name->stage);
     else if (name->role == AQ_TLS_DAEMON && name->host[0])
         snprintf(stage, sizeof stage, "/%s", name->host);
+    else if (name->role == AQ_TLS_SITE)
+        snprintf(stage, sizeof stage, "%s", name->host[0] ? name->host : "(any)");
     snprintf(out, AQ_TLS_URI_BYTES, "%s%s%s%s", SCHEME, name->job, roles[name->role], stage);
     return out;
 }
@@ -62,12 +65,15 @@ bool aq_tls_uri_read(const char *text, size_t bytes, struct aq_tls_name *out)
         name.role = AQ_TLS_DAEMON;
     else if (strncmp(slash, "/daemon/", 8) == 0 && aq_tls_host_good(slash + 8))
         name.role = AQ_TLS_DAEMON;
+    else if (strncmp(slash, "/site/", 6) == 0 && aq_tls_host_good(slash + 6))
+        name.role = AQ_TLS_SITE;
     else if (strncmp(slash, "/stage/", 7) == 0 && strspn(slash + 7, "0123456789") == strlen(slash + 7) &&
              strlen(slash + 7) < 7 && sscanf(slash + 7, "%6u", &name.stage) == 1)
         name.role = AQ_TLS_STAGE;
     else
         return false;
     if (name.role == AQ_TLS_DAEMON && slash[7]) memcpy(name.host, slash + 8, strlen(slash + 8));
+    if (name.role == AQ_TLS_SITE) memcpy(name.host, slash + 6, strlen(slash + 6));
     /* Written again it must be the same: no "stage/03". */
     if (!aq_tls_job_good(name.job) || strlen(aq_tls_uri(&name, again)) != bytes || memcmp(again, text, bytes) != 0)
         return false;
@@ -81,6 +87,8 @@ const char *aq_tls_file(const struct aq_tls_name *name, char out[AQ_TLS_FILE_BYT
         snprintf(out, AQ_TLS_FILE_BYTES, "stage-%u.pem", name->stage);
     else if (name->role == AQ_TLS_DAEMON)
         snprintf(out, AQ_TLS_FILE_BYTES, "daemon%s%s.pem", name->host[0] ? "-" : "", name->host);
+    else if (name->role == AQ_TLS_SITE)
+        snprintf(out, AQ_TLS_FILE_BYTES, "site-%s.pem", name->host);
     else
         snprintf(out, AQ_TLS_FILE_BYTES, "%s.pem", name->role == AQ_TLS_LAUNCHER ? "launcher" : "authority");
     return out;

@@ -61,6 +61,7 @@ static void expected(const struct aq_tls_session *s, char out[AQ_TLS_URI_BYTES +
 static bool is_expected(const struct aq_tls_session *s, const struct aq_tls_name *name)
 {
     if (strcmp(name->job, s->expect.job) != 0 || name->role != s->expect.role) return false;
+    if (name->role == AQ_TLS_SITE) return !s->expect.host[0] || strcmp(name->host, s->expect.host) == 0;
     if (name->role == AQ_TLS_DAEMON) return name->host[0] && strcmp(name->host, s->expect.host) == 0;
     return name->role != AQ_TLS_STAGE || s->expect.stage == AQ_TLS_ANY_STAGE || name->stage == s->expect.stage ||
            (s->expect.either && name->stage == s->expect.or_stage);

@@ -3,6 +3,7 @@
  *
  *     tls+tcp://host:port?peer=2         the other end must be stage 2 of this job; without peer: any stage of it
  *     tls+tcp://host:port?peer=1&or=3    stage 1 or stage 3
+ *     tls+tcp://host:port?site=ward-7    the site of split learning of that name, which holds several stages
  *
  * A socket below goes to OpenSSL itself, so that the kernel may do the sealing; anything else is read and written
  * through its own calls. The certificates shake hands in the first reads and writes. Pacing is the stream's below.
@@ -33,10 +34,31 @@ static enum aq_status begin(struct tls_stream *tls)
     return aq_tls_session_open(tls->tls, fd, tls->server, &tls->expect, below->name, &tls->session);
 }
 
+/* The name of a site in the address; "": it names none. */
+static enum aq_status expected_site(const struct aq_address *address, char out[AQ_TLS_HOST_BYTES])
+{
+    static const char KEY[] = "site=";
+    out[0] = 0;
+    for (const char *at = address->query; at && *at; at = strchr(at, '&') ? strchr(at, '&') + 1 : NULL) {
+        if (strncmp(at, KEY, sizeof KEY - 1) != 0) continue;
+        at += sizeof KEY - 1;
+        const size_t bytes = strcspn(at, "&");
+        if (bytes < AQ_TLS_HOST_BYTES) {
+            memcpy(out, at, bytes);
+            out[bytes] = 0;
+        }
+        if (!aq_tls_host_good(out))
+            return aq_fail(AQ_INVAL, "net", "address '%s': 'site' wants the name of a site", address->whole);
+        return AQ_OK;
+    }
+    return AQ_OK;
+}
+
 enum aq_status aq_tls_wrap(const struct aq_address *address, struct aq_tls *tls, bool server,
                            struct aq_byte_stream *below, struct aq_byte_stream **out)
 {
     double peer, other;
+    char site[AQ_TLS_HOST_BYTES];
     void *memory;
     if (!tls)
         return aq_fail(AQ_INVAL, "net", "address '%s': tls+ wants keys (security.keys; aqpipe keys init makes them)",
@@ -46,6 +68,7 @@ enum aq_status aq_tls_wrap(const struct aq_address *address, struct aq_tls *tls,
     if (peer != floor(peer) || peer >= AQ_TLS_ANY_STAGE || other != floor(other) || other >= AQ_TLS_ANY_STAGE ||
         (peer < 0 && other >= 0))
         return aq_fail(AQ_INVAL, "net", "address '%s': 'peer' and 'or' want numbers of stages", address->whole);
+    AQ_TRY(expected_site(address, site));
     AQ_TRY(aq_alloc(sizeof(struct tls_stream), &memory));
     struct tls_stream *made = memory;
     made->stream.ops = &TLS_OPS;
@@ -53,7 +76,8 @@ enum aq_status aq_tls_wrap(const struct aq_address *address, struct aq_tls *tls,
     memcpy(made->stream.name, below->name, sizeof made->stream.name);
     made->tls = tls;
     made->server = server;
-    made->expect.role = AQ_TLS_STAGE;
+    made->expect.role = site[0] ? AQ_TLS_SITE : AQ_TLS_STAGE;
+    memcpy(made->expect.host, site, sizeof site);
     made->expect.stage = peer < 0 ? AQ_TLS_ANY_STAGE : (uint32_t)peer;
     made->expect.or_stage = peer < 0 ? 0 : (uint32_t)other;
     made->expect.either = peer >= 0 && other != peer;
@@ -161,7 +185,8 @@ bool aq_byte_stream_proves(const struct aq_byte_stream *stream, uint32_t rank)
     const struct tls_stream *tls = find(stream);
     if (!tls) return true;
     const struct aq_tls_name *peer = tls->session ? aq_tls_session_peer(tls->session) : NULL;
-    return peer && peer->role == AQ_TLS_STAGE && peer->stage == rank;
+    /* A site holds several stages; whose it is was decided by what the address expects. */
+    return peer && (peer->role == AQ_TLS_SITE || (peer->role == AQ_TLS_STAGE && peer->stage == rank));
 }
 
 bool aq_byte_stream_proved(const struct aq_byte_stream *stream)

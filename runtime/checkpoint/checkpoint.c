@@ -342,9 +342,20 @@ static enum aq_status headers_check(const struct aq_checkpoint *c, const struct 
     return aq_checkpoint_frozen_check(c, weights, path);
 }
 
+/* Values that somebody else made: none may be NaN or infinite, or training would end with its first step. */
+static enum aq_status check_finite(const char *path, const char *name, const float *values, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++)
+        if (!isfinite(values[i]))
+            return aq_fail(AQ_CORRUPT, "checkpoint", "%s: %s: value %" PRIu64 " of %" PRIu64 " is %s", path, name, i,
+                           count, isnan(values[i]) ? "NaN" : "infinite");
+    return AQ_OK;
+}
+
 /* One tensor of the file into device memory, chained into *digest. */
 static enum aq_status tensor_load(const struct aq_checkpoint *c, const struct aq_weights *weights, const char *path,
-                                  const char *name, float *to, uint64_t count, float *staging, uint64_t *digest)
+                                  const char *name, float *to, uint64_t count, float *staging, uint64_t *digest,
+                                  bool others)
 {
     uint32_t index;
     struct aq_weights_info info;
@@ -355,13 +366,15 @@ static enum aq_status tensor_load(const struct aq_checkpoint *c, const struct aq
         return aq_fail(AQ_MISMATCH, "checkpoint", "%s: %s has %" PRIu64 " values, this stage needs %" PRIu64, path,
                        name, info.count, count);
     AQ_TRY(aq_weights_read(weights, index, false, staging, count));
+    if (others) AQ_TRY(check_finite(path, name, staging, count));
     if (digest) *digest = aq_digest_seeded(staging, count * sizeof(float), *digest);
     AQ_TRY(aq_device_copy(c->device, to, staging, count * sizeof(float), NULL));
     return aq_device_stream_sync(c->device, NULL);
 }
 
+/* others: it is another's file (aq_checkpoint_adopt). */
 static enum aq_status load_all(const struct aq_checkpoint *c, const struct aq_weights *weights, const char *path,
-                               float *staging)
+                               float *staging, bool others)
 {
     uint64_t digest = 0;
     char text[NAME_BYTES];
@@ -369,22 +382,23 @@ static enum aq_status load_all(const struct aq_checkpoint *c, const struct aq_we
         struct aq_tensor_info info;
         aq_stage_saved(c->stage, i, &info);
         AQ_TRY(tensor_load(c, weights, path, info.name, aq_stage_parameters(c->stage) + info.offset, info.count,
-                           staging, &digest));
+                           staging, &digest, others));
     }
     for (uint32_t i = 0; c->optimizer && i < aq_optimizer_state_count(c->optimizer); i++) {
         struct aq_optimizer_state_info state;
         aq_optimizer_state_info(c->optimizer, i, &state);
         if (state.count == 0) continue;
         snprintf(text, sizeof text, "optimizer.%s", state.name);
-        AQ_TRY(tensor_load(c, weights, path, text, aq_optimizer_state(c->optimizer, i), state.count, staging, &digest));
+        AQ_TRY(tensor_load(c, weights, path, text, aq_optimizer_state(c->optimizer, i), state.count, staging, &digest,
+                           others));
     }
     if (aq_stage_previous(c->stage))
         AQ_TRY(tensor_load(c, weights, path, PREVIOUS, aq_stage_previous(c->stage), aq_stage_parameter_count(c->stage),
-                           staging, &digest));
+                           staging, &digest, others));
     const uint32_t scale = aq_checkpoint_scale_floats(c);
-    if (scale) AQ_TRY(tensor_load(c, weights, path, LOSS_SCALE, c->loss_scale, scale, staging, &digest));
+    if (scale) AQ_TRY(tensor_load(c, weights, path, LOSS_SCALE, c->loss_scale, scale, staging, &digest, others));
     if (scale) AQ_TRY(aq_loss_scale_check(c->loss_scale, scale));
-    if (c->guard) AQ_TRY(tensor_load(c, weights, path, GUARD, c->guard, AQ_EDGE_GUARD_STATE, staging, &digest));
+    if (c->guard) AQ_TRY(tensor_load(c, weights, path, GUARD, c->guard, AQ_EDGE_GUARD_STATE, staging, &digest, others));
     if (c->guard) AQ_TRY(aq_edge_guard_check(c->guard));
     snprintf(text, sizeof text, "%016" PRIx64, digest);
     const char *have = aq_weights_metadata(weights, "digest");
@@ -406,7 +420,7 @@ enum aq_status aq_checkpoint_read(const struct aq_checkpoint *c, uint64_t step)
     AQ_TRY_GOTO(headers_check(c, weights, path, step), out);
     device_compare(c, weights, path);
     AQ_TRY_GOTO(aq_map(bytes, &staging), out);
-    AQ_TRY_GOTO(load_all(c, weights, path, staging), out);
+    AQ_TRY_GOTO(load_all(c, weights, path, staging, false), out);
     if (aq_stage_previous(c->stage)) AQ_TRY_GOTO(aq_stage_previous_changed(c->stage, NULL), out);
     status = aq_stage_parameters_changed(c->stage, NULL);
 out:
@@ -415,14 +429,27 @@ out:
     return status;
 }
 
-/* Values that somebody else made: none may be NaN or infinite, or training would end with its first step. */
-static enum aq_status check_finite(const char *path, const char *name, const float *values, uint64_t count)
+enum aq_status aq_checkpoint_adopt(const struct aq_checkpoint *c, const char *from)
 {
-    for (uint64_t i = 0; i < count; i++)
-        if (!isfinite(values[i]))
-            return aq_fail(AQ_CORRUPT, "checkpoint", "%s: %s: value %" PRIu64 " of %" PRIu64 " is %s", path, name, i,
-                           count, isnan(values[i]) ? "NaN" : "infinite");
-    return AQ_OK;
+    char name[NAME_BYTES], text[24], path[PATH_BYTES];
+    struct aq_weights *weights = NULL;
+    void *staging = NULL;
+    const uint64_t bytes = longest_bytes(c);
+    enum aq_status status;
+    snprintf(name, sizeof name, "stage-%u.safetensors", c->rank);
+    if (snprintf(path, sizeof path, "%s/%s", from, name) >= PATH_BYTES)
+        return aq_fail(AQ_INVAL, "checkpoint", "the path %s/... is too long", from);
+    AQ_TRY_GOTO(aq_weights_open_in(from, name, &weights), out);
+    snprintf(text, sizeof text, "%u", c->rank);
+    AQ_TRY_GOTO(metadata_check(weights, path, "format", "aqpipe checkpoint 1"), out);
+    AQ_TRY_GOTO(metadata_check(weights, path, "stage", text), out);
+    AQ_TRY_GOTO(aq_map(bytes, &staging), out);
+    AQ_TRY_GOTO(load_all(c, weights, path, staging, true), out);
+    status = aq_stage_parameters_changed(c->stage, NULL);
+out:
+    aq_unmap(staging, bytes);
+    aq_weights_close(weights);
+    return status;
 }
 
 /* One tensor of a published file into the stage. */

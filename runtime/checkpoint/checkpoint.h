@@ -47,9 +47,9 @@ struct aq_checkpoint {
     struct aq_optimizer *optimizer; /* NULL: weights only */
     float *loss_scale;              /* aq_checkpoint_scale_floats of host memory; NULL: it does not move */
     bool stale;                     /* train.staleness: the next step's loss scale is kept, too            */
-    float *guard; /* AQ_EDGE_GUARD_STATE of host memory: the cut's behind this stage; NULL: it has no guard */
-    uint64_t frozen_digest;         /* of the stage's frozen tensors; 0: it has none                     */
-    float pending;                  /* aq_optimizer_config_pending: what residuals move the weights by   */
+    float *guard;           /* AQ_EDGE_GUARD_STATE of host memory: the cut's behind this stage; NULL: it has no guard */
+    uint64_t frozen_digest; /* of the stage's frozen tensors; 0: it has none                     */
+    float pending;          /* aq_optimizer_config_pending: what residuals move the weights by   */
 };
 
 /* Floats of the loss scale's state in a checkpoint; 0: it does not move. */
@@ -78,6 +78,14 @@ void aq_checkpoint_file_close(struct aq_checkpoint_file *file); /* NULL is fine 
  * Read it back. AQ_NOTFOUND; AQ_CORRUPT: structure or digest; AQ_MISMATCH: of another plan, stage or step (names both).
  */
 enum aq_status aq_checkpoint_read(const struct aq_checkpoint *checkpoint, uint64_t step);
+
+/*
+ * Take over the weights, statistics and optimizer state of <from>/stage-<rank>.safetensors, which another run of the
+ * same stages wrote at whatever step: split learning goes from client to client so. It was made by others: each value
+ * is looked at. AQ_NOTFOUND, AQ_CORRUPT (structure, digest, a value that is not finite), AQ_MISMATCH (another stage, or
+ * tensors of other sizes).
+ */
+enum aq_status aq_checkpoint_adopt(const struct aq_checkpoint *checkpoint, const char *from);
 
 /* Of the file of a rank, into path (4096 bytes). AQ_INVAL: too long. */
 enum aq_status aq_checkpoint_path(const char *folder, uint64_t step, uint32_t rank, char *path);
@@ -129,10 +137,10 @@ struct aq_join {
     const struct aq_lora_config *lora; /* of the run                                                      */
     const char *adapter_folder;        /* adapters are written there too, as PEFT has them; NULL: nowhere */
     const char *base;                  /* what the model began as, for that folder; or NULL               */
-    const char *folder;          /* that model.safetensors, or its shards and their index, is written to */
-    const char *type;            /* of the values there: "F32", "BF16", "F16"                            */
-    uint64_t file_bytes_max;     /* of tensors in one file; 0: no limit                                  */
-    const char *const *metadata; /* as aq_weights_write                                                  */
+    const char *folder;                /* that model.safetensors, or its shards and their index, is written to */
+    const char *type;                  /* of the values there: "F32", "BF16", "F16"                            */
+    uint64_t file_bytes_max;           /* of tensors in one file; 0: no limit                                  */
+    const char *const *metadata;       /* as aq_weights_write                                                  */
     void (*progress)(void *context, uint64_t done, uint64_t total); /* bytes; or NULL                    */
     void *context;
 };

@@ -22,7 +22,7 @@ static const int64_t day_s = 86400;
 enum { AUTHORITY_DAYS = 3650, DAYS_DEFAULT = 365, SOON_DAYS = 14 };
 
 struct asked {
-    const char *job, *folder, *stages, *hosts, *host;
+    const char *job, *folder, *stages, *hosts, *host, *site, *out;
     const char *const *rest; /* behind the folder */
     uint32_t rest_count;
     uint32_t days;
@@ -42,10 +42,13 @@ static const struct aq_option options[] = {
     AQ_ROW_WORD("init", "makes the authority of a job and, signed by it, one certificate with its private key for each "
                         "stage, one for launchers and one for the daemon of each host"),
     AQ_ROW_WORD("add-host", "makes the certificate of one more host's daemon, or a new one"),
+    AQ_ROW_WORD("enroll",
+                "split learning: makes the certificate of the client --site NAME, and with --out OUT its bundle, all "
+                "that it needs: carry that folder to it"),
     AQ_ROW_WORD("bundle", "puts what one host needs into the folder OUT, to be carried there (scp -rp OUT HOST:keys)"),
     AQ_ROW_WORD("revoke",
-                "puts certificates on the list revoked.pem: all that were ever made for stage-3, launcher or "
-                "daemon-HOST, or the one in FILE. Copy revoked.pem into every folder of keys (scp "
+                "puts certificates on the list revoked.pem: all that were ever made for stage-3, launcher, "
+                "daemon-HOST or site-NAME, or the one in FILE. Copy revoked.pem into every folder of keys (scp "
                 "DIR/revoked.pem HOST:keys/): whoever runs there reads it at the next handshake. Then --renew, "
                 "or add-host, makes new ones"),
     AQ_ROW_WORD("show",
@@ -62,13 +65,16 @@ static const struct aq_option options[] = {
                  "how long the certificates are good (365); the authority is good for ten years"),
     AQ_ROW(FLAG, struct asked, renew, "renew", NULL,
            "the folder has an authority: sign new certificates with it, for the same job and hosts"),
+    AQ_ROW(TEXT, struct asked, site, "site", "NAME", "enroll: the client, 1 to 63 of a-z 0-9 . _ - :"),
+    AQ_ROW(TEXT, struct asked, out, "out", "OUT", "enroll: the folder of its bundle"),
     AQ_ROW(TEXT, struct asked, host, "host", "HOST", "bundle: the certificate of this host's daemon goes there"),
     AQ_ROW(FLAG, struct asked, launcher, "launcher", NULL, "bundle: that of launchers goes there"),
     {0}};
 
 static const struct aq_command_line line = {
     "aqpipe keys",
-    "init DIR --job NAME --stages N\nadd-host DIR HOST...\nbundle DIR OUT\nrevoke DIR NAME|FILE...\nshow DIR\nmirror "
+    "init DIR --job NAME --stages N\nadd-host DIR HOST...\nenroll DIR --site NAME\nbundle DIR OUT\nrevoke DIR "
+    "NAME|FILE...\nshow DIR\nmirror "
     "FILE",
     "Makes and shows the certificates of a job. Peers talk to each other by mutual TLS 1.3 when both hold certificates "
     "of "
@@ -231,6 +237,12 @@ static int show(const char *folder)
         memcpy(name.host, hosts.of[i], sizeof name.host);
         show_one(folder, &list, &name, &shown, &wrong);
     }
+    wrong += aq_tls_sites(folder, &hosts) != AQ_OK;
+    for (uint32_t i = 0; i < hosts.count; i++) {
+        struct aq_tls_name name = {.role = AQ_TLS_SITE};
+        memcpy(name.host, hosts.of[i], sizeof name.host);
+        show_one(folder, &list, &name, &shown, &wrong);
+    }
     for (uint32_t s = 0; s < AQ_JOB_RANKS_MAX; s++)
         show_one(folder, &list, &(struct aq_tls_name){.role = AQ_TLS_STAGE, .stage = s}, &shown, &wrong);
     if (read == AQ_OK) show_list(&list);
@@ -282,18 +294,23 @@ static bool next_range(const char **at, uint32_t *first, uint32_t *last)
     return true;
 }
 
-static enum aq_status copy(const struct asked *asked, const struct aq_tls_name *name)
+static enum aq_status copy_to(const struct asked *asked, const struct aq_tls_name *name, const char *to)
 {
     char file[AQ_TLS_FILE_BYTES];
-    return aq_tls_copy(asked->folder, aq_tls_file(name, file), asked->rest[0]);
+    return aq_tls_copy(asked->folder, aq_tls_file(name, file), to);
+}
+
+static enum aq_status copy(const struct asked *asked, const struct aq_tls_name *name)
+{
+    return copy_to(asked, name, asked->rest[0]);
 }
 
 /* Where there is one, a folder without it would take whom it revokes. */
-static enum aq_status copy_list(const struct asked *asked)
+static enum aq_status copy_list(const struct asked *asked, const char *to)
 {
     char path[AQ_TLS_PATH_BYTES];
     if (snprintf(path, sizeof path, "%s/revoked.pem", asked->folder) >= (int)sizeof path) return AQ_INVAL;
-    return access(path, F_OK) == 0 ? aq_tls_copy(asked->folder, "revoked.pem", asked->rest[0]) : AQ_OK;
+    return access(path, F_OK) == 0 ? aq_tls_copy(asked->folder, "revoked.pem", to) : AQ_OK;
 }
 
 static int bundle(const struct asked *asked)
@@ -317,8 +334,22 @@ static int bundle(const struct asked *asked)
         for (uint32_t s = first; status == AQ_OK && s <= last; s++)
             status = copy(asked, &(struct aq_tls_name){.role = AQ_TLS_STAGE, .stage = s});
     }
-    if (status == AQ_OK) status = copy_list(asked);
+    if (status == AQ_OK) status = copy_list(asked, asked->rest[0]);
     return status == AQ_OK ? show(asked->rest[0]) : AQ_EXIT_FAILED;
+}
+
+static int enroll(const struct asked *asked)
+{
+    struct aq_tls_name site = {.role = AQ_TLS_SITE};
+    if (asked->rest_count) return aq_options_wrong(line.name, "one folder, please, and --site NAME");
+    if (!asked->site) return aq_options_wrong(line.name, "enroll wants --site NAME");
+    if (aq_tls_make_site(asked->folder, asked->site, since(), until(asked)) != AQ_OK) return AQ_EXIT_FAILED;
+    if (!asked->out) return show(asked->folder);
+    memcpy(site.host, asked->site, strlen(asked->site)); /* a good name: it is short */
+    enum aq_status status = copy_to(asked, &(struct aq_tls_name){.role = AQ_TLS_AUTHORITY}, asked->out);
+    if (status == AQ_OK) status = copy_to(asked, &site, asked->out);
+    if (status == AQ_OK) status = copy_list(asked, asked->out);
+    return status == AQ_OK ? show(asked->out) : AQ_EXIT_FAILED;
 }
 
 /* "stage-3", "launcher", "daemon-10.0.0.5": as the files are called. "daemon" is of older versions. */
@@ -334,14 +365,15 @@ static bool read_name(const char *text, struct aq_tls_name *out)
 static int revoke_these(const struct asked *asked)
 {
     if (asked->rest_count == 0)
-        return aq_options_wrong(line.name, "revoke wants names (stage-3, launcher, daemon-HOST) or files");
+        return aq_options_wrong(line.name, "revoke wants names (stage-3, launcher, daemon-HOST, site-NAME) or files");
     for (uint32_t i = 0; i < asked->rest_count; i++) {
         const char *text = asked->rest[i];
         struct aq_tls_name name;
         uint32_t added = 0;
         const bool file = strchr(text, '/') || strstr(text, ".pem");
         if (!file && !read_name(text, &name))
-            return aq_options_wrong(line.name, "'%.80s' is neither stage-N, launcher, daemon-HOST nor a file", text);
+            return aq_options_wrong(line.name,
+                                    "'%.80s' is neither stage-N, launcher, daemon-HOST, site-NAME nor a file", text);
         if (aq_tls_revoke(asked->folder, file ? NULL : &name, file ? text : NULL, &added) != AQ_OK)
             return AQ_EXIT_FAILED;
         printf("%s: %u revoked%s\n", text, added, added ? "" : " (it was on the list already)");
@@ -367,13 +399,13 @@ int aq_command_keys(int argc, char **argv)
     static const struct {
         const char *name;
         int (*run)(const struct asked *asked);
-    } commands[] = {{"init", init},           {"add-host", add_host}, {"bundle", bundle},
+    } commands[] = {{"init", init},           {"add-host", add_host}, {"enroll", enroll}, {"bundle", bundle},
                     {"revoke", revoke_these}, {"show", show_folder},  {"mirror", mirror}};
     struct asked asked = {.days = DAYS_DEFAULT};
     struct aq_arguments rest;
     const int code = aq_options_read(&line, argc, argv, &asked, &rest);
     if (code != AQ_OPTIONS_READ) return code;
-    if (rest.count == 0) return aq_options_wrong(line.name, "init, add-host, bundle, revoke, show or mirror?");
+    if (rest.count == 0) return aq_options_wrong(line.name, "init, add-host, enroll, bundle, revoke, show or mirror?");
     struct aq_nearest nearest = {.word = rest.of[0]};
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
         aq_nearest_try(&nearest, commands[i].name);
@@ -386,6 +418,6 @@ int aq_command_keys(int argc, char **argv)
         return commands[i].run(&asked);
     }
     const char *meant = aq_nearest_of(&nearest);
-    return aq_options_wrong(line.name, "init, add-host, bundle, revoke, show or mirror, not '%s'%s%s", rest.of[0],
-                            meant ? "; did you mean " : "", meant ? meant : "");
+    return aq_options_wrong(line.name, "init, add-host, enroll, bundle, revoke, show or mirror, not '%s'%s%s",
+                            rest.of[0], meant ? "; did you mean " : "", meant ? meant : "");
 }

@@ -6,6 +6,7 @@
  * (launcher.h), and what it leaves: metrics, report, model, trace.
  */
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,7 +52,11 @@ struct command {
     struct aq_arguments sets, wishes;
     uint32_t warning_s;
     bool print;
-    bool go_on;      /* `aqpipe resume`: the manifest is the run's own */
+    bool go_on; /* `aqpipe resume`: the manifest is the run's own */
+    bool turn;  /* `aqpipe split-turn`                            */
+    int guest;  /* the client's daemon, of a turn                 */
+    const char *adopt;
+    uint64_t until;
     uint32_t epochs; /* that it goes on to; 0: as before               */
     uint64_t steps;
     char manifest_path[AQ_RUN_PATH_BYTES];
@@ -147,6 +152,27 @@ static const struct aq_option resume_options[] = {
     OPTIONS_OF_BOTH,
     {0}};
 
+static const char *descriptor_read(const char *text, void *to)
+{
+    char *end;
+    const long number = strtol(text, &end, 10);
+    *(int *)to = (int)number;
+    return *text && !*end && number >= 3 && number <= INT_MAX ? NULL : "the number of a descriptor is wanted";
+}
+
+static const struct aq_option turn_options[] = {
+    AQ_ROW(TEXT, struct command, run, "run", "DIR", "the client's folder at the server"),
+    AQ_ROW(FLAG, struct command, entry.resume, "resume", NULL, "go on from its newest complete checkpoint"),
+    AQ_ROW(TEXT, struct command, adopt, "adopt", "DIR", "begin with the weights and optimizer states in DIR"),
+    AQ_ROW_RANGE(U64, struct command, until, "until", "N", 1, 1e18, "the turn's last step"),
+    AQ_ROW_READ(descriptor_read, struct command, guest, "guest", "FD", "the connected socket of the client's daemon"),
+    OPTIONS_OF_BOTH,
+    {0}};
+
+static const struct aq_command_line turn_line = {
+    "aqpipe split-turn", "JOB.yaml", "One turn of a client, for `aqpipe split-server`, which starts this.",
+    turn_options,        NULL,       NULL};
+
 static const struct aq_command_line launch_line = {
     "aqpipe launch",
     "JOB.yaml",
@@ -170,7 +196,7 @@ static const struct aq_command_line resume_line = {
 
 static int parse(struct command *command, int argc, char **argv)
 {
-    const struct aq_command_line *line = command->go_on ? &resume_line : &launch_line;
+    const struct aq_command_line *line = command->turn ? &turn_line : command->go_on ? &resume_line : &launch_line;
     struct aq_arguments rest;
     command->token_file = getenv("AQPIPE_TOKEN_FILE");
     const int code = aq_options_read(line, argc, argv, command, &rest);
@@ -277,6 +303,8 @@ static enum aq_status prepare(struct command *command)
     if (command->token_file) AQ_TRY(aq_token_load(command->token_file, &command->token));
     AQ_TRY(aq_launcher_keys(command->job, &command->tls));
     AQ_TRY(aq_daemon_program(command->daemon));
+    if (command->turn != (command->job->split.clients > 0))
+        return aq_fail(AQ_INVAL, "launch", "a job of split learning is trained by aqpipe split-server");
     if (command->job->checkpoint.path)
         snprintf(command->entry.checkpoint, sizeof command->entry.checkpoint, "%s", command->job->checkpoint.path);
     else
@@ -423,12 +451,15 @@ static void run_once(struct command *command, struct aq_launch_result *result)
     const char *hosts[AQ_JOB_RANKS_MAX];
     char trace[AQ_RUN_PATH_BYTES];
     for (uint32_t r = 0; r < command->plan->ranks; r++)
-        hosts[r] = job->pipeline.stages[r].host;
+        hosts[r] = aq_job_at_client(job, r) ? AQ_LAUNCH_GUEST : job->pipeline.stages[r].host;
     const bool traced = job->output.trace && aq_run_path(job->output.path, "trace.json", trace) == AQ_OK;
     const struct aq_launch launch = {.name = job->name,
                                      .stages = command->plan->stage_count,
                                      .replicas = command->plan->replicas,
                                      .hosts = hosts,
+                                     .guest = command->guest,
+                                     .until = command->until,
+                                     .adopt = command->adopt,
                                      .manifest = command->manifest,
                                      .lengths = command->lengths,
                                      .plan_hash = aq_plan_hash(command->plan),
@@ -711,7 +742,7 @@ static int launch(struct command *command)
     return code;
 }
 
-static int run_command(bool go_on, int argc, char **argv)
+static int run_command(bool go_on, bool turn, int argc, char **argv)
 {
     void *memory;
     if (aq_alloc(sizeof(struct command), &memory) != AQ_OK) return AQ_EXIT_FAILED;
@@ -721,6 +752,7 @@ static int run_command(bool go_on, int argc, char **argv)
     command->restart.max = AQ_RESTARTS_DEFAULT;
     command->warning_s = WARNING_S;
     command->go_on = go_on;
+    command->turn = turn;
     int code = parse(command, argc, argv);
     if (code == AQ_OPTIONS_READ) code = command->on ? hand_over(command) : launch(command);
     aq_metrics_close(command->metrics);
@@ -739,10 +771,15 @@ static int run_command(bool go_on, int argc, char **argv)
 
 int aq_command_launch(int argc, char **argv)
 {
-    return run_command(false, argc, argv);
+    return run_command(false, false, argc, argv);
 }
 
 int aq_command_resume(int argc, char **argv)
 {
-    return run_command(true, argc, argv);
+    return run_command(true, false, argc, argv);
+}
+
+int aq_command_split_turn(int argc, char **argv)
+{
+    return run_command(false, true, argc, argv);
 }

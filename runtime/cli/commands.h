@@ -31,6 +31,9 @@ int aq_command_bench(int argc, char **argv);
 int aq_command_wanlab(int argc, char **argv);
 int aq_command_cache(int argc, char **argv);
 int aq_command_doctor(int argc, char **argv);
+int aq_command_split_server(int argc, char **argv);
+int aq_command_split_client(int argc, char **argv);
+int aq_command_split_turn(int argc, char **argv); /* of the server alone */
 
 /* One row of the table of commands. */
 struct aq_command {

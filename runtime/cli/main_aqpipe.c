@@ -24,12 +24,15 @@ static const struct aq_command commands[] = {
     {"export", "write what a run has trained as a folder that other programs load", aq_command_export},
     {"eval", "what a model folder scores on held-out data, in one process", aq_command_eval},
     {"generate", "what a model folder writes behind a prompt, in one process", aq_command_generate},
+    {"split-server", "split learning: the middle of a network, and whose turn it is", aq_command_split_server},
+    {"split-client", "split learning: the two ends of a network, with the data", aq_command_split_client},
     {"keys", "make and show the certificates of a job, for mutual TLS", aq_command_keys},
     {"cache", "look at the message caches of a run: stat, verify, compact", aq_command_cache},
     {"doctor", "look at this machine, and at a job's part of it, before hours are spent", aq_command_doctor},
     {"bench", "measure this machine: stages, codecs, cache, links, whole jobs", aq_command_bench},
     {"worker", NULL, aq_command_worker},
-    {"wanlab", NULL, aq_command_wanlab}, /* tools/wanlab */
+    {"split-turn", NULL, aq_command_split_turn}, /* split-server's */
+    {"wanlab", NULL, aq_command_wanlab},         /* tools/wanlab */
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
 
@@ -59,10 +62,10 @@ static void help(FILE *to)
 {
     fprintf(to, "usage: aqpipe COMMAND [options]\n\n%s\n", about);
     for (int i = 0; i < COMMANDS; i++)
-        if (commands[i].help) fprintf(to, "  %-8s %s\n", commands[i].name, commands[i].help);
-    fprintf(to, "  %-8s %s\n", "help",
+        if (commands[i].help) fprintf(to, "  %-12s %s\n", commands[i].name, commands[i].help);
+    fprintf(to, "  %-12s %s\n", "help",
             "this page; `help COMMAND`; `help keys`: every key of a manifest, its type and default;\n"
-            "           `help completion bash` (zsh, fish): what that shell completes");
+            "               `help completion bash` (zsh, fish): what that shell completes");
     fprintf(to, "\n%s", examples);
 }
 

@@ -35,12 +35,15 @@ struct aq_launch {
     const char *name;
     uint32_t stages;          /* P                                                                        */
     uint32_t replicas;        /* W; rank = replica x P + stage                                            */
-    const char *const *hosts; /* of each rank: the address of its daemon, or NULL: this machine           */
+    const char *const *hosts; /* of each rank: the address of its daemon, AQ_LAUNCH_GUEST, or NULL: this machine */
+    int guest;                /* the daemon that came here: a connected socket, taken; of AQ_LAUNCH_GUEST  */
     const char *manifest;
     const char *lengths; /* of the samples, for each worker (util/lengths.h); NULL: all are alike         */
     uint64_t plan_hash;
     uint64_t resume_hash;   /* plan.h                                                                   */
     uint64_t resume;        /* the mark to go on from; 0: from the beginning                            */
+    uint64_t until;         /* stop after this step, with a checkpoint; 0: at the end of the plan         */
+    const char *adopt;      /* absolute: begin with the weights in this folder (checkpoint.h); NULL: none  */
     uint64_t resume_bytes;  /* of metrics.jsonl, at that mark; 0: not known                             */
     const char *run;        /* absolute                                                                 */
     const char *checkpoint; /* absolute                                                                 */
@@ -66,6 +69,9 @@ struct aq_launch {
     struct aq_board *board; /* NULL: nobody looks */
     int signals;            /* signalfd; -1: none */
 };
+
+/* The host of stages whose daemon is at the other end of aq_launch.guest. */
+#define AQ_LAUNCH_GUEST "the client"
 
 enum aq_launch_outcome { AQ_LAUNCH_DONE = 0, AQ_LAUNCH_FAILED = 1, AQ_LAUNCH_STOPPED = 3 };
 

@@ -16,9 +16,9 @@
 #include "launcher_private.h"
 
 enum {
-    FIELDS_MAX = 64,        /* of a line: 38 in the longest, that of a step with replicas that chose a codec */
-    FIELD_NAME_MAX = 32,    /* longest: reduce_pack_seconds                                                 */
-    FIELD_TEXT_MAX = 64,    /* longest: the name of a gradient codec                                        */
+    FIELDS_MAX = 64,         /* of a line: 38 in the longest, that of a step with replicas that chose a codec */
+    FIELD_NAME_MAX = 32,     /* longest: reduce_pack_seconds                                                 */
+    FIELD_TEXT_MAX = 64,     /* longest: the name of a gradient codec                                        */
     ADDRESS_CHARS_MAX = 255, /* a name of 253 characters at most would not fit with its port: none does      */
     RTT_MS_MAX = 3600000     /* a round trip of an hour: none stands so long                                */
 };
@@ -111,7 +111,8 @@ static bool check_ready(struct launcher *launcher, uint32_t rank, const json_t *
 static bool check_step(struct launcher *launcher, uint32_t rank, const json_t *message)
 {
     struct stage *stage = &launcher->stages[rank];
-    const uint64_t steps = launcher->launch->bounds.steps, step = aq_control_u64_or(message, "step", 0);
+    const uint64_t all = launcher->launch->bounds.steps, until = launcher->launch->until;
+    const uint64_t steps = until && until < all ? until : all, step = aq_control_u64_or(message, "step", 0);
     if (stage->step >= steps)
         return refuse(launcher, rank, "reports step %llu, and step %llu was the last one", (unsigned long long)step,
                       (unsigned long long)steps);
@@ -154,7 +155,8 @@ static bool check_mark(struct launcher *launcher, uint32_t rank, const json_t *m
         return refuse(launcher, rank,
                       "has a checkpoint of step %llu, having trained %llu; that of step %llu is complete",
                       (unsigned long long)step, (unsigned long long)stage->step, (unsigned long long)complete);
-    if (!launcher->stopping && !launcher_is_due(launch->bounds.mark_every, step, launch->bounds.steps))
+    if (!launcher->stopping && step != launch->until &&
+        !launcher_is_due(launch->bounds.mark_every, step, launch->bounds.steps))
         return refuse(launcher, rank, "has a checkpoint of step %llu, at which none is due", (unsigned long long)step);
     return true;
 }
@@ -193,7 +195,9 @@ static bool check_done(struct launcher *launcher, uint32_t rank, const json_t *m
     const struct stage *stage = &launcher->stages[rank];
     const uint64_t steps = launcher->launch->bounds.steps;
     const bool stopped = aq_control_bool_or(message, "stopped", false);
-    if (stopped && !launcher->stopping) return refuse(launcher, rank, "has stopped, and nobody asked it to");
+    const bool reached = launcher->launch->until && stage->step == launcher->launch->until;
+    if (stopped && !launcher->stopping && !reached)
+        return refuse(launcher, rank, "has stopped, and nobody asked it to");
     const uint64_t early = launcher->result->early_step;
     if (!stopped && stage->step != steps && !(early && stage->step == early))
         return refuse(launcher, rank, "is done after step %llu of %llu", (unsigned long long)stage->step,

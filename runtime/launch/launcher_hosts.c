@@ -126,6 +126,11 @@ enum aq_status hosts_open(struct launcher *launcher)
         aq_progress_phase(launch->progress, host->address ? "connects to the daemon at %s" : "starts a daemon%.0s",
                           host->address ? host->address : "");
         aq_progress_tick(launch->progress);
+        if (host->address && strcmp(host->address, AQ_LAUNCH_GUEST) == 0) {
+            AQ_TRY(aq_control_open(launch->guest, &host->control));
+            AQ_TRY(take(launcher, host));
+            continue;
+        }
         if (host->address) {
             AQ_TRY(meet(launcher, host));
             continue;
@@ -151,6 +156,8 @@ enum aq_status hosts_start(struct launcher *launcher)
         const char *hash = launcher_hash(launcher, launch->resume, r);
         if (hash) json_object_set_new(message, "sha256", json_string(hash));
         if (launch->lengths) json_object_set_new(message, "lengths", json_string(launch->lengths));
+        if (launch->until) json_object_set_new(message, "until", json_integer((json_int_t)launch->until));
+        if (launch->adopt) json_object_set_new(message, "adopt", json_string(launch->adopt));
         stage_send(launcher, r, message);
         if (launcher->cause != CAUSE_NONE) return AQ_CLOSED;
         launcher->stages[r].state = STAGE_STARTED;

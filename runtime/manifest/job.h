@@ -35,6 +35,7 @@
 
 enum {
     AQ_JOB_STAGES_MAX = 64,          /* stages of a pipeline: every loop over stages is bounded by it           */
+    AQ_JOB_CLIENTS_MAX = 64,         /* of split learning: a folder, a connection and a certificate each            */
     AQ_JOB_RANKS_MAX = 256,          /* stages x replicas: every loop over workers                              */
     AQ_JOB_MICRO_BATCHES_MAX = 4096, /* micro-batches of a step: programs are arrays                        */
     AQ_JOB_PATHS_MAX = 256,          /* files of a data set                                                    */
@@ -207,6 +208,16 @@ struct aq_job_security {
     const char *keys; /* folder that aqpipe keys init made; NULL: none                                     */
 };
 
+/* Split learning: the first and the last stage are a client's, what is between them the server's (docs/SPLIT.md). */
+struct aq_job_split {
+    uint32_t clients; /* that the first round waits for; 0: the job is no split one                       */
+    const char *server;
+    uint32_t rounds, epochs;
+    uint64_t wait_ns;
+    bool collect;
+    const char *client; /* of a turn: the site whose stages are the first and the last; NULL: none        */
+};
+
 struct aq_job_control {
     uint64_t silence_ns_max; /* 0: never                                                                    */
     uint64_t stall_ns_max;
@@ -274,6 +285,7 @@ struct aq_job {
     bool guard;                      /* of edges: more bits where a cut's loop does not contract                    */
     struct aq_job_link link;
     struct aq_job_security security;
+    struct aq_job_split split;
     struct aq_job_control control;
     struct aq_job_cache cache;
     struct aq_job_checkpoint checkpoint;
@@ -334,6 +346,9 @@ uint32_t aq_job_machine(const struct aq_job *job, uint32_t replica);
 
 /* Who reduce with each other, of a stage: its replicas, or with reduce.machine_first its machines. */
 uint32_t aq_job_reducers(const struct aq_job *job);
+
+/* Is this rank at a client, in a turn of split learning? */
+bool aq_job_at_client(const struct aq_job *job, uint32_t rank);
 
 /* The one change to an open job: distances of its edges (each, 0: near) and of replicas, losses of its edges, and the
  * rate of its links, as they were measured. Before a plan is made of it. */

@@ -8,6 +8,7 @@
 #include "manifest.h"
 #include "nearest.h"
 #include "net/endpoint.h"
+#include "net/tls.h"
 #include "security.h"
 #include "stages/dataset.h"
 
@@ -176,9 +177,8 @@ static void pattern_error(struct aq_manifest *manifest, const char *key, const s
     nearest_word(model, manifest->job.train.T, pattern->unknown, near, sizeof near);
     aq_model_layer_name(model, 1, layer, sizeof layer);
     if (*near)
-        aq_manifest_error(manifest, key,
-                          "'%s' names nothing of the model: it has no '%s'; did you mean '%s'?", pattern->text,
-                          pattern->unknown, near);
+        aq_manifest_error(manifest, key, "'%s' names nothing of the model: it has no '%s'; did you mean '%s'?",
+                          pattern->text, pattern->unknown, near);
     else
         aq_manifest_error(manifest, key,
                           "'%s' names nothing of the model: a layer is named as aqpipe plan shows it ('%s'), a tensor "
@@ -541,6 +541,45 @@ static void check_status(struct aq_manifest *manifest)
                           "wants status.certificate: only a page under TLS can ask for a client's");
 }
 
+/* A turn is a pipeline of three stages, whose ends are one client's and dial. */
+static void check_split(struct aq_manifest *manifest)
+{
+    const struct aq_job *job = &manifest->job;
+    const struct aq_job_stage *stages = job->pipeline.stages;
+    if (job->split.clients == 0) {
+        if (job->split.client) aq_manifest_error(manifest, "split.client", "is of a split job: say split.clients, too");
+        return;
+    }
+    if (job->pipeline.stage_count != 3 || job->pipeline.replicas != 1) {
+        aq_manifest_error(manifest, "split.clients",
+                          "wants pipeline.stages: 3 (a client's first, the server's, the client's last) and no "
+                          "replicas; here are %u stages and %u replicas",
+                          job->pipeline.stage_count, job->pipeline.replicas);
+        return;
+    }
+    if (!stages[0].dials || stages[1].dials || !stages[2].dials)
+        aq_manifest_error(manifest, "split.clients",
+                          "wants `dials: true` in pipeline.stages 0 and 2, and not in 1: clients dial, the server "
+                          "listens");
+    for (uint32_t s = 0; s < 3; s++)
+        if (stages[s].host) aq_manifest_error(manifest, "split.clients", "wants no host in pipeline.stages.%u", s);
+    if (job->checkpoint.mirror || job->checkpoint.path || job->cache.path)
+        aq_manifest_error(manifest, "split.clients",
+                          "wants no checkpoint.mirror, checkpoint.path or cache.path: each client has its own below "
+                          "output.path");
+    if (job->train.freeze || job->train.lora.rank || job->train.staleness || job->train.early_stop || job->guard ||
+        job->model.precision == AQ_STAGE_FP16)
+        aq_manifest_error(
+            manifest, "split.clients",
+            "does not go with train.freeze, lora.rank, train.staleness, train.early_stop, edges.guard and "
+            "fp16 yet");
+    if (job->split.client && !aq_tls_host_good(job->split.client))
+        aq_manifest_error(manifest, "split.client", "is no name of a site: 1 to 63 of a-z 0-9 . _ - :");
+    if (!job->security.keys)
+        aq_manifest_error(manifest, "security.keys",
+                          "is missing: a split job is under mutual TLS always (aqpipe keys init, aqpipe keys enroll)");
+}
+
 void aq_manifest_check(struct aq_manifest *manifest)
 {
     aq_manifest_machines(manifest);
@@ -561,4 +600,5 @@ void aq_manifest_check(struct aq_manifest *manifest)
     check_mirror(manifest);
     check_security(manifest);
     check_status(manifest);
+    check_split(manifest);
 }

@@ -36,6 +36,10 @@ static const char *const indifferent[] = {"job.name",
                                           "pipeline.cut",
                                           "link.",
                                           "security.",
+                                          "split.clients",
+                                          "split.server",
+                                          "split.wait",
+                                          "split.collect",
                                           "control.",
                                           "cache.",
                                           "checkpoint.path",
@@ -49,34 +53,17 @@ static const char *const indifferent[] = {"job.name",
 /* Keys that change no step that was made: a run may go on with others. */
 static const char *const extent[] = {"train.epochs",     "train.steps_max",   "train.evaluate_every",
                                      "checkpoint.every", "pipeline.schedule", "pipeline.in_flight",
-                                     "train.early_stop", "checkpoint.best"};
+                                     "train.early_stop", "checkpoint.best",   "split.rounds"};
 
 /* Keys that older runs did not know: where they say nothing, or their default, there is no line, and a hash is what it
  * was. */
 static const char *const silent[] = {
-    "train.freeze",
-    "train.frozen_store",
-    "train.staleness",
-    "train.prediction",
-    "lora.rank",
-    "lora.alpha",
-    "lora.targets",
-    "lora.rslora",
-    "lora.dropout",
-    "reduce.every",
-    "reduce.outer_lr",
-    "reduce.outer_momentum",
-    "reduce.density",
-    "model.labels",
-    "data.text_column",
-    "data.pair_column",
-    "data.label_column",
-    "data.labels",
-    "data.pack",
-    "data.pack_mask",
-    "train.early_stop",
-    "checkpoint.best",
-    "edges.guard",
+    "train.freeze",     "train.frozen_store",    "train.staleness", "train.prediction", "lora.rank",
+    "lora.alpha",       "lora.targets",          "lora.rslora",     "lora.dropout",     "reduce.every",
+    "reduce.outer_lr",  "reduce.outer_momentum", "reduce.density",  "model.labels",     "data.text_column",
+    "data.pair_column", "data.label_column",     "data.labels",     "data.pack",        "data.pack_mask",
+    "train.early_stop", "checkpoint.best",       "edges.guard",     "split.client",     "split.rounds",
+    "split.epochs",
 };
 
 static bool names(const char *const *list, size_t count, const char *name)
@@ -143,8 +130,7 @@ static void add_facts(const struct aq_plan *plan, struct aq_text *text)
     add_file("data.train", facts->train_samples, facts->train_digest, text);
     add_file("data.heldout", facts->heldout_samples, facts->heldout_digest, text);
     aq_text_add(text, "model.weights=digest %016llx\n", (unsigned long long)facts->weights_digest);
-    if (facts->lengths_digest)
-        aq_text_add(text, "lengths=digest %016llx\n", (unsigned long long)facts->lengths_digest);
+    if (facts->lengths_digest) aq_text_add(text, "lengths=digest %016llx\n", (unsigned long long)facts->lengths_digest);
 }
 
 /* A line a setting: its name, "=", its value. */
@@ -245,6 +231,7 @@ static void job_text(const struct aq_plan *plan, struct aq_text *text)
                 (unsigned long long)facts->train_samples, (unsigned long long)facts->train_digest,
                 (unsigned long long)facts->heldout_samples, (unsigned long long)facts->heldout_digest,
                 (unsigned long long)facts->weights_digest);
+    if (job->split.client) aq_text_add(text, "client=%s\n", job->split.client);
     for (uint32_t e = 0; e + 1 < plan->stage_count; e++)
         aq_text_add(text, "edge=%d %d %016llx\n", (int)plan->edges[e].shape.forward.kind,
                     (int)plan->edges[e].shape.forward.store,

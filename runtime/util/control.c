@@ -160,6 +160,11 @@ bool aq_control_certified(const struct aq_control *control)
     return control->tls && aq_tls_session_peer(control->tls);
 }
 
+const struct aq_tls_name *aq_control_peer(const struct aq_control *control)
+{
+    return control->tls ? aq_tls_session_peer(control->tls) : NULL;
+}
+
 static enum aq_status end(struct aq_control *control, enum aq_status status)
 {
     control->ended = status;

@@ -88,6 +88,10 @@ size_t aq_control_waiting(const struct aq_control *control);
 /* Has the peer shown a certificate that we take? */
 bool aq_control_certified(const struct aq_control *control);
 
+/* Whom its certificate names; NULL: it has shown none, or there is no TLS. Borrowed. */
+struct aq_tls_name;
+const struct aq_tls_name *aq_control_peer(const struct aq_control *control);
+
 /* Takes the reference, also on failure; NULL (a json_pack that failed) is AQ_NOMEM. AQ_CLOSED: the peer is gone (not
  * logged). AQ_TIMEOUT: it takes nothing. After a failure the channel takes no more. */
 enum aq_status aq_control_send(struct aq_control *control, json_t *message);

@@ -378,6 +378,14 @@ static void guard_init(struct aq_worker *w)
                        (uint32_t)w->plan->steps_per_epoch);
 }
 
+/* A turn begins with what others have trained meanwhile: weights, statistics and optimizer, not one's own last ones. */
+static enum aq_status adopt(struct aq_worker *w, const char *folder)
+{
+    const struct aq_checkpoint checkpoint = aq_worker_checkpoint(w);
+    aq_log("worker", 1, "begins with the weights in %s", folder);
+    return aq_checkpoint_adopt(&checkpoint, folder);
+}
+
 static enum aq_status load_weights(struct aq_worker *w, uint64_t resume)
 {
     w->loss_scale = aq_loss_scale_of(w->job); /* a checkpoint may know better */
@@ -520,6 +528,8 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     if (*hash && !aq_hash_is(hash)) return aq_fail(AQ_PROTO, "worker", "told of no SHA-256: %.80s", hash);
     snprintf(w->checkpoints.hash, sizeof w->checkpoints.hash, "%s", hash);
     AQ_TRY(aq_control_get_hex(start, "id", &w->run_id));
+    const uint64_t until = aq_control_u64_or(start, "until", 0);
+    if (until > 0 && until < w->plan->steps) w->last = until; /* of all ranks alike: nobody has to say so */
     if (w->job->output.trace) AQ_TRY(aq_trace_open(AQ_PLAN_TRACE_RECORDS, &w->trace));
     AQ_TRY(aq_bell_open(&w->bell));
     aq_pulse_bell(w->bell);
@@ -531,6 +541,8 @@ static enum aq_status open_all(struct aq_worker *w, const json_t *start)
     AQ_TRY(open_data(w));
     AQ_TRY(begins(w, AQ_DOING_WEIGHTS));
     AQ_TRY(load_weights(w, aq_control_u64_or(start, "resume", 0)));
+    const char *from = aq_control_text_or(start, "adopt", NULL);
+    if (from) AQ_TRY(adopt(w, from));
     AQ_TRY(aq_worker_snapshot_open(w));
     AQ_TRY(aq_worker_warm(w));
     AQ_TRY(begins(w, AQ_DOING_CACHE));

@@ -50,9 +50,14 @@ bool aq_worker_listens_for(const struct aq_worker *w, uint32_t peer)
     return aq_job_linked(w->job, w->rank, peer) && aq_job_listener(w->job, w->rank, peer) == w->rank;
 }
 
-/* Under TLS the certificate must be one of those who may come: of one or two named, else of the rank that it says. */
+/* Under TLS the certificate must be one of those who may come: of one or two named, else of the rank that it says; in a
+ * turn of split learning the client's. */
 static void add_expected(const struct aq_worker *w, struct aq_text *address)
 {
+    if (w->job->split.client) {
+        aq_text_add(address, "?site=%s", w->job->split.client);
+        return;
+    }
     uint32_t peers[2], count = 0;
     for (uint32_t peer = 0; peer < w->plan->ranks; peer++)
         if (aq_worker_listens_for(w, peer)) {
@@ -158,7 +163,9 @@ double aq_worker_distance_ms(const struct aq_worker *w)
 enum aq_status aq_worker_net_open(struct aq_worker *w)
 {
     if (aq_security_on(w->job) && w->plan->ranks > 1)
-        AQ_TRY(aq_tls_open(aq_security_folder(w->job), AQ_TLS_STAGE, w->rank, &w->tls));
+        AQ_TRY(aq_job_at_client(w->job, w->rank)
+                   ? aq_tls_open_site(aq_security_folder(w->job), w->job->split.client, &w->tls)
+                   : aq_tls_open(aq_security_folder(w->job), AQ_TLS_STAGE, w->rank, &w->tls));
     const struct aq_net_config net = {.bell = w->bell, .trace = w->trace, .links_max = 4 + w->W, .tls = w->tls};
     return aq_net_open(&net, &w->net);
 }

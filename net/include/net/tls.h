@@ -1,16 +1,17 @@
 /*
  * tls.h -- who is who: a job's authority, its certificates, and mutual TLS 1.3 sessions between their holders.
  *
- * A job has one authority. It signs one certificate a stage, one for launchers and one for each host's daemon; what a
- * certificate is for stands in its only subject alternative name, a URI: aqpipe://JOB/stage/3, aqpipe://JOB/launcher,
- * aqpipe://JOB/daemon/10.0.0.5. What name servers say means nothing. A session stands when both ends have shown a
- * certificate of the same authority and job, with the role (and stage, or host) that the other end expects; until then
+ * A job has one authority. It signs one certificate a stage, one for launchers, one for each host's daemon and one for
+ * each site of split learning; what a certificate is for stands in its only subject alternative name, a URI:
+ * aqpipe://JOB/stage/3, aqpipe://JOB/launcher, aqpipe://JOB/daemon/10.0.0.5, aqpipe://JOB/site/ward-7.
+ * What name servers say means nothing. A session stands when both ends have shown a certificate of the same
+ * authority and job, with the role (and stage, or host) that the other end expects; until then
  * neither takes a byte of the other's. A host is called what its launcher dials (net/endpoint.h says how).
  *
  * A folder of keys (`aqpipe keys init` makes it):
  *     authority.pem       the authority's certificate: public, and all that a host needs of it
  *     authority-key.pem   its private key, mode 600: stays where certificates are made
- *     stage-3.pem, launcher.pem, daemon-HOST.pem    a certificate and its private key, mode 600
+ *     stage-3.pem, launcher.pem, daemon-HOST.pem, site-NAME.pem    a certificate and its private key, mode 600
  *     issued              beside the authority's key: the serial number of each certificate, and whose it is
  *     revoked.pem         the list of revoked certificates, where there is one; public
  *
@@ -42,27 +43,29 @@ extern "C" {
 #endif
 
 enum {
-    AQ_TLS_JOB_BYTES = 65,  /* a job's name in certificates: 1 to 64 of A-Z a-z 0-9 . _ -, and the zero */
-    AQ_TLS_HOST_BYTES = 64, /* a host's: 1 to 63 of a-z 0-9 . _ - :, the first a letter, a digit or ':'             */
+    AQ_TLS_JOB_BYTES = 65, /* a job's name in certificates: 1 to 64 of A-Z a-z 0-9 . _ -, and the zero */
+    AQ_TLS_HOST_BYTES =
+        64, /* a host's, a site's: 1 to 63 of a-z 0-9 . _ - :, the first a letter, a digit or ':'             */
     AQ_TLS_URI_BYTES = 160,
     AQ_TLS_PRINT_BYTES = 65, /* SHA-256 in hexadecimal digits, and the zero */
     AQ_TLS_TEXT_BYTES = 512,
     AQ_TLS_PATH_BYTES = 4096,
     AQ_TLS_FILE_BYTES = 80, /* daemon-HOST.pem */
-    AQ_TLS_HOSTS_MAX = 64,  /* a job has at most so many stages */
+    AQ_TLS_HOSTS_MAX = 64,  /* a job has at most so many stages, and a server of split learning so many sites */
     AQ_TLS_SERIAL_BYTES = 48,
     AQ_TLS_LIST_MAX = 1024,
     AQ_TLS_CHECK_S = 2 /* how often a session that stands asks whether its peer is still good */
 };
 
-enum aq_tls_role { AQ_TLS_AUTHORITY = 0, AQ_TLS_STAGE = 1, AQ_TLS_LAUNCHER = 2, AQ_TLS_DAEMON = 3 };
+enum aq_tls_role { AQ_TLS_AUTHORITY = 0, AQ_TLS_STAGE = 1, AQ_TLS_LAUNCHER = 2, AQ_TLS_DAEMON = 3, AQ_TLS_SITE = 4 };
 #define AQ_TLS_ANY_STAGE UINT32_MAX
 
 struct aq_tls_name {
     char job[AQ_TLS_JOB_BYTES];
     enum aq_tls_role role;
     uint32_t stage;               /* of AQ_TLS_STAGE; as an expectation also AQ_TLS_ANY_STAGE */
-    char host[AQ_TLS_HOST_BYTES]; /* of AQ_TLS_DAEMON; "" in certificates of older versions: nobody expects it */
+    char host[AQ_TLS_HOST_BYTES]; /* of AQ_TLS_DAEMON; "" in certificates of older versions: nobody expects it. Of
+                                     AQ_TLS_SITE the site's name; as an expectation "" is any site */
     bool either;                  /* as an expectation of AQ_TLS_STAGE: or_stage will do, too */
     uint32_t or_stage;
 };
@@ -71,7 +74,7 @@ struct aq_tls_name {
 const char *aq_tls_uri(const struct aq_tls_name *name, char out[AQ_TLS_URI_BYTES]);
 /* And back, of `bytes` bytes. False: not of this form, to the letter. */
 bool aq_tls_uri_read(const char *text, size_t bytes, struct aq_tls_name *out);
-/* May a job, or a daemon's host, be called so in certificates? */
+/* May a job, or a daemon's host or a site, be called so in certificates? */
 bool aq_tls_job_good(const char *job);
 bool aq_tls_host_good(const char *host);
 /* The file of a name in a folder: "stage-3.pem". */
@@ -83,6 +86,8 @@ struct aq_tls_hosts {
     char of[AQ_TLS_HOSTS_MAX][AQ_TLS_HOST_BYTES];
 };
 enum aq_status aq_tls_hosts(const char *folder, struct aq_tls_hosts *out);
+/* The same of sites, and their site-NAME.pem. */
+enum aq_status aq_tls_sites(const char *folder, struct aq_tls_hosts *out);
 
 /* ---- identities ---- */
 
@@ -94,6 +99,8 @@ enum aq_status aq_tls_open(const char *folder, enum aq_tls_role role, uint32_t s
 /* Of a host's daemon. host NULL: the only one in the folder, or `listen` where that has a file; AQ_REFUSED: there are
  * several, or only a daemon.pem of an older version, with which any host could pose as every other. */
 enum aq_status aq_tls_open_daemon(const char *folder, const char *host, const char *listen, struct aq_tls **out);
+/* Of a site. AQ_INVAL: no name of one; and as aq_tls_open. */
+enum aq_status aq_tls_open_site(const char *folder, const char *site, struct aq_tls **out);
 void aq_tls_close(struct aq_tls *tls); /* after its sessions. NULL is fine */
 const struct aq_tls_name *aq_tls_name(const struct aq_tls *tls);
 
@@ -163,6 +170,7 @@ enum aq_status aq_tls_make_authority(const char *folder, const char *job, int64_
 /* One certificate with its key, signed by the folder's authority; an old one of this name is replaced. */
 enum aq_status aq_tls_make(const char *folder, enum aq_tls_role role, uint32_t stage, int64_t from, int64_t until);
 enum aq_status aq_tls_make_daemon(const char *folder, const char *host, int64_t from, int64_t until);
+enum aq_status aq_tls_make_site(const char *folder, const char *site, int64_t from, int64_t until);
 /* Carry one file of a folder to another one (made where absent, mode 700). As aq_tls_open says, and AQ_IO. */
 enum aq_status aq_tls_copy(const char *folder, const char *file, const char *to);
 

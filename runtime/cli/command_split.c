@@ -1,0 +1,127 @@
+/* command_split.c -- `aqpipe split-server` and `aqpipe split-client` (docs/SPLIT.md). */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "commands.h"
+#include "launcher.h"
+#include "options.h"
+#include "run_folder.h"
+#include "split_client.h"
+#include "split_server.h"
+
+enum { PATIENCE_S = 600 };
+
+struct asked {
+    struct aq_arguments sets;
+    const char *port_file, *id, *data, *heldout;
+    uint32_t patience_s;
+    struct aq_progress progress;
+};
+
+static const char statuses[] =
+    "Exit status: 0 all rounds are over; 1 failed; 2 usage or manifest; 3 stopped by the user: the same "
+    "command goes on.";
+
+static const struct aq_option server_options[] = {
+    AQ_ROW(LIST, struct asked, sets, "set", "KEY=VALUE", "override a key of the manifest (aqpipe help keys)"),
+    AQ_ROW(TEXT, struct asked, port_file, "port-file", "FILE", "write the port there once listening"),
+    {0}};
+
+static const struct aq_option client_options[] = {
+    AQ_ROW(TEXT, struct asked, data, "data", "PATH", "this client's samples (the same as --set data.train=PATH)"),
+    AQ_ROW(TEXT, struct asked, heldout, "heldout", "PATH", "and its held-out ones (data.heldout)"),
+    AQ_ROW(TEXT, struct asked, id, "id", "NAME",
+           "its name, as its certificate site-NAME.pem says (aqpipe keys enroll)"),
+    AQ_ROW_RANGE(U32, struct asked, patience_s, "patience", "S", 1, 864000,
+                 "dial the server again for so long when it is away (600)"),
+    AQ_ROW(LIST, struct asked, sets, "set", "KEY=VALUE", "override a key of the manifest (aqpipe help keys)"),
+    {0}};
+
+static const struct aq_command_line server_line = {
+    "aqpipe split-server",
+    "JOB.yaml",
+    "Split learning: holds the middle stage of the network and the order of turns, waits for split.clients clients, "
+    "and "
+    "trains split.rounds rounds. In each every client has one turn of split.epochs epochs, one after the other; it "
+    "begins with what the one before it has trained. Data and labels stay with the clients. Ctrl-C stops; the same "
+    "command goes on.",
+    server_options,
+    statuses,
+    NULL};
+
+static const struct aq_command_line client_line = {
+    "aqpipe split-client",
+    "JOB.yaml",
+    "Split learning: trains the first and the last stage on this client's data, in its turns; the middle is the "
+    "server's, which is dialled at split.server. JOB.yaml is the server's; output.path and security.keys may be this "
+    "client's own.",
+    client_options,
+    statuses,
+    NULL};
+
+static int done(struct asked *asked, enum aq_status status, enum aq_split_end end)
+{
+    if (status == AQ_OK) return (int)end;
+    aq_progress_say(&asked->progress, "%s", aq_error_text());
+    return status == AQ_INVAL ? AQ_EXIT_USAGE : AQ_EXIT_FAILED;
+}
+
+static int read_line(const struct aq_command_line *line, int argc, char **argv, struct asked *asked,
+                     struct aq_arguments *rest, int *signals)
+{
+    const int code = aq_options_read(line, argc, argv, asked, rest);
+    if (code != AQ_OPTIONS_READ) return code;
+    if (rest->count != 1) return aq_options_wrong(line->name, "one manifest, please");
+    aq_progress_begin(&asked->progress);
+    return aq_launch_signals(signals) == AQ_OK ? AQ_OPTIONS_READ : AQ_EXIT_FAILED;
+}
+
+int aq_command_split_server(int argc, char **argv)
+{
+    static char program[AQ_RUN_PATH_BYTES];
+    struct asked asked = {0};
+    struct aq_arguments rest;
+    enum aq_split_end end = AQ_SPLIT_FAILED;
+    int signals = -1;
+    const int code = read_line(&server_line, argc, argv, &asked, &rest, &signals);
+    if (code != AQ_OPTIONS_READ) return code;
+    if (!aq_program_beside("aqpipe", program)) return AQ_EXIT_FAILED;
+    const struct aq_split_server_config config = {.manifest = rest.of[0],
+                                                  .sets = asked.sets.of,
+                                                  .set_count = asked.sets.count,
+                                                  .program = program,
+                                                  .port_file = asked.port_file,
+                                                  .signals = signals,
+                                                  .progress = &asked.progress};
+    const enum aq_status status = aq_split_serve(&config, &end);
+    close(signals);
+    return done(&asked, status, end);
+}
+
+int aq_command_split_client(int argc, char **argv)
+{
+    static char daemon[AQ_RUN_PATH_BYTES];
+    struct asked asked = {.patience_s = PATIENCE_S};
+    struct aq_arguments rest;
+    enum aq_split_end end = AQ_SPLIT_FAILED;
+    int signals = -1;
+    const int code = read_line(&client_line, argc, argv, &asked, &rest, &signals);
+    if (code != AQ_OPTIONS_READ) return code;
+    if (!asked.id) return aq_options_wrong(client_line.name, "--id NAME, please: whose certificate is it?");
+    if (aq_daemon_program(daemon) != AQ_OK) return AQ_EXIT_FAILED;
+    const struct aq_split_client_config config = {.manifest = rest.of[0],
+                                                  .sets = asked.sets.of,
+                                                  .set_count = asked.sets.count,
+                                                  .id = asked.id,
+                                                  .data = asked.data,
+                                                  .heldout = asked.heldout,
+                                                  .daemon = daemon,
+                                                  .patience_ns = asked.patience_s * 1000000000ull,
+                                                  .signals = signals,
+                                                  .progress = &asked.progress};
+    const enum aq_status status = aq_split_follow(&config, &end);
+    close(signals);
+    return done(&asked, status, end);
+}

@@ -1,0 +1,63 @@
+/*
+ * split_check.c -- the ends that a client sent, before another client is to begin with them.
+ *
+ * They are read as a worker would: into the stages of the plan, of which every tensor must be there, with its size, and
+ * every value finite. What that does not find is what was trained honestly by form and badly by content.
+ */
+#include "aqsgd/grad.h"
+#include "checkpoint.h"
+#include "split_private.h"
+
+static enum aq_status open_optimizer(struct aq_device *device, const struct aq_plan *plan, struct aq_stage *stage,
+                                     struct aq_optimizer **out)
+{
+    const uint32_t count = aq_stage_tensor_count(stage);
+    void *memory;
+    AQ_TRY(aq_alloc(count * (sizeof(struct aq_optimizer_tensor) + sizeof(struct aq_tensor_info)), &memory));
+    struct aq_optimizer_tensor *tensors = memory;
+    struct aq_tensor_info *infos = (struct aq_tensor_info *)(tensors + count); /* whose names are borrowed */
+    for (uint32_t i = 0; i < count; i++) {
+        aq_stage_tensor(stage, i, &infos[i]);
+        tensors[i] = (struct aq_optimizer_tensor){.offset = infos[i].offset,
+                                                  .count = infos[i].count,
+                                                  .decay = infos[i].decay,
+                                                  .rows = infos[i].dimensions == 2 ? infos[i].shape[0] : 0,
+                                                  .name = infos[i].name};
+    }
+    const struct aq_optimizer_group group = {.rank = 0, .size = 1};
+    struct aq_optimizer_config config = plan->job->train.optimizer;
+    config.seed = plan->job->train.seed;
+    config.total_steps = plan->steps;
+    const enum aq_status status =
+        aq_optimizer_open_group(device, &config, tensors, count, aq_stage_parameter_count(stage), &group, out);
+    aq_free(memory);
+    return status;
+}
+
+static enum aq_status check_one(struct aq_device *device, const struct aq_plan *plan, uint32_t rank, const char *folder)
+{
+    struct aq_stage_config config = plan->stages[rank].config;
+    struct aq_stage *stage = NULL;
+    struct aq_optimizer *optimizer = NULL;
+    config.slots = 1; /* nothing is computed */
+    enum aq_status status = aq_stage_open(device, &config, &stage);
+    if (status == AQ_OK) status = open_optimizer(device, plan, stage, &optimizer);
+    const struct aq_checkpoint checkpoint = {
+        .folder = folder, .rank = rank, .device = device, .stage = stage, .optimizer = optimizer};
+    if (status == AQ_OK) status = aq_checkpoint_adopt(&checkpoint, folder);
+    aq_optimizer_close(optimizer);
+    aq_stage_close(stage);
+    return status;
+}
+
+enum aq_status ends_check(const struct site *site, const char *folder)
+{
+    const struct aq_device_config config = {.kind = "cpu", .threads = 1};
+    struct aq_device *device;
+    AQ_TRY(aq_device_open(&config, &device));
+    enum aq_status status = AQ_OK;
+    for (uint32_t end = 0; end < AQ_SPLIT_ENDS && status == AQ_OK; end++)
+        status = check_one(device, site->job.plan, aq_split_rank(end), folder);
+    aq_device_close(device);
+    return status;
+}

@@ -1,0 +1,512 @@
+/* split_client.c -- see the header: connect, join, turns, and the lines between the server and the daemon here. */
+#include "split_client.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "control.h"
+#include "control_socket.h"
+#include "net/tls.h"
+#include "run_folder.h"
+#include "split_gate.h"
+#include "split_job.h"
+#include "split_piece.h"
+#include "split_session.h"
+
+static const uint64_t second_ns = 1000ULL * 1000 * 1000;
+static const char *const AREA = "split";
+enum {
+    CONNECT_S = 15,
+    TICK_MS = 100,
+    PAUSE_MS_MAX = 5000,
+    DAEMON_END_S = 10,
+    LINES = 256,
+    FOLDERS_MAX = 24,
+    WORDS_MAX = 8 + 2 * FOLDERS_MAX
+};
+
+struct client {
+    const struct aq_split_client_config *config;
+    struct aq_split_job job;
+    char *manifest;
+    struct aq_tls *tls;
+    int lock;
+    struct aq_control *server; /* NULL: not connected */
+    struct aq_control *daemon; /* NULL: none runs     */
+    pid_t pid;
+    char run[AQ_RUN_PATH_BYTES], checkpoint[AQ_RUN_PATH_BYTES], cache[AQ_RUN_PATH_BYTES], begin[AQ_RUN_PATH_BYTES];
+    struct aq_split_gate gate;
+    uint64_t until;   /* of the turn under way; 0: none                */
+    uint32_t awaited; /* files that are on their way here              */
+    struct aq_split_in in;
+    struct aq_split_out out;
+    uint32_t outs;
+    bool sends;
+    bool stopping, over;
+    enum aq_split_end end;
+};
+
+#define say(client, ...) aq_progress_say((client)->config->progress, __VA_ARGS__)
+
+static void pause_ms(uint32_t ms)
+{
+    const struct timespec moment = {.tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000};
+    nanosleep(&moment, NULL);
+}
+
+/* ---- its daemon ---- */
+
+static void daemon_end(struct client *client)
+{
+    aq_control_close(client->daemon); /* it ends with its connection, after it has reaped its workers */
+    client->daemon = NULL;
+    const uint64_t deadline = aq_clock_after(DAEMON_END_S * second_ns);
+    while (client->pid > 0) {
+        const pid_t got = waitpid(client->pid, NULL, WNOHANG);
+        if (got != 0) break;
+        if (aq_clock_ns() > deadline) {
+            kill(client->pid, SIGKILL);
+            while (waitpid(client->pid, NULL, 0) == -1 && errno == EINTR)
+                continue;
+            break;
+        }
+        pause_ms(2);
+    }
+    client->pid = 0;
+}
+
+#define WORD(text) ((char *)(uintptr_t)(text))
+
+/* The words of its command line, and the folders of files in them. */
+struct words {
+    char *of[WORDS_MAX];
+    char folders[FOLDERS_MAX][AQ_RUN_PATH_BYTES];
+    int count, folder_count;
+};
+
+/* Data may be read in the folder of that file, or in that folder. */
+static void allow(struct words *words, const char *path)
+{
+    struct stat about;
+    if (!path || words->folder_count == FOLDERS_MAX) return;
+    char *folder = words->folders[words->folder_count];
+    if (snprintf(folder, AQ_RUN_PATH_BYTES, "%s", path) >= AQ_RUN_PATH_BYTES) return;
+    char *slash = strrchr(folder, '/');
+    if ((stat(folder, &about) != 0 || !S_ISDIR(about.st_mode)) && slash && slash > folder) *slash = 0;
+    for (int i = 0; i < words->folder_count; i++)
+        if (strcmp(words->folders[i], folder) == 0) return;
+    words->folder_count++;
+    words->of[words->count++] = WORD("--allow-data");
+    words->of[words->count++] = folder;
+}
+
+/* What the daemon and its workers may read and write, as far as the kernel keeps them from the rest. */
+static void words_fill(const struct client *client, struct words *words)
+{
+    const struct aq_job *job = client->job.job;
+    const char *const begins[] = {"aqpiped", "--fd", "3", "--allow-run", client->run};
+    const char *const others[] = {client->begin,  job->security.keys, job->model.weights, job->data.tokenizer_path,
+                                  job->data.chat, job->data.cache};
+    words->count = words->folder_count = 0;
+    for (size_t i = 0; i < sizeof begins / sizeof *begins; i++)
+        words->of[words->count++] = WORD(begins[i]);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        allow(words, others[i]);
+    for (uint32_t i = 0; i < job->data.train_count; i++)
+        allow(words, job->data.train[i]);
+    for (uint32_t i = 0; i < job->data.heldout_count; i++)
+        allow(words, job->data.heldout[i]);
+    words->of[words->count] = NULL;
+}
+
+static void become_daemon(const char *program, char *const words[], int channel)
+{
+    sigset_t none;
+    sigemptyset(&none);
+    const int high = fcntl(channel, F_DUPFD_CLOEXEC, 10), null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (high == -1 || null == -1 || dup2(high, AQ_CONTROL_FD) == -1 || dup2(null, 0) == -1) _exit(125);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    signal(SIGPIPE, SIG_DFL);
+    execv(program, words);
+    _exit(126);
+}
+
+static enum aq_status daemon_begin(struct client *client)
+{
+    int channel[2];
+    static struct words words;
+    words_fill(client, &words);
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, channel) != 0)
+        return aq_fail_errno(AREA, "no channel for the daemon");
+    enum aq_status status = aq_control_open(channel[0], &client->daemon);
+    if (status != AQ_OK) {
+        close(channel[0]);
+    } else {
+        aq_control_queue(client->daemon, AQ_CONTROL_LINE_BYTES_MAX + (1 << 20));
+        const pid_t pid = fork();
+        if (pid == 0) become_daemon(client->config->daemon, words.of, channel[1]);
+        if (pid == -1)
+            status = aq_fail_errno(AREA, "cannot start %s", client->config->daemon);
+        else
+            client->pid = pid;
+    }
+    close(channel[1]);
+    return status;
+}
+
+/* ---- the server's lines ---- */
+
+static void no_turn(struct client *client)
+{
+    daemon_end(client);
+    aq_split_in_close(&client->in);
+    aq_split_out_close(&client->out);
+    client->awaited = client->outs = 0;
+    client->sends = false;
+    client->until = 0;
+}
+
+static enum aq_status ready(struct client *client)
+{
+    AQ_TRY(daemon_begin(client));
+    return aq_control_send(client->server, json_pack("{s:s}", "op", "ready"));
+}
+
+static enum aq_status on_turn(struct client *client, const json_t *line)
+{
+    uint64_t round, of, begin, mark;
+    no_turn(client);
+    AQ_TRY(aq_control_get_u64(line, "round", &round));
+    AQ_TRY(aq_control_get_u64(line, "of", &of));
+    AQ_TRY(aq_control_get_u64(line, "begin", &begin));
+    AQ_TRY(aq_control_get_u64(line, "mark", &mark));
+    AQ_TRY(aq_control_get_u64(line, "until", &client->until));
+    if (client->until == 0 || client->until > client->job.plan->steps || mark > client->until || begin > mark)
+        return aq_fail(AQ_PROTO, AREA, "the server offers a turn of steps that there are not");
+    const bool adopt = aq_control_bool_or(line, "adopt", false);
+    client->gate.begin = adopt ? client->begin : NULL;
+    if (mark == client->until) return AQ_OK; /* all is trained: it will ask for the ends */
+    say(client, "round %" PRIu64 " of %" PRIu64 ": trains steps %" PRIu64 " to %" PRIu64, round, of, mark + 1,
+        client->until);
+    client->awaited = adopt ? AQ_SPLIT_ENDS : 0;
+    return adopt ? AQ_OK : ready(client);
+}
+
+static enum aq_status on_ends(struct client *client, const json_t *line)
+{
+    char path[AQ_RUN_PATH_BYTES], name[48];
+    uint64_t offset, of, bytes;
+    const char *data;
+    if (client->awaited == 0) return aq_fail(AQ_PROTO, AREA, "the server sends weights that are not due");
+    AQ_TRY(aq_control_get_u64(line, "offset", &offset));
+    AQ_TRY(aq_control_get_u64(line, "of", &of));
+    AQ_TRY(aq_control_get_text(line, "data", &data));
+    snprintf(name, sizeof name, "stage-%u.safetensors", aq_split_rank(AQ_SPLIT_ENDS - client->awaited));
+    AQ_TRY(aq_run_path(client->begin, name, path));
+    if (!client->in.buffer) AQ_TRY(aq_split_in_open(&client->in));
+    AQ_TRY(aq_split_in_piece(&client->in, path, offset, data, &bytes));
+    if (offset + bytes < of) return AQ_OK;
+    AQ_TRY(aq_split_in_done(&client->in, path));
+    return --client->awaited > 0 ? AQ_OK : ready(client);
+}
+
+/* The turn is over: well, and the ends are asked for, or not. */
+static enum aq_status on_over(struct client *client, const json_t *line)
+{
+    char text[AQ_SPLIT_TEXT_BYTES];
+    const uint64_t until = client->until;
+    daemon_end(client);
+    if (!aq_control_bool_or(line, "done", false)) {
+        say(client, "the turn is over: %s",
+            aq_printable_text(aq_control_text_or(line, "text", "no reason is given"), text, sizeof text));
+        no_turn(client);
+        return AQ_OK;
+    }
+    if (until == 0 || aq_control_u64_or(line, "step", 0) != until)
+        return aq_fail(AQ_PROTO, AREA, "the server closes a turn that is none");
+    client->outs = 0;
+    client->sends = true;
+    return AQ_OK;
+}
+
+static enum aq_status from_server(struct client *client, json_t *line)
+{
+    const char *event = aq_control_text_or(line, "event", NULL);
+    if (!event) {
+        if (!client->daemon) return AQ_OK; /* it has ended, and the server did not know yet */
+        AQ_TRY(aq_split_pass(&client->gate, line));
+        return aq_control_send(client->daemon, json_incref(line));
+    }
+    if (strcmp(event, "turn") == 0) return on_turn(client, line);
+    if (strcmp(event, "ends") == 0) return on_ends(client, line);
+    if (strcmp(event, "over") == 0) return on_over(client, line);
+    if (strcmp(event, "closed") == 0) {
+        no_turn(client);
+        return AQ_OK;
+    }
+    if (strcmp(event, "end") == 0) {
+        say(client, "all rounds are over");
+        client->over = true;
+        return AQ_OK;
+    }
+    char text[AQ_SPLIT_TEXT_BYTES];
+    if (strcmp(event, "refused") == 0)
+        return aq_fail(AQ_REFUSED, AREA, "the server ends it: %s",
+                       aq_printable_text(aq_control_text_or(line, "text", "no reason is given"), text, sizeof text));
+    return aq_fail(AQ_PROTO, AREA, "the server says '%.32s', which is not known",
+                   aq_printable_text(event, text, sizeof text));
+}
+
+static enum aq_status send_ends(struct client *client)
+{
+    char path[AQ_RUN_PATH_BYTES], name[64];
+    while (client->sends && aq_control_waiting(client->server) < AQ_SPLIT_PIECE_BYTES) {
+        json_t *line;
+        bool last;
+        if (client->out.fd == -1) {
+            snprintf(name, sizeof name, "%" PRIu64 "/stage-%u.safetensors", client->until, aq_split_rank(client->outs));
+            AQ_TRY(aq_run_path(client->checkpoint, name, path));
+            AQ_TRY(aq_split_out_open(&client->out, path, aq_split_rank(client->outs++)));
+        }
+        AQ_TRY(aq_split_out_line(&client->out, "op", &line, &last));
+        if (last) aq_split_out_close(&client->out);
+        if (last && client->outs == AQ_SPLIT_ENDS) client->sends = false;
+        AQ_TRY(aq_control_send(client->server, line));
+    }
+    return AQ_OK;
+}
+
+/* ---- joining ---- */
+
+static enum aq_status say_join(struct client *client)
+{
+    const struct aq_job_facts *facts = &client->job.plan->facts;
+    return aq_control_send(
+        client->server,
+        json_pack("{s:s, s:i, s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "op", "join", "protocol",
+                  AQ_SPLIT_PROTOCOL, "version", AQ_VERSION, "id", client->config->id, "plan_hash",
+                  aq_control_hex(aq_plan_hash(client->job.plan)), "train_samples", (json_int_t)facts->train_samples,
+                  "heldout_samples", (json_int_t)facts->heldout_samples, "vocabulary", (json_int_t)facts->vocabulary,
+                  "labels", (json_int_t)facts->labels, "train_digest", aq_control_hex(facts->train_digest),
+                  "heldout_digest", aq_control_hex(facts->heldout_digest), "weights_digest",
+                  aq_control_hex(facts->weights_digest)));
+}
+
+/* Which keys differ: from the manifest that the server planned for this client. Tells the server, too. */
+static void say_differences(struct client *client, const char *manifest)
+{
+    struct aq_job *job;
+    struct aq_plan *plan = NULL;
+    struct aq_text text = {0};
+    if (aq_job_parse(manifest, strlen(manifest), "the server's manifest", client->run, NULL, 0, &job) != AQ_OK) return;
+    if (aq_plan_open(job, &plan) == AQ_OK && aq_plan_differences(plan, client->job.plan, false, &text) == AQ_OK &&
+        text.used > 0)
+        say(client, "the server's plan is another (there: the server): %s", aq_text_of(&text));
+    aq_text_deinit(&text);
+    aq_plan_close(plan);
+    aq_job_close(job);
+}
+
+static enum aq_status answer(struct client *client)
+{
+    json_t *line;
+    char text[AQ_SPLIT_TEXT_BYTES];
+    AQ_TRY(aq_control_receive(client->server, aq_clock_after(CONNECT_S * second_ns), &line));
+    enum aq_status status = AQ_OK;
+    if (aq_control_is(line, "event", "joined")) {
+        say(client, "%s has joined, at %s", client->config->id, client->job.job->split.server);
+    } else {
+        const char *manifest = aq_control_text_or(line, "manifest", NULL);
+        if (manifest) say_differences(client, manifest);
+        status = aq_fail(AQ_REFUSED, AREA, "the server refuses %s: it %s", client->config->id,
+                         aq_printable_text(aq_control_text_or(line, "text", "gives no reason"), text, sizeof text));
+    }
+    json_decref(line);
+    return status;
+}
+
+static enum aq_status join(struct client *client)
+{
+    int fd;
+    struct aq_tls_session *session;
+    const struct aq_tls_name server = {.role = AQ_TLS_LAUNCHER};
+    const char *address = client->job.job->split.server;
+    AQ_TRY(aq_control_connect(address, aq_clock_after(CONNECT_S * second_ns), &fd));
+    enum aq_status status = aq_control_open(fd, &client->server);
+    if (status != AQ_OK) {
+        close(fd);
+        return status;
+    }
+    AQ_TRY(aq_tls_session_open(client->tls, fd, false, &server, address, &session));
+    aq_control_secure(client->server, session);
+    aq_control_queue(client->server, 8 << 20);
+    AQ_TRY(say_join(client));
+    return answer(client);
+}
+
+static void leave(struct client *client)
+{
+    no_turn(client);
+    aq_control_close(client->server);
+    client->server = NULL;
+}
+
+/* ---- the loop ---- */
+
+static void on_signals(struct client *client)
+{
+    struct signalfd_siginfo info;
+    while (read(client->config->signals, &info, sizeof info) == (ssize_t)sizeof info)
+        client->stopping = true;
+}
+
+static short wants(const struct aq_control *control)
+{
+    return (short)(aq_control_pending(control) ? POLLIN | POLLOUT : POLLIN);
+}
+
+static enum aq_status pump_daemon(struct client *client)
+{
+    json_t *line;
+    if (!client->daemon) return AQ_OK;
+    (void)aq_control_push(client->daemon);
+    for (int i = 0; i < LINES; i++) {
+        const enum aq_status status = aq_control_receive(client->daemon, 0, &line);
+        if (status == AQ_AGAIN) return AQ_OK;
+        if (status != AQ_OK) return aq_fail(AQ_CLOSED, AREA, "the daemon here has ended");
+        AQ_TRY(aq_control_send(client->server, line));
+    }
+    return AQ_OK;
+}
+
+static enum aq_status pump_server(struct client *client)
+{
+    json_t *line;
+    for (int i = 0; i < LINES && !client->over; i++) {
+        const enum aq_status got = aq_control_receive(client->server, 0, &line);
+        if (got == AQ_AGAIN) return AQ_OK;
+        AQ_TRY(got);
+        const enum aq_status status = from_server(client, line);
+        json_decref(line);
+        AQ_TRY(status);
+    }
+    return AQ_OK;
+}
+
+/* While the connection stands. */
+static enum aq_status stay(struct client *client)
+{
+    while (!client->over) {
+        struct pollfd fds[3] = {{.fd = client->config->signals, .events = POLLIN},
+                                {.fd = aq_control_fd(client->server), .events = wants(client->server)}};
+        nfds_t count = 2;
+        if (client->daemon)
+            fds[count++] = (struct pollfd){.fd = aq_control_fd(client->daemon), .events = wants(client->daemon)};
+        if (poll(fds, count, TICK_MS) < 0 && errno != EINTR) return aq_fail_errno(AREA, "poll");
+        on_signals(client);
+        if (client->stopping) {
+            (void)aq_control_send(client->server,
+                                  json_pack("{s:s, s:s}", "op", "leave", "text", "it was stopped by its user"));
+            (void)aq_control_flush(client->server, aq_clock_after(second_ns));
+            return AQ_OK;
+        }
+        AQ_TRY(aq_control_check(client->server));
+        AQ_TRY(pump_server(client));
+        AQ_TRY(pump_daemon(client));
+        AQ_TRY(send_ends(client));
+    }
+    return AQ_OK;
+}
+
+/* What another try may mend: the server is away, or begins again. */
+static bool passes(enum aq_status status)
+{
+    return status == AQ_CLOSED || status == AQ_TIMEOUT || status == AQ_IO;
+}
+
+static enum aq_status follow(struct client *client)
+{
+    uint64_t patience = aq_clock_after(client->config->patience_ns);
+    uint32_t wait_ms = 100;
+    while (!client->over && !client->stopping) {
+        aq_error_clear();
+        enum aq_status status = join(client);
+        const bool absent = status == AQ_REFUSED && !client->server; /* nobody listens there */
+        if (status == AQ_OK) {
+            wait_ms = 100;
+            status = stay(client);
+            patience = aq_clock_after(client->config->patience_ns);
+            if (passes(status)) say(client, "the server is gone (%s): it is dialled again", aq_status_text(status));
+        }
+        leave(client);
+        on_signals(client);
+        if (status == AQ_OK) continue;
+        if ((!passes(status) && !absent) || aq_clock_ns() > patience) return status;
+        pause_ms(wait_ms);
+        wait_ms = wait_ms * 2 < PAUSE_MS_MAX ? wait_ms * 2 : PAUSE_MS_MAX;
+    }
+    client->end = client->over ? AQ_SPLIT_DONE : AQ_SPLIT_STOPPED;
+    return AQ_OK;
+}
+
+/* ---- open and close ---- */
+
+static enum aq_status open_all(struct client *client)
+{
+    const struct aq_split_client_config *config = client->config;
+    const struct aq_split_asked asked = {.manifest = config->manifest,
+                                         .sets = config->sets,
+                                         .set_count = config->set_count,
+                                         .client = config->id,
+                                         .data = config->data,
+                                         .heldout = config->heldout};
+    AQ_TRY(aq_split_job_open(&asked, &client->job));
+    const struct aq_job *job = client->job.job;
+    AQ_TRY(aq_plan_manifest(client->job.plan, &client->manifest));
+    AQ_TRY(aq_tls_open_site(job->security.keys, config->id, &client->tls));
+    AQ_TRY(aq_run_make_folder(job->output.path));
+    AQ_TRY(aq_run_lock(job->output.path, &client->lock));
+    AQ_TRY(aq_run_path(job->output.path, "run", client->run));
+    AQ_TRY(aq_run_make_folder(client->run));
+    AQ_TRY(aq_run_path(client->run, "checkpoint", client->checkpoint));
+    AQ_TRY(aq_run_path(client->run, "cache", client->cache));
+    AQ_TRY(aq_run_path(job->output.path, "begin", client->begin));
+    AQ_TRY(aq_run_make_folder(client->begin));
+    client->gate = (struct aq_split_gate){.run = client->run,
+                                          .checkpoint = client->checkpoint,
+                                          .cache = client->cache,
+                                          .manifest = client->manifest,
+                                          .plan_hash = aq_plan_hash(client->job.plan)};
+    return AQ_OK;
+}
+
+enum aq_status aq_split_follow(const struct aq_split_client_config *config, enum aq_split_end *end)
+{
+    void *memory;
+    AQ_TRY(aq_alloc(sizeof(struct client), &memory));
+    struct client *client = memory;
+    client->config = config;
+    client->lock = client->in.fd = client->out.fd = -1;
+    client->end = AQ_SPLIT_FAILED;
+    enum aq_status status = open_all(client);
+    if (status == AQ_OK) status = follow(client);
+    *end = client->end;
+    leave(client);
+    aq_tls_close(client->tls);
+    aq_free(client->manifest);
+    aq_split_job_close(&client->job);
+    if (client->lock != -1) close(client->lock);
+    aq_free(client);
+    return status;
+}

@@ -1,0 +1,37 @@
+/*
+ * split_client.h -- a client of split learning: its data, its two stages, and a daemon of its own that runs them.
+ *
+ * It dials the server and keeps at it. What the server may have it do is short: a turn of the very plan that both have
+ * (its worker gets the manifest that was planned here, never the server's), in its own folder, with its own keys. Every
+ * other line ends the connection (split_gate.c). Its daemon is confined to that folder, the data and the keys where the
+ * kernel can (aqpiped --allow-run, --allow-data).
+ *
+ * The folder of a client (output.path): run/ (checkpoints and caches of its stages, logs), begin/ (what a turn began with).
+ *
+ * Locking: one thread, which blocks signals (aq_launch_signals) before it calls.
+ */
+#ifndef RUNTIME_SPLIT_CLIENT_H
+#define RUNTIME_SPLIT_CLIENT_H
+
+#include <stdint.h>
+
+#include "aqsgd/base.h"
+#include "progress.h"
+#include "split_server.h"
+
+struct aq_split_client_config {
+    const char *manifest;
+    const char *const *sets;
+    uint32_t set_count;
+    const char *id;
+    const char *data, *heldout; /* files; NULL: as the manifest has them */
+    const char *daemon;         /* the program                           */
+    uint64_t patience_ns;       /* how long the server may be away       */
+    int signals;
+    struct aq_progress *progress;
+};
+
+/* Until the server says that it is over, or a signal. AQ_REFUSED, AQ_MISMATCH: the server does not take it. */
+enum aq_status aq_split_follow(const struct aq_split_client_config *config, enum aq_split_end *end);
+
+#endif

@@ -1,0 +1,60 @@
+/* split_gate.c -- see the header. */
+#include "split_gate.h"
+
+#include <string.h>
+
+#include "control.h"
+#include "split_session.h"
+
+static const char *const AREA = "split";
+
+static void put(json_t *line, const char *key, const char *value)
+{
+    if (value)
+        json_object_set_new(line, key, json_string(value));
+    else
+        json_object_del(line, key);
+}
+
+static enum aq_status its_plan(const struct aq_split_gate *gate, const json_t *line)
+{
+    uint64_t hash;
+    AQ_TRY(aq_control_get_hex(line, "plan_hash", &hash));
+    if (aq_control_bool_or(line, "probe", false) || aq_control_bool_or(line, "fresh", false))
+        return aq_fail(AQ_PROTO, AREA, "the server asks for more than a turn");
+    return hash == gate->plan_hash ? AQ_OK : aq_fail(AQ_PROTO, AREA, "the server begins a turn of another plan");
+}
+
+static enum aq_status its_rank(const json_t *line)
+{
+    uint32_t rank;
+    AQ_TRY(aq_control_get_u32(line, "rank", &rank));
+    return rank == aq_split_rank(0) || rank == aq_split_rank(1)
+               ? AQ_OK
+               : aq_fail(AQ_PROTO, AREA, "the server speaks to stage %u, which is not here", rank);
+}
+
+enum aq_status aq_split_pass(const struct aq_split_gate *gate, json_t *line)
+{
+    static const char *const plain[] = {"abort", "beat", "forget"};
+    static const char *const of_rank[] = {"connect", "go", "marked", "stop", "evaluated"};
+    const char *op = aq_control_text_or(line, "op", "");
+    for (size_t i = 0; i < sizeof plain / sizeof *plain; i++)
+        if (strcmp(op, plain[i]) == 0) return AQ_OK;
+    for (size_t i = 0; i < sizeof of_rank / sizeof *of_rank; i++)
+        if (strcmp(op, of_rank[i]) == 0) return its_rank(line);
+    const bool open = strcmp(op, "open") == 0;
+    if (!open && strcmp(op, "start") != 0)
+        return aq_fail(AQ_PROTO, AREA, "the server says '%.32s', which is nothing of a turn", op);
+    AQ_TRY(its_plan(gate, line));
+    put(line, "run", gate->run);
+    put(line, "checkpoint", gate->checkpoint);
+    if (open) {
+        put(line, "cache", json_is_string(json_object_get(line, "cache")) ? gate->cache : NULL);
+        return AQ_OK;
+    }
+    AQ_TRY(its_rank(line));
+    put(line, "manifest", gate->manifest);
+    put(line, "adopt", gate->begin);
+    return AQ_OK;
+}

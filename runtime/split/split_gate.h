@@ -1,0 +1,26 @@
+/*
+ * split_gate.h -- what of the server's lines reaches a client's daemon: the ten of CONTROL.md that a turn needs, and in
+ * them nothing that names a path, a manifest or another's stage.
+ *
+ * Locking: pure functions.
+ */
+#ifndef RUNTIME_SPLIT_GATE_H
+#define RUNTIME_SPLIT_GATE_H
+
+#include <jansson.h>
+#include <stdint.h>
+
+#include "aqsgd/base.h"
+
+/* What this client puts into the lines, whatever the server wrote there. */
+struct aq_split_gate {
+    const char *run, *checkpoint, *cache; /* its folders, absolute                           */
+    const char *manifest;                 /* its own, as it planned it                       */
+    const char *begin;                    /* the folder of the weights that this turn begins with; NULL: none */
+    uint64_t plan_hash;                   /* of it                                           */
+};
+
+/* May the line pass? It is changed. AQ_PROTO (logged): it may not. */
+enum aq_status aq_split_pass(const struct aq_split_gate *gate, json_t *line);
+
+#endif

@@ -1,0 +1,111 @@
+/* split_job.c -- see the header. */
+#include "split_job.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "runtime_text.h"
+
+enum { SETS_MAX = 280, SETS_OWN = 16 };
+
+static const char *const AREA = "split";
+
+/* Sets in one text, each ended by a zero: key=value. */
+struct sets {
+    const char *of[SETS_MAX];
+    uint32_t count;
+    struct aq_text texts[SETS_OWN];
+    uint32_t own;
+};
+
+/* A text in YAML's single quotes. */
+static void add_text(struct sets *sets, const char *key, const char *value)
+{
+    struct aq_text *text = &sets->texts[sets->own++];
+    if (!value) return;
+    aq_text_add(text, "%s='", key);
+    for (; *value; value++)
+        aq_text_add(text, *value == '\'' ? "''" : "%c", *value);
+    aq_text_add(text, "'");
+    sets->of[sets->count++] = aq_text_of(text);
+}
+
+static void add_number(struct sets *sets, const char *key, uint64_t value)
+{
+    struct aq_text *text = &sets->texts[sets->own++];
+    aq_text_add(text, "%s=%llu", key, (unsigned long long)value);
+    sets->of[sets->count++] = aq_text_of(text);
+}
+
+static void add_facts(struct sets *sets, const struct aq_job_facts *facts)
+{
+    add_text(sets, "data.train", "at-the-client");
+    add_number(sets, "facts.vocabulary", facts->vocabulary);
+    add_number(sets, "facts.labels", facts->labels);
+    add_number(sets, "facts.train_samples", facts->train_samples);
+    add_number(sets, "facts.train_digest", facts->train_digest);
+    add_number(sets, "facts.heldout_samples", facts->heldout_samples);
+    add_number(sets, "facts.heldout_digest", facts->heldout_digest);
+    add_number(sets, "facts.weights_digest", facts->weights_digest);
+}
+
+static enum aq_status texts_status(const struct sets *sets)
+{
+    for (uint32_t i = 0; i < sets->own; i++)
+        if (sets->texts[i].status != AQ_OK) return sets->texts[i].status;
+    return AQ_OK;
+}
+
+static enum aq_status load(const struct aq_split_asked *asked, uint64_t epochs, struct aq_job **out)
+{
+    struct sets sets = {.count = asked->set_count};
+    if (asked->set_count + SETS_OWN > SETS_MAX) return aq_fail(AQ_INVAL, AREA, "that are too many --set");
+    memcpy(sets.of, asked->sets, asked->set_count * sizeof *asked->sets);
+    if (asked->run) add_text(&sets, "output.path", asked->run);
+    if (asked->client) {
+        add_text(&sets, "split.client", asked->client);
+        add_number(&sets, "train.epochs", epochs);
+        add_number(&sets, "train.steps_max", 0);
+    }
+    if (asked->data) add_text(&sets, "data.train", asked->data);
+    if (asked->heldout) add_text(&sets, "data.heldout", asked->heldout);
+    if (asked->facts) add_facts(&sets, asked->facts);
+    enum aq_status status = texts_status(&sets);
+    if (status == AQ_OK) status = aq_job_load(asked->manifest, sets.of, sets.count, out);
+    for (uint32_t i = 0; i < sets.own; i++)
+        aq_text_deinit(&sets.texts[i]);
+    return status;
+}
+
+enum aq_status aq_split_job_open(const struct aq_split_asked *asked, struct aq_split_job *out)
+{
+    struct aq_split_asked base = *asked;
+    struct aq_split_job made = {0};
+    base.client = NULL;
+    base.facts = NULL;
+    AQ_TRY(load(&base, 0, &made.job));
+    enum aq_status status = AQ_OK;
+    if (made.job->split.clients == 0)
+        status = aq_fail(AQ_INVAL, AREA, "%s is no job of split learning: it says no split.clients", asked->manifest);
+    if (status == AQ_OK && asked->client) {
+        const uint64_t epochs = (uint64_t)made.job->split.rounds * made.job->split.epochs;
+        aq_job_close(made.job);
+        made.job = NULL;
+        status = load(asked, epochs, &made.job);
+        if (status == AQ_OK) status = aq_plan_open(made.job, &made.plan);
+        if (status == AQ_OK && made.plan->facts.lengths_digest)
+            status = aq_fail(AQ_INVAL, AREA, "samples of several lengths cannot be split yet: let data.pack be true");
+    }
+    if (status == AQ_OK)
+        *out = made;
+    else
+        aq_split_job_close(&made);
+    return status;
+}
+
+void aq_split_job_close(struct aq_split_job *job)
+{
+    aq_plan_close(job->plan);
+    aq_job_close(job->job);
+    *job = (struct aq_split_job){0};
+}

@@ -1,0 +1,34 @@
+/*
+ * split_job.h -- the job of one client's turns: the manifest that server and client both have, and what is that client's.
+ *
+ * Both ends make it on their own, and their plans' hashes must be one. What the client alone knows (how many samples, of
+ * which digest) it tells, and the server plans with that: it never sees the data. train.epochs is what all rounds come to.
+ *
+ * Locking: pure functions of files.
+ */
+#ifndef RUNTIME_SPLIT_JOB_H
+#define RUNTIME_SPLIT_JOB_H
+
+#include "job.h"
+#include "plan.h"
+
+struct aq_split_asked {
+    const char *manifest; /* file */
+    const char *const *sets;
+    uint32_t set_count;
+    const char *client;               /* NULL: the job that is everybody's, without a plan                */
+    const char *run;                  /* output.path of it                                                */
+    const char *data, *heldout;       /* of a client: its files; NULL: as the manifest has them           */
+    const struct aq_job_facts *facts; /* of a server: what the client told; NULL: the data is read        */
+};
+
+struct aq_split_job {
+    struct aq_job *job;
+    struct aq_plan *plan; /* NULL where there is no client */
+};
+
+/* AQ_INVAL: the manifest is no split job, or is wrong; as aq_job_load and aq_plan_open. */
+enum aq_status aq_split_job_open(const struct aq_split_asked *asked, struct aq_split_job *out);
+void aq_split_job_close(struct aq_split_job *job); /* zeroes are fine */
+
+#endif

@@ -1,0 +1,102 @@
+/* split_private.h -- what split_server.c (the loop and the door), split_turn.c (turns) and split_state.c (the disk) share.
+ */
+#ifndef RUNTIME_SPLIT_PRIVATE_H
+#define RUNTIME_SPLIT_PRIVATE_H
+
+#include <sys/types.h>
+
+#include "control.h"
+#include "net/tls.h"
+#include "run_folder.h"
+#include "split_job.h"
+#include "split_piece.h"
+#include "split_server.h"
+#include "split_session.h"
+
+enum {
+    SPLIT_NEWCOMERS_MAX = 64,
+    SPLIT_NEWCOMER_S = 5, /* for its certificate and its first line                               */
+    SPLIT_ANSWER_S = 60,  /* for what a client owes: that it is ready, the next part of a file     */
+    SPLIT_TRIES_MAX = 3,  /* of a turn, while its client is there                                 */
+    SPLIT_QUEUE_BYTES = 8 << 20,
+    SPLIT_WEIGHTS_NONE = -1
+};
+
+/* A client: what is known of it, and its connection and turn, where it has any. */
+struct site {
+    char name[AQ_TLS_HOST_BYTES];
+    struct aq_split_join join;     /* as it said at last                                    */
+    struct aq_split_job job;       /* planned with that; zeroes: it has not joined yet, since the server began */
+    uint64_t begin, until;         /* steps of its own, of the turn under way; until 0: none  */
+    uint32_t round;                /* the last one that it is done with: trained, or missed   */
+    uint32_t turns, missed, lates; /* lates: rounds in which it was waited for            */
+    uint64_t samples;              /* that it trains on                                   */
+    uint64_t mark;                 /* the newest complete checkpoint of its own run                       */
+    /* Its connection. */
+    struct aq_control *control; /* NULL: it is away */
+    struct aq_split_session session;
+    uint64_t deadline_ns; /* of what it owes, or of being back; AQ_NEVER */
+    char peer[64];
+    /* Its turn. */
+    bool offered;            /* this turn, since it is back                     */
+    struct aq_split_out out; /* a file on its way to it                         */
+    uint32_t outs;           /* ends that are on their way or there             */
+    bool sends;              /* there are more                                  */
+    struct aq_split_in in;
+    pid_t pid;                 /* of the turn's launcher; 0: none                 */
+    struct aq_control *launch; /* its channel; NULL: none                         */
+    uint32_t tries;
+    bool late;                     /* it is waited for, or was, in this round          */
+    char why[AQ_SPLIT_TEXT_BYTES]; /* its turn's last failure                          */
+};
+
+struct newcomer {
+    struct aq_control *control; /* NULL: the place is free */
+    uint64_t source, since_ns;
+    char peer[64];
+};
+
+struct server {
+    const struct aq_split_server_config *config;
+    struct aq_job *job;
+    struct aq_tls *tls;
+    int listener, lock;
+    struct newcomer newcomers[SPLIT_NEWCOMERS_MAX];
+    struct site sites[AQ_JOB_CLIENTS_MAX];
+    uint32_t site_count;
+    uint32_t round; /* under way, from 1 on; 0: clients are gathering; above split.rounds: the end */
+    int weights;    /* the folder of the newest: 0, 1, or SPLIT_WEIGHTS_NONE */
+    bool stopping, over;
+    enum aq_split_end end;
+};
+
+/* split_state.c: RUN/split.json, and the folders beside it. */
+enum aq_status state_load(struct server *server);
+enum aq_status state_save(const struct server *server);
+/* "RUN/weights/0", "RUN/clients/NAME": AQ_INVAL: too long. */
+enum aq_status state_path(const struct server *server, char out[AQ_RUN_PATH_BYTES], const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+struct site *state_site(struct server *server, const char *name); /* known or made; NULL: there is no place */
+/* The newest complete checkpoint of its run: 0: none. */
+uint64_t state_mark(const struct server *server, const struct site *site);
+/* The turn has ended well: its weights, of which the ends lie in the other folder, are the newest. */
+enum aq_status state_commit(struct server *server, struct site *site);
+/* split_check.c: the ends that a client sent, in `folder`: of the stages of its plan, whole and finite? */
+enum aq_status ends_check(const struct site *site, const char *folder);
+
+/* split_report.c: report.json and a table; the model, where split.collect has it. */
+enum aq_status report_leave(const struct server *server);
+enum aq_status model_leave(const struct server *server);
+
+/* split_turn.c. */
+void turn_advance(struct server *server); /* whatever is due: offers, deadlines, the next round */
+void turn_line(struct server *server, struct site *site, const json_t *line); /* of a client */
+void turn_pump(struct server *server, struct site *site); /* files to the client, lines of its launcher, its end */
+/* Its connection ends: said once, with the reason; its turn waits for it. */
+void turn_away(struct server *server, struct site *site, const char *why);
+void turn_halt(struct site *site); /* the launcher of its turn, at once; waits for its end */
+
+/* Say something to the person at the server. */
+#define server_say(server, ...) aq_progress_say((server)->config->progress, __VA_ARGS__)
+
+#endif

@@ -1,0 +1,130 @@
+/*
+ * split_report.c -- what a split-server leaves: report.json and a table, and the model where that is wanted.
+ *
+ * A client's figures are those of its own run, clients/NAME/metrics.jsonl: its accuracy is the one after its last turn,
+ * on its own held-out samples; others have trained since.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "export.h"
+#include "json_text.h"
+#include "report.h"
+#include "split_private.h"
+
+enum { FIGURE_DECIMALS = 4 };
+
+/* Sums over the clients. */
+struct all {
+    double bytes, targets, right, loss;
+};
+
+/* report[outer][inner], or NaN. */
+static double at(const json_t *report, const char *outer, const char *inner)
+{
+    return aq_control_number_or(outer ? json_object_get(report, outer) : report, inner, NAN);
+}
+
+static json_t *client_line(const struct server *server, const struct site *site, struct all *all)
+{
+    char path[AQ_RUN_PATH_BYTES], metrics[AQ_RUN_PATH_BYTES];
+    json_t *run = NULL;
+    json_t *line = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I}", "name", site->name, "turns", (json_int_t)site->turns,
+                             "missed", (json_int_t)site->missed, "late", (json_int_t)site->lates, "step",
+                             (json_int_t)state_mark(server, site), "samples", (json_int_t)site->samples);
+    if (state_path(server, path, "clients/%s", site->name) != AQ_OK ||
+        aq_run_path(path, "metrics.jsonl", metrics) != AQ_OK || access(metrics, R_OK) != 0 ||
+        aq_report_run(path, &run) != AQ_OK) {
+        aq_error_clear(); /* it has had no turn yet */
+        return line;
+    }
+    const double bytes = at(run, NULL, "sent_wire_bytes"), targets = at(run, "heldout", "targets");
+    const double loss = at(run, "heldout", "loss"), accuracy = at(run, "heldout", "accuracy");
+    if (isfinite(bytes)) all->bytes += bytes;
+    if (targets > 0 && isfinite(loss)) {
+        all->targets += targets;
+        all->loss += targets * loss;
+        all->right += targets * accuracy;
+    }
+    json_object_set_new(line, "seconds", aq_control_number(at(run, NULL, "seconds")));
+    json_object_set_new(line, "sent_wire_bytes", aq_control_number(bytes));
+    static const char *const kept[] = {"bytes_per_step", "bytes_per_step_cold", "bytes_per_step_warm", "train_loss",
+                                       "heldout"};
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
+        json_object_set(line, kept[i], json_object_get(run, kept[i]));
+    json_decref(run);
+    return line;
+}
+
+static json_t *make(const struct server *server)
+{
+    struct all all = {0};
+    json_t *clients = json_array();
+    for (uint32_t i = 0; i < server->site_count; i++)
+        json_array_append_new(clients, client_line(server, &server->sites[i], &all));
+    const uint32_t rounds = server->job->split.rounds;
+    const uint32_t had = server->round == 0 ? 0 : server->round - 1;
+    const bool any = all.targets > 0;
+    return json_pack("{s:s, s:s, s:I, s:I, s:I, s:f, s:o, s:o, s:o}", "job", server->job->name, "mode", "relay",
+                     "rounds", (json_int_t)(had < rounds ? had : rounds), "rounds_planned", (json_int_t)rounds,
+                     "epochs_a_turn", (json_int_t)server->job->split.epochs, "sent_wire_bytes", all.bytes, "loss",
+                     aq_control_number(any ? all.loss / all.targets : NAN), "accuracy",
+                     aq_control_number(any ? all.right / all.targets : NAN), "clients", clients);
+}
+
+static void say_table(const struct server *server, const json_t *report)
+{
+    char size[AQ_TEXT_NUMBER], loss[AQ_TEXT_NUMBER], accuracy[AQ_TEXT_NUMBER];
+    const json_t *clients = json_object_get(report, "clients");
+    for (size_t i = 0; i < json_array_size(clients); i++) {
+        const json_t *line = json_array_get(clients, i);
+        const double bytes = at(line, NULL, "sent_wire_bytes");
+        server_say(server, "%s: %llu turns, %llu missed, late %llu times; %s sent; loss %s, accuracy %s",
+                   aq_control_text_or(line, "name", "?"), (unsigned long long)aq_control_u64_or(line, "turns", 0),
+                   (unsigned long long)aq_control_u64_or(line, "missed", 0),
+                   (unsigned long long)aq_control_u64_or(line, "late", 0),
+                   aq_text_size(bytes > 0 ? (uint64_t)bytes : 0, size),
+                   aq_text_figure(at(line, "heldout", "loss"), FIGURE_DECIMALS, loss),
+                   aq_text_figure(at(line, "heldout", "accuracy"), FIGURE_DECIMALS, accuracy));
+    }
+    const double bytes = at(report, NULL, "sent_wire_bytes");
+    server_say(server, "in all, %llu of %llu rounds: %s sent; loss %s, accuracy %s",
+               (unsigned long long)aq_control_u64_or(report, "rounds", 0),
+               (unsigned long long)aq_control_u64_or(report, "rounds_planned", 0), aq_text_size((uint64_t)bytes, size),
+               aq_text_figure(at(report, NULL, "loss"), FIGURE_DECIMALS, loss),
+               aq_text_figure(at(report, NULL, "accuracy"), FIGURE_DECIMALS, accuracy));
+}
+
+enum aq_status report_leave(const struct server *server)
+{
+    char path[AQ_RUN_PATH_BYTES];
+    json_t *report = make(server);
+    if (!report) return aq_fail(AQ_NOMEM, "split", "no memory for the report");
+    say_table(server, report);
+    const enum aq_status status = state_path(server, path, "report.json");
+    if (status == AQ_OK) return aq_json_replace(path, report, JSON_INDENT(1));
+    json_decref(report);
+    return status;
+}
+
+enum aq_status model_leave(const struct server *server)
+{
+    char weights[AQ_RUN_PATH_BYTES];
+    const struct aq_plan *plan = NULL;
+    for (uint32_t i = 0; i < server->site_count && !plan; i++)
+        plan = server->sites[i].job.plan;
+    if (!server->job->split.collect || server->weights == SPLIT_WEIGHTS_NONE || !plan) return AQ_OK;
+    AQ_TRY(state_path(server, weights, "weights"));
+    const struct aq_export export = {.plan = plan,
+                                     .checkpoint = weights,
+                                     .step = (uint64_t)server->weights,
+                                     .folder = server->job->output.path,
+                                     .run = server->job->output.path,
+                                     .type = "F32",
+                                     .file_bytes_max = AQ_EXPORT_FILE_BYTES};
+    AQ_TRY(aq_export_description(&export));
+    return aq_export_weights(&export);
+}

@@ -1,0 +1,359 @@
+/* split_server.c -- the loop of a split-server: signals, the door, its clients. Turns are split_turn.c's. */
+#include "split_server.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "control_socket.h"
+#include "owned_folder.h"
+#include "split_private.h"
+
+static const uint64_t second_ns = 1000ULL * 1000 * 1000, samples_max = 100 * 1000 * 1000;
+static const char *const AREA = "split";
+enum { POLL_MAX = 2 + SPLIT_NEWCOMERS_MAX + 2 * AQ_JOB_CLIENTS_MAX, TICK_MS = 100, ACCEPTS = 16, LINES = 256 };
+
+/* ---- the door ---- */
+
+static void newcomer_close(struct newcomer *newcomer)
+{
+    aq_control_close(newcomer->control);
+    newcomer->control = NULL;
+}
+
+static uint64_t source_of(const struct sockaddr_storage *address, char peer[64])
+{
+    char host[INET6_ADDRSTRLEN] = "?";
+    if (address->ss_family == AF_INET) {
+        const struct sockaddr_in *in = (const void *)address;
+        inet_ntop(AF_INET, &in->sin_addr, host, sizeof host);
+        snprintf(peer, 64, "%s:%u", host, ntohs(in->sin_port));
+        return aq_source_of(&in->sin_addr, sizeof in->sin_addr);
+    }
+    if (address->ss_family != AF_INET6) return 0;
+    const struct sockaddr_in6 *in = (const void *)address;
+    inet_ntop(AF_INET6, &in->sin6_addr, host, sizeof host);
+    snprintf(peer, 64, "%s:%u", host, ntohs(in->sin6_port));
+    return aq_source_of(&in->sin6_addr, sizeof in->sin6_addr);
+}
+
+static struct newcomer *place_for(struct server *server, const struct newcomer *who)
+{
+    struct aq_guest guests[SPLIT_NEWCOMERS_MAX];
+    for (int i = 0; i < SPLIT_NEWCOMERS_MAX; i++) {
+        const struct newcomer *each = &server->newcomers[i];
+        const bool certified = each->control && aq_control_certified(each->control);
+        guests[i] = (struct aq_guest){.source = each->source,
+                                      .since_ns = each->since_ns,
+                                      .state = !each->control ? AQ_GUEST_NONE
+                                               : certified    ? AQ_GUEST_PROVED
+                                                              : AQ_GUEST_UNPROVED};
+    }
+    const uint32_t index = aq_admit(guests, SPLIT_NEWCOMERS_MAX, who->source, who->since_ns);
+    if (index == AQ_ADMISSION_REFUSED) return NULL;
+    newcomer_close(&server->newcomers[index]);
+    return &server->newcomers[index];
+}
+
+static enum aq_status secure(struct server *server, struct newcomer *newcomer)
+{
+    const struct aq_tls_name any = {.role = AQ_TLS_SITE};
+    struct aq_tls_session *session;
+    AQ_TRY(aq_control_keep_alive(aq_control_fd(newcomer->control)));
+    AQ_TRY(aq_tls_session_open(server->tls, aq_control_fd(newcomer->control), true, &any, newcomer->peer, &session));
+    aq_control_secure(newcomer->control, session);
+    return AQ_OK;
+}
+
+static void accept_all(struct server *server)
+{
+    for (int i = 0; i < ACCEPTS; i++) {
+        struct sockaddr_storage address = {0};
+        socklen_t bytes = sizeof address;
+        struct newcomer who = {.since_ns = aq_clock_ns()};
+        const int fd = accept4(server->listener, (struct sockaddr *)&address, &bytes, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd == -1) return;
+        who.source = source_of(&address, who.peer);
+        struct newcomer *place = place_for(server, &who);
+        if (!place || aq_control_open_stranger(fd, &who.control) != AQ_OK) {
+            close(fd);
+            continue;
+        }
+        *place = who;
+        if (secure(server, place) != AQ_OK) newcomer_close(place);
+    }
+}
+
+/* ---- who comes in ---- */
+
+/* What it trains with, planned here from what it says of its data. */
+static enum aq_status plan_for(struct server *server, struct site *site, const struct aq_split_join *join)
+{
+    char run[AQ_RUN_PATH_BYTES];
+    struct aq_split_job job = {0};
+    AQ_TRY(state_path(server, run, "clients/%s", site->name));
+    const struct aq_split_asked asked = {.manifest = server->config->manifest,
+                                         .sets = server->config->sets,
+                                         .set_count = server->config->set_count,
+                                         .client = site->name,
+                                         .run = run,
+                                         .facts = &join->facts};
+    AQ_TRY(aq_split_job_open(&asked, &job));
+    aq_split_job_close(&site->job);
+    site->job = job;
+    site->join = *join;
+    site->samples = join->facts.train_samples;
+    return AQ_OK;
+}
+
+static bool other_data(const struct site *site, const struct aq_split_join *join)
+{
+    const struct aq_job_facts *was = &site->join.facts, *is = &join->facts;
+    return site->job.plan && (was->train_digest != is->train_digest || was->train_samples != is->train_samples ||
+                              was->heldout_digest != is->heldout_digest);
+}
+
+static void refuse(struct server *server, struct newcomer *newcomer, const char *name, const char *text,
+                   const char *manifest)
+{
+    char clean[AQ_SPLIT_TEXT_BYTES];
+    aq_printable_text(text, clean, sizeof clean);
+    server_say(server, "%s (%s) is refused: it %s", name, newcomer->peer, clean);
+    json_t *line = json_pack("{s:s, s:s, s:s*}", "event", "refused", "text", clean, "manifest", manifest);
+    (void)aq_control_send(newcomer->control, line);
+    (void)aq_control_flush(newcomer->control, aq_clock_after(second_ns));
+    newcomer_close(newcomer);
+}
+
+static void welcome(struct server *server, struct newcomer *newcomer, struct site *site)
+{
+    if (site->control) turn_away(server, site, "it came again by another connection");
+    site->control = newcomer->control;
+    newcomer->control = NULL;
+    memcpy(site->peer, newcomer->peer, sizeof site->peer);
+    aq_control_limit(site->control, AQ_CONTROL_LINE_BYTES_MAX);
+    aq_control_queue(site->control, SPLIT_QUEUE_BYTES);
+    aq_split_session_init(&site->session, site->name, samples_max);
+    aq_split_session_go(&site->session, AQ_SPLIT_IDLE);
+    site->offered = false;
+    site->deadline_ns = AQ_NEVER;
+    server_say(server, "%s (%s) has joined, with %" PRIu64 " samples", site->name, site->peer,
+               site->join.facts.train_samples);
+    const enum aq_status status = aq_control_send(site->control, json_pack("{s:s, s:I, s:I}", "event", "joined",
+                                                                           "round", (json_int_t)server->round, "of",
+                                                                           (json_int_t)server->job->split.rounds));
+    if (status != AQ_OK) turn_away(server, site, aq_status_text(status));
+}
+
+/* The first line of somebody whose certificate is a site's. */
+static void first_line(struct server *server, struct newcomer *newcomer, const json_t *line)
+{
+    const struct aq_tls_name *peer = aq_control_peer(newcomer->control);
+    struct aq_split_session session;
+    enum aq_split_act act;
+    if (!peer || peer->role != AQ_TLS_SITE) {
+        newcomer_close(newcomer);
+        return;
+    }
+    aq_split_session_init(&session, peer->host, samples_max);
+    if (aq_split_hear(&session, line, &act) != AQ_OK || act != AQ_SPLIT_JOIN) {
+        refuse(server, newcomer, peer->host, session.why[0] ? session.why : "leaves before it has joined", NULL);
+        return;
+    }
+    struct site *site = state_site(server, session.join.id);
+    if (!site) {
+        refuse(server, newcomer, peer->host, "has no place: there are 64 clients already", NULL);
+        return;
+    }
+    if (other_data(site, &session.join)) {
+        refuse(server, newcomer, site->name, "comes with other data than it began with", NULL);
+        return;
+    }
+    aq_error_clear();
+    if (plan_for(server, site, &session.join) != AQ_OK) {
+        char text[AQ_SPLIT_TEXT_BYTES];
+        snprintf(text, sizeof text, "has what cannot be planned: %s", aq_error_text());
+        refuse(server, newcomer, site->name, text, NULL);
+        return;
+    }
+    if (aq_plan_hash(site->job.plan) != session.join.plan_hash) {
+        char *manifest = NULL;
+        if (aq_plan_manifest(site->job.plan, &manifest) != AQ_OK) manifest = NULL;
+        refuse(server, newcomer, site->name, "has another plan: model, cut, codec or another key differs", manifest);
+        aq_free(manifest);
+        return;
+    }
+    welcome(server, newcomer, site);
+}
+
+static void serve_newcomer(struct server *server, struct newcomer *newcomer)
+{
+    json_t *line;
+    (void)aq_control_push(newcomer->control);
+    const enum aq_status status = aq_control_receive(newcomer->control, 0, &line);
+    if (status == AQ_OK) {
+        first_line(server, newcomer, line);
+        json_decref(line);
+    } else if (status != AQ_AGAIN || aq_clock_ns() > newcomer->since_ns + SPLIT_NEWCOMER_S * second_ns) {
+        newcomer_close(newcomer);
+    }
+}
+
+static void serve_site(struct server *server, struct site *site)
+{
+    for (int i = 0; i < LINES && site->control; i++) {
+        json_t *line;
+        if (aq_control_check(site->control) != AQ_OK) {
+            turn_away(server, site, "its certificate is no longer good");
+            return;
+        }
+        const enum aq_status status = aq_control_receive(site->control, 0, &line);
+        if (status == AQ_AGAIN) break;
+        if (status != AQ_OK) {
+            turn_away(server, site, status == AQ_CLOSED ? "it closed its connection" : aq_status_text(status));
+            return;
+        }
+        turn_line(server, site, line);
+        json_decref(line);
+    }
+}
+
+/* ---- the loop ---- */
+
+static void on_signals(struct server *server)
+{
+    struct signalfd_siginfo info;
+    while (read(server->config->signals, &info, sizeof info) == (ssize_t)sizeof info) {
+        if (!server->stopping) server_say(server, "stops: what was trained so far stands, the same command goes on");
+        server->stopping = true;
+    }
+}
+
+static short wants(const struct aq_control *control)
+{
+    return (short)(aq_control_pending(control) ? POLLIN | POLLOUT : POLLIN);
+}
+
+static enum aq_status wait_some(struct server *server)
+{
+    struct pollfd fds[POLL_MAX];
+    nfds_t count = 0;
+    fds[count++] = (struct pollfd){.fd = server->config->signals, .events = POLLIN};
+    fds[count++] = (struct pollfd){.fd = server->listener, .events = POLLIN};
+    for (int i = 0; i < SPLIT_NEWCOMERS_MAX; i++) {
+        const struct aq_control *control = server->newcomers[i].control;
+        if (control) fds[count++] = (struct pollfd){.fd = aq_control_fd(control), .events = wants(control)};
+    }
+    bool busy = false;
+    for (uint32_t i = 0; i < server->site_count; i++) {
+        const struct site *site = &server->sites[i];
+        busy |= site->pid != 0 && !site->launch; /* about to end: nothing tells */
+        if (site->control)
+            fds[count++] = (struct pollfd){.fd = aq_control_fd(site->control), .events = wants(site->control)};
+        if (site->launch)
+            fds[count++] = (struct pollfd){.fd = aq_control_fd(site->launch), .events = wants(site->launch)};
+    }
+    if (poll(fds, count, busy ? 2 : TICK_MS) < 0 && errno != EINTR) return aq_fail_errno(AREA, "poll");
+    return AQ_OK;
+}
+
+static enum aq_status loop(struct server *server)
+{
+    while (!server->over) {
+        AQ_TRY(wait_some(server));
+        on_signals(server);
+        accept_all(server);
+        for (int i = 0; i < SPLIT_NEWCOMERS_MAX; i++)
+            if (server->newcomers[i].control) serve_newcomer(server, &server->newcomers[i]);
+        for (uint32_t i = 0; i < server->site_count; i++) {
+            struct site *site = &server->sites[i];
+            if (site->control) serve_site(server, site);
+            turn_pump(server, site);
+        }
+        if (server->stopping) {
+            server->over = true;
+            server->end = AQ_SPLIT_STOPPED;
+        }
+        turn_advance(server);
+    }
+    return AQ_OK;
+}
+
+/* ---- open and close ---- */
+
+static enum aq_status enter(struct server *server)
+{
+    const char *run = server->job->output.path;
+    struct aq_owner owner = {.job = server->job->name};
+    AQ_TRY(aq_owned_claim_run(run, AQ_OWNED_MAKE_ALL, &owner, NULL));
+    AQ_TRY(aq_run_lock(run, &server->lock));
+    AQ_TRY(state_load(server));
+    if (server->round > server->job->split.rounds)
+        return aq_fail(AQ_REFUSED, AREA, "%s has had its %u rounds: more of split.rounds goes further", run,
+                       server->job->split.rounds);
+    return AQ_OK;
+}
+
+static enum aq_status listen_at(struct server *server)
+{
+    uint16_t port;
+    char text[16];
+    AQ_TRY(aq_tls_open(server->job->security.keys, AQ_TLS_LAUNCHER, 0, &server->tls));
+    AQ_TRY(aq_control_listen(server->job->split.server, true, &server->listener, &port));
+    server_say(server, "waits for %u client%s at %s, port %u", server->job->split.clients,
+               server->job->split.clients == 1 ? "" : "s", server->job->split.server, port);
+    if (!server->config->port_file) return AQ_OK;
+    const int count = snprintf(text, sizeof text, "%u\n", port);
+    return aq_file_replace(NULL, server->config->port_file, 0600, text, (size_t)count);
+}
+
+static void close_all(struct server *server)
+{
+    for (int i = 0; i < SPLIT_NEWCOMERS_MAX; i++)
+        newcomer_close(&server->newcomers[i]);
+    for (uint32_t i = 0; i < server->site_count; i++) {
+        struct site *site = &server->sites[i];
+        turn_halt(site);
+        aq_control_close(site->control);
+        aq_split_out_close(&site->out);
+        aq_split_in_close(&site->in);
+        aq_split_job_close(&site->job);
+    }
+    aq_tls_close(server->tls);
+    if (server->listener != -1) close(server->listener);
+    if (server->lock != -1) close(server->lock);
+    aq_job_close(server->job);
+    aq_free(server);
+}
+
+enum aq_status aq_split_serve(const struct aq_split_server_config *config, enum aq_split_end *end)
+{
+    void *memory;
+    struct aq_split_job base = {0};
+    AQ_TRY(aq_alloc(sizeof(struct server), &memory));
+    struct server *server = memory;
+    server->config = config;
+    server->listener = server->lock = -1;
+    const struct aq_split_asked asked = {
+        .manifest = config->manifest, .sets = config->sets, .set_count = config->set_count};
+    enum aq_status status = aq_split_job_open(&asked, &base);
+    if (status == AQ_OK) {
+        server->job = base.job;
+        status = enter(server);
+    }
+    if (status == AQ_OK) status = listen_at(server);
+    if (status == AQ_OK) status = loop(server);
+    if (status == AQ_OK && server->end != AQ_SPLIT_FAILED) status = report_leave(server);
+    if (status == AQ_OK && server->end == AQ_SPLIT_DONE) status = model_leave(server);
+    *end = status == AQ_OK ? server->end : AQ_SPLIT_FAILED;
+    close_all(server);
+    return status;
+}

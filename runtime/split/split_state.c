@@ -1,0 +1,150 @@
+/* split_state.c -- what of the server is on disk (split_server.h has the map). */
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "json_text.h"
+#include "split_private.h"
+
+static const char *const AREA = "split";
+
+enum status_bytes { STATE_BYTES_MAX = 1 << 20 };
+
+enum aq_status state_path(const struct server *server, char out[AQ_RUN_PATH_BYTES], const char *format, ...)
+{
+    char name[AQ_RUN_PATH_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    const int bytes = vsnprintf(name, sizeof name, format, arguments);
+    va_end(arguments);
+    if (bytes < 0 || bytes >= (int)sizeof name) return aq_fail(AQ_INVAL, AREA, "a path below output.path is too long");
+    return aq_run_path(server->job->output.path, name, out);
+}
+
+struct site *state_site(struct server *server, const char *name)
+{
+    for (uint32_t i = 0; i < server->site_count; i++)
+        if (strcmp(server->sites[i].name, name) == 0) return &server->sites[i];
+    if (server->site_count == AQ_JOB_CLIENTS_MAX || !aq_tls_host_good(name)) return NULL;
+    struct site *site = &server->sites[server->site_count++];
+    *site = (struct site){.deadline_ns = AQ_NEVER, .out.fd = -1, .in.fd = -1};
+    memcpy(site->name, name, strlen(name) + 1);
+    return site;
+}
+
+uint64_t state_mark(const struct server *server, const struct site *site)
+{
+    char path[AQ_RUN_PATH_BYTES];
+    static struct aq_run_mark mark;
+    if (state_path(server, path, "clients/%s/checkpoint", site->name) != AQ_OK) return 0;
+    const enum aq_status status = aq_run_mark_read(path, &mark);
+    if (status != AQ_OK) aq_error_clear();
+    return status == AQ_OK ? mark.step : 0;
+}
+
+enum aq_status state_save(const struct server *server)
+{
+    char path[AQ_RUN_PATH_BYTES];
+    json_t *sites = json_array();
+    for (uint32_t i = 0; i < server->site_count; i++) {
+        const struct site *site = &server->sites[i];
+        json_array_append_new(sites, json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "name", site->name, "round",
+                                               (json_int_t)site->round, "turns", (json_int_t)site->turns, "missed",
+                                               (json_int_t)site->missed, "late", (json_int_t)site->lates, "samples",
+                                               (json_int_t)site->samples, "begin", (json_int_t)site->begin, "until",
+                                               (json_int_t)site->until));
+    }
+    json_t *all = json_pack("{s:s, s:i, s:I, s:i, s:o}", "job", server->job->name, "format", 1, "round",
+                            (json_int_t)server->round, "weights", server->weights, "clients", sites);
+    enum aq_status status = state_path(server, path, "split.json");
+    if (status != AQ_OK) {
+        json_decref(all);
+        return status;
+    }
+    return aq_json_replace(path, all, JSON_INDENT(1));
+}
+
+static enum aq_status read_site(struct server *server, const json_t *line)
+{
+    const char *name;
+    uint32_t round, turns, missed, lates;
+    uint64_t begin, until, samples;
+    AQ_TRY(aq_control_get_text(line, "name", &name));
+    AQ_TRY(aq_control_get_u32(line, "round", &round));
+    AQ_TRY(aq_control_get_u32(line, "turns", &turns));
+    AQ_TRY(aq_control_get_u32(line, "missed", &missed));
+    AQ_TRY(aq_control_get_u32(line, "late", &lates));
+    AQ_TRY(aq_control_get_u64(line, "samples", &samples));
+    AQ_TRY(aq_control_get_u64(line, "begin", &begin));
+    AQ_TRY(aq_control_get_u64(line, "until", &until));
+    struct site *site = state_site(server, name);
+    if (!site) return aq_fail(AQ_PROTO, AREA, "'%.63s' is no client", name);
+    site->round = round;
+    site->turns = turns;
+    site->missed = missed;
+    site->lates = lates;
+    site->samples = samples;
+    site->begin = begin;
+    site->until = until;
+    site->mark = state_mark(server, site);
+    return AQ_OK;
+}
+
+static enum aq_status read_all(struct server *server, const json_t *all)
+{
+    const json_t *sites = json_object_get(all, "clients");
+    uint32_t format;
+    AQ_TRY(aq_control_get_u32(all, "format", &format));
+    AQ_TRY(aq_control_get_u32(all, "round", &server->round));
+    const json_t *weights = json_object_get(all, "weights");
+    if (format != 1 || !json_is_integer(weights) || json_integer_value(weights) < -1 || json_integer_value(weights) > 1)
+        return aq_fail(AQ_PROTO, AREA, "of another format");
+    server->weights = (int)json_integer_value(weights);
+    for (size_t i = 0; i < json_array_size(sites); i++)
+        AQ_TRY(read_site(server, json_array_get(sites, i)));
+    return AQ_OK;
+}
+
+enum aq_status state_load(struct server *server)
+{
+    static const char *const folders[] = {"weights/0", "weights/1", "turns", "clients", "logs"};
+    char path[AQ_RUN_PATH_BYTES], *text;
+    size_t count;
+    server->weights = SPLIT_WEIGHTS_NONE;
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        AQ_TRY(state_path(server, path, "%s", folders[i]));
+        AQ_TRY(aq_run_make_folder(path));
+    }
+    AQ_TRY(state_path(server, path, "split.json"));
+    const enum aq_status status = aq_file_load(NULL, path, STATE_BYTES_MAX, &text, &count);
+    if (status == AQ_NOTFOUND) return AQ_OK;
+    AQ_TRY(status);
+    json_t *all = json_loadb(text, count, 0, NULL);
+    aq_free(text);
+    const bool read = all && read_all(server, all) == AQ_OK;
+    json_decref(all);
+    return read ? AQ_OK : aq_fail(AQ_CORRUPT, AREA, "%s is damaged: put it back, or choose another output.path", path);
+}
+
+enum aq_status state_commit(struct server *server, struct site *site)
+{
+    const int other = server->weights == 0 ? 1 : 0, before = server->weights;
+    char from[AQ_RUN_PATH_BYTES], to[AQ_RUN_PATH_BYTES];
+    AQ_TRY(state_path(server, from, "clients/%s/checkpoint/%" PRIu64 "/stage-1.safetensors", site->name, site->until));
+    AQ_TRY(state_path(server, to, "weights/%d/stage-1.safetensors", other));
+    AQ_TRY(aq_split_copy(from, to));
+    const struct site old = *site;
+    server->weights = other;
+    site->round = server->round;
+    site->turns++;
+    site->begin = site->until = 0;
+    const enum aq_status status = state_save(server);
+    if (status == AQ_OK) return AQ_OK;
+    server->weights = before;
+    site->round = old.round;
+    site->turns = old.turns;
+    site->begin = old.begin;
+    site->until = old.until;
+    return status;
+}

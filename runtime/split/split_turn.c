@@ -1,0 +1,522 @@
+/*
+ * split_turn.c -- turns: who is next, the offer, the launcher of a turn, and its close.
+ *
+ * One turn at a time (relay). A turn whose client goes is waited for, split.wait long, and goes on from the newest
+ * checkpoint that both have; then it is missed, and the weights are those of before it. Nothing that a client does
+ * reaches further than its own turn: what is taken of it is looked at first (split_session.c, launcher_bounds.c,
+ * split_check.c), and takes effect in one step (state_commit).
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "split_private.h"
+
+static const uint64_t second_ns = 1000ULL * 1000 * 1000;
+static const char *const AREA = "split";
+enum { LAST_BYTES = 16 << 10, HALT_MS = 12000, PUMP_LINES = 256, GUEST_FD = 10 };
+
+/* ---- the order of a round ---- */
+
+/* Of a round's clients the one with the smallest is first: a pure function of seed, round and name. */
+static uint64_t place_of(const struct server *server, const struct site *site)
+{
+    const uint64_t numbers[2] = {server->job->train.seed, server->round};
+    return aq_digest_seeded(site->name, strlen(site->name), aq_digest(numbers, sizeof numbers));
+}
+
+static struct site *next_of(struct server *server)
+{
+    struct site *next = NULL;
+    for (uint32_t i = 0; i < server->site_count; i++) {
+        struct site *site = &server->sites[i];
+        if (site->round < server->round && (!next || place_of(server, site) < place_of(server, next))) next = site;
+    }
+    return next;
+}
+
+/* ---- the end of a turn, one way or another ---- */
+
+void turn_halt(struct site *site)
+{
+    aq_control_close(site->launch);
+    site->launch = NULL;
+    if (site->pid == 0) return;
+    kill(site->pid, SIGTERM);
+    for (int ms = 0; site->pid && ms < HALT_MS; ms += 5) {
+        const struct timespec moment = {.tv_nsec = 5 * 1000 * 1000};
+        if (waitpid(site->pid, NULL, WNOHANG) != 0) site->pid = 0;
+        if (ms == 1000 && site->pid) kill(site->pid, SIGTERM);
+        if (site->pid) nanosleep(&moment, NULL);
+    }
+    if (site->pid) {
+        kill(site->pid, SIGKILL);
+        while (waitpid(site->pid, NULL, 0) == -1 && errno == EINTR)
+            continue;
+    }
+    site->pid = 0;
+}
+
+static void no_files(struct site *site)
+{
+    aq_split_out_close(&site->out);
+    aq_split_in_close(&site->in);
+    site->sends = false;
+}
+
+void turn_away(struct server *server, struct site *site, const char *why)
+{
+    char text[AQ_SPLIT_TEXT_BYTES];
+    if (!site->control) return;
+    server_say(server, "%s (%s) is gone: %s", site->name, site->peer, aq_printable_text(why, text, sizeof text));
+    aq_control_close(site->control);
+    site->control = NULL;
+    no_files(site);
+    turn_halt(site);
+    site->offered = false;
+    site->mark = state_mark(server, site);
+    site->deadline_ns = AQ_NEVER;
+    if (site->until) snprintf(site->why, sizeof site->why, "%s", text);
+}
+
+/* To the client; one that takes nothing is gone. Takes the reference. */
+static bool tell(struct server *server, struct site *site, json_t *line)
+{
+    if (!site->control) {
+        json_decref(line);
+        return false;
+    }
+    const enum aq_status status = aq_control_send(site->control, line);
+    if (status != AQ_OK) turn_away(server, site, status == AQ_TIMEOUT ? "it reads nothing" : aq_status_text(status));
+    return status == AQ_OK;
+}
+
+/* A state that cannot be written is no state that one may go on from. */
+static void save(struct server *server)
+{
+    if (state_save(server) == AQ_OK) return;
+    server_say(server, "%s", aq_error_text());
+    server->over = true;
+    server->end = AQ_SPLIT_FAILED;
+}
+
+/* The turn is nothing: the weights are those of before it, and the round goes on. */
+static void miss(struct server *server, struct site *site, const char *why)
+{
+    char text[AQ_SPLIT_TEXT_BYTES];
+    server_say(server, "round %u: %s misses its turn: %s", server->round, site->name,
+               aq_printable_text(why, text, sizeof text));
+    no_files(site);
+    turn_halt(site);
+    site->mark = state_mark(server, site);
+    site->round = server->round;
+    site->missed++;
+    site->begin = site->until = 0;
+    site->tries = 0;
+    site->offered = site->late = false;
+    site->deadline_ns = AQ_NEVER;
+    if (tell(server, site, json_pack("{s:s, s:b, s:s}", "event", "over", "done", 0, "text", text)))
+        aq_split_session_go(&site->session, AQ_SPLIT_IDLE);
+    save(server);
+}
+
+/* It fails while its client is there: again from the newest checkpoint, a few times. */
+static void again(struct server *server, struct site *site, const char *why)
+{
+    char text[AQ_SPLIT_TEXT_BYTES];
+    no_files(site);
+    turn_halt(site);
+    aq_printable_text(why, text, sizeof text);
+    if (++site->tries >= SPLIT_TRIES_MAX) {
+        miss(server, site, text);
+        return;
+    }
+    server_say(server, "round %u: %s: %s; its turn goes on from its checkpoint", server->round, site->name, text);
+    site->offered = false;
+    site->deadline_ns = AQ_NEVER;
+    if (tell(server, site, json_pack("{s:s, s:b, s:s}", "event", "over", "done", 0, "text", text)))
+        aq_split_session_go(&site->session, AQ_SPLIT_IDLE);
+}
+
+/* ---- the offer ---- */
+
+static enum aq_status write_manifest(struct server *server, const struct site *site)
+{
+    char path[AQ_RUN_PATH_BYTES], *manifest;
+    AQ_TRY(state_path(server, path, "turns/%s.yaml", site->name));
+    AQ_TRY(aq_plan_manifest(site->job.plan, &manifest));
+    const enum aq_status status = aq_file_replace(NULL, path, 0600, manifest, strlen(manifest));
+    aq_free(manifest);
+    return status;
+}
+
+static bool adopts(const struct server *server, const struct site *site)
+{
+    return server->weights != SPLIT_WEIGHTS_NONE && site->mark == site->begin;
+}
+
+/* The next of the two files that the client begins with. */
+static enum aq_status next_out(struct server *server, struct site *site)
+{
+    char path[AQ_RUN_PATH_BYTES];
+    AQ_TRY(state_path(server, path, "weights/%d/stage-%u.safetensors", server->weights, aq_split_rank(site->outs)));
+    return aq_split_out_open(&site->out, path, aq_split_rank(site->outs++));
+}
+
+/* How large a file of a stage may be: its weights, as many again four times over for an optimizer, and its head. */
+static void bounds(struct site *site)
+{
+    for (uint32_t end = 0; end < AQ_SPLIT_ENDS; end++) {
+        const struct aq_plan_stage *stage = &site->job.plan->stages[aq_split_rank(end)];
+        site->session.bytes_max[end] = 5 * 4 * (stage->size.parameters + stage->size.buffers) + (4 << 20);
+    }
+}
+
+static void close_turn(struct server *server, struct site *site)
+{
+    aq_split_session_go(&site->session, AQ_SPLIT_CLOSING);
+    site->deadline_ns = aq_clock_after(SPLIT_ANSWER_S * second_ns);
+    tell(server, site, json_pack("{s:s, s:b, s:I}", "event", "over", "done", 1, "step", (json_int_t)site->until));
+}
+
+static void offer(struct server *server, struct site *site)
+{
+    const struct aq_plan *plan = site->job.plan;
+    site->mark = state_mark(server, site);
+    if (site->until == 0) {
+        site->begin = site->mark;
+        site->until = site->begin + server->job->split.epochs * plan->steps_per_epoch;
+        if (site->until > plan->steps) site->until = plan->steps;
+        if (site->begin >= plan->steps) {
+            site->round = server->round; /* it has trained all that it was to */
+            site->begin = site->until = 0;
+            return;
+        }
+        save(server);
+    }
+    site->offered = true;
+    bounds(site);
+    if (write_manifest(server, site) != AQ_OK) {
+        miss(server, site, aq_error_text());
+        return;
+    }
+    const bool adopt = adopts(server, site);
+    site->outs = 0;
+    site->sends = adopt && site->mark < site->until;
+    if (!tell(server, site,
+              json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:b}", "event", "turn", "round", (json_int_t)server->round,
+                        "of", (json_int_t)server->job->split.rounds, "begin", (json_int_t)site->begin, "until",
+                        (json_int_t)site->until, "mark", (json_int_t)site->mark, "adopt", adopt)))
+        return;
+    if (site->mark == site->until) { /* killed between its last step and its close */
+        close_turn(server, site);
+        return;
+    }
+    server_say(server, "round %u of %u: %s trains steps %" PRIu64 " to %" PRIu64, server->round,
+               server->job->split.rounds, site->name, site->mark + 1, site->until);
+    aq_split_session_go(&site->session, AQ_SPLIT_OFFERED);
+    site->deadline_ns = aq_clock_after(SPLIT_ANSWER_S * second_ns);
+}
+
+/* ---- its launcher ---- */
+
+static void become_launcher(const struct server *server, char *const arguments[], int channel, int log)
+{
+    sigset_t none;
+    sigemptyset(&none);
+    const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (null == -1 || dup2(null, 0) == -1 || dup2(log, 1) == -1 || dup2(log, 2) == -1 ||
+        dup2(channel, GUEST_FD) == -1 || (channel == GUEST_FD && fcntl(channel, F_SETFD, 0) == -1) ||
+        prctl(PR_SET_PDEATHSIG, SIGTERM) != 0)
+        _exit(125);
+    (void)setsid(); /* Ctrl-C is the server's to hand on */
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    signal(SIGPIPE, SIG_DFL);
+    execv(server->config->program, arguments);
+    _exit(126);
+}
+
+struct turn_paths {
+    char run[AQ_RUN_PATH_BYTES], manifest[AQ_RUN_PATH_BYTES], weights[AQ_RUN_PATH_BYTES], log[AQ_RUN_PATH_BYTES];
+    char identity[AQ_RUN_PATH_BYTES];
+};
+
+static enum aq_status paths_of(const struct server *server, const struct site *site, struct turn_paths *paths)
+{
+    AQ_TRY(state_path(server, paths->run, "clients/%s", site->name));
+    AQ_TRY(state_path(server, paths->identity, "clients/%s/run.json", site->name));
+    AQ_TRY(state_path(server, paths->manifest, "turns/%s.yaml", site->name));
+    AQ_TRY(state_path(server, paths->weights, "weights/%d", server->weights));
+    return state_path(server, paths->log, "logs/%s.log", site->name);
+}
+
+#define WORD(text) ((char *)(uintptr_t)(text))
+
+static enum aq_status spawn(struct server *server, struct site *site, const struct turn_paths *paths)
+{
+    char until[24], guest[8];
+    char *arguments[20];
+    int count = 0, channel[2], log;
+    snprintf(until, sizeof until, "%" PRIu64, site->until);
+    snprintf(guest, sizeof guest, "%d", GUEST_FD);
+    const char *const words[] = {"aqpipe", "split-turn", paths->manifest, "--run",      paths->run, "--guest",
+                                 guest,    "--until",    until,           "--restarts", "0",        "--no-progress"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        arguments[count++] = WORD(words[i]);
+    if (access(paths->identity, F_OK) == 0) arguments[count++] = WORD("--resume");
+    if (adopts(server, site)) {
+        arguments[count++] = WORD("--adopt");
+        arguments[count++] = WORD(paths->weights);
+    }
+    arguments[count] = NULL;
+    AQ_TRY(aq_file_open(NULL, paths->log, AQ_FILE_APPEND, &log));
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, channel) != 0) {
+        close(log);
+        return aq_fail_errno(AREA, "no channel for a turn");
+    }
+    enum aq_status status = aq_control_open(channel[0], &site->launch);
+    if (status == AQ_OK) {
+        aq_control_queue(site->launch, SPLIT_QUEUE_BYTES);
+        const pid_t pid = fork();
+        if (pid == 0) become_launcher(server, arguments, channel[1], log);
+        if (pid == -1)
+            status = aq_fail_errno(AREA, "cannot start the launcher of a turn");
+        else
+            site->pid = pid;
+    } else {
+        close(channel[0]);
+    }
+    close(channel[1]);
+    close(log);
+    return status;
+}
+
+static void begin(struct server *server, struct site *site)
+{
+    static struct turn_paths paths;
+    enum aq_status status = paths_of(server, site, &paths);
+    if (status == AQ_OK) status = spawn(server, site, &paths);
+    if (status != AQ_OK) {
+        again(server, site, aq_error_text());
+        return;
+    }
+    aq_split_session_go(&site->session, AQ_SPLIT_TRAINING);
+    site->deadline_ns = AQ_NEVER; /* the launcher watches it (control.silence_max, control.stall_max) */
+}
+
+/* The last line that the launcher wrote: why it ended. */
+static void last_line(const struct server *server, const struct site *site, char out[AQ_SPLIT_TEXT_BYTES])
+{
+    char path[AQ_RUN_PATH_BYTES], tail[AQ_SPLIT_TEXT_BYTES];
+    int fd;
+    snprintf(out, AQ_SPLIT_TEXT_BYTES, "its launcher ended without a word");
+    if (state_path(server, path, "logs/%s.log", site->name) != AQ_OK ||
+        aq_file_open(NULL, path, AQ_FILE_READ, &fd) != AQ_OK)
+        return;
+    const off_t end = lseek(fd, 0, SEEK_END), from = end > LAST_BYTES ? end - LAST_BYTES : 0;
+    static char text[LAST_BYTES + 1];
+    const ssize_t got = lseek(fd, from, SEEK_SET) == from ? aq_read_all(fd, text, LAST_BYTES) : -1;
+    close(fd);
+    text[got > 0 ? got : 0] = 0;
+    for (char *line = text; *line;) {
+        char *stop = strchr(line, '\n');
+        if (stop) *stop = 0;
+        const bool cause = *line && !strstr(line, "go on with: aqpipe resume") && strncmp(line, "aqpipe: ", 8) == 0;
+        if (cause) snprintf(tail, sizeof tail, "%s", line + 8);
+        if (cause) aq_printable_text(tail, out, AQ_SPLIT_TEXT_BYTES);
+        line = stop ? stop + 1 : line + strlen(line);
+    }
+}
+
+/* The launcher of its turn has ended. */
+static void ended(struct server *server, struct site *site)
+{
+    char why[AQ_SPLIT_TEXT_BYTES];
+    aq_control_close(site->launch);
+    site->launch = NULL;
+    site->mark = state_mark(server, site);
+    if (site->mark == site->until) {
+        close_turn(server, site);
+        return;
+    }
+    if (server->stopping) return;
+    last_line(server, site, why);
+    again(server, site, why);
+}
+
+/* ---- what comes ---- */
+
+/* Both files of its ends are here: they are looked at, and then they are the newest. */
+static void taken(struct server *server, struct site *site)
+{
+    char folder[AQ_RUN_PATH_BYTES];
+    enum aq_status status = state_path(server, folder, "weights/%d", server->weights == 0 ? 1 : 0);
+    if (status == AQ_OK) status = ends_check(site, folder);
+    if (status == AQ_NOMEM || status == AQ_OK) {
+        if (status == AQ_OK) status = state_commit(server, site);
+        if (status != AQ_OK) { /* our own disk: nothing of it counts, and nobody can go on */
+            server_say(server, "%s", aq_error_text());
+            server->over = true;
+            server->end = AQ_SPLIT_FAILED;
+            return;
+        }
+        server_say(server, "round %u: %s has trained up to step %" PRIu64, server->round, site->name, site->mark);
+        site->tries = 0;
+        site->offered = site->late = false;
+        site->deadline_ns = AQ_NEVER;
+        tell(server, site, json_pack("{s:s}", "event", "closed"));
+        return;
+    }
+    miss(server, site, aq_error_text());
+}
+
+static enum aq_status piece(struct server *server, struct site *site)
+{
+    char path[AQ_RUN_PATH_BYTES];
+    const struct aq_split_piece *piece = &site->session.piece;
+    const uint32_t end = piece->end, before = site->session.end;
+    uint64_t bytes = 0;
+    bool whole;
+    AQ_TRY(
+        state_path(server, path, "weights/%d/stage-%u.safetensors", server->weights == 0 ? 1 : 0, aq_split_rank(end)));
+    if (!site->in.buffer) AQ_TRY(aq_split_in_open(&site->in));
+    AQ_TRY(aq_split_in_piece(&site->in, path, piece->offset, piece->data, &bytes));
+    AQ_TRY(aq_split_took(&site->session, bytes, &whole));
+    site->deadline_ns = aq_clock_after(SPLIT_ANSWER_S * second_ns);
+    if (!whole && site->session.end == before) return AQ_OK;
+    AQ_TRY(aq_split_in_done(&site->in, path));
+    if (whole) taken(server, site);
+    return AQ_OK;
+}
+
+void turn_line(struct server *server, struct site *site, const json_t *line)
+{
+    enum aq_split_act act;
+    if (aq_split_hear(&site->session, line, &act) != AQ_OK) {
+        char text[AQ_SPLIT_WHY_BYTES + 32];
+        snprintf(text, sizeof text, "it breaks the protocol: it %s", site->session.why);
+        (void)aq_control_send(site->control, json_pack("{s:s, s:s}", "event", "refused", "text", text));
+        turn_away(server, site, text);
+        return;
+    }
+    if (act == AQ_SPLIT_LEAVE) {
+        turn_away(server, site, site->session.why);
+    } else if (act == AQ_SPLIT_READY) {
+        begin(server, site);
+    } else if (act == AQ_SPLIT_FORWARD && site->launch) {
+        if (aq_control_send(site->launch, json_incref((json_t *)(uintptr_t)line)) == AQ_TIMEOUT)
+            again(server, site, "it says more than its launcher can read");
+    } else if (act == AQ_SPLIT_PIECE) {
+        aq_error_clear();
+        const enum aq_status status = piece(server, site);
+        if (status == AQ_PROTO)
+            turn_away(server, site, site->session.why[0] ? site->session.why : aq_error_text());
+        else if (status != AQ_OK)
+            miss(server, site, aq_error_text());
+    }
+}
+
+static void pump_files(struct server *server, struct site *site)
+{
+    while (site->sends && site->control && aq_control_waiting(site->control) < AQ_SPLIT_PIECE_BYTES) {
+        json_t *line;
+        bool last = false;
+        enum aq_status status = site->out.fd == -1 ? next_out(server, site) : AQ_OK;
+        if (status == AQ_OK) status = aq_split_out_line(&site->out, "event", &line, &last);
+        if (status != AQ_OK) { /* our own file */
+            server_say(server, "%s", aq_error_text());
+            site->sends = false;
+            server->over = true;
+            server->end = AQ_SPLIT_FAILED;
+            return;
+        }
+        if (last) aq_split_out_close(&site->out);
+        if (last && site->outs == AQ_SPLIT_ENDS) site->sends = false;
+        site->deadline_ns = aq_clock_after(SPLIT_ANSWER_S * second_ns);
+        if (!tell(server, site, line)) return;
+    }
+}
+
+void turn_pump(struct server *server, struct site *site)
+{
+    int how = 0;
+    json_t *line;
+    pump_files(server, site);
+    if (site->launch) (void)aq_control_push(site->launch);
+    for (int i = 0; i < PUMP_LINES && site->launch && site->control; i++) {
+        const enum aq_status status = aq_control_receive(site->launch, 0, &line);
+        if (status == AQ_AGAIN) break;
+        if (status != AQ_OK) {
+            aq_control_close(site->launch); /* its end is seen below */
+            site->launch = NULL;
+            break;
+        }
+        tell(server, site, line);
+    }
+    if (site->pid && waitpid(site->pid, &how, WNOHANG) == site->pid) {
+        site->pid = 0;
+        ended(server, site);
+    }
+}
+
+/* ---- what is due ---- */
+
+static void turn_due(struct server *server, struct site *site)
+{
+    const uint64_t now = aq_clock_ns();
+    if (!site->control) { /* it is waited for, once a round */
+        if (site->deadline_ns == AQ_NEVER) {
+            site->deadline_ns = aq_clock_after(server->job->split.wait_ns);
+            site->lates += !site->late;
+            site->late = true;
+            server_say(server, "round %u: waits for %s", server->round, site->name);
+        }
+        if (now > site->deadline_ns) miss(server, site, site->why[0] ? site->why : "it is away");
+        return;
+    }
+    if (!site->offered) {
+        offer(server, site);
+        return;
+    }
+    if (now > site->deadline_ns) turn_away(server, site, "it owes an answer for too long");
+}
+
+static bool gathered(const struct server *server)
+{
+    uint32_t here = 0;
+    for (uint32_t i = 0; i < server->site_count; i++)
+        here += server->sites[i].control != NULL;
+    return here >= server->job->split.clients;
+}
+
+void turn_advance(struct server *server)
+{
+    if (server->over || server->stopping) return;
+    if (server->round == 0) {
+        if (!gathered(server)) return;
+        server->round = 1;
+        save(server);
+    }
+    struct site *site = next_of(server);
+    if (site) {
+        turn_due(server, site);
+        return;
+    }
+    server->round++;
+    save(server);
+    if (server->round <= server->job->split.rounds) return;
+    server->over = true;
+    for (uint32_t i = 0; i < server->site_count; i++) {
+        struct site *each = &server->sites[i];
+        if (!tell(server, each, json_pack("{s:s}", "event", "end"))) continue;
+        (void)aq_control_flush(each->control, aq_clock_after(5 * second_ns));
+    }
+}

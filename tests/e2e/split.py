@@ -1,0 +1,264 @@
+"""Split learning: a server, clients that dial it, turns; what is equal to what, and what a client cannot do."""
+import atexit
+import json
+import random
+import subprocess
+import time
+
+import jobs
+from jobs import aqpipe, check, launch, losses, manifest, metrics, no_workers, raw
+from kit import ROOT
+
+CODED = {"edges.forward.codec": "aqsgd", "edges.forward.bits": 4, "edges.backward.codec": "directq", "edges.backward.bits": 8}
+PLAIN = {**raw(), **raw("backward")}
+STAGES = "[{layers: 0-1, dials: true}, {layers: 2-11}, {layers: 12-13, dials: true}]"
+
+
+def records(name, count, seed):
+    """CIFAR-10's records, of ten classes that a small network can tell apart."""
+    draw, out = random.Random(seed), bytearray()
+    for _ in range(count):
+        label = draw.randrange(10)
+        out.append(label)
+        for channel in range(3):
+            base = (label * 25 + channel * 40) % 256
+            out += bytes(max(0, min(255, base + draw.randrange(-60, 60))) for _ in range(1024))
+    path = ROOT / f"{name}.bin"
+    path.write_bytes(out)
+    return path
+
+
+def job(name, **changes):
+    gpt2 = dict.fromkeys(("model.blocks", "model.heads", "model.channels", "model.context", "model.tied", "train.T",
+                          "train.warmup_steps", "data.train_samples_max", "data.heldout_samples_max"))
+    return manifest(name, **{**gpt2, "model.kind": "pyramid", "model.width": 8, "model.levels": 4, "data.kind": "cifar10",
+                             "data.train": str(ROOT / "a.bin"), "data.heldout": str(ROOT / "test.bin"), "train.batch": 20,
+                             "train.micro_batch": 10, "train.optimizer": "sgd", "train.momentum": 0.9, "train.lr": 0.02,
+                             "train.decay": "constant", "pipeline.stages": 3, "checkpoint.every": "1 epoch", **changes})
+
+
+def split(name, rounds=3, epochs=2, clients=1, **changes):
+    keys = {"split.clients": clients, "split.server": "127.0.0.1:0", "split.rounds": rounds, "split.epochs": epochs,
+            "split.wait": "3s", "pipeline.stages": STAGES, "security.keys": str(ROOT / "keys"), **changes}
+    return job(name, **keys)
+
+
+STARTED = []
+
+
+@atexit.register
+def end_all():
+    """A failed check leaves none of them."""
+    for process in STARTED:
+        if process.poll() is None:
+            process.kill()
+
+
+class Server:
+    """A split-server of that manifest; `port` once it listens."""
+
+    def __init__(self, path, *arguments):
+        self.path, self.log = path, ROOT / f"{path.stem}.server.log"
+        port_file = ROOT / f"{path.stem}.port"
+        port_file.unlink(missing_ok=True)
+        self.process = subprocess.Popen([jobs.BIN / "aqpipe", "split-server", path, "--port-file", port_file, *arguments],
+                                        stderr=self.log.open("a"), stdin=subprocess.DEVNULL)
+        STARTED.append(self.process)
+        deadline = time.time() + jobs.PATIENCE
+        while not port_file.exists() or not port_file.read_text().strip():
+            check(time.time() < deadline and self.process.poll() is None, f"no port: {self.log.read_text()}")
+            time.sleep(0.02)
+        self.port = int(port_file.read_text())
+
+    def text(self):
+        return self.log.read_text()
+
+    def end(self, want=0):
+        code = self.process.wait(jobs.PATIENCE)
+        check(code == want, f"the server ended with {code}, wanted {want}: {self.text()[-3000:]}")
+
+    def await_text(self, wanted):
+        deadline = time.time() + jobs.PATIENCE
+        while wanted not in self.text():
+            check(time.time() < deadline and self.process.poll() is None, f"'{wanted}' is not said: {self.text()[-3000:]}")
+            time.sleep(0.02)
+
+
+class Client:
+    def __init__(self, server, name, *arguments, data=None, folder=None, keys=None, path=None):
+        self.name = name
+        command = [jobs.BIN / "aqpipe", "split-client", path or server.path, "--id", name, "--data", ROOT / f"{data or name}.bin",
+                   "--set", f"split.server='127.0.0.1:{server.port}'", "--set", f"security.keys={ROOT}/{keys or 'keys-' + name}",
+                   "--set", f"output.path={folder or ROOT / (server.path.stem + '-' + name)}", "--patience", "20", *arguments]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
+        STARTED.append(self.process)
+
+    def end(self, want=0):
+        _, said = self.process.communicate(timeout=jobs.PATIENCE)
+        check(self.process.returncode == want, f"{self.name} ended with {self.process.returncode}, wanted {want}: {said[-3000:]}")
+        return said
+
+    def kill(self):
+        self.process.kill()
+        self.process.communicate()
+
+
+def begin(*names):
+    """Data, keys, and one bundle a client."""
+    for seed, (name, count) in enumerate({"a": 60, "b": 45, "test": 40}.items()):
+        records(name, count, seed)
+    check(aqpipe("keys", "init", ROOT / "keys", "--job", "split", "--stages", 3).returncode == 0, "keys init")
+    for name in names:
+        done = aqpipe("keys", "enroll", ROOT / "keys", "--site", name, "--out", ROOT / f"keys-{name}")
+        check(done.returncode == 0 and f"site-{name}.pem" in done.stdout, done.stderr)
+
+
+def whole(path, *names, **options):
+    """Server and clients, to the end."""
+    server = Server(path)
+    clients = [Client(server, name, **options) for name in names]
+    for client in clients:
+        client.end()
+    server.end()
+    return server
+
+
+def of_client(server, name, event="step"):
+    return metrics(f"{server}/clients/{name}", event)
+
+
+def report(server):
+    return json.loads((ROOT / server / "report.json").read_text())
+
+
+def tensors(path):
+    """Names, and the bytes of each tensor of a safetensors file."""
+    blob = path.read_bytes()
+    size = int.from_bytes(blob[:8], "little")
+    head = json.loads(blob[8:8 + size])
+    return {name: blob[8 + size + about["data_offsets"][0]:8 + size + about["data_offsets"][1]]
+            for name, about in head.items() if name != "__metadata__"}
+
+
+def scenario_split():
+    """One client is the unsplit run bit for bit; with AQ-SGD it is the run of three stages; two clients take turns."""
+    begin("a", "b")
+    launch(job("one", **{**PLAIN, "train.epochs": 6, "pipeline.stages": 1}))
+    server = whole(split("plain", **PLAIN, **{"split.collect": "true"}), "a")
+    check(losses("one") == [line["loss"] for line in of_client("plain", "a")], f"losses differ: {server.text()}")
+    check(tensors(ROOT / "one" / "model.safetensors") == tensors(ROOT / "plain" / "model.safetensors"), "weights differ")
+    ours, theirs = metrics("one", "eval"), of_client("plain", "a", "eval")
+    check([line["accuracy"] for line in ours] == [line["accuracy"] for line in theirs], "accuracies differ")
+
+    three = STAGES.replace(", dials: true", "")
+    launch(job("three", **{**CODED, "train.epochs": 6, "pipeline.stages": three}))
+    whole(split("coded", **CODED), "a")
+    check(losses("three") == [line["loss"] for line in of_client("coded", "a")], "with codecs the losses differ")
+
+    server = whole(split("two", clients=2, **CODED), "a", "b")
+    for name, steps in (("a", 18), ("b", 18)):
+        lines = of_client("two", name)
+        check([line["step"] for line in lines] == list(range(1, steps + 1)), f"{name}: {len(lines)} steps")
+        check(sum(sum(line["keyframes"]) for line in lines[6:]) == 0, f"{name}: its second turn begins with keyframes")
+    said = report("two")
+    check([line["turns"] for line in said["clients"]] == [3, 3] and said["rounds"] == 3, f"{said}")
+    check(0 <= said["accuracy"] <= 1 and said["sent_wire_bytes"] > 0, f"{said}")
+    order = [line.split(": ")[2].split()[0] for line in server.text().splitlines() if " trains steps " in line]
+    check(sorted(order) == ["a"] * 3 + ["b"] * 3, f"turns: {order}")
+    again = whole(split("again", clients=2, **CODED), "b", "a")
+    check([line["loss"] for line in of_client("again", "b")] == [line["loss"] for line in of_client("two", "b")],
+          "who joins first changes the run")
+    check(again.text().count(" trains steps ") == 6, again.text())
+    no_workers("split")
+
+
+def scenario_split_leaves():
+    """Clients and servers that are killed: what was trained stands, and where all take part the run is the undisturbed one."""
+    begin("a", "b")
+    slow = {**CODED, "link.rate_mbps": 3, "split.wait": "60s", "checkpoint.every": "2 steps"}
+    whole(split("whole", rounds=2, clients=2, **slow), "a", "b")
+    wanted = {name: [line["loss"] for line in of_client("whole", name)] for name in ("a", "b")}
+
+    server = Server(split("killed", rounds=2, clients=2, **slow))
+    clients = {name: Client(server, name) for name in ("a", "b")}
+    for name, step in (("b", 3), ("a", 3)):  # b has the first turn: each is killed in its first, after a checkpoint
+        await_step(server, name, step)
+        clients[name].kill()
+        clients[name] = Client(server, name)
+    await_step(server, "a", 8)
+    server.process.kill()
+    server.process.wait()
+    again = Server(server.path, "--set", f"split.server='127.0.0.1:{server.port}'")
+    for client in clients.values():
+        client.end()
+    again.end()
+    for name, losses_of in wanted.items():
+        check([line["loss"] for line in of_client("killed", name)] == losses_of, f"{name}: not the run that would have been")
+
+    # One that does not come back costs its turn's rest alone.
+    server = Server(split("lost", rounds=2, clients=2, **{**slow, "split.wait": "1s"}))
+    clients = {name: Client(server, name) for name in ("a", "b")}
+    await_step(server, "a", 3)
+    clients["a"].kill()
+    clients["b"].end()
+    server.end()
+    said = {line["name"]: line for line in report("lost")["clients"]}
+    check((said["b"]["turns"], said["b"]["missed"]) == (2, 0), f"{said}: {server.text()}")
+    check((said["a"]["turns"], said["a"]["missed"]) == (0, 2) and said["a"]["late"] == 2, f"{said}: {server.text()}")
+    no_workers("split_leaves")
+
+
+def await_step(server, name, step):
+    path, deadline = ROOT / server.path.stem / "clients" / name / "metrics.jsonl", time.time() + jobs.PATIENCE
+    while not path.exists() or f'"step":{step},' not in path.read_text().replace(" ", ""):
+        check(time.time() < deadline and server.process.poll() is None, f"no step {step} of {name}: {server.text()[-3000:]}")
+        time.sleep(0.01)
+
+
+def scenario_split_refused():
+    """Strangers, other plans, other data, bad files, expired and revoked certificates: one line at both ends, and the others go on."""
+    begin("a", "b", "c")
+    records("c", 45, 9)
+    server = Server(split("doors", rounds=3, **{**CODED, "split.clients": 2, "split.wait": "1s", "link.rate_mbps": 3}))
+
+    def refused(what, ends, at_server, want=1, **options):
+        client = Client(server, **options)
+        said = client.end(want)
+        check(ends in said, f"{what}: the client says {said}")
+        if at_server:
+            check(at_server in server.text(), f"{what}: the server says {server.text()}")
+
+    refused("another codec", "edges.list.0.forward.bits: 4 there, 2 here", "c (127.0.0.1:", name="c",
+            path=job("other", **{**CODED, "split.clients": 2, "pipeline.stages": STAGES, "split.rounds": 3, "split.epochs": 2,
+                                 "security.keys": "x", "edges.forward.bits": 2}))
+    refused("another cut", "pipeline.stages.0.layers", "has another plan", name="c",
+            path=job("cut", **{**CODED, "split.clients": 2, "split.rounds": 3, "split.epochs": 2, "security.keys": "x",
+                               "pipeline.stages": STAGES.replace("0-1", "0-2").replace("2-11", "3-11")}))
+    (ROOT / "c.bin").write_bytes((ROOT / "c.bin").read_bytes()[:-7])
+    refused("images of the wrong size", "c.bin", None, name="c")
+    broken = bytearray(records("c", 45, 9).read_bytes())
+    broken[3073] = 77
+    (ROOT / "c.bin").write_bytes(broken)
+    refused("a label out of range", "label", None, name="c")
+    records("c", 45, 9)
+    aqpipe("keys", "init", ROOT / "others", "--job", "split", "--stages", 3)
+    aqpipe("keys", "enroll", ROOT / "others", "--site", "c", "--out", ROOT / "keys-others")
+    refused("another authority's", "split", None, name="c", keys="keys-others")
+    check(aqpipe("keys", "revoke", ROOT / "keys", "site-c").returncode == 0, "revoke")
+    done = Client(server, "c", "--patience", "1")
+    _, said = done.process.communicate(timeout=jobs.PATIENCE)
+    check(done.process.returncode == 1, f"a revoked client ended with {done.process.returncode}: {said}")
+    check("joined" not in said, said)
+    launched = aqpipe("launch", server.path)
+    check(launched.returncode == 2 and "split-server" in launched.stderr, launched.stderr)
+
+    clients = {name: Client(server, name) for name in ("a", "b")}
+    await_step(server, "a", 2)  # revoked in mid-run: it is gone within seconds, and b goes on
+    check(aqpipe("keys", "revoke", ROOT / "keys", "site-a").returncode == 0, "revoke a")
+    clients["b"].end()
+    server.end()
+    said = clients["a"].end(1)
+    check("its certificate is no longer good" in server.text() or "revoked" in server.text(), server.text())
+    lines = {line["name"]: line for line in report("doors")["clients"]}
+    check(lines["b"]["turns"] == 3 and lines["a"]["turns"] < 3, f"{lines}: {said}")
+    no_workers("split_refused")
