@@ -43,7 +43,8 @@ static const struct aq_model_key keys[] = {
 static void describe(const struct aq_model_config *model, char *text, size_t bytes)
 {
     snprintf(text, bytes,
-             "ModernBERT, %u blocks, %u heads, %u channels, MLP %u, vocabulary %u, windows of %u, %u labels", model->blocks, model->heads, model->channels, model->mlp, model->vocabulary, model->window, model->labels);
+             "ModernBERT, %u blocks, %u heads, %u channels, MLP %u, vocabulary %u, windows of %u, %u labels",
+             model->blocks, model->heads, model->channels, model->mlp, model->vocabulary, model->window, model->labels);
 }
 
 static void identity(const struct aq_model_config *model, char *text, size_t bytes)

@@ -640,8 +640,8 @@ static const char published[] = "{\"model_type\": \"gpt2\", \"n_layer\": 3, \"n_
 static void test_manifest_what_a_file_says_wrong_is_one_line(void **state)
 {
     static const char *const files[] = {"config.json", "adapter_config.json"};
-    static const char odd[] = "{\"model_type\": \"modernbert\", \"hidden_activation\": \"relu\", \"peft_type\": \"LORA\", "
-                              "\"r\": 4, \"lora_alpha\": 8, \"use_dora\": true}";
+    static const char odd[] = "{\"model_type\": \"modernbert\", \"hidden_activation\": \"relu\", "
+                              "\"peft_type\": \"LORA\", \"r\": 4, \"lora_alpha\": 8, \"use_dora\": true}";
     static const char *const jobs[] = {"model: {weights: %s}\ndata: {train: a, tokenizer: bytes}\n",
                                        "model: {blocks: 2}\ndata: {train: a}\nlora: {weights: %s}\n",
                                        "model: {kind: llama, heads: 3, channels: 32}\ndata: {train: '%s'}\n"};
