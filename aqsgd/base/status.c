@@ -15,9 +15,10 @@
 #include "aqsgd/base/log.h"
 #include "aqsgd/base/printable.h"
 
-enum { TEXT_BYTES = 1024 };
+enum { TEXT_BYTES = AQ_ERROR_BYTES };
 
 static char first_text[TEXT_BYTES];
+static _Thread_local struct aq_error_hold *held;
 static atomic_int first_taken; /* pairs with the exchange in keep_first                        */
 static atomic_int first_ready; /* release in keep_first, acquire in aq_error_text              */
 
@@ -102,9 +103,26 @@ enum aq_status aq_fail(enum aq_status status, const char *area, const char *form
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
+    if (held) {
+        if (!held->text[0]) memcpy(held->text, text, sizeof held->text);
+        return status;
+    }
     keep_first(text);
     aq_log(area, 0, "%s", text);
     return status;
+}
+
+void aq_error_hold(struct aq_error_hold *hold)
+{
+    hold->text[0] = '\0';
+    hold->outer = held;
+    held = hold;
+}
+
+void aq_error_release(struct aq_error_hold *hold)
+{
+    AQ_ASSERT(held == hold);
+    held = hold->outer;
 }
 
 const char *aq_errno_text(int error, char *text, size_t bytes)

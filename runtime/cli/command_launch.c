@@ -31,6 +31,7 @@
 #include "run_enter.h"
 #include "run_rewind.h"
 #include "security.h"
+#include "stages/weights.h"
 
 enum {
     ERRORS_KEPT = 8,
@@ -314,10 +315,24 @@ static enum aq_status prepare(struct command *command)
     return check_names(command);
 }
 
-/* Before anything is started or written: what this machine has no memory or disk for ends here. */
+/* Of larger models the stages look, each at its own, when the run folder is there. */
+#define VALUES_LOOKED_AT (UINT64_C(1) << 30)
+
+static enum aq_status values_fit(const struct command *command)
+{
+    struct aq_weights *weights;
+    if (!command->job->model.weights || command->entry.resume) return AQ_OK;
+    AQ_TRY(aq_weights_open(command->job->model.weights, &weights));
+    const enum aq_status status = aq_weights_check_values(weights, &command->plan->model, VALUES_LOOKED_AT);
+    aq_weights_close(weights);
+    return status;
+}
+
+/* Before anything is started or written: weights that are no numbers, what this machine has no memory or disk for. */
 static enum aq_status fits(const struct command *command)
 {
     char caches[AQ_RUN_PATH_BYTES];
+    AQ_TRY(values_fit(command));
     AQ_TRY(aq_plan_fits(command->plan, aq_plan_memory_here()));
     if (command->job->cache.path) return aq_plan_disk_fits(command->plan, command->job->cache.path);
     AQ_TRY(aq_run_path(command->job->output.path, "cache", caches));

@@ -18,7 +18,7 @@
 
 #include "nearest.h"
 
-enum { WANTS_BYTES = 256, NAME_BYTES = 128, TEXT_BYTES = 512 };
+enum { WANTS_BYTES = 256, NAME_BYTES = 128, TEXT_BYTES = 1024 };
 
 static struct aq_manifest *manifest_of(const struct aq_job *job)
 {

@@ -37,19 +37,26 @@ enum aq_status aq_manifest_adapter(struct aq_manifest *manifest)
 {
     struct aq_job *job = &manifest->job;
     struct aq_adapter_folder *folder;
+    struct aq_error_hold why;
     char targets[TARGETS_BYTES];
     if (!job->train.lora_weights || job->facts.train_samples || manifest->errors.count) return AQ_OK;
     struct aq_model_config model = job->model.config;
     if (model.vocabulary == 0) model.vocabulary = VOCABULARY_ANY;
-    if (aq_model_config_check(&model) != AQ_OK) return AQ_OK; /* told where the model is checked */
-    enum aq_status status = aq_adapter_folder_open(job->train.lora_weights, &folder);
+    aq_error_hold(&why);
+    enum aq_status status = aq_model_config_check(&model);
+    if (status != AQ_OK) { /* told where the model is checked */
+        aq_error_release(&why);
+        return AQ_OK;
+    }
+    status = aq_adapter_folder_open(job->train.lora_weights, &folder);
     if (status == AQ_OK) {
         take_numbers(manifest, aq_adapter_folder_lora(folder));
         status = aq_adapter_folder_match(folder, &model, false, targets, sizeof targets);
         aq_adapter_folder_close(folder);
     }
+    aq_error_release(&why);
     if (status != AQ_OK)
-        aq_manifest_error(manifest, "lora.weights", "these adapters cannot be used (the line before says why)");
+        aq_manifest_error(manifest, "lora.weights", "%s", why.text);
     else if (given(manifest, "lora.targets"))
         aq_manifest_error(manifest, "lora.targets", "lora.weights says which layers have adapters; leave the key out");
     else if (*targets)

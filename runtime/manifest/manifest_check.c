@@ -54,13 +54,17 @@ static void check_model(struct aq_manifest *manifest)
 static bool check_kind(struct aq_manifest *manifest)
 {
     struct aq_model_config model = manifest->job.model.config;
+    struct aq_error_hold why;
     if (!model.kind) {
         aq_manifest_error(manifest, "model.kind", "is empty");
         return false;
     }
     if (model.vocabulary == 0) model.vocabulary = VOCABULARY_ANY;
     aq_model_use_task(&model, manifest->job.model.task, model.labels);
-    if (aq_model_config_check(&model) == AQ_OK) {
+    aq_error_hold(&why);
+    const enum aq_status status = aq_model_config_check(&model);
+    aq_error_release(&why);
+    if (status == AQ_OK) {
         const struct aq_job *job = &manifest->job;
         struct aq_field fields[AQ_BATCH_FIELDS_MAX];
         const uint32_t count = aq_dataset_fields(job->data.kind, job->train.T, fields);
@@ -70,7 +74,7 @@ static bool check_kind(struct aq_manifest *manifest)
             aq_manifest_error(manifest, key, "%s", text);
         return true;
     }
-    aq_manifest_error(manifest, "model.kind", "there can be no such model (the line before says why)");
+    aq_manifest_error(manifest, "model.kind", "there can be no such model: %s", why.text);
     return false;
 }
 

@@ -88,9 +88,13 @@ void aq_manifest_folder(struct aq_manifest *manifest)
 {
     const struct aq_job *job = &manifest->job;
     struct aq_model_folder *folder;
+    struct aq_error_hold why;
     if (!job->model.weights || job->facts.train_samples || !aq_model_folder_is(job->model.weights)) return;
-    if (aq_model_folder_open(job->model.weights, &folder) != AQ_OK) {
-        aq_manifest_error(manifest, "model.weights", "this folder cannot be used (the line before says why)");
+    aq_error_hold(&why);
+    const enum aq_status status = aq_model_folder_open(job->model.weights, &folder);
+    aq_error_release(&why);
+    if (status != AQ_OK) {
+        aq_manifest_error(manifest, "model.weights", "%s", why.text);
         return;
     }
     merge(manifest, folder);

@@ -126,6 +126,9 @@ void aq_manifest_reduce(struct aq_manifest *manifest)
         aq_manifest_error(manifest, "reduce.bucket", "%u is not a multiple of 64", reduce->bucket);
         return;
     }
-    if (aq_optimizer_config_check(config) != AQ_OK)
-        aq_manifest_error(manifest, "train.optimizer", "there can be no such optimizer (the line before says why)");
+    struct aq_error_hold why;
+    aq_error_hold(&why);
+    const enum aq_status status = aq_optimizer_config_check(config);
+    aq_error_release(&why);
+    if (status != AQ_OK) aq_manifest_error(manifest, "train.optimizer", "there can be no such optimizer: %s", why.text);
 }

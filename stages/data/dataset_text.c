@@ -8,6 +8,9 @@
  * the same texts with the same tokenizer: text_tokens.h. All tokens lie in one array; block i is
  * tokens[i*T .. i*T+T], the last of which is only a target, so that N tokens give (N-1)/T blocks. What the ids mean
  * depends on files, tokenizer and T alone.
+ *
+ * Of texts that are long beside what samples_max wants the beginning alone is read, into memory (tokens_wanted): 100 GB
+ * are not read for a thousand samples. Count and digest are then of the tokens that are wanted.
  */
 #include <string.h>
 
@@ -16,6 +19,9 @@
 #include "tokenizer.h"
 
 #define AREA DATASET_AREA
+
+/* Texts of fewer bytes are read whole in a second or two, and more tokens than these are kept in a file. */
+enum { LONG_BYTES = 64 << 20, WANTED_MAX = 16 << 20, BYTES_A_TOKEN = 16 /* more than texts have */ };
 
 struct text {
     struct text_ids ids;
@@ -55,8 +61,25 @@ static enum aq_status add_file(const struct aq_dataset_config *config, const str
 static enum aq_status add_files(const struct aq_dataset_config *config, const struct aq_tokenizer *tokenizer,
                                 struct text_sink *sink)
 {
-    for (uint32_t i = 0; i < config->path_count; i++)
+    for (uint32_t i = 0; i < config->path_count && !(sink->limit && sink->count >= sink->limit); i++)
         AQ_TRY(add_file(config, tokenizer, config->paths[i], sink));
+    return AQ_OK;
+}
+
+/* How many tokens are all that is wanted of texts so long; 0: they are read whole. Sizes of files alone say it. */
+static enum aq_status tokens_wanted(const struct aq_dataset_config *config, uint64_t *out)
+{
+    uint64_t bytes = 0;
+    *out = 0;
+    if (!config->samples_max || config->samples_max > WANTED_MAX || config->skip > WANTED_MAX) return AQ_OK;
+    const uint64_t wanted = (config->samples_max + config->skip) * config->T + 1;
+    for (uint32_t i = 0; i < config->path_count; i++) {
+        struct text_map map;
+        AQ_TRY(text_map_open(config->paths[i], &map));
+        bytes += map.bytes;
+        text_map_close(&map);
+    }
+    if (bytes > LONG_BYTES && wanted <= WANTED_MAX && wanted < bytes / BYTES_A_TOKEN) *out = wanted;
     return AQ_OK;
 }
 
@@ -78,11 +101,12 @@ static enum aq_status key_of(const struct aq_dataset_config *config, const struc
 }
 
 static enum aq_status tokens_in_memory(const struct aq_dataset_config *config, const struct aq_tokenizer *tokenizer,
-                                       struct text_ids *out)
+                                       uint64_t limit, struct text_ids *out)
 {
-    struct text_sink sink = {.file = -1};
+    struct text_sink sink = {.file = -1, .limit = limit};
     const enum aq_status status = add_files(config, tokenizer, &sink);
-    *out = (struct text_ids){.at = sink.list.at, .count = sink.list.count, .owned = sink.list.at};
+    const size_t count = limit && sink.list.count > limit ? (size_t)limit : sink.list.count; /* whatever the cores */
+    *out = (struct text_ids){.at = sink.list.at, .count = count, .owned = sink.list.at};
     return status;
 }
 
@@ -127,7 +151,7 @@ static enum aq_status tokens_by_cache(const struct aq_dataset_config *config, co
     aq_log(AREA, AQ_LOG_WARNING, "no tokens can be kept in %s (data.cache): they are made for this process alone",
            config->cache);
     aq_error_clear();
-    return tokens_in_memory(config, tokenizer, out);
+    return tokens_in_memory(config, tokenizer, 0, out);
 }
 
 static enum aq_status check_config(const struct aq_dataset_config *config, const struct aq_tokenizer *tokenizer)
@@ -143,8 +167,10 @@ static enum aq_status read_files(const struct aq_dataset_config *config, const s
 {
     AQ_TRY(check_config(config, tokenizer));
     text->T = config->T;
-    AQ_TRY(config->cache && config->cache[0] ? tokens_by_cache(config, tokenizer, &text->ids)
-                                             : tokens_in_memory(config, tokenizer, &text->ids));
+    uint64_t wanted;
+    AQ_TRY(tokens_wanted(config, &wanted));
+    AQ_TRY(config->cache && config->cache[0] && !wanted ? tokens_by_cache(config, tokenizer, &text->ids)
+                                                        : tokens_in_memory(config, tokenizer, wanted, &text->ids));
     const struct text_ids all = text->ids;
     const uint64_t blocks = all.count ? (all.count - 1) / config->T : 0;
     if (blocks <= config->skip)

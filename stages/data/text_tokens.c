@@ -221,9 +221,10 @@ enum aq_status text_tokens(const struct aq_tokenizer *tokenizer, const char *pat
     progress.said_ns = progress.began_ns;
     if (threads == 0) threads = aq_thread_cores();
     if (threads > THREADS_MAX) threads = THREADS_MAX;
-    for (size_t at = 0; at < text->bytes && status == AQ_OK;) {
+    for (size_t at = 0; at < text->bytes && status == AQ_OK && !(sink->limit && sink->count >= sink->limit);) {
+        const uint64_t wanted = sink->limit ? 1 + (sink->limit - sink->count) / PIECE_BYTES : threads;
         uint32_t count = 0;
-        for (; count < threads && at < text->bytes; count++) {
+        for (; count < threads && count < wanted && at < text->bytes; count++) {
             const size_t end = piece_end(tokenizer, text, at, lines);
             pieces[count] = (struct piece){.tokenizer = tokenizer,
                                            .path = path,

@@ -48,6 +48,7 @@ struct text_sink {
     struct aq_token_list list;
     int file; /* -1: into memory */
     uint64_t count;
+    uint64_t limit; /* reading ends behind so many tokens, or some pieces later; 0: at the end of the text */
     bool unwritten; /* the file does not take them: the texts are not to blame */
     char aside[64]; /* its name in the cache folder, until it is whole         */
 };

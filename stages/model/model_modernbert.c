@@ -42,7 +42,8 @@ static const struct aq_model_key keys[] = {
 
 static void describe(const struct aq_model_config *model, char *text, size_t bytes)
 {
-    snprintf(text, bytes, "ModernBERT, %u blocks, %u heads, %u channels, MLP %u, vocabulary %u, windows of %u, %u labels",
+    snprintf(text, bytes,
+             "ModernBERT, %u blocks, %u heads, %u channels, MLP %u, vocabulary %u, windows of %u, %u labels",
              model->blocks, model->heads, model->channels, model->mlp, model->vocabulary, model->window, model->labels);
 }
 

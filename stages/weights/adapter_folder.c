@@ -55,10 +55,10 @@ static enum aq_status check_kind(const struct aq_adapter_folder *folder)
     if (!one_of(json_object_get(config, "peft_type"), kinds))
         return config_json_refuse(json, "peft_type", "expected LORA");
     if (bias && !one_of(bias, none))
-        return config_json_refuse(json, "bias", "expected none: adapters have no biases here");
+        return config_json_refuse(json, "bias", "\"none\": adapters have no biases here");
     for (size_t i = 0; i < sizeof off / sizeof *off; i++)
         if (!is_off(json_object_get(config, off[i])))
-            return config_json_refuse(json, off[i], "expected none: it is not computed here");
+            return config_json_refuse(json, off[i], "none: it is not computed here");
     if (begin && !json_is_boolean(begin) && !json_is_null(begin) && !one_of(begin, begins))
         return config_json_refuse(json, "init_lora_weights", "expected true: this one changes the model itself");
     return AQ_OK;

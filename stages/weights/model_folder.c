@@ -90,8 +90,11 @@ static enum aq_status read_model(struct aq_model_folder *folder)
     folder->architecture = row->architecture;
     aq_model_config_default(&folder->model, model->kind);
     AQ_TRY(model->read_config(&config, &folder->model));
-    if (aq_model_config_check(&folder->model) == AQ_OK) return AQ_OK;
-    return aq_fail(AQ_MISMATCH, AREA, "%s: there can be no such model (the line before says why)", folder->file);
+    struct aq_error_hold why;
+    aq_error_hold(&why);
+    const enum aq_status status = aq_model_config_check(&folder->model);
+    aq_error_release(&why);
+    return status == AQ_OK ? AQ_OK : aq_fail(AQ_MISMATCH, AREA, "%s: %s", folder->file, why.text);
 }
 
 /* The object that a file holds, into *out: the caller's, also where it is refused. */

@@ -1,8 +1,10 @@
 /*
  * weights_match.c -- does a file hold the model that a job describes? Asked before hours are spent, of names and shapes
- * alone: a model with fewer blocks than the file, or with matrices the other way round, would train without a word.
+ * (and, where that is asked, of values): a model with fewer blocks than the file, or with matrices the other way round,
+ * would train without a word.
  */
 #include <ctype.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -229,4 +231,41 @@ enum aq_status aq_weights_match(const struct aq_weights *weights, const struct a
     match_say(weights, &match.unused, "of no use to this model");
     match_say(weights, &match.untrained, "not there, and begin untrained (train.seed)");
     return AQ_OK;
+}
+
+/* ---- values ---- */
+
+struct values {
+    const struct aq_weights *weights;
+    uint64_t count;
+    bool looks; /* else it counts */
+    enum aq_status status;
+};
+
+static void values_tell(void *context, const struct aq_weights_found *found)
+{
+    struct values *values = context;
+    uint32_t index;
+    bool finite;
+    uint64_t place;
+    float value;
+    if (found->use != AQ_WEIGHTS_USED || values->status != AQ_OK) return;
+    values->count += found->count;
+    if (!values->looks || aq_weights_find(values->weights, found->name, &index) != AQ_OK) return;
+    values->status = aq_weights_finite(values->weights, index, &finite, &place, &value);
+    if (values->status != AQ_OK || finite) return;
+    values->status = aq_fail(AQ_MISMATCH, "weights", "%s: %s: value %llu of %llu is %s; every one must be a number",
+                             found->file, found->name, (unsigned long long)place, (unsigned long long)found->count,
+                             isnan(value) ? "NaN" : "infinite");
+}
+
+enum aq_status aq_weights_check_values(const struct aq_weights *weights, const struct aq_model_config *model,
+                                       uint64_t most)
+{
+    struct values values = {.weights = weights, .status = AQ_OK};
+    AQ_TRY(aq_weights_survey(weights, model, values_tell, &values));
+    if (values.count > most) return AQ_OK;
+    values.looks = true;
+    AQ_TRY(aq_weights_survey(weights, model, values_tell, &values));
+    return values.status;
 }

@@ -20,6 +20,31 @@ static void quiet(int level, const char *line, void *context)
     snprintf(context, 256, "%s", line);
 }
 
+static void test_status_held_errors_are_their_holders(void **state)
+{
+    (void)state;
+    char line[256] = "";
+    struct aq_error_hold outer, inner;
+    aq_log_sink(quiet, line);
+    aq_error_clear();
+    aq_error_hold(&outer);
+    assert_int_equal(aq_fail(AQ_MISMATCH, "test", "found %d", 7), AQ_MISMATCH);
+    aq_error_hold(&inner);
+    (void)aq_fail(AQ_IO, "test", "deeper");
+    aq_error_release(&inner);
+    (void)aq_fail(AQ_IO, "test", "later");
+    aq_error_release(&outer);
+    assert_string_equal(inner.text, "deeper");
+    assert_string_equal(outer.text, "found 7");
+    assert_string_equal(line, "");
+    assert_string_equal(aq_error_text(), "");
+    (void)aq_fail(AQ_IO, "test", "said");
+    assert_non_null(strstr(line, "said"));
+    assert_string_equal(aq_error_text(), "said");
+    aq_error_clear();
+    aq_log_sink(NULL, NULL);
+}
+
 static void test_status_first_error_is_kept(void **state)
 {
     (void)state;
@@ -546,6 +571,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_status_first_error_is_kept),
+        cmocka_unit_test(test_status_held_errors_are_their_holders),
         cmocka_unit_test(test_printable_escapes_what_steers_a_terminal),
         cmocka_unit_test(test_printable_is_clean_for_all_short_texts),
         cmocka_unit_test(test_log_and_errors_are_printable),

@@ -636,6 +636,44 @@ static void write_config(const char *folder, const char *text)
 static const char published[] = "{\"model_type\": \"gpt2\", \"n_layer\": 3, \"n_head\": 4, \"n_embd\": 32, "
                                 "\"vocab_size\": 300, \"n_positions\": 64, \"resid_pdrop\": 0.1}";
 
+/* A folder, adapters and sizes that cannot be: each is one line, with its place in the manifest and what was found. */
+static void test_manifest_what_a_file_says_wrong_is_one_line(void **state)
+{
+    static const char *const files[] = {"config.json", "adapter_config.json"};
+    static const char odd[] = "{\"model_type\": \"modernbert\", \"hidden_activation\": \"relu\", "
+                              "\"peft_type\": \"LORA\", \"r\": 4, \"lora_alpha\": 8, \"use_dora\": true}";
+    static const char *const jobs[] = {"model: {weights: %s}\ndata: {train: a, tokenizer: bytes}\n",
+                                       "model: {blocks: 2}\ndata: {train: a}\nlora: {weights: %s}\n",
+                                       "model: {kind: llama, heads: 3, channels: 32}\ndata: {train: '%s'}\n"};
+    static const char *const words[] = {"job.yaml:1:9: model.weights: ", "job.yaml:3:8: lora.weights: ", "model.heads"};
+    static const char *const found[] = {"config.json: hidden_activation: found \"relu\", expected gelu",
+                                        "adapter_config.json: use_dora: found true, expected none",
+                                        "3 heads do not divide 32 channels"};
+    char folder[] = "/tmp/aq-manifest-XXXXXX", text[512], path[128];
+    struct aq_job *job;
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    write_config(folder, odd);
+    snprintf(path, sizeof path, "%s/%s", folder, files[1]);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_true(fputs(odd, file) >= 0);
+    assert_int_equal(fclose(file), 0);
+    for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) {
+        snprintf(text, sizeof text, jobs[i], folder);
+        capture_begin();
+        assert_int_equal(parse(text, NULL, 0, &job), AQ_INVAL);
+        capture_end();
+        if (captured.count != 1 || !captured_has(words[i]) || !captured_has(found[i]))
+            fail_msg("%u lines: %s", captured.count, captured.lines[0]);
+    }
+    for (size_t i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%s/%s", folder, files[i]);
+        assert_int_equal(unlink(path), 0);
+    }
+    assert_int_equal(rmdir(folder), 0);
+}
+
 static void test_manifest_folder_says_every_size(void **state)
 {
     char folder[] = "/tmp/aq-manifest-XXXXXX", text[512], path[128];
@@ -766,6 +804,7 @@ int main(void)
         cmocka_unit_test(test_parse_survives_failing_allocations),
         cmocka_unit_test(test_manifest_outside_without_keys_is_refused),
         cmocka_unit_test(test_manifest_address_is_read_as_it_will_be_used),
+        cmocka_unit_test(test_manifest_what_a_file_says_wrong_is_one_line),
         cmocka_unit_test(test_manifest_folder_says_every_size),
         cmocka_unit_test(test_manifest_that_contradicts_a_folder_is_refused),
         cmocka_unit_test(test_examples_parse),

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -62,6 +63,50 @@ static void test_blocks_overlap_by_one_target(void **state)
     assert_int_equal(aq_dataset_count(d), 2);
     assert_int_equal(aq_dataset_dropped(d), 0);
     aq_dataset_close(d);
+}
+
+/*
+ * 100 GB, of which the first 5 MiB are there: for a thousand samples the beginning alone is read, with a cache folder
+ * and without, and ids are those of a text that ends there. What is behind is anybody's.
+ */
+static void test_long_text_is_read_as_far_as_samples_max_wants(void **state)
+{
+    (void)state;
+    enum { LINE = 64, LINES = 5 << 14 };
+    FILE *file = fopen(first, "w");
+    assert_non_null(file);
+    for (int i = 0; i < LINES; i++)
+        assert_int_equal(fprintf(file, "%063d\n", i), LINE);
+    assert_int_equal(fclose(file), 0);
+    struct aq_dataset *whole = open_dataset(1, 15, 7, 1000);
+    assert_int_equal(truncate(first, INT64_C(100) << 30), 0);
+    struct aq_dataset *d = open_dataset(1, 15, 7, 1000);
+    assert_int_equal(aq_dataset_count(d), 1000);
+    int32_t values[2][2][15];
+    for (uint64_t i = 0; i < 1000; i++) {
+        assert_int_equal(aq_dataset_id(d, i), aq_dataset_id(whole, i));
+        void *const a[AQ_BATCH_FIELDS_MAX] = {values[0][0], values[0][1]};
+        void *const b[AQ_BATCH_FIELDS_MAX] = {values[1][0], values[1][1]};
+        assert_int_equal(aq_dataset_get(d, i, a), AQ_OK);
+        assert_int_equal(aq_dataset_get(whole, i, b), AQ_OK);
+        assert_memory_equal(values[0], values[1], sizeof values[0]);
+    }
+    const char *const paths[] = {first};
+    struct aq_dataset_config config = {.paths = paths,
+                                       .path_count = 1,
+                                       .tokenizer = bytes_tokenizer,
+                                       .cache = folder,
+                                       .T = 15,
+                                       .threads = 2,
+                                       .samples_max = 1000,
+                                       .skip = 7};
+    struct aq_dataset *kept;
+    assert_int_equal(aq_dataset_open(&config, &kept), AQ_OK);
+    assert_true(aq_dataset_digest(kept) == aq_dataset_digest(d));
+    aq_dataset_close(kept);
+    aq_dataset_close(d);
+    aq_dataset_close(whole);
+    assert_int_equal(truncate(first, 0), 0);
 }
 
 static void test_skip_and_samples_max_keep_ids(void **state)
@@ -355,6 +400,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_blocks_overlap_by_one_target),
         cmocka_unit_test(test_skip_and_samples_max_keep_ids),
+        cmocka_unit_test(test_long_text_is_read_as_far_as_samples_max_wants),
         cmocka_unit_test(test_files_are_joined_in_order),
         cmocka_unit_test(test_end_of_text_stands_behind_every_file),
         cmocka_unit_test(test_bad_input_names_the_file),

@@ -106,6 +106,13 @@ enum aq_status aq_weights_finite(const struct aq_weights *weights, uint32_t inde
                                  float *value);
 
 /*
+ * Are all values finite that this model reads of them? Where it reads more than `most` values none is looked at.
+ * AQ_MISMATCH: the first that is none, with its file, tensor and place. AQ_NOMEM.
+ */
+enum aq_status aq_weights_check_values(const struct aq_weights *weights, const struct aq_model_config *model,
+                                       uint64_t most);
+
+/*
  * Tells one set of weights from another: a digest of the heads and lengths of its files (a head names and places every
  * tensor). It reads 64 KiB a file.
  */

@@ -66,6 +66,19 @@ enum aq_status aq_fail(enum aq_status status, const char *area, const char *form
 /* As aq_fail, with ": <text of errno>" at the end and the status of that errno. Reads errno at entry. */
 enum aq_status aq_fail_errno(const char *area, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/*
+ * Between the two calls what aq_fail says on this thread is kept in `text` (of several lines the first; "" where there
+ * is none), in place of the log, and is not the process' first error: for a caller who says it in a line of its own.
+ * Holds may nest; each is released by its holder, the last one first.
+ */
+enum { AQ_ERROR_BYTES = 1024 };
+struct aq_error_hold {
+    char text[AQ_ERROR_BYTES];
+    struct aq_error_hold *outer; /* private */
+};
+void aq_error_hold(struct aq_error_hold *hold);
+void aq_error_release(struct aq_error_hold *hold);
+
 /* The text of the first aq_fail of this process, "" where there was none. Valid until the process ends. */
 const char *aq_error_text(void);
 
