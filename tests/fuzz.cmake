@@ -36,6 +36,7 @@ aq_fuzz(frame RUNS 100000 LIBS aq_net INCLUDES ${aq_net_ROOMS})
 aq_fuzz(codec RUNS 20000)
 aq_fuzz(grad RUNS 20000)
 aq_fuzz(control RUNS 8000 LIBS aq_runtime aq_dep::jansson INCLUDES ${aq_runtime_ROOMS})
+aq_fuzz(split RUNS 20000 LIBS aq_runtime aq_net aq_dep::jansson INCLUDES ${aq_runtime_ROOMS})
 aq_fuzz(lengths RUNS 20000 LIBS aq_runtime INCLUDES ${aq_runtime_ROOMS})
 aq_fuzz(run RUNS 3000 LIBS aq_runtime aq_dep::jansson INCLUDES ${aq_runtime_ROOMS})
 aq_fuzz(keys RUNS 1500 LIBS aq_runtime aq_net aq_dep::ssl aq_dep::crypto

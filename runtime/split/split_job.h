@@ -1,8 +1,11 @@
 /*
- * split_job.h -- the job of one client's turns: the manifest that server and client both have, and what is that client's.
+ * split_job.h -- the job of one client's turns: the manifest that server and client both have, and what is that
+ * client's.
  *
- * Both ends make it on their own, and their plans' hashes must be one. What the client alone knows (how many samples, of
- * which digest) it tells, and the server plans with that: it never sees the data. train.epochs is what all rounds come to.
+ * Both ends make it on their own, and their plans' hashes must be one. What the client alone knows (how many samples,
+ * of
+ * which digest) it tells, and the server plans with that: it never sees the data. train.epochs is what all rounds
+ * come to.
  *
  * Locking: pure functions of files.
  */

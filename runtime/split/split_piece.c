@@ -79,13 +79,7 @@ static enum aq_status part_name(const char *path, char out[AQ_RUN_PATH_BYTES])
 
 static enum aq_status write_all(int fd, const char *bytes, size_t count)
 {
-    for (size_t at = 0; at < count;) {
-        const ssize_t put = write(fd, bytes + at, count - at);
-        if (put < 0 && errno == EINTR) continue;
-        if (put <= 0) return aq_fail_errno(AREA, "cannot write a file of weights");
-        at += (size_t)put;
-    }
-    return AQ_OK;
+    return aq_write_all(fd, bytes, count) ? AQ_OK : aq_fail_errno(AREA, "cannot write a file of weights");
 }
 
 /* -1: it is no base64 of a piece. */

@@ -1,4 +1,5 @@
-/* split_private.h -- what split_server.c (the loop and the door), split_turn.c (turns) and split_state.c (the disk) share.
+/* split_private.h -- what split_server.c (the loop and the door), split_turn.c (turns) and split_state.c (the disk)
+ * share.
  */
 #ifndef RUNTIME_SPLIT_PRIVATE_H
 #define RUNTIME_SPLIT_PRIVATE_H

@@ -1,7 +1,9 @@
 /*
- * split_server.h -- the server of split learning: whose turn it is, and what goes from a turn to the next (docs/SPLIT.md).
+ * split_server.h -- the server of split learning: whose turn it is, and what goes from a turn to the next
+ * (docs/SPLIT.md).
  *
- * A turn is a run of three stages by the launcher and workers of any job, in a process of its own (`aqpipe split-turn`):
+ * A turn is a run of three stages by the launcher and workers of any job, in a process of its own (`aqpipe split-
+ * turn`):
  * the middle stage here, the other two at the client, whose daemon is at the other end of the client's connection. The
  * server lets clients in, offers turns, carries lines between a turn's launcher and its client, and keeps the newest
  * weights: those of the middle stage, and those of the ends, which the next client begins with.
@@ -36,7 +38,8 @@ struct aq_split_server_config {
 
 enum aq_split_end { AQ_SPLIT_DONE = 0, AQ_SPLIT_FAILED = 1, AQ_SPLIT_STOPPED = 3 };
 
-/* Until the last round is over, or a signal. The text of a failure is aq_error_text(). AQ_INVAL, AQ_MISMATCH: the job. */
+/* Until the last round is over, or a signal. The text of a failure is aq_error_text(). AQ_INVAL, AQ_MISMATCH: the
+ * job. */
 enum aq_status aq_split_serve(const struct aq_split_server_config *config, enum aq_split_end *end);
 
 #endif

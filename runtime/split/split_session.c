@@ -54,12 +54,7 @@ static bool number(const json_t *line, const char *key, uint64_t most, uint64_t 
 static bool hex(const json_t *line, const char *key, uint64_t *out)
 {
     const char *text = json_string_value(json_object_get(line, key));
-    uint64_t value = 0;
-    if (!text || strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16) return false;
-    for (int i = 0; i < 16; i++)
-        value = value << 4 | (uint64_t)(text[i] <= '9' ? text[i] - '0' : text[i] - 'a' + 10);
-    *out = value;
-    return true;
+    return text && aq_is_hex(text, 16) && aq_control_get_hex(line, key, out) == AQ_OK;
 }
 
 static enum aq_status hear_join(struct aq_split_session *s, const json_t *line, enum aq_split_act *act)

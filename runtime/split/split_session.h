@@ -1,5 +1,6 @@
 /*
- * split_session.h -- one client's conversation with the server of split learning, as the server sees it (docs/SPLIT.md).
+ * split_session.h -- one client's conversation with the server of split learning, as the server sees it
+ * (docs/SPLIT.md).
  *
  * What a client may say depends on where its conversation stands: one table of states and lines. A line that is out of
  * place, or a field that is missing, of another type or out of range, is AQ_PROTO with one sentence of why; the server

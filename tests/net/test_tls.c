@@ -399,6 +399,48 @@ static void test_daemon_of_another_host_is_refused(void **state)
     assert_int_equal(unlink(file_in(ours, "daemon-10.0.0.5.pem")), 0);
 }
 
+/* A site of this file, at a stage that expects `wanted` ("": any): is it taken? */
+static bool enters(const char *site, const char *wanted)
+{
+    struct aq_tls_name expected = {.role = AQ_TLS_SITE};
+    const struct aq_tls_name stage = {.role = AQ_TLS_STAGE, .stage = 1};
+    struct aq_tls *server, *client;
+    struct talk talk;
+    snprintf(expected.host, sizeof expected.host, "%s", wanted);
+    assert_int_equal(aq_tls_open_site(ours, site, &client), AQ_OK);
+    assert_int_equal(aq_tls_open(ours, AQ_TLS_STAGE, 1, &server), AQ_OK);
+    talk_begin(&talk, client, &stage, server, &expected);
+    talk_once(&talk);
+    const bool good = talk.status[0] == AQ_OK && talk.status[1] == AQ_OK;
+    if (!good) assert_non_null(strstr(aq_tls_session_text(talk.end[1]), "expected aqpipe://demo/site/"));
+    talk_end(&talk);
+    aq_tls_close(server);
+    aq_tls_close(client);
+    return good;
+}
+
+static void test_site_is_taken_for_itself_alone(void **state)
+{
+    (void)state;
+    const int64_t now = (int64_t)time(NULL);
+    struct aq_tls_hosts sites;
+    struct aq_tls *tls;
+    assert_int_equal(aq_tls_make_site(ours, "ward-7", now - 3600, now + 86400), AQ_OK);
+    assert_true(enters("ward-7", "ward-7"));
+    assert_true(enters("ward-7", ""));
+    assert_false(enters("ward-7", "ward-8"));
+    assert_false(enters("ward-7", "ward-"));
+    assert_false(meets("here", "ward-7", "presents aqpipe://demo/daemon/here"));
+    assert_int_equal(aq_tls_sites(ours, &sites), AQ_OK);
+    assert_int_equal(sites.count, 1);
+    assert_string_equal(sites.of[0], "ward-7");
+    capture_begin();
+    assert_int_equal(aq_tls_open_site(ours, "../x", &tls), AQ_INVAL);
+    assert_int_equal(aq_tls_make_site(ours, "Ward", now, now + 1), AQ_INVAL);
+    capture_end();
+    assert_int_equal(unlink(file_in(ours, "site-ward-7.pem")), 0);
+}
+
 /* Which of a folder's identities is a daemon's own; one that is everybody's is none. */
 static void test_open_daemon_wants_its_own_host(void **state)
 {
@@ -570,6 +612,7 @@ int main(void)
         cmocka_unit_test(test_connect_wrong_listener_is_refused),
         cmocka_unit_test(test_hello_of_another_rank_than_the_certificate_is_refused),
         cmocka_unit_test(test_connect_without_keys_is_refused),
+        cmocka_unit_test(test_site_is_taken_for_itself_alone),
         cmocka_unit_test(test_daemon_of_another_host_is_refused),
         cmocka_unit_test(test_open_daemon_wants_its_own_host),
         cmocka_unit_test(test_open_loose_permissions_are_refused),
