@@ -212,26 +212,37 @@ static bool take_delta(struct aq_codec_encoder *job, const struct places *at)
     return true;
 }
 
+/* In partial sums, so that a compiler's vectors may have them. */
+static double dot(const float *x, const float *y, size_t n)
+{
+    enum { LANES = 8 };
+    double sums[LANES] = {0}, sum = 0.0;
+    const size_t whole = n - n % LANES;
+    for (size_t e = 0; e < whole; e += LANES)
+        for (size_t l = 0; l < LANES; l++)
+            sums[l] += (double)x[e + l] * (double)y[e + l];
+    for (size_t e = whole; e < n; e++)
+        sum += (double)x[e] * (double)y[e];
+    for (size_t l = 0; l < LANES; l++)
+        sum += sums[l];
+    return sum;
+}
+
 /* Rows 0..count-1 of `lines`, n values each, become orthonormal (Gram-Schmidt, twice: Kahan and Parlett's "twice is
  * enough"); one that is nothing beside the others becomes zero. */
 static void orthonormal(float *lines, size_t count, size_t n)
 {
     for (size_t i = 0; i < count; i++) {
         float *const x = lines + i * n;
-        double before = 0.0, after = 0.0;
-        for (size_t e = 0; e < n; e++)
-            before += (double)x[e] * (double)x[e];
+        const double before = dot(x, x, n);
         for (int pass = 0; pass < 2; pass++)
             for (size_t j = 0; j < i; j++) {
                 const float *const y = lines + j * n;
-                double dot = 0.0;
+                const float along = (float)dot(x, y, n);
                 for (size_t e = 0; e < n; e++)
-                    dot += (double)x[e] * (double)y[e];
-                for (size_t e = 0; e < n; e++)
-                    x[e] -= (float)dot * y[e];
+                    x[e] -= along * y[e];
             }
-        for (size_t e = 0; e < n; e++)
-            after += (double)x[e] * (double)x[e];
+        const double after = dot(x, x, n);
         const float scale = after > 1e-12 * before && isfinite(before) ? (float)(1.0 / sqrt(after)) : 0.0f;
         for (size_t e = 0; e < n; e++)
             x[e] *= scale;
@@ -291,10 +302,7 @@ static void eigen(const struct places *at, size_t found, size_t columns, double 
     double *const gram = at->gram;
     for (size_t i = 0; i < found; i++)
         for (size_t j = 0; j <= i; j++) {
-            double dot = 0.0;
-            for (size_t c = 0; c < columns; c++)
-                dot += (double)at->b[i * columns + c] * (double)at->b[j * columns + c];
-            gram[i * found + j] = gram[j * found + i] = dot;
+            gram[i * found + j] = gram[j * found + i] = dot(at->b + i * columns, at->b + j * columns, columns);
             at->basis[i * found + j] = at->basis[j * found + i] = i == j ? 1.0 : 0.0;
         }
     for (int sweep = 0; sweep < SWEEPS; sweep++) {

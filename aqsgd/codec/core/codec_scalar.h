@@ -339,7 +339,7 @@ static inline bool scalar_ec_quantize(const float *d, size_t n, const struct aq_
     return beyond;
 }
 
-/* Thirty-two sums at a time stay in registers. */
+/* Thirty-two sums at a time stay in registers, or eight. */
 static inline void scalar_products(const float *factors, size_t count, const float *matrix, size_t stride, size_t n,
                                    float *out)
 {
@@ -348,6 +348,13 @@ static inline void scalar_products(const float *factors, size_t count, const flo
         float sum[32] = {0};
         for (size_t k = 0; k < count; k++)
             for (size_t l = 0; l < 32; l++)
+                sum[l] += factors[k] * matrix[k * stride + i + l];
+        memcpy(out + i, sum, sizeof sum);
+    }
+    for (; i + 8 <= n; i += 8) {
+        float sum[8] = {0};
+        for (size_t k = 0; k < count; k++)
+            for (size_t l = 0; l < 8; l++)
                 sum[l] += factors[k] * matrix[k * stride + i + l];
         memcpy(out + i, sum, sizeof sum);
     }
