@@ -9,8 +9,8 @@
  * - On an address that is not this machine's own it wants a token or a client's certificate (AQ_REFUSED without);
  *   without TLS whoever listens on the way reads the token. On this machine's own addresses a request must name such a
  *   host, so that no other site's page can have a browser ask for it (DNS rebinding).
- * - Whoever asks too much waits for himself: AQ_PAGE_CONNECTIONS connections, each closed after AQ_PAGE_IDLE_S without a
- *   byte; a document is made AQ_PAGE_FRESH_MS at most apart and handed out until then. It has a thread of its own: a
+ * - Whoever asks too much waits for himself: AQ_PAGE_CONNECTIONS connections, each closed after AQ_PAGE_IDLE_S without
+ *   a byte; a document is made AQ_PAGE_FRESH_MS apart and handed out until then. It has a thread of its own: a
  *   browser that hangs, or a flood, costs the launcher nothing but the processor.
  *
  * Locking: open and close by one thread.
