@@ -85,9 +85,9 @@ class Server:
 
 
 class Client:
-    def __init__(self, server, name, *arguments, data=None, folder=None, keys=None, path=None):
+    def __init__(self, server, name, *arguments, data=None, folder=None, keys=None, path=None, kind="bin"):
         self.name = name
-        command = [jobs.BIN / "aqpipe", "split-client", path or server.path, "--id", name, "--data", ROOT / f"{data or name}.bin",
+        command = [jobs.BIN / "aqpipe", "split-client", path or server.path, "--id", name, "--data", ROOT / f"{data or name}.{kind}",
                    "--set", f"split.server='127.0.0.1:{server.port}'", "--set", f"security.keys={ROOT}/{keys or 'keys-' + name}",
                    "--set", f"output.path={folder or ROOT / (server.path.stem + '-' + name)}", "--patience", "20", *arguments]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
@@ -154,6 +154,15 @@ def scenario_split():
     launch(job("three", **{**CODED, "train.epochs": 6, "pipeline.stages": three}))
     whole(split("coded", **CODED), "a")
     check(losses("three") == [line["loss"] for line in of_client("coded", "a")], "with codecs the losses differ")
+
+    # A decoder is cut alike: its tokens and targets stay with the client.
+    text = {**PLAIN, "train.decay": "constant"}
+    launch(manifest("decoder-one", **{**text, "train.epochs": 4, "pipeline.stages": 1}))
+    turns = {"split.clients": 1, "split.server": "127.0.0.1:0", "split.rounds": 2, "split.epochs": 2,
+             "security.keys": str(ROOT / "keys")}
+    whole(manifest("decoder", **{**text, **turns, "pipeline.stages": STAGES.replace("2-11", "2-3").replace("12-13", "4-5")}),
+          "a", data="train", kind="txt")
+    check(losses("decoder-one") == [line["loss"] for line in of_client("decoder", "a")], "of a decoder losses differ")
 
     server = whole(split("two", clients=2, **CODED), "a", "b")
     for name, steps in (("a", 18), ("b", 18)):
