@@ -1,6 +1,8 @@
 """Split learning: a server, clients that dial it, turns; what is equal to what, and what a client cannot do."""
 import atexit
 import json
+import os
+import pathlib
 import random
 import subprocess
 import time
@@ -271,3 +273,19 @@ def scenario_split_refused():
     lines = {line["name"]: line for line in report("doors")["clients"]}
     check(lines["b"]["turns"] == 3 and lines["a"]["turns"] < 3, f"{lines}: {said}")
     no_workers("split_refused")
+
+
+def scenario_split_example():
+    """examples/split-cifar10, of two clients, one round and a smaller network."""
+    train, test = records("many", 120, 1), records("test", 20, 2)
+    run = pathlib.Path(__file__).resolve().parents[2] / "examples" / "split-cifar10" / "run"
+    short = ("split.rounds=1", "split.epochs=1", "model.depth=18", "train.batch=32", "train.micro_batch=16",
+             "pipeline.stages=[{layers: 0-1, dials: true}, {layers: 2-8}, {layers: 9-10, dials: true}]")
+    done = subprocess.run([run, "--train", train, "--heldout", test, "--clients", "2", "--out", ROOT / "example", "--",
+                           *(word for key in short for word in ("--set", key))], env={**os.environ, "AQPIPE": str(jobs.BIN / "aqpipe")},
+                          capture_output=True, text=True, timeout=jobs.PATIENCE)
+    check(done.returncode == 0, f"run ended with {done.returncode}: {done.stderr[-3000:]}")
+    said = report("example/server")
+    check(said["rounds"] == 1 and [line["turns"] for line in said["clients"]] == [1, 1], f"{said}")
+    check(sum(line["samples"] for line in said["clients"]) == 120, f"{said}")
+    no_workers("split_example")
