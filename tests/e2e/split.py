@@ -4,6 +4,8 @@ import json
 import os
 import pathlib
 import random
+import socket
+import ssl
 import subprocess
 import time
 
@@ -226,6 +228,27 @@ def await_step(server, name, step):
         time.sleep(0.01)
 
 
+def answered(stream):
+    """All that comes until the end; a connection that is reset has none."""
+    out = b""
+    try:
+        while piece := stream.recv(65536):
+            out += piece
+    except OSError:
+        pass
+    return out
+
+
+def stranger(server, name, line):
+    """What a holder of that certificate hears who says this."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.load_cert_chain(ROOT / f"{name}.pem")
+    with socket.create_connection(("127.0.0.1", server.port)) as plain, context.wrap_socket(plain) as secure:
+        secure.sendall(line)
+        return answered(secure).decode()
+
+
 def scenario_split_refused():
     """Strangers, other plans, other data, bad files, expired and revoked certificates: one line at both ends, and the others go on."""
     begin("a", "b", "c")
@@ -255,6 +278,15 @@ def scenario_split_refused():
     aqpipe("keys", "init", ROOT / "others", "--job", "split", "--stages", 3)
     aqpipe("keys", "enroll", ROOT / "others", "--site", "c", "--out", ROOT / "keys-others")
     refused("another authority's", "split", None, name="c", keys="keys-others")
+    check("refused" in stranger(server, "keys-c/site-c", b'{"op":"ends","rank":0}\n'), "a first line that is no join")
+    check("while it joins" in server.text(), server.text())
+    long = json.dumps({"op": "join", "protocol": 1, "id": "c" * 5000}).encode() + b"\n"
+    check(stranger(server, "keys-c/site-c", long) == "", "a first line of more than 4 KiB is answered")
+    check(stranger(server, "keys/stage-0", b'{"op":"join"}\n') == "", "a stage's certificate is answered")
+    check("a (" not in server.text(), server.text())
+    with socket.create_connection(("127.0.0.1", server.port)) as bare:
+        bare.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
+        check(b"joined" not in answered(bare), "who speaks no TLS is answered")
     check(aqpipe("keys", "revoke", ROOT / "keys", "site-c").returncode == 0, "revoke")
     done = Client(server, "c", "--patience", "1")
     _, said = done.process.communicate(timeout=jobs.PATIENCE)
