@@ -175,7 +175,9 @@ def scenario_split():
         check(sum(sum(line["keyframes"]) for line in lines[6:]) == 0, f"{name}: its second turn begins with keyframes")
     said = report("two")
     check([line["turns"] for line in said["clients"]] == [3, 3] and said["rounds"] == 3, f"{said}")
-    check(0 <= said["accuracy"] <= 1 and said["sent_wire_bytes"] > 0, f"{said}")
+    check(0 <= said["accuracy"] <= 1 and said["sent_bytes"] > 0, f"{said}")
+    sent = sum(sum(line["forward_bytes"]) + sum(line["backward_bytes"]) for name in "ab" for line in of_client("two", name))
+    check(0.5 * sent < said["sent_bytes"] <= sent, f"{said['sent_bytes']} bytes, and steps say {sent}")
     order = [line.split(": ")[2].split()[0] for line in server.text().splitlines() if " trains steps " in line]
     check(sorted(order) == ["a"] * 3 + ["b"] * 3, f"turns: {order}")
     again = whole(split("again", clients=2, **CODED), "b", "a")
