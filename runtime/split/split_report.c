@@ -41,7 +41,11 @@ static json_t *client_line(const struct server *server, const struct site *site,
         aq_error_clear(); /* it has had no turn yet */
         return line;
     }
-    const double bytes = at(run, NULL, "sent_wire_bytes"), targets = at(run, "heldout", "targets");
+    /* Of all its turns, a mean over the cuts times these: what stages say at their end is of the last one alone. */
+    const json_t *step = json_object_get(run, "bytes_per_step");
+    const double each = at(step, NULL, "forward_wire") + at(step, NULL, "backward_wire");
+    const double bytes = at(run, NULL, "steps") * each * (at(run, NULL, "stages") - 1),
+                 targets = at(run, "heldout", "targets");
     const double loss = at(run, "heldout", "loss"), accuracy = at(run, "heldout", "accuracy");
     if (isfinite(bytes)) all->bytes += bytes;
     if (targets > 0 && isfinite(loss)) {
@@ -50,7 +54,7 @@ static json_t *client_line(const struct server *server, const struct site *site,
         all->right += targets * accuracy;
     }
     json_object_set_new(line, "seconds", aq_control_number(at(run, NULL, "seconds")));
-    json_object_set_new(line, "sent_wire_bytes", aq_control_number(bytes));
+    json_object_set_new(line, "sent_bytes", aq_control_number(bytes));
     static const char *const kept[] = {"bytes_per_step", "bytes_per_step_cold", "bytes_per_step_warm", "train_loss",
                                        "heldout"};
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
@@ -70,7 +74,7 @@ static json_t *make(const struct server *server)
     const bool any = all.targets > 0;
     return json_pack("{s:s, s:s, s:I, s:I, s:I, s:f, s:o, s:o, s:o}", "job", server->job->name, "mode", "relay",
                      "rounds", (json_int_t)(had < rounds ? had : rounds), "rounds_planned", (json_int_t)rounds,
-                     "epochs_a_turn", (json_int_t)server->job->split.epochs, "sent_wire_bytes", all.bytes, "loss",
+                     "epochs_a_turn", (json_int_t)server->job->split.epochs, "sent_bytes", all.bytes, "loss",
                      aq_control_number(any ? all.loss / all.targets : NAN), "accuracy",
                      aq_control_number(any ? all.right / all.targets : NAN), "clients", clients);
 }
@@ -81,7 +85,7 @@ static void say_table(const struct server *server, const json_t *report)
     const json_t *clients = json_object_get(report, "clients");
     for (size_t i = 0; i < json_array_size(clients); i++) {
         const json_t *line = json_array_get(clients, i);
-        const double bytes = at(line, NULL, "sent_wire_bytes");
+        const double bytes = at(line, NULL, "sent_bytes");
         server_say(server, "%s: %llu turns, %llu missed, late %llu times; %s sent; loss %s, accuracy %s",
                    aq_control_text_or(line, "name", "?"), (unsigned long long)aq_control_u64_or(line, "turns", 0),
                    (unsigned long long)aq_control_u64_or(line, "missed", 0),
@@ -90,7 +94,7 @@ static void say_table(const struct server *server, const json_t *report)
                    aq_text_figure(at(line, "heldout", "loss"), FIGURE_DECIMALS, loss),
                    aq_text_figure(at(line, "heldout", "accuracy"), FIGURE_DECIMALS, accuracy));
     }
-    const double bytes = at(report, NULL, "sent_wire_bytes");
+    const double bytes = at(report, NULL, "sent_bytes");
     server_say(server, "in all, %llu of %llu rounds: %s sent; loss %s, accuracy %s",
                (unsigned long long)aq_control_u64_or(report, "rounds", 0),
                (unsigned long long)aq_control_u64_or(report, "rounds_planned", 0), aq_text_size((uint64_t)bytes, size),

@@ -1,7 +1,11 @@
 """Split learning: a server, clients that dial it, turns; what is equal to what, and what a client cannot do."""
 import atexit
 import json
+import os
+import pathlib
 import random
+import socket
+import ssl
 import subprocess
 import time
 
@@ -85,9 +89,9 @@ class Server:
 
 
 class Client:
-    def __init__(self, server, name, *arguments, data=None, folder=None, keys=None, path=None):
+    def __init__(self, server, name, *arguments, data=None, folder=None, keys=None, path=None, kind="bin"):
         self.name = name
-        command = [jobs.BIN / "aqpipe", "split-client", path or server.path, "--id", name, "--data", ROOT / f"{data or name}.bin",
+        command = [jobs.BIN / "aqpipe", "split-client", path or server.path, "--id", name, "--data", ROOT / f"{data or name}.{kind}",
                    "--set", f"split.server='127.0.0.1:{server.port}'", "--set", f"security.keys={ROOT}/{keys or 'keys-' + name}",
                    "--set", f"output.path={folder or ROOT / (server.path.stem + '-' + name)}", "--patience", "20", *arguments]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
@@ -155,6 +159,15 @@ def scenario_split():
     whole(split("coded", **CODED), "a")
     check(losses("three") == [line["loss"] for line in of_client("coded", "a")], "with codecs the losses differ")
 
+    # A decoder is cut alike: its tokens and targets stay with the client.
+    text = {**PLAIN, "train.decay": "constant"}
+    launch(manifest("decoder-one", **{**text, "train.epochs": 4, "pipeline.stages": 1}))
+    turns = {"split.clients": 1, "split.server": "127.0.0.1:0", "split.rounds": 2, "split.epochs": 2,
+             "security.keys": str(ROOT / "keys")}
+    whole(manifest("decoder", **{**text, **turns, "pipeline.stages": STAGES.replace("2-11", "2-3").replace("12-13", "4-5")}),
+          "a", data="train", kind="txt")
+    check(losses("decoder-one") == [line["loss"] for line in of_client("decoder", "a")], "of a decoder losses differ")
+
     server = whole(split("two", clients=2, **CODED), "a", "b")
     for name, steps in (("a", 18), ("b", 18)):
         lines = of_client("two", name)
@@ -162,7 +175,9 @@ def scenario_split():
         check(sum(sum(line["keyframes"]) for line in lines[6:]) == 0, f"{name}: its second turn begins with keyframes")
     said = report("two")
     check([line["turns"] for line in said["clients"]] == [3, 3] and said["rounds"] == 3, f"{said}")
-    check(0 <= said["accuracy"] <= 1 and said["sent_wire_bytes"] > 0, f"{said}")
+    check(0 <= said["accuracy"] <= 1 and said["sent_bytes"] > 0, f"{said}")
+    sent = sum(sum(line["forward_bytes"]) + sum(line["backward_bytes"]) for name in "ab" for line in of_client("two", name))
+    check(0.5 * sent < said["sent_bytes"] <= sent, f"{said['sent_bytes']} bytes, and steps say {sent}")
     order = [line.split(": ")[2].split()[0] for line in server.text().splitlines() if " trains steps " in line]
     check(sorted(order) == ["a"] * 3 + ["b"] * 3, f"turns: {order}")
     again = whole(split("again", clients=2, **CODED), "b", "a")
@@ -215,6 +230,27 @@ def await_step(server, name, step):
         time.sleep(0.01)
 
 
+def answered(stream):
+    """All that comes until the end; a connection that is reset has none."""
+    out = b""
+    try:
+        while piece := stream.recv(65536):
+            out += piece
+    except OSError:
+        pass
+    return out
+
+
+def stranger(server, name, line):
+    """What a holder of that certificate hears who says this."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.load_cert_chain(ROOT / f"{name}.pem")
+    with socket.create_connection(("127.0.0.1", server.port)) as plain, context.wrap_socket(plain) as secure:
+        secure.sendall(line)
+        return answered(secure).decode()
+
+
 def scenario_split_refused():
     """Strangers, other plans, other data, bad files, expired and revoked certificates: one line at both ends, and the others go on."""
     begin("a", "b", "c")
@@ -244,6 +280,15 @@ def scenario_split_refused():
     aqpipe("keys", "init", ROOT / "others", "--job", "split", "--stages", 3)
     aqpipe("keys", "enroll", ROOT / "others", "--site", "c", "--out", ROOT / "keys-others")
     refused("another authority's", "split", None, name="c", keys="keys-others")
+    check("refused" in stranger(server, "keys-c/site-c", b'{"op":"ends","rank":0}\n'), "a first line that is no join")
+    check("while it joins" in server.text(), server.text())
+    long = json.dumps({"op": "join", "protocol": 1, "id": "c" * 5000}).encode() + b"\n"
+    check(stranger(server, "keys-c/site-c", long) == "", "a first line of more than 4 KiB is answered")
+    check(stranger(server, "keys/stage-0", b'{"op":"join"}\n') == "", "a stage's certificate is answered")
+    check("a (" not in server.text(), server.text())
+    with socket.create_connection(("127.0.0.1", server.port)) as bare:
+        bare.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
+        check(b"joined" not in answered(bare), "who speaks no TLS is answered")
     check(aqpipe("keys", "revoke", ROOT / "keys", "site-c").returncode == 0, "revoke")
     done = Client(server, "c", "--patience", "1")
     _, said = done.process.communicate(timeout=jobs.PATIENCE)
@@ -262,3 +307,19 @@ def scenario_split_refused():
     lines = {line["name"]: line for line in report("doors")["clients"]}
     check(lines["b"]["turns"] == 3 and lines["a"]["turns"] < 3, f"{lines}: {said}")
     no_workers("split_refused")
+
+
+def scenario_split_example():
+    """examples/split-cifar10, of two clients, one round and a smaller network."""
+    train, test = records("many", 120, 1), records("test", 20, 2)
+    run = pathlib.Path(__file__).resolve().parents[2] / "examples" / "split-cifar10" / "run"
+    short = ("split.rounds=1", "split.epochs=1", "model.depth=18", "train.batch=32", "train.micro_batch=16",
+             "pipeline.stages=[{layers: 0-1, dials: true}, {layers: 2-8}, {layers: 9-10, dials: true}]")
+    done = subprocess.run([run, "--train", train, "--heldout", test, "--clients", "2", "--out", ROOT / "example", "--",
+                           *(word for key in short for word in ("--set", key))], env={**os.environ, "AQPIPE": str(jobs.BIN / "aqpipe")},
+                          capture_output=True, text=True, timeout=jobs.PATIENCE)
+    check(done.returncode == 0, f"run ended with {done.returncode}: {done.stderr[-3000:]}")
+    said = report("example/server")
+    check(said["rounds"] == 1 and [line["turns"] for line in said["clients"]] == [1, 1], f"{said}")
+    check(sum(line["samples"] for line in said["clients"]) == 120, f"{said}")
+    no_workers("split_example")

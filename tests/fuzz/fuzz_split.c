@@ -3,7 +3,8 @@
  * server that says anything, to a client's gate (split_gate.h).
  *
  * An input: lines. Each goes to the session as a client's, and to the gate as a server's. What the session tells the
- * server to do is done as split_server.c and split_turn.c do it; a line ">n" is the server's own: the turn goes on to the
+ * server to do is done as split_server.c and split_turn.c do it; a line ">n" is the server's own: the turn goes on to
+ * the
  * state n, as far as a server would. Whatever comes: no act that the state does not have, no byte beyond a file's
  * bounds, a reason where it is refused, and past the gate no path, manifest or plan but the client's.
  */
