@@ -158,6 +158,9 @@ def others(top):
     assert said[-1] == ["end_run", ["FINISHED"], {}] and sum(word[0] == "log_metrics" for word in said) == 6
     said = [json.loads(line) for line in follow(run, "--wandb", "--name", "n", path=path).stdout.splitlines()]
     assert said[0][0] == "init" and said[0][2]["name"] == "n" and said[2][0] == "run.log" and said[2][1][0]["step"] == 1, said[:3]
+    (path / "mlflow.py").write_text("def start_run(**_): raise RuntimeError('no server\\nand more')\n")
+    done = follow(run, "--mlflow", path=path, code=1)
+    assert done.stderr == "tools/follow: Mlflow: no server\n", done
     assert said[-1] == ["run.finish", [], {"exit_code": 0}], said[-1]
 
 

@@ -124,11 +124,24 @@ static bool names_write(const struct row *rows, uint32_t count, int rank, FILE *
     return good;
 }
 
+/* What lies before time zero goes: viewers drop events of negative times. How many are left. */
+static uint64_t from_zero(struct span *spans, uint64_t count, uint64_t zero_ns)
+{
+    uint64_t kept = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        if (spans[i].end_ns < zero_ns) continue;
+        spans[kept] = spans[i];
+        if (spans[kept].begin_ns < zero_ns) spans[kept].begin_ns = zero_ns;
+        kept++;
+    }
+    return kept;
+}
+
 enum aq_status aq_trace_write(struct aq_trace *trace, int rank, uint64_t zero_ns, FILE *file)
 {
     static struct row rows[ROWS_MAX]; /* one thread, the header says */
     const uint64_t count = atomic_load_explicit(&trace->count, memory_order_relaxed);
-    const uint64_t kept = count > trace->capacity ? trace->capacity : count;
+    const uint64_t kept = from_zero(trace->spans, count > trace->capacity ? trace->capacity : count, zero_ns);
     uint32_t row_count = 0;
     bool good = true;
     qsort(trace->spans, (size_t)kept, sizeof *trace->spans, by_place);

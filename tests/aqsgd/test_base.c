@@ -248,6 +248,30 @@ static void test_trace_writes_json_and_counts_drops(void **state)
 }
 
 /* Spans of one row follow each other or lie within each other, and none is shorter than nothing. */
+/* Viewers drop what has a negative time: nothing does. */
+static void test_trace_begins_at_zero(void **state)
+{
+    (void)state;
+    struct aq_trace *trace;
+    char text[1024];
+    assert_int_equal(aq_trace_open(3, &trace), AQ_OK);
+    aq_trace_add(trace, "recv", "early", 1000, 1999, 0, 0);
+    aq_trace_add(trace, "recv", "across", 1000, 5000, 0, 0);
+    aq_trace_add(trace, "recv", "late", 6000, 7000, 0, 0);
+    FILE *file = tmpfile();
+    assert_non_null(file);
+    assert_int_equal(aq_trace_write(trace, 0, 2000, file), AQ_OK);
+    rewind(file);
+    text[fread(text, 1, sizeof text - 1, file)] = 0;
+    assert_null(strstr(text, "early"));
+    assert_non_null(strstr(text, "\"name\":\"across\",\"cat\":\"recv\",\"pid\":0,"
+                                 "\"tid\":1,\"ts\":0.000,\"dur\":3.000"));
+    assert_non_null(strstr(text, "\"name\":\"late\",\"cat\":\"recv\",\"pid\":0,"
+                                 "\"tid\":1,\"ts\":4.000,\"dur\":1.000"));
+    fclose(file);
+    aq_trace_close(trace);
+}
+
 static void test_trace_rows_are_calls(void **state)
 {
     (void)state;
@@ -586,6 +610,7 @@ int main(void)
         cmocka_unit_test(test_half_round_trips_and_rounds_to_even),
         cmocka_unit_test(test_digest_known_answer),
         cmocka_unit_test(test_trace_writes_json_and_counts_drops),
+        cmocka_unit_test(test_trace_begins_at_zero),
         cmocka_unit_test(test_trace_rows_are_calls),
         cmocka_unit_test(test_source_is_an_address_or_a_network),
         cmocka_unit_test(test_admission_one_source_has_half_of_the_places),

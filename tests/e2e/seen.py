@@ -1,4 +1,4 @@
-"""What a person sees of a run: the live line on a narrow terminal, and the logs of a run that goes well."""
+"""What a person sees of a run: the live line on a narrow terminal, its trace, and the logs of a run that goes well."""
 import fcntl
 import json
 import os
@@ -8,6 +8,7 @@ import struct
 import subprocess
 import termios
 
+import trace_rules
 from kit import BIN, ROOT, check
 from jobs import aqpipe, launch, manifest
 
@@ -33,7 +34,7 @@ def on_terminal(columns, *arguments):
 
 def scenario_seen():
     """One job of two stages on a terminal of 80 columns; its logs; then every command that prints: width, JSON, a full disk."""
-    job = manifest("one", **{"pipeline.stages": 2, "train.evaluate_every": "1 epoch", "checkpoint.every": "5 steps"})
+    job = manifest("one", **{"pipeline.stages": 2, "train.evaluate_every": "1 epoch", "checkpoint.every": "5 steps", "output.trace": "true"})
     lines = on_terminal(80, "launch", job)
     live = [line for line in lines if re.search(r"step \d+/12 .* left \d+:\d\d$", line)]
     check(live, f"no line of progress with what is left: {lines}")
@@ -41,6 +42,9 @@ def scenario_seen():
     check(early, f"nothing is said before the first step: {lines}")
     for line in live + early:
         check(len(line) < 80, f"{len(line)} columns of 80: {line}")
+
+    slices = trace_rules.check((ROOT / "one" / "trace.json").read_text())
+    check({process for process, _ in slices} == {0, 1} and sum(slices.values()) > 100, slices)
 
     for rank in range(2):
         log = (ROOT / "one" / "logs" / f"stage-{rank}.log").read_text().splitlines()

@@ -55,16 +55,16 @@ static const char STEP[] =
 static void test_states_say_what_they_wait_for(void **state)
 {
     (void)state;
-    struct aq_board_rank ranks[2] = {{.lives = true, .doing = AQ_DOING_CONNECT},
-                                     {.lives = true, .doing = AQ_DOING_WEIGHTS}};
+    struct aq_board_rank ranks[2] = {{.lives = true, .doing = AQ_DOING_WEIGHTS},
+                                     {.lives = true, .doing = AQ_DOING_CONNECT}};
     line(START);
     aq_board_look(board, view);
     assert_int_equal(view->state, AQ_BOARD_STARTING);
     assert_true(*view->waits && strstr(view->remedy, "aqpiped"));
     aq_board_ranks(board, ranks, 2);
-    aq_board_phase(board, "stage 1 loads its weights (0 of 2 ready)");
+    aq_board_phase(board, "stage 0 loads its weights (0 of 2 ready)");
     aq_board_look(board, view);
-    assert_string_equal(view->waits, "stage 1 loads its weights (0 of 2 ready)");
+    assert_string_equal(view->waits, "stage 0 loads its weights (0 of 2 ready)");
     assert_non_null(strstr(view->remedy, "disk")); /* of the stage that is least far */
     line("{\"event\":\"go\",\"step\":0}");
     aq_board_look(board, view);

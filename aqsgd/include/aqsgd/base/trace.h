@@ -38,7 +38,8 @@ void aq_trace_add(struct aq_trace *trace, const char *lane, const char *name, ui
 /*
  * Append the spans to file as Chrome trace events, one JSON object a line, each followed by a comma; the caller writes
  * "[" before the first, and an event of its own and "]" after the last, so that the traces of several ranks can be
- * joined. zero_ns is time zero. Sorts the records. AQ_IO.
+ * joined. zero_ns is time zero: what ended before it is left out, and what began before it begins there. Sorts the
+ * records, and may be called once. AQ_IO.
  */
 enum aq_status aq_trace_write(struct aq_trace *trace, int rank, uint64_t zero_ns, FILE *file);
 
