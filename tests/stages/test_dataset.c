@@ -104,6 +104,10 @@ static void test_long_text_is_read_as_far_as_samples_max_wants(void **state)
     assert_int_equal(aq_dataset_open(&config, &kept), AQ_OK);
     assert_true(aq_dataset_digest(kept) == aq_dataset_digest(d));
     aq_dataset_close(kept);
+    assert_int_equal(truncate(first, 1007 * 15 + 1), 0); /* no token more: whatever the cores have read */
+    struct aq_dataset *exact = open_dataset(1, 15, 7, 1000);
+    assert_true(aq_dataset_digest(exact) == aq_dataset_digest(d));
+    aq_dataset_close(exact);
     aq_dataset_close(d);
     aq_dataset_close(whole);
     assert_int_equal(truncate(first, 0), 0);
