@@ -1,8 +1,9 @@
 /*
- * test_cudnn_plans.c -- the graphs of cuda_cudnn_plan.c in cuDNN itself, without a GPU: it takes a GPU's properties in
- * words, names algorithms for it and compiles them; what a machine without a driver cannot do is load what came out, and
- * the library says so by its own status, which is the end that is wanted here. With a GPU plans are made to the end.
- * What the graphs compute is conform_device_cuda_cudnn's (a stand-in) and gpu_conform_device_cudnn's (a GPU).
+ * test_cudnn_plans.c -- the graphs of cuda_cudnn_plan.c in cuDNN itself, without a GPU: it takes a GPU's properties
+ * in words, names algorithms for it and compiles them; what a machine without a driver cannot do is load what came
+ * out, and the library says so by its own status, which is the end that is wanted here. With a GPU plans are made
+ * to the end. What the graphs compute is conform_device_cuda_cudnn's (a stand-in) and gpu_conform_device_cudnn's (a
+ * GPU).
  */
 #include <dlfcn.h>
 #include <setjmp.h>
@@ -68,9 +69,9 @@ static void test_each_shape_has_a_deterministic_algorithm(void **state)
             const bool loaded_last = plan->failed == CUDNN_STATUS_EXECUTION_FAILED_CUDA_DRIVER;
             printf("sm_%d, T %llu, D %llu%s: %s\n", gpus[g][0] / 10, (unsigned long long)key.T,
                    (unsigned long long)key.D, key.backward ? ", backward" : "",
-                   plan->plan     ? "a plan"
+                   plan->plan    ? "a plan"
                    : loaded_last ? "made; there is no driver to load it"
-                                  : plan->why);
+                                 : plan->why);
             if (!plan->plan && !loaded_last) fail_msg("no algorithm: %s", plan->why);
             cudnn_plan_drop(plan);
             free(plan);

@@ -44,7 +44,8 @@ static enum aq_status library_open(struct cuda_cudnn *cudnn)
 #define CUDNN_TAKE(name)                                                                                               \
     *(void **)&cudnn->calls.name = dlsym(cudnn->library, #name);                                                       \
     if (!cudnn->calls.name)                                                                                            \
-        return aq_fail(AQ_NODEV, "device", "AQ_GPU_ATTENTION=cudnn: libcudnn.so.9 has no %s: it is older than 9.21", #name);
+        return aq_fail(AQ_NODEV, "device", "AQ_GPU_ATTENTION=cudnn: libcudnn.so.9 has no %s: it is older than 9.21",   \
+                       #name);
     CUDNN_CALLS(CUDNN_TAKE)
 #undef CUDNN_TAKE
     return AQ_OK;
@@ -126,10 +127,11 @@ static struct cudnn_plan *plan_of(struct cuda_cudnn *cudnn, const struct cudnn_k
 /* What the graph has no words for is for the house's kernels. */
 static bool can(const struct aq_attention *args, bool backward)
 {
-    const uintptr_t any = (uintptr_t)args->qkv | (uintptr_t)args->out |
-                          (backward ? (uintptr_t)args->dout | (uintptr_t)args->dqkv_rounded | (uintptr_t)args->dqkv : 0);
-    return aq_element_bytes(args->type) == 2 && !(args->dropout.probability > 0.0f) && !args->starts &&
-           !args->both && args->D % (CUDNN_ALIGNMENT / 2) == 0 && any % CUDNN_ALIGNMENT == 0 && args->T < 1u << 31 &&
+    const uintptr_t any =
+        (uintptr_t)args->qkv | (uintptr_t)args->out |
+        (backward ? (uintptr_t)args->dout | (uintptr_t)args->dqkv_rounded | (uintptr_t)args->dqkv : 0);
+    return aq_element_bytes(args->type) == 2 && !(args->dropout.probability > 0.0f) && !args->starts && !args->both &&
+           args->D % (CUDNN_ALIGNMENT / 2) == 0 && any % CUDNN_ALIGNMENT == 0 && args->T < 1u << 31 &&
            (!backward || args->dqkv_rounded);
 }
 
@@ -214,7 +216,8 @@ enum aq_status cuda_cudnn_attention(struct cuda_cudnn *cudnn, const struct aq_at
         put_rows(&addresses, args, args->dqkv_rounded, UID_DQ);
     }
     const bool in_dqkv = plan->workspace_bytes > CUDA_WORKSPACE_BYTES;
-    const cudnnStatus_t status = execute(cudnn, plan, &addresses, in_dqkv ? (void *)args->dqkv : stream->workspace, stream);
+    const cudnnStatus_t status =
+        execute(cudnn, plan, &addresses, in_dqkv ? (void *)args->dqkv : stream->workspace, stream);
     if (status != CUDNN_STATUS_SUCCESS)
         return aq_fail(AQ_CUDAERR, "device", "cuDNN's attention: %s", cudnn->calls.cudnnGetErrorString(status));
     *done = true;

@@ -3,10 +3,10 @@
  * with, and to take where it is the faster. Of cuda_math.c and device_cuda.c alone.
  *
  * Off unless AQ_GPU_ATTENTION=cudnn, as two implementations round differently: all stages and all restarts of a job
- * must have made one choice (a checkpoint says which: the device's `rounding`). cuDNN 9.21 or newer, found by its header
- * when aqpipe is built and by its library when it runs. What cuDNN cannot do as the house wants it (fp32, dropout, parts
- * of samples, gradients in fp32, or no algorithm that cuDNN itself calls deterministic) is computed by the house's own
- * kernels, and one line of the log says so for each shape.
+ * must have made one choice (a checkpoint says which: the device's `rounding`). cuDNN 9.21 or newer, found by its
+ * header when aqpipe is built and by its library when it runs. What cuDNN cannot do as the house wants it (fp32,
+ * dropout, parts of samples, gradients in fp32, or no algorithm that cuDNN itself calls deterministic) is computed
+ * by the house's own kernels, and one line of the log says so for each shape.
  *
  * Locking: none; calls of one device's `struct cuda_cudnn` come from one thread at a time, as those of its products.
  */
@@ -77,8 +77,8 @@ void cudnn_plan_drop(struct cudnn_plan *plan);
 struct cuda_cudnn;
 
 /*
- * *out is NULL where AQ_GPU_ATTENTION is unset or "own". AQ_INVAL: it is something else than "own" or "cudnn"; AQ_NODEV:
- * no library, or one that is too old; each logged in one line with its remedy.
+ * *out is NULL where AQ_GPU_ATTENTION is unset or "own". AQ_INVAL: it is something else than "own" or "cudnn";
+ * AQ_NODEV: no library, or one that is too old; each logged in one line with its remedy.
  */
 enum aq_status cuda_cudnn_open(struct cuda_cudnn **out);
 void cuda_cudnn_close(struct cuda_cudnn *cudnn); /* NULL is fine */

@@ -1,8 +1,8 @@
 /*
- * cuda_cudnn_plan.c -- attention as cuDNN's graph: the descriptors of its tensors, of the mask on its scores, and of the
- * operation; then an algorithm for it. Names and meanings are those of NVIDIA's cudnn_graph.h: SDPA_FWD and SDPA_BWD are
- * O = softmax(mask(Q K^t scale)) V and its gradients, DIAGONAL_BAND_MASK keeps a score where `row >= column` (causal)
- * or, with a left bound, where `column + bound > row` (a window).
+ * cuda_cudnn_plan.c -- attention as cuDNN's graph: the descriptors of its tensors, of the mask on its scores, and
+ * of the operation; then an algorithm for it. Names and meanings are those of NVIDIA's cudnn_graph.h: SDPA_FWD and
+ * SDPA_BWD are O = softmax(mask(Q K^t scale)) V and its gradients, DIAGONAL_BAND_MASK keeps a score where `row >=
+ * column` (causal) or, with a left bound, where `column + bound > row` (a window).
  */
 #include <stdio.h>
 #include <string.h>
@@ -144,15 +144,12 @@ static const struct part parts_forward[] = {{CUDNN_ATTR_OPERATION_SDPA_FWD_QDESC
                                             {CUDNN_ATTR_OPERATION_SDPA_FWD_ODESC, UID_O, OF_OUT},
                                             {CUDNN_ATTR_OPERATION_SDPA_FWD_STATSDESC, UID_LSE, OF_LSE}};
 
-static const struct part parts_backward[] = {{CUDNN_ATTR_OPERATION_SDPA_BWD_QDESC, UID_Q, OF_QUERIES},
-                                             {CUDNN_ATTR_OPERATION_SDPA_BWD_KDESC, UID_K, OF_KEYS},
-                                             {CUDNN_ATTR_OPERATION_SDPA_BWD_VDESC, UID_V, OF_KEYS},
-                                             {CUDNN_ATTR_OPERATION_SDPA_BWD_ODESC, UID_O, OF_OUT},
-                                             {CUDNN_ATTR_OPERATION_SDPA_BWD_STATSDESC, UID_LSE, OF_LSE},
-                                             {CUDNN_ATTR_OPERATION_SDPA_BWD_DODDESC, UID_DO, OF_OUT},
-                                             {CUDNN_ATTR_OPERATION_SDPA_BWD_DQDESC, UID_DQ, OF_QUERIES},
-                                             {CUDNN_ATTR_OPERATION_SDPA_BWD_DKDESC, UID_DK, OF_KEYS},
-                                             {CUDNN_ATTR_OPERATION_SDPA_BWD_DVDESC, UID_DV, OF_KEYS}};
+static const struct part parts_backward[] = {
+    {CUDNN_ATTR_OPERATION_SDPA_BWD_QDESC, UID_Q, OF_QUERIES},   {CUDNN_ATTR_OPERATION_SDPA_BWD_KDESC, UID_K, OF_KEYS},
+    {CUDNN_ATTR_OPERATION_SDPA_BWD_VDESC, UID_V, OF_KEYS},      {CUDNN_ATTR_OPERATION_SDPA_BWD_ODESC, UID_O, OF_OUT},
+    {CUDNN_ATTR_OPERATION_SDPA_BWD_STATSDESC, UID_LSE, OF_LSE}, {CUDNN_ATTR_OPERATION_SDPA_BWD_DODDESC, UID_DO, OF_OUT},
+    {CUDNN_ATTR_OPERATION_SDPA_BWD_DQDESC, UID_DQ, OF_QUERIES}, {CUDNN_ATTR_OPERATION_SDPA_BWD_DKDESC, UID_DK, OF_KEYS},
+    {CUDNN_ATTR_OPERATION_SDPA_BWD_DVDESC, UID_DV, OF_KEYS}};
 
 static cudnnBackendDescriptor_t graph_of(struct cudnn_plan *plan, cudnnHandle_t handle)
 {
@@ -165,8 +162,7 @@ static cudnnBackendDescriptor_t graph_of(struct cudnn_plan *plan, cudnnHandle_t 
                                                                : CUDNN_BACKEND_OPERATION_SDPA_FWD_DESCRIPTOR);
     for (size_t i = 0; i < count; i++)
         part_join(plan, operation, &parts[i]);
-    join(plan, operation,
-         backward ? CUDNN_ATTR_OPERATION_SDPA_BWD_SCALEDESC : CUDNN_ATTR_OPERATION_SDPA_FWD_SCALEDESC,
+    join(plan, operation, backward ? CUDNN_ATTR_OPERATION_SDPA_BWD_SCALEDESC : CUDNN_ATTR_OPERATION_SDPA_FWD_SCALEDESC,
          scalar(plan, UID_SCALE, CUDNN_DATA_FLOAT));
     join(plan, operation, backward ? CUDNN_ATTR_OPERATION_SDPA_BWD_SUBGRAPH : CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH,
          mask(plan, &last));
@@ -192,7 +188,8 @@ static int64_t get(struct cudnn_plan *plan, cudnnBackendDescriptor_t of, cudnnBa
 {
     int64_t count = 0;
     if (plan->failed != CUDNN_STATUS_SUCCESS) return 0;
-    if (failed(plan, plan->calls->cudnnBackendGetAttribute(of, name, type, room, &count, values), "an answer")) return 0;
+    if (failed(plan, plan->calls->cudnnBackendGetAttribute(of, name, type, room, &count, values), "an answer"))
+        return 0;
     return count < room || room == 0 ? count : room;
 }
 
@@ -210,9 +207,8 @@ static int64_t configs_of(struct cudnn_plan *plan, cudnnBackendDescriptor_t grap
     if (count > room) count = room;
     for (int64_t i = 0; i < count; i++)
         configs[i] = create(plan, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
-    return count
-               ? get(plan, heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, count, configs)
-               : 0;
+    return count ? get(plan, heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, count, configs)
+                 : 0;
 }
 
 /* As cuDNN's notes on the algorithm say. */
@@ -260,7 +256,8 @@ void cudnn_plan_make(const struct cudnn_calls *calls, const struct cudnn_key *ke
     cudnnBackendDescriptor_t graph = graph_of(plan, handle);
     const int64_t count = configs_of(plan, graph, target, CUDNN_CONFIGS_MAX, configs);
     if (plan->failed != CUDNN_STATUS_SUCCESS) return;
-    snprintf(plan->why, sizeof plan->why, "%s", count ? "no algorithm is deterministic" : "no algorithm is known for it");
+    snprintf(plan->why, sizeof plan->why, "%s",
+             count ? "no algorithm is deterministic" : "no algorithm is known for it");
     cudnnStatus_t last = CUDNN_STATUS_SUCCESS;
     for (int64_t i = 0; i < count && !plan->plan; i++) {
         if (deterministic(plan, configs[i]) && config_try(plan, configs[i], handle, target, workspace_max))

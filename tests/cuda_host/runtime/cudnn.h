@@ -16,7 +16,12 @@ typedef enum {
     CUDNN_STATUS_NOT_SUPPORTED = 3000,
     CUDNN_STATUS_EXECUTION_FAILED_CUDA_DRIVER = 5002
 } cudnnStatus_t;
-typedef enum { CUDNN_DATA_FLOAT = 0, CUDNN_DATA_HALF = 2, CUDNN_DATA_INT32 = 4, CUDNN_DATA_BFLOAT16 = 9 } cudnnDataType_t;
+typedef enum {
+    CUDNN_DATA_FLOAT = 0,
+    CUDNN_DATA_HALF = 2,
+    CUDNN_DATA_INT32 = 4,
+    CUDNN_DATA_BFLOAT16 = 9
+} cudnnDataType_t;
 typedef enum { CUDNN_POINTWISE_CMP_GT = 22, CUDNN_POINTWISE_CMP_GE = 23 } cudnnPointwiseMode_t;
 typedef enum { CUDNN_HEUR_MODE_A = 3 } cudnnBackendHeurMode_t;
 typedef enum {

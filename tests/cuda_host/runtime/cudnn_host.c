@@ -135,12 +135,15 @@ static int64_t number(cudnnBackendDescriptor_t of, cudnnBackendAttributeName_t n
 static size_t bytes_of(cudnnBackendAttributeType_t type)
 {
     switch (type) {
-    case CUDNN_TYPE_BOOLEAN: return sizeof(bool);
+    case CUDNN_TYPE_BOOLEAN:
+        return sizeof(bool);
     case CUDNN_TYPE_DATA_TYPE:
     case CUDNN_TYPE_HEUR_MODE:
     case CUDNN_TYPE_NUMERICAL_NOTE:
-    case CUDNN_TYPE_POINTWISE_MODE: return sizeof(int);
-    default: return sizeof(void *);
+    case CUDNN_TYPE_POINTWISE_MODE:
+        return sizeof(int);
+    default:
+        return sizeof(void *);
     }
 }
 
@@ -191,7 +194,8 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor)
     if (descriptor->final) return bad("it is final already");
     if (descriptor->type == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR) {
         const struct cudnn_host_descriptor *config = part(descriptor, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
-        if (!config || !config->graph || !find(descriptor, CUDNN_ATTR_EXECUTION_PLAN_HANDLE)) return bad("a plan of nothing");
+        if (!config || !config->graph || !find(descriptor, CUDNN_ATTR_EXECUTION_PLAN_HANDLE))
+            return bad("a plan of nothing");
         descriptor->algorithm = config->algorithm;
         descriptor->graph = config->graph;
         if (known.failing >> config->algorithm & 1) return CUDNN_STATUS_NOT_SUPPORTED;
@@ -243,8 +247,8 @@ static void store(const struct tensor *x, int64_t b, int64_t h, int64_t t, int64
     if (x->type == CUDNN_DATA_FLOAT)
         ((float *)x->at)[at] = (float)value;
     else
-        ((uint16_t *)x->at)[at] = x->type == CUDNN_DATA_BFLOAT16 ? aq_bfloat_from_float((float)value)
-                                                                 : aq_half_from_float((float)value);
+        ((uint16_t *)x->at)[at] =
+            x->type == CUDNN_DATA_BFLOAT16 ? aq_bfloat_from_float((float)value) : aq_half_from_float((float)value);
 }
 
 static bool sees(const struct attention *x, int64_t row, int64_t column)
@@ -364,7 +368,8 @@ static bool masks_of(cudnnBackendDescriptor_t subgraph, int64_t first, int64_t l
         cudnnBackendDescriptor_t fill = part(band, CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_BDESC);
         const float *value = address(pack, number(fill, CUDNN_ATTR_TENSOR_UNIQUE_ID));
         if (number(part(band, CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_XDESC), CUDNN_ATTR_TENSOR_UNIQUE_ID) != first++ ||
-            !value || !isinf(*value) || *value > 0 || keeps != (bound ? CUDNN_POINTWISE_CMP_GT : CUDNN_POINTWISE_CMP_GE))
+            !value || !isinf(*value) || *value > 0 ||
+            keeps != (bound ? CUDNN_POINTWISE_CMP_GT : CUDNN_POINTWISE_CMP_GE))
             return false;
         const int32_t *window = bound ? address(pack, number(bound, CUDNN_ATTR_TENSOR_UNIQUE_ID)) : NULL;
         if (bound && (!window || *window <= 0)) return false;
@@ -374,7 +379,8 @@ static bool masks_of(cudnnBackendDescriptor_t subgraph, int64_t first, int64_t l
     return bands && first == last && out->causal == 1;
 }
 
-static bool tensor_of(cudnnBackendDescriptor_t operation, int index, cudnnBackendDescriptor_t pack, struct attention *out)
+static bool tensor_of(cudnnBackendDescriptor_t operation, int index, cudnnBackendDescriptor_t pack,
+                      struct attention *out)
 {
     cudnnBackendDescriptor_t tensor = part(operation, names[out->backward][index]);
     const struct attribute *sizes = find(tensor, CUDNN_ATTR_TENSOR_DIMENSIONS);
@@ -400,12 +406,13 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
     for (int i = 0; i < (backward ? TENSORS : DO); i++)
         if (!tensor_of(operation, i, pack, &call)) return bad("a tensor");
     memcpy(&call.scale, call.tensors[SCALE].at, sizeof call.scale);
-    if (!masks_of(part(operation, backward ? CUDNN_ATTR_OPERATION_SDPA_BWD_SUBGRAPH : CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH),
-                  number(operation, backward ? CUDNN_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_INPUT_UID
-                                             : CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_INPUT_UID),
-                  number(operation, backward ? CUDNN_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_OUTPUT_UID
-                                             : CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OUTPUT_UID),
-                  pack, &call))
+    if (!masks_of(
+            part(operation, backward ? CUDNN_ATTR_OPERATION_SDPA_BWD_SUBGRAPH : CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH),
+            number(operation, backward ? CUDNN_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_INPUT_UID
+                                       : CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_INPUT_UID),
+            number(operation, backward ? CUDNN_ATTR_OPERATION_SDPA_BWD_SUBGRAPH_OUTPUT_UID
+                                       : CUDNN_ATTR_OPERATION_SDPA_FWD_SUBGRAPH_OUTPUT_UID),
+            pack, &call))
         return bad("a mask");
     ran++;
     ran_with = plan->algorithm;
