@@ -37,6 +37,7 @@ enum aq_status aq_manifest_adapter(struct aq_manifest *manifest)
 {
     struct aq_job *job = &manifest->job;
     struct aq_adapter_folder *folder;
+    struct aq_lora_config numbers = {.rank = 0};
     struct aq_error_hold why;
     char targets[TARGETS_BYTES];
     if (!job->train.lora_weights || job->facts.train_samples || manifest->errors.count) return AQ_OK;
@@ -50,11 +51,12 @@ enum aq_status aq_manifest_adapter(struct aq_manifest *manifest)
     }
     status = aq_adapter_folder_open(job->train.lora_weights, &folder);
     if (status == AQ_OK) {
-        take_numbers(manifest, aq_adapter_folder_lora(folder));
+        numbers = *aq_adapter_folder_lora(folder);
         status = aq_adapter_folder_match(folder, &model, false, targets, sizeof targets);
         aq_adapter_folder_close(folder);
     }
     aq_error_release(&why);
+    if (numbers.rank) take_numbers(manifest, &numbers); /* what it says is for the user: not held */
     if (status != AQ_OK)
         aq_manifest_error(manifest, "lora.weights", "%s", why.text);
     else if (given(manifest, "lora.targets"))
