@@ -35,6 +35,8 @@ if(TARGET aqpipe)
     add_test(NAME e2e_${scenario} COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run $<TARGET_FILE_DIR:aqpipe> ${scenario})
     set_tests_properties(e2e_${scenario} PROPERTIES LABELS "e2e;fault" TIMEOUT 300 PROCESSORS 2)
   endforeach()
+  add_test(NAME e2e_ssh COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run $<TARGET_FILE_DIR:aqpipe> ssh)
+  set_tests_properties(e2e_ssh PROPERTIES LABELS "e2e;fault" TIMEOUT 300 PROCESSORS 2)
   add_test(NAME e2e_families COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/e2e/run $<TARGET_FILE_DIR:aqpipe> families)
   set_tests_properties(e2e_families PROPERTIES LABELS "e2e;quick" TIMEOUT 1200 PROCESSORS 2)
   add_test(NAME golden_runs COMMAND ${AQ_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/golden_runs --build $<TARGET_FILE_DIR:aqpipe>

@@ -19,6 +19,7 @@
 #include "cut.h"
 #include "export.h"
 #include "launch_slurm.h"
+#include "launch_ssh.h"
 #include "launcher.h"
 #include "metrics_index.h"
 #include "net/tls.h"
@@ -49,7 +50,8 @@ struct errors { /* error lines while the progress line is live; they come out at
 
 struct command {
     const char *run, *token_file;
-    const char *on; /* whose job it becomes: "slurm"; NULL: this process launches it */
+    const char *on;    /* "slurm": whose job it becomes; "ssh": who starts the agents; NULL: neither */
+    const char *hosts; /* of --on ssh; NULL: those of the manifest                                  */
     struct aq_arguments sets, wishes;
     uint32_t warning_s;
     bool print;
@@ -126,7 +128,8 @@ static int print_keys(void)
                "the secret shared with the daemons of other machines (also AQPIPE_TOKEN_FILE)")
 
 static const char after[] = "Exit status: 0 done; 1 failed; 2 usage or manifest; 3 stopped by the user, with a "
-                            "checkpoint.\nAQPIPE_DAEMON names another program than the aqpiped beside this one.";
+                            "checkpoint.\nAQPIPE_DAEMON names another program than the aqpiped beside this one, "
+                            "AQPIPE_SSH_DAEMON another one than the aqpiped in the PATH of hosts ssh://HOST.";
 
 static const struct aq_option launch_options[] = {
     AQ_ROW(TEXT, struct command, run, "run", "DIR", "the run folder (the same as --set output.path=DIR)"),
@@ -135,9 +138,13 @@ static const struct aq_option launch_options[] = {
     AQ_ROW(FLAG, struct command, entry.fresh, "fresh", NULL,
            "throw away what a run of this job.name left in its folder and its checkpoints', and begin anew; nothing "
            "else goes"),
-    AQ_ROW(TEXT, struct command, on, "on", "slurm",
-           "hand the job to Slurm: a batch script (RUN.sbatch), one task a stage, goes to sbatch; it is put back into "
-           "the queue and resumes by itself (docs/CLUSTERS.md)"),
+    AQ_ROW(
+        TEXT, struct command, on, "on", "slurm|ssh",
+        "slurm: hand the job to Slurm: a batch script (RUN.sbatch), one task a stage, goes to sbatch; it is put back "
+        "into the queue and resumes by itself. ssh: start an agent on each stage's host by ssh, which ends with the "
+        "launch (docs/CLUSTERS.md)"),
+    AQ_ROW(TEXT, struct command, hosts, "hosts", "A,B",
+           "with --on ssh: [USER@]HOST[:PORT] of each worker, in place of what the manifest says"),
     AQ_ROW(LIST, struct command, wishes, "slurm", "OPTION", "an option for sbatch, as in --slurm=--partition=gpu"),
     AQ_ROW_RANGE(U32, struct command, warning_s, "warning", "S", 1, 86400,
                  "how long before its time limit Slurm asks for a checkpoint (120)"),
@@ -195,6 +202,11 @@ static const struct aq_command_line resume_line = {
     after,
     print_keys};
 
+static bool is_ssh(const struct command *command)
+{
+    return command->on && strcmp(command->on, "ssh") == 0;
+}
+
 static int parse(struct command *command, int argc, char **argv)
 {
     const struct aq_command_line *line = command->turn ? &turn_line : command->go_on ? &resume_line : &launch_line;
@@ -207,11 +219,13 @@ static int parse(struct command *command, int argc, char **argv)
                                 command->go_on ? "run folder" : "manifest");
     if (command->entry.resume && command->entry.fresh)
         return aq_options_wrong(line->name, "--resume or --fresh, not both");
-    if (command->on && strcmp(command->on, "slurm") != 0)
-        return aq_options_wrong(line->name, "--on slurm, not '%.40s'", command->on);
-    if (!command->on && (command->wishes.count > 0 || command->print))
+    const bool ssh = is_ssh(command), slurm = command->on && !ssh;
+    if (slurm && strcmp(command->on, "slurm") != 0)
+        return aq_options_wrong(line->name, "--on slurm or --on ssh, not '%.40s'", command->on);
+    if (!slurm && (command->wishes.count > 0 || command->print))
         return aq_options_wrong(line->name, "--slurm and --print go with --on slurm");
-    if (command->on && command->entry.fresh)
+    if (!ssh && command->hosts) return aq_options_wrong(line->name, "--hosts goes with --on ssh");
+    if (slurm && command->entry.fresh)
         return aq_options_wrong(line->name, "--on slurm goes on with what is there: no --fresh");
     struct stat about;
     const bool folder = stat(rest.of[0], &about) == 0 && S_ISDIR(about.st_mode);
@@ -246,10 +260,32 @@ static enum aq_status run_set(const char *run, char out[SET_BYTES])
     return *run ? aq_fail(AQ_INVAL, "launch", "the path of the run folder is too long") : AQ_OK;
 }
 
+/* --on ssh: what --hosts says comes behind all other settings, for it wants the job's counts. */
+static enum aq_status place_agents(struct command *command, const char **sets, uint32_t count)
+{
+    struct aq_text places = {0};
+    enum aq_status status = AQ_OK;
+    char *lines = NULL;
+    if (!command->hosts) return aq_ssh_check(command->job);
+    AQ_TRY_GOTO(aq_ssh_settings(command->job, command->hosts, &places), out);
+    AQ_TRY_GOTO(aq_text_take(&places, &lines), out);
+    for (char *line = lines, *end; (end = strchr(line, '\n')); line = end + 1) {
+        *end = 0;
+        sets[count++] = line;
+    }
+    aq_job_close(command->job);
+    command->job = NULL;
+    status = aq_job_load(command->manifest_path, sets, count, &command->job);
+out:
+    aq_text_deinit(&places);
+    aq_free(lines);
+    return status;
+}
+
 /* The manifest, with what was said by --set, and then by other options. */
 static enum aq_status load_job(struct command *command)
 {
-    const char *sets[AQ_ARGUMENTS_MAX + SETS_OWN];
+    const char *sets[AQ_ARGUMENTS_MAX + SETS_OWN + 2 * AQ_JOB_STAGES_MAX];
     char run[SET_BYTES], epochs[48], steps[48];
     uint32_t count = command->sets.count;
     memcpy(sets, command->sets.of, count * sizeof *sets);
@@ -262,7 +298,8 @@ static enum aq_status load_job(struct command *command)
     if (command->epochs) sets[count++] = epochs;
     if (command->epochs || command->steps) sets[count++] = steps; /* 0: epochs decide */
     if (command->go_on) sets[count++] = "facts.train_samples=0";  /* the data is read again: is it what it was? */
-    return aq_job_load(command->manifest_path, sets, count, &command->job);
+    AQ_TRY(aq_job_load(command->manifest_path, sets, count, &command->job));
+    return is_ssh(command) ? place_agents(command, sets, count) : AQ_OK;
 }
 
 /* Daemons are told by JSON, which is UTF-8. */
@@ -769,7 +806,7 @@ static int run_command(bool go_on, bool turn, int argc, char **argv)
     command->go_on = go_on;
     command->turn = turn;
     int code = parse(command, argc, argv);
-    if (code == AQ_OPTIONS_READ) code = command->on ? hand_over(command) : launch(command);
+    if (code == AQ_OPTIONS_READ) code = command->on && !is_ssh(command) ? hand_over(command) : launch(command);
     aq_metrics_close(command->metrics);
     aq_page_close(command->page);
     aq_board_close(command->board);
