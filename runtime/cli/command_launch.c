@@ -18,6 +18,7 @@
 #include "control.h"
 #include "cut.h"
 #include "export.h"
+#include "launch_k8s.h"
 #include "launch_slurm.h"
 #include "launch_ssh.h"
 #include "launcher.h"
@@ -50,8 +51,9 @@ struct errors { /* error lines while the progress line is live; they come out at
 
 struct command {
     const char *run, *token_file;
-    const char *on;    /* "slurm": whose job it becomes; "ssh": who starts the agents; NULL: neither */
-    const char *hosts; /* of --on ssh; NULL: those of the manifest                                  */
+    const char *on; /* "slurm", "k8s": whose job it becomes; "ssh": who starts the agents; NULL: none */
+    const char *image, *claim, *mount; /* of --on k8s                                                  */
+    const char *hosts;                 /* of --on ssh; NULL: those of the manifest                                  */
     struct aq_arguments sets, wishes;
     uint32_t warning_s;
     bool print;
@@ -139,16 +141,22 @@ static const struct aq_option launch_options[] = {
            "throw away what a run of this job.name left in its folder and its checkpoints', and begin anew; nothing "
            "else goes"),
     AQ_ROW(
-        TEXT, struct command, on, "on", "slurm|ssh",
+        TEXT, struct command, on, "on", "slurm|ssh|k8s",
         "slurm: hand the job to Slurm: a batch script (RUN.sbatch), one task a stage, goes to sbatch; it is put back "
         "into the queue and resumes by itself. ssh: start an agent on each stage's host by ssh, which ends with the "
-        "launch (docs/CLUSTERS.md)"),
+        "launch. k8s: write RUN.k8s.yaml, manifests for Kubernetes, a pod a stage (docs/CLUSTERS.md)"),
+    AQ_ROW(TEXT, struct command, image, "image", "IMAGE", "with --on k8s: of containers that have this aqpipe"),
+    AQ_ROW(TEXT, struct command, claim, "claim", "NAME",
+           "with --on k8s: the PersistentVolumeClaim (ReadWriteMany) that has manifest, data and run folder"),
+    AQ_ROW(TEXT, struct command, mount, "mount", "DIR",
+           "with --on k8s: where pods mount it, and where it is here (the manifest's folder)"),
     AQ_ROW(TEXT, struct command, hosts, "hosts", "A,B",
            "with --on ssh: [USER@]HOST[:PORT] of each worker, in place of what the manifest says"),
     AQ_ROW(LIST, struct command, wishes, "slurm", "OPTION", "an option for sbatch, as in --slurm=--partition=gpu"),
     AQ_ROW_RANGE(U32, struct command, warning_s, "warning", "S", 1, 86400,
-                 "how long before its time limit Slurm asks for a checkpoint (120)"),
-    AQ_ROW(FLAG, struct command, print, "print", NULL, "with --on: print the script, and submit nothing"),
+                 "how long before its time limit Slurm asks for a checkpoint, or what a pod of k8s has for one (120)"),
+    AQ_ROW(FLAG, struct command, print, "print", NULL,
+           "with --on slurm or k8s: print the script or the manifests, and submit or write nothing"),
     OPTIONS_OF_BOTH,
     {0}};
 
@@ -207,6 +215,11 @@ static bool is_ssh(const struct command *command)
     return command->on && strcmp(command->on, "ssh") == 0;
 }
 
+static bool is_k8s(const struct command *command)
+{
+    return command->on && strcmp(command->on, "k8s") == 0;
+}
+
 static int parse(struct command *command, int argc, char **argv)
 {
     const struct aq_command_line *line = command->turn ? &turn_line : command->go_on ? &resume_line : &launch_line;
@@ -219,14 +232,16 @@ static int parse(struct command *command, int argc, char **argv)
                                 command->go_on ? "run folder" : "manifest");
     if (command->entry.resume && command->entry.fresh)
         return aq_options_wrong(line->name, "--resume or --fresh, not both");
-    const bool ssh = is_ssh(command), slurm = command->on && !ssh;
+    const bool ssh = is_ssh(command), k8s = is_k8s(command), slurm = command->on && !ssh && !k8s;
     if (slurm && strcmp(command->on, "slurm") != 0)
-        return aq_options_wrong(line->name, "--on slurm or --on ssh, not '%.40s'", command->on);
-    if (!slurm && (command->wishes.count > 0 || command->print))
-        return aq_options_wrong(line->name, "--slurm and --print go with --on slurm");
+        return aq_options_wrong(line->name, "--on slurm, ssh or k8s, not '%.40s'", command->on);
+    if ((!slurm && command->wishes.count > 0) || (!slurm && !k8s && command->print))
+        return aq_options_wrong(line->name, "--slurm goes with --on slurm, --print with it or --on k8s");
+    if (!k8s && (command->image || command->claim || command->mount))
+        return aq_options_wrong(line->name, "--image, --claim and --mount go with --on k8s");
     if (!ssh && command->hosts) return aq_options_wrong(line->name, "--hosts goes with --on ssh");
-    if (slurm && command->entry.fresh)
-        return aq_options_wrong(line->name, "--on slurm goes on with what is there: no --fresh");
+    if ((slurm || k8s) && command->entry.fresh)
+        return aq_options_wrong(line->name, "--on slurm or k8s goes on with what is there: no --fresh");
     struct stat about;
     const bool folder = stat(rest.of[0], &about) == 0 && S_ISDIR(about.st_mode);
     if (folder && !command->go_on)
@@ -743,6 +758,18 @@ static void say_finished(struct command *command)
 static int hand_over(struct command *command)
 {
     if (load_job(command) != AQ_OK || aq_plan_open(command->job, &command->plan) != AQ_OK) return AQ_EXIT_USAGE;
+    if (is_k8s(command)) {
+        const struct aq_k8s k8s = {.plan = command->plan,
+                                   .manifest = command->manifest_path,
+                                   .sets = &command->sets,
+                                   .image = command->image,
+                                   .claim = command->claim,
+                                   .mount = command->mount,
+                                   .restarts = command->restart.max,
+                                   .warning_s = command->warning_s,
+                                   .print = command->print};
+        return aq_k8s_write(&k8s);
+    }
     const struct aq_slurm slurm = {.job = command->job,
                                    .manifest = command->manifest_path,
                                    .sets = &command->sets,

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "places.h"
 #include "ssh_host.h"
 
 enum { HOST_TEXT_BYTES = AQ_SSH_USER_BYTES + AQ_ENDPOINT_TEXT_BYTES };
@@ -32,54 +33,17 @@ static enum aq_status read_hosts(const struct aq_job *job, const char *hosts, st
                    count, ranks, job->pipeline.stage_count, job->pipeline.replicas);
 }
 
-/* "ssh://user@host:22" or "host:0", in quotes. */
-static void add_one(struct aq_text *out, const struct aq_ssh_host *of, bool address)
+/* "ssh://user@host:22" or "host:0". */
+static void add_one(const void *context, uint32_t rank, bool address, struct aq_text *out)
 {
+    const struct aq_ssh_host *of = (const struct aq_ssh_host *)context + rank;
     const char *open = of->host.v6 ? "[" : "", *close = of->host.v6 ? "]" : "";
     if (address) {
-        aq_text_add(out, "\"%s%s%s:0\"", open, of->host.host, close);
+        aq_text_add(out, "%s%s%s:0", open, of->host.host, close);
         return;
     }
-    aq_text_add(out, "\"ssh://%s%s%s%s%s", of->user, of->user[0] ? "@" : "", open, of->host.host, close);
+    aq_text_add(out, "ssh://%s%s%s%s%s", of->user, of->user[0] ? "@" : "", open, of->host.host, close);
     if (of->port) aq_text_add(out, ":%u", of->port);
-    aq_text_add(out, "\"");
-}
-
-/* Of one stage: a text, or a list with each replica's own. */
-static void add_stage(struct aq_text *out, const struct aq_job *job, const struct aq_ssh_host *of, uint32_t stage,
-                      bool address)
-{
-    const uint32_t W = job->pipeline.replicas, P = job->pipeline.stage_count;
-    if (W > 1) aq_text_add(out, "[");
-    for (uint32_t w = 0; w < W; w++) {
-        if (w > 0) aq_text_add(out, ", ");
-        add_one(out, &of[w * P + stage], address);
-    }
-    if (W > 1) aq_text_add(out, "]");
-}
-
-static enum aq_status settings(const struct aq_job *job, const struct aq_ssh_host *of, struct aq_text *out)
-{
-    if (!job->pipeline.listed) aq_text_add(out, "pipeline.stages=[");
-    for (uint32_t s = 0; s < job->pipeline.stage_count; s++) {
-        if (!job->pipeline.listed) {
-            aq_text_add(out, "%s{host: ", s ? ", " : "");
-            add_stage(out, job, of, s, false);
-            aq_text_add(out, ", address: ");
-            add_stage(out, job, of, s, true);
-            aq_text_add(out, "}");
-            continue;
-        }
-        aq_text_add(out, "pipeline.stages.%u.host=", s);
-        add_stage(out, job, of, s, false);
-        aq_text_add(out, "\n");
-        if (job->pipeline.stages[s].address) continue;
-        aq_text_add(out, "pipeline.stages.%u.address=", s);
-        add_stage(out, job, of, s, true);
-        aq_text_add(out, "\n");
-    }
-    if (!job->pipeline.listed) aq_text_add(out, "]\n");
-    return out->status;
 }
 
 enum aq_status aq_ssh_settings(const struct aq_job *job, const char *hosts, struct aq_text *out)
@@ -87,7 +51,7 @@ enum aq_status aq_ssh_settings(const struct aq_job *job, const char *hosts, stru
     void *memory;
     AQ_TRY(aq_alloc(sizeof(struct aq_ssh_host) * AQ_JOB_RANKS_MAX, &memory));
     enum aq_status status = read_hosts(job, hosts, memory);
-    if (status == AQ_OK) status = settings(job, memory, out);
+    if (status == AQ_OK) status = aq_places_settings(job, add_one, memory, out);
     aq_free(memory);
     return status;
 }
