@@ -38,7 +38,7 @@ sys.exit(agent.wait())
 # Of an older version, which has no --stdio; of another, which answers; that ends at once.
 PROGRAMS = {
     "older": "#!/bin/sh\necho \"aqpiped: '--stdio' is no option (aqpiped --help)\" >&2; exit 2\n",
-    "other": "#!/bin/sh\nread open\necho '{\"event\":\"opened\",\"pid\":1,\"beats\":false,\"version\":\"0.0.1\"}'\ncat >/dev/null\n",
+    "other": "#!/bin/sh\nread open\necho '{\"event\":\"opened\",\"pid\":1,\"beats\":false,\"version\":\"0.0.1\"}'\nread start\n",
     "broken": "#!/bin/sh\necho 'error while loading shared libraries: libcrypto.so.3' >&2; exit 1\n",
     "bare": None,
 }
