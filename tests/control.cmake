@@ -47,6 +47,8 @@ target_include_directories(test_board PRIVATE ${aq_runtime_ROOMS})
 
 aq_test(test_best LIBS aq_runtime aq_dep::jansson LABELS quick)
 target_include_directories(test_best PRIVATE ${aq_runtime_ROOMS})
+aq_test(test_ssh_host LIBS aq_runtime LABELS quick)
+target_include_directories(test_ssh_host PRIVATE ${aq_runtime_ROOMS})
 aq_test(test_lengths LIBS aq_runtime LABELS quick)
 target_include_directories(test_lengths PRIVATE ${aq_runtime_ROOMS})
 aq_test(test_loss_scale LIBS aq_runtime LABELS quick)

@@ -18,7 +18,9 @@
 #include "control.h"
 #include "cut.h"
 #include "export.h"
+#include "launch_k8s.h"
 #include "launch_slurm.h"
+#include "launch_ssh.h"
 #include "launcher.h"
 #include "metrics_index.h"
 #include "net/tls.h"
@@ -49,7 +51,9 @@ struct errors { /* error lines while the progress line is live; they come out at
 
 struct command {
     const char *run, *token_file;
-    const char *on; /* whose job it becomes: "slurm"; NULL: this process launches it */
+    const char *on; /* "slurm", "k8s": whose job it becomes; "ssh": who starts the agents; NULL: none */
+    const char *image, *claim, *mount; /* of --on k8s                                                  */
+    const char *hosts;                 /* of --on ssh; NULL: those of the manifest                                  */
     struct aq_arguments sets, wishes;
     uint32_t warning_s;
     bool print;
@@ -126,7 +130,8 @@ static int print_keys(void)
                "the secret shared with the daemons of other machines (also AQPIPE_TOKEN_FILE)")
 
 static const char after[] = "Exit status: 0 done; 1 failed; 2 usage or manifest; 3 stopped by the user, with a "
-                            "checkpoint.\nAQPIPE_DAEMON names another program than the aqpiped beside this one.";
+                            "checkpoint.\nAQPIPE_DAEMON names another program than the aqpiped beside this one, "
+                            "AQPIPE_SSH_DAEMON another one than the aqpiped in the PATH of hosts ssh://HOST.";
 
 static const struct aq_option launch_options[] = {
     AQ_ROW(TEXT, struct command, run, "run", "DIR", "the run folder (the same as --set output.path=DIR)"),
@@ -135,13 +140,23 @@ static const struct aq_option launch_options[] = {
     AQ_ROW(FLAG, struct command, entry.fresh, "fresh", NULL,
            "throw away what a run of this job.name left in its folder and its checkpoints', and begin anew; nothing "
            "else goes"),
-    AQ_ROW(TEXT, struct command, on, "on", "slurm",
-           "hand the job to Slurm: a batch script (RUN.sbatch), one task a stage, goes to sbatch; it is put back into "
-           "the queue and resumes by itself (docs/CLUSTERS.md)"),
+    AQ_ROW(
+        TEXT, struct command, on, "on", "slurm|ssh|k8s",
+        "slurm: hand the job to Slurm: a batch script (RUN.sbatch), one task a stage, goes to sbatch; it is put back "
+        "into the queue and resumes by itself. ssh: start an agent on each stage's host by ssh, which ends with the "
+        "launch. k8s: write RUN.k8s.yaml, manifests for Kubernetes, a pod a stage (docs/CLUSTERS.md)"),
+    AQ_ROW(TEXT, struct command, image, "image", "IMAGE", "with --on k8s: of containers that have this aqpipe"),
+    AQ_ROW(TEXT, struct command, claim, "claim", "NAME",
+           "with --on k8s: the PersistentVolumeClaim (ReadWriteMany) that has manifest, data and run folder"),
+    AQ_ROW(TEXT, struct command, mount, "mount", "DIR",
+           "with --on k8s: where pods mount it, and where it is here (the manifest's folder)"),
+    AQ_ROW(TEXT, struct command, hosts, "hosts", "A,B",
+           "with --on ssh: [USER@]HOST[:PORT] of each worker, in place of what the manifest says"),
     AQ_ROW(LIST, struct command, wishes, "slurm", "OPTION", "an option for sbatch, as in --slurm=--partition=gpu"),
     AQ_ROW_RANGE(U32, struct command, warning_s, "warning", "S", 1, 86400,
-                 "how long before its time limit Slurm asks for a checkpoint (120)"),
-    AQ_ROW(FLAG, struct command, print, "print", NULL, "with --on: print the script, and submit nothing"),
+                 "how long before its time limit Slurm asks for a checkpoint, or what a pod of k8s has for one (120)"),
+    AQ_ROW(FLAG, struct command, print, "print", NULL,
+           "with --on slurm or k8s: print the script or the manifests, and submit or write nothing"),
     OPTIONS_OF_BOTH,
     {0}};
 
@@ -195,6 +210,16 @@ static const struct aq_command_line resume_line = {
     after,
     print_keys};
 
+static bool is_ssh(const struct command *command)
+{
+    return command->on && strcmp(command->on, "ssh") == 0;
+}
+
+static bool is_k8s(const struct command *command)
+{
+    return command->on && strcmp(command->on, "k8s") == 0;
+}
+
 static int parse(struct command *command, int argc, char **argv)
 {
     const struct aq_command_line *line = command->turn ? &turn_line : command->go_on ? &resume_line : &launch_line;
@@ -207,12 +232,16 @@ static int parse(struct command *command, int argc, char **argv)
                                 command->go_on ? "run folder" : "manifest");
     if (command->entry.resume && command->entry.fresh)
         return aq_options_wrong(line->name, "--resume or --fresh, not both");
-    if (command->on && strcmp(command->on, "slurm") != 0)
-        return aq_options_wrong(line->name, "--on slurm, not '%.40s'", command->on);
-    if (!command->on && (command->wishes.count > 0 || command->print))
-        return aq_options_wrong(line->name, "--slurm and --print go with --on slurm");
-    if (command->on && command->entry.fresh)
-        return aq_options_wrong(line->name, "--on slurm goes on with what is there: no --fresh");
+    const bool ssh = is_ssh(command), k8s = is_k8s(command), slurm = command->on && !ssh && !k8s;
+    if (slurm && strcmp(command->on, "slurm") != 0)
+        return aq_options_wrong(line->name, "--on slurm, ssh or k8s, not '%.40s'", command->on);
+    if ((!slurm && command->wishes.count > 0) || (!slurm && !k8s && command->print))
+        return aq_options_wrong(line->name, "--slurm goes with --on slurm, --print with it or --on k8s");
+    if (!k8s && (command->image || command->claim || command->mount))
+        return aq_options_wrong(line->name, "--image, --claim and --mount go with --on k8s");
+    if (!ssh && command->hosts) return aq_options_wrong(line->name, "--hosts goes with --on ssh");
+    if ((slurm || k8s) && command->entry.fresh)
+        return aq_options_wrong(line->name, "--on slurm or k8s goes on with what is there: no --fresh");
     struct stat about;
     const bool folder = stat(rest.of[0], &about) == 0 && S_ISDIR(about.st_mode);
     if (folder && !command->go_on)
@@ -246,10 +275,32 @@ static enum aq_status run_set(const char *run, char out[SET_BYTES])
     return *run ? aq_fail(AQ_INVAL, "launch", "the path of the run folder is too long") : AQ_OK;
 }
 
+/* --on ssh: what --hosts says comes behind all other settings, for it wants the job's counts. */
+static enum aq_status place_agents(struct command *command, const char **sets, uint32_t count)
+{
+    struct aq_text places = {0};
+    enum aq_status status = AQ_OK;
+    char *lines = NULL;
+    if (!command->hosts) return aq_ssh_check(command->job);
+    AQ_TRY_GOTO(aq_ssh_settings(command->job, command->hosts, &places), out);
+    AQ_TRY_GOTO(aq_text_take(&places, &lines), out);
+    for (char *line = lines, *end; (end = strchr(line, '\n')); line = end + 1) {
+        *end = 0;
+        sets[count++] = line;
+    }
+    aq_job_close(command->job);
+    command->job = NULL;
+    status = aq_job_load(command->manifest_path, sets, count, &command->job);
+out:
+    aq_text_deinit(&places);
+    aq_free(lines);
+    return status;
+}
+
 /* The manifest, with what was said by --set, and then by other options. */
 static enum aq_status load_job(struct command *command)
 {
-    const char *sets[AQ_ARGUMENTS_MAX + SETS_OWN];
+    const char *sets[AQ_ARGUMENTS_MAX + SETS_OWN + 2 * AQ_JOB_STAGES_MAX];
     char run[SET_BYTES], epochs[48], steps[48];
     uint32_t count = command->sets.count;
     memcpy(sets, command->sets.of, count * sizeof *sets);
@@ -262,7 +313,8 @@ static enum aq_status load_job(struct command *command)
     if (command->epochs) sets[count++] = epochs;
     if (command->epochs || command->steps) sets[count++] = steps; /* 0: epochs decide */
     if (command->go_on) sets[count++] = "facts.train_samples=0";  /* the data is read again: is it what it was? */
-    return aq_job_load(command->manifest_path, sets, count, &command->job);
+    AQ_TRY(aq_job_load(command->manifest_path, sets, count, &command->job));
+    return is_ssh(command) ? place_agents(command, sets, count) : AQ_OK;
 }
 
 /* Daemons are told by JSON, which is UTF-8. */
@@ -706,6 +758,18 @@ static void say_finished(struct command *command)
 static int hand_over(struct command *command)
 {
     if (load_job(command) != AQ_OK || aq_plan_open(command->job, &command->plan) != AQ_OK) return AQ_EXIT_USAGE;
+    if (is_k8s(command)) {
+        const struct aq_k8s k8s = {.plan = command->plan,
+                                   .manifest = command->manifest_path,
+                                   .sets = &command->sets,
+                                   .image = command->image,
+                                   .claim = command->claim,
+                                   .mount = command->mount,
+                                   .restarts = command->restart.max,
+                                   .warning_s = command->warning_s,
+                                   .print = command->print};
+        return aq_k8s_write(&k8s);
+    }
     const struct aq_slurm slurm = {.job = command->job,
                                    .manifest = command->manifest_path,
                                    .sets = &command->sets,
@@ -769,7 +833,7 @@ static int run_command(bool go_on, bool turn, int argc, char **argv)
     command->go_on = go_on;
     command->turn = turn;
     int code = parse(command, argc, argv);
-    if (code == AQ_OPTIONS_READ) code = command->on ? hand_over(command) : launch(command);
+    if (code == AQ_OPTIONS_READ) code = command->on && !is_ssh(command) ? hand_over(command) : launch(command);
     aq_metrics_close(command->metrics);
     aq_page_close(command->page);
     aq_board_close(command->board);

@@ -12,6 +12,7 @@
 #include "net/tls.h"
 #include "run_folder.h"
 #include "security.h"
+#include "ssh_host.h"
 
 bool aq_program_beside(const char *name, char *path)
 {
@@ -36,7 +37,7 @@ enum aq_status aq_launcher_keys(const struct aq_job *job, struct aq_tls **out)
 {
     bool listening = false;
     for (uint32_t r = 0; r < aq_job_ranks(job); r++)
-        listening |= job->pipeline.stages[r].host != NULL;
+        listening |= job->pipeline.stages[r].host && !aq_ssh_is(job->pipeline.stages[r].host);
     *out = NULL;
     if (!listening || !aq_security_on(job)) return AQ_OK;
     return aq_tls_open(job->security.keys, AQ_TLS_LAUNCHER, 0, out);

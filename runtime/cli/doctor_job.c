@@ -22,6 +22,7 @@
 #include "run_folder.h"
 #include "runtime_text.h"
 #include "security.h"
+#include "ssh_host.h"
 
 enum { PATH_BYTES = 4096, TRIAL_PIECES = 64, PIECE_BYTES = 1 << 20, MEETS = 5, MEET_S = 5 };
 enum { SOON_S = 30 * 86400 };
@@ -244,7 +245,7 @@ static void daemons_look(struct doctor *doctor, const struct aq_job *job)
     struct aq_tls *tls = NULL;
     bool any = false;
     for (uint32_t rank = 0; rank < ranks; rank++)
-        any = any || job->pipeline.stages[rank].host;
+        any = any || (job->pipeline.stages[rank].host && !aq_ssh_is(job->pipeline.stages[rank].host));
     if (!any) return;
     if (folder && aq_tls_open(folder, AQ_TLS_LAUNCHER, 0, &tls) != AQ_OK) {
         doctor_failed(doctor, "daemon", "run this where the launcher's key is");
@@ -256,7 +257,7 @@ static void daemons_look(struct doctor *doctor, const struct aq_job *job)
         while (before < rank &&
                (!host || !job->pipeline.stages[before].host || strcmp(host, job->pipeline.stages[before].host) != 0))
             before++;
-        if (host && before == rank) daemon_look(doctor, job, host, tls);
+        if (host && !aq_ssh_is(host) && before == rank) daemon_look(doctor, job, host, tls);
     }
     aq_tls_close(tls);
 }

@@ -13,6 +13,7 @@
 #include "net/endpoint.h"
 #include "net/tls.h"
 #include "options.h"
+#include "relay.h"
 #include "security.h"
 
 static int wrong(const char *text)
@@ -46,7 +47,7 @@ static enum aq_status open_keys(struct aq_daemon_config *config, const char *key
 struct asked {
     struct aq_daemon_config config;
     const char *token_file, *keys, *host;
-    bool version;
+    bool version, stdio;
 };
 
 static int serve(struct asked *asked)
@@ -54,6 +55,9 @@ static int serve(struct asked *asked)
     static char program[4096];
     struct aq_daemon_config *config = &asked->config;
     const char *token_file = asked->token_file, *keys = asked->keys;
+    pid_t child = 0;
+    if (asked->stdio && aq_relay_split(&config->fd, &child) != AQ_OK) return 1;
+    if (child > 0) return aq_relay_run(config->fd, child);
     config->worker = getenv("AQPIPE_WORKER");
     if (!config->worker && aq_program_beside("aqpipe", program)) config->worker = program;
     if (!config->worker || access(config->worker, X_OK) != 0) return wrong("there is no aqpipe beside this program");
@@ -105,6 +109,10 @@ static const struct aq_option options[] = {
     AQ_ROW(TEXT, struct asked, config.port_file, "port-file", "FILE", "write the port there once listening"),
     AQ_ROW_READ(descriptor_read, struct asked, config.fd, "fd", "N",
                 "serve the connected socket N and end with it (what `aqpipe launch` does)"),
+    AQ_ROW(
+        FLAG, struct asked, stdio, "stdio", NULL,
+        "serve the launcher at the other end of standard input and output and end with it (what `aqpipe launch` runs "
+        "by ssh)"),
     AQ_ROW(FLAG, struct asked, version, "version", NULL, "which version this is"),
     {0}};
 
@@ -132,8 +140,8 @@ static int run(int argc, char **argv)
         return 0;
     }
     if (rest.count > 0) return aq_options_wrong(line.name, "'%s' is too much: it takes options only", rest.of[0]);
-    if ((asked.config.fd >= 0) == (asked.config.listen != NULL))
-        return aq_options_wrong(line.name, "either --listen HOST:PORT or --fd N");
+    if ((asked.config.fd >= 0) + (asked.config.listen != NULL) + asked.stdio != 1)
+        return aq_options_wrong(line.name, "one of --listen HOST:PORT, --fd N and --stdio");
     aq_log_init(asked.config.listen ? AQ_LOG_DAEMON : AQ_LOG_COMMAND);
     return serve(&asked);
 }

@@ -277,7 +277,8 @@ static enum aq_status open_job(struct daemon *daemon, struct connection *connect
     aq_log("daemon", 2, "job=%s peer=%s", daemon->job, connection->peer);
     beat_open(daemon, message);
     return reply(daemon, connection,
-                 json_pack("{s:s, s:i, s:b}", "event", "opened", "pid", (int)getpid(), "beats", true));
+                 json_pack("{s:s, s:i, s:b, s:s}", "event", "opened", "pid", (int)getpid(), "beats", true, "version",
+                           AQ_VERSION));
 }
 
 static enum aq_status forget(struct daemon *daemon, const json_t *message)

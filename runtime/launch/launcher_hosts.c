@@ -12,9 +12,10 @@
 #include <unistd.h>
 
 #include "launcher_private.h"
+#include "ssh_host.h"
 
 static const uint64_t second_ns = 1000ULL * 1000 * 1000;
-enum { CONNECT_S = 15, OPEN_S = 15, DAEMON_END_S = 5, RETURN_S = 600 };
+enum { CONNECT_S = 15, OPEN_S = 15, AGENT_OPEN_S = 45, DAEMON_END_S = 5, RETURN_S = 600 };
 
 /* In the child: only what is safe between fork and exec. */
 static void become_daemon(const char *program, int channel)
@@ -66,6 +67,7 @@ static enum aq_status take(struct launcher *launcher, struct host *host)
 {
     const struct aq_launch *launch = launcher->launch;
     const char *name = host->address ? host->address : "this machine";
+    const bool agent = aq_ssh_is(host->address);
     json_t *message;
     enum aq_status status = aq_control_send(
         host->control,
@@ -78,7 +80,9 @@ static enum aq_status take(struct launcher *launcher, struct host *host)
                   (double)launch->watch.silence_ns * 1e-9 * AQ_WATCH_STARTS));
     /* A daemon that is gone already may have said why; one that could never begin has not. */
     if (status == AQ_OK || status == AQ_CLOSED)
-        status = aq_control_receive(host->control, aq_clock_after(OPEN_S * second_ns), &message);
+        status =
+            aq_control_receive(host->control, aq_clock_after((agent ? AGENT_OPEN_S : OPEN_S) * second_ns), &message);
+    if (agent && status != AQ_OK) return agent_why(host, status);
     if (status == AQ_TIMEOUT || status == AQ_CLOSED)
         return aq_fail(status, "launch", "the daemon of %s does not take the job (%s)", name,
                        host->address ? aq_status_text(status) : launch->daemon);
@@ -89,8 +93,10 @@ static enum aq_status take(struct launcher *launcher, struct host *host)
     if (!opened)
         (void)aq_fail(AQ_REFUSED, "launch", "the daemon of %s does not take the job: %.300s", name,
                       aq_control_text_or(message, "text", "it gives no reason"));
+    status = opened ? AQ_OK : AQ_REFUSED;
+    if (opened && agent) status = agent_check(host, aq_control_text_or(message, "version", "unknown"));
     json_decref(message);
-    return opened ? AQ_OK : AQ_REFUSED;
+    return status;
 }
 
 /* At a restart a machine may be booting, or its daemon still be reaping what it ran: it is waited for. */
@@ -99,13 +105,16 @@ static enum aq_status meet(struct launcher *launcher, struct host *host)
     const struct aq_launch *launch = launcher->launch;
     const uint64_t patience = aq_clock_after(RETURN_S * second_ns);
     for (;;) {
-        enum aq_status status = aq_control_meet(host->address, launch->token, launch->tls,
-                                                aq_clock_after(CONNECT_S * second_ns), &host->control);
+        enum aq_status status = aq_ssh_is(host->address)
+                                    ? agent_start(host)
+                                    : aq_control_meet(host->address, launch->token, launch->tls,
+                                                      aq_clock_after(CONNECT_S * second_ns), &host->control);
         if (status == AQ_OK) status = take(launcher, host);
         const bool back = status == AQ_REFUSED || status == AQ_TIMEOUT || status == AQ_CLOSED || status == AQ_IO;
         if (!launch->again || !back || aq_clock_ns() > patience) return status;
         aq_control_close(host->control);
         host->control = NULL;
+        agent_end(host);
         struct pollfd fd = {.fd = launch->signals, .events = POLLIN}; /* -1 is ignored */
         if (poll(&fd, 1, 1000) > 0) {
             launcher->stopping = true; /* who asked for the end need not wait for a machine */
@@ -123,7 +132,10 @@ enum aq_status hosts_open(struct launcher *launcher)
         launcher->stages[r].host = host_of(launcher, launch->hosts[r]);
     for (uint32_t i = 0; i < launcher->host_count; i++) {
         struct host *host = &launcher->hosts[i];
-        aq_progress_phase(launch->progress, host->address ? "connects to the daemon at %s" : "starts a daemon%.0s",
+        aq_progress_phase(launch->progress,
+                          aq_ssh_is(host->address) ? "starts an agent at %s"
+                          : host->address          ? "connects to the daemon at %s"
+                                                   : "starts a daemon%.0s",
                           host->address ? host->address : "");
         aq_progress_tick(launch->progress);
         if (host->address && strcmp(host->address, AQ_LAUNCH_GUEST) == 0) {
@@ -187,16 +199,17 @@ static void death_of(struct host *host, char *text, size_t bytes)
 
 void host_lost(struct launcher *launcher, struct host *host, enum aq_status status)
 {
-    char how[96] = "";
+    char how[512] = "";
     if (!host->control) return;
     aq_control_close(host->control);
     host->control = NULL;
     aq_watch_host_gone(&launcher->watch, (uint32_t)(host - launcher->hosts));
     if (host->pid > 0)
-        death_of(host, how, sizeof how);
+        death_of(host, how, 96);
     else
         snprintf(how, sizeof how, "is out of reach (%s)", aq_status_text(status));
-    if (launcher_fail(launcher, CAUSE_OWN, status, "the daemon of %s %s",
+    if (host->said > 0) agent_tail(host, how, sizeof how);
+    if (launcher_fail(launcher, CAUSE_OWN, status, "the %s of %s %s", host->said > 0 ? "agent" : "daemon",
                       host->address ? host->address : "this machine", how))
         launcher->result->transient = status != AQ_PROTO;
     /* Its workers die with it; nobody will tell their end. */
@@ -239,7 +252,7 @@ void hosts_close(struct launcher *launcher)
         if (host->control) (void)aq_control_flush(host->control, aq_clock_after(second_ns));
         aq_control_close(host->control);
         host->control = NULL;
-        /* A private daemon ends when its connection does, after it has reaped its workers. */
+        /* A private daemon, and ssh, end when their connection does, after the workers were reaped. */
         const uint64_t deadline = aq_clock_after(DAEMON_END_S * second_ns);
         while (host->pid > 0) {
             const pid_t got = waitpid(host->pid, NULL, WNOHANG);
@@ -254,5 +267,7 @@ void hosts_close(struct launcher *launcher)
             nanosleep(&moment, NULL);
         }
         host->pid = 0;
+        if (host->said > 0) close(host->said);
+        host->said = 0;
     }
 }

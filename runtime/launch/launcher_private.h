@@ -20,7 +20,8 @@ enum cause_class { CAUSE_NONE = 0, CAUSE_ECHO = 1, CAUSE_OWN = 2 };
 struct host {
     const char *address;        /* NULL: the private daemon */
     struct aq_control *control; /* NULL: gone */
-    pid_t pid;                  /* of a private daemon; 0: none, or reaped */
+    pid_t pid;                  /* of a private daemon, or of ssh; 0: none, or reaped */
+    int said;                   /* what ssh says on standard error, a file in memory; 0: no ssh */
     bool beats;                 /* it says that it lives               */
 };
 
@@ -88,6 +89,15 @@ void host_send(struct launcher *launcher, struct host *host, json_t *message);
 /* To the daemon that has the stage; takes the reference. A daemon that cannot be reached is a cause. */
 void stage_send(struct launcher *launcher, uint32_t rank, json_t *message);
 void hosts_send(struct launcher *launcher, json_t *message); /* to every daemon; takes the reference */
+
+/* launcher_ssh.c: of a host ssh://... -- start ssh with an agent behind it, whose control channel is host->control. */
+enum aq_status agent_start(struct host *host);
+/* It has not taken the job, with this status: say why, and end it. Never AQ_OK. */
+enum aq_status agent_why(struct host *host, enum aq_status status);
+/* AQ_MISMATCH: it is of another version. */
+enum aq_status agent_check(const struct host *host, const char *version);
+void agent_end(struct host *host);                                 /* kill and reap ssh, where it runs      */
+void agent_tail(const struct host *host, char *how, size_t bytes); /* append the last that ssh said         */
 
 /* launcher_hashes.c: what RUN/hashes.json says; that of one file, or NULL. */
 enum aq_status launcher_hashes_load(struct launcher *launcher);

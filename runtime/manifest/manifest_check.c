@@ -10,6 +10,7 @@
 #include "net/endpoint.h"
 #include "net/tls.h"
 #include "security.h"
+#include "ssh_host.h"
 #include "stages/dataset.h"
 
 enum {
@@ -327,6 +328,17 @@ static void check_endpoint(struct aq_manifest *manifest, uint32_t stage, const c
         aq_manifest_error(manifest, key, "'%.80s': a name before '@' is of daemons (host)", text);
 }
 
+/* Of a host that the launcher starts an agent on. */
+static void check_agent(struct aq_manifest *manifest, uint32_t stage, const char *text)
+{
+    struct aq_ssh_host agent;
+    char key[KEY_BYTES];
+    const char *why;
+    snprintf(key, sizeof key, "pipeline.stages.%u.host", stage);
+    if (aq_ssh_parse(text, &agent, &why) != AQ_OK)
+        aq_manifest_error(manifest, key, "'%.80s' is no host: %s", text, why);
+}
+
 static void check_endpoints(struct aq_manifest *manifest)
 {
     const struct aq_job *job = &manifest->job;
@@ -334,7 +346,10 @@ static void check_endpoints(struct aq_manifest *manifest)
     const char *why;
     for (uint32_t r = 0; r < aq_job_ranks(job) && manifest->errors.count == 0; r++) {
         const struct aq_job_stage *stage = &job->pipeline.stages[r];
-        check_endpoint(manifest, r % job->pipeline.stage_count, "host", stage->host, true);
+        if (aq_ssh_is(stage->host))
+            check_agent(manifest, r % job->pipeline.stage_count, stage->host);
+        else
+            check_endpoint(manifest, r % job->pipeline.stage_count, "host", stage->host, true);
         check_endpoint(manifest, r % job->pipeline.stage_count, "address", stage->address, false);
     }
     const char *host = job->link.host ? job->link.host : "";

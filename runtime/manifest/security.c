@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "net/endpoint.h"
+#include "ssh_host.h"
 
 /* What is no address is outside: it must not switch anything off. */
 bool aq_security_inside(const char *address)
@@ -26,7 +27,9 @@ const char *aq_security_outside(const struct aq_job *job)
     bool shared_host = false;
     for (uint32_t r = 0; r < aq_job_ranks(job); r++) {
         const struct aq_job_stage *stage = job->pipeline.stages ? &job->pipeline.stages[r] : NULL;
-        if (stage && stage->host && !aq_security_inside(stage->host)) return stage->host;
+        /* Its daemon is reached within ssh, which encrypts; its links are judged by their own addresses. */
+        const bool dialled = stage && stage->host && !aq_ssh_is(stage->host);
+        if (dialled && !aq_security_inside(stage->host)) return stage->host;
         if (!aq_job_listens(job, r)) continue;
         if (stage && stage->address && !aq_security_inside(stage->address)) return stage->address;
         shared_host |= !stage || !stage->address;

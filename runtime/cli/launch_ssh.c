@@ -1,0 +1,70 @@
+/* launch_ssh.c -- see the header. */
+#include "launch_ssh.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "places.h"
+#include "ssh_host.h"
+
+enum { HOST_TEXT_BYTES = AQ_SSH_USER_BYTES + AQ_ENDPOINT_TEXT_BYTES };
+
+/* The host of each rank, checked. */
+static enum aq_status read_hosts(const struct aq_job *job, const char *hosts, struct aq_ssh_host of[AQ_JOB_RANKS_MAX])
+{
+    const uint32_t ranks = aq_job_ranks(job);
+    uint32_t count = 0;
+    for (const char *at = hosts; at; count++) {
+        const char *comma = strchr(at, ','), *why = "it is too long";
+        const size_t bytes = comma ? (size_t)(comma - at) : strlen(at);
+        char text[HOST_TEXT_BYTES];
+        if (bytes < sizeof text) {
+            memcpy(text, at, bytes);
+            text[bytes] = 0;
+        }
+        if (bytes >= sizeof text || aq_ssh_parse(text, &of[count % AQ_JOB_RANKS_MAX], &why) != AQ_OK)
+            return aq_fail(AQ_INVAL, "launch", "--hosts: '%.*s' is no host: %s", bytes < 80 ? (int)bytes : 80, at, why);
+        at = comma ? comma + 1 : NULL;
+    }
+    if (count == ranks) return AQ_OK;
+    return aq_fail(AQ_INVAL, "launch",
+                   "--hosts names %u hosts, and the job has %u workers (%u stages x %u replicas): "
+                   "name one for each; a host may come again",
+                   count, ranks, job->pipeline.stage_count, job->pipeline.replicas);
+}
+
+/* "ssh://user@host:22" or "host:0". */
+static void add_one(const void *context, uint32_t rank, bool address, struct aq_text *out)
+{
+    const struct aq_ssh_host *of = (const struct aq_ssh_host *)context + rank;
+    const char *open = of->host.v6 ? "[" : "", *close = of->host.v6 ? "]" : "";
+    if (address) {
+        aq_text_add(out, "%s%s%s:0", open, of->host.host, close);
+        return;
+    }
+    aq_text_add(out, "ssh://%s%s%s%s%s", of->user, of->user[0] ? "@" : "", open, of->host.host, close);
+    if (of->port) aq_text_add(out, ":%u", of->port);
+}
+
+enum aq_status aq_ssh_settings(const struct aq_job *job, const char *hosts, struct aq_text *out)
+{
+    void *memory;
+    AQ_TRY(aq_alloc(sizeof(struct aq_ssh_host) * AQ_JOB_RANKS_MAX, &memory));
+    enum aq_status status = read_hosts(job, hosts, memory);
+    if (status == AQ_OK) status = aq_places_settings(job, add_one, memory, out);
+    aq_free(memory);
+    return status;
+}
+
+enum aq_status aq_ssh_check(const struct aq_job *job)
+{
+    for (uint32_t r = 0; r < aq_job_ranks(job); r++) {
+        const char *host = job->pipeline.stages[r].host;
+        if (!aq_ssh_is(host))
+            return aq_fail(AQ_INVAL, "launch",
+                           "--on ssh: stage %u has %s%.80s: name the hosts, as in --hosts A,B, or write "
+                           "host: ssh://HOST in pipeline.stages",
+                           r % job->pipeline.stage_count, host ? "the host " : "no host", host ? host : "");
+    }
+    return AQ_OK;
+}
