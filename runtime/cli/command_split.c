@@ -64,7 +64,8 @@ static const struct aq_command_line client_line = {
 static int done(struct asked *asked, enum aq_status status, enum aq_split_end end)
 {
     if (status == AQ_OK) return (int)end;
-    aq_progress_say(&asked->progress, "%s", aq_error_text());
+    if (status != AQ_INVAL) /* what is wrong in a manifest has been said line by line */
+        aq_progress_say(&asked->progress, "%s", aq_error_text());
     return status == AQ_INVAL ? AQ_EXIT_USAGE : AQ_EXIT_FAILED;
 }
 

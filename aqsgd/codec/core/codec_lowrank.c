@@ -332,8 +332,10 @@ static uint32_t rank_of(const struct aq_codec *codec, const double *values, doub
     const uint32_t most = most_of(codec->config.rank, codec->rows, codec->columns);
     uint32_t rank = 0;
     *tail = whole;
-    while (rank<most && * tail> leave && values[rank] > 0.0)
-        *tail -= values[rank++];
+    for (; rank < most && values[rank] > 0.0; rank++) {
+        if (*tail <= leave) break;
+        *tail -= values[rank];
+    }
     if (*tail < 0.0) *tail = 0.0;
     return rank;
 }
