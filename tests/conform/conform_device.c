@@ -134,6 +134,8 @@ static void order(uint64_t seed)
 #endif
 }
 
+#include "conform_device_truth.h"
+
 /*
  * Runs `call` on the truth, and on the device under test (a GPU: so many times), with the same arrays, and compares.
  * `as`: the type whose limit holds for an array that is COMPARED_AS.
@@ -144,7 +146,8 @@ static void both_as(const char *what, struct array *arrays, uint32_t count,
 {
     static const uint64_t seeds[] = {0, 0, 11, 12}; /* the truth's is nobody's */
     char text[200];
-    for (int round = 0; round <= (gpu ? times : 1); round++) {
+    const bool known = truth_recall(what, arrays, count);
+    for (int round = known ? 1 : 0; round <= (gpu ? times : 1); round++) {
         struct aq_device *where = round ? device : truth;
         for (uint32_t i = 0; i < count; i++)
             arrays[i].at = on(where, arrays[i].host, bytes_of(arrays[i].type, arrays[i].count));
@@ -164,6 +167,7 @@ static void both_as(const char *what, struct array *arrays, uint32_t count,
         }
     }
     order(0);
+    if (!known) truth_keep(what, arrays, count);
     for (uint32_t i = 0; i < count; i++) {
         const struct array *x = &arrays[i];
         snprintf(text, sizeof text, "%s, array %u", what, i);
@@ -172,7 +176,6 @@ static void both_as(const char *what, struct array *arrays, uint32_t count,
         else if (x->compare != NOT_COMPARED)
             near(text, x->results[1], x->results[0], x->type, x->count,
                  near_of(x->compare == COMPARED_AS ? as : x->type));
-        aq_free(x->results[0]);
         aq_free(x->results[1]);
         aq_free(x->host);
     }
@@ -820,10 +823,12 @@ int main(int argc, char **argv)
             const int opened = open_variant(kinds[k], variants[v]);
             if (opened == 77) continue;
             ran++;
+            truth_rewind();
             failed += opened != 0 ? 1 : cmocka_run_group_tests(tests, NULL, NULL);
             if (opened == 0) aq_device_close(device);
         }
     }
     aq_device_close(truth);
+    truth_forget();
     return failed ? 1 : ran ? 0 : 77;
 }
