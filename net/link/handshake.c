@@ -514,7 +514,7 @@ enum aq_status aq_link_accept(struct aq_listener *listener, const struct aq_link
     }
     struct aq_byte_stream *stream; /* aq_link_make takes it in any case */
     const struct aq_hello hello = done->hello;
-    AQ_TRY(aq_streams_take(listener, done, &stream));
+    AQ_TRY(aq_streams_take(listener, config, done, &stream));
     struct aq_heal *heal = NULL;
     if (config->outage_ns_max > 0 && (hello.features & AQ_FEATURE_HEAL)) {
         const enum aq_status status = add_heal(listener, config, hello.rank, &heal);

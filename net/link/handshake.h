@@ -127,8 +127,10 @@ enum aq_status aq_streams_join(struct aq_listener *listener, struct aq_handshake
 enum aq_status aq_streams_complete(const struct aq_listener *listener, const struct aq_handshake *first);
 /* May one more be answered? So many places are kept for the streams of those that were. */
 bool aq_streams_place(const struct aq_listener *listener);
-/* The stream of a handshake that is done: all of its bundle's. Their hands are free, also on failure (all closed). */
-enum aq_status aq_streams_take(struct aq_listener *listener, struct aq_handshake *first, struct aq_byte_stream **out);
+/* The stream of a handshake that is done: all of its bundle's, with the config's congestion control. Their hands are
+ * free, also on failure (all closed). */
+enum aq_status aq_streams_take(struct aq_listener *listener, const struct aq_link_config *config,
+                               struct aq_handshake *first, struct aq_byte_stream **out);
 
 /* Sleep until the time, or until wake_fd (-1: none) rings. */
 void aq_handshake_sleep(int wake_fd, uint64_t when_ns);

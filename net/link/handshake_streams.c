@@ -218,7 +218,8 @@ bool aq_streams_place(const struct aq_listener *listener)
     return promised <= AQ_HANDSHAKES / 2;
 }
 
-enum aq_status aq_streams_take(struct aq_listener *listener, struct aq_handshake *first, struct aq_byte_stream **out)
+enum aq_status aq_streams_take(struct aq_listener *listener, const struct aq_link_config *config,
+                               struct aq_handshake *first, struct aq_byte_stream **out)
 {
     struct aq_byte_stream *parts[AQ_LINK_STREAMS_MAX] = {first->stream};
     const uint32_t count = first->streams;
@@ -227,6 +228,7 @@ enum aq_status aq_streams_take(struct aq_listener *listener, struct aq_handshake
         struct aq_handshake *h = &listener->hands[i];
         if (!joined(h, first)) continue;
         AQ_ASSERT(h->hello.stream < count && !parts[h->hello.stream]);
+        aq_congestion_choose(h->stream, config->congestion, &listener->net->slowed); /* as the first has it already */
         parts[h->hello.stream] = h->stream;
         *h = (struct aq_handshake){0};
     }

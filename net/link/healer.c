@@ -232,7 +232,8 @@ static void one_hand(struct aq_listener *listener, struct aq_handshake *h, uint6
     if (status == AQ_OK) {
         const struct aq_hello hello = h->hello;
         struct aq_byte_stream *stream;
-        if (aq_streams_take(listener, h, &stream) == AQ_OK) give(heal, stream, &hello, AQ_OK, "");
+        if (aq_streams_take(listener, &heal->config, h, &stream) == AQ_OK)
+            give(heal, stream, &hello, AQ_OK, "");
         return; /* where there was no memory, said already, the peer comes again */
     }
     if (status == AQ_AGAIN && now < h->deadline_ns) return;

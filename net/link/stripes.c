@@ -492,16 +492,34 @@ static enum aq_status flush(struct stripes *s, struct part *part)
     return AQ_OK;
 }
 
-/* For the next stripe: one that has none of its group. */
+/* In how many round trips a stripe would be there that is written now: what is before it goes a window a round trip. */
+static uint64_t trips_of(const struct part *part)
+{
+    struct aq_path path;
+    bottom(part)->ops->path(bottom(part), &path);
+    return path.window_bytes ? (path.flight_bytes + AQ_STRIPE_BYTES) / path.window_bytes : 0;
+}
+
+/*
+ * For the next stripe, or the sum of a group: one that has none of the group, and of those that have room the one over
+ * which it is there first, in turn where several are alike. A connection that lost a packet has a small window for long
+ * under Reno and CUBIC, and takes what it is given all the same: what goes there waits for it.
+ */
 static struct part *next_with_room(struct stripes *s, uint64_t now_ns)
 {
-    for (uint32_t i = 0; i < s->count; i++) {
+    uint32_t best = s->count;
+    uint64_t least = UINT64_MAX;
+    for (uint32_t i = 0; i < s->count && least > 0; i++) {
         const uint32_t at = (s->out_at + i) % s->count;
         if ((s->group.used >> at & 1) || !has_room(&s->parts[at], now_ns)) continue;
-        s->out_at = (at + 1) % s->count;
-        return &s->parts[at];
+        const uint64_t trips = trips_of(&s->parts[at]);
+        if (trips >= least) continue;
+        least = trips;
+        best = at;
     }
-    return NULL;
+    if (best == s->count) return NULL;
+    s->out_at = (best + 1) % s->count;
+    return &s->parts[best];
 }
 
 /* May more go now? Some milliseconds ahead, for the kernel to send while this thread sleeps. */
@@ -576,12 +594,10 @@ static void join_group(struct group *group, const struct stripes *s, const struc
 static enum aq_status end_group(struct stripes *s, uint64_t now_ns)
 {
     struct group *group = &s->group;
-    struct part *part = NULL;
-    for (uint32_t i = 0; i < s->count; i++) {
+    struct part *part = next_with_room(s, now_ns);
+    for (uint32_t i = 0; !part && i < s->count; i++) {
         struct part *one = &s->parts[(s->out_at + i) % s->count];
-        if ((group->used >> (one - s->parts) & 1) || pending(one)) continue;
-        part = one;
-        if (has_room(one, now_ns)) break;
+        if (!(group->used >> (one - s->parts) & 1) && !pending(one)) part = one;
     }
     if (part) {
         const struct aq_stripe stripe = {
@@ -726,6 +742,10 @@ static void stripes_path(struct aq_byte_stream *stream, struct aq_path *out)
         out->sent_bytes += other.sent_bytes;
         out->again_bytes += other.again_bytes;
         out->delivered_bytes += other.delivered_bytes;
+        out->window_bytes += other.window_bytes;
+        out->flight_bytes += other.flight_bytes;
+        out->steady = out->steady && other.steady;
+        if (strcmp(out->congestion, other.congestion) != 0) snprintf(out->congestion, sizeof out->congestion, "mixed");
     }
     out->streams = s->count;
 }

@@ -55,7 +55,9 @@ struct aq_path {
     uint64_t again_bytes;     /* of them once more; not what the peer told to have been needless                  */
     uint32_t segment_bytes;   /* of the largest packets' contents; 0: there are no packets                        */
     uint32_t streams;         /* connections; 0: one                                                              */
-    char congestion[16];      /* "": there is none                                                                */
+    uint64_t window_bytes;    /* that congestion control lets be on their way now; 0: not known                   */
+    uint64_t flight_bytes;    /* written and not acknowledged                                                     */
+    char congestion[16];      /* "": there is none; "mixed": of connections that differ                           */
 };
 
 struct aq_byte_stream {

@@ -289,6 +289,8 @@ static void tcp_path(struct aq_byte_stream *stream, struct aq_path *out)
         out->sent_bytes = info.tcpi_bytes_sent;
         out->again_bytes = info.tcpi_bytes_retrans > needless ? info.tcpi_bytes_retrans - needless : 0;
         out->segment_bytes = info.tcpi_snd_mss;
+        out->window_bytes = (uint64_t)info.tcpi_snd_cwnd * info.tcpi_snd_mss;
+        out->flight_bytes = (uint64_t)info.tcpi_unacked * info.tcpi_snd_mss + info.tcpi_notsent_bytes;
         /* The kernel counts packets, not all of them full: no more than was sent, each byte once. */
         const uint64_t whole = (uint64_t)info.tcpi_delivered * info.tcpi_snd_mss;
         const uint64_t once = info.tcpi_bytes_sent - info.tcpi_bytes_retrans;

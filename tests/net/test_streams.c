@@ -59,6 +59,35 @@ static void test_congestion_of_a_name_is_the_sockets(void **state)
     streams_close(&door, ends);
 }
 
+/* Of every connection of a link, at both ends: at the listener the others come after the first was answered. */
+static void test_congestion_is_that_of_every_stream(void **state)
+{
+    struct link_pair pair = {0};
+    char usual[32] = "";
+    FILE *file = fopen("/proc/sys/net/ipv4/tcp_congestion_control", "r");
+    (void)state;
+    assert_non_null(file);
+    assert_int_equal(fscanf(file, "%31s", usual), 1);
+    fclose(file);
+    const char *other = strcmp(usual, "reno") != 0 ? "reno" : "cubic";
+    if (aq_congestion_check(other) != AQ_OK) skip(); /* a kernel of Reno alone */
+    pair_config(&pair);
+    for (int i = 0; i < 2; i++) {
+        snprintf(pair.config[i].congestion, sizeof pair.config[i].congestion, "%s", other);
+        pair.config[i].streams = 4;
+    }
+    pair_nets(&pair);
+    pair_listen(&pair, "tcp", "");
+    pair_meet(&pair, PAIR_PATIENCE);
+    for (int i = 0; i < 2; i++) {
+        struct aq_link_stats stats;
+        aq_link_stats(pair.link[i], &stats);
+        assert_int_equal(stats.streams, 4);
+        assert_string_equal(stats.congestion, other);
+    }
+    pair_close(&pair);
+}
+
 static void test_congestion_that_the_kernel_has_not_is_refused_with_a_remedy(void **state)
 {
     struct link_pair pair = {0};
@@ -697,6 +726,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_congestion_of_a_name_is_the_sockets),
+        cmocka_unit_test(test_congestion_is_that_of_every_stream),
         cmocka_unit_test(test_congestion_that_the_kernel_has_not_is_refused_with_a_remedy),
         cmocka_unit_test(test_stripes_are_one_stream_and_end_as_one),
         cmocka_unit_test(test_stripes_pass_one_that_stands_still),
