@@ -1,11 +1,12 @@
 /*
  * stripes.h -- several connections as one stream of bytes: one lost packet slows its own connection, not the link.
  *
- * What is written is cut into stripes, numbered in order; each goes to the next connection that has room, behind a head
- * of 16 bytes (docs/FRAME.md, "Several streams"). The reader knows the head that each connection is at, takes the one
- * that is due and leaves the others where they are, in the kernel: without sums nothing is kept here. To the
- * link it is one stream, in order: frames, credits, digests and healing are as over one connection. When one connection
- * is lost the stream is lost, and the link makes all of them again.
+ * What is written is cut into stripes, numbered in order; each goes to the connection with room over which it is there
+ * first (its window, and what is in front of it; in turn where several are alike), behind a head of 16 bytes
+ * (docs/FRAME.md, "Several streams"). The reader knows the head that each connection is at, takes the one that is due
+ * and leaves the others where they are, in the kernel: without sums nothing is kept here. To the link it is one stream,
+ * in order: frames, credits, digests and healing are as over one connection. When one connection is lost the stream is
+ * lost, and the link makes all of them again.
  *
  * Sums: where both ends agreed on them (link.copies) stripes are of groups of up to AQ_GROUP_STRIPES, each on another
  * connection, and behind a group goes the exclusive or of its stripes over one that has none of them. A stripe that

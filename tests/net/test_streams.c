@@ -207,6 +207,29 @@ static void test_stripes_are_one_stream_and_end_as_one(void **state)
     stripes_close(stripes);
 }
 
+/* One whose window is small has room in the kernel all the same; what is written there would wait for it. */
+static void test_stripes_go_where_the_window_has_room(void **state)
+{
+    struct aq_byte_stream *stripes[2];
+    size_t at = 0;
+    (void)state;
+    stripes_open(stripes);
+    for (int n = 0; n < LANES; n++)
+        ends[0][n].path = (struct aq_path){.window_bytes = 20 * 1448};
+    ends[0][1].path.flight_bytes = ends[0][1].path.window_bytes - AQ_STRIPE_BYTES;
+    assert_int_equal(say(stripes[0], 0, SAID / 2), SAID / 2);
+    for (int n = 0; n < LANES; n++)
+        assert_int_equal(ends[1][n].end > 0, n != 1);
+    for (int n = 0; n < LANES; n++)
+        ends[0][n].path.flight_bytes = ends[0][n].path.window_bytes; /* all alike: in turn, none is left out */
+    assert_int_equal(say(stripes[0], SAID / 2, SAID), SAID);
+    assert_true(ends[1][1].end > 0);
+    stripes[0]->ops->shut(stripes[0]);
+    assert_int_equal(hear(stripes[1], &at), AQ_CLOSED);
+    assert_memory_equal(heard, said, SAID);
+    stripes_close(stripes);
+}
+
 static void test_stripes_pass_one_that_stands_still(void **state)
 {
     struct aq_byte_stream *stripes[2];
@@ -729,6 +752,7 @@ int main(void)
         cmocka_unit_test(test_congestion_is_that_of_every_stream),
         cmocka_unit_test(test_congestion_that_the_kernel_has_not_is_refused_with_a_remedy),
         cmocka_unit_test(test_stripes_are_one_stream_and_end_as_one),
+        cmocka_unit_test(test_stripes_go_where_the_window_has_room),
         cmocka_unit_test(test_stripes_pass_one_that_stands_still),
         cmocka_unit_test(test_stripes_keep_a_pace_together),
         cmocka_unit_test(test_stripes_lost_connection_loses_the_stream),
